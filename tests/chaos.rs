@@ -3,8 +3,7 @@
 //!
 //! `make chaos` runs it with the default model, in several rounds, and writes how long the streams stood still to
 //! `benches/results/chaos.md`, with `LOCKSTEP_CHAOS_MODEL=tiny` to `chaos_tiny.md`. `LOCKSTEP_CHAOS_ROWS` names a file
-//! in which rounds are kept, so that later runs add to it. `make soak-hour` goes on for an hour and looks at what is
-//! left behind.
+//! that keeps rounds, so that later runs add to it. `make soak-hour` continues for an hour and checks for leaks.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 #[path = "chaos/city.rs"]
@@ -39,15 +38,15 @@ use std::io::Write;
 use std::time::{Duration, Instant};
 
 const N_STREAMS: usize = 32;
-/// How often a fault comes that hits nothing.
+/// How often a fault is repeated if it hits no stream.
 const TRIES: usize = 4;
 
 /// A fault, as done to a cluster.
 #[derive(Clone, Copy)]
 enum Strike {
-    /// Returns how long its roles take to miss somebody.
+    /// Returns how long its roles take to detect the loss.
     Missed(fn(&mut City, &mut Dice) -> Duration),
-    /// A fault that nobody has to detect.
+    /// A fault that no role has to detect.
     Seen(fn(&mut City, &mut Dice)),
 }
 use Strike::{Missed, Seen};
@@ -164,12 +163,12 @@ fn streams_outlive_what_happens_to_any_role() {
             let model = if is_tiny { Model::tiny() } else { Model::smollm2() };
             rounds(n_rounds, model, dice, star, rate, Report::write).judge();
         }
-        // Only counts and bits: a busy machine's clock says nothing of this program.
+        // Only counts and bits: times on a busy machine are no measure of this program.
         (None, None) => drop(rounds(1, Model::tiny(), dice, star, |_| f64::INFINITY, Report::print)),
     }
 }
 
-/// Runs each fault `n` times, in turns. Results are written after each turn, in case the run is broken off.
+/// Runs each fault `n` times, in turns. Results are written after each turn, in case the run is interrupted.
 fn rounds(
     n: u64,
     model: Model,
@@ -196,7 +195,7 @@ fn rounds(
                 city.heal();
                 row
             };
-            // Streams may have ended at the one that is lost, or have been at another; then the fault comes again.
+            // The streams of the lost process may have ended, or been at another one; then the fault is repeated.
             let row = (0..TRIES).map(once).find(Row::has_hit);
             report.add(row.unwrap_or_else(|| panic!("{}: {TRIES} times nobody's streams ran there", fault.name)));
         }
@@ -225,7 +224,7 @@ fn hosts() -> Option<Star> {
     let star = Star::new(2);
     match &star {
         Some(star) => star.enter(),
-        // Straight to stderr: the harness shows a test's output only when it fails.
+        // Directly to stderr: the harness shows a test's output only when it fails.
         None => {
             std::io::stderr().write_all(b"NOT RUN: links that are cut; namespaces are not permitted here\n").unwrap()
         }
@@ -287,7 +286,8 @@ impl Load {
         }
     }
 
-    /// Positions that replicas recomputed; and, of streams that were resumed elsewhere, those said by then.
+    /// Positions that replicas recomputed; and, of streams that were resumed elsewhere, those that had been sent by
+    /// then.
     fn n_replayed(&self, before: Tally, after: Tally, n_resumed: usize, n_told: usize) -> u64 {
         let n_choices: usize = self.expected.iter().map(|told| told.choices.len()).sum();
         let n_elsewhere = (after.n_moved - before.n_moved + n_resumed as u64).min(n_choices as u64);

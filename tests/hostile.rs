@@ -1,10 +1,10 @@
-//! Connections that nobody means, of ten kinds, against every port of a cluster of processes, while 32 clients stream:
-//! each answer has the bits that it has in peace, and every port serves afterwards what it served before. And tools,
-//! schemas and grammars that nobody means, beside eight.
+//! Hostile connections of ten kinds, against every port of a cluster of processes, while 32 clients stream. Each answer
+//! has the same bits as without an attack, and every port serves afterwards as before. The same for hostile tools,
+//! schemas and grammars, beside eight clients.
 //!
-//! `make hostile` makes 100,000 of them, and fails for memory that grows and for gaps of streams whose 99th of a
-//! hundred is more than doubled; its figures are in `benches/results/hostile.md`. CI makes few, and judges bits and
-//! counts alone. So does `make hostile-tools` with tools.
+//! `make hostile` makes 100,000 of them, and fails if memory grows or if the 99th percentile of the streams' gaps is
+//! more than doubled; its figures are in `benches/results/hostile.md`. CI makes few, and checks only bits and counts.
+//! So does `make hostile-tools` with tools.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 #[path = "hostile/kinds.rs"]
@@ -31,16 +31,16 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, interval};
 
 const N_STREAMS: usize = 32;
-/// Those beside hostile tools.
+/// The number of clients beside hostile tools.
 const N_NEIGHBOURS: usize = 8;
 /// The p99 of gaps under attack, in multiples of that in peace.
 const GAPS_MAX: f64 = 2.0;
-/// Bursts of the attack: so many portions a second.
+/// The number of bursts of the attack in a second.
 const PORTIONS_A_SECOND: u64 = 20;
-/// How long ports may need to let go of what they were sent.
+/// The longest time until ports release the resources of hostile connections.
 const SETTLE: Duration = Duration::from_secs(30);
 
-/// How much is done.
+/// The extent of a run.
 struct Plan {
     n_connections: usize,
     a_second: usize,
@@ -103,11 +103,11 @@ impl Cluster {
     }
 }
 
-/// The connections of a run, by port and by how they went.
+/// The connections of a run, by port and by outcome.
 struct Flood {
     counts: Vec<[usize; 4]>,
     took: Duration,
-    /// What each process held, once a second.
+    /// The resources of each process, once a second.
     held: Vec<Vec<Held>>,
 }
 
@@ -158,7 +158,7 @@ fn check_bits(seen: &Seen, n_streams: usize, when: &str) {
     assert!(seen.n_answers >= n_streams, "{when}: {} answers", seen.n_answers);
 }
 
-/// Of its strangers the mesh's port lets those go at once who say something else than a peer, or hang up: six kinds of
+/// The mesh's port immediately ends hostile connections that do not begin like a peer, or that hang up: six kinds of
 /// ten, of which the last round may be short.
 fn check_mesh(cluster: &Cluster, flood: &Flood) {
     let at = cluster.ports.iter().position(|(port, _)| *port == "mesh").unwrap();
@@ -166,7 +166,7 @@ fn check_mesh(cluster: &Cluster, flood: &Flood) {
     assert!(2 * n_ended > n_all, "the mesh's port has ended {n_ended} of {n_all}");
 }
 
-/// Each process has as many files open as before, soon after the last connection.
+/// Each process has as many files open as before, shortly after the last connection.
 fn check_let_go(cluster: &Cluster, before: &[Held]) {
     let began = std::time::Instant::now();
     let too_many = || {
@@ -226,8 +226,8 @@ fn connections_that_nobody_means_change_no_stream() {
     judge(&plan, &cluster, [&peace, &attacked], &flood);
 }
 
-/// Every kind so many times, one after the other, while neighbours stream: each becomes what it should, and no
-/// neighbour's answer changes.
+/// Sends every kind so many times, one after another, while other clients stream: each has its expected outcome, and no
+/// answer of the other clients changes.
 fn run_tools(n_rounds: usize, peace: Duration) -> [Seen; 2] {
     let cluster = Cluster::start(&["tests/reference/llama-f32-rope3"], "4096");
     let expected = streams::expected(&cluster.http, N_NEIGHBOURS, FEW.tokens_max);

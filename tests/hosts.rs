@@ -1,6 +1,6 @@
 //! Two real hosts: two network namespaces with a link between them. Coordinator, router and a worker are in one, and a
-//! worker without the model in the other; they use TLS and a join token. Where namespaces are not permitted the test
-//! says so, and checks nothing.
+//! worker without the model in the other; they use TLS and a join token. Without permission for namespaces the test
+//! prints that, and checks nothing.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 #[path = "common/node.rs"]
@@ -31,7 +31,7 @@ fn smollm2() -> PathBuf {
     catalogue::locate("smollm2", &Sources::new(cache)).unwrap_or_else(|error| panic!("{error}: `make test`")).path
 }
 
-/// A long request that goes on whatever it says.
+/// A long request whose answer does not end early.
 fn story(stream: bool) -> Value {
     json!({
         "prompt": "Once upon a time", "max_tokens": 160, "seed": 3, "temperature": 0.9, "ignore_eos": true,
@@ -63,7 +63,7 @@ fn pieces(http: &str) -> impl Iterator<Item = String> {
 #[test]
 fn two_hosts_answer_as_one_and_a_cut_link_is_named() {
     let Some(hosts) = Star::new(1) else {
-        // Straight to stderr: the harness shows a test's output only when it fails.
+        // Directly to stderr: the harness shows a test's output only when it fails.
         let word = b"NOT RUN: two network namespaces and a link between them are not permitted here\n";
         std::io::stderr().write_all(word).unwrap();
         return;
@@ -89,7 +89,7 @@ fn two_hosts_answer_as_one_and_a_cut_link_is_named() {
     let join = ["worker", "--join", &address, "--token-file", &token, "--threads", "1", "--local-workers", "2"];
     let _near = Node::start_in(&here.0, &join);
     let cache = there.0.join("cache");
-    // Memory could be shared: these hosts have one kernel.
+    // These hosts have one kernel, so the workers could share memory.
     let fetch = [&join[..], &["--wire", "tcp", "--fetch", "--cache", cache.to_str().unwrap()]].concat();
     let mut command = hosts.command_at(THERE, BINARY);
     command.args(fetch).current_dir(&there.0);

@@ -1,6 +1,7 @@
 //! Ten times more clients than there is room for, on the real router, coordinator and scheduler over a simulated model:
-//! throughput stays at its peak, and the others are refused by name. With eight running, a step gave 7.96 tokens at the
-//! peak and 7.99 under 240 clients, which were refused 19,169 times (two busy cores, steps of 4 ms).
+//! throughput stays at its peak, and the other requests are rejected with a typed error. With eight running, a step
+//! gave 7.96 tokens at the peak and 7.99 under 240 clients, which were rejected 19,169 times (two busy cores, steps of
+//! 4 ms).
 //!
 //! `make overload` does it with the real binary and the default model, for a minute.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
@@ -29,7 +30,7 @@ use tonic::{Code, Status};
 
 const RUNNING_MAX: u32 = 8;
 const WAITING_MAX: u32 = 16;
-/// As many as may run and wait: one more would be refused.
+/// As many as may run and wait: one more would be rejected.
 const N_CLIENTS: usize = (RUNNING_MAX + WAITING_MAX) as usize;
 const N_ANSWERS: usize = 240;
 const N_TOKENS: u32 = 20;
@@ -68,7 +69,8 @@ impl House {
         replica.steps
     }
 
-    /// `n_clients` clients ask repeatedly until there are enough answers. Returns tokens per step, and refusals.
+    /// Runs `n_clients` clients that repeat requests until there are enough answers. Returns tokens per step, and
+    /// rejections.
     async fn load(&mut self, n_clients: usize) -> (f64, usize) {
         let before = self.steps().await;
         let (n_answers, n_refused) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
@@ -85,7 +87,7 @@ impl House {
                         Err(status) => {
                             check_refusal(&status);
                             n_refused.fetch_add(1, Relaxed);
-                            // Earlier than it was told to: the test is of clients that behave badly.
+                            // Earlier than the server's advice: the test is of clients that behave badly.
                             tokio::time::sleep(Duration::from_millis(20)).await;
                         }
                     }
@@ -109,7 +111,7 @@ fn check_refusal(status: &Status) {
     assert_eq!(status.code(), Code::ResourceExhausted, "{status:?}");
     let retry_after = status.metadata().get("retry-after").unwrap().to_str().unwrap();
     let millis = status.metadata().get("retry-after-ms").unwrap().to_str().unwrap().parse::<u64>().unwrap();
-    // Rounded up: a client that comes a little late finds a place too.
+    // Rounded up: a client that comes a little late also finds a place.
     assert_eq!(retry_after.parse::<u64>().unwrap(), millis.div_ceil(1000), "{status:?}");
     assert!(millis >= 100, "{status:?}");
 }

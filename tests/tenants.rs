@@ -1,5 +1,5 @@
 //! One tenant at fifty times its share, on the real router, coordinator and scheduler over a simulated model: the other
-//! tenant is never refused, and is served as if there were no queue. Also a tenant's limits, as the binary reports
+//! tenant is never rejected, and is served as if there were no queue. Also a tenant's limits, as the binary reports
 //! them, from a file of keys that changes meanwhile.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -46,7 +46,7 @@ async fn open() -> House {
 }
 
 impl House {
-    /// The light tenant asks `n_asked` times, one after the other, beside `n_heavy` clients of the heavy one.
+    /// Sends `n_asked` requests of the light tenant, one after another, beside `n_heavy` clients of the heavy one.
     async fn load(&self, n_heavy: usize, n_asked: usize) -> Load {
         let (n_served, n_refused) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
         let mut heavy = JoinSet::new();
@@ -85,7 +85,7 @@ impl House {
     }
 }
 
-/// What happened beside the light tenant's requests, and their times.
+/// The events beside the light tenant's requests, and the times of these.
 #[derive(Default)]
 struct Load {
     n_served: u64,
@@ -120,13 +120,14 @@ async fn one_at_fifty_times_its_share_goes_before_nobody() {
     let n_asked = 12;
     let Load { n_served, n_refused, .. } = house.load(N_HEAVY, n_asked).await;
     println!("{n_served} of the heavy one's requests ended during the light one's {n_asked}; {n_refused} were refused");
-    // None of the light one's requests is refused: that would have panicked. During each of them the running requests
+    // No request of the light tenant is rejected: that would have panicked. During each of them the running requests
     // may end. If it were behind the queue, all waiting ones would end before it each time.
     assert!(n_refused > 0 && n_served < n_asked as u64 * u64::from(WAITING_MAX) / 2, "{n_served}");
     house.close().await;
 }
 
-/// The light tenant is never refused, whatever the other does. `make bench-tenants` runs this longer, for the times.
+/// The light tenant is never rejected, independent of the other's load. `make bench-tenants` runs this longer, for the
+/// times.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn how_long_the_light_one_waits() {
     let house = open().await;
@@ -221,7 +222,8 @@ fn limits_are_told_and_change_with_their_file() {
     let (status, headers, _) = ask_http(&http, "kb", 5);
     assert!(status == 200 && !headers.contains_key("x-ratelimit-limit-requests"), "{headers:?}");
 
-    // Of a file with a bad line the good ones are keys, and an empty one revokes all; clients without a key stay out.
+    // The valid lines of a file with an invalid one are keys, and an empty file revokes all; clients without a key stay
+    // rejected.
     folder.write("keys", "alice:ka weight=none\nbob:kb\n");
     node.until(&["only the good lines are keys"]);
     assert_eq!(["ka", "kb"].map(|key| ask_http(&http, key, 5).0), [401, 200]);

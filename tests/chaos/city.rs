@@ -38,7 +38,7 @@ pub struct Model {
     pub grid: [usize; 2],
 }
 
-/// What roles are started from: a program, and flags that all of them take.
+/// The program that starts a role, and flags that all roles accept.
 #[derive(Clone)]
 pub struct Build {
     pub program: String,
@@ -85,7 +85,7 @@ pub type Which = (usize, usize);
 
 pub struct City {
     pub model: Model,
-    /// What processes are started from; those that run stay as they are.
+    /// The build that starts processes; running ones keep theirs.
     pub build: Build,
     star: Option<Star>,
     token: String,
@@ -93,7 +93,7 @@ pub struct City {
     dead_member: Option<usize>,
     sides: [Side; 2],
     routers: [(Node, String); 2],
-    /// Workers that were stopped, and that nobody needs any more.
+    /// Workers that were stopped, and that are not needed again.
     woken: Vec<Node>,
     /// Set while the youngest eastern worker replaces one that was cut off: the log position of its coordinator then.
     stand_in: Option<usize>,
@@ -171,29 +171,29 @@ impl City {
 
     // -- the processes that are hit
 
-    /// A worker of a replica that has streams, at random.
+    /// Returns a random worker of a replica that has streams.
     pub fn any_worker(&self, dice: &mut Dice) -> Which {
         (self.any_busy(0, dice), self.n_spared + dice.below(self.model.n_ranks() - self.n_spared))
     }
 
-    /// The index of a coordinator that has streams, at random.
+    /// Returns the index of a random coordinator that has streams.
     pub fn any_coordinator(&self, dice: &mut Dice) -> usize {
         self.any_busy(self.n_spared, dice)
     }
 
-    /// The index of a router, at random.
+    /// Returns the index of a random router.
     pub fn any_router(&self, dice: &mut Dice) -> usize {
         self.n_spared + dice.below(2 - self.n_spared)
     }
 
-    /// Routers send requests to whose cache has their beginnings: that may be one replica for all. Where nobody has
-    /// streams, any side from this one on.
+    /// Returns a random replica with streams. Routers send requests to the replica whose cache has their beginnings,
+    /// which may be one for all. Without streams it may be any replica from `first` on.
     fn any_busy(&self, first: usize, dice: &mut Dice) -> usize {
         let busy: Vec<usize> = (first..self.sides.len()).filter(|side| self.is_busy(*side)).collect();
         if busy.is_empty() { first + dice.below(self.sides.len() - first) } else { busy[dice.below(busy.len())] }
     }
 
-    /// Whether a router knows of requests that run there.
+    /// Whether a router lists running requests there.
     fn is_busy(&self, side: usize) -> bool {
         let runs = |replica: &serde_json::Value| {
             replica["replica"] == self.sides[side].name && replica["requests"]["running"].as_u64() > Some(0)
@@ -219,7 +219,7 @@ impl City {
         sides.chain(self.routers.iter().map(|(node, _)| node.pid())).collect()
     }
 
-    // -- their logs
+    // -- the logs
 
     pub fn tally(&self) -> Tally {
         let coordinators = self.sides.iter().map(|side| &side.coordinator);
@@ -243,7 +243,7 @@ impl City {
 
     // -- workers
 
-    /// Kills a worker; returns when its coordinator has detected it. Another takes its place.
+    /// Kills a worker; returns when its coordinator has detected it. Another worker takes its place.
     pub fn kill_worker(&mut self, which: Which) -> Duration {
         let mut dead = self.take_worker(which);
         let place = self.sides[which.0].coordinator.heard();
@@ -254,7 +254,7 @@ impl City {
         found_out
     }
 
-    /// Stops a worker until another has its place, and then wakes it.
+    /// Stops a worker until another one has its place, and then continues it.
     pub fn stop_worker(&mut self, which: Which) -> Duration {
         let stopped = self.take_worker(which);
         let place = self.sides[which.0].coordinator.heard();
@@ -290,7 +290,7 @@ impl City {
         found_out
     }
 
-    /// The first `n` workers that may be hit.
+    /// Returns the first `n` workers that may be hit.
     pub fn first_workers(&self, n: usize) -> Vec<Which> {
         // Replacements are at the end of the list.
         vec![(0, self.n_spared); n]
@@ -360,7 +360,7 @@ impl City {
         self.sides[i].coordinator = next;
     }
 
-    /// Time until both routers missed a coordinator.
+    /// Returns the time until both routers have detected the loss of a coordinator.
     fn missed(&self, places: [usize; 2], begun: Duration) -> Duration {
         let deadline = Instant::now() + PATIENCE;
         let first =
@@ -419,7 +419,7 @@ impl City {
 
     // -- etcd
 
-    /// Kills the leader as a power failure would; it returns when the cluster heals.
+    /// Kills the leader like a power failure; it returns when the cluster heals.
     pub fn kill_etcds_leader(&mut self) {
         let deadline = Instant::now() + PATIENCE;
         let leader = loop {
@@ -435,9 +435,9 @@ impl City {
 
     // -- several roles
 
-    /// Kills one process of each role, before any could be missed.
+    /// Kills one process of each role, before the loss of any is detected.
     pub fn kill_three_roles(&mut self, (side, n): Which, router: usize) {
-        // The other replica's coordinator, so that every stream is hit; unless that one is spared.
+        // The other replica's coordinator, so that every stream is hit, unless that one is spared.
         let coordinator = (1 - side).max(self.n_spared);
         let mut dead = self.take_worker((side, n));
         dead.node.kill();
@@ -448,17 +448,17 @@ impl City {
         self.reopen(router);
     }
 
-    /// Replaces every process, one after the other, each when the one before is back.
+    /// Replaces every process, one after another, each when the one before it is back.
     pub fn roll(&mut self) {
         self.roll_with(&mut |_| ());
     }
 
-    /// The same; `before` is called before each process is replaced, with what it is.
+    /// Does the same, and calls `before` with a process's name before its replacement.
     pub fn roll_with(&mut self, before: &mut dyn FnMut(&str)) {
         let n_ranks = self.model.n_ranks();
         for (side, _) in [0, 1].into_iter().flat_map(|side| (0..n_ranks).map(move |n| (side, n))) {
             before("worker");
-            // The eldest worker; new ones are at the end.
+            // The eldest worker; new ones are at the end of the list.
             let place = self.sides[side].coordinator.heard();
             self.end_worker((side, 0));
             self.sides[side].coordinator.until_since(place, &["the replica is ready"]);
@@ -473,17 +473,17 @@ impl City {
         }
     }
 
-    /// What the first router says of each replica.
+    /// Returns the first router's entry for each replica.
     pub fn replicas(&self) -> Vec<serde_json::Value> {
         cluster(&self.routers[0].1)["replicas"].as_array().cloned().unwrap_or_default()
     }
 
-    /// Waits until every process is there again, and both routers see both replicas.
+    /// Waits until every process is back, and both routers see both replicas.
     pub fn heal(&mut self) {
         if let Some(i) = self.dead_member.take() {
             self.etcd.start_again(i);
         }
-        // They are spares by now: nobody misses them.
+        // They are spares by now, so their loss has no effect.
         self.woken.clear();
         if let Some(place) = self.stand_in.take() {
             self.relieve(place);
@@ -497,7 +497,7 @@ impl City {
         }
     }
 
-    /// The cut-off worker is a spare now, and takes the place of its replacement.
+    /// Lets the cut-off worker, which is a spare now, take the place of its replacement.
     fn relieve(&mut self, place: usize) {
         let east = &mut self.sides[0];
         let cut_off = east.workers.iter().find(|of| of.host == Some(APART)).expect("one stands apart");
@@ -543,7 +543,7 @@ impl Roles<'_> {
     fn worker(&self, address: &str, host: Option<usize>, coordinators: Option<usize>) -> Node {
         let mut command = self.at(host, &["worker", "--threads", "1", "--local-workers", "8", "--join", address]);
         if host != coordinators {
-            // Memory could be shared: these hosts have one kernel.
+            // These hosts have one kernel, so the workers could share memory.
             command.args(["--wire", "tcp"]);
         }
         Node::spawn(command)
@@ -552,7 +552,7 @@ impl Roles<'_> {
     fn router(&self, door: &str) -> (Node, String) {
         let mut command = self.at(None, &["router", &self.model.path, "--http", door, "--grpc", "127.0.0.1:0"]);
         command.args(&self.store);
-        // Both replicas have streams then, so that a fault of either hits some.
+        // So both replicas have streams, and a fault of either one hits some.
         command.args(["--policy", "round-robin"]);
         let mut node = Node::spawn(command);
         let http = node.http();
@@ -584,7 +584,7 @@ fn is_leader(endpoint: &str) -> bool {
     page.lines().any(|line| line == "etcd_server_is_leader 1")
 }
 
-/// A router's page about the cluster; null where it does not answer.
+/// Returns a router's page about the cluster, or null if it does not answer.
 fn cluster(http: &str) -> serde_json::Value {
     let Ok(mut answer) = ureq::get(format!("{http}/cluster")).call() else { return serde_json::Value::Null };
     let page = answer.body_mut().read_to_string().unwrap_or_default();
@@ -619,7 +619,7 @@ impl Tally {
             n_alarms: lines(WORKER_SILENT).len()
                 + COORDINATOR_SILENT.map(|words| lines(words).len()).into_iter().max().unwrap_or(0),
             n_replayed: sum("the replica goes on", "tokens_replayed"),
-            // Streams move as soon as their coordinator is suspected, where somebody else can go on with them.
+            // Streams move as soon as their coordinator is suspected, if another replica can continue them.
             n_moved: MISSED.map(|words| sum(words, "requests")).into_iter().sum(),
         }
     }

@@ -1,5 +1,5 @@
-//! Clients that stream and do not give up: a broken stream is resumed at the next router, after its last event. Knows
-//! HTTP and server-sent events.
+//! Clients that stream and do not give up: a broken stream is resumed at the next router, after its last event. They
+//! use HTTP and server-sent events.
 
 use crate::node::PATIENCE;
 use serde_json::{Value, json};
@@ -23,7 +23,7 @@ const BREATH: Duration = Duration::from_millis(50);
 pub struct Choice {
     pub text: String,
     pub ids: Vec<u64>,
-    /// As they were written: equal strings are equal bits. Of each token, and of the likely ones beside it.
+    /// Unchanged from the response: equal strings are equal bits. Of each token, and of the likely ones beside it.
     pub logprobs: [Vec<String>; 2],
     pub finish: Option<String>,
 }
@@ -33,7 +33,7 @@ pub struct Choice {
 pub struct Told {
     pub choices: BTreeMap<u64, Choice>,
     pub n_resumed: usize,
-    /// Refusals before it began.
+    /// Rejections before it began.
     pub n_refused: usize,
     /// The longest time between two tokens, including resumptions.
     pub stood_still: Duration,
@@ -94,7 +94,7 @@ pub fn prefill_rate(doors: &[String]) -> f64 {
 /// Open streams.
 pub struct Streams {
     clients: Vec<JoinHandle<Told>>,
-    /// The number of tokens that each has got.
+    /// The number of tokens that each has received.
     n_told: Vec<Arc<AtomicUsize>>,
 }
 
@@ -114,7 +114,7 @@ pub fn ask_all(doors: &[String], asked: &[Value]) -> Streams {
 }
 
 impl Streams {
-    /// Waits until `n` tokens have come, and returns how many each stream has then.
+    /// Waits until `n` tokens have arrived, and returns how many each stream has then.
     pub fn until_told(&self, n: usize) -> Vec<usize> {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -134,7 +134,7 @@ impl Streams {
     }
 }
 
-/// Asks until it is answered whole, at this door first. `n_told` counts the tokens of this answer.
+/// Sends a request until it is answered whole, first at this router. `n_told` counts the tokens of this answer.
 pub fn ask(doors: &[String], door: usize, body: &Value, n_told: &Arc<AtomicUsize>) -> Told {
     n_told.store(0, Relaxed);
     Client { doors: doors.to_vec(), door, body: body.clone(), n_told: n_told.clone() }.run()
@@ -154,14 +154,14 @@ impl Client {
         while let Err(why) = self.attempt(&mut told) {
             assert!(Instant::now() < deadline, "given up: {why}");
             self.door += 1;
-            // A stream that had no event yet is requested as if for the first time.
+            // A stream without an event yet is requested again from the start.
             told.n_resumed += usize::from(told.last_id.is_some());
             std::thread::sleep(BREATH);
         }
         told
     }
 
-    /// Reads to the stream's end, or returns why it broke. Panics on a refusal that no attempt changes.
+    /// Reads to the stream's end, or returns why it broke. Panics on a rejection that another attempt cannot change.
     fn attempt(&self, told: &mut Told) -> Result<(), String> {
         let door = &self.doors[self.door % self.doors.len()];
         let agent = ureq::Agent::config_builder().timeout_global(Some(STREAM_MAX)).http_status_as_error(false).build();
@@ -182,7 +182,7 @@ impl Client {
         for line in BufReader::new(answer.into_body().into_reader()).lines() {
             let line = line.map_err(|error| error.to_string())?;
             if let Some(id) = line.strip_prefix("id:") {
-                // It counts with its event's data.
+                // The id counts once its event's data arrives.
                 next_id = Some(id.trim().to_owned());
             } else if line == "data: [DONE]" {
                 return Ok(());

@@ -1,4 +1,4 @@
-//! The table of results: how soon a loss was detected, and how long streams stood still. Knows no processes.
+//! The table of results: how soon a loss was detected, and how long streams stood still. Has no knowledge of processes.
 
 use crate::machine::{load, machine, n_cores, write_result};
 use crate::{FAULTS, N_STREAMS};
@@ -39,8 +39,8 @@ pub struct Row {
 }
 
 impl Row {
-    /// Whether somebody lost had streams that ran: their positions were computed again. A fault that is not detected as
-    /// a loss hits by being there.
+    /// Whether a lost process had running streams, whose positions were computed again. A fault that is not detected as
+    /// a loss counts as a hit.
     pub fn has_hit(&self) -> bool {
         self.found_out.is_none() || self.n_replayed > 0
     }
@@ -72,7 +72,7 @@ impl Report {
         beyond.map(|row| format!("{}: {:?} of {:?}", row.fault, row.stood_still, row.allowed())).collect()
     }
 
-    /// Fails if a round was beyond what is allowed. By the clock: not for a machine that others use.
+    /// Fails if a round exceeded the limits. It depends on the clock, so it is not for a machine that others use.
     pub fn judge(&self) {
         let beyond = self.beyond();
         assert!(beyond.is_empty(), "streams stood still for longer than 1 s and a replay:\n  {}", beyond.join("\n  "));
@@ -190,7 +190,7 @@ fn a_gap_beyond_what_is_allowed_is_found() {
     };
     check(0, vec![row(1000, 0), row(2300, 1000)], 0);
     check(0, vec![row(1001, 0), row(2301, 1000), row(5, 0)], 2);
-    // What an earlier run kept was judged then.
+    // Rows of an earlier run were judged by that run.
     check(1, vec![row(9000, 0), row(9, 0)], 0);
 }
 

@@ -1,5 +1,5 @@
-//! A fault every few seconds for an hour, and what it leaves behind: memory and open files of surviving processes. No
-//! process is wrongly taken for lost, even while another program keeps a core busy.
+//! A fault every few seconds for an hour, and the leaks afterwards: memory and open files of surviving processes. No
+//! process is wrongly detected as lost, even while another program keeps a core busy.
 
 use crate::city::{City, Model};
 use crate::client::requests;
@@ -92,7 +92,7 @@ struct Soak {
     whole: Duration,
     samples: Vec<Sample>,
     n_faults: Vec<usize>,
-    /// Times that a process was wrongly taken for lost.
+    /// How often a process was wrongly detected as lost.
     n_false: usize,
 }
 

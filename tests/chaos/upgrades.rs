@@ -1,6 +1,6 @@
 //! A cluster of processes is upgraded role by role and rolled back, while clients stream without a pause. The build
-//! before speaks the protocol before: the same program that is held to it, or any other program that
-//! `LOCKSTEP_TEST_BEFORE` names. Knows answers, and what each role is started from.
+//! before uses the protocol before: the same program with a flag that limits it, or any other program that
+//! `LOCKSTEP_TEST_BEFORE` names. The test compares answers, and controls the build of each role.
 
 use crate::city::{Build, City, Model};
 use crate::client::{self, Told};
@@ -18,13 +18,13 @@ const BEFORE: u64 = proto::OLDEST as u64;
 const NOW: u64 = proto::NEWEST as u64;
 const REGEX: &str = "[ab]{24}";
 
-/// Two ranks a replica, so that one replica has ranks of two builds for a while. Guesses are one of the things that
-/// came with the newer protocol: with them, each number that is not heeded ends a rank.
+/// Two ranks a replica, so that one replica has ranks of two builds for a while. Guesses came with the newer protocol:
+/// with them a rank ends if it ignores the negotiated protocol.
 fn model() -> Model {
     Model { grid: [2, 1], numerics: vec!["--activations", "f32", "--speculation", "ngram"], ..Model::tiny() }
 }
 
-/// The same tokens, and held to the protocol before.
+/// The same program, limited to the protocol before.
 fn build_before() -> Build {
     match std::env::var("LOCKSTEP_TEST_BEFORE") {
         Ok(program) => Build { program, flags: vec![] },
@@ -32,21 +32,21 @@ fn build_before() -> Build {
     }
 }
 
-/// Clients that ask again as soon as they are answered, until they are told to end.
+/// Clients that send the next request as soon as they have an answer, until the test ends them.
 struct Traffic {
     clients: Vec<JoinHandle<Seen>>,
-    /// Tokens of the answer that each client reads at this moment, and of the whole one.
+    /// Tokens of the answer that each client reads at this moment, and of the whole answer.
     reading: Vec<(Arc<AtomicUsize>, usize)>,
     end: Arc<AtomicBool>,
 }
 
-/// What all clients have seen.
+/// The counts of all clients.
 #[derive(Default)]
 struct Seen {
     n_answers: usize,
     n_resumed: usize,
     n_refused: usize,
-    /// Which of the possible answers there were, by their place in the list.
+    /// Which of the possible answers occurred, by their index in the list.
     answers: BTreeSet<usize>,
 }
 
@@ -80,7 +80,7 @@ impl Traffic {
         Traffic { clients: (0..asked.len()).map(client).collect(), reading, end }
     }
 
-    /// Waits until most clients are within their answers: what is replaced now is replaced under load.
+    /// Waits until most clients are reading an answer, so that the replacement happens under load.
     fn until_under_way(&self, what: &str) {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -107,7 +107,7 @@ impl Traffic {
     }
 }
 
-/// Where an answer leaves what was expected, for people.
+/// Describes where an answer differs from the expected one.
 fn differences(expected: &Told, told: &Told) -> String {
     let one = |(index, expected): (&u64, &client::Choice)| {
         let Some(told) = told.choices.get(index) else { return format!("choice {index} is missing") };
@@ -121,7 +121,7 @@ fn differences(expected: &Told, told: &Told) -> String {
     expected.choices.iter().map(one).collect::<Vec<_>>().join("; ")
 }
 
-/// Answers of a cluster that nobody disturbs.
+/// Returns the answers of a cluster without faults.
 fn undisturbed(model: &Model, asked: &[Value]) -> Vec<Told> {
     crate::Load::new(model, asked.to_vec()).expected
 }
@@ -171,7 +171,7 @@ fn a_cluster_is_upgraded_and_rolled_back_under_load() {
     let text = grammar["choices"][0]["text"].as_str().unwrap();
     assert!(text.len() == 24 && text.bytes().all(|byte| b"ab".contains(&byte)), "{text:?}");
 
-    // One replica after the other goes back: while one is left, grammars are followed there.
+    // One replica after another goes back: while one is left, it serves grammars.
     city.build = build_before();
     let mut n_workers = 0;
     let doors_of_all = doors.clone();
@@ -192,8 +192,8 @@ fn a_cluster_is_upgraded_and_rolled_back_under_load() {
     assert!(n_replaced == 16 && n_answers > N_CLIENTS, "{n_replaced} processes, {n_answers} answers");
 }
 
-/// A build with other numerics has another digest: what runs is drained, and what comes gets the other answers. No
-/// answer is a mixture.
+/// A build with other numerics has another digest: running requests are drained, and later ones get the other answers.
+/// No answer is a mixture.
 #[test]
 fn replicas_of_another_digest_take_over_once_the_former_ones_are_drained() {
     let (before, now) = (model(), Model { numerics: vec!["--activations", "f32", "--kv-dtype", "f32"], ..model() });

@@ -1,4 +1,4 @@
-//! A real etcd for one test: members on loopback, killed and started again. Knows the program's flags, no keys.
+//! A real etcd for one test: members on loopback, killed and started again. Has no knowledge of keys.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
 use crate::ports::free_port;
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 /// Attempts to start: a port that was free when it was chosen may be taken by the time it is used.
 const STARTS_MAX: usize = 5;
-/// A member that cannot have its ports ends within this time.
+/// A member without its ports ends within this time.
 const SETTLE: Duration = Duration::from_millis(300);
 
 /// The clients' certificate files.
@@ -76,7 +76,7 @@ impl Etcd {
         self.members[i].client
     }
 
-    /// Kills a member, as a power failure would.
+    /// Kills a member like a power failure.
     pub fn kill(&mut self, i: usize) {
         let mut child = self.members[i].child.take().unwrap();
         child.kill().unwrap();
@@ -113,7 +113,7 @@ impl Etcd {
         command.args(["--listen-client-urls", &self.endpoint(i), "--advertise-client-urls", &self.endpoint(i)]);
         command.args(["--listen-peer-urls", &peer(i), "--initial-advertise-peer-urls", &peer(i)]);
         command.args(["--initial-cluster", &all.join(","), "--initial-cluster-state", "new"]).args(&self.flags);
-        // etcd must be told to run on less common processors.
+        // etcd requires this variable on less common processors.
         command.env("ETCD_UNSUPPORTED_ARCH", std::env::consts::ARCH.replace("aarch64", "arm64"));
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log.unwrap());
         match command.spawn() {

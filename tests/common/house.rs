@@ -1,5 +1,5 @@
 //! A router, a coordinator and a worker in this process, as they ship, over a simulated model: every step takes the
-//! same time, so measurements show queueing. Knows sizes, and no requests.
+//! same time, so measurements show queueing. Has no knowledge of requests.
 
 use checkpoint::Checkpoint;
 use cluster::MemoryStore;
@@ -33,7 +33,7 @@ pub struct House {
     pub client: Client,
     shutdown: CancellationToken,
     tasks: JoinSet<()>,
-    /// Kept to the end: a coordinator that nothing can reach any more has failed.
+    /// Kept to the end: a coordinator that no worker can reach has failed.
     _dialer: Dialer,
 }
 
@@ -95,7 +95,7 @@ fn coordinator_config(checkpoint: &Checkpoint, rooms: &Rooms) -> coordinator::Co
         mesh_seed: [7; 32],
         speaks: proto::Speaks::default(),
         limits: coordinator::Limits { waiting_max: rooms.waiting_max, ..coordinator::Limits::default() },
-        // No rank is lost for being late on a busy machine.
+        // No rank is lost only because a busy machine delays it.
         waits: coordinator::Waits {
             state_every: Duration::from_millis(10),
             beats_missed_max: 30_000,

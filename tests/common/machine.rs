@@ -56,7 +56,7 @@ impl Held {
         Held { rss_kib: of(|held| held.rss_kib), pss_kib: of(|held| held.pss_kib), n_files: of(|held| held.n_files) }
     }
 
-    /// Whether growth since `before` is no leak: a little more is flat, because memory is kept for reuse.
+    /// Whether the growth since `before` is no leak. A little growth is allowed, because memory is kept for reuse.
     pub fn is_flat_after(&self, before: &Held) -> bool {
         let flat = |now: f64, before: f64| now <= before * 1.05 + 1024.0;
         flat(self.rss_kib, before.rss_kib) && flat(self.pss_kib, before.pss_kib) && self.n_files <= before.n_files + 2.0

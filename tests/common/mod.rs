@@ -1,5 +1,5 @@
 //! A replica without a router: a coordinator in this process, workers as its threads or as processes of the built
-//! binary, and the test in the router's role. Knows requests and answers as token ids and bits, no text.
+//! binary, and the test in the router's role. Handles requests and answers as token ids and bits, without text.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
 pub mod node;
@@ -40,7 +40,7 @@ const ROUND_MAX: Duration = Duration::from_secs(600);
 const FRAMES_UP_MAX: usize = 16;
 /// The memory that workers report.
 const MEMORY: u64 = 16 << 30;
-/// Threads that a worker reports to be taken for a fast one.
+/// Threads that a worker reports in order to count as a fast one.
 const THREADS_OF_FAST: u32 = 3;
 /// KV memory so large that no balance is needed: a fast worker may hold more.
 const KV_PLENTY: u64 = 1 << 30;
@@ -58,11 +58,11 @@ pub enum Workers {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cut {
     Alike,
-    /// One worker is taken for three times as fast as the others, and memory is plenty, so that it gets more layers.
+    /// One worker counts as three times as fast as the others, and memory is plenty, so that it gets more layers.
     Unlike,
 }
 
-/// Everything that must not change an answer, and the numeric policy's two fields, which do.
+/// The settings that must not change an answer, and the numeric policy's two fields, which do change it.
 #[derive(Clone, Debug)]
 pub struct Setup {
     pub model: PathBuf,
@@ -84,7 +84,7 @@ pub struct Setup {
     pub cut: Cut,
     pub masks: MaskConfig,
     pub speculation: Speculation,
-    /// Answers that ranks guess from, with mistakes, in place of what they would.
+    /// Answers from which ranks guess, with mistakes, in place of their own guesses.
     pub recalled: Option<Arc<Recalled>>,
     /// A model that guesses.
     pub draft_model: Option<DraftModel>,
@@ -202,7 +202,7 @@ impl Setup {
                 draft_model: self.draft_model.clone(),
                 ..coordinator::Limits::default()
             },
-            // Frequent state reports, and no rank is taken for lost on a machine busy with other tests.
+            // State reports are frequent, and no rank counts as lost on a machine that is busy with other tests.
             waits: coordinator::Waits {
                 beat_every: Duration::from_millis(20),
                 beats_missed_max: 30_000,
@@ -242,7 +242,7 @@ pub fn reference_folder(name: &str) -> PathBuf {
 pub struct Answer {
     pub drawn: Vec<Drawn>,
     pub finish: Option<Finish>,
-    /// Scores of the prompt, if they were asked for.
+    /// Scores of the prompt, if they were requested.
     pub scored: Vec<Drawn>,
     pub pooled: Vec<u32>,
 }

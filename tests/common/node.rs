@@ -1,4 +1,5 @@
-//! The built binary as processes: started, read, asked over HTTP, and killed. Knows command lines and log lines.
+//! The built binary as processes: started, read, used over HTTP, and killed. Has knowledge only of command lines and
+//! log lines.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
 use crate::ports::free_port;
@@ -110,7 +111,7 @@ impl Node {
         }
     }
 
-    /// Waits until it ends by itself; its exit status.
+    /// Waits until the process ends by itself; returns its exit status.
     pub fn ended(&mut self) -> ExitStatus {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -166,7 +167,7 @@ impl Drop for Node {
     }
 }
 
-/// An address of this host that nobody listens on and no connection comes from.
+/// Returns a free address of this host, from which no connection can come either.
 pub fn free_address() -> SocketAddr {
     SocketAddr::from(([127, 0, 0, 1], free_port("127.0.0.1", 10_000..24_000)))
 }
@@ -177,7 +178,7 @@ pub fn field<'a>(line: &'a str, name: &str) -> &'a str {
     line[start..].split(' ').next().unwrap().trim_matches('"')
 }
 
-/// Text and logprobs, which show more than text alone.
+/// Returns text and logprobs, which show more than text alone.
 pub fn answer(http: &str, prompt: &str) -> Value {
     complete(http, &json!({"prompt": prompt, "max_tokens": 12, "seed": 7, "temperature": 0.8, "logprobs": 2}))
 }
@@ -219,7 +220,7 @@ pub fn cpu_ticks(pid: u32) -> u64 {
 pub struct Folder(pub PathBuf);
 
 impl Folder {
-    /// Two tests of one program may give theirs the same name.
+    /// A counter distinguishes folders of the same name from two tests of one program.
     pub fn new(name: &str) -> Folder {
         static N: AtomicUsize = AtomicUsize::new(0);
         let n = N.fetch_add(1, Ordering::Relaxed);

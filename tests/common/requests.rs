@@ -1,5 +1,5 @@
-//! The requests of tests: prompts, parameters and seeds of all kinds, the same in every run. Knows vocabularies by
-//! their size.
+//! The requests of tests: prompts, parameters and seeds of all kinds, the same in every run. A vocabulary is only its
+//! size here.
 
 use super::Answer;
 use checkpoint::Checkpoint;
@@ -28,12 +28,12 @@ pub fn tiny_requests(model: &Path) -> Vec<Request> {
     let checkpoint = Checkpoint::open(model).unwrap();
     let spec = checkpoint.spec();
     let stops: Tokens = (0..5).map(|i| (i * 37 + 11) % spec.vocab).collect();
-    // Every fourth outgrows the blocks that it was admitted with, so that a small pool runs out.
+    // Every fourth request outgrows the blocks of its admission, so that a small pool runs out.
     let tokens_max = |i: usize| 8 + (i as u32 * 13) % 33 + if i % 4 == 1 { 64 } else { 0 };
     let mut requests = mixed(spec.vocab, &LENGTHS, tokens_max, &stops);
     let longest = 700.min(spec.context as usize - 48);
     requests[REQUESTS - 1].prompt = tokens(99, spec.vocab, longest);
-    // For the few models whose context is so short.
+    // For the few models with such a short context.
     requests.iter_mut().for_each(|it| it.prompt.truncate((spec.context - it.sampling.tokens_max) as usize));
     if checkpoint.token_table().is_ok() {
         give_grammars(&mut requests);
@@ -41,7 +41,7 @@ pub fn tiny_requests(model: &Path) -> Vec<Request> {
     requests
 }
 
-/// A third of `tiny_requests`, and shorter.
+/// Returns a third of `tiny_requests`, and shorter ones.
 pub fn few_requests(model: &Path) -> Vec<Request> {
     const TOKENS_MAX: u32 = 36;
     let mut picked: Vec<Request> = tiny_requests(model).into_iter().step_by(3).collect();
@@ -65,7 +65,7 @@ pub fn smollm2_requests() -> Vec<Request> {
     requests
 }
 
-/// Half of the prompts begin alike; the last quarter repeats prompts with other seeds.
+/// Half of the prompts have a common beginning; the last quarter repeats prompts with other seeds.
 fn mixed(vocab: u32, lengths: &[usize], tokens_max: impl Fn(usize) -> u32, stops: &[Token]) -> Vec<Request> {
     let request = |i: usize| {
         let of = if i < REQUESTS * 3 / 4 { i } else { i - REQUESTS / 2 };
@@ -77,8 +77,8 @@ fn mixed(vocab: u32, lengths: &[usize], tokens_max: impl Fn(usize) -> u32, stops
     (0..REQUESTS).map(request).collect()
 }
 
-/// One of four to about every third request, also to some that outgrow their blocks. Models without a vocabulary have
-/// none.
+/// Gives about every third request one of four grammars, also some that outgrow their blocks. Models without a
+/// vocabulary get none.
 fn give_grammars(requests: &mut [Request]) {
     let (number, word) = (json!({"type": "integer"}), json!({"type": "string", "maxLength": 9}));
     let wanted = [

@@ -1,5 +1,5 @@
-//! Real hosts: a network namespace in the middle, and others around it, each with a link to it that can be cut. Knows
-//! the commands of iproute2, and nothing of what runs there.
+//! Real hosts: a network namespace in the middle, and others around it, each with a link to it that can be cut. Uses
+//! iproute2, and has no knowledge of the programs that run there.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
@@ -15,7 +15,7 @@ pub struct Star {
 }
 
 impl Star {
-    /// None if this system does not permit namespaces; the reason is printed.
+    /// Returns None if this system does not permit namespaces; the reason is printed.
     pub fn new(n_around: usize) -> Option<Star> {
         let pid = std::process::id();
         let middle = format!("lockstep-{pid}-m");
@@ -56,7 +56,7 @@ impl Star {
         format!("192.0.2.{}", 4 * i + 2)
     }
 
-    /// Moves this thread, and whatever it starts, to the middle.
+    /// Moves this thread, and all processes that it starts, to the middle.
     pub fn enter(&self) {
         let place = File::open(Path::new("/run/netns").join(&self.middle)).unwrap();
         move_into_link_name_space(place.as_fd(), Some(LinkNameSpaceType::Network)).unwrap();

@@ -1,5 +1,5 @@
-//! A terminal of the tests' own: a program runs on it as on a person's, and its screen is read as text. Knows no
-//! command.
+//! A terminal for tests: a program runs on it as on a user's terminal, and its screen is read as text. Has no knowledge
+//! of the commands.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
 use crate::common::node::{BINARY, PATIENCE};
@@ -86,14 +86,14 @@ impl Terminal {
         tcsetwinsize(&self.ours, size(of)).unwrap();
     }
 
-    /// What a person sees.
+    /// Returns the visible text.
     pub fn text(&self) -> String {
         let screen = self.screen.lock().unwrap();
         let lines: Vec<String> = screen.screen().rows(0, u16::MAX).map(|row| row.trim_end().to_owned()).collect();
         lines.join("\n").trim_end().to_owned()
     }
 
-    /// Waits until the screen is so; panics with it if that does not come.
+    /// Waits until the screen satisfies the condition; panics with its text if that does not happen.
     pub fn until(&mut self, what: &str, is_so: impl Fn(&str) -> bool) -> String {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -119,12 +119,12 @@ impl Terminal {
         self.screen.lock().unwrap().screen().hide_cursor()
     }
 
-    /// Whether what is typed is echoed, and lines are edited by the terminal: as a shell leaves it.
+    /// Whether input is echoed and the terminal edits lines, which is a shell's default.
     pub fn is_as_found(&self) -> bool {
         tcgetattr(&self.theirs).unwrap().local_modes.contains(LocalModes::ECHO | LocalModes::ICANON)
     }
 
-    /// Waits for the program's end, and until all that it wrote is on the screen.
+    /// Waits for the program's end, and until all of its output is on the screen.
     pub fn ended(&mut self) -> ExitStatus {
         let deadline = Instant::now() + PATIENCE;
         let wait = |seen: &str| {
@@ -137,7 +137,7 @@ impl Terminal {
                 None => wait(&self.text()),
             }
         };
-        // A mode that nothing else sets once the program is gone comes behind its last output.
+        // A mode that no other code sets after the program's end; it arrives after the program's last output.
         self.theirs.write_all(b"\x1b[?2004h").unwrap();
         while !self.screen.lock().unwrap().screen().bracketed_paste() {
             wait(&self.text());

@@ -1,5 +1,5 @@
-//! A worker's loader and runner that also count what they are asked to do. They see the steps themselves, so the counts
-//! do not depend on other code. All ranks of a grid see the same steps; the one that samples counts.
+//! A worker's loader and runner that also count the work that they receive. They see the steps themselves, so the
+//! counts do not depend on other code. All ranks of a grid see the same steps; the one that samples counts.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Condvar, Mutex};
@@ -22,13 +22,13 @@ pub struct Seen {
     /// Slices that did not reach the end of their log.
     pub chunks: u32,
     pub starts: u32,
-    /// Starts of requests that had been started before, so were preempted.
+    /// Repeated starts of requests, which means that they were preempted.
     pub restarts: u32,
     /// First starts with a cached beginning, and its length.
     pub hits: u32,
     pub hit_tokens: u32,
-    /// Draws without a token, of requests that have not failed: they wait for a mask, or were planned behind one that
-    /// did.
+    /// Draws without a token, of requests that have not failed: they wait for a mask, or were planned behind a draw
+    /// that waits.
     pub late: u32,
     /// Drafts that became tokens, and those that did not.
     pub drafts_accepted: u32,
@@ -91,7 +91,7 @@ impl Notes {
 pub struct Watch {
     notes: Arc<Mutex<Notes>>,
     closed: Arc<(Mutex<bool>, Condvar)>,
-    /// Counts of steps after which the sampler says that it has failed.
+    /// Counts of steps after which the sampler reports a failure.
     breaks: Arc<Mutex<Vec<u32>>>,
 }
 

@@ -1,5 +1,5 @@
 //! The common parts of fuzz targets: repeatable rounds, a limit of time and memory for each, and mutations of JSON.
-//! Included by the tests of several crates; knows none of the formats.
+//! Included by the tests of several crates; has no knowledge of the formats.
 //!
 //! `FUZZ_SECONDS=60` lets a target run for so long; without it each does a fixed number of rounds. Each round has a
 //! random source of its own, so `FUZZ_ROUND=n` repeats one that failed.
@@ -13,16 +13,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// For all targets of a process together. Code that asks for more has trusted a number of its input.
+/// The limit for all targets of a process together. Code that allocates more has trusted a number of its input.
 const LIVE_BYTES_MAX: usize = 512 << 20;
-/// A round that takes this long on the slowest machine never ends.
+/// A round that takes this long, even on the slowest machine, does not end.
 const ROUND_SECONDS_MAX: u64 = 60;
 const TARGETS_MAX: usize = 16;
 
 struct Capped;
 
 static LIVE_BYTES: AtomicUsize = AtomicUsize::new(0);
-/// Each target's present round, readable by the allocator without allocating.
+/// The current round of each target, readable by the allocator without an allocation.
 static ROUNDS: [AtomicU64; TARGETS_MAX] = [const { AtomicU64::new(IDLE) }; TARGETS_MAX];
 const IDLE: u64 = u64::MAX;
 
@@ -109,7 +109,7 @@ pub struct Rounds {
 }
 
 impl Rounds {
-    /// `n_rounds` rounds, unless the environment says otherwise.
+    /// Makes `n_rounds` rounds, unless a variable sets another number.
     pub fn of(target: &'static str, n_rounds: u64) -> Rounds {
         static TARGETS: AtomicUsize = AtomicUsize::new(0);
         let said = |name| std::env::var(name).ok().and_then(|value: String| value.parse::<u64>().ok());
@@ -141,7 +141,7 @@ impl Rounds {
         self.next
     }
 
-    /// Whether there are enough rounds for statistics: not where one round is repeated.
+    /// Whether there are enough rounds for statistics. Not if one round is repeated.
     pub fn are_many(&self) -> bool {
         self.next >= 100
     }

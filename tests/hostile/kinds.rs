@@ -1,4 +1,4 @@
-//! Connections as nobody means them: ten kinds, each against any port. Knows bytes, and what a port does with them.
+//! Hostile connections: ten kinds, each against any port. Has knowledge of bytes, and of the ports' reactions.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -8,12 +8,12 @@ use tokio::time::{sleep, timeout};
 
 /// How long a connection that waits is held.
 pub const HOLD: Duration = Duration::from_secs(2);
-/// How long any of them may take: a port that neither reads nor closes costs its client no more.
+/// The limit for any of them: a port that neither reads nor closes costs its client no more time.
 const WHOLE_MAX: Duration = Duration::from_secs(20);
 const N_RESETS: u32 = 100;
 const N_HEADERS: usize = 100_000;
 const HEADER_BYTES: usize = 1 << 20;
-/// Bytes between two looks whether the port still reads.
+/// Bytes between two checks whether the port still reads.
 const PORTION: usize = 16 << 10;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,16 +43,16 @@ pub const KINDS: [Kind; 10] = [
     Kind::Aborted,
 ];
 
-/// How a connection went.
+/// The outcome of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Went {
     /// The port has ended it, or answered.
     Ended,
     /// This side has ended it.
     Left,
-    /// The port accepts nobody.
+    /// The port accepts no connection.
     Refused,
-    /// Neither side could go on in time.
+    /// Neither side could continue in time.
     Stuck,
 }
 
@@ -87,7 +87,7 @@ async fn play(kind: Kind, mut stream: TcpStream) -> std::io::Result<Went> {
             Ok(held(&mut stream, HOLD / 4).await)
         }
         Kind::BadTls => {
-            // A hello that promises more than comes, and is none.
+            // A handshake that announces more bytes than arrive, and that is invalid.
             let mut hello = vec![0x16, 3, 1, 2, 0, 1, 0, 1, 0xfc, 3, 3];
             hello.extend((0..200u8).map(|i| i.wrapping_mul(37)));
             stream.write_all(&hello).await?;
@@ -108,7 +108,7 @@ async fn play(kind: Kind, mut stream: TcpStream) -> std::io::Result<Went> {
             let body = "{\"prompt\": \"it never ends\", \"max_tokens\": 64, \"stream\": true}";
             let head = "POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\ncontent-length: ";
             stream.write_all(format!("{head}{}\r\n\r\n{body}", body.len()).as_bytes()).await?;
-            // Some before the answer, some within it.
+            // Some leave before the answer, some within it.
             sleep(Duration::from_millis(u64::from(stream.local_addr()?.port() % 20))).await;
             stream.set_zero_linger()?;
             Ok(Went::Left)
@@ -116,7 +116,7 @@ async fn play(kind: Kind, mut stream: TcpStream) -> std::io::Result<Went> {
     }
 }
 
-/// Reads until the port ends the connection, and for so long at most.
+/// Reads until the port ends the connection, at most for this long.
 async fn held(stream: &mut TcpStream, long: Duration) -> Went {
     let mut bytes = vec![0; PORTION];
     let until_ended = async { while !matches!(stream.read(&mut bytes).await, Ok(0) | Err(_)) {} };
@@ -141,7 +141,7 @@ async fn all_of(stream: &mut TcpStream, bytes: &[u8]) -> std::io::Result<()> {
     Ok(())
 }
 
-/// HTTP/2: streams that are opened and reset in one breath.
+/// HTTP/2: streams that are opened and reset immediately.
 fn resets() -> Vec<u8> {
     const HEADERS: u8 = 1;
     const RST_STREAM: u8 = 3;

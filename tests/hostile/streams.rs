@@ -1,4 +1,4 @@
-//! Clients that stream while others attack: each asks again and again, and compares every answer with the first. Knows
+//! Clients that stream during an attack: each repeats its request, and compares every answer with the first. They use
 //! HTTP and server-sent events.
 
 use crate::node::PATIENCE;
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 /// An answer's tokens, with their logprobs as they were written, and why it ended.
 pub type Answer = (Vec<u64>, Vec<String>, String);
 
-/// What a client has seen.
+/// The observations of a client.
 #[derive(Default)]
 pub struct Seen {
     pub n_answers: usize,
@@ -26,7 +26,7 @@ pub struct Streams {
     clients: Vec<JoinHandle<Seen>>,
 }
 
-/// What each of so many clients gets while nobody attacks.
+/// Returns the answer of each of so many clients without an attack.
 pub fn expected(http: &str, n_streams: usize, tokens_max: u32) -> Vec<Answer> {
     let clients: Vec<_> = (0..n_streams)
         .map(|i| {
@@ -37,14 +37,14 @@ pub fn expected(http: &str, n_streams: usize, tokens_max: u32) -> Vec<Answer> {
     clients.into_iter().map(|client| client.join().unwrap()).collect()
 }
 
-/// They ask until they are ended.
+/// Starts clients that repeat their requests until `end`.
 pub fn begin(http: &str, tokens_max: u32, expected: &[Answer]) -> Streams {
     let end = Arc::new(AtomicBool::new(false));
     let client = |(i, expected): (usize, &Answer)| {
         let (http, end, expected) = (http.to_owned(), end.clone(), expected.clone());
         std::thread::spawn(move || {
             let mut seen = Seen::default();
-            // Also who is ended before it begins asks once.
+            // A client that is ended before it begins still sends one request.
             loop {
                 match ask(&http, &body(i, tokens_max), &mut seen.gaps) {
                     Ok(answer) if answer == expected => seen.n_answers += 1,
@@ -62,7 +62,7 @@ pub fn begin(http: &str, tokens_max: u32, expected: &[Answer]) -> Streams {
 }
 
 impl Streams {
-    /// Lets each finish the answer at hand.
+    /// Lets each client finish its current answer.
     pub fn end(self) -> Seen {
         self.end.store(true, Relaxed);
         let mut all = Seen::default();
@@ -78,7 +78,7 @@ impl Streams {
 }
 
 impl Seen {
-    /// The gap within which so many of a hundred came, in milliseconds.
+    /// Returns the gap that so many of a hundred do not exceed, in milliseconds.
     pub fn within(&self, hundredth: usize) -> f64 {
         let at = (self.gaps.len() * hundredth / 100).min(self.gaps.len().saturating_sub(1));
         self.gaps.get(at).map_or(0.0, |gap| gap.as_secs_f64() * 1e3)

@@ -1,11 +1,10 @@
-//! Tools, schemas and grammars that nobody means: each is refused by a typed error, or its answer is bounded. Knows
-//! HTTP.
+//! Hostile tools, schemas and grammars: each is rejected with a typed error, or its answer is bounded. Uses HTTP.
 
 use crate::node::PATIENCE;
 use serde_json::{Map, Value, json};
 use std::time::{Duration, Instant};
 
-/// What became of a kind.
+/// The outcome of a kind.
 #[derive(Debug)]
 pub struct Became {
     pub name: &'static str,
@@ -59,7 +58,7 @@ fn deep(n: usize) -> Value {
     (0..n).fold(json!({"type": "null"}), |inner, _| json!({"type": "array", "minItems": 1, "items": inner}))
 }
 
-/// Each by its name, with the status that it has.
+/// Returns each kind by its name, with its expected status.
 pub fn kinds() -> Vec<(&'static str, u16, String)> {
     let word = json!({"type": "object", "properties": {"it": {"type": "string"}}, "required": ["it"]});
     let many: Vec<Value> = (0..10_000).map(|i| tool(&format!("tool_{i}"), &word)).collect();

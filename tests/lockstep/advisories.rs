@@ -1,4 +1,4 @@
-//! Malicious files: refused with an error, by code that cannot run them. Attacks over the network are in
+//! Malicious files: rejected with an error, by code that cannot run them. Attacks over the network are in
 //! `router/tests/router/advisories.rs`, which lists the others too.
 
 use checkpoint::Checkpoint;
@@ -59,7 +59,7 @@ fn weights_that_are_programs_are_refused() {
     check_refused(&folder.0);
 }
 
-/// Impossible counts and lengths in a GGUF's header: refused before that much memory is asked for.
+/// Impossible counts and lengths in a GGUF's header are rejected before such an amount of memory is allocated.
 #[test]
 fn headers_that_promise_too_much_are_refused() {
     let folder = Folder::new("headers");

@@ -1,5 +1,5 @@
-//! Conversations that branch, return and go on, on models whose cache keeps states at few places: every answer is what
-//! it is without a cache, most of what could be reused is, and `usage` says so.
+//! Conversations that branch, return and continue, on models whose cache keeps states at few places. Every answer is
+//! the same as without a cache, most reusable positions are reused, and `usage` reports them.
 
 use crate::common::node::{Node, post};
 use crate::common::requests::difference;
@@ -30,7 +30,7 @@ impl Random {
     }
 }
 
-/// The logs that a conversation has been at, and may be taken up from: often the last one.
+/// The logs of a conversation from which a turn may continue, most often the last one.
 struct Tree {
     logs: Vec<Tokens>,
 }
@@ -41,7 +41,7 @@ impl Tree {
         Tree { logs: vec![random.tokens(n)] }
     }
 
-    /// A turn that goes on from a log, or from somewhere within it.
+    /// Returns a turn that continues from a log, or from a position within it.
     fn turn(&self, random: &mut Random) -> Request {
         let (n, newest) = (self.logs.len() as u64, self.logs.len() - 1);
         let from = if random.below(2) == 0 { newest } else { random.below(n) as usize };
@@ -79,7 +79,7 @@ async fn cold_rounds(base: &Setup, seed: u64) -> Vec<(Vec<Request>, Vec<Answer>)
     rounds
 }
 
-/// How many positions of these prompts were computed before, in whole blocks, and short of the last.
+/// Returns how many positions of these prompts were computed before, in whole blocks, and before the last.
 fn n_reusable(rounds: &[(Vec<Request>, Vec<Answer>)]) -> usize {
     let mut logs: Vec<Tokens> = Vec::new();
     let mut n = 0;
@@ -99,7 +99,8 @@ async fn trees_answer_as_if_cold(model: &str, seed: u64) {
     let base = Setup::new(reference_model(model), "int8", "f16");
     let rounds = cold_rounds(&base, seed).await;
     let reusable = n_reusable(&rounds);
-    // Plenty of memory; and little, so that states and blocks are dropped and requests make way.
+    // Once with plenty of memory; and once with little, so that states and blocks are dropped and requests are
+    // preempted.
     let crowded = Setup { n_blocks: CROWDED_BLOCKS, chunk_tokens_max: 48, ..base.on(2, 1) };
     for (way, setup, least) in [("alone", base, reusable * 7 / 10), ("crowded", crowded, 1)] {
         let mut replica = Replica::start(&Setup { prefix_cache: true, ..setup }).await;
@@ -118,7 +119,7 @@ async fn trees_answer_as_if_cold(model: &str, seed: u64) {
     }
 }
 
-/// `LOCKSTEP_TEST_TREES` is how many of each model.
+/// `LOCKSTEP_TEST_TREES` sets the number of trees for each model.
 #[tokio::test]
 async fn trees_of_conversations_answer_as_if_cold() {
     let n_trees = std::env::var("LOCKSTEP_TEST_TREES").map_or(N_TREES, |n| n.parse().unwrap());

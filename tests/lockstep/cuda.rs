@@ -1,5 +1,5 @@
-//! The binary on GPUs. Over a driver that runs kernels on an emulator it serves the same tokens with one rank and with
-//! two; without a driver it reports that in one line.
+//! The binary on GPUs. With a driver that runs kernels on an emulator it serves the same tokens with one rank and with
+//! two. Without a driver it reports that in one line.
 
 use crate::common::node::{BINARY, Folder, Node, answer, complete, field};
 use crate::fake_cuda;
@@ -65,7 +65,7 @@ fn killed_while_devices_exchange(collective: &str, said: &str) {
     let whole = ask();
     std::thread::scope(|scope| {
         let asking = scope.spawn(ask);
-        // Whatever it does by then: nothing below depends on it.
+        // The checks below hold in any state that it has reached by then.
         std::thread::sleep(Duration::from_millis(500));
         let victim = Pid::from_raw(grid.workers()[1].cast_signed()).unwrap();
         kill_process(victim, Signal::KILL).unwrap();
@@ -113,7 +113,7 @@ fn workers_of_one_gpu_divide_its_memory() {
 fn a_worker_of_its_own_is_on_the_gpu_that_it_is_told() {
     let kernels = Folder::new("worker-kernels");
     let listen = ["--listen", "127.0.0.1:0", "--context", "128", "--max-batch-tokens", "64", "--max-running", "4"];
-    // The coordinator needs no GPU to know the kind of its workers' device.
+    // The coordinator receives the kind of its workers' device without a GPU of its own.
     let mut coordinator = Node::start(&[&["coordinator", MODEL, "--device", "cuda"], &listen[..]].concat());
     let address = field(&coordinator.until(&["coordinating"]), "address").to_owned();
     let own = ["--device", "cuda:0", "--threads", "1", "--kernel-cache", kernels.0.to_str().unwrap()];

@@ -1,6 +1,6 @@
-//! Guessed tokens change none: requests of all kinds with drafts that hold and drafts that do not, of fixed and of
-//! adaptive number, on grids, in chunks, preempted and after losses, have the bits that each has alone and without. So
-//! have those with grammars, whose masks stand behind drafts too, in time and late.
+//! Guessed tokens do not change answers. Requests of all kinds, with accepted and rejected drafts, of fixed and of
+//! adaptive number, on grids, in chunks, preempted and after losses, have the same bits as alone and without drafts.
+//! The same holds for requests with grammars, whose masks stand behind drafts too, in time and late.
 
 use crate::common::node::{Node, post};
 use crate::common::requests::{REQUESTS, difference, tiny_requests};
@@ -17,10 +17,10 @@ use types::{Goal, Grammar, NgramLimits, Request, Tokens};
 use worker::{MaskConfig, Recalled};
 
 const MODEL: &str = "llama-f16-sharded";
-/// Of a hundred guesses.
+/// So many of a hundred guesses are wrong.
 const WRONG: u64 = 25;
 
-/// Masks that are in time however long they take.
+/// Masks that are never late, however long they take.
 const PATIENT: MaskConfig = MaskConfig {
     threads: 2,
     wait_max: Duration::from_secs(60),
@@ -116,7 +116,7 @@ impl Bench {
         }
     }
 
-    /// How many requests were preempted: with many drafts few meet.
+    /// Returns how many requests were preempted: with many drafts few requests run at the same time.
     async fn every_way(&self, drafting: Drafting) -> u32 {
         let base = &self.base;
         self.same("tp 1", drafting, base.clone(), &[]).await;
@@ -157,7 +157,7 @@ async fn fixed_and_adaptive_drafts_have_the_bits_of_none() {
     bench.with_late_masks(Drafting::Fixed(4)).await;
 }
 
-/// A draft model of its own kind: as large as the target, whose weights it has, rounded to eight bits.
+/// A draft model of its own kind: as large as the target, with the same weights, rounded to eight bits.
 fn rounded() -> DraftModel {
     draft_model("fp8-block")
 }
@@ -177,7 +177,7 @@ async fn a_draft_model_changes_no_bit() {
         n_preempted += bench.every_way(drafting).await;
     }
     assert!(n_preempted > 0);
-    // Blocks for a few of the sequences: the others have no guesses.
+    // Blocks for a few of the sequences; the others have no guesses.
     let few = DraftModel { kv_bytes: 64 << 10, ..rounded() };
     let few = Setup { draft_model: Some(few), ..bench.base.clone() };
     bench.same("few blocks", Drafting::Fixed(4), few, &[]).await;
@@ -201,29 +201,30 @@ async fn counts_of(draft: DraftModel, n_drafts: u16) -> (Seen, Vec<usize>) {
     (seen, answers.iter().map(|answer| answer.drawn.len()).collect())
 }
 
-/// It draws as its target does, by the noise of the same positions, at every temperature and with every filter.
+/// The draft model draws like its target, with the noise of the same positions, at every temperature and with every
+/// filter.
 #[tokio::test]
 async fn a_target_that_is_its_own_draft_accepts_every_draft() {
     let (seen, lengths) = counts_of(draft_model(MODEL), 4).await;
     assert_eq!(seen.drafts_rejected, 0, "{seen:?}");
     let n_more: usize = lengths.iter().map(|n| n - 1).sum();
-    // The prompt's step draws one token, and each of the others five, but for the last.
+    // The prompt's step draws one token, and each later step five, except the last.
     let n_needed: usize = lengths.iter().map(|n| 1 + (n - 1).div_ceil(5)).sum();
     assert!(seen.drafts_accepted as usize * 10 > n_more * 7, "four of five: {seen:?}");
-    // A step more ends a request, and one may be planned past its stop.
+    // One more step ends a request, and one may be planned past its stop.
     let n_steps = seen.steps as usize;
     assert!((n_needed..=n_needed + 2 * lengths.len()).contains(&n_steps), "{n_needed} steps are needed: {seen:?}");
 }
 
-/// A cache that is not rewound, or noise of another position, changes no token: it changes how many drafts hold.
+/// A cache that is not rewound, or the noise of another position, changes no token. It only changes how many drafts are
+/// accepted.
 #[tokio::test]
 async fn as_many_drafts_of_another_model_hold_as_always() {
     let (seen, _) = counts_of(rounded(), 4).await;
     assert_eq!((seen.drafts_accepted, seen.drafts_rejected), (499, 360), "{seen:?}");
 }
 
-/// What is guessed from the log itself, with the fewest tokens that can be the same, so that much is guessed; and what
-/// grammars leave no choice about.
+/// Guesses from the log itself, with the shortest n-grams, so that there are many; and tokens that a grammar forces.
 #[tokio::test]
 async fn what_a_log_repeats_is_guessed_and_has_the_same_bits() {
     let bench = Bench::new().await;
@@ -242,7 +243,7 @@ async fn what_a_log_repeats_is_guessed_and_has_the_same_bits() {
     }
 }
 
-/// A client's expectation, of which one token in the middle is missing, is guessed on both sides of it.
+/// A client's prediction without one token in the middle gives guesses on both sides of it.
 #[tokio::test]
 async fn what_a_client_expects_is_guessed_and_has_the_same_bits() {
     let bench = Bench::new().await;
@@ -252,7 +253,7 @@ async fn what_a_client_expects_is_guessed_and_has_the_same_bits() {
         Request { predicted, ..request.clone() }
     };
     let expecting: Vec<Request> = bench.requests.iter().zip(&bench.expected).map(expecting).collect();
-    // So many that must be the same that a log is hardly guessed from itself.
+    // N-grams so long that a log hardly gives guesses from itself.
     let ngrams = NgramLimits { least: 3, most: 4 };
     let base = Setup { speculation: Speculation { drafting: Drafting::Fixed(4), ngrams }, ..bench.base.clone() };
     let run = async |way: &str, setup: &Setup, requests: &[Request], breaks: &[u32]| {
@@ -282,7 +283,7 @@ async fn what_a_client_expects_is_guessed_and_has_the_same_bits() {
     }
 }
 
-/// As a client says it: an answer that was predicted is the same, in fewer steps.
+/// The field of a client's request: a predicted answer is the same, in fewer steps.
 #[test]
 fn a_prediction_of_a_client_s_is_guessed() {
     let config = r#"{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 4}"#;

@@ -1,5 +1,5 @@
-//! One bit that flips: in a file, in a fetched part, in weights or K and V of a running worker's memory. Each is found,
-//! by the load, the fetch, the scrub or an audit, and the answers afterwards are those of before; of K and V what
+//! One flipped bit: in a file, in a fetched part, or in weights or K and V in a running worker's memory. The load, the
+//! fetch, the scrub or an audit finds each, and later answers are the same as before; of K and V, a flip is found if it
 //! changes a token. A few of each; `make flips` makes a hundred.
 
 use crate::common::node::{Folder, Node, complete, field, post};
@@ -14,12 +14,12 @@ use std::time::{Duration, Instant};
 
 const WEIGHTS: &str = "model.safetensors";
 
-/// How many bits flip in each place.
+/// The number of flipped bits in each place.
 fn n_flips() -> usize {
     std::env::var("LOCKSTEP_TEST_FLIPS").map_or(3, |n| n.parse().unwrap())
 }
 
-/// Numbers without a pattern, the same ones each time.
+/// Pseudo-random numbers, the same ones in each run.
 struct Dice(u64);
 
 impl Dice {
@@ -52,7 +52,7 @@ fn flip(file: &File, at: u64, bit: u64) -> io::Result<()> {
     file.write_all_at(&[byte[0] ^ (1 << bit)], at)
 }
 
-/// Flips a bit of a tensor of the file, and says where.
+/// Flips a bit of a tensor of the file, and returns its position.
 fn flip_in_file(path: &Path, dice: &mut Dice) -> (u64, u64) {
     let (_, tensors) = tensors(path);
     let (_, _, bytes) = &tensors[dice.below(tensors.len() as u64) as usize];
@@ -68,20 +68,20 @@ fn copy(folder: &Folder) -> PathBuf {
     folder.0.join(WEIGHTS)
 }
 
-/// A worker's packed matrices in its memory: where each begins, and its bytes.
+/// A worker's packed matrices in its memory: the beginning of each, and its bytes.
 struct PackedMemory {
     memory: File,
     matrices: Vec<(u64, u64)>,
 }
 
-/// A tile of sixteen rows is packed along K: so begins the matrix of these rows.
+/// A tile of sixteen rows is packed along K: returns the first bytes of the matrix with these rows.
 fn beginning(bytes: &[u8], k: usize) -> Vec<u8> {
     let element = |row: usize, column: usize| &bytes[4 * (row * k + column)..][..4];
     (0..8).flat_map(|column| (0..16).flat_map(move |row| element(row, column).to_vec())).collect()
 }
 
 impl PackedMemory {
-    /// None where the memory of another process may not be written.
+    /// Returns None if this process may not write to the memory of another one.
     fn of(pid: u32) -> Option<PackedMemory> {
         let memory = File::options().read(true).write(true).open(format!("/proc/{pid}/mem")).ok()?;
         let (file, tensors) = tensors(&Path::new(MODEL).join(WEIGHTS));
@@ -113,22 +113,22 @@ impl PackedMemory {
         (at, bit)
     }
 
-    /// Makes one weight some hundred times as large, by one bit of its exponent.
+    /// Makes one weight some hundred times as large, with one bit of its exponent.
     fn enlarge_one(&self) {
         let &(start, len) = self.matrices.last().unwrap();
         let mut bytes = vec![0; len as usize];
         self.memory.read_exact_at(&mut bytes, start).unwrap();
         let exponent = |at: usize| (u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap()) >> 23) & 0xff;
         let all = (0..bytes.len()).step_by(4);
-        // The largest that lacks this bit.
+        // The largest weight that lacks this bit.
         let at = all.filter(|at| exponent(*at) & 8 == 0).max_by_key(|at| exponent(*at)).unwrap();
         flip(&self.memory, start + at as u64 + 3, 2).unwrap();
     }
 }
 
-/// Flips a bit of a norm of this layer; the number of places where it lay. A vector lies in memory as it does in its
-/// file, and what was read of the file may lie there once more, freed: the bit flips in each. None where the memory of
-/// another process may not be written.
+/// Flips a bit of a norm of this layer; returns at how many places it was found. A vector has the same bytes in memory
+/// as in its file, and a freed copy from reading the file may still be in memory: the bit flips in each. Returns None
+/// if this process may not write to the memory of another one.
 fn flip_in_norm(pid: u32, layer: usize, dice: &mut Dice) -> Option<usize> {
     let memory = File::options().read(true).write(true).open(format!("/proc/{pid}/mem")).ok()?;
     let (file, tensors) = tensors(&Path::new(MODEL).join(WEIGHTS));
@@ -175,7 +175,7 @@ fn page(http: &str, path: &str) -> String {
     ureq::get(format!("{http}{path}")).call().unwrap().body_mut().read_to_string().unwrap()
 }
 
-/// The sum of a metric's values whose labels have these words.
+/// Sums the values of a metric's series whose labels contain these words.
 fn metric(http: &str, name: &str, words: &[&str]) -> f64 {
     let page = page(http, "/metrics");
     let lines = page.lines().filter(|line| line.starts_with(name) && words.iter().all(|word| line.contains(word)));
@@ -224,7 +224,7 @@ fn a_flipped_bit_of_a_fetched_part_is_found_by_the_fetch() {
 fn a_flipped_bit_of_packed_weights_is_found_by_the_scrub_and_the_tokens_are_the_same() {
     let mut dice = Dice(3);
     for n in 0..n_flips() {
-        // A process of its own for each: in memory that was freed a copy of the weights may still lie.
+        // A separate process for each flip, because freed memory may still contain a copy of the weights.
         let mut node = serve(&["--pp", "2", "--scrub", "0.5"]);
         let (http, answers, workers) = (node.http(), node.answers(), node.workers());
         let Some(packed) = PackedMemory::of(workers[n % 2]) else {
@@ -241,7 +241,7 @@ fn a_flipped_bit_of_packed_weights_is_found_by_the_scrub_and_the_tokens_are_the_
     }
 }
 
-/// The weight that the scrub has found since, once the replica goes on without its damage.
+/// Returns the weight that the scrub has found, once the replica continues without the damage.
 fn found_and_mended(node: &mut Node, since: usize) -> String {
     let found = node.until_since(since, &["a weight in memory is not what was loaded"]);
     let (rank, weight) = (field(&found, "rank"), field(&found, "weight").to_owned());
@@ -258,7 +258,7 @@ fn a_flipped_bit_of_a_norm_is_found_by_the_scrub_and_the_tokens_are_the_same() {
     for n in 0..n_flips() {
         let mut node = serve(&["--pp", "2", "--scrub", "0.5"]);
         let (answers, workers) = (node.answers(), node.workers());
-        // A stage is a layer. Whoever joins first holds the first, whichever began first.
+        // Each stage is one layer. The first worker to join gets the first stage.
         let stage = n % 2;
         let holder = field(&node.until(&["taking a place", &format!("rank={stage} ")]), "pid").parse().unwrap();
         let before = node.heard();
@@ -273,7 +273,7 @@ fn a_flipped_bit_of_a_norm_is_found_by_the_scrub_and_the_tokens_are_the_same() {
     }
 }
 
-/// A large one changes tokens; what no token shows no audit can find.
+/// A large change of a weight changes tokens. An audit finds only changes that change a token.
 #[test]
 fn a_flipped_bit_that_changes_tokens_is_found_by_an_audit_at_another_replica() {
     let mut node = serve(&["--replicas", "2", "--audit", "1"]);
@@ -294,7 +294,7 @@ fn a_flipped_bit_that_changes_tokens_is_found_by_an_audit_at_another_replica() {
     ask(0);
     wait(1);
     assert_eq!(n_audits("different"), 0.0);
-    // Ranks that are alone are threads of the server: the weights of both replicas are there.
+    // A single rank is a thread of the server, so the weights of both replicas are in its memory.
     let Some(packed) = PackedMemory::of(node.pid()) else {
         return not_run("a flip that an audit finds");
     };
@@ -312,7 +312,7 @@ fn a_flipped_bit_that_changes_tokens_is_found_by_an_audit_at_another_replica() {
     assert!(told.contains("third=\"as the"), "of two one is asked again: {told}");
 }
 
-/// The KV caches of a process: large memory that it wants on huge pages.
+/// Returns the KV caches of a process: its large memory ranges that use huge pages.
 fn kv_caches(pid: u32) -> Vec<(u64, u64)> {
     const AT_LEAST: u64 = 4 << 20;
     let smaps = std::fs::read_to_string(format!("/proc/{pid}/smaps")).unwrap_or_default();
@@ -328,8 +328,8 @@ fn kv_caches(pid: u32) -> Vec<(u64, u64)> {
     all
 }
 
-/// Flips one bit of K or V that a sequence has, which no other sequence's blocks are beside: with `--zero-kv` all else
-/// is zero. The process stands still meanwhile. None if it has none any more.
+/// Flips one bit of K or V of the only sequence: with `--zero-kv` all other KV memory is zero. The process is stopped
+/// meanwhile. Returns None if no sequence has K and V.
 fn flip_kv(pid: u32, dice: &mut Dice) -> Option<()> {
     let memory = File::options().read(true).write(true).open(format!("/proc/{pid}/mem")).unwrap();
     let process = Pid::from_raw(pid.cast_signed()).unwrap();
@@ -348,7 +348,8 @@ fn flip_kv(pid: u32, dice: &mut Dice) -> Option<()> {
     flipped
 }
 
-/// A stream's tokens, and whether a bit has flipped in the midst of it. No tokens: it could not be computed any more.
+/// Returns a stream's tokens, and whether a bit has flipped in the middle of it. Without tokens it could not be
+/// computed further.
 fn disturbed(node: &Node, http: &str, asked: &Value, dice: &mut Dice) -> (Option<Vec<Value>>, bool) {
     let mut asked = asked.clone();
     asked["stream"] = true.into();
@@ -370,9 +371,8 @@ fn disturbed(node: &Node, http: &str, asked: &Value, dice: &mut Dice) -> (Option
     (Some(tokens), has_flipped)
 }
 
-/// Nothing hashes K and V. What is no number any more ends its request at once. What changes a token is found when the
-/// answer is run again, and all of it is; what changes none cannot be. How many bits are of which kind is told by
-/// `make flips`.
+/// K and V have no hash. A flip to a value that is not finite ends its request immediately. An audit finds every flip
+/// that changes a token, and cannot find the others. `make flips` prints the number of bits of each kind.
 #[test]
 fn a_flipped_bit_of_kv_is_found_by_an_audit_exactly_where_it_changes_a_token() {
     let mut node = serve(&["--replicas", "2", "--audit", "1", "--zero-kv", "--kv-memory", "64MiB"]);
@@ -393,7 +393,7 @@ fn a_flipped_bit_of_kv_is_found_by_an_audit_exactly_where_it_changes_a_token() {
     let (mut dice, mut n_asked) = (Dice(4), 0.0);
     let (mut n_flipped, mut n_failed, mut n_changed) = (0, 0, 0);
     for n in 0..4 * n_flips() {
-        // Half of them greedy, half drawn: a draw lies nearer to another one.
+        // Half of them are greedy and half drawn, because a draw is closer to a change.
         let temperature = f64::from(u8::from(n % 2 == 1));
         let asked = json!({
             "prompt": format!("question {n}"), "max_tokens": 300, "ignore_eos": true, "seed": n,

@@ -1,5 +1,5 @@
-//! Requests with grammars where ranks are lost and masks are late: the tokens are those of each request alone on one
-//! rank, and what a grammar cannot allow ends its request alone.
+//! Requests with grammars while ranks are lost and masks are late: the tokens are those of each request alone on one
+//! rank, and a request without an allowed token ends without an effect on others.
 
 use crate::common::requests::{difference, few_requests};
 use crate::common::{Answer, Replica, Setup, reference_model};

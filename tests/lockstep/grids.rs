@@ -1,4 +1,4 @@
-//! The promise over topologies: on any grid, over any wire, with threads or processes, token ids and logprobs have the
+//! The guarantee for topologies: on any grid, over any wire, with threads or processes, token ids and logprobs have the
 //! bits that each request has alone on one rank.
 
 mod cover;
@@ -67,7 +67,7 @@ fn check_equal(way: &str, requests: &[Request], got: &[Answer], expected: &[Answ
 
 // -- sixteen grids
 
-/// Those that grow most come first, so that they outgrow the pool together.
+/// The requests that grow most are first, so that they outgrow the pool together.
 fn hard_requests(family: &str) -> Vec<Request> {
     let mut requests = tiny_requests(&reference_model(family));
     requests.sort_by_key(|request| Reverse(request.sampling.tokens_max));
@@ -118,7 +118,7 @@ async fn grids_of_four_ranks_per_stage() {
 /// The factors: family, tp - 1, pp - 1, wire, workers, cut, activations, type of cache.
 const N_VALUES: [usize; 8] = [FAMILIES.len(), GRID_MAX as usize, GRID_MAX as usize, 2, 2, 2, 2, 3];
 const RUNS_MAX: usize = 64;
-/// Blocks where the cut is alike; otherwise memory is plenty.
+/// The number of blocks if all parts are equal; otherwise memory is plenty.
 const COVER_BLOCKS: u32 = 40;
 const WIRES: [Wire; 2] = [Wire::Memory, Wire::Socket];
 const WORKERS: [Workers; 2] = [Workers::Processes, Workers::Threads];
@@ -126,7 +126,7 @@ const CUTS: [Cut; 2] = [Cut::Alike, Cut::Unlike];
 const ACTIVATIONS: [&str; 2] = ["int8", "f32"];
 const KV_DTYPES: [&str; 3] = ["f16", "f32", "int8"];
 
-/// Whether a family can be cut on a grid, alike and unlike, by family, tp - 1 and pp - 1.
+/// Whether a family can be cut on a grid, with equal and unequal parts, by family, tp - 1 and pp - 1.
 static CUTTABLE: LazyLock<Vec<[[[bool; 2]; 4]; 4]>> = LazyLock::new(|| {
     let of = |family: &&str| {
         let base = setup(family, "int8", "f16");

@@ -1,5 +1,5 @@
-//! The memory of the KV cache grows under load and shrinks afterwards, and the tokens are those of a cache that has all
-//! of its memory from the start.
+//! The memory of the KV cache grows under load and shrinks afterwards, and the tokens are those of a cache with all of
+//! its memory from the start.
 
 use crate::common::node::{Node, PATIENCE, complete};
 use serde_json::{Value, json};

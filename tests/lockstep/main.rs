@@ -1,4 +1,4 @@
-//! The whole system: its bits on every grid, and its processes on this machine.
+//! Tests of the whole system: its bits on every grid, and its processes on this machine.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 #[path = "../common/mod.rs"]

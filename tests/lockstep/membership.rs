@@ -1,5 +1,5 @@
-//! Processes of clusters that find each other through etcd: a new process is found, one that leaves is forgotten, and
-//! an outage of etcd only delays that.
+//! Processes of clusters that find each other through etcd: a new process is found, a leaving one is removed, and an
+//! outage of etcd only delays both.
 
 use crate::common::node::{Node, PATIENCE, answer, field, post};
 use crate::etcd::Etcd;
@@ -140,7 +140,7 @@ fn etcd_is_lost_in_mid_stream_and_comes_back() {
         page["store"]["connected"] == true && are(page, &["one", "two", "three"])
     });
     all_serve(&http, 3, &expect);
-    // A killed one is forgotten with its lease; one that is told to end is off the list at once.
+    // A killed coordinator is removed with its lease; one that ends after a signal is removed immediately.
     one.kill();
     until("one is forgotten", &http, |page| are(page, &["two", "three"]));
     kill_process(Pid::from_raw(two.pid().cast_signed()).unwrap(), Signal::TERM).unwrap();
@@ -171,7 +171,7 @@ fn a_later_claim_ends_the_coordinator_that_had_the_name() {
     assert_eq!(answer(&http, "hello"), expect);
 }
 
-/// Workers are given no address, and go where their replica's coordinator goes.
+/// Workers have no address of a coordinator, and follow their replica's coordinator.
 #[test]
 fn workers_follow_the_coordinator_that_etcd_tells_of() {
     let etcd = Etcd::start(1);

@@ -1,6 +1,6 @@
-//! Requests in the shapes of a coding agent, to a server with a small random model: long prompts in blocks, a dozen
-//! tools, calls that are forced, and their results in the next turn. What a client is told whole and in events is the
-//! same, and the turns share the prefix cache.
+//! Requests in the format of a coding agent, to a server with a small random model: long prompts in blocks, a dozen
+//! tools, forced calls, and their results in the next turn. A whole answer and its events are the same, and the turns
+//! share the prefix cache.
 
 use crate::common::node::{BINARY, Folder, Node, PATIENCE};
 use serde_json::{Value, json};
@@ -16,7 +16,7 @@ const TEMPLATE: &str = "{% if tools %}<|system|># Tools\n{% for tool in tools %}
      {% for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}\
      <|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}";
 
-/// The small model with a long context and a template that tells of tools: its folder, and the template's file.
+/// The small model with a long context and a template that lists tools: its folder, and the template's file.
 pub fn talking_model(name: &str) -> (Folder, String) {
     let folder = Folder::new(name);
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join(MODEL);
@@ -42,7 +42,7 @@ fn serve() -> (Folder, Node, String) {
     (folder, node, http)
 }
 
-/// As the agent sends it: with its version, its betas, and a key.
+/// Sends a request like the agent: with its version, its betas, and a key.
 fn post(http: &str, path: &str, body: &Value) -> String {
     let agent = ureq::Agent::config_builder().timeout_global(Some(PATIENCE)).http_status_as_error(false).build();
     let request = ureq::Agent::from(agent).post(format!("{http}{path}?beta=true"));
@@ -101,7 +101,7 @@ fn tool(i: usize) -> Value {
     json!({ "name": format!("Tool{i}"), "description": description, "input_schema": schema })
 }
 
-/// White space would be as good as anything else between the parts of a call, for a model that knows nothing.
+/// Forbids white space: a random model would choose it as often as anything else between the parts of a call.
 fn no_blanks() -> Value {
     let text = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(MODEL).join("tokenizer.json"));
     let tokenizer: Value = serde_json::from_str(&text.unwrap()).unwrap();

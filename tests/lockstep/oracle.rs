@@ -20,7 +20,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use types::{Goal, Request};
 
-/// The policy of a model unless another is asked for.
+/// The default policy of a model.
 const DEFAULT: Policy = Policy { activations: "int8", kv_dtype: "f16" };
 /// Checkpoints for which other policies are tried too: f32 activations, with a cache of either type.
 const OTHERS: [(&str, Policy); 8] = [
@@ -67,9 +67,9 @@ const UNRECORDED: [&str; 30] = [
     "qwen3.5-moe-fused",
     "w8a8",
 ];
-/// Of each list the first grid into which a checkpoint can be cut; a file with one layer of one leaf stays whole. On
-/// the first grid prompts are computed in chunks, and common beginnings are cached; on the second there is room for a
-/// few requests, so that some are preempted.
+/// In each list, the first grid on which a checkpoint can be cut counts; a file with one layer of one leaf stays whole.
+/// On the first grid prompts are computed in chunks, and common beginnings are cached. The second has room for a few
+/// requests, so that some are preempted.
 const CHUNKED_GRIDS: [(u16, u16); 3] = [(2, 1), (1, 2), (1, 1)];
 const CROWDED_GRIDS: [(u16, u16); 3] = [(2, 2), (1, 2), (1, 1)];
 const CHUNK: u32 = 96;

@@ -1,5 +1,5 @@
-//! Roles as processes of the built binary: the same answers as alone, no orphans, and strangers refused by name while
-//! the cluster goes on.
+//! Roles as processes of the built binary: the same answers as alone, no orphans, and foreign processes rejected by
+//! name while the cluster continues.
 
 mod damaged;
 mod intruder;
@@ -55,7 +55,7 @@ fn ask(door: &str, arguments: &[&str]) -> Output {
     Command::new(BINARY).args(arguments).args(["--coordinator", door]).output().unwrap()
 }
 
-/// An operator changes the replicas of `serve` through sockets of their own, which accept nobody else.
+/// An operator changes the replicas of `serve` through separate sockets, which accept no other role.
 #[test]
 fn serve_takes_another_grid_and_reads_its_model_again() {
     let mut grid = serve(&["--tp", "2", "--control", "127.0.0.1:0"]);
@@ -109,7 +109,7 @@ fn until_says(page: &str, status: u16) {
 
 #[test]
 fn a_rank_without_the_others_is_not_ready() {
-    // The lost rank's place is kept, so no single worker carries the model.
+    // The lost rank's place is kept, so the remaining worker does not get the whole model.
     let (mut coordinating, address) = coordinator(MODEL, &["--tp", "2", "--replan-seconds", "3600"]);
     let (_one, page) = watched_worker(&address);
     until_says(&page, 503);
@@ -175,7 +175,7 @@ fn who_does_not_belong_is_refused_by_name_and_the_cluster_goes_on() {
     assert_eq!(router.answers(), serve(&[]).answers());
 }
 
-/// Sends a stranger's first bytes, and waits until the connection ends.
+/// Sends the first bytes of a foreign client, and waits until the connection ends.
 fn say(address: &str, words: &[u8]) {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.write_all(words).unwrap();
@@ -190,7 +190,7 @@ fn who_is_refused_again_and_again_is_logged_once_a_second() {
     let began = Instant::now();
     (0..KNOCKS).for_each(|_| say(&address, b"GET / HTTP/1.1\r\n\r\n"));
     std::thread::sleep(Duration::from_millis(1100));
-    // The next log line has the number of refusals before it.
+    // The next log line has the number of rejections before it.
     say(&address, b"GET / HTTP/1.1\r\n\r\n");
     let unsaid = |line: &String| if line.contains(" unsaid=") { field(line, "unsaid").parse().unwrap() } else { 0 };
     let deadline = Instant::now() + PATIENCE;
@@ -225,14 +225,14 @@ fn policy(kv_dtype: &str) -> PolicyDigest {
 fn another_model_or_policy_is_refused_by_name_and_the_cluster_goes_on() {
     let (mut coordinator, address) = coordinator(MODEL, &[]);
     let join = ["worker", "--threads", "1", "--join", &address];
-    // It joins first, with a model of the same shape.
+    // The foreign worker joins first, with a model of the same shape.
     let mut stranger = Node::start(&[&join[..], &["--model-path", "tests/reference/llama-linear"]].concat());
     let refusal = ["computes under", "another model, or other numerics"];
     stranger.until(&["lockstep:", refusal[0], refusal[1]]);
     assert!(!stranger.ended().success());
     coordinator.until(&["a worker is lost", refusal[0], refusal[1]]);
 
-    // The same model, with another cache type than the coordinator asked for.
+    // The same model, with another cache type than the coordinator's.
     let mut intruder = Intruder::join(&address, "").unwrap();
     intruder.assigned();
     intruder.loaded(policy("f32"), &model().hashes().unwrap());
@@ -265,8 +265,8 @@ fn a_second_one_of_a_place_is_refused_by_name_and_the_cluster_goes_on() {
     second.until(&["lockstep:", "cannot listen for other workers", &port]);
     assert!(!second.ended().success());
 
-    // Strangers connect to the first worker while it waits for the second: one sends garbage, one stops midway. Both
-    // are let go before anybody meets, and are named once somebody does.
+    // Foreign clients connect to the first worker while it waits for the second: one sends garbage, one stops midway.
+    // Both are disconnected before the ranks meet, and the log names them once the ranks have met.
     let mut silent = TcpStream::connect(&port).unwrap();
     silent.write_all(b"LOCKSTEP").unwrap();
     let mut loud = TcpStream::connect(&port).unwrap();
@@ -295,7 +295,7 @@ fn a_rank_that_says_garbage_to_its_peer_is_blamed_by_name_and_the_cluster_goes_o
     let _first = Node::start(&join);
     intruder.assigned();
     intruder.loaded(policy("f16"), &model().hashes().unwrap());
-    // The honest worker dials once both have loaded.
+    // The correct worker dials once both have loaded.
     let (mut peer, _) = door.accept().unwrap();
     peer.write_all(&[0x5a; 400]).unwrap();
     coordinator.until(&["a rank is blamed by a peer", "rank=0", "no handshake, but garbage"]);
@@ -382,7 +382,7 @@ fn an_expired_certificate_is_refused_by_name_and_its_successor_is_taken_without_
         http
     };
     assert!(http.starts_with("http://127.0.0.1:"));
-    // The same for who listens.
+    // The same for a role that listens.
     let late: Vec<&str> = late.iter().map(String::as_str).collect();
     let (mut listener, address) = self::coordinator(MODEL, &late);
     let mut waits = with(&["worker", "--threads", "1", "--join", &address], &good);
@@ -392,7 +392,8 @@ fn an_expired_certificate_is_refused_by_name_and_its_successor_is_taken_without_
     waits.until(&["taking a place"]);
 }
 
-/// The coordinator's path does not exist in the worker's folder, so it fetches; a second time it need not.
+/// The coordinator's path does not exist in the worker's folder, so the worker fetches the model; the second time it
+/// has it.
 #[test]
 fn a_worker_without_the_model_fetches_it() {
     let folder = Folder::new("fetch");

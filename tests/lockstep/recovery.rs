@@ -1,5 +1,5 @@
-//! A cluster of processes under load that loses ranks, goes on with fewer, gets them back, and is given other grids and
-//! another coordinator: no request fails, and every answer is that of a single rank.
+//! A cluster of processes under load that loses ranks, continues with fewer, gets them back, and receives other grids
+//! and another coordinator: no request fails, and every answer is that of a single rank.
 
 use crate::common::node::{BINARY, Folder, Node, PATIENCE, complete, field, free_address, post};
 use rustix::process::{Pid, Signal, kill_process};
@@ -134,7 +134,7 @@ fn losses_grids_and_restarts_are_pauses() {
     let clients = load(&http, &expected);
     goes_on(&clients);
 
-    // One is lost without a replacement: two of the three that are left carry the model. Then one comes.
+    // One is lost without a replacement: two of the remaining three carry the model. Then a replacement joins.
     workers.remove(0).kill();
     until_on(&http, 2, 1, &coordinator);
     coordinator.until(&["a worker is lost", "kind=\"gone\""]);
@@ -171,8 +171,8 @@ fn losses_grids_and_restarts_are_pauses() {
     restart(&mut coordinator, &model, &mut workers, &http, &expected);
 }
 
-/// The model's file is restored under a serving cluster; is replaced by another model for a while; and is removed,
-/// which does not disturb ranks whose part stays the same.
+/// The model's file is restored under a serving cluster, replaced by another model for a while, and removed, which does
+/// not disturb ranks whose part stays the same.
 fn read_again(coordinator: &mut Node, address: &str, model: &Path, http: &str, goes_on: impl Fn()) {
     let done = reload(address);
     let told = text(&done.stdout);
@@ -208,7 +208,7 @@ fn cut_short(model: &Path) {
     file.set_len(file.metadata().unwrap().len() / 2).unwrap();
 }
 
-/// Replaces the coordinator: open requests go on with the new one.
+/// Replaces the coordinator: open requests continue at the new one.
 fn restart(coordinator: &mut Node, model: &Path, workers: &mut [Node], http: &str, expected: &[Value]) {
     let questions = questions();
     let address = field(&coordinator.until(&["coordinating"]), "address").to_owned();

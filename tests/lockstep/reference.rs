@@ -1,5 +1,6 @@
-//! The default model against what transformers computes in f32 from its dequantized weights: tokenizer, chat template
-//! and greedy tokens, through coordinator and worker. `worker/model/tests` compares the tiny checkpoints' logits.
+//! Compares the default model with the results of transformers in f32 from its dequantized weights: tokenizer, chat
+//! template and greedy tokens, through coordinator and worker. `worker/model/tests` compares the tiny checkpoints'
+//! logits.
 
 use crate::common;
 use crate::common::{Answer, Replica, Setup, smollm2};
@@ -18,7 +19,7 @@ struct Reference {
     cases: Vec<Case>,
 }
 
-/// `tests/reference/README.md` says what each is.
+/// `tests/reference/README.md` describes each field.
 #[derive(Deserialize)]
 struct Case {
     name: String,
@@ -133,7 +134,7 @@ impl Tally {
     }
 }
 
-/// Panics unless the same two tokens are in the other order, close to each other on both sides.
+/// Panics unless the same two tokens are in reversed order, and close to each other on both sides.
 fn excuse(case: &Case, step: usize, ours: [Token; 2], gap: f32) {
     let [(best, best_logit), (next, next_logit)] = case.top[step];
     let [first, second] = ours;

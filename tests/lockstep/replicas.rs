@@ -1,4 +1,4 @@
-//! Replicas behind one router: both serve, both give the same answers, and one goes on when the other is gone.
+//! Replicas behind one router: both serve, both give the same answers, and one continues when the other is gone.
 
 mod models;
 

@@ -1,5 +1,5 @@
-//! Processes killed with open streams. After a router's death its clients go on at another one; a coordinator's death
-//! goes unnoticed. Every byte of every stream is that of the undisturbed run.
+//! Processes killed with open streams. After a router's death its clients continue at another one; clients do not
+//! notice a coordinator's death. Every byte of every stream is that of the undisturbed run.
 
 mod calls;
 
@@ -23,7 +23,7 @@ impl Replica {
         Replica::of(&[MODEL, "--activations", "f32", "--speculation", "4"], token)
     }
 
-    /// Of a model, with what else is said of it.
+    /// Starts a replica of a model, with more flags.
     fn of(model: &[&str], token: &str) -> Replica {
         let listen = ["--listen", "127.0.0.1:0", "--token-file", token];
         let coordinator = [&["coordinator"], model, &listen].concat();
@@ -68,7 +68,7 @@ impl Events {
 impl Iterator for Events {
     type Item = (String, Option<String>);
 
-    /// None at the stream's end, or where it breaks off: an event without its empty line is incomplete.
+    /// Returns None at the stream's end, or where it breaks: an event without its empty line is incomplete.
     fn next(&mut self) -> Option<Self::Item> {
         let (mut data, mut id) = (None, None);
         loop {
@@ -174,7 +174,8 @@ fn clients_of_a_router_that_is_killed_go_on_at_another_one() {
     }
 }
 
-/// Without a token nobody else has to read its handles: whoever knows this program's source could make them otherwise.
+/// Without a token no other process has to read its handles. Otherwise the program's source would be enough to make
+/// them.
 #[test]
 fn handles_of_a_lone_server_are_its_own() {
     let serve = || {
@@ -196,7 +197,7 @@ fn handles_of_a_lone_server_are_its_own() {
     assert_eq!(refused.status(), 403);
 }
 
-/// Repeated until a killed one had open requests: how fast they end depends on the machine.
+/// Repeated until a killed one had open requests: their duration depends on the machine.
 #[test]
 fn clients_of_a_coordinator_that_is_killed_notice_nothing() {
     let folder = Folder::new("failover");

@@ -1,4 +1,4 @@
-//! The promise: the same request gives the same token ids and logprobs, to the bit, in any batch, chunks, cache,
+//! The guarantee: the same request gives the same token ids and logprobs, to the bit, in any batch, chunks, cache,
 //! instructions and number of threads. Each way is compared with every request alone and uncached, and the worker's
 //! steps are counted to prove that it happened.
 
@@ -80,7 +80,7 @@ async fn nemotron_h_moe() {
 #[tokio::test]
 async fn smollm2_int8_on_f16() {
     let bench = Bench::new("smollm2 int8 f16", smollm2_setup("int8", "f16"), smollm2_requests()).await;
-    // All but the two long ones, and a few for slow ways.
+    // All except the two long requests, and a few for slow ways.
     let (all, short) = (bench.first(REQUESTS), bench.first(REQUESTS - 2));
     bench.company(&all).await;
     bench.chunks(&[7, 512], &all).await;
@@ -164,7 +164,7 @@ async fn another_policy_has_other_bits() {
     assert_eq!(n_equal, 0);
 }
 
-/// K and V of eight bits: rounded row by row, and read back in any company, on any grid, after any loss.
+/// K and V of eight bits: rounded row by row, and read back in any batch, on any grid, after any loss.
 async fn int8_every_way(folder: &str, activations: &'static str) {
     let model = reference_folder(folder);
     let requests = tiny_requests(&model);
@@ -200,7 +200,7 @@ async fn tiny_every_way(folder: &str, activations: &'static str) {
     }
 }
 
-/// States are kept at few places, so a cache may have more of a prompt's blocks than it has states for.
+/// States are kept at few positions, so a cache may have more of a prompt's blocks than it has states for.
 async fn recurrent_every_way(folder: &str, activations: &'static str) {
     let model = reference_folder(folder);
     let requests = tiny_requests(&model);
@@ -281,7 +281,7 @@ impl Bench {
         }
     }
 
-    /// Masks that are later than the passes: draws come again, with steps in flight behind them.
+    /// Masks that are later than the passes: draws are repeated, with steps in flight behind them.
     async fn late_masks(&self, picked: &[usize]) {
         let (wait_max, delay) = (Duration::ZERO, Duration::from_millis(3));
         let masks = MaskConfig { wait_max, delay, ..MaskConfig::default() };
@@ -313,7 +313,7 @@ impl Bench {
         assert_eq!(warm.hits as usize, n_long, "every prompt of more than a block");
     }
 
-    /// At first the cache has half of each prompt, then what the answers have left of it.
+    /// At first the cache has half of each prompt, then the part of it that the answers have not evicted.
     async fn partly_warm_cache(&self, picked: &[usize]) {
         let half = |&i: &usize| {
             let mut request = self.requests[i].clone();
@@ -331,7 +331,7 @@ impl Bench {
         assert!(partly.hits > 0 && partly.hit_tokens < warm.hit_tokens, "{partly:?}, then {warm:?}");
     }
 
-    /// Guesses that hold, and some that do not and are rewound.
+    /// Accepted guesses, and some that are rejected and rewound.
     async fn drafts(&self, picked: &[usize]) {
         let log = |(request, answer): (&Request, &Answer)| -> Tokens {
             request.prompt.iter().copied().chain(answer.tokens()).collect()
@@ -354,7 +354,7 @@ impl Bench {
         }
     }
 
-    /// Those that grow most come first, so that they outgrow the pool together.
+    /// The requests that grow most are first, so that they outgrow the pool together.
     async fn preemption(&self, n_blocks: u32, picked: &[usize]) {
         let mut picked = picked.to_vec();
         picked.sort_by_key(|&i| Reverse(self.expected[i].drawn.len()));
@@ -374,7 +374,7 @@ impl Bench {
         }
     }
 
-    /// Plain Rust is by far the slowest, and may be given fewer requests.
+    /// Plain Rust is by far the slowest, so it may get fewer requests.
     async fn instructions(&self, for_plain: &[usize], picked: &[usize]) {
         for isa in Isa::ALL {
             let picked = if isa == Isa::Plain { for_plain } else { picked };

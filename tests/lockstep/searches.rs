@@ -1,5 +1,5 @@
-//! Beam search and `best_of`, as clients ask for them: beams are those of transformers, the best of several draws is
-//! one of them, and a grid that loses a worker meanwhile finds the same.
+//! Beam search and `best_of` over HTTP: beams are those of transformers, the best of several draws is one of them, and
+//! a grid that loses a worker meanwhile gives the same.
 
 use crate::common::node::{Node, complete, post};
 use crate::common::{reference_folder, smollm2};
@@ -13,7 +13,7 @@ use types::Tokens;
 const FAMILIES: [&str; 4] = ["llama-f32-tied", "qwen3-moe", "gemma2", "lfm2"];
 /// Scores closer to each other than this may change places.
 const NEAR: f64 = 1e-3;
-/// Of the default model's searches one in so many is made, unless `LOCKSTEP_TEST_BEAMS` asks for all.
+/// One in so many of the default model's searches runs, unless `LOCKSTEP_TEST_BEAMS` is set for all.
 const ONE_IN: usize = 12;
 
 #[derive(Deserialize)]
@@ -21,7 +21,7 @@ struct Reference {
     cases: Vec<SearchCase>,
 }
 
-/// What transformers found: `tests/reference/make_beams.py` writes it.
+/// The results of transformers: `tests/reference/make_beams.py` writes them.
 #[derive(Deserialize)]
 struct SearchCase {
     model: String,
@@ -65,7 +65,7 @@ impl SearchCase {
         })
     }
 
-    /// Whether all answers are the peer's, in its order. Those whose scores are nearly equal may stand in another.
+    /// Whether all answers are the peer's, in its order. Answers with nearly equal scores may be in another order.
     fn holds(&self, choices: &Value) {
         let found: Vec<Tokens> = choices.as_array().unwrap().iter().map(token_ids).collect();
         let expected: Vec<Tokens> = self.answers.iter().map(|answer| answer.tokens.clone()).collect();
@@ -143,7 +143,7 @@ fn the_best_of_several_draws_is_the_likeliest() {
         assert_eq!((&found["logprobs"], &found["finish_reason"]), (&drawn["logprobs"], &drawn["finish_reason"]));
     }
     assert_eq!(best.as_array().unwrap().len(), 2);
-    // Logprobs that nobody asked for are not told, and a stop string ends the same draws.
+    // Logprobs that were not requested are not sent, and a stop string ends the same draws.
     let bare = complete(&http, &body(json!({"best_of": 6})));
     assert_eq!((token_ids(&bare[0]), &bare[0]["logprobs"]), (token_ids(ranked[0]), &Value::Null));
     let as_drawn = complete(&http, &body(json!({"n": 6, "best_of": 6})));

@@ -1,5 +1,5 @@
-//! A person at a terminal: a session of some forty steps in a chat and in `top`, at two widths, with sizes that change,
-//! Ctrl-C, Ctrl-D, letters of all scripts, and pipes. What is seen is judged, not what is sent.
+//! A user at a terminal: a session of some forty steps in a chat and in `top`, at two widths, with sizes that change,
+//! Ctrl-C, Ctrl-D, letters of all scripts, and pipes. The tests check the screen, and not the bytes.
 
 use crate::common::node::{BINARY, Folder, Node, PATIENCE, complete};
 use crate::common::terminal::Terminal;
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 const ROWS: u16 = 40;
 
-/// A chat, whose prompt is waited for after each step.
+/// A chat. The test waits for its prompt after each step.
 struct Chat {
     terminal: Terminal,
     n_steps: usize,
@@ -45,7 +45,7 @@ impl Chat {
         chat
     }
 
-    /// Waits until something is seen and an empty prompt stands below it.
+    /// Waits until the screen satisfies the condition and has an empty prompt below.
     fn settled(&mut self, what: &str, is_so: impl Fn(&str) -> bool) -> String {
         let is_asking = |seen: &str| seen.lines().last().is_some_and(|last| last == ">>>");
         self.terminal.until(what, |seen| is_asking(seen) && is_so(seen))
@@ -58,7 +58,7 @@ impl Chat {
         self.terminal.until("another line", |seen| seen.ends_with("..."));
     }
 
-    /// Types a line on an empty screen and returns what is seen when the next one is asked for.
+    /// Types a line on an empty screen and returns the screen when the next prompt appears.
     fn says(&mut self, line: &str, part: &str) -> String {
         self.n_steps += 1;
         self.terminal.type_in("\x0c");
@@ -71,12 +71,12 @@ impl Chat {
     }
 }
 
-/// On one line: where lines end is the width's.
+/// Joins the lines, because their ends depend on the width.
 fn flat(seen: &str) -> String {
     seen.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// Settings, commands and what is wrong with them.
+/// Settings, commands and their errors.
 fn commands(chat: &mut Chat) {
     let help = chat.says("/help", "Ctrl-C");
     assert!(help.contains("/save NAME") && help.contains("/model NAME"), "{help}");
@@ -99,7 +99,7 @@ fn commands(chat: &mut Chat) {
     assert!(flat(&chat.says("/show", "messages")).contains("max_tokens 6 stop"));
 }
 
-/// Answers, long and short, kept and taken up again, stopped and too long.
+/// Answers, long and short, saved and loaded again, stopped and too long.
 fn answers(chat: &mut Chat) {
     chat.says("hello", "tokens, first after");
     chat.says("Grüße, 再帰 🦀", "tokens, first after");
@@ -134,7 +134,7 @@ fn keys(chat: &mut Chat) {
     chat.settled("nothing", |_| true);
     chat.terminal.resize((100, 30));
     chat.says("/help", "/show what is set");
-    // An answer without an end, until it is stopped; the text so far stays.
+    // An answer without an end, until it is stopped; its text stays in the conversation.
     for line in ["/clear", "/set stop none", "/set max_tokens none", "/set verbose"] {
         chat.says(line, ">>>");
     }
@@ -176,7 +176,7 @@ fn a_session_of_forty_steps_in_a_hundred_and_twenty_columns() {
     assert!(n_steps >= 40, "{n_steps}");
 }
 
-/// Whoever leaves by a signal finds the terminal as it was.
+/// After a signal the terminal is as before.
 #[test]
 fn a_terminal_is_left_as_it_was_found() {
     for signal in [Signal::TERM, Signal::HUP] {
@@ -187,11 +187,11 @@ fn a_terminal_is_left_as_it_was_found() {
     }
 }
 
-/// Typed while nobody reads: the answer is not mixed with it, and it is there when the next line is asked for.
+/// Text typed while the chat does not read: the answer is not mixed with it, and it appears at the next prompt.
 #[test]
 fn what_is_typed_ahead_is_the_next_lines_beginning() {
     let mut chat = Chat::begin_with(80, "8192");
-    // Lines that are read at once: each is a message, in its turn.
+    // Lines that arrive together: each is a message, in order.
     chat.terminal.type_in("\x0c");
     chat.terminal.until("an empty screen", |seen| seen == ">>>");
     chat.terminal.type_in("first\rsecond\rthird");
@@ -199,7 +199,7 @@ fn what_is_typed_ahead_is_the_next_lines_beginning() {
     assert!(seen.starts_with(">>> first\n") && seen.contains("\n>>> second\n"), "{seen}");
     assert_eq!(seen.matches("tokens, first after").count(), 2, "{seen}");
     chat.terminal.type_in("\x15");
-    // While an answer comes, which Ctrl-C stops: the line is not the answer's.
+    // Typed during an answer that Ctrl-C stops: the line is not lost.
     for line in ["/set stop none", "/set max_tokens none"] {
         chat.says(line, ">>>");
     }
@@ -220,7 +220,7 @@ fn what_is_typed_ahead_is_the_next_lines_beginning() {
     }
 }
 
-/// A hub that takes its time: nothing is echoed beside its progress, and Ctrl-C leaves the terminal as it was found.
+/// A slow hub: typed text is not echoed beside its progress, and Ctrl-C leaves the terminal as before.
 #[test]
 fn nothing_is_echoed_while_a_model_is_fetched() {
     let hub = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -242,7 +242,7 @@ fn nothing_is_echoed_while_a_model_is_fetched() {
     }
 }
 
-/// The line is there while the prompt is computed, and gone when the answer begins.
+/// The line is visible while the prompt is computed, and gone when the answer begins.
 #[test]
 fn a_long_prompt_shows_how_far_it_is() {
     let (folder, template) = talking_model("prompt");
@@ -289,7 +289,7 @@ fn top_shows_its_views_at_every_width_and_leaves_no_trace() {
     terminal.type_in("\t");
     terminal.until_seen("first token, p50");
     terminal.resize((60, 10));
-    // Its last line is drawn anew: a key that comes together with a new size may wait for the next key.
+    // Its last line is drawn again: a key that arrives together with a new size may wait for the next key.
     terminal.until("fewer columns", |seen| seen.lines().count() == 10 && seen.contains("q quit"));
     terminal.type_in("?");
     terminal.until_seen("q, Ctrl-C");
@@ -299,14 +299,14 @@ fn top_shows_its_views_at_every_width_and_leaves_no_trace() {
     terminal.type_in("q");
     assert!(terminal.ended().success() && terminal.is_as_found());
     assert!(!terminal.is_alternate() && !terminal.hides_cursor() && terminal.text().is_empty(), "{}", terminal.text());
-    // Ctrl-C and SIGTERM lead out as well, and a server that has gone is said.
+    // Ctrl-C and SIGTERM also end it, and it reports a server that is gone.
     let mut terminal = Terminal::start(&["top", "--url", "http://127.0.0.1:9"], (60, 10), &[]);
     terminal.until_seen("no server answers at http://127.0.0.1:9");
     terminal.type_in("\x03");
     assert!(terminal.ended().success() && terminal.is_as_found());
 }
 
-/// The answer to a prompt: without a home, and with this on standard input.
+/// Returns the answer to a prompt, without a home folder, and with this text on standard input.
 fn answered(words: &[&str], piped: &str) -> String {
     let mut command = Command::new(BINARY);
     command.args(["run", "tests/reference/llama-f32-tied"]).args(words);
@@ -380,7 +380,7 @@ fn shells_and_readers_of_manuals_know_every_command() {
     assert!(std::fs::read_to_string(folder.0.join("lockstep.1")).unwrap().contains("simulate"));
 }
 
-/// Whoever waits for keys reads the end of a terminal that is gone for ever, with all of a core.
+/// A wait for keys would read the end of a closed terminal forever, with a whole core.
 #[test]
 fn top_ends_when_its_terminal_is_closed() {
     let mut top = Terminal::start_and_close(&["top", "--url", "http://127.0.0.1:9"]);

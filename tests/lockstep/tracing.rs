@@ -24,7 +24,7 @@ impl TraceService for Collector {
         &self,
         request: Request<ExportTraceServiceRequest>,
     ) -> Result<Response<ExportTraceServiceResponse>, Status> {
-        // Ranks are processes of their own, which must have the setting too.
+        // Ranks are separate processes, which must have the setting too.
         if request.metadata().get("x-key").is_none_or(|key| key != "a key") {
             return Err(Status::unauthenticated("who are you?"));
         }
@@ -71,7 +71,7 @@ fn one_request_is_traced_from_the_door_to_every_rank() {
     let http = node.http();
     node.until_ready(&http);
     ask(&http);
-    // A process that ends sends the spans that it still has.
+    // A process that ends sends its remaining spans.
     kill_process(Pid::from_raw(node.pid().cast_signed()).unwrap(), Signal::TERM).unwrap();
     assert!(node.ended().success(), "{}", node.log());
     let heard = collector.0.lock().unwrap();
@@ -104,7 +104,7 @@ fn what_a_collector_wants_to_be_told_is_told_nobody_else() {
         for asked in ["--print-config", "--help"] {
             let mut command = Command::new(env!("CARGO_BIN_EXE_lockstep"));
             command.args(role).arg(asked).env("OTEL_EXPORTER_OTLP_HEADERS", "x-key=hidden");
-            // An empty variable, as Compose sets it when nobody gave a value.
+            // An empty variable, as Compose sets it without a value.
             let said = command.env("OTEL_EXPORTER_OTLP_CERTIFICATE", "").output().unwrap();
             assert!(said.status.success(), "{role:?} {asked}");
             let printed = [said.stdout, said.stderr].map(|bytes| String::from_utf8(bytes).unwrap()).concat();

@@ -1,5 +1,5 @@
 //! `lockstep verify` and `replay`, as processes: an answer of one rank is equal on every grid and after a kill, and
-//! whatever was changed in its record is found, with the position.
+//! every change in its record is found, with the position.
 
 use crate::common::node::{BINARY, Folder, Node, post};
 use serde_json::{Value, json};
@@ -23,7 +23,7 @@ fn serve_model(model: &str, more: &[&str]) -> (Node, String) {
     (node, http)
 }
 
-/// Servers with other instructions than this machine's best ones, as far as it has them.
+/// Servers with other instructions than this machine's best ones, if it has them.
 fn other_instructions() -> Vec<(Node, String)> {
     let mut all = vec![serve(&["--isa", "plain", "--inproc"])];
     #[cfg(target_arch = "x86_64")]
@@ -71,7 +71,7 @@ impl Records {
         command.output().unwrap()
     }
 
-    /// Verifies, and expects this exit code and these parts of what it says.
+    /// Verifies, and expects this exit code and these parts of its output.
     fn check(&self, record: &Value, more: &[&str], code: i32, parts: &[&str]) {
         let Output { status, stdout, stderr } = self.verify(record, more);
         let told = [stdout, stderr].map(|text| String::from_utf8(text).unwrap()).concat();
@@ -101,7 +101,7 @@ fn an_answer_is_equal_on_every_grid_and_after_a_kill() {
     wide.until(&["a worker process ended"]);
     wide.until_ready(&wide_http);
     records.check(&all[0], &["--url", &wide_http], 0, &["equal: 24 tokens"]);
-    // A server of its own serves the model under another name than the request asks for.
+    // A private server serves the model under another name than the request has.
     let mut named = all[1].clone();
     named["request"]["model"] = "some-name".into();
     let own = [MODEL, "--activations", "f32", "--threads", "1", "--tp", "2", "--pp", "2", "--inproc"];
@@ -126,7 +126,7 @@ fn an_answer_is_equal_on_four_ranks() {
     records.check(&of_four, &["--url", &alone], 0, &["equal: 24 tokens"]);
 }
 
-/// Runs `verify` or `replay` of a recorded folder, and returns its exit code and all that it says.
+/// Runs `verify` or `replay` of a recorded folder, and returns its exit code and all of its output.
 fn said(words: &[&str]) -> (i32, String) {
     let Output { status, stdout, stderr } =
         Command::new(BINARY).args(words).current_dir(env!("CARGO_MANIFEST_DIR")).output().unwrap();
@@ -147,7 +147,7 @@ fn a_recorded_day_is_equal_on_other_grids_and_a_changed_token_of_it_is_found() {
             let first: Value = serde_json::from_str(event.lines().next().unwrap()).unwrap();
             ids.push(first["id"].as_str().unwrap().to_owned());
         }
-        // The server finds its own, also before their file is whole.
+        // The server finds its own, also before their file is complete.
         for id in &ids {
             let (code, told) = said(&["verify", id, "--url", &http]);
             assert!(code == 0 && told.contains("equal: "), "{told}");
@@ -155,7 +155,7 @@ fn a_recorded_day_is_equal_on_other_grids_and_a_changed_token_of_it_is_found() {
         let (code, told) = said(&["verify", "cmpl-00000000", "--url", &http]);
         assert!(code == 2 && told.contains("there is no record"), "{told}");
     }
-    // The server was killed: its file is not finished, and every line of it is whole.
+    // The server was killed: its file is not complete, but every line of it is.
     let (_other, http) = serve(&["--tp", "2"]);
     let (code, told) = said(&["verify", &ids[1], "--record", dir, "--url", &http]);
     assert!(code == 0 && told.contains("equal: 96 tokens"), "{told}");
@@ -176,7 +176,7 @@ fn a_recorded_day_is_equal_on_other_grids_and_a_changed_token_of_it_is_found() {
     let (code, told) = said(&["replay", dir, "--url", &http]);
     let parts = ["different: choice 0, position 5: the token was", "(logprob -", "5 equal (", " 1 different"];
     assert!(code == 1 && parts.iter().all(|part| told.contains(part)), "{told}");
-    // What was verified was answered, and recorded, too: there the first id has its own record.
+    // The verified requests were answered, and recorded, too: there the first id has its own record.
     let id = first["id"].as_str().unwrap();
     let (code, told) = said(&["verify", id, "--record", dir, "--url", &http]);
     assert!(code == 1 && told.contains("position 5"), "{told}");

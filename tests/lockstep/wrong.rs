@@ -1,11 +1,11 @@
-//! What a user of the command line is told who did something wrong, whole, in one table: what, where and what to do, in
-//! units that a person reads. Read it as such a user.
+//! The error messages of the command line, whole, in one table. Each names the mistake, its place and the correction,
+//! in units for people. Read it as a user with that mistake.
 
 use crate::common::node::{BINARY, Folder};
 use std::process::{Command, Stdio};
 
-/// A command line and what it says; `{}` stands for what differs from machine to machine. `$HOME` is a folder with
-/// a few wrong files in it, `$MODEL` a small model.
+/// A command line and its output; `{}` stands for text that differs between machines. `$HOME` is a folder with a few
+/// invalid files in it, `$MODEL` a small model.
 const TABLE: &[(&str, &str)] = &[
     ("run ./nofile.gguf hi", "lockstep: there is no model ./nofile.gguf: no such file or folder"),
     (

@@ -1,5 +1,5 @@
 //! The real binary and the default model, with ten times more clients than there is room for, for a minute: its
-//! throughput, how soon others are refused, and the server's memory.
+//! throughput, how soon others are rejected, and the server's memory.
 
 use crate::machine::{Held, load, machine, write_result};
 use crate::node::{Node, PATIENCE};
@@ -14,11 +14,11 @@ const N_CLIENTS: usize = RUNNING_MAX + WAITING_MAX;
 const N_TOKENS: u64 = 32;
 const PEAK: Duration = Duration::from_secs(20);
 const OVERLOAD: Duration = Duration::from_secs(60);
-/// Pause of a client that ignores the advice when to come again.
+/// Pause of a client that ignores the server's advice for a retry.
 const RUDE: Duration = Duration::from_millis(100);
-/// Of the peak's tokens, in hundredths, those that must be left under ten times too many.
+/// The least throughput under ten times too many clients, in hundredths of the peak's tokens.
 const KEPT_MIN: f64 = 90.0;
-/// The limit for the 99th of a hundred refusals, in milliseconds.
+/// The limit for the 99th percentile of rejections, in milliseconds.
 const REFUSED_MAX: f64 = 20.0;
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
@@ -39,7 +39,7 @@ impl Seen {
         self.n_answers as f64 * N_TOKENS as f64 / self.took.as_secs_f64()
     }
 
-    /// The time within which `hundredth` of a hundred refusals came, in milliseconds.
+    /// Returns the time that `hundredth` of a hundred rejections do not exceed, in milliseconds.
     fn refused_within(&self, hundredth: usize) -> f64 {
         let at = (self.refusals.len() * hundredth / 100).min(self.refusals.len().saturating_sub(1));
         self.refusals.get(at).map_or(0.0, |took| took.as_secs_f64() * 1e3)
@@ -57,7 +57,7 @@ impl Seen {
 
 pub fn run() {
     let (running, waiting) = (RUNNING_MAX.to_string(), WAITING_MAX.to_string());
-    // A pool that is full before the minute begins: its pages take memory when they are first written to.
+    // A pool that is full before the minute begins, because its pages take memory at their first write.
     let pool = ["--context", "512", "--kv-memory", "32MiB"];
     let limits = ["--threads", "1", "--max-running", &running, "--max-waiting", &waiting];
     let doors = ["--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0"];
@@ -73,7 +73,7 @@ pub fn run() {
     write(&[before, overloaded, after, rude]);
 }
 
-/// `n_clients` clients ask repeatedly for `whole`. A refused one comes again when it is told to, or after `patience`.
+/// Runs `n_clients` clients for `whole`. A rejected one retries after the server's advice, or after `patience`.
 fn crowd(http: &str, server: &Node, n_clients: usize, whole: Duration, patience: Option<Duration>) -> Seen {
     let end = Arc::new(AtomicBool::new(false));
     let client = |i: usize| {

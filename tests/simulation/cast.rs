@@ -1,5 +1,5 @@
 //! The cluster's processes: the roles as they ship, each on a host of the simulated network, and started again when
-//! they end. Knows no faults.
+//! they end. Has no knowledge of faults.
 
 use crate::model;
 use crate::net::{channel, channel_to_last, listen};
@@ -43,7 +43,7 @@ impl Stage {
     /// Runs one process after another, for as long as the host is up.
     async fn play(self, host: Host) -> turmoil::Result {
         let name = host.name();
-        // This port belongs to the host: the next process finds it bound.
+        // This port belongs to the host, so the next process finds it bound.
         let mesh = match host {
             Host::Worker(..) => Some(Mesh::open(&name, self.record.clone()).await?),
             Host::Router(_) | Host::Coordinator(_) | Host::Rival(_) | Host::Client(_) => None,
@@ -72,8 +72,8 @@ impl Stage {
         }
     }
 
-    /// A process may end because its device hung for long, or because another has taken its claim: it comes back when
-    /// the other is gone.
+    /// A process may end because its device hung for long, or because another process has taken its claim. It comes
+    /// back when the other one is gone.
     async fn judge_end(&self, host: Host, error: &str) {
         match host {
             Host::Worker(..) if error.contains("hangs: it has not come back") => {}

@@ -1,5 +1,5 @@
-//! Clients: each sends a request, reads to the end, goes on elsewhere when a stream breaks off, and compares what it
-//! reads with the reference. Knows nothing of the cluster but its routers.
+//! Clients: each sends a request, reads to the end, continues at another router when a stream breaks, and compares the
+//! answer with the reference. Has no knowledge of the cluster beyond its routers.
 
 use crate::net::channel;
 use crate::record::Record;
@@ -129,7 +129,7 @@ impl Call {
         Err(Status::data_loss("the stream ended without an end"))
     }
 
-    /// Checks that each index comes once, in order, with the reference's token.
+    /// Checks that each index arrives once, in order, with the reference's token.
     fn take(&mut self, delta: &v1::Delta) {
         self.record.note(&self.name(), format!("at {}: {:?}", delta.position, delta.token_ids));
         if !delta.token_ids.is_empty() && delta.position as usize != self.got.len() {

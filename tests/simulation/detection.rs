@@ -1,8 +1,8 @@
-//! The time until a loss is detected, on virtual time and while clients are served: within 100 ms for a process that
-//! dies, by its connections; within a second for one that is stopped, by its silence. A coordinator names the lost
-//! rank; every router names the lost coordinator.
+//! The time until a loss is detected, on virtual time and under load: within 100 ms for a process that dies, by its
+//! connections; within a second for one that is stopped, by its silence. A coordinator names the lost rank; every
+//! router names the lost coordinator.
 //!
-//! Read from the roles' log, at the times at which they write it.
+//! Read from the roles' log, at the times of its entries.
 
 use crate::cast::Stage;
 use crate::client;
@@ -41,7 +41,7 @@ struct Ear(Arc<Mutex<Heard>>);
 
 #[derive(Default)]
 struct Heard {
-    /// The host whose turn it is in the simulation.
+    /// The host that the simulation runs at this moment.
     who: String,
     warnings: Vec<Warning>,
 }
@@ -69,7 +69,7 @@ impl Subscriber for Ear {
         heard.warnings.push(warning);
     }
 
-    /// A span is entered at once, and ends before the next begins.
+    /// A span is entered immediately, and ends before the next begins.
     fn new_span(&self, turn: &Attributes<'_>) -> Id {
         let mut said = Said::default();
         turn.record(&mut said);
@@ -130,7 +130,7 @@ fn simulate(seed: u64, script: &Script, until_millis: u64) -> turmoil::Result {
     Ok(())
 }
 
-/// The first loss must be that of the guilty rank, with this cause and in time; no other rank's may follow.
+/// The first loss must be that of the faulty rank, with this cause and in time. No loss of another rank may follow.
 #[track_caller]
 fn check_rank(seed: u64, what: impl Fn(Host) -> What, cause: &str, within_millis: u64) {
     let host = Host::Worker(0, seed as usize % usize::from(GRID.0 * GRID.1));

@@ -1,5 +1,5 @@
-//! How long streams stand still where something is lost, on virtual time: a second, and 1.3 times what a prefill of
-//! their logs takes by the steps that the ranks count. `make chaos` measures the same by the clock.
+//! How long streams stand still after a loss, on virtual time: at most a second, and 1.3 times the prefill of their
+//! logs in the steps that the ranks count. `make chaos` measures the same on the real clock.
 
 use crate::cast::Stage;
 use crate::net::channel;
@@ -26,13 +26,13 @@ const N_TOKENS: u32 = 300;
 const BEGUN_MILLIS: u64 = 6_000;
 const STRUCK_MILLIS: u64 = 7_000;
 const MILLIS_MAX: u64 = 60_000;
-/// A worker is lost; its replica goes on without it ten seconds later, and would return to two ranks ten seconds after
-/// the worker has come back.
+/// A worker is lost. Its replica continues without it ten seconds later, and would return to two ranks ten seconds
+/// after the worker is back.
 const NARROWED_MILLIS: u64 = 4_000;
 const BACK_MILLIS: u64 = 16_000;
 const LONG_BEGUN_MILLIS: u64 = 18_000;
 const LONG_TOKENS: u32 = 900;
-/// The seeds that CI runs of the story above; `SIMULATION_SEEDS` for more.
+/// The seeds of this test in CI; `SIMULATION_SEEDS` for more.
 const REGROWTHS: u64 = 12;
 const STEP_MICROS: u64 = 10_000;
 const TOKEN_MICROS: u64 = 500;
@@ -41,7 +41,7 @@ const CHUNK: u64 = 512;
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 /// The most by which a replay may be slower than a prefill of as many tokens, in tenths.
 const REPLAY_TENTHS: u32 = 13;
-/// Longer than anything that is no loss.
+/// Longer than any pause without a loss.
 const HIT: Duration = Duration::from_millis(70);
 
 /// A stream's longest pause, and the length of its log then.
@@ -94,7 +94,7 @@ fn simulate(
         told.seen().epochs_of_streams = epochs;
         Ok(())
     });
-    // The weather mends the wires of all.
+    // The end of a fault repairs the wires of all clients.
     (1..CLIENTS).for_each(|client| sim.client(Host::Client(client).name(), async { Ok(()) }));
     let mut weather = Weather::new(script, record.clone());
     while !sim.step()? {
@@ -103,7 +103,7 @@ fn simulate(
     Ok(())
 }
 
-/// Streams through the fault, spread over replicas. All are as long as was asked for.
+/// Streams through the fault, spread over replicas. All have the requested length.
 async fn watch(n_replicas: usize, course: Course) -> Result<Vec<Gap>, String> {
     let begun = Instant::now();
     let router = channel(&Host::Router(0).name());
@@ -142,13 +142,13 @@ async fn stream(router: Channel, i: u32, begun: Instant, n_tokens: u32) -> Resul
     }
 }
 
-/// What a prefill of all these logs takes.
+/// Returns the time of a prefill of all these logs.
 fn replay(gaps: &[Gap]) -> Duration {
     let micros = |gap: &Gap| gap.n_known * TOKEN_MICROS + gap.n_known.div_ceil(CHUNK) * STEP_MICROS;
     Duration::from_micros(gaps.iter().map(micros).sum())
 }
 
-/// The streams that a fault has hit: those that stood still after it, within what is allowed.
+/// Returns the streams that a fault has hit: those that stood still after it, within the limit.
 fn hit_by(seed: u64, n_replicas: usize, what: What) -> Vec<Gap> {
     let script = Arc::new(script(seed, n_replicas, what));
     let gaps = Arc::default();
@@ -163,7 +163,7 @@ fn hit_by(seed: u64, n_replicas: usize, what: What) -> Vec<Gap> {
     hit
 }
 
-/// The same for the first of these hosts that streams need: another may be a spare.
+/// Does the same for the first of these hosts with streams: another may be a spare.
 fn check(seed: u64, n_replicas: usize, hosts: &[Host], strike: fn(Host) -> What) -> Vec<Gap> {
     let all = hosts.iter().map(|host| hit_by(seed, n_replicas, strike(*host)));
     let hit = all.into_iter().find(|hit| !hit.is_empty());
@@ -187,7 +187,7 @@ fn a_stream_stands_still_for_a_second_and_its_replay_at_most() {
     println!("{n_hit} streams hit, the longest gap {longest:?}");
 }
 
-/// The narrow replica's streams and those that it takes over see no second pause: it returns to two ranks later.
+/// The streams of the reduced replica and those that it takes over have no second pause: it returns to two ranks later.
 #[test]
 fn a_takeover_is_followed_by_no_change_that_can_wait() {
     let course = Course { begun_millis: LONG_BEGUN_MILLIS, n_tokens: LONG_TOKENS };
@@ -212,7 +212,7 @@ fn a_takeover_is_followed_by_no_change_that_can_wait() {
             ended
         });
         assert!(outcome.violations.is_empty(), "seed {seed}: {:?}", outcome.violations);
-        // The first grid, and the narrow one. Of the other replica the first.
+        // The full grid and the reduced one; of the other replica only the first.
         let n_epochs: Vec<usize> = epochs.into_values().collect();
         assert!([vec![1, 2], vec![2, 1]].contains(&n_epochs), "seed {seed}: {n_epochs:?}");
         let gaps = gaps.lock().unwrap().clone();

@@ -1,28 +1,30 @@
 //! Whole clusters on virtual time over a simulated network: the real router, coordinator, scheduler and worker, with
 //! ranks that model their time, under every fault. A run is determined by its seed. Clocks that differ are not
-//! simulated: nothing reads one (`tests/tidy/tidy.rs`).
+//! simulated, because no role reads one (`tests/tidy/tidy.rs`).
 //!
 //! Bugs planted in a scratch copy, and the first seed seen to catch each:
 //!
 //! | planted | seed | how |
 //! |---|---:|---|
-//! | a coordinator does not heed that its claim is lost | 0 | its replica is not served at the end |
+//! | a coordinator ignores the loss of its claim | 0 | its replica is not served at the end |
 //! | a full block is named after the one before it in the prefix index | 2 | a rank reads another's block |
-//! | a coordinator loses a frame of outputs | 6 | a stream breaks at a router that was well |
+//! | a coordinator loses a frame of outputs | 6 | a stream breaks at a router without a fault |
 //! | one sequence is forgotten when ranks are lost | 8 | a call does not end |
-//! | a log that is requeued says its last token twice | 9 | a rank computes behind a token that it does not know |
-//! | a router forgets to hold what a lost coordinator had | 13 | a call does not end |
-//! | a router that goes on tells a token too few | 13 | tokens from 8 on, behind 7 |
-//! | a coordinator does not heed cancels | 27 | requests are held that nobody wants |
-//! | every fortieth answer of a rank is lost | 27 | ranks are placed anew in a cluster that is well |
+//! | a log that is requeued repeats its last token | 9 | a rank computes behind a token that it does not have |
+//! | a router forgets to hold the requests of a lost coordinator | 13 | a call does not end |
+//! | a router that takes over sends a token too few | 13 | tokens from 8 on, behind 7 |
+//! | a coordinator ignores cancels | 27 | cancelled requests are held |
+//! | every fortieth answer of a rank is lost | 27 | ranks are placed again in a cluster without faults |
 //!
-//! Not caught, because something else stands behind each: a planner that takes answers of former epochs (members refuse
+//! Not caught, because another mechanism covers each: a planner that takes answers of former epochs (members reject
 //! them before), a rank that takes steps of other epochs (its session has ended), blocks that are free while a slice in
-//! flight still reads them (ranks take steps in order), a router that is known by its former number (its streams time
-//! out), a ticket that is dropped without a cancel (its closed channel says it), silence that is not counted (no
-//! progress is noticed later), a router that takes who answers under an older claim (whoever lost it ends).
+//! flight still reads them (ranks take steps in order), a router that keeps its former number (its streams time out), a
+//! ticket that is dropped without a cancel (its closed channel has the same effect), silence that is not counted (the
+//! lack of progress is noticed later), a router that accepts a coordinator with an older claim (a coordinator that lost
+//! its claim ends).
 //!
-//! `SIMULATION_SEED=7` prints the story of one seed; `SIMULATION_SEEDS=10000` runs as many, from `SIMULATION_FIRST` on.
+//! `SIMULATION_SEED=7` prints the events of one seed. `SIMULATION_SEEDS=10000` runs as many seeds, from
+//! `SIMULATION_FIRST` on.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod cast;
@@ -58,7 +60,7 @@ fn number(name: &str) -> Option<u64> {
     Some(text.parse().unwrap_or_else(|_| panic!("{name} is no number: {text:?}")))
 }
 
-/// Panics with everything that went wrong, and how to see it again.
+/// Panics with all violations, and the command that repeats them.
 #[track_caller]
 fn check(seed: u64) -> Outcome {
     let outcome = run(seed, false);
@@ -82,7 +84,7 @@ fn seeds() {
     check_all(told, |seed| run(seed, false));
 }
 
-/// Simulates as many seeds as asked for, on all cores; panics with those that broke a rule.
+/// Simulates the requested number of seeds, on all cores; panics with those that broke a rule.
 fn check_all(told: impl Fn(u64, &Outcome) -> String + Sync, run: impl Fn(u64) -> Outcome + Sync) {
     let (first, n_seeds) = (number("SIMULATION_FIRST").unwrap_or(0), number("SIMULATION_SEEDS").unwrap_or(SEEDS));
     let (next, failed) = (AtomicU64::new(first), Mutex::new(Vec::new()));

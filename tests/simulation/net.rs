@@ -1,4 +1,4 @@
-//! Connections of the simulated network, as the roles take them. Knows nothing of what is sent.
+//! Connections of the simulated network, in the form that the roles use. Has no knowledge of the frames.
 
 use cluster::LastClaim;
 use hyper_util::rt::TokioIo;
@@ -76,7 +76,7 @@ pub fn channel(host: &str) -> Channel {
     }))
 }
 
-/// A channel to the host that has the last claim at each dial, until another has claimed it since.
+/// Returns a channel to the host that has the last claim at each dial, until another host claims it.
 pub fn channel_to_last(claim: watch::Receiver<LastClaim>) -> Channel {
     wire::over(service_fn(move |_: Uri| {
         let LastClaim { address, superseded, .. } = claim.borrow().clone();

@@ -1,4 +1,4 @@
-//! The cluster's operator: changes grids when the script says so, and checks at the end that everything is at rest.
+//! The cluster's operator: changes grids as the script plans, and checks at the end that everything is at rest.
 
 use crate::cast::routers;
 use crate::client::millis;
@@ -19,7 +19,7 @@ use tonic::transport::Channel;
 use types::Epoch;
 
 const LOOK: Duration = Duration::from_millis(500);
-/// A lost router's requests are computed for ten more seconds, also behind a wire whose silent end shows as late.
+/// A lost router's requests are computed for ten more seconds, and longer behind a wire whose end is detected late.
 const REST_MILLIS: u64 = 14_000;
 
 pub async fn play(rules: Arc<Rules>, record: Record) -> turmoil::Result {
@@ -80,7 +80,7 @@ fn epoch(text: &str) -> Option<Epoch> {
     Some(Epoch { incarnation: incarnation.parse().ok().filter(|known| *known > 0)?, n: n.parse().ok()? })
 }
 
-/// A refusal is ignored; what matters is what becomes of the requests.
+/// Ignores a rejection; only the fate of the requests matters.
 async fn scale(fault: Fault, record: Record) {
     sleep(Duration::from_millis(fault.at_millis)).await;
     let What::Scale { replica, tp, pp } = fault.what else { return };

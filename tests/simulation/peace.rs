@@ -1,5 +1,5 @@
-//! What must hold besides in a cluster without faults: no rank is taken for lost, each call is served in its time, and
-//! nothing is computed for a client that has left. Faults would excuse all three.
+//! Additional rules for a cluster without faults: no rank is taken for lost, each call is served in time, and no step
+//! computes for a client that has left. Faults would excuse all three.
 
 use crate::client::millis;
 use crate::operator::topology;
@@ -11,14 +11,14 @@ use tokio::time::sleep;
 use tonic::transport::Channel;
 
 const LOOK: Duration = Duration::from_millis(250);
-/// The age of a router's state: replicas report once a second, and a cancel takes its time.
+/// The age of a router's state: replicas report once a second, and a cancel takes some time.
 const TOLD_MILLIS: u64 = 2_000;
-/// How long after the last call's end the watch goes on, when nothing is wanted.
+/// How long the watch continues after the last call's end, when no request is left.
 const LAST_LOOKS_MILLIS: u64 = 1_000;
 /// Extra time at the start: ranks meet, and the first requests wait for them.
 const COLD_MILLIS: u64 = 5_000;
 
-/// Watches until the last call has ended and a router has heard of it.
+/// Watches until the last call has ended and a router has received its end.
 pub async fn watch(rules: &Rules, record: &Record, router: &Channel) {
     while !record.seen().open.is_empty() || wanted(rules, record, millis().saturating_sub(LAST_LOOKS_MILLIS)) > 0 {
         sleep(LOOK).await;
@@ -33,7 +33,8 @@ pub async fn watch(rules: &Rules, record: &Record, router: &Channel) {
     judge(rules, record);
 }
 
-/// Calls that had begun, and had not ended when the oldest state was reported that a router may have.
+/// Returns the number of calls that had begun, and had not ended at the time of the oldest state that a router may
+/// have.
 fn wanted(rules: &Rules, record: &Record, now: u64) -> usize {
     let seen = record.seen();
     let is_wanted = |call: usize| seen.ended_millis.get(&call).is_none_or(|ended| ended + TOLD_MILLIS > now);

@@ -1,5 +1,5 @@
-//! The ranks' runner: the worker's own sim, which checks every page that a step reads, within a mesh: no rank ends a
-//! step before it has heard that all others have computed it. Its time is slept, so it is virtual.
+//! The ranks' runner: the worker's own sim, which checks every page that a step reads, within a mesh. No rank ends a
+//! step before it has received the message of all others that they computed it. Its time is slept, so it is virtual.
 
 use crate::record::Record;
 use std::collections::HashMap;
@@ -83,8 +83,8 @@ impl Mesh {
         }
     }
 
-    /// Answers a rank that waits: that this one has left, as a closed connection would show; or again the last step, if
-    /// that message was lost.
+    /// Returns the answer to a waiting rank: that this one has left, like a closed connection; or the last step again,
+    /// if that message was lost.
     fn answer(&self, asked: Word) -> Option<Word> {
         let ear = self.ear();
         let (rank, has_left) = *ear.seats.get(&asked.epoch).filter(|_| asked.asks)?;
@@ -103,7 +103,7 @@ impl Mesh {
         self.ear.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A rank that this one still waits for; an error if one has left.
+    /// Returns a rank that this one still waits for, or an error if one has left.
     fn awaits(&self, epoch: Epoch, n_ranks: u16, step: u64) -> Result<Option<Rank>, RunError> {
         let ear = self.ear();
         for rank in (0..n_ranks).map(Rank) {
@@ -128,7 +128,7 @@ pub struct SimRank {
 
 impl Load for SimRank {
     fn load(&mut self, assignment: &Assignment, cancel: &CancelFlag) -> Result<(Box<dyn Loaded>, Ready), LoadError> {
-        // The sim itself takes no time: it would be the machine's.
+        // The sim itself takes no time, because that would be the machine's time.
         let timeless = Sim { step_micros: 0, token_micros: 0, slice_micros: 0, ..self.sim.clone() };
         let (sim, ready) = { timeless }.load(assignment, cancel)?;
         let (epoch, rank) = (assignment.epoch, assignment.rank);
@@ -200,7 +200,7 @@ impl Runner for MeshRunner {
         }
         let result = self.sim.run(step, done);
         if let Err(error) = &result {
-            // The sim refuses a step that would give another answer.
+            // The sim rejects a step that would give another answer.
             mesh.record.violation(format!("{} cannot run step {}: {error}", mesh.name, step.id.0));
         }
         done.micros = self.micros as u32;

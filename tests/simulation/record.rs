@@ -40,7 +40,7 @@ pub struct Seen {
 }
 
 impl Record {
-    /// `is_told`: each line is printed as it comes.
+    /// `is_told`: each line is printed immediately.
     pub fn new(is_told: bool) -> Record {
         Record(Arc::new(Mutex::new(Seen { is_told, ..Seen::default() })))
     }

@@ -1,5 +1,5 @@
-//! The cluster's store as each process sees it: with a delay, and not at all while its line to the store is cut. A
-//! process cut off for longer than a lease is invisible to the others. Knows no process.
+//! The cluster's store as each process sees it: with a delay, and unreachable while the link to the store is cut. A
+//! process that is cut off for longer than a lease is invisible to the others. Has no knowledge of the processes.
 
 use crate::record::Record;
 use crate::script::{Host, replica_name};

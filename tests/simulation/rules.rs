@@ -1,19 +1,19 @@
 //! The rules that excuse a broken call. They are strict, and follow from the script alone.
 //!
-//! 1. A call whose router ran and could be reached is told of nothing that befalls coordinators, workers or the wires
-//!    between them: a stream that has begun does not break, whoever dies behind it.
-//! 2. Before it has begun, it may be told that no replica is ready, if none was undisturbed for as long as a
-//!    recovery takes.
-//! 3. A deadline passes not before its time, and only for a client that set one; and where nothing was disturbed for as
-//!    long as a recovery takes, only if it was shorter than such a request takes at its worst.
-//! 4. The store's absence excuses nothing, unless somebody has to be found in it anew.
-//! 5. Every call ends within `ENDS_MAX` from its beginning or the calm, whatever is later.
+//! 1. A call with a running and reachable router sees no fault of coordinators, workers or the wires between them: a
+//!    stream that has begun does not break, whichever process dies behind the router.
+//! 2. Before it has begun, it may fail because no replica is ready, if none was undisturbed for as long as a recovery
+//!    takes.
+//! 3. A deadline does not expire early, and only for a client that set one. Where there was no fault for as long as a
+//!    recovery takes, it expires only if it was shorter than the longest time of such a request.
+//! 4. The store's absence excuses nothing, unless a process has to be found in it again.
+//! 5. Every call ends within `ENDS_MAX` from its beginning or from the end of all faults, whichever is later.
 
 use crate::script::{Ask, CALM_MILLIS, Fault, Host, Script, What};
 use tonic::{Code, Status};
 
-/// A wire that lost something is detected by pings: one is sent after five seconds of silence and awaited for five.
-/// Then the peer dials again, and a process that was told to stop has its grace.
+/// A wire with losses is detected by pings: one is sent after five seconds of silence, and its answer may take five.
+/// Then the peer dials again, and a process that received a stop signal has its grace.
 const WIRE_MILLIS: u64 = 13_000;
 const DRAIN_MILLIS: u64 = 31_000;
 /// The longest time from a fault's end until the replica serves again: a lost rank's place is kept for ten seconds,
@@ -44,7 +44,7 @@ impl Broken {
 }
 
 impl Rules {
-    /// The broken rule, if nothing excuses the attempt.
+    /// Returns the broken rule, if nothing excuses the attempt.
     pub fn judge(&self, ask: &Ask, broken: &Broken) -> Result<(), String> {
         let Broken { begun_millis, at_millis, router, has_begun, status } = broken;
         let during =
@@ -70,7 +70,7 @@ impl Rules {
         let is_cold = *begun_millis < RECOVERY_MILLIS / 5;
         match (status.code(), (0..self.script.replicas.len()).find(is_replica_well)) {
             (Code::Unavailable, None) => Ok(()),
-            // A request that would wait beyond its deadline is refused at once.
+            // A request that would wait beyond its deadline is rejected immediately.
             (Code::ResourceExhausted, _) if ask.deadline_millis.is_some() => Ok(()),
             (Code::Unavailable, Some(_)) if is_cold => Ok(()),
             (Code::Unavailable, Some(replica)) => Err(format!("refused while replica {replica} was well")),
@@ -95,7 +95,7 @@ impl Rules {
         }
     }
 
-    /// Whether an absent store delays the call. Running roles do without it, but a new coordinator or router has to be
+    /// Whether an absent store delays the call. Running roles do not need it, but a new coordinator or router has to be
     /// found in it.
     fn bars(&self, fault: &Fault, of: usize, router: usize) -> bool {
         let is_barred = match fault.what {

@@ -12,11 +12,11 @@ pub const END: Token = 257;
 pub const CONTEXT: u32 = 1024;
 pub const ROUTERS: usize = 2;
 pub const CLIENTS: usize = 2;
-/// Requests and faults begin before this; faults last no longer than until `CALM`.
+/// Requests and faults begin before this; faults last at most until `CALM`.
 const BUSY_MILLIS: u64 = 12_000;
 /// From here on all faults have ended, and none begins.
 pub const CALM_MILLIS: u64 = 18_000;
-/// More tokens than are ever generated in a simulation: an unheard cancel of such a request leaves work behind.
+/// More tokens than any simulation generates: if the cancel of such a request is lost, its work remains.
 const ENDLESS_TOKENS: u32 = 950;
 
 #[derive(Clone, Debug)]
@@ -49,7 +49,7 @@ pub struct ReplicaPlan {
 pub struct Ask {
     pub at_millis: u64,
     pub client: usize,
-    /// The router asked first; after a failure another one.
+    /// The first router of the call; after a failure the client tries another one.
     pub router: usize,
     pub prompt: Tokens,
     pub sampling: v1::Sampling,
@@ -106,7 +106,7 @@ pub struct Fault {
 pub enum What {
     /// The process dies, and is restarted.
     Kill(Host),
-    /// The process is told to end, and is restarted.
+    /// The process receives a stop signal, and is restarted.
     Drain(Host),
     /// Nothing passes in either direction, and all of it arrives later: a stopped process, or a lossy wire under TCP.
     Stall(Host, Host),
@@ -119,13 +119,13 @@ pub enum What {
     Slow(Host, Host),
     /// The rank sends heartbeats and does not compute.
     Hang(Host),
-    /// The store answers nobody.
+    /// The store answers no process.
     StoreAway,
     /// One process cannot reach the store.
     StoreCut(Host),
     /// A second coordinator is started with the replica's name on another host: the first one loses its claim.
     Rival(usize),
-    /// An operator wants another grid.
+    /// An operator requests another grid.
     Scale {
         replica: usize,
         tp: u16,
@@ -195,7 +195,7 @@ fn faults(random: &mut Random, replicas: &[ReplicaPlan]) -> Vec<Fault> {
         .map(|_| {
             let at_millis = random.between(500, BUSY_MILLIS);
             let what = what(random, replicas);
-            // Short ones fall between two heartbeats; long ones exceed every limit but that of a load.
+            // Short ones fit between two heartbeats; long ones exceed every limit except that of a load.
             let longest = *random.one_of(&[300, 1500, 6000, 14_000]);
             let lasts_millis = random.between(20, longest).min(CALM_MILLIS - at_millis);
             Fault { at_millis, lasts_millis, what }
@@ -205,7 +205,7 @@ fn faults(random: &mut Random, replicas: &[ReplicaPlan]) -> Vec<Fault> {
     faults
 }
 
-/// Faults of membership. They come after all processes have seen each other once.
+/// Faults of membership. They begin after all processes have met once.
 fn store_faults(random: &mut Random, replicas: &[ReplicaPlan]) -> Vec<Fault> {
     const SETTLED_MILLIS: u64 = 4_000;
     if !random.once_in(2) {
@@ -247,7 +247,7 @@ fn what(random: &mut Random, replicas: &[ReplicaPlan]) -> What {
     }
 }
 
-/// Two hosts that talk to each other, in any order.
+/// Returns two hosts with a connection between them, in any order.
 fn link(random: &mut Random, worker: Host, coordinator: Host, router: Host) -> (Host, Host) {
     let client = Host::Client(random.below(CLIENTS as u64) as usize);
     let mate = match worker {
@@ -309,7 +309,7 @@ fn ask(random: &mut Random) -> Ask {
     }
 }
 
-/// A few groups of prompts begin alike, so that the prefix cache is used.
+/// A few groups of prompts have a common beginning, so that the prefix cache is used.
 fn prompt(random: &mut Random) -> Tokens {
     let (family, n_shared, n_own) = (random.below(3) as u32, 16 * random.below(4) as u32, random.between(1, 20));
     let shared = (0..n_shared).map(|i| (i * 7 + family) % 256);
@@ -328,7 +328,7 @@ impl Ask {
         }
     }
 
-    /// The right answer, whatever happens: its tokens, and whether it stops before its length.
+    /// Returns the correct answer: its tokens, and whether it stops before its length.
     pub fn reference(&self, sim: &Sim) -> (Tokens, v1::finished::Reason) {
         let asked = &self.sampling;
         let end = (!asked.ignore_eos).then_some(END);

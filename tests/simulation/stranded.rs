@@ -1,7 +1,7 @@
-//! Clusters of four workers that lose some of them without replacement: each call ends within its limit, and gives the
-//! reference's answer or the reason why it could not go on. With a second replica all streams go on there at once.
+//! Clusters of four workers that lose some of them without replacement: each call ends within its limit, with the
+//! reference's answer or the reason for its end. With a second replica all streams continue there immediately.
 //!
-//! `SIMULATION_SEED=7` tells the story of one seed, as elsewhere.
+//! `SIMULATION_SEED=7` prints the events of one seed, as in the other simulations.
 
 use crate::cast::Stage;
 use crate::client::millis;
@@ -22,7 +22,7 @@ use tokio::time::sleep;
 use tonic::{Code, Status};
 use types::Tokens;
 
-/// The routers' limit for a waiting request: shorter and longer than a lost rank's place is kept.
+/// The routers' limit for a waiting request: once shorter and once longer than a lost rank's place is kept.
 const FAILOVER_MILLIS: [u64; 2] = [4_000, 14_000];
 /// By then all roles have found each other, and the ranks have met.
 const SETTLED_MILLIS: u64 = 3_000;
@@ -54,8 +54,8 @@ fn script(seed: u64) -> Script {
         faults,
         asks,
         lag_millis: 20,
-        // Blocks for a whole context: four ranks may hold it where one holds a quarter of it. At the replica that
-        // streams move to, no request waits for room.
+        // Blocks for a whole context: four ranks may hold it if one holds a quarter of it. At the replica that streams
+        // move to, no request waits for room.
         n_blocks: if is_alone { *random.one_of(&[18, 34, 160]) } else { 160 },
         running_max: if is_alone { of.running_max } else { 64 },
         is_context_asked: random.once_in(2),
@@ -104,7 +104,7 @@ async fn play(client: usize, script: Arc<Script>, record: Record) -> turmoil::Re
     Ok(())
 }
 
-/// One call, made once: its router runs, so whatever ends it is the answer.
+/// One call, made once: its router runs, so its status is the final answer.
 struct Call {
     number: usize,
     ask: Ask,

@@ -1,5 +1,6 @@
-//! A coordinator that alone is cut off from the store: it serves on for as long as nobody else claims its replica,
-//! however long ago its lease has ended. When another claims it, workers and routers go there, and the replica serves.
+//! A coordinator that is the only process without the store: it continues to serve until another coordinator claims its
+//! replica, even long after the end of its lease. When another claims it, workers and routers go there, and the replica
+//! serves.
 
 use crate::cast::Stage;
 use crate::net::channel;
@@ -23,7 +24,7 @@ const CUT_OFF_MILLIS: u64 = 6_000;
 /// A lease lasts five seconds.
 const LAPSED_MILLIS: u64 = 14_000;
 const CLAIMED_MILLIS: u64 = 15_000;
-/// Long enough for everybody to read the store, and for the ranks to load and meet.
+/// Long enough for all roles to read the store, and for the ranks to load and meet.
 const YIELDED_MILLIS: u64 = 3_000;
 const MILLIS_MAX: u64 = 60_000;
 
@@ -31,7 +32,7 @@ fn script(seed: u64) -> Script {
     let (tp, pp) = [(1, 1), (2, 1), (1, 2), (2, 2)][seed as usize % 4];
     let fault = |at_millis, what| Fault { at_millis, lasts_millis: MILLIS_MAX, what };
     Script {
-        // No worker to spare: whoever has these has the replica.
+        // There is no spare worker: the coordinator with these workers has the replica.
         replicas: vec![ReplicaPlan { tp, pp, n_workers: usize::from(tp * pp) }],
         faults: vec![
             fault(CUT_OFF_MILLIS, What::StoreCut(Host::Coordinator(0))),
@@ -53,7 +54,7 @@ fn simulate(seed: u64, script: &Arc<Script>, record: &Record) -> turmoil::Result
         }
         Ok(())
     });
-    // The weather mends the wires of all.
+    // The end of a fault repairs the wires of all clients.
     (1..CLIENTS).for_each(|client| sim.client(Host::Client(client).name(), async { Ok(()) }));
     let mut weather = Weather::new(script, record.clone());
     while !sim.step()? {
@@ -62,7 +63,7 @@ fn simulate(seed: u64, script: &Arc<Script>, record: &Record) -> turmoil::Result
     Ok(())
 }
 
-/// Asks and looks at both moments.
+/// Sends a request and checks the state at both moments.
 async fn watch(script: &Script) -> Result<(), String> {
     let begun = Instant::now();
     let router = channel(&Host::Router(0).name());
@@ -76,7 +77,7 @@ async fn watch(script: &Script) -> Result<(), String> {
     }
 }
 
-/// Has a request answered, and returns the incarnation that did it.
+/// Sends a request, and returns the incarnation that answered it.
 async fn serves(script: &Script, router: &Channel) -> Result<u64, String> {
     rest(std::slice::from_ref(router), 1).await?;
     let ask = script.asks.iter().find(|ask| ask.leaves_at.is_none() && ask.deadline_millis.is_none());

@@ -1,4 +1,4 @@
-//! Applies the script's faults: begins them at their times, and ends them. Knows nothing of the roles that they hit.
+//! Applies the script's faults: begins them at their times, and ends them. Has no knowledge of the roles that they hit.
 
 use crate::record::Record;
 use crate::script::{CALM_MILLIS, CLIENTS, Fault, Host, Script, What};
@@ -95,7 +95,7 @@ impl Weather<'_> {
         }
     }
 
-    /// Releases every wire: one fault's end may have done something to another's.
+    /// Releases every wire, because one fault's end may have affected another fault's wire.
     fn mend_wires(&self, sim: &mut Sim<'_>) {
         let hosts = self.everybody();
         for (i, a) in hosts.iter().enumerate() {

@@ -31,7 +31,7 @@ thread_local! {
     static PANICS: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
 }
 
-/// `is_told`: print the whole story.
+/// Runs the simulation of a seed. `is_told` prints all of its events.
 pub fn run(seed: u64, is_told: bool) -> Outcome {
     let script = Script::of(seed);
     if is_told {

@@ -1,20 +1,21 @@
-//! Laws on words: names that a reader who knows vLLM and Rust understands, and prose that makes no process a person.
+//! Rules for words: names that an engineer with experience of vLLM and Rust understands, and prose in which no process
+//! is a person.
 
 use super::{SOURCES, hold};
 use crate::source::{files, strip, words};
 
-/// Parts of a name that describe a process as if it talked or wished: a name says what a thing is or does.
+/// Parts of names that make a process a person. A name describes what a thing is or does.
 const BANNED_PARTS: &[&str] = &[
     "told", "tell", "tells", "telling", "said", "say", "says", "saying", "heard", "hear", "hears", "hearing", "asked",
     "ask", "asks", "asking", "wanted", "wish", "wishes", "wished", "befell", "befall", "heed", "heeds", "heeded", "who",
     "whoever", "nobody",
 ];
-/// How many of them there are. The number only gets lower.
+/// The limit of their number, which may only decrease.
 const N_BANNED_PARTS_MAX: usize = 0;
 
 const PERSON_WORDS: &[&str] =
     &["who", "whoever", "whom", "nobody", "everybody", "somebody", "anybody", "told", "said", "heard"];
-/// In each kind of prose, of 10,000 words. The numbers only get lower.
+/// For each kind of prose, the limit in 10,000 words, which may only decrease.
 const N_PERSON_WORDS_MAX: &[(&str, usize)] = &[("comments", 0), ("documents", 0), ("protos", 0)];
 
 const COLUMNS_MAX: usize = 120;
@@ -73,7 +74,7 @@ fn processes_are_no_persons() {
     hold("A process is no person: name the rank, the client or the request, and what it sends or returns.", broken);
 }
 
-/// Words outside of code spans, in lower case.
+/// Returns the words outside of code spans, in lower case.
 fn prose_words(line: &str) -> impl Iterator<Item = String> {
     let spans = line.split('`').step_by(2);
     let words = spans.flat_map(|span| span.split(|c: char| !c.is_alphabetic() && c != '\''));
@@ -88,13 +89,13 @@ fn protos() -> Vec<(String, String)> {
     files(&["proto"]).into_iter().map(|(path, text)| (path, comment_lines(&text))).collect()
 }
 
-/// Only the lines that are comments, at their places.
+/// Keeps only the lines that are comments, at their places.
 fn comment_lines(text: &str) -> String {
     let of = |line: &str| line.trim_start().strip_prefix("//").unwrap_or("").to_string();
     text.lines().map(of).collect::<Vec<_>>().join("\n")
 }
 
-/// Markdown without blocks of code. Results are quoted from what was measured.
+/// Returns Markdown without blocks of code. Results are left out, because they quote measurements.
 fn documents() -> Vec<(String, String)> {
     let prose = |text: &str| {
         let mut is_code = false;
@@ -113,7 +114,7 @@ fn documents() -> Vec<(String, String)> {
 fn prose_fits() {
     let mut broken = Vec::new();
     for (path, text) in documents() {
-        // A row of a table, or a link, has no place to be broken at.
+        // A row of a table, or a link, cannot be broken.
         let is_long = |line: &&str| line.chars().count() > COLUMNS_MAX && !line.starts_with('|') && line.contains(' ');
         for (i, line) in text.lines().enumerate().filter(|(_, line)| is_long(line)) {
             broken.push(format!("{path}:{} has {} columns", i + 1, line.chars().count()));

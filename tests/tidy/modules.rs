@@ -1,4 +1,4 @@
-//! Which file of a crate uses which: its modules, the paths that each names, and the circles among them. Follows
+//! The uses between a crate's files: its modules, the paths that each names, and the circles among them. Follows
 //! re-exports to the file that defines a name. Reads paths, and no types.
 
 use crate::source::Source;
@@ -11,9 +11,9 @@ type Path = Vec<String>;
 pub struct Modules {
     /// The file of each module.
     files: BTreeMap<Path, String>,
-    /// What a module calls a name by, to the path that it stands for.
+    /// The name in a module, to the path that it stands for.
     names: BTreeMap<(Path, String), Path>,
-    /// Paths that a module names, but for its re-exports.
+    /// Paths that a module names, without its re-exports.
     named: BTreeMap<Path, Vec<Path>>,
 }
 
@@ -42,7 +42,7 @@ impl Modules {
         modules
     }
 
-    /// From the root on. None for what is another crate's.
+    /// Returns the path from the root, or None for a path of another crate.
     fn absolute(&self, module: &Path, path: &[String]) -> Option<Path> {
         let (first, rest) = path.split_first()?;
         let within = |base: &[String]| [base, rest].concat();
@@ -62,7 +62,7 @@ impl Modules {
         }
     }
 
-    /// The module that defines what a path names.
+    /// Returns the module that defines the name at the end of a path.
     fn defining(&self, path: &[String], n_hops: usize) -> Path {
         let n = (0..=path.len()).rev().find(|n| self.files.contains_key(&path[..*n])).unwrap_or(0);
         let (module, rest) = path.split_at(n);
@@ -75,7 +75,7 @@ impl Modules {
         }
     }
 
-    /// Each module that names another one, with that.
+    /// Returns each module with each other module that it names.
     pub fn edges(&self) -> BTreeSet<(Path, Path)> {
         let all = self.named.iter().flat_map(|(from, paths)| paths.iter().map(move |path| (from, path)));
         let edges = all.map(|(from, path)| (from.clone(), self.defining(path, 0)));
@@ -86,7 +86,7 @@ impl Modules {
         self.files.get(module).map_or("", String::as_str)
     }
 
-    /// Groups of more than one module of which each reaches each other.
+    /// Returns groups of more than one module in which every module reaches every other one.
     pub fn circles(&self) -> BTreeSet<BTreeSet<Path>> {
         let edges = self.edges();
         let reached: BTreeMap<&Path, BTreeSet<&Path>> = self.files.keys().map(|of| (of, reach(&edges, of))).collect();
@@ -135,7 +135,7 @@ impl Read {
         let mut at = 0;
         while at < tokens.len() {
             let is_first = at == 0 || tokens[at - 1] != "::";
-            // `use<'a>` is no import: it says what a type captures.
+            // `use<'a>` is no import: it names the lifetimes that a type captures.
             if tokens[at] == "use" && tokens.get(at + 1) != Some(&"<") {
                 let is_public = at > 0 && matches!(tokens[at - 1], "pub" | ")");
                 at = read.tree(tokens, at + 1, &[], is_public);
@@ -149,7 +149,7 @@ impl Read {
         read
     }
 
-    /// A tree of a `use` up to the `,`, `}` or `;` behind it, whose place is the result.
+    /// Parses a tree of a `use`; returns the place of the `,`, `}` or `;` behind it.
     fn tree(&mut self, tokens: &[&str], mut at: usize, prefix: &[String], is_public: bool) -> usize {
         let mut path = prefix.to_vec();
         let mut name = None;

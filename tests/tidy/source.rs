@@ -1,5 +1,5 @@
-//! Rust sources as the law reads them: comments and strings blanked, tests told from what is shipped. A lexer of a few
-//! states, and no parser: it knows braces, not grammar.
+//! Rust sources for the rules: comments and strings are blanked, and tests are separated from shipped code. A lexer of
+//! a few states, and no parser: it understands braces, not grammar.
 
 use std::fs;
 use std::ops::Range;
@@ -12,7 +12,7 @@ pub struct Source {
     pub text: String,
     /// Without comments and without what is inside strings and character literals.
     pub code: String,
-    /// `code` without what only a test build has; empty for a file of tests.
+    /// `code` without the parts of test builds; empty for a file of tests.
     pub shipped: String,
 }
 
@@ -34,7 +34,7 @@ pub fn root() -> &'static Path {
 /// Every `.rs` file under the workspace, tests and benches included.
 pub fn sources() -> Vec<Source> {
     let mut all: Vec<Source> = files(&["rs"]).into_iter().map(|(path, text)| Source::new(path, text)).collect();
-    // `#[cfg(test)] mod simulation;` makes a file of tests out of one that does not look like it.
+    // `#[cfg(test)] mod simulation;` declares a file of tests whose path does not show it.
     let tests: Vec<String> = all.iter().flat_map(test_modules).collect();
     for source in &mut all {
         if tests.iter().any(|module| source.path.starts_with(module)) {
@@ -83,13 +83,13 @@ impl Source {
         Source { path, text, code, shipped }
     }
 
-    /// The crate by its folder: `worker/backend`; the binary is `src`, its tests are `tests`.
+    /// Returns the crate by its folder: `worker/backend`; the binary is `src`, its tests are `tests`.
     pub fn folder(&self) -> &str {
         let end = ["/src/", "/tests/", "/benches/", "/build.rs"].iter().filter_map(|part| self.path.find(part)).min();
         &self.path[..end.unwrap_or_else(|| self.path.find('/').unwrap_or(0))]
     }
 
-    /// Lines of what is shipped, comments and blank ones among them.
+    /// Returns the number of shipped lines, including comments and blank ones.
     pub fn n_shipped_lines(&self) -> usize {
         if self.shipped.is_empty() {
             return 0;
@@ -98,7 +98,7 @@ impl Source {
         self.text.lines().count() - of_tests.sum::<usize>()
     }
 
-    /// `path:line`, for messages.
+    /// Returns `path:line`, for messages.
     pub fn at(&self, offset: usize) -> String {
         format!("{}:{}", self.path, line(&self.code, offset))
     }
@@ -137,7 +137,7 @@ pub fn strip(text: &str) -> String {
     out
 }
 
-/// The end of what begins at `at`, and whether it is code.
+/// Returns the end of the token at `at`, and whether it is code.
 fn token(text: &str, at: usize) -> (usize, bool) {
     let rest = &text[at..];
     let first = rest.chars().next().unwrap();
@@ -190,7 +190,7 @@ fn quoted(rest: &str, quote: char) -> usize {
     rest.len()
 }
 
-/// The length of a character literal; none for a lifetime.
+/// Returns the length of a character literal, or None for a lifetime.
 fn character(rest: &str) -> Option<usize> {
     let mut chars = rest.char_indices().skip(1);
     let (_, first) = chars.next()?;
@@ -200,7 +200,7 @@ fn character(rest: &str) -> Option<usize> {
     chars.next().filter(|(_, c)| *c == '\'').map(|(i, _)| i + 1)
 }
 
-/// How long the raw string is whose prefix (`r`, `br`, `cr`) has just been read.
+/// Returns the length of the raw string after its prefix (`r`, `br`, `cr`).
 fn raw_string(prefix: &str, rest: &str) -> Option<usize> {
     let n_hashes = rest.bytes().take_while(|b| *b == b'#').count();
     if !["r", "br", "cr"].contains(&prefix) || !rest[n_hashes..].starts_with('"') {
@@ -267,7 +267,7 @@ fn block_end(code: &str, open: usize) -> usize {
     code.len()
 }
 
-/// The paths, less their `.rs`, of modules that `source` declares for tests only.
+/// Returns the paths, without `.rs`, of modules that `source` declares for tests only.
 fn test_modules(source: &Source) -> Vec<String> {
     let folder = source.path.rsplit_once('/').map_or("", |(folder, _)| folder);
     let stem = source.path.rsplit('/').next().unwrap().trim_end_matches(".rs");
@@ -283,7 +283,7 @@ fn test_modules(source: &Source) -> Vec<String> {
     test_items(&source.code).into_iter().filter_map(name).flatten().collect()
 }
 
-/// Every function with a body, nested ones too. What a macro makes of a `$name` has none.
+/// Returns every function with a body, nested ones too. A `$name` of a macro has none.
 pub fn functions(code: &str) -> Vec<Function> {
     let mut found = Vec::new();
     let mut words = words(code).peekable();
@@ -301,7 +301,7 @@ pub fn functions(code: &str) -> Vec<Function> {
     found
 }
 
-/// Of a function, from behind its name to its body: generics, parameters and what it gives.
+/// Counts the parameters in a function's text from behind its name to its body: generics, parameters and result.
 fn n_parameters(signature: &str) -> usize {
     let (mut depth, mut angles, mut current, mut n) = (0, 0, String::new(), 0);
     let chars: Vec<char> = signature.chars().collect();

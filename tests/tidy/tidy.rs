@@ -1,4 +1,5 @@
-//! The law of the house, each article a test that says why. Reads the sources and `cargo metadata`; builds nothing.
+//! The rules of this repository, each a test that gives its reason. Reads the sources and `cargo metadata`; builds
+//! nothing.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -16,12 +17,13 @@ static SOURCES: LazyLock<Vec<Source>> = LazyLock::new(sources);
 static METADATA: LazyLock<Metadata> = LazyLock::new(|| {
     let mut command = MetadataCommand::new();
     command.manifest_path(root().join("Cargo.toml")).features(CargoOpt::AllFeatures);
-    // Of other platforms nothing is looked at, and nothing has to be fetched.
+    // Other platforms are left out, so that nothing has to be fetched for them.
     let options = ["--locked", "--filter-platform", "x86_64-unknown-linux-gnu"];
     command.other_options(options.map(String::from).to_vec()).exec().unwrap()
 });
 
-/// Which crate may depend on which; `types` is open to all. A new arrow is a decision, for ARCHITECTURE.md too.
+/// Which crate may depend on which; every crate may use `types`. A new dependency is a decision, for ARCHITECTURE.md
+/// too.
 const ARROWS: &[(&str, &[&str])] = &[
     ("types", &[]),
     ("scheduler", &[]),
@@ -38,7 +40,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("coordinator", &["proto", "wire", "checkpoint", "scheduler", "cluster", "telemetry"]),
     ("dialect", &[]),
     ("router", &["proto", "wire", "checkpoint", "dialect", "grammar", "cluster", "telemetry"]),
-    // The binary joins the roles; it starts no kernel, and plans no step itself but in `simulate`'s virtual time.
+    // The binary joins the roles. It starts no kernel, and plans no step except in the virtual time of `simulate`.
     (
         "lockstep",
         &["proto", "wire", "checkpoint", "cluster", "telemetry", "router", "coordinator", "scheduler", "worker"],
@@ -46,10 +48,10 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("tidy", &[]),
 ];
 
-/// The rooms of a crate, and which others each may use.
+/// The folders of a crate, and which others each may use.
 type Rooms = [(&'static str, &'static [&'static str])];
 
-/// Which room may use which. The files beside the rooms (a crate's `config.rs`, say) are open to all.
+/// Which folder may use which. All may use the files beside the folders, for example a crate's `config.rs`.
 const ROOMS: &[(&str, &Rooms)] = &[
     (
         "router/src/",
@@ -99,12 +101,12 @@ const ROOMS: &[(&str, &Rooms)] = &[
     ),
 ];
 
-/// Fails with every place that breaks the law, and the reason for the law.
+/// Fails with every place that breaks the rule, and with its reason.
 fn hold(law: &str, broken: Vec<String>) {
     assert!(broken.is_empty(), "\n{law}\n  {}\n", broken.join("\n  "));
 }
 
-/// Where `shipped` code outside `folders` has one of `names` as a whole word.
+/// Returns the places where `shipped` code in these folders has one of `names` as a whole word.
 fn named(names: &[&str], inside: impl Fn(&str) -> bool) -> Vec<String> {
     let in_source = |source: &'static Source| {
         let found = words(&source.shipped).filter(|(_, word)| names.contains(word));
@@ -130,7 +132,7 @@ fn crates_depend_as_the_table_says() {
         };
         for dependency in &package.dependencies {
             let name = dependency.name.as_str();
-            // A test may look at a crate from outside, as the binary's tests do; it ships no arrow.
+            // A test may use a crate from outside, as the binary's tests do; that is no dependency of shipped code.
             let is_arrow = names.contains(name) && name != "types" && dependency.kind != DependencyKind::Development;
             if is_arrow && !allowed.contains(&name) {
                 broken.push(format!("{} -> {name}", package.manifest_path));
@@ -175,7 +177,7 @@ fn files_use_each_other_in_no_large_circle() {
 
 #[test]
 fn every_dependency_is_named() {
-    // What `build.rs` generates names it, and no source does.
+    // The code that `build.rs` generates names it, and no source does.
     const GENERATED: &[(&str, &str)] = &[("proto", "tonic-prost")];
     let mut broken = Vec::new();
     for package in members() {
@@ -193,7 +195,7 @@ fn every_dependency_is_named() {
     hold("What a crate depends on, its shipped sources name: what only tests need is a dev-dependency.", broken);
 }
 
-/// As the first of a path, or imported whole.
+/// Whether the name is the first of a path, or imported whole.
 fn is_crate_named(code: &str, name: &str) -> bool {
     let mut found = words(code).filter(|(_, word)| *word == name);
     found.any(|(at, word)| {
@@ -218,7 +220,7 @@ fn unsafe_only_where_memory_is_the_work() {
     let mut broken = Vec::new();
     for source in SOURCES.iter() {
         let is_test = source.shipped.is_empty();
-        // A test that counts allocations needs `unsafe impl GlobalAlloc`, and says so by that name.
+        // A test that counts allocations needs `unsafe impl GlobalAlloc`, so that name identifies it.
         let counts_allocations = is_test && source.code.contains("GlobalAlloc");
         let allowed = matches!(source.folder(), "worker/backend" | "worker/collective");
         if !allowed && !counts_allocations {
@@ -252,7 +254,7 @@ fn devices_only_in_backend_and_collective() {
 fn clocks_are_for_people() {
     const CLOCKS: &[&str] =
         &["SystemTime", "UNIX_EPOCH", "OffsetDateTime", "UtcDateTime", "now_utc", "now_local", "chrono", "Utc"];
-    // When something was made or seen, a name that nobody else has, and where a lone process begins to count.
+    // Times for people, unique names, and the first epoch of a single process.
     const TELLERS: &[&str] = &[
         "cluster/src/etcd/follow.rs",
         "cluster/src/etcd/keep.rs",
@@ -264,7 +266,7 @@ fn clocks_are_for_people() {
         "router/src/replicas/topology.rs",
         "src/roles/process.rs",
         "src/operate/status.rs",
-        // A certificate's dates, which TLS asks for.
+        // The dates of a certificate, which TLS requires.
         "src/settings/expiry.rs",
         "src/settings/identity.rs",
         "src/settings/store.rs",
@@ -400,7 +402,7 @@ fn no_function_is_longer_than_a_page() {
 
 #[test]
 fn what_gets_its_name_was_synced_and_so_is_the_name() {
-    // A compiled kernel is made again where it is damaged.
+    // Without the folder of compiled kernels: a damaged kernel is compiled again.
     const FOLDERS: [&str; 4] = ["checkpoint/src/", "router/src/", "src/", "worker/src/"];
     let keeps_files = |path: &str| FOLDERS.iter().any(|folder| path.starts_with(folder)) && !path.ends_with("tests.rs");
     let hasty = |source: &'static Source| {
@@ -423,7 +425,7 @@ fn what_gets_its_name_was_synced_and_so_is_the_name() {
 #[test]
 fn no_file_is_longer_than_five_hundred_lines() {
     const LINES_MAX: usize = 500;
-    // Flat lists, which are looked up and not read: each metric with its function, each of the driver's symbols.
+    // Flat lists for lookups: each metric with its function, each of the driver's symbols.
     const LISTS: &[&str] = &["telemetry/src/metrics.rs", "worker/backend/src/cuda/driver.rs"];
     let long = SOURCES.iter().filter(|source| !LISTS.contains(&source.path.as_str()));
     let long = long.map(|source| (source, source.n_shipped_lines())).filter(|(_, n_lines)| *n_lines > LINES_MAX);
@@ -448,11 +450,11 @@ fn no_function_takes_more_than_six_parameters() {
 
 #[test]
 fn a_type_name_means_one_thing() {
-    // What each crate calls its own.
+    // Names that each crate may define for itself.
     const OWN: &[&str] = &["Error", "Config", "Settings", "Options", "Result"];
     // One for each platform.
     const PLATFORMS: &[&str] = &["RegionExport"];
-    // Each device's own of what an operation is done with: one concept, and a type for each home.
+    // Each device defines its own context of an operation: one concept, with a type for each folder.
     const HOMES: [&str; 2] = ["worker/backend/src/cpu/", "worker/backend/src/cuda/"];
     let mut defined: BTreeMap<&str, Vec<&Source>> = BTreeMap::new();
     for source in SOURCES.iter() {
@@ -479,7 +481,7 @@ fn a_type_name_means_one_thing() {
 
 #[test]
 fn a_request_has_the_forms_that_are_listed() {
-    // With a face's own message and that of `step.proto` they are the eight of router/DESIGN.md.
+    // With an endpoint's own message and that of `step.proto` they are the eight of router/DESIGN.md.
     const FORMS: &[&str] = &[
         "router/src/front/ask.rs: Ask",
         "router/src/front/prepared.rs: Prepared",
@@ -487,12 +489,12 @@ fn a_request_has_the_forms_that_are_listed() {
         "router/src/link/request.rs: LinkRequest",
         "coordinator/scheduler/src/sequence.rs: Sequence",
         "worker/src/runner/sequences/sequence.rs: Sequence",
-        // In simulations it stands in the place of a rank's.
+        // Takes the place of a rank's sequence in simulations.
         "worker/src/runner/sim.rs: Sequence",
-        // Beside the way: what a draft model has of it, with guesses that the log does not hold.
+        // An additional form: a draft model's part of it, with guesses that the log does not hold.
         "worker/src/runner/draft_model/drafted.rs: Drafted",
     ];
-    // A step carries many requests, each as it is; so is one kept until its answer is over, and beside that.
+    // A step has many requests, each unchanged; so does a request that is kept until its answer has ended.
     const CARRIES: &[&str] = &[
         "types/src/step.rs: Step",
         "router/src/front/finished_answer.rs: AnswerWish",
@@ -562,7 +564,7 @@ fn a_file_that_is_named_is_there() {
     };
     let mut broken = Vec::new();
     for (path, text) in files(&["md", "rs"]) {
-        // A result tells of the day on which it was made.
+        // A result names the day of its measurement.
         let is_code = |line: &str| path.ends_with(".rs") && !line.trim_start().starts_with("//");
         for (i, line) in text.lines().enumerate().filter(|(_, line)| !path.contains("results/") && !is_code(line)) {
             let named = line.split('`').skip(1).step_by(2).filter(|quoted| is_name(quoted));
@@ -575,12 +577,12 @@ fn a_file_that_is_named_is_there() {
 
 #[test]
 fn no_machine_is_named() {
-    // Put together here, so that this file does not name them.
+    // Joined here, so that this file does not contain them.
     let places = ["tmp", "work", "root"].map(|name| format!("/{name}/"));
     let mut broken = Vec::new();
     for (path, text) in files(&["rs", "proto", "py", "sh", "toml", "md", "yaml", "yml", "json", "Makefile", "run"]) {
         for (i, line) in text.lines().enumerate() {
-            // In the middle of a path or an address it is another folder that has the name.
+            // In the middle of a path or an address the name is that of another folder.
             let is_absolute = |at: usize| !line[..at].ends_with(|c: char| c.is_alphanumeric() || "._-*}~".contains(c));
             let names = places.iter().any(|place| line.match_indices(place.as_str()).any(|(at, _)| is_absolute(at)));
             broken.extend(names.then(|| format!("{path}:{}", i + 1)));
@@ -591,7 +593,7 @@ fn no_machine_is_named() {
 
 #[test]
 fn one_version_of_what_must_agree() {
-    // Two of these in one program are two types of one name, and two copies of the code that meets the network.
+    // Two versions of these in one program are two types of one name, and two copies of the network code.
     const SINGLE: &[&str] =
         &["tonic", "prost", "hyper", "h2", "http", "tower", "rustls", "tokenizers", "tokio", "axum"];
     let versions = |name: &str| -> Vec<String> {
@@ -602,7 +604,7 @@ fn one_version_of_what_must_agree() {
     hold("One version each, or types of one name stop being one type.", several.map(|v| format!("{v:?}")).collect());
 }
 
-/// The lexer, on what could fool it: `(source, what is left of it)`.
+/// Tests the lexer on difficult inputs: `(source, expected rest)`.
 #[test]
 fn comments_and_strings_are_not_code() {
     let cases = [

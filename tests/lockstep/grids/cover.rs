@@ -1,5 +1,5 @@
-//! Pairwise covers: runs that together contain every possible pair of values. Knows values by their numbers; the caller
-//! knows their meaning.
+//! Pairwise covers: runs that together contain every possible pair of values. A value is only its number here, and the
+//! caller has its meaning.
 
 use std::collections::BTreeSet;
 
@@ -8,7 +8,7 @@ pub type Run = Vec<usize>;
 /// A factor with its value, and a later factor with its value.
 type Pair = (usize, usize, usize, usize);
 
-/// A greedy cover, the same each time: the next run is the first of those with most of the missing pairs.
+/// Returns a greedy cover, the same each time: the next run is the first of those with the most missing pairs.
 pub fn pairwise(n_values: &[usize], is_possible: impl Fn(&[usize]) -> bool) -> Vec<Run> {
     let possible: Vec<Run> = all(n_values).into_iter().filter(|run| is_possible(run)).collect();
     let mut left: BTreeSet<Pair> = possible.iter().flat_map(|run| pairs(run)).collect();

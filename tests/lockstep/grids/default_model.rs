@@ -1,4 +1,4 @@
-//! The default model, as an operator starts it: `lockstep serve` with a process for each rank, asked over HTTP.
+//! The default model, as an operator starts it: `lockstep serve` with a process for each rank, used over HTTP.
 
 use crate::common::node::{Node, complete, cpu_ticks};
 use crate::common::smollm2;
@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 
 const GRIDS: [(&str, &str, &str); 5] =
     [("2", "1", "auto"), ("1", "2", "auto"), ("2", "2", "auto"), ("3", "1", "auto"), ("2", "1", "tcp")];
-/// Each process must use at least one in so many parts of the processor time of all.
+/// Each process must use at least this fraction of the processor time of all.
 const PARTS_OF_TIME: u64 = 10;
 
 const PROMPTS: [&str; 6] = [
@@ -70,7 +70,7 @@ fn check(tp: &str, pp: &str, wire: &str, expected: &[Value]) {
     println!("{way}: {used:?} ticks of {} workers and the parent", workers.len());
     let total: u64 = used.iter().sum();
     assert!(used[..workers.len()].iter().all(|used| used * PARTS_OF_TIME >= total && *used > 0), "{way}: {used:?}");
-    // Shared memory is mapped by both ranks, and by none of those that use sockets.
+    // Both ranks map shared memory; ranks that use sockets do not.
     let shares = |pid: &u32| std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap().contains("memfd:lockstep");
     assert!(workers.iter().all(|pid| shares(pid) == (wire != "tcp")), "{way}: what the ranks exchange numbers over");
 }

@@ -19,11 +19,11 @@ struct Row {
     n_preempted: u32,
 }
 
-/// Takes longer than CI has time for.
+/// Takes too long for CI.
 #[tokio::test]
 async fn the_whole_product() {
     if std::env::var_os("LOCKSTEP_GRIDS").is_none() {
-        // Straight to stderr: the harness shows a test's output only when it fails.
+        // Directly to stderr: the harness shows a test's output only when it fails.
         return std::io::stderr().write_all(b"NOT RUN: the whole product of grids, which is `make grids`\n").unwrap();
     }
     let mut rows = Vec::new();

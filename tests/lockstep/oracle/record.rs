@@ -1,5 +1,5 @@
-//! The record: each checkpoint's answers, as hashes of token ids and the bits of logprobs. Knows its lines and how an
-//! answer is hashed; nothing of who answers.
+//! The record: each checkpoint's answers, as hashes of token ids and the bits of logprobs. Defines its lines and the
+//! hash of an answer; has no knowledge of the server.
 //!
 //! ```text
 //! gemma2 int8 f16                    a checkpoint, activations, the type of its cache

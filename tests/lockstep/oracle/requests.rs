@@ -1,5 +1,5 @@
-//! The requests for every checkpoint: 64 from a seeded generator that no other test uses, so that they never change.
-//! Knows a checkpoint by its vocabulary and its context.
+//! The requests for every checkpoint: 64 from a seeded generator that no other test uses, so that they never change. A
+//! checkpoint is only its vocabulary and its context here.
 
 use types::{Dry, Goal, Penalties, Request, Sampling, Token, Tokens, Xtc};
 
@@ -47,7 +47,7 @@ fn sampling(dice: &mut Dice, vocab: u32, prompt: &[Token]) -> Sampling {
     let sampling = Sampling {
         temperature: dice.of(&[0.0, 0.0, 0.4, 0.8, 1.0, 1.7]),
         seed: dice.next(),
-        // Some outgrow the blocks that they were admitted with, so that a small pool runs out.
+        // Some outgrow the blocks of their admission, so that a small pool runs out.
         tokens_max: 5 + dice.below(14) + dice.of(&[0, 0, 0, ROOM - 20]),
         tokens_min: dice.of(&[0, 0, 3, 6]),
         logprobs: dice.of(&[None, Some(0), Some(1), Some(4), Some(20)]),

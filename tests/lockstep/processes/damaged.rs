@@ -1,5 +1,5 @@
-//! A changed byte in the middle of a file: a rank that has read it is refused by the weight's name, computes under
-//! another policy, or fetches the byte anew.
+//! A changed byte in the middle of a file: a rank that has read it is rejected with the weight's name, computes under
+//! another policy, or fetches the byte again.
 
 use super::{DOORS, MODEL, coordinator, router, serve};
 use crate::common::node::{BINARY, Folder, Node, field};
@@ -55,7 +55,7 @@ fn ranks_with_other_bytes_are_refused_by_the_weights_name() {
     let mut good = Node::start(&join);
     let mut bad = Node::start(&[&join[..], &["--model-path", folder.0.to_str().unwrap()]].concat());
     let why = [EMBEDDING, "a file of the model is damaged"];
-    // Neither is trusted: nobody knows which file is right.
+    // Neither is trusted, because no process can decide which file is right.
     for worker in [&mut good, &mut bad] {
         worker.until(&["lockstep:", why[0], why[1]]);
         assert!(!worker.ended().success());
@@ -65,7 +65,7 @@ fn ranks_with_other_bytes_are_refused_by_the_weights_name() {
     assert_eq!(router(&address).answers(), serve(&[]).answers());
 }
 
-/// The bytes already served decide for ranks that join later.
+/// The bytes that are already served decide which ranks may join later.
 #[test]
 fn a_rank_that_joins_with_other_bytes_is_refused_alone() {
     let folder = Folder::new("later");
@@ -118,7 +118,7 @@ fn a_fetched_model_that_is_damaged_is_fetched_anew() {
     assert_eq!(router.answers(), answers);
 }
 
-/// Its coordinator's file is damaged when it is fetched, and repaired later.
+/// The coordinator's file is damaged when it is fetched, and repaired later.
 #[test]
 fn what_was_fetched_of_a_damaged_file_is_fetched_anew_when_it_is_refused() {
     let folder = Folder::new("repaired");
@@ -126,7 +126,7 @@ fn what_was_fetched_of_a_damaged_file_is_fetched_anew_when_it_is_refused() {
     let model = Folder(there.join("llama-f32-tied"));
     [&model.0, &here].iter().for_each(|folder| std::fs::create_dir_all(folder).unwrap());
     damage(&copy(&model), true);
-    // By a name that means nothing where the worker runs.
+    // The name exists only in the coordinator's folder.
     let coordinate = || {
         let flags = ["coordinator", "llama-f32-tied", "--activations", "f32", "--listen", "127.0.0.1:0"];
         let mut node = Node::start_in(&there, &flags);
@@ -156,7 +156,7 @@ fn what_was_fetched_of_a_damaged_file_is_fetched_anew_when_it_is_refused() {
     assert_eq!(router(&address).answers(), serve(&[]).answers());
 }
 
-/// Two replicas of what is meant to be one model: who asks either for the cluster reads in which weight they differ.
+/// Two replicas that should have one model: the cluster page of either one names the weight in which they differ.
 #[test]
 fn replicas_that_differ_are_told_apart_by_the_weights_name() {
     let folder = Folder::new("replicas");
@@ -179,7 +179,7 @@ fn replicas_that_differ_are_told_apart_by_the_weights_name() {
     assert!(differs["weight"].as_str().unwrap().starts_with("model.layers."), "{replicas}");
     assert!(differs["piece"].is_u64() && differs["replica"].is_string(), "{replicas}");
     assert!(replicas[1]["differs"].is_null() && replicas[2]["differs"].is_null(), "{replicas}");
-    // Most replicas are believed, and not the one that came first.
+    // The majority of replicas counts, and not the one that came first.
     assert_eq!(router.answers(), serve(&[]).answers());
     let told = Command::new(BINARY).args(["status", "--url", &http]).output().unwrap();
     let told = String::from_utf8(told.stdout).unwrap();

@@ -1,4 +1,4 @@
-//! A worker made by hand, which can send anything. It sends heartbeats, so that it is not dismissed for silence.
+//! A hand-made worker, which can send anything. It sends heartbeats, so that it is not lost by silence.
 
 use crate::common::node::PATIENCE;
 use proto::cluster::coordinator_client::CoordinatorClient;
@@ -45,7 +45,7 @@ impl Intruder {
         Ok(Intruder { runtime, up, down, place: Assign::default() })
     }
 
-    /// Waits until it is given an assignment.
+    /// Waits until it receives an assignment.
     pub fn assigned(&mut self) {
         loop {
             let message = self.runtime.block_on(async { timeout(PATIENCE, self.down.message()).await });
@@ -69,7 +69,7 @@ impl Intruder {
         self.runtime.block_on(self.up.send(frame(Frame::Loaded(loaded)))).unwrap();
     }
 
-    /// Waits until the coordinator says that all have loaded; then reports that it has met them.
+    /// Waits until the coordinator reports that all have loaded; then reports that it has met them.
     pub fn ready(&mut self) {
         loop {
             let message = self.runtime.block_on(async { timeout(PATIENCE, self.down.message()).await });

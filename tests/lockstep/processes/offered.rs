@@ -1,5 +1,5 @@
-//! TLS towards clients, by curl: both protocols, both ports, certificates that are replaced, and clients who cannot
-//! shake hands.
+//! TLS towards clients, by curl: both protocols, both ports, replaced certificates, and clients that fail the
+//! handshake.
 
 use super::{DOORS, MODEL, pem};
 use crate::common::node::{BINARY, Folder, Node, PATIENCE};
@@ -22,7 +22,7 @@ impl Authority {
     fn new() -> Authority {
         let mut params = CertificateParams::new(Vec::new()).unwrap();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        // Of two authorities with one name a client takes whichever comes first.
+        // Of two authorities with one name a client takes the first.
         static N_MADE: AtomicU32 = AtomicU32::new(0);
         let name = format!("authority {}", N_MADE.fetch_add(1, Ordering::Relaxed));
         params.distinguished_name.push(DnType::CommonName, name);
@@ -44,7 +44,7 @@ impl Authority {
     }
 }
 
-/// A server, and where it listens for HTTPS and for gRPC by TLS.
+/// A server, and its addresses for HTTPS and for gRPC with TLS.
 struct Served {
     node: Node,
     http: String,
@@ -114,7 +114,7 @@ fn clients_are_served_by_tls_in_both_protocols_and_on_both_ports() {
     let words = ["-H", "content-type: application/grpc", "-H", "te: trailers", "--data-binary", &body, "-D", "-"];
     let reply = said(&curl(&folder, &[&["--http2"], &words[..], &[&check]].concat()));
     assert!(reply.contains("HTTP/2 200") && reply.contains("grpc-status: 0"), "{reply}");
-    // This port speaks HTTP/2 alone, and says so while hands are shaken.
+    // This port supports HTTP/2 alone, and reports that in the handshake.
     assert!(!curl(&folder, &["--http1.1", &check]).status.success());
 
     let stranger = Command::new("curl").args(["-s", "-S", &health]).output().unwrap();
@@ -125,7 +125,7 @@ fn clients_are_served_by_tls_in_both_protocols_and_on_both_ports() {
     }
 }
 
-/// Whoever shakes hands slowly, badly or not at all keeps out nobody for long, and holds no place among the others.
+/// A slow, broken or missing handshake blocks other clients only briefly, and takes no place from them.
 #[test]
 fn clients_who_cannot_shake_hands_keep_out_nobody() {
     const N_SILENT: usize = 300;
@@ -137,7 +137,7 @@ fn clients_who_cannot_shake_hands_keep_out_nobody() {
         stream.write_all(bytes).unwrap();
         stream
     };
-    // A record that has begun, one that is none, and nothing.
+    // An incomplete record, an invalid one, and nothing.
     let slow: Vec<TcpStream> =
         (0..N_SILENT).map(|n| connect(if n % 2 == 0 { &[22, 3, 1, 2, 0] } else { b"" })).collect();
     let mut bad = connect(&[22, 3, 1, 0, 4, 9, 9, 9, 9]);
@@ -147,7 +147,7 @@ fn clients_who_cannot_shake_hands_keep_out_nobody() {
     assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
     bad.set_read_timeout(Some(PATIENCE)).unwrap();
     let mut alert = Vec::new();
-    // A reset says as much as an alert.
+    // A reset is as good as an alert.
     let _ended = bad.read_to_end(&mut alert);
     assert!(alert.is_empty() || alert[0] == 21, "{alert:?}");
     served.node.until_since(0, &["a peer is refused"]);
@@ -180,7 +180,7 @@ fn a_certificate_is_replaced_under_load_and_a_broken_one_is_not_taken() {
             n
         });
         let [certificate, key] = new.signed();
-        // For a moment they do not go together.
+        // The two files do not match for a moment.
         folder.write("cert.pem", &certificate);
         served.node.until_since(0, &["clients are offered the same certificate", "do not go together"]);
         folder.write("key.pem", &key);
@@ -217,7 +217,7 @@ fn commands_trust_the_authority_that_they_are_told_of_and_no_other() {
     for words in commands {
         let trusted = ask(words, own.to_str());
         assert!(trusted.status.success() && !said(&trusted).contains("ertificate"), "{words:?}: {}", said(&trusted));
-        // `top` shows what is wrong and goes on, so its status says nothing.
+        // `top` shows the error and continues, so its exit status does not show it.
         for authority in [None, Some(other.as_str())] {
             let refused = ask(words, authority);
             assert!(said(&refused).contains("ertificate"), "{words:?}: {}", said(&refused));
@@ -225,7 +225,8 @@ fn commands_trust_the_authority_that_they_are_told_of_and_no_other() {
     }
 }
 
-/// A key is added, clients go over to it, and the old one is taken back; certificates of another authority follow.
+/// A key is added, clients change to it, and the old one is revoked; then the same with certificates of another
+/// authority.
 #[test]
 fn keys_and_certificates_are_rotated_under_load_and_no_request_fails() {
     const N_CLIENTS: usize = 4;
@@ -263,10 +264,10 @@ fn keys_and_certificates_are_rotated_under_load_and_no_request_fails() {
             served.node.until_since(place, &["the API keys were read again"]);
             key.store(n as u32, Ordering::Relaxed);
             let next = Authority::new();
-            // Clients know both authorities before the server shows the new one.
+            // Clients trust both authorities before the server shows the new certificate.
             folder.write("root.next", &(authority.root() + &next.root()));
             std::fs::rename(folder.0.join("root.next"), folder.0.join("root.pem")).unwrap();
-            // The request of each client that is under way may have the old key, and the next one has not.
+            // The current request of each client may have the old key, and the next one does not.
             let before = n_done.each_ref().map(|n| n.load(Ordering::Relaxed));
             while n_done.iter().zip(before).any(|(n, before)| n.load(Ordering::Relaxed) < before + 2) {
                 assert!(Instant::now() < deadline && !clients.iter().any(|client| client.is_finished()));

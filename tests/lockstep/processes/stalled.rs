@@ -1,5 +1,5 @@
-//! A server whose stderr is a full pipe that nobody reads: it goes on serving, and reports the dropped lines once
-//! somebody reads again. Knows the log only by its lines.
+//! A server whose stderr is a full pipe without a reader: it continues to serve, and reports the dropped lines once the
+//! pipe is read again. Has knowledge only of log lines.
 
 use super::{DOORS, MODEL, pid};
 use crate::common::node::{BINARY, PATIENCE};
@@ -79,7 +79,7 @@ impl Stalled {
         line.rsplit(' ').next().unwrap().parse().unwrap()
     }
 
-    /// It answers many requests while nobody reads its log, until lines are dropped.
+    /// It answers many requests while its log is not read, until lines are dropped.
     fn serves_on(&self) {
         self.until_ready();
         (0..N_REQUESTS).for_each(|nth| self.answer(nth));
@@ -123,13 +123,13 @@ fn a_log_that_nobody_reads_holds_up_nobody() {
     }
     let n: u64 = line.split(TOLD).next().unwrap().split_whitespace().next_back().unwrap().parse().unwrap();
     assert!(line.contains("WARN") && n > 0, "{line}");
-    // From then on everything is written, to the last line.
+    // From then on every line is written, to the last one.
     kill_process(pid(server.child.id()), Signal::TERM).unwrap();
     let rest: Vec<String> = (&mut server.log).lines().map_while(Result::ok).collect();
     assert!(rest.iter().any(|line| line.contains("draining")), "{rest:?}");
 }
 
-/// Workers in processes of their own log through the server, which must go on reading them.
+/// Workers in separate processes log through the server, which must continue to read their output.
 #[test]
 fn a_log_that_nobody_reads_holds_up_neither_workers_nor_the_end() {
     let mut server = Stalled::serve(&["--tp", "2"]);

@@ -1,5 +1,5 @@
-//! Too few workers: requests that cannot be computed end in time with a reason, those that fewer ranks can hold go on,
-//! and a leaving worker says so.
+//! Too few workers: requests that cannot be computed end in time with a reason, those that fit on fewer ranks continue,
+//! and a leaving worker reports its leave.
 
 use super::{BINARY, MODEL, coordinator, pid, router, serve};
 use crate::common::node::{Node, PATIENCE, post};
@@ -41,7 +41,7 @@ fn a_request_waits_no_longer_than_it_was_told_where_a_worker_is_missing() {
     grid.until_ready(&http);
     kill_process(pid(grid.workers()[0]), Signal::STOP).unwrap();
     let begun = Instant::now();
-    // Within a step that is never answered, whole and streamed; and when it is known that the ranks cannot be placed.
+    // Within a step that is never answered, whole and streamed; and after the placement has failed.
     let in_a_step = std::thread::scope(|scope| {
         let asked = [json!({}), json!({ "stream": true })].map(|more| scope.spawn(|| answer(&http, more)));
         until(&http, &grid, |replica| !replica["unplaced"].is_null());
@@ -68,7 +68,7 @@ fn a_model_is_planned_by_a_name_or_a_config() {
     let plan = |model: &str| {
         let sizes = ["--context", "512", "--kv-memory", "64MiB", "--activations", "f32", "--tp", "2"];
         let mut plan = Command::new(BINARY);
-        // No hub answers there.
+        // No hub answers at this address.
         plan.args(["plan", model]).args(sizes).env("HF_ENDPOINT", "http://127.0.0.1:9");
         let output = plan.output().unwrap();
         assert!(output.status.success(), "{model}: {}", String::from_utf8_lossy(&output.stderr));
@@ -97,7 +97,7 @@ fn fewer_ranks_carry_on_with_the_context_that_they_hold() {
     };
     let expected = text(ask());
     kill_process(pid(grid.workers()[0]), Signal::STOP).unwrap();
-    // It waits for the lost worker's place, and then goes on without it.
+    // It waits for the lost worker's place, and then continues without it.
     assert_eq!(text(ask()), expected);
     let replica = until(&http, &grid, |replica| replica["phase"] == "ready");
     assert_eq!((&replica["grid"]["tp"], &replica["shortened"]["has"]), (&json!(1), &json!(32)), "{replica}");
@@ -105,7 +105,7 @@ fn fewer_ranks_carry_on_with_the_context_that_they_hold() {
     let (status, refused) = long();
     assert!(status == 503 && refused.contains("the ranks that are left hold 32"), "{status} {refused}");
     kill_process(pid(grid.workers()[0]), Signal::CONT).unwrap();
-    // Everything that was promised, and no more was asked for since.
+    // The full grid with the whole context, and no further changes since then.
     let is_whole = |replica: &Value| replica["grid"]["tp"] == 2 && replica["shortened"].is_null();
     until(&http, &grid, |replica| replica["phase"] == "ready" && replica["context"] == 64 && is_whole(replica));
     assert_eq!(long().0, 200);

@@ -1,4 +1,4 @@
-//! Two models, one of them in two versions, behind one router: each name gives the answers of its model alone.
+//! Two models, one of them in two versions, behind one router: each name gives the answers of its own model.
 
 use super::{DOORS, cluster};
 use crate::common::node::{BINARY, Folder, Node, PATIENCE, complete, field, post};

@@ -1,5 +1,5 @@
-//! A router that is killed in the middle of a call's arguments: what its clients are told by another one is the rest of
-//! the call, byte for byte, on every page that resumes.
+//! A router that is killed in the middle of a call's arguments: another router sends its clients the rest of the call,
+//! byte for byte, at every endpoint that resumes.
 
 use super::{Events, Folder, Replica, router_of};
 use crate::messages::talking_model;
@@ -22,7 +22,7 @@ fn schema() -> Value {
     })
 }
 
-/// Each page, and what is asked there.
+/// Each endpoint, and the request to it.
 fn asked(model: &str) -> Vec<(&'static str, Value)> {
     let (said, schema) = (json!([{"role": "user", "content": "How will it be?"}]), schema());
     let function = json!({"name": "forecast", "parameters": schema, "strict": true});
@@ -57,7 +57,7 @@ fn asked(model: &str) -> Vec<(&'static str, Value)> {
     ]
 }
 
-/// What a stream says of each of its parts, put together: texts, names and arguments, ends.
+/// The parts of a stream, joined: texts, names and arguments, ends.
 #[derive(Debug, Default, PartialEq)]
 struct Said(BTreeMap<String, String>);
 
@@ -110,7 +110,7 @@ impl Said {
     }
 }
 
-/// Reads until some arguments are known, and not all.
+/// Reads until a part of the arguments has arrived.
 fn begin(events: &mut Events) -> Vec<(String, Option<String>)> {
     let mut read = Vec::new();
     while Said::of(read.iter().map(|(data, _)| data)).arguments().all(|arguments| arguments.len() < 20) {
@@ -125,7 +125,7 @@ fn a_call_goes_on_at_another_router_within_its_arguments() {
     let token = folder.write("token", JoinToken::random().unwrap().expose());
     let (kept, template) = talking_model("resume-talking");
     let model = kept.0.to_str().unwrap();
-    // The steps of these calls verify what is forced, and what repeats itself.
+    // The steps of these calls verify forced tokens, and repetitions.
     let replica = Replica::of(&[model, "--speculation", "4"], &token);
     let router = || router_of(&[model, "--chat-template", &template], &token, &[&replica]);
     let ((mut first, first_http), (_second, second_http)) = (router(), router());
