@@ -23,7 +23,7 @@ pub struct Options {
     /// URL of the server, without /v1
     #[arg(long, default_value = "http://127.0.0.1:8000")]
     pub url: String,
-    /// Model to ask for [default: the first that the server lists]
+    /// Model to request [default: the first that the server lists]
     #[arg(long)]
     pub model: Option<String>,
     /// File with the API key [default: no key]

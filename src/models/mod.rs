@@ -43,7 +43,7 @@ pub struct ModelsCommand {
     /// Read every model whole, and compare it with the checksums that it had when it was fetched
     #[arg(long)]
     pub verify: bool,
-    /// Tell which models of the catalogue this machine has memory for: their weights, and KV beside them
+    /// Show which models of the catalogue this machine has memory for: their weights, and KV beside them
     #[arg(long)]
     pub fit: bool,
     /// Context length that --fit makes room for, at most the model's

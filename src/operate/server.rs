@@ -12,7 +12,7 @@ pub struct Look {
     /// HTTP address of a router
     #[arg(long, env = "LOCKSTEP_URL", default_value = "http://127.0.0.1:8000")]
     pub url: String,
-    /// API key, if the router asks for one
+    /// API key, if the router requires one
     #[arg(long, env = "LOCKSTEP_API_KEY", hide_env_values = true)]
     pub api_key: Option<String>,
     #[command(flatten)]

@@ -36,7 +36,7 @@ const RUNTIME_THREADS: usize = 1;
 pub struct WorkerCommand {
     #[command(flatten)]
     pub settings: WorkerRole,
-    /// Started by `serve`, which says all that this worker is told on standard input, and ends it with itself
+    /// Started by `serve`, which sends all settings on standard input and ends this worker when it ends itself
     #[arg(long, hide = true)]
     pub supervised: bool,
     #[command(flatten)]

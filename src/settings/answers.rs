@@ -14,7 +14,7 @@ const FILE_BYTES_MIN: u64 = 64 << 10;
 pub struct AnswerSettings {
     /// Folder in which finished answers are kept, as JSON lines, for `lockstep verify` and `lockstep replay`
     ///
-    /// Each has its certificate, sampling and seed. Who asked is kept as a hash.
+    /// Each has its certificate, sampling and seed, and a hash of the client's key.
     #[arg(long, env = "LOCKSTEP_RECORD", value_name = "DIR")]
     pub record: Option<PathBuf>,
     /// Also keep tokens of prompts and answers, stop strings and grammars: without them nothing can be run again

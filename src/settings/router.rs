@@ -60,7 +60,7 @@ pub struct RouterSettings {
     /// Private key of --api-tls-cert, as PEM
     #[arg(long, alias = "ssl-keyfile", env = "LOCKSTEP_API_TLS_KEY", value_name = "FILE", requires = "api_tls_cert")]
     pub api_tls_key: Option<PathBuf>,
-    /// CA certificate of clients, as PEM: who has no certificate of it is refused
+    /// CA certificate of clients, as PEM: a client without a certificate of it is refused
     #[arg(
         long,
         alias = "ssl-ca-certs",

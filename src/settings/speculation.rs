@@ -17,7 +17,7 @@ const ROW_PERMILLE: u32 = 270;
 #[derive(Args, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct SpeculationSettings {
-    /// Guess the next tokens from what a request has said before, and verify them in one step; no answer changes: off,
+    /// Guess the next tokens from a request's earlier tokens, and verify them in one step; no answer changes: off,
     /// auto (as many as make it faster), ngram (the same), or a number of tokens for every step
     #[arg(
         long, env = "LOCKSTEP_SPECULATION", value_name = "off|auto|ngram|N", default_value_t = SpeculationChoice::Off,
