@@ -201,7 +201,7 @@ pub struct ListenSettings {
     /// Name of the replica, in etcd, logs and resume handles [default: host name and port]
     #[arg(long, env = "LOCKSTEP_REPLICA", value_name = "NAME")]
     pub replica: Option<String>,
-    /// Address of this coordinator in etcd, for workers and routers [default: --listen, with the host name in place of 0.0.0.0]
+    /// Address of this coordinator in etcd [default: --listen, with the host name in place of 0.0.0.0]
     #[arg(long, env = "LOCKSTEP_ADVERTISE", value_name = "HOST:PORT")]
     pub advertise: Option<String>,
 }

@@ -73,7 +73,7 @@ pub struct RouterSettings {
     /// more, and /livez, /health and /ready [default: none]
     #[arg(long, env = "LOCKSTEP_ADMIN", value_name = "ADDR")]
     pub admin: Option<SocketAddr>,
-    /// File of operators' keys, one per line, for /metrics and /cluster at --admin [default: no key is asked for]
+    /// File of operators' keys, one per line, for /metrics and /cluster at --admin [default: no key is required]
     #[arg(long, env = "LOCKSTEP_ADMIN_KEYS", value_name = "FILE", requires = "admin")]
     pub admin_keys: Option<PathBuf>,
     /// Host names that the HTTP API answers to on a loopback address without keys, such as a proxy's [default:
@@ -86,13 +86,13 @@ pub struct RouterSettings {
     #[arg(long, env = "LOCKSTEP_ALLOWED_ORIGINS", value_name = "ORIGIN", value_delimiter = ',')]
     #[serde(default, deserialize_with = "one_or_many")]
     pub allowed_origins: Option<Vec<String>>,
-    /// Do not tell metrics at /metrics
+    /// Do not serve metrics at /metrics
     #[arg(
         long, env = "LOCKSTEP_NO_METRICS", action = ArgAction::Set, num_args = 0..=1, default_value_t = false,
         default_missing_value = "true"
     )]
     pub no_metrics: bool,
-    /// Do not tell at /slots which requests are under way
+    /// Do not list running requests at /slots
     #[arg(
         long, env = "LOCKSTEP_NO_SLOTS", action = ArgAction::Set, num_args = 0..=1, default_value_t = false,
         default_missing_value = "true"
@@ -156,7 +156,7 @@ pub struct RouterSettings {
         default_value_t = false, default_missing_value = "true"
     )]
     pub trust_request_chat_template: bool,
-    /// Tell beside each answer how long it took, as vLLM's servers do (`metrics`)
+    /// Add the times of a request to its answer, as vLLM's servers do (`metrics`)
     #[arg(
         long, env = "LOCKSTEP_ENABLE_PER_REQUEST_METRICS", action = ArgAction::Set, num_args = 0..=1,
         default_value_t = false, default_missing_value = "true"
@@ -221,10 +221,10 @@ pub struct RouteSettings {
     #[arg(long, env = "LOCKSTEP_TEXT", value_name = "NAME=MODEL", value_delimiter = ',')]
     #[serde(default, deserialize_with = "one_or_many")]
     pub text: Option<Vec<String>>,
-    /// Name that clients ask for, and the versions behind it by weight, such as chat=v1:90,v2:10
+    /// Name that clients request, and the versions behind it by weight, such as chat=v1:90,v2:10
     ///
     /// A version is the name that its replicas serve. Where different replicas serve one name, @ and the beginning of a
-    /// policy digest tell them apart, as in v1@0a1b2c.
+    /// policy digest select one of them, as in v1@0a1b2c.
     #[arg(long, env = "LOCKSTEP_ROUTE", value_name = "NAME=VERSION:WEIGHT,..", value_delimiter = ';')]
     #[serde(default, deserialize_with = "one_or_many")]
     pub route: Option<Vec<String>>,

@@ -31,7 +31,7 @@ pub struct WatchSettings {
     /// CA certificate of an https collector, as PEM [default: public authorities]
     #[arg(long, env = "OTEL_EXPORTER_OTLP_CERTIFICATE", value_name = "FILE")]
     pub otlp_certificate: Option<String>,
-    /// Fraction of traces to record, 0 to 1; a trace that the caller began is recorded if the caller says so
+    /// Fraction of traces to record, 0 to 1; a trace that the caller began is recorded if the caller records it
     #[arg(long, env = "LOCKSTEP_OTLP_SAMPLE", value_name = "RATIO", default_value_t = 1.0)]
     pub otlp_sample: f64,
     /// Seconds between exports of metrics; 0 exports none

@@ -28,7 +28,7 @@ pub struct VerifyCommand {
     /// JSON file with the request and its response, or the id of an answer that was recorded
     #[arg(index = 1, value_name = "FILE|ID")]
     pub answer: String,
-    /// Running server to ask, if no MODEL is given [default: http://127.0.0.1:8000]
+    /// Running server to use, if no MODEL is given [default: http://127.0.0.1:8000]
     #[arg(long, env = "LOCKSTEP_URL")]
     pub url: Option<String>,
     #[command(flatten)]

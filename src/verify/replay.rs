@@ -24,7 +24,7 @@ pub struct ReplayCommand {
     /// Folder of a record, as --record keeps it
     #[arg(index = 1, value_name = "DIR")]
     pub dir: PathBuf,
-    /// Running server to ask, if no MODEL is given [default: http://127.0.0.1:8000]
+    /// Running server to use, if no MODEL is given [default: http://127.0.0.1:8000]
     #[arg(long, env = "LOCKSTEP_URL")]
     pub url: Option<String>,
     /// Requests under way at once
