@@ -31,7 +31,7 @@ struct Cli {
 pub fn parse() -> (Command, ArgMatches) {
     let text = |word: OsString| word.to_string_lossy().into_owned();
     let variables = std::env::vars_os().map(|(name, value)| (text(name), text(value)));
-    parsed(std::env::args_os().collect(), variables).unwrap_or_else(|error| error.exit())
+    parse_from(std::env::args_os().collect(), variables).unwrap_or_else(|error| error.exit())
 }
 
 /// All commands, as they are declared.
@@ -39,7 +39,7 @@ pub fn program() -> clap::Command {
     Cli::command()
 }
 
-fn parsed(
+fn parse_from(
     words: Vec<OsString>,
     variables: impl Iterator<Item = (String, String)>,
 ) -> Result<(Command, ArgMatches), clap::Error> {
@@ -47,10 +47,10 @@ fn parsed(
     let mut lockstep = Cli::command();
     let matches = lockstep.try_get_matches_from_mut(&words).map_err(|error| explained(error, &mut lockstep, &words))?;
     let known = environment::check(&lockstep, variables);
-    known.map_err(|told| lockstep.error(ErrorKind::UnknownArgument, told))?;
+    known.map_err(|message| lockstep.error(ErrorKind::UnknownArgument, message))?;
     let cli = Cli::from_arg_matches(&matches)?;
-    let said = matches.subcommand().map(|(_, said)| said.clone());
-    Ok((cli.command, said.unwrap_or_default()))
+    let subcommand_matches = matches.subcommand().map(|(_, sub_matches)| sub_matches.clone());
+    Ok((cli.command, subcommand_matches.unwrap_or_default()))
 }
 
 /// vLLM and llama.cpp write a few long names with one dash, as `-tp 2`, which clap would read as `-t` and `-p`.
@@ -255,10 +255,10 @@ pub enum Command {
     Replay(ReplayCommand),
     /// Measure the throughput and latency of any server with OpenAI's API
     #[command(after_help = "Example: lockstep bench --concurrency 1,8,32 --prompt uniform:64..256 --output 64")]
-    Bench(bench::Options),
+    Bench(bench::BenchOptions),
     /// Predict how a cluster of GPUs would serve a load: latency, goodput, utilisation and cost
     #[command(after_help = SIMULATE_HELP)]
-    Simulate(simulate::Options),
+    Simulate(simulate::SimulateOptions),
     /// Print completions of these commands for a shell
     #[command(after_help = COMPLETIONS_HELP)]
     Completions(CompletionsCommand),
@@ -278,14 +278,14 @@ mod tests {
 
     fn check_with(variables: &[&str], line: &str, expect: Option<&str>) {
         let variables = variables.iter().map(|name| ((*name).to_owned(), "1".to_owned()));
-        let told = parsed(line.split(' ').map(OsString::from).collect(), variables);
-        let told = told.err().map(|error| error.to_string());
-        assert_eq!(told.is_some(), expect.is_some(), "{line}: {told:?}");
-        assert!(told.is_none_or(|told| told.contains(expect.unwrap_or_default())), "{line}");
+        let result = parse_from(line.split(' ').map(OsString::from).collect(), variables);
+        let message = result.err().map(|error| error.to_string());
+        assert_eq!(message.is_some(), expect.is_some(), "{line}: {message:?}");
+        assert!(message.is_none_or(|text| text.contains(expect.unwrap_or_default())), "{line}");
     }
 
     #[test]
-    fn a_role_refuses_what_it_would_not_heed() {
+    fn roles_refuse_flags_of_other_roles() {
         check("lockstep serve --tp 2 --threads 1 --http 127.0.0.1:0 --control 127.0.0.1:0", None);
         check("lockstep coordinator --tp 2 --kv-memory 1GiB --device sim", None);
         check("lockstep coordinator --threads 1", Some("--threads: it is for `lockstep worker`"));
@@ -321,7 +321,7 @@ mod tests {
         {
             let line = format!("lockstep serve m {names} --gpu-memory-utilization 0.85");
             let words = line.split(' ').map(OsString::from).collect();
-            let Ok((Command::Serve(serve), _)) = parsed(words, std::iter::empty()) else { panic!("{line}") };
+            let Ok((Command::Serve(serve), _)) = parse_from(words, std::iter::empty()) else { panic!("{line}") };
             let (router, coordinator) = (serve.settings.router, serve.settings.coordinator);
             assert_eq!((router.api_tls_cert, router.api_tls_key), (Some("a".into()), Some("b".into())), "{line}");
             assert_eq!(coordinator.gpu_memory_utilization.map(MemoryPart::permille), Some(850));
@@ -343,7 +343,7 @@ mod tests {
     fn long_names_may_have_one_dash_where_vllm_writes_them_so() {
         let grid = |line: &str| {
             let words = line.split(' ').map(OsString::from).collect();
-            match parsed(words, std::iter::empty()).unwrap().0 {
+            match parse_from(words, std::iter::empty()).unwrap().0 {
                 Command::Serve(serve) => {
                     let settings = serve.settings;
                     (settings.coordinator.tp, settings.coordinator.pp, settings.local.replicas)

@@ -50,7 +50,7 @@ mod tests {
 
     /// The published parameters in billions; of gemma3 only those of its text model.
     #[test]
-    fn models_of_the_catalogue_have_as_many_parameters_as_their_makers_say() {
+    fn catalogue_models_have_their_published_parameter_counts() {
         let published = [
             ("smollm2", 0.1345),
             ("smollm2:360m", 0.362),

@@ -32,7 +32,7 @@ impl WeightFormat {
         }
     }
 
-    fn bytes_of(self, tensor: &names::Expected) -> u64 {
+    fn bytes_of(self, tensor: &names::RequiredTensor) -> u64 {
         let n = (tensor.shape[0] * tensor.shape[1]) as u64;
         let is_wide = tensor.layer.is_none() || tensor.shape[0] == 1;
         match (is_wide, self) {
@@ -56,8 +56,8 @@ pub struct SimulatedModel {
 impl SimulatedModel {
     fn sized(name: &str, spec: &ModelSpec, weights: WeightFormat) -> SimulatedModel {
         let shape = ModelShape::sized(spec, Sizes::measured(spec, |tensor| weights.bytes_of(tensor)));
-        let told = weights.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned());
-        SimulatedModel { name: name.to_owned(), shape, weights: told, is_fp8: weights == WeightFormat::Fp8 }
+        let weights_name = weights.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned());
+        SimulatedModel { name: name.to_owned(), shape, weights: weights_name, is_fp8: weights == WeightFormat::Fp8 }
     }
 
     /// Returns a model whose figures are known by its name or by a `config.json`, without its weights.
@@ -127,7 +127,7 @@ mod tests {
 
     /// The published parameters in billions.
     #[test]
-    fn names_weigh_what_their_makers_say() {
+    fn known_models_have_their_published_parameter_counts() {
         let cases = [
             ("llama-3.2-1b", 1.24),
             ("llama-3.2-3b", 3.21),

@@ -25,14 +25,14 @@ use std::process::ExitCode;
 use telemetry::logs;
 
 fn main() -> ExitCode {
-    let (command, said) = args::parse();
-    let done = run(command, &said);
+    let (command, matches) = args::parse();
+    let done = run(command, &matches);
     telemetry::flush();
     let code = match done {
         Ok(code) => code,
         Err(error) if error.is::<out::ReaderGone>() => ExitCode::SUCCESS,
         Err(error) => {
-            logs::say(&format!("lockstep: {}", out::for_people(&error)));
+            logs::write_line(&format!("lockstep: {}", out::for_people(&error)));
             ExitCode::FAILURE
         }
     };
@@ -40,13 +40,13 @@ fn main() -> ExitCode {
     code
 }
 
-fn run(command: Command, said: &ArgMatches) -> anyhow::Result<ExitCode> {
+fn run(command: Command, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     let done = match command {
-        Command::Serve(serve) => serve.run(said),
-        Command::Run(run) => run.run(said),
-        Command::Coordinator(coordinator) => coordinator.run(said),
-        Command::Worker(worker) => worker.run(said),
-        Command::Router(router) => router.run(said),
+        Command::Serve(serve) => serve.run(matches),
+        Command::Run(run) => run.run(matches),
+        Command::Coordinator(coordinator) => coordinator.run(matches),
+        Command::Worker(worker) => worker.run(matches),
+        Command::Router(router) => router.run(matches),
         Command::Token => token(),
         Command::Pull(pull) => models::pull(&pull),
         Command::Models(models) => models::list(&models, &operate::fit),
@@ -54,17 +54,17 @@ fn run(command: Command, said: &ArgMatches) -> anyhow::Result<ExitCode> {
         Command::Rm(remove) => models::remove(&remove),
         Command::Ps(ps) => ps.run(),
         Command::Logs(logs) => logs.run(),
-        Command::Completions(asked) => shell::completions(&asked, args::program()),
-        Command::Man(asked) => shell::man(&asked, args::program()),
-        Command::Plan(plan) => plan.run(said),
+        Command::Completions(completions) => shell::completions(&completions, args::program()),
+        Command::Man(man) => shell::man(&man, args::program()),
+        Command::Plan(plan) => plan.run(matches),
         Command::Status(status) => status.run(),
         Command::Top(top) => top.run(),
         Command::Scale(scale) => scale.run(),
         Command::Reload(reload) => reload.run(),
         Command::Bench(options) => bench::run(&options),
         Command::Simulate(options) => simulate::run(&options),
-        Command::Verify(verify) => return Ok(verify.run(said)),
-        Command::Replay(replay) => return Ok(replay.run(said)),
+        Command::Verify(verify) => return Ok(verify.run(matches)),
+        Command::Replay(replay) => return Ok(replay.run(matches)),
     };
     done.map(|()| ExitCode::SUCCESS)
 }

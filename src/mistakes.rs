@@ -28,20 +28,20 @@ const PLAIN: [(&str, &str); 6] = [
 
 /// Returns the same error with a message that helps the user to correct the line.
 pub fn explained(error: clap::Error, lockstep: &mut clap::Command, words: &[OsString]) -> clap::Error {
-    let Some(ContextValue::String(said)) = error.get(ContextKind::InvalidArg) else { return error };
-    let told = match error.kind() {
-        ErrorKind::UnknownArgument => unknown(said, lockstep, words),
-        ErrorKind::ValueValidation => wrong_value(&error, said),
+    let Some(ContextValue::String(argument)) = error.get(ContextKind::InvalidArg) else { return error };
+    let message = match error.kind() {
+        ErrorKind::UnknownArgument => unknown(argument, lockstep, words),
+        ErrorKind::ValueValidation => wrong_value(&error, argument),
         _ => None,
     };
     let kind = error.kind();
-    told.map_or(error, |told| lockstep.error(kind, told))
+    message.map_or(error, |text| lockstep.error(kind, text))
 }
 
-fn unknown(said: &str, lockstep: &clap::Command, words: &[OsString]) -> Option<String> {
-    let flag = said.split('=').next().and_then(|flag| flag.strip_prefix("--"))?;
-    if let Some(told) = of_another_role(flag, lockstep, words) {
-        return Some(told);
+fn unknown(argument: &str, lockstep: &clap::Command, words: &[OsString]) -> Option<String> {
+    let flag = argument.split('=').next().and_then(|flag| flag.strip_prefix("--"))?;
+    if let Some(message) = of_another_role(flag, lockstep, words) {
+        return Some(message);
     }
     let (_, instead) = ELSEWHERE.iter().find(|(name, _)| *name == flag)?;
     Some(format!("there is no --{flag} here: {instead}"))
@@ -50,20 +50,20 @@ fn unknown(said: &str, lockstep: &clap::Command, words: &[OsString]) -> Option<S
 /// Returns a message if another role has the flag: each role accepts only the flags that it uses.
 fn of_another_role(flag: &str, lockstep: &clap::Command, words: &[OsString]) -> Option<String> {
     let role = words.get(1).and_then(|word| word.to_str()).filter(|role| ROLES.contains(role))?;
-    let heeds = |other: &&str| {
+    let takes_flag = |other: &&str| {
         let mut arguments = lockstep.find_subcommand(other).into_iter().flat_map(|role| role.get_arguments());
         arguments.any(|argument| {
             let aliases = argument.get_all_aliases().unwrap_or_default();
             argument.get_long() == Some(flag) || aliases.contains(&flag)
         })
     };
-    let other = ROLES.into_iter().find(heeds)?;
+    let other = ROLES.into_iter().find(takes_flag)?;
     Some(format!("`lockstep {role}` does not heed --{flag}: it is for `lockstep {other}`"))
 }
 
 fn wrong_value(error: &clap::Error, argument: &str) -> Option<String> {
     let Some(ContextValue::String(value)) = error.get(ContextKind::InvalidValue) else { return None };
     let why = std::error::Error::source(error)?.to_string();
-    let (_, told) = PLAIN.iter().find(|(of_parser, _)| *of_parser == why)?;
-    Some(format!("{argument}: {value:?} {told}"))
+    let (_, explanation) = PLAIN.iter().find(|(of_parser, _)| *of_parser == why)?;
+    Some(format!("{argument}: {value:?} {explanation}"))
 }

@@ -36,17 +36,17 @@ pub fn last(text: &str) {
 
 /// Formats an error with its causes, without the system's error numbers and without repetitions.
 pub fn for_people(error: &anyhow::Error) -> String {
-    let mut told = String::new();
+    let mut text = String::new();
     for cause in error.chain().map(ToString::to_string) {
-        if !told.ends_with(&cause) {
-            told = if told.is_empty() { cause } else { format!("{told}: {cause}") };
+        if !text.ends_with(&cause) {
+            text = if text.is_empty() { cause } else { format!("{text}: {cause}") };
         }
     }
-    while let Some(at) = told.find(" (os error ") {
-        let Some(end) = told[at..].find(')') else { break };
-        told.replace_range(at..=at + end, "");
+    while let Some(at) = text.find(" (os error ") {
+        let Some(end) = text[at..].find(')') else { break };
+        text.replace_range(at..=at + end, "");
     }
-    told
+    text
 }
 
 #[cfg(test)]
@@ -55,7 +55,7 @@ mod tests {
     use anyhow::anyhow;
 
     #[test]
-    fn errors_are_told_once_and_without_numbers() {
+    fn errors_are_printed_once_and_without_numbers() {
         let error = anyhow!("No such file (os error 2)").context("x: No such file (os error 2)").context("--tls-ca");
         assert_eq!(for_people(&error), "--tls-ca: x: No such file");
         assert_eq!(for_people(&anyhow!("a (os error 1) b (os error 22)")), "a b");

@@ -18,15 +18,15 @@ pub struct ManCommand {
     pub dir: PathBuf,
 }
 
-pub fn completions(asked: &CompletionsCommand, mut lockstep: Command) -> anyhow::Result<()> {
+pub fn completions(command: &CompletionsCommand, mut lockstep: Command) -> anyhow::Result<()> {
     let mut script = Vec::new();
-    clap_complete::generate(asked.shell, &mut lockstep, "lockstep", &mut script);
+    clap_complete::generate(command.shell, &mut lockstep, "lockstep", &mut script);
     out::print(&String::from_utf8_lossy(&script))
 }
 
-pub fn man(asked: &ManCommand, lockstep: Command) -> anyhow::Result<()> {
-    let dir = asked.dir.display();
-    std::fs::create_dir_all(&asked.dir).with_context(|| format!("{dir} cannot be made"))?;
-    clap_mangen::generate_to(lockstep, &asked.dir).with_context(|| format!("{dir} cannot be written to"))?;
+pub fn man(command: &ManCommand, lockstep: Command) -> anyhow::Result<()> {
+    let dir = command.dir.display();
+    std::fs::create_dir_all(&command.dir).with_context(|| format!("{dir} cannot be made"))?;
+    clap_mangen::generate_to(lockstep, &command.dir).with_context(|| format!("{dir} cannot be written to"))?;
     out::line(&format!("manual pages are in {dir}: man -l {dir}/lockstep.1"))
 }

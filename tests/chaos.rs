@@ -28,7 +28,7 @@ mod star;
 mod upgrades;
 
 use city::{City, Model, Tally};
-use client::{Told, ask_all, n_under_way, requests};
+use client::{StreamOutcome, start_streams, n_under_way, requests};
 use node::Node;
 use report::{Report, Row};
 use rustix::process::Signal;
@@ -175,18 +175,18 @@ fn rounds(
     mut dice: Dice,
     star: Option<Star>,
     rate: fn(&City) -> f64,
-    tell: fn(&Report),
+    write_report: fn(&Report),
 ) -> Report {
     let load = Load::new(&model, requests(N_STREAMS, model.tokens_max));
     let mut report = Report::new(model.name, std::env::var_os("LOCKSTEP_CHAOS_ROWS").map(Into::into));
     let mut city = City::start(model, star, 0);
     let faults: Vec<&Fault> = FAULTS.iter().filter(|fault| city.has_hosts() || !fault.needs_hosts).collect();
-    let faults = wanted(faults);
+    let faults = selected_faults(faults);
     let begun = Instant::now();
     for _ in 0..n {
         for fault in &faults {
             if begun.elapsed() > time_max() {
-                tell(&report);
+                write_report(&report);
                 return report;
             }
             let rate = rate(&city);
@@ -199,7 +199,7 @@ fn rounds(
             let row = (0..TRIES).map(once).find(Row::has_hit);
             report.add(row.unwrap_or_else(|| panic!("{}: {TRIES} times nobody's streams ran there", fault.name)));
         }
-        tell(&report);
+        write_report(&report);
     }
     report
 }
@@ -211,7 +211,7 @@ fn time_max() -> Duration {
 }
 
 /// The faults named in `LOCKSTEP_FAULTS`, separated by commas; all faults without it.
-fn wanted(faults: Vec<&'static Fault>) -> Vec<&'static Fault> {
+fn selected_faults(faults: Vec<&'static Fault>) -> Vec<&'static Fault> {
     let Ok(names) = std::env::var("LOCKSTEP_FAULTS") else { return faults };
     let names: Vec<&str> = names.split(',').map(str::trim).filter(|name| !name.is_empty()).collect();
     let unknown = names.iter().find(|name| FAULTS.iter().all(|fault| fault.name != **name));
@@ -234,26 +234,26 @@ fn hosts() -> Option<Star> {
 
 /// The requests, and their undisturbed answers.
 struct Load {
-    asked: Vec<Value>,
-    expected: Vec<Told>,
+    requests: Vec<Value>,
+    expected: Vec<StreamOutcome>,
 }
 
 impl Load {
-    fn new(model: &Model, asked: Vec<Value>) -> Load {
+    fn new(model: &Model, requests: Vec<Value>) -> Load {
         let mut alone = Node::start(&[&["serve", &model.path], &model.numerics[..], &city::DOORS].concat());
         let http = alone.http();
         alone.until_ready(&http);
-        let expected = ask_all(std::slice::from_ref(&http), &asked).wait();
-        Load { asked, expected }
+        let expected = start_streams(std::slice::from_ref(&http), &requests).wait();
+        Load { requests: requests, expected }
     }
 
     /// Runs all streams at once, and the fault in the middle of them.
     fn round(&self, city: &mut City, dice: &mut Dice, fault: &Fault, rate: f64) -> Row {
         let (begun, before) = (Instant::now(), city.tally());
-        let streams = ask_all(&city.doors(), &self.asked);
-        let expected: Vec<usize> = self.expected.iter().map(Told::n_tokens).collect();
-        let n_each = streams.until_told(expected.iter().sum::<usize>() * (10 + dice.below(50)) / 100);
-        let (n_told, n_under_way) = (n_each.iter().sum(), n_under_way(&n_each, &expected));
+        let streams = start_streams(&city.doors(), &self.requests);
+        let expected: Vec<usize> = self.expected.iter().map(StreamOutcome::n_tokens).collect();
+        let n_each = streams.wait_for_tokens(expected.iter().sum::<usize>() * (10 + dice.below(50)) / 100);
+        let (n_received, n_under_way) = (n_each.iter().sum(), n_under_way(&n_each, &expected));
         assert!(n_under_way > 0, "{}: no stream is under way that it could hit: {n_each:?}", fault.name);
         let found_out = match fault.strike {
             Missed(strike) => Some(strike(city, dice)),
@@ -262,15 +262,15 @@ impl Load {
                 None
             }
         };
-        let told = streams.wait();
-        for (i, (told, expected)) in told.iter().zip(&self.expected).enumerate() {
-            let n_resumed = told.n_resumed;
-            assert_eq!(told.choices, expected.choices, "{}: request {i}, resumed {n_resumed} times", fault.name);
+        let outcomes = streams.wait();
+        for (i, (outcome, expected)) in outcomes.iter().zip(&self.expected).enumerate() {
+            let n_resumed = outcome.n_resumed;
+            assert_eq!(outcome.choices, expected.choices, "{}: request {i}, resumed {n_resumed} times", fault.name);
         }
-        let n_resumed = told.iter().map(|told| told.n_resumed).sum();
-        let n_replayed = self.n_replayed(before, city.tally(), n_resumed, n_told);
+        let n_resumed = outcomes.iter().map(|outcome| outcome.n_resumed).sum();
+        let n_replayed = self.n_replayed(before, city.tally(), n_resumed, n_received);
         assert!(fault.of_routers || n_resumed == 0, "{}: {n_resumed} streams broke", fault.name);
-        let gaps = told.iter().map(|told| told.stood_still);
+        let gaps = outcomes.iter().map(|outcome| outcome.stood_still);
         let (slowest, stood_still) = gaps.enumerate().max_by_key(|(_, gap)| *gap).expect("streams");
         Row {
             fault: fault.name.into(),
@@ -281,17 +281,17 @@ impl Load {
             n_under_way,
             rate,
             n_resumed,
-            n_refused: told.iter().map(|told| told.n_refused).sum(),
+            n_refused: outcomes.iter().map(|outcome| outcome.n_refused).sum(),
             took: begun.elapsed(),
         }
     }
 
     /// Positions that replicas recomputed; and, of streams that were resumed elsewhere, those that had been sent by
     /// then.
-    fn n_replayed(&self, before: Tally, after: Tally, n_resumed: usize, n_told: usize) -> u64 {
-        let n_choices: usize = self.expected.iter().map(|told| told.choices.len()).sum();
+    fn n_replayed(&self, before: Tally, after: Tally, n_resumed: usize, n_received: usize) -> u64 {
+        let n_choices: usize = self.expected.iter().map(|outcome| outcome.choices.len()).sum();
         let n_elsewhere = (after.n_moved - before.n_moved + n_resumed as u64).min(n_choices as u64);
-        after.n_replayed - before.n_replayed + n_elsewhere * n_told as u64 / n_choices as u64
+        after.n_replayed - before.n_replayed + n_elsewhere * n_received as u64 / n_choices as u64
     }
 }
 

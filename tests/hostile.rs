@@ -214,7 +214,7 @@ fn run(plan: &Plan) -> (Cluster, Seen, Flood, Seen) {
 }
 
 #[test]
-fn connections_that_nobody_means_change_no_stream() {
+fn hostile_connections_change_no_stream() {
     let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<usize>().unwrap());
     let Some(n_connections) = number("LOCKSTEP_TEST_HOSTILE") else {
         drop(run(&FEW));
@@ -239,8 +239,8 @@ fn run_tools(n_rounds: usize, peace: Duration) -> [Seen; 2] {
     let mut wrong = Vec::new();
     for _ in 0..n_rounds {
         for (name, status, body) in &kinds {
-            let became = tools::ask(&cluster.http, name, body);
-            println!("{}: {} after {:?}, {}", became.name, became.status, became.took, became.said);
+            let became = tools::send_request(&cluster.http, name, body);
+            println!("{}: {} after {:?}, {}", became.name, became.status, became.took, became.detail);
             wrong.extend((became.status != *status).then_some(became));
         }
     }
@@ -255,7 +255,7 @@ fn run_tools(n_rounds: usize, peace: Duration) -> [Seen; 2] {
 }
 
 #[test]
-fn tools_that_nobody_means_are_refused_or_bounded_and_change_no_neighbour() {
+fn hostile_tools_are_bounded_and_change_no_stream() {
     let n_rounds = std::env::var("LOCKSTEP_TEST_HOSTILE_TOOLS").ok().map(|text| text.parse::<usize>().unwrap());
     let peace = Duration::from_secs(if n_rounds.is_some() { 20 } else { 0 });
     let [peace, beside] = run_tools(n_rounds.unwrap_or(1), peace);

@@ -40,13 +40,13 @@ fn story(stream: bool) -> Value {
 }
 
 fn short(http: &str) -> Vec<Value> {
-    let ask = |prompt: &str| {
+    let answer = |prompt: &str| {
         let body = json!({
             "prompt": prompt, "max_tokens": 16, "seed": 5, "temperature": 0.7, "logprobs": 2, "return_token_ids": true,
         });
         complete(http, &body)
     };
-    ["The capital of France is", "def fibonacci(n):", "Two hosts and one link"].map(ask).into()
+    ["The capital of France is", "def fibonacci(n):", "Two hosts and one link"].map(answer).into()
 }
 
 /// The texts of a stream's events, in order.

@@ -82,7 +82,7 @@ impl House {
                     if n_answers.load(Relaxed) >= N_ANSWERS {
                         return;
                     }
-                    match ask(client.clone(), format!("{i} asks {j}")).await {
+                    match generate_tokens(client.clone(), format!("{i} asks {j}")).await {
                         Ok(n_tokens) => drop((assert_eq!(n_tokens, N_TOKENS), n_answers.fetch_add(1, Relaxed))),
                         Err(status) => {
                             check_refusal(&status);
@@ -116,7 +116,7 @@ fn check_refusal(status: &Status) {
     assert!(millis >= 100, "{status:?}");
 }
 
-async fn ask(mut client: Client, text: String) -> Result<u32, Status> {
+async fn generate_tokens(mut client: Client, text: String) -> Result<u32, Status> {
     let sampling = v1::Sampling { max_tokens: Some(N_TOKENS), ignore_eos: true, ..v1::Sampling::default() };
     let request =
         v1::GenerateRequest { input: Some(Input::Text(text)), sampling: Some(sampling), ..Default::default() };

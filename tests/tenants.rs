@@ -38,7 +38,7 @@ async fn open() -> House {
     let keys = ApiKeys::parse("heavy:kh\nlight:kl").unwrap();
     let house = House::open(Rooms { running_max: RUNNING_MAX, waiting_max: WAITING_MAX, keys }).await;
     let deadline = Instant::now() + PATIENCE;
-    while ask(house.client.clone(), "kl", 1).await.is_err() {
+    while time_to_first_token(house.client.clone(), "kl", 1).await.is_err() {
         assert!(Instant::now() < deadline, "it is never ready");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
@@ -47,14 +47,14 @@ async fn open() -> House {
 
 impl House {
     /// Sends `n_asked` requests of the light tenant, one after another, beside `n_heavy` clients of the heavy one.
-    async fn load(&self, n_heavy: usize, n_asked: usize) -> Load {
+    async fn load(&self, n_heavy: usize, n_requests: usize) -> Load {
         let (n_served, n_refused) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
         let mut heavy = JoinSet::new();
         for _ in 0..n_heavy {
             let (client, n_served, n_refused) = (self.client.clone(), n_served.clone(), n_refused.clone());
             heavy.spawn(async move {
                 loop {
-                    match ask(client.clone(), "kh", HEAVY_TOKENS).await {
+                    match time_to_first_token(client.clone(), "kh", HEAVY_TOKENS).await {
                         Ok(_) => n_served.fetch_add(1, Relaxed),
                         Err(status) => {
                             assert_eq!(status.code(), Code::ResourceExhausted, "{status:?}");
@@ -72,9 +72,9 @@ impl House {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
         let mut load = Load::default();
-        for _ in 0..n_asked {
+        for _ in 0..n_requests {
             let (before, since) = (n_served.load(Relaxed), Instant::now());
-            let first = ask(self.client.clone(), "kl", LIGHT_TOKENS).await.unwrap();
+            let first = time_to_first_token(self.client.clone(), "kl", LIGHT_TOKENS).await.unwrap();
             load.answers.push(since.elapsed());
             load.first_tokens.push(first);
             load.n_served += n_served.load(Relaxed) - before;
@@ -95,7 +95,7 @@ struct Load {
 }
 
 /// Reads a whole answer; returns the time until its first token.
-async fn ask(mut client: Client, key: &str, n_tokens: u32) -> Result<Duration, Status> {
+async fn time_to_first_token(mut client: Client, key: &str, n_tokens: u32) -> Result<Duration, Status> {
     let since = Instant::now();
     let sampling = v1::Sampling { max_tokens: Some(n_tokens), ignore_eos: true, ..v1::Sampling::default() };
     let input = Some(Input::Text("one two three".into()));
@@ -103,26 +103,26 @@ async fn ask(mut client: Client, key: &str, n_tokens: u32) -> Result<Duration, S
     let mut request = tonic::Request::new(request);
     request.metadata_mut().insert("authorization", format!("Bearer {key}").parse().unwrap());
     let mut replies = client.generate(request).await?.into_inner();
-    let (mut n_said, mut first) = (0, Duration::ZERO);
+    let (mut n_received, mut first) = (0, Duration::ZERO);
     while let Some(reply) = replies.message().await? {
         if let Event::Delta(delta) = reply.event.unwrap() {
-            first = if n_said == 0 { since.elapsed() } else { first };
-            n_said += delta.token_ids.len() as u32;
+            first = if n_received == 0 { since.elapsed() } else { first };
+            n_received += delta.token_ids.len() as u32;
         }
     }
-    assert_eq!(n_said, n_tokens);
+    assert_eq!(n_received, n_tokens);
     Ok(first)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_at_fifty_times_its_share_goes_before_nobody() {
+async fn tenant_above_its_share_does_not_delay_others() {
     let house = open().await;
-    let n_asked = 12;
-    let Load { n_served, n_refused, .. } = house.load(N_HEAVY, n_asked).await;
-    println!("{n_served} of the heavy one's requests ended during the light one's {n_asked}; {n_refused} were refused");
+    let n_requests = 12;
+    let Load { n_served, n_refused, .. } = house.load(N_HEAVY, n_requests).await;
+    println!("{n_served} of the heavy one's requests ended during the light one's {n_requests}; {n_refused} were refused");
     // No request of the light tenant is rejected: that would have panicked. During each of them the running requests
     // may end. If it were behind the queue, all waiting ones would end before it each time.
-    assert!(n_refused > 0 && n_served < n_asked as u64 * u64::from(WAITING_MAX) / 2, "{n_served}");
+    assert!(n_refused > 0 && n_served < n_requests as u64 * u64::from(WAITING_MAX) / 2, "{n_served}");
     house.close().await;
 }
 
@@ -138,10 +138,10 @@ async fn how_long_the_light_one_waits() {
     ];
     let mut loads = kinds.map(|_| Load::default());
     let rounds: Option<usize> = std::env::var("LOCKSTEP_TENANTS").ok().map(|rounds| rounds.parse().unwrap());
-    let n_asked = if rounds.is_some() { 60 } else { 3 };
+    let n_requests = if rounds.is_some() { 60 } else { 3 };
     for _ in 0..rounds.unwrap_or(1) {
         for ((_, n_heavy), all) in kinds.iter().zip(&mut loads) {
-            let load = house.load(*n_heavy, n_asked).await;
+            let load = house.load(*n_heavy, n_requests).await;
             all.first_tokens.extend(load.first_tokens);
             all.answers.extend(load.answers);
             all.n_refused += load.n_refused;
@@ -169,12 +169,12 @@ fn serve(keys: &str) -> Node {
 }
 
 /// The answer's status, its headers and its body.
-fn ask_http(http: &str, key: &str, n_tokens: u32) -> (u16, ureq::http::HeaderMap, Value) {
+fn complete_http(http: &str, key: &str, n_tokens: u32) -> (u16, ureq::http::HeaderMap, Value) {
     let agent = ureq::Agent::config_builder().timeout_global(Some(PATIENCE)).http_status_as_error(false).build();
-    let asked = json!({ "prompt": "one two three", "max_tokens": n_tokens, "ignore_eos": true });
+    let request_body = json!({ "prompt": "one two three", "max_tokens": n_tokens, "ignore_eos": true });
     let request = ureq::Agent::from(agent).post(format!("{http}/v1/completions"));
     let request = request.header("content-type", "application/json").header("authorization", format!("Bearer {key}"));
-    let mut answer = request.send(asked.to_string()).unwrap();
+    let mut answer = request.send(request_body.to_string()).unwrap();
     let body = serde_json::from_str(&answer.body_mut().read_to_string().unwrap()).unwrap();
     (answer.status().as_u16(), answer.headers().clone(), body)
 }
@@ -190,13 +190,13 @@ fn count(page: &str, name: &str, tenant: &str) -> f64 {
 }
 
 #[test]
-fn limits_are_told_and_change_with_their_file() {
+fn limits_are_reported_and_follow_their_file() {
     let folder = Folder::new("limits");
     let path = folder.write("keys", "alice:ka requests_per_minute=2 tokens_per_minute=1000\nbob:kb\n");
     let mut node = serve(&path);
     let http = node.http();
     node.until_ready(&http);
-    let (status, headers, _) = ask_http(&http, "ka", 5);
+    let (status, headers, _) = complete_http(&http, "ka", 5);
     let header = |name: &str| headers.get(name).unwrap().to_str().unwrap().to_owned();
     assert_eq!((status, header("x-ratelimit-limit-requests")), (200, "2".into()));
     assert_eq!(
@@ -204,8 +204,8 @@ fn limits_are_told_and_change_with_their_file() {
         ("1".into(), "1000".into())
     );
     assert!(header("x-ratelimit-reset-requests").ends_with('s'), "{headers:?}");
-    assert_eq!(ask_http(&http, "ka", 5).0, 200);
-    let (status, headers, body) = ask_http(&http, "ka", 5);
+    assert_eq!(complete_http(&http, "ka", 5).0, 200);
+    let (status, headers, body) = complete_http(&http, "ka", 5);
     // On a slow machine one request has ended by now.
     if status == 429 {
         assert_eq!(
@@ -219,22 +219,22 @@ fn limits_are_told_and_change_with_their_file() {
     assert!(count(&counts, "lockstep:tenant_requests_total", "alice") >= 2.0, "{counts}");
     assert!(count(&counts, "lockstep:tenant_generation_tokens_total", "alice") >= 10.0, "{counts}");
     assert!(count(&counts, "lockstep:tenant_queue_seconds_count", "alice") >= 2.0, "{counts}");
-    let (status, headers, _) = ask_http(&http, "kb", 5);
+    let (status, headers, _) = complete_http(&http, "kb", 5);
     assert!(status == 200 && !headers.contains_key("x-ratelimit-limit-requests"), "{headers:?}");
 
     // The valid lines of a file with an invalid one are keys, and an empty file revokes all; clients without a key stay
     // rejected.
     folder.write("keys", "alice:ka weight=none\nbob:kb\n");
     node.until(&["only the good lines are keys"]);
-    assert_eq!(["ka", "kb"].map(|key| ask_http(&http, key, 5).0), [401, 200]);
+    assert_eq!(["ka", "kb"].map(|key| complete_http(&http, key, 5).0), [401, 200]);
     folder.write("keys", "");
     node.until(&["all keys of the file are revoked"]);
-    assert_eq!(["kb", ""].map(|key| ask_http(&http, key, 5).0), [401, 401]);
+    assert_eq!(["kb", ""].map(|key| complete_http(&http, key, 5).0), [401, 401]);
     let is_refused = |line: &str| line.starts_with("lockstep:config_reload_ok{") && line.contains("api_keys");
     assert!(page(&http).lines().any(|line| is_refused(line) && line.ends_with(" 0")), "{}", page(&http));
     folder.write("keys", "alice:ka\ncarol:kc concurrent=3\n");
     node.until(&["the API keys were read again"]);
-    let (status, headers, _) = ask_http(&http, "ka", 5);
+    let (status, headers, _) = complete_http(&http, "ka", 5);
     assert!(status == 200 && !headers.contains_key("x-ratelimit-limit-requests"), "{headers:?}");
-    assert_eq!((ask_http(&http, "kb", 5).0, ask_http(&http, "kc", 5).0), (401, 200));
+    assert_eq!((complete_http(&http, "kb", 5).0, complete_http(&http, "kc", 5).0), (401, 200));
 }

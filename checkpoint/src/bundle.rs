@@ -3,8 +3,8 @@
 
 use crate::error::{Error, Result};
 use crate::small_files::read_bytes;
-use crate::split::Parts;
-use crate::{Checkpoint, Weights};
+use crate::split::JoinedGguf;
+use crate::{Checkpoint, WeightFiles};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
@@ -31,8 +31,8 @@ impl Checkpoint {
     /// Returns a folder's own files; for a GGUF, the equivalent files made from its metadata.
     pub fn text_bundle(&self) -> Result<TextBundle> {
         let files = match &self.weights {
-            Weights::Folder(_) => self.files_of_folder()?,
-            Weights::Gguf(parts) => self.files_of_gguf(parts)?,
+            WeightFiles::Folder(_) => self.files_of_folder()?,
+            WeightFiles::Gguf(parts) => self.files_of_gguf(parts)?,
         };
         let zip = stored(&files).ok_or_else(|| {
             let what = "a tokenizer of more than 4 GiB".to_owned();
@@ -47,8 +47,8 @@ impl Checkpoint {
         there.map(|name| Ok((name, read_bytes(&self.path.join(name))?))).collect()
     }
 
-    fn files_of_gguf(&self, parts: &Parts) -> Result<Vec<(&'static str, Vec<u8>)>> {
-        let Parts { header, bytes: of_header, .. } = parts;
+    fn files_of_gguf(&self, parts: &JoinedGguf) -> Result<Vec<(&'static str, Vec<u8>)>> {
+        let JoinedGguf { header, bytes: of_header, .. } = parts;
         let tokenizer = crate::Tokenizer::json_of_gguf(header, of_header, &self.path)?;
         let template = header.text(of_header, "tokenizer.chat_template").map_err(Error::fault(&self.path))?;
         let text = |which: &str| {

@@ -11,7 +11,7 @@ mod recurrence;
 pub use family::Family;
 pub use recurrence::{ConvolutionSpec, MixerKind, RecurrenceRule, RecurrenceSpec, StateHeads};
 
-use crate::error::Fault;
+use crate::error::ParseError;
 use types::{KvLayout, LayerGroups, Token};
 
 #[derive(Clone, Debug, PartialEq)]
@@ -281,7 +281,7 @@ impl ModelSpec {
     }
 
     /// Checks that the values agree with each other; the refusal names those that do not.
-    fn checked(self) -> Result<ModelSpec, Fault> {
+    fn checked(self) -> Result<ModelSpec, ParseError> {
         let lengths = [
             ("hidden size", self.hidden),
             ("number of layers", self.n_layers),
@@ -294,23 +294,23 @@ impl ModelSpec {
             ("rope dimension", self.rope.dim),
         ];
         if let Some((name, _)) = lengths.iter().find(|(_, length)| *length == 0) {
-            return Fault::malformed(format!("the {name} is zero"));
+            return ParseError::malformed(format!("the {name} is zero"));
         }
         if u64::from(self.n_layers) > LAYERS_MAX {
-            return Fault::malformed(format!(
+            return ParseError::malformed(format!(
                 "{} layers are more than the {LAYERS_MAX} that are believed",
                 self.n_layers
             ));
         }
         let (heads, kv_heads) = (self.n_heads, self.n_kv_heads);
         if !heads.is_multiple_of(kv_heads) {
-            return Fault::malformed(format!("{heads} heads cannot share {kv_heads} KV heads evenly"));
+            return ParseError::malformed(format!("{heads} heads cannot share {kv_heads} KV heads evenly"));
         }
         if u64::from(heads) * u64::from(self.head_dim) > LENGTH_MAX {
-            return Fault::malformed(format!("{heads} heads of {} are wider than any model", self.head_dim));
+            return ParseError::malformed(format!("{heads} heads of {} are wider than any model", self.head_dim));
         }
         if !(self.norm_eps.is_finite() && self.norm_eps > 0.0 && self.norm_eps < 1.0) {
-            return Fault::malformed(format!("the norm's epsilon is {}", self.norm_eps));
+            return ParseError::malformed(format!("the norm's epsilon is {}", self.norm_eps));
         }
         [Some(&self.rope), self.local_rope.as_ref()]
             .into_iter()
@@ -318,7 +318,10 @@ impl ModelSpec {
             .try_for_each(|rope| rope.check(self.head_dim))?;
         self.check_families()?;
         if let Some(token) = self.bos.iter().chain(&self.eos).find(|token| **token >= self.vocab) {
-            return Fault::malformed(format!("the special token {token} is outside the vocabulary of {}", self.vocab));
+            return ParseError::malformed(format!(
+                "the special token {token} is outside the vocabulary of {}",
+                self.vocab
+            ));
         }
         Ok(self)
     }
@@ -326,9 +329,9 @@ impl ModelSpec {
 
 impl ModelSpec {
     /// Checks what only some families have.
-    fn check_families(&self) -> Result<(), Fault> {
+    fn check_families(&self) -> Result<(), ParseError> {
         if self.layers.len() != self.n_layers as usize {
-            return Fault::malformed(format!(
+            return ParseError::malformed(format!(
                 "{} layers are described and {} are there",
                 self.layers.len(),
                 self.n_layers
@@ -337,18 +340,18 @@ impl ModelSpec {
         self.recurrence.as_ref().map_or(Ok(()), RecurrenceSpec::check)?;
         self.convolution.as_ref().map_or(Ok(()), ConvolutionSpec::check)?;
         if self.layers.iter().any(|layer| layer.window == Some(0)) {
-            return Fault::malformed("a layer that sees no position");
+            return ParseError::malformed("a layer that sees no position");
         }
         let Factors { embedding, residual, logits } = self.factors;
         let clamps = self.experts.iter().flat_map(|of| of.clamp).flat_map(|clamp| [clamp.alpha, clamp.limit]);
         let caps = [Some(self.attention.scale), self.attention.cap, self.logits_cap, embedding, residual, logits];
         let caps = caps.into_iter().flatten().chain(clamps).chain(self.experts.map(|of| of.factor));
         if let Some(number) = caps.into_iter().find(|number| !is_positive(number)) {
-            return Fault::malformed(format!("a scale or a cap of {number}"));
+            return ParseError::malformed(format!("a scale or a cap of {number}"));
         }
         match self.attention.temperature {
             Some(Temperature { beta, every }) if every == 0 || !(beta.is_finite() && beta >= 0.0) => {
-                return Fault::malformed(format!("queries that grow by {beta} in steps of {every}"));
+                return ParseError::malformed(format!("queries that grow by {beta} in steps of {every}"));
             }
             _ => {}
         }
@@ -356,15 +359,15 @@ impl ModelSpec {
             Some(ExpertsSpec { n, n_used, inner, .. })
                 if *n_used == 0 || n_used > n || *n > EXPERTS_MAX || *inner == 0 =>
             {
-                Fault::malformed(format!("{n_used} of {n} experts of the width {inner}"))
+                ParseError::malformed(format!("{n_used} of {n} experts of the width {inner}"))
             }
             Some(ExpertsSpec { n, n_used, scores: ExpertScores::Sigmoid { n: groups, n_used: of_groups }, .. })
                 if !are_groups(*n, *n_used, *groups, *of_groups) =>
             {
-                Fault::malformed(format!("{n_used} of {n} experts in {of_groups} of {groups} groups"))
+                ParseError::malformed(format!("{n_used} of {n} experts in {of_groups} of {groups} groups"))
             }
             None if self.layers.iter().any(|layer| layer.has_experts) => {
-                Fault::malformed("layers of experts without any")
+                ParseError::malformed("layers of experts without any")
             }
             _ => Ok(()),
         }
@@ -382,18 +385,18 @@ fn is_positive(number: &f32) -> bool {
 }
 
 impl RopeSpec {
-    fn check(&self, head_dim: u32) -> Result<(), Fault> {
+    fn check(&self, head_dim: u32) -> Result<(), ParseError> {
         if self.dim > head_dim || !self.dim.is_multiple_of(2) {
-            return Fault::malformed(format!("a rope of {} in heads of {head_dim}", self.dim));
+            return ParseError::malformed(format!("a rope of {} in heads of {head_dim}", self.dim));
         }
         if !(self.theta.is_finite() && self.theta >= 1.0) {
-            return Fault::malformed(format!("the rope's base is {}", self.theta));
+            return ParseError::malformed(format!("the rope's base is {}", self.theta));
         }
         match &self.scaling {
             RopeScaling::Long { short, long, .. }
                 if [short, long].iter().any(|set| set.len() != self.dim as usize / 2) =>
             {
-                Fault::malformed(format!("{} and {} factors for a rope of {}", short.len(), long.len(), self.dim))
+                ParseError::malformed(format!("{} and {} factors for a rope of {}", short.len(), long.len(), self.dim))
             }
             scaling => scaling.check(),
         }
@@ -401,7 +404,7 @@ impl RopeSpec {
 }
 
 impl RopeScaling {
-    fn check(&self) -> Result<(), Fault> {
+    fn check(&self) -> Result<(), ParseError> {
         let positive = is_positive;
         let sound = match self {
             RopeScaling::None => true,
@@ -419,7 +422,7 @@ impl RopeScaling {
             }
             RopeScaling::Divisors(divisors) => divisors.iter().all(positive),
         };
-        if sound { Ok(()) } else { Fault::malformed(format!("the rope scaling {self:?} is not possible")) }
+        if sound { Ok(()) } else { ParseError::malformed(format!("the rope scaling {self:?} is not possible")) }
     }
 }
 
@@ -428,21 +431,21 @@ fn yarn_magnitude(factor: f32, scale: f32) -> f32 {
     if factor <= 1.0 { 1.0 } else { (0.1 * f64::from(scale) * libm::log(f64::from(factor)) + 1.0) as f32 }
 }
 
-fn length(name: &str, number: u64) -> Result<u32, Fault> {
+fn length(name: &str, number: u64) -> Result<u32, ParseError> {
     match u32::try_from(number) {
         Ok(small) if number <= LENGTH_MAX => Ok(small),
-        _ => Fault::malformed(format!("{name} is {number}, more than the {LENGTH_MAX} that are believed")),
+        _ => ParseError::malformed(format!("{name} is {number}, more than the {LENGTH_MAX} that are believed")),
     }
 }
 
-fn distinct(tokens: Vec<Token>) -> Result<Vec<Token>, Fault> {
+fn distinct(tokens: Vec<Token>) -> Result<Vec<Token>, ParseError> {
     let mut seen = Vec::new();
     for token in tokens {
         if !seen.contains(&token) {
             seen.push(token);
         }
         if seen.len() > EOS_MAX {
-            return Fault::malformed(format!("more than {EOS_MAX} end tokens"));
+            return ParseError::malformed(format!("more than {EOS_MAX} end tokens"));
         }
     }
     Ok(seen)

@@ -48,27 +48,27 @@ impl Error {
         |source| Error::Io { path: path.to_owned(), source }
     }
 
-    pub(crate) fn fault(path: &Path) -> impl FnOnce(Fault) -> Error + '_ {
+    pub(crate) fn fault(path: &Path) -> impl FnOnce(ParseError) -> Error + '_ {
         |fault| match fault {
-            Fault::Malformed(what) => Error::Malformed { path: path.to_owned(), what },
-            Fault::Unsupported(what) => Error::Unsupported { path: path.to_owned(), what },
+            ParseError::Malformed(what) => Error::Malformed { path: path.to_owned(), what },
+            ParseError::Unsupported(what) => Error::Unsupported { path: path.to_owned(), what },
         }
     }
 }
 
 /// A parser's error, before the file's name is added.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Fault {
+pub enum ParseError {
     Malformed(String),
     Unsupported(String),
 }
 
-impl Fault {
-    pub(crate) fn malformed<T>(what: impl Into<String>) -> std::result::Result<T, Fault> {
-        Err(Fault::Malformed(what.into()))
+impl ParseError {
+    pub(crate) fn malformed<T>(what: impl Into<String>) -> std::result::Result<T, ParseError> {
+        Err(ParseError::Malformed(what.into()))
     }
 
-    pub(crate) fn unsupported<T>(what: impl Into<String>) -> std::result::Result<T, Fault> {
-        Err(Fault::Unsupported(what.into()))
+    pub(crate) fn unsupported<T>(what: impl Into<String>) -> std::result::Result<T, ParseError> {
+        Err(ParseError::Unsupported(what.into()))
     }
 }

@@ -7,9 +7,9 @@
 //! anything is read or reserved for it. Only the file's header is read, in growing pieces, because its length is
 //! unknown before its end.
 
-use crate::error::{Error, Fault};
+use crate::error::{Error, ParseError};
 use crate::file::SourceFile;
-use cursor::{Cursor, utf8};
+use cursor::{GgufCursor, utf8};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use tensors::{alignment, place_data, read_tensor_headers};
@@ -45,14 +45,14 @@ pub struct Gguf {
 
 /// Why the beginning of a file is no valid header.
 enum Stop {
-    Fault(Fault),
+    Fault(ParseError),
     /// The header goes on behind what was read, at least up to here.
     Short(u64),
 }
 
 impl Gguf {
     /// Parses the header of a whole file.
-    pub fn parse(bytes: &[u8]) -> Result<Gguf, Fault> {
+    pub fn parse(bytes: &[u8]) -> Result<Gguf, ParseError> {
         let mut gguf = Gguf::parse_start(bytes, bytes.len() as u64).map_err(|stop| match stop {
             Stop::Fault(fault) => fault,
             Stop::Short(_) => cut_off(),
@@ -78,9 +78,9 @@ impl Gguf {
 
     /// Parses the header of a file of `n_bytes` of which `start` holds the first. None if it goes on behind them.
     pub(crate) fn read_start(start: &SourceFile, n_bytes: u64) -> Result<Option<(Gguf, Vec<u8>)>, Error> {
-        let (mut bytes, mut n_wanted) = (Vec::new(), HEADER_BYTES);
+        let (mut bytes, mut n_needed) = (Vec::new(), HEADER_BYTES);
         loop {
-            read_on(start, &mut bytes, n_wanted)?;
+            read_on(start, &mut bytes, n_needed)?;
             match Gguf::parse_start(&bytes, n_bytes) {
                 Ok(gguf) => {
                     bytes.truncate(gguf.n_bytes);
@@ -88,7 +88,7 @@ impl Gguf {
                 }
                 Err(Stop::Fault(fault)) => return Err(Error::fault(start.path())(fault)),
                 Err(Stop::Short(_)) if bytes.len() as u64 == start.n_bytes() => return Ok(None),
-                Err(Stop::Short(n)) => n_wanted = n.max(bytes.len() as u64 * HEADER_GROWTH),
+                Err(Stop::Short(n)) => n_needed = n.max(bytes.len() as u64 * HEADER_GROWTH),
             }
         }
     }
@@ -102,20 +102,20 @@ impl Gguf {
 
     /// Parses the first bytes of a file of `n_bytes`.
     fn parse_start(bytes: &[u8], n_bytes: u64) -> Result<Gguf, Stop> {
-        let mut cursor = Cursor { bytes, at: 0, n_bytes, short_of: None };
+        let mut cursor = GgufCursor { bytes, at: 0, n_bytes, short_of: None };
         Gguf::parse_header(&mut cursor).map_err(|fault| cursor.short_of.map_or(Stop::Fault(fault), Stop::Short))
     }
 
-    fn parse_header(cursor: &mut Cursor<'_>) -> Result<Gguf, Fault> {
+    fn parse_header(cursor: &mut GgufCursor<'_>) -> Result<Gguf, ParseError> {
         if cursor.take(4, "the magic number")? != MAGIC {
-            return Fault::malformed("this is not a GGUF file: it does not begin with GGUF");
+            return ParseError::malformed("this is not a GGUF file: it does not begin with GGUF");
         }
         let version = cursor.u32("the version")?;
         if version.swap_bytes() < 16 && version >= 16 {
-            return Fault::unsupported("a big-endian GGUF");
+            return ParseError::unsupported("a big-endian GGUF");
         }
         if version != 2 && version != 3 {
-            return Fault::unsupported(format!("GGUF version {version}"));
+            return ParseError::unsupported(format!("GGUF version {version}"));
         }
         let n_tensors = cursor.u64("the number of tensors")?;
         let n_values = cursor.u64("the number of metadata keys")?;
@@ -126,7 +126,7 @@ impl Gguf {
         let tensors = headers
             .into_iter()
             .map(|(name, header)| Ok((name.clone(), header.place(&name, data, alignment, cursor.n_bytes)?)))
-            .collect::<Result<_, Fault>>()?;
+            .collect::<Result<_, ParseError>>()?;
         Ok(Gguf { values, tensors, factors: BTreeMap::new(), n_bytes: cursor.at })
     }
 
@@ -141,13 +141,13 @@ impl Gguf {
     }
 
     /// Adds the tensors of the next part; the metadata comes from the first.
-    pub(crate) fn join(&mut self, part: Gguf, file: usize) -> Result<(), Fault> {
+    pub(crate) fn join(&mut self, part: Gguf, file: usize) -> Result<(), ParseError> {
         if file == 0 {
             (self.values, self.factors) = (part.values, part.factors);
         }
         for (name, entry) in part.tensors {
             if self.tensors.contains_key(&name) {
-                return Fault::malformed(format!("the tensor {name} is in another part too"));
+                return ParseError::malformed(format!("the tensor {name} is in another part too"));
             }
             self.tensors.insert(name, TensorEntry { file, ..entry });
         }
@@ -173,7 +173,7 @@ impl Gguf {
         self.values.contains_key(key)
     }
 
-    pub fn unsigned(&self, key: &str) -> Result<Option<u64>, Fault> {
+    pub fn unsigned(&self, key: &str) -> Result<Option<u64>, ParseError> {
         match self.values.get(key) {
             None => Ok(None),
             Some(Value::Unsigned(number)) => Ok(Some(*number)),
@@ -182,7 +182,7 @@ impl Gguf {
         }
     }
 
-    pub fn signed(&self, key: &str) -> Result<Option<i64>, Fault> {
+    pub fn signed(&self, key: &str) -> Result<Option<i64>, ParseError> {
         match self.values.get(key) {
             None => Ok(None),
             Some(Value::Signed(number)) => Ok(Some(*number)),
@@ -191,7 +191,7 @@ impl Gguf {
         }
     }
 
-    pub fn float(&self, key: &str) -> Result<Option<f64>, Fault> {
+    pub fn float(&self, key: &str) -> Result<Option<f64>, ParseError> {
         match self.values.get(key) {
             None => Ok(None),
             Some(Value::Float(number)) => Ok(Some(*number)),
@@ -199,7 +199,7 @@ impl Gguf {
         }
     }
 
-    pub fn bool(&self, key: &str) -> Result<Option<bool>, Fault> {
+    pub fn bool(&self, key: &str) -> Result<Option<bool>, ParseError> {
         match self.values.get(key) {
             None => Ok(None),
             Some(Value::Bool(truth)) => Ok(Some(*truth)),
@@ -207,7 +207,7 @@ impl Gguf {
         }
     }
 
-    pub fn text<'a>(&self, bytes: &'a [u8], key: &str) -> Result<Option<&'a str>, Fault> {
+    pub fn text<'a>(&self, bytes: &'a [u8], key: &str) -> Result<Option<&'a str>, ParseError> {
         match self.values.get(key) {
             None => Ok(None),
             Some(Value::Text(range)) => utf8(&bytes[range.clone()], key).map(Some),
@@ -215,18 +215,18 @@ impl Gguf {
         }
     }
 
-    pub fn texts<'a>(&self, bytes: &'a [u8], key: &str) -> Result<Option<Vec<&'a str>>, Fault> {
+    pub fn texts<'a>(&self, bytes: &'a [u8], key: &str) -> Result<Option<Vec<&'a str>>, ParseError> {
         match self.values.get(key) {
             None => Ok(None),
             Some(Value::Array { kind: ValueKind::Text, n, bytes: range }) => {
-                let mut cursor = Cursor::within(bytes, range);
+                let mut cursor = GgufCursor::within(bytes, range);
                 (0..*n).map(|_| utf8(cursor.text(u64::MAX, key)?, key)).collect::<Result<_, _>>().map(Some)
             }
             Some(_) => wrong_kind(key, "a list of texts"),
         }
     }
 
-    pub fn integers(&self, bytes: &[u8], key: &str) -> Result<Option<Vec<i64>>, Fault> {
+    pub fn integers(&self, bytes: &[u8], key: &str) -> Result<Option<Vec<i64>>, ParseError> {
         self.numbers(bytes, key, "a list of whole numbers", |value| match value {
             Value::Unsigned(number) => i64::try_from(number).ok(),
             Value::Signed(number) => Some(number),
@@ -234,14 +234,14 @@ impl Gguf {
         })
     }
 
-    pub fn bools(&self, bytes: &[u8], key: &str) -> Result<Option<Vec<bool>>, Fault> {
+    pub fn bools(&self, bytes: &[u8], key: &str) -> Result<Option<Vec<bool>>, ParseError> {
         self.numbers(bytes, key, "a list of true and false", |value| match value {
             Value::Bool(truth) => Some(truth),
             _ => None,
         })
     }
 
-    pub fn floats(&self, bytes: &[u8], key: &str) -> Result<Option<Vec<f64>>, Fault> {
+    pub fn floats(&self, bytes: &[u8], key: &str) -> Result<Option<Vec<f64>>, ParseError> {
         self.numbers(bytes, key, "a list of floating-point numbers", |value| match value {
             Value::Float(number) => Some(number),
             _ => None,
@@ -254,11 +254,11 @@ impl Gguf {
         key: &str,
         expected: &str,
         number: impl Fn(Value) -> Option<T>,
-    ) -> Result<Option<Vec<T>>, Fault> {
+    ) -> Result<Option<Vec<T>>, ParseError> {
         match self.values.get(key) {
             None => Ok(None),
             Some(Value::Array { kind, n, bytes: range }) => {
-                let mut cursor = Cursor::within(bytes, range);
+                let mut cursor = GgufCursor::within(bytes, range);
                 let mut numbers = Vec::new();
                 for _ in 0..*n {
                     match number(read_value(&mut cursor, *kind, key)?) {
@@ -273,13 +273,13 @@ impl Gguf {
     }
 }
 
-fn cut_off() -> Fault {
-    Fault::Malformed("the file ends within its header: is it cut off?".into())
+fn cut_off() -> ParseError {
+    ParseError::Malformed("the file ends within its header: is it cut off?".into())
 }
 
 /// Reads on until `n_wanted` bytes from the file's beginning are there, or to its end.
-fn read_on(file: &SourceFile, bytes: &mut Vec<u8>, n_wanted: u64) -> Result<(), Error> {
-    let (n_had, n) = (bytes.len(), n_wanted.min(HEADER_BYTES_MAX).min(file.n_bytes()) as usize);
+fn read_on(file: &SourceFile, bytes: &mut Vec<u8>, n_needed: u64) -> Result<(), Error> {
+    let (n_had, n) = (bytes.len(), n_needed.min(HEADER_BYTES_MAX).min(file.n_bytes()) as usize);
     if n <= n_had && n_had > 0 {
         let what = format!("a header of more than the {HEADER_BYTES_MAX} bytes that are read");
         return Err(Error::Malformed { path: file.path().to_owned(), what });

@@ -70,7 +70,7 @@ impl Cells {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Layout {
+pub(crate) enum DigitLayout {
     Down,
     Across,
     Along,
@@ -79,46 +79,46 @@ pub(crate) enum Layout {
 
 /// The reader of a matrix that consists of several tensors.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Reader<'a> {
+pub(crate) enum MatrixReader<'a> {
     Groups(&'a Groups),
     Codes(&'a Codes),
 }
 
-impl Reader<'_> {
+impl MatrixReader<'_> {
     pub fn shape(&self) -> [usize; 2] {
         match self {
-            Reader::Groups(of) => of.shape,
-            Reader::Codes(of) => of.shape,
+            MatrixReader::Groups(of) => of.shape,
+            MatrixReader::Codes(of) => of.shape,
         }
     }
 
     pub fn dtype(&self) -> Dtype {
         match self {
-            Reader::Groups(of) => Dtype::Grouped(of.grouped),
-            Reader::Codes(of) => of.dtype,
+            MatrixReader::Groups(of) => Dtype::Grouped(of.grouped),
+            MatrixReader::Codes(of) => of.dtype,
         }
     }
 
     /// Returns where its digits are: the file and the position.
     pub fn place(&self) -> (usize, usize) {
         let digits = match self {
-            Reader::Groups(of) => of.digits,
-            Reader::Codes(of) => of.digits,
+            MatrixReader::Groups(of) => of.digits,
+            MatrixReader::Codes(of) => of.digits,
         };
         (digits.shard, digits.start)
     }
 
     pub fn ends(&self, files: &[SourceFile], n: usize) -> Result<Vec<u8>> {
         match self {
-            Reader::Groups(of) => of.ends(files, n),
-            Reader::Codes(of) => of.ends(files, n),
+            MatrixReader::Groups(of) => of.ends(files, n),
+            MatrixReader::Codes(of) => of.ends(files, n),
         }
     }
 
     pub fn read_rows(&self, files: &[SourceFile], rows: Range<usize>, to: &mut [u8]) -> Result<()> {
         match self {
-            Reader::Groups(of) => of.read_rows(files, rows, to),
-            Reader::Codes(of) => of.read_rows(files, rows, to),
+            MatrixReader::Groups(of) => of.read_rows(files, rows, to),
+            MatrixReader::Codes(of) => of.read_rows(files, rows, to),
         }
     }
 }
@@ -130,7 +130,7 @@ const IN_ORDER: [usize; 8] = [0, 1, 2, 3, 4, 5, 6, 7];
 /// One matrix.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Groups {
-    pub layout: Layout,
+    pub layout: DigitLayout,
     pub grouped: Grouped,
     /// Rows and columns of the matrix.
     pub shape: [usize; 2],
@@ -187,7 +187,7 @@ impl Groups {
     }
 
     fn row_order(&self) -> &'static [usize] {
-        if self.layout == Layout::Across { &EVEN_FIRST } else { &IN_ORDER[..self.per_word()] }
+        if self.layout == DigitLayout::Across { &EVEN_FIRST } else { &IN_ORDER[..self.per_word()] }
     }
 
     /// The digits of a word, the lowest first.
@@ -201,14 +201,14 @@ impl Groups {
         let (k, n) = (self.shape[1], self.per_word());
         let mut digits = vec![0; rows.len() * k];
         match self.layout {
-            Layout::Down => {
+            DigitLayout::Down => {
                 let words = self.digits.read(files, 0..k / n, rows.clone())?;
                 for (i, word) in words_of(&words).enumerate() {
                     let at = i % rows.len() * k + i / rows.len() * n;
                     digits[at..at + n].iter_mut().zip(self.fields(word)).for_each(|(to, digit)| *to = digit);
                 }
             }
-            Layout::Across => {
+            DigitLayout::Across => {
                 let of_rows = rows.start / n..rows.end.div_ceil(n);
                 let words = self.digits.read(files, 0..k, of_rows.clone())?;
                 for (i, word) in words_of(&words).enumerate() {
@@ -220,12 +220,12 @@ impl Groups {
                     }
                 }
             }
-            Layout::Along => {
+            DigitLayout::Along => {
                 let words = self.digits.read(files, rows.clone(), 0..k / n)?;
                 let each = words_of(&words).flat_map(|word| self.fields(word));
                 digits.iter_mut().zip(each).for_each(|(to, digit)| *to = digit);
             }
-            Layout::Bytes => {
+            DigitLayout::Bytes => {
                 digits = self.digits.read(files, rows.clone(), 0..k)?;
                 digits.iter_mut().for_each(|digit| *digit ^= DigitBits::Eight.middle());
             }
@@ -239,17 +239,17 @@ impl Groups {
         let (n, n_groups) = (self.per_word(), self.n_groups());
         let of_rows = rows.start / n..rows.end.div_ceil(n);
         let words = match self.layout {
-            Layout::Bytes => {
+            DigitLayout::Bytes => {
                 let zeros = cells.read(files, rows.clone(), 0..n_groups)?;
                 return Ok(Some(zeros.into_iter().map(|zero| u16::from(zero ^ DigitBits::Eight.middle())).collect()));
             }
-            Layout::Along => cells.read(files, of_rows.clone(), 0..n_groups)?,
-            Layout::Down | Layout::Across => cells.read(files, 0..n_groups, of_rows.clone())?,
+            DigitLayout::Along => cells.read(files, of_rows.clone(), 0..n_groups)?,
+            DigitLayout::Down | DigitLayout::Across => cells.read(files, 0..n_groups, of_rows.clone())?,
         };
         let mut zeros = vec![0; rows.len() * n_groups];
         for (i, word) in words_of(&words).enumerate() {
             let (group, word_row) = match self.layout {
-                Layout::Along => (i % n_groups, i / n_groups),
+                DigitLayout::Along => (i % n_groups, i / n_groups),
                 _ => (i / of_rows.len(), i % of_rows.len()),
             };
             let first = (of_rows.start + word_row) * n;
@@ -277,7 +277,7 @@ impl Groups {
     fn read_scales(&self, files: &[SourceFile], rows: &Range<usize>) -> Result<Vec<u8>> {
         let (n, n_groups, cells) = (self.grouped.scale.bytes(), self.n_groups(), &self.scales);
         let mut scales = match self.layout {
-            Layout::Down | Layout::Across => {
+            DigitLayout::Down | DigitLayout::Across => {
                 let turned = cells.read(files, 0..n_groups, rows.clone())?;
                 let mut scales = vec![0; turned.len()];
                 for (i, scale) in turned.chunks_exact(n).enumerate() {
@@ -286,10 +286,10 @@ impl Groups {
                 }
                 scales
             }
-            Layout::Along | Layout::Bytes if cells.rows == 1 => {
+            DigitLayout::Along | DigitLayout::Bytes if cells.rows == 1 => {
                 cells.read(files, 0..1, 0..n_groups)?.repeat(rows.len())
             }
-            Layout::Along | Layout::Bytes => cells.read(files, rows.clone(), 0..n_groups)?,
+            DigitLayout::Along | DigitLayout::Bytes => cells.read(files, rows.clone(), 0..n_groups)?,
         };
         if let Some(divisor) = self.divisor {
             let divided =

@@ -3,7 +3,7 @@
 
 use crate::error::Error;
 use crate::tensor::Tensor;
-use crate::threads::{IsOver, in_threads};
+use crate::threads::{StopFn, in_threads};
 use crate::{Checkpoint, Result, WeightPieces, Window, names};
 use std::ops::Range;
 use types::{PieceHash, PieceRun};
@@ -40,26 +40,26 @@ impl Checkpoint {
         let scales: Vec<String> = scaled.map(|name| format!("{name}{SCALES}")).collect();
         names.extend(scales);
         names.sort_unstable();
-        let wanted = |name: &'_ String| -> Result<Range<usize>> {
+        let piece_numbers = |name: &'_ String| -> Result<Range<usize>> {
             Ok(0..if self.has(name) { self.pieces(name)?.n() } else { 1 })
         };
-        let pieces = names.iter().map(wanted).collect::<Result<Vec<_>>>()?;
-        let wanted = names.iter().zip(pieces).map(|(weight, pieces)| PieceRange { weight, pieces });
-        self.hash_all(&wanted.collect::<Vec<_>>(), &|| false)
+        let pieces = names.iter().map(piece_numbers).collect::<Result<Vec<_>>>()?;
+        let ranges = names.iter().zip(pieces).map(|(weight, pieces)| PieceRange { weight, pieces });
+        self.hash_all(&ranges.collect::<Vec<_>>(), &|| false)
     }
 
     /// Returns the first weight whose bytes differ from `read`; None if none does. Stops when `is_over` is true: the
     /// result is then meaningless.
-    pub fn differs_from(&self, read: &[PieceRun], is_over: IsOver<'_>) -> Result<Option<String>> {
+    pub fn differs_from(&self, read: &[PieceRun], is_over: StopFn<'_>) -> Result<Option<String>> {
         let pieces = |run: &PieceRun| run.first as usize..run.first as usize + run.hashes.len();
-        let wanted: Vec<_> = read.iter().map(|run| PieceRange { weight: &run.weight, pieces: pieces(run) }).collect();
-        let now = self.hash_all(&wanted, is_over)?;
+        let ranges: Vec<_> = read.iter().map(|run| PieceRange { weight: &run.weight, pieces: pieces(run) }).collect();
+        let now = self.hash_all(&ranges, is_over)?;
         Ok(read.iter().zip(&now).find(|(before, now)| before != now).map(|(before, _)| before.weight.clone()))
     }
 
     /// Returns the hashes in the requested order; stops when `is_over` is true.
-    fn hash_all(&self, wanted: &[PieceRange<'_>], is_over: IsOver<'_>) -> Result<Vec<PieceRun>> {
-        let hashed = in_threads(wanted, is_over, |wanted| self.hash(wanted));
+    fn hash_all(&self, ranges: &[PieceRange<'_>], is_over: StopFn<'_>) -> Result<Vec<PieceRun>> {
+        let hashed = in_threads(ranges, is_over, |range| self.hash(range));
         let runs = hashed.into_iter().flatten().collect::<Result<Vec<_>>>()?;
         self.unchanged()?;
         Ok(runs)

@@ -28,7 +28,7 @@ pub mod tokenizer;
 mod window;
 
 pub use bundle::TextBundle;
-pub use catalogue::{Located, ModelChecks, Progress, Sources};
+pub use catalogue::{FetchProgress, LocatedModel, ModelChecks, Sources};
 pub use config::{
     AttentionSpec, ClampedSilu, ConvolutionSpec, Defaults, ExpertScores, ExpertsSpec, Factors, Family, LayerSpec,
     MixerKind, ModelSpec, Positions, QueryKeyNorms, RecurrenceRule, RecurrenceSpec, RopeScaling, RopeSpec, StateHeads,
@@ -41,7 +41,7 @@ pub use pieces::WeightPieces;
 pub use sizes::{LayerSizes, Sizes};
 pub use template::ChatTemplate;
 pub use tensor::{ScaleBytes, Tensor};
-pub use threads::{IsOver, in_threads};
+pub use threads::{StopFn, in_threads};
 pub use tokenizer::{Detokenizer, TokenTable, Tokenizer};
 pub use window::{BandHashes, Window};
 
@@ -50,7 +50,7 @@ use crate::names::StoredTensor;
 use crate::safetensors::Shards;
 use crate::scaling::Scaling;
 use crate::small_files::{read_json, read_json_if_there};
-use crate::split::Parts;
+use crate::split::JoinedGguf;
 use serde_json::Value;
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -62,13 +62,13 @@ pub struct Checkpoint {
     path: PathBuf,
     spec: ModelSpec,
     defaults: Defaults,
-    weights: Weights,
+    weights: WeightFiles,
     /// The location of each tensor, by its Hugging Face name.
     sources: HashMap<String, StoredTensor>,
 }
 
-enum Weights {
-    Gguf(Parts),
+enum WeightFiles {
+    Gguf(JoinedGguf),
     Folder(Shards),
 }
 
@@ -86,7 +86,7 @@ impl Checkpoint {
         let name = catalogue::name_of(path);
         let spec = ModelSpec::from_gguf(&parts.header, &parts.bytes, &name).map_err(Error::fault(path))?;
         let defaults = Defaults::from_gguf(&parts.header).map_err(Error::fault(path))?;
-        Ok(Checkpoint::new(path, spec, defaults, Weights::Gguf(parts)))
+        Ok(Checkpoint::new(path, spec, defaults, WeightFiles::Gguf(parts)))
     }
 
     /// Checks a GGUF of `n_bytes` by its first bytes, which `start` holds. False if its header goes on behind them.
@@ -100,7 +100,7 @@ impl Checkpoint {
         }
         header.assume_factors();
         let spec = ModelSpec::from_gguf(&header, &bytes, "").map_err(Error::fault(start))?;
-        let weights = Weights::Gguf(Parts { header, bytes, files: vec![file] });
+        let weights = WeightFiles::Gguf(JoinedGguf { header, bytes, files: vec![file] });
         Checkpoint::new(start, spec, Defaults::default(), weights).check_tensors()?;
         Ok(true)
     }
@@ -115,14 +115,14 @@ impl Checkpoint {
             ModelSpec::from_config(&config, &generation, &tokenizer, &name).map_err(Error::fault(&config_path))?;
         let defaults = Defaults::from_generation_config(&generation);
         let scaling = Scaling::from_config(&config).map_err(Error::fault(&config_path))?;
-        Ok(Checkpoint::new(path, spec, defaults, Weights::Folder(Shards::open(path, scaling)?)))
+        Ok(Checkpoint::new(path, spec, defaults, WeightFiles::Folder(Shards::open(path, scaling)?)))
     }
 
-    fn new(path: &Path, spec: ModelSpec, defaults: Defaults, weights: Weights) -> Checkpoint {
+    fn new(path: &Path, spec: ModelSpec, defaults: Defaults, weights: WeightFiles) -> Checkpoint {
         let format = match weights {
-            Weights::Gguf(_) => names::FileKind::Gguf,
-            Weights::Folder(ref shards) if has_stacks(&spec, shards) => names::FileKind::FolderOfStacks,
-            Weights::Folder(_) => names::FileKind::Folder,
+            WeightFiles::Gguf(_) => names::FileKind::Gguf,
+            WeightFiles::Folder(ref shards) if has_stacks(&spec, shards) => names::FileKind::FolderOfStacks,
+            WeightFiles::Folder(_) => names::FileKind::Folder,
         };
         let sources = names::sources(&spec, format);
         Checkpoint { path: path.to_owned(), spec, defaults, weights, sources }
@@ -165,8 +165,8 @@ impl Checkpoint {
     /// A tensor by its name in the file.
     fn in_file(&self, name: &str) -> Option<Tensor<'_>> {
         match &self.weights {
-            Weights::Folder(shards) => in_folder(name).into_iter().find_map(|name| shards.tensor(&name)),
-            Weights::Gguf(Parts { header, files, .. }) => {
+            WeightFiles::Folder(shards) => in_folder(name).into_iter().find_map(|name| shards.tensor(&name)),
+            WeightFiles::Gguf(JoinedGguf { header, files, .. }) => {
                 let entry = header.tensor(name)?;
                 let shape = tensor::rows_and_cols(&entry.dims).ok()?;
                 Some(Tensor::new(&files[entry.file], entry.bytes.start, entry.dtype, shape))
@@ -187,8 +187,8 @@ impl Checkpoint {
 
     fn files(&self) -> &[SourceFile] {
         match &self.weights {
-            Weights::Folder(shards) => shards.files(),
-            Weights::Gguf(parts) => &parts.files,
+            WeightFiles::Folder(shards) => shards.files(),
+            WeightFiles::Gguf(parts) => &parts.files,
         }
     }
 
@@ -209,7 +209,7 @@ impl Checkpoint {
                 let what = format!("the tensor {} of the type {}", source.file, tensor.dtype.name());
                 return Err(Error::Unsupported { path: self.path.clone(), what });
             }
-            if let Weights::Folder(shards) = &self.weights {
+            if let WeightFiles::Folder(shards) = &self.weights {
                 shards.check(&in_folder(&source.file)).map_err(Error::fault(&self.path))?;
             }
         }
@@ -238,8 +238,8 @@ impl Checkpoint {
     /// The tokenizer: a folder's `tokenizer.json`, or a GGUF's vocabulary.
     pub fn tokenizer(&self) -> Result<Tokenizer> {
         match &self.weights {
-            Weights::Gguf(parts) => Tokenizer::from_gguf(&parts.header, &parts.bytes, &self.path),
-            Weights::Folder(_) => self.tokenizer_of_folder(),
+            WeightFiles::Gguf(parts) => Tokenizer::from_gguf(&parts.header, &parts.bytes, &self.path),
+            WeightFiles::Folder(_) => self.tokenizer_of_folder(),
         }
     }
 
@@ -262,8 +262,8 @@ impl Checkpoint {
     /// The template that turns a chat into a prompt, if the model has one.
     pub fn chat_template(&self) -> Result<Option<ChatTemplate>> {
         match &self.weights {
-            Weights::Gguf(parts) => ChatTemplate::from_gguf(&parts.header, &parts.bytes, &self.path),
-            Weights::Folder(_) => ChatTemplate::from_folder(&self.path),
+            WeightFiles::Gguf(parts) => ChatTemplate::from_gguf(&parts.header, &parts.bytes, &self.path),
+            WeightFiles::Folder(_) => ChatTemplate::from_folder(&self.path),
         }
     }
 }

@@ -8,15 +8,15 @@ mod rows;
 
 use crate::config::{ExpertsSpec, Family, ModelSpec, RecurrenceSpec};
 use crate::pieces::CutBy;
-use crate::tensor::Woven;
-use rows::{Cut, Dim, Row, layer_rows, outer_rows};
+use crate::tensor::WovenRows;
+use rows::{Dim, TensorCut, TensorRow, layer_rows, outer_rows};
 use std::collections::HashMap;
 
 pub use rows::{EMBEDDING, GATE_UP_TOGETHER, HEAD, POSITIONS};
 
 /// One tensor that a model must have.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Expected {
+pub struct RequiredTensor {
     pub name: String,
     /// None for tensors outside the layers: the embedding, the last norm, the head.
     pub layer: Option<u32>,
@@ -45,7 +45,7 @@ pub(crate) struct StoredTensor {
     /// Whether the file stores it transposed.
     pub is_turned: bool,
     /// Whether its rows are interleaved with those of others.
-    pub woven: Option<Woven>,
+    pub woven: Option<WovenRows>,
     /// For a vector that the file stores once per expert: how many.
     pub n_stacked: Option<usize>,
     /// The units by which ranks divide its rows and columns.
@@ -78,7 +78,7 @@ impl StoredTensor {
 }
 
 /// Every tensor that a model of this spec must have, layers in order.
-pub fn expected(spec: &ModelSpec) -> Vec<Expected> {
+pub fn expected(spec: &ModelSpec) -> Vec<RequiredTensor> {
     // Names and shapes do not depend on the format.
     all(spec, FileKind::Folder).into_iter().map(|(expected, _)| expected).collect()
 }
@@ -88,14 +88,14 @@ pub(crate) fn sources(spec: &ModelSpec, format: FileKind) -> HashMap<String, Sto
     all(spec, format).into_iter().map(|(expected, source)| (expected.name, source)).collect()
 }
 
-fn all(spec: &ModelSpec, format: FileKind) -> Vec<(Expected, StoredTensor)> {
+fn all(spec: &ModelSpec, format: FileKind) -> Vec<(RequiredTensor, StoredTensor)> {
     let outer = outer_rows(spec.family).iter().filter(|row| row.name != HEAD || !spec.tied_embeddings);
-    let mut all: Vec<_> = outer.map(|row| one(spec, format, row, None, None)).collect();
+    let mut all: Vec<_> = outer.map(|row| expected_tensor(spec, format, row, None, None)).collect();
     for (i, layer) in (0..).zip(&spec.layers) {
         for row in layer_rows(spec, layer).into_iter().flatten() {
             match row.name.contains("{e}") {
-                false => all.push(one(spec, format, row, Some(i), None)),
-                true => all.extend((0..n_experts(spec)).map(|e| one(spec, format, row, Some(i), Some(e)))),
+                false => all.push(expected_tensor(spec, format, row, Some(i), None)),
+                true => all.extend((0..n_experts(spec)).map(|e| expected_tensor(spec, format, row, Some(i), Some(e)))),
             }
         }
     }
@@ -106,13 +106,13 @@ fn n_experts(spec: &ModelSpec) -> u32 {
     spec.experts.map_or(0, |ExpertsSpec { n, .. }| n)
 }
 
-fn one(
+fn expected_tensor(
     spec: &ModelSpec,
     format: FileKind,
-    row: &Row,
+    row: &TensorRow,
     layer: Option<u32>,
     expert: Option<u32>,
-) -> (Expected, StoredTensor) {
+) -> (RequiredTensor, StoredTensor) {
     let place = match format {
         FileKind::Folder => row.folder,
         FileKind::FolderOfStacks => row.together(),
@@ -133,19 +133,19 @@ fn one(
     let sum = |dims: &[Dim]| dims.iter().map(|dim| length(*dim, spec)).sum::<usize>();
     let unit = if shape[0] == 1 { shape[1] } else { shape[0] };
     let (before, all, n_stacked) = match place.cut {
-        Cut::Whole => (0, unit, None),
-        Cut::Rows { before, all } => (sum(before), sum(all), None),
-        Cut::Expert { before, all } => {
+        TensorCut::Whole => (0, unit, None),
+        TensorCut::Rows { before, all } => (sum(before), sum(all), None),
+        TensorCut::Expert { before, all } => {
             let each = if all.is_empty() { unit } else { sum(all) };
             let n = n_experts(spec) as usize;
             (expert.unwrap_or(0) as usize * each + sum(before), n * each, Some(n))
         }
     };
-    let weave = |(run, before, all)| Woven { run: length(run, spec), before: sum(before), period: sum(all) };
+    let weave = |(run, before, all)| WovenRows { run: length(run, spec), before: sum(before), period: sum(all) };
     let woven = place.woven.map(weave);
     let (file, is_turned, cut_by) = (in_layer(prefix, place.file), place.is_turned, cut_by(row.dims));
     let source = StoredTensor { file, shape, before, all, is_turned, woven, n_stacked, cut_by };
-    (Expected { name: in_layer("model.layers", row.name), layer, shape }, source)
+    (RequiredTensor { name: in_layer("model.layers", row.name), layer, shape }, source)
 }
 
 /// Every rank reads a vector whole, and a rank reads each of its experts whole.

@@ -3,7 +3,7 @@
 
 use crate::safetensors::SCALES;
 use crate::tensor::Tensor;
-use crate::{Checkpoint, ModelSpec, Result, Weights, names};
+use crate::{Checkpoint, ModelSpec, Result, WeightFiles, names};
 use sha2::{Digest, Sha256};
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -44,8 +44,8 @@ impl Checkpoint {
             used.contains(name) || scaled.is_some_and(|name| used.contains(name))
         };
         let mut unread: Vec<String> = match &self.weights {
-            Weights::Folder(shards) => shards.names().filter(|name| !is_used(name)).map(str::to_owned).collect(),
-            Weights::Gguf(parts) => {
+            WeightFiles::Folder(shards) => shards.names().filter(|name| !is_used(name)).map(str::to_owned).collect(),
+            WeightFiles::Gguf(parts) => {
                 parts.header.tensors().map(|(name, _)| name).filter(|name| !is_used(name)).map(str::to_owned).collect()
             }
         };

@@ -122,12 +122,12 @@ fn ascending(mut bounds: Vec<usize>) -> Vec<usize> {
 }
 
 /// Returns the intervals between `bounds` that overlap the range `wanted`.
-fn covering(bounds: &[usize], wanted: &Range<usize>) -> Range<usize> {
-    if wanted.is_empty() {
+fn covering(bounds: &[usize], range: &Range<usize>) -> Range<usize> {
+    if range.is_empty() {
         return 0..0;
     }
-    let first = bounds.partition_point(|bound| *bound <= wanted.start) - 1;
-    first..bounds.partition_point(|bound| *bound < wanted.end)
+    let first = bounds.partition_point(|bound| *bound <= range.start) - 1;
+    first..bounds.partition_point(|bound| *bound < range.end)
 }
 
 #[cfg(test)]
@@ -137,8 +137,8 @@ mod tests {
     #[test]
     fn intervals_that_cover() {
         let bounds = [0, 64, 128, 130];
-        for (wanted, covers) in [(0..130, 0..3), (64..128, 1..2), (63..65, 0..2), (129..130, 2..3), (5..5, 0..0)] {
-            assert_eq!(covering(&bounds, &wanted), covers, "{wanted:?}");
+        for (range, covers) in [(0..130, 0..3), (64..128, 1..2), (63..65, 0..2), (129..130, 2..3), (5..5, 0..0)] {
+            assert_eq!(covering(&bounds, &range), covers, "{range:?}");
         }
     }
 

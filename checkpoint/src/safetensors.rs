@@ -1,11 +1,11 @@
 //! Tensors of a Hugging Face folder: one `model.safetensors`, or shards that an index names. Knows no model.
 
-use crate::error::{Error, Fault, Result};
+use crate::error::{Error, ParseError, Result};
 use crate::file::SourceFile;
 use crate::groups::codes::{Codes, codes};
-use crate::groups::join::{Part, digits_of, matrix};
-use crate::groups::method::Method;
-use crate::groups::{Groups, Reader};
+use crate::groups::join::{TensorPart, digits_of, matrix};
+use crate::groups::method::QuantMethod;
+use crate::groups::{Groups, MatrixReader};
 use crate::scaling::Scaling;
 use crate::small_files::{is_plain_name, read_json};
 use crate::tensor::{ScaleBytes, Tensor, rows_and_cols};
@@ -30,21 +30,21 @@ pub(crate) const SCALES: [&str; 2] = ["_scale", "_scale_inv"];
 /// All shards, open.
 pub(crate) struct Shards {
     shards: Vec<SourceFile>,
-    tensors: BTreeMap<String, Entry>,
+    tensors: BTreeMap<String, ShardEntry>,
     scaling: Scaling,
 }
 
-struct Entry {
+struct ShardEntry {
     shard: usize,
     dtype: Dtype,
     shape: [usize; 2],
     /// Where its bytes begin.
     start: usize,
-    made_of: MadeOf,
+    made_of: EntryTensors,
 }
 
 /// The file's tensors that make up an entry.
-enum MadeOf {
+enum EntryTensors {
     Itself,
     /// MXFP4, whose nibbles and exponents are tensors of their own: the exponents' shard, and where they begin.
     Exponents(usize, usize),
@@ -52,20 +52,20 @@ enum MadeOf {
     Codes(Box<Codes>),
 }
 
-impl MadeOf {
+impl EntryTensors {
     /// Returns its reader, if it consists of several tensors.
-    fn reader(&self) -> Option<Reader<'_>> {
+    fn reader(&self) -> Option<MatrixReader<'_>> {
         match self {
-            MadeOf::Groups(of) => Some(Reader::Groups(of)),
-            MadeOf::Codes(of) => Some(Reader::Codes(of)),
-            MadeOf::Itself | MadeOf::Exponents(..) => None,
+            EntryTensors::Groups(of) => Some(MatrixReader::Groups(of)),
+            EntryTensors::Codes(of) => Some(MatrixReader::Codes(of)),
+            EntryTensors::Itself | EntryTensors::Exponents(..) => None,
         }
     }
 }
 
-impl Entry {
+impl ShardEntry {
     /// Returns it as a part of a matrix.
-    fn part(&self) -> Option<Part> {
+    fn part(&self) -> Option<TensorPart> {
         let dtype = match self.dtype {
             Dtype::F32 => Stored::F32,
             Dtype::F16 => Stored::F16,
@@ -73,7 +73,7 @@ impl Entry {
             _ => return None,
         };
         let dims = self.shape.map(|dim| dim as u64).to_vec();
-        Some(Part { dtype, dims, shard: self.shard, start: self.start })
+        Some(TensorPart { dtype, dims, shard: self.shard, start: self.start })
     }
 }
 
@@ -82,11 +82,12 @@ const NIBBLES: &str = "_blocks";
 const EXPONENTS: &str = "_scales";
 
 /// Tensors that are only parts of others, by their names.
-type Parts = BTreeMap<String, Part>;
+type TensorParts = BTreeMap<String, TensorPart>;
 
 impl Shards {
     pub fn open(folder: &Path, scaling: Scaling) -> Result<Shards> {
-        let (mut shards, mut parts) = (Shards { shards: Vec::new(), tensors: BTreeMap::new(), scaling }, Parts::new());
+        let (mut shards, mut parts) =
+            (Shards { shards: Vec::new(), tensors: BTreeMap::new(), scaling }, TensorParts::new());
         for file in shard_files(folder)? {
             shards.add(&file, &mut parts)?;
         }
@@ -95,7 +96,7 @@ impl Shards {
     }
 
     /// Makes one tensor of each matrix of few bits, and removes its parts.
-    fn join_groups(&mut self, parts: &mut Parts) -> std::result::Result<(), Fault> {
+    fn join_groups(&mut self, parts: &mut TensorParts) -> std::result::Result<(), ParseError> {
         let method = self.scaling.method;
         for suffix in digits_of(method) {
             let names = parts.keys().filter(|name| name.ends_with(suffix));
@@ -103,16 +104,16 @@ impl Shards {
                 let (Some(digits), Some(stem)) = (parts.remove(&name), name.strip_suffix(suffix)) else { continue };
                 let (tensors, shards) = (&mut self.tensors, &self.shards);
                 let mut take = |name: &str| parts.remove(name).or_else(|| tensors.remove(name)?.part());
-                let read = |part: &Part, n: usize| read_part(shards, part, n);
+                let read = |part: &TensorPart, n: usize| read_part(shards, part, n);
                 let made_of = match method {
-                    Method::Codes => MadeOf::Codes(Box::new(codes(stem, &digits, &mut take, &read)?)),
-                    _ => MadeOf::Groups(Box::new(matrix(method, stem, &digits, &mut take, &read)?)),
+                    QuantMethod::Codes => EntryTensors::Codes(Box::new(codes(stem, &digits, &mut take, &read)?)),
+                    _ => EntryTensors::Groups(Box::new(matrix(method, stem, &digits, &mut take, &read)?)),
                 };
                 let Some(reader) = made_of.reader() else { continue };
                 let ((shard, start), shape, dtype) = (reader.place(), reader.shape(), reader.dtype());
-                let entry = Entry { shard, dtype, shape, start, made_of };
+                let entry = ShardEntry { shard, dtype, shape, start, made_of };
                 if self.tensors.insert(format!("{stem}.weight"), entry).is_some() {
-                    return Fault::malformed(format!("the matrix {stem} is there twice"));
+                    return ParseError::malformed(format!("the matrix {stem} is there twice"));
                 }
             }
         }
@@ -120,19 +121,22 @@ impl Shards {
     }
 
     /// Joins each pair of halves to one tensor.
-    fn join(&mut self, parts: &Parts) -> std::result::Result<(), Fault> {
+    fn join(&mut self, parts: &TensorParts) -> std::result::Result<(), ParseError> {
         for (name, half) in parts {
             let (nibbles, exponents) = (name.strip_suffix(NIBBLES), name.strip_suffix(EXPONENTS));
             let Some(stem) = nibbles.or(exponents).filter(|_| half.dtype == Stored::U8) else {
-                return Fault::unsupported(format!("the tensor {name} has type {:?}, which", half.dtype));
+                return ParseError::unsupported(format!("the tensor {name} has type {:?}, which", half.dtype));
             };
             let other = format!("{stem}{}", if nibbles.is_some() { EXPONENTS } else { NIBBLES });
             let Some(other) = parts.get(&other).filter(|other| other.dtype == Stored::U8) else {
-                return Fault::unsupported(format!("the tensor {name} of the type U8 without {other}, which"));
+                return ParseError::unsupported(format!("the tensor {name} of the type U8 without {other}, which"));
             };
             if nibbles.is_some() {
                 let entry = joined(half, other).ok_or_else(|| {
-                    Fault::Malformed(format!("{stem} has blocks of {:?} and scales of {:?}", half.dims, other.dims))
+                    ParseError::Malformed(format!(
+                        "{stem} has blocks of {:?} and scales of {:?}",
+                        half.dims, other.dims
+                    ))
                 })?;
                 self.tensors.insert(stem.to_owned(), entry);
             }
@@ -140,7 +144,7 @@ impl Shards {
         Ok(())
     }
 
-    fn add(&mut self, file: &Path, parts: &mut Parts) -> Result<()> {
+    fn add(&mut self, file: &Path, parts: &mut TensorParts) -> Result<()> {
         let opened = SourceFile::open_filled(file)?;
         for (name, tensor) in read_header(&opened, self.shards.len())? {
             if self.tensors.contains_key(&name) || parts.contains_key(&name) {
@@ -148,8 +152,8 @@ impl Shards {
                 return Err(Error::Malformed { path: file.to_owned(), what });
             }
             match tensor {
-                InHeader::Whole(entry) => drop(self.tensors.insert(name, entry)),
-                InHeader::Part(part) => drop(parts.insert(name, part)),
+                HeaderEntry::Whole(entry) => drop(self.tensors.insert(name, entry)),
+                HeaderEntry::Part(part) => drop(parts.insert(name, part)),
             }
         }
         self.shards.push(opened);
@@ -164,7 +168,7 @@ impl Shards {
         if let Some(reader) = entry.made_of.reader() {
             return Some(Tensor::made(reader, &self.shards));
         }
-        if let MadeOf::Exponents(shard, start) = entry.made_of {
+        if let EntryTensors::Exponents(shard, start) = entry.made_of {
             let exponents = (&self.shards[shard], start);
             return Some(Tensor::in_two((file, entry.start), exponents, entry.shape));
         }
@@ -172,7 +176,7 @@ impl Shards {
     }
 
     /// Checks that everything exists that these tensors also need.
-    pub fn check(&self, names: &[Cow<'_, str>]) -> std::result::Result<(), Fault> {
+    pub fn check(&self, names: &[Cow<'_, str>]) -> std::result::Result<(), ParseError> {
         let found = names.iter().find_map(|name| Some((name, self.tensors.get(name.as_ref())?)));
         let Some((name, entry)) = found else { return Ok(()) };
         self.scales(name, entry).map(|_| ())
@@ -186,22 +190,26 @@ impl Shards {
         &self.shards
     }
 
-    fn scales(&self, name: &str, entry: &Entry) -> std::result::Result<Option<Scales<ScaleBytes<'_>>>, Fault> {
+    fn scales(
+        &self,
+        name: &str,
+        entry: &ShardEntry,
+    ) -> std::result::Result<Option<Scales<ScaleBytes<'_>>>, ParseError> {
         if entry.dtype != Dtype::F8E4M3 {
             return Ok(None);
         }
         let found = SCALES.iter().find_map(|suffix| self.tensors.get(&format!("{name}{suffix}")));
         let Some(found) = found else {
-            return Fault::malformed(format!("the tensor {name} of F8_E4M3 has no {name}{}", SCALES[0]));
+            return ParseError::malformed(format!("the tensor {name} of F8_E4M3 has no {name}{}", SCALES[0]));
         };
         let named = |fault| match fault {
-            Fault::Malformed(what) => Fault::Malformed(format!("the tensor {name} has {what}")),
+            ParseError::Malformed(what) => ParseError::Malformed(format!("the tensor {name} has {what}")),
             other => other,
         };
         let block = self.scaling.block_of(entry.shape, found.shape).map_err(named)?;
         if found.dtype.block() != 1 || !entry.shape[1].is_multiple_of(entry.dtype.block()) {
             let columns = entry.shape[1];
-            return Fault::unsupported(format!(
+            return ParseError::unsupported(format!(
                 "the tensor {name} of F8_E4M3 with {columns} columns, its scales {:?},",
                 found.dtype
             ));
@@ -214,14 +222,14 @@ impl Shards {
 }
 
 /// The bytes of a small tensor.
-fn read_part(shards: &[SourceFile], part: &Part, n_bytes: usize) -> Option<Vec<u8>> {
+fn read_part(shards: &[SourceFile], part: &TensorPart, n_bytes: usize) -> Option<Vec<u8>> {
     let mut bytes = vec![0; n_bytes];
     shards[part.shard].read_at(part.start as u64, &mut bytes).ok()?;
     Some(bytes)
 }
 
 /// Blocks of 16 bytes and as many exponents.
-fn joined(nibbles: &Part, exponents: &Part) -> Option<Entry> {
+fn joined(nibbles: &TensorPart, exponents: &TensorPart) -> Option<ShardEntry> {
     let (last, dims) = nibbles.dims.split_last()?;
     let (n_blocks, rows) = dims.split_last()?;
     if *last != 16 || dims != exponents.dims {
@@ -229,14 +237,14 @@ fn joined(nibbles: &Part, exponents: &Part) -> Option<Entry> {
     }
     let cols = n_blocks.checked_mul(Dtype::MXFP4.block() as u64)?;
     let shape = rows_and_cols(&[rows, &[cols]].concat()).ok().filter(|[rows, cols]| rows * cols > 0)?;
-    let made_of = MadeOf::Exponents(exponents.shard, exponents.start);
-    Some(Entry { shard: nibbles.shard, dtype: Dtype::MXFP4, shape, start: nibbles.start, made_of })
+    let made_of = EntryTensors::Exponents(exponents.shard, exponents.start);
+    Some(ShardEntry { shard: nibbles.shard, dtype: Dtype::MXFP4, shape, start: nibbles.start, made_of })
 }
 
 /// The content of a header's line.
-enum InHeader {
-    Whole(Entry),
-    Part(Part),
+enum HeaderEntry {
+    Whole(ShardEntry),
+    Part(TensorPart),
 }
 
 /// Whether every file of a folder's index exists, each as long as its header requires.
@@ -261,23 +269,25 @@ fn shard_files(folder: &Path) -> Result<Vec<PathBuf>> {
 }
 
 /// Returns the files of an index, each a plain name in the same folder.
-fn index_files(index: &Value) -> std::result::Result<BTreeSet<String>, Fault> {
+fn index_files(index: &Value) -> std::result::Result<BTreeSet<String>, ParseError> {
     let Some(map) = index.get("weight_map").and_then(Value::as_object) else {
-        return Fault::malformed("the index has no weight_map");
+        return ParseError::malformed("the index has no weight_map");
     };
     let mut files = BTreeSet::new();
     for (tensor, file) in map {
         match file.as_str() {
             Some(file) if is_plain_name(file) => files.insert(file.to_owned()),
             _ => {
-                return Fault::malformed(format!("the index places {tensor} in {file}, which is not a file beside it"));
+                return ParseError::malformed(format!(
+                    "the index places {tensor} in {file}, which is not a file beside it"
+                ));
             }
         };
         if files.len() > SHARDS_MAX {
-            return Fault::malformed(format!("the index names more than {SHARDS_MAX} files"));
+            return ParseError::malformed(format!("the index names more than {SHARDS_MAX} files"));
         }
     }
-    if files.is_empty() { Fault::malformed("the index names no file") } else { Ok(files) }
+    if files.is_empty() { ParseError::malformed("the index names no file") } else { Ok(files) }
 }
 
 /// Reads the header only: where the tensors' bytes begin, and their descriptions.
@@ -308,7 +318,7 @@ pub(crate) fn read_metadata(file: &SourceFile) -> Result<(usize, Metadata)> {
     }
 }
 
-fn read_header(file: &SourceFile, shard: usize) -> Result<Vec<(String, InHeader)>> {
+fn read_header(file: &SourceFile, shard: usize) -> Result<Vec<(String, HeaderEntry)>> {
     let (data, header) = read_metadata(file)?;
     let mut entries = Vec::new();
     for name in header.offset_keys() {
@@ -321,28 +331,28 @@ fn read_header(file: &SourceFile, shard: usize) -> Result<Vec<(String, InHeader)
             Stored::U8 | Stored::I8 | Stored::I32 | Stored::I64 => {
                 let dims = info.shape.iter().map(|dim| *dim as u64).collect();
                 let start = data + info.data_offsets.0;
-                entries.push((name, InHeader::Part(Part { dtype: info.dtype, dims, shard, start })));
+                entries.push((name, HeaderEntry::Part(TensorPart { dtype: info.dtype, dims, shard, start })));
                 continue;
             }
             other => {
-                let fault = Fault::unsupported(format!("the tensor {name} has type {other:?}, which"));
+                let fault = ParseError::unsupported(format!("the tensor {name} has type {other:?}, which"));
                 return fault.map_err(Error::fault(file.path()));
             }
         };
         let dims: Vec<u64> = info.shape.iter().map(|dim| *dim as u64).collect();
         let shape = shape_of(&name, &dims).map_err(Error::fault(file.path()))?;
         let start = data + info.data_offsets.0;
-        let entry = Entry { shard, dtype, shape, start, made_of: MadeOf::Itself };
-        entries.push((name, InHeader::Whole(entry)));
+        let entry = ShardEntry { shard, dtype, shape, start, made_of: EntryTensors::Itself };
+        entries.push((name, HeaderEntry::Whole(entry)));
     }
     Ok(entries)
 }
 
-fn shape_of(name: &str, dims: &[u64]) -> std::result::Result<[usize; 2], Fault> {
+fn shape_of(name: &str, dims: &[u64]) -> std::result::Result<[usize; 2], ParseError> {
     match dims {
         // A single number may have no dimensions.
         [] => Ok([1, 1]),
-        dims if dims.contains(&0) => Fault::malformed(format!("the tensor {name} has a dimension of zero")),
+        dims if dims.contains(&0) => ParseError::malformed(format!("the tensor {name} has a dimension of zero")),
         dims => rows_and_cols(dims),
     }
 }

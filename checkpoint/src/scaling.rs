@@ -4,8 +4,8 @@
 //! How activations were rounded when the model was made (`input_scale`, `activation_scheme`) is ignored: here they are
 //! wider, or each row has its own scale. Scales for an eight-bit KV cache are ignored too, as there is none.
 
-use crate::error::Fault;
-use crate::groups::method::Method;
+use crate::error::ParseError;
+use crate::groups::method::QuantMethod;
 use serde_json::Value;
 
 /// A device keeps one scale for at least this many columns.
@@ -17,18 +17,18 @@ pub(crate) struct Scaling {
     /// Rows and columns that share a scale, if the config names them; otherwise one scale per matrix or row.
     block: Option<[usize; 2]>,
     /// How matrices of few bits are stored, if there are any.
-    pub method: Method,
+    pub method: QuantMethod,
 }
 
-impl From<Method> for Scaling {
-    fn from(method: Method) -> Scaling {
+impl From<QuantMethod> for Scaling {
+    fn from(method: QuantMethod) -> Scaling {
         Scaling { block: None, method }
     }
 }
 
 impl Scaling {
     /// Without a `quantization_config`, only a tensor's type can mark it as quantized.
-    pub fn from_config(config: &Value) -> Result<Scaling, Fault> {
+    pub fn from_config(config: &Value) -> Result<Scaling, ParseError> {
         let Some(quantized) = config.get("quantization_config").filter(|value| !value.is_null()) else {
             return Ok(Scaling::default());
         };
@@ -39,14 +39,14 @@ impl Scaling {
             "fbgemm_fp8" | "mxfp4" => Ok(Scaling::default()),
             "modelopt" if quantized["quant_algo"] == "FP8" => Ok(Scaling::default()),
             "compressed-tensors" => Scaling::of_groups(quantized),
-            "gptq" => Method::of_gptq(quantized).map(Scaling::from),
-            "awq" => Method::of_awq(quantized).map(Scaling::from),
-            "bitsandbytes" => Method::of_bitsandbytes(quantized).map(Scaling::from),
+            "gptq" => QuantMethod::of_gptq(quantized).map(Scaling::from),
+            "awq" => QuantMethod::of_awq(quantized).map(Scaling::from),
+            "bitsandbytes" => QuantMethod::of_bitsandbytes(quantized).map(Scaling::from),
             _ => refused(&format!("by {method}")),
         }
     }
 
-    fn of_fp8(quantized: &Value) -> Result<Scaling, Fault> {
+    fn of_fp8(quantized: &Value) -> Result<Scaling, ParseError> {
         match quantized.get("fmt").and_then(Value::as_str) {
             None | Some("e4m3") => Scaling::of_block(quantized.get("weight_block_size")),
             Some(other) => refused(&format!("as {other}")),
@@ -54,12 +54,14 @@ impl Scaling {
     }
 
     /// The scaling that all groups share.
-    fn of_groups(quantized: &Value) -> Result<Scaling, Fault> {
+    fn of_groups(quantized: &Value) -> Result<Scaling, ParseError> {
         let of_group = match quantized["format"].as_str() {
             None | Some("float-quantized" | "naive-quantized") => {
                 |group: &Value| Scaling::of_weights(&group["weights"])
             }
-            Some("pack-quantized" | "int-quantized") => |group: &Value| Method::of_integers(group).map(Scaling::from),
+            Some("pack-quantized" | "int-quantized") => {
+                |group: &Value| QuantMethod::of_integers(group).map(Scaling::from)
+            }
             _ => return refused(&format!("in the format {}", quantized["format"])),
         };
         let is_there =
@@ -68,7 +70,7 @@ impl Scaling {
             return refused(&format!("with a {key}"));
         }
         let Some(groups) = quantized["config_groups"].as_object().filter(|groups| !groups.is_empty()) else {
-            return Fault::malformed("quantization_config has no config_groups");
+            return ParseError::malformed("quantization_config has no config_groups");
         };
         let mut all = groups.values().map(of_group);
         let first = all.next().unwrap_or_else(|| Ok(Scaling::default()))?;
@@ -80,7 +82,7 @@ impl Scaling {
         Ok(first)
     }
 
-    fn of_weights(weights: &Value) -> Result<Scaling, Fault> {
+    fn of_weights(weights: &Value) -> Result<Scaling, ParseError> {
         let (bits, kind) = (&weights["num_bits"], &weights["type"]);
         if *bits != 8 || kind != "float" || weights["symmetric"] == false {
             return refused(&format!("to {kind} of {bits} bits"));
@@ -92,7 +94,7 @@ impl Scaling {
         }
     }
 
-    fn of_block(block: Option<&Value>) -> Result<Scaling, Fault> {
+    fn of_block(block: Option<&Value>) -> Result<Scaling, ParseError> {
         let Some(block) = block.filter(|block| !block.is_null()) else { return Ok(Scaling::default()) };
         let length = |i: usize| block[i].as_u64().filter(|n| (1..1 << 24).contains(n)).map(|n| n as usize);
         match (length(0), length(1), block.as_array().map(Vec::len)) {
@@ -104,27 +106,27 @@ impl Scaling {
     }
 
     /// Returns the rows and columns that share a scale, for a matrix with this shape of scales.
-    pub fn block_of(self, [rows, columns]: [usize; 2], scales: [usize; 2]) -> Result<[usize; 2], Fault> {
+    pub fn block_of(self, [rows, columns]: [usize; 2], scales: [usize; 2]) -> Result<[usize; 2], ParseError> {
         let fits = |block: &[usize; 2]| [rows.div_ceil(block[0]), columns.div_ceil(block[1])] == scales;
         let n = scales[0].saturating_mul(scales[1]);
         match self.block.filter(fits) {
             _ if n == 1 => Ok([rows, columns]),
             Some(block) => Ok(block),
             None if n == rows && scales.contains(&1) => Ok([1, columns]),
-            None => Fault::malformed(format!("{scales:?} scales for a matrix of {rows} x {columns}")),
+            None => ParseError::malformed(format!("{scales:?} scales for a matrix of {rows} x {columns}")),
         }
     }
 }
 
-fn refused<T>(how: &str) -> Result<T, Fault> {
-    Fault::unsupported(format!("a folder whose weights are quantized {how} (quantization_config)"))
+fn refused<T>(how: &str) -> Result<T, ParseError> {
+    ParseError::unsupported(format!("a folder whose weights are quantized {how} (quantization_config)"))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn read(quantized: &str) -> Result<Scaling, Fault> {
+    fn read(quantized: &str) -> Result<Scaling, ParseError> {
         let config = format!(r#"{{"quantization_config": {quantized}}}"#);
         Scaling::from_config(&serde_json::from_str(&config).unwrap())
     }
@@ -157,7 +159,7 @@ mod tests {
             ),
             ("null", "of null bits"),
         ] {
-            let Err(Fault::Unsupported(why)) = group(weights) else { panic!("{weights}") };
+            let Err(ParseError::Unsupported(why)) = group(weights) else { panic!("{weights}") };
             assert!(why.contains(expect), "{why}");
         }
     }
@@ -176,10 +178,10 @@ mod tests {
             (r#"{"quant_method": "compressed-tensors", "transform_config": {"a": 1}}"#, "transform_config"),
             ("{}", "nobody knows what"),
         ] {
-            let Err(Fault::Unsupported(why)) = read(quantized) else { panic!("{quantized}") };
+            let Err(ParseError::Unsupported(why)) = read(quantized) else { panic!("{quantized}") };
             assert!(why.contains(expect) && why.contains("quantization_config"), "{why}");
         }
-        assert!(matches!(read(r#"{"quant_method": "compressed-tensors"}"#), Err(Fault::Malformed(_))));
+        assert!(matches!(read(r#"{"quant_method": "compressed-tensors"}"#), Err(ParseError::Malformed(_))));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The stored bytes of each part of a model, by how ranks may divide it: the basis of a shard table. Knows no ranks.
 
-use crate::names::Expected;
+use crate::names::RequiredTensor;
 use crate::{Checkpoint, ModelSpec, names};
 use std::ops::{Add, Sub};
 use types::Dtype;
@@ -42,7 +42,7 @@ impl Sizes {
     }
 
     /// The sizes of a model of this shape, with the bytes of each tensor from `bytes_of`.
-    pub fn measured(spec: &ModelSpec, bytes_of: impl Fn(&Expected) -> u64) -> Sizes {
+    pub fn measured(spec: &ModelSpec, bytes_of: impl Fn(&RequiredTensor) -> u64) -> Sizes {
         let no_layers = vec![LayerSizes::default(); spec.n_layers as usize];
         let mut sizes = Sizes { layers: no_layers, ..Sizes::default() };
         for expected in names::expected(spec) {

@@ -19,12 +19,12 @@ pub struct FileSpans {
     /// The file's stamp when its spans were read.
     pub stamp: Stamp,
     /// One per tensor, in the order of the file; bytes between them are header or padding.
-    pub spans: Vec<Span>,
+    pub spans: Vec<TensorSpan>,
 }
 
 /// The bytes of one tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Span {
+pub struct TensorSpan {
     /// None for tensors outside the layers, such as embedding and head.
     pub layer: Option<u32>,
     pub bytes: Range<u64>,
@@ -52,16 +52,16 @@ fn of_file(path: &Path) -> Result<FileSpans> {
     Ok(FileSpans { path: path.to_owned(), stamp: file.stamp(), spans })
 }
 
-fn of_gguf(file: &SourceFile) -> Result<Vec<Span>> {
+fn of_gguf(file: &SourceFile) -> Result<Vec<TensorSpan>> {
     let (header, _) = Gguf::read(file)?;
-    let span = |name: &str, bytes: &Range<usize>| Span { layer: layer_of(name), bytes: wide(bytes) };
+    let span = |name: &str, bytes: &Range<usize>| TensorSpan { layer: layer_of(name), bytes: wide(bytes) };
     Ok(header.tensors().map(|(name, entry)| span(name, &entry.bytes)).collect())
 }
 
-fn of_safetensors(file: &SourceFile) -> Result<Vec<Span>> {
+fn of_safetensors(file: &SourceFile) -> Result<Vec<TensorSpan>> {
     let (data, header) = safetensors::read_metadata(file)?;
     let span =
-        |name: &str, at: (usize, usize)| Span { layer: layer_of(name), bytes: wide(&(data + at.0..data + at.1)) };
+        |name: &str, at: (usize, usize)| TensorSpan { layer: layer_of(name), bytes: wide(&(data + at.0..data + at.1)) };
     Ok(header.tensors().iter().map(|(name, tensor)| span(name, tensor.data_offsets)).collect())
 }
 

@@ -38,7 +38,7 @@ fn five_digits(text: &str) -> Option<u32> {
 }
 
 /// The parts of a model, joined.
-pub(crate) struct Parts {
+pub(crate) struct JoinedGguf {
     /// Covers all parts; the metadata comes from the first.
     pub header: Gguf,
     /// The first part's header bytes, which the metadata points into.
@@ -47,7 +47,7 @@ pub(crate) struct Parts {
 }
 
 /// Opens all parts.
-pub(crate) fn open(path: &Path) -> Result<Parts> {
+pub(crate) fn open(path: &Path) -> Result<JoinedGguf> {
     let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     match GgufPart::of(name) {
         Some(part) if part.count > 1 => open_parts(path, part),
@@ -55,16 +55,16 @@ pub(crate) fn open(path: &Path) -> Result<Parts> {
     }
 }
 
-fn open_whole(path: &Path) -> Result<Parts> {
+fn open_whole(path: &Path) -> Result<JoinedGguf> {
     let file = SourceFile::open_filled(path)?;
     let (header, bytes) = Gguf::read(&file)?;
     match header.unsigned("split.count").map_err(Error::fault(path))? {
-        None | Some(0 | 1) => Ok(Parts { header, bytes, files: vec![file] }),
+        None | Some(0 | 1) => Ok(JoinedGguf { header, bytes, files: vec![file] }),
         Some(count) => malformed(path, format!("one of {count} parts, and its name does not say which")),
     }
 }
 
-fn open_parts(path: &Path, part: GgufPart<'_>) -> Result<Parts> {
+fn open_parts(path: &Path, part: GgufPart<'_>) -> Result<JoinedGguf> {
     let (mut header, mut first) = (Gguf::default(), Vec::new());
     let mut files = Vec::new();
     for (index, name) in part.names().enumerate() {
@@ -81,11 +81,13 @@ fn open_parts(path: &Path, part: GgufPart<'_>) -> Result<Parts> {
         }
         files.push(file);
     }
-    let told = header.unsigned("split.tensors.count").map_err(Error::fault(path))?;
+    let n_expected = header.unsigned("split.tensors.count").map_err(Error::fault(path))?;
     let found = header.tensors().count() as u64;
-    match told {
-        Some(told) if told == found => Ok(Parts { header, bytes: first, files }),
-        Some(told) => malformed(path, format!("its parts have {found} tensors in all, and should have {told}")),
+    match n_expected {
+        Some(n_expected) if n_expected == found => Ok(JoinedGguf { header, bytes: first, files }),
+        Some(n_expected) => {
+            malformed(path, format!("its parts have {found} tensors in all, and should have {n_expected}"))
+        }
         None => malformed(path, "the first part does not say how many tensors there are in all".to_owned()),
     }
 }

@@ -2,7 +2,7 @@
 //! of tokens.
 
 use crate::conversation::Conversation;
-use crate::error::{Error, Fault, Result};
+use crate::error::{Error, ParseError, Result};
 use crate::gguf::Gguf;
 use crate::small_files::{read_json_if_there, read_text};
 use minijinja::syntax::SyntaxConfig;
@@ -128,7 +128,7 @@ impl ChatTemplate {
         let Some(source) = gguf.text(bytes, "tokenizer.chat_template").map_err(Error::fault(path))? else {
             return Ok(None);
         };
-        let text_of = |which: &str| -> std::result::Result<Option<String>, Fault> {
+        let text_of = |which: &str| -> std::result::Result<Option<String>, ParseError> {
             let tokens = gguf.texts(bytes, "tokenizer.ggml.tokens")?.unwrap_or_default();
             let id = gguf.unsigned(&format!("tokenizer.ggml.{which}_token_id"))?;
             Ok(id.and_then(|id| tokens.get(usize::try_from(id).ok()?).map(|text| (*text).to_owned())))

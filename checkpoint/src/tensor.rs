@@ -1,9 +1,9 @@
 //! One tensor: its type and shape, and its place in a file; its bytes are read on demand. Knows nothing of its use in a
 //! model.
 
-use crate::error::{Fault, Result};
+use crate::error::{ParseError, Result};
 use crate::file::SourceFile;
-use crate::groups::Reader;
+use crate::groups::MatrixReader;
 use half::{bf16, f16};
 use std::ops::Range;
 use types::{Dtype, Scales};
@@ -33,19 +33,19 @@ pub(crate) struct Location<'a> {
     /// Present if the file stores it transposed: the bytes from one of the file's rows to the next.
     turned: Option<u64>,
     /// Present if its rows are interleaved with those of others.
-    woven: Option<Woven>,
-    apart: Apart<'a>,
+    woven: Option<WovenRows>,
+    apart: BlockTensors<'a>,
 }
 
 /// Whether a tensor's blocks are assembled from several tensors of the file, and from which.
 #[derive(Clone, Copy, Debug)]
-enum Apart<'a> {
+enum BlockTensors<'a> {
     No,
     /// The position of the exponents.
     Exponents(&'a SourceFile, u64),
     /// All parts are stored separately, in these files; the tensor begins with this row.
     All {
-        of: Reader<'a>,
+        of: MatrixReader<'a>,
         files: &'a [SourceFile],
         first: usize,
     },
@@ -53,13 +53,13 @@ enum Apart<'a> {
 
 /// Rows interleaved with those of other matrices: a run of `run` in every `period` rows, after `before` of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Woven {
+pub(crate) struct WovenRows {
     pub run: usize,
     pub before: usize,
     pub period: usize,
 }
 
-impl Woven {
+impl WovenRows {
     /// The index of row `row` among all interleaved rows.
     fn index(self, row: usize) -> usize {
         row / self.run * self.period + self.before + row % self.run
@@ -80,7 +80,7 @@ impl Location<'_> {
 impl<'a> ScaleBytes<'a> {
     /// The scales of a whole tensor, from `start` on in the file.
     pub(crate) fn new(file: &'a SourceFile, start: usize, dtype: Dtype, shape: [usize; 2]) -> ScaleBytes<'a> {
-        let place = Location { file, start: start as u64, turned: None, woven: None, apart: Apart::No };
+        let place = Location { file, start: start as u64, turned: None, woven: None, apart: BlockTensors::No };
         ScaleBytes { n_bytes: shape[0] * dtype.row_bytes(shape[1]), place }
     }
 
@@ -104,7 +104,7 @@ impl<'a> ScaleBytes<'a> {
 impl<'a> Tensor<'a> {
     /// A tensor from `start` on in the file.
     pub(crate) fn new(file: &'a SourceFile, start: usize, dtype: Dtype, shape: [usize; 2]) -> Tensor<'a> {
-        let place = Location { file, start: start as u64, turned: None, woven: None, apart: Apart::No };
+        let place = Location { file, start: start as u64, turned: None, woven: None, apart: BlockTensors::No };
         Tensor { dtype, shape, scales: None, place }
     }
 
@@ -115,20 +115,20 @@ impl<'a> Tensor<'a> {
         shape: [usize; 2],
     ) -> Tensor<'a> {
         let whole = Tensor::new(nibbles.0, nibbles.1, Dtype::MXFP4, shape);
-        let apart = Apart::Exponents(exponents.0, exponents.1 as u64);
+        let apart = BlockTensors::Exponents(exponents.0, exponents.1 as u64);
         Tensor { place: Location { apart, ..whole.place }, ..whole }
     }
 
     /// A matrix that is assembled from tensors of these files.
-    pub(crate) fn made(of: Reader<'a>, files: &'a [SourceFile]) -> Tensor<'a> {
+    pub(crate) fn made(of: MatrixReader<'a>, files: &'a [SourceFile]) -> Tensor<'a> {
         let (shard, start) = of.place();
         let whole = Tensor::new(&files[shard], start, of.dtype(), of.shape());
-        Tensor { place: Location { apart: Apart::All { of, files, first: 0 }, ..whole.place }, ..whole }
+        Tensor { place: Location { apart: BlockTensors::All { of, files, first: 0 }, ..whole.place }, ..whole }
     }
 
     /// Whether the file has its bytes unchanged, so that it may be read in other ways than by rows.
     pub(crate) fn is_plain(&self) -> bool {
-        matches!(self.place.apart, Apart::No) && self.dtype.block() == 1
+        matches!(self.place.apart, BlockTensors::No) && self.dtype.block() == 1
     }
 
     pub fn rows(&self) -> usize {
@@ -162,17 +162,17 @@ impl<'a> Tensor<'a> {
         };
         let scales = self.scales.map(|scales| scales.from(before, 0));
         let place = match self.place.apart {
-            Apart::No => Location { start: self.place.start + start, ..self.place },
-            Apart::Exponents(file, at) => {
+            BlockTensors::No => Location { start: self.place.start + start, ..self.place },
+            BlockTensors::Exponents(file, at) => {
                 let n_blocks = start / Dtype::MXFP4.block_bytes() as u64;
                 let start = self.place.start + n_blocks * NIBBLE_BYTES as u64;
-                Location { start, apart: Apart::Exponents(file, at + n_blocks), ..self.place }
+                Location { start, apart: BlockTensors::Exponents(file, at + n_blocks), ..self.place }
             }
             // A matrix with only one row is no vector, so it has no parts by elements.
-            Apart::All { .. } if shape[1] != self.cols() => return None,
-            Apart::All { of, files, first } => {
+            BlockTensors::All { .. } if shape[1] != self.cols() => return None,
+            BlockTensors::All { of, files, first } => {
                 let first = if shape[0] == 1 { first } else { first + before };
-                Location { apart: Apart::All { of, files, first }, ..self.place }
+                Location { apart: BlockTensors::All { of, files, first }, ..self.place }
             }
         };
         is_within.then_some(Tensor { dtype: self.dtype, shape, scales, place })
@@ -186,20 +186,20 @@ impl<'a> Tensor<'a> {
     }
 
     /// Returns the tensor of this shape whose rows are interleaved in this one; for a vector, its elements.
-    pub(crate) fn woven(&self, woven: Woven, shape: [usize; 2]) -> Tensor<'a> {
+    pub(crate) fn woven(&self, woven: WovenRows, shape: [usize; 2]) -> Tensor<'a> {
         Tensor { shape, place: Location { woven: Some(woven), ..self.place }, ..*self }
     }
 
     /// Returns the first and the last `n` bytes of a tensor as the file has it.
     pub(crate) fn ends(&self, n: usize) -> Result<Vec<u8>> {
         let (file, start) = match self.place.apart {
-            Apart::No => return self.place.ends(self.n_bytes(), n),
-            Apart::Exponents(file, start) => (file, start),
-            Apart::All { of, files, .. } => return of.ends(files, n),
+            BlockTensors::No => return self.place.ends(self.n_bytes(), n),
+            BlockTensors::Exponents(file, start) => (file, start),
+            BlockTensors::All { of, files, .. } => return of.ends(files, n),
         };
         let n_blocks = self.n_bytes() / Dtype::MXFP4.block_bytes();
         let mut ends = self.place.ends(n_blocks * NIBBLE_BYTES, n)?;
-        let exponents = Location { file, start, turned: None, woven: None, apart: Apart::No };
+        let exponents = Location { file, start, turned: None, woven: None, apart: BlockTensors::No };
         ends.extend(exponents.ends(n_blocks, n)?);
         Ok(ends)
     }
@@ -224,9 +224,9 @@ impl<'a> Tensor<'a> {
     /// Reads consecutive rows of this many bytes.
     fn read_run(&self, rows: Range<usize>, row_bytes: usize, to: &mut [u8]) -> Result<()> {
         match self.place.apart {
-            Apart::No => self.place.file.read_at(self.place.start + (rows.start * row_bytes) as u64, to),
-            Apart::Exponents(file, at) => self.read_in_two(rows.start * row_bytes, (file, at), to),
-            Apart::All { of, files, first } => of.read_rows(files, first + rows.start..first + rows.end, to),
+            BlockTensors::No => self.place.file.read_at(self.place.start + (rows.start * row_bytes) as u64, to),
+            BlockTensors::Exponents(file, at) => self.read_in_two(rows.start * row_bytes, (file, at), to),
+            BlockTensors::All { of, files, first } => of.read_rows(files, first + rows.start..first + rows.end, to),
         }
     }
 
@@ -242,7 +242,7 @@ impl<'a> Tensor<'a> {
         Ok(())
     }
 
-    fn read_woven(&self, woven: Woven, rows: Range<usize>, mut to: &mut [u8]) -> Result<()> {
+    fn read_woven(&self, woven: WovenRows, rows: Range<usize>, mut to: &mut [u8]) -> Result<()> {
         // A vector has one row, and its elements are interleaved.
         let (rows, row_bytes) = match self.shape {
             [1, n] => (0..n, self.dtype.block_bytes()),
@@ -302,11 +302,11 @@ fn join_block(nibbles: &[u8; NIBBLE_BYTES], exponent: u8, to: &mut [u8]) {
 }
 
 /// `[rows, cols]` from dimensions in order from the slowest; more than two are flattened into the rows.
-pub(crate) fn rows_and_cols(dims: &[u64]) -> std::result::Result<[usize; 2], Fault> {
+pub(crate) fn rows_and_cols(dims: &[u64]) -> std::result::Result<[usize; 2], ParseError> {
     let Some((cols, slower)) = dims.split_last() else {
-        return Fault::malformed("a tensor without dimensions");
+        return ParseError::malformed("a tensor without dimensions");
     };
-    let too_large = || Fault::Malformed(format!("the dimensions {dims:?} are larger than any memory"));
+    let too_large = || ParseError::Malformed(format!("the dimensions {dims:?} are larger than any memory"));
     let rows = slower.iter().try_fold(1u64, |rows, dim| rows.checked_mul(*dim)).ok_or_else(too_large)?;
     rows.checked_mul(*cols).filter(|n| *n <= isize::MAX as u64 / 8).ok_or_else(too_large)?;
     Ok([rows as usize, *cols as usize])

@@ -2,7 +2,7 @@
 //! never cause a panic.
 
 use super::*;
-use crate::error::Fault;
+use crate::error::ParseError;
 use crate::gguf::Gguf;
 
 mod configs;
@@ -188,13 +188,13 @@ impl Drop for Temporary {
 }
 
 /// Does everything that opening a GGUF does, on bytes.
-fn read(bytes: &[u8]) -> std::result::Result<ModelSpec, Fault> {
+fn read(bytes: &[u8]) -> std::result::Result<ModelSpec, ParseError> {
     ModelSpec::from_gguf(&Gguf::parse(bytes)?, bytes, "file")
 }
 
 fn refused(writer: Writer, expect: &str) {
     match read(&writer.bytes()) {
-        Err(Fault::Malformed(what) | Fault::Unsupported(what)) => assert!(what.contains(expect), "{what}"),
+        Err(ParseError::Malformed(what) | ParseError::Unsupported(what)) => assert!(what.contains(expect), "{what}"),
         Ok(spec) => panic!("{spec:?} where {expect} was expected"),
     }
 }

@@ -7,10 +7,10 @@ use std::sync::{Mutex, PoisonError};
 const THREADS_MAX: usize = 4;
 
 /// Checked by each thread before each piece of its work.
-pub type IsOver<'a> = &'a (dyn Fn() -> bool + Sync);
+pub type StopFn<'a> = &'a (dyn Fn() -> bool + Sync);
 
 /// Returns the result of `work` for each item, in order; None for those that were not reached before it was over.
-pub fn in_threads<T: Sync, R: Send>(all: &[T], is_over: IsOver<'_>, work: impl Fn(&T) -> R + Sync) -> Vec<Option<R>> {
+pub fn in_threads<T: Sync, R: Send>(all: &[T], is_over: StopFn<'_>, work: impl Fn(&T) -> R + Sync) -> Vec<Option<R>> {
     let n_threads = std::thread::available_parallelism().map_or(1, |n| n.get().min(THREADS_MAX));
     let (next, done) = (AtomicUsize::new(0), Mutex::new(Vec::with_capacity(all.len())));
     let of_thread = || {

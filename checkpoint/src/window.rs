@@ -20,7 +20,7 @@ pub struct Window<'a> {
     tensor: Tensor<'a>,
     pieces: WeightPieces,
     /// The requested rows.
-    wanted: Range<usize>,
+    requested: Range<usize>,
     /// The indices of the pieces' runs and strips that are read.
     runs: Range<usize>,
     strips: Range<usize>,
@@ -53,15 +53,15 @@ impl<'a> Window<'a> {
     pub fn of_columns(tensor: Tensor<'a>, pieces: WeightPieces, columns: Range<usize>) -> Window<'a> {
         let dtype = tensor.dtype;
         let bytes = dtype.row_bytes(columns.start / dtype.block() * dtype.block())..dtype.row_bytes(columns.end);
-        let wanted = if columns.is_empty() { 0..0 } else { bytes };
-        let (rows, strips) = (0..tensor.rows(), pieces.strips_with(&wanted));
+        let column_bytes = if columns.is_empty() { 0..0 } else { bytes };
+        let (rows, strips) = (0..tensor.rows(), pieces.strips_with(&column_bytes));
         let runs = pieces.runs_with(&rows);
         Window::new(tensor, pieces, rows, [runs, strips])
     }
 
     /// Some of the pieces, in the order of their numbers.
-    pub(crate) fn of_pieces(tensor: Tensor<'a>, pieces: WeightPieces, wanted: Range<usize>) -> Window<'a> {
-        let [runs, strips] = if pieces.n_strips() == 1 { [wanted, 0..1] } else { [0..1, wanted] };
+    pub(crate) fn of_pieces(tensor: Tensor<'a>, pieces: WeightPieces, piece_numbers: Range<usize>) -> Window<'a> {
+        let [runs, strips] = if pieces.n_strips() == 1 { [piece_numbers, 0..1] } else { [0..1, piece_numbers] };
         let rows = match runs.is_empty() {
             true => 0..0,
             false => pieces.run(runs.start).start..pieces.run(runs.end - 1).end,
@@ -72,7 +72,7 @@ impl<'a> Window<'a> {
     fn new(
         tensor: Tensor<'a>,
         pieces: WeightPieces,
-        wanted: Range<usize>,
+        requested: Range<usize>,
         [runs, strips]: [Range<usize>; 2],
     ) -> Window<'a> {
         let band_rows = (BAND_BYTES / tensor.row_bytes().max(1)).max(1);
@@ -82,7 +82,7 @@ impl<'a> Window<'a> {
             starts.map(move |start| Band { run, rows: start..(start + band_rows).min(end) })
         };
         let bands = if strips.is_empty() { Vec::new() } else { runs.clone().flat_map(of_run).collect() };
-        Window { tensor, pieces, wanted, runs, strips, bands }
+        Window { tensor, pieces, requested: requested, runs, strips, bands }
     }
 
     pub fn tensor(&self) -> &Tensor<'a> {
@@ -91,7 +91,7 @@ impl<'a> Window<'a> {
 
     /// Returns the requested rows.
     pub fn rows(&self) -> Range<usize> {
-        self.wanted.clone()
+        self.requested.clone()
     }
 
     /// Returns the columns that are read; their bounds lie between blocks of the type.
@@ -110,7 +110,7 @@ impl<'a> Window<'a> {
 
     /// The first row that is read.
     fn first_row(&self) -> usize {
-        self.bands.first().map_or(self.wanted.start, |band| band.rows.start)
+        self.bands.first().map_or(self.requested.start, |band| band.rows.start)
     }
 
     pub fn n_bytes(&self) -> usize {
@@ -118,9 +118,9 @@ impl<'a> Window<'a> {
     }
 
     /// Returns the requested rows from everything that was read.
-    pub fn wanted<'b>(&self, bytes: &'b [u8]) -> &'b [u8] {
+    pub fn requested_bytes<'b>(&self, bytes: &'b [u8]) -> &'b [u8] {
         let row_bytes = self.bytes_of_row().len();
-        &bytes[(self.wanted.start - self.first_row()) * row_bytes..][..self.wanted.len() * row_bytes]
+        &bytes[(self.requested.start - self.first_row()) * row_bytes..][..self.requested.len() * row_bytes]
     }
 
     /// Splits memory for the whole window into one part per band.

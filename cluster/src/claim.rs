@@ -28,7 +28,7 @@ pub struct ClaimLost {
 pub struct Claim {
     incarnation: u64,
     others: OtherReplicas,
-    holds: ClaimKind,
+    kind: ClaimKind,
 }
 
 #[derive(Debug)]
@@ -56,7 +56,7 @@ impl Drop for MemoryClaim {
 /// A claim's handle to its keeper's task.
 #[derive(Debug)]
 pub(crate) struct KeptClaim {
-    pub says: watch::Sender<Registration>,
+    pub registration_tx: watch::Sender<Registration>,
     pub lost: watch::Receiver<Option<ClaimLost>>,
     pub keeper: JoinHandle<()>,
     pub end: DropGuard,
@@ -66,11 +66,11 @@ impl Claim {
     pub(crate) fn in_memory(store: MemoryStore, replica: &str, incarnation: u64, registration: Registration) -> Claim {
         let others = store.others(replica);
         let hold = MemoryClaim { store, replica: replica.into(), incarnation, registration };
-        Claim { incarnation, others, holds: ClaimKind::Memory(hold) }
+        Claim { incarnation, others, kind: ClaimKind::Memory(hold) }
     }
 
     pub(crate) fn kept(incarnation: u64, others: OtherReplicas, kept: KeptClaim) -> Claim {
-        Claim { incarnation, others, holds: ClaimKind::Kept(kept) }
+        Claim { incarnation, others, kind: ClaimKind::Kept(kept) }
     }
 
     /// The incarnation of all epochs under this claim. Later claims have higher ones; a lease that is made anew keeps
@@ -85,14 +85,14 @@ impl Claim {
     }
 
     /// Changes the registration that others read, unless the claim is lost.
-    pub fn say(&mut self, change: impl FnOnce(&mut Registration)) {
-        match &mut self.holds {
+    pub fn update_registration(&mut self, change: impl FnOnce(&mut Registration)) {
+        match &mut self.kind {
             ClaimKind::Memory(hold) => {
                 change(&mut hold.registration);
-                hold.store.say(&hold.replica, hold.incarnation, &hold.registration);
+                hold.store.update_registration(&hold.replica, hold.incarnation, &hold.registration);
             }
             ClaimKind::Kept(kept) => {
-                kept.says.send_if_modified(|registration| {
+                kept.registration_tx.send_if_modified(|registration| {
                     let before = registration.clone();
                     change(registration);
                     *registration != before
@@ -103,7 +103,7 @@ impl Claim {
 
     /// Waits for a later claim. Safe to drop at any point.
     pub async fn lost(&mut self) -> ClaimLost {
-        match &mut self.holds {
+        match &mut self.kind {
             ClaimKind::Memory(hold) => hold.store.lost(&hold.replica, hold.incarnation).await,
             ClaimKind::Kept(kept) => {
                 let lost = kept.lost.wait_for(Option::is_some).await.ok().and_then(|lost| lost.clone());
@@ -118,7 +118,7 @@ impl Claim {
 
     /// Deletes the entry and waits until that is done, for at most `RELEASE_MAX`.
     pub async fn release(self) {
-        match self.holds {
+        match self.kind {
             ClaimKind::Memory(hold) => drop(hold),
             ClaimKind::Kept(KeptClaim { keeper, end, .. }) => {
                 end.disarm().cancel();

@@ -22,7 +22,7 @@ struct Claims(BTreeMap<String, (u64, CancellationToken)>);
 impl Claims {
     /// Ends connections to the coordinator of an earlier claim at another address. A store that was restored may return
     /// an earlier claim: that ends no connection. A coordinator that is started again at its address ends none either.
-    fn told(&mut self, member: Member) -> LastClaim {
+    fn apply(&mut self, member: Member) -> LastClaim {
         let Member { incarnation, registration } = member;
         let address = registration.address;
         self.0.retain(|other, (earlier, superseded)| {
@@ -42,23 +42,23 @@ impl Claims {
 /// more, and the next coordinator registers its own.
 pub async fn last_claim(mut members: Watch, replica: String) -> watch::Receiver<LastClaim> {
     let mut claims = Claims::default();
-    let (tell, told) = watch::channel(claims.told(next(&mut members, &replica).await));
+    let (last_claim_tx, last_claim_rx) = watch::channel(claims.apply(next(&mut members, &replica).await));
     tokio::spawn(async move {
         loop {
             let member = tokio::select! {
                 biased;
-                () = tell.closed() => break,
+                () = last_claim_tx.closed() => break,
                 member = next(&mut members, &replica) => member,
             };
-            let last = claims.told(member);
-            if tell.borrow().address != last.address {
+            let last = claims.apply(member);
+            if last_claim_tx.borrow().address != last.address {
                 let LastClaim { address, incarnation, .. } = &last;
                 tracing::info!(replica, address, incarnation, "the coordinator of this replica is elsewhere now");
             }
-            tell.send_replace(last);
+            last_claim_tx.send_replace(last);
         }
     });
-    told
+    last_claim_rx
 }
 
 async fn next(members: &mut Watch, replica: &str) -> Member {
@@ -83,9 +83,9 @@ mod tests {
         };
         let check = |news: &[(u64, &str)], now: (u64, &str), is_superseded: bool| {
             let mut claims = Claims::default();
-            let mut last = claims.told(member(5, "a:1"));
+            let mut last = claims.apply(member(5, "a:1"));
             let before = last.superseded.clone();
-            news.iter().for_each(|(incarnation, address)| last = claims.told(member(*incarnation, address)));
+            news.iter().for_each(|(incarnation, address)| last = claims.apply(member(*incarnation, address)));
             assert_eq!((last.incarnation, last.address.as_str()), now, "{news:?}");
             assert_eq!(before.is_cancelled(), is_superseded, "{news:?}");
             assert!(!last.superseded.is_cancelled(), "{news:?}");

@@ -3,15 +3,15 @@
 use crate::claim::{Claim, ClaimLost};
 use crate::others::OtherReplicas;
 use crate::post::{Post, PostKind};
-use crate::state::{ClaimHolder, Health, Member, Members, Registration, State, Watch};
+use crate::state::{ClaimHolder, Health, Member, Members, Registration, StoreState, Watch};
 use std::sync::Arc;
 use tokio::sync::watch;
 
 #[derive(Clone, Debug)]
 pub struct MemoryStore {
-    state: Arc<watch::Sender<State>>,
+    state: Arc<watch::Sender<StoreState>>,
     /// The state that this clone sees: the state itself, or for a store from afar the result of its last `look`.
-    seen: Arc<watch::Sender<State>>,
+    seen: Arc<watch::Sender<StoreState>>,
     health: Arc<watch::Sender<Health>>,
 }
 
@@ -19,10 +19,10 @@ impl MemoryStore {
     /// Revisions count from here. A process passes the time, so that its epochs are later than those of the process
     /// before it, whose ids a client may still hold.
     pub fn starting_at(revision: u64) -> MemoryStore {
-        MemoryStore::with(State { revision, ..State::default() })
+        MemoryStore::with(StoreState { revision, ..StoreState::default() })
     }
 
-    pub(crate) fn with(state: State) -> MemoryStore {
+    pub(crate) fn with(state: StoreState) -> MemoryStore {
         let state = Arc::new(watch::Sender::new(state));
         MemoryStore { seen: state.clone(), state, health: Arc::new(watch::Sender::new(Health::connected())) }
     }
@@ -30,7 +30,7 @@ impl MemoryStore {
     /// The same store over a connection that may be slow or cut: what is written here arrives there, but reads see only
     /// what the last `look` found.
     pub fn from_afar(&self) -> MemoryStore {
-        let seen = Arc::new(watch::Sender::new(State::default()));
+        let seen = Arc::new(watch::Sender::new(StoreState::default()));
         MemoryStore { state: self.state.clone(), seen, health: Arc::new(watch::Sender::new(Health::connected())) }
     }
 
@@ -96,7 +96,7 @@ impl MemoryStore {
     }
 
     /// Changes the entry of the claim with this incarnation, if it is the last one.
-    pub(crate) fn say(&self, replica: &str, incarnation: u64, registration: &Registration) {
+    pub(crate) fn update_registration(&self, replica: &str, incarnation: u64, registration: &Registration) {
         self.state.send_if_modified(|state| {
             let Some(member) = state.members.get_mut(replica) else { return false };
             let is_news = member.incarnation == incarnation && member.registration != *registration;
@@ -110,7 +110,7 @@ impl MemoryStore {
 
     pub(crate) async fn lost(&self, replica: &str, ours: u64) -> ClaimLost {
         let mut changes = self.seen.subscribe();
-        let is_later = |state: &State| state.held.get(replica).is_some_and(|held| held.incarnation > ours);
+        let is_later = |state: &StoreState| state.held.get(replica).is_some_and(|held| held.incarnation > ours);
         let state = changes.wait_for(is_later).await.expect("the sender is held by self");
         let held = &state.held[replica];
         ClaimLost { replica: replica.into(), by: held.address.clone(), ours, theirs: held.incarnation }

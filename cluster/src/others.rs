@@ -1,12 +1,12 @@
 //! How many other replicas of its model a claim's holder has beside it, by the store.
 
-use crate::state::State;
+use crate::state::StoreState;
 use tokio::sync::watch;
 
 /// The other replicas of one model. Clones read the same store.
 #[derive(Clone, Debug)]
 pub struct OtherReplicas {
-    state: watch::Receiver<State>,
+    state: watch::Receiver<StoreState>,
     replica: String,
 }
 
@@ -18,7 +18,7 @@ pub struct ReplicaCount {
 }
 
 impl OtherReplicas {
-    pub(crate) fn new(state: watch::Receiver<State>, replica: &str) -> OtherReplicas {
+    pub(crate) fn new(state: watch::Receiver<StoreState>, replica: &str) -> OtherReplicas {
         OtherReplicas { state, replica: replica.to_owned() }
     }
 
@@ -50,7 +50,7 @@ mod tests {
         let _another_model = store.claim_as("b", of("n"));
         let mut other = store.claim_as("c", of("m"));
         assert_eq!(others.count(), ReplicaCount { n: 1, n_ready: 0 });
-        other.say(|registration| registration.ranks_ready = 2);
+        other.update_registration(|registration| registration.ranks_ready = 2);
         assert_eq!(others.count(), ReplicaCount { n: 1, n_ready: 1 });
         drop(other);
         assert_eq!(others.count(), ReplicaCount::default());

@@ -1,7 +1,7 @@
 //! The text that a process publishes to its whole cluster while it lives: one per process, under a name of its own.
 //! Does not know what the texts mean, nor where they are stored.
 
-use crate::state::{Health, Posts, State};
+use crate::state::{Health, Posts, StoreState};
 use std::sync::Arc;
 use tokio::sync::watch;
 use tokio_util::sync::DropGuard;
@@ -10,14 +10,14 @@ use tokio_util::sync::DropGuard;
 #[derive(Debug)]
 pub struct Post {
     name: String,
-    state: watch::Receiver<State>,
+    state: watch::Receiver<StoreState>,
     health: watch::Receiver<Health>,
-    says: PostKind,
+    kind: PostKind,
 }
 
 #[derive(Debug)]
 pub(crate) enum PostKind {
-    Memory(Arc<watch::Sender<State>>),
+    Memory(Arc<watch::Sender<StoreState>>),
     /// A task keeps the text in an external store, and ends with this.
     Kept {
         text: watch::Sender<Option<String>>,
@@ -28,16 +28,16 @@ pub(crate) enum PostKind {
 impl Post {
     pub(crate) fn new(
         name: &str,
-        (state, health): (watch::Receiver<State>, watch::Receiver<Health>),
-        says: PostKind,
+        (state, health): (watch::Receiver<StoreState>, watch::Receiver<Health>),
+        kind: PostKind,
     ) -> Post {
-        Post { name: name.into(), state, health, says }
+        Post { name: name.into(), state, health, kind: kind }
     }
 
     /// Replaces this process's text. Others read it when the store has taken it.
-    pub fn say(&self, text: String) {
-        match &self.says {
-            PostKind::Memory(store) => tell(store, &self.name, Some(text)),
+    pub fn publish(&self, text: String) {
+        match &self.kind {
+            PostKind::Memory(store) => write_post(store, &self.name, Some(text)),
             PostKind::Kept { text: kept, .. } => drop(kept.send_replace(Some(text))),
         }
     }
@@ -57,13 +57,13 @@ impl Post {
 
 impl Drop for Post {
     fn drop(&mut self) {
-        if let PostKind::Memory(store) = &self.says {
-            tell(store, &self.name, None);
+        if let PostKind::Memory(store) = &self.kind {
+            write_post(store, &self.name, None);
         }
     }
 }
 
-fn tell(store: &watch::Sender<State>, name: &str, text: Option<String>) {
+fn write_post(store: &watch::Sender<StoreState>, name: &str, text: Option<String>) {
     store.send_modify(|state| {
         state.revision += 1;
         match text {

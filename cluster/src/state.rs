@@ -43,7 +43,7 @@ pub(crate) struct ClaimHolder {
 }
 
 #[derive(Clone, Debug, Default)]
-pub(crate) struct State {
+pub(crate) struct StoreState {
     /// The revision of the last change.
     pub revision: u64,
     /// How often it was read as a whole. The revision may then be lower: a store can lose its data.
@@ -88,22 +88,22 @@ pub enum Change {
 
 /// Follows the members: first those that exist, then each change.
 pub struct Watch {
-    state: watch::Receiver<State>,
-    told: Members,
+    state: watch::Receiver<StoreState>,
+    reported: Members,
     due: VecDeque<Change>,
     has_looked: bool,
 }
 
 impl Watch {
-    pub(crate) fn new(state: watch::Receiver<State>) -> Watch {
-        Watch { state, told: Members::new(), due: VecDeque::new(), has_looked: false }
+    pub(crate) fn new(state: watch::Receiver<StoreState>) -> Watch {
+        Watch { state, reported: Members::new(), due: VecDeque::new(), has_looked: false }
     }
 
     /// A watch of members that never change, in this order.
     pub(crate) fn given(members: Vec<(String, Member)>) -> Watch {
-        let told = members.iter().cloned().collect();
+        let reported = members.iter().cloned().collect();
         let due = members.into_iter().map(|(name, member)| Change::Is(name, member)).collect();
-        Watch { state: watch::channel(State::default()).1, told, due, has_looked: true }
+        Watch { state: watch::channel(StoreState::default()).1, reported: reported, due, has_looked: true }
     }
 
     /// The changes that are already available.
@@ -131,15 +131,15 @@ impl Watch {
         self.has_looked = true;
         let members = self.state.borrow_and_update().members.clone();
         // Changes that are due already count as delivered.
-        self.due.extend(changes(&self.told, &members));
-        self.told = members;
+        self.due.extend(changes(&self.reported, &members));
+        self.reported = members;
     }
 }
 
-fn changes(told: &Members, now: &Members) -> VecDeque<Change> {
-    let gone = told.keys().filter(|name| !now.contains_key(*name));
+fn changes(reported: &Members, now: &Members) -> VecDeque<Change> {
+    let gone = reported.keys().filter(|name| !now.contains_key(*name));
     let gone = gone.map(|name| Change::Gone(name.clone()));
-    let mut news: Vec<_> = now.iter().filter(|(name, member)| told.get(*name) != Some(*member)).collect();
+    let mut news: Vec<_> = now.iter().filter(|(name, member)| reported.get(*name) != Some(*member)).collect();
     // In the order in which they were claimed.
     news.sort_by_key(|(_, member)| member.incarnation);
     gone.chain(news.into_iter().map(|(name, member)| Change::Is(name.clone(), member.clone()))).collect()
@@ -150,9 +150,9 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_slow_reader_is_told_the_outcome() {
+    async fn slow_reader_sees_the_final_state() {
         let member = |incarnation| Member { incarnation, registration: Registration::default() };
-        let state = watch::Sender::new(State::default());
+        let state = watch::Sender::new(StoreState::default());
         let mut watch = Watch::new(state.subscribe());
         state.send_modify(|state| drop(state.members.insert("a".into(), member(1))));
         assert_eq!(watch.next().await, Change::Is("a".into(), member(1)));

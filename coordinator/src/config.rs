@@ -2,7 +2,7 @@
 
 use crate::placement::{Blueprint, ModelShape, Policy};
 use proto::cluster as wire;
-use scheduler::Drafting;
+use scheduler::DraftPolicy;
 use std::path::PathBuf;
 use std::time::Duration;
 use types::{DeviceKind, Epoch, Grid, Mode, NgramLimits, Numerics, PolicyDigest};
@@ -19,7 +19,7 @@ pub struct Config {
     pub policy: Policy,
     /// The parts of the policy digest under which every rank must compute. None: the digest of the first rank that is
     /// ready; used where there is no model.
-    pub policy_digest: Option<DigestOf>,
+    pub policy_digest: Option<DigestInputs>,
     pub prefix_cache: bool,
     /// Ranks clear a sequence's blocks before another sequence gets them. Then no two share a block, whatever
     /// `prefix_cache` is.
@@ -36,7 +36,7 @@ pub struct Config {
 
 /// The parts of a policy digest, beside the policy's types and the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DigestOf {
+pub struct DigestInputs {
     /// The model's fingerprint.
     pub weights: [u8; 32],
     pub mode: Mode,
@@ -82,7 +82,7 @@ impl Default for Limits {
 /// How many guessed tokens steps compute ahead of known ones, and how they are guessed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Speculation {
-    pub drafting: Drafting,
+    pub drafting: DraftPolicy,
     pub ngrams: NgramLimits,
 }
 
@@ -107,10 +107,10 @@ impl Limits {
             path: draft.path.to_string_lossy().into_owned(),
             kv_bytes: draft.kv_bytes,
             cost: match drafting {
-                Drafting::Adaptive { row_permille, .. } => {
+                DraftPolicy::Adaptive { row_permille, .. } => {
                     Some(wire::DraftCost { row_permille, pass_permille: draft.pass_permille })
                 }
-                Drafting::Off | Drafting::Fixed(_) => None,
+                DraftPolicy::Off | DraftPolicy::Fixed(_) => None,
             },
         };
         let guesses = wire::Guesses {
@@ -227,7 +227,7 @@ impl Config {
         self.policy_digest.map(|of| self.digest_of(device, of))
     }
 
-    pub(crate) fn digest_of(&self, device: &DeviceKind, DigestOf { weights, mode }: DigestOf) -> PolicyDigest {
+    pub(crate) fn digest_of(&self, device: &DeviceKind, DigestInputs { weights, mode }: DigestInputs) -> PolicyDigest {
         let Policy { activations, kv_dtype, .. } = self.policy;
         Numerics::plain(device, mode, activations, kv_dtype, weights).digest()
     }

@@ -14,13 +14,13 @@ mod requests;
 mod service;
 mod worker_id;
 
-pub use config::{Config, DigestOf, DraftModel, Limits, Speculation, Waits};
+pub use config::{Config, DigestInputs, DraftModel, Limits, Speculation, Waits};
 pub use placement::{
     Blueprint, Bottleneck, DraftNeeds, ExpertShape, Inventory, Link, Links, Machine, ModelShape, Policy, Pool,
-    Prediction, Roofline, STAGES_MAX, Shard, Shortened, Speed, StepWork, Took, Unplaceable, Why, plan, plan_fewer,
+    Prediction, Roofline, STAGES_MAX, Shard, ShortenedContext, Speed, StepWork, StageTime, Unplaceable, UnplaceableReason, plan, plan_fewer,
     predict,
 };
-pub use scheduler::Drafting;
+pub use scheduler::DraftPolicy;
 pub use service::serve::serve;
 pub use worker_id::WorkerId;
 

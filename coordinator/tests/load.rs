@@ -36,8 +36,8 @@ impl Traffic {
                 let Some(request) = self.to_submit.pop_back() else { break };
                 self.submit(request).await;
             }
-            for said in self.router.hear().await {
-                self.react(said).await;
+            for event in self.router.hear().await {
+                self.react(event).await;
             }
         }
     }
@@ -53,8 +53,8 @@ impl Traffic {
         }
     }
 
-    async fn react(&mut self, said: Said) {
-        match said {
+    async fn react(&mut self, event: Said) {
+        match event {
             Said::Tokens(id) => {
                 let n_tokens = self.router.streams[&id].output.len();
                 if self.cancel_after.get(&id).is_some_and(|after| n_tokens >= *after) {

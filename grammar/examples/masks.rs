@@ -1,7 +1,7 @@
 //! How long masks take over 150,000 tokens: `make grammar-masks`. The vocabulary is made up, in the proportions of a
 //! real one: words with and without a space before them, numbers, blanks, signs, and characters of other scripts.
 
-use grammar::{GrammarLimits, Mask, Matcher, Vocabulary, WantedGrammar, compile};
+use grammar::{GrammarLimits, Mask, Matcher, Vocabulary, GrammarSpec, compile};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -19,9 +19,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         "{:22} {:>9} {:>9} {:>7} {:>9} {:>9} {:>9} {:>9}",
         "", "compile", "matcher", "masks", "mean", "p50", "p99", "max"
     );
-    for (name, wanted) in wishes() {
+    for (name, spec) in grammar_specs() {
         let from = Instant::now();
-        let grammar = compile(&wanted, &GrammarLimits::default())?;
+        let grammar = compile(&spec, &GrammarLimits::default())?;
         let compiled = from.elapsed();
         let from = Instant::now();
         Matcher::new(&vocabulary, &grammar, &GrammarLimits::default())?;
@@ -51,7 +51,7 @@ fn row(times: &mut [Duration]) -> String {
 }
 
 /// Tokens drawn from the masks, and how long each mask took.
-fn walk(matcher: &mut Matcher, seed: u64) -> Result<Vec<Duration>, grammar::Stuck> {
+fn walk(matcher: &mut Matcher, seed: u64) -> Result<Vec<Duration>, grammar::MatcherError> {
     let (mut state, mut mask, mut times) = (seed + 1, Mask::default(), Vec::new());
     let mut below = |n: usize| {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -131,7 +131,7 @@ fn object(properties: Value) -> Value {
     json!({"type": "object", "properties": properties, "required": required, "additionalProperties": false})
 }
 
-fn wishes() -> Vec<(&'static str, WantedGrammar)> {
+fn grammar_specs() -> Vec<(&'static str, GrammarSpec)> {
     let person = object(json!({"name": {"type": "string"}, "age": {"type": "integer", "minimum": 0, "maximum": 150},
         "email": {"type": "string", "format": "email"}, "tags": {"type": "array", "items": {"type": "string"}}}));
     let order = object(json!({"id": {"type": "string", "pattern": "^[A-Z]{3}-[0-9]{4,8}$"},
@@ -155,16 +155,16 @@ fn wishes() -> Vec<(&'static str, WantedGrammar)> {
     let gbnf = "root ::= item (\",\" item)*\nitem ::= \"(\" root \")\" | string | [0-9]{1,9}\n\
         string ::= \"\\\"\" [^\"\\\\]* \"\\\"\"";
     vec![
-        ("any object", WantedGrammar::JsonObject),
-        ("person", WantedGrammar::JsonSchema(person.clone())),
-        ("order", WantedGrammar::JsonSchema(order)),
-        ("tree", WantedGrammar::JsonSchema(tree)),
-        ("either", WantedGrammar::JsonSchema(either)),
-        ("open names", WantedGrammar::JsonSchema(open)),
-        ("60 optional", WantedGrammar::JsonSchema(json!({"type": "object", "properties": many}))),
-        ("20 tools", WantedGrammar::StructuralTag(calls)),
-        ("regex", WantedGrammar::Regex("(Yes|No), because [a-z ,]{10,80}\\.".to_owned())),
-        ("choice", WantedGrammar::Choice((0..50).map(|i| format!("answer number {i}")).collect())),
-        ("gbnf", WantedGrammar::Gbnf(gbnf.to_owned())),
+        ("any object", GrammarSpec::JsonObject),
+        ("person", GrammarSpec::JsonSchema(person.clone())),
+        ("order", GrammarSpec::JsonSchema(order)),
+        ("tree", GrammarSpec::JsonSchema(tree)),
+        ("either", GrammarSpec::JsonSchema(either)),
+        ("open names", GrammarSpec::JsonSchema(open)),
+        ("60 optional", GrammarSpec::JsonSchema(json!({"type": "object", "properties": many}))),
+        ("20 tools", GrammarSpec::StructuralTag(calls)),
+        ("regex", GrammarSpec::Regex("(Yes|No), because [a-z ,]{10,80}\\.".to_owned())),
+        ("choice", GrammarSpec::Choice((0..50).map(|i| format!("answer number {i}")).collect())),
+        ("gbnf", GrammarSpec::Gbnf(gbnf.to_owned())),
     ]
 }

@@ -1,7 +1,7 @@
 //! Runs the JSON-Schema-Test-Suite through masks: `make grammar-suite`. Every accepted schema takes all its valid
 //! instances and completes no other; the rest are refused by name. The exit status is 1 if one result is wrong.
 
-use grammar::{GrammarLimits, GrammarRefused, Mask, Matcher, Vocabulary, WantedGrammar, compile};
+use grammar::{GrammarLimits, GrammarRefused, Mask, Matcher, Vocabulary, GrammarSpec, compile};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -54,7 +54,7 @@ fn file(path: &Path, vocabulary: &Vocabulary) -> Result<Counts, Box<dyn std::err
     let mut counts = Counts::default();
     for group in groups {
         let name = group["description"].as_str().unwrap_or_default().to_owned();
-        let grammar = match compile(&WantedGrammar::JsonSchema(group["schema"].clone()), &GrammarLimits::default()) {
+        let grammar = match compile(&GrammarSpec::JsonSchema(group["schema"].clone()), &GrammarLimits::default()) {
             Ok(grammar) => Some(grammar),
             // An unsatisfiable schema is refused as such. That is right if no instance is valid.
             Err(GrammarRefused::Unsatisfiable { .. }) => None,

@@ -1,11 +1,11 @@
 //! Compiles a constraint to a checked description. Pure: no vocabulary, no clock, and nothing is fetched.
 
-use crate::ebnf::Form;
-use crate::relax::Relaxed;
-use crate::rules::{Rule, Rules};
+use crate::ebnf::EbnfNotation;
+use crate::relax::RelaxedTag;
+use crate::rules::{RuleIdx, Rules};
 use crate::specials::Specials;
-use crate::words::{Pattern, Words, plain};
-use crate::{GrammarLimits, GrammarRefused, WantedGrammar, ebnf, engine, schema, specials, tags};
+use crate::words::{RegexNode, TextSet, plain};
+use crate::{GrammarLimits, GrammarRefused, GrammarSpec, ebnf, engine, schema, specials, tags};
 use serde_json::json;
 use types::Grammar;
 
@@ -13,28 +13,28 @@ use types::Grammar;
 const ROUNDS_MAX: usize = 64;
 
 /// Returns the checked description of a constraint: it compiles within the limits, and everything in it is enforced.
-pub fn compile(wanted: &WantedGrammar, limits: &GrammarLimits) -> Result<Grammar, GrammarRefused> {
-    let relaxed = match wanted {
-        WantedGrammar::StructuralTag(tag) => Relaxed::of(tag, limits),
+pub fn compile(spec: &GrammarSpec, limits: &GrammarLimits) -> Result<Grammar, GrammarRefused> {
+    let relaxed = match spec {
+        GrammarSpec::StructuralTag(tag) => RelaxedTag::of(tag, limits),
         _ => None,
     };
-    relaxed.map_or_else(|| compile_whole(wanted, limits), |relaxed| compile_relaxed(relaxed, limits))
+    relaxed.map_or_else(|| compile_whole(spec, limits), |relaxed| compile_relaxed(relaxed, limits))
 }
 
-fn compile_relaxed(mut relaxed: Relaxed, limits: &GrammarLimits) -> Result<Grammar, GrammarRefused> {
+fn compile_relaxed(mut relaxed: RelaxedTag, limits: &GrammarLimits) -> Result<Grammar, GrammarRefused> {
     for _ in 0..ROUNDS_MAX {
-        match compile_whole(&WantedGrammar::StructuralTag(relaxed.tag.clone()), limits) {
+        match compile_whole(&GrammarSpec::StructuralTag(relaxed.tag.clone()), limits) {
             Err(refused) if relaxed.take_away(&refused) => {}
             compiled => return compiled,
         }
     }
     relaxed.keep_types();
-    compile_whole(&WantedGrammar::StructuralTag(relaxed.tag), limits)
+    compile_whole(&GrammarSpec::StructuralTag(relaxed.tag), limits)
 }
 
-fn compile_whole(wanted: &WantedGrammar, limits: &GrammarLimits) -> Result<Grammar, GrammarRefused> {
+fn compile_whole(spec: &GrammarSpec, limits: &GrammarLimits) -> Result<Grammar, GrammarRefused> {
     let mut specials = Specials::default();
-    let rules = rules(wanted, &mut specials, limits)?;
+    let rules = rules(spec, &mut specials, limits)?;
     let text = specials.describe(&rules);
     limits.check_bytes(text.len())?;
     let lark = specials::resolve(&text, None).ok_or_else(|| GrammarRefused::invalid("grammar", "it has no rules"))?;
@@ -42,28 +42,28 @@ fn compile_whole(wanted: &WantedGrammar, limits: &GrammarLimits) -> Result<Gramm
     Ok(Grammar::new(text))
 }
 
-fn rules(wanted: &WantedGrammar, specials: &mut Specials, limits: &GrammarLimits) -> Result<String, GrammarRefused> {
+fn rules(spec: &GrammarSpec, specials: &mut Specials, limits: &GrammarLimits) -> Result<String, GrammarRefused> {
     let mut rules = Rules::default();
-    let start = match wanted {
-        WantedGrammar::JsonObject => schema::write(&json!({"type": "object"}), &mut rules, limits)?,
-        WantedGrammar::JsonSchema(schema) => schema::write(schema, &mut rules, limits)?,
-        WantedGrammar::StructuralTag(value) => tags::write(value, &mut rules, specials, limits)?,
-        WantedGrammar::Ebnf(text) => ebnf::write(text, Form::Ebnf, &mut rules, limits)?,
-        WantedGrammar::Gbnf(text) => ebnf::write(text, Form::Gbnf, &mut rules, limits)?,
-        WantedGrammar::Regex(regex) => {
-            let pattern = Pattern::read(regex, limits.depth_max, limits.repeat_max);
+    let start = match spec {
+        GrammarSpec::JsonObject => schema::write(&json!({"type": "object"}), &mut rules, limits)?,
+        GrammarSpec::JsonSchema(schema) => schema::write(schema, &mut rules, limits)?,
+        GrammarSpec::StructuralTag(value) => tags::write(value, &mut rules, specials, limits)?,
+        GrammarSpec::Ebnf(text) => ebnf::write(text, EbnfNotation::Ebnf, &mut rules, limits)?,
+        GrammarSpec::Gbnf(text) => ebnf::write(text, EbnfNotation::Gbnf, &mut rules, limits)?,
+        GrammarSpec::Regex(regex) => {
+            let pattern = RegexNode::read(regex, limits.depth_max, limits.repeat_max);
             let words =
                 pattern.and_then(|pattern| plain(&pattern)).map_err(|why| GrammarRefused::invalid("regex", why))?;
             one_of(&mut rules, words)
         }
-        WantedGrammar::Choice(texts) => {
-            let texts = texts.iter().map(|text| Words::Text(text.clone())).collect::<Vec<_>>();
+        GrammarSpec::Choice(texts) => {
+            let texts = texts.iter().map(|text| TextSet::Text(text.clone())).collect::<Vec<_>>();
             if texts.is_empty() {
                 return Err(GrammarRefused::unsatisfiable("choice", "it is empty"));
             }
-            one_of(&mut rules, Words::Any(texts))
+            one_of(&mut rules, TextSet::Any(texts))
         }
-        WantedGrammar::Lark(text) => return user_lark(text, limits),
+        GrammarSpec::Lark(text) => return user_lark(text, limits),
     };
     let mut text = format!("start: r{start}\n");
     let unsatisfiable = || GrammarRefused::unsatisfiable("", "no text is left that would satisfy it");
@@ -71,7 +71,7 @@ fn rules(wanted: &WantedGrammar, specials: &mut Specials, limits: &GrammarLimits
     Ok(text)
 }
 
-fn one_of(rules: &mut Rules, words: Words) -> Rule {
+fn one_of(rules: &mut Rules, words: TextSet) -> RuleIdx {
     let words = rules.words(&words);
     rules.add(vec![vec![words]])
 }

@@ -1,7 +1,7 @@
 //! Follows one answer through its grammar: which tokens may come next, step by step. Knows nothing of sampling.
 
 use crate::engine::{self, on_a_deep_stack, sound};
-use crate::thinking::{self, Thinking};
+use crate::thinking::{self, ThinkingProgress};
 use crate::{GrammarLimits, Mask, Vocabulary, specials};
 use llguidance::api::{GrammarInit, StopReason, TopLevelGrammar};
 use llguidance::{Logger, Matcher as Parser};
@@ -18,7 +18,7 @@ pub struct Matcher {
     /// None where any text may come.
     parser: Option<Parser>,
     /// The thought before the answer, if its length has a limit.
-    thinking: Option<Thinking>,
+    thinking: Option<ThinkingProgress>,
     vocabulary: Vocabulary,
     /// Tokens of the answer without the end.
     n_tokens: usize,
@@ -31,7 +31,7 @@ pub struct Matcher {
 
 /// The matcher cannot go on. It is useless from here on, unless only the token was wrong.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-pub enum Stuck {
+pub enum MatcherError {
     #[error("the grammar does not compile for this vocabulary: {0}")]
     Grammar(String),
     #[error("token {0} is not what the grammar allows")]
@@ -41,17 +41,17 @@ pub enum Stuck {
     #[error("the vocabulary has no token that the grammar allows")]
     NoToken,
     #[error("{wanted} tokens cannot be taken back of {held}")]
-    Rewind { wanted: usize, held: usize },
+    Rewind { requested: usize, held: usize },
     #[error("the grammar engine failed: {0}")]
     Engine(String),
 }
 
 impl Matcher {
-    pub fn new(vocabulary: &Vocabulary, grammar: &Grammar, limits: &GrammarLimits) -> Result<Matcher, Stuck> {
-        let no_description = || Stuck::Grammar("it is not a description".to_owned());
+    pub fn new(vocabulary: &Vocabulary, grammar: &Grammar, limits: &GrammarLimits) -> Result<Matcher, MatcherError> {
+        let no_description = || MatcherError::Grammar("it is not a description".to_owned());
         let (budget, rules) = thinking::split(grammar.as_str()).ok_or_else(no_description)?;
-        let no_close = || Stuck::Grammar("no token spells what ends a thought".to_owned());
-        let thinking = budget.map(|budget| Thinking::new(budget, vocabulary).ok_or_else(no_close)).transpose()?;
+        let no_close = || MatcherError::Grammar("no token spells what ends a thought".to_owned());
+        let thinking = budget.map(|budget| ThinkingProgress::new(budget, vocabulary).ok_or_else(no_close)).transpose()?;
         let (parser, of_lexer) = match thinking.is_some() && rules.is_empty() {
             true => (None, 0),
             false => {
@@ -79,9 +79,9 @@ impl Matcher {
     }
 
     /// Takes the next token of the answer. A token that is not allowed changes nothing.
-    pub fn accept(&mut self, token: Token) -> Result<(), Stuck> {
+    pub fn accept(&mut self, token: Token) -> Result<(), MatcherError> {
         if self.is_ended {
-            return Err(Stuck::Token(token));
+            return Err(MatcherError::Token(token));
         }
         if self.parser.is_some() && self.takes_as_end(token)? {
             return Ok(());
@@ -94,14 +94,14 @@ impl Matcher {
     }
 
     /// Gives the parser a token. Returns whether it is the end.
-    fn takes_as_end(&mut self, token: Token) -> Result<bool, Stuck> {
+    fn takes_as_end(&mut self, token: Token) -> Result<bool, MatcherError> {
         let is_end = self.vocabulary.ends().contains(&token);
         if is_end && self.is_complete()? {
             self.is_ended = true;
             return Ok(true);
         }
-        if self.asked(0, |parser| parser.try_consume_tokens(&[token]))? == 0 {
-            return Err(Stuck::Token(token));
+        if self.with_parser(0, |parser| parser.try_consume_tokens(&[token]))? == 0 {
+            return Err(MatcherError::Token(token));
         }
         self.names_end |= is_end;
         Ok(false)
@@ -109,7 +109,7 @@ impl Matcher {
 
     /// Writes which tokens may come next: at least one until an end was taken. Ends are among them exactly where the
     /// answer is complete.
-    pub fn mask(&mut self, mask: &mut Mask) -> Result<(), Stuck> {
+    pub fn mask(&mut self, mask: &mut Mask) -> Result<(), MatcherError> {
         let n_vocab = self.vocabulary.n_vocab();
         if self.is_ended {
             mask.clear(n_vocab);
@@ -118,24 +118,24 @@ impl Matcher {
         match &self.parser {
             None => mask.open(n_vocab),
             Some(_) => {
-                let allowed = self.asked(None, |parser| parser.compute_mask_or_eos().map(Some))?;
+                let allowed = self.with_parser(None, |parser| parser.compute_mask_or_eos().map(Some))?;
                 mask.set(allowed.as_ref().map_or(&[], |allowed| allowed.as_slice()), n_vocab);
             }
         }
         // A grammar that does not describe thoughts, and so none of their ends, takes precedence.
-        if let Some(forced) = self.thinking.as_ref().and_then(Thinking::forced).filter(|forced| mask.allows(*forced)) {
+        if let Some(forced) = self.thinking.as_ref().and_then(ThinkingProgress::forced).filter(|forced| mask.allows(*forced)) {
             mask.leave(forced);
         }
         Ok(())
     }
 
     /// Whether the answer may end here.
-    pub fn is_complete(&mut self) -> Result<bool, Stuck> {
+    pub fn is_complete(&mut self) -> Result<bool, MatcherError> {
         let cannot_go_on = |parser: &Parser| parser.stop_reason() == StopReason::NoExtension;
         if self.is_ended || self.parser.as_ref().is_some_and(cannot_go_on) {
             return Ok(true);
         }
-        self.asked(true, |parser| parser.is_accepting())
+        self.with_parser(true, |parser| parser.is_accepting())
     }
 
     /// Whether an end was taken.
@@ -144,7 +144,7 @@ impl Matcher {
     }
 
     /// Returns the one token that may come next, if there is exactly one. This computes a mask.
-    pub fn forced(&mut self) -> Result<Option<Token>, Stuck> {
+    pub fn forced(&mut self) -> Result<Option<Token>, MatcherError> {
         let mut mask = Mask::default();
         self.mask(&mut mask)?;
         Ok(mask.only())
@@ -174,10 +174,10 @@ impl Matcher {
     }
 
     /// Takes back the last `n` tokens; an end counts as one.
-    pub fn rewind(&mut self, n: usize) -> Result<(), Stuck> {
+    pub fn rewind(&mut self, n: usize) -> Result<(), MatcherError> {
         let held = self.n_tokens + usize::from(self.is_ended);
         if n > held || self.names_end && n > 0 {
-            return Err(Stuck::Rewind { wanted: n, held });
+            return Err(MatcherError::Rewind { requested: n, held });
         }
         let n_text = n - usize::from(self.is_ended && n > 0);
         self.is_ended &= n == 0;
@@ -185,34 +185,34 @@ impl Matcher {
         if let Some(thinking) = &mut self.thinking {
             thinking.rewind(n_text, &self.vocabulary);
         }
-        self.asked((), |parser| parser.rollback(n_text))
+        self.with_parser((), |parser| parser.rollback(n_text))
     }
 
     /// Returns the parser's answer, or the answer that holds for any text if there is no parser.
-    fn asked<T, E: ToString>(
+    fn with_parser<T, E: ToString>(
         &mut self,
-        of_any_text: T,
-        ask: impl FnOnce(&mut Parser) -> Result<T, E>,
-    ) -> Result<T, Stuck> {
-        let Some(parser) = &mut self.parser else { return Ok(of_any_text) };
-        let answer = sound(|| ask(parser).map_err(|e| e.to_string()));
+        default: T,
+        query: impl FnOnce(&mut Parser) -> Result<T, E>,
+    ) -> Result<T, MatcherError> {
+        let Some(parser) = &mut self.parser else { return Ok(default) };
+        let answer = sound(|| query(parser).map_err(|e| e.to_string()));
         answer.and_then(|answer| answer).map_err(|why| self.stuck(&why))
     }
 
-    fn stuck(&self, why: &str) -> Stuck {
+    fn stuck(&self, why: &str) -> MatcherError {
         let reason = self.parser.as_ref().map_or(StopReason::NotStopped, Parser::stop_reason);
         match reason {
-            StopReason::LexerTooComplex | StopReason::ParserTooComplex => Stuck::TooComplex(engine::first_line(why)),
-            StopReason::NoExtensionBias => Stuck::NoToken,
-            _ if why.starts_with("NoExtensionBias") => Stuck::NoToken,
-            _ if why.contains("too many") || why.contains("limit") => Stuck::TooComplex(engine::first_line(why)),
-            _ => Stuck::Engine(engine::first_line(why)),
+            StopReason::LexerTooComplex | StopReason::ParserTooComplex => MatcherError::TooComplex(engine::first_line(why)),
+            StopReason::NoExtensionBias => MatcherError::NoToken,
+            _ if why.starts_with("NoExtensionBias") => MatcherError::NoToken,
+            _ if why.contains("too many") || why.contains("limit") => MatcherError::TooComplex(engine::first_line(why)),
+            _ => MatcherError::Engine(engine::first_line(why)),
         }
     }
 }
 
 /// Returns a parser at its start, and how many bytes its lexer holds.
-fn parser(vocabulary: &Vocabulary, lark: String, limits: &GrammarLimits) -> Result<(Parser, usize), Stuck> {
+fn parser(vocabulary: &Vocabulary, lark: String, limits: &GrammarLimits) -> Result<(Parser, usize), MatcherError> {
     let limits = engine::parser_limits(limits);
     let made = on_a_deep_stack(|| {
         let init = GrammarInit::Serialized(TopLevelGrammar::from_lark(lark));
@@ -222,5 +222,5 @@ fn parser(vocabulary: &Vocabulary, lark: String, limits: &GrammarLimits) -> Resu
         let n_bytes = parser.parser.lexer_stats().num_bytes;
         Ok::<_, String>((Parser::new(Ok(parser)), n_bytes))
     });
-    made.and_then(|made| made).map_err(|why| Stuck::Grammar(engine::first_line(&why)))
+    made.and_then(|made| made).map_err(|why| MatcherError::Grammar(engine::first_line(&why)))
 }

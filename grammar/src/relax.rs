@@ -2,7 +2,7 @@
 //! rest to the model. Every value that satisfies the schema also satisfies the relaxed one.
 
 use crate::schema::formats;
-use crate::schema::keywords::{self, Holds};
+use crate::schema::keywords::{self, KeywordValue};
 use crate::{GrammarLimits, GrammarRefused};
 use serde_json::{Map, Value, json};
 use std::collections::HashSet;
@@ -11,7 +11,7 @@ use std::collections::HashSet;
 const SCHEMA: &str = "json_schema";
 
 /// A tag whose schemas need not hold in full. Each refusal removes a little of one of them.
-pub(crate) struct Relaxed<'l> {
+pub(crate) struct RelaxedTag<'l> {
     pub(crate) tag: Value,
     limits: &'l GrammarLimits,
     /// The paths of schemas from which parts were removed.
@@ -20,16 +20,16 @@ pub(crate) struct Relaxed<'l> {
     is_lean: bool,
 }
 
-impl Relaxed<'_> {
+impl RelaxedTag<'_> {
     /// Returns the tag without unknown keywords and formats, which are annotations. None if all its schemas must hold
     /// in full.
-    pub(crate) fn of<'l>(tag: &Value, limits: &'l GrammarLimits) -> Option<Relaxed<'l>> {
+    pub(crate) fn of<'l>(tag: &Value, limits: &'l GrammarLimits) -> Option<RelaxedTag<'l>> {
         let (mut tag, mut is_relaxed) = (tag.clone(), false);
         each_relaxed(&mut tag, &mut |schema| {
             is_relaxed = true;
             each_schema(schema, limits.depth_max, &mut |schema| schema.retain(|word, value| is_meant(word, value)));
         });
-        is_relaxed.then(|| Relaxed { tag, limits, begun: HashSet::new(), is_lean: false })
+        is_relaxed.then(|| RelaxedTag { tag, limits, begun: HashSet::new(), is_lean: false })
     }
 
     /// Removes the refused part. Returns false if it is no part of such a schema, or not valid.
@@ -105,11 +105,11 @@ fn each_schema(schema: &mut Value, depth_left: usize, change: &mut dyn FnMut(&mu
     change(object);
     for (word, value) in object {
         match (keywords::holds(word, value), value) {
-            (Holds::Schema, value) => each_schema(value, depth_left, change),
-            (Holds::List, Value::Array(list)) => {
+            (KeywordValue::Schema, value) => each_schema(value, depth_left, change),
+            (KeywordValue::List, Value::Array(list)) => {
                 list.iter_mut().for_each(|value| each_schema(value, depth_left, change));
             }
-            (Holds::Named, Value::Object(named)) => {
+            (KeywordValue::Named, Value::Object(named)) => {
                 named.iter_mut().for_each(|(_, value)| each_schema(value, depth_left, change));
             }
             _ => {}
@@ -144,12 +144,12 @@ fn loosen(root: &mut Value, at: &str, depth_max: usize) -> bool {
     let path: Vec<String> = path.split('/').map(|part| part.replace("~1", "/").replace("~0", "~")).collect();
     let Some((last, before)) = path.split_last() else { return false };
     // The last schema on the path, and whether the last part of the path is a keyword of it.
-    let (mut value, mut holds) = (root, Holds::Schema);
+    let (mut value, mut holds) = (root, KeywordValue::Schema);
     for part in before {
         let next = match (&holds, &*value) {
-            (Holds::Schema, value) => value.get(part).map_or(Holds::Nothing, |inner| keywords::holds(part, inner)),
-            (Holds::List | Holds::Named, _) => Holds::Schema,
-            (Holds::Nothing, _) => return false,
+            (KeywordValue::Schema, value) => value.get(part).map_or(KeywordValue::Nothing, |inner| keywords::holds(part, inner)),
+            (KeywordValue::List | KeywordValue::Named, _) => KeywordValue::Schema,
+            (KeywordValue::Nothing, _) => return false,
         };
         let inner = match value {
             Value::Array(list) => part.parse().ok().and_then(|i: usize| list.get_mut(i)),
@@ -160,17 +160,17 @@ fn loosen(root: &mut Value, at: &str, depth_max: usize) -> bool {
         (value, holds) = (inner, next);
     }
     match (holds, value) {
-        (Holds::Schema, Value::Object(schema)) if schema.contains_key(last) => {
+        (KeywordValue::Schema, Value::Object(schema)) if schema.contains_key(last) => {
             // A property whose name was removed must not be refused as additional.
             let is_naming = last.ends_with("roperties");
             schema.retain(|word, _| word != last && !(is_naming && word == "additionalProperties"));
             true
         }
-        (Holds::Schema, schema) => drop_word(schema, last, depth_max) || replace(schema),
-        (Holds::List, Value::Array(list)) => {
+        (KeywordValue::Schema, schema) => drop_word(schema, last, depth_max) || replace(schema),
+        (KeywordValue::List, Value::Array(list)) => {
             last.parse().ok().and_then(|i: usize| list.get_mut(i)).is_some_and(replace)
         }
-        (Holds::Named, Value::Object(named)) => named.get_mut(last).is_some_and(replace),
+        (KeywordValue::Named, Value::Object(named)) => named.get_mut(last).is_some_and(replace),
         _ => false,
     }
 }

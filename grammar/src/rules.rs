@@ -1,15 +1,15 @@
 //! Context-free rules over sets of texts: made by a part that knows what they mean, written as Lark. Rules that no
 //! text can satisfy are cut, so that a matcher never runs into one.
 
-use crate::words::Words;
+use crate::words::TextSet;
 use std::collections::HashMap;
 use std::fmt::Write;
 
-pub(crate) type Rule = usize;
+pub(crate) type RuleIdx = usize;
 
 #[derive(Clone, Debug)]
 pub(crate) enum Symbol {
-    Rule(Rule),
+    Rule(RuleIdx),
     /// One of the sets, by its number.
     Words(usize),
     /// A rule that is defined elsewhere.
@@ -32,23 +32,23 @@ pub(crate) struct Rules {
 }
 
 impl Rules {
-    pub(crate) fn reserve(&mut self) -> Rule {
+    pub(crate) fn reserve(&mut self) -> RuleIdx {
         self.rules.push(Vec::new());
         self.rules.len() - 1
     }
 
-    pub(crate) fn define(&mut self, rule: Rule, alternatives: Vec<Vec<Symbol>>) {
+    pub(crate) fn define(&mut self, rule: RuleIdx, alternatives: Vec<Vec<Symbol>>) {
         self.n_symbols += alternatives.iter().map(Vec::len).sum::<usize>();
         self.rules[rule] = alternatives;
     }
 
-    pub(crate) fn add(&mut self, alternatives: Vec<Vec<Symbol>>) -> Rule {
+    pub(crate) fn add(&mut self, alternatives: Vec<Vec<Symbol>>) -> RuleIdx {
         let rule = self.reserve();
         self.define(rule, alternatives);
         rule
     }
 
-    pub(crate) fn words(&mut self, words: &Words) -> Symbol {
+    pub(crate) fn words(&mut self, words: &TextSet) -> Symbol {
         let text = words.lark();
         let n = self.words.len();
         let index = *self.known.entry(text).or_insert_with_key(|text| {
@@ -64,7 +64,7 @@ impl Rules {
     }
 
     /// As Lark, with names that begin with `prefix`; none if no text satisfies `start`.
-    pub(crate) fn write(&self, start: Rule, prefix: &str, out: &mut String) -> Option<()> {
+    pub(crate) fn write(&self, start: RuleIdx, prefix: &str, out: &mut String) -> Option<()> {
         let can = self.satisfiable();
         if !can[start] {
             return None;
@@ -121,7 +121,7 @@ impl Rules {
     /// Which rules some text satisfies: those with an alternative whose parts all are, found from the leaves up.
     fn satisfiable(&self) -> Vec<bool> {
         let mut can = vec![false; self.rules.len()];
-        let mut waits: Vec<Vec<Rule>> = vec![Vec::new(); self.rules.len()];
+        let mut waits: Vec<Vec<RuleIdx>> = vec![Vec::new(); self.rules.len()];
         for (rule, alternatives) in self.rules.iter().enumerate() {
             for alternative in alternatives {
                 note_all(alternative, &mut |symbol| {
@@ -131,7 +131,7 @@ impl Rules {
                 });
             }
         }
-        let mut left: Vec<Rule> = (0..self.rules.len()).collect();
+        let mut left: Vec<RuleIdx> = (0..self.rules.len()).collect();
         while let Some(rule) = left.pop() {
             if !can[rule] && self.rules[rule].iter().any(|parts| all(parts, &can)) {
                 can[rule] = true;

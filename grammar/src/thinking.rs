@@ -73,22 +73,22 @@ pub(crate) fn split(description: &str) -> Option<(Option<ThinkingBudget>, &str)>
 
 /// The progress of one answer in its thought.
 #[derive(Clone, Debug)]
-pub(crate) struct Thinking {
+pub(crate) struct ThinkingProgress {
     budget: ThinkingBudget,
     /// The tokens that spell the closing text.
     closing: Vec<Token>,
     /// The tokens taken, so that some of them can be taken back.
     tokens: Vec<Token>,
-    now: Now,
+    now: ThinkingState,
     /// The state before each of the last tokens: as many as a rejected draft takes back.
-    before: VecDeque<Now>,
+    before: VecDeque<ThinkingState>,
 }
 
 const BEFORE_MAX: usize = 64;
 
 #[derive(Clone, Debug, Default)]
-struct Now {
-    at: At,
+struct ThinkingState {
+    at: ThinkingPhase,
     /// The end of the text, which may be the start of a marker or a part of a character.
     tail: Vec<u8>,
     n_thought: u32,
@@ -97,24 +97,24 @@ struct Now {
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum At {
+enum ThinkingPhase {
     #[default]
     Before,
     Inside,
     Behind,
 }
 
-impl Thinking {
+impl ThinkingProgress {
     /// None where the vocabulary cannot spell the closing text.
-    pub fn new(budget: ThinkingBudget, vocabulary: &Vocabulary) -> Option<Thinking> {
+    pub fn new(budget: ThinkingBudget, vocabulary: &Vocabulary) -> Option<ThinkingProgress> {
         let closing = vocabulary.spelled(budget.closes.first()?)?;
-        let now = Now::start(&budget);
-        Some(Thinking { budget, closing, tokens: Vec::new(), now, before: VecDeque::new() })
+        let now = ThinkingState::start(&budget);
+        Some(ThinkingProgress { budget, closing, tokens: Vec::new(), now, before: VecDeque::new() })
     }
 
     /// Returns the one token that may come next, once the budget is used up.
     pub fn forced(&self) -> Option<Token> {
-        let is_used = self.now.at == At::Inside && self.now.n_thought >= self.budget.tokens_max;
+        let is_used = self.now.at == ThinkingPhase::Inside && self.now.n_thought >= self.budget.tokens_max;
         let is_forced = is_used && (self.now.n_closing > 0 || !ends_within_a_character(&self.now.tail));
         is_forced.then(|| self.closing.get(self.now.n_closing).copied()).flatten()
     }
@@ -127,7 +127,7 @@ impl Thinking {
         self.before.push_back(self.now.clone());
         self.tokens.push(token);
         self.now.n_closing = if forced == Some(token) { self.now.n_closing + 1 } else { 0 };
-        self.now.n_thought += u32::from(self.now.at == At::Inside);
+        self.now.n_thought += u32::from(self.now.at == ThinkingPhase::Inside);
         let is_marker = |text: &[u8]| {
             let texts = self.budget.opens.iter().chain(&self.budget.closes);
             texts.into_iter().any(|marker| contains(marker.as_bytes(), text))
@@ -152,30 +152,30 @@ impl Thinking {
         let mut tokens = std::mem::take(&mut self.tokens);
         tokens.truncate(tokens.len().saturating_sub(n));
         self.before.clear();
-        self.now = Now::start(&self.budget);
+        self.now = ThinkingState::start(&self.budget);
         tokens.into_iter().for_each(|token| self.take(token, vocabulary));
     }
 }
 
-impl Now {
-    fn start(budget: &ThinkingBudget) -> Now {
-        Now { at: if budget.is_open { At::Inside } else { At::Before }, ..Now::default() }
+impl ThinkingState {
+    fn start(budget: &ThinkingBudget) -> ThinkingState {
+        ThinkingState { at: if budget.is_open { ThinkingPhase::Inside } else { ThinkingPhase::Before }, ..ThinkingState::default() }
     }
 
     /// Reads a marker. Returns whether another may follow.
     fn advance(&mut self, budget: &ThinkingBudget) -> bool {
         match self.at {
-            At::Behind => self.tail.clear(),
-            At::Before if !budget.repeats => return self.begins(budget),
-            At::Before => {
+            ThinkingPhase::Behind => self.tail.clear(),
+            ThinkingPhase::Before if !budget.repeats => return self.begins(budget),
+            ThinkingPhase::Before => {
                 if self.reads(&budget.opens) {
-                    self.at = At::Inside;
+                    self.at = ThinkingPhase::Inside;
                     return true;
                 }
             }
-            At::Inside => {
+            ThinkingPhase::Inside => {
                 if self.reads(&budget.closes) {
-                    self.at = if budget.repeats { At::Before } else { At::Behind };
+                    self.at = if budget.repeats { ThinkingPhase::Before } else { ThinkingPhase::Behind };
                     self.n_closing = 0;
                     return true;
                 }
@@ -191,11 +191,11 @@ impl Now {
         let opened = budget.opens.iter().find(|open| self.tail.starts_with(open.as_bytes()));
         if let Some(open) = opened {
             self.tail.drain(..open.len());
-            self.at = At::Inside;
+            self.at = ThinkingPhase::Inside;
             return true;
         }
         if !budget.opens.iter().any(|open| open.as_bytes().starts_with(&self.tail)) {
-            self.at = At::Behind;
+            self.at = ThinkingPhase::Behind;
         }
         false
     }

@@ -12,9 +12,9 @@ use types::Token;
 
 /// A model's tokens as bytes, shared by all matchers of the model.
 #[derive(Clone)]
-pub struct Vocabulary(Arc<Words>);
+pub struct Vocabulary(Arc<VocabularyData>);
 
-struct Words {
+struct VocabularyData {
     factory: ParserFactory,
     ends: Vec<Token>,
     specials: HashMap<Vec<u8>, Token>,
@@ -71,7 +71,7 @@ impl Vocabulary {
         words.resize(n_vocab, Vec::new());
         let factory = factory(&words, first_end, ends)?;
         let hash = hasher.hash(n_vocab, ends);
-        Ok(Vocabulary(Arc::new(Words { factory, ends: ends.to_vec(), specials, n_vocab, hash })))
+        Ok(Vocabulary(Arc::new(VocabularyData { factory, ends: ends.to_vec(), specials, n_vocab, hash })))
     }
 
     /// Returns the hash of a vocabulary of these tokens, for callers that make no masks.

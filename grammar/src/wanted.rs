@@ -4,7 +4,7 @@ use serde_json::Value;
 
 /// One kind of constraint, as a face read it from a request.
 #[derive(Clone, Debug, PartialEq)]
-pub enum WantedGrammar {
+pub enum GrammarSpec {
     /// Any JSON object.
     JsonObject,
     /// JSON that a schema accepts. The whole schema is enforced, or refused by name.

@@ -77,7 +77,7 @@ mod tests {
     use types::DeviceClass;
 
     #[test]
-    fn words_that_nobody_knows_are_refused_by_the_fields_name() {
+    fn unknown_words_are_refused_with_the_field_name() {
         let assign = |activations: &str, kv_dtype: &str, numerics: &str| wire::Assign {
             activations: activations.into(),
             kv_dtype: kv_dtype.into(),

@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn details_are_told_in_google_s_messages() {
+    fn details_are_encoded_as_google_rpc_messages() {
         assert!(status_details(3, "no", &[]).is_empty());
         let all = [
             StatusDetail::Field { name: "top_p", message: "is too large" },

@@ -39,7 +39,7 @@ pub use assign::policy_digest;
 pub use details::{StatusDetail, status_details};
 pub use malformed::Malformed;
 pub use protocol::{NEWEST, NoCommonProtocol, OLDEST, Speaks, needed, since};
-pub use request::said;
+pub use request::stream_key;
 pub use step::{decode_step, decode_traced_step, encode_step, encode_traced_step};
 
 /// Every message of every service, for gRPC reflection.

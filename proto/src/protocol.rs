@@ -31,7 +31,7 @@ pub mod since {
 
 /// Returns the protocol that this request's features need.
 pub fn needed(request: &types::Request) -> u32 {
-    let names_tokens = !request.sampling.told.is_empty();
+    let names_tokens = !request.sampling.logprob_token_ids.is_empty();
     let by = [
         (request.grammar.is_some(), since::GRAMMARS),
         (request.cache_apart, since::APART),

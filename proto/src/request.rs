@@ -50,7 +50,7 @@ impl wire::Request {
 }
 
 /// The fields of a request that its stream is a function of, and no others: the same bytes for the same stream.
-pub fn said(request: &Request) -> Vec<u8> {
+pub fn stream_key(request: &Request) -> Vec<u8> {
     let request =
         wire::Request { id: 0, output: Vec::new(), predicted: Vec::new(), priority: 0, weight: 0, ..request.into() };
     request.encode_to_vec()
@@ -61,7 +61,7 @@ impl TryFrom<wire::Request> for Request {
     type Error = Malformed;
 
     fn try_from(request: wire::Request) -> Result<Self, Malformed> {
-        served(&request)?;
+        check_supported(&request)?;
         let priority = i8::try_from(request.priority).map_err(|_| out_of_range("priority", request.priority))?;
         Ok(Request {
             id: RequestId(request.id),
@@ -83,9 +83,9 @@ impl TryFrom<wire::Request> for Request {
 }
 
 /// Refuses by name what the wire can express and nothing serves yet.
-fn served(request: &wire::Request) -> Result<(), Malformed> {
-    let said = [(request.adapter.is_some(), "adapter"), (!request.spans.is_empty(), "spans")];
-    let unserved = said.into_iter().find(|(is_said, _)| *is_said);
+fn check_supported(request: &wire::Request) -> Result<(), Malformed> {
+    let unsupported = [(request.adapter.is_some(), "adapter"), (!request.spans.is_empty(), "spans")];
+    let unserved = unsupported.into_iter().find(|(is_set, _)| *is_set);
     unserved.map_or(Ok(()), |(_, what)| Err(Unsupported(what).into()))
 }
 

@@ -7,7 +7,7 @@ impl cluster::Output {
     /// Sets why no more of its prompt was reused, as far as the client may know.
     #[must_use]
     pub fn with_reuse(self, reuse: Reuse) -> Self {
-        let reuse_end = reuse.ended.map_or(0, |ended| ended.told() as i32 + 1);
+        let reuse_end = reuse.ended.map_or(0, |ended| ended.for_client() as i32 + 1);
         cluster::Output { reuse_end, reuse_position: reuse.position, ..self }
     }
 
@@ -43,7 +43,7 @@ mod tests {
         for ended in ReuseEnd::ALL {
             let reuse = Reuse { ended: Some(ended), position: 48 };
             let output = cluster::Output::default().with_reuse(reuse);
-            assert_eq!(output.reuse(), Reuse { ended: Some(ended.told()), ..reuse });
+            assert_eq!(output.reuse(), Reuse { ended: Some(ended.for_client()), ..reuse });
             let usage = v1::Usage::default().with_reuse(reuse);
             assert_eq!(usage.reuse(), reuse);
             let word = format!("REUSE_END_{}", ended.name().to_uppercase());

@@ -7,7 +7,7 @@
 #![allow(unsafe_code, reason = "a global allocator is unsafe to implement; this one counts and passes on")]
 
 use proto::cluster::Cached;
-use router::board::pick::{PickPolicy, Standing, VersionId, Wish};
+use router::board::pick::{PickPolicy, Standing, VersionId, PickInfo};
 use router::board::{ChoiceBuffers, ReplicaFacts, ReplicaTable, Salt, names};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -51,12 +51,12 @@ fn board(prompt: &[u64], shared: usize) -> ReplicaTable {
     let mut board = ReplicaTable::default();
     for place in 0..N_REPLICAS {
         let ledger = board.ledger();
-        board.sit(place, ledger);
+        board.add_replica(place, ledger);
         let digest = PolicyDigest::default();
         let (standing, version, id) = (Standing::Ready, VersionId::default(), name(place as u64));
         let facts =
             ReplicaFacts { standing, digest, version, context: 1 << 17, room: u32::MAX, salt: SALT, id, protocol: 1 };
-        board.show(place, &facts);
+        board.update_facts(place, &facts);
         let n_known = match place {
             500 => prompt.len(),
             200 | 400 | 600 => shared.max(300),
@@ -64,7 +64,7 @@ fn board(prompt: &[u64], shared: usize) -> ReplicaTable {
         };
         let first = place as u64 * N_OWN;
         let added = (first..first + N_OWN).map(name).chain(prompt[..n_known].iter().copied()).collect();
-        board.hear(place, &Cached { sequence: 1, anew: true, added, dropped: Vec::new() }).unwrap();
+        board.apply_report(place, &Cached { sequence: 1, anew: true, added, dropped: Vec::new() }).unwrap();
     }
     board
 }
@@ -91,24 +91,24 @@ fn measure(what: &str, mut choose: impl FnMut(u64) -> Option<usize>) {
 fn main() {
     let prompt: Vec<Token> = (0..N_PROMPT).collect();
     let known: Vec<u64> = names(&prompt, TenantId(0).into(), &PolicyDigest::default(), &SALT).collect();
-    let wish = |n_before| Wish { n_prompt: N_PROMPT, session: Some(7), n_before, version: None, protocol: 1 };
+    let info = |n_before| PickInfo { n_prompt: N_PROMPT, session: Some(7), n_before, version: None, protocol: 1 };
     println!("{:<44} {:>11} {:>11}", "choice", "median", "p99");
     for (what, shared) in [("64 blocks are at all", 64), ("all blocks are at all", known.len())] {
         let (board, mut scratch) = (board(&known, shared), ChoiceBuffers::default());
         measure(&format!("prefix, {what}, names known"), |round| {
             let names = |_: &PolicyDigest, _: &Salt| known.iter().copied();
-            board.choose(PickPolicy::Prefix, &wish(round), Some(names), &mut scratch).map(|chosen| chosen.place)
+            board.choose(PickPolicy::Prefix, &info(round), Some(names), &mut scratch).map(|chosen| chosen.place)
         });
         measure(&format!("prefix, {what}, named on the way"), |round| {
             let names = |digest: &PolicyDigest, salt: &Salt| names(&prompt, TenantId(0).into(), digest, salt);
-            board.choose(PickPolicy::Prefix, &wish(round), Some(names), &mut scratch).map(|chosen| chosen.place)
+            board.choose(PickPolicy::Prefix, &info(round), Some(names), &mut scratch).map(|chosen| chosen.place)
         });
     }
     let (board, mut scratch) = (board(&known, 0), ChoiceBuffers::default());
     for policy in [PickPolicy::LeastWork, PickPolicy::PowerOfTwo, PickPolicy::RoundRobin, PickPolicy::Affinity] {
         measure(&format!("{policy:?}"), |round| {
             let names = |_: &PolicyDigest, _: &Salt| known.iter().copied();
-            board.choose(policy, &wish(round), Some(names), &mut scratch).map(|chosen| chosen.place)
+            board.choose(policy, &info(round), Some(names), &mut scratch).map(|chosen| chosen.place)
         });
     }
 }

@@ -42,7 +42,7 @@ pub struct Config {
     /// The key that all routers of the cluster share, so that they can resume each other's streams.
     pub resume_key: ResumeKey,
     /// Pages that are switched off.
-    pub pages_off: PagesOff,
+    pub pages_off: DisabledPages,
     /// Words that lists of models show beside the first model. They have no meaning for this server.
     pub tags: Vec<String>,
     /// Whether an answer reports how long it took, in the form of vLLM's servers.
@@ -59,7 +59,7 @@ pub struct Config {
 
 /// Optional pages for operators and other people.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PagesOff {
+pub struct DisabledPages {
     pub metrics: bool,
     pub slots: bool,
     pub ui: bool,
@@ -246,7 +246,7 @@ impl Default for Config {
             record: None,
             audit: 0.0,
             resume_key: ResumeKey::of(&[]),
-            pages_off: PagesOff::default(),
+            pages_off: DisabledPages::default(),
             tags: Vec::new(),
             metrics: Arc::new(String::new),
             text_files: None,

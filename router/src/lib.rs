@@ -17,7 +17,7 @@ mod refusal;
 mod replicas;
 
 pub use board::pick::PickPolicy;
-pub use config::{Config, PagesOff, ReadTextFiles, Render, RouterLimits, Timeouts};
+pub use config::{Config, DisabledPages, ReadTextFiles, Render, RouterLimits, Timeouts};
 pub use faces::health::LIVE;
 pub use faces::http::known::{Endpoint, KNOWN_FIELDS, KnownField, NeutralValues};
 pub use faces::{Error, HttpListeners};
@@ -85,7 +85,7 @@ fn serve_listeners(
         let grpc = async {
             let connections = match tls {
                 None => wire::tcp_incoming(grpc),
-                Some(tls) => wire::clients(grpc, tls, wire::Spoken::Grpc),
+                Some(tls) => wire::clients(grpc, tls, wire::AlpnProtocol::Grpc),
             };
             faces::grpc_server::serve(front, connections, draining, end).await
         };

@@ -133,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lengths_say_what_they_are() {
+    fn lengths_display_as_they_are_parsed() {
         for text in ["128", "uniform:64..256", "normal:128,32", "lognormal:512,256"] {
             assert_eq!(text.parse::<Lengths>().unwrap().to_string(), text);
         }
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn arrivals_have_the_rate_that_was_asked() {
+    fn arrivals_have_the_requested_rate() {
         let mut random = Random::new(7);
         let mean = (0..20_000).map(|_| random.exponential(4.0)).sum::<f64>() / 20_000.0;
         assert!((mean - 0.25).abs() < 0.01, "{mean}");

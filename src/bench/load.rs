@@ -2,7 +2,7 @@
 //! waits.
 
 use super::lengths::Random;
-use super::stream::{Server, Timed, Wanted};
+use super::stream::{Server, RequestTiming, BenchRequest};
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::{Mutex, PoisonError, mpsc};
@@ -17,11 +17,11 @@ pub enum Arrivals {
 }
 
 pub enum RequestOutcome {
-    Answered(Timed),
+    Answered(RequestTiming),
     Failed(String),
 }
 
-pub struct Measured {
+pub struct LoadResult {
     pub outcomes: Vec<RequestOutcome>,
     /// From the sending of the first request to the end of the last answer.
     pub took: Duration,
@@ -29,35 +29,35 @@ pub struct Measured {
 
 pub fn run(
     server: &Server,
-    wanted: &[Wanted],
+    requests: &[BenchRequest],
     arrivals: &Arrivals,
     random: &mut Random,
     ended: &(dyn Fn(&RequestOutcome) + Sync),
-) -> Measured {
+) -> LoadResult {
     let begun = Instant::now();
     let outcomes = match *arrivals {
-        Arrivals::Closed { concurrency } => closed(server, wanted, concurrency, ended),
+        Arrivals::Closed { concurrency } => closed(server, requests, concurrency, ended),
         Arrivals::Open { rate, open_max } => {
-            open(server, wanted, &schedule(wanted.len(), rate, random), open_max, ended)
+            open(server, requests, &schedule(requests.len(), rate, random), open_max, ended)
         }
     };
-    Measured { outcomes, took: begun.elapsed() }
+    LoadResult { outcomes, took: begun.elapsed() }
 }
 
 fn closed(
     server: &Server,
-    wanted: &[Wanted],
+    requests: &[BenchRequest],
     concurrency: usize,
     ended: &(dyn Fn(&RequestOutcome) + Sync),
 ) -> Vec<RequestOutcome> {
-    let queue = Mutex::new(wanted.iter().collect::<VecDeque<_>>());
+    let queue = Mutex::new(requests.iter().collect::<VecDeque<_>>());
     let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
     let client = || {
-        let answers = std::iter::from_fn(|| next().map(|wanted| ask(server, wanted, ended)));
+        let answers = std::iter::from_fn(|| next().map(|request| run_request(server, request, ended)));
         answers.collect::<Vec<_>>()
     };
     thread::scope(|scope| {
-        let clients: Vec<_> = (0..concurrency.min(wanted.len())).map(|_| scope.spawn(client)).collect();
+        let clients: Vec<_> = (0..concurrency.min(requests.len())).map(|_| scope.spawn(client)).collect();
         let panicked = |_| vec![RequestOutcome::Failed("its thread panicked".into())];
         clients.into_iter().flat_map(|client| client.join().unwrap_or_else(panicked)).collect()
     })
@@ -77,22 +77,22 @@ fn schedule(n: usize, rate: f64, random: &mut Random) -> Vec<Duration> {
 
 fn open(
     server: &Server,
-    wanted: &[Wanted],
+    requests: &[BenchRequest],
     schedule: &[Duration],
     open_max: usize,
     ended: &(dyn Fn(&RequestOutcome) + Sync),
 ) -> Vec<RequestOutcome> {
-    let (sender, outcomes) = mpsc::sync_channel(wanted.len().max(1));
+    let (sender, outcomes) = mpsc::sync_channel(requests.len().max(1));
     let begun = Instant::now();
     thread::scope(|scope| {
         let mut under_way: Vec<thread::ScopedJoinHandle<'_, ()>> = Vec::new();
-        for (wanted, at) in wanted.iter().zip(schedule) {
+        for (request, at) in requests.iter().zip(schedule) {
             thread::sleep(at.saturating_sub(begun.elapsed()));
             under_way.retain(|client| !client.is_finished());
             let sender = sender.clone();
             if under_way.len() < open_max {
                 // The channel has room for all and its receiver outlives the scope.
-                under_way.push(scope.spawn(move || drop(sender.send(ask(server, wanted, ended)))));
+                under_way.push(scope.spawn(move || drop(sender.send(run_request(server, request, ended)))));
             } else {
                 drop(sender.send(RequestOutcome::Failed(format!("{open_max} requests are under way"))));
             }
@@ -102,8 +102,8 @@ fn open(
     outcomes.into_iter().collect()
 }
 
-fn ask(server: &Server, wanted: &Wanted, ended: &(dyn Fn(&RequestOutcome) + Sync)) -> RequestOutcome {
-    let outcome = match server.ask(wanted) {
+fn run_request(server: &Server, request: &BenchRequest, ended: &(dyn Fn(&RequestOutcome) + Sync)) -> RequestOutcome {
+    let outcome = match server.request_completion(request) {
         Ok(timed) => RequestOutcome::Answered(timed),
         Err(why) => RequestOutcome::Failed(format!("{why:#}")),
     };

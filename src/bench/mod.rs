@@ -16,10 +16,10 @@ use load::{Arrivals, RequestOutcome};
 use report::{LoadMachine, Report, Run};
 use std::path::PathBuf;
 use std::time::Duration;
-use stream::{Server, Wanted};
+use stream::{Server, BenchRequest};
 
 #[derive(Args)]
-pub struct Options {
+pub struct BenchOptions {
     /// URL of the server, without /v1
     #[arg(long, default_value = "http://127.0.0.1:8000")]
     pub url: String,
@@ -69,18 +69,18 @@ pub struct Options {
 /// Each open request is a thread of this process.
 const OPEN_MAX: usize = 4096;
 
-pub fn run(options: &Options) -> anyhow::Result<()> {
+pub fn run(options: &BenchOptions) -> anyhow::Result<()> {
     let server = server(options)?;
     let mut random = Random::new(options.seed);
     let prefix = lengths::words(options.shared_prefix, &mut random);
-    let warm_up = wanted(options, options.warm_up, &prefix, &mut random);
+    let warm_up = draw_requests(options, options.warm_up, &prefix, &mut random);
     load::run(&server, &warm_up, &Arrivals::Closed { concurrency: 1 }, &mut random, &|_| {});
 
     let mut runs = Vec::new();
     for arrivals in arrivals(options)? {
-        let wanted = wanted(options, options.requests, &prefix, &mut random);
-        let bar = bar(&arrivals, wanted.len());
-        let measured = load::run(&server, &wanted, &arrivals, &mut random, &|outcome| step(&bar, outcome));
+        let requests = draw_requests(options, options.requests, &prefix, &mut random);
+        let bar = bar(&arrivals, requests.len());
+        let measured = load::run(&server, &requests, &arrivals, &mut random, &|outcome| step(&bar, outcome));
         bar.finish_and_clear();
         let run = Run::of(&arrivals, &measured);
         eprintln!("{}", run.summary());
@@ -106,7 +106,7 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn server(options: &Options) -> anyhow::Result<Server> {
+fn server(options: &BenchOptions) -> anyhow::Result<Server> {
     let key = match &options.api_key_file {
         None => None,
         Some(path) => {
@@ -119,7 +119,7 @@ fn server(options: &Options) -> anyhow::Result<Server> {
     Server::find(&options.url, options.model.as_deref(), key, options.trust.agent(config)?)
 }
 
-fn arrivals(options: &Options) -> anyhow::Result<Vec<Arrivals>> {
+fn arrivals(options: &BenchOptions) -> anyhow::Result<Vec<Arrivals>> {
     let is_rate = |rate: &f64| rate.is_finite() && *rate > 0.0;
     ensure!(options.rate.iter().all(is_rate), "a rate is a positive number of requests a second");
     let within = |n: &usize| (1..=OPEN_MAX).contains(n);
@@ -129,17 +129,17 @@ fn arrivals(options: &Options) -> anyhow::Result<Vec<Arrivals>> {
     Ok(if options.rate.is_empty() { closed.collect() } else { open.collect() })
 }
 
-fn wanted(options: &Options, n: usize, prefix: &str, random: &mut Random) -> Vec<Wanted> {
-    let one = |_| {
+fn draw_requests(options: &BenchOptions, n: usize, prefix: &str, random: &mut Random) -> Vec<BenchRequest> {
+    let draw_request = |_| {
         let n_words = options.prompt.draw(random).saturating_sub(options.shared_prefix).max(1);
         let own = lengths::words(n_words, random);
-        Wanted {
+        BenchRequest {
             prompt: if prefix.is_empty() { own } else { format!("{prefix} {own}") },
             tokens_max: options.output.draw(random).max(1),
             stop_early: options.stop_early,
         }
     };
-    (0..n).map(one).collect()
+    (0..n).map(draw_request).collect()
 }
 
 fn bar(arrivals: &Arrivals, n: usize) -> ProgressBar {

@@ -1,7 +1,7 @@
 //! The figures of a run: percentiles, a table for people and JSON for programs.
 
-use super::load::{Arrivals, Measured, RequestOutcome};
-use super::stream::Timed;
+use super::load::{Arrivals, LoadResult, RequestOutcome};
+use super::stream::RequestTiming;
 use serde::Serialize;
 use std::fmt;
 use std::time::Duration;
@@ -68,8 +68,8 @@ impl Spread {
 }
 
 impl Run {
-    pub fn of(arrivals: &Arrivals, measured: &Measured) -> Run {
-        let answered: Vec<&Timed> = measured
+    pub fn of(arrivals: &Arrivals, measured: &LoadResult) -> Run {
+        let answered: Vec<&RequestTiming> = measured
             .outcomes
             .iter()
             .filter_map(|outcome| match outcome {
@@ -77,7 +77,7 @@ impl Run {
                 RequestOutcome::Failed(_) => None,
             })
             .collect();
-        let sum = |of: fn(&Timed) -> u64| answered.iter().map(|timed| of(timed)).sum::<u64>();
+        let sum = |of: fn(&RequestTiming) -> u64| answered.iter().map(|timed| of(timed)).sum::<u64>();
         let seconds = measured.took.as_secs_f64();
         let output_tokens = sum(|timed| timed.output_tokens);
         Run {
@@ -152,9 +152,9 @@ mod tests {
 
     #[test]
     fn a_run_counts_what_failed_apart() {
-        let timed = Timed { pieces: vec![Duration::from_millis(5)], output_tokens: 4, ..Timed::default() };
+        let timed = RequestTiming { pieces: vec![Duration::from_millis(5)], output_tokens: 4, ..RequestTiming::default() };
         let outcomes = vec![RequestOutcome::Answered(timed), RequestOutcome::Failed("no".into())];
-        let run = Run::of(&Arrivals::Closed { concurrency: 2 }, &Measured { outcomes, took: Duration::from_secs(2) });
+        let run = Run::of(&Arrivals::Closed { concurrency: 2 }, &LoadResult { outcomes, took: Duration::from_secs(2) });
         assert_eq!((run.n_answered, run.n_failed, run.output_tokens), (1, 1, 4));
         assert!((run.output_tokens_per_s - 2.0).abs() < 1e-9);
     }

@@ -14,7 +14,7 @@ pub struct Server {
 }
 
 /// The request to the server.
-pub struct Wanted {
+pub struct BenchRequest {
     pub prompt: String,
     pub tokens_max: usize,
     pub stop_early: bool,
@@ -22,7 +22,7 @@ pub struct Wanted {
 
 /// The arrival times of an answer's pieces, from the moment of sending.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Timed {
+pub struct RequestTiming {
     /// Times of events that carried text.
     pub pieces: Vec<Duration>,
     pub whole: Duration,
@@ -59,10 +59,10 @@ impl Server {
         first.map(str::to_owned).ok_or_else(|| anyhow!("{url} lists no model: name one with --model"))
     }
 
-    pub fn ask(&self, wanted: &Wanted) -> anyhow::Result<Timed> {
+    pub fn request_completion(&self, bench_request: &BenchRequest) -> anyhow::Result<RequestTiming> {
         let body = json!({
-            "model": self.model, "prompt": wanted.prompt, "max_tokens": wanted.tokens_max, "temperature": 0,
-            "ignore_eos": !wanted.stop_early, "stream": true, "stream_options": { "include_usage": true },
+            "model": self.model, "prompt": bench_request.prompt, "max_tokens": bench_request.tokens_max, "temperature": 0,
+            "ignore_eos": !bench_request.stop_early, "stream": true, "stream_options": { "include_usage": true },
         });
         let mut request = self.agent.post(format!("{}/v1/completions", self.url));
         if let Some(key) = &self.key {
@@ -81,8 +81,8 @@ impl Server {
     }
 }
 
-fn read_events(reader: &mut impl BufRead, elapsed: impl Fn() -> Duration) -> anyhow::Result<Timed> {
-    let mut timed = Timed::default();
+fn read_events(reader: &mut impl BufRead, elapsed: impl Fn() -> Duration) -> anyhow::Result<RequestTiming> {
+    let mut timed = RequestTiming::default();
     let mut line = String::new();
     loop {
         line.clear();
@@ -99,7 +99,7 @@ fn read_events(reader: &mut impl BufRead, elapsed: impl Fn() -> Duration) -> any
     }
 }
 
-impl Timed {
+impl RequestTiming {
     fn take(&mut self, event: &str, elapsed: impl Fn() -> Duration) -> anyhow::Result<()> {
         let event: Value = serde_json::from_str(event).with_context(|| format!("no JSON in {event:?}"))?;
         if !event["error"].is_null() {
@@ -118,7 +118,7 @@ impl Timed {
         Ok(())
     }
 
-    fn checked(mut self) -> anyhow::Result<Timed> {
+    fn checked(mut self) -> anyhow::Result<RequestTiming> {
         if self.pieces.is_empty() {
             bail!("the answer holds no text");
         }
@@ -151,7 +151,7 @@ mod tests {
     use super::*;
     use std::cell::Cell;
 
-    fn read(text: &str) -> anyhow::Result<Timed> {
+    fn read(text: &str) -> anyhow::Result<RequestTiming> {
         let at = Cell::new(0);
         read_events(&mut text.as_bytes(), || {
             at.set(at.get() + 10);

@@ -3,7 +3,7 @@
 use super::ask::{ASSISTANT, Dialogue, USER, message};
 use super::progress::ProgressLine;
 use super::quiet::columns;
-use super::wrap::Wrapped;
+use super::wrap::LineWrapper;
 use crate::out;
 use anyhow::{Context, anyhow, bail};
 use proto::v1;
@@ -36,29 +36,29 @@ impl AnswerFigures {
 /// Streams one answer to stdout, and adds it to the conversation.
 pub async fn answer(
     client: &mut InferenceClient<Channel>,
-    ask: &mut Dialogue,
+    dialogue: &mut Dialogue,
     prompt: &str,
 ) -> anyhow::Result<AnswerFigures> {
-    ask.messages.push(message(USER, prompt));
-    let chat = || v1::Chat { messages: ask.messages.clone(), ..v1::Chat::default() };
+    dialogue.messages.push(message(USER, prompt));
+    let chat = || v1::Chat { messages: dialogue.messages.clone(), ..v1::Chat::default() };
     let request = v1::GenerateRequest {
-        input: Some(if ask.raw { Input::Text(prompt.to_owned()) } else { Input::Chat(chat()) }),
-        sampling: Some(ask.sampling.clone()),
+        input: Some(if dialogue.raw { Input::Text(prompt.to_owned()) } else { Input::Chat(chat()) }),
+        sampling: Some(dialogue.sampling.clone()),
         progress: true,
         ..v1::GenerateRequest::default()
     };
-    let asked = Instant::now();
+    let started = Instant::now();
     let mut progress = ProgressLine::default();
     let mut replies = client.generate(request).await.map_err(refused)?.into_inner();
-    ask.messages.push(message(ASSISTANT, ""));
-    let (mut first_token, mut terminal) = (None, Wrapped::default());
+    dialogue.messages.push(message(ASSISTANT, ""));
+    let (mut first_token, mut terminal) = (None, LineWrapper::default());
     while let Some(reply) = replies.message().await.map_err(refused)? {
         match reply.event.context("a reply without an event")? {
             Event::Started(_) | Event::PromptLogprobs(_) => {}
             Event::PromptProgress(prompt) => progress.show(&prompt),
             Event::Delta(delta) => {
                 progress.clear();
-                first_token.get_or_insert_with(|| asked.elapsed());
+                first_token.get_or_insert_with(|| started.elapsed());
                 // Thoughts go to stderr, so that a pipe on stdout receives the answer alone.
                 match std::io::stderr().is_terminal() {
                     true => eprint!("{}", terminal.push(&delta.reasoning, columns().unwrap_or(usize::MAX))),
@@ -66,18 +66,18 @@ pub async fn answer(
                 }
                 show(&mut terminal, &delta.text)?;
                 // The text is stored at once, because the answer may be stopped.
-                if let Some(said) = ask.messages.last_mut() {
-                    said.content.push_str(&delta.text);
+                if let Some(last_message) = dialogue.messages.last_mut() {
+                    last_message.content.push_str(&delta.text);
                 }
             }
             Event::Finished(finished) => {
                 progress.clear();
                 out::print("\n")?;
-                let first_token = first_token.unwrap_or_else(|| asked.elapsed());
+                let first_token = first_token.unwrap_or_else(|| started.elapsed());
                 let n_tokens = finished.usage.map_or(0, |usage| usage.completion_tokens);
                 let is_cut = finished.reason() == Reason::Length;
-                let fills_context = is_cut && ask.sampling.max_tokens.is_none_or(|max| n_tokens < max);
-                return Ok(AnswerFigures { n_tokens, first_token, rest: asked.elapsed() - first_token, fills_context });
+                let fills_context = is_cut && dialogue.sampling.max_tokens.is_none_or(|max| n_tokens < max);
+                return Ok(AnswerFigures { n_tokens, first_token, rest: started.elapsed() - first_token, fills_context });
             }
         }
     }
@@ -89,7 +89,7 @@ fn refused(status: Status) -> anyhow::Error {
 }
 
 /// Prints a part of the answer; in a pipe without any change.
-fn show(terminal: &mut Wrapped, text: &str) -> anyhow::Result<()> {
+fn show(terminal: &mut LineWrapper, text: &str) -> anyhow::Result<()> {
     match columns() {
         Some(columns) => out::print(&terminal.push(text, columns)),
         None => out::print(text),

@@ -2,8 +2,8 @@
 //! them. Has no knowledge of terminal or server.
 
 use super::RunCommand;
-use super::said::Typed;
-use super::saved::{Saved, place};
+use super::said::TypedInput;
+use super::saved::{SavedChat, place};
 use crate::out;
 use proto::v1;
 use std::path::Path;
@@ -41,33 +41,33 @@ impl Dialogue {
     }
 
     /// Carries out a command and returns the text to print. Conversations are kept in `chats`.
-    pub fn change(&mut self, said: Typed, model: &str, chats: &Path) -> String {
-        match said {
-            Typed::Wrong(why) => return format!("{why}\n"),
-            Typed::Show => return self.show(model),
-            Typed::Clear => self.messages.retain(|message| message.role == SYSTEM),
-            Typed::Set(setting) => setting.apply(&mut self.sampling),
-            Typed::System(text) => {
+    pub fn change(&mut self, input: TypedInput, model: &str, chats: &Path) -> String {
+        match input {
+            TypedInput::Wrong(why) => return format!("{why}\n"),
+            TypedInput::Show => return self.show(model),
+            TypedInput::Clear => self.messages.retain(|message| message.role == SYSTEM),
+            TypedInput::Set(setting) => setting.apply(&mut self.sampling),
+            TypedInput::System(text) => {
                 self.messages.retain(|message| message.role != SYSTEM);
                 let instructions = Some(text).filter(|text| !text.is_empty());
                 self.messages.splice(0..0, instructions.map(|text| message(SYSTEM, &text)));
             }
-            Typed::Save(name) => {
+            TypedInput::Save(name) => {
                 let path = place(&name, chats);
-                let saved = Saved::of(model, &self.messages, &self.sampling).write(&path);
+                let saved = SavedChat::of(model, &self.messages, &self.sampling).write(&path);
                 return saved.map_or_else(
                     |error| format!("{}\n", out::for_people(&error)),
                     |()| format!("saved as {}\n", path.display()),
                 );
             }
-            Typed::Load(name) => return self.load(&place(&name, chats)),
-            Typed::Help | Typed::Question(_) | Typed::Leave | Typed::Verbose(_) | Typed::Model(_) => {}
+            TypedInput::Load(name) => return self.load(&place(&name, chats)),
+            TypedInput::Help | TypedInput::Question(_) | TypedInput::Leave | TypedInput::Verbose(_) | TypedInput::Model(_) => {}
         }
         String::new()
     }
 
     fn load(&mut self, path: &Path) -> String {
-        match Saved::read(path) {
+        match SavedChat::read(path) {
             Ok(saved) => {
                 let held_with = format!("{} messages, held with {}\n", saved.messages.len(), saved.model);
                 (self.messages, self.sampling) = saved.opened();

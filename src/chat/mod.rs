@@ -23,7 +23,7 @@ use proto::v1;
 use proto::v1::inference_client::InferenceClient;
 use quiet::{Quiet, columns};
 use rustix::fs::FileType;
-use said::{Typed, TypedMessage};
+use said::{TypedInput, TypedMessage};
 use signals::{SignalWatch, Signals};
 use std::io::{IsTerminal, Read};
 use std::path::PathBuf;
@@ -68,17 +68,17 @@ pub struct RunCommand {
 impl RunCommand {
     /// Starts the roles on ports of their own, runs the client, and stops the roles. Starts again if the chat changes
     /// its model.
-    pub fn run(self, said: &ArgMatches) -> anyhow::Result<()> {
+    pub fn run(self, matches: &ArgMatches) -> anyhow::Result<()> {
         // The model of a chat may have to be fetched first.
         let quiet = if self.prompt.is_empty() { Quiet::begin() } else { None };
         let watch = quiet.as_ref().map(Quiet::watch).transpose()?;
-        let Some(mut server) = PrivateServer::prepare(self.settings.clone(), &self.source, said)? else {
+        let Some(mut server) = PrivateServer::prepare(self.settings.clone(), &self.source, matches)? else {
             return Ok(());
         };
         if !self.prompt.is_empty() {
             let prompt = whole(&self.prompt.join(" "))?;
             return server
-                .serve_while(async |at| once(wire::tcp(&at.grpc.to_string())?, &self, &server, &prompt).await);
+                .serve_while(async |at| answer_once(wire::tcp(&at.grpc.to_string())?, &self, &server, &prompt).await);
         }
         // Without a home folder there is no history, and chats are saved in the working folder.
         let kept = hub::cache(&self.source.hub).ok();
@@ -88,8 +88,8 @@ impl RunCommand {
                 chat.load(wire::tcp(&at.grpc.to_string())?, &server).await?.hold(&server, &self.source).await
             })?;
             match left {
-                Left::ForGood => return Ok(()),
-                Left::ForModel(other) => server = *other,
+                ChatEnd::ForGood => return Ok(()),
+                ChatEnd::ForModel(other) => server = *other,
             }
         }
     }
@@ -138,7 +138,7 @@ async fn until_ready(client: &mut InferenceClient<Channel>, server: &PrivateServ
     bail!("the model was not ready in time")
 }
 
-async fn once(channel: Channel, run: &RunCommand, server: &PrivateServer, prompt: &str) -> anyhow::Result<()> {
+async fn answer_once(channel: Channel, run: &RunCommand, server: &PrivateServer, prompt: &str) -> anyhow::Result<()> {
     let mut client = InferenceClient::new(channel);
     until_ready(&mut client, server).await?;
     let spoken = answer(&mut client, &mut Dialogue::new(run), prompt).await?;
@@ -149,14 +149,14 @@ async fn once(channel: Channel, run: &RunCommand, server: &PrivateServer, prompt
 }
 
 /// Why a chat does not go on with its server.
-enum Left {
+enum ChatEnd {
     ForGood,
     ForModel(Box<PrivateServer>),
 }
 
 /// A chat, which may outlive the model that it began with.
 struct Chat {
-    ask: Dialogue,
+    dialogue: Dialogue,
     /// None while a line is read.
     lines: Option<Lines>,
     chats: PathBuf,
@@ -178,8 +178,8 @@ impl Chat {
         let lines = Lines::open(kept.as_ref().map(|kept| kept.join("history")))?;
         let is_terminal = lines.is_terminal();
         let chats = kept.map_or_else(|| PathBuf::from("."), |kept| kept.join("chats"));
-        let ask = Dialogue::new(run);
-        Ok(Chat { ask, lines: Some(lines), chats, is_terminal, verbose: is_terminal, client: None, quiet, watch })
+        let dialogue = Dialogue::new(run);
+        Ok(Chat { dialogue: ask: dialogue, lines: Some(lines), chats, is_terminal, verbose: is_terminal, client: None, quiet, watch })
     }
 
     /// Waits for the model; a signal ends that.
@@ -201,29 +201,29 @@ impl Chat {
 
     /// Reads messages and answers them until the input ends. Each request has the whole conversation, whose beginning
     /// is in the prefix cache.
-    async fn hold(&mut self, server: &PrivateServer, source: &ConfigSource) -> anyhow::Result<Left> {
+    async fn hold(&mut self, server: &PrivateServer, source: &ConfigSource) -> anyhow::Result<ChatEnd> {
         let mut signals = Signals::open()?;
         loop {
             let message = tokio::select! {
                 message = self.next() => message?,
                 () = signals.ended() => bail!("ended by a signal"),
             };
-            let Some(message) = message else { return Ok(Left::ForGood) };
+            let Some(message) = message else { return Ok(ChatEnd::ForGood) };
             match said::read(&message) {
-                Typed::Leave => return Ok(Left::ForGood),
-                Typed::Question(question) => {
+                TypedInput::Leave => return Ok(ChatEnd::ForGood),
+                TypedInput::Question(question) => {
                     tokio::select! {
                         answered = self.answer(&question) => answered?,
                         () = signals.ended() => bail!("ended by a signal"),
                     }
                 }
-                Typed::Verbose(to) => self.verbose = to,
-                Typed::Help => eprint!("{}", wrap::clipped(said::HELP, columns().unwrap_or(usize::MAX))),
-                Typed::Model(name) => match self.another(&name, server, source) {
-                    Ok(other) => return Ok(Left::ForModel(Box::new(other))),
-                    Err(error) => tell(&format!("{}\n", out::for_people(&error))),
+                TypedInput::Verbose(to) => self.verbose = to,
+                TypedInput::Help => eprint!("{}", wrap::clipped(said::HELP, columns().unwrap_or(usize::MAX))),
+                TypedInput::Model(name) => match self.another(&name, server, source) {
+                    Ok(other) => return Ok(ChatEnd::ForModel(Box::new(other))),
+                    Err(error) => print_wrapped(&format!("{}\n", out::for_people(&error))),
                 },
-                other => tell(&self.ask.change(other, server.model().0, &self.chats)),
+                other => print_wrapped(&self.dialogue.change(other, server.model().0, &self.chats)),
             }
         }
     }
@@ -247,21 +247,21 @@ impl Chat {
     /// Prints an answer with its figures or its error. A failed answer does not end the chat.
     async fn answer(&mut self, question: &str) -> anyhow::Result<()> {
         let client = self.client.as_mut().context("no model is loaded")?;
-        match interruptible(client, &mut self.ask, question, self.is_terminal).await {
+        match interruptible(client, &mut self.dialogue, question, self.is_terminal).await {
             Ok(Some(spoken)) => {
                 if self.verbose {
                     eprintln!("{}", spoken.summary());
                 }
                 if spoken.fills_context {
-                    tell("The context is full: /clear forgets the conversation, /save NAME keeps it first.\n");
+                    print_wrapped("The context is full: /clear forgets the conversation, /save NAME keeps it first.\n");
                 }
             }
             Ok(None) => {}
             Err(error) if error.is::<out::ReaderGone>() => return Err(error),
             Err(error) => {
-                tell(&format!("{}\n", out::for_people(&error)));
+                print_wrapped(&format!("{}\n", out::for_people(&error)));
                 if is_too_long(&error) {
-                    tell("/clear forgets the conversation; /save NAME keeps it first.\n");
+                    print_wrapped("/clear forgets the conversation; /save NAME keeps it first.\n");
                 }
             }
         }
@@ -270,16 +270,16 @@ impl Chat {
 }
 
 /// Prints a message of the chat itself, with whole words on each line.
-fn tell(text: &str) {
+fn print_wrapped(text: &str) {
     match columns() {
-        Some(columns) => eprint!("{}", wrap::Wrapped::default().push(text, columns)),
+        Some(columns) => eprint!("{}", wrap::LineWrapper::default().push(text, columns)),
         None => eprint!("{text}"),
     }
 }
 
 fn is_too_long(error: &anyhow::Error) -> bool {
-    let told = error.to_string();
-    told.contains("no room is left for an answer") || told.contains("the replica cannot hold the request")
+    let message = error.to_string();
+    message.contains("no room is left for an answer") || message.contains("the replica cannot hold the request")
 }
 
 /// A whole message, or None at the end of the input.
@@ -312,11 +312,11 @@ fn next_message(lines: &mut Lines) -> anyhow::Result<Option<String>> {
 /// An answer that Ctrl-C stops on a terminal; None if that happened. The text so far stays in the conversation.
 async fn interruptible(
     client: &mut InferenceClient<Channel>,
-    ask: &mut Dialogue,
+    dialogue: &mut Dialogue,
     question: &str,
     is_terminal: bool,
 ) -> anyhow::Result<Option<AnswerFigures>> {
-    let n_before = ask.messages.len();
+    let n_before = dialogue.messages.len();
     let mut interrupts = is_terminal.then(|| signal(SignalKind::interrupt())).transpose()?;
     let interrupted = async {
         match &mut interrupts {
@@ -325,16 +325,16 @@ async fn interruptible(
         }
     };
     let answered = tokio::select! {
-        answered = answer(client, ask, question) => answered.map(Some),
+        answered = answer(client, dialogue, question) => answered.map(Some),
         _ = interrupted => Ok(None),
     };
     if matches!(answered, Ok(None)) {
         out::print("\n")?;
     }
-    let has_answer = ask.messages.last().is_some_and(|last| last.role == ASSISTANT && !last.content.is_empty());
+    let has_answer = dialogue.messages.last().is_some_and(|last| last.role == ASSISTANT && !last.content.is_empty());
     if answered.is_err() || !has_answer {
         // The conversation goes on without the question.
-        ask.messages.truncate(n_before);
+        dialogue.messages.truncate(n_before);
     }
     answered
 }

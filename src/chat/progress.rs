@@ -21,7 +21,7 @@ impl ProgressLine {
         if is_whole || prompt.total - prompt.cached < TOKENS_MIN || !std::io::stderr().is_terminal() {
             return;
         }
-        eprint!("{CLEAR}{}", told(prompt));
+        eprint!("{CLEAR}{}", progress_text(prompt));
         self.is_shown = true;
     }
 
@@ -38,7 +38,7 @@ impl Drop for ProgressLine {
     }
 }
 
-fn told(prompt: &PromptProgress) -> String {
+fn progress_text(prompt: &PromptProgress) -> String {
     let PromptProgress { total, processed, .. } = prompt;
     format!("reading the prompt: {processed} of {total} tokens, {}%", u64::from(*processed) * 100 / u64::from(*total))
 }
@@ -48,8 +48,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_says_how_many_tokens_are_computed() {
+    fn line_shows_how_many_tokens_are_computed() {
         let prompt = PromptProgress { total: 6000, cached: 16, processed: 1536 };
-        assert_eq!(told(&prompt), "reading the prompt: 1536 of 6000 tokens, 25%");
+        assert_eq!(progress_text(&prompt), "reading the prompt: 1536 of 6000 tokens, 25%");
     }
 }

@@ -72,7 +72,7 @@ impl TypedMessage {
 }
 
 #[derive(Clone, Debug)]
-pub enum Typed {
+pub enum TypedInput {
     Question(String),
     Help,
     Leave,
@@ -96,36 +96,36 @@ pub enum Setting {
     Stop(Option<String>),
 }
 
-pub fn read(text: &str) -> Typed {
+pub fn read(text: &str) -> TypedInput {
     let text = text.trim();
     if !text.starts_with('/') {
-        return Typed::Question(text.to_owned());
+        return TypedInput::Question(text.to_owned());
     }
     let (command, rest) = split(text);
     match (command, rest) {
-        ("/help" | "/?", _) => Typed::Help,
-        ("/bye" | "/exit" | "/quit", _) => Typed::Leave,
-        ("/clear", _) => Typed::Clear,
-        ("/show", _) => Typed::Show,
-        ("/save" | "/load" | "/model", "") => Typed::Wrong(format!("{command} NAME; /help lists the commands")),
-        ("/save", name) => Typed::Save(unquoted(name).to_owned()),
-        ("/load", name) => Typed::Load(unquoted(name).to_owned()),
-        ("/model", name) => Typed::Model(unquoted(name).to_owned()),
-        ("/system", rest) => Typed::System(unquoted(rest).to_owned()),
+        ("/help" | "/?", _) => TypedInput::Help,
+        ("/bye" | "/exit" | "/quit", _) => TypedInput::Leave,
+        ("/clear", _) => TypedInput::Clear,
+        ("/show", _) => TypedInput::Show,
+        ("/save" | "/load" | "/model", "") => TypedInput::Wrong(format!("{command} NAME; /help lists the commands")),
+        ("/save", name) => TypedInput::Save(unquoted(name).to_owned()),
+        ("/load", name) => TypedInput::Load(unquoted(name).to_owned()),
+        ("/model", name) => TypedInput::Model(unquoted(name).to_owned()),
+        ("/system", rest) => TypedInput::System(unquoted(rest).to_owned()),
         ("/set", rest) => set(rest),
-        (other, _) => Typed::Wrong(format!("there is no command {other}; /help lists them")),
+        (other, _) => TypedInput::Wrong(format!("there is no command {other}; /help lists them")),
     }
 }
 
-fn set(rest: &str) -> Typed {
+fn set(rest: &str) -> TypedInput {
     // Ollama's syntax has an additional word here.
     let rest = rest.strip_prefix("parameter").map_or(rest, str::trim_start);
     let (name, value) = split(rest);
     match (name, value) {
-        ("verbose", _) => return Typed::Verbose(true),
-        ("quiet", _) => return Typed::Verbose(false),
-        ("system", text) => return Typed::System(unquoted(text).to_owned()),
-        (_, "") => return Typed::Wrong("/set NAME VALUE, as /set temperature 0.7; /help lists the names".into()),
+        ("verbose", _) => return TypedInput::Verbose(true),
+        ("quiet", _) => return TypedInput::Verbose(false),
+        ("system", text) => return TypedInput::System(unquoted(text).to_owned()),
+        (_, "") => return TypedInput::Wrong("/set NAME VALUE, as /set temperature 0.7; /help lists the names".into()),
         _ => {}
     }
     let setting = match name {
@@ -143,9 +143,9 @@ fn set(rest: &str) -> Typed {
         "seed" => whole(|sampling, to| sampling.seed = to, value, 0),
         "max_tokens" | "num_predict" => whole(|sampling, to| sampling.max_tokens = to.map(narrow), value, 1),
         "stop" => Ok(Setting::Stop(Some(unquoted(value)).filter(|value| *value != "none").map(str::to_owned))),
-        other => return Typed::Wrong(format!("there is no parameter {other}; /help lists them")),
+        other => return TypedInput::Wrong(format!("there is no parameter {other}; /help lists them")),
     };
-    setting.map_or_else(|why| Typed::Wrong(format!("{name}: {why}")), Typed::Set)
+    setting.map_or_else(|why| TypedInput::Wrong(format!("{name}: {why}")), TypedInput::Set)
 }
 
 fn narrow(n: u64) -> u32 {
@@ -203,9 +203,9 @@ mod tests {
 
     fn messages(input: &str) -> Vec<String> {
         let mut message = TypedMessage::default();
-        let mut said: Vec<String> = input.lines().filter_map(|line| message.line(line)).collect();
-        said.extend(message.end());
-        said
+        let mut texts: Vec<String> = input.lines().filter_map(|line| message.line(line)).collect();
+        texts.extend(message.end());
+        texts
     }
 
     #[test]
@@ -225,17 +225,17 @@ mod tests {
     #[test]
     fn commands_are_read() {
         // A setting holds a function, and functions have no equality.
-        let check = |text: &str, expect: &Typed| assert_eq!(format!("{:?}", read(text)), format!("{expect:?}"));
-        check("why?", &Typed::Question("why?".into()));
-        check(" /bye ", &Typed::Leave);
-        check("/?", &Typed::Help);
-        check("/system Be \"brief\".", &Typed::System("Be \"brief\".".into()));
-        check("/set system \"Be brief.\"", &Typed::System("Be brief.".into()));
-        check("/system", &Typed::System(String::new()));
-        check("/set verbose", &Typed::Verbose(true));
-        check("/save \"a b\"", &Typed::Save("a b".into()));
-        check("/load a", &Typed::Load("a".into()));
-        check("/model org/name:Q4_0", &Typed::Model("org/name:Q4_0".into()));
+        let check = |text: &str, expect: &TypedInput| assert_eq!(format!("{:?}", read(text)), format!("{expect:?}"));
+        check("why?", &TypedInput::Question("why?".into()));
+        check(" /bye ", &TypedInput::Leave);
+        check("/?", &TypedInput::Help);
+        check("/system Be \"brief\".", &TypedInput::System("Be \"brief\".".into()));
+        check("/set system \"Be brief.\"", &TypedInput::System("Be brief.".into()));
+        check("/system", &TypedInput::System(String::new()));
+        check("/set verbose", &TypedInput::Verbose(true));
+        check("/save \"a b\"", &TypedInput::Save("a b".into()));
+        check("/load a", &TypedInput::Load("a".into()));
+        check("/model org/name:Q4_0", &TypedInput::Model("org/name:Q4_0".into()));
         for (wrong, part) in [
             ("/set temperature hot", "temperature: hot is no number"),
             ("/set temperature 2.1", "temperature: 2.1 is not within 0 to 2"),
@@ -252,7 +252,7 @@ mod tests {
             ("/model ", "/model NAME"),
         ] {
             match read(wrong) {
-                Typed::Wrong(told) => assert!(told.contains(part), "{wrong}: {told}"),
+                TypedInput::Wrong(message) => assert!(message.contains(part), "{wrong}: {message}"),
                 other => panic!("{wrong}: {other:?}"),
             }
         }
@@ -262,7 +262,7 @@ mod tests {
     fn parameters_are_set_and_taken_back() {
         let mut sampling = Sampling::default();
         let mut set = |text: &str| match read(text) {
-            Typed::Set(setting) => {
+            TypedInput::Set(setting) => {
                 setting.apply(&mut sampling);
                 sampling.clone()
             }

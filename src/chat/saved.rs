@@ -14,10 +14,10 @@ const FILE_BYTES_MAX: u64 = 64 << 20;
 
 #[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Saved {
+pub struct SavedChat {
     /// The model of the conversation, for people: any model may continue it.
     pub model: String,
-    pub messages: Vec<Message>,
+    pub messages: Vec<SavedMessage>,
     pub temperature: Option<f32>,
     pub top_k: Option<u32>,
     pub top_p: Option<f32>,
@@ -32,15 +32,15 @@ pub struct Saved {
 
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Message {
+pub struct SavedMessage {
     pub role: String,
     pub content: String,
 }
 
-impl Saved {
-    pub fn of(model: &str, messages: &[ChatMessage], sampling: &Sampling) -> Saved {
-        let message = |message: &ChatMessage| Message { role: message.role.clone(), content: message.content.clone() };
-        Saved {
+impl SavedChat {
+    pub fn of(model: &str, messages: &[ChatMessage], sampling: &Sampling) -> SavedChat {
+        let message = |message: &ChatMessage| SavedMessage { role: message.role.clone(), content: message.content.clone() };
+        SavedChat {
             model: model.to_owned(),
             messages: messages.iter().map(message).collect(),
             temperature: sampling.temperature,
@@ -57,7 +57,7 @@ impl Saved {
     }
 
     pub fn opened(self) -> (Vec<ChatMessage>, Sampling) {
-        let message = |Message { role, content }| ChatMessage { role, content, ..ChatMessage::default() };
+        let message = |SavedMessage { role, content }| ChatMessage { role, content, ..ChatMessage::default() };
         let sampling = Sampling {
             temperature: self.temperature,
             top_k: self.top_k,
@@ -89,15 +89,15 @@ impl Saved {
         std::fs::File::open(folder).and_then(|folder| folder.sync_all()).with_context(what)
     }
 
-    pub fn read(path: &Path) -> anyhow::Result<Saved> {
+    pub fn read(path: &Path) -> anyhow::Result<SavedChat> {
         let what = || format!("{} cannot be loaded", path.display());
         let n_bytes = std::fs::metadata(path).with_context(what)?.len();
         ensure!(n_bytes <= FILE_BYTES_MAX, "{}: it is larger than {} MiB", what(), FILE_BYTES_MAX >> 20);
         let text = std::fs::read_to_string(path).with_context(what)?;
-        let saved: Saved = serde_json::from_str(&text).with_context(|| format!("{}: it is no conversation", what()))?;
-        let is_known = |message: &Message| matches!(&*message.role, "system" | "user" | "assistant");
+        let saved: SavedChat = serde_json::from_str(&text).with_context(|| format!("{}: it is no conversation", what()))?;
+        let is_known = |message: &SavedMessage| matches!(&*message.role, "system" | "user" | "assistant");
         match saved.messages.iter().find(|message| !is_known(message)) {
-            Some(Message { role, .. }) => bail!("{}: nobody has the role {role:?} in a chat", what()),
+            Some(SavedMessage { role, .. }) => bail!("{}: nobody has the role {role:?} in a chat", what()),
             None => Ok(saved),
         }
     }
@@ -118,7 +118,7 @@ mod tests {
     #[test]
     fn what_is_saved_is_loaded_again_and_what_is_none_is_refused() {
         let folder = std::env::temp_dir().join(format!("lockstep-saved-{}", std::process::id()));
-        let said = ChatMessage { role: "user".into(), content: "a \"b\"\n再帰".into(), ..ChatMessage::default() };
+        let message = ChatMessage { role: "user".into(), content: "a \"b\"\n再帰".into(), ..ChatMessage::default() };
         let sampling = Sampling {
             temperature: Some(0.25),
             seed: Some(u64::MAX),
@@ -127,19 +127,19 @@ mod tests {
             ..Sampling::default()
         };
         let path = place("one", &folder);
-        Saved::of("m", std::slice::from_ref(&said), &sampling).write(&path).unwrap();
-        let (messages, again) = Saved::read(&path).unwrap().opened();
-        assert_eq!((messages, again), (vec![said], sampling));
+        SavedChat::of("m", std::slice::from_ref(&message), &sampling).write(&path).unwrap();
+        let (messages, loaded_sampling) = SavedChat::read(&path).unwrap().opened();
+        assert_eq!((messages, loaded_sampling), (vec![message], sampling));
         for (text, part) in [
             ("no JSON", "no conversation"),
             ("{\"messages\": [{\"role\": \"root\", \"content\": \"x\"}]}", "nobody has the role \"root\""),
             ("{\"mesages\": []}", "no conversation"),
         ] {
             std::fs::write(&path, text).unwrap();
-            let told = format!("{:#}", Saved::read(&path).unwrap_err());
-            assert!(told.contains(part), "{told}");
+            let error = format!("{:#}", SavedChat::read(&path).unwrap_err());
+            assert!(error.contains(part), "{error}");
         }
-        assert!(format!("{:#}", Saved::read(&folder.join("two.json")).unwrap_err()).contains("cannot be loaded"));
+        assert!(format!("{:#}", SavedChat::read(&folder.join("two.json")).unwrap_err()).contains("cannot be loaded"));
         assert_eq!(place("./x", &folder), PathBuf::from("./x"));
         std::fs::remove_dir_all(&folder).unwrap();
     }

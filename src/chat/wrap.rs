@@ -9,7 +9,7 @@ const FENCE: &str = "```";
 /// Breaks a stream of text into lines of a terminal. Text within a code fence is not broken, so that it can be copied
 /// unchanged.
 #[derive(Default)]
-pub struct Wrapped {
+pub struct LineWrapper {
     column: usize,
     /// The part of the current word that is on the screen.
     word: String,
@@ -18,7 +18,7 @@ pub struct Wrapped {
     is_fenced: bool,
 }
 
-impl Wrapped {
+impl LineWrapper {
     /// Returns what to write for this text on a terminal with so many columns.
     pub fn push(&mut self, text: &str, columns: usize) -> String {
         // Terminals disagree on the position of the cursor behind the last column, so that column is not used.
@@ -118,7 +118,7 @@ mod tests {
 
     /// Returns the visible text, and checks that it has no control characters that a terminal would obey.
     fn shown(parts: &[&str], columns: u16) -> String {
-        let mut wrapped = Wrapped::default();
+        let mut wrapped = LineWrapper::default();
         let mut screen = vt100::Parser::new(40, columns, 0);
         for part in parts {
             screen.process(wrapped.push(part, columns.into()).replace('\n', "\r\n").as_bytes());
@@ -142,7 +142,7 @@ mod tests {
     #[test]
     fn code_is_left_as_it_is_and_wide_signs_count_twice() {
         let code = "```\nlet x = a_function_of_many(1, 2);\n```\nand on with words";
-        let out = Wrapped::default().push(code, 16);
+        let out = LineWrapper::default().push(code, 16);
         assert!(out.contains("let x = a_function_of_many(1, 2);\n"), "{out:?}");
         assert!(shown(&[code], 16).ends_with("and on with\nwords"), "{}", shown(&[code], 16));
         assert_eq!(shown(&["再帰は自分自身を呼ぶ"], 9), "再帰は自\n分自身を\n呼ぶ");
@@ -150,8 +150,8 @@ mod tests {
 
     #[test]
     fn nothing_that_a_model_writes_is_obeyed() {
-        let told = Wrapped::default().push("a\x1b[2J\x07\u{202e}b\r\n\u{9b}c", 80);
-        assert_eq!(told, "a\u{fffd}[2J\u{fffd}\u{fffd}b\n\u{fffd}c");
+        let wrapped = LineWrapper::default().push("a\x1b[2J\x07\u{202e}b\r\n\u{9b}c", 80);
+        assert_eq!(wrapped, "a\u{fffd}[2J\u{fffd}\u{fffd}b\n\u{fffd}c");
     }
 
     #[test]

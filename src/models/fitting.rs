@@ -1,7 +1,7 @@
 //! The models of the catalogue that fit on this machine. The caller's placement decides whether one fits.
 
 use checkpoint::catalogue::{CATALOGUE, CatalogueEntry};
-use coordinator::{Blueprint, Unplaceable, Why};
+use coordinator::{Blueprint, Unplaceable, UnplaceableReason};
 use indicatif::HumanBytes;
 use serde_json::{Value, json};
 use std::fmt;
@@ -44,10 +44,10 @@ impl fmt::Display for Fitting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.placed {
             Ok(_) => write!(f, "yes, {} tokens", self.context),
-            Err(Unplaceable { why: Why::Weights { needed, available, .. }, .. }) => {
+            Err(Unplaceable { why: UnplaceableReason::Weights { needed, available, .. }, .. }) => {
                 write!(f, "no: weights of {}, memory of {}", HumanBytes(*needed), HumanBytes(*available))
             }
-            Err(Unplaceable { why: Why::Kv { context, needed, available, .. }, .. }) => {
+            Err(Unplaceable { why: UnplaceableReason::Kv { context, needed, available, .. }, .. }) => {
                 let (needed, available) = (HumanBytes(*needed), HumanBytes(*available));
                 write!(f, "no: {context} tokens need {needed} of KV, {available} are left")
             }

@@ -35,7 +35,7 @@ mod tests {
 
     #[test]
     fn addresses_of_the_hub_are_names_there() {
-        for (said, expect) in [
+        for (address, expect) in [
             ("hf.co/org/name", "org/name"),
             ("hf.co/org/name:Q4_K_M", "org/name:Q4_K_M"),
             ("https://huggingface.co/org/name", "org/name"),
@@ -55,7 +55,7 @@ mod tests {
             // A folder within a repository is no model.
             ("hf.co/org/name/tree/main/q4", "org/name/tree/main/q4"),
         ] {
-            assert_eq!(named(said), expect, "{said}");
+            assert_eq!(named(address), expect, "{address}");
         }
     }
 }

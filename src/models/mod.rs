@@ -13,7 +13,7 @@ use crate::out;
 use crate::settings::hub::{Hub, sources};
 use anyhow::{Context, ensure};
 use checkpoint::Checkpoint;
-use checkpoint::catalogue::{self, CATALOGUE, CatalogueEntry, Listed, Located, Origin, Progress};
+use checkpoint::catalogue::{self, CATALOGUE, CatalogueEntry, ListedModel, LocatedModel, Origin, FetchProgress};
 use clap::Args;
 use fitting::Fitting;
 use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
@@ -54,7 +54,7 @@ pub struct ModelsCommand {
 }
 
 /// Returns the model's files, and fetches them first if they are not here.
-pub fn ready(model: &str, hub: &Hub) -> anyhow::Result<Located> {
+pub fn ready(model: &str, hub: &Hub) -> anyhow::Result<LocatedModel> {
     let name = &*hub_name::named(model);
     ensure!(
         !name.contains("://"),
@@ -91,22 +91,22 @@ pub fn pull(pull: &PullCommand) -> anyhow::Result<()> {
 }
 
 /// One model's row in the output of `models`.
-struct Row {
-    listed: Listed,
+struct ModelRow {
+    listed: ListedModel,
     n_bytes: u64,
     /// Family and quantization, or the reason why the model cannot be served.
     opened: Result<(String, String), String>,
 }
 
-impl Row {
-    fn of(listed: Listed, verify: bool) -> Row {
+impl ModelRow {
+    fn of(listed: ListedModel, verify: bool) -> ModelRow {
         let whole = if verify { catalogue::verify_recorded(&listed.path).map(drop) } else { Ok(()) };
         let opened = whole.and_then(|()| Checkpoint::open(&listed.path)).map_err(|error| error.to_string());
         let opened = opened.map(|checkpoint| {
             let kinds: Vec<&str> = checkpoint.quantization().iter().map(|dtype| dtype.name()).collect();
             (checkpoint.spec().family.name().to_owned(), kinds.join("+"))
         });
-        Row { n_bytes: catalogue::bytes_of(&listed.path), listed, opened }
+        ModelRow { n_bytes: catalogue::bytes_of(&listed.path), listed, opened }
     }
 
     fn columns(&self) -> [String; 5] {
@@ -119,7 +119,7 @@ impl Row {
     }
 
     fn json(&self) -> Value {
-        let Listed { model, path, origin } = &self.listed;
+        let ListedModel { model, path, origin } = &self.listed;
         let opened = self.opened.as_ref();
         json!({
             "model": model,
@@ -145,7 +145,7 @@ fn origin_name(origin: Origin) -> &'static str {
 /// Prints the models on this machine and those of the catalogue.
 pub fn list(models: &ModelsCommand, fits: Fits<'_>) -> anyhow::Result<()> {
     let here = catalogue::list(&sources(&models.hub)?).into_iter();
-    let rows: Vec<Row> = here.map(|listed| Row::of(listed, models.verify)).collect();
+    let rows: Vec<ModelRow> = here.map(|listed| ModelRow::of(listed, models.verify)).collect();
     let fitting = models.fit.then(|| fitting::of_catalogue(models.context, fits)).transpose()?;
     match models.json {
         true => out::line(&format!("{:#}", page(&rows, fitting.as_deref()))),
@@ -153,11 +153,11 @@ pub fn list(models: &ModelsCommand, fits: Fits<'_>) -> anyhow::Result<()> {
     }
 }
 
-fn is_here(rows: &[Row], name: &str) -> bool {
+fn is_here(rows: &[ModelRow], name: &str) -> bool {
     rows.iter().any(|row| row.listed.model == name)
 }
 
-fn page(rows: &[Row], fitting: Option<&[Fitting]>) -> Value {
+fn page(rows: &[ModelRow], fitting: Option<&[Fitting]>) -> Value {
     let entries = CATALOGUE.iter().enumerate().map(|(i, entry)| {
         let CatalogueEntry { name, also, about, licence, hub_id, file, bytes, .. } = *entry;
         let mut row = json!({
@@ -169,16 +169,16 @@ fn page(rows: &[Row], fitting: Option<&[Fitting]>) -> Value {
         }
         row
     });
-    json!({ "models": rows.iter().map(Row::json).collect::<Vec<_>>(), "catalogue": entries.collect::<Vec<_>>() })
+    json!({ "models": rows.iter().map(ModelRow::json).collect::<Vec<_>>(), "catalogue": entries.collect::<Vec<_>>() })
 }
 
-fn table(rows: &[Row]) -> String {
+fn table(rows: &[ModelRow]) -> String {
     let mut lines = vec![["MODEL", "FAMILY", "QUANTIZATION", "SIZE", "WHERE"].map(str::to_owned).to_vec()];
     lines.extend(rows.iter().map(|row| row.columns().to_vec()));
     padded(&lines, 3)
 }
 
-fn catalogue_table(rows: &[Row], fitting: Option<&[Fitting]>) -> String {
+fn catalogue_table(rows: &[ModelRow], fitting: Option<&[Fitting]>) -> String {
     let mut lines = vec![["NAME", "HERE", "CONTEXT", "SIZE", "LICENCE"].map(str::to_owned).to_vec()];
     for entry in &CATALOGUE {
         let name = entry.also.map_or_else(|| entry.name.to_owned(), |also| format!("{} ({also})", entry.name));
@@ -221,14 +221,14 @@ impl ShownProgress {
         ShownProgress { bar: ProgressBar::no_length(), next_line: Instant::now(), last: String::new() }
     }
 
-    fn update(&mut self, progress: Progress<'_>) {
+    fn update(&mut self, progress: FetchProgress<'_>) {
         match self.bar.is_hidden() {
             false => draw(&self.bar, progress),
             true => self.print(progress),
         }
     }
 
-    fn print(&mut self, progress: Progress<'_>) {
+    fn print(&mut self, progress: FetchProgress<'_>) {
         let is_another = self.last != progress.what;
         let is_begun = progress.done > 0 || progress.total.is_some();
         if !is_begun || (!is_another && Instant::now() < self.next_line) {
@@ -236,7 +236,7 @@ impl ShownProgress {
         }
         self.next_line = Instant::now() + LINE_EVERY;
         progress.what.clone_into(&mut self.last);
-        logs::say(&progress_line(progress));
+        logs::write_line(&progress_line(progress));
     }
 
     fn finish(self) {
@@ -247,8 +247,8 @@ impl ShownProgress {
 /// The time between two lines of progress where there is no terminal.
 const LINE_EVERY: Duration = Duration::from_secs(5);
 
-fn progress_line(progress: Progress<'_>) -> String {
-    let Progress { what, done, total } = progress;
+fn progress_line(progress: FetchProgress<'_>) -> String {
+    let FetchProgress { what, done, total } = progress;
     match total.filter(|total| *total > 0) {
         Some(total) => {
             format!("fetching {what}: {}% of {}", 100 * u128::from(done) / u128::from(total), HumanBytes(total))
@@ -257,7 +257,7 @@ fn progress_line(progress: Progress<'_>) -> String {
     }
 }
 
-fn draw(bar: &ProgressBar, progress: Progress<'_>) {
+fn draw(bar: &ProgressBar, progress: FetchProgress<'_>) {
     // An invalid template is a bug that the first fetch shows; the bar then falls back to a plain one.
     if bar.length() != progress.total {
         let template = match progress.total {
@@ -278,8 +278,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_of_progress_says_what_is_fetched_and_how_much_of_it_is_here() {
-        let line = |done, total| progress_line(Progress { what: "model.gguf", done, total });
+    fn progress_line_shows_file_and_percentage() {
+        let line = |done, total| progress_line(FetchProgress { what: "model.gguf", done, total });
         assert_eq!(line(1 << 20, Some(4 << 20)), "fetching model.gguf: 25% of 4.00 MiB");
         assert_eq!(line(u64::MAX, Some(u64::MAX)), "fetching model.gguf: 100% of 16.00 EiB");
         assert_eq!((line(7, None), line(7, Some(0))), ("fetching model.gguf".into(), "fetching model.gguf".into()));
@@ -287,13 +287,13 @@ mod tests {
     use clap::Parser;
 
     #[derive(Parser)]
-    struct Line {
+    struct PullLine {
         #[command(flatten)]
         pull: PullCommand,
     }
 
     fn pulled(model: &str) -> String {
-        let line = Line::parse_from(["pull", model, "--cache", "nowhere", "--hf-endpoint", "http://127.0.0.1:9"]);
+        let line = PullLine::parse_from(["pull", model, "--cache", "nowhere", "--hf-endpoint", "http://127.0.0.1:9"]);
         format!("{:#}", pull(&line.pull).unwrap_err())
     }
 

@@ -4,7 +4,7 @@ use super::hub_name::named;
 use crate::out;
 use crate::settings::hub::{Hub, cache, sources};
 use anyhow::{Context, anyhow, bail};
-use checkpoint::catalogue::{self, Listed, Origin};
+use checkpoint::catalogue::{self, ListedModel, Origin};
 use clap::Args;
 use indicatif::HumanBytes;
 use std::path::{Path, PathBuf};
@@ -18,10 +18,10 @@ pub struct RemoveCommand {
     pub hub: Hub,
 }
 
-pub fn remove(asked: &RemoveCommand) -> anyhow::Result<()> {
-    let ours = cache(&asked.hub)?.join("models");
-    for model in &asked.models {
-        let here = catalogue::list(&sources(&asked.hub)?);
+pub fn remove(command: &RemoveCommand) -> anyhow::Result<()> {
+    let ours = cache(&command.hub)?.join("models");
+    for model in &command.models {
+        let here = catalogue::list(&sources(&command.hub)?);
         let name = &*named(model);
         let found = find(catalogue::entry(name).map_or(name, |entry| entry.name), &here)?;
         let folder = folder_of(found, &ours)?;
@@ -32,9 +32,9 @@ pub fn remove(asked: &RemoveCommand) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn find<'a>(model: &str, here: &'a [Listed]) -> anyhow::Result<&'a Listed> {
-    let ours = |listed: &&Listed| listed.origin == Origin::Pulled;
-    let same = |listed: &&Listed| listed.model == model;
+fn find<'a>(model: &str, here: &'a [ListedModel]) -> anyhow::Result<&'a ListedModel> {
+    let ours = |listed: &&ListedModel| listed.origin == Origin::Pulled;
+    let same = |listed: &&ListedModel| listed.model == model;
     // Of two models with this name, the one that this program fetched is removed.
     let found = here.iter().filter(ours).find(same).or_else(|| here.iter().find(same));
     found.ok_or_else(|| {
@@ -50,7 +50,7 @@ fn find<'a>(model: &str, here: &'a [Listed]) -> anyhow::Result<&'a Listed> {
 }
 
 /// Returns the folder that holds only this model, if this program keeps it.
-fn folder_of(found: &Listed, ours: &Path) -> anyhow::Result<PathBuf> {
+fn folder_of(found: &ListedModel, ours: &Path) -> anyhow::Result<PathBuf> {
     let inside = found.path.strip_prefix(ours).ok().and_then(|inside| inside.components().next());
     match inside {
         Some(folder) => Ok(ours.join(folder)),
@@ -72,7 +72,7 @@ mod tests {
     use clap::Parser;
 
     #[derive(Parser)]
-    struct Line {
+    struct RemoveLine {
         #[command(flatten)]
         remove: RemoveCommand,
     }
@@ -80,7 +80,7 @@ mod tests {
     fn rm(cache: &Path, model: &str) -> anyhow::Result<()> {
         let cache = cache.to_str().unwrap();
         let words = ["rm", model, "--cache", cache, "--hf-hub-cache", &format!("{cache}/hub"), "--home", cache];
-        remove(&Line::parse_from(words).remove)
+        remove(&RemoveLine::parse_from(words).remove)
     }
 
     #[test]
@@ -92,10 +92,10 @@ mod tests {
             std::fs::create_dir_all(folder).unwrap();
             std::fs::write(folder.join(file), "x").unwrap();
         }
-        let told = |model: &str| format!("{:#}", rm(&cache, model).unwrap_err());
-        assert!(told("org/nme:Q4_0").contains("did you mean org/name:Q4_0?"), "{}", told("org/nme:Q4_0"));
-        assert!(told("org/other:Q8_0").contains("fetched by Hugging Face's tools"), "{}", told("org/other:Q8_0"));
-        assert!(told("/").contains("/ is a path"), "{}", told("/"));
+        let error_of = |model: &str| format!("{:#}", rm(&cache, model).unwrap_err());
+        assert!(error_of("org/nme:Q4_0").contains("did you mean org/name:Q4_0?"), "{}", error_of("org/nme:Q4_0"));
+        assert!(error_of("org/other:Q8_0").contains("fetched by Hugging Face's tools"), "{}", error_of("org/other:Q8_0"));
+        assert!(error_of("/").contains("/ is a path"), "{}", error_of("/"));
         assert!(theirs.join("b-Q8_0.gguf").exists());
         rm(&cache, "hf.co/org/name:Q4_0").unwrap();
         assert!(!folder.exists() && cache.join("models").exists());

@@ -20,12 +20,12 @@ pub struct ShowCommand {
     pub hub: Hub,
 }
 
-pub fn show(asked: &ShowCommand) -> anyhow::Result<()> {
-    let located = catalogue::locate(&named(&asked.model), &sources(&asked.hub)?)?;
+pub fn show(command: &ShowCommand) -> anyhow::Result<()> {
+    let located = catalogue::locate(&named(&command.model), &sources(&command.hub)?)?;
     let checkpoint = Checkpoint::open(&located.path)?;
     let template = checkpoint.chat_template()?;
-    if asked.template {
-        let template = template.with_context(|| format!("{} has no chat template", asked.model))?;
+    if command.template {
+        let template = template.with_context(|| format!("{} has no chat template", command.model))?;
         return out::line(template.source());
     }
     let mut rows = rows(&checkpoint);
@@ -35,7 +35,7 @@ pub fn show(asked: &ShowCommand) -> anyhow::Result<()> {
         "chat template",
         if template.is_some() { "yes (--template prints it)" } else { "none: it completes" }.into(),
     ));
-    rows.push(("sampling", sampling(&asked.model, &checkpoint)));
+    rows.push(("sampling", sampling(&command.model, &checkpoint)));
     rows.push(("path", located.path.display().to_string()));
     let line = |(name, value): &(&str, String)| format!("{name:<16} {value}\n");
     out::print(&rows.iter().map(line).collect::<String>())
@@ -68,11 +68,11 @@ fn sampling(model: &str, checkpoint: &Checkpoint) -> String {
     }
     let own = checkpoint.defaults();
     let value = |name: &str, value: Option<String>| value.map(|value| format!("{name} {value}"));
-    let said = [
+    let parts = [
         value("temperature", own.temperature.map(|n| n.to_string())),
         value("top_p", own.top_p.map(|n| n.to_string())),
         value("top_k", own.top_k.map(|n| n.to_string())),
     ];
-    let said: Vec<String> = said.into_iter().flatten().collect();
-    if said.is_empty() { "temperature 1".to_owned() } else { format!("{} (the model's)", said.join(", ")) }
+    let given_parts: Vec<String> = parts.into_iter().flatten().collect();
+    if given_parts.is_empty() { "temperature 1".to_owned() } else { format!("{} (the model's)", given_parts.join(", ")) }
 }

@@ -9,14 +9,14 @@ use coordinator::{Blueprint, Unplaceable};
 
 /// The settings of `serve` without flags: defaults, and the environment.
 #[derive(Parser)]
-struct Unsaid {
+struct DefaultServeSettings {
     #[command(flatten)]
     settings: ServeSettings,
 }
 
 pub fn fit(entry: &CatalogueEntry, context: u32) -> anyhow::Result<Result<Blueprint, Unplaceable>> {
     let words = ["serve".to_owned(), entry.name.to_owned(), "--context".to_owned(), context.to_string()];
-    let settings = Unsaid::try_parse_from(words)?.settings.resolved()?;
+    let settings = DefaultServeSettings::try_parse_from(words)?.settings.resolved()?;
     placed(&settings, &figures::shape(entry)?)
 }
 
@@ -24,10 +24,10 @@ pub fn fit(entry: &CatalogueEntry, context: u32) -> anyhow::Result<Result<Bluepr
 mod tests {
     use super::*;
     use checkpoint::catalogue::entry;
-    use coordinator::Why;
+    use coordinator::UnplaceableReason;
 
     fn on(words: &str, name: &str) -> Result<Blueprint, Unplaceable> {
-        let settings = Unsaid::parse_from(format!("serve {words}").split(' ')).settings.resolved().unwrap();
+        let settings = DefaultServeSettings::parse_from(format!("serve {words}").split(' ')).settings.resolved().unwrap();
         placed(&settings, &figures::shape(entry(name).unwrap()).unwrap()).unwrap()
     }
 
@@ -41,13 +41,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_large_is_told_by_what_it_lacks() {
+    fn oversized_model_error_names_what_is_lacking() {
         let refused = on("--context 40960 --kv-memory 1GiB", "qwen3:0.6b").unwrap_err();
         // 28 layers of eight heads of 128: 112 KiB a token, so 4.4 GiB.
         let needed = 40_960 * 28 * 8 * 2 * 128 * 2;
-        let is_it = |why: &Why| matches!(why, Why::Kv { needed: told, .. } if *told == needed);
+        let is_it = |why: &UnplaceableReason| matches!(why, UnplaceableReason::Kv { needed: n_bytes, .. } if *n_bytes == needed);
         assert!(is_it(&refused.why), "{refused}");
         let refused = on("--context 8192 --kv-memory 100TiB", "llama3.3").unwrap_err();
-        assert!(matches!(refused.why, Why::Weights { .. } | Why::KvMemory { .. }), "{refused}");
+        assert!(matches!(refused.why, UnplaceableReason::Weights { .. } | UnplaceableReason::KvMemory { .. }), "{refused}");
     }
 }

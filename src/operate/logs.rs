@@ -1,7 +1,7 @@
 //! `logs`: the events of one request, from its arrival on. Reads the request's timeline, which has no text of the
 //! request.
 
-use super::server::{Look, RunningServer};
+use super::server::{RouterArgs, RunningServer};
 use super::top::timeline;
 use crate::out;
 use anyhow::{Context, ensure};
@@ -12,7 +12,7 @@ pub struct LogsCommand {
     /// Number of a request as `lockstep top` shows it, or the id of its answer
     pub request: String,
     #[command(flatten)]
-    pub look: Look,
+    pub look: RouterArgs,
 }
 
 impl LogsCommand {

@@ -23,11 +23,11 @@ pub struct PlanCommand {
 }
 
 impl PlanCommand {
-    pub fn run(self, said: &ArgMatches) -> anyhow::Result<()> {
+    pub fn run(self, matches: &ArgMatches) -> anyhow::Result<()> {
         if self.devices {
             return out::print(&list());
         }
-        let Some(settings) = resolved(self.settings, &self.source, said)? else { return Ok(()) };
+        let Some(settings) = resolved(self.settings, &self.source, matches)? else { return Ok(()) };
         // A model known by figures is not fetched; its weights count as bf16.
         if let Some(model) = SimulatedModel::of_figures(&settings.model.model, None)? {
             return out::print(&table_of(&settings, &model.name, &model.shape)?);

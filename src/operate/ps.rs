@@ -1,6 +1,6 @@
 //! `ps`: the models that a server has loaded, one line for each replica. Reads `/cluster`.
 
-use super::server::{Look, RunningServer};
+use super::server::{RouterArgs, RunningServer};
 use crate::out;
 use clap::Args;
 use indicatif::HumanBytes;
@@ -9,7 +9,7 @@ use serde_json::Value;
 #[derive(Args)]
 pub struct PsCommand {
     #[command(flatten)]
-    pub look: Look,
+    pub look: RouterArgs,
 }
 
 impl PsCommand {
@@ -68,8 +68,8 @@ mod tests {
             "replica": "local", "model": "smollm2", "phase": "ready", "context": 2048, "grid": { "tp": 2, "pp": 1 },
             "requests": { "running": 1, "waiting": 0 }, "ranks": [rank, rank],
         });
-        let told = table(&json!({ "replicas": [ready, { "replica": "there:1", "phase": "absent" }] }));
-        let lines: Vec<&str> = told.lines().collect();
+        let text = table(&json!({ "replicas": [ready, { "replica": "there:1", "phase": "absent" }] }));
+        let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines[1], "smollm2  local    ready   8.00 MiB  cpu     tp 2 x pp 1  2048     1 run, 0 wait");
         assert_eq!(lines[2], "-        there:1  absent  -         -       -            -        -");
         assert_eq!(table(&json!({})).lines().count(), 1);

@@ -14,7 +14,7 @@ use tokio::runtime::Runtime;
 use tokio::time::timeout;
 use tonic::transport::Channel;
 use tonic::{Response, Status};
-use wire::Refused;
+use wire::HandshakeRefusal;
 
 /// Longer than the default time that a coordinator gives its workers to load.
 const ANSWER_MAX: Duration = Duration::from_secs(3600);
@@ -38,13 +38,13 @@ pub struct ScaleCommand {
     #[arg(long, value_name = "N")]
     pub pp: u16,
     #[command(flatten)]
-    pub asked: CoordinatorAddress,
+    pub coordinator_address: CoordinatorAddress,
 }
 
 #[derive(Args)]
 pub struct ReloadCommand {
     #[command(flatten)]
-    pub asked: CoordinatorAddress,
+    pub coordinator_address: CoordinatorAddress,
 }
 
 impl ScaleCommand {
@@ -52,9 +52,9 @@ impl ScaleCommand {
         at_least_one("tp", self.tp)?;
         at_least_one("pp", self.pp)?;
         let Speaks { version, protocols } = Speaks::default();
-        let asked = ScaleRequest { version, tp: self.tp.into(), pp: self.pp.into(), protocols };
-        let reply = self.asked.ask(async |mut client| client.scale(asked).await)?;
-        out::line(&told(&reply))?;
+        let request = ScaleRequest { version, tp: self.tp.into(), pp: self.pp.into(), protocols };
+        let reply = self.coordinator_address.call(async |mut client| client.scale(request).await)?;
+        out::line(&scale_summary(&reply))?;
         if (reply.tp, reply.pp) != (self.tp.into(), self.pp.into()) {
             bail!("a rank was lost meanwhile: the replica goes over to the grid that was asked for when it can");
         }
@@ -65,9 +65,9 @@ impl ScaleCommand {
 impl ReloadCommand {
     pub fn run(&self) -> anyhow::Result<()> {
         let Speaks { version, protocols } = Speaks::default();
-        let asked = ReloadRequest { version, protocols };
-        let reply = self.asked.ask(async |mut client| client.reload(asked).await)?;
-        out::line(&reloaded(&reply))?;
+        let request = ReloadRequest { version, protocols };
+        let reply = self.coordinator_address.call(async |mut client| client.reload(request).await)?;
+        out::line(&reload_summary(&reply))?;
         for Unread { rank, host, why } in &reply.unread {
             eprintln!("rank {rank} of {host} goes on with what it had: {why}");
         }
@@ -77,16 +77,16 @@ impl ReloadCommand {
 }
 
 impl CoordinatorAddress {
-    fn ask<T>(
+    fn call<T>(
         &self,
-        ask: impl AsyncFnOnce(CoordinatorClient<Channel>) -> Result<Response<T>, Status>,
+        rpc: impl AsyncFnOnce(CoordinatorClient<Channel>) -> Result<Response<T>, Status>,
     ) -> anyhow::Result<T> {
         let address = &self.coordinator;
         address.parse::<Addresses>().context("--coordinator")?;
         let trust = self.trust.resolve("router", address, None)?;
         let answer = Runtime::new()?.block_on(async {
             let client = CoordinatorClient::new(wire::channel(address, trust));
-            timeout(ANSWER_MAX, ask(client)).await
+            timeout(ANSWER_MAX, rpc(client)).await
         });
         let answer = answer.with_context(|| format!("{address} does not answer"))?;
         Ok(answer.map_err(|status| refused(address, &status))?.into_inner())
@@ -94,7 +94,7 @@ impl CoordinatorAddress {
 }
 
 fn refused(coordinator: &str, status: &Status) -> anyhow::Error {
-    match Refused::cause_of(status) {
+    match HandshakeRefusal::cause_of(status) {
         Some(refused) => anyhow!("{coordinator}: {refused}"),
         None if status.message().starts_with("no connection") => anyhow!(
             "no coordinator answers at {coordinator}: {}. --coordinator names another; `lockstep serve` says its own",
@@ -104,7 +104,7 @@ fn refused(coordinator: &str, status: &Status) -> anyhow::Error {
     }
 }
 
-fn told(reply: &ScaleReply) -> String {
+fn scale_summary(reply: &ScaleReply) -> String {
     let ScaleReply { tp, pp, micros, tokens_replayed } = reply;
     let seconds = Duration::from_micros(*micros).as_secs_f64();
     match micros {
@@ -113,7 +113,7 @@ fn told(reply: &ScaleReply) -> String {
     }
 }
 
-fn reloaded(reply: &ReloadReply) -> String {
+fn reload_summary(reply: &ReloadReply) -> String {
     let ReloadReply { micros, tokens_replayed, ranks, unread } = reply;
     let (seconds, n_read) =
         (Duration::from_micros(*micros).as_secs_f64(), (*ranks as usize).saturating_sub(unread.len()));
@@ -128,16 +128,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_answer_says_the_grid_and_what_it_took() {
+    fn scale_summary_shows_grid_and_duration() {
         let reply = ScaleReply { tp: 2, pp: 1, micros: 1_234_000, tokens_replayed: 77 };
-        assert_eq!(told(&reply), "tp 2 x pp 1 after 1.23 s, 77 tokens computed again");
-        assert!(told(&ScaleReply { micros: 0, ..reply }).contains("already"));
+        assert_eq!(scale_summary(&reply), "tp 2 x pp 1 after 1.23 s, 77 tokens computed again");
+        assert!(scale_summary(&ScaleReply { micros: 0, ..reply }).contains("already"));
     }
 
     #[test]
-    fn whoever_has_not_read_again_is_counted_out() {
+    fn ranks_that_did_not_reload_are_not_counted() {
         let unread = vec![Unread { rank: 1, host: "there".into(), why: "gone".into() }];
         let reply = ReloadReply { micros: 500_000, tokens_replayed: 9, ranks: 4, unread };
-        assert_eq!(reloaded(&reply), "3 of 4 ranks have read the model again, after 0.50 s, 9 tokens computed again");
+        assert_eq!(reload_summary(&reply), "3 of 4 ranks have read the model again, after 0.50 s, 9 tokens computed again");
     }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 /// The router that receives the requests.
 #[derive(Args, Clone)]
-pub struct Look {
+pub struct RouterArgs {
     /// HTTP address of a router
     #[arg(long, env = "LOCKSTEP_URL", default_value = "http://127.0.0.1:8000")]
     pub url: String,
@@ -28,11 +28,11 @@ const ANSWER_MAX: Duration = Duration::from_secs(5);
 #[derive(Clone)]
 pub struct RunningServer {
     agent: ureq::Agent,
-    look: Look,
+    look: RouterArgs,
 }
 
 impl RunningServer {
-    pub fn new(look: Look) -> anyhow::Result<RunningServer> {
+    pub fn new(look: RouterArgs) -> anyhow::Result<RunningServer> {
         let url = &look.url;
         ensure!(
             url.starts_with("http://") || url.starts_with("https://"),
@@ -92,11 +92,11 @@ impl RunningServer {
 
 fn refused(url: &str, status: u16, page: Option<Value>) -> String {
     let page = page.unwrap_or_default();
-    let said = page["error"]["message"].as_str().or(page["message"].as_str()).or(page["error"].as_str());
-    match (status, said) {
-        (401, Some(said)) => format!("{url}: {said}: give it with --api-key, or as LOCKSTEP_API_KEY"),
+    let error_message = page["error"]["message"].as_str().or(page["message"].as_str()).or(page["error"].as_str());
+    match (status, error_message) {
+        (401, Some(message)) => format!("{url}: {message}: give it with --api-key, or as LOCKSTEP_API_KEY"),
         (404, None) => format!("{url}: there is no such page: is it a Lockstep router of this version?"),
-        (_, Some(said)) => format!("{url}: {said}"),
+        (_, Some(message)) => format!("{url}: {message}"),
         (status, None) => format!("{url} answers with status {status}"),
     }
 }
@@ -107,11 +107,11 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn a_refusal_says_what_the_server_said_and_what_to_do() {
+    fn refusal_has_server_message_and_advice() {
         let check = |status, page: Value, expect: &str| assert_eq!(refused("http://h", status, Some(page)), expect);
         let unknown = json!({ "error": { "message": "this API key is not known here" } });
-        let told = "http://h: this API key is not known here: give it with --api-key, or as LOCKSTEP_API_KEY";
-        check(401, unknown, told);
+        let expected = "http://h: this API key is not known here: give it with --api-key, or as LOCKSTEP_API_KEY";
+        check(401, unknown, expected);
         check(403, json!({ "error": "no" }), "http://h: no");
         check(500, json!({}), "http://h answers with status 500");
         check(404, json!({}), "http://h: there is no such page: is it a Lockstep router of this version?");

@@ -1,7 +1,7 @@
 //! `status`: prints the state of the cluster once. Reads `/cluster` of a router and formats it; has no knowledge of how
 //! that page is made.
 
-use super::server::{Look, RunningServer};
+use super::server::{RouterArgs, RunningServer};
 use crate::out;
 use crate::settings::device::list;
 use clap::Args;
@@ -15,7 +15,7 @@ pub struct StatusCommand {
     #[arg(long)]
     pub devices: bool,
     #[command(flatten)]
-    pub look: Look,
+    pub look: RouterArgs,
 }
 
 impl StatusCommand {
@@ -98,7 +98,7 @@ fn replica(replica: &Value) -> String {
         text(&replica["epoch"]),
         grid["tp"],
         grid["pp"],
-        wanted(&replica["wanted"]),
+        target_grid_text(&replica["wanted"]),
         requests["running"],
         requests["waiting"],
         replica["backlog_tokens"],
@@ -150,10 +150,10 @@ pub fn notes(replica: &Value) -> Vec<String> {
     notes
 }
 
-pub fn wanted(wanted: &Value) -> String {
-    match wanted.is_null() {
+pub fn target_grid_text(target: &Value) -> String {
+    match target.is_null() {
         true => String::new(),
-        false => format!(" (wanted: tp {} x pp {})", wanted["tp"], wanted["pp"]),
+        false => format!(" (wanted: tp {} x pp {})", target["tp"], target["pp"]),
     }
 }
 
@@ -237,7 +237,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn versions_are_told_in_a_line() {
+    fn versions_are_rendered_in_a_line() {
         let version = |model: &str, n: u32, like: Option<&str>| {
             let (weight, policy_digest) = (9, "01");
             json!({
@@ -246,10 +246,10 @@ mod tests {
             })
         };
         let versions = [version("v2", 2, None), version("v-2", 0, Some("v2")), version("w", 0, None)];
-        let told = render(&json!({ "models": [{ "name": "chat", "versions": versions }], "replicas": [{}] }));
+        let text = render(&json!({ "models": [{ "name": "chat", "versions": versions }], "replicas": [{}] }));
         let line = "chat = v2@01:9 (2 of 2 ready), v-2@01:9 (no replica serves it: did you mean v2?), \
                     w@01:9 (no replica serves it)";
-        assert_eq!(told.lines().next(), Some(line));
+        assert_eq!(text.lines().next(), Some(line));
     }
 
     #[test]
@@ -305,8 +305,8 @@ mod tests {
         let away = json!({ "replicas": [{ "replica": "there:1", "phase": "absent" }] });
         assert_eq!(render(&away), "there:1 · absent\n");
         let store = json!({ "kind": "etcd", "connected": false, "since": 7, "reason": "no answer" });
-        let told = render(&json!({ "store": store, "replicas": [] }));
-        assert!(told.starts_with("store: etcd · away for ") && told.ends_with("no replica is attached\n"), "{told}");
+        let store_text = render(&json!({ "store": store, "replicas": [] }));
+        assert!(store_text.starts_with("store: etcd · away for ") && store_text.ends_with("no replica is attached\n"), "{store_text}");
         assert!(
             render(&json!({ "store": { "kind": "static", "since": 7 } })).starts_with("store: static · there for ")
         );

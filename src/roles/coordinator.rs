@@ -11,7 +11,7 @@ use anyhow::Context;
 use checkpoint::Checkpoint;
 use clap::{ArgMatches, Args};
 use cluster::{Addresses, Claim, MemoryStore, Registration, Store};
-use coordinator::{DigestOf, Policy};
+use coordinator::{DigestInputs, Policy};
 use std::future::Future;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -30,9 +30,9 @@ pub struct CoordinatorCommand {
 }
 
 impl CoordinatorCommand {
-    pub fn run(self, said: &ArgMatches) -> anyhow::Result<()> {
+    pub fn run(self, matches: &ArgMatches) -> anyhow::Result<()> {
         let CoordinatorCommand { settings, source } = self;
-        let mut role = source.shared::<_, ServeSettings>(settings, said)?.resolved()?;
+        let mut role = source.shared::<_, ServeSettings>(settings, matches)?.resolved()?;
         if source.print_config {
             out::print(&printed(&role)?)?;
             return Ok(());
@@ -161,8 +161,8 @@ fn config(parts: CoordinatorParts<'_>, checkpoint: &Checkpoint, replica: &str) -
     })
 }
 
-fn digest_of(parts: CoordinatorParts<'_>, checkpoint: &Checkpoint) -> anyhow::Result<DigestOf> {
-    Ok(DigestOf { weights: checkpoint.fingerprint()?, mode: parts.coordinator.numerics })
+fn digest_of(parts: CoordinatorParts<'_>, checkpoint: &Checkpoint) -> anyhow::Result<DigestInputs> {
+    Ok(DigestInputs { weights: checkpoint.fingerprint()?, mode: parts.coordinator.numerics })
 }
 
 /// Returns the operator's placement policy for a replica.

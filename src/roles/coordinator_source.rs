@@ -6,7 +6,7 @@ use anyhow::{Context, ensure};
 use cluster::{Addresses, LastClaim, last_claim};
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
-use wire::{JoinToken, Peer};
+use wire::{JoinToken, DialTarget};
 
 /// The coordinator's address, now and as it changes.
 pub struct FoundCoordinator {
@@ -48,20 +48,20 @@ impl<'a> CoordinatorSource<'a> {
                 let address = address.to_owned();
                 let trust = trust.at_each_dial("worker", &address, handed)?;
                 let (found, until) = (address.clone(), CancellationToken::new());
-                let now = move || Ok(Peer { address: address.clone(), trust: trust(), until: until.clone() });
+                let now = move || Ok(DialTarget { address: address.clone(), trust: trust(), until: until.clone() });
                 Ok(FoundCoordinator { address: found, channel: wire::channel_to_where(now) })
             }
             CoordinatorSource::InStore { store, replica } => {
                 let store = store.open().await?.context("--etcd-endpoints is missing")?;
                 tracing::info!(replica, store = store.kind(), "looking for the coordinator of this replica");
-                let told = last_claim(store.watch(), replica.to_owned()).await;
-                let address = told.borrow().address.clone();
+                let claim_rx = last_claim(store.watch(), replica.to_owned()).await;
+                let address = claim_rx.borrow().address.clone();
                 // An invalid setting is reported now, and not at the first dial.
                 trust.resolve("worker", &address, handed.clone())?;
                 let now = move || {
-                    let LastClaim { address, superseded: until, .. } = told.borrow().clone();
+                    let LastClaim { address, superseded: until, .. } = claim_rx.borrow().clone();
                     let trust = trust.resolve("worker", &address, handed.clone()).map_err(|e| format!("{e:#}"))?;
-                    Ok(Peer { address, trust, until })
+                    Ok(DialTarget { address, trust, until })
                 };
                 Ok(FoundCoordinator { address, channel: wire::channel_to_where(now) })
             }
@@ -81,8 +81,8 @@ mod tests {
             CoordinatorSource::of(join, replica, store),
             expect,
         ) {
-            (Ok(found), Ok(is_told)) => assert_eq!(matches!(found, CoordinatorSource::InStore { .. }), is_told),
-            (Err(told), Err(part)) => assert!(told.to_string().contains(part), "{told}"),
+            (Ok(found), Ok(is_in_store)) => assert_eq!(matches!(found, CoordinatorSource::InStore { .. }), is_in_store),
+            (Err(error), Err(part)) => assert!(error.to_string().contains(part), "{error}"),
             (found, expect) => panic!("{}, expected {expect:?}", found.is_ok()),
         };
         check(Some("a:1"), None, &none, Ok(false));

@@ -1,7 +1,7 @@
 //! The line that a process writes to the standard input of a worker process that it starts: all settings and the join
 //! token. So no argument has a secret, and a new setting needs no code here.
 
-use crate::settings::{WorkerRole, told};
+use crate::settings::{WorkerRole, to_table};
 use anyhow::Context;
 use rustix::process::{Signal, set_parent_process_death_signal};
 use serde::{Deserialize, Serialize};
@@ -28,7 +28,7 @@ struct HandedLine<'a> {
 
 /// Makes the line, on the parent's side.
 pub fn line(token: &JoinToken, settings: &WorkerRole) -> anyhow::Result<String> {
-    Ok(serde_json::to_string(&HandedLine { token: token.expose(), settings: told(settings)? })?)
+    Ok(serde_json::to_string(&HandedLine { token: token.expose(), settings: to_table(settings)? })?)
 }
 
 /// Reads the line, on the child's side, and ends the child when the parent ends.
@@ -51,14 +51,14 @@ pub fn take(shutdown: CancellationToken) -> anyhow::Result<HandedSettings> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::settings::tests::said;
+    use crate::settings::tests::parse_settings;
 
     #[test]
-    fn a_worker_is_told_all_that_its_parent_has_in_one_line() {
+    fn worker_settings_are_handed_over_in_one_line() {
         let words = "--join a:1 --memory 3MiB --otlp-headers x=hidden --etcd-endpoints b:2,c:3 --wire tcp --fetch \
                      --link-encryption on \
                      --kernel-cache kernels --otlp-sample 0.25 --device cuda:1 --tls off --log debug";
-        let settings = said::<WorkerRole>(words);
+        let settings = parse_settings::<WorkerRole>(words);
         let token = JoinToken::random().unwrap();
         let line = line(&token, &settings).unwrap();
         assert!(!line.contains('\n'));

@@ -31,7 +31,7 @@ pub async fn open(
 ) -> anyhow::Result<SocketAddr> {
     let bound = TcpListener::bind(address).await.with_context(|| format!("cannot listen for health on {address}"))?;
     let address = bound.local_addr()?;
-    let health = HealthServer::new(Pulse { is_ready: is_ready.clone() });
+    let health = HealthServer::new(HealthService { is_ready: is_ready.clone() });
     let ready = move || {
         let is_ready = is_ready();
         let answer =
@@ -50,11 +50,11 @@ pub async fn open(
 
 /// gRPC's health service: the empty name is serving when the role is ready, `live` as long as the process answers.
 #[derive(Clone)]
-struct Pulse<F> {
+struct HealthService<F> {
     is_ready: F,
 }
 
-impl<F: Fn() -> bool> Pulse<F> {
+impl<F: Fn() -> bool> HealthService<F> {
     fn status(&self, service: &str) -> Option<ServingStatus> {
         match service {
             "" if (self.is_ready)() => Some(ServingStatus::Serving),
@@ -66,7 +66,7 @@ impl<F: Fn() -> bool> Pulse<F> {
 }
 
 #[tonic::async_trait]
-impl<F: Fn() -> bool + Clone + Send + Sync + 'static> Health for Pulse<F> {
+impl<F: Fn() -> bool + Clone + Send + Sync + 'static> Health for HealthService<F> {
     type WatchStream = Pin<Box<dyn Stream<Item = Result<HealthCheckResponse, Status>> + Send>>;
 
     async fn check(&self, request: Request<HealthCheckRequest>) -> Result<Response<HealthCheckResponse>, Status> {
@@ -78,10 +78,10 @@ impl<F: Fn() -> bool + Clone + Send + Sync + 'static> Health for Pulse<F> {
     /// Sends a status for an unknown service too, as gRPC requires: the service could appear later.
     async fn watch(&self, request: Request<HealthCheckRequest>) -> Result<Response<Self::WatchStream>, Status> {
         let (pulse, service) = (self.clone(), request.into_inner().service);
-        let mut told = None;
+        let mut last_sent = None;
         let changes = IntervalStream::new(tokio::time::interval(WATCH_EVERY)).filter_map(move |_| {
             let status = pulse.status(&service).map_or(SERVICE_UNKNOWN, |status| status as i32);
-            (told.replace(status) != Some(status)).then_some(Ok(HealthCheckResponse { status }))
+            (last_sent.replace(status) != Some(status)).then_some(Ok(HealthCheckResponse { status }))
         });
         Ok(Response::new(Box::pin(changes)))
     }
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_page_tells_what_is_true_now() {
+    async fn page_shows_the_current_state() {
         let is_ready = Arc::new(AtomicBool::new(false));
         let now = is_ready.clone();
         let metrics: router::Render = Arc::new(|| "lockstep:epoch 3\n".into());
@@ -132,16 +132,16 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn grpc_says_the_same_and_what_lives_is_not_what_is_ready() {
+    async fn grpc_health_distinguishes_live_from_ready() {
         let is_ready = Arc::new(AtomicBool::new(false));
         let now = is_ready.clone();
         let any_port = SocketAddr::from(([127, 0, 0, 1], 0));
         let address = open(any_port, Arc::new(String::new), move || now.load(Ordering::Relaxed)).await.unwrap();
         let channel = wire::tcp(&address.to_string()).unwrap();
         let mut health = HealthClient::new(channel);
-        let asked = |service: &str| HealthCheckRequest { service: service.into() };
-        let mut watched = health.watch(asked("")).await.unwrap().into_inner();
-        let mut check = async |service: &str| health.check(asked(service)).await.map(|said| said.get_ref().status);
+        let request = |service: &str| HealthCheckRequest { service: service.into() };
+        let mut watched = health.watch(request("")).await.unwrap().into_inner();
+        let mut check = async |service: &str| health.check(request(service)).await.map(|response| response.get_ref().status);
         assert_eq!(watched.message().await.unwrap().unwrap().status, 2);
         assert_eq!((check("").await.unwrap(), check("live").await.unwrap()), (2, 1));
         assert_eq!(check("other").await.unwrap_err().code(), Code::NotFound);
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn ranks_are_ready_when_the_gauge_says_so() {
+    fn ranks_are_ready_by_the_gauge() {
         assert!(has_ready_ranks("# x\nlockstep:ranks_ready{model_name=\"toy\",replica=\"one\"} 4\n"));
         assert!(!has_ready_ranks("lockstep:ranks_ready{replica=\"one\"} 0\nlockstep:epoch{replica=\"one\"} 1\n"));
         assert!(!has_ready_ranks("# TYPE lockstep:ranks_ready gauge\n"));

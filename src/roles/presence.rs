@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use types::{Step, StepDone};
 use worker::{
-    AbortHandle, Assignment, CancelFlag, KvCommit, Load, LoadError, Loaded, Ready, Repeats, Rest, RunError, Runner,
-    Upcoming,
+    AbortHandle, Assignment, CancelFlag, KvCommit, Load, LoadError, LoadedModel, ReadyReport, Repeats, Rest, RunError, Runner,
+    UpcomingSteps,
 };
 
 /// The flag of the current assignment. It shows the assignment's end immediately, even if the computing thread is busy.
@@ -30,9 +30,9 @@ pub struct PresenceLoader {
 }
 
 impl Load for PresenceLoader {
-    fn load(&mut self, assignment: &Assignment, cancel: &CancelFlag) -> Result<(Box<dyn Loaded>, Ready), LoadError> {
+    fn load(&mut self, assignment: &Assignment, cancel: &CancelFlag) -> Result<(Box<dyn LoadedModel>, ReadyReport), LoadError> {
         let (loaded, ready) = self.loader.load(assignment, cancel)?;
-        Ok((Box::new(Apart { loaded, presence: self.presence.clone() }), ready))
+        Ok((Box::new(PresenceModel { loaded, presence: self.presence.clone() }), ready))
     }
 
     fn distrust(&mut self) {
@@ -44,36 +44,36 @@ impl Load for PresenceLoader {
     }
 }
 
-struct Apart {
-    loaded: Box<dyn Loaded>,
+struct PresenceModel {
+    loaded: Box<dyn LoadedModel>,
     presence: Presence,
 }
 
-impl Loaded for Apart {
+impl LoadedModel for PresenceModel {
     fn meet(self: Box<Self>, cancel: &CancelFlag) -> Result<Box<dyn Runner>, LoadError> {
         let runner = self.loaded.meet(cancel)?;
         *self.presence.place() = Some(cancel.clone());
-        Ok(Box::new(Present { runner, presence: self.presence }))
+        Ok(Box::new(PresenceRunner { runner, presence: self.presence }))
     }
 }
 
-struct Present {
+struct PresenceRunner {
     runner: Box<dyn Runner>,
     presence: Presence,
 }
 
-impl Drop for Present {
+impl Drop for PresenceRunner {
     fn drop(&mut self) {
         *self.presence.place() = None;
     }
 }
 
-impl Runner for Present {
+impl Runner for PresenceRunner {
     fn run(&mut self, step: &Step, done: &mut StepDone) -> Result<(), RunError> {
         self.runner.run(step, done)
     }
 
-    fn run_with(&mut self, step: &Step, upcoming: &mut dyn Upcoming, done: &mut StepDone) -> Result<(), RunError> {
+    fn run_with(&mut self, step: &Step, upcoming: &mut dyn UpcomingSteps, done: &mut StepDone) -> Result<(), RunError> {
         self.runner.run_with(step, upcoming, done)
     }
 

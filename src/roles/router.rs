@@ -33,9 +33,9 @@ pub struct RouterCommand {
 }
 
 impl RouterCommand {
-    pub fn run(self, said: &ArgMatches) -> anyhow::Result<()> {
+    pub fn run(self, matches: &ArgMatches) -> anyhow::Result<()> {
         let RouterCommand { settings, source } = self;
-        let mut role = source.shared::<_, ServeSettings>(settings, said)?.resolved()?;
+        let mut role = source.shared::<_, ServeSettings>(settings, matches)?.resolved()?;
         if source.print_config {
             out::print(&printed(&role)?)?;
             return Ok(());
@@ -76,7 +76,7 @@ async fn follow(role: &RouterRole, given: Option<Addresses>) -> anyhow::Result<M
     let dial = move |address: &str| {
         let trust = trust.at_each_dial("router", address, None).map_err(|error| format!("{error:#}"))?;
         let (address, until) = (address.to_owned(), CancellationToken::new());
-        let now = move || Ok(wire::Peer { address: address.clone(), trust: trust(), until: until.clone() });
+        let now = move || Ok(wire::DialTarget { address: address.clone(), trust: trust(), until: until.clone() });
         Ok(wire::channel_to_where(now))
     };
     Ok(Membership::Followed { store, dial: Box::new(dial) })
@@ -128,9 +128,9 @@ impl Listeners {
         let version = env!("CARGO_PKG_VERSION");
         let (web, rpc) = if parts.router.api_tls_cert.is_some() { ("https", "grpcs") } else { ("http", "grpc") };
         let addresses = format!("{web}://{http}/v1 and {rpc}://{grpc}");
-        logs::say(&format!("lockstep {version} listens on {addresses} for {model}, which is not ready yet"));
+        logs::write_line(&format!("lockstep {version} listens on {addresses} for {model}, which is not ready yet"));
         if let Some(admin) = &self.admin {
-            logs::say(&format!("operators ask http://{}", admin.local_addr()?));
+            logs::write_line(&format!("operators ask http://{}", admin.local_addr()?));
         }
         let ready = format!(
             "lockstep {version} serves {model} on {addresses}\n\
@@ -141,7 +141,7 @@ impl Listeners {
         tokio::spawn(async move {
             // An error means that the process ends before it was ready.
             if readiness.wait_for(|is_ready| *is_ready).await.is_ok() {
-                ready.lines().for_each(logs::say);
+                ready.lines().for_each(logs::write_line);
             }
         });
         Ok(())
@@ -288,7 +288,7 @@ fn config(parts: RouterParts<'_>, n_replicas: usize, metrics: router::Render) ->
         tls: api_tls::read(settings)?,
         hosts_allowed: settings.allowed_hosts.clone().unwrap_or_default(),
         origins_allowed: settings.allowed_origins.clone().unwrap_or_default(),
-        pages_off: router::PagesOff { metrics: settings.no_metrics, slots: settings.no_slots, ui: settings.no_ui },
+        pages_off: router::DisabledPages { metrics: settings.no_metrics, slots: settings.no_slots, ui: settings.no_ui },
         tags: settings.tags.clone().unwrap_or_default(),
         record: settings.answers.record(),
         audit: settings.answers.audit,
@@ -301,12 +301,12 @@ fn config(parts: RouterParts<'_>, n_replicas: usize, metrics: router::Render) ->
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::settings::tests::said;
+    use crate::settings::tests::parse_settings;
 
     #[test]
-    fn routers_wait_as_long_as_they_are_told() {
+    fn router_timeouts_follow_the_flags() {
         let waits = |words: &str| {
-            let settings = said::<ServeSettings>(words).resolved().ok()?;
+            let settings = parse_settings::<ServeSettings>(words).resolved().ok()?;
             Some(config(settings.router(), 1, Arc::new(String::new)).unwrap().timeouts)
         };
         let seconds = |words| {
@@ -318,26 +318,26 @@ mod tests {
         assert_eq!(seconds("--drain-seconds 4 --failover-max 0"), (0, 4));
         let request_max = |words| waits(words).map(|waits| waits.request_max);
         let minute = Some(Duration::from_secs(60));
-        let said = ["", "--request-seconds 60", "--request-seconds 0"];
-        assert_eq!(said.map(request_max), [Some(None), Some(minute), None]);
+        let flags = ["", "--request-seconds 60", "--request-seconds 0"];
+        assert_eq!(flags.map(request_max), [Some(None), Some(minute), None]);
     }
 
     #[test]
     fn routers_answer_to_several_names() {
         for words in ["--served-model-name a --served-model-name b", "--served-model-name a,b"] {
-            let settings = said::<ServeSettings>(words);
+            let settings = parse_settings::<ServeSettings>(words);
             assert_eq!(settings.model.served_name(), Some("a"));
             assert_eq!(config(settings.router(), 1, Arc::new(String::new)).unwrap().names, ["a", "b"], "{words}");
         }
-        let mut model = said::<ServeSettings>("").model;
+        let mut model = parse_settings::<ServeSettings>("").model;
         assert_eq!(model.served_name(), None);
         assert_eq!(model.named("own".into()), "own");
     }
 
     #[test]
-    fn routers_take_as_much_as_they_are_told() {
+    fn router_limits_follow_the_flags() {
         let check = |words: &str, expect: Option<(u32, usize)>| {
-            let settings = said::<ServeSettings>(words).resolved().ok();
+            let settings = parse_settings::<ServeSettings>(words).resolved().ok();
             let limits = settings.map(|of| config(of.router(), 1, Arc::new(String::new)).unwrap().limits);
             assert_eq!(limits.map(|limits| (limits.choices_max, limits.body_bytes_max)), expect, "{words}");
         };
@@ -350,12 +350,12 @@ mod tests {
     }
 
     #[test]
-    fn routers_store_as_much_as_they_are_told() {
+    fn stored_response_limits_follow_the_flags() {
         let check = |words: &str, expect: Option<(usize, usize, u64)>| {
-            let settings = said::<ServeSettings>(words).resolved().ok();
+            let settings = parse_settings::<ServeSettings>(words).resolved().ok();
             let stored = settings.map(|of| config(of.router(), 1, Arc::new(String::new)).unwrap().limits.stored);
-            let told = stored.map(|of| (of.responses_max, of.bytes_max, of.age_max.as_secs()));
-            assert_eq!(told, expect, "{words}");
+            let limits = stored.map(|of| (of.responses_max, of.bytes_max, of.age_max.as_secs()));
+            assert_eq!(limits, expect, "{words}");
         };
         check("", Some((4096, 64 << 20, 3600)));
         check("--stored-responses 0 --stored-bytes 1MiB --stored-seconds 5", Some((0, 1 << 20, 5)));

@@ -12,8 +12,8 @@ use std::path::Path;
 pub fn first(checkpoint: &Checkpoint, model: &str, settings: &RouterSettings) -> anyhow::Result<ModelText> {
     let mut text = ModelText::of(checkpoint)?;
     text.card = catalogue::card_sampling(model).map_or_else(Defaults::default, recommended);
-    if let Some(said) = &settings.chat_template {
-        let source = template(said)?;
+    if let Some(given_template) = &settings.chat_template {
+        let source = template(given_template)?;
         let like = |own: &ChatTemplate| own.replaced(&source);
         let template = text.template.as_ref().map_or_else(|| ChatTemplate::new(&source, None, None), like);
         text = text.with_template(template.context("--chat-template")?);
@@ -32,8 +32,8 @@ fn recommended(card: CardSampling) -> Defaults {
 
 /// Checks that the given template can be read, before anything starts.
 pub fn check_template(settings: &RouterSettings) -> anyhow::Result<()> {
-    let Some(said) = &settings.chat_template else { return Ok(()) };
-    ChatTemplate::new(&template(said)?, None, None).map(drop).context("--chat-template")
+    let Some(given_template) = &settings.chat_template else { return Ok(()) };
+    ChatTemplate::new(&template(given_template)?, None, None).map(drop).context("--chat-template")
 }
 
 /// Returns the text of another model.
@@ -41,16 +41,16 @@ pub fn other(checkpoint: &Checkpoint) -> anyhow::Result<ModelText> {
     Ok(ModelText::of(checkpoint)?)
 }
 
-fn variables(said: &str) -> anyhow::Result<serde_json::Map<String, serde_json::Value>> {
-    serde_json::from_str(said).context("--default-chat-template-kwargs must be a JSON object")
+fn variables(json: &str) -> anyhow::Result<serde_json::Map<String, serde_json::Value>> {
+    serde_json::from_str(json).context("--default-chat-template-kwargs must be a JSON object")
 }
 
 /// Returns the text of a template file, or the template itself: like vLLM's flag, ours accepts both.
-fn template(said: &str) -> anyhow::Result<String> {
-    match std::fs::read_to_string(Path::new(said)) {
+fn template(path_or_template: &str) -> anyhow::Result<String> {
+    match std::fs::read_to_string(Path::new(path_or_template)) {
         Ok(source) => Ok(source),
-        Err(_) if said.contains("{{") || said.contains("{%") => Ok(said.to_owned()),
-        Err(error) => bail!("--chat-template {said} cannot be read, and is no template itself: {error}"),
+        Err(_) if path_or_template.contains("{{") || path_or_template.contains("{%") => Ok(path_or_template.to_owned()),
+        Err(error) => bail!("--chat-template {path_or_template} cannot be read, and is no template itself: {error}"),
     }
 }
 
@@ -58,11 +58,11 @@ fn template(said: &str) -> anyhow::Result<String> {
 mod tests {
     use super::*;
     use crate::settings::ServeSettings;
-    use crate::settings::tests::said;
+    use crate::settings::tests::parse_settings;
 
     fn read(words: &str) -> anyhow::Result<ModelText> {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/reference/llama-f32-tied");
-        first(&Checkpoint::open(&folder)?, "smollm2", &said::<ServeSettings>(words).router)
+        first(&Checkpoint::open(&folder)?, "smollm2", &parse_settings::<ServeSettings>(words).router)
     }
 
     #[test]

@@ -21,11 +21,11 @@ use tokio::runtime::{Builder, Handle};
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
 use wire::JoinToken;
-use worker::fetch::{Checked, Fetch};
+use worker::fetch::{IntactChunks, Fetch};
 use worker::sim::Sim;
-use worker::source::{self, Source as ModelSource};
+use worker::source::{self, ModelSource as ModelSource};
 use worker::{
-    Assignment, CancelFlag, ComputeDevice, Load, LoadError, Loaded, MeshSecret, ModelLoader, PeerListener, Ready,
+    Assignment, CancelFlag, ComputeDevice, Load, LoadError, LoadedModel, MeshSecret, ModelLoader, PeerListener, ReadyReport,
     Scrubber,
 };
 
@@ -44,7 +44,7 @@ pub struct WorkerCommand {
 }
 
 impl WorkerCommand {
-    pub fn run(self, said: &ArgMatches) -> anyhow::Result<()> {
+    pub fn run(self, matches: &ArgMatches) -> anyhow::Result<()> {
         let WorkerCommand { settings, supervised, source } = self;
         let shutdown = CancellationToken::new();
         let (role, token) = match supervised {
@@ -52,7 +52,7 @@ impl WorkerCommand {
                 let HandedSettings { settings, token } = handover::take(shutdown.clone())?;
                 (settings, Some(JoinToken::new(&token).context("from the parent")?))
             }
-            false => (source.under(settings, said)?, None),
+            false => (source.under(settings, matches)?, None),
         };
         let mut role = role.resolved()?;
         if source.print_config {
@@ -81,7 +81,7 @@ fn compute(role: &WorkerRole, token: Option<JoinToken>, hub: &Hub, shutdown: Can
         // A signal arrived before the coordinator was found.
         let Some(found) = finding.await else { return Ok(()) };
         let FoundCoordinator { address, channel } = found?;
-        let Rank { loader, config } = rank(role, &address, model_source(&role.join, channel.clone(), hub)?, link_key)?;
+        let WorkerSetup { loader, config } = rank(role, &address, model_source(&role.join, channel.clone(), hub)?, link_key)?;
         let presence = Presence::default();
         let loader = Box::new(PresenceLoader { loader, presence: presence.clone() });
         if let Some(health) = role.health.health {
@@ -93,7 +93,7 @@ fn compute(role: &WorkerRole, token: Option<JoinToken>, hub: &Hub, shutdown: Can
 }
 
 /// A worker's device, and the worker's description of itself.
-struct Rank {
+struct WorkerSetup {
     loader: Box<dyn Load>,
     config: worker::Config,
 }
@@ -103,22 +103,22 @@ fn rank(
     coordinator: &str,
     source: ModelSource,
     link_key: Option<MeshSecret>,
-) -> anyhow::Result<Rank> {
-    let (n_local, said) = (role.join.local_workers, role.device.device);
-    let device = said.of_worker(0)?;
+) -> anyhow::Result<WorkerSetup> {
+    let (n_local, device_choice) = (role.join.local_workers, role.device.device);
+    let device = device_choice.of_worker(0)?;
     let (door, mesh_address) = mesh(&role.join, coordinator)?;
     let scrubber = scrubber(device, &role.worker)?;
     let peers = RankPeers { listener: Some(door), link_key };
     let loader = loader(device, &role.worker, n_local, peers, scrubber.clone())?;
     let memory = match role.join.memory {
         Some(memory) => memory.0,
-        None => said.memory_bytes_of_one(n_local, machine::memory_bytes())?,
+        None => device_choice.memory_bytes_of_one(n_local, machine::memory_bytes())?,
     };
     let config = config(device, role.worker.threads(n_local), memory, mesh_address)?;
     // The machine of a separate worker is there for that worker, so its KV memory is committed from the start.
     let kv_memory = kv_memory(role.worker.kv_commit.unwrap_or(KvCommitChoice::All));
     let config = worker::Config { scrubber, kv_memory, speaks: role.spoken.speaks(), ..config };
-    Ok(Rank { loader: source::load_from(source, loader), config })
+    Ok(WorkerSetup { loader: source::load_from(source, loader), config })
 }
 
 /// Returns the listener for other workers, and the address that they receive.
@@ -141,9 +141,9 @@ fn model_source(join: &JoinSettings, coordinator: Channel, hub: &Hub) -> anyhow:
         (None, Some(folder)) => ModelSource::Folder(folder.clone()),
         (None, None) if join.fetch => {
             let (runtime, cache) = (Handle::current(), hub::sources(hub)?.cache);
-            ModelSource::Fetched(Fetch { channel: coordinator, runtime, cache, checked: Checked::default() })
+            ModelSource::Fetched(Fetch { channel: coordinator, runtime, cache, checked: IntactChunks::default() })
         }
-        (None, None) => ModelSource::AsTold,
+        (None, None) => ModelSource::Assigned,
     })
 }
 
@@ -176,7 +176,7 @@ pub fn scrubber(device: DeviceChoice, settings: &WorkerSettings) -> anyhow::Resu
         return Ok(None);
     }
     let is_cpu = device.compute_device(None)? == Some(ComputeDevice::Cpu);
-    ensure!(is_cpu, "--scrub looks through weights in the memory of CPUs, and the device is {}", device.told()?);
+    ensure!(is_cpu, "--scrub looks through weights in the memory of CPUs, and the device is {}", device.device_kind()?);
     Ok(Some(Scrubber::new(settings.scrub)))
 }
 
@@ -226,7 +226,7 @@ pub fn loader(
 struct SimLoader;
 
 impl Load for SimLoader {
-    fn load(&mut self, assignment: &Assignment, cancel: &CancelFlag) -> Result<(Box<dyn Loaded>, Ready), LoadError> {
+    fn load(&mut self, assignment: &Assignment, cancel: &CancelFlag) -> Result<(Box<dyn LoadedModel>, ReadyReport), LoadError> {
         let path = &assignment.model_path;
         let failed = |source| LoadError::Model { path: path.clone(), source };
         let checkpoint = Checkpoint::open(path).map_err(|error| failed(error.into()))?;
@@ -244,7 +244,7 @@ pub fn config(
 ) -> anyhow::Result<worker::Config> {
     Ok(worker::Config {
         host: machine::host(),
-        device: device.told()?.to_string(),
+        device: device.device_kind()?.to_string(),
         memory_bytes,
         threads: u32::try_from(threads).unwrap_or(u32::MAX),
         cores: u32::try_from(machine::cores()).unwrap_or(u32::MAX),

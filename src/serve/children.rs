@@ -38,22 +38,22 @@ pub struct Order {
     pub first: u16,
     /// The line that each worker reads, with all of its settings. A pipe carries it, because every user of the machine
     /// can read arguments.
-    pub told: Vec<String>,
+    pub settings_lines: Vec<String>,
 }
 
 /// Keeps the children alive until `end`. Returns when all of them have ended.
 pub async fn run(order: Order, end: CancellationToken) -> anyhow::Result<()> {
-    let (lost, mut losses) = mpsc::channel(order.told.len().max(1));
-    let workers = (order.first..).zip(&order.told);
-    let keepers: Vec<Keeper> =
-        workers.map(|(worker, told)| Keeper::start(worker, told.clone(), lost.clone())).collect();
+    let (lost, mut losses) = mpsc::channel(order.settings_lines.len().max(1));
+    let workers = (order.first..).zip(&order.settings_lines);
+    let keepers: Vec<ChildKeeper> =
+        workers.map(|(worker, line)| ChildKeeper::start(worker, line.clone(), lost.clone())).collect();
     drop(lost);
     let result = tokio::select! {
         () = end.cancelled() => Ok(()),
         Some(lost) = losses.recv() => Err(lost),
     };
     // Every child receives its end signal before this waits for any of them.
-    let threads: Vec<_> = keepers.into_iter().map(|Keeper { _end: _, thread }| thread).collect();
+    let threads: Vec<_> = keepers.into_iter().map(|ChildKeeper { _end: _, thread }| thread).collect();
     let ended = tokio::task::spawn_blocking(move || {
         for thread in threads {
             if thread.join().is_err() {
@@ -67,22 +67,22 @@ pub async fn run(order: Order, end: CancellationToken) -> anyhow::Result<()> {
     result
 }
 
-struct Keeper {
+struct ChildKeeper {
     /// Dropping this ends the child.
     _end: SyncSender<()>,
     thread: JoinHandle<()>,
 }
 
-impl Keeper {
-    fn start(worker: u16, told: String, lost: mpsc::Sender<anyhow::Error>) -> Keeper {
+impl ChildKeeper {
+    fn start(worker: u16, settings_line: String, lost: mpsc::Sender<anyhow::Error>) -> ChildKeeper {
         let (end, ended) = sync_channel(0);
         let thread = std::thread::spawn(move || {
-            if let Err(why) = keep(worker, &told, &ended) {
+            if let Err(why) = keep(worker, &settings_line, &ended) {
                 // The receiver is gone only when this process ends.
                 let _ending = lost.blocking_send(why);
             }
         });
-        Keeper { _end: end, thread }
+        ChildKeeper { _end: end, thread }
     }
 }
 
@@ -92,12 +92,12 @@ fn is_over(end: &Receiver<()>, wait: Duration) -> bool {
 }
 
 /// Starts one child after another, until the end.
-fn keep(worker: u16, told: &str, end: &Receiver<()>) -> anyhow::Result<()> {
+fn keep(worker: u16, settings_line: &str, end: &Receiver<()>) -> anyhow::Result<()> {
     let mut quick_deaths = 0;
     let mut wait = RESTART_MIN;
     loop {
         let began = Instant::now();
-        let mut life = Life::begin(worker, told).with_context(|| format!("worker {worker} cannot be started"))?;
+        let mut life = ChildProcess::begin(worker, settings_line).with_context(|| format!("worker {worker} cannot be started"))?;
         let Some(status) = life.watch(end) else {
             life.end();
             return Ok(());
@@ -121,14 +121,14 @@ fn keep(worker: u16, told: &str, end: &Receiver<()>) -> anyhow::Result<()> {
 }
 
 /// One child process.
-struct Life {
+struct ChildProcess {
     child: Child,
     input: Option<ChildStdin>,
     relays: Vec<JoinHandle<Option<String>>>,
 }
 
-impl Life {
-    fn begin(worker: u16, told: &str) -> std::io::Result<Life> {
+impl ChildProcess {
+    fn begin(worker: u16, settings_line: &str) -> std::io::Result<ChildProcess> {
         // This is the running file itself, even if the path has another file by now.
         let mut command = Command::new("/proc/self/exe");
         command.arg0("lockstep").args(["worker", "--supervised"]);
@@ -147,13 +147,13 @@ impl Life {
         let mut input = child.stdin.take();
         if let Some(input) = &mut input {
             // A write fails if the child is dead already, which `watch` detects.
-            let _dead = writeln!(input, "{told}");
+            let _dead = writeln!(input, "{settings_line}");
         }
         let mut relays = Vec::new();
         relays.extend(child.stdout.take().map(|out| relay::start(worker, child.id(), out)));
         relays.extend(child.stderr.take().map(|out| relay::start(worker, child.id(), out)));
         tracing::info!(worker, pid = child.id(), "a worker process begins");
-        Ok(Life { child, input, relays })
+        Ok(ChildProcess { child, input, relays })
     }
 
     /// Returns the status with which the child died, or None if it is to end.

@@ -21,8 +21,8 @@ const DEFAULT: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCAL
 
 /// Opens one listener per replica, on consecutive ports. Opens none if no address was given and the default one is in
 /// use.
-pub async fn open(asked: Option<SocketAddr>, n_replicas: u16) -> anyhow::Result<Vec<TcpListener>> {
-    let first = asked.unwrap_or(DEFAULT);
+pub async fn open(requested: Option<SocketAddr>, n_replicas: u16) -> anyhow::Result<Vec<TcpListener>> {
+    let first = requested.unwrap_or(DEFAULT);
     ensure!(
         first.ip().is_loopback(),
         "--control {first} is not loopback: who is to be reached from elsewhere runs `lockstep coordinator`"
@@ -35,7 +35,7 @@ pub async fn open(asked: Option<SocketAddr>, n_replicas: u16) -> anyhow::Result<
         let address = SocketAddr::new(first.ip(), port);
         match TcpListener::bind(address).await {
             Ok(door) => listeners.push(door),
-            Err(why) if asked.is_none() => {
+            Err(why) if requested.is_none() => {
                 tracing::warn!(%address, %why, "`scale` and `reload` do not reach this server: give --control ADDR");
                 return Ok(Vec::new());
             }
@@ -105,12 +105,12 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_door_that_was_asked_for_must_open() {
+    async fn requested_control_address_must_be_free() {
         let taken = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let told = open(taken.local_addr().ok(), 1).await.unwrap_err();
-        assert!(format!("{told:#}").contains("--control"), "{told:#}");
-        let told = open(Some("192.0.2.1:1".parse().unwrap()), 1).await.unwrap_err();
-        assert!(told.to_string().contains("not loopback"), "{told:#}");
+        let error = open(taken.local_addr().ok(), 1).await.unwrap_err();
+        assert!(format!("{error:#}").contains("--control"), "{error:#}");
+        let error = open(Some("192.0.2.1:1".parse().unwrap()), 1).await.unwrap_err();
+        assert!(error.to_string().contains("not loopback"), "{error:#}");
         assert_eq!(open(Some("127.0.0.1:0".parse().unwrap()), 3).await.unwrap().len(), 3);
         assert!(open(Some("127.0.0.1:65535".parse().unwrap()), 2).await.is_err());
     }

@@ -20,7 +20,7 @@ use crate::settings::hub;
 use crate::settings::{ConfigSource, ServeSettings, printed};
 use anyhow::Context;
 use checkpoint::Checkpoint;
-use checkpoint::catalogue::Located;
+use checkpoint::catalogue::LocatedModel;
 use clap::{ArgMatches, Args};
 use cluster::MemoryStore;
 use parts::{RoleTask, run_all};
@@ -46,12 +46,12 @@ pub struct ServeCommand {
 }
 
 impl ServeCommand {
-    pub fn run(self, said: &ArgMatches) -> anyhow::Result<()> {
-        let Some((settings, located)) = prepared(self.settings, &self.source, said)? else { return Ok(()) };
+    pub fn run(self, matches: &ArgMatches) -> anyhow::Result<()> {
+        let Some((settings, located)) = prepared(self.settings, &self.source, matches)? else { return Ok(()) };
         let (metrics, checkpoint) = begun(&settings, &located)?;
         check_clients(settings.router())?;
         Runtime::new()?.block_on(async {
-            let listeners = match said.value_source("grpc") {
+            let listeners = match matches.value_source("grpc") {
                 Some(_) => Listeners::open(settings.router()).await?,
                 None => Listeners::open_beside(settings.router()).await?,
             };
@@ -68,9 +68,9 @@ impl ServeCommand {
 pub fn prepared(
     settings: ServeSettings,
     source: &ConfigSource,
-    said: &ArgMatches,
-) -> anyhow::Result<Option<(ServeSettings, Located)>> {
-    let settings = resolved(settings, source, said)?;
+    matches: &ArgMatches,
+) -> anyhow::Result<Option<(ServeSettings, LocatedModel)>> {
+    let settings = resolved(settings, source, matches)?;
     settings.map(|settings| with_model(settings, source)).transpose()
 }
 
@@ -78,9 +78,9 @@ pub fn prepared(
 pub fn resolved(
     settings: ServeSettings,
     source: &ConfigSource,
-    said: &ArgMatches,
+    matches: &ArgMatches,
 ) -> anyhow::Result<Option<ServeSettings>> {
-    let mut settings = source.under(settings, said)?.resolved()?;
+    let mut settings = source.under(settings, matches)?.resolved()?;
     let kernels = || hub::kernels(&source.hub);
     settings.worker.kernel_cache = settings.worker.kernel_cache.or_else(kernels);
     if source.print_config {
@@ -91,7 +91,7 @@ pub fn resolved(
 }
 
 /// Finds the model of these settings, or fetches it.
-pub fn with_model(mut settings: ServeSettings, source: &ConfigSource) -> anyhow::Result<(ServeSettings, Located)> {
+pub fn with_model(mut settings: ServeSettings, source: &ConfigSource) -> anyhow::Result<(ServeSettings, LocatedModel)> {
     let located = models::ready(&settings.model.model, &source.hub)?;
     settings.model.named(located.name.clone());
     drafts::find(&mut settings.coordinator.speculation, &source.hub)?;
@@ -99,7 +99,7 @@ pub fn with_model(mut settings: ServeSettings, source: &ConfigSource) -> anyhow:
 }
 
 /// Starts logs and metrics, and checks that the model can be placed.
-pub fn begun(settings: &ServeSettings, located: &Located) -> anyhow::Result<(router::Render, Checkpoint)> {
+pub fn begun(settings: &ServeSettings, located: &LocatedModel) -> anyhow::Result<(router::Render, Checkpoint)> {
     let (steps, content) = (settings.coordinator.otlp_steps, settings.router.otlp_content);
     let collector = settings.watch.collector()?.map(|collector| Collector { steps, content, ..collector });
     let metrics = watch(&settings.watch, collector.as_ref(), settings.model.served_name())?;
@@ -109,7 +109,7 @@ pub fn begun(settings: &ServeSettings, located: &Located) -> anyhow::Result<(rou
 }
 
 /// Returns the model, if it can be placed.
-pub fn checked(settings: &ServeSettings, located: &Located) -> anyhow::Result<Checkpoint> {
+pub fn checked(settings: &ServeSettings, located: &LocatedModel) -> anyhow::Result<Checkpoint> {
     let checkpoint = Checkpoint::open(&located.path)?;
     plan::blueprint(settings, &checkpoint)?;
     Ok(checkpoint)
@@ -133,7 +133,7 @@ pub async fn serve(
     let mut controls = controls.into_iter();
     let (mut groups, mut coordinators, salt) = (Vec::new(), Vec::new(), salt(None)?);
     for n in 0..settings.local.replicas {
-        let (mut group, coordinator) = Group::start(settings, checkpoint, salt, n).await?;
+        let (mut group, coordinator) = ReplicaTasks::start(settings, checkpoint, salt, n).await?;
         if let Some(door) = controls.next() {
             group.open(door, coordinator.channel.clone())?;
         }
@@ -148,20 +148,20 @@ pub async fn serve(
 }
 
 /// A replica: its coordinator and its workers.
-struct Group {
+struct ReplicaTasks {
     name: String,
     /// Ends the coordinator; the workers then end with it.
     end: CancellationToken,
     parts: Vec<RoleTask>,
 }
 
-impl Group {
+impl ReplicaTasks {
     async fn start(
         settings: &ServeSettings,
         checkpoint: &Checkpoint,
         salt: [u8; 16],
         n: u16,
-    ) -> anyhow::Result<(Group, router::CoordinatorChannel)> {
+    ) -> anyhow::Result<(ReplicaTasks, router::CoordinatorChannel)> {
         let name = if settings.local.replicas > 1 { format!("{REPLICA}-{n}") } else { REPLICA.to_owned() };
         let (dialer, pipes) = wire::in_memory();
         let end = CancellationToken::new();
@@ -182,7 +182,7 @@ impl Group {
             parts.push(RoleTask::start("the coordinator", end.clone(), served));
             parts.push(workers::processes(settings, address, &token, n * n_ranks)?);
         }
-        Ok((Group { name: name.clone(), end, parts }, router::CoordinatorChannel { name, channel: dialer.channel() }))
+        Ok((ReplicaTasks { name: name.clone(), end, parts }, router::CoordinatorChannel { name, channel: dialer.channel() }))
     }
 
     /// Serves `scale` and `reload` until its coordinator has ended.
@@ -195,7 +195,7 @@ impl Group {
 }
 
 /// Runs replicas until `end`, or until none is left. A failed replica is logged, and the others continue.
-async fn run_groups(groups: Vec<Group>, end: CancellationToken) -> anyhow::Result<()> {
+async fn run_groups(groups: Vec<ReplicaTasks>, end: CancellationToken) -> anyhow::Result<()> {
     let ends: Vec<CancellationToken> = groups.iter().map(|group| group.end.clone()).collect();
     let mut running = JoinSet::new();
     for group in groups {

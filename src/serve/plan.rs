@@ -39,7 +39,7 @@ fn machines(settings: &ServeSettings) -> anyhow::Result<Vec<Machine>> {
         Ok(Machine {
             worker: WorkerId(i.into()),
             host: machine::host(),
-            device: settings.device.device.of_worker(i)?.told()?,
+            device: settings.device.device.of_worker(i)?.device_kind()?,
             memory_bytes,
             threads: u32::try_from(settings.threads()).unwrap_or(u32::MAX),
             cores: u32::try_from(machine::cores()).unwrap_or(u32::MAX),

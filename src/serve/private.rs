@@ -33,9 +33,9 @@ impl PrivateServer {
     pub fn prepare(
         settings: ServeSettings,
         source: &ConfigSource,
-        said: &ArgMatches,
+        matches: &ArgMatches,
     ) -> anyhow::Result<Option<PrivateServer>> {
-        let Some((mut settings, located)) = prepared(settings, source, said)? else { return Ok(None) };
+        let Some((mut settings, located)) = prepared(settings, source, matches)? else { return Ok(None) };
         let any_port = Some(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
         (settings.router.http, settings.router.grpc) = (any_port, any_port);
         (settings.router.api_keys, settings.router.api_key) = (None, None);
@@ -74,13 +74,13 @@ impl PrivateServer {
             let shutdown = CancellationToken::new();
             let mut served =
                 pin!(serve(settings, checkpoint, metrics.clone(), listeners, Vec::new(), shutdown.clone()));
-            let asked = tokio::select! {
-                asked = client(at) => asked,
+            let result = tokio::select! {
+                reply = client(at) => reply,
                 served = &mut served => return served.and(Err(anyhow!("the roles ended before the answer"))),
             };
             shutdown.cancel();
             let served = served.await.context("the roles did not end well");
-            asked.and_then(|asked| served.map(|()| asked))
+            result.and_then(|value| served.map(|()| value))
         });
         // A read of the terminal cannot be cancelled, and its line is of no use at this point.
         runtime.shutdown_background();

@@ -14,17 +14,17 @@ const LINE_BYTES_MAX: u64 = 64 << 10;
 pub fn start(worker: u16, pid: u32, out: impl Read + Send + 'static) -> JoinHandle<Option<String>> {
     std::thread::spawn(move || {
         let mut out = BufReader::new(out);
-        let mut voice = Voice { worker, pid, rank: None, last_words: None };
+        let mut voice = WorkerLog { worker, pid, rank: None, last_words: None };
         let mut line = Vec::new();
         while (&mut out).take(LINE_BYTES_MAX).read_until(b'\n', &mut line).is_ok_and(|n| n > 0) {
-            voice.say(String::from_utf8_lossy(&line).trim_end());
+            voice.relay_line(String::from_utf8_lossy(&line).trim_end());
             line.clear();
         }
         voice.last_words
     })
 }
 
-struct Voice {
+struct WorkerLog {
     worker: u16,
     pid: u32,
     /// The rank that the child logged when it received an assignment.
@@ -32,8 +32,8 @@ struct Voice {
     last_words: Option<String>,
 }
 
-impl Voice {
-    fn say(&mut self, line: &str) {
+impl WorkerLog {
+    fn relay_line(&mut self, line: &str) {
         match serde_json::from_str::<Map<String, Value>>(line) {
             Ok(mut event) => {
                 self.rank = event.get("rank").and_then(Value::as_u64).or(self.rank);
@@ -49,7 +49,7 @@ impl Voice {
     }
 
     fn log(&self, level: Level, text: &str) {
-        let Voice { worker, pid, rank, .. } = self;
+        let WorkerLog { worker, pid, rank, .. } = self;
         match level {
             Level::ERROR => tracing::error!(target: "worker", worker, pid, rank, "{text}"),
             Level::WARN => tracing::warn!(target: "worker", worker, pid, rank, "{text}"),
@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_log_line_is_said_with_its_fields_and_the_rest_is_remembered() {
+    fn log_lines_keep_fields_and_last_words_are_kept() {
         let mut event: Map<String, Value> = serde_json::from_str(
             r#"{"timestamp":"now","level":"WARN","message":"a peer is refused","why":"late","rank":3,"target":"x"}"#,
         )

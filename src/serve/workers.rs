@@ -46,9 +46,9 @@ pub fn processes(
 ) -> anyhow::Result<RoleTask> {
     let numbers = first..first + settings.coordinator.n_ranks();
     let line = |number| handover::line(token, &role(settings, coordinator, number)?);
-    let told = numbers.map(line).collect::<anyhow::Result<_>>()?;
+    let settings_lines = numbers.map(line).collect::<anyhow::Result<_>>()?;
     let end = CancellationToken::new();
-    Ok(RoleTask::start("the workers", end.clone(), children::run(Order { first, told }, end)))
+    Ok(RoleTask::start("the workers", end.clone(), children::run(Order { first, settings_lines: told: settings_lines }, end)))
 }
 
 /// Returns the settings of the worker with this number.

@@ -73,14 +73,14 @@ impl AnswerSettings {
 #[cfg(test)]
 mod tests {
     use super::super::ServeSettings;
-    use super::super::tests::said;
+    use super::super::tests::parse_settings;
 
     #[test]
     fn a_record_has_a_place_and_room() {
         let check = |words: &str, part: Option<&str>| {
-            let told = said::<ServeSettings>(words).resolved().err().map(|error| error.to_string());
-            assert_eq!(told.is_some(), part.is_some(), "{words}: {told:?}");
-            assert!(told.is_none_or(|told| told.contains(part.unwrap_or_default())), "{words}");
+            let message = parse_settings::<ServeSettings>(words).resolved().err().map(|error| error.to_string());
+            assert_eq!(message.is_some(), part.is_some(), "{words}: {message:?}");
+            assert!(message.is_none_or(|text| text.contains(part.unwrap_or_default())), "{words}");
         };
         check("--record records --record-prompts --record-bytes 1MiB", None);
         check("--record-prompts", Some("--record DIR"));
@@ -89,7 +89,7 @@ mod tests {
         check("--audit 0.01", None);
         check("--audit 1.5", Some("no share from 0 to 1"));
         check("--audit NaN", Some("no share from 0 to 1"));
-        let kept = said::<ServeSettings>("--record r --record-bytes 8MiB --record-files 4").router.answers.record();
+        let kept = parse_settings::<ServeSettings>("--record r --record-bytes 8MiB --record-files 4").router.answers.record();
         let kept = kept.unwrap();
         assert_eq!((kept.bytes_max, kept.files_max, kept.prompts), (8 << 20, 4, false));
     }

@@ -245,8 +245,8 @@ pub struct CoordinatorRole {
 
 impl CoordinatorRole {
     pub fn resolved(mut self) -> anyhow::Result<CoordinatorRole> {
-        let is_told = self.listen.advertise.is_none() || self.store.is_given();
-        ensure!(is_told, "--advertise needs --etcd-endpoints HOST:PORT");
+        let is_advertisable = self.listen.advertise.is_none() || self.store.is_given();
+        ensure!(is_advertisable, "--advertise needs --etcd-endpoints HOST:PORT");
         self.store.check()?;
         self.queue.check()?;
         self.device.device = self.device.device.resolved();

@@ -88,7 +88,7 @@ impl DeviceChoice {
         match self {
             DeviceChoice::Auto if usable().is_ok() => DeviceChoice::Cuda(None),
             DeviceChoice::Auto => DeviceChoice::Cpu,
-            said => said,
+            choice => choice,
         }
     }
 
@@ -112,10 +112,10 @@ impl DeviceChoice {
     }
 
     /// Returns the kind of device that a worker reports: all ranks of one replica must report the same.
-    pub fn told(self) -> anyhow::Result<DeviceKind> {
+    pub fn device_kind(self) -> anyhow::Result<DeviceKind> {
         Ok(match self.of_worker(0)? {
-            DeviceChoice::Cuda(ordinal) => Driver::find()?.card(ordinal.unwrap_or(0))?.told(),
-            one => one.class().into(),
+            DeviceChoice::Cuda(ordinal) => Driver::find()?.card(ordinal.unwrap_or(0))?.device_kind(),
+            other => other.class().into(),
         })
     }
 
@@ -216,14 +216,14 @@ fn line(driver: Driver, card: &Card) -> String {
 
 /// Returns the driver's release number, if its kernel module reports one.
 fn release() -> String {
-    let told = std::fs::read_to_string("/proc/driver/nvidia/version").unwrap_or_default();
-    release_in(&told).map_or_else(String::new, |release| format!(" ({release})"))
+    let version_text = std::fs::read_to_string("/proc/driver/nvidia/version").unwrap_or_default();
+    release_in(&version_text).map_or_else(String::new, |release| format!(" ({release})"))
 }
 
 /// `NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  Tue Sep 23 ..` -> `580.95.05`
-fn release_in(told: &str) -> Option<&str> {
+fn release_in(version_text: &str) -> Option<&str> {
     let is_release = |word: &&str| word.contains('.') && word.split('.').all(|part| part.parse::<u32>().is_ok());
-    told.lines().next()?.split_whitespace().find(is_release)
+    version_text.lines().next()?.split_whitespace().find(is_release)
 }
 
 fn gibibytes(bytes: u64) -> String {
@@ -236,8 +236,8 @@ mod tests {
 
     #[test]
     fn devices_are_read_as_they_are_written() {
-        for said in ["auto", "cpu", "cuda", "cuda:3", "sim"] {
-            assert_eq!(said.parse::<DeviceChoice>().map(|device| device.to_string()), Ok(said.to_owned()));
+        for text in ["auto", "cpu", "cuda", "cuda:3", "sim"] {
+            assert_eq!(text.parse::<DeviceChoice>().map(|device| device.to_string()), Ok(text.to_owned()));
         }
         for wrong in ["gpu", "cuda:", "cuda:x", "cpu:0", "cuda:-1", ""] {
             assert!(wrong.parse::<DeviceChoice>().is_err_and(|error| error.contains("cuda:N")), "{wrong}");
@@ -245,10 +245,10 @@ mod tests {
     }
 
     #[test]
-    fn a_drivers_release_is_found_in_what_it_says() {
-        let told =
+    fn driver_release_is_found_in_version_text() {
+        let version_text =
             "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build\nGCC version: 12.3.0";
-        assert_eq!(release_in(told), Some("580.95.05"));
+        assert_eq!(release_in(version_text), Some("580.95.05"));
         assert_eq!(release_in(""), None);
     }
 }

@@ -75,7 +75,7 @@ mod tests {
         ] {
             assert_eq!(checked(names), Ok(()), "{names:?}");
         }
-        for (name, told) in [
+        for (name, expected) in [
             ("LOCKSTEP_THREAD", "a setting with a similar name is LOCKSTEP_THREADS"),
             ("LOCKSTEP_HTPP", "a setting with a similar name is LOCKSTEP_HTTP"),
             ("LOCKSTEP_TESTS", "LOCKSTEP_TESTS, which no command knows"),
@@ -84,7 +84,7 @@ mod tests {
             ("LOCKSTEP_", "LOCKSTEP_, which no command knows"),
         ] {
             let refused = checked(&["LOCKSTEP_THREADS", name]).unwrap_err();
-            assert!(refused.contains(told), "{refused}");
+            assert!(refused.contains(expected), "{refused}");
         }
     }
 }

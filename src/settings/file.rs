@@ -23,31 +23,31 @@ pub struct ConfigSource {
 
 impl ConfigSource {
     /// Returns these flags, with missing values taken from the file. `said` distinguishes flags from defaults.
-    pub fn under<T>(&self, flags: T, said: &ArgMatches) -> anyhow::Result<T>
+    pub fn under<T>(&self, flags: T, matches: &ArgMatches) -> anyhow::Result<T>
     where
         T: Args + Serialize + DeserializeOwned,
     {
-        self.shared::<T, T>(flags, said)
+        self.shared::<T, T>(flags, matches)
     }
 
     /// Does the same as `under`, for a file that several roles share: keys that only `Other` has are skipped.
-    pub fn shared<T, Other>(&self, flags: T, said: &ArgMatches) -> anyhow::Result<T>
+    pub fn shared<T, Other>(&self, flags: T, matches: &ArgMatches) -> anyhow::Result<T>
     where
         T: Args + Serialize + DeserializeOwned,
         Other: Args,
     {
         let Some(path) = &self.config else { return Ok(flags) };
-        over::<T, Other>(flags, said, &read(path)?).with_context(|| format!("in {}", path.display()))
+        over::<T, Other>(flags, matches, &read(path)?).with_context(|| format!("in {}", path.display()))
     }
 }
 
-pub fn over<T, Other>(flags: T, said: &ArgMatches, file: &str) -> anyhow::Result<T>
+pub fn over<T, Other>(flags: T, matches: &ArgMatches, file: &str) -> anyhow::Result<T>
 where
     T: Args + Serialize + DeserializeOwned,
     Other: Args,
 {
     let (ours, others) = (arguments::<T>(), arguments::<Other>());
-    let mut merged = told(&flags)?;
+    let mut merged = to_table(&flags)?;
     for (name, value) in toml::from_str::<toml::Table>(file)? {
         let is_named = |argument: &&Arg| name_of(argument) == name;
         let Some(argument) = ours.get_arguments().find(is_named) else {
@@ -63,7 +63,7 @@ where
         with.insert(name.clone(), value);
         // A value is parsed even if a flag overrides it, so that an invalid one is reported.
         with.clone().try_into::<T>().with_context(|| name.clone())?;
-        let source = said.value_source(argument.get_id().as_str());
+        let source = matches.value_source(argument.get_id().as_str());
         if !matches!(source, Some(ValueSource::CommandLine | ValueSource::EnvVariable)) {
             merged = with;
         }
@@ -86,13 +86,13 @@ fn read(path: &Path) -> anyhow::Result<String> {
 }
 
 /// Returns all settings as a table, including secrets.
-pub fn told(settings: &impl Serialize) -> anyhow::Result<toml::Table> {
+pub fn to_table(settings: &impl Serialize) -> anyhow::Result<toml::Table> {
     Ok(toml::Table::try_from(settings)?)
 }
 
 /// Returns the output of `--print-config`: a file with these settings, without the values that the help hides too.
 pub fn printed<T: Args + Serialize>(settings: &T) -> anyhow::Result<String> {
-    let mut table = told(settings)?;
+    let mut table = to_table(settings)?;
     for secret in arguments::<T>().get_arguments().filter(|argument| argument.is_hide_env_values_set()) {
         table.remove(&name_of(secret));
     }

@@ -38,7 +38,7 @@ const PKCS8_ED25519: [u8; 16] =
 
 /// Returns certificates for both sides, signed by the authority derived from the token.
 pub fn of_token(token: &JoinToken, role: &str) -> anyhow::Result<Tls> {
-    let leaves = Arc::new(Leaves {
+    let leaves = Arc::new(RenewedCertificate {
         authority: Authority::of(token)?,
         role: role.into(),
         provider: Arc::new(ring::default_provider()),
@@ -151,14 +151,14 @@ fn named(name: &str) -> DistinguishedName {
 }
 
 /// This role's certificate, renewed in time.
-struct Leaves {
+struct RenewedCertificate {
     authority: Authority,
     role: String,
     provider: Arc<CryptoProvider>,
     current: Mutex<Option<(Instant, Arc<CertifiedKey>)>>,
 }
 
-impl Leaves {
+impl RenewedCertificate {
     fn current(&self) -> anyhow::Result<Arc<CertifiedKey>> {
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((made, key)) = current.as_ref().filter(|(made, _)| made.elapsed() < RENEWED_AFTER) {
@@ -175,19 +175,19 @@ impl Leaves {
     }
 }
 
-impl std::fmt::Debug for Leaves {
+impl std::fmt::Debug for RenewedCertificate {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Leaves({})", self.role)
     }
 }
 
-impl ResolvesServerCert for Leaves {
+impl ResolvesServerCert for RenewedCertificate {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         self.logged()
     }
 }
 
-impl ResolvesClientCert for Leaves {
+impl ResolvesClientCert for RenewedCertificate {
     fn resolve(&self, _: &[&[u8]], _: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
         self.logged()
     }
@@ -203,7 +203,7 @@ mod tests {
     use proto::cluster::coordinator_client::CoordinatorClient;
     use tokio::net::TcpListener;
     use tokio_stream::StreamExt;
-    use wire::Refused;
+    use wire::HandshakeRefusal;
     use wire::{Trust, channel, incoming};
 
     fn tls(letter: &str, age: Duration) -> Tls {
@@ -218,7 +218,7 @@ mod tests {
     }
 
     /// Checks the error that a dialler gets from a listener that only accepts.
-    async fn check(listener: Tls, dialler: Tls, expect: Option<Refused>) {
+    async fn check(listener: Tls, dialler: Tls, expect: Option<HandshakeRefusal>) {
         let socket = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = socket.local_addr().unwrap().to_string();
         let mut incoming = Box::pin(incoming(socket, Trust { token: None, tls: Some(listener) }));
@@ -228,7 +228,7 @@ mod tests {
         match expect {
             Some(expect) => {
                 let status = call.await.unwrap_err();
-                assert_eq!(Refused::cause_of(&status), Some(&expect), "{status:?}");
+                assert_eq!(HandshakeRefusal::cause_of(&status), Some(&expect), "{status:?}");
             }
             None => tokio::select! {
                 answered = call => panic!("nobody serves: {answered:?}"),
@@ -241,10 +241,10 @@ mod tests {
     async fn certificates_of_one_token_trust_each_other() {
         let young = Duration::ZERO;
         check(tls("a", young), tls("a", young), None).await;
-        check(tls("a", young), tls("b", young), Some(Refused::Stranger)).await;
+        check(tls("a", young), tls("b", young), Some(HandshakeRefusal::Stranger)).await;
         let old = VALID + CLOCKS_APART_MAX;
-        check(tls("a", old), tls("a", young), Some(Refused::Expired)).await;
-        check(tls("a", young), tls("a", old), Some(Refused::Expired)).await;
+        check(tls("a", old), tls("a", young), Some(HandshakeRefusal::Expired)).await;
+        check(tls("a", young), tls("a", old), Some(HandshakeRefusal::Expired)).await;
         let token = JoinToken::random().unwrap();
         check(of_token(&token, "one").unwrap(), of_token(&token, "other").unwrap(), None).await;
     }

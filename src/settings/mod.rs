@@ -34,7 +34,7 @@ pub use bytes::ByteSize;
 pub use check::at_least_one;
 pub use choices::{CudaGraphs, KvCommitChoice, LogFormat, PickChoice};
 pub use coordinator::{CoordinatorParts, CoordinatorRole};
-pub use file::{ConfigSource, printed, told};
+pub use file::{ConfigSource, printed, to_table};
 pub use health::HealthSettings;
 pub use identity::certificates;
 

@@ -117,7 +117,7 @@ impl ServeSettings {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{from_file, said};
+    use super::super::tests::{from_file, parse_settings};
     use super::*;
     use crate::settings::ByteSize;
     use crate::settings::device::DeviceChoice;
@@ -125,16 +125,16 @@ mod tests {
     use types::{Activations, KvDtype};
 
     fn resolve(words: &str) -> anyhow::Result<ServeSettings> {
-        said::<ServeSettings>(words).resolved()
+        parse_settings::<ServeSettings>(words).resolved()
     }
 
     fn refused(words: &str, part: &str) {
-        let told = resolve(words).map(|_| ()).unwrap_err().to_string();
-        assert!(told.contains(part), "{words}: {told}");
+        let message = resolve(words).map(|_| ()).unwrap_err().to_string();
+        assert!(message.contains(part), "{words}: {message}");
     }
 
     #[test]
-    fn what_is_overwritten_is_shared_with_nobody() {
+    fn zeroed_kv_disables_the_prefix_cache() {
         let shares = |words| resolve(words).unwrap().coordinator.prefix_cache();
         assert!(shares("") && shares("--zero-kv=false --prefix-cache true"));
         assert!(!shares("--zero-kv") && !shares("--zero-kv=true --prefix-cache false"));
@@ -161,8 +161,8 @@ mod tests {
             ("--max-num-batched-tokens 600", "--max-batch-tokens 600"),
             ("--max-model-len 700", "--context 700"),
         ] {
-            assert_eq!(said::<ServeSettings>(theirs), said(ours), "{theirs}");
-            assert_ne!(said::<ServeSettings>(theirs), said(""), "{theirs}");
+            assert_eq!(parse_settings::<ServeSettings>(theirs), parse_settings(ours), "{theirs}");
+            assert_ne!(parse_settings::<ServeSettings>(theirs), parse_settings(""), "{theirs}");
         }
     }
 
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_names_and_values_are_told() {
+    fn wrong_names_and_values_are_reported() {
         let wrong = |file: &str| from_file::<ServeSettings>("", file).map_err(|e| format!("{e:#}")).unwrap_err();
         assert!(wrong("treads = 1").contains("treads"));
         assert!(wrong("threads = \"two\"").contains("threads"));

@@ -3,7 +3,7 @@
 use super::bytes::ByteSize;
 use anyhow::{bail, ensure};
 use clap::Args;
-use coordinator::{Drafting, Speculation};
+use coordinator::{DraftPolicy, Speculation};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
@@ -78,13 +78,13 @@ impl SpeculationSettings {
     }
 
     pub fn speculation(&self) -> Speculation {
-        let adaptive = Drafting::Adaptive { max: TOKENS, row_permille: ROW_PERMILLE };
+        let adaptive = DraftPolicy::Adaptive { max: TOKENS, row_permille: ROW_PERMILLE };
         let drafting = match (&self.speculative_config, self.speculation) {
-            (Some(config), _) => config.num_speculative_tokens.map_or(adaptive, Drafting::Fixed),
-            (None, SpeculationChoice::Off) if self.draft_model.is_none() => Drafting::Off,
+            (Some(config), _) => config.num_speculative_tokens.map_or(adaptive, DraftPolicy::Fixed),
+            (None, SpeculationChoice::Off) if self.draft_model.is_none() => DraftPolicy::Off,
             (None, SpeculationChoice::Off) => adaptive,
             (None, SpeculationChoice::Auto | SpeculationChoice::Ngram) => adaptive,
-            (None, SpeculationChoice::Fixed(n)) => Drafting::Fixed(n),
+            (None, SpeculationChoice::Fixed(n)) => DraftPolicy::Fixed(n),
         };
         let ngrams = self.speculative_config.as_ref().map_or_else(NgramLimits::default, SpeculativeConfig::ngrams);
         Speculation { drafting, ngrams }
@@ -137,7 +137,7 @@ impl From<SpeculationChoice> for String {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SpeculativeConfig {
-    method: Option<Method>,
+    method: Option<SpeculationMethod>,
     model: Option<String>,
     /// Without it, as many as make the request faster.
     num_speculative_tokens: Option<u16>,
@@ -148,7 +148,7 @@ pub struct SpeculativeConfig {
 /// The source of guesses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum Method {
+enum SpeculationMethod {
     Ngram,
     DraftModel,
 }
@@ -164,11 +164,11 @@ impl SpeculativeConfig {
         }
         let looks_up = self.prompt_lookup_max.or(self.prompt_lookup_min).is_some();
         match (self.method, &self.model) {
-            (Some(Method::Ngram), None) | (Some(Method::DraftModel) | None, Some(_)) => {}
-            (Some(Method::Ngram), Some(model)) => {
+            (Some(SpeculationMethod::Ngram), None) | (Some(SpeculationMethod::DraftModel) | None, Some(_)) => {}
+            (Some(SpeculationMethod::Ngram), Some(model)) => {
                 bail!("--speculative-config: n-grams need no model, it names {model:?}")
             }
-            (Some(Method::DraftModel) | None, None) => bail!("--speculative-config: it names no model to guess by"),
+            (Some(SpeculationMethod::DraftModel) | None, None) => bail!("--speculative-config: it names no model to guess by"),
         }
         ensure!(
             self.model.is_none() || !looks_up,
@@ -210,12 +210,12 @@ mod tests {
     }
 
     #[test]
-    fn words_and_numbers_say_how_much_is_guessed() {
+    fn words_and_numbers_set_the_drafting() {
         let drafting = |word: &str| settings(word, None).map(|speculation| speculation.drafting);
-        assert_eq!(drafting("off").unwrap(), Drafting::Off);
-        assert_eq!(drafting("0").unwrap(), Drafting::Off);
-        assert_eq!(drafting("4").unwrap(), Drafting::Fixed(4));
-        assert!(matches!(drafting("auto").unwrap(), Drafting::Adaptive { .. }));
+        assert_eq!(drafting("off").unwrap(), DraftPolicy::Off);
+        assert_eq!(drafting("0").unwrap(), DraftPolicy::Off);
+        assert_eq!(drafting("4").unwrap(), DraftPolicy::Fixed(4));
+        assert!(matches!(drafting("auto").unwrap(), DraftPolicy::Adaptive { .. }));
         assert_eq!(drafting("ngram").unwrap(), drafting("auto").unwrap());
         for wrong in ["33", "-1", "eagle", ""] {
             assert!(drafting(wrong).unwrap_err().to_string().contains("none of: off, auto, ngram"), "{wrong}");
@@ -229,7 +229,7 @@ mod tests {
     fn vllms_words_are_understood_and_what_is_not_served_is_refused_by_name() {
         let config = |json| settings("off", Some(json));
         let whole = r#"{"method":"ngram","num_speculative_tokens":5,"prompt_lookup_max":4,"prompt_lookup_min":2}"#;
-        let expected = Speculation { drafting: Drafting::Fixed(5), ngrams: NgramLimits { least: 2, most: 4 } };
+        let expected = Speculation { drafting: DraftPolicy::Fixed(5), ngrams: NgramLimits { least: 2, most: 4 } };
         assert_eq!(config(whole).unwrap(), expected);
         let ngrams = config(r#"{"method":"ngram","num_speculative_tokens":3}"#).unwrap().ngrams;
         assert_eq!(ngrams, NgramLimits { least: 5, most: 5 });
@@ -261,15 +261,15 @@ mod tests {
             draft_kv_memory: Some(ByteSize(1 << 20)),
         };
         named.check().unwrap();
-        assert!(matches!(named.speculation().drafting, Drafting::Adaptive { .. }));
+        assert!(matches!(named.speculation().drafting, DraftPolicy::Adaptive { .. }));
         assert_eq!((named.draft(), named.is_draft_alone()), (Some("small"), false));
         let fixed = SpeculationSettings { speculation: SpeculationChoice::Fixed(4), ..named.clone() };
-        assert_eq!(fixed.speculation().drafting, Drafting::Fixed(4));
+        assert_eq!(fixed.speculation().drafting, DraftPolicy::Fixed(4));
         let json = r#"{"model":"small","num_speculative_tokens":3}"#;
         let mut config =
             SpeculationSettings { speculative_config: Some(json.parse().unwrap()), draft_model: None, ..named.clone() };
         config.check().unwrap();
-        assert_eq!((config.speculation().drafting, config.is_draft_alone()), (Drafting::Fixed(3), true));
+        assert_eq!((config.speculation().drafting, config.is_draft_alone()), (DraftPolicy::Fixed(3), true));
         config.found_draft("/models/small".into());
         assert_eq!(config.draft(), Some("/models/small"));
         let unused = SpeculationSettings { draft_model: None, ..named };

@@ -8,30 +8,30 @@ use serde::de::DeserializeOwned;
 
 fn parsed<T: Args>(words: &str) -> (T, ArgMatches) {
     let command = T::augment_args(Command::new("settings").no_binary_name(true));
-    let said = command.get_matches_from(words.split_whitespace());
-    (T::from_arg_matches(&said).unwrap(), said)
+    let matches = command.get_matches_from(words.split_whitespace());
+    (T::from_arg_matches(&matches).unwrap(), matches)
 }
 
 /// Parses the settings of this command line.
-pub fn said<T: Args>(words: &str) -> T {
+pub fn parse_settings<T: Args>(words: &str) -> T {
     parsed(words).0
 }
 
 /// Parses the settings of this command line over a file.
 pub fn from_file<T: Args + Serialize + DeserializeOwned>(words: &str, file: &str) -> anyhow::Result<T> {
-    let (flags, said) = parsed::<T>(words);
-    over::<T, T>(flags, &said, file)
+    let (flags, matches) = parsed::<T>(words);
+    over::<T, T>(flags, &matches, file)
 }
 
 #[test]
-fn roles_may_share_a_file_and_what_nobody_knows_is_refused() {
+fn roles_share_a_file_and_unknown_keys_are_refused() {
     let file = "threads = 5\nhttp = \"127.0.0.1:1\"\nlisten = \"127.0.0.1:2\"\ntp = 3";
-    let (flags, said) = parsed::<CoordinatorRole>("--tp 2");
-    let role = over::<CoordinatorRole, ServeSettings>(flags.clone(), &said, file).unwrap();
+    let (flags, matches) = parsed::<CoordinatorRole>("--tp 2");
+    let role = over::<CoordinatorRole, ServeSettings>(flags.clone(), &matches, file).unwrap();
     assert_eq!((role.coordinator.tp, role.listen.listen.port()), (2, 2));
-    let worse = over::<CoordinatorRole, ServeSettings>(flags.clone(), &said, "worse = 1").unwrap_err();
+    let worse = over::<CoordinatorRole, ServeSettings>(flags.clone(), &matches, "worse = 1").unwrap_err();
     assert!(worse.to_string().contains("worse is no setting"));
-    let slip = over::<CoordinatorRole, ServeSettings>(flags, &said, "max-batch-token = 1").unwrap_err();
+    let slip = over::<CoordinatorRole, ServeSettings>(flags, &matches, "max-batch-token = 1").unwrap_err();
     assert!(slip.to_string().ends_with("a setting with a similar name is max-batch-tokens"), "{slip}");
     let alone = from_file::<WorkerRole>("", "http = \"127.0.0.1:1\"").unwrap_err();
     assert!(alone.to_string().contains("http is no setting"));
@@ -40,7 +40,7 @@ fn roles_may_share_a_file_and_what_nobody_knows_is_refused() {
 #[test]
 fn each_role_can_be_printed_and_read_back() {
     fn check<T: Args + Serialize + DeserializeOwned + Clone>(words: &str, resolved: fn(T) -> anyhow::Result<T>) {
-        let settings = resolved(said(words)).unwrap();
+        let settings = resolved(parse_settings(words)).unwrap();
         let text = super::printed(&settings).unwrap();
         let again = resolved(from_file("", &text).unwrap()).unwrap();
         assert_eq!(super::printed(&again).unwrap(), text);
@@ -52,8 +52,8 @@ fn each_role_can_be_printed_and_read_back() {
 }
 
 #[test]
-fn secrets_are_handed_on_and_printed_for_nobody() {
-    let settings = said::<ServeSettings>("--api-key hidden --otlp-headers x=hidden");
+fn secrets_are_handed_on_but_never_printed() {
+    let settings = parse_settings::<ServeSettings>("--api-key hidden --otlp-headers x=hidden");
     assert!(!super::printed(&settings).unwrap().contains("hidden"));
-    assert_eq!(toml::to_string(&super::told(&settings).unwrap()).unwrap().matches("hidden").count(), 2);
+    assert_eq!(toml::to_string(&super::to_table(&settings).unwrap()).unwrap().matches("hidden").count(), 2);
 }

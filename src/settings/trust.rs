@@ -73,10 +73,10 @@ impl TrustSettings {
     /// logged once, and the earlier certificates stay in use.
     pub fn follow(&self, role: &'static str, address: String) -> anyhow::Result<watch::Receiver<Trust>> {
         let first = self.resolve(role, &address, None)?;
-        let (tell, trust) = watch::channel(first.clone());
+        let (trust_tx, trust) = watch::channel(first.clone());
         if first.tls.is_some() && self.files()?.is_some() {
             self.report_end();
-            tokio::spawn(renew(self.without_token_file(), role, address, first.token, tell));
+            tokio::spawn(renew(self.without_token_file(), role, address, first.token, trust_tx));
         }
         Ok(trust)
     }
@@ -135,12 +135,12 @@ async fn renew(
     role: &'static str,
     address: String,
     token: Option<JoinToken>,
-    tell: watch::Sender<Trust>,
+    trust_tx: watch::Sender<Trust>,
 ) {
     let mut last = settings.contents();
     loop {
         tokio::select! {
-            () = tell.closed() => return,
+            () = trust_tx.closed() => return,
             () = tokio::time::sleep(LOOK_EVERY) => {}
         }
         let now = settings.contents();
@@ -151,7 +151,7 @@ async fn renew(
         metrics::config_reload("tls_cert", resolved.is_ok());
         match resolved {
             Ok(trust) => {
-                tell.send_replace(trust);
+                trust_tx.send_replace(trust);
                 settings.report_end();
                 tracing::info!(role, "the certificates were read again");
             }
@@ -195,7 +195,7 @@ mod tests {
     #[test]
     fn a_token_file_is_named_when_it_is_bad() {
         let missing = TrustSettings { token_file: Some("no/such/file".into()), ..TrustSettings::default() };
-        let told = missing.resolve("a", "127.0.0.1:1", None).unwrap_err();
-        assert!(format!("{told:#}").contains("no/such/file"));
+        let error = missing.resolve("a", "127.0.0.1:1", None).unwrap_err();
+        assert!(format!("{error:#}").contains("no/such/file"));
     }
 }

@@ -43,9 +43,9 @@ impl WatchSettings {
     /// Treats empty values as unset, as the standard of these variables requires: Compose sets variables that have no
     /// value.
     pub fn resolved(mut self) -> anyhow::Result<WatchSettings> {
-        let is_said = |text: &String| !text.is_empty();
-        self.otlp_endpoint = self.otlp_endpoint.filter(is_said);
-        self.otlp_certificate = self.otlp_certificate.filter(is_said);
+        let is_set = |text: &String| !text.is_empty();
+        self.otlp_endpoint = self.otlp_endpoint.filter(is_set);
+        self.otlp_certificate = self.otlp_certificate.filter(is_set);
         let is_url = |url: &String| url.contains(':') && !url.contains(char::is_whitespace);
         if let Some(endpoint) = self.otlp_endpoint.as_ref().filter(|url| !is_url(url)) {
             bail!("--otlp-endpoint {endpoint} is no URL of a collector: it looks like http://127.0.0.1:4317");

@@ -2,7 +2,7 @@
 //! workers. One queue of events, ordered by time and then number; no clock, no thread, no randomness.
 
 use super::front::SimulatedRouter;
-use super::measure::{CountedTime, Level, Looks, TimeCounts};
+use super::measure::{CountedTime, Level, SampledMean, TimeCounts};
 use super::traffic::{Arrival, Nanos, Traffic, token};
 use coordinator::{Roofline, StepWork};
 use router::PickPolicy;
@@ -41,7 +41,7 @@ pub struct Slo {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Event {
+enum SimEvent {
     Arrive,
     Deliver { replica: u32, request: u32 },
     Answer { replica: u32 },
@@ -50,7 +50,7 @@ enum Event {
 }
 
 /// A request from its arrival to its end.
-struct Ticket {
+struct SimRequest {
     arrival: Arrival,
     n_delivered: u32,
     /// The part of them that was delivered within the window.
@@ -63,13 +63,13 @@ struct Ticket {
     work: Option<Item>,
 }
 
-impl Ticket {
-    fn new(arrival: Arrival, work: Item) -> Ticket {
-        Ticket { arrival, n_delivered: 0, n_in_window: 0, first_at: 0, last_at: 0, drawn_at: 0, work: Some(work) }
+impl SimRequest {
+    fn new(arrival: Arrival, work: Item) -> SimRequest {
+        SimRequest { arrival, n_delivered: 0, n_in_window: 0, first_at: 0, last_at: 0, drawn_at: 0, work: Some(work) }
     }
 }
 
-struct Replica {
+struct SimReplica {
     planner: Scheduler,
     /// The time at which each stage has finished all its steps.
     free_at: Vec<Nanos>,
@@ -103,27 +103,27 @@ pub struct Tally {
     pub operations: f64,
     pub open: Level,
     /// The used part of the cache, between 0 and 1.
-    pub cache_used: Looks,
+    pub cache_used: SampledMean,
     /// Running requests of a replica.
-    pub running: Looks,
-    pub waiting: Looks,
+    pub running: SampledMean,
+    pub waiting: SampledMean,
     pub n_preemptions: u64,
     pub n_steps: u64,
     pub n_events: u64,
     /// All tokens of the whole run, as planners count them.
     pub tokens_drawn: u64,
-    pub tokens_said: u64,
+    pub tokens_delivered: u64,
 }
 
 pub struct Datacenter {
     setup: Setup,
     traffic: Traffic,
     next: Option<Arrival>,
-    queue: BinaryHeap<Reverse<(Nanos, u64, Event)>>,
+    queue: BinaryHeap<Reverse<(Nanos, u64, SimEvent)>>,
     n_pushed: u64,
     front: SimulatedRouter,
-    replicas: Vec<Replica>,
-    tickets: Vec<Ticket>,
+    replicas: Vec<SimReplica>,
+    tickets: Vec<SimRequest>,
     groups: Vec<CacheGroup>,
     step: Step,
     work: StepWork,
@@ -135,7 +135,7 @@ pub struct Datacenter {
 impl Datacenter {
     pub fn new(setup: Setup, traffic: Traffic) -> Result<Datacenter, types::Unsupported> {
         let replica = || {
-            Ok(Replica {
+            Ok(SimReplica {
                 planner: Scheduler::new(setup.planner.clone(), Epoch::default())?,
                 free_at: vec![0; setup.roofline.n_stages()],
                 answers: VecDeque::new(),
@@ -164,20 +164,20 @@ impl Datacenter {
     pub fn run(mut self, mut progress: impl FnMut(Nanos)) -> Tally {
         self.await_arrival();
         let CountedTime { from, until } = self.setup.window;
-        (from..until).step_by(LOOK_NANOS as usize).for_each(|at| self.push(at, Event::Look));
+        (from..until).step_by(LOOK_NANOS as usize).for_each(|at| self.push(at, SimEvent::Look));
         // Coordinators start at different times, so their reports are staggered.
         for replica in 0..self.setup.n_replicas as u32 {
             let at = BEAT_NANOS * u64::from(replica) / self.setup.n_replicas as u64;
-            self.push(at, Event::Beat { replica });
+            self.push(at, SimEvent::Beat { replica });
         }
         while let Some(Reverse((now, _, event))) = self.queue.pop() {
             self.outcome.n_events += 1;
             match event {
-                Event::Arrive => self.arrive(now),
-                Event::Deliver { replica, request } => self.deliver(now, replica as usize, request),
-                Event::Answer { replica } => self.answer(now, replica as usize),
-                Event::Beat { replica } => self.beat(now, replica),
-                Event::Look => {
+                SimEvent::Arrive => self.arrive(now),
+                SimEvent::Deliver { replica, request } => self.deliver(now, replica as usize, request),
+                SimEvent::Answer { replica } => self.answer(now, replica as usize),
+                SimEvent::Beat { replica } => self.beat(now, replica),
+                SimEvent::Look => {
                     self.look();
                     progress(now);
                 }
@@ -191,7 +191,7 @@ impl Datacenter {
         self.outcome
     }
 
-    fn push(&mut self, at: Nanos, event: Event) {
+    fn push(&mut self, at: Nanos, event: SimEvent) {
         self.n_pushed += 1;
         self.queue.push(Reverse((at, self.n_pushed, event)));
     }
@@ -199,7 +199,7 @@ impl Datacenter {
     fn await_arrival(&mut self) {
         self.next = self.traffic.next();
         if let Some(arrival) = self.next {
-            self.push(arrival.at, Event::Arrive);
+            self.push(arrival.at, SimEvent::Arrive);
         }
     }
 
@@ -213,8 +213,8 @@ impl Datacenter {
         // Requests with the same prefix share a session.
         let session = Some(arrival.prefix).filter(|_| arrival.n_prefix > 0);
         let (replica, work) = self.front.give(&prompt, session).expect("every replica is ready");
-        self.tickets.push(Ticket::new(arrival, work));
-        self.push(now + ROUTER_NANOS, Event::Deliver { replica: replica as u32, request });
+        self.tickets.push(SimRequest::new(arrival, work));
+        self.push(now + ROUTER_NANOS, SimEvent::Deliver { replica: replica as u32, request });
         self.await_arrival();
     }
 
@@ -222,8 +222,8 @@ impl Datacenter {
         let arrival = self.tickets[request as usize].arrival;
         let sampling = Sampling { tokens_max: arrival.n_output, ..Sampling::default() };
         let id = RequestId(request.into());
-        let asked = Request { id, prompt: arrival.prompt(request.into()), sampling, ..Request::default() };
-        let taken = self.replicas[replica].planner.submit(asked, micros(now));
+        let planner_request = Request { id, prompt: arrival.prompt(request.into()), sampling, ..Request::default() };
+        let taken = self.replicas[replica].planner.submit(planner_request, micros(now));
         let displaced = std::iter::from_fn(|| self.replicas[replica].planner.displaced()).map(|id| id.0 as u32);
         for refused in displaced.chain(taken.err().map(|_| request)).collect::<Vec<_>>() {
             self.outcome.n_refused += 1;
@@ -239,7 +239,7 @@ impl Datacenter {
             let mut done = self.spare.pop().unwrap_or_default();
             self.draw(&mut done, done_at);
             self.replicas[replica].answers.push_back(done);
-            self.push(done_at + RANKS_NANOS, Event::Answer { replica: replica as u32 });
+            self.push(done_at + RANKS_NANOS, SimEvent::Answer { replica: replica as u32 });
         }
     }
 
@@ -290,23 +290,23 @@ impl Datacenter {
         self.replicas[replica].planner.apply(&done, &mut outputs).expect("answers come in the order of steps");
         self.spare.push(done);
         for output in outputs.drain(..) {
-            self.tell(now + ROUTER_NANOS, &output);
+            self.apply_output(now + ROUTER_NANOS, &output);
         }
         self.outputs = outputs;
         self.plan(now, replica);
     }
 
-    fn tell(&mut self, at: Nanos, output: &Output) {
+    fn apply_output(&mut self, at: Nanos, output: &Output) {
         let request = output.id.0 as u32;
         if output.n_tokens > 0 {
-            self.say(at, request, output);
+            self.count_tokens(at, request, output);
         }
         if output.finish.is_some() {
             self.end(at, request);
         }
     }
 
-    fn say(&mut self, at: Nanos, request: u32, output: &Output) {
+    fn count_tokens(&mut self, at: Nanos, request: u32, output: &Output) {
         let (window, outcome) = (&self.setup.window, &mut self.outcome);
         let ticket = &mut self.tickets[request as usize];
         let is_counted = window.has(ticket.arrival.at);
@@ -325,7 +325,7 @@ impl Datacenter {
         }
         ticket.last_at = at;
         ticket.n_delivered += output.n_tokens;
-        outcome.tokens_said += u64::from(output.n_tokens);
+        outcome.tokens_delivered += u64::from(output.n_tokens);
         if window.has(at) {
             outcome.output_tokens += u64::from(output.n_tokens);
             ticket.n_in_window += output.n_tokens;
@@ -356,9 +356,9 @@ impl Datacenter {
 
     /// Handles a report at the time of its arrival. Reports continue as long as requests arrive.
     fn beat(&mut self, now: Nanos, replica: u32) {
-        self.front.hear(replica as usize, &mut self.replicas[replica as usize].planner);
+        self.front.apply_report(replica as usize, &mut self.replicas[replica as usize].planner);
         if self.next.is_some() {
-            self.push(now + BEAT_NANOS, Event::Beat { replica });
+            self.push(now + BEAT_NANOS, SimEvent::Beat { replica });
         }
     }
 

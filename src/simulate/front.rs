@@ -4,7 +4,7 @@
 use proto::cluster::{Cached, Load};
 use router::PickPolicy;
 use router::board::ledger::{Item, Ledger};
-use router::board::pick::{Standing, VersionId, Wish};
+use router::board::pick::{Standing, VersionId, PickInfo};
 use router::board::{ChoiceBuffers, ReplicaFacts, ReplicaTable, Salt, names};
 use scheduler::{NameChange, Scheduler};
 use std::sync::Arc;
@@ -30,11 +30,11 @@ impl SimulatedRouter {
         let mut board = ReplicaTable::default();
         let seat = |place: usize| {
             let ledger = board.ledger();
-            board.sit(place, ledger.clone());
+            board.add_replica(place, ledger.clone());
             let (digest, context, salt) = (planner.policy, planner.context_max, planner.salt);
             let (standing, version, protocol) = (Standing::Ready, VersionId::default(), proto::NEWEST);
             let (room, id) = (u32::MAX, place as u64);
-            board.show(place, &ReplicaFacts { standing, digest, version, context, room, salt, id, protocol });
+            board.update_facts(place, &ReplicaFacts { standing, digest, version, context, room, salt, id, protocol });
             Seat { ledger, sequence: 0 }
         };
         let seats = (0..n_replicas).map(seat).collect();
@@ -44,17 +44,17 @@ impl SimulatedRouter {
     /// Picks the replica for a prompt. The item counts as work at the router until it is dropped.
     pub fn give(&mut self, prompt: &[Token], session: Option<u64>) -> Option<(usize, Item)> {
         let (n_prompt, protocol) = (prompt.len() as u32, proto::OLDEST);
-        let wish = Wish { n_prompt, session, n_before: self.n_picked, version: None, protocol };
+        let pick_info = PickInfo { n_prompt, session, n_before: self.n_picked, version: None, protocol };
         self.n_picked += 1;
         let called = |digest: &PolicyDigest, salt: &Salt| names(prompt, CacheOwner::default(), digest, salt);
-        let chosen = self.board.choose(self.policy, &wish, Some(called), &mut self.scratch)?;
+        let chosen = self.board.choose(self.policy, &pick_info, Some(called), &mut self.scratch)?;
         Some((chosen.place, self.seats[chosen.place].ledger.enter(prompt.len() as u64)))
     }
 
     /// Applies a coordinator's report, several times a second: its load, and the changes of names in its cache.
-    pub fn hear(&mut self, replica: usize, planner: &mut Scheduler) {
+    pub fn apply_report(&mut self, replica: usize, planner: &mut Scheduler) {
         let stats = planner.stats();
-        self.seats[replica].ledger.load(&Load {
+        self.seats[replica].ledger.apply_load(&Load {
             n_waiting: stats.n_waiting,
             n_running: stats.n_running,
             backlog_tokens: planner.backlog_tokens(),
@@ -63,36 +63,36 @@ impl SimulatedRouter {
             blocks_total: stats.blocks_total,
         });
         // A policy that reads caches does so at least for requests without a session.
-        if self.policy.reads_caches(&Wish::default()) {
-            self.hear_names(replica, planner);
+        if self.policy.reads_caches(&PickInfo::default()) {
+            self.apply_name_changes(replica, planner);
         }
     }
 
-    fn hear_names(&mut self, replica: usize, planner: &mut Scheduler) {
+    fn apply_name_changes(&mut self, replica: usize, planner: &mut Scheduler) {
         let seat = &mut self.seats[replica];
         let is_known = planner.name_changes(&mut self.changes);
         if is_known && self.changes.is_empty() {
             return;
         }
         seat.sequence += 1;
-        let mut told = Cached { sequence: seat.sequence, anew: !is_known, ..Cached::default() };
+        let mut cached_names = Cached { sequence: seat.sequence, anew: !is_known, ..Cached::default() };
         if is_known {
-            tell_changes(&mut self.changes, &mut told);
+            collect_changes(&mut self.changes, &mut cached_names);
         } else {
-            planner.names(0..u32::MAX, &mut told.added);
+            planner.names(0..u32::MAX, &mut cached_names.added);
         }
         // The simulation loses no report.
-        self.board.hear(replica, &told).expect("every word follows the one before");
+        self.board.apply_report(replica, &cached_names).expect("every word follows the one before");
     }
 }
 
 /// Adds only the last change of each name, because a name may be added and removed in between.
-fn tell_changes(changes: &mut [NameChange], told: &mut Cached) {
+fn collect_changes(changes: &mut [NameChange], cached_names: &mut Cached) {
     changes.sort_by_key(|change| change.name);
     for of_name in changes.chunk_by(|a, b| a.name == b.name) {
         match of_name.last() {
-            Some(NameChange { name, is_added: true }) => told.added.push(*name),
-            Some(NameChange { name, is_added: false }) => told.dropped.push(*name),
+            Some(NameChange { name, is_added: true }) => cached_names.added.push(*name),
+            Some(NameChange { name, is_added: false }) => cached_names.dropped.push(*name),
             None => {}
         }
     }

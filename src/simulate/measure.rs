@@ -114,13 +114,13 @@ impl Level {
 
 /// The mean and maximum of repeated samples.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Looks {
+pub struct SampledMean {
     n: u64,
     sum: f64,
     pub max: f64,
 }
 
-impl Looks {
+impl SampledMean {
     pub fn add(&mut self, value: f64) {
         self.n += 1;
         self.sum += value;

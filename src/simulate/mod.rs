@@ -27,7 +27,7 @@ use traffic::{Crowd, Nanos, Traffic, nanos};
 use types::{Activations, DeviceClass, Grid, KvDtype, PolicyDigest};
 
 #[derive(Args, Clone)]
-pub struct Options {
+pub struct SimulateOptions {
     /// Name of a model (llama-3.1-70b, qwen3-32b, mixtral-8x7b, ..), a config.json, or a model on this machine
     #[arg(long, default_value = "llama-3.1-8b")]
     pub model: String,
@@ -128,7 +128,7 @@ const KV_DTYPES: &[KvDtype] = &[KvDtype::Bf16, KvDtype::Fp8];
 /// More replicas are untested, and would not fit this machine's memory.
 const REPLICAS_MAX: usize = 4096;
 
-pub fn run(options: &Options) -> anyhow::Result<()> {
+pub fn run(options: &SimulateOptions) -> anyhow::Result<()> {
     let report = simulate(options, |at, until| {
         if !options.json && at % nanos(5.0) == 0 {
             eprintln!("{:.0} of {:.0} virtual seconds", at as f64 / 1e9, until as f64 / 1e9);
@@ -140,17 +140,17 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
     }
 }
 
-fn simulate(options: &Options, progress: impl Fn(Nanos, Nanos)) -> anyhow::Result<SimulationReport> {
+fn simulate(options: &SimulateOptions, progress: impl Fn(Nanos, Nanos)) -> anyhow::Result<SimulationReport> {
     check(options)?;
     let model = SimulatedModel::find(&options.model, options.weights, &options.hub)?;
-    let laid_out = LaidOut::new(options, &model)?;
+    let laid_out = PlacedReplica::new(options, &model)?;
     let (traffic, window) = traffic(options)?;
     let until = window.until;
     let outcome = laid_out.run(options, traffic, window, |at| progress(at, until))?;
     Ok(SimulationReport::new(options, &model, &laid_out, window, &outcome))
 }
 
-fn check(options: &Options) -> anyhow::Result<()> {
+fn check(options: &SimulateOptions) -> anyhow::Result<()> {
     let is_part = |part: f64| part > 0.0 && part <= 1.0;
     let within = |n: f64, max: f64| n.is_finite() && (0.0..=max).contains(&n);
     ensure!((1..=REPLICAS_MAX).contains(&options.replicas), "replicas are from 1 to {REPLICAS_MAX}");
@@ -167,7 +167,7 @@ fn check(options: &Options) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn traffic(options: &Options) -> anyhow::Result<(Traffic, CountedTime)> {
+fn traffic(options: &SimulateOptions) -> anyhow::Result<(Traffic, CountedTime)> {
     let from = nanos(options.warm_up);
     if let Some(path) = &options.trace {
         let (traffic, last) = Traffic::trace(path)?;
@@ -182,14 +182,14 @@ fn traffic(options: &Options) -> anyhow::Result<(Traffic, CountedTime)> {
 }
 
 /// A replica placed on its GPUs.
-struct LaidOut {
+struct PlacedReplica {
     blueprint: Blueprint,
     config: coordinator::Config,
     roofline: Roofline,
 }
 
-impl LaidOut {
-    fn new(options: &Options, model: &SimulatedModel) -> anyhow::Result<LaidOut> {
+impl PlacedReplica {
+    fn new(options: &SimulateOptions, model: &SimulatedModel) -> anyhow::Result<PlacedReplica> {
         let gpu = &options.gpu;
         let machines = machines(options);
         let lay_out = |policy: &Policy| coordinator::plan(&machines, &model.shape, policy, None);
@@ -210,12 +210,12 @@ impl LaidOut {
         let speeds = vec![gpu.speed(efficiency, model.is_fp8); n_ranks];
         let links = gpu.links(options.tp, options.pp);
         let roofline = Roofline::new(&model.shape, DeviceClass::Cuda, &policy, &blueprint, (&speeds, &links));
-        Ok(LaidOut { blueprint, config: config(options, model, policy), roofline })
+        Ok(PlacedReplica { blueprint, config: config(options, model, policy), roofline })
     }
 
     fn run(
         &self,
-        options: &Options,
+        options: &SimulateOptions,
         traffic: Traffic,
         window: CountedTime,
         progress: impl FnMut(Nanos),
@@ -237,7 +237,7 @@ impl LaidOut {
 const KV_LEAST: u64 = 256 << 20;
 
 /// Returns the GPUs of one replica, on nodes of eight.
-fn machines(options: &Options) -> Vec<Machine> {
+fn machines(options: &SimulateOptions) -> Vec<Machine> {
     let machine = |rank: u32| Machine {
         worker: WorkerId(rank.into()),
         host: format!("node-{}", rank / u32::from(GPUS_PER_NODE)),
@@ -249,7 +249,7 @@ fn machines(options: &Options) -> Vec<Machine> {
     (0..u32::from(options.tp) * u32::from(options.pp)).map(machine).collect()
 }
 
-fn policy(options: &Options, kv_memory: u64) -> Policy {
+fn policy(options: &SimulateOptions, kv_memory: u64) -> Policy {
     Policy {
         grid: Grid { tp: options.tp, pp: options.pp, ep: 1 },
         activations: Activations::Bf16,
@@ -264,7 +264,7 @@ fn policy(options: &Options, kv_memory: u64) -> Policy {
 }
 
 /// Returns the configuration of such a replica's coordinator.
-fn config(options: &Options, model: &SimulatedModel, policy: Policy) -> coordinator::Config {
+fn config(options: &SimulateOptions, model: &SimulatedModel, policy: Policy) -> coordinator::Config {
     coordinator::Config {
         replica: String::new(),
         model: model.name.clone(),

@@ -2,7 +2,7 @@
 
 use super::cluster::Tally;
 use super::measure::{CountedTime, Percentiles};
-use super::{LaidOut, Options};
+use super::{PlacedReplica, SimulateOptions};
 use crate::known_models::SimulatedModel;
 use crate::settings::PickChoice;
 use clap::ValueEnum;
@@ -99,9 +99,9 @@ pub struct Cost {
 
 impl SimulationReport {
     pub fn new(
-        options: &Options,
+        options: &SimulateOptions,
         model: &SimulatedModel,
-        laid_out: &LaidOut,
+        laid_out: &PlacedReplica,
         window: CountedTime,
         outcome: &Tally,
     ) -> SimulationReport {
@@ -146,8 +146,8 @@ impl SimulationReport {
 }
 
 /// Returns the figures of the data sheet, and the parts of them that the run assumes to be reached.
-fn assumes(options: &Options) -> String {
-    let Options { gpu, bandwidth_efficiency, compute_efficiency, .. } = options;
+fn assumes(options: &SimulateOptions) -> String {
+    let SimulateOptions { gpu, bandwidth_efficiency, compute_efficiency, .. } = options;
     format!(
         "assumed, not measured: a {} has {:.2} TB/s and {:.0} bf16 TFLOP/s by its data sheet, of which it reaches {} \
          and {}",
@@ -159,8 +159,8 @@ fn assumes(options: &Options) -> String {
     )
 }
 
-fn load(options: &Options) -> String {
-    let Options { rate, prompt, output, prefix_share, prefixes, .. } = options;
+fn load(options: &SimulateOptions) -> String {
+    let SimulateOptions { rate, prompt, output, prefix_share, prefixes, .. } = options;
     if let Some(path) = &options.trace {
         return format!("the trace {}", path.display());
     }
@@ -177,7 +177,7 @@ fn throughput(window: CountedTime, outcome: &Tally) -> Throughput {
     }
 }
 
-fn goodput(options: &Options, window: CountedTime, outcome: &Tally) -> Goodput {
+fn goodput(options: &SimulateOptions, window: CountedTime, outcome: &Tally) -> Goodput {
     Goodput {
         slo_ttft_ms: options.slo_ttft,
         slo_itl_ms: options.slo_itl,
@@ -187,7 +187,7 @@ fn goodput(options: &Options, window: CountedTime, outcome: &Tally) -> Goodput {
     }
 }
 
-fn utilisation(options: &Options, n_ranks: usize, window: CountedTime, outcome: &Tally) -> Utilisation {
+fn utilisation(options: &SimulateOptions, n_ranks: usize, window: CountedTime, outcome: &Tally) -> Utilisation {
     let n_stages = (usize::from(options.pp) * options.replicas) as f64;
     let gpu_seconds = (n_ranks * options.replicas) as f64 * window.seconds();
     Utilisation {
@@ -201,7 +201,7 @@ fn utilisation(options: &Options, n_ranks: usize, window: CountedTime, outcome: 
     }
 }
 
-fn cost(options: &Options, n_ranks: usize, window: CountedTime, outcome: &Tally) -> Cost {
+fn cost(options: &SimulateOptions, n_ranks: usize, window: CountedTime, outcome: &Tally) -> Cost {
     let per_gpu_hour = options.price_per_gpu_hour.unwrap_or(options.gpu.dollars_per_hour);
     let per_hour = per_gpu_hour * (n_ranks * options.replicas) as f64;
     let spent = per_hour * window.seconds() / 3600.0;

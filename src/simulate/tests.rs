@@ -6,10 +6,10 @@ use clap::Parser;
 #[derive(Parser)]
 struct Line {
     #[command(flatten)]
-    options: Options,
+    options: SimulateOptions,
 }
 
-fn options(line: &str) -> Options {
+fn options(line: &str) -> SimulateOptions {
     Line::parse_from(["simulate"].into_iter().chain(line.split_ascii_whitespace())).options
 }
 
@@ -17,9 +17,9 @@ fn report(line: &str) -> SimulationReport {
     simulate(&options(line), |_, _| {}).unwrap()
 }
 
-fn outcome(options: &Options) -> (Tally, LaidOut) {
+fn outcome(options: &SimulateOptions) -> (Tally, PlacedReplica) {
     let model = SimulatedModel::find(&options.model, options.weights, &options.hub).unwrap();
-    let laid_out = LaidOut::new(options, &model).unwrap();
+    let laid_out = PlacedReplica::new(options, &model).unwrap();
     let (traffic, window) = traffic(options).unwrap();
     (laid_out.run(options, traffic, window, |_| {}).unwrap(), laid_out)
 }
@@ -28,13 +28,13 @@ const SMALL: &str =
     "--replicas 4 --rate 40 --duration 6 --warm-up 2 --prompt lognormal:400,400 --output uniform:10..90";
 
 #[test]
-fn the_same_seed_says_the_same_bytes() {
-    let said = |seed: u64| {
+fn same_seed_gives_the_same_bytes() {
+    let report_text = |seed: u64| {
         let report = report(&format!("{SMALL} --seed {seed}"));
         serde_json::to_string(&report).unwrap() + &report.to_string()
     };
-    assert_eq!(said(7), said(7));
-    assert_ne!(said(7), said(8));
+    assert_eq!(report_text(7), report_text(7));
+    assert_ne!(report_text(7), report_text(8));
 }
 
 #[test]
@@ -50,13 +50,13 @@ fn every_request_ends_once_and_tokens_add_up() {
         let options = options(&line);
         let (outcome, _) = outcome(&options);
         assert!(outcome.n_arrived > 100 && outcome.n_arrived == outcome.n_ended, "{line}");
-        assert_eq!((outcome.open.now, outcome.tokens_said), (0, outcome.tokens_drawn), "{line}");
+        assert_eq!((outcome.open.now, outcome.tokens_delivered), (0, outcome.tokens_drawn), "{line}");
         // Each request was rejected, or received all its tokens.
         let (traffic, _) = traffic(&options).unwrap();
-        let asked: u64 = traffic.map(|arrival| u64::from(arrival.n_output)).sum();
+        let n_requested: u64 = traffic.map(|arrival| u64::from(arrival.n_output)).sum();
         match outcome.n_refused {
-            0 => assert_eq!(outcome.tokens_said, asked, "{line}"),
-            _ => assert!(outcome.tokens_said < asked && outcome.n_preemptions > 0, "{line}"),
+            0 => assert_eq!(outcome.tokens_delivered, n_requested, "{line}"),
+            _ => assert!(outcome.tokens_delivered < n_requested && outcome.n_preemptions > 0, "{line}"),
         }
         let n_first = outcome.ttft.n + outcome.itl.n;
         assert_eq!(n_first, outcome.counted_tokens, "{line}: each token is a first one or behind another");
@@ -64,7 +64,7 @@ fn every_request_ends_once_and_tokens_add_up() {
 }
 
 #[test]
-fn a_request_alone_is_as_fast_as_the_roofline_says() {
+fn lone_request_is_as_fast_as_the_roofline() {
     for line in [
         "--model llama-3.1-8b",
         "--model llama-3.1-70b --tp 8 --overhead 0",
@@ -153,7 +153,7 @@ fn what_prompts_share_is_computed_once() {
 }
 
 #[test]
-fn who_looks_at_caches_finds_more_in_them() {
+fn cache_aware_policies_have_more_cache_hits() {
     let of = |policy: &str| {
         let load = "--replicas 8 --rate 16 --duration 20 --prompt 2000 --output 20 --prefix-share 0.8 --prefixes 24";
         report(&format!("{load} --policy {policy}"))
@@ -228,7 +228,7 @@ fn nodes_of_eight_are_joined_by_a_network() {
     let step = |line: &str| {
         let options = options(line);
         let model = SimulatedModel::find(&options.model, options.weights, &options.hub).unwrap();
-        LaidOut::new(&options, &model).unwrap().roofline.step(&coordinator::StepWork::one_row())
+        PlacedReplica::new(&options, &model).unwrap().roofline.step(&coordinator::StepWork::one_row())
     };
     let (near, far) =
         (step("--model llama-3.1-405b --weights fp8 --tp 4 --pp 2"), step("--model llama-3.1-405b --tp 8 --pp 2"));

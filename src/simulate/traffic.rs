@@ -65,7 +65,7 @@ impl Traffic {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Line {
+struct TrafficLine {
     at: f64,
     prompt: u32,
     output: u32,
@@ -79,7 +79,7 @@ struct Line {
 const TRACE_SECONDS_MAX: f64 = 7.0 * 86_400.0;
 
 fn arrival(line: &str) -> anyhow::Result<Arrival> {
-    let line: Line = serde_json::from_str(line)?;
+    let line: TrafficLine = serde_json::from_str(line)?;
     ensure!((0.0..=TRACE_SECONDS_MAX).contains(&line.at), "\"at\" is a number of seconds, within a week");
     ensure!(line.prompt > 0 && line.output > 0, "a request has a prompt and an output of at least one token");
     ensure!(line.prefix_tokens <= line.prompt, "a prefix is no longer than its prompt");

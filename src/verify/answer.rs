@@ -41,11 +41,11 @@ impl Answers {
             Value::String(events) => {
                 for event in events.lines().filter_map(|line| line.strip_prefix("data:")).map(str::trim) {
                     if event != "[DONE]" {
-                        answers.hear(&serde_json::from_str(event).context("an event is not JSON")?)?;
+                        answers.read_event(&serde_json::from_str(event).context("an event is not JSON")?)?;
                     }
                 }
             }
-            whole => answers.hear(whole)?,
+            whole => answers.read_event(whole)?,
         }
         ensure!(!answers.choices.is_empty(), "the response has no answer");
         for (i, choice) in answers.choices.iter().enumerate() {
@@ -59,22 +59,22 @@ impl Answers {
         Ok(answers)
     }
 
-    fn hear(&mut self, event: &Value) -> anyhow::Result<()> {
+    fn read_event(&mut self, event: &Value) -> anyhow::Result<()> {
         if !event["error"].is_null() {
             bail!("the response is an error: {}", event["error"]);
         }
         add(&mut self.seeds, seed(&event["seed"]));
         let digits = event["system_fingerprint"].as_str().and_then(|print| print.split_once('_'));
         add(&mut self.digests, digits.map(|(_, digits)| digits.to_owned()));
-        for said in event["choices"].as_array().into_iter().flatten() {
-            let choice = self.choice(said["index"].as_u64().unwrap_or(0) as usize)?;
-            choice.hear(said)?;
+        for choice_json in event["choices"].as_array().into_iter().flatten() {
+            let choice = self.choice(choice_json["index"].as_u64().unwrap_or(0) as usize)?;
+            choice.read_choice(choice_json)?;
             choice.prompt_ids = ids(&event["prompt_token_ids"])?.or(choice.prompt_ids.take());
         }
         match event["type"].as_str() {
-            _ if event["object"] == "response" => self.hear_response(event)?,
-            Some("response.completed" | "response.incomplete") => self.hear_response(&event["response"])?,
-            Some("message") => self.hear_message(event)?,
+            _ if event["object"] == "response" => self.read_response(event)?,
+            Some("response.completed" | "response.incomplete") => self.read_response(&event["response"])?,
+            Some("message") => self.read_message(event)?,
             Some("content_block_delta") => self.choice(0)?.text.push_str(text(&event["delta"]["text"])),
             Some("message_delta") => self.choice(0)?.end(&event["delta"]["stop_reason"], &event["certificate"]),
             _ => {}
@@ -83,7 +83,7 @@ impl Answers {
     }
 
     /// Reads an answer of `/v1/responses`.
-    fn hear_response(&mut self, response: &Value) -> anyhow::Result<()> {
+    fn read_response(&mut self, response: &Value) -> anyhow::Result<()> {
         add(&mut self.seeds, seed(&response["seed"]));
         let choice = self.choice(0)?;
         choice.text.clear();
@@ -98,7 +98,7 @@ impl Answers {
     }
 
     /// Reads a whole answer of `/v1/messages`.
-    fn hear_message(&mut self, message: &Value) -> anyhow::Result<()> {
+    fn read_message(&mut self, message: &Value) -> anyhow::Result<()> {
         let choice = self.choice(0)?;
         let parts = message["content"].as_array().into_iter().flatten();
         choice.text = parts.map(|part| text(&part["text"])).collect();
@@ -125,9 +125,9 @@ impl Answers {
 
 impl AnsweredChoice {
     /// Reads a choice in OpenAI's shapes.
-    fn hear(&mut self, said: &Value) -> anyhow::Result<()> {
-        self.text.push_str(text(&said["text"]));
-        for part in [&said["message"], &said["delta"]] {
+    fn read_choice(&mut self, choice_json: &Value) -> anyhow::Result<()> {
+        self.text.push_str(text(&choice_json["text"]));
+        for part in [&choice_json["message"], &choice_json["delta"]] {
             // Thoughts, text and calls come in this order, whole and in chunks.
             self.text.push_str(text(&part["reasoning_content"]));
             self.text.push_str(text(&part["content"]));
@@ -138,11 +138,11 @@ impl AnsweredChoice {
                 }
             }
         }
-        if let Some(more) = ids(&said["token_ids"])? {
+        if let Some(more) = ids(&choice_json["token_ids"])? {
             self.token_ids.get_or_insert_default().extend(more);
         }
-        self.prompt_ids = ids(&said["prompt_token_ids"])?.or(self.prompt_ids.take());
-        self.end(&said["finish_reason"], &said["certificate"]);
+        self.prompt_ids = ids(&choice_json["prompt_token_ids"])?.or(self.prompt_ids.take());
+        self.end(&choice_json["finish_reason"], &choice_json["certificate"]);
         Ok(())
     }
 
@@ -163,9 +163,9 @@ impl AnsweredChoice {
 }
 
 /// Adds an item to a list if it is new.
-pub fn add<T: PartialEq>(to: &mut Vec<T>, said: Option<T>) {
-    if let Some(said) = said.filter(|said| !to.contains(said)) {
-        to.push(said);
+pub fn add<T: PartialEq>(to: &mut Vec<T>, value: Option<T>) {
+    if let Some(new_value) = value.filter(|item| !to.contains(item)) {
+        to.push(new_value);
     }
 }
 
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_says_what_the_whole_says() {
+    fn stream_reads_like_the_whole_answer() {
         let choice = |member: &str, value: Value, ids: &[u32], end: Value| {
             let certificate = if end.is_null() { Value::Null } else { certificate(7) };
             json!({ "system_fingerprint": "b_07", "seed": 7, "choices": [{ "index": 0, member: value,
@@ -250,10 +250,10 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_answer_is_told() {
+    fn invalid_answers_are_refused() {
         let check = |response: Value, part: &str| {
-            let told = read(response.clone()).map(drop).unwrap_err().to_string();
-            assert!(told.contains(part), "{response}: {told}");
+            let message = read(response.clone()).map(drop).unwrap_err().to_string();
+            assert!(message.contains(part), "{response}: {message}");
         };
         check(json!({}), "no answer");
         check(json!("data: {\n\n"), "not JSON");

@@ -65,7 +65,7 @@ pub fn compared(past: &PastAnswer, server: &AnsweringServer) -> anyhow::Result<V
     if let Some(recorded) = past.answers.digests.iter().find(|digest| !is_served(digest)) {
         return Ok(Verdict::Different(Difference::Digest { recorded: recorded.clone(), present: served }));
     }
-    let present = Answers::read(&server.ask(&past.path, &past.again())?)?;
+    let present = Answers::read(&server.post(&past.path, &past.rerun_request())?)?;
     let (n_recorded, n_present) = (past.answers.choices.len(), present.choices.len());
     ensure!(n_recorded == n_present, "the response has {n_recorded} choices, and the present answer {n_present}");
     for (choice_idx, (old, new)) in past.answers.choices.iter().zip(&present.choices).enumerate() {
@@ -240,25 +240,25 @@ mod tests {
         let certificate =
             |tokens: u32| json!({ "answer_hash": Hex(&TokensHash::of(&[1]).0).to_string(), "tokens": tokens });
         let (old, new) = (choice(&[1], "a", certificate(1)), choice(&[1], "a", certificate(2)));
-        let told = |old: &AnsweredChoice, new: &AnsweredChoice| {
+        let describe = |old: &AnsweredChoice, new: &AnsweredChoice| {
             fields_part(0, old, new).map(|of| of.to_string()).unwrap_or_default()
         };
-        assert_eq!(told(&old, &old), "");
-        assert_eq!(told(&old, &new), "choice 0: tokens was 1, and is 2");
-        assert_eq!(told(&choice(&[1], "a", Value::Null), &old), "");
+        assert_eq!(describe(&old, &old), "");
+        assert_eq!(describe(&old, &new), "choice 0: tokens was 1, and is 2");
+        assert_eq!(describe(&choice(&[1], "a", Value::Null), &old), "");
         let mut other = old.clone();
         other.certificate["grammar_hash"] = "00".into();
-        assert_eq!(told(&old, &other), "choice 0: grammar_hash was null, and is \"00\"");
-        assert!(told(&old, &choice(&[2], "a", certificate(1))).contains("hash of the present tokens"));
+        assert_eq!(describe(&old, &other), "choice 0: grammar_hash was null, and is \"00\"");
+        assert!(describe(&old, &choice(&[2], "a", certificate(1))).contains("hash of the present tokens"));
         let cut = AnsweredChoice { finish_reason: Some("length".into()), ..old.clone() };
-        assert_eq!(told(&cut, &old), "choice 0: finish_reason was length, and is stop");
+        assert_eq!(describe(&cut, &old), "choice 0: finish_reason was length, and is stop");
     }
 
     #[test]
-    fn a_difference_says_what_it_knows() {
+    fn difference_is_displayed_with_all_details() {
         let score = Some(TokenScore { text: " a".into(), logprob: -0.5 });
         let difference = TokenDifference { choice_idx: 1, position: 3, recorded: Some((7, score)), present: None };
-        let told = "choice 1, position 3: the token was 7 \" a\" (logprob -0.500000), and is none, the answer is over";
-        assert_eq!(difference.to_string(), told);
+        let expected = "choice 1, position 3: the token was 7 \" a\" (logprob -0.500000), and is none, the answer is over";
+        assert_eq!(difference.to_string(), expected);
     }
 }

@@ -45,15 +45,15 @@ const DIFFERENT: u8 = 1;
 const INCOMPARABLE: u8 = 2;
 
 impl VerifyCommand {
-    pub fn run(self, said: &ArgMatches) -> ExitCode {
-        let code = match self.verdict(said) {
+    pub fn run(self, matches: &ArgMatches) -> ExitCode {
+        let code = match self.verdict(matches) {
             Ok(None) => EQUAL,
             Ok(Some(verdict)) => {
                 out::last(&verdict.to_string());
                 if matches!(verdict, Verdict::Equal { .. }) { EQUAL } else { DIFFERENT }
             }
             Err(error) => {
-                logs::say(&format!("lockstep: cannot be compared: {}", out::for_people(&error)));
+                logs::write_line(&format!("lockstep: cannot be compared: {}", out::for_people(&error)));
                 INCOMPARABLE
             }
         };
@@ -61,9 +61,9 @@ impl VerifyCommand {
     }
 
     /// Returns None if only the settings were to be printed.
-    fn verdict(self, said: &ArgMatches) -> anyhow::Result<Option<Verdict>> {
-        let names_model = said.value_source("model") == Some(ValueSource::CommandLine);
-        if names_model && said.value_source("url") == Some(ValueSource::CommandLine) {
+    fn verdict(self, matches: &ArgMatches) -> anyhow::Result<Option<Verdict>> {
+        let names_model = matches.value_source("model") == Some(ValueSource::CommandLine);
+        if names_model && matches.value_source("url") == Some(ValueSource::CommandLine) {
             bail!("either MODEL or --url: they are two servers");
         }
         if !names_model && !self.source.print_config {
@@ -73,7 +73,7 @@ impl VerifyCommand {
             return compared(&past, &server).map(Some);
         }
         let past = self.past(None)?;
-        let Some(private) = PrivateServer::prepare(self.settings, &self.source, said)? else { return Ok(None) };
+        let Some(private) = PrivateServer::prepare(self.settings, &self.source, matches)? else { return Ok(None) };
         let verdict = private.serve_while(async |at| {
             let server = AnsweringServer::at(&format!("http://{}", at.http), None);
             let compare = move || {

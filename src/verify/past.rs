@@ -74,7 +74,7 @@ impl PastAnswer {
     }
 
     /// Returns the request that gives the same answer, whole and with its certificate.
-    pub fn again(&self) -> Value {
+    pub fn rerun_request(&self) -> Value {
         let mut request = self.request.clone();
         request.retain(|name, _| !OF_SENDING.contains(&&**name));
         if let Some(seed) = self.seeds.first() {
@@ -114,17 +114,17 @@ mod tests {
     }
 
     #[test]
-    fn it_is_asked_again_with_its_seed_and_whole() {
-        let asked = json!({ "prompt": "x", "stream": true, "stream_options": {}, "deadline_ms": 5, "top_k": 3 });
-        let past = PastAnswer::parse(&file(&asked).to_string()).unwrap();
-        let again = json!({ "prompt": "x", "top_k": 3, "seed": 7, "certificate": true, "return_token_ids": true });
-        assert_eq!((&*past.path, past.again()), (COMPLETIONS, again));
+    fn rerun_request_has_seed_and_is_not_streamed() {
+        let request = json!({ "prompt": "x", "stream": true, "stream_options": {}, "deadline_ms": 5, "top_k": 3 });
+        let past = PastAnswer::parse(&file(&request).to_string()).unwrap();
+        let expected = json!({ "prompt": "x", "top_k": 3, "seed": 7, "certificate": true, "return_token_ids": true });
+        assert_eq!((&*past.path, past.rerun_request()), (COMPLETIONS, expected));
         let both = PastAnswer::parse(&file(&json!({ "prompt": "x", "seed": -1 })).to_string()).unwrap();
         assert_eq!(both.seeds, [7, u64::MAX]);
     }
 
     #[test]
-    fn pages_are_told_apart() {
+    fn pages_are_distinguished() {
         let check = |request: Value, expect: &str| {
             assert_eq!(PastAnswer::parse(&file(&request).to_string()).unwrap().path, expect);
         };
@@ -136,10 +136,10 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_asked_again_is_told() {
+    fn requests_that_cannot_be_rerun_are_refused() {
         let check = |whole: Value, part: &str| {
-            let told = PastAnswer::parse(&whole.to_string()).map(drop).unwrap_err().to_string();
-            assert!(told.contains(part), "{whole}: {told}");
+            let message = PastAnswer::parse(&whole.to_string()).map(drop).unwrap_err().to_string();
+            assert!(message.contains(part), "{whole}: {message}");
         };
         check(json!({}), "`request`");
         check(json!({ "request": {} }), "`response`");

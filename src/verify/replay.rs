@@ -71,22 +71,22 @@ struct ReplayCounts {
 }
 
 impl ReplayCommand {
-    pub fn run(self, said: &ArgMatches) -> ExitCode {
-        match self.counts(said) {
+    pub fn run(self, matches: &ArgMatches) -> ExitCode {
+        match self.counts(matches) {
             Ok(None) => EQUAL.into(),
             Ok(Some(counts)) => {
                 out::last(&counts.to_string());
                 counts.code().into()
             }
             Err(error) => {
-                logs::say(&format!("lockstep: cannot be replayed: {}", out::for_people(&error)));
+                logs::write_line(&format!("lockstep: cannot be replayed: {}", out::for_people(&error)));
                 INCOMPARABLE.into()
             }
         }
     }
 
     /// Returns None if only the settings were to be printed.
-    fn counts(self, said: &ArgMatches) -> anyhow::Result<Option<ReplayCounts>> {
+    fn counts(self, matches: &ArgMatches) -> anyhow::Result<Option<ReplayCounts>> {
         ensure!(self.concurrency > 0, "--concurrency must be at least 1");
         let is_factor = |speed: &f64| *speed > 0.0 && speed.is_finite();
         ensure!(self.speed.as_ref().is_none_or(is_factor), "--speed must be a number above 0");
@@ -94,26 +94,26 @@ impl ReplayCommand {
             self.speed.is_none() || self.order == ReplayOrder::Recorded,
             "--speed keeps the times of the record, and --order takes another order"
         );
-        let names_model = said.value_source("model") == Some(ValueSource::CommandLine);
-        if names_model && said.value_source("url") == Some(ValueSource::CommandLine) {
+        let names_model = matches.value_source("model") == Some(ValueSource::CommandLine);
+        if names_model && matches.value_source("url") == Some(ValueSource::CommandLine) {
             bail!("either MODEL or --url: they are two servers");
         }
         let lines = in_order(read(&self.dir)?, self.order);
         let pace =
-            Pace { speed: self.speed, began: Instant::now(), first_ms: lines.first().map_or(0, |of| of.began_ms) };
+            ReplayPace { speed: self.speed, began: Instant::now(), first_ms: lines.first().map_or(0, |of| of.began_ms) };
         let (concurrency, key) = (self.concurrency, self.settings.router.api_key.clone());
         if !names_model && !self.source.print_config {
             let url = self.url.as_deref().unwrap_or(URL).to_owned();
             let server = AnsweringServer::at(&url, key).trusting(&self.trust)?;
             return Ok(Some(replayed(lines, concurrency, &pace, &server, false)));
         }
-        let Some(private) = PrivateServer::prepare(self.settings, &self.source, said)? else { return Ok(None) };
+        let Some(private) = PrivateServer::prepare(self.settings, &self.source, matches)? else { return Ok(None) };
         let counts = private.serve_while(async |at| {
             let url = format!("http://{}", at.http);
             let replay = move || {
                 let server = AnsweringServer::at(&url, None);
                 server.until_ready()?;
-                let pace = Pace { began: Instant::now(), ..pace };
+                let pace = ReplayPace { began: Instant::now(), ..pace };
                 // The model may have another name here.
                 Ok(replayed(lines, concurrency, &pace, &server, true))
             };
@@ -154,13 +154,13 @@ fn in_order(mut lines: Vec<RecordedLine>, order: ReplayOrder) -> Vec<RecordedLin
 
 /// The time at which each request is sent.
 #[derive(Clone, Copy)]
-struct Pace {
+struct ReplayPace {
     speed: Option<f64>,
     began: Instant,
     first_ms: u64,
 }
 
-impl Pace {
+impl ReplayPace {
     fn wait(&self, line: &RecordedLine) {
         let Some(speed) = self.speed else { return };
         let after = (line.began_ms.saturating_sub(self.first_ms)) as f64 / 1000.0 / speed;
@@ -173,7 +173,7 @@ impl Pace {
 fn replayed(
     lines: Vec<RecordedLine>,
     concurrency: usize,
-    pace: &Pace,
+    pace: &ReplayPace,
     server: &AnsweringServer,
     any_name: bool,
 ) -> ReplayCounts {
@@ -186,7 +186,7 @@ fn replayed(
                     let next = lines.lock().unwrap_or_else(PoisonError::into_inner).next();
                     let Some(line) = next else { break };
                     pace.wait(&line);
-                    let (id, verdict) = again(&line, server, any_name);
+                    let (id, verdict) = rerun(&line, server, any_name);
                     counts.lock().unwrap_or_else(PoisonError::into_inner).add(&id, verdict);
                 }
             });
@@ -195,7 +195,7 @@ fn replayed(
     counts.into_inner().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn again(line: &RecordedLine, server: &AnsweringServer, any_name: bool) -> (String, anyhow::Result<Verdict>) {
+fn rerun(line: &RecordedLine, server: &AnsweringServer, any_name: bool) -> (String, anyhow::Result<Verdict>) {
     let value: Value = serde_json::from_str(&line.text).unwrap_or_default();
     let id = value["id"].as_str().unwrap_or("without an id").to_owned();
     let past = PastAnswer::parse(&line.text).map(|past| if any_name { past.of_any_name() } else { past });
@@ -267,7 +267,7 @@ mod tests {
         };
         let codes = [counts(9, 0, 1), counts(9, 1, 0), counts(0, 1, 9), counts(0, 0, 9), counts(0, 0, 0)];
         assert_eq!(codes.map(|of| of.code()), [EQUAL, DIFFERENT, DIFFERENT, INCOMPARABLE, INCOMPARABLE]);
-        let told = "9 equal (0 tokens), 1 different, 0 of another digest, 0 not comparable";
-        assert_eq!(counts(9, 1, 0).to_string(), told);
+        let expected = "9 equal (0 tokens), 1 different, 0 of another digest, 0 not comparable";
+        assert_eq!(counts(9, 1, 0).to_string(), expected);
     }
 }

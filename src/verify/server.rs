@@ -71,20 +71,20 @@ impl AnsweringServer {
 
     fn get(&self, path: &str) -> anyhow::Result<Value> {
         let url = format!("{}{path}", self.url);
-        let mut asked = self.agent.get(&url);
+        let mut http_request = self.agent.get(&url);
         if let Some(key) = &self.key {
-            asked = asked.header("authorization", format!("Bearer {key}"));
+            http_request = http_request.header("authorization", format!("Bearer {key}"));
         }
-        self.answered(asked.call(), &url)
+        self.read_json(http_request.call(), &url)
     }
 
-    pub fn ask(&self, path: &str, request: &Value) -> anyhow::Result<Value> {
+    pub fn post(&self, path: &str, request: &Value) -> anyhow::Result<Value> {
         let url = format!("{}{path}", self.url);
-        let mut asked = self.agent.post(&url).content_type("application/json");
+        let mut http_request = self.agent.post(&url).content_type("application/json");
         if let Some(key) = &self.key {
-            asked = asked.header("authorization", format!("Bearer {key}"));
+            http_request = http_request.header("authorization", format!("Bearer {key}"));
         }
-        self.answered(asked.send(request.to_string()), &url)
+        self.read_json(http_request.send(request.to_string()), &url)
     }
 
     /// Scores the last of these tokens after the others.
@@ -93,7 +93,7 @@ impl AnsweringServer {
         if let Some(model) = model {
             request["model"] = model.clone();
         }
-        let reply = self.ask("/v1/completions", &request)?;
+        let reply = self.post("/v1/completions", &request)?;
         let scores = reply["choices"][0]["prompt_logprobs"].as_array().and_then(|all| all.last());
         let score = scores.zip(tokens.last()).map(|(score, last)| &score[last.to_string()]);
         let logprob = score.and_then(|score| score["logprob"].as_f64()).context("the reply has no logprob")?;
@@ -101,7 +101,7 @@ impl AnsweringServer {
         Ok(TokenScore { text, logprob })
     }
 
-    fn answered(
+    fn read_json(
         &self,
         reply: Result<ureq::http::Response<ureq::Body>, ureq::Error>,
         url: &str,

@@ -6,23 +6,23 @@ use std::collections::HashMap;
 use std::fmt::Write;
 
 /// One of llama.cpp's metrics.
-struct Row {
+struct LlamaMetric {
     name: &'static str,
     kind: &'static str,
     help: &'static str,
-    value: fn(&Page<'_>) -> Option<f64>,
+    value: fn(&MetricsPage<'_>) -> Option<f64>,
 }
 
-const fn counter(name: &'static str, help: &'static str, value: fn(&Page<'_>) -> Option<f64>) -> Row {
-    Row { name, kind: "counter", help, value }
+const fn counter(name: &'static str, help: &'static str, value: fn(&MetricsPage<'_>) -> Option<f64>) -> LlamaMetric {
+    LlamaMetric { name, kind: "counter", help, value }
 }
 
-const fn gauge(name: &'static str, help: &'static str, value: fn(&Page<'_>) -> Option<f64>) -> Row {
-    Row { name, kind: "gauge", help, value }
+const fn gauge(name: &'static str, help: &'static str, value: fn(&MetricsPage<'_>) -> Option<f64>) -> LlamaMetric {
+    LlamaMetric { name, kind: "gauge", help, value }
 }
 
 /// The values of our own page, read once, and the number of requests in flight at this moment.
-struct Page<'a> {
+struct MetricsPage<'a> {
     /// The sum of all series of each name.
     sums: HashMap<&'a str, f64>,
     /// How many tokens were guessed directly after the last known one.
@@ -30,7 +30,7 @@ struct Page<'a> {
     n_under_way: usize,
 }
 
-const ROWS: [Row; 15] = [
+const ROWS: [LlamaMetric; 15] = [
     counter("prompt_tokens_total", "Prompt tokens of answered requests that had to be computed.", |page| {
         page.computed()
     }),
@@ -82,11 +82,11 @@ const ROWS: [Row; 15] = [
 const GUESSES: &str = "lockstep:drafts_by_position_total";
 const FIRST_GUESS: &str = "position=\"0\"";
 
-impl<'a> Page<'a> {
-    fn read(text: &'a str, n_under_way: usize) -> Page<'a> {
-        let mut page = Page { sums: HashMap::new(), first_guesses: None, n_under_way };
-        let is_told = |line: &&str| line.starts_with("lockstep:");
-        for line in text.lines().filter(is_told) {
+impl<'a> MetricsPage<'a> {
+    fn read(text: &'a str, n_under_way: usize) -> MetricsPage<'a> {
+        let mut page = MetricsPage { sums: HashMap::new(), first_guesses: None, n_under_way };
+        let is_own = |line: &&str| line.starts_with("lockstep:");
+        for line in text.lines().filter(is_own) {
             let Some((series, value)) = line.rsplit_once(' ') else { continue };
             let Ok(value) = value.parse::<f64>() else { continue };
             let name = series.split('{').next().unwrap_or(series);
@@ -116,8 +116,8 @@ fn over(n: f64, of: f64) -> f64 {
 
 /// Returns the lines to append to our own page, for this number of requests in flight.
 pub fn page(own: &str, n_under_way: usize) -> String {
-    let (page, mut out) = (Page::read(own, n_under_way), String::new());
-    for Row { name, kind, help, value } in &ROWS {
+    let (page, mut out) = (MetricsPage::read(own, n_under_way), String::new());
+    for LlamaMetric { name, kind, help, value } in &ROWS {
         if let Some(value) = value(&page) {
             // Writing to a string does not fail.
             let _written =
@@ -160,7 +160,7 @@ lockstep:drafts_by_position_total{model_name=\"toy\",position=\"1\"} 4
             "# TYPE llamacpp:prompt_seconds_total counter",
             "# HELP llamacpp:requests_deferred Requests that wait.",
         ] {
-            assert!(page.lines().any(|said| said == line), "{line} is not in\n{page}");
+            assert!(page.lines().any(|page_line| page_line == line), "{line} is not in\n{page}");
         }
     }
 

@@ -4,7 +4,7 @@
 mod queue;
 mod stderr;
 
-pub use stderr::{flush, say};
+pub use stderr::{flush, write_line};
 
 use crate::{Collector, Error, otlp, spans};
 use queue::LogQueue;
@@ -37,21 +37,21 @@ pub struct LogOptions<'a> {
 
 /// Sets up the process's log, and its spans if there is a collector for them. Call it once per process; it also logs
 /// later panics.
-pub fn init(telling: LogOptions<'_>) -> Result<(), Error> {
+pub fn init(options: LogOptions<'_>) -> Result<(), Error> {
     let queue = Arc::new(LogQueue::default());
-    let mut layers = vec![log(telling, queue.clone())?];
-    if let Some(collector) = telling.collector {
+    let mut layers = vec![log(options, queue.clone())?];
+    if let Some(collector) = options.collector {
         let level = if collector.steps { spans::STEPS } else { spans::REQUESTS };
-        let wanted = Targets::new().with_target(spans::TARGET, LevelFilter::from_level(level));
+        let targets = Targets::new().with_target(spans::TARGET, LevelFilter::from_level(level));
         let (spans, logs) = otlp::layers(collector)?;
-        layers.push(spans.with_filter(wanted).boxed());
-        layers.push(logs.with_filter(sent(telling.filter, level)?).boxed());
+        layers.push(spans.with_filter(targets).boxed());
+        layers.push(logs.with_filter(export_filter(options.filter, level)?).boxed());
     }
     tracing_subscriber::registry().with(layers).try_init().map_err(|_| Error::LogsTwice)?;
-    Ok(stderr::start(queue, telling.format)?)
+    Ok(stderr::start(queue, options.format)?)
 }
 
-fn log<S>(telling: LogOptions<'_>, queue: Arc<LogQueue>) -> Result<Box<dyn Layer<S> + Send + Sync>, Error>
+fn log<S>(options: LogOptions<'_>, queue: Arc<LogQueue>) -> Result<Box<dyn Layer<S> + Send + Sync>, Error>
 where
     S: tracing::Subscriber + for<'span> LookupSpan<'span>,
 {
@@ -59,8 +59,8 @@ where
     // The layer would write them to stderr itself, and wait for its reader.
     let log = log.log_internal_errors(false);
     // Without a layer that records spans, none are made.
-    let filter = filter(telling.filter, &[NO_SPANS])?;
-    Ok(match telling.format {
+    let filter = filter(options.filter, &[NO_SPANS])?;
+    Ok(match options.format {
         Format::Text => log.with_filter(filter).boxed(),
         Format::Json => log.json().flatten_event(true).with_filter(filter).boxed(),
     })
@@ -68,10 +68,10 @@ where
 
 /// Returns the filter for the collector: the log without the messages of sending itself, which would never end, and the
 /// configured spans.
-fn sent(wanted: &str, spans: Level) -> Result<EnvFilter, Error> {
+fn export_filter(directives: &str, spans: Level) -> Result<EnvFilter, Error> {
     let within = format!("{}={spans}", spans::TARGET);
     filter(
-        wanted,
+        directives,
         &[
             &within,
             "telemetry=off",
@@ -87,9 +87,9 @@ fn sent(wanted: &str, spans: Level) -> Result<EnvFilter, Error> {
     )
 }
 
-fn filter(wanted: &str, more: &[&str]) -> Result<EnvFilter, Error> {
+fn filter(directives: &str, more: &[&str]) -> Result<EnvFilter, Error> {
     let wrong = |filter: &str, source| Error::Filter { filter: filter.into(), source };
-    let mut parsed = EnvFilter::try_new(wanted).map_err(|source| wrong(wanted, source))?;
+    let mut parsed = EnvFilter::try_new(directives).map_err(|source| wrong(directives, source))?;
     for directive in more {
         parsed = parsed.add_directive(directive.parse().map_err(|source| wrong(directive, source))?);
     }
@@ -114,8 +114,8 @@ mod tests {
         for protocol in [Protocol::Grpc, Protocol::Http] {
             for endpoint in ["http://[", "ftp://collector:4317", "http:///v1"] {
                 let collector = Collector { endpoint: endpoint.into(), protocol, ..Collector::default() };
-                let telling = LogOptions { collector: Some(&collector), ..LogOptions::default() };
-                let error = init(telling).unwrap_err().to_string();
+                let options = LogOptions { collector: Some(&collector), ..LogOptions::default() };
+                let error = init(options).unwrap_err().to_string();
                 assert!(error.contains(endpoint), "{error}");
             }
         }

@@ -327,12 +327,12 @@ const REQUEST_LONGEST: Metric = alias(
     "Answer tokens of a request's longest choice.",
 );
 const STEP_REQUESTS: Metric = metric("lockstep:step_requests", "Requests of which a step computes some tokens.");
-const ASKED_TOKENS: Metric = alias(
+const REQUESTED_TOKENS: Metric = alias(
     "lockstep:request_max_tokens",
     &["vllm:request_params_max_tokens"],
     "The most answer tokens that a request asks for, of those that say it.",
 );
-const ASKED_CHOICES: Metric =
+const REQUESTED_CHOICES: Metric =
     alias("lockstep:request_choices", &["vllm:request_params_n"], "Choices of each prompt that a request asks for.");
 const AI_REQUEST: Metric = conventional(
     "gen_ai_server_request_duration_seconds",
@@ -382,8 +382,8 @@ const HISTOGRAMS: [(&Metric, &[f64]); 25] = [
     (&REQUEST_PREEMPTIONS, &PREEMPTION_COUNTS),
     (&REQUEST_PER_TOKEN, &SECONDS),
     (&REQUEST_LONGEST, &TOKENS),
-    (&ASKED_TOKENS, &TOKENS),
-    (&ASKED_CHOICES, &CHOICES),
+    (&REQUESTED_TOKENS, &TOKENS),
+    (&REQUESTED_CHOICES, &CHOICES),
     (&AI_REQUEST, &AI_REQUEST_SECONDS),
     (&AI_FIRST_TOKEN, &AI_FIRST_TOKEN_SECONDS),
     (&AI_PER_TOKEN, &AI_PER_TOKEN_SECONDS),
@@ -437,10 +437,10 @@ const LABELS: [(&str, &str); 6] = [
 /// Returns OpenTelemetry's name of a metric or label of the page, and a metric's unit. Most names are the same.
 pub(crate) fn convention(name: &str) -> (&str, &'static str) {
     let metric = HISTOGRAMS.iter().find(|(metric, _)| metric.ours == name);
-    if let Some(told) = metric.and_then(|(metric, _)| metric.conventional) {
-        return told;
+    if let Some(name_and_unit) = metric.and_then(|(metric, _)| metric.conventional) {
+        return name_and_unit;
     }
-    let label = LABELS.iter().find(|(label, _)| *label == name).map_or(name, |(_, told)| told);
+    let label = LABELS.iter().find(|(label, _)| *label == name).map_or(name, |(_, otel_label)| otel_label);
     (label, if name.ends_with("_seconds") { "s" } else { "" })
 }
 
@@ -820,14 +820,14 @@ pub fn first_token(model: Option<&Arc<str>>, after: Duration) {
 
 /// Histograms of the time between two tokens of a stream: looked up once, and not for each token.
 #[derive(Debug)]
-pub struct BetweenTokens(Vec<Histogram>);
+pub struct TokenIntervals(Vec<Histogram>);
 
-pub fn between_tokens_of_a_stream(model: Option<&Arc<str>>) -> BetweenTokens {
+pub fn between_tokens_of_a_stream(model: Option<&Arc<str>>) -> TokenIntervals {
     let all = BETWEEN_TOKENS.histograms(&model_name(model).collect::<Vec<_>>());
-    BetweenTokens(all)
+    TokenIntervals(all)
 }
 
-impl BetweenTokens {
+impl TokenIntervals {
     pub fn observe(&self, apart: Duration) {
         self.0.iter().for_each(|histogram| histogram.record(apart.as_secs_f64()));
     }
@@ -841,16 +841,16 @@ pub fn request(model: Option<&Arc<str>>, face: &'static str, outcome: &'static s
 }
 
 /// Records the parameters of a request that has been read. Without a given length it is the rest of the context.
-pub fn asked(tokens_max: Option<u32>, n_choices: u32) {
+pub fn record_request_params(tokens_max: Option<u32>, n_choices: u32) {
     if let Some(tokens_max) = tokens_max {
-        ASKED_TOKENS.record(tokens_max.into(), &[]);
+        REQUESTED_TOKENS.record(tokens_max.into(), &[]);
     }
-    ASKED_CHOICES.record(n_choices.into(), &[]);
+    REQUESTED_CHOICES.record(n_choices.into(), &[]);
 }
 
 /// A request that has been read.
 #[derive(Clone, Debug, Default)]
-pub struct Answer<'a> {
+pub struct RequestMetrics<'a> {
     pub operation: &'static str,
     /// Set where there are several models.
     pub label: Option<&'a Arc<str>>,
@@ -872,7 +872,7 @@ pub struct Answer<'a> {
 static LARGEST: AtomicU64 = AtomicU64::new(0);
 
 /// Counts the end of a request, as OpenTelemetry's conventions do.
-pub fn answered(answer: &Answer<'_>) {
+pub fn answered(answer: &RequestMetrics<'_>) {
     let mut labels = vec![
         Label::from_static_parts("gen_ai_operation_name", answer.operation),
         Label::from_static_parts("gen_ai_provider_name", PROVIDER),
@@ -947,17 +947,17 @@ mod tests {
         cache(one, Some(&before), &now);
         let usage = TokenUsage { n_prompt: 5, n_cached: 0, n_output: 9 };
         let (first, last) = (Some(Duration::from_millis(15)), Some(Duration::from_millis(95)));
-        let answer = Answer {
+        let answer = RequestMetrics {
             operation: "chat",
             model: Some("toy"),
             outcome: "ok",
             n_choices: 1,
             usage,
             n_longest: 9,
-            ..Answer::default()
+            ..RequestMetrics::default()
         };
-        answered(&Answer { first_token: first, last_token: last, took: Duration::from_millis(100), ..answer.clone() });
-        answered(&Answer { outcome: "full", model: None, usage: TokenUsage::default(), ..answer });
+        answered(&RequestMetrics { first_token: first, last_token: last, took: Duration::from_millis(100), ..answer.clone() });
+        answered(&RequestMetrics { outcome: "full", model: None, usage: TokenUsage::default(), ..answer });
         not_sent("logs", "full", 3);
         let millis = Duration::from_millis;
         request_durations(
@@ -968,8 +968,8 @@ mod tests {
         step_answered(one, 41);
         admission_rejected(Some(one), QueueLimit::Tokens);
         admission_rejected(None, QueueLimit::Requests);
-        asked(Some(100), 2);
-        asked(None, 1);
+        record_request_params(Some(100), 2);
+        record_request_params(None, 1);
     }
 
     #[test]
@@ -1032,8 +1032,8 @@ mod tests {
     /// A row without a series would be left out silently.
     #[test]
     fn llama_cpps_names_are_made_of_series_that_there_are() {
-        let told = GAUGES.iter().chain(&COUNTERS).chain(HISTOGRAMS.iter().map(|(metric, _)| metric));
-        let lines = told.flat_map(|metric| ["", "_sum", "_count"].map(|part| format!("{}{part} 1\n", metric.ours)));
+        let metrics = GAUGES.iter().chain(&COUNTERS).chain(HISTOGRAMS.iter().map(|(metric, _)| metric));
+        let lines = metrics.flat_map(|metric| ["", "_sum", "_count"].map(|part| format!("{}{part} 1\n", metric.ours)));
         let page = crate::llama_cpp::page(&lines.collect::<String>(), 1);
         assert_eq!(page.lines().filter(|line| line.starts_with("llamacpp:")).count(), 15, "{page}");
     }

@@ -18,16 +18,16 @@ pub(crate) const STEPS: Level = Level::DEBUG;
 
 /// A span of a request or a step; it ends when it is dropped.
 #[derive(Clone, Debug)]
-pub struct Traced(Span);
+pub struct TracedSpan(Span);
 
 /// The default is a span that is not recorded.
-impl Default for Traced {
-    fn default() -> Traced {
-        Traced(Span::none())
+impl Default for TracedSpan {
+    fn default() -> TracedSpan {
+        TracedSpan(Span::none())
     }
 }
 
-impl Traced {
+impl TracedSpan {
     /// Returns whether it is recorded.
     pub fn is_recorded(&self) -> bool {
         !self.0.is_disabled()
@@ -39,8 +39,8 @@ impl Traced {
     }
 
     /// Runs a closure that logs within this span.
-    pub fn tell(&self, say: impl FnOnce()) {
-        self.0.in_scope(say);
+    pub fn log_within(&self, log: impl FnOnce()) {
+        self.0.in_scope(log);
     }
 
     /// Whether it has to contain prompts and answers: only if an operator has enabled that.
@@ -49,13 +49,13 @@ impl Traced {
     }
 
     /// Links this span to `other`, which it also serves.
-    pub fn link(&self, other: &Traced) {
+    pub fn link(&self, other: &TracedSpan) {
         if self.is_recorded() && other.is_recorded() {
             context::link(&self.0, &other.0);
         }
     }
 
-    fn join(self, traceparent: &str, tracestate: &str) -> Traced {
+    fn join(self, traceparent: &str, tracestate: &str) -> TracedSpan {
         if self.is_recorded() && !traceparent.is_empty() {
             context::join(&self.0, traceparent, tracestate);
         }
@@ -93,7 +93,7 @@ pub struct RequestAttributes {
 
 /// Starts the router's span from a request's arrival to its end, named by operation and model once they are known. It
 /// is part of the caller's trace, if the caller has sent one.
-pub fn request(face: &'static str, traceparent: &str, tracestate: &str) -> Traced {
+pub fn request(face: &'static str, traceparent: &str, tracestate: &str) -> TracedSpan {
     let span = tracing::span!(
         target: TARGET,
         parent: None,
@@ -122,31 +122,31 @@ pub fn request(face: &'static str, traceparent: &str, tracestate: &str) -> Trace
         lockstep.face = face,
         lockstep.outcome = Empty,
     );
-    Traced(span).join(traceparent, tracestate)
+    TracedSpan(span).join(traceparent, tracestate)
 }
 
-impl Traced {
+impl TracedSpan {
     /// Sets the parameters of a request, once it has been read.
-    pub fn asked(&self, asked: &RequestAttributes) {
+    pub fn record_request(&self, attributes: &RequestAttributes) {
         if !self.is_recorded() {
             return;
         }
         let span = &self.0;
-        context::name(span, format!("{} {}", asked.operation, asked.model).trim_end());
-        span.record("gen_ai.operation.name", asked.operation);
-        span.record("gen_ai.request.choice.count", whole(asked.n_choices));
-        span.record("gen_ai.request.max_tokens", asked.max_tokens.map(whole));
-        span.record("gen_ai.request.temperature", asked.temperature);
-        span.record("gen_ai.request.top_p", asked.top_p);
-        span.record("gen_ai.request.top_k", asked.top_k.map(whole));
-        span.record("gen_ai.request.seed", asked.seed.map(whole));
-        span.record("gen_ai.request.frequency_penalty", asked.frequency_penalty);
-        span.record("gen_ai.request.presence_penalty", asked.presence_penalty);
-        if !asked.model.is_empty() {
-            span.record("gen_ai.request.model", &*asked.model);
+        context::name(span, format!("{} {}", attributes.operation, attributes.model).trim_end());
+        span.record("gen_ai.operation.name", attributes.operation);
+        span.record("gen_ai.request.choice.count", whole(attributes.n_choices));
+        span.record("gen_ai.request.max_tokens", attributes.max_tokens.map(whole));
+        span.record("gen_ai.request.temperature", attributes.temperature);
+        span.record("gen_ai.request.top_p", attributes.top_p);
+        span.record("gen_ai.request.top_k", attributes.top_k.map(whole));
+        span.record("gen_ai.request.seed", attributes.seed.map(whole));
+        span.record("gen_ai.request.frequency_penalty", attributes.frequency_penalty);
+        span.record("gen_ai.request.presence_penalty", attributes.presence_penalty);
+        if !attributes.model.is_empty() {
+            span.record("gen_ai.request.model", &*attributes.model);
         }
-        if !asked.stops.is_empty() && otlp::wants_content() {
-            context::list(span, "gen_ai.request.stop_sequences", asked.stops.iter().map(String::as_str));
+        if !attributes.stops.is_empty() && otlp::wants_content() {
+            context::list(span, "gen_ai.request.stop_sequences", attributes.stops.iter().map(String::as_str));
         }
     }
 
@@ -189,18 +189,18 @@ impl Traced {
     }
 
     /// Starts the router's span over template and tokenizer.
-    pub fn prepare(&self) -> Traced {
-        Traced(tracing::span!(target: TARGET, parent: &self.0, REQUESTS, "prepare", otel.kind = "internal"))
+    pub fn prepare(&self) -> TracedSpan {
+        TracedSpan(tracing::span!(target: TARGET, parent: &self.0, REQUESTS, "prepare", otel.kind = "internal"))
     }
 
     /// Starts the router's span from the tokens until the request is on its way to a replica.
-    pub fn place(&self) -> Traced {
-        Traced(tracing::span!(target: TARGET, parent: &self.0, REQUESTS, "place", otel.kind = "internal"))
+    pub fn place(&self) -> TracedSpan {
+        TracedSpan(tracing::span!(target: TARGET, parent: &self.0, REQUESTS, "place", otel.kind = "internal"))
     }
 }
 
 /// Starts the coordinator's span of one choice of a request, from its submission to its end.
-pub fn sequence(traceparent: &str, tracestate: &str, id: u64, n_prompt: u64, n_output: u64) -> Traced {
+pub fn sequence(traceparent: &str, tracestate: &str, id: u64, n_prompt: u64, n_output: u64) -> TracedSpan {
     let span = tracing::span!(
         target: TARGET,
         parent: None,
@@ -219,13 +219,13 @@ pub fn sequence(traceparent: &str, tracestate: &str, id: u64, n_prompt: u64, n_o
         lockstep.steps = Empty,
         lockstep.finish = Empty,
     );
-    Traced(span).join(traceparent, tracestate)
+    TracedSpan(span).join(traceparent, tracestate)
 }
 
-impl Traced {
+impl TracedSpan {
     /// Starts the coordinator's span from a sequence's submission until its first slice in a step.
-    pub fn queue(&self) -> Traced {
-        Traced(tracing::span!(target: TARGET, parent: &self.0, REQUESTS, "queue", otel.kind = "internal"))
+    pub fn queue(&self) -> TracedSpan {
+        TracedSpan(tracing::span!(target: TARGET, parent: &self.0, REQUESTS, "queue", otel.kind = "internal"))
     }
 
     pub fn sequence_started(&self, after: Duration, n_cached: u64) {
@@ -249,8 +249,8 @@ impl Traced {
 }
 
 /// Starts the coordinator's span from the sending of a step to its answer.
-pub fn step(id: u64, epoch: u32, n_slices: u64, n_positions: u64) -> Traced {
-    Traced(tracing::span!(
+pub fn step(id: u64, epoch: u32, n_slices: u64, n_positions: u64) -> TracedSpan {
+    TracedSpan(tracing::span!(
         target: TARGET,
         parent: None,
         STEPS,
@@ -264,8 +264,8 @@ pub fn step(id: u64, epoch: u32, n_slices: u64, n_positions: u64) -> Traced {
 }
 
 /// Starts the coordinator's span from the end of an epoch until the replica serves again.
-pub fn recovery(epoch: u32) -> Traced {
-    Traced(tracing::span!(
+pub fn recovery(epoch: u32) -> TracedSpan {
+    TracedSpan(tracing::span!(
         target: TARGET,
         parent: None,
         REQUESTS,
@@ -281,7 +281,7 @@ pub fn recovery(epoch: u32) -> Traced {
     ))
 }
 
-impl Traced {
+impl TracedSpan {
     /// Sets, for a recovery, why the epoch ended, and which rank was lost, if any.
     pub fn recovered_from(&self, cause: &'static str, lost: Option<(u16, &str)>) {
         self.0.record("lockstep.cause", cause);
@@ -300,7 +300,7 @@ impl Traced {
 }
 
 /// Starts a rank's span over its pass of a step.
-pub fn pass(traceparent: &str, step: u64, rank: u16) -> Traced {
+pub fn pass(traceparent: &str, step: u64, rank: u16) -> TracedSpan {
     let span = tracing::span!(
         target: TARGET,
         parent: None,
@@ -311,10 +311,10 @@ pub fn pass(traceparent: &str, step: u64, rank: u16) -> Traced {
         lockstep.rank = i64::from(rank),
         lockstep.wait_micros = Empty,
     );
-    Traced(span).join(traceparent, "")
+    TracedSpan(span).join(traceparent, "")
 }
 
-impl Traced {
+impl TracedSpan {
     /// Sets, for a pass, how long it waited for other ranks.
     pub fn waited(&self, waited: Duration) {
         if self.is_recorded() {

@@ -13,19 +13,19 @@ use telemetry::spans::{self, RequestAttributes};
 
 /// Answers in the order in which batches of spans arrive.
 fn moody(path: &str, n_before: usize) -> Answer {
-    let said = |status, body: &[u8]| Answer { status, body: body.to_vec() };
+    let answer = |status, body: &[u8]| Answer { status, body: body.to_vec() };
     match (path, n_before) {
         // The same batch is sent again.
-        ("/v1/traces", 0) => said("503 Service Unavailable", b"busy"),
-        ("/v1/traces", 1) => said("200 OK", &partly("one of you is too long")),
-        ("/v1/traces", 2) => said("200 OK", b"\xff\xff\xff no protobuf"),
-        ("/v1/traces", 3) => said("413 Payload Too Large", &[0; 1 << 20]),
-        ("/v1/traces", 4) => said("200 OK", b""),
+        ("/v1/traces", 0) => answer("503 Service Unavailable", b"busy"),
+        ("/v1/traces", 1) => answer("200 OK", &partly("one of you is too long")),
+        ("/v1/traces", 2) => answer("200 OK", b"\xff\xff\xff no protobuf"),
+        ("/v1/traces", 3) => answer("413 Payload Too Large", &[0; 1 << 20]),
+        ("/v1/traces", 4) => answer("200 OK", b""),
         ("/v1/traces", _) => {
             std::thread::sleep(Duration::from_secs(3600));
-            said("200 OK", b"")
+            answer("200 OK", b"")
         }
-        _ => said("200 OK", b""),
+        _ => answer("200 OK", b""),
     }
 }
 
@@ -38,19 +38,19 @@ fn value(page: &str, series: &str) -> u64 {
 fn spans(n: usize, name: &str) {
     for _ in 0..n {
         let span = spans::request("http", "", "");
-        span.asked(&RequestAttributes { operation: "chat", model: name.into(), ..RequestAttributes::default() });
+        span.record_request(&RequestAttributes { operation: "chat", model: name.into(), ..RequestAttributes::default() });
         assert!(span.wants_content());
         span.content("[\"question\"]", "");
     }
 }
 
 #[test]
-fn whatever_a_collector_does_is_counted_and_waited_for_by_nobody() {
+fn collector_failures_are_counted_and_block_nothing() {
     let collector = Collector::default();
     let endpoint = format!("http://{}/", collector.http(moody));
     let (protocol, content) = (Protocol::Http, true);
-    let told = telemetry::Collector { endpoint, protocol, content, ..telemetry::Collector::default() };
-    telemetry::logs::init(LogOptions { filter: "warn", collector: Some(&told), ..LogOptions::default() }).unwrap();
+    let collector_config = telemetry::Collector { endpoint, protocol, content, ..telemetry::Collector::default() };
+    telemetry::logs::init(LogOptions { filter: "warn", collector: Some(&collector_config), ..LogOptions::default() }).unwrap();
     let exporter = telemetry::exporter::install(&[]).unwrap();
     let until = |series: &str, n: u64| {
         let give_up = Instant::now() + Duration::from_secs(60);
@@ -76,8 +76,8 @@ fn whatever_a_collector_does_is_counted_and_waited_for_by_nobody() {
     assert!(began.elapsed() < Duration::from_secs(30), "the end of a process waits for a collector");
     let page = exporter.render();
     assert_eq!((value(&page, sent), value(&page, refused)), (1, 3));
-    let heard = collector.spans();
-    let first: Vec<_> = heard.iter().filter(|span| span.name == "chat first").collect();
+    let received = collector.spans();
+    let first: Vec<_> = received.iter().filter(|span| span.name == "chat first").collect();
     // Sent twice: first rejected as busy, then accepted.
     assert_eq!(first.len(), 2);
     let content = common::attribute(first[0], "gen_ai.input.messages");

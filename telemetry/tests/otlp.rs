@@ -24,7 +24,7 @@ fn one_request() {
     let request = spans::request("http", CALLER, "vendor=1");
     assert!(request.is_recorded());
     let model = "toy".to_owned();
-    let asked = RequestAttributes {
+    let attributes = RequestAttributes {
         operation: "chat",
         model,
         n_choices: 2,
@@ -32,7 +32,7 @@ fn one_request() {
         seed: Some(7),
         ..RequestAttributes::default()
     };
-    request.asked(&RequestAttributes { stops: vec!["secret".into()], ..asked });
+    request.record_request(&RequestAttributes { stops: vec!["secret".into()], ..attributes });
     drop(request.prepare());
     drop(request.place());
     request.begun("chatcmpl-1", "chat", "toy-1");
@@ -50,7 +50,7 @@ fn one_request() {
     sequence.sequence_ended("stop", 6);
     drop(sequence);
     request.first_token(Duration::from_millis(3));
-    request.tell(|| tracing::info!(n = 4, "said in a request"));
+    request.log_within(|| tracing::info!(n = 4, "said in a request"));
     request.ended("ok", TokenUsage { n_prompt: 5, n_cached: 4, n_output: 6 }, &["stop", "length"]);
 }
 
@@ -67,8 +67,8 @@ fn one_unsampled() {
 }
 
 fn check_tree(collector: &Collector) {
-    let heard = collector.spans();
-    let named = |name: &str| heard.iter().find(|span| span.name == name).unwrap_or_else(|| panic!("no {name}"));
+    let received = collector.spans();
+    let named = |name: &str| received.iter().find(|span| span.name == name).unwrap_or_else(|| panic!("no {name}"));
     let (request, prepare, sequence) = (named("chat toy-1"), named("prepare"), named("sequence"));
     let (step, pass) = (named("step"), named("pass"));
     assert_eq!(format!("00-{}-{}-01", hex(&request.trace_id), hex(&request.parent_span_id)), CALLER);
@@ -103,13 +103,13 @@ fn check_tree(collector: &Collector) {
     assert_eq!(attribute(pass, "lockstep.wait_micros"), Some(Value::IntValue(9)));
     assert_eq!(attribute(pass, "lockstep.rank"), Some(Value::IntValue(1)));
     let recovery = named("recovery");
-    let told = ["lockstep.rank", "lockstep.tp", "lockstep.pp", "lockstep.replayed_tokens"];
-    let told = told.map(|name| attribute(recovery, name));
-    assert_eq!(told, [3, 2, 1, 77].map(|n| Some(Value::IntValue(n))));
+    let keys = ["lockstep.rank", "lockstep.tp", "lockstep.pp", "lockstep.replayed_tokens"];
+    let values = keys.map(|name| attribute(recovery, name));
+    assert_eq!(values, [3, 2, 1, 77].map(|n| Some(Value::IntValue(n))));
     assert_eq!(attribute(recovery, "lockstep.cause"), text("hung"));
-    let other = heard.iter().rfind(|span| span.name == "request").unwrap();
+    let other = received.iter().rfind(|span| span.name == "request").unwrap();
     assert_eq!((other.parent_span_id.len(), other.status.as_ref().unwrap().code), (0, 2));
-    let n_of = |name: &str| heard.iter().filter(|span| span.name == name).count();
+    let n_of = |name: &str| received.iter().filter(|span| span.name == name).count();
     assert_eq!(["sequence", "step", "pass"].map(n_of), [1, 1, 1]);
 }
 
@@ -146,12 +146,12 @@ fn check_metrics(collector: &Collector, page: &str) {
 }
 
 #[test]
-fn a_collector_hears_a_request_as_a_tree_and_what_was_counted_and_logged() {
+fn collector_gets_request_tree_metrics_and_logs() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let collector = Collector::default();
     let endpoint = collector.grpc(&runtime);
-    let told = telemetry::Collector { endpoint, steps: true, ..telemetry::Collector::default() };
-    telemetry::logs::init(LogOptions { filter: "info", collector: Some(&told), ..LogOptions::default() }).unwrap();
+    let collector_config = telemetry::Collector { endpoint, steps: true, ..telemetry::Collector::default() };
+    telemetry::logs::init(LogOptions { filter: "info", collector: Some(&collector_config), ..LogOptions::default() }).unwrap();
     let exporter = telemetry::exporter::install(&[("model_name", "toy")]).unwrap();
     one_request();
     one_unsampled();
@@ -167,7 +167,7 @@ fn a_collector_hears_a_request_as_a_tree_and_what_was_counted_and_logged() {
     tracing::warn!(target: "telemetry", "of sending itself");
     metrics::load(&ReplicaLabel::replica("one"), 3, 2, 1, 4);
     let first_token = Some(Duration::from_millis(3));
-    metrics::answered(&metrics::Answer { operation: "chat", outcome: "ok", first_token, ..Default::default() });
+    metrics::answered(&metrics::RequestMetrics { operation: "chat", outcome: "ok", first_token, ..Default::default() });
     telemetry::flush();
     check_tree(&collector);
     check_logs(&collector);

@@ -43,7 +43,7 @@ fn in_a_process_of_its_own() {
         }
         "end" => {
             (0..100).for_each(|n| tracing::info!(n, "a line"));
-            logs::say("the last one");
+            logs::write_line("the last one");
             logs::flush();
             std::process::exit(0);
         }
@@ -66,7 +66,7 @@ fn a_panic_is_read_though_nothing_is_flushed() {
 }
 
 #[test]
-fn what_is_said_before_a_flush_is_read() {
+fn lines_before_a_flush_are_read() {
     let done = child("end").output().unwrap();
     let log = String::from_utf8(done.stderr).unwrap();
     let lines = log.lines().filter(|line| line.contains("a line"));
@@ -74,7 +74,7 @@ fn what_is_said_before_a_flush_is_read() {
 }
 
 #[test]
-fn where_nobody_reads_nobody_waits() {
+fn process_ends_although_stderr_is_not_read() {
     let began = Instant::now();
     let mut process = child("stall").spawn().unwrap();
     let status = loop {
@@ -88,7 +88,7 @@ fn where_nobody_reads_nobody_waits() {
         }
         thread::sleep(Duration::from_millis(10));
     };
-    let mut said = String::new();
-    process.stdout.take().unwrap().read_to_string(&mut said).unwrap();
-    assert!(status.success() && said.contains("it ends"), "{status} {said}");
+    let mut stdout = String::new();
+    process.stdout.take().unwrap().read_to_string(&mut stdout).unwrap();
+    assert!(status.success() && stdout.contains("it ends"), "{status} {stdout}");
 }

@@ -246,7 +246,7 @@ impl City {
     /// Kills a worker; returns when its coordinator has detected it. Another worker takes its place.
     pub fn kill_worker(&mut self, which: Which) -> Duration {
         let mut dead = self.take_worker(which);
-        let place = self.sides[which.0].coordinator.heard();
+        let place = self.sides[which.0].coordinator.log_len();
         let begun = time_of_day();
         dead.node.kill();
         let found_out = self.found_out(which.0, place, begun);
@@ -257,7 +257,7 @@ impl City {
     /// Stops a worker until another one has its place, and then continues it.
     pub fn stop_worker(&mut self, which: Which) -> Duration {
         let stopped = self.take_worker(which);
-        let place = self.sides[which.0].coordinator.heard();
+        let place = self.sides[which.0].coordinator.log_len();
         self.n_alarms_due += 1;
         let begun = time_of_day();
         signal(stopped.node.pid(), Signal::STOP);
@@ -278,7 +278,7 @@ impl City {
 
     /// Cuts the link to the worker's host. Another worker takes its place before the link is back.
     pub fn cut_worker(&mut self) -> Duration {
-        let place = self.sides[0].coordinator.heard();
+        let place = self.sides[0].coordinator.log_len();
         self.n_alarms_due += 1;
         let begun = time_of_day();
         self.set_link(APART, "down");
@@ -375,7 +375,7 @@ impl City {
     }
 
     fn places(&self) -> [usize; 2] {
-        [0, 1].map(|i| self.routers[i].0.heard())
+        [0, 1].map(|i| self.routers[i].0.log_len())
     }
 
     /// Scales to another grid and back, and waits for `lockstep scale`.
@@ -459,7 +459,7 @@ impl City {
         for (side, _) in [0, 1].into_iter().flat_map(|side| (0..n_ranks).map(move |n| (side, n))) {
             before("worker");
             // The eldest worker; new ones are at the end of the list.
-            let place = self.sides[side].coordinator.heard();
+            let place = self.sides[side].coordinator.log_len();
             self.end_worker((side, 0));
             self.sides[side].coordinator.until_since(place, &["the replica is ready"]);
         }
@@ -502,7 +502,7 @@ impl City {
         let east = &mut self.sides[0];
         let cut_off = east.workers.iter().find(|of| of.host == Some(APART)).expect("one stands apart");
         east.coordinator.until_since(place, &["a worker joins", &format!(" pid={} ", cut_off.node.pid())]);
-        let place = east.coordinator.heard();
+        let place = east.coordinator.log_len();
         let mut stand_in = east.workers.pop().expect("it came last");
         signal(stand_in.node.pid(), Signal::TERM);
         assert!(stand_in.node.ended().success(), "{}", stand_in.node.log());

@@ -30,18 +30,18 @@ pub struct Choice {
 
 /// The answers of one stream, by choice, and what happened to it.
 #[derive(Clone, Debug, Default)]
-pub struct Told {
+pub struct StreamOutcome {
     pub choices: BTreeMap<u64, Choice>,
     pub n_resumed: usize,
     /// Rejections before it began.
     pub n_refused: usize,
     /// The longest time between two tokens, including resumptions.
     pub stood_still: Duration,
-    heard: Option<Instant>,
+    last_token_at: Option<Instant>,
     last_id: Option<String>,
 }
 
-impl Told {
+impl StreamOutcome {
     pub fn n_tokens(&self) -> usize {
         self.choices.values().map(|choice| choice.ids.len()).sum()
     }
@@ -52,7 +52,7 @@ pub const KINDS: [&str; 4] = ["plain", "logprobs", "penalised", "two choices"];
 
 /// Plain, seeded with logprobs, penalised, and with two choices.
 pub fn requests(n_streams: usize, tokens_max: u32) -> Vec<Value> {
-    let ask = |i: usize| {
+    let request = |i: usize| {
         let mut body = json!({
             "prompt": format!("stream {i} says {}", "on and on ".repeat(i % 5)),
             "max_tokens": tokens_max - (i as u32 % 7), "stream": true, "return_token_ids": true, "ignore_eos": true,
@@ -67,14 +67,14 @@ pub fn requests(n_streams: usize, tokens_max: u32) -> Vec<Value> {
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         body
     };
-    (0..n_streams).map(ask).collect()
+    (0..n_streams).map(request).collect()
 }
 
 /// Prefill speed in tokens a second, with prompts on both replicas at once; by replica. No prompt is cached.
 pub fn prefill_rate(doors: &[String]) -> f64 {
-    static N_ASKED: AtomicUsize = AtomicUsize::new(0);
-    let ask = |i: usize| {
-        let (door, n) = (doors[i % doors.len()].clone(), N_ASKED.fetch_add(1, Relaxed));
+    static N_SENT: AtomicUsize = AtomicUsize::new(0);
+    let send = |i: usize| {
+        let (door, n) = (doors[i % doors.len()].clone(), N_SENT.fetch_add(1, Relaxed));
         let prompt = format!("{n} {}", "what has been said is said again, ".repeat(PROMPT_REPEATS));
         let body = json!({"prompt": prompt, "max_tokens": 1, "temperature": 0.0});
         std::thread::spawn(move || {
@@ -86,39 +86,39 @@ pub fn prefill_rate(doors: &[String]) -> f64 {
         })
     };
     let begun = Instant::now();
-    let asked: Vec<_> = (0..N_PROMPTS).map(ask).collect();
-    let n_tokens: u64 = asked.into_iter().map(|asked| asked.join().unwrap()).sum();
+    let clients: Vec<_> = (0..N_PROMPTS).map(send).collect();
+    let n_tokens: u64 = clients.into_iter().map(|client| client.join().unwrap()).sum();
     n_tokens as f64 / begun.elapsed().as_secs_f64() / 2.0
 }
 
 /// Open streams.
 pub struct Streams {
-    clients: Vec<JoinHandle<Told>>,
+    clients: Vec<JoinHandle<StreamOutcome>>,
     /// The number of tokens that each has received.
-    n_told: Vec<Arc<AtomicUsize>>,
+    n_received: Vec<Arc<AtomicUsize>>,
 }
 
 /// The number of streams that had begun and had not ended: only these can be hit. `expected` are the tokens of each.
-pub fn n_under_way(n_told: &[usize], expected: &[usize]) -> usize {
-    n_told.iter().zip(expected).filter(|(told, expected)| (1..**expected).contains(*told)).count()
+pub fn n_under_way(n_received: &[usize], expected: &[usize]) -> usize {
+    n_received.iter().zip(expected).filter(|(received, expected)| (1..**expected).contains(*received)).count()
 }
 
 /// Starts each request on a thread of its own, spread over the routers.
-pub fn ask_all(doors: &[String], asked: &[Value]) -> Streams {
-    let n_told: Vec<_> = asked.iter().map(|_| Arc::new(AtomicUsize::new(0))).collect();
+pub fn start_streams(doors: &[String], requests: &[Value]) -> Streams {
+    let n_received: Vec<_> = requests.iter().map(|_| Arc::new(AtomicUsize::new(0))).collect();
     let client = |(i, body): (usize, &Value)| {
-        let (doors, body, n_told) = (doors.to_vec(), body.clone(), n_told[i].clone());
-        std::thread::spawn(move || Client { doors, door: i, body, n_told }.run())
+        let (doors, body, n_received) = (doors.to_vec(), body.clone(), n_received[i].clone());
+        std::thread::spawn(move || Client { doors, door: i, body, n_received: n_told: n_received }.run())
     };
-    Streams { clients: asked.iter().enumerate().map(client).collect(), n_told }
+    Streams { clients: requests.iter().enumerate().map(client).collect(), n_received: n_told: n_received }
 }
 
 impl Streams {
     /// Waits until `n` tokens have arrived, and returns how many each stream has then.
-    pub fn until_told(&self, n: usize) -> Vec<usize> {
+    pub fn wait_for_tokens(&self, n: usize) -> Vec<usize> {
         let deadline = Instant::now() + PATIENCE;
         loop {
-            let each: Vec<usize> = self.n_told.iter().map(|n_told| n_told.load(Relaxed)).collect();
+            let each: Vec<usize> = self.n_received.iter().map(|count| count.load(Relaxed)).collect();
             let all: usize = each.iter().sum();
             if all >= n {
                 return each;
@@ -129,45 +129,45 @@ impl Streams {
         }
     }
 
-    pub fn wait(self) -> Vec<Told> {
+    pub fn wait(self) -> Vec<StreamOutcome> {
         self.clients.into_iter().map(|client| client.join().unwrap()).collect()
     }
 }
 
 /// Sends a request until it is answered whole, first at this router. `n_told` counts the tokens of this answer.
-pub fn ask(doors: &[String], door: usize, body: &Value, n_told: &Arc<AtomicUsize>) -> Told {
-    n_told.store(0, Relaxed);
-    Client { doors: doors.to_vec(), door, body: body.clone(), n_told: n_told.clone() }.run()
+pub fn run_client(doors: &[String], door: usize, body: &Value, n_received: &Arc<AtomicUsize>) -> StreamOutcome {
+    n_received.store(0, Relaxed);
+    Client { doors: doors.to_vec(), door, body: body.clone(), n_received: n_received.clone() }.run()
 }
 
 struct Client {
     doors: Vec<String>,
     door: usize,
     body: Value,
-    n_told: Arc<AtomicUsize>,
+    n_received: Arc<AtomicUsize>,
 }
 
 impl Client {
-    fn run(mut self) -> Told {
-        let mut told = Told::default();
+    fn run(mut self) -> StreamOutcome {
+        let mut outcome = StreamOutcome::default();
         let deadline = Instant::now() + STREAM_MAX;
-        while let Err(why) = self.attempt(&mut told) {
+        while let Err(why) = self.attempt(&mut outcome) {
             assert!(Instant::now() < deadline, "given up: {why}");
             self.door += 1;
             // A stream without an event yet is requested again from the start.
-            told.n_resumed += usize::from(told.last_id.is_some());
+            outcome.n_resumed += usize::from(outcome.last_id.is_some());
             std::thread::sleep(BREATH);
         }
-        told
+        outcome
     }
 
     /// Reads to the stream's end, or returns why it broke. Panics on a rejection that another attempt cannot change.
-    fn attempt(&self, told: &mut Told) -> Result<(), String> {
+    fn attempt(&self, outcome: &mut StreamOutcome) -> Result<(), String> {
         let door = &self.doors[self.door % self.doors.len()];
         let agent = ureq::Agent::config_builder().timeout_global(Some(STREAM_MAX)).http_status_as_error(false).build();
         let mut request = ureq::Agent::from(agent).post(format!("{door}/v1/completions"));
         request = request.header("content-type", "application/json");
-        if let Some(id) = &told.last_id {
+        if let Some(id) = &outcome.last_id {
             request = request.header("last-event-id", id);
         }
         let mut answer = request.send(self.body.to_string()).map_err(|error| error.to_string())?;
@@ -175,7 +175,7 @@ impl Client {
         if status != 200 {
             let why = answer.body_mut().read_to_string().unwrap_or_default();
             assert!(matches!(status, 429 | 502 | 503), "{status}: {why}");
-            told.n_refused += 1;
+            outcome.n_refused += 1;
             return Err(why);
         }
         let mut next_id = None;
@@ -187,30 +187,30 @@ impl Client {
             } else if line == "data: [DONE]" {
                 return Ok(());
             } else if let Some(event) = line.strip_prefix("data: ") {
-                let stood_still = told.heard.replace(Instant::now()).map(|heard| heard.elapsed());
-                told.stood_still = told.stood_still.max(stood_still.unwrap_or_default());
-                self.event(&serde_json::from_str(event).unwrap(), told)?;
-                told.last_id = next_id.take().or(told.last_id.take());
+                let stood_still = outcome.last_token_at.replace(Instant::now()).map(|at| at.elapsed());
+                outcome.stood_still = outcome.stood_still.max(stood_still.unwrap_or_default());
+                self.event(&serde_json::from_str(event).unwrap(), outcome)?;
+                outcome.last_id = next_id.take().or(outcome.last_id.take());
             }
         }
         Err("the stream broke off".into())
     }
 
-    fn event(&self, event: &Value, told: &mut Told) -> Result<(), String> {
+    fn event(&self, event: &Value, outcome: &mut StreamOutcome) -> Result<(), String> {
         if !event["error"].is_null() {
             return Err(event.to_string());
         }
-        for said in event["choices"].as_array().unwrap() {
-            let choice = told.choices.entry(said["index"].as_u64().unwrap()).or_default();
-            choice.text.push_str(said["text"].as_str().unwrap_or_default());
-            let ids = said["token_ids"].as_array().map_or(&[][..], Vec::as_slice);
+        for choice_json in event["choices"].as_array().unwrap() {
+            let choice = outcome.choices.entry(choice_json["index"].as_u64().unwrap()).or_default();
+            choice.text.push_str(choice_json["text"].as_str().unwrap_or_default());
+            let ids = choice_json["token_ids"].as_array().map_or(&[][..], Vec::as_slice);
             choice.ids.extend(ids.iter().map(|id| id.as_u64().unwrap()));
-            self.n_told.fetch_add(ids.len(), Relaxed);
+            self.n_received.fetch_add(ids.len(), Relaxed);
             for (list, name) in choice.logprobs.iter_mut().zip(["token_logprobs", "top_logprobs"]) {
-                let values = said["logprobs"][name].as_array().map_or(&[][..], Vec::as_slice);
+                let values = choice_json["logprobs"][name].as_array().map_or(&[][..], Vec::as_slice);
                 list.extend(values.iter().map(Value::to_string));
             }
-            if let Some(finish) = said["finish_reason"].as_str() {
+            if let Some(finish) = choice_json["finish_reason"].as_str() {
                 assert_eq!(choice.finish, None, "an end comes once");
                 choice.finish = Some(finish.to_owned());
             }

@@ -3,7 +3,7 @@
 //! `LOCKSTEP_TEST_BEFORE` names. The test compares answers, and controls the build of each role.
 
 use crate::city::{Build, City, Model};
-use crate::client::{self, Told};
+use crate::client::{self, StreamOutcome};
 use crate::node::PATIENCE;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -52,45 +52,45 @@ struct Seen {
 
 impl Traffic {
     /// `expected` has the possible answers to each request: one for each digest.
-    fn begin(doors: &[String], asked: &[Value], expected: &[Vec<Told>]) -> Traffic {
+    fn begin(doors: &[String], requests: &[Value], expected: &[Vec<StreamOutcome>]) -> Traffic {
         let end = Arc::new(AtomicBool::new(false));
         let reading: Vec<_> =
-            (0..asked.len()).map(|i| (Arc::new(AtomicUsize::new(0)), expected[0][i].n_tokens())).collect();
+            (0..requests.len()).map(|i| (Arc::new(AtomicUsize::new(0)), expected[0][i].n_tokens())).collect();
         let client = |i: usize| {
-            let (doors, body, end, n_told) = (doors.to_vec(), asked[i].clone(), end.clone(), reading[i].0.clone());
-            let expected: Vec<Told> = expected.iter().map(|of| of[i].clone()).collect();
+            let (doors, body, end, n_received) = (doors.to_vec(), requests[i].clone(), end.clone(), reading[i].0.clone());
+            let expected: Vec<StreamOutcome> = expected.iter().map(|of| of[i].clone()).collect();
             std::thread::spawn(move || {
                 let mut seen = Seen::default();
                 while !end.load(Relaxed) {
-                    let told = client::ask(&doors, i, &body, &n_told);
-                    let which = expected.iter().position(|expected| expected.choices == told.choices);
+                    let outcome = client::run_client(&doors, i, &body, &n_received);
+                    let which = expected.iter().position(|expected| expected.choices == outcome.choices);
                     let which = which.unwrap_or_else(|| {
-                        let Told { n_resumed, n_refused, .. } = told;
-                        let first = differences(&expected[0], &told);
+                        let StreamOutcome { n_resumed, n_refused, .. } = outcome;
+                        let first = differences(&expected[0], &outcome);
                         panic!("client {i}, {} answers before, {n_resumed}, {n_refused}: {first}", seen.n_answers)
                     });
                     seen.answers.insert(which);
                     seen.n_answers += 1;
-                    seen.n_resumed += told.n_resumed;
-                    seen.n_refused += told.n_refused;
+                    seen.n_resumed += outcome.n_resumed;
+                    seen.n_refused += outcome.n_refused;
                 }
                 seen
             })
         };
-        Traffic { clients: (0..asked.len()).map(client).collect(), reading, end }
+        Traffic { clients: (0..requests.len()).map(client).collect(), reading, end }
     }
 
     /// Waits until most clients are reading an answer, so that the replacement happens under load.
     fn until_under_way(&self, what: &str) {
         let deadline = Instant::now() + PATIENCE;
         loop {
-            let n_told: Vec<usize> = self.reading.iter().map(|(n_told, _)| n_told.load(Relaxed)).collect();
+            let n_received: Vec<usize> = self.reading.iter().map(|(count, _)| count.load(Relaxed)).collect();
             let expected: Vec<usize> = self.reading.iter().map(|(_, whole)| *whole).collect();
-            if client::n_under_way(&n_told, &expected) > N_CLIENTS / 2 {
+            if client::n_under_way(&n_received, &expected) > N_CLIENTS / 2 {
                 return;
             }
             let have_ended = self.clients.iter().any(JoinHandle::is_finished);
-            assert!(!have_ended && Instant::now() < deadline, "{what}: nothing is under way: {n_told:?}");
+            assert!(!have_ended && Instant::now() < deadline, "{what}: nothing is under way: {n_received:?}");
             std::thread::sleep(Duration::from_millis(1));
         }
     }
@@ -108,22 +108,22 @@ impl Traffic {
 }
 
 /// Describes where an answer differs from the expected one.
-fn differences(expected: &Told, told: &Told) -> String {
-    let one = |(index, expected): (&u64, &client::Choice)| {
-        let Some(told) = told.choices.get(index) else { return format!("choice {index} is missing") };
+fn differences(expected: &StreamOutcome, outcome: &StreamOutcome) -> String {
+    let choice_difference = |(index, expected): (&u64, &client::Choice)| {
+        let Some(choice) = outcome.choices.get(index) else { return format!("choice {index} is missing") };
         let first = |a: &[String], b: &[String]| (0..a.len().max(b.len())).find(|i| a.get(*i) != b.get(*i));
         let ids = |of: &client::Choice| of.ids.iter().map(u64::to_string).collect::<Vec<_>>();
-        let (at, is_same_text) = (first(&ids(expected), &ids(told)), expected.text == told.text);
-        let logprobs = [0, 1].map(|i| first(&expected.logprobs[i], &told.logprobs[i]));
-        let ends = (&expected.finish, &told.finish);
+        let (at, is_same_text) = (first(&ids(expected), &ids(choice)), expected.text == choice.text);
+        let logprobs = [0, 1].map(|i| first(&expected.logprobs[i], &choice.logprobs[i]));
+        let ends = (&expected.finish, &choice.finish);
         format!("choice {index}: token {at:?}, logprobs {logprobs:?}, ends {ends:?}, the same text: {is_same_text}")
     };
-    expected.choices.iter().map(one).collect::<Vec<_>>().join("; ")
+    expected.choices.iter().map(choice_difference).collect::<Vec<_>>().join("; ")
 }
 
 /// Returns the answers of a cluster without faults.
-fn undisturbed(model: &Model, asked: &[Value]) -> Vec<Told> {
-    crate::Load::new(model, asked.to_vec()).expected
+fn undisturbed(model: &Model, requests: &[Value]) -> Vec<StreamOutcome> {
+    crate::Load::new(model, requests.to_vec()).expected
 }
 
 fn protocols(city: &City) -> Vec<u64> {
@@ -131,7 +131,7 @@ fn protocols(city: &City) -> Vec<u64> {
 }
 
 /// The status and body of a request with a grammar, which the protocol before cannot carry.
-fn ask_grammar(door: &str) -> (u16, Value) {
+fn request_grammar(door: &str) -> (u16, Value) {
     let body = json!({
         "prompt": "letters", "max_tokens": 64, "temperature": 0.9, "seed": 5,
         "structured_outputs": {"regex": REGEX},
@@ -142,21 +142,21 @@ fn ask_grammar(door: &str) -> (u16, Value) {
 }
 
 fn check_grammar(door: &str, expected: &Value) {
-    let (status, answer) = ask_grammar(door);
+    let (status, answer) = request_grammar(door);
     assert_eq!((status, &answer["choices"]), (200, expected), "{answer}");
 }
 
 #[test]
 fn a_cluster_is_upgraded_and_rolled_back_under_load() {
     let model = model();
-    let asked = client::requests(N_CLIENTS, model.tokens_max);
-    let expected = undisturbed(&model, &asked);
+    let requests = client::requests(N_CLIENTS, model.tokens_max);
+    let expected = undisturbed(&model, &requests);
     let mut city = City::of(build_before(), model, None, 0);
     let doors = city.doors();
     assert_eq!(protocols(&city), [BEFORE, BEFORE]);
-    let (status, refused) = ask_grammar(&doors[0]);
+    let (status, refused) = request_grammar(&doors[0]);
     assert_eq!(status, 503, "{refused}");
-    let traffic = Traffic::begin(&doors, &asked, &[expected]);
+    let traffic = Traffic::begin(&doors, &requests, &[expected]);
 
     city.build = Build::this();
     let mut n_replaced = 0;
@@ -166,7 +166,7 @@ fn a_cluster_is_upgraded_and_rolled_back_under_load() {
     };
     city.roll_with(&mut under_way);
     assert_eq!(protocols(&city), [NOW, NOW]);
-    let (status, grammar) = ask_grammar(&doors[0]);
+    let (status, grammar) = request_grammar(&doors[0]);
     assert_eq!(status, 200, "{grammar}");
     let text = grammar["choices"][0]["text"].as_str().unwrap();
     assert!(text.len() == 24 && text.bytes().all(|byte| b"ab".contains(&byte)), "{text:?}");
@@ -185,7 +185,7 @@ fn a_cluster_is_upgraded_and_rolled_back_under_load() {
     };
     city.roll_with(&mut under_way);
     assert_eq!(protocols(&city), [BEFORE, BEFORE]);
-    assert_eq!(ask_grammar(&doors[0]).0, 503);
+    assert_eq!(request_grammar(&doors[0]).0, 503);
     let seen = traffic.end();
     let Seen { n_answers, n_resumed, n_refused, .. } = seen;
     println!("{n_replaced} processes replaced; {n_answers} answers, {n_resumed} resumed, {n_refused} asked again");
@@ -197,13 +197,13 @@ fn a_cluster_is_upgraded_and_rolled_back_under_load() {
 #[test]
 fn replicas_of_another_digest_take_over_once_the_former_ones_are_drained() {
     let (before, now) = (model(), Model { numerics: vec!["--activations", "f32", "--kv-dtype", "f32"], ..model() });
-    let mut asked = client::requests(N_CLIENTS, 60);
-    asked.iter_mut().for_each(|body| body["logprobs"] = 2.into());
-    let expected = [undisturbed(&before, &asked), undisturbed(&now, &asked)];
+    let mut requests = client::requests(N_CLIENTS, 60);
+    requests.iter_mut().for_each(|body| body["logprobs"] = 2.into());
+    let expected = [undisturbed(&before, &requests), undisturbed(&now, &requests)];
     let differ = |i: &usize| expected[0][*i].choices != expected[1][*i].choices;
     assert!((0..N_CLIENTS).all(|i| differ(&i)), "the digests are to be seen in the answers");
     let mut city = City::of(Build::this(), before, None, 0);
-    let traffic = Traffic::begin(&city.doors(), &asked, &expected);
+    let traffic = Traffic::begin(&city.doors(), &requests, &expected);
     city.model = now;
     for side in [0, 1] {
         traffic.until_under_way("coordinator");

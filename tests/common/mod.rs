@@ -33,7 +33,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::Streaming;
 use types::{Finish, Grid, Layout, Request, RequestId, Token, TokenOut};
 use watched::{Seen, Watch};
-use worker::{Isa, MaskConfig, ModelLoader, PeerListener, Recalled, Wire};
+use worker::{Isa, MaskConfig, ModelLoader, PeerListener, RecalledLogs, Wire};
 
 /// Limit for one round of requests, far beyond what any needs: a test that hangs fails.
 const ROUND_MAX: Duration = Duration::from_secs(600);
@@ -85,7 +85,7 @@ pub struct Setup {
     pub masks: MaskConfig,
     pub speculation: Speculation,
     /// Answers from which ranks guess, with mistakes, in place of their own guesses.
-    pub recalled: Option<Arc<Recalled>>,
+    pub recalled: Option<Arc<RecalledLogs>>,
     /// A model that guesses.
     pub draft_model: Option<DraftModel>,
 }

@@ -42,10 +42,10 @@ impl Node {
         let mut child = command.spawn().unwrap();
         let stderr = child.stderr.take().unwrap();
         let log = Arc::new(Mutex::new(String::new()));
-        let heard = log.clone();
+        let shared_log = log.clone();
         let reader = std::thread::spawn(move || {
             for line in BufReader::new(stderr).lines().map_while(Result::ok) {
-                let mut log = heard.lock().unwrap();
+                let mut log = shared_log.lock().unwrap();
                 log.push_str(&line);
                 log.push('\n');
             }
@@ -62,7 +62,7 @@ impl Node {
     }
 
     /// The number of log lines so far: a position in its log.
-    pub fn heard(&self) -> usize {
+    pub fn log_len(&self) -> usize {
         self.log.lock().unwrap().len()
     }
 
@@ -184,18 +184,18 @@ pub fn answer(http: &str, prompt: &str) -> Value {
 }
 
 /// The choices of a completion.
-pub fn complete(http: &str, asked: &Value) -> Value {
-    let text = post(http, asked).body_mut().read_to_string().unwrap();
+pub fn complete(http: &str, body: &Value) -> Value {
+    let text = post(http, body).body_mut().read_to_string().unwrap();
     let value: Value = serde_json::from_str(&text).unwrap();
     assert!(value["choices"].is_array(), "{text}");
     value["choices"].clone()
 }
 
 /// The response with its head; the body may still be on the way.
-pub fn post(http: &str, asked: &Value) -> ureq::http::Response<ureq::Body> {
+pub fn post(http: &str, body: &Value) -> ureq::http::Response<ureq::Body> {
     let agent = ureq::Agent::config_builder().timeout_global(Some(PATIENCE)).http_status_as_error(false).build();
     let request = ureq::Agent::from(agent).post(format!("{http}/v1/completions"));
-    request.header("content-type", "application/json").send(asked.to_string()).unwrap()
+    request.header("content-type", "application/json").send(body.to_string()).unwrap()
 }
 
 /// The fields of `/proc/PID/stat`, from the state on.

@@ -3,7 +3,7 @@
 
 use super::Answer;
 use checkpoint::Checkpoint;
-use grammar::{GrammarLimits, WantedGrammar};
+use grammar::{GrammarLimits, GrammarSpec};
 use serde_json::json;
 use std::cmp::Reverse;
 use std::path::Path;
@@ -81,18 +81,18 @@ fn mixed(vocab: u32, lengths: &[usize], tokens_max: impl Fn(usize) -> u32, stops
 /// vocabulary get none.
 fn give_grammars(requests: &mut [Request]) {
     let (number, word) = (json!({"type": "integer"}), json!({"type": "string", "maxLength": 9}));
-    let wanted = [
-        WantedGrammar::JsonObject,
-        WantedGrammar::JsonSchema(json!({"type": "array", "items": {"anyOf": [number, word]}, "minItems": 30})),
-        WantedGrammar::Regex("([a-z]{2,5} ){4,}[0-9]+".into()),
-        WantedGrammar::JsonSchema(json!({
+    let specs = [
+        GrammarSpec::JsonObject,
+        GrammarSpec::JsonSchema(json!({"type": "array", "items": {"anyOf": [number, word]}, "minItems": 30})),
+        GrammarSpec::Regex("([a-z]{2,5} ){4,}[0-9]+".into()),
+        GrammarSpec::JsonSchema(json!({
             "type": "object",
             "properties": {"name": word, "ages": {"type": "array", "items": number}},
             "required": ["name", "ages"],
             "additionalProperties": false,
         })),
     ];
-    let grammars = wanted.map(|wanted| grammar::compile(&wanted, &GrammarLimits::default()).unwrap());
+    let grammars = specs.map(|spec| grammar::compile(&spec, &GrammarLimits::default()).unwrap());
     let picked = requests.iter_mut().enumerate().filter(|(i, _)| i % 4 == 2 || i % 8 == 5);
     for ((_, request), grammar) in picked.zip(grammars.iter().cycle()) {
         request.grammar = Some(grammar.clone());
@@ -126,8 +126,8 @@ fn sampling(i: usize, stops: &[Token]) -> Sampling {
         7 => Some(0),
         _ => Some(3),
     };
-    let told = if i % 16 == 11 { stops.to_vec() } else { Tokens::new() };
-    Sampling { stop, tokens_min: (i % 4) as u32, logprobs, told, ..drawn }
+    let logprob_token_ids = if i % 16 == 11 { stops.to_vec() } else { Tokens::new() };
+    Sampling { stop, tokens_min: (i % 4) as u32, logprobs, logprob_token_ids: told: logprob_token_ids, ..drawn }
 }
 
 /// Arbitrary tokens, the same for a seed; a shorter prompt is the beginning of a longer one.

@@ -31,7 +31,7 @@ pub fn expected(http: &str, n_streams: usize, tokens_max: u32) -> Vec<Answer> {
     let clients: Vec<_> = (0..n_streams)
         .map(|i| {
             let http = http.to_owned();
-            std::thread::spawn(move || ask(&http, &body(i, tokens_max), &mut Vec::new()).unwrap())
+            std::thread::spawn(move || stream_answer(&http, &body(i, tokens_max), &mut Vec::new()).unwrap())
         })
         .collect();
     clients.into_iter().map(|client| client.join().unwrap()).collect()
@@ -46,7 +46,7 @@ pub fn begin(http: &str, tokens_max: u32, expected: &[Answer]) -> Streams {
             let mut seen = Seen::default();
             // A client that is ended before it begins still sends one request.
             loop {
-                match ask(&http, &body(i, tokens_max), &mut seen.gaps) {
+                match stream_answer(&http, &body(i, tokens_max), &mut seen.gaps) {
                     Ok(answer) if answer == expected => seen.n_answers += 1,
                     Ok(answer) => seen.different = Some(format!("stream {i}: {answer:?} for {expected:?}")),
                     Err(error) => seen.different = Some(format!("stream {i}: {error}")),
@@ -92,12 +92,12 @@ fn body(i: usize, tokens_max: u32) -> Value {
     })
 }
 
-fn ask(http: &str, body: &Value, gaps: &mut Vec<Duration>) -> Result<Answer, String> {
+fn stream_answer(http: &str, body: &Value, gaps: &mut Vec<Duration>) -> Result<Answer, String> {
     let agent = ureq::Agent::config_builder().timeout_global(Some(PATIENCE)).build();
     let request = ureq::Agent::from(agent).post(format!("{http}/v1/completions"));
     let sent = request.header("content-type", "application/json").send(body.to_string());
     let mut response = sent.map_err(|error| error.to_string())?;
-    let (mut answer, mut heard) = (Answer::default(), None::<Instant>);
+    let (mut answer, mut last_token_at) = (Answer::default(), None::<Instant>);
     for line in BufReader::new(response.body_mut().as_reader()).lines() {
         let line = line.map_err(|error| error.to_string())?;
         let Some(data) = line.strip_prefix("data: ").filter(|data| *data != "[DONE]") else { continue };
@@ -107,7 +107,7 @@ fn ask(http: &str, body: &Value, gaps: &mut Vec<Duration>) -> Result<Answer, Str
             answer.2 = choice["finish_reason"].as_str().map_or(answer.2, str::to_owned);
             continue;
         };
-        gaps.extend(heard.replace(Instant::now()).map(|heard| heard.elapsed()));
+        gaps.extend(last_token_at.replace(Instant::now()).map(|at| at.elapsed()));
         answer.0.extend(ids.iter().filter_map(Value::as_u64));
         let logprobs = choice["logprobs"]["token_logprobs"].as_array().into_iter().flatten();
         answer.1.extend(logprobs.map(Value::to_string));

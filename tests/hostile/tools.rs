@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 
 /// The outcome of a kind.
 #[derive(Debug)]
-pub struct Became {
+pub struct ToolOutcome {
     pub name: &'static str,
     pub status: u16,
     /// The error's message, or why the answer ended.
-    pub said: String,
+    pub detail: String,
     pub took: Duration,
 }
 
@@ -89,15 +89,15 @@ pub fn kinds() -> Vec<(&'static str, u16, String)> {
     kinds.into_iter().map(|(name, status, body)| (name, status, body.to_string())).collect()
 }
 
-pub fn ask(http: &str, name: &'static str, body: &str) -> Became {
+pub fn send_request(http: &str, name: &'static str, body: &str) -> ToolOutcome {
     let agent = ureq::Agent::config_builder().timeout_global(Some(PATIENCE)).http_status_as_error(false).build();
     let (agent, from) = (ureq::Agent::from(agent), Instant::now());
     let request = agent.post(format!("{http}/v1/chat/completions")).header("content-type", "application/json");
     let mut reply = request.send(body).unwrap();
     let answer: Value = serde_json::from_str(&reply.body_mut().read_to_string().unwrap()).unwrap();
-    let said = match &answer["error"]["message"] {
+    let detail = match &answer["error"]["message"] {
         Value::String(message) => message.clone(),
         _ => answer["choices"][0]["finish_reason"].to_string(),
     };
-    Became { name, status: reply.status().as_u16(), said, took: from.elapsed() }
+    ToolOutcome { name, status: reply.status().as_u16(), detail: said: detail, took: from.elapsed() }
 }

@@ -71,7 +71,7 @@ async fn cold_rounds(base: &Setup, seed: u64) -> Vec<(Vec<Request>, Vec<Answer>)
     for _ in 0..N_TURNS {
         let requests: Vec<Request> = trees.iter().map(|tree| tree.turn(&mut random)).collect();
         let answers = replica.run(&requests).await;
-        trees.iter_mut().zip(&requests).zip(&answers).for_each(|((tree, asked), got)| tree.grow(asked, got));
+        trees.iter_mut().zip(&requests).zip(&answers).for_each(|((tree, request), got)| tree.grow(request, got));
         rounds.push((requests, answers));
     }
     assert_eq!(replica.seen().hits, 0, "nothing was reused");
@@ -89,8 +89,8 @@ fn n_reusable(rounds: &[(Vec<Request>, Vec<Answer>)]) -> usize {
             let most = logs.iter().map(common).max().unwrap_or(0).min(request.prompt.len() - 1);
             n += most - most % BLOCK_TOKENS as usize;
         }
-        let asked = requests.iter().zip(answers);
-        logs.extend(asked.map(|(asked, got)| asked.prompt.iter().copied().chain(got.tokens()).collect::<Tokens>()));
+        let pairs = requests.iter().zip(answers);
+        logs.extend(pairs.map(|(sent, got)| sent.prompt.iter().copied().chain(got.tokens()).collect::<Tokens>()));
     }
     n
 }
@@ -135,10 +135,10 @@ async fn trees_of_conversations_answer_as_if_cold() {
 fn a_conversation_goes_on_where_it_was_and_over_a_kill() {
     const MODEL: &str = "tests/reference/qwen3-next";
     const DOORS: [&str; 6] = ["--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--threads", "1"];
-    let ask = |http: &str, prompt: &[u64], n: u64| -> Value {
-        let asked = json!({ "prompt": prompt, "max_tokens": n, "seed": 5, "ignore_eos": true, "logprobs": 2,
+    let request_answer = |http: &str, prompt: &[u64], n: u64| -> Value {
+        let body = json!({ "prompt": prompt, "max_tokens": n, "seed": 5, "ignore_eos": true, "logprobs": 2,
             "return_token_ids": true });
-        let text = post(http, &asked).body_mut().read_to_string().unwrap();
+        let text = post(http, &body).body_mut().read_to_string().unwrap();
         let answer: Value = serde_json::from_str(&text).unwrap();
         assert!(answer["choices"].is_array(), "{text}");
         answer
@@ -154,24 +154,24 @@ fn a_conversation_goes_on_where_it_was_and_over_a_kill() {
     alone.until_ready(&cold);
     grid.until_ready(&http);
     let first: Vec<u64> = (0..100).map(|i| i * 7 % 251).collect();
-    let expected = ask(&cold, &first, 40);
-    assert_eq!(ask(&http, &first, 40)["choices"], expected["choices"]);
+    let expected = request_answer(&cold, &first, 40);
+    assert_eq!(request_answer(&http, &first, 40)["choices"], expected["choices"]);
     let second = goes_on(&first, &expected);
-    let expected = ask(&cold, &second, 40);
-    let got = ask(&http, &second, 40);
+    let expected = request_answer(&cold, &second, 40);
+    let got = request_answer(&http, &second, 40);
     assert_eq!(got["choices"], expected["choices"]);
     assert!(cached(&got) >= 128 && cached(&expected) == 0, "{got}\n{expected}");
     let third = goes_on(&second, &expected);
-    let expected = ask(&cold, &third, 280);
+    let expected = request_answer(&cold, &third, 280);
     let worker = grid.workers()[1];
     let got = std::thread::scope(|scope| {
-        let asked = scope.spawn(|| ask(&http, &third, 280));
+        let client = scope.spawn(|| request_answer(&http, &third, 280));
         let page = || ureq::get(format!("{http}/cluster")).call().unwrap().body_mut().read_to_string().unwrap();
         let n_running =
             |page: &str| serde_json::from_str::<Value>(page).unwrap()["replicas"][0]["requests"]["running"].clone();
-        while !asked.is_finished() && n_running(&page()) == 0 {}
+        while !client.is_finished() && n_running(&page()) == 0 {}
         kill_process(Pid::from_raw(worker.cast_signed()).unwrap(), Signal::KILL).unwrap();
-        asked.join().unwrap()
+        client.join().unwrap()
     });
     grid.until(&["a worker process ended"]);
     assert_eq!(got["choices"], expected["choices"]);

@@ -19,8 +19,8 @@ fn on_fake(arguments: &[&str]) -> Command {
 
 fn ran(mut command: Command) -> (Output, String) {
     let output = command.output().unwrap();
-    let told = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    (output, told)
+    let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    (output, text)
 }
 
 fn serve(kernels: &Folder, more: &[&str]) -> Node {
@@ -42,41 +42,41 @@ fn a_grid_of_gpus_answers_as_one_does() {
     let expected = one.answers();
     let http = one.http();
     assert_eq!(ranks(&http)[0]["device"], "cuda/sm_90");
-    let (status, told) = ran(on_fake(&["status", "--url", &http]));
-    assert!(status.status.success() && told.contains("cuda"), "{told}");
+    let (status, text) = ran(on_fake(&["status", "--url", &http]));
+    assert!(status.status.success() && text.contains("cuda"), "{text}");
     assert_eq!(serve(&kernels, &["--tp", "2"]).answers(), expected);
     assert!(std::fs::read_dir(&kernels.0).unwrap().count() > 3, "kernels are kept");
 }
 
 #[test]
 fn a_process_that_is_killed_while_devices_exchange_costs_no_token() {
-    for (collective, said) in [("nccl", "NCCL carries between devices"), ("ipc", "sums go over the devices' memory")] {
-        killed_while_devices_exchange(collective, said);
+    for (collective, log_line) in [("nccl", "NCCL carries between devices"), ("ipc", "sums go over the devices' memory")] {
+        killed_while_devices_exchange(collective, log_line);
     }
 }
 
-fn killed_while_devices_exchange(collective: &str, said: &str) {
+fn killed_while_devices_exchange(collective: &str, log_line: &str) {
     let kernels = Folder::new("killed-kernels");
     let mut grid = serve(&kernels, &["--tp", "2", "--collective", collective]);
     let http = grid.http();
     grid.until_ready(&http);
-    grid.until(&[said]);
-    let ask = || complete(&http, &json!({"prompt": "and on", "max_tokens": 60, "seed": 3, "temperature": 0.8}));
-    let whole = ask();
+    grid.until(&[log_line]);
+    let request = || complete(&http, &json!({"prompt": "and on", "max_tokens": 60, "seed": 3, "temperature": 0.8}));
+    let whole = request();
     std::thread::scope(|scope| {
-        let asking = scope.spawn(ask);
+        let client = scope.spawn(request);
         // The checks below hold in any state that it has reached by then.
         std::thread::sleep(Duration::from_millis(500));
         let victim = Pid::from_raw(grid.workers()[1].cast_signed()).unwrap();
         kill_process(victim, Signal::KILL).unwrap();
-        assert_eq!(asking.join().unwrap(), whole);
+        assert_eq!(client.join().unwrap(), whole);
     });
     grid.until(&["a worker process ended"]);
-    assert_eq!(ask(), whole);
+    assert_eq!(request(), whole);
 }
 
 #[test]
-fn fast_is_asked_for_and_said() {
+fn fast_numerics_are_used_and_logged() {
     let kernels = Folder::new("fast-kernels");
     let mut one = serve(&kernels, &["--numerics", "fast"]);
     let http = one.http();
@@ -110,7 +110,7 @@ fn workers_of_one_gpu_divide_its_memory() {
 }
 
 #[test]
-fn a_worker_of_its_own_is_on_the_gpu_that_it_is_told() {
+fn lone_worker_uses_its_configured_gpu() {
     let kernels = Folder::new("worker-kernels");
     let listen = ["--listen", "127.0.0.1:0", "--context", "128", "--max-batch-tokens", "64", "--max-running", "4"];
     // The coordinator receives the kind of its workers' device without a GPU of its own.
@@ -126,9 +126,9 @@ fn a_worker_of_its_own_is_on_the_gpu_that_it_is_told() {
 
 #[test]
 fn devices_are_listed() {
-    let (output, told) = ran(on_fake(&["plan", "--devices"]));
+    let (output, listing) = ran(on_fake(&["plan", "--devices"]));
     assert!(output.status.success());
-    assert_eq!(ran(on_fake(&["status", "--devices"])).1, told);
+    assert_eq!(ran(on_fake(&["status", "--devices"])).1, listing);
     for part in [
         "cpu  ",
         "driver for CUDA 13.0, 1 devices",
@@ -137,7 +137,7 @@ fn devices_are_listed() {
         "nccl  ",
         "cublaslt 13.1.0",
     ] {
-        assert!(told.contains(part), "{part} is not in\n{told}");
+        assert!(listing.contains(part), "{part} is not in\n{listing}");
     }
     let (_, config) = ran(on_fake(&["serve", "--device", "auto", "--print-config"]));
     assert!(config.contains("device = \"cuda\"") && config.contains("kv-dtype = \"bf16\""), "{config}");
@@ -146,7 +146,7 @@ fn devices_are_listed() {
 }
 
 #[test]
-fn who_asks_for_what_is_not_there_is_told_in_a_line() {
+fn missing_device_is_reported_in_a_line() {
     let absent = [
         (on_fake(&["serve", MODEL, "--device", "cuda:7"]), "there is no device 7"),
         (on_fake(&["serve", MODEL, "--device", "gpu"]), "is no device: auto, cpu, cuda, cuda:N or sim"),
@@ -164,8 +164,8 @@ fn who_asks_for_what_is_not_there_is_told_in_a_line() {
     }
     for (command, why) in absent {
         let what = format!("{command:?}");
-        let (output, told) = ran(command);
-        assert!(!output.status.success() && told.contains(why), "{what}: {told}");
-        assert!(!told.contains("panicked"), "{what}: {told}");
+        let (output, text) = ran(command);
+        assert!(!output.status.success() && text.contains(why), "{what}: {text}");
+        assert!(!text.contains("panicked"), "{what}: {text}");
     }
 }

@@ -7,14 +7,14 @@ use crate::common::requests::{REQUESTS, difference, tiny_requests};
 use crate::common::watched::Seen;
 use crate::common::{Answer, Replica, Setup, reference_folder, smollm2};
 use crate::processes::DOORS;
-use coordinator::{DraftModel, Drafting, Speculation};
-use grammar::{GrammarLimits, ThinkingBudget, WantedGrammar};
+use coordinator::{DraftModel, DraftPolicy, Speculation};
+use grammar::{GrammarLimits, ThinkingBudget, GrammarSpec};
 use serde_json::{Value, json};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use types::{Goal, Grammar, NgramLimits, Request, Tokens};
-use worker::{MaskConfig, Recalled};
+use worker::{MaskConfig, RecalledLogs};
 
 const MODEL: &str = "llama-f16-sharded";
 /// So many of a hundred guesses are wrong.
@@ -48,7 +48,7 @@ fn call() -> Grammar {
     });
     let content = json!({"type": "json_schema", "json_schema": call});
     let tag = json!({"type": "tag", "begin": "<tool_call>\n", "content": content, "end": "\n</tool_call>"});
-    let tag = WantedGrammar::StructuralTag(json!({"type": "structural_tag", "format": tag}));
+    let tag = GrammarSpec::StructuralTag(json!({"type": "structural_tag", "format": tag}));
     grammar::compile(&tag, &GrammarLimits::default()).unwrap()
 }
 
@@ -71,7 +71,7 @@ struct Bench {
     base: Setup,
     requests: Vec<Request>,
     expected: Vec<Answer>,
-    recalled: Arc<Recalled>,
+    recalled: Arc<RecalledLogs>,
 }
 
 impl Bench {
@@ -88,10 +88,10 @@ impl Bench {
             request.prompt.iter().copied().chain(answer.tokens()).collect()
         };
         let logs = requests.iter().zip(&expected).map(log).collect();
-        Bench { base, requests, expected, recalled: Arc::new(Recalled { logs, wrong: WRONG }) }
+        Bench { base, requests, expected, recalled: Arc::new(RecalledLogs { logs, wrong: WRONG }) }
     }
 
-    async fn same(&self, way: &str, drafting: Drafting, setup: Setup, breaks: &[u32]) -> Seen {
+    async fn same(&self, way: &str, drafting: DraftPolicy, setup: Setup, breaks: &[u32]) -> Seen {
         let speculation = Speculation { drafting, ..Speculation::default() };
         let recalled = setup.draft_model.is_none().then(|| self.recalled.clone());
         let setup = Setup { speculation, recalled, ..setup };
@@ -117,7 +117,7 @@ impl Bench {
     }
 
     /// Returns how many requests were preempted: with many drafts few requests run at the same time.
-    async fn every_way(&self, drafting: Drafting) -> u32 {
+    async fn every_way(&self, drafting: DraftPolicy) -> u32 {
         let base = &self.base;
         self.same("tp 1", drafting, base.clone(), &[]).await;
         self.same("tp 2", drafting, base.on(2, 1), &[]).await;
@@ -134,7 +134,7 @@ impl Bench {
         n_preempted
     }
 
-    async fn with_late_masks(&self, drafting: Drafting) {
+    async fn with_late_masks(&self, drafting: DraftPolicy) {
         let late = Setup { masks: LATE, n_blocks: 50, ..self.base.on(1, 2) };
         let seen = self.same("late masks", drafting, late, &[9]).await;
         assert!(seen.late > 20, "{seen:?}");
@@ -145,16 +145,16 @@ impl Bench {
 async fn fixed_and_adaptive_drafts_have_the_bits_of_none() {
     let (bench, mut n_preempted) = (Bench::new().await, 0);
     for drafting in [
-        Drafting::Fixed(1),
-        Drafting::Fixed(4),
-        Drafting::Fixed(8),
+        DraftPolicy::Fixed(1),
+        DraftPolicy::Fixed(4),
+        DraftPolicy::Fixed(8),
         // Cheap rows, so that some are given among many.
-        Drafting::Adaptive { max: 8, row_permille: 2 },
+        DraftPolicy::Adaptive { max: 8, row_permille: 2 },
     ] {
         n_preempted += bench.every_way(drafting).await;
     }
     assert!(n_preempted > 0);
-    bench.with_late_masks(Drafting::Fixed(4)).await;
+    bench.with_late_masks(DraftPolicy::Fixed(4)).await;
 }
 
 /// A draft model of its own kind: as large as the target, with the same weights, rounded to eight bits.
@@ -172,7 +172,7 @@ async fn a_draft_model_changes_no_bit() {
     let base = Setup { draft_model: Some(rounded()), ..bench.base.clone() };
     let (bench, mut n_preempted) = (Bench { base, ..bench }, 0);
     for drafting in
-        [Drafting::Fixed(1), Drafting::Fixed(4), Drafting::Fixed(8), Drafting::Adaptive { max: 8, row_permille: 2 }]
+        [DraftPolicy::Fixed(1), DraftPolicy::Fixed(4), DraftPolicy::Fixed(8), DraftPolicy::Adaptive { max: 8, row_permille: 2 }]
     {
         n_preempted += bench.every_way(drafting).await;
     }
@@ -180,7 +180,7 @@ async fn a_draft_model_changes_no_bit() {
     // Blocks for a few of the sequences; the others have no guesses.
     let few = DraftModel { kv_bytes: 64 << 10, ..rounded() };
     let few = Setup { draft_model: Some(few), ..bench.base.clone() };
-    bench.same("few blocks", Drafting::Fixed(4), few, &[]).await;
+    bench.same("few blocks", DraftPolicy::Fixed(4), few, &[]).await;
 }
 
 /// Requests without a grammar, one after another, so that counts are the same in every run.
@@ -189,7 +189,7 @@ async fn counts_of(draft: DraftModel, n_drafts: u16) -> (Seen, Vec<usize>) {
     let mut requests = tiny_requests(&model);
     requests.retain(|request| request.grammar.is_none() && request.goal == Goal::Generate);
     requests.truncate(24);
-    let speculation = Speculation { drafting: Drafting::Fixed(n_drafts), ..Speculation::default() };
+    let speculation = Speculation { drafting: DraftPolicy::Fixed(n_drafts), ..Speculation::default() };
     let base = Setup { steps_in_flight_max: 1, ..Setup::new(model, "int8", "f16").on(1, 1) };
     let mut replica = Replica::start(&Setup { speculation, draft_model: Some(draft), ..base }).await;
     let answers = replica.run_alone(&requests).await;
@@ -230,7 +230,7 @@ async fn what_a_log_repeats_is_guessed_and_has_the_same_bits() {
     let bench = Bench::new().await;
     let ngrams = NgramLimits { least: 1, most: 4 };
     for (tp, pp) in [(1, 1), (2, 1), (1, 2)] {
-        let speculation = Speculation { drafting: Drafting::Fixed(4), ngrams };
+        let speculation = Speculation { drafting: DraftPolicy::Fixed(4), ngrams };
         let setup = Setup { speculation, ..bench.base.on(tp, pp) };
         let mut replica = Replica::start(&setup).await;
         let answers = replica.run(&bench.requests).await;
@@ -255,7 +255,7 @@ async fn what_a_client_expects_is_guessed_and_has_the_same_bits() {
     let expecting: Vec<Request> = bench.requests.iter().zip(&bench.expected).map(expecting).collect();
     // N-grams so long that a log hardly gives guesses from itself.
     let ngrams = NgramLimits { least: 3, most: 4 };
-    let base = Setup { speculation: Speculation { drafting: Drafting::Fixed(4), ngrams }, ..bench.base.clone() };
+    let base = Setup { speculation: Speculation { drafting: DraftPolicy::Fixed(4), ngrams }, ..bench.base.clone() };
     let run = async |way: &str, setup: &Setup, requests: &[Request], breaks: &[u32]| {
         let mut replica = Replica::start(setup).await;
         breaks.iter().for_each(|n| replica.break_at(*n));
@@ -292,15 +292,15 @@ fn a_prediction_of_a_client_s_is_guessed() {
     let mut node = Node::start(&[&arguments[..], &DOORS].concat());
     let http = node.http();
     node.until_ready(&http);
-    let ask = |prediction: &str| -> Value {
+    let complete_with = |prediction: &str| -> Value {
         let mut body = json!({"prompt": "one two three", "max_tokens": 24, "temperature": 0.0, "ignore_eos": true});
         body["prediction"] = json!({"type": "content", "content": prediction});
         serde_json::from_str(&post(&http, &body).body_mut().read_to_string().unwrap()).unwrap()
     };
     let accepted = |answer: &Value| answer["usage"]["completion_tokens_details"]["accepted_prediction_tokens"].as_u64();
-    let other = ask("nothing of this is said");
+    let other = complete_with("nothing of this is said");
     let text = other["choices"][0]["text"].as_str().unwrap().to_owned();
-    let predicted = ask(&text);
+    let predicted = complete_with(&text);
     assert_eq!(predicted["choices"], other["choices"]);
     let (few, many) = (accepted(&other).unwrap_or(0), accepted(&predicted).unwrap_or(0));
     assert!(many > few + 8, "{few} without and {many} with: {predicted}");

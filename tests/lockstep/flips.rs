@@ -167,8 +167,8 @@ fn anonymous(pid: u32) -> Vec<(u64, u64)> {
 }
 
 fn not_run(what: &str) {
-    let told = format!("NOT RUN: {what}: the memory of another process may not be written here\n");
-    std::io::stderr().write_all(told.as_bytes()).unwrap();
+    let message = format!("NOT RUN: {what}: the memory of another process may not be written here\n");
+    std::io::stderr().write_all(message.as_bytes()).unwrap();
 }
 
 fn page(http: &str, path: &str) -> String {
@@ -279,9 +279,9 @@ fn a_flipped_bit_that_changes_tokens_is_found_by_an_audit_at_another_replica() {
     let mut node = serve(&["--replicas", "2", "--audit", "1"]);
     let http = node.http();
     node.until_ready(&http);
-    let ask = |n: usize| {
-        let asked = json!({ "prompt": format!("question {n}"), "max_tokens": 100, "ignore_eos": true, "seed": n });
-        complete(&http, &asked)
+    let request = |n: usize| {
+        let body = json!({ "prompt": format!("question {n}"), "max_tokens": 100, "ignore_eos": true, "seed": n });
+        complete(&http, &body)
     };
     let n_audits = |outcome: &str| metric(&http, "lockstep:audits_total", &[&format!("outcome=\"{outcome}\"")]);
     let wait = |n: usize| {
@@ -291,7 +291,7 @@ fn a_flipped_bit_that_changes_tokens_is_found_by_an_audit_at_another_replica() {
             std::thread::sleep(Duration::from_millis(20));
         }
     };
-    ask(0);
+    request(0);
     wait(1);
     assert_eq!(n_audits("different"), 0.0);
     // A single rank is a thread of the server, so the weights of both replicas are in its memory.
@@ -300,16 +300,16 @@ fn a_flipped_bit_that_changes_tokens_is_found_by_an_audit_at_another_replica() {
     };
     packed.enlarge_one();
     for n in 1..100 {
-        ask(n);
+        request(n);
         wait(n + 1);
         if n_audits("different") > 0.0 {
             break;
         }
     }
-    let told = node.until(&["an answer is not equal when it is run again"]);
-    let (one, other) = (field(&told, "replica").to_owned(), field(&told, "other_replica").to_owned());
-    assert!(one != other && told.contains("position=") && told.contains("on=\"cpu on "), "{told}");
-    assert!(told.contains("third=\"as the"), "of two one is asked again: {told}");
+    let line = node.until(&["an answer is not equal when it is run again"]);
+    let (one, other) = (field(&line, "replica").to_owned(), field(&line, "other_replica").to_owned());
+    assert!(one != other && line.contains("position=") && line.contains("on=\"cpu on "), "{line}");
+    assert!(line.contains("third=\"as the"), "of two one is asked again: {line}");
 }
 
 /// Returns the KV caches of a process: its large memory ranges that use huge pages.
@@ -350,11 +350,11 @@ fn flip_kv(pid: u32, dice: &mut Dice) -> Option<()> {
 
 /// Returns a stream's tokens, and whether a bit has flipped in the middle of it. Without tokens it could not be
 /// computed further.
-fn disturbed(node: &Node, http: &str, asked: &Value, dice: &mut Dice) -> (Option<Vec<Value>>, bool) {
-    let mut asked = asked.clone();
-    asked["stream"] = true.into();
+fn disturbed(node: &Node, http: &str, request: &Value, dice: &mut Dice) -> (Option<Vec<Value>>, bool) {
+    let mut stream_request = request.clone();
+    stream_request["stream"] = true.into();
     let (mut tokens, mut n_events, mut has_flipped) = (Vec::new(), 0, false);
-    for line in BufReader::new(post(http, &asked).into_body().into_reader()).lines().map(Result::unwrap) {
+    for line in BufReader::new(post(http, &stream_request).into_body().into_reader()).lines().map(Result::unwrap) {
         let Some(event) = line.strip_prefix("data: ").filter(|event| *event != "[DONE]") else { continue };
         let event: Value = serde_json::from_str(event).unwrap();
         if !event["error"].is_null() {
@@ -390,27 +390,27 @@ fn a_flipped_bit_of_kv_is_found_by_an_audit_exactly_where_it_changes_a_token() {
             std::thread::sleep(Duration::from_millis(5));
         }
     };
-    let (mut dice, mut n_asked) = (Dice(4), 0.0);
+    let (mut dice, mut n_requests) = (Dice(4), 0.0);
     let (mut n_flipped, mut n_failed, mut n_changed) = (0, 0, 0);
     for n in 0..4 * n_flips() {
         // Half of them are greedy and half drawn, because a draw is closer to a change.
         let temperature = f64::from(u8::from(n % 2 == 1));
-        let asked = json!({
+        let body = json!({
             "prompt": format!("question {n}"), "max_tokens": 300, "ignore_eos": true, "seed": n,
             "temperature": temperature, "return_token_ids": true,
         });
-        let whole = complete(&http, &asked)[0]["token_ids"].as_array().unwrap().clone();
-        n_asked += 1.0;
-        audited(n_asked);
+        let whole = complete(&http, &body)[0]["token_ids"].as_array().unwrap().clone();
+        n_requests += 1.0;
+        audited(n_requests);
         let before = n_audits("different");
-        let (tokens, has_flipped) = disturbed(&node, &http, &asked, &mut dice);
+        let (tokens, has_flipped) = disturbed(&node, &http, &body, &mut dice);
         n_flipped += usize::from(has_flipped);
         let Some(tokens) = tokens else {
             n_failed += 1;
             continue;
         };
-        n_asked += 1.0;
-        audited(n_asked);
+        n_requests += 1.0;
+        audited(n_requests);
         let is_found = n_audits("different") > before;
         assert_eq!(tokens.len(), whole.len());
         assert_eq!(is_found, tokens != whole, "answer {n}, flipped: {has_flipped}");

@@ -3,7 +3,7 @@
 
 use crate::common::requests::{difference, few_requests};
 use crate::common::{Answer, Replica, Setup, reference_model};
-use grammar::{GrammarLimits, ThinkingBudget, WantedGrammar};
+use grammar::{GrammarLimits, ThinkingBudget, GrammarSpec};
 use std::time::Duration;
 use types::{Finish, Grammar, GrammarFault, Request, Sampling};
 use worker::MaskConfig;
@@ -57,7 +57,7 @@ async fn lost_ranks_and_late_masks_on_grids_cost_no_token() {
 
 #[tokio::test]
 async fn a_request_whose_limits_leave_no_token_ends_alone_with_its_own_reason() {
-    let yes = grammar::compile(&WantedGrammar::Choice(vec!["yes".into()]), &GrammarLimits::default()).unwrap();
+    let yes = grammar::compile(&GrammarSpec::Choice(vec!["yes".into()]), &GrammarLimits::default()).unwrap();
     let request = |grammar: &Grammar, allowed: &[u32]| Request {
         prompt: vec![1, 2, 3],
         sampling: Sampling { tokens_max: 5, allowed: allowed.to_vec(), ..Sampling::default() },

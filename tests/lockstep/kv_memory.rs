@@ -24,8 +24,8 @@ fn answers(http: &str) -> Vec<Value> {
         complete(http, &json!({ "prompt": prompt, "max_tokens": 24, "seed": i, "temperature": 0.8, "logprobs": 1 }))
     };
     std::thread::scope(|scope| {
-        let asked: Vec<_> = (0..N_PROMPTS).map(|i| scope.spawn(move || answer(i))).collect();
-        asked.into_iter().map(|asked| asked.join().unwrap()).collect()
+        let clients: Vec<_> = (0..N_PROMPTS).map(|i| scope.spawn(move || answer(i))).collect();
+        clients.into_iter().map(|client| client.join().unwrap()).collect()
     })
 }
 

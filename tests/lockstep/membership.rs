@@ -64,8 +64,8 @@ fn all_serve(http: &str, n_replicas: usize, expect: &[Value]) {
     let deadline = Instant::now() + PATIENCE;
     loop {
         let answers: Vec<Value> = std::thread::scope(|scope| {
-            let asked: Vec<_> = PROMPTS.iter().map(|prompt| scope.spawn(|| answer(http, prompt))).collect();
-            asked.into_iter().map(|asked| asked.join().unwrap()).collect()
+            let clients: Vec<_> = PROMPTS.iter().map(|prompt| scope.spawn(|| answer(http, prompt))).collect();
+            clients.into_iter().map(|client| client.join().unwrap()).collect()
         });
         assert_eq!(answers, expect);
         let page = page(http);
@@ -79,11 +79,11 @@ fn all_serve(http: &str, n_replicas: usize, expect: &[Value]) {
 
 /// The events of a long stream: texts and logprobs, in order.
 fn long_stream(http: &str) -> impl Iterator<Item = Value> + use<> {
-    let asked = json!({
+    let body = json!({
         "prompt": "once", "max_tokens": 1500, "seed": 3, "temperature": 0.9, "ignore_eos": true, "logprobs": 1,
         "stream": true,
     });
-    let lines = BufReader::new(post(http, &asked).into_body().into_reader()).lines().map(Result::unwrap);
+    let lines = BufReader::new(post(http, &body).into_body().into_reader()).lines().map(Result::unwrap);
     let events = lines.filter_map(|line| Some(line.strip_prefix("data: ")?.to_owned()));
     events.take_while(|event| event != "[DONE]").map(|event| {
         let event: Value = serde_json::from_str(&event).unwrap();
@@ -93,7 +93,7 @@ fn long_stream(http: &str) -> impl Iterator<Item = Value> + use<> {
 }
 
 /// A stream's text and logprobs, however it was cut into events.
-fn said(events: impl IntoIterator<Item = Value>) -> (String, Vec<Value>) {
+fn concat_events(events: impl IntoIterator<Item = Value>) -> (String, Vec<Value>) {
     let (mut text, mut logprobs) = (String::new(), Vec::new());
     for event in events {
         text.push_str(event["text"].as_str().unwrap_or_default());
@@ -113,13 +113,13 @@ fn etcd_is_lost_in_mid_stream_and_comes_back() {
     until("two are found", &http, |page| are(page, &["one", "two"]));
     let expect: Vec<Value> = PROMPTS.iter().map(|prompt| answer(&http, prompt)).collect();
     all_serve(&http, 2, &expect);
-    let undisturbed = said(long_stream(&http));
+    let undisturbed = concat_events(long_stream(&http));
     assert_eq!(undisturbed.1.len(), 1500);
 
     let mut events = long_stream(&http);
     let first = events.next().unwrap();
     etcd.kill(0);
-    let rest = std::thread::spawn(move || said(std::iter::once(first).chain(events)));
+    let rest = std::thread::spawn(move || concat_events(std::iter::once(first).chain(events)));
     assert!(!rest.is_finished(), "the stream was over before etcd was lost: make it longer");
     until("it is told", &http, |page| page["store"]["kind"] == "etcd" && page["store"]["connected"] == false);
     assert!(page(&http)["store"]["reason"].is_string());
@@ -173,7 +173,7 @@ fn a_later_claim_ends_the_coordinator_that_had_the_name() {
 
 /// Workers have no address of a coordinator, and follow their replica's coordinator.
 #[test]
-fn workers_follow_the_coordinator_that_etcd_tells_of() {
+fn workers_follow_the_coordinator_in_etcd() {
     let etcd = Etcd::start(1);
     let flags = store(&etcd);
     // The worker starts before everything else.

@@ -111,7 +111,7 @@ fn no_blanks() -> Value {
     ids.into_iter().map(|id| (id, (-100).into())).collect::<serde_json::Map<_, _>>().into()
 }
 
-fn asked(billing: &str, messages: &Value, choice: Value) -> Value {
+fn agent_request(billing: &str, messages: &Value, choice: Value) -> Value {
     let head = format!("x-anthropic-billing-header: cc_version=2.1.7; cch={billing};");
     let system =
         [json!({ "type": "text", "text": head }), cached("You are an agent."), cached(&"Be careful. ".repeat(99))];
@@ -135,22 +135,22 @@ fn an_agents_turns_call_and_share_the_prefix_cache() {
     let mut messages =
         json!([{ "role": "user", "content": [cached("<system-reminder>Now.</system-reminder>"), cached("Go.")] }]);
     for turn in 0..3 {
-        let body = |billing: &str| asked(billing, &messages, forced());
-        let told = whole(&http, &body("00000"));
+        let body = |billing: &str| agent_request(billing, &messages, forced());
+        let answer = whole(&http, &body("00000"));
         // The line that differs in each request is no part of the prompt: all but the end is cached.
         let again = streamed(&http, &body("a1b2c"));
-        assert_eq!(n_prompt(&again["usage"]), n_prompt(&told["usage"]));
+        assert_eq!(n_prompt(&again["usage"]), n_prompt(&answer["usage"]));
         assert!(again["usage"]["input_tokens"].as_u64().unwrap() < 64, "{again}");
-        assert_eq!((&again["content"], &again["stop_reason"]), (&told["content"], &told["stop_reason"]));
-        assert_eq!(told["stop_reason"], "tool_use", "{told}");
+        assert_eq!((&again["content"], &again["stop_reason"]), (&answer["content"], &answer["stop_reason"]));
+        assert_eq!(answer["stop_reason"], "tool_use", "{answer}");
         let mut counted = body("0");
         counted.as_object_mut().unwrap().remove("max_tokens");
         let counted: Value = serde_json::from_str(&post(&http, "/v1/messages/count_tokens", &counted)).unwrap();
-        assert_eq!(counted["input_tokens"], n_prompt(&told["usage"]));
-        let call = &told["content"][0];
+        assert_eq!(counted["input_tokens"], n_prompt(&answer["usage"]));
+        let call = &answer["content"][0];
         assert!(call["name"].as_str().unwrap().starts_with("Tool") && call["input"]["lines"].is_array(), "{call}");
         if turn > 0 {
-            assert!(told["usage"]["cache_read_input_tokens"].as_u64().unwrap() > 2000, "{told}");
+            assert!(answer["usage"]["cache_read_input_tokens"].as_u64().unwrap() > 2000, "{answer}");
         }
         let thought = json!({ "type": "thinking", "thinking": "I look.", "signature": "EqQB" });
         let result = json!({ "type": "tool_result", "tool_use_id": call["id"], "content": [cached("12 files")] });
@@ -160,9 +160,9 @@ fn an_agents_turns_call_and_share_the_prefix_cache() {
         ];
         messages.as_array_mut().unwrap().extend(turns);
     }
-    let mut last = asked("0", &messages, json!({ "type": "none" }));
+    let mut last = agent_request("0", &messages, json!({ "type": "none" }));
     last["max_tokens"] = 20.into();
     last["thinking"] = json!({ "type": "adaptive" });
-    let told = whole(&http, &last);
-    assert!(told["content"].as_array().unwrap().iter().all(|block| block["type"] == "text"), "{told}");
+    let answer = whole(&http, &last);
+    assert!(answer["content"].as_array().unwrap().iter().all(|block| block["type"] == "text"), "{answer}");
 }

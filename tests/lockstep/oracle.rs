@@ -77,7 +77,7 @@ const FEW_BLOCKS: u32 = 48;
 /// Checkpoints that run at the same time.
 const TOGETHER: usize = 2;
 /// The most differences that are printed.
-const TOLD_MAX: usize = 40;
+const PRINTED_MAX: usize = 40;
 
 #[derive(Clone, Copy)]
 struct Policy {
@@ -89,15 +89,15 @@ struct Policy {
 async fn answers_are_what_they_were() {
     let (answered, mut broken) = answer_all().await;
     if std::env::var_os("LOCKSTEP_ORACLE").is_some_and(|what| what == "write") {
-        assert!(broken.is_empty(), "grids differ:\n{}", told(&broken));
+        assert!(broken.is_empty(), "grids differ:\n{}", first_lines(&broken));
         return record::write(&answered);
     }
     broken.extend(differences(&answered, &record::read()));
-    assert!(broken.is_empty(), "{} answers are not what they were:\n{}", broken.len(), told(&broken));
+    assert!(broken.is_empty(), "{} answers are not what they were:\n{}", broken.len(), first_lines(&broken));
 }
 
-fn told(broken: &[String]) -> String {
-    broken[..broken.len().min(TOLD_MAX)].join("\n")
+fn first_lines(broken: &[String]) -> String {
+    broken[..broken.len().min(PRINTED_MAX)].join("\n")
 }
 
 /// Checkpoints whose lines differ, or are missing on either side.

@@ -51,7 +51,7 @@ fn a_grid_of_processes_answers_as_one_rank_does() {
     assert_eq!(serve(&["--tp", "2", "--pp", "2", "--inproc"]).answers(), alone);
 }
 
-fn ask(door: &str, arguments: &[&str]) -> Output {
+fn run_command(door: &str, arguments: &[&str]) -> Output {
     Command::new(BINARY).args(arguments).args(["--coordinator", door]).output().unwrap()
 }
 
@@ -62,12 +62,12 @@ fn serve_takes_another_grid_and_reads_its_model_again() {
     let alone = serve(&[]).answers();
     assert_eq!(grid.answers(), alone);
     let door = field(&grid.until(&["`scale` and `reload` reach this replica"]), "address").to_owned();
-    let done = ask(&door, &["scale", "--tp", "1", "--pp", "2"]);
+    let done = run_command(&door, &["scale", "--tp", "1", "--pp", "2"]);
     assert!(done.status.success() && done.stdout.starts_with(b"tp 1 x pp 2 after "), "{done:?}");
     assert_eq!(grid.answers(), alone);
-    let refused = ask(&door, &["scale", "--tp", "2", "--pp", "2"]);
+    let refused = run_command(&door, &["scale", "--tp", "2", "--pp", "2"]);
     assert!(String::from_utf8_lossy(&refused.stderr).contains("needs 4 workers, 2 are there"), "{refused:?}");
-    let done = ask(&door, &["reload"]);
+    let done = run_command(&door, &["reload"]);
     assert!(done.status.success() && done.stdout.starts_with(b"2 of 2 ranks have read"), "{done:?}");
     assert_eq!(grid.answers(), alone);
     let mut stranger = Node::start(&["worker", "--threads", "1", "--join", &door]);
@@ -79,7 +79,7 @@ fn serve_takes_another_grid_and_reads_its_model_again() {
 
 /// The parent's environment variables are not passed on to workers.
 #[test]
-fn workers_are_told_by_their_parent_alone() {
+fn workers_get_settings_only_from_their_parent() {
     let folder = Folder::new("environment");
     let config = folder.write("config", &format!("model = \"{MODEL}\"\nactivations = \"f32\"\ntp = 2\n"));
     let mut command = Command::new(BINARY);
@@ -98,7 +98,7 @@ fn watched_worker(join: &str) -> (Node, String) {
 }
 
 /// Waits until a page answers with this status.
-fn until_says(page: &str, status: u16) {
+fn until_status(page: &str, status: u16) {
     let agent = ureq::Agent::config_builder().timeout_global(Some(PATIENCE)).http_status_as_error(false).build();
     let (agent, deadline) = (ureq::Agent::from(agent), Instant::now() + PATIENCE);
     while agent.get(page).call().unwrap().status() != status {
@@ -112,15 +112,15 @@ fn a_rank_without_the_others_is_not_ready() {
     // The lost rank's place is kept, so the remaining worker does not get the whole model.
     let (mut coordinating, address) = coordinator(MODEL, &["--tp", "2", "--replan-seconds", "3600"]);
     let (_one, page) = watched_worker(&address);
-    until_says(&page, 503);
+    until_status(&page, 503);
     let (mut other, other_page) = watched_worker(&address);
-    [&page, &other_page].iter().for_each(|page| until_says(page, 200));
+    [&page, &other_page].iter().for_each(|page| until_status(page, 200));
     other.kill();
-    until_says(&page, 503);
+    until_status(&page, 503);
     let (_another, another_page) = watched_worker(&address);
-    [&page, &another_page].iter().for_each(|page| until_says(page, 200));
+    [&page, &another_page].iter().for_each(|page| until_status(page, 200));
     coordinating.kill();
-    [&page, &another_page].iter().for_each(|page| until_says(page, 503));
+    [&page, &another_page].iter().for_each(|page| until_status(page, 503));
 }
 
 fn pid(pid: u32) -> rustix::process::Pid {
@@ -146,7 +146,7 @@ fn no_worker_outlives_its_parent() {
 }
 
 #[test]
-fn who_does_not_belong_is_refused_by_name_and_the_cluster_goes_on() {
+fn foreign_peers_are_refused_and_the_cluster_continues() {
     let folder = Folder::new("tokens");
     let token = JoinToken::random().unwrap();
     let good = folder.write("good", token.expose());
@@ -158,13 +158,13 @@ fn who_does_not_belong_is_refused_by_name_and_the_cluster_goes_on() {
     stranger.until(&["lockstep:", "the join tokens are not the same"]);
     assert!(!stranger.ended().success());
     coordinator.until(&["a peer is refused", "the join tokens are not the same"]);
-    let mut nobody = Node::start(&join);
-    nobody.until(&["lockstep:", "the listener asks for a join token"]);
-    assert!(!nobody.ended().success());
+    let mut tokenless = Node::start(&join);
+    tokenless.until(&["lockstep:", "the listener asks for a join token"]);
+    assert!(!tokenless.ended().success());
     let mut half = TcpStream::connect(&address).unwrap();
     half.write_all(b"LOCKSTP1").unwrap();
     for garbage in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0xff; 300]] {
-        say(&address, garbage);
+        send_bytes(&address, garbage);
     }
     coordinator.until(&["a peer is refused", "no role of a cluster"]);
     coordinator.until(&["a peer is refused", "nothing was heard for too long"]);
@@ -176,7 +176,7 @@ fn who_does_not_belong_is_refused_by_name_and_the_cluster_goes_on() {
 }
 
 /// Sends the first bytes of a foreign client, and waits until the connection ends.
-fn say(address: &str, words: &[u8]) {
+fn send_bytes(address: &str, words: &[u8]) {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.write_all(words).unwrap();
     // A reset is as good as an end.
@@ -184,14 +184,14 @@ fn say(address: &str, words: &[u8]) {
 }
 
 #[test]
-fn who_is_refused_again_and_again_is_logged_once_a_second() {
+fn repeated_refusals_are_logged_once_a_second() {
     const KNOCKS: usize = 500;
     let (coordinator, address) = coordinator(MODEL, &[]);
     let began = Instant::now();
-    (0..KNOCKS).for_each(|_| say(&address, b"GET / HTTP/1.1\r\n\r\n"));
+    (0..KNOCKS).for_each(|_| send_bytes(&address, b"GET / HTTP/1.1\r\n\r\n"));
     std::thread::sleep(Duration::from_millis(1100));
     // The next log line has the number of rejections before it.
-    say(&address, b"GET / HTTP/1.1\r\n\r\n");
+    send_bytes(&address, b"GET / HTTP/1.1\r\n\r\n");
     let unsaid = |line: &String| if line.contains(" unsaid=") { field(line, "unsaid").parse().unwrap() } else { 0 };
     let deadline = Instant::now() + PATIENCE;
     let lines = loop {
@@ -287,7 +287,7 @@ fn is_let_go(mut stranger: TcpStream) -> bool {
 
 /// A worker that holds a rank and misbehaves.
 #[test]
-fn a_rank_that_says_garbage_to_its_peer_is_blamed_by_name_and_the_cluster_goes_on() {
+fn rank_that_sends_garbage_is_blamed_by_name() {
     let (mut coordinator, address) = coordinator(MODEL, &["--tp", "2"]);
     let door = TcpListener::bind("127.0.0.1:0").unwrap();
     let mut intruder = Intruder::join(&address, &door.local_addr().unwrap().to_string()).unwrap();

@@ -21,17 +21,17 @@ static N_ANSWERED: AtomicUsize = AtomicUsize::new(0);
 
 /// Greedy, sampled, penalised, and two choices of one prompt.
 fn questions() -> Vec<Value> {
-    let ask = |i: u64, more: Value| {
+    let question_with = |i: u64, more: Value| {
         let prompt = ["hello", "a b c d", "the grid is the same", "x"][i as usize % 4];
         let mut question = json!({ "prompt": prompt, "max_tokens": 150, "seed": i, "logprobs": 2, "ignore_eos": true });
         question.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         question
     };
     vec![
-        ask(0, json!({ "temperature": 0.0 })),
-        ask(1, json!({ "temperature": 0.9, "top_p": 0.9 })),
-        ask(2, json!({ "temperature": 0.7, "frequency_penalty": 0.5, "presence_penalty": 0.3 })),
-        ask(3, json!({ "temperature": 0.8, "n": 2 })),
+        question_with(0, json!({ "temperature": 0.0 })),
+        question_with(1, json!({ "temperature": 0.9, "top_p": 0.9 })),
+        question_with(2, json!({ "temperature": 0.7, "frequency_penalty": 0.5, "presence_penalty": 0.3 })),
+        question_with(3, json!({ "temperature": 0.8, "n": 2 })),
     ]
 }
 
@@ -145,13 +145,13 @@ fn losses_grids_and_restarts_are_pauses() {
 
     // Other grids, one of which is impossible.
     let done = scale(&address, "1", "2");
-    let told = text(&done.stdout);
-    assert!(done.status.success() && told.starts_with("tp 1 x pp 2 after "), "{told}");
+    let stdout = text(&done.stdout);
+    assert!(done.status.success() && stdout.starts_with("tp 1 x pp 2 after "), "{stdout}");
     until_on(&http, 1, 2, &coordinator);
     goes_on(&clients);
     let refused = scale(&address, "4", "2");
-    let told = text(&refused.stderr);
-    assert!(!refused.status.success() && told.contains("tp 4 is more than the model can be cut into"), "{told}");
+    let stderr = text(&refused.stderr);
+    assert!(!refused.status.success() && stderr.contains("tp 4 is more than the model can be cut into"), "{stderr}");
     assert!(scale(&address, "2", "2").status.success());
     goes_on(&clients);
 
@@ -175,25 +175,25 @@ fn losses_grids_and_restarts_are_pauses() {
 /// not disturb ranks whose part stays the same.
 fn read_again(coordinator: &mut Node, address: &str, model: &Path, http: &str, goes_on: impl Fn()) {
     let done = reload(address);
-    let told = text(&done.stdout);
-    assert!(done.status.success() && told.starts_with("4 of 4 ranks have read the model again"), "{told}");
+    let stdout = text(&done.stdout);
+    assert!(done.status.success() && stdout.starts_with("4 of 4 ranks have read the model again"), "{stdout}");
     goes_on();
     let away = model.with_extension("away");
     std::fs::rename(model, &away).unwrap();
     copy(ANOTHER, model);
     let epoch = page(http)["replicas"][0]["epoch"].clone();
     let refused = reload(address);
-    let told = text(&refused.stderr);
-    assert!(!refused.status.success() && told.contains("start another replica with the new model"), "{told}");
+    let stderr = text(&refused.stderr);
+    assert!(!refused.status.success() && stderr.contains("start another replica with the new model"), "{stderr}");
     std::fs::remove_dir_all(model).unwrap();
     let refused = reload(address);
     assert!(!refused.status.success() && text(&refused.stderr).contains("Nothing has changed"));
     goes_on();
     cut_short(&copy(MODEL, model));
     let refused = reload(address);
-    let told = text(&refused.stderr);
-    assert!(!refused.status.success() && told.contains("is it cut off?"), "{told}");
-    assert!(told.contains("model.safetensors") && told.contains("Nothing has changed"), "{told}");
+    let stderr = text(&refused.stderr);
+    assert!(!refused.status.success() && stderr.contains("is it cut off?"), "{stderr}");
+    assert!(stderr.contains("model.safetensors") && stderr.contains("Nothing has changed"), "{stderr}");
     std::fs::remove_dir_all(model).unwrap();
     goes_on();
     assert_eq!(page(http)["replicas"][0]["epoch"], epoch, "nothing has changed:\n{}", coordinator.log());
@@ -213,10 +213,10 @@ fn restart(coordinator: &mut Node, model: &Path, workers: &mut [Node], http: &st
     let questions = questions();
     let address = field(&coordinator.until(&["coordinating"]), "address").to_owned();
     std::thread::scope(|scope| {
-        let ask = |question| scope.spawn(move || complete_when_taken(http, question));
-        let asked: Vec<_> = questions.iter().map(ask).collect();
+        let start = |question| scope.spawn(move || complete_when_taken(http, question));
+        let clients: Vec<_> = questions.iter().map(start).collect();
         let deadline = Instant::now() + PATIENCE;
-        while page(http)["replicas"][0]["requests"]["running"] == 0 && !asked.iter().all(|asked| asked.is_finished()) {
+        while page(http)["replicas"][0]["requests"]["running"] == 0 && !clients.iter().all(|client| client.is_finished()) {
             assert!(Instant::now() < deadline, "nothing runs");
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -224,7 +224,7 @@ fn restart(coordinator: &mut Node, model: &Path, workers: &mut [Node], http: &st
         assert!(coordinator.ended().success(), "a drain ends well:\n{}", coordinator.log());
         workers[0].until(&["the coordinator lets this worker go", "drained"]);
         *coordinator = self::coordinator(model, &address);
-        let answers: Vec<Value> = asked.into_iter().map(|asked| asked.join().unwrap()).collect();
+        let answers: Vec<Value> = clients.into_iter().map(|client| client.join().unwrap()).collect();
         assert_eq!(answers, expected);
     });
 }

@@ -28,12 +28,12 @@ struct Case {
     top: Vec<[(Token, f32); 2]>,
     text: Option<String>,
     #[serde(default)]
-    messages: Vec<Said>,
+    messages: Vec<ReferenceMessage>,
     rendered: Option<String>,
 }
 
 #[derive(Deserialize)]
-struct Said {
+struct ReferenceMessage {
     role: String,
     content: String,
 }
@@ -52,7 +52,7 @@ fn prompts_are_those_of_transformers() {
     let (mut n_texts, mut n_chats) = (0, 0);
     for case in cases() {
         let text = case.text.unwrap_or_else(|| {
-            let message = |said: &Said| json!({ "role": said.role, "content": said.content });
+            let message = |original: &ReferenceMessage| json!({ "role": original.role, "content": original.content });
             let chat = Conversation::new(case.messages.iter().map(message).collect());
             let rendered = template.render(&chat, 0).unwrap();
             assert_eq!(Some(&rendered), case.rendered.as_ref(), "case {}", case.name);

@@ -43,8 +43,8 @@ fn until(what: &str, http: &str, holds: impl Fn(&[Value]) -> bool) -> Vec<Value>
 /// Sends all requests at the same time.
 fn at_once(http: &str) -> Vec<Value> {
     std::thread::scope(|scope| {
-        let asked: Vec<_> = PROMPTS.iter().map(|prompt| scope.spawn(|| answer(http, prompt))).collect();
-        asked.into_iter().map(|asked| asked.join().unwrap()).collect()
+        let clients: Vec<_> = PROMPTS.iter().map(|prompt| scope.spawn(|| answer(http, prompt))).collect();
+        clients.into_iter().map(|client| client.join().unwrap()).collect()
     })
 }
 
@@ -85,8 +85,8 @@ fn replicas_of_one_process_answer_as_one_does() {
     let page = ureq::get(format!("{http}/metrics")).call().unwrap().body_mut().read_to_string().unwrap();
     for replica in names {
         let label = format!("replica=\"{replica}\"");
-        let told = |line: &str| line.starts_with("lockstep:generation_tokens_total{") && line.contains(&label);
-        assert!(page.lines().any(told), "{label} says no tokens in\n{page}");
+        let is_tokens_line = |line: &str| line.starts_with("lockstep:generation_tokens_total{") && line.contains(&label);
+        assert!(page.lines().any(is_tokens_line), "{label} says no tokens in\n{page}");
     }
 }
 

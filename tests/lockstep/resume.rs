@@ -51,16 +51,16 @@ fn router_of(model: &[&str], token: &str, replicas: &[&Replica]) -> (Node, Strin
 struct Events(BufReader<Box<dyn Read>>);
 
 impl Events {
-    fn ask(http: &str, asked: &Value, last_event_id: Option<&str>) -> Events {
-        Events::ask_at(http, "/v1/completions", asked, last_event_id)
+    fn open(http: &str, body: &Value, last_event_id: Option<&str>) -> Events {
+        Events::open_at(http, "/v1/completions", body, last_event_id)
     }
 
-    fn ask_at(http: &str, page: &str, asked: &Value, last_event_id: Option<&str>) -> Events {
+    fn open_at(http: &str, page: &str, body: &Value, last_event_id: Option<&str>) -> Events {
         let agent = ureq::Agent::config_builder().timeout_global(Some(PATIENCE)).http_status_as_error(false).build();
         let request = ureq::Agent::from(agent).post(format!("{http}{page}"));
         let request = request.header("content-type", "application/json");
         let request = last_event_id.into_iter().fold(request, |request, id| request.header("last-event-id", id));
-        let reply = request.send(asked.to_string()).unwrap();
+        let reply = request.send(body.to_string()).unwrap();
         Events(BufReader::new(Box::new(reply.into_body().into_reader())))
     }
 }
@@ -103,16 +103,16 @@ fn joined(events: &[String]) -> BTreeMap<String, Value> {
             let usage = &chunk["usage"];
             all.insert("usage".into(), json!([usage["prompt_tokens"], usage["completion_tokens"]]));
         }
-        for said in chunk["choices"].as_array().unwrap() {
-            let choice = all.entry(said["index"].to_string()).or_insert_with(|| json!({ "text": "", "end": null }));
-            let text = format!("{}{}", choice["text"].as_str().unwrap(), said["text"].as_str().unwrap());
+        for choice_json in chunk["choices"].as_array().unwrap() {
+            let choice = all.entry(choice_json["index"].to_string()).or_insert_with(|| json!({ "text": "", "end": null }));
+            let text = format!("{}{}", choice["text"].as_str().unwrap(), choice_json["text"].as_str().unwrap());
             choice["text"] = text.into();
-            append(&mut choice["token_ids"], &said["token_ids"]);
+            append(&mut choice["token_ids"], &choice_json["token_ids"]);
             for list in ["tokens", "token_logprobs", "top_logprobs", "text_offset"] {
-                append(&mut choice[list], &said["logprobs"][list]);
+                append(&mut choice[list], &choice_json["logprobs"][list]);
             }
-            if !said["finish_reason"].is_null() {
-                choice["end"] = said["finish_reason"].clone();
+            if !choice_json["finish_reason"].is_null() {
+                choice["end"] = choice_json["finish_reason"].clone();
             }
         }
     }
@@ -149,7 +149,7 @@ fn undisturbed(http: &str, body: &Value, first: &str) -> BTreeMap<String, Value>
     let first: Value = serde_json::from_str(first).unwrap();
     let mut body = body.clone();
     body["seed"] = first["seed"].clone();
-    joined(&Events::ask(http, &body, None).map(|(data, _)| data).collect::<Vec<_>>())
+    joined(&Events::open(http, &body, None).map(|(data, _)| data).collect::<Vec<_>>())
 }
 
 #[test]
@@ -159,7 +159,7 @@ fn clients_of_a_router_that_is_killed_go_on_at_another_one() {
     let replica = Replica::start(&token);
     let (mut first, first_http) = router(&token, &[&replica]);
     let (_second, second_http) = router(&token, &[&replica]);
-    let mut streams: Vec<_> = bodies().into_iter().map(|body| (Events::ask(&first_http, &body, None), body)).collect();
+    let mut streams: Vec<_> = bodies().into_iter().map(|body| (Events::open(&first_http, &body, None), body)).collect();
     let mut read: Vec<Vec<(String, Option<String>)>> = Vec::new();
     for (i, (events, _)) in streams.iter_mut().enumerate() {
         read.push(events.take(1 + 3 * i).collect());
@@ -168,7 +168,7 @@ fn clients_of_a_router_that_is_killed_go_on_at_another_one() {
     for ((_, body), read) in streams.into_iter().zip(read) {
         let (data, ids): (Vec<String>, Vec<Option<String>>) = read.into_iter().unzip();
         let last = ids.into_iter().flatten().last().unwrap();
-        let rest = Events::ask(&second_http, &body, Some(&last)).map(|(data, _)| data);
+        let rest = Events::open(&second_http, &body, Some(&last)).map(|(data, _)| data);
         let all: Vec<String> = data.iter().cloned().chain(rest).collect();
         assert_eq!(joined(&all), undisturbed(&second_http, &body, &data[0]), "{body}");
     }
@@ -186,9 +186,9 @@ fn handles_of_a_lone_server_are_its_own() {
     };
     let (servers, body) = ([serve(), serve()], &bodies()[2]);
     let [own, other] = servers.each_ref().map(|(_, http)| http.as_str());
-    let read: Vec<(String, Option<String>)> = Events::ask(own, body, None).take(5).collect();
+    let read: Vec<(String, Option<String>)> = Events::open(own, body, None).take(5).collect();
     let handle = read[4].1.as_deref().unwrap();
-    let rest = Events::ask(own, body, Some(handle)).map(|(data, _)| data);
+    let rest = Events::open(own, body, Some(handle)).map(|(data, _)| data);
     let all: Vec<String> = read.iter().map(|(data, _)| data.clone()).chain(rest).collect();
     assert_eq!(joined(&all), undisturbed(own, body, &read[0].0));
     let agent = ureq::Agent::config_builder().timeout_global(Some(PATIENCE)).http_status_as_error(false).build();
@@ -205,7 +205,7 @@ fn clients_of_a_coordinator_that_is_killed_notice_nothing() {
     for _ in 0..10 {
         let (mut one, two) = (Replica::start(&token), Replica::start(&token));
         let (mut router, http) = router(&token, &[&one, &two]);
-        let mut streams: Vec<_> = bodies().into_iter().map(|body| (Events::ask(&http, &body, None), body)).collect();
+        let mut streams: Vec<_> = bodies().into_iter().map(|body| (Events::open(&http, &body, None), body)).collect();
         let firsts: Vec<String> = streams.iter_mut().map(|(events, _)| events.next().unwrap().0).collect();
         one.coordinator.kill();
         let line = router.until(&["no coordinator", "requests="]);

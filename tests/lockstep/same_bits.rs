@@ -5,12 +5,12 @@
 use crate::common::requests::{REQUESTS, difference, smollm2_requests, tiny_requests};
 use crate::common::watched::Seen;
 use crate::common::{Answer, Replica, Setup, reference_folder, smollm2};
-use coordinator::{Drafting, Speculation};
+use coordinator::{DraftPolicy, Speculation};
 use std::cmp::Reverse;
 use std::sync::Arc;
 use std::time::Duration;
 use types::{BLOCK_TOKENS, Finish, Goal, Request, Tokens};
-use worker::{Isa, MaskConfig, Recalled};
+use worker::{Isa, MaskConfig, RecalledLogs};
 
 /// Too few for 64 requests at once, and enough for the longest.
 const RECURRENT_BLOCKS: u32 = 50;
@@ -337,8 +337,8 @@ impl Bench {
             request.prompt.iter().copied().chain(answer.tokens()).collect()
         };
         let logs = self.requests.iter().zip(&self.expected).map(log).collect();
-        let recalled = Some(Arc::new(Recalled { logs, wrong: 25 }));
-        let speculation = Speculation { drafting: Drafting::Fixed(4), ..Speculation::default() };
+        let recalled = Some(Arc::new(RecalledLogs { logs, wrong: 25 }));
+        let speculation = Speculation { drafting: DraftPolicy::Fixed(4), ..Speculation::default() };
         let seen = self.same("drafts", Setup { speculation, recalled, ..self.base.clone() }, picked).await;
         assert!(seen.drafts_accepted > 20 && seen.drafts_rejected > 20, "{seen:?}");
     }

@@ -154,13 +154,13 @@ fn the_best_of_several_draws_is_the_likeliest() {
 }
 
 #[test]
-fn a_search_is_told_in_a_stream_and_to_a_chat() {
+fn streamed_search_equals_the_whole_one() {
     let (_node, http) = serve(crate::processes::MODEL, &[]);
     for search in [json!({"n": 2, "best_of": 5}), json!({"n": 2, "best_of": 4, "use_beam_search": true})] {
         let whole = complete(&http, &body(search.clone()));
-        let mut asked = body(search.clone());
-        asked["stream"] = true.into();
-        let text = post(&http, &asked).body_mut().read_to_string().unwrap();
+        let mut request = body(search.clone());
+        request["stream"] = true.into();
+        let text = post(&http, &request).body_mut().read_to_string().unwrap();
         let mut streamed = [Tokens::new(), Tokens::new()];
         for line in text.lines().filter_map(|line| line.strip_prefix("data: ")).filter(|data| *data != "[DONE]") {
             let chunk: Value = serde_json::from_str(line).unwrap();
@@ -206,9 +206,9 @@ fn what_a_search_cannot_do_is_refused_by_name() {
     for (field, value) in beside {
         let mut rest = json!({"use_beam_search": true, "n": 2});
         rest[field] = value;
-        let told = refusal(&http, rest);
+        let message = refusal(&http, rest);
         let named = if field == "response_format" { "structure" } else { field };
-        assert!(told.contains(named) || told.contains(field), "{field}: {told}");
+        assert!(message.contains(named) || message.contains(field), "{field}: {message}");
     }
 }
 
@@ -227,11 +227,11 @@ fn a_search_finds_the_same_on_every_grid_and_after_a_kill() {
             assert_eq!(complete(&http, search), *alone, "{more:?}");
         }
         let (door, search) = (http.clone(), searches[0].clone());
-        let asking = std::thread::spawn(move || complete(&door, &search));
+        let client = std::thread::spawn(move || complete(&door, &search));
         std::thread::sleep(Duration::from_millis(100));
         let lost = Pid::from_raw(node.workers()[0] as i32).unwrap();
         kill_process(lost, Signal::KILL).unwrap();
-        assert!(!asking.is_finished(), "{more:?}: it was over before anybody was lost");
-        assert_eq!(asking.join().unwrap(), alone[0], "{more:?}, after a kill");
+        assert!(!client.is_finished(), "{more:?}: it was over before anybody was lost");
+        assert_eq!(client.join().unwrap(), alone[0], "{more:?}, after a kill");
     }
 }

@@ -47,8 +47,8 @@ impl Chat {
 
     /// Waits until the screen satisfies the condition and has an empty prompt below.
     fn settled(&mut self, what: &str, is_so: impl Fn(&str) -> bool) -> String {
-        let is_asking = |seen: &str| seen.lines().last().is_some_and(|last| last == ">>>");
-        self.terminal.until(what, |seen| is_asking(seen) && is_so(seen))
+        let is_prompting = |seen: &str| seen.lines().last().is_some_and(|last| last == ">>>");
+        self.terminal.until(what, |seen| is_prompting(seen) && is_so(seen))
     }
 
     /// Types the first line of a message that has several.
@@ -59,7 +59,7 @@ impl Chat {
     }
 
     /// Types a line on an empty screen and returns the screen when the next prompt appears.
-    fn says(&mut self, line: &str, part: &str) -> String {
+    fn enter_line(&mut self, line: &str, part: &str) -> String {
         self.n_steps += 1;
         self.terminal.type_in("\x0c");
         self.terminal.until("an empty screen", |seen| seen == ">>>" || seen == "...");
@@ -78,11 +78,11 @@ fn flat(seen: &str) -> String {
 
 /// Settings, commands and their errors.
 fn commands(chat: &mut Chat) {
-    let help = chat.says("/help", "Ctrl-C");
+    let help = chat.enter_line("/help", "Ctrl-C");
     assert!(help.contains("/save NAME") && help.contains("/model NAME"), "{help}");
     assert_eq!(help.lines().filter(|line| line.starts_with('/')).count(), 10, "no line of it is broken:\n{help}");
     assert!(!help.contains('…'), "{help}");
-    for (line, told) in [
+    for (line, expected) in [
         ("/set temperature 9", "temperature: 9 is not within 0 to 2"),
         ("/set top_p 0", "top_p: 0 is not within above 0 to 1"),
         ("/set max_tokens none", ">>>"),
@@ -94,32 +94,32 @@ fn commands(chat: &mut Chat) {
         ("/load no-such", "cannot be loaded"),
         ("/model no-such-model", "there is no model no-such-model"),
     ] {
-        chat.says(line, told);
+        chat.enter_line(line, expected);
     }
-    assert!(flat(&chat.says("/show", "messages")).contains("max_tokens 6 stop"));
+    assert!(flat(&chat.enter_line("/show", "messages")).contains("max_tokens 6 stop"));
 }
 
 /// Answers, long and short, saved and loaded again, stopped and too long.
 fn answers(chat: &mut Chat) {
-    chat.says("hello", "tokens, first after");
-    chat.says("Grüße, 再帰 🦀", "tokens, first after");
+    chat.enter_line("hello", "tokens, first after");
+    chat.enter_line("Grüße, 再帰 🦀", "tokens, first after");
     for (first, rest) in [("one\\", "two"), ("\"\"\"three", "four\"\"\"")] {
         chat.begins(first);
-        chat.says(rest, "tokens, first after");
+        chat.enter_line(rest, "tokens, first after");
     }
-    chat.says("/show", "messages 9");
-    chat.says("/save kept", "kept.json");
-    chat.says("/clear", ">>>");
-    chat.says("/show", "messages 1");
-    chat.says("/load kept", "9 messages, held with");
+    chat.enter_line("/show", "messages 9");
+    chat.enter_line("/save kept", "kept.json");
+    chat.enter_line("/clear", ">>>");
+    chat.enter_line("/show", "messages 1");
+    chat.enter_line("/load kept", "9 messages, held with");
     let long = "words ".repeat(400);
-    chat.says("/set max_tokens none", ">>>");
-    let told = chat.says(&long, "/clear forgets the conversation");
-    assert!(flat(&told).contains("no room is left for an answer"), "{told}");
-    chat.says("/clear", ">>>");
-    chat.says("/set quiet", ">>>");
-    chat.says("/set max_tokens 3", ">>>");
-    assert!(!chat.says("hello", ">>> hello").contains("tokens, first after"));
+    chat.enter_line("/set max_tokens none", ">>>");
+    let seen = chat.enter_line(&long, "/clear forgets the conversation");
+    assert!(flat(&seen).contains("no room is left for an answer"), "{seen}");
+    chat.enter_line("/clear", ">>>");
+    chat.enter_line("/set quiet", ">>>");
+    chat.enter_line("/set max_tokens 3", ">>>");
+    assert!(!chat.enter_line("hello", ">>> hello").contains("tokens, first after"));
 }
 
 /// Keys that are no text.
@@ -133,10 +133,10 @@ fn keys(chat: &mut Chat) {
     chat.terminal.type_in("\x15");
     chat.settled("nothing", |_| true);
     chat.terminal.resize((100, 30));
-    chat.says("/help", "/show what is set");
+    chat.enter_line("/help", "/show what is set");
     // An answer without an end, until it is stopped; its text stays in the conversation.
     for line in ["/clear", "/set stop none", "/set max_tokens none", "/set verbose"] {
-        chat.says(line, ">>>");
+        chat.enter_line(line, ">>>");
     }
     chat.terminal.type_in("go on for ever");
     chat.terminal.until_seen("go on for ever");
@@ -151,11 +151,11 @@ fn session(columns: u16) -> usize {
     let mut chat = Chat::begin(columns);
     commands(&mut chat);
     answers(&mut chat);
-    chat.says("/model tests/reference/smollm3", ">>>");
-    chat.says("/show", "model smollm3");
+    chat.enter_line("/model tests/reference/smollm3", ">>>");
+    chat.enter_line("/show", "model smollm3");
     // A context that no answer fills before it is stopped.
     let mut long = Chat::begin_with(columns, "8192");
-    long.says("hello", "tokens, first after");
+    long.enter_line("hello", "tokens, first after");
     keys(&mut long);
     for chat in [&mut chat, &mut long] {
         chat.terminal.type_in("\x04");
@@ -201,7 +201,7 @@ fn what_is_typed_ahead_is_the_next_lines_beginning() {
     chat.terminal.type_in("\x15");
     // Typed during an answer that Ctrl-C stops: the line is not lost.
     for line in ["/set stop none", "/set max_tokens none"] {
-        chat.says(line, ">>>");
+        chat.enter_line(line, ">>>");
     }
     for line in ["typed ahead", "再帰 wirdx\x7f"] {
         chat.terminal.type_in("\x0cgo on\r");
@@ -265,7 +265,7 @@ fn serving() -> (Node, String) {
     (node, http)
 }
 
-fn told(arguments: &[&str]) -> String {
+fn stdout_of(arguments: &[&str]) -> String {
     let output = Command::new(BINARY).args(arguments).output().unwrap();
     assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap()
@@ -331,20 +331,20 @@ fn a_prompt_is_its_words_and_what_is_piped_in() {
 fn top_in_a_pipe_ends_where_no_server_answers() {
     let output = Command::new(BINARY).args(["top", "--url", "http://127.0.0.1:9"]).output().unwrap();
     assert!(!output.status.success() && output.stdout.is_empty());
-    let told = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(told.matches("no server answers at http://127.0.0.1:9").count(), 1, "{told}");
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(stderr.matches("no server answers at http://127.0.0.1:9").count(), 1, "{stderr}");
 }
 
 #[test]
 fn a_running_server_is_looked_at_in_pipes_too() {
     let (_node, http) = serving();
-    let ps = told(&["ps", "--url", &http]);
+    let ps = stdout_of(&["ps", "--url", &http]);
     assert!(ps.lines().count() == 2 && ps.contains("tp 2 x pp 1") && ps.contains("ready"), "{ps}");
-    let log = told(&["logs", "1", "--url", &http]);
+    let log = stdout_of(&["logs", "1", "--url", &http]);
     assert!(log.contains("request 1 · ok") && log.contains("arrived") && log.contains("ended: ok"), "{log}");
-    let top = told(&["top", "--looks", "2", "--url", &http]);
+    let top = stdout_of(&["top", "--looks", "2", "--url", &http]);
     assert!(top.matches("tp 2 x pp 1").count() == 2 && !top.contains('\x1b'), "{top}");
-    assert!(told(&["status", "--url", &http]).contains("ready"));
+    assert!(stdout_of(&["status", "--url", &http]).contains("ready"));
     // A second server finds a port for gRPC by itself.
     let mut node = Node::start(&["serve", "tests/reference/llama-f32-tied", "--port", "0", "--threads", "1"]);
     let mut other = Node::start(&["serve", "tests/reference/llama-f32-tied", "--port", "0", "--threads", "1"]);
@@ -352,25 +352,25 @@ fn a_running_server_is_looked_at_in_pipes_too() {
 }
 
 #[test]
-fn who_stops_reading_is_no_error() {
+fn closed_stdout_is_no_error() {
     for arguments in [&["simulate", "--help"][..], &["models"], &["completions", "bash"], &["plan", "--devices"]] {
         let mut child =
             Command::new(BINARY).args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         drop(child.stdout.take());
-        let mut said = String::new();
-        child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
-        assert!(child.wait().unwrap().success() && said.is_empty(), "{arguments:?}: {said}");
+        let mut stderr = String::new();
+        child.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
+        assert!(child.wait().unwrap().success() && stderr.is_empty(), "{arguments:?}: {stderr}");
     }
 }
 
 #[test]
 fn shells_and_readers_of_manuals_know_every_command() {
     for (shell, part) in [("bash", "complete -F"), ("zsh", "#compdef lockstep"), ("fish", "complete -c lockstep")] {
-        let script = told(&["completions", shell]);
+        let script = stdout_of(&["completions", shell]);
         assert!(script.contains(part) && script.contains("kv-memory") && script.contains("logs"), "{shell}");
     }
     let folder = Folder::new("man");
-    told(&["man", folder.0.to_str().unwrap()]);
+    stdout_of(&["man", folder.0.to_str().unwrap()]);
     for command in ["serve", "run", "top", "ps", "rm", "show", "logs", "verify", "completions"] {
         let page = std::fs::read_to_string(folder.0.join(format!("lockstep-{command}.1"))).unwrap();
         assert!(page.contains(".TH") && page.contains("SYNOPSIS"), "{command}");

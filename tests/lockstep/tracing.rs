@@ -55,7 +55,7 @@ fn number(span: &Span, name: &str) -> i64 {
 const CALLER: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
 const TRACE: u128 = 0x0af7_6519_16cd_43dd_8448_eb21_1c80_319c;
 
-fn ask(http: &str) {
+fn send_request(http: &str) {
     let body = json!({ "prompt": "hello", "max_tokens": 6, "ignore_eos": true, "n": 2, "seed": 1 });
     let agent: ureq::Agent = ureq::Agent::config_builder().timeout_global(Some(PATIENCE)).build().into();
     let request = agent.post(format!("{http}/v1/completions")).header("content-type", "application/json");
@@ -70,12 +70,12 @@ fn one_request_is_traced_from_the_door_to_every_rank() {
     let mut node = Node::start(&[&model[..], &traced].concat());
     let http = node.http();
     node.until_ready(&http);
-    ask(&http);
+    send_request(&http);
     // A process that ends sends its remaining spans.
     kill_process(Pid::from_raw(node.pid().cast_signed()).unwrap(), Signal::TERM).unwrap();
     assert!(node.ended().success(), "{}", node.log());
-    let heard = collector.0.lock().unwrap();
-    let named = |name: &str| heard.iter().filter(|span| span.name == name).collect::<Vec<_>>();
+    let received = collector.0.lock().unwrap();
+    let named = |name: &str| received.iter().filter(|span| span.name == name).collect::<Vec<_>>();
     let (requests, sequences) = (named("text_completion llama-f32-tied"), named("sequence"));
     let (steps, passes) = (named("step"), named("pass"));
     assert_eq!((requests.len(), named("prepare").len(), sequences.len(), named("queue").len()), (1, 1, 2, 2));
@@ -99,16 +99,16 @@ fn one_request_is_traced_from_the_door_to_every_rank() {
 }
 
 #[test]
-fn what_a_collector_wants_to_be_told_is_told_nobody_else() {
+fn collector_headers_are_printed_nowhere() {
     for role in [&["serve"][..], &["coordinator"], &["router", "--coordinator", "a:1"], &["worker", "--join", "a:1"]] {
-        for asked in ["--print-config", "--help"] {
+        for flag in ["--print-config", "--help"] {
             let mut command = Command::new(env!("CARGO_BIN_EXE_lockstep"));
-            command.args(role).arg(asked).env("OTEL_EXPORTER_OTLP_HEADERS", "x-key=hidden");
+            command.args(role).arg(flag).env("OTEL_EXPORTER_OTLP_HEADERS", "x-key=hidden");
             // An empty variable, as Compose sets it without a value.
-            let said = command.env("OTEL_EXPORTER_OTLP_CERTIFICATE", "").output().unwrap();
-            assert!(said.status.success(), "{role:?} {asked}");
-            let printed = [said.stdout, said.stderr].map(|bytes| String::from_utf8(bytes).unwrap()).concat();
-            assert!(!printed.is_empty() && !printed.contains("hidden"), "{role:?} {asked}: {printed}");
+            let output = command.env("OTEL_EXPORTER_OTLP_CERTIFICATE", "").output().unwrap();
+            assert!(output.status.success(), "{role:?} {flag}");
+            let printed = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap()).concat();
+            assert!(!printed.is_empty() && !printed.contains("hidden"), "{role:?} {flag}: {printed}");
         }
     }
 }

@@ -74,9 +74,9 @@ impl Records {
     /// Verifies, and expects this exit code and these parts of its output.
     fn check(&self, record: &Value, more: &[&str], code: i32, parts: &[&str]) {
         let Output { status, stdout, stderr } = self.verify(record, more);
-        let told = [stdout, stderr].map(|text| String::from_utf8(text).unwrap()).concat();
-        assert_eq!(status.code(), Some(code), "{told}");
-        assert!(parts.iter().all(|part| told.contains(part)), "{told} has not all of {parts:?}");
+        let all_output = [stdout, stderr].map(|text| String::from_utf8(text).unwrap()).concat();
+        assert_eq!(status.code(), Some(code), "{all_output}");
+        assert!(parts.iter().all(|part| all_output.contains(part)), "{all_output} has not all of {parts:?}");
     }
 }
 
@@ -119,15 +119,15 @@ fn an_answer_is_equal_on_four_ranks() {
     let records = Records(Folder::new("verify-four"));
     let (_alone, alone) = serve_model(FOUR_HEADS, &["--inproc"]);
     let (_four, four) = serve_model(FOUR_HEADS, &["--tp", "4", "--inproc"]);
-    let asked = json!({ "prompt": [7, 8, 9, 10], "max_tokens": 24, "ignore_eos": true, "certificate": true,
+    let body = json!({ "prompt": [7, 8, 9, 10], "max_tokens": 24, "ignore_eos": true, "certificate": true,
         "return_token_ids": true });
-    let [of_one, of_four] = [&alone, &four].map(|http| record(http, &asked));
+    let [of_one, of_four] = [&alone, &four].map(|http| record(http, &body));
     records.check(&of_one, &["--url", &four], 0, &["equal: 24 tokens"]);
     records.check(&of_four, &["--url", &alone], 0, &["equal: 24 tokens"]);
 }
 
 /// Runs `verify` or `replay` of a recorded folder, and returns its exit code and all of its output.
-fn said(words: &[&str]) -> (i32, String) {
+fn run_command(words: &[&str]) -> (i32, String) {
     let Output { status, stdout, stderr } =
         Command::new(BINARY).args(words).current_dir(env!("CARGO_MANIFEST_DIR")).output().unwrap();
     (status.code().unwrap(), [stdout, stderr].map(|text| String::from_utf8(text).unwrap()).concat())
@@ -149,23 +149,23 @@ fn a_recorded_day_is_equal_on_other_grids_and_a_changed_token_of_it_is_found() {
         }
         // The server finds its own, also before their file is complete.
         for id in &ids {
-            let (code, told) = said(&["verify", id, "--url", &http]);
-            assert!(code == 0 && told.contains("equal: "), "{told}");
+            let (code, output) = run_command(&["verify", id, "--url", &http]);
+            assert!(code == 0 && output.contains("equal: "), "{output}");
         }
-        let (code, told) = said(&["verify", "cmpl-00000000", "--url", &http]);
-        assert!(code == 2 && told.contains("there is no record"), "{told}");
+        let (code, output) = run_command(&["verify", "cmpl-00000000", "--url", &http]);
+        assert!(code == 2 && output.contains("there is no record"), "{output}");
     }
     // The server was killed: its file is not complete, but every line of it is.
     let (_other, http) = serve(&["--tp", "2"]);
-    let (code, told) = said(&["verify", &ids[1], "--record", dir, "--url", &http]);
-    assert!(code == 0 && told.contains("equal: 96 tokens"), "{told}");
+    let (code, output) = run_command(&["verify", &ids[1], "--record", dir, "--url", &http]);
+    assert!(code == 0 && output.contains("equal: 96 tokens"), "{output}");
     for order in [&["--order", "shuffled"][..], &["--order", "reversed", "--concurrency", "1"], &["--speed", "50"]] {
-        let (code, told) = said(&[&["replay", dir, "--url", &http], order].concat());
-        assert!(code == 0 && told.contains("6 equal (") && told.contains(" 0 different"), "{order:?}: {told}");
+        let (code, output) = run_command(&[&["replay", dir, "--url", &http], order].concat());
+        assert!(code == 0 && output.contains("6 equal (") && output.contains(" 0 different"), "{order:?}: {output}");
     }
     let own = ["replay", dir, MODEL, "--activations", "int8", "--threads", "1", "--inproc"];
-    let (code, told) = said(&own);
-    assert!(code == 2 && told.contains("0 different, 6 of another digest"), "{told}");
+    let (code, output) = run_command(&own);
+    assert!(code == 2 && output.contains("0 different, 6 of another digest"), "{output}");
     let open = std::fs::read_dir(dir).unwrap().next().unwrap().unwrap().path();
     let text = std::fs::read_to_string(&open).unwrap();
     let mut first: Value = serde_json::from_str(text.lines().next().unwrap()).unwrap();
@@ -173,13 +173,13 @@ fn a_recorded_day_is_equal_on_other_grids_and_a_changed_token_of_it_is_found() {
     *token = (token.as_u64().unwrap() ^ 1).into();
     let rest = text.split_once('\n').unwrap().1;
     std::fs::write(&open, format!("{first}\n{rest}{{\"half")).unwrap();
-    let (code, told) = said(&["replay", dir, "--url", &http]);
+    let (code, output) = run_command(&["replay", dir, "--url", &http]);
     let parts = ["different: choice 0, position 5: the token was", "(logprob -", "5 equal (", " 1 different"];
-    assert!(code == 1 && parts.iter().all(|part| told.contains(part)), "{told}");
+    assert!(code == 1 && parts.iter().all(|part| output.contains(part)), "{output}");
     // The verified requests were answered, and recorded, too: there the first id has its own record.
     let id = first["id"].as_str().unwrap();
-    let (code, told) = said(&["verify", id, "--record", dir, "--url", &http]);
-    assert!(code == 1 && told.contains("position 5"), "{told}");
+    let (code, output) = run_command(&["verify", id, "--record", dir, "--url", &http]);
+    assert!(code == 1 && output.contains("position 5"), "{output}");
 }
 
 #[test]

@@ -234,7 +234,7 @@ fn is_like(text: &str, pattern: &str) -> bool {
 }
 
 #[test]
-fn every_message_says_what_where_and_what_to_do() {
+fn every_message_names_cause_place_and_remedy() {
     let home = Folder::new("wrong");
     home.write("bad.gguf", "no weights");
     home.write("config.toml", "treads = 1");
@@ -251,9 +251,9 @@ fn every_message_says_what_where_and_what_to_do() {
         command.args(&words).current_dir(env!("CARGO_MANIFEST_DIR")).stdin(Stdio::null());
         command.env_clear().env("HOME", place).env("PATH", "/usr/bin:/bin").env("HF_ENDPOINT", "http://127.0.0.1:9");
         let output = command.output().unwrap();
-        let told = String::from_utf8_lossy(&output.stderr).trim_end().to_owned();
-        if output.status.success() || !is_like(&told, &filled(expect)) {
-            wrong.push(format!("$ lockstep {line}\n{told}\n  and not\n{expect}\n"));
+        let message = String::from_utf8_lossy(&output.stderr).trim_end().to_owned();
+        if output.status.success() || !is_like(&message, &filled(expect)) {
+            wrong.push(format!("$ lockstep {line}\n{message}\n  and not\n{expect}\n"));
         }
     }
     assert!(wrong.is_empty(), "{} of {}:\n{}", wrong.len(), TABLE.len(), wrong.join("\n"));

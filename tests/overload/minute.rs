@@ -78,7 +78,7 @@ fn crowd(http: &str, server: &Node, n_clients: usize, whole: Duration, patience:
     let end = Arc::new(AtomicBool::new(false));
     let client = |i: usize| {
         let (http, end) = (http.to_owned(), end.clone());
-        std::thread::spawn(move || ask(&http, i, patience, &end))
+        std::thread::spawn(move || run_client(&http, i, patience, &end))
     };
     let begun = Instant::now();
     let clients: Vec<_> = (0..n_clients).map(client).collect();
@@ -99,7 +99,7 @@ fn crowd(http: &str, server: &Node, n_clients: usize, whole: Duration, patience:
 }
 
 /// The number of answers before the end, and the times until refusals.
-fn ask(http: &str, client: usize, patience: Option<Duration>, end: &AtomicBool) -> (usize, Vec<Duration>) {
+fn run_client(http: &str, client: usize, patience: Option<Duration>, end: &AtomicBool) -> (usize, Vec<Duration>) {
     let agent = ureq::Agent::config_builder().timeout_global(Some(PATIENCE)).http_status_as_error(false).build();
     let agent = ureq::Agent::from(agent);
     let (mut n_answers, mut refusals) = (0, Vec::new());
@@ -122,8 +122,8 @@ fn ask(http: &str, client: usize, patience: Option<Duration>, end: &AtomicBool) 
             }
             429 => {
                 refusals.push(took);
-                let told = answer.headers()["retry-after-ms"].to_str().unwrap().parse().unwrap();
-                std::thread::sleep(patience.unwrap_or(Duration::from_millis(told)));
+                let retry_after_millis = answer.headers()["retry-after-ms"].to_str().unwrap().parse().unwrap();
+                std::thread::sleep(patience.unwrap_or(Duration::from_millis(retry_after_millis)));
             }
             status => panic!("{status}: {text}"),
         }

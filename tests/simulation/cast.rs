@@ -154,7 +154,7 @@ impl Stage {
             kv_memory: Some(self.script.n_blocks * BLOCK_BYTES),
             memory_permille: None,
             state_cache: None,
-            context: self.script.is_context_asked.then_some(CONTEXT),
+            context: self.script.is_context_set.then_some(CONTEXT),
             running_max: self.script.running_max,
             slice_max: limits.chunk_tokens_max,
         };

@@ -4,7 +4,7 @@
 use crate::net::channel;
 use crate::record::Record;
 use crate::rules::{Broken, Rules};
-use crate::script::{Ask, Host, ROUTERS};
+use crate::script::{PlannedCall, Host, ROUTERS};
 use proto::v1;
 use proto::v1::generate_reply::Event;
 use proto::v1::inference_client::InferenceClient;
@@ -26,10 +26,10 @@ pub fn millis() -> u64 {
 pub async fn play(client: usize, rules: Arc<Rules>, record: Record) -> turmoil::Result {
     let channels: Vec<Channel> = (0..ROUTERS).map(|router| channel(&Host::Router(router).name())).collect();
     let mut calls = tokio::task::JoinSet::new();
-    for (number, ask) in rules.script.asks.iter().enumerate().filter(|(_, ask)| ask.client == client) {
+    for (number, plan) in rules.script.calls.iter().enumerate().filter(|(_, planned)| planned.client == client) {
         let call = Call {
             number,
-            ask: ask.clone(),
+            plan: plan.clone(),
             rules: rules.clone(),
             record: record.clone(),
             channels: channels.clone(),
@@ -46,7 +46,7 @@ pub async fn play(client: usize, rules: Arc<Rules>, record: Record) -> turmoil::
 
 struct Call {
     number: usize,
-    ask: Ask,
+    plan: PlannedCall,
     rules: Arc<Rules>,
     record: Record,
     channels: Vec<Channel>,
@@ -67,8 +67,8 @@ impl Call {
 
     async fn run(mut self) {
         self.record.seen().open.insert(self.number);
-        sleep(Duration::from_millis(self.ask.at_millis)).await;
-        let mut router = self.ask.router;
+        sleep(Duration::from_millis(self.plan.at_millis)).await;
+        let mut router = self.plan.router;
         loop {
             let begun_millis = millis();
             let handle = self.handle.clone();
@@ -81,7 +81,7 @@ impl Call {
             let has_begun = self.handle != handle;
             self.record.note(&self.name(), format!("at router {router}: {:?}, begun: {has_begun}", status.code()));
             let broken = Broken { begun_millis, at_millis: millis(), router, has_begun, status };
-            if let Err(why) = self.rules.judge(&self.ask, &broken) {
+            if let Err(why) = self.rules.judge(&self.plan, &broken) {
                 let (name, status) = (self.name(), &broken.status);
                 self.record.violation(format!("{name}: {why}: {:?} {}", status.code(), status.message()));
                 break;
@@ -102,9 +102,9 @@ impl Call {
 
     fn request(&self) -> v1::GenerateRequest {
         let resume = self.handle.clone().map(|handle| v1::Resume { handle, position: self.got.len() as u32 });
-        let left = |deadline: u64| (self.ask.at_millis + deadline).saturating_sub(millis()).max(1);
-        let deadline_ms = self.ask.deadline_millis.map_or(0, left) as u32;
-        v1::GenerateRequest { resume, deadline_ms, ..self.ask.request() }
+        let left = |deadline: u64| (self.plan.at_millis + deadline).saturating_sub(millis()).max(1);
+        let deadline_ms = self.plan.deadline_millis.map_or(0, left) as u32;
+        v1::GenerateRequest { resume, deadline_ms, ..self.plan.request() }
     }
 
     async fn attempt(&mut self, router: usize) -> Result<Ended, Status> {
@@ -122,7 +122,7 @@ impl Call {
                     self.violation("something that was not asked for")
                 }
             }
-            if self.ask.leaves_at.is_some_and(|n_tokens| self.got.len() >= n_tokens) {
+            if self.plan.leaves_at.is_some_and(|n_tokens| self.got.len() >= n_tokens) {
                 return Ok(Ended::Left);
             }
         }
@@ -136,7 +136,7 @@ impl Call {
             self.violation(&format!("tokens from {} on, behind {}", delta.position, self.got.len()));
         }
         self.got.extend(&delta.token_ids);
-        let (reference, _) = self.ask.reference(&self.rules.script.sim);
+        let (reference, _) = self.plan.reference(&self.rules.script.sim);
         if !reference.starts_with(&self.got) {
             self.violation(&format!("{:?} is not what the reference begins with: {reference:?}", self.got));
         }
@@ -144,7 +144,7 @@ impl Call {
 
     fn finished(&mut self, finished: &v1::Finished) {
         self.record.count("finished");
-        let (reference, reason) = self.ask.reference(&self.rules.script.sim);
+        let (reference, reason) = self.plan.reference(&self.rules.script.sim);
         if self.got != reference {
             self.violation(&format!("it ends behind {:?}, the reference has {reference:?}", self.got));
         }
@@ -152,7 +152,7 @@ impl Call {
             self.violation(&format!("it ends by {:?} and not by {reason:?}", finished.reason()));
         }
         let usage = finished.usage.unwrap_or_default();
-        let expected = (self.ask.prompt.len() as u32, reference.len() as u32);
+        let expected = (self.plan.prompt.len() as u32, reference.len() as u32);
         if (usage.prompt_tokens, usage.completion_tokens) != expected {
             self.violation(&format!("usage {usage:?}, and it was {expected:?}"));
         }

@@ -31,49 +31,49 @@ const GRID: (u16, u16) = (2, 2);
 #[derive(Clone, Debug)]
 struct Warning {
     at_millis: u64,
-    who: String,
+    host: String,
     text: String,
 }
 
 /// Collects the warnings of this thread's simulation.
 #[derive(Clone, Default)]
-struct Ear(Arc<Mutex<Heard>>);
+struct WarningCollector(Arc<Mutex<WarningLog>>);
 
 #[derive(Default)]
-struct Heard {
+struct WarningLog {
     /// The host that the simulation runs at this moment.
-    who: String,
+    current_host: String,
     warnings: Vec<Warning>,
 }
 
 /// The name of the simulation's span around a host's turn.
 const TURN: &str = "node";
 
-impl Ear {
-    fn heard(&self) -> MutexGuard<'_, Heard> {
+impl WarningCollector {
+    fn lock_log(&self) -> MutexGuard<'_, WarningLog> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Subscriber for Ear {
+impl Subscriber for WarningCollector {
     fn enabled(&self, of: &Metadata<'_>) -> bool {
         of.name() == TURN || of.is_event() && *of.level() == Level::WARN
     }
 
     fn event(&self, event: &Event<'_>) {
         let Some(elapsed) = turmoil::sim_elapsed() else { return };
-        let mut said = Said::default();
-        event.record(&mut said);
-        let mut heard = self.heard();
-        let warning = Warning { at_millis: elapsed.as_millis() as u64, who: heard.who.clone(), text: said.0 };
-        heard.warnings.push(warning);
+        let mut fields = FieldText::default();
+        event.record(&mut fields);
+        let mut log = self.lock_log();
+        let warning = Warning { at_millis: elapsed.as_millis() as u64, host: log.current_host.clone(), text: fields.0 };
+        log.warnings.push(warning);
     }
 
     /// A span is entered immediately, and ends before the next begins.
     fn new_span(&self, turn: &Attributes<'_>) -> Id {
-        let mut said = Said::default();
-        turn.record(&mut said);
-        self.heard().who = said.0;
+        let mut fields = FieldText::default();
+        turn.record(&mut fields);
+        self.lock_log().current_host = fields.0;
         Id::from_u64(1)
     }
 
@@ -85,9 +85,9 @@ impl Subscriber for Ear {
 
 /// `name=value` of every field, concatenated.
 #[derive(Default)]
-struct Said(String);
+struct FieldText(String);
 
-impl Visit for Said {
+impl Visit for FieldText {
     fn record_str(&mut self, field: &Field, value: &str) {
         self.record_debug(field, &format_args!("{value}"));
     }
@@ -105,9 +105,9 @@ fn warnings(seed: u64, what: impl Fn(Host) -> What, host: Host) -> (u64, Vec<War
     let replica = || ReplicaPlan { tp, pp, n_workers: usize::from(tp * pp) };
     let fault = Fault { at_millis, lasts_millis: 10_000, what: what(host) };
     let script = Script { replicas: vec![replica(), replica()], faults: vec![fault], ..Script::of(seed) };
-    let ear = Ear::default();
+    let ear = WarningCollector::default();
     tracing::subscriber::with_default(ear.clone(), || simulate(seed, &script, at_millis + WATCHED_MILLIS)).unwrap();
-    let all = std::mem::take(&mut ear.heard().warnings);
+    let all = std::mem::take(&mut ear.lock_log().warnings);
     (at_millis, all.into_iter().filter(|warning| warning.at_millis >= at_millis).collect())
 }
 
@@ -138,7 +138,7 @@ fn check_rank(seed: u64, what: impl Fn(Host) -> What, cause: &str, within_millis
     let losses: Vec<_> = all.iter().filter(|warning| warning.text.contains("a worker is lost")).collect();
     let [loss] = losses[..] else { panic!("seed {seed}: {losses:?} of {all:?}") };
     let words = [format!("host={} ", host.name()), format!("kind={cause} "), "rank=".to_owned()];
-    let is_named = words.iter().all(|word| loss.text.contains(word)) && loss.who.contains("coordinator-0");
+    let is_named = words.iter().all(|word| loss.text.contains(word)) && loss.host.contains("coordinator-0");
     assert!(is_named, "seed {seed}: {loss:?}, not {words:?}");
     let took = loss.at_millis - at_millis;
     println!("seed {seed}: {} known after {took} ms", loss.text);
@@ -150,11 +150,11 @@ fn check_rank(seed: u64, what: impl Fn(Host) -> What, cause: &str, within_millis
 fn check_coordinator(seed: u64, what: impl Fn(Host) -> What, words: &str, within_millis: u64) {
     let (at_millis, all) = warnings(seed, what, Host::Coordinator(seed as usize % 2));
     let in_time = |warning: &&Warning| warning.text.contains(words) && warning.at_millis - at_millis <= within_millis;
-    let said: Vec<&Warning> = all.iter().filter(in_time).collect();
-    let routers: BTreeSet<&str> = said.iter().map(|warning| warning.who.as_str()).collect();
-    println!("seed {seed}: {:?} after {at_millis}", said.iter().map(|warning| warning.at_millis).collect::<Vec<_>>());
-    assert_eq!(routers.len(), ROUTERS, "seed {seed}: {said:?} of {all:?}");
-    assert!(routers.iter().all(|who| who.contains("router-")), "seed {seed}: {routers:?}");
+    let matching: Vec<&Warning> = all.iter().filter(in_time).collect();
+    let routers: BTreeSet<&str> = matching.iter().map(|warning| warning.host.as_str()).collect();
+    println!("seed {seed}: {:?} after {at_millis}", matching.iter().map(|warning| warning.at_millis).collect::<Vec<_>>());
+    assert_eq!(routers.len(), ROUTERS, "seed {seed}: {matching:?} of {all:?}");
+    assert!(routers.iter().all(|router| router.contains("router-")), "seed {seed}: {routers:?}");
 }
 
 #[test]

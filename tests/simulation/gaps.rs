@@ -84,14 +84,14 @@ fn simulate(
     let registry = Registry::new(record.clone(), script.lag_millis);
     let stage = Stage { script: script.clone(), record: record.clone(), registry };
     stage.open(&mut sim);
-    let (n_replicas, told, gaps) = (script.replicas.len(), record.clone(), gaps.clone());
+    let (n_replicas, client_record, gaps) = (script.replicas.len(), record.clone(), gaps.clone());
     sim.client(Host::Client(0).name(), async move {
         match watch(n_replicas, course).await {
             Ok(seen) => *gaps.lock().unwrap() = seen,
-            Err(why) => told.violation(why),
+            Err(why) => client_record.violation(why),
         }
-        let epochs = told.seen().epochs.clone();
-        told.seen().epochs_of_streams = epochs;
+        let epochs = client_record.seen().epochs.clone();
+        client_record.seen().epochs_of_streams = epochs;
         Ok(())
     });
     // The end of a fault repairs the wires of all clients.
@@ -125,12 +125,12 @@ async fn stream(router: Channel, i: u32, begun: Instant, n_tokens: u32) -> Resul
     let n_prompt = prompt.len() as u64;
     let ids = v1::TokenIds { ids: prompt };
     let input = Some(v1::generate_request::Input::TokenIds(ids));
-    let ask = v1::GenerateRequest { input, sampling: Some(sampling), ..v1::GenerateRequest::default() };
-    let mut replies = InferenceClient::new(router).generate(ask).await?.into_inner();
-    let (mut longest, mut n_received, mut heard) = (Gap::default(), 0, None);
+    let request = v1::GenerateRequest { input, sampling: Some(sampling), ..v1::GenerateRequest::default() };
+    let mut replies = InferenceClient::new(router).generate(request).await?.into_inner();
+    let (mut longest, mut n_received, mut last_token_at) = (Gap::default(), 0, None);
     while let Some(reply) = replies.message().await? {
         let Some(Event::Delta(delta)) = reply.event else { continue };
-        let lasted = heard.replace(Instant::now()).map_or(Duration::ZERO, |heard: Instant| heard.elapsed());
+        let lasted = last_token_at.replace(Instant::now()).map_or(Duration::ZERO, |last: Instant| last.elapsed());
         if lasted > longest.lasted {
             longest = Gap { lasted, n_known: n_prompt + n_received, at: begun.elapsed() };
         }

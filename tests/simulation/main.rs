@@ -64,11 +64,11 @@ fn number(name: &str) -> Option<u64> {
 #[track_caller]
 fn check(seed: u64) -> Outcome {
     let outcome = run(seed, false);
-    assert!(outcome.violations.is_empty(), "{}", told(seed, &outcome));
+    assert!(outcome.violations.is_empty(), "{}", failure_text(seed, &outcome));
     outcome
 }
 
-fn told(seed: u64, outcome: &Outcome) -> String {
+fn failure_text(seed: u64, outcome: &Outcome) -> String {
     let violations = outcome.violations.join("\n  ");
     format!("\nSIMULATION_SEED={seed} cargo test --test simulation seeds -- --nocapture\n  {violations}\n")
 }
@@ -78,14 +78,14 @@ fn seeds() {
     if let Some(seed) = number("SIMULATION_SEED") {
         let outcome = run(seed, true);
         println!("trace {:016x} of {} lines, {:?}", outcome.hash, outcome.n_lines, outcome.counts);
-        assert!(outcome.violations.is_empty(), "{}", told(seed, &outcome));
+        assert!(outcome.violations.is_empty(), "{}", failure_text(seed, &outcome));
         return;
     }
-    check_all(told, |seed| run(seed, false));
+    check_all(failure_text, |seed| run(seed, false));
 }
 
 /// Simulates the requested number of seeds, on all cores; panics with those that broke a rule.
-fn check_all(told: impl Fn(u64, &Outcome) -> String + Sync, run: impl Fn(u64) -> Outcome + Sync) {
+fn check_all(describe: impl Fn(u64, &Outcome) -> String + Sync, run: impl Fn(u64) -> Outcome + Sync) {
     let (first, n_seeds) = (number("SIMULATION_FIRST").unwrap_or(0), number("SIMULATION_SEEDS").unwrap_or(SEEDS));
     let (next, failed) = (AtomicU64::new(first), Mutex::new(Vec::new()));
     let counts = Mutex::new(BTreeMap::<&str, u64>::new());
@@ -99,7 +99,7 @@ fn check_all(told: impl Fn(u64, &Outcome) -> String + Sync, run: impl Fn(u64) ->
             let mut counts = counts.lock().unwrap();
             outcome.counts.iter().for_each(|(what, n)| *counts.entry(what).or_default() += n);
             if !outcome.violations.is_empty() {
-                println!("{}", told(seed, &outcome));
+                println!("{}", describe(seed, &outcome));
                 failed.lock().unwrap().push(seed);
             }
         }

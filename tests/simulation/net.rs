@@ -82,7 +82,7 @@ pub fn channel_to_last(claim: watch::Receiver<LastClaim>) -> Channel {
         let LastClaim { address, superseded, .. } = claim.borrow().clone();
         async move {
             let stream = TcpStream::connect((address.as_str(), PORT)).await?;
-            Ok(TokioIo::new(wire::Until::new(stream, superseded)))
+            Ok(TokioIo::new(wire::CancellableIo::new(stream, superseded)))
         }
     }))
 }

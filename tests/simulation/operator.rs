@@ -85,8 +85,8 @@ async fn scale(fault: Fault, record: Record) {
     sleep(Duration::from_millis(fault.at_millis)).await;
     let What::Scale { replica, tp, pp } = fault.what else { return };
     let mut client = CoordinatorClient::new(channel(&Host::Coordinator(replica).name()));
-    let asked = ScaleRequest { version: proto::VERSION.into(), tp: tp.into(), pp: pp.into(), protocols: None };
-    match timeout(Duration::from_secs(20), client.scale(asked)).await {
+    let request = ScaleRequest { version: proto::VERSION.into(), tp: tp.into(), pp: pp.into(), protocols: None };
+    match timeout(Duration::from_secs(20), client.scale(request)).await {
         Ok(Ok(_)) => {
             record.count("scaled");
             record.note("operator", format!("replica {replica} is on {tp} x {pp}"));

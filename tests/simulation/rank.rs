@@ -9,7 +9,7 @@ use tokio::time::sleep;
 use turmoil::net::UdpSocket;
 use types::{Epoch, Rank, Step, StepDone};
 use worker::sim::Sim;
-use worker::{Assignment, CancelFlag, Load, LoadError, Loaded, Ready, Rest, RunError, Runner};
+use worker::{Assignment, CancelFlag, Load, LoadError, LoadedModel, ReadyReport, Rest, RunError, Runner};
 
 pub const MESH_PORT: u16 = 7300;
 /// Interval between checks whether the assignment has ended, and between messages to the others.
@@ -23,7 +23,7 @@ pub struct Mesh {
     name: String,
     socket: Arc<UdpSocket>,
     ear: Arc<Mutex<Ear>>,
-    heard_more: Arc<tokio::sync::Notify>,
+    message_arrived: Arc<tokio::sync::Notify>,
     record: Record,
 }
 
@@ -42,7 +42,7 @@ struct Word {
     /// The last computed step; None if this rank has left the epoch.
     step: Option<u64>,
     /// Whether it waits for the other's message.
-    asks: bool,
+    needs_reply: bool,
 }
 
 impl Word {
@@ -50,7 +50,7 @@ impl Word {
         let mut bytes = [0; WORD_BYTES];
         let step = self.step.map_or(0, |step| step + 1);
         let words =
-            [self.epoch.incarnation, self.epoch.n.into(), u64::from(self.rank.0) << 1 | u64::from(self.asks), step];
+            [self.epoch.incarnation, self.epoch.n.into(), u64::from(self.rank.0) << 1 | u64::from(self.needs_reply), step];
         for (place, word) in bytes.chunks_exact_mut(8).zip(words) {
             place.copy_from_slice(&word.to_le_bytes());
         }
@@ -60,14 +60,14 @@ impl Word {
     fn of(bytes: &[u8]) -> Word {
         let word = |i: usize| u64::from_le_bytes(bytes[i * 8..][..8].try_into().unwrap());
         let epoch = Epoch { incarnation: word(0), n: word(1) as _ };
-        Word { epoch, rank: Rank((word(2) >> 1) as u16), step: word(3).checked_sub(1), asks: word(2) & 1 == 1 }
+        Word { epoch, rank: Rank((word(2) >> 1) as u16), step: word(3).checked_sub(1), needs_reply: word(2) & 1 == 1 }
     }
 }
 
 impl Mesh {
     pub async fn open(name: &str, record: Record) -> std::io::Result<Mesh> {
         let socket = Arc::new(UdpSocket::bind(("0.0.0.0", MESH_PORT)).await?);
-        let mesh = Mesh { name: name.to_owned(), socket, ear: Arc::default(), heard_more: Arc::default(), record };
+        let mesh = Mesh { name: name.to_owned(), socket, ear: Arc::default(), message_arrived: Arc::default(), record };
         tokio::spawn(mesh.clone().listen());
         Ok(mesh)
     }
@@ -76,7 +76,7 @@ impl Mesh {
         let mut bytes = [0; WORD_BYTES];
         while let Ok((_, from)) = self.socket.recv_from(&mut bytes).await {
             let word = Word::of(&bytes);
-            self.hear(word);
+            self.receive(word);
             if let Some(answer) = self.answer(word) {
                 let _lost = self.socket.try_send_to(&answer.bytes(), from);
             }
@@ -85,18 +85,18 @@ impl Mesh {
 
     /// Returns the answer to a waiting rank: that this one has left, like a closed connection; or the last step again,
     /// if that message was lost.
-    fn answer(&self, asked: Word) -> Option<Word> {
+    fn answer(&self, query: Word) -> Option<Word> {
         let ear = self.ear();
-        let (rank, has_left) = *ear.seats.get(&asked.epoch).filter(|_| asked.asks)?;
-        let last = ear.words.get(&(asked.epoch, rank)).copied().flatten();
-        (has_left || last.is_some()).then_some(Word { rank, step: last.filter(|_| !has_left), asks: false, ..asked })
+        let (rank, has_left) = *ear.seats.get(&query.epoch).filter(|_| query.needs_reply)?;
+        let last = ear.words.get(&(query.epoch, rank)).copied().flatten();
+        (has_left || last.is_some()).then_some(Word { rank, step: last.filter(|_| !has_left), needs_reply: false, ..query })
     }
 
-    fn hear(&self, word: Word) {
+    fn receive(&self, word: Word) {
         let mut ear = self.ear();
         let last = ear.words.entry((word.epoch, word.rank)).or_insert(word.step);
         *last = if word.step.is_none() { None } else { last.and_then(|last| Some(last.max(word.step?))) };
-        self.heard_more.notify_waiters();
+        self.message_arrived.notify_waiters();
     }
 
     fn ear(&self) -> MutexGuard<'_, Ear> {
@@ -127,7 +127,7 @@ pub struct SimRank {
 }
 
 impl Load for SimRank {
-    fn load(&mut self, assignment: &Assignment, cancel: &CancelFlag) -> Result<(Box<dyn Loaded>, Ready), LoadError> {
+    fn load(&mut self, assignment: &Assignment, cancel: &CancelFlag) -> Result<(Box<dyn LoadedModel>, ReadyReport), LoadError> {
         // The sim itself takes no time, because that would be the machine's time.
         let timeless = Sim { step_micros: 0, token_micros: 0, slice_micros: 0, ..self.sim.clone() };
         let (sim, ready) = { timeless }.load(assignment, cancel)?;
@@ -147,7 +147,7 @@ impl Load for SimRank {
 }
 
 struct Place {
-    sim: Box<dyn Loaded>,
+    sim: Box<dyn LoadedModel>,
     times: Sim,
     mesh: Mesh,
     epoch: Epoch,
@@ -155,7 +155,7 @@ struct Place {
     peers: Vec<String>,
 }
 
-impl Loaded for Place {
+impl LoadedModel for Place {
     fn meet(self: Box<Self>, cancel: &CancelFlag) -> Result<Box<dyn Runner>, LoadError> {
         let Place { sim, times, mesh, epoch, rank, peers } = *self;
         let sim = sim.meet(cancel)?;
@@ -220,24 +220,24 @@ impl MeshRunner {
         }
         let n_ranks = self.peers.len().max(1) as u16;
         let step = self.last.unwrap_or_default();
-        self.mesh.hear(self.word(step, false));
+        self.mesh.receive(self.word(step, false));
         while self.mesh.awaits(self.epoch, n_ranks, step)?.is_some() {
             if self.cancel.is_cancelled() {
                 return Err(RunError::Collective(collective::Error::Aborted));
             }
-            self.tell(self.word(step, true));
-            let heard = self.mesh.heard_more.clone();
-            let _again = tokio::time::timeout(LOOK, heard.notified()).await;
+            self.send_to_peers(self.word(step, true));
+            let arrival = self.mesh.message_arrived.clone();
+            let _again = tokio::time::timeout(LOOK, arrival.notified()).await;
         }
-        self.tell(self.word(step, false));
+        self.send_to_peers(self.word(step, false));
         Ok(())
     }
 
-    fn word(&self, step: u64, asks: bool) -> Word {
-        Word { epoch: self.epoch, rank: self.rank, step: Some(step), asks }
+    fn word(&self, step: u64, needs_reply: bool) -> Word {
+        Word { epoch: self.epoch, rank: self.rank, step: Some(step), needs_reply: asks: needs_reply }
     }
 
-    fn tell(&self, word: Word) {
+    fn send_to_peers(&self, word: Word) {
         for (rank, peer) in self.peers.iter().enumerate() {
             if rank != usize::from(self.rank.0) {
                 let _lost = self.mesh.socket.try_send_to(&word.bytes(), peer.as_str());

@@ -11,7 +11,7 @@ pub struct Record(Arc<Mutex<Seen>>);
 
 #[derive(Default)]
 pub struct Seen {
-    is_told: bool,
+    is_printed: bool,
     hasher: DefaultHasher,
     pub n_lines: u64,
     pub violations: Vec<String>,
@@ -41,17 +41,17 @@ pub struct Seen {
 
 impl Record {
     /// `is_told`: each line is printed immediately.
-    pub fn new(is_told: bool) -> Record {
-        Record(Arc::new(Mutex::new(Seen { is_told, ..Seen::default() })))
+    pub fn new(is_printed: bool) -> Record {
+        Record(Arc::new(Mutex::new(Seen { is_printed: is_told: is_printed, ..Seen::default() })))
     }
 
     pub fn seen(&self) -> MutexGuard<'_, Seen> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub fn note(&self, who: &str, what: impl AsRef<str>) {
+    pub fn note(&self, source: &str, what: impl AsRef<str>) {
         let millis = turmoil::sim_elapsed().unwrap_or_default().as_millis();
-        self.seen().note(millis, who, what.as_ref());
+        self.seen().note(millis, source, what.as_ref());
     }
 
     pub fn count(&self, what: &'static str) {
@@ -60,7 +60,7 @@ impl Record {
 
     pub fn violation(&self, what: String) {
         let mut seen = self.seen();
-        if seen.is_told {
+        if seen.is_printed {
             println!("VIOLATION {what}");
         }
         seen.violations.push(what);
@@ -72,11 +72,11 @@ impl Record {
 }
 
 impl Seen {
-    pub fn note(&mut self, millis: u128, who: &str, what: &str) {
+    pub fn note(&mut self, millis: u128, source: &str, what: &str) {
         self.n_lines += 1;
-        (millis, who, what).hash(&mut self.hasher);
-        if self.is_told {
-            println!("{:>3}.{:03} {who}: {what}", millis / 1000, millis % 1000);
+        (millis, source, what).hash(&mut self.hasher);
+        if self.is_printed {
+            println!("{:>3}.{:03} {source}: {what}", millis / 1000, millis % 1000);
         }
     }
 }

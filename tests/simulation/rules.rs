@@ -9,7 +9,7 @@
 //! 4. The store's absence excuses nothing, unless a process has to be found in it again.
 //! 5. Every call ends within `ENDS_MAX` from its beginning or from the end of all faults, whichever is later.
 
-use crate::script::{Ask, CALM_MILLIS, Fault, Host, Script, What};
+use crate::script::{PlannedCall, CALM_MILLIS, Fault, Host, Script, What};
 use tonic::{Code, Status};
 
 /// A wire with losses is detected by pings: one is sent after five seconds of silence, and its answer may take five.
@@ -45,16 +45,16 @@ impl Broken {
 
 impl Rules {
     /// Returns the broken rule, if nothing excuses the attempt.
-    pub fn judge(&self, ask: &Ask, broken: &Broken) -> Result<(), String> {
+    pub fn judge(&self, plan: &PlannedCall, broken: &Broken) -> Result<(), String> {
         let Broken { begun_millis, at_millis, router, has_begun, status } = broken;
         let during =
             |fault: &Fault, margin: u64| fault.at_millis <= *at_millis && fault.end_millis() + margin >= *begun_millis;
         let faults = &self.script.faults;
         let is_router_well =
-            !faults.iter().any(|fault| during(fault, WIRE_MILLIS) && fault.befalls(ask.client, *router))
+            !faults.iter().any(|fault| during(fault, WIRE_MILLIS) && fault.disturbs_client(plan.client, *router))
                 && !faults.iter().any(|fault| during(fault, DRAIN_MILLIS) && fault.drains(*router));
         if broken.is_deadline() {
-            return self.judge_deadline(ask, *at_millis);
+            return self.judge_deadline(plan, *at_millis);
         }
         if !is_router_well {
             return Ok(());
@@ -71,23 +71,23 @@ impl Rules {
         match (status.code(), (0..self.script.replicas.len()).find(is_replica_well)) {
             (Code::Unavailable, None) => Ok(()),
             // A request that would wait beyond its deadline is rejected immediately.
-            (Code::ResourceExhausted, _) if ask.deadline_millis.is_some() => Ok(()),
+            (Code::ResourceExhausted, _) if plan.deadline_millis.is_some() => Ok(()),
             (Code::Unavailable, Some(_)) if is_cold => Ok(()),
             (Code::Unavailable, Some(replica)) => Err(format!("refused while replica {replica} was well")),
             _ => Err("a refusal that nothing explains".into()),
         }
     }
 
-    fn judge_deadline(&self, ask: &Ask, at_millis: u64) -> Result<(), String> {
-        let Some(deadline) = ask.deadline_millis else { return Err("a deadline that nobody set".into()) };
+    fn judge_deadline(&self, plan: &PlannedCall, at_millis: u64) -> Result<(), String> {
+        let Some(deadline) = plan.deadline_millis else { return Err("a deadline that nobody set".into()) };
         // Milliseconds are rounded in transit.
-        if at_millis + 2 < ask.at_millis + deadline {
-            return Err(format!("a deadline of {deadline} ms has passed after {}", at_millis - ask.at_millis));
+        if at_millis + 2 < plan.at_millis + deadline {
+            return Err(format!("a deadline of {deadline} ms has passed after {}", at_millis - plan.at_millis));
         }
         let touches = |fault: &Fault| {
-            fault.at_millis <= at_millis && fault.end_millis() + RECOVERY_MILLIS.max(DRAIN_MILLIS) >= ask.at_millis
+            fault.at_millis <= at_millis && fault.end_millis() + RECOVERY_MILLIS.max(DRAIN_MILLIS) >= plan.at_millis
         };
-        let is_cold = ask.at_millis < RECOVERY_MILLIS / 5;
+        let is_cold = plan.at_millis < RECOVERY_MILLIS / 5;
         let is_short = deadline < SERVED_MILLIS;
         match is_short || is_cold || self.script.faults.iter().any(touches) {
             true => Ok(()),
@@ -108,14 +108,14 @@ impl Rules {
     }
 
     /// The time by which a call must have ended.
-    pub fn ends_by(&self, ask: &Ask) -> u64 {
-        ask.at_millis.max(CALM_MILLIS) + ENDS_MAX_MILLIS
+    pub fn ends_by(&self, plan: &PlannedCall) -> u64 {
+        plan.at_millis.max(CALM_MILLIS) + ENDS_MAX_MILLIS
     }
 }
 
 impl Fault {
     /// Whether the fault hits the router, or the wire between it and the client.
-    fn befalls(&self, client: usize, router: usize) -> bool {
+    fn disturbs_client(&self, client: usize, router: usize) -> bool {
         let (client, router) = (Host::Client(client), Host::Router(router));
         match self.what {
             What::Kill(host) | What::Drain(host) | What::Freeze(host) => host == router,

@@ -27,12 +27,12 @@ pub struct Script {
     pub running_max: u32,
     pub prefix_cache: bool,
     /// Whether the context is set; otherwise it is as long as the ranks' memory allows.
-    pub is_context_asked: bool,
+    pub is_context_set: bool,
     /// How long a request waits for a replica, where that is not the default.
     pub failover_millis: Option<u64>,
     /// The delay with which a process sees the store.
     pub lag_millis: u64,
-    pub asks: Vec<Ask>,
+    pub calls: Vec<PlannedCall>,
     /// The faults, in the order of their beginnings.
     pub faults: Vec<Fault>,
 }
@@ -46,7 +46,7 @@ pub struct ReplicaPlan {
 
 /// One call of one client.
 #[derive(Clone, Debug)]
-pub struct Ask {
+pub struct PlannedCall {
     pub at_millis: u64,
     pub client: usize,
     /// The first router of the call; after a failure the client tries another one.
@@ -150,7 +150,7 @@ impl Script {
             ..Sim::default()
         };
         let mut faults = faults(&mut random, &replicas);
-        let asks = asks(&mut random);
+        let calls = draw_calls(&mut random);
         let mut of_store = Random::new(seed ^ 0x5707);
         faults.extend(store_faults(&mut of_store, &replicas));
         faults.sort_by_key(|fault| fault.at_millis);
@@ -161,9 +161,9 @@ impl Script {
             n_blocks: *random.one_of(&[66, 96, 160]),
             running_max: random.between(3, 12) as u32,
             prefix_cache: !random.once_in(4),
-            is_context_asked: true,
+            is_context_set: true,
             failover_millis: None,
-            asks,
+            calls: calls,
             faults,
         }
     }
@@ -261,21 +261,21 @@ fn link(random: &mut Random, worker: Host, coordinator: Host, router: Host) -> (
 
 // -- the clients' calls
 
-fn asks(random: &mut Random) -> Vec<Ask> {
-    let n_asks = random.between(6, 22);
-    let mut asks = Vec::new();
-    for _ in 0..n_asks {
-        let ask = ask(random);
+fn draw_calls(random: &mut Random) -> Vec<PlannedCall> {
+    let n_calls = random.between(6, 22);
+    let mut calls = Vec::new();
+    for _ in 0..n_calls {
+        let call = draw_call(random);
         if random.once_in(6) {
             // Two answers to one prompt.
-            asks.push(Ask { choice: 1, ..ask.clone() });
+            calls.push(PlannedCall { choice: 1, ..call.clone() });
         }
-        asks.push(ask);
+        calls.push(call);
     }
-    asks
+    calls
 }
 
-fn ask(random: &mut Random) -> Ask {
+fn draw_call(random: &mut Random) -> PlannedCall {
     let leaves_at = random.once_in(6).then(|| random.below(12) as usize);
     let longest = *random.one_of(&[4, 30, 120]);
     let max_tokens = if leaves_at.is_some() { ENDLESS_TOKENS } else { random.between(1, longest) as u32 };
@@ -296,7 +296,7 @@ fn ask(random: &mut Random) -> Ask {
         repetition_penalty: Some(1.0 + penalty(random)),
         ..v1::Sampling::default()
     };
-    Ask {
+    PlannedCall {
         at_millis: random.between(0, BUSY_MILLIS),
         client: random.below(CLIENTS as u64) as usize,
         router: random.below(ROUTERS as u64) as usize,
@@ -316,7 +316,7 @@ fn prompt(random: &mut Random) -> Tokens {
     shared.chain((0..n_own).map(|_| random.below(256) as u32)).collect()
 }
 
-impl Ask {
+impl PlannedCall {
     pub fn request(&self) -> v1::GenerateRequest {
         let ids = v1::TokenIds { ids: self.prompt.clone() };
         v1::GenerateRequest {
@@ -330,20 +330,20 @@ impl Ask {
 
     /// Returns the correct answer: its tokens, and whether it stops before its length.
     pub fn reference(&self, sim: &Sim) -> (Tokens, v1::finished::Reason) {
-        let asked = &self.sampling;
-        let end = (!asked.ignore_eos).then_some(END);
+        let requested = &self.sampling;
+        let end = (!requested.ignore_eos).then_some(END);
         let sampling = Sampling {
-            seed: asked.seed.unwrap_or_default(),
+            seed: requested.seed.unwrap_or_default(),
             choice: self.choice,
-            tokens_max: asked.max_tokens.unwrap_or(CONTEXT),
-            tokens_min: asked.min_tokens,
-            stop: asked.stop_token_ids.iter().copied().chain(end).collect(),
+            tokens_max: requested.max_tokens.unwrap_or(CONTEXT),
+            tokens_min: requested.min_tokens,
+            stop: requested.stop_token_ids.iter().copied().chain(end).collect(),
             ..Sampling::default()
         };
         let request = Request { prompt: self.prompt.clone(), sampling, ..Request::default() };
         let mut tokens = sim.reference(&request);
-        let letters: Tokens = asked.stop.iter().flat_map(|stop| stop.bytes()).map(Token::from).collect();
-        let is_letter = |(at, token): (usize, &Token)| at >= asked.min_tokens as usize && letters.contains(token);
+        let letters: Tokens = requested.stop.iter().flat_map(|stop| stop.bytes()).map(Token::from).collect();
+        let is_letter = |(at, token): (usize, &Token)| at >= requested.min_tokens as usize && letters.contains(token);
         if let Some(at) = tokens.iter().enumerate().position(is_letter) {
             tokens.truncate(at + 1);
             return (tokens, v1::finished::Reason::Stop);

@@ -10,7 +10,7 @@ use crate::random::Random;
 use crate::record::Record;
 use crate::registry::Registry;
 use crate::rules::SERVED_MILLIS;
-use crate::script::{Ask, CLIENTS, Fault, Host, ROUTERS, ReplicaPlan, Script, What};
+use crate::script::{PlannedCall, CLIENTS, Fault, Host, ROUTERS, ReplicaPlan, Script, What};
 use crate::weather::Weather;
 use crate::world::{Outcome, network, recorded};
 use crate::{check_all, number};
@@ -48,28 +48,28 @@ fn script(seed: u64) -> Script {
     let mut faults: Vec<Fault> = lost.collect();
     faults.sort_by_key(|fault| fault.at_millis);
     let of = Script::of(seed);
-    let asks = of.asks.iter().map(|ask| Ask { at_millis: ask.at_millis + SETTLED_MILLIS, ..ask.clone() }).collect();
+    let calls = of.calls.iter().map(|plan| PlannedCall { at_millis: plan.at_millis + SETTLED_MILLIS, ..plan.clone() }).collect();
     Script {
         replicas,
         faults,
-        asks,
+        calls: asks: calls,
         lag_millis: 20,
         // Blocks for a whole context: four ranks may hold it if one holds a quarter of it. At the replica that streams
         // move to, no request waits for room.
         n_blocks: if is_alone { *random.one_of(&[18, 34, 160]) } else { 160 },
         running_max: if is_alone { of.running_max } else { 64 },
-        is_context_asked: random.once_in(2),
+        is_context_set: random.once_in(2),
         failover_millis: Some(*random.one_of(&FAILOVER_MILLIS)),
         ..of
     }
 }
 
-fn run(seed: u64, is_told: bool) -> Outcome {
+fn run(seed: u64, is_printed: bool) -> Outcome {
     let script = Arc::new(script(seed));
-    if is_told {
+    if is_printed {
         println!("{script:#?}");
     }
-    recorded(is_told, |record| simulate(seed, &script, record))
+    recorded(is_printed, |record| simulate(seed, &script, record))
 }
 
 fn simulate(seed: u64, script: &Arc<Script>, record: &Record) -> turmoil::Result {
@@ -93,9 +93,9 @@ fn simulate(seed: u64, script: &Arc<Script>, record: &Record) -> turmoil::Result
 
 async fn play(client: usize, script: Arc<Script>, record: Record) -> turmoil::Result {
     let mut calls = tokio::task::JoinSet::new();
-    for (number, ask) in script.asks.iter().enumerate().filter(|(_, ask)| ask.client == client) {
-        let (got, heard_millis) = (Tokens::new(), 0);
-        let call = Call { number, ask: ask.clone(), script: script.clone(), record: record.clone(), got, heard_millis };
+    for (number, plan) in script.calls.iter().enumerate().filter(|(_, planned)| planned.client == client) {
+        let (got, last_token_millis) = (Tokens::new(), 0);
+        let call = Call { number, plan: plan.clone(), script: script.clone(), record: record.clone(), got, last_token_millis: heard_millis: last_token_millis };
         calls.spawn(call.run());
     }
     while let Some(ended) = calls.join_next().await {
@@ -107,21 +107,21 @@ async fn play(client: usize, script: Arc<Script>, record: Record) -> turmoil::Re
 /// One call, made once: its router runs, so its status is the final answer.
 struct Call {
     number: usize,
-    ask: Ask,
+    plan: PlannedCall,
     script: Arc<Script>,
     record: Record,
     got: Tokens,
     /// The time of its last token, or of its beginning.
-    heard_millis: u64,
+    last_token_millis: u64,
 }
 
 impl Call {
     async fn run(mut self) {
         self.record.seen().open.insert(self.number);
-        sleep(Duration::from_millis(self.ask.at_millis)).await;
-        self.heard_millis = millis();
+        sleep(Duration::from_millis(self.plan.at_millis)).await;
+        self.last_token_millis = millis();
         let ended = self.read().await;
-        self.hears();
+        self.record_token_time();
         self.record.note(&format!("call {}", self.number), format!("ends with {} tokens: {ended:?}", self.got.len()));
         self.record.count(match &ended {
             Ok(()) => "finished",
@@ -135,15 +135,15 @@ impl Call {
     }
 
     async fn read(&mut self) -> Result<(), Status> {
-        let (reference, reason) = self.ask.reference(&self.script.sim);
-        let mut client = InferenceClient::new(channel(&Host::Router(self.ask.router % ROUTERS).name()));
-        let deadline_ms = self.ask.deadline_millis.unwrap_or(0) as u32;
-        let request = proto::v1::GenerateRequest { deadline_ms, ..self.ask.request() };
+        let (reference, reason) = self.plan.reference(&self.script.sim);
+        let mut client = InferenceClient::new(channel(&Host::Router(self.plan.router % ROUTERS).name()));
+        let deadline_ms = self.plan.deadline_millis.unwrap_or(0) as u32;
+        let request = proto::v1::GenerateRequest { deadline_ms, ..self.plan.request() };
         let mut replies = client.generate(request).await?.into_inner();
         while let Some(reply) = replies.message().await? {
             match reply.event {
                 Some(Event::Delta(delta)) => {
-                    self.hears();
+                    self.record_token_time();
                     self.got.extend(&delta.token_ids);
                     if !reference.starts_with(&self.got) {
                         self.violation(&format!("{:?} is not what the reference begins with", self.got));
@@ -157,7 +157,7 @@ impl Call {
                 }
                 _ => {}
             }
-            if self.ask.leaves_at.is_some_and(|n_tokens| self.got.len() >= n_tokens) {
+            if self.plan.leaves_at.is_some_and(|n_tokens| self.got.len() >= n_tokens) {
                 return Ok(());
             }
         }
@@ -165,26 +165,26 @@ impl Call {
     }
 
     /// Records the time of a token, or of the end.
-    fn hears(&mut self) {
+    fn record_token_time(&mut self) {
         let (now, failover_millis) = (millis(), self.script.failover_millis.unwrap_or(0));
         let is_alone = self.script.replicas.len() == 1;
         let (gap, max) =
-            (now - self.heard_millis, if is_alone { failover_millis + SERVED_MILLIS } else { MOVED_MILLIS });
+            (now - self.last_token_millis, if is_alone { failover_millis + SERVED_MILLIS } else { MOVED_MILLIS });
         if gap > max {
             self.violation(&format!("nothing is heard for {gap} ms, and {max} are its limit"));
         }
-        self.heard_millis = now;
+        self.last_token_millis = now;
     }
 
     /// The broken rule, if the call may not end with this status.
     fn judge(&self, status: &Status) -> Result<(), String> {
-        let told = status.message();
+        let message = status.message();
         match status.code() {
-            Code::DeadlineExceeded | Code::ResourceExhausted if self.ask.deadline_millis.is_some() => Ok(()),
-            Code::Unavailable if self.script.replicas.len() > 1 => Err(format!("another replica is well: {told}")),
+            Code::DeadlineExceeded | Code::ResourceExhausted if self.plan.deadline_millis.is_some() => Ok(()),
+            Code::Unavailable if self.script.replicas.len() > 1 => Err(format!("another replica is well: {message}")),
             // The status must name what failed, where, and the setting to change.
-            Code::Unavailable if told.contains("--failover-max") && told.contains("replica-0") => Ok(()),
-            Code::Unavailable if told.contains("try again when there are more") => Ok(()),
+            Code::Unavailable if message.contains("--failover-max") && message.contains("replica-0") => Ok(()),
+            Code::Unavailable if message.contains("try again when there are more") => Ok(()),
             _ => Err(format!("nothing explains it: {status:?}")),
         }
     }
@@ -194,7 +194,7 @@ impl Call {
     }
 }
 
-fn told(seed: u64, outcome: &Outcome) -> String {
+fn failure_text(seed: u64, outcome: &Outcome) -> String {
     let violations = outcome.violations.join("\n  ");
     format!("\nSIMULATION_SEED={seed} cargo test --test simulation stranded -- --nocapture\n  {violations}\n")
 }
@@ -204,8 +204,8 @@ fn ranks_are_lost_and_none_comes() {
     if let Some(seed) = number("SIMULATION_SEED") {
         let outcome = run(seed, true);
         println!("{:?}", outcome.counts);
-        assert!(outcome.violations.is_empty(), "{}", told(seed, &outcome));
+        assert!(outcome.violations.is_empty(), "{}", failure_text(seed, &outcome));
         return;
     }
-    check_all(told, |seed| run(seed, false));
+    check_all(failure_text, |seed| run(seed, false));
 }

@@ -7,7 +7,7 @@ use crate::net::channel;
 use crate::operator::{rest, topology};
 use crate::record::Record;
 use crate::registry::Registry;
-use crate::script::{Ask, CLIENTS, Fault, Host, ReplicaPlan, Script, What};
+use crate::script::{PlannedCall, CLIENTS, Fault, Host, ReplicaPlan, Script, What};
 use crate::weather::Weather;
 use crate::world::{network, recorded};
 use proto::v1::generate_reply::Event;
@@ -47,10 +47,10 @@ fn simulate(seed: u64, script: &Arc<Script>, record: &Record) -> turmoil::Result
     let registry = Registry::new(record.clone(), script.lag_millis);
     let stage = Stage { script: script.clone(), record: record.clone(), registry };
     stage.open(&mut sim);
-    let (of_client, told) = (script.clone(), record.clone());
+    let (of_client, client_record) = (script.clone(), record.clone());
     sim.client(Host::Client(0).name(), async move {
         if let Err(why) = watch(&of_client).await {
-            told.violation(why);
+            client_record.violation(why);
         }
         Ok(())
     });
@@ -80,10 +80,10 @@ async fn watch(script: &Script) -> Result<(), String> {
 /// Sends a request, and returns the incarnation that answered it.
 async fn serves(script: &Script, router: &Channel) -> Result<u64, String> {
     rest(std::slice::from_ref(router), 1).await?;
-    let ask = script.asks.iter().find(|ask| ask.leaves_at.is_none() && ask.deadline_millis.is_none());
-    let ask = ask.ok_or("no call without a deadline")?;
-    let got = answer(ask, router).await.map_err(|status| format!("{status:?}"))?;
-    if got != ask.reference(&script.sim).0 {
+    let candidate = script.calls.iter().find(|ask| ask.leaves_at.is_none() && ask.deadline_millis.is_none());
+    let plan = candidate.ok_or("no call without a deadline")?;
+    let got = answer(plan, router).await.map_err(|status| format!("{status:?}"))?;
+    if got != plan.reference(&script.sim).0 {
         return Err(format!("{got:?} is not the reference"));
     }
     // Until its blocks are free.
@@ -92,8 +92,8 @@ async fn serves(script: &Script, router: &Channel) -> Result<u64, String> {
     epoch.split('.').next().and_then(|n| n.parse().ok()).ok_or(format!("{epoch} is no epoch"))
 }
 
-async fn answer(ask: &Ask, router: &Channel) -> Result<Tokens, Status> {
-    let mut replies = InferenceClient::new(router.clone()).generate(ask.request()).await?.into_inner();
+async fn answer(plan: &PlannedCall, router: &Channel) -> Result<Tokens, Status> {
+    let mut replies = InferenceClient::new(router.clone()).generate(plan.request()).await?.into_inner();
     let mut got = Tokens::new();
     while let Some(reply) = replies.message().await? {
         if let Some(Event::Delta(delta)) = reply.event {
@@ -104,7 +104,7 @@ async fn answer(ask: &Ask, router: &Channel) -> Result<Tokens, Status> {
 }
 
 #[test]
-fn who_is_cut_off_from_the_store_alone_yields_to_who_claims_its_replica() {
+fn coordinator_cut_off_from_store_yields_its_replica() {
     for seed in 0..SEEDS {
         let script = Arc::new(script(seed));
         let outcome = recorded(false, |record| simulate(seed, &script, record));

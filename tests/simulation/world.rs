@@ -32,18 +32,18 @@ thread_local! {
 }
 
 /// Runs the simulation of a seed. `is_told` prints all of its events.
-pub fn run(seed: u64, is_told: bool) -> Outcome {
+pub fn run(seed: u64, is_printed: bool) -> Outcome {
     let script = Script::of(seed);
-    if is_told {
+    if is_printed {
         println!("{script:#?}");
     }
-    recorded(is_told, |record| simulate(seed, &script, record))
+    recorded(is_printed, |record| simulate(seed, &script, record))
 }
 
 /// The result of a simulation, including its hosts' panics.
-pub fn recorded(is_told: bool, simulate: impl FnOnce(&Record) -> turmoil::Result) -> Outcome {
-    hear_panics();
-    let record = Record::new(is_told);
+pub fn recorded(is_printed: bool, simulate: impl FnOnce(&Record) -> turmoil::Result) -> Outcome {
+    record_panics();
+    let record = Record::new(is_printed);
     let ran = catch_unwind(AssertUnwindSafe(|| simulate(&record)));
     for panic in PANICS.take() {
         record.violation(format!("a panic: {panic}"));
@@ -92,7 +92,7 @@ fn simulate(seed: u64, script: &Script, record: &Record) -> turmoil::Result {
 fn is_too_late(rules: &Rules, record: &Record, elapsed: Duration) -> bool {
     let now = elapsed.as_millis() as u64;
     let open = record.seen().open.clone();
-    let late: Vec<usize> = open.into_iter().filter(|call| rules.ends_by(&rules.script.asks[*call]) < now).collect();
+    let late: Vec<usize> = open.into_iter().filter(|call| rules.ends_by(&rules.script.calls[*call]) < now).collect();
     if !late.is_empty() {
         record.violation(format!("calls {late:?} do not end"));
     } else if now > MILLIS_MAX {
@@ -101,7 +101,7 @@ fn is_too_late(rules: &Rules, record: &Record, elapsed: Duration) -> bool {
     !late.is_empty() || now > MILLIS_MAX
 }
 
-fn hear_panics() {
+fn record_panics() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         let before = std::panic::take_hook();

@@ -49,7 +49,7 @@ pub fn files(kinds: &[&str]) -> Vec<(String, String)> {
     let mut found = Vec::new();
     walk(root(), &mut found);
     found.sort();
-    let wanted = |path: &Path| {
+    let is_selected = |path: &Path| {
         let of = |part: Option<&std::ffi::OsStr>| part.and_then(|p| p.to_str()).unwrap_or("").to_string();
         kinds.contains(&of(path.extension()).as_str()) || kinds.contains(&of(path.file_name()).as_str())
     };
@@ -57,7 +57,7 @@ pub fn files(kinds: &[&str]) -> Vec<(String, String)> {
         let text = fs::read_to_string(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
         (path.strip_prefix(root()).unwrap().to_str().unwrap().replace('\\', "/"), text)
     };
-    found.iter().filter(|path| wanted(path)).map(read).collect()
+    found.iter().filter(|path| is_selected(path)).map(read).collect()
 }
 
 fn walk(folder: &Path, found: &mut Vec<PathBuf>) {

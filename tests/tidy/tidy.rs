@@ -120,7 +120,7 @@ fn members() -> Vec<&'static Package> {
 }
 
 #[test]
-fn crates_depend_as_the_table_says() {
+fn crates_depend_as_in_the_table() {
     let members = members();
     let names: BTreeSet<&str> = members.iter().map(|package| package.name.as_str()).collect();
     let mut broken = Vec::new();
@@ -255,7 +255,7 @@ fn clocks_are_for_people() {
     const CLOCKS: &[&str] =
         &["SystemTime", "UNIX_EPOCH", "OffsetDateTime", "UtcDateTime", "now_utc", "now_local", "chrono", "Utc"];
     // Times for people, unique names, and the first epoch of a single process.
-    const TELLERS: &[&str] = &[
+    const CLOCK_READERS: &[&str] = &[
         "cluster/src/etcd/follow.rs",
         "cluster/src/etcd/keep.rs",
         "cluster/src/etcd/line.rs",
@@ -273,11 +273,11 @@ fn clocks_are_for_people() {
         "telemetry/src/otlp/queue.rs",
     ];
     let broken = named(CLOCKS, |_| true);
-    let is_told = |place: &String| TELLERS.iter().any(|file| place.starts_with(file));
+    let is_allowed = |place: &String| CLOCK_READERS.iter().any(|file| place.starts_with(file));
     hold(
         "No decision looks at a wall clock, so machines may disagree about the time: what is sent are durations, and \
          what is earlier is told by revisions of the store.",
-        broken.into_iter().filter(|place| !is_told(place)).collect(),
+        broken.into_iter().filter(|place| !is_allowed(place)).collect(),
     );
 }
 
@@ -378,7 +378,7 @@ fn only_the_binary_reads_the_environment() {
 }
 
 #[test]
-fn every_file_says_what_it_is() {
+fn every_file_begins_with_its_purpose() {
     let silent = |source: &&Source| source.path.contains("/src/") || source.path.starts_with("src/");
     let silent = SOURCES.iter().filter(silent).filter(|source| !source.text.starts_with("//! "));
     hold(

@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_blocks_are_held_than_said() {
+    fn held_blocks_stay_within_n_held_max() {
         for window in [1, 2, 15, 16, 17, 18, 33, 100] {
             let group = CacheGroup::FULL.within(window);
             for slice in [1, 2, 16, 17, 40] {
@@ -243,9 +243,9 @@ mod tests {
                     let starts = 0..n_tokens;
                     let held = |start: u32| blocks_for((start + slice).min(n_tokens)) - group.n_passed(start);
                     let most = starts.map(held).max().unwrap_or(0);
-                    let said = group.n_held_max(n_tokens, slice);
-                    assert!(most <= said, "{most} held, {said} said: {window} {slice} {n_tokens}");
-                    assert!(said <= blocks_for(n_tokens) && said <= most + 1);
+                    let bound = group.n_held_max(n_tokens, slice);
+                    assert!(most <= bound, "{most} held, {bound} said: {window} {slice} {n_tokens}");
+                    assert!(bound <= blocks_for(n_tokens) && bound <= most + 1);
                 }
             }
         }

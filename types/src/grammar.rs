@@ -37,7 +37,7 @@ mod tests {
     use alloc::format;
 
     #[test]
-    fn a_grammar_is_its_text_and_says_only_its_size() {
+    fn debug_output_of_a_grammar_is_only_its_size() {
         let grammar = Grammar::new("start: \"secret\"");
         assert_eq!((grammar.as_str(), grammar.n_bytes()), ("start: \"secret\"", 15));
         assert_eq!(format!("{grammar:?}"), "Grammar(15 bytes)");

@@ -191,13 +191,13 @@ impl DeviceClass {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct DeviceKind {
     class: DeviceClass,
-    said: String,
+    name: String,
 }
 
 impl DeviceKind {
     /// A GPU of this architecture, as `sm_90`.
     pub fn cuda(architecture: &str) -> DeviceKind {
-        DeviceKind { class: DeviceClass::Cuda, said: format!("{}/{architecture}", DeviceClass::Cuda.name()) }
+        DeviceKind { class: DeviceClass::Cuda, name: format!("{}/{architecture}", DeviceClass::Cuda.name()) }
     }
 
     pub fn class(&self) -> DeviceClass {
@@ -207,7 +207,7 @@ impl DeviceKind {
     /// A GPU's architecture. Empty for processors: no architecture of theirs could change a bit.
     pub fn architecture(&self) -> &str {
         match self.class {
-            DeviceClass::Cuda => self.said.split_once('/').map_or("", |(_, architecture)| architecture),
+            DeviceClass::Cuda => self.name.split_once('/').map_or("", |(_, architecture)| architecture),
             DeviceClass::Cpu | DeviceClass::Sim => "",
         }
     }
@@ -215,13 +215,13 @@ impl DeviceKind {
 
 impl From<DeviceClass> for DeviceKind {
     fn from(class: DeviceClass) -> DeviceKind {
-        DeviceKind { class, said: class.name().to_owned() }
+        DeviceKind { class, name: class.name().to_owned() }
     }
 }
 
 impl fmt::Display for DeviceKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.said)
+        f.write_str(&self.name)
     }
 }
 
@@ -229,14 +229,14 @@ impl FromStr for DeviceKind {
     type Err = UnknownWord;
 
     /// A worker of an older version reports no device, and computes on its processor.
-    fn from_str(said: &str) -> Result<DeviceKind, UnknownWord> {
-        let word = said.split_once('/').map_or(said, |(class, _)| class);
-        let class = match said.is_empty() {
+    fn from_str(text: &str) -> Result<DeviceKind, UnknownWord> {
+        let word = text.split_once('/').map_or(text, |(class, _)| class);
+        let class = match text.is_empty() {
             true => Some(DeviceClass::Cpu),
             false => named(DeviceClass::ALL, DeviceClass::name, word),
         };
-        let unknown = || UnknownWord { word: said.to_owned(), of: "device", known: "cpu, cuda/sm_NN or sim" };
-        Ok(DeviceKind { class: class.ok_or_else(unknown)?, said: said.to_owned() })
+        let unknown = || UnknownWord { word: text.to_owned(), of: "device", known: "cpu, cuda/sm_NN or sim" };
+        Ok(DeviceKind { class: class.ok_or_else(unknown)?, name: text.to_owned() })
     }
 }
 
@@ -250,8 +250,8 @@ mod tests {
             assert_eq!(member.to_string().parse::<T>().as_ref(), Ok(member));
         }
         for word in wrong {
-            let told = word.parse::<T>().unwrap_err().to_string();
-            assert!(told.contains(&format!("{word:?}")) && told.contains("use "), "{told}");
+            let error = word.parse::<T>().unwrap_err().to_string();
+            assert!(error.contains(&format!("{word:?}")) && error.contains("use "), "{error}");
         }
     }
 
@@ -260,7 +260,7 @@ mod tests {
         check(Activations::ALL, &["", "int4", "INT8", "f16"]);
         check(KvDtype::ALL, &["", "int3", "fp8", "f16 "]);
         check(Mode::ALL, &["", "slow", "Fast"]);
-        let kinds = ["cpu", "cpu/zen4", "cuda/sm_90", "sim", ""].map(|said| said.parse::<DeviceKind>().unwrap());
+        let kinds = ["cpu", "cpu/zen4", "cuda/sm_90", "sim", ""].map(|text| text.parse::<DeviceKind>().unwrap());
         check(&kinds, &["gpu", "tpu/v5", "Cpu", "/sm_90x/"]);
         let known = kinds.map(|kind| (kind.class(), kind.architecture().to_owned()));
         let [cpu, zen, cuda, sim, old] = &known;

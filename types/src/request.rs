@@ -66,8 +66,8 @@ impl Request {
     }
 
     /// Whether ranks of a protocol before the newest would ignore part of it.
-    pub fn asks_for_newest(&self) -> bool {
-        self.grammar.is_some() || !self.sampling.told.is_empty() || self.sampling.penalties.window > 0
+    pub fn needs_newest_features(&self) -> bool {
+        self.grammar.is_some() || !self.sampling.logprob_token_ids.is_empty() || self.sampling.penalties.window > 0
     }
 
     pub fn n_tokens(&self) -> usize {

@@ -62,7 +62,7 @@ impl ReuseEnd {
     /// Returns the same as the request's own client may see it: a client may not learn that another sent the same
     /// prompt.
     #[must_use]
-    pub const fn told(self) -> ReuseEnd {
+    pub const fn for_client(self) -> ReuseEnd {
         match self {
             ReuseEnd::OtherOwner => ReuseEnd::FirstUse,
             own => own,

@@ -41,7 +41,7 @@ pub struct Sampling {
     /// Requests the logprob of the drawn token and of this many of the most likely ones beside it.
     pub logprobs: Option<u8>,
     /// If not empty, the requested logprobs are those of the drawn token and these, and not of the most likely ones.
-    pub told: Tokens,
+    pub logprob_token_ids: Tokens,
 }
 
 /// Exclude top choices: with `probability`, drops all but the least likely of the tokens that reach `threshold`.
@@ -100,7 +100,7 @@ impl Default for Sampling {
             tokens_min: 0,
             stop: Tokens::new(),
             logprobs: None,
-            told: Tokens::new(),
+            logprob_token_ids: Tokens::new(),
         }
     }
 }
@@ -133,7 +133,7 @@ impl Sampling {
     pub fn lists_bytes(&self) -> usize {
         let runs = self.bad_words.iter().chain(&self.dry.breakers);
         let in_runs: usize = runs.map(|run| RUN_BYTES + run.len() * TOKEN_BYTES).sum();
-        in_runs + self.bias.len() * BIAS_BYTES + (self.allowed.len() + self.stop.len() + self.told.len()) * TOKEN_BYTES
+        in_runs + self.bias.len() * BIAS_BYTES + (self.allowed.len() + self.stop.len() + self.logprob_token_ids.len()) * TOKEN_BYTES
     }
 
     pub fn is_greedy(&self) -> bool {

@@ -3,8 +3,8 @@
 use crate::connection::Connection;
 use crate::greeting::{PROOF_MAX, Trust};
 use crate::limits::with_limits;
-use crate::refused::Unconnected;
-use crate::until::Until;
+use crate::refused::ConnectError;
+use crate::until::CancellableIo;
 use hyper_util::rt::TokioIo;
 use std::io;
 use std::pin::Pin;
@@ -24,11 +24,11 @@ const CONNECT_MAX: Duration = Duration::from_secs(3);
 pub fn channel(address: &str, trust: Trust) -> Channel {
     let address = address.to_owned();
     let never = CancellationToken::new();
-    channel_to_where(move || Ok(Peer { address: address.clone(), trust: trust.clone(), until: never.clone() }))
+    channel_to_where(move || Ok(DialTarget { address: address.clone(), trust: trust.clone(), until: never.clone() }))
 }
 
 /// The present place of a role.
-pub struct Peer {
+pub struct DialTarget {
     pub address: String,
     pub trust: Trust,
     /// A connection to it ends when this is cancelled; the next one goes to the role's address at that time.
@@ -36,21 +36,21 @@ pub struct Peer {
 }
 
 /// A channel to a role that may move: reads its address and trust again for each connection.
-pub fn channel_to_where(peer: impl Fn() -> Result<Peer, String> + Send + Sync + 'static) -> Channel {
+pub fn channel_to_where(peer: impl Fn() -> Result<DialTarget, String> + Send + Sync + 'static) -> Channel {
     let connector = Connector { peer: Arc::new(peer), reason: Arc::new(Mutex::new(String::new())) };
     with_limits(Endpoint::from_static("http://lockstep.cluster")).connect_with_connector_lazy(connector)
 }
 
 #[derive(Clone)]
 struct Connector {
-    peer: Arc<dyn Fn() -> Result<Peer, String> + Send + Sync>,
+    peer: Arc<dyn Fn() -> Result<DialTarget, String> + Send + Sync>,
     /// Why the last attempt failed, so that the same reason is not logged again and again.
     reason: Arc<Mutex<String>>,
 }
 
 impl Connector {
-    async fn connect(self) -> Result<TokioIo<Until<Connection>>, Unconnected> {
-        let Peer { address, trust, until } = (self.peer)().map_err(Unconnected::Nowhere)?;
+    async fn connect(self) -> Result<TokioIo<CancellableIo<Connection>>, ConnectError> {
+        let DialTarget { address, trust, until } = (self.peer)().map_err(ConnectError::Nowhere)?;
         let connected = dial(&address, &trust).await;
         let now = connected.as_ref().err().map(ToString::to_string).unwrap_or_default();
         let mut reason = self.reason.lock().unwrap_or_else(PoisonError::into_inner);
@@ -58,21 +58,21 @@ impl Connector {
             tracing::warn!(address, why = now, "no connection to this address");
         }
         *reason = now;
-        connected.map(|io| TokioIo::new(Until::new(io, until)))
+        connected.map(|io| TokioIo::new(CancellableIo::new(io, until)))
     }
 }
 
-pub(crate) async fn dial(address: &str, trust: &Trust) -> Result<Connection, Unconnected> {
-    let stream = timeout(CONNECT_MAX, TcpStream::connect(address)).await.map_err(|_| Unconnected::Late)??;
-    timeout(PROOF_MAX, trust.connect(stream)).await.unwrap_or(Err(Unconnected::Late))
+pub(crate) async fn dial(address: &str, trust: &Trust) -> Result<Connection, ConnectError> {
+    let stream = timeout(CONNECT_MAX, TcpStream::connect(address)).await.map_err(|_| ConnectError::Late)??;
+    timeout(PROOF_MAX, trust.connect(stream)).await.unwrap_or(Err(ConnectError::Late))
 }
 
 impl Service<Uri> for Connector {
-    type Response = TokioIo<Until<Connection>>;
-    type Error = Unconnected;
-    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Unconnected>> + Send>>;
+    type Response = TokioIo<CancellableIo<Connection>>;
+    type Error = ConnectError;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, ConnectError>> + Send>>;
 
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Unconnected>> {
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), ConnectError>> {
         Poll::Ready(Ok(()))
     }
 

@@ -13,7 +13,7 @@
 //! cannot be used again, and a refused dialler receives the reason before a single frame of HTTP.
 
 use crate::connection::Connection;
-use crate::refused::{Refused, Unconnected};
+use crate::refused::{HandshakeRefusal, ConnectError};
 use crate::tls::{TLS_ALERT, TLS_HANDSHAKE, Tls, of_tls};
 use crate::token::{JoinToken, NONCE_BYTES, random};
 use std::io;
@@ -37,7 +37,7 @@ pub struct Trust {
 
 impl Trust {
     /// The listener's side.
-    pub(crate) async fn accept(&self, stream: TcpStream) -> Result<Connection, Unconnected> {
+    pub(crate) async fn accept(&self, stream: TcpStream) -> Result<Connection, ConnectError> {
         stream.set_nodelay(true)?;
         let mut connection = match &self.tls {
             None => Connection::Plain(stream),
@@ -48,7 +48,7 @@ impl Trust {
     }
 
     /// The dialler's side.
-    pub(crate) async fn connect(&self, stream: TcpStream) -> Result<Connection, Unconnected> {
+    pub(crate) async fn connect(&self, stream: TcpStream) -> Result<Connection, ConnectError> {
         stream.set_nodelay(true)?;
         let mut connection = match &self.tls {
             None => Connection::Plain(stream),
@@ -60,7 +60,7 @@ impl Trust {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Verdict {
+pub(crate) enum GreetingVerdict {
     Welcome = 0,
     TokenMissing = 1,
     TokenUnwanted = 2,
@@ -68,76 +68,76 @@ pub(crate) enum Verdict {
     Garbage = 4,
 }
 
-impl From<u8> for Verdict {
-    fn from(byte: u8) -> Verdict {
+impl From<u8> for GreetingVerdict {
+    fn from(byte: u8) -> GreetingVerdict {
         match byte {
-            0 => Verdict::Welcome,
-            1 => Verdict::TokenMissing,
-            2 => Verdict::TokenUnwanted,
-            3 => Verdict::TokenWrong,
-            _ => Verdict::Garbage,
+            0 => GreetingVerdict::Welcome,
+            1 => GreetingVerdict::TokenMissing,
+            2 => GreetingVerdict::TokenUnwanted,
+            3 => GreetingVerdict::TokenWrong,
+            _ => GreetingVerdict::Garbage,
         }
     }
 }
 
-impl Verdict {
-    fn accept(self) -> Result<(), Refused> {
+impl GreetingVerdict {
+    fn accept(self) -> Result<(), HandshakeRefusal> {
         match self {
-            Verdict::Welcome => Ok(()),
-            Verdict::TokenMissing => Err(Refused::TokenMissing),
-            Verdict::TokenUnwanted => Err(Refused::TokenUnwanted),
-            Verdict::TokenWrong => Err(Refused::TokenWrong),
-            Verdict::Garbage => Err(Refused::Garbage),
+            GreetingVerdict::Welcome => Ok(()),
+            GreetingVerdict::TokenMissing => Err(HandshakeRefusal::TokenMissing),
+            GreetingVerdict::TokenUnwanted => Err(HandshakeRefusal::TokenUnwanted),
+            GreetingVerdict::TokenWrong => Err(HandshakeRefusal::TokenWrong),
+            GreetingVerdict::Garbage => Err(HandshakeRefusal::Garbage),
         }
     }
 }
 
-async fn greet_dialler(peer: &mut Connection, token: Option<&JoinToken>) -> Result<(), Unconnected> {
+async fn greet_dialler(peer: &mut Connection, token: Option<&JoinToken>) -> Result<(), ConnectError> {
     let mut hello = [0; HELLO_BYTES];
-    read_magic(peer, &mut hello, TLS_HANDSHAKE, Refused::TlsUnwanted).await?;
+    read_magic(peer, &mut hello, TLS_HANDSHAKE, HandshakeRefusal::TlsUnwanted).await?;
     let has_token = hello[MAGIC.len()] != 0;
     let dialler: [u8; NONCE_BYTES] = nonce_at(&hello, MAGIC.len() + 1);
     let listener: [u8; NONCE_BYTES] = random()?;
     let verdict = match (token, has_token) {
-        (Some(_), false) => Verdict::TokenMissing,
-        (None, true) => Verdict::TokenUnwanted,
-        (Some(_), true) | (None, false) => Verdict::Welcome,
+        (Some(_), false) => GreetingVerdict::TokenMissing,
+        (None, true) => GreetingVerdict::TokenUnwanted,
+        (Some(_), true) | (None, false) => GreetingVerdict::Welcome,
     };
     let mut reply = [0; REPLY_BYTES];
     reply[..MAGIC.len()].copy_from_slice(&MAGIC);
     reply[MAGIC.len()] = verdict as u8;
     reply[MAGIC.len() + 1..][..NONCE_BYTES].copy_from_slice(&listener);
-    if let (Some(token), Verdict::Welcome) = (token, verdict) {
+    if let (Some(token), GreetingVerdict::Welcome) = (token, verdict) {
         let proof = token.proof("listener", &dialler, &listener);
         reply[REPLY_BYTES - PROOF_BYTES..].copy_from_slice(proof.as_bytes());
     }
-    say(peer, &reply).await?;
+    send(peer, &reply).await?;
     verdict.accept()?;
     let mut answer = [0; PROOF_BYTES];
     peer.read_exact(&mut answer).await.map_err(of_tls)?;
     let verdict = match token {
         // Hashes are compared in constant time.
         Some(token) if token.proof("dialler", &dialler, &listener) != blake3::Hash::from_bytes(answer) => {
-            Verdict::TokenWrong
+            GreetingVerdict::TokenWrong
         }
-        _ => Verdict::Welcome,
+        _ => GreetingVerdict::Welcome,
     };
-    let told = say(peer, &[verdict as u8]).await;
+    let sent = send(peer, &[verdict as u8]).await;
     // A refused dialler may have left before this arrives.
     verdict.accept()?;
-    Ok(told?)
+    Ok(sent?)
 }
 
-async fn greet_listener(peer: &mut Connection, token: Option<&JoinToken>) -> Result<(), Unconnected> {
+async fn greet_listener(peer: &mut Connection, token: Option<&JoinToken>) -> Result<(), ConnectError> {
     let dialler: [u8; NONCE_BYTES] = random()?;
     let mut hello = [0; HELLO_BYTES];
     hello[..MAGIC.len()].copy_from_slice(&MAGIC);
     hello[MAGIC.len()] = token.is_some().into();
     hello[MAGIC.len() + 1..].copy_from_slice(&dialler);
-    say(peer, &hello).await.map_err(of_tls)?;
+    send(peer, &hello).await.map_err(of_tls)?;
     let mut reply = [0; REPLY_BYTES];
-    read_magic(peer, &mut reply, TLS_ALERT, Refused::TlsMissing).await?;
-    Verdict::from(reply[MAGIC.len()]).accept()?;
+    read_magic(peer, &mut reply, TLS_ALERT, HandshakeRefusal::TlsMissing).await?;
+    GreetingVerdict::from(reply[MAGIC.len()]).accept()?;
     let listener = nonce_at(&reply, MAGIC.len() + 1);
     let theirs = blake3::Hash::from_bytes(nonce_at(&reply, REPLY_BYTES - PROOF_BYTES));
     let is_ours = token.is_none_or(|token| token.proof("listener", &dialler, &listener) == theirs);
@@ -146,16 +146,16 @@ async fn greet_listener(peer: &mut Connection, token: Option<&JoinToken>) -> Res
         Some(token) if is_ours => *token.proof("dialler", &dialler, &listener).as_bytes(),
         _ => [0; PROOF_BYTES],
     };
-    say(peer, &answer).await.map_err(of_tls)?;
+    send(peer, &answer).await.map_err(of_tls)?;
     if !is_ours {
-        return Err(Refused::TokenWrong.into());
+        return Err(HandshakeRefusal::TokenWrong.into());
     }
     let mut verdict = [0];
     peer.read_exact(&mut verdict).await.map_err(of_tls)?;
-    Ok(Verdict::from(verdict[0]).accept()?)
+    Ok(GreetingVerdict::from(verdict[0]).accept()?)
 }
 
-async fn say(peer: &mut Connection, message: &[u8]) -> io::Result<()> {
+async fn send(peer: &mut Connection, message: &[u8]) -> io::Result<()> {
     peer.write_all(message).await?;
     peer.flush().await
 }
@@ -166,8 +166,8 @@ async fn read_magic(
     peer: &mut Connection,
     message: &mut [u8],
     tls: [u8; 2],
-    is_tls: Refused,
-) -> Result<(), Unconnected> {
+    is_tls: HandshakeRefusal,
+) -> Result<(), ConnectError> {
     let (first, rest) = message.split_at_mut(tls.len());
     peer.read_exact(first).await.map_err(hung_up)?;
     if *first == tls {
@@ -178,16 +178,16 @@ async fn read_magic(
         peer.read_exact(magic).await.map_err(hung_up)?;
     }
     if message[..MAGIC.len()] != MAGIC {
-        return Err(Refused::Garbage.into());
+        return Err(HandshakeRefusal::Garbage.into());
     }
     let rest = &mut message[MAGIC.len()..];
     peer.read_exact(rest).await.map(drop).map_err(hung_up)
 }
 
 /// A peer that hangs up on a greeting is no role of Lockstep; other errors are those of TLS or the connection.
-fn hung_up(error: io::Error) -> Unconnected {
+fn hung_up(error: io::Error) -> ConnectError {
     match error.kind() {
-        io::ErrorKind::UnexpectedEof => Refused::Garbage.into(),
+        io::ErrorKind::UnexpectedEof => HandshakeRefusal::Garbage.into(),
         _ => of_tls(error),
     }
 }

@@ -17,16 +17,16 @@ mod token;
 mod until;
 
 pub use connection::{Carrier, Connection, Incoming, Serving};
-pub use dial::{Peer, channel, channel_to_where, over, tcp};
+pub use dial::{DialTarget, channel, channel_to_where, over, tcp};
 pub use greeting::Trust;
 pub use limits::{HEADERS_BYTES_MAX, RESETS_OWN_MAX, RESETS_PENDING_MAX, STREAMS_MAX, server};
 pub use listen::{clients, incoming, incoming_by, tcp_incoming};
-pub use offered::{OfferedTls, Spoken};
+pub use offered::{OfferedTls, AlpnProtocol};
 pub use pipe::{Dialer, Pipes, in_memory};
-pub use refused::{Refused, Unconnected};
+pub use refused::{HandshakeRefusal, ConnectError};
 pub use tls::{SERVER_NAME, Tls};
 pub use token::{BadToken, JoinToken, NoRandomness, TOKEN_CHARS_MAX, TOKEN_CHARS_MIN, random};
-pub use until::Until;
+pub use until::CancellableIo;
 
 #[cfg(test)]
 mod tests;

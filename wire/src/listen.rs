@@ -2,9 +2,9 @@
 
 use crate::connection::{Connection, Incoming};
 use crate::greeting::{PROOF_MAX, Trust};
-use crate::offered::{OfferedTls, Spoken};
+use crate::offered::{OfferedTls, AlpnProtocol};
 use crate::refusals::Refusals;
-use crate::refused::Unconnected;
+use crate::refused::ConnectError;
 use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
@@ -33,11 +33,11 @@ enum Proof {
     /// Prove that it belongs to the cluster.
     Role(watch::Receiver<Trust>),
     /// Shake hands, as any client may.
-    Client(OfferedTls, Spoken),
+    Client(OfferedTls, AlpnProtocol),
 }
 
 impl Proof {
-    async fn accept(&self, stream: TcpStream) -> Result<Connection, Unconnected> {
+    async fn accept(&self, stream: TcpStream) -> Result<Connection, ConnectError> {
         match self {
             Proof::Role(trust) => {
                 let trust = trust.borrow().clone();
@@ -60,7 +60,7 @@ pub fn incoming_by(listener: TcpListener, trust: watch::Receiver<Trust>) -> Inco
 }
 
 /// Returns the connections of clients whose handshakes are done. The limits of number and time are those of roles.
-pub fn clients(listener: TcpListener, tls: OfferedTls, spoken: Spoken) -> Incoming {
+pub fn clients(listener: TcpListener, tls: OfferedTls, spoken: AlpnProtocol) -> Incoming {
     proved(listener, Proof::Client(tls, spoken))
 }
 
@@ -71,7 +71,7 @@ fn proved(listener: TcpListener, proof: Proof) -> Incoming {
 }
 
 async fn listen(listener: TcpListener, proof: Proof, proved: mpsc::Sender<io::Result<Connection>>) {
-    let mut proving = Proving::new();
+    let mut proving = ProvingPlaces::new();
     let refusals = Arc::new(Refusals::default());
     loop {
         let accepted = tokio::select! {
@@ -101,26 +101,26 @@ async fn listen(listener: TcpListener, proof: Proof, proved: mpsc::Sender<io::Re
 }
 
 /// The places of the peers that prove themselves.
-struct Proving {
+struct ProvingPlaces {
     places: Arc<Semaphore>,
     /// The peers that have a place, the longest there first.
     peers: VecDeque<(Instant, oneshot::Sender<()>)>,
 }
 
 /// A peer's place until it has proved itself, and then until its connection is taken.
-struct Place {
+struct ProvingPlace {
     permit: OwnedSemaphorePermit,
     /// Ends when the place is given to another peer.
     lost: oneshot::Receiver<()>,
 }
 
-impl Proving {
-    fn new() -> Proving {
-        Proving { places: Arc::new(Semaphore::new(PROVING_MAX)), peers: VecDeque::new() }
+impl ProvingPlaces {
+    fn new() -> ProvingPlaces {
+        ProvingPlaces { places: Arc::new(Semaphore::new(PROVING_MAX)), peers: VecDeque::new() }
     }
 
     /// A place for one more peer: a free one, or that of the peer which has tried longest, once it has had its time.
-    async fn place(&mut self) -> Option<Place> {
+    async fn place(&mut self) -> Option<ProvingPlace> {
         loop {
             self.peers.retain(|(_, place)| !place.is_closed());
             let left = self.peers.front().map(|(since, _)| PROOF_USUAL.saturating_sub(since.elapsed()));
@@ -130,7 +130,7 @@ impl Proving {
                 Ok(Ok(permit)) => {
                     let (kept, lost) = oneshot::channel();
                     self.peers.push_back((Instant::now(), kept));
-                    return Some(Place { permit, lost });
+                    return Some(ProvingPlace { permit, lost });
                 }
                 Ok(Err(_closed)) => return None,
                 // Its task ends with the sender, and leaves the place.
@@ -140,22 +140,22 @@ impl Proving {
     }
 }
 
-impl Place {
-    async fn prove(self, proof: &Proof, stream: TcpStream) -> Result<(Connection, OwnedSemaphorePermit), Unconnected> {
-        let Place { permit, lost } = self;
+impl ProvingPlace {
+    async fn prove(self, proof: &Proof, stream: TcpStream) -> Result<(Connection, OwnedSemaphorePermit), ConnectError> {
+        let ProvingPlace { permit, lost } = self;
         tokio::select! {
             proved = timeout(PROOF_MAX, proof.accept(stream)) => {
-                let connection = proved.unwrap_or(Err(Unconnected::Late))?;
+                let connection = proved.unwrap_or(Err(ConnectError::Late))?;
                 Ok((connection, permit))
             }
-            _ = lost => Err(Unconnected::Displaced),
+            _ = lost => Err(ConnectError::Displaced),
         }
     }
 }
 
-fn log_refusal(peer: SocketAddr, why: &Unconnected, refusals: &Refusals) {
-    if let Some(unsaid) = refusals.admit(peer, 1, why) {
-        tracing::warn!(%peer, %why, unsaid = unsaid.count(), last_unsaid = unsaid.last, "a peer is refused");
+fn log_refusal(peer: SocketAddr, why: &ConnectError, refusals: &Refusals) {
+    if let Some(suppressed) = refusals.admit(peer, 1, why) {
+        tracing::warn!(%peer, %why, unsaid = suppressed.count(), last_unsaid = suppressed.last, "a peer is refused");
     }
 }
 

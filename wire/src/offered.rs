@@ -2,7 +2,7 @@
 //! get another while it serves. Knows nothing of where keys come from.
 
 use crate::connection::Connection;
-use crate::refused::{Refused, Unconnected};
+use crate::refused::{HandshakeRefusal, ConnectError};
 use crate::tls::{TLS_HANDSHAKE, of_tls};
 use rustls::ServerConfig;
 use std::fmt;
@@ -13,18 +13,18 @@ use tokio_rustls::TlsAcceptor;
 
 /// The protocol behind a handshake, by the names that clients choose from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Spoken {
+pub enum AlpnProtocol {
     /// HTTP/2 or HTTP/1.1, as the client prefers.
     Http,
     /// HTTP/2 alone.
     Grpc,
 }
 
-impl Spoken {
+impl AlpnProtocol {
     fn names(self) -> Vec<Vec<u8>> {
         let names: &[&str] = match self {
-            Spoken::Http => &["h2", "http/1.1"],
-            Spoken::Grpc => &["h2"],
+            AlpnProtocol::Http => &["h2", "http/1.1"],
+            AlpnProtocol::Grpc => &["h2"],
         };
         names.iter().map(|name| name.as_bytes().to_vec()).collect()
     }
@@ -32,22 +32,22 @@ impl Spoken {
 
 /// The TLS that clients are offered; clones share it.
 #[derive(Clone)]
-pub struct OfferedTls(Arc<RwLock<Offer>>);
+pub struct OfferedTls(Arc<RwLock<TlsConfigs>>);
 
 /// One certificate, as each kind of listener offers it.
-struct Offer {
+struct TlsConfigs {
     http: Arc<ServerConfig>,
     grpc: Arc<ServerConfig>,
 }
 
-impl Offer {
-    fn of(config: ServerConfig) -> Offer {
-        let speaks = |spoken: Spoken| {
+impl TlsConfigs {
+    fn of(config: ServerConfig) -> TlsConfigs {
+        let speaks = |spoken: AlpnProtocol| {
             let mut config = config.clone();
             config.alpn_protocols = spoken.names();
             Arc::new(config)
         };
-        Offer { http: speaks(Spoken::Http), grpc: speaks(Spoken::Grpc) }
+        TlsConfigs { http: speaks(AlpnProtocol::Http), grpc: speaks(AlpnProtocol::Grpc) }
     }
 }
 
@@ -60,30 +60,30 @@ const PLAIN_READ_BYTES: usize = 4096;
 
 impl OfferedTls {
     pub fn new(config: ServerConfig) -> OfferedTls {
-        OfferedTls(Arc::new(RwLock::new(Offer::of(config))))
+        OfferedTls(Arc::new(RwLock::new(TlsConfigs::of(config))))
     }
 
     /// New handshakes see this; connections go on as they began.
     pub fn replace(&self, config: ServerConfig) {
-        *self.0.write().unwrap_or_else(PoisonError::into_inner) = Offer::of(config);
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = TlsConfigs::of(config);
     }
 
-    fn now(&self, spoken: Spoken) -> Arc<ServerConfig> {
+    fn now(&self, spoken: AlpnProtocol) -> Arc<ServerConfig> {
         let offer = self.0.read().unwrap_or_else(PoisonError::into_inner);
         match spoken {
-            Spoken::Http => offer.http.clone(),
-            Spoken::Grpc => offer.grpc.clone(),
+            AlpnProtocol::Http => offer.http.clone(),
+            AlpnProtocol::Grpc => offer.grpc.clone(),
         }
     }
 
-    pub(crate) async fn accept(&self, mut stream: TcpStream, spoken: Spoken) -> Result<Connection, Unconnected> {
+    pub(crate) async fn accept(&self, mut stream: TcpStream, spoken: AlpnProtocol) -> Result<Connection, ConnectError> {
         stream.set_nodelay(true)?;
         let mut first = [0];
         if stream.peek(&mut first).await? == 1 && first[0] != TLS_HANDSHAKE[0] {
             let _read = stream.read(&mut [0; PLAIN_READ_BYTES]).await?;
             stream.write_all(PLAIN).await?;
             stream.shutdown().await?;
-            return Err(Refused::TlsMissing.into());
+            return Err(HandshakeRefusal::TlsMissing.into());
         }
         let accepted = TlsAcceptor::from(self.now(spoken)).accept(stream).await.map_err(of_tls)?;
         Ok(Connection::Tls(Box::new(accepted.into())))

@@ -15,26 +15,26 @@ const ADDRESSES_MAX: usize = 256;
 pub struct RateLimit<K> {
     every: u64,
     addresses_max: usize,
-    addresses: BTreeMap<K, PerAddress>,
+    addresses: BTreeMap<K, AddressState>,
     /// Shared by all addresses for which there is no room.
-    others: PerAddress,
+    others: AddressState,
 }
 
 #[derive(Debug, Default)]
-struct PerAddress {
+struct AddressState {
     logged: Option<Micros>,
-    unsaid: Unsaid,
+    suppressed: SuppressedEvents,
 }
 
 /// The events that were left out of the log since the last line.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Unsaid {
+pub struct SuppressedEvents {
     pub n: u64,
     /// The text of the last one.
     pub last: Option<String>,
 }
 
-impl Unsaid {
+impl SuppressedEvents {
     /// None if nothing was left out.
     pub fn count(&self) -> Option<u64> {
         (self.n > 0).then_some(self.n)
@@ -49,12 +49,12 @@ impl<K: Ord> Default for RateLimit<K> {
 
 impl<K: Ord> RateLimit<K> {
     fn new(every: u64, addresses_max: usize) -> RateLimit<K> {
-        RateLimit { every, addresses_max, addresses: BTreeMap::new(), others: PerAddress::default() }
+        RateLimit { every, addresses_max, addresses: BTreeMap::new(), others: AddressState::default() }
     }
 
     /// Returns what was left out before, if this is to be logged now. Otherwise returns None, and counts the `n`
     /// events.
-    pub fn admit(&mut self, address: K, n: u64, what: &impl fmt::Display, now: Micros) -> Option<Unsaid> {
+    pub fn admit(&mut self, address: K, n: u64, what: &impl fmt::Display, now: Micros) -> Option<SuppressedEvents> {
         if self.addresses.len() >= self.addresses_max && !self.addresses.contains_key(&address) {
             self.forget_quiet(now);
         }
@@ -62,28 +62,28 @@ impl<K: Ord> RateLimit<K> {
         let address = if is_full { &mut self.others } else { self.addresses.entry(address).or_default() };
         if address.is_quiet(self.every, now) {
             address.logged = Some(now);
-            return Some(std::mem::take(&mut address.unsaid));
+            return Some(std::mem::take(&mut address.suppressed));
         }
-        address.unsaid.n += n;
-        address.unsaid.last = Some(what.to_string());
+        address.suppressed.n += n;
+        address.suppressed.last = Some(what.to_string());
         None
     }
 
     /// Makes room. The next line of `others` reports what was left out about them.
     fn forget_quiet(&mut self, now: Micros) {
-        let (every, others) = (self.every, &mut self.others.unsaid);
+        let (every, others) = (self.every, &mut self.others.suppressed);
         self.addresses.retain(|_, address| {
             let is_quiet = address.is_quiet(every, now);
-            if is_quiet && address.unsaid.n > 0 {
-                others.n += address.unsaid.n;
-                others.last = address.unsaid.last.take();
+            if is_quiet && address.suppressed.n > 0 {
+                others.n += address.suppressed.n;
+                others.last = address.suppressed.last.take();
             }
             !is_quiet
         });
     }
 }
 
-impl PerAddress {
+impl AddressState {
     /// True if the last line about it is old enough for the next one.
     fn is_quiet(&self, every: u64, now: Micros) -> bool {
         self.logged.is_none_or(|logged| now >= logged.plus(every))
@@ -94,33 +94,33 @@ impl PerAddress {
 mod tests {
     use super::*;
 
-    fn unsaid(n: u64, last: &str) -> Option<Unsaid> {
-        Some(Unsaid { n, last: (n > 0).then(|| last.to_owned()) })
+    fn suppressed(n: u64, last: &str) -> Option<SuppressedEvents> {
+        Some(SuppressedEvents { n, last: (n > 0).then(|| last.to_owned()) })
     }
 
     #[test]
     fn an_address_is_logged_once_in_a_while_with_what_was_not() {
         let mut limit = RateLimit::new(10, 4);
         let mut admit = |address, what: &str, now| limit.admit(address, 1, &what, Micros(now));
-        assert_eq!(admit(1, "a", 5), unsaid(0, ""));
+        assert_eq!(admit(1, "a", 5), suppressed(0, ""));
         assert_eq!([admit(1, "b", 5), admit(1, "c", 14)], [None, None]);
         // Another address has its own second.
-        assert_eq!(admit(2, "d", 14), unsaid(0, ""));
-        assert_eq!(admit(1, "e", 15), unsaid(2, "c"));
+        assert_eq!(admit(2, "d", 14), suppressed(0, ""));
+        assert_eq!(admit(1, "e", 15), suppressed(2, "c"));
         assert_eq!(admit(1, "f", 24), None);
-        assert_eq!(admit(1, "g", 40), unsaid(1, "f"));
-        assert_eq!(admit(1, "h", 50), unsaid(0, ""));
+        assert_eq!(admit(1, "g", 40), suppressed(1, "f"));
+        assert_eq!(admit(1, "h", 50), suppressed(0, ""));
     }
 
     #[test]
     fn addresses_for_which_there_is_no_room_share_a_line() {
         let mut limit = RateLimit::new(10, 2);
         let mut admit = |address, now| limit.admit(address, 1, &address, Micros(now));
-        assert_eq!([admit(1, 0), admit(2, 0), admit(3, 0)], [(); 3].map(|()| unsaid(0, "")));
+        assert_eq!([admit(1, 0), admit(2, 0), admit(3, 0)], [(); 3].map(|()| suppressed(0, "")));
         assert_eq!([admit(4, 0), admit(5, 0), admit(1, 1)], [None, None, None]);
         // The first two are quiet and make room for two others; what one of them had left out is not lost.
-        assert_eq!([admit(6, 10), admit(7, 10)], [unsaid(0, ""), unsaid(0, "")]);
-        assert_eq!(admit(8, 10), unsaid(3, "1"));
+        assert_eq!([admit(6, 10), admit(7, 10)], [suppressed(0, ""), suppressed(0, "")]);
+        assert_eq!(admit(8, 10), suppressed(3, "1"));
         assert_eq!(limit.addresses.len(), 2);
     }
 
@@ -131,8 +131,8 @@ mod tests {
         let seconds = 3;
         let mut n_lines = 0;
         for n in 0..100_000_u64 * seconds {
-            let said = limit.admit(n, 1, &"refused", Micros(n * EVERY / 100_000));
-            n_lines += u64::from(said.is_some());
+            let admitted = limit.admit(n, 1, &"refused", Micros(n * EVERY / 100_000));
+            n_lines += u64::from(admitted.is_some());
             assert!(limit.addresses.len() <= ADDRESSES_MAX);
         }
         assert!(n_lines <= (ADDRESSES_MAX as u64 + 1) * (seconds + 1), "{n_lines}");

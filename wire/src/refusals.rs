@@ -1,7 +1,7 @@
 //! Peers that were refused at a listener, for the log: each address once a second, however often it dials. Knows
 //! nothing of the reasons.
 
-use crate::rate_limit::{RateLimit, Unsaid};
+use crate::rate_limit::{RateLimit, SuppressedEvents};
 use std::fmt::Display;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Mutex, PoisonError};
@@ -24,7 +24,7 @@ impl Default for Refusals {
 impl Refusals {
     /// Returns what the line about these `n` must add about earlier ones without a line. None: these get no line
     /// either.
-    pub fn admit(&self, peer: SocketAddr, n: u64, why: &impl Display) -> Option<Unsaid> {
+    pub fn admit(&self, peer: SocketAddr, n: u64, why: &impl Display) -> Option<SuppressedEvents> {
         let now = Micros(self.began.elapsed().as_micros() as u64);
         // A client gets a new port for each connection.
         let address = peer.ip().to_canonical();

@@ -5,7 +5,7 @@ use std::io;
 
 /// Why a connection did not come about though the peer was reached.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Refused {
+pub enum HandshakeRefusal {
     /// Or it is not valid yet: TLS has one word for both.
     #[error("the certificate has expired or is not valid yet, or this machine's clock is wrong")]
     Expired,
@@ -29,9 +29,9 @@ pub enum Refused {
 
 /// Why there is no connection.
 #[derive(Debug, thiserror::Error)]
-pub enum Unconnected {
+pub enum ConnectError {
     #[error(transparent)]
-    Refused(#[from] Refused),
+    Refused(#[from] HandshakeRefusal),
     #[error("no connection: {0}")]
     Io(#[from] io::Error),
     #[error("nothing was heard for too long")]
@@ -45,15 +45,15 @@ pub enum Unconnected {
     Nowhere(String),
 }
 
-impl Refused {
+impl HandshakeRefusal {
     /// The refusal in an error's chain of causes, if there is one.
-    pub fn cause_of<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a Refused> {
+    pub fn cause_of<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a HandshakeRefusal> {
         let mut next = Some(error);
         while let Some(error) = next {
             if let Some(refused) = error.downcast_ref() {
                 return Some(refused);
             }
-            if let Some(Unconnected::Refused(refused)) = error.downcast_ref() {
+            if let Some(ConnectError::Refused(refused)) = error.downcast_ref() {
                 return Some(refused);
             }
             next = error.source();
@@ -64,6 +64,6 @@ impl Refused {
     /// True if another attempt would fail alike. Garbage may come from another program that holds the port for a while.
     /// A certificate becomes valid, or is replaced while this process runs.
     pub fn is_final(&self) -> bool {
-        !matches!(self, Refused::Garbage | Refused::Expired)
+        !matches!(self, HandshakeRefusal::Garbage | HandshakeRefusal::Expired)
     }
 }

@@ -1,9 +1,9 @@
 //! Two sides over loopback: a peer that belongs is let in, and any other receives the reason.
 
 use crate::dial::dial;
-use crate::greeting::{MAGIC, PROOF_BYTES, REPLY_BYTES, Verdict};
+use crate::greeting::{MAGIC, PROOF_BYTES, REPLY_BYTES, GreetingVerdict};
 use crate::token::NONCE_BYTES;
-use crate::{JoinToken, Refused, Trust, Unconnected, incoming};
+use crate::{JoinToken, HandshakeRefusal, Trust, ConnectError, incoming};
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -14,7 +14,7 @@ fn token(letter: char) -> JoinToken {
 }
 
 /// Checks the dialler's result, with tokens on either side.
-async fn check(listener: Option<JoinToken>, dialler: Option<JoinToken>, expect: Result<(), Refused>) {
+async fn check(listener: Option<JoinToken>, dialler: Option<JoinToken>, expect: Result<(), HandshakeRefusal>) {
     let socket = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = socket.local_addr().unwrap().to_string();
     let mut incoming = Box::pin(incoming(socket, Trust { token: listener, tls: None }));
@@ -23,27 +23,27 @@ async fn check(listener: Option<JoinToken>, dialler: Option<JoinToken>, expect: 
         (Ok(mut ours), Ok(())) => {
             let mut theirs = incoming.next().await.unwrap().unwrap();
             ours.write_all(b"frames").await.unwrap();
-            let mut heard = [0; 6];
-            theirs.read_exact(&mut heard).await.unwrap();
-            assert_eq!(&heard, b"frames");
+            let mut received = [0; 6];
+            theirs.read_exact(&mut received).await.unwrap();
+            assert_eq!(&received, b"frames");
         }
-        (Err(Unconnected::Refused(refused)), Err(expect)) => assert_eq!(refused, expect),
+        (Err(ConnectError::Refused(refused)), Err(expect)) => assert_eq!(refused, expect),
         (dialled, expect) => panic!("{:?}, expected {expect:?}", dialled.map(drop)),
     }
 }
 
 #[tokio::test]
-async fn both_sides_have_the_token_or_are_told_why_not() {
+async fn both_sides_have_the_token_or_get_the_reason() {
     check(None, None, Ok(())).await;
     check(Some(token('a')), Some(token('a')), Ok(())).await;
-    check(Some(token('a')), Some(token('b')), Err(Refused::TokenWrong)).await;
-    check(Some(token('a')), None, Err(Refused::TokenMissing)).await;
-    check(None, Some(token('b')), Err(Refused::TokenUnwanted)).await;
+    check(Some(token('a')), Some(token('b')), Err(HandshakeRefusal::TokenWrong)).await;
+    check(Some(token('a')), None, Err(HandshakeRefusal::TokenMissing)).await;
+    check(None, Some(token('b')), Err(HandshakeRefusal::TokenUnwanted)).await;
 }
 
 /// Peers that send nothing, or begin and do not go on, delay no other peer.
 #[tokio::test]
-async fn who_proves_nothing_keeps_nobody_out() {
+async fn unauthenticated_peers_block_no_others() {
     const N_IDLE: usize = 300;
     const JOINED_MAX: Duration = Duration::from_secs(3);
     let socket = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -77,10 +77,10 @@ async fn garbage_ends_its_own_connection() {
     for garbage in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0; 200], &[0xff; 8], b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"] {
         let mut stream = TcpStream::connect(&address).await.unwrap();
         stream.write_all(garbage).await.unwrap();
-        let mut heard = Vec::new();
+        let mut received = Vec::new();
         // A reset counts as an end.
-        let _reset = stream.read_to_end(&mut heard).await;
-        assert!(heard.is_empty());
+        let _reset = stream.read_to_end(&mut received).await;
+        assert!(received.is_empty());
     }
     let mut tls = TcpStream::connect(&address).await.unwrap();
     tls.write_all(&[22, 3, 1, 2, 0]).await.unwrap();
@@ -95,5 +95,5 @@ async fn garbage_ends_its_own_connection() {
     replay.read_exact(&mut reply).await.unwrap();
     let proof = reply[REPLY_BYTES - PROOF_BYTES..].to_vec();
     replay.write_all(&proof).await.unwrap();
-    assert_eq!(replay.read_u8().await.unwrap(), Verdict::TokenWrong as u8, "a listener's proof is no dialler's");
+    assert_eq!(replay.read_u8().await.unwrap(), GreetingVerdict::TokenWrong as u8, "a listener's proof is no dialler's");
 }

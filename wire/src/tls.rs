@@ -1,6 +1,6 @@
 //! TLS between roles, with certificates on both sides. Knows nothing of where keys come from.
 
-use crate::refused::{Refused, Unconnected};
+use crate::refused::{HandshakeRefusal, ConnectError};
 use rustls::pki_types::ServerName;
 use rustls::{CertificateError, ClientConfig, ServerConfig};
 use std::io;
@@ -23,12 +23,12 @@ pub struct Tls {
 }
 
 impl Tls {
-    pub(crate) async fn accept(&self, stream: TcpStream) -> Result<TlsStream<TcpStream>, Unconnected> {
+    pub(crate) async fn accept(&self, stream: TcpStream) -> Result<TlsStream<TcpStream>, ConnectError> {
         let accepted = TlsAcceptor::from(self.server.clone()).accept(stream).await.map_err(of_tls)?;
         Ok(accepted.into())
     }
 
-    pub(crate) async fn connect(&self, stream: TcpStream) -> Result<TlsStream<TcpStream>, Unconnected> {
+    pub(crate) async fn connect(&self, stream: TcpStream) -> Result<TlsStream<TcpStream>, ConnectError> {
         let name = ServerName::try_from(SERVER_NAME).expect("a constant name that is valid");
         let connected = TlsConnector::from(self.client.clone()).connect(name, stream).await.map_err(of_tls)?;
         Ok(connected.into())
@@ -36,12 +36,12 @@ impl Tls {
 }
 
 /// Unwraps the rustls error that a stream's error contains, if it does.
-pub(crate) fn of_tls(error: io::Error) -> Unconnected {
+pub(crate) fn of_tls(error: io::Error) -> ConnectError {
     let tls = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()).map(refused);
-    tls.map_or(Unconnected::Io(error), Unconnected::Refused)
+    tls.map_or(ConnectError::Io(error), ConnectError::Refused)
 }
 
-fn refused(error: &rustls::Error) -> Refused {
+fn refused(error: &rustls::Error) -> HandshakeRefusal {
     use rustls::AlertDescription as Alert;
     use rustls::Error as E;
     match error {
@@ -51,9 +51,9 @@ fn refused(error: &rustls::Error) -> Refused {
             | CertificateError::NotValidYet
             | CertificateError::NotValidYetContext { .. },
         )
-        | E::AlertReceived(Alert::CertificateExpired) => Refused::Expired,
+        | E::AlertReceived(Alert::CertificateExpired) => HandshakeRefusal::Expired,
         E::InvalidCertificate(CertificateError::UnknownIssuer | CertificateError::BadSignature)
-        | E::AlertReceived(Alert::UnknownCA | Alert::DecryptError) => Refused::Stranger,
-        other => Refused::Certificate(other.to_string()),
+        | E::AlertReceived(Alert::UnknownCA | Alert::DecryptError) => HandshakeRefusal::Stranger,
+        other => HandshakeRefusal::Certificate(other.to_string()),
     }
 }

@@ -96,18 +96,18 @@ fn generate(runner: &mut dyn Runner, args: &Args, n_groups: usize, is_sampler: b
             println!("{} {:?}", out.token, out.logprob);
         }
         if n_computed < n_prompt && end == n_prompt {
-            say(is_sampler, "prefill", n_prompt, begun);
+            print_rate(is_sampler, "prefill", n_prompt, begun);
             begun = Instant::now();
         }
         (n_computed, n_blocks) = (end, needed);
         step.clear();
         step.id = StepId(step.id.0 + 1);
     }
-    say(is_sampler, "decode", args.n_tokens - 1, begun);
+    print_rate(is_sampler, "decode", args.n_tokens - 1, begun);
     Ok(())
 }
 
-fn say(is_sampler: bool, what: &str, n_tokens: u32, begun: Instant) {
+fn print_rate(is_sampler: bool, what: &str, n_tokens: u32, begun: Instant) {
     if is_sampler {
         eprintln!("{what}: {:.1} tokens/s", f64::from(n_tokens) / begun.elapsed().as_secs_f64());
     }

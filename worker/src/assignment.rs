@@ -4,7 +4,7 @@
 use crate::load::fetch::FetchError;
 use crate::runner::Runner;
 use crate::runner::guesses::GuessConfig;
-use crate::runner::kv_commit::KvShort;
+use crate::runner::kv_commit::KvShortage;
 use collective::{CancelFlag, MeshTimeouts};
 use std::path::PathBuf;
 use types::{Activations, Epoch, KvDtype, Layout, Mode, PieceRun, PolicyDigest, Rank, Unsupported};
@@ -14,7 +14,7 @@ use types::{Activations, Epoch, KvDtype, Layout, Mode, PieceRun, PolicyDigest, R
 pub trait Load: Send {
     /// Loads everything that does not need the other ranks, so no rank waits for another rank's reading. If `cancel` is
     /// set, the assignment has ended, and long work stops with any error.
-    fn load(&mut self, assignment: &Assignment, cancel: &CancelFlag) -> Result<(Box<dyn Loaded>, Ready), LoadError>;
+    fn load(&mut self, assignment: &Assignment, cancel: &CancelFlag) -> Result<(Box<dyn LoadedModel>, ReadyReport), LoadError>;
 
     /// Reports that the bytes loaded last were rejected: copies that were made for this load are not trusted again.
     fn distrust(&mut self) {}
@@ -26,13 +26,13 @@ pub trait Load: Send {
 }
 
 /// A loaded assignment whose rank has not met the others.
-pub trait Loaded: Send {
+pub trait LoadedModel: Send {
     /// Called once all ranks have loaded, so that they meet at about the same time.
     fn meet(self: Box<Self>, cancel: &CancelFlag) -> Result<Box<dyn Runner>, LoadError>;
 }
 
 /// A runner without other ranks has nothing to do in `meet`.
-impl<R: Runner + 'static> Loaded for R {
+impl<R: Runner + 'static> LoadedModel for R {
     fn meet(self: Box<Self>, _: &CancelFlag) -> Result<Box<dyn Runner>, LoadError> {
         Ok(self)
     }
@@ -85,7 +85,7 @@ impl std::fmt::Debug for MeshSecret {
 
 /// What a rank reports when it has loaded.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Ready {
+pub struct ReadyReport {
     /// The policy, by the model's fingerprint.
     pub policy: PolicyDigest,
     pub weight_bytes: u64,
@@ -109,7 +109,7 @@ pub enum LoadError {
     Memory { what: &'static str, needed: u64, available: u64 },
     /// The machine does not provide the memory that was planned for the KV cache.
     #[error(transparent)]
-    Kv(#[from] KvShort),
+    Kv(#[from] KvShortage),
     #[error("the ranks do not come together: {0}")]
     Collective(#[from] collective::Error),
     #[error("{path} cannot be fetched: {source}", path = path.display())]

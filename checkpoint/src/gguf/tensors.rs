@@ -1,8 +1,8 @@
 //! Tensors as a header lists them, and where their bytes lie in the file. Knows the types' names and sizes, and not
 //! what a tensor is for.
 
-use crate::error::Fault;
-use crate::gguf::cursor::Cursor;
+use crate::error::ParseError;
+use crate::gguf::cursor::GgufCursor;
 use crate::gguf::values::{Value, wrong_kind};
 use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
@@ -68,62 +68,67 @@ pub(super) struct TensorHeader {
     offset: u64,
 }
 
-pub(super) fn read_tensor_headers(cursor: &mut Cursor<'_>, n: u64) -> Result<Vec<(String, TensorHeader)>, Fault> {
+pub(super) fn read_tensor_headers(
+    cursor: &mut GgufCursor<'_>,
+    n: u64,
+) -> Result<Vec<(String, TensorHeader)>, ParseError> {
     let mut names = HashSet::new();
     let mut headers = Vec::new();
     for i in 0..n {
         let name = cursor.name(&format!("the name of tensor {i} of {n}"))?;
         let header = read_tensor_header(cursor, &name)?;
         if !names.insert(name.clone()) {
-            return Fault::malformed(format!("the tensor {name} occurs twice"));
+            return ParseError::malformed(format!("the tensor {name} occurs twice"));
         }
         headers.push((name, header));
     }
     Ok(headers)
 }
 
-fn read_tensor_header(cursor: &mut Cursor<'_>, name: &str) -> Result<TensorHeader, Fault> {
+fn read_tensor_header(cursor: &mut GgufCursor<'_>, name: &str) -> Result<TensorHeader, ParseError> {
     let n_dims = cursor.u32(name)?;
     if n_dims == 0 || n_dims > DIMS_MAX {
-        return Fault::malformed(format!("the tensor {name} has {n_dims} dimensions"));
+        return ParseError::malformed(format!("the tensor {name} has {n_dims} dimensions"));
     }
-    let mut dims = (0..n_dims).map(|_| cursor.u64(name)).collect::<Result<Vec<u64>, Fault>>()?;
+    let mut dims = (0..n_dims).map(|_| cursor.u64(name)).collect::<Result<Vec<u64>, ParseError>>()?;
     dims.reverse();
     let kind = cursor.u32(name)?;
     let offset = cursor.u64(name)?;
     let Some((_, type_name)) = TYPES.iter().find(|row| row.0 == kind) else {
-        return Fault::unsupported(format!("the tensor {name} has the unknown type {kind}, which"));
+        return ParseError::unsupported(format!("the tensor {name} has the unknown type {kind}, which"));
     };
     let Some(dtype) = served(type_name) else {
-        return Fault::unsupported(format!("the tensor {name} has type {type_name}, which"));
+        return ParseError::unsupported(format!("the tensor {name} has type {type_name}, which"));
     };
     if dims.contains(&0) {
-        return Fault::malformed(format!("the tensor {name} has a dimension of zero"));
+        return ParseError::malformed(format!("the tensor {name} has a dimension of zero"));
     }
     // Each row must be a whole number of blocks, not just the tensor.
     let cols = dims.last().copied().unwrap_or(1);
     let rows = dims.iter().rev().skip(1).try_fold(1u64, |rows, dim| rows.checked_mul(*dim));
     let n_bytes = rows.zip(dtype.bytes_of(cols)).and_then(|(rows, row)| rows.checked_mul(row));
     let Some(n_bytes) = n_bytes else {
-        return Fault::malformed(format!("the tensor {name} cannot have the dimensions {dims:?} as {type_name}"));
+        return ParseError::malformed(format!("the tensor {name} cannot have the dimensions {dims:?} as {type_name}"));
     };
     if rows == Some(1) && dtype.block() > 1 {
-        return Fault::unsupported(format!("the tensor {name}, a vector of type {type_name},"));
+        return ParseError::unsupported(format!("the tensor {name}, a vector of type {type_name},"));
     }
     Ok(TensorHeader { dtype, dims, n_bytes, offset })
 }
 
 impl TensorHeader {
-    pub fn place(self, name: &str, data: u64, alignment: u64, file: u64) -> Result<TensorEntry, Fault> {
+    pub fn place(self, name: &str, data: u64, alignment: u64, file: u64) -> Result<TensorEntry, ParseError> {
         if !self.offset.is_multiple_of(alignment) {
             let offset = self.offset;
-            return Fault::malformed(format!("the tensor {name} lies at {offset}, not aligned to {alignment} bytes"));
+            return ParseError::malformed(format!(
+                "the tensor {name} lies at {offset}, not aligned to {alignment} bytes"
+            ));
         }
         let start = data.checked_add(self.offset);
         let end = start.and_then(|start| start.checked_add(self.n_bytes)).filter(|end| *end <= file);
         let (Some(start), Some(end)) = (start, end) else {
             let (n, at) = (self.n_bytes, self.offset);
-            return Fault::malformed(format!(
+            return ParseError::malformed(format!(
                 "the tensor {name} has {n} bytes at {at} of its data, past the end of the file of {file} bytes: \
                  is it cut off?"
             ));
@@ -136,24 +141,24 @@ fn served(type_name: &str) -> Option<Dtype> {
     Dtype::ALL.into_iter().find(|dtype| dtype.name() == type_name)
 }
 
-pub(super) fn alignment(values: &BTreeMap<String, Value>) -> Result<u64, Fault> {
+pub(super) fn alignment(values: &BTreeMap<String, Value>) -> Result<u64, ParseError> {
     match values.get(ALIGNMENT_KEY) {
         None => Ok(ALIGNMENT_DEFAULT),
         Some(Value::Unsigned(alignment)) if alignment.is_power_of_two() && *alignment <= ALIGNMENT_MAX => {
             Ok(*alignment)
         }
         Some(Value::Unsigned(alignment)) => {
-            Fault::malformed(format!("{ALIGNMENT_KEY} is {alignment}, not a small power of two"))
+            ParseError::malformed(format!("{ALIGNMENT_KEY} is {alignment}, not a small power of two"))
         }
         Some(_) => wrong_kind(ALIGNMENT_KEY, "a number that is not negative"),
     }
 }
 
 /// The position at which the tensors' bytes begin.
-pub(super) fn place_data(cursor: &Cursor<'_>, alignment: u64, empty: bool) -> Result<u64, Fault> {
+pub(super) fn place_data(cursor: &GgufCursor<'_>, alignment: u64, empty: bool) -> Result<u64, ParseError> {
     let data = (cursor.at as u64).next_multiple_of(alignment);
     if data > cursor.n_bytes && !empty {
-        return Fault::malformed("the file ends before the bytes of its tensors: is it cut off?");
+        return ParseError::malformed("the file ends before the bytes of its tensors: is it cut off?");
     }
     Ok(data)
 }

@@ -1,7 +1,7 @@
 //! Metadata: keys, the types that a value can have, and values as they are read. Knows no key's meaning.
 
-use crate::error::Fault;
-use crate::gguf::cursor::Cursor;
+use crate::error::ParseError;
+use crate::gguf::cursor::GgufCursor;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -32,22 +32,22 @@ pub(super) enum ValueKind {
     F64,
 }
 
-pub(super) fn read_values(cursor: &mut Cursor<'_>, n: u64) -> Result<BTreeMap<String, Value>, Fault> {
+pub(super) fn read_values(cursor: &mut GgufCursor<'_>, n: u64) -> Result<BTreeMap<String, Value>, ParseError> {
     let mut values = BTreeMap::new();
     for i in 0..n {
         let key = cursor.name(&format!("metadata key {i} of {n}"))?;
         let kind = cursor.u32(&key)?;
         let kind = ValueKind::of(kind)
-            .ok_or_else(|| Fault::Malformed(format!("the metadata key {key} has the unknown type {kind}")))?;
+            .ok_or_else(|| ParseError::Malformed(format!("the metadata key {key} has the unknown type {kind}")))?;
         let value = read_value(cursor, kind, &key)?;
         if let Some(_twice) = values.insert(key.clone(), value) {
-            return Fault::malformed(format!("the metadata key {key} occurs twice"));
+            return ParseError::malformed(format!("the metadata key {key} occurs twice"));
         }
     }
     Ok(values)
 }
 
-pub(super) fn read_value(cursor: &mut Cursor<'_>, kind: ValueKind, key: &str) -> Result<Value, Fault> {
+pub(super) fn read_value(cursor: &mut GgufCursor<'_>, kind: ValueKind, key: &str) -> Result<Value, ParseError> {
     Ok(match kind {
         ValueKind::U8 => Value::Unsigned(cursor.array::<1>(key)?[0].into()),
         ValueKind::I8 => Value::Signed(i8::from_le_bytes(cursor.array(key)?).into()),
@@ -68,10 +68,10 @@ pub(super) fn read_value(cursor: &mut Cursor<'_>, kind: ValueKind, key: &str) ->
     })
 }
 
-fn read_array(cursor: &mut Cursor<'_>, key: &str) -> Result<Value, Fault> {
+fn read_array(cursor: &mut GgufCursor<'_>, key: &str) -> Result<Value, ParseError> {
     let kind = cursor.u32(key)?;
     let Some(kind) = ValueKind::of(kind) else {
-        return Fault::malformed(format!("the metadata key {key} is a list of the unknown type {kind}"));
+        return ParseError::malformed(format!("the metadata key {key} is a list of the unknown type {kind}"));
     };
     let n = cursor.u64(key)?;
     let start = cursor.at;
@@ -84,7 +84,7 @@ fn read_array(cursor: &mut Cursor<'_>, key: &str) -> Result<Value, Fault> {
                 cursor.text(u64::MAX, key)?;
             }
         }
-        None => return Fault::unsupported(format!("the metadata key {key}, a list of lists,")),
+        None => return ParseError::unsupported(format!("the metadata key {key}, a list of lists,")),
     }
     Ok(Value::Array { kind, n, bytes: start..cursor.at })
 }
@@ -120,6 +120,6 @@ impl ValueKind {
     }
 }
 
-pub(super) fn wrong_kind<T>(key: &str, expected: &str) -> Result<T, Fault> {
-    Fault::malformed(format!("the metadata key {key} is not {expected}"))
+pub(super) fn wrong_kind<T>(key: &str, expected: &str) -> Result<T, ParseError> {
+    ParseError::malformed(format!("the metadata key {key} is not {expected}"))
 }

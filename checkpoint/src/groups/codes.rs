@@ -9,8 +9,8 @@
 //! ```
 
 use super::Cells;
-use super::join::{Part, Read, Take, of_type};
-use crate::error::{Fault, Result};
+use super::join::{TensorPart, TensorReader, TensorTaker, of_type};
+use crate::error::{ParseError, Result};
 use crate::file::SourceFile;
 use half::{bf16, f16};
 use safetensors::tensor::Dtype as Stored;
@@ -34,12 +34,12 @@ pub(crate) struct Codes {
     size: usize,
     factors: Cells,
     table: Cells,
-    nested: Option<Nested>,
+    nested: Option<NestedFactors>,
 }
 
 /// Factors that are names themselves.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Nested {
+struct NestedFactors {
     size: usize,
     factors: Cells,
     table: Cells,
@@ -47,7 +47,12 @@ struct Nested {
 }
 
 /// The matrix whose digits are this tensor.
-pub(crate) fn codes(stem: &str, digits: &Part, take: Take<'_>, read: Read<'_>) -> std::result::Result<Codes, Fault> {
+pub(crate) fn codes(
+    stem: &str,
+    digits: &TensorPart,
+    take: TensorTaker<'_>,
+    read: TensorReader<'_>,
+) -> std::result::Result<Codes, ParseError> {
     let mut of = |suffix: &str| take(&format!("{stem}.weight.{suffix}"));
     let state = of("quant_state.bitsandbytes__nf4").or_else(|| of("quant_state.bitsandbytes__fp4"));
     let state = state.and_then(|part| match part.dims[..] {
@@ -57,21 +62,21 @@ pub(crate) fn codes(stem: &str, digits: &Part, take: Take<'_>, read: Read<'_>) -
         _ => None,
     });
     let Some(state) = state else {
-        return Fault::malformed(format!("the matrix {stem} of four bits has no quant_state that can be read"));
+        return ParseError::malformed(format!("the matrix {stem} of four bits has no quant_state that can be read"));
     };
     let parts = ["absmax", "quant_map", "nested_absmax", "nested_quant_map"].map(&mut of);
     let whole = made(digits, &state, &parts);
-    whole.ok_or_else(|| Fault::Malformed(format!("the matrix {stem} contradicts its quant_state {state}")))
+    whole.ok_or_else(|| ParseError::Malformed(format!("the matrix {stem} contradicts its quant_state {state}")))
 }
 
 fn made(
-    digits: &Part,
+    digits: &TensorPart,
     state: &Value,
-    [factors, table, of_factors, table_of_factors]: &[Option<Part>; 4],
+    [factors, table, of_factors, table_of_factors]: &[Option<TensorPart>; 4],
 ) -> Option<Codes> {
     let length = |value: &Value| value.as_u64().filter(|n| (1..1 << 40).contains(n)).map(|n| n as usize);
     let floats =
-        |part: &Option<Part>, n: usize| of_type(part.as_ref()?, Stored::F32).filter(|at| at.rows * at.cols == n);
+        |part: &Option<TensorPart>, n: usize| of_type(part.as_ref()?, Stored::F32).filter(|at| at.rows * at.cols == n);
     let shape = [length(&state["shape"][0])?, length(&state["shape"][1])?];
     let (n, size) = (shape[0].checked_mul(shape[1])?, length(&state["blocksize"])?);
     let is_flat = state["shape"].as_array()?.len() == 2 && shape[1].is_multiple_of(2);
@@ -98,7 +103,7 @@ fn made(
             let size = length(&state["nested_blocksize"])?;
             let offset = state["nested_offset"].as_f64()? as f32;
             let factors = floats(of_factors, n_blocks.div_ceil(size))?;
-            (names, Some(Nested { size, factors, table: floats(table_of_factors, NESTED_NAMES)?, offset }))
+            (names, Some(NestedFactors { size, factors, table: floats(table_of_factors, NESTED_NAMES)?, offset }))
         }
     };
     Some(Codes { shape, dtype, digits, size, factors, table: floats(table, NAMES)?, nested })

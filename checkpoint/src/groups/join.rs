@@ -1,14 +1,14 @@
 //! Decides by name which tensors of a folder form one matrix of few bits, and checks that their shapes agree.
 
-use super::method::Method;
-use super::{Cells, Groups, Layout};
-use crate::error::Fault;
+use super::method::QuantMethod;
+use super::{Cells, DigitLayout, Groups};
+use crate::error::ParseError;
 use safetensors::tensor::Dtype as Stored;
 use types::{DigitBits, GroupSize, Grouped, ScaleType};
 
 /// A tensor of a header that is part of a matrix.
 #[derive(Clone, Debug)]
-pub(crate) struct Part {
+pub(crate) struct TensorPart {
     pub dtype: Stored,
     pub dims: Vec<u64>,
     pub shard: usize,
@@ -16,45 +16,45 @@ pub(crate) struct Part {
 }
 
 /// Finds a tensor by its name, and takes it.
-pub(crate) type Take<'a> = &'a mut dyn FnMut(&str) -> Option<Part>;
+pub(crate) type TensorTaker<'a> = &'a mut dyn FnMut(&str) -> Option<TensorPart>;
 
 /// Returns what follows a matrix's name in the names of its digits, by method and layout.
-pub(crate) fn digits_of(method: Method) -> &'static [&'static str] {
+pub(crate) fn digits_of(method: QuantMethod) -> &'static [&'static str] {
     match method {
-        Method::None => &[],
-        Method::Gptq { .. } | Method::Awq => &[".qweight"],
-        Method::Integers => &[".weight_packed", ".weight"],
-        Method::Int8 | Method::Codes => &[".weight"],
+        QuantMethod::None => &[],
+        QuantMethod::Gptq { .. } | QuantMethod::Awq => &[".qweight"],
+        QuantMethod::Integers => &[".weight_packed", ".weight"],
+        QuantMethod::Int8 | QuantMethod::Codes => &[".weight"],
     }
 }
 
 /// Reads the bytes of a tensor that has this many.
-pub(crate) type Read<'a> = &'a dyn Fn(&Part, usize) -> Option<Vec<u8>>;
+pub(crate) type TensorReader<'a> = &'a dyn Fn(&TensorPart, usize) -> Option<Vec<u8>>;
 
 /// Returns the matrix that has this tensor as its digits.
 pub(crate) fn matrix(
-    method: Method,
+    method: QuantMethod,
     stem: &str,
-    digits: &Part,
-    take: Take<'_>,
-    read: Read<'_>,
-) -> Result<Groups, Fault> {
+    digits: &TensorPart,
+    take: TensorTaker<'_>,
+    read: TensorReader<'_>,
+) -> Result<Groups, ParseError> {
     let mut of = |suffix: &str| take(&format!("{stem}{suffix}"));
-    let none = |suffix: &str| Fault::Malformed(format!("the matrix {stem} has no {stem}{suffix}"));
+    let none = |suffix: &str| ParseError::Malformed(format!("the matrix {stem} has no {stem}{suffix}"));
     let parts = match method {
-        Method::Gptq { .. } | Method::Awq => Parts {
+        QuantMethod::Gptq { .. } | QuantMethod::Awq => CompanionTensors {
             scales: of(".scales").ok_or_else(|| none(".scales"))?,
             zeros: Some(of(".qzeros").ok_or_else(|| none(".qzeros"))?),
             order: of(".g_idx"),
             shape: None,
         },
-        Method::Int8 => {
+        QuantMethod::Int8 => {
             let mut scales = of(".SCB").ok_or_else(|| none(".SCB"))?;
             // A vector, which is one row elsewhere.
             scales.dims.reverse();
-            Parts { scales, zeros: None, order: None, shape: None }
+            CompanionTensors { scales, zeros: None, order: None, shape: None }
         }
-        Method::Integers | Method::Codes | Method::None => Parts {
+        QuantMethod::Integers | QuantMethod::Codes | QuantMethod::None => CompanionTensors {
             scales: of(".weight_scale").ok_or_else(|| none(".weight_scale"))?,
             zeros: of(".weight_zero_point"),
             order: of(".weight_g_idx"),
@@ -64,27 +64,27 @@ pub(crate) fn matrix(
     if let Some(format) = of(".weight_format")
         && (format.dtype != Stored::U8 || read(&format, 1).is_none_or(|order| order != [0]))
     {
-        return Fault::unsupported(format!("the matrix {stem}, whose weight_format is not that of plain rows,"));
+        return ParseError::unsupported(format!("the matrix {stem}, whose weight_format is not that of plain rows,"));
     }
     // The rounding of activations is ignored.
     of(".input_zero_point");
     let is_packed = digits.dtype == Stored::I32;
     let of_method = match (method, is_packed) {
-        (Method::Gptq { zero_plus }, true) => parts.down(digits, zero_plus),
-        (Method::Awq, true) => parts.across(digits),
-        (Method::Integers, true) => parts.along(digits),
-        (Method::Integers | Method::Int8, false) => parts.bytes(method, digits),
+        (QuantMethod::Gptq { zero_plus }, true) => parts.down(digits, zero_plus),
+        (QuantMethod::Awq, true) => parts.across(digits),
+        (QuantMethod::Integers, true) => parts.along(digits),
+        (QuantMethod::Integers | QuantMethod::Int8, false) => parts.bytes(method, digits),
         _ => None,
     };
     let Some(matrix) = of_method else {
         let dims = parts.described(digits);
-        return Fault::malformed(format!("the matrix {stem} cannot be made of {dims}"));
+        return ParseError::malformed(format!("the matrix {stem} cannot be made of {dims}"));
     };
     matrix.sized(stem)
 }
 
 /// Reads the shape from a tensor that holds a matrix's shape.
-fn shape_in(part: &Part, read: Read<'_>) -> Option<[usize; 2]> {
+fn shape_in(part: &TensorPart, read: TensorReader<'_>) -> Option<[usize; 2]> {
     let is_one = part.dtype == Stored::I64 && part.dims == [2];
     let bytes = is_one.then(|| read(part, 16))??;
     let dim = |bytes: &[u8; 8]| usize::try_from(i64::from_le_bytes(*bytes)).ok().filter(|n| *n > 0);
@@ -92,17 +92,17 @@ fn shape_in(part: &Part, read: Read<'_>) -> Option<[usize; 2]> {
     Some([dim(rows)?, dim(cols)?])
 }
 
-struct Parts {
-    scales: Part,
-    zeros: Option<Part>,
-    order: Option<Part>,
+struct CompanionTensors {
+    scales: TensorPart,
+    zeros: Option<TensorPart>,
+    order: Option<TensorPart>,
     /// The shape in a tensor that holds one; the inner None if its contents cannot be a shape.
     shape: Option<Option<[usize; 2]>>,
 }
 
 /// A matrix whose blocks are not known yet.
-struct Matrix {
-    layout: Layout,
+struct GroupedMatrix {
+    layout: DigitLayout,
     bits: DigitBits,
     shape: [usize; 2],
     n_groups: usize,
@@ -120,7 +120,7 @@ fn per_word(bits: DigitBits) -> usize {
 }
 
 /// A tensor of two dimensions or fewer, none of them zero. One dimension is a column.
-fn cells(part: &Part) -> Option<Cells> {
+fn cells(part: &TensorPart) -> Option<Cells> {
     let of = |dim: u64| usize::try_from(dim).ok().filter(|n| (1..1 << 40).contains(n));
     let (rows, cols) = match part.dims[..] {
         [] => (1, 1),
@@ -138,12 +138,12 @@ fn cells(part: &Part) -> Option<Cells> {
     Some(Cells { shard: part.shard, start: part.start, rows, cols, size })
 }
 
-pub(super) fn of_type(part: &Part, dtype: Stored) -> Option<Cells> {
+pub(super) fn of_type(part: &TensorPart, dtype: Stored) -> Option<Cells> {
     cells(part).filter(|_| part.dtype == dtype)
 }
 
-impl Parts {
-    fn described(&self, digits: &Part) -> String {
+impl CompanionTensors {
+    fn described(&self, digits: &TensorPart) -> String {
         let all = [Some(digits), Some(&self.scales), self.zeros.as_ref(), self.order.as_ref()].into_iter().flatten();
         let each = all.map(|part| format!("{:?} {:?}", part.dtype, part.dims)).collect::<Vec<_>>();
         let shape =
@@ -168,40 +168,51 @@ impl Parts {
     }
 
     /// Words of `n` numbers along K, below each other.
-    fn down(&self, digits: &Part, zero_plus: u16) -> Option<Matrix> {
+    fn down(&self, digits: &TensorPart, zero_plus: u16) -> Option<GroupedMatrix> {
         let (words, zeros) = (of_type(digits, Stored::I32)?, of_type(self.zeros.as_ref()?, Stored::I32)?);
         let rows = words.cols;
         let bits = DigitBits::ALL.into_iter().find(|bits| zeros.cols.checked_mul(per_word(*bits)) == Some(rows))?;
         let shape = [rows, words.rows.checked_mul(per_word(bits))?];
-        self.below(Layout::Down, bits, shape, (words, zeros), zero_plus)
+        self.below(DigitLayout::Down, bits, shape, (words, zeros), zero_plus)
     }
 
     /// Words of eight rows, for each of K.
-    fn across(&self, digits: &Part) -> Option<Matrix> {
+    fn across(&self, digits: &TensorPart) -> Option<GroupedMatrix> {
         let (words, zeros) = (of_type(digits, Stored::I32)?, of_type(self.zeros.as_ref()?, Stored::I32)?);
         let shape = [words.cols.checked_mul(per_word(DigitBits::Four))?, words.rows];
         let is_whole = zeros.cols == words.cols;
-        is_whole.then(|| self.below(Layout::Across, DigitBits::Four, shape, (words, zeros), 0))?
+        is_whole.then(|| self.below(DigitLayout::Across, DigitBits::Four, shape, (words, zeros), 0))?
     }
 
     /// One line of scales, and one of zeros, for each group.
     fn below(
         &self,
-        layout: Layout,
+        layout: DigitLayout,
         bits: DigitBits,
         shape: [usize; 2],
         (digits, zeros): (Cells, Cells),
         zero_plus: u16,
-    ) -> Option<Matrix> {
+    ) -> Option<GroupedMatrix> {
         let (scales, n_groups) = (self.scales()?, zeros.rows);
         let order = self.order(shape[1])?;
         let fits = scales.0.rows == n_groups && scales.0.cols == shape[0];
         let zeros = Some(zeros);
-        fits.then_some(Matrix { layout, bits, shape, n_groups, digits, scales, zeros, zero_plus, order, divisor: None })
+        fits.then_some(GroupedMatrix {
+            layout,
+            bits,
+            shape,
+            n_groups,
+            digits,
+            scales,
+            zeros,
+            zero_plus,
+            order,
+            divisor: None,
+        })
     }
 
     /// Words of `n` numbers along K, row after row.
-    fn along(&self, digits: &Part) -> Option<Matrix> {
+    fn along(&self, digits: &TensorPart) -> Option<GroupedMatrix> {
         let (words, shape) = (of_type(digits, Stored::I32)?, self.shape??);
         let bits = DigitBits::ALL.into_iter().find(|bits| words.cols.checked_mul(per_word(*bits)) == Some(shape[1]))?;
         let zeros = match &self.zeros {
@@ -209,50 +220,61 @@ impl Parts {
             Some(zeros) => Some(of_type(zeros, Stored::I32)?),
         };
         let lines = shape[0].div_ceil(per_word(bits));
-        (words.rows == shape[0]).then(|| self.beside(Layout::Along, bits, shape, words, (zeros, lines), None))?
+        (words.rows == shape[0]).then(|| self.beside(DigitLayout::Along, bits, shape, words, (zeros, lines), None))?
     }
 
     /// Bytes, row after row.
-    fn bytes(&self, method: Method, digits: &Part) -> Option<Matrix> {
+    fn bytes(&self, method: QuantMethod, digits: &TensorPart) -> Option<GroupedMatrix> {
         let cells = of_type(digits, Stored::I8).filter(|_| digits.dims.len() == 2)?;
         let zeros = match &self.zeros {
             None => None,
             Some(zeros) => Some(of_type(zeros, Stored::I8)?),
         };
-        let divisor = (method == Method::Int8).then_some(127);
+        let divisor = (method == QuantMethod::Int8).then_some(127);
         let is_right = divisor.is_none() || self.scales.dtype == Stored::F32;
         let shape = [cells.rows, cells.cols];
-        is_right.then(|| self.beside(Layout::Bytes, DigitBits::Eight, shape, cells, (zeros, shape[0]), divisor))?
+        is_right.then(|| self.beside(DigitLayout::Bytes, DigitBits::Eight, shape, cells, (zeros, shape[0]), divisor))?
     }
 
     /// Scales, and zeros, of each row.
     fn beside(
         &self,
-        layout: Layout,
+        layout: DigitLayout,
         bits: DigitBits,
         shape: [usize; 2],
         digits: Cells,
         (zeros, lines): (Option<Cells>, usize),
         divisor: Option<u16>,
-    ) -> Option<Matrix> {
+    ) -> Option<GroupedMatrix> {
         let (scales, order) = (self.scales()?, self.order(shape[1])?);
         let n_groups = scales.0.cols;
         let is_one = scales.0.rows == 1 && n_groups == 1 && zeros.is_none();
         let fits = is_one || scales.0.rows == shape[0];
         let fits = fits && zeros.is_none_or(|zeros| zeros.rows == lines && zeros.cols == n_groups);
-        fits.then_some(Matrix { layout, bits, shape, n_groups, digits, scales, zeros, zero_plus: 0, order, divisor })
+        fits.then_some(GroupedMatrix {
+            layout,
+            bits,
+            shape,
+            n_groups,
+            digits,
+            scales,
+            zeros,
+            zero_plus: 0,
+            order,
+            divisor,
+        })
     }
 }
 
-impl Matrix {
+impl GroupedMatrix {
     /// Returns the matrix in blocks of the size that its groups allow.
-    fn sized(self, name: &str) -> Result<Groups, Fault> {
+    fn sized(self, name: &str) -> Result<Groups, ParseError> {
         let [_, k] = self.shape;
         let columns = k / self.n_groups;
         let size = GroupSize::dividing(columns).filter(|_| k.is_multiple_of(self.n_groups));
         let Some(size) = size else {
             let n = self.n_groups;
-            return Fault::unsupported(format!(
+            return ParseError::unsupported(format!(
                 "the matrix {name} of {k} columns in {n} groups, which are no whole 32s,"
             ));
         };

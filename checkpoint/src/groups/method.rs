@@ -3,11 +3,11 @@
 //! Bits, groups and zeros follow from the tensors' shapes, so that layers may differ. The config decides only what no
 //! shape shows, and what is refused.
 
-use crate::error::Fault;
+use crate::error::ParseError;
 use serde_json::Value;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Method {
+pub(crate) enum QuantMethod {
     #[default]
     None,
     Gptq {
@@ -24,8 +24,8 @@ pub(crate) enum Method {
     Codes,
 }
 
-impl Method {
-    pub fn of_gptq(quantized: &Value) -> Result<Method, Fault> {
+impl QuantMethod {
+    pub fn of_gptq(quantized: &Value) -> Result<QuantMethod, ParseError> {
         let bits = &quantized["bits"];
         if *bits != 4 && *bits != 8 {
             return refused(&format!("by gptq to {bits} bits"));
@@ -39,13 +39,13 @@ impl Method {
             return refused("by gptq and packed anew");
         }
         match quantized["checkpoint_format"].as_str() {
-            None | Some("gptq") => Ok(Method::Gptq { zero_plus: 1 }),
-            Some("gptq_v2") => Ok(Method::Gptq { zero_plus: 0 }),
+            None | Some("gptq") => Ok(QuantMethod::Gptq { zero_plus: 1 }),
+            Some("gptq_v2") => Ok(QuantMethod::Gptq { zero_plus: 0 }),
             Some(other) => refused(&format!("by gptq in the format {other}")),
         }
     }
 
-    pub fn of_awq(quantized: &Value) -> Result<Method, Fault> {
+    pub fn of_awq(quantized: &Value) -> Result<QuantMethod, ParseError> {
         let bits = &quantized["bits"];
         if *bits != 4 {
             return refused(&format!("by awq to {bits} bits"));
@@ -54,25 +54,25 @@ impl Method {
             return refused("by awq without zeros");
         }
         match quantized["version"].as_str().map(str::to_lowercase).as_deref() {
-            None | Some("gemm") => Ok(Method::Awq),
+            None | Some("gemm") => Ok(QuantMethod::Awq),
             Some(other) => refused(&format!("by awq in the version {other}")),
         }
     }
 
-    pub fn of_bitsandbytes(quantized: &Value) -> Result<Method, Fault> {
+    pub fn of_bitsandbytes(quantized: &Value) -> Result<QuantMethod, ParseError> {
         let is_set = |names: [&str; 2]| names.iter().any(|name| quantized[*name] == true);
         if is_set(["load_in_8bit", "_load_in_8bit"]) {
-            return Ok(Method::Int8);
+            return Ok(QuantMethod::Int8);
         }
         let kind = quantized["bnb_4bit_quant_type"].as_str().unwrap_or("fp4");
         if is_set(["load_in_4bit", "_load_in_4bit"]) && ["nf4", "fp4"].contains(&kind) {
-            return Ok(Method::Codes);
+            return Ok(QuantMethod::Codes);
         }
         refused(&format!("by bitsandbytes to {kind}"))
     }
 
     /// Of one group of compressed-tensors' config.
-    pub fn of_integers(group: &Value) -> Result<Method, Fault> {
+    pub fn of_integers(group: &Value) -> Result<QuantMethod, ParseError> {
         let weights = &group["weights"];
         let (bits, kind) = (&weights["num_bits"], &weights["type"]);
         if (*bits != 4 && *bits != 8) || kind != "int" {
@@ -87,7 +87,7 @@ impl Method {
         if !is_one_of(&group["format"], &["pack-quantized", "int-quantized"]) {
             return refused(&format!("in the format {}", group["format"]));
         }
-        Ok(Method::Integers)
+        Ok(QuantMethod::Integers)
     }
 }
 
@@ -96,8 +96,8 @@ fn is_one_of(value: &Value, known: &[&str]) -> bool {
     value.is_null() || value == false || value.as_str().is_some_and(|value| known.contains(&value))
 }
 
-fn refused<T>(how: &str) -> Result<T, Fault> {
-    Fault::unsupported(format!("a folder whose weights are quantized {how} (quantization_config)"))
+fn refused<T>(how: &str) -> Result<T, ParseError> {
+    ParseError::unsupported(format!("a folder whose weights are quantized {how} (quantization_config)"))
 }
 
 #[cfg(test)]
@@ -110,43 +110,43 @@ mod tests {
 
     #[test]
     fn what_hubs_have_is_read() {
-        let gptq = |text: &str| Method::of_gptq(&json(text));
+        let gptq = |text: &str| QuantMethod::of_gptq(&json(text));
         let common = r#"{"bits": 4, "group_size": 128, "desc_act": false, "sym": true, "quant_method": "gptq"}"#;
-        assert_eq!(gptq(common), Ok(Method::Gptq { zero_plus: 1 }));
-        assert_eq!(gptq(r#"{"bits": 8, "checkpoint_format": "gptq_v2"}"#), Ok(Method::Gptq { zero_plus: 0 }));
-        assert_eq!(gptq(r#"{"bits": 4, "desc_act": true, "group_size": -1}"#), Ok(Method::Gptq { zero_plus: 1 }));
+        assert_eq!(gptq(common), Ok(QuantMethod::Gptq { zero_plus: 1 }));
+        assert_eq!(gptq(r#"{"bits": 8, "checkpoint_format": "gptq_v2"}"#), Ok(QuantMethod::Gptq { zero_plus: 0 }));
+        assert_eq!(gptq(r#"{"bits": 4, "desc_act": true, "group_size": -1}"#), Ok(QuantMethod::Gptq { zero_plus: 1 }));
         let awq = r#"{"bits": 4, "group_size": 128, "version": "GEMM", "zero_point": true, "quant_method": "awq"}"#;
-        assert_eq!(Method::of_awq(&json(awq)), Ok(Method::Awq));
+        assert_eq!(QuantMethod::of_awq(&json(awq)), Ok(QuantMethod::Awq));
         let eight = r#"{"_load_in_8bit": true, "load_in_4bit": false, "bnb_4bit_quant_type": "fp4"}"#;
-        assert_eq!(Method::of_bitsandbytes(&json(eight)), Ok(Method::Int8));
+        assert_eq!(QuantMethod::of_bitsandbytes(&json(eight)), Ok(QuantMethod::Int8));
         let four = r#"{"load_in_4bit": true, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": true}"#;
-        assert_eq!(Method::of_bitsandbytes(&json(four)), Ok(Method::Codes));
+        assert_eq!(QuantMethod::of_bitsandbytes(&json(four)), Ok(QuantMethod::Codes));
         let group = r#"{"weights": {"num_bits": 4, "type": "int", "strategy": "group", "actorder": null}}"#;
-        assert_eq!(Method::of_integers(&json(group)), Ok(Method::Integers));
+        assert_eq!(QuantMethod::of_integers(&json(group)), Ok(QuantMethod::Integers));
     }
 
     #[test]
     fn what_is_not_is_refused_by_name() {
-        let gptq = |text: &str| Method::of_gptq(&json(text));
+        let gptq = |text: &str| QuantMethod::of_gptq(&json(text));
         let refusals = [
             (gptq(r#"{"bits": 3}"#), "to 3 bits"),
             (gptq(r#"{"bits": 4, "desc_act": true, "group_size": 128}"#), "act-order"),
             (gptq(r#"{"bits": 4, "checkpoint_format": "marlin"}"#), "marlin"),
             (gptq(r#"{"bits": 4, "pack_dtype": "int16"}"#), "packed anew"),
-            (Method::of_awq(&json(r#"{"bits": 4, "version": "gemv"}"#)), "version gemv"),
-            (Method::of_awq(&json(r#"{"bits": 4, "zero_point": false}"#)), "without zeros"),
-            (Method::of_awq(&json(r#"{"bits": 8}"#)), "to 8 bits"),
-            (Method::of_bitsandbytes(&json(r#"{"load_in_4bit": true, "bnb_4bit_quant_type": "nf3"}"#)), "to nf3"),
-            (Method::of_integers(&json(r#"{"weights": {"num_bits": 3, "type": "int"}}"#)), "of 3 bits"),
+            (QuantMethod::of_awq(&json(r#"{"bits": 4, "version": "gemv"}"#)), "version gemv"),
+            (QuantMethod::of_awq(&json(r#"{"bits": 4, "zero_point": false}"#)), "without zeros"),
+            (QuantMethod::of_awq(&json(r#"{"bits": 8}"#)), "to 8 bits"),
+            (QuantMethod::of_bitsandbytes(&json(r#"{"load_in_4bit": true, "bnb_4bit_quant_type": "nf3"}"#)), "to nf3"),
+            (QuantMethod::of_integers(&json(r#"{"weights": {"num_bits": 3, "type": "int"}}"#)), "of 3 bits"),
             (
-                Method::of_integers(&json(
+                QuantMethod::of_integers(&json(
                     r#"{"weights": {"num_bits": 4, "type": "int", "strategy": "group", "actorder": "group"}}"#,
                 )),
                 "actorder",
             ),
         ];
         for (refusal, expect) in refusals {
-            let Err(Fault::Unsupported(why)) = refusal else { panic!("{expect}") };
+            let Err(ParseError::Unsupported(why)) = refusal else { panic!("{expect}") };
             assert!(why.contains(expect) && why.contains("quantization_config"), "{why}");
         }
     }

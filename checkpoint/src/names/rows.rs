@@ -38,25 +38,25 @@ pub(super) enum Dim {
 use Dim::{Context, ExpertInner, Experts, Heads, Hidden, Inner, KvHeads, One, OneHead, OneOfHeads, SharedInner, Vocab};
 
 /// Our name, the folder's name, the GGUF's name, `[rows, cols]`.
-pub(super) struct Row {
+pub(super) struct TensorRow {
     pub name: &'static str,
     pub dims: [Dim; 2],
-    pub folder: Place,
-    pub gguf: Place,
+    pub folder: TensorSource,
+    pub gguf: TensorSource,
 }
 
 /// Where a format stores it. `{e}` is the expert's index.
 #[derive(Clone, Copy)]
-pub(super) struct Place {
+pub(super) struct TensorSource {
     pub file: &'static str,
-    pub cut: Cut,
+    pub cut: TensorCut,
     pub is_turned: bool,
     /// Its rows stand between those of other matrices: runs of so many, after others, in all of which there is one.
     pub woven: Option<(Dim, &'static [Dim], &'static [Dim])>,
 }
 
 #[derive(Clone, Copy)]
-pub(super) enum Cut {
+pub(super) enum TensorCut {
     Whole,
     /// A range of the rows (of a vector: of the elements): those after `before`, of `all`.
     Rows {
@@ -70,72 +70,72 @@ pub(super) enum Cut {
     },
 }
 
-const fn at(file: &'static str) -> Place {
-    Place { file, cut: Cut::Whole, is_turned: false, woven: None }
+const fn at(file: &'static str) -> TensorSource {
+    TensorSource { file, cut: TensorCut::Whole, is_turned: false, woven: None }
 }
 
-const fn part(file: &'static str, before: &'static [Dim], all: &'static [Dim]) -> Place {
-    Place { file, cut: Cut::Rows { before, all }, is_turned: false, woven: None }
+const fn part(file: &'static str, before: &'static [Dim], all: &'static [Dim]) -> TensorSource {
+    TensorSource { file, cut: TensorCut::Rows { before, all }, is_turned: false, woven: None }
 }
 
-const fn turned(place: Place) -> Place {
-    Place { is_turned: true, ..place }
+const fn turned(place: TensorSource) -> TensorSource {
+    TensorSource { is_turned: true, ..place }
 }
 
-const fn stacked(file: &'static str) -> Place {
+const fn stacked(file: &'static str) -> TensorSource {
     of_experts(file, &[], &[])
 }
 
 /// With an empty `all` the whole of each expert's matrix.
-const fn of_experts(file: &'static str, before: &'static [Dim], all: &'static [Dim]) -> Place {
-    Place { file, cut: Cut::Expert { before, all }, is_turned: false, woven: None }
+const fn of_experts(file: &'static str, before: &'static [Dim], all: &'static [Dim]) -> TensorSource {
+    TensorSource { file, cut: TensorCut::Expert { before, all }, is_turned: false, woven: None }
 }
 
-const fn woven(place: Place, run: Dim, before: &'static [Dim], all: &'static [Dim]) -> Place {
-    Place { woven: Some((run, before, all)), ..place }
+const fn woven(place: TensorSource, run: Dim, before: &'static [Dim], all: &'static [Dim]) -> TensorSource {
+    TensorSource { woven: Some((run, before, all)), ..place }
 }
 
 /// A tensor with the same name in a folder as here.
-const fn row(name: &'static str, dims: [Dim; 2], gguf: &'static str) -> Row {
-    Row { name, dims, folder: at(name), gguf: at(gguf) }
+const fn row(name: &'static str, dims: [Dim; 2], gguf: &'static str) -> TensorRow {
+    TensorRow { name, dims, folder: at(name), gguf: at(gguf) }
 }
 
-const NORMS: &[Row] = &[
+const NORMS: &[TensorRow] = &[
     row("input_layernorm.weight", [One, Hidden], "attn_norm.weight"),
     row("post_attention_layernorm.weight", [One, Hidden], "ffn_norm.weight"),
 ];
-const GEMMA_NORMS: &[Row] = &[
+const GEMMA_NORMS: &[TensorRow] = &[
     row("input_layernorm.weight", [One, Hidden], "attn_norm.weight"),
     row("post_attention_layernorm.weight", [One, Hidden], "post_attention_norm.weight"),
     row("pre_feedforward_layernorm.weight", [One, Hidden], "ffn_norm.weight"),
     row("post_feedforward_layernorm.weight", [One, Hidden], "post_ffw_norm.weight"),
 ];
-const ATTENTION: &[Row] = &[
+const ATTENTION: &[TensorRow] = &[
     row("self_attn.q_proj.weight", [Heads, Hidden], "attn_q.weight"),
     row("self_attn.k_proj.weight", [KvHeads, Hidden], "attn_k.weight"),
     row("self_attn.v_proj.weight", [KvHeads, Hidden], "attn_v.weight"),
     row("self_attn.o_proj.weight", [Hidden, Heads], "attn_output.weight"),
 ];
-const ATTENTION_BIAS: &[Row] = &[
+const ATTENTION_BIAS: &[TensorRow] = &[
     row("self_attn.q_proj.bias", [One, Heads], "attn_q.bias"),
     row("self_attn.k_proj.bias", [One, KvHeads], "attn_k.bias"),
     row("self_attn.v_proj.bias", [One, KvHeads], "attn_v.bias"),
 ];
-const HEAD_NORMS: &[Row] = &[
+const HEAD_NORMS: &[TensorRow] = &[
     row("self_attn.q_norm.weight", [One, OneHead], "attn_q_norm.weight"),
     row("self_attn.k_norm.weight", [One, OneHead], "attn_k_norm.weight"),
 ];
-const MLP: &[Row] = &[
+const MLP: &[TensorRow] = &[
     row("mlp.gate_proj.weight", [Inner, Hidden], "ffn_gate.weight"),
     row("mlp.up_proj.weight", [Inner, Hidden], "ffn_up.weight"),
     row("mlp.down_proj.weight", [Hidden, Inner], "ffn_down.weight"),
 ];
 
-const fn expert(name: &'static str, dims: [Dim; 2], folder: &'static str, gguf: &'static str) -> Row {
-    Row { name, dims, folder: at(folder), gguf: stacked(gguf) }
+const fn expert(name: &'static str, dims: [Dim; 2], folder: &'static str, gguf: &'static str) -> TensorRow {
+    TensorRow { name, dims, folder: at(folder), gguf: stacked(gguf) }
 }
 
-const EXPERTS: &[Row] = &[
+const EXPERTS: &[TensorRow] = &[
     row("mlp.gate.weight", [Experts, Hidden], "ffn_gate_inp.weight"),
     expert(
         "mlp.experts.{e}.gate_proj.weight",
@@ -157,23 +157,23 @@ const EXPERTS: &[Row] = &[
     ),
 ];
 /// Where a folder has them when it keeps the experts of a layer in one tensor.
-const EXPERTS_TOGETHER: [(&str, Place); 3] = [
+const EXPERTS_TOGETHER: [(&str, TensorSource); 3] = [
     ("mlp.experts.{e}.gate_proj.weight", of_experts(GATE_UP_TOGETHER, &[], OF_EXPERT)),
     ("mlp.experts.{e}.up_proj.weight", of_experts(GATE_UP_TOGETHER, &[ExpertInner], OF_EXPERT)),
     ("mlp.experts.{e}.down_proj.weight", stacked("mlp.experts.down_proj")),
 ];
 pub const GATE_UP_TOGETHER: &str = "mlp.experts.gate_up_proj";
 
-impl Row {
+impl TensorRow {
     /// Of experts that have their own names in a folder, where they stand when they are together.
-    pub fn together(&self) -> Place {
-        let is_own = |(name, _): &&(&str, Place)| *name == self.name && *name == self.folder.file;
+    pub fn together(&self) -> TensorSource {
+        let is_own = |(name, _): &&(&str, TensorSource)| *name == self.name && *name == self.folder.file;
         EXPERTS_TOGETHER.iter().find(is_own).map_or(self.folder, |(_, place)| *place)
     }
 }
 
-const MIXTRAL_EXPERTS: &[Row] = &[
-    Row {
+const MIXTRAL_EXPERTS: &[TensorRow] = &[
+    TensorRow {
         name: "mlp.gate.weight",
         dims: [Experts, Hidden],
         folder: at("block_sparse_moe.gate.weight"),
@@ -202,16 +202,16 @@ const MIXTRAL_EXPERTS: &[Row] = &[
 const QKV: &[Dim] = &[Heads, KvHeads, KvHeads];
 const GATE_UP: &[Dim] = &[Inner, Inner];
 
-const fn fused(name: &'static str, dims: [Dim; 2], files: [&'static str; 2], before: &'static [Dim]) -> Row {
+const fn fused(name: &'static str, dims: [Dim; 2], files: [&'static str; 2], before: &'static [Dim]) -> TensorRow {
     let all = if matches!(dims[0], Inner) { GATE_UP } else { QKV };
-    Row { name, dims, folder: part(files[0], before, all), gguf: part(files[1], before, all) }
+    TensorRow { name, dims, folder: part(files[0], before, all), gguf: part(files[1], before, all) }
 }
 
 const QKV_FILES: [&str; 2] = ["self_attn.qkv_proj.weight", "attn_qkv.weight"];
 /// Phi-3's converter stores both halves under the name of one.
 const GATE_UP_FILES: [&str; 2] = ["mlp.gate_up_proj.weight", "ffn_up.weight"];
 
-const PHI3: &[Row] = &[
+const PHI3: &[TensorRow] = &[
     fused("self_attn.q_proj.weight", [Heads, Hidden], QKV_FILES, &[]),
     fused("self_attn.k_proj.weight", [KvHeads, Hidden], QKV_FILES, &[Heads]),
     fused("self_attn.v_proj.weight", [KvHeads, Hidden], QKV_FILES, &[Heads, KvHeads]),
@@ -221,12 +221,12 @@ const PHI3: &[Row] = &[
     row("mlp.down_proj.weight", [Hidden, Inner], "ffn_down.weight"),
 ];
 
-const fn gpt2(name: &'static str, dims: [Dim; 2], folder: Place, gguf: &'static str) -> Row {
-    Row { name, dims, folder, gguf: Place { file: gguf, is_turned: false, ..folder } }
+const fn gpt2(name: &'static str, dims: [Dim; 2], folder: TensorSource, gguf: &'static str) -> TensorRow {
+    TensorRow { name, dims, folder, gguf: TensorSource { file: gguf, is_turned: false, ..folder } }
 }
 
 /// GPT-2's matrices are stored transposed in a folder, but not in a GGUF.
-const GPT2: &[Row] = &[
+const GPT2: &[TensorRow] = &[
     gpt2("input_layernorm.weight", [One, Hidden], at("ln_1.weight"), "attn_norm.weight"),
     gpt2("input_layernorm.bias", [One, Hidden], at("ln_1.bias"), "attn_norm.bias"),
     gpt2("self_attn.q_proj.weight", [Heads, Hidden], turned(part("attn.c_attn.weight", &[], QKV)), "attn_qkv.weight"),
@@ -261,12 +261,12 @@ const NORM: &str = "model.norm.weight";
 const NORM_BIAS: &str = "model.norm.bias";
 pub const HEAD: &str = "lm_head.weight";
 
-const OUTER: &[Row] = &[
+const OUTER: &[TensorRow] = &[
     row(EMBEDDING, [Vocab, Hidden], "token_embd.weight"),
     row(NORM, [One, Hidden], "output_norm.weight"),
     row(HEAD, [Vocab, Hidden], "output.weight"),
 ];
-const GPT2_OUTER: &[Row] = &[
+const GPT2_OUTER: &[TensorRow] = &[
     gpt2(EMBEDDING, [Vocab, Hidden], at("transformer.wte.weight"), "token_embd.weight"),
     gpt2(POSITIONS, [Context, Hidden], at("transformer.wpe.weight"), "position_embd.weight"),
     gpt2(NORM, [One, Hidden], at("transformer.ln_f.weight"), "output_norm.weight"),
@@ -274,83 +274,93 @@ const GPT2_OUTER: &[Row] = &[
     gpt2(HEAD, [Vocab, Hidden], at("lm_head.weight"), "output.weight"),
 ];
 
-const BEHIND: &[Row] = &[
+const BEHIND: &[TensorRow] = &[
     row("post_attention_layernorm.weight", [One, Hidden], "post_attention_norm.weight"),
     row("post_feedforward_layernorm.weight", [One, Hidden], "post_ffw_norm.weight"),
 ];
-const GLM4_NORMS: &[Row] = &[
+const GLM4_NORMS: &[TensorRow] = &[
     row("input_layernorm.weight", [One, Hidden], "attn_norm.weight"),
     row("post_self_attn_layernorm.weight", [One, Hidden], "post_attention_norm.weight"),
     row("post_attention_layernorm.weight", [One, Hidden], "ffn_norm.weight"),
     row("post_mlp_layernorm.weight", [One, Hidden], "post_ffw_norm.weight"),
 ];
 /// In GGUFs of some families the second norm has the name of one behind attention.
-const OTHER_NORMS: &[Row] = &[
+const OTHER_NORMS: &[TensorRow] = &[
     row("input_layernorm.weight", [One, Hidden], "attn_norm.weight"),
     row("post_attention_layernorm.weight", [One, Hidden], "post_attention_norm.weight"),
 ];
-const ONE_NORM: &[Row] = &[row("input_layernorm.weight", [One, Hidden], "attn_norm.weight")];
-const PROJECTION_NORMS: &[Row] = &[
+const ONE_NORM: &[TensorRow] = &[row("input_layernorm.weight", [One, Hidden], "attn_norm.weight")];
+const PROJECTION_NORMS: &[TensorRow] = &[
     row("self_attn.q_norm.weight", [One, Heads], "attn_q_norm.weight"),
     row("self_attn.k_norm.weight", [One, KvHeads], "attn_k_norm.weight"),
 ];
-const GATE_UP_FUSED: &[Row] = &[
+const GATE_UP_FUSED: &[TensorRow] = &[
     fused("mlp.gate_proj.weight", [Inner, Hidden], GATE_UP_FILES, &[]),
     fused("mlp.up_proj.weight", [Inner, Hidden], GATE_UP_FILES, &[Inner]),
     row("mlp.down_proj.weight", [Hidden, Inner], "ffn_down.weight"),
 ];
 const OF_EXPERT: &[Dim] = &[ExpertInner, ExpertInner];
 const GRANITE_INPUT: &str = "block_sparse_moe.input_linear.weight";
-const GRANITE_EXPERTS: &[Row] = &[
-    Row {
+const GRANITE_EXPERTS: &[TensorRow] = &[
+    TensorRow {
         name: "mlp.gate.weight",
         dims: [Experts, Hidden],
         folder: at("block_sparse_moe.router.layer.weight"),
         gguf: at("ffn_gate_inp.weight"),
     },
-    Row {
+    TensorRow {
         name: "mlp.experts.{e}.gate_proj.weight",
         dims: [ExpertInner, Hidden],
         folder: of_experts(GRANITE_INPUT, &[], OF_EXPERT),
         gguf: stacked("ffn_gate_exps.weight"),
     },
-    Row {
+    TensorRow {
         name: "mlp.experts.{e}.up_proj.weight",
         dims: [ExpertInner, Hidden],
         folder: of_experts(GRANITE_INPUT, &[ExpertInner], OF_EXPERT),
         gguf: stacked("ffn_up_exps.weight"),
     },
-    Row {
+    TensorRow {
         name: "mlp.experts.{e}.down_proj.weight",
         dims: [Hidden, ExpertInner],
         folder: stacked("block_sparse_moe.output_linear.weight"),
         gguf: stacked("ffn_down_exps.weight"),
     },
 ];
-const GLM4_ROUTER: &[Row] = &[row("mlp.gate.e_score_correction_bias", [One, Experts], "exp_probs_b.bias")];
-const SHARED_EXPERT: &[Row] = &[
+const GLM4_ROUTER: &[TensorRow] = &[row("mlp.gate.e_score_correction_bias", [One, Experts], "exp_probs_b.bias")];
+const SHARED_EXPERT: &[TensorRow] = &[
     row("mlp.shared_experts.gate_proj.weight", [SharedInner, Hidden], "ffn_gate_shexp.weight"),
     row("mlp.shared_experts.up_proj.weight", [SharedInner, Hidden], "ffn_up_shexp.weight"),
     row("mlp.shared_experts.down_proj.weight", [Hidden, SharedInner], "ffn_down_shexp.weight"),
 ];
 
 /// Gate and up of a gpt-oss folder stand in turn, row by row.
-const fn gpt_oss(name: &'static str, dims: [Dim; 2], file: &'static str, nth: usize, gguf: &'static str) -> Row {
+const fn gpt_oss(name: &'static str, dims: [Dim; 2], file: &'static str, nth: usize, gguf: &'static str) -> TensorRow {
     let before: &[Dim] = if nth == 0 { &[] } else { &[One] };
-    Row { name, dims, folder: woven(of_experts(file, &[], OF_EXPERT), One, before, &[One, One]), gguf: stacked(gguf) }
+    TensorRow {
+        name,
+        dims,
+        folder: woven(of_experts(file, &[], OF_EXPERT), One, before, &[One, One]),
+        gguf: stacked(gguf),
+    }
 }
 
 const GPT_OSS_GATE_UP: [&str; 2] = ["mlp.experts.gate_up_proj", "mlp.experts.gate_up_proj_bias"];
-const GPT_OSS: &[Row] = &[
+const GPT_OSS: &[TensorRow] = &[
     row("self_attn.o_proj.bias", [One, Hidden], "attn_output.bias"),
     row("self_attn.sinks", [One, OneOfHeads], "attn_sinks.weight"),
-    Row {
+    TensorRow {
         name: "mlp.gate.weight",
         dims: [Experts, Hidden],
         folder: at("mlp.router.weight"),
         gguf: at("ffn_gate_inp.weight"),
     },
-    Row { name: "mlp.gate.bias", dims: [One, Experts], folder: at("mlp.router.bias"), gguf: at("ffn_gate_inp.bias") },
+    TensorRow {
+        name: "mlp.gate.bias",
+        dims: [One, Experts],
+        folder: at("mlp.router.bias"),
+        gguf: at("ffn_gate_inp.bias"),
+    },
     gpt_oss("mlp.experts.{e}.gate_proj.weight", [ExpertInner, Hidden], GPT_OSS_GATE_UP[0], 0, "ffn_gate_exps.weight"),
     gpt_oss("mlp.experts.{e}.up_proj.weight", [ExpertInner, Hidden], GPT_OSS_GATE_UP[0], 1, "ffn_up_exps.weight"),
     expert_at(
@@ -364,23 +374,23 @@ const GPT_OSS: &[Row] = &[
     expert_at("mlp.experts.{e}.down_proj.bias", [One, Hidden], "mlp.experts.down_proj_bias", "ffn_down_exps.bias"),
 ];
 
-const fn expert_at(name: &'static str, dims: [Dim; 2], folder: &'static str, gguf: &'static str) -> Row {
-    Row { name, dims, folder: stacked(folder), gguf: stacked(gguf) }
+const fn expert_at(name: &'static str, dims: [Dim; 2], folder: &'static str, gguf: &'static str) -> TensorRow {
+    TensorRow { name, dims, folder: stacked(folder), gguf: stacked(gguf) }
 }
 
-const fn neox(name: &'static str, dims: [Dim; 2], folder: &'static str, gguf: &'static str) -> Row {
-    Row { name, dims, folder: at(folder), gguf: at(gguf) }
+const fn neox(name: &'static str, dims: [Dim; 2], folder: &'static str, gguf: &'static str) -> TensorRow {
+    TensorRow { name, dims, folder: at(folder), gguf: at(gguf) }
 }
 
 /// Q, K and V of a head stand together in a folder, and in a GGUF those of all heads.
-const fn neox_qkv(name: &'static str, dims: [Dim; 2], files: [&'static str; 2], nth: usize) -> Row {
+const fn neox_qkv(name: &'static str, dims: [Dim; 2], files: [&'static str; 2], nth: usize) -> TensorRow {
     const HEAD: &[Dim] = &[OneHead, OneHead, OneHead];
     let (before, of_head): (&[Dim], &[Dim]) = match nth {
         0 => (&[], &[]),
         1 => (&[Heads], &[OneHead]),
         _ => (&[Heads, KvHeads], &[OneHead, OneHead]),
     };
-    Row {
+    TensorRow {
         name,
         dims,
         folder: woven(part(files[0], &[], QKV), OneHead, of_head, HEAD),
@@ -390,7 +400,7 @@ const fn neox_qkv(name: &'static str, dims: [Dim; 2], files: [&'static str; 2], 
 
 const NEOX_WEIGHT: [&str; 2] = ["attention.query_key_value.weight", "attn_qkv.weight"];
 const NEOX_BIAS: [&str; 2] = ["attention.query_key_value.bias", "attn_qkv.bias"];
-const NEOX: &[Row] = &[
+const NEOX: &[TensorRow] = &[
     row("input_layernorm.weight", [One, Hidden], "attn_norm.weight"),
     row("input_layernorm.bias", [One, Hidden], "attn_norm.bias"),
     row("post_attention_layernorm.weight", [One, Hidden], "ffn_norm.weight"),
@@ -408,7 +418,7 @@ const NEOX: &[Row] = &[
     neox("mlp.down_proj.weight", [Hidden, Inner], "mlp.dense_4h_to_h.weight", "ffn_down.weight"),
     neox("mlp.down_proj.bias", [One, Hidden], "mlp.dense_4h_to_h.bias", "ffn_down.bias"),
 ];
-const NEOX_OUTER: &[Row] = &[
+const NEOX_OUTER: &[TensorRow] = &[
     neox(EMBEDDING, [Vocab, Hidden], "gpt_neox.embed_in.weight", "token_embd.weight"),
     neox(NORM, [One, Hidden], "gpt_neox.final_layer_norm.weight", "output_norm.weight"),
     neox(NORM_BIAS, [One, Hidden], "gpt_neox.final_layer_norm.bias", "output_norm.bias"),
@@ -416,7 +426,7 @@ const NEOX_OUTER: &[Row] = &[
 ];
 
 /// The rows outside the layers.
-pub(super) fn outer_rows(family: Family) -> &'static [Row] {
+pub(super) fn outer_rows(family: Family) -> &'static [TensorRow] {
     match family {
         Family::Gpt2 => GPT2_OUTER,
         Family::GptNeox => NEOX_OUTER,
@@ -428,7 +438,7 @@ pub(super) fn outer_rows(family: Family) -> &'static [Row] {
 }
 
 /// The rows of a layer.
-pub(super) fn layer_rows(spec: &ModelSpec, layer: &LayerSpec) -> Vec<&'static [Row]> {
+pub(super) fn layer_rows(spec: &ModelSpec, layer: &LayerSpec) -> Vec<&'static [TensorRow]> {
     if spec.recurrence.is_some() || spec.convolution.is_some() {
         return recurrent::layer_rows(spec, layer);
     }
@@ -456,7 +466,7 @@ pub(super) fn layer_rows(spec: &ModelSpec, layer: &LayerSpec) -> Vec<&'static [R
     rows
 }
 
-fn mlp_rows(spec: &ModelSpec, layer: &LayerSpec) -> Vec<&'static [Row]> {
+fn mlp_rows(spec: &ModelSpec, layer: &LayerSpec) -> Vec<&'static [TensorRow]> {
     match (layer.has_experts, spec.family) {
         (false, Family::Glm4) => vec![GATE_UP_FUSED],
         (false, _) => vec![MLP],

@@ -13,7 +13,7 @@ fn reads_configs() {
         }
         match (ModelSpec::from_config(&config, &Value::Null, &Value::Null, "f"), expect) {
             (Ok(spec), Ok(expect)) => assert_eq!(spec.rope.scaling, expect),
-            (Err(Fault::Malformed(what) | Fault::Unsupported(what)), Err(expect)) => {
+            (Err(ParseError::Malformed(what) | ParseError::Unsupported(what)), Err(expect)) => {
                 assert!(what.contains(expect), "{what}");
             }
             (found, expect) => panic!("{edit}: {found:?}, expected {expect:?}"),
@@ -61,7 +61,7 @@ fn reads_configs() {
 /// The layers that result from a config's other keys, one letter each: all positions or a window, the rope (r), a local
 /// one (l) or none (n), a dense MLP or experts (x).
 #[test]
-fn layers_differ_as_their_config_says() {
+fn layers_differ_as_configured() {
     let check = |architecture: &str, edit: &str, expect: &str| {
         let mut config: Value = serde_json::from_str(CONFIG).unwrap();
         config["architectures"] = serde_json::json!([architecture]);
@@ -71,7 +71,7 @@ fn layers_differ_as_their_config_says() {
             config[key] = value.clone();
         }
         let found = match ModelSpec::from_config(&config, &Value::Null, &Value::Null, "f") {
-            Err(Fault::Malformed(what) | Fault::Unsupported(what)) => what,
+            Err(ParseError::Malformed(what) | ParseError::Unsupported(what)) => what,
             Ok(spec) => spec.layers.iter().map(letters).collect::<Vec<_>>().join(" "),
         };
         assert!(found.contains(expect), "{architecture} {edit}: {found}");
@@ -217,7 +217,9 @@ fn recurrent_layers_are_read_and_those_that_cannot_be_are_refused() {
             config[key] = value.clone();
         }
         match read(&config) {
-            Err(Fault::Malformed(what) | Fault::Unsupported(what)) => assert!(what.contains(expect), "{what}"),
+            Err(ParseError::Malformed(what) | ParseError::Unsupported(what)) => {
+                assert!(what.contains(expect), "{what}")
+            }
             found => panic!("{edit}: {found:?}"),
         }
     }

@@ -128,7 +128,7 @@ fn blocks_and_their_exponents_that_stand_apart_are_one_tensor() {
     let read = |tensor: crate::tensor::Tensor<'_>| tensor.read().unwrap();
     assert_eq!(read(whole), rows(&[0, 1, 2, 3]));
     assert_eq!(read(whole.part(1, [2, 64]).unwrap()), rows(&[1, 2]));
-    let every_second = |nth| whole.woven(crate::tensor::Woven { run: 1, before: nth, period: 2 }, [2, 64]);
+    let every_second = |nth| whole.woven(crate::tensor::WovenRows { run: 1, before: nth, period: 2 }, [2, 64]);
     assert_eq!((read(every_second(0)), read(every_second(1))), (rows(&[0, 2]), rows(&[1, 3])));
     let mut one = vec![0; 34];
     every_second(1).read_rows(1..2, &mut one).unwrap();

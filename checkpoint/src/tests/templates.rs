@@ -9,12 +9,12 @@ fn renders_chats() {
     let folder = Temporary::folder("chat");
     let checkpoint = Checkpoint::open(&folder.write("t.gguf", &tiny().bytes())).unwrap();
     let template = checkpoint.chat_template().unwrap().unwrap();
-    let asked = Conversation::new(vec![json!({ "role": "user", "content": " Hi {{ 1 }} <b> " })]);
+    let conversation = Conversation::new(vec![json!({ "role": "user", "content": " Hi {{ 1 }} <b> " })]);
     assert_eq!(
-        template.render(&asked, 0).unwrap(),
+        template.render(&conversation, 0).unwrap(),
         "<|im_start|>user\nHi {{ 1 }} <b><|im_end|>\n<|im_start|>assistant\n"
     );
-    let shown = Conversation { add_generation_prompt: false, ..asked };
+    let shown = Conversation { add_generation_prompt: false, ..conversation };
     let tokens = checkpoint.tokenizer().unwrap().encode(&template.render(&shown, 0).unwrap(), false).unwrap();
     assert_eq!(tokens[0], 260);
 }

@@ -94,7 +94,7 @@ fn every_named_pre_tokenizer_runs() {
 }
 
 #[test]
-fn bos_is_added_where_the_file_says() {
+fn bos_is_added_if_file_sets_it() {
     let folder = Temporary::folder("bos");
     let ids = |writer: Writer, special: bool| {
         let checkpoint = Checkpoint::open(&folder.write("t.gguf", &writer.bytes())).unwrap();

@@ -1,8 +1,8 @@
 //! Makes a tokenizer from a GGUF's vocabulary: byte-level or SentencePiece.
 
-use crate::error::{Error, Fault, Result};
+use crate::error::{Error, ParseError, Result};
 use crate::gguf::Gguf;
-use crate::tokenizer::pieces::{Pieces, Spelling, missing_bytes};
+use crate::tokenizer::pieces::{Spelling, TokenBytes, missing_bytes};
 use crate::tokenizer::recipes::{Recipe, recipe};
 use crate::tokenizer::{
     KIND_BYTE, KIND_CONTROL, KIND_UNKNOWN, KIND_UNUSED, KIND_USER_DEFINED, Tokenizer, VOCAB_MAX, scores,
@@ -19,7 +19,7 @@ use types::{Token, Tokens};
 
 impl Tokenizer {
     pub(crate) fn from_gguf(gguf: &Gguf, bytes: &[u8], path: &Path) -> Result<Tokenizer> {
-        let vocabulary = Vocabulary::read(gguf, bytes).map_err(Error::fault(path))?;
+        let vocabulary = GgufVocabulary::read(gguf, bytes).map_err(Error::fault(path))?;
         let pipeline = vocabulary.pipeline()?;
         let pieces = vocabulary.pieces().map_err(Error::fault(path))?;
         Tokenizer::new(pipeline, pieces, vocabulary.before, vocabulary.after)
@@ -27,61 +27,61 @@ impl Tokenizer {
 }
 
 /// The content of the keys `tokenizer.ggml.*`.
-pub(super) struct Vocabulary<'a> {
+pub(super) struct GgufVocabulary<'a> {
     pub tokens: Vec<&'a str>,
     /// One entry per token.
     kinds: Vec<i64>,
     /// A text's id; the lower one if two tokens have the same text.
     ids: HashMap<&'a str, Token>,
-    pub merging: Merging<'a>,
+    pub merging: MergeRules<'a>,
     pub before: Tokens,
     pub after: Tokens,
 }
 
 /// How tokens are merged, by `tokenizer.ggml.model`.
-pub(super) enum Merging<'a> {
+pub(super) enum MergeRules<'a> {
     /// `gpt2`: bytes are merged in the order of a list.
     ByteLevel { recipe: Recipe, merges: Vec<(&'a str, &'a str)> },
     /// `llama`: characters are merged in the order of scores; unknown ones fall back to bytes.
     SentencePiece { scores: Vec<f64>, add_space_prefix: bool },
 }
 
-impl<'a> Vocabulary<'a> {
-    pub fn read(gguf: &Gguf, bytes: &'a [u8]) -> std::result::Result<Vocabulary<'a>, Fault> {
+impl<'a> GgufVocabulary<'a> {
+    pub fn read(gguf: &Gguf, bytes: &'a [u8]) -> std::result::Result<GgufVocabulary<'a>, ParseError> {
         let model = match gguf.text(bytes, "tokenizer.ggml.model")? {
             Some(model @ ("gpt2" | "llama")) => model,
-            Some(other) => return Fault::unsupported(format!("the tokenizer model {other}")),
-            None => return Fault::malformed("there is no tokenizer in the file"),
+            Some(other) => return ParseError::unsupported(format!("the tokenizer model {other}")),
+            None => return ParseError::malformed("there is no tokenizer in the file"),
         };
         let recipe = if model == "gpt2" { Some(read_recipe(gguf, bytes)?) } else { None };
         let tokens = gguf.texts(bytes, "tokenizer.ggml.tokens")?.unwrap_or_default();
         if tokens.is_empty() || tokens.len() > VOCAB_MAX {
-            return Fault::malformed(format!("a vocabulary of {} tokens", tokens.len()));
+            return ParseError::malformed(format!("a vocabulary of {} tokens", tokens.len()));
         }
         let kinds = gguf.integers(bytes, "tokenizer.ggml.token_type")?.unwrap_or_else(|| vec![1; tokens.len()]);
         if kinds.len() != tokens.len() {
-            return Fault::malformed(format!("{} token types for {} tokens", kinds.len(), tokens.len()));
+            return ParseError::malformed(format!("{} token types for {} tokens", kinds.len(), tokens.len()));
         }
         let mut ids = HashMap::with_capacity(tokens.len());
         for (id, token) in tokens.iter().enumerate() {
             ids.entry(*token).or_insert(id as Token);
         }
         let merging = match recipe {
-            Some(recipe) => Merging::ByteLevel { recipe, merges: read_merges(gguf, bytes, &ids)? },
+            Some(recipe) => MergeRules::ByteLevel { recipe, merges: read_merges(gguf, bytes, &ids)? },
             None => read_scores(gguf, bytes, tokens.len())?,
         };
         let (before, after) = read_surroundings(gguf, recipe.is_none_or(|recipe| recipe.add_bos), tokens.len())?;
-        Ok(Vocabulary { tokens, kinds, ids, merging, before, after })
+        Ok(GgufVocabulary { tokens, kinds, ids, merging, before, after })
     }
 
     /// Whether a token is matched in a text as a whole.
     pub fn added(&self, id: usize) -> bool {
-        let is_unknown = self.kinds[id] == KIND_UNKNOWN && matches!(self.merging, Merging::SentencePiece { .. });
+        let is_unknown = self.kinds[id] == KIND_UNKNOWN && matches!(self.merging, MergeRules::SentencePiece { .. });
         is_unknown || matches!(self.kinds[id], KIND_CONTROL | KIND_USER_DEFINED)
     }
 
-    fn pieces(&self) -> std::result::Result<Pieces, Fault> {
-        let is_byte_level = matches!(self.merging, Merging::ByteLevel { .. });
+    fn pieces(&self) -> std::result::Result<TokenBytes, ParseError> {
+        let is_byte_level = matches!(self.merging, MergeRules::ByteLevel { .. });
         let spelling = if is_byte_level { Spelling::ByteLevel } else { Spelling::SentencePiece };
         let tokens = self.tokens.iter().enumerate().map(|(id, token)| {
             let bytes = match self.kinds[id] {
@@ -93,17 +93,17 @@ impl<'a> Vocabulary<'a> {
             };
             (bytes, matches!(self.kinds[id], KIND_CONTROL | KIND_UNKNOWN))
         });
-        Pieces::collect(spelling, tokens)
+        TokenBytes::collect(spelling, tokens)
     }
 
     fn pipeline(&self) -> Result<PipelineTokenizer> {
         let failed = |error: tokenizers::Error| Error::Tokenizer(error.to_string());
         let (normalizers, pre_tokenizer, bpe) = match &self.merging {
-            Merging::ByteLevel { recipe, merges } => {
+            MergeRules::ByteLevel { recipe, merges } => {
                 let normalizers = if recipe.nfc { vec![PipelineNormalizer::NFC(NFC)] } else { Vec::new() };
                 (normalizers, recipe.pre_tokenizer().map_err(failed)?, self.byte_level_bpe(*recipe, merges))
             }
-            Merging::SentencePiece { scores, add_space_prefix } => {
+            MergeRules::SentencePiece { scores, add_space_prefix } => {
                 let normalizers = spaces_to_words(*add_space_prefix).map_err(failed)?;
                 (normalizers, PipelinePreTokenizer::None, self.sentence_piece_bpe(scores))
             }
@@ -175,24 +175,24 @@ fn spaces_to_words(add_space_prefix: bool) -> tokenizers::Result<Vec<PipelineNor
     Ok(prefix.into_iter().chain([spaces]).collect())
 }
 
-fn read_scores<'a>(gguf: &Gguf, bytes: &[u8], n_vocab: usize) -> std::result::Result<Merging<'a>, Fault> {
+fn read_scores<'a>(gguf: &Gguf, bytes: &[u8], n_vocab: usize) -> std::result::Result<MergeRules<'a>, ParseError> {
     let scores = gguf.floats(bytes, "tokenizer.ggml.scores")?.unwrap_or_default();
     if scores.len() != n_vocab {
-        return Fault::malformed(format!("{} scores for {n_vocab} tokens", scores.len()));
+        return ParseError::malformed(format!("{} scores for {n_vocab} tokens", scores.len()));
     }
     let add_space_prefix = gguf.bool("tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
-    Ok(Merging::SentencePiece { scores, add_space_prefix })
+    Ok(MergeRules::SentencePiece { scores, add_space_prefix })
 }
 
-fn read_recipe(gguf: &Gguf, bytes: &[u8]) -> std::result::Result<Recipe, Fault> {
+fn read_recipe(gguf: &Gguf, bytes: &[u8]) -> std::result::Result<Recipe, ParseError> {
     let key = "tokenizer.ggml.pre";
     let Some(pre) = gguf.text(bytes, key)? else {
         // A guess would give other tokens than those of the training, without any error.
-        return Fault::unsupported(format!("a vocabulary without the name of its pre-tokenizer ({key})"));
+        return ParseError::unsupported(format!("a vocabulary without the name of its pre-tokenizer ({key})"));
     };
     match recipe(pre) {
         Some(recipe) => Ok(recipe),
-        None => Fault::unsupported(format!("the pre-tokenizer {pre} ({key})")),
+        None => ParseError::unsupported(format!("the pre-tokenizer {pre} ({key})")),
     }
 }
 
@@ -201,32 +201,34 @@ fn read_merges<'a>(
     gguf: &Gguf,
     bytes: &'a [u8],
     ids: &HashMap<&str, Token>,
-) -> std::result::Result<Vec<(&'a str, &'a str)>, Fault> {
+) -> std::result::Result<Vec<(&'a str, &'a str)>, ParseError> {
     let mut merges = Vec::new();
     let mut joined = String::new();
     for merge in gguf.texts(bytes, "tokenizer.ggml.merges")?.unwrap_or_default() {
         let Some((left, right)) = merge.split_once(' ') else {
-            return Fault::malformed(format!("the merge {merge:?} is not two tokens"));
+            return ParseError::malformed(format!("the merge {merge:?} is not two tokens"));
         };
         joined.clear();
         joined.extend([left, right]);
         if let Some(missing) = [left, right, &joined].into_iter().find(|token| !ids.contains_key(token)) {
-            return Fault::malformed(format!("the merge {merge:?} needs {missing:?}, which is not in the vocabulary"));
+            return ParseError::malformed(format!(
+                "the merge {merge:?} needs {missing:?}, which is not in the vocabulary"
+            ));
         }
         merges.push((left, right));
     }
     Ok(merges)
 }
 
-fn read_surroundings(gguf: &Gguf, add_bos: bool, n_vocab: usize) -> std::result::Result<(Tokens, Tokens), Fault> {
-    let surrounding = |which: &str, default: bool| -> std::result::Result<Tokens, Fault> {
+fn read_surroundings(gguf: &Gguf, add_bos: bool, n_vocab: usize) -> std::result::Result<(Tokens, Tokens), ParseError> {
+    let surrounding = |which: &str, default: bool| -> std::result::Result<Tokens, ParseError> {
         if !gguf.bool(&format!("tokenizer.ggml.add_{which}_token"))?.unwrap_or(default) {
             return Ok(Tokens::new());
         }
         let key = format!("tokenizer.ggml.{which}_token_id");
         match gguf.unsigned(&key)? {
             Some(id) if id < n_vocab as u64 => Ok(vec![id as Token]),
-            _ => Fault::malformed(format!("{which} is to be added to texts, and {key} does not say what it is")),
+            _ => ParseError::malformed(format!("{which} is to be added to texts, and {key} does not say what it is")),
         }
     };
     Ok((surrounding("bos", add_bos)?, surrounding("eos", false)?))

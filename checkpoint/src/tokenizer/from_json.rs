@@ -1,9 +1,9 @@
 //! Makes a tokenizer from `tokenizer.json`. The `tokenizers` crate reads the format; here are the checks that a file
 //! has to pass first, and the table of bytes.
 
-use crate::error::{Error, Fault, Result};
+use crate::error::{Error, ParseError, Result};
 use crate::small_files::read_json;
-use crate::tokenizer::pieces::{Pieces, Spelling, missing_bytes};
+use crate::tokenizer::pieces::{Spelling, TokenBytes, missing_bytes};
 use crate::tokenizer::{Tokenizer, VOCAB_MAX};
 use serde_json::Value;
 use std::collections::HashSet;
@@ -16,7 +16,7 @@ impl Tokenizer {
         let failed = |what: String| Error::Malformed { path: path.to_owned(), what };
         tokenizers::canonicalize_value(&mut json).map_err(|error| failed(error.to_string()))?;
         check_merges(&json).map_err(Error::fault(path))?;
-        let table = Table::read(&json).map_err(Error::fault(path))?;
+        let table = JsonVocabulary::read(&json).map_err(Error::fault(path))?;
         complete(&mut json, table.pieces.len());
         let pipeline = tokenizers::from_json(&json.to_string()).map_err(|error| failed(error.to_string()))?;
         for (text, id) in &table.added {
@@ -39,18 +39,18 @@ fn complete(json: &mut Value, n_vocab: usize) {
     }
 }
 
-struct Table {
-    pieces: Pieces,
+struct JsonVocabulary {
+    pieces: TokenBytes,
     added: Vec<(String, Token)>,
 }
 
-impl Table {
-    fn read(json: &Value) -> std::result::Result<Table, Fault> {
+impl JsonVocabulary {
+    fn read(json: &Value) -> std::result::Result<JsonVocabulary, ParseError> {
         let spelling = spelling(json)?;
         let mut tokens: Vec<(Vec<u8>, bool)> = Vec::new();
         let mut put = |id: u64, bytes: Vec<u8>, special: bool| {
             let Some(id) = usize::try_from(id).ok().filter(|id| *id < VOCAB_MAX) else {
-                return Fault::malformed(format!("a token has the id {id}, where {VOCAB_MAX} are believed"));
+                return ParseError::malformed(format!("a token has the id {id}, where {VOCAB_MAX} are believed"));
             };
             if tokens.len() <= id {
                 tokens.resize(id + 1, (Vec::new(), false));
@@ -64,52 +64,52 @@ impl Table {
         let mut added = Vec::new();
         for token in json["added_tokens"].as_array().into_iter().flatten() {
             let (Some(id), Some(text)) = (token["id"].as_u64(), token["content"].as_str()) else {
-                return Fault::malformed(format!("the added token {token} has no id or no content"));
+                return ParseError::malformed(format!("the added token {token} has no id or no content"));
             };
             put(id, text.as_bytes().to_vec(), token["special"].as_bool().unwrap_or(false))?;
             if !text.is_empty() && !token["normalized"].as_bool().unwrap_or(false) {
                 added.push((text.to_owned(), id as Token));
             }
         }
-        Ok(Table { pieces: Pieces::collect(spelling, tokens.into_iter())?, added })
+        Ok(JsonVocabulary { pieces: TokenBytes::collect(spelling, tokens.into_iter())?, added })
     }
 }
 
 /// Texts and ids: from an object, or from a list of pairs of text and score.
-fn model_tokens(model: &Value) -> std::result::Result<Vec<(&str, u64)>, Fault> {
+fn model_tokens(model: &Value) -> std::result::Result<Vec<(&str, u64)>, ParseError> {
     match &model["vocab"] {
         Value::Object(vocab) => vocab
             .iter()
             .map(|(text, id)| match id.as_u64() {
                 Some(id) => Ok((text.as_str(), id)),
-                None => Fault::malformed(format!("the token {text:?} has the id {id}")),
+                None => ParseError::malformed(format!("the token {text:?} has the id {id}")),
             })
             .collect(),
         Value::Array(vocab) => (0..)
             .zip(vocab)
             .map(|(id, pair)| match pair[0].as_str() {
                 Some(text) => Ok((text, id)),
-                None => Fault::malformed(format!("the token {id} has no text")),
+                None => ParseError::malformed(format!("the token {id} has no text")),
             })
             .collect(),
-        _ => Fault::malformed("the tokenizer has no vocabulary"),
+        _ => ParseError::malformed("the tokenizer has no vocabulary"),
     }
 }
 
-fn spelling(json: &Value) -> std::result::Result<Spelling, Fault> {
+fn spelling(json: &Value) -> std::result::Result<Spelling, ParseError> {
     let model = &json["model"];
     if model["byte_level"].as_bool() == Some(true) {
         return Ok(Spelling::ByteLevel);
     }
     match model["type"].as_str() {
         Some("BPE" | "Unigram") => decoder_is_sentence_piece(&json["decoder"]).map(|()| Spelling::SentencePiece),
-        Some(other) => Fault::unsupported(format!("the tokenizer model {other}")),
-        None => Fault::malformed("the tokenizer's model has no type"),
+        Some(other) => ParseError::unsupported(format!("the tokenizer model {other}")),
+        None => ParseError::malformed("the tokenizer's model has no type"),
     }
 }
 
 /// Checks that decoding does exactly what the table of bytes does.
-fn decoder_is_sentence_piece(decoder: &Value) -> std::result::Result<(), Fault> {
+fn decoder_is_sentence_piece(decoder: &Value) -> std::result::Result<(), ParseError> {
     match decoder["type"].as_str() {
         Some("Sequence") => {
             decoder["decoders"].as_array().into_iter().flatten().try_for_each(decoder_is_sentence_piece)
@@ -117,17 +117,17 @@ fn decoder_is_sentence_piece(decoder: &Value) -> std::result::Result<(), Fault> 
         Some("ByteFallback" | "Fuse" | "Strip") => Ok(()),
         Some("Replace") if decoder["pattern"]["String"] == "▁" && decoder["content"] == " " => Ok(()),
         Some("Metaspace") if decoder["replacement"] == "▁" => Ok(()),
-        Some(other) => Fault::unsupported(format!("the decoder {other} of the tokenizer")),
-        None => Fault::unsupported("a tokenizer without a decoder"),
+        Some(other) => ParseError::unsupported(format!("the decoder {other} of the tokenizer")),
+        None => ParseError::unsupported("a tokenizer without a decoder"),
     }
 }
 
 /// Checks that each merge joins two tokens to a token and no affix is added, which merging relies on.
-fn check_merges(json: &Value) -> std::result::Result<(), Fault> {
+fn check_merges(json: &Value) -> std::result::Result<(), ParseError> {
     let model = &json["model"];
     for affix in ["continuing_subword_prefix", "end_of_word_suffix"] {
         if model[affix].as_str().is_some_and(|affix| !affix.is_empty()) {
-            return Fault::unsupported(format!("a tokenizer with {affix}"));
+            return ParseError::unsupported(format!("a tokenizer with {affix}"));
         }
     }
     let (Some(vocab), Some(merges)) = (model["vocab"].as_object(), model["merges"].as_array()) else {
@@ -136,11 +136,13 @@ fn check_merges(json: &Value) -> std::result::Result<(), Fault> {
     let known: HashSet<&str> = vocab.keys().map(String::as_str).collect();
     for merge in merges {
         let (Some(left), Some(right)) = (merge[0].as_str(), merge[1].as_str()) else {
-            return Fault::malformed(format!("the merge {merge} is not two tokens"));
+            return ParseError::malformed(format!("the merge {merge} is not two tokens"));
         };
         let joined = format!("{left}{right}");
         if let Some(missing) = [left, right, &joined].into_iter().find(|token| !known.contains(token)) {
-            return Fault::malformed(format!("the merge {merge} needs {missing:?}, which is not in the vocabulary"));
+            return ParseError::malformed(format!(
+                "the merge {merge} needs {missing:?}, which is not in the vocabulary"
+            ));
         }
     }
     Ok(())

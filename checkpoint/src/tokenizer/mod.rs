@@ -17,7 +17,7 @@ pub use detokenizer::Detokenizer;
 pub use table::TokenTable;
 
 use crate::error::{Error, Result};
-use crate::tokenizer::pieces::Pieces;
+use crate::tokenizer::pieces::TokenBytes;
 use std::sync::Arc;
 use tokenizers::pipeline::{EncodeOptions, Override, PipelineToken, PipelineTokenizer};
 use types::{Token, Tokens};
@@ -37,19 +37,19 @@ const VOCAB_MAX: usize = 1 << 22;
 
 /// Cheap to clone; all clones share one vocabulary.
 #[derive(Clone)]
-pub struct Tokenizer(Arc<Parts>);
+pub struct Tokenizer(Arc<TokenizerParts>);
 
-struct Parts {
+struct TokenizerParts {
     pipeline: PipelineTokenizer,
-    pieces: Pieces,
+    pieces: TokenBytes,
     /// The tokens that `add_special` puts before a text if the pipeline does not.
     before: Tokens,
     after: Tokens,
 }
 
 impl Tokenizer {
-    fn new(pipeline: PipelineTokenizer, pieces: Pieces, before: Tokens, after: Tokens) -> Result<Tokenizer> {
-        let tokenizer = Tokenizer(Arc::new(Parts { pipeline, pieces, before, after }));
+    fn new(pipeline: PipelineTokenizer, pieces: TokenBytes, before: Tokens, after: Tokens) -> Result<Tokenizer> {
+        let tokenizer = Tokenizer(Arc::new(TokenizerParts { pipeline, pieces, before, after }));
         // A part that cannot run fails here, and not at the first client.
         tokenizer.encode("It's 2026, naïve  😀\n", true)?;
         Ok(tokenizer)

@@ -1,10 +1,10 @@
 //! The bytes of each token, and which are control tokens. Knows the two alphabets in which vocabularies are written.
 
-use crate::error::Fault;
+use crate::error::ParseError;
 use types::Token;
 
 /// The bytes of all tokens in one run: `bytes[starts[id]..starts[id + 1]]` is token `id`.
-pub(super) struct Pieces {
+pub(super) struct TokenBytes {
     bytes: Vec<u8>,
     starts: Vec<u32>,
     special: Vec<bool>,
@@ -20,14 +20,17 @@ pub(super) enum Spelling {
     SentencePiece,
 }
 
-impl Pieces {
+impl TokenBytes {
     /// Takes the tokens in the order of their ids.
-    pub fn collect(spelling: Spelling, tokens: impl Iterator<Item = (Vec<u8>, bool)>) -> Result<Pieces, Fault> {
-        let mut pieces = Pieces { bytes: Vec::new(), starts: vec![0], special: Vec::new(), spelling };
+    pub fn collect(
+        spelling: Spelling,
+        tokens: impl Iterator<Item = (Vec<u8>, bool)>,
+    ) -> Result<TokenBytes, ParseError> {
+        let mut pieces = TokenBytes { bytes: Vec::new(), starts: vec![0], special: Vec::new(), spelling };
         for (bytes, special) in tokens {
             pieces.bytes.extend_from_slice(&bytes);
             let Ok(end) = u32::try_from(pieces.bytes.len()) else {
-                return Fault::malformed("a vocabulary of more than 4 GiB");
+                return ParseError::malformed("a vocabulary of more than 4 GiB");
             };
             pieces.starts.push(end);
             pieces.special.push(special);
@@ -142,7 +145,7 @@ mod tests {
         ] {
             let special = |text: &str| text.starts_with("<|") || text == "</s>";
             let read = |text: &str| if special(text) { text.into() } else { spelling.bytes(text) };
-            let pieces = Pieces::collect(spelling, texts.iter().map(|text| (read(text), special(text)))).unwrap();
+            let pieces = TokenBytes::collect(spelling, texts.iter().map(|text| (read(text), special(text)))).unwrap();
             assert!((0..).zip(texts).all(|(id, text)| pieces.spelled(id) == text), "{spelling:?}");
         }
     }

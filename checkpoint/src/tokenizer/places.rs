@@ -10,20 +10,20 @@ impl Tokenizer {
     /// For each token of a text the characters `start..end` that it stands for. A token that is part of a character has
     /// all of it, and one that stands for nothing in the text, such as one before all texts, has `(0, 0)`.
     pub fn places(&self, text: &str, ids: &[Token]) -> Vec<(usize, usize)> {
-        let mut cursor = Cursor { text, at: 0, n_counted: 0 };
+        let mut cursor = TextCursor { text, at: 0, n_counted: 0 };
         let place = |id: &Token| cursor.place(self.token_bytes(*id), self.is_special(*id)).unwrap_or_default();
         ids.iter().map(place).collect()
     }
 }
 
 /// How far a text was read, and how many of its characters begin before that.
-struct Cursor<'a> {
+struct TextCursor<'a> {
     text: &'a str,
     at: usize,
     n_counted: usize,
 }
 
-impl Cursor<'_> {
+impl TextCursor<'_> {
     fn place(&mut self, token: &[u8], is_special: bool) -> Option<(usize, usize)> {
         let (n_skipped, n) = self.find(token, is_special)?;
         self.advance(n_skipped);
@@ -57,12 +57,12 @@ impl Cursor<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::Cursor;
+    use super::TextCursor;
 
     #[test]
     fn tokens_stand_where_their_text_does() {
         let places = |text: &str, tokens: &[(&[u8], bool)]| {
-            let mut cursor = Cursor { text, at: 0, n_counted: 0 };
+            let mut cursor = TextCursor { text, at: 0, n_counted: 0 };
             tokens.iter().map(|(token, special)| cursor.place(token, *special).unwrap_or_default()).collect::<Vec<_>>()
         };
         let word = |text: &'static str| (text.as_bytes(), false);

@@ -41,7 +41,7 @@ const FINNISH: &str = r" ?[^(\s|.,!?…。，、।۔،)]+";
 
 /// A step of cutting, applied to each piece from the previous step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Cut {
+enum PretokenizerStep {
     /// Each digit becomes a piece.
     Digits,
     /// Each match becomes a piece, and so does the text between two.
@@ -51,7 +51,7 @@ enum Cut {
 /// How a text is cut, and what else the name implies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Recipe {
-    cuts: &'static [Cut],
+    cuts: &'static [PretokenizerStep],
     /// Characters are first normalised to NFC.
     pub nfc: bool,
     /// A piece that is itself a token is not merged.
@@ -60,14 +60,14 @@ pub(super) struct Recipe {
     pub add_bos: bool,
 }
 
-const fn plain(cuts: &'static [Cut]) -> Recipe {
+const fn plain(cuts: &'static [PretokenizerStep]) -> Recipe {
     Recipe { cuts, nfc: false, ignore_merges: false, add_bos: false }
 }
 
 /// The recipe of a value of `tokenizer.ggml.pre`.
 pub(super) fn recipe(pre: &str) -> Option<Recipe> {
-    use Cut::{Digits, Regex};
-    const DIGITS: &[Cut] = &[Digits, Regex(GPT2)];
+    use PretokenizerStep::{Digits, Regex};
+    const DIGITS: &[PretokenizerStep] = &[Digits, Regex(GPT2)];
     Some(match pre {
         "gpt-2" | "gpt2" | "phi-2" | "mpt" | "olmo" | "jais" | "roberta-bpe" | "trillion" | "gigachat" => {
             plain(&[Regex(GPT2)])
@@ -104,9 +104,9 @@ pub(super) fn recipe(pre: &str) -> Option<Recipe> {
 impl Recipe {
     /// The cuts in the form of `tokenizer.json`.
     pub fn cuts_as_json(self) -> Vec<Value> {
-        let cut = |cut: &Cut| match cut {
-            Cut::Digits => json!({ "type": "Digits", "individual_digits": true }),
-            Cut::Regex(regex) => {
+        let cut = |cut: &PretokenizerStep| match cut {
+            PretokenizerStep::Digits => json!({ "type": "Digits", "individual_digits": true }),
+            PretokenizerStep::Regex(regex) => {
                 json!({ "type": "Split", "pattern": { "Regex": regex }, "behavior": "Isolated", "invert": false })
             }
         };
@@ -114,10 +114,10 @@ impl Recipe {
     }
 
     pub fn pre_tokenizer(self) -> tokenizers::Result<PipelinePreTokenizer> {
-        let cut = |cut: &Cut| {
+        let cut = |cut: &PretokenizerStep| {
             Ok(match cut {
-                Cut::Digits => PipelinePreTokenizer::Digits(Digits::new(true)),
-                Cut::Regex(regex) => {
+                PretokenizerStep::Digits => PipelinePreTokenizer::Digits(Digits::new(true)),
+                PretokenizerStep::Regex(regex) => {
                     let pattern = SplitPattern::Regex((*regex).to_owned());
                     PipelinePreTokenizer::Split(Split::new(pattern, SplitDelimiterBehavior::Isolated, false)?)
                 }

@@ -4,7 +4,7 @@
 use crate::error::{Error, Result};
 use crate::gguf::Gguf;
 use crate::tokenizer::Tokenizer;
-use crate::tokenizer::from_gguf::{Merging, Vocabulary};
+use crate::tokenizer::from_gguf::{GgufVocabulary, MergeRules};
 use serde_json::{Map, Value, json};
 use std::path::Path;
 use tokenizers::models::bpe::BpeConfig;
@@ -12,16 +12,16 @@ use types::Token;
 
 impl Tokenizer {
     pub(crate) fn json_of_gguf(gguf: &Gguf, bytes: &[u8], path: &Path) -> Result<Value> {
-        let vocabulary = Vocabulary::read(gguf, bytes).map_err(Error::fault(path))?;
+        let vocabulary = GgufVocabulary::read(gguf, bytes).map_err(Error::fault(path))?;
         Ok(vocabulary.json())
     }
 }
 
-impl Vocabulary<'_> {
+impl GgufVocabulary<'_> {
     fn json(&self) -> Value {
         let added = (0..self.tokens.len()).filter(|id| self.added(*id));
         let (normalizer, pre_tokenizer, decoder, bpe) = match &self.merging {
-            Merging::ByteLevel { recipe, merges } => {
+            MergeRules::ByteLevel { recipe, merges } => {
                 let normalizer = if recipe.nfc { json!({ "type": "NFC" }) } else { Value::Null };
                 // The words are cut by now; what is left is to spell their bytes.
                 let mut cuts = recipe.cuts_as_json();
@@ -29,7 +29,7 @@ impl Vocabulary<'_> {
                 let pre_tokenizer = json!({ "type": "Sequence", "pretokenizers": cuts });
                 (normalizer, pre_tokenizer, byte_level(), self.byte_level_bpe(*recipe, merges))
             }
-            Merging::SentencePiece { scores, add_space_prefix } => {
+            MergeRules::SentencePiece { scores, add_space_prefix } => {
                 let (normalizer, decoder) = (spaces_to_words(*add_space_prefix), words_to_spaces(*add_space_prefix));
                 (normalizer, Value::Null, decoder, self.sentence_piece_bpe(scores))
             }

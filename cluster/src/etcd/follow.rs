@@ -1,31 +1,31 @@
 //! Follows all entries under the prefix: reads them as a whole, then each change from that revision on. Begins again
 //! whenever the stream is lost, whatever the reason: a lost leader, a compaction, an etcd that was restored.
 
-use super::keys::{Entry, read_claim, read_member, read_post};
-use super::line::{Failed, Line, Pause, failed};
-use crate::state::{Health, State};
+use super::keys::{StoreEntry, read_claim, read_member, read_post};
+use super::line::{CallError, EtcdConnection, Pause, to_call_error};
+use crate::state::{Health, StoreState};
 use etcd_client::{Event, EventType, GetOptions, KeyValue, WatchOptions, WatchStream};
 use std::sync::Arc;
 use std::time::SystemTime;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-pub(super) struct Follower {
-    pub line: Arc<Line>,
-    pub state: watch::Sender<State>,
+pub(super) struct StoreFollower {
+    pub line: Arc<EtcdConnection>,
+    pub state: watch::Sender<StoreState>,
     pub health: watch::Sender<Health>,
 }
 
-impl Follower {
+impl StoreFollower {
     /// Runs until its task is aborted.
     pub async fn run(self) {
         let mut pause = Pause::new(&self.line.waits);
-        let mut is_told = false;
+        let mut is_logged = false;
         loop {
             match self.attach().await {
                 Ok(stream) => {
-                    self.connected();
-                    is_told = false;
+                    self.report_connected();
+                    is_logged = false;
                     let began = Instant::now();
                     let why = self.follow(stream).await;
                     // Perhaps only this member is down: etcd counts as away when no member answers.
@@ -34,13 +34,13 @@ impl Follower {
                         pause.reset();
                     }
                 }
-                Err(failed) => self.away(failed, &mut is_told),
+                Err(failed) => self.report_away(failed, &mut is_logged),
             }
             pause.wait().await;
         }
     }
 
-    async fn attach(&self) -> Result<WatchStream, Failed> {
+    async fn attach(&self) -> Result<WatchStream, CallError> {
         let root = &self.line.keys.root;
         let options = || Some(GetOptions::new().with_prefix());
         let listing = self.line.call(|mut client| async move { client.get(root.as_str(), options()).await }).await?;
@@ -53,7 +53,7 @@ impl Follower {
     fn list(&self, entries: &[KeyValue], revision: i64) {
         self.state.send_modify(|state| {
             let listings = state.listings + 1;
-            *state = State { revision: revision.unsigned_abs(), listings, ..State::default() };
+            *state = StoreState { revision: revision.unsigned_abs(), listings, ..StoreState::default() };
             entries.iter().for_each(|entry| self.put(state, entry));
         });
     }
@@ -64,7 +64,7 @@ impl Follower {
             let response = match stream.message().await {
                 Ok(Some(response)) => response,
                 Ok(None) => return "etcd ended the stream".into(),
-                Err(error) => return format!("{:?}", failed(&error)),
+                Err(error) => return format!("{:?}", to_call_error(&error)),
             };
             if response.canceled() {
                 let (why, compacted) = (response.cancel_reason(), response.compact_revision());
@@ -76,7 +76,7 @@ impl Follower {
         }
     }
 
-    fn apply(&self, state: &mut State, event: &Event) {
+    fn apply(&self, state: &mut StoreState, event: &Event) {
         let Some(entry) = event.kv() else { return };
         // The header's revision may be ahead of the events that have arrived.
         state.revision = entry.mod_revision().unsigned_abs();
@@ -86,17 +86,17 @@ impl Follower {
         }
     }
 
-    fn put(&self, state: &mut State, entry: &KeyValue) {
+    fn put(&self, state: &mut StoreState, entry: &KeyValue) {
         state.revisions.insert(entry.key().to_vec(), entry.mod_revision().unsigned_abs());
         match self.line.keys.entry(entry.key()) {
-            Some(Entry::Claim(name)) => {
+            Some(StoreEntry::Claim(name)) => {
                 state.held.insert(name.into(), read_claim(entry.value(), entry.mod_revision()));
             }
-            Some(Entry::Post(name)) => match read_post(entry.value()) {
+            Some(StoreEntry::Post(name)) => match read_post(entry.value()) {
                 Some(text) => drop(state.posts.insert(name.into(), text)),
                 None => drop(state.posts.remove(name)),
             },
-            Some(Entry::Member(name)) => match read_member(entry.value()) {
+            Some(StoreEntry::Member(name)) => match read_member(entry.value()) {
                 Some(member) => drop(state.members.insert(name.into(), member)),
                 None => {
                     tracing::warn!(replica = name, "its entry in etcd cannot be read");
@@ -107,17 +107,17 @@ impl Follower {
         }
     }
 
-    fn delete(&self, state: &mut State, key: &[u8]) {
+    fn delete(&self, state: &mut StoreState, key: &[u8]) {
         state.revisions.remove(key);
         match self.line.keys.entry(key) {
-            Some(Entry::Claim(name)) => drop(state.held.remove(name)),
-            Some(Entry::Member(name)) => drop(state.members.remove(name)),
-            Some(Entry::Post(name)) => drop(state.posts.remove(name)),
+            Some(StoreEntry::Claim(name)) => drop(state.held.remove(name)),
+            Some(StoreEntry::Member(name)) => drop(state.members.remove(name)),
+            Some(StoreEntry::Post(name)) => drop(state.posts.remove(name)),
             None => {}
         }
     }
 
-    fn connected(&self) {
+    fn report_connected(&self) {
         self.health.send_if_modified(|health| {
             let was_away = !health.is_connected();
             if was_away {
@@ -130,13 +130,13 @@ impl Follower {
     }
 
     /// Logs it once: the reason may change with the member that is called.
-    fn away(&self, failed: Failed, is_told: &mut bool) {
+    fn report_away(&self, failed: CallError, is_logged: &mut bool) {
         let why = match failed {
-            Failed::Refused(why) => format!("it refuses this user: {why}"),
-            Failed::Away(why) => why,
-            Failed::LeaseGone => "the lease has ended".into(),
+            CallError::Refused(why) => format!("it refuses this user: {why}"),
+            CallError::Away(why) => why,
+            CallError::LeaseGone => "the lease has ended".into(),
         };
-        if !std::mem::replace(is_told, true) {
+        if !std::mem::replace(is_logged, true) {
             tracing::warn!(why, "etcd is away: nobody joins or leaves until it is back, all else goes on");
         }
         self.health.send_if_modified(|health| {

@@ -2,11 +2,11 @@
 //! incarnation stays the same until a later claim.
 
 use super::keys::{claim_value, incarnation, member_value, read_claim};
-use super::line::{Failed, Line, Pause};
-use super::written::{Next, REWRITE_MIN, Written};
+use super::line::{CallError, EtcdConnection, Pause};
+use super::written::{KeepAction, REWRITE_MIN, EntryRevision};
 use crate::Error;
 use crate::claim::ClaimLost;
-use crate::state::{ClaimHolder, Registration, State};
+use crate::state::{ClaimHolder, Registration, StoreState};
 use etcd_client::{Client, Compare, CompareOp, KeyValue, PutOptions, Txn, TxnOp, TxnOpResponse, TxnResponse};
 use std::convert::Infallible;
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 const ROUNDS_MAX: usize = 8;
 
 /// A name that was taken.
-pub(super) struct Taken {
+pub(super) struct TakenClaim {
     pub incarnation: u64,
     holder: String,
     address: String,
@@ -29,17 +29,17 @@ pub(super) struct Taken {
 }
 
 /// Takes a name from its holder. Waits while etcd is away.
-pub(super) async fn take(line: &Line, replica: &str, address: &str) -> Result<Taken, Error> {
+pub(super) async fn take(line: &EtcdConnection, replica: &str, address: &str) -> Result<TakenClaim, Error> {
     let holder = new_holder();
     let mut pause = Pause::new(&line.waits);
-    let mut is_told = false;
+    let mut is_logged = false;
     loop {
         match try_take(line, replica, address, &holder).await {
             Ok(Some(taken)) => return Ok(taken),
             // Another coordinator was faster.
             Ok(None) => {}
-            Err(Failed::Refused(why)) => return Err(Error::Refused(why)),
-            Err(failed) if !std::mem::replace(&mut is_told, true) => {
+            Err(CallError::Refused(why)) => return Err(Error::Refused(why)),
+            Err(failed) if !std::mem::replace(&mut is_logged, true) => {
                 tracing::warn!(replica, why = %Error::from(failed), "the claim waits for the store");
             }
             Err(_) => {}
@@ -48,7 +48,7 @@ pub(super) async fn take(line: &Line, replica: &str, address: &str) -> Result<Ta
     }
 }
 
-async fn try_take(line: &Line, replica: &str, address: &str, holder: &str) -> Result<Option<Taken>, Failed> {
+async fn try_take(line: &EtcdConnection, replica: &str, address: &str, holder: &str) -> Result<Option<TakenClaim>, CallError> {
     let key = line.keys.claim(replica);
     let key = key.as_str();
     let before = line.call(|mut client| async move { client.get(key, None).await }).await?;
@@ -57,7 +57,7 @@ async fn try_take(line: &Line, replica: &str, address: &str, holder: &str) -> Re
             let held = read_claim(entry.value(), entry.mod_revision());
             if held.holder == holder {
                 // An earlier attempt succeeded, although its answer was lost.
-                return Ok(Some(taken(held.incarnation, holder, address, entry.value().to_vec())));
+                return Ok(Some(taken_claim(held.incarnation, holder, address, entry.value().to_vec())));
             }
             (entry.mod_revision(), held.incarnation)
         }
@@ -70,11 +70,11 @@ async fn try_take(line: &Line, replica: &str, address: &str, holder: &str) -> Re
         None,
     )]);
     let done = transact(line, &txn).await?;
-    Ok(done.succeeded().then(|| taken(incarnation(revision(&done), floor), holder, address, record)))
+    Ok(done.succeeded().then(|| taken_claim(incarnation(revision(&done), floor), holder, address, record)))
 }
 
-fn taken(incarnation: u64, holder: &str, address: &str, record: Vec<u8>) -> Taken {
-    Taken { incarnation, holder: holder.into(), address: address.into(), record }
+fn taken_claim(incarnation: u64, holder: &str, address: &str, record: Vec<u8>) -> TakenClaim {
+    TakenClaim { incarnation, holder: holder.into(), address: address.into(), record }
 }
 
 /// Makes a unique name for this claim.
@@ -83,54 +83,54 @@ fn new_holder() -> String {
     format!("{:x}-{:016x}", since.as_micros(), RandomState::new().build_hasher().finish())
 }
 
-async fn transact(line: &Line, txn: &Txn) -> Result<TxnResponse, Failed> {
-    let ask = |mut client: Client| {
+async fn transact(line: &EtcdConnection, txn: &Txn) -> Result<TxnResponse, CallError> {
+    let request = |mut client: Client| {
         let txn = txn.clone();
         async move { client.txn(txn).await }
     };
-    line.call(ask).await
+    line.call(request).await
 }
 
 fn revision(done: &TxnResponse) -> i64 {
     done.header().map_or(0, |header| header.revision())
 }
 
-pub(super) struct Keeper {
-    line: Arc<Line>,
-    state: watch::Receiver<State>,
-    says: watch::Receiver<Registration>,
+pub(super) struct ClaimKeeper {
+    line: Arc<EtcdConnection>,
+    state: watch::Receiver<StoreState>,
+    registration_rx: watch::Receiver<Registration>,
     lost: watch::Sender<Option<ClaimLost>>,
     replica: String,
-    taken: Taken,
+    taken: TakenClaim,
     lease: Option<i64>,
-    written: Written,
+    written: EntryRevision,
     /// Whether the log already has a line that the claim is not kept.
-    is_told: bool,
+    is_logged: bool,
 }
 
 /// Why a registration no longer stands.
-enum Ended {
+enum KeepError {
     Lost(ClaimLost),
-    Failed(Failed),
+    Failed(CallError),
 }
 
-impl From<Failed> for Ended {
-    fn from(failed: Failed) -> Ended {
-        Ended::Failed(failed)
+impl From<CallError> for KeepError {
+    fn from(failed: CallError) -> KeepError {
+        KeepError::Failed(failed)
     }
 }
 
-impl Keeper {
+impl ClaimKeeper {
     pub fn new(
-        line: Arc<Line>,
-        state: watch::Receiver<State>,
-        says: watch::Receiver<Registration>,
+        line: Arc<EtcdConnection>,
+        state: watch::Receiver<StoreState>,
+        registration_rx: watch::Receiver<Registration>,
         lost: watch::Sender<Option<ClaimLost>>,
         replica: &str,
-        taken: Taken,
-    ) -> Keeper {
-        let (replica, written) = (replica.to_owned(), Written::default());
-        Keeper { line, state, says, lost, replica, taken, lease: None, written, is_told: false }
+        taken: TakenClaim,
+    ) -> ClaimKeeper {
+        let (replica, written) = (replica.to_owned(), EntryRevision::default());
+        ClaimKeeper { line, state, registration_rx: registration_rx, lost, replica, taken, lease: None, written, is_logged: false }
     }
 
     /// Runs until `end` or a later claim; then deletes its entry.
@@ -149,13 +149,13 @@ impl Keeper {
         let mut pause = Pause::new(&self.line.waits);
         loop {
             let failed = match self.hold(&mut pause).await {
-                Ended::Lost(lost) => return lost,
-                Ended::Failed(failed) => failed,
+                KeepError::Lost(lost) => return lost,
+                KeepError::Failed(failed) => failed,
             };
-            if failed == Failed::LeaseGone {
+            if failed == CallError::LeaseGone {
                 tracing::info!(replica = self.replica, "the lease has ended: a new one under the same incarnation");
                 self.lease = None;
-            } else if !std::mem::replace(&mut self.is_told, true) {
+            } else if !std::mem::replace(&mut self.is_logged, true) {
                 tracing::warn!(replica = self.replica, why = %Error::from(failed), "the registration is not kept");
             }
             pause.wait().await;
@@ -163,12 +163,12 @@ impl Keeper {
     }
 
     /// Registers, and keeps the registration up until that fails.
-    async fn hold(&mut self, pause: &mut Pause) -> Ended {
+    async fn hold(&mut self, pause: &mut Pause) -> KeepError {
         let failed = async {
             let lease = self.lease().await?;
             self.register(lease).await?;
             pause.reset();
-            self.is_told = false;
+            self.is_logged = false;
             self.stay(lease).await
         };
         match failed.await {
@@ -177,22 +177,22 @@ impl Keeper {
         }
     }
 
-    async fn lease(&mut self) -> Result<i64, Ended> {
+    async fn lease(&mut self) -> Result<i64, KeepError> {
         if let Some(lease) = self.lease {
             return Ok(lease);
         }
         Ok(*self.lease.insert(self.line.grant().await?))
     }
 
-    async fn stay(&mut self, lease: i64) -> Result<Infallible, Ended> {
+    async fn stay(&mut self, lease: i64) -> Result<Infallible, KeepError> {
         let every = self.line.waits.beat_every;
         let mut beats = interval_at(Instant::now() + every, every);
         beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             match self.next(&mut beats).await {
-                Next::Beat => self.line.keep_alive(lease).await?,
-                Next::Write => self.register(lease).await?,
-                Next::Amiss => {
+                KeepAction::Beat => self.line.keep_alive(lease).await?,
+                KeepAction::Write => self.register(lease).await?,
+                KeepAction::Amiss => {
                     sleep(REWRITE_MIN).await;
                     self.register(lease).await?;
                 }
@@ -200,48 +200,48 @@ impl Keeper {
         }
     }
 
-    async fn next(&mut self, beats: &mut Interval) -> Next {
+    async fn next(&mut self, beats: &mut Interval) -> KeepAction {
         let member = self.line.keys.member(&self.replica);
-        let is_amiss = |state: &State| {
+        let is_amiss = |state: &StoreState| {
             let holds = state.held.get(&self.replica).is_some_and(|held| held.holder == self.taken.holder);
             self.written.precedes(state) && !(holds && self.written.stands(&member, state))
         };
         tokio::select! {
-            _ = beats.tick() => Next::Beat,
-            Ok(()) = self.says.changed() => Next::Write,
-            Ok(_) = self.state.wait_for(is_amiss) => Next::Amiss,
+            _ = beats.tick() => KeepAction::Beat,
+            Ok(()) = self.registration_rx.changed() => KeepAction::Write,
+            Ok(_) = self.state.wait_for(is_amiss) => KeepAction::Amiss,
         }
     }
 
     /// Writes the registration, in a transaction that checks the holder of the claim.
-    async fn register(&mut self, lease: i64) -> Result<(), Ended> {
+    async fn register(&mut self, lease: i64) -> Result<(), KeepError> {
         let (claim, member) = (self.line.keys.claim(&self.replica), self.line.keys.member(&self.replica));
         for _ in 0..ROUNDS_MAX {
             let listings = self.state.borrow().listings;
-            let value = member_value(self.taken.incarnation, &self.says.borrow_and_update());
+            let value = member_value(self.taken.incarnation, &self.registration_rx.borrow_and_update());
             let txn = Txn::new()
                 .when([Compare::value(claim.as_str(), CompareOp::Equal, self.taken.record.clone())])
                 .and_then([TxnOp::put(member.as_str(), value, Some(PutOptions::new().with_lease(lease)))])
                 .or_else([TxnOp::get(claim.as_str(), None)]);
             let done = transact(&self.line, &txn).await?;
             if done.succeeded() {
-                self.written = Written::at(done.header(), listings);
+                self.written = EntryRevision::at(done.header(), listings);
                 return Ok(());
             }
-            self.contest(&claim, found(&done)).await?;
+            self.contest(&claim, claim_entry(&done)).await?;
         }
-        Err(Ended::Failed(Failed::Away("the claim changes all the time".into())))
+        Err(KeepError::Failed(CallError::Away("the claim changes all the time".into())))
     }
 
     /// Handles a claim's key that has another value than the one written there. A later claim ends this one; if there
     /// is none, etcd has lost the value, and it is written again.
-    async fn contest(&mut self, key: &str, found: Option<KeyValue>) -> Result<(), Ended> {
+    async fn contest(&mut self, key: &str, found: Option<KeyValue>) -> Result<(), KeepError> {
         let held = found.as_ref().map(|entry| read_claim(entry.value(), entry.mod_revision()));
-        let Taken { incarnation: ours, holder, address, .. } = &self.taken;
+        let TakenClaim { incarnation: ours, holder, address, .. } = &self.taken;
         if let Some(ClaimHolder { incarnation: theirs, address: by, .. }) =
             held.filter(|held| held.incarnation >= *ours && held.holder != *holder)
         {
-            return Err(Ended::Lost(ClaimLost { replica: self.replica.clone(), by, ours: *ours, theirs }));
+            return Err(KeepError::Lost(ClaimLost { replica: self.replica.clone(), by, ours: *ours, theirs }));
         }
         let seen = found.map_or(0, |entry| entry.mod_revision());
         let record = claim_value(holder, address, ours.saturating_sub(1));
@@ -259,7 +259,7 @@ impl Keeper {
     }
 }
 
-fn found(done: &TxnResponse) -> Option<KeyValue> {
+fn claim_entry(done: &TxnResponse) -> Option<KeyValue> {
     done.op_responses().into_iter().find_map(|response| match response {
         TxnOpResponse::Get(got) => got.kvs().first().cloned(),
         _ => None,

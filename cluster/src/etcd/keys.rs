@@ -8,14 +8,14 @@ use serde::{Deserialize, Serialize};
 const VALUE_BYTES_MAX: usize = 64 << 10;
 
 #[derive(Clone, Debug)]
-pub(super) struct Keys {
+pub(super) struct EtcdKeys {
     /// Ends with a slash.
     pub root: String,
 }
 
 /// The entry that a key belongs to.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Entry<'a> {
+pub(super) enum StoreEntry<'a> {
     Claim(&'a str),
     Member(&'a str),
     Post(&'a str),
@@ -38,9 +38,9 @@ struct MemberRecord {
     registration: Registration,
 }
 
-impl Keys {
-    pub fn under(prefix: &str) -> Keys {
-        Keys { root: format!("{}/", prefix.trim_end_matches('/')) }
+impl EtcdKeys {
+    pub fn under(prefix: &str) -> EtcdKeys {
+        EtcdKeys { root: format!("{}/", prefix.trim_end_matches('/')) }
     }
 
     pub fn claim(&self, replica: &str) -> String {
@@ -56,14 +56,14 @@ impl Keys {
     }
 
     /// None for keys that others may have put there.
-    pub fn entry<'a>(&self, key: &'a [u8]) -> Option<Entry<'a>> {
+    pub fn entry<'a>(&self, key: &'a [u8]) -> Option<StoreEntry<'a>> {
         let key = std::str::from_utf8(key).ok()?.strip_prefix(&self.root)?;
         let (kind, name) = key.split_once('/')?;
         check_name(name).ok()?;
         match kind {
-            "claims" => Some(Entry::Claim(name)),
-            "members" => Some(Entry::Member(name)),
-            "posts" => Some(Entry::Post(name)),
+            "claims" => Some(StoreEntry::Claim(name)),
+            "members" => Some(StoreEntry::Member(name)),
+            "posts" => Some(StoreEntry::Post(name)),
             _ => None,
         }
     }
@@ -110,10 +110,10 @@ mod tests {
 
     #[test]
     fn what_is_written_is_read() {
-        let keys = Keys::under("/here/");
+        let keys = EtcdKeys::under("/here/");
         assert_eq!(keys.member("a"), "/here/members/a");
-        assert_eq!(keys.entry(keys.member("a:1").as_bytes()), Some(Entry::Member("a:1")));
-        assert_eq!(keys.entry(keys.claim("b").as_bytes()), Some(Entry::Claim("b")));
+        assert_eq!(keys.entry(keys.member("a:1").as_bytes()), Some(StoreEntry::Member("a:1")));
+        assert_eq!(keys.entry(keys.claim("b").as_bytes()), Some(StoreEntry::Claim("b")));
         for foreign in ["/here/members/", "/here/members/a/b", "/here/other/a", "/there/members/a"] {
             assert_eq!(keys.entry(foreign.as_bytes()), None, "{foreign}");
         }

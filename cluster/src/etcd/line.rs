@@ -1,7 +1,7 @@
 //! Calls to etcd, each with a deadline. Classifies failures by what to do about them. Does not know what keys mean.
 
 use super::config::{EtcdConfig, EtcdTls, EtcdWaits};
-use super::keys::Keys;
+use super::keys::EtcdKeys;
 use crate::Error;
 use crate::state::Health;
 use etcd_client::{Certificate, Client, ConnectOptions, Identity, TlsOptions};
@@ -20,7 +20,7 @@ const NEXT_MEMBER: Duration = Duration::from_millis(50);
 
 /// Why a call failed, by what to do about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Failed {
+pub(super) enum CallError {
     /// Another attempt would be refused too.
     Refused(String),
     Away(String),
@@ -28,23 +28,23 @@ pub(super) enum Failed {
     LeaseGone,
 }
 
-impl From<Failed> for Error {
-    fn from(failed: Failed) -> Error {
+impl From<CallError> for Error {
+    fn from(failed: CallError) -> Error {
         match failed {
-            Failed::Refused(why) => Error::Refused(why),
-            Failed::Away(why) => Error::Away(why),
-            Failed::LeaseGone => Error::Away("the lease has ended".into()),
+            CallError::Refused(why) => Error::Refused(why),
+            CallError::Away(why) => Error::Away(why),
+            CallError::LeaseGone => Error::Away("the lease has ended".into()),
         }
     }
 }
 
 /// The health before the first answer.
-pub(super) fn not_yet() -> Health {
+pub(super) fn unreached_health() -> Health {
     Health { since: SystemTime::now(), away: Some("it was not reached yet".into()) }
 }
 
-pub(super) struct Line {
-    pub keys: Keys,
+pub(super) struct EtcdConnection {
+    pub keys: EtcdKeys,
     pub waits: EtcdWaits,
     endpoints: Vec<String>,
     options: ConnectOptions,
@@ -52,8 +52,8 @@ pub(super) struct Line {
     client: Mutex<Option<Client>>,
 }
 
-impl Line {
-    pub async fn new(config: EtcdConfig) -> Result<Line, Error> {
+impl EtcdConnection {
+    pub async fn new(config: EtcdConfig) -> Result<EtcdConnection, Error> {
         let endpoints = &config.endpoints;
         if endpoints.is_empty() {
             return Err(Error::Endpoint(String::new(), "no address is given".into()));
@@ -78,19 +78,19 @@ impl Line {
             Some((name, password)) => options.with_user(name, password).with_auto_token_refresh(true),
             None => options,
         };
-        let (keys, client) = (Keys::under(&config.prefix), Mutex::new(None));
-        Ok(Line { keys, waits: config.waits, endpoints: config.endpoints, options, client })
+        let (keys, client) = (EtcdKeys::under(&config.prefix), Mutex::new(None));
+        Ok(EtcdConnection { keys, waits: config.waits, endpoints: config.endpoints, options, client })
     }
 
     /// Tries every member in turn before etcd counts as away: one may be down, and the choice of the member is random.
-    pub async fn call<T, F>(&self, ask: impl Fn(Client) -> F) -> Result<T, Failed>
+    pub async fn call<T, F>(&self, request: impl Fn(Client) -> F) -> Result<T, CallError>
     where
         F: Future<Output = Result<T, etcd_client::Error>>,
     {
         let mut turns_left = self.endpoints.len();
         loop {
-            match self.try_call(&ask).await {
-                Err(Failed::Away(_)) if turns_left > 0 => {
+            match self.try_call(&request).await {
+                Err(CallError::Away(_)) if turns_left > 0 => {
                     turns_left -= 1;
                     sleep(NEXT_MEMBER).await;
                 }
@@ -99,24 +99,24 @@ impl Line {
         }
     }
 
-    pub async fn grant(&self) -> Result<i64, Failed> {
+    pub async fn grant(&self) -> Result<i64, CallError> {
         let seconds = i64::try_from(self.waits.lease.as_secs()).unwrap_or(i64::MAX).max(1);
         Ok(self.call(|mut client| async move { client.lease_grant(seconds, None).await }).await?.id())
     }
 
     /// Opens a new stream for each sign of life, so that no stream can be lost.
-    pub async fn keep_alive(&self, lease: i64) -> Result<(), Failed> {
+    pub async fn keep_alive(&self, lease: i64) -> Result<(), CallError> {
         self.call(|mut client| async move { client.lease_keep_alive(lease).await.map(drop) }).await
     }
 
-    async fn try_call<T, F>(&self, ask: impl Fn(Client) -> F) -> Result<T, Failed>
+    async fn try_call<T, F>(&self, request: impl Fn(Client) -> F) -> Result<T, CallError>
     where
         F: Future<Output = Result<T, etcd_client::Error>>,
     {
-        let asked = async { ask(self.client().await?).await };
-        match timeout(self.waits.call_max, asked).await {
-            Ok(answer) => answer.map_err(|error| failed(&error)),
-            Err(_) => Err(Failed::Away("it does not answer".into())),
+        let response = async { request(self.client().await?).await };
+        match timeout(self.waits.call_max, response).await {
+            Ok(answer) => answer.map_err(|error| to_call_error(&error)),
+            Err(_) => Err(CallError::Away("it does not answer".into())),
         }
     }
 
@@ -170,24 +170,24 @@ fn tls_options(tls: &EtcdTls) -> TlsOptions {
     }
 }
 
-pub(super) fn failed(error: &etcd_client::Error) -> Failed {
+pub(super) fn to_call_error(error: &etcd_client::Error) -> CallError {
     // Codes of tonic, which this crate only uses through the client.
     const NOT_FOUND: i32 = 5;
     const PERMISSION_DENIED: i32 = 7;
     const UNAUTHENTICATED: i32 = 16;
     let why = reason(error);
     match error {
-        etcd_client::Error::LeaseKeepAliveError(_) => Failed::LeaseGone,
+        etcd_client::Error::LeaseKeepAliveError(_) => CallError::LeaseGone,
         etcd_client::Error::GRpcStatus(status) => match i32::from(status.code()) {
-            NOT_FOUND if status.message().contains("lease") => Failed::LeaseGone,
-            PERMISSION_DENIED | UNAUTHENTICATED => Failed::Refused(why),
+            NOT_FOUND if status.message().contains("lease") => CallError::LeaseGone,
+            PERMISSION_DENIED | UNAUTHENTICATED => CallError::Refused(why),
             // A wrong password, a missing user, or a user that etcd does not require.
             _ if ["authentication", "user name is empty"].iter().any(|part| status.message().contains(part)) => {
-                Failed::Refused(why)
+                CallError::Refused(why)
             }
-            _ => Failed::Away(why),
+            _ => CallError::Away(why),
         },
-        _ => Failed::Away(why),
+        _ => CallError::Away(why),
     }
 }
 
@@ -236,6 +236,6 @@ mod tests {
         let tls = EtcdTls { authority: b"nonsense".to_vec(), identity: Some((vec![], vec![])) };
         let (endpoints, waits) = (vec!["https://127.0.0.1:1".to_owned()], EtcdWaits::default());
         let config = EtcdConfig { endpoints, prefix: "/x".into(), tls: Some(tls), user: None, waits };
-        assert!(matches!(Line::new(config).await.err(), Some(Error::Endpoint(..))));
+        assert!(matches!(EtcdConnection::new(config).await.err(), Some(Error::Endpoint(..))));
     }
 }

@@ -22,10 +22,10 @@ use crate::Error;
 use crate::claim::{Claim, KeptClaim};
 use crate::others::OtherReplicas;
 use crate::post::{Post, PostKind};
-use crate::state::{Health, Registration, State, Watch};
-use follow::Follower;
-use keep::Keeper;
-use line::Line;
+use crate::state::{Health, Registration, StoreState, Watch};
+use follow::StoreFollower;
+use keep::ClaimKeeper;
+use line::EtcdConnection;
 use posting::Posting;
 use std::fmt;
 use std::sync::Arc;
@@ -36,17 +36,17 @@ use tokio_util::sync::CancellationToken;
 /// Clones share one store. The watch ends with the last of them.
 #[derive(Clone)]
 pub struct EtcdStore {
-    shared: Arc<Shared>,
+    shared: Arc<EtcdShared>,
 }
 
-struct Shared {
-    line: Arc<Line>,
-    state: watch::Receiver<State>,
+struct EtcdShared {
+    line: Arc<EtcdConnection>,
+    state: watch::Receiver<StoreState>,
     health: watch::Receiver<Health>,
     follower: JoinHandle<()>,
 }
 
-impl Drop for Shared {
+impl Drop for EtcdShared {
     fn drop(&mut self) {
         self.follower.abort();
     }
@@ -61,11 +61,11 @@ impl fmt::Debug for EtcdStore {
 impl EtcdStore {
     /// Opens a store without a connection: refuses a config that could never work, and begins to follow.
     pub async fn open(config: EtcdConfig) -> Result<EtcdStore, Error> {
-        let line = Arc::new(Line::new(config).await?);
-        let (state, health) = (watch::Sender::new(State::default()), watch::Sender::new(line::not_yet()));
+        let line = Arc::new(EtcdConnection::new(config).await?);
+        let (state, health) = (watch::Sender::new(StoreState::default()), watch::Sender::new(line::unreached_health()));
         let (of_state, of_health) = (state.subscribe(), health.subscribe());
-        let follower = tokio::spawn(Follower { line: line.clone(), state, health }.run());
-        Ok(EtcdStore { shared: Arc::new(Shared { line, state: of_state, health: of_health, follower }) })
+        let follower = tokio::spawn(StoreFollower { line: line.clone(), state, health }.run());
+        Ok(EtcdStore { shared: Arc::new(EtcdShared { line, state: of_state, health: of_health, follower }) })
     }
 
     pub fn health(&self) -> watch::Receiver<Health> {
@@ -79,18 +79,18 @@ impl EtcdStore {
 
     /// The text is kept by a task until the result is dropped.
     pub fn post(&self, name: &str) -> Post {
-        let (text, said) = watch::channel(None);
+        let (text, text_rx) = watch::channel(None);
         let end = CancellationToken::new();
         let (line, state) = (self.shared.line.clone(), self.shared.state.clone());
-        let posting = Posting { line, state, name: name.into(), text: said, lease: None, written: None };
+        let posting = Posting { line, state, name: name.into(), text: text_rx, lease: None, written: None };
         // Holds the store, so that posts arrive without the caller's clone of it.
         let (store, ended) = (self.clone(), end.clone());
         tokio::spawn(async move {
             posting.run(ended).await;
             drop(store);
         });
-        let says = PostKind::Kept { text, _end: end.drop_guard() };
-        Post::new(name, (self.shared.state.clone(), self.shared.health.clone()), says)
+        let kind = PostKind::Kept { text, _end: end.drop_guard() };
+        Post::new(name, (self.shared.state.clone(), self.shared.health.clone()), kind)
     }
 
     /// Waits while etcd is away.
@@ -98,10 +98,10 @@ impl EtcdStore {
         let line = self.shared.line.clone();
         let taken = keep::take(&line, replica, &registration.address).await?;
         let incarnation = taken.incarnation;
-        let (says, said) = watch::channel(registration);
-        let (tell, lost) = watch::channel(None);
+        let (registration_tx, registration_rx) = watch::channel(registration);
+        let (lost_tx, lost) = watch::channel(None);
         let end = CancellationToken::new();
-        let keeper = Keeper::new(line, self.shared.state.clone(), said, tell, replica, taken);
+        let keeper = ClaimKeeper::new(line, self.shared.state.clone(), registration_rx, lost_tx, replica, taken);
         // Holds the store, so that a claim goes on without the caller's clone of it.
         let (store, ended) = (self.clone(), end.clone());
         let keeper = tokio::spawn(async move {
@@ -109,6 +109,6 @@ impl EtcdStore {
             drop(store);
         });
         let others = OtherReplicas::new(self.shared.state.clone(), replica);
-        Ok(Claim::kept(incarnation, others, KeptClaim { says, lost, keeper, end: end.drop_guard() }))
+        Ok(Claim::kept(incarnation, others, KeptClaim { registration_tx: says: registration_tx, lost, keeper, end: end.drop_guard() }))
     }
 }

@@ -1,10 +1,10 @@
 //! Keeps one process's text in etcd under a lease, and writes it again whenever it changes, its lease has
 //! ended, or etcd shows something else.
 
-use super::line::{Failed, Line, Pause};
-use super::written::{Next, REWRITE_MIN, Written};
+use super::line::{CallError, EtcdConnection, Pause};
+use super::written::{KeepAction, REWRITE_MIN, EntryRevision};
 use crate::Error;
-use crate::state::State;
+use crate::state::StoreState;
 use etcd_client::PutOptions;
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -13,13 +13,13 @@ use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at, sleep};
 use tokio_util::sync::CancellationToken;
 
 pub(super) struct Posting {
-    pub line: Arc<Line>,
-    pub state: watch::Receiver<State>,
+    pub line: Arc<EtcdConnection>,
+    pub state: watch::Receiver<StoreState>,
     pub name: String,
     pub text: watch::Receiver<Option<String>>,
     pub lease: Option<i64>,
     /// None before there is a text.
-    pub written: Option<Written>,
+    pub written: Option<EntryRevision>,
 }
 
 impl Posting {
@@ -33,34 +33,34 @@ impl Posting {
     }
 
     async fn keep(&mut self) -> Infallible {
-        let (mut pause, mut is_told) = (Pause::new(&self.line.waits), false);
+        let (mut pause, mut is_logged) = (Pause::new(&self.line.waits), false);
         loop {
-            let Err(failed) = self.hold(&mut pause, &mut is_told).await;
-            if failed == Failed::LeaseGone {
+            let Err(failed) = self.hold(&mut pause, &mut is_logged).await;
+            if failed == CallError::LeaseGone {
                 self.lease = None;
-            } else if !std::mem::replace(&mut is_told, true) {
+            } else if !std::mem::replace(&mut is_logged, true) {
                 tracing::warn!(name = self.name, why = %Error::from(failed), "the others are not told");
             }
             pause.wait().await;
         }
     }
 
-    async fn hold(&mut self, pause: &mut Pause, is_told: &mut bool) -> Result<Infallible, Failed> {
+    async fn hold(&mut self, pause: &mut Pause, is_logged: &mut bool) -> Result<Infallible, CallError> {
         let lease = match self.lease {
             Some(lease) => lease,
             None => *self.lease.insert(self.line.grant().await?),
         };
         self.write(lease).await?;
         pause.reset();
-        *is_told = false;
+        *is_logged = false;
         let every = self.line.waits.beat_every;
         let mut beats = interval_at(Instant::now() + every, every);
         beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             match self.next(&mut beats).await {
-                Next::Beat => self.line.keep_alive(lease).await?,
-                Next::Write => self.write(lease).await?,
-                Next::Amiss => {
+                KeepAction::Beat => self.line.keep_alive(lease).await?,
+                KeepAction::Write => self.write(lease).await?,
+                KeepAction::Amiss => {
                     sleep(REWRITE_MIN).await;
                     self.write(lease).await?;
                 }
@@ -68,28 +68,28 @@ impl Posting {
         }
     }
 
-    async fn next(&mut self, beats: &mut Interval) -> Next {
+    async fn next(&mut self, beats: &mut Interval) -> KeepAction {
         let key = self.line.keys.post(&self.name);
         let is_amiss =
-            |state: &State| self.written.is_some_and(|written| written.precedes(state) && !written.stands(&key, state));
+            |state: &StoreState| self.written.is_some_and(|written| written.precedes(state) && !written.stands(&key, state));
         tokio::select! {
-            _ = beats.tick() => Next::Beat,
-            Ok(()) = self.text.changed() => Next::Write,
-            Ok(_) = self.state.wait_for(is_amiss) => Next::Amiss,
+            _ = beats.tick() => KeepAction::Beat,
+            Ok(()) = self.text.changed() => KeepAction::Write,
+            Ok(_) = self.state.wait_for(is_amiss) => KeepAction::Amiss,
         }
     }
 
-    async fn write(&mut self, lease: i64) -> Result<(), Failed> {
+    async fn write(&mut self, lease: i64) -> Result<(), CallError> {
         let Some(text) = self.text.borrow_and_update().clone() else { return Ok(()) };
         let listings = self.state.borrow().listings;
         let key = self.line.keys.post(&self.name);
         let options = || Some(PutOptions::new().with_lease(lease));
-        let ask = |mut client: etcd_client::Client| {
+        let request = |mut client: etcd_client::Client| {
             let (key, text) = (key.clone(), text.clone());
             async move { client.put(key, text, options()).await }
         };
-        let done = self.line.call(ask).await?;
-        self.written = Some(Written::at(done.header(), listings));
+        let done = self.line.call(request).await?;
+        self.written = Some(EntryRevision::at(done.header(), listings));
         Ok(())
     }
 }

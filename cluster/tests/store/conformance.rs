@@ -19,18 +19,18 @@ const CLAIMS: &[(&str, Case)] = &[
 ];
 
 /// Cases for stores that show claims to others.
-const TOLD: &[(&str, Case)] = &[
+const SHARED_CASES: &[(&str, Case)] = &[
     ("claim", |one, other| Box::pin(a_claim_is_seen_until_it_is_released(one, other))),
     ("told-fence", |one, other| Box::pin(a_second_claim_fences_the_first(one, other))),
     ("order", |one, other| Box::pin(changes_come_in_order(one, other))),
-    ("late", |one, other| Box::pin(who_comes_late_is_told_what_is_there(one, other))),
-    ("posts", |one, other| Box::pin(what_a_process_tells_is_read_until_it_ends(one, other))),
+    ("late", |one, other| Box::pin(late_watch_sees_all_members(one, other))),
+    ("posts", |one, other| Box::pin(post_is_read_until_its_process_ends(one, other))),
     ("told-race", |one, other| Box::pin(of_many_claims_the_last_stands(one, other))),
 ];
 
 #[tokio::test]
 async fn memory_conforms() {
-    for (name, case) in CLAIMS.iter().chain(TOLD) {
+    for (name, case) in CLAIMS.iter().chain(SHARED_CASES) {
         eprintln!("memory: {name}");
         let store = Store::Memory(MemoryStore::starting_at(100));
         case(store.clone(), store).await;
@@ -47,13 +47,13 @@ async fn given_addresses_conform() {
     }
     eprintln!("static: given");
     let store = store();
-    given_members_are_there_whoever_claims(store.clone(), store).await;
+    claims_do_not_change_given_members(store.clone(), store).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn etcd_conforms() {
     let etcd = Etcd::start(1);
-    for (name, case) in CLAIMS.iter().chain(TOLD) {
+    for (name, case) in CLAIMS.iter().chain(SHARED_CASES) {
         eprintln!("etcd: {name}");
         let prefix = format!("/conformance/{name}");
         case(open(etcd.endpoints(), &prefix).await, open(etcd.endpoints(), &prefix).await).await;
@@ -95,7 +95,7 @@ async fn a_second_claim_fences_the_first(one: Store, other: Store) {
     }
     assert_eq!(seen, is("a", "h:2", &second));
     // Whatever the first still does changes nothing.
-    first.say(|registration| registration.address = "h:9".into());
+    first.update_registration(|registration| registration.address = "h:9".into());
     first.release().await;
     is_silent(&mut watch).await;
     second.release().await;
@@ -110,11 +110,11 @@ async fn changes_come_in_order(one: Store, other: Store) {
     assert_eq!(next(&mut watch).await, is("b", "h:2", &b));
     for n in 3..8 {
         let address = format!("h:{n}");
-        a.say(|registration| registration.address.clone_from(&address));
+        a.update_registration(|registration| registration.address.clone_from(&address));
         assert_eq!(next(&mut watch).await, is("a", &address, &a));
     }
     // A registration that is repeated is no change.
-    a.say(|registration| registration.address = "h:7".into());
+    a.update_registration(|registration| registration.address = "h:7".into());
     is_silent(&mut watch).await;
     b.release().await;
     assert_eq!(next(&mut watch).await, gone("b"));
@@ -122,7 +122,7 @@ async fn changes_come_in_order(one: Store, other: Store) {
     assert_eq!(next(&mut watch).await, gone("a"));
 }
 
-async fn who_comes_late_is_told_what_is_there(one: Store, other: Store) {
+async fn late_watch_sees_all_members(one: Store, other: Store) {
     let first = claim(&one, "z", "h:1").await;
     let second = claim(&one, "a", "h:2").await;
     let mut seen = other.watch();
@@ -137,25 +137,26 @@ async fn who_comes_late_is_told_what_is_there(one: Store, other: Store) {
     is_silent(&mut late).await;
 }
 
-async fn what_a_process_tells_is_read_until_it_ends(one: Store, other: Store) {
+async fn post_is_read_until_its_process_ends(one: Store, other: Store) {
     let post = |store: &Store, name: &str| store.post(name).unwrap().expect("others read it");
     let (first, second) = (post(&one, "first"), post(&other, "second"));
-    let said = |told: &[(&str, &str)]| told.iter().map(|(name, text)| (name.to_string(), text.to_string())).collect();
-    first.say("a".into());
-    heard(&second, said(&[("first", "a")])).await;
-    second.say("b".into());
-    first.say("c".into());
-    heard(&first, said(&[("second", "b")])).await;
-    heard(&second, said(&[("first", "c")])).await;
+    let posts =
+        |entries: &[(&str, &str)]| entries.iter().map(|(name, text)| (name.to_string(), text.to_string())).collect();
+    first.publish("a".into());
+    wait_for_posts(&second, posts(&[("first", "a")])).await;
+    second.publish("b".into());
+    first.publish("c".into());
+    wait_for_posts(&first, posts(&[("second", "b")])).await;
+    wait_for_posts(&second, posts(&[("first", "c")])).await;
     // A reader that comes late, and a process without a text.
     let third = post(&other, "third");
-    heard(&third, said(&[("first", "c"), ("second", "b")])).await;
+    wait_for_posts(&third, posts(&[("first", "c"), ("second", "b")])).await;
     drop(first);
-    heard(&third, said(&[("second", "b")])).await;
+    wait_for_posts(&third, posts(&[("second", "b")])).await;
     assert!(matches!(one.post("a/b"), Err(Error::Name(_))));
 }
 
-async fn heard(post: &Post, expect: Posts) {
+async fn wait_for_posts(post: &Post, expect: Posts) {
     let all = async {
         while post.others() != expect || !post.is_connected() {
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -188,7 +189,7 @@ async fn what_is_there_is_connected(one: Store, other: Store) {
 }
 
 /// Given members come in their order to every watch, and no others.
-async fn given_members_are_there_whoever_claims(one: Store, other: Store) {
+async fn claims_do_not_change_given_members(one: Store, other: Store) {
     let given = |address: &str| (address.to_owned(), Some((address.to_owned(), 0)));
     let mut early = other.watch();
     let held = claim(&one, "h:7", "h:9").await;

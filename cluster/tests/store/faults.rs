@@ -16,10 +16,10 @@ async fn client(etcd: &Etcd, i: usize) -> Client {
 }
 
 /// Calls again until etcd answers.
-async fn retried<T, F: Future<Output = Result<T, etcd_client::Error>>>(what: &str, ask: impl Fn() -> F) -> T {
+async fn retried<T, F: Future<Output = Result<T, etcd_client::Error>>>(what: &str, request: impl Fn() -> F) -> T {
     within(what, async {
         loop {
-            match tokio::time::timeout(Duration::from_secs(2), ask()).await {
+            match tokio::time::timeout(Duration::from_secs(2), request()).await {
                 Ok(Ok(done)) => return done,
                 _ => tokio::time::sleep(Duration::from_millis(100)).await,
             }
@@ -80,7 +80,7 @@ async fn etcd_that_dies_and_comes_back_is_a_pause() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_watch_that_missed_a_compaction_tells_the_outcome() {
+async fn watch_that_missed_compaction_sees_the_outcome() {
     let etcd = Etcd::start(1);
     let proxy = Proxy::to(etcd.port(0)).await;
     let (router, coordinator) =
@@ -93,7 +93,7 @@ async fn a_watch_that_missed_a_compaction_tells_the_outcome() {
     until(&router, false).await;
     let mut near = coordinator.watch();
     a.release().await;
-    b.say(|registration| registration.address = "h:3".into());
+    b.update_registration(|registration| registration.address = "h:3".into());
     let c = claim(&coordinator, "c", "h:4").await;
     // Seen nearby, so it is written.
     while next(&mut near).await != is("c", "h:4", &c) {}
@@ -141,7 +141,7 @@ async fn a_watch_that_etcd_refuses_for_a_compaction_begins_again() {
         within("all is read, and the watch is on its way", proxy.until_held()).await;
         let n_connections = proxy.n_connections();
         for address in [format!("h:{round}1"), format!("h:{round}2")] {
-            held.say(|registration| registration.address.clone_from(&address));
+            held.update_registration(|registration| registration.address.clone_from(&address));
             while next(&mut near).await != is("a", &address, &held) {}
         }
         compact(&etcd).await;
@@ -181,17 +181,17 @@ async fn cut_off(replaced: bool) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_was_cut_off_comes_back_as_the_same() {
+async fn cut_off_claim_returns_with_same_incarnation() {
     cut_off(false).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_was_cut_off_and_replaced_is_fenced() {
+async fn replaced_claim_is_fenced_after_cut_off() {
     cut_off(true).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_etcd_forgot_is_told_again() {
+async fn claim_that_etcd_forgot_is_registered_again() {
     let mut etcd = Etcd::start(1);
     let (coordinator, router) = (open(etcd.endpoints(), PREFIX).await, open(etcd.endpoints(), PREFIX).await);
     // Some history, so that the new etcd counts from far below.
@@ -223,7 +223,7 @@ async fn an_entry_that_another_program_writes_is_written_again() {
     let (coordinator, router) = (open(etcd.endpoints(), PREFIX).await, open(etcd.endpoints(), PREFIX).await);
     let held = claim(&coordinator, "a", "h:1").await;
     let (post, reader) = (coordinator.post("p").unwrap().unwrap(), router.post("q").unwrap().unwrap());
-    post.say("text".into());
+    post.publish("text".into());
     let mut other = client(&etcd, 0).await;
     let keys = ["members/a", "posts/p"].map(|key| format!("{PREFIX}/{key}"));
     let mut entries = Vec::new();
@@ -299,7 +299,7 @@ async fn a_leader_that_dies_is_a_pause() {
     }
     let lost = tokio::time::timeout(Duration::from_millis(50), held.lost()).await;
     assert!(lost.is_err(), "{lost:?}");
-    held.say(|registration| registration.address = "h:3".into());
+    held.update_registration(|registration| registration.address = "h:3".into());
     while next(&mut watch).await != is("a", "h:3", &held) {}
 }
 
@@ -308,8 +308,8 @@ async fn leader(etcd: &Etcd) -> usize {
     within("a leader", async {
         loop {
             for i in 0..3 {
-                let asked = async { client(etcd, i).await.status().await };
-                if let Ok(Ok(status)) = tokio::time::timeout(Duration::from_secs(1), asked).await
+                let request = async { client(etcd, i).await.status().await };
+                if let Ok(Ok(status)) = tokio::time::timeout(Duration::from_secs(1), request).await
                     && status.leader() != 0
                     && status.leader() == status.header().unwrap().member_id()
                 {

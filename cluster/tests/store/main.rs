@@ -60,8 +60,8 @@ fn gone(name: &str) -> (String, Option<(String, u64)>) {
 
 async fn until(store: &Store, is_connected: bool) -> Health {
     let mut health = store.health();
-    let told = within("the store's health", health.wait_for(|health| health.is_connected() == is_connected)).await;
-    told.unwrap().clone()
+    let result = within("the store's health", health.wait_for(|health| health.is_connected() == is_connected)).await;
+    result.unwrap().clone()
 }
 
 async fn is_silent(watch: &mut Watch) {

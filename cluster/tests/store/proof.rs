@@ -74,8 +74,8 @@ async fn certificates_on_both_sides() {
         [(with(None, &authority).await, "ertificate"), (with(proven(), &stranger).await, "ertificate")]
     {
         let mut health = store.unwrap().health();
-        let told = |why: &str| why.contains(expect);
-        let seen = health.wait_for(|health| health.away.as_deref().is_some_and(told));
+        let is_expected = |why: &str| why.contains(expect);
+        let seen = health.wait_for(|health| health.away.as_deref().is_some_and(is_expected));
         if tokio::time::timeout(PATIENCE, seen).await.is_err() {
             panic!("{:?}", health.borrow().away);
         }

@@ -79,16 +79,16 @@ async fn carry(ours: TcpStream, port: u16, state: watch::Sender<State>) {
     let mut cut = state.subscribe();
     let ((from_us, mut to_us), (mut from_them, to_them)) = (ours.into_split(), theirs.into_split());
     tokio::select! {
-        () = say(from_us, to_them, &state) => {}
+        () = forward_from_client(from_us, to_them, &state) => {}
         _ = copy(&mut from_them, &mut to_us) => {}
         _ = cut.wait_for(|state| state.is_cut) => {}
     }
 }
 
-async fn say(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, state: &watch::Sender<State>) {
+async fn forward_from_client(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, state: &watch::Sender<State>) {
     let mut piece = vec![0; PIECE_BYTES];
     while let Ok(n @ 1..) = from.read(&mut piece).await {
-        if state.send_if_modified(|state| state.hold.as_mut().is_some_and(|hold| hold.hears(&piece[..n]))) {
+        if state.send_if_modified(|state| state.hold.as_mut().is_some_and(|hold| hold.check_piece(&piece[..n]))) {
             let mut held = state.subscribe();
             let on = held.wait_for(|state| state.hold.as_ref().is_none_or(|hold| !hold.is_reached)).await;
             on.expect("the sender is held here");
@@ -101,7 +101,7 @@ async fn say(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, state: &watch::Sen
 
 impl Hold {
     /// Whether this piece is held.
-    fn hears(&mut self, piece: &[u8]) -> bool {
+    fn check_piece(&mut self, piece: &[u8]) -> bool {
         let has_words = piece.windows(self.words.len()).any(|bytes| bytes == self.words.as_bytes());
         match self.n_passing {
             0 => self.is_reached |= has_words,

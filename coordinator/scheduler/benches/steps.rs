@@ -153,8 +153,8 @@ fn look_ups(first: &mut Vec<Duration>, again: &mut Vec<Duration>) {
     let (mut step, mut done, mut out) = (Step::default(), StepDone::default(), Vec::new());
     run_alone(&mut scheduler, request(1, N_PROMPT, 1), (&mut step, &mut done, &mut out));
     for id in 2..2 + N_LOOKS as u64 {
-        let again_asked = Request { id: RequestId(id), ..request(1, N_PROMPT, 1) };
-        scheduler.submit(again_asked, Micros(0)).unwrap();
+        let repeated_request = Request { id: RequestId(id), ..request(1, N_PROMPT, 1) };
+        scheduler.submit(repeated_request, Micros(0)).unwrap();
         let began = Instant::now();
         assert!(scheduler.next_step(Micros(0), &mut step));
         first.push(began.elapsed());

@@ -1,7 +1,7 @@
 //! Applies the answer to the oldest step in flight.
 
-use crate::Stale;
-use crate::in_flight::Planned;
+use crate::StaleAnswer;
+use crate::in_flight::PlannedSlice;
 use crate::scheduler::{Output, Scheduler};
 use crate::sequence::{Sequence, SequenceIdx, SequenceState};
 use alloc::vec::Vec;
@@ -10,7 +10,7 @@ use types::{BLOCK_TOKENS, Failure, Finish, SliceDone, StepDone, Token, TokenOut}
 
 impl Scheduler {
     /// Answers come in the order in which steps were planned; any other answer is refused and changes nothing.
-    pub fn apply(&mut self, done: &StepDone, out: &mut Vec<Output>) -> Result<(), Stale> {
+    pub fn apply(&mut self, done: &StepDone, out: &mut Vec<Output>) -> Result<(), StaleAnswer> {
         self.matches_oldest(done)?;
         let Some(step) = self.in_flight.pop_oldest() else { return Ok(()) };
         for (slice, (planned, slice_done)) in step.slices.iter().zip(&done.slices).enumerate() {
@@ -21,20 +21,20 @@ impl Scheduler {
         Ok(())
     }
 
-    fn matches_oldest(&mut self, done: &StepDone) -> Result<(), Stale> {
+    fn matches_oldest(&mut self, done: &StepDone) -> Result<(), StaleAnswer> {
         if done.epoch != self.epoch {
-            return Err(Stale::Epoch { expected: self.epoch, got: done.epoch });
+            return Err(StaleAnswer::Epoch { expected: self.epoch, got: done.epoch });
         }
         let Some(step) = self.in_flight.oldest().filter(|step| step.id == done.id) else {
-            return Err(Stale::Step { expected: self.in_flight.oldest().map(|step| step.id), got: done.id });
+            return Err(StaleAnswer::Step { expected: self.in_flight.oldest().map(|step| step.id), got: done.id });
         };
         if step.slices.len() != done.slices.len() {
-            return Err(Stale::SliceCount { expected: step.slices.len(), got: done.slices.len() });
+            return Err(StaleAnswer::SliceCount { expected: step.slices.len(), got: done.slices.len() });
         }
         for (slice, (planned, slice_done)) in step.slices.iter().zip(&done.slices).enumerate() {
             let (max, got) = (planned.draws_max as usize, slice_done.tokens.len());
             if got > max && slice_done.failed.is_none() {
-                return Err(Stale::TokenCount { slice, max, got });
+                return Err(StaleAnswer::TokenCount { slice, max, got });
             }
         }
         Ok(())
@@ -42,19 +42,19 @@ impl Scheduler {
 
     /// Refuses an answer to the oldest step that lacks a token of a request without a grammar. `apply` takes such an
     /// answer and plans the draw again, for ever if need be: ranks have only masks to wait for.
-    pub fn drew_all(&self, done: &StepDone) -> Result<(), Stale> {
+    pub fn check_all_drawn(&self, done: &StepDone) -> Result<(), StaleAnswer> {
         let oldest = self.in_flight.oldest().filter(|step| (step.id, self.epoch) == (done.id, done.epoch));
         let planned = oldest.map_or(&[][..], |step| &step.slices);
-        let lacks = |(planned, done): (&Planned, &SliceDone)| {
+        let lacks = |(planned, done): (&PlannedSlice, &SliceDone)| {
             !planned.may_be_late && done.failed.is_none() && done.tokens.is_empty() && planned.draws_max > 0
         };
         match planned.iter().zip(&done.slices).position(lacks) {
-            Some(slice) => Err(Stale::NoToken { slice }),
+            Some(slice) => Err(StaleAnswer::NoToken { slice }),
             None => Ok(()),
         }
     }
 
-    fn apply_slice(&mut self, planned: &Planned, slice: usize, done: &SliceDone, out: &mut Vec<Output>) {
+    fn apply_slice(&mut self, planned: &PlannedSlice, slice: usize, done: &SliceDone, out: &mut Vec<Output>) {
         let idx = planned.sequence;
         let Some(sequence) = self.sequences.of_generation(idx, planned.generation) else {
             self.counters.tokens_redrawn += done.tokens.len() as u64;
@@ -72,24 +72,24 @@ impl Scheduler {
             return;
         }
         let n_drafts = planned.draws_max.saturating_sub(1);
-        let said = Said { position: sequence.n_output(), slice, n_tokens: 0, scored_position: 0, n_drafts };
+        let result = SliceResult { position: sequence.n_output(), slice, n_tokens: 0, scored_position: 0, n_drafts };
         if let Some(failure) = done.failed {
             if failure == Failure::Computation {
                 self.forget_names(idx);
             }
-            return self.report(idx, said, Some(failure.into()), out);
+            return self.report(idx, result, Some(failure.into()), out);
         }
         let (n_tokens, finish) = self.settle(idx, planned, &done.tokens);
         self.note_guesses(idx, done.tokens.len() as u32, done.n_hit.into(), done.n_guess.into());
         self.settle_blocks(idx, planned.range.start);
         if n_tokens > 0 || finish.is_some() || !done.scored.is_empty() {
-            let said = Said { n_tokens, scored_position: planned.range.start + 1, ..said };
-            self.report(idx, said, finish, out);
+            let result = SliceResult { n_tokens, scored_position: planned.range.start + 1, ..result };
+            self.report(idx, result, finish, out);
         }
     }
 
     /// Appends the drawn tokens to the log. Returns how many, and whether the log ends with them.
-    fn settle(&mut self, idx: SequenceIdx, planned: &Planned, drawn: &[TokenOut]) -> (u32, Option<Finish>) {
+    fn settle(&mut self, idx: SequenceIdx, planned: &PlannedSlice, drawn: &[TokenOut]) -> (u32, Option<Finish>) {
         let sequence = &mut self.sequences[idx];
         let (mut n_tokens, mut finish) = (0, None);
         for TokenOut { token, .. } in drawn {
@@ -162,9 +162,9 @@ impl Scheduler {
         }
     }
 
-    fn report(&mut self, idx: SequenceIdx, said: Said, finish: Option<Finish>, out: &mut Vec<Output>) {
+    fn report(&mut self, idx: SequenceIdx, result: SliceResult, finish: Option<Finish>, out: &mut Vec<Output>) {
         let sequence = &self.sequences[idx];
-        let Said { position, slice, n_tokens, scored_position, n_drafts } = said;
+        let SliceResult { position, slice, n_tokens, scored_position, n_drafts } = result;
         let drafts_accepted = n_tokens.saturating_sub(1);
         let drafts_rejected = n_drafts - drafts_accepted;
         let (id, n_cached, reuse) = (sequence.id, sequence.n_cached, sequence.reuse);
@@ -188,7 +188,7 @@ impl Scheduler {
 
 /// The result of a slice, as it goes into an `Output`.
 #[derive(Clone, Copy)]
-struct Said {
+struct SliceResult {
     position: u32,
     slice: usize,
     n_tokens: u32,

@@ -6,7 +6,7 @@ use crate::journal::NameChange;
 use crate::lru::Lru;
 use crate::prefix::PrefixIndex;
 use crate::seen::NameMemory;
-use crate::table::Table;
+use crate::table::BlockTable;
 use alloc::vec;
 use alloc::vec::Vec;
 use types::{BlockHash, BlockId, CacheGroup};
@@ -201,14 +201,14 @@ impl BlockPool {
 
     /// Releases all blocks of a table, the last first: of a chain without holders the end is evicted before the blocks
     /// that it builds on.
-    pub fn release(&mut self, table: &mut Table) {
+    pub fn release(&mut self, table: &mut BlockTable) {
         table.held().rev().for_each(|(_, block)| self.let_go(block));
         table.clear();
     }
 
     /// Releases those of the first `n_full` blocks that no query from `position` on reads, the first first, because it
     /// is the least recently used. Returns how many.
-    pub fn release_passed(&mut self, table: &mut Table, position: u32, n_full: u32) -> u32 {
+    pub fn release_passed(&mut self, table: &mut BlockTable, position: u32, n_full: u32) -> u32 {
         let passed = table.n_passed..self.group.n_passed(position).min(n_full).max(table.n_passed);
         let mut n_released = 0;
         for entry in &mut table.blocks[passed.start as usize..passed.end as usize] {
@@ -241,12 +241,12 @@ impl BlockPool {
 mod tests {
     use super::*;
 
-    fn take(pool: &mut BlockPool, n_blocks: u32) -> Table {
+    fn take(pool: &mut BlockPool, n_blocks: u32) -> BlockTable {
         table((0..n_blocks).map(|_| pool.take().unwrap()))
     }
 
-    fn table(blocks: impl IntoIterator<Item = BlockId>) -> Table {
-        let mut table = Table::default();
+    fn table(blocks: impl IntoIterator<Item = BlockId>) -> BlockTable {
+        let mut table = BlockTable::default();
         blocks.into_iter().for_each(|block| table.push(block));
         table
     }
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn a_forgotten_block_is_found_by_nobody_and_is_free_when_nobody_holds_it() {
+    fn forgotten_block_is_unnamed_and_free_once_released() {
         let mut pool = BlockPool::new(CacheGroup::FULL, 2);
         let (held, cached) = (pool.take().unwrap(), pool.take().unwrap());
         pool.name(held, name(1));
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_without_memory_is_given_to_nobody_until_it_has_some() {
+    fn block_is_not_taken_until_it_is_committed() {
         let mut pool = BlockPool::new(CacheGroup::FULL, 5);
         pool.commit(2);
         assert_eq!((pool.n_total(), pool.n_available(), pool.n_used()), (5, 2, 0));

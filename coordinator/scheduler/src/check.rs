@@ -3,7 +3,7 @@
 use crate::blocks::BlockPool;
 use crate::scheduler::Scheduler;
 use crate::sequence::{Sequence, SequenceIdx, SequenceState};
-use crate::table::Table;
+use crate::table::BlockTable;
 use alloc::vec;
 use alloc::vec::Vec;
 use types::cache::blocks_for;
@@ -89,7 +89,7 @@ impl Scheduler {
                 assert!(n_drawing <= 1 + self.beyond_max());
                 assert!(n_computed <= n_known + self.beyond_max());
                 assert_eq!(sequence.n_drafts, 0, "only while a step is planned");
-                assert!(sequence.n_drafts_wished <= sequence.n_guess.min(self.config.drafting.max()));
+                assert!(sequence.n_drafts_target <= sequence.n_guess.min(self.config.drafting.max()));
                 let draws = sequence.request.goal != Goal::Pool;
                 assert_eq!(n_drawing > 0, draws && n_computed >= n_known, "who has caught up draws");
                 self.check_tables(sequence);
@@ -110,7 +110,7 @@ impl Scheduler {
     /// that a query may still read, and those that wait for their name.
     fn check_tables(&self, sequence: &Sequence) {
         assert_eq!(sequence.tables.len(), self.pools.len());
-        for (pool, table @ Table { blocks, n_passed, n_held }) in self.pools.iter().zip(&sequence.tables) {
+        for (pool, table @ BlockTable { blocks, n_passed, n_held }) in self.pools.iter().zip(&sequence.tables) {
             let n_entries = blocks.len() as u32;
             // A slice that was planned behind a missing draw, or for a draft that did not hold, keeps its blocks: it is
             // planned again soon.

@@ -14,10 +14,10 @@ impl Scheduler {
     /// How much should have memory: blocks in use and cached ones, what running requests still need for their logs and
     /// waiting ones for theirs, and `ahead` more positions. Too much rather than too little: of waiting requests it is
     /// not known which blocks they will share.
-    pub fn parts_wanted(&self, ahead: u32) -> u32 {
+    pub fn parts_target(&self, ahead: u32) -> u32 {
         let slice_max = self.config.slice_max();
         let n_waiting = self.waiting.len() as u64;
-        let wanted = self.pools.iter().zip(self.promised()).map(|(pool, n_promised)| {
+        let targets = self.pools.iter().zip(self.promised()).map(|(pool, n_promised)| {
             let (group, context) = (pool.group, self.config.context_max);
             let of_waiting = n_waiting * u64::from(group.n_held_max(context, slice_max.min(context)));
             let of_waiting = of_waiting.min(self.waiting.n_tokens() / u64::from(BLOCK_TOKENS) + 2 * n_waiting);
@@ -25,7 +25,7 @@ impl Scheduler {
             let n_taken = u64::from(pool.n_used()) + u64::from(pool.n_cached());
             parts_for(n_taken + u64::from(n_promised) + of_waiting + u64::from(n_ahead), pool.n_total())
         });
-        wanted.max().unwrap_or(KV_PARTS)
+        targets.max().unwrap_or(KV_PARTS)
     }
 
     /// The parts that hold every block which is in use or cached.

@@ -1,6 +1,6 @@
 //! Every limit of the scheduler, named and checked once.
 
-use crate::drafting::Drafting;
+use crate::drafting::DraftPolicy;
 use alloc::vec;
 use alloc::vec::Vec;
 use types::{CacheGroup, PolicyDigest, Unsupported};
@@ -44,7 +44,7 @@ pub struct Config {
     /// Slices of a sequence planned before the token that they compute is known here: none or one.
     pub slices_ahead_max: u32,
     /// How many guessed tokens a slice computes beside the last known one.
-    pub drafting: Drafting,
+    pub drafting: DraftPolicy,
     /// A request with this much suspicion is not tried again. Suspicion is the sum of the weights of the losses that it
     /// was in since its last token: three that were reported, or six without a known cause.
     pub suspicion_max: u32,
@@ -79,7 +79,7 @@ impl Default for Config {
             n_stages: 1,
             steps_in_flight_max: 2,
             slices_ahead_max: 1,
-            drafting: Drafting::Off,
+            drafting: DraftPolicy::Off,
             suspicion_max: 6,
             aging_micros: 1_000_000,
             prefix_cache: true,

@@ -7,7 +7,7 @@ use types::DRAFT_ROWS_MAX;
 
 /// How many drafts slices have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Drafting {
+pub enum DraftPolicy {
     #[default]
     Off,
     /// As many as are guessed, and at most this number.
@@ -29,12 +29,12 @@ pub(crate) const MEMORY: u32 = 8;
 /// The least gain of a draft over its cost, in eighths: a sequence with drafts is not planned ahead.
 const GAIN_MIN: u64 = 9;
 
-impl Drafting {
+impl DraftPolicy {
     /// The most drafts of a slice.
     pub fn max(self) -> u32 {
         match self {
-            Drafting::Off => 0,
-            Drafting::Fixed(max) | Drafting::Adaptive { max, .. } => u32::from(max).min(DRAFT_ROWS_MAX),
+            DraftPolicy::Off => 0,
+            DraftPolicy::Fixed(max) | DraftPolicy::Adaptive { max, .. } => u32::from(max).min(DRAFT_ROWS_MAX),
         }
     }
 
@@ -42,7 +42,7 @@ impl Drafting {
     /// a step of `n_rows` rows.
     pub(crate) fn n_worth(self, n_guess: u32, acceptance: u32, n_rows: u32) -> u32 {
         let n_max = n_guess.min(self.max());
-        let Drafting::Adaptive { row_permille, .. } = self else { return n_max };
+        let DraftPolicy::Adaptive { row_permille, .. } = self else { return n_max };
         let (n_rows, row) = (u64::from(n_rows.max(1)), u64::from(row_permille));
         // Without drafts a step of this time gives a token for each row.
         let step = 1000 + row * (n_rows - 1);
@@ -63,7 +63,7 @@ mod tests {
     #[test]
     fn a_draft_is_given_where_it_gives_more_than_its_row_costs() {
         let check = |row_permille, acceptance_percent: u32, n_rows, expected| {
-            let drafting = Drafting::Adaptive { max: 8, row_permille };
+            let drafting = DraftPolicy::Adaptive { max: 8, row_permille };
             let acceptance = acceptance_percent * SURE / 100;
             assert_eq!(drafting.n_worth(12, acceptance, n_rows), expected, "{acceptance_percent}% among {n_rows}");
         };
@@ -82,10 +82,10 @@ mod tests {
     }
 
     #[test]
-    fn a_fixed_number_asks_nothing_and_none_is_none() {
-        assert_eq!(Drafting::Fixed(4).n_worth(12, 0, 64), 4);
-        assert_eq!(Drafting::Fixed(4).n_worth(3, 0, 64), 3);
-        assert_eq!(Drafting::Fixed(1000).max(), DRAFT_ROWS_MAX);
-        assert_eq!(Drafting::Off.n_worth(12, SURE, 1), 0);
+    fn fixed_drafting_ignores_acceptance_and_off_is_zero() {
+        assert_eq!(DraftPolicy::Fixed(4).n_worth(12, 0, 64), 4);
+        assert_eq!(DraftPolicy::Fixed(4).n_worth(3, 0, 64), 3);
+        assert_eq!(DraftPolicy::Fixed(1000).max(), DRAFT_ROWS_MAX);
+        assert_eq!(DraftPolicy::Off.n_worth(12, SURE, 1), 0);
     }
 }

@@ -4,7 +4,7 @@
 //! Guesses that were no drafts count too: so a sequence without drafts gets some when its guesses begin to hold, and
 //! trying costs nothing.
 
-use crate::drafting::{Drafting, MEMORY, SURE};
+use crate::drafting::{DraftPolicy, MEMORY, SURE};
 use crate::scheduler::Scheduler;
 use crate::sequence::Sequence;
 use types::{DRAFT_ROWS_MAX, Goal};
@@ -25,7 +25,7 @@ impl Sequence {
         // Its turn is the log's last token, and nothing of it is in flight: the guesses stand behind that token.
         let is_settled = self.turn == 1 && !self.awaits_draw();
         let n_fitting = (self.length_max - 1).saturating_sub(self.n_known());
-        if is_settled { self.n_drafts_wished.min(n_fitting).min(n_max) } else { 0 }
+        if is_settled { self.n_drafts_target.min(n_fitting).min(n_max) } else { 0 }
     }
 }
 
@@ -33,14 +33,14 @@ impl Scheduler {
     /// Slices planned ahead of known tokens. While any sequence has drafts there are none: the others would go on in
     /// steps of their own, and a step costs much the same for a few rows as for one.
     pub(crate) fn ahead_now(&self) -> u32 {
-        let drafts = |idx: &u32| self.sequences[*idx].n_drafts_wished > 0;
+        let drafts = |idx: &u32| self.sequences[*idx].n_drafts_target > 0;
         if self.running.iter().any(drafts) { 0 } else { self.config.slices_ahead_max }
     }
 
     /// Adds drafts to the turns of the step being planned. Returns how many, which leaves at least half of the tokens
     /// that are not needed for turns to chunks.
     pub(crate) fn give_drafts(&mut self) -> u32 {
-        if self.config.drafting == Drafting::Off {
+        if self.config.drafting == DraftPolicy::Off {
             return 0;
         }
         let n_spare = (self.config.batch_tokens_max - self.running.len() as u32) / 2;
@@ -58,7 +58,7 @@ impl Scheduler {
 
     /// Takes the guesses of an answer: how many hit, and how many there are for the next slice.
     pub(crate) fn note_guesses(&mut self, idx: u32, n_drawn: u32, n_hit: u32, n_guess: u32) {
-        if self.config.drafting == Drafting::Off {
+        if self.config.drafting == DraftPolicy::Off {
             return;
         }
         let n_rows = (self.running.len() as u32).div_ceil(self.n_turns());
@@ -68,6 +68,6 @@ impl Scheduler {
         // Rows of prompts are drawn one by one.
         let may_have_drafts = sequence.request.goal == Goal::Generate;
         sequence.n_guess = if may_have_drafts { n_guess.min(DRAFT_ROWS_MAX) } else { 0 };
-        sequence.n_drafts_wished = drafting.n_worth(sequence.n_guess, sequence.acceptance, n_rows);
+        sequence.n_drafts_target = drafting.n_worth(sequence.n_guess, sequence.acceptance, n_rows);
     }
 }

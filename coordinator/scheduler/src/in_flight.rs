@@ -8,7 +8,7 @@ use types::StepId;
 
 /// The sequence that a slice was planned for, so that its result is assigned or dropped.
 #[derive(Clone, Debug)]
-pub(crate) struct Planned {
+pub(crate) struct PlannedSlice {
     pub sequence: SequenceIdx,
     pub generation: u64,
     pub range: Range<u32>,
@@ -20,13 +20,13 @@ pub(crate) struct Planned {
 
 pub(crate) struct StepInFlight {
     pub id: StepId,
-    pub slices: Vec<Planned>,
+    pub slices: Vec<PlannedSlice>,
 }
 
 pub(crate) struct InFlight {
     steps: VecDeque<StepInFlight>,
     /// Emptied lists for reuse, one for each unused place.
-    spare: Vec<Vec<Planned>>,
+    spare: Vec<Vec<PlannedSlice>>,
 }
 
 impl InFlight {
@@ -45,11 +45,11 @@ impl InFlight {
     }
 
     /// An empty list for the slices of a new step.
-    pub fn list(&mut self) -> Vec<Planned> {
+    pub fn list(&mut self) -> Vec<PlannedSlice> {
         self.spare.pop().unwrap_or_default()
     }
 
-    pub fn push(&mut self, id: StepId, slices: Vec<Planned>) {
+    pub fn push(&mut self, id: StepId, slices: Vec<PlannedSlice>) {
         self.steps.push_back(StepInFlight { id, slices });
     }
 

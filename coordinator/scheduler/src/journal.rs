@@ -13,15 +13,15 @@ pub struct NameChange {
     pub is_added: bool,
 }
 
-pub(crate) struct Journal {
+pub(crate) struct NameJournal {
     changes: Vec<NameChange>,
     /// Changes are missing: the first read comes late, or the last one is too long ago.
     is_torn: bool,
 }
 
-impl Journal {
-    pub fn new() -> Journal {
-        Journal { changes: Vec::with_capacity(CHANGES_MAX), is_torn: true }
+impl NameJournal {
+    pub fn new() -> NameJournal {
+        NameJournal { changes: Vec::with_capacity(CHANGES_MAX), is_torn: true }
     }
 
     pub fn note(&mut self, name: u64, is_added: bool) {
@@ -50,7 +50,7 @@ mod tests {
 
     #[test]
     fn what_is_not_looked_at_for_too_long_is_torn_and_whole_again_after_a_look() {
-        let (mut journal, mut seen) = (Journal::new(), Vec::new());
+        let (mut journal, mut seen) = (NameJournal::new(), Vec::new());
         journal.note(1, true);
         assert!(!journal.take(&mut seen) && seen.is_empty(), "what was before the first look is not known");
         journal.note(1, true);

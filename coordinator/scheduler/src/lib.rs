@@ -46,9 +46,9 @@ mod turns;
 mod waiting;
 
 pub use config::Config;
-pub use drafting::Drafting;
+pub use drafting::DraftPolicy;
 pub use journal::NameChange;
-pub use refusal::{Rejected, Stale};
+pub use refusal::{RequestRejection, StaleAnswer};
 pub use requeue::Loss;
 pub use scheduler::{Output, Scheduler};
 pub use stats::{Counters, Stats};

@@ -7,14 +7,14 @@
 //! stage at once, because each stage computes positions in order.
 
 use crate::config::GROUPS_MAX;
-use crate::in_flight::Planned;
+use crate::in_flight::PlannedSlice;
 use crate::scheduler::Scheduler;
 use crate::sequence::{Sequence, SequenceIdx, SequenceState};
 use crate::stats::Counters;
 use types::{BLOCK_TOKENS, BlockId, CacheGroup, Micros, SCORED_ROWS_MAX, Slice, Step, StepId};
 
 /// The rest of a step after the running sequences.
-pub(crate) struct Left {
+pub(crate) struct StepBudget {
     pub n_tokens: u32,
     /// Rows that may still be scored.
     pub n_scores: u32,
@@ -25,7 +25,7 @@ pub(crate) struct Left {
 }
 
 /// For each group, the blocks that running sequences will take until their logs are computed.
-pub(crate) type Promised = [u32; GROUPS_MAX];
+pub(crate) type PromisedBlocks = [u32; GROUPS_MAX];
 
 impl Scheduler {
     /// Fills `step` with the next step, if there is work and not enough in flight.
@@ -76,7 +76,7 @@ impl Scheduler {
     }
 
     /// Gives each running sequence tokens and blocks for its slice of this step.
-    fn plan_running(&mut self, distance: u32) -> Left {
+    fn plan_running(&mut self, distance: u32) -> StepBudget {
         self.tenants.begin_step();
         let n_turns = self.give_turns(distance);
         let n_drafts = self.give_drafts();
@@ -84,7 +84,7 @@ impl Scheduler {
         self.divide(for_chunks);
         let start_bytes = self.config.starts_bytes_max;
         let n_scores = SCORED_ROWS_MAX - n_drafts;
-        let mut left = Left { n_tokens: self.config.batch_tokens_max, n_scores, start_bytes, short: false };
+        let mut left = StepBudget { n_tokens: self.config.batch_tokens_max, n_scores, start_bytes, short: false };
         let n_preemptions = self.counters.preemptions;
         let mut at = 0;
         while at < self.running.len() {
@@ -94,7 +94,7 @@ impl Scheduler {
             let (tenant, scores) = (sequence.tenant, sequence.scores());
             let n_missing = sequence.n_missing(self.ahead_max);
             let is_chunk = sequence.is_chunk();
-            let n_wished = if is_chunk {
+            let n_requested = if is_chunk {
                 let n_scores = if scores { left.n_scores } else { u32::MAX };
                 let n_tokens = for_chunks.min(self.tenants.get(tenant).for_chunks);
                 n_missing.min(sequence.chunk_max).min(n_tokens).min(n_scores)
@@ -102,8 +102,8 @@ impl Scheduler {
                 sequence.turn
             };
             // Most decoding sequences have room left in their last block.
-            let end = sequence.n_computed + n_wished;
-            let n_planned = if !sequence.lacks_blocks(end) || self.make_room(at, end) { n_wished } else { 0 };
+            let end = sequence.n_computed + n_requested;
+            let n_planned = if !sequence.lacks_blocks(end) || self.make_room(at, end) { n_requested } else { 0 };
             let sequence = &mut self.sequences[idx];
             sequence.n_planned = n_planned;
             sequence.n_drafts = sequence.n_drafts.min(n_planned);
@@ -114,7 +114,7 @@ impl Scheduler {
             }
             left.n_scores -= if scores { n_planned } else { 0 };
             left.n_tokens -= n_planned;
-            left.short |= n_planned < n_wished;
+            left.short |= n_planned < n_requested;
             at += 1;
         }
         left.short |= self.counters.preemptions > n_preemptions;
@@ -177,7 +177,7 @@ impl Scheduler {
 
     /// Starts waiting sequences, in their order, while there is room. The first that does not fit holds up the rest, so
     /// that a long prompt is not overtaken for ever.
-    fn admit(&mut self, now: Micros, left: &mut Left, step: &mut Step) {
+    fn admit(&mut self, now: Micros, left: &mut StepBudget, step: &mut Step) {
         if self.waiting.is_empty() {
             return;
         }
@@ -216,7 +216,7 @@ impl Scheduler {
     }
 
     /// Whether a sequence might be admitted: into a free slot, or into that of a tenant above its share.
-    fn may_admit(&self, left: &Left) -> bool {
+    fn may_admit(&self, left: &StepBudget) -> bool {
         left.n_tokens > 0 && ((!left.short && self.has_free_slot()) || self.tenants.are_many())
     }
 
@@ -224,14 +224,14 @@ impl Scheduler {
         self.running.len() < self.config.running_max as usize
     }
 
-    pub(crate) fn promised(&self) -> Promised {
+    pub(crate) fn promised(&self) -> PromisedBlocks {
         let mut promised = [0; GROUPS_MAX];
         self.running.iter().for_each(|&idx| self.promise(idx, &mut promised));
         promised
     }
 
     /// Adds the blocks of each group that a running sequence needs for its log, and one more.
-    fn promise(&self, idx: SequenceIdx, promised: &mut Promised) {
+    fn promise(&self, idx: SequenceIdx, promised: &mut PromisedBlocks) {
         let sequence = &self.sequences[idx];
         let n_tokens = sequence.n_known().max(sequence.n_computed + sequence.n_planned);
         for ((pool, table), n_promised) in self.pools.iter().zip(&sequence.tables).zip(promised) {
@@ -264,7 +264,7 @@ impl Scheduler {
 
     /// Whether each pool has blocks for its whole log, beside those that running sequences need for theirs and one more
     /// for each.
-    pub(crate) fn fits(&self, idx: SequenceIdx, n_hits: u32, promised: &Promised) -> bool {
+    pub(crate) fn fits(&self, idx: SequenceIdx, n_hits: u32, promised: &PromisedBlocks) -> bool {
         let sequence = &self.sequences[idx];
         let start = n_hits * BLOCK_TOKENS;
         self.pools.iter().zip(promised).all(|(pool, n_promised)| {
@@ -362,7 +362,7 @@ impl Scheduler {
     }
 }
 
-fn write_slice(idx: SequenceIdx, sequence: &mut Sequence, step: &mut Step, counters: &mut Counters) -> Planned {
+fn write_slice(idx: SequenceIdx, sequence: &mut Sequence, step: &mut Step, counters: &mut Counters) -> PlannedSlice {
     let range = sequence.n_computed..sequence.n_computed + sequence.n_planned;
     let draws_max = sequence.draws_max_at(range.end);
     if sequence.n_sent < sequence.n_entries() {
@@ -384,5 +384,5 @@ fn write_slice(idx: SequenceIdx, sequence: &mut Sequence, step: &mut Step, count
     sequence.n_planned = 0;
     sequence.n_drafts = 0;
     let may_be_late = sequence.request.grammar.is_some();
-    Planned { sequence: idx, generation: sequence.generation, range, draws_max, may_be_late }
+    PlannedSlice { sequence: idx, generation: sequence.generation, range, draws_max, may_be_late }
 }

@@ -1,7 +1,7 @@
 //! Maps the name of a full block's content to its block. A hash table of a fixed size, so that naming never allocates.
 //! `plan` looks up prefix hits in it when a sequence is admitted; `apply` names blocks that have become full.
 
-use crate::journal::Journal;
+use crate::journal::NameJournal;
 use alloc::vec;
 use alloc::vec::Vec;
 use types::{BlockHash, BlockId};
@@ -15,7 +15,7 @@ pub(crate) struct PrefixIndex {
     next: Vec<u32>,
     names: Vec<Option<BlockHash>>,
     n_named: u32,
-    pub journal: Journal,
+    pub journal: NameJournal,
 }
 
 impl PrefixIndex {
@@ -25,7 +25,7 @@ impl PrefixIndex {
             next: vec![NONE; n_blocks as usize],
             names: vec![None; n_blocks as usize],
             n_named: 0,
-            journal: Journal::new(),
+            journal: NameJournal::new(),
         }
     }
 

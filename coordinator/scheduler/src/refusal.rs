@@ -4,7 +4,7 @@ use types::{Epoch, Finish, StepId};
 
 /// A request that was not accepted. Nothing has changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Rejected {
+pub enum RequestRejection {
     #[error("the queue is full: {limit} is {max}; try again later")]
     Full { limit: &'static str, max: u64 },
     #[error("the request needs room for {needed} tokens and {limit} gives {available}")]
@@ -32,7 +32,7 @@ pub enum Rejected {
 
 /// An answer that does not belong to the oldest step in flight. Nothing has changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Stale {
+pub enum StaleAnswer {
     #[error("an answer of epoch {got} came in epoch {expected}")]
     Epoch { expected: Epoch, got: Epoch },
     #[error("an answer to step {} came, the oldest step in flight is {expected:?}", got.0)]

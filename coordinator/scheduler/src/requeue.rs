@@ -17,7 +17,7 @@
 use crate::Config;
 use crate::scheduler::{Output, Scheduler, pools};
 use crate::sequence::{Sequence, SequenceIdx, SequenceState};
-use crate::table::Table;
+use crate::table::BlockTable;
 use alloc::vec::Vec;
 use types::{Epoch, Finish, Unsupported};
 
@@ -85,10 +85,10 @@ impl Scheduler {
     /// one that reaches this limit before its own ends with `Finish::Outgrown`. If the workers would ignore a part of
     /// some requests (`heed_all` is false), there is no room at all for logs of such requests. Call before
     /// `requeue_into`.
-    pub fn narrow(&mut self, room: u32, heed_all: bool) {
-        (self.room, self.heed_all) = (room.min(self.config.context_max), heed_all);
+    pub fn narrow(&mut self, room: u32, supports_newest_features: bool) {
+        (self.room, self.supports_newest_features) = (room.min(self.config.context_max), supports_newest_features);
         for sequence in self.sequences.iter_mut() {
-            let is_held = heed_all || !sequence.request.asks_for_newest();
+            let is_held = supports_newest_features || !sequence.request.needs_newest_features();
             sequence.narrow(if is_held { self.room } else { 0 });
         }
     }
@@ -109,7 +109,7 @@ impl Scheduler {
     fn requeue(&mut self, idx: SequenceIdx) {
         let sequence = &mut self.sequences[idx];
         sequence.held = false;
-        sequence.tables.iter_mut().for_each(Table::clear);
+        sequence.tables.iter_mut().for_each(BlockTable::clear);
         sequence.has_entries(0);
         match sequence.state {
             SequenceState::Waiting => {}

@@ -7,8 +7,8 @@ use crate::seen::FirstBlocks;
 use crate::sequence::{SequenceIdx, SequenceSlab};
 use crate::stats::Counters;
 use crate::tenants::Tenants;
-use crate::turns::Turn;
-use crate::waiting::Waiting;
+use crate::turns::TurnRequest;
+use crate::waiting::WaitingQueue;
 use crate::{Config, Stats};
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
@@ -41,14 +41,14 @@ pub struct Scheduler {
     /// How long a log may become with the present workers: the context, or less.
     pub(crate) room: u32,
     /// Whether they support the newest fields of a request.
-    pub(crate) heed_all: bool,
+    pub(crate) supports_newest_features: bool,
     pub(crate) epoch: Epoch,
     pub(crate) n_steps: u64,
     pub(crate) sequences: SequenceSlab,
     /// Waiting and running sequences. One that is ending is no longer here: its id may be submitted again.
     pub(crate) by_id: BTreeMap<RequestId, SequenceIdx>,
     pub(crate) deadlines: BTreeSet<(Micros, RequestId)>,
-    pub(crate) waiting: Waiting,
+    pub(crate) waiting: WaitingQueue,
     pub(crate) tenants: Tenants,
     /// Requests that lost their places in the queue, until they are read.
     pub(crate) displaced: Vec<RequestId>,
@@ -65,7 +65,7 @@ pub struct Scheduler {
     pub(crate) first_blocks: FirstBlocks,
     pub(crate) in_flight: InFlight,
     /// Sequences that are candidates for a turn in the step being planned. Reused for its memory.
-    pub(crate) turns: Vec<Turn>,
+    pub(crate) turns: Vec<TurnRequest>,
     /// The slices of a sequence that the step being planned may have ahead of known tokens.
     pub(crate) ahead_max: u32,
     /// Whether all running sequences were in flight at the last attempt to plan, since the last step or answer.
@@ -89,7 +89,7 @@ impl Scheduler {
             sequences: SequenceSlab::default(),
             by_id: BTreeMap::new(),
             deadlines: BTreeSet::new(),
-            waiting: Waiting::default(),
+            waiting: WaitingQueue::default(),
             tenants: Tenants::new(config.tenants_max),
             displaced: Vec::new(),
             is_ranked: true,
@@ -109,7 +109,7 @@ impl Scheduler {
             n_generations: 0,
             counters: Counters::default(),
             room: config.context_max,
-            heed_all: true,
+            supports_newest_features: true,
             config,
         })
     }
@@ -155,16 +155,16 @@ impl Scheduler {
     /// The changes among the names of full blocks since the last call, in order. False: some are missing, and `names`
     /// gives all. Covers the group by which prefixes are found: a full one, if there is one.
     pub fn name_changes(&mut self, out: &mut Vec<NameChange>) -> bool {
-        let group = self.told_group();
+        let group = self.reported_group();
         self.pools[group].name_changes(out)
     }
 
     /// The names of full and computed blocks in this range, in the same group. False: there are no blocks behind it.
     pub fn names(&self, blocks: Range<u32>, out: &mut Vec<u64>) -> bool {
-        self.pools[self.told_group()].names(blocks, out)
+        self.pools[self.reported_group()].names(blocks, out)
     }
 
-    fn told_group(&self) -> usize {
+    fn reported_group(&self) -> usize {
         self.pools.iter().position(|pool| pool.group.keeps_all()).unwrap_or(0)
     }
 

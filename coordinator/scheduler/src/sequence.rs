@@ -1,7 +1,7 @@
 //! A sequence: its log, how far it is computed and planned, and which blocks it holds.
 
 use crate::drafting::UNTRIED;
-use crate::table::Table;
+use crate::table::BlockTable;
 use crate::tenants::TenantIdx;
 use crate::waiting::QueueKey;
 use alloc::boxed::Box;
@@ -52,7 +52,7 @@ pub(crate) struct Sequence {
     /// How many of its planned tokens are drafts, while a step is planned.
     pub n_drafts: u32,
     /// The drafts that its next slice should have, as of its last answer.
-    pub n_drafts_wished: u32,
+    pub n_drafts_target: u32,
     /// The tokens that were guessed behind its log, as of its last answer.
     pub n_guess: u32,
     /// How probable it is that a guess holds, as far as guesses were tried.
@@ -86,7 +86,7 @@ pub(crate) struct Sequence {
     /// Its output grows: `prompt ++ output` is the log.
     pub request: Box<Request>,
     /// One table per cache group. All have equally many entries.
-    pub tables: Vec<Table>,
+    pub tables: Vec<BlockTable>,
     /// The hashes of the first full blocks of the log, each computed once; never more than the log has.
     pub hashes: Vec<BlockHash>,
     root: BlockHash,
@@ -124,7 +124,7 @@ impl Sequence {
             n_sent: 0,
             turn: 0,
             n_drafts: 0,
-            n_drafts_wished: 0,
+            n_drafts_target: 0,
             n_guess: 0,
             acceptance: UNTRIED,
             tenant,
@@ -144,7 +144,7 @@ impl Sequence {
             held: false,
             admitted: false,
             request: Box::new(request),
-            tables: vec![Table::default(); n_groups],
+            tables: vec![BlockTable::default(); n_groups],
             hashes: Vec::new(),
             root,
             key,
@@ -259,7 +259,7 @@ impl Sequence {
 
     /// The tokens of the turn that it could have in the next step, `distance` steps behind their draw; zero if none.
     #[inline]
-    pub fn asks_for_turn(&self, slices_ahead_max: u32, n_steps: u64, distance: u32) -> u32 {
+    pub fn turn_tokens(&self, slices_ahead_max: u32, n_steps: u64, distance: u32) -> u32 {
         let is_near = || self.awaits_draw() && n_steps - self.last_step < u64::from(distance);
         if self.is_chunk() || is_near() { 0 } else { self.n_missing(slices_ahead_max) }
     }
@@ -369,7 +369,7 @@ impl Sequence {
         self.n_planned = 0;
         self.turn = 0;
         self.n_drafts = 0;
-        self.n_drafts_wished = 0;
+        self.n_drafts_target = 0;
         self.n_guess = 0;
         self.n_passing = 0;
     }

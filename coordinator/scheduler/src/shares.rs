@@ -1,7 +1,7 @@
 //! Divides a step between tenants: the order of running sequences, chunks of prompts, and slots. With a single tenant,
 //! nothing here changes a step.
 
-use crate::plan::{Left, Promised};
+use crate::plan::{PromisedBlocks, StepBudget};
 use crate::scheduler::Scheduler;
 use crate::sequence::SequenceIdx;
 
@@ -50,7 +50,13 @@ impl Scheduler {
 
     /// Makes room for the first waiting sequence by preempting those of the tenant furthest above its share, as long as
     /// that keeps as much as the other then has. False: it has to wait for its turn.
-    pub(crate) fn make_way(&mut self, idx: SequenceIdx, n_hits: u32, promised: &mut Promised, left: &mut Left) -> bool {
+    pub(crate) fn make_way(
+        &mut self,
+        idx: SequenceIdx,
+        n_hits: u32,
+        promised: &mut PromisedBlocks,
+        left: &mut StepBudget,
+    ) -> bool {
         let tenant = self.sequences[idx].tenant;
         let mut above_share = self.tenants.above_share(tenant);
         let is_behind = above_share.is_some();
@@ -70,7 +76,7 @@ impl Scheduler {
     }
 
     /// Gives tokens that were kept for a tenant and not used to the chunks of others, as far as blocks are free.
-    pub(crate) fn spread(&mut self, left: Left) {
+    pub(crate) fn spread(&mut self, left: StepBudget) {
         let mut n_tokens = left.n_tokens;
         for at in 0..self.running.len() {
             let idx = self.running[at];

@@ -1,6 +1,6 @@
 //! Accepts or refuses requests. If the queue is full, the tenant that fills it most gives up a place.
 
-use crate::Rejected;
+use crate::RequestRejection;
 use crate::scheduler::Scheduler;
 use crate::sequence::{Sequence, SequenceIdx, undrawn};
 use crate::tenants::Tenant;
@@ -9,7 +9,7 @@ use alloc::vec::Vec;
 use types::{BLOCK_TOKENS, BlockHash, Finish, Goal, Micros, Request, RequestId, Weight};
 
 impl Scheduler {
-    pub fn submit(&mut self, request: Request, now: Micros) -> Result<(), Rejected> {
+    pub fn submit(&mut self, request: Request, now: Micros) -> Result<(), RequestRejection> {
         let length_whole = self.acceptable(&request, now)?;
         for idx in self.room_to_wait(&request)? {
             self.displaced.push(self.sequences[idx].id);
@@ -44,57 +44,57 @@ impl Scheduler {
     }
 
     /// How long the request's log may become, if it can be accepted.
-    fn acceptable(&self, request: &Request, now: Micros) -> Result<u32, Rejected> {
+    fn acceptable(&self, request: &Request, now: Micros) -> Result<u32, RequestRejection> {
         if self.draining {
-            return Err(Rejected::Draining);
+            return Err(RequestRejection::Draining);
         }
         let (needed, available) = (request.frame_bytes_max(), self.config.starts_bytes_max);
         if needed > available {
-            return Err(Rejected::TooLarge { needed, available });
+            return Err(RequestRejection::TooLarge { needed, available });
         }
         if self.by_id.contains_key(&request.id) {
-            return Err(Rejected::Duplicate);
+            return Err(RequestRejection::Duplicate);
         }
         if request.deadline.is_some_and(|deadline| deadline <= now) {
-            return Err(Rejected::Deadline);
+            return Err(RequestRejection::Deadline);
         }
         self.length_whole(request)
     }
 
     /// The longest log that the request may reach, if that fits the context, and as much of it as the pool has room
     /// for.
-    fn length_whole(&self, request: &Request) -> Result<u32, Rejected> {
+    fn length_whole(&self, request: &Request) -> Result<u32, RequestRejection> {
         if request.prompt.is_empty() {
-            return Err(Rejected::Empty);
+            return Err(RequestRejection::Empty);
         }
         if let Some(finish) = finished(request) {
-            return Err(Rejected::Finished(finish));
+            return Err(RequestRejection::Finished(finish));
         }
         let n_tokens = request.n_tokens() as u64;
         let undrawn = u64::from(undrawn(request.goal));
         let context_max = u64::from(self.config.context_max) + undrawn;
         if n_tokens == context_max && !request.output.is_empty() {
-            return Err(Rejected::Finished(Finish::Length));
+            return Err(RequestRejection::Finished(Finish::Length));
         }
         if n_tokens >= context_max {
             let (needed, available) = (n_tokens + 1 - undrawn, context_max - undrawn);
-            return Err(Rejected::TooLong { limit: "context_max", needed, available });
+            return Err(RequestRejection::TooLong { limit: "context_max", needed, available });
         }
-        if request.asks_for_newest() && !self.heed_all {
-            return Err(Rejected::OlderRanks);
+        if request.needs_newest_features() && !self.supports_newest_features {
+            return Err(RequestRejection::OlderRanks);
         }
         let room = u64::from(self.room) + undrawn;
         if n_tokens >= room {
-            return Err(Rejected::Outgrown { n_tokens, room: room - undrawn });
+            return Err(RequestRejection::Outgrown { n_tokens, room: room - undrawn });
         }
         // A pooled request draws no token: room for one token is room for its prompt.
         let tokens_max = if request.goal == Goal::Pool { 1 } else { request.sampling.tokens_max };
-        let wished = request.prompt.len() as u64 + u64::from(tokens_max);
-        let length_whole = wished.min(context_max) as u32;
+        let length_requested = request.prompt.len() as u64 + u64::from(tokens_max);
+        let length_whole = length_requested.min(context_max) as u32;
         let length_max = length_whole.min(u32::try_from(room).unwrap_or(u32::MAX));
         if let Some(n_blocks) = self.config.too_small_pool(length_max) {
             let available = u64::from(n_blocks) * u64::from(BLOCK_TOKENS);
-            return Err(Rejected::TooLong { limit: "n_blocks", needed: u64::from(length_max - 1), available });
+            return Err(RequestRejection::TooLong { limit: "n_blocks", needed: u64::from(length_max - 1), available });
         }
         Ok(length_whole)
     }
@@ -102,14 +102,14 @@ impl Scheduler {
     /// Returns the waiting sequences that have to give up their places for this request. They are the last of the
     /// tenant with the most in the queue for its weight, as long as that tenant keeps no less than the requesting one
     /// has. Empty if there is room.
-    fn room_to_wait(&self, request: &Request) -> Result<Vec<SequenceIdx>, Rejected> {
+    fn room_to_wait(&self, request: &Request) -> Result<Vec<SequenceIdx>, RequestRejection> {
         let mut displaced = Vec::new();
         let (mut n, mut n_tokens) = (self.waiting.len() as u64, self.waiting.n_tokens() + request.n_tokens() as u64);
         let (max, tokens_max) = (u64::from(self.config.waiting_max), self.config.waiting_tokens_max);
         let by_count = n >= max;
         let full = match by_count {
-            true => Rejected::Full { limit: "waiting_max", max },
-            false => Rejected::Full { limit: "waiting_tokens_max", max: tokens_max },
+            true => RequestRejection::Full { limit: "waiting_max", max },
+            false => RequestRejection::Full { limit: "waiting_tokens_max", max: tokens_max },
         };
         if !by_count && n_tokens <= tokens_max {
             return Ok(displaced);

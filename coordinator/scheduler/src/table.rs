@@ -7,13 +7,13 @@ use types::BlockId;
 ///
 /// `[0, n_passed) behind the window, NONE · [n_passed, len) held`, of a recurrence only those that are not NONE.
 #[derive(Clone, Default)]
-pub(crate) struct Table {
+pub(crate) struct BlockTable {
     pub blocks: Vec<BlockId>,
     pub n_passed: u32,
     pub n_held: u32,
 }
 
-impl Table {
+impl BlockTable {
     /// The blocks that it holds, with their places.
     pub fn held(&self) -> impl DoubleEndedIterator<Item = (usize, BlockId)> + '_ {
         let places = self.blocks.iter().copied().enumerate().skip(self.n_passed as usize);

@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_behind_is_next_by_its_weight() {
+    fn tenant_with_least_service_is_next() {
         let mut tenants = tenants(4, &[1, 3]);
         let mut served = [0; 3];
         for _ in 0..4000 {
@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn who_comes_back_brings_nothing_from_before() {
+    fn returning_tenant_has_no_credit_for_idle_time() {
         let mut tenants = tenants(4, &[1, 1]);
         tenants.waits_no_more(2, 1);
         for _ in 0..100 {
@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn who_runs_the_most_gives_way_as_long_as_it_keeps_as_much() {
+    fn tenant_above_its_share_yields() {
         let mut tenants = tenants(4, &[1, 2]);
         let begin = |tenants: &mut Tenants, idx| {
             tenants.waits(idx, 1);

@@ -12,7 +12,7 @@ use crate::scheduler::Scheduler;
 
 /// A sequence that is a candidate for a turn; the lowest goes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Turn {
+pub(crate) struct TurnRequest {
     /// It needs a block, there is none, and no later running sequence could be preempted. Its turn would be wasted, so
     /// others go first; otherwise all could wait for blocks that only others can release.
     is_stuck: bool,
@@ -41,7 +41,7 @@ impl Scheduler {
         let mut n_given = 0;
         for &idx in &self.running {
             let sequence = &mut self.sequences[idx];
-            sequence.turn = sequence.asks_for_turn(ahead_max, n_steps, distance);
+            sequence.turn = sequence.turn_tokens(ahead_max, n_steps, distance);
             n_given += sequence.turn;
         }
         n_given
@@ -55,12 +55,12 @@ impl Scheduler {
             self.sequences[idx].turn = 0;
             let sequence = &self.sequences[idx];
             n_decoding += u32::from(sequence.is_decoding());
-            let n_tokens = sequence.asks_for_turn(ahead_max, n_steps, distance);
+            let n_tokens = sequence.turn_tokens(ahead_max, n_steps, distance);
             if n_tokens > 0 {
                 let end = sequence.n_computed + n_tokens;
                 let is_stuck = at + 1 == self.running.len() && !self.has_blocks(idx, end);
                 let (n_slices_in_flight, last_step) = (sequence.n_slices_in_flight, sequence.last_step);
-                self.turns.push(Turn { is_stuck, n_slices_in_flight, last_step, at, n_tokens });
+                self.turns.push(TurnRequest { is_stuck, n_slices_in_flight, last_step, at, n_tokens });
             }
         }
         let n_given = self.n_turns_of_step(n_decoding) as usize;

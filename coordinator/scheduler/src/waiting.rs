@@ -26,12 +26,12 @@ impl QueueKey {
 }
 
 #[derive(Default)]
-pub(crate) struct Waiting {
+pub(crate) struct WaitingQueue {
     order: BTreeMap<(TenantIdx, QueueKey), SequenceIdx>,
     n_tokens: u64,
 }
 
-impl Waiting {
+impl WaitingQueue {
     pub fn insert(&mut self, tenant: TenantIdx, key: QueueKey, idx: SequenceIdx, n_tokens: u32) {
         let before = self.order.insert((tenant, key), idx);
         debug_assert!(before.is_none(), "keys are unique");

@@ -2,7 +2,7 @@
 #![expect(unsafe_code, reason = "a global allocator is unsafe to implement; this one counts and passes on")]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-use scheduler::{Config, Drafting, Output, Scheduler};
+use scheduler::{Config, DraftPolicy, Output, Scheduler};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -84,7 +84,7 @@ fn run_steps(
     }
 }
 
-fn config(n_stages: u32, drafting: Drafting) -> Config {
+fn config(n_stages: u32, drafting: DraftPolicy) -> Config {
     let steps_in_flight_max = n_stages + 1;
     let window = CacheGroup::FULL.within(50);
     let (groups, n_blocks) = (vec![CacheGroup::FULL, window, CacheGroup::STATE], vec![4096, 400, 250]);
@@ -93,7 +93,7 @@ fn config(n_stages: u32, drafting: Drafting) -> Config {
 }
 
 fn check_steady_steps(n_stages: u32) {
-    let config = config(n_stages, Drafting::Off);
+    let config = config(n_stages, DraftPolicy::Off);
     let mut scheduler = Scheduler::new(config, Epoch::default()).unwrap();
     (0..N_SEQUENCES).for_each(|i| scheduler.submit(request(i), Micros(0)).unwrap());
     let (mut done, mut out) = (StepDone::default(), Vec::new());
@@ -110,8 +110,8 @@ fn check_steady_steps(n_stages: u32) {
     run_steps(&mut scheduler, 200 * u64::from(n_stages), &mut steps, &mut done, &mut out);
     assert!(scheduler.name_changes(&mut changes) && changes.len() >= 12 * N_SEQUENCES as usize);
     assert_eq!(N_ALLOCATIONS.get() - before, 0, "{n_stages} stages");
-    let n_said = out.len() as u64 * u64::from(n_stages);
-    assert_eq!(n_said, N_SEQUENCES, "every sequence said a token in the last steps");
+    let n_outputs = out.len() as u64 * u64::from(n_stages);
+    assert_eq!(n_outputs, N_SEQUENCES, "every sequence said a token in the last steps");
     assert!(scheduler.stats().blocks_used >= blocks_before + 12 * N_SEQUENCES as u32, "blocks were taken");
     assert!(scheduler.stats().blocks_passed >= 12 * N_SEQUENCES, "and given back behind the window");
     assert!(scheduler.stats().preemptions == 0 && scheduler.stats().evictions > 0);
@@ -121,7 +121,7 @@ fn check_steady_steps(n_stages: u32) {
 /// One step in flight: a sequence with drafts is not planned ahead.
 #[test]
 fn a_steady_step_with_drafts_allocates_nothing() {
-    for drafting in [Drafting::Fixed(4), Drafting::Adaptive { max: 8, row_permille: 0 }] {
+    for drafting in [DraftPolicy::Fixed(4), DraftPolicy::Adaptive { max: 8, row_permille: 0 }] {
         let mut scheduler = Scheduler::new(config(1, drafting), Epoch::default()).unwrap();
         (0..N_SEQUENCES).for_each(|i| scheduler.submit(request(i), Micros(0)).unwrap());
         let (mut done, mut out, mut step) = (StepDone::default(), Vec::new(), Step::default());

@@ -12,7 +12,7 @@ const DOUBLINGS_MAX: u32 = 20;
 const HOST_BYTES_MAX: usize = 256;
 
 #[derive(Default)]
-pub(crate) struct Distrusted(BTreeMap<String, Distrust>);
+pub(crate) struct DistrustedHosts(BTreeMap<String, Distrust>);
 
 struct Distrust {
     /// None of its workers is taken before this time.
@@ -20,7 +20,7 @@ struct Distrust {
     n_times: u32,
 }
 
-impl Distrusted {
+impl DistrustedHosts {
     /// Records that a rank of this host loaded refused weights. Returns the time before which none of its workers is
     /// taken. The wait is `min` the first time, and doubles up to `max`.
     pub fn refused(&mut self, host: &str, now: Micros, [min, max]: [u64; 2]) -> Micros {
@@ -69,9 +69,9 @@ mod tests {
     const WAITS: [u64; 2] = [10, 35];
 
     #[test]
-    fn who_is_refused_again_and_again_waits_longer_each_time_until_ranks_have_met() {
-        let mut distrusted = Distrusted::default();
-        let until = |distrusted: &mut Distrusted, now| distrusted.refused("bad", Micros(now), WAITS).0;
+    fn host_refused_repeatedly_waits_longer_each_time() {
+        let mut distrusted = DistrustedHosts::default();
+        let until = |distrusted: &mut DistrustedHosts, now| distrusted.refused("bad", Micros(now), WAITS).0;
         assert_eq!(until(&mut distrusted, 0), 10);
         assert_eq!(until(&mut distrusted, 5), 10, "two ranks of one host are one refusal");
         assert!(distrusted.is_out("bad", Micros(9)) && !distrusted.is_out("bad", Micros(10)));
@@ -85,7 +85,7 @@ mod tests {
 
     #[test]
     fn so_many_hosts_are_remembered_and_no_more() {
-        let mut distrusted = Distrusted::default();
+        let mut distrusted = DistrustedHosts::default();
         for host in 0..=HOSTS_MAX as u64 {
             distrusted.refused(&host.to_string(), Micros(host), WAITS);
         }

@@ -84,18 +84,18 @@ mod tests {
             waits_for: waits_for.map(Rank),
             is_sampler: i + 1 == n,
         };
-        let mut told: Vec<RankReport> = ranks.iter().enumerate().map(report).collect();
+        let mut rank_reports: Vec<RankReport> = ranks.iter().enumerate().map(report).collect();
         let expect: Vec<WorkerId> = expect.iter().copied().map(WorkerId).collect();
-        assert_eq!(suspects(&told), expect, "{ranks:?}");
+        assert_eq!(suspects(&rank_reports), expect, "{ranks:?}");
         // The order of the reports does not matter.
-        told.reverse();
-        let mut found = suspects(&told);
+        rank_reports.reverse();
+        let mut found = suspects(&rank_reports);
         found.sort_unstable();
         assert_eq!(found, expect, "{ranks:?}");
     }
 
     #[test]
-    fn who_computes_hangs_and_who_waits_does_not() {
+    fn computing_rank_hangs_and_waiting_rank_does_not() {
         check(&[(5, COMPUTES)], &[0]);
         // All have done as many steps: their activity decides.
         check(&[(5, waits(1)), (5, COMPUTES)], &[1]);
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn where_nobody_computes_who_is_waited_for_is_asked() {
+    fn without_computing_ranks_the_awaited_one_is_suspect() {
         // Rank 1 has not got its step.
         check(&[(5, waits(1)), (5, IDLE)], &[1]);
         // Two wait for each other: the link between them.
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tie_is_nobodys_fault_alone() {
+    fn tied_ranks_are_all_suspects() {
         check(&[(5, COMPUTES), (5, COMPUTES)], &[0, 1]);
         check(&[], &[]);
     }

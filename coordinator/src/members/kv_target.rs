@@ -20,7 +20,7 @@ pub(crate) struct KvTarget {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct KvNeeds {
     /// With `AHEAD` positions to spare, and with twice as many.
-    pub wanted: u32,
+    pub target: u32,
     pub spare: u32,
     /// The parts that hold blocks in use or cached ones.
     pub held: u32,
@@ -41,13 +41,13 @@ impl KvTarget {
 
     /// Returns the lower target that is due: memory above it has been unused for `release_after`, and is worth a frame.
     pub fn lower(&mut self, needs: KvNeeds, now: Micros, release_after: u64) -> Option<u32> {
-        let least = self.parts.saturating_sub(needs.spare - needs.wanted);
+        let least = self.parts.saturating_sub(needs.spare - needs.target);
         if needs.spare >= self.parts || needs.held > least {
             self.less_since = None;
             return None;
         }
         let since = *self.less_since.get_or_insert(now);
-        (now.since(since).0 >= release_after).then(|| needs.wanted.max(needs.held))
+        (now.since(since).0 >= release_after).then(|| needs.target.max(needs.held))
     }
 
     /// The number of the last target.
@@ -66,9 +66,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn less_is_wanted_after_a_while_and_where_nothing_is_held_above() {
+    fn target_is_lowered_after_a_while_unless_blocks_are_held() {
         let mut target = KvTarget::new(1000);
-        let needs = |wanted: u32, held: u32| KvNeeds { wanted, spare: wanted + 100, held };
+        let needs = |needed: u32, held: u32| KvNeeds { target: wanted: needed, spare: needed + 100, held };
         assert_eq!(target.lower(needs(200, 50), Micros(0), 10), None, "not yet");
         assert_eq!(target.lower(needs(950, 50), Micros(9), 10), None, "it is of use again");
         assert_eq!(target.lower(needs(200, 50), Micros(10), 10), None);

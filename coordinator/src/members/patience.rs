@@ -25,7 +25,7 @@ pub(crate) fn work(step: &Step) -> u64 {
 
 /// The steps in flight, how long the oldest has been awaited, and the durations of those before it.
 #[derive(Debug, Default)]
-pub(crate) struct Patience {
+pub(crate) struct StepPatience {
     took: VecDeque<StepTime>,
     /// Work of the steps in flight, oldest first.
     in_flight: VecDeque<u64>,
@@ -39,10 +39,10 @@ struct StepTime {
     micros: u64,
 }
 
-impl Patience {
+impl StepPatience {
     /// Starts anew, for an epoch that begins now.
-    pub fn starting(now: Micros) -> Patience {
-        Patience { ticked: now, ..Patience::default() }
+    pub fn starting(now: Micros) -> StepPatience {
+        StepPatience { ticked: now, ..StepPatience::default() }
     }
 
     pub fn sent(&mut self, work: u64) {
@@ -53,7 +53,7 @@ impl Patience {
     }
 
     /// Records that the oldest step was answered, `micros` after the answer before it.
-    pub fn answered(&mut self, micros: u64) {
+    pub fn record_answer(&mut self, micros: u64) {
         self.awaited_micros = 0;
         let Some(work) = self.in_flight.pop_front() else { return };
         if self.took.len() == STEPS_REMEMBERED {
@@ -121,11 +121,11 @@ mod tests {
     }
 
     /// Steps one after the other, each as (work, microseconds).
-    fn seen(steps: impl IntoIterator<Item = (u64, u64)>) -> Patience {
-        let mut patience = Patience::default();
+    fn seen(steps: impl IntoIterator<Item = (u64, u64)>) -> StepPatience {
+        let mut patience = StepPatience::default();
         for (work, micros) in steps {
             patience.sent(work);
-            patience.answered(micros);
+            patience.record_answer(micros);
         }
         patience
     }
@@ -151,9 +151,9 @@ mod tests {
     #[test]
     fn patience_is_eight_times_what_such_steps_take() {
         let waits = waits();
-        let allowed = |patience: &Patience, work| patience.allowed(work, &waits) / MILLI;
+        let allowed = |patience: &StepPatience, work| patience.allowed(work, &waits) / MILLI;
         // Nothing is known: generous.
-        assert_eq!(allowed(&Patience::default(), 1), 120_000);
+        assert_eq!(allowed(&StepPatience::default(), 1), 120_000);
         // Fast steps: the floor.
         let fast = seen((0..600).map(|_| (1, 20 * MILLI)));
         assert_eq!(allowed(&fast, 1), 3000);
@@ -175,11 +175,11 @@ mod tests {
         assert_eq!(patience.allowed(1, &waits()), 480_000 * MILLI);
         for _ in 0..STEPS_REMEMBERED {
             patience.sent(1);
-            patience.answered(MILLI);
+            patience.record_answer(MILLI);
         }
         assert_eq!((patience.took.len(), patience.allowed(1, &waits())), (STEPS_REMEMBERED, 3000 * MILLI));
         // Other ranks or another cut of the model: older measurements mean nothing.
-        let patience = Patience::starting(Micros(0));
+        let patience = StepPatience::starting(Micros(0));
         assert_eq!(patience.allowed(1, &waits()), 120_000 * MILLI);
     }
 
@@ -192,7 +192,7 @@ mod tests {
         // The loop stood still for a minute: no rank is blamed.
         patience.tick(Micros(60_000_000), BEAT);
         assert!(!patience.is_over(&waits) && patience.awaited_micros() == 2 * BEAT);
-        let ticks = |patience: &mut Patience, n: u64| {
+        let ticks = |patience: &mut StepPatience, n: u64| {
             let from = patience.ticked.0;
             (1..=n).for_each(|i| patience.tick(Micros(from + i * BEAT), BEAT));
         };
@@ -201,7 +201,7 @@ mod tests {
         ticks(&mut patience, 1);
         assert!(patience.is_over(&waits));
         // An answer, and nothing in flight: nothing is awaited.
-        patience.answered(MILLI);
+        patience.record_answer(MILLI);
         ticks(&mut patience, 100);
         assert!(!patience.is_over(&waits));
         patience.sent(1);

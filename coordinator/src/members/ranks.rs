@@ -42,30 +42,30 @@ pub(crate) enum Readiness {
         since: Micros,
     },
     /// Waits until all others have loaded too.
-    Loaded(Facts),
+    Loaded(RankFacts),
     Meeting {
-        facts: Facts,
+        facts: RankFacts,
         since: Micros,
     },
-    Ready(Facts),
+    Ready(RankFacts),
 }
 
 /// A rank's report when it had loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Facts {
+pub(crate) struct RankFacts {
     pub policy: PolicyDigest,
     pub weight_bytes: u64,
 }
 
 /// How long a rank may take to become ready.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Allowed {
+pub(crate) struct ReadyLimits {
     pub load_micros: u64,
     pub meet_micros: u64,
 }
 
 impl Readiness {
-    pub fn facts(self) -> Option<Facts> {
+    pub fn facts(self) -> Option<RankFacts> {
         match self {
             Readiness::Loading { .. } => None,
             Readiness::Loaded(facts) | Readiness::Meeting { facts, .. } | Readiness::Ready(facts) => Some(facts),
@@ -107,7 +107,7 @@ impl RankHolders {
     }
 
     /// The workers that take too long to become ready, each with its present stage.
-    pub fn overdue(&self, now: Micros, allowed: Allowed) -> Vec<(WorkerId, &'static str)> {
+    pub fn overdue(&self, now: Micros, allowed: ReadyLimits) -> Vec<(WorkerId, &'static str)> {
         let overdue = |holder: &Holder| match holder.readiness {
             Readiness::Loading { since } if now.since(since).0 > allowed.load_micros => Some("to load"),
             Readiness::Meeting { since, .. } if now.since(since).0 > allowed.meet_micros => Some("to meet the others"),
@@ -120,7 +120,7 @@ impl RankHolders {
         matches!(self.readiness(worker), Some(Readiness::Loading { since }) if now.since(since).0 > max_micros)
     }
 
-    pub fn loaded(&mut self, worker: WorkerId, facts: Facts, unread: &str) {
+    pub fn loaded(&mut self, worker: WorkerId, facts: RankFacts, unread: &str) {
         if let Some(holder) = self.holders.get_mut(&worker) {
             unread.clone_into(&mut holder.unread);
             holder.readiness = Readiness::Loaded(facts);

@@ -61,8 +61,8 @@ impl Slowness {
 
     /// Call about once a second.
     pub fn look(&mut self, times: &[RankTime]) -> Vec<SlownessChange> {
-        let told = times.iter().filter(|time| time.n_steps >= STEPS_MIN);
-        told.filter_map(|time| self.judge(time, others(time, times)?)).collect()
+        let measured = times.iter().filter(|time| time.n_steps >= STEPS_MIN);
+        measured.filter_map(|time| self.judge(time, others(time, times)?)).collect()
     }
 
     fn judge(&mut self, time: &RankTime, others_micros: f64) -> Option<SlownessChange> {
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_slow_for_long_is_named_once() {
+    fn slow_rank_is_reported_once() {
         let mut slowness = Slowness::default();
         for look in 1..=8 {
             let changes = slowness.look(&times(&[2000, 2000, 9000, 2000], 4));

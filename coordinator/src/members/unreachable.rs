@@ -10,11 +10,11 @@ const TRIES_MAX: usize = 3;
 const DOUBLINGS_MAX: u32 = 6;
 
 #[derive(Default)]
-pub(crate) struct Unreachable {
+pub(crate) struct UnreachableWorkers {
     /// Misses since the ranks last met, in order.
     misses: Vec<MissedPeer>,
     /// Includes those whose time is over: they have one more attempt.
-    out: BTreeMap<WorkerId, LeftOut>,
+    out: BTreeMap<WorkerId, ExcludedWorker>,
 }
 
 /// Rank `by` did not reach rank `of`.
@@ -27,7 +27,7 @@ pub(crate) struct MissedPeer {
 
 /// A worker that is left out, because it and `from` do not reach each other.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct LeftOut {
+pub(crate) struct ExcludedWorker {
     pub from: WorkerId,
     pub why: String,
     pub until: Micros,
@@ -44,9 +44,9 @@ impl MissedPeer {
     }
 }
 
-impl Unreachable {
+impl UnreachableWorkers {
     /// Returns the worker to leave out after this miss, if any. The first time lasts `out_min`.
-    pub fn missed(&mut self, miss: MissedPeer, now: Micros, out_min: u64) -> Option<(WorkerId, LeftOut)> {
+    pub fn missed(&mut self, miss: MissedPeer, now: Micros, out_min: u64) -> Option<(WorkerId, ExcludedWorker)> {
         let is_known = self.out.keys().any(|worker| miss.has(*worker));
         self.misses.push(miss);
         if self.misses.len() < TRIES_MAX && !is_known {
@@ -56,7 +56,7 @@ impl Unreachable {
         let last = self.misses.iter().rfind(|miss| miss.has(worker))?;
         let (from, why) = (last.other(worker), last.why.clone());
         let n_times = self.out.get(&worker).map_or(0, |out| out.n_times);
-        let out = LeftOut { from, why, until: now.plus(out_min << n_times.min(DOUBLINGS_MAX)), n_times: n_times + 1 };
+        let out = ExcludedWorker { from, why, until: now.plus(out_min << n_times.min(DOUBLINGS_MAX)), n_times: n_times + 1 };
         self.misses.clear();
         // A worker that was left out because of this one may be well.
         self.out.retain(|_, out| out.from != worker);
@@ -95,7 +95,7 @@ impl Unreachable {
     }
 
     /// The workers that are left out now.
-    pub fn out(&self, now: Micros) -> impl Iterator<Item = (WorkerId, &LeftOut)> {
+    pub fn out(&self, now: Micros) -> impl Iterator<Item = (WorkerId, &ExcludedWorker)> {
         self.out.iter().filter(move |(_, out)| now < out.until).map(|(worker, out)| (*worker, out))
     }
 }
@@ -106,18 +106,18 @@ mod tests {
 
     const MIN: u64 = 10;
 
-    fn missed(unreachable: &mut Unreachable, by: u64, of: u64, now: u64) -> Option<u64> {
+    fn missed(unreachable: &mut UnreachableWorkers, by: u64, of: u64, now: u64) -> Option<u64> {
         let miss = MissedPeer { by: WorkerId(by), of: WorkerId(of), why: "silence".into() };
         unreachable.missed(miss, Micros(now), MIN).map(|(worker, _)| worker.0)
     }
 
-    fn out(unreachable: &Unreachable, now: u64) -> Vec<(u64, u64)> {
+    fn out(unreachable: &UnreachableWorkers, now: u64) -> Vec<(u64, u64)> {
         unreachable.out(Micros(now)).map(|(worker, out)| (worker.0, out.from.0)).collect()
     }
 
     #[test]
-    fn who_is_not_found_again_and_again_is_left_out_for_longer_each_time() {
-        let mut unreachable = Unreachable::default();
+    fn worker_missed_repeatedly_is_left_out_for_longer() {
+        let mut unreachable = UnreachableWorkers::default();
         // Whichever rank reports first, worker 3 is in every miss.
         assert_eq!([(1, 3), (3, 2), (2, 3)].map(|(by, of)| missed(&mut unreachable, by, of, 0)), [None, None, Some(3)]);
         assert_eq!((out(&unreachable, 9), out(&unreachable, 10)), (vec![(3, 2)], vec![]));
@@ -130,8 +130,8 @@ mod tests {
     }
 
     #[test]
-    fn who_finds_nobody_is_found_out_by_the_next_one_that_it_does_not_find() {
-        let mut unreachable = Unreachable::default();
+    fn worker_that_finds_no_peer_is_left_out() {
+        let mut unreachable = UnreachableWorkers::default();
         assert_eq!([1, 2, 3].map(|now| missed(&mut unreachable, 1, 2, now)), [None, None, Some(2)]);
         // A spare has taken the other's place and is not reached either: so the worker that was left out first was
         // well.
@@ -143,7 +143,7 @@ mod tests {
 
     #[test]
     fn a_meeting_between_misses_clears_them() {
-        let mut unreachable = Unreachable::default();
+        let mut unreachable = UnreachableWorkers::default();
         for now in 0..20 {
             assert_eq!(missed(&mut unreachable, 1, 2, now), None);
             if now % 2 == 1 {

@@ -12,8 +12,8 @@ pub(crate) struct TimeWindow {
 }
 
 impl TimeWindow {
-    pub fn close(&mut self, told: &wire::Heartbeat, now: Micros, in_flight: u64) -> wire::RankTimes {
-        let grown = grown(&self.from, told);
+    pub fn close(&mut self, beat: &wire::Heartbeat, now: Micros, in_flight: u64) -> wire::RankTimes {
+        let grown = grown(&self.from, beat);
         let wall_micros = now.since(self.since).0;
         let (compute_micros, wait_micros) = within(wall_micros, grown.compute_micros, grown.wait_micros);
         self.last = wire::RankTimes {
@@ -24,7 +24,7 @@ impl TimeWindow {
             idle_micros: wall_micros - compute_micros - wait_micros,
             in_flight_micros: in_flight.saturating_sub(self.in_flight_from).min(wall_micros),
         };
-        (self.since, self.from, self.in_flight_from) = (now, *told, in_flight);
+        (self.since, self.from, self.in_flight_from) = (now, *beat, in_flight);
         self.last
     }
 }

@@ -3,10 +3,10 @@
 
 use crate::WorkerId;
 use crate::config::{Waits, micros};
-use crate::members::distrusted::Distrusted;
+use crate::members::distrusted::DistrustedHosts;
 use crate::members::hangs::RankReport;
 use crate::members::ranks::{RankHolders, Readiness};
-use crate::members::unreachable::{LeftOut, MissedPeer, Unreachable};
+use crate::members::unreachable::{ExcludedWorker, MissedPeer, UnreachableWorkers};
 use crate::members::window::{TimeWindow, grown};
 use crate::outbound::Outbound;
 use crate::placement::{Blueprint, Machine, Shard};
@@ -20,11 +20,11 @@ use types::{DeviceKind, Micros, Rank};
 /// Machines in the order in which they joined.
 #[derive(Default)]
 pub(crate) struct JoinedWorkers {
-    workers: BTreeMap<WorkerId, Member>,
+    workers: BTreeMap<WorkerId, WorkerEntry>,
     /// Of two workers that do not reach each other, the one that is left out.
-    unreachable: Unreachable,
+    unreachable: UnreachableWorkers,
     /// Those whose hosts have loaded other weights than the replica serves.
-    distrusted: Distrusted,
+    distrusted: DistrustedHosts,
     /// Refused workers that claim another's address; all workers of unknown devices share one entry.
     refusals: RateLimit<Option<WorkerId>>,
 }
@@ -49,14 +49,14 @@ impl Candidates {
 }
 
 /// Why a worker may not join.
-enum NotTaken {
+enum WorkerRefusal {
     /// Its collective has the same address as this worker's: peers would confuse the two.
     SamePlace(WorkerId),
     /// The device that it names is unknown.
     Unknown(Malformed),
 }
 
-struct Member {
+struct WorkerEntry {
     machine: Machine,
     pid: u32,
     mesh_address: String,
@@ -65,7 +65,7 @@ struct Member {
     frames: Outbound<wire::RankFrame>,
     beats_missed: u32,
     /// The counters of its last heartbeat.
-    told: wire::Heartbeat,
+    last_beat: wire::Heartbeat,
     suspicion: Option<Suspicion>,
     /// How often peers have named it as the one that did not answer.
     n_blames: u32,
@@ -76,12 +76,12 @@ struct Member {
 struct Suspicion {
     /// The rank that it had when it was named.
     rank: Option<Rank>,
-    told: wire::Heartbeat,
+    last_beat: wire::Heartbeat,
     why: String,
 }
 
 /// The known facts about a dismissed worker.
-pub(crate) struct Dismissed {
+pub(crate) struct DismissedWorker {
     /// The rank under which its peers had blamed it, if its epoch ended by that.
     pub blamed_as: Option<Rank>,
     pub host: String,
@@ -114,31 +114,31 @@ impl JoinedWorkers {
         worker: WorkerId,
         (hello, protocol): (wire::WorkerHello, u32),
         frames: Outbound<wire::RankFrame>,
-    ) -> Result<(), NotTaken> {
+    ) -> Result<(), WorkerRefusal> {
         let device = match hello.device() {
             Ok(device) => device,
             Err(unknown) => {
                 frames.close(Status::invalid_argument(unknown.to_string()));
-                return Err(NotTaken::Unknown(unknown));
+                return Err(WorkerRefusal::Unknown(unknown));
             }
         };
         let wire::WorkerHello { host, pid, memory_bytes, threads, mesh_address, cores, .. } = hello;
-        let is_same = |member: &&Member| !mesh_address.is_empty() && member.mesh_address == mesh_address;
+        let is_same = |member: &&WorkerEntry| !mesh_address.is_empty() && member.mesh_address == mesh_address;
         if let Some(other) = self.workers.values().find(is_same) {
             frames.close(Status::already_exists(format!(
                 "{} of {} has the mesh address {mesh_address} already",
                 other.machine.worker, other.machine.host
             )));
-            return Err(NotTaken::SamePlace(other.machine.worker));
+            return Err(WorkerRefusal::SamePlace(other.machine.worker));
         }
-        let member = Member {
+        let member = WorkerEntry {
             machine: Machine { worker, host, device, memory_bytes, threads, cores },
             pid,
             mesh_address,
             protocol,
             frames,
             beats_missed: 0,
-            told: wire::Heartbeat::default(),
+            last_beat: wire::Heartbeat::default(),
             suspicion: None,
             n_blames: 0,
             window: TimeWindow::default(),
@@ -148,29 +148,29 @@ impl JoinedWorkers {
     }
 
     /// Logs a refused worker. It may come again at once, any number of times, so the log is limited.
-    fn log_refused(&mut self, worker: WorkerId, (host, pid): (&str, u32), why: &NotTaken, now: Micros) {
+    fn log_refused(&mut self, worker: WorkerId, (host, pid): (&str, u32), why: &WorkerRefusal, now: Micros) {
         let by = match why {
-            NotTaken::SamePlace(other) => Some(*other),
-            NotTaken::Unknown(_) => None,
+            WorkerRefusal::SamePlace(other) => Some(*other),
+            WorkerRefusal::Unknown(_) => None,
         };
         let Some(unsaid) = self.refusals.admit(by, 1, &worker, now) else { return };
         let unsaid = unsaid.count();
         match why {
-            NotTaken::SamePlace(other) => {
+            WorkerRefusal::SamePlace(other) => {
                 tracing::warn!(%worker, host, pid, %other, unsaid, "refused: its mesh address is another worker's");
             }
-            NotTaken::Unknown(why) => {
+            WorkerRefusal::Unknown(why) => {
                 tracing::warn!(%worker, host, pid, %why, unsaid, "refused: nobody knows what it computes on");
             }
         }
     }
 
     /// Removes a worker; its stream ends with the reason. None if it was not here.
-    pub fn dismiss(&mut self, worker: WorkerId, why: Status) -> Option<Dismissed> {
-        let Member { frames, suspicion, machine, pid, .. } = self.workers.remove(&worker)?;
+    pub fn dismiss(&mut self, worker: WorkerId, why: Status) -> Option<DismissedWorker> {
+        let WorkerEntry { frames, suspicion, machine, pid, .. } = self.workers.remove(&worker)?;
         frames.close(why);
         self.unreachable.forget(worker);
-        Some(Dismissed { blamed_as: suspicion.and_then(|suspicion| suspicion.rank), host: machine.host, pid })
+        Some(DismissedWorker { blamed_as: suspicion.and_then(|suspicion| suspicion.rank), host: machine.host, pid })
     }
 
     /// Workers that were never blamed come first: a spare is the better peer. Those of distrusted hosts come last.
@@ -235,7 +235,7 @@ impl JoinedWorkers {
         workers.filter_map(|worker| self.workers.get(&worker)).map(|member| member.protocol).min()
     }
 
-    pub fn heard(&mut self, worker: WorkerId) {
+    pub fn mark_alive(&mut self, worker: WorkerId) {
         if let Some(member) = self.workers.get_mut(&worker) {
             member.beats_missed = 0;
         }
@@ -247,19 +247,19 @@ impl JoinedWorkers {
         member.beats_missed = 0;
         // That memory is committed does not show that its computing thread moves.
         let beat = wire::Heartbeat { kv: None, ..*beat };
-        let told = std::mem::replace(&mut member.told, beat);
-        member.suspicion.take_if(|suspicion| suspicion.told != beat);
-        Some(grown(&told, &beat))
+        let last_beat = std::mem::replace(&mut member.last_beat, beat);
+        member.suspicion.take_if(|suspicion| suspicion.last_beat != beat);
+        Some(grown(&last_beat, &beat))
     }
 
     pub fn steps_done(&self, worker: WorkerId) -> u64 {
-        self.workers.get(&worker).map_or(0, |member| member.told.steps_done)
+        self.workers.get(&worker).map_or(0, |member| member.last_beat.steps_done)
     }
 
     /// Call once per beat. Beats are counted and not timed, so that a loop that stood still blames no worker.
     pub fn silent(&mut self, beats_missed_max: u32) -> Vec<WorkerId> {
         self.workers.values_mut().for_each(|member| member.beats_missed += 1);
-        let is_silent = |member: &&Member| member.beats_missed > beats_missed_max;
+        let is_silent = |member: &&WorkerEntry| member.beats_missed > beats_missed_max;
         self.workers.values().filter(is_silent).map(|member| member.machine.worker).collect()
     }
 
@@ -269,7 +269,7 @@ impl JoinedWorkers {
     pub fn suspect(&mut self, worker: WorkerId, rank: Option<Rank>, why: String) {
         if let Some(member) = self.workers.get_mut(&worker) {
             member.n_blames += 1;
-            member.suspicion = Some(Suspicion { rank, told: member.told, why });
+            member.suspicion = Some(Suspicion { rank, last_beat: member.last_beat, why });
         }
     }
 
@@ -287,7 +287,7 @@ impl JoinedWorkers {
     /// Blamed workers that have had a rank for longer than the limit and have not moved: they send heartbeats, and no
     /// longer compute.
     pub fn unmoved(&self, ranks: &RankHolders, now: Micros, suspect_max_micros: u64) -> Vec<(WorkerId, String)> {
-        let why = |member: &Member| {
+        let why = |member: &WorkerEntry| {
             let worker = member.machine.worker;
             let is_unmoved = ranks.loads_for_longer(worker, now, suspect_max_micros);
             let suspicion = member.suspicion.as_ref().filter(|_| is_unmoved)?;
@@ -298,15 +298,15 @@ impl JoinedWorkers {
 
     /// Each rank's last report.
     pub fn reports(&self, ranks: &RankHolders, sampler: Rank) -> Vec<RankReport> {
-        let report = |member: &Member| {
+        let report = |member: &WorkerEntry| {
             let worker = member.machine.worker;
             let rank = ranks.rank(worker)?;
             Some(RankReport {
                 worker,
                 rank,
-                n_steps: member.told.steps_done.saturating_sub(ranks.steps_before(worker)),
-                in_step: member.told.in_step,
-                waits_for: member.told.waits_for.and_then(|rank| u16::try_from(rank).ok()).map(Rank),
+                n_steps: member.last_beat.steps_done.saturating_sub(ranks.steps_before(worker)),
+                in_step: member.last_beat.in_step,
+                waits_for: member.last_beat.waits_for.and_then(|rank| u16::try_from(rank).ok()).map(Rank),
                 is_sampler: rank == sampler,
             })
         };
@@ -336,7 +336,7 @@ impl JoinedWorkers {
     }
 
     /// The workers that are left out now.
-    pub fn left_out(&self, now: Micros) -> impl Iterator<Item = (WorkerId, &LeftOut)> {
+    pub fn left_out(&self, now: Micros) -> impl Iterator<Item = (WorkerId, &ExcludedWorker)> {
         self.unreachable.out(now)
     }
 
@@ -365,7 +365,7 @@ impl JoinedWorkers {
     pub fn release(&self, ranks: &RankHolders) {
         for worker in ranks.workers() {
             // A worker whose queue is too full even for this will have no room for its next rank either.
-            let _told = self.send(worker, wire::rank_frame::Frame::Release(wire::Release {}));
+            let _sent = self.send(worker, wire::rank_frame::Frame::Release(wire::Release {}));
         }
     }
 
@@ -379,9 +379,9 @@ impl JoinedWorkers {
     }
 
     /// Sends ranks that grow the target for the memory of their KV caches. Err is the first worker whose queue is full.
-    pub fn want_kv(&self, ranks: &RankHolders, wanted: wire::KvWanted) -> Result<(), WorkerId> {
+    pub fn send_kv_target(&self, ranks: &RankHolders, target: wire::KvWanted) -> Result<(), WorkerId> {
         let mut workers = ranks.that_grow();
-        match workers.find(|worker| !self.send(*worker, wire::rank_frame::Frame::KvWanted(wanted))) {
+        match workers.find(|worker| !self.send(*worker, wire::rank_frame::Frame::KvWanted(target))) {
             Some(worker) => Err(worker),
             None => Ok(()),
         }
@@ -398,7 +398,7 @@ impl JoinedWorkers {
         for (_, member) in std::mem::take(&mut self.workers) {
             let leave = wire::rank_frame::Frame::Leave(wire::Leave { reason: reason.into() });
             // A rank whose queue is full sees the stream's end all the same.
-            let _told = member.frames.send(wire::RankFrame { frame: Some(leave) });
+            let _sent = member.frames.send(wire::RankFrame { frame: Some(leave) });
             member.frames.close(Status::unavailable(reason));
         }
     }
@@ -418,7 +418,7 @@ impl JoinedWorkers {
     /// about once a second.
     pub fn look(&mut self, ranks: &RankHolders, now: Micros, in_flight_micros: u64) -> Vec<(Rank, wire::RankTimes)> {
         let held = self.workers.iter_mut().filter_map(|(worker, member)| Some((ranks.rank(*worker)?, member)));
-        held.map(|(rank, member)| (rank, member.window.close(&member.told, now, in_flight_micros))).collect()
+        held.map(|(rank, member)| (rank, member.window.close(&member.last_beat, now, in_flight_micros))).collect()
     }
 
     pub fn pid(&self, worker: WorkerId) -> u32 {
@@ -439,7 +439,7 @@ impl JoinedWorkers {
     }
 }
 
-impl Member {
+impl WorkerEntry {
     fn state(&self, shard: &Shard, readiness: Readiness, is_slow: bool) -> wire::RankState {
         let state = match readiness {
             Readiness::Ready(_) if is_slow => "slow",

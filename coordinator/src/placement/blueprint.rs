@@ -1,6 +1,6 @@
 //! The operator's policy, and a replica's layout. Plain data.
 
-use super::unplaceable::Why;
+use super::unplaceable::UnplaceableReason;
 use crate::WorkerId;
 use std::ops::Range;
 use types::{Activations, BLOCK_TOKENS, CacheGroup, Grid, KvDtype, Layout, Place, Rank};
@@ -34,7 +34,7 @@ pub struct Blueprint {
     pub layout: Layout,
     pub context: u32,
     /// Present if the context is shorter than configured or, without a configured one, than the model's.
-    pub shortened: Option<Shortened>,
+    pub shortened: Option<ShortenedContext>,
     /// For each cache group of the model, one pool of block ids for all ranks.
     pub pools: Vec<Pool>,
     /// One shard per rank.
@@ -44,10 +44,10 @@ pub struct Blueprint {
 /// A context that the memory for KV shortens.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the context is {has} and not {asked}: {why}")]
-pub struct Shortened {
-    pub asked: u32,
+pub struct ShortenedContext {
+    pub requested: u32,
     pub has: u32,
-    pub why: Why,
+    pub why: UnplaceableReason,
 }
 
 /// Block ids that the layers of one cache group share.

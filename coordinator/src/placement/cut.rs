@@ -58,7 +58,7 @@ impl KvRule {
     fn portion_max(self, memory: u64, stage: &Holding, kv: u64) -> f64 {
         let sharded = (stage.weights - stage.replicated) as f64;
         let kv = kv as f64;
-        let room = |bytes: u64, wanted: f64| if wanted > 0.0 { bytes as f64 / wanted } else { f64::INFINITY };
+        let room = |bytes: u64, needed: f64| if needed > 0.0 { bytes as f64 / needed } else { f64::INFINITY };
         let beside = |taken: u64| memory.checked_sub(taken).and_then(|left| left.checked_sub(stage.replicated));
         match self {
             KvRule::Reserved(budget) => beside(budget).map_or(-1.0, |left| room(left, sharded).min(room(budget, kv))),
@@ -84,7 +84,7 @@ pub(crate) struct Cutter<'a> {
 }
 
 /// One stage's ranks, and how long the slowest of them takes.
-struct Dealt {
+struct StageAssignment {
     shares: Shares,
     time: f64,
 }
@@ -103,8 +103,8 @@ impl Cutter<'_> {
 
     /// The fastest layout with a pool of `n_blocks_wanted`, or nearly the largest possible, but at least of
     /// `n_blocks_min` if that is possible. None: the weights alone do not fit.
-    pub fn layout(&self, n_blocks_min: u64, n_blocks_wanted: u64) -> Option<Layout> {
-        let n_blocks = self.pool(n_blocks_min, n_blocks_wanted)?;
+    pub fn layout(&self, n_blocks_min: u64, n_blocks_target: u64) -> Option<Layout> {
+        let n_blocks = self.pool(n_blocks_min, n_blocks_target)?;
         let mut pace = self.slowest(&self.ends(f64::INFINITY, n_blocks)?, n_blocks)?;
         let mut too_fast = 0.0;
         for _ in 0..PACE_HALVINGS {
@@ -118,15 +118,15 @@ impl Cutter<'_> {
         self.build(&ends, n_blocks)
     }
 
-    fn pool(&self, n_blocks_min: u64, n_blocks_wanted: u64) -> Option<u64> {
+    fn pool(&self, n_blocks_min: u64, n_blocks_target: u64) -> Option<u64> {
         let fits = |n_blocks| self.ends(f64::INFINITY, n_blocks).is_some();
-        if fits(n_blocks_wanted) {
-            return Some(n_blocks_wanted);
+        if fits(n_blocks_target) {
+            return Some(n_blocks_target);
         }
         if !fits(0) {
             return None;
         }
-        let (mut held, mut too_many) = (0, n_blocks_wanted);
+        let (mut held, mut too_many) = (0, n_blocks_target);
         while held + 1 < too_many {
             let middle = held.midpoint(too_many);
             if fits(middle) {
@@ -215,7 +215,7 @@ impl Cutter<'_> {
     }
 
     /// Divides a stage among its ranks: by speed, and no more to any than fits.
-    fn deal(&self, stage: u16, layers: Range<u32>, n_blocks: u64) -> Option<Dealt> {
+    fn deal(&self, stage: u16, layers: Range<u32>, n_blocks: u64) -> Option<StageAssignment> {
         let tp = usize::from(self.tp);
         let machines = &self.machines[usize::from(stage) * tp..][..tp];
         let whole = self.measure.stage(stage, self.pp(), layers.clone());
@@ -233,7 +233,7 @@ impl Cutter<'_> {
             let Some(over) = (0..tp).find(is_over).filter(|_| self.minds_memory) else {
                 let times =
                     holdings.iter().zip(machines).map(|(held, machine)| held.read as f64 / machine.speed.max(1) as f64);
-                return Some(Dealt { shares, time: times.fold(0.0, f64::max) });
+                return Some(StageAssignment { shares, time: times.fold(0.0, f64::max) });
             };
             rooms[over] = parts[over] - 0.25 / f64::from(self.measure.n_leaves());
         }
@@ -276,7 +276,7 @@ fn portions(machines: &[Capacity], rooms: &[f64], n_leaves: u32) -> Option<Vec<f
         for i in newly_full {
             (parts[i], is_full[i]) = (rooms[i], true);
         }
-        let sum = |wanted: bool| (0..parts.len()).filter(|i| is_full[*i] == wanted).map(|i| parts[i]).sum::<f64>();
+        let sum = |full_parts: bool| (0..parts.len()).filter(|i| is_full[*i] == full_parts).map(|i| parts[i]).sum::<f64>();
         let (full, rest) = (sum(true), sum(false));
         let scale = (1.0 - full) / rest;
         (0..parts.len()).filter(|i| !is_full[*i]).for_each(|i| parts[i] *= scale);

@@ -4,7 +4,7 @@ use super::blueprint::{Blueprint, Policy};
 use super::machine::{Inventory, alike, class_of};
 use super::plan::plan_grid;
 use super::shape::{Measure, ModelShape};
-use super::unplaceable::{STAGES_MAX, Unplaceable, Why};
+use super::unplaceable::{STAGES_MAX, Unplaceable, UnplaceableReason};
 use types::Grid;
 
 /// The most grids that are tried when there are many machines.
@@ -23,7 +23,7 @@ pub fn plan_fewer(
     let measure = Measure::new(shape, class_of(machines.first().copied()), policy.kv_dtype);
     let longest = (measure.n_leaves(), shape.n_layers.min(STAGES_MAX.into()));
     let mut why = None;
-    for grid in others(policy.grid, machines.len(), longest) {
+    for grid in smaller_grids(policy.grid, machines.len(), longest) {
         match plan_grid(&machines, shape, policy, grid, now) {
             Ok(blueprint) => return Ok(blueprint),
             // The reason for the largest grid, which is the nearest to being possible.
@@ -31,20 +31,20 @@ pub fn plan_fewer(
         }
     }
     let needed = usize::from(tp) * usize::from(pp);
-    Err(Unplaceable { why: why.unwrap_or(Why::TooFew { tp, pp, needed, there: machines.len() }), nearest: None })
+    Err(Unplaceable { why: why.unwrap_or(UnplaceableReason::TooFew { tp, pp, needed, there: machines.len() }), nearest: None })
 }
 
 /// Grids with the most ranks first. Among equals, first those whose `tp` is at most what the operator chose for these
 /// machines and links; then the longer `tp`, which answers a single sequence sooner. `longest` is the `tp` and `pp`
 /// that the model can be cut into.
-fn others(asked: Grid, n_machines: usize, longest: (u32, u32)) -> Vec<Grid> {
+fn smaller_grids(requested: Grid, n_machines: usize, longest: (u32, u32)) -> Vec<Grid> {
     let n_ranks = |tp: u16, pp: u16| usize::from(tp) * usize::from(pp);
-    let n_max = n_machines.min(n_ranks(asked.tp, asked.pp)).min(usize::from(u16::MAX));
+    let n_max = n_machines.min(n_ranks(requested.tp, requested.pp)).min(usize::from(u16::MAX));
     let up_to = |longest: u32| 1..=u16::try_from(longest).unwrap_or(u16::MAX).min(n_max as u16);
     let with_tp = |tp: u16| up_to(longest.1).map(move |pp| Grid { pp, tp, ep: 1 });
-    let is_another = |grid: &Grid| (grid.tp, grid.pp) != (asked.tp, asked.pp) && n_ranks(grid.tp, grid.pp) <= n_max;
+    let is_another = |grid: &Grid| (grid.tp, grid.pp) != (requested.tp, requested.pp) && n_ranks(grid.tp, grid.pp) <= n_max;
     let mut grids: Vec<Grid> = up_to(longest.0).flat_map(with_tp).filter(is_another).collect();
-    grids.sort_by_key(|grid| std::cmp::Reverse((n_ranks(grid.tp, grid.pp), grid.tp <= asked.tp, grid.tp)));
+    grids.sort_by_key(|grid| std::cmp::Reverse((n_ranks(grid.tp, grid.pp), grid.tp <= requested.tp, grid.tp)));
     grids.truncate(GRIDS_TRIED_MAX);
     grids
 }
@@ -56,7 +56,7 @@ mod tests {
     #[test]
     fn the_most_ranks_come_first() {
         let names = |tp, pp, n, longest| {
-            let grids = others(Grid { tp, pp, ep: 1 }, n, longest);
+            let grids = smaller_grids(Grid { tp, pp, ep: 1 }, n, longest);
             grids.iter().map(|grid| format!("{}x{}", grid.tp, grid.pp)).collect::<Vec<_>>()
         };
         const DEEP: (u32, u32) = (64, 64);

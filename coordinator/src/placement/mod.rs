@@ -20,12 +20,12 @@ mod table;
 mod tests;
 mod unplaceable;
 
-pub use blueprint::{Blueprint, Policy, Pool, Shard, Shortened};
+pub use blueprint::{Blueprint, Policy, Pool, Shard, ShortenedContext};
 pub use draft::DraftNeeds;
 pub use fewer::plan_fewer;
 pub use machine::{Inventory, Machine};
 pub use plan::plan;
 pub use predict::{Bottleneck, Prediction, predict};
-pub use roofline::{Link, Links, Roofline, Speed, StepWork, Took};
+pub use roofline::{Link, Links, Roofline, Speed, StepWork, StageTime};
 pub use shape::{ExpertShape, ModelShape};
-pub use unplaceable::{STAGES_MAX, Unplaceable, Why};
+pub use unplaceable::{STAGES_MAX, Unplaceable, UnplaceableReason};

@@ -2,13 +2,13 @@
 //! Otherwise returns why that is impossible.
 
 use super::assign::machine_of_each_rank;
-use super::blueprint::{Blueprint, Policy, Pool, Shard, Shortened};
+use super::blueprint::{Blueprint, Policy, Pool, Shard, ShortenedContext};
 use super::cut::{Capacity, Cutter, KvRule, last_that};
 use super::machine::{Inventory, Machine, alike, class_of};
 use super::pools::{KeptStates, Pools};
 use super::predict::speeds;
 use super::shape::{Holding, Measure, ModelShape};
-use super::unplaceable::{STAGES_MAX, Unplaceable, Why};
+use super::unplaceable::{STAGES_MAX, Unplaceable, UnplaceableReason};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use types::{BLOCK_TOKENS, CacheGroup, DeviceClass, Grid, Layout, Rank, Unsupported};
@@ -25,12 +25,12 @@ pub fn plan(
     planned.map_err(|why| Unplaceable { nearest: nearest(&machines, shape, policy, &why), why })
 }
 
-impl Why {
+impl UnplaceableReason {
     /// Names the other machines too, if too few are alike.
-    fn among(self, inventory: &Inventory) -> Why {
+    fn among(self, inventory: &Inventory) -> UnplaceableReason {
         match self {
-            Why::TooFew { tp, pp, needed, .. } if inventory.len() >= needed => {
-                Why::Kinds { tp, pp, needed, kinds: kinds(inventory) }
+            UnplaceableReason::TooFew { tp, pp, needed, .. } if inventory.len() >= needed => {
+                UnplaceableReason::Kinds { tp, pp, needed, kinds: kinds(inventory) }
             }
             why => why,
         }
@@ -49,18 +49,18 @@ const RANKS_TRIED_MAX: u16 = 64;
 
 /// The grid that fits and is nearest to the configured one: in ranks, then in `tp`. If one axis is too long, the other
 /// stays if it can.
-fn nearest(machines: &[&Machine], shape: &ModelShape, policy: &Policy, why: &Why) -> Option<Grid> {
-    let asked = policy.grid;
+fn nearest(machines: &[&Machine], shape: &ModelShape, policy: &Policy, why: &UnplaceableReason) -> Option<Grid> {
+    let requested = policy.grid;
     let n_max = RANKS_TRIED_MAX.min(u16::try_from(machines.len()).unwrap_or(u16::MAX));
     let of_tp = |tp: u16| (1..=n_max / tp).map(move |pp| Grid { pp, tp, ep: 1 });
-    let mut grids: Vec<Grid> = (1..=n_max).flat_map(of_tp).filter(|grid| *grid != asked).collect();
-    let n_asked = u32::from(asked.tp) * u32::from(asked.pp);
+    let mut grids: Vec<Grid> = (1..=n_max).flat_map(of_tp).filter(|grid| *grid != requested).collect();
+    let n_requested = u32::from(requested.tp) * u32::from(requested.pp);
     let leaves = |grid: &Grid| match why {
-        Why::Heads { .. } => grid.pp != asked.pp,
-        Why::Layers { .. } | Why::Stages { .. } => grid.tp != asked.tp,
+        UnplaceableReason::Heads { .. } => grid.pp != requested.pp,
+        UnplaceableReason::Layers { .. } | UnplaceableReason::Stages { .. } => grid.tp != requested.tp,
         _ => false,
     };
-    let away = |grid: &Grid| (u32::from(grid.n_ranks()).abs_diff(n_asked), grid.tp.abs_diff(asked.tp));
+    let away = |grid: &Grid| (u32::from(grid.n_ranks()).abs_diff(n_requested), grid.tp.abs_diff(requested.tp));
     grids.sort_by_key(|grid| (leaves(grid), away(grid)));
     grids.into_iter().find(|grid| plan_grid(machines, shape, policy, *grid, None).is_ok())
 }
@@ -71,7 +71,7 @@ pub(super) fn plan_grid(
     policy: &Policy,
     grid: Grid,
     now: Option<&Blueprint>,
-) -> Result<Blueprint, Why> {
+) -> Result<Blueprint, UnplaceableReason> {
     let measure = Measure::new(shape, class_of(machines.first().copied()), policy.kv_dtype);
     check(machines, &measure, policy, grid)?;
     let planner = Planner { measure, policy, grid };
@@ -79,7 +79,7 @@ pub(super) fn plan_grid(
     let n_ranks = usize::from(grid.n_ranks());
     let (largest_free, largest) = (largest(machines, n_ranks, now), largest(machines, n_ranks, None));
     let attempts = [(&by_need, now), (&largest_free, now), (&largest, None)];
-    let mut result = Err(Why::NoGrid { tp: grid.tp, pp: grid.pp });
+    let mut result = Err(UnplaceableReason::NoGrid { tp: grid.tp, pp: grid.pp });
     for (preferred, now) in attempts {
         result = planner.on(&machine_of_each_rank(preferred, grid, now));
         if result.is_ok() {
@@ -89,31 +89,31 @@ pub(super) fn plan_grid(
     result
 }
 
-fn check(machines: &[&Machine], measure: &Measure, policy: &Policy, grid: Grid) -> Result<(), Why> {
+fn check(machines: &[&Machine], measure: &Measure, policy: &Policy, grid: Grid) -> Result<(), UnplaceableReason> {
     let Grid { tp, pp, ep } = grid;
     if tp == 0 || pp == 0 {
-        return Err(Why::NoGrid { tp, pp });
+        return Err(UnplaceableReason::NoGrid { tp, pp });
     }
     if ep != 1 {
         return Err(Unsupported("expert parallelism apart from tp: experts are spread over a stage's ranks").into());
     }
     let (n_layers, n_leaves) = (measure.shape.n_layers, measure.n_leaves());
     if u32::from(tp) > n_leaves {
-        return Err(Why::Heads { tp, n_leaves });
+        return Err(UnplaceableReason::Heads { tp, n_leaves });
     }
     if u32::from(pp) > n_layers {
-        return Err(Why::Layers { pp, n_layers });
+        return Err(UnplaceableReason::Layers { pp, n_layers });
     }
     if pp > STAGES_MAX {
-        return Err(Why::Stages { pp });
+        return Err(UnplaceableReason::Stages { pp });
     }
     let (needed, there) = (usize::from(tp) * usize::from(pp), machines.len());
     if there < needed {
-        return Err(Why::TooFew { tp, pp, needed, there });
+        return Err(UnplaceableReason::TooFew { tp, pp, needed, there });
     }
-    let (asked, model) = (policy.context.unwrap_or(measure.shape.context), measure.shape.context);
-    if asked > model {
-        return Err(Why::Context { asked, model });
+    let (requested, model) = (policy.context.unwrap_or(measure.shape.context), measure.shape.context);
+    if requested > model {
+        return Err(UnplaceableReason::Context { requested: asked: requested, model });
     }
     Ok(())
 }
@@ -148,7 +148,7 @@ impl Planner<'_> {
         }
     }
 
-    fn context_asked(&self) -> u32 {
+    fn requested_context(&self) -> u32 {
         self.policy.context.unwrap_or(self.shape().context)
     }
 
@@ -169,7 +169,7 @@ impl Planner<'_> {
     }
 
     /// The pool size that all running sequences could fill, or by default a few contexts.
-    fn size_wanted(&self, pools: &Pools) -> u64 {
+    fn n_blocks_target(&self, pools: &Pools) -> u64 {
         match self.rule() {
             KvRule::Reserved(_) | KvRule::Rest | KvRule::Within(_) => pools.max(),
             KvRule::Quarter => pools.by_default(),
@@ -189,12 +189,12 @@ impl Planner<'_> {
         large
     }
 
-    fn on(&self, machines: &[&Machine]) -> Result<Blueprint, Why> {
+    fn on(&self, machines: &[&Machine]) -> Result<Blueprint, UnplaceableReason> {
         let capacities = capacities(machines);
         let (measure, rule, tp) = (&self.measure, self.rule(), self.grid.tp);
-        let pools = self.pools(self.context_asked());
+        let pools = self.pools(self.requested_context());
         let cutter = Cutter { measure, pools: &pools, machines: &capacities, tp, rule, minds_memory: true };
-        if let Some(layout) = cutter.layout(pools.min(), self.size_wanted(&pools)) {
+        if let Some(layout) = cutter.layout(pools.min(), self.n_blocks_target(&pools)) {
             return self.fill(machines, layout);
         }
         // The search uses fractions that fit, and a cut falls on leaves: the cut by speed alone may fit where the
@@ -214,7 +214,7 @@ impl Planner<'_> {
     }
 
     /// The blueprint of a layout whose weights fit.
-    fn fill(&self, machines: &[&Machine], layout: Layout) -> Result<Blueprint, Why> {
+    fn fill(&self, machines: &[&Machine], layout: Layout) -> Result<Blueprint, UnplaceableReason> {
         let holdings = self.holdings(&layout);
         let budgets: Vec<u64> =
             machines.iter().zip(&holdings).map(|(machine, held)| self.budget(machine, held)).collect();
@@ -223,9 +223,9 @@ impl Planner<'_> {
             ranks.all(|(held, budget)| pools.fit(size, &held.block_bytes, *budget))
         };
         let shortened = self.shortened(&holdings, &budgets, |pools| fits(pools, pools.min()))?;
-        let context = shortened.as_ref().map_or(self.context_asked(), |shortened| shortened.has);
+        let context = shortened.as_ref().map_or(self.requested_context(), |shortened| shortened.has);
         let pools = self.pools(context);
-        let size = last_that(pools.min(), self.size_wanted(&pools), |size| fits(&pools, size)).unwrap_or(pools.min());
+        let size = last_that(pools.min(), self.n_blocks_target(&pools), |size| fits(&pools, size)).unwrap_or(pools.min());
         let of_group = |(group, n_blocks): (&CacheGroup, u64)| Pool { group: *group, n_blocks: n_blocks as u32 };
         let sized: Vec<Pool> = pools.groups.iter().zip(pools.at(size)).map(of_group).collect();
         let shard = |(i, held): (usize, &Holding)| {
@@ -266,34 +266,34 @@ impl Planner<'_> {
         holdings: &[Holding],
         budgets: &[u64],
         fits: impl Fn(&Pools) -> bool,
-    ) -> Result<Option<Shortened>, Why> {
-        let asked = self.context_asked();
-        if fits(&self.pools(asked)) {
+    ) -> Result<Option<ShortenedContext>, UnplaceableReason> {
+        let requested = self.requested_context();
+        if fits(&self.pools(requested)) {
             return Ok(None);
         }
-        let why = self.too_little_kv(asked, holdings, budgets);
+        let why = self.too_little_kv(requested, holdings, budgets);
         let in_blocks = |n_blocks: u64| self.pools(n_blocks as u32 * BLOCK_TOKENS);
-        let n_blocks = last_that(1, u64::from(asked / BLOCK_TOKENS), |n_blocks| fits(&in_blocks(n_blocks)));
+        let n_blocks = last_that(1, u64::from(requested / BLOCK_TOKENS), |n_blocks| fits(&in_blocks(n_blocks)));
         match (self.policy.context, n_blocks) {
-            (None, Some(n_blocks)) => Ok(Some(Shortened { asked, has: in_blocks(n_blocks).context, why })),
+            (None, Some(n_blocks)) => Ok(Some(ShortenedContext { requested: asked: requested, has: in_blocks(n_blocks).context, why })),
             _ => Err(why),
         }
     }
 
     /// Why this context does not fit, shown for the rank that lacks the most.
-    fn too_little_kv(&self, asked: u32, holdings: &[Holding], budgets: &[u64]) -> Why {
-        let pools = self.pools(asked);
+    fn too_little_kv(&self, requested: u32, holdings: &[Holding], budgets: &[u64]) -> UnplaceableReason {
+        let pools = self.pools(requested);
         let needed = |rank: usize| pools.bytes(pools.min(), &holdings[rank].block_bytes);
         let lacks = |rank: &usize| i128::from(needed(*rank)) - i128::from(budgets[*rank]);
         let rank = (0..budgets.len()).max_by_key(lacks).unwrap_or(0);
         let (block_bytes, available) = (holdings[rank].block_bytes.iter().sum(), budgets[rank]);
-        Why::Kv { rank: rank as u16, context: asked, block_bytes, needed: needed(rank), available }
+        UnplaceableReason::Kv { rank: rank as u16, context: requested, block_bytes, needed: needed(rank), available }
     }
 
     /// Why the weights do not fit: shown on the cut by speed alone, for the rank that lacks the most.
-    fn too_heavy(&self, machines: &[&Machine], endless: &Cutter) -> Why {
+    fn too_heavy(&self, machines: &[&Machine], endless: &Cutter) -> UnplaceableReason {
         let Some(layout) = endless.layout(0, 0) else {
-            return Why::NoGrid { tp: self.grid.tp, pp: self.grid.pp };
+            return UnplaceableReason::NoGrid { tp: self.grid.tp, pp: self.grid.pp };
         };
         let holdings = self.holdings(&layout);
         let reserved = self.policy.kv_memory.unwrap_or(0);
@@ -306,8 +306,8 @@ impl Planner<'_> {
         let (host, available) = (machines[rank].host.clone(), usable(machines[rank]));
         let weights = holdings[rank].weights;
         match available.checked_sub(weights) {
-            Some(beside) => Why::KvMemory { rank: rank as u16, host, weights, needed: reserved, available: beside },
-            None => Why::Weights {
+            Some(beside) => UnplaceableReason::KvMemory { rank: rank as u16, host, weights, needed: reserved, available: beside },
+            None => UnplaceableReason::Weights {
                 rank: rank as u16,
                 host,
                 needed: weights,

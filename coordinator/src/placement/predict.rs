@@ -4,9 +4,9 @@
 
 use super::blueprint::{Blueprint, Policy, Shard};
 use super::machine::{Inventory, Machine, class_of};
-use super::roofline::{Link, Links, Roofline, Speed, StepWork, Took};
+use super::roofline::{Link, Links, Roofline, Speed, StepWork, StageTime};
 use super::shape::ModelShape;
-use super::unplaceable::Why;
+use super::unplaceable::UnplaceableReason;
 use std::collections::BTreeMap;
 use std::fmt;
 use types::{DeviceClass, DeviceKind};
@@ -90,17 +90,17 @@ pub fn predict(
     shape: &ModelShape,
     policy: &Policy,
     blueprint: &Blueprint,
-) -> Result<Prediction, Why> {
+) -> Result<Prediction, UnplaceableReason> {
     let machine = |worker| inventory.iter().find(|machine: &&Machine| machine.worker == worker);
     let machines: Vec<&Machine> = blueprint.shards.iter().filter_map(|shard| machine(shard.worker)).collect();
     if machines.len() < blueprint.shards.len() {
         let (needed, there) = (blueprint.shards.len(), machines.len());
-        return Err(Why::TooFew { tp: blueprint.grid.tp, pp: blueprint.grid.pp, needed, there });
+        return Err(UnplaceableReason::TooFew { tp: blueprint.grid.tp, pp: blueprint.grid.pp, needed, there });
     }
     let crowding = crowding(blueprint, &machines);
     let of_ranks = (&rank_speeds(blueprint, &machines, &crowding)[..], &links(blueprint, &crowding)[..]);
     let roofline = Roofline::new(shape, class_of(machines.first().copied()), policy, blueprint, of_ranks);
-    let Took { memory, compute, work, exchange, .. } = roofline.step(&StepWork::one_row());
+    let StageTime { memory, compute, work, exchange, .. } = roofline.step(&StepWork::one_row());
     let of = machines.first().map_or(CPU, |machine| class(&machine.device));
     let work = work + of.step_micros + of.layer_micros * f64::from(shape.n_layers);
     let bottleneck = match () {
@@ -138,15 +138,15 @@ fn crowding(blueprint: &Blueprint, machines: &[&Machine]) -> Vec<f64> {
 /// Ranks of one stage and host read at the same time, through the same memory bus.
 fn shared_speeds(blueprint: &Blueprint, machines: &[&Machine]) -> Vec<f64> {
     let alone = speeds(machines);
-    let mut asked: BTreeMap<(u16, &str), u64> = BTreeMap::new();
+    let mut demands: BTreeMap<(u16, &str), u64> = BTreeMap::new();
     for (shard, speed) in blueprint.shards.iter().zip(&alone) {
-        let sum = asked.entry((shard.place.stage, &shard.host)).or_default();
+        let sum = demands.entry((shard.place.stage, &shard.host)).or_default();
         *sum = sum.saturating_add(*speed);
     }
     let share = |(shard, speed): (&Shard, &u64)| {
         let there = class(&machines[usize::from(shard.rank.0)].device).host_bytes.max(*speed) as f64;
-        let asked = asked[&(shard.place.stage, shard.host.as_str())] as f64;
-        *speed as f64 * (there / asked).min(1.0)
+        let demand = demands[&(shard.place.stage, shard.host.as_str())] as f64;
+        *speed as f64 * (there / demand).min(1.0)
     };
     blueprint.shards.iter().zip(&alone).map(share).collect()
 }

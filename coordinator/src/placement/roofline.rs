@@ -49,11 +49,11 @@ pub struct StepWork {
     n_rows: u64,
     n_draws: u64,
     /// One entry per cache group.
-    attention: Vec<Attention>,
+    attention: Vec<AttentionWork>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Attention {
+struct AttentionWork {
     /// Positions whose K and V are read; each slice counts its own.
     n_read: u64,
     /// Pairs of a query and a position that it attends to.
@@ -75,7 +75,7 @@ impl StepWork {
     pub fn add(&mut self, groups: &[CacheGroup], range: &Range<u32>, draws: bool) {
         self.n_rows += u64::from(range.end - range.start);
         self.n_draws += u64::from(draws);
-        self.attention.resize(groups.len(), Attention::default());
+        self.attention.resize(groups.len(), AttentionWork::default());
         for (group, attention) in groups.iter().zip(&mut self.attention) {
             // A query attends to its own position and those before it, at most a window of them.
             let window = u64::from(group_window(*group));
@@ -101,7 +101,7 @@ fn pairs(n: u64, window: u64) -> u64 {
 
 /// The time of a step in one stage, in microseconds; and the bytes and operations of all its ranks together.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Took {
+pub struct StageTime {
     /// The slowest rank's times: reading, computing, and both as they overlap.
     pub memory: f64,
     pub compute: f64,
@@ -111,7 +111,7 @@ pub struct Took {
     pub operations: f64,
 }
 
-impl Took {
+impl StageTime {
     pub fn micros(&self) -> f64 {
         self.work + self.exchange
     }
@@ -120,7 +120,7 @@ impl Took {
 /// The cost model of one replica's layout.
 #[derive(Clone, Debug)]
 pub struct Roofline {
-    stages: Vec<Stage>,
+    stages: Vec<StageCosts>,
     hidden: f64,
     vocab: f64,
     /// The fraction of the experts that one row uses; one if there are no experts.
@@ -128,8 +128,8 @@ pub struct Roofline {
 }
 
 #[derive(Clone, Debug)]
-struct Stage {
-    ranks: Vec<Rank>,
+struct StageCosts {
+    ranks: Vec<RankCosts>,
     n_layers: f64,
     links: Links,
     is_first: bool,
@@ -137,7 +137,7 @@ struct Stage {
 }
 
 #[derive(Clone, Debug, PartialEq)]
-struct Rank {
+struct RankCosts {
     speed: Speed,
     /// Bytes read for any row, bytes read only for rows that draw, and bytes of its experts.
     dense: f64,
@@ -164,7 +164,7 @@ impl Roofline {
         let operations = Operations::of(&measure);
         let tp = usize::from(blueprint.grid.tp);
         let n_stages = blueprint.layout.stages().len();
-        let stage = |(i, shards): (usize, &[super::Shard])| Stage {
+        let stage = |(i, shards): (usize, &[super::Shard])| StageCosts {
             ranks: shards
                 .iter()
                 .map(|shard| operations.rank(&blueprint.layout.part(shard.rank), speeds[usize::from(shard.rank.0)]))
@@ -186,11 +186,11 @@ impl Roofline {
         self.stages.len()
     }
 
-    pub fn stage(&self, stage: usize, work: &StepWork) -> Took {
+    pub fn stage(&self, stage: usize, work: &StepWork) -> StageTime {
         let stage = &self.stages[stage];
         // Experts that no row of the step uses are not read.
         let experts_read = 1.0 - power(1.0 - self.expert_part, work.n_rows);
-        let mut took = Took { exchange: self.exchange(stage, work), ..Took::default() };
+        let mut took = StageTime { exchange: self.exchange(stage, work), ..StageTime::default() };
         for rank in &stage.ranks {
             let here = rank.took(work, experts_read);
             let is_slower = here.work > took.work;
@@ -204,7 +204,7 @@ impl Roofline {
 
     /// Sums are cut by columns: each rank finishes its own and sends them to all. So are rows of the embedding, once,
     /// and logits go to the rank that draws. Every rank sends its rows on to the next stage.
-    fn exchange(&self, stage: &Stage, work: &StepWork) -> f64 {
+    fn exchange(&self, stage: &StageCosts, work: &StepWork) -> f64 {
         let Links { within, onward } = &stage.links;
         let (tp, n_rows) = (stage.ranks.len() as f64, work.n_rows as f64);
         let row = n_rows * self.hidden * EXCHANGED_BYTES;
@@ -227,8 +227,8 @@ impl Roofline {
     }
 
     /// Through all stages in turn.
-    pub fn step(&self, work: &StepWork) -> Took {
-        (0..self.n_stages()).map(|stage| self.stage(stage, work)).fold(Took::default(), |a, b| Took {
+    pub fn step(&self, work: &StepWork) -> StageTime {
+        (0..self.n_stages()).map(|stage| self.stage(stage, work)).fold(StageTime::default(), |a, b| StageTime {
             memory: a.memory + b.memory,
             compute: a.compute + b.compute,
             work: a.work + b.work,
@@ -239,8 +239,8 @@ impl Roofline {
     }
 }
 
-impl Rank {
-    fn took(&self, work: &StepWork, experts_read: f64) -> Took {
+impl RankCosts {
+    fn took(&self, work: &StepWork, experts_read: f64) -> StageTime {
         let head = if work.n_draws > 0 { self.head } else { 0.0 };
         let weights = self.dense + head + self.experts * experts_read;
         let operations = self.row * work.n_rows as f64 + self.draw * work.n_draws as f64;
@@ -251,7 +251,7 @@ impl Rank {
         let Speed { bytes_per_s, flops, attention_flops } = self.speed;
         let (reading, computing) = (micros(weights, bytes_per_s), micros(operations, flops));
         let (looking_back, matching) = (micros(cache, bytes_per_s), micros(attending, attention_flops));
-        Took {
+        StageTime {
             memory: reading + looking_back,
             compute: computing + matching,
             work: reading.max(computing) + looking_back.max(matching),
@@ -286,14 +286,14 @@ impl Operations<'_> {
         }
     }
 
-    fn rank(&self, part: &Part, speed: Speed) -> Rank {
+    fn rank(&self, part: &Part, speed: Speed) -> RankCosts {
         let shape = self.measure.shape;
         let Holding { read, experts, head, heads, block_bytes, .. } = self.measure.part(part);
         let dense = (read - head - self.measure.experts_read(experts)) as f64;
         let n_layers = shape.cache.n_layers(&part.layers);
         // For a pair and a head: the product of query and key, and a weighted value.
         let pair = 4.0 * heads.len() as f64 * f64::from(shape.head_dim);
-        Rank {
+        RankCosts {
             speed,
             dense,
             head: head as f64,
@@ -349,7 +349,7 @@ mod tests {
         }
         let full = work(&[CacheGroup::FULL], &[10..20, 5..6]);
         assert_eq!((full.n_rows, full.n_draws), (11, 2));
-        assert_eq!(full.attention, [Attention { n_read: 26, n_pairs: (11..=20).sum::<u64>() + 6 }]);
+        assert_eq!(full.attention, [AttentionWork { n_read: 26, n_pairs: (11..=20).sum::<u64>() + 6 }]);
     }
 
     #[test]

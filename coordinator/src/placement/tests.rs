@@ -154,8 +154,8 @@ fn a_window_takes_less_memory_and_leaves_more_for_the_rest() {
     let scarce = Policy { kv_memory: Some(64 << 20), ..policy(1, 1) };
     let (with, without) = (on(&local(), &scarce), on(&full, &scarce));
     assert_eq!((with.context, without.context), (15_600, 3120));
-    let asked = Policy { context: Some(32_768), ..scarce };
-    let error = plan(&[machine(1, 64 << 30)], &local(), &asked, None).unwrap_err().to_string();
+    let with_context = Policy { context: Some(32_768), ..scarce };
+    let error = plan(&[machine(1, 64 << 30)], &local(), &with_context, None).unwrap_err().to_string();
     assert!(
         error.contains("needs 114 MiB of KV on rank 0 (at most 336 KiB per 16 tokens), there is 64.0 MiB"),
         "{error}"
@@ -337,7 +337,7 @@ fn experts_are_spread_over_the_ranks() {
 }
 
 #[test]
-fn who_holds_a_rank_keeps_it() {
+fn worker_with_a_rank_keeps_it() {
     let all = [machine(1, 1 << 20), machine(2, 8 << 30), machine(3, 16 << 30)];
     let first = plan(&all, &smol(), &policy(1, 1), None).unwrap();
     assert_eq!(first.shards[0].worker, WorkerId(2), "the first that is large enough");
@@ -515,17 +515,17 @@ fn check_blueprint(plan: &Blueprint, machines: &[Machine], shape: &ModelShape, p
 
 fn check_refusal(error: &Unplaceable, machines: &[Machine], shape: &ModelShape, policy: &Policy) {
     match &error.why {
-        Why::Weights { needed, available, .. } | Why::KvMemory { needed, available, .. } => {
+        UnplaceableReason::Weights { needed, available, .. } | UnplaceableReason::KvMemory { needed, available, .. } => {
             assert!(needed > available, "{error}");
         }
-        Why::Kv { context, block_bytes, needed, available, .. } => {
+        UnplaceableReason::Kv { context, block_bytes, needed, available, .. } => {
             assert!(needed > available, "{error}");
             assert!(*needed <= u64::from(blocks_for(*context)) * block_bytes);
         }
-        Why::TooFew { needed, there, .. } => assert!(needed > there && *there == machines.len()),
-        Why::Heads { tp, n_leaves } => assert!(u32::from(*tp) > *n_leaves && *n_leaves <= shape.n_heads),
-        Why::Layers { pp, n_layers } => assert!(u32::from(*pp) > *n_layers && *n_layers == shape.n_layers),
-        Why::Context { asked, model } => assert!(asked > model),
+        UnplaceableReason::TooFew { needed, there, .. } => assert!(needed > there && *there == machines.len()),
+        UnplaceableReason::Heads { tp, n_leaves } => assert!(u32::from(*tp) > *n_leaves && *n_leaves <= shape.n_heads),
+        UnplaceableReason::Layers { pp, n_layers } => assert!(u32::from(*pp) > *n_layers && *n_layers == shape.n_layers),
+        UnplaceableReason::Context { requested: asked: requested, model } => assert!(requested > model),
         other => panic!("{other:?}"),
     }
     if let Some(grid) = error.nearest {
@@ -580,6 +580,6 @@ fn no_more_stages_than_a_worker_queues_steps() {
     assert!(worker::Config::default().steps_queued_max >= usize::from(STAGES_MAX));
     let machines = machines(30, 64 << 30);
     let deep = plan(&machines, &smol(), &policy(1, 17), None).unwrap_err();
-    assert_eq!((deep.why, deep.nearest), (Why::Stages { pp: 17 }, Some(Grid { tp: 1, pp: 16, ep: 1 })));
+    assert_eq!((deep.why, deep.nearest), (UnplaceableReason::Stages { pp: 17 }, Some(Grid { tp: 1, pp: 16, ep: 1 })));
     assert!(plan(&machines, &smol(), &policy(1, 16), None).is_ok());
 }

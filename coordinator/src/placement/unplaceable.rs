@@ -9,14 +9,14 @@ pub const STAGES_MAX: u16 = 16;
 /// Why there is no blueprint, and what would be possible instead.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unplaceable {
-    pub why: Why,
+    pub why: UnplaceableReason,
     /// The nearest grid to the configured one that these machines could serve.
     pub nearest: Option<Grid>,
 }
 
 /// Why there is no blueprint, with the figures.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Why {
+pub enum UnplaceableReason {
     #[error(transparent)]
     Unsupported(#[from] Unsupported),
     #[error("tp {tp} x pp {pp} is no grid: both must be at least 1")]
@@ -32,7 +32,7 @@ pub enum Why {
     #[error("pp {pp} is more than {STAGES_MAX} stages: each has a step of its own under way, and ranks queue no more")]
     Stages { pp: u16 },
     #[error("a context of {asked} was asked for, the model was made for {model}: ask for at most that")]
-    Context { asked: u32, model: u32 },
+    Context { requested: u32, model: u32 },
     #[error(
         "{host} has {}, the weights of rank {rank} need {}{}: \
          use a larger machine, more ranks or a smaller quantization",
@@ -78,7 +78,7 @@ impl fmt::Display for Unplaceable {
         self.why.fmt(f)?;
         match (self.nearest, &self.why) {
             (Some(Grid { tp, pp, .. }), _) => write!(f, "; the nearest grid that fits is tp {tp} x pp {pp}"),
-            (None, Why::Unsupported(_) | Why::Context { .. }) => Ok(()),
+            (None, UnplaceableReason::Unsupported(_) | UnplaceableReason::Context { .. }) => Ok(()),
             (None, _) => write!(f, "; no other grid fits either"),
         }
     }

@@ -2,9 +2,9 @@
 //! again. A change is refused before it has any effect, or ends the epoch without blame.
 
 use super::Replica;
-use super::endings::{Ending, Recovered};
+use super::endings::{Ending, RecoveryCost};
 use crate::Error;
-use crate::config::{DigestOf, micros};
+use crate::config::{DigestInputs, micros};
 use crate::event::{FoundModel, Reply};
 use crate::placement::{Unplaceable, plan};
 use proto::cluster as wire;
@@ -14,7 +14,7 @@ use types::{DeviceClass, Grid};
 
 /// Operators that have requested a change and wait for the replica to serve again.
 #[derive(Default)]
-pub(crate) struct Changes {
+pub(crate) struct PendingChanges {
     scale: Option<Reply<wire::ScaleReply>>,
     reload: Option<Reply<wire::ReloadReply>>,
     /// The number of reloads so far.
@@ -25,17 +25,17 @@ impl Replica {
     pub(super) fn scale(&mut self, grid: Grid, reply: Reply<wire::ScaleReply>) {
         let in_force = self.phase.serving().map(|serving| serving.placement.blueprint.grid);
         if in_force == Some(grid) && self.draining_since.is_none() {
-            self.grids.wanted = grid;
-            return say(reply, Ok(scale_reply(grid, Duration::ZERO, 0)));
+            self.grids.requested = grid;
+            return send_reply(reply, Ok(scale_reply(grid, Duration::ZERO, 0)));
         }
         if let Err(refused) = self.may_scale(grid) {
-            return say(reply, Err(refused));
+            return send_reply(reply, Err(refused));
         }
         let Grid { tp, pp, .. } = grid;
         tracing::info!(tp, pp, "another grid is asked for");
-        self.grids.wanted = grid;
+        self.grids.requested = grid;
         if let Some(before) = self.changes.scale.replace(reply) {
-            say(before, Err(Status::aborted(format!("then tp {tp} x pp {pp} was asked for"))));
+            send_reply(before, Err(Status::aborted(format!("then tp {tp} x pp {pp} was asked for"))));
         }
         self.change();
     }
@@ -44,7 +44,7 @@ impl Replica {
         let unplaceable = |why: Unplaceable| Status::failed_precondition(why.to_string());
         self.may_change()?;
         let Some(served) = self.requests.policy() else { return Ok(()) };
-        let (policy, candidates) = (self.asked().policy_on(grid), self.members.candidates(self.now()));
+        let (policy, candidates) = (self.grid_requirements().policy_on(grid), self.members.candidates(self.now()));
         let blueprint = plan(candidates.all(), &self.config.shape, &policy, None).map_err(unplaceable)?;
         let planner = self.config.scheduler(&blueprint, served);
         planner.supported().map_err(|error| Status::failed_precondition(Error::from(error).to_string()))
@@ -61,12 +61,12 @@ impl Replica {
     /// `found` is the present content of the model's path.
     pub(super) fn reload(&mut self, found: &FoundModel, reply: Reply<wire::ReloadReply>) {
         if let Err(refused) = self.may_reload(found) {
-            return say(reply, Err(refused));
+            return send_reply(reply, Err(refused));
         }
         tracing::info!("the model is to be read again");
         self.changes.reading += 1;
         if let Some(before) = self.changes.reload.replace(reply) {
-            say(before, Err(Status::aborted("then the same was asked for again")));
+            send_reply(before, Err(Status::aborted("then the same was asked for again")));
         }
         self.change();
     }
@@ -76,7 +76,7 @@ impl Replica {
         self.may_change()?;
         let Some(ours) = self.requests.policy() else { return Ok(()) };
         let device = self.members.first_device().unwrap_or_else(|| DeviceClass::Cpu.into());
-        let of = DigestOf { weights: model.fingerprint, mode: self.config.mode() };
+        let of = DigestInputs { weights: model.fingerprint, mode: self.config.mode() };
         let found = self.readings.policy_of(self.config.digest_of(&device, of), &model.runs);
         // The simulator computes under a policy that no file determines.
         if device.class() == DeviceClass::Sim || found == ours {
@@ -92,25 +92,25 @@ impl Replica {
     }
 
     fn change(&mut self) {
-        self.end_epoch(Ending::Wanted);
+        self.end_epoch(Ending::Requested);
         self.place();
     }
 
     /// Answers the waiting operators once the replica serves again.
-    pub(super) fn changed(&mut self, grid: Grid, Recovered { took, n_replayed }: Recovered) {
+    pub(super) fn changed(&mut self, grid: Grid, RecoveryCost { took, n_replayed }: RecoveryCost) {
         if let Some(reply) = self.changes.scale.take() {
-            say(reply, Ok(scale_reply(grid, took, n_replayed)));
+            send_reply(reply, Ok(scale_reply(grid, took, n_replayed)));
         }
         if let Some(reply) = self.changes.reload.take() {
             let (micros, ranks) = (micros(took), u32::from(grid.n_ranks()));
             let unread = self.phase.ranks().map_or_else(Vec::new, |ranks| self.members.unread(ranks));
-            say(reply, Ok(wire::ReloadReply { micros, tokens_replayed: n_replayed, ranks, unread }));
+            send_reply(reply, Ok(wire::ReloadReply { micros, tokens_replayed: n_replayed, ranks, unread }));
         }
     }
 }
 
 /// Sends an answer. An operator that has left needs none.
-fn say<T>(reply: Reply<T>, answer: Result<T, Status>) {
+fn send_reply<T>(reply: Reply<T>, answer: Result<T, Status>) {
     let _gone = reply.send(answer);
 }
 

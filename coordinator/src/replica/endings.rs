@@ -4,7 +4,7 @@ use crate::WorkerId;
 use scheduler::Loss;
 use std::time::Duration;
 use telemetry::metrics::{self, ReplicaLabel};
-use telemetry::spans::{self, Traced};
+use telemetry::spans::{self, TracedSpan};
 use tonic::{Code, Status};
 use types::{Epoch, Grid, Micros};
 
@@ -64,7 +64,7 @@ pub(crate) enum Ending {
     /// Ranks blame each other, or one of several hangs: no worker is dismissed.
     Doubt,
     /// An operator, or the arrival of workers, requires a change.
-    Wanted,
+    Requested,
     /// A worker was signalled to end, and reported it.
     Left,
 }
@@ -74,21 +74,21 @@ impl Ending {
         match self {
             Ending::Lost(cause) => cause.label(),
             Ending::Doubt => "doubt",
-            Ending::Wanted => "wanted",
+            Ending::Requested => "wanted",
             Ending::Left => "left",
         }
     }
 
     /// True if nothing has failed: no worker is blamed, and no rank is kept free for one.
     pub fn is_meant(self) -> bool {
-        matches!(self, Ending::Wanted | Ending::Left)
+        matches!(self, Ending::Requested | Ending::Left)
     }
 
     /// How the scheduler is to treat the requests of the lost step.
     pub fn loss(self) -> Loss {
         match self {
             // No request is to blame for a memory fault.
-            Ending::Wanted | Ending::Left | Ending::Lost(Cause::Memory) => Loss::Planned,
+            Ending::Requested | Ending::Left | Ending::Lost(Cause::Memory) => Loss::Planned,
             Ending::Lost(Cause::Failed) => Loss::Reported,
             Ending::Lost(_) | Ending::Doubt => Loss::Unexplained,
         }
@@ -103,12 +103,12 @@ pub(crate) struct Recovery {
     /// The rank that was lost first, and its host.
     lost: Option<(u16, String)>,
     tokens_requeued_before: u64,
-    span: Traced,
+    span: TracedSpan,
 }
 
 /// The cost of a recovery.
 #[derive(Clone, Copy)]
-pub(crate) struct Recovered {
+pub(crate) struct RecoveryCost {
     pub took: Duration,
     pub n_replayed: u64,
 }
@@ -129,7 +129,7 @@ impl Recovery {
     }
 
     /// Ends when the replica serves again, on this grid.
-    pub fn end(self, of: &ReplicaLabel, grid: Grid, tokens_requeued: u64, now: Micros) -> Recovered {
+    pub fn end(self, of: &ReplicaLabel, grid: Grid, tokens_requeued: u64, now: Micros) -> RecoveryCost {
         let took = Duration::from_micros(now.since(self.since).0);
         let n_replayed = tokens_requeued - self.tokens_requeued_before;
         let (cause, millis) = (self.why.label(), took.as_millis() as u64);
@@ -137,7 +137,7 @@ impl Recovery {
         self.span.recovered_from(cause, lost);
         self.span.recovered_on(grid.tp, grid.pp, n_replayed);
         metrics::recovered(of, cause, took, n_replayed);
-        self.span.tell(|| tracing::info!(cause, millis, tokens_replayed = n_replayed, "the replica goes on"));
-        Recovered { took, n_replayed }
+        self.span.log_within(|| tracing::info!(cause, millis, tokens_replayed = n_replayed, "the replica goes on"));
+        RecoveryCost { took, n_replayed }
     }
 }

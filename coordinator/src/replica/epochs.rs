@@ -2,7 +2,7 @@
 //! released, and its requests wait for the next one.
 
 use super::Replica;
-use super::endings::{Ending, Recovered, Recovery};
+use super::endings::{Ending, RecoveryCost, Recovery};
 use super::lost::Successor;
 use super::phase::{Phase, Serving};
 use crate::Error;
@@ -64,14 +64,14 @@ impl Replica {
     fn recovered(&mut self, grid: Grid) {
         let Some(recovery) = self.recovery.take() else {
             // It serves for the first time: no request waited because of earlier losses.
-            return self.tell_successors(Recovered { took: Duration::ZERO, n_replayed: 0 });
+            return self.report_successors(RecoveryCost { took: Duration::ZERO, n_replayed: 0 });
         };
         let recovered = recovery.end(&self.of, grid, self.requests.stats().tokens_requeued, self.now());
-        self.tell_successors(recovered);
+        self.report_successors(recovered);
         self.changed(grid, recovered);
     }
 
-    fn tell_successors(&mut self, recovered: Recovered) {
+    fn report_successors(&mut self, recovered: RecoveryCost) {
         let (shards, members) = (self.phase.blueprint().map_or(&[][..], |blueprint| &blueprint.shards), &self.members);
         let successor = |shard: &Shard| Successor { host: shard.host.clone(), pid: members.pid(shard.worker) };
         self.lost.recovered(recovered, |rank| shards.iter().find(|shard| shard.rank.0 == rank).map(successor));

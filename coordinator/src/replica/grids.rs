@@ -16,7 +16,7 @@ const WORTH_IT: u64 = 4;
 
 /// The state that stays from one placement to the next.
 pub(crate) struct GridChoice {
-    pub wanted: Grid,
+    pub requested: Grid,
     /// The last blueprint in force: its workers keep their ranks.
     last: Option<Blueprint>,
     /// How many epochs in a row ended because the ranks did not reach each other.
@@ -29,13 +29,13 @@ pub(crate) struct GridChoice {
 
 /// The requirements for a grid.
 #[derive(Clone, Copy)]
-pub(crate) struct Asked<'a> {
+pub(crate) struct GridRequirements<'a> {
     pub config: &'a Config,
     /// Once the replica has served, its context is a promise to the routers that were welcomed.
     pub promised: Option<u32>,
 }
 
-impl Asked<'_> {
+impl GridRequirements<'_> {
     pub fn policy_on(&self, grid: Grid) -> Policy {
         let policy = &self.config.policy;
         Policy { grid, context: self.promised.or(policy.context), ..policy.clone() }
@@ -43,8 +43,8 @@ impl Asked<'_> {
 }
 
 impl GridChoice {
-    pub fn new(wanted: Grid) -> GridChoice {
-        GridChoice { wanted, last: None, n_fruitless: 0, fewer_from: None, n_relapses: 0 }
+    pub fn new(requested: Grid) -> GridChoice {
+        GridChoice { requested: requested, last: None, n_fruitless: 0, fewer_from: None, n_relapses: 0 }
     }
 
     /// Records that an epoch ended because ranks do not reach each other, or because it is unknown which one hangs.
@@ -91,17 +91,17 @@ impl GridChoice {
     /// whose peers blame its worker is free for another. Distrusted workers are taken if there is no grid without them.
     pub fn choose(
         &self,
-        asked: Asked<'_>,
+        requirements: GridRequirements<'_>,
         members: &JoinedWorkers,
         candidates: &Candidates,
         now: Micros,
     ) -> Result<Blueprint, Unplaceable> {
         let last = self.last.as_ref().map(|last| without_suspects(last, members));
         // A replica that has never served waits for the configured grid.
-        let fewer_will_do = asked.promised.is_some() && self.fewer_from.is_some_and(|from| now >= from);
+        let fewer_will_do = requirements.promised.is_some() && self.fewer_from.is_some_and(|from| now >= from);
         let lay_out = |inventory: &[Machine]| match fewer_will_do {
-            true => self.best(asked, inventory, last.as_ref()),
-            false => plan(inventory, &asked.config.shape, &asked.policy_on(self.wanted), last.as_ref()),
+            true => self.best(requirements, inventory, last.as_ref()),
+            false => plan(inventory, &requirements.config.shape, &requirements.policy_on(self.requested), last.as_ref()),
         };
         let trusted = candidates.trusted().and_then(|trusted| lay_out(trusted).ok());
         trusted.map_or_else(|| lay_out(candidates.all()), Ok)
@@ -110,15 +110,15 @@ impl GridChoice {
     /// The configured grid, else fewer ranks, else a shorter context: the promised context is kept as long as possible.
     fn best(
         &self,
-        asked: Asked<'_>,
+        requirements: GridRequirements<'_>,
         inventory: &[Machine],
         last: Option<&Blueprint>,
     ) -> Result<Blueprint, Unplaceable> {
         let lay_out = |shape: &ModelShape, policy: &Policy| {
             plan(inventory, shape, policy, last).or_else(|_| plan_fewer(inventory, shape, policy, last))
         };
-        let (config, policy) = (asked.config, asked.policy_on(self.wanted));
-        lay_out(&config.shape, &policy).or_else(|why| match (config.policy.context, asked.promised) {
+        let (config, policy) = (requirements.config, requirements.policy_on(self.requested));
+        lay_out(&config.shape, &policy).or_else(|why| match (config.policy.context, requirements.promised) {
             // No context was configured, so it is what the memory holds; a shorter one still serves the requests that
             // fit it.
             (None, Some(context)) => {
@@ -130,8 +130,8 @@ impl GridChoice {
     }
 
     /// Returns a grid with more ranks, or a longer context, than the one in force.
-    pub fn wider_than(&self, narrow: &Blueprint, asked: Asked<'_>, inventory: &[Machine]) -> Option<Grid> {
-        let wider = self.best(asked, inventory, None).ok()?;
+    pub fn wider_than(&self, narrow: &Blueprint, requirements: GridRequirements<'_>, inventory: &[Machine]) -> Option<Grid> {
+        let wider = self.best(requirements, inventory, None).ok()?;
         let is_wider = wider.grid.n_ranks() > narrow.grid.n_ranks() || wider.context > narrow.context;
         is_wider.then_some(wider.grid)
     }

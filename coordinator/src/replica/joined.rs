@@ -67,7 +67,7 @@ impl FromIterator<(String, Vec<PieceHash>)> for JoinedWeights {
 impl ServedWeights {
     /// Returns one hash of each weight, or the hashes of one weight's pieces. Two answers are enough to find the first
     /// piece that differs, and neither has all pieces of a large model.
-    pub fn told(&self, weight: &str) -> wire::WeightHashes {
+    pub fn hashes(&self, weight: &str) -> wire::WeightHashes {
         let JoinedWeights(weights) = &*self.weights;
         let policy_digest = self.policy.0.to_vec();
         if !weight.is_empty() {
@@ -98,12 +98,12 @@ mod tests {
             ServedWeights { meant, policy: weights.policy(meant), weights }
         };
         let (good, bad) = (served([4, 5, 6]), served([4, 0, 6]));
-        let (ours, theirs) = (good.told(""), bad.told(""));
+        let (ours, theirs) = (good.hashes(""), bad.hashes(""));
         assert_eq!((&ours.weights[0].weight, &ours.weights[1].weight), (&"a".into(), &"b".into()));
         assert!(ours.weights[0] == theirs.weights[0] && ours.weights[1] != theirs.weights[1]);
         assert_ne!(ours.policy_digest, theirs.policy_digest);
-        let [ours, theirs] = [good.told("b").pieces, bad.told("b").pieces];
+        let [ours, theirs] = [good.hashes("b").pieces, bad.hashes("b").pieces];
         assert!(ours.len() == 96 && ours[..32] == theirs[..32] && ours[32..64] != theirs[32..64]);
-        assert!(good.told("no such weight").pieces.is_empty());
+        assert!(good.hashes("no such weight").pieces.is_empty());
     }
 }

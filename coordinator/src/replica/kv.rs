@@ -29,8 +29,8 @@ impl Replica {
     /// Has ranks that grow commit what requests will soon need.
     pub(super) fn grow_kv(&mut self) {
         let Phase::Serving(serving) = &mut self.phase else { return };
-        if serving.placement.ranks.some_grow() && self.requests.kv_wanted(AHEAD_MIN) > serving.kv.parts() {
-            serving.kv.set(self.requests.kv_wanted(AHEAD));
+        if serving.placement.ranks.some_grow() && self.requests.kv_target(AHEAD_MIN) > serving.kv.parts() {
+            serving.kv.set(self.requests.kv_target(AHEAD));
             self.send_kv_target();
         }
     }
@@ -42,8 +42,8 @@ impl Replica {
         if !ranks.some_grow() {
             return;
         }
-        let (wanted, spare) = (self.requests.kv_wanted(AHEAD), self.requests.kv_wanted(2 * AHEAD));
-        let needs = KvNeeds { wanted, spare, held: self.requests.kv_held() };
+        let (target, spare) = (self.requests.kv_target(AHEAD), self.requests.kv_target(2 * AHEAD));
+        let needs = KvNeeds { target: wanted: target, spare, held: self.requests.kv_held() };
         let Some(parts) = serving.kv.lower(needs, now, micros(self.config.waits.kv_release_after)) else { return };
         serving.kv.set(parts);
         ranks.kv_lowered(parts, serving.kv.n());
@@ -53,8 +53,8 @@ impl Replica {
 
     fn send_kv_target(&mut self) {
         let Phase::Serving(serving) = &self.phase else { return };
-        let wanted = serving.kv.frame(self.epoch);
-        if let Err(worker) = self.members.want_kv(&serving.placement.ranks, wanted) {
+        let target = serving.kv.frame(self.epoch);
+        if let Err(worker) = self.members.send_kv_target(&serving.placement.ranks, target) {
             self.report_loss(worker, Cause::Deaf, Status::resource_exhausted(UNREAD));
         }
     }

@@ -7,9 +7,9 @@ use super::phase::Phase;
 use crate::WorkerId;
 use crate::config::micros;
 use crate::members::hangs;
-use crate::members::ranks::{Allowed, Readiness};
+use crate::members::ranks::{ReadyLimits, Readiness};
 use crate::members::unreachable::MissedPeer;
-use crate::members::workers::Dismissed;
+use crate::members::workers::DismissedWorker;
 use proto::cluster as wire;
 use std::time::Duration;
 use telemetry::metrics;
@@ -17,7 +17,7 @@ use tonic::{Code, Status};
 use types::{Epoch, Micros};
 
 /// Replaces the message of a broken connection, which does not help operators.
-fn unsaid(why: Status) -> Status {
+fn readable_reason(why: Status) -> Status {
     match why.code() {
         Code::Unknown => {
             tracing::debug!(cause = why.message(), "a worker's connection broke");
@@ -34,21 +34,21 @@ impl Replica {
     }
 
     pub(super) fn worker_gone(&mut self, worker: WorkerId, why: Status) {
-        self.report_loss(worker, Cause::of(&why), unsaid(why));
+        self.report_loss(worker, Cause::of(&why), readable_reason(why));
     }
 
     // -- looks, once per beat
 
-    pub(super) fn lose_the_silent(&mut self, _: Micros) {
+    pub(super) fn drop_silent_workers(&mut self, _: Micros) {
         for worker in self.members.silent(self.config.waits.beats_missed_max) {
             let why = Status::deadline_exceeded("this rank was not heard of for too long");
             self.report_loss(worker, Cause::Silent, why);
         }
     }
 
-    pub(super) fn lose_the_late(&mut self, now: Micros) {
+    pub(super) fn drop_late_ranks(&mut self, now: Micros) {
         let waits = &self.config.waits;
-        let allowed = Allowed {
+        let allowed = ReadyLimits {
             load_micros: micros(waits.load_max),
             // The ranks give up first, and report the peer that did not answer.
             meet_micros: micros(waits.meet_max + waits.hello_max),
@@ -59,7 +59,7 @@ impl Replica {
         }
     }
 
-    pub(super) fn lose_the_unmoved(&mut self, now: Micros) {
+    pub(super) fn drop_stalled_ranks(&mut self, now: Micros) {
         let Some(ranks) = self.phase.ranks() else { return };
         for (worker, why) in self.members.unmoved(ranks, now, micros(self.config.waits.suspect_max)) {
             let why = Status::deadline_exceeded(format!("this rank beats and does not compute: {why}"));
@@ -69,7 +69,7 @@ impl Replica {
 
     /// Called when a step takes too long. A single suspect is dismissed. Several suspects all stay; one of them is lost
     /// later if its computing thread does not move once it has a rank again.
-    pub(super) fn lose_the_hung(&mut self, now: Micros) {
+    pub(super) fn drop_hung_rank(&mut self, now: Micros) {
         let Phase::Serving(serving) = &mut self.phase else { return };
         serving.patience.tick(now, micros(self.config.waits.beat_every));
         if !serving.patience.is_over(&self.config.waits) {
@@ -104,7 +104,7 @@ impl Replica {
     pub(super) fn worker_leaves(&mut self, worker: WorkerId) {
         let rank = self.phase.rank(worker);
         let why = Status::cancelled("this worker leaves, and its place is another's");
-        let Some(Dismissed { host, .. }) = self.members.dismiss(worker, why) else { return };
+        let Some(DismissedWorker { host, .. }) = self.members.dismiss(worker, why) else { return };
         tracing::info!(%worker, rank = rank.map(|rank| rank.0), host, "a worker leaves");
         self.phase.crowd_changed();
         if rank.is_some() {
@@ -115,7 +115,7 @@ impl Replica {
 
     /// Handles the report that a rank cannot go on. If it names a peer, it stays, and the peer is suspected.
     pub(super) fn rank_failed(&mut self, worker: WorkerId, failed: &wire::Failed) {
-        self.members.heard(worker);
+        self.members.mark_alive(worker);
         let of = Epoch { incarnation: failed.epoch_incarnation, n: failed.epoch_n };
         let own_fault = || Status::aborted(format!("the rank failed: {}", failed.message));
         let cause = if failed.spoilt_weight.is_empty() { Cause::Failed } else { Cause::Memory };
@@ -155,7 +155,7 @@ impl Replica {
     pub(super) fn lose(&mut self, LostWorker { worker, cause, why }: LostWorker) {
         let message = why.message().to_owned();
         let (held, was_suspect) = (self.phase.rank(worker), self.members.is_suspect(worker));
-        let Some(Dismissed { blamed_as, host, pid }) = self.members.dismiss(worker, why) else { return };
+        let Some(DismissedWorker { blamed_as, host, pid }) = self.members.dismiss(worker, why) else { return };
         // Its peers may have noticed first: then its epoch has ended, and it no longer has a rank.
         let rank = held.or(blamed_as).map(|rank| rank.0);
         tracing::warn!(%worker, rank, host, kind = cause.label(), cause = message, "a worker is lost");

@@ -1,7 +1,7 @@
 //! The ranks that were lost last, for display: which, why, how long the replica paused, and which workers hold them
 //! since.
 
-use super::endings::{Cause, Recovered};
+use super::endings::{Cause, RecoveryCost};
 use proto::cluster as wire;
 use std::collections::VecDeque;
 use types::Micros;
@@ -19,7 +19,7 @@ struct LostRank {
     pid: u32,
     cause: Cause,
     why: String,
-    recovered: Option<(Recovered, Successor)>,
+    recovered: Option<(RecoveryCost, Successor)>,
 }
 
 /// Empty where the grid has no such rank any more.
@@ -38,14 +38,14 @@ impl LostRanks {
     }
 
     /// Records that the replica serves again: every rank that was lost by then has a successor, or none.
-    pub fn recovered(&mut self, recovered: Recovered, successor: impl Fn(u16) -> Option<Successor>) {
+    pub fn recovered(&mut self, recovered: RecoveryCost, successor: impl Fn(u16) -> Option<Successor>) {
         for lost in self.0.iter_mut().filter(|lost| lost.recovered.is_none()) {
             lost.recovered = Some((recovered, successor(lost.rank).unwrap_or_default()));
         }
     }
 
-    pub fn told(&self, now: Micros) -> Vec<wire::LostRank> {
-        let told = |lost: &LostRank| {
+    pub fn report(&self, now: Micros) -> Vec<wire::LostRank> {
+        let to_wire = |lost: &LostRank| {
             let (recovered, successor) = lost.recovered.clone().unzip();
             let successor = successor.unwrap_or_default();
             wire::LostRank {
@@ -61,7 +61,7 @@ impl LostRanks {
                 successor_pid: successor.pid,
             }
         };
-        self.0.iter().map(told).collect()
+        self.0.iter().map(to_wire).collect()
     }
 }
 
@@ -71,22 +71,22 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn the_last_losses_are_told_with_what_they_cost() {
+    fn last_losses_are_reported_with_their_cost() {
         let mut lost = LostRanks::default();
         for rank in 0..20 {
             lost.lost(Micros(10), rank, ("here".into(), 7), Cause::Silent, "why".into());
         }
-        let told = lost.told(Micros(30));
-        assert_eq!((told.len(), told[0].rank, told[0].micros_ago), (LOST_MAX, 4, 20));
-        assert_eq!((&*told[0].cause, told[0].pause_micros), ("silent", None));
-        lost.recovered(Recovered { took: Duration::from_micros(5), n_replayed: 3 }, |rank| {
+        let reported = lost.report(Micros(30));
+        assert_eq!((reported.len(), reported[0].rank, reported[0].micros_ago), (LOST_MAX, 4, 20));
+        assert_eq!((&*reported[0].cause, reported[0].pause_micros), ("silent", None));
+        lost.recovered(RecoveryCost { took: Duration::from_micros(5), n_replayed: 3 }, |rank| {
             (rank > 15).then(|| Successor { host: "new".into(), pid: 9 })
         });
         lost.lost(Micros(40), 1, ("there".into(), 8), Cause::Gone, String::new());
-        let told = lost.told(Micros(40));
-        let paused: Vec<_> = told.iter().rev().take(2).map(|of| (of.pause_micros, of.tokens_replayed)).collect();
+        let reported = lost.report(Micros(40));
+        let paused: Vec<_> = reported.iter().rev().take(2).map(|of| (of.pause_micros, of.tokens_replayed)).collect();
         assert_eq!(paused, [(None, 0), (Some(5), 3)]);
-        assert!(told[0].successor_host.is_empty(), "the grid has no such rank any more");
-        assert_eq!((&*told[14].successor_host, told[14].successor_pid), ("new", 9));
+        assert!(reported[0].successor_host.is_empty(), "the grid has no such rank any more");
+        assert_eq!((&*reported[14].successor_host, reported[14].successor_pid), ("new", 9));
     }
 }

@@ -29,7 +29,7 @@ use crate::members::workers::JoinedWorkers;
 use crate::requests::LiveRequests;
 use crate::{Config, Error};
 use announcement::Announcement;
-use changes::Changes;
+use changes::PendingChanges;
 use cluster::OtherReplicas;
 use endings::{LostWorker, Recovery};
 use grids::GridChoice;
@@ -69,7 +69,7 @@ pub(crate) struct Replica {
     /// Present if the replica has served and does not now.
     recovery: Option<Recovery>,
     lost: LostRanks,
-    changes: Changes,
+    changes: PendingChanges,
     performance: Performance,
     draining_since: Option<Micros>,
     state_sent: Micros,
@@ -97,7 +97,7 @@ impl Replica {
             losses: VecDeque::new(),
             recovery: None,
             lost: LostRanks::default(),
-            changes: Changes::default(),
+            changes: PendingChanges::default(),
             performance: Performance::default(),
             draining_since: None,
             state_sent: Micros(0),
@@ -128,7 +128,7 @@ impl Replica {
         self.requests.check_when_idle();
         let n_left = self.requests.all_live().len();
         tracing::info!(n_left, "drained: what is left is for the routers to go on with elsewhere");
-        self.performance.tell(&self.requests.stats().counters);
+        self.performance.log(&self.requests.stats().counters);
         self.members.leave_all("the coordinator has drained");
         self.requests.close_all(&Status::unavailable("the coordinator has drained"));
         Ok(())
@@ -149,7 +149,7 @@ impl Replica {
         self.plan_steps();
         self.grow_kv();
         self.take_losses();
-        self.tell_routers();
+        self.send_to_routers();
         Ok(())
     }
 
@@ -175,7 +175,7 @@ impl Replica {
             Event::RankFailed { worker, failed } => self.rank_failed(worker, &failed),
             Event::WorkerLeaves { worker } => self.worker_leaves(worker),
             Event::RankLost { worker, why } => self.worker_gone(worker, why),
-            Event::Weights { reply } => self.tell_weights(reply),
+            Event::Weights { reply } => self.send_weights(reply),
             Event::Scale { grid, reply } => self.scale(grid, reply),
             Event::Reload { found, reply } => self.reload(&found, reply),
             Event::Tick => self.tick(),
@@ -217,7 +217,7 @@ impl Replica {
     fn tick(&mut self) {
         let now = self.now();
         for look in
-            [Replica::lose_the_silent, Replica::lose_the_late, Replica::lose_the_unmoved, Replica::lose_the_hung]
+            [Replica::drop_silent_workers, Replica::drop_late_ranks, Replica::drop_stalled_ranks, Replica::drop_hung_rank]
         {
             look(self, now);
             // A loss ends the epoch, in which the next look would find other losses.
@@ -240,7 +240,7 @@ impl Replica {
         self.requests.beat(now);
     }
 
-    fn tell_routers(&mut self) {
+    fn send_to_routers(&mut self) {
         let now = self.now();
         self.measure_when_still();
         self.requests.flush(now);
@@ -250,6 +250,6 @@ impl Replica {
         self.state_sent = now;
         self.measure();
         let state = self.state();
-        self.requests.tell_state(&state, now);
+        self.requests.broadcast_state(&state, now);
     }
 }

@@ -3,17 +3,17 @@
 
 use crate::config::micros;
 use crate::members::kv_target::KvTarget;
-use crate::members::patience::Patience;
+use crate::members::patience::StepPatience;
 use crate::members::ranks::RankHolders;
 use crate::members::slow::Slowness;
-use crate::placement::{Blueprint, Unplaceable, Why};
+use crate::placement::{Blueprint, Unplaceable, UnplaceableReason};
 use crate::{Waits, WorkerId};
 use proto::cluster as wire;
 use types::{Epoch, Micros, Rank};
 
 pub(crate) enum Phase {
     /// No worker holds a rank.
-    Waiting(WaitingToPlace),
+    Waiting(PlacementWait),
     /// Ranks load their parts of the model, and then meet.
     Placing(Placement),
     /// All ranks are ready.
@@ -22,7 +22,7 @@ pub(crate) enum Phase {
 
 /// Waits for workers, or for a time.
 #[derive(Default)]
-pub(crate) struct WaitingToPlace {
+pub(crate) struct PlacementWait {
     /// No placement before this, because the ranks did not reach each other.
     not_before: Option<Micros>,
     /// When to try again although no worker has come or gone.
@@ -30,11 +30,11 @@ pub(crate) struct WaitingToPlace {
     /// Whether the next grid is one that the replica grows to.
     pub is_growing: bool,
     /// Present while no grid fits these workers.
-    unplaced: Option<Unplaced>,
+    unplaced: Option<UnplacedState>,
 }
 
 /// Why there is no grid, and since when.
-struct Unplaced {
+struct UnplacedState {
     why: Unplaceable,
     since: Micros,
 }
@@ -55,14 +55,14 @@ pub(crate) struct Serving {
     wider_since: Option<Micros>,
     /// Since when the oldest step in flight has been awaited.
     pub step_since: Micros,
-    pub patience: Patience,
+    pub patience: StepPatience,
     pub slowness: Slowness,
     pub kv: KvTarget,
 }
 
 impl Default for Phase {
     fn default() -> Phase {
-        Phase::Waiting(WaitingToPlace::default())
+        Phase::Waiting(PlacementWait::default())
     }
 }
 
@@ -128,9 +128,9 @@ impl Phase {
     pub fn into_waiting(self, not_before: Option<Micros>, try_at: Micros) -> Phase {
         let before = match self {
             Phase::Waiting(before) => before,
-            Phase::Placing(_) | Phase::Serving(_) => WaitingToPlace::default(),
+            Phase::Placing(_) | Phase::Serving(_) => PlacementWait::default(),
         };
-        Phase::Waiting(WaitingToPlace {
+        Phase::Waiting(PlacementWait {
             not_before: not_before.or(before.not_before),
             try_at: Some(try_at),
             is_growing: false,
@@ -139,7 +139,7 @@ impl Phase {
     }
 }
 
-impl WaitingToPlace {
+impl PlacementWait {
     pub fn is_due(&self, now: Micros) -> bool {
         [self.not_before, self.try_at].into_iter().flatten().any(|at| now >= at)
     }
@@ -165,11 +165,11 @@ impl WaitingToPlace {
             return false;
         }
         match why.why {
-            Why::TooFew { .. } => tracing::info!(%why, "the replica waits for workers"),
+            UnplaceableReason::TooFew { .. } => tracing::info!(%why, "the replica waits for workers"),
             _ => tracing::warn!(%why, n_workers, "the replica cannot be placed"),
         }
         let since = self.unplaced.as_ref().map_or(now, |unplaced| unplaced.since);
-        self.unplaced = Some(Unplaced { why, since });
+        self.unplaced = Some(UnplacedState { why, since });
         true
     }
 
@@ -180,7 +180,7 @@ impl WaitingToPlace {
 
     /// Returns the state for the routers, which may have other replicas to turn to.
     pub fn unplaced(&self, now: Micros) -> Option<wire::Unplaced> {
-        let Unplaced { why, since } = self.unplaced.as_ref()?;
+        let UnplacedState { why, since } = self.unplaced.as_ref()?;
         Some(wire::Unplaced { why: why.to_string(), micros: now.since(*since).0 })
     }
 }
@@ -188,7 +188,7 @@ impl WaitingToPlace {
 impl Serving {
     pub fn begin(placement: Placement, now: Micros) -> Serving {
         let kv = KvTarget::new(placement.ranks.kv_parts());
-        let (patience, slowness) = (Patience::starting(now), Slowness::default());
+        let (patience, slowness) = (StepPatience::starting(now), Slowness::default());
         Serving { placement, since: now, wider_since: None, step_since: now, patience, slowness, kv }
     }
 

@@ -2,7 +2,7 @@
 
 use super::Replica;
 use super::endings::{Cause, Ending};
-use super::grids::Asked;
+use super::grids::GridRequirements;
 use super::phase::{Phase, Placement};
 use crate::config::micros;
 use crate::members::ranks::RankHolders;
@@ -15,8 +15,8 @@ use types::{Grid, Micros};
 pub(super) const UNREAD: &str = "this rank leaves its frames unread";
 
 impl Replica {
-    pub(super) fn asked(&self) -> Asked<'_> {
-        Asked { config: &self.config, promised: self.requests.promised() }
+    pub(super) fn grid_requirements(&self) -> GridRequirements<'_> {
+        GridRequirements { config: &self.config, promised: self.requests.promised() }
     }
 
     pub(super) fn place_if_due(&mut self, now: Micros) {
@@ -31,8 +31,8 @@ impl Replica {
         let Phase::Waiting(waiting) = &mut self.phase else { return };
         let must_wait = waiting.must_wait(now);
         let candidates = self.members.candidates(now);
-        let asked = Asked { config: &self.config, promised: self.requests.promised() };
-        match self.grids.choose(asked, &self.members, &candidates, now) {
+        let requirements = GridRequirements { config: &self.config, promised: self.requests.promised() };
+        match self.grids.choose(requirements, &self.members, &candidates, now) {
             Ok(_) if must_wait => self.state_changed |= waiting.can(),
             Ok(blueprint) => {
                 let is_grown = waiting.is_growing;
@@ -49,7 +49,7 @@ impl Replica {
     }
 
     fn predict(&mut self, inventory: &[Machine], blueprint: &Blueprint) {
-        let policy = self.asked().policy_on(blueprint.grid);
+        let policy = self.grid_requirements().policy_on(blueprint.grid);
         self.performance.placed(predict(inventory, &self.config.shape, &policy, blueprint).ok());
     }
 
@@ -60,7 +60,7 @@ impl Replica {
         let (epoch, kv_dtype) = (self.epoch, self.config.policy.kv_dtype);
         tracing::info!(%epoch, tp = grid.tp, pp = grid.pp, context, ?n_blocks, %kv_dtype, "placing the replica");
         if let Some(shortened) = &blueprint.shortened {
-            tracing::warn!(asked = shortened.asked, has = shortened.has, "{shortened}");
+            tracing::warn!(asked = shortened.requested, has = shortened.has, "{shortened}");
         }
         self.state_changed = true;
         self.grids.begun(&blueprint);
@@ -124,22 +124,22 @@ impl Replica {
     /// Call about once a second. If the replica runs on a smaller grid and more ranks have been there for long enough,
     /// it is spread over them.
     pub(super) fn grow_if_due(&mut self, now: Micros) {
-        let asked = Asked { config: &self.config, promised: self.requests.promised() };
+        let requirements = GridRequirements { config: &self.config, promised: self.requests.promised() };
         let Phase::Serving(serving) = &mut self.phase else { return };
         let blueprint = &serving.placement.blueprint;
-        let is_whole = blueprint.grid == self.grids.wanted && asked.promised == Some(blueprint.context);
+        let is_whole = blueprint.grid == self.grids.requested && requirements.promised == Some(blueprint.context);
         if is_whole || self.draining_since.is_some() {
             return;
         }
         let grid = blueprint.grid;
         let has_spares = self.members.n_spares(Some(&serving.placement.ranks)) > 0;
-        let wider = || self.grids.wider_than(blueprint, asked, self.members.candidates(now).all());
+        let wider = || self.grids.wider_than(blueprint, requirements, self.members.candidates(now).all());
         let Some(wider) = has_spares.then(wider).flatten() else { return self.phase.crowd_changed() };
         let is_due = serving.is_wider_for_long(now, &self.config.waits, self.grids.n_relapses);
         if is_due && !self.is_needed(now) {
             let (from_tp, from_pp, Grid { tp, pp, .. }) = (grid.tp, grid.pp, wider);
             tracing::info!(from_tp, from_pp, tp, pp, "workers have come back: the model is spread over them");
-            self.end_epoch(Ending::Wanted);
+            self.end_epoch(Ending::Requested);
             if let Phase::Waiting(waiting) = &mut self.phase {
                 waiting.is_growing = true;
             }

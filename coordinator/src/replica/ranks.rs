@@ -4,7 +4,7 @@ use super::Replica;
 use super::endings::Cause;
 use super::phase::Phase;
 use super::place::UNREAD;
-use crate::members::ranks::{Facts, RankHolders, Readiness};
+use crate::members::ranks::{RankFacts, RankHolders, Readiness};
 use crate::outbound::Outbound;
 use crate::{Error, WorkerId};
 use proto::cluster as wire;
@@ -39,7 +39,7 @@ impl Replica {
             metrics::rank(&self.of, rank.0, since.compute_micros, since.wait_micros, since.idle_micros);
         }
         match beat.kv {
-            Some(_) if !self.knows_parts() => self.tells_unknown_parts(worker),
+            Some(_) if !self.knows_parts() => self.refuse_unknown_parts(worker),
             Some(kv) => self.kv_committed(worker, kv),
             None => {}
         }
@@ -51,21 +51,21 @@ impl Replica {
 
     /// A build before that number would ignore these parts and use memory that is not there: the rank should not have
     /// sent them.
-    fn tells_unknown_parts(&mut self, worker: WorkerId) {
+    fn refuse_unknown_parts(&mut self, worker: WorkerId) {
         let why = "a part of a KV cache, while this build uses all of it at once";
         self.report_loss(worker, Cause::Wrong, Status::invalid_argument(why));
     }
 
     /// Ranks are sent `Meet` when all have loaded: none waits in a collective for one that still reads.
     pub(super) fn rank_loaded(&mut self, worker: WorkerId, loaded: &wire::Loaded) {
-        self.members.heard(worker);
+        self.members.mark_alive(worker);
         let of = Epoch { incarnation: loaded.epoch_incarnation, n: loaded.epoch_n };
         let readiness = self.phase.ranks().and_then(|ranks| ranks.readiness(worker));
         if of != self.epoch || !matches!(readiness, Some(Readiness::Loading { .. })) {
             return;
         }
         let Some(rank) = self.phase.rank(worker) else { return };
-        let facts = match self.accept(worker, loaded).and_then(|facts| self.hear_readings(rank, loaded).map(|()| facts))
+        let facts = match self.accept(worker, loaded).and_then(|facts| self.accept_readings(rank, loaded).map(|()| facts))
         {
             Ok(facts) => facts,
             Err(why) => return self.refuse_loaded(worker, why),
@@ -76,13 +76,13 @@ impl Replica {
         self.members.acquit(worker);
         self.state_changed = true;
         if placement.ranks.all_loaded() {
-            self.let_them_meet(now);
+            self.start_meeting(now);
         }
     }
 
     /// All have loaded. They meet if they have read the same bytes; otherwise the distrusted ones are lost.
-    fn let_them_meet(&mut self, now: Micros) {
-        if self.have_read_the_same() {
+    fn start_meeting(&mut self, now: Micros) {
+        if self.check_readings_agree() {
             let Phase::Placing(placement) = &mut self.phase else { return };
             let meet = wire::Meet { epoch_incarnation: self.epoch.incarnation, epoch_n: self.epoch.n };
             if let Err(worker) = self.members.meet(&mut placement.ranks, meet, now) {
@@ -92,13 +92,13 @@ impl Replica {
     }
 
     pub(super) fn rank_ready(&mut self, worker: WorkerId, ready: &wire::Ready) -> Result<(), Error> {
-        self.members.heard(worker);
+        self.members.mark_alive(worker);
         let of = Epoch { incarnation: ready.epoch_incarnation, n: ready.epoch_n };
         if of != self.epoch {
             return Ok(());
         }
         if ready.kv_parts.is_some() && !self.knows_parts() {
-            self.tells_unknown_parts(worker);
+            self.refuse_unknown_parts(worker);
             return Ok(());
         }
         self.state_changed = true;
@@ -110,7 +110,7 @@ impl Replica {
 
     /// All ranks of an epoch have one policy: the configured one, or else that of the first rank that loaded. It covers
     /// version, model and numerics; the bytes that were read are compared when all have loaded.
-    fn accept(&self, worker: WorkerId, loaded: &wire::Loaded) -> Result<Facts, Status> {
+    fn accept(&self, worker: WorkerId, loaded: &wire::Loaded) -> Result<RankFacts, Status> {
         let policy =
             proto::policy_digest(&loaded.policy_digest).map_err(|e| Status::invalid_argument(e.to_string()))?;
         let loaded_before = || self.phase.ranks().and_then(RankHolders::policy);
@@ -121,7 +121,7 @@ impl Replica {
                  (a GPU's architecture is among them)"
             )));
         }
-        Ok(Facts { policy, weight_bytes: loaded.weight_bytes })
+        Ok(RankFacts { policy, weight_bytes: loaded.weight_bytes })
     }
 
     /// The served policy or, if none was served, the one configured for this worker's device.

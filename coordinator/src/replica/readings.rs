@@ -25,7 +25,7 @@ use types::{Grid, PieceHash, PieceRun, PolicyDigest, Rank};
 pub(crate) struct Readings {
     /// The reports for the epoch that begins.
     grid: Grid,
-    said: BTreeMap<Rank, Vec<PieceRun>>,
+    reports: BTreeMap<Rank, Vec<PieceRun>>,
     /// The weights of the last epoch for which all ranks had loaded.
     joined: JoinedWeights,
     /// Present from the first time that the replica serves.
@@ -34,13 +34,13 @@ pub(crate) struct Readings {
 
 impl Default for Readings {
     fn default() -> Readings {
-        Readings { grid: Grid::SOLO, said: BTreeMap::new(), joined: JoinedWeights::default(), served: None }
+        Readings { grid: Grid::SOLO, reports: BTreeMap::new(), joined: JoinedWeights::default(), served: None }
     }
 }
 
 /// Why ranks cannot serve together.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum Unequal {
+pub(crate) enum ReadingMismatch {
     #[error(
         "{} read other bytes of the weight {weight} (piece {piece}) than {than}: a file of the model is damaged, or of \
          another model",
@@ -55,11 +55,11 @@ fn named(ranks: &[Rank]) -> String {
     ranks.iter().map(|rank| format!("rank {}", rank.0)).collect::<Vec<_>>().join(" and ")
 }
 
-impl Unequal {
+impl ReadingMismatch {
     /// The distrusted ranks.
     fn ranks(&self) -> &[Rank] {
         match self {
-            Unequal::Bytes { ranks, .. } | Unequal::Missing { ranks, .. } => ranks,
+            ReadingMismatch::Bytes { ranks, .. } | ReadingMismatch::Missing { ranks, .. } => ranks,
         }
     }
 }
@@ -68,27 +68,27 @@ impl Readings {
     /// Begins with ranks that have places on this grid.
     pub fn begin(&mut self, grid: Grid) {
         self.grid = grid;
-        self.said.clear();
+        self.reports.clear();
     }
 
-    pub fn say(&mut self, rank: Rank, runs: Vec<PieceRun>) {
-        self.said.insert(rank, runs);
+    pub fn record(&mut self, rank: Rank, runs: Vec<PieceRun>) {
+        self.reports.insert(rank, runs);
     }
 
     /// Call when all ranks have reported what they have read.
-    pub fn join(&mut self) -> Result<(), Unequal> {
+    pub fn join(&mut self) -> Result<(), ReadingMismatch> {
         let joined = self.joined_by_all()?;
         if let Some(served) = &self.served
             && let Some((weight, piece)) = served.weights.difference(&joined)
         {
             return Err(self.unequal(&weight, piece));
         }
-        self.said.clear();
+        self.reports.clear();
         self.joined = joined;
         Ok(())
     }
 
-    fn joined_by_all(&self) -> Result<JoinedWeights, Unequal> {
+    fn joined_by_all(&self) -> Result<JoinedWeights, ReadingMismatch> {
         let mut by_weight: BTreeMap<&str, Vec<(Rank, &PieceRun)>> = BTreeMap::new();
         for (rank, run) in self.runs() {
             by_weight.entry(&run.weight).or_default().push((rank, run));
@@ -98,11 +98,11 @@ impl Readings {
     }
 
     /// All pieces of a weight, from all ranks' reports.
-    fn joined_weight(&self, weight: &str, runs: &[(Rank, &PieceRun)]) -> Result<Vec<PieceHash>, Unequal> {
+    fn joined_weight(&self, weight: &str, runs: &[(Rank, &PieceRun)]) -> Result<Vec<PieceHash>, ReadingMismatch> {
         // The served weights give the number of pieces; before that, the first rank that has the weight does.
         let served = self.served.as_ref().and_then(|served| served.weights.n_pieces(weight));
-        let said = runs.first().map_or(0, |(_, run)| run.n_pieces);
-        let n_pieces = served.map_or(said, |n_pieces| n_pieces as u32);
+        let reported = runs.first().map_or(0, |(_, run)| run.n_pieces);
+        let n_pieces = served.map_or(reported, |n_pieces| n_pieces as u32);
         if let Some((_, run)) = runs.iter().find(|(_, run)| run.n_pieces != n_pieces) {
             return Err(self.unequal(weight, run.first));
         }
@@ -110,7 +110,7 @@ impl Readings {
         for of_stage in runs.chunk_by(|(a, _), (b, _)| self.stage(*a) == self.stage(*b)) {
             if let Some(piece) = first_gap(of_stage, n_pieces) {
                 let ranks = self.around(of_stage, piece);
-                return Err(Unequal::Missing { ranks, weight: weight.into(), piece });
+                return Err(ReadingMismatch::Missing { ranks, weight: weight.into(), piece });
             }
         }
         let mut pieces: Vec<Option<PieceHash>> = vec![None; n_pieces as usize];
@@ -136,41 +136,41 @@ impl Readings {
         let behind = of_stage.iter().filter(|(_, run)| run.first > piece).map(|(rank, _)| *rank).min();
         let is_around =
             |rank: &Rank| before.is_none_or(|before| before <= *rank) && behind.is_none_or(|behind| *rank <= behind);
-        let ranks: Vec<Rank> = self.said.keys().copied().filter(|rank| Some(self.stage(*rank)) == stage).collect();
+        let ranks: Vec<Rank> = self.reports.keys().copied().filter(|rank| Some(self.stage(*rank)) == stage).collect();
         let around: Vec<Rank> = ranks.iter().copied().filter(is_around).collect();
         // Ranks that contradict the layout leave none between them: then the whole stage is distrusted.
         if around.is_empty() { ranks } else { around }
     }
 
     fn runs(&self) -> impl Iterator<Item = (Rank, &PieceRun)> {
-        self.said.iter().flat_map(|(rank, runs)| runs.iter().map(|run| (*rank, run)))
+        self.reports.iter().flat_map(|(rank, runs)| runs.iter().map(|run| (*rank, run)))
     }
 
     /// Returns the distrusted ranks: those that differ from the served weights or from most others, or all that have
     /// the piece.
-    fn unequal(&self, weight: &str, piece: u32) -> Unequal {
+    fn unequal(&self, weight: &str, piece: u32) -> ReadingMismatch {
         let at = |run: &PieceRun| {
             let hash = run.hashes.get(piece.checked_sub(run.first)? as usize)?;
             Some((run.n_pieces, *hash))
         };
         let of_weight = self.runs().filter(|(_, run)| run.weight == weight);
-        let said: Vec<_> = of_weight.filter_map(|(rank, run)| Some((rank, at(run)?))).collect();
+        let hashes: Vec<_> = of_weight.filter_map(|(rank, run)| Some((rank, at(run)?))).collect();
         let served = self.served.as_ref().and_then(|served| served.weights.piece(weight, piece));
-        let n_like = |hash| said.iter().filter(|(_, said)| *said == hash).count();
-        let most = said.iter().map(|(_, hash)| *hash).find(|hash| n_like(*hash) * 2 > said.len());
+        let n_like = |hash| hashes.iter().filter(|(_, found)| *found == hash).count();
+        let most = hashes.iter().map(|(_, hash)| *hash).find(|hash| n_like(*hash) * 2 > hashes.len());
         // The served weights are right, even if they have no such piece.
         let (believed, than) = match (&self.served, most) {
             (Some(_), _) => (served, "the replica"),
             (None, Some(most)) => (Some(most), "the others"),
             (None, None) => (None, "each other"),
         };
-        let wrong = said.iter().filter(|(_, hash)| Some(*hash) != believed).map(|(rank, _)| *rank);
+        let wrong = hashes.iter().filter(|(_, hash)| Some(*hash) != believed).map(|(rank, _)| *rank);
         let mut ranks: Vec<Rank> = wrong.collect();
         if ranks.is_empty() {
             // All ranks lack a served piece.
-            ranks = self.said.keys().copied().collect();
+            ranks = self.reports.keys().copied().collect();
         }
-        Unequal::Bytes { ranks, than, weight: weight.to_owned(), piece }
+        ReadingMismatch::Bytes { ranks, than, weight: weight.to_owned(), piece }
     }
 
     /// Called once, when the replica first serves: the weights joined last stay what it serves. Returns the policy of
@@ -223,19 +223,19 @@ fn first_gap(runs: &[(Rank, &PieceRun)], n_pieces: u32) -> Option<u32> {
 
 impl Replica {
     /// Takes the hashes of its bytes from a rank that has a model.
-    pub(super) fn hear_readings(&mut self, rank: Rank, loaded: &wire::Loaded) -> Result<(), Status> {
+    pub(super) fn accept_readings(&mut self, rank: Rank, loaded: &wire::Loaded) -> Result<(), Status> {
         let runs = loaded.runs().map_err(|malformed| Status::invalid_argument(malformed.to_string()))?;
         if runs.is_empty() && self.config.policy_digest.is_some() {
             let why = "this rank does not say which bytes of the model it has read: it is of another release";
             return Err(Status::failed_precondition(why));
         }
-        self.readings.say(rank, runs);
+        self.readings.record(rank, runs);
         Ok(())
     }
 
     /// Whether all ranks, which have loaded, have read the same bytes. Distrusted ranks are lost, with the name of the
     /// weight.
-    pub(super) fn have_read_the_same(&mut self) -> bool {
+    pub(super) fn check_readings_agree(&mut self) -> bool {
         let Err(why) = self.readings.join() else { return true };
         let shards = self.phase.blueprint().into_iter().flat_map(|blueprint| &blueprint.shards);
         let wrong: Vec<WorkerId> =
@@ -254,7 +254,7 @@ impl Replica {
     }
 
     /// For a router that finds another replica's digest different.
-    pub(super) fn tell_weights(&self, reply: Reply<ServedWeights>) {
+    pub(super) fn send_weights(&self, reply: Reply<ServedWeights>) {
         let served = self.readings.served().cloned();
         let _gone = reply.send(served.ok_or_else(|| Status::unavailable("the replica has not served yet")));
     }
@@ -272,24 +272,24 @@ mod tests {
         PieceRun { weight: weight.into(), n_pieces: 4, first, hashes }
     }
 
-    fn say(readings: &mut Readings, said: &[&[PieceRun]]) -> Result<(), Unequal> {
-        say_on(readings, (said.len(), 1), said)
+    fn join_reports(readings: &mut Readings, reports: &[&[PieceRun]]) -> Result<(), ReadingMismatch> {
+        join_reports_on(readings, (reports.len(), 1), reports)
     }
 
-    fn say_on(readings: &mut Readings, (tp, pp): (usize, u16), said: &[&[PieceRun]]) -> Result<(), Unequal> {
+    fn join_reports_on(readings: &mut Readings, (tp, pp): (usize, u16), reports: &[&[PieceRun]]) -> Result<(), ReadingMismatch> {
         readings.begin(Grid { tp: tp as u16, pp, ep: 1 });
-        (0..).zip(said).for_each(|(rank, runs)| readings.say(Rank(rank), runs.to_vec()));
+        (0..).zip(reports).for_each(|(rank, runs)| readings.record(Rank(rank), runs.to_vec()));
         readings.join()
     }
 
-    fn policy(said: &[&[PieceRun]]) -> PolicyDigest {
+    fn policy(reports: &[&[PieceRun]]) -> PolicyDigest {
         let mut readings = Readings::default();
-        say(&mut readings, said).unwrap();
+        join_reports(&mut readings, reports).unwrap();
         readings.serve(MEANT)
     }
 
     #[test]
-    fn a_policy_knows_the_bytes_and_not_who_has_read_them() {
+    fn policy_depends_on_bytes_and_not_on_ranks() {
         let whole = [run("a", 0, &[1, 2, 3, 4]), run("b", 0, &[5, 6, 7, 8])];
         let alone = policy(&[&whole]);
         assert_eq!(policy(&[&[run("a", 0, &[1, 2, 3, 4])], &[run("b", 0, &[5, 6, 7, 8])]]), alone);
@@ -299,7 +299,7 @@ mod tests {
         // Ranks without a model keep the policy by fingerprint.
         assert_eq!(policy(&[&[], &[]]), MEANT);
         let mut served = Readings::default();
-        say(&mut served, &[&whole]).unwrap();
+        join_reports(&mut served, &[&whole]).unwrap();
         assert_eq!((served.serve(MEANT), served.policy_of(MEANT, &whole), served.meant()), (alone, alone, Some(MEANT)));
         let other = [whole[0].clone(), run("b", 0, &[5, 6, 0, 8])];
         assert_eq!((served.differs(&whole), served.differs(&other)), (None, Some("b".into())));
@@ -307,52 +307,52 @@ mod tests {
     }
 
     #[test]
-    fn who_has_read_other_bytes_is_known_by_the_weights_name() {
-        let bytes = |said: &[&[PieceRun]]| match say(&mut Readings::default(), said).unwrap_err() {
-            Unequal::Bytes { ranks, weight, piece, .. } => (ranks, weight, piece),
-            missing @ Unequal::Missing { .. } => panic!("{missing}"),
+    fn rank_with_other_bytes_is_found_by_weight() {
+        let bytes = |reports: &[&[PieceRun]]| match join_reports(&mut Readings::default(), reports).unwrap_err() {
+            ReadingMismatch::Bytes { ranks, weight, piece, .. } => (ranks, weight, piece),
+            missing @ ReadingMismatch::Missing { .. } => panic!("{missing}"),
         };
         let (good, bad) = ([run("a", 0, &[1, 2, 3, 4])], [run("a", 0, &[1, 2, 0, 4])]);
         assert_eq!(bytes(&[&good, &bad]), (vec![Rank(0), Rank(1)], "a".into(), 2), "nobody knows who is right");
         assert_eq!(bytes(&[&bad, &good, &good]), (vec![Rank(0)], "a".into(), 2));
         let mut served = Readings::default();
-        say(&mut served, &[&good]).unwrap();
+        join_reports(&mut served, &[&good]).unwrap();
         served.serve(MEANT);
-        let why = say(&mut served, &[&bad, &bad, &good]).unwrap_err();
+        let why = join_reports(&mut served, &[&bad, &bad, &good]).unwrap_err();
         assert_eq!(why.ranks(), [Rank(0), Rank(1)]);
         assert!(why.to_string().contains("rank 0 and rank 1 read other bytes of the weight a"), "{why}");
-        assert_eq!(say(&mut served, &[&bad]).unwrap_err().ranks(), [Rank(0)]);
-        assert_eq!(say(&mut served, &[&[run("b", 0, &[1, 2, 3, 4])]]).unwrap_err().ranks(), [Rank(0)]);
+        assert_eq!(join_reports(&mut served, &[&bad]).unwrap_err().ranks(), [Rank(0)]);
+        assert_eq!(join_reports(&mut served, &[&[run("b", 0, &[1, 2, 3, 4])]]).unwrap_err().ranks(), [Rank(0)]);
         // A rank that reports more than there is affects no other.
         let more = [good[0].clone(), run("zzz", 0, &[1, 2, 3, 4])];
-        assert_eq!(say(&mut served, &[&good, &more]).unwrap_err().ranks(), [Rank(1)]);
+        assert_eq!(join_reports(&mut served, &[&good, &more]).unwrap_err().ranks(), [Rank(1)]);
         let huge = [PieceRun { n_pieces: u32::MAX, ..good[0].clone() }];
-        assert_eq!(say(&mut served, &[&huge, &good]).unwrap_err().ranks(), [Rank(0)]);
-        assert_eq!(say(&mut served, &[&good, &good]), Ok(()));
+        assert_eq!(join_reports(&mut served, &[&huge, &good]).unwrap_err().ranks(), [Rank(0)]);
+        assert_eq!(join_reports(&mut served, &[&good, &good]), Ok(()));
     }
 
     #[test]
-    fn what_nobody_has_read_is_missed() {
+    fn piece_that_no_rank_has_read_is_missing() {
         let parts = [run("a", 0, &[1, 2]), run("a", 1, &[2, 3])];
         // The first ends before the other does, so the last piece is not the first's.
-        let missing = Unequal::Missing { ranks: vec![Rank(1)], weight: "a".into(), piece: 3 };
-        assert_eq!(say(&mut Readings::default(), &[&parts[..1], &parts[1..]]), Err(missing));
+        let missing = ReadingMismatch::Missing { ranks: vec![Rank(1)], weight: "a".into(), piece: 3 };
+        assert_eq!(join_reports(&mut Readings::default(), &[&parts[..1], &parts[1..]]), Err(missing));
         let many = PieceRun { n_pieces: u32::MAX, ..run("a", 0, &[1]) };
-        assert!(matches!(say(&mut Readings::default(), &[&[many]]), Err(Unequal::Missing { .. })));
+        assert!(matches!(join_reports(&mut Readings::default(), &[&[many]]), Err(ReadingMismatch::Missing { .. })));
     }
 
     #[test]
-    fn who_may_have_omitted_a_piece_is_named_and_nobody_else() {
+    fn only_ranks_around_a_missing_piece_are_named() {
         let (whole, of) = (run("a", 0, &[1, 2, 3, 4]), |first, pieces: &[u8]| [run("a", first, pieces)]);
-        let missed = |(tp, pp), said: &[&[PieceRun]]| {
-            let why = say_on(&mut Readings::default(), (tp, pp), said).unwrap_err();
-            let Unequal::Missing { ranks, piece, .. } = why else { panic!("{why}") };
+        let missed = |(tp, pp), reports: &[&[PieceRun]]| {
+            let why = join_reports_on(&mut Readings::default(), (tp, pp), reports).unwrap_err();
+            let ReadingMismatch::Missing { ranks, piece, .. } = why else { panic!("{why}") };
             (ranks.iter().map(|rank| rank.0).collect::<Vec<_>>(), piece)
         };
         // A rank without a report stands in the gap, with its neighbours: either of them may hold more than it
         // reported.
-        let said: [&[PieceRun]; 4] = [&of(0, &[1]), &of(1, &[2]), &[], &of(3, &[4])];
-        assert_eq!(missed((4, 1), &said), (vec![1, 2, 3], 2));
+        let four_reports: [&[PieceRun]; 4] = [&of(0, &[1]), &of(1, &[2]), &[], &of(3, &[4])];
+        assert_eq!(missed((4, 1), &four_reports), (vec![1, 2, 3], 2));
         assert_eq!(missed((2, 1), &[&[], &of(1, &[2, 3, 4])]), (vec![0, 1], 0));
         assert_eq!(missed((2, 1), &[&of(0, &[1, 2, 3, 4])[..0], &of(0, &[1, 2])]), (vec![1], 2));
         // Another stage that holds the weight too does not stand in for the one that omits it.
@@ -360,6 +360,6 @@ mod tests {
         assert_eq!(missed((1, 2), &[&of(1, &[2, 3, 4]), std::slice::from_ref(&whole)]), (vec![0], 0));
         // A rank that reports more than its part takes no other's blame, and neither does a stage without the weight.
         let all: [&[PieceRun]; 4] = [std::slice::from_ref(&whole), &of(2, &[3, 4]), &[], &[]];
-        assert_eq!(say_on(&mut Readings::default(), (2, 2), &all), Ok(()));
+        assert_eq!(join_reports_on(&mut Readings::default(), (2, 2), &all), Ok(()));
     }
 }

@@ -7,14 +7,14 @@ use scheduler::Counters;
 use std::time::Duration;
 use types::Micros;
 
-const TOLD_EVERY: Duration = Duration::from_secs(60);
+const LOG_EVERY: Duration = Duration::from_secs(60);
 
 /// The measurements of the last placement.
 #[derive(Default)]
 pub(crate) struct Performance {
     pub measured: MeasuredSpeed,
     pub predicted: Option<Prediction>,
-    told: Micros,
+    logged_at: Micros,
 }
 
 impl Performance {
@@ -27,15 +27,15 @@ impl Performance {
     }
 
     /// Call about once a second.
-    pub fn tell_if_due(&mut self, planned: &Counters, now: Micros) {
-        if now.since(self.told).0 >= micros(TOLD_EVERY) {
-            self.told = now;
-            self.tell(planned);
+    pub fn log_if_due(&mut self, planned: &Counters, now: Micros) {
+        if now.since(self.logged_at).0 >= micros(LOG_EVERY) {
+            self.logged_at = now;
+            self.log(planned);
         }
     }
 
     /// Logs the prediction and the measurement.
-    pub fn tell(&self, planned: &Counters) {
+    pub fn log(&self, planned: &Counters) {
         let actual = self.measured.actual(planned);
         let Some(prediction) = self.predicted.as_ref().filter(|_| self.measured.n_steps > 0) else { return };
         let text = |per_s: f64| if per_s > 0.0 { format!("{per_s:.0} tokens/s") } else { "none ran so".into() };
@@ -53,15 +53,15 @@ impl Performance {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct MeasuredSpeed {
     /// For sequences that ran alone, from one token to the next.
-    alone: Counted,
+    alone: SpeedSample,
     /// For all sequences, over the time in which any step was in flight.
-    busy: Counted,
+    busy: SpeedSample,
     n_steps: u64,
     last_answer: Option<LastAnswer>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Counted {
+struct SpeedSample {
     tokens: u64,
     micros: u64,
 }
@@ -72,7 +72,7 @@ struct LastAnswer {
     is_alone: bool,
 }
 
-impl Counted {
+impl SpeedSample {
     fn per_s(self) -> f64 {
         if self.micros == 0 { 0.0 } else { self.tokens as f64 * 1e6 / self.micros as f64 }
     }
@@ -80,7 +80,7 @@ impl Counted {
 
 impl MeasuredSpeed {
     /// A step was answered. `in_flight_since` is when this step, or the answer before it, began the wait for it.
-    pub fn answered(&mut self, n_slices: usize, n_tokens: u64, in_flight_since: Micros, now: Micros) {
+    pub fn record_answer(&mut self, n_slices: usize, n_tokens: u64, in_flight_since: Micros, now: Micros) {
         let is_alone = n_slices == 1 && n_tokens == 1;
         let micros = now.since(in_flight_since).0;
         self.n_steps += 1;
@@ -122,11 +122,11 @@ mod tests {
     fn alone_is_counted_from_token_to_token() {
         let mut speed = MeasuredSpeed::default();
         // A prompt of 50 ms, two tokens of 10 ms, then idle, and a batch of four.
-        speed.answered(1, 1, Micros(0), Micros(50_000));
-        speed.answered(1, 1, Micros(50_000), Micros(60_000));
-        speed.answered(1, 1, Micros(60_000), Micros(70_000));
-        speed.answered(1, 1, Micros(900_000), Micros(950_000));
-        speed.answered(4, 4, Micros(950_000), Micros(970_000));
+        speed.record_answer(1, 1, Micros(0), Micros(50_000));
+        speed.record_answer(1, 1, Micros(50_000), Micros(60_000));
+        speed.record_answer(1, 1, Micros(60_000), Micros(70_000));
+        speed.record_answer(1, 1, Micros(900_000), Micros(950_000));
+        speed.record_answer(4, 4, Micros(950_000), Micros(970_000));
         let actual = speed.actual(&Counters::default());
         assert_eq!((actual.alone_tokens_per_s, actual.tokens, actual.steps), (100.0, 8, 5));
         assert_eq!(speed.in_flight_micros(), 140_000);

@@ -5,7 +5,7 @@ use super::endings::Cause;
 use super::phase::Phase;
 use crate::WorkerId;
 use crate::members::patience;
-use scheduler::Stale;
+use scheduler::StaleAnswer;
 use std::time::Duration;
 use telemetry::metrics;
 use tonic::Status;
@@ -31,7 +31,7 @@ impl Replica {
     }
 
     pub(super) fn step_done(&mut self, worker: WorkerId, done: &StepDone) {
-        self.members.heard(worker);
+        self.members.mark_alive(worker);
         let (now, vocab) = (self.now(), self.config.shape.vocab);
         if !self.is_sampler(worker) || !self.requests.has_served() {
             return;
@@ -42,9 +42,9 @@ impl Replica {
             return self.report_loss(worker, Cause::Wrong, why);
         }
         match self.requests.apply(done, now) {
-            Ok(()) => self.answered(done, now),
+            Ok(()) => self.record_answer(done, now),
             // Its epoch ended while the answer was on its way.
-            Err(Stale::Epoch { .. }) => {}
+            Err(StaleAnswer::Epoch { .. }) => {}
             Err(stale) => self.report_loss(worker, Cause::Wrong, Status::invalid_argument(stale.to_string())),
         }
     }
@@ -58,11 +58,11 @@ impl Replica {
     }
 
     /// A step's time counts from the answer before it, if that came while the step was in flight.
-    fn answered(&mut self, done: &StepDone, now: Micros) {
+    fn record_answer(&mut self, done: &StepDone, now: Micros) {
         let Phase::Serving(serving) = &mut self.phase else { return };
         let n_tokens = done.slices.iter().map(|slice| slice.tokens.len() as u64).sum();
-        self.performance.measured.answered(done.slices.len(), n_tokens, serving.step_since, now);
-        serving.patience.answered(now.since(serving.step_since).0);
+        self.performance.measured.record_answer(done.slices.len(), n_tokens, serving.step_since, now);
+        serving.patience.record_answer(now.since(serving.step_since).0);
         serving.step_since = now;
         metrics::step(&self.of, Duration::from_micros(done.micros.into()));
     }

@@ -6,8 +6,8 @@ use super::phase::Phase;
 use crate::WorkerId;
 use crate::config::micros;
 use crate::members::slow::{RankTime, SlownessChange};
-use crate::members::unreachable::LeftOut;
-use crate::placement::Shortened;
+use crate::members::unreachable::ExcludedWorker;
+use crate::placement::ShortenedContext;
 use proto::cluster as wire;
 use std::time::Duration;
 use telemetry::metrics;
@@ -16,12 +16,12 @@ use types::{BLOCK_TOKENS, Micros, Rank};
 /// Long enough for meaningful times, short enough to see a change.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-fn shortened(shortened: &Shortened) -> wire::Shortened {
-    wire::Shortened { asked: shortened.asked, has: shortened.has, why: shortened.why.to_string() }
+fn shortened(shortened: &ShortenedContext) -> wire::Shortened {
+    wire::Shortened { asked: shortened.requested, has: shortened.has, why: shortened.why.to_string() }
 }
 
 impl Replica {
-    fn told_phase(&self) -> wire::state::Phase {
+    fn reported_phase(&self) -> wire::state::Phase {
         match (self.draining_since, self.requests.has_served(), &self.phase) {
             (Some(_), _, _) => wire::state::Phase::Draining,
             (None, false, _) => wire::state::Phase::Loading,
@@ -36,9 +36,9 @@ impl Replica {
             self.members.states(&placement.blueprint, &placement.ranks, |rank| self.phase.is_slow(rank))
         });
         let n_ranks_ready = self.phase.serving().map_or(0, |_| ranks.len());
-        let (blueprint, wanted) = (self.phase.blueprint(), self.grids.wanted);
-        let grid = blueprint.map_or(wanted, |blueprint| blueprint.grid);
-        self.tell_store(Announcement {
+        let (blueprint, requested) = (self.phase.blueprint(), self.grids.requested);
+        let grid = blueprint.map_or(requested, |blueprint| blueprint.grid);
+        self.publish_announcement(Announcement {
             policy: self.requests.policy(),
             tp: grid.tp,
             pp: grid.pp,
@@ -46,7 +46,7 @@ impl Replica {
         });
         let prediction = self.performance.predicted.filter(|_| blueprint.is_some());
         wire::State {
-            phase: self.told_phase().into(),
+            phase: self.reported_phase().into(),
             epoch_incarnation: self.epoch.incarnation,
             epoch_n: self.epoch.n,
             n_waiting: stats.n_waiting,
@@ -67,15 +67,15 @@ impl Replica {
             tp: grid.tp.into(),
             pp: grid.pp.into(),
             apart: self.apart(now),
-            wanted_tp: wanted.tp.into(),
-            wanted_pp: wanted.pp.into(),
+            wanted_tp: requested.tp.into(),
+            wanted_pp: requested.pp.into(),
             unplaced: match &self.phase {
                 Phase::Waiting(waiting) => waiting.unplaced(now),
                 Phase::Placing(_) | Phase::Serving(_) => None,
             },
             shortened: blueprint.and_then(|blueprint| blueprint.shortened.as_ref()).map(shortened),
             backlog_tokens: self.requests.backlog_tokens(),
-            lost: self.lost.told(now),
+            lost: self.lost.report(now),
             protocol: self.protocol(),
         }
     }
@@ -88,7 +88,7 @@ impl Replica {
     }
 
     fn apart(&self, now: Micros) -> Vec<wire::Apart> {
-        let apart = |(worker, out): (WorkerId, &LeftOut)| wire::Apart {
+        let apart = |(worker, out): (WorkerId, &ExcludedWorker)| wire::Apart {
             host: self.members.host(worker).to_owned(),
             address: self.members.mesh_address(worker),
             other_host: self.members.host(out.from).to_owned(),
@@ -99,7 +99,7 @@ impl Replica {
         self.members.left_out(now).map(apart).collect()
     }
 
-    fn tell_store(&self, announcement: Announcement) {
+    fn publish_announcement(&self, announcement: Announcement) {
         self.announce.send_if_modified(|before| {
             let is_news = *before != announcement;
             *before = announcement;
@@ -154,13 +154,13 @@ impl Replica {
             metrics::bubble(&self.of, rank.0, times.in_flight_micros.saturating_sub(times.compute_micros));
             metrics::rank_slow(&self.of, rank.0, self.phase.is_slow(*rank));
         }
-        self.tell_cache();
-        self.name_the_slow(&times);
+        self.report_cache();
+        self.report_slow_ranks(&times);
         self.grow_if_due(now);
-        self.performance.tell_if_due(&self.requests.stats().counters, now);
+        self.performance.log_if_due(&self.requests.stats().counters, now);
     }
 
-    fn tell_cache(&mut self) {
+    fn report_cache(&mut self) {
         let Phase::Serving(_) = &self.phase else { return };
         let now = metrics::Cache {
             block_size: BLOCK_TOKENS,
@@ -175,7 +175,7 @@ impl Replica {
     }
 
     /// A slow rank is named and stays: dismissing it would cost more.
-    fn name_the_slow(&mut self, times: &[(Rank, wire::RankTimes)]) {
+    fn report_slow_ranks(&mut self, times: &[(Rank, wire::RankTimes)]) {
         let Phase::Serving(serving) = &mut self.phase else { return };
         let blueprint = &serving.placement.blueprint;
         let time = |(rank, times): &(Rank, wire::RankTimes)| RankTime {

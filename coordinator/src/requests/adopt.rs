@@ -11,15 +11,15 @@ use types::{Goal, Micros, Request, RequestId, Token};
 impl LiveRequests {
     pub fn adopt(&mut self, wire::Adopt { of, request, n_had }: wire::Adopt, now: Micros) {
         let (of, Some(mut request)) = (RequestId(of), request) else { return };
-        let (id, n_told) = (request.id, request.output.len());
-        let said = self.said_since(of, &request, n_had as usize);
-        request.output.extend_from_slice(&said);
+        let (id, n_known) = (request.id, request.output.len());
+        let tail = self.output_since(of, &request, n_had as usize);
+        request.output.extend_from_slice(&tail);
         if !self.submit(request, now) {
             return;
         }
-        if !said.is_empty() {
-            let tokens = said.into_iter().map(|token| wire::TokenOut { token, ..Default::default() }).collect();
-            self.routers.push(wire::Output { id, position: n_told as u32, tokens, ..Default::default() });
+        if !tail.is_empty() {
+            let tokens = tail.into_iter().map(|token| wire::TokenOut { token, ..Default::default() }).collect();
+            self.routers.push(wire::Output { id, position: n_known as u32, tokens, ..Default::default() });
         }
         // The old one's output has no reader. Its blocks stay in the prefix cache, where the new one finds them.
         if self.routers.is_left_behind(of) {
@@ -31,17 +31,17 @@ impl LiveRequests {
     /// has them, the output ends where the client's does, and later tokens are drawn again.
     ///
     /// `[0, output) known to the router · [output, n_had) had by the client · [n_had, end) not sent yet`
-    fn said_since(&self, of: RequestId, request: &wire::Request, n_had: usize) -> Vec<Token> {
+    fn output_since(&self, of: RequestId, request: &wire::Request, n_had: usize) -> Vec<Token> {
         let Some(left) = self.planner.as_ref().and_then(|planner| planner.scheduler.request(of)) else {
             return Vec::new();
         };
         let Ok(request) = Request::try_from(request.clone()) else { return Vec::new() };
-        let is_same = request.goal == Goal::Generate && proto::said(left) == proto::said(&request);
-        let Some(said) = left.output.strip_prefix(request.output.as_slice()).filter(|_| is_same) else {
+        let is_same = request.goal == Goal::Generate && proto::stream_key(left) == proto::stream_key(&request);
+        let Some(tail) = left.output.strip_prefix(request.output.as_slice()).filter(|_| is_same) else {
             return Vec::new();
         };
         let n_had = n_had.saturating_sub(request.output.len());
-        let n_said = if request.sampling.logprobs.is_some() { said.len().min(n_had) } else { said.len() };
-        said[..n_said].to_vec()
+        let n_kept = if request.sampling.logprobs.is_some() { tail.len().min(n_had) } else { tail.len() };
+        tail[..n_kept].to_vec()
     }
 }

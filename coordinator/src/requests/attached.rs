@@ -60,7 +60,7 @@ impl LiveRequests {
         self.cancel_all(lost, now);
     }
 
-    pub fn tell_state(&mut self, state: &wire::State, now: Micros) {
+    pub fn broadcast_state(&mut self, state: &wire::State, now: Micros) {
         let lost = self.routers.broadcast(state);
         self.cancel_all(lost, now);
     }

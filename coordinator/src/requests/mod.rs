@@ -19,9 +19,9 @@ mod traces;
 use crate::Config;
 use crate::placement::Blueprint;
 use crate::requests::names::NameChanges;
-use crate::requests::pace::Pace;
+use crate::requests::pace::CompletionRate;
 use crate::requests::passages::Passages;
-use crate::requests::progress::Progress;
+use crate::requests::progress::PrefillProgress;
 use crate::requests::routers::Routers;
 use crate::requests::times::RequestTimes;
 use crate::requests::traces::Traces;
@@ -47,11 +47,11 @@ pub(crate) struct LiveRequests {
     is_draining: bool,
     /// When a request last came with tokens of another replica.
     taken_over: Option<Micros>,
-    pace: Pace,
+    pace: CompletionRate,
     traces: Traces,
     times: RequestTimes,
     passages: Passages,
-    progress: Progress,
+    progress: PrefillProgress,
     /// Reused for its memory.
     step: Step,
     /// Empty between calls; reused for its memory.
@@ -90,11 +90,11 @@ impl LiveRequests {
             planner: None,
             is_draining: false,
             taken_over: None,
-            pace: Pace::default(),
+            pace: CompletionRate::default(),
             traces: Traces::default(),
             times: RequestTimes::default(),
             passages: Passages::default(),
-            progress: Progress::default(),
+            progress: PrefillProgress::default(),
             step: Step::default(),
             outputs: Vec::new(),
             name_changes: NameChanges::default(),
@@ -174,16 +174,16 @@ impl LiveRequests {
         epoch: Epoch,
         now: Micros,
     ) -> Result<(), Unsupported> {
-        let (grid, heed_all) = (blueprint.grid, protocol >= since::NEWEST_OF_REQUESTS);
+        let (grid, supports_newest_features) = (blueprint.grid, protocol >= since::NEWEST_OF_REQUESTS);
         match &mut self.planner {
             Some(planner) => {
                 planner.scheduler.reshape(grid.pp.into(), config.steps_in_flight_max(grid))?;
-                planner.scheduler.narrow(blueprint.context, heed_all);
+                planner.scheduler.narrow(blueprint.context, supports_newest_features);
                 planner.scheduler.requeue_into(epoch, &blueprint.n_blocks(), Loss::Planned, &mut self.outputs);
             }
             None => {
                 let mut scheduler = Scheduler::new(config.scheduler(blueprint, policy), epoch)?;
-                scheduler.narrow(blueprint.context, heed_all);
+                scheduler.narrow(blueprint.context, supports_newest_features);
                 if self.is_draining {
                     scheduler.drain();
                 }
@@ -205,8 +205,8 @@ impl LiveRequests {
     }
 
     /// Returns how much of the ranks' pools should have memory, with `ahead` positions to spare.
-    pub fn kv_wanted(&self, ahead: u32) -> u32 {
-        self.planner.as_ref().map_or(0, |planner| planner.scheduler.parts_wanted(ahead))
+    pub fn kv_target(&self, ahead: u32) -> u32 {
+        self.planner.as_ref().map_or(0, |planner| planner.scheduler.parts_target(ahead))
     }
 
     /// Returns how much of the pools holds blocks that are in use or cached.

@@ -2,19 +2,19 @@
 
 use super::LiveRequests;
 use proto::cluster as wire;
-use scheduler::{Output, Stale};
+use scheduler::{Output, StaleAnswer};
 use telemetry::metrics;
 use types::{Finish, Micros, StepDone};
 
 impl LiveRequests {
     /// The oldest step in flight is answered. Only a request with a grammar has something that its draws wait for: a
     /// rank that does not draw another's token would hold it for ever, and is refused.
-    pub fn apply(&mut self, done: &StepDone, now: Micros) -> Result<(), Stale> {
+    pub fn apply(&mut self, done: &StepDone, now: Micros) -> Result<(), StaleAnswer> {
         let Some(planner) = &mut self.planner else { return Ok(()) };
-        planner.scheduler.drew_all(done)?;
+        planner.scheduler.check_all_drawn(done)?;
         planner.scheduler.apply(done, &mut self.outputs)?;
-        self.traces.answered(done.id);
-        self.progress.answered(done.id).into_iter().for_each(|output| self.routers.push(output));
+        self.traces.step_done(done.id);
+        self.progress.step_done(done.id).into_iter().for_each(|output| self.routers.push(output));
         metrics::step_answered(&self.of, self.outputs.iter().map(|output| self.times.n_tokens(output)).sum());
         self.outputs_of(done, now);
         Ok(())
@@ -22,8 +22,8 @@ impl LiveRequests {
 
     fn outputs_of(&mut self, done: &StepDone, now: Micros) {
         for output in self.outputs.drain(..) {
-            self.traces.told(&output, output.finish.map(finish_label), now);
-            if let Some(took) = self.times.told(&output, now) {
+            self.traces.apply_output(&output, output.finish.map(finish_label), now);
+            if let Some(took) = self.times.apply_output(&output, now) {
                 metrics::request_durations(&self.of, &took);
             }
             if let Some(finish) = output.finish {
@@ -31,8 +31,8 @@ impl LiveRequests {
                 metrics::finished(&self.of, finish_label(finish));
                 output.reuse.ended.iter().for_each(|ended| metrics::reuse_ended(&self.of, ended.name()));
             }
-            self.progress.told(&output);
-            let passages = self.passages.told(&output, now);
+            self.progress.apply_output(&output);
+            let passages = self.passages.take_passages(&output, now);
             self.routers.push(wire::Output { passages, ..output_frame(&output, done) });
         }
     }

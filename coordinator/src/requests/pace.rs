@@ -4,13 +4,13 @@ use types::Micros;
 
 /// How fast requests end: refused requests get a retry time from it.
 #[derive(Debug, Default)]
-pub(crate) struct Pace {
+pub(crate) struct CompletionRate {
     last_end: Option<Micros>,
     /// The mean time between two ends; each new one counts a sixteenth.
     mean_micros: u64,
 }
 
-impl Pace {
+impl CompletionRate {
     const RETRY_MIN_MS: u64 = 100;
     const RETRY_MAX_MS: u64 = 30_000;
 

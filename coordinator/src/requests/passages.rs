@@ -9,19 +9,19 @@ use std::ops::Range;
 use types::{Micros, RequestId, Slice, Step, Want};
 
 /// The most events of one request that wait to be sent. Further chunks are merged into one.
-const UNTOLD_MAX: usize = 64;
+const PENDING_MAX: usize = 64;
 
 #[derive(Default)]
-pub(crate) struct Passages(HashMap<RequestId, Passing>);
+pub(crate) struct Passages(HashMap<RequestId, RequestPassages>);
 
 #[derive(Default)]
-struct Passing {
+struct RequestPassages {
     /// Whether ranks hold it.
     is_held: bool,
-    untold: Vec<Untold>,
+    pending: Vec<PendingPassage>,
 }
 
-struct Untold {
+struct PendingPassage {
     kind: Kind,
     at: Micros,
     range: Range<u32>,
@@ -29,7 +29,7 @@ struct Untold {
 
 impl Passages {
     pub fn taken(&mut self, id: RequestId) {
-        self.0.insert(id, Passing::default());
+        self.0.insert(id, RequestPassages::default());
     }
 
     /// It was accepted, and is refused after all.
@@ -42,18 +42,18 @@ impl Passages {
         for id in &step.ends {
             if let Some(passing) = self.0.get_mut(id) {
                 passing.is_held = false;
-                passing.befell(Kind::Preempted, now, 0..0);
+                passing.record(Kind::Preempted, now, 0..0);
             }
         }
         for start in &step.starts {
             let Some(passing) = self.0.get_mut(&start.id) else { continue };
             let n_cached = step.slices.iter().find(|slice| slice.id == start.id).map_or(0, |slice| slice.range.start);
             passing.is_held = true;
-            passing.befell(Kind::Started, now, n_cached..n_cached);
+            passing.record(Kind::Started, now, n_cached..n_cached);
         }
         for slice in step.slices.iter().filter(|slice| is_chunk(slice)) {
             if let Some(passing) = self.0.get_mut(&slice.id) {
-                passing.befell(Kind::Chunk, now, slice.range.clone());
+                passing.record(Kind::Chunk, now, slice.range.clone());
             }
         }
     }
@@ -62,39 +62,39 @@ impl Passages {
     pub fn epoch_ended(&mut self, now: Micros) {
         for passing in self.0.values_mut().filter(|passing| passing.is_held) {
             passing.is_held = false;
-            passing.befell(Kind::Lost, now, 0..0);
+            passing.record(Kind::Lost, now, 0..0);
         }
     }
 
     /// Returns its events since its last output.
-    pub fn told(&mut self, output: &Output, now: Micros) -> Vec<wire::Passage> {
+    pub fn take_passages(&mut self, output: &Output, now: Micros) -> Vec<wire::Passage> {
         let Some(passing) = self.0.get_mut(&output.id) else { return Vec::new() };
-        let untold = std::mem::take(&mut passing.untold);
+        let pending = std::mem::take(&mut passing.pending);
         if output.finish.is_some() {
             self.0.remove(&output.id);
         }
-        let passage = |of: Untold| wire::Passage {
+        let passage = |of: PendingPassage| wire::Passage {
             kind: of.kind.into(),
             micros_ago: now.since(of.at).0,
             start: of.range.start,
             end: of.range.end,
         };
-        untold.into_iter().map(passage).collect()
+        pending.into_iter().map(passage).collect()
     }
 }
 
-impl Passing {
-    fn befell(&mut self, kind: Kind, at: Micros, range: Range<u32>) {
-        let is_full = self.untold.len() >= UNTOLD_MAX;
-        match self.untold.last_mut() {
+impl RequestPassages {
+    fn record(&mut self, kind: Kind, at: Micros, range: Range<u32>) {
+        let is_full = self.pending.len() >= PENDING_MAX;
+        match self.pending.last_mut() {
             Some(last) if is_full => {
                 if (last.kind, kind) == (Kind::Chunk, Kind::Chunk) {
                     last.range.end = range.end;
                 } else {
-                    *last = Untold { kind, at, range };
+                    *last = PendingPassage { kind, at, range };
                 }
             }
-            _ => self.untold.push(Untold { kind, at, range }),
+            _ => self.pending.push(PendingPassage { kind, at, range }),
         }
     }
 }
@@ -123,44 +123,44 @@ mod tests {
         Step { slices: vec![Slice::new(ID, range, want)], ..Step::default() }
     }
 
-    fn told(passages: &mut Passages, finish: Option<Finish>) -> Vec<(Kind, u64, u32, u32)> {
-        let told = passages.told(&output(1, finish), Micros(100));
-        told.iter().map(|of| (of.kind(), of.micros_ago, of.start, of.end)).collect()
+    fn reported_passages(passages: &mut Passages, finish: Option<Finish>) -> Vec<(Kind, u64, u32, u32)> {
+        let reported = passages.take_passages(&output(1, finish), Micros(100));
+        reported.iter().map(|of| (of.kind(), of.micros_ago, of.start, of.end)).collect()
     }
 
     #[test]
-    fn a_request_that_is_preempted_and_lost_says_so_in_order() {
+    fn preemption_and_loss_are_reported_in_order() {
         let mut passages = Passages::default();
         passages.taken(ID);
         passages.planned(&start(16..80, Want::Nothing), Micros(10));
         passages.planned(&slice(80..90, Want::Last), Micros(20));
         let began = [(Kind::Started, 90, 16, 16), (Kind::Chunk, 90, 16, 80), (Kind::Chunk, 80, 80, 90)];
-        assert_eq!(told(&mut passages, None), began);
+        assert_eq!(reported_passages(&mut passages, None), began);
         // A token alone is not reported.
         passages.planned(&slice(90..91, Want::Last), Micros(30));
-        assert_eq!(told(&mut passages, None), []);
+        assert_eq!(reported_passages(&mut passages, None), []);
         passages.planned(&Step { ends: vec![ID], ..Step::default() }, Micros(40));
         // It waits, and so has nothing to lose.
         passages.epoch_ended(Micros(45));
         passages.planned(&start(0..91, Want::Last), Micros(50));
         passages.epoch_ended(Micros(60));
         passages.planned(&start(0..91, Want::Last), Micros(70));
-        let befell = told(&mut passages, Some(Finish::Stop));
-        let kinds: Vec<Kind> = befell.iter().map(|of| of.0).collect();
+        let history = reported_passages(&mut passages, Some(Finish::Stop));
+        let kinds: Vec<Kind> = history.iter().map(|of| of.0).collect();
         use Kind::{Chunk, Lost, Preempted, Started};
         assert_eq!(kinds, [Preempted, Started, Chunk, Lost, Started, Chunk]);
         assert!(passages.0.is_empty());
     }
 
     #[test]
-    fn what_is_untold_is_bounded() {
+    fn pending_passages_are_bounded() {
         let mut passages = Passages::default();
         passages.taken(ID);
         for at in 0..1000 {
             passages.planned(&slice(at * 10..at * 10 + 10, Want::Nothing), Micros(1));
         }
-        let told = told(&mut passages, None);
-        assert_eq!((told.len(), told[UNTOLD_MAX - 1].3), (UNTOLD_MAX, 10_000));
+        let reported = reported_passages(&mut passages, None);
+        assert_eq!((reported.len(), reported[PENDING_MAX - 1].3), (PENDING_MAX, 10_000));
         passages.given_back(ID);
         assert!(passages.0.is_empty());
     }

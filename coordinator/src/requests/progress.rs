@@ -7,14 +7,14 @@ use std::collections::{HashMap, VecDeque};
 use types::{Request, RequestId, Step, StepId};
 
 #[derive(Default)]
-pub(crate) struct Progress {
+pub(crate) struct PrefillProgress {
     /// The watched requests that have no token yet, with how much of each was in the prefix cache when it began.
     watched: HashMap<RequestId, u32>,
     /// For each step in flight that computes some of them: where it ends in each.
     steps: VecDeque<(StepId, Vec<(RequestId, u32)>)>,
 }
 
-impl Progress {
+impl PrefillProgress {
     pub fn taken(&mut self, id: RequestId) {
         self.watched.insert(id, 0);
     }
@@ -37,21 +37,21 @@ impl Progress {
             self.steps.push_back((step.id, ends));
         }
         self.watched.extend(begun.iter().copied());
-        begun.into_iter().map(|(id, n_cached)| told(id, n_cached, n_cached)).collect()
+        begun.into_iter().map(|(id, n_cached)| progress_output(id, n_cached, n_cached)).collect()
     }
 
     /// Returns the progress once this step was answered.
-    pub fn answered(&mut self, step: StepId) -> Vec<wire::Output> {
+    pub fn step_done(&mut self, step: StepId) -> Vec<wire::Output> {
         let mut all = Vec::new();
         while let Some((_, ends)) = self.steps.pop_front_if(|(first, _)| *first <= step) {
-            let known = ends.into_iter().filter_map(|(id, end)| Some(told(id, end, *self.watched.get(&id)?)));
+            let known = ends.into_iter().filter_map(|(id, end)| Some(progress_output(id, end, *self.watched.get(&id)?)));
             all.extend(known);
         }
         all
     }
 
     /// Ends the watch: the first token shows that all of the prompt is computed.
-    pub fn told(&mut self, output: &Output) {
+    pub fn apply_output(&mut self, output: &Output) {
         if output.n_tokens > 0 || output.finish.is_some() {
             self.watched.remove(&output.id);
         }
@@ -63,7 +63,7 @@ impl Progress {
     }
 }
 
-fn told(id: RequestId, computed: u32, cached_tokens: u32) -> wire::Output {
+fn progress_output(id: RequestId, computed: u32, cached_tokens: u32) -> wire::Output {
     wire::Output { id: id.0, computed: Some(computed), cached_tokens, ..wire::Output::default() }
 }
 
@@ -79,34 +79,34 @@ mod tests {
         Step { id: StepId(id), starts, slices: vec![Slice::new(ID, range, Want::Nothing)], ..Step::default() }
     }
 
-    fn numbers(told: Vec<wire::Output>) -> Vec<(u32, u32)> {
-        told.into_iter().map(|output| (output.computed.unwrap(), output.cached_tokens)).collect()
+    fn numbers(outputs: Vec<wire::Output>) -> Vec<(u32, u32)> {
+        outputs.into_iter().map(|output| (output.computed.unwrap(), output.cached_tokens)).collect()
     }
 
     #[test]
-    fn a_prompt_is_told_as_it_begins_and_as_its_steps_are_answered() {
-        let mut progress = Progress::default();
+    fn prompt_progress_is_reported_at_start_and_per_step() {
+        let mut progress = PrefillProgress::default();
         assert_eq!(numbers(progress.planned(&step(1, 0..8, true))), []);
         progress.taken(ID);
         assert_eq!(numbers(progress.planned(&step(2, 16..64, true))), [(16, 16)]);
         assert_eq!(numbers(progress.planned(&step(3, 64..90, false))), []);
-        assert_eq!(numbers(progress.answered(StepId(2))), [(64, 16)]);
-        assert_eq!(numbers(progress.answered(StepId(3))), [(90, 16)]);
-        progress.told(&Output { id: ID, n_tokens: 1, ..Output::default() });
+        assert_eq!(numbers(progress.step_done(StepId(2))), [(64, 16)]);
+        assert_eq!(numbers(progress.step_done(StepId(3))), [(90, 16)]);
+        progress.apply_output(&Output { id: ID, n_tokens: 1, ..Output::default() });
         assert_eq!(numbers(progress.planned(&step(4, 90..91, false))), []);
         assert!(progress.steps.is_empty() && progress.watched.is_empty());
     }
 
     #[test]
-    fn what_was_lost_or_has_ended_is_not_told() {
-        let mut progress = Progress::default();
+    fn lost_or_ended_requests_report_no_progress() {
+        let mut progress = PrefillProgress::default();
         progress.taken(ID);
         progress.planned(&step(1, 0..64, true));
         progress.epoch_ended();
-        assert_eq!(numbers(progress.answered(StepId(1))), []);
+        assert_eq!(numbers(progress.step_done(StepId(1))), []);
         progress.planned(&step(1, 0..64, true));
-        progress.told(&Output { id: ID, finish: Some(Finish::Cancelled), ..Output::default() });
-        assert_eq!(numbers(progress.answered(StepId(1))), []);
+        progress.apply_output(&Output { id: ID, finish: Some(Finish::Cancelled), ..Output::default() });
+        assert_eq!(numbers(progress.step_done(StepId(1))), []);
         progress.taken(ID);
         progress.given_back(ID);
         assert!(progress.watched.is_empty());

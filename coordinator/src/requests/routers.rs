@@ -23,14 +23,14 @@ struct Router {
     live: HashSet<RequestId>,
     /// The outputs of the steps since the last flush.
     outputs: Vec<wire::Output>,
-    names_told: NamesTold,
+    name_cursor: NameCursor,
 }
 
 /// How many of the names of cached blocks the router was sent.
 #[derive(Default)]
-struct NamesTold {
+struct NameCursor {
     /// The number of frames with names so far.
-    n_told: u64,
+    n_frames: u64,
     /// The names of blocks below this one were sent anew. None: it has all.
     recited: Option<u32>,
 }
@@ -49,9 +49,9 @@ enum Attachment {
 impl Routers {
     pub fn attach(&mut self, router: u32, protocol: u32, frames: Outbound<wire::ReplicaFrame>) {
         let attachment = Attachment::Up { frames, welcomed: false };
-        let names_told = NamesTold { n_told: 0, recited: Some(0) };
+        let name_cursor = NameCursor { n_frames: 0, recited: Some(0) };
         let (live, outputs) = (HashSet::new(), Vec::new());
-        self.table.insert(router, Router { attachment, protocol, live, outputs, names_told });
+        self.table.insert(router, Router { attachment, protocol, live, outputs, name_cursor: names_told: name_cursor });
     }
 
     pub fn is_attached(&self, router: u32) -> bool {
@@ -192,12 +192,12 @@ impl Routers {
     /// Sends the router all names again.
     pub fn recite_to(&mut self, number: u32) {
         if let Some(router) = self.table.get_mut(&number) {
-            router.names_told.recited = Some(0);
+            router.name_cursor.recited = Some(0);
         }
     }
 
     pub fn recite_to_all(&mut self) {
-        self.table.values_mut().for_each(|router| router.names_told.recited = Some(0));
+        self.table.values_mut().for_each(|router| router.name_cursor.recited = Some(0));
     }
 
     /// Sends a beat to every router that was welcomed. `names` adds the names of some blocks, and returns whether there
@@ -213,7 +213,7 @@ impl Routers {
         let all = self.table.iter_mut().filter(|(_, router)| is_welcomed(router));
         let beats: Vec<(u32, wire::Beat)> = all
             .map(|(number, router)| {
-                (*number, wire::Beat { load: Some(load), cached: router.names_told.cached(changes, &names) })
+                (*number, wire::Beat { load: Some(load), cached: router.name_cursor.cached(changes, &names) })
             })
             .collect();
         beats.into_iter().flat_map(|(number, beat)| self.send(number, Frame::Beat(beat))).collect()
@@ -235,7 +235,7 @@ impl Routers {
     }
 }
 
-impl NamesTold {
+impl NameCursor {
     /// The changes, and the next piece for a router that needs all names. A name that changes beyond the piece is sent
     /// as a change, and perhaps again with its piece: the router keeps a set.
     fn cached(
@@ -254,8 +254,8 @@ impl NamesTold {
         if !anew && added.is_empty() && dropped.is_empty() {
             return None;
         }
-        self.n_told += 1;
-        Some(wire::Cached { sequence: self.n_told, anew, added, dropped })
+        self.n_frames += 1;
+        Some(wire::Cached { sequence: self.n_frames, anew, added, dropped })
     }
 }
 
@@ -273,21 +273,21 @@ mod tests {
     use std::collections::BTreeSet;
 
     /// Applies to `known` what the router receives.
-    fn hear(known: &mut BTreeSet<u64>, told: Option<wire::Cached>, sequence: u64) {
-        let Some(told) = told else { return };
-        assert_eq!(told.sequence, sequence);
-        if told.anew {
+    fn apply_cached(known: &mut BTreeSet<u64>, cached: Option<wire::Cached>, sequence: u64) {
+        let Some(report) = cached else { return };
+        assert_eq!(report.sequence, sequence);
+        if report.anew {
             known.clear();
         }
-        known.extend(&told.added);
-        known.retain(|name| !told.dropped.contains(name));
+        known.extend(&report.added);
+        known.retain(|name| !report.dropped.contains(name));
     }
 
     /// A router of the build before reads these two ends as none, and waits for ever.
     #[test]
-    fn a_router_is_told_no_end_that_its_protocol_does_not_have() {
+    fn router_gets_no_finish_that_its_protocol_lacks() {
         use proto::cluster::Finish::{Failed, Grammar, NoToken, Stop};
-        for (protocol, told) in
+        for (protocol, expected) in
             [(since::GRAMMARS - 1, [Failed, Failed, Stop]), (since::GRAMMARS, [NoToken, Grammar, Stop])]
         {
             let mut routers = Routers::default();
@@ -296,15 +296,15 @@ mod tests {
                 routers.push(wire::Output { finish: finish.into(), ..wire::Output::default() });
             }
             let outputs = &routers.table[&0].outputs;
-            assert_eq!(outputs.iter().map(wire::Output::finish).collect::<Vec<_>>(), told, "{protocol}");
+            assert_eq!(outputs.iter().map(wire::Output::finish).collect::<Vec<_>>(), expected, "{protocol}");
         }
     }
 
     #[test]
-    fn who_hears_all_in_pieces_while_names_change_knows_all_in_the_end() {
+    fn names_recited_in_pieces_are_complete_despite_changes() {
         let n_blocks = 2 * BLOCKS_RECITED_MAX + 5;
         let mut named: Vec<Option<u64>> = (0..n_blocks).map(|block| Some(block.into())).collect();
-        let (mut names_told, mut known) = (NamesTold { n_told: 0, recited: Some(0) }, BTreeSet::from([77_777]));
+        let (mut cursor, mut known) = (NameCursor { n_frames: 0, recited: Some(0) }, BTreeSet::from([77_777]));
         for beat in 1..=4 {
             // A name in a piece that was sent, one in a piece that was not, and one that replaces another.
             let (gone, later) = (beat as usize, n_blocks as usize - beat as usize);
@@ -316,12 +316,12 @@ mod tests {
                 out.extend(named[blocks.start as usize..end].iter().flatten());
                 end < named.len()
             };
-            let told = names_told.cached(&changes, names);
-            assert!(told.as_ref().is_none_or(|told| told.anew == (beat == 1) && told.added.len() < 5000));
-            hear(&mut known, told, beat);
+            let cached = cursor.cached(&changes, names);
+            assert!(cached.as_ref().is_none_or(|report| report.anew == (beat == 1) && report.added.len() < 5000));
+            apply_cached(&mut known, cached, beat);
         }
-        assert_eq!(names_told.recited, None);
+        assert_eq!(cursor.recited, None);
         assert_eq!(known, named.iter().flatten().copied().collect());
-        assert!(names_told.cached(&NameChanges::default(), |_, _| panic!("all is known")).is_none());
+        assert!(cursor.cached(&NameChanges::default(), |_, _| panic!("all is known")).is_none());
     }
 }

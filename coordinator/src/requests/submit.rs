@@ -6,7 +6,7 @@ use proto::cluster as wire;
 use proto::cluster::refused::Reason;
 use proto::cluster::replica_frame::Frame;
 use proto::since;
-use scheduler::Rejected;
+use scheduler::RequestRejection;
 use telemetry::metrics::{self, QueueLimit};
 use types::{Finish, Micros, Request, RequestId, Token};
 
@@ -16,16 +16,16 @@ struct SubmitRefusal {
     message: String,
 }
 
-impl From<Rejected> for SubmitRefusal {
-    fn from(rejected: Rejected) -> SubmitRefusal {
+impl From<RequestRejection> for SubmitRefusal {
+    fn from(rejected: RequestRejection) -> SubmitRefusal {
         let reason = match rejected {
-            Rejected::Full { .. } => Reason::Full,
-            Rejected::TooLong { .. } | Rejected::TooLarge { .. } => Reason::TooLong,
-            Rejected::Empty | Rejected::Finished(_) => Reason::Invalid,
-            Rejected::Duplicate => Reason::Duplicate,
-            Rejected::Draining => Reason::Draining,
-            Rejected::Deadline => Reason::Deadline,
-            Rejected::Outgrown { .. } | Rejected::OlderRanks => Reason::NotReady,
+            RequestRejection::Full { .. } => Reason::Full,
+            RequestRejection::TooLong { .. } | RequestRejection::TooLarge { .. } => Reason::TooLong,
+            RequestRejection::Empty | RequestRejection::Finished(_) => Reason::Invalid,
+            RequestRejection::Duplicate => Reason::Duplicate,
+            RequestRejection::Draining => Reason::Draining,
+            RequestRejection::Deadline => Reason::Deadline,
+            RequestRejection::Outgrown { .. } | RequestRejection::OlderRanks => Reason::NotReady,
         };
         SubmitRefusal { reason, message: rejected.to_string() }
     }
@@ -68,7 +68,7 @@ impl LiveRequests {
         let is_begun = !request.output.is_empty();
         let mut displaced = Vec::new();
         planner.scheduler.submit(request, now).inspect_err(|rejected| {
-            if let Rejected::Full { limit, .. } = rejected {
+            if let RequestRejection::Full { limit, .. } = rejected {
                 let is_requests = *limit == "waiting_max";
                 let limit = if is_requests { QueueLimit::Requests } else { QueueLimit::Tokens };
                 metrics::admission_rejected(Some(&self.of), limit);

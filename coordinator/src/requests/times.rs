@@ -8,9 +8,9 @@ use telemetry::metrics::RequestDurations;
 use types::{Micros, RequestId, Step};
 
 #[derive(Default)]
-pub(crate) struct RequestTimes(HashMap<RequestId, Passed>);
+pub(crate) struct RequestTimes(HashMap<RequestId, RequestTimeline>);
 
-struct Passed {
+struct RequestTimeline {
     taken: Micros,
     n_prompt: u32,
     n_preemptions: u32,
@@ -24,7 +24,7 @@ struct Passed {
 impl RequestTimes {
     pub fn taken(&mut self, id: RequestId, n_prompt: usize, now: Micros) {
         let n_prompt = u32::try_from(n_prompt).unwrap_or(u32::MAX);
-        let passed = Passed { taken: now, n_prompt, n_preemptions: 0, is_lost: false, began: None, first_token: None };
+        let passed = RequestTimeline { taken: now, n_prompt, n_preemptions: 0, is_lost: false, began: None, first_token: None };
         self.0.insert(id, passed);
     }
 
@@ -46,7 +46,7 @@ impl RequestTimes {
 
     /// The tokens that an output brings: those drawn, and the prompt with the first of them.
     pub fn n_tokens(&self, output: &Output) -> u64 {
-        let is_first = |passed: &&Passed| output.n_tokens > 0 && passed.first_token.is_none();
+        let is_first = |passed: &&RequestTimeline| output.n_tokens > 0 && passed.first_token.is_none();
         let n_prompt = self.0.get(&output.id).filter(is_first).map_or(0, |passed| passed.n_prompt);
         u64::from(output.n_tokens) + u64::from(n_prompt)
     }
@@ -57,7 +57,7 @@ impl RequestTimes {
     }
 
     /// Returns the durations of a request that has ended and had a token.
-    pub fn told(&mut self, output: &Output, now: Micros) -> Option<RequestDurations> {
+    pub fn apply_output(&mut self, output: &Output, now: Micros) -> Option<RequestDurations> {
         let passed = self.0.get_mut(&output.id)?;
         if output.n_tokens > 0 {
             passed.first_token.get_or_insert(now);
@@ -95,27 +95,27 @@ mod tests {
         times.planned(&Step::default(), Micros(11));
         times.planned(&start(), Micros(15));
         assert_eq!(times.n_tokens(&output(1, None)), 10);
-        assert_eq!(times.told(&output(1, None), Micros(22)), None);
+        assert_eq!(times.apply_output(&output(1, None), Micros(22)), None);
         assert_eq!(times.n_tokens(&output(2, None)), 2);
         // It is preempted and starts again; and once more, as ranks were lost.
         times.planned(&start(), Micros(30));
         times.epoch_ended();
         times.planned(&start(), Micros(30));
-        assert_eq!(times.told(&output(1, None), Micros(31)), None);
+        assert_eq!(times.apply_output(&output(1, None), Micros(31)), None);
         let micros = Duration::from_micros;
         let (queue, prefill, decode) = (micros(5), micros(7), micros(18));
         let whole = RequestDurations { queue, prefill, decode, n_preemptions: 1 };
-        assert_eq!(times.told(&output(1, Some(Finish::Stop)), Micros(40)), Some(whole));
+        assert_eq!(times.apply_output(&output(1, Some(Finish::Stop)), Micros(40)), Some(whole));
         assert!(times.0.is_empty());
     }
 
     #[test]
-    fn a_request_that_said_nothing_leaves_nothing() {
+    fn request_without_output_leaves_nothing() {
         for ends in [true, false] {
             let mut times = RequestTimes::default();
             times.taken(RequestId(1), 9, Micros(1));
             if ends {
-                assert_eq!(times.told(&output(0, Some(Finish::Cancelled)), Micros(2)), None);
+                assert_eq!(times.apply_output(&output(0, Some(Finish::Cancelled)), Micros(2)), None);
             } else {
                 times.given_back(RequestId(1));
             }

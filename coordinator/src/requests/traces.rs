@@ -4,41 +4,41 @@ use proto::cluster as wire;
 use scheduler::Output;
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
-use telemetry::spans::{self, Traced};
+use telemetry::spans::{self, TracedSpan};
 use types::{Micros, RequestId, Reuse, Step, StepId};
 
 #[derive(Default)]
 pub(crate) struct Traces {
     sequences: HashMap<RequestId, TracedSequence>,
     /// In the order of their ids. A step whose ranks were lost ends with the next that is answered.
-    steps: VecDeque<(StepId, Traced)>,
+    steps: VecDeque<(StepId, TracedSpan)>,
 }
 
 struct TracedSequence {
-    span: Traced,
+    span: TracedSpan,
     /// Present until its first slice in a step.
-    queued: Option<Traced>,
+    queued: Option<TracedSpan>,
     submitted: Micros,
     n_steps: u64,
     is_started: bool,
 }
 
 /// The data of a request before the scheduler accepts it.
-pub(crate) struct Submitted {
+pub(crate) struct SubmittedRequest {
     id: RequestId,
-    span: Traced,
+    span: TracedSpan,
 }
 
 /// None if its span is not recorded.
-pub(crate) fn submitted(request: &wire::Request) -> Option<Submitted> {
+pub(crate) fn submitted(request: &wire::Request) -> Option<SubmittedRequest> {
     let (n_prompt, n_output) = (request.prompt.len() as u64, request.output.len() as u64);
     let span = spans::sequence(&request.traceparent, &request.tracestate, request.id, n_prompt, n_output);
-    span.is_recorded().then_some(Submitted { id: RequestId(request.id), span })
+    span.is_recorded().then_some(SubmittedRequest { id: RequestId(request.id), span })
 }
 
 impl Traces {
-    pub fn taken(&mut self, submitted: Submitted, now: Micros) {
-        let Submitted { id, span } = submitted;
+    pub fn taken(&mut self, submitted: SubmittedRequest, now: Micros) {
+        let SubmittedRequest { id, span } = submitted;
         let queued = Some(span.queue());
         self.sequences.insert(id, TracedSequence { span, queued, submitted: now, n_steps: 0, is_started: false });
     }
@@ -71,7 +71,7 @@ impl Traces {
         self.steps.clear();
     }
 
-    pub fn answered(&mut self, id: StepId) {
+    pub fn step_done(&mut self, id: StepId) {
         while self.steps.front().is_some_and(|(first, _)| *first <= id) {
             self.steps.pop_front();
         }
@@ -84,7 +84,7 @@ impl Traces {
         }
     }
 
-    pub fn told(&mut self, output: &Output, finish: Option<&'static str>, now: Micros) {
+    pub fn apply_output(&mut self, output: &Output, finish: Option<&'static str>, now: Micros) {
         let Some(sequence) = self.sequences.get_mut(&output.id) else { return };
         if output.n_tokens > 0 && !std::mem::replace(&mut sequence.is_started, true) {
             let after = Duration::from_micros(now.since(sequence.submitted).0);

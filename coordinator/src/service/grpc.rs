@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Code, Request, Response, Status, Streaming};
 use types::{Grid, RequestId};
 
-pub(crate) struct Service {
+pub(crate) struct CoordinatorService {
     library: ModelLibrary,
     events: mpsc::Sender<Event>,
     hello_max: Duration,
@@ -32,9 +32,9 @@ pub(crate) struct Service {
     next_worker: AtomicU64,
 }
 
-impl Service {
-    pub fn server(events: mpsc::Sender<Event>, config: &Config) -> CoordinatorServer<Service> {
-        let service = Service {
+impl CoordinatorService {
+    pub fn server(events: mpsc::Sender<Event>, config: &Config) -> CoordinatorServer<CoordinatorService> {
+        let service = CoordinatorService {
             library: ModelLibrary::new(config.model_path.clone()),
             events,
             hello_max: config.waits.hello_max,
@@ -62,7 +62,7 @@ impl Service {
     /// Requests a change from the loop, and waits until it is in force.
     async fn change<T>(&self, event: impl FnOnce(Reply<T>) -> Event) -> Result<Response<T>, Status> {
         let (reply, answer) = oneshot::channel();
-        self.tell(event(reply)).await?;
+        self.send_event(event(reply)).await?;
         match tokio::time::timeout(self.change_max, answer).await {
             Ok(Ok(answer)) => answer.map(Response::new),
             Ok(Err(_)) => Err(Status::unavailable("this coordinator is ending")),
@@ -77,7 +77,7 @@ impl Service {
         met.map_err(|refusal| Status::failed_precondition(refusal.to_string()))
     }
 
-    async fn tell(&self, event: Event) -> Result<(), Status> {
+    async fn send_event(&self, event: Event) -> Result<(), Status> {
         self.events.send(event).await.map_err(|_| Status::unavailable("this coordinator is ending"))
     }
 }
@@ -97,7 +97,7 @@ fn unreadable(status: Status) -> Status {
 }
 
 #[tonic::async_trait]
-impl Coordinator for Service {
+impl Coordinator for CoordinatorService {
     type AttachStream = OutboundStream<ReplicaFrame>;
     type JoinStream = OutboundStream<RankFrame>;
     type ReadModelStream = ModelStream;
@@ -132,11 +132,11 @@ impl Coordinator for Service {
         let GetHashesRequest { version, weight, protocols } = request.into_inner();
         self.meet(&version, protocols)?;
         let (reply, served) = oneshot::channel();
-        self.tell(Event::Weights { reply }).await?;
+        self.send_event(Event::Weights { reply }).await?;
         let served = served.await.map_err(|_| Status::unavailable("this coordinator is ending"))??;
         // This takes a while with some hundred thousand weights.
-        let told = tokio::task::spawn_blocking(move || served.told(&weight)).await;
-        told.map(Response::new).map_err(|_| Status::internal("the weights cannot be told"))
+        let hashes = tokio::task::spawn_blocking(move || served.hashes(&weight)).await;
+        hashes.map(Response::new).map_err(|_| Status::internal("the weights cannot be told"))
     }
 
     async fn attach(&self, request: Request<Streaming<RouterFrame>>) -> Result<Response<Self::AttachStream>, Status> {
@@ -152,7 +152,7 @@ impl Coordinator for Service {
         }
         tracing::debug!(router, version = hello.version, protocol, "a router attaches");
         let (frames, stream, closed) = outbound(self.router_frames_max);
-        self.tell(Event::RouterAttached { router, former, protocol, frames }).await?;
+        self.send_event(Event::RouterAttached { router, former, protocol, frames }).await?;
         let reader = FrameReader { inbound, events: self.events.clone(), closed };
         tokio::spawn(
             reader.run(move |frame| router_event(router, frame), move |why| Event::RouterGone { router, why }),
@@ -168,7 +168,7 @@ impl Coordinator for Service {
         let protocol = self.meet(&hello.version, hello.protocols)?;
         let worker = WorkerId(self.next_worker.fetch_add(1, Relaxed));
         let (frames, stream, closed) = outbound(self.rank_frames_max);
-        self.tell(Event::WorkerJoined { worker, hello, protocol, frames }).await?;
+        self.send_event(Event::WorkerJoined { worker, hello, protocol, frames }).await?;
         let reader = FrameReader { inbound, events: self.events.clone(), closed };
         tokio::spawn(reader.run(move |frame| worker_event(worker, frame), move |why| Event::RankLost { worker, why }));
         Ok(Response::new(stream))

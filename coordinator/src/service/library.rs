@@ -64,17 +64,17 @@ impl ModelLibrary {
         self.shared.get_or_try_init(|| open).await.cloned()
     }
 
-    pub async fn read(&self, wanted: &ReadModelRequest) -> Result<ModelStream, Status> {
+    pub async fn read(&self, request: &ReadModelRequest) -> Result<ModelStream, Status> {
         let shared = self.shared().await?;
-        if wanted.digest != shared.files.digest {
+        if request.digest != shared.files.digest {
             return Err(Status::failed_precondition("another model is served here"));
         }
-        let file = wanted.file as usize;
+        let file = request.file as usize;
         let Some(known) = shared.files.files.get(file) else {
             return Err(Status::invalid_argument(format!("the model has no file {file}")));
         };
-        if wanted.start > wanted.end || wanted.end > known.n_bytes {
-            let (start, end, n_bytes) = (wanted.start, wanted.end, known.n_bytes);
+        if request.start > request.end || request.end > known.n_bytes {
+            let (start, end, n_bytes) = (request.start, request.end, known.n_bytes);
             return Err(Status::invalid_argument(format!("bytes {start}..{end} of a file of {n_bytes}")));
         }
         let turn = tokio::time::timeout(TURN_MAX, self.reads.clone().acquire_owned()).await;
@@ -82,7 +82,7 @@ impl ModelLibrary {
             return Err(Status::resource_exhausted("too many workers read the model at once"));
         };
         let (messages, stream) = mpsc::channel(MESSAGES_UNREAD_MAX);
-        let range = wanted.start..wanted.end;
+        let range = request.start..request.end;
         tokio::task::spawn_blocking(move || lend(&shared.lent[file], range, &messages, turn));
         Ok(ReceiverStream::new(stream))
     }
@@ -99,7 +99,7 @@ impl SharedFiles {
         let (mut files, mut lent) = (Vec::new(), Vec::new());
         for file in spans::of_model(model)? {
             let span =
-                |span: &spans::Span| LayerBytes { layer: span.layer, start: span.bytes.start, end: span.bytes.end };
+                |span: &spans::TensorSpan| LayerBytes { layer: span.layer, start: span.bytes.start, end: span.bytes.end };
             files.push(ModelFile {
                 name: name_of(&file.path),
                 n_bytes: file.stamp.n_bytes(),

@@ -1,6 +1,6 @@
 //! Puts the loop and the gRPC server together. The caller owns the sockets and the end.
 
-use super::grpc::Service;
+use super::grpc::CoordinatorService;
 use crate::replica::Replica;
 use crate::replica::announcement::Announcement;
 use crate::{Config, Error};
@@ -22,7 +22,7 @@ async fn run(incoming: Incoming, config: Config, mut claim: Claim, shutdown: Can
     let (events, queue) = mpsc::channel(config.limits.events_max);
     let closing = CancellationToken::new();
     let close_max = config.waits.close_max;
-    let router = wire::server().add_service(Service::server(events, &config));
+    let router = wire::server().add_service(CoordinatorService::server(events, &config));
     let mut server = pin!(router.serve_with_incoming_shutdown(incoming, closing.cancelled()));
     let epoch = Epoch { incarnation: claim.incarnation(), n: 0 };
     let (announce, mut announced) = watch::channel(Announcement::default());
@@ -38,7 +38,7 @@ async fn run(incoming: Incoming, config: Config, mut claim: Claim, shutdown: Can
             lost = claim.lost() => break Err(Error::ClaimLost(lost)),
             Ok(()) = announced.changed() => {
                 let announcement = announced.borrow_and_update().clone();
-                claim.say(|registration| announcement.write(registration));
+                claim.update_registration(|registration| announcement.write(registration));
             }
             result = &mut replica => {
                 closing.cancel();

@@ -139,10 +139,10 @@ impl Cluster {
     }
 
     pub async fn router(&self) -> Router {
-        self.router_that_says(hello(proto::VERSION)).await
+        self.router_with_hello(hello(proto::VERSION)).await
     }
 
-    pub async fn router_that_says(&self, hello: wire::RouterFrame) -> Router {
+    pub async fn router_with_hello(&self, hello: wire::RouterFrame) -> Router {
         let (up, mut down) = attach(&self.dialer, &[hello]).await.unwrap();
         let mut states = Vec::new();
         let welcome = loop {
@@ -226,7 +226,7 @@ pub struct Stream {
 }
 
 /// The content of a frame about one request.
-pub enum Said {
+pub enum RouterEvent {
     Tokens(RequestId),
     Finished(RequestId),
     Refused(wire::Refused, Box<Request>),
@@ -255,12 +255,12 @@ impl Router {
     }
 
     /// Takes one frame; positions must go on without a gap.
-    pub async fn hear(&mut self) -> Vec<Said> {
+    pub async fn receive(&mut self) -> Vec<RouterEvent> {
         match next(&mut self.down).await.unwrap() {
-            Frame::Outputs(outputs) => outputs.outputs.into_iter().map(|output| self.output(output)).collect(),
+            Frame::Outputs(outputs) => outputs.outputs.into_iter().map(|output| self.apply_output(output)).collect(),
             Frame::Refused(refused) => {
                 let stream = self.streams.remove(&RequestId(refused.id)).expect("what is refused was submitted");
-                vec![Said::Refused(refused, Box::new(stream.request))]
+                vec![RouterEvent::Refused(refused, Box::new(stream.request))]
             }
             Frame::State(state) => {
                 self.state = state;
@@ -271,23 +271,23 @@ impl Router {
         }
     }
 
-    pub fn output(&mut self, output: wire::Output) -> Said {
+    pub fn apply_output(&mut self, output: wire::Output) -> RouterEvent {
         let id = RequestId(output.id);
         let stream = self.streams.get_mut(&id).expect("an output is of a request that runs");
         assert_eq!(stream.finish, None, "{id} says more after its end");
         assert_eq!(output.position as usize, stream.output.len(), "{id} has a gap");
         stream.output.extend(output.tokens.iter().map(|out| out.token));
         stream.finish = output.finished().unwrap();
-        if stream.finish.is_some() { Said::Finished(id) } else { Said::Tokens(id) }
+        if stream.finish.is_some() { RouterEvent::Finished(id) } else { RouterEvent::Tokens(id) }
     }
 
     /// Reads until a request is refused.
-    pub async fn hear_refusal(&mut self) -> wire::Refused {
+    pub async fn receive_refusal(&mut self) -> wire::Refused {
         let refusal = async {
             loop {
-                let refused = self.hear().await.into_iter().find_map(|said| match said {
-                    Said::Refused(refused, _) => Some(refused),
-                    Said::Tokens(_) | Said::Finished(_) => None,
+                let refused = self.receive().await.into_iter().find_map(|event| match event {
+                    RouterEvent::Refused(refused, _) => Some(refused),
+                    RouterEvent::Tokens(_) | RouterEvent::Finished(_) => None,
                 });
                 if let Some(refused) = refused {
                     return refused;
@@ -298,33 +298,33 @@ impl Router {
     }
 
     /// Reads until all streams have ended.
-    pub async fn hear_all(&mut self) {
+    pub async fn receive_all(&mut self) {
         let all = async {
             while self.streams.values().any(|stream| stream.finish.is_none()) {
-                self.hear().await;
+                self.receive().await;
             }
         };
         timeout(PATIENCE, all).await.expect("all streams end in time");
     }
 
-    pub async fn hear_until(&mut self, mut fits: impl FnMut(&wire::State) -> bool) {
+    pub async fn receive_until(&mut self, mut fits: impl FnMut(&wire::State) -> bool) {
         let state = async {
             while !fits(&self.state) {
-                self.hear().await;
+                self.receive().await;
             }
         };
         timeout(PATIENCE, state).await.expect("the state comes in time");
     }
 
     /// Reads until a new state reports that nothing is held.
-    pub async fn hear_idle(&mut self) {
+    pub async fn receive_until_idle(&mut self) {
         self.state.n_running = u32::MAX;
-        self.hear_until(|state| (state.n_waiting, state.n_running, state.blocks_used) == (0, 0, 0)).await;
+        self.receive_until(|state| (state.n_waiting, state.n_running, state.blocks_used) == (0, 0, 0)).await;
     }
 
     pub async fn check_one(&mut self, sim: &Sim) {
         let id = self.submit(request(vec![1, 2, 3], 10)).await;
-        self.hear_all().await;
+        self.receive_all().await;
         self.streams.remove(&id).unwrap().check(sim);
     }
 }

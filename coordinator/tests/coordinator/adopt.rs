@@ -36,7 +36,7 @@ async fn adopt_behind(router: &mut Router, of: RequestId, request: Request, n_ha
 async fn first_word(router: &mut Router, id: RequestId) -> usize {
     let n_before = router.streams[&id].output.len();
     loop {
-        router.hear().await;
+        router.receive().await;
         let n_tokens = router.streams[&id].output.len();
         if n_tokens > n_before {
             return n_tokens - n_before;
@@ -45,11 +45,11 @@ async fn first_word(router: &mut Router, id: RequestId) -> usize {
 }
 
 /// A request whose first router has received this many tokens and then disappears.
-async fn left_behind(cluster: &Cluster, request: Request, n_heard: usize) -> (RequestId, Request) {
+async fn left_behind(cluster: &Cluster, request: Request, n_received: usize) -> (RequestId, Request) {
     let mut gone = cluster.router().await;
     let id = gone.submit(request).await;
-    while gone.streams[&id].output.len() < n_heard {
-        gone.hear().await;
+    while gone.streams[&id].output.len() < n_received {
+        gone.receive().await;
     }
     let stream = gone.streams.remove(&id).unwrap();
     (id, Request { output: stream.output, ..stream.request })
@@ -59,20 +59,20 @@ async fn left_behind(cluster: &Cluster, request: Request, n_heard: usize) -> (Re
 async fn goes_on(cluster: Cluster, mut router: Router, of: RequestId, request: Request) {
     let id = adopt(&mut router, of, request).await;
     assert!(first_word(&mut router, id).await >= 20);
-    router.hear_all().await;
+    router.receive_all().await;
     router.streams.remove(&id).unwrap().check(&slow());
-    router.hear_idle().await;
+    router.receive_until_idle().await;
     cluster.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_said_is_said_again_and_what_was_left_is_gone() {
+async fn output_is_sent_again_and_the_left_request_ends() {
     let cluster = Cluster::start(config(128, 1024, 8));
     let _worker = cluster.worker(slow());
     let mut router = cluster.router().await;
     let (of, left) = left_behind(&cluster, long(), 20).await;
     // The coordinator must have noticed that its router is gone: until then, the request is that router's own.
-    router.hear_until(|state| state.n_running == 1).await;
+    router.receive_until(|state| state.n_running == 1).await;
     // A router that has nothing of it, as after a client's resumption, and one that has more.
     goes_on(cluster, router, of, Request { output: Vec::new(), ..left }).await;
 }
@@ -110,14 +110,14 @@ async fn nothing_else_than_the_same_request_is_a_claim_to_it() {
         let id = adopt(&mut router, of, other).await;
         assert!(first_word(&mut router, id).await < 10, "request {i}");
         router.cancel(id).await;
-        router.hear_all().await;
+        router.receive_all().await;
     }
     // Ids that no request has.
     for of in [RequestId(0), RequestId(u64::MAX), RequestId(of.0 + 1)] {
         let id = adopt(&mut router, of, fresh.clone()).await;
         assert!(first_word(&mut router, id).await < 10);
         router.cancel(id).await;
-        router.hear_all().await;
+        router.receive_all().await;
     }
     router.streams.clear();
     cluster.stop().await;
@@ -129,24 +129,24 @@ async fn of_a_log_with_logprobs_only_what_the_client_lacks_is_drawn_again() {
     let cluster = Cluster::start(config(128, 1024, 8));
     let _worker = cluster.worker(slow());
     let mut router = cluster.router().await;
-    let asked = long();
-    let sampling = Sampling { logprobs: Some(2), ..asked.sampling.clone() };
-    let (of, left) = left_behind(&cluster, Request { sampling, ..asked }, 20).await;
+    let original = long();
+    let sampling = Sampling { logprobs: Some(2), ..original.sampling.clone() };
+    let (of, left) = left_behind(&cluster, Request { sampling, ..original }, 20).await;
     let id = adopt_behind(&mut router, of, Request { output: Vec::new(), ..left }, 15).await;
-    let mut said = Vec::new();
+    let mut tokens = Vec::new();
     while router.streams[&id].finish.is_none() {
         if let replica_frame::Frame::Outputs(outputs) = next(&mut router.down).await.unwrap() {
             for output in outputs.outputs {
-                said.extend(output.tokens.clone());
-                router.output(output);
+                tokens.extend(output.tokens.clone());
+                router.apply_output(output);
             }
         }
     }
-    let (had, drawn) = said.split_at(15);
+    let (had, drawn) = tokens.split_at(15);
     assert!(had.iter().all(|out| out.logprob.is_none() && out.top.is_empty()), "{had:?}");
     assert!(drawn.iter().all(|out| out.logprob.is_some() && out.top.len() == 2), "{drawn:?}");
     router.streams.remove(&id).unwrap().check(&slow());
-    router.hear_idle().await;
+    router.receive_until_idle().await;
     cluster.stop().await;
 }
 
@@ -159,10 +159,10 @@ async fn what_has_a_router_is_left_to_it() {
     let of = first.submit(long()).await;
     first_word(&mut first, of).await;
     let id = adopt(&mut second, of, long()).await;
-    second.hear_all().await;
-    first.hear_all().await;
+    second.receive_all().await;
+    first.receive_all().await;
     first.streams.remove(&of).unwrap().check(&slow());
     second.streams.remove(&id).unwrap().check(&slow());
-    second.hear_idle().await;
+    second.receive_until_idle().await;
     cluster.stop().await;
 }

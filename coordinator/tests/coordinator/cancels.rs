@@ -23,12 +23,12 @@ async fn round(router: &mut Router, random: &mut Random) -> usize {
         }
     }
     for _ in 0..random.below(4) {
-        router.hear().await;
+        router.receive().await;
     }
     for id in ids {
         router.cancel(id).await;
     }
-    router.hear_all().await;
+    router.receive_all().await;
     let n_taken = router.streams.len();
     for (_, stream) in router.streams.drain() {
         assert!(matches!(stream.finish, Some(Finish::Cancelled | Finish::Length)), "{:?}", stream.finish);
@@ -47,10 +47,10 @@ async fn a_hundred_thousand_cancels_leave_nothing() {
     for i in 0..N_ROUNDS {
         n_full += round(&mut router, &mut random).await;
         if i % 50 == 0 {
-            router.hear_idle().await;
+            router.receive_until_idle().await;
         }
     }
-    router.hear_idle().await;
+    router.receive_until_idle().await;
     assert_eq!((router.state.blocks_total, router.state.backlog_tokens), (64, 0));
     assert!(n_full < N_ROUNDS * N_AT_ONCE / 2, "most were taken before they were given up: {n_full} were not");
     // The same replica serves the next request.

@@ -1,7 +1,7 @@
 //! A replica with too few workers: it reports so at once, goes on with what fits those that are left, and keeps its
 //! promised context when more come.
 
-use crate::common::{Cluster, PATIENCE, Router, Said, Worker, config, grid_sim, on_grid, request};
+use crate::common::{Cluster, PATIENCE, Router, RouterEvent, Worker, config, grid_sim, on_grid, request};
 use coordinator::Config;
 use proto::cluster as wire;
 use proto::cluster::refused::Reason;
@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use types::{Finish, RequestId};
 use worker::sim::Sim;
-use worker::{Assignment, CancelFlag, Load, LoadError, Loaded, Ready};
+use worker::{Assignment, CancelFlag, Load, LoadError, LoadedModel, ReadyReport};
 
 fn slow() -> Sim {
     Sim { step_micros: 200, ..grid_sim() }
@@ -24,7 +24,7 @@ struct Noting {
 }
 
 impl Load for Noting {
-    fn load(&mut self, assignment: &Assignment, cancel: &CancelFlag) -> Result<(Box<dyn Loaded>, Ready), LoadError> {
+    fn load(&mut self, assignment: &Assignment, cancel: &CancelFlag) -> Result<(Box<dyn LoadedModel>, ReadyReport), LoadError> {
         self.contexts.lock().unwrap().push(assignment.context);
         self.sim.load(assignment, cancel)
     }
@@ -35,7 +35,7 @@ fn workers(cluster: &Cluster, n: usize) -> VecDeque<Worker> {
 }
 
 async fn ready_on(router: &mut Router, tp: u32, pp: u32) {
-    router.hear_until(|state| state.phase() == Phase::Ready && (state.tp, state.pp) == (tp, pp)).await;
+    router.receive_until(|state| state.phase() == Phase::Ready && (state.tp, state.pp) == (tp, pp)).await;
 }
 
 /// One whole context fits two ranks, half of one fits one. No context was configured.
@@ -50,7 +50,7 @@ fn why(state: &wire::State) -> &str {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn routers_hear_at_once_what_cannot_be_placed_and_that_it_can_be_again() {
+async fn routers_see_unplaceable_grid_and_recovery_at_once() {
     // The lost rank is kept free for ten minutes: these reports do not wait for that.
     let cluster = Cluster::start(on_grid(config(64, 128, 16), 2, 1));
     let mut workers = workers(&cluster, 2);
@@ -58,11 +58,11 @@ async fn routers_hear_at_once_what_cannot_be_placed_and_that_it_can_be_again() {
     ready_on(&mut router, 2, 1).await;
     assert_eq!(why(&router.state), "");
     workers.pop_front().unwrap().kill().await;
-    router.hear_until(|state| state.phase() == Phase::Recovering && !why(state).is_empty()).await;
+    router.receive_until(|state| state.phase() == Phase::Recovering && !why(state).is_empty()).await;
     assert!(why(&router.state).contains("tp 2 x pp 1 needs 2 workers, 1 is there"), "{:?}", router.state);
     workers.pop_front().unwrap().kill().await;
-    router.hear_until(|state| why(state).contains("0 are there")).await;
-    router.hear_until(|state| state.unplaced.as_ref().is_some_and(|unplaced| unplaced.micros > 0)).await;
+    router.receive_until(|state| why(state).contains("0 are there")).await;
+    router.receive_until(|state| state.unplaced.as_ref().is_some_and(|unplaced| unplaced.micros > 0)).await;
     workers.extend([cluster.worker(slow()), cluster.worker(slow())]);
     ready_on(&mut router, 2, 1).await;
     assert_eq!(why(&router.state), "");
@@ -71,7 +71,7 @@ async fn routers_hear_at_once_what_cannot_be_placed_and_that_it_can_be_again() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_leaves_is_replaced_at_once_and_no_request_notices() {
+async fn worker_that_leaves_is_replaced_without_ending_requests() {
     let cluster = Cluster::start(on_grid(config(64, 128, 16), 2, 2));
     let mut workers = workers(&cluster, 4);
     let mut router = cluster.router().await;
@@ -85,7 +85,7 @@ async fn who_leaves_is_replaced_at_once_and_no_request_notices() {
     let () = left;
     // The lost rank would have been kept free for ten minutes.
     assert!(begun.elapsed() < PATIENCE);
-    router.hear_all().await;
+    router.receive_all().await;
     for (_, stream) in router.streams.drain() {
         assert_eq!(stream.finish, Some(Finish::Length));
         stream.check(&grid_sim());
@@ -94,7 +94,7 @@ async fn who_leaves_is_replaced_at_once_and_no_request_notices() {
     for worker in workers {
         worker.leave().await;
     }
-    router.hear_until(|state| why(state).contains("0 are there")).await;
+    router.receive_until(|state| why(state).contains("0 are there")).await;
     cluster.stop().await;
 }
 
@@ -106,8 +106,8 @@ async fn end(router: &mut Router, id: RequestId) -> Result<Finish, wire::Refused
         if let Some(finish) = router.streams.get(&id).and_then(|stream| stream.finish) {
             return Ok(finish);
         }
-        for said in router.hear().await {
-            if let Said::Refused(refused, request) = said
+        for event in router.receive().await {
+            if let RouterEvent::Refused(refused, request) = event
                 && request.id == id
             {
                 return Err(refused);
@@ -117,7 +117,7 @@ async fn end(router: &mut Router, id: RequestId) -> Result<Finish, wire::Refused
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_fits_fewer_ranks_goes_on_and_the_rest_is_said_to_have_outgrown_them() {
+async fn requests_too_long_for_fewer_ranks_end_as_outgrown() {
     let mut config = tight();
     config.waits.replan_after = Duration::from_millis(50);
     // Enough for all to be running when a worker is lost.
@@ -131,7 +131,7 @@ async fn what_fits_fewer_ranks_goes_on_and_the_rest_is_said_to_have_outgrown_the
     assert_eq!((router.welcome.context, &router.state.shortened), (128, &None));
     let long = router.submit(request(vec![1; 80], 40)).await;
     while router.streams[&long].output.is_empty() {
-        router.hear().await;
+        router.receive().await;
     }
     let short = router.submit(request(vec![2; 10], 40)).await;
     // It would grow longer than there is room for.
@@ -164,12 +164,12 @@ async fn what_fits_fewer_ranks_goes_on_and_the_rest_is_said_to_have_outgrown_the
     assert_eq!(end(&mut router, again).await.unwrap(), Finish::Length);
     router.streams[&again].check(&step);
     router.streams.retain(|id, _| [short, again].contains(id));
-    router.hear_idle().await;
+    router.receive_until_idle().await;
     cluster.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_context_that_memory_shortens_is_told_from_the_start() {
+async fn context_shortened_by_memory_is_reported_from_the_start() {
     let mut config = on_grid(config(8, 4096, 16), 2, 1);
     config.policy.context = None;
     let cluster = Cluster::start(config);
@@ -204,7 +204,7 @@ async fn a_replica_that_has_taken_a_stream_over_does_not_pause_it_to_grow() {
     let taken_over = Instant::now();
     workers.push_back(cluster.worker(slow()));
     assert_eq!(end(&mut router, id).await.unwrap(), Finish::Length);
-    router.hear_until(|state| state.epoch_n > epoch).await;
+    router.receive_until(|state| state.epoch_n > epoch).await;
     let held = taken_over.elapsed();
     assert!(held >= hold, "it grew after {held:?}");
     ready_on(&mut router, 2, 1).await;

@@ -9,33 +9,33 @@ use types::{BlockHash, TenantId, Token};
 
 /// The names that a router has received of a cache.
 #[derive(Default)]
-struct Known {
+struct KnownNames {
     names: BTreeSet<u64>,
-    n_told: u64,
+    last_sequence: u64,
     n_anew: u32,
     load: wire::Load,
 }
 
-impl Known {
-    fn hear(&mut self, beat: wire::Beat) {
+impl KnownNames {
+    fn apply(&mut self, beat: wire::Beat) {
         self.load = beat.load.unwrap();
-        let Some(told) = beat.cached else { return };
-        self.n_told += 1;
-        assert_eq!(told.sequence, self.n_told);
-        if told.anew {
+        let Some(cached) = beat.cached else { return };
+        self.last_sequence += 1;
+        assert_eq!(cached.sequence, self.last_sequence);
+        if cached.anew {
             self.names.clear();
             self.n_anew += 1;
         }
-        self.names.extend(&told.added);
-        self.names.retain(|name| !told.dropped.contains(name));
+        self.names.extend(&cached.added);
+        self.names.retain(|name| !cached.dropped.contains(name));
     }
 
     /// Reads until `is_it` holds.
-    async fn until(&mut self, router: &mut Router, is_it: impl Fn(&Known, &Router) -> bool) {
+    async fn until(&mut self, router: &mut Router, is_it: impl Fn(&KnownNames, &Router) -> bool) {
         while !is_it(self, router) {
             match next(&mut router.down).await.unwrap() {
-                Frame::Beat(beat) => self.hear(beat),
-                Frame::Outputs(outputs) => outputs.outputs.into_iter().for_each(|output| drop(router.output(output))),
+                Frame::Beat(beat) => self.apply(beat),
+                Frame::Outputs(outputs) => outputs.outputs.into_iter().for_each(|output| drop(router.apply_output(output))),
                 Frame::State(state) => router.state = state,
                 other => panic!("{other:?}"),
             }
@@ -62,7 +62,7 @@ async fn each_router_knows_what_the_cache_has() {
     assert!(router.welcome.beat_millis > 0);
     let prompt: Vec<Token> = (0..40).map(|i| i % 64).collect();
     let id = router.submit(request(prompt, 60)).await;
-    let mut known = Known::default();
+    let mut known = KnownNames::default();
     known.until(&mut router, |_, router| router.streams[&id].finish.is_some()).await;
     let stream = router.streams.remove(&id).unwrap();
     let log: Vec<Token> = stream.request.prompt.iter().chain(&stream.output).copied().collect();
@@ -73,15 +73,15 @@ async fn each_router_knows_what_the_cache_has() {
     assert_eq!((known.load.blocks_total, known.load.n_running), (64, 0));
 
     let mut late = cluster.router().await;
-    let mut heard = Known::default();
-    heard.until(&mut late, |known, _| known.names == expect).await;
+    let mut late_known = KnownNames::default();
+    late_known.until(&mut late, |known, _| known.names == expect).await;
     // All names again, for a router that has missed some.
     late.up.send(router_frame(wire::router_frame::Frame::Recite(wire::Recite {}))).await.unwrap();
-    heard.until(&mut late, |known, _| known.n_anew == 2 && known.names == expect).await;
+    late_known.until(&mut late, |known, _| known.n_anew == 2 && known.names == expect).await;
 
     worker.kill().await;
     let again = cluster.worker(sim());
-    heard.until(&mut late, |known, _| known.n_anew >= 3 && known.names.is_empty()).await;
+    late_known.until(&mut late, |known, _| known.n_anew >= 3 && known.names.is_empty()).await;
     cluster.stop().await;
     drop((again, router));
 }

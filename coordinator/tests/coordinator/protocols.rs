@@ -1,7 +1,7 @@
 //! Builds of consecutive protocols in one cluster, and builds that have none in common.
 
 use crate::common::{Cluster, attach, config, request, router_frame, sim};
-use coordinator::{Drafting, Limits, Speculation};
+use coordinator::{DraftPolicy, Limits, Speculation};
 use proto::cluster::coordinator_client::CoordinatorClient;
 use proto::cluster::refused::Reason;
 use proto::cluster::state::Phase;
@@ -50,7 +50,7 @@ fn hello_up_to(newest: u32) -> wire::RouterFrame {
 
 /// A cluster with guesses, of a coordinator that speaks no more than this.
 fn guessing(newest: u32) -> Cluster {
-    let speculation = Speculation { drafting: Drafting::Fixed(4), ..Speculation::default() };
+    let speculation = Speculation { drafting: DraftPolicy::Fixed(4), ..Speculation::default() };
     let config = config(64, 128, 16);
     let limits = Limits { speculation, ..config.limits };
     Cluster::start(coordinator::Config { speaks: Speaks::up_to(newest), limits, ..config })
@@ -72,7 +72,7 @@ fn with_window() -> types::Request {
 
 fn naming_tokens() -> types::Request {
     let request = request(vec![1], 4);
-    types::Request { sampling: types::Sampling { told: vec![3], ..request.sampling.clone() }, ..request }
+    types::Request { sampling: types::Sampling { logprob_token_ids: vec![3], ..request.sampling.clone() }, ..request }
 }
 
 /// The features of a number are a fact about builds that run: they stay, whatever comes with the next number.
@@ -90,8 +90,8 @@ fn what_came_with_a_number_came_with_no_other() {
         assert_eq!(number, 2, "{what}");
     }
     assert_eq!(proto::needed(&request(vec![1], 4)), OLDEST);
-    for asked in [with_grammar(4), apart(), naming_tokens(), with_window()] {
-        assert_eq!(proto::needed(&asked), 2, "{asked:?}");
+    for newer_request in [with_grammar(4), apart(), naming_tokens(), with_window()] {
+        assert_eq!(proto::needed(&newer_request), 2, "{newer_request:?}");
     }
 }
 
@@ -108,7 +108,7 @@ async fn consecutive_protocols_serve_together_and_further_ones_are_refused() {
         let cluster = cluster(of_coordinator);
         for others in [4, 5] {
             let worker = tokio::spawn(worker(&cluster, others));
-            let mut router = cluster.router_that_says(hello(others)).await;
+            let mut router = cluster.router_with_hello(hello(others)).await;
             let theirs = Speaks::of(&router.welcome.version, router.welcome.protocols);
             assert_eq!(theirs, build(of_coordinator));
             assert_eq!(build(others).meet(theirs), Ok(of_coordinator.min(others)));
@@ -151,24 +151,24 @@ async fn what_came_with_a_number_waits_for_the_last_rank_that_speaks_it() {
         (tokio::spawn(worker_of(&cluster, Speaks::up_to(newest), stop.clone())), stop)
     };
     let (old, old_stops) = start(OLDEST);
-    let mut router = cluster.router_that_says(hello_up_to(NEWEST)).await;
-    router.hear_until(|state| state.protocol == OLDEST).await;
+    let mut router = cluster.router_with_hello(hello_up_to(NEWEST)).await;
+    router.receive_until(|state| state.protocol == OLDEST).await;
     router.check_one(&sim()).await;
-    for asked in [with_grammar(4), naming_tokens(), with_window()] {
-        router.submit(asked).await;
-        let refused = router.hear_refusal().await;
+    for newer_request in [with_grammar(4), naming_tokens(), with_window()] {
+        router.submit(newer_request).await;
+        let refused = router.receive_refusal().await;
         assert_eq!(refused.reason(), Reason::NotReady, "{refused:?}");
         assert!(refused.message.contains("older build"), "{refused:?}");
     }
 
     let (new, new_stops) = start(NEWEST);
-    router.hear_until(|state| state.n_spares == 1).await;
+    router.receive_until(|state| state.n_spares == 1).await;
     old_stops.cancel();
     old.await.unwrap().unwrap();
-    router.hear_until(|state| state.phase() == Phase::Ready && state.protocol == NEWEST).await;
+    router.receive_until(|state| state.phase() == Phase::Ready && state.protocol == NEWEST).await;
     // It comes to the rank, which is simulated and has no vocabulary to follow it with.
     let taken = router.submit(with_grammar(4)).await;
-    router.hear_all().await;
+    router.receive_all().await;
     assert_eq!(
         router.streams.remove(&taken).unwrap().finish,
         Some(types::Finish::Grammar(types::GrammarFault::Broken))
@@ -177,14 +177,14 @@ async fn what_came_with_a_number_waits_for_the_last_rank_that_speaks_it() {
     // Back again, under load.
     let plain = router.submit(request(vec![7; 3], 60)).await;
     while router.streams[&plain].output.is_empty() {
-        router.hear().await;
+        router.receive().await;
     }
     let (_old, _stop) = start(OLDEST);
     new_stops.cancel();
     new.await.unwrap().unwrap();
-    router.hear_all().await;
+    router.receive_all().await;
     router.streams.remove(&plain).unwrap().check(&sim());
-    router.hear_until(|state| state.protocol == OLDEST).await;
+    router.receive_until(|state| state.protocol == OLDEST).await;
     cluster.stop().await;
 }
 
@@ -192,11 +192,11 @@ async fn what_came_with_a_number_waits_for_the_last_rank_that_speaks_it() {
 async fn a_coordinator_of_the_protocol_before_refuses_what_it_does_not_know() {
     let cluster = guessing(since::GRAMMARS - 1);
     let _worker = tokio::spawn(worker_of(&cluster, Speaks::default(), CancellationToken::new()));
-    let mut router = cluster.router_that_says(hello_up_to(NEWEST)).await;
+    let mut router = cluster.router_with_hello(hello_up_to(NEWEST)).await;
     router.check_one(&sim()).await;
-    for asked in [with_grammar(4), apart(), naming_tokens(), with_window()] {
-        router.submit(asked).await;
-        let refused = router.hear_refusal().await;
+    for newer_request in [with_grammar(4), apart(), naming_tokens(), with_window()] {
+        router.submit(newer_request).await;
+        let refused = router.receive_refusal().await;
         assert_eq!(refused.reason(), Reason::Unsupported, "{refused:?}");
     }
     cluster.stop().await;

@@ -19,7 +19,7 @@ use tokio::time::timeout;
 use tonic::{Code, Status};
 use types::{Finish, Rank, Step, StepDone};
 use worker::sim::Sim;
-use worker::{Assignment, CancelFlag, Load, LoadError, Loaded, MeshError, Ready, RunError, Runner};
+use worker::{Assignment, CancelFlag, Load, LoadError, LoadedModel, MeshError, ReadyReport, RunError, Runner};
 
 /// The value of a metric of this replica, by name and label.
 fn counted(name: &str, replica: &str, label: &str) -> f64 {
@@ -38,23 +38,23 @@ fn named(replica: &str, config: Config) -> Config {
 
 async fn ready_on(router: &mut Router, tp: u32, pp: u32) {
     let is_on = |state: &wire::State| state.phase() == Phase::Ready && (state.tp, state.pp) == (tp, pp);
-    router.hear_until(is_on).await;
+    router.receive_until(is_on).await;
     assert_eq!(router.state.ranks.len(), (tp * pp) as usize);
 }
 
-async fn hear_some(router: &mut Router, n: usize) {
+async fn receive_n(router: &mut Router, n: usize) {
     for _ in 0..n {
-        router.hear().await;
+        router.receive().await;
     }
 }
 
 async fn finish(mut router: Router, sim: &Sim) {
-    router.hear_all().await;
+    router.receive_all().await;
     for (_, stream) in router.streams.drain() {
         assert!(stream.finish.is_some_and(|finish| finish != Finish::Cancelled));
         stream.check(sim);
     }
-    router.hear_idle().await;
+    router.receive_until_idle().await;
 }
 
 fn slow() -> Sim {
@@ -88,7 +88,7 @@ struct Hanging {
 }
 
 impl Load for Hangs {
-    fn load(&mut self, assignment: &Assignment, cancel: &CancelFlag) -> Result<(Box<dyn Loaded>, Ready), LoadError> {
+    fn load(&mut self, assignment: &Assignment, cancel: &CancelFlag) -> Result<(Box<dyn LoadedModel>, ReadyReport), LoadError> {
         let (loaded, ready) = slow().load(assignment, cancel)?;
         let (sim, gate) = (loaded.meet(cancel)?, self.gate.lock().unwrap().take());
         Ok((Box::new(Hanging { sim, gate, n_steps: 0 }), ready))
@@ -120,20 +120,20 @@ async fn a_rank_that_hangs_is_lost_and_comes_back_when_its_thread_is_free() {
     let _hung = cluster.worker(hangs);
     let mut router = cluster.router().await;
     let _spare = cluster.worker(slow());
-    router.hear_until(|state| state.n_spares == 1).await;
+    router.receive_until(|state| state.n_spares == 1).await;
     let mut random = Random(7);
     for _ in 0..200 {
         router.submit(random.request()).await;
     }
     // The spare takes over; the hung worker does not count as a spare, because it could take no rank.
-    router.hear_until(|state| state.epoch_n >= 3 && state.phase() == Phase::Ready).await;
-    router.hear_all().await;
+    router.receive_until(|state| state.epoch_n >= 3 && state.phase() == Phase::Ready).await;
+    router.receive_all().await;
     assert_eq!(router.state.n_spares, 0);
     assert!(counted("ranks_lost_total", "hangs", "rank=\"0\",cause=\"hung\"") >= 1.0);
     assert!(counted("recovery_seconds_count", "hangs", "cause=\"hung\"") >= 1.0);
     assert!(counted("replayed_tokens_total", "hangs", "") > 0.0);
     drop(gate);
-    router.hear_until(|state| state.n_spares == 1).await;
+    router.receive_until(|state| state.n_spares == 1).await;
     finish(router, &slow()).await;
     cluster.stop().await;
 }
@@ -147,7 +147,7 @@ struct Reads {
 }
 
 impl Load for Reads {
-    fn load(&mut self, assignment: &Assignment, cancel: &CancelFlag) -> Result<(Box<dyn Loaded>, Ready), LoadError> {
+    fn load(&mut self, assignment: &Assignment, cancel: &CancelFlag) -> Result<(Box<dyn LoadedModel>, ReadyReport), LoadError> {
         self.n_loads += 1;
         self.begun.send(self.n_loads).unwrap();
         while self.n_loads == 1 && !cancel.is_cancelled() {
@@ -158,7 +158,7 @@ impl Load for Reads {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_epoch_that_ends_during_a_long_load_blames_nobody() {
+async fn epoch_that_ends_during_a_load_blames_no_rank() {
     let cluster = Cluster::start(named("reads", on_grid(config(64, 128, 16), 2, 1)));
     let (begun, mut loads) = tokio::sync::mpsc::unbounded_channel();
     let _reads = cluster.worker(Reads { begun, n_loads: 0 });
@@ -206,25 +206,25 @@ async fn fewer_ranks_carry_on_and_more_take_over_again() {
     let mut router = busy(&cluster, 8, 700).await;
     ready_on(&mut router, 2, 2).await;
     let epoch = router.state.epoch_n;
-    hear_some(&mut router, 10).await;
+    receive_n(&mut router, 10).await;
     workers.pop_front().unwrap().kill().await;
     ready_on(&mut router, 1, 3).await;
     assert_eq!((router.state.n_spares, router.state.epoch_n), (0, epoch + 2), "three are left, and all of them serve");
     assert_eq!((router.state.wanted_tp, router.state.wanted_pp), (2, 2));
-    hear_some(&mut router, 10).await;
+    receive_n(&mut router, 10).await;
     for worker in workers.drain(..2) {
         worker.kill().await;
     }
     ready_on(&mut router, 1, 1).await;
-    hear_some(&mut router, 10).await;
+    receive_n(&mut router, 10).await;
     // They come back one after the other, and the replica takes the grid that it can keep.
     workers.push_back(cluster.worker(slow()));
-    router.hear_until(|state| state.phase() == Phase::Ready && state.tp * state.pp == 2).await;
-    hear_some(&mut router, 10).await;
+    router.receive_until(|state| state.phase() == Phase::Ready && state.tp * state.pp == 2).await;
+    receive_n(&mut router, 10).await;
     workers.extend([cluster.worker(slow()), cluster.worker(slow())]);
     ready_on(&mut router, 2, 2).await;
     let epoch = router.state.epoch_n;
-    router.hear_all().await;
+    router.receive_all().await;
     assert_eq!(router.state.epoch_n, epoch, "and it stays there");
     finish(router, &grid_sim()).await;
     cluster.stop().await;
@@ -240,9 +240,9 @@ async fn what_fewer_ranks_cannot_hold_waits_for_more() {
     let mut router = busy(&cluster, 9, 100).await;
     ready_on(&mut router, 2, 1).await;
     let epoch = router.state.epoch_n;
-    hear_some(&mut router, 5).await;
+    receive_n(&mut router, 5).await;
     workers.pop_front().unwrap().kill().await;
-    router.hear_until(|state| state.phase() == Phase::Recovering).await;
+    router.receive_until(|state| state.phase() == Phase::Recovering).await;
     // Far longer than its rank is kept free.
     tokio::time::sleep(Duration::from_millis(500)).await;
     assert!(router.state.ranks.is_empty());
@@ -262,12 +262,12 @@ const UNREACHABLE: &str = "unreachable:1";
 struct Meets;
 
 struct Meeting {
-    sim: Box<dyn Loaded>,
+    sim: Box<dyn LoadedModel>,
     missing: Option<Rank>,
 }
 
 impl Load for Meets {
-    fn load(&mut self, assignment: &Assignment, cancel: &CancelFlag) -> Result<(Box<dyn Loaded>, Ready), LoadError> {
+    fn load(&mut self, assignment: &Assignment, cancel: &CancelFlag) -> Result<(Box<dyn LoadedModel>, ReadyReport), LoadError> {
         let (sim, ready) = slow().load(assignment, cancel)?;
         let missing = assignment.mesh_addresses.iter().position(|address| address == UNREACHABLE);
         let missing = missing.map(|rank| Rank(rank as u16)).filter(|rank| *rank != assignment.rank);
@@ -275,7 +275,7 @@ impl Load for Meets {
     }
 }
 
-impl Loaded for Meeting {
+impl LoadedModel for Meeting {
     fn meet(self: Box<Self>, cancel: &CancelFlag) -> Result<Box<dyn Runner>, LoadError> {
         match self.missing {
             Some(rank) => Err(MeshError::Deadline { rank }.into()),
@@ -313,18 +313,18 @@ async fn two_that_never_meet_are_named_and_not_tried_for_ever() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_is_not_reached_is_left_out_of_a_replica_that_serves() {
+async fn unreachable_worker_is_left_out_of_a_serving_replica() {
     let mut config = on_grid(config(64, 128, 16), 2, 2);
     config.waits.replan_after = Duration::from_secs(2);
     let cluster = Cluster::start(named("left_out", config));
     let mut workers: VecDeque<_> = ["a:1", "b:1", "c:1", "d:1"].map(|at| cluster.worker_at(at, Meets)).into();
     let mut router = busy(&cluster, 12, 300).await;
     ready_on(&mut router, 2, 2).await;
-    hear_some(&mut router, 5).await;
+    receive_n(&mut router, 5).await;
     let _stranger = cluster.worker_at(UNREACHABLE, Meets);
-    router.hear_until(|state| state.n_spares == 1).await;
+    router.receive_until(|state| state.n_spares == 1).await;
     workers.pop_front().unwrap().kill().await;
-    router.hear_until(|state| !state.apart.is_empty()).await;
+    router.receive_until(|state| !state.apart.is_empty()).await;
     assert_eq!(router.state.apart[0].address, UNREACHABLE);
     ready_on(&mut router, 1, 3).await;
     assert_eq!(router.state.apart.len(), 1, "it is left out still");
@@ -336,8 +336,8 @@ async fn who_is_not_reached_is_left_out_of_a_replica_that_serves() {
 
 async fn scale(cluster: &Cluster, tp: u32, pp: u32) -> Result<wire::ScaleReply, Status> {
     let mut client = CoordinatorClient::new(cluster.dialer.channel());
-    let asked = wire::ScaleRequest { version: proto::VERSION.into(), tp, pp, protocols: None };
-    timeout(PATIENCE, client.scale(asked)).await.unwrap().map(tonic::Response::into_inner)
+    let request = wire::ScaleRequest { version: proto::VERSION.into(), tp, pp, protocols: None };
+    timeout(PATIENCE, client.scale(request)).await.unwrap().map(tonic::Response::into_inner)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -351,7 +351,7 @@ async fn another_grid_takes_over_and_no_stream_ends() {
         let reply = scale(&cluster, tp, pp).await.unwrap();
         assert_eq!((reply.tp, reply.pp), (tp, pp));
         ready_on(&mut router, tp, pp).await;
-        hear_some(&mut router, 3).await;
+        receive_n(&mut router, 3).await;
     }
     let again = scale(&cluster, 2, 2).await.unwrap();
     assert_eq!((again.micros, again.tokens_replayed), (0, 0), "that grid is in force already");
@@ -373,13 +373,13 @@ async fn another_grid_takes_over_and_no_stream_ends() {
 
 /// The grid stays unchanged until all streams have ended.
 async fn finish_on(mut router: Router, epoch: u32) {
-    router.hear_all().await;
+    router.receive_all().await;
     assert_eq!(router.state.epoch_n, epoch);
     finish(router, &grid_sim()).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_grid_is_asked_for_by_peers_of_this_version_once_the_replica_serves() {
+async fn scaling_needs_a_serving_replica_and_the_same_version() {
     let cluster = Cluster::start(on_grid(config(64, 128, 16), 2, 1));
     let early = scale(&cluster, 1, 1).await.unwrap_err();
     assert!(early.code() == Code::Unavailable && early.message().contains("loading"), "{early:?}");
@@ -403,12 +403,12 @@ async fn a_drain_that_takes_too_long_leaves_its_streams_to_the_router() {
         router.submit(request(vec![1; 40], 55_000)).await;
     }
     while router.streams.values().any(|stream| stream.output.is_empty()) {
-        router.hear().await;
+        router.receive().await;
     }
     cluster.shutdown.cancel();
     let end = loop {
         match next(&mut router.down).await {
-            Ok(Frame::Outputs(outputs)) => outputs.outputs.into_iter().for_each(|output| drop(router.output(output))),
+            Ok(Frame::Outputs(outputs)) => outputs.outputs.into_iter().for_each(|output| drop(router.apply_output(output))),
             Ok(_) => {}
             Err(status) => break status,
         }
@@ -429,7 +429,7 @@ async fn a_router_that_comes_again_has_its_old_requests_dropped_at_once() {
     for _ in 0..4 {
         router.submit(request(vec![1; 40], 55_000)).await;
     }
-    neighbour.hear_until(|state| state.n_running == 4).await;
+    neighbour.receive_until(|state| state.n_running == 4).await;
     let incarnation = router.welcome.incarnation;
     let former = |incarnation, router| {
         let former = Some(wire::FormerNumber { incarnation, router });
@@ -441,10 +441,10 @@ async fn a_router_that_comes_again_has_its_old_requests_dropped_at_once() {
     let fresh = attach(&cluster.dialer, &[hello(proto::VERSION)]).await.unwrap();
     neighbour.check_one(&grid_sim()).await;
     neighbour.state.n_running = 0;
-    neighbour.hear_until(|state| state.n_running == 4).await;
+    neighbour.receive_until(|state| state.n_running == 4).await;
     // Its old stream may still seem to be open.
     let again = attach(&cluster.dialer, &[former(incarnation, router.welcome.router)]).await.unwrap();
-    neighbour.hear_idle().await;
+    neighbour.receive_until_idle().await;
     let end = loop {
         if let Err(status) = next(&mut router.down).await {
             break status;

@@ -36,7 +36,7 @@ async fn serve(router: &mut Router, random: &mut Random, n_requests: usize) {
     for _ in 0..n_requests {
         router.submit(random.request()).await;
     }
-    router.hear_all().await;
+    router.receive_all().await;
     router.streams.drain().for_each(|(_, stream)| stream.check(&sim()));
 }
 
@@ -63,7 +63,7 @@ async fn each_group_has_a_pool_of_its_own() {
         let _workers: Vec<_> = (0..tp * pp).map(|_| cluster.worker(sim())).collect();
         let mut router = cluster.router().await;
         serve(&mut router, &mut Random(u64::from(tp + 2 * pp)), 300).await;
-        router.hear_idle().await;
+        router.receive_until_idle().await;
         let state = &router.state;
         assert_eq!(state.blocks_total, n_blocks, "tp {tp} pp {pp}: {:?}", state.ranks);
         cluster.stop().await;
@@ -76,16 +76,16 @@ async fn a_lost_rank_is_replaced_with_the_same_pools() {
     let (first, _second) = (cluster.worker(sim()), cluster.worker(sim()));
     let (mut router, mut random) = (cluster.router().await, Random(9));
     // The spare joins only now: of three, any two could have been chosen.
-    router.hear_until(|state| state.ranks.len() == 2).await;
+    router.receive_until(|state| state.ranks.len() == 2).await;
     let _spare = cluster.worker(sim());
     for _ in 0..60 {
         router.submit(random.request()).await;
     }
-    router.hear().await;
+    router.receive().await;
     first.kill().await;
-    router.hear_all().await;
+    router.receive_all().await;
     router.streams.drain().for_each(|(_, stream)| stream.check(&sim()));
-    router.hear_until(|state| state.epoch_n > 1 && state.ranks.len() == 2).await;
+    router.receive_until(|state| state.epoch_n > 1 && state.ranks.len() == 2).await;
     let total = router.state.blocks_total;
     serve(&mut router, &mut random, 40).await;
     assert_eq!(router.state.blocks_total, total);

@@ -5,9 +5,9 @@
 //! a word in some set. Then the part is split, down to single characters if necessary. A grammar without recursion is
 //! one set.
 
-use super::{Expr, Grammar};
-use crate::rules::{Rule, Rules, Symbol};
-use crate::words::Words;
+use super::{Expr, EbnfRules};
+use crate::rules::{RuleIdx, Rules, Symbol};
+use crate::words::TextSet;
 use crate::{GrammarLimits, GrammarRefused};
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -19,19 +19,19 @@ const SETS_MAX: usize = 80;
 const COMPARE_FUEL: u64 = 20_000;
 
 struct Lower<'g, 'r> {
-    grammar: &'g Grammar,
+    grammar: &'g EbnfRules,
     rules: &'r mut Rules,
     /// The expression of each rule without recursion.
     regular: HashMap<&'g str, Option<String>>,
     /// Expressions that are split.
     apart: HashSet<String>,
-    known: HashMap<&'g str, Rule>,
-    waiting: Vec<(&'g str, Rule)>,
+    known: HashMap<&'g str, RuleIdx>,
+    waiting: Vec<(&'g str, RuleIdx)>,
     /// Expressions that are sets of words, and whether each is of single characters.
     sets: BTreeMap<String, bool>,
 }
 
-pub(super) fn lower(grammar: &Grammar, rules: &mut Rules, limits: &GrammarLimits) -> Result<Rule, GrammarRefused> {
+pub(super) fn lower(grammar: &EbnfRules, rules: &mut Rules, limits: &GrammarLimits) -> Result<RuleIdx, GrammarRefused> {
     let mut apart = HashSet::new();
     loop {
         // No rules from an earlier round are written.
@@ -45,7 +45,7 @@ pub(super) fn lower(grammar: &Grammar, rules: &mut Rules, limits: &GrammarLimits
             sets: BTreeMap::new(),
         };
         if let Some(Some(whole)) = lower.regular.get("root") {
-            let words = lower.rules.words(&Words::Regex(whole.clone()));
+            let words = lower.rules.words(&TextSet::Regex(whole.clone()));
             return Ok(lower.rules.add(vec![vec![words]]));
         }
         let start = lower.rule("root");
@@ -72,8 +72,8 @@ fn ambiguous(sets: &BTreeMap<String, bool>) -> Vec<String> {
         return large().collect();
     }
     let begins = |a: &String, b: &String| {
-        let longer = Words::Then(vec![Words::Regex(a.clone()), Words::regex("(?s:.+)")]);
-        !Words::All(vec![longer, Words::Regex(b.clone())]).is_empty(COMPARE_FUEL).unwrap_or(false)
+        let longer = TextSet::Then(vec![TextSet::Regex(a.clone()), TextSet::regex("(?s:.+)")]);
+        !TextSet::All(vec![longer, TextSet::Regex(b.clone())]).is_empty(COMPARE_FUEL).unwrap_or(false)
     };
     let mut found = HashSet::new();
     for set in large() {
@@ -90,7 +90,7 @@ fn ambiguous(sets: &BTreeMap<String, bool>) -> Vec<String> {
 }
 
 impl<'g> Lower<'g, '_> {
-    fn rule(&mut self, name: &'g str) -> Rule {
+    fn rule(&mut self, name: &'g str) -> RuleIdx {
         if let Some(rule) = self.known.get(name) {
             return *rule;
         }
@@ -105,11 +105,11 @@ impl<'g> Lower<'g, '_> {
         if let Some(whole) = whole.filter(|whole| !self.apart.contains(whole)) {
             let is_single = matches!(expr, Expr::Chars(_));
             *self.sets.entry(whole.clone()).or_insert(true) &= is_single;
-            return vec![self.rules.words(&Words::Regex(whole))];
+            return vec![self.rules.words(&TextSet::Regex(whole))];
         }
         match expr {
             // Always a set, as nothing is smaller.
-            Expr::Chars(chars) => vec![self.rules.words(&Words::Regex(chars.class()))],
+            Expr::Chars(chars) => vec![self.rules.words(&TextSet::Regex(chars.class()))],
             Expr::Rule(name) => vec![Symbol::Rule(self.rule(name))],
             Expr::Sequence(parts) => parts.iter().flat_map(|part| self.symbols(part)).collect(),
             Expr::Either(options) => {
@@ -126,7 +126,7 @@ impl<'g> Lower<'g, '_> {
 }
 
 /// Returns the expression of each rule that reaches no recursion, if it is not too large.
-fn regular(grammar: &Grammar) -> HashMap<&str, Option<String>> {
+fn regular(grammar: &EbnfRules) -> HashMap<&str, Option<String>> {
     let mut known: HashMap<&str, Option<String>> = HashMap::new();
     // A rule is spelled out once all rules that it uses are. A rule that never is either recurses or uses one that
     // does.
@@ -175,7 +175,7 @@ fn spell(expr: &Expr, known: &HashMap<&str, Option<String>>) -> Option<String> {
 
 /// Whether the expression matches the empty text. Recursion is followed only to a limited depth, as a recursive
 /// expression is no set of words.
-fn is_nullable(expr: &Expr, grammar: &Grammar, depth: usize) -> bool {
+fn is_nullable(expr: &Expr, grammar: &EbnfRules, depth: usize) -> bool {
     match expr {
         Expr::Chars(_) => false,
         Expr::Rule(name) => depth > 100 || grammar.get(name).is_some_and(|expr| is_nullable(expr, grammar, depth + 1)),

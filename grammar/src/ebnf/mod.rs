@@ -4,14 +4,14 @@
 mod lower;
 mod reader;
 
-use crate::rules::{Rule, Rules};
+use crate::rules::{RuleIdx, Rules};
 use crate::words::Chars;
 use crate::{GrammarLimits, GrammarRefused};
 use std::collections::HashMap;
 
 /// Which of the two, for what they write differently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Form {
+pub(crate) enum EbnfNotation {
     Ebnf,
     Gbnf,
 }
@@ -25,10 +25,10 @@ pub(super) enum Expr {
     Repeat { of: Box<Expr>, min: usize, max: Option<usize> },
 }
 
-pub(super) type Grammar = HashMap<String, Expr>;
+pub(super) type EbnfRules = HashMap<String, Expr>;
 
 /// The rule that `root` is.
-pub(crate) fn write(text: &str, form: Form, rules: &mut Rules, limits: &GrammarLimits) -> Result<Rule, GrammarRefused> {
+pub(crate) fn write(text: &str, form: EbnfNotation, rules: &mut Rules, limits: &GrammarLimits) -> Result<RuleIdx, GrammarRefused> {
     limits.check_bytes(text.len())?;
     let grammar = reader::read(text, form, limits)?;
     lower::lower(&grammar, rules, limits)

@@ -1,22 +1,22 @@
 //! Text to rules, with the line and the column of what is wrong.
 
-use super::{Expr, Form, Grammar};
+use super::{Expr, EbnfNotation, EbnfRules};
 use crate::words::Chars;
 use crate::{GrammarLimits, GrammarRefused};
 
-struct Reader<'t, 'l> {
+struct EbnfReader<'t, 'l> {
     text: &'t str,
     at: usize,
-    form: Form,
+    form: EbnfNotation,
     depth: usize,
     limits: &'l GrammarLimits,
     /// Rules that are used, and where.
     used: Vec<(String, usize)>,
 }
 
-pub(super) fn read(text: &str, form: Form, limits: &GrammarLimits) -> Result<Grammar, GrammarRefused> {
-    let mut reader = Reader { text, at: 0, form, depth: 0, limits, used: Vec::new() };
-    let mut grammar = Grammar::new();
+pub(super) fn read(text: &str, form: EbnfNotation, limits: &GrammarLimits) -> Result<EbnfRules, GrammarRefused> {
+    let mut reader = EbnfReader { text, at: 0, form, depth: 0, limits, used: Vec::new() };
+    let mut grammar = EbnfRules::new();
     reader.blanks();
     while reader.at < text.len() {
         let from = reader.at;
@@ -39,7 +39,7 @@ pub(super) fn read(text: &str, form: Form, limits: &GrammarLimits) -> Result<Gra
     }
 }
 
-impl Reader<'_, '_> {
+impl EbnfReader<'_, '_> {
     fn wrong(&self, why: &str) -> GrammarRefused {
         self.wrong_at(self.at, why)
     }
@@ -152,7 +152,7 @@ impl Reader<'_, '_> {
                 let inner = self.either()?;
                 if self.eat(")") { Ok(inner) } else { Err(self.wrong_at(from, "this group has no end")) }
             }
-            '.' if self.form == Form::Gbnf => {
+            '.' if self.form == EbnfNotation::Gbnf => {
                 self.at += 1;
                 Ok(Expr::Chars(Chars::all()))
             }

@@ -1,14 +1,14 @@
 //! Lists: the claims on each item, the number of items, and how many of them satisfy a claim.
 
-use super::facts::{Claim, Contains, Facts};
+use super::facts::{SchemaClaim, ContainsClaim, SchemaFacts};
 use super::objects::blank;
-use super::writer::Writer;
+use super::writer::SchemaWriter;
 use crate::GrammarRefused;
-use crate::rules::{Rule, Symbol};
+use crate::rules::{RuleIdx, Symbol};
 use std::collections::HashMap;
 
 /// The claims on an item at its place.
-pub(super) fn claims_at(facts: &Facts, at: usize) -> Vec<Claim> {
+pub(super) fn claims_at(facts: &SchemaFacts, at: usize) -> Vec<SchemaClaim> {
     let own = facts.item.iter().filter(|(i, _)| *i == at).map(|(_, claim)| *claim);
     own.chain(facts.items.iter().filter(|(from, _)| *from <= at).map(|(_, claim)| *claim)).collect()
 }
@@ -22,14 +22,14 @@ struct Point {
 }
 
 struct List<'f, 'a> {
-    facts: &'f Facts<'a>,
+    facts: &'f SchemaFacts<'a>,
     /// From here on, all places have the same claims.
     same_from: usize,
-    known: HashMap<Point, Rule>,
+    known: HashMap<Point, RuleIdx>,
 }
 
-impl<'a> Writer<'_, 'a> {
-    pub(super) fn array(&mut self, facts: &Facts<'a>, out: &mut Vec<Vec<Symbol>>) -> Result<(), GrammarRefused> {
+impl<'a> SchemaWriter<'_, 'a> {
+    pub(super) fn array(&mut self, facts: &SchemaFacts<'a>, out: &mut Vec<Vec<Symbol>>) -> Result<(), GrammarRefused> {
         let (min, max) = facts.n_items;
         if max.is_some_and(|max| max < min) {
             return Ok(());
@@ -40,7 +40,7 @@ impl<'a> Writer<'_, 'a> {
         let open = self.rules.words(&blank::open('['));
         let close = self.rules.words(&blank::close(']'));
         if min == 0 && facts.contains.iter().all(|contains| contains.min == 0) {
-            out.push(vec![self.rules.words(&crate::words::Words::Text("[]".to_owned()))]);
+            out.push(vec![self.rules.words(&crate::words::TextSet::Text("[]".to_owned()))]);
         }
         let is_unique = facts.is_unique && max.is_none_or(|max| max > 1);
         let inner = match facts.contains.is_empty() {
@@ -53,7 +53,7 @@ impl<'a> Writer<'_, 'a> {
     }
 
     /// One or more items: those with places of their own, and any number of the others.
-    fn plain_items(&mut self, facts: &Facts<'a>) -> Option<Vec<Symbol>> {
+    fn plain_items(&mut self, facts: &SchemaFacts<'a>) -> Option<Vec<Symbol>> {
         let (min, max) = facts.n_items;
         let n_own = same_from(facts);
         let comma = self.rules.words(&blank::comma());
@@ -81,7 +81,7 @@ impl<'a> Writer<'_, 'a> {
         Some(rest)
     }
 
-    fn counted_items(&mut self, facts: &Facts<'a>) -> Result<Option<Vec<Symbol>>, GrammarRefused> {
+    fn counted_items(&mut self, facts: &SchemaFacts<'a>) -> Result<Option<Vec<Symbol>>, GrammarRefused> {
         let (min, max) = facts.n_items;
         let last_from = facts.contains.iter().map(|contains| contains.from).max().unwrap_or(0);
         let same_from = same_from(facts).max(last_from).max(min).max(max.unwrap_or(0));
@@ -103,12 +103,12 @@ impl<'a> Writer<'_, 'a> {
         &mut self,
         list: &mut List<'_, 'a>,
         point: &Point,
-        waiting: &mut Vec<(Rule, Point)>,
+        waiting: &mut Vec<(RuleIdx, Point)>,
     ) -> Result<Vec<Vec<Symbol>>, GrammarRefused> {
         let facts = list.facts;
         let (min, max) = facts.n_items;
         let mut alternatives = Vec::new();
-        let is_enough = |(contains, count): (&Contains, &usize)| *count >= contains.min;
+        let is_enough = |(contains, count): (&ContainsClaim, &usize)| *count >= contains.min;
         if point.at > 0 && point.at >= min && facts.contains.iter().zip(&point.counts).all(is_enough) {
             alternatives.push(Vec::new());
         }
@@ -155,7 +155,7 @@ impl<'a> Writer<'_, 'a> {
 }
 
 /// Returns the first place from which all items have the same claims.
-pub(super) fn same_from(facts: &Facts) -> usize {
+pub(super) fn same_from(facts: &SchemaFacts) -> usize {
     let own = facts.item.iter().map(|(at, _)| at + 1);
     own.chain(facts.items.iter().map(|(from, _)| *from)).max().unwrap_or(0)
 }

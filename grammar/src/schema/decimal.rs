@@ -1,6 +1,6 @@
 //! Decimal numbers as texts of digits: compared and matched exactly, never rounded.
 
-use crate::words::Words;
+use crate::words::TextSet;
 use serde_json::Number;
 use std::cmp::Ordering;
 
@@ -83,26 +83,26 @@ impl Decimal {
     }
 
     /// All notations of this number.
-    pub(crate) fn words(&self) -> Words {
+    pub(crate) fn words(&self) -> TextSet {
         let sign = if self.is_negative { "-" } else { "" };
         let whole = if self.whole.is_empty() { "0" } else { &self.whole };
-        Words::regex(match self.part.is_empty() {
+        TextSet::regex(match self.part.is_empty() {
             true => format!("{sign}{whole}(?:\\.0+)?"),
             false => format!("{sign}{whole}\\.{}0*", self.part),
         })
     }
 
     /// All larger numbers among those that `number_words` has.
-    pub(crate) fn above(&self, or_equal: bool) -> Words {
-        let positive = || Words::regex("[0-9.]+");
+    pub(crate) fn above(&self, or_equal: bool) -> TextSet {
+        let positive = || TextSet::regex("[0-9.]+");
         if self.is_negative {
-            let nearer = Words::not(Words::regex(format!("-(?:{})", self.magnitude_above(!or_equal))));
-            return Words::Any(vec![positive(), Words::All(vec![Words::regex("-[0-9.]+"), nearer])]);
+            let nearer = TextSet::not(TextSet::regex(format!("-(?:{})", self.magnitude_above(!or_equal))));
+            return TextSet::Any(vec![positive(), TextSet::All(vec![TextSet::regex("-[0-9.]+"), nearer])]);
         }
         match self.is_zero() {
             true if or_equal => positive(),
-            true => Words::All(vec![positive(), Words::not(Words::regex("[0.]+"))]),
-            false => Words::regex(self.magnitude_above(or_equal)),
+            true => TextSet::All(vec![positive(), TextSet::not(TextSet::regex("[0.]+"))]),
+            false => TextSet::regex(self.magnitude_above(or_equal)),
         }
     }
 
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn multiples_are_told_exactly() {
+    fn multiples_are_exact() {
         let cases = [("35", "1.5", false), ("4.5", "1.5", true), ("0.0075", "0.0001", true), ("0", "7", true)];
         for (number, of, expect) in cases {
             let (number, of) = (Decimal::read(number).unwrap(), Decimal::read(of).unwrap());

@@ -1,25 +1,25 @@
 //! The facts about a value on one way through a schema: every fact must hold. Knows nothing of documents or text.
 
 use super::decimal::Decimal;
-use super::places::Place;
+use super::places::SchemaIdx;
 use super::values::{kinds, same};
 use serde_json::Value;
 
 /// A schema that a value satisfies (true) or does not (false).
-pub(crate) type Claim = (Place, bool);
+pub(crate) type SchemaClaim = (SchemaIdx, bool);
 
 /// Items from a place on, a given number of which satisfy a claim.
 #[derive(Clone, Debug)]
-pub(crate) struct Contains {
+pub(crate) struct ContainsClaim {
     pub(crate) from: usize,
-    pub(crate) claim: Claim,
+    pub(crate) claim: SchemaClaim,
     pub(crate) min: usize,
     pub(crate) max: Option<usize>,
 }
 
 /// Names of properties.
 #[derive(Clone, Debug)]
-pub(crate) enum Names<'a> {
+pub(crate) enum PropertyNames<'a> {
     Pattern(&'a str),
     /// All but these, and those that match one of the patterns.
     Rest {
@@ -27,7 +27,7 @@ pub(crate) enum Names<'a> {
         patterns: Vec<&'a str>,
     },
     /// A string for which the claim holds.
-    Claimed(Claim),
+    Claimed(SchemaClaim),
 }
 
 #[derive(Clone, Debug)]
@@ -43,24 +43,24 @@ pub(crate) enum Fact<'a> {
     Format(&'a str, bool),
     MinLength(usize),
     MaxLength(usize),
-    Item(usize, Claim),
-    Items(usize, Claim),
+    Item(usize, SchemaClaim),
+    Items(usize, SchemaClaim),
     MinItems(usize),
     MaxItems(usize),
-    Contains(Contains),
+    Contains(ContainsClaim),
     Unique,
-    Property(&'a str, Claim),
-    Properties(Names<'a>, Claim),
+    Property(&'a str, SchemaClaim),
+    Properties(PropertyNames<'a>, SchemaClaim),
     Required(&'a str),
     MinProperties(usize),
     MaxProperties(usize),
     /// A property with such a name exists, and the claim holds for its value.
-    Exists(Names<'a>, Claim),
+    Exists(PropertyNames<'a>, SchemaClaim),
 }
 
 /// The facts together.
 #[derive(Clone, Debug)]
-pub(crate) struct Facts<'a> {
+pub(crate) struct SchemaFacts<'a> {
     pub(crate) kinds: u8,
     pub(crate) values: Option<Vec<&'a Value>>,
     pub(crate) unlike: Vec<&'a Value>,
@@ -70,36 +70,36 @@ pub(crate) struct Facts<'a> {
     pub(crate) patterns: Vec<(&'a str, bool)>,
     pub(crate) formats: Vec<(&'a str, bool)>,
     pub(crate) length: (usize, Option<usize>),
-    pub(crate) item: Vec<(usize, Claim)>,
-    pub(crate) items: Vec<(usize, Claim)>,
+    pub(crate) item: Vec<(usize, SchemaClaim)>,
+    pub(crate) items: Vec<(usize, SchemaClaim)>,
     pub(crate) n_items: (usize, Option<usize>),
-    pub(crate) contains: Vec<Contains>,
+    pub(crate) contains: Vec<ContainsClaim>,
     pub(crate) is_unique: bool,
-    pub(crate) property: Vec<(&'a str, Claim)>,
-    pub(crate) properties: Vec<(Names<'a>, Claim)>,
+    pub(crate) property: Vec<(&'a str, SchemaClaim)>,
+    pub(crate) properties: Vec<(PropertyNames<'a>, SchemaClaim)>,
     pub(crate) required: Vec<&'a str>,
     pub(crate) n_properties: (usize, Option<usize>),
-    pub(crate) exists: Vec<(Names<'a>, Claim)>,
-    pub(crate) evaluated: Vec<Evaluated<'a>>,
+    pub(crate) exists: Vec<(PropertyNames<'a>, SchemaClaim)>,
+    pub(crate) evaluated: Vec<EvaluatedParts<'a>>,
 }
 
 /// The parts that the keywords of a schema with `unevaluated..` have evaluated on this way.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Evaluated<'a> {
+pub(crate) struct EvaluatedParts<'a> {
     pub(crate) names: Vec<&'a str>,
     pub(crate) patterns: Vec<&'a str>,
     pub(crate) all_properties: bool,
     pub(crate) n_items: usize,
     pub(crate) all_items: bool,
     /// Whether it needs the rest of the items.
-    pub(crate) asks_items: bool,
-    pub(crate) rest_properties: Option<Claim>,
-    pub(crate) rest_items: Option<Claim>,
+    pub(crate) needs_items: bool,
+    pub(crate) rest_properties: Option<SchemaClaim>,
+    pub(crate) rest_items: Option<SchemaClaim>,
 }
 
-impl<'a> Facts<'a> {
-    pub(crate) fn none() -> Facts<'a> {
-        Facts {
+impl<'a> SchemaFacts<'a> {
+    pub(crate) fn none() -> SchemaFacts<'a> {
+        SchemaFacts {
             kinds: kinds::ALL,
             values: None,
             unlike: Vec::new(),
@@ -177,8 +177,8 @@ impl<'a> Facts<'a> {
             let evaluated = &mut self.evaluated[*scope];
             match fact {
                 Fact::Property(name, (_, true)) => evaluated.names.push(name),
-                Fact::Properties(Names::Pattern(pattern), _) => evaluated.patterns.push(pattern),
-                Fact::Properties(Names::Rest { .. }, _) => evaluated.all_properties = true,
+                Fact::Properties(PropertyNames::Pattern(pattern), _) => evaluated.patterns.push(pattern),
+                Fact::Properties(PropertyNames::Rest { .. }, _) => evaluated.all_properties = true,
                 Fact::Item(at, _) => evaluated.n_items = evaluated.n_items.max(at + 1),
                 Fact::Items(..) => evaluated.all_items = true,
                 _ => {}
@@ -189,7 +189,7 @@ impl<'a> Facts<'a> {
     /// Fixes the rest: everything that no keyword has evaluated.
     pub(crate) fn settle(&mut self) {
         for scope in std::mem::take(&mut self.evaluated) {
-            let rest = Names::Rest { names: scope.names, patterns: scope.patterns };
+            let rest = PropertyNames::Rest { names: scope.names, patterns: scope.patterns };
             if let Some(claim) = scope.rest_properties.filter(|_| !scope.all_properties) {
                 self.properties.push((rest, claim));
             }

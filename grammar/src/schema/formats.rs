@@ -1,7 +1,7 @@
 //! Named formats of strings as sets of texts. Every generated text has the format. A few texts that are never used in
 //! practice, such as leap seconds, are left out.
 
-use crate::words::Words;
+use crate::words::TextSet;
 
 const DATE: &str = "(?:[0-9]{4}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)\
     |02-(?:0[1-9]|1[0-9]|2[0-8]))\
@@ -14,7 +14,7 @@ const HOST: &str = "[a-zA-Z0-9](?:[a-zA-Z0-9-]*[a-zA-Z0-9])?";
 const NAME: &str = "[a-zA-Z0-9!#$%&'*+\\x2F=?^_`{|}~-]+";
 
 /// Returns the JSON strings that have the format; None if the format is not known.
-pub(super) fn words(format: &str) -> Option<Words> {
+pub(super) fn words(format: &str) -> Option<TextSet> {
     let hex = |n: usize| format!("[0-9a-fA-F]{{{n}}}");
     let inner = match format {
         "date" => DATE.to_owned(),
@@ -36,7 +36,7 @@ pub(super) fn words(format: &str) -> Option<Words> {
         "relative-json-pointer" => format!("(?:0|[1-9][0-9]*)(?:#|{POINTER})"),
         _ => return None,
     };
-    Some(Words::Regex(format!("\"(?:{inner})\"")))
+    Some(TextSet::Regex(format!("\"(?:{inner})\"")))
 }
 
 /// Whether the format is known here.
@@ -50,10 +50,10 @@ pub(super) fn is_exact(format: &str) -> bool {
 }
 
 /// The third and fourth characters of a label are not both hyphens: such labels have a meaning of their own.
-fn hostname() -> Words {
-    let names = Words::Regex(format!("\"{LABEL}(?:\\.{LABEL}){{0,8}}\""));
-    let coded = Words::regex("\"(?:[^\"]*\\.)?[^\".]{2}--[^\"]*\"");
-    Words::All(vec![names, Words::not(coded), Words::regex("\"[^\"]{1,253}\"")])
+fn hostname() -> TextSet {
+    let names = TextSet::Regex(format!("\"{LABEL}(?:\\.{LABEL}){{0,8}}\""));
+    let coded = TextSet::regex("\"(?:[^\"]*\\.)?[^\".]{2}--[^\"]*\"");
+    TextSet::All(vec![names, TextSet::not(coded), TextSet::regex("\"[^\"]{1,253}\"")])
 }
 
 fn duration() -> String {

@@ -2,15 +2,15 @@
 
 use super::decimal::Decimal;
 use super::expand::expand;
-use super::facts::{Claim, Facts, Names};
+use super::facts::{SchemaClaim, SchemaFacts, PropertyNames};
 use super::values::{kind, same};
-use super::writer::Writer;
+use super::writer::SchemaWriter;
 use crate::GrammarRefused;
 use serde_json::Value;
 
-impl<'a> Writer<'_, 'a> {
+impl<'a> SchemaWriter<'_, 'a> {
     /// Whether all claims hold for the value.
-    pub(super) fn holds(&mut self, claims: &[Claim], value: &Value, depth: usize) -> Result<bool, GrammarRefused> {
+    pub(super) fn holds(&mut self, claims: &[SchemaClaim], value: &Value, depth: usize) -> Result<bool, GrammarRefused> {
         if depth > self.limits.depth_max {
             return Err(GrammarRefused::too_large("the depth of a value", self.limits.depth_max));
         }
@@ -23,7 +23,7 @@ impl<'a> Writer<'_, 'a> {
         Ok(false)
     }
 
-    fn fits(&mut self, facts: &Facts<'a>, value: &Value, depth: usize) -> Result<bool, GrammarRefused> {
+    fn fits(&mut self, facts: &SchemaFacts<'a>, value: &Value, depth: usize) -> Result<bool, GrammarRefused> {
         let is_listed = facts.values.as_ref().is_none_or(|values| values.iter().any(|other| same(value, other)));
         Ok(is_listed && self.fits_beside_list(facts, value, depth)?)
     }
@@ -31,7 +31,7 @@ impl<'a> Writer<'_, 'a> {
     /// Whether a value from the list of values satisfies everything but the list.
     pub(super) fn fits_beside_list(
         &mut self,
-        facts: &Facts<'a>,
+        facts: &SchemaFacts<'a>,
         value: &Value,
         depth: usize,
     ) -> Result<bool, GrammarRefused> {
@@ -79,12 +79,12 @@ impl<'a> Writer<'_, 'a> {
         }
     }
 
-    fn fits_list(&mut self, facts: &Facts<'a>, list: &[Value], depth: usize) -> Result<bool, GrammarRefused> {
+    fn fits_list(&mut self, facts: &SchemaFacts<'a>, list: &[Value], depth: usize) -> Result<bool, GrammarRefused> {
         if list.len() < facts.n_items.0 || facts.n_items.1.is_some_and(|max| list.len() > max) {
             return Ok(false);
         }
         for (i, value) in list.iter().enumerate() {
-            let claims: Vec<Claim> = super::arrays::claims_at(facts, i);
+            let claims: Vec<SchemaClaim> = super::arrays::claims_at(facts, i);
             if !self.holds(&claims, value, depth + 1)? {
                 return Ok(false);
             }
@@ -105,9 +105,9 @@ impl<'a> Writer<'_, 'a> {
     }
 
     /// Returns the claims on the value of a property.
-    pub(super) fn claims_of(&mut self, facts: &Facts<'a>, name: &str) -> Result<Vec<Claim>, GrammarRefused> {
+    pub(super) fn claims_of(&mut self, facts: &SchemaFacts<'a>, name: &str) -> Result<Vec<SchemaClaim>, GrammarRefused> {
         let own = facts.property.iter().filter(|(other, _)| *other == name).map(|(_, claim)| *claim);
-        let mut claims: Vec<Claim> = own.collect();
+        let mut claims: Vec<SchemaClaim> = own.collect();
         for (names, claim) in &facts.properties {
             if self.names_have(names, name)? {
                 claims.push(*claim);
@@ -116,13 +116,13 @@ impl<'a> Writer<'_, 'a> {
         Ok(claims)
     }
 
-    pub(super) fn names_have(&mut self, names: &Names<'a>, name: &str) -> Result<bool, GrammarRefused> {
+    pub(super) fn names_have(&mut self, names: &PropertyNames<'a>, name: &str) -> Result<bool, GrammarRefused> {
         match names {
-            Names::Pattern(pattern) => {
+            PropertyNames::Pattern(pattern) => {
                 let words = self.pattern(pattern)?;
                 self.has(&words, &super::text::quoted(name))
             }
-            Names::Rest { names, patterns } => {
+            PropertyNames::Rest { names, patterns } => {
                 if names.contains(&name) {
                     return Ok(false);
                 }
@@ -134,7 +134,7 @@ impl<'a> Writer<'_, 'a> {
                 }
                 Ok(true)
             }
-            Names::Claimed(claim) => self.holds(&[*claim], &Value::from(name), 0),
+            PropertyNames::Claimed(claim) => self.holds(&[*claim], &Value::from(name), 0),
         }
     }
 }

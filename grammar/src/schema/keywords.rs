@@ -85,7 +85,7 @@ pub(super) fn is_for_people(key: &str) -> bool {
 
 /// The kind of value that a keyword has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Holds {
+pub(crate) enum KeywordValue {
     Schema,
     List,
     Named,
@@ -93,12 +93,12 @@ pub(crate) enum Holds {
     Nothing,
 }
 
-pub(crate) fn holds(word: &str, value: &Value) -> Holds {
+pub(crate) fn holds(word: &str, value: &Value) -> KeywordValue {
     match value {
-        Value::Array(_) if LIST.contains(&word) => Holds::List,
-        Value::Object(_) if NAMED.contains(&word) => Holds::Named,
-        Value::Object(_) | Value::Bool(_) if ONE.contains(&word) => Holds::Schema,
-        _ => Holds::Nothing,
+        Value::Array(_) if LIST.contains(&word) => KeywordValue::List,
+        Value::Object(_) if NAMED.contains(&word) => KeywordValue::Named,
+        Value::Object(_) | Value::Bool(_) if ONE.contains(&word) => KeywordValue::Schema,
+        _ => KeywordValue::Nothing,
     }
 }
 

@@ -1,7 +1,7 @@
 //! Multiples of a number as a set of texts: an automaton that divides digit by digit, turned into an expression.
 
 use super::decimal::Decimal;
-use crate::words::Words;
+use crate::words::TextSet;
 use std::collections::BTreeMap;
 
 /// A step that needs more states, or a longer expression, is refused.
@@ -9,7 +9,7 @@ const STATES_MAX: u64 = 400;
 const EXPRESSION_MAX: usize = 40_000;
 
 /// Returns the numbers that are multiples of the step. None if there is no expression of acceptable size.
-pub(super) fn words(step: &Decimal) -> Option<Words> {
+pub(super) fn words(step: &Decimal) -> Option<TextSet> {
     let (mut left, places) = step.scaled().filter(|(digits, _)| *digits > 0)?;
     let mut all = Vec::new();
     if left == 1 {
@@ -29,29 +29,29 @@ pub(super) fn words(step: &Decimal) -> Option<Words> {
             return None;
         }
     }
-    Some(if all.len() == 1 { all.remove(0) } else { Words::All(all) })
+    Some(if all.len() == 1 { all.remove(0) } else { TextSet::All(all) })
 }
 
 /// Numbers whose first `places` digits behind the point make a multiple of `by`; any further digits are zeros.
-fn divided(by: u64, places: usize) -> Option<Words> {
+fn divided(by: u64, places: usize) -> Option<TextSet> {
     if by * (places as u64 + 2) > STATES_MAX {
         return None;
     }
     let expression = expression(&smallest(&automaton(by, places as u64)))?;
-    Some(Words::Regex(format!("-?(?:{expression})")))
+    Some(TextSet::Regex(format!("-?(?:{expression})")))
 }
 
 /// The next state for each digit (10 is the point), and whether a number may end there. State 0 is the start.
-struct Automaton {
+struct DigitAutomaton {
     steps: Vec<[Option<usize>; 11]>,
     is_end: Vec<bool>,
 }
 
 /// A state is the remainder and the number of digits read behind the point. That number is none before the point.
-fn automaton(by: u64, places: u64) -> Automaton {
+fn automaton(by: u64, places: u64) -> DigitAutomaton {
     let state = |rest: u64, read: u64| (1 + read * by + rest) as usize;
     let n = state(by - 1, places + 1) + 1;
-    let mut automaton = Automaton { steps: vec![[None; 11]; n], is_end: vec![false; n] };
+    let mut automaton = DigitAutomaton { steps: vec![[None; 11]; n], is_end: vec![false; n] };
     for digit in 0..10 {
         automaton.steps[0][digit as usize] = Some(state(digit % by, 0));
     }
@@ -78,7 +78,7 @@ fn automaton(by: u64, places: u64) -> Automaton {
 }
 
 /// Minimizes the automaton: merges states that no text distinguishes.
-fn smallest(automaton: &Automaton) -> Automaton {
+fn smallest(automaton: &DigitAutomaton) -> DigitAutomaton {
     let n = automaton.steps.len();
     let mut class: Vec<usize> = automaton.is_end.iter().map(|is| usize::from(*is)).collect();
     let mut n_classes = 0;
@@ -97,7 +97,7 @@ fn smallest(automaton: &Automaton) -> Automaton {
         }
         n_classes = known.len();
     }
-    let mut small = Automaton { steps: vec![[None; 11]; n_classes], is_end: vec![false; n_classes] };
+    let mut small = DigitAutomaton { steps: vec![[None; 11]; n_classes], is_end: vec![false; n_classes] };
     for state in 0..n {
         small.steps[class[state]] = automaton.steps[state].map(|to| to.map(|to| class[to]));
         small.is_end[class[state]] = automaton.is_end[state];
@@ -106,7 +106,7 @@ fn smallest(automaton: &Automaton) -> Automaton {
 }
 
 /// Converts an automaton to an expression by removing its states, those with the fewest paths through them first.
-fn expression(automaton: &Automaton) -> Option<String> {
+fn expression(automaton: &DigitAutomaton) -> Option<String> {
     let n = automaton.steps.len();
     let (start, end) = (n, n + 1);
     let mut edges: BTreeMap<(usize, usize), String> = BTreeMap::new();

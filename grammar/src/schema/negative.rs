@@ -1,35 +1,35 @@
 //! The ways in which a value can fail a schema: each keyword's own.
 
 use super::Structures;
-use super::expand::{Choice, Way};
-use super::facts::{Contains, Fact, Names};
+use super::expand::{Alternatives, Alternative};
+use super::facts::{ContainsClaim, Fact, PropertyNames};
 use super::keywords;
-use super::places::{Place, Places};
+use super::places::{SchemaIdx, SchemaPlaces};
 use super::positive::{contained, first_items, other_names};
 use super::read::{Keyword, texts};
 use super::values::kinds;
 use crate::GrammarRefused;
 use serde_json::{Map, Value};
 
-struct Reader<'p, 'a> {
-    places: &'p Places<'a>,
+struct NegativeReader<'p, 'a> {
+    places: &'p SchemaPlaces<'a>,
     structures: &'p Structures,
-    place: Place,
+    place: SchemaIdx,
     schema: &'a Map<String, Value>,
 }
 
 /// One of these holds for a value that does not satisfy the schema.
 pub(super) fn choice<'a>(
-    places: &Places<'a>,
+    places: &SchemaPlaces<'a>,
     structures: &Structures,
-    place: Place,
-) -> Result<Choice<'a>, GrammarRefused> {
+    place: SchemaIdx,
+) -> Result<Alternatives<'a>, GrammarRefused> {
     let schema = match places.value(place) {
         Value::Object(schema) => schema,
         Value::Bool(true) => return Ok(Vec::new()),
-        _ => return Ok(vec![Way::facts([])]),
+        _ => return Ok(vec![Alternative::facts([])]),
     };
-    let reader = Reader { places, structures, place, schema };
+    let reader = NegativeReader { places, structures, place, schema };
     let mut choice = Vec::new();
     for (name, value) in schema {
         let at = format!("{}/{}", places.path(place), keywords::escaped(name));
@@ -38,32 +38,32 @@ pub(super) fn choice<'a>(
     Ok(choice)
 }
 
-fn one<'a>(kinds: u8, facts: impl IntoIterator<Item = Fact<'a>>) -> Choice<'a> {
-    vec![Way::facts([Fact::Kinds(kinds)].into_iter().chain(facts))]
+fn choice_of_kinds<'a>(kinds: u8, facts: impl IntoIterator<Item = Fact<'a>>) -> Alternatives<'a> {
+    vec![Alternative::facts([Fact::Kinds(kinds)].into_iter().chain(facts))]
 }
 
-impl<'a> Reader<'_, 'a> {
-    fn keyword(&self, word: &Keyword<'a>) -> Result<Choice<'a>, GrammarRefused> {
-        let fewer = |n: usize, fact: fn(usize) -> Fact<'a>, kind| n.checked_sub(1).map(|n| one(kind, [fact(n)]));
-        let array = |facts: Option<Fact<'a>>| one(kinds::ARRAY, facts);
+impl<'a> NegativeReader<'_, 'a> {
+    fn keyword(&self, word: &Keyword<'a>) -> Result<Alternatives<'a>, GrammarRefused> {
+        let fewer = |n: usize, fact: fn(usize) -> Fact<'a>, kind| n.checked_sub(1).map(|n| choice_of_kinds(kind, [fact(n)]));
+        let array = |facts: Option<Fact<'a>>| choice_of_kinds(kinds::ARRAY, facts);
         Ok(match word.name {
-            "type" => one(!word.kinds()?, []),
+            "type" => choice_of_kinds(!word.kinds()?, []),
             "enum" => self.unlike(word.list()?)?,
             "const" => self.unlike(std::slice::from_ref(word.value))?,
-            "minimum" => one(kinds::NUMBER, [Fact::Upper(word.number()?, false)]),
-            "exclusiveMinimum" => one(kinds::NUMBER, [Fact::Upper(word.number()?, true)]),
-            "maximum" => one(kinds::NUMBER, [Fact::Lower(word.number()?, false)]),
-            "exclusiveMaximum" => one(kinds::NUMBER, [Fact::Lower(word.number()?, true)]),
-            "multipleOf" => one(kinds::NUMBER, [Fact::Multiple(word.number()?, false)]),
+            "minimum" => choice_of_kinds(kinds::NUMBER, [Fact::Upper(word.number()?, false)]),
+            "exclusiveMinimum" => choice_of_kinds(kinds::NUMBER, [Fact::Upper(word.number()?, true)]),
+            "maximum" => choice_of_kinds(kinds::NUMBER, [Fact::Lower(word.number()?, false)]),
+            "exclusiveMaximum" => choice_of_kinds(kinds::NUMBER, [Fact::Lower(word.number()?, true)]),
+            "multipleOf" => choice_of_kinds(kinds::NUMBER, [Fact::Multiple(word.number()?, false)]),
             "minLength" => fewer(word.count()?, Fact::MaxLength, kinds::STRING).unwrap_or_default(),
-            "maxLength" => one(kinds::STRING, [Fact::MinLength(word.count()? + 1)]),
-            "pattern" => one(kinds::STRING, [Fact::Pattern(word.text()?, false)]),
-            "format" => one(kinds::STRING, [Fact::Format(word.text()?, false)]),
+            "maxLength" => choice_of_kinds(kinds::STRING, [Fact::MinLength(word.count()? + 1)]),
+            "pattern" => choice_of_kinds(kinds::STRING, [Fact::Pattern(word.text()?, false)]),
+            "format" => choice_of_kinds(kinds::STRING, [Fact::Format(word.text()?, false)]),
             "minItems" => fewer(word.count()?, Fact::MaxItems, kinds::ARRAY).unwrap_or_default(),
             "maxItems" => array(Some(Fact::MinItems(word.count()? + 1))),
             "uniqueItems" if word.flag()? => return Err(word.unsupported("uniqueItems in what must not hold")),
             "minProperties" => fewer(word.count()?, Fact::MaxProperties, kinds::OBJECT).unwrap_or_default(),
-            "maxProperties" => one(kinds::OBJECT, [Fact::MinProperties(word.count()? + 1)]),
+            "maxProperties" => choice_of_kinds(kinds::OBJECT, [Fact::MinProperties(word.count()? + 1)]),
             "prefixItems" | "items" | "additionalItems" | "contains" => self.of_arrays(word)?,
             "unevaluatedItems" | "unevaluatedProperties" => {
                 return Err(word.unsupported("it, in what must not hold,"));
@@ -77,8 +77,8 @@ impl<'a> Reader<'_, 'a> {
     }
 
     /// A list or an object differs from another as from a schema that only that one satisfies.
-    fn unlike(&self, values: &'a [Value]) -> Result<Choice<'a>, GrammarRefused> {
-        let mut way = Way::facts([]);
+    fn unlike(&self, values: &'a [Value]) -> Result<Alternatives<'a>, GrammarRefused> {
+        let mut way = Alternative::facts([]);
         for value in values {
             match value {
                 Value::Array(_) | Value::Object(_) => way.claims.push((self.structures.place(value)?, false)),
@@ -88,17 +88,17 @@ impl<'a> Reader<'_, 'a> {
         Ok(vec![way])
     }
 
-    fn of_arrays(&self, word: &Keyword<'a>) -> Result<Choice<'a>, GrammarRefused> {
+    fn of_arrays(&self, word: &Keyword<'a>) -> Result<Alternatives<'a>, GrammarRefused> {
         let n_first = first_items(self.schema).len();
-        let beyond = |item: &'a Value| -> Result<Choice<'a>, GrammarRefused> {
-            let contains = Contains { from: n_first, claim: (self.inner(item)?, false), min: 1, max: None };
-            Ok(one(kinds::ARRAY, [Fact::Contains(contains)]))
+        let beyond = |item: &'a Value| -> Result<Alternatives<'a>, GrammarRefused> {
+            let contains = ContainsClaim { from: n_first, claim: (self.inner(item)?, false), min: 1, max: None };
+            Ok(choice_of_kinds(kinds::ARRAY, [Fact::Contains(contains)]))
         };
         match (word.name, word.value) {
             ("prefixItems" | "items", Value::Array(list)) => {
                 let way = |(i, item)| {
                     let fact = Fact::Item(i, (self.inner(item)?, false));
-                    Ok(Way::facts([Fact::Kinds(kinds::ARRAY), Fact::MinItems(i + 1), fact]))
+                    Ok(Alternative::facts([Fact::Kinds(kinds::ARRAY), Fact::MinItems(i + 1), fact]))
                 };
                 list.iter().enumerate().map(way).collect()
             }
@@ -107,7 +107,7 @@ impl<'a> Reader<'_, 'a> {
             ("contains", item) => {
                 let claim = (self.inner(item)?, true);
                 let (min, max) = contained(self.places, self.place, self.schema)?;
-                let of = |min, max| one(kinds::ARRAY, [Fact::Contains(Contains { from: 0, claim, min, max })]);
+                let of = |min, max| choice_of_kinds(kinds::ARRAY, [Fact::Contains(ContainsClaim { from: 0, claim, min, max })]);
                 let fewer = min.checked_sub(1).map(|most| of(0, Some(most))).unwrap_or_default();
                 let more = max.map(|max| of(max + 1, None)).unwrap_or_default();
                 Ok(fewer.into_iter().chain(more).collect())
@@ -116,38 +116,38 @@ impl<'a> Reader<'_, 'a> {
         }
     }
 
-    fn of_objects(&self, word: &Keyword<'a>) -> Result<Choice<'a>, GrammarRefused> {
+    fn of_objects(&self, word: &Keyword<'a>) -> Result<Alternatives<'a>, GrammarRefused> {
         let object = Fact::Kinds(kinds::OBJECT);
         let nothing = (self.places.nothing(), true);
-        let exists = |names, claim| Way::facts([object.clone(), Fact::Exists(names, claim)]);
+        let exists = |names, claim| Alternative::facts([object.clone(), Fact::Exists(names, claim)]);
         Ok(match word.name {
             "required" => {
-                let without = |name| Way::facts([object.clone(), Fact::Property(name, nothing)]);
+                let without = |name| Alternative::facts([object.clone(), Fact::Property(name, nothing)]);
                 word.texts()?.into_iter().map(without).collect()
             }
             "properties" => {
                 let way = |(name, schema): (&'a String, &'a Value)| {
                     let fact = Fact::Property(name, (self.inner(schema)?, false));
-                    Ok(Way::facts([object.clone(), Fact::Required(name), fact]))
+                    Ok(Alternative::facts([object.clone(), Fact::Required(name), fact]))
                 };
                 word.object()?.iter().map(way).collect::<Result<_, GrammarRefused>>()?
             }
             "patternProperties" => {
                 let way = |(pattern, schema): (&'a String, &'a Value)| {
-                    Ok(exists(Names::Pattern(pattern), (self.inner(schema)?, false)))
+                    Ok(exists(PropertyNames::Pattern(pattern), (self.inner(schema)?, false)))
                 };
                 word.object()?.iter().map(way).collect::<Result<_, GrammarRefused>>()?
             }
             "additionalProperties" => vec![exists(other_names(self.schema), (self.inner(word.value)?, false))],
-            _ => vec![exists(Names::Claimed((self.inner(word.value)?, false)), (self.places.nothing(), false))],
+            _ => vec![exists(PropertyNames::Claimed((self.inner(word.value)?, false)), (self.places.nothing(), false))],
         })
     }
 
-    fn dependent(&self, word: &Keyword<'a>) -> Result<Choice<'a>, GrammarRefused> {
+    fn dependent(&self, word: &Keyword<'a>) -> Result<Alternatives<'a>, GrammarRefused> {
         let nothing = (self.places.nothing(), true);
         let mut choice = Vec::new();
         for (name, value) in word.object()? {
-            let with = || Way::facts([Fact::Kinds(kinds::OBJECT), Fact::Required(name)]);
+            let with = || Alternative::facts([Fact::Kinds(kinds::OBJECT), Fact::Required(name)]);
             match texts(value).filter(|_| word.name != "dependentSchemas") {
                 Some(required) => choice.extend(required.into_iter().map(|required| {
                     let mut way = with();
@@ -164,27 +164,27 @@ impl<'a> Reader<'_, 'a> {
         Ok(choice)
     }
 
-    fn combining(&self, word: &Keyword<'a>) -> Result<Choice<'a>, GrammarRefused> {
-        let fails = |place: Place| Way::claims([(place, false)]);
+    fn combining(&self, word: &Keyword<'a>) -> Result<Alternatives<'a>, GrammarRefused> {
+        let fails = |place: SchemaIdx| Alternative::claims([(place, false)]);
         Ok(match word.name {
             "$ref" => vec![fails(self.places.referred(self.place, word.text()?)?)],
             "$dynamicRef" => vec![fails(self.places.dynamically_referred(self.place, word.text()?)?)],
             "allOf" => self.list(word)?.into_iter().map(fails).collect(),
-            "anyOf" => vec![Way::claims(self.list(word)?.into_iter().map(|place| (place, false)))],
+            "anyOf" => vec![Alternative::claims(self.list(word)?.into_iter().map(|place| (place, false)))],
             "oneOf" => {
                 let one = self.list(word)?;
-                let mut choice = vec![Way::claims(one.iter().map(|place| (*place, false)))];
+                let mut choice = vec![Alternative::claims(one.iter().map(|place| (*place, false)))];
                 for (i, first) in one.iter().enumerate() {
-                    choice.extend(one[i + 1..].iter().map(|second| Way::claims([(*first, true), (*second, true)])));
+                    choice.extend(one[i + 1..].iter().map(|second| Alternative::claims([(*first, true), (*second, true)])));
                 }
                 choice
             }
-            "not" => vec![Way::claims([(self.inner(word.value)?, true)])],
+            "not" => vec![Alternative::claims([(self.inner(word.value)?, true)])],
             "if" => {
                 let condition = self.inner(word.value)?;
                 let way = |key: &str, holds| {
                     let branch = self.schema.get(key).map(|schema| self.inner(schema)).transpose()?;
-                    Ok(branch.map(|branch| Way::claims([(condition, holds), (branch, false)])))
+                    Ok(branch.map(|branch| Alternative::claims([(condition, holds), (branch, false)])))
                 };
                 way("then", true)?.into_iter().chain(way("else", false)?).collect()
             }
@@ -192,11 +192,11 @@ impl<'a> Reader<'_, 'a> {
         })
     }
 
-    fn list(&self, word: &Keyword<'a>) -> Result<Vec<Place>, GrammarRefused> {
+    fn list(&self, word: &Keyword<'a>) -> Result<Vec<SchemaIdx>, GrammarRefused> {
         word.list()?.iter().map(|schema| self.inner(schema)).collect()
     }
 
-    fn inner(&self, schema: &'a Value) -> Result<Place, GrammarRefused> {
+    fn inner(&self, schema: &'a Value) -> Result<SchemaIdx, GrammarRefused> {
         self.places.known(schema)
     }
 }

@@ -1,40 +1,40 @@
 //! Objects: named properties in their order, and then any others.
 
-use super::facts::{Claim, Facts, Names};
+use super::facts::{SchemaClaim, SchemaFacts, PropertyNames};
 use super::text::{quoted, strings};
-use super::writer::Writer;
+use super::writer::SchemaWriter;
 use crate::GrammarRefused;
-use crate::rules::{Rule, Symbol};
-use crate::words::Words;
+use crate::rules::{RuleIdx, Symbol};
+use crate::words::TextSet;
 use std::collections::{HashMap, HashSet};
 
 /// The signs between values, with the whitespace that may surround them.
 pub(super) mod blank {
-    use crate::words::Words;
+    use crate::words::TextSet;
 
     /// A space, or an indented new line. The length is bounded, so that an answer cannot consist of endless whitespace.
     const BLANK: &str = "(?: |\\n {0,32}|\\n\\t{0,8})?";
 
-    pub(in crate::schema) fn open(sign: char) -> Words {
-        Words::regex(format!("\\{sign}{BLANK}"))
+    pub(in crate::schema) fn open(sign: char) -> TextSet {
+        TextSet::regex(format!("\\{sign}{BLANK}"))
     }
 
-    pub(in crate::schema) fn close(sign: char) -> Words {
-        Words::regex(format!("{BLANK}\\{sign}"))
+    pub(in crate::schema) fn close(sign: char) -> TextSet {
+        TextSet::regex(format!("{BLANK}\\{sign}"))
     }
 
-    pub(in crate::schema) fn comma() -> Words {
-        Words::regex(format!(",{BLANK}"))
+    pub(in crate::schema) fn comma() -> TextSet {
+        TextSet::regex(format!(",{BLANK}"))
     }
 
-    pub(in crate::schema) fn colon() -> Words {
-        Words::regex(": ?")
+    pub(in crate::schema) fn colon() -> TextSet {
+        TextSet::regex(": ?")
     }
 }
 
 /// A property, or the run of properties without a name in the schema.
 #[derive(Clone)]
-struct Entry {
+struct PropertyEntry {
     parts: Vec<Symbol>,
     is_required: bool,
     /// A name denotes one property; a run denotes one or more.
@@ -44,8 +44,8 @@ struct Entry {
 /// The limit of sets of names in facts, beside the named properties.
 const SETS_MAX: usize = 6;
 
-impl<'a> Writer<'_, 'a> {
-    pub(super) fn object(&mut self, facts: &Facts<'a>, out: &mut Vec<Vec<Symbol>>) -> Result<(), GrammarRefused> {
+impl<'a> SchemaWriter<'_, 'a> {
+    pub(super) fn object(&mut self, facts: &SchemaFacts<'a>, out: &mut Vec<Vec<Symbol>>) -> Result<(), GrammarRefused> {
         let (min, max) = facts.n_properties;
         if max.is_some_and(|max| max < min) {
             return Ok(());
@@ -72,8 +72,8 @@ impl<'a> Writer<'_, 'a> {
 
     fn one_object(
         &mut self,
-        facts: &Facts<'a>,
-        last: Option<&(Names<'a>, Claim)>,
+        facts: &SchemaFacts<'a>,
+        last: Option<&(PropertyNames<'a>, SchemaClaim)>,
         out: &mut Vec<Vec<Symbol>>,
     ) -> Result<(), GrammarRefused> {
         let comma = self.rules.words(&blank::comma());
@@ -81,11 +81,11 @@ impl<'a> Writer<'_, 'a> {
         let others = self.others(facts, None)?;
         if let Some(item) = others {
             let more = Symbol::Many { of: vec![comma.clone(), item.clone()], min: 0, max: None };
-            entries.push(Entry { parts: vec![item, more], is_required: false, is_run: true });
+            entries.push(PropertyEntry { parts: vec![item, more], is_required: false, is_run: true });
         }
         if let Some(last) = last {
             let Some(item) = self.others(facts, Some(last))? else { return Ok(()) };
-            entries.push(Entry { parts: vec![item], is_required: true, is_run: false });
+            entries.push(PropertyEntry { parts: vec![item], is_required: true, is_run: false });
         }
         let (min, max) = facts.n_properties;
         let n_required = entries.iter().filter(|entry| entry.is_required).count();
@@ -95,7 +95,7 @@ impl<'a> Writer<'_, 'a> {
         let open = self.rules.words(&blank::open('{'));
         let close = self.rules.words(&blank::close('}'));
         if n_required == 0 && min == 0 {
-            out.push(vec![self.rules.words(&Words::Text("{}".to_owned()))]);
+            out.push(vec![self.rules.words(&TextSet::Text("{}".to_owned()))]);
         }
         let inner = match min <= n_required.max(1) && max.is_none() {
             true => self.joined(&entries, &comma),
@@ -106,10 +106,10 @@ impl<'a> Writer<'_, 'a> {
     }
 
     /// Returns the named properties; None if one of them is required and impossible.
-    fn entries(&mut self, facts: &Facts<'a>) -> Result<Option<Vec<Entry>>, GrammarRefused> {
+    fn entries(&mut self, facts: &SchemaFacts<'a>) -> Result<Option<Vec<PropertyEntry>>, GrammarRefused> {
         let colon = self.rules.words(&blank::colon());
         let required: HashSet<&str> = facts.required.iter().copied().collect();
-        let mut own: HashMap<&str, Vec<Claim>> = HashMap::new();
+        let mut own: HashMap<&str, Vec<SchemaClaim>> = HashMap::new();
         for (name, claim) in &facts.property {
             own.entry(name).or_default().push(*claim);
         }
@@ -128,9 +128,9 @@ impl<'a> Writer<'_, 'a> {
                 }
                 continue;
             }
-            let key = self.rules.words(&Words::Text(quoted(name)));
+            let key = self.rules.words(&TextSet::Text(quoted(name)));
             let value = Symbol::Rule(self.rule(claims));
-            entries.push(Entry { parts: vec![key, colon.clone(), value], is_required, is_run: false });
+            entries.push(PropertyEntry { parts: vec![key, colon.clone(), value], is_required, is_run: false });
         }
         Ok(Some(entries))
     }
@@ -139,10 +139,10 @@ impl<'a> Writer<'_, 'a> {
     /// `last`, its name is in those sets, and the claim holds for its value.
     fn others(
         &mut self,
-        facts: &Facts<'a>,
-        last: Option<&(Names<'a>, Claim)>,
+        facts: &SchemaFacts<'a>,
+        last: Option<&(PropertyNames<'a>, SchemaClaim)>,
     ) -> Result<Option<Symbol>, GrammarRefused> {
-        let mut sets: Vec<(Words, String)> = Vec::new();
+        let mut sets: Vec<(TextSet, String)> = Vec::new();
         let all = facts.properties.iter().map(|(names, _)| names).chain(last.map(|(names, _)| names));
         for names in all.clone() {
             for words in self.sets_of(names)? {
@@ -158,24 +158,24 @@ impl<'a> Writer<'_, 'a> {
                 format!("more than {SETS_MAX} sets of names"),
             ));
         }
-        let named: Vec<Words> = names_in(facts).map(|name| Words::Text(quoted(name))).collect();
+        let named: Vec<TextSet> = names_in(facts).map(|name| TextSet::Text(quoted(name))).collect();
         let colon = self.rules.words(&blank::colon());
         let mut alternatives = Vec::new();
         for bits in 0..1usize << sets.len() {
             let is_in = |key: &str| sets.iter().position(|(_, known)| known == key).is_some_and(|i| bits >> i & 1 == 1);
             let mut claims = Vec::new();
             for (names, claim) in &facts.properties {
-                let keys: Vec<String> = self.sets_of(names)?.iter().map(Words::lark).collect();
+                let keys: Vec<String> = self.sets_of(names)?.iter().map(TextSet::lark).collect();
                 let speaks = match names {
-                    Names::Rest { .. } => !keys.iter().any(|key| is_in(key)),
+                    PropertyNames::Rest { .. } => !keys.iter().any(|key| is_in(key)),
                     _ => keys.iter().all(|key| is_in(key)),
                 };
                 claims.extend(speaks.then_some(*claim));
             }
             if let Some((names, claim)) = last {
-                let keys: Vec<String> = self.sets_of(names)?.iter().map(Words::lark).collect();
+                let keys: Vec<String> = self.sets_of(names)?.iter().map(TextSet::lark).collect();
                 let speaks = match names {
-                    Names::Rest { .. } => !keys.iter().any(|key| is_in(key)),
+                    PropertyNames::Rest { .. } => !keys.iter().any(|key| is_in(key)),
                     _ => keys.iter().all(|key| is_in(key)),
                 };
                 if !speaks {
@@ -188,12 +188,12 @@ impl<'a> Writer<'_, 'a> {
             }
             let mut words = vec![strings(0, None)];
             for (i, (set, _)) in sets.iter().enumerate() {
-                words.push(if bits >> i & 1 == 1 { set.clone() } else { Words::not(set.clone()) });
+                words.push(if bits >> i & 1 == 1 { set.clone() } else { TextSet::not(set.clone()) });
             }
             if !named.is_empty() {
-                words.push(Words::not(Words::Any(named.clone())));
+                words.push(TextSet::not(TextSet::Any(named.clone())));
             }
-            let words = if words.len() == 1 { words.remove(0) } else { Words::All(words) };
+            let words = if words.len() == 1 { words.remove(0) } else { TextSet::All(words) };
             if self.is_empty(&words)? {
                 continue;
             }
@@ -205,23 +205,23 @@ impl<'a> Writer<'_, 'a> {
     }
 
     /// Returns the sets of names that a fact distinguishes.
-    fn sets_of(&mut self, names: &Names<'a>) -> Result<Vec<Words>, GrammarRefused> {
+    fn sets_of(&mut self, names: &PropertyNames<'a>) -> Result<Vec<TextSet>, GrammarRefused> {
         match names {
-            Names::Pattern(pattern) => Ok(vec![self.pattern(pattern)?]),
-            Names::Rest { patterns, .. } => patterns.iter().map(|pattern| self.pattern(pattern)).collect(),
-            Names::Claimed(claim) => Ok(vec![self.strings_of(&[*claim])?]),
+            PropertyNames::Pattern(pattern) => Ok(vec![self.pattern(pattern)?]),
+            PropertyNames::Rest { patterns, .. } => patterns.iter().map(|pattern| self.pattern(pattern)).collect(),
+            PropertyNames::Claimed(claim) => Ok(vec![self.strings_of(&[*claim])?]),
         }
     }
 
     /// One or more properties in order, with commas between them. Halves are joined, so that rules nest only as deep as
     /// the logarithm of their number.
-    fn joined(&mut self, entries: &[Entry], comma: &Symbol) -> Option<Vec<Symbol>> {
+    fn joined(&mut self, entries: &[PropertyEntry], comma: &Symbol) -> Option<Vec<Symbol>> {
         match entries {
             [] => None,
             [entry] => Some(entry.parts.clone()),
             _ => {
                 let (left, right) = entries.split_at(entries.len() / 2);
-                let must = |entries: &[Entry]| entries.iter().any(|entry| entry.is_required);
+                let must = |entries: &[PropertyEntry]| entries.iter().any(|entry| entry.is_required);
                 let (first, second) = (self.joined(left, comma)?, self.joined(right, comma)?);
                 let first = vec![Symbol::Rule(self.rules.add(vec![first]))];
                 let second = vec![Symbol::Rule(self.rules.add(vec![second]))];
@@ -243,8 +243,8 @@ impl<'a> Writer<'_, 'a> {
     /// Does the same where the number of properties matters: one rule for each entry and each count so far.
     fn counted(
         &mut self,
-        entries: &[Entry],
-        facts: &Facts<'a>,
+        entries: &[PropertyEntry],
+        facts: &SchemaFacts<'a>,
         comma: &Symbol,
     ) -> Result<Option<Vec<Symbol>>, GrammarRefused> {
         let (min, max) = facts.n_properties;
@@ -261,7 +261,7 @@ impl<'a> Writer<'_, 'a> {
         // `after[count]`: what may follow after this many properties. `most` also stands for more if there is no
         // maximum.
         let enough = |count: usize| if count >= min && count > 0 { vec![Vec::new()] } else { Vec::new() };
-        let mut after: Vec<Rule> = (0..=most).map(|count| self.rules.add(enough(count))).collect();
+        let mut after: Vec<RuleIdx> = (0..=most).map(|count| self.rules.add(enough(count))).collect();
         for entry in entries.iter().rev() {
             let mut here = Vec::with_capacity(most + 1);
             for count in 0..=most {
@@ -294,9 +294,9 @@ impl<'a> Writer<'_, 'a> {
 }
 
 /// Returns the names in all facts, in their order.
-fn names_in<'f, 'a>(facts: &'f Facts<'a>) -> impl Iterator<Item = &'a str> + use<'f, 'a> {
+fn names_in<'f, 'a>(facts: &'f SchemaFacts<'a>) -> impl Iterator<Item = &'a str> + use<'f, 'a> {
     let rest = facts.properties.iter().chain(&facts.exists).filter_map(|(names, _)| match names {
-        Names::Rest { names, .. } => Some(names),
+        PropertyNames::Rest { names, .. } => Some(names),
         _ => None,
     });
     let own = facts.property.iter().map(|(name, _)| *name).chain(facts.required.iter().copied());

@@ -7,29 +7,29 @@ use serde_json::Value;
 use std::collections::HashMap;
 
 /// A schema of the document, by its number.
-pub(crate) type Place = u32;
+pub(crate) type SchemaIdx = u32;
 
-pub(crate) struct Places<'a> {
-    all: Vec<At<'a>>,
-    by_address: HashMap<*const Value, Place>,
+pub(crate) struct SchemaPlaces<'a> {
+    all: Vec<SchemaPlace<'a>>,
+    by_address: HashMap<*const Value, SchemaIdx>,
     /// Absolute addresses of `$id`, and with a fragment of `$anchor`.
-    addresses: HashMap<String, Place>,
+    addresses: HashMap<String, SchemaIdx>,
     /// `$dynamicAnchor`s: their names, and how many places have one.
-    dynamic: HashMap<String, Vec<Place>>,
+    dynamic: HashMap<String, Vec<SchemaIdx>>,
 }
 
-struct At<'a> {
+struct SchemaPlace<'a> {
     value: &'a Value,
     path: String,
     /// The resource that it belongs to: its root, and its address.
-    root: Place,
+    root: SchemaIdx,
     base: String,
 }
 
-impl<'a> Places<'a> {
-    pub(crate) fn of(documents: &[(&'a Value, &str)], limits: &GrammarLimits) -> Result<Places<'a>, GrammarRefused> {
+impl<'a> SchemaPlaces<'a> {
+    pub(crate) fn of(documents: &[(&'a Value, &str)], limits: &GrammarLimits) -> Result<SchemaPlaces<'a>, GrammarRefused> {
         let mut places =
-            Places { all: Vec::new(), by_address: HashMap::new(), addresses: HashMap::new(), dynamic: HashMap::new() };
+            SchemaPlaces { all: Vec::new(), by_address: HashMap::new(), addresses: HashMap::new(), dynamic: HashMap::new() };
         for (document, path) in documents {
             places.find(document, (*path).to_owned(), limits)?;
         }
@@ -37,12 +37,12 @@ impl<'a> Places<'a> {
     }
 
     fn find(&mut self, document: &'a Value, path: String, limits: &GrammarLimits) -> Result<(), GrammarRefused> {
-        let mut left = vec![(document, path, None::<Place>)];
+        let mut left = vec![(document, path, None::<SchemaIdx>)];
         while let Some((value, path, parent)) = left.pop() {
             if self.all.len() == limits.nodes_max {
                 return Err(GrammarRefused::too_large("the number of schemas", limits.nodes_max));
             }
-            let place = self.all.len() as Place;
+            let place = self.all.len() as SchemaIdx;
             let (mut root, mut base) = parent.map_or((place, String::new()), |parent| {
                 let parent = &self.all[parent as usize];
                 (parent.root, parent.base.clone())
@@ -53,7 +53,7 @@ impl<'a> Places<'a> {
                     return Err(GrammarRefused::invalid(path + "/$id", format!("{id} is the address of two schemas")));
                 }
             }
-            self.all.push(At { value, path, root, base });
+            self.all.push(SchemaPlace { value, path, root, base });
             self.by_address.insert(value, place);
             self.note_anchors(place)?;
             let at = &self.all[place as usize];
@@ -64,8 +64,8 @@ impl<'a> Places<'a> {
         Ok(())
     }
 
-    fn note_anchors(&mut self, place: Place) -> Result<(), GrammarRefused> {
-        let At { value, base, path, .. } = &self.all[place as usize];
+    fn note_anchors(&mut self, place: SchemaIdx) -> Result<(), GrammarRefused> {
+        let SchemaPlace { value, base, path, .. } = &self.all[place as usize];
         for key in ["$anchor", "$dynamicAnchor"] {
             let Some(name) = value.get(key).and_then(Value::as_str) else { continue };
             if self.addresses.insert(format!("{base}#{name}"), place).is_some() {
@@ -78,32 +78,32 @@ impl<'a> Places<'a> {
         Ok(())
     }
 
-    pub(crate) fn value(&self, place: Place) -> &'a Value {
+    pub(crate) fn value(&self, place: SchemaIdx) -> &'a Value {
         self.all[place as usize].value
     }
 
-    pub(crate) fn path(&self, place: Place) -> &str {
+    pub(crate) fn path(&self, place: SchemaIdx) -> &str {
         &self.all[place as usize].path
     }
 
     /// The schema `false`, which is the first of the documents.
-    pub(crate) fn nothing(&self) -> Place {
+    pub(crate) fn nothing(&self) -> SchemaIdx {
         0
     }
 
     /// The place of a schema that a keyword holds.
-    pub(crate) fn known(&self, value: &'a Value) -> Result<Place, GrammarRefused> {
+    pub(crate) fn known(&self, value: &'a Value) -> Result<SchemaIdx, GrammarRefused> {
         self.place(value).ok_or_else(|| GrammarRefused::invalid("", "a schema that is out of place"))
     }
 
     /// The place of a schema that lies in a known place.
-    pub(crate) fn place(&self, value: &'a Value) -> Option<Place> {
+    pub(crate) fn place(&self, value: &'a Value) -> Option<SchemaIdx> {
         self.by_address.get(&(value as *const Value)).copied()
     }
 
     /// What `$ref` refers to.
-    pub(crate) fn referred(&self, from: Place, reference: &str) -> Result<Place, GrammarRefused> {
-        let At { base, root, path, .. } = &self.all[from as usize];
+    pub(crate) fn referred(&self, from: SchemaIdx, reference: &str) -> Result<SchemaIdx, GrammarRefused> {
+        let SchemaPlace { base, root, path, .. } = &self.all[from as usize];
         let unknown = |why: &str| GrammarRefused::unsupported(format!("{path}/$ref"), format!("{reference:?}, {why},"));
         let (address, fragment) = reference.split_once('#').unwrap_or((reference, ""));
         let root = if address.is_empty() {
@@ -126,7 +126,7 @@ impl<'a> Places<'a> {
 
     /// What `$dynamicRef` refers to, where that is the same from everywhere: the initial target, if it is not
     /// dynamic, or if no other place has its anchor.
-    pub(crate) fn dynamically_referred(&self, from: Place, reference: &str) -> Result<Place, GrammarRefused> {
+    pub(crate) fn dynamically_referred(&self, from: SchemaIdx, reference: &str) -> Result<SchemaIdx, GrammarRefused> {
         let target = self.referred(from, reference)?;
         let name = reference.split_once('#').map_or("", |(_, fragment)| fragment);
         let is_dynamic = self.value(target).get("$dynamicAnchor").and_then(Value::as_str) == Some(name);

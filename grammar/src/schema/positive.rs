@@ -1,9 +1,9 @@
 //! The requirements of a schema on a value that satisfies it, keyword by keyword.
 
-use super::expand::{Asked, Choice, Scope, Way};
-use super::facts::{Contains, Fact, Names};
+use super::expand::{SchemaConstraints, Alternatives, Scope, Alternative};
+use super::facts::{ContainsClaim, Fact, PropertyNames};
 use super::keywords;
-use super::places::{Place, Places};
+use super::places::{SchemaIdx, SchemaPlaces};
 use super::read::{Keyword, texts};
 use super::values::kinds;
 use crate::GrammarRefused;
@@ -13,40 +13,40 @@ use serde_json::{Map, Value};
 /// held.
 const EXACT_MAX: usize = 6;
 
-struct Reader<'p, 'a> {
-    places: &'p Places<'a>,
-    place: Place,
+struct PositiveReader<'p, 'a> {
+    places: &'p SchemaPlaces<'a>,
+    place: SchemaIdx,
     schema: &'a Map<String, Value>,
     scope: Scope,
-    asked: Asked<'a>,
+    constraints: SchemaConstraints<'a>,
 }
 
 /// Returns the requirements of a schema. Distinguishes which parts held where a schema around it needs to know.
-pub(super) fn asked<'a>(places: &Places<'a>, place: Place, scope: Scope) -> Result<Asked<'a>, GrammarRefused> {
+pub(super) fn read_constraints<'a>(places: &SchemaPlaces<'a>, place: SchemaIdx, scope: Scope) -> Result<SchemaConstraints<'a>, GrammarRefused> {
     let schema = match places.value(place) {
         Value::Object(schema) => schema,
-        Value::Bool(true) => return Ok(Asked::default()),
-        _ => return Ok(Asked { choices: vec![Vec::new()], ..Asked::default() }),
+        Value::Bool(true) => return Ok(SchemaConstraints::default()),
+        _ => return Ok(SchemaConstraints { choices: vec![Vec::new()], ..SchemaConstraints::default() }),
     };
-    let mut reader = Reader { places, place, schema, scope, asked: Asked::default() };
+    let mut reader = PositiveReader { places, place, schema, scope, constraints: SchemaConstraints::default() };
     for (name, value) in schema {
         let at = format!("{}/{}", places.path(place), keywords::escaped(name));
         reader.keyword(&Keyword { name, value, at })?;
     }
-    Ok(reader.asked)
+    Ok(reader.constraints)
 }
 
-impl<'a> Reader<'_, 'a> {
+impl<'a> PositiveReader<'_, 'a> {
     fn fact(&mut self, fact: Fact<'a>) {
-        self.asked.choices.push(vec![Way::facts([fact])]);
+        self.constraints.choices.push(vec![Alternative::facts([fact])]);
     }
 
     fn all(&mut self, facts: impl IntoIterator<Item = Fact<'a>>) {
-        self.asked.choices.push(vec![Way::facts(facts)]);
+        self.constraints.choices.push(vec![Alternative::facts(facts)]);
     }
 
-    fn choice(&mut self, choice: Choice<'a>) {
-        self.asked.choices.push(choice);
+    fn choice(&mut self, choice: Alternatives<'a>) {
+        self.constraints.choices.push(choice);
     }
 
     fn keyword(&mut self, word: &Keyword<'a>) -> Result<(), GrammarRefused> {
@@ -92,14 +92,14 @@ impl<'a> Reader<'_, 'a> {
                 self.fact(Fact::Items(n_first, (self.inner(item)?, true)));
             }
             ("contains", item) => {
-                if self.scope.asks_items {
+                if self.scope.needs_items {
                     return Err(word.unsupported("contains beside unevaluatedItems"));
                 }
                 let claim = (self.inner(item)?, true);
                 let (min, max) = contained(self.places, self.place, self.schema)?;
-                self.all((min > 0 || max.is_some()).then_some(Fact::Contains(Contains { from: 0, claim, min, max })));
+                self.all((min > 0 || max.is_some()).then_some(Fact::Contains(ContainsClaim { from: 0, claim, min, max })));
             }
-            ("unevaluatedItems", item) => self.asked.rest_items = Some((self.inner(item)?, true)),
+            ("unevaluatedItems", item) => self.constraints.rest_items = Some((self.inner(item)?, true)),
             _ => {}
         }
         Ok(())
@@ -116,7 +116,7 @@ impl<'a> Reader<'_, 'a> {
             "patternProperties" => {
                 let named = word.object()?.iter();
                 let fact = |(pattern, schema): (&'a String, &'a Value)| {
-                    Ok(Fact::Properties(Names::Pattern(pattern), (self.inner(schema)?, true)))
+                    Ok(Fact::Properties(PropertyNames::Pattern(pattern), (self.inner(schema)?, true)))
                 };
                 let facts: Result<Vec<_>, GrammarRefused> = named.map(fact).collect();
                 self.all(facts?);
@@ -124,12 +124,12 @@ impl<'a> Reader<'_, 'a> {
             "additionalProperties" => {
                 self.fact(Fact::Properties(other_names(self.schema), (self.inner(word.value)?, true)));
             }
-            "unevaluatedProperties" => self.asked.rest_properties = Some((self.inner(word.value)?, true)),
+            "unevaluatedProperties" => self.constraints.rest_properties = Some((self.inner(word.value)?, true)),
             _ => {
                 // A property whose name is not such a string has no valid value.
                 let claim = (self.inner(word.value)?, false);
                 let nothing = (self.places.nothing(), true);
-                self.fact(Fact::Properties(Names::Claimed(claim), nothing));
+                self.fact(Fact::Properties(PropertyNames::Claimed(claim), nothing));
             }
         }
         Ok(())
@@ -138,8 +138,8 @@ impl<'a> Reader<'_, 'a> {
     fn dependent(&mut self, word: &Keyword<'a>) -> Result<(), GrammarRefused> {
         let nothing = (self.places.nothing(), true);
         for (name, value) in word.object()? {
-            let without = Way::facts([Fact::Property(name, nothing)]);
-            let mut with = Way::facts([Fact::Kinds(kinds::OBJECT), Fact::Required(name)]);
+            let without = Alternative::facts([Fact::Property(name, nothing)]);
+            let mut with = Alternative::facts([Fact::Kinds(kinds::OBJECT), Fact::Required(name)]);
             match texts(value).filter(|_| word.name != "dependentSchemas") {
                 Some(required) => with.facts.extend(required.into_iter().map(Fact::Required)),
                 None if word.name == "dependentRequired" => return Err(word.unsupported("what is no list of names")),
@@ -154,20 +154,20 @@ impl<'a> Reader<'_, 'a> {
         match word.name {
             "$ref" => {
                 let target = self.places.referred(self.place, word.text()?)?;
-                self.choice(vec![Way::claims([(target, true)])]);
+                self.choice(vec![Alternative::claims([(target, true)])]);
             }
             "$dynamicRef" => {
                 let target = self.places.dynamically_referred(self.place, word.text()?)?;
-                self.choice(vec![Way::claims([(target, true)])]);
+                self.choice(vec![Alternative::claims([(target, true)])]);
             }
             "allOf" => {
                 let all = self.list(word)?;
-                self.choice(vec![Way::claims(all.into_iter().map(|place| (place, true)))]);
+                self.choice(vec![Alternative::claims(all.into_iter().map(|place| (place, true)))]);
             }
             "anyOf" => {
                 let any = self.list(word)?;
                 let choice = match self.scope.is_there {
-                    false => any.into_iter().map(|place| Way::claims([(place, true)])).collect(),
+                    false => any.into_iter().map(|place| Alternative::claims([(place, true)])).collect(),
                     true if any.len() <= EXACT_MAX => exactly(&any),
                     true => return Err(word.unsupported("a long anyOf beside unevaluatedProperties")),
                 };
@@ -175,12 +175,12 @@ impl<'a> Reader<'_, 'a> {
             }
             "oneOf" => {
                 let one = self.list(word)?;
-                let only = |place: &Place| Way::claims(one.iter().map(|other| (*other, other == place)));
+                let only = |place: &SchemaIdx| Alternative::claims(one.iter().map(|other| (*other, other == place)));
                 self.choice(one.iter().map(only).collect());
             }
             "not" => {
                 let claim = (self.inner(word.value)?, false);
-                self.choice(vec![Way::claims([claim])]);
+                self.choice(vec![Alternative::claims([claim])]);
             }
             "if" => {
                 let condition = self.inner(word.value)?;
@@ -188,8 +188,8 @@ impl<'a> Reader<'_, 'a> {
                 let then = branch("then")?.map(|place| (place, true));
                 let otherwise = branch("else")?.map(|place| (place, true));
                 if then.is_some() || otherwise.is_some() || self.scope.is_there {
-                    let yes = Way::claims([(condition, true)].into_iter().chain(then));
-                    let no = Way::claims([(condition, false)].into_iter().chain(otherwise));
+                    let yes = Alternative::claims([(condition, true)].into_iter().chain(then));
+                    let no = Alternative::claims([(condition, false)].into_iter().chain(otherwise));
                     self.choice(vec![yes, no]);
                 }
             }
@@ -198,19 +198,19 @@ impl<'a> Reader<'_, 'a> {
         Ok(())
     }
 
-    fn list(&self, word: &Keyword<'a>) -> Result<Vec<Place>, GrammarRefused> {
+    fn list(&self, word: &Keyword<'a>) -> Result<Vec<SchemaIdx>, GrammarRefused> {
         word.list()?.iter().map(|schema| self.inner(schema)).collect()
     }
 
-    fn inner(&self, schema: &'a Value) -> Result<Place, GrammarRefused> {
+    fn inner(&self, schema: &'a Value) -> Result<SchemaIdx, GrammarRefused> {
         self.places.known(schema)
     }
 }
 
 /// Returns every way in which at least one of them holds. Each way fixes for every schema whether it holds.
-fn exactly<'a>(any: &[Place]) -> Choice<'a> {
+fn exactly<'a>(any: &[SchemaIdx]) -> Alternatives<'a> {
     let ways = 1..1usize << any.len();
-    let way = |bits: usize| Way::claims(any.iter().enumerate().map(|(i, place)| (*place, bits >> i & 1 == 1)));
+    let way = |bits: usize| Alternative::claims(any.iter().enumerate().map(|(i, place)| (*place, bits >> i & 1 == 1)));
     ways.map(way).collect()
 }
 
@@ -222,8 +222,8 @@ pub(super) fn first_items(schema: &Map<String, Value>) -> &[Value] {
 
 /// Returns the number of items that `contains` requires.
 pub(super) fn contained<'a>(
-    places: &Places<'a>,
-    place: Place,
+    places: &SchemaPlaces<'a>,
+    place: SchemaIdx,
     schema: &'a Map<String, Value>,
 ) -> Result<(usize, Option<usize>), GrammarRefused> {
     let count = |name: &'static str| {
@@ -234,8 +234,8 @@ pub(super) fn contained<'a>(
 }
 
 /// Returns the names that `additionalProperties` covers.
-pub(super) fn other_names<'a>(schema: &'a Map<String, Value>) -> Names<'a> {
+pub(super) fn other_names<'a>(schema: &'a Map<String, Value>) -> PropertyNames<'a> {
     let keys = |word: &str| schema.get(word).and_then(Value::as_object);
     let names = |word| keys(word).into_iter().flat_map(Map::keys).map(String::as_str).collect();
-    Names::Rest { names: names("properties"), patterns: names("patternProperties") }
+    PropertyNames::Rest { names: names("properties"), patterns: names("patternProperties") }
 }

@@ -1,21 +1,21 @@
 //! Lists and objects that a schema names as values, as schemas that only they satisfy.
 
-use super::places::{Place, Places};
+use super::places::{SchemaIdx, SchemaPlaces};
 use crate::{GrammarLimits, GrammarRefused};
 use serde_json::{Value, json};
 use std::collections::HashMap;
 
 /// The schema that stands for each list and object of an `enum` or a `const`.
-pub(crate) struct Structures(HashMap<*const Value, Place>);
+pub(crate) struct Structures(HashMap<*const Value, SchemaIdx>);
 
 impl Structures {
-    pub(crate) fn of<'a>(values: &[&Value], schemas: &'a [Value], places: &Places<'a>) -> Structures {
+    pub(crate) fn of<'a>(values: &[&Value], schemas: &'a [Value], places: &SchemaPlaces<'a>) -> Structures {
         let pairs = values.iter().zip(schemas);
         let at = pairs.filter_map(|(value, schema)| Some((*value as *const Value, places.place(schema)?)));
         Structures(at.collect())
     }
 
-    pub(crate) fn place(&self, value: &Value) -> Result<Place, GrammarRefused> {
+    pub(crate) fn place(&self, value: &Value) -> Result<SchemaIdx, GrammarRefused> {
         let place = self.0.get(&(value as *const Value)).copied();
         place.ok_or_else(|| GrammarRefused::unsupported("", "a list or an object as a value here"))
     }

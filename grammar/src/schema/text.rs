@@ -1,12 +1,12 @@
 //! Strings and numbers of a schema as sets of texts.
 
 use super::decimal::Decimal;
-use super::facts::Facts;
+use super::facts::SchemaFacts;
 use super::values::kinds;
-use super::writer::Writer;
+use super::writer::SchemaWriter;
 use super::{formats, multiples};
 use crate::GrammarRefused;
-use crate::words::{Chars, Pattern, Words, json_chars, json_text};
+use crate::words::{Chars, RegexNode, TextSet, json_chars, json_text};
 use serde_json::Value;
 
 /// A string as we write it: every character in one way only, so that a text is equal to another if its value is.
@@ -15,20 +15,20 @@ pub(super) fn quoted(text: &str) -> String {
 }
 
 /// Strings of so many characters.
-pub(super) fn strings(min: usize, max: Option<usize>) -> Words {
+pub(super) fn strings(min: usize, max: Option<usize>) -> TextSet {
     let max = max.map_or(String::new(), |max| max.to_string());
-    Words::regex(format!("\"{}{{{min},{max}}}\"", json_chars(&Chars::all())))
+    TextSet::regex(format!("\"{}{{{min},{max}}}\"", json_chars(&Chars::all())))
 }
 
-impl<'a> Writer<'_, 'a> {
-    pub(super) fn text(&mut self, facts: &Facts<'a>) -> Result<Words, GrammarRefused> {
+impl<'a> SchemaWriter<'_, 'a> {
+    pub(super) fn text(&mut self, facts: &SchemaFacts<'a>) -> Result<TextSet, GrammarRefused> {
         let (min, max) = facts.length;
         let most = max.unwrap_or(0).max(min);
         if most > self.limits.repeat_max {
             return Err(GrammarRefused::too_large(format!("a length of {most}"), self.limits.repeat_max));
         }
         if max.is_some_and(|max| max < min) {
-            return Ok(Words::Any(Vec::new()));
+            return Ok(TextSet::Any(Vec::new()));
         }
         let mut all = Vec::new();
         if facts.length != (0, None) || facts.patterns.iter().chain(&facts.formats).all(|(_, is)| !is) {
@@ -36,35 +36,35 @@ impl<'a> Writer<'_, 'a> {
         }
         for (pattern, is) in &facts.patterns {
             let words = self.pattern(pattern)?;
-            all.push(if *is { words } else { Words::not(words) });
+            all.push(if *is { words } else { TextSet::not(words) });
         }
         for (format, is) in &facts.formats {
             let words = formats::words(format).filter(|_| *is || formats::is_exact(format));
             let words = words.ok_or_else(|| GrammarRefused::unsupported("format", format!("the format {format:?}")))?;
-            all.push(if *is { words } else { Words::not(words) });
+            all.push(if *is { words } else { TextSet::not(words) });
         }
         if !facts.unlike.is_empty() {
             let texts = facts.unlike.iter().filter_map(|value| value.as_str());
-            all.push(Words::not(Words::Any(texts.map(|text| Words::Text(quoted(text))).collect())));
+            all.push(TextSet::not(TextSet::Any(texts.map(|text| TextSet::Text(quoted(text))).collect())));
         }
-        Ok(if all.len() == 1 { all.remove(0) } else { Words::All(all) })
+        Ok(if all.len() == 1 { all.remove(0) } else { TextSet::All(all) })
     }
 
-    pub(super) fn pattern(&mut self, pattern: &str) -> Result<Words, GrammarRefused> {
+    pub(super) fn pattern(&mut self, pattern: &str) -> Result<TextSet, GrammarRefused> {
         if let Some(words) = self.patterns.get(pattern) {
             return Ok(words.clone());
         }
-        let read = Pattern::read(pattern, self.limits.depth_max, self.limits.repeat_max);
+        let read = RegexNode::read(pattern, self.limits.depth_max, self.limits.repeat_max);
         let words =
             read.and_then(|read| json_text(&read)).map_err(|why| GrammarRefused::unsupported("pattern", why))?;
         self.patterns.insert(pattern.to_owned(), words.clone());
         Ok(words)
     }
 
-    pub(super) fn number(&mut self, facts: &Facts<'a>) -> Result<Words, GrammarRefused> {
+    pub(super) fn number(&mut self, facts: &SchemaFacts<'a>) -> Result<TextSet, GrammarRefused> {
         // A number is not beyond what readers of JSON hold, 1.7e308: many refuse a document with a longer one.
         const WHOLE: &str = "(?:[1-9][0-9]{0,307}|1[0-6][0-9]{307})";
-        let mut all = vec![Words::regex(match facts.kinds & kinds::NUMBER {
+        let mut all = vec![TextSet::regex(match facts.kinds & kinds::NUMBER {
             kinds::INTEGER => format!("0|-?{WHOLE}"),
             kinds::FRACTION => format!("-?(?:0|{WHOLE})\\.[0-9]*[1-9][0-9]*"),
             _ => format!("(?:0|-?{WHOLE})(?:\\.[0-9]{{1,308}})?|-0\\.[0-9]{{0,307}}[1-9][0-9]{{0,308}}"),
@@ -73,19 +73,19 @@ impl<'a> Writer<'_, 'a> {
             all.push(bound.above(*or_equal));
         }
         if let Some((bound, or_equal)) = &facts.upper {
-            all.push(Words::not(bound.above(!or_equal)));
+            all.push(TextSet::not(bound.above(!or_equal)));
         }
         for (of, is) in &facts.multiples {
             let words = multiples::words(of)
                 .ok_or_else(|| GrammarRefused::unsupported("multipleOf", format!("a step of {}", of.plain())))?;
-            all.push(if *is { words } else { Words::not(words) });
+            all.push(if *is { words } else { TextSet::not(words) });
         }
         for number in facts.unlike.iter().filter_map(|value| value.as_number()) {
             let number = Decimal::of(number)
                 .ok_or_else(|| GrammarRefused::unsupported("enum", "a number with so many digits"))?;
-            all.push(Words::not(number.words()));
+            all.push(TextSet::not(number.words()));
         }
-        Ok(if all.len() == 1 { all.remove(0) } else { Words::All(all) })
+        Ok(if all.len() == 1 { all.remove(0) } else { TextSet::All(all) })
     }
 
     /// A value as it is written. Lists and objects are not, as they may be written with blanks.

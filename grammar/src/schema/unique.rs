@@ -3,36 +3,36 @@
 
 use super::arrays::{claims_at, same_from};
 use super::expand::expand;
-use super::facts::{Claim, Facts};
+use super::facts::{SchemaClaim, SchemaFacts};
 use super::objects::blank;
 use super::values::kinds;
-use super::writer::Writer;
+use super::writer::SchemaWriter;
 use crate::GrammarRefused;
-use crate::rules::{Rule, Symbol};
-use crate::words::Words;
+use crate::rules::{RuleIdx, Symbol};
+use crate::words::TextSet;
 use std::collections::{BTreeSet, HashMap};
 
 /// More values have too many sets.
 const VALUES_MAX: usize = 64;
 
 /// Before an item: its place, and the values that were written, a bit each.
-type Before = (usize, u64);
+type ItemState = (usize, u64);
 
 struct UniqueList<'f, 'a> {
-    facts: &'f Facts<'a>,
+    facts: &'f SchemaFacts<'a>,
     /// No place from here on differs from the next.
     same_from: usize,
     /// The values of any place. Equal values have one text.
     values: Vec<String>,
     /// Those of each place, a bit each.
     at: Vec<u64>,
-    known: HashMap<Before, Rule>,
-    waiting: Vec<(Rule, Before)>,
+    known: HashMap<ItemState, RuleIdx>,
+    waiting: Vec<(RuleIdx, ItemState)>,
 }
 
-impl<'a> Writer<'_, 'a> {
+impl<'a> SchemaWriter<'_, 'a> {
     /// One item and more.
-    pub(super) fn unique_items(&mut self, facts: &Facts<'a>) -> Result<Option<Vec<Symbol>>, GrammarRefused> {
+    pub(super) fn unique_items(&mut self, facts: &SchemaFacts<'a>) -> Result<Option<Vec<Symbol>>, GrammarRefused> {
         let unsupported = |what: &str| GrammarRefused::unsupported("uniqueItems", what);
         if !facts.contains.is_empty() {
             return Err(unsupported("uniqueItems beside contains"));
@@ -64,7 +64,7 @@ impl<'a> Writer<'_, 'a> {
     fn items_behind(
         &mut self,
         list: &mut UniqueList<'_, 'a>,
-        (at, written): Before,
+        (at, written): ItemState,
     ) -> Result<Vec<Vec<Symbol>>, GrammarRefused> {
         let (min, max) = list.facts.n_items;
         let n_written = written.count_ones() as usize;
@@ -86,7 +86,7 @@ impl<'a> Writer<'_, 'a> {
                 rule
             });
             let mut item = if at == 0 && written == 0 { Vec::new() } else { vec![self.rules.words(&blank::comma())] };
-            item.push(self.rules.words(&Words::Text(list.values[i].clone())));
+            item.push(self.rules.words(&TextSet::Text(list.values[i].clone())));
             item.push(Symbol::Rule(follows));
             alternatives.push(item);
         }
@@ -95,7 +95,7 @@ impl<'a> Writer<'_, 'a> {
 
     /// The texts of all values of which the claims hold. None if there are others than listed ones, or some that are no
     /// scalars.
-    fn few_values(&mut self, claims: &[Claim]) -> Result<Option<BTreeSet<String>>, GrammarRefused> {
+    fn few_values(&mut self, claims: &[SchemaClaim]) -> Result<Option<BTreeSet<String>>, GrammarRefused> {
         if self.is_nothing(claims) {
             return Ok(Some(BTreeSet::new()));
         }

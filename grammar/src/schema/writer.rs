@@ -1,31 +1,31 @@
 //! From claims to rules: each set of claims is a rule, made once.
 
 use super::expand::expand;
-use super::facts::{Claim, Facts};
-use super::places::Places;
+use super::facts::{SchemaClaim, SchemaFacts};
+use super::places::SchemaPlaces;
 use super::structures::{Structures, named, structure};
 use super::values::{kind, kinds};
-use crate::rules::{Rule, Rules, Symbol};
-use crate::words::{Automaton, Words};
+use crate::rules::{RuleIdx, Rules, Symbol};
+use crate::words::{Automaton, TextSet};
 use crate::{GrammarLimits, GrammarRefused};
 use serde_json::Value;
 use std::collections::HashMap;
 
 /// Makes the rules of one document.
-pub(super) struct Writer<'p, 'a> {
-    pub(super) places: &'p Places<'a>,
+pub(super) struct SchemaWriter<'p, 'a> {
+    pub(super) places: &'p SchemaPlaces<'a>,
     pub(super) structures: &'p Structures,
     pub(super) limits: &'p GrammarLimits,
     pub(super) rules: &'p mut Rules,
-    pub(super) patterns: HashMap<String, Words>,
+    pub(super) patterns: HashMap<String, TextSet>,
     automata: HashMap<String, Automaton>,
-    known: HashMap<Vec<Claim>, Rule>,
-    waiting: Vec<(Rule, Vec<Claim>)>,
+    known: HashMap<Vec<SchemaClaim>, RuleIdx>,
+    waiting: Vec<(RuleIdx, Vec<SchemaClaim>)>,
     n_steps: usize,
 }
 
 /// The rule for values that satisfy a schema, among `rules`.
-pub(crate) fn write(schema: &Value, rules: &mut Rules, limits: &GrammarLimits) -> Result<Rule, GrammarRefused> {
+pub(crate) fn write(schema: &Value, rules: &mut Rules, limits: &GrammarLimits) -> Result<RuleIdx, GrammarRefused> {
     write_parts(schema, &[schema], rules, limits).map(|parts| parts[0])
 }
 
@@ -35,17 +35,17 @@ pub(crate) fn write_parts(
     parts: &[&Value],
     rules: &mut Rules,
     limits: &GrammarLimits,
-) -> Result<Vec<Rule>, GrammarRefused> {
+) -> Result<Vec<RuleIdx>, GrammarRefused> {
     shallow(schema, limits)?;
     let nothing = Value::Bool(false);
     let values = named(schema, limits)?;
     let shapes: Vec<Value> = values.iter().map(|value| structure(value)).collect();
     let mut documents = vec![(&nothing, "false"), (schema, "")];
     documents.extend(shapes.iter().map(|shape| (shape, "value")));
-    let places = Places::of(&documents, limits)?;
+    let places = SchemaPlaces::of(&documents, limits)?;
     let structures = Structures::of(&values, &shapes, &places);
     let roots: Vec<_> = parts.iter().map(|part| places.known(part)).collect::<Result<_, _>>()?;
-    let mut writer = Writer {
+    let mut writer = SchemaWriter {
         places: &places,
         structures: &structures,
         limits,
@@ -91,7 +91,7 @@ fn shallow(schema: &Value, limits: &GrammarLimits) -> Result<(), GrammarRefused>
     Ok(())
 }
 
-impl<'a> Writer<'_, 'a> {
+impl<'a> SchemaWriter<'_, 'a> {
     pub(super) fn spend(&mut self, n: usize) -> Result<(), GrammarRefused> {
         self.n_steps += n;
         if self.n_steps > self.limits.nodes_max {
@@ -104,7 +104,7 @@ impl<'a> Writer<'_, 'a> {
     }
 
     /// The rule for values of which all claims hold.
-    pub(super) fn rule(&mut self, mut claims: Vec<Claim>) -> Rule {
+    pub(super) fn rule(&mut self, mut claims: Vec<SchemaClaim>) -> RuleIdx {
         claims.sort_unstable();
         claims.dedup();
         let everything = (self.places.nothing(), false);
@@ -119,11 +119,11 @@ impl<'a> Writer<'_, 'a> {
     }
 
     /// Whether it is plain that nothing satisfies them.
-    pub(super) fn is_nothing(&self, claims: &[Claim]) -> bool {
+    pub(super) fn is_nothing(&self, claims: &[SchemaClaim]) -> bool {
         claims.iter().any(|(place, is)| self.places.value(*place) == &Value::Bool(!is))
     }
 
-    pub(super) fn has(&mut self, words: &Words, text: &str) -> Result<bool, GrammarRefused> {
+    pub(super) fn has(&mut self, words: &TextSet, text: &str) -> Result<bool, GrammarRefused> {
         let key = words.lark();
         if !self.automata.contains_key(&key) {
             let automaton = words.automaton(self.limits.compile_fuel);
@@ -133,8 +133,8 @@ impl<'a> Writer<'_, 'a> {
         Ok(self.automata.get_mut(&key).is_some_and(|automaton| automaton.has(text)))
     }
 
-    pub(super) fn is_empty(&mut self, words: &Words) -> Result<bool, GrammarRefused> {
-        if matches!(words, Words::Text(_) | Words::Regex(_)) {
+    pub(super) fn is_empty(&mut self, words: &TextSet) -> Result<bool, GrammarRefused> {
+        if matches!(words, TextSet::Text(_) | TextSet::Regex(_)) {
             return Ok(false);
         }
         words.is_empty(self.limits.compile_fuel).map_err(|why| {
@@ -143,7 +143,7 @@ impl<'a> Writer<'_, 'a> {
     }
 
     /// The names that are strings of which the claims hold.
-    pub(super) fn strings_of(&mut self, claims: &[Claim]) -> Result<Words, GrammarRefused> {
+    pub(super) fn strings_of(&mut self, claims: &[SchemaClaim]) -> Result<TextSet, GrammarRefused> {
         let mut any = Vec::new();
         for facts in expand(self.places, self.structures, claims, self.limits)? {
             if facts.kinds & kinds::STRING == 0 {
@@ -154,16 +154,16 @@ impl<'a> Writer<'_, 'a> {
                 Some(values) => {
                     for value in values.clone() {
                         if value.is_string() && self.fits_beside_list(&facts, value, 0)? {
-                            any.extend(Self::scalar(value).map(Words::Text));
+                            any.extend(Self::scalar(value).map(TextSet::Text));
                         }
                     }
                 }
             }
         }
-        Ok(if any.len() == 1 { any.remove(0) } else { Words::Any(any) })
+        Ok(if any.len() == 1 { any.remove(0) } else { TextSet::Any(any) })
     }
 
-    fn alternatives(&mut self, claims: &[Claim]) -> Result<Vec<Vec<Symbol>>, GrammarRefused> {
+    fn alternatives(&mut self, claims: &[SchemaClaim]) -> Result<Vec<Vec<Symbol>>, GrammarRefused> {
         let mut alternatives = Vec::new();
         for facts in expand(self.places, self.structures, claims, self.limits)? {
             self.spend(1)?;
@@ -178,7 +178,7 @@ impl<'a> Writer<'_, 'a> {
     fn values(
         &mut self,
         values: &[&'a Value],
-        facts: &Facts<'a>,
+        facts: &SchemaFacts<'a>,
         out: &mut Vec<Vec<Symbol>>,
     ) -> Result<(), GrammarRefused> {
         let mut scalars = Vec::new();
@@ -187,7 +187,7 @@ impl<'a> Writer<'_, 'a> {
                 continue;
             }
             match Self::scalar(value) {
-                Some(text) => scalars.push(Words::Text(text)),
+                Some(text) => scalars.push(TextSet::Text(text)),
                 None => {
                     let place = self.structures.place(value)?;
                     out.push(vec![Symbol::Rule(self.rule(vec![(place, true)]))]);
@@ -195,17 +195,17 @@ impl<'a> Writer<'_, 'a> {
             }
         }
         if !scalars.is_empty() {
-            out.push(vec![self.rules.words(&Words::Any(scalars))]);
+            out.push(vec![self.rules.words(&TextSet::Any(scalars))]);
         }
         Ok(())
     }
 
-    fn kinds(&mut self, facts: &Facts<'a>, out: &mut Vec<Vec<Symbol>>) -> Result<(), GrammarRefused> {
+    fn kinds(&mut self, facts: &SchemaFacts<'a>, out: &mut Vec<Vec<Symbol>>) -> Result<(), GrammarRefused> {
         let words = [(kinds::NULL, "null"), (kinds::FALSE, "false"), (kinds::TRUE, "true")];
         for (bit, text) in words {
             let is_other = |value: &&Value| kind(value) == bit;
             if facts.kinds & bit != 0 && !facts.unlike.iter().any(is_other) {
-                out.push(vec![self.rules.words(&Words::Text(text.to_owned()))]);
+                out.push(vec![self.rules.words(&TextSet::Text(text.to_owned()))]);
             }
         }
         if facts.kinds & kinds::NUMBER != 0 {
@@ -225,7 +225,7 @@ impl<'a> Writer<'_, 'a> {
         Ok(())
     }
 
-    fn terminal(&mut self, words: &Words, out: &mut Vec<Vec<Symbol>>) -> Result<(), GrammarRefused> {
+    fn terminal(&mut self, words: &TextSet, out: &mut Vec<Vec<Symbol>>) -> Result<(), GrammarRefused> {
         if !self.is_empty(words)? {
             out.push(vec![self.rules.words(words)]);
         }

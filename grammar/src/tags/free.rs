@@ -1,6 +1,6 @@
 //! Free text up to a sign: each is a set of texts none of which begins another, so that it ends where its sign ends.
 
-use crate::words::Words;
+use crate::words::TextSet;
 
 const ANY: &str = "(?s:.*)";
 const SOME: &str = "(?s:.+)";
@@ -11,28 +11,28 @@ fn one_of(signs: &[String]) -> String {
 }
 
 /// Text that has none of the signs in it, one character at least.
-pub(super) fn without(signs: &[String]) -> Words {
-    let some = Words::regex(SOME);
+pub(super) fn without(signs: &[String]) -> TextSet {
+    let some = TextSet::regex(SOME);
     match signs.is_empty() {
         true => some,
-        false => Words::All(vec![some, Words::not(Words::regex(format!("{ANY}{}{ANY}", one_of(signs))))]),
+        false => TextSet::All(vec![some, TextSet::not(TextSet::regex(format!("{ANY}{}{ANY}", one_of(signs))))]),
     }
 }
 
 /// Text whose first sign is this one, at its end. `signs` are all that may not come earlier, and `excluded` those
 /// that may not come at all.
-pub(super) fn up_to(sign: &str, signs: &[String], excluded: &[String]) -> Words {
-    let ends = Words::regex(format!("{ANY}{}", regex_syntax::escape(sign)));
-    let mut all = vec![ends, Words::not(Words::regex(format!("{ANY}{}{SOME}", one_of(signs))))];
+pub(super) fn up_to(sign: &str, signs: &[String], excluded: &[String]) -> TextSet {
+    let ends = TextSet::regex(format!("{ANY}{}", regex_syntax::escape(sign)));
+    let mut all = vec![ends, TextSet::not(TextSet::regex(format!("{ANY}{}{SOME}", one_of(signs))))];
     if !excluded.is_empty() {
-        all.push(Words::not(Words::regex(format!("{ANY}{}{ANY}", one_of(excluded)))));
+        all.push(TextSet::not(TextSet::regex(format!("{ANY}{}{ANY}", one_of(excluded)))));
     }
-    Words::All(all)
+    TextSet::All(all)
 }
 
 /// What a set has, without the sign in it, and then the sign.
-pub(super) fn before(words: Words, sign: &str) -> Words {
+pub(super) fn before(words: TextSet, sign: &str) -> TextSet {
     let content =
-        Words::All(vec![words, Words::not(Words::regex(format!("{ANY}{}{ANY}", regex_syntax::escape(sign))))]);
-    Words::Then(vec![content, Words::Text(sign.to_owned())])
+        TextSet::All(vec![words, TextSet::not(TextSet::regex(format!("{ANY}{}{ANY}", regex_syntax::escape(sign))))]);
+    TextSet::Then(vec![content, TextSet::Text(sign.to_owned())])
 }

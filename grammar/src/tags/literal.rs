@@ -2,29 +2,29 @@
 
 /// A run of characters, or a text that a vocabulary may have as one special token.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Piece<'a> {
+pub(super) enum LiteralPiece<'a> {
     Text(&'a str),
     Special(&'a str),
 }
 
 /// `<tool_call>`, `[TOOL_CALLS]` and their like are pieces of their own: as text they are what they were, and where
 /// the vocabulary has a special token of that name, that token is as good.
-pub(super) fn pieces(text: &str) -> Vec<Piece<'_>> {
+pub(super) fn pieces(text: &str) -> Vec<LiteralPiece<'_>> {
     let (mut pieces, mut from, mut at) = (Vec::new(), 0, 0);
     while at < text.len() {
         match special(&text[at..]) {
             Some(n) => {
                 if from < at {
-                    pieces.push(Piece::Text(&text[from..at]));
+                    pieces.push(LiteralPiece::Text(&text[from..at]));
                 }
-                pieces.push(Piece::Special(&text[at..at + n]));
+                pieces.push(LiteralPiece::Special(&text[at..at + n]));
                 (from, at) = (at + n, at + n);
             }
             None => at += text[at..].chars().next().map_or(1, char::len_utf8),
         }
     }
     if from < text.len() {
-        pieces.push(Piece::Text(&text[from..]));
+        pieces.push(LiteralPiece::Text(&text[from..]));
     }
     pieces
 }
@@ -48,7 +48,7 @@ mod tests {
 
     #[test]
     fn names_of_special_tokens_are_pieces() {
-        use Piece::{Special, Text};
+        use LiteralPiece::{Special, Text};
         let cases = [
             ("<tool_call>\n{", vec![Special("<tool_call>"), Text("\n{")]),
             ("a<b", vec![Text("a<b")]),

@@ -1,16 +1,16 @@
 //! An object as Qwen's coder models write it: `<parameter=name>value</parameter>` for each property.
 
 use super::free;
-use super::write::Writer;
+use super::write::TagWriter;
 use crate::rules::Symbol;
-use crate::words::Words;
+use crate::words::TextSet;
 use crate::{GrammarRefused, schema};
 use serde_json::Value;
 
 const END: &str = "</parameter>";
 
 /// Writes properties in their order, each optional one or not. A string is written as it is, everything else as JSON.
-pub(super) fn write(writer: &mut Writer, document: &Value, at: &str) -> Result<Vec<Symbol>, GrammarRefused> {
+pub(super) fn write(writer: &mut TagWriter, document: &Value, at: &str) -> Result<Vec<Symbol>, GrammarRefused> {
     const KNOWN: &[&str] = &[
         "type",
         "properties",
@@ -34,16 +34,16 @@ pub(super) fn write(writer: &mut Writer, document: &Value, at: &str) -> Result<V
     }
     let parts: Vec<&Value> = properties.iter().map(|(_, part)| *part).collect();
     let rules = schema::write_parts(document, &parts, writer.rules, writer.limits).map_err(|why| why.below(at))?;
-    let blank = Symbol::Maybe(vec![writer.rules.words(&Words::regex("[ \\n]{1,2}"))]);
+    let blank = Symbol::Maybe(vec![writer.rules.words(&TextSet::regex("[ \\n]{1,2}"))]);
     let mut symbols = Vec::new();
     for ((name, part), rule) in properties.into_iter().zip(rules) {
         if name.contains(['<', '>', '\n']) {
             return Err(GrammarRefused::unsupported(format!("{at}/properties"), format!("the name {name:?} in a tag")));
         }
-        let begin = writer.rules.words(&Words::Text(format!("<parameter={name}>")));
-        let end = writer.rules.words(&Words::regex(format!("\\n?{}", regex_syntax::escape(END))));
+        let begin = writer.rules.words(&TextSet::Text(format!("<parameter={name}>")));
+        let end = writer.rules.words(&TextSet::regex(format!("\\n?{}", regex_syntax::escape(END))));
         let text = writer.rules.words(&free::up_to(END, &[END.to_owned()], &[]));
-        let new_line = Symbol::Maybe(vec![writer.rules.words(&Words::Text("\n".to_owned()))]);
+        let new_line = Symbol::Maybe(vec![writer.rules.words(&TextSet::Text("\n".to_owned()))]);
         let value = if is_plain_text(part) { vec![text] } else { vec![new_line, Symbol::Rule(rule), end] };
         let one = Symbol::Rule(writer.rules.add(vec![[vec![begin], value, vec![blank.clone()]].concat()]));
         let is_required = required.iter().any(|required| required == name.as_str());
@@ -56,7 +56,7 @@ pub(super) fn write(writer: &mut Writer, document: &Value, at: &str) -> Result<V
 /// constraints are enforced.
 fn is_plain_text(schema: &Value) -> bool {
     const FOR_PEOPLE: &[&str] = &["type", "title", "description", "default", "examples"];
-    let says = |word: &String| FOR_PEOPLE.contains(&word.as_str());
+    let is_for_people = |word: &String| FOR_PEOPLE.contains(&word.as_str());
     schema.get("type").is_some_and(|kind| kind == "string")
-        && schema.as_object().is_some_and(|object| object.keys().all(says))
+        && schema.as_object().is_some_and(|object| object.keys().all(is_for_people))
 }

@@ -1,15 +1,15 @@
 //! From the value of a structural tag to rules, part by part.
 
-use super::literal::{Piece, pieces};
+use super::literal::{LiteralPiece, pieces};
 use super::{free, parameters};
-use crate::rules::{Rule, Rules, Symbol};
+use crate::rules::{RuleIdx, Rules, Symbol};
 use crate::specials::Specials;
-use crate::words::{Pattern, Words, plain};
+use crate::words::{RegexNode, TextSet, plain};
 use crate::{GrammarLimits, GrammarRefused, ebnf, schema};
 use serde_json::Value;
 
 /// Makes the rules of one value.
-pub(super) struct Writer<'w> {
+pub(super) struct TagWriter<'w> {
     pub(super) rules: &'w mut Rules,
     pub(super) specials: &'w mut Specials,
     pub(super) limits: &'w GrammarLimits,
@@ -22,8 +22,8 @@ pub(crate) fn write(
     rules: &mut Rules,
     specials: &mut Specials,
     limits: &GrammarLimits,
-) -> Result<Rule, GrammarRefused> {
-    let mut writer = Writer { rules, specials, limits, depth: 0 };
+) -> Result<RuleIdx, GrammarRefused> {
+    let mut writer = TagWriter { rules, specials, limits, depth: 0 };
     let symbols = match (value.get("format"), value.get("structures")) {
         (Some(format), None) => writer.format(format, "/format", &[])?,
         (None, Some(structures)) => writer.older(value, structures)?,
@@ -35,26 +35,26 @@ pub(crate) fn write(
 /// A part that begins and ends with fixed texts.
 pub(super) struct Tag<'v> {
     pub(super) begin: &'v str,
-    content: Content<'v>,
+    content: TagContent<'v>,
     ends: Vec<String>,
     at: String,
 }
 
-enum Content<'v> {
+enum TagContent<'v> {
     Format(&'v Value),
     Schema(&'v Value),
 }
 
-impl Writer<'_> {
+impl TagWriter<'_> {
     fn older(&mut self, value: &Value, structures: &Value) -> Result<Vec<Symbol>, GrammarRefused> {
         let mut tags = Vec::new();
         for (i, structure) in list(structures, "/structures")?.iter().enumerate() {
             let at = format!("/structures/{i}");
-            let content = Content::Schema(structure.get("schema").ok_or_else(|| missing(&at, "schema"))?);
+            let content = TagContent::Schema(structure.get("schema").ok_or_else(|| missing(&at, "schema"))?);
             tags.push(Tag { begin: text(structure, "begin", &at)?, content, ends: ends(structure, &at)?, at });
         }
         let triggers = texts(value, "triggers", "")?;
-        self.triggered(&Triggered { tags, triggers, excludes: Vec::new(), at_least_one: false, only_one: false }, &[])
+        self.triggered(&TriggeredText { tags, triggers, excludes: Vec::new(), at_least_one: false, only_one: false }, &[])
     }
 
     /// Texts of a format, and then one of `ends`: what is free text ends where one of them is first found.
@@ -126,7 +126,7 @@ impl Writer<'_> {
             }
             ("json_schema", Some(style)) => Err(GrammarRefused::unsupported(at, format!("the style {style:?}"))),
             ("grammar", _) => {
-                let start = ebnf::write(text(format, "grammar", at)?, ebnf::Form::Ebnf, self.rules, self.limits)?;
+                let start = ebnf::write(text(format, "grammar", at)?, ebnf::EbnfNotation::Ebnf, self.rules, self.limits)?;
                 Ok(vec![Symbol::Rule(start)])
             }
             ("tags_with_separator", _) => self.separated(format, at),
@@ -166,8 +166,8 @@ impl Writer<'_> {
     pub(super) fn literal(&mut self, text: &str) -> Vec<Symbol> {
         let pieces = pieces(text).into_iter();
         let symbol = |piece| match piece {
-            Piece::Text(text) => self.rules.words(&Words::Text(text.to_owned())),
-            Piece::Special(text) => Symbol::Named(self.specials.rule(text)),
+            LiteralPiece::Text(text) => self.rules.words(&TextSet::Text(text.to_owned())),
+            LiteralPiece::Special(text) => Symbol::Named(self.specials.rule(text)),
         };
         pieces.map(symbol).collect()
     }
@@ -211,12 +211,12 @@ impl Writer<'_> {
 
     /// A text that may be one special token.
     fn special(&mut self, text: &str) -> Option<Symbol> {
-        let is_one = matches!(pieces(text).as_slice(), [Piece::Special(_)]);
+        let is_one = matches!(pieces(text).as_slice(), [LiteralPiece::Special(_)]);
         is_one.then(|| Symbol::Named(self.specials.rule(text)))
     }
 
     fn regex(&mut self, pattern: &str, at: &str, ends: &[String]) -> Result<Vec<Symbol>, GrammarRefused> {
-        let read = Pattern::read(pattern, self.limits.depth_max, self.limits.repeat_max);
+        let read = RegexNode::read(pattern, self.limits.depth_max, self.limits.repeat_max);
         let words =
             read.and_then(|read| plain(&read)).map_err(|why| GrammarRefused::invalid(format!("{at}/pattern"), why))?;
         if ends.is_empty() {
@@ -236,10 +236,10 @@ impl Writer<'_> {
     fn tag(&mut self, tag: &Tag, rest: &str) -> Result<Vec<Symbol>, GrammarRefused> {
         let mut symbols = self.literal(rest);
         match tag.content {
-            Content::Format(format) => {
+            TagContent::Format(format) => {
                 symbols.extend(self.format(format, &format!("{}/content", tag.at), &tag.ends)?);
             }
-            Content::Schema(value) => {
+            TagContent::Schema(value) => {
                 symbols.extend(self.schema(value, &format!("{}/schema", tag.at))?);
                 symbols = self.ended(symbols, &tag.ends);
             }
@@ -262,8 +262,8 @@ impl Writer<'_> {
         Ok(if flag(format, "at_least_one") { symbols } else { vec![Symbol::Maybe(symbols)] })
     }
 
-    fn triggered(&mut self, format: &Triggered, ends: &[String]) -> Result<Vec<Symbol>, GrammarRefused> {
-        let Triggered { tags, triggers, .. } = format;
+    fn triggered(&mut self, format: &TriggeredText, ends: &[String]) -> Result<Vec<Symbol>, GrammarRefused> {
+        let TriggeredText { tags, triggers, .. } = format;
         // What follows a trigger, by trigger; and whole tags, for the one that text begins with.
         let mut after: Vec<Vec<Vec<Symbol>>> = vec![Vec::new(); triggers.len()];
         let mut whole = Vec::new();
@@ -304,7 +304,7 @@ impl Writer<'_> {
 }
 
 /// Free text in which triggers begin tags.
-struct Triggered<'v> {
+struct TriggeredText<'v> {
     tags: Vec<Tag<'v>>,
     triggers: Vec<String>,
     excludes: Vec<String>,
@@ -312,11 +312,11 @@ struct Triggered<'v> {
     only_one: bool,
 }
 
-fn triggered<'v>(format: &'v Value, at: &str) -> Result<Triggered<'v>, GrammarRefused> {
+fn triggered<'v>(format: &'v Value, at: &str) -> Result<TriggeredText<'v>, GrammarRefused> {
     let triggers = texts(format, "triggers", at)?;
     let excludes = texts_or_none(format, "excludes", at)?;
     let (at_least_one, only_one) = (flag(format, "at_least_one"), flag(format, "stop_after_first"));
-    Ok(Triggered { tags: tags(format, at)?, triggers, excludes, at_least_one, only_one })
+    Ok(TriggeredText { tags: tags(format, at)?, triggers, excludes, at_least_one, only_one })
 }
 
 fn tags<'v>(format: &'v Value, at: &str) -> Result<Vec<Tag<'v>>, GrammarRefused> {
@@ -326,7 +326,7 @@ fn tags<'v>(format: &'v Value, at: &str) -> Result<Vec<Tag<'v>>, GrammarRefused>
 }
 
 fn tag<'v>(value: &'v Value, at: &str) -> Result<Tag<'v>, GrammarRefused> {
-    let content = Content::Format(value.get("content").ok_or_else(|| missing(at, "content"))?);
+    let content = TagContent::Format(value.get("content").ok_or_else(|| missing(at, "content"))?);
     Ok(Tag { begin: text(value, "begin", at)?, content, ends: ends(value, at)?, at: at.to_owned() })
 }
 

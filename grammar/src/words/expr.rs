@@ -5,48 +5,48 @@ use llguidance::derivre::{Regex, RegexAst, RegexBuilder};
 
 /// A set of texts.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Words {
+pub(crate) enum TextSet {
     Text(String),
     /// In the engine's syntax, matched as a whole.
     Regex(String),
     /// One after another.
-    Then(Vec<Words>),
-    All(Vec<Words>),
-    Any(Vec<Words>),
-    Not(Box<Words>),
+    Then(Vec<TextSet>),
+    All(Vec<TextSet>),
+    Any(Vec<TextSet>),
+    Not(Box<TextSet>),
 }
 
-impl Words {
-    pub(crate) fn regex(text: impl Into<String>) -> Words {
-        Words::Regex(text.into())
+impl TextSet {
+    pub(crate) fn regex(text: impl Into<String>) -> TextSet {
+        TextSet::Regex(text.into())
     }
 
-    pub(crate) fn not(words: Words) -> Words {
-        Words::Not(Box::new(words))
+    pub(crate) fn not(words: TextSet) -> TextSet {
+        TextSet::Not(Box::new(words))
     }
 
     /// Returns a Lark expression for use in a terminal.
     pub(crate) fn lark(&self) -> String {
-        let many = |all: &[Words], between| all.iter().map(Words::lark).collect::<Vec<_>>().join(between);
+        let many = |all: &[TextSet], between| all.iter().map(TextSet::lark).collect::<Vec<_>>().join(between);
         match self {
-            Words::Text(text) => lark::literal(text),
-            Words::Regex(regex) => lark::regex(regex),
-            Words::Then(all) => format!("({})", many(all, " ")),
-            Words::All(all) => format!("({})", many(all, " & ")),
-            Words::Any(all) => format!("({})", many(all, " | ")),
-            Words::Not(inner) => format!("~({})", inner.lark()),
+            TextSet::Text(text) => lark::literal(text),
+            TextSet::Regex(regex) => lark::regex(regex),
+            TextSet::Then(all) => format!("({})", many(all, " ")),
+            TextSet::All(all) => format!("({})", many(all, " & ")),
+            TextSet::Any(all) => format!("({})", many(all, " | ")),
+            TextSet::Not(inner) => format!("~({})", inner.lark()),
         }
     }
 
     fn ast(&self) -> RegexAst {
-        let many = |all: &[Words]| all.iter().map(Words::ast).collect();
+        let many = |all: &[TextSet]| all.iter().map(TextSet::ast).collect();
         match self {
-            Words::Text(text) => RegexAst::Literal(text.clone()),
-            Words::Regex(regex) => RegexAst::Regex(regex.clone()),
-            Words::Then(all) => RegexAst::Concat(many(all)),
-            Words::All(all) => RegexAst::And(many(all)),
-            Words::Any(all) => RegexAst::Or(many(all)),
-            Words::Not(inner) => RegexAst::Not(Box::new(inner.ast())),
+            TextSet::Text(text) => RegexAst::Literal(text.clone()),
+            TextSet::Regex(regex) => RegexAst::Regex(regex.clone()),
+            TextSet::Then(all) => RegexAst::Concat(many(all)),
+            TextSet::All(all) => RegexAst::And(many(all)),
+            TextSet::Any(all) => RegexAst::Or(many(all)),
+            TextSet::Not(inner) => RegexAst::Not(Box::new(inner.ast())),
         }
     }
 

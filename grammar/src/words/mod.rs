@@ -6,6 +6,6 @@ mod pattern;
 mod translate;
 
 pub(crate) use chars::Chars;
-pub(crate) use expr::{Automaton, Words};
-pub(crate) use pattern::Pattern;
+pub(crate) use expr::{Automaton, TextSet};
+pub(crate) use pattern::RegexNode;
 pub(crate) use translate::{json_chars, json_text, plain};

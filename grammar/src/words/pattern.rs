@@ -5,16 +5,16 @@ use super::Chars;
 
 /// A regular expression's parts.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Pattern {
+pub(crate) enum RegexNode {
     Chars(Chars),
-    Sequence(Vec<Pattern>),
-    Either(Vec<Pattern>),
-    Repeat { of: Box<Pattern>, min: u32, max: Option<u32> },
+    Sequence(Vec<RegexNode>),
+    Either(Vec<RegexNode>),
+    Repeat { of: Box<RegexNode>, min: u32, max: Option<u32> },
     Start,
     End,
 }
 
-struct Reader<'a> {
+struct RegexReader<'a> {
     chars: Vec<char>,
     at: usize,
     depth: usize,
@@ -23,17 +23,17 @@ struct Reader<'a> {
     text: &'a str,
 }
 
-impl Pattern {
+impl RegexNode {
     /// Parses an expression. The error names the position and the problem.
-    pub(crate) fn read(text: &str, depth_max: usize, repeat_max: usize) -> Result<Pattern, String> {
+    pub(crate) fn read(text: &str, depth_max: usize, repeat_max: usize) -> Result<RegexNode, String> {
         let repeat_max = u32::try_from(repeat_max).unwrap_or(u32::MAX);
-        let mut reader = Reader { chars: text.chars().collect(), at: 0, depth: 0, depth_max, repeat_max, text };
+        let mut reader = RegexReader { chars: text.chars().collect(), at: 0, depth: 0, depth_max, repeat_max, text };
         let pattern = reader.either()?;
         if reader.at < reader.chars.len() { Err(reader.wrong("an unmatched )")) } else { Ok(pattern) }
     }
 }
 
-impl Reader<'_> {
+impl RegexReader<'_> {
     fn wrong(&self, what: &str) -> String {
         let short: String = self.text.chars().take(80).collect();
         format!("{what} at character {} of the pattern {short:?}", self.at + 1)
@@ -49,7 +49,7 @@ impl Reader<'_> {
         is_here
     }
 
-    fn either(&mut self) -> Result<Pattern, String> {
+    fn either(&mut self) -> Result<RegexNode, String> {
         if self.depth == self.depth_max {
             return Err(self.wrong("groups nested too deeply"));
         }
@@ -59,33 +59,33 @@ impl Reader<'_> {
             options.push(self.sequence()?);
         }
         self.depth -= 1;
-        Ok(if options.len() == 1 { options.remove(0) } else { Pattern::Either(options) })
+        Ok(if options.len() == 1 { options.remove(0) } else { RegexNode::Either(options) })
     }
 
-    fn sequence(&mut self) -> Result<Pattern, String> {
+    fn sequence(&mut self) -> Result<RegexNode, String> {
         let mut parts = Vec::new();
         while let Some(c) = self.peek().filter(|c| !matches!(c, '|' | ')')) {
             let part = self.atom(c)?;
             parts.push(self.repeated(part)?);
         }
-        Ok(if parts.len() == 1 { parts.remove(0) } else { Pattern::Sequence(parts) })
+        Ok(if parts.len() == 1 { parts.remove(0) } else { RegexNode::Sequence(parts) })
     }
 
-    fn atom(&mut self, c: char) -> Result<Pattern, String> {
+    fn atom(&mut self, c: char) -> Result<RegexNode, String> {
         self.at += 1;
         match c {
-            '^' => Ok(Pattern::Start),
-            '$' => Ok(Pattern::End),
-            '.' => Ok(Pattern::Chars(line_ends().negated())),
+            '^' => Ok(RegexNode::Start),
+            '$' => Ok(RegexNode::End),
+            '.' => Ok(RegexNode::Chars(line_ends().negated())),
             '(' => self.group(),
-            '[' => self.class().map(Pattern::Chars),
-            '\\' => self.escape().map(Pattern::Chars),
+            '[' => self.class().map(RegexNode::Chars),
+            '\\' => self.escape().map(RegexNode::Chars),
             '*' | '+' | '?' => Err(self.wrong("nothing to repeat")),
-            c => Ok(Pattern::Chars(Chars::one(c))),
+            c => Ok(RegexNode::Chars(Chars::one(c))),
         }
     }
 
-    fn group(&mut self) -> Result<Pattern, String> {
+    fn group(&mut self) -> Result<RegexNode, String> {
         if self.eat("?") {
             if self.eat("<") && !matches!(self.peek(), Some('=' | '!')) {
                 while self.peek().is_some_and(|c| c.is_alphanumeric() || c == '_' || c == '$') {
@@ -102,7 +102,7 @@ impl Reader<'_> {
         if self.eat(")") { Ok(inner) } else { Err(self.wrong("a group without an end")) }
     }
 
-    fn repeated(&mut self, part: Pattern) -> Result<Pattern, String> {
+    fn repeated(&mut self, part: RegexNode) -> Result<RegexNode, String> {
         let (min, max) = match self.peek() {
             Some('*') => (0, None),
             Some('+') => (1, None),
@@ -114,10 +114,10 @@ impl Reader<'_> {
         self.made(part, min, max)
     }
 
-    fn made(&mut self, part: Pattern, min: u32, max: Option<u32>) -> Result<Pattern, String> {
+    fn made(&mut self, part: RegexNode, min: u32, max: Option<u32>) -> Result<RegexNode, String> {
         // A lazy repetition matches the same texts.
         self.eat("?");
-        if matches!(part, Pattern::Start | Pattern::End) {
+        if matches!(part, RegexNode::Start | RegexNode::End) {
             return Err(self.wrong("an anchor that is repeated"));
         }
         if min > self.repeat_max || max.is_some_and(|max| max > self.repeat_max || max < min) {
@@ -126,10 +126,10 @@ impl Reader<'_> {
         if matches!(self.peek(), Some('*' | '+' | '?' | '{')) {
             return Err(self.wrong("a repetition of a repetition"));
         }
-        Ok(Pattern::Repeat { of: Box::new(part), min, max })
+        Ok(RegexNode::Repeat { of: Box::new(part), min, max })
     }
 
-    fn counted(&mut self, part: Pattern) -> Result<Pattern, String> {
+    fn counted(&mut self, part: RegexNode) -> Result<RegexNode, String> {
         self.at += 1;
         let min = self.number()?;
         let max = match self.eat(",") {

@@ -1,16 +1,16 @@
 //! Converts a pattern to a set of texts: those that match anywhere or as a whole, in plain form or in JSON's form.
 
-use super::{Chars, Pattern, Words};
+use super::{Chars, RegexNode, TextSet};
 
 /// Texts that match as a whole.
-pub(crate) fn plain(pattern: &Pattern) -> Result<Words, String> {
-    Ok(Words::Regex(spell(&anchored(pattern, false)?, &|chars| chars.class())))
+pub(crate) fn plain(pattern: &RegexNode) -> Result<TextSet, String> {
+    Ok(TextSet::Regex(spell(&anchored(pattern, false)?, &|chars| chars.class())))
 }
 
 /// JSON strings, with their quotes, whose text contains a match of the pattern.
-pub(crate) fn json_text(pattern: &Pattern) -> Result<Words, String> {
+pub(crate) fn json_text(pattern: &RegexNode) -> Result<TextSet, String> {
     let spelled = spell(&anchored(pattern, true)?, &json_chars);
-    Ok(Words::Regex(format!("\"(?:{spelled})\"")))
+    Ok(TextSet::Regex(format!("\"(?:{spelled})\"")))
 }
 
 /// JSON's form of one of the characters, exactly one for each: unescaped if possible, otherwise the shortest escape.
@@ -35,48 +35,48 @@ pub(crate) fn json_chars(chars: &Chars) -> String {
     if ways.is_empty() { Chars::default().class() } else { format!("(?:{})", ways.join("|")) }
 }
 
-fn spell(pattern: &Pattern, chars: &impl Fn(&Chars) -> String) -> String {
+fn spell(pattern: &RegexNode, chars: &impl Fn(&Chars) -> String) -> String {
     match pattern {
-        Pattern::Chars(set) => chars(set),
-        Pattern::Sequence(parts) => parts.iter().map(|part| spell(part, chars)).collect(),
-        Pattern::Either(options) => {
+        RegexNode::Chars(set) => chars(set),
+        RegexNode::Sequence(parts) => parts.iter().map(|part| spell(part, chars)).collect(),
+        RegexNode::Either(options) => {
             let options: Vec<String> = options.iter().map(|option| spell(option, chars)).collect();
             format!("(?:{})", options.join("|"))
         }
-        Pattern::Repeat { of, min, max } => {
+        RegexNode::Repeat { of, min, max } => {
             let max = max.map_or(String::new(), |max| max.to_string());
             format!("(?:{}){{{min},{max}}}", spell(of, chars))
         }
         // None is left: see `anchored`.
-        Pattern::Start | Pattern::End => String::new(),
+        RegexNode::Start | RegexNode::End => String::new(),
     }
 }
 
 /// Returns the pattern without anchors, for whole texts. With `search`, anything may surround it except where it has an
 /// anchor.
-fn anchored(pattern: &Pattern, search: bool) -> Result<Pattern, String> {
-    let any = || Pattern::Repeat { of: Box::new(Pattern::Chars(Chars::all())), min: 0, max: None };
+fn anchored(pattern: &RegexNode, search: bool) -> Result<RegexNode, String> {
+    let any = || RegexNode::Repeat { of: Box::new(RegexNode::Chars(Chars::all())), min: 0, max: None };
     let options = match pattern {
-        Pattern::Either(options) => options.as_slice(),
+        RegexNode::Either(options) => options.as_slice(),
         other => std::slice::from_ref(other),
     };
     let mut whole = Vec::with_capacity(options.len());
     for option in options {
         let mut parts = match option {
-            Pattern::Sequence(parts) => parts.clone(),
+            RegexNode::Sequence(parts) => parts.clone(),
             other => vec![other.clone()],
         };
         let (mut before, mut after) = (search, search);
-        while parts.first() == Some(&Pattern::Start) {
+        while parts.first() == Some(&RegexNode::Start) {
             parts.remove(0);
             before = false;
         }
-        while parts.last() == Some(&Pattern::End) {
+        while parts.last() == Some(&RegexNode::End) {
             parts.pop();
             after = false;
         }
         // A group at an end that contains anchors is read as the pattern itself would be.
-        if let [Pattern::Either(_) | Pattern::Sequence(_)] = parts.as_slice()
+        if let [RegexNode::Either(_) | RegexNode::Sequence(_)] = parts.as_slice()
             && has_anchor(&parts[0])
         {
             let inner = wrapped(&parts[0], before, after, search)?;
@@ -92,35 +92,35 @@ fn anchored(pattern: &Pattern, search: bool) -> Result<Pattern, String> {
         if after {
             parts.push(any());
         }
-        whole.push(Pattern::Sequence(parts));
+        whole.push(RegexNode::Sequence(parts));
     }
-    Ok(Pattern::Either(whole))
+    Ok(RegexNode::Either(whole))
 }
 
 /// Returns a group that is the whole pattern, between the anchors that were found around it.
-fn wrapped(group: &Pattern, before: bool, after: bool, search: bool) -> Result<Pattern, String> {
+fn wrapped(group: &RegexNode, before: bool, after: bool, search: bool) -> Result<RegexNode, String> {
     let options = match group {
-        Pattern::Either(options) => options.clone(),
+        RegexNode::Either(options) => options.clone(),
         other => vec![other.clone()],
     };
-    let anchor = |is_open: bool, anchor: Pattern| (search && !is_open).then_some(anchor);
-    let bound = |option: Pattern| {
+    let anchor = |is_open: bool, anchor: RegexNode| (search && !is_open).then_some(anchor);
+    let bound = |option: RegexNode| {
         let parts = match option {
-            Pattern::Sequence(parts) => parts,
+            RegexNode::Sequence(parts) => parts,
             other => vec![other],
         };
-        let (first, last) = (anchor(before, Pattern::Start), anchor(after, Pattern::End));
-        Pattern::Sequence(first.into_iter().chain(parts).chain(last).collect())
+        let (first, last) = (anchor(before, RegexNode::Start), anchor(after, RegexNode::End));
+        RegexNode::Sequence(first.into_iter().chain(parts).chain(last).collect())
     };
-    anchored(&Pattern::Either(options.into_iter().map(bound).collect()), search)
+    anchored(&RegexNode::Either(options.into_iter().map(bound).collect()), search)
 }
 
-fn has_anchor(pattern: &Pattern) -> bool {
+fn has_anchor(pattern: &RegexNode) -> bool {
     match pattern {
-        Pattern::Start | Pattern::End => true,
-        Pattern::Chars(_) => false,
-        Pattern::Sequence(parts) | Pattern::Either(parts) => parts.iter().any(has_anchor),
-        Pattern::Repeat { of, .. } => has_anchor(of),
+        RegexNode::Start | RegexNode::End => true,
+        RegexNode::Chars(_) => false,
+        RegexNode::Sequence(parts) | RegexNode::Either(parts) => parts.iter().any(has_anchor),
+        RegexNode::Repeat { of, .. } => has_anchor(of),
     }
 }
 
@@ -144,7 +144,7 @@ mod tests {
             ("^\"\\\\\\n\\cA$", &["\"\\\n\u{1}"], &["\"\\n"]),
         ];
         for (pattern, yes, no) in cases {
-            let words = json_text(&Pattern::read(pattern, 64, 1000).unwrap()).unwrap();
+            let words = json_text(&RegexNode::read(pattern, 64, 1000).unwrap()).unwrap();
             for (text, expect) in yes.iter().map(|t| (t, true)).chain(no.iter().map(|t| (t, false))) {
                 let quoted = serde_json::to_string(text).unwrap();
                 assert_eq!(words.has(&quoted, 100_000).unwrap(), expect, "{pattern} and {text:?}");
@@ -157,9 +157,9 @@ mod tests {
         let cases =
             ["(", "a)", "[a", "a{2", "*a", "(?=a)", "(?<!a)", "\\1", "\\bx", "a**", "[z-a]", "\\p{Nope}", "a{3,2}"];
         for pattern in cases {
-            let error = Pattern::read(pattern, 64, 1000).unwrap_err();
+            let error = RegexNode::read(pattern, 64, 1000).unwrap_err();
             assert!(error.contains("at character"), "{error}");
         }
-        assert!(json_text(&Pattern::read("a^b", 64, 1000).unwrap()).is_err());
+        assert!(json_text(&RegexNode::read("a^b", 64, 1000).unwrap()).is_err());
     }
 }

@@ -1,6 +1,6 @@
 //! A small vocabulary, and texts through matchers.
 
-use grammar::{GrammarLimits, GrammarRefused, Mask, Matcher, Vocabulary, WantedGrammar, compile};
+use grammar::{GrammarLimits, GrammarRefused, Mask, Matcher, Vocabulary, GrammarSpec, compile};
 use types::{Grammar, Token};
 
 /// Every byte is token 0 to 255; then words, two special tokens, and the end.
@@ -18,12 +18,12 @@ pub fn vocabulary() -> Vocabulary {
     Vocabulary::new(all.iter().map(|(word, special)| (word.as_slice(), *special)), N_VOCAB, &[END]).unwrap()
 }
 
-pub fn compiled(wanted: &WantedGrammar) -> Result<Grammar, GrammarRefused> {
-    compile(wanted, &GrammarLimits::default())
+pub fn compiled(spec: &GrammarSpec) -> Result<Grammar, GrammarRefused> {
+    compile(spec, &GrammarLimits::default())
 }
 
-pub fn matcher(vocabulary: &Vocabulary, wanted: &WantedGrammar) -> Matcher {
-    Matcher::new(vocabulary, &compiled(wanted).unwrap(), &GrammarLimits::default()).unwrap()
+pub fn matcher(vocabulary: &Vocabulary, spec: &GrammarSpec) -> Matcher {
+    Matcher::new(vocabulary, &compiled(spec).unwrap(), &GrammarLimits::default()).unwrap()
 }
 
 /// Whether the bytes, one token each, are a complete answer. Each is looked up in the mask before it is taken.
@@ -44,11 +44,11 @@ pub fn takes(vocabulary: &Vocabulary, grammar: &Grammar, text: &str) -> bool {
 }
 
 /// `yes` are answers, `no` are not.
-pub fn check(wanted: &WantedGrammar, yes: &[&str], no: &[&str]) {
+pub fn check(spec: &GrammarSpec, yes: &[&str], no: &[&str]) {
     let vocabulary = vocabulary();
-    let grammar = compiled(wanted).unwrap_or_else(|e| panic!("{wanted:?}: {e}"));
+    let grammar = compiled(spec).unwrap_or_else(|e| panic!("{spec:?}: {e}"));
     let cases = yes.iter().map(|text| (text, true)).chain(no.iter().map(|text| (text, false)));
     for (text, expect) in cases {
-        assert_eq!(takes(&vocabulary, &grammar, text), expect, "{wanted:?} and {text:?}");
+        assert_eq!(takes(&vocabulary, &grammar, text), expect, "{spec:?} and {text:?}");
     }
 }

@@ -1,7 +1,7 @@
 //! EBNF and GBNF: the texts of their rules, character by character, and what is wrong with a text.
 
 use crate::common::{check, compiled};
-use grammar::{GrammarRefused, WantedGrammar};
+use grammar::{GrammarRefused, GrammarSpec};
 
 const JSON: &str = r#"
 root   ::= object
@@ -23,7 +23,7 @@ ws ::= | " " | "\n" [ \t]{0,20}
 
 #[test]
 fn both_forms_count_characters() {
-    let forms: [fn(String) -> WantedGrammar; 2] = [WantedGrammar::Ebnf, WantedGrammar::Gbnf];
+    let forms: [fn(String) -> GrammarSpec; 2] = [GrammarSpec::Ebnf, GrammarSpec::Gbnf];
     for form in forms {
         let takes = |text: &str, yes: &[&str], no: &[&str]| check(&form(text.to_owned()), yes, no);
         takes("root ::= \"a\" | b\nb ::= [0-9]+ \"x\"?", &["a", "1", "12x"], &["", "x", "ax"]);
@@ -45,11 +45,11 @@ fn both_forms_count_characters() {
             &["{", "[]", "{\"a\" 1}", "{\"\u{1}\":1}"],
         );
     }
-    check(&WantedGrammar::Gbnf("root ::= .{2,3}".to_owned()), &["ab", "a\né"], &["a", "abcd"]);
+    check(&GrammarSpec::Gbnf("root ::= .{2,3}".to_owned()), &["ab", "a\né"], &["a", "abcd"]);
 }
 
 #[test]
-fn what_is_wrong_is_told_with_its_line_and_column() {
+fn errors_name_line_and_column() {
     let cases = [
         ("", "line 1, column 1"),
         ("root := \"a\"", "line 1, column 6"),
@@ -65,9 +65,9 @@ fn what_is_wrong_is_told_with_its_line_and_column() {
         ("root ::= \"a\" ) \"b\"", "line 1, column 14"),
     ];
     for (text, place) in cases {
-        let refused = compiled(&WantedGrammar::Ebnf(text.to_owned())).unwrap_err();
+        let refused = compiled(&GrammarSpec::Ebnf(text.to_owned())).unwrap_err();
         assert!(refused.to_string().starts_with(place), "{text:?}: {refused}");
     }
-    let endless = compiled(&WantedGrammar::Ebnf("root ::= \"a\" root".to_owned()));
+    let endless = compiled(&GrammarSpec::Ebnf("root ::= \"a\" root".to_owned()));
     assert!(matches!(endless, Err(GrammarRefused::Unsatisfiable { .. })), "{endless:?}");
 }

@@ -1,7 +1,7 @@
 //! Hostile input is refused, or takes bounded time and memory: no panic, no hang, no stack overflow.
 
 use crate::common::{N_VOCAB, compiled, vocabulary};
-use grammar::{BadVocabulary, GrammarLimits, Mask, Matcher, Stuck, Vocabulary, WantedGrammar};
+use grammar::{BadVocabulary, GrammarLimits, Mask, Matcher, MatcherError, Vocabulary, GrammarSpec};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 use types::Grammar;
@@ -41,12 +41,12 @@ fn numbers(from: usize) -> Vec<Value> {
     (0..15_000).map(|i| json!(2 * i + from)).collect()
 }
 
-fn cases() -> Vec<(&'static str, WantedGrammar)> {
+fn cases() -> Vec<(&'static str, GrammarSpec)> {
     let tags: Vec<Value> = (0..2000)
         .map(|i| json!({"type": "tag", "begin": format!("<f={i}>"), "content": {"type": "any_text"}, "end": "</f>"}))
         .collect();
     let triggered = json!({"format": {"type": "triggered_tags", "triggers": ["<f="], "tags": tags}});
-    let schema = WantedGrammar::JsonSchema;
+    let schema = GrammarSpec::JsonSchema;
     vec![
         ("deep schema", schema(deep(120))),
         ("deeper schema", schema(deep(5000))),
@@ -83,28 +83,28 @@ fn cases() -> Vec<(&'static str, WantedGrammar)> {
                 json!({"type": "string", "pattern": "^(a|b)*a(a|b){18}$", "not": {"pattern": "^(b|a)*b(a|b){17}$"}}),
             ),
         ),
-        ("deep groups", WantedGrammar::Regex(nested(10_000, "(", "a", ")"))),
-        ("deep lark", WantedGrammar::Lark(format!("start: {}", nested(10_000, "(", "\"a\"", ")")))),
-        ("wrong lark", WantedGrammar::Lark("start: /(/ b %ignore".to_owned())),
-        ("no lark", WantedGrammar::Lark(String::new())),
-        ("deep ebnf", WantedGrammar::Ebnf(format!("root ::= {}", nested(10_000, "(", "\"a\"", ")")))),
+        ("deep groups", GrammarSpec::Regex(nested(10_000, "(", "a", ")"))),
+        ("deep lark", GrammarSpec::Lark(format!("start: {}", nested(10_000, "(", "\"a\"", ")")))),
+        ("wrong lark", GrammarSpec::Lark("start: /(/ b %ignore".to_owned())),
+        ("no lark", GrammarSpec::Lark(String::new())),
+        ("deep ebnf", GrammarSpec::Ebnf(format!("root ::= {}", nested(10_000, "(", "\"a\"", ")")))),
         (
             "long chain",
-            WantedGrammar::Ebnf(
+            GrammarSpec::Ebnf(
                 (0..3000).map(|i| format!("r{i} ::= r{} \"a\" root?\n", i + 1)).collect::<String>()
                     + "r3000 ::= \"b\"\nroot ::= r0",
             ),
         ),
         (
             "doubled rules",
-            WantedGrammar::Ebnf(
+            GrammarSpec::Ebnf(
                 (0..60).map(|i| format!("r{i} ::= r{0} r{0}\n", i + 1)).collect::<String>()
                     + "r60 ::= \"b\"\nroot ::= r0",
             ),
         ),
-        ("left recursion", WantedGrammar::Ebnf("root ::= root root | \"a\" | \"\"".to_owned())),
-        ("2000 tags", WantedGrammar::StructuralTag(triggered)),
-        ("empty tag", WantedGrammar::StructuralTag(json!(null))),
+        ("left recursion", GrammarSpec::Ebnf("root ::= root root | \"a\" | \"\"".to_owned())),
+        ("2000 tags", GrammarSpec::StructuralTag(triggered)),
+        ("empty tag", GrammarSpec::StructuralTag(json!(null))),
         ("unicode in names", schema(json!({"type": "object", "properties": {ODD_NAME: {}}, "required": [ODD_NAME]}))),
     ]
 }
@@ -112,18 +112,18 @@ fn cases() -> Vec<(&'static str, WantedGrammar)> {
 #[test]
 fn nothing_hostile_hangs_or_panics() {
     let vocabulary = vocabulary();
-    for (name, wanted) in cases() {
+    for (name, spec) in cases() {
         let from = Instant::now();
-        let compiled = compiled(&wanted);
+        let compiled = compiled(&spec);
         let n_bytes = compiled.as_ref().map_or(0, Grammar::n_bytes);
         if let Ok(grammar) = &compiled {
             // Takes the first tokens, so that masks are made too.
             let mut mask = Mask::default();
             if let Ok(mut matcher) = Matcher::new(&vocabulary, grammar, &GrammarLimits::default()) {
                 for _ in 0..50 {
-                    let asked = matcher.mask(&mut mask);
-                    assert!(asked.is_err() || matcher.is_ended() || mask.n_allowed() > 0, "{name}");
-                    let Some(token) = asked.ok().and_then(|()| mask.tokens().next()) else { break };
+                    let masked = matcher.mask(&mut mask);
+                    assert!(masked.is_err() || matcher.is_ended() || mask.n_allowed() > 0, "{name}");
+                    let Some(token) = masked.ok().and_then(|()| mask.tokens().next()) else { break };
                     matcher.accept(token).unwrap();
                 }
             }
@@ -142,7 +142,7 @@ fn what_is_no_description_is_refused_by_the_matcher() {
     let vocabulary = vocabulary();
     for text in ["", "x", "// special \n\nstart: \"a\"", "\nstart: <|nobody|>", "\nstart: special_0", "\nstart: /(/"] {
         let made = Matcher::new(&vocabulary, &Grammar::new(text), &GrammarLimits::default()).map(|_| ());
-        assert!(matches!(made, Err(Stuck::Grammar(_))), "{text:?}: {made:?}");
+        assert!(matches!(made, Err(MatcherError::Grammar(_))), "{text:?}: {made:?}");
     }
 }
 
@@ -159,7 +159,7 @@ fn a_vocabulary_that_cannot_be_masked_is_refused() {
     let vocabulary = Vocabulary::new(long.into_iter(), N_VOCAB, &[3]).unwrap();
     let other = Vocabulary::new(long.into_iter(), N_VOCAB, &[4]).unwrap();
     assert_ne!(vocabulary.hash(), other.hash());
-    let grammar = compiled(&WantedGrammar::Regex("[^]*".to_owned())).unwrap();
+    let grammar = compiled(&GrammarSpec::Regex("[^]*".to_owned())).unwrap();
     let mut matcher = Matcher::new(&vocabulary, &grammar, &GrammarLimits::default()).unwrap();
     let mut mask = Mask::default();
     matcher.mask(&mut mask).unwrap();

@@ -1,37 +1,37 @@
 //! Each kind of constraint, and the tokens that its masks allow.
 
 use crate::common::{END, N_VOCAB, TOOL, check, matcher, vocabulary};
-use grammar::{Mask, Stuck, WantedGrammar};
+use grammar::{Mask, MatcherError, GrammarSpec};
 use serde_json::json;
 use types::Token;
 
 #[test]
 fn each_kind_takes_its_texts_and_no_others() {
     check(
-        &WantedGrammar::JsonObject,
+        &GrammarSpec::JsonObject,
         &["{}", r#"{"a": [1, null]}"#, r#"{"a":{"b":"c"}}"#],
         &["[]", "1", "{", "{} {}", "{a}"],
     );
     let schema = json!({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"],
         "additionalProperties": false});
     check(
-        &WantedGrammar::JsonSchema(schema),
+        &GrammarSpec::JsonSchema(schema),
         &[r#"{"a":1}"#, r#"{"a": -20}"#],
         &["{}", r#"{"a":"1"}"#, r#"{"a":1,"b":2}"#],
     );
-    check(&WantedGrammar::Regex("[a-c]+/x?".to_owned()), &["a/", "abc/x"], &["", "/", "d/", "a/xx"]);
+    check(&GrammarSpec::Regex("[a-c]+/x?".to_owned()), &["a/", "abc/x"], &["", "/", "d/", "a/xx"]);
     let choice = ["yes", "no \"quoted\"\n", "naïve"].map(str::to_owned).to_vec();
-    check(&WantedGrammar::Choice(choice), &["yes", "no \"quoted\"\n", "naïve"], &["", "ye", "yesno"]);
-    check(&WantedGrammar::Choice(vec![String::new(), "a".to_owned()]), &["", "a"], &["aa"]);
-    check(&WantedGrammar::Choice(vec![String::new()]), &[""], &["a"]);
-    check(&WantedGrammar::Regex(String::new()), &[""], &["a"]);
-    check(&WantedGrammar::Lark("start: \"a\" b*\nb: \"b\"".to_owned()), &["a", "abb"], &["b", "ba"]);
+    check(&GrammarSpec::Choice(choice), &["yes", "no \"quoted\"\n", "naïve"], &["", "ye", "yesno"]);
+    check(&GrammarSpec::Choice(vec![String::new(), "a".to_owned()]), &["", "a"], &["aa"]);
+    check(&GrammarSpec::Choice(vec![String::new()]), &[""], &["a"]);
+    check(&GrammarSpec::Regex(String::new()), &[""], &["a"]);
+    check(&GrammarSpec::Lark("start: \"a\" b*\nb: \"b\"".to_owned()), &["a", "abb"], &["b", "ba"]);
 }
 
 #[test]
 fn only_an_end_follows_where_nothing_else_can() {
     let vocabulary = vocabulary();
-    let mut matcher = matcher(&vocabulary, &WantedGrammar::Choice(vec!["ab".to_owned(), "abc".to_owned()]));
+    let mut matcher = matcher(&vocabulary, &GrammarSpec::Choice(vec!["ab".to_owned(), "abc".to_owned()]));
     let mut mask = Mask::default();
     let mut allowed = |matcher: &mut grammar::Matcher| -> Vec<Token> {
         matcher.mask(&mut mask).unwrap();
@@ -43,24 +43,24 @@ fn only_an_end_follows_where_nothing_else_can() {
     assert!(!matcher.is_complete().unwrap());
     matcher.accept(ab).unwrap();
     assert_eq!(allowed(&mut matcher), [Token::from(b'c'), END]);
-    assert_eq!(matcher.accept(Token::from(b'd')), Err(Stuck::Token(u32::from(b'd'))));
+    assert_eq!(matcher.accept(Token::from(b'd')), Err(MatcherError::Token(u32::from(b'd'))));
     matcher.accept(Token::from(b'c')).unwrap();
     assert_eq!((allowed(&mut matcher), matcher.forced().unwrap()), (vec![END], Some(END)));
     matcher.accept(END).unwrap();
     assert_eq!((allowed(&mut matcher), matcher.is_ended()), (vec![], true));
-    assert_eq!(matcher.accept(END), Err(Stuck::Token(END)));
+    assert_eq!(matcher.accept(END), Err(MatcherError::Token(END)));
     // The end, the last letter, and all of it.
     matcher.rewind(2).unwrap();
     assert_eq!(allowed(&mut matcher), [Token::from(b'c'), END]);
     matcher.rewind(1).unwrap();
     assert_eq!(allowed(&mut matcher), [Token::from(b'a'), ab, abc]);
-    assert_eq!(matcher.rewind(1), Err(Stuck::Rewind { wanted: 1, held: 0 }));
+    assert_eq!(matcher.rewind(1), Err(MatcherError::Rewind { requested: 1, held: 0 }));
 }
 
 #[test]
 fn special_tokens_are_in_no_free_text() {
     let vocabulary = vocabulary();
-    let mut matcher = matcher(&vocabulary, &WantedGrammar::Regex("[^]*".to_owned()));
+    let mut matcher = matcher(&vocabulary, &GrammarSpec::Regex("[^]*".to_owned()));
     let mut mask = Mask::default();
     matcher.mask(&mut mask).unwrap();
     assert!(mask.allows(Token::from(b'<')) && mask.allows(256 + 9) && mask.allows(END));

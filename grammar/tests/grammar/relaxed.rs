@@ -1,12 +1,12 @@
 //! Schemas that need not hold in full: what is enforced of them, and that nothing valid is lost.
 
 use crate::common::{check, compiled};
-use grammar::{GrammarRefused, WantedGrammar};
+use grammar::{GrammarRefused, GrammarSpec};
 use serde_json::{Value, json};
 
-fn relaxed(schema: Value) -> WantedGrammar {
+fn relaxed(schema: Value) -> GrammarSpec {
     let format = json!({"type": "json_schema", "json_schema": schema, "strict": false});
-    WantedGrammar::StructuralTag(json!({"format": format}))
+    GrammarSpec::StructuralTag(json!({"format": format}))
 }
 
 #[test]
@@ -21,7 +21,7 @@ fn annotations_are_ignored() {
         "required": ["a"],
         "additionalProperties": false,
     });
-    assert!(matches!(compiled(&WantedGrammar::JsonSchema(schema.clone())), Err(GrammarRefused::Unsupported { .. })));
+    assert!(matches!(compiled(&GrammarSpec::JsonSchema(schema.clone())), Err(GrammarRefused::Unsupported { .. })));
     // Without unknown keywords the schema holds in full: 4 is an integer and at least 3, so both of `oneOf`.
     check(
         &relaxed(schema),
@@ -56,7 +56,7 @@ fn what_cannot_be_enforced_is_left_to_the_model() {
         ),
     ];
     for (part, yes, no) in cases {
-        assert!(compiled(&WantedGrammar::JsonSchema(object(part.clone()))).is_err(), "{part}");
+        assert!(compiled(&GrammarSpec::JsonSchema(object(part.clone()))).is_err(), "{part}");
         let whole = |values: &[&str]| values.iter().map(|value| format!("{{\"a\":{value}}}")).collect::<Vec<_>>();
         let (yes, no) = (whole(yes), [whole(no), vec!["{}".to_owned(), "{\"b\":1}".to_owned()]].concat());
         let [yes, no] = [&yes, &no].map(|all| all.iter().map(String::as_str).collect::<Vec<_>>());
@@ -75,7 +75,7 @@ fn many_that_cannot_be_enforced_cost_little() {
     let tags: Vec<Value> = (0..100).map(tag).collect();
     let all = json!({"format": {"type": "tags_with_separator", "tags": tags, "separator": "", "at_least_one": true}});
     let began = std::time::Instant::now();
-    check(&WantedGrammar::StructuralTag(all), &["<f7>{\"p1\": 3}</f>"], &["<f7>[]</f>", "<g>{}</f>"]);
+    check(&GrammarSpec::StructuralTag(all), &["<f7>{\"p1\": 3}</f>"], &["<f7>[]</f>", "<g>{}</f>"]);
     assert!(began.elapsed() < std::time::Duration::from_secs(20), "{:?}", began.elapsed());
 }
 
@@ -94,9 +94,9 @@ fn a_schema_that_is_not_valid_is_refused_where_it_is_wrong() {
 fn a_format_that_is_exact_may_stand_in_one_of_several() {
     let id = "\"123e4567-e89b-12d3-a456-426614174000\"";
     let schema = json!({"oneOf": [{"type": "string", "format": "uuid"}, {"type": "string", "format": "date"}]});
-    check(&WantedGrammar::JsonSchema(schema), &[id, "\"2026-02-28\""], &["\"x\"", "\"2026-02-30\"", "1"]);
+    check(&GrammarSpec::JsonSchema(schema), &[id, "\"2026-02-28\""], &["\"x\"", "\"2026-02-30\"", "1"]);
     let schema = json!({"oneOf": [{"type": "string", "format": "uuid"}, {"type": "string", "maxLength": 4}]});
-    check(&WantedGrammar::JsonSchema(schema), &[id, "\"none\""], &["\"absent\"", "1"]);
+    check(&GrammarSpec::JsonSchema(schema), &[id, "\"none\""], &["\"absent\"", "1"]);
     let schema = json!({"type": "string", "not": {"format": "ipv4"}});
-    check(&WantedGrammar::JsonSchema(schema), &["\"1.2.3\"", "\"1.2.3.256\""], &["\"1.2.3.4\""]);
+    check(&GrammarSpec::JsonSchema(schema), &["\"1.2.3\"", "\"1.2.3.256\""], &["\"1.2.3.4\""]);
 }

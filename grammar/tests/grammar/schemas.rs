@@ -1,11 +1,11 @@
 //! What schemas accept, what is refused of them, and by which path.
 
 use crate::common::{check, compiled};
-use grammar::{GrammarRefused, WantedGrammar};
+use grammar::{GrammarRefused, GrammarSpec};
 use serde_json::{Value, json};
 
-fn schema(schema: Value) -> WantedGrammar {
-    WantedGrammar::JsonSchema(schema)
+fn schema(schema: Value) -> GrammarSpec {
+    GrammarSpec::JsonSchema(schema)
 }
 
 #[test]

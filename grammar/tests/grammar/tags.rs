@@ -1,12 +1,12 @@
 //! Structural tags: free text and constrained parts by turns, with special tokens where a vocabulary has them.
 
 use crate::common::{END, TOOL, check, compiled, matcher, vocabulary};
-use grammar::{GrammarRefused, Mask, WantedGrammar};
+use grammar::{GrammarRefused, Mask, GrammarSpec};
 use serde_json::{Value, json};
 use types::Token;
 
-fn format(format: Value) -> WantedGrammar {
-    WantedGrammar::StructuralTag(json!({"type": "structural_tag", "format": format}))
+fn format(format: Value) -> GrammarSpec {
+    GrammarSpec::StructuralTag(json!({"type": "structural_tag", "format": format}))
 }
 
 fn call(name: &str, key: &str) -> Value {
@@ -31,7 +31,7 @@ fn tags_follow_their_triggers_in_free_text() {
     check(&format(triggered.clone()), &yes, &no);
     let older = json!({"type": "structural_tag", "triggers": ["<function="], "structures": [
         {"begin": "<function=f>", "schema": {"type": "integer"}, "end": "</function>"}]});
-    check(&WantedGrammar::StructuralTag(older), &["x", "<function=f>12</function>y"], &["<function=f>x</function>"]);
+    check(&GrammarSpec::StructuralTag(older), &["x", "<function=f>12</function>y"], &["<function=f>x</function>"]);
     let mut first = triggered.clone();
     first["at_least_one"] = json!(true);
     check(&format(first.clone()), &["<function=f>{\"a\":1}</function> x"], &["", "x"]);
@@ -74,10 +74,10 @@ fn parameters_are_written_as_qwens_coder_models_do() {
 fn a_special_token_is_as_good_as_its_text() {
     let tag = json!({"type": "tag", "begin": "<tool_call>\n", "end": "\n</tool_call>",
         "content": {"type": "json_schema", "json_schema": {"type": "integer"}}});
-    let wanted = format(json!({"type": "triggered_tags", "triggers": ["<tool_call>"], "tags": [tag]}));
-    check(&wanted, &["x", "<tool_call>\n12\n</tool_call>", "a<tool_call>\n1\n</tool_call>b"], &["<tool_call>"]);
+    let spec = format(json!({"type": "triggered_tags", "triggers": ["<tool_call>"], "tags": [tag]}));
+    check(&spec, &["x", "<tool_call>\n12\n</tool_call>", "a<tool_call>\n1\n</tool_call>b"], &["<tool_call>"]);
     let vocabulary = vocabulary();
-    let mut matcher = matcher(&vocabulary, &wanted);
+    let mut matcher = matcher(&vocabulary, &spec);
     let mut mask = Mask::default();
     let byte = |byte: u8| Token::from(byte);
     for token in [byte(b'a'), TOOL, byte(b'\n'), byte(b'1'), byte(b'\n'), TOOL + 1, byte(b'b')] {

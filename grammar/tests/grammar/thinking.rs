@@ -1,7 +1,7 @@
 //! Budgets for thoughts: the closing text is forced where one is used up, and nowhere else.
 
 use crate::common::{END, N_VOCAB, TOOL, compiled, vocabulary};
-use grammar::{GrammarLimits, Mask, Matcher, ThinkingBudget, Vocabulary, WantedGrammar};
+use grammar::{GrammarLimits, Mask, Matcher, ThinkingBudget, Vocabulary, GrammarSpec};
 use serde_json::json;
 use types::{Grammar, Token};
 
@@ -20,15 +20,15 @@ fn bytes(text: &str) -> Vec<Token> {
 
 /// Returns what is allowed before each token of an answer, and what is drawn: the token of `wishes` where it is
 /// allowed, otherwise the lowest id.
-fn drawn(matcher: &mut Matcher, wishes: &[Token]) -> Vec<(Token, usize)> {
+fn drawn(matcher: &mut Matcher, preferred: &[Token]) -> Vec<(Token, usize)> {
     let mut mask = Mask::default();
-    let draw = |wish: &Token| {
+    let draw = |preferred_token: &Token| {
         matcher.mask(&mut mask).unwrap();
-        let token = if mask.allows(*wish) { *wish } else { mask.tokens().next().unwrap() };
+        let token = if mask.allows(*preferred_token) { *preferred_token } else { mask.tokens().next().unwrap() };
         matcher.accept(token).unwrap();
         (token, mask.n_allowed())
     };
-    wishes.iter().map(draw).collect()
+    preferred.iter().map(draw).collect()
 }
 
 fn text(drawn: &[(Token, usize)]) -> String {
@@ -38,8 +38,8 @@ fn text(drawn: &[(Token, usize)]) -> String {
 #[test]
 fn a_thought_is_ended_where_its_budget_is_used_up() {
     let vocabulary = vocabulary();
-    let check = |budget: ThinkingBudget, wishes: &str, expected: &str, n_forced: usize| {
-        let drawn = drawn(&mut matcher(&vocabulary, &budget.before(None)), &bytes(wishes));
+    let check = |budget: ThinkingBudget, preferred: &str, expected: &str, n_forced: usize| {
+        let drawn = drawn(&mut matcher(&vocabulary, &budget.before(None)), &bytes(preferred));
         assert_eq!(text(&drawn), expected, "{budget:?}");
         let n_one = drawn.iter().filter(|(_, n_allowed)| *n_allowed == 1).count();
         let n_open = drawn.iter().filter(|(_, n_allowed)| *n_allowed == N_VOCAB).count();
@@ -63,8 +63,8 @@ fn a_thought_is_ended_where_its_budget_is_used_up() {
     // A character is not cut.
     let snow: Vec<Token> = bytes("a☃☃aaaaaaaaaa");
     let drawn = drawn(&mut matcher(&vocabulary, &budget(2, true).before(None)), &snow);
-    let said: Vec<u8> = drawn.iter().map(|(token, _)| *token as u8).collect();
-    assert_eq!(String::from_utf8(said).unwrap(), "a☃</think>aaaaa");
+    let output: Vec<u8> = drawn.iter().map(|(token, _)| *token as u8).collect();
+    assert_eq!(String::from_utf8(output).unwrap(), "a☃</think>aaaaa");
 }
 
 #[test]
@@ -76,13 +76,13 @@ fn a_closing_text_that_is_a_special_token_is_forced_as_one() {
         ..budget(3, false)
     };
     let a = Token::from(b'a');
-    let wishes = [TOOL, a, a, a, a, a, TOOL, a, a, a, a, a];
+    let preferred = [TOOL, a, a, a, a, a, TOOL, a, a, a, a, a];
     let mut once = matcher(&vocabulary, &budget.before(None));
-    let tokens: Vec<Token> = drawn(&mut once, &wishes).into_iter().map(|(token, _)| token).collect();
+    let tokens: Vec<Token> = drawn(&mut once, &preferred).into_iter().map(|(token, _)| token).collect();
     assert_eq!(tokens, [TOOL, a, a, a, TOOL + 1, a, TOOL, a, a, a, a, a]);
     // Repeated thoughts share one budget.
     let mut again = matcher(&vocabulary, &ThinkingBudget { repeats: true, ..budget }.before(None));
-    let tokens: Vec<Token> = drawn(&mut again, &wishes).into_iter().map(|(token, _)| token).collect();
+    let tokens: Vec<Token> = drawn(&mut again, &preferred).into_iter().map(|(token, _)| token).collect();
     assert_eq!(tokens, [TOOL, a, a, a, TOOL + 1, a, TOOL, TOOL + 1, a, a, a, a]);
     // An end ends nothing here: the answer goes on if ends are ignored.
     assert_eq!(drawn(&mut again, &[END, a]), [(END, N_VOCAB), (a, N_VOCAB)]);
@@ -94,14 +94,14 @@ fn a_grammar_behind_a_thought_goes_on_where_its_end_was_forced() {
     let thought = json!({"type": "tag", "begin": "", "content": {"type": "any_text"}, "end": "</think>"});
     let choice = json!({"type": "const_string", "value": "yes"});
     let tag = json!({"type": "structural_tag", "format": {"type": "sequence", "elements": [thought, choice]}});
-    let grammar = compiled(&WantedGrammar::StructuralTag(tag)).unwrap();
+    let grammar = compiled(&GrammarSpec::StructuralTag(tag)).unwrap();
     let mut limited = matcher(&vocabulary, &budget(4, true).before(Some(&grammar)));
-    let said = drawn(&mut limited, &bytes("aaaaaaaaaaaaaaa"));
-    assert_eq!(text(&said), "aaaa</think>yes");
+    let output = drawn(&mut limited, &bytes("aaaaaaaaaaaaaaa"));
+    assert_eq!(text(&output), "aaaa</think>yes");
     limited.accept(END).unwrap();
     assert!(limited.is_ended());
     // A grammar without a thought takes precedence.
-    let yes = compiled(&WantedGrammar::Choice(vec!["yes".into()])).unwrap();
+    let yes = compiled(&GrammarSpec::Choice(vec!["yes".into()])).unwrap();
     let mut blind = matcher(&vocabulary, &budget(0, true).before(Some(&yes)));
     assert_eq!(text(&drawn(&mut blind, &bytes("aaa"))), "yes");
 }
@@ -110,9 +110,9 @@ fn a_grammar_behind_a_thought_goes_on_where_its_end_was_forced() {
 fn a_budget_is_a_function_of_the_tokens_alone() {
     let vocabulary = vocabulary();
     let grammar = budget(6, false).before(None);
-    let wishes = bytes("<think>ab☃defghijklmnopqrstuvwxyz");
+    let preferred = bytes("<think>ab☃defghijklmnopqrstuvwxyz");
     let mut whole = matcher(&vocabulary, &grammar);
-    let expected = drawn(&mut whole, &wishes);
+    let expected = drawn(&mut whole, &preferred);
     let tokens: Vec<Token> = expected.iter().map(|(token, _)| *token).collect();
     for n in 0..tokens.len() {
         // A replayed log, a copy, and tokens that were taken back, all at once and one by one.
@@ -124,13 +124,13 @@ fn a_budget_is_a_function_of_the_tokens_alone() {
         let mut step_by_step = whole.copy().unwrap();
         (n..tokens.len()).for_each(|_| step_by_step.rewind(1).unwrap());
         for matcher in [&mut replayed, &mut copy, &mut rewound, &mut step_by_step] {
-            assert_eq!(drawn(matcher, &wishes[n..]), expected[n..], "from token {n}");
+            assert_eq!(drawn(matcher, &preferred[n..]), expected[n..], "from token {n}");
         }
     }
 }
 
 #[test]
-fn a_description_that_nobody_wrote_is_refused() {
+fn malformed_thinking_description_is_refused() {
     let vocabulary = vocabulary();
     for head in ["{}", "[", "{\"tokens_max\": 1, \"is_open\": true, \"repeats\": false, \"opens\": [], \"closes\": []}"]
     {

@@ -1,7 +1,7 @@
 //! Random walks: with any tokens from the masks, the text satisfies its schema, and no mask is empty before the end.
 
 use crate::common::{END, compiled, vocabulary};
-use grammar::{GrammarLimits, Mask, Matcher, WantedGrammar};
+use grammar::{GrammarLimits, Mask, Matcher, GrammarSpec};
 use serde_json::{Value, json};
 use types::Token;
 
@@ -85,20 +85,20 @@ fn object(random: &mut Random, depth: usize) -> Value {
 /// Whether the value satisfies the schema: an independent check of the keywords that are used here.
 fn holds(schema: &Value, value: &Value) -> bool {
     let Some(words) = schema.as_object() else { return schema == &json!(true) };
-    words.iter().all(|(word, asked)| holds_word(words, word, asked, value))
+    words.iter().all(|(word, constraint)| holds_word(words, word, constraint, value))
 }
 
-fn holds_word(words: &serde_json::Map<String, Value>, word: &str, asked: &Value, value: &Value) -> bool {
-    let number = |is: fn(f64, f64) -> bool| value.as_f64().is_none_or(|value| is(value, asked.as_f64().unwrap()));
+fn holds_word(words: &serde_json::Map<String, Value>, word: &str, constraint: &Value, value: &Value) -> bool {
+    let number = |is: fn(f64, f64) -> bool| value.as_f64().is_none_or(|value| is(value, constraint.as_f64().unwrap()));
     let count =
-        |n: Option<usize>, is: fn(usize, usize) -> bool| n.is_none_or(|n| is(n, asked.as_u64().unwrap() as usize));
+        |n: Option<usize>, is: fn(usize, usize) -> bool| n.is_none_or(|n| is(n, constraint.as_u64().unwrap() as usize));
     let (text, list, object) = (value.as_str(), value.as_array(), value.as_object());
     let length = text.map(|text| text.chars().count());
-    let all = || asked.as_array().unwrap().iter();
+    let all = || constraint.as_array().unwrap().iter();
     match word {
-        "type" => asked
+        "type" => constraint
             .as_array()
-            .map_or_else(|| has_type(asked, value), |kinds| kinds.iter().any(|kind| has_type(kind, value))),
+            .map_or_else(|| has_type(constraint, value), |kinds| kinds.iter().any(|kind| has_type(kind, value))),
         "enum" => all().any(|other| other == value || other.as_f64().is_some_and(|n| value.as_f64() == Some(n))),
         "minimum" => number(|value, bound| value >= bound),
         "maximum" => number(|value, bound| value <= bound),
@@ -107,39 +107,39 @@ fn holds_word(words: &serde_json::Map<String, Value>, word: &str, asked: &Value,
         "multipleOf" => number(|value, of| value.abs() > 1e15 || value % of == 0.0),
         "minLength" => count(length, |n, min| n >= min),
         "maxLength" => count(length, |n, max| n <= max),
-        "pattern" => text.is_none_or(|text| matches(asked.as_str().unwrap(), text)),
+        "pattern" => text.is_none_or(|text| matches(constraint.as_str().unwrap(), text)),
         "minItems" => count(list.map(Vec::len), |n, min| n >= min),
         "maxItems" => count(list.map(Vec::len), |n, max| n <= max),
-        "prefixItems" => list.is_none_or(|list| list.iter().zip(all()).all(|(value, asked)| holds(asked, value))),
+        "prefixItems" => list.is_none_or(|list| list.iter().zip(all()).all(|(value, schema)| holds(schema, value))),
         "items" => {
             let n = words.get("prefixItems").map_or(0, |first| first.as_array().unwrap().len());
-            list.is_none_or(|list| list.iter().skip(n).all(|value| holds(asked, value)))
+            list.is_none_or(|list| list.iter().skip(n).all(|value| holds(constraint, value)))
         }
         "contains" => {
-            list.is_none_or(|list| (1..=2).contains(&list.iter().filter(|value| holds(asked, value)).count()))
+            list.is_none_or(|list| (1..=2).contains(&list.iter().filter(|value| holds(constraint, value)).count()))
         }
-        "anyOf" => all().any(|asked| holds(asked, value)),
-        "oneOf" => all().filter(|asked| holds(asked, value)).count() == 1,
-        "allOf" => all().all(|asked| holds(asked, value)),
-        "not" => !holds(asked, value),
-        "if" => holds(&words[if holds(asked, value) { "then" } else { "else" }], value),
+        "anyOf" => all().any(|schema| holds(schema, value)),
+        "oneOf" => all().filter(|schema| holds(schema, value)).count() == 1,
+        "allOf" => all().all(|schema| holds(schema, value)),
+        "not" => !holds(constraint, value),
+        "if" => holds(&words[if holds(constraint, value) { "then" } else { "else" }], value),
         "properties" | "patternProperties" | "additionalProperties" | "propertyNames" => object
-            .is_none_or(|object| object.iter().all(|(name, value)| holds_property(words, word, asked, (name, value)))),
+            .is_none_or(|object| object.iter().all(|(name, value)| holds_property(words, word, constraint, (name, value)))),
         "required" => object.is_none_or(|object| all().all(|name| object.contains_key(name.as_str().unwrap()))),
         "maxProperties" => count(object.map(serde_json::Map::len), |n, max| n <= max),
         _ => true,
     }
 }
 
-fn holds_property(words: &serde_json::Map<String, Value>, word: &str, asked: &Value, own: (&String, &Value)) -> bool {
+fn holds_property(words: &serde_json::Map<String, Value>, word: &str, constraint: &Value, own: (&String, &Value)) -> bool {
     let (name, value) = own;
     match word {
-        "properties" => asked.get(name).is_none_or(|asked| holds(asked, value)),
+        "properties" => constraint.get(name).is_none_or(|schema| holds(schema, value)),
         "patternProperties" => {
-            asked.as_object().unwrap().iter().all(|(p, asked)| !matches(p, name) || holds(asked, value))
+            constraint.as_object().unwrap().iter().all(|(p, schema)| !matches(p, name) || holds(schema, value))
         }
-        "propertyNames" => holds(asked, &json!(name)),
-        _ => words["properties"].get(name).is_some() || holds(asked, value),
+        "propertyNames" => holds(constraint, &json!(name)),
+        _ => words["properties"].get(name).is_some() || holds(constraint, value),
     }
 }
 
@@ -190,7 +190,7 @@ fn a_mask_is_a_function_of_the_tokens_so_far() {
     let (vocabulary, limits, mut random) = (vocabulary(), GrammarLimits::default(), Random(2));
     let mut n_compared = 0;
     while n_compared < 400 {
-        let Ok(grammar) = compiled(&WantedGrammar::JsonSchema(schema(&mut random, 2))) else { continue };
+        let Ok(grammar) = compiled(&GrammarSpec::JsonSchema(schema(&mut random, 2))) else { continue };
         let new = || Matcher::new(&vocabulary, &grammar, &limits).unwrap();
         let (mut always, mut seldom, mut back) = (new(), new(), new());
         let (mut mask, mut other) = (Mask::default(), Mask::default());
@@ -225,7 +225,7 @@ fn random_walks_satisfy_their_schemas() {
     let (mut n_schemas, mut n_walks, mut n_unended) = (0, 0, 0);
     while n_schemas < 150 {
         let schema = schema(&mut random, 2);
-        let Ok(grammar) = compiled(&WantedGrammar::JsonSchema(schema.clone())) else { continue };
+        let Ok(grammar) = compiled(&GrammarSpec::JsonSchema(schema.clone())) else { continue };
         n_schemas += 1;
         for _ in 0..6 {
             let mut matcher = Matcher::new(&vocabulary, &grammar, &GrammarLimits::default()).unwrap();

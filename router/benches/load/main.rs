@@ -37,19 +37,19 @@ fn main() {
 }
 
 fn measure(args: &[String]) {
-    let is_asked = |what: &str| args.is_empty() || args.iter().any(|arg| arg == what);
+    let is_selected = |what: &str| args.is_empty() || args.iter().any(|arg| arg == what);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     runtime.block_on(async {
-        if is_asked("latency") {
+        if is_selected("latency") {
             latency().await;
         }
-        if is_asked("cpu") {
+        if is_selected("cpu") {
             cpu().await;
         }
-        if is_asked("streams") {
+        if is_selected("streams") {
             streams().await;
         }
-        if is_asked("page") && !page::page().await {
+        if is_selected("page") && !page::page().await {
             std::process::exit(1);
         }
     });
@@ -63,7 +63,7 @@ fn request(text: &str, n_tokens: u32) -> v1::GenerateRequest {
 }
 
 /// Reads a stream to its end, and returns the number of tokens.
-async fn ask(mut client: Client, request: v1::GenerateRequest) -> usize {
+async fn generate_tokens(mut client: Client, request: v1::GenerateRequest) -> usize {
     let mut replies = client.generate(request).await.unwrap().into_inner();
     let mut n_tokens = 0;
     while let Some(reply) = replies.message().await.unwrap() {
@@ -147,20 +147,20 @@ fn percentile(sorted: &[f64], percent: usize) -> f64 {
 
 async fn window(clients: &[Client; 3]) -> [Vec<f64>; 3] {
     let n = (RATE * WINDOW.as_secs_f64()) as usize * clients.len();
-    let mut asked = JoinSet::new();
+    let mut requests = JoinSet::new();
     let began = Instant::now();
     for i in 0..n {
         // Each kind has the whole rate.
         tokio::time::sleep_until(began + Duration::from_secs_f64(i as f64 / RATE / clients.len() as f64)).await;
         let (kind, client) = (i % clients.len(), clients[i % clients.len()].clone());
-        asked.spawn(async move {
+        requests.spawn(async move {
             let began = std::time::Instant::now();
-            assert_eq!(ask(client, request("How do you do?", 1)).await, 1);
+            assert_eq!(generate_tokens(client, request("How do you do?", 1)).await, 1);
             (kind, began.elapsed().as_secs_f64() * 1e6)
         });
     }
     let mut times = [Vec::new(), Vec::new(), Vec::new()];
-    while let Some(done) = asked.join_next().await {
+    while let Some(done) = requests.join_next().await {
         let (kind, micros) = done.unwrap();
         times[kind].push(micros);
     }
@@ -195,7 +195,7 @@ async fn cpu() {
             let kind = round % spent.len();
             let (child, threads) = [(&router, roles::ROUTER_THREADS), (&relay, roles::OTHER_THREADS)][kind];
             let before = threads_seconds(child.pid(), threads);
-            all_ask(&child.addresses[0], n_at_once, n_each, n_tokens).await;
+            run_clients(&child.addresses[0], n_at_once, n_each, n_tokens).await;
             spent[kind].push(threads_seconds(child.pid(), threads) - before);
         }
         let n_requests = (n_at_once * n_each) as f64;
@@ -212,22 +212,22 @@ async fn cpu() {
     }
 }
 
-async fn all_ask(address: &str, n_at_once: usize, n_each: usize, n_tokens: u32) {
+async fn run_clients(address: &str, n_at_once: usize, n_each: usize, n_tokens: u32) {
     let clients: Vec<Client> = (0..N_CONNECTIONS).map(|_| client(address)).collect();
     for client in &clients {
         ready(client).await;
     }
-    let mut asking = JoinSet::new();
+    let mut tasks = JoinSet::new();
     for i in 0..n_at_once {
         let client = clients[i % clients.len()].clone();
-        asking.spawn(async move {
+        tasks.spawn(async move {
             for j in 0..n_each {
                 let text = format!("Client {i} asks {j}");
-                assert_eq!(ask(client.clone(), request(&text, n_tokens)).await, n_tokens as usize);
+                assert_eq!(generate_tokens(client.clone(), request(&text, n_tokens)).await, n_tokens as usize);
             }
         });
     }
-    asking.join_all().await;
+    tasks.join_all().await;
 }
 
 const STREAM_CONNECTIONS: usize = 100;

@@ -63,7 +63,7 @@ pub async fn page() -> bool {
     let (reads, machine) = (VIEWS.map(|_| Arc::<SeenCounts>::default()), Machine::now(&pids));
     // The first round warms up.
     for round in 0..=ROUNDS {
-        let nobody = percent_of_core(router.pid()).await;
+        let baseline = percent_of_core(router.pid()).await;
         let mut spent = Vec::new();
         for (view, read) in VIEWS.iter().zip(&reads) {
             let mut viewers = JoinSet::new();
@@ -78,22 +78,22 @@ pub async fn page() -> bool {
         let after = percent_of_core(router.pid()).await;
         if round > 0 {
             // The streams' own cost drifts with the machine. The mean of before and after estimates it in between.
-            let alone = f64::midpoint(nobody, after);
+            let alone = f64::midpoint(baseline, after);
             costs.iter_mut().zip(&spent).for_each(|(costs, spent)| costs.push(spent - alone));
-            before.push(nobody);
-            left.push(after - nobody);
+            before.push(baseline);
+            left.push(after - baseline);
         }
     }
     assert_eq!(streams.len(), STREAMS, "a stream ended early");
     println!("{STREAMS} streams, {VIEWERS} viewers, {ROUNDS} rounds; others used {:.2} cores", machine.foreign_cores());
     println!("{:<24}{:>28}{:>12}{:>14}", "percent of a core", "median (least to most)", "events/s", "KB/s");
-    println!("{:<24}{:>28}", "nobody looks", told(&mut before));
-    println!("{:<24}{:>28}", "after them - before", told(&mut left));
+    println!("{:<24}{:>28}", "nobody looks", format_costs(&mut before));
+    println!("{:<24}{:>28}", "after them - before", format_costs(&mut left));
     let watched = (ROUNDS + 1) as f64 * (WINDOW + SETTLE).as_secs_f64();
     for ((view, costs), read) in VIEWS.iter().zip(&mut costs).zip(&reads) {
         let [events, bytes] = [&read.n_events, &read.n_bytes].map(|n| n.load(Relaxed) as f64 / watched);
         assert!(events > 1.0, "{}: nothing was shown", view.name);
-        println!("{:<24}{:>28}{events:>12.1}{:>14.0}", view.name, told(costs), bytes / 1e3);
+        println!("{:<24}{:>28}{events:>12.1}{:>14.0}", view.name, format_costs(costs), bytes / 1e3);
     }
     let is_kept = costs.iter_mut().all(|costs| median(costs) <= COST_MAX) && median(&mut left).abs() <= LEFT_MAX;
     println!(
@@ -108,9 +108,9 @@ fn median(of: &mut [f64]) -> f64 {
     of[of.len() / 2]
 }
 
-fn told(of: &mut [f64]) -> String {
-    let median = median(of);
-    format!("{median:.2} ({:.2} to {:.2})", of[0], of[of.len() - 1])
+fn format_costs(values: &mut [f64]) -> String {
+    let median = median(values);
+    format!("{median:.2} ({:.2} to {:.2})", values[0], values[values.len() - 1])
 }
 
 /// Returns the CPU time of the router's threads within a window.
@@ -173,7 +173,7 @@ async fn look(view: PageView, address: String, number: usize, read: Arc<SeenCoun
 /// Opens a stream, and reads past its head.
 async fn get(address: &str, path: &str) -> BufReader<TcpStream> {
     let mut stream = BufReader::new(TcpStream::connect(address).await.unwrap());
-    ask(&mut stream, address, path).await;
+    send_get(&mut stream, address, path).await;
     let head = head(&mut stream).await;
     assert!(head.starts_with("HTTP/1.1 200"), "{head}");
     stream
@@ -181,7 +181,7 @@ async fn get(address: &str, path: &str) -> BufReader<TcpStream> {
 
 /// Reads a request's timeline over a persistent connection, and returns its number of bytes.
 async fn open(stream: &mut BufReader<TcpStream>, address: &str, number: usize) -> usize {
-    ask(stream, address, &format!("/requests/{number}")).await;
+    send_get(stream, address, &format!("/requests/{number}")).await;
     let head = head(stream).await.to_lowercase();
     let n = head.lines().find_map(|line| line.strip_prefix("content-length: ")).unwrap().trim().parse().unwrap();
     let mut body = vec![0; n];
@@ -190,7 +190,7 @@ async fn open(stream: &mut BufReader<TcpStream>, address: &str, number: usize) -
     n
 }
 
-async fn ask(stream: &mut BufReader<TcpStream>, address: &str, path: &str) {
+async fn send_get(stream: &mut BufReader<TcpStream>, address: &str, path: &str) {
     stream.write_all(format!("GET {path} HTTP/1.1\r\nhost: {address}\r\n\r\n").as_bytes()).await.unwrap();
 }
 

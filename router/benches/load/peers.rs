@@ -30,7 +30,7 @@ pub struct Bare {
 impl Inference for Bare {
     type GenerateStream = Replies<v1::GenerateReply>;
 
-    async fn generate(&self, asked: Request<v1::GenerateRequest>) -> Result<Response<Self::GenerateStream>, Status> {
+    async fn generate(&self, request: Request<v1::GenerateRequest>) -> Result<Response<Self::GenerateStream>, Status> {
         let (replies, out) = mpsc::channel(8);
         match self.behind.clone() {
             None => {
@@ -42,9 +42,9 @@ impl Inference for Bare {
                 }
             }
             Some(mut behind) => {
-                let mut heard = behind.generate(asked.into_inner()).await?.into_inner();
+                let mut peer_replies = behind.generate(request.into_inner()).await?.into_inner();
                 tokio::spawn(async move {
-                    while let Some(reply) = heard.next().await {
+                    while let Some(reply) = peer_replies.next().await {
                         if replies.send(reply).await.is_err() {
                             return;
                         }
@@ -96,7 +96,7 @@ impl Coordinator for Stub {
 
     async fn attach(&self, up: Request<Streaming<wire::RouterFrame>>) -> Result<Response<Self::AttachStream>, Status> {
         let (frames, out) = mpsc::channel(FRAMES_MAX);
-        tokio::spawn(converse(up.into_inner(), frames));
+        tokio::spawn(serve_router(up.into_inner(), frames));
         Ok(Response::new(ReceiverStream::new(out)))
     }
 
@@ -125,18 +125,18 @@ impl Coordinator for Stub {
     }
 }
 
-async fn converse(mut up: Streaming<wire::RouterFrame>, frames: mpsc::Sender<Result<wire::ReplicaFrame, Status>>) {
-    let say = async |frame| frames.send(Ok(wire::ReplicaFrame { frame: Some(frame) })).await.is_ok();
+async fn serve_router(mut up: Streaming<wire::RouterFrame>, frames: mpsc::Sender<Result<wire::ReplicaFrame, Status>>) {
+    let send = async |frame| frames.send(Ok(wire::ReplicaFrame { frame: Some(frame) })).await.is_ok();
     let mut states = tokio::time::interval(STATE_EVERY);
-    say(Frame::Welcome(welcome())).await;
+    send(Frame::Welcome(welcome())).await;
     loop {
         let goes_on = tokio::select! {
-            heard = up.message() => match heard {
-                Ok(Some(wire::RouterFrame { frame: Some(Up::Submit(request)) })) => say(answer(&request)).await,
+            received = up.message() => match received {
+                Ok(Some(wire::RouterFrame { frame: Some(Up::Submit(request)) })) => send(answer(&request)).await,
                 Ok(Some(_)) => true,
                 Ok(None) | Err(_) => false,
             },
-            _ = states.tick() => say(Frame::State(state())).await,
+            _ = states.tick() => send(Frame::State(state())).await,
         };
         if !goes_on {
             return;

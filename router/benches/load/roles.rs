@@ -187,9 +187,9 @@ impl Child {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.arg(role.name()).args(peer).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut process = command.spawn().unwrap();
-        let said = BufReader::new(process.stdout.take().unwrap()).lines();
+        let stdout_lines = BufReader::new(process.stdout.take().unwrap()).lines();
         let n_addresses = if matches!(role, Role::Peers | Role::PageRouter) { 2 } else { 1 };
-        let addresses = said.take(n_addresses).map(Result::unwrap).collect();
+        let addresses = stdout_lines.take(n_addresses).map(Result::unwrap).collect();
         Child { process, addresses }
     }
 

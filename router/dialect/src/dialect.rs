@@ -4,7 +4,7 @@
 use crate::families::{CallForm, ThoughtForm};
 use crate::forms::frame::Frame;
 use crate::forms::harmony::{self, Harmony};
-use crate::forms::{Form, Plain};
+use crate::forms::{Form, PlainForm};
 use crate::names::{CALLS, TEMPLATE_CALLS, TEMPLATE_THOUGHTS, THOUGHTS};
 use crate::sink::Sink;
 use crate::thoughts::{Opening, Thought};
@@ -130,7 +130,7 @@ impl Dialect {
         }
         let form: Box<dyn Form> = match self.calls {
             CallForm::Framed(style) if !tools.is_empty() => Box::new(Frame::new(style, tools.clone())),
-            _ => Box::new(Plain),
+            _ => Box::new(PlainForm),
         };
         let thought = match self.thoughts {
             ThoughtForm::Marked(marks) => Some(Thought::new(marks, opening)),

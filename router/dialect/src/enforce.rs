@@ -3,26 +3,26 @@
 
 use crate::families::ThoughtForm;
 use crate::forms::harmony;
-use crate::tag::{Layout, any_text, either, regex, sequence, tag, text};
+use crate::tag::{CallLayout, any_text, either, regex, sequence, tag, text};
 use crate::thoughts::Opening;
 use crate::{Tool, ToolChoice, Tools};
 use serde_json::{Value, json};
 
 /// Returns the format that the request requires of an answer, or None if any text is valid.
-pub(crate) fn calls(layout: &Layout, tools: &Tools, choice: &ToolChoice, parallel: bool) -> Option<Value> {
+pub(crate) fn calls(layout: &CallLayout, tools: &Tools, choice: &ToolChoice, parallel: bool) -> Option<Value> {
     let is_auto = *choice == ToolChoice::Auto;
-    let wanted: Vec<&Tool> = match choice {
+    let allowed: Vec<&Tool> = match choice {
         ToolChoice::None => return None,
         ToolChoice::Auto if layout.trigger.is_empty() || tools.iter().all(|tool| !tool.strict) => return None,
         ToolChoice::Auto => tools.iter().collect(),
         ToolChoice::Required => tools.iter().collect(),
         ToolChoice::Named(name) => tools.get(name).into_iter().collect(),
     };
-    if wanted.is_empty() {
+    if allowed.is_empty() {
         return None;
     }
     let is_single = !parallel || matches!(choice, ToolChoice::Named(_));
-    let tags = wanted.iter().map(|tool| (layout.tag)(tool, &arguments_schema(tool, is_auto))).collect();
+    let tags = allowed.iter().map(|tool| (layout.tag)(tool, &arguments_schema(tool, is_auto))).collect();
     Some(if is_auto { triggered(layout, tags, is_single) } else { required(layout, tags, is_single) })
 }
 
@@ -46,7 +46,7 @@ fn several(separator: &str, tags: Vec<Value>, is_single: bool) -> Value {
     })
 }
 
-fn required(layout: &Layout, tags: Vec<Value>, is_single: bool) -> Value {
+fn required(layout: &CallLayout, tags: Vec<Value>, is_single: bool) -> Value {
     let calls = several(layout.separator, tags, is_single);
     if layout.open.is_empty() && layout.close.is_empty() {
         return calls;
@@ -55,7 +55,7 @@ fn required(layout: &Layout, tags: Vec<Value>, is_single: bool) -> Value {
     sequence(framed.into_iter().filter(|element| element["value"] != "").collect())
 }
 
-fn triggered(layout: &Layout, tags: Vec<Value>, is_single: bool) -> Value {
+fn triggered(layout: &CallLayout, tags: Vec<Value>, is_single: bool) -> Value {
     let (tags, is_single) = match layout.open {
         "" => (tags, is_single),
         open => (vec![tag(open, several(layout.separator, tags, is_single), layout.close)], true),

@@ -1,14 +1,14 @@
 //! The reader of each family's calls, and of each family's thoughts. Has no knowledge of names.
 
-use crate::forms::frame::Style;
+use crate::forms::frame::FrameStyle;
 use crate::forms::harmony;
-use crate::tag::Layout;
+use crate::tag::CallLayout;
 use crate::thoughts::ThoughtMarks;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum CallForm {
     None,
-    Framed(&'static Style),
+    Framed(&'static FrameStyle),
     Harmony,
 }
 
@@ -21,7 +21,7 @@ pub(crate) enum ThoughtForm {
 
 impl CallForm {
     /// Returns how its calls are written.
-    pub fn layout(self) -> Option<Layout> {
+    pub fn layout(self) -> Option<CallLayout> {
         match self {
             CallForm::None => None,
             CallForm::Framed(style) => Some(style.layout()),

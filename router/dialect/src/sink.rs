@@ -32,15 +32,15 @@ impl Sink {
             }
             self.in_content = true;
             let text = std::mem::take(&mut self.margin);
-            self.say_content(&text);
+            self.push_content(&text);
         } else if !text.is_empty() {
-            self.say_content(text);
+            self.push_content(text);
         }
     }
 
-    fn say_content(&mut self, text: &str) {
+    fn push_content(&mut self, text: &str) {
         match self.pieces.last_mut() {
-            Some(Piece::Content(said)) => said.push_str(text),
+            Some(Piece::Content(last_text)) => last_text.push_str(text),
             _ => self.pieces.push(Piece::Content(text.to_owned())),
         }
     }
@@ -52,7 +52,7 @@ impl Sink {
             return;
         }
         if !self.in_thought && self.has_thought {
-            self.say_reasoning("\n");
+            self.push_reasoning("\n");
         }
         (self.in_thought, self.has_thought) = (true, true);
         let body = text.trim_end_matches('\n');
@@ -61,21 +61,21 @@ impl Sink {
             self.n_newlines += n_newlines;
             return;
         }
-        self.say_newlines();
-        self.say_reasoning(body);
+        self.flush_newlines();
+        self.push_reasoning(body);
         self.n_newlines = n_newlines;
     }
 
-    fn say_newlines(&mut self) {
+    fn flush_newlines(&mut self) {
         if self.n_newlines > 0 {
-            self.say_reasoning(&"\n".repeat(self.n_newlines));
+            self.push_reasoning(&"\n".repeat(self.n_newlines));
             self.n_newlines = 0;
         }
     }
 
-    fn say_reasoning(&mut self, text: &str) {
+    fn push_reasoning(&mut self, text: &str) {
         match self.pieces.last_mut() {
-            Some(Piece::Reasoning(said)) => said.push_str(text),
+            Some(Piece::Reasoning(last_text)) => last_text.push_str(text),
             _ => self.pieces.push(Piece::Reasoning(text.to_owned())),
         }
     }
@@ -104,7 +104,7 @@ impl Sink {
         }
         self.has_arguments = Some(true);
         match self.pieces.last_mut() {
-            Some(Piece::CallArguments { text: said, .. }) => said.push_str(text),
+            Some(Piece::CallArguments { text: last_text, .. }) => last_text.push_str(text),
             _ => self.pieces.push(Piece::CallArguments { index: self.n_calls - 1, text: text.to_owned() }),
         }
     }
@@ -121,16 +121,16 @@ impl Sink {
 
     /// Ends the text. If there was nothing else, white space is content.
     pub fn finish(&mut self) {
-        self.say_newlines();
+        self.flush_newlines();
         if self.n_calls == 0 && !self.has_thought && !self.margin.is_empty() {
             let text = std::mem::take(&mut self.margin);
-            self.say_content(&text);
+            self.push_content(&text);
         }
         self.margin.clear();
         self.has_arguments = None;
     }
 
-    pub fn drain_into(&mut self, said: &mut Vec<Piece>) {
-        said.append(&mut self.pieces);
+    pub fn drain_into(&mut self, output: &mut Vec<Piece>) {
+        output.append(&mut self.pieces);
     }
 }

@@ -5,9 +5,9 @@
 //! [len - unread, len) may become a marker`
 
 use crate::Piece;
-use crate::forms::{Form, Turn};
+use crate::forms::{Form, FormStep};
 use crate::sink::Sink;
-use crate::thoughts::{Split, Thought};
+use crate::thoughts::{ThoughtStep, Thought};
 
 /// No marker is longer, so at most this many bytes are read twice.
 const UNREAD_MAX: usize = 64;
@@ -34,18 +34,18 @@ impl Speech {
     }
 
     /// Reads more text, and appends to `said` the pieces that are certain now. Text after the end is ignored.
-    pub fn push(&mut self, text: &str, said: &mut Vec<Piece>) {
+    pub fn push(&mut self, text: &str, output: &mut Vec<Piece>) {
         if self.is_finished {
             return;
         }
         self.unread.push_str(text);
         self.advance(false);
         debug_assert!(self.unread.len() <= UNREAD_MAX, "{} bytes are unread", self.unread.len());
-        self.sink.drain_into(said);
+        self.sink.drain_into(output);
     }
 
     /// Ends the text: a possible marker becomes text, and a possible call becomes content.
-    pub fn finish(&mut self, said: &mut Vec<Piece>) {
+    pub fn finish(&mut self, output: &mut Vec<Piece>) {
         if self.is_finished {
             return;
         }
@@ -55,7 +55,7 @@ impl Speech {
         self.advance(true);
         self.form.finish(&mut self.sink);
         self.sink.finish();
-        self.sink.drain_into(said);
+        self.sink.drain_into(output);
     }
 
     /// Whether part of a thought was emitted that has not ended.
@@ -74,15 +74,15 @@ impl Speech {
             let rest = &self.unread[at..];
             let Some(thought) = &mut self.thought else {
                 match self.form.step(rest, last, &mut self.sink) {
-                    Turn::Took(n) => at += n,
-                    Turn::More => break,
+                    FormStep::Took(n) => at += n,
+                    FormStep::More => break,
                 }
                 continue;
             };
             match thought.step(rest, last, &mut self.sink) {
-                Split::Took(n) => at += n,
-                Split::More => break,
-                Split::Over => {
+                ThoughtStep::Took(n) => at += n,
+                ThoughtStep::More => break,
+                ThoughtStep::Over => {
                     self.unread.drain(..at);
                     self.end_thought();
                     at = 0;

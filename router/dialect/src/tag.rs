@@ -5,18 +5,18 @@ use crate::Tool;
 use serde_json::{Value, json};
 
 /// A form's markers around its calls, and the tag of one call.
-pub(crate) struct Layout {
+pub(crate) struct CallLayout {
     /// Before the first call, between two, and after the last.
     pub open: &'static str,
     pub separator: &'static str,
     pub close: &'static str,
     /// A beginning that only a call, or `open`, has; empty if any text may begin like a call.
     pub trigger: &'static str,
-    pub tag: TagOf,
+    pub tag: TagFn,
 }
 
 /// Returns a format of type `tag` for a call of the tool, whose arguments conform to the schema.
-pub(crate) type TagOf = Box<dyn Fn(&Tool, &Value) -> Value>;
+pub(crate) type TagFn = Box<dyn Fn(&Tool, &Value) -> Value>;
 
 /// Returns a property's schema with the definitions to which it may refer.
 pub(crate) fn within(property: &Value, root: &Value) -> Value {

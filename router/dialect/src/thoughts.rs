@@ -3,7 +3,7 @@
 //!
 //! `blank · open · label · reasoning · close · newlines · the rest`
 
-use crate::marker::{Begins, Found, begins, blank, find};
+use crate::marker::{MarkerPrefix, MarkerMatch, begins, blank, find};
 use crate::sink::Sink;
 
 /// How thoughts are written. A marker of `until` ends a thought too, and is no part of it.
@@ -55,20 +55,20 @@ pub(crate) struct Thought {
     marks: &'static ThoughtMarks,
     /// The ends of a thought: the closing markers, then those of `until`.
     ends: Vec<&'static str>,
-    at: At,
+    at: ThoughtState,
     /// White space before a possible thought.
     held: String,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum At {
+enum ThoughtState {
     Start,
     Label,
     Inside,
     Behind,
 }
 
-pub(crate) enum Split {
+pub(crate) enum ThoughtStep {
     Took(usize),
     /// The text may continue as a marker.
     More,
@@ -80,8 +80,8 @@ impl Thought {
     pub fn new(marks: &'static ThoughtMarks, opening: Opening) -> Thought {
         let ends = marks.close.iter().chain(marks.until).copied().collect();
         let at = match opening {
-            Opening::Answer => At::Start,
-            Opening::Thought => At::Label,
+            Opening::Answer => ThoughtState::Start,
+            Opening::Thought => ThoughtState::Label,
         };
         Thought { marks, ends, at, held: String::new() }
     }
@@ -90,65 +90,65 @@ impl Thought {
         &self.held
     }
 
-    pub fn step(&mut self, rest: &str, last: bool, sink: &mut Sink) -> Split {
+    pub fn step(&mut self, rest: &str, last: bool, sink: &mut Sink) -> ThoughtStep {
         match self.at {
-            At::Start => self.start(rest, last),
-            At::Label => self.label(rest, last),
-            At::Inside => self.inside(rest, last, sink),
-            At::Behind => {
+            ThoughtState::Start => self.start(rest, last),
+            ThoughtState::Label => self.label(rest, last),
+            ThoughtState::Inside => self.inside(rest, last, sink),
+            ThoughtState::Behind => {
                 let n = rest.len() - rest.trim_start_matches('\n').len();
-                if n == 0 { Split::Over } else { Split::Took(n) }
+                if n == 0 { ThoughtStep::Over } else { ThoughtStep::Took(n) }
             }
         }
     }
 
-    fn start(&mut self, rest: &str, last: bool) -> Split {
+    fn start(&mut self, rest: &str, last: bool) -> ThoughtStep {
         let n = blank(rest);
         if n > 0 {
             self.held.push_str(&rest[..n]);
-            return Split::Took(n);
+            return ThoughtStep::Took(n);
         }
         match begins(rest, self.marks.open, last) {
-            Begins::With(i) => {
+            MarkerPrefix::With(i) => {
                 self.held.clear();
-                self.at = At::Label;
-                Split::Took(self.marks.open[i].len())
+                self.at = ThoughtState::Label;
+                ThoughtStep::Took(self.marks.open[i].len())
             }
-            Begins::Perhaps => Split::More,
-            Begins::No => Split::Over,
+            MarkerPrefix::Perhaps => ThoughtStep::More,
+            MarkerPrefix::No => ThoughtStep::Over,
         }
     }
 
-    fn label(&mut self, rest: &str, last: bool) -> Split {
-        let label = if self.marks.label.is_empty() { Begins::No } else { begins(rest, &[self.marks.label], last) };
+    fn label(&mut self, rest: &str, last: bool) -> ThoughtStep {
+        let label = if self.marks.label.is_empty() { MarkerPrefix::No } else { begins(rest, &[self.marks.label], last) };
         match label {
-            Begins::Perhaps => Split::More,
-            Begins::With(_) => {
-                self.at = At::Inside;
-                Split::Took(self.marks.label.len())
+            MarkerPrefix::Perhaps => ThoughtStep::More,
+            MarkerPrefix::With(_) => {
+                self.at = ThoughtState::Inside;
+                ThoughtStep::Took(self.marks.label.len())
             }
-            Begins::No => {
-                self.at = At::Inside;
-                Split::Took(0)
+            MarkerPrefix::No => {
+                self.at = ThoughtState::Inside;
+                ThoughtStep::Took(0)
             }
         }
     }
 
-    fn inside(&mut self, rest: &str, last: bool, sink: &mut Sink) -> Split {
+    fn inside(&mut self, rest: &str, last: bool, sink: &mut Sink) -> ThoughtStep {
         match find(rest, &self.ends, last) {
-            Found::At(0, i) => {
+            MarkerMatch::At(0, i) => {
                 sink.end_reasoning();
-                self.at = At::Behind;
-                if i < self.marks.close.len() { Split::Took(self.ends[i].len()) } else { Split::Over }
+                self.at = ThoughtState::Behind;
+                if i < self.marks.close.len() { ThoughtStep::Took(self.ends[i].len()) } else { ThoughtStep::Over }
             }
-            Found::Perhaps(0) => Split::More,
-            Found::At(n, _) | Found::Perhaps(n) => {
+            MarkerMatch::Perhaps(0) => ThoughtStep::More,
+            MarkerMatch::At(n, _) | MarkerMatch::Perhaps(n) => {
                 sink.reasoning(&rest[..n]);
-                Split::Took(n)
+                ThoughtStep::Took(n)
             }
-            Found::Nowhere => {
+            MarkerMatch::Nowhere => {
                 sink.reasoning(rest);
-                Split::Took(rest.len())
+                ThoughtStep::Took(rest.len())
             }
         }
     }

@@ -34,7 +34,7 @@ pub async fn run(front: Arc<Frontend>, mut answers: mpsc::Receiver<QueuedAnswer>
     let audit = async {
         while let Some(queued) = answers.recv().await {
             for slot in 0..queued.answer.choices.len() {
-                metrics::audit(audited(&reruns, &queued.answer, slot).await.label());
+                metrics::audit(audit_choice(&reruns, &queued.answer, slot).await.label());
             }
         }
     };
@@ -67,37 +67,37 @@ impl AuditOutcome {
     }
 }
 
-async fn audited(reruns: &Reruns<'_>, answer: &Arc<FinishedAnswer>, slot: usize) -> AuditOutcome {
-    let said = &answer.choices[slot].tokens;
-    if said.is_empty() {
+async fn audit_choice(reruns: &Reruns<'_>, answer: &Arc<FinishedAnswer>, slot: usize) -> AuditOutcome {
+    let original = &answer.choices[slot].tokens;
+    if original.is_empty() {
         return AuditOutcome::Dropped;
     }
     let first = RerunPlace { name: answer.replica.name.clone(), on: reruns.ranks_of(&answer.replica.name) };
-    let second = match reruns.again(answer, slot, &[&first.name]).await {
-        Rerun::Said(tokens, place) => (tokens, place),
+    let second = match reruns.rerun(answer, slot, &[&first.name]).await {
+        Rerun::Finished(tokens, place) => (tokens, place),
         Rerun::Busy => return AuditOutcome::Dropped,
         Rerun::Lost => return AuditOutcome::Failed,
     };
-    let Some(position) = first_difference(said, &second.0) else {
+    let Some(position) = first_difference(original, &second.0) else {
         return if second.1.name == first.name { AuditOutcome::EqualInPlace } else { AuditOutcome::Equal };
     };
-    let third = reruns.again(answer, slot, &[&first.name, &second.1.name]).await;
-    tell(answer, slot, position, [(said, &first), (&second.0, &second.1)], &third);
+    let third = reruns.rerun(answer, slot, &[&first.name, &second.1.name]).await;
+    report_difference(answer, slot, position, [(original, &first), (&second.0, &second.1)], &third);
     AuditOutcome::Different
 }
 
 /// Logs and counts a difference, with all that is known of it.
-fn tell(
+fn report_difference(
     answer: &FinishedAnswer,
     slot: usize,
     position: usize,
-    [(said, first), (again, second)]: [(&Tokens, &RerunPlace); 2],
+    [(original, first), (repeated, second)]: [(&Tokens, &RerunPlace); 2],
     third: &Rerun,
 ) {
     let token = |tokens: &Tokens| tokens.get(position).map_or("none".to_owned(), Token::to_string);
     let (third, third_on) = match third {
-        Rerun::Said(tokens, place) => {
-            let verdict = match (tokens == said, tokens == again) {
+        Rerun::Finished(tokens, place) => {
+            let verdict = match (tokens == original, tokens == repeated) {
                 (true, _) => "as the first",
                 (_, true) => "as the second",
                 _ => "as neither",
@@ -110,10 +110,10 @@ fn tell(
         id = answer.id,
         choice = slot,
         position,
-        token = token(said),
+        token = token(original),
         replica = first.name,
         on = first.on,
-        other_token = token(again),
+        other_token = token(repeated),
         other_replica = second.name,
         other_on = second.on,
         third,

@@ -25,7 +25,7 @@ pub struct Reruns<'a> {
 
 /// The result of running a request again.
 pub enum Rerun {
-    Said(Tokens, RerunPlace),
+    Finished(Tokens, RerunPlace),
     Busy,
     Lost,
 }
@@ -39,14 +39,14 @@ pub struct RerunPlace {
 
 /// How one attempt ended.
 enum Attempt {
-    Said(Tokens),
+    Finished(Tokens),
     Interrupted,
     Lost,
 }
 
 impl Reruns<'_> {
     /// Runs a choice's request again, at a replica with a name that is not in `besides` if there is one.
-    pub async fn again(&self, answer: &FinishedAnswer, slot: usize, besides: &[&str]) -> Rerun {
+    pub async fn rerun(&self, answer: &FinishedAnswer, slot: usize, besides: &[&str]) -> Rerun {
         let request = request(answer, slot);
         let n_tokens = request.prompt.len() as u64 + u64::from(request.sampling.tokens_max);
         let (n_known, protocol) = (request.prompt.len() as u64, proto::needed(&request));
@@ -60,9 +60,9 @@ impl Reruns<'_> {
             };
             n_attempts += 1;
             match self.attempt(&request, &idle).await {
-                Attempt::Said(tokens) => {
+                Attempt::Finished(tokens) => {
                     let name = idle.replica.name.clone();
-                    return Rerun::Said(tokens, RerunPlace { on: self.ranks_of(&name), name });
+                    return Rerun::Finished(tokens, RerunPlace { on: self.ranks_of(&name), name });
                 }
                 Attempt::Interrupted => {}
                 Attempt::Lost => return Rerun::Lost,
@@ -77,14 +77,14 @@ impl Reruns<'_> {
     }
 
     async fn attempt(&self, request: &Request, idle: &IdleReplica) -> Attempt {
-        let (outputs, mut heard) = mpsc::channel(request.sampling.tokens_max as usize + 1);
+        let (outputs, mut outputs_rx) = mpsc::channel(request.sampling.tokens_max as usize + 1);
         let call = Call {
             first_key: idle.link.keys(1),
             deadline: Some(Instant::now() + RUN_MAX),
             digest: idle.replica.digest,
             n_cached: 0,
             trace: TraceHeaders::default(),
-            tells_progress: false,
+            needs_progress: false,
             outputs,
         };
         // Dropped with this future, and then the request is cancelled.
@@ -96,16 +96,16 @@ impl Reruns<'_> {
         let mut tokens = Tokens::new();
         let ended = loop {
             tokio::select! {
-                output = heard.recv() => {
-                    if let Some(ended) = hear(output, &mut tokens) {
+                output = outputs_rx.recv() => {
+                    if let Some(ended) = apply_output(output, &mut tokens) {
                         break ended;
                     }
                 }
                 _ = looks.tick() => {
-                    if !self.replicas.is_as_it_was(idle) {
+                    if !self.replicas.is_unchanged(idle) {
                         break Attempt::Lost;
                     }
-                    if idle.is_wanted() {
+                    if idle.has_other_requests() {
                         break Attempt::Interrupted;
                     }
                 }
@@ -113,10 +113,10 @@ impl Reruns<'_> {
         };
         match ended {
             // The replica may have moved in between: then these tokens cannot be attributed to a placement.
-            Attempt::Said(_) if !self.replicas.is_as_it_was(idle) => Attempt::Lost,
-            Attempt::Said(tokens) => {
-                ticket.over();
-                Attempt::Said(tokens)
+            Attempt::Finished(_) if !self.replicas.is_unchanged(idle) => Attempt::Lost,
+            Attempt::Finished(tokens) => {
+                ticket.finish();
+                Attempt::Finished(tokens)
             }
             ended => ended,
         }
@@ -124,12 +124,12 @@ impl Reruns<'_> {
 }
 
 /// Adds an output's tokens. Returns how the request has ended, if it has.
-fn hear(output: Option<SlotOutput>, tokens: &mut Tokens) -> Option<Attempt> {
+fn apply_output(output: Option<SlotOutput>, tokens: &mut Tokens) -> Option<Attempt> {
     let Some((_, Ok(output))) = output else { return Some(Attempt::Lost) };
     tokens.extend(output.tokens.iter().map(|out| out.token));
     match output.finished() {
         Ok(None) => None,
-        Ok(Some(types::Finish::Stop | types::Finish::Length)) => Some(Attempt::Said(std::mem::take(tokens))),
+        Ok(Some(types::Finish::Stop | types::Finish::Length)) => Some(Attempt::Finished(std::mem::take(tokens))),
         // The replica cancelled the request by itself.
         Ok(Some(_)) | Err(_) => Some(Attempt::Lost),
     }

@@ -86,9 +86,9 @@ const AT_ONCE: usize = 16;
 
 /// Uses a name as its own hash: it is a cryptographic hash already.
 #[derive(Default)]
-struct AsItIs(u64);
+struct IdentityHasher(u64);
 
-impl Hasher for AsItIs {
+impl Hasher for IdentityHasher {
     fn finish(&self) -> u64 {
         self.0
     }
@@ -104,7 +104,7 @@ impl Hasher for AsItIs {
 
 #[derive(Default)]
 pub struct Caches {
-    names: HashMap<u64, Holders, BuildHasherDefault<AsItIs>>,
+    names: HashMap<u64, Holders, BuildHasherDefault<IdentityHasher>>,
     many: Vec<Ids>,
     /// The unused entries of `many`.
     many_free: Vec<u32>,
@@ -120,34 +120,34 @@ pub struct Gap;
 
 /// The state of one replica's reports.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Teller {
+pub struct CacheReporter {
     pub id: Option<Id>,
-    n_told: u64,
+    last_sequence: u64,
 }
 
 impl Caches {
     /// Applies a replica's report. After a gap, the replica's blocks are unknown until it reports all names anew.
-    pub fn hear(&mut self, teller: &mut Teller, told: &proto::cluster::Cached) -> Result<(), Gap> {
-        if told.anew {
-            self.forget(teller);
-            teller.id = self.number();
-        } else if told.sequence != teller.n_told + 1 {
-            self.forget(teller);
+    pub fn apply(&mut self, reporter: &mut CacheReporter, report: &proto::cluster::Cached) -> Result<(), Gap> {
+        if report.anew {
+            self.forget(reporter);
+            reporter.id = self.allocate_id();
+        } else if report.sequence != reporter.last_sequence + 1 {
+            self.forget(reporter);
             return Err(Gap);
         }
-        teller.n_told = told.sequence;
-        if let Some(id) = teller.id {
-            told.added.iter().for_each(|name| self.add(id, *name));
-            told.dropped.iter().for_each(|name| self.drop_name(id, *name));
+        reporter.last_sequence = report.sequence;
+        if let Some(id) = reporter.id {
+            report.added.iter().for_each(|name| self.add(id, *name));
+            report.dropped.iter().for_each(|name| self.drop_name(id, *name));
         }
         Ok(())
     }
 
-    pub fn forget(&mut self, teller: &mut Teller) {
-        if let Some(id) = teller.id.take() {
+    pub fn forget(&mut self, reporter: &mut CacheReporter) {
+        if let Some(id) = reporter.id.take() {
             self.void.insert(id);
         }
-        teller.n_told = u64::MAX - 1;
+        reporter.last_sequence = u64::MAX - 1;
     }
 
     /// How many of a replica's reported names are stored.
@@ -273,7 +273,7 @@ impl Caches {
     }
 
     /// Returns an unused number, or None if there are more replicas than numbers.
-    fn number(&mut self) -> Option<Id> {
+    fn allocate_id(&mut self) -> Option<Id> {
         if self.first_free().is_none() {
             self.sweep();
         }
@@ -322,50 +322,50 @@ mod tests {
     use proto::cluster::Cached;
     use std::collections::BTreeSet;
 
-    fn told(sequence: u64, anew: bool, added: &[u64], dropped: &[u64]) -> Cached {
+    fn report(sequence: u64, anew: bool, added: &[u64], dropped: &[u64]) -> Cached {
         Cached { sequence, anew, added: added.to_vec(), dropped: dropped.to_vec() }
     }
 
-    fn depth(caches: &Caches, teller: &Teller, names: &[u64]) -> u32 {
+    fn depth(caches: &Caches, reporter: &CacheReporter, names: &[u64]) -> u32 {
         let (mut among, mut depths) = (Ids::default(), [0; IDS_MAX]);
-        let Some(id) = teller.id else { return 0 };
+        let Some(id) = reporter.id else { return 0 };
         among.insert(id);
         caches.depths(names.iter().copied(), among, &mut depths);
         depths[usize::from(id)]
     }
 
     #[test]
-    fn each_has_what_it_tells_and_a_gap_is_heard() {
-        let (mut caches, mut teller) = (Caches::default(), Teller::default());
-        assert_eq!(caches.hear(&mut teller, &told(1, false, &[1], &[])), Ok(()), "who begins with nothing has no gap");
-        let (mut one, mut two) = (Teller::default(), Teller::default());
-        caches.hear(&mut one, &told(1, true, &[1, 2, 3], &[])).unwrap();
-        caches.hear(&mut two, &told(1, true, &[1], &[])).unwrap();
+    fn reported_names_are_found_and_gaps_are_detected() {
+        let (mut caches, mut reporter) = (Caches::default(), CacheReporter::default());
+        assert_eq!(caches.apply(&mut reporter, &report(1, false, &[1], &[])), Ok(()), "who begins with nothing has no gap");
+        let (mut one, mut two) = (CacheReporter::default(), CacheReporter::default());
+        caches.apply(&mut one, &report(1, true, &[1, 2, 3], &[])).unwrap();
+        caches.apply(&mut two, &report(1, true, &[1], &[])).unwrap();
         assert_eq!((depth(&caches, &one, &[1, 2, 9, 3]), depth(&caches, &two, &[1, 2])), (2, 1));
-        caches.hear(&mut one, &told(2, false, &[9], &[1])).unwrap();
+        caches.apply(&mut one, &report(2, false, &[9], &[1])).unwrap();
         assert_eq!((depth(&caches, &one, &[1, 2]), depth(&caches, &one, &[2, 9, 3])), (0, 3));
         assert_eq!((depth(&caches, &two, &[1]), caches.n_names(one.id.unwrap())), (1, 3));
         // A report is missing: nothing is known until all names are reported.
-        assert_eq!(caches.hear(&mut one, &told(4, false, &[5], &[])), Err(Gap));
+        assert_eq!(caches.apply(&mut one, &report(4, false, &[5], &[])), Err(Gap));
         assert_eq!(depth(&caches, &one, &[2]), 0);
-        assert_eq!(caches.hear(&mut one, &told(5, false, &[5], &[])), Err(Gap));
-        caches.hear(&mut one, &told(6, true, &[5], &[])).unwrap();
-        caches.hear(&mut one, &told(7, false, &[6], &[])).unwrap();
+        assert_eq!(caches.apply(&mut one, &report(5, false, &[5], &[])), Err(Gap));
+        caches.apply(&mut one, &report(6, true, &[5], &[])).unwrap();
+        caches.apply(&mut one, &report(7, false, &[6], &[])).unwrap();
         assert_eq!((depth(&caches, &one, &[5, 6]), depth(&caches, &one, &[2])), (2, 0));
     }
 
     #[test]
     fn caches_know_what_plain_sets_would() {
         let mut caches = Caches::default();
-        let mut tellers: Vec<(Teller, BTreeSet<u64>, u64)> = (0..9).map(|_| Default::default()).collect();
+        let mut reporters: Vec<(CacheReporter, BTreeSet<u64>, u64)> = (0..9).map(|_| Default::default()).collect();
         let mut state = 1_u64;
         let mut draw = |n: u64| {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             (state >> 33) % n
         };
         for _ in 0..30_000 {
-            let (teller, knows, n_told) = &mut tellers[draw(9) as usize];
-            let anew = *n_told == 0 || draw(8) == 0;
+            let (reporter, knows, last_sequence) = &mut reporters[draw(9) as usize];
+            let anew = *last_sequence == 0 || draw(8) == 0;
             let added: Vec<u64> = (0..draw(6)).map(|_| draw(40)).collect();
             let dropped: Vec<u64> = (0..draw(6)).map(|_| draw(40)).filter(|name| !added.contains(name)).collect();
             if anew {
@@ -373,20 +373,20 @@ mod tests {
             }
             knows.extend(&added);
             knows.retain(|name| !dropped.contains(name));
-            *n_told += 1;
-            caches.hear(teller, &told(*n_told, anew, &added, &dropped)).unwrap();
-            assert_eq!(caches.n_names(teller.id.unwrap()), knows.len() as u32);
-            let asked: Vec<u64> = (0..4).map(|_| draw(40)).collect();
+            *last_sequence += 1;
+            caches.apply(reporter, &report(*last_sequence, anew, &added, &dropped)).unwrap();
+            assert_eq!(caches.n_names(reporter.id.unwrap()), knows.len() as u32);
+            let prompt_names: Vec<u64> = (0..4).map(|_| draw(40)).collect();
             let (mut among, mut depths) = (Ids::default(), [0; IDS_MAX]);
-            tellers.iter().filter_map(|(teller, ..)| teller.id).for_each(|id| among.insert(id));
-            caches.depths(asked.iter().copied(), among, &mut depths);
-            for (teller, knows, _) in &tellers {
-                let expect = asked.iter().take_while(|name| knows.contains(name)).count() as u32;
-                assert_eq!(teller.id.map_or(0, |id| depths[usize::from(id)]), expect);
+            reporters.iter().filter_map(|(reporter, ..)| reporter.id).for_each(|id| among.insert(id));
+            caches.depths(prompt_names.iter().copied(), among, &mut depths);
+            for (reporter, knows, _) in &reporters {
+                let expect = prompt_names.iter().take_while(|name| knows.contains(name)).count() as u32;
+                assert_eq!(reporter.id.map_or(0, |id| depths[usize::from(id)]), expect);
             }
         }
         // The sets have been swept more than once, and what is left is what was reported.
-        let all: BTreeSet<u64> = tellers.iter().flat_map(|(_, knows, _)| knows.iter().copied()).collect();
+        let all: BTreeSet<u64> = reporters.iter().flat_map(|(_, knows, _)| knows.iter().copied()).collect();
         caches.sweep();
         assert_eq!(caches.names.len(), all.len());
         assert_eq!(caches.given.iter().count(), 9);

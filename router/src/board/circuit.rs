@@ -48,20 +48,20 @@ pub struct LatencyWindow {
 
 /// The usual times: the medians of the other replicas.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Usual {
+pub struct MedianTimes {
     first: Option<u64>,
     between: Option<u64>,
 }
 
-impl Usual {
-    pub fn of_others(windows: &[LatencyWindow], own: usize) -> Usual {
+impl MedianTimes {
+    pub fn of_others(windows: &[LatencyWindow], own: usize) -> MedianTimes {
         let median = |times: fn(&LatencyWindow) -> LatencySum| {
             let others = windows.iter().enumerate().filter(|(at, _)| *at != own);
             let mut means: Vec<u64> = others.filter_map(|(_, window)| times(window).mean()).collect();
             means.sort_unstable();
             (means.len() >= OTHERS_MIN).then(|| means[means.len() / 2])
         };
-        Usual { first: median(|window| window.first), between: median(|window| window.between) }
+        MedianTimes { first: median(|window| window.first), between: median(|window| window.between) }
     }
 }
 
@@ -94,7 +94,7 @@ pub enum CircuitChange {
 
 #[derive(Debug, Default)]
 pub struct Circuit {
-    state: State,
+    state: CircuitState,
     /// The seconds of its recent breaks.
     breaks: Vec<u64>,
     n_slow: u32,
@@ -103,7 +103,7 @@ pub struct Circuit {
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum State {
+enum CircuitState {
     #[default]
     Trusted,
     Shunned {
@@ -117,20 +117,20 @@ enum State {
 
 impl Circuit {
     pub fn is_open(&self) -> bool {
-        self.state != State::Trusted
+        self.state != CircuitState::Trusted
     }
 
     /// Whether the replica may get one more request beside the `n_under_way` that it has.
     pub fn admits(&self, n_under_way: u32) -> bool {
         match self.state {
-            State::Trusted => true,
-            State::Shunned { .. } => false,
-            State::Tried { .. } => n_under_way == 0,
+            CircuitState::Trusted => true,
+            CircuitState::Shunned { .. } => false,
+            CircuitState::Tried { .. } => n_under_way == 0,
         }
     }
 
     /// Judges one look, numbered by `second`. Breaks and slow looks are counted even if the circuit may not open.
-    pub fn look(&mut self, second: u64, seen: &LatencyWindow, usual: &Usual, may_open: bool) -> Option<CircuitChange> {
+    pub fn look(&mut self, second: u64, seen: &LatencyWindow, usual: &MedianTimes, may_open: bool) -> Option<CircuitChange> {
         self.breaks.retain(|at| at + BREAKS_SECONDS > second);
         let room = BREAKS_MAX.saturating_sub(self.breaks.len());
         self.breaks.extend(std::iter::repeat_n(second, room.min(seen.n_breaks as usize)));
@@ -141,35 +141,35 @@ impl Circuit {
             None => self.n_slow,
         };
         match self.state {
-            State::Trusted if !may_open => None,
-            State::Trusted if self.breaks.len() == BREAKS_MAX => Some(self.shun(second, ShunCause::Breaks)),
-            State::Trusted if self.n_slow >= SLOW_LOOKS => Some(self.shun(second, ShunCause::Slow)),
-            State::Trusted => None,
-            State::Shunned { until, cause } if until <= second => {
-                self.state = State::Tried { cause };
+            CircuitState::Trusted if !may_open => None,
+            CircuitState::Trusted if self.breaks.len() == BREAKS_MAX => Some(self.shun(second, ShunCause::Breaks)),
+            CircuitState::Trusted if self.n_slow >= SLOW_LOOKS => Some(self.shun(second, ShunCause::Slow)),
+            CircuitState::Trusted => None,
+            CircuitState::Shunned { until, cause } if until <= second => {
+                self.state = CircuitState::Tried { cause };
                 Some(CircuitChange::Tried)
             }
-            State::Shunned { .. } => None,
-            State::Tried { .. } if seen.n_breaks > 0 => Some(self.shun(second, ShunCause::Breaks)),
-            State::Tried { .. } if is_slow == Some(true) => Some(self.shun(second, ShunCause::Slow)),
-            State::Tried { .. } if seen.n_done > 0 => {
+            CircuitState::Shunned { .. } => None,
+            CircuitState::Tried { .. } if seen.n_breaks > 0 => Some(self.shun(second, ShunCause::Breaks)),
+            CircuitState::Tried { .. } if is_slow == Some(true) => Some(self.shun(second, ShunCause::Slow)),
+            CircuitState::Tried { .. } if seen.n_done > 0 => {
                 *self = Circuit { seconds: self.seconds, ..Circuit::default() };
                 Some(CircuitChange::Trusted)
             }
-            State::Tried { .. } => None,
+            CircuitState::Tried { .. } => None,
         }
     }
 
     fn shun(&mut self, second: u64, cause: ShunCause) -> CircuitChange {
         self.seconds = (self.seconds * 2).clamp(SHUNNED_SECONDS_MIN, SHUNNED_SECONDS_MAX);
-        self.state = State::Shunned { until: second + self.seconds, cause };
+        self.state = CircuitState::Shunned { until: second + self.seconds, cause };
         (self.n_slow, self.breaks) = (0, Vec::new());
         CircuitChange::Shunned { cause, seconds: self.seconds }
     }
 }
 
 /// Whether the replica is slow. None if too little is known.
-fn is_slow(seen: &LatencyWindow, usual: &Usual) -> Option<bool> {
+fn is_slow(seen: &LatencyWindow, usual: &MedianTimes) -> Option<bool> {
     let beyond = |times: LatencySum, usual: Option<u64>, more: u64| {
         Some(times.mean()? > usual?.saturating_mul(SLOW_FACTOR).saturating_add(more))
     };
@@ -192,8 +192,8 @@ mod tests {
         LatencyWindow { between: LatencySum { n: 100, micros: 100 * micros }, ..LatencyWindow::default() }
     }
 
-    fn usual() -> Usual {
-        Usual::of_others(&[decoding(90_000), decoding(10_000), decoding(10_000), decoding(11_000)], 0)
+    fn usual() -> MedianTimes {
+        MedianTimes::of_others(&[decoding(90_000), decoding(10_000), decoding(10_000), decoding(11_000)], 0)
     }
 
     #[test]
@@ -223,7 +223,7 @@ mod tests {
     fn a_replica_that_breaks_often_is_shunned_longer_each_time_and_tried_with_one_request() {
         let mut circuit = Circuit::default();
         let breaks = |n_breaks| LatencyWindow { n_breaks, ..LatencyWindow::default() };
-        let mut look = |second, n| circuit.look(second, &breaks(n), &Usual::default(), true);
+        let mut look = |second, n| circuit.look(second, &breaks(n), &MedianTimes::default(), true);
         // Two breaks in a minute change nothing.
         assert_eq!([look(0, 1), look(30, 1), look(70, 1), look(85, 0)], [None; 4]);
         assert_eq!(look(91, 1), None);
@@ -236,7 +236,7 @@ mod tests {
             assert_eq!(look(second, 1), SHUNNED(ShunCause::Breaks, seconds));
         }
         assert!(!circuit.admits(0));
-        while circuit.look(second, &breaks(0), &Usual::default(), true) != Some(CircuitChange::Tried) {
+        while circuit.look(second, &breaks(0), &MedianTimes::default(), true) != Some(CircuitChange::Tried) {
             second += 1;
         }
         assert!(circuit.admits(0) && !circuit.admits(1));
@@ -253,8 +253,8 @@ mod tests {
     }
 
     #[test]
-    fn one_other_replica_does_not_say_what_is_usual() {
-        let usual = Usual::of_others(&[decoding(90_000), decoding(1)], 0);
+    fn usual_latency_needs_more_than_one_other_replica() {
+        let usual = MedianTimes::of_others(&[decoding(90_000), decoding(1)], 0);
         assert_eq!(is_slow(&decoding(90_000), &usual), None);
     }
 }

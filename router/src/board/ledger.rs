@@ -16,7 +16,7 @@ const LOADS_PER_ARRAY: usize = 64;
 
 /// What a choice reads of one replica.
 #[derive(Debug)]
-struct Numbers {
+struct LoadCounters {
     own: AtomicU64,
     others: AtomicU64,
     /// Free positions of the cache; `u64::MAX` until the replica has reported them.
@@ -26,17 +26,17 @@ struct Numbers {
     n_own: AtomicU32,
 }
 
-impl Default for Numbers {
-    fn default() -> Numbers {
+impl Default for LoadCounters {
+    fn default() -> LoadCounters {
         let (own, others, n_running, n_own) = Default::default();
-        Numbers { own, others, tokens_free: AtomicU64::new(u64::MAX), n_running, n_own }
+        LoadCounters { own, others, tokens_free: AtomicU64::new(u64::MAX), n_running, n_own }
     }
 }
 
 /// The numbers of one ledger, for readers that go through many.
 #[derive(Clone, Debug)]
 pub struct Loads {
-    numbers: Arc<[Numbers]>,
+    numbers: Arc<[LoadCounters]>,
     at: usize,
 }
 
@@ -57,11 +57,11 @@ impl Ledgers {
 
 impl Loads {
     fn array(n: usize) -> Loads {
-        Loads { numbers: std::iter::repeat_with(Numbers::default).take(n).collect(), at: 0 }
+        Loads { numbers: std::iter::repeat_with(LoadCounters::default).take(n).collect(), at: 0 }
     }
 
     #[inline]
-    fn numbers(&self) -> &Numbers {
+    fn numbers(&self) -> &LoadCounters {
         &self.numbers[self.at]
     }
 
@@ -98,13 +98,13 @@ pub struct Ledger {
     micros_computing: AtomicU64,
     /// Microseconds between the starts of two requests while others wait; zero until known.
     micros_between: AtomicU64,
-    measured: Mutex<Option<Measured>>,
-    seen: Seen,
+    measured: Mutex<Option<CounterSnapshot>>,
+    seen: LatencyCounters,
 }
 
 /// The times of this router's requests since the last look.
 #[derive(Debug, Default)]
-struct Seen {
+struct LatencyCounters {
     n_first: AtomicU64,
     first_micros: AtomicU64,
     n_between: AtomicU64,
@@ -115,7 +115,7 @@ struct Seen {
 
 /// The replica's counters at the last look.
 #[derive(Clone, Copy, Debug)]
-struct Measured {
+struct CounterSnapshot {
     computed: u64,
     drawn: u64,
     begun: u64,
@@ -123,10 +123,10 @@ struct Measured {
     somebody_waits: bool,
 }
 
-impl Measured {
+impl CounterSnapshot {
     /// The growth since `last`. None if a counter fell: the replica was placed anew.
-    fn since(self, last: Measured) -> Option<Measured> {
-        Some(Measured {
+    fn since(self, last: CounterSnapshot) -> Option<CounterSnapshot> {
+        Some(CounterSnapshot {
             computed: self.computed.checked_sub(last.computed)?,
             drawn: self.drawn.checked_sub(last.drawn)?,
             begun: self.begun.checked_sub(last.begun)?,
@@ -153,7 +153,7 @@ impl Ledger {
         &self.loads
     }
 
-    fn numbers(&self) -> &Numbers {
+    fn numbers(&self) -> &LoadCounters {
         self.loads.numbers()
     }
 
@@ -194,8 +194,8 @@ impl Ledger {
     }
 
     /// Applies the total work that the replica reports. Work that does not come from this router comes from others.
-    pub fn told(&self, state: &State) {
-        self.load(&Load {
+    pub fn apply_state(&self, state: &State) {
+        self.apply_load(&Load {
             n_waiting: state.n_waiting,
             n_running: state.n_running,
             backlog_tokens: state.backlog_tokens,
@@ -204,7 +204,7 @@ impl Ledger {
             blocks_total: state.blocks_total,
         });
         let Some(actual) = &state.actual else { return };
-        self.measure(Measured {
+        self.measure(CounterSnapshot {
             computed: actual.computed,
             drawn: actual.tokens,
             begun: actual.admissions,
@@ -214,7 +214,7 @@ impl Ledger {
     }
 
     /// Does the same for the load in a beat, several times a second.
-    pub fn load(&self, load: &Load) {
+    pub fn apply_load(&self, load: &Load) {
         let numbers = self.numbers();
         numbers.others.store(load.backlog_tokens.saturating_sub(numbers.own.load(Relaxed)), Relaxed);
         self.n_waiting.store(load.n_waiting.into(), Relaxed);
@@ -226,7 +226,7 @@ impl Ledger {
 
     /// Measures the two things that requests wait for: how fast prompts are computed, while little else is computed;
     /// and how fast requests start one after the other, while more of them wait.
-    fn measure(&self, now: Measured) {
+    fn measure(&self, now: CounterSnapshot) {
         let mut measured = self.measured.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(done) = measured.and_then(|last| now.since(last)) else {
             *measured = Some(now);
@@ -324,11 +324,11 @@ mod tests {
     }
 
     #[test]
-    fn own_work_is_known_at_once_and_others_when_it_is_told() {
+    fn own_work_counts_at_once_others_when_reported() {
         let ledger = Arc::new(Ledger::default());
         let mut item = ledger.enter(500);
         assert_eq!(ledger.work(), 500);
-        ledger.told(&backlog(700));
+        ledger.apply_state(&backlog(700));
         assert_eq!(ledger.work(), 700);
         item.begun();
         item.begun();
@@ -337,7 +337,7 @@ mod tests {
         assert_eq!(ledger.work(), 200);
         // Part of what this router has sent has not arrived at the replica.
         let _item = ledger.enter(500);
-        ledger.told(&backlog(20));
+        ledger.apply_state(&backlog(20));
         assert_eq!(ledger.work(), 500);
     }
 
@@ -348,45 +348,45 @@ mod tests {
     #[test]
     fn prompts_wait_for_prompts() {
         let ledger = Arc::new(Ledger::default());
-        let told = |computed, tokens, busy_micros| {
+        let report = |computed, tokens, busy_micros| {
             let actual = Actual { computed, tokens, busy_micros, ..Actual::default() };
-            ledger.told(&State { actual: Some(actual), ..backlog(3000) });
+            ledger.apply_state(&State { actual: Some(actual), ..backlog(3000) });
         };
-        told(5000, 4000, 9_000_000);
+        report(5000, 4000, 9_000_000);
         assert_eq!(seconds(&ledger, 1000), None, "what was before is not known");
-        told(5020, 4000, 9_049_999);
+        report(5020, 4000, 9_049_999);
         assert_eq!(seconds(&ledger, 1000), None, "too short to know anything by");
-        told(5200, 4000, 10_000_000);
+        report(5200, 4000, 10_000_000);
         assert_eq!(seconds(&ledger, 1000), Some(20));
         // Tokens that are drawn one by one do not measure the speed of prompts.
-        told(5210, 4010, 20_000_000);
+        report(5210, 4010, 20_000_000);
         assert_eq!(seconds(&ledger, 1000), Some(20));
         // It has become slower.
-        (1..40).for_each(|second| told(5210 + 100 * second, 4010, 20_000_000 + 1_000_000 * second));
+        (1..40).for_each(|second| report(5210 + 100 * second, 4010, 20_000_000 + 1_000_000 * second));
         assert_eq!(seconds(&ledger, 1000), Some(40));
         ledger.gone();
         assert_eq!((seconds(&ledger, 1000), ledger.work()), (None, 0));
-        told(0, 0, 0);
-        told(0, 0, u64::MAX);
+        report(0, 0, 0);
+        report(0, 0, u64::MAX);
         assert_eq!(seconds(&ledger, u64::MAX), None, "nothing was computed");
     }
 
     #[test]
     fn requests_wait_for_those_before_them() {
         let ledger = Arc::new(Ledger::default());
-        let told = |admissions, n_waiting, busy_micros| {
+        let report = |admissions, n_waiting, busy_micros| {
             let actual =
                 Actual { admissions, busy_micros, computed: busy_micros, tokens: busy_micros, ..Actual::default() };
-            ledger.told(&State { actual: Some(actual), n_waiting, ..State::default() });
+            ledger.apply_state(&State { actual: Some(actual), n_waiting, ..State::default() });
         };
-        told(10, 0, 1_000_000);
-        told(20, 4, 2_000_000);
+        report(10, 0, 1_000_000);
+        report(20, 4, 2_000_000);
         assert_eq!(seconds(&ledger, 1), None, "nobody waited when it began");
-        told(20, 9, 3_000_000);
-        told(21, 9, 6_000_000);
+        report(20, 9, 3_000_000);
+        report(21, 9, 6_000_000);
         assert_eq!(seconds(&ledger, 1), Some(40), "one in four seconds, and nine before it");
         // With no request before it, it starts at once.
-        told(30, 0, 7_000_000);
+        report(30, 0, 7_000_000);
         assert_eq!(seconds(&ledger, 1), None);
     }
 }

@@ -10,4 +10,4 @@ pub mod ledger;
 pub mod pick;
 mod table;
 
-pub use table::{ChoiceBuffers, Chosen, ReplicaFacts, ReplicaTable, Salt, names};
+pub use table::{ChoiceBuffers, ReplicaChoice, ReplicaFacts, ReplicaTable, Salt, names};

@@ -1,10 +1,10 @@
 //! The table from which a choice picks a replica: what is known of each, counters that change by themselves, and which
 //! blocks each has cached. Knows no links, and nothing of what people are shown.
 
-use crate::board::caches::{Caches, Gap, IDS_MAX, Id, Ids, Teller};
-use crate::board::circuit::{Circuit, CircuitChange, Usual};
+use crate::board::caches::{Caches, Gap, IDS_MAX, Id, Ids, CacheReporter};
+use crate::board::circuit::{Circuit, CircuitChange, MedianTimes};
 use crate::board::ledger::{Ledger, Ledgers, Loads};
-use crate::board::pick::{self, Candidate, Open, PickPolicy, Row, Standing, VersionId, Wish};
+use crate::board::pick::{self, Candidate, OpenReplicas, PickPolicy, ReplicaRow, Standing, VersionId, PickInfo};
 use proto::cluster as wire;
 use std::sync::Arc;
 use types::{BLOCK_TOKENS, BlockHash, CacheOwner, PolicyDigest, Token};
@@ -33,7 +33,7 @@ struct ReplicaEntry {
     place: usize,
     facts: ReplicaFacts,
     ledger: Arc<Ledger>,
-    teller: Teller,
+    reporter: CacheReporter,
     circuit: Circuit,
 }
 
@@ -43,7 +43,7 @@ struct EntrySummary {
     version: VersionId,
     /// The context, or as much of it as the ranks have room for.
     context: u32,
-    teller: Option<Id>,
+    reporter: Option<Id>,
     protocol: u32,
     digest: u16,
     salt: u16,
@@ -70,7 +70,7 @@ pub struct ReplicaFacts {
 
 /// Memory that is reused, so that a choice allocates nothing.
 pub struct ChoiceBuffers {
-    open: Open,
+    open: OpenReplicas,
     /// For each salt, the open replicas that name their blocks from it.
     salts: Vec<(u16, Ids)>,
     depths: Box<[u32; IDS_MAX]>,
@@ -78,12 +78,12 @@ pub struct ChoiceBuffers {
 
 impl Default for ChoiceBuffers {
     fn default() -> ChoiceBuffers {
-        ChoiceBuffers { open: Open::default(), salts: Vec::with_capacity(SALTS_MAX), depths: Box::new([0; IDS_MAX]) }
+        ChoiceBuffers { open: OpenReplicas::default(), salts: Vec::with_capacity(SALTS_MAX), depths: Box::new([0; IDS_MAX]) }
     }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Chosen {
+pub struct ReplicaChoice {
     pub place: usize,
     /// How many tokens of the prompt its cache has.
     pub n_cached: u32,
@@ -98,74 +98,74 @@ impl ReplicaTable {
         Arc::new(self.ledgers.open())
     }
 
-    pub fn sit(&mut self, place: usize, ledger: Arc<Ledger>) {
+    pub fn add_replica(&mut self, place: usize, ledger: Arc<Ledger>) {
         debug_assert!(self.entries.last().is_none_or(|last| last.place < place), "no place is given twice");
         let (digest, salt, standing) = (PolicyDigest::default(), Salt::default(), Standing::Absent);
         let version = VersionId::default();
         let facts = ReplicaFacts { standing, digest, version, context: 0, room: 0, salt, id: 0, protocol: 0 };
-        let (loads, teller, circuit) = (ledger.loads().clone(), Teller::default(), Circuit::default());
-        self.entries.push(ReplicaEntry { place, facts, ledger, teller, circuit });
-        let (id, context, teller, is_trusted) = (0, 0, None, true);
+        let (loads, reporter, circuit) = (ledger.loads().clone(), CacheReporter::default(), Circuit::default());
+        self.entries.push(ReplicaEntry { place, facts, ledger, reporter: teller: reporter, circuit });
+        let (id, context, reporter_id, is_trusted) = (0, 0, None, true);
         self.summary.push(EntrySummary {
             loads,
             id,
             version,
             context,
-            teller,
+            reporter: teller: reporter_id,
             protocol: 0,
             digest: 0,
             salt: 0,
             standing,
             is_trusted,
         });
-        self.number();
+        self.renumber();
     }
 
-    pub fn leave(&mut self, place: usize) {
-        self.hear_anew(place);
+    pub fn remove_replica(&mut self, place: usize) {
+        self.reset_reports(place);
         if let Some(at) = self.at(place) {
             self.entries.remove(at);
             self.summary.remove(at);
-            self.number();
+            self.renumber();
         }
     }
 
-    pub fn show(&mut self, place: usize, facts: &ReplicaFacts) {
+    pub fn update_facts(&mut self, place: usize, facts: &ReplicaFacts) {
         let Some(at) = self.at(place) else { return };
         let before = std::mem::replace(&mut self.entries[at].facts, *facts);
         let summary = &mut self.summary[at];
         (summary.standing, summary.context, summary.id) = (facts.standing, facts.room.min(facts.context), facts.id);
         (summary.version, summary.protocol) = (facts.version, facts.protocol);
         if (before.digest, before.salt) != (facts.digest, facts.salt) {
-            self.number();
+            self.renumber();
         }
     }
 
     /// Replaces digests and salts by numbers, which compare faster.
-    fn number(&mut self) {
+    fn renumber(&mut self) {
         let ReplicaTable { entries, summary, digests, salts, .. } = self;
         digests.clear();
         salts.clear();
         for (entry, summary) in entries.iter().zip(summary) {
-            summary.digest = number(digests, entry.facts.digest);
-            summary.salt = number(salts, entry.facts.salt);
+            summary.digest = index_of(digests, entry.facts.digest);
+            summary.salt = index_of(salts, entry.facts.salt);
         }
     }
 
     /// Another stream to the replica begins: its cache's content is no longer known.
-    pub fn hear_anew(&mut self, place: usize) {
+    pub fn reset_reports(&mut self, place: usize) {
         if let Some(at) = self.at(place) {
-            self.caches.forget(&mut self.entries[at].teller);
-            self.entries[at].teller = Teller::default();
-            self.summary[at].teller = None;
+            self.caches.forget(&mut self.entries[at].reporter);
+            self.entries[at].reporter = CacheReporter::default();
+            self.summary[at].reporter = None;
         }
     }
 
-    pub fn hear(&mut self, place: usize, told: &wire::Cached) -> Result<(), Gap> {
+    pub fn apply_report(&mut self, place: usize, report: &wire::Cached) -> Result<(), Gap> {
         let Some(at) = self.at(place) else { return Ok(()) };
-        let heard = self.caches.hear(&mut self.entries[at].teller, told);
-        self.summary[at].teller = self.entries[at].teller.id;
-        heard
+        let result = self.caches.apply(&mut self.entries[at].reporter, report);
+        self.summary[at].reporter = self.entries[at].reporter.id;
+        result
     }
 
     /// Judges all replicas, once a second. Returns which ones get no new requests for a while, and which ones are tried
@@ -176,7 +176,7 @@ impl ReplicaTable {
         let n_ready = self.summary.iter().filter(|summary| summary.standing <= Standing::Shunned).count();
         let mut turns = Vec::new();
         for (at, (entry, summary)) in self.entries.iter_mut().zip(&mut self.summary).enumerate() {
-            let usual = Usual::of_others(&windows, at);
+            let usual = MedianTimes::of_others(&windows, at);
             let is_open = entry.circuit.is_open();
             // At most half of all are shunned: if most of them are worse than before, shunning gains nothing.
             let may_open = is_open || (n_shunned + 1) * 2 <= n_ready;
@@ -189,11 +189,11 @@ impl ReplicaTable {
         turns
     }
 
-    pub fn row_of(&self, place: usize) -> Option<Row> {
+    pub fn row_of(&self, place: usize) -> Option<ReplicaRow> {
         Some(self.row(self.at(place)?))
     }
 
-    pub fn rows(&self) -> impl Iterator<Item = (usize, Row)> + '_ {
+    pub fn rows(&self) -> impl Iterator<Item = (usize, ReplicaRow)> + '_ {
         self.entries.iter().enumerate().map(|(at, entry)| (entry.place, self.row(at)))
     }
 
@@ -202,36 +202,36 @@ impl ReplicaTable {
     pub fn choose<I: Iterator<Item = u64>>(
         &self,
         policy: PickPolicy,
-        wish: &Wish,
+        info: &PickInfo,
         names: Option<impl Fn(&PolicyDigest, &Salt) -> I>,
         scratch: &mut ChoiceBuffers,
-    ) -> Option<Chosen> {
+    ) -> Option<ReplicaChoice> {
         let all = self.summary.iter().enumerate().map(|(at, summary)| Candidate {
             // For this request, a replica counts as absent if it has another version, or a build without a feature that
             // the request uses.
-            standing: match wish.is_for(summary.version, summary.protocol) {
+            standing: match info.matches(summary.version, summary.protocol) {
                 true => self.standing(at, summary),
                 false => Standing::Absent,
             },
             digest: summary.digest,
             context: summary.context,
         });
-        let stranger = scratch.open.find(all, wish.n_prompt).map(|at| self.entries[at].place);
+        let stranger = scratch.open.find(all, info.n_prompt).map(|at| self.entries[at].place);
         self.fill(&mut scratch.open);
         // A single open replica gets the request whatever its cache has.
-        if let Some(names) = names.filter(|_| policy.reads_caches(wish) && scratch.open.len() > 1) {
-            self.look_up(wish, names, scratch);
+        if let Some(names) = names.filter(|_| policy.reads_caches(info) && scratch.open.len() > 1) {
+            self.look_up(info, names, scratch);
         }
-        let at = pick::pick(policy, &scratch.open, wish)?;
+        let at = pick::pick(policy, &scratch.open, info)?;
         let n_cached = scratch.open.n_cached[scratch.open.rows.binary_search(&(at as u32)).ok()?];
         // With several versions, a replica under another digest is not a stranger: it serves other requests.
-        let stranger = stranger.filter(|_| wish.version.is_none());
-        Some(Chosen { place: self.entries[at].place, n_cached, stranger })
+        let stranger = stranger.filter(|_| info.version.is_none());
+        Some(ReplicaChoice { place: self.entries[at].place, n_cached, stranger })
     }
 
     /// Fills the columns of the open replicas, except what caches have.
-    fn fill(&self, open: &mut Open) {
-        let Open { rows, loads, tokens_free, n_cached, n_names, ids } = open;
+    fn fill(&self, open: &mut OpenReplicas) {
+        let OpenReplicas { rows, loads, tokens_free, n_cached, n_names, ids } = open;
         let summaries = || rows.iter().map(|row| &self.summary[*row as usize]);
         loads.clear();
         tokens_free.clear();
@@ -248,7 +248,7 @@ impl ReplicaTable {
     /// Finds how much of the prompt the cache of each open replica has.
     fn look_up<I: Iterator<Item = u64>>(
         &self,
-        wish: &Wish,
+        info: &PickInfo,
         names: impl Fn(&PolicyDigest, &Salt) -> I,
         scratch: &mut ChoiceBuffers,
     ) {
@@ -257,8 +257,8 @@ impl ReplicaTable {
         depths.fill(0);
         let Some(first) = open.rows.first().map(|row| &self.summary[*row as usize]) else { return };
         for row in &open.rows {
-            let EntrySummary { salt, teller, .. } = &self.summary[*row as usize];
-            let Some(id) = teller else { continue };
+            let EntrySummary { salt, reporter: teller: reporter, .. } = &self.summary[*row as usize];
+            let Some(id) = reporter else { continue };
             let known = salts.iter().position(|(of, _)| of == salt);
             if known.is_none() && salts.len() < SALTS_MAX {
                 salts.push((*salt, Ids::default()));
@@ -272,9 +272,9 @@ impl ReplicaTable {
         for (salt, among) in salts.iter() {
             self.caches.depths(names(digest, &self.salts[usize::from(*salt)]), *among, depths);
         }
-        let n_cached_max = wish.n_prompt.saturating_sub(1);
+        let n_cached_max = info.n_prompt.saturating_sub(1);
         for (row, n_cached) in open.rows.iter().zip(&mut open.n_cached) {
-            let depth = self.summary[*row as usize].teller.map_or(0, |id| depths[usize::from(id)]);
+            let depth = self.summary[*row as usize].reporter.map_or(0, |id| depths[usize::from(id)]);
             *n_cached = (depth * BLOCK_TOKENS).min(n_cached_max);
         }
     }
@@ -294,16 +294,16 @@ impl ReplicaTable {
 
     #[inline]
     fn n_names(&self, summary: &EntrySummary) -> u32 {
-        summary.teller.map_or(0, |id| self.caches.n_names(id))
+        summary.reporter.map_or(0, |id| self.caches.n_names(id))
     }
 
-    fn row(&self, at: usize) -> Row {
+    fn row(&self, at: usize) -> ReplicaRow {
         let (summary, ReplicaFacts { digest, version, context, room, id, protocol, .. }) =
             (&self.summary[at], self.entries[at].facts);
         let (loads, n_names) = (&summary.loads, self.n_names(summary));
         let (standing, work, n_running) = (self.standing(at, summary), loads.work(), loads.n_running());
         let tokens_free = Some(loads.tokens_free()).filter(|free| *free != u64::MAX);
-        Row {
+        ReplicaRow {
             standing,
             digest,
             version,
@@ -321,7 +321,7 @@ impl ReplicaTable {
 }
 
 /// The index of a value among the known ones.
-fn number<T: PartialEq>(known: &mut Vec<T>, value: T) -> u16 {
+fn index_of<T: PartialEq>(known: &mut Vec<T>, value: T) -> u16 {
     let at = known.iter().position(|of| *of == value).unwrap_or_else(|| {
         known.push(value);
         known.len() - 1
@@ -360,22 +360,22 @@ mod tests {
     fn board(salts: &[u8]) -> ReplicaTable {
         let mut board = ReplicaTable::default();
         for (place, salt) in salts.iter().enumerate() {
-            board.sit(place, Arc::default());
-            board.show(place, &facts(*salt, place as u64));
+            board.add_replica(place, Arc::default());
+            board.update_facts(place, &facts(*salt, place as u64));
         }
         board
     }
 
-    fn tell(board: &mut ReplicaTable, place: usize, sequence: u64, prompt: &[Token], salt: u8) {
+    fn report_cached(board: &mut ReplicaTable, place: usize, sequence: u64, prompt: &[Token], salt: u8) {
         let added = names(prompt, CacheOwner::default(), &PolicyDigest::default(), &[salt; 16]).collect();
-        let told = wire::Cached { sequence, anew: sequence == 1, added, dropped: Vec::new() };
-        board.hear(place, &told).unwrap();
+        let report = wire::Cached { sequence, anew: sequence == 1, added, dropped: Vec::new() };
+        board.apply_report(place, &report).unwrap();
     }
 
     fn choose(board: &ReplicaTable, prompt: &[Token]) -> (usize, u32) {
-        let wish = Wish { n_prompt: prompt.len() as u32, ..Wish::default() };
+        let info = PickInfo { n_prompt: prompt.len() as u32, ..PickInfo::default() };
         let names = |digest: &PolicyDigest, salt: &Salt| names(prompt, CacheOwner::default(), digest, salt);
-        let chosen = board.choose(PickPolicy::Prefix, &wish, Some(names), &mut ChoiceBuffers::default()).unwrap();
+        let chosen = board.choose(PickPolicy::Prefix, &info, Some(names), &mut ChoiceBuffers::default()).unwrap();
         (chosen.place, chosen.n_cached)
     }
 
@@ -384,14 +384,14 @@ mod tests {
         let mut board = board(&[1, 2, 1]);
         let prompt: Vec<Token> = (0..100).collect();
         assert_eq!(choose(&board, &prompt), (0, 0));
-        tell(&mut board, 1, 1, &prompt[..50], 2);
+        report_cached(&mut board, 1, 1, &prompt[..50], 2);
         assert_eq!(choose(&board, &prompt), (1, 48));
-        tell(&mut board, 2, 1, &prompt, 1);
+        report_cached(&mut board, 2, 1, &prompt, 1);
         assert_eq!(choose(&board, &prompt), (2, 96));
         // The same prompt of another tenant has other names.
         let others = |digest: &PolicyDigest, salt: &Salt| names(&prompt, TenantId(9).into(), digest, salt);
-        let wish = Wish { n_prompt: 100, ..Wish::default() };
-        let chosen = board.choose(PickPolicy::Prefix, &wish, Some(others), &mut ChoiceBuffers::default()).unwrap();
+        let info = PickInfo { n_prompt: 100, ..PickInfo::default() };
+        let chosen = board.choose(PickPolicy::Prefix, &info, Some(others), &mut ChoiceBuffers::default()).unwrap();
         assert_eq!((chosen.place, chosen.n_cached), (0, 0));
         let ledger = board.entries[2].ledger.clone();
         let busy = ledger.enter(49);
@@ -399,31 +399,31 @@ mod tests {
         drop(busy);
         assert_eq!(choose(&board, &prompt), (2, 96));
         // A new stream has reported nothing yet.
-        board.hear_anew(2);
+        board.reset_reports(2);
         assert_eq!(choose(&board, &prompt), (1, 48));
-        board.leave(1);
+        board.remove_replica(1);
         assert_eq!(choose(&board, &prompt), (0, 0));
     }
 
     #[test]
     fn what_only_a_newer_protocol_has_goes_to_a_replica_that_speaks_it() {
         let mut board = board(&[1, 1]);
-        let asked = |board: &ReplicaTable, protocol: u32| {
-            let wish = Wish { n_prompt: 9, protocol, ..Wish::default() };
+        let chosen_place = |board: &ReplicaTable, protocol: u32| {
+            let info = PickInfo { n_prompt: 9, protocol, ..PickInfo::default() };
             let nothing = |_: &PolicyDigest, _: &Salt| std::iter::empty();
-            let chosen = board.choose(PickPolicy::LeastWork, &wish, Some(nothing), &mut ChoiceBuffers::default());
+            let chosen = board.choose(PickPolicy::LeastWork, &info, Some(nothing), &mut ChoiceBuffers::default());
             chosen.map(|chosen| chosen.place)
         };
-        assert_eq!((asked(&board, 1), asked(&board, 2)), (Some(0), None));
-        board.show(1, &ReplicaFacts { protocol: 2, ..facts(1, 1) });
-        assert_eq!((asked(&board, 1), asked(&board, 2)), (Some(0), Some(1)));
+        assert_eq!((chosen_place(&board, 1), chosen_place(&board, 2)), (Some(0), None));
+        board.update_facts(1, &ReplicaFacts { protocol: 2, ..facts(1, 1) });
+        assert_eq!((chosen_place(&board, 1), chosen_place(&board, 2)), (Some(0), Some(1)));
     }
 
     #[test]
     fn at_most_all_but_the_last_token_of_a_prompt_is_cached() {
         let mut board = board(&[1, 1]);
         let prompt: Vec<Token> = (0..33).collect();
-        tell(&mut board, 1, 1, &prompt, 1);
+        report_cached(&mut board, 1, 1, &prompt, 1);
         assert_eq!((choose(&board, &prompt), choose(&board, &prompt[..32])), ((1, 32), (1, 16)));
         assert_eq!(choose(&board, &prompt[..16]), (0, 0));
     }

@@ -3,9 +3,9 @@
 use crate::board::pick::hashed;
 use crate::faces::SESSION;
 use crate::faces::doors::call::{call_deadline, status, tenant};
-use crate::front::ask::{Ask, Purpose, after};
+use crate::front::ask::{ParsedRequest, Purpose, after};
 use crate::front::frontend::{Frontend, unix_seconds};
-use crate::front::generation::{Aside, Generation, GenerationEvent};
+use crate::front::generation::{SideOutput, Generation, GenerationEvent};
 use crate::front::progress::PromptProgress;
 use crate::front::reader_watch::WatchedStream;
 use crate::front::recorder::{Caller, Face, Recorder};
@@ -26,21 +26,21 @@ use types::TenantId;
 
 pub fn service(front: Arc<Frontend>) -> InferenceServer<impl Inference> {
     let body_bytes_max = front.config.limits.body_bytes_max;
-    InferenceServer::new(Service { front }).max_decoding_message_size(body_bytes_max)
+    InferenceServer::new(InferenceService { front }).max_decoding_message_size(body_bytes_max)
 }
 
-struct Service {
+struct InferenceService {
     front: Arc<Frontend>,
 }
 
 #[tonic::async_trait]
-impl Inference for Service {
+impl Inference for InferenceService {
     type GenerateStream = WatchedStream<GenerateReplies>;
 
     async fn generate(&self, request: Request<v1::GenerateRequest>) -> Result<Response<Self::GenerateStream>, Status> {
         let mut recorder = Recorder::start(Face::Grpc, &Caller::of_grpc(request.metadata()));
-        let ask = self.ask(request).inspect_err(|refusal| recorder.refused(refusal)).map_err(status)?;
-        let generation = self.front.generate(ask, recorder).await.map_err(status)?;
+        let parsed = self.parse_generate_request(request).inspect_err(|refusal| recorder.refused(refusal)).map_err(status)?;
+        let generation = self.front.generate(parsed, recorder).await.map_err(status)?;
         let started = Some(generation.started.clone());
         let has_tokens = generation.marks.choices.iter().any(|mark| mark.n_tokens() > 0);
         let replies = GenerateReplies { started, has_tokens, generation };
@@ -49,8 +49,8 @@ impl Inference for Service {
 
     async fn embed(&self, request: Request<v1::EmbedRequest>) -> Result<Response<v1::EmbedReply>, Status> {
         let mut recorder = Recorder::start(Face::Grpc, &Caller::of_grpc(request.metadata()));
-        let ask = self.embed_ask(request).inspect_err(|refusal| recorder.refused(refusal)).map_err(status)?;
-        let reply = self.front.embed(ask, &mut recorder).await.map_err(status)?;
+        let parsed = self.parse_embed_request(request).inspect_err(|refusal| recorder.refused(refusal)).map_err(status)?;
+        let reply = self.front.embed(parsed, &mut recorder).await.map_err(status)?;
         Ok(Response::new(reply))
     }
 
@@ -106,7 +106,7 @@ impl Inference for Service {
     }
 }
 
-impl Service {
+impl InferenceService {
     fn tenant(&self, metadata: &MetadataMap) -> Result<TenantId, Refusal> {
         tenant(&self.front, metadata)
     }
@@ -116,7 +116,7 @@ impl Service {
         self.front.visit(self.tenant(metadata)?)
     }
 
-    fn ask(&self, request: Request<v1::GenerateRequest>) -> Result<Ask, Refusal> {
+    fn parse_generate_request(&self, request: Request<v1::GenerateRequest>) -> Result<ParsedRequest, Refusal> {
         let tenant = self.tenant(request.metadata())?;
         let call = call_deadline(request.metadata())?;
         let session = request.metadata().get(SESSION).and_then(|value| value.to_str().ok()).map(hashed);
@@ -125,7 +125,7 @@ impl Service {
         if request.choice == u32::MAX {
             return Err(Refusal::invalid("choice", "is out of range"));
         }
-        Ok(Ask {
+        Ok(ParsedRequest {
             model: request.model,
             prompts: vec![input],
             first_choice: request.choice,
@@ -136,12 +136,12 @@ impl Service {
             session,
             resume: request.resume.map(resume).transpose()?,
             certificate: request.certificate,
-            tells_progress: request.progress,
-            ..Ask::default()
+            needs_progress: request.progress,
+            ..ParsedRequest::default()
         })
     }
 
-    fn embed_ask(&self, request: Request<v1::EmbedRequest>) -> Result<Ask, Refusal> {
+    fn parse_embed_request(&self, request: Request<v1::EmbedRequest>) -> Result<ParsedRequest, Refusal> {
         let tenant = self.tenant(request.metadata())?;
         let call = call_deadline(request.metadata())?;
         let request = request.into_inner();
@@ -150,12 +150,12 @@ impl Service {
             Some(v1::embed_input::Input::TokenIds(ids)) => Ok(Input::TokenIds(ids)),
             None => Err(Refusal::invalid("inputs", "one of text and token_ids")),
         };
-        Ok(Ask {
+        Ok(ParsedRequest {
             model: request.model,
             prompts: request.inputs.into_iter().map(input).collect::<Result<_, _>>()?,
             deadline: [call, after(request.deadline_ms)].into_iter().flatten().min(),
             tenant,
-            ..Ask::default()
+            ..ParsedRequest::default()
         })
     }
 }
@@ -178,7 +178,7 @@ impl Stream for GenerateReplies {
         loop {
             match ready!(Pin::new(&mut self.generation).poll_next(context)) {
                 Some(Ok((_, event))) => {
-                    if let Some(event) = self.said(event) {
+                    if let Some(event) = self.reply_event(event) {
                         return reply(event);
                     }
                 }
@@ -195,12 +195,12 @@ fn reply(event: generate_reply::Event) -> Poll<Option<Result<v1::GenerateReply, 
 
 impl GenerateReplies {
     /// Returns the event as a reply. None if the client has it already.
-    fn said(&self, event: GenerationEvent) -> Option<generate_reply::Event> {
+    fn reply_event(&self, event: GenerationEvent) -> Option<generate_reply::Event> {
         match event {
-            GenerationEvent::Aside(Aside::Prompt(logprobs)) if !self.has_tokens => {
+            GenerationEvent::Aside(SideOutput::Prompt(logprobs)) if !self.has_tokens => {
                 Some(generate_reply::Event::PromptLogprobs(logprobs))
             }
-            GenerationEvent::Aside(Aside::Progress(progress)) => {
+            GenerationEvent::Aside(SideOutput::Progress(progress)) => {
                 let PromptProgress { total, cached, processed } = progress;
                 Some(generate_reply::Event::PromptProgress(v1::PromptProgress { total, cached, processed }))
             }
@@ -212,7 +212,7 @@ impl GenerateReplies {
     }
 }
 
-fn resume(asked: v1::Resume) -> Result<Resume, Refusal> {
-    let choices = vec![ReadMark::at(asked.position)];
-    Ok(Resume { handle: UncheckedHandle::read(&asked.handle)?, marks: ReadMarks { choices, ..ReadMarks::default() } })
+fn resume(request: v1::Resume) -> Result<Resume, Refusal> {
+    let choices = vec![ReadMark::at(request.position)];
+    Ok(Resume { handle: UncheckedHandle::read(&request.handle)?, marks: ReadMarks { choices, ..ReadMarks::default() } })
 }

@@ -46,10 +46,10 @@ impl Health for ServingHealth {
     /// later.
     async fn watch(&self, request: Request<HealthCheckRequest>) -> Result<Response<Self::WatchStream>, Status> {
         let service = request.into_inner().service;
-        let mut told = None;
+        let mut last_sent = None;
         let changes = WatchStream::new(self.is_ready.clone()).filter_map(move |is_ready| {
             let status = status(&service, is_ready).map_or(SERVICE_UNKNOWN, |status| status as i32);
-            (told.replace(status) != Some(status)).then_some(Ok(HealthCheckResponse { status }))
+            (last_sent.replace(status) != Some(status)).then_some(Ok(HealthCheckResponse { status }))
         });
         Ok(Response::new(Box::pin(changes)))
     }

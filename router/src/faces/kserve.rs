@@ -7,13 +7,13 @@ use crate::faces::http::format::finish_reason;
 use crate::faces::http::known::Endpoint;
 use crate::faces::http::structure::{renamed, structure};
 use crate::faces::kserve::tensors::{Tensors, metadata, response};
-use crate::front::ask::Ask;
+use crate::front::ask::ParsedRequest;
 use crate::front::ask::Purpose;
 use crate::front::frontend::Frontend;
 use crate::front::generation::{Generation, GenerationEvent};
 use crate::front::recorder::{Caller, Face, Recorder};
 use crate::refusal::Refusal;
-use crate::replicas::models::table::VersionBy;
+use crate::replicas::models::table::VersionSelector;
 use proto::kserve as wire;
 use proto::kserve::grpc_inference_service_server::{GrpcInferenceService, GrpcInferenceServiceServer};
 use proto::v1::generate_request::Input;
@@ -35,18 +35,18 @@ const TOKENS_MAX: u32 = 16;
 
 pub fn service(front: Arc<Frontend>) -> GrpcInferenceServiceServer<impl GrpcInferenceService> {
     let body_bytes_max = front.config.limits.body_bytes_max;
-    GrpcInferenceServiceServer::new(Service { front }).max_decoding_message_size(body_bytes_max)
+    GrpcInferenceServiceServer::new(KserveService { front }).max_decoding_message_size(body_bytes_max)
 }
 
 #[derive(Clone)]
-struct Service {
+struct KserveService {
     front: Arc<Frontend>,
 }
 
 type Replies = mpsc::Sender<Result<wire::ModelStreamInferResponse, Status>>;
 
 #[tonic::async_trait]
-impl GrpcInferenceService for Service {
+impl GrpcInferenceService for KserveService {
     type ModelStreamInferStream = ReceiverStream<Result<wire::ModelStreamInferResponse, Status>>;
 
     async fn server_live(
@@ -69,7 +69,7 @@ impl GrpcInferenceService for Service {
         request: Request<wire::ModelReadyRequest>,
     ) -> Result<Response<wire::ModelReadyResponse>, Status> {
         let wire::ModelReadyRequest { name, version } = request.into_inner();
-        let is_ready = || self.front.model(&name, VersionBy::Weight).is_ok_and(|model| model.is_ready);
+        let is_ready = || self.front.model(&name, VersionSelector::Weight).is_ok_and(|model| model.is_ready);
         let ready = check_version(&version).is_ok() && !self.front.admission.is_draining() && is_ready();
         Ok(Response::new(wire::ModelReadyResponse { ready }))
     }
@@ -92,7 +92,7 @@ impl GrpcInferenceService for Service {
     ) -> Result<Response<wire::ModelMetadataResponse>, Status> {
         tenant(&self.front, request.metadata()).map_err(status)?;
         let request = request.into_inner();
-        let model = self.front.model(&request.name, VersionBy::Weight).and_then(|model| {
+        let model = self.front.model(&request.name, VersionSelector::Weight).and_then(|model| {
             check_version(&request.version)?;
             Ok(model.name)
         });
@@ -104,14 +104,14 @@ impl GrpcInferenceService for Service {
         request: Request<wire::ModelInferRequest>,
     ) -> Result<Response<wire::ModelInferResponse>, Status> {
         let mut recorder = Recorder::start(Face::Kserve, &Caller::of_grpc(request.metadata()));
-        let asked = self.caller(request.metadata()).and_then(|caller| read(request.into_inner(), &caller));
-        let (ask, style) = asked.inspect_err(|refusal| recorder.refused(refusal)).map_err(status)?;
+        let result = self.caller(request.metadata()).and_then(|caller| read(request.into_inner(), &caller));
+        let (parsed, style) = result.inspect_err(|refusal| recorder.refused(refusal)).map_err(status)?;
         if style.is_stream {
             let refusal = Refusal::invalid("stream", "is for ModelStreamInfer");
             recorder.refused(&refusal);
             return Err(status(refusal));
         }
-        let generation = self.front.generate(ask, recorder).await;
+        let generation = self.front.generate(parsed, recorder).await;
         let mut generation = generation.map_err(|refusal| status(renamed(refusal, style.structure_field)))?;
         let answer = whole(&mut generation).await.map_err(status)?;
         Ok(Response::new(style.response(&generation, &answer.text, &answer.reason)))
@@ -121,7 +121,7 @@ impl GrpcInferenceService for Service {
         &self,
         request: Request<Streaming<wire::ModelInferRequest>>,
     ) -> Result<Response<Self::ModelStreamInferStream>, Status> {
-        let Asker { deadline, .. } = self.caller(request.metadata()).map_err(status)?;
+        let CallContext { deadline, .. } = self.caller(request.metadata()).map_err(status)?;
         let (replies, out) = mpsc::channel(REPLIES_UNSENT_MAX);
         let (service, metadata, mut requests) = (self.clone(), request.metadata().clone(), request.into_inner());
         tokio::spawn(async move {
@@ -137,7 +137,7 @@ impl GrpcInferenceService for Service {
                             break;
                         }
                     };
-                    service.answer(request, &Asker { tenant, deadline }, recorder, &replies).await?;
+                    service.answer(request, &CallContext { tenant, deadline }, recorder, &replies).await?;
                 }
                 Some(())
             };
@@ -152,37 +152,37 @@ impl GrpcInferenceService for Service {
 }
 
 /// The tenant and deadline of a call.
-struct Asker {
+struct CallContext {
     tenant: TenantId,
     deadline: Option<Instant>,
 }
 
-impl Service {
+impl KserveService {
     fn is_ready(&self) -> bool {
         self.front.replicas.is_any_ready() && !self.front.admission.is_draining()
     }
 
-    fn caller(&self, metadata: &MetadataMap) -> Result<Asker, Refusal> {
-        Ok(Asker { tenant: tenant(&self.front, metadata)?, deadline: call_deadline(metadata)? })
+    fn caller(&self, metadata: &MetadataMap) -> Result<CallContext, Refusal> {
+        Ok(CallContext { tenant: tenant(&self.front, metadata)?, deadline: call_deadline(metadata)? })
     }
 
     /// Answers one request of a stream. None if the client has left.
     async fn answer(
         &self,
         request: wire::ModelInferRequest,
-        caller: &Asker,
+        caller: &CallContext,
         mut recorder: Recorder,
         replies: &Replies,
     ) -> Option<()> {
-        let said = match read(request, caller) {
-            Ok((ask, style)) => self.say(ask, style, recorder, replies).await,
+        let result = match read(request, caller) {
+            Ok((parsed, style)) => self.send_replies(parsed, style, recorder, replies).await,
             Err(refusal) => {
                 recorder.refused(&refusal);
                 Err(refusal)
             }
         };
-        match said {
-            Ok(said) => said,
+        match result {
+            Ok(sent) => sent,
             // A refusal ends one request. The stream continues with the next.
             Err(refusal) => {
                 let reply = wire::ModelStreamInferResponse { error_message: refusal.to_string(), infer_response: None };
@@ -196,8 +196,8 @@ impl Service {
         replies.send_timeout(reply, self.front.config.timeouts.unread_max).await.ok()
     }
 
-    async fn say(&self, ask: Ask, style: Style, recorder: Recorder, replies: &Replies) -> Result<Option<()>, Refusal> {
-        let generation = self.front.generate(ask, recorder).await;
+    async fn send_replies(&self, parsed: ParsedRequest, style: KserveReplyFormat, recorder: Recorder, replies: &Replies) -> Result<Option<()>, Refusal> {
+        let generation = self.front.generate(parsed, recorder).await;
         let mut generation = generation.map_err(|refusal| renamed(refusal, style.structure_field))?;
         let reply = |response| {
             Ok(wire::ModelStreamInferResponse { error_message: String::new(), infer_response: Some(response) })
@@ -222,7 +222,7 @@ impl Service {
 }
 
 /// The format of a request's responses.
-struct Style {
+struct KserveReplyFormat {
     id: String,
     /// The prompt to repeat before the answer, if requested.
     prompt: String,
@@ -234,7 +234,7 @@ struct Style {
 }
 
 /// Reads a request, and the format of its responses.
-fn read(request: wire::ModelInferRequest, caller: &Asker) -> Result<(Ask, Style), Refusal> {
+fn read(request: wire::ModelInferRequest, caller: &CallContext) -> Result<(ParsedRequest, KserveReplyFormat), Refusal> {
     check_version(&request.model_version)?;
     let is_raw = !request.raw_input_contents.is_empty();
     let tensors = Tensors::read(request.inputs, request.raw_input_contents)?;
@@ -252,11 +252,11 @@ fn read(request: wire::ModelInferRequest, caller: &Asker) -> Result<(Ask, Style)
     let mut sampling = fields.sampling()?;
     sampling.max_tokens.get_or_insert(TOKENS_MAX);
     let structure = structure(&mut fields)?;
-    let structure_field = structure.as_ref().map(|said| said.field);
-    sampling.structure = structure.map(|said| said.structure);
+    let structure_field = structure.as_ref().map(|requested| requested.field);
+    sampling.structure = structure.map(|requested| requested.structure);
     let deadline = [caller.deadline, fields.deadline()?].into_iter().flatten().min();
     let (priority, cache_salt) = (fields.priority()?, fields.cache_salt()?);
-    let ask = Ask {
+    let parsed = ParsedRequest {
         model: request.model_name,
         prompts: vec![Input::Text(text)],
         purpose: Purpose::Generate(Box::new(sampling)),
@@ -264,12 +264,12 @@ fn read(request: wire::ModelInferRequest, caller: &Asker) -> Result<(Ask, Style)
         cache_salt,
         deadline,
         tenant: caller.tenant,
-        ..Ask::default()
+        ..ParsedRequest::default()
     };
-    Ok((ask, Style { id: request.id, prompt, is_stream, has_reason, is_raw, structure_field }))
+    Ok((parsed, KserveReplyFormat { id: request.id, prompt, is_stream, has_reason, is_raw, structure_field }))
 }
 
-impl Style {
+impl KserveReplyFormat {
     fn response(&self, generation: &Generation, text: &str, reason: &str) -> wire::ModelInferResponse {
         let text = [self.prompt.as_str(), text].concat();
         let reason = self.has_reason.then_some(reason);
@@ -277,13 +277,13 @@ impl Style {
     }
 }
 
-struct Answer {
+struct CollectedAnswer {
     text: String,
     reason: String,
 }
 
-async fn whole(generation: &mut Generation) -> Result<Answer, Refusal> {
-    let mut answer = Answer { text: String::new(), reason: String::new() };
+async fn whole(generation: &mut Generation) -> Result<CollectedAnswer, Refusal> {
+    let mut answer = CollectedAnswer { text: String::new(), reason: String::new() };
     while let Some(event) = generation.next().await {
         match event?.1 {
             GenerationEvent::Delta(delta) => answer.text.push_str(&delta.text),

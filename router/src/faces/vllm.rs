@@ -3,15 +3,15 @@
 
 use crate::faces::doors::call::{call_deadline, status, tenant};
 use crate::faces::vllm::words::{Counts, input_logprobs, output_logprobs, sampling};
-use crate::front::ask::Ask;
+use crate::front::ask::ParsedRequest;
 use crate::front::ask::Purpose;
 use crate::front::frontend::Frontend;
-use crate::front::generation::{Aside, Generation, GenerationEvent};
+use crate::front::generation::{SideOutput, Generation, GenerationEvent};
 use crate::front::reader_watch::WatchedStream;
 use crate::front::recorder::{Caller, Face, Recorder};
 use crate::front::structure;
 use crate::refusal::Refusal;
-use crate::replicas::models::table::{ResolvedModel, VersionBy};
+use crate::replicas::models::table::{ResolvedModel, VersionSelector};
 use bytes::Bytes;
 use proto::v1;
 use proto::v1::generate_request::Input;
@@ -40,20 +40,20 @@ const CHUNK_BYTES: usize = 64 << 10;
 
 pub fn service(front: Arc<Frontend>) -> VllmEngineServer<impl VllmEngine> {
     let body_bytes_max = front.config.limits.body_bytes_max;
-    let (running, started, bundle) = (Running::default(), Instant::now(), OnceCell::new());
-    VllmEngineServer::new(Service { front, running, started, bundle }).max_decoding_message_size(body_bytes_max)
+    let (running, started, bundle) = (RunningRequests::default(), Instant::now(), OnceCell::new());
+    VllmEngineServer::new(EngineService { front, running, started, bundle }).max_decoding_message_size(body_bytes_max)
 }
 
-struct Service {
+struct EngineService {
     front: Arc<Frontend>,
-    running: Running,
+    running: RunningRequests,
     started: Instant,
     /// Built at the first request for it.
     bundle: OnceCell<(Bytes, String)>,
 }
 
 #[tonic::async_trait]
-impl VllmEngine for Service {
+impl VllmEngine for EngineService {
     type GenerateStream = WatchedStream<EngineReplies>;
     type GetTokenizerStream = Pin<Box<dyn Stream<Item = Result<wire::GetTokenizerChunk, Status>> + Send>>;
 
@@ -63,18 +63,18 @@ impl VllmEngine for Service {
     ) -> Result<Response<Self::GenerateStream>, Status> {
         let mut recorder = Recorder::start(Face::Vllm, &Caller::of_grpc(request.metadata()));
         let constraint = words::constraint_name(request.get_ref());
-        let (ask, style) = self.ask(request).inspect_err(|refusal| recorder.refused(refusal)).map_err(said)?;
-        let guard = self.running.enter(ask.tenant, &style.request_id);
-        let generation = self.front.generate(ask, recorder).await;
-        let generation = generation.map_err(|refusal| said(refusal.renamed(&[(structure::FIELD, constraint)])))?;
+        let (parsed, style) = self.parse_generate_request(request).inspect_err(|refusal| recorder.refused(refusal)).map_err(to_status)?;
+        let guard = self.running.enter(parsed.tenant, &style.request_id);
+        let generation = self.front.generate(parsed, recorder).await;
+        let generation = generation.map_err(|refusal| to_status(refusal.renamed(&[(structure::FIELD, constraint)])))?;
         let replies = EngineReplies::new(generation, style, guard);
         Ok(Response::new(self.front.reader_watch.watched(replies)))
     }
 
     async fn embed(&self, request: Request<wire::EmbedRequest>) -> Result<Response<wire::EmbedResponse>, Status> {
         let mut recorder = Recorder::start(Face::Vllm, &Caller::of_grpc(request.metadata()));
-        let ask = self.embed_ask(request).inspect_err(|refusal| recorder.refused(refusal)).map_err(said)?;
-        let reply = self.front.embed(ask, &mut recorder).await.map_err(said)?;
+        let parsed = self.parse_embed_request(request).inspect_err(|refusal| recorder.refused(refusal)).map_err(to_status)?;
+        let reply = self.front.embed(parsed, &mut recorder).await.map_err(to_status)?;
         let embedding = reply.embeddings.into_iter().next().unwrap_or_default().values;
         let (prompt_tokens, embedding_dim) = (reply.usage.unwrap_or_default().prompt_tokens, embedding.len() as u32);
         Ok(Response::new(wire::EmbedResponse { embedding, prompt_tokens, embedding_dim }))
@@ -95,7 +95,7 @@ impl VllmEngine for Service {
     }
 
     async fn abort(&self, request: Request<wire::AbortRequest>) -> Result<Response<wire::AbortResponse>, Status> {
-        let tenant = tenant(&self.front, request.metadata()).map_err(said)?;
+        let tenant = tenant(&self.front, request.metadata()).map_err(to_status)?;
         request.into_inner().request_ids.into_iter().for_each(|id| self.running.abort(tenant, id));
         Ok(Response::new(wire::AbortResponse {}))
     }
@@ -104,15 +104,15 @@ impl VllmEngine for Service {
         &self,
         request: Request<wire::GetModelInfoRequest>,
     ) -> Result<Response<wire::GetModelInfoResponse>, Status> {
-        tenant(&self.front, request.metadata()).map_err(said)?;
-        self.model_info().map(Response::new).map_err(said)
+        tenant(&self.front, request.metadata()).map_err(to_status)?;
+        self.model_info().map(Response::new).map_err(to_status)
     }
 
     async fn get_server_info(
         &self,
         request: Request<wire::GetServerInfoRequest>,
     ) -> Result<Response<wire::GetServerInfoResponse>, Status> {
-        tenant(&self.front, request.metadata()).map_err(said)?;
+        tenant(&self.front, request.metadata()).map_err(to_status)?;
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Ok(Response::new(wire::GetServerInfoResponse {
             active_requests: u32::try_from(self.front.streams.len()).unwrap_or(u32::MAX),
@@ -129,7 +129,7 @@ impl VllmEngine for Service {
         &self,
         request: Request<wire::GetLoadsRequest>,
     ) -> Result<Response<wire::GetLoadsResponse>, Status> {
-        tenant(&self.front, request.metadata()).map_err(said)?;
+        tenant(&self.front, request.metadata()).map_err(to_status)?;
         Ok(Response::new(wire::GetLoadsResponse {
             timestamp: words::timestamp(crate::front::frontend::unix_seconds()),
             version: env!("CARGO_PKG_VERSION").into(),
@@ -142,7 +142,7 @@ impl VllmEngine for Service {
         &self,
         request: Request<wire::GetTokenizerRequest>,
     ) -> Result<Response<Self::GetTokenizerStream>, Status> {
-        tenant(&self.front, request.metadata()).map_err(said)?;
+        tenant(&self.front, request.metadata()).map_err(to_status)?;
         let (zip, sha256) = self.bundle.get_or_try_init(|| self.bundle()).await?.clone();
         let n_chunks = zip.len().div_ceil(CHUNK_BYTES);
         let chunk = move |i: usize| wire::GetTokenizerChunk {
@@ -153,8 +153,8 @@ impl VllmEngine for Service {
     }
 }
 
-impl Service {
-    fn ask(&self, request: Request<wire::GenerateRequest>) -> Result<(Ask, Style), Refusal> {
+impl EngineService {
+    fn parse_generate_request(&self, request: Request<wire::GenerateRequest>) -> Result<(ParsedRequest, EngineReplyFormat), Refusal> {
         let tenant = tenant(&self.front, request.metadata())?;
         let deadline = call_deadline(request.metadata())?;
         let request = request.into_inner();
@@ -167,34 +167,34 @@ impl Service {
         };
         let params = request.sampling_params.unwrap_or_default();
         let n_choices = params.n.max(1);
-        let style = Style {
+        let style = EngineReplyFormat {
             request_id: request.request_id,
             is_stream: request.stream,
             n_choices,
             stop_token_ids: params.stop_token_ids.clone(),
             has_logprobs: params.logprobs.is_some(),
         };
-        let ask = Ask {
+        let parsed = ParsedRequest {
             prompts: vec![input],
             n_choices,
             purpose: Purpose::Generate(Box::new(sampling(params)?)),
             deadline,
             tenant,
-            ..Ask::default()
+            ..ParsedRequest::default()
         };
-        Ok((ask, style))
+        Ok((parsed, style))
     }
 
-    fn embed_ask(&self, request: Request<wire::EmbedRequest>) -> Result<Ask, Refusal> {
+    fn parse_embed_request(&self, request: Request<wire::EmbedRequest>) -> Result<ParsedRequest, Refusal> {
         let tenant = tenant(&self.front, request.metadata())?;
         let deadline = call_deadline(request.metadata())?;
         let ids = request.into_inner().tokenized.unwrap_or_default().input_ids;
         let prompts = vec![Input::TokenIds(v1::TokenIds { ids })];
-        Ok(Ask { prompts, deadline, tenant, ..Ask::default() })
+        Ok(ParsedRequest { prompts, deadline, tenant, ..ParsedRequest::default() })
     }
 
     fn model_info(&self) -> Result<wire::GetModelInfoResponse, Refusal> {
-        let ResolvedModel { name, text, replica, .. } = self.front.model("", VersionBy::Weight)?;
+        let ResolvedModel { name, text, replica, .. } = self.front.model("", VersionSelector::Weight)?;
         let spec = &text.spec;
         let id = |token: &Token| i32::try_from(*token).unwrap_or_default();
         Ok(wire::GetModelInfoResponse {
@@ -219,7 +219,7 @@ impl Service {
         let none = || Status::unimplemented("this router has no tokenizer to give away");
         let read = self.front.config.text_files.clone().ok_or_else(none)?;
         // This takes as long as a long text.
-        let bundle = self.front.off_runtime(usize::MAX, move || read()).await.map_err(said)?;
+        let bundle = self.front.off_runtime(usize::MAX, move || read()).await.map_err(to_status)?;
         let bundle =
             bundle.map_err(|error| Status::internal(format!("the tokenizer cannot be given away: {error}")))?;
         Ok((bundle.zip.into(), bundle.sha256))
@@ -234,7 +234,7 @@ fn check_id(id: &str) -> Result<(), Refusal> {
 }
 
 /// Returns a refusal as a status, with the field's name in this protocol.
-fn said(refusal: Refusal) -> Status {
+fn to_status(refusal: Refusal) -> Status {
     status(refusal.renamed(&[
         ("token_ids", "tokenized.input_ids"),
         ("stop_token_ids", "sampling_params.stop_token_ids"),
@@ -245,7 +245,7 @@ fn said(refusal: Refusal) -> Status {
 /// Requests that a client can abort by id. A request is removed when its stream is dropped, so there are never more of
 /// them than streams.
 #[derive(Clone, Default)]
-struct Running(Arc<Mutex<HashMap<Name, NamedStreams>>>);
+struct RunningRequests(Arc<Mutex<HashMap<Name, NamedStreams>>>);
 
 type Name = (TenantId, String);
 
@@ -255,7 +255,7 @@ struct NamedStreams {
     n_streams: usize,
 }
 
-impl Running {
+impl RunningRequests {
     /// Adds a request. None if it has no id.
     fn enter(&self, tenant: TenantId, id: &str) -> Option<Guard> {
         if id.is_empty() {
@@ -288,7 +288,7 @@ impl Running {
 }
 
 struct Guard {
-    running: Running,
+    running: RunningRequests,
     name: Name,
     abort: CancellationToken,
 }
@@ -300,7 +300,7 @@ impl Drop for Guard {
 }
 
 /// The format of a request's replies.
-struct Style {
+struct EngineReplyFormat {
     request_id: String,
     is_stream: bool,
     n_choices: u32,
@@ -313,15 +313,15 @@ pub struct EngineReplies {
     /// None after an abort.
     generation: Option<Generation>,
     aborted: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
-    style: Style,
-    choices: Vec<Choice>,
+    style: EngineReplyFormat,
+    choices: Vec<ChoiceState>,
     ready: VecDeque<wire::GenerateResponse>,
     _guard: Option<Guard>,
 }
 
 /// The state of one choice.
 #[derive(Default)]
-struct Choice {
+struct ChoiceState {
     /// All tokens, or in a stream those of the last chunk.
     token_ids: Vec<Token>,
     logprobs: Vec<v1::Logprob>,
@@ -331,17 +331,17 @@ struct Choice {
 }
 
 impl EngineReplies {
-    fn new(generation: Generation, style: Style, guard: Option<Guard>) -> EngineReplies {
+    fn new(generation: Generation, style: EngineReplyFormat, guard: Option<Guard>) -> EngineReplies {
         let aborted = guard.as_ref().map(|guard| Box::pin(guard.abort.clone().cancelled_owned()));
-        let choices = (0..style.n_choices).map(|_| Choice::default()).collect();
+        let choices = (0..style.n_choices).map(|_| ChoiceState::default()).collect();
         EngineReplies { generation: Some(generation), aborted, style, choices, ready: VecDeque::new(), _guard: guard }
     }
 
-    fn hear(&mut self, index: u32, event: GenerationEvent) {
+    fn add_event(&mut self, index: u32, event: GenerationEvent) {
         let n_prompt = self.n_prompt();
         let Some(choice) = self.choices.get_mut(index as usize) else { return };
         match event {
-            GenerationEvent::Aside(Aside::Prompt(prompt)) => {
+            GenerationEvent::Aside(SideOutput::Prompt(prompt)) => {
                 let ids = self.generation.as_ref().and_then(|generation| generation.prompts.first());
                 choice.prompt = ids.map(|prompt_ids| input_logprobs(&prompt_ids.ids, &prompt.logprobs));
             }
@@ -354,8 +354,8 @@ impl EngineReplies {
                 choice.token_ids.extend(delta.token_ids);
                 choice.logprobs.extend(delta.logprobs);
                 if self.style.is_stream {
-                    let said = Said::Chunk(choice.chunk(index, n_prompt, &self.style));
-                    self.ready.push_back(wire::GenerateResponse { response: Some(said) });
+                    let response = Said::Chunk(choice.chunk(index, n_prompt, &self.style));
+                    self.ready.push_back(wire::GenerateResponse { response: Some(response) });
                 }
             }
             GenerationEvent::Finished(finished) => self.finish(index, &finished),
@@ -394,8 +394,8 @@ impl EngineReplies {
     }
 }
 
-impl Choice {
-    fn chunk(&mut self, index: u32, n_prompt: u32, style: &Style) -> wire::GenerateStreamChunk {
+impl ChoiceState {
+    fn chunk(&mut self, index: u32, n_prompt: u32, style: &EngineReplyFormat) -> wire::GenerateStreamChunk {
         wire::GenerateStreamChunk {
             token_ids: self.token_ids.clone(),
             prompt_tokens: n_prompt,
@@ -414,7 +414,7 @@ impl Choice {
         counts: Counts,
         reason: &str,
         matched_stop: Option<MatchedStop>,
-        style: &Style,
+        style: &EngineReplyFormat,
     ) -> wire::GenerateComplete {
         self.has_ended = true;
         wire::GenerateComplete {
@@ -446,8 +446,8 @@ impl Stream for EngineReplies {
                 continue;
             }
             match ready!(Pin::new(generation).poll_next(context)) {
-                Some(Ok((index, event))) => self.hear(index, event),
-                Some(Err(refusal)) => return Poll::Ready(Some(Err(said(refusal)))),
+                Some(Ok((index, event))) => self.add_event(index, event),
+                Some(Err(refusal)) => return Poll::Ready(Some(Err(to_status(refusal)))),
                 None => return Poll::Ready(None),
             }
         }

@@ -17,7 +17,7 @@ use tokio::time::Instant;
 use types::{CacheSalt, Goal, Request, Sampling, TenantId, Tokens};
 
 /// A request as a face has parsed it.
-pub struct Ask {
+pub struct ParsedRequest {
     /// The model's name; empty for the first that is served.
     pub model: String,
     /// Each prompt gets `n_choices` answers.
@@ -30,7 +30,7 @@ pub struct Ask {
     /// The reply repeats the prompts' texts.
     pub echo: bool,
     /// The client watches how far its prompts are.
-    pub tells_progress: bool,
+    pub needs_progress: bool,
     /// Each answer comes with a certificate.
     pub certificate: bool,
     pub priority: i32,
@@ -48,10 +48,10 @@ pub struct Ask {
 /// many pieces they came.
 pub type BodyPermit = Option<OwnedSemaphorePermit>;
 
-impl Default for Ask {
+impl Default for ParsedRequest {
     /// Returns a request for one answer to no prompt, with the model's defaults.
-    fn default() -> Ask {
-        Ask {
+    fn default() -> ParsedRequest {
+        ParsedRequest {
             model: String::new(),
             prompts: Vec::new(),
             n_choices: 1,
@@ -59,7 +59,7 @@ impl Default for Ask {
             purpose: Purpose::Generate(Box::default()),
             truncation: None,
             echo: false,
-            tells_progress: false,
+            needs_progress: false,
             certificate: false,
             priority: 0,
             cache_salt: CacheSalt::default(),

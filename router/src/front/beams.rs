@@ -14,17 +14,17 @@ pub struct BeamRules {
     /// How many partial answers continue.
     pub width: usize,
     pub length_penalty: f32,
-    pub patience: Patience,
+    pub patience: EarlyStopping,
     pub tokens_max: u32,
     /// Tokens that complete an answer.
     pub stop: Tokens,
     /// How many likely tokens are reported beside each.
-    pub n_told: usize,
+    pub n_logprobs: usize,
 }
 
 /// When a search is over, besides at its longest answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Patience {
+pub enum EarlyStopping {
     /// As soon as `width` answers are whole.
     UntilFull,
     /// When the best partial answer is, at its present length, worse than all answers that are kept.
@@ -38,7 +38,7 @@ pub enum Patience {
 pub struct Beam {
     pub tokens: Tokens,
     /// Its tokens with their logprobs. Beams that began alike share them.
-    pub said: Vec<Arc<TokenOut>>,
+    pub outputs: Vec<Arc<TokenOut>>,
     /// The sum of its logprobs; for a whole answer, divided by its length.
     pub score: f32,
     pub ends_at_stop: bool,
@@ -54,7 +54,7 @@ pub struct Beams {
 }
 
 /// A token after a partial answer.
-struct Candidate<'a> {
+struct BeamCandidate<'a> {
     beam: usize,
     next: &'a TokenLogprob,
     score: f32,
@@ -82,7 +82,7 @@ impl Beams {
 
     /// The partial answers that need a next token. None is left when the search is over.
     pub fn running(&self) -> &[Beam] {
-        let is_full = self.rules.patience == Patience::UntilFull && self.whole.len() == self.rules.width;
+        let is_full = self.rules.patience == EarlyStopping::UntilFull && self.whole.len() == self.rules.width;
         if is_full || !self.can_improve { &[] } else { &self.running }
     }
 
@@ -100,10 +100,10 @@ impl Beams {
                 // Candidates after the best ones only ensure that enough beams continue. They are no answers.
                 if i < self.rules.width {
                     let score = candidate.score / by_length;
-                    whole.push(Beam { score, ends_at_stop: is_stop, ..self.extended(candidate, tops) });
+                    whole.push(Beam { score, ends_at_stop: is_stop, ..self.extend_beam(candidate, tops) });
                 }
             } else if running.len() < self.rules.width {
-                running.push(self.extended(candidate, tops));
+                running.push(self.extend_beam(candidate, tops));
             }
         }
         self.running = running;
@@ -118,24 +118,24 @@ impl Beams {
     }
 
     /// Returns all continuations that may matter, the best first; of equals the one of the better beam.
-    fn candidates<'a>(&self, tops: &'a [TokenOut]) -> Vec<Candidate<'a>> {
+    fn candidates<'a>(&self, tops: &'a [TokenOut]) -> Vec<BeamCandidate<'a>> {
         let of = |(beam, (before, after)): (usize, (&Beam, &'a TokenOut))| {
             let before = before.score;
-            after.top.iter().map(move |next| Candidate { beam, next, score: before + next.logprob })
+            after.top.iter().map(move |next| BeamCandidate { beam, next, score: before + next.logprob })
         };
-        let mut all: Vec<Candidate<'_>> = self.running.iter().zip(tops).enumerate().flat_map(of).collect();
+        let mut all: Vec<BeamCandidate<'_>> = self.running.iter().zip(tops).enumerate().flat_map(of).collect();
         all.sort_by(|a, b| b.score.total_cmp(&a.score));
         all
     }
 
-    fn extended(&self, candidate: &Candidate<'_>, tops: &[TokenOut]) -> Beam {
+    fn extend_beam(&self, candidate: &BeamCandidate<'_>, tops: &[TokenOut]) -> Beam {
         let before = &self.running[candidate.beam];
         let TokenLogprob { token, logprob } = *candidate.next;
-        let top = tops[candidate.beam].top.iter().take(self.rules.n_told).copied().collect();
+        let top = tops[candidate.beam].top.iter().take(self.rules.n_logprobs).copied().collect();
         let own = Arc::new(TokenOut { token, logprob: Some(logprob), top });
         let tokens = before.tokens.iter().copied().chain([token]).collect();
-        let said = before.said.iter().cloned().chain([own]).collect();
-        Beam { tokens, said, score: candidate.score, ends_at_stop: false }
+        let outputs = before.outputs.iter().cloned().chain([own]).collect();
+        Beam { tokens, outputs: said: outputs, score: candidate.score, ends_at_stop: false }
     }
 
     /// Keeps only the best whole answers; of equals the earlier.
@@ -148,7 +148,7 @@ impl Beams {
     fn may_improve(&self, n_tokens: usize) -> bool {
         let BeamRules { width, length_penalty, patience, tokens_max, .. } = self.rules;
         let (Some(best), Some(worst)) = (self.running.first(), self.whole.last()) else { return true };
-        let length = match patience == Patience::WhilePossible && length_penalty > 0.0 {
+        let length = match patience == EarlyStopping::WhilePossible && length_penalty > 0.0 {
             true => tokens_max as usize,
             false => n_tokens,
         };
@@ -165,9 +165,9 @@ mod tests {
     const STOP: Token = 3;
     const LONGEST: usize = 4;
 
-    fn rules(width: usize, length_penalty: f32, patience: Patience) -> BeamRules {
+    fn rules(width: usize, length_penalty: f32, patience: EarlyStopping) -> BeamRules {
         let tokens_max = LONGEST as u32;
-        BeamRules { width, length_penalty, patience, tokens_max, stop: vec![STOP], n_told: 1 }
+        BeamRules { width, length_penalty, patience, tokens_max, stop: vec![STOP], n_logprobs: 1 }
     }
 
     /// Returns the logprobs after a partial answer, most likely first: some function of it.
@@ -181,7 +181,7 @@ mod tests {
         all
     }
 
-    fn searched(rules: BeamRules) -> Vec<Beam> {
+    fn run_search(rules: BeamRules) -> Vec<Beam> {
         let (n_top, width) = (rules.n_top(), rules.width);
         let mut beams = Beams::new(rules);
         while !beams.running().is_empty() {
@@ -212,7 +212,7 @@ mod tests {
     #[test]
     fn a_beam_as_wide_as_everything_finds_the_best_of_everything() {
         for length_penalty in [-1.0, 0.0, 0.5, 1.0, 2.0] {
-            let found = searched(rules(81, length_penalty, Patience::WhilePossible));
+            let found = run_search(rules(81, length_penalty, EarlyStopping::WhilePossible));
             let answers = all(&[], 0.0, length_penalty);
             let worth = |beam: &Beam| answers.iter().find(|(tokens, _)| *tokens == beam.tokens).map(|answer| answer.1);
             assert!(found.iter().all(|beam| worth(beam) == Some(beam.score)), "{length_penalty}");
@@ -223,7 +223,7 @@ mod tests {
 
     #[test]
     fn one_beam_is_greedy() {
-        let found = searched(rules(1, 1.0, Patience::UntilFull));
+        let found = run_search(rules(1, 1.0, EarlyStopping::UntilFull));
         let mut greedy = Tokens::new();
         while greedy.len() < LONGEST && greedy.last() != Some(&STOP) {
             greedy.push(next(&greedy)[0].token);
@@ -234,11 +234,11 @@ mod tests {
 
     #[test]
     fn a_beam_keeps_the_logprobs_that_led_to_it() {
-        for beam in searched(rules(3, 0.0, Patience::WhileBetter)) {
-            let sum: f32 = beam.said.iter().filter_map(|token| token.logprob).fold(0.0, |sum, one| sum + one);
-            assert_eq!((sum, beam.said.len()), (beam.score, beam.tokens.len()));
-            assert!(beam.said.iter().zip(&beam.tokens).all(|(said, token)| said.token == *token));
-            assert!(beam.said.iter().all(|said| said.top.len() == 1));
+        for beam in run_search(rules(3, 0.0, EarlyStopping::WhileBetter)) {
+            let sum: f32 = beam.outputs.iter().filter_map(|token| token.logprob).fold(0.0, |sum, one| sum + one);
+            assert_eq!((sum, beam.outputs.len()), (beam.score, beam.tokens.len()));
+            assert!(beam.outputs.iter().zip(&beam.tokens).all(|(output, token)| output.token == *token));
+            assert!(beam.outputs.iter().all(|output| output.top.len() == 1));
             assert_eq!(beam.ends_at_stop, beam.tokens.last() == Some(&STOP));
         }
     }

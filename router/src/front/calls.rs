@@ -101,7 +101,7 @@ mod tests {
 
     #[test]
     fn pieces_become_one_part_for_each_call() {
-        let mut said = DeltaWriter::new(ids(7, 0, &[1]), true, false);
+        let mut writer = DeltaWriter::new(ids(7, 0, &[1]), true, false);
         let mut delta = v1::Delta::default();
         let begin = |index, name: &str, id: Option<&str>| Piece::CallBegin {
             index,
@@ -119,9 +119,9 @@ mod tests {
             begin(1, "g", None),
             arguments(1, "{"),
         ] {
-            said.add(piece, &mut delta);
+            writer.add(piece, &mut delta);
         }
-        assert_eq!((delta.text.as_str(), delta.reasoning.as_str(), said.n_whole()), ("a", "", 1));
+        assert_eq!((delta.text.as_str(), delta.reasoning.as_str(), writer.n_whole()), ("a", "", 1));
         let part = |part: &v1::ToolCallDelta| (part.index, part.name.clone(), part.arguments.clone());
         let expected = [(0, "f".to_owned(), "{}".to_owned()), (1, "g".to_owned(), "{".to_owned())];
         assert_eq!(delta.tool_calls.iter().map(part).collect::<Vec<_>>(), expected);
@@ -129,13 +129,13 @@ mod tests {
     }
 
     #[test]
-    fn who_wants_one_call_gets_the_first() {
-        let mut said = DeltaWriter::new(ids(7, 0, &[1]), false, true);
+    fn without_parallel_calls_only_first_call_is_kept() {
+        let mut writer = DeltaWriter::new(ids(7, 0, &[1]), false, true);
         let mut delta = v1::Delta::default();
         for index in 0..2 {
-            said.add(Piece::CallBegin { index, name: "f".into(), id: None }, &mut delta);
-            said.add(Piece::CallEnd { index }, &mut delta);
+            writer.add(Piece::CallBegin { index, name: "f".into(), id: None }, &mut delta);
+            writer.add(Piece::CallEnd { index }, &mut delta);
         }
-        assert_eq!((delta.tool_calls.len(), said.n_whole()), (1, 1));
+        assert_eq!((delta.tool_calls.len(), writer.n_whole()), (1, 1));
     }
 }

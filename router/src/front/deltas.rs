@@ -1,7 +1,7 @@
 //! The deltas of one output, split where their order would be lost: in a delta the thought comes first, then the text,
 //! then the calls. So a client's view of an answer is a function of its tokens, however many of them came at once.
 
-use crate::front::generation::says_more;
+use crate::front::generation::has_content;
 use proto::v1;
 
 /// Deltas in the order in which their tokens came.
@@ -32,13 +32,13 @@ impl DeltaRun {
 
 /// A token without content belongs to the delta before it. A thought's tokens are counted, so they stay apart.
 fn goes_on(before: &v1::Delta, next: &v1::Delta) -> bool {
-    if !says_more(next) {
+    if !has_content(next) {
         return true;
     }
     let is_thought = |delta: &v1::Delta| !delta.reasoning.is_empty();
     let thought_is_first = !is_thought(next) || (before.text.is_empty() && before.tool_calls.is_empty());
     let text_is_before_calls = next.text.is_empty() || before.tool_calls.is_empty();
-    says_more(before) && is_thought(before) == is_thought(next) && thought_is_first && text_is_before_calls
+    has_content(before) && is_thought(before) == is_thought(next) && thought_is_first && text_is_before_calls
 }
 
 fn join(to: &mut v1::Delta, next: v1::Delta) {
@@ -74,8 +74,8 @@ mod tests {
 
     #[test]
     fn a_delta_ends_where_what_follows_would_stand_before_it() {
-        let said = [("", "", ""), ("hm", "", ""), ("", "", ""), ("", "a", ""), ("", "", "{"), ("", "", "}")];
-        assert_eq!(cuts(true, &said), [vec![0], vec![1, 2], vec![3, 4, 5]]);
+        let parts = [("", "", ""), ("hm", "", ""), ("", "", ""), ("", "a", ""), ("", "", "{"), ("", "", "}")];
+        assert_eq!(cuts(true, &parts), [vec![0], vec![1, 2], vec![3, 4, 5]]);
         assert_eq!(cuts(true, &[("", "", "{"), ("", "a", ""), ("hm", "", "")]), [vec![0], vec![1], vec![2]]);
         assert_eq!(cuts(false, &[("", "", ""), ("", "a", ""), ("", "b", "")]), [vec![0, 1, 2]]);
     }

@@ -6,27 +6,27 @@ use crate::front::frontend::{Frontend, TOKEN_TEXT_BYTES};
 use crate::front::stop::Stops;
 use crate::front::text::Assembly;
 use crate::refusal::Refusal;
-use crate::replicas::models::text::{Encoded, ModelText};
+use crate::replicas::models::text::{EncodedInput, ModelText};
 use proto::v1;
 use proto::v1::generate_request::Input;
 use std::sync::Arc;
 use types::{Tokens, TokensHash};
 
 /// The content of one answer, and how many whole calls it has.
-pub struct Derendered {
-    pub said: v1::Delta,
+pub struct DerenderedAnswer {
+    pub delta: v1::Delta,
     pub n_calls: u32,
 }
 
 impl Frontend {
     /// Reads answers to a chat. Without a chat, answers are text and nothing else. The tokens were checked.
-    pub async fn derendered(
+    pub async fn derender(
         &self,
         of: &Arc<ModelText>,
         chat: Option<v1::Chat>,
         answers: Vec<Tokens>,
         now: u64,
-    ) -> Result<Vec<Derendered>, Refusal> {
+    ) -> Result<Vec<DerenderedAnswer>, Refusal> {
         let read = match chat {
             Some(chat) => Some(self.encoded(of, Input::Chat(chat), true, now).await?),
             None => None,
@@ -34,23 +34,23 @@ impl Frontend {
         let (of, n_tokens) = (of.clone(), answers.iter().map(Vec::len).sum::<usize>());
         let read_all = move || {
             let numbered = (0..).zip(&answers);
-            numbered.map(|(choice, ids)| one(&of, read.as_ref(), choice, ids)).collect()
+            numbered.map(|(choice, ids)| derender_answer(&of, read.as_ref(), choice, ids)).collect()
         };
         self.off_runtime(TOKEN_TEXT_BYTES * n_tokens, read_all).await
     }
 }
 
-fn one(of: &ModelText, read: Option<&Encoded>, choice: u32, ids: &Tokens) -> Derendered {
+fn derender_answer(of: &ModelText, read: Option<&EncodedInput>, choice: u32, ids: &Tokens) -> DerenderedAnswer {
     let mut assembly = Assembly::new(&of.tokenizer, Arc::new(Stops::new(Vec::new())), 0, false);
-    if let Some(Encoded { ids: prompt, talk: Some(talk) }) = read {
+    if let Some(EncodedInput { ids: prompt, talk: Some(talk) }) = read {
         // The seed is not known here, because the tokens were drawn elsewhere: ids of calls are a function of the
         // prompt alone.
         assembly = assembly.of_chat(talk, CallIds { seed: 0, choice, prompt: TokensHash::of(prompt) });
     }
-    let mut said = v1::Delta::default();
+    let mut delta = v1::Delta::default();
     for id in ids {
-        assembly.push(*id, &mut said);
+        assembly.push(*id, &mut delta);
     }
-    assembly.finish(&mut said);
-    Derendered { said, n_calls: assembly.n_calls() }
+    assembly.finish(&mut delta);
+    DerenderedAnswer { delta: said: delta, n_calls: assembly.n_calls() }
 }

@@ -1,26 +1,26 @@
 //! The one path from inputs to their embeddings: the replica pools the hidden states, and this file normalises them to
 //! length one. Knows no face.
 
-use crate::front::ask::{Ask, Purpose};
+use crate::front::ask::{ParsedRequest, Purpose};
 use crate::front::frontend::Frontend;
-use crate::front::generation::{Aside, GenerationEvent};
+use crate::front::generation::{SideOutput, GenerationEvent};
 use crate::front::recorder::Recorder;
 use crate::refusal::Refusal;
 use proto::v1;
 use std::sync::Arc;
-use telemetry::spans::Traced;
+use telemetry::spans::TracedSpan;
 use tokio_stream::StreamExt;
 
 impl Frontend {
     /// Returns the embedding of each prompt. `ask` also gives the model, the deadline and the tenant.
-    pub async fn embed(self: &Arc<Self>, ask: Ask, recorder: &mut Recorder) -> Result<v1::EmbedReply, Refusal> {
-        let ask = Ask { purpose: Purpose::Pool, ..ask };
-        recorder.asked(&ask);
-        let tenant = self.config.keys.of(ask.tenant);
-        recorder.seen(&self.history, ask.tenant, tenant.label().clone());
+    pub async fn embed(self: &Arc<Self>, parsed: ParsedRequest, recorder: &mut Recorder) -> Result<v1::EmbedReply, Refusal> {
+        let parsed = ParsedRequest { purpose: Purpose::Pool, ..parsed };
+        recorder.record_request(&parsed);
+        let tenant = self.config.keys.tenant_limits(parsed.tenant);
+        recorder.seen(&self.history, parsed.tenant, tenant.label().clone());
         let embedded = match self.enter(&tenant) {
             Ok(_visit) => {
-                let embedded = self.embed_all(ask, &recorder.trace()).await;
+                let embedded = self.embed_all(parsed, &recorder.trace()).await;
                 embedded.inspect_err(|refusal| tenant.refused(refusal))
             }
             Err(refusal) => Err(refusal),
@@ -36,8 +36,8 @@ impl Frontend {
     }
 
     /// Runs a few inputs at a time, so that one request does not fill the queue for all.
-    async fn embed_all(self: &Arc<Self>, ask: Ask, trace: &Traced) -> Result<v1::EmbedReply, Refusal> {
-        let Ask { model, prompts: mut inputs, truncation, deadline, priority, cache_salt, tenant, .. } = ask;
+    async fn embed_all(self: &Arc<Self>, parsed: ParsedRequest, trace: &TracedSpan) -> Result<v1::EmbedReply, Refusal> {
+        let ParsedRequest { model, prompts: mut inputs, truncation, deadline, priority, cache_salt, tenant, .. } = parsed;
         let deadline = self.deadline(deadline);
         let limits = &self.config.limits;
         let (n, n_max) = (inputs.len(), limits.embeddings_max);
@@ -48,7 +48,7 @@ impl Frontend {
         while !inputs.is_empty() {
             let n = inputs.len().min(limits.embeddings_at_once_max).min(self.admission.places() as usize).max(1);
             let (model, prompts) = (model.clone(), inputs.drain(..n).collect());
-            let ask = Ask {
+            let part = ParsedRequest {
                 model,
                 prompts,
                 purpose: Purpose::Pool,
@@ -57,21 +57,21 @@ impl Frontend {
                 priority,
                 cache_salt,
                 tenant,
-                ..Ask::default()
+                ..ParsedRequest::default()
             };
-            self.embed_some(ask, trace, &mut reply).await?;
+            self.embed_some(part, trace, &mut reply).await?;
         }
         Ok(reply)
     }
 
-    async fn embed_some(self: &Arc<Self>, ask: Ask, trace: &Traced, reply: &mut v1::EmbedReply) -> Result<(), Refusal> {
-        let mut generation = self.generate_part(ask, trace).await?;
+    async fn embed_some(self: &Arc<Self>, parsed: ParsedRequest, trace: &TracedSpan, reply: &mut v1::EmbedReply) -> Result<(), Refusal> {
+        let mut generation = self.generate_part(parsed, trace).await?;
         reply.model.clone_from(&generation.started.model);
         let first = reply.embeddings.len();
         reply.embeddings.resize_with(first + generation.prompts.len(), v1::Embedding::default);
         while let Some(event) = generation.next().await {
             match event? {
-                (slot, GenerationEvent::Aside(Aside::Pooled(values))) => {
+                (slot, GenerationEvent::Aside(SideOutput::Pooled(values))) => {
                     reply.embeddings[first + slot as usize].values = normalized(values)?
                 }
                 (_, GenerationEvent::Finished(finished)) => {

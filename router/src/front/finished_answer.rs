@@ -1,7 +1,7 @@
 //! Finished answers, for records and audits. Knows no file and no face. Requests never wait for these queues: an answer
 //! that finds no room is dropped and counted.
 
-use crate::link::view::Replica;
+use crate::link::view::ReplicaInfo;
 use proto::v1;
 use std::ops::Range;
 use std::sync::Arc;
@@ -17,11 +17,11 @@ pub struct FinishedAnswer {
     /// When the request was submitted, in milliseconds since 1970.
     pub began: u64,
     pub model: String,
-    pub replica: Arc<Replica>,
+    pub replica: Arc<ReplicaInfo>,
     /// The part that the requests of all its choices share: all but prompt and choice.
-    pub like: Request,
+    pub base_request: Request,
     /// The client's sampling, with the defaults and the seed filled in.
-    pub asked: v1::Sampling,
+    pub sampling: v1::Sampling,
     pub n_choices: u32,
     pub first_choice: u32,
     pub prompts: Vec<Tokens>,
@@ -38,7 +38,7 @@ impl FinishedAnswer {
     /// Returns the request of one of its choices.
     pub fn request(&self, slot: usize) -> Request {
         let prompt = self.prompts.get(slot / self.n_choices.max(1) as usize).cloned().unwrap_or_default();
-        let mut request = Request { prompt, ..self.like.clone() };
+        let mut request = Request { prompt, ..self.base_request.clone() };
         request.sampling.choice = self.first_choice + (slot % self.n_choices.max(1) as usize) as u32;
         request
     }
@@ -47,8 +47,8 @@ impl FinishedAnswer {
         const REST_BYTES: usize = 4 << 10;
         let n_tokens: usize =
             self.prompts.iter().chain(self.choices.iter().map(|choice| &choice.tokens)).map(Vec::len).sum();
-        let grammar = self.like.grammar.as_ref().map_or(0, types::Grammar::n_bytes);
-        REST_BYTES + n_tokens * size_of::<Token>() + self.like.sampling.lists_bytes() + grammar
+        let grammar = self.base_request.grammar.as_ref().map_or(0, types::Grammar::n_bytes);
+        REST_BYTES + n_tokens * size_of::<Token>() + self.base_request.sampling.lists_bytes() + grammar
     }
 }
 
@@ -107,24 +107,24 @@ pub struct AnswerQueues {
 pub struct AuditShare {
     pub queue: AnswerQueue,
     pub share: f64,
-    n_asked: AtomicUsize,
+    n_seen: AtomicUsize,
 }
 
 impl AuditShare {
     pub fn new(queue: AnswerQueue, share: f64) -> AuditShare {
-        AuditShare { queue, share, n_asked: AtomicUsize::new(0) }
+        AuditShare { queue, share, n_seen: AtomicUsize::new(0) }
     }
 
     /// Whether this answer is one of the share: evenly spread, and exact over many.
     fn takes_next(&self) -> bool {
-        let n = self.n_asked.fetch_add(1, Relaxed) as f64;
+        let n = self.n_seen.fetch_add(1, Relaxed) as f64;
         ((n + 1.0) * self.share).floor() > (n * self.share).floor()
     }
 }
 
 impl AnswerQueues {
     /// Returns the queues that receive the answers to the next request, or None if there are none.
-    pub fn wanting(&self) -> Option<Vec<AnswerQueue>> {
+    pub fn subscribers(&self) -> Option<Vec<AnswerQueue>> {
         let audit = self.audit.as_ref().filter(|audit| audit.takes_next()).map(|audit| &audit.queue);
         let queues: Vec<AnswerQueue> = self.record.iter().chain(audit).cloned().collect();
         (!queues.is_empty()).then_some(queues)
@@ -132,41 +132,41 @@ impl AnswerQueues {
 }
 
 /// A request's sampling, and the queues that receive the answer when it is over.
-pub struct AnswerWish {
-    pub asked: Box<v1::Sampling>,
+pub struct AnswerSubscription {
+    pub sampling: Box<v1::Sampling>,
     queues: Vec<AnswerQueue>,
     n_slots: usize,
     tokens_max: Option<u32>,
     began: u64,
 }
 
-impl AnswerWish {
-    pub fn new(asked: Box<v1::Sampling>, queues: Vec<AnswerQueue>) -> AnswerWish {
-        AnswerWish { asked, queues, n_slots: 0, tokens_max: None, began: 0 }
+impl AnswerSubscription {
+    pub fn new(sampling: Box<v1::Sampling>, queues: Vec<AnswerQueue>) -> AnswerSubscription {
+        AnswerSubscription { sampling: sampling, queues, n_slots: 0, tokens_max: None, began: 0 }
     }
 
     /// Adds the requests that are submitted at this time.
-    pub fn of(self, requests: &[Request], began: u64) -> AnswerWish {
+    pub fn for_requests(self, requests: &[Request], began: u64) -> AnswerSubscription {
         let tokens_max = requests.iter().map(|request| request.sampling.tokens_max).max();
-        AnswerWish { n_slots: requests.len(), tokens_max, began, ..self }
+        AnswerSubscription { n_slots: requests.len(), tokens_max, began, ..self }
     }
 
-    pub fn keeper(
+    pub fn into_keeper(
         self,
-        like: Request,
+        base_request: Request,
         started: &v1::Started,
-        replica: &Arc<Replica>,
+        replica: &Arc<ReplicaInfo>,
         numbers: Range<u32>,
         certified: bool,
     ) -> AnswerKeeper {
-        let asked = self.resolved(&like);
+        let sampling = self.resolved(&base_request);
         let answer = FinishedAnswer {
             id: started.id.clone(),
             began: self.began,
             model: started.model.clone(),
             replica: replica.clone(),
-            like,
-            asked,
+            base_request: like: base_request,
+            sampling: asked: sampling,
             n_choices: numbers.len() as u32,
             first_choice: numbers.start,
             prompts: Vec::new(),
@@ -177,8 +177,8 @@ impl AnswerWish {
     }
 
     /// Returns the client's sampling with every default filled in. Logprobs are left out: they change no token.
-    fn resolved(&self, like: &Request) -> v1::Sampling {
-        let sampling = &like.sampling;
+    fn resolved(&self, base_request: &Request) -> v1::Sampling {
+        let sampling = &base_request.sampling;
         v1::Sampling {
             temperature: Some(sampling.temperature),
             top_k: Some(sampling.top_k),
@@ -191,7 +191,7 @@ impl AnswerWish {
             max_tokens: self.tokens_max,
             logprobs: None,
             prompt_logprobs: None,
-            ..(*self.asked).clone()
+            ..(*self.sampling).clone()
         }
     }
 }
@@ -207,7 +207,7 @@ pub struct AnswerKeeper {
 
 impl AnswerKeeper {
     /// Stores the tokens of a choice that has ended. Returns true once all choices have ended.
-    pub fn heard(&mut self, slot: u32, finished: &mut v1::Finished, tokens: Tokens) -> bool {
+    pub fn finish_choice(&mut self, slot: u32, finished: &mut v1::Finished, tokens: Tokens) -> bool {
         let certificate = match self.certified {
             true => finished.certificate.clone(),
             false => finished.certificate.take(),
@@ -219,7 +219,7 @@ impl AnswerKeeper {
     }
 
     /// Hands the whole answer to the queues.
-    pub fn finished(self: Box<Self>, prompts: Vec<Tokens>) {
+    pub fn deliver(self: Box<Self>, prompts: Vec<Tokens>) {
         let AnswerKeeper { mut answer, ended, queues, .. } = *self;
         answer.prompts = prompts;
         answer.choices = ended.into_iter().flatten().collect();
@@ -243,9 +243,9 @@ mod tests {
             id: String::new(),
             began: 0,
             model: String::new(),
-            replica: Arc::new(Replica::for_test("m", PolicyDigest::default())),
-            like: Request::default(),
-            asked: v1::Sampling::default(),
+            replica: Arc::new(ReplicaInfo::for_test("m", PolicyDigest::default())),
+            base_request: Request::default(),
+            sampling: v1::Sampling::default(),
             n_choices: 2,
             first_choice: 3,
             prompts: vec![vec![1; n_tokens], vec![2]],
@@ -258,11 +258,11 @@ mod tests {
         let one = answer(1000).n_bytes();
         let (queue, mut receiver) = AnswerQueue::new(3, 2 * one, || ());
         (0..5).for_each(|_| queue.offer(&answer(1000)));
-        let n_heard =
+        let n_received =
             |receiver: &mut mpsc::Receiver<QueuedAnswer>| std::iter::from_fn(|| receiver.try_recv().ok()).count();
-        assert_eq!((n_heard(&mut receiver), queue.n_bytes.load(Relaxed)), (2, 0));
+        assert_eq!((n_received(&mut receiver), queue.n_bytes.load(Relaxed)), (2, 0));
         (0..5).for_each(|_| queue.offer(&answer(1)));
-        assert_eq!((n_heard(&mut receiver), queue.n_bytes.load(Relaxed)), (3, 0));
+        assert_eq!((n_received(&mut receiver), queue.n_bytes.load(Relaxed)), (3, 0));
     }
 
     #[test]

@@ -13,8 +13,8 @@ use crate::limits::admission::Admission;
 use crate::limits::keys::Role;
 use crate::limits::tenants::{TenantLimits, Visit};
 use crate::refusal::Refusal;
-use crate::replicas::models::table::{ModelTable, ResolvedModel, VersionBy, offers};
-use crate::replicas::models::text::{Encoded, ModelText, Places};
+use crate::replicas::models::table::{ModelTable, ResolvedModel, VersionSelector, offers};
+use crate::replicas::models::text::{EncodedInput, ModelText, TokenSpans};
 use crate::replicas::pool::Replicas;
 use proto::v1;
 use proto::v1::generate_request::Input;
@@ -69,7 +69,7 @@ pub struct Frontend {
 pub struct RenderedPrompt {
     pub ids: Tokens,
     /// Where each token stands in the text, if the client requested that and there is a text.
-    pub places: Option<Places>,
+    pub places: Option<TokenSpans>,
     pub structure: Option<v1::Structure>,
 }
 
@@ -91,7 +91,7 @@ impl Frontend {
 
     /// Counts a request that is no generation.
     pub fn visit(&self, tenant: TenantId) -> Result<Visit, Refusal> {
-        self.enter(&self.config.keys.of(tenant))
+        self.enter(&self.config.keys.tenant_limits(tenant))
     }
 
     /// Counts a request of a tenant, if the tenant's limits let it in.
@@ -100,13 +100,13 @@ impl Frontend {
     }
 
     /// Returns the model that a client names, and the version of it that answers. An empty name means the first.
-    pub fn model(&self, asked: &str, by: VersionBy) -> Result<ResolvedModel, Refusal> {
-        self.models.model(asked, by, &self.replicas)
+    pub fn model(&self, name: &str, by: VersionSelector) -> Result<ResolvedModel, Refusal> {
+        self.models.model(name, by, &self.replicas)
     }
 
     /// Returns a model's tokenizer and template, for requests that need no replica.
-    pub fn text(&self, asked: &str) -> Result<Arc<ModelText>, Refusal> {
-        self.models.text(asked, &self.replicas)
+    pub fn text(&self, name: &str) -> Result<Arc<ModelText>, Refusal> {
+        self.models.text(name, &self.replicas)
     }
 
     /// Whether the owner of a key may see the cluster on the clients' port. If operators have a port of their own, only
@@ -148,7 +148,7 @@ impl Frontend {
         input: Input,
         add_special: bool,
         now: u64,
-    ) -> Result<Encoded, Refusal> {
+    ) -> Result<EncodedInput, Refusal> {
         let of = of.clone();
         self.off_runtime(length(&input), move || of.encode(input, add_special, now)).await?
     }
@@ -167,8 +167,8 @@ impl Frontend {
             true => read.encode_with_places(input, now),
             false => read.encode(input, true, now).map(|encoded| (encoded, None)),
         };
-        let (Encoded { ids, talk }, places) = self.off_runtime(n_bytes, encode).await??;
-        let structure = structure::wanted(structure, talk.as_ref())?.as_ref().map(structure::said);
+        let (EncodedInput { ids, talk }, places) = self.off_runtime(n_bytes, encode).await??;
+        let structure = structure::grammar_spec(structure, talk.as_ref())?.as_ref().map(structure::to_structure);
         Ok(RenderedPrompt { ids, places, structure })
     }
 

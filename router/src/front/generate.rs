@@ -5,13 +5,13 @@
 //! (`Destination`), and each answer becomes one `Request` to it, which a link carries.
 
 use crate::board::pick::Need;
-use crate::front::ask::{Ask, Purpose};
+use crate::front::ask::{ParsedRequest, Purpose};
 use crate::front::calls::CallIds;
 use crate::front::certificate::CertificateDraft;
-use crate::front::finished_answer::AnswerWish;
+use crate::front::finished_answer::AnswerSubscription;
 use crate::front::frontend::{Frontend, unix_millis, unix_seconds};
 use crate::front::generation::{Choice, Generation, Prompt};
-use crate::front::prepared::{Prepared, longest, room};
+use crate::front::prepared::{PreparedRequest, longest, room};
 use crate::front::progress::is_watched;
 use crate::front::recorder::Recorder;
 use crate::front::resume::{Fingerprint, ReadMarks, Resume, ResumeHandle};
@@ -21,21 +21,21 @@ use crate::front::structure;
 use crate::front::text::Assembly;
 use crate::limits::admission::AdmissionPermit;
 use crate::limits::tenants::{Charge, TenantLimits};
-use crate::link::request::{Adopts, Call};
+use crate::link::request::{Adoption, Call};
 use crate::link::versions::Version;
-use crate::link::view::Replica;
+use crate::link::view::ReplicaInfo;
 use crate::refusal::{NoResume, Refusal};
-use crate::replicas::models::table::VersionBy;
+use crate::replicas::models::table::VersionSelector;
 use crate::replicas::models::talk::Talk;
-use crate::replicas::models::text::{Encoded, ModelText};
-use crate::replicas::pool::Picked;
-use grammar::WantedGrammar;
+use crate::replicas::models::text::{EncodedInput, ModelText};
+use crate::replicas::pool::PickedReplica;
+use grammar::GrammarSpec;
 use proto::v1;
 use proto::v1::generate_request::Input;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use telemetry::metrics::QueueLimit;
-use telemetry::spans::Traced;
+use telemetry::spans::TracedSpan;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use types::{Goal, Grammar, Priority, Request, RequestId, TokensHash};
@@ -43,20 +43,20 @@ use types::{Goal, Grammar, Priority, Request, RequestId, TokensHash};
 impl Frontend {
     /// Lets a request in, sends it to a replica, and waits for its first answer, so that a refusal can still be the
     /// reply.
-    pub async fn generate(self: &Arc<Self>, ask: Ask, recorder: Recorder) -> Result<Generation, Refusal> {
-        let mut generation = self.begin(ask, recorder).await?;
-        generation.answered(self.config.timeouts.first_answer_max).await?;
+    pub async fn generate(self: &Arc<Self>, parsed: ParsedRequest, recorder: Recorder) -> Result<Generation, Refusal> {
+        let mut generation = self.begin(parsed, recorder).await?;
+        generation.wait_first_output(self.config.timeouts.first_answer_max).await?;
         Ok(generation)
     }
 
     /// Does the same without waiting for the first answer.
-    pub async fn begin(self: &Arc<Self>, ask: Ask, mut recorder: Recorder) -> Result<Generation, Refusal> {
-        let tenant = self.config.keys.of(ask.tenant);
-        let ask = Ask { deadline: self.deadline(ask.deadline), ..ask };
-        recorder.seen(&self.history, ask.tenant, tenant.label().clone());
+    pub async fn begin(self: &Arc<Self>, parsed: ParsedRequest, mut recorder: Recorder) -> Result<Generation, Refusal> {
+        let tenant = self.config.keys.tenant_limits(parsed.tenant);
+        let parsed = ParsedRequest { deadline: self.deadline(parsed.deadline), ..parsed };
+        recorder.seen(&self.history, parsed.tenant, tenant.label().clone());
         let visit = self.enter(&tenant).inspect_err(|refusal| recorder.refused(refusal))?;
-        recorder.asked(&ask);
-        let begun = self.generate_part(ask, &recorder.trace()).await;
+        recorder.record_request(&parsed);
+        let begun = self.generate_part(parsed, &recorder.trace()).await;
         let mut generation = begun.inspect_err(|refusal| {
             recorder.refused(refusal);
             tenant.refused(refusal);
@@ -71,13 +71,13 @@ impl Frontend {
     }
 
     /// Begins a part of a request that was counted already. Does not wait for an answer.
-    pub async fn generate_part(self: &Arc<Self>, ask: Ask, trace: &Traced) -> Result<Generation, Refusal> {
-        let priority = level(ask.priority)?;
-        let tenant = self.config.keys.of(ask.tenant);
-        let (search, ask) = Search::of(ask, &self.config.limits)?;
-        ask.purpose.check_sizes(&self.config.limits)?;
-        let mut permit = self.let_in(&ask, priority, &tenant)?;
-        let (prepared, resume) = self.prepared(ask, priority, &tenant, trace).await?;
+    pub async fn generate_part(self: &Arc<Self>, parsed: ParsedRequest, trace: &TracedSpan) -> Result<Generation, Refusal> {
+        let priority = level(parsed.priority)?;
+        let tenant = self.config.keys.tenant_limits(parsed.tenant);
+        let (search, parsed) = Search::from_request(parsed, &self.config.limits)?;
+        parsed.purpose.check_sizes(&self.config.limits)?;
+        let mut permit = self.admit(&parsed, priority, &tenant)?;
+        let (prepared, resume) = self.prepare(parsed, priority, &tenant, trace).await?;
         let _placing = trace.place();
         // This comes before each answer gets its own request, with a copy of prompt and lists.
         prepared.check_copies(self.config.limits.copies_bytes_max)?;
@@ -92,8 +92,8 @@ impl Frontend {
         }
     }
 
-    fn let_in(&self, ask: &Ask, priority: Priority, tenant: &Arc<TenantLimits>) -> Result<AdmissionPermit, Refusal> {
-        let (limits, n_prompts, n_choices) = (&self.config.limits, ask.prompts.len(), ask.n_choices);
+    fn admit(&self, parsed: &ParsedRequest, priority: Priority, tenant: &Arc<TenantLimits>) -> Result<AdmissionPermit, Refusal> {
+        let (limits, n_prompts, n_choices) = (&self.config.limits, parsed.prompts.len(), parsed.n_choices);
         if n_choices == 0 || n_choices > limits.choices_max {
             return Err(Refusal::invalid("n", format!("must be 1 to {}, and is {n_choices}", limits.choices_max)));
         }
@@ -108,60 +108,60 @@ impl Frontend {
     }
 
     /// Tokenizes the prompts and checks the sampling. The memory of the text is freed when it has become tokens.
-    async fn prepared(
+    async fn prepare(
         &self,
-        ask: Ask,
+        parsed: ParsedRequest,
         priority: Priority,
         tenant_of: &TenantLimits,
-        trace: &Traced,
-    ) -> Result<(Prepared, Option<Resume>), Refusal> {
-        let Ask { model, prompts, n_choices, first_choice, mut purpose, deadline, tenant, session, resume, .. } = ask;
-        let (certified, cache_salt, echo, truncation) = (ask.certificate, ask.cache_salt, ask.echo, ask.truncation);
-        let resume = resume.map(|resume| self.completed(resume));
+        trace: &TracedSpan,
+    ) -> Result<(PreparedRequest, Option<Resume>), Refusal> {
+        let ParsedRequest { model, prompts, n_choices, first_choice, mut purpose, deadline, tenant, session, resume, .. } = parsed;
+        let (certified, cache_salt, echo, truncation) = (parsed.certificate, parsed.cache_salt, parsed.echo, parsed.truncation);
+        let resume = resume.map(|resume| self.complete_digest(resume));
         let handle = resume.as_ref().map(|resume| &resume.handle.unchecked);
         let (by, seed) = match handle {
-            Some(handle) => (VersionBy::Digest(handle.digest), Some(handle.seed)),
-            None => (VersionBy::Key(purpose.key(session, tenant, self.config.seed)), None),
+            Some(handle) => (VersionSelector::Digest(handle.digest), Some(handle.seed)),
+            None => (VersionSelector::Key(purpose.key(session, tenant, self.config.seed)), None),
         };
         // A template may read the time. A resumed stream gets the time of its beginning, or its prompt would differ.
         let created = handle.map_or_else(unix_seconds, |handle| handle.created);
         let model = self.model(&model, by)?;
         let structure = purpose.take_structure();
-        let wanting = self.wanting(&purpose);
-        let (like, wording) = self.read(purpose, &model.text, seed).await?;
+        let subscription = self.subscribe_answer(&purpose);
+        let (base_request, wording) = self.read(purpose, &model.text, seed).await?;
         let preparing = trace.prepare();
         let mut read = Vec::with_capacity(prompts.len());
         for input in prompts {
             let (mut prompt, of) = (self.prompt(&model.text, input, echo, created).await?, &model.text);
             if let Some(truncation) = truncation
-                && truncation.cut(&mut prompt.ids, room(model.replica.context, &like.goal))?
+                && truncation.cut(&mut prompt.ids, room(model.replica.context, &base_request.goal))?
                 && echo
             {
                 prompt.text = Some(self.detokenized(of, prompt.ids.clone()).await?);
             }
             read.push(prompt);
         }
-        let wanted = self.structure_of(structure, &read).await?;
-        let wanting = wanting.map(|mut wanting| {
-            wanting.asked.structure = wanted.as_ref().map(structure::said);
-            wanting
+        let spec = self.structure_of(structure, &read).await?;
+        let subscription = subscription.map(|mut pending| {
+            pending.sampling.structure = spec.as_ref().map(structure::to_structure);
+            pending
         });
-        let grammar = self.grammar_of(wanted, &read).await?;
+        let grammar = self.grammar_of(spec, &read).await?;
         let grammar_hash = match &grammar {
             Some(grammar) => Some(self.grammar_hash(&model.text, grammar).await?),
             None => None,
         };
-        drop((preparing, ask.body));
-        let like = Request { grammar, tenant, weight: tenant_of.weight(), priority, cache_salt, ..like };
+        drop((preparing, parsed.body));
+        let base_request = Request { grammar, tenant, weight: tenant_of.weight(), priority, cache_salt, ..base_request };
         let numbers = first_choice..first_choice + n_choices;
-        let prepared = Prepared {
+        let prepared = PreparedRequest {
             prompts: read,
-            like,
+            base_request: like: base_request,
             wording,
             numbers,
             certified,
-            tells_progress: ask.tells_progress,
-            wanting,
+            needs_progress: parsed.needs_progress,
+            subscription: wanting: subscription,
             grammar_hash,
             model,
             session,
@@ -172,7 +172,7 @@ impl Frontend {
     }
 
     /// Completes the digest of a resume handle, which has only its beginning.
-    fn completed(&self, mut resume: Resume) -> Resume {
+    fn complete_digest(&self, mut resume: Resume) -> Resume {
         resume.handle.complete(self.replicas.versions().iter().map(Version::digest));
         resume
     }
@@ -192,7 +192,7 @@ impl Frontend {
             Input::Text(text) if echo => Some(text.clone()),
             _ => None,
         };
-        let Encoded { ids, talk } = self.encoded(of, input, true, now).await?;
+        let EncodedInput { ids, talk } = self.encoded(of, input, true, now).await?;
         let text = match text {
             None if echo => Some(self.detokenized(of, ids.clone()).await?),
             text => text,
@@ -201,9 +201,9 @@ impl Frontend {
     }
 
     /// Returns the queues that receive the answer when it is over, with the client's sampling.
-    fn wanting(&self, purpose: &Purpose) -> Option<AnswerWish> {
-        let Purpose::Generate(asked) = purpose else { return None };
-        self.answers.wanting().map(|queues| AnswerWish::new(asked.clone(), queues))
+    fn subscribe_answer(&self, purpose: &Purpose) -> Option<AnswerSubscription> {
+        let Purpose::Generate(sampling) = purpose else { return None };
+        self.answers.subscribers().map(|queues| AnswerSubscription::new(sampling.clone(), queues))
     }
 
     /// Returns what the answers must be. A chat has one prompt, so the first stands for all.
@@ -211,17 +211,17 @@ impl Frontend {
         &self,
         structure: Option<v1::Structure>,
         prompts: &[Prompt],
-    ) -> Result<Option<WantedGrammar>, Refusal> {
+    ) -> Result<Option<GrammarSpec>, Refusal> {
         let talk = prompts.first().and_then(|prompt| prompt.talk.clone());
         let n_bytes = structure.as_ref().map_or(0, structure::n_bytes);
-        self.off_runtime(n_bytes, move || structure::wanted(structure, talk.as_ref())).await?
+        self.off_runtime(n_bytes, move || structure::grammar_spec(structure, talk.as_ref())).await?
     }
 
     /// Returns the grammar of the answers, with the limit of their thoughts before it.
-    async fn grammar_of(&self, wanted: Option<WantedGrammar>, prompts: &[Prompt]) -> Result<Option<Grammar>, Refusal> {
+    async fn grammar_of(&self, spec: Option<GrammarSpec>, prompts: &[Prompt]) -> Result<Option<Grammar>, Refusal> {
         let talk = prompts.first().and_then(|prompt| prompt.talk.as_ref());
-        let grammar = match wanted {
-            Some(wanted) => Some(self.grammar(wanted, talk).await?),
+        let grammar = match spec {
+            Some(spec) => Some(self.grammar(spec, talk).await?),
             None => None,
         };
         Ok(match talk.and_then(Talk::thinking_budget) {
@@ -234,83 +234,83 @@ impl Frontend {
     /// other requests may have finished.
     pub(super) fn place(
         &self,
-        prepared: &Prepared,
+        prepared: &PreparedRequest,
         resume: Option<Resume>,
     ) -> Result<(Destination, Vec<Request>), Refusal> {
         let Some(Resume { handle, marks }) = resume else {
-            let picked = self.replicas.pick(prepared.wish(), prepared.cached_prompt(), prepared.like.cache_owner())?;
+            let picked = self.replicas.pick(prepared.pick_info(), prepared.cached_prompt(), prepared.base_request.cache_owner())?;
             let requests = prepared.requests(picked.replica.context)?;
-            let print = prepared.print(&requests);
+            let print = prepared.fingerprint(&requests);
             let marks = ReadMarks::none(requests.len());
             return Ok((Destination { picked, print, before: None, marks }, requests));
         };
         let requests = prepared.requests(handle.unchecked.context)?;
-        let print = prepared.print(&requests);
-        let handle = handle.check(&self.config.resume_key, &print, prepared.like.tenant)?;
+        let print = prepared.fingerprint(&requests);
+        let handle = handle.check(&self.config.resume_key, &print, prepared.base_request.tenant)?;
         check_marks(&marks, &requests)?;
         let n_tokens = requests.iter().map(|request| request.prompt.len() + request.sampling.tokens_max as usize).max();
         let n_known = requests.iter().map(|request| request.prompt.len()).max().unwrap_or(0) as u64;
         let n_tokens = n_tokens.unwrap_or(0) as u64;
-        let need = Need { digest: handle.digest, n_tokens, n_known, protocol: proto::needed(&prepared.like) };
-        let picked = self.replicas.pick_again(need, |of| handle.is_of(&of.name, of.incarnation))?;
+        let need = Need { digest: handle.digest, n_tokens, n_known, protocol: proto::needed(&prepared.base_request) };
+        let picked = self.replicas.pick_resumed(need, |of| handle.is_of(&of.name, of.incarnation))?;
         Ok((Destination { picked, print, before: Some(handle), marks }, requests))
     }
 
     /// Refuses a request that would reach its deadline without an answer.
-    fn check_in_time(&self, prepared: &Prepared, picked: &Picked, tenant: &TenantLimits) -> Result<(), Refusal> {
+    fn check_in_time(&self, prepared: &PreparedRequest, picked: &PickedReplica, tenant: &TenantLimits) -> Result<(), Refusal> {
         let Some(deadline) = prepared.deadline else { return Ok(()) };
         let wait = picked.link.wait(longest(&prepared.prompts) as u64);
         let wait = wait.map(|wait| self.admission.own_wait(wait, tenant, self.config.keys.weights_waiting()));
         let left = deadline.saturating_duration_since(Instant::now());
-        self.admission.in_time(wait, Some(left), prepared.like.priority)
+        self.admission.in_time(wait, Some(left), prepared.base_request.priority)
     }
 
     /// Sends the requests, one per prompt and choice, to the replica; all outputs come through one queue.
     pub(super) fn submit(
         self: &Arc<Self>,
-        prepared: Prepared,
+        prepared: PreparedRequest,
         destination: Destination,
         requests: Vec<Request>,
         (permit, charge): Held,
-        trace: &Traced,
+        trace: &TracedSpan,
     ) -> Result<Generation, Refusal> {
-        let Prepared { prompts, like, wording, numbers, certified, wanting, grammar_hash, .. } = prepared;
-        let for_client = prepared.tells_progress;
-        let tells_progress = is_watched(longest(&prompts), for_client);
+        let PreparedRequest { prompts, base_request: like: base_request, wording, numbers, certified, subscription: wanting: subscription, grammar_hash, .. } = prepared;
+        let for_client = prepared.needs_progress;
+        let needs_progress = is_watched(longest(&prompts), for_client);
         let (model, deadline, created) = (prepared.model, prepared.deadline, prepared.created);
-        let Destination { picked: Picked { link, replica, n_cached }, print, before, marks } = destination;
+        let Destination { picked: PickedReplica { link, replica, n_cached }, print, before, marks } = destination;
         let hashes: Vec<TokensHash> = prompts.iter().map(|prompt| TokensHash::of(&prompt.ids)).collect();
         // Caches were looked up only for the first prompt.
         let n_cached = if prompts.len() == 1 { n_cached } else { 0 };
-        let (outputs, heard) = mpsc::channel(self.unread_max(&requests, tells_progress));
+        let (outputs, outputs_rx) = mpsc::channel(self.unread_max(&requests, needs_progress));
         let (first_key, digest, trace) = (link.keys(requests.len() as u64), replica.digest, trace.carried());
-        let call = Arc::new(Call { first_key, deadline, digest, n_cached, trace, tells_progress, outputs });
-        let wanting = wanting.map(|wish| wish.of(&requests, unix_millis()));
+        let call = Arc::new(Call { first_key, deadline, digest, n_cached, trace, needs_progress: tells_progress: needs_progress, outputs });
+        let subscription = subscription.map(|pending| pending.for_requests(&requests, unix_millis()));
         let mut choices = Vec::new();
         for (slot, (request, mark)) in (0..).zip(requests.into_iter().zip(&marks.choices)) {
             let of_prompt = slot as usize / numbers.len();
             let assembly = assembly(&model.text, (&prompts[of_prompt], hashes[of_prompt]), &request, &wording);
             let n_had = mark.n_tokens();
-            let adopts = adopted(&request, before.as_ref(), &replica, slot).map(|of| Adopts { of, n_had });
+            let adopts = adopted(&request, before.as_ref(), &replica, slot).map(|of| Adoption { of, n_had });
             let draft = || CertificateDraft::new(replica.digest, &request, hashes[of_prompt], grammar_hash);
-            let draft = (certified || wanting.is_some()).then(|| Box::new(draft()));
+            let draft = (certified || subscription.is_some()).then(|| Box::new(draft()));
             let choice = Choice::new(assembly, &request, &wording.own_ends, n_had, draft);
-            let mut choice = choice.keeping(wanting.is_some());
-            if tells_progress {
-                choice = choice.watching(for_client);
+            let mut choice = choice.with_kept_tokens(subscription.is_some());
+            if needs_progress {
+                choice = choice.with_watched_prompt(for_client);
             }
             if !mark.has_ended() {
                 let ticket = link.submit(request, slot, adopts, &call);
-                choice.begin(ticket.map_err(|refusal| self.admission.again(refusal))?);
+                choice.begin(ticket.map_err(|refusal| self.admission.with_retry_after(refusal))?);
             }
             choices.push(choice);
         }
-        let handle = self.handle(before, &replica, like.sampling.seed, replica.id(first_key).0, created);
-        let sealed = handle.seal(&self.config.resume_key, &print, like.tenant);
+        let handle = self.handle(before, &replica, base_request.sampling.seed, replica.id(first_key).0, created);
+        let sealed = handle.seal(&self.config.resume_key, &print, base_request.tenant);
         // If there is only one model, all metrics already have its name.
         let label = model.version.map(|_| Arc::from(model.name.as_str()));
         let started = started(&handle, &sealed, model.name, &prompts, &hashes);
-        let keeper = wanting.map(|wish| Box::new(wish.keeper(like, &started, &replica, numbers, certified)));
+        let keeper = subscription.map(|pending| Box::new(pending.into_keeper(base_request, &started, &replica, numbers, certified)));
         Ok(Generation {
             started,
             label,
@@ -321,7 +321,7 @@ impl Frontend {
             marks,
             replica,
             prompts,
-            heard,
+            outputs_rx: heard: outputs_rx,
             choices,
             stops: wording.stops,
             permit,
@@ -340,7 +340,7 @@ impl Frontend {
     fn handle(
         &self,
         before: Option<ResumeHandle>,
-        replica: &Replica,
+        replica: &ReplicaInfo,
         seed: u64,
         first_id: u64,
         created: u64,
@@ -355,10 +355,10 @@ impl Frontend {
 
     /// Returns how many outputs may be unread: each step brings a token, or scores or computes a part of the prompt,
     /// and one place is kept for the end of each choice.
-    fn unread_max(&self, requests: &[Request], tells_progress: bool) -> usize {
+    fn unread_max(&self, requests: &[Request], needs_progress: bool) -> usize {
         let of = |request: &Request| {
-            let is_told = request.goal != Goal::Generate || tells_progress;
-            let scores = if is_told { request.prompt.len() } else { 0 };
+            let is_reported = request.goal != Goal::Generate || needs_progress;
+            let scores = if is_reported { request.prompt.len() } else { 0 };
             (request.sampling.tokens_max as usize).saturating_add(scores)
         };
         let n_steps = requests.iter().map(of).fold(0, usize::saturating_add);
@@ -391,7 +391,7 @@ pub(super) type Held = (Option<AdmissionPermit>, Option<Charge>);
 
 /// The replica for a client's request, and the stream that continues there.
 pub(super) struct Destination {
-    pub picked: Picked,
+    pub picked: PickedReplica,
     print: Fingerprint,
     /// The handle of the resumed stream.
     before: Option<ResumeHandle>,
@@ -401,8 +401,8 @@ pub(super) struct Destination {
 /// Returns the most tokens that a request can cost: its prompts, and all that its choices may generate.
 fn tokens_max(prompts: &[Prompt], requests: &[Request]) -> u64 {
     let n_prompt: usize = prompts.iter().map(|prompt| prompt.ids.len()).sum();
-    let says = requests.iter().filter(|request| request.goal != Goal::Pool);
-    n_prompt as u64 + says.map(|request| u64::from(request.sampling.tokens_max)).sum::<u64>()
+    let generating = requests.iter().filter(|request| request.goal != Goal::Pool);
+    n_prompt as u64 + generating.map(|request| u64::from(request.sampling.tokens_max)).sum::<u64>()
 }
 
 fn check_marks(marks: &ReadMarks, requests: &[Request]) -> Result<(), NoResume> {
@@ -416,7 +416,7 @@ fn check_marks(marks: &ReadMarks, requests: &[Request]) -> Result<(), NoResume> 
 }
 
 /// Returns the id under which the same replica, in the same incarnation, may still have the request.
-fn adopted(request: &Request, before: Option<&ResumeHandle>, replica: &Replica, slot: u32) -> Option<RequestId> {
+fn adopted(request: &Request, before: Option<&ResumeHandle>, replica: &ReplicaInfo, slot: u32) -> Option<RequestId> {
     let before = before.filter(|before| before.is_of(&replica.name, replica.incarnation))?;
     // A request that scores or pools its prompt is run again, because all of its results are sent again.
     (request.goal == Goal::Generate).then_some(RequestId(before.first_id + u64::from(slot)))

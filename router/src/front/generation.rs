@@ -12,7 +12,7 @@ use crate::limits::admission::AdmissionPermit;
 use crate::limits::tenants::{Charge, Visit};
 use crate::link::request::SlotOutput;
 use crate::link::ticket::Ticket;
-use crate::link::view::Replica;
+use crate::link::view::ReplicaInfo;
 use crate::refusal::{NoResume, Refusal};
 use crate::replicas::models::talk::Talk;
 use crate::replicas::models::text::ModelText;
@@ -35,12 +35,12 @@ use types::{Finish, Goal, Request, Reuse, Token, Tokens};
 pub enum GenerationEvent {
     Delta(v1::Delta),
     Finished(v1::Finished),
-    Aside(Aside),
+    Aside(SideOutput),
 }
 
 /// Reports beside the answer itself. A face sends those that its clients can request, and drops the rest.
 #[derive(Debug)]
-pub enum Aside {
+pub enum SideOutput {
     /// The prompt's logprobs: once, before the first delta, if the client requested them.
     Prompt(v1::PromptLogprobs),
     /// How far the prompt is, before the first delta, if the client requested that.
@@ -67,7 +67,7 @@ pub struct Generation {
     /// The model's name for metrics, if there are several models.
     pub label: Option<Arc<str>>,
     pub text: Arc<ModelText>,
-    pub replica: Arc<Replica>,
+    pub replica: Arc<ReplicaInfo>,
     /// When the stream began, here or elsewhere, in seconds since 1970.
     pub created: u64,
     /// How much of the stream the client already has.
@@ -79,7 +79,7 @@ pub struct Generation {
     /// Each prompt's choices follow one another.
     pub prompts: Vec<Prompt>,
     // Dropped before `choices`: a link that learns of a dropped ticket finds this queue closed.
-    pub(crate) heard: mpsc::Receiver<SlotOutput>,
+    pub(crate) outputs_rx: mpsc::Receiver<SlotOutput>,
     pub(crate) choices: Vec<Choice>,
     pub(crate) stops: Arc<Stops>,
     pub(crate) permit: Option<AdmissionPermit>,
@@ -106,7 +106,7 @@ pub(crate) struct Choice {
     own_ends: Tokens,
     n_prompt: u32,
     /// How many tokens the client already has.
-    n_told: u32,
+    n_sent: u32,
     n_cached: u32,
     /// Why the reuse of the prefix cache was not larger.
     reuse: Reuse,
@@ -126,8 +126,8 @@ pub(crate) struct Choice {
 impl Generation {
     /// Waits for the first output that is new to the client, so that a refusal can be sent as an error. After
     /// `wait_max` the stream is opened without it.
-    pub async fn answered(&mut self, wait_max: Duration) -> Result<(), Refusal> {
-        let first = tokio::time::timeout(wait_max, poll_fn(|context| self.poll_heard(context))).await;
+    pub async fn wait_first_output(&mut self, wait_max: Duration) -> Result<(), Refusal> {
+        let first = tokio::time::timeout(wait_max, poll_fn(|context| self.poll_outputs(context))).await;
         match first {
             Ok(()) => self.failed.take().map_or(Ok(()), Err),
             Err(_) => Ok(()),
@@ -135,14 +135,14 @@ impl Generation {
     }
 
     /// Reads outputs until there is an event for the client, or no more will come.
-    fn poll_heard(&mut self, context: &mut Context<'_>) -> Poll<()> {
+    fn poll_outputs(&mut self, context: &mut Context<'_>) -> Poll<()> {
         while !self.has_news() && self.failed.is_none() && self.is_running() {
             if self.deadline.as_mut().is_some_and(|deadline| deadline.as_mut().poll(context).is_ready()) {
                 self.fail(Refusal::Deadline);
                 break;
             }
-            match ready!(self.heard.poll_recv(context)) {
-                Some((choice, Ok(output))) => self.hear(choice, output),
+            match ready!(self.outputs_rx.poll_recv(context)) {
+                Some((choice, Ok(output))) => self.apply_output(choice, output),
                 Some((_, Err(refusal))) => self.fail(refusal),
                 None => self.fail(Refusal::failed("the link to the replica ended")),
             }
@@ -152,7 +152,7 @@ impl Generation {
 
     /// Whether there is an event that the client does not have.
     fn has_news(&self) -> bool {
-        self.ready.iter().any(|(_, event)| !matches!(event, GenerationEvent::Aside(Aside::Replayed(_))))
+        self.ready.iter().any(|(_, event)| !matches!(event, GenerationEvent::Aside(SideOutput::Replayed(_))))
     }
 
     pub fn is_running(&self) -> bool {
@@ -168,7 +168,7 @@ impl Generation {
         self.choices.iter_mut().for_each(|choice| choice.ticket = None);
     }
 
-    fn hear(&mut self, choice_idx: u32, mut output: wire::Output) {
+    fn apply_output(&mut self, choice_idx: u32, mut output: wire::Output) {
         let Some(choice) = self.choices.get_mut(choice_idx as usize) else { return };
         if choice.ticket.is_none() {
             // The choice ended at a stop string, and these tokens were already on their way.
@@ -185,11 +185,11 @@ impl Generation {
             let n_prompt = self.prompts.iter().map(|prompt| prompt.ids.len() as u64).sum();
             self.charge.iter_mut().for_each(|charge| charge.began(n_prompt));
         }
-        self.charge.iter_mut().for_each(|charge| charge.said(choice.n_new(&output)));
-        if !choice.hear_scores(output.scored_position, &output.scored) {
+        self.charge.iter_mut().for_each(|charge| charge.add_output(choice.n_new(&output)));
+        if !choice.add_scores(output.scored_position, &output.scored) {
             return self.fail(Refusal::failed("the replica left a gap in the prompt's logprobs"));
         }
-        passed((&mut self.scheduled, &mut self.recorder), choice_idx, &output);
+        record_passages((&mut self.scheduled, &mut self.recorder), choice_idx, &output);
         match finish {
             Some(Finish::Deadline) => return self.fail(Refusal::Deadline),
             Some(Finish::Failed) => return self.fail(Refusal::failed("the replica gave it up")),
@@ -199,38 +199,38 @@ impl Generation {
             Some(Finish::Grammar(fault)) => return self.fail(Refusal::Grammar { position: output.position, fault }),
             Some(Finish::Stop | Finish::Length) | None => {}
         }
-        let progress = progressed(self.recorder.as_ref(), choice, &output, has_begun);
+        let progress = record_progress(self.recorder.as_ref(), choice, &output, has_begun);
         self.ready.extend(progress.map(|event| (choice_idx, event)));
         if !has_begun {
             return;
         }
         choice.watched = None;
         if let Some(logprobs) = choice.scored.take() {
-            self.ready.push_back((choice_idx, GenerationEvent::Aside(Aside::Prompt(v1::PromptLogprobs { logprobs }))));
+            self.ready.push_back((choice_idx, GenerationEvent::Aside(SideOutput::Prompt(v1::PromptLogprobs { logprobs }))));
         }
         let pooled = std::mem::take(&mut output.pooled);
         if !pooled.is_empty() {
-            self.ready.push_back((choice_idx, GenerationEvent::Aside(Aside::Pooled(pooled))));
+            self.ready.push_back((choice_idx, GenerationEvent::Aside(SideOutput::Pooled(pooled))));
         }
         let has_finish = finish.is_some();
-        let Advance { told, new, finished } = choice.advance(output, finish, &self.stops);
-        let (end, position) = (choice.assembly.n_tokens(), choice.n_told);
+        let Advance { replayed: told: replayed, new, finished } = choice.advance(output, finish, &self.stops);
+        let (end, position) = (choice.assembly.n_tokens(), choice.n_sent);
         if (has_finish || finished.is_some()) && end < position {
             return self.fail(NoResume::Beyond { position, end }.into());
         }
         if let Some(recorder) = &mut self.recorder {
-            new.iter().for_each(|delta| recorder.said(choice_idx, &delta.text));
+            new.iter().for_each(|delta| recorder.record_text(choice_idx, &delta.text));
         }
-        let told = told.into_iter().map(|delta| GenerationEvent::Aside(Aside::Replayed(delta)));
+        let replayed = replayed.into_iter().map(|delta| GenerationEvent::Aside(SideOutput::Replayed(delta)));
         let new = new.into_iter().map(GenerationEvent::Delta);
-        self.ready.extend(told.chain(new).map(|event| (choice_idx, event)));
+        self.ready.extend(replayed.chain(new).map(|event| (choice_idx, event)));
         if let Some(mut finished) = finished {
             self.keep(choice_idx, &mut finished);
             if let Some(recorder) = &mut self.recorder {
-                recorder.heard(choice_idx, &finished);
+                recorder.record_finish(choice_idx, &finished);
             }
             self.ready.push_back((choice_idx, GenerationEvent::Finished(finished)));
-            self.finished();
+            self.record_finished();
         }
     }
 
@@ -238,13 +238,13 @@ impl Generation {
     fn keep(&mut self, choice_idx: u32, finished: &mut v1::Finished) {
         let kept = self.choices.get_mut(choice_idx as usize).and_then(|choice| choice.kept.take());
         let (Some(mut keeper), Some(kept)) = (self.keeper.take(), kept) else { return };
-        match keeper.heard(choice_idx, finished, kept) {
-            true => keeper.finished(self.prompts.iter().map(|prompt| prompt.ids.clone()).collect()),
+        match keeper.finish_choice(choice_idx, finished, kept) {
+            true => keeper.deliver(self.prompts.iter().map(|prompt| prompt.ids.clone()).collect()),
             false => self.keeper = Some(keeper),
         }
     }
 
-    fn finished(&mut self) {
+    fn record_finished(&mut self) {
         if let (false, Some(recorder)) = (self.is_running(), &mut self.recorder) {
             recorder.finished("ok");
         }
@@ -252,20 +252,20 @@ impl Generation {
 }
 
 /// Records the progress of a choice's prompt. Returns the event for its client.
-fn progressed(
+fn record_progress(
     recorder: Option<&Recorder>,
     choice: &mut Choice,
     output: &wire::Output,
     has_begun: bool,
 ) -> Option<GenerationEvent> {
     let watched = choice.watched.as_mut()?;
-    let progress = watched.hear(output, has_begun)?;
+    let progress = watched.update(output, has_begun)?;
     recorder.inspect(|recorder| recorder.computed(progress.processed));
-    watched.for_client.then_some(GenerationEvent::Aside(Aside::Progress(progress)))
+    watched.for_client.then_some(GenerationEvent::Aside(SideOutput::Progress(progress)))
 }
 
 /// Records when ranks began with the request, and what an output reports of a choice.
-fn passed(
+fn record_passages(
     (scheduled, recorder): (&mut Option<Instant>, &mut Option<Recorder>),
     choice_idx: u32,
     output: &wire::Output,
@@ -275,7 +275,7 @@ fn passed(
         *scheduled = began.and_then(|began| Instant::now().checked_sub(Duration::from_micros(began.micros_ago)));
     }
     if let Some(recorder) = recorder {
-        recorder.passed(choice_idx, &output.passages);
+        recorder.record_passages(choice_idx, &output.passages);
         if !output.tokens.is_empty() {
             recorder.tokens(choice_idx, output.tokens.len());
         }
@@ -288,7 +288,7 @@ impl Stream for Generation {
 
     fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let this = self.get_mut();
-        ready!(this.poll_heard(context));
+        ready!(this.poll_outputs(context));
         match this.ready.pop_front() {
             Some(event) => Poll::Ready(Some(Ok(event))),
             None => Poll::Ready(this.failed.take().map(Err)),
@@ -302,7 +302,7 @@ impl Choice {
         assembly: Assembly,
         request: &Request,
         own_ends: &[Token],
-        n_told: u32,
+        n_sent: u32,
         draft: Option<Box<CertificateDraft>>,
     ) -> Choice {
         let scored = matches!(request.goal, Goal::Score { .. }).then(Vec::new);
@@ -316,7 +316,7 @@ impl Choice {
             stop_tokens,
             own_ends,
             n_prompt,
-            n_told,
+            n_sent: n_sent,
             n_cached,
             reuse: Reuse::default(),
             n_accepted,
@@ -329,13 +329,13 @@ impl Choice {
     }
 
     /// Keeps the choice's tokens until it is over, if a queue takes them.
-    pub fn keeping(self, are_wanted: bool) -> Choice {
-        Choice { kept: are_wanted.then(Tokens::new), ..self }
+    pub fn with_kept_tokens(self, is_needed: bool) -> Choice {
+        Choice { kept: is_needed.then(Tokens::new), ..self }
     }
 
     /// Watches the progress of the choice's prompt until the first token, and reports it if its client requested that.
-    pub fn watching(mut self, for_client: bool) -> Choice {
-        self.watched = (self.n_told == 0).then(|| WatchedPrompt::new(self.n_prompt, for_client));
+    pub fn with_watched_prompt(mut self, for_client: bool) -> Choice {
+        self.watched = (self.n_sent == 0).then(|| WatchedPrompt::new(self.n_prompt, for_client));
         self
     }
 
@@ -346,13 +346,13 @@ impl Choice {
     /// Returns how many of an output's tokens are new to the client. The others were charged when they were first sent.
     fn n_new(&self, output: &wire::Output) -> u64 {
         let end = output.position + output.tokens.len() as u32;
-        end.saturating_sub(output.position.max(self.n_told)).into()
+        end.saturating_sub(output.position.max(self.n_sent)).into()
     }
 
     /// Adds logprobs of the prompt. A replica that starts again sends them again. Returns false if some are missing.
     ///
     /// `[1, position) received before · [position, ..) received now`
-    fn hear_scores(&mut self, position: u32, scored: &[wire::TokenOut]) -> bool {
+    fn add_scores(&mut self, position: u32, scored: &[wire::TokenOut]) -> bool {
         let Some(known) = self.scored.as_mut().filter(|_| !scored.is_empty()) else { return true };
         let first = position.saturating_sub(1) as usize;
         let Some(n_twice) = known.len().checked_sub(first) else { return false };
@@ -371,11 +371,11 @@ impl Choice {
         }
         self.n_accepted += drafts_accepted;
         self.n_rejected += drafts_rejected;
-        let has_order = self.assembly.tells_apart();
-        let (mut told, mut new) = (DeltaRun::new(has_order), DeltaRun::new(has_order));
+        let has_order = self.assembly.separates_calls();
+        let (mut replayed, mut new) = (DeltaRun::new(has_order), DeltaRun::new(has_order));
         let (n_tokens, mut stopped, mut stop_token) = (tokens.len(), None, None);
         for (i, out) in tokens.into_iter().enumerate() {
-            let is_told = position + (i as u32) < self.n_told;
+            let is_sent = position + (i as u32) < self.n_sent;
             let is_last = i + 1 == n_tokens;
             let mut delta = v1::Delta { position: position + i as u32, ..v1::Delta::default() };
             if let Some(draft) = &mut self.draft {
@@ -400,28 +400,28 @@ impl Choice {
             // begins.
             let token_id = out.token;
             let bare = || v1::Logprob { token_id, ..v1::Logprob::default() };
-            let own = logprob(out).or_else(|| (is_told && !self.assembly.hides_thoughts()).then(bare));
+            let own = logprob(out).or_else(|| (is_sent && !self.assembly.hides_thoughts()).then(bare));
             let is_over = stopped.is_some() || (is_last && finish.is_some());
-            delta.logprobs = self.assembly.told_logprobs(own, is_over);
-            let run = if is_told { &mut told } else { &mut new };
+            delta.logprobs = self.assembly.visible_logprobs(own, is_over);
+            let run = if is_sent { &mut replayed } else { &mut new };
             run.add(delta);
             if stopped.is_some() {
                 break;
             }
         }
         if n_tokens == 0 && finish.is_some() {
-            let mut delta = v1::Delta { position: position.max(self.n_told), ..v1::Delta::default() };
+            let mut delta = v1::Delta { position: position.max(self.n_sent), ..v1::Delta::default() };
             stopped = self.assembly.finish(&mut delta);
-            delta.logprobs = self.assembly.told_logprobs(None, true);
-            if says_more(&delta) || !delta.logprobs.is_empty() {
-                let run = if self.assembly.n_tokens() <= self.n_told { &mut told } else { &mut new };
+            delta.logprobs = self.assembly.visible_logprobs(None, true);
+            if has_content(&delta) || !delta.logprobs.is_empty() {
+                let run = if self.assembly.n_tokens() <= self.n_sent { &mut replayed } else { &mut new };
                 run.add(delta);
             }
         }
         let stop = stopped.map(|stop| stops.string(stop));
         let stop_token = stop_token.filter(|_| stop.is_none());
         let finished = self.end(finish, stop).map(|finished| v1::Finished { stop_token, ..finished });
-        Advance { told: told.into_deltas(), new: new.into_deltas(), finished }
+        Advance { replayed: replayed.into_deltas(), new: new.into_deltas(), finished }
     }
 
     fn end(&mut self, finish: Option<Finish>, stop: Option<&str>) -> Option<v1::Finished> {
@@ -429,9 +429,9 @@ impl Choice {
             return None;
         }
         match (self.ticket.take(), finish) {
-            (Some(ticket), Some(_)) => ticket.over(),
+            (Some(ticket), Some(_)) => ticket.finish(),
             // The replica has no knowledge of stop strings.
-            (Some(ticket), None) => ticket.stopped(),
+            (Some(ticket), None) => ticket.stop(),
             (None, _) => {}
         }
         let reason = match (stop, finish) {
@@ -465,13 +465,13 @@ impl Choice {
 /// What an output means for the client.
 struct Advance {
     /// The deltas that the client has already.
-    told: Vec<v1::Delta>,
+    replayed: Vec<v1::Delta>,
     new: Vec<v1::Delta>,
     finished: Option<v1::Finished>,
 }
 
 /// Whether a delta has content besides tokens.
-pub fn says_more(delta: &v1::Delta) -> bool {
+pub fn has_content(delta: &v1::Delta) -> bool {
     !delta.text.is_empty() || !delta.reasoning.is_empty() || !delta.tool_calls.is_empty()
 }
 

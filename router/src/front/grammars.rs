@@ -8,7 +8,7 @@ use crate::refusal::Refusal;
 use crate::replicas::models::talk::{PARAMETERS, Talk};
 use crate::replicas::models::text::ModelText;
 use dialect::{Tool, ToolChoice};
-use grammar::{GrammarLimits, GrammarRefused, WantedGrammar};
+use grammar::{GrammarLimits, GrammarRefused, GrammarSpec};
 use serde_json::json;
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,31 +20,31 @@ const ENTRY_BYTES: usize = 256;
 /// Compiled grammars by a hash of the request for them. The oldest are removed first.
 pub struct Grammars {
     limits: GrammarLimits,
-    kept: Mutex<Kept>,
+    cache: Mutex<GrammarCache>,
     bytes_max: usize,
 }
 
 #[derive(Default)]
-struct Kept {
-    grammars: HashMap<Key, Result<Grammar, GrammarRefused>>,
-    order: VecDeque<Key>,
+struct GrammarCache {
+    grammars: HashMap<GrammarKey, Result<Grammar, GrammarRefused>>,
+    order: VecDeque<GrammarKey>,
     n_bytes: usize,
 }
 
-type Key = [u8; 32];
+type GrammarKey = [u8; 32];
 
 impl Grammars {
     pub fn new(limits: GrammarLimits, bytes_max: usize) -> Grammars {
-        Grammars { limits, kept: Mutex::default(), bytes_max }
+        Grammars { limits, cache: Mutex::default(), bytes_max }
     }
 
-    fn kept(&self, key: &Key) -> Option<Result<Grammar, GrammarRefused>> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner).grammars.get(key).cloned()
+    fn cached(&self, key: &GrammarKey) -> Option<Result<Grammar, GrammarRefused>> {
+        self.cache.lock().unwrap_or_else(PoisonError::into_inner).grammars.get(key).cloned()
     }
 
-    fn compile(&self, key: Key, wanted: &WantedGrammar) -> Result<Grammar, GrammarRefused> {
-        let compiled = grammar::compile(wanted, &self.limits);
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner).keep(key, &compiled, self.bytes_max);
+    fn compile(&self, key: GrammarKey, spec: &GrammarSpec) -> Result<Grammar, GrammarRefused> {
+        let compiled = grammar::compile(spec, &self.limits);
+        self.cache.lock().unwrap_or_else(PoisonError::into_inner).keep(key, &compiled, self.bytes_max);
         compiled
     }
 
@@ -53,7 +53,7 @@ impl Grammars {
     fn refusal_with_tools(&self, talk: &Talk, refused: &GrammarRefused) -> Refusal {
         let of_tool = |(i, tool): (usize, &Tool)| {
             let schema = json!({ "type": "json_schema", "json_schema": tool.parameters, "strict": tool.strict });
-            let tag = WantedGrammar::StructuralTag(json!({ "format": schema }));
+            let tag = GrammarSpec::StructuralTag(json!({ "format": schema }));
             let why = grammar::compile(&tag, &self.limits).err()?.to_string();
             let why = why.strip_prefix("/format/json_schema").unwrap_or(&why).to_owned();
             Some(Refusal::Invalid { field: format!("tools[{i}].{PARAMETERS}").into(), message: why })
@@ -66,8 +66,8 @@ impl Grammars {
     }
 }
 
-impl Kept {
-    fn keep(&mut self, key: Key, compiled: &Result<Grammar, GrammarRefused>, bytes_max: usize) {
+impl GrammarCache {
+    fn keep(&mut self, key: GrammarKey, compiled: &Result<Grammar, GrammarRefused>, bytes_max: usize) {
         if self.grammars.insert(key, compiled.clone()).is_some() {
             // Two requests that came together have compiled the same grammar.
             return;
@@ -87,16 +87,16 @@ fn n_bytes(compiled: &Result<Grammar, GrammarRefused>) -> usize {
 }
 
 /// Returns a hash of the requested grammar. Two kinds with the same text differ.
-fn key(wanted: &WantedGrammar) -> Key {
-    let (kind, texts): (u8, Vec<String>) = match wanted {
-        WantedGrammar::JsonObject => (0, Vec::new()),
-        WantedGrammar::JsonSchema(schema) => (1, vec![schema.to_string()]),
-        WantedGrammar::Regex(text) => (2, vec![text.clone()]),
-        WantedGrammar::Choice(texts) => (3, texts.clone()),
-        WantedGrammar::Lark(text) => (4, vec![text.clone()]),
-        WantedGrammar::Ebnf(text) => (5, vec![text.clone()]),
-        WantedGrammar::Gbnf(text) => (6, vec![text.clone()]),
-        WantedGrammar::StructuralTag(tag) => (7, vec![tag.to_string()]),
+fn key(spec: &GrammarSpec) -> GrammarKey {
+    let (kind, texts): (u8, Vec<String>) = match spec {
+        GrammarSpec::JsonObject => (0, Vec::new()),
+        GrammarSpec::JsonSchema(schema) => (1, vec![schema.to_string()]),
+        GrammarSpec::Regex(text) => (2, vec![text.clone()]),
+        GrammarSpec::Choice(texts) => (3, texts.clone()),
+        GrammarSpec::Lark(text) => (4, vec![text.clone()]),
+        GrammarSpec::Ebnf(text) => (5, vec![text.clone()]),
+        GrammarSpec::Gbnf(text) => (6, vec![text.clone()]),
+        GrammarSpec::StructuralTag(tag) => (7, vec![tag.to_string()]),
     };
     let mut hasher = blake3::Hasher::new();
     hasher.update(&[kind]);
@@ -109,12 +109,12 @@ fn key(wanted: &WantedGrammar) -> Key {
 impl Frontend {
     /// Returns the grammar for an answer to this chat. It is compiled once: off the runtime, because a short text can
     /// mean much work.
-    pub(super) async fn grammar(&self, wanted: WantedGrammar, talk: Option<&Talk>) -> Result<Grammar, Refusal> {
-        let key = key(&wanted);
+    pub(super) async fn grammar(&self, spec: GrammarSpec, talk: Option<&Talk>) -> Result<Grammar, Refusal> {
+        let key = key(&spec);
         let grammars = self.grammars.clone();
-        let compiled = match self.grammars.kept(&key) {
+        let compiled = match self.grammars.cached(&key) {
             Some(kept) => kept,
-            None => self.on_a_thread(move || grammars.compile(key, &wanted)).await?,
+            None => self.on_a_thread(move || grammars.compile(key, &spec)).await?,
         };
         match (compiled, talk) {
             (Ok(grammar), _) => Ok(grammar),
@@ -150,8 +150,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_wanted_first_goes_first_and_nothing_is_counted_twice() {
-        let mut kept = Kept::default();
+    fn oldest_grammar_is_evicted_and_duplicates_count_once() {
+        let mut kept = GrammarCache::default();
         let grammar = |n: usize| Ok(Grammar::new("x".repeat(n)));
         let room = 2 * ENTRY_BYTES + 100;
         kept.keep([1; 32], &grammar(40), room);
@@ -167,16 +167,16 @@ mod tests {
     }
 
     #[test]
-    fn other_wishes_have_other_keys() {
-        let wishes = [
-            WantedGrammar::JsonObject,
-            WantedGrammar::Regex("a".into()),
-            WantedGrammar::Lark("a".into()),
-            WantedGrammar::Choice(vec!["ab".into(), "c".into()]),
-            WantedGrammar::Choice(vec!["a".into(), "bc".into()]),
+    fn different_grammars_have_different_keys() {
+        let specs = [
+            GrammarSpec::JsonObject,
+            GrammarSpec::Regex("a".into()),
+            GrammarSpec::Lark("a".into()),
+            GrammarSpec::Choice(vec!["ab".into(), "c".into()]),
+            GrammarSpec::Choice(vec!["a".into(), "bc".into()]),
         ];
-        for (i, one) in wishes.iter().enumerate() {
-            assert!(wishes[i + 1..].iter().all(|other| key(one) != key(other)));
+        for (i, one) in specs.iter().enumerate() {
+            assert!(specs[i + 1..].iter().all(|other| key(one) != key(other)));
         }
     }
 }

@@ -1,8 +1,8 @@
 //! A request that has been read, and the requests to a replica that it becomes. Knows no replica.
 
-use crate::board::pick::Wish;
+use crate::board::pick::PickInfo;
 use crate::front::certificate::GrammarHash;
-use crate::front::finished_answer::AnswerWish;
+use crate::front::finished_answer::AnswerSubscription;
 use crate::front::generation::Prompt;
 use crate::front::resume::Fingerprint;
 use crate::front::sampling::Wording;
@@ -13,18 +13,18 @@ use tokio::time::Instant;
 use types::{Goal, Grammar, Hex, Request, Token, Tokens};
 
 /// A request that has been read: prompts are tokens, and its sampling is checked.
-pub struct Prepared {
+pub struct PreparedRequest {
     pub prompts: Vec<Prompt>,
     /// The part that the requests of all its answers share: all but the prompt, the choice, and the room for the
     /// answer.
-    pub like: Request,
+    pub base_request: Request,
     pub wording: Wording,
     pub numbers: Range<u32>,
     /// Whether the client watches how far its prompts are.
-    pub tells_progress: bool,
+    pub needs_progress: bool,
     /// Whether each answer gets a certificate.
     pub certified: bool,
-    pub wanting: Option<AnswerWish>,
+    pub subscription: Option<AnswerSubscription>,
     pub grammar_hash: Option<GrammarHash>,
     pub model: ResolvedModel,
     pub session: Option<u64>,
@@ -36,7 +36,7 @@ pub struct Prepared {
 /// Bytes of a request's lists up to which they do not count as waiting tokens.
 const LISTS_BYTES_FREE: usize = 4 << 10;
 
-impl Prepared {
+impl PreparedRequest {
     pub fn check_copies(&self, bytes_max: usize) -> Result<(), Refusal> {
         let (n_choices, lists) = (self.numbers.len() as u64, self.lists_bytes() as u64);
         let each = |prompt: &Prompt| (prompt.ids.len() * size_of::<Token>()) as u64 + lists;
@@ -44,24 +44,24 @@ impl Prepared {
         if n_bytes <= bytes_max as u64 {
             return Ok(());
         }
-        let told = format!("its {n_choices} answers to {} prompts take {n_bytes} bytes", self.prompts.len());
+        let cost = format!("its {n_choices} answers to {} prompts take {n_bytes} bytes", self.prompts.len());
         let message = format!(
-            "{told} with the lists of each (logit_bias, allowed_token_ids, words) and its grammar: at most {bytes_max}"
+            "{cost} with the lists of each (logit_bias, allowed_token_ids, words) and its grammar: at most {bytes_max}"
         );
         Err(Refusal::invalid("n", message))
     }
 
     /// Returns a part of the request: as many answers to each of these prompts as there are numbers, drawn like `like`,
     /// and sent as plain text.
-    pub fn part(&self, prompts: Vec<Tokens>, like: Request, wording: Wording, numbers: Range<u32>) -> Prepared {
-        Prepared {
+    pub fn part(&self, prompts: Vec<Tokens>, base_request: Request, wording: Wording, numbers: Range<u32>) -> PreparedRequest {
+        PreparedRequest {
             prompts: prompts.into_iter().map(|ids| Prompt { ids, text: None, talk: None }).collect(),
-            like,
+            base_request: like: base_request,
             wording,
             numbers,
-            tells_progress: false,
+            needs_progress: false,
             certified: false,
-            wanting: None,
+            subscription: None,
             grammar_hash: self.grammar_hash,
             model: self.model.clone(),
             session: self.session,
@@ -79,18 +79,18 @@ impl Prepared {
 
     /// Returns the bytes that each request has besides its prompt.
     fn lists_bytes(&self) -> usize {
-        let predicted = self.like.predicted.len() * size_of::<Token>();
-        self.like.sampling.lists_bytes() + predicted + self.like.grammar.as_ref().map_or(0, Grammar::n_bytes)
+        let predicted = self.base_request.predicted.len() * size_of::<Token>();
+        self.base_request.sampling.lists_bytes() + predicted + self.base_request.grammar.as_ref().map_or(0, Grammar::n_bytes)
     }
 
     /// Returns the requests, one per choice of each prompt, for a replica with this context.
     pub fn requests(&self, context: u32) -> Result<Vec<Request>, Refusal> {
         let n_prompt = longest(&self.prompts);
-        if n_prompt > room(context, &self.like.goal) as usize {
+        if n_prompt > room(context, &self.base_request.goal) as usize {
             return Err(Refusal::TooLong { n_prompt, context });
         }
-        let (tokens_min, n_left) = (self.like.sampling.tokens_min, context.saturating_sub(n_prompt as u32));
-        if self.like.goal == Goal::Generate && tokens_min > n_left {
+        let (tokens_min, n_left) = (self.base_request.sampling.tokens_min, context.saturating_sub(n_prompt as u32));
+        if self.base_request.goal == Goal::Generate && tokens_min > n_left {
             let why = format!("must be at most {n_left}, which is what there is room for, and is {tokens_min}");
             return Err(Refusal::invalid("min_tokens", why));
         }
@@ -100,7 +100,7 @@ impl Prepared {
 
     pub fn request(&self, prompt: &Prompt, choice: u32, context: u32) -> Request {
         let room = context - prompt.ids.len() as u32;
-        let mut request = Request { prompt: prompt.ids.clone(), ..self.like.clone() };
+        let mut request = Request { prompt: prompt.ids.clone(), ..self.base_request.clone() };
         request.sampling.choice = choice;
         // A pooled prompt may leave no room, and draws nothing.
         request.sampling.tokens_max = request.sampling.tokens_max.min(room.max(1));
@@ -109,25 +109,25 @@ impl Prepared {
     }
 
     /// Returns what the choice of a replica depends on.
-    pub fn wish(&self) -> Wish {
+    pub fn pick_info(&self) -> PickInfo {
         let n_prompt = u32::try_from(longest(&self.prompts)).unwrap_or(u32::MAX);
         // A pooled prompt also fits if it leaves no room.
-        let n_prompt = n_prompt.saturating_sub(u32::from(self.like.goal == Goal::Pool));
-        let (version, protocol) = (self.model.version, proto::needed(&self.like));
-        Wish { n_prompt, session: self.session, n_before: 0, version, protocol }
+        let n_prompt = n_prompt.saturating_sub(u32::from(self.base_request.goal == Goal::Pool));
+        let (version, protocol) = (self.model.version, proto::needed(&self.base_request));
+        PickInfo { n_prompt, session: self.session, n_before: 0, version, protocol }
     }
 
     /// Returns the prompt to look up in caches, if the request may read them.
     pub fn cached_prompt(&self) -> Option<&[Token]> {
-        let reads_cache = self.like.goal == Goal::Generate;
+        let reads_cache = self.base_request.goal == Goal::Generate;
         reads_cache.then(|| self.prompts.first().map_or(&[][..], |prompt| &prompt.ids))
     }
 
-    pub fn print(&self, requests: &[Request]) -> Fingerprint {
+    pub fn fingerprint(&self, requests: &[Request]) -> Fingerprint {
         let stops = &self.wording.stops;
         let flags = [stops.are_included(), self.wording.show_special];
         let flags = flags.map(|flag| if flag { "yes" } else { "no" });
-        let talks: Vec<String> = self.prompts.iter().filter_map(|prompt| Some(prompt.talk.as_ref()?.said())).collect();
+        let talks: Vec<String> = self.prompts.iter().filter_map(|prompt| Some(prompt.talk.as_ref()?.fingerprint_text())).collect();
         // Another grammar engine may continue differently.
         let engine = self.grammar_hash.map(|hash| Hex(&hash).to_string());
         let texts = flags.into_iter().chain(stops.strings()).chain(talks.iter().chain(&engine).map(String::as_str));

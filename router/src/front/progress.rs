@@ -36,7 +36,7 @@ impl WatchedPrompt {
 
     /// Returns the new progress that an output reports. Progress only grows, though a replica that is lost begins
     /// again.
-    pub fn hear(&mut self, output: &wire::Output, has_token: bool) -> Option<PromptProgress> {
+    pub fn update(&mut self, output: &wire::Output, has_token: bool) -> Option<PromptProgress> {
         let processed = if has_token { self.total } else { output.computed?.min(self.total) };
         let cached = self.last.map_or(output.cached_tokens.min(processed), |last| last.cached);
         if self.last.is_some_and(|last| last.processed >= processed) {

@@ -17,10 +17,10 @@ use tonic::Status;
 /// The last reply to a reader that took nothing for too long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the stream was not read for too long")]
-pub struct Unread;
+pub struct ReadTimeout;
 
-impl From<Unread> for Status {
-    fn from(unread: Unread) -> Status {
+impl From<ReadTimeout> for Status {
+    fn from(unread: ReadTimeout) -> Status {
         Status::aborted(unread.to_string())
     }
 }
@@ -179,7 +179,7 @@ fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
 impl<S, T, E> Stream for WatchedStream<S>
 where
     S: Stream<Item = Result<T, E>> + Unpin,
-    E: From<Unread>,
+    E: From<ReadTimeout>,
 {
     type Item = Result<T, E>;
 
@@ -187,7 +187,7 @@ where
         let reader_waker = &self.held.reader_waker;
         let mut held = lock(&self.held.held);
         let Some(stream) = &mut held.stream else {
-            let last = std::mem::take(&mut held.is_given_up).then(|| Err(Unread.into()));
+            let last = std::mem::take(&mut held.is_given_up).then(|| Err(ReadTimeout.into()));
             return Poll::Ready(last);
         };
         reader_waker.is_for(context.waker());
@@ -233,7 +233,7 @@ mod tests {
         let (replies, out) = mpsc::channel(8);
         let mut attended = reader_watch().watched(ReceiverStream::new(out));
         for i in 0..3 {
-            replies.send(Ok::<_, Unread>(i)).await.unwrap();
+            replies.send(Ok::<_, ReadTimeout>(i)).await.unwrap();
         }
         assert_eq!(attended.next().await, Some(Ok(0)));
         assert_eq!((attended.next().await, attended.next().await), (Some(Ok(1)), Some(Ok(2))));
@@ -245,25 +245,25 @@ mod tests {
         assert_eq!(attended.next().await, Some(Ok(3)));
         tokio::time::sleep(2 * MAX).await;
         assert!(replies.is_closed(), "what the stream held went back");
-        assert_eq!((attended.next().await, attended.next().await), (Some(Err(Unread)), None));
+        assert_eq!((attended.next().await, attended.next().await), (Some(Err(ReadTimeout)), None));
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_reader_that_had_all_and_does_not_come_for_more_is_given_up() {
         let (replies, out) = mpsc::channel(8);
         let mut attended = reader_watch().watched(ReceiverStream::new(out));
-        replies.send(Ok::<_, Unread>(0)).await.unwrap();
+        replies.send(Ok::<_, ReadTimeout>(0)).await.unwrap();
         assert_eq!(attended.next().await, Some(Ok(0)));
         // It is polled once, as by a server that then waits for its connection.
-        let mut asked = look(&mut attended);
-        assert!(asked.is_pending());
+        let mut poll_result = look(&mut attended);
+        assert!(poll_result.is_pending());
         tokio::time::sleep(10 * MAX).await;
         assert!(!replies.is_closed(), "there was nothing to take");
         replies.send(Ok(1)).await.unwrap();
         tokio::time::sleep(2 * MAX).await;
         assert!(replies.is_closed());
-        asked = look(&mut attended);
-        assert_eq!(asked, Poll::Ready(Some(Err(Unread))));
+        poll_result = look(&mut attended);
+        assert_eq!(poll_result, Poll::Ready(Some(Err(ReadTimeout))));
     }
 
     /// One poll, by a reader that cannot be woken.
@@ -273,11 +273,11 @@ mod tests {
 
     #[tokio::test]
     async fn a_dropped_stream_is_gone_at_once() {
-        let (replies, out) = mpsc::channel::<Result<u8, Unread>>(8);
+        let (replies, out) = mpsc::channel::<Result<u8, ReadTimeout>>(8);
         let reader_watch = reader_watch();
         drop(reader_watch.watched(ReceiverStream::new(out)));
         assert!(replies.is_closed());
-        let _next = reader_watch.watched(tokio_stream::empty::<Result<u8, Unread>>());
+        let _next = reader_watch.watched(tokio_stream::empty::<Result<u8, ReadTimeout>>());
         assert_eq!(lock(&reader_watch.slots).taken.len(), 1, "its slot is another's");
     }
 }

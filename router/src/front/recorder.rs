@@ -1,10 +1,10 @@
 //! Counts, times and traces one request. Records no client's name, and a request's content only if an operator has
 //! requested that.
 
-use crate::front::ask::{Ask, Purpose};
+use crate::front::ask::{ParsedRequest, Purpose};
 use crate::front::frontend::unix_millis;
 use crate::history::{ArrivedRequest, History, Sighting};
-use crate::link::view::Replica;
+use crate::link::view::ReplicaInfo;
 use crate::refusal::Refusal;
 use http::HeaderMap;
 use proto::cluster as wire;
@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use telemetry::TokenUsage;
 use telemetry::metrics;
-use telemetry::spans::{self, RequestAttributes, Traced};
+use telemetry::spans::{self, RequestAttributes, TracedSpan};
 use tonic::metadata::MetadataMap;
 use types::TenantId;
 
@@ -67,10 +67,10 @@ pub struct Recorder {
     arrived: Instant,
     last_token: Option<Instant>,
     /// Present from the second token on.
-    between: Option<metrics::BetweenTokens>,
+    between: Option<metrics::TokenIntervals>,
     first_token: Option<Duration>,
     ended: bool,
-    trace: Traced,
+    trace: TracedSpan,
     /// The id in the reply, once there is one.
     id: String,
     used: TokenUsage,
@@ -87,14 +87,14 @@ pub struct Recorder {
     n_choices: u32,
     reasons: Vec<&'static str>,
     /// Present if the trace is to contain it.
-    content: Option<Content>,
+    content: Option<TraceContent>,
     /// Present from when its tenant is known until its end.
     sighting: Option<Sighting>,
 }
 
 /// Prompts and answers as text.
 #[derive(Debug, Default)]
-struct Content {
+struct TraceContent {
     input: String,
     /// The answers, one per choice.
     output: Vec<String>,
@@ -127,7 +127,7 @@ impl Recorder {
         }
     }
 
-    pub fn trace(&self) -> Traced {
+    pub fn trace(&self) -> TracedSpan {
         self.trace.clone()
     }
 
@@ -138,46 +138,46 @@ impl Recorder {
     }
 
     /// The request was read.
-    pub fn asked(&mut self, ask: &Ask) {
-        let is_chat = matches!(ask.prompts.first(), Some(Input::Chat(_)));
-        let (operation, sampling) = match &ask.purpose {
+    pub fn record_request(&mut self, parsed: &ParsedRequest) {
+        let is_chat = matches!(parsed.prompts.first(), Some(Input::Chat(_)));
+        let (operation, sampling) = match &parsed.purpose {
             Purpose::Pool => ("embeddings", None),
             Purpose::Generate(sampling) if is_chat => ("chat", Some(sampling)),
             Purpose::Generate(sampling) => ("text_completion", Some(sampling)),
         };
         self.operation = operation;
-        self.n_choices = ask.n_choices;
+        self.n_choices = parsed.n_choices;
         if let Some(sampling) = sampling {
-            metrics::asked(sampling.max_tokens, ask.n_choices);
+            metrics::record_request_params(sampling.max_tokens, parsed.n_choices);
         }
         if !self.trace.is_recorded() {
             return;
         }
-        let said = |n: f32| (n != 0.0).then_some(f64::from(n));
-        let asked = RequestAttributes {
+        let nonzero = |n: f32| (n != 0.0).then_some(f64::from(n));
+        let attributes = RequestAttributes {
             operation,
-            model: named(&ask.model),
-            n_choices: ask.n_choices.into(),
+            model: named(&parsed.model),
+            n_choices: parsed.n_choices.into(),
             ..RequestAttributes::default()
         };
-        self.trace.asked(&sampling.map_or(asked.clone(), |sampling| RequestAttributes {
+        self.trace.record_request(&sampling.map_or(attributes.clone(), |sampling| RequestAttributes {
             max_tokens: sampling.max_tokens.map(u64::from),
             temperature: sampling.temperature.map(f64::from),
             top_p: sampling.top_p.map(f64::from),
             top_k: sampling.top_k.map(u64::from),
             seed: sampling.seed,
-            frequency_penalty: said(sampling.frequency_penalty),
-            presence_penalty: said(sampling.presence_penalty),
+            frequency_penalty: nonzero(sampling.frequency_penalty),
+            presence_penalty: nonzero(sampling.presence_penalty),
             stops: sampling.stop.clone(),
-            ..asked
+            ..attributes
         }));
         if sampling.is_some() && self.trace.wants_content() {
-            self.content = Some(Content { input: messages(&ask.prompts), output: Vec::new() });
+            self.content = Some(TraceContent { input: messages(&parsed.prompts), output: Vec::new() });
         }
     }
 
     /// Records the request as it was read.
-    pub fn begun(&mut self, started: &v1::Started, label: Option<&Arc<str>>, replica: &Replica) {
+    pub fn begun(&mut self, started: &v1::Started, label: Option<&Arc<str>>, replica: &ReplicaInfo) {
         let version = &replica.model;
         if let Some(sighting) = &self.sighting {
             let n_prompt = u64::from(started.prompt_tokens);
@@ -199,7 +199,7 @@ impl Recorder {
     }
 
     /// Adds a piece of a choice's text.
-    pub fn said(&mut self, choice_idx: u32, text: &str) {
+    pub fn record_text(&mut self, choice_idx: u32, text: &str) {
         let Some(content) = &mut self.content else { return };
         let choice_idx = choice_idx as usize;
         if content.output.len() <= choice_idx {
@@ -212,8 +212,8 @@ impl Recorder {
     }
 
     /// Records what happened to a choice on its way.
-    pub fn passed(&self, choice_idx: u32, passages: &[wire::Passage]) {
-        self.sighting.iter().for_each(|sighting| sighting.passed(choice_idx, passages));
+    pub fn record_passages(&self, choice_idx: u32, passages: &[wire::Passage]) {
+        self.sighting.iter().for_each(|sighting| sighting.record_passages(choice_idx, passages));
     }
 
     /// Records that so many tokens of the prompt are computed or cached.
@@ -241,7 +241,7 @@ impl Recorder {
     }
 
     /// Records the end of a choice. The choices of one prompt share its tokens.
-    pub fn heard(&mut self, choice_idx: u32, finished: &v1::Finished) {
+    pub fn record_finish(&mut self, choice_idx: u32, finished: &v1::Finished) {
         let usage = finished.usage.unwrap_or_default();
         if choice_idx.is_multiple_of(self.n_choices) {
             self.used.n_prompt += u64::from(usage.prompt_tokens);
@@ -277,21 +277,21 @@ impl Recorder {
             sighting.ended(outcome, (self.used.n_prompt, self.used.n_cached));
         }
         metrics::request(self.label.as_ref(), self.face.label(), outcome, took);
-        self.answered(outcome, took);
+        self.report_metrics(outcome, took);
         self.trace.ended(outcome, self.used, &self.reasons);
         let TokenUsage { n_prompt, n_cached, n_output } = self.used;
         let (id, face, millis) = (&*self.id, self.face.label(), took.as_millis() as u64);
         let first_token_millis = self.first_token.map(|after| after.as_millis() as u64);
-        self.trace.tell(|| {
+        self.trace.log_within(|| {
             tracing::debug!(id, face, outcome, n_prompt, n_cached, n_output, millis, first_token_millis, "request");
         });
     }
 
-    fn answered(&self, outcome: &'static str, took: Duration) {
+    fn report_metrics(&self, outcome: &'static str, took: Duration) {
         if self.operation.is_empty() {
             return;
         }
-        metrics::answered(&metrics::Answer {
+        metrics::answered(&metrics::RequestMetrics {
             operation: self.operation,
             label: self.label.as_ref(),
             model: Some(&*self.model).filter(|model| !model.is_empty()),
@@ -319,15 +319,15 @@ const MODEL_CHARS_MAX: usize = 100;
 
 /// Returns the prompts, as OpenTelemetry's conventions write them. Prompts of token ids have no text.
 fn messages(prompts: &[Input]) -> String {
-    let mut said = Vec::new();
+    let mut entries = Vec::new();
     for prompt in prompts {
         match prompt {
-            Input::Text(text) => said.push(message("user", text)),
-            Input::Chat(chat) => said.extend(chat.messages.iter().map(|of| message(&of.role, &of.content))),
+            Input::Text(text) => entries.push(message("user", text)),
+            Input::Chat(chat) => entries.extend(chat.messages.iter().map(|of| message(&of.role, &of.content))),
             Input::TokenIds(_) => {}
         }
     }
-    if said.is_empty() { String::new() } else { serde_json::Value::from(said).to_string() }
+    if entries.is_empty() { String::new() } else { serde_json::Value::from(entries).to_string() }
 }
 
 fn message(role: &str, text: &str) -> serde_json::Value {
@@ -335,15 +335,15 @@ fn message(role: &str, text: &str) -> serde_json::Value {
     json!({ "role": role, "parts": [{ "type": "text", "content": &text[..end] }] })
 }
 
-impl Content {
+impl TraceContent {
     fn answers(&self, reasons: &[&'static str]) -> String {
         let of = |(i, text): (usize, &String)| {
-            let mut said = message("assistant", text);
+            let mut entry = message("assistant", text);
             // Several choices may end in a different order.
             if let ([reason], 0) = (reasons, i) {
-                said["finish_reason"] = (*reason).into();
+                entry["finish_reason"] = (*reason).into();
             }
-            said
+            entry
         };
         match self.output.is_empty() {
             true => String::new(),

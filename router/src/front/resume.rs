@@ -67,7 +67,7 @@ impl Fingerprint {
             hasher.update(&(bytes.len() as u64).to_le_bytes());
             hasher.update(bytes);
         };
-        requests.for_each(|request| add(&proto::said(request)));
+        requests.for_each(|request| add(&proto::stream_key(request)));
         text.for_each(|text| add(text.as_bytes()));
         let mut print = [0; PRINT_BYTES];
         hasher.finalize_xof().fill(&mut print);

@@ -27,59 +27,59 @@ pub struct Wording {
 impl ModelText {
     /// Returns a request with its sampling and its goal, as far as they do not depend on a prompt, and how it becomes
     /// text.
-    pub(crate) fn sampling(&self, asked: v1::Sampling, limits: &RouterLimits) -> Result<(Request, Wording), Refusal> {
-        let tokens_max = asked.max_tokens.unwrap_or(u32::MAX);
+    pub(crate) fn sampling(&self, requested: v1::Sampling, limits: &RouterLimits) -> Result<(Request, Wording), Refusal> {
+        let tokens_max = requested.max_tokens.unwrap_or(u32::MAX);
         check("max_tokens", tokens_max, tokens_max > 0, "at least 1")?;
-        check("min_tokens", asked.min_tokens, asked.min_tokens <= tokens_max, "at most max_tokens")?;
-        self.check_ids("stop_token_ids", &asked.stop_token_ids)?;
-        self.check_ids("allowed_token_ids", &asked.allowed_token_ids)?;
-        self.check_told(&asked, limits)?;
-        let stops = stops(&asked, limits)?;
+        check("min_tokens", requested.min_tokens, requested.min_tokens <= tokens_max, "at most max_tokens")?;
+        self.check_ids("stop_token_ids", &requested.stop_token_ids)?;
+        self.check_ids("allowed_token_ids", &requested.allowed_token_ids)?;
+        self.check_logprob_ids(&requested, limits)?;
+        let stops = stops(&requested, limits)?;
         let sampling = Sampling {
-            penalties: self.penalties(&asked)?,
-            xtc: xtc(asked.xtc)?,
-            dry: self.dry(asked.dry.clone().unwrap_or_default(), limits)?,
-            bias: self.bias(&asked)?,
-            bad_words: self.words("bad_words", &asked.bad_words, limits)?,
-            seed: asked.seed.unwrap_or_else(random_seed),
+            penalties: self.penalties(&requested)?,
+            xtc: xtc(requested.xtc)?,
+            dry: self.dry(requested.dry.clone().unwrap_or_default(), limits)?,
+            bias: self.bias(&requested)?,
+            bad_words: self.words("bad_words", &requested.bad_words, limits)?,
+            seed: requested.seed.unwrap_or_else(random_seed),
             tokens_max,
-            tokens_min: asked.min_tokens,
-            logprobs: n_logprobs("logprobs", asked.logprobs, limits)?,
-            told: each_once(asked.logprob_token_ids.clone()),
-            ..self.filters(&asked)?
+            tokens_min: requested.min_tokens,
+            logprobs: n_logprobs("logprobs", requested.logprobs, limits)?,
+            logprob_token_ids: sorted_unique(requested.logprob_token_ids.clone()),
+            ..self.filters(&requested)?
         };
-        let goal = match n_logprobs("prompt_logprobs", asked.prompt_logprobs, limits)? {
+        let goal = match n_logprobs("prompt_logprobs", requested.prompt_logprobs, limits)? {
             Some(top_n) => Goal::Score { top_n },
             None => Goal::Generate,
         };
-        let own_ends = if asked.ignore_eos { Tokens::new() } else { self.spec.eos.clone() };
-        let stop = each_once([asked.stop_token_ids.as_slice(), &own_ends].concat());
-        let sampling = Sampling { stop, allowed: each_once(asked.allowed_token_ids), ..sampling };
+        let own_ends = if requested.ignore_eos { Tokens::new() } else { self.spec.eos.clone() };
+        let stop = sorted_unique([requested.stop_token_ids.as_slice(), &own_ends].concat());
+        let sampling = Sampling { stop, allowed: sorted_unique(requested.allowed_token_ids), ..sampling };
         let cache_bypass = goal != Goal::Generate;
-        let predicted = self.predicted(&asked.prediction)?;
+        let predicted = self.predicted(&requested.prediction)?;
         let request = Request { sampling, goal, cache_bypass, predicted, ..Request::default() };
-        Ok((request, Wording { stops, show_special: asked.show_special, own_ends }))
+        Ok((request, Wording { stops, show_special: requested.show_special, own_ends }))
     }
 
     /// Each token with a requested logprob costs as much as one of the most likely ones.
-    fn check_told(&self, asked: &v1::Sampling, limits: &RouterLimits) -> Result<(), Refusal> {
+    fn check_logprob_ids(&self, requested: &v1::Sampling, limits: &RouterLimits) -> Result<(), Refusal> {
         const FIELD: &str = "logprob_token_ids";
-        let (told, told_max) = (&asked.logprob_token_ids, limits.logprobs_max as usize);
-        if !told.is_empty() && asked.logprobs.is_none() {
+        let (ids, ids_max) = (&requested.logprob_token_ids, limits.logprobs_max as usize);
+        if !ids.is_empty() && requested.logprobs.is_none() {
             return Err(Refusal::invalid(FIELD, "needs `logprobs`"));
         }
-        check(FIELD, told.len(), told.len() <= told_max, &format!("at most {told_max} tokens"))?;
-        self.check_ids(FIELD, told)
+        check(FIELD, ids.len(), ids.len() <= ids_max, &format!("at most {ids_max} tokens"))?;
+        self.check_ids(FIELD, ids)
     }
 
     /// Returns the temperature, and which tokens may be drawn.
-    fn filters(&self, asked: &v1::Sampling) -> Result<Sampling, Refusal> {
-        let defaults = self.defaults_for(asked);
-        let temperature = asked.temperature.unwrap_or(defaults.temperature);
-        let top_p = asked.top_p.unwrap_or(defaults.top_p);
-        let min_p = asked.min_p.unwrap_or(defaults.min_p);
-        let typical_p = asked.typical_p.unwrap_or(1.0);
-        let top_n_sigma = asked.top_n_sigma;
+    fn filters(&self, requested: &v1::Sampling) -> Result<Sampling, Refusal> {
+        let defaults = self.defaults_for(requested);
+        let temperature = requested.temperature.unwrap_or(defaults.temperature);
+        let top_p = requested.top_p.unwrap_or(defaults.top_p);
+        let min_p = requested.min_p.unwrap_or(defaults.min_p);
+        let typical_p = requested.typical_p.unwrap_or(1.0);
+        let top_n_sigma = requested.top_n_sigma;
         check("temperature", temperature, (0.0..=2.0).contains(&temperature), "0 to 2")?;
         check("top_p", top_p, (0.0..=1.0).contains(&top_p), "0 to 1")?;
         // A zero mass leaves the likeliest token, as any small mass does.
@@ -87,48 +87,48 @@ impl ModelText {
         check("min_p", min_p, (0.0..=1.0).contains(&min_p), "0 to 1")?;
         check("typical_p", typical_p, typical_p > 0.0 && typical_p <= 1.0, "above 0 and at most 1")?;
         check("top_n_sigma", top_n_sigma, (0.0..=1000.0).contains(&top_n_sigma), "0 to 1000")?;
-        let top_k = asked.top_k.unwrap_or(defaults.top_k);
+        let top_k = requested.top_k.unwrap_or(defaults.top_k);
         Ok(Sampling { temperature, top_k, top_p, min_p, typical_p, top_n_sigma, ..Sampling::default() })
     }
 
-    fn penalties(&self, asked: &v1::Sampling) -> Result<Penalties, Refusal> {
-        let (presence, frequency) = (asked.presence_penalty, asked.frequency_penalty);
-        let defaults = self.defaults_for(asked);
-        let repetition = asked.repetition_penalty.unwrap_or(defaults.repetition_penalty);
+    fn penalties(&self, requested: &v1::Sampling) -> Result<Penalties, Refusal> {
+        let (presence, frequency) = (requested.presence_penalty, requested.frequency_penalty);
+        let defaults = self.defaults_for(requested);
+        let repetition = requested.repetition_penalty.unwrap_or(defaults.repetition_penalty);
         check("presence_penalty", presence, (-2.0..=2.0).contains(&presence), "-2 to 2")?;
         check("frequency_penalty", frequency, (-2.0..=2.0).contains(&frequency), "-2 to 2")?;
         check("repetition_penalty", repetition, (0.01..=100.0).contains(&repetition), "0.01 to 100")?;
         let penalties = Penalties { presence, frequency, repetition, window: 0 };
         // If nothing is penalised, no window changes anything, and equal requests stay equal.
         let is_neutral = penalties == Penalties::default();
-        let window = asked.penalty_window.unwrap_or(defaults.penalty_window);
+        let window = requested.penalty_window.unwrap_or(defaults.penalty_window);
         Ok(Penalties { window: if is_neutral { 0 } else { window }, ..penalties })
     }
 
-    fn defaults_for(&self, asked: &v1::Sampling) -> ResolvedDefaults {
-        ResolvedDefaults::of(asked.defaults, &self.defaults, &self.card)
+    fn defaults_for(&self, requested: &v1::Sampling) -> ResolvedDefaults {
+        ResolvedDefaults::of(requested.defaults, &self.defaults, &self.card)
     }
 
-    fn dry(&self, asked: v1::Dry, limits: &RouterLimits) -> Result<Dry, Refusal> {
+    fn dry(&self, requested: v1::Dry, limits: &RouterLimits) -> Result<Dry, Refusal> {
         let neutral = Dry::default();
-        let (multiplier, base) = (asked.multiplier, asked.base.unwrap_or(neutral.base));
+        let (multiplier, base) = (requested.multiplier, requested.base.unwrap_or(neutral.base));
         check("dry_multiplier", multiplier, (0.0..=100.0).contains(&multiplier), "0 to 100")?;
         check("dry_base", base, (1.0..=100.0).contains(&base), "1 to 100")?;
-        let length_allowed = asked.allowed_length.unwrap_or(neutral.length_allowed);
+        let length_allowed = requested.allowed_length.unwrap_or(neutral.length_allowed);
         if multiplier == 0.0 {
             return Ok(neutral);
         }
-        let breakers = match asked.sequence_breakers.is_empty() {
+        let breakers = match requested.sequence_breakers.is_empty() {
             true => BREAKERS.map(str::to_owned).to_vec(),
-            false => asked.sequence_breakers,
+            false => requested.sequence_breakers,
         };
         let breakers = self.words("dry_sequence_breakers", &breakers, limits)?;
         Ok(Dry { multiplier, base, length_allowed, breakers })
     }
 
     /// Returns the bias sorted by token, so that equal requests are equal.
-    fn bias(&self, asked: &v1::Sampling) -> Result<Vec<(u32, f32)>, Refusal> {
-        let mut all: Vec<(u32, f32)> = asked.logit_bias.iter().map(|(token, bias)| (*token, *bias)).collect();
+    fn bias(&self, requested: &v1::Sampling) -> Result<Vec<(u32, f32)>, Refusal> {
+        let mut all: Vec<(u32, f32)> = requested.logit_bias.iter().map(|(token, bias)| (*token, *bias)).collect();
         all.sort_unstable_by_key(|(token, _)| *token);
         let tokens: Tokens = all.iter().map(|(token, _)| *token).collect();
         self.check_ids("logit_bias", &tokens)?;
@@ -168,7 +168,7 @@ impl ModelText {
 }
 
 /// Removes duplicates: a list is no longer than the vocabulary, however often a client repeats itself.
-fn each_once(mut tokens: Tokens) -> Tokens {
+fn sorted_unique(mut tokens: Tokens) -> Tokens {
     tokens.sort_unstable();
     tokens.dedup();
     tokens
@@ -176,17 +176,17 @@ fn each_once(mut tokens: Tokens) -> Tokens {
 
 /// Returns the cost of reading it, in bytes of text: each word is a text of its own, and each byte of a stop string is
 /// a state of the automaton.
-pub fn work(asked: &v1::Sampling) -> usize {
+pub fn work(requested: &v1::Sampling) -> usize {
     const WORD_BYTES: usize = 256;
     const STATE_BYTES: usize = 8;
-    let breakers = asked.dry.iter().flat_map(|dry| &dry.sequence_breakers);
-    let words = asked.bad_words.iter().chain(breakers).map(|word| WORD_BYTES + word.len());
-    let stops = asked.stop.iter().map(|stop| STATE_BYTES * stop.len());
-    words.chain(stops).chain([asked.prediction.len()]).sum()
+    let breakers = requested.dry.iter().flat_map(|dry| &dry.sequence_breakers);
+    let words = requested.bad_words.iter().chain(breakers).map(|word| WORD_BYTES + word.len());
+    let stops = requested.stop.iter().map(|stop| STATE_BYTES * stop.len());
+    words.chain(stops).chain([requested.prediction.len()]).sum()
 }
 
-fn xtc(asked: Option<v1::Xtc>) -> Result<Xtc, Refusal> {
-    let v1::Xtc { probability, threshold } = asked.unwrap_or_default();
+fn xtc(requested: Option<v1::Xtc>) -> Result<Xtc, Refusal> {
+    let v1::Xtc { probability, threshold } = requested.unwrap_or_default();
     let threshold = threshold.unwrap_or(Xtc::default().threshold);
     check("xtc_probability", probability, (0.0..=1.0).contains(&probability), "0 to 1")?;
     check("xtc_threshold", threshold, (0.0..=1.0).contains(&threshold), "0 to 1")?;
@@ -200,9 +200,9 @@ fn n_logprobs(field: &'static str, n: Option<u32>, limits: &RouterLimits) -> Res
     Ok(u8::try_from(n).ok())
 }
 
-fn stops(asked: &v1::Sampling, limits: &RouterLimits) -> Result<Arc<Stops>, Refusal> {
-    check_many("stop", &asked.stop, limits)?;
-    Ok(Arc::new(Stops::new(asked.stop.clone()).included(asked.include_stop)))
+fn stops(requested: &v1::Sampling, limits: &RouterLimits) -> Result<Arc<Stops>, Refusal> {
+    check_many("stop", &requested.stop, limits)?;
+    Ok(Arc::new(Stops::new(requested.stop.clone()).included(requested.include_stop)))
 }
 
 fn check_many(field: &'static str, strings: &[String], limits: &RouterLimits) -> Result<(), Refusal> {

@@ -8,12 +8,12 @@
 //! cache, and a step that is lost with its replica is run again like any other request.
 
 use crate::config::RouterLimits;
-use crate::front::ask::{Ask, Purpose};
-use crate::front::beams::{Beam, BeamRules, Beams, Patience};
+use crate::front::ask::{ParsedRequest, Purpose};
+use crate::front::beams::{Beam, BeamRules, Beams, EarlyStopping};
 use crate::front::frontend::Frontend;
 use crate::front::generate::{Held, assembly};
 use crate::front::generation::{Choice, Generation, GenerationEvent};
-use crate::front::prepared::Prepared;
+use crate::front::prepared::PreparedRequest;
 use crate::front::resume::ReadMarks;
 use crate::front::sampling::Wording;
 use crate::front::stop::Stops;
@@ -22,19 +22,19 @@ use crate::refusal::Refusal;
 use proto::cluster as wire;
 use proto::v1;
 use std::sync::Arc;
-use telemetry::spans::Traced;
+use telemetry::spans::TracedSpan;
 use tokio::sync::mpsc;
 use tokio_stream::StreamExt;
 use types::{Finish, Goal, Penalties, Request, Sampling, Tokens, TokensHash};
 
 /// The kind of search of a request, and how many of the found answers are sent.
 pub struct Search {
-    n_told: u32,
+    n_returned: u32,
     kind: SearchKind,
 }
 
 enum SearchKind {
-    Beams { length_penalty: f32, patience: Patience },
+    Beams { length_penalty: f32, patience: EarlyStopping },
     BestOf,
 }
 
@@ -48,65 +48,65 @@ struct FoundAnswer {
 
 impl Search {
     /// Returns the search of a request, if it has one, and the request for as many answers as the search needs.
-    pub fn of(mut ask: Ask, limits: &RouterLimits) -> Result<(Option<Search>, Ask), Refusal> {
-        let Purpose::Generate(sampling) = &mut ask.purpose else { return Ok((None, ask)) };
-        let (n_told, best_of, beams) = (ask.n_choices, std::mem::take(&mut sampling.best_of), sampling.beams.take());
-        let n_kept = if best_of == 0 { n_told } else { best_of };
+    pub fn from_request(mut parsed: ParsedRequest, limits: &RouterLimits) -> Result<(Option<Search>, ParsedRequest), Refusal> {
+        let Purpose::Generate(sampling) = &mut parsed.purpose else { return Ok((None, parsed)) };
+        let (n_returned, best_of, beams) = (parsed.n_choices, std::mem::take(&mut sampling.best_of), sampling.beams.take());
+        let n_kept = if best_of == 0 { n_returned } else { best_of };
         let kind = match beams {
-            None if n_kept == n_told => return Ok((None, ask)),
+            None if n_kept == n_returned => return Ok((None, parsed)),
             None => SearchKind::BestOf,
-            Some(wish) => {
-                drawn_fields(sampling)?;
-                beam_search(wish)?
+            Some(params) => {
+                check_beam_fields(sampling)?;
+                beam_search(params)?
             }
         };
         let most = limits.choices_max;
-        if n_kept < n_told || n_kept > most {
-            let why = format!("must be at least `n`, which is {n_told}, and at most {most}, and is {n_kept}");
+        if n_kept < n_returned || n_kept > most {
+            let why = format!("must be at least `n`, which is {n_returned}, and at most {most}, and is {n_kept}");
             return Err(Refusal::invalid("best_of", why));
         }
-        if ask.certificate {
+        if parsed.certificate {
             return Err(Refusal::invalid("certificate", "is of an answer that was drawn, and this one is found"));
         }
-        if ask.resume.is_some() {
+        if parsed.resume.is_some() {
             return Err(Refusal::invalid("resume", "what is found is told at once: ask again"));
         }
-        Ok((Some(Search { n_told, kind }), Ask { n_choices: n_kept, ..ask }))
+        Ok((Some(Search { n_returned: n_told: n_returned, kind }), ParsedRequest { n_choices: n_kept, ..parsed }))
     }
 }
 
-fn beam_search(wish: v1::BeamSearch) -> Result<SearchKind, Refusal> {
-    let length_penalty = wish.length_penalty.unwrap_or(1.0);
+fn beam_search(params: v1::BeamSearch) -> Result<SearchKind, Refusal> {
+    let length_penalty = params.length_penalty.unwrap_or(1.0);
     if !(-10.0..=10.0).contains(&length_penalty) {
         return Err(Refusal::invalid("length_penalty", format!("must be -10 to 10, and is {length_penalty}")));
     }
-    let patience = match wish.patience() {
-        v1::beam_search::Patience::Unspecified => Patience::WhileBetter,
-        v1::beam_search::Patience::UntilFull => Patience::UntilFull,
-        v1::beam_search::Patience::WhilePossible => Patience::WhilePossible,
+    let patience = match params.patience() {
+        v1::beam_search::Patience::Unspecified => EarlyStopping::WhileBetter,
+        v1::beam_search::Patience::UntilFull => EarlyStopping::UntilFull,
+        v1::beam_search::Patience::WhilePossible => EarlyStopping::WhilePossible,
     };
     Ok(SearchKind::Beams { length_penalty, patience })
 }
 
 /// Refuses fields that change the tokens of a draw and that a search does not support. Temperature and filters only
 /// matter among likely tokens.
-fn drawn_fields(asked: &v1::Sampling) -> Result<(), Refusal> {
+fn check_beam_fields(requested: &v1::Sampling) -> Result<(), Refusal> {
     let fields = [
-        ("stop", !asked.stop.is_empty()),
-        ("min_tokens", asked.min_tokens > 0),
-        ("presence_penalty", asked.presence_penalty != 0.0),
-        ("frequency_penalty", asked.frequency_penalty != 0.0),
-        ("repetition_penalty", asked.repetition_penalty.is_some_and(|penalty| penalty != 1.0)),
-        ("xtc_probability", asked.xtc.is_some_and(|xtc| xtc.probability > 0.0)),
-        ("dry_multiplier", asked.dry.as_ref().is_some_and(|dry| dry.multiplier != 0.0)),
-        ("logit_bias", !asked.logit_bias.is_empty()),
-        ("allowed_token_ids", !asked.allowed_token_ids.is_empty()),
-        ("bad_words", !asked.bad_words.is_empty()),
-        ("prompt_logprobs", asked.prompt_logprobs.is_some()),
-        ("logprob_token_ids", !asked.logprob_token_ids.is_empty()),
-        ("structure", asked.structure.is_some()),
+        ("stop", !requested.stop.is_empty()),
+        ("min_tokens", requested.min_tokens > 0),
+        ("presence_penalty", requested.presence_penalty != 0.0),
+        ("frequency_penalty", requested.frequency_penalty != 0.0),
+        ("repetition_penalty", requested.repetition_penalty.is_some_and(|penalty| penalty != 1.0)),
+        ("xtc_probability", requested.xtc.is_some_and(|xtc| xtc.probability > 0.0)),
+        ("dry_multiplier", requested.dry.as_ref().is_some_and(|dry| dry.multiplier != 0.0)),
+        ("logit_bias", !requested.logit_bias.is_empty()),
+        ("allowed_token_ids", !requested.allowed_token_ids.is_empty()),
+        ("bad_words", !requested.bad_words.is_empty()),
+        ("prompt_logprobs", requested.prompt_logprobs.is_some()),
+        ("logprob_token_ids", !requested.logprob_token_ids.is_empty()),
+        ("structure", requested.structure.is_some()),
     ];
-    match fields.into_iter().find(|(_, is_asked)| *is_asked) {
+    match fields.into_iter().find(|(_, is_set)| *is_set) {
         Some((field, _)) => Err(Refusal::invalid(field, "is not supported in a beam search")),
         None => Ok(()),
     }
@@ -116,46 +116,46 @@ impl Frontend {
     pub(super) async fn search(
         self: &Arc<Self>,
         search: Search,
-        prepared: Prepared,
+        prepared: PreparedRequest,
         held: Held,
-        trace: &Traced,
+        trace: &TracedSpan,
     ) -> Result<Generation, Refusal> {
-        let n_told = search.n_told as usize;
+        let n_returned = search.n_returned as usize;
         let (first, found) = match search.kind {
-            SearchKind::BestOf => self.best_drawn(&prepared, n_told, held, trace).await?,
+            SearchKind::BestOf => self.best_drawn(&prepared, n_returned, held, trace).await?,
             SearchKind::Beams { length_penalty, patience } => {
                 let rules = beam_rules(&prepared, length_penalty, patience)?;
-                self.best_beams(&prepared, &rules, n_told, held, trace).await?
+                self.best_beams(&prepared, &rules, n_returned, held, trace).await?
             }
         };
-        Ok(told(first, prepared, search.n_told, found))
+        Ok(replay_answers(first, prepared, search.n_returned, found))
     }
 
     /// Draws all answers, and keeps the likeliest of each prompt: those with the largest sum of logprobs.
     async fn best_drawn(
         self: &Arc<Self>,
-        prepared: &Prepared,
-        n_told: usize,
+        prepared: &PreparedRequest,
+        n_returned: usize,
         held: Held,
-        trace: &Traced,
+        trace: &TracedSpan,
     ) -> Result<(Generation, Vec<FoundAnswer>), Refusal> {
-        let mut like = prepared.like.clone();
-        let tells_logprobs = like.sampling.logprobs.is_some();
-        like.sampling.logprobs.get_or_insert(0);
+        let mut base_request = prepared.base_request.clone();
+        let needs_logprobs = base_request.sampling.logprobs.is_some();
+        base_request.sampling.logprobs.get_or_insert(0);
         let prompts = prepared.prompts.iter().map(|prompt| prompt.ids.clone()).collect();
-        let part = prepared.part(prompts, like, prepared.wording.clone(), prepared.numbers.clone());
-        let mut generation = self.begun(part, held, trace)?;
-        let drawn = gathered(&mut generation).await?;
+        let part = prepared.part(prompts, base_request, prepared.wording.clone(), prepared.numbers.clone());
+        let mut generation = self.submit_part(part, held, trace)?;
+        let drawn = collect_answers(&mut generation).await?;
         let mut best = Vec::new();
         let mut drawn = drawn.into_iter();
         for _ in &prepared.prompts {
             let mut of_prompt: Vec<FoundAnswer> = drawn.by_ref().take(prepared.numbers.len()).collect();
             // Equals stay in the order of their numbers.
             of_prompt.sort_by(|a, b| b.likelihood().total_cmp(&a.likelihood()));
-            of_prompt.truncate(n_told);
+            of_prompt.truncate(n_returned);
             best.extend(of_prompt);
         }
-        if !tells_logprobs {
+        if !needs_logprobs {
             best.iter_mut().flat_map(|answer| &mut answer.tokens).for_each(|token| token.logprob = None);
         }
         Ok((generation, best))
@@ -164,11 +164,11 @@ impl Frontend {
     /// Searches after each prompt in turn.
     async fn best_beams(
         self: &Arc<Self>,
-        prepared: &Prepared,
+        prepared: &PreparedRequest,
         rules: &BeamRules,
-        n_told: usize,
+        n_returned: usize,
         mut held: Held,
-        trace: &Traced,
+        trace: &TracedSpan,
     ) -> Result<(Generation, Vec<FoundAnswer>), Refusal> {
         let (mut first, mut found) = (None, Vec::new());
         for prompt in &prepared.prompts {
@@ -176,30 +176,30 @@ impl Frontend {
             let mut n_cached = None;
             while !beams.running().is_empty() {
                 let prompts = beams.running().iter().map(|beam| [&*prompt.ids, &beam.tokens].concat()).collect();
-                let mut step = self.begun(one_token(prepared, rules, prompts), held, trace)?;
-                let tops = gathered(&mut step).await?;
+                let mut step = self.submit_part(one_token(prepared, rules, prompts), held, trace)?;
+                let tops = collect_answers(&mut step).await?;
                 n_cached.get_or_insert_with(|| tops.first().map_or(0, |answer| answer.n_cached));
                 beams.advance(&next_tokens(tops)?);
                 held = (None, step.charge.take());
                 first.get_or_insert(step);
             }
-            let tells_logprobs = prepared.like.sampling.logprobs.is_some();
+            let needs_logprobs = prepared.base_request.sampling.logprobs.is_some();
             let n_cached = n_cached.unwrap_or(0);
-            found.extend(beams.best(n_told).into_iter().map(|beam| FoundAnswer::of(beam, tells_logprobs, n_cached)));
+            found.extend(beams.best(n_returned).into_iter().map(|beam| FoundAnswer::of(beam, needs_logprobs, n_cached)));
         }
         first.map(|first| (first, found)).ok_or_else(|| Refusal::failed("a search without a prompt"))
     }
 
     /// Sends a part of a request to the replica that is best for it.
-    fn begun(self: &Arc<Self>, part: Prepared, held: Held, trace: &Traced) -> Result<Generation, Refusal> {
+    fn submit_part(self: &Arc<Self>, part: PreparedRequest, held: Held, trace: &TracedSpan) -> Result<Generation, Refusal> {
         let (destination, requests) = self.place(&part, None)?;
         self.submit(part, destination, requests, held, trace)
     }
 }
 
-fn beam_rules(prepared: &Prepared, length_penalty: f32, patience: Patience) -> Result<BeamRules, Refusal> {
-    let (sampling, context) = (&prepared.like.sampling, prepared.model.replica.context);
-    if prepared.like.grammar.is_some() {
+fn beam_rules(prepared: &PreparedRequest, length_penalty: f32, patience: EarlyStopping) -> Result<BeamRules, Refusal> {
+    let (sampling, context) = (&prepared.base_request.sampling, prepared.model.replica.context);
+    if prepared.base_request.grammar.is_some() {
         return Err(Refusal::invalid("use_beam_search", "is not supported beside what an answer must be"));
     }
     let n_prompt = prepared.prompts.iter().map(|prompt| prompt.ids.len() as u32).max().unwrap_or(0);
@@ -209,7 +209,7 @@ fn beam_rules(prepared: &Prepared, length_penalty: f32, patience: Patience) -> R
         patience,
         tokens_max: sampling.tokens_max.min(context.saturating_sub(n_prompt)),
         stop: sampling.stop.clone(),
-        n_told: sampling.logprobs.unwrap_or(0).into(),
+        n_logprobs: sampling.logprobs.unwrap_or(0).into(),
     };
     match u8::try_from(rules.n_top()) {
         Ok(_) => Ok(rules),
@@ -219,7 +219,7 @@ fn beam_rules(prepared: &Prepared, length_penalty: f32, patience: Patience) -> R
 
 /// Returns a step: a request for the likeliest tokens after each of these partial answers. Which of them is drawn does
 /// not matter.
-fn one_token(prepared: &Prepared, rules: &BeamRules, prompts: Vec<Tokens>) -> Prepared {
+fn one_token(prepared: &PreparedRequest, rules: &BeamRules, prompts: Vec<Tokens>) -> PreparedRequest {
     let sampling = Sampling {
         temperature: 0.0,
         top_k: 0,
@@ -229,15 +229,15 @@ fn one_token(prepared: &Prepared, rules: &BeamRules, prompts: Vec<Tokens>) -> Pr
         tokens_max: 1,
         logprobs: u8::try_from(rules.n_top()).ok(),
         stop: Tokens::new(),
-        ..prepared.like.sampling.clone()
+        ..prepared.base_request.sampling.clone()
     };
-    let like = Request { sampling, goal: Goal::Generate, predicted: Tokens::new(), ..prepared.like.clone() };
+    let base_request = Request { sampling, goal: Goal::Generate, predicted: Tokens::new(), ..prepared.base_request.clone() };
     let wording = Wording { stops: Arc::new(Stops::new(Vec::new())), show_special: false, own_ends: Tokens::new() };
-    prepared.part(prompts, like, wording, 0..1)
+    prepared.part(prompts, base_request, wording, 0..1)
 }
 
 /// Returns the answers to a part, once all of it has arrived.
-async fn gathered(generation: &mut Generation) -> Result<Vec<FoundAnswer>, Refusal> {
+async fn collect_answers(generation: &mut Generation) -> Result<Vec<FoundAnswer>, Refusal> {
     let mut answers: Vec<FoundAnswer> = Vec::new();
     answers.resize_with(generation.choices.len(), FoundAnswer::default);
     while let Some(event) = generation.next().await {
@@ -258,9 +258,9 @@ async fn gathered(generation: &mut Generation) -> Result<Vec<FoundAnswer>, Refus
     Ok(answers)
 }
 
-fn token_out(said: v1::Logprob) -> wire::TokenOut {
+fn token_out(logprob: v1::Logprob) -> wire::TokenOut {
     let top = |top: v1::Logprob| wire::TokenLogprob { token: top.token_id, logprob: top.logprob };
-    wire::TokenOut { token: said.token_id, logprob: Some(said.logprob), top: said.top.into_iter().map(top).collect() }
+    wire::TokenOut { token: logprob.token_id, logprob: Some(logprob.logprob), top: logprob.top.into_iter().map(top).collect() }
 }
 
 /// Returns the likely tokens after each partial answer.
@@ -271,13 +271,13 @@ fn next_tokens(steps: Vec<FoundAnswer>) -> Result<Vec<wire::TokenOut>, Refusal> 
 }
 
 impl FoundAnswer {
-    fn of(beam: Beam, tells_logprobs: bool, n_cached: u32) -> FoundAnswer {
+    fn of(beam: Beam, needs_logprobs: bool, n_cached: u32) -> FoundAnswer {
         let finish = if beam.ends_at_stop { Finish::Stop } else { Finish::Length };
-        let said = |token: Arc<wire::TokenOut>| match tells_logprobs {
+        let to_output = |token: Arc<wire::TokenOut>| match needs_logprobs {
             true => Arc::unwrap_or_clone(token),
             false => wire::TokenOut { token: token.token, ..wire::TokenOut::default() },
         };
-        FoundAnswer { tokens: beam.said.into_iter().map(said).collect(), finish: finish.into(), n_cached }
+        FoundAnswer { tokens: beam.outputs.into_iter().map(to_output).collect(), finish: finish.into(), n_cached }
     }
 
     fn likelihood(&self) -> f64 {
@@ -287,17 +287,17 @@ impl FoundAnswer {
 
 /// Sends the found answers as if they were just being drawn. `first` is the first part of the request that was
 /// answered.
-fn told(mut first: Generation, prepared: Prepared, n_told: u32, found: Vec<FoundAnswer>) -> Generation {
-    let Prepared { ref prompts, ref wording, ref model, .. } = prepared;
+fn replay_answers(mut first: Generation, prepared: PreparedRequest, n_returned: u32, found: Vec<FoundAnswer>) -> Generation {
+    let PreparedRequest { ref prompts, ref wording, ref model, .. } = prepared;
     let hashes: Vec<TokensHash> = prompts.iter().map(|prompt| TokensHash::of(&prompt.ids)).collect();
-    let (outputs, heard) = mpsc::channel(found.len().max(1));
+    let (outputs, outputs_rx) = mpsc::channel(found.len().max(1));
     let mut choices = Vec::new();
     for (slot, answer) in (0..).zip(found) {
-        let of_prompt = (slot / n_told) as usize;
-        let request = prepared.request(&prompts[of_prompt], slot % n_told, first.replica.context);
+        let of_prompt = (slot / n_returned) as usize;
+        let request = prepared.request(&prompts[of_prompt], slot % n_returned, first.replica.context);
         let assembly = assembly(&model.text, (&prompts[of_prompt], hashes[of_prompt]), &request, wording);
         let mut choice = Choice::new(assembly, &request, &wording.own_ends, 0, None);
-        choice.begin(Ticket::of_nobody());
+        choice.begin(Ticket::detached());
         choices.push(choice);
         let FoundAnswer { tokens, finish, n_cached } = answer;
         let output = wire::Output { tokens, finish: finish.into(), cached_tokens: n_cached, ..wire::Output::default() };
@@ -309,7 +309,7 @@ fn told(mut first: Generation, prepared: Prepared, n_told: u32, found: Vec<Found
     Generation {
         handle: None,
         marks: ReadMarks::none(choices.len()),
-        heard,
+        outputs_rx: heard: outputs_rx,
         choices,
         stops: wording.stops.clone(),
         permit: None,

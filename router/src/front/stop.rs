@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn the_stop_string_is_shown_where_it_is_wanted() {
+    fn stop_string_is_included_on_request() {
         let mut filter = Filter::new(Arc::new(Stops::new(vec!["END".into()]).included(true)));
         let mut shown = String::new();
         assert_eq!(filter.push("a EN", &mut shown), None);
@@ -225,7 +225,7 @@ mod tests {
 
     #[test]
     fn any_cut_of_any_text_gives_what_the_definition_gives() {
-        let mut random = Random(7);
+        let mut random = WordRng(7);
         for _ in 0..3000 {
             let stops: Vec<String> = (0..random.below(5)).map(|_| random.word(1, 5)).collect();
             let text = random.word(0, 40);
@@ -257,9 +257,9 @@ mod tests {
         assert_eq!(shown.len(), 100_000 - 50);
     }
 
-    struct Random(u64);
+    struct WordRng(u64);
 
-    impl Random {
+    impl WordRng {
         fn below(&mut self, n: usize) -> usize {
             self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
             (self.0 >> 33) as usize % n

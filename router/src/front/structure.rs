@@ -4,7 +4,7 @@
 use crate::refusal::Refusal;
 use crate::replicas::models::talk::Talk;
 use dialect::ToolChoice;
-use grammar::WantedGrammar;
+use grammar::GrammarSpec;
 use proto::v1;
 use proto::v1::structure::{Choices, Form};
 use serde_json::{Value, json};
@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 pub const FIELD: &str = "structure";
 
 /// Returns what the answer must be, or None if every text is allowed.
-pub fn wanted(structure: Option<v1::Structure>, talk: Option<&Talk>) -> Result<Option<WantedGrammar>, Refusal> {
+pub fn grammar_spec(structure: Option<v1::Structure>, talk: Option<&Talk>) -> Result<Option<GrammarSpec>, Refusal> {
     let structure = structure.and_then(|structure| structure.form).map(form).transpose()?.flatten();
     let Some(talk) = talk else { return Ok(structure) };
     match (structure, &talk.choice) {
@@ -22,24 +22,24 @@ pub fn wanted(structure: Option<v1::Structure>, talk: Option<&Talk>) -> Result<O
         (Some(structure), ToolChoice::Auto) if !talk.tools.is_empty() => {
             let calls = talk.calls_format().ok_or_else(no_form)?;
             let either = json!({ "type": "or", "elements": [format_of(&structure)?, calls] });
-            Ok(Some(WantedGrammar::StructuralTag(talk.behind_thought(either))))
+            Ok(Some(GrammarSpec::StructuralTag(talk.behind_thought(either))))
         }
         (Some(structure), _) if talk.may_think() => {
-            Ok(Some(WantedGrammar::StructuralTag(talk.behind_thought(format_of(&structure)?))))
+            Ok(Some(GrammarSpec::StructuralTag(talk.behind_thought(format_of(&structure)?))))
         }
         (structure, _) => Ok(structure),
     }
 }
 
 /// Returns the calls that an answer must have, or may have in one form alone.
-fn calls(talk: &Talk) -> Result<Option<WantedGrammar>, Refusal> {
+fn calls(talk: &Talk) -> Result<Option<GrammarSpec>, Refusal> {
     let enforced = talk.enforced(&talk.choice);
     let must = match &talk.choice {
         ToolChoice::None => false,
         ToolChoice::Auto => talk.tools.iter().any(|tool| tool.strict),
         ToolChoice::Required | ToolChoice::Named(_) => true,
     };
-    if must && enforced.is_none() { Err(no_form()) } else { Ok(enforced.map(WantedGrammar::StructuralTag)) }
+    if must && enforced.is_none() { Err(no_form()) } else { Ok(enforced.map(GrammarSpec::StructuralTag)) }
 }
 
 fn no_form() -> Refusal {
@@ -47,35 +47,35 @@ fn no_form() -> Refusal {
     Refusal::invalid("tools", why)
 }
 
-fn both(why: &str) -> Refusal {
+fn unsupported(why: &str) -> Refusal {
     Refusal::invalid(FIELD, format!("is not supported here: {why}"))
 }
 
-fn form(form: Form) -> Result<Option<WantedGrammar>, Refusal> {
+fn form(form: Form) -> Result<Option<GrammarSpec>, Refusal> {
     Ok(Some(match form {
         Form::JsonObject(false) => return Ok(None),
-        Form::JsonObject(true) => WantedGrammar::JsonObject,
-        Form::JsonSchema(schema) => WantedGrammar::JsonSchema(json_of(&schema)?),
-        Form::Regex(regex) => WantedGrammar::Regex(regex),
-        Form::Choice(choices) => WantedGrammar::Choice(choices.texts),
-        Form::Lark(text) => WantedGrammar::Lark(text),
-        Form::Ebnf(text) => WantedGrammar::Ebnf(text),
-        Form::Gbnf(text) => WantedGrammar::Gbnf(text),
-        Form::StructuralTag(tag) => WantedGrammar::StructuralTag(json_of(&tag)?),
+        Form::JsonObject(true) => GrammarSpec::JsonObject,
+        Form::JsonSchema(schema) => GrammarSpec::JsonSchema(json_of(&schema)?),
+        Form::Regex(regex) => GrammarSpec::Regex(regex),
+        Form::Choice(choices) => GrammarSpec::Choice(choices.texts),
+        Form::Lark(text) => GrammarSpec::Lark(text),
+        Form::Ebnf(text) => GrammarSpec::Ebnf(text),
+        Form::Gbnf(text) => GrammarSpec::Gbnf(text),
+        Form::StructuralTag(tag) => GrammarSpec::StructuralTag(json_of(&tag)?),
     }))
 }
 
 /// Converts it back to the client's form.
-pub fn said(wanted: &WantedGrammar) -> v1::Structure {
-    let form = match wanted.clone() {
-        WantedGrammar::JsonObject => Form::JsonObject(true),
-        WantedGrammar::JsonSchema(schema) => Form::JsonSchema(schema.to_string()),
-        WantedGrammar::Regex(regex) => Form::Regex(regex),
-        WantedGrammar::Choice(texts) => Form::Choice(Choices { texts }),
-        WantedGrammar::Lark(text) => Form::Lark(text),
-        WantedGrammar::Ebnf(text) => Form::Ebnf(text),
-        WantedGrammar::Gbnf(text) => Form::Gbnf(text),
-        WantedGrammar::StructuralTag(tag) => Form::StructuralTag(tag.to_string()),
+pub fn to_structure(spec: &GrammarSpec) -> v1::Structure {
+    let form = match spec.clone() {
+        GrammarSpec::JsonObject => Form::JsonObject(true),
+        GrammarSpec::JsonSchema(schema) => Form::JsonSchema(schema.to_string()),
+        GrammarSpec::Regex(regex) => Form::Regex(regex),
+        GrammarSpec::Choice(texts) => Form::Choice(Choices { texts }),
+        GrammarSpec::Lark(text) => Form::Lark(text),
+        GrammarSpec::Ebnf(text) => Form::Ebnf(text),
+        GrammarSpec::Gbnf(text) => Form::Gbnf(text),
+        GrammarSpec::StructuralTag(tag) => Form::StructuralTag(tag.to_string()),
     };
     v1::Structure { form: Some(form) }
 }
@@ -85,19 +85,19 @@ fn json_of(text: &str) -> Result<Value, Refusal> {
 }
 
 /// Returns the same as a part of a structural tag, which may stand beside others.
-fn format_of(wanted: &WantedGrammar) -> Result<Value, Refusal> {
-    Ok(match wanted {
-        WantedGrammar::JsonObject => json!({ "type": "json_schema", "json_schema": { "type": "object" } }),
-        WantedGrammar::JsonSchema(schema) => json!({ "type": "json_schema", "json_schema": schema }),
-        WantedGrammar::Regex(regex) => json!({ "type": "regex", "pattern": regex }),
-        WantedGrammar::Choice(texts) => {
+fn format_of(spec: &GrammarSpec) -> Result<Value, Refusal> {
+    Ok(match spec {
+        GrammarSpec::JsonObject => json!({ "type": "json_schema", "json_schema": { "type": "object" } }),
+        GrammarSpec::JsonSchema(schema) => json!({ "type": "json_schema", "json_schema": schema }),
+        GrammarSpec::Regex(regex) => json!({ "type": "regex", "pattern": regex }),
+        GrammarSpec::Choice(texts) => {
             let texts = texts.iter().map(|text| json!({ "type": "const_string", "value": text }));
             json!({ "type": "or", "elements": texts.collect::<Vec<_>>() })
         }
-        WantedGrammar::Ebnf(text) => json!({ "type": "grammar", "grammar": text }),
-        WantedGrammar::StructuralTag(tag) if tag["format"].is_object() => tag["format"].clone(),
-        WantedGrammar::Lark(_) | WantedGrammar::Gbnf(_) | WantedGrammar::StructuralTag(_) => {
-            return Err(both("in this form it cannot stand beside thoughts or tools; a JSON schema can"));
+        GrammarSpec::Ebnf(text) => json!({ "type": "grammar", "grammar": text }),
+        GrammarSpec::StructuralTag(tag) if tag["format"].is_object() => tag["format"].clone(),
+        GrammarSpec::Lark(_) | GrammarSpec::Gbnf(_) | GrammarSpec::StructuralTag(_) => {
+            return Err(unsupported("in this form it cannot stand beside thoughts or tools; a JSON schema can"));
         }
     })
 }

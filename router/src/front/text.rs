@@ -4,7 +4,7 @@
 //! `tokens ── detokenizer ──▶ characters ── stop filter ──▶ text ── dialect ──▶ content, reasoning, calls`
 
 use crate::front::calls::{CallIds, DeltaWriter};
-use crate::front::hidden::{Heard, HiddenThoughts};
+use crate::front::hidden::{TokenContent, HiddenThoughts};
 use crate::front::stop::{Filter, Stops};
 use crate::replicas::models::talk::Talk;
 use checkpoint::{Detokenizer, Tokenizer};
@@ -23,7 +23,7 @@ pub struct Assembly {
     /// How many tokens had come at the last piece of reasoning.
     n_reasoning: u32,
     /// None if the answer is text and nothing else.
-    reader: Option<Box<Reader>>,
+    reader: Option<Box<SpeechReader>>,
     /// None if thoughts are shown.
     hidden: Option<HiddenThoughts>,
     /// The text that the filter has let through, empty between calls.
@@ -31,9 +31,9 @@ pub struct Assembly {
 }
 
 /// How the text of a chat's answer becomes content, reasoning and calls.
-struct Reader {
+struct SpeechReader {
     speech: Speech,
-    said: DeltaWriter,
+    writer: DeltaWriter,
 }
 
 impl Assembly {
@@ -54,14 +54,14 @@ impl Assembly {
     /// Reads the answer of a chat.
     pub fn of_chat(self, talk: &Talk, ids: CallIds) -> Assembly {
         let Some(speech) = talk.speech() else { return self };
-        let said = DeltaWriter::new(ids, talk.is_parallel, talk.includes_reasoning);
+        let writer = DeltaWriter::new(ids, talk.is_parallel, talk.includes_reasoning);
         let detokenizer = self.detokenizer.showing(talk.markers.clone());
         let hidden = (!talk.includes_reasoning).then(HiddenThoughts::default);
-        Assembly { detokenizer, reader: Some(Box::new(Reader { speech, said })), hidden, ..self }
+        Assembly { detokenizer, reader: Some(Box::new(SpeechReader { speech, writer: said: writer })), hidden, ..self }
     }
 
     /// Whether calls and thoughts are split from the text.
-    pub fn tells_apart(&self) -> bool {
+    pub fn separates_calls(&self) -> bool {
         self.reader.is_some()
     }
 
@@ -77,7 +77,7 @@ impl Assembly {
 
     /// How many whole calls the answer has.
     pub fn n_calls(&self) -> u32 {
-        self.reader.as_ref().map_or(0, |reader| reader.said.n_whole())
+        self.reader.as_ref().map_or(0, |reader| reader.writer.n_whole())
     }
 
     /// Adds to `delta` the content that this token reveals. Returns the index of a stop string that it completed: then
@@ -110,11 +110,11 @@ impl Assembly {
     }
 
     /// Returns the logprobs that may be sent after this token, which has its own: not those of hidden thoughts.
-    pub fn told_logprobs(&mut self, own: Option<v1::Logprob>, is_over: bool) -> Vec<v1::Logprob> {
+    pub fn visible_logprobs(&mut self, own: Option<v1::Logprob>, is_over: bool) -> Vec<v1::Logprob> {
         match &mut self.hidden {
             Some(hidden) => {
                 let in_thought = self.reader.as_ref().is_some_and(|reader| reader.speech.in_thought());
-                hidden.told(own, in_thought, is_over)
+                hidden.push_logprob(own, in_thought, is_over)
             }
             None => own.into_iter().collect(),
         }
@@ -128,12 +128,12 @@ impl Assembly {
     fn show(&mut self, is_last: bool, delta: &mut v1::Delta) {
         match &mut self.reader {
             Some(reader) => {
-                let heard = reader.read(&self.shown, is_last, delta);
-                if heard == Heard::Thought {
+                let content = reader.read(&self.shown, is_last, delta);
+                if content == TokenContent::Thought {
                     self.n_reasoning = self.n_tokens;
                 }
                 if let Some(hidden) = &mut self.hidden {
-                    hidden.heard = hidden.heard.max(heard);
+                    hidden.content = hidden.content.max(content);
                 }
             }
             None => delta.text.push_str(&self.shown),
@@ -142,8 +142,8 @@ impl Assembly {
     }
 }
 
-impl Reader {
-    fn read(&mut self, text: &str, is_last: bool, delta: &mut v1::Delta) -> Heard {
+impl SpeechReader {
+    fn read(&mut self, text: &str, is_last: bool, delta: &mut v1::Delta) -> TokenContent {
         let mut pieces = Vec::new();
         if !text.is_empty() {
             self.speech.push(text, &mut pieces);
@@ -151,8 +151,8 @@ impl Reader {
         if is_last {
             self.speech.finish(&mut pieces);
         }
-        let heard = pieces.iter().map(Heard::of).max().unwrap_or_default();
-        pieces.into_iter().for_each(|piece| self.said.add(piece, delta));
-        heard
+        let content = pieces.iter().map(TokenContent::of).max().unwrap_or_default();
+        pieces.into_iter().for_each(|piece| self.writer.add(piece, delta));
+        content
     }
 }

@@ -54,12 +54,12 @@ impl WaitCounts {
     /// Returns the bound in seconds below which this part of the durations lies, or None if there are none.
     pub fn quantile(&self, part: f64) -> Option<f64> {
         let n: u64 = self.0.iter().map(|n| u64::from(*n)).sum();
-        let wanted = ((n as f64 * part).ceil() as u64).max(1);
+        let rank = ((n as f64 * part).ceil() as u64).max(1);
         let below = self.0.iter().scan(0, |sum, n| {
             *sum += u64::from(*n);
             Some(*sum)
         });
-        let bin = below.take(WAITS).position(|sum| sum >= wanted)?;
+        let bin = below.take(WAITS).position(|sum| sum >= rank)?;
         Some(WAIT_MIN_MICROS / 1e6 * (bin as f64 / 4.0).exp2())
     }
 }
@@ -152,8 +152,8 @@ mod tests {
             waits.add(Duration::from_millis(ms));
         }
         for (part, expect) in [(0.5, 0.5), (0.99, 0.99), (0.0, 0.001)] {
-            let told = waits.quantile(part).unwrap();
-            assert!(told >= expect && told <= expect * 1.2, "{part}: {told}");
+            let value = waits.quantile(part).unwrap();
+            assert!(value >= expect && value <= expect * 1.2, "{part}: {value}");
         }
         waits.add(Duration::from_secs(1 << 20));
         assert!(waits.quantile(1.0).unwrap() > 100.0);

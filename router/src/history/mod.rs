@@ -12,8 +12,8 @@ mod timeline;
 
 pub use load::{BIN, Bin, LastHour, WaitCounts};
 pub use requests::{Sighting, Sightings};
-pub use texts::{ShownFor, Texts, WatcherPlace};
-pub use timeline::{Timeline, TimelineEvent, What};
+pub use texts::{ShowDuration, Texts, WatcherPlace};
+pub use timeline::{Timeline, TimelineEvent, TimelineEventKind};
 
 use std::sync::Arc;
 use types::TenantId;

@@ -3,7 +3,7 @@
 
 use crate::history::ArrivedRequest;
 use crate::history::load::LastHour;
-use crate::history::timeline::{Timeline, What};
+use crate::history::timeline::{Timeline, TimelineEventKind};
 use proto::cluster as wire;
 use proto::cluster::passage::Kind;
 use std::collections::{BTreeMap, VecDeque};
@@ -15,7 +15,7 @@ use types::TenantId;
 /// The most requests that are remembered after their end. How many are under way is the admission's limit.
 const ENDED_MAX: usize = 1024;
 
-type Shared = Arc<Mutex<Timeline>>;
+type SharedTimeline = Arc<Mutex<Timeline>>;
 
 #[derive(Clone, Default)]
 pub struct Sightings(Arc<Rings>);
@@ -26,14 +26,14 @@ struct Rings {
     /// Of those under way: without a token yet, and with one.
     n_waiting: AtomicU32,
     n_running: AtomicU32,
-    live: Mutex<BTreeMap<u64, Shared>>,
-    ended: Mutex<VecDeque<Shared>>,
+    live: Mutex<BTreeMap<u64, SharedTimeline>>,
+    ended: Mutex<VecDeque<SharedTimeline>>,
 }
 
 /// One request, for its recorder.
 pub struct Sighting {
     number: u64,
-    timeline: Shared,
+    timeline: SharedTimeline,
     last_token: Option<Instant>,
     rings: Sightings,
     load: Arc<LastHour>,
@@ -66,26 +66,26 @@ impl Sightings {
 
     /// Visits the requests of a tenant, or of all: those under way in order of arrival, then those that have ended, the
     /// last one first.
-    pub fn each(&self, of: Option<TenantId>, n_max: usize, mut told: impl FnMut(&Timeline)) {
+    pub fn for_each(&self, of: Option<TenantId>, n_max: usize, mut visit: impl FnMut(&Timeline)) {
         let is_shown = |timeline: &Timeline| of.is_none_or(|tenant| timeline.arrival.tenant == tenant);
         // The list is cloned, so that no token waits for a reader of the page.
-        let live: Vec<Shared> = locked(&self.0.live).values().cloned().collect();
-        let ended: Vec<Shared> = locked(&self.0.ended).iter().rev().cloned().collect();
-        let mut n_told = 0;
+        let live: Vec<SharedTimeline> = locked(&self.0.live).values().cloned().collect();
+        let ended: Vec<SharedTimeline> = locked(&self.0.ended).iter().rev().cloned().collect();
+        let mut n_visited = 0;
         for timeline in live.iter().chain(&ended) {
-            if n_told == n_max {
+            if n_visited == n_max {
                 return;
             }
             let timeline = locked(timeline);
             if is_shown(&timeline) {
-                n_told += 1;
-                told(&timeline);
+                n_visited += 1;
+                visit(&timeline);
             }
         }
     }
 
     /// Returns a request by its number, or by the id of its answer.
-    pub fn one(&self, of: Option<TenantId>, name: &str) -> Option<Timeline> {
+    pub fn find(&self, of: Option<TenantId>, name: &str) -> Option<Timeline> {
         let is_shown = |timeline: &Timeline| of.is_none_or(|tenant| timeline.arrival.tenant == tenant);
         // A page that shows one request reads it again and again, by its number.
         let numbered = name.parse::<u64>().ok().and_then(|number| self.numbered(number));
@@ -93,7 +93,7 @@ impl Sightings {
             return Some(shown);
         }
         let mut found = None;
-        self.each(of, usize::MAX, |timeline| {
+        self.for_each(of, usize::MAX, |timeline| {
             if !timeline.id.is_empty() && name.ends_with(&timeline.id) {
                 found.get_or_insert_with(|| timeline.clone());
             }
@@ -101,7 +101,7 @@ impl Sightings {
         found
     }
 
-    fn numbered(&self, number: u64) -> Option<Shared> {
+    fn numbered(&self, number: u64) -> Option<SharedTimeline> {
         let live = locked(&self.0.live).get(&number).cloned();
         live.or_else(|| locked(&self.0.ended).iter().find(|ended| locked(ended).number == number).cloned())
     }
@@ -119,24 +119,24 @@ impl Sighting {
         model.clone_into(&mut timeline.model);
         replica.clone_into(&mut timeline.replica);
         (timeline.n_prompt, timeline.n_choices) = (n_prompt, n_choices);
-        timeline.befell(Duration::ZERO, 0, What::Placed { replica: replica.into() });
+        timeline.record(Duration::ZERO, 0, TimelineEventKind::Placed { replica: replica.into() });
     }
 
-    pub fn passed(&self, choice: u32, passages: &[wire::Passage]) {
+    pub fn record_passages(&self, choice: u32, passages: &[wire::Passage]) {
         if passages.is_empty() {
             return;
         }
         let mut timeline = locked(&self.timeline);
         for passage in passages {
             let what = match passage.kind() {
-                Kind::Started => What::Started { n_cached: passage.start },
-                Kind::Chunk => What::Chunk { start: passage.start, end: passage.end },
-                Kind::Preempted => What::Preempted,
-                Kind::Lost => What::Lost,
-                Kind::Moved => What::Moved,
+                Kind::Started => TimelineEventKind::Started { n_cached: passage.start },
+                Kind::Chunk => TimelineEventKind::Chunk { start: passage.start, end: passage.end },
+                Kind::Preempted => TimelineEventKind::Preempted,
+                Kind::Lost => TimelineEventKind::Lost,
+                Kind::Moved => TimelineEventKind::Moved,
                 Kind::Unspecified => continue,
             };
-            timeline.befell(Duration::from_micros(passage.micros_ago), choice, what);
+            timeline.record(Duration::from_micros(passage.micros_ago), choice, what);
         }
     }
 
@@ -153,7 +153,7 @@ impl Sighting {
         let since_last = self.last_token.replace(now).map(|last| now.saturating_duration_since(last));
         if since_last.is_none() {
             timeline.first_token = Some(at);
-            timeline.befell(Duration::ZERO, choice, What::FirstToken);
+            timeline.record(Duration::ZERO, choice, TimelineEventKind::FirstToken);
             self.rings.0.n_waiting.fetch_sub(1, Relaxed);
             self.rings.0.n_running.fetch_add(1, Relaxed);
             self.load.first_token(at);
@@ -204,20 +204,20 @@ mod tests {
 
     fn numbers(history: &History, of: Option<u64>) -> Vec<u64> {
         let mut numbers = Vec::new();
-        history.requests.each(of.map(TenantId), 5, |timeline| numbers.push(timeline.number));
+        history.requests.for_each(of.map(TenantId), 5, |timeline| numbers.push(timeline.number));
         numbers
     }
 
     #[test]
-    fn who_asks_for_its_own_sees_its_own() {
+    fn tenant_sees_only_its_own_requests() {
         let history = History::default();
         let (one, mut two) = (history.arrived(arrival(1)), history.arrived(arrival(2)));
         assert_eq!((numbers(&history, None), numbers(&history, Some(2))), (vec![1, 2], vec![2]));
         two.placed("00ab", "m", "r", (7, 1));
         two.tokens(0, 1);
         assert_eq!(history.requests.counts(), (1, 1));
-        assert!(history.requests.one(Some(TenantId(1)), "2").is_none());
-        assert_eq!(history.requests.one(Some(TenantId(2)), "cmpl-00ab").unwrap().number, 2);
+        assert!(history.requests.find(Some(TenantId(1)), "2").is_none());
+        assert_eq!(history.requests.find(Some(TenantId(2)), "cmpl-00ab").unwrap().number, 2);
         one.ended("full", (0, 0));
         two.ended("ok", (7, 4));
         assert_eq!((numbers(&history, None), history.requests.counts()), (vec![2, 1], (0, 0)));
@@ -233,30 +233,30 @@ mod tests {
             history.arrived(arrival(1)).ended("ok", (0, 0));
         }
         let mut n = 0;
-        history.requests.each(None, usize::MAX, |_| n += 1);
+        history.requests.for_each(None, usize::MAX, |_| n += 1);
         assert_eq!((n, numbers(&history, None)[0]), (ENDED_MAX, ENDED_MAX as u64 + 10));
-        assert!(history.requests.one(None, "10").is_none() && history.requests.one(None, "11").is_some());
+        assert!(history.requests.find(None, "10").is_none() && history.requests.find(None, "11").is_some());
     }
 
     #[test]
-    fn what_befell_it_is_in_order_and_counted_from_its_arrival() {
+    fn events_are_in_order_and_relative_to_arrival() {
         let history = History::default();
         let mut sighting = history.arrived(arrival(1));
         sighting.placed("a", "m", "r", (9, 1));
         let passage = |kind: Kind, start, end| wire::Passage { kind: kind.into(), micros_ago: 0, start, end };
-        sighting.passed(0, &[passage(Kind::Started, 4, 4), passage(Kind::Chunk, 4, 9)]);
+        sighting.record_passages(0, &[passage(Kind::Started, 4, 4), passage(Kind::Chunk, 4, 9)]);
         sighting.computed(6);
-        assert_eq!(history.requests.one(None, "1").unwrap().n_computed, 6);
+        assert_eq!(history.requests.find(None, "1").unwrap().n_computed, 6);
         sighting.tokens(0, 2);
-        sighting.passed(0, &[passage(Kind::Lost, 0, 0)]);
-        let timeline = history.requests.one(None, "1").unwrap();
+        sighting.record_passages(0, &[passage(Kind::Lost, 0, 0)]);
+        let timeline = history.requests.find(None, "1").unwrap();
         assert_eq!(timeline.state(), "moving");
-        let what: Vec<What> = timeline.events.iter().map(|event| event.what.clone()).collect();
-        use What::{Chunk, FirstToken, Lost, Placed, Started};
+        let what: Vec<TimelineEventKind> = timeline.events.iter().map(|event| event.kind.clone()).collect();
+        use TimelineEventKind::{Chunk, FirstToken, Lost, Placed, Started};
         let placed = Placed { replica: "r".into() };
         assert_eq!(what, [placed, Started { n_cached: 4 }, Chunk { start: 4, end: 9 }, FirstToken, Lost]);
         assert!(timeline.events.is_sorted_by_key(|event| event.at));
         drop(sighting);
-        assert_eq!(history.requests.one(None, "1").unwrap().state(), "cancelled");
+        assert_eq!(history.requests.find(None, "1").unwrap().state(), "cancelled");
     }
 }

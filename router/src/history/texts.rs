@@ -14,18 +14,18 @@ const OF_TENANTS_MAX: usize = 96;
 const OF_TENANT_MAX: usize = 16;
 
 /// The kind of text, and the tenant that may see it; None: all tenants' data, for operators.
-type Key = (&'static str, Option<TenantId>);
+type TextKey = (&'static str, Option<TenantId>);
 
 /// How long a text is shown: a minimum, and a time for each of its bytes, since large texts cost the most.
 #[derive(Clone, Copy)]
-pub struct ShownFor {
+pub struct ShowDuration {
     pub at_least: Duration,
     pub each_byte: Duration,
 }
 
 #[derive(Default)]
 pub struct Texts {
-    made: Mutex<HashMap<Key, (Instant, Bytes)>>,
+    made: Mutex<HashMap<TextKey, (Instant, Bytes)>>,
     watchers: Arc<Mutex<Watchers>>,
 }
 
@@ -67,7 +67,7 @@ impl Watchers {
 impl Texts {
     /// Returns a text that is shown for so long. All clients that watch the same share its bytes. If a new text equals
     /// the one before, the one before is kept.
-    pub fn get(&self, key: Key, shown: ShownFor, make: impl FnOnce() -> String) -> Bytes {
+    pub fn get(&self, key: TextKey, shown: ShowDuration, make: impl FnOnce() -> String) -> Bytes {
         let now = Instant::now();
         let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
         let before = made.get(&key).cloned();
@@ -116,12 +116,12 @@ impl Drop for WatcherPlace {
 mod tests {
     use super::*;
 
-    const fn at_least(seconds: u64) -> ShownFor {
-        ShownFor { at_least: Duration::from_secs(seconds), each_byte: Duration::ZERO }
+    const fn at_least(seconds: u64) -> ShowDuration {
+        ShowDuration { at_least: Duration::from_secs(seconds), each_byte: Duration::ZERO }
     }
 
     #[test]
-    fn ten_who_watch_the_same_cost_as_one() {
+    fn ten_watchers_of_one_text_render_it_once() {
         let (texts, mut n) = (Texts::default(), 0);
         let long = at_least(600);
         for _ in 0..10 {
@@ -137,7 +137,7 @@ mod tests {
         assert_eq!(&*two, b"2");
         let again = texts.get(("a", None), at_least(0), || "2".into());
         assert_eq!(again.as_ptr(), two.as_ptr(), "what says the same is not sent again");
-        let each_byte = ShownFor { each_byte: Duration::from_secs(600), ..at_least(0) };
+        let each_byte = ShowDuration { each_byte: Duration::from_secs(600), ..at_least(0) };
         assert_eq!(&*texts.get(("a", None), each_byte, || "3".into()), b"2", "a byte is shown for its time");
         for tenant in 0..1000 {
             texts.get(("b", Some(TenantId(tenant))), long, String::new);

@@ -37,11 +37,11 @@ pub struct Timeline {
 pub struct TimelineEvent {
     pub at: Duration,
     pub choice: u32,
-    pub what: What,
+    pub kind: TimelineEventKind,
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub enum What {
+pub enum TimelineEventKind {
     /// It became tokens, was let in and went to a replica.
     Placed {
         replica: Arc<str>,
@@ -83,8 +83,8 @@ impl Timeline {
     }
 
     /// Adds an event that happened `ago`.
-    pub fn befell(&mut self, ago: Duration, choice: u32, what: What) {
-        let event = TimelineEvent { at: self.arrived.elapsed().saturating_sub(ago), choice, what };
+    pub fn record(&mut self, ago: Duration, choice: u32, kind: TimelineEventKind) {
+        let event = TimelineEvent { at: self.arrived.elapsed().saturating_sub(ago), choice, kind: what: kind };
         if self.events.len() < EVENTS_MAX {
             return self.events.push(event);
         }
@@ -99,14 +99,14 @@ impl Timeline {
         if let Some((outcome, _)) = self.ended {
             return outcome;
         }
-        let last = self.events.iter().rev().find(|event| event.what != What::FirstToken);
-        match last.map(|event| &event.what) {
+        let last = self.events.iter().rev().find(|event| event.kind != TimelineEventKind::FirstToken);
+        match last.map(|event| &event.kind) {
             None => "arriving",
-            Some(What::Placed { .. }) if self.n_computed > 0 => "computing",
-            Some(What::Placed { .. }) => "waiting",
-            Some(What::Preempted) => "preempted",
-            Some(What::Lost | What::Moved) => "moving",
-            Some(What::Started { .. } | What::Chunk { .. } | What::FirstToken) => "answering",
+            Some(TimelineEventKind::Placed { .. }) if self.n_computed > 0 => "computing",
+            Some(TimelineEventKind::Placed { .. }) => "waiting",
+            Some(TimelineEventKind::Preempted) => "preempted",
+            Some(TimelineEventKind::Lost | TimelineEventKind::Moved) => "moving",
+            Some(TimelineEventKind::Started { .. } | TimelineEventKind::Chunk { .. } | TimelineEventKind::FirstToken) => "answering",
         }
     }
 }
@@ -121,13 +121,13 @@ mod tests {
         let arrival = ArrivedRequest { face: "http", tenant: TenantId(1), label: "a".into(), unix_millis: 5 };
         let mut timeline = Timeline::new(1, arrival);
         assert_eq!(timeline.state(), "arriving");
-        timeline.befell(Duration::ZERO, 0, What::Placed { replica: "r".into() });
+        timeline.record(Duration::ZERO, 0, TimelineEventKind::Placed { replica: "r".into() });
         for start in 0..1000 {
-            timeline.befell(Duration::ZERO, 0, What::Chunk { start, end: start + 1 });
+            timeline.record(Duration::ZERO, 0, TimelineEventKind::Chunk { start, end: start + 1 });
         }
-        timeline.befell(Duration::ZERO, 0, What::Preempted);
+        timeline.record(Duration::ZERO, 0, TimelineEventKind::Preempted);
         assert_eq!((timeline.events.len(), timeline.n_unkept, timeline.state()), (EVENTS_MAX, 746, "preempted"));
-        assert!(matches!(timeline.events[0].what, What::Placed { .. }));
+        assert!(matches!(timeline.events[0].kind, TimelineEventKind::Placed { .. }));
         timeline.ended = Some(("ok", Duration::ZERO));
         assert_eq!(timeline.state(), "ok");
     }

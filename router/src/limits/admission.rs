@@ -23,7 +23,7 @@ pub struct Admission {
     tokens_max: u32,
     draining: CancellationToken,
     retry_after: Duration,
-    again: Arc<RetryAfter>,
+    retry_estimator: Arc<RetryAfter>,
 }
 
 /// Places among the requests that have no token yet. Freed on drop.
@@ -32,13 +32,13 @@ pub struct AdmissionPermit {
     places: OwnedSemaphorePermit,
     _tokens: Option<OwnedSemaphorePermit>,
     held: WaitingPlaces,
-    again: Arc<RetryAfter>,
+    retry_estimator: Arc<RetryAfter>,
 }
 
 impl AdmissionPermit {
     /// The request's first token has come: its places are free for others.
     pub fn served(self) {
-        self.again.freed(self.places.num_permits() as u32);
+        self.retry_estimator.freed(self.places.num_permits() as u32);
     }
 }
 
@@ -53,7 +53,7 @@ impl Admission {
             tokens_max: tokens_max as u32,
             draining,
             retry_after,
-            again: Arc::new(RetryAfter::new(places as u32, retry_after)),
+            retry_estimator: Arc::new(RetryAfter::new(places as u32, retry_after)),
         }
     }
 
@@ -87,8 +87,8 @@ impl Admission {
             && leaves_room(tenant, tenant.n_waiting(), n_choices, self.places, n_available);
         match self.waiting.clone().try_acquire_many_owned(n_choices) {
             Ok(places) if is_room => {
-                let (held, again) = (tenant.wait(n_choices.into()), self.again.clone());
-                Ok(AdmissionPermit { places, _tokens: None, held, again })
+                let (held, retry_estimator) = (tenant.wait(n_choices.into()), self.retry_estimator.clone());
+                Ok(AdmissionPermit { places, _tokens: None, held, retry_estimator: again: retry_estimator })
             }
             _ => Err(self.rejected(QueueLimit::Requests)),
         }
@@ -138,11 +138,11 @@ impl Admission {
     }
 
     pub fn full(&self) -> Refusal {
-        Refusal::Full { retry_after: self.again.wait(Instant::now()) }
+        Refusal::Full { retry_after: self.retry_estimator.wait(Instant::now()) }
     }
 
     /// Adds a time to retry to a replica's refusal. The replica cannot know it: it does not see other refused requests.
-    pub fn again(&self, refusal: Refusal) -> Refusal {
+    pub fn with_retry_after(&self, refusal: Refusal) -> Refusal {
         if matches!(refusal, Refusal::Full { .. }) { self.full() } else { refusal }
     }
 }
@@ -175,7 +175,7 @@ mod tests {
 
     fn of_two() -> [Arc<TenantLimits>; 2] {
         let keys = crate::limits::keys::ApiKeys::parse("a:ka weight=3\nb:kb").unwrap();
-        ["ka", "kb"].map(|key| keys.of(keys.tenant(key).unwrap()))
+        ["ka", "kb"].map(|key| keys.tenant_limits(keys.tenant(key).unwrap()))
     }
 
     #[test]
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tenant_with_few_requests_is_not_told_how_long_others_wait() {
+    fn own_wait_is_short_for_tenant_with_few_requests() {
         let (admission, [heavy, light]) = (admission(64, 100), of_two());
         let _many: Vec<_> = (0..30).map(|_| admission.admit(1, Priority(0), &heavy).unwrap()).collect();
         let _one = admission.admit(1, Priority(0), &light).unwrap();
@@ -238,12 +238,12 @@ mod tests {
     }
 
     #[test]
-    fn a_request_that_would_miss_its_deadline_is_told_when_to_come_again() {
+    fn request_that_would_miss_its_deadline_gets_retry_after() {
         let admission = admission(8, 100);
         let check = |wait: Option<u64>, left: Option<u64>, priority, retry_after: Option<u64>| {
             let (wait, left) = (wait.map(Duration::from_secs), left.map(Duration::from_secs));
-            let told = admission.in_time(wait, left, Priority(priority)).err().map(|refusal| refusal.retry_after());
-            assert_eq!(told, retry_after.map(|seconds| Some(Duration::from_secs(seconds))), "{wait:?} of {left:?}");
+            let suggested = admission.in_time(wait, left, Priority(priority)).err().map(|refusal| refusal.retry_after());
+            assert_eq!(suggested, retry_after.map(|seconds| Some(Duration::from_secs(seconds))), "{wait:?} of {left:?}");
         };
         check(Some(10), Some(10), 0, None);
         check(Some(10), Some(3), 0, Some(7));

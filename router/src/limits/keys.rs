@@ -10,7 +10,7 @@ use types::TenantId;
 
 /// How many tenants have their own metrics label, for as long as the process lives: the first of the file. All others
 /// share one.
-const NAMES_TOLD_MAX: usize = 100;
+const LABELS_MAX: usize = 100;
 /// The label of all other tenants.
 const OTHER: &str = "other";
 /// The name with the default limits.
@@ -18,15 +18,15 @@ const DEFAULTS: &str = "*";
 
 /// The keys of a router; clones share them. If there never was any, every client is admitted.
 #[derive(Clone, Default)]
-pub struct ApiKeys(Arc<RwLock<Arc<Table>>>);
+pub struct ApiKeys(Arc<RwLock<Arc<KeyTable>>>);
 
 #[derive(Default)]
-struct Table {
-    known: Vec<Known>,
+struct KeyTable {
+    known: Vec<KnownKey>,
     tenants: BTreeMap<TenantId, Arc<TenantLimits>>,
     /// The tenant of clients without a key, if none is required, and of clients with a removed key.
     others: Arc<TenantLimits>,
-    told: BTreeSet<Arc<str>>,
+    labels: BTreeSet<Arc<str>>,
     /// Whether a key is required although none is known: all were taken away.
     is_closed: bool,
     /// Whether this router has a share of its tenants' limits, and not all.
@@ -34,7 +34,7 @@ struct Table {
 }
 
 #[derive(Clone)]
-struct Known {
+struct KnownKey {
     hash: [u8; 32],
     tenant: TenantId,
     role: Role,
@@ -53,7 +53,7 @@ pub enum Role {
 
 /// A client that has sent a valid key.
 #[derive(Clone, Debug)]
-pub struct Admitted {
+pub struct AdmittedClient {
     pub tenant: TenantId,
     pub role: Role,
     /// Cancelled when the key is taken back; never if no key is required.
@@ -61,7 +61,7 @@ pub struct Admitted {
 }
 
 /// A line, parsed.
-struct Line<'a> {
+struct KeyLine<'a> {
     name: &'a str,
     /// None in a line of defaults.
     key: Option<&'a str>,
@@ -71,14 +71,14 @@ struct Line<'a> {
     quotas: Quotas,
 }
 
-impl Known {
-    fn is(&self, hash: &[u8; 32], tenant: TenantId, role: Role) -> bool {
+impl KnownKey {
+    fn matches(&self, hash: &[u8; 32], tenant: TenantId, role: Role) -> bool {
         (&self.hash, self.tenant, self.role) == (hash, tenant, role)
     }
 }
 
-impl<'a> Line<'a> {
-    fn parse(line: &'a str) -> Result<Line<'a>, String> {
+impl<'a> KeyLine<'a> {
+    fn parse(line: &'a str) -> Result<KeyLine<'a>, String> {
         let no_key = || "no key: a line is `key` or `name:key`, and limits behind it".to_owned();
         let (name, rest) = line.split_once(':').map_or((line, line), |(name, rest)| (name.trim(), rest));
         let mut words = rest.split_whitespace();
@@ -98,21 +98,21 @@ impl<'a> Line<'a> {
             Some(("role", _)) => Err(format!("`{word}` is no role of a key: the only one is role=operator")),
             _ => quotas.read(word),
         })?;
-        Ok(Line { name, key: (name != DEFAULTS).then_some(key), is_secret, role, quotas })
+        Ok(KeyLine { name, key: (name != DEFAULTS).then_some(key), is_secret, role, quotas })
     }
 }
 
-impl Table {
+impl KeyTable {
     /// Returns the keys of the good lines, and the bad lines. A tenant with the same name as in `before` keeps its used
     /// quotas.
-    fn parse(text: &str, before: &Table) -> (Table, Vec<BadLine>) {
+    fn parse(text: &str, before: &KeyTable) -> (KeyTable, Vec<BadLine>) {
         let mut all_bad = Vec::new();
-        let mut table = Table { told: before.told.clone(), is_divided: before.is_divided, ..Table::default() };
+        let mut table = KeyTable { labels: before.labels.clone(), is_divided: before.is_divided, ..KeyTable::default() };
         let first_share = if table.is_divided { 0 } else { SHARE_ONE };
         let mut named: BTreeMap<TenantId, (Quotas, Arc<str>)> = BTreeMap::new();
         let mut defaults = Quotas::default();
         for (number, line) in lines::counted(text) {
-            let added = Line::parse(line).and_then(|line| {
+            let added = KeyLine::parse(line).and_then(|line| {
                 let Some(key) = line.key else {
                     defaults = defaults.and(line.quotas)?;
                     return Ok(());
@@ -138,24 +138,24 @@ impl Table {
     }
 
     /// Returns a key of the next table. It is the same as in this table if it belongs to the same tenant.
-    fn known(&self, hash: [u8; 32], tenant: TenantId, role: Role) -> Known {
-        let same = self.known.iter().find(|known| known.is(&hash, tenant, role));
-        Known { hash, tenant, role, revoked: same.map_or_else(CancellationToken::new, |known| known.revoked.clone()) }
+    fn known(&self, hash: [u8; 32], tenant: TenantId, role: Role) -> KnownKey {
+        let same = self.known.iter().find(|known| known.matches(&hash, tenant, role));
+        KnownKey { hash, tenant, role, revoked: same.map_or_else(CancellationToken::new, |known| known.revoked.clone()) }
     }
 
     /// Ends the requests of keys that `next` does not have for the same tenant.
-    fn revoke_all_but(&self, next: &Table) {
-        let goes_on = |known: &Known| next.known.iter().any(|other| other.is(&known.hash, known.tenant, known.role));
+    fn revoke_all_but(&self, next: &KeyTable) {
+        let goes_on = |known: &KnownKey| next.known.iter().any(|other| other.matches(&known.hash, known.tenant, known.role));
         self.known.iter().filter(|known| !goes_on(known)).for_each(|known| known.revoked.cancel());
     }
 
     fn label(&mut self, name: &str, is_secret: bool) -> Arc<str> {
-        let may_tell = self.told.contains(name) || self.told.len() < NAMES_TOLD_MAX;
-        if is_secret || !may_tell {
+        let has_room = self.labels.contains(name) || self.labels.len() < LABELS_MAX;
+        if is_secret || !has_room {
             return OTHER.into();
         }
         let label: Arc<str> = name.into();
-        self.told.insert(label.clone());
+        self.labels.insert(label.clone());
         label
     }
 }
@@ -172,7 +172,7 @@ impl ApiKeys {
     /// tokens_per_minute=90000 concurrent=16`. So may `role=operator`, which applies to that key alone. A line that
     /// begins with `*` has the limits of each tenant that has none of its own.
     pub fn parse(text: &str) -> Result<ApiKeys, BadLine> {
-        let (table, bad) = Table::parse(text, &Table::default());
+        let (table, bad) = KeyTable::parse(text, &KeyTable::default());
         match bad.into_iter().next() {
             None => Ok(ApiKeys(Arc::new(RwLock::new(Arc::new(table))))),
             Some(bad) => Err(bad),
@@ -181,14 +181,14 @@ impl ApiKeys {
 
     /// Returns how many keys the good lines of a file have.
     pub fn count(text: &str) -> usize {
-        Table::parse(text, &Table::default()).0.known.len()
+        KeyTable::parse(text, &KeyTable::default()).0.known.len()
     }
 
     /// Replaces the keys by those of the good lines, and returns the bad ones as an error. If there were keys before
     /// and none is left, no client is admitted.
     pub fn replace(&self, text: &str) -> Result<(), Vec<BadLine>> {
         let before = self.table();
-        let (table, bad) = Table::parse(text, &before);
+        let (table, bad) = KeyTable::parse(text, &before);
         let table = Arc::new(table);
         *self.0.write().unwrap_or_else(PoisonError::into_inner) = table.clone();
         // This comes last: a client that it cuts off and that retries is refused.
@@ -199,11 +199,11 @@ impl ApiKeys {
     /// From now on this router has a share of its tenants' limits, at first none.
     pub(crate) fn divide(&self) {
         let mut table = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        let Table { known, tenants, others, told, is_closed, .. } = &**table;
-        tenants.values().for_each(|tenant| tenant.has_share(0, [0.0; 2]));
+        let KeyTable { known, tenants, others, labels: told: labels, is_closed, .. } = &**table;
+        tenants.values().for_each(|tenant| tenant.set_share(0, [0.0; 2]));
         let (known, is_closed) = (known.clone(), *is_closed);
-        let (tenants, others, told) = (tenants.clone(), others.clone(), told.clone());
-        *table = Arc::new(Table { known, tenants, others, told, is_closed, is_divided: true });
+        let (tenants, others, labels) = (tenants.clone(), others.clone(), labels.clone());
+        *table = Arc::new(KeyTable { known, tenants, others, labels: told: labels, is_closed, is_divided: true });
     }
 
     /// Returns the tenants with limits that routers divide.
@@ -213,7 +213,7 @@ impl ApiKeys {
         limited.map(|(id, tenant)| (*id, tenant.clone())).collect()
     }
 
-    fn table(&self) -> Arc<Table> {
+    fn table(&self) -> Arc<KeyTable> {
         self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
@@ -239,15 +239,15 @@ impl ApiKeys {
     }
 
     /// Does the same, and returns the signal of the key's end too.
-    pub fn admitted_by(&self, key: &str) -> Option<Admitted> {
+    pub fn admitted_by(&self, key: &str) -> Option<AdmittedClient> {
         let offered = hash(key);
         let mut found = None;
         for known in &self.table().known {
             // All keys are compared to the end, and by hashes, which an attacker cannot choose.
             let differs = known.hash.iter().zip(&offered).fold(0, |all, (a, b)| all | (a ^ b));
             if std::hint::black_box(differs) == 0 {
-                let Known { tenant, role, revoked, .. } = known.clone();
-                found = Some(Admitted { tenant, role, revoked });
+                let KnownKey { tenant, role, revoked, .. } = known.clone();
+                found = Some(AdmittedClient { tenant, role, revoked });
             }
         }
         found
@@ -259,18 +259,18 @@ impl ApiKeys {
     }
 
     /// Does the same, and returns the signal of the key's end too.
-    pub fn admitted(&self, authorization: Option<&str>) -> Option<Admitted> {
+    pub fn admitted(&self, authorization: Option<&str>) -> Option<AdmittedClient> {
         if self.is_open() {
             // A client of a server without keys is its operator.
             let (tenant, revoked) = (TenantId::default(), CancellationToken::new());
-            return Some(Admitted { tenant, role: Role::Operator, revoked });
+            return Some(AdmittedClient { tenant, role: Role::Operator, revoked });
         }
         let (scheme, key) = authorization?.trim().split_once(' ')?;
         if scheme.eq_ignore_ascii_case("bearer") { self.admitted_by(key.trim()) } else { None }
     }
 
     /// Returns a tenant, with its limits and use.
-    pub(crate) fn of(&self, id: TenantId) -> Arc<TenantLimits> {
+    pub(crate) fn tenant_limits(&self, id: TenantId) -> Arc<TenantLimits> {
         let table = self.table();
         table.tenants.get(&id).unwrap_or(&table.others).clone()
     }
@@ -314,11 +314,11 @@ mod tests {
         let ended = || admitted.each_ref().map(|admitted| admitted.revoked.is_cancelled());
         keys.replace("a:k1 weight=2\na:k3\nb:k4\nc:k5").unwrap();
         assert_eq!(ended(), [false, true, true, false]);
-        let again = keys.admitted_by("k3").unwrap();
-        assert!(again.tenant == admitted[0].tenant && !again.revoked.is_cancelled());
+        let readmitted = keys.admitted_by("k3").unwrap();
+        assert!(readmitted.tenant == admitted[0].tenant && !readmitted.revoked.is_cancelled());
         keys.replace("a:k3").unwrap();
         assert_eq!(ended(), [true; 4]);
-        assert!(!again.revoked.is_cancelled());
+        assert!(!readmitted.revoked.is_cancelled());
     }
 
     #[test]
@@ -348,7 +348,7 @@ mod tests {
         for wrong in ["", "k", "k11", "alice", "alice:k1", "# the house"] {
             assert_eq!(keys.tenant(wrong), None, "{wrong:?}");
         }
-        let labels = tenants.map(|tenant| keys.of(tenant).label().to_string());
+        let labels = tenants.map(|tenant| keys.tenant_limits(tenant).label().to_string());
         assert_eq!(labels, ["alice", "bob", "other"], "a key without a name is nobody's to read");
     }
 
@@ -364,10 +364,10 @@ mod tests {
     }
 
     #[test]
-    fn limits_stand_behind_a_key_and_the_rest_is_told() {
+    fn key_limits_are_parsed_and_errors_are_reported() {
         let text = "* weight=2 concurrent=8\nalice:k1 weight=5\nalice:k2 requests_per_minute=60\nbob:k3\nk4 weight=1";
         let keys = ApiKeys::parse(text).unwrap();
-        let weight = |key| keys.of(keys.tenant(key).unwrap()).weight();
+        let weight = |key| keys.tenant_limits(keys.tenant(key).unwrap()).weight();
         assert_eq!(["k1", "k2", "k3", "k4"].map(weight), [Weight(5), Weight(5), Weight(2), Weight(1)]);
         assert_eq!(keys.tenant("*"), None);
         let cases = [
@@ -406,15 +406,15 @@ mod tests {
         let held = keys.clone();
         keys.replace("alice:k9 weight=6\nbob:k2").unwrap();
         assert_eq!((held.tenant("k1"), held.tenant("k9")), (None, alice));
-        assert_eq!(keys.of(alice.unwrap()).weight(), Weight(6));
+        assert_eq!(keys.tenant_limits(alice.unwrap()).weight(), Weight(6));
     }
 
     #[test]
-    fn metrics_tell_so_many_names_and_no_more() {
+    fn metrics_label_a_bounded_number_of_tenants() {
         let lines = |from: usize| (from..from + 90).map(|i| format!("t{i}:k{i}\n")).collect::<String>();
         let keys = ApiKeys::parse(&lines(0)).unwrap();
         keys.replace(&lines(50)).unwrap();
-        let label = |i: usize| keys.of(keys.tenant(&format!("k{i}")).unwrap()).label().to_string();
+        let label = |i: usize| keys.tenant_limits(keys.tenant(&format!("k{i}")).unwrap()).label().to_string();
         assert_eq!((label(99), label(100)), ("t99".to_owned(), "other".to_owned()));
     }
 }

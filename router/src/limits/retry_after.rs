@@ -105,59 +105,59 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     /// Returns the waits of `n` clients that are refused at once.
-    fn told(again: &RetryAfter, now: Instant, n: usize) -> Vec<Duration> {
-        (0..n).map(|_| again.wait(now)).collect()
+    fn refused_waits(estimator: &RetryAfter, now: Instant, n: usize) -> Vec<Duration> {
+        (0..n).map(|_| estimator.wait(now)).collect()
     }
 
     #[test]
     fn refused_clients_come_back_one_after_the_other() {
-        let (again, now) = (RetryAfter::new(25, SECOND), Instant::now());
-        let waits = told(&again, now, 200);
+        let (estimator, now) = (RetryAfter::new(25, SECOND), Instant::now());
+        let waits = refused_waits(&estimator, now, 200);
         assert_eq!((waits[0], waits[199]), (SECOND, SECOND + 199 * Duration::from_millis(10)));
         assert!(waits.windows(2).all(|pair| pair[1] - pair[0] == Duration::from_millis(10)));
         // A client that comes after all that are expected waits as long as the first.
-        assert_eq!(again.wait(now + 4 * SECOND), SECOND);
+        assert_eq!(estimator.wait(now + 4 * SECOND), SECOND);
     }
 
     #[test]
     fn clients_come_back_at_the_rate_at_which_places_get_free() {
-        let (again, now) = (RetryAfter::new(40, SECOND), Instant::now());
-        again.freed(1000);
-        assert_eq!(again.wait(now), SECOND);
-        again.freed(10);
+        let (estimator, now) = (RetryAfter::new(40, SECOND), Instant::now());
+        estimator.freed(1000);
+        assert_eq!(estimator.wait(now), SECOND);
+        estimator.freed(10);
         // Places freed before the first refusal do not count; those until the window's end do.
         let later = now + 2 * SECOND;
-        assert_eq!(again.wait(later), SECOND);
-        assert_eq!(again.wait(later) - SECOND, Duration::from_millis(50));
+        assert_eq!(estimator.wait(later), SECOND);
+        assert_eq!(estimator.wait(later) - SECOND, Duration::from_millis(50));
         // Nothing got free: a pause lowers the rate slowly, and never to nothing.
-        assert_eq!(again.wait(later + SECOND), SECOND);
-        assert_eq!(again.wait(later + SECOND) - SECOND, Duration::from_micros(62_500));
+        assert_eq!(estimator.wait(later + SECOND), SECOND);
+        assert_eq!(estimator.wait(later + SECOND) - SECOND, Duration::from_micros(62_500));
         let mut at = later + SECOND;
         (0..50).for_each(|_| {
             at += SECOND;
-            again.wait(at);
+            estimator.wait(at);
         });
-        let waits = told(&again, at, 3);
+        let waits = refused_waits(&estimator, at, 3);
         assert_eq!(waits[2] - waits[1], SPREAD_MAX / 160);
     }
 
     #[test]
     fn the_first_client_waits_until_a_place_gets_free() {
-        let (again, now) = (RetryAfter::new(64, SECOND), Instant::now());
-        again.wait(now);
-        again.freed(1);
-        assert_eq!(again.wait(now + 3 * SECOND), 3 * SECOND, "one place in three seconds");
+        let (estimator, now) = (RetryAfter::new(64, SECOND), Instant::now());
+        estimator.wait(now);
+        estimator.freed(1);
+        assert_eq!(estimator.wait(now + 3 * SECOND), 3 * SECOND, "one place in three seconds");
         // No place gets free for a while: the wait gets longer, but stays bounded.
-        let waits: Vec<Duration> = (4..40).map(|i| again.wait(now + i * SECOND)).collect();
+        let waits: Vec<Duration> = (4..40).map(|i| estimator.wait(now + i * SECOND)).collect();
         assert!(waits[5] > 4 * SECOND && waits.iter().all(|wait| *wait <= 2 * SPREAD_MAX), "{waits:?}");
     }
 
     #[test]
     fn every_wait_is_bounded_and_old_counts_are_forgotten() {
-        let (again, now) = (RetryAfter::new(1, SECOND), Instant::now());
-        let waits = told(&again, now, 10_000);
+        let (estimator, now) = (RetryAfter::new(1, SECOND), Instant::now());
+        let waits = refused_waits(&estimator, now, 10_000);
         assert!(waits.iter().all(|wait| (SECOND..=SECOND + SPREAD_MAX).contains(wait)));
-        again.wait(now + 3600 * SECOND);
-        assert_eq!(again.rate_book().rate, None);
+        estimator.wait(now + 3600 * SECOND);
+        assert_eq!(estimator.rate_book().rate, None);
     }
 }

@@ -26,7 +26,7 @@ const EVERY: Duration = Duration::from_secs(1);
 /// The part that is kept for routers without demand, so that they can begin at once.
 const RESERVE: u32 = SHARE_ONE / 16;
 /// Smaller changes of the demand are not published.
-const WISH_GRAIN: u32 = SHARE_ONE / 32;
+const DEMAND_GRAIN: u32 = SHARE_ONE / 32;
 /// Smaller changes of a due part are not followed.
 const DUE_GRAIN: u32 = SHARE_ONE / 128;
 /// The most tenants with divided limits; for further tenants each router grants all. A store's value has 64 KiB.
@@ -34,41 +34,41 @@ const TENANTS_MAX: usize = 1000;
 
 /// What a router publishes of one tenant.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Said {
+struct TenantReport {
     claim: u32,
-    wish: u32,
+    demand: u32,
     /// Of requests and of tokens, in parts of the router's own part: more than all if it owes.
     used: [u32; 2],
 }
 
 /// The sums of what all others publish of one tenant.
 #[derive(Clone, Copy, Debug, Default)]
-struct Others {
+struct ReportTotals {
     n: u32,
     claims: u64,
-    wishes: u64,
+    demands: u64,
 }
 
 pub struct SharedQuotas {
     keys: ApiKeys,
     post: Post,
-    tenants: BTreeMap<TenantId, Divided>,
+    tenants: BTreeMap<TenantId, TenantShare>,
     /// What the others had published at the last look.
-    heard: Heard,
-    told: String,
+    reports: RouterReports,
+    sent: String,
     looked: Option<Instant>,
     n_looks: u32,
 }
 
 /// What each other router publishes of each tenant.
-type Heard = BTreeMap<String, BTreeMap<TenantId, Said>>;
+type RouterReports = BTreeMap<String, BTreeMap<TenantId, TenantReport>>;
 
 /// One tenant's part at this router.
 #[derive(Clone, Copy, Debug, Default)]
-struct Divided {
-    said: Said,
+struct TenantShare {
+    report: TenantReport,
     /// The demand in parts of the limit; the mean of the last seconds.
-    asked: f64,
+    mean_demand: f64,
     /// How much of the unclaimed parts their former owners had used up.
     free_used: [f64; 2],
 }
@@ -77,8 +77,8 @@ impl SharedQuotas {
     /// From now on the limits of these keys are those of all routers together.
     pub fn new(keys: &ApiKeys, post: Post) -> SharedQuotas {
         keys.divide();
-        let (tenants, heard) = (BTreeMap::new(), BTreeMap::new());
-        SharedQuotas { keys: keys.clone(), post, tenants, heard, told: String::new(), looked: None, n_looks: 0 }
+        let (tenants, reports) = (BTreeMap::new(), BTreeMap::new());
+        SharedQuotas { keys: keys.clone(), post, tenants, reports: reports, sent: String::new(), looked: None, n_looks: 0 }
     }
 
     /// Looks once a second. Never ends.
@@ -94,60 +94,60 @@ impl SharedQuotas {
     fn look(&mut self) {
         let since = self.looked.replace(Instant::now()).map_or(EVERY, |looked| looked.elapsed());
         let limited = self.keys.limited();
-        let asked = |tenant: &TenantLimits| tenant.asked() / since.as_secs_f64().max(0.001);
-        let rates: Vec<f64> = limited.iter().map(|(_, tenant)| asked(tenant)).collect();
+        let demand_rate = |tenant: &TenantLimits| tenant.take_demand() / since.as_secs_f64().max(0.001);
+        let rates: Vec<f64> = limited.iter().map(|(_, tenant)| demand_rate(tenant)).collect();
         if !self.post.is_connected() {
             return;
         }
-        let heard = self.post.others().into_iter().map(|(name, text)| (name, read(&text))).collect();
+        let reports = self.post.others().into_iter().map(|(name, text)| (name, read(&text))).collect();
         self.n_looks = self.n_looks.saturating_add(1);
-        let before = std::mem::replace(&mut self.heard, heard);
+        let before = std::mem::replace(&mut self.reports, reports);
         self.tenants.retain(|id, _| limited.iter().any(|(other, _)| other == id));
         for ((id, tenant), rate) in limited.iter().take(TENANTS_MAX).zip(rates) {
             let divided = self.tenants.entry(*id).or_default();
-            divided.wishes(rate);
-            divided.hears(*id, &before, &self.heard);
+            divided.update_demand(rate);
+            divided.apply_reports(*id, &before, &self.reports);
             // The text of a router that began in the same second has not arrived yet.
             if self.n_looks > 2 {
-                divided.moves(others_of(*id, &self.heard), tenant);
+                divided.update_claim(others_of(*id, &self.reports), tenant);
             }
         }
         for (_, tenant) in limited.iter().skip(TENANTS_MAX) {
-            tenant.has_share(SHARE_ONE, [0.0; 2]);
+            tenant.set_share(SHARE_ONE, [0.0; 2]);
         }
-        self.tell();
+        self.publish();
     }
 
-    fn tell(&mut self) {
+    fn publish(&mut self) {
         let all: Map<String, Value> =
-            self.tenants.iter().map(|(id, divided)| (id_text(*id), divided.said.json())).collect();
+            self.tenants.iter().map(|(id, divided)| (id_text(*id), divided.report.to_json())).collect();
         let text = Value::Object(all).to_string();
-        if text != self.told {
-            self.post.say(text.clone());
-            self.told = text;
+        if text != self.sent {
+            self.post.publish(text.clone());
+            self.sent = text;
         }
     }
 }
 
-impl Divided {
+impl TenantShare {
     /// `rate` is the demand of the last second, in limits a second.
-    fn wishes(&mut self, rate: f64) {
+    fn update_demand(&mut self, rate: f64) {
         const MINUTE: f64 = 60.0;
-        self.asked = (self.asked + rate * MINUTE) / 2.0;
-        let wish = (self.asked * f64::from(SHARE_ONE)).min(f64::from(SHARE_ONE)) as u32;
-        if wish.abs_diff(self.said.wish) >= WISH_GRAIN || (wish == 0) != (self.said.wish == 0) {
-            self.said.wish = wish;
+        self.mean_demand = (self.mean_demand + rate * MINUTE) / 2.0;
+        let demand = (self.mean_demand * f64::from(SHARE_ONE)).min(f64::from(SHARE_ONE)) as u32;
+        if demand.abs_diff(self.report.demand) >= DEMAND_GRAIN || (demand == 0) != (self.report.demand == 0) {
+            self.report.demand = demand;
         }
     }
 
     /// Records how much of the parts was used up that others have released. A router that is gone has not published its
     /// last requests, so all of its part counts as used.
-    fn hears(&mut self, id: TenantId, before: &Heard, now: &Heard) {
+    fn apply_reports(&mut self, id: TenantId, before: &RouterReports, now: &RouterReports) {
         let of =
-            |said: Option<&BTreeMap<TenantId, Said>>| said.and_then(|said| said.get(&id).copied()).unwrap_or_default();
+            |reports: Option<&BTreeMap<TenantId, TenantReport>>| reports.and_then(|by_tenant| by_tenant.get(&id).copied()).unwrap_or_default();
         let (mut given, mut used) = (0.0, [0.0; 2]);
-        for (name, said) in before {
-            let before = of(Some(said));
+        for (name, router_reports) in before {
+            let before = of(Some(router_reports));
             let let_go = f64::from(before.claim.saturating_sub(of(now.get(name)).claim));
             let level = now.get(name).map_or([SHARE_ONE; 2], |now| of(Some(now)).used);
             given += let_go;
@@ -158,34 +158,34 @@ impl Divided {
         }
     }
 
-    fn moves(&mut self, others: Others, tenant: &TenantLimits) {
-        let (due, before) = (due(self.said.wish, others), self.said.claim);
+    fn update_claim(&mut self, others: ReportTotals, tenant: &TenantLimits) {
+        let (due, before) = (due(self.report.demand, others), self.report.claim);
         let free = u64::from(SHARE_ONE).saturating_sub(others.claims) as u32;
-        let wanted = if due.abs_diff(before) < DUE_GRAIN { before } else { due };
-        let claim = if wanted <= before { wanted } else { wanted.min(free.max(before)) };
+        let target = if due.abs_diff(before) < DUE_GRAIN { before } else { due };
+        let claim = if target <= before { target } else { target.min(free.max(before)) };
         if claim != before {
-            tenant.has_share(claim, self.free_used);
-            self.said = Said { claim, used: tenant.used_up(), ..self.said };
+            tenant.set_share(claim, self.free_used);
+            self.report = TenantReport { claim, used: tenant.used_up(), ..self.report };
         }
     }
 }
 
 /// Returns the due part of a router with this demand.
-fn due(wish: u32, others: Others) -> u32 {
-    let (n, wishes) = (u64::from(others.n) + 1, others.wishes + u64::from(wish));
+fn due(demand: u32, others: ReportTotals) -> u32 {
+    let (n, demands) = (u64::from(others.n) + 1, others.demands + u64::from(demand));
     let (base, rest) = (u64::from(RESERVE) / n, u64::from(SHARE_ONE - RESERVE));
-    let part = match rest.checked_sub(wishes) {
-        Some(left) => u64::from(wish) + left / n,
-        None => rest * u64::from(wish) / wishes,
+    let part = match rest.checked_sub(demands) {
+        Some(left) => u64::from(demand) + left / n,
+        None => rest * u64::from(demand) / demands,
     };
     (base + part) as u32
 }
 
-fn others_of(id: TenantId, heard: &Heard) -> Others {
-    let none = Others { n: heard.len() as u32, ..Others::default() };
-    heard.values().filter_map(|said| said.get(&id)).fold(none, |all, said| Others {
-        claims: all.claims + u64::from(said.claim),
-        wishes: all.wishes + u64::from(said.wish),
+fn others_of(id: TenantId, reports: &RouterReports) -> ReportTotals {
+    let none = ReportTotals { n: reports.len() as u32, ..ReportTotals::default() };
+    reports.values().filter_map(|by_tenant| by_tenant.get(&id)).fold(none, |all, report| ReportTotals {
+        claims: all.claims + u64::from(report.claim),
+        demands: all.demands + u64::from(report.demand),
         ..all
     })
 }
@@ -194,23 +194,23 @@ fn id_text(id: TenantId) -> String {
     format!("{:016x}", id.0)
 }
 
-impl Said {
-    fn json(self) -> Value {
-        json!([self.claim, self.wish, self.used[0], self.used[1]])
+impl TenantReport {
+    fn to_json(self) -> Value {
+        json!([self.claim, self.demand, self.used[0], self.used[1]])
     }
 
-    fn read(value: &Value) -> Option<Said> {
+    fn read(value: &Value) -> Option<TenantReport> {
         let numbers = value.as_array()?.iter().map(|number| u32::try_from(number.as_u64()?).ok());
-        let [claim, wish, requests, tokens] = numbers.collect::<Option<Vec<u32>>>()?.try_into().ok()?;
-        Some(Said { claim: claim.min(SHARE_ONE), wish: wish.min(SHARE_ONE), used: [requests, tokens] })
+        let [claim, demand, requests, tokens] = numbers.collect::<Option<Vec<u32>>>()?.try_into().ok()?;
+        Some(TenantReport { claim: claim.min(SHARE_ONE), demand: demand.min(SHARE_ONE), used: [requests, tokens] })
     }
 }
 
 /// Parses a router's text. Unreadable parts are left out.
-fn read(text: &str) -> BTreeMap<TenantId, Said> {
+fn read(text: &str) -> BTreeMap<TenantId, TenantReport> {
     let all: Map<String, Value> = serde_json::from_str(text).unwrap_or_default();
-    let one = |(id, said): (&String, &Value)| Some((TenantId(u64::from_str_radix(id, 16).ok()?), Said::read(said)?));
-    all.iter().filter_map(one).collect()
+    let entry = |(id, value): (&String, &Value)| Some((TenantId(u64::from_str_radix(id, 16).ok()?), TenantReport::read(value)?));
+    all.iter().filter_map(entry).collect()
 }
 
 #[cfg(test)]

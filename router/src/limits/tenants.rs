@@ -78,12 +78,12 @@ fn once(limit: &mut Option<u32>, value: Option<u32>, name: &str) -> Result<(), S
 
 /// How fast a bucket fills: the share of a limit.
 #[derive(Clone, Copy, Debug)]
-struct Rate {
+struct RefillRate {
     per_minute: u32,
     share: u32,
 }
 
-impl Rate {
+impl RefillRate {
     /// Returns how long a bucket takes to fill by `n`; without a share it never does.
     fn lasts(self, n: u64) -> Duration {
         let per_minute = u128::from(self.per_minute) * u128::from(self.share);
@@ -108,14 +108,14 @@ impl Bucket {
     }
 
     /// Returns how much can be taken at once.
-    fn left(&self, rate: Rate, now: Instant) -> u32 {
+    fn left(&self, rate: RefillRate, now: Instant) -> u32 {
         let all = u128::from(rate.per_minute) * u128::from(rate.share);
         let used = (self.until_full(now).as_micros() * all).div_ceil(MINUTE.as_micros());
         u32::try_from(all.saturating_sub(used) / u128::from(SHARE_ONE)).unwrap_or(u32::MAX)
     }
 
     /// Takes `n`. If there is too little, the error is how long to wait.
-    fn take(&mut self, n: u64, rate: Rate, now: Instant) -> Result<(), Duration> {
+    fn take(&mut self, n: u64, rate: RefillRate, now: Instant) -> Result<(), Duration> {
         if rate.share == 0 {
             return Err(NO_SHARE_YET);
         }
@@ -130,7 +130,7 @@ impl Bucket {
     }
 
     /// Corrects the bucket if the use differs from what was taken.
-    fn settle(&mut self, taken: u64, used: u64, rate: Rate, now: Instant) {
+    fn settle(&mut self, taken: u64, used: u64, rate: RefillRate, now: Instant) {
         let (taken, until_full) = (rate.cap(taken), self.until_full(now));
         let full_in = match used > taken {
             true => until_full.saturating_add(rate.lasts(used - taken)),
@@ -145,7 +145,7 @@ impl Bucket {
     }
 
     /// Applies a growth of the share. `used` parts of the growth are used up.
-    fn grows(&mut self, (before, after): (u32, u32), used: f64, now: Instant) {
+    fn grow(&mut self, (before, after): (u32, u32), used: f64, now: Instant) {
         let (own, new) = (f64::from(before) * self.used_up(now), f64::from(after - before) * used);
         let used_up = ((own + new) / f64::from(after.max(1))).min(USED_MAX);
         self.full_at = now.checked_add(MINUTE.mul_f64(used_up));
@@ -159,7 +159,7 @@ const USED_MAX: f64 = 60.0;
 
 /// A tenant's use of its limits. Kept for as long as the process lives, whatever the limits become.
 #[derive(Debug, Default)]
-struct Use {
+struct TenantUsage {
     requests: Mutex<Bucket>,
     tokens: Mutex<Bucket>,
     n_under_way: AtomicU64,
@@ -168,13 +168,13 @@ struct Use {
     /// How much of the limits a minute is this router's, if routers divide them.
     share: AtomicU32,
     /// The demand since the last look, granted or not.
-    requests_asked: AtomicU64,
-    tokens_asked: AtomicU64,
+    demanded_requests: AtomicU64,
+    demanded_tokens: AtomicU64,
 }
 
-impl Use {
-    fn with_share(share: u32) -> Use {
-        Use { share: share.into(), ..Use::default() }
+impl TenantUsage {
+    fn with_share(share: u32) -> TenantUsage {
+        TenantUsage { share: share.into(), ..TenantUsage::default() }
     }
 }
 
@@ -184,7 +184,7 @@ pub struct TenantLimits {
     quotas: Quotas,
     /// The sum of all tenants' weights.
     weights: u64,
-    used: Arc<Use>,
+    used: Arc<TenantUsage>,
 }
 
 impl TenantLimits {
@@ -196,7 +196,7 @@ impl TenantLimits {
         before: Option<&Arc<TenantLimits>>,
         share: u32,
     ) -> TenantLimits {
-        let used = before.map_or_else(|| Arc::new(Use::with_share(share)), |before| before.used.clone());
+        let used = before.map_or_else(|| Arc::new(TenantUsage::with_share(share)), |before| before.used.clone());
         TenantLimits { label, quotas, weights, used }
     }
 
@@ -206,24 +206,24 @@ impl TenantLimits {
     }
 
     /// Returns the demand since the last call, in parts of the tightest limit.
-    pub fn asked(&self) -> f64 {
-        let asked = |n: &AtomicU64, max: Option<u32>| {
+    pub fn take_demand(&self) -> f64 {
+        let per_limit = |n: &AtomicU64, max: Option<u32>| {
             let n = n.swap(0, Relaxed) as f64;
             max.map_or(0.0, |max| n / f64::from(max))
         };
         let Quotas { requests_per_minute, tokens_per_minute, .. } = self.quotas;
-        let requests = asked(&self.used.requests_asked, requests_per_minute);
-        requests.max(asked(&self.used.tokens_asked, tokens_per_minute))
+        let requests = per_limit(&self.used.demanded_requests, requests_per_minute);
+        requests.max(per_limit(&self.used.demanded_tokens, tokens_per_minute))
     }
 
     /// Changes this router's share of the limits. `free_used` gives how much of a gained part is used up. A lost part
     /// is as used up as the part that stays.
-    pub fn has_share(&self, share: u32, free_used: [f64; 2]) {
+    pub fn set_share(&self, share: u32, free_used: [f64; 2]) {
         let now = Instant::now();
         let before = self.used.share.load(Relaxed);
         if share > before {
             for (bucket, used) in [&self.used.requests, &self.used.tokens].into_iter().zip(free_used) {
-                locked(bucket).grows((before, share), used, now);
+                locked(bucket).grow((before, share), used, now);
             }
         }
         self.used.share.store(share, Relaxed);
@@ -236,8 +236,8 @@ impl TenantLimits {
         [parts(&self.used.requests), parts(&self.used.tokens)]
     }
 
-    fn rate(&self, per_minute: u32) -> Rate {
-        Rate { per_minute, share: self.used.share.load(Relaxed) }
+    fn rate(&self, per_minute: u32) -> RefillRate {
+        RefillRate { per_minute, share: self.used.share.load(Relaxed) }
     }
 
     /// Returns its name in metrics.
@@ -271,7 +271,7 @@ impl TenantLimits {
     /// Counts an incoming request. One that is refused for its tokens counts too.
     pub fn enter(self: &Arc<Self>, retry_after: Duration) -> Result<Visit, Refusal> {
         metrics::tenant_request(&self.label);
-        self.used.requests_asked.fetch_add(1, Relaxed);
+        self.used.demanded_requests.fetch_add(1, Relaxed);
         let n_before = self.used.n_under_way.fetch_add(1, Relaxed);
         let visit = Visit(self.clone());
         match self.quotas.concurrent {
@@ -287,7 +287,7 @@ impl TenantLimits {
     /// Charges the most that a request may use; the unused part is given back at the end. A request for more than the
     /// limit takes all of it.
     pub fn charge(self: &Arc<Self>, n_tokens: u64) -> Result<Charge, Refusal> {
-        self.used.tokens_asked.fetch_add(n_tokens, Relaxed);
+        self.used.demanded_tokens.fetch_add(n_tokens, Relaxed);
         self.take(&self.used.tokens, n_tokens, self.quotas.tokens_per_minute, Limit::Tokens)?;
         Ok(Charge { tenant: self.clone(), taken: n_tokens, n_prompt: 0, n_output: 0, since: Instant::now() })
     }
@@ -379,7 +379,7 @@ impl Charge {
         metrics::tenant_waited(&self.tenant.label, self.since.elapsed());
     }
 
-    pub fn said(&mut self, n_tokens: u64) {
+    pub fn add_output(&mut self, n_tokens: u64) {
         self.n_output += n_tokens;
     }
 }
@@ -434,7 +434,7 @@ mod tests {
             Refusal::Limited { limit: Limit::Tokens(600), retry_after: SECOND * 10 }
         );
         charge.began(50);
-        charge.said(7);
+        charge.add_output(7);
         drop(charge);
         assert_eq!(left(), 543);
         drop(tenant.charge(500).unwrap());

@@ -43,7 +43,7 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     #[test]
-    fn absences_add_up_until_a_token_is_said() {
+    fn absences_add_up_until_a_token_arrives() {
         let now = Instant::now();
         let mut absence = Absence::default();
         assert_eq!(absence.lasts_until(3 * SECOND), None);

@@ -20,7 +20,7 @@ impl Beats {
     }
 
     /// A frame arrived. True if the coordinator had been suspected.
-    pub fn heard(&mut self, now: Instant) -> bool {
+    pub fn record_frame(&mut self, now: Instant) -> bool {
         let was_suspected = self.is_suspected();
         self.n_missed = 0;
         self.next = self.every.map(|every| now + every);
@@ -56,7 +56,7 @@ mod tests {
     const EVERY: Duration = Duration::from_millis(100);
 
     #[test]
-    fn eight_beats_in_a_row_are_missed_and_then_it_is_heard_again() {
+    fn suspected_after_eight_missed_beats_until_next_frame() {
         let mut now = Instant::now();
         let mut beats = Beats::every(EVERY, 8, now);
         assert!(!beats.pass(now));
@@ -66,7 +66,7 @@ mod tests {
         };
         (0..7).for_each(|_| assert!(!miss(&mut beats).0));
         let (is_suspected, at) = miss(&mut beats);
-        assert!(is_suspected && beats.heard(at), "it was suspected by then");
+        assert!(is_suspected && beats.record_frame(at), "it was suspected by then");
         (0..7).for_each(|_| assert!(!miss(&mut beats).0));
         assert!(!beats.is_suspected() && miss(&mut beats).0 && beats.is_suspected() && beats.due().is_none());
     }

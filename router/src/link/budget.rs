@@ -14,11 +14,11 @@ const PER_SECOND: f64 = 10.0;
 #[derive(Debug)]
 pub struct Budget {
     max: f64,
-    state: Mutex<State>,
+    state: Mutex<BudgetState>,
 }
 
 #[derive(Debug)]
-struct State {
+struct BudgetState {
     left: f64,
     since: Instant,
 }
@@ -27,10 +27,10 @@ impl Budget {
     /// The budget begins full: all running requests may lose their replica at once.
     pub fn new(requests_max: usize, now: Instant) -> Budget {
         let max = requests_max as f64;
-        Budget { max, state: Mutex::new(State { left: max, since: now }) }
+        Budget { max, state: Mutex::new(BudgetState { left: max, since: now }) }
     }
 
-    pub fn answered(&self) {
+    pub fn record_answer(&self) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.left = (state.left + PER_ANSWER).min(self.max);
     }
@@ -60,7 +60,7 @@ mod tests {
         let takes = |now, n| (0..n).filter(|_| budget.take(now).is_ok()).count();
         assert_eq!(takes(now, 1000), 100);
         assert!(budget.take(now).is_err_and(|wait| wait <= Duration::from_millis(110)));
-        (0..100).for_each(|_| budget.answered());
+        (0..100).for_each(|_| budget.record_answer());
         assert!((19..=20).contains(&takes(now, 1000)));
         assert!((10..=11).contains(&takes(now + Duration::from_secs(1), 1000)));
         assert_eq!(takes(now + Duration::from_secs(1000), 1000), 100);

@@ -1,6 +1,6 @@
 //! The connection to a coordinator: down, being dialled, or up. Knows frames, not what they mean.
 
-use crate::link::event::{Attached, LinkEvent};
+use crate::link::event::{AttachedStream, LinkEvent};
 use proto::cluster as wire;
 use proto::cluster::coordinator_client::CoordinatorClient;
 use std::collections::VecDeque;
@@ -18,8 +18,8 @@ const FRAMES_SENDING_MAX: usize = 16;
 
 pub(super) enum CoordinatorStream {
     Down { until: Instant },
-    Dialing(Pin<Box<dyn Future<Output = Result<Attached, Status>> + Send>>),
-    Up { inbound: Box<Streaming<wire::ReplicaFrame>>, heard: Instant },
+    Dialing(Pin<Box<dyn Future<Output = Result<AttachedStream, Status>> + Send>>),
+    Up { inbound: Box<Streaming<wire::ReplicaFrame>>, last_frame: Instant },
 }
 
 impl CoordinatorStream {
@@ -34,10 +34,10 @@ impl CoordinatorStream {
                 Ok(attached) => LinkEvent::Attached(attached),
                 Err(status) => LinkEvent::Lost(status),
             },
-            CoordinatorStream::Up { inbound, heard } => match timeout_at(*heard + silence_max, inbound.message()).await
+            CoordinatorStream::Up { inbound, last_frame: heard: last_frame } => match timeout_at(*last_frame + silence_max, inbound.message()).await
             {
                 Ok(Ok(Some(wire::ReplicaFrame { frame }))) => {
-                    *heard = Instant::now();
+                    *last_frame = Instant::now();
                     frame.map_or(LinkEvent::Lost(Status::internal("an empty frame")), LinkEvent::Frame)
                 }
                 Ok(Ok(None)) => LinkEvent::Lost(Status::unavailable("the coordinator closed the stream")),
@@ -48,16 +48,16 @@ impl CoordinatorStream {
     }
 }
 
-pub(super) async fn attach(channel: Channel, wait_max: Duration, hello: wire::RouterHello) -> Result<Attached, Status> {
+pub(super) async fn attach(channel: Channel, wait_max: Duration, hello: wire::RouterHello) -> Result<AttachedStream, Status> {
     let (outbound, frames) = mpsc::channel(FRAMES_SENDING_MAX);
-    let said = outbound.try_send(up(wire::router_frame::Frame::Hello(hello)));
-    debug_assert!(said.is_ok(), "a new queue has room for one frame");
+    let sent = outbound.try_send(up(wire::router_frame::Frame::Hello(hello)));
+    debug_assert!(sent.is_ok(), "a new queue has room for one frame");
     let mut client = CoordinatorClient::new(channel)
         .max_decoding_message_size(proto::FRAME_BYTES_MAX)
         .max_encoding_message_size(proto::FRAME_BYTES_MAX);
     let attached = timeout(wait_max, client.attach(ReceiverStream::new(frames))).await;
     let inbound = attached.map_err(|_| Status::unavailable("the coordinator does not answer"))??.into_inner();
-    Ok(Attached { outbound, inbound: Box::new(inbound) })
+    Ok(AttachedStream { outbound, inbound: Box::new(inbound) })
 }
 
 pub(super) fn up(frame: wire::router_frame::Frame) -> wire::RouterFrame {

@@ -12,7 +12,7 @@ pub(super) enum LinkEvent {
     Submit(u64, Box<LinkRequest>),
     Cancel(Cancel),
     Dial,
-    Attached(Attached),
+    Attached(AttachedStream),
     Frame(Frame),
     Lost(Status),
     Sent,
@@ -25,7 +25,7 @@ pub(super) enum LinkEvent {
 }
 
 /// A stream that the coordinator has accepted.
-pub(super) struct Attached {
+pub(super) struct AttachedStream {
     pub(super) outbound: mpsc::Sender<wire::RouterFrame>,
     pub(super) inbound: Box<Streaming<wire::ReplicaFrame>>,
 }

@@ -3,12 +3,12 @@
 
 use crate::link::condition::Condition;
 use crate::link::request::LinkRequest;
-use crate::link::task::Task;
+use crate::link::task::LinkTask;
 use crate::link::ticket::Cancel;
 use crate::refusal::Refusal;
 use tokio::time::Instant;
 
-impl Task {
+impl LinkTask {
     /// Sets the replica's condition. Requests at a replica that does not compute count as absent until it does.
     pub(super) fn fares(&mut self, condition: Condition, now: Instant) {
         let computed = std::mem::replace(&mut self.condition, condition).computes();

@@ -2,7 +2,7 @@
 
 use crate::board::ledger::Ledger;
 use crate::link::absence::Absence;
-use crate::link::request::{Adopts, Call, LinkRequest};
+use crate::link::request::{Adoption, Call, LinkRequest};
 use crate::link::ticket::{Cancel, Home, Ticket};
 use crate::refusal::Refusal;
 use proto::cluster::passage::Kind;
@@ -55,7 +55,7 @@ impl ReplicaLink {
         &self,
         request: Request,
         slot: u32,
-        adopts: Option<Adopts>,
+        adopts: Option<Adoption>,
         call: &Arc<Call>,
     ) -> Result<Ticket, Refusal> {
         let full = || Refusal::Full { retry_after: self.retry_after };
@@ -76,13 +76,13 @@ impl ReplicaLink {
             absence: Absence::default(),
             n_lost: 0,
             n_coordinators_lost: 0,
-            heard: None,
-            befell: Vec::new(),
+            last_token_at: None,
+            events: Vec::new(),
         };
         match self.submits.try_send((key, Box::new(entry))) {
             Ok(()) => Ok(ticket),
             Err(_) => {
-                ticket.over();
+                ticket.finish();
                 Err(full())
             }
         }
@@ -93,10 +93,10 @@ impl ReplicaLink {
         let (Ok(place), Ok(cancel)) = (self.submits.try_reserve(), self.cancels.clone().try_reserve_owned()) else {
             return Err(entry);
         };
-        if entry.home.moves_to(cancel) {
+        if entry.home.move_to(cancel) {
             entry.work = self.ledger.enter(entry.request.n_tokens() as u64);
-            (entry.adopts, entry.heard) = (None, None);
-            entry.befell(Kind::Moved, Instant::now());
+            (entry.adopts, entry.last_token_at) = (None, None);
+            entry.record_event(Kind::Moved, Instant::now());
             place.send((key, entry));
         }
         Ok(())

@@ -2,9 +2,9 @@
 
 use crate::link::beats::Beats;
 use crate::link::connection::up;
-use crate::link::task::Task;
+use crate::link::task::LinkTask;
 use crate::link::ticket::Cancel;
-use crate::link::view::{Replica, room};
+use crate::link::view::{ReplicaInfo, room};
 use crate::refusal::Refusal;
 use proto::cluster as wire;
 use proto::cluster::replica_frame::Frame;
@@ -16,12 +16,12 @@ use tokio::time::Instant;
 use tonic::Status;
 use types::Finish;
 
-impl Task {
-    pub(super) fn hear(&mut self, frame: Frame) {
+impl LinkTask {
+    pub(super) fn receive(&mut self, frame: Frame) {
         let now = Instant::now();
-        if self.beats.heard(now) {
+        if self.beats.record_frame(now) {
             tracing::info!(place = self.place, "a replica is heard again");
-            self.peers.show(self.place, |view| view.is_suspected = false);
+            self.peers.update_view(self.place, |view| view.is_suspected = false);
         }
         match frame {
             Frame::Welcome(welcome) => self.welcome(welcome),
@@ -33,9 +33,9 @@ impl Task {
     }
 
     pub(super) fn beat(&mut self, beat: &wire::Beat) {
-        beat.load.iter().for_each(|load| self.ledger.load(load));
-        let heard = beat.cached.as_ref().map_or(Ok(()), |told| self.peers.hear(self.place, told));
-        if heard.is_err() {
+        beat.load.iter().for_each(|load| self.ledger.apply_load(load));
+        let applied = beat.cached.as_ref().map_or(Ok(()), |report| self.peers.apply_report(self.place, report));
+        if applied.is_err() {
             tracing::warn!("names of cached blocks are missing: all are asked for");
             self.outbox.push_back(up(wire::router_frame::Frame::Recite(wire::Recite {})));
         }
@@ -47,16 +47,16 @@ impl Task {
         tracing::warn!(requests = self.table.len(), "a replica is silent: it is suspected");
         self.ledger.broke();
         metrics::replica_suspected(self.replica.as_ref().map_or("", |replica| &replica.name));
-        self.peers.show(self.place, |view| view.is_suspected = true);
+        self.peers.update_view(self.place, |view| view.is_suspected = true);
         self.leave_if_better();
     }
 
     pub(super) fn state(&mut self, state: wire::State) {
-        self.ledger.told(&state);
+        self.ledger.apply_state(&state);
         let now = Instant::now();
         self.room = room(&state);
         self.fares(self.condition.after(&state, now, self.timeouts.recovery_max), now);
-        self.peers.show(self.place, |view| view.state = Some(state));
+        self.peers.update_view(self.place, |view| view.state = Some(state));
         if self.takes() {
             self.send_all();
         } else {
@@ -67,7 +67,7 @@ impl Task {
 
     pub(super) fn welcome(&mut self, welcome: wire::Welcome) {
         let welcome_beats = u64::from(welcome.beat_millis);
-        let replica = match Replica::of(welcome, &self.speaks) {
+        let replica = match ReplicaInfo::of(welcome, &self.speaks) {
             Ok(replica) => replica,
             Err(status) => return self.lost(&status),
         };
@@ -82,7 +82,7 @@ impl Task {
         self.former = Some(wire::FormerNumber { incarnation: replica.incarnation, router: replica.first_id.router() });
         let replica = Arc::new(replica);
         self.replica = Some(replica.clone());
-        self.peers.show(self.place, |view| (view.name, view.replica) = (replica.name.clone(), Some(replica)));
+        self.peers.update_view(self.place, |view| (view.name, view.replica) = (replica.name.clone(), Some(replica)));
         self.send_all();
     }
 
@@ -145,21 +145,21 @@ impl Task {
             Ok(finish) => finish,
             Err(error) => return self.broken(key, error.to_string()),
         };
-        let n_told = entry.request.output.len() as u32;
-        if !splice(n_told, &mut output) {
-            return self.broken(key, format!("the replica left a gap: position {} after {n_told}", output.position));
+        let n_sent = entry.request.output.len() as u32;
+        if !splice(n_sent, &mut output) {
+            return self.broken(key, format!("the replica left a gap: position {} after {n_sent}", output.position));
         }
         entry.request.output.extend(output.tokens.iter().map(|out| out.token));
         if !output.tokens.is_empty() {
             entry.work.begun();
             (entry.n_lost, entry.n_coordinators_lost) = (0, 0);
             entry.absence.forget();
-            match entry.heard.replace(now) {
+            match entry.last_token_at.replace(now) {
                 Some(last) => self.ledger.between_tokens(output.tokens.len(), now.saturating_duration_since(last)),
                 None => {
-                    self.peers.budget.answered();
+                    self.peers.budget.record_answer();
                     // A request that had begun elsewhere did not wait only for this replica.
-                    if n_told == 0 {
+                    if n_sent == 0 {
                         self.ledger.first_token(now.saturating_duration_since(entry.since));
                     }
                 }
@@ -170,7 +170,7 @@ impl Task {
         if is_silent && finish.is_none() {
             return;
         }
-        entry.tell(&mut output, now);
+        entry.report_events(&mut output, now);
         if let Some(finish) = finish {
             match finish {
                 Finish::Failed => self.ledger.broke(),
@@ -199,9 +199,9 @@ impl Task {
 /// between the known ones and these.
 ///
 /// `[0, position) known · [position, n_told) received twice · [n_told, ..) new`
-pub(super) fn splice(n_told: u32, output: &mut wire::Output) -> bool {
-    let Some(n_twice) = n_told.checked_sub(output.position) else { return false };
+pub(super) fn splice(n_sent: u32, output: &mut wire::Output) -> bool {
+    let Some(n_twice) = n_sent.checked_sub(output.position) else { return false };
     output.tokens.drain(..output.tokens.len().min(n_twice as usize));
-    output.position = n_told;
+    output.position = n_sent;
     true
 }

@@ -1,13 +1,13 @@
 //! How and why a request moves from one link to another. Knows what other links can take, and no frames.
 
 use crate::link::peers::Neighbours;
-use crate::link::task::Task;
+use crate::link::task::LinkTask;
 use crate::link::ticket::Cancel;
 use crate::refusal::Refusal;
 use proto::cluster::passage::Kind;
 use tokio::time::Instant;
 
-impl Task {
+impl LinkTask {
     /// Moves requests that wait here to links that can continue them at once.
     pub(super) fn move_away(&mut self) {
         let waiting: Vec<u64> = self.parked.keys().copied().collect();
@@ -86,7 +86,7 @@ impl Task {
         if self.parked.insert(key, None).is_none() {
             (entry.since, entry.n_lost) = (now, entry.n_lost + 1);
             entry.n_coordinators_lost += u32::from(is_gone);
-            entry.befell(Kind::Lost, now);
+            entry.record_event(Kind::Lost, now);
         }
         let times = entry.n_lost;
         let is_suspect = times > self.losses_max || entry.n_coordinators_lost > self.coordinator_losses_max;

@@ -4,12 +4,12 @@
 use crate::board::caches::Gap;
 use crate::board::circuit::CircuitChange;
 use crate::board::ledger::Ledger;
-use crate::board::pick::{self, Need, PickPolicy, Row, Standing, Wish, hashed};
-use crate::board::{ChoiceBuffers, Chosen, ReplicaFacts, ReplicaTable, Salt};
+use crate::board::pick::{self, Need, PickPolicy, ReplicaRow, Standing, PickInfo, hashed};
+use crate::board::{ChoiceBuffers, ReplicaChoice, ReplicaFacts, ReplicaTable, Salt};
 use crate::link::budget::Budget;
 use crate::link::handle::ReplicaLink;
 use crate::link::versions::{Version, version_of, versions};
-use crate::link::view::{Replica, View};
+use crate::link::view::{ReplicaInfo, View};
 use proto::cluster as wire;
 use proto::cluster::state::Phase;
 use std::collections::BTreeMap;
@@ -20,7 +20,7 @@ use types::PolicyDigest;
 /// The links and their views, each under its own number, its place. Replicas come and go; no place is reused.
 #[derive(Clone)]
 pub struct Peers {
-    table: Arc<RwLock<Table>>,
+    table: Arc<RwLock<LinkTable>>,
     /// In order of arrival, which is the order of their places.
     views: Arc<watch::Sender<Vec<View>>>,
     /// The versions that the replicas serve. Changes together with the views, under their lock.
@@ -29,7 +29,7 @@ pub struct Peers {
 }
 
 #[derive(Default)]
-struct Table {
+struct LinkTable {
     links: BTreeMap<usize, ReplicaLink>,
     board: ReplicaTable,
 }
@@ -41,7 +41,7 @@ impl Peers {
     }
 
     /// Adds a view. Its link follows by `introduce`.
-    pub fn sit(&self, view: View) {
+    pub fn add_view(&self, view: View) {
         self.views.send_modify(|views| views.push(view));
     }
 
@@ -51,19 +51,19 @@ impl Peers {
     }
 
     /// Adds a link at the place of its view.
-    pub fn introduce(&self, place: usize, link: ReplicaLink) {
+    pub fn add_link(&self, place: usize, link: ReplicaLink) {
         let mut table = self.write();
-        table.board.sit(place, link.ledger());
+        table.board.add_replica(place, link.ledger());
         table.links.insert(place, link);
     }
 
-    pub fn leave(&self, place: usize) {
+    pub fn remove(&self, place: usize) {
         self.views.send_modify(|views| {
             views.retain(|view| view.place != place);
-            self.tell_versions(views);
+            self.update_versions(views);
         });
         let mut table = self.write();
-        table.board.leave(place);
+        table.board.remove_replica(place);
         table.links.remove(&place);
     }
 
@@ -71,20 +71,20 @@ impl Peers {
         self.views.subscribe()
     }
 
-    pub fn show(&self, place: usize, change: impl FnOnce(&mut View)) {
+    pub fn update_view(&self, place: usize, change: impl FnOnce(&mut View)) {
         let mut shown = None;
         self.views.send_if_modified(|views| {
             let Ok(at) = views.binary_search_by_key(&place, |view| view.place) else { return false };
             let before = views[at].serves();
             change(&mut views[at]);
             if views[at].serves() != before {
-                self.tell_versions(views);
+                self.update_versions(views);
             }
             shown = Some(facts(&views[at]));
             true
         });
         if let Some(facts) = shown {
-            self.write().board.show(place, &facts);
+            self.write().board.update_facts(place, &facts);
         }
     }
 
@@ -95,7 +95,7 @@ impl Peers {
         at.map_or_else(|_| String::new(), |at| views[at].name.clone())
     }
 
-    fn tell_versions(&self, views: &[View]) {
+    fn update_versions(&self, views: &[View]) {
         *self.versions.write().unwrap_or_else(PoisonError::into_inner) = versions(views);
     }
 
@@ -104,12 +104,12 @@ impl Peers {
     }
 
     /// Another stream to the replica begins: it reports anew what its cache has.
-    pub fn hear_anew(&self, place: usize) {
-        self.write().board.hear_anew(place);
+    pub fn reset_reports(&self, place: usize) {
+        self.write().board.reset_reports(place);
     }
 
-    pub fn hear(&self, place: usize, told: &wire::Cached) -> Result<(), Gap> {
-        self.write().board.hear(place, told)
+    pub fn apply_report(&self, place: usize, report: &wire::Cached) -> Result<(), Gap> {
+        self.write().board.apply_report(place, report)
     }
 
     pub fn judge(&self, second: u64) -> Vec<(usize, CircuitChange)> {
@@ -129,17 +129,17 @@ impl Peers {
     pub fn choose<I: Iterator<Item = u64>>(
         &self,
         policy: PickPolicy,
-        wish: &Wish,
+        info: &PickInfo,
         names: Option<impl Fn(&PolicyDigest, &Salt) -> I>,
         scratch: &mut ChoiceBuffers,
-    ) -> Option<(Chosen, ReplicaLink)> {
+    ) -> Option<(ReplicaChoice, ReplicaLink)> {
         let table = self.read();
-        let chosen = table.board.choose(policy, wish, names, scratch)?;
+        let chosen = table.board.choose(policy, info, names, scratch)?;
         Some((chosen, table.links.get(&chosen.place)?.clone()))
     }
 
     /// The places and rows of all links.
-    pub fn rows(&self) -> (Vec<usize>, Vec<Row>) {
+    pub fn rows(&self) -> (Vec<usize>, Vec<ReplicaRow>) {
         self.read().board.rows().unzip()
     }
 
@@ -149,18 +149,18 @@ impl Peers {
         Neighbours { rows, places, peers: self.clone() }
     }
 
-    fn read(&self) -> RwLockReadGuard<'_, Table> {
+    fn read(&self) -> RwLockReadGuard<'_, LinkTable> {
         self.table.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn write(&self) -> RwLockWriteGuard<'_, Table> {
+    fn write(&self) -> RwLockWriteGuard<'_, LinkTable> {
         self.table.write().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// The other links, as they were at one moment.
 pub struct Neighbours {
-    rows: Vec<Row>,
+    rows: Vec<ReplicaRow>,
     places: Vec<usize>,
     peers: Peers,
 }
@@ -168,13 +168,13 @@ pub struct Neighbours {
 impl Neighbours {
     /// A link that can continue a request at once. Earlier results of this call count as the links' work.
     pub fn ready_for(&mut self, need: Need, n_tokens: u64) -> Option<ReplicaLink> {
-        let idx = pick::equal(&self.rows, need, Standing::Shunned)?;
+        let idx = pick::pick_equivalent(&self.rows, need, Standing::Shunned)?;
         self.rows[idx].work += n_tokens;
         self.peers.link(self.places[idx])
     }
 
     pub fn is_any_ready_for(&self, need: Need) -> bool {
-        pick::equal(&self.rows, need, Standing::Shunned).is_some()
+        pick::pick_equivalent(&self.rows, need, Standing::Shunned).is_some()
     }
 
     /// Whether any link may become able to continue it. An absent replica could turn out to be any.
@@ -193,7 +193,7 @@ fn facts(view: &View) -> ReplicaFacts {
         (Some(_), Phase::Draining) => Standing::Draining,
         (Some(_), Phase::Recovering | Phase::Loading | Phase::Unspecified) => Standing::Recovering,
     };
-    let of = |replica: &Arc<Replica>| (replica.digest, replica.context, replica.salt);
+    let of = |replica: &Arc<ReplicaInfo>| (replica.digest, replica.context, replica.salt);
     let (digest, context, salt) = view.replica.as_ref().map(of).unwrap_or_default();
     let version = view.replica.as_deref().map(version_of).unwrap_or_default();
     let (room, protocol) = (view.room(), view.protocol());

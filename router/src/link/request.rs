@@ -27,16 +27,16 @@ pub struct Call {
     /// The call's span; empty if it is not recorded.
     pub trace: TraceHeaders,
     /// The client watches how far its prompts are.
-    pub tells_progress: bool,
+    pub needs_progress: bool,
     pub outputs: OutputSender,
 }
 
 /// The most events that are kept of a request that moves to and fro without a token.
-const BEFELL_MAX: usize = 32;
+const EVENTS_MAX: usize = 32;
 
 /// A request that the replica may have already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Adopts {
+pub struct Adoption {
     pub of: RequestId,
     /// How many tokens the client has.
     pub n_had: u32,
@@ -56,7 +56,7 @@ pub(super) struct LinkRequest {
     pub(super) request: Request,
     pub(super) slot: u32,
     pub(super) call: Arc<Call>,
-    pub(super) adopts: Option<Adopts>,
+    pub(super) adopts: Option<Adoption>,
     // A place in the owner's queue that is kept for the end, so that it reaches a slow reader too.
     pub(super) last: mpsc::OwnedPermit<SlotOutput>,
     pub(super) home: Arc<Home>,
@@ -69,9 +69,9 @@ pub(super) struct LinkRequest {
     /// How often of these its coordinator was lost too.
     pub(super) n_coordinators_lost: u32,
     /// When the present replica last sent a token of it.
-    pub(super) heard: Option<Instant>,
+    pub(super) last_token_at: Option<Instant>,
     /// What happened to it here since its last output. The next output reports it.
-    pub(super) befell: Vec<(Kind, Instant)>,
+    pub(super) events: Vec<(Kind, Instant)>,
 }
 
 impl LinkRequest {
@@ -80,15 +80,15 @@ impl LinkRequest {
     }
 
     /// Records that something happened to it here.
-    pub(super) fn befell(&mut self, kind: Kind, now: Instant) {
-        if self.befell.len() < BEFELL_MAX {
-            self.befell.push((kind, now));
+    pub(super) fn record_event(&mut self, kind: Kind, now: Instant) {
+        if self.events.len() < EVENTS_MAX {
+            self.events.push((kind, now));
         }
     }
 
     /// Adds what happened to it here to an output, before the reports of its present replica.
-    pub(super) fn tell(&mut self, output: &mut wire::Output, now: Instant) {
-        if self.befell.is_empty() {
+    pub(super) fn report_events(&mut self, output: &mut wire::Output, now: Instant) {
+        if self.events.is_empty() {
             return;
         }
         let passage = |(kind, at): (Kind, Instant)| wire::Passage {
@@ -96,7 +96,7 @@ impl LinkRequest {
             micros_ago: now.saturating_duration_since(at).as_micros() as u64,
             ..wire::Passage::default()
         };
-        output.passages.splice(..0, self.befell.drain(..).map(passage));
+        output.passages.splice(..0, self.events.drain(..).map(passage));
     }
 
     pub(super) fn finish(self, output: wire::Output, finish: Finish) {
@@ -128,11 +128,11 @@ impl LinkRequest {
         request.id = id.0;
         request.traceparent.clone_from(&self.call.trace.parent);
         request.tracestate.clone_from(&self.call.trace.state);
-        request.tells_progress = self.call.tells_progress;
+        request.tells_progress = self.call.needs_progress;
         request.deadline_micros =
             self.call.deadline.map(|deadline| deadline.saturating_duration_since(now).as_micros() as u64);
         match self.adopts.take() {
-            Some(Adopts { of, n_had }) => Frame::Adopt(wire::Adopt { of: of.0, request: Some(request), n_had }),
+            Some(Adoption { of, n_had }) => Frame::Adopt(wire::Adopt { of: of.0, request: Some(request), n_had }),
             None => Frame::Submit(request),
         }
     }

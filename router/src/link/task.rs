@@ -6,13 +6,13 @@ use crate::config::{Config, Timeouts};
 use crate::link::beats::Beats;
 use crate::link::condition::Condition;
 use crate::link::connection::{CoordinatorStream, attach, send_first, up};
-use crate::link::event::{Attached, LinkEvent};
+use crate::link::event::{AttachedStream, LinkEvent};
 use crate::link::handle::ReplicaLink;
 use crate::link::peers::Peers;
 use crate::link::request::LinkRequest;
-use crate::link::target::Target;
+use crate::link::target::LinkTarget;
 use crate::link::ticket::Cancel;
-use crate::link::view::{Replica, View};
+use crate::link::view::{ReplicaInfo, View};
 use crate::refusal::Refusal;
 use proto::Speaks;
 use proto::cluster as wire;
@@ -31,8 +31,8 @@ use types::Finish;
 const FRAMES_UNSENT_MAX: usize = 256;
 
 /// The task that owns the stream and the table.
-pub struct Task {
-    pub(super) target: watch::Receiver<Target>,
+pub struct LinkTask {
+    pub(super) target: watch::Receiver<LinkTarget>,
     /// The last known incarnation when this link dialled.
     pub(super) aimed: u64,
     pub(super) timeouts: Timeouts,
@@ -48,7 +48,7 @@ pub struct Task {
     pub(super) place: usize,
     pub(super) ledger: Arc<Ledger>,
     /// Present while the stream is open and the replica has reported that it can serve.
-    pub(super) replica: Option<Arc<Replica>>,
+    pub(super) replica: Option<Arc<ReplicaInfo>>,
     /// This router's number at the replica, in this attachment or the last one.
     pub(super) former: Option<wire::FormerNumber>,
     pub(super) condition: Condition,
@@ -70,22 +70,22 @@ pub struct Task {
     pub(super) reason: String,
 }
 
-impl Task {
+impl LinkTask {
     /// Makes the task of a link, which the caller has to run, and introduces the link to the others.
     pub fn new(
-        target: watch::Receiver<Target>,
+        target: watch::Receiver<LinkTarget>,
         peers: Peers,
         place: usize,
         next_key: Arc<AtomicU64>,
         config: &Config,
-    ) -> Task {
+    ) -> LinkTask {
         let requests_max = config.limits.requests_max;
         let (submits, submitted) = mpsc::channel(requests_max);
         let (cancels, cancelled) = mpsc::channel(requests_max);
         let ledger = peers.ledger();
         let retry_after = config.timeouts.retry_after;
-        peers.introduce(place, ReplicaLink { submits, cancels, ledger: ledger.clone(), next_key, retry_after });
-        Task {
+        peers.add_link(place, ReplicaLink { submits, cancels, ledger: ledger.clone(), next_key, retry_after });
+        LinkTask {
             target,
             aimed: 0,
             timeouts: config.timeouts.clone(),
@@ -127,7 +127,7 @@ impl Task {
                 break;
             }
         }
-        self.leave();
+        self.detach();
         let retry_after = self.timeouts.retry_after;
         let is_end = end.is_cancelled();
         let refusal = if is_end {
@@ -149,7 +149,7 @@ impl Task {
             LinkEvent::Submit(key, _) => Some(*key),
             _ => None,
         };
-        if catch_unwind(AssertUnwindSafe(|| self.heed(event))).is_ok() {
+        if catch_unwind(AssertUnwindSafe(|| self.dispatch(event))).is_ok() {
             return;
         }
         tracing::error!(place = self.place, "a link broke on what it heard: it attaches again");
@@ -159,13 +159,13 @@ impl Task {
         self.lost(&Status::internal("this link broke on what it heard"));
     }
 
-    pub(super) fn heed(&mut self, event: LinkEvent) {
+    pub(super) fn dispatch(&mut self, event: LinkEvent) {
         match event {
             LinkEvent::Submit(key, entry) => self.submit(key, *entry),
             LinkEvent::Cancel(cancel) => self.cancel(cancel),
             LinkEvent::Dial => self.dial(),
             LinkEvent::Attached(attached) => self.attached(attached),
-            LinkEvent::Frame(frame) => self.hear(frame),
+            LinkEvent::Frame(frame) => self.receive(frame),
             LinkEvent::Lost(status) => self.lost(&status),
             LinkEvent::Seen => {
                 self.move_away();
@@ -178,7 +178,7 @@ impl Task {
     }
 
     pub(super) fn dial(&mut self) {
-        let Target { channel, incarnation, .. } = self.target.borrow_and_update().clone();
+        let LinkTarget { channel, incarnation, .. } = self.target.borrow_and_update().clone();
         self.aimed = incarnation;
         let Speaks { version, protocols } = self.speaks.clone();
         let hello = wire::RouterHello { version, protocols, former: self.former };
@@ -277,7 +277,7 @@ impl Task {
         }
     }
 
-    fn hand(&mut self, key: u64, replica: &Replica, now: Instant) {
+    fn hand(&mut self, key: u64, replica: &ReplicaInfo, now: Instant) {
         let Some(entry) = self.table.get_mut(&key) else { return };
         if entry.n_lost > 0
             && let Err(wait) = self.peers.budget.take(now)
@@ -322,15 +322,15 @@ impl Task {
         }
     }
 
-    pub(super) fn attached(&mut self, attached: Attached) {
+    pub(super) fn attached(&mut self, attached: AttachedStream) {
         self.outbound = Some(attached.outbound);
-        self.connection = CoordinatorStream::Up { inbound: attached.inbound, heard: Instant::now() };
+        self.connection = CoordinatorStream::Up { inbound: attached.inbound, last_frame: Instant::now() };
     }
 
     /// Detaches the replica. Returns true if it was attached.
-    pub(super) fn leave(&mut self) -> bool {
-        self.peers.show(self.place, |view| (view.replica, view.state, view.is_suspected) = (None, None, false));
-        self.peers.hear_anew(self.place);
+    pub(super) fn detach(&mut self) -> bool {
+        self.peers.update_view(self.place, |view| (view.replica, view.state, view.is_suspected) = (None, None, false));
+        self.peers.reset_reports(self.place);
         self.beats = Beats::default();
         self.ledger.gone();
         (self.condition, self.room) = (Condition::Serves, u32::MAX);
@@ -338,7 +338,7 @@ impl Task {
     }
 
     pub(super) fn lost(&mut self, status: &Status) {
-        let was_attached = self.leave();
+        let was_attached = self.detach();
         if was_attached {
             self.ledger.broke();
         }

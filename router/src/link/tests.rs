@@ -7,8 +7,8 @@ use super::handle::ReplicaLink;
 use super::hear::splice;
 use super::peers::Peers;
 use super::request::{Call, SlotOutput};
-use super::target::Target;
-use super::task::Task;
+use super::target::LinkTarget;
+use super::task::LinkTask;
 use super::ticket::Ticket;
 use super::view::View;
 use crate::config::Config;
@@ -26,14 +26,14 @@ use types::{Finish, PolicyDigest, Request, RequestId};
 
 #[test]
 fn splices() {
-    let check = |n_told, position, tokens: &[u32], new: Option<&[u32]>| {
+    let check = |n_sent, position, tokens: &[u32], new: Option<&[u32]>| {
         let tokens = tokens.iter().map(|token| wire::TokenOut { token: *token, ..Default::default() }).collect();
         let mut output = wire::Output { position, tokens, ..Default::default() };
-        let is_whole = splice(n_told, &mut output);
-        assert!(!is_whole || output.position == n_told);
+        let is_whole = splice(n_sent, &mut output);
+        assert!(!is_whole || output.position == n_sent);
         let tokens: Vec<u32> = output.tokens.iter().map(|out| out.token).collect();
         let spliced = is_whole.then(|| tokens.clone());
-        assert_eq!(spliced.as_deref(), new, "{tokens:?} at {position} after {n_told}");
+        assert_eq!(spliced.as_deref(), new, "{tokens:?} at {position} after {n_sent}");
     };
     check(0, 0, &[7, 8], Some(&[7, 8]));
     check(5, 5, &[7], Some(&[7]));
@@ -43,8 +43,8 @@ fn splices() {
     check(5, 6, &[7], None);
 }
 
-fn given(dialer: &::wire::Dialer) -> (watch::Sender<Target>, watch::Receiver<Target>) {
-    watch::channel(Target { channel: dialer.channel(), incarnation: 0, is_listed: true })
+fn given(dialer: &::wire::Dialer) -> (watch::Sender<LinkTarget>, watch::Receiver<LinkTarget>) {
+    watch::channel(LinkTarget { channel: dialer.channel(), incarnation: 0, is_listed: true })
 }
 
 fn peers() -> Peers {
@@ -56,14 +56,14 @@ fn links(peers: &Peers) -> Vec<ReplicaLink> {
 }
 
 /// A task with a replica and no connection: its frames stay in the outbox.
-fn attached(unread_max: usize) -> (ReplicaLink, Task) {
+fn attached(unread_max: usize) -> (ReplicaLink, LinkTask) {
     let limits = crate::config::RouterLimits { outputs_unread_max: unread_max, ..Default::default() };
     let (dialer, _) = ::wire::in_memory();
     let peers = peers();
-    peers.sit(View::default());
+    peers.add_view(View::default());
     let config = Config { limits, ..Config::default() };
-    let mut task = Task::new(given(&dialer).1, peers.clone(), 0, Arc::new(AtomicU64::new(1)), &config);
-    task.hear(Frame::Welcome(welcome(1)));
+    let mut task = LinkTask::new(given(&dialer).1, peers.clone(), 0, Arc::new(AtomicU64::new(1)), &config);
+    task.receive(Frame::Welcome(welcome(1)));
     (links(&peers).remove(0), task)
 }
 
@@ -73,16 +73,16 @@ fn welcome(router: u32) -> wire::Welcome {
 }
 
 fn submit(link: &ReplicaLink, n_places: usize) -> (Ticket, mpsc::Receiver<SlotOutput>) {
-    let (outputs, heard) = mpsc::channel(n_places);
+    let (outputs, outputs_rx) = mpsc::channel(n_places);
     let sampling = types::Sampling { tokens_max: 50, stop: vec![9], ..Default::default() };
     let request = Request { prompt: vec![1, 2], sampling, ..Request::default() };
     let (digest, trace, first_key) = (PolicyDigest::default(), TraceHeaders::default(), link.keys(1));
-    let call = Arc::new(Call { first_key, deadline: None, digest, n_cached: 0, trace, tells_progress: false, outputs });
-    (link.submit(request, 0, None, &call).unwrap(), heard)
+    let call = Arc::new(Call { first_key, deadline: None, digest, n_cached: 0, trace, needs_progress: false, outputs });
+    (link.submit(request, 0, None, &call).unwrap(), outputs_rx)
 }
 
 /// Lets the task take what its handles have sent.
-fn take(task: &mut Task) {
+fn take(task: &mut LinkTask) {
     while let Ok(cancel) = task.cancelled.try_recv() {
         task.cancel(cancel);
     }
@@ -91,7 +91,7 @@ fn take(task: &mut Task) {
     }
 }
 
-fn id(task: &Task, ticket: &Ticket) -> RequestId {
+fn id(task: &LinkTask, ticket: &Ticket) -> RequestId {
     task.replica.as_ref().unwrap().id(ticket.key())
 }
 
@@ -102,7 +102,7 @@ fn token(id: RequestId, position: u32, token: u32) -> Frame {
 }
 
 /// Empties the outbox, and returns submits with their output so far, and cancels.
-fn sent(task: &mut Task) -> Vec<(u64, Option<Vec<u32>>)> {
+fn sent(task: &mut LinkTask) -> Vec<(u64, Option<Vec<u32>>)> {
     let frames = task.outbox.drain(..).map(|frame| match frame.frame {
         Some(wire::router_frame::Frame::Submit(request)) => (request.id, Some(request.output)),
         Some(wire::router_frame::Frame::Adopt(adopt)) => {
@@ -116,26 +116,26 @@ fn sent(task: &mut Task) -> Vec<(u64, Option<Vec<u32>>)> {
 }
 
 #[tokio::test]
-async fn a_slow_reader_is_cut_and_told() {
+async fn slow_reader_is_cut_off_with_a_refusal() {
     let (link, mut task) = attached(2);
     assert_eq!(link.work(), 0);
-    let (ticket, mut heard) = submit(&link, 3);
+    let (ticket, mut outputs_rx) = submit(&link, 3);
     take(&mut task);
     let id = id(&task, &ticket);
     assert_eq!(sent(&mut task), [(id.0, Some(vec![]))]);
     for position in 0..3 {
-        task.hear(token(id, position, 5));
+        task.receive(token(id, position, 5));
     }
     assert_eq!(sent(&mut task), [(id.0, None)]);
     assert!(task.table.is_empty());
     for position in 0..2 {
-        let (slot, told) = heard.try_recv().unwrap();
-        let told = told.unwrap();
-        assert_eq!((slot, told.position, told.finished().unwrap()), (0, position, None));
+        let (slot, output) = outputs_rx.try_recv().unwrap();
+        let output = output.unwrap();
+        assert_eq!((slot, output.position, output.finished().unwrap()), (0, position, None));
     }
-    let end = heard.try_recv();
+    let end = outputs_rx.try_recv();
     assert!(matches!(end, Ok((0, Err(Refusal::SlowReader { unread: 2 })))), "{end:?}");
-    assert!(heard.try_recv().is_err());
+    assert!(outputs_rx.try_recv().is_err());
 }
 
 #[tokio::test]
@@ -144,12 +144,12 @@ async fn a_cancel_may_come_before_at_and_after_its_request() {
     drop(submit(&link, 3));
     take(&mut task);
     assert_eq!((sent(&mut task), task.table.len()), (vec![], 0));
-    let (ticket, _heard) = submit(&link, 3);
+    let (ticket, _outputs_rx) = submit(&link, 3);
     take(&mut task);
     drop(ticket);
     take(&mut task);
     assert_eq!((sent(&mut task), task.table.len()), (vec![], 0));
-    let (ticket, _heard) = submit(&link, 3);
+    let (ticket, _outputs_rx) = submit(&link, 3);
     take(&mut task);
     let id = id(&task, &ticket);
     assert_eq!(sent(&mut task).len(), 1);
@@ -157,7 +157,7 @@ async fn a_cancel_may_come_before_at_and_after_its_request() {
     take(&mut task);
     assert_eq!(sent(&mut task), [(id.0, None)]);
     // A token that was on its way no longer has an owner.
-    task.hear(token(id, 0, 5));
+    task.receive(token(id, 0, 5));
 }
 
 #[tokio::test]
@@ -169,16 +169,16 @@ async fn a_hundred_thousand_cancels_leave_nothing() {
         let at_the_replica: Vec<_> = (0..75).map(|_| submit(&link, 3)).collect();
         take(&mut task);
         for (ticket, _) in at_the_replica.iter().take(25) {
-            task.hear(token(id(&task, ticket), 0, 5));
+            task.receive(token(id(&task, ticket), 0, 5));
         }
         if round % 100 == 50 {
             task.lost(&Status::unavailable("gone"));
-            task.hear(Frame::Welcome(welcome(round)));
+            task.receive(Frame::Welcome(welcome(round)));
         }
         let in_a_queue: Vec<_> = (0..25).map(|_| submit(&link, 3)).collect();
         drop(in_a_queue);
-        for (i, (ticket, heard)) in at_the_replica.into_iter().enumerate() {
-            if i % 3 == 0 { ticket.stopped() } else { drop((heard, ticket)) }
+        for (i, (ticket, outputs_rx)) in at_the_replica.into_iter().enumerate() {
+            if i % 3 == 0 { ticket.stop() } else { drop((outputs_rx, ticket)) }
         }
         take(&mut task);
         assert!(task.table.is_empty() && task.parked.is_empty());
@@ -192,36 +192,36 @@ async fn a_hundred_thousand_cancels_leave_nothing() {
 #[tokio::test]
 async fn a_lost_replica_gets_the_log_and_a_complete_one_is_at_its_end() {
     let (link, mut task) = attached(10);
-    let (goes_on, _heard) = submit(&link, 9);
-    let (complete, mut told) = submit(&link, 9);
+    let (goes_on, _outputs_rx) = submit(&link, 9);
+    let (complete, mut complete_rx) = submit(&link, 9);
     take(&mut task);
     sent(&mut task);
     let before = id(&task, &goes_on);
-    task.hear(token(before, 0, 5));
+    task.receive(token(before, 0, 5));
     // This is the stop token: no further frame is needed for the end.
-    task.hear(token(id(&task, &complete), 0, 9));
-    let end = told.try_recv();
+    task.receive(token(id(&task, &complete), 0, 9));
+    let end = complete_rx.try_recv();
     assert!(matches!(&end, Ok((0, Ok(output))) if output.finished().unwrap() == Some(Finish::Stop)), "{end:?}");
     task.lost(&Status::unavailable("gone"));
     assert!(task.replica.is_none());
-    task.hear(Frame::Welcome(welcome(2)));
+    task.receive(Frame::Welcome(welcome(2)));
     let id = id(&task, &goes_on);
     assert_eq!(sent(&mut task), [(id.0, Some(vec![5]))]);
     // Ids from the replica's former incarnation mean nothing now.
-    task.hear(token(before, 1, 6));
-    task.hear(token(id, 1, 7));
+    task.receive(token(before, 1, 6));
+    task.receive(token(id, 1, 7));
     assert_eq!(task.table[&goes_on.key()].request.output, [5, 7]);
 }
 
 /// Two links with ready replicas, and their tasks.
-fn neighbours() -> (Vec<ReplicaLink>, Task, Task) {
+fn neighbours() -> (Vec<ReplicaLink>, LinkTask, LinkTask) {
     let peers = peers();
-    (0..2).for_each(|place| peers.sit(View { place, ..View::default() }));
+    (0..2).for_each(|place| peers.add_view(View { place, ..View::default() }));
     let (config, keys) = (Config::default(), Arc::new(AtomicU64::new(1)));
     let new = |place| {
         let (dialer, _) = ::wire::in_memory();
-        let mut task = Task::new(given(&dialer).1, peers.clone(), place, keys.clone(), &config);
-        task.hear(Frame::Welcome(welcome(1)));
+        let mut task = LinkTask::new(given(&dialer).1, peers.clone(), place, keys.clone(), &config);
+        task.receive(Frame::Welcome(welcome(1)));
         task
     };
     let (one, two) = (new(0), new(1));
@@ -231,11 +231,11 @@ fn neighbours() -> (Vec<ReplicaLink>, Task, Task) {
 #[tokio::test]
 async fn requests_of_a_lost_replica_move_and_their_cancels_follow() {
     let (links, mut one, mut two) = neighbours();
-    let (begun, _heard) = submit(&links[0], 9);
+    let (begun, _outputs_rx) = submit(&links[0], 9);
     let (fresh, _fresh) = submit(&links[0], 9);
     let (unwanted, gone) = submit(&links[0], 9);
     take(&mut one);
-    one.hear(token(id(&one, &begun), 0, 5));
+    one.receive(token(id(&one, &begun), 0, 5));
     assert_eq!((links[0].work(), links[1].work()), (5, 0));
     // The first link learns nothing of the request that ends meanwhile: after a move, its end arrives at the link that
     // has it.
@@ -255,26 +255,26 @@ async fn requests_of_a_lost_replica_move_and_their_cancels_follow() {
 #[tokio::test]
 async fn a_request_that_its_replica_ended_moves_to_another() {
     let (links, mut one, mut two) = neighbours();
-    let (ticket, mut heard) = submit(&links[0], 9);
+    let (ticket, mut outputs_rx) = submit(&links[0], 9);
     take(&mut one);
-    one.hear(token(id(&one, &ticket), 0, 5));
+    one.receive(token(id(&one, &ticket), 0, 5));
     let ended = wire::Output { id: id(&one, &ticket).0, position: 1, ..Default::default() };
     let ended = wire::Output { finish: wire::Finish::Cancelled.into(), ..ended };
-    one.hear(Frame::Outputs(wire::Outputs { outputs: vec![ended] }));
+    one.receive(Frame::Outputs(wire::Outputs { outputs: vec![ended] }));
     take(&mut two);
     assert_eq!(sent(&mut two), [(id(&two, &ticket).0, Some(vec![5]))]);
-    heard.try_recv().unwrap().1.unwrap();
-    assert!(heard.try_recv().is_err() && one.table.is_empty());
+    outputs_rx.try_recv().unwrap().1.unwrap();
+    assert!(outputs_rx.try_recv().is_err() && one.table.is_empty());
 }
 
 #[tokio::test]
 async fn requests_of_a_replica_that_recovers_for_too_long_move() {
     let (links, mut one, mut two) = neighbours();
-    let (ticket, _heard) = submit(&links[0], 9);
+    let (ticket, _outputs_rx) = submit(&links[0], 9);
     take(&mut one);
     sent(&mut one);
     let recovers = wire::State { phase: wire::state::Phase::Recovering.into(), ..Default::default() };
-    one.hear(Frame::State(recovers));
+    one.receive(Frame::State(recovers));
     let due = one.next_due().unwrap();
     one.due(due);
     assert_eq!((sent(&mut one), one.table.len()), (vec![(id(&two, &ticket).0, None)], 0));
@@ -298,11 +298,11 @@ fn ready() -> wire::State {
 #[tokio::test]
 async fn requests_of_an_unplaced_replica_move_at_once_and_come_only_where_no_other_can() {
     let (links, mut one, mut two) = neighbours();
-    let (ticket, _heard) = submit(&links[0], 9);
+    let (ticket, _outputs_rx) = submit(&links[0], 9);
     take(&mut one);
-    one.hear(token(id(&one, &ticket), 0, 5));
+    one.receive(token(id(&one, &ticket), 0, 5));
     sent(&mut one);
-    one.hear(Frame::State(unplaced()));
+    one.receive(Frame::State(unplaced()));
     assert_eq!((sent(&mut one), one.table.len()), (vec![(id(&two, &ticket).0, None)], 0));
     take(&mut two);
     assert_eq!(sent(&mut two), [(id(&two, &ticket).0, Some(vec![5]))]);
@@ -312,12 +312,12 @@ async fn requests_of_an_unplaced_replica_move_at_once_and_come_only_where_no_oth
     take(&mut two);
     assert_eq!((sent(&mut one), sent(&mut two)), (vec![], vec![(id(&two, &late).0, Some(vec![]))]));
     // The other cannot be placed either: all wait where they are, until one of them can.
-    two.hear(Frame::State(unplaced()));
+    two.receive(Frame::State(unplaced()));
     let (waits, _waits) = submit(&links[0], 9);
     take(&mut one);
     assert_eq!((sent(&mut one).len(), one.table.len(), two.table.len()), (1, 1, 2));
-    one.hear(Frame::State(ready()));
-    two.heed(LinkEvent::Seen);
+    one.receive(Frame::State(ready()));
+    two.dispatch(LinkEvent::Seen);
     assert_eq!((sent(&mut two).len(), two.table.len()), (2, 0));
     take(&mut one);
     assert_eq!((sent(&mut one).len(), one.table.len()), (2, 3));
@@ -328,60 +328,60 @@ async fn requests_of_an_unplaced_replica_move_at_once_and_come_only_where_no_oth
 async fn a_request_waits_as_long_as_it_may_at_a_replica_that_does_not_compute_it() {
     let (link, mut task) = attached(10);
     let max = task.timeouts.replica_absence_max;
-    let (running, mut heard) = submit(&link, 9);
+    let (running, mut running_rx) = submit(&link, 9);
     take(&mut task);
-    task.hear(token(id(&task, &running), 0, 5));
-    task.hear(Frame::State(unplaced()));
+    task.receive(token(id(&task, &running), 0, 5));
+    task.receive(Frame::State(unplaced()));
     tokio::time::advance(max / 2).await;
-    let (new, mut new_heard) = submit(&link, 9);
+    let (new, mut new_rx) = submit(&link, 9);
     take(&mut task);
     sent(&mut task);
     // The same on every such report.
-    task.hear(Frame::State(unplaced()));
-    let is_due = |task: &mut Task| {
+    task.receive(Frame::State(unplaced()));
+    let is_due = |task: &mut LinkTask| {
         let due = task.next_due().unwrap();
         task.due(due);
         due
     };
-    heard.try_recv().unwrap().1.unwrap();
+    running_rx.try_recv().unwrap().1.unwrap();
     let ids = [&running, &new].map(|ticket| id(&task, ticket).0);
     assert_eq!(is_due(&mut task), Instant::now() + max / 2);
     assert_eq!(sent(&mut task), [(ids[0], None)]);
-    let end = heard.try_recv().unwrap().1;
+    let end = running_rx.try_recv().unwrap().1;
     let Err(refusal @ Refusal::Away { waited, .. }) = &end else { panic!("{end:?}") };
     assert!(refusal.to_string().contains("two workers are missing") && *waited <= max, "{refusal}");
-    assert!(refusal.retry_after().is_some() && new_heard.try_recv().is_err());
+    assert!(refusal.retry_after().is_some() && new_rx.try_recv().is_err());
     assert_eq!(is_due(&mut task), Instant::now() + max);
     assert_eq!((sent(&mut task), task.table.len()), (vec![(ids[1], None)], 0));
-    assert!(matches!(new_heard.try_recv(), Ok((0, Err(Refusal::Away { .. })))));
+    assert!(matches!(new_rx.try_recv(), Ok((0, Err(Refusal::Away { .. })))));
 }
 
 #[tokio::test(start_paused = true)]
 async fn ranks_that_come_and_go_without_a_token_are_one_absence() {
     let (link, mut task) = attached(10);
     let max = task.timeouts.replica_absence_max;
-    let (ticket, mut heard) = submit(&link, 9);
+    let (ticket, mut outputs_rx) = submit(&link, 9);
     take(&mut task);
     for _ in 0..3 {
-        task.hear(Frame::State(recovers()));
+        task.receive(Frame::State(recovers()));
         tokio::time::advance(max / 4).await;
-        task.hear(Frame::State(ready()));
+        task.receive(Frame::State(ready()));
         // It may take as long as it needs where it is computed.
         assert!(task.next_due().is_none_or(|due| due <= Instant::now() + max));
         tokio::time::advance(max).await;
         task.due(Instant::now());
-        assert!(heard.try_recv().is_err());
+        assert!(outputs_rx.try_recv().is_err());
     }
-    task.hear(token(id(&task, &ticket), 0, 5));
-    heard.try_recv().unwrap().1.unwrap();
-    task.hear(Frame::State(recovers()));
+    task.receive(token(id(&task, &ticket), 0, 5));
+    outputs_rx.try_recv().unwrap().1.unwrap();
+    task.receive(Frame::State(recovers()));
     tokio::time::advance(max * 9 / 10).await;
     task.due(Instant::now());
-    assert!(heard.try_recv().is_err(), "it has said a token since");
+    assert!(outputs_rx.try_recv().is_err(), "it has said a token since");
     task.lost(&Status::unavailable("gone"));
     tokio::time::advance(max / 9).await;
     task.due(Instant::now());
-    let end = heard.try_recv().unwrap().1;
+    let end = outputs_rx.try_recv().unwrap().1;
     let Err(refusal @ Refusal::Away { .. }) = &end else { panic!("{end:?}") };
     assert!(refusal.to_string().contains("its coordinator is lost (gone)"), "{refusal}");
 }
@@ -391,71 +391,71 @@ async fn a_request_that_has_outgrown_a_replica_waits_for_more_room_there_or_else
     let (links, mut one, mut two) = neighbours();
     let shortened = |has| Some(wire::Shortened { asked: 100, has, why: "too little".into() });
     let narrow = |has| Frame::State(wire::State { shortened: shortened(has), ..ready() });
-    let (ticket, mut heard) = submit(&links[0], 9);
+    let (ticket, mut outputs_rx) = submit(&links[0], 9);
     take(&mut one);
-    one.hear(token(id(&one, &ticket), 0, 5));
-    two.hear(narrow(3));
+    one.receive(token(id(&one, &ticket), 0, 5));
+    two.receive(narrow(3));
     let outgrown = wire::Output { id: id(&one, &ticket).0, position: 1, ..Default::default() };
     let outgrown = wire::Output { finish: wire::Finish::Outgrown.into(), ..outgrown };
-    one.hear(Frame::Outputs(wire::Outputs { outputs: vec![outgrown] }));
-    one.hear(narrow(3));
+    one.receive(Frame::Outputs(wire::Outputs { outputs: vec![outgrown] }));
+    one.receive(narrow(3));
     sent(&mut one);
     assert_eq!((one.table.len(), one.parked.len(), two.table.len()), (1, 1, 0));
     one.due(Instant::now() + Duration::from_secs(5));
     assert_eq!((sent(&mut one), one.parked.len()), (vec![], 1), "it has three tokens by now");
     // There is some room for it elsewhere.
-    two.hear(narrow(4));
-    one.heed(LinkEvent::Seen);
+    two.receive(narrow(4));
+    one.dispatch(LinkEvent::Seen);
     take(&mut two);
     assert_eq!((sent(&mut two), one.table.len()), (vec![(id(&two, &ticket).0, Some(vec![5]))], 0));
-    heard.try_recv().unwrap().1.unwrap();
-    assert!(heard.try_recv().is_err());
+    outputs_rx.try_recv().unwrap().1.unwrap();
+    assert!(outputs_rx.try_recv().is_err());
     // A request that has not begun does not wait.
-    one.hear(narrow(2));
-    two.hear(narrow(2));
-    let (_fresh, mut told) = submit(&links[0], 9);
+    one.receive(narrow(2));
+    two.receive(narrow(2));
+    let (_fresh, mut fresh_rx) = submit(&links[0], 9);
     take(&mut one);
-    let end = told.try_recv();
+    let end = fresh_rx.try_recv();
     assert!(matches!(&end, Ok((0, Err(Refusal::NotReady { why, .. }))) if why.contains("hold 2 tokens")), "{end:?}");
 }
 
 #[tokio::test]
 async fn a_request_moves_only_to_the_same_policy_and_room_and_not_for_ever() {
     let (links, mut one, mut two) = neighbours();
-    let (_ticket, mut heard) = submit(&links[0], 9);
+    let (_ticket, mut outputs_rx) = submit(&links[0], 9);
     take(&mut one);
     for welcome in
         [wire::Welcome { context: 51, ..welcome(1) }, wire::Welcome { policy_digest: vec![1; 32], ..welcome(1) }]
     {
-        two.hear(Frame::Welcome(welcome));
+        two.receive(Frame::Welcome(welcome));
         one.lost(&Status::unavailable("gone"));
         assert_eq!((one.table.len(), one.parked.len()), (1, 1));
-        one.hear(Frame::Welcome(self::welcome(1)));
+        one.receive(Frame::Welcome(self::welcome(1)));
         assert!(one.parked.is_empty());
     }
-    assert!(heard.try_recv().is_err());
+    assert!(outputs_rx.try_recv().is_err());
     one.lost(&Status::unavailable("gone"));
-    let end = heard.try_recv();
+    let end = outputs_rx.try_recv();
     assert!(matches!(end, Ok((0, Err(Refusal::LostTooOften { times: 3 })))), "{end:?}");
 }
 
 /// Returns how often a request, alone at its replica, is lost by `lose` until it is given up.
-fn n_losses(lose: impl Fn(&mut Task, RequestId), speaks_at: Option<u32>) -> u32 {
+fn n_losses(lose: impl Fn(&mut LinkTask, RequestId), speaks_at: Option<u32>) -> u32 {
     let (link, mut task) = attached(10);
-    let (ticket, mut heard) = submit(&link, 9);
+    let (ticket, mut outputs_rx) = submit(&link, 9);
     take(&mut task);
     for n in 1..=20 {
         let id = id(&task, &ticket);
         if speaks_at == Some(n) {
-            task.hear(token(id, 0, 5));
-            assert!(matches!(heard.try_recv(), Ok((0, Ok(_)))));
+            task.receive(token(id, 0, 5));
+            assert!(matches!(outputs_rx.try_recv(), Ok((0, Ok(_)))));
         }
         lose(&mut task, id);
-        if let Ok((0, Err(Refusal::LostTooOften { times }))) = heard.try_recv() {
+        if let Ok((0, Err(Refusal::LostTooOften { times }))) = outputs_rx.try_recv() {
             assert!(task.table.is_empty());
             return if speaks_at.is_some() { n } else { times };
         }
-        task.hear(Frame::Welcome(welcome(1)));
+        task.receive(Frame::Welcome(welcome(1)));
         // A replica that has ended the request gets it again after a while.
         task.due(Instant::now() + Duration::from_secs(5));
         assert!(task.parked.is_empty(), "it is at the replica again");
@@ -465,10 +465,10 @@ fn n_losses(lose: impl Fn(&mut Task, RequestId), speaks_at: Option<u32>) -> u32 
 
 #[tokio::test]
 async fn a_request_is_given_up_earlier_for_coordinators_that_die_with_it_than_for_ranks() {
-    let dies = |task: &mut Task, _: RequestId| task.lost(&Status::unavailable("gone"));
-    let ends_it = |task: &mut Task, id: RequestId| {
+    let dies = |task: &mut LinkTask, _: RequestId| task.lost(&Status::unavailable("gone"));
+    let ends_it = |task: &mut LinkTask, id: RequestId| {
         let output = wire::Output { id: id.0, finish: wire::Finish::Cancelled.into(), ..Default::default() };
-        task.hear(Frame::Outputs(wire::Outputs { outputs: vec![output] }));
+        task.receive(Frame::Outputs(wire::Outputs { outputs: vec![output] }));
     };
     assert_eq!(n_losses(dies, None), 3);
     assert_eq!(n_losses(dies, Some(3)), 5, "a token shows that it is not the cause");
@@ -478,10 +478,10 @@ async fn a_request_is_given_up_earlier_for_coordinators_that_die_with_it_than_fo
 #[tokio::test(start_paused = true)]
 async fn a_request_that_may_not_move_yet_is_tried_again() {
     let (links, mut one, _two) = neighbours();
-    let (ticket, _heard) = submit(&links[0], 9);
+    let (ticket, _outputs_rx) = submit(&links[0], 9);
     take(&mut one);
     sent(&mut one);
-    let spend_all = |one: &Task| while one.peers.budget.take(Instant::now()).is_ok() {};
+    let spend_all = |one: &LinkTask| while one.peers.budget.take(Instant::now()).is_ok() {};
     spend_all(&one);
     one.lost(&Status::unavailable("gone"));
     for _ in 0..3 {
@@ -500,7 +500,7 @@ async fn a_request_that_may_not_move_yet_is_tried_again() {
 #[tokio::test]
 async fn a_panic_ends_one_request_and_the_others_move() {
     let (links, mut one, _two) = neighbours();
-    let (_goes_on, mut heard) = submit(&links[0], 9);
+    let (_goes_on, mut outputs_rx) = submit(&links[0], 9);
     take(&mut one);
     sent(&mut one);
     // Such a key has no room beside a router's number, which an assertion checks.
@@ -509,21 +509,21 @@ async fn a_panic_ends_one_request_and_the_others_move() {
     let (key, entry) = one.submitted.try_recv().unwrap();
     one.handle(LinkEvent::Submit(key, entry));
     assert!(matches!(broken.try_recv(), Ok((0, Err(Refusal::Failed { .. })))));
-    assert!(one.table.is_empty() && one.replica.is_none() && heard.try_recv().is_err());
+    assert!(one.table.is_empty() && one.replica.is_none() && outputs_rx.try_recv().is_err());
     assert!(links[1].work() > 0);
 }
 
 #[tokio::test]
 async fn a_gap_and_another_version_are_refused() {
     let (link, mut task) = attached(10);
-    let (ticket, mut heard) = submit(&link, 9);
+    let (ticket, mut outputs_rx) = submit(&link, 9);
     take(&mut task);
     sent(&mut task);
     let id = id(&task, &ticket);
-    task.hear(token(id, 1, 5));
+    task.receive(token(id, 1, 5));
     assert_eq!(sent(&mut task), [(id.0, None)]);
-    assert!(matches!(heard.try_recv(), Ok((0, Err(Refusal::Failed { .. })))));
-    task.hear(Frame::Welcome(wire::Welcome { version: "0.0.0".into(), ..welcome(1) }));
+    assert!(matches!(outputs_rx.try_recv(), Ok((0, Err(Refusal::Failed { .. })))));
+    task.receive(Frame::Welcome(wire::Welcome { version: "0.0.0".into(), ..welcome(1) }));
     assert!(task.replica.is_none() && task.reason.contains("0.0.0"), "{}", task.reason);
 }
 
@@ -537,7 +537,7 @@ async fn a_router_attaches_to_builds_of_consecutive_protocols_and_to_no_other() 
         let (_link, mut task) = attached(10);
         (task.replica, task.speaks) = (None, build(router));
         let proto::Speaks { version, protocols } = build(coordinator);
-        task.hear(Frame::Welcome(wire::Welcome { version, protocols, ..welcome(1) }));
+        task.receive(Frame::Welcome(wire::Welcome { version, protocols, ..welcome(1) }));
         assert_eq!(task.replica.is_some(), is_met, "{router} to {coordinator}: {}", task.reason);
         let names_both = [build(router), build(coordinator)].iter().all(|of| task.reason.contains(&of.to_string()));
         assert_eq!(names_both, !is_met, "{}", task.reason);
@@ -550,16 +550,16 @@ async fn a_router_attaches_to_builds_of_consecutive_protocols_and_to_no_other() 
 }
 
 /// A task that is attached under claim 5, and the sender of its target.
-fn claimed() -> (watch::Sender<Target>, Task) {
+fn claimed() -> (watch::Sender<LinkTarget>, LinkTask) {
     let (dialer, _) = ::wire::in_memory();
     let (target, aim) = given(&dialer);
     let peers = peers();
-    peers.sit(View::default());
-    let mut task = Task::new(aim, peers, 0, Arc::new(AtomicU64::new(1)), &Config::default());
+    peers.add_view(View::default());
+    let mut task = LinkTask::new(aim, peers, 0, Arc::new(AtomicU64::new(1)), &Config::default());
     target.send_modify(|target| target.incarnation = 5);
     task.retarget();
     task.connection = CoordinatorStream::Dialing(Box::pin(std::future::pending()));
-    task.hear(Frame::Welcome(wire::Welcome { incarnation: 5, ..welcome(1) }));
+    task.receive(Frame::Welcome(wire::Welcome { incarnation: 5, ..welcome(1) }));
     (target, task)
 }
 
@@ -576,10 +576,10 @@ async fn a_later_claim_ends_the_stream_of_an_older_one() {
     assert!(task.replica.is_none() && matches!(task.connection, CoordinatorStream::Down { .. }));
     // The older coordinator is still there, and answers first.
     task.connection = CoordinatorStream::Dialing(Box::pin(std::future::pending()));
-    task.hear(Frame::Welcome(wire::Welcome { incarnation: 5, ..welcome(1) }));
+    task.receive(Frame::Welcome(wire::Welcome { incarnation: 5, ..welcome(1) }));
     assert!(task.replica.is_none() && task.reason.contains("claim"), "{}", task.reason);
     // A claim that the store has not reported yet.
-    task.hear(Frame::Welcome(wire::Welcome { incarnation: 7, ..welcome(1) }));
+    task.receive(Frame::Welcome(wire::Welcome { incarnation: 7, ..welcome(1) }));
     assert!(task.replica.is_some());
 }
 

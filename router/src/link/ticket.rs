@@ -30,11 +30,11 @@ impl Home {
     }
 
     /// Sends the end to another link from now on. Returns false if the request is over already.
-    pub fn moves_to(&self, cancel: mpsc::OwnedPermit<Cancel>) -> bool {
+    pub fn move_to(&self, cancel: mpsc::OwnedPermit<Cancel>) -> bool {
         let mut home = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_wanted = home.is_some();
-        *home = is_wanted.then_some(cancel);
-        is_wanted
+        let is_running = home.is_some();
+        *home = is_running.then_some(cancel);
+        is_running
     }
 
     /// Whether the request's owner has left. Its cancel may have overtaken the request.
@@ -53,7 +53,7 @@ impl Ticket {
     }
 
     /// Returns the ticket of an answer that no replica gives.
-    pub fn of_nobody() -> Ticket {
+    pub fn detached() -> Ticket {
         Ticket { key: 0, home: Arc::new(Home(Mutex::new(None))) }
     }
 
@@ -63,12 +63,12 @@ impl Ticket {
     }
 
     /// Ends a request that is over at the replica: there is nothing to cancel.
-    pub fn over(self) {
+    pub fn finish(self) {
         self.home.take();
     }
 
     /// Ends a request with a complete text. The replica has not noticed that end.
-    pub fn stopped(self) {
+    pub fn stop(self) {
         self.end(true);
     }
 
@@ -91,21 +91,21 @@ mod tests {
 
     #[test]
     fn a_cancel_reaches_the_link_that_has_the_request() {
-        let (first, mut heard_first) = mpsc::channel(4);
-        let (second, mut heard_second) = mpsc::channel(4);
+        let (first, mut first_rx) = mpsc::channel(4);
+        let (second, mut second_rx) = mpsc::channel(4);
         let reserve = |queue: &mpsc::Sender<Cancel>| queue.clone().try_reserve_owned().unwrap();
         let home = Home::at(reserve(&first));
         let ticket = Ticket::new(7, home.clone());
-        assert!(home.moves_to(reserve(&second)) && !home.is_over());
-        ticket.stopped();
-        assert!(home.is_over() && !home.moves_to(reserve(&first)));
-        assert!(matches!(heard_second.try_recv(), Ok(Cancel { key: 7, stopped: true })));
-        assert!(heard_first.try_recv().is_err() && heard_second.try_recv().is_err());
+        assert!(home.move_to(reserve(&second)) && !home.is_over());
+        ticket.stop();
+        assert!(home.is_over() && !home.move_to(reserve(&first)));
+        assert!(matches!(second_rx.try_recv(), Ok(Cancel { key: 7, stopped: true })));
+        assert!(first_rx.try_recv().is_err() && second_rx.try_recv().is_err());
         // A request that is over is not cancelled, and its place in the queue is free again.
         let home = Home::at(reserve(&first));
-        Ticket::new(8, home.clone()).over();
-        assert!(home.is_over() && heard_first.try_recv().is_err() && first.capacity() == 4);
+        Ticket::new(8, home.clone()).finish();
+        assert!(home.is_over() && first_rx.try_recv().is_err() && first.capacity() == 4);
         drop(Ticket::new(9, Home::at(reserve(&first))));
-        assert!(matches!(heard_first.try_recv(), Ok(Cancel { key: 9, stopped: false })));
+        assert!(matches!(first_rx.try_recv(), Ok(Cancel { key: 9, stopped: false })));
     }
 }

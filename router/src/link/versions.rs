@@ -1,12 +1,12 @@
 //! Groups replicas into versions: those of one model name and one policy digest. Knows no requests and no weights.
 
 use crate::board::pick::{VersionId, fnv};
-use crate::link::view::{Replica, View};
+use crate::link::view::{ReplicaInfo, View};
 use std::sync::Arc;
 use types::PolicyDigest;
 
 /// The version that a replica serves.
-pub fn version_of(replica: &Replica) -> VersionId {
+pub fn version_of(replica: &ReplicaInfo) -> VersionId {
     // Names and digests come from the operator, and there are few: no stronger hash is needed.
     VersionId(fnv(replica.digest.0.iter().chain(replica.model.as_bytes())))
 }
@@ -15,7 +15,7 @@ pub fn version_of(replica: &Replica) -> VersionId {
 pub struct Version {
     pub id: VersionId,
     /// A replica that serves it: the first that is ready, or else the first.
-    pub replica: Arc<Replica>,
+    pub replica: Arc<ReplicaInfo>,
     pub n_ready: usize,
     pub n_replicas: usize,
 }

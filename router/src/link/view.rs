@@ -9,7 +9,7 @@ use types::{PolicyDigest, RequestId};
 
 /// A replica, by its Welcome.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Replica {
+pub struct ReplicaInfo {
     pub name: String,
     pub model: String,
     pub context: u32,
@@ -25,8 +25,8 @@ pub struct Replica {
     pub(super) first_id: RequestId,
 }
 
-impl Replica {
-    pub(super) fn of(welcome: wire::Welcome, speaks: &Speaks) -> Result<Replica, Status> {
+impl ReplicaInfo {
+    pub(super) fn of(welcome: wire::Welcome, speaks: &Speaks) -> Result<ReplicaInfo, Status> {
         let met = speaks.meet(Speaks::of(&welcome.version, welcome.protocols));
         let protocol = met.map_err(|refusal| Status::failed_precondition(refusal.to_string()))?;
         tracing::debug!(replica = welcome.replica, version = welcome.version, protocol, "a replica's welcome");
@@ -42,7 +42,7 @@ impl Replica {
         let Some(first_id) = RequestId::new(welcome.router, 0) else {
             return Err(Status::internal("the coordinator gave this router a number out of range"));
         };
-        Ok(Replica {
+        Ok(ReplicaInfo {
             name: welcome.replica,
             model: welcome.model,
             context: welcome.context,
@@ -56,9 +56,9 @@ impl Replica {
     }
 
     #[cfg(test)]
-    pub fn for_test(model: &str, digest: PolicyDigest) -> Replica {
+    pub fn for_test(model: &str, digest: PolicyDigest) -> ReplicaInfo {
         let (name, salt, first_id, protocol) = (String::new(), Salt::default(), RequestId(0), proto::NEWEST);
-        Replica {
+        ReplicaInfo {
             name,
             model: model.into(),
             context: 100,
@@ -90,19 +90,19 @@ pub struct View {
     /// The replica's own name, or until that is known, its address.
     pub name: String,
     /// Present while the stream is open and the replica has reported that it can serve.
-    pub replica: Option<Arc<Replica>>,
+    pub replica: Option<Arc<ReplicaInfo>>,
     pub state: Option<wire::State>,
     /// The replica has been silent for some beats.
     pub is_suspected: bool,
     /// Why the replica gets no new requests at present.
     pub shunned: Option<&'static str>,
     /// In what it differs from most replicas of its model.
-    pub differs: Option<Differs>,
+    pub differs: Option<PieceDifference>,
 }
 
 /// The first piece of a weight that is not the same as another replica's.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Differs {
+pub struct PieceDifference {
     pub replica: String,
     pub weight: String,
     pub piece: u32,
@@ -139,7 +139,7 @@ impl View {
     }
 
     /// Returns the replica in its present incarnation, and whether it is ready.
-    pub fn serves(&self) -> Option<(Arc<Replica>, bool)> {
+    pub fn serves(&self) -> Option<(Arc<ReplicaInfo>, bool)> {
         self.replica.clone().map(|replica| (replica, self.is_ready()))
     }
 

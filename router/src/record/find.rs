@@ -13,8 +13,8 @@ const LINE_BYTES_MAX: u64 = 256 << 20;
 pub fn lines(dir: &Path) -> io::Result<impl Iterator<Item = io::Result<String>> + use<>> {
     let files = files(dir)?;
     Ok(files.into_iter().flat_map(|path| match WholeLines::of(&path) {
-        Ok(lines) => Either::Lines(lines),
-        Err(error) => Either::Failed(Some(named(&path, error))),
+        Ok(lines) => LinesOrError::Lines(lines),
+        Err(error) => LinesOrError::Failed(Some(named(&path, error))),
     }))
 }
 
@@ -45,18 +45,18 @@ pub fn find(dir: &Path, id: &str) -> io::Result<Option<String>> {
     Ok(None)
 }
 
-enum Either {
+enum LinesOrError {
     Lines(WholeLines),
     Failed(Option<io::Error>),
 }
 
-impl Iterator for Either {
+impl Iterator for LinesOrError {
     type Item = io::Result<String>;
 
     fn next(&mut self) -> Option<io::Result<String>> {
         match self {
-            Either::Lines(lines) => lines.next(),
-            Either::Failed(error) => error.take().map(Err),
+            LinesOrError::Lines(lines) => lines.next(),
+            LinesOrError::Failed(error) => error.take().map(Err),
         }
     }
 }

@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_else_on_the_machine_reads_a_record() {
+    fn records_are_readable_only_by_their_owner() {
         use std::os::unix::fs::PermissionsExt;
         let dir = Dir::new("private");
         let mut folder = RecordFolder::open(&dir.config(100, 4), 1).unwrap();

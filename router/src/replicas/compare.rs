@@ -3,7 +3,7 @@
 //! has gone.
 
 use crate::link::peers::Peers;
-use crate::link::view::{Differs, Replica, View};
+use crate::link::view::{PieceDifference, ReplicaInfo, View};
 use proto::Speaks;
 use proto::cluster::coordinator_client::CoordinatorClient;
 use proto::cluster::{GetHashesRequest, WeightHash, WeightHashes};
@@ -21,7 +21,7 @@ const ANSWERS_MAX: Duration = Duration::from_secs(10);
 /// The largest models that there are have some hundred thousand weights.
 const ANSWER_BYTES_MAX: usize = 32 << 20;
 /// The most comparisons at once. More are needed only while many digests meet.
-const ASKED_MAX: usize = 4;
+const REQUESTS_MAX: usize = 4;
 /// The number of looks, one a second, until two replicas without an answer are compared again.
 const LOOKS_UNTIL_AGAIN: u64 = 60;
 
@@ -32,14 +32,14 @@ type Digests = ([u8; 32], [u8; 32]);
 /// What is known of replicas that differ.
 #[derive(Default)]
 pub struct Comparisons {
-    known: BTreeMap<Digests, Known>,
-    asked: JoinSet<(Digests, Result<Piece, Status>)>,
+    known: BTreeMap<Digests, ComparisonState>,
+    requests: JoinSet<(Digests, Result<WeightPiece, Status>)>,
     n_looks: u64,
 }
 
-enum Known {
-    Asked,
-    Found(Piece),
+enum ComparisonState {
+    Requested,
+    Found(WeightPiece),
     /// Compared again at this look.
     Silent {
         until: u64,
@@ -48,7 +48,7 @@ enum Known {
 
 /// The first piece that is not the same.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Piece {
+struct WeightPiece {
     weight: String,
     piece: u32,
 }
@@ -57,10 +57,10 @@ struct Piece {
 #[derive(Debug, PartialEq)]
 struct Pair {
     place: usize,
-    replica: Arc<Replica>,
+    replica: Arc<ReplicaInfo>,
     name: String,
     other_place: usize,
-    other: Arc<Replica>,
+    other: Arc<ReplicaInfo>,
     other_name: String,
 }
 
@@ -74,10 +74,10 @@ impl Comparisons {
     /// Call about once a second. `channel` is the one to the replica at a place.
     pub fn look(&mut self, peers: &Peers, channel: impl Fn(usize) -> Option<Channel>) {
         self.n_looks += 1;
-        while let Some(answered) = self.asked.try_join_next() {
+        while let Some(joined) = self.requests.try_join_next() {
             // The result of a broken task has no digests: its pair stays `Asked`, until it goes.
-            let Ok((digests, answer)) = answered else { continue };
-            self.hear(digests, answer);
+            let Ok((digests, answer)) = joined else { continue };
+            self.apply_answer(digests, answer);
         }
         let (pairs, shown) = seen(&peers.views().borrow());
         let current: BTreeSet<Digests> = pairs.iter().map(Pair::digests).collect();
@@ -85,39 +85,39 @@ impl Comparisons {
         let mut differ = BTreeMap::new();
         for pair in &pairs {
             match self.known.get(&pair.digests()) {
-                Some(Known::Found(Piece { weight, piece })) => {
+                Some(ComparisonState::Found(WeightPiece { weight, piece })) => {
                     let (replica, weight, piece) = (pair.other_name.clone(), weight.clone(), *piece);
-                    differ.insert(pair.place, Differs { replica, weight, piece });
+                    differ.insert(pair.place, PieceDifference { replica, weight, piece });
                 }
-                Some(Known::Asked) => {}
-                Some(Known::Silent { until }) if self.n_looks < *until => {}
-                Some(Known::Silent { .. }) | None => self.ask(pair, &channel),
+                Some(ComparisonState::Requested) => {}
+                Some(ComparisonState::Silent { until }) if self.n_looks < *until => {}
+                Some(ComparisonState::Silent { .. }) | None => self.request_comparison(pair, &channel),
             }
         }
         show(peers, &shown, differ);
     }
 
-    fn ask(&mut self, pair: &Pair, channel: impl Fn(usize) -> Option<Channel>) {
+    fn request_comparison(&mut self, pair: &Pair, channel: impl Fn(usize) -> Option<Channel>) {
         let Some((of, other)) = channel(pair.place).zip(channel(pair.other_place)) else { return };
-        if self.asked.len() >= ASKED_MAX {
+        if self.requests.len() >= REQUESTS_MAX {
             return;
         }
         let (replica, than) = (&pair.name, &pair.other_name);
         tracing::warn!(replica, than, "two replicas of one model have read other bytes of it: they are compared");
         let (digests, expected) = (pair.digests(), [pair.replica.digest, pair.other.digest]);
-        self.known.insert(digests, Known::Asked);
-        self.asked.spawn(async move {
+        self.known.insert(digests, ComparisonState::Requested);
+        self.requests.spawn(async move {
             let answer = timeout(ANSWERS_MAX, first_difference([of, other], expected)).await;
             (digests, answer.unwrap_or_else(|_| Err(Status::deadline_exceeded("they do not answer in time"))))
         });
     }
 
-    fn hear(&mut self, digests: Digests, answer: Result<Piece, Status>) {
+    fn apply_answer(&mut self, digests: Digests, answer: Result<WeightPiece, Status>) {
         let known = match answer {
-            Ok(piece) => Known::Found(piece),
+            Ok(piece) => ComparisonState::Found(piece),
             Err(why) => {
                 tracing::warn!(why = why.message(), "it is not known in which weight two replicas differ");
-                Known::Silent { until: self.n_looks + LOOKS_UNTIL_AGAIN }
+                ComparisonState::Silent { until: self.n_looks + LOOKS_UNTIL_AGAIN }
             }
         };
         self.known.insert(digests, known);
@@ -125,28 +125,28 @@ impl Comparisons {
 }
 
 /// Returns the replicas that differ, and what is shown of that.
-fn seen(views: &[View]) -> (Vec<Pair>, BTreeMap<usize, Differs>) {
+fn seen(views: &[View]) -> (Vec<Pair>, BTreeMap<usize, PieceDifference>) {
     let shown = views.iter().filter_map(|view| Some((view.place, view.differs.clone()?)));
     (pairs(views), shown.collect())
 }
 
-fn show(peers: &Peers, shown: &BTreeMap<usize, Differs>, found: BTreeMap<usize, Differs>) {
+fn show(peers: &Peers, shown: &BTreeMap<usize, PieceDifference>, found: BTreeMap<usize, PieceDifference>) {
     for place in shown.keys().filter(|place| !found.contains_key(place)) {
-        peers.show(*place, |view| view.differs = None);
+        peers.update_view(*place, |view| view.differs = None);
     }
     for (place, differs) in found.into_iter().filter(|(place, differs)| shown.get(place) != Some(differs)) {
-        let (replica, Differs { replica: than, weight, piece }) = (peers.name(place), &differs);
+        let (replica, PieceDifference { replica: than, weight, piece }) = (peers.name(place), &differs);
         tracing::warn!(replica, than, weight, piece, "two replicas differ in a weight: a file of one is damaged");
-        peers.show(place, |view| view.differs = Some(differs));
+        peers.update_view(place, |view| view.differs = Some(differs));
     }
 }
 
 /// A replica's view, and what it serves.
-type Serving<'a> = (&'a View, &'a Arc<Replica>);
+type ServingView<'a> = (&'a View, &'a Arc<ReplicaInfo>);
 
 /// Returns the replicas that mean the same model as others and have another digest than most of these.
 fn pairs(views: &[View]) -> Vec<Pair> {
-    let mut alike: BTreeMap<(&str, [u8; 32]), Vec<Serving<'_>>> = BTreeMap::new();
+    let mut alike: BTreeMap<(&str, [u8; 32]), Vec<ServingView<'_>>> = BTreeMap::new();
     for (view, replica) in views.iter().filter_map(|view| Some((view, view.replica.as_ref()?))) {
         if let Some(PolicyDigest(meant)) = replica.meant {
             alike.entry((&replica.model, meant)).or_default().push((view, replica));
@@ -155,7 +155,7 @@ fn pairs(views: &[View]) -> Vec<Pair> {
     alike.into_values().flat_map(|alike| strangers(&alike)).collect()
 }
 
-fn strangers(alike: &[Serving<'_>]) -> Vec<Pair> {
+fn strangers(alike: &[ServingView<'_>]) -> Vec<Pair> {
     if alike.iter().all(|(_, of)| of.digest == alike[0].1.digest) {
         return Vec::new();
     }
@@ -164,7 +164,7 @@ fn strangers(alike: &[Serving<'_>]) -> Vec<Pair> {
     let most = alike.iter().rev().max_by_key(|(_, of)| n_like(of.digest));
     let Some((usual, other)) = most.copied() else { return Vec::new() };
     let differ = alike.iter().filter(|(_, of)| of.digest != other.digest);
-    let pair = |(view, replica): &Serving<'_>| Pair {
+    let pair = |(view, replica): &ServingView<'_>| Pair {
         place: view.place,
         replica: (*replica).clone(),
         name: view.name.clone(),
@@ -175,17 +175,17 @@ fn strangers(alike: &[Serving<'_>]) -> Vec<Pair> {
     differ.map(pair).collect()
 }
 
-async fn first_difference(channels: [Channel; 2], expected: [PolicyDigest; 2]) -> Result<Piece, Status> {
+async fn first_difference(channels: [Channel; 2], expected: [PolicyDigest; 2]) -> Result<WeightPiece, Status> {
     let [ours, theirs] = hashes(&channels, expected, "").await?;
     let none = || Status::not_found("they say the same of all weights");
     let weight = first_weight(&ours.weights, &theirs.weights).ok_or_else(none)?;
     let [ours, theirs] = hashes(&channels, expected, &weight).await?;
     let same = ours.pieces.chunks(32).zip(theirs.pieces.chunks(32)).take_while(|(a, b)| a == b).count();
-    Ok(Piece { weight, piece: u32::try_from(same).unwrap_or(u32::MAX) })
+    Ok(WeightPiece { weight, piece: u32::try_from(same).unwrap_or(u32::MAX) })
 }
 
 async fn hashes(channels: &[Channel; 2], expected: [PolicyDigest; 2], of: &str) -> Result<[WeightHashes; 2], Status> {
-    let ask = async |at: usize| {
+    let fetch = async |at: usize| {
         let mut client = CoordinatorClient::new(channels[at].clone()).max_decoding_message_size(ANSWER_BYTES_MAX);
         let Speaks { version, protocols } = Speaks::default();
         let request = GetHashesRequest { version, weight: of.to_owned(), protocols };
@@ -195,7 +195,7 @@ async fn hashes(channels: &[Channel; 2], expected: [PolicyDigest; 2], of: &str) 
             false => Err(Status::aborted("one of them serves something else by now")),
         }
     };
-    let (ours, theirs) = tokio::join!(ask(0), ask(1));
+    let (ours, theirs) = tokio::join!(fetch(0), fetch(1));
     Ok([ours?, theirs?])
 }
 
@@ -216,7 +216,7 @@ mod tests {
 
     fn view(place: usize, meant: Option<u8>, digest: u8) -> View {
         let meant = meant.map(|byte| PolicyDigest([byte; 32]));
-        let mut replica = Replica::for_test("m", PolicyDigest([digest; 32]));
+        let mut replica = ReplicaInfo::for_test("m", PolicyDigest([digest; 32]));
         replica.meant = meant;
         View { place, replica: Some(Arc::new(replica)), ..View::of(&place.to_string()) }
     }
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn who_differs_is_compared_with_one_of_those_that_most_are_like() {
+    fn outlier_is_compared_with_a_replica_of_the_majority() {
         let all = [view(0, Some(1), 7), view(1, Some(1), 8), view(2, Some(1), 8), view(3, Some(1), 9)];
         assert_eq!(found(&all), [(0, 1), (3, 1)]);
         assert_eq!(found(&all[..2]), [(1, 0)], "of as many, the first is the measure");

@@ -1,14 +1,14 @@
 //! The replicas behind this router: a link to each, a table of what is known of them, and the choice of one for each
 //! request. Knows no text and no tokens' values.
 
-use crate::board::pick::{Need, PickPolicy, Row, Standing, Wish, equal};
+use crate::board::pick::{Need, PickPolicy, ReplicaRow, Standing, PickInfo, pick_equivalent};
 use crate::board::{self, ChoiceBuffers, Salt};
 use crate::config::{Config, Timeouts};
 use crate::link::budget::Budget;
 use crate::link::handle::ReplicaLink;
 use crate::link::peers::Peers;
 use crate::link::versions::{Version, most_common};
-use crate::link::view::{Replica, View};
+use crate::link::view::{ReplicaInfo, View};
 use crate::refusal::{NoResume, Refusal};
 use crate::replicas::roster::{Membership, Roster};
 use crate::replicas::topology::{self, StoreView};
@@ -30,7 +30,7 @@ pub struct Replicas {
     /// The kind of the store that lists them, and whether it is reachable. None if they were given as flags.
     store: Option<(&'static str, watch::Receiver<Health>)>,
     /// Whether it has been logged that a replica gets no requests.
-    told_strangers: AtomicBool,
+    has_warned_stranger: AtomicBool,
     retry_after: Duration,
     policy: PickPolicy,
     n_picked: AtomicU64,
@@ -38,9 +38,9 @@ pub struct Replicas {
 }
 
 /// The replica for a request with all of its prompts and choices, which share what is cached.
-pub struct Picked {
+pub struct PickedReplica {
     pub link: ReplicaLink,
-    pub replica: Arc<Replica>,
+    pub replica: Arc<ReplicaInfo>,
     /// How much of the prompt its cache probably has.
     pub n_cached: u32,
 }
@@ -48,7 +48,7 @@ pub struct Picked {
 /// A replica that had nothing to do when it was picked.
 pub struct IdleReplica {
     pub link: ReplicaLink,
-    pub replica: Arc<Replica>,
+    pub replica: Arc<ReplicaInfo>,
     place: usize,
     /// Its placement: the next one may have other ranks.
     epoch: u32,
@@ -56,7 +56,7 @@ pub struct IdleReplica {
 
 impl IdleReplica {
     /// Whether it has requests beside the one that it was picked for.
-    pub fn is_wanted(&self) -> bool {
+    pub fn has_other_requests(&self) -> bool {
         let ledger = self.link.ledger();
         ledger.loads().n_own() > 1 || ledger.loads().n_running() > 1
     }
@@ -76,7 +76,7 @@ pub fn attach(membership: Membership, config: &Config, end: CancellationToken) -
         peers,
         views,
         store,
-        told_strangers: AtomicBool::new(false),
+        has_warned_stranger: AtomicBool::new(false),
         retry_after,
         policy: config.policy,
         n_picked: AtomicU64::new(0),
@@ -123,30 +123,30 @@ impl Replicas {
 
     /// Returns a replica that has reported what it serves: one of the ready version that most replicas have, if any is
     /// ready.
-    pub fn any(&self) -> Option<Arc<Replica>> {
+    pub fn any(&self) -> Option<Arc<ReplicaInfo>> {
         let versions = self.versions();
         most_common(versions.iter()).or(versions.first()).map(|version| version.replica.clone())
     }
 
     /// Picks a replica for a request that has been read, as late as possible. `cached` is the prompt to look up in
     /// caches, if any.
-    pub fn pick(&self, wish: Wish, cached: Option<&[Token]>, owner: CacheOwner) -> Result<Picked, Refusal> {
-        let wish = Wish { n_before: self.n_picked.fetch_add(1, Relaxed), ..wish };
+    pub fn pick(&self, info: PickInfo, cached: Option<&[Token]>, owner: CacheOwner) -> Result<PickedReplica, Refusal> {
+        let info = PickInfo { n_before: self.n_picked.fetch_add(1, Relaxed), ..info };
         let names =
             cached.map(|prompt| move |digest: &PolicyDigest, salt: &Salt| board::names(prompt, owner, digest, salt));
         let mut scratch = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
-        let chosen = self.peers.choose(self.policy, &wish, names, &mut scratch);
+        let chosen = self.peers.choose(self.policy, &info, names, &mut scratch);
         drop(scratch);
         let picked = chosen.and_then(|(chosen, link)| {
-            self.tell_stranger(chosen.stranger);
+            self.warn_stranger(chosen.stranger);
             let replica = self.view(chosen.place, |view| view.replica.clone())??;
-            Some(Picked { link, replica, n_cached: chosen.n_cached })
+            Some(PickedReplica { link, replica, n_cached: chosen.n_cached })
         });
         picked.ok_or_else(|| self.refusal())
     }
 
-    fn tell_stranger(&self, place: Option<usize>) {
-        let Some(place) = place.filter(|_| !self.told_strangers.swap(true, Relaxed)) else { return };
+    fn warn_stranger(&self, place: Option<usize>) {
+        let Some(place) = place.filter(|_| !self.has_warned_stranger.swap(true, Relaxed)) else { return };
         let replica = self.view(place, |view| view.name.clone()).unwrap_or_default();
         tracing::warn!(replica, "gets no requests: its policy differs, and it would answer otherwise than the rest");
     }
@@ -158,18 +158,18 @@ impl Replicas {
     }
 
     /// Picks a replica for a resumed stream: the one that has it, or else one that gives the same tokens.
-    pub fn pick_again(&self, need: Need, has_it: impl Fn(&Replica) -> bool) -> Result<Picked, Refusal> {
+    pub fn pick_resumed(&self, need: Need, has_it: impl Fn(&ReplicaInfo) -> bool) -> Result<PickedReplica, Refusal> {
         let (places, rows) = self.peers.rows();
-        let had_it = |(place, row): (&usize, &Row)| {
+        let had_it = |(place, row): (&usize, &ReplicaRow)| {
             let is_it = |view: &View| view.replica.as_deref().is_some_and(&has_it);
             row.standing <= Standing::Shunned && row.meets(need) && self.view(*place, is_it) == Some(true)
         };
         let idx = places.iter().zip(&rows).position(had_it);
-        let idx = idx.or_else(|| equal(&rows, need, Standing::Unplaced));
+        let idx = idx.or_else(|| pick_equivalent(&rows, need, Standing::Unplaced));
         let picked = idx.and_then(|idx| {
             let (link, replica) =
                 (self.peers.link(places[idx])?, self.view(places[idx], |view| view.replica.clone())??);
-            Some(Picked { link, replica, n_cached: 0 })
+            Some(PickedReplica { link, replica, n_cached: 0 })
         });
         picked.ok_or_else(|| match rows.iter().any(|row| row.may_come_for(need)) {
             true => Refusal::NotReady { retry_after: self.retry_after, why: String::new() },
@@ -183,7 +183,7 @@ impl Replicas {
         let (places, rows) = self.peers.rows();
         let views = self.views.borrow();
         let able = places.into_iter().zip(rows).filter(|(_, row)| row.standing == Standing::Ready && row.meets(need));
-        let seen = |(place, row): (usize, Row)| {
+        let seen = |(place, row): (usize, ReplicaRow)| {
             let at = views.binary_search_by_key(&place, |view| view.place).ok()?;
             Some((row, &views[at], views[at].replica.as_ref()?))
         };
@@ -200,7 +200,7 @@ impl Replicas {
     }
 
     /// Whether it serves under the same placement as when it was picked.
-    pub fn is_as_it_was(&self, idle: &IdleReplica) -> bool {
+    pub fn is_unchanged(&self, idle: &IdleReplica) -> bool {
         let is_same = |view: &View| {
             let replica = view.replica.as_deref();
             let is_it = replica

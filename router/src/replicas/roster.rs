@@ -4,8 +4,8 @@
 use crate::board::circuit::CircuitChange;
 use crate::config::Config;
 use crate::link::peers::Peers;
-use crate::link::target::Target;
-use crate::link::task::Task;
+use crate::link::target::LinkTarget;
+use crate::link::task::LinkTask;
 use crate::link::view::View;
 use crate::replicas::compare::Comparisons;
 use crate::replicas::models::unserved::{RouteChange, UnservedVersions};
@@ -70,13 +70,13 @@ pub struct Roster {
 struct LinkRecord {
     place: usize,
     name: String,
-    target: watch::Receiver<Target>,
+    target: watch::Receiver<LinkTarget>,
 }
 
 /// A link's place, and the sender of its replica's target.
 struct LinkHandle {
     place: usize,
-    target: watch::Sender<Target>,
+    target: watch::Sender<LinkTarget>,
     address: String,
 }
 
@@ -108,7 +108,7 @@ impl Roster {
         };
         for CoordinatorChannel { name, channel } in given {
             // Dropped, because the target of a given replica never changes.
-            drop(roster.sit(&name, Target { channel, incarnation: 0, is_listed: true }, Duration::ZERO));
+            drop(roster.sit(&name, LinkTarget { channel, incarnation: 0, is_listed: true }, Duration::ZERO));
         }
         let there = roster.watch.as_mut().map(Watch::now).unwrap_or_default();
         there.into_iter().for_each(|change| roster.apply(change));
@@ -132,7 +132,7 @@ impl Roster {
                 _ = looks.tick(), if !end.is_cancelled() => {
                     self.judge();
                     self.compare();
-                    self.tell_unserved();
+                    self.report_unserved();
                 }
                 else => return,
             }
@@ -144,7 +144,7 @@ impl Roster {
         self.n_looks += 1;
         for (place, turn) in self.peers.judge(self.n_looks) {
             let mut name = String::new();
-            self.peers.show(place, |view| {
+            self.peers.update_view(place, |view| {
                 name.clone_from(&view.name);
                 view.shunned = match turn {
                     CircuitChange::Shunned { cause, .. } => Some(cause.label()),
@@ -182,7 +182,7 @@ impl Roster {
     }
 
     /// Logs versions that a route names and no replica serves.
-    fn tell_unserved(&mut self) {
+    fn report_unserved(&mut self) {
         let (table, versions) = (self.config.routes.table(), self.peers.versions());
         for RouteChange { name, version, is_served, like } in self.unserved.look(&table, &versions, Instant::now()) {
             metrics::route_unserved(&name, &version, !is_served);
@@ -222,7 +222,7 @@ impl Roster {
             Ok(channel) => channel,
             Err(why) => return tracing::warn!(replica = name, address, why, "it is not dialled"),
         };
-        let target = Target { channel, incarnation: member.incarnation, is_listed: true };
+        let target = LinkTarget { channel, incarnation: member.incarnation, is_listed: true };
         match self.seats.get_mut(name) {
             Some(seat) => {
                 seat.address.clone_from(address);
@@ -237,12 +237,12 @@ impl Roster {
     }
 
     /// Makes a link. Its task begins after the delay `after`.
-    fn sit(&mut self, name: &str, target: Target, after: Duration) -> (usize, watch::Sender<Target>) {
+    fn sit(&mut self, name: &str, target: LinkTarget, after: Duration) -> (usize, watch::Sender<LinkTarget>) {
         let place = self.next_place;
         self.next_place += 1;
         let (target, aim) = watch::channel(target);
-        self.peers.sit(View { place, ..View::of(name) });
-        let task = Task::new(aim.clone(), self.peers.clone(), place, self.keys.clone(), &self.config);
+        self.peers.add_view(View { place, ..View::of(name) });
+        let task = LinkTask::new(aim.clone(), self.peers.clone(), place, self.keys.clone(), &self.config);
         let end = self.end.clone();
         let begun = self.links.spawn(async move {
             if !after.is_zero() {
@@ -265,7 +265,7 @@ impl Roster {
         if self.end.is_cancelled() {
             return;
         }
-        self.peers.leave(place);
+        self.peers.remove(place);
         let seat = self.seats.get(&name).is_some_and(|seat| seat.place == place).then(|| self.seats.remove(&name));
         let target = target.borrow().clone();
         if !target.is_listed {

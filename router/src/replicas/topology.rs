@@ -1,7 +1,7 @@
 //! The live cluster for people: the same facts for gRPC and, as JSON, for `/cluster`. Large clusters have several
 //! pages. Knows nothing of requests.
 
-use crate::link::view::{Differs, View};
+use crate::link::view::{PieceDifference, View};
 use cluster::Health;
 use proto::cluster as wire;
 use proto::v1;
@@ -82,7 +82,7 @@ fn replica(view: &View) -> v1::ReplicaTopology {
         starved: actual.starved,
         steps_early: actual.steps_early,
         backlog_tokens: state.backlog_tokens,
-        wanted: wanted(&state),
+        wanted: target_grid(&state),
         apart: state.apart.iter().map(apart).collect(),
         lost: std::mem::take(&mut state.lost).into_iter().map(lost).collect(),
         unplaced: state.unplaced.take().map(unplaced),
@@ -93,7 +93,7 @@ fn replica(view: &View) -> v1::ReplicaTopology {
 }
 
 /// Returns the intended grid, if another one is in force.
-fn wanted(state: &wire::State) -> Option<v1::replica_topology::Wanted> {
+fn target_grid(state: &wire::State) -> Option<v1::replica_topology::Wanted> {
     let (tp, pp) = (state.wanted_tp, state.wanted_pp);
     (tp > 0 && (tp, pp) != (state.tp, state.pp)).then_some(v1::replica_topology::Wanted { tp, pp })
 }
@@ -133,7 +133,7 @@ fn lost(lost: wire::LostRank) -> v1::LostRankTopology {
     }
 }
 
-fn differs(Differs { replica, weight, piece }: Differs) -> v1::replica_topology::Differs {
+fn differs(PieceDifference { replica, weight, piece }: PieceDifference) -> v1::replica_topology::Differs {
     v1::replica_topology::Differs { replica, weight, piece }
 }
 
@@ -238,7 +238,7 @@ fn replica_json(replica: &v1::ReplicaTopology) -> Value {
         "phase": replica.phase,
         "epoch": named(&replica.epoch),
         "grid": { "tp": replica.tp, "pp": replica.pp },
-        "wanted": replica.wanted.map(|wanted| json!({ "tp": wanted.tp, "pp": wanted.pp })),
+        "wanted": replica.wanted.map(|grid| json!({ "tp": grid.tp, "pp": grid.pp })),
         "apart": replica.apart.iter().map(apart_json).collect::<Vec<_>>(),
         "lost": replica.lost.iter().map(lost_json).collect::<Vec<_>>(),
         "unplaced": replica.unplaced.as_ref().map(|of| json!({ "why": of.why, "seconds": of.seconds })),
@@ -327,7 +327,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_told_as_shares_and_per_step() {
+    fn times_are_reported_as_shares_and_per_step() {
         let times = wire::RankTimes {
             steps: 100,
             wall_micros: 1_000_000,
@@ -355,9 +355,9 @@ mod tests {
             apart: vec![wire::Apart { host: "a".into(), micros: 1_000_001, ..wire::Apart::default() }],
             ..wire::State::default()
         };
-        let as_wanted = wire::State { pp: 2, ..state.clone() };
-        assert_eq!((wanted(&as_wanted), wanted(&wire::State::default())), (None, None));
-        let differs = Some(Differs { replica: "there".into(), weight: "w".into(), piece: 3 });
+        let at_target = wire::State { pp: 2, ..state.clone() };
+        assert_eq!((target_grid(&at_target), target_grid(&wire::State::default())), (None, None));
+        let differs = Some(PieceDifference { replica: "there".into(), weight: "w".into(), piece: 3 });
         let views = [View { state: Some(state), differs, ..View::of("here") }, View::of("there")];
         let since = UNIX_EPOCH + std::time::Duration::from_secs(7);
         let health = Health { since, away: Some("no answer".into()) };

@@ -9,7 +9,7 @@
 //! connections that send no request: `doors.rs`; thousands of stop strings: `router/src/front/stop.rs`.
 
 use crate::client::{get, post, post_with_key, send};
-use crate::grpc::{ask, client};
+use crate::grpc::{text_request, client};
 use crate::raw::{CALM, END_STREAM, GOAWAY, HEADERS, RESET, Raw, frame, grpc_body, posting};
 use crate::{House, config, eventually, run_within};
 use proto::v1;
@@ -151,7 +151,7 @@ fn no_page_goes_around_the_key() {
         }
         let unauthenticated = |code: Code| assert_eq!(code, Code::Unauthenticated);
         let mut client = client(&house);
-        unauthenticated(client.generate(ask("x")).await.unwrap_err().code());
+        unauthenticated(client.generate(text_request("x")).await.unwrap_err().code());
         unauthenticated(client.embed(v1::EmbedRequest::default()).await.unwrap_err().code());
         unauthenticated(client.tokenize(v1::TokenizeRequest::default()).await.unwrap_err().code());
         unauthenticated(client.detokenize(v1::DetokenizeRequest::default()).await.unwrap_err().code());
@@ -292,7 +292,7 @@ fn lists_are_not_multiplied() {
 fn messages_beyond_their_limit_are_refused() {
     run_within(PATIENCE, async {
         let house = House::open(config()).await;
-        let long = ask(&"x".repeat((1 << 20) + 1));
+        let long = text_request(&"x".repeat((1 << 20) + 1));
         assert_eq!(client(&house).generate(long).await.unwrap_err().code(), Code::ResourceExhausted);
         // The client sends a length alone, and nothing of the announced message.
         let mut raw = Raw::connect(house.grpc, &[]).await;
@@ -314,10 +314,10 @@ fn a_panic_ends_one_request() {
         let house = House::open(Config { metrics, text_files: Some(text_files), ..config() }).await;
         let reply = get(house.http, "/metrics").await;
         assert_eq!((reply.status, &reply.json()["error"]["type"]), (500, &json!("server_error")));
-        let asked = proto::vllm::GetTokenizerRequest::default();
+        let request = proto::vllm::GetTokenizerRequest::default();
         let channel = wire::tcp(&house.grpc.to_string()).unwrap();
         let mut gateway = proto::vllm::vllm_engine_client::VllmEngineClient::new(channel);
-        assert_eq!(gateway.get_tokenizer(asked).await.unwrap_err().code(), Code::Internal);
+        assert_eq!(gateway.get_tokenizer(request).await.unwrap_err().code(), Code::Internal);
         is_served(&house).await;
         house.close().await;
     });

@@ -67,7 +67,7 @@ fn an_echo_repeats_the_prompt() {
 }
 
 #[test]
-fn an_echo_may_be_all_that_is_wanted() {
+fn echo_with_zero_max_tokens_returns_only_the_prompt() {
     run(async {
         let house = House::open(config()).await;
         let body = json!({ "prompt": "Hi", "echo": true, "logprobs": 0, "max_tokens": 0 });
@@ -100,7 +100,7 @@ fn the_prompt_is_scored() {
 }
 
 #[test]
-fn token_ids_are_told() {
+fn token_ids_are_returned_on_request() {
     run(async {
         let house = House::open(config()).await;
         house.fake.answer("ab");
@@ -120,7 +120,7 @@ fn token_ids_are_told() {
 
 /// Proxies close silent connections.
 #[test]
-fn a_stream_that_waits_says_comments() {
+fn waiting_stream_sends_comments() {
     run(async {
         let mut config = config();
         let soon = Duration::from_millis(10);
@@ -147,7 +147,7 @@ fn a_stream_that_waits_says_comments() {
 fn a_stop_string_may_be_shown() {
     run(async {
         let house = House::open(config()).await;
-        let ask = |extra: Value| {
+        let request_body = |extra: Value| {
             let mut body = json!({ "prompt": "Hi", "include_stop_str_in_output": true });
             body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
             body
@@ -158,7 +158,7 @@ fn a_stop_string_may_be_shown() {
             (json!({}), "Hello, world"),
             (json!({ "skip_special_tokens": false }), "Hello, world<|im_end|>"),
         ] {
-            let whole = post(house.http, COMPLETIONS, &ask(extra.clone())).await.json();
+            let whole = post(house.http, COMPLETIONS, &request_body(extra.clone())).await.json();
             assert_eq!(
                 (&whole["choices"][0]["text"], &whole["choices"][0]["finish_reason"]),
                 (&json!(text), &json!("stop")),

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 const COMPLETIONS: &str = "/v1/completions";
 
-async fn ask(http: SocketAddr, prompt: &str) -> Reply {
+async fn post_completion(http: SocketAddr, prompt: &str) -> Reply {
     let reply = post(http, COMPLETIONS, &json!({ "prompt": prompt, "seed": 5, "max_tokens": 8, "logprobs": 1 })).await;
     assert_eq!(reply.status, 200, "{}", reply.body);
     reply
@@ -22,18 +22,18 @@ async fn settle() {
     tokio::time::sleep(Duration::from_millis(200)).await;
 }
 
-fn audited() -> Config {
+fn audit_config() -> Config {
     Config { audit: 1.0, ..config() }
 }
 
 #[test]
 fn an_audit_is_the_same_request_apart_from_every_cache_and_after_all_others() {
     run(async {
-        let house = House::open(audited()).await;
-        ask(house.http, "x").await;
+        let house = House::open(audit_config()).await;
+        post_completion(house.http, "x").await;
         eventually(|| async { house.fake.submits().len() == 2 }).await;
-        let [first, again] = &house.fake.submits()[..] else { panic!() };
-        assert!(again.cache_bypass && again.cache_apart && again.priority == 127, "{again:?}");
+        let [first, rerun] = &house.fake.submits()[..] else { panic!() };
+        assert!(rerun.cache_bypass && rerun.cache_apart && rerun.priority == 127, "{rerun:?}");
         assert!(!first.cache_apart && first.sampling.as_ref().unwrap().logprobs.is_some());
         let as_first = |request: &wire::Request| {
             let mut request = wire::Request {
@@ -47,16 +47,16 @@ fn an_audit_is_the_same_request_apart_from_every_cache_and_after_all_others() {
             request.sampling.as_mut().unwrap().logprobs = None;
             request
         };
-        assert_eq!(as_first(first), as_first(again));
+        assert_eq!(as_first(first), as_first(rerun));
         house.close().await;
     });
 }
 
 #[test]
-fn it_goes_to_another_replica_and_a_difference_to_whoever_is_left() {
+fn audit_runs_elsewhere_and_difference_triggers_third_run() {
     run(async {
-        let house = House::open_two(audited()).await;
-        ask(house.http, "x").await;
+        let house = House::open_two(audit_config()).await;
+        post_completion(house.http, "x").await;
         let n_each = || [&house.fake, house.other()].map(|fake| fake.submits().len());
         eventually(|| async { n_each() == [1, 1] }).await;
         settle().await;
@@ -64,14 +64,14 @@ fn it_goes_to_another_replica_and_a_difference_to_whoever_is_left() {
         house.other().answer("Hello, worle");
         house.fake.forget();
         house.other().forget();
-        let eight = ask(house.http, "x").await;
+        let eight = post_completion(house.http, "x").await;
         assert_eq!(eight.json()["choices"][0]["text"], "Hello, w", "eight tokens, and there they are equal");
         eventually(|| async { n_each() == [1, 1] }).await;
         settle().await;
         house.other().answer("Hellish");
         house.fake.forget();
         house.other().forget();
-        ask(house.http, "x").await;
+        post_completion(house.http, "x").await;
         eventually(|| async { n_each().iter().sum::<usize>() == 3 }).await;
         house.close().await;
     });
@@ -80,7 +80,7 @@ fn it_goes_to_another_replica_and_a_difference_to_whoever_is_left() {
 #[test]
 fn while_a_client_is_answered_nothing_is_audited_and_an_audit_makes_way() {
     run(async {
-        let house = House::open(audited()).await;
+        let house = House::open(audit_config()).await;
         house.fake.script(|script| script.hold_at = 3);
         let held = tokio::spawn({
             let http = house.http;
@@ -89,7 +89,7 @@ fn while_a_client_is_answered_nothing_is_audited_and_an_audit_makes_way() {
         eventually(|| async { house.fake.submits().len() == 1 }).await;
         // A whole answer beside it is queued for an audit, and waits.
         house.fake.script(|script| script.hold_at = usize::MAX);
-        ask(house.http, "x").await;
+        post_completion(house.http, "x").await;
         tokio::time::sleep(Duration::from_millis(200)).await;
         assert_eq!(house.fake.submits().len(), 2, "a client is being answered");
         held.abort();
@@ -113,7 +113,7 @@ fn while_a_client_is_answered_nothing_is_audited_and_an_audit_makes_way() {
 fn without_the_setting_nothing_is_run_again() {
     run(async {
         let house = House::open(config()).await;
-        ask(house.http, "x").await;
+        post_completion(house.http, "x").await;
         tokio::time::sleep(Duration::from_millis(100)).await;
         assert_eq!(house.fake.submits().len(), 1);
         house.close().await;

@@ -12,7 +12,7 @@ use tokio::net::TcpStream;
 const RESPONSES: &str = "/v1/responses";
 const ANSWER: &str = "Hello, world";
 
-fn asked(more: Value) -> Value {
+fn request_body(more: Value) -> Value {
     let mut body = json!({ "model": "toy", "input": "Hi", "background": true, "seed": 5 });
     body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
     body
@@ -22,7 +22,7 @@ fn page(reply: &Value) -> String {
     format!("{RESPONSES}/{}", reply["id"].as_str().unwrap())
 }
 
-async fn ask(http: SocketAddr, method: &str, path: &str) -> Reply {
+async fn send_request(http: SocketAddr, method: &str, path: &str) -> Reply {
     send(
         http,
         &format!("{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"),
@@ -34,7 +34,7 @@ async fn read(http: SocketAddr, reply: &Value) -> Value {
     get(http, &page(reply)).await.json()
 }
 
-async fn comes_to(http: SocketAddr, reply: &Value, status: &str) -> Value {
+async fn wait_for_status(http: SocketAddr, reply: &Value, status: &str) -> Value {
     eventually(|| async { read(http, reply).await["status"] == status }).await;
     read(http, reply).await
 }
@@ -61,15 +61,15 @@ fn plain(reply: &Value) -> Value {
 fn an_answer_in_the_background_is_the_answer_that_waits() {
     run(async {
         let house = House::open(config()).await;
-        let waited = post(house.http, RESPONSES, &asked(json!({ "background": false }))).await.json();
-        let begun = post(house.http, RESPONSES, &asked(json!({}))).await;
+        let waited = post(house.http, RESPONSES, &request_body(json!({ "background": false }))).await.json();
+        let begun = post(house.http, RESPONSES, &request_body(json!({}))).await;
         assert_eq!(begun.status, 200, "{begun:?}");
         let begun = begun.json();
         assert_eq!(
             (&begun["status"], &begun["background"], &begun["output"]),
             (&"queued".into(), &true.into(), &json!([]))
         );
-        let ended = comes_to(house.http, &begun, "completed").await;
+        let ended = wait_for_status(house.http, &begun, "completed").await;
         assert_eq!(plain(&ended), plain(&waited));
         assert_eq!((&ended["background"], &waited["background"]), (&json!(true), &json!(false)));
         // A later response can continue it, like any that is stored.
@@ -84,32 +84,32 @@ fn an_answer_in_the_background_is_the_answer_that_waits() {
 }
 
 #[test]
-fn it_runs_without_its_client_and_says_how_far_it_is() {
+fn background_response_runs_without_client_and_reports_status() {
     run(async {
         let house = House::open(config()).await;
         hold(&house, 0);
-        let queued = post(house.http, RESPONSES, &asked(json!({}))).await.json();
+        let queued = post(house.http, RESPONSES, &request_body(json!({}))).await.json();
         assert_eq!(read(house.http, &queued).await, queued);
         let items = get(house.http, &format!("{}/input_items", page(&queued))).await.json();
         assert_eq!(items["data"][0]["content"][0]["text"], "Hi");
         hold(&house, 3);
-        let begun = post(house.http, RESPONSES, &asked(json!({}))).await.json();
-        let begun = comes_to(house.http, &begun, "in_progress").await;
+        let begun = post(house.http, RESPONSES, &request_body(json!({}))).await.json();
+        let begun = wait_for_status(house.http, &begun, "in_progress").await;
         // No response can continue one that is not over.
         let more = json!({ "model": "toy", "input": "And?", "previous_response_id": begun["id"] });
         let refused = post(house.http, RESPONSES, &more).await;
         assert_eq!((refused.status, &refused.json()["error"]["param"]), (400, &json!("previous_response_id")));
         assert!(house.fake.cancels().is_empty());
         for running in [&queued, &begun] {
-            let cancelled = ask(house.http, "POST", &format!("{}/cancel", page(running))).await;
+            let cancelled = send_request(house.http, "POST", &format!("{}/cancel", page(running))).await;
             assert_eq!((cancelled.status, &cancelled.json()["status"]), (200, &json!("cancelled")), "{cancelled:?}");
             assert_eq!(read(house.http, running).await, cancelled.json());
             // A second cancel returns the same reply.
-            let again = ask(house.http, "POST", &format!("{}/cancel", page(running))).await;
-            assert_eq!((again.status, again.json()), (200, cancelled.json()));
+            let repeated = send_request(house.http, "POST", &format!("{}/cancel", page(running))).await;
+            assert_eq!((repeated.status, repeated.json()), (200, cancelled.json()));
         }
-        let said = &read(house.http, &begun).await["output"][0];
-        assert_eq!((&said["content"][0]["text"], &said["status"]), (&json!("Hel"), &json!("incomplete")));
+        let output_item = &read(house.http, &begun).await["output"][0];
+        assert_eq!((&output_item["content"][0]["text"], &output_item["status"]), (&json!("Hel"), &json!("incomplete")));
         eventually(|| async { house.fake.cancels().len() == 2 }).await;
         house.close().await;
     });
@@ -119,17 +119,17 @@ fn it_runs_without_its_client_and_says_how_far_it_is() {
 fn what_has_ended_is_not_cancelled() {
     run(async {
         let house = House::open(config()).await;
-        let begun = post(house.http, RESPONSES, &asked(json!({}))).await.json();
-        comes_to(house.http, &begun, "completed").await;
-        let cut = post(house.http, RESPONSES, &asked(json!({ "max_output_tokens": 3 }))).await.json();
-        comes_to(house.http, &cut, "incomplete").await;
-        let waited = post(house.http, RESPONSES, &asked(json!({ "background": false }))).await.json();
+        let begun = post(house.http, RESPONSES, &request_body(json!({}))).await.json();
+        wait_for_status(house.http, &begun, "completed").await;
+        let cut = post(house.http, RESPONSES, &request_body(json!({ "max_output_tokens": 3 }))).await.json();
+        wait_for_status(house.http, &cut, "incomplete").await;
+        let waited = post(house.http, RESPONSES, &request_body(json!({ "background": false }))).await.json();
         for (reply, words) in [
             (&begun, "Cannot cancel a response that is completed"),
             (&cut, "Cannot cancel a response that is incomplete"),
             (&waited, "Cannot cancel a synchronous response"),
         ] {
-            let refused = ask(house.http, "POST", &format!("{}/cancel", page(reply))).await;
+            let refused = send_request(house.http, "POST", &format!("{}/cancel", page(reply))).await;
             let error = refused.json()["error"].clone();
             assert_eq!((refused.status, &error["type"]), (400, &json!("invalid_request_error")));
             assert!(error["message"].as_str().unwrap().contains(words), "{error}");
@@ -142,7 +142,7 @@ fn what_has_ended_is_not_cancelled() {
 fn its_events_are_read_from_any_of_them_on() {
     run(async {
         let house = House::open(config()).await;
-        let whole = post(house.http, RESPONSES, &asked(json!({ "stream": true }))).await;
+        let whole = post(house.http, RESPONSES, &request_body(json!({ "stream": true }))).await;
         assert_eq!(whole.headers["content-type"], "text/event-stream");
         let events = data(&whole);
         let kinds: Vec<&str> = events.iter().map(|event| event["type"].as_str().unwrap()).collect();
@@ -154,7 +154,7 @@ fn its_events_are_read_from_any_of_them_on() {
         assert_eq!((text.as_str(), &last["output"][0]["content"][0]["text"]), (ANSWER, &json!(ANSWER)));
         assert_eq!(read(house.http, last).await, *last);
         // Its events equal those of a stream that its client holds, but for the beginning.
-        let held = data(&post(house.http, RESPONSES, &asked(json!({ "stream": true, "background": false }))).await);
+        let held = data(&post(house.http, RESPONSES, &request_body(json!({ "stream": true, "background": false }))).await);
         assert_eq!(held.len() + 1, events.len());
         for (one, other) in held[2..].iter().zip(&events[3..]) {
             assert_eq!((&one["type"], &one["delta"]), (&other["type"], &other["delta"]));
@@ -170,8 +170,8 @@ fn its_events_are_read_from_any_of_them_on() {
 }
 
 /// Returns a stream that has come to a sign, and its response's id.
-async fn streamed(house: &House, sign: &str) -> (TcpStream, String) {
-    let mut stream = post_and_leave_open(house.http, RESPONSES, &asked(json!({ "stream": true }))).await;
+async fn open_stream(house: &House, sign: &str) -> (TcpStream, String) {
+    let mut stream = post_and_leave_open(house.http, RESPONSES, &request_body(json!({ "stream": true }))).await;
     let text = read_until(&mut stream, sign).await;
     let (_, rest) = text.split_once("\"id\":\"").unwrap();
     (stream, rest.split_once('"').unwrap().0.to_owned())
@@ -182,7 +182,7 @@ fn a_stream_that_its_client_left_is_taken_up_while_it_runs() {
     run(async {
         let house = House::open(config()).await;
         hold(&house, 2);
-        let (stream, id) = streamed(&house, "\"delta\":\"e\"").await;
+        let (stream, id) = open_stream(&house, "\"delta\":\"e\"").await;
         let taken = tokio::spawn({
             let (http, path) = (house.http, format!("{RESPONSES}/{id}?stream=true&starting_after=2"));
             async move { get(http, &path).await }
@@ -191,7 +191,7 @@ fn a_stream_that_its_client_left_is_taken_up_while_it_runs() {
         drop(stream);
         tokio::time::sleep(Duration::from_millis(50)).await;
         assert_eq!((house.fake.cancels(), taken.is_finished()), (vec![], false));
-        let cancelled = ask(house.http, "POST", &format!("{RESPONSES}/{id}/cancel")).await.json();
+        let cancelled = send_request(house.http, "POST", &format!("{RESPONSES}/{id}/cancel")).await.json();
         let events = data(&taken.await.unwrap());
         let first = (&events[0]["sequence_number"], &events[0]["type"]);
         assert_eq!(first, (&json!(3), &json!("response.output_item.added")));
@@ -206,9 +206,9 @@ fn what_is_forgotten_while_it_runs_ends() {
     run(async {
         let house = House::open(config()).await;
         hold(&house, 2);
-        let begun = post(house.http, RESPONSES, &asked(json!({}))).await.json();
-        comes_to(house.http, &begun, "in_progress").await;
-        assert_eq!(ask(house.http, "DELETE", &page(&begun)).await.json()["deleted"], true);
+        let begun = post(house.http, RESPONSES, &request_body(json!({}))).await.json();
+        wait_for_status(house.http, &begun, "in_progress").await;
+        assert_eq!(send_request(house.http, "DELETE", &page(&begun)).await.json()["deleted"], true);
         eventually(|| async { house.fake.cancels().len() == 1 }).await;
         assert_eq!(get(house.http, &page(&begun)).await.status, 404);
         tokio::time::sleep(Duration::from_millis(50)).await;
@@ -218,13 +218,13 @@ fn what_is_forgotten_while_it_runs_ends() {
 }
 
 #[test]
-fn a_server_that_ends_waits_for_it_and_then_says_that_it_failed() {
+fn shutdown_waits_for_background_response_then_fails_it() {
     run(async {
         let mut config = crate::config();
         config.timeouts.drain_max = Duration::from_millis(300);
         let house = House::open(config).await;
         hold(&house, 2);
-        let (_left, id) = streamed(&house, "\"delta\":\"e\"").await;
+        let (_left, id) = open_stream(&house, "\"delta\":\"e\"").await;
         let taken = tokio::spawn({
             let (http, path) = (house.http, format!("{RESPONSES}/{id}?stream=true&starting_after=0"));
             async move { get(http, &path).await }
@@ -240,8 +240,8 @@ fn a_server_that_ends_waits_for_it_and_then_says_that_it_failed() {
 
         // A response with a finished answer is waited for, and no longer.
         let house = House::open(crate::config()).await;
-        let running = post(house.http, RESPONSES, &asked(json!({}))).await.json();
-        comes_to(house.http, &running, "completed").await;
+        let running = post(house.http, RESPONSES, &request_body(json!({}))).await.json();
+        wait_for_status(house.http, &running, "completed").await;
         let begun = Instant::now();
         house.close().await;
         assert!(begun.elapsed() < Duration::from_secs(4));
@@ -259,13 +259,13 @@ fn what_cannot_be_done_is_refused() {
             (json!({ "temperature": -1 }), 400, "temperature", ""),
             (json!({ "input": "x".repeat(500) }), 400, "", "tokens"),
         ] {
-            let reply = post(house.http, RESPONSES, &asked(more.clone())).await;
+            let reply = post(house.http, RESPONSES, &request_body(more.clone())).await;
             let error = &reply.json()["error"];
             assert_eq!((reply.status, error["param"].as_str().unwrap_or_default()), (status, param), "{more}: {error}");
             assert!(error["message"].as_str().unwrap().contains(words), "{error}");
         }
         assert_eq!(house.fake.seen(), []);
-        let begun = post(house.http, RESPONSES, &asked(json!({}))).await.json();
+        let begun = post(house.http, RESPONSES, &request_body(json!({}))).await.json();
         for (query, param) in [("stream=true", "stream"), ("stream=true&starting_after=x", "starting_after")] {
             let refused = get(house.http, &format!("{}?{query}", page(&begun))).await;
             assert_eq!((refused.status, &refused.json()["error"]["param"]), (400, &json!(param)));
@@ -275,7 +275,7 @@ fn what_cannot_be_done_is_refused() {
         let mut config = crate::config();
         config.limits.stored.responses_max = 0;
         let house = House::open(config).await;
-        let refused = post(house.http, RESPONSES, &asked(json!({}))).await;
+        let refused = post(house.http, RESPONSES, &request_body(json!({}))).await;
         assert_eq!((refused.status, &refused.json()["error"]["param"]), (400, &json!("background")));
         house.close().await;
     });
@@ -289,18 +289,18 @@ fn what_runs_counts_for_its_tenant_and_is_its_own() {
         config.timeouts.drain_max = Duration::from_millis(50);
         let house = House::open(config).await;
         hold(&house, 2);
-        let begin = async |key| post_with_key(house.http, RESPONSES, key, &asked(json!({}))).await;
+        let begin = async |key| post_with_key(house.http, RESPONSES, key, &request_body(json!({}))).await;
         let (first, _) = (begin("k1").await, begin("k1").await);
         assert_eq!((first.status, begin("k1").await.status, begin("k2").await.status), (200, 429, 200));
-        let ask = async |method: &str, path: &str, key: &str| {
+        let send_with_key = async |method: &str, path: &str, key: &str| {
             let head = format!("host: localhost\r\nconnection: close\r\nauthorization: Bearer {key}");
             send(house.http, &format!("{method} {path} HTTP/1.1\r\n{head}\r\ncontent-length: 0\r\n\r\n")).await
         };
-        let of = page(&first.json());
-        let cancel = format!("{of}/cancel");
-        assert_eq!((ask("GET", &of, "k2").await.status, ask("POST", &cancel, "k2").await.status), (404, 404));
-        assert_eq!(ask("DELETE", &of, "k2").await.status, 404);
-        assert_eq!(ask("POST", &cancel, "k1").await.status, 200);
+        let response_path = page(&first.json());
+        let cancel = format!("{response_path}/cancel");
+        assert_eq!((send_with_key("GET", &response_path, "k2").await.status, send_with_key("POST", &cancel, "k2").await.status), (404, 404));
+        assert_eq!(send_with_key("DELETE", &response_path, "k2").await.status, 404);
+        assert_eq!(send_with_key("POST", &cancel, "k1").await.status, 200);
         eventually(|| async { begin("k1").await.status == 200 }).await;
         house.close().await;
     });
@@ -317,7 +317,7 @@ fn what_runs_has_room_or_is_refused() {
         hold(&house, 2);
         let mut statuses = Vec::new();
         for _ in 0..3 {
-            statuses.push(post(house.http, RESPONSES, &asked(json!({}))).await.status);
+            statuses.push(post(house.http, RESPONSES, &request_body(json!({}))).await.status);
         }
         // One tenant may have half of the places at most.
         assert_eq!(statuses, [200, 200, 429]);
@@ -328,7 +328,7 @@ fn what_runs_has_room_or_is_refused() {
         config.limits.stored.bytes_max = 60_000;
         let house = House::open(config).await;
         let large = json!({ "stream": true, "max_output_tokens": 3, "metadata": { "a": "x".repeat(5_000) } });
-        let events = data(&post(house.http, RESPONSES, &asked(large)).await);
+        let events = data(&post(house.http, RESPONSES, &request_body(large)).await);
         let last = events.last().unwrap();
         let why = last["response"]["error"]["message"].as_str().unwrap_or_default();
         assert_eq!((&last["type"], why.contains("no room")), (&json!("response.failed"), true), "{last}");
@@ -339,11 +339,11 @@ fn what_runs_has_room_or_is_refused() {
 }
 
 #[test]
-fn messages_are_told_as_tokens() {
+fn messages_are_returned_as_tokens() {
     run(async {
         let house = House::open(config()).await;
         for more in [json!({ "background": false }), json!({ "background": false, "stream": true })] {
-            let more = asked(more);
+            let more = request_body(more);
             let body = {
                 let mut body = more;
                 body["enable_response_messages"] = true.into();
@@ -355,15 +355,15 @@ fn messages_are_told_as_tokens() {
                 false => reply.json(),
             };
             let prompt = &house.fake.submits().last().unwrap().prompt.clone();
-            let of = |name: &str| reply[name][0].clone();
-            let (asked, said) = (of("input_messages"), of("output_messages"));
-            assert_eq!((&asked["type"], &asked["tokens"]), (&json!("raw_message_tokens"), &json!(prompt)));
-            assert_eq!(asked["message"], "<|im_start|>user:Hi<|im_end|><|im_start|>");
+            let first_message = |name: &str| reply[name][0].clone();
+            let (input, output) = (first_message("input_messages"), first_message("output_messages"));
+            assert_eq!((&input["type"], &input["tokens"]), (&json!("raw_message_tokens"), &json!(prompt)));
+            assert_eq!(input["message"], "<|im_start|>user:Hi<|im_end|><|im_start|>");
             let mut ids: Vec<u32> = ANSWER.bytes().map(u32::from).collect();
             ids.push(crate::model::END);
-            assert_eq!((&said["message"], &said["tokens"]), (&json!(format!("{ANSWER}<|im_end|>")), &json!(ids)));
+            assert_eq!((&output["message"], &output["tokens"]), (&json!(format!("{ANSWER}<|im_end|>")), &json!(ids)));
         }
-        let plain = post(house.http, RESPONSES, &asked(json!({ "background": false }))).await.json();
+        let plain = post(house.http, RESPONSES, &request_body(json!({ "background": false }))).await.json();
         assert!(plain.get("input_messages").is_none());
         house.close().await;
     });

@@ -18,12 +18,12 @@ const PATIENCE: Duration = Duration::from_secs(120);
 const CONTEXT: u32 = 4000;
 
 /// Shows tools by their names, and calls as Hermes' models write them.
-const TOLD: &str = "{% for tool in tools or [] %}({{ tool.function.name }}){% endfor %}\
+const TOOL_TEMPLATE: &str = "{% for tool in tools or [] %}({{ tool.function.name }}){% endfor %}\
      {% for message in messages %}<|im_start|>{{ message.role }}:{{ message.content }}\
      {% for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}\
      <|im_end|>{% endfor %}{% if add_generation_prompt %}<|im_start|>{% endif %}";
 /// A model that thinks first.
-const THINKS: &str = "{% for message in messages %}<|im_start|>{{ message.content }}<|im_end|>{% endfor %}\
+const THINKING_TEMPLATE: &str = "{% for message in messages %}<|im_start|>{{ message.content }}<|im_end|>{% endfor %}\
      {% if add_generation_prompt %}<|im_start|>{% if enable_thinking is defined and not enable_thinking %}<think>\n\n\
      </think>\n\n{% else %}<think>\n{% endif %}{% endif %}";
 
@@ -33,18 +33,18 @@ const ARGUMENTS: &str = "{\"city\": \"Par\u{ed}s\"}";
 
 /// Opens a router with a model of this template, and its replica.
 async fn open(template: &str, answer: &str) -> House {
-    of(template, Fake::start(), answer).await
+    open_with_fake(template, Fake::start(), answer).await
 }
 
-async fn of(template: &str, fake: Fake, answer: &str) -> House {
+async fn open_with_fake(template: &str, fake: Fake, answer: &str) -> House {
     fake.script(|script| script.context = CONTEXT);
     fake.answer(answer);
     fake.welcome();
     let members = vec![fake.coordinator()].into();
     let text = model::text().with_template(ChatTemplate::new(template, None, None).unwrap());
     let text = router::ModelText { trusts_templates: false, ..text };
-    let house = House::reading(config(), vec![fake], members, text).await;
-    house.ready().await;
+    let house = House::with_texts(config(), vec![fake], members, text).await;
+    house.wait_until_ready().await;
     house
 }
 
@@ -53,7 +53,7 @@ fn tool(name: &str) -> Value {
     json!({ "type": "function", "function": { "name": name, "parameters": parameters } })
 }
 
-fn asked(more: Value) -> Value {
+fn request_body(more: Value) -> Value {
     let tools = json!([tool("weather"), tool("clock")]);
     let mut body = json!({ "messages": [{ "role": "user", "content": "Hi" }], "seed": 5, "tools": tools });
     body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
@@ -70,7 +70,7 @@ fn grammar(house: &House, submit: usize) -> Option<String> {
 }
 
 /// Returns a choice's message as a client puts it together from chunks.
-fn gathered(reply: &Reply, index: u64) -> (Value, Value) {
+fn collect_message(reply: &Reply, index: u64) -> (Value, Value) {
     let (mut content, mut thought, mut calls, mut reason) =
         (String::new(), String::new(), Vec::<Value>::new(), json!(0));
     for chunk in reply.chunks() {
@@ -112,8 +112,8 @@ fn gathered(reply: &Reply, index: u64) -> (Value, Value) {
 #[test]
 fn a_call_its_result_and_the_next_turn() {
     run(async {
-        let house = open(TOLD, CALL).await;
-        let first = post(house.http, CHAT, &asked(json!({}))).await.json();
+        let house = open(TOOL_TEMPLATE, CALL).await;
+        let first = post(house.http, CHAT, &request_body(json!({}))).await.json();
         let choice = &first["choices"][0];
         assert_eq!(
             (&choice["finish_reason"], &choice["message"]["content"]),
@@ -134,7 +134,7 @@ fn a_call_its_result_and_the_next_turn() {
             { "role": "tool", "tool_call_id": calls[0]["id"], "content": [{ "type": "text", "text": "21" }] },
             { "role": "tool", "tool_call_id": calls[1]["id"], "content": "noon" },
         ]);
-        let second = post(house.http, CHAT, &asked(json!({ "messages": messages }))).await.json();
+        let second = post(house.http, CHAT, &request_body(json!({ "messages": messages }))).await.json();
         let choice = &second["choices"][0];
         let expected = json!({ "role": "assistant", "content": "It is warm.", "refusal": null, "annotations": [] });
         assert_eq!((&choice["finish_reason"], &choice["message"]), (&json!("stop"), &expected));
@@ -148,23 +148,23 @@ fn a_call_its_result_and_the_next_turn() {
 #[test]
 fn in_chunks_the_message_is_the_same() {
     run(async {
-        let house = open(TOLD, CALL).await;
+        let house = open(TOOL_TEMPLATE, CALL).await;
         for (answer, n) in [(CALL, 1), (CALL, 2), (&CALL["I look.".len()..], 1), ("no <tool_call> at all", 1)] {
             house.fake.answer(answer);
             for tokens_per_frame in [1, 7, 1000] {
                 house.fake.script(|script| script.tokens_per_frame = tokens_per_frame);
-                let whole = post(house.http, CHAT, &asked(json!({ "n": n }))).await.json();
-                let chunks = post(house.http, CHAT, &asked(json!({ "n": n, "stream": true }))).await;
+                let whole = post(house.http, CHAT, &request_body(json!({ "n": n }))).await.json();
+                let chunks = post(house.http, CHAT, &request_body(json!({ "n": n, "stream": true }))).await;
                 for index in 0..n {
                     let choice = &whole["choices"][index as usize];
                     let expected = (choice["message"].clone(), choice["finish_reason"].clone());
-                    assert_eq!(gathered(&chunks, index), expected, "{answer} by {tokens_per_frame}");
+                    assert_eq!(collect_message(&chunks, index), expected, "{answer} by {tokens_per_frame}");
                 }
             }
         }
         // Each choice has ids of its own.
         house.fake.answer(CALL);
-        let both = post(house.http, CHAT, &asked(json!({ "n": 2 }))).await.json();
+        let both = post(house.http, CHAT, &request_body(json!({ "n": 2 }))).await.json();
         let id = |index: usize| both["choices"][index]["message"]["tool_calls"][0]["id"].clone();
         assert_ne!(id(0), id(1));
         house.close().await;
@@ -174,8 +174,8 @@ fn in_chunks_the_message_is_the_same() {
 #[test]
 fn a_call_begins_with_its_name_and_no_arguments() {
     run(async {
-        let house = open(TOLD, CALL).await;
-        let chunks = post(house.http, CHAT, &asked(json!({ "stream": true }))).await.chunks();
+        let house = open(TOOL_TEMPLATE, CALL).await;
+        let chunks = post(house.http, CHAT, &request_body(json!({ "stream": true }))).await.chunks();
         let deltas = chunks.iter().map(|chunk| &chunk["choices"][0]["delta"]);
         let parts: Vec<&Value> =
             deltas.flat_map(|delta| delta["tool_calls"].as_array().into_iter().flatten()).collect();
@@ -190,11 +190,11 @@ fn a_call_begins_with_its_name_and_no_arguments() {
 fn a_stream_that_breaks_off_in_a_call_resumes_with_the_same_rest() {
     run_within(PATIENCE, async {
         let fake = Fake::start();
-        let first = of(TOLD, fake.clone(), CALL).await;
-        let second = of(TOLD, fake.clone(), CALL).await;
+        let first = open_with_fake(TOOL_TEMPLATE, fake.clone(), CALL).await;
+        let second = open_with_fake(TOOL_TEMPLATE, fake.clone(), CALL).await;
         for (tokens_per_frame, more) in [(1, json!({})), (5, json!({ "stop": "zzz", "logprobs": true }))] {
             fake.script(|script| script.tokens_per_frame = tokens_per_frame);
-            let mut body = asked(more);
+            let mut body = request_body(more);
             body["stream"] = true.into();
             let whole = post(first.http, CHAT, &body).await;
             for (cut, (id, _)) in whole.identified().iter().enumerate() {
@@ -214,13 +214,13 @@ fn a_stream_that_breaks_off_in_a_call_resumes_with_the_same_rest() {
 #[test]
 fn a_stop_string_ends_a_call_as_it_ends_a_text() {
     run(async {
-        let house = open(TOLD, CALL).await;
-        let reply = post(house.http, CHAT, &asked(json!({ "stop": "ar\u{ed}" }))).await.json();
+        let house = open(TOOL_TEMPLATE, CALL).await;
+        let reply = post(house.http, CHAT, &request_body(json!({ "stop": "ar\u{ed}" }))).await.json();
         let choice = &reply["choices"][0];
         assert_eq!(choice["message"]["tool_calls"][0]["function"]["arguments"], "{\"city\": \"P");
         // The call is not whole.
         assert_eq!(choice["finish_reason"], "stop");
-        let cut = post(house.http, CHAT, &asked(json!({ "max_tokens": 60 }))).await.json();
+        let cut = post(house.http, CHAT, &request_body(json!({ "max_tokens": 60 }))).await.json();
         assert_eq!(cut["choices"][0]["finish_reason"], "length");
         house.close().await;
     });
@@ -229,7 +229,7 @@ fn a_stop_string_ends_a_call_as_it_ends_a_text() {
 #[test]
 fn what_must_be_called_is_enforced() {
     run(async {
-        let house = open(TOLD, CALL).await;
+        let house = open(TOOL_TEMPLATE, CALL).await;
         let named = json!({ "type": "function", "function": { "name": "weather" } });
         let strict = |strict: bool| {
             let mut tool = tool("weather");
@@ -248,15 +248,15 @@ fn what_must_be_called_is_enforced() {
         .into_iter()
         .enumerate()
         {
-            let reply = post(house.http, CHAT, &asked(more.clone())).await;
+            let reply = post(house.http, CHAT, &request_body(more.clone())).await;
             assert_eq!(reply.status, 200, "{more}: {reply:?}");
             assert_eq!(grammar(&house, i).is_some(), is_enforced, "{more}");
         }
         // A model that must not call sees no tools, and its output is text.
         assert!(prompt(&house, 2).starts_with("|user:"), "{}", prompt(&house, 2));
-        let reply = post(house.http, CHAT, &asked(json!({ "tool_choice": "none" }))).await.json();
+        let reply = post(house.http, CHAT, &request_body(json!({ "tool_choice": "none" }))).await.json();
         assert_eq!(reply["choices"][0]["message"]["content"], CALL);
-        let one = post(house.http, CHAT, &asked(json!({ "parallel_tool_calls": false }))).await.json();
+        let one = post(house.http, CHAT, &request_body(json!({ "parallel_tool_calls": false }))).await.json();
         assert_eq!(one["choices"][0]["message"]["tool_calls"].as_array().unwrap().len(), 1);
         house.close().await;
     });
@@ -265,7 +265,7 @@ fn what_must_be_called_is_enforced() {
 #[test]
 fn functions_are_tools_by_an_older_name() {
     run(async {
-        let house = open(TOLD, CALL).await;
+        let house = open(TOOL_TEMPLATE, CALL).await;
         let call = json!({ "name": "weather", "arguments": "{}" });
         let body = json!({
             "messages": [
@@ -291,7 +291,7 @@ fn a_template_that_knows_no_tools_gets_them_as_text() {
     run(async {
         let plain = "{% for m in messages %}<|im_start|>{{ m.role }}:{{ m.content }}<|im_end|>{% endfor %}";
         let house = open(plain, "{\"name\": \"clock\", \"arguments\": {}}").await;
-        let reply = post(house.http, CHAT, &asked(json!({}))).await.json();
+        let reply = post(house.http, CHAT, &request_body(json!({}))).await.json();
         let choice = &reply["choices"][0];
         assert_eq!(
             choice["message"]["tool_calls"][0]["function"],
@@ -301,7 +301,7 @@ fn a_template_that_knows_no_tools_gets_them_as_text() {
         let shown = prompt(&house, 0);
         assert!(shown.starts_with("|system:You can call functions."), "{shown}");
         assert!(shown.contains("{\"name\":\"weather\",\"parameters\":"), "{shown}");
-        let forced = post(house.http, CHAT, &asked(json!({ "tool_choice": "required" }))).await;
+        let forced = post(house.http, CHAT, &request_body(json!({ "tool_choice": "required" }))).await;
         assert!(forced.status == 200 && grammar(&house, 1).is_some(), "{forced:?}");
         house.close().await;
     });
@@ -312,7 +312,7 @@ fn a_template_that_knows_no_tools_gets_them_as_text() {
 #[test]
 fn a_thinking_budget_goes_to_the_rank_with_the_texts_that_begin_and_end_thoughts() {
     run(async {
-        let house = open(THINKS, "so</think>\n\n{\"a\": 1}").await;
+        let house = open(THINKING_TEMPLATE, "so</think>\n\n{\"a\": 1}").await;
         let body = |more: Value| {
             let mut body = json!({ "messages": [{ "role": "user", "content": "Hi" }] });
             body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
@@ -327,14 +327,14 @@ fn a_thinking_budget_goes_to_the_rank_with_the_texts_that_begin_and_end_thoughts
             (serde_json::from_str::<Value>(head).unwrap(), rest.to_owned())
         };
         let mut n = 0;
-        for said in [
+        for fields in [
             json!({ "thinking_token_budget": 7 }),
             json!({ "thinking_budget_tokens": 7 }),
             json!({ "thinking_budget": 7 }),
             json!({ "thinking": { "type": "enabled", "budget_tokens": 7 } }),
         ] {
-            assert_eq!(post(house.http, CHAT, &body(said.clone())).await.status, 200, "{said}");
-            assert_eq!(limited(n), (head.clone(), String::new()), "{said}");
+            assert_eq!(post(house.http, CHAT, &body(fields.clone())).await.status, 200, "{fields}");
+            assert_eq!(limited(n), (head.clone(), String::new()), "{fields}");
             n += 1;
         }
         let format = json!({ "response_format": { "type": "json_object" } });
@@ -350,7 +350,7 @@ fn a_thinking_budget_goes_to_the_rank_with_the_texts_that_begin_and_end_thoughts
         let refused = post(house.http, CHAT, &body(json!({ "thinking_budget": 7, "thinking_token_budget": 8 }))).await;
         assert_eq!(refused.status, 400);
         house.close().await;
-        let house = open(TOLD, "Hi").await;
+        let house = open(TOOL_TEMPLATE, "Hi").await;
         let refused = post(house.http, CHAT, &body(json!({ "thinking_budget": 7 }))).await;
         assert_eq!((refused.status, &refused.json()["error"]["param"]), (400, &json!("thinking_token_budget")));
         // A model that does not think has no degrees of it.
@@ -363,9 +363,9 @@ fn a_thinking_budget_goes_to_the_rank_with_the_texts_that_begin_and_end_thoughts
 }
 
 #[test]
-fn thoughts_are_told_apart_from_the_answer() {
+fn thoughts_are_separate_from_the_answer() {
     run(async {
-        let house = open(THINKS, "so, \u{e9}h\n</think>\n\n{\"a\": 1}").await;
+        let house = open(THINKING_TEMPLATE, "so, \u{e9}h\n</think>\n\n{\"a\": 1}").await;
         let body = |more: Value| {
             let mut body = json!({ "messages": [{ "role": "user", "content": "Hi" }] });
             body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
@@ -378,19 +378,19 @@ fn thoughts_are_told_apart_from_the_answer() {
         // The thought's tokens are those of its text, two of which are one letter's.
         assert_eq!(reply["usage"]["completion_tokens_details"]["reasoning_tokens"], 7);
         let chunks = post(house.http, CHAT, &body(json!({ "stream": true }))).await;
-        assert_eq!(gathered(&chunks, 0).0, *message);
+        assert_eq!(collect_message(&chunks, 0).0, *message);
         let hidden = post(house.http, CHAT, &body(json!({ "include_reasoning": false }))).await.json();
         let expected = json!({ "role": "assistant", "content": "{\"a\": 1}", "refusal": null, "annotations": [] });
         assert_eq!(hidden["choices"][0]["message"], expected);
         // The logprobs of the thought's tokens are not sent either.
-        let asked = body(json!({ "include_reasoning": false, "logprobs": true, "top_logprobs": 1 }));
-        let mut streamed = asked.clone();
+        let logprobs_request = body(json!({ "include_reasoning": false, "logprobs": true, "top_logprobs": 1 }));
+        let mut streamed = logprobs_request.clone();
         streamed["stream"] = true.into();
         let tokens = |choice: &Value| {
             let content = choice["logprobs"]["content"].as_array().cloned().unwrap_or_default();
-            content.iter().map(|told| told["token"].as_str().unwrap().to_owned()).collect::<String>()
+            content.iter().map(|entry| entry["token"].as_str().unwrap().to_owned()).collect::<String>()
         };
-        let whole = tokens(&post(house.http, CHAT, &asked).await.json()["choices"][0]);
+        let whole = tokens(&post(house.http, CHAT, &logprobs_request).await.json()["choices"][0]);
         let chunks = post(house.http, CHAT, &streamed).await.chunks();
         let in_parts: String = chunks.iter().map(|chunk| tokens(&chunk["choices"][0])).collect();
         // Nor are those of the closing token. Tokens after it may belong to the answer.
@@ -454,15 +454,15 @@ fn structures_reach_the_replica_as_grammars() {
 #[test]
 fn what_cannot_be_enforced_is_refused_by_its_name() {
     run(async {
-        let house = open(TOLD, "x").await;
+        let house = open(TOOL_TEMPLATE, "x").await;
         let lark = json!({ "structured_outputs": { "grammar": "start: \"a\"" } });
         let format = |schema: Value| {
             let json_schema = json!({ "name": "n", "schema": schema });
             json!({ "response_format": { "type": "json_schema", "json_schema": json_schema } })
         };
-        let unheard = json!({ "type": "object", "unheardOf": 1 });
+        let unknown_keyword = json!({ "type": "object", "unheardOf": 1 });
         for (more, param) in [
-            (format(unheard), "response_format"),
+            (format(unknown_keyword), "response_format"),
             (format(json!("{")), "response_format"),
             (json!({ "guided_regex": "(" }), "guided_regex"),
             (json!({ "tool_choice": "must" }), "tool_choice"),
@@ -477,7 +477,7 @@ fn what_cannot_be_enforced_is_refused_by_its_name() {
             // Beside tools, which the answer may call, a form is needed that can stand beside them.
             (lark, "structured_outputs"),
         ] {
-            let reply = post(house.http, CHAT, &asked(more.clone())).await;
+            let reply = post(house.http, CHAT, &request_body(more.clone())).await;
             assert_eq!((reply.status, &reply.json()["error"]["param"]), (400, &json!(param)), "{more}: {reply:?}");
         }
         assert_eq!(house.fake.seen(), []);
@@ -486,9 +486,9 @@ fn what_cannot_be_enforced_is_refused_by_its_name() {
 }
 
 #[test]
-fn a_tool_that_is_not_strict_may_say_what_cannot_be_enforced() {
+fn tool_without_strict_accepts_unenforceable_schema() {
     run(async {
-        let house = open(TOLD, CALL).await;
+        let house = open(TOOL_TEMPLATE, CALL).await;
         let city = json!({ "type": "string", "nullable": true, "pattern": "^(?!x)", "format": "password" });
         let with = |strict: bool, city: &Value| {
             let parameters = json!({ "type": "object", "properties": { "city": city, "n": { "multipleOf": 7 } } });
@@ -497,7 +497,7 @@ fn a_tool_that_is_not_strict_may_say_what_cannot_be_enforced() {
         };
         let named = json!({ "type": "function", "function": { "name": "weather" } });
         for choice in [json!("required"), named, json!("auto")] {
-            let body = asked(json!({ "tools": with(false, &city), "tool_choice": choice }));
+            let body = request_body(json!({ "tools": with(false, &city), "tool_choice": choice }));
             let reply = post(house.http, CHAT, &body).await;
             assert_eq!(reply.status, 200, "{choice}: {reply:?}");
         }
@@ -513,12 +513,12 @@ fn a_tool_that_is_not_strict_may_say_what_cannot_be_enforced() {
         let anthropic =
             |function: &Value, _: &Value| json!({ "name": function["name"], "input_schema": function["parameters"] });
         let ours = |_: &Value, tool: &Value| tool.clone();
-        let said = json!([{ "role": "user", "content": "Hi" }]);
+        let messages = json!([{ "role": "user", "content": "Hi" }]);
         let tools = with(false, &wrong);
         for (page, body, field) in [
             (
                 CHAT,
-                json!({ "messages": said, "tools": named(&tools, ours), "tool_choice": "required" }),
+                json!({ "messages": messages, "tools": named(&tools, ours), "tool_choice": "required" }),
                 "function.parameters",
             ),
             (
@@ -528,11 +528,11 @@ fn a_tool_that_is_not_strict_may_say_what_cannot_be_enforced() {
             ),
             (
                 "/v1/messages",
-                json!({ "max_tokens": 9, "messages": said, "tools": named(&tools, anthropic),
+                json!({ "max_tokens": 9, "messages": messages, "tools": named(&tools, anthropic),
                     "tool_choice": { "type": "any" } }),
                 "input_schema",
             ),
-            (CHAT, asked(json!({ "tools": with(true, &city) })), "function.parameters"),
+            (CHAT, request_body(json!({ "tools": with(true, &city) })), "function.parameters"),
         ] {
             let reply = post(house.http, page, &body).await;
             let message = reply.json()["error"]["message"].as_str().unwrap_or_default().to_owned();
@@ -546,7 +546,7 @@ fn a_tool_that_is_not_strict_may_say_what_cannot_be_enforced() {
 #[test]
 fn over_grpc_calls_come_in_parts_too() {
     run_within(PATIENCE, async {
-        let house = open(TOLD, CALL).await;
+        let house = open(TOOL_TEMPLATE, CALL).await;
         let message = v1::ChatMessage { role: "user".into(), content: "Hi".into(), ..Default::default() };
         let chat = v1::Chat { messages: vec![message], tools: vec![tool("weather").to_string()], ..Default::default() };
         let sampling = v1::Sampling { seed: Some(5), ..Default::default() };
@@ -576,9 +576,9 @@ fn over_grpc_calls_come_in_parts_too() {
 }
 
 #[test]
-fn ollamas_page_tells_what_a_model_can_do() {
+fn ollama_show_lists_model_capabilities() {
     run(async {
-        for (template, expected) in [(TOLD, ["completion", "tools"]), (THINKS, ["completion", "thinking"])] {
+        for (template, expected) in [(TOOL_TEMPLATE, ["completion", "tools"]), (THINKING_TEMPLATE, ["completion", "thinking"])] {
             let house = open(template, "x").await;
             let shown = post(house.http, "/api/show", &json!({ "model": "toy" })).await.json();
             assert_eq!(shown["capabilities"], json!(expected), "{template}");

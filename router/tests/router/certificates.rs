@@ -2,7 +2,7 @@
 //! `resume` tests that a resumed stream has the same one.
 
 use crate::client::{Reply, post};
-use crate::grpc::{ask, generate};
+use crate::grpc::{text_request, generate};
 use crate::model::END;
 use crate::{House, config, run};
 use proto::v1;
@@ -30,7 +30,7 @@ fn expected(prompt: &[u32], answer: &[u32], reason: &str) -> Value {
 }
 
 /// Returns the first certificate in a reply, whole or streamed, wherever its page has it.
-fn found(reply: &Reply) -> Value {
+fn first_certificate(reply: &Reply) -> Value {
     let events = if reply.body.starts_with('{') { vec![reply.body.clone()] } else { reply.events() };
     let values = events.iter().filter_map(|event| serde_json::from_str::<Value>(event).ok());
     let places = |of: Value| {
@@ -41,14 +41,14 @@ fn found(reply: &Reply) -> Value {
 
 /// The required structure of an answer is part of its certificate.
 #[test]
-fn an_answer_with_a_grammar_says_which_and_by_which_engine() {
+fn certificate_identifies_grammar_and_its_engine() {
     run(async {
         let house = House::open(config()).await;
         let mut hashes = Vec::new();
         for more in [json!({ "regex": "[a-z]+" }), json!({ "regex": "[A-Z]+" }), json!({ "regex": "[a-z]+" })] {
             let mut body = json!({ "prompt": "x", "seed": 5, "certificate": true });
             body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-            let certificate = found(&post(house.http, COMPLETIONS, &body).await);
+            let certificate = first_certificate(&post(house.http, COMPLETIONS, &body).await);
             let text = house.fake.submits().last().unwrap().constraint.clone().unwrap();
             let text = types::Grammar::new(String::from_utf8(text).unwrap());
             let model = crate::model::text();
@@ -84,11 +84,11 @@ fn every_page_and_both_ways_of_sending_have_the_same() {
             let streamed = post(house.http, path, &body).await;
             let prompt = house.fake.submits().last().unwrap().prompt.clone();
             let expected = expected(&prompt, &answer, "stop");
-            assert_eq!((found(&whole), found(&streamed)), (expected.clone(), expected.clone()), "{path}");
+            assert_eq!((first_certificate(&whole), first_certificate(&streamed)), (expected.clone(), expected.clone()), "{path}");
             for headers in [whole.headers, streamed.headers] {
-                let told = ["policy-digest", "prompt-hash"].map(|name| &*headers[&format!("x-lockstep-{name}")]);
+                let header_values = ["policy-digest", "prompt-hash"].map(|name| &*headers[&format!("x-lockstep-{name}")]);
                 let known = [&expected["policy_digest"], &expected["prompt_hash"]].map(|of| of.as_str().unwrap());
-                assert_eq!((told, &*headers["x-lockstep-seed"]), (known, "5"), "{path}");
+                assert_eq!((header_values, &*headers["x-lockstep-seed"]), (known, "5"), "{path}");
             }
             body.as_object_mut().unwrap().remove("certificate");
             assert!(!post(house.http, path, &body).await.body.contains("certificate"), "{path}");
@@ -102,16 +102,16 @@ fn grpc_has_the_same() {
     run(async {
         let house = House::open(config()).await;
         let sampling = v1::Sampling { seed: Some(5), max_tokens: Some(3), ..Default::default() };
-        let request = v1::GenerateRequest { sampling: Some(sampling), certificate: true, ..ask("x") };
-        let heard = generate(&house, request.clone()).await.unwrap();
+        let request = v1::GenerateRequest { sampling: Some(sampling), certificate: true, ..text_request("x") };
+        let reply = generate(&house, request.clone()).await.unwrap();
         let over_http = json!({ "prompt": "x", "seed": 5, "max_tokens": 3, "certificate": true });
-        let over_http = found(&post(house.http, COMPLETIONS, &over_http).await);
-        let certificate = heard.finished.certificate.unwrap();
+        let over_http = first_certificate(&post(house.http, COMPLETIONS, &over_http).await);
+        let certificate = reply.finished.certificate.unwrap();
         assert_eq!(over_http, expected(&bytes("x"), &bytes("Hel"), "length"));
         assert_eq!(certificate.answer_hash, TokensHash::of(&bytes("Hel")).0);
         assert_eq!((&certificate.policy_digest[..], certificate.seed, certificate.tokens), (&DIGEST[..], 5, 3));
         assert_eq!((certificate.reason(), certificate.choice), (v1::finished::Reason::Length, 0));
-        assert_eq!((&certificate.prompt_hash, certificate.version), (&heard.started.prompt_hash, 1));
+        assert_eq!((&certificate.prompt_hash, certificate.version), (&reply.started.prompt_hash, 1));
         let plain = generate(&house, v1::GenerateRequest { certificate: false, ..request }).await.unwrap();
         assert_eq!(plain.finished.certificate, None);
         house.close().await;
@@ -141,11 +141,11 @@ fn another_token_is_another_certificate_and_another_frame_is_not() {
     run(async {
         let house = House::open(config()).await;
         let body = json!({ "prompt": "x", "seed": 5, "certificate": true });
-        let one = found(&post(house.http, COMPLETIONS, &body).await);
+        let one = first_certificate(&post(house.http, COMPLETIONS, &body).await);
         house.fake.script(|script| script.tokens_per_frame = 5);
-        assert_eq!(found(&post(house.http, COMPLETIONS, &body).await), one);
+        assert_eq!(first_certificate(&post(house.http, COMPLETIONS, &body).await), one);
         house.fake.answer("Hello, worle");
-        let other = found(&post(house.http, COMPLETIONS, &body).await);
+        let other = first_certificate(&post(house.http, COMPLETIONS, &body).await);
         let mut as_one = other.clone();
         as_one["answer_hash"] = one["answer_hash"].clone();
         assert!(other != one && as_one == one, "{other}");
@@ -154,7 +154,7 @@ fn another_token_is_another_certificate_and_another_frame_is_not() {
 }
 
 #[test]
-fn what_is_no_wish_for_one_is_refused_by_name() {
+fn invalid_certificate_field_is_refused_by_name() {
     run(async {
         let house = House::open(config()).await;
         let messages = json!([{ "role": "user", "content": "A" }]);

@@ -10,7 +10,7 @@ use std::time::Duration;
 const RESPONSES: &str = "/v1/responses";
 const PAGE: &str = "/v1/conversations";
 
-async fn ask(http: SocketAddr, method: &str, path: &str, key: &str) -> Reply {
+async fn send_with_key(http: SocketAddr, method: &str, path: &str, key: &str) -> Reply {
     let head = format!("host: localhost\r\nconnection: close\r\nauthorization: Bearer {key}\r\ncontent-length: 0");
     send(http, &format!("{method} {path} HTTP/1.1\r\n{head}\r\n\r\n")).await
 }
@@ -19,7 +19,7 @@ fn user(text: &str) -> Value {
     json!({ "type": "message", "role": "user", "content": text })
 }
 
-async fn made(http: SocketAddr, body: Value) -> String {
+async fn create_conversation(http: SocketAddr, body: Value) -> String {
     let made = post(http, PAGE, &body).await;
     assert_eq!((made.status, &made.json()["object"]), (200, &json!("conversation")), "{made:?}");
     format!("{PAGE}/{}", made.json()["id"].as_str().unwrap())
@@ -62,17 +62,17 @@ fn a_conversation_is_made_described_and_forgotten() {
         assert_eq!((&one["data"][0], &one["has_more"]), (item, &json!(true)));
         let of_item = format!("{page}/items/{}", item["id"].as_str().unwrap());
         assert_eq!(get(house.http, &of_item).await.json(), *item);
-        assert_eq!(ask(house.http, "DELETE", &of_item, "").await.json(), changed);
+        assert_eq!(send_with_key(house.http, "DELETE", &of_item, "").await.json(), changed);
         assert_eq!(
             (texts(house.http, &page).await, get(house.http, &of_item).await.status),
             (vec!["one".into(), "two".into()], 404)
         );
         // A conversation is no response, and a response is none.
-        assert_eq!(ask(house.http, "DELETE", &format!("{RESPONSES}/{}", id(&page)), "").await.status, 404);
-        let gone = ask(house.http, "DELETE", &page, "").await.json();
+        assert_eq!(send_with_key(house.http, "DELETE", &format!("{RESPONSES}/{}", id(&page)), "").await.status, 404);
+        let gone = send_with_key(house.http, "DELETE", &page, "").await.json();
         assert_eq!(gone, json!({ "id": made["id"], "object": "conversation.deleted", "deleted": true }));
         for (method, path) in [("GET", page.clone()), ("DELETE", page.clone()), ("GET", format!("{page}/items"))] {
-            let reply = ask(house.http, method, &path, "").await;
+            let reply = send_with_key(house.http, method, &path, "").await;
             let error = &reply.json()["error"];
             assert_eq!((reply.status, &error["param"]), (404, &json!("conversation_id")), "{method} {path}");
             assert!(error["message"].as_str().unwrap().contains("not found"), "{error}");
@@ -86,14 +86,14 @@ fn a_response_goes_on_with_a_conversation_and_adds_to_it() {
     run(async {
         let house = House::open(config()).await;
         house.fake.script(|script| script.context = 4000);
-        let page = made(house.http, json!({ "items": [user("one")] })).await;
-        let asked = |input: &str, of: Value, more: Value| {
+        let page = create_conversation(house.http, json!({ "items": [user("one")] })).await;
+        let request_body = |input: &str, of: Value, more: Value| {
             let mut body = json!({ "model": "toy", "input": input, "conversation": of });
             body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
             body
         };
         house.fake.answer("yes");
-        let first = post(house.http, RESPONSES, &asked("two", json!(id(&page)), json!({}))).await.json();
+        let first = post(house.http, RESPONSES, &request_body("two", json!(id(&page)), json!({}))).await.json();
         assert_eq!(
             (&first["conversation"], &first["previous_response_id"]),
             (&json!({ "id": id(&page) }), &Value::Null)
@@ -102,12 +102,12 @@ fn a_response_goes_on_with_a_conversation_and_adds_to_it() {
         house.fake.answer("no");
         let of = json!({ "id": id(&page) });
         let streamed =
-            post(house.http, RESPONSES, &asked("three", of.clone(), json!({ "stream": true, "store": false }))).await;
+            post(house.http, RESPONSES, &request_body("three", of.clone(), json!({ "stream": true, "store": false }))).await;
         let last: Value = serde_json::from_str(streamed.events().last().unwrap()).unwrap();
         assert_eq!(last["response"]["conversation"], of);
         assert_eq!(texts(house.http, &page).await, ["one", "two", "yes", "three", "no"]);
         let cut = json!({ "max_output_tokens": 1, "background": true });
-        assert_eq!(post(house.http, RESPONSES, &asked("four", of.clone(), cut)).await.status, 200);
+        assert_eq!(post(house.http, RESPONSES, &request_body("four", of.clone(), cut)).await.status, 200);
         eventually(|| async { texts(house.http, &page).await.len() == 7 }).await;
         assert_eq!(texts(house.http, &page).await[5..], ["four", "n"]);
         // The prompt is that of all items, sent at once.
@@ -121,14 +121,14 @@ fn a_response_goes_on_with_a_conversation_and_adds_to_it() {
         assert_eq!(prompts[1], prompts[3]);
         // Each item has an id of its own, even if a client sends the same item again.
         let items = get(house.http, &format!("{page}/items?limit=100")).await.json();
-        let again = json!({ "items": [items["data"][0], items["data"][0]] });
-        assert_eq!(post(house.http, &format!("{page}/items"), &again).await.status, 200);
+        let repeated = json!({ "items": [items["data"][0], items["data"][0]] });
+        assert_eq!(post(house.http, &format!("{page}/items"), &repeated).await.status, 200);
         let items = get(house.http, &format!("{page}/items?limit=100")).await.json();
         let ids: std::collections::BTreeSet<&str> =
             items["data"].as_array().unwrap().iter().map(|item| item["id"].as_str().unwrap()).collect();
         assert_eq!(ids.len(), 9);
         // Counts the tokens without continuing the conversation.
-        let counted = post(house.http, "/v1/responses/input_tokens", &asked("five", of, json!({}))).await;
+        let counted = post(house.http, "/v1/responses/input_tokens", &request_body("five", of, json!({}))).await;
         assert_eq!((counted.status, texts(house.http, &page).await.len()), (200, 9));
         house.close().await;
     });
@@ -138,7 +138,7 @@ fn a_response_goes_on_with_a_conversation_and_adds_to_it() {
 fn one_response_at_a_time_goes_on_with_a_conversation() {
     run(async {
         let house = House::open(config()).await;
-        let page = made(house.http, json!({})).await;
+        let page = create_conversation(house.http, json!({})).await;
         house.fake.script(|script| script.hold_at = 2);
         let body = json!({ "model": "toy", "input": "Hi", "conversation": id(&page) });
         let first = post_and_leave_open(house.http, RESPONSES, &body).await;
@@ -159,7 +159,7 @@ fn one_response_at_a_time_goes_on_with_a_conversation() {
 fn what_is_no_conversation_is_refused() {
     run(async {
         let house = House::open(config()).await;
-        let page = made(house.http, json!({ "items": [user("one")] })).await;
+        let page = create_conversation(house.http, json!({ "items": [user("one")] })).await;
         let stored = post(house.http, RESPONSES, &json!({ "model": "toy", "input": "Hi" })).await.json();
         let both = json!({ "conversation": id(&page), "previous_response_id": stored["id"] });
         for (more, status, param, words) in [
@@ -209,18 +209,18 @@ fn a_conversation_is_its_keys_own() {
     run(async {
         let keys = ApiKeys::parse("alice:k1\nbob:k2").unwrap();
         let house = House::open(Config { keys, ..config() }).await;
-        let made = ask(house.http, "POST", PAGE, "k1").await;
+        let made = send_with_key(house.http, "POST", PAGE, "k1").await;
         assert_eq!(made.status, 400, "a body is JSON: {made:?}");
         let made = crate::client::post_with_key(house.http, PAGE, "k1", &json!({})).await.json();
         let page = format!("{PAGE}/{}", made["id"].as_str().unwrap());
         for (key, status) in [("k2", 404), ("k1", 200), ("none", 401)] {
-            assert_eq!(ask(house.http, "GET", &page, key).await.status, status);
+            assert_eq!(send_with_key(house.http, "GET", &page, key).await.status, status);
             let body = json!({ "model": "toy", "input": "Hi", "conversation": made["id"] });
             let reply = crate::client::post_with_key(house.http, RESPONSES, key, &body).await;
             assert_eq!(reply.status, status, "{reply:?}");
         }
-        assert_eq!(ask(house.http, "DELETE", &page, "k2").await.status, 404);
-        assert_eq!(ask(house.http, "DELETE", &page, "k1").await.status, 200);
+        assert_eq!(send_with_key(house.http, "DELETE", &page, "k2").await.status, 404);
+        assert_eq!(send_with_key(house.http, "DELETE", &page, "k1").await.status, 200);
         house.close().await;
     });
 }
@@ -234,12 +234,12 @@ fn conversations_have_the_room_and_the_time_of_responses() {
         config.limits.body_bytes_max = 10_000;
         config.limits.stored.bytes_max = 50_000;
         let house = House::open(config.clone()).await;
-        let first = made(house.http, json!({})).await;
-        let second = made(house.http, json!({})).await;
+        let first = create_conversation(house.http, json!({})).await;
+        let second = create_conversation(house.http, json!({})).await;
         // A used conversation is younger than an unused one.
         let grown = post(house.http, &format!("{first}/items"), &json!({ "items": [user("one")] })).await;
         assert_eq!(grown.status, 200, "{grown:?}");
-        let third = made(house.http, json!({})).await;
+        let third = create_conversation(house.http, json!({})).await;
         let status = async |page: &str| get(house.http, page).await.status;
         assert_eq!([status(&first).await, status(&second).await, status(&third).await], [200, 404, 200]);
         // It is no larger than a body, though it grows by less.
@@ -259,12 +259,12 @@ fn conversations_have_the_room_and_the_time_of_responses() {
 }
 
 #[test]
-fn what_a_conversation_says_no_more_takes_no_room() {
+fn removed_conversation_content_takes_no_room() {
     run(async {
         let mut config = crate::config();
         config.limits.stored.bytes_max = 50_000;
         let house = House::open(config).await;
-        let (other, page) = (made(house.http, json!({})).await, made(house.http, json!({})).await);
+        let (other, page) = (create_conversation(house.http, json!({})).await, create_conversation(house.http, json!({})).await);
         let metadata: Value =
             (0..8).map(|i| (i.to_string(), json!("x".repeat(500)))).collect::<serde_json::Map<_, _>>().into();
         for _ in 0..20 {
@@ -272,7 +272,7 @@ fn what_a_conversation_says_no_more_takes_no_room() {
             let added =
                 post(house.http, &format!("{page}/items"), &json!({ "items": [user(&"x".repeat(4_000))] })).await;
             let item = added.json()["data"][0]["id"].as_str().unwrap().to_owned();
-            assert_eq!(ask(house.http, "DELETE", &format!("{page}/items/{item}"), "").await.status, 200);
+            assert_eq!(send_with_key(house.http, "DELETE", &format!("{page}/items/{item}"), "").await.status, 200);
         }
         for kept in [&other, &page] {
             assert_eq!(get(house.http, kept).await.status, 200, "{kept}");

@@ -1,7 +1,7 @@
 //! Keys, browsers, and connections that send no request.
 
 use crate::client::{get, post, post_with_key, read_until, send};
-use crate::grpc::{ask, client};
+use crate::grpc::{text_request, client};
 use crate::raw::{END_STREAM, HEADERS, NO_WINDOW, Raw, grpc_body};
 use crate::{House, config, eventually, run, run_within};
 use proto::v1;
@@ -39,9 +39,9 @@ fn a_key_opens_and_names_the_tenant() {
         let tenants: Vec<_> = house.fake.submits().iter().map(|sent| sent.tenant).collect();
         assert!(tenants[0] == tenants[2] && tenants[0] != tenants[1] && !tenants.contains(&0), "{tenants:?}");
 
-        let refused = client(&house).generate(ask("Hi")).await.unwrap_err();
+        let refused = client(&house).generate(text_request("Hi")).await.unwrap_err();
         assert_eq!(refused.code(), tonic::Code::Unauthenticated);
-        let mut keyed = tonic::Request::new(ask("Hi"));
+        let mut keyed = tonic::Request::new(text_request("Hi"));
         keyed.metadata_mut().insert("authorization", "Bearer k2".parse().unwrap());
         assert!(client(&house).generate(keyed).await.is_ok());
         eventually(|| async { house.fake.submits().len() == 4 }).await;
@@ -107,7 +107,7 @@ fn a_new_router_holds_requests_until_it_knows_its_replicas() {
         let house = House::open_unready(config()).await;
         let (http, mut calls) = (house.http, client(&house));
         let whole = tokio::spawn(async move { post(http, COMPLETIONS, &json!({ "prompt": "Hi" })).await.status });
-        let call = tokio::spawn(async move { calls.generate(ask("Hi")).await.is_ok() });
+        let call = tokio::spawn(async move { calls.generate(text_request("Hi")).await.is_ok() });
         tokio::time::sleep(Duration::from_millis(300)).await;
         assert!(!whole.is_finished() && !call.is_finished());
         house.fake.welcome();
@@ -142,7 +142,7 @@ fn a_key_that_is_taken_back_ends_its_streams_alone() {
         let mut ended = open("k1", COMPLETIONS, streamed).await;
         let mut whole = open("k1", COMPLETIONS, r#"{"prompt": "Hi"}"#).await;
         let mut kept = open("k2", COMPLETIONS, streamed).await;
-        let mut keyed = tonic::Request::new(ask("Hi"));
+        let mut keyed = tonic::Request::new(text_request("Hi"));
         keyed.metadata_mut().insert("authorization", "Bearer k1".parse().unwrap());
         let mut call = client(&house).generate(keyed).await.unwrap().into_inner();
         for stream in [&mut ended, &mut kept] {
@@ -178,16 +178,16 @@ fn a_key_that_is_taken_back_ends_its_streams_alone() {
 fn every_answer_names_its_request() {
     run(async {
         let house = House::open(config()).await;
-        let ask = async |line: &str, id: &str| {
+        let fetch_request_id = async |line: &str, id: &str| {
             let head = format!("{line} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\nx-request-id: {id}\r\n\r\n");
             send(house.http, &head).await.headers["x-request-id"].clone()
         };
         for line in ["GET /health", "GET /v1/models", "GET /no/such/page", "POST /v1/completions", "PUT /v1/models"] {
-            assert_eq!(ask(line, "trace-1.a:b/c").await, "trace-1.a:b/c", "{line}");
+            assert_eq!(fetch_request_id(line, "trace-1.a:b/c").await, "trace-1.a:b/c", "{line}");
             // An id that a log would have to escape, or that is none, is not repeated.
             let mut own = std::collections::BTreeSet::new();
             for id in ["", "a b", "a\"b", &"x".repeat(129)] {
-                own.insert(ask(line, id).await);
+                own.insert(fetch_request_id(line, id).await);
             }
             assert!(
                 own.len() == 4
@@ -203,7 +203,7 @@ fn every_answer_names_its_request() {
 }
 
 #[test]
-fn browsers_may_ask() {
+fn browsers_get_cors_headers() {
     run(async {
         let mut config = config();
         config.keys = ApiKeys::parse("k1").unwrap();
@@ -225,16 +225,16 @@ fn browsers_may_ask() {
 /// A page with a host name that resolves to a loopback address sends requests as if it came from there; and so does any
 /// page of a browser on this machine.
 #[test]
-fn pages_of_strangers_are_not_answered_where_no_key_is_asked_for() {
+fn foreign_hosts_and_origins_are_refused_without_keys() {
     run(async {
         let house = House::open(config()).await;
-        let ask = |host: &str, origin: &str| {
+        let raw_request = |host: &str, origin: &str| {
             let body = r#"{"prompt": "Hi", "max_tokens": 1}"#;
             let (head, n) = (format!("host: {host}{origin}\r\nconnection: close"), body.len());
             format!("POST {COMPLETIONS} HTTP/1.1\r\n{head}\r\ncontent-length: {n}\r\n\r\n{body}")
         };
         for (host, origin) in [("evil.example", ""), ("localhost", "\r\norigin: http://evil.example")] {
-            let refused = send(house.http, &ask(host, origin)).await;
+            let refused = send(house.http, &raw_request(host, origin)).await;
             assert_eq!(refused.status, 403, "{refused:?}");
             assert!(refused.body.contains("evil.example") && refused.body.contains("--allowed-"), "{}", refused.body);
             assert!(!refused.headers.contains_key("access-control-allow-origin"));
@@ -242,18 +242,18 @@ fn pages_of_strangers_are_not_answered_where_no_key_is_asked_for() {
         assert!(house.fake.submits().is_empty());
         let preflight = "OPTIONS /v1/models HTTP/1.1\r\nhost: localhost\r\norigin: http://evil.example\r\n\
                          access-control-request-method: POST\r\nconnection: close\r\n\r\n";
-        let asked_before = send(house.http, preflight).await;
-        let is_told = asked_before.headers.keys().any(|name| name.starts_with("access-control"));
-        assert!(asked_before.status == 200 && !is_told, "{asked_before:?}");
-        let own = send(house.http, &ask("localhost", "\r\norigin: http://localhost:3000")).await;
+        let preflight_reply = send(house.http, preflight).await;
+        let has_cors_headers = preflight_reply.headers.keys().any(|name| name.starts_with("access-control"));
+        assert!(preflight_reply.status == 200 && !has_cors_headers, "{preflight_reply:?}");
+        let own = send(house.http, &raw_request("localhost", "\r\norigin: http://localhost:3000")).await;
         assert_eq!((own.status, &*own.headers["access-control-allow-origin"]), (200, "http://localhost:3000"));
-        assert_eq!(send(house.http, &ask(&house.http.to_string(), "")).await.status, 200);
+        assert_eq!(send(house.http, &raw_request(&house.http.to_string(), "")).await.status, 200);
         house.close().await;
     });
 }
 
 #[test]
-fn connections_that_ask_nothing_are_closed() {
+fn connections_without_request_are_closed() {
     run(async {
         let mut config = config();
         config.timeouts.headers_max = Duration::from_millis(150);
@@ -278,7 +278,7 @@ fn connections_that_ask_nothing_are_closed() {
 }
 
 #[test]
-fn a_connection_too_many_is_told_so() {
+fn connection_over_limit_gets_503() {
     run(async {
         let mut config = config();
         config.limits.connections_max = 1;
@@ -300,7 +300,7 @@ fn a_connection_too_many_is_told_so() {
 }
 
 #[test]
-fn grpc_has_places_too_and_waits_for_nobody_to_begin() {
+fn grpc_limits_connections_and_closes_silent_ones() {
     run(async {
         let mut config = config();
         config.limits.connections_max = 1;
@@ -313,14 +313,14 @@ fn grpc_has_places_too_and_waits_for_nobody_to_begin() {
             // before.
             let _reset = silent.read_to_end(&mut Vec::new()).await;
         }
-        let ask = v1::ListModelsRequest {};
+        let request = v1::ListModelsRequest {};
         let first = client(&house);
-        eventually(|| async { first.clone().list_models(ask).await.is_ok() }).await;
+        eventually(|| async { first.clone().list_models(request).await.is_ok() }).await;
         let mut second = TcpStream::connect(house.grpc).await.unwrap();
         let closed = second.read_to_end(&mut Vec::new()).await;
         assert!(closed.is_err() || closed.unwrap() == 0, "nothing of it is read");
         drop(first);
-        eventually(|| async { client(&house).list_models(ask).await.is_ok() }).await;
+        eventually(|| async { client(&house).list_models(request).await.is_ok() }).await;
         house.close().await;
     });
 }

@@ -19,7 +19,7 @@ fn client(house: &House) -> VllmEngineClient<Channel> {
     VllmEngineClient::new(::wire::tcp(&house.grpc.to_string()).unwrap())
 }
 
-fn ask(params: wire::SamplingParams) -> wire::GenerateRequest {
+fn generate_request(params: wire::SamplingParams) -> wire::GenerateRequest {
     let tokenized = wire::TokenizedInput { original_text: "Hi".into(), input_ids: vec![72, 105] };
     let sampling_params = Some(wire::SamplingParams { skip_special_tokens: true, ..params });
     wire::GenerateRequest {
@@ -31,7 +31,7 @@ fn ask(params: wire::SamplingParams) -> wire::GenerateRequest {
     }
 }
 
-async fn heard(
+async fn collect_replies(
     mut replies: Streaming<wire::GenerateResponse>,
 ) -> (Vec<wire::GenerateStreamChunk>, Vec<wire::GenerateComplete>) {
     let (mut chunks, mut completes) = (Vec::new(), Vec::new());
@@ -48,7 +48,7 @@ async fn generate(
     house: &House,
     request: wire::GenerateRequest,
 ) -> (Vec<wire::GenerateStreamChunk>, Vec<wire::GenerateComplete>) {
-    heard(client(house).generate(request).await.unwrap().into_inner()).await
+    collect_replies(client(house).generate(request).await.unwrap().into_inner()).await
 }
 
 fn answer() -> Vec<u32> {
@@ -60,7 +60,7 @@ fn a_stream_is_chunks_and_a_complete() {
     run(async {
         let house = House::open(config()).await;
         house.fake.script(|script| script.n_cached = 1);
-        let (chunks, completes) = generate(&house, ask(wire::SamplingParams::default())).await;
+        let (chunks, completes) = generate(&house, generate_request(wire::SamplingParams::default())).await;
         let ids: Vec<u32> = chunks.iter().flat_map(|chunk| chunk.token_ids.clone()).collect();
         assert_eq!(ids, answer());
         assert!(chunks.iter().all(|chunk| (chunk.completion_tokens, chunk.prompt_tokens, chunk.index) == (1, 2, 0)));
@@ -91,7 +91,7 @@ fn a_whole_answer_is_a_complete_for_each_choice() {
             logit_bias: HashMap::from([(65, 1.5)]),
             ..Default::default()
         };
-        let (chunks, mut completes) = generate(&house, wire::GenerateRequest { stream: false, ..ask(params) }).await;
+        let (chunks, mut completes) = generate(&house, wire::GenerateRequest { stream: false, ..generate_request(params) }).await;
         assert_eq!(chunks, []);
         completes.sort_by_key(|complete| complete.index);
         assert_eq!(completes.len(), 2);
@@ -115,7 +115,7 @@ fn a_whole_answer_is_a_complete_for_each_choice() {
 }
 
 #[test]
-fn the_stop_that_ended_a_stream_is_told() {
+fn matched_stop_is_reported() {
     run(async {
         let house = House::open(config()).await;
         let stop = |stop: &[&str], ids: &[u32]| wire::SamplingParams {
@@ -123,11 +123,11 @@ fn the_stop_that_ended_a_stream_is_told() {
             stop_token_ids: ids.to_vec(),
             ..Default::default()
         };
-        let (_, completes) = generate(&house, ask(stop(&["wor"], &[]))).await;
+        let (_, completes) = generate(&house, generate_request(stop(&["wor"], &[]))).await;
         assert_eq!(completes[0].matched_stop, Some(MatchedStop::MatchedStopStr("wor".into())));
         // All tokens up to the one that completed it are sent: the gateway decides which of them are text.
         assert_eq!((completes[0].finish_reason.as_str(), completes[0].completion_tokens), ("stop", 10));
-        let (chunks, completes) = generate(&house, ask(stop(&[], &[u32::from(b'w')]))).await;
+        let (chunks, completes) = generate(&house, generate_request(stop(&[], &[u32::from(b'w')]))).await;
         assert_eq!(completes[0].matched_stop, Some(MatchedStop::MatchedTokenId(u32::from(b'w'))));
         assert_eq!(chunks.last().unwrap().token_ids, [u32::from(b'w')]);
         house.close().await;
@@ -146,9 +146,9 @@ fn an_abort_by_its_owner_ends_it() {
             request.metadata_mut().insert("authorization", format!("Bearer {key}").parse().unwrap());
             request
         }
-        let refused = client(&house).generate(ask(wire::SamplingParams::default())).await.unwrap_err();
+        let refused = client(&house).generate(generate_request(wire::SamplingParams::default())).await.unwrap_err();
         assert_eq!(refused.code(), Code::Unauthenticated);
-        let request = keyed(ask(wire::SamplingParams::default()), "k1");
+        let request = keyed(generate_request(wire::SamplingParams::default()), "k1");
         let mut replies = client(&house).generate(request).await.unwrap().into_inner();
         for _ in 0..3 {
             assert!(matches!(replies.message().await.unwrap().unwrap().response, Some(Chunk(_))));
@@ -158,7 +158,7 @@ fn an_abort_by_its_owner_ends_it() {
         client(&house).abort(keyed(abort(&["another"]), "k1")).await.unwrap();
         assert!(house.fake.cancels().is_empty());
         client(&house).abort(keyed(abort(&["one"]), "k1")).await.unwrap();
-        let (chunks, completes) = heard(replies).await;
+        let (chunks, completes) = collect_replies(replies).await;
         assert_eq!((chunks.len(), completes[0].finish_reason.as_str()), (0, "abort"));
         assert_eq!(completes[0].completion_tokens, 3);
         eventually(|| async { house.fake.cancels().len() == 1 }).await;
@@ -171,7 +171,7 @@ fn a_client_that_leaves_has_cancelled() {
     run(async {
         let house = House::open(config()).await;
         house.fake.script(|script| script.hold_at = 3);
-        let mut replies = client(&house).generate(ask(wire::SamplingParams::default())).await.unwrap().into_inner();
+        let mut replies = client(&house).generate(generate_request(wire::SamplingParams::default())).await.unwrap().into_inner();
         replies.message().await.unwrap().unwrap();
         drop(replies);
         eventually(|| async { house.fake.cancels().len() == 1 }).await;
@@ -183,8 +183,8 @@ fn a_client_that_leaves_has_cancelled() {
 fn refusals_name_what_they_refuse() {
     run(async {
         let house = House::open(config()).await;
-        let plain = || ask(wire::SamplingParams::default());
-        let with = |params: wire::SamplingParams| ask(params);
+        let plain = || generate_request(wire::SamplingParams::default());
+        let with = |params: wire::SamplingParams| generate_request(params);
         let ids = |input_ids: Vec<u32>| {
             Some(Input::Tokenized(wire::TokenizedInput { original_text: String::new(), input_ids }))
         };
@@ -222,7 +222,7 @@ fn a_gateway_learns_what_it_needs_at_its_start() {
         let health = || async { client(&house).health_check(wire::HealthCheckRequest {}).await.unwrap().into_inner() };
         assert!(!health().await.healthy);
         house.fake.welcome();
-        house.ready().await;
+        house.wait_until_ready().await;
         assert!(health().await.healthy);
         let model = client(&house).get_model_info(wire::GetModelInfoRequest {}).await.unwrap().into_inner();
         assert_eq!((model.served_model_name.as_str(), model.model_path.as_str()), ("toy", "org/toy"));

@@ -215,7 +215,7 @@ impl Coordinator for Service {
             let number = *life.borrow_and_update();
             tokio::select! {
                 _ = life.changed() => {}
-                () = converse(&shared, number, up.into_inner(), frames) => {}
+                () = serve_router(&shared, number, up.into_inner(), frames) => {}
             }
         });
         Ok(Response::new(ReceiverStream::new(out)))
@@ -246,38 +246,38 @@ impl Coordinator for Service {
     }
 }
 
-async fn converse(shared: &Shared, router: u32, mut up: Streaming<wire::RouterFrame>, frames: Frames) {
+async fn serve_router(shared: &Shared, router: u32, mut up: Streaming<wire::RouterFrame>, frames: Frames) {
     let mut welcomed = shared.welcomed.subscribe();
     let mut phase = shared.phase.subscribe();
     let mut cancelled = shared.cancelled.subscribe();
     let mut beats = shared.beats.subscribe();
     welcomed.wait_for(|welcomed| *welcomed).await.unwrap();
-    say(&frames, Frame::Welcome(welcome(shared, router))).await;
+    send_frame(&frames, Frame::Welcome(welcome(shared, router))).await;
     let now = *phase.borrow_and_update();
-    say(&frames, Frame::State(state(shared, now))).await;
+    send_frame(&frames, Frame::State(state(shared, now))).await;
     let mut running = HashMap::new();
     loop {
         tokio::select! {
             frame = up.message() => match frame {
-                Ok(Some(wire::RouterFrame { frame: Some(frame) })) => hear(shared, &frames, frame, &mut running).await,
+                Ok(Some(wire::RouterFrame { frame: Some(frame) })) => handle_frame(shared, &frames, frame, &mut running).await,
                 _ => return,
             },
             Ok(()) = phase.changed() => {
                 let now = *phase.borrow_and_update();
-                say(&frames, Frame::State(state(shared, now))).await;
+                send_frame(&frames, Frame::State(state(shared, now))).await;
             }
-            Ok(beat) = beats.recv() => say(&frames, Frame::Beat(beat)).await,
+            Ok(beat) = beats.recv() => send_frame(&frames, Frame::Beat(beat)).await,
             Ok(()) = cancelled.changed() => {
                 for (id, ()) in running.drain() {
                     let output = wire::Output { id, finish: wire::Finish::Cancelled.into(), ..Default::default() };
-                    say(&frames, Frame::Outputs(wire::Outputs { outputs: vec![output] })).await;
+                    send_frame(&frames, Frame::Outputs(wire::Outputs { outputs: vec![output] })).await;
                 }
             }
         }
     }
 }
 
-async fn hear(shared: &Shared, frames: &Frames, frame: Up, running: &mut HashMap<u64, ()>) {
+async fn handle_frame(shared: &Shared, frames: &Frames, frame: Up, running: &mut HashMap<u64, ()>) {
     match frame {
         Up::Recite(_) => shared.script.lock().unwrap().n_recited += 1,
         Up::Hello(hello) => assert_eq!(hello.version, proto::VERSION),
@@ -287,13 +287,13 @@ async fn hear(shared: &Shared, frames: &Frames, frame: Up, running: &mut HashMap
         }
         Up::Adopt(adopt) => {
             shared.adopted.lock().unwrap().push(adopt.of);
-            submitted(shared, frames, adopt.request.unwrap(), adopt.n_had as usize, running).await;
+            handle_submit(shared, frames, adopt.request.unwrap(), adopt.n_had as usize, running).await;
         }
-        Up::Submit(request) => submitted(shared, frames, request, 0, running).await,
+        Up::Submit(request) => handle_submit(shared, frames, request, 0, running).await,
     }
 }
 
-async fn submitted(
+async fn handle_submit(
     shared: &Shared,
     frames: &Frames,
     request: wire::Request,
@@ -310,7 +310,7 @@ async fn submitted(
 async fn answer(frames: &Frames, request: &wire::Request, n_had: usize, script: &Script) {
     if let Some((reason, retry_after_ms)) = script.refuse {
         let message = "as the script says".into();
-        return say(
+        return send_frame(
             frames,
             Frame::Refused(wire::Refused { id: request.id, reason: reason.into(), message, retry_after_ms }),
         )
@@ -334,18 +334,18 @@ async fn answer(frames: &Frames, request: &wire::Request, n_had: usize, script: 
     for computed in script.computed.iter().filter(|_| request.tells_progress) {
         let (id, cached_tokens) = (request.id, script.n_cached);
         let output = wire::Output { id, cached_tokens, computed: Some(*computed), ..Default::default() };
-        say(frames, Frame::Outputs(wire::Outputs { outputs: vec![output] })).await;
+        send_frame(frames, Frame::Outputs(wire::Outputs { outputs: vec![output] })).await;
     }
     while at < n_max.min(script.hold_at) {
         let end = (at + script.tokens_per_frame).min(n_max).min(script.hold_at);
-        let said = |(i, token): (usize, &u32)| match at + i < n_had {
+        let to_token_output = |(i, token): (usize, &u32)| match at + i < n_had {
             true => wire::TokenOut { token: *token, ..Default::default() },
             false => token_out(*token, &sampling),
         };
         let output = wire::Output {
             id: request.id,
             position: at as u32,
-            tokens: tokens[at..end].iter().enumerate().map(said).collect(),
+            tokens: tokens[at..end].iter().enumerate().map(to_token_output).collect(),
             finish: if end == n_max { finish.into() } else { 0 },
             grammar_fault: script.fault.into(),
             cached_tokens: script.n_cached,
@@ -353,7 +353,7 @@ async fn answer(frames: &Frames, request: &wire::Request, n_had: usize, script: 
             ..Default::default()
         };
         let output = if at == 0 { output.with_reuse(script.reuse) } else { output };
-        say(frames, Frame::Outputs(wire::Outputs { outputs: vec![output] })).await;
+        send_frame(frames, Frame::Outputs(wire::Outputs { outputs: vec![output] })).await;
         at = end;
     }
 }
@@ -362,7 +362,7 @@ async fn answer(frames: &Frames, request: &wire::Request, n_had: usize, script: 
 async fn pool(frames: &Frames, request: &wire::Request) {
     let pooled = vec![request.prompt.len() as f32, request.prompt[0] as f32];
     let output = wire::Output { id: request.id, pooled, finish: wire::Finish::Stop.into(), ..Default::default() };
-    say(frames, Frame::Outputs(wire::Outputs { outputs: vec![output] })).await;
+    send_frame(frames, Frame::Outputs(wire::Outputs { outputs: vec![output] })).await;
 }
 
 /// Sends scores in chunks of three, each twice, like a replica that was lost in between.
@@ -372,7 +372,7 @@ async fn score(frames: &Frames, request: &wire::Request, sampling: &wire::Sampli
     for first in (1..request.prompt.len()).step_by(3).flat_map(|first| [first, first]) {
         let scored = request.prompt[first..].iter().take(3).map(|token| token_out(*token, &sampling)).collect();
         let output = wire::Output { id: request.id, scored_position: first as u32, scored, ..Default::default() };
-        say(frames, Frame::Outputs(wire::Outputs { outputs: vec![output] })).await;
+        send_frame(frames, Frame::Outputs(wire::Outputs { outputs: vec![output] })).await;
     }
 }
 
@@ -381,7 +381,7 @@ fn token_out(token: u32, sampling: &wire::Sampling) -> wire::TokenOut {
     wire::TokenOut { token, logprob: sampling.logprobs.map(|_| -0.5), top: sampling.logprobs.map_or(vec![], top) }
 }
 
-async fn say(frames: &Frames, frame: Frame) {
+async fn send_frame(frames: &Frames, frame: Frame) {
     let _ = frames.send(Ok(wire::ReplicaFrame { frame: Some(frame) })).await;
 }
 

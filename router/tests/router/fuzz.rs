@@ -99,8 +99,8 @@ fn mutated_bodies() {
             if reply.status != 200 {
                 // Ollama's error is the message itself.
                 let error = &reply.json()["error"];
-                let told = error.as_str().or(error["message"].as_str());
-                assert!(told.is_some_and(|message| !message.is_empty()), "{text}");
+                let error_text = error.as_str().or(error["message"].as_str());
+                assert!(error_text.is_some_and(|message| !message.is_empty()), "{text}");
             }
         }
         let n = rounds.n();
@@ -130,7 +130,7 @@ fn mutated_sampling_parameters() {
                 sampling = scramble(&sampling, &mut random);
             }
             let inputs = vec![kserve::text("text_input", "Hi"), kserve::text("sampling_parameters", &sampling)];
-            match kserve::client(&house).model_infer(kserve::ask(inputs)).await {
+            match kserve::client(&house).model_infer(kserve::infer_request(inputs)).await {
                 Ok(_) => n_taken += 1,
                 Err(refused) => {
                     assert_eq!(refused.code(), Code::InvalidArgument, "{sampling}: {refused:?}");

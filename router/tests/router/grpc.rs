@@ -15,11 +15,11 @@ pub fn client(house: &House) -> InferenceClient<Channel> {
     InferenceClient::new(wire::tcp(&house.grpc.to_string()).unwrap())
 }
 
-pub fn ask(text: &str) -> v1::GenerateRequest {
+pub fn text_request(text: &str) -> v1::GenerateRequest {
     v1::GenerateRequest { input: Some(Input::Text(text.into())), ..Default::default() }
 }
 
-pub struct Heard {
+pub struct GrpcReply {
     pub started: v1::Started,
     pub text: String,
     pub token_ids: Vec<u32>,
@@ -27,7 +27,7 @@ pub struct Heard {
 }
 
 /// Reads a whole stream. Its positions must have no gap.
-pub async fn generate(house: &House, request: v1::GenerateRequest) -> Result<Heard, tonic::Status> {
+pub async fn generate(house: &House, request: v1::GenerateRequest) -> Result<GrpcReply, tonic::Status> {
     let mut replies = client(house).generate(request).await?.into_inner();
     let Some(Event::Started(started)) = replies.message().await?.unwrap().event else { panic!("no Started") };
     let (mut text, mut token_ids, mut finished) = (String::new(), Vec::new(), None);
@@ -45,32 +45,32 @@ pub async fn generate(house: &House, request: v1::GenerateRequest) -> Result<Hea
             }
         }
     }
-    Ok(Heard { started, text, token_ids, finished: finished.expect("no Finished") })
+    Ok(GrpcReply { started, text, token_ids, finished: finished.expect("no Finished") })
 }
 
 #[test]
-fn tells_tokens_text_and_how_to_resume() {
+fn stream_has_tokens_text_and_resume_point() {
     run(async {
         let house = House::open(config()).await;
         house.fake.script(|script| script.n_cached = 16);
-        let heard = generate(&house, ask("Hi")).await.unwrap();
-        assert_eq!(heard.text, "Hello, world");
-        assert_eq!(heard.token_ids.len(), 13);
-        assert_eq!(heard.token_ids.last(), Some(&crate::model::END));
-        assert_eq!(heard.finished.reason(), v1::finished::Reason::Stop);
+        let reply = generate(&house, text_request("Hi")).await.unwrap();
+        assert_eq!(reply.text, "Hello, world");
+        assert_eq!(reply.token_ids.len(), 13);
+        assert_eq!(reply.token_ids.last(), Some(&crate::model::END));
+        assert_eq!(reply.finished.reason(), v1::finished::Reason::Stop);
         let usage = v1::Usage { prompt_tokens: 2, cached_tokens: 16, completion_tokens: 13, ..v1::Usage::default() };
-        assert_eq!(heard.finished.usage, Some(usage));
-        let resume = heard.started.resume.unwrap();
+        assert_eq!(reply.finished.usage, Some(usage));
+        let resume = reply.started.resume.unwrap();
         assert_eq!((resume.replica.as_str(), resume.incarnation), ("replica-0", 3));
         assert_eq!(resume.policy_digest, [7; 32]);
-        assert_eq!(heard.started.model, "toy");
+        assert_eq!(reply.started.model, "toy");
         let sent = house.fake.submits().remove(0);
         assert_eq!(sent.prompt, [72, 105]);
         assert_eq!(resume.id, format!("{:016x}", sent.id));
         let sampling = sent.sampling.unwrap();
         // Absent values are the model's defaults, the returned seed, its end token, and the rest of the context.
         assert_eq!((sampling.temperature, sampling.top_k, sampling.top_p), (0.25, 7, 1.0));
-        assert_eq!((sampling.seed, resume.seed), (heard.started.seed, heard.started.seed));
+        assert_eq!((sampling.seed, resume.seed), (reply.started.seed, reply.started.seed));
         assert_eq!((sampling.stop, sampling.tokens_max), (vec![crate::model::END], crate::model::CONTEXT - 2));
         house.close().await;
     });
@@ -98,14 +98,14 @@ fn chat_and_token_ids_are_prompts_too() {
 fn refusals_have_codes_and_name_the_field() {
     run(async {
         let house = House::open(config()).await;
-        let sampling = |sampling| v1::GenerateRequest { sampling: Some(sampling), ..ask("x") };
+        let sampling = |sampling| v1::GenerateRequest { sampling: Some(sampling), ..text_request("x") };
         let default = v1::Sampling::default;
         for (request, code, word) in [
             (v1::GenerateRequest::default(), Code::InvalidArgument, "input"),
-            (ask(""), Code::InvalidArgument, "empty"),
-            (ask(&"x".repeat(200)), Code::InvalidArgument, "200"),
-            (v1::GenerateRequest { model: "other".into(), ..ask("x") }, Code::NotFound, "other"),
-            (v1::GenerateRequest { priority: 1000, ..ask("x") }, Code::InvalidArgument, "priority"),
+            (text_request(""), Code::InvalidArgument, "empty"),
+            (text_request(&"x".repeat(200)), Code::InvalidArgument, "200"),
+            (v1::GenerateRequest { model: "other".into(), ..text_request("x") }, Code::NotFound, "other"),
+            (v1::GenerateRequest { priority: 1000, ..text_request("x") }, Code::InvalidArgument, "priority"),
             (sampling(v1::Sampling { temperature: Some(2.5), ..default() }), Code::InvalidArgument, "temperature"),
             (sampling(v1::Sampling { temperature: Some(f32::NAN), ..default() }), Code::InvalidArgument, "temperature"),
             (sampling(v1::Sampling { top_p: Some(-0.5), ..default() }), Code::InvalidArgument, "top_p"),
@@ -142,7 +142,7 @@ fn a_replica_that_refuses_is_quoted() {
             (Reason::Deadline, Code::DeadlineExceeded),
         ] {
             house.fake.script(|script| script.refuse = Some((reason, 7000)));
-            let Err(status) = generate(&house, ask("x")).await else { panic!("{reason:?} was served") };
+            let Err(status) = generate(&house, text_request("x")).await else { panic!("{reason:?} was served") };
             assert_eq!(status.code(), code, "{reason:?}");
             let retry = status.metadata().get("retry-after").map(|wait| wait.to_str().unwrap().to_owned());
             let waits = matches!(reason, Reason::Full | Reason::Draining | Reason::NotReady);
@@ -157,10 +157,10 @@ fn a_deadline_ends_the_stream_and_the_request() {
     run(async {
         let house = House::open(config()).await;
         house.fake.script(|script| script.hold_at = 3);
-        let request = v1::GenerateRequest { deadline_ms: 50, ..ask("x") };
+        let request = v1::GenerateRequest { deadline_ms: 50, ..text_request("x") };
         let Err(status) = generate(&house, request).await else { panic!("it was served") };
         assert_eq!(status.code(), Code::DeadlineExceeded);
-        let mut call = Request::new(ask("x"));
+        let mut call = Request::new(text_request("x"));
         call.metadata_mut().insert("grpc-timeout", "100m".parse().unwrap());
         // Either the library's timer or the router's ends it first; the outcome is the same.
         if let Ok(replies) = client(&house).generate(call).await {
@@ -184,7 +184,7 @@ fn a_client_that_leaves_is_cancelled() {
     run(async {
         let house = House::open(config()).await;
         house.fake.script(|script| script.hold_at = 3);
-        let mut replies = client(&house).generate(ask("x")).await.unwrap().into_inner();
+        let mut replies = client(&house).generate(text_request("x")).await.unwrap().into_inner();
         replies.message().await.unwrap();
         drop(replies);
         eventually(|| async { house.fake.cancels().len() == 1 }).await;
@@ -200,12 +200,12 @@ fn a_stop_string_cancels_and_finishes_once() {
         house.fake.answer("one two three four");
         house.fake.script(|script| script.hold_at = 12);
         let sampling = v1::Sampling { stop: vec!["nine".into(), "o th".into()], ..Default::default() };
-        let heard = generate(&house, v1::GenerateRequest { sampling: Some(sampling), ..ask("x") }).await.unwrap();
-        assert_eq!(heard.text, "one tw");
-        assert_eq!(heard.finished.stop, "o th");
-        assert_eq!(heard.finished.reason(), v1::finished::Reason::Stop);
-        assert_eq!(heard.finished.usage.unwrap().completion_tokens, 10);
-        assert_eq!(heard.token_ids.len(), 10);
+        let reply = generate(&house, v1::GenerateRequest { sampling: Some(sampling), ..text_request("x") }).await.unwrap();
+        assert_eq!(reply.text, "one tw");
+        assert_eq!(reply.finished.stop, "o th");
+        assert_eq!(reply.finished.reason(), v1::finished::Reason::Stop);
+        assert_eq!(reply.finished.usage.unwrap().completion_tokens, 10);
+        assert_eq!(reply.token_ids.len(), 10);
         eventually(|| async { house.fake.cancels().len() == 1 }).await;
         house.close().await;
     });
@@ -248,7 +248,7 @@ async fn services(house: &House) -> Vec<String> {
 }
 
 #[test]
-fn reflection_goes_on_behind_a_symbol_that_nobody_knows() {
+fn reflection_continues_after_unknown_symbol() {
     use tonic_reflection::pb::v1alpha::ServerReflectionRequest;
     use tonic_reflection::pb::v1alpha::server_reflection_client::ServerReflectionClient;
     use tonic_reflection::pb::v1alpha::server_reflection_request::MessageRequest;
@@ -256,17 +256,17 @@ fn reflection_goes_on_behind_a_symbol_that_nobody_knows() {
     run(async {
         let house = House::open(config()).await;
         let channel = wire::tcp(&house.grpc.to_string()).unwrap();
-        let asked = |symbol: &str| ServerReflectionRequest {
+        let symbol_request = |symbol: &str| ServerReflectionRequest {
             host: "here".into(),
             message_request: Some(MessageRequest::FileContainingSymbol(symbol.into())),
         };
-        let questions = tokio_stream::iter([asked("no.such.Symbol"), asked("lockstep.v1.Inference")]);
+        let questions = tokio_stream::iter([symbol_request("no.such.Symbol"), symbol_request("lockstep.v1.Inference")]);
         let answers = ServerReflectionClient::new(channel).server_reflection_info(questions).await;
         let mut answers = answers.unwrap().into_inner();
         let first = answers.message().await.unwrap().unwrap();
         let Some(MessageResponse::ErrorResponse(error)) = &first.message_response else { panic!("{first:?}") };
         assert_eq!(error.error_code, i32::from(Code::NotFound));
-        assert_eq!((first.valid_host.as_str(), first.original_request), ("here", Some(asked("no.such.Symbol"))));
+        assert_eq!((first.valid_host.as_str(), first.original_request), ("here", Some(symbol_request("no.such.Symbol"))));
         let second = answers.message().await.unwrap().unwrap();
         assert!(matches!(second.message_response, Some(MessageResponse::FileDescriptorResponse(_))), "{second:?}");
         house.close().await;
@@ -280,18 +280,18 @@ fn a_role_that_no_api_has_is_refused() {
         let message = v1::ChatMessage { role: "wizard".into(), content: "A".into(), ..v1::ChatMessage::default() };
         let chat = v1::Chat { messages: vec![message], ..v1::Chat::default() };
         let input = Some(v1::generate_request::Input::Chat(chat));
-        let status = client(&house).generate(v1::GenerateRequest { input, ..ask("x") }).await.unwrap_err();
+        let status = client(&house).generate(v1::GenerateRequest { input, ..text_request("x") }).await.unwrap_err();
         assert_eq!(status.code(), Code::InvalidArgument);
         assert!(status.message().contains("messages[0].role"), "{status}");
         // Programs read the field from the details.
-        let told = String::from_utf8_lossy(status.details()).into_owned();
-        assert!(told.contains("google.rpc.BadRequest") && told.contains("\u{4}chat"), "{told}");
+        let details_text = String::from_utf8_lossy(status.details()).into_owned();
+        assert!(details_text.contains("google.rpc.BadRequest") && details_text.contains("\u{4}chat"), "{details_text}");
         house.close().await;
     });
 }
 
 #[test]
-fn health_tells_the_truth() {
+fn health_follows_replica_phase() {
     run(async {
         let house = House::open_unready(config()).await;
         let mut health = HealthClient::new(wire::tcp(&house.grpc.to_string()).unwrap());
@@ -309,7 +309,7 @@ fn health_tells_the_truth() {
         let mut live = HealthClient::new(wire::tcp(&house.grpc.to_string()).unwrap());
         let is_live = live.check(HealthCheckRequest { service: router::LIVE.into() }).await.unwrap();
         assert_eq!(is_live.into_inner().status, SERVING);
-        assert_eq!(client(&house).generate(ask("x")).await.unwrap_err().code(), Code::Unavailable);
+        assert_eq!(client(&house).generate(text_request("x")).await.unwrap_err().code(), Code::Unavailable);
         house.fake.welcome();
         assert_eq!(next().await, SERVING);
         house.fake.phase(proto::cluster::state::Phase::Recovering);
@@ -337,7 +337,7 @@ fn streams_end_in_time_when_no_replica_comes_back() {
         config.timeouts.replica_absence_max = Duration::from_millis(50);
         let house = House::open(config).await;
         house.fake.script(|script| script.hold_at = 3);
-        let mut replies = client(&house).generate(ask("x")).await.unwrap().into_inner();
+        let mut replies = client(&house).generate(text_request("x")).await.unwrap().into_inner();
         replies.message().await.unwrap();
         house.fake.die();
         let end = loop {

@@ -12,14 +12,14 @@ const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
 
 fn chat(extra: Value) -> Value {
-    merged(json!({ "model": "toy", "messages": [{ "role": "user", "content": "Hi" }] }), extra)
+    merge(json!({ "model": "toy", "messages": [{ "role": "user", "content": "Hi" }] }), extra)
 }
 
 fn completion(extra: Value) -> Value {
-    merged(json!({ "prompt": "Hi" }), extra)
+    merge(json!({ "prompt": "Hi" }), extra)
 }
 
-fn merged(mut body: Value, extra: Value) -> Value {
+fn merge(mut body: Value, extra: Value) -> Value {
     for (name, value) in extra.as_object().unwrap() {
         body[name] = value.clone();
     }
@@ -103,7 +103,7 @@ fn all_of_sampling_reaches_the_replica() {
 }
 
 #[test]
-fn a_body_that_says_to_be_no_json_is_refused() {
+fn non_json_content_type_is_refused() {
     run(async {
         let house = House::open(config()).await;
         let body = r#"{"prompt": "Hi"}"#;
@@ -161,8 +161,8 @@ fn a_body_may_be_packed_by_gzip() {
             );
             send_bytes(house.http, &[head.as_bytes(), &packed].concat()).await
         };
-        let asked = json!({ "prompt": "Hi", "seed": 5, "max_tokens": 4 });
-        let (packed, plain) = (send(asked.to_string().as_bytes()).await, post(house.http, COMPLETIONS, &asked).await);
+        let request = json!({ "prompt": "Hi", "seed": 5, "max_tokens": 4 });
+        let (packed, plain) = (send(request.to_string().as_bytes()).await, post(house.http, COMPLETIONS, &request).await);
         assert_eq!((packed.status, &packed.json()["choices"]), (200, &plain.json()["choices"]));
         // A body that unpacks to more than the limit is refused like any body beyond it.
         let bytes_max = config().limits.body_bytes_max;
@@ -173,7 +173,7 @@ fn a_body_may_be_packed_by_gzip() {
 }
 
 #[test]
-fn a_seed_is_said_as_it_was_sent() {
+fn seed_is_returned_as_it_was_sent() {
     run(async {
         let house = House::open(config()).await;
         for seed in [json!(-1), json!(7), json!(-9_000_000_000_i64)] {
@@ -194,19 +194,19 @@ fn a_seed_is_said_as_it_was_sent() {
 fn errors_name_the_page_and_a_last_slash_changes_none() {
     run(async {
         let house = House::open(config()).await;
-        let ask = async |method: &str, path: &str| {
+        let send_request = async |method: &str, path: &str| {
             send(house.http, &format!("{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")).await
         };
-        assert_eq!(ask("GET", "/v1/models/").await.body, ask("GET", "/v1/models").await.body);
-        assert_eq!(ask("GET", "/v1/models/?x=1").await.status, 200);
+        assert_eq!(send_request("GET", "/v1/models/").await.body, send_request("GET", "/v1/models").await.body);
+        assert_eq!(send_request("GET", "/v1/models/?x=1").await.status, 200);
         for (method, path, status, message) in [
             ("POST", "/v1/nothing", 404, "there is no POST /v1/nothing here"),
             ("GET", COMPLETIONS, 405, "/v1/completions is there, and does not take GET"),
         ] {
-            let reply = ask(method, path).await;
+            let reply = send_request(method, path).await;
             assert_eq!((reply.status, &reply.json()["error"]["message"]), (status, &json!(message)), "{path}");
         }
-        let reply = ask("GET", "/v1/messages/batches").await;
+        let reply = send_request("GET", "/v1/messages/batches").await;
         let expected = json!({ "type": "not_found_error", "message": "there is no GET /v1/messages/batches here" });
         assert_eq!((reply.status, reply.json()["type"].clone()), (404, json!("error")));
         assert_eq!(reply.json()["error"], expected);
@@ -220,7 +220,7 @@ fn values_that_change_nothing_here_are_taken() {
         let house = House::open(config()).await;
         let chat = json!({ "messages": [{ "role": "user", "content": "Hi" }], "max_tokens": 2 });
         for (path, body) in [
-            (CHAT, merged(chat.clone(), json!({ "top_p": 0, "verbosity": "low", "reasoning_effort": "high" }))),
+            (CHAT, merge(chat.clone(), json!({ "top_p": 0, "verbosity": "low", "reasoning_effort": "high" }))),
             (
                 "/v1/responses",
                 json!({ "model": "toy", "input": "Hi", "truncation": "auto", "max_output_tokens": 2,
@@ -252,11 +252,11 @@ fn what_a_chat_refuses_is_not_tokenized_either() {
                 if path != CHAT && name == "add_special_tokens" {
                     continue;
                 }
-                let reply = post(house.http, path, &merged(user.clone(), extra.clone())).await;
+                let reply = post(house.http, path, &merge(user.clone(), extra.clone())).await;
                 assert_eq!((reply.status, &reply.json()["error"]["param"]), (400, &json!(name)), "{path} {extra}");
             }
         }
-        let both = merged(user, json!({ "prompt": "Hi" }));
+        let both = merge(user, json!({ "prompt": "Hi" }));
         assert_eq!(post(house.http, "/tokenize", &both).await.json()["error"]["param"], "messages");
         house.close().await;
     });
@@ -341,7 +341,7 @@ fn a_body_that_is_no_request_is_refused() {
 }
 
 #[test]
-fn a_full_router_says_when_to_come_again() {
+fn full_router_refuses_with_retry_after() {
     run(async {
         let mut config = config();
         config.limits.requests_waiting_max = 2;
@@ -398,7 +398,7 @@ fn a_client_that_leaves_is_cancelled() {
 }
 
 #[test]
-fn readiness_tells_the_truth() {
+fn readiness_follows_replica_phase() {
     run(async {
         let house = House::open_unready(config()).await;
         let statuses = async || (get(house.http, "/livez").await.status, get(house.http, "/health").await.status);
@@ -416,7 +416,7 @@ fn readiness_tells_the_truth() {
         let replica = &get(house.http, "/cluster").await.json()["replicas"][0];
         assert_eq!((&replica["replica"], &replica["phase"]), (&json!("somewhere"), &json!("absent")));
         house.fake.welcome();
-        house.ready().await;
+        house.wait_until_ready().await;
         assert_eq!(statuses().await, (200, 200));
         house.fake.phase(proto::cluster::state::Phase::Draining);
         eventually(|| async { get(house.http, "/ready").await.status == 503 }).await;
@@ -429,7 +429,7 @@ fn readiness_tells_the_truth() {
 }
 
 #[test]
-fn pages_answer_as_their_protocols_say() {
+fn pages_answer_in_the_form_of_their_apis() {
     run(async {
         let house = House::open(config()).await;
         let models = get(house.http, "/v1/models").await.json();

@@ -28,10 +28,10 @@ const OF_TALK: [&str; 18] = [
     "thinking_budget",
 ];
 
-fn base(of: Endpoint, name: &str) -> Option<(&'static str, Value)> {
+fn base(endpoint: Endpoint, name: &str) -> Option<(&'static str, Value)> {
     let messages = json!([{ "role": "user", "content": "Hi" }]);
     let of_talk = OF_TALK.contains(&name);
-    Some(match of {
+    Some(match endpoint {
         Endpoint::Chat => ("/v1/chat/completions", json!({ "messages": messages })),
         Endpoint::Completions => ("/v1/completions", json!({ "prompt": "Hi" })),
         Endpoint::Responses => ("/v1/responses", json!({ "model": "toy", "input": "Hi" })),
@@ -47,7 +47,7 @@ fn base(of: Endpoint, name: &str) -> Option<(&'static str, Value)> {
 }
 
 /// Returns the fields without which this field means nothing.
-fn company(on: Endpoint, name: &str) -> Value {
+fn required_fields(on: Endpoint, name: &str) -> Value {
     match name {
         "logprob_token_ids" if on == Endpoint::Chat => json!({ "logprobs": true }),
         "logprob_token_ids" if on == Endpoint::Completions => json!({ "logprobs": 1 }),
@@ -59,8 +59,8 @@ fn company(on: Endpoint, name: &str) -> Value {
 }
 
 /// Returns the name of a shared field at an endpoint.
-fn told(of: Endpoint, name: &'static str) -> &'static str {
-    match (of, name) {
+fn reported_name(endpoint: Endpoint, name: &'static str) -> &'static str {
+    match (endpoint, name) {
         (Endpoint::Messages, "stop") => "stop_sequences",
         (Endpoint::Responses, "max_tokens") => "max_output_tokens",
         _ => name,
@@ -68,10 +68,10 @@ fn told(of: Endpoint, name: &'static str) -> &'static str {
 }
 
 /// Returns the refusal of a request with this field, or None.
-async fn refused(http: SocketAddr, on: Endpoint, name: &str, value: &Value) -> Option<String> {
+async fn refusal_message(http: SocketAddr, on: Endpoint, name: &str, value: &Value) -> Option<String> {
     let (path, mut body) = base(on, name).unwrap();
     let all = body.as_object_mut().unwrap();
-    all.extend(company(on, name).as_object().unwrap().clone());
+    all.extend(required_fields(on, name).as_object().unwrap().clone());
     all.insert(name.to_owned(), value.clone());
     let reply = post(http, path, &body).await;
     match reply.status {
@@ -92,30 +92,30 @@ fn neutral_values(known: &KnownField) -> Vec<Value> {
 }
 
 /// Returns the id of a response that can be continued.
-async fn stored(http: SocketAddr) -> Value {
+async fn store_response(http: SocketAddr) -> Value {
     let (path, body) = base(Endpoint::Responses, "store").unwrap();
     post(http, path, &body).await.json()["id"].take()
 }
 
 async fn check(http: SocketAddr, known: &'static KnownField, on: Endpoint) {
-    let names = |refusal: Option<String>| refusal.is_some_and(|text| text.starts_with(told(on, known.name)));
+    let names = |refusal: Option<String>| refusal.is_some_and(|text| text.starts_with(reported_name(on, known.name)));
     let meant: Value = match known.name {
-        "previous_response_id" => stored(http).await,
+        "previous_response_id" => store_response(http).await,
         "conversation" => post(http, "/v1/conversations", &json!({})).await.json()["id"].take(),
         _ => serde_json::from_str(known.meant).unwrap(),
     };
-    let of_meant = refused(http, on, known.name, &meant).await;
+    let of_meant = refusal_message(http, on, known.name, &meant).await;
     if known.is_done {
         assert_eq!(of_meant, None, "{on:?} {known:?}");
         // A supported field is read: a value of another kind is refused.
-        let wrong = refused(http, on, known.name, &json!([[[]]])).await;
+        let wrong = refusal_message(http, on, known.name, &json!([[[]]])).await;
         assert!(names(wrong.clone()), "{on:?} {known:?} {wrong:?}");
         return;
     }
     let is_neutral = matches!(known.neutral, NeutralValues::All);
     assert!(if is_neutral { of_meant.is_none() } else { names(of_meant.clone()) }, "{on:?} {known:?} {of_meant:?}");
     for value in neutral_values(known).into_iter().chain([Value::Null]) {
-        assert_eq!(refused(http, on, known.name, &value).await, None, "{on:?} {value} {known:?}");
+        assert_eq!(refusal_message(http, on, known.name, &value).await, None, "{on:?} {value} {known:?}");
     }
 }
 
@@ -127,13 +127,13 @@ fn every_known_field_is_done_or_taken_or_refused_by_its_name() {
         // The toy model gets its tools in a text that is longer than its context.
         house.fake.script(|script| script.context = 4000);
         house.fake.welcome();
-        house.ready().await;
+        house.wait_until_ready().await;
         for known in KNOWN_FIELDS {
             for on in known.on.iter().filter(|on| base(**on, known.name).is_some()) {
                 check(house.http, known, *on).await;
             }
         }
-        assert_eq!(refused(house.http, Endpoint::Chat, "unheard_of", &json!([1, 2])).await, None);
+        assert_eq!(refusal_message(house.http, Endpoint::Chat, "unheard_of", &json!([1, 2])).await, None);
         house.close().await;
     });
 }
@@ -180,15 +180,15 @@ fn places(on: &[Endpoint]) -> String {
 }
 
 fn values(known: &KnownField) -> String {
-    let say = known.instead.map_or(String::new(), |instead| format!("; say `{instead}`"));
+    let hint = known.instead.map_or(String::new(), |instead| format!("; say `{instead}`"));
     match known.neutral {
         _ if known.is_done => "done".into(),
-        NeutralValues::None => format!("refused{say}"),
+        NeutralValues::None => format!("refused{hint}"),
         NeutralValues::All => "any; it changes no answer".into(),
-        NeutralValues::Empty => format!("only empty{say}"),
+        NeutralValues::Empty => format!("only empty{hint}"),
         NeutralValues::These(all) => {
             let quoted: Vec<String> = all.iter().map(|one| format!("`{one}`")).collect();
-            format!("only {}{say}", quoted.join(", "))
+            format!("only {}{hint}", quoted.join(", "))
         }
     }
 }

@@ -26,11 +26,11 @@ fn truth(name: &str, truth: bool) -> InferInputTensor {
     input(name, "BOOL", wire::InferTensorContents { bool_contents: vec![truth], ..Default::default() })
 }
 
-pub fn ask(inputs: Vec<InferInputTensor>) -> wire::ModelInferRequest {
+pub fn infer_request(inputs: Vec<InferInputTensor>) -> wire::ModelInferRequest {
     wire::ModelInferRequest { model_name: "toy".into(), id: "7".into(), inputs, ..Default::default() }
 }
 
-fn said(response: &wire::ModelInferResponse) -> Vec<String> {
+fn output_texts(response: &wire::ModelInferResponse) -> Vec<String> {
     let bytes = |output: &wire::model_infer_response::InferOutputTensor| {
         output.contents.clone().unwrap().bytes_contents.remove(0)
     };
@@ -42,13 +42,13 @@ fn a_text_is_answered() {
     run(async {
         let house = House::open(config()).await;
         let infer = async |request| client(&house).model_infer(request).await.map(tonic::Response::into_inner);
-        let reply = infer(ask(vec![text("text_input", "Hi ")])).await.unwrap();
-        assert_eq!(said(&reply), ["Hi Hello, world"]);
+        let reply = infer(infer_request(vec![text("text_input", "Hi ")])).await.unwrap();
+        assert_eq!(output_texts(&reply), ["Hi Hello, world"]);
         // Without parameters an answer ends as that of Triton's backend does.
         assert_eq!(house.fake.submits()[0].sampling.as_ref().unwrap().tokens_max, 16);
         assert_eq!((reply.model_name.as_str(), reply.model_version.as_str(), reply.id.as_str()), ("toy", "1", "7"));
         let sampling = r#"{"max_tokens": "5", "temperature": 0, "seed": 3}"#;
-        let mut request = ask(vec![
+        let mut request = infer_request(vec![
             text("text_input", "Hi "),
             text("sampling_parameters", sampling),
             truth("exclude_input_in_output", true),
@@ -57,11 +57,11 @@ fn a_text_is_answered() {
         request.outputs = vec![output("text_output"), output("finish_reason")];
         let parameter = wire::InferParameter { parameter_choice: Some(ParameterChoice::DoubleParam(0.5)) };
         request.parameters.insert("top_p".into(), parameter);
-        assert_eq!(said(&infer(request).await.unwrap()), ["Hello", "length"]);
+        assert_eq!(output_texts(&infer(request).await.unwrap()), ["Hello", "length"]);
         let sent = house.fake.submits().remove(1).sampling.unwrap();
         assert_eq!((sent.temperature, sent.seed, sent.top_p, sent.tokens_max), (0.0, 3, 0.5, 5));
 
-        let mut raw = ask(vec![InferInputTensor { contents: None, ..text("text_input", "") }]);
+        let mut raw = infer_request(vec![InferInputTensor { contents: None, ..text("text_input", "") }]);
         raw.raw_input_contents = vec![b"\x02\0\0\0Hi".to_vec()];
         let reply = infer(raw).await.unwrap();
         assert_eq!((&reply.raw_output_contents[0][..6], &reply.outputs[0].contents), (&b"\x0e\0\0\0Hi"[..], &None));
@@ -74,22 +74,22 @@ fn a_stream_of_requests_is_answered_one_by_one() {
     run(async {
         let house = House::open(config()).await;
         let requests = vec![
-            ask(vec![text("text_input", "Hi"), truth("stream", true)]),
-            ask(vec![text("image", "Hi")]),
-            ask(vec![text("text_input", "Hi")]),
+            infer_request(vec![text("text_input", "Hi"), truth("stream", true)]),
+            infer_request(vec![text("image", "Hi")]),
+            infer_request(vec![text("text_input", "Hi")]),
         ];
         let replies = client(&house).model_stream_infer(tokio_stream::iter(requests)).await.unwrap();
-        let (mut replies, mut heard) = (replies.into_inner(), Vec::new());
+        let (mut replies, mut texts) = (replies.into_inner(), Vec::new());
         while let Some(reply) = replies.message().await.unwrap() {
-            heard.push(match reply.infer_response {
-                Some(response) => said(&response).remove(0),
+            texts.push(match reply.infer_response {
+                Some(response) => output_texts(&response).remove(0),
                 None => reply.error_message,
             });
         }
-        let pieces: String = heard[..12].concat();
-        assert_eq!((pieces.as_str(), heard[12].as_str()), ("Hello, world", ""));
-        assert!(heard[13].contains("image"), "{heard:?}");
-        assert_eq!(heard[14..], ["HiHello, world"]);
+        let pieces: String = texts[..12].concat();
+        assert_eq!((pieces.as_str(), texts[12].as_str()), ("Hello, world", ""));
+        assert!(texts[13].contains("image"), "{texts:?}");
+        assert_eq!(texts[14..], ["HiHello, world"]);
         house.close().await;
     });
 }
@@ -100,7 +100,7 @@ fn a_client_that_leaves_has_cancelled() {
         let house = House::open(config()).await;
         house.fake.script(|script| script.hold_at = 3);
         let (requests, waiting) = tokio::sync::mpsc::channel(1);
-        requests.send(ask(vec![text("text_input", "Hi"), truth("stream", true)])).await.unwrap();
+        requests.send(infer_request(vec![text("text_input", "Hi"), truth("stream", true)])).await.unwrap();
         let stream = tokio_stream::wrappers::ReceiverStream::new(waiting);
         let mut replies = client(&house).model_stream_infer(stream).await.unwrap().into_inner();
         replies.message().await.unwrap().unwrap();
@@ -120,15 +120,15 @@ fn each_request_of_a_stream_needs_a_key_that_is_valid_then() {
         let mut call = Request::new(tokio_stream::wrappers::ReceiverStream::new(waiting));
         call.metadata_mut().insert("authorization", "Bearer k1".parse().unwrap());
         let mut replies = client(&house).model_stream_infer(call).await.unwrap().into_inner();
-        requests.send(ask(vec![text("text_input", "Hi")])).await.unwrap();
-        let heard = replies.message().await.unwrap().unwrap().infer_response.unwrap();
-        assert_eq!(said(&heard), ["HiHello, world"]);
+        requests.send(infer_request(vec![text("text_input", "Hi")])).await.unwrap();
+        let response = replies.message().await.unwrap().unwrap().infer_response.unwrap();
+        assert_eq!(output_texts(&response), ["HiHello, world"]);
         // New limits also apply to the open stream.
         keys.replace("alice:k1 requests_per_minute=1\nbob:k2").unwrap();
         for expect in ["", "1 requests a minute"] {
-            requests.send(ask(vec![text("text_input", "Hi")])).await.unwrap();
-            let heard = replies.message().await.unwrap().unwrap();
-            assert!(heard.error_message.contains(expect) && heard.error_message.is_empty() == expect.is_empty());
+            requests.send(infer_request(vec![text("text_input", "Hi")])).await.unwrap();
+            let reply = replies.message().await.unwrap().unwrap();
+            assert!(reply.error_message.contains(expect) && reply.error_message.is_empty() == expect.is_empty());
         }
         // The stream ends with its key, with or without another request.
         keys.replace("bob:k2").unwrap();
@@ -143,12 +143,12 @@ fn each_request_of_a_stream_needs_a_key_that_is_valid_then() {
 fn refusals_name_what_they_refuse() {
     run(async {
         let house = House::open(config()).await;
-        let sampling = |json: &str| ask(vec![text("text_input", "Hi"), text("sampling_parameters", json)]);
+        let sampling = |json: &str| infer_request(vec![text("text_input", "Hi"), text("sampling_parameters", json)]);
         for (request, code, name) in [
-            (ask(vec![]), Code::InvalidArgument, "text_input"),
-            (ask(vec![truth("text_input", true)]), Code::InvalidArgument, "text_input"),
-            (ask(vec![text("text_input", "Hi"), truth("stream", true)]), Code::InvalidArgument, "stream"),
-            (ask(vec![text("text_input", "Hi"), text("lora_name", "a")]), Code::InvalidArgument, "lora_name"),
+            (infer_request(vec![]), Code::InvalidArgument, "text_input"),
+            (infer_request(vec![truth("text_input", true)]), Code::InvalidArgument, "text_input"),
+            (infer_request(vec![text("text_input", "Hi"), truth("stream", true)]), Code::InvalidArgument, "stream"),
+            (infer_request(vec![text("text_input", "Hi"), text("lora_name", "a")]), Code::InvalidArgument, "lora_name"),
             (sampling(r#"{"guided_regex": "("}"#), Code::InvalidArgument, "guided_regex"),
             (sampling(r#"{"top_p": 2}"#), Code::InvalidArgument, "top_p"),
             (sampling("[]"), Code::InvalidArgument, "sampling_parameters"),
@@ -165,7 +165,7 @@ fn refusals_name_what_they_refuse() {
 }
 
 #[test]
-fn it_tells_what_it_is_and_whether_it_serves() {
+fn server_and_model_report_metadata_and_readiness() {
     run(async {
         let house = House::open_unready(config()).await;
         let ready = || async {
@@ -176,7 +176,7 @@ fn it_tells_what_it_is_and_whether_it_serves() {
         assert!(client(&house).server_live(wire::ServerLiveRequest {}).await.unwrap().into_inner().live);
         assert_eq!(ready().await, (false, false));
         house.fake.welcome();
-        house.ready().await;
+        house.wait_until_ready().await;
         assert_eq!(ready().await, (true, true));
         let other = wire::ModelReadyRequest { name: "other".into(), version: String::new() };
         assert!(!client(&house).model_ready(other).await.unwrap().into_inner().ready);
@@ -199,7 +199,7 @@ fn an_answer_may_have_a_structure() {
         let house = House::open(config()).await;
         let infer = async |sampling: &str| {
             let inputs = vec![text("text_input", "Hi"), text("sampling_parameters", sampling)];
-            client(&house).model_infer(ask(inputs)).await
+            client(&house).model_infer(infer_request(inputs)).await
         };
         infer(r#"{"structured_outputs": {"regex": "[0-9]+"}}"#).await.unwrap();
         infer(r#"{"guided_regex": "1"}"#).await.unwrap();

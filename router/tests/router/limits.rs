@@ -1,7 +1,7 @@
 //! A tenant's limits over HTTP and gRPC: how they are refused, what is charged, and what is given back.
 
 use crate::client::post_with_key;
-use crate::grpc::{ask, client};
+use crate::grpc::{text_request, client};
 use crate::{House, config, eventually, run};
 use proto::v1::DetokenizeRequest;
 use router::ApiKeys;
@@ -31,7 +31,7 @@ fn too_many_requests_are_refused_as_openai_does() {
         assert_eq!(refused.headers["x-ratelimit-limit-requests"], "1");
         assert!(!refused.headers.contains_key("x-ratelimit-limit-tokens"));
 
-        let mut request = tonic::Request::new(ask("Hi"));
+        let mut request = tonic::Request::new(text_request("Hi"));
         request.metadata_mut().insert("authorization", "Bearer k1".parse().unwrap());
         let status = client(&house).generate(request).await.unwrap_err();
         assert_eq!(status.code(), tonic::Code::ResourceExhausted);
@@ -48,7 +48,7 @@ fn a_request_at_once_is_one_until_it_ends_and_tokens_are_given_back() {
     run(async {
         let house = House::open(keyed("alice:k1 concurrent=1 tokens_per_minute=100000 weight=7")).await;
         house.fake.script(|script| script.hold_at = 1);
-        let mut request = tonic::Request::new(ask("Hi"));
+        let mut request = tonic::Request::new(text_request("Hi"));
         request.metadata_mut().insert("authorization", "Bearer k1".parse().unwrap());
         let mut held = client(&house).generate(request).await.unwrap().into_inner();
         held.message().await.unwrap();
@@ -69,7 +69,7 @@ fn a_request_at_once_is_one_until_it_ends_and_tokens_are_given_back() {
 
 /// Of four draws or beams, one is sent.
 #[test]
-fn all_that_a_search_says_is_charged() {
+fn all_tokens_of_a_search_are_charged() {
     run(async {
         for is_beams in [false, true] {
             let house = House::open(keyed("alice:k1 tokens_per_minute=60")).await;

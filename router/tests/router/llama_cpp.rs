@@ -13,7 +13,7 @@ fn with(mut body: Value, extra: Value) -> Value {
     body
 }
 
-fn asked(extra: Value) -> Value {
+fn request_body(extra: Value) -> Value {
     with(json!({ "prompt": "Hi" }), extra)
 }
 
@@ -29,7 +29,7 @@ fn a_whole_completion() {
         house.fake.script(|script| script.n_cached = 1);
         let extra = json!({ "n_predict": 20, "temperature": 0.5, "seed": 5, "cache_prompt": false, "id_slot": 3,
             "return_tokens": true, "mirostat": 0, "repeat_last_n": 64, "samplers": [], "typical_p": 1.0 });
-        let mut answer = post(house.http, COMPLETION, &asked(extra)).await.json();
+        let mut answer = post(house.http, COMPLETION, &request_body(extra)).await.json();
         let timings = answer["timings"].take();
         assert_eq!((&timings["cache_n"], &timings["prompt_n"]), (&json!(1), &json!(1)));
         assert_eq!(timings["predicted_n"], 13);
@@ -37,8 +37,8 @@ fn a_whole_completion() {
         let settings = answer["generation_settings"].take();
         assert_eq!((&settings["seed"], &settings["n_ctx"]), (&json!(5), &json!(CONTEXT)));
         assert_eq!((&settings["temperature"], &settings["top_k"]), (&json!(0.5), &json!(7)));
-        let said: Vec<u32> = b"Hello, world".iter().map(|byte| u32::from(*byte)).chain([END]).collect();
-        let expected = json!({ "index": 0, "content": "Hello, world", "tokens": said, "id_slot": -1, "stop": true,
+        let token_ids: Vec<u32> = b"Hello, world".iter().map(|byte| u32::from(*byte)).chain([END]).collect();
+        let expected = json!({ "index": 0, "content": "Hello, world", "tokens": token_ids, "id_slot": -1, "stop": true,
             "tokens_predicted": 13, "tokens_evaluated": 2, "model": "toy", "generation_settings": null, "prompt": "Hi",
             "has_new_line": false, "truncated": false, "stop_type": "eos", "stopping_word": "", "tokens_cached": 1,
             "timings": null });
@@ -54,7 +54,7 @@ fn a_completion_ends_in_one_of_its_ways() {
     run(async {
         let house = House::open(config()).await;
         let check = async |extra: Value, content: &str, kind: &str, word: &str| {
-            let answer = post(house.http, COMPLETION, &asked(extra)).await.json();
+            let answer = post(house.http, COMPLETION, &request_body(extra)).await.json();
             let found = [&answer["content"], &answer["stop_type"], &answer["stopping_word"]];
             assert_eq!(found, [content, kind, word], "{answer}");
             assert_eq!(answer["tokens"], json!([]));
@@ -73,9 +73,9 @@ fn a_completion_in_events_has_no_sign_of_its_end() {
         let house = House::open(config()).await;
         house.fake.answer("a\nb");
         for path in [COMPLETION, "/completions"] {
-            let events = events(&post(house.http, path, &asked(json!({ "stream": true }))).await);
-            let said: Vec<_> = events.iter().map(|event| event["content"].as_str().unwrap()).collect();
-            assert_eq!(said, ["a", "\n", "b", "", ""], "{path}");
+            let events = events(&post(house.http, path, &request_body(json!({ "stream": true }))).await);
+            let contents: Vec<_> = events.iter().map(|event| event["content"].as_str().unwrap()).collect();
+            assert_eq!(contents, ["a", "\n", "b", "", ""], "{path}");
             let tokens: Vec<_> = events.iter().flat_map(|event| event["tokens"].as_array().unwrap()).collect();
             assert_eq!(tokens, [97, 10, 98, 257]);
             let (last, pieces) = events.split_last().unwrap();
@@ -83,25 +83,25 @@ fn a_completion_in_events_has_no_sign_of_its_end() {
             assert_eq!((&last["stop"], &last["stop_type"]), (&json!(true), &json!("eos")));
             assert_eq!((&last["has_new_line"], &last["tokens_predicted"]), (&json!(true), &json!(4)));
         }
-        let nothing = events(&post(house.http, COMPLETION, &asked(json!({ "stream": true, "n_predict": 0 }))).await);
+        let nothing = events(&post(house.http, COMPLETION, &request_body(json!({ "stream": true, "n_predict": 0 }))).await);
         assert_eq!((nothing.len(), &nothing[0]["tokens_predicted"]), (1, &json!(0)));
         house.close().await;
     });
 }
 
 #[test]
-fn likely_tokens_are_told() {
+fn token_probabilities_are_returned() {
     run(async {
         let house = House::open(config()).await;
         house.fake.answer("é");
-        let answer = post(house.http, COMPLETION, &asked(json!({ "n_probs": 1, "n_predict": 1 }))).await.json();
+        let answer = post(house.http, COMPLETION, &request_body(json!({ "n_probs": 1, "n_predict": 1 }))).await.json();
         let top = json!([{ "id": 97, "token": "a", "bytes": [97], "logprob": -1.0 }]);
         let one = json!({ "id": 195, "token": "\u{fffd}", "bytes": [195], "logprob": -0.5, "top_logprobs": top });
         assert_eq!(answer["completion_probabilities"], json!([one]));
-        let streamed = events(&post(house.http, COMPLETION, &asked(json!({ "n_probs": 1, "stream": true }))).await);
-        let told: usize =
+        let streamed = events(&post(house.http, COMPLETION, &request_body(json!({ "n_probs": 1, "stream": true }))).await);
+        let n_probabilities: usize =
             streamed.iter().filter_map(|event| event["completion_probabilities"].as_array()).map(Vec::len).sum();
-        assert_eq!(told, 3);
+        assert_eq!(n_probabilities, 3);
         house.close().await;
     });
 }
@@ -111,9 +111,9 @@ fn several_prompts_are_a_list() {
     run(async {
         let house = House::open(config()).await;
         let answers = post(house.http, COMPLETION, &json!({ "prompt": ["one", [1, 2]] })).await.json();
-        let told: Vec<_> =
+        let indices_and_lengths: Vec<_> =
             answers.as_array().unwrap().iter().map(|one| (&one["index"], &one["tokens_evaluated"])).collect();
-        assert_eq!(told, [(&json!(0), &json!(3)), (&json!(1), &json!(2))]);
+        assert_eq!(indices_and_lengths, [(&json!(0), &json!(3)), (&json!(1), &json!(2))]);
         let ids = post(house.http, COMPLETION, &json!({ "prompt": [72, 105] })).await.json();
         assert_eq!((&ids["prompt"], &ids["content"]), (&json!("Hi"), &json!("Hello, world")));
         house.close().await;
@@ -125,7 +125,7 @@ fn biases_may_be_pairs() {
     run(async {
         let house = House::open(config()).await;
         let check = async |bias: Value, expected: &[(u32, f32)]| {
-            let reply = post(house.http, COMPLETION, &asked(json!({ "logit_bias": bias }))).await;
+            let reply = post(house.http, COMPLETION, &request_body(json!({ "logit_bias": bias }))).await;
             assert_eq!(reply.status, 200, "{reply:?}");
             let sampling = house.fake.submits().pop().unwrap().sampling.unwrap();
             let sent: Vec<_> = sampling.bias_tokens.into_iter().zip(sampling.bias).collect();
@@ -135,7 +135,7 @@ fn biases_may_be_pairs() {
         check(json!([[65, false]]), &[(65, -100.0)]).await;
         check(json!({ "65": 1.5 }), &[(65, 1.5)]).await;
         for wrong in [json!([[65]]), json!([65, 1]), json!([[65, true]])] {
-            let reply = post(house.http, COMPLETION, &asked(json!({ "logit_bias": wrong }))).await;
+            let reply = post(house.http, COMPLETION, &request_body(json!({ "logit_bias": wrong }))).await;
             assert!(reply.status == 400 && reply.body.contains("logit_bias"), "{reply:?}");
         }
         house.close().await;
@@ -181,7 +181,7 @@ fn a_chat_becomes_its_prompt() {
 }
 
 #[test]
-fn the_server_tells_of_itself() {
+fn server_reports_its_props_and_slots() {
     run(async {
         let mut config = config();
         config.limits.slots = 2;
@@ -195,7 +195,7 @@ fn the_server_tells_of_itself() {
         let free = |id: u32| json!({ "id": id, "n_ctx": CONTEXT, "is_processing": false, "speculative": false });
         assert_eq!((&idle, &props["total_slots"]), (&json!([free(0), free(1)]), &json!(2)));
         house.fake.script(|script| script.hold_at = 3);
-        let stream = post_until(house.http, COMPLETION, &asked(json!({ "stream": true })), "\"l\"").await;
+        let stream = post_until(house.http, COMPLETION, &request_body(json!({ "stream": true })), "\"l\"").await;
         let busy = get(house.http, "/slots?fail_on_no_slot=1").await.json();
         let states: Vec<_> = busy.as_array().unwrap().iter().map(|slot| &slot["is_processing"]).collect();
         assert_eq!(states, [true, false]);
@@ -248,15 +248,15 @@ fn what_would_change_the_answer_is_refused_by_name() {
             (json!({ "grammar": "root ::= other" }), "grammar"),
             (json!({ "json_schema": { "unheardOf": 1 } }), "json_schema"),
         ] {
-            let reply = post(house.http, COMPLETION, &asked(extra.clone())).await;
+            let reply = post(house.http, COMPLETION, &request_body(extra.clone())).await;
             assert!(reply.status == 400 && reply.body.contains(word), "{extra}: {reply:?}");
         }
-        let greedy = asked(json!({ "samplers": ["top_k", "temperature"], "temperature": 0 }));
+        let greedy = request_body(json!({ "samplers": ["top_k", "temperature"], "temperature": 0 }));
         assert_eq!(post(house.http, COMPLETION, &greedy).await.status, 200);
         let gap = post(house.http, "/infill", &json!({ "input_prefix": "a", "input_suffix": "b" })).await;
         assert!(gap.status == 400 && gap.body.contains("input_suffix"), "{gap:?}");
         house.fake.script(|script| script.refuse = Some((wire::refused::Reason::Full, 3000)));
-        let full = post(house.http, COMPLETION, &asked(json!({}))).await;
+        let full = post(house.http, COMPLETION, &request_body(json!({}))).await;
         assert_eq!((full.status, full.headers["retry-after"].as_str()), (429, "3"));
         house.close().await;
     });
@@ -267,7 +267,7 @@ fn what_is_between_two_texts() {
     run(async {
         let house = House::coding().await;
         house.fake.welcome();
-        house.ready().await;
+        house.wait_until_ready().await;
         let [prefix, suffix, middle, file] = [0, 1, 2, 3].map(|i| VOCAB + i);
         let bytes = |text: &str| text.bytes().map(u32::from).collect::<Vec<u32>>();
         let body = json!({ "input_prefix": "ab", "input_suffix": "c", "prompt": "d",
@@ -302,9 +302,9 @@ fn a_completion_that_fails_ends_with_an_error() {
     run(async {
         let house = House::open(config()).await;
         house.fake.script(|script| script.last = wire::Finish::Failed);
-        let events = events(&post(house.http, COMPLETION, &asked(json!({ "stream": true }))).await);
+        let events = events(&post(house.http, COMPLETION, &request_body(json!({ "stream": true }))).await);
         assert_eq!(events.last().unwrap()["error"]["type"], "server_error");
-        assert_eq!(post(house.http, COMPLETION, &asked(json!({}))).await.status, 500);
+        assert_eq!(post(house.http, COMPLETION, &request_body(json!({}))).await.status, 500);
         house.close().await;
     });
 }
@@ -321,9 +321,9 @@ fn a_prompt_may_be_of_several_kinds() {
         ] {
             let body = json!({ "prompt": prompt, "n_predict": 1 });
             assert_eq!(post(house.http, "/completion", &body).await.status, 200, "{body}");
-            let asked = house.fake.submits().into_iter().map(|submit| submit.prompt);
+            let prompts = house.fake.submits().into_iter().map(|submit| submit.prompt);
             let expected: Vec<Vec<u32>> = expected.iter().map(|text| text.bytes().map(u32::from).collect()).collect();
-            assert_eq!(asked.collect::<Vec<_>>(), expected, "{body}");
+            assert_eq!(prompts.collect::<Vec<_>>(), expected, "{body}");
             house.fake.forget();
         }
         for (prompt, field) in [
@@ -344,8 +344,8 @@ fn a_prompt_may_be_of_several_kinds() {
 fn what_may_not_be_drawn_is_among_the_settings() {
     run(async {
         let house = House::open(config()).await;
-        let settings = async |asked: Value| {
-            let mut body = asked;
+        let settings = async |extra: Value| {
+            let mut body = extra;
             (body["prompt"], body["n_predict"]) = ("Hi".into(), 1.into());
             post(house.http, "/completion", &body).await.json()["generation_settings"].take()
         };

@@ -8,7 +8,7 @@ use crate::{House, config, eventually, model, run};
 use proto::v1;
 use proto::v1::generate_reply::Event;
 use proto::v1::generate_request::Input;
-use router::PagesOff;
+use router::DisabledPages;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
@@ -24,12 +24,12 @@ fn events(reply: &Reply) -> Vec<Value> {
 /// Returns `processed` and `cache` of each event that reports how far the prompt is, and how many events there are by
 /// the last.
 fn progress(events: &[Value]) -> (Vec<(u64, u64)>, usize) {
-    let of = |event: &Value| {
-        let told = &event["prompt_progress"];
-        Some((told["processed"].as_u64()?, told["cache"].as_u64()?))
+    let read_counts = |event: &Value| {
+        let counts = &event["prompt_progress"];
+        Some((counts["processed"].as_u64()?, counts["cache"].as_u64()?))
     };
-    let all: Vec<_> = events.iter().filter_map(of).collect();
-    (all, events.iter().rposition(|event| of(event).is_some()).map_or(0, |last| last + 1))
+    let all: Vec<_> = events.iter().filter_map(read_counts).collect();
+    (all, events.iter().rposition(|event| read_counts(event).is_some()).map_or(0, |last| last + 1))
 }
 
 #[test]
@@ -41,18 +41,18 @@ fn over_grpc_a_prompt_s_progress_comes_before_its_answer() {
             let input = Some(Input::Text("Hello".into()));
             let request = v1::GenerateRequest { input, progress, ..v1::GenerateRequest::default() };
             let mut replies = client(&house).generate(request).await.unwrap().into_inner();
-            let (mut told, mut n_deltas) = (Vec::new(), 0);
+            let (mut reports, mut n_deltas) = (Vec::new(), 0);
             while let Some(reply) = replies.message().await.unwrap() {
                 match reply.event.unwrap() {
                     Event::PromptProgress(prompt) => {
                         assert_eq!(n_deltas, 0, "before the first token");
-                        told.push((prompt.total, prompt.cached, prompt.processed));
+                        reports.push((prompt.total, prompt.cached, prompt.processed));
                     }
                     Event::Delta(_) => n_deltas += 1,
                     _ => {}
                 }
             }
-            assert_eq!(told, expect);
+            assert_eq!(reports, expect);
         }
         house.close().await;
     });
@@ -66,11 +66,11 @@ fn a_long_prompt_is_watched_in_any_case() {
         fake.script(|script| (script.context, script.computed) = (4000, vec![512, 1024]));
         fake.welcome();
         let members = vec![fake.coordinator()].into();
-        let house = House::reading(config(), vec![fake], members, model::text()).await;
-        house.ready().await;
+        let house = House::with_texts(config(), vec![fake], members, model::text()).await;
+        house.wait_until_ready().await;
         for (n_tokens, is_watched) in [(1000, false), (1100, true)] {
-            let asked = json!({ "prompt": "x".repeat(n_tokens), "stream": true, "max_tokens": 2 });
-            let events = events(&post(house.http, "/v1/completions", &asked).await);
+            let body = json!({ "prompt": "x".repeat(n_tokens), "stream": true, "max_tokens": 2 });
+            let events = events(&post(house.http, "/v1/completions", &body).await);
             assert_eq!(progress(&events).0, vec![], "without return_progress");
             assert_eq!(house.fake.submits().last().unwrap().tells_progress, is_watched, "{n_tokens}");
         }
@@ -79,20 +79,20 @@ fn a_long_prompt_is_watched_in_any_case() {
 }
 
 #[test]
-fn a_watched_prompt_is_told_of_before_its_answer() {
+fn prompt_progress_is_sent_before_the_answer() {
     run(async {
         let house = House::open(config()).await;
         // A replica that was lost in between begins again: the client receives nothing twice.
         house.fake.script(|script| (script.n_cached, script.computed) = (1, vec![1, 3, 2, 4]));
-        let asked = json!({ "prompt": "Hello", "stream": true, "return_progress": true, "timings_per_token": true });
+        let body = json!({ "prompt": "Hello", "stream": true, "return_progress": true, "timings_per_token": true });
         for path in ["/completion", "/v1/completions"] {
-            let events = events(&post(house.http, path, &asked).await);
+            let events = events(&post(house.http, path, &body).await);
             assert_eq!(progress(&events), (vec![(1, 1), (3, 1), (4, 1), (5, 1)], 4), "{path}: {events:?}");
-            let told: Vec<&Value> = events.iter().filter(|event| !event["prompt_progress"].is_null()).collect();
-            assert!(told.iter().all(|event| event["prompt_progress"]["total"] == 5), "{told:?}");
-            let first = &told[0]["timings"];
+            let progress_events: Vec<&Value> = events.iter().filter(|event| !event["prompt_progress"].is_null()).collect();
+            assert!(progress_events.iter().all(|event| event["prompt_progress"]["total"] == 5), "{progress_events:?}");
+            let first = &progress_events[0]["timings"];
             assert_eq!((&first["prompt_n"], &first["prompt_ms"]), (&json!(0), &json!(0.0)), "{first}");
-            let second = &told[1]["timings"];
+            let second = &progress_events[1]["timings"];
             assert_eq!((&second["prompt_n"], &second["predicted_n"]), (&json!(2), &json!(0)));
             assert!(second["prompt_ms"].as_f64().unwrap() > 0.0, "{second}");
         }
@@ -100,8 +100,8 @@ fn a_watched_prompt_is_told_of_before_its_answer() {
             "return_progress": true, "timings_per_token": true });
         for path in ["/v1/chat/completions", "/chat/completions", "/v1/responses"] {
             let events = events(&post(house.http, path, &chat).await);
-            let (told, _) = progress(&events);
-            assert_eq!((told.len(), told[0]), (4, (1, 1)), "{path}: {events:?}");
+            let (reports, _) = progress(&events);
+            assert_eq!((reports.len(), reports[0]), (4, (1, 1)), "{path}: {events:?}");
             assert!(events.last().unwrap()["timings"]["prompt_per_second"].as_f64().is_some(), "{path}: {events:?}");
         }
         assert!(house.fake.submits().iter().all(|submit| submit.tells_progress));
@@ -110,40 +110,40 @@ fn a_watched_prompt_is_told_of_before_its_answer() {
 }
 
 #[test]
-fn a_response_tells_the_times_with_its_text() {
+fn response_has_timings_with_its_text() {
     run(async {
         let house = House::open(config()).await;
-        let asked = json!({ "input": "Hi", "stream": true, "timings_per_token": true });
-        let told = |events: &[Value], kind: &str| {
+        let body = json!({ "input": "Hi", "stream": true, "timings_per_token": true });
+        let count_events = |events: &[Value], kind: &str| {
             let of_kind: Vec<_> = events.iter().filter(|event| event["type"] == kind).collect();
             (of_kind.len(), of_kind.iter().filter(|event| event["timings"].is_object()).count())
         };
-        let timed = events(&post(house.http, "/v1/responses", &asked).await);
-        let (n, n_timed) = told(&timed, "response.output_text.delta");
+        let timed = events(&post(house.http, "/v1/responses", &body).await);
+        let (n, n_timed) = count_events(&timed, "response.output_text.delta");
         assert!(n > 1 && n == n_timed, "{timed:?}");
-        assert_eq!(told(&timed, "response.completed"), (1, 1));
+        assert_eq!(count_events(&timed, "response.completed"), (1, 1));
         let plain = events(&post(house.http, "/v1/responses", &json!({ "input": "Hi", "stream": true })).await);
-        assert_eq!((told(&plain, "response.output_text.delta").1, told(&plain, "response.completed").1), (0, 0));
+        assert_eq!((count_events(&plain, "response.output_text.delta").1, count_events(&plain, "response.completed").1), (0, 0));
         house.close().await;
     });
 }
 
 #[test]
-fn who_does_not_watch_is_told_nothing_and_an_older_replica_tells_the_end_alone() {
+fn progress_needs_request_and_older_replica_reports_only_end() {
     run(async {
         let house = House::open(config()).await;
-        let asked = |more: Value| {
+        let request_body = |more: Value| {
             let mut body = json!({ "prompt": "Hello", "stream": true });
             body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
             body
         };
-        let silent = events(&post(house.http, "/completion", &asked(json!({ "return_progress": false }))).await);
+        let silent = events(&post(house.http, "/completion", &request_body(json!({ "return_progress": false }))).await);
         assert_eq!(progress(&silent), (vec![], 0));
         let whole = post(house.http, "/completion", &json!({ "prompt": "Hello", "return_progress": true })).await;
         assert_eq!((whole.status, whole.json()["content"].take()), (200, json!("Hello, world")));
         assert!(!house.fake.submits().iter().any(|submit| submit.tells_progress));
         house.fake.script(|script| script.n_cached = 2);
-        let old = events(&post(house.http, "/completion", &asked(json!({ "return_progress": true }))).await);
+        let old = events(&post(house.http, "/completion", &request_body(json!({ "return_progress": true }))).await);
         assert_eq!(progress(&old), (vec![(5, 2)], 1));
         house.close().await;
     });
@@ -153,9 +153,9 @@ fn who_does_not_watch_is_told_nothing_and_an_older_replica_tells_the_end_alone()
 fn pages_are_switched_off_one_by_one() {
     run(async {
         for (off, page, status) in [
-            (PagesOff { metrics: true, ..PagesOff::default() }, "/metrics", 501),
-            (PagesOff { slots: true, ..PagesOff::default() }, "/slots", 501),
-            (PagesOff { ui: true, ..PagesOff::default() }, "/", 404),
+            (DisabledPages { metrics: true, ..DisabledPages::default() }, "/metrics", 501),
+            (DisabledPages { slots: true, ..DisabledPages::default() }, "/slots", 501),
+            (DisabledPages { ui: true, ..DisabledPages::default() }, "/", 404),
         ] {
             let mut config = config();
             config.pages_off = off;
@@ -182,7 +182,7 @@ fn metrics_have_llama_cpps_names_too() {
         let reply = get(house.http, "/metrics").await;
         assert!(reply.headers["process-start-time-unix"].parse::<u64>().unwrap() > 1_700_000_000);
         for line in ["llamacpp:n_decode_total 7", "llamacpp:requests_processing 0", own.lines().next().unwrap()] {
-            assert!(reply.body.lines().any(|said| said == line), "{line} is not in {}", reply.body);
+            assert!(reply.body.lines().any(|metric_line| metric_line == line), "{line} is not in {}", reply.body);
         }
         house.fake.script(|script| script.hold_at = 0);
         let held = post_and_leave_open(house.http, "/completion", &json!({ "prompt": "Hello", "stream": true })).await;
@@ -215,7 +215,7 @@ fn an_answer_that_the_chat_has_begun_is_continued_on_llama_cpps_page_alone() {
     run(async {
         let house = House::open(config()).await;
         let user = json!({ "role": "user", "content": "Hi" });
-        let said = |content: Value| json!({ "role": "assistant", "content": content });
+        let assistant_message = |content: Value| json!({ "role": "assistant", "content": content });
         let parts = json!([{ "type": "text", "text": "Wh" }, { "type": "text", "text": "ill" }]);
         let prompt = async |path: &str, body: Value| {
             house.fake.forget();
@@ -224,14 +224,14 @@ fn an_answer_that_the_chat_has_begun_is_continued_on_llama_cpps_page_alone() {
             let bytes = house.fake.submits()[0].prompt.iter().filter_map(|id| u8::try_from(*id).ok()).collect();
             String::from_utf8(bytes).unwrap()
         };
-        let begun = |content: Value| json!({ "messages": [user, said(content)] });
+        let begun = |content: Value| json!({ "messages": [user, assistant_message(content)] });
         assert!(prompt("/chat/completions", begun(json!("Whi"))).await.ends_with("assistant:Whi"));
         assert!(prompt("/chat/completions", begun(parts)).await.ends_with("assistant:Wh\n\nill"));
         let ours = prompt("/v1/chat/completions", begun(json!("Whi"))).await;
-        let mut told = begun(json!("Whi"));
-        told["add_generation_prompt"] = true.into();
-        assert_eq!(prompt("/chat/completions", told).await, ours);
-        let twice = json!({ "messages": [user, said(json!("a")), said(json!("b"))] });
+        let mut with_generation_prompt = begun(json!("Whi"));
+        with_generation_prompt["add_generation_prompt"] = true.into();
+        assert_eq!(prompt("/chat/completions", with_generation_prompt).await, ours);
+        let twice = json!({ "messages": [user, assistant_message(json!("a")), assistant_message(json!("b"))] });
         let refused = post(house.http, "/chat/completions", &twice).await;
         assert!(refused.status == 400 && refused.body.contains("messages"), "{refused:?}");
         assert_eq!(post(house.http, "/v1/chat/completions", &twice).await.status, 200);

@@ -11,12 +11,12 @@ use std::net::SocketAddr;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 
-async fn with_key(address: SocketAddr, path: &str, key: &str) -> crate::client::Reply {
+async fn get_with_key(address: SocketAddr, path: &str, key: &str) -> crate::client::Reply {
     let head = format!("host: localhost\r\nauthorization: Bearer {key}\r\nconnection: close");
     send(address, &format!("GET {path} HTTP/1.1\r\n{head}\r\n\r\n")).await
 }
 
-async fn watching(address: SocketAddr, of: &str, sign: &str) -> (TcpStream, String) {
+async fn watch_events(address: SocketAddr, of: &str, sign: &str) -> (TcpStream, String) {
     let mut stream = TcpStream::connect(address).await.unwrap();
     stream.write_all(format!("GET /events?of={of} HTTP/1.1\r\nhost: localhost\r\n\r\n").as_bytes()).await.unwrap();
     let text = read_until(&mut stream, sign).await;
@@ -28,7 +28,7 @@ fn keyed() -> Config {
     Config { keys: ApiKeys::parse(keys).unwrap(), ..config() }
 }
 
-fn asked() -> Value {
+fn request_body() -> Value {
     json!({ "prompt": "very secret words", "max_tokens": 8 })
 }
 
@@ -45,7 +45,7 @@ const HARDENING: [(&str, &str); 4] = [
 ];
 
 #[test]
-fn the_page_is_served_whole_with_a_policy_that_lets_it_ask_nobody_else() {
+fn page_is_complete_and_its_policy_forbids_other_origins() {
     run(async {
         let house = House::open(keyed()).await;
         let page = get(house.http, "/").await;
@@ -76,8 +76,8 @@ fn the_page_is_served_whole_with_a_policy_that_lets_it_ask_nobody_else() {
             }
             let tag = &file.headers["etag"];
             let head = format!("host: localhost\r\nif-none-match: {tag}\r\nconnection: close");
-            let again = send(house.http, &format!("GET {path} HTTP/1.1\r\n{head}\r\n\r\n")).await;
-            assert_eq!((again.status, again.body.len()), (304, 0), "{path}");
+            let cached = send(house.http, &format!("GET {path} HTTP/1.1\r\n{head}\r\n\r\n")).await;
+            assert_eq!((cached.status, cached.body.len()), (304, 0), "{path}");
         }
         assert!(n_bytes < 300_000, "{n_bytes}");
         house.close().await;
@@ -89,9 +89,9 @@ fn a_tenant_sees_its_own_requests_and_an_operator_the_cluster() {
     run(async {
         let house = House::open(keyed()).await;
         for key in ["ka", "kb"] {
-            assert_eq!(post_with_key(house.http, "/v1/completions", key, &asked()).await.status, 200);
+            assert_eq!(post_with_key(house.http, "/v1/completions", key, &request_body()).await.status, 200);
         }
-        let listed = async |key| with_key(house.http, "/requests", key).await.json();
+        let listed = async |key| get_with_key(house.http, "/requests", key).await.json();
         let tenants = |list: &Value| -> Vec<String> {
             list["requests"].as_array().unwrap().iter().map(|of| of["tenant"].as_str().unwrap().to_owned()).collect()
         };
@@ -107,31 +107,31 @@ fn a_tenant_sees_its_own_requests_and_an_operator_the_cluster() {
         let bobs = of_ann["requests"][0]["number"].as_u64().unwrap();
         let one = format!("/requests/{bobs}");
         assert_eq!(
-            (with_key(house.http, &one, "ka").await.status, with_key(house.http, &one, "kb").await.status),
+            (get_with_key(house.http, &one, "ka").await.status, get_with_key(house.http, &one, "kb").await.status),
             (404, 200)
         );
         for path in ["/cluster", "/load/hour", "/events?of=cluster", "/events?of=requests,load"] {
-            assert_eq!(with_key(house.http, path, "ka").await.status, 403, "{path}");
+            assert_eq!(get_with_key(house.http, path, "ka").await.status, 403, "{path}");
         }
         assert_eq!(
             (
-                with_key(house.http, "/cluster", "ko").await.status,
-                with_key(house.http, "/load/hour", "ko").await.status
+                get_with_key(house.http, "/cluster", "ko").await.status,
+                get_with_key(house.http, "/load/hour", "ko").await.status
             ),
             (200, 200)
         );
-        let sees = async |key| with_key(house.http, "/viewer", key).await.json()["sees"].clone();
+        let sees = async |key| get_with_key(house.http, "/viewer", key).await.json()["sees"].clone();
         assert_eq!(sees("ka").await, json!({ "cluster": false, "requests": "own" }));
         assert_eq!(sees("ko").await, json!({ "cluster": true, "requests": "all" }));
         for path in ["/viewer", "/requests", &one, "/load/hour", "/cluster", "/events?of=requests"] {
-            for reply in [get(house.http, path).await, with_key(house.http, path, "kx").await] {
+            for reply in [get(house.http, path).await, get_with_key(house.http, path, "kx").await] {
                 assert!(reply.status == 401 && !reply.body.contains("alice"), "{path}: {reply:?}");
             }
         }
         for text in [
             of_ann.to_string(),
-            with_key(house.http, &one, "ko").await.body,
-            with_key(house.http, "/load/hour", "ko").await.body,
+            get_with_key(house.http, &one, "ko").await.body,
+            get_with_key(house.http, "/load/hour", "ko").await.body,
         ] {
             assert!(!text.contains("secret") && !text.contains("Hello"), "{text}");
         }
@@ -144,15 +144,15 @@ fn where_no_key_is_an_operator_s_every_key_sees_the_cluster_and_its_own_requests
     run(async {
         let keys = ApiKeys::parse("alice:ka\nbob:kb").unwrap();
         let house = House::open(Config { keys, ..config() }).await;
-        assert_eq!(post_with_key(house.http, "/v1/completions", "ka", &asked()).await.status, 200);
-        assert_eq!(with_key(house.http, "/cluster", "kb").await.status, 200);
-        assert_eq!(with_key(house.http, "/requests", "kb").await.json()["requests"], json!([]));
+        assert_eq!(post_with_key(house.http, "/v1/completions", "ka", &request_body()).await.status, 200);
+        assert_eq!(get_with_key(house.http, "/cluster", "kb").await.status, 200);
+        assert_eq!(get_with_key(house.http, "/requests", "kb").await.json()["requests"], json!([]));
         house.close().await;
     });
 }
 
 #[test]
-fn a_timeline_says_what_befell_a_request() {
+fn timeline_has_the_events_of_a_request() {
     run(async {
         let house = House::open_two(config()).await;
         // The first replica reports that it preempted the request and that its ranks were lost; then it drains.
@@ -165,7 +165,7 @@ fn a_timeline_says_what_befell_a_request() {
             });
         }
         let http = house.http;
-        let answer = tokio::spawn(async move { post(http, "/v1/completions", &asked()).await });
+        let answer = tokio::spawn(async move { post(http, "/v1/completions", &request_body()).await });
         let shown = async || get(http, "/requests").await.json()["requests"][0].clone();
         eventually(|| async { shown().await["output"] == 4 }).await;
         let first = if house.fake.seen().is_empty() { house.other() } else { &house.fake };
@@ -179,10 +179,10 @@ fn a_timeline_says_what_befell_a_request() {
             (&json!("ok"), &json!(true), &answer["usage"]["completion_tokens"])
         );
         let by_id = get(http, &format!("/requests/{}", answer["id"].as_str().unwrap())).await.json();
-        let what: Vec<&str> =
+        let event_kinds: Vec<&str> =
             by_id["events"].as_array().unwrap().iter().map(|of| of["what"].as_str().unwrap()).collect();
         let at_first = ["placed", "started", "chunk", "preempted", "first token"];
-        assert_eq!(what, [&at_first[..], &["lost", "moved", "started", "chunk", "preempted"]].concat(), "{by_id}");
+        assert_eq!(event_kinds, [&at_first[..], &["lost", "moved", "started", "chunk", "preempted"]].concat(), "{by_id}");
         assert_eq!((&by_id["events"][1]["cached"], &by_id["events"][2]["end"]), (&json!(3), &json!(17)));
         let counts = by_id["tokens"]["counts"].as_array().unwrap();
         assert_eq!(counts.iter().map(|n| n.as_u64().unwrap()).sum::<u64>(), row["output"].as_u64().unwrap());
@@ -191,16 +191,16 @@ fn a_timeline_says_what_befell_a_request() {
 }
 
 #[test]
-fn changes_are_told_once_and_only_to_those_who_watch() {
+fn changes_are_sent_once_and_only_to_watchers() {
     run(async {
         let house = House::open(config()).await;
         for bad in ["", "?of=", "?of=cluster,keys", "?of=Cluster", "?of=load,load", "?of=requests,load,requests"] {
             assert_eq!(get(house.http, &format!("/events{bad}")).await.status, 400, "{bad}");
         }
-        let (mut stream, text) = watching(house.http, "cluster,requests,load", "event: load").await;
+        let (mut stream, text) = watch_events(house.http, "cluster,requests,load", "event: load").await;
         assert!(text.contains("event: cluster\ndata: {") && text.contains("event: requests\ndata: {"), "{text}");
         assert_eq!(text.matches("event: requests").count(), 1, "nothing has changed");
-        assert_eq!(post(house.http, "/v1/completions", &asked()).await.status, 200);
+        assert_eq!(post(house.http, "/v1/completions", &request_body()).await.status, 200);
         let news = read_until(&mut stream, "\"state\":\"ok\"").await;
         assert!(news.contains("event: requests") && !news.contains("secret"), "{news}");
         house.fake.phase(wire::state::Phase::Recovering);
@@ -216,9 +216,9 @@ fn changes_are_told_once_and_only_to_those_who_watch() {
 fn refusals_and_clients_that_leave_are_in_the_load() {
     run(async {
         let house = House::open(config()).await;
-        assert_eq!(post(house.http, "/v1/completions", &asked()).await.status, 200);
+        assert_eq!(post(house.http, "/v1/completions", &request_body()).await.status, 200);
         house.fake.script(|script| script.refuse = Some((wire::refused::Reason::Full, 5)));
-        assert_eq!(post(house.http, "/v1/completions", &asked()).await.status, 429);
+        assert_eq!(post(house.http, "/v1/completions", &request_body()).await.status, 429);
         let load = get(house.http, "/load/hour").await.json();
         let sum =
             |name: &str| load["bins"].as_array().unwrap().iter().map(|bin| bin[name].as_u64().unwrap()).sum::<u64>();

@@ -1,6 +1,6 @@
 //! A coordinator is lost: streams wait for it, and continue without a gap or a repetition.
 
-use crate::grpc::{ask, client, generate};
+use crate::grpc::{text_request, client, generate};
 use crate::{House, config, eventually, run};
 use proto::v1;
 use proto::v1::generate_reply::Event;
@@ -39,7 +39,7 @@ fn a_stream_goes_on_where_it_was() {
         for overlap in [0, 3] {
             let house = House::open(config()).await;
             house.fake.script(|script| script.hold_at = 5);
-            let mut replies = client(&house).generate(ask("x")).await.unwrap().into_inner();
+            let mut replies = client(&house).generate(text_request("x")).await.unwrap().into_inner();
             let mut text = read(&mut replies, 5).await;
             house.fake.script(|script| (script.hold_at, script.overlap) = (usize::MAX, overlap));
             house.fake.die();
@@ -62,7 +62,7 @@ fn a_stream_fails_once_where_every_replica_has_another_policy() {
     run(async {
         let house = House::open(config()).await;
         house.fake.script(|script| script.hold_at = 5);
-        let mut replies = client(&house).generate(ask("x")).await.unwrap().into_inner();
+        let mut replies = client(&house).generate(text_request("x")).await.unwrap().into_inner();
         read(&mut replies, 5).await;
         house.fake.script(|script| (script.hold_at, script.digest) = (usize::MAX, [8; 32]));
         house.fake.die();
@@ -70,18 +70,18 @@ fn a_stream_fails_once_where_every_replica_has_another_policy() {
         assert_eq!(finish(&mut replies).await.unwrap_err().code(), Code::Unavailable);
         assert_eq!(house.fake.submits().len(), 1);
         // New requests are served under the new policy.
-        let heard = generate(&house, ask("x")).await.unwrap();
-        assert_eq!(heard.started.resume.unwrap().policy_digest, [8; 32]);
+        let reply = generate(&house, text_request("x")).await.unwrap();
+        assert_eq!(reply.started.resume.unwrap().policy_digest, [8; 32]);
         house.close().await;
     });
 }
 
 #[test]
-fn a_replica_that_comes_back_busy_is_asked_again() {
+fn replica_that_returns_busy_is_retried() {
     run(async {
         let house = House::open(config()).await;
         house.fake.script(|script| script.hold_at = 5);
-        let mut replies = client(&house).generate(ask("x")).await.unwrap().into_inner();
+        let mut replies = client(&house).generate(text_request("x")).await.unwrap().into_inner();
         let mut text = read(&mut replies, 5).await;
         house.fake.script(|script| {
             (script.hold_at, script.refuse) = (usize::MAX, Some((proto::cluster::refused::Reason::Full, 5)));
@@ -101,8 +101,8 @@ fn a_request_that_was_cancelled_meanwhile_is_not_sent_again() {
     run(async {
         let house = House::open(config()).await;
         house.fake.script(|script| script.hold_at = 5);
-        let mut gone = client(&house).generate(ask("gone")).await.unwrap().into_inner();
-        let mut stays = client(&house).generate(ask("stays")).await.unwrap().into_inner();
+        let mut gone = client(&house).generate(text_request("gone")).await.unwrap().into_inner();
+        let mut stays = client(&house).generate(text_request("stays")).await.unwrap().into_inner();
         read(&mut gone, 5).await;
         read(&mut stays, 5).await;
         house.fake.die();
@@ -132,7 +132,7 @@ fn many_streams_survive_many_losses() {
             for i in 0..20 {
                 let mut client = client(&house);
                 streams.spawn(async move {
-                    let mut replies = client.generate(ask(&format!("{i}"))).await.unwrap().into_inner();
+                    let mut replies = client.generate(text_request(&format!("{i}"))).await.unwrap().into_inner();
                     finish_after_started(&mut replies).await
                 });
             }

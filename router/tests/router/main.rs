@@ -79,7 +79,7 @@ impl House {
     pub async fn open(config: Config) -> House {
         let house = House::open_unready(config).await;
         house.fake.welcome();
-        house.ready().await;
+        house.wait_until_ready().await;
         house
     }
 
@@ -94,7 +94,7 @@ impl House {
         house.other().script(|script| script.name = "two");
         house.fake.welcome();
         house.other().welcome();
-        house.phases(["ready", "ready"]).await;
+        house.wait_for_phases(["ready", "ready"]).await;
         house
     }
 
@@ -103,7 +103,7 @@ impl House {
     }
 
     /// Waits until `/cluster` shows these phases.
-    pub async fn phases(&self, expect: [&str; 2]) {
+    pub async fn wait_for_phases(&self, expect: [&str; 2]) {
         eventually(|| async {
             let page = client::get(self.http, "/cluster").await.json();
             let replicas = page["replicas"].as_array().unwrap();
@@ -118,17 +118,17 @@ impl House {
     }
 
     pub async fn with(config: Config, fakes: Vec<Fake>, members: router::Membership) -> House {
-        House::reading(config, fakes, members, model::text()).await
+        House::with_texts(config, fakes, members, model::text()).await
     }
 
     /// Opens a router with a model that fills in text between two texts.
     pub async fn coding() -> House {
         let fakes = vec![Fake::start()];
         let members: Vec<_> = fakes.iter().map(Fake::coordinator).collect();
-        House::reading(config(), fakes, members.into(), model::coder()).await
+        House::with_texts(config(), fakes, members.into(), model::coder()).await
     }
 
-    pub async fn reading(
+    pub async fn with_texts(
         config: Config,
         mut fakes: Vec<Fake>,
         members: router::Membership,
@@ -143,7 +143,7 @@ impl House {
         House { fake, more: fakes, http: addresses.0, grpc: addresses.1, shutdown, served }
     }
 
-    pub async fn ready(&self) {
+    pub async fn wait_until_ready(&self) {
         eventually(|| async { client::get(self.http, "/ready").await.status == 200 }).await;
     }
 

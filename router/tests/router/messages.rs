@@ -26,17 +26,17 @@ const ANSWER: &str = "<think>\nso, \u{e9}h\n</think>\n\nI look.<tool_call>\n\
      <tool_call>\n{\"name\": \"clock\", \"arguments\": {}}\n</tool_call>\nDone.";
 
 async fn open(answer: &str) -> House {
-    of(TEMPLATE, Fake::start(), answer).await
+    open_with_fake(TEMPLATE, Fake::start(), answer).await
 }
 
-async fn of(template: &str, fake: Fake, answer: &str) -> House {
+async fn open_with_fake(template: &str, fake: Fake, answer: &str) -> House {
     fake.script(|script| script.context = CONTEXT);
     fake.answer(answer);
     fake.welcome();
     let members = vec![fake.coordinator()].into();
     let text = model::text().with_template(ChatTemplate::new(template, None, None).unwrap());
-    let house = House::reading(config(), vec![fake], members, text).await;
-    house.ready().await;
+    let house = House::with_texts(config(), vec![fake], members, text).await;
+    house.wait_until_ready().await;
     house
 }
 
@@ -45,7 +45,7 @@ fn tool(name: &str) -> Value {
     json!({ "name": name, "description": "It looks.", "input_schema": schema })
 }
 
-fn asked(more: Value) -> Value {
+fn request_body(more: Value) -> Value {
     let tools = json!([tool("weather"), tool("clock")]);
     let messages = json!([{ "role": "user", "content": "Hi" }]);
     let mut body = json!({ "messages": messages, "max_tokens": 4096, "seed": 5, "tools": tools });
@@ -64,7 +64,7 @@ fn has_grammar(house: &House) -> bool {
 }
 
 /// Returns a message as a client puts it together from its events.
-fn gathered(reply: &Reply) -> Value {
+fn collect_message(reply: &Reply) -> Value {
     let (mut message, mut input) = (Value::Null, String::new());
     for event in reply.events() {
         let event: Value = serde_json::from_str(&event).unwrap();
@@ -115,7 +115,7 @@ fn gathered(reply: &Reply) -> Value {
 fn an_answer_has_blocks_of_thoughts_texts_and_calls() {
     run(async {
         let house = open(ANSWER).await;
-        let first = post(house.http, MESSAGES, &asked(json!({}))).await.json();
+        let first = post(house.http, MESSAGES, &request_body(json!({}))).await.json();
         assert_eq!(first["stop_reason"], "tool_use", "{first}");
         let blocks = first["content"].as_array().unwrap();
         let kinds: Vec<&str> = blocks.iter().map(|block| block["type"].as_str().unwrap()).collect();
@@ -140,7 +140,7 @@ fn an_answer_has_blocks_of_thoughts_texts_and_calls() {
             { "role": "assistant", "content": blocks[..4] },
             { "role": "user", "content": [result(&blocks[2]["id"], warm), failed, { "type": "text", "text": "So?" }] },
         ]);
-        let second = post(house.http, MESSAGES, &asked(json!({ "messages": messages }))).await.json();
+        let second = post(house.http, MESSAGES, &request_body(json!({ "messages": messages }))).await.json();
         assert_eq!(
             (&second["stop_reason"], &second["content"][0]["text"]),
             (&json!("end_turn"), &json!("It is warm."))
@@ -163,12 +163,12 @@ fn in_events_the_message_is_the_same() {
             for tokens_per_frame in [1, 7, 1000] {
                 house.fake.script(|script| script.tokens_per_frame = tokens_per_frame);
                 for more in [json!({}), json!({ "max_tokens": 20 })] {
-                    let mut whole = post(house.http, MESSAGES, &asked(more.clone())).await.json();
-                    let mut body = asked(more);
+                    let mut whole = post(house.http, MESSAGES, &request_body(more.clone())).await.json();
+                    let mut body = request_body(more);
                     body["stream"] = true.into();
-                    let mut told = gathered(&post(house.http, MESSAGES, &body).await);
-                    (whole["id"], told["id"]) = (Value::Null, Value::Null);
-                    assert_eq!(told, whole, "{answer} by {tokens_per_frame}");
+                    let mut streamed = collect_message(&post(house.http, MESSAGES, &body).await);
+                    (whole["id"], streamed["id"]) = (Value::Null, Value::Null);
+                    assert_eq!(streamed, whole, "{answer} by {tokens_per_frame}");
                     all.push(whole);
                 }
             }
@@ -182,11 +182,11 @@ fn in_events_the_message_is_the_same() {
 fn a_stream_that_breaks_off_in_any_block_resumes_with_the_same_rest() {
     run_within(Duration::from_secs(120), async {
         let fake = Fake::start();
-        let first = of(TEMPLATE, fake.clone(), ANSWER).await;
-        let second = of(TEMPLATE, fake.clone(), ANSWER).await;
+        let first = open_with_fake(TEMPLATE, fake.clone(), ANSWER).await;
+        let second = open_with_fake(TEMPLATE, fake.clone(), ANSWER).await;
         for (tokens_per_frame, more) in [(1, json!({})), (5, json!({ "stop_sequences": ["zzz"] }))] {
             fake.script(|script| script.tokens_per_frame = tokens_per_frame);
-            let mut body = asked(more);
+            let mut body = request_body(more);
             body["stream"] = true.into();
             let whole = post(first.http, MESSAGES, &body).await;
             let ids: Vec<Option<&str>> = whole.body.split_terminator("\n\n").map(id_of).collect();
@@ -226,14 +226,14 @@ fn what_must_be_called_is_enforced() {
             (json!({ "tools": [], "output_config": { "format": { "type": "json_schema", "schema": {} } } }), true),
             (json!({ "tools": [], "output_format": { "type": "json_schema", "schema": {} } }), true),
         ] {
-            let reply = post(house.http, MESSAGES, &asked(more.clone())).await;
+            let reply = post(house.http, MESSAGES, &request_body(more.clone())).await;
             assert_eq!((reply.status, has_grammar(&house)), (200, is_enforced), "{more}: {reply:?}");
         }
         let single = json!({ "tool_choice": { "type": "auto", "disable_parallel_tool_use": true } });
-        let one = post(house.http, MESSAGES, &asked(single)).await.json();
+        let one = post(house.http, MESSAGES, &request_body(single)).await.json();
         let n_calls = one["content"].as_array().unwrap().iter().filter(|block| block["type"] == "tool_use").count();
         assert_eq!(n_calls, 1, "{one}");
-        let none = post(house.http, MESSAGES, &asked(json!({ "tool_choice": { "type": "none" } }))).await.json();
+        let none = post(house.http, MESSAGES, &request_body(json!({ "tool_choice": { "type": "none" } }))).await.json();
         assert_eq!(none["stop_reason"], "end_turn");
         assert!(prompt(&house).starts_with("|user:"), "who shall not call is told no tools: {}", prompt(&house));
         house.close().await;
@@ -244,7 +244,7 @@ fn what_must_be_called_is_enforced() {
 fn a_call_that_is_cut_off_has_its_whole_members() {
     run(async {
         let house = open("<tool_call>{\"name\": \"weather\", \"arguments\": {\"city\": \"Oslo\", \"days\": 3}}").await;
-        let cut = post(house.http, MESSAGES, &asked(json!({ "max_tokens": 65 }))).await.json();
+        let cut = post(house.http, MESSAGES, &request_body(json!({ "max_tokens": 65 }))).await.json();
         assert_eq!(
             (&cut["stop_reason"], &cut["content"][0]["input"]),
             (&json!("max_tokens"), &json!({ "city": "Oslo" }))
@@ -254,10 +254,10 @@ fn a_call_that_is_cut_off_has_its_whole_members() {
 }
 
 #[test]
-fn thinking_is_what_the_template_can_be_told() {
+fn thinking_options_reach_the_template() {
     run(async {
         let house = open(ANSWER).await;
-        let status = async |more: Value| post(house.http, MESSAGES, &asked(more)).await.status;
+        let status = async |more: Value| post(house.http, MESSAGES, &request_body(more)).await.status;
         let adaptive = json!({ "thinking": { "type": "adaptive" }, "output_config": { "effort": "low" } });
         assert_eq!(status(adaptive).await, 200);
         assert!(prompt(&house).contains("[True][low]|user"), "{}", prompt(&house));
@@ -271,8 +271,8 @@ fn thinking_is_what_the_template_can_be_told() {
         assert!(limited.starts_with("// thinking {") && limited.contains("\"tokens_max\":2000"), "{limited}");
         // A client that requests no thoughts still learns that there was one.
         let omitted = json!({ "thinking": { "type": "adaptive", "display": "omitted" } });
-        let shown = post(house.http, MESSAGES, &asked(json!({}))).await.json();
-        let hidden = post(house.http, MESSAGES, &asked(omitted)).await.json();
+        let shown = post(house.http, MESSAGES, &request_body(json!({}))).await.json();
+        let hidden = post(house.http, MESSAGES, &request_body(omitted)).await.json();
         assert_eq!(
             (&hidden["content"][0]["thinking"], &hidden["content"][0]["type"]),
             (&json!(""), &json!("thinking"))
@@ -290,7 +290,7 @@ fn thinking_is_what_the_template_can_be_told() {
                 "output_format",
             ),
         ] {
-            let reply = post(house.http, MESSAGES, &asked(more.clone())).await;
+            let reply = post(house.http, MESSAGES, &request_body(more.clone())).await;
             assert!(reply.status == 400 && reply.body.contains(part), "{more}: {reply:?}");
         }
         house.close().await;
@@ -302,16 +302,16 @@ fn thinking_is_what_the_template_can_be_told() {
 fn a_template_without_a_switch_is_taken_at_its_word() {
     run(async {
         let plain = "{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}";
-        let house = of(plain, Fake::start(), "Hi").await;
+        let house = open_with_fake(plain, Fake::start(), "Hi").await;
         let enabled = json!({ "thinking": { "type": "enabled", "budget_tokens": 1024 }, "tools": [] });
-        assert_eq!(post(house.http, MESSAGES, &asked(enabled)).await.status, 200);
+        assert_eq!(post(house.http, MESSAGES, &request_body(enabled)).await.status, 200);
         assert!(!has_grammar(&house));
         let disabled = json!({ "thinking": { "type": "disabled" }, "tools": [] });
-        assert_eq!(post(house.http, MESSAGES, &asked(disabled.clone())).await.status, 200);
+        assert_eq!(post(house.http, MESSAGES, &request_body(disabled.clone())).await.status, 200);
         house.close().await;
         let thinks = format!("{plain}{{% if add_generation_prompt %}}<think>\n{{% endif %}}</think>");
-        let house = of(&thinks, Fake::start(), "Hi").await;
-        let refused = post(house.http, MESSAGES, &asked(disabled)).await;
+        let house = open_with_fake(&thinks, Fake::start(), "Hi").await;
+        let refused = post(house.http, MESSAGES, &request_body(disabled)).await;
         assert!(refused.status == 400 && refused.body.contains("thinking: "), "{refused:?}");
         house.close().await;
     });
@@ -322,12 +322,12 @@ fn an_answer_goes_on_with_its_beginning() {
     run(async {
         let house = open(" warm.").await;
         let messages = json!([{ "role": "user", "content": "Hi" }, { "role": "assistant", "content": "It is" }]);
-        let reply = post(house.http, MESSAGES, &asked(json!({ "messages": messages, "tools": [] }))).await.json();
+        let reply = post(house.http, MESSAGES, &request_body(json!({ "messages": messages, "tools": [] }))).await.json();
         assert_eq!(reply["content"][0]["text"], " warm.");
         assert!(prompt(&house).ends_with("|assistant:It is"), "{}", prompt(&house));
         let call = json!({ "type": "tool_use", "id": "a", "name": "f", "input": {} });
         let messages = json!([{ "role": "user", "content": "Hi" }, { "role": "assistant", "content": [call] }]);
-        let reply = post(house.http, MESSAGES, &asked(json!({ "messages": messages }))).await;
+        let reply = post(house.http, MESSAGES, &request_body(json!({ "messages": messages }))).await;
         assert!(reply.status == 400 && reply.body.contains("results are missing"), "{reply:?}");
         house.close().await;
     });
@@ -378,16 +378,16 @@ fn a_coding_agents_request_is_counted_as_it_is_answered() {
                 .unwrap()
                 .clone(),
             );
-            let told = gathered(&post(house.http, &format!("{MESSAGES}?beta=true"), &body).await);
-            assert_eq!(told["usage"]["input_tokens"], counted["input_tokens"]);
-            assert_eq!(told["stop_reason"], "max_tokens");
+            let streamed = collect_message(&post(house.http, &format!("{MESSAGES}?beta=true"), &body).await);
+            assert_eq!(streamed["usage"]["input_tokens"], counted["input_tokens"]);
+            assert_eq!(streamed["stop_reason"], "max_tokens");
             prompts.push(prompt(&house));
         }
         assert_eq!(prompts[0], prompts[1]);
         assert!(prompts[0].contains("|system:You are Claude Code.\nBe careful."), "{}", prompts[0]);
         assert!(prompts[0].contains("|tool:12 files||user:Go on.|"), "{}", prompts[0]);
         let edits = json!({ "edits": [{ "type": "clear_tool_uses_20250919" }] });
-        let refused = post(house.http, MESSAGES, &asked(json!({ "context_management": edits }))).await;
+        let refused = post(house.http, MESSAGES, &request_body(json!({ "context_management": edits }))).await;
         assert!(refused.status == 400 && refused.body.contains("context_management"), "{refused:?}");
         house.close().await;
     });

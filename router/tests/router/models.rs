@@ -3,7 +3,7 @@
 
 use crate::client::{get, post, post_after, send};
 use crate::fake::Fake;
-use crate::grpc::{ask, client, generate};
+use crate::grpc::{text_request, client, generate};
 use crate::{House, config, eventually, kserve, model, run};
 use checkpoint::ChatTemplate;
 use proto::cluster::state::Phase;
@@ -41,7 +41,7 @@ async fn open_with(routes: &str, fakes: Vec<Fake>) -> House {
     let other = model::text().with_template(ChatTemplate::new(template, None, None).unwrap());
     let (n_fakes, texts) = (fakes.len(), ModelTexts::from(model::text()).and("other".into(), other));
     let members: Vec<_> = fakes.iter().map(Fake::coordinator).collect();
-    let house = House::reading(routed(routes), fakes, members.into(), texts).await;
+    let house = House::with_texts(routed(routes), fakes, members.into(), texts).await;
     until_ready(&house, n_fakes).await;
     house
 }
@@ -58,9 +58,9 @@ fn n_submits(house: &House) -> Vec<usize> {
     std::iter::once(&house.fake).chain(&house.more).map(|fake| fake.submits().len()).collect()
 }
 
-fn seeded(model: &str, seed: u64) -> v1::GenerateRequest {
+fn seeded_request(model: &str, seed: u64) -> v1::GenerateRequest {
     let sampling = v1::Sampling { seed: Some(seed), max_tokens: Some(1), ..Default::default() };
-    v1::GenerateRequest { model: model.into(), sampling: Some(sampling), ..ask("x") }
+    v1::GenerateRequest { model: model.into(), sampling: Some(sampling), ..text_request("x") }
 }
 
 /// Returns the first byte of the digest under which it was answered.
@@ -76,21 +76,21 @@ async fn version(house: &House, request: impl tonic::IntoRequest<v1::GenerateReq
 fn anthropics_clients_list_models_in_their_form() {
     run(async {
         let house = open("").await;
-        let ask = async |path: &str| {
+        let get_as_anthropic = async |path: &str| {
             let head = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n");
             send(house.http, &format!("{head}anthropic-version: 2023-06-01\r\n\r\n")).await
         };
-        let listed = ask("/v1/models?limit=20").await.json();
+        let listed = get_as_anthropic("/v1/models?limit=20").await.json();
         let models = listed["data"].as_array().unwrap();
         assert_eq!((&listed["has_more"], &listed["first_id"]), (&json!(false), &models[0]["id"]));
         assert_eq!(listed["last_id"], models[models.len() - 1]["id"]);
         assert!(models.iter().all(|model| model["type"] == "model" && model["created_at"].is_string()), "{listed}");
-        let one = ask("/v1/models/other").await.json();
+        let one = get_as_anthropic("/v1/models/other").await.json();
         assert_eq!(
             (&one["type"], &one["id"], &one["display_name"]),
             (&json!("model"), &json!("other"), &json!("other"))
         );
-        let missing = ask("/v1/models/none").await;
+        let missing = get_as_anthropic("/v1/models/none").await;
         let error = missing.json();
         assert_eq!(
             (missing.status, &error["type"], &error["error"]["type"]),
@@ -106,21 +106,21 @@ fn a_name_is_split_by_weight_and_the_same_request_gets_the_same_version() {
         let house = open("chat=v1:90,v2:10").await;
         let mut before = Vec::new();
         for seed in 0..100 {
-            before.push(version(&house, seeded("chat", seed)).await);
+            before.push(version(&house, seeded_request("chat", seed)).await);
         }
         assert_eq!(n_submits(&house), [90, 10, 0, 0]);
         // A repeated request gets the same version, also at another router of the same replicas.
         let fakes = std::iter::once(&house.fake).chain(&house.more).cloned().collect();
         let second = open_with("chat=v1:90,v2:10", fakes).await;
         for (seed, before) in (0..100).zip(before).filter(|(seed, version)| *version == 2 || seed % 10 == 0) {
-            assert_eq!(version(&house, seeded("chat", seed)).await, before);
-            assert_eq!(version(&second, seeded("chat", seed)).await, before);
+            assert_eq!(version(&house, seeded_request("chat", seed)).await, before);
+            assert_eq!(version(&second, seeded_request("chat", seed)).await, before);
         }
         // A request without a seed gets one, and the version for that seed.
-        let heard = generate(&house, v1::GenerateRequest { model: "chat".into(), ..ask("x") }).await.unwrap();
-        assert_eq!(heard.started.model, "chat");
-        let of_it = heard.started.resume.unwrap().policy_digest[0];
-        assert_eq!(version(&second, seeded("chat", heard.started.seed)).await, of_it);
+        let reply = generate(&house, v1::GenerateRequest { model: "chat".into(), ..text_request("x") }).await.unwrap();
+        assert_eq!(reply.started.model, "chat");
+        let of_it = reply.started.resume.unwrap().policy_digest[0];
+        assert_eq!(version(&second, seeded_request("chat", reply.started.seed)).await, of_it);
         second.close().await;
         house.close().await;
     });
@@ -132,14 +132,14 @@ fn a_session_stays_at_its_version_and_so_does_all_that_a_tenant_embeds() {
         let house = open("chat=v1:1,v2:1").await;
         let mut versions = std::collections::BTreeSet::new();
         for session in 0..12 {
-            let of = async |seed| {
-                let mut request = Request::new(seeded("chat", seed));
+            let version_of = async |seed| {
+                let mut request = Request::new(seeded_request("chat", seed));
                 request.metadata_mut().insert("x-session-id", format!("s{session}").parse().unwrap());
                 version(&house, request).await
             };
-            let first = of(0).await;
+            let first = version_of(0).await;
             for seed in [1, 2, 1 << 63] {
-                assert_eq!(of(seed).await, first, "session {session}");
+                assert_eq!(version_of(seed).await, first, "session {session}");
             }
             versions.insert(first);
         }
@@ -161,7 +161,7 @@ fn a_version_without_a_ready_replica_leaves_its_share_to_the_others_and_takes_it
         let house = open("chat=v1:90,v2:10\nalone=v2").await;
         let mut of_two = Vec::new();
         for seed in 0..40 {
-            if version(&house, seeded("chat", seed)).await == 2 {
+            if version(&house, seeded_request("chat", seed)).await == 2 {
                 of_two.push(seed);
             }
         }
@@ -169,17 +169,17 @@ fn a_version_without_a_ready_replica_leaves_its_share_to_the_others_and_takes_it
         house.more[0].phase(Phase::Recovering);
         until_ready(&house, 3).await;
         for seed in &of_two {
-            assert_eq!(version(&house, seeded("chat", *seed)).await, 1);
+            assert_eq!(version(&house, seeded_request("chat", *seed)).await, 1);
         }
         house.more[0].phase(Phase::Ready);
         until_ready(&house, 4).await;
         for seed in &of_two {
-            assert_eq!(version(&house, seeded("chat", *seed)).await, 2);
+            assert_eq!(version(&house, seeded_request("chat", *seed)).await, 2);
         }
         // Under a name with this version alone, no other answers.
         house.more[0].phase(Phase::Draining);
         until_ready(&house, 3).await;
-        let refused = client(&house).generate(seeded("alone", 0)).await.unwrap_err();
+        let refused = client(&house).generate(seeded_request("alone", 0)).await.unwrap_err();
         assert_eq!(refused.code(), Code::Unavailable, "{refused}");
         house.close().await;
     });
@@ -211,21 +211,21 @@ fn each_model_is_read_in_its_own_words_over_every_face() {
                 messages: vec![v1::ChatMessage { role: "user".into(), content: "A".into(), ..Default::default() }],
                 ..Default::default()
             }));
-            let asked = v1::TokenizeRequest { model: name.into(), input };
-            assert_eq!(client(&house).tokenize(asked).await.unwrap().into_inner().token_ids, *prompt);
-            let asked = inference::ModelInferRequest {
+            let tokenize_request = v1::TokenizeRequest { model: name.into(), input };
+            assert_eq!(client(&house).tokenize(tokenize_request).await.unwrap().into_inner().token_ids, *prompt);
+            let infer_request = inference::ModelInferRequest {
                 model_name: name.into(),
-                ..kserve::ask(vec![kserve::text("text_input", "A")])
+                ..kserve::infer_request(vec![kserve::text("text_input", "A")])
             };
-            let reply = kserve::client(&house).model_infer(asked).await.unwrap().into_inner();
+            let reply = kserve::client(&house).model_infer(infer_request).await.unwrap().into_inner();
             assert_eq!(reply.model_name, name);
-            let asked = inference::ModelReadyRequest { name: name.into(), version: String::new() };
-            assert!(kserve::client(&house).model_ready(asked).await.unwrap().into_inner().ready);
+            let ready_request = inference::ModelReadyRequest { name: name.into(), version: String::new() };
+            assert!(kserve::client(&house).model_ready(ready_request).await.unwrap().into_inner().ready);
         }
         let n = n_submits(&house);
         assert!(n[0] == 8 && n[1] == 0 && n[2] == 8 && n[3] == 0, "{n:?}");
         // A request without a name means the first.
-        generate(&house, ask("x")).await.unwrap();
+        generate(&house, text_request("x")).await.unwrap();
         assert_eq!(n_submits(&house)[0], 9);
         house.close().await;
     });
@@ -250,10 +250,10 @@ fn served_models_are_listed_and_others_are_refused_by_name() {
             assert!(refused.body.contains("`chat`, `slip`, `soon`, `v1` and `other` are"), "{}", refused.body);
             assert!(refused.body.len() < 400);
             assert_eq!(get(house.http, &format!("/v1/models/{name}")).await.status, 404);
-            let refused = client(&house).generate(seeded(name, 0)).await.unwrap_err();
+            let refused = client(&house).generate(seeded_request(name, 0)).await.unwrap_err();
             assert_eq!(refused.code(), Code::NotFound, "{refused}");
-            let asked = inference::ModelReadyRequest { name: name.into(), version: String::new() };
-            assert!(!kserve::client(&house).model_ready(asked).await.unwrap().into_inner().ready);
+            let ready_request = inference::ModelReadyRequest { name: name.into(), version: String::new() };
+            assert!(!kserve::client(&house).model_ready(ready_request).await.unwrap().into_inner().ready);
         }
         // A name of a version that has not come yet is refused with another error.
         let refused = post(house.http, COMPLETIONS, &json!({ "model": "soon", "prompt": "x" })).await;
@@ -280,7 +280,7 @@ fn served_models_are_listed_and_others_are_refused_by_name() {
 /// Returns a seed that the second version gets.
 async fn seed_of_two(house: &House) -> u64 {
     for seed in 0.. {
-        if version(house, seeded("chat", seed)).await == 2 {
+        if version(house, seeded_request("chat", seed)).await == 2 {
             return seed;
         }
     }
@@ -328,7 +328,7 @@ fn requests_of_a_lost_replica_move_within_their_version_only() {
         let seed = seed_of_two(&house).await;
         house.more.iter().for_each(|fake| fake.script(|script| script.hold_at = 3));
         let before = n_submits(&house);
-        let request = v1::GenerateRequest { sampling: None, ..seeded("chat", seed) };
+        let request = v1::GenerateRequest { sampling: None, ..seeded_request("chat", seed) };
         let sampling = v1::Sampling { seed: Some(seed), ..Default::default() };
         let request = v1::GenerateRequest { sampling: Some(sampling), ..request };
         let mut replies = client(&house).generate(request).await.unwrap().into_inner();
@@ -337,7 +337,7 @@ fn requests_of_a_lost_replica_move_within_their_version_only() {
         house.more.iter().for_each(|fake| fake.script(|script| script.hold_at = usize::MAX));
         let had_it = (0..2).find(|i| house.more[*i].submits().len() > before[i + 1]).unwrap();
         house.more[had_it].die();
-        let rest = crate::replicas::rest(replies).await;
+        let rest = crate::replicas::read_rest(replies).await;
         assert!("Hello, world".ends_with(&rest) && rest.len() > 5, "{rest:?}");
         assert_eq!(n_submits(&house)[0], before[0]);
         assert_eq!(house.more[1 - had_it].submits().len(), before[2 - had_it] + 1);
@@ -354,16 +354,16 @@ fn routes_change_while_requests_run() {
         let members: Vec<_> = fakes.iter().map(Fake::coordinator).collect();
         let house = House::with(config, fakes, members.into()).await;
         until_ready(&house, 2).await;
-        assert_eq!(version(&house, seeded("chat", 7)).await, 1);
-        assert_eq!(client(&house).generate(seeded("new", 7)).await.unwrap_err().code(), Code::NotFound);
+        assert_eq!(version(&house, seeded_request("chat", 7)).await, 1);
+        assert_eq!(client(&house).generate(seeded_request("new", 7)).await.unwrap_err().code(), Code::NotFound);
         routes.replace("new=v2\nchat=v1:0,v2:1").unwrap();
-        assert_eq!(version(&house, seeded("chat", 7)).await, 2);
-        assert_eq!(version(&house, seeded("new", 7)).await, 2);
+        assert_eq!(version(&house, seeded_request("chat", 7)).await, 2);
+        assert_eq!(version(&house, seeded_request("new", 7)).await, 2);
         assert!(routes.replace("chat=").is_err());
-        assert_eq!(version(&house, seeded("chat", 7)).await, 2);
+        assert_eq!(version(&house, seeded_request("chat", 7)).await, 2);
         // Without a route the router serves one model again, whatever name its replicas have for it.
         routes.replace("").unwrap();
-        assert_eq!(version(&house, seeded("", 7)).await, 1);
+        assert_eq!(version(&house, seeded_request("", 7)).await, 1);
         let head = "GET /v1/models HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
         assert_eq!(send(house.http, head).await.json()["data"][0]["id"], "v1");
         house.close().await;

@@ -66,8 +66,8 @@ fn a_whole_chat() {
         assert_eq!(answer.status, 200, "{answer:?}");
         assert_eq!(answer.headers.remove("content-type").unwrap(), "application/json");
         let mut answer = answer.json();
-        let [total, load, prompt_time, said] = times(&mut answer);
-        assert_eq!((total, load), (prompt_time + said, 0));
+        let [total, load, prompt_time, eval_time] = times(&mut answer);
+        assert_eq!((total, load), (prompt_time + eval_time, 0));
         assert!(prompt_time > 0, "{prompt_time}");
         let created = answer["created_at"].take();
         assert!(created.as_str().unwrap().ends_with('Z'), "{created}");
@@ -88,8 +88,8 @@ fn a_chat_comes_in_lines() {
         let house = House::open(config()).await;
         let reply = post(house.http, CHAT, &chat(json!({ "options": { "num_predict": 3 } }))).await;
         let lines = lines(&reply);
-        let said: Vec<_> = lines.iter().map(|line| line["message"]["content"].as_str().unwrap()).collect();
-        assert_eq!(said, ["H", "e", "l", ""]);
+        let contents: Vec<_> = lines.iter().map(|line| line["message"]["content"].as_str().unwrap()).collect();
+        assert_eq!(contents, ["H", "e", "l", ""]);
         assert!(lines[..3].iter().all(|line| line["done"] == false && line["model"] == "toy"));
         let last = &lines[3];
         assert_eq!(
@@ -113,17 +113,17 @@ fn text_of(line: &str) -> String {
 fn a_prompt_is_wrapped_or_raw() {
     run(async {
         let house = House::open(config()).await;
-        let asked = async |extra: Value| post(house.http, GENERATE, &whole(generate(extra))).await.json();
-        let answer = asked(json!({ "system": "Be" })).await;
+        let post_generate = async |extra: Value| post(house.http, GENERATE, &whole(generate(extra))).await.json();
+        let answer = post_generate(json!({ "system": "Be" })).await;
         assert_eq!((&answer["response"], &answer["done_reason"]), (&json!("Hello, world"), &json!("stop")));
         assert_eq!(prompt(&house), [turn("system", "Be"), turn("user", "Hi"), vec![START]].concat());
-        let raw = asked(json!({ "raw": true })).await;
+        let raw = post_generate(json!({ "raw": true })).await;
         assert_eq!((&raw["response"], &raw["prompt_eval_count"]), (&json!("Hello, world"), &json!(2)));
         assert!(!raw.as_object().unwrap().contains_key("context"));
         assert_eq!(prompt(&house), bytes("Hi"));
         let lines = lines(&post(house.http, GENERATE, &generate(json!({}))).await);
-        let said: String = lines.iter().map(|line| line["response"].as_str().unwrap()).collect();
-        assert_eq!(said, "Hello, world");
+        let text: String = lines.iter().map(|line| line["response"].as_str().unwrap()).collect();
+        assert_eq!(text, "Hello, world");
         house.close().await;
     });
 }
@@ -133,11 +133,11 @@ fn a_context_goes_on_from_where_it_ended() {
     run(async {
         let house = House::open(config()).await;
         let first = post(house.http, GENERATE, &whole(generate(json!({})))).await.json();
-        let said = [turn("user", "Hi"), vec![START], bytes("Hello, world"), vec![END]].concat();
-        assert_eq!(first["context"], json!(said));
+        let tokens = [turn("user", "Hi"), vec![START], bytes("Hello, world"), vec![END]].concat();
+        assert_eq!(first["context"], json!(tokens));
         let next = json!({ "context": first["context"], "prompt": "Go on" });
         let reply = post(house.http, GENERATE, &generate(next)).await;
-        assert_eq!(prompt(&house), [said.clone(), turn("user", "Go on"), vec![START]].concat());
+        assert_eq!(prompt(&house), [tokens.clone(), turn("user", "Go on"), vec![START]].concat());
         let context = lines(&reply).pop().unwrap()["context"].as_array().unwrap().len();
         assert_eq!(context, prompt(&house).len() + 13);
         let wrong = post(house.http, GENERATE, &generate(json!({ "context": [9999] }))).await;
@@ -157,15 +157,15 @@ fn logprobs_are_beside_their_text() {
         let one = json!({ "token": "a", "logprob": -0.5, "bytes": [97], "top_logprobs": top });
         assert_eq!(answer["logprobs"], json!([one]));
         let streamed = lines(&post(house.http, CHAT, &chat(json!({ "logprobs": true }))).await);
-        let n_told: usize = streamed.iter().filter_map(|line| line["logprobs"].as_array()).map(Vec::len).sum();
-        assert_eq!(n_told, 3);
+        let n_logprobs: usize = streamed.iter().filter_map(|line| line["logprobs"].as_array()).map(Vec::len).sum();
+        assert_eq!(n_logprobs, 3);
         house.close().await;
     });
 }
 
 /// Clients send requests without a prompt in order to have a model loaded.
 #[test]
-fn a_request_without_a_prompt_says_that_the_model_is_there() {
+fn request_without_prompt_reports_loaded_model() {
     run(async {
         let house = House::open(config()).await;
         let mut loaded = post(house.http, GENERATE, &json!({ "model": "toy", "keep_alive": -1 })).await.json();
@@ -231,8 +231,8 @@ fn a_pull_fetches_nothing() {
         let quiet = post(house.http, "/api/pull", &json!({ "name": "toy:latest", "stream": false })).await;
         assert_eq!(quiet.json(), json!({ "status": "success" }));
         let missing = post(house.http, "/api/pull", &json!({ "model": "llama3.2" })).await;
-        let told = missing.json()["error"].as_str().unwrap().to_owned();
-        assert!(missing.status == 404 && told.contains("`llama3.2`") && told.contains("lockstep pull"), "{told}");
+        let message = missing.json()["error"].as_str().unwrap().to_owned();
+        assert!(missing.status == 404 && message.contains("`llama3.2`") && message.contains("lockstep pull"), "{message}");
         assert_eq!(post(house.http, "/api/pull", &json!({})).await.status, 400);
         for path in ["/api/create", "/api/copy", "/api/push"] {
             let refused = post(house.http, path, &json!({ "model": "toy" })).await;
@@ -266,7 +266,7 @@ fn texts_are_embedded() {
 }
 
 #[test]
-fn long_texts_are_cut_unless_that_is_not_wanted() {
+fn long_texts_are_truncated_unless_disabled() {
     run(async {
         let house = House::open(config()).await;
         let long = "x".repeat(500);
@@ -287,7 +287,7 @@ fn long_texts_are_cut_unless_that_is_not_wanted() {
 }
 
 #[test]
-fn the_server_says_that_it_is_there() {
+fn server_answers_head_and_version() {
     run(async {
         let house = House::open(config()).await;
         let head = "HEAD / HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
@@ -304,8 +304,8 @@ fn refusals_are_one_member() {
         let house = House::open(config()).await;
         let check = async |path: &str, body: Value, status: u16, word: &str| {
             let reply = post(house.http, path, &body).await;
-            let told = reply.json()["error"].as_str().unwrap_or_default().to_owned();
-            assert!(reply.status == status && told.contains(word), "{path} {body}: {reply:?}");
+            let message = reply.json()["error"].as_str().unwrap_or_default().to_owned();
+            assert!(reply.status == status && message.contains(word), "{path} {body}: {reply:?}");
         };
         let image = json!([{ "role": "user", "content": "a", "images": ["aGk="] }]);
         for (extra, word) in [
@@ -374,7 +374,7 @@ fn a_client_that_leaves_cancels() {
 }
 
 #[test]
-fn keys_are_asked_for_in_its_words() {
+fn missing_key_is_refused_in_ollama_format() {
     run(async {
         let house = House::open(router::Config { keys: ApiKeys::parse("alice:k1").unwrap(), ..config() }).await;
         let without = post(house.http, CHAT, &chat(json!({}))).await;

@@ -6,7 +6,7 @@ use router::ApiKeys;
 use serde_json::Value;
 use std::net::SocketAddr;
 
-async fn asked(http: SocketAddr, method: &str, path: &str) -> Reply {
+async fn send_request(http: SocketAddr, method: &str, path: &str) -> Reply {
     let body = "{}";
     let head = "host: localhost\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: 2";
     send(http, &format!("{method} {path} HTTP/1.1\r\n{head}\r\n\r\n{body}")).await
@@ -38,7 +38,7 @@ fn every_page_that_is_described_is_there() {
         for (method, path, operation) in &pages {
             assert!(!path.contains('{'), "{path}");
             assert!(operation["summary"].as_str().is_some_and(|about| !about.is_empty()), "{method} {path}");
-            let reply = asked(house.http, method, path).await;
+            let reply = send_request(house.http, method, path).await;
             assert!(![401, 405, 500].contains(&reply.status), "{method} {path}: {reply:?}");
             assert!(!reply.body.contains("no such page"), "{method} {path}");
         }
@@ -50,15 +50,15 @@ fn every_page_that_is_described_is_there() {
 }
 
 #[test]
-fn every_page_asks_for_a_key_that_says_so() {
+fn every_page_requires_a_key_as_described() {
     const OPEN: [&str; 7] = ["/", "/livez", "/health", "/ready", "/ping", "/metrics", "/openapi.json"];
     run(async {
         let house = House::open(router::Config { keys: ApiKeys::parse("k1").unwrap(), ..config() }).await;
         for (method, path, operation) in pages(&get(house.http, "/openapi.json").await.json()) {
-            let asks = !operation["security"].as_array().unwrap().is_empty();
-            let reply = asked(house.http, &method, &path).await;
+            let needs_key = !operation["security"].as_array().unwrap().is_empty();
+            let reply = send_request(house.http, &method, &path).await;
             let is_open = OPEN.contains(&path.as_str()) || path.starts_with("/page/");
-            assert_eq!((asks, reply.status == 401), (!is_open, asks), "{method} {path}");
+            assert_eq!((needs_key, reply.status == 401), (!is_open, needs_key), "{method} {path}");
         }
         assert_eq!(house.fake.seen(), []);
         house.close().await;

@@ -1,7 +1,7 @@
 //! Requests beyond capacity are refused early, by name and with a time to retry; and nothing is kept without a limit.
 
 use crate::client::{Reply, post, post_and_leave_open, read_until};
-use crate::grpc::{ask, client};
+use crate::grpc::{text_request, client};
 use crate::{House, config, eventually, run, run_within};
 use proto::cluster::state::Phase;
 use proto::v1;
@@ -30,7 +30,7 @@ fn a_request_that_would_miss_its_deadline_is_refused_at_once() {
         eventually(|| async { page().await["replicas"][0]["backlog_tokens"] == 3_600_000 }).await;
         let late = json!({ "prompt": "x", "deadline_ms": 600_000 });
         check_refused(&post(house.http, COMPLETIONS, &late).await, "deadline_too_short");
-        let request = v1::GenerateRequest { deadline_ms: 600_000, ..ask("x") };
+        let request = v1::GenerateRequest { deadline_ms: 600_000, ..text_request("x") };
         let status = client(&house).generate(request).await.unwrap_err();
         assert_eq!((status.code(), status.metadata().get("retry-after").unwrap().to_str().unwrap()), (FULL, "60"));
         assert!(house.fake.submits().is_empty());
@@ -46,7 +46,7 @@ fn a_request_that_would_miss_its_deadline_is_refused_at_once() {
         house.fake.die();
         eventually(|| async { crate::client::get(house.http, "/ready").await.status == 503 }).await;
         house.fake.welcome();
-        house.ready().await;
+        house.wait_until_ready().await;
         assert_eq!(post(house.http, COMPLETIONS, &late).await.status, 200);
         house.close().await;
     });
@@ -108,7 +108,7 @@ fn a_request_has_as_long_as_this_router_gives_it() {
         assert!(streamed.body.contains("deadline_exceeded"), "{streamed:?}");
         // The deadline passes before the first token, or in the middle.
         let whole = async {
-            let mut replies = client(&house).generate(ask("x")).await?.into_inner();
+            let mut replies = client(&house).generate(text_request("x")).await?.into_inner();
             while replies.message().await?.is_some() {}
             Ok::<_, tonic::Status>(())
         };

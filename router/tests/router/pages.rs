@@ -161,7 +161,7 @@ fn anthropics_errors() {
         };
         assert_eq!(send(house.http, &bare("k1", &message(json!({})))).await.status, 200);
         check(&send(house.http, &bare("k2", &message(json!({})))).await, 401, "authentication_error", "key");
-        let asked = async |extra: Value| post_with_key(house.http, MESSAGES, "k1", &message(extra)).await;
+        let post_message = async |extra: Value| post_with_key(house.http, MESSAGES, "k1", &message(extra)).await;
         let invalid = "invalid_request_error";
         let image = json!([{ "role": "user", "content": [{ "type": "image", "source": {} }] }]);
         for (extra, word) in [
@@ -176,16 +176,16 @@ fn anthropics_errors() {
             (json!({ "stop_sequences": [""] }), "stop_sequences"),
             (json!({ "system": 5 }), "system"),
         ] {
-            check(&asked(extra).await, 400, invalid, word);
+            check(&post_message(extra).await, 400, invalid, word);
         }
-        check(&asked(json!({ "model": "other" })).await, 404, "not_found_error", "other");
-        let thread = asked(json!({ "thread": { "type": "continue", "previous_message_id": "msg_1" } })).await;
+        check(&post_message(json!({ "model": "other" })).await, 404, "not_found_error", "other");
+        let thread = post_message(json!({ "thread": { "type": "continue", "previous_message_id": "msg_1" } })).await;
         check(&thread, 400, invalid, "thread");
         assert_eq!(thread.json()["error"]["details"]["error_code"], "thread_unsupported_request");
         let long = json!({ "messages": [{ "role": "user", "content": "x".repeat(500) }] });
-        check(&asked(long).await, 400, invalid, "tokens");
+        check(&post_message(long).await, 400, invalid, "tokens");
         house.fake.script(|script| script.refuse = Some((wire::refused::Reason::Full, 3000)));
-        let full = asked(json!({})).await;
+        let full = post_message(json!({})).await;
         check(&full, 429, "rate_limit_error", "later");
         assert_eq!(full.headers["retry-after"], "3");
         house.close().await;
@@ -216,9 +216,9 @@ fn a_whole_response() {
         let usage = json!({ "input_tokens": 33, "input_tokens_details": of_prompt, "output_tokens": 13,
             "output_tokens_details": { "reasoning_tokens": 0 }, "total_tokens": 46 });
         assert_eq!(answer["usage"], usage);
-        let said = json!({ "instructions": "Now", "temperature": 0.5, "top_p": 1.0, "metadata": { "a": "b" },
+        let expected_fields = json!({ "instructions": "Now", "temperature": 0.5, "top_p": 1.0, "metadata": { "a": "b" },
             "store": true, "previous_response_id": null, "error": null, "incomplete_details": null });
-        said.as_object().unwrap().iter().for_each(|(name, value)| assert_eq!(&answer[name], value, "{name}"));
+        expected_fields.as_object().unwrap().iter().for_each(|(name, value)| assert_eq!(&answer[name], value, "{name}"));
         assert_eq!(prompt(&house), "|system:Now||system:Be||user:Hi||");
         let cut = post(house.http, RESPONSES, &response(json!({ "max_output_tokens": 5 }))).await.json();
         assert_eq!((&cut["status"], &cut["output"][0]["content"][0]["text"]), (&json!("incomplete"), &json!("Hello")));
@@ -333,7 +333,7 @@ fn a_stream_that_breaks_off_anywhere_resumes_with_the_same_rest() {
     run_within(Duration::from_secs(120), async {
         let first = House::open(config()).await;
         let second = House::of(config(), vec![first.fake.clone()]).await;
-        second.ready().await;
+        second.wait_until_ready().await;
         for (path, body) in [
             (MESSAGES, message(json!({ "stream": true }))),
             (MESSAGES, message(json!({ "stream": true, "stop_sequences": ["wor"] }))),

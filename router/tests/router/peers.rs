@@ -39,7 +39,7 @@ fn several_conversations_get_their_answers_in_one() {
 }
 
 #[test]
-fn one_page_answers_what_the_fields_ask() {
+fn invocations_page_answers_by_its_fields() {
     run(async {
         let house = House::open(config()).await;
         let answer = async |body: Value| post(house.http, "/invocations", &body).await.json();
@@ -71,14 +71,14 @@ fn tokens_are_counted_as_the_page_itself_counts_them() {
 fn texts_may_have_biases_and_what_is_no_token_is_named() {
     run(async {
         let house = House::open(config()).await;
-        for (said, expected) in [
+        for (biases, expected) in [
             (json!([["ab", -5], [67, 1]]), vec![(67, 1.0), (97, -5.0), (98, -5.0)]),
             (json!({ "ab": -5, "67": 1 }), vec![(67, 1.0), (97, -5.0), (98, -5.0)]),
         ] {
-            let reply = post(house.http, COMPLETION, &json!({ "prompt": "Hi", "logit_bias": said })).await;
+            let reply = post(house.http, COMPLETION, &json!({ "prompt": "Hi", "logit_bias": biases })).await;
             assert_eq!(reply.status, 200, "{reply:?}");
             let sampling = house.fake.submits().pop().unwrap().sampling.unwrap();
-            assert_eq!(sampling.bias_tokens.into_iter().zip(sampling.bias).collect::<Vec<_>>(), expected, "{said}");
+            assert_eq!(sampling.bias_tokens.into_iter().zip(sampling.bias).collect::<Vec<_>>(), expected, "{biases}");
         }
         for (bias, part) in
             [(json!({ "bad1": 1, "5": 1, "bad2": 1 }), "bad1`, `bad2"), (json!({ "99999": 1 }), "99999")]
@@ -91,14 +91,14 @@ fn texts_may_have_biases_and_what_is_no_token_is_named() {
 }
 
 #[test]
-fn times_and_prompts_are_told_where_they_are_asked_for() {
+fn timings_and_prompt_are_returned_on_request() {
     run(async {
         let house = House::open(config()).await;
-        let asked = json!({ "messages": hi(), "max_tokens": 3, "timings_per_token": true, "verbose": true });
-        let answer = post(house.http, CHAT, &asked).await.json();
+        let body = json!({ "messages": hi(), "max_tokens": 3, "timings_per_token": true, "verbose": true });
+        let answer = post(house.http, CHAT, &body).await.json();
         assert_eq!(answer["timings"]["predicted_n"], 3);
         assert!(answer["__verbose"]["prompt"].as_str().unwrap().contains("Hi"), "{answer}");
-        let mut streamed = asked.clone();
+        let mut streamed = body.clone();
         (streamed["stream"], streamed["stream_options"]) = (true.into(), json!({ "include_usage": true }));
         let chunks = post(house.http, CHAT, &streamed).await.chunks();
         let numbers: Vec<_> = chunks.iter().map(|chunk| chunk["timings"]["predicted_n"].as_u64()).collect();
@@ -113,7 +113,7 @@ fn times_and_prompts_are_told_where_they_are_asked_for() {
 }
 
 #[test]
-fn a_completion_has_the_members_that_are_wanted() {
+fn completion_has_only_requested_fields() {
     run(async {
         let house = House::open(config()).await;
         let fields = json!(["content", "generation_settings/n_predict", "no/such"]);
@@ -125,17 +125,17 @@ fn a_completion_has_the_members_that_are_wanted() {
 }
 
 #[test]
-fn llama_cpp_says_its_errors_by_type() {
+fn llama_cpp_pages_have_llama_cpp_error_types() {
     run(async {
         let house = House::open(config()).await;
         let long = json!({ "messages": [{ "role": "user", "content": "x".repeat(CONTEXT as usize) }] });
         let error = |reply: crate::client::Reply| reply.json()["error"].clone();
-        let told = error(post(house.http, "/chat/completions", &long).await);
-        assert_eq!((&told["type"], &told["n_ctx"]), (&json!("exceed_context_size_error"), &json!(CONTEXT)));
-        assert!(told["n_prompt_tokens"].as_u64().unwrap() > u64::from(CONTEXT));
-        let told = error(post(house.http, CHAT, &long).await);
+        let llama_cpp_error = error(post(house.http, "/chat/completions", &long).await);
+        assert_eq!((&llama_cpp_error["type"], &llama_cpp_error["n_ctx"]), (&json!("exceed_context_size_error"), &json!(CONTEXT)));
+        assert!(llama_cpp_error["n_prompt_tokens"].as_u64().unwrap() > u64::from(CONTEXT));
+        let openai_error = error(post(house.http, CHAT, &long).await);
         assert_eq!(
-            (&told["type"], &told["code"]),
+            (&openai_error["type"], &openai_error["code"]),
             (&json!("invalid_request_error"), &json!("context_length_exceeded"))
         );
         let saved = post(house.http, "/slots/0?action=save", &json!({ "filename": "a" })).await;
@@ -153,8 +153,8 @@ fn llama_cpp_says_its_errors_by_type() {
 fn tokens_are_spelled_as_the_vocabulary_has_them() {
     run(async {
         let house = House::open(config()).await;
-        let told = post(house.http, "/tokenize", &json!({ "prompt": "a b", "return_token_strs": true })).await.json();
-        assert_eq!(told["token_strs"], json!(["a", "Ġ", "b"]));
+        let tokenized = post(house.http, "/tokenize", &json!({ "prompt": "a b", "return_token_strs": true })).await.json();
+        assert_eq!(tokenized["token_strs"], json!(["a", "Ġ", "b"]));
         let with_model = post(house.http, "/detokenize", &json!({ "model": "toy", "tokens": [72, 105] })).await.json();
         assert_eq!(with_model, json!({ "prompt": "Hi" }));
         let info = get(house.http, "/tokenizer_info").await.json();
@@ -168,14 +168,14 @@ fn a_server_may_have_a_seed_and_go_by_any_name() {
     run(async {
         let names = vec!["toy".to_owned(), "*".to_owned()];
         let house = House::open(router::Config { seed: Some(7), names, ..config() }).await;
-        let said = async |extra: Value| {
+        let post_chat = async |extra: Value| {
             let mut body = json!({ "model": "claude-or-any-other", "messages": hi() });
             extra.as_object().unwrap().iter().for_each(|(name, value)| body[name] = value.clone());
             post(house.http, CHAT, &body).await.json()
         };
-        let answer = said(json!({})).await;
+        let answer = post_chat(json!({})).await;
         assert_eq!((&answer["seed"], &answer["model"]), (&json!(7), &json!("toy")));
-        assert_eq!(said(json!({ "seed": 8 })).await["seed"], 8);
+        assert_eq!(post_chat(json!({ "seed": 8 })).await["seed"], 8);
         let listed = get(house.http, "/v1/models").await.json();
         assert_eq!(listed["data"].as_array().unwrap().len(), 1);
         house.close().await;
@@ -183,7 +183,7 @@ fn a_server_may_have_a_seed_and_go_by_any_name() {
 }
 
 #[test]
-fn every_page_that_asks_can_be_rendered() {
+fn every_generation_page_can_be_rendered() {
     run(async {
         let house = House::open(config()).await;
         let message = json!({ "model": "toy", "max_tokens": 5, "messages": hi(), "temperature": 0.123 });
@@ -216,33 +216,33 @@ fn logprobs_of_a_response_stand_beside_its_text() {
         let mut body = json!({ "model": "toy", "input": "Hi", "top_logprobs": 1,
             "include": ["message.output_text.logprobs"] });
         let whole = post(house.http, "/v1/responses", &body).await.json();
-        let told = &whole["output"][0]["content"][0]["logprobs"];
+        let logprobs = &whole["output"][0]["content"][0]["logprobs"];
         assert_eq!(
-            (&told[0]["token"], &told[1]["token"], &whole["top_logprobs"]),
+            (&logprobs[0]["token"], &logprobs[1]["token"], &whole["top_logprobs"]),
             (&json!("a"), &json!("b"), &json!(1))
         );
-        assert_eq!(told[0]["top_logprobs"].as_array().unwrap().len(), 1);
+        assert_eq!(logprobs[0]["top_logprobs"].as_array().unwrap().len(), 1);
         body["stream"] = true.into();
         let events = post(house.http, "/v1/responses", &body).await.events();
         let events: Vec<Value> = events.iter().map(|event| serde_json::from_str(event).unwrap()).collect();
-        let of = |kind: &'static str| {
+        let logprobs_of = |kind: &'static str| {
             events.iter().filter(move |event| event["type"] == kind).map(|event| event["logprobs"].clone())
         };
         let in_deltas: Vec<Value> =
-            of("response.output_text.delta").flat_map(|list| list.as_array().unwrap().clone()).collect();
-        let whole_text = of("response.output_text.done").next().unwrap();
-        assert_eq!(json!(in_deltas[..2]), json!([told[0], told[1]]));
+            logprobs_of("response.output_text.delta").flat_map(|list| list.as_array().unwrap().clone()).collect();
+        let whole_text = logprobs_of("response.output_text.done").next().unwrap();
+        assert_eq!(json!(in_deltas[..2]), json!([logprobs[0], logprobs[1]]));
         assert_eq!(whole_text, json!(in_deltas));
         house.close().await;
     });
 }
 
 #[test]
-fn wanted_tokens_are_asked_of_the_replica() {
+fn logprob_token_ids_are_sent_to_the_replica() {
     run(async {
         let house = House::open(config()).await;
-        let wanted = json!({ "messages": hi(), "logprobs": true, "logprob_token_ids": [70, 65, 70] });
-        assert_eq!(post(house.http, CHAT, &wanted).await.status, 200);
+        let body = json!({ "messages": hi(), "logprobs": true, "logprob_token_ids": [70, 65, 70] });
+        assert_eq!(post(house.http, CHAT, &body).await.status, 200);
         assert_eq!(house.fake.submits().pop().unwrap().sampling.unwrap().told, [65, 70]);
         for wrong in [
             json!({ "messages": hi(), "logprob_token_ids": [65] }),

@@ -3,8 +3,8 @@
 
 use crate::client::get;
 use crate::fake::{Fake, SALT};
-use crate::grpc::{ask, client, generate};
-use crate::replicas::{held, rest};
+use crate::grpc::{text_request, client, generate};
+use crate::replicas::{open_held_stream, read_rest};
 use crate::{House, config, eventually, run};
 use proto::cluster as wire;
 use proto::cluster::state::Phase;
@@ -31,22 +31,22 @@ fn names(text: &str) -> Vec<u64> {
     board::names(&prompt, CacheOwner::default(), &DIGEST, &SALT).collect()
 }
 
-fn told(sequence: u64, added: Vec<u64>) -> Option<wire::Cached> {
+fn cache_report(sequence: u64, added: Vec<u64>) -> Option<wire::Cached> {
     Some(wire::Cached { sequence, anew: sequence == 1, added, dropped: Vec::new() })
 }
 
 async fn n_submits(house: &House, text: &str) -> (usize, usize) {
-    generate(house, ask(text)).await.unwrap();
+    generate(house, text_request(text)).await.unwrap();
     (house.fake.submits().len(), house.other().submits().len())
 }
 
 #[test]
-fn a_prompt_goes_to_the_cache_that_has_it_and_a_gap_in_names_is_asked_for() {
+fn prompt_goes_to_its_cache_and_report_gap_triggers_recital() {
     run(async {
         let house = House::open_two(config()).await;
         let text = "what a prompt begins with, and how it goes on".to_string() + &"o".repeat(60);
         assert_eq!(n_submits(&house, &text).await, (1, 0));
-        house.other().beat(beat(0, told(1, names(&text))));
+        house.other().beat(beat(0, cache_report(1, names(&text))));
         // Until the beat arrives, the first of equals gets it.
         eventually(|| async { n_submits(&house, &text).await.1 == 1 }).await;
         let first = house.fake.submits().len();
@@ -58,7 +58,7 @@ fn a_prompt_goes_to_the_cache_that_has_it_and_a_gap_in_names_is_asked_for() {
         eventually(|| async { replicas(&house).await[1]["backlog_tokens"] == 200 }).await;
         assert_eq!(n_submits(&house, &text).await, (first + 2, 2));
         // The second report of its cache is missing.
-        house.other().beat(beat(0, told(3, vec![1])));
+        house.other().beat(beat(0, cache_report(3, vec![1])));
         eventually(|| async { house.other().n_recited() == 1 }).await;
         assert_eq!(n_submits(&house, &text).await, (first + 3, 2));
         house.close().await;
@@ -73,9 +73,9 @@ fn a_session_stays_where_it_is() {
         for session in 0..12 {
             let before = (house.fake.submits().len(), house.other().submits().len());
             for _ in 0..3 {
-                let mut request = Request::new(ask("x"));
+                let mut request = Request::new(text_request("x"));
                 request.metadata_mut().insert("x-session-id", session.to_string().parse().unwrap());
-                rest(client(&house).generate(request).await.unwrap().into_inner()).await;
+                read_rest(client(&house).generate(request).await.unwrap().into_inner()).await;
             }
             let after = (house.fake.submits().len(), house.other().submits().len());
             let here = [after.0 - before.0, after.1 - before.1];
@@ -88,22 +88,22 @@ fn a_session_stays_where_it_is() {
 }
 
 #[test]
-fn streams_of_a_silent_replica_move_and_it_is_heard_again() {
+fn streams_of_silent_replica_move_and_a_beat_restores_it() {
     run(async {
         let house = House::of(config(), vec![Fake::start(), Fake::start()]).await;
         house.fake.script(|script| (script.name, script.beat_millis, script.hold_at) = ("one", 50, 3));
         house.other().script(|script| script.name = "two");
         house.fake.welcome();
         eventually(|| async { replicas(&house).await[0]["phase"] == "ready" }).await;
-        let (_, stream) = held(&house, "x").await;
+        let (_, stream) = open_held_stream(&house, "x").await;
         // A silent replica that is alone is suspected and keeps its requests.
         eventually(|| async { replicas(&house).await[0]["suspected"] == true }).await;
         assert!(house.fake.cancels().is_empty());
         house.other().welcome();
-        assert_eq!(rest(stream).await, "ello, world");
+        assert_eq!(read_rest(stream).await, "ello, world");
         assert_eq!(house.other().submits()[0].output, b"Hel".map(u32::from));
         eventually(|| async { house.fake.cancels().len() == 1 }).await;
-        generate(&house, ask("x")).await.unwrap();
+        generate(&house, text_request("x")).await.unwrap();
         assert_eq!((house.fake.submits().len(), house.other().submits().len()), (1, 2));
         house.fake.beat(beat(0, None));
         eventually(|| async { replicas(&house).await[0]["suspected"] == false }).await;
@@ -119,14 +119,14 @@ fn a_replica_that_breaks_often_is_shunned_and_then_tried_with_one_request() {
         let house = House::open_two(config).await;
         for _ in 0..3 {
             house.fake.die();
-            house.phases(["absent", "ready"]).await;
+            house.wait_for_phases(["absent", "ready"]).await;
             house.fake.welcome();
-            house.phases(["ready", "ready"]).await;
+            house.wait_for_phases(["ready", "ready"]).await;
         }
         eventually(|| async { replicas(&house).await[0]["shunned"] == "breaks" }).await;
         // Ten looks later it is tried with one request, and is then trusted again.
         eventually(|| async {
-            generate(&house, ask("x")).await.unwrap();
+            generate(&house, text_request("x")).await.unwrap();
             !house.fake.submits().is_empty()
         })
         .await;

@@ -3,7 +3,7 @@
 
 use crate::client::{Reply, get, post, post_with_key, send};
 use crate::fake::Fake;
-use crate::grpc::{ask, generate};
+use crate::grpc::{text_request, generate};
 use crate::model::END;
 use crate::{House, config, eventually, run};
 use proto::cluster as wire;
@@ -50,7 +50,7 @@ async fn get_with_key(address: SocketAddr, path: &str, key: &str) -> Reply {
 }
 
 /// Returns the part of a request of which a stream is a function.
-fn essence(request: &wire::Request) -> wire::Request {
+fn without_id(request: &wire::Request) -> wire::Request {
     wire::Request { id: 0, ..request.clone() }
 }
 
@@ -78,7 +78,7 @@ fn bodies() -> Vec<(&'static str, Value)> {
 }
 
 #[test]
-fn what_any_page_answered_can_be_asked_again_as_the_same_request() {
+fn recorded_answer_of_any_page_replays_the_same_request() {
     let folder = Folder::new("pages");
     run(async {
         let house = House::open(folder.config(true)).await;
@@ -88,7 +88,7 @@ fn what_any_page_answered_can_be_asked_again_as_the_same_request() {
             sent.push(house.fake.submits());
         }
         let sampling = v1::Sampling { seed: Some(5), max_tokens: Some(3), ..Default::default() };
-        generate(&house, v1::GenerateRequest { sampling: Some(sampling), ..ask("x") }).await.unwrap();
+        generate(&house, v1::GenerateRequest { sampling: Some(sampling), ..text_request("x") }).await.unwrap();
         sent.push(house.fake.submits());
         house.close().await;
         let records = folder.all();
@@ -96,18 +96,18 @@ fn what_any_page_answered_can_be_asked_again_as_the_same_request() {
         let house = House::open(config()).await;
         let mut n_before = (0, 0);
         for (record, sent) in records.iter().zip(sent) {
-            let mut again = record["request"].clone();
-            (again["certificate"], again["return_token_ids"]) = (true.into(), true.into());
-            let reply = post(house.http, COMPLETIONS, &again).await;
-            assert_eq!(reply.status, 200, "{again}: {}", reply.body);
+            let mut replay = record["request"].clone();
+            (replay["certificate"], replay["return_token_ids"]) = (true.into(), true.into());
+            let reply = post(house.http, COMPLETIONS, &replay).await;
+            assert_eq!(reply.status, 200, "{replay}: {}", reply.body);
             let now = house.fake.submits();
             let (first, second) = (&sent[n_before.0..], &now[n_before.1..]);
-            assert!(first.iter().map(essence).eq(second.iter().map(essence)), "{again}:\n{first:?}\n{second:?}");
+            assert!(first.iter().map(without_id).eq(second.iter().map(without_id)), "{replay}:\n{first:?}\n{second:?}");
             n_before = (sent.len(), now.len());
             let choices = reply.json()["choices"].as_array().unwrap().clone();
             for (old, new) in record["response"]["choices"].as_array().unwrap().iter().zip(&choices) {
                 for name in ["index", "token_ids", "finish_reason", "certificate"] {
-                    assert_eq!(old[name], new[name], "{name} of {again}");
+                    assert_eq!(old[name], new[name], "{name} of {replay}");
                 }
             }
         }
@@ -117,7 +117,7 @@ fn what_any_page_answered_can_be_asked_again_as_the_same_request() {
 
 /// A prompt of token ids has no thought: a repeated request is refused, instead of reporting a difference.
 #[test]
-fn a_budget_of_thought_is_in_the_record_and_refused_where_it_is_asked_again() {
+fn thinking_budget_is_recorded_and_its_replay_is_refused() {
     let folder = Folder::new("budget");
     run(async {
         let fake = Fake::start();
@@ -127,16 +127,16 @@ fn a_budget_of_thought_is_in_the_record_and_refused_where_it_is_asked_again() {
         let members = vec![fake.coordinator()].into();
         let template = "{% for m in messages %}{{ m.content }}{% endfor %}<think>\n{{ '</think>' if false }}";
         let text = crate::model::text().with_template(checkpoint::ChatTemplate::new(template, None, None).unwrap());
-        let house = House::reading(folder.config(true), vec![fake], members, text).await;
-        house.ready().await;
+        let house = House::with_texts(folder.config(true), vec![fake], members, text).await;
+        house.wait_until_ready().await;
         let messages = json!([{ "role": "user", "content": "A" }]);
         let chat = json!({ "messages": messages, "thinking_budget": 7 });
         let reply = post(house.http, "/v1/chat/completions", &chat).await;
         assert_eq!(reply.status, 200, "{}", reply.body);
         eventually(|| async { folder.all().len() == 1 }).await;
-        let again = &folder.all()[0]["request"];
-        assert_eq!(again["thinking_token_budget"], 7, "{again}");
-        let refused = post(house.http, COMPLETIONS, again).await;
+        let replay = &folder.all()[0]["request"];
+        assert_eq!(replay["thinking_token_budget"], 7, "{replay}");
+        let refused = post(house.http, COMPLETIONS, replay).await;
         assert!(refused.status == 400 && refused.body.contains("thinking_token_budget"), "{}", refused.body);
         house.close().await;
     });
@@ -153,17 +153,17 @@ fn without_prompts_there_are_hashes_and_no_word_of_them() {
         assert_eq!(reply.status, 200, "{}", reply.body);
         house.close().await;
         let [record] = &folder.all()[..] else { panic!("{:?}", folder.lines()) };
-        let (asked, choice) = (&record["request"], &record["response"]["choices"][0]);
+        let (request, choice) = (&record["request"], &record["response"]["choices"][0]);
         for name in ["prompt", "stop", "bad_words", "structured_outputs"] {
-            assert!(asked[name].is_null(), "{name} in {record}");
+            assert!(request[name].is_null(), "{name} in {record}");
         }
-        assert!(choice["token_ids"].is_null() && choice["text"].is_null() && asked["temperature"].is_number());
+        assert!(choice["token_ids"].is_null() && choice["text"].is_null() && request["temperature"].is_number());
         assert_eq!(choice["certificate"], reply.json()["choices"][0]["certificate"]);
     });
 }
 
 #[test]
-fn a_record_is_shown_to_whoever_asked_and_names_nobody() {
+fn record_is_shown_only_to_its_tenant_without_names() {
     let folder = Folder::new("tenants");
     run(async {
         let keys = ApiKeys::parse("alice:sesame\nbob:open").unwrap();

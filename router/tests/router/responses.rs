@@ -14,7 +14,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 const CONTEXT: u32 = 4000;
 
 /// Shows tools as they stand, thinks first, and calls as Hermes' models write it.
-const TOLD: &str = "{% for tool in tools or [] %}({{ tool | tojson }}){% endfor %}\
+const TEMPLATE: &str = "{% for tool in tools or [] %}({{ tool | tojson }}){% endfor %}\
      {% for message in messages %}<|im_start|>{{ message.role }}:{% if message.reasoning_content %}<think>\
      {{ message.reasoning_content }}</think>{% endif %}{{ message.content }}\
      {% for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}\
@@ -26,17 +26,17 @@ const CALLS: &str = "<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city
      </tool_call>\n<tool_call>\n{\"name\": \"clock\", \"arguments\": {}}\n</tool_call>";
 
 async fn open(answer: &str) -> House {
-    of(Fake::start(), answer).await
+    open_with_fake(Fake::start(), answer).await
 }
 
-async fn of(fake: Fake, answer: &str) -> House {
+async fn open_with_fake(fake: Fake, answer: &str) -> House {
     fake.script(|script| script.context = CONTEXT);
     fake.answer(answer);
     fake.welcome();
     let members = vec![fake.coordinator()].into();
-    let text = model::text().with_template(ChatTemplate::new(TOLD, None, None).unwrap());
-    let house = House::reading(config(), vec![fake], members, text).await;
-    house.ready().await;
+    let text = model::text().with_template(ChatTemplate::new(TEMPLATE, None, None).unwrap());
+    let house = House::with_texts(config(), vec![fake], members, text).await;
+    house.wait_until_ready().await;
     house
 }
 
@@ -59,12 +59,12 @@ fn flat(name: &str) -> Value {
     with(json!({ "type": "function" }), function(name))
 }
 
-fn asked(more: Value) -> Value {
+fn request_body(more: Value) -> Value {
     let tools = json!([flat("weather"), flat("clock")]);
     with(json!({ "model": "toy", "input": "Hi", "seed": 5, "tools": tools }), more)
 }
 
-fn asked_of_chat(more: Value) -> Value {
+fn chat_request_body(more: Value) -> Value {
     let tools = json!([nested("weather"), nested("clock")]);
     with(json!({ "messages": [{ "role": "user", "content": "Hi" }], "seed": 5, "tools": tools }), more)
 }
@@ -86,7 +86,7 @@ fn events(reply: &Reply) -> Vec<Value> {
 }
 
 /// Returns the output as a client puts it together from events, each of which must fit those before it.
-fn gathered(events: &[Value]) -> Value {
+fn collect_output(events: &[Value]) -> Value {
     let mut items: Vec<Value> = Vec::new();
     for event in events {
         let kind = event["type"].as_str().unwrap().strip_prefix("response.").unwrap();
@@ -143,7 +143,7 @@ fn plain(reply: &Value) -> Value {
 }
 
 /// Returns an answer's parts, as a chat has them.
-fn as_message(output: &Value) -> Value {
+fn response_parts(output: &Value) -> Value {
     let items = output.as_array().unwrap();
     let text = |kind: &str| -> String {
         let of_kind = items.iter().filter(|item| item["type"] == kind);
@@ -154,7 +154,7 @@ fn as_message(output: &Value) -> Value {
     json!({ "reasoning": text("reasoning"), "content": text("message"), "calls": calls.map(call).collect::<Vec<_>>() })
 }
 
-fn of_chat(reply: &Value) -> Value {
+fn chat_parts(reply: &Value) -> Value {
     let message = &reply["choices"][0]["message"];
     let calls = message["tool_calls"].as_array().into_iter().flatten();
     let call = |call: &Value| json!([call["id"], call["function"]["name"], call["function"]["arguments"]]);
@@ -166,7 +166,7 @@ fn of_chat(reply: &Value) -> Value {
 }
 
 #[test]
-fn a_response_says_and_calls_what_the_chat_does() {
+fn response_has_same_content_and_calls_as_chat() {
     run_within(PATIENCE, async {
         let house = open("").await;
         for answer in [
@@ -182,12 +182,12 @@ fn a_response_says_and_calls_what_the_chat_does() {
             let mut all = Vec::new();
             for tokens_per_frame in [1, 2, 7, 1000] {
                 house.fake.script(|script| script.tokens_per_frame = tokens_per_frame);
-                let told = of_chat(&post(house.http, CHAT, &asked_of_chat(json!({}))).await.json());
-                let whole = post(house.http, RESPONSES, &asked(json!({}))).await.json();
-                assert_eq!(as_message(&whole["output"]), told, "{answer} by {tokens_per_frame}");
-                let events = events(&post(house.http, RESPONSES, &asked(json!({ "stream": true }))).await);
+                let expected = chat_parts(&post(house.http, CHAT, &chat_request_body(json!({}))).await.json());
+                let whole = post(house.http, RESPONSES, &request_body(json!({}))).await.json();
+                assert_eq!(response_parts(&whole["output"]), expected, "{answer} by {tokens_per_frame}");
+                let events = events(&post(house.http, RESPONSES, &request_body(json!({ "stream": true }))).await);
                 let last = &events.last().unwrap()["response"];
-                assert_eq!(gathered(&events), last["output"], "{answer} by {tokens_per_frame}");
+                assert_eq!(collect_output(&events), last["output"], "{answer} by {tokens_per_frame}");
                 all.extend([plain(&whole), plain(last)]);
             }
             // The same object, however many tokens come at once, whole and in events.
@@ -200,25 +200,25 @@ fn a_response_says_and_calls_what_the_chat_does() {
 }
 
 #[test]
-fn an_answer_that_is_cut_anywhere_says_the_same_whole_and_streamed() {
+fn truncated_answer_is_same_whole_and_streamed() {
     run_within(PATIENCE, async {
         let answer = format!("{THOUGHT}I.{CALLS}");
         let house = open(&answer).await;
         house.fake.script(|script| script.tokens_per_frame = 5);
         for n in 1..=answer.len() {
             let more = json!({ "max_tokens": n });
-            let told = of_chat(&post(house.http, CHAT, &asked_of_chat(more)).await.json());
-            let whole = post(house.http, RESPONSES, &asked(json!({ "max_output_tokens": n }))).await.json();
-            assert_eq!(as_message(&whole["output"]), told, "{:?}", &answer.as_bytes()[..n].utf8_chunks().count());
-            let body = asked(json!({ "max_output_tokens": n, "stream": true }));
+            let expected = chat_parts(&post(house.http, CHAT, &chat_request_body(more)).await.json());
+            let whole = post(house.http, RESPONSES, &request_body(json!({ "max_output_tokens": n }))).await.json();
+            assert_eq!(response_parts(&whole["output"]), expected, "{:?}", &answer.as_bytes()[..n].utf8_chunks().count());
+            let body = request_body(json!({ "max_output_tokens": n, "stream": true }));
             let events = events(&post(house.http, RESPONSES, &body).await);
             let last = &events.last().unwrap()["response"];
-            assert_eq!((gathered(&events), plain(last)), (last["output"].clone(), plain(&whole)), "{n}");
+            assert_eq!((collect_output(&events), plain(last)), (last["output"].clone(), plain(&whole)), "{n}");
             // Nothing of a call that was cut off before its name is lost: it is text.
             let cut = String::from_utf8_lossy(&answer.as_bytes()[..n]).into_owned();
             let opened = cut.rfind("<tool_call>").filter(|at| !cut[*at..].contains("</tool_call>"));
             if let Some(at) = opened.filter(|at| cut[*at..].len() < "<tool_call>\n{\"name\": \"".len()) {
-                assert!(told["content"].as_str().unwrap().ends_with(&cut[at..]), "{n}: {told}");
+                assert!(expected["content"].as_str().unwrap().ends_with(&cut[at..]), "{n}: {expected}");
             }
         }
         house.close().await;
@@ -229,7 +229,7 @@ fn an_answer_that_is_cut_anywhere_says_the_same_whole_and_streamed() {
 fn items_stand_in_the_order_in_which_they_were_written() {
     run(async {
         let house = open(&format!("{THOUGHT}I look.{CALLS}and so")).await;
-        let reply = post(house.http, RESPONSES, &asked(json!({}))).await.json();
+        let reply = post(house.http, RESPONSES, &request_body(json!({}))).await.json();
         let items = reply["output"].as_array().unwrap();
         let kinds: Vec<&str> = items.iter().map(|item| item["type"].as_str().unwrap()).collect();
         assert_eq!(kinds, ["reasoning", "message", "function_call", "function_call", "message"]);
@@ -240,7 +240,7 @@ fn items_stand_in_the_order_in_which_they_were_written() {
         // A byte is a token, the marks and newlines of the thought are some too.
         let n_thought = reply["usage"]["output_tokens_details"]["reasoning_tokens"].as_u64().unwrap();
         assert_eq!(n_thought as usize, THOUGHT.len());
-        let cut = post(house.http, RESPONSES, &asked(json!({ "max_output_tokens": 80 }))).await.json();
+        let cut = post(house.http, RESPONSES, &request_body(json!({ "max_output_tokens": 80 }))).await.json();
         assert_eq!((&cut["status"], &cut["output"][2]["status"]), (&json!("incomplete"), &json!("incomplete")));
         assert_eq!(cut["output"][1]["status"], "completed");
         house.close().await;
@@ -251,7 +251,7 @@ fn items_stand_in_the_order_in_which_they_were_written() {
 fn a_result_goes_back_as_it_does_in_a_chat() {
     run(async {
         let house = open(&format!("{THOUGHT}I look.{CALLS}")).await;
-        let first = post(house.http, RESPONSES, &asked(json!({ "instructions": "Be good." }))).await.json();
+        let first = post(house.http, RESPONSES, &request_body(json!({ "instructions": "Be good." }))).await.json();
         let output = first["output"].as_array().unwrap().clone();
         let call_id = |i: usize| output[i]["call_id"].clone();
         let result =
@@ -261,11 +261,11 @@ fn a_result_goes_back_as_it_does_in_a_chat() {
         input.push(result(2, json!("21")));
         input.push(result(3, json!([{ "type": "input_text", "text": "noon" }])));
         house.fake.answer("It is warm.");
-        let second = asked(json!({ "instructions": "Be good.", "input": input }));
+        let second = request_body(json!({ "instructions": "Be good.", "input": input }));
         let second = post(house.http, RESPONSES, &second).await.json();
         assert_eq!(second["output"][0]["content"][0]["text"], "It is warm.");
-        let told = of_chat(&post(house.http, CHAT, &asked_of_chat(json!({}))).await.json());
-        assert_eq!(told["content"], "It is warm.");
+        let chat_answer = chat_parts(&post(house.http, CHAT, &chat_request_body(json!({}))).await.json());
+        assert_eq!(chat_answer["content"], "It is warm.");
         let call = |i: usize| {
             let function = json!({ "name": output[i]["name"], "arguments": output[i]["arguments"] });
             json!({ "id": output[i]["call_id"], "type": "function", "function": function })
@@ -278,7 +278,7 @@ fn a_result_goes_back_as_it_does_in_a_chat() {
             { "role": "tool", "tool_call_id": output[2]["call_id"], "content": "21" },
             { "role": "tool", "tool_call_id": output[3]["call_id"], "content": "noon" },
         ]);
-        post(house.http, CHAT, &asked_of_chat(json!({ "messages": messages }))).await;
+        post(house.http, CHAT, &chat_request_body(json!({ "messages": messages }))).await;
         let prompts = prompts(&house);
         assert_eq!(prompts[1], prompts[3]);
         house.close().await;
@@ -286,15 +286,15 @@ fn a_result_goes_back_as_it_does_in_a_chat() {
 }
 
 #[test]
-fn thoughts_are_told_as_text_or_as_a_summary() {
+fn thoughts_are_returned_as_text_or_as_summary() {
     run(async {
         let house = open(&format!("{THOUGHT}yes")).await;
         let check = async |reasoning: Value, kind: &str| {
-            let body = asked(json!({ "reasoning": reasoning, "stream": true }));
+            let body = request_body(json!({ "reasoning": reasoning, "stream": true }));
             let events = events(&post(house.http, RESPONSES, &body).await);
             let last = &events.last().unwrap()["response"];
             let item = &last["output"][0];
-            assert_eq!(gathered(&events), last["output"]);
+            assert_eq!(collect_output(&events), last["output"]);
             let deltas = events.iter().filter(|event| event["type"] == format!("response.{kind}.delta")).count();
             assert!(deltas > 3, "{events:#?}");
             for name in ["effort", "summary"] {
@@ -312,10 +312,10 @@ fn thoughts_are_told_as_text_or_as_a_summary() {
         );
         // The only model need not be named.
         let moody = json!({ "input": "Hi", "chat_template_kwargs": { "mood": "calm" } });
-        let told = post(house.http, RESPONSES, &moody).await;
-        assert_eq!((told.status, &told.json()["model"]), (200, &json!("toy")));
-        let said: String = prompts(&house).last().unwrap().iter().map(|id| char::from(*id as u8)).collect();
-        assert!(said.ends_with("calm"), "{said}");
+        let reply = post(house.http, RESPONSES, &moody).await;
+        assert_eq!((reply.status, &reply.json()["model"]), (200, &json!("toy")));
+        let last_prompt: String = prompts(&house).last().unwrap().iter().map(|id| char::from(*id as u8)).collect();
+        assert!(last_prompt.ends_with("calm"), "{last_prompt}");
         house.close().await;
     });
 }
@@ -360,9 +360,9 @@ fn what_is_enforced_is_what_the_chat_enforces() {
             ),
         ];
         for (i, (of_response, of_chat)) in pairs.iter().enumerate() {
-            let reply = post(house.http, RESPONSES, &asked(of_response.clone())).await;
+            let reply = post(house.http, RESPONSES, &request_body(of_response.clone())).await;
             assert_eq!(reply.status, 200, "{of_response}: {reply:?}");
-            assert_eq!(post(house.http, CHAT, &asked_of_chat(of_chat.clone())).await.status, 200);
+            assert_eq!(post(house.http, CHAT, &chat_request_body(of_chat.clone())).await.status, 200);
             let (grammars, prompts) = (grammars(&house), prompts(&house));
             assert_eq!(grammars[2 * i], grammars[2 * i + 1], "{of_response}");
             assert_eq!(prompts[2 * i], prompts[2 * i + 1], "{of_response}");
@@ -378,7 +378,7 @@ fn what_is_enforced_is_what_the_chat_enforces() {
 }
 
 #[test]
-fn a_reply_repeats_what_was_asked() {
+fn response_repeats_the_request_fields() {
     run(async {
         let house = open("yes").await;
         let schema = json!({ "type": "object" });
@@ -389,7 +389,7 @@ fn a_reply_repeats_what_was_asked() {
             "text": { "format": format },
             "parallel_tool_calls": false, "service_tier": "auto", "truncation": "disabled", "include": [],
         });
-        let reply = post(house.http, RESPONSES, &asked(more)).await.json();
+        let reply = post(house.http, RESPONSES, &request_body(more)).await.json();
         let tool = with(flat("weather"), json!({ "strict": false }));
         let shown = json!({
             "metadata": { "a": "b" }, "user": "me", "safety_identifier": "s", "prompt_cache_key": "k",
@@ -439,7 +439,7 @@ fn what_cannot_be_done_is_refused_by_its_name() {
             (json!({ "input": [{ "type": "item_reference", "id": "msg_1" }] }), "input[0].type"),
             (json!({ "background": true, "store": false }), "background"),
         ] {
-            let reply = post(house.http, RESPONSES, &asked(more.clone())).await;
+            let reply = post(house.http, RESPONSES, &request_body(more.clone())).await;
             assert_eq!((reply.status, &reply.json()["error"]["param"]), (400, &json!(param)), "{more}: {reply:?}");
         }
         assert_eq!(house.fake.seen(), []);
@@ -476,7 +476,7 @@ fn a_request_of_codex() {
             assert_eq!(reply.status, 200, "{reply:?}");
             let events = events(&reply);
             assert_eq!(events.last().unwrap()["type"], "response.completed");
-            let items = gathered(&events).as_array().unwrap().clone();
+            let items = collect_output(&events).as_array().unwrap().clone();
             assert_eq!(items.iter().filter(|item| item["type"] == "function_call").count(), 1, "{turn}");
             for mut item in items {
                 // It sends items back without their ids.
@@ -500,10 +500,10 @@ fn a_stream_that_breaks_off_anywhere_resumes_with_the_same_rest() {
     run_within(PATIENCE, async {
         let answer = format!("{THOUGHT}I look.{CALLS}and so");
         let fake = Fake::start();
-        let (first, second) = (of(fake.clone(), &answer).await, of(fake.clone(), &answer).await);
+        let (first, second) = (open_with_fake(fake.clone(), &answer).await, open_with_fake(fake.clone(), &answer).await);
         for (tokens_per_frame, more) in [(1, json!({})), (5, json!({ "reasoning": { "summary": "auto" } }))] {
             fake.script(|script| script.tokens_per_frame = tokens_per_frame);
-            let body = asked(with(more, json!({ "stream": true })));
+            let body = request_body(with(more, json!({ "stream": true })));
             let whole = post(first.http, RESPONSES, &body).await;
             let all = whole.events();
             events(&whole);
@@ -531,7 +531,7 @@ fn a_stream_that_breaks_off_anywhere_resumes_with_the_same_rest() {
     });
 }
 
-async fn ask(http: std::net::SocketAddr, method: &str, path: &str, key: &str) -> Reply {
+async fn send_with_key(http: std::net::SocketAddr, method: &str, path: &str, key: &str) -> Reply {
     let head = format!("host: localhost\r\nconnection: close\r\nauthorization: Bearer {key}\r\ncontent-length: 0");
     send(http, &format!("{method} {path} HTTP/1.1\r\n{head}\r\n\r\n")).await
 }
@@ -540,7 +540,7 @@ async fn ask(http: std::net::SocketAddr, method: &str, path: &str, key: &str) ->
 fn a_stored_response_is_gone_on_with() {
     run(async {
         let house = open(&format!("{THOUGHT}I look.{CALLS}")).await;
-        let first = post(house.http, RESPONSES, &asked(json!({ "stream": true }))).await;
+        let first = post(house.http, RESPONSES, &request_body(json!({ "stream": true }))).await;
         let first = events(&first).last().unwrap()["response"].clone();
         assert_eq!(first["store"], true);
         let id = first["id"].as_str().unwrap();
@@ -549,20 +549,20 @@ fn a_stored_response_is_gone_on_with() {
             |i: usize| json!({ "type": "function_call_output", "call_id": output[i]["call_id"], "output": "21" });
         house.fake.answer("It is warm.");
         let more = json!({ "input": [result(2), result(3)], "previous_response_id": id, "instructions": "Now." });
-        let second = post(house.http, RESPONSES, &asked(more)).await.json();
+        let second = post(house.http, RESPONSES, &request_body(more)).await.json();
         assert_eq!(second["previous_response_id"], id);
         let more = json!({ "input": "And now?", "previous_response_id": second["id"], "store": false });
-        let third = post(house.http, RESPONSES, &asked(more)).await.json();
+        let third = post(house.http, RESPONSES, &request_body(more)).await.json();
         assert_eq!(third["store"], false);
         // All of it, sent at once. Instructions are of one response alone.
         let mut all = vec![json!({ "role": "user", "content": "Hi" })];
         all.extend(output.clone());
         all.extend([result(2), result(3)]);
         let whole = json!({ "input": all, "instructions": "Now." });
-        assert_eq!(post(house.http, RESPONSES, &asked(whole)).await.status, 200);
+        assert_eq!(post(house.http, RESPONSES, &request_body(whole)).await.status, 200);
         all.extend(second["output"].as_array().unwrap().clone());
         all.push(json!({ "role": "user", "content": "And now?" }));
-        assert_eq!(post(house.http, RESPONSES, &asked(json!({ "input": all }))).await.status, 200);
+        assert_eq!(post(house.http, RESPONSES, &request_body(json!({ "input": all }))).await.status, 200);
         let prompts = prompts(&house);
         assert_eq!((&prompts[1], &prompts[2]), (&prompts[3], &prompts[4]));
         // A stored reply is read as it was sent.
@@ -570,23 +570,23 @@ fn a_stored_response_is_gone_on_with() {
         assert_eq!(get(house.http, &page(&first["id"])).await.json(), first);
         assert_eq!(get(house.http, &page(&second["id"])).await.json(), second);
         assert_eq!(get(house.http, &page(&third["id"])).await.status, 404);
-        let asked_items = get(house.http, &format!("{}/input_items?order=asc", page(&second["id"]))).await.json();
-        let kinds: Vec<&Value> = asked_items["data"].as_array().unwrap().iter().map(|item| &item["call_id"]).collect();
+        let input_items = get(house.http, &format!("{}/input_items?order=asc", page(&second["id"]))).await.json();
+        let kinds: Vec<&Value> = input_items["data"].as_array().unwrap().iter().map(|item| &item["call_id"]).collect();
         assert_eq!(kinds, [&output[2]["call_id"], &output[3]["call_id"]]);
         let one = get(house.http, &format!("{}/input_items?limit=1", page(&second["id"]))).await.json();
-        assert_eq!((&one["data"][0], &one["has_more"]), (&asked_items["data"][1], &json!(true)));
+        assert_eq!((&one["data"][0], &one["has_more"]), (&input_items["data"][1], &json!(true)));
         let after = format!("{}/input_items?after={}", page(&second["id"]), one["last_id"].as_str().unwrap());
-        assert_eq!(get(house.http, &after).await.json()["data"], json!([asked_items["data"][0]]));
+        assert_eq!(get(house.http, &after).await.json()["data"], json!([input_items["data"][0]]));
         // The forgotten response is gone, and the responses that continued it are not.
-        let gone = ask(house.http, "DELETE", &page(&first["id"]), "").await.json();
+        let gone = send_with_key(house.http, "DELETE", &page(&first["id"]), "").await.json();
         assert_eq!(gone, json!({ "id": id, "object": "response", "deleted": true }));
-        assert_eq!(ask(house.http, "DELETE", &page(&first["id"]), "").await.status, 404);
-        let unknown = post(house.http, RESPONSES, &asked(json!({ "previous_response_id": id }))).await;
+        assert_eq!(send_with_key(house.http, "DELETE", &page(&first["id"]), "").await.status, 404);
+        let unknown = post(house.http, RESPONSES, &request_body(json!({ "previous_response_id": id }))).await;
         let error = &unknown.json()["error"];
         assert_eq!((unknown.status, &error["param"]), (404, &json!("previous_response_id")));
         assert!(error["message"].as_str().unwrap().contains("each router keeps its own"), "{error}");
-        let again = json!({ "previous_response_id": second["id"], "input": "And now?" });
-        assert_eq!(post(house.http, RESPONSES, &asked(again)).await.status, 200);
+        let repeated = json!({ "previous_response_id": second["id"], "input": "And now?" });
+        assert_eq!(post(house.http, RESPONSES, &request_body(repeated)).await.status, 200);
         assert_eq!(self::prompts(&house).last(), prompts.last());
         house.close().await;
     });
@@ -596,8 +596,8 @@ fn a_stored_response_is_gone_on_with() {
 fn what_cannot_be_done_with_a_stored_response_is_refused() {
     run(async {
         let house = open("yes").await;
-        let told = post(house.http, RESPONSES, &asked(json!({}))).await.json();
-        let page = format!("{RESPONSES}/{}", told["id"].as_str().unwrap());
+        let stored = post(house.http, RESPONSES, &request_body(json!({}))).await.json();
+        let page = format!("{RESPONSES}/{}", stored["id"].as_str().unwrap());
         for (method, path, status, word) in [
             ("POST", format!("{page}/cancel"), 400, "Cannot cancel a synchronous response"),
             ("POST", format!("{RESPONSES}/resp_1/cancel"), 404, "Response with id `resp_1` not found"),
@@ -608,7 +608,7 @@ fn what_cannot_be_done_with_a_stored_response_is_refused() {
             ("GET", format!("{page}/input_items?after=x"), 400, "after"),
             ("GET", format!("{RESPONSES}/resp_1/input_items"), 404, "Response with id `resp_1` not found"),
         ] {
-            let reply = ask(house.http, method, &path, "").await;
+            let reply = send_with_key(house.http, method, &path, "").await;
             assert_eq!(reply.status, status, "{method} {path}: {reply:?}");
             assert!(reply.json()["error"]["message"].as_str().unwrap().contains(word), "{path}: {reply:?}");
         }
@@ -623,21 +623,21 @@ fn a_stored_response_is_its_keys_own() {
         config.keys = ApiKeys::parse("alice:k1\nalice:k3\nbob:k2").unwrap();
         let house = House::open(config).await;
         let body = json!({ "model": "toy", "input": "Hi" });
-        let told = post_with_key(house.http, RESPONSES, "k1", &body).await.json();
-        let page = format!("{RESPONSES}/{}", told["id"].as_str().unwrap());
-        let more = with(body.clone(), json!({ "previous_response_id": told["id"] }));
+        let stored = post_with_key(house.http, RESPONSES, "k1", &body).await.json();
+        let page = format!("{RESPONSES}/{}", stored["id"].as_str().unwrap());
+        let more = with(body.clone(), json!({ "previous_response_id": stored["id"] }));
         for (key, status) in [("k2", 404), ("k1", 200), ("k3", 200), ("none", 401)] {
-            assert_eq!(ask(house.http, "GET", &page, key).await.status, status, "{key}");
+            assert_eq!(send_with_key(house.http, "GET", &page, key).await.status, status, "{key}");
             assert_eq!(post_with_key(house.http, RESPONSES, key, &more).await.status, status, "{key}");
         }
-        assert_eq!(ask(house.http, "DELETE", &page, "k2").await.status, 404);
-        assert_eq!(ask(house.http, "DELETE", &page, "k3").await.status, 200);
+        assert_eq!(send_with_key(house.http, "DELETE", &page, "k2").await.status, 404);
+        assert_eq!(send_with_key(house.http, "DELETE", &page, "k3").await.status, 200);
         house.close().await;
     });
 }
 
 #[test]
-fn what_has_no_room_is_not_stored_and_says_so() {
+fn response_without_room_is_not_stored_and_reports_it() {
     run(async {
         let mut config = config();
         config.limits.stored.responses_max = 2;
@@ -646,16 +646,16 @@ fn what_has_no_room_is_not_stored_and_says_so() {
         let body = json!({ "model": "toy", "input": "Hi" });
         let mut ids = Vec::new();
         for _ in 0..3 {
-            let told = post(house.http, RESPONSES, &body).await.json();
-            assert_eq!(told["store"], true);
-            ids.push(told["id"].as_str().unwrap().to_owned());
+            let reply = post(house.http, RESPONSES, &body).await.json();
+            assert_eq!(reply["store"], true);
+            ids.push(reply["id"].as_str().unwrap().to_owned());
         }
         for (id, status) in ids.iter().zip([404, 200, 200]) {
             assert_eq!(get(house.http, &format!("{RESPONSES}/{id}")).await.status, status);
         }
         let large = with(body, json!({ "input": [{ "role": "user", "content": "Hi", "padding": "x".repeat(9000) }] }));
-        let told = post(house.http, RESPONSES, &large).await.json();
-        assert_eq!((&told["store"], &told["status"]), (&json!(false), &json!("completed")));
+        let large_reply = post(house.http, RESPONSES, &large).await.json();
+        assert_eq!((&large_reply["store"], &large_reply["status"]), (&json!(false), &json!("completed")));
         house.close().await;
     });
 }
@@ -664,13 +664,13 @@ fn what_has_no_room_is_not_stored_and_says_so() {
 fn a_conversation_is_no_larger_than_a_body_and_has_room_beside_them() {
     run(async {
         let large = || json!([{ "role": "user", "content": "Hi", "padding": "x".repeat(20_000) }]);
-        let asked = |more: Value| with(json!({ "model": "toy" }), more);
+        let with_model = |more: Value| with(json!({ "model": "toy" }), more);
         let mut config = config();
         config.limits.body_bytes_max = 30_000;
         let house = House::open(config.clone()).await;
-        let told = post(house.http, RESPONSES, &asked(json!({ "input": large() }))).await.json();
-        assert_eq!(told["store"], true);
-        let more = |input: Value| asked(json!({ "input": input, "previous_response_id": told["id"] }));
+        let first = post(house.http, RESPONSES, &with_model(json!({ "input": large() }))).await.json();
+        assert_eq!(first["store"], true);
+        let more = |input: Value| with_model(json!({ "input": input, "previous_response_id": first["id"] }));
         let longer = post(house.http, RESPONSES, &more(large())).await.json();
         assert_eq!((&longer["store"], &longer["status"]), (&json!(false), &json!("completed")));
         assert_eq!(post(house.http, RESPONSES, &more(json!("And?"))).await.json()["store"], true);
@@ -679,12 +679,12 @@ fn a_conversation_is_no_larger_than_a_body_and_has_room_beside_them() {
         // There is room for one body, but not for the same text from the store beside another body.
         config.limits.bodies_bytes_max = 20_500;
         let house = House::open(config).await;
-        let told = post(house.http, RESPONSES, &asked(json!({ "input": large() }))).await.json();
-        let more = asked(json!({ "input": "And?", "previous_response_id": told["id"] }));
+        let second = post(house.http, RESPONSES, &with_model(json!({ "input": large() }))).await.json();
+        let more = with_model(json!({ "input": "And?", "previous_response_id": second["id"] }));
         let refused = post(house.http, RESPONSES, &more).await;
         assert_eq!(refused.status, 429, "{refused:?}");
-        let page = format!("{RESPONSES}/{}", told["id"].as_str().unwrap());
-        assert_eq!(get(house.http, &page).await.json(), told, "it is read without a copy");
+        let page = format!("{RESPONSES}/{}", second["id"].as_str().unwrap());
+        assert_eq!(get(house.http, &page).await.json(), second, "it is read without a copy");
         house.close().await;
     });
 }

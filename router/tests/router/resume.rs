@@ -3,7 +3,7 @@
 
 use crate::client::{Reply, post, post_after, post_with_key};
 use crate::fake::Fake;
-use crate::grpc::{ask, client, generate};
+use crate::grpc::{text_request, client, generate};
 use crate::{House, config, eventually, model, run_within};
 use checkpoint::ChatTemplate;
 use proto::v1;
@@ -22,7 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 async fn open_both(config: Config) -> (House, House) {
     let first = House::open(config.clone()).await;
     let second = House::of(config, vec![first.fake.clone()]).await;
-    second.ready().await;
+    second.wait_until_ready().await;
     (first, second)
 }
 
@@ -94,10 +94,10 @@ fn a_prompt_with_the_time_in_it_is_the_same_when_its_stream_is_resumed_later() {
         let fake = Fake::start();
         fake.welcome();
         let members = || -> router::Membership { vec![fake.coordinator()].into() };
-        let first = House::reading(config(), vec![fake.clone()], members(), text()).await;
-        let second = House::reading(config(), vec![fake.clone()], members(), text()).await;
-        first.ready().await;
-        second.ready().await;
+        let first = House::with_texts(config(), vec![fake.clone()], members(), text()).await;
+        let second = House::with_texts(config(), vec![fake.clone()], members(), text()).await;
+        first.wait_until_ready().await;
+        second.wait_until_ready().await;
         let body = json!({ "messages": [{ "role": "user", "content": "A" }], "stream": true });
         let whole = post(first.http, CHAT, &body).await;
         tokio::time::sleep(Duration::from_millis(1100)).await;
@@ -125,8 +125,8 @@ async fn check_every_cut(second: &House, path: &str, body: &Value, whole: &Reply
         // The final position is the same too, so the stream may break off again.
         let (last, _) = identified.last().unwrap();
         let ends = |id: &str| id.split_once(':').unwrap().1.to_owned();
-        let last_told = rest.identified().last().map_or_else(|| ends(id), |(id, _)| ends(id));
-        assert_eq!(last_told, ends(last));
+        let last_position = rest.identified().last().map_or_else(|| ends(id), |(id, _)| ends(id));
+        assert_eq!(last_position, ends(last));
     }
 }
 
@@ -159,10 +159,10 @@ fn a_stream_that_was_read_to_its_end_ends_at_once() {
         let body = json!({ "prompt": "x", "stream": true, "n": 2, "stream_options": { "include_usage": true } });
         let whole = post(first.http, COMPLETIONS, &body).await;
         let identified = whole.identified();
-        let [.., (all_ended, _), (usage, told)] = &identified[..] else { panic!("{}", whole.body) };
+        let [.., (all_ended, _), (usage, usage_chunk)] = &identified[..] else { panic!("{}", whole.body) };
         let n_submits = first.fake.submits().len();
         let rest = post_after(second.http, COMPLETIONS, all_ended, &body).await;
-        assert_eq!(rest.events(), [told.as_str(), "[DONE]"]);
+        assert_eq!(rest.events(), [usage_chunk.as_str(), "[DONE]"]);
         assert_eq!(post_after(second.http, COMPLETIONS, usage, &body).await.events(), ["[DONE]"]);
         assert_eq!(first.fake.submits().len(), n_submits);
         close_both((first, second)).await;
@@ -176,13 +176,13 @@ fn grpc_streams_go_on_too() {
         let sampling = v1::Sampling { logprobs: Some(1), prompt_logprobs: Some(0), ..Default::default() };
         let stopping = v1::Sampling { stop: vec!["wor".into()], ..Default::default() };
         for (sampling, n_tokens) in [(v1::Sampling::default(), 13), (sampling, 13), (stopping, 10)] {
-            let request = v1::GenerateRequest { sampling: Some(sampling), ..ask("prompt") };
-            let (started, whole) = listen(&first, request.clone()).await;
+            let request = v1::GenerateRequest { sampling: Some(sampling), ..text_request("prompt") };
+            let (started, whole) = collect_stream(&first, request.clone()).await;
             let handle = started.resume.as_ref().unwrap().handle.clone();
             for position in 0..=n_tokens {
                 let resume = Some(v1::Resume { handle: handle.clone(), position });
-                let (again, rest) = listen(&second, v1::GenerateRequest { resume, ..request.clone() }).await;
-                assert_eq!((&again.id, again.seed), (&started.id, started.seed));
+                let (resumed, rest) = collect_stream(&second, v1::GenerateRequest { resume, ..request.clone() }).await;
+                assert_eq!((&resumed.id, resumed.seed), (&started.id, started.seed));
                 let before = whole.deltas.iter().filter(|delta| delta.position < position).cloned();
                 let joined: Vec<v1::Delta> = before.chain(rest.deltas).collect();
                 assert_eq!(joined, whole.deltas, "behind {position}");
@@ -190,7 +190,7 @@ fn grpc_streams_go_on_too() {
                 assert_eq!(rest.n_scored, if position == 0 { whole.n_scored } else { 0 });
             }
             let resume = Some(v1::Resume { handle, position: n_tokens + 1 });
-            let beyond = listen_to_its_end(&second, v1::GenerateRequest { resume, ..request }).await.unwrap_err();
+            let beyond = try_collect_stream(&second, v1::GenerateRequest { resume, ..request }).await.unwrap_err();
             assert_eq!(beyond.code(), Code::InvalidArgument);
             assert!(beyond.message().contains("beyond"), "{beyond:?}");
         }
@@ -199,32 +199,32 @@ fn grpc_streams_go_on_too() {
 }
 
 #[derive(Debug)]
-struct Listened {
+struct CollectedStream {
     deltas: Vec<v1::Delta>,
     finished: v1::Finished,
     n_scored: usize,
 }
 
-async fn listen(house: &House, request: v1::GenerateRequest) -> (v1::Started, Listened) {
-    listen_to_its_end(house, request).await.unwrap()
+async fn collect_stream(house: &House, request: v1::GenerateRequest) -> (v1::Started, CollectedStream) {
+    try_collect_stream(house, request).await.unwrap()
 }
 
-async fn listen_to_its_end(
+async fn try_collect_stream(
     house: &House,
     request: v1::GenerateRequest,
-) -> Result<(v1::Started, Listened), tonic::Status> {
+) -> Result<(v1::Started, CollectedStream), tonic::Status> {
     let mut replies = client(house).generate(request).await?.into_inner();
     let Some(Event::Started(started)) = replies.message().await?.unwrap().event else { panic!("no Started") };
-    let mut listened = Listened { deltas: Vec::new(), finished: v1::Finished::default(), n_scored: 0 };
+    let mut collected = CollectedStream { deltas: Vec::new(), finished: v1::Finished::default(), n_scored: 0 };
     while let Some(reply) = replies.message().await? {
         match reply.event.unwrap() {
-            Event::Delta(delta) => listened.deltas.push(delta),
-            Event::Finished(finished) => listened.finished = finished,
-            Event::PromptLogprobs(scored) => listened.n_scored += scored.logprobs.len(),
+            Event::Delta(delta) => collected.deltas.push(delta),
+            Event::Finished(finished) => collected.finished = finished,
+            Event::PromptLogprobs(scored) => collected.n_scored += scored.logprobs.len(),
             Event::Started(_) | Event::PromptProgress(_) => panic!("a second Started, or what was not asked for"),
         }
     }
-    Ok((started, listened))
+    Ok((started, collected))
 }
 
 #[test]
@@ -277,7 +277,7 @@ fn no_tenant_resumes_another_tenants_stream() {
         let (first, second) = open_both(Config { keys, ..config() }).await;
         let stranger = Config { resume_key: ResumeKey::of(b"another cluster"), ..config() };
         let stranger = House::of(stranger, vec![first.fake.clone()]).await;
-        stranger.ready().await;
+        stranger.wait_until_ready().await;
         let body = json!({ "prompt": "x", "stream": true });
         let whole = post_with_key(first.http, COMPLETIONS, "k1", &body).await;
         let (id, _) = whole.identified()[2].clone();
@@ -296,27 +296,27 @@ fn no_tenant_resumes_another_tenants_stream() {
 fn another_replica_of_the_same_policy_goes_on_and_one_with_less_room_does_not() {
     run_within(PATIENCE, async {
         let house = House::open_two(config()).await;
-        let heard = generate(&house, ask("x")).await.unwrap();
-        let resume = heard.started.resume.unwrap();
+        let reply = generate(&house, text_request("x")).await.unwrap();
+        let resume = reply.started.resume.unwrap();
         assert_eq!(resume.replica, "one");
         house.fake.die();
-        house.phases(["absent", "ready"]).await;
+        house.wait_for_phases(["absent", "ready"]).await;
         let resume = v1::Resume { handle: resume.handle, position: 5 };
-        let request = v1::GenerateRequest { resume: Some(resume), ..ask("x") };
-        let (_, rest) = listen(&house, request.clone()).await;
+        let request = v1::GenerateRequest { resume: Some(resume), ..text_request("x") };
+        let (_, rest) = collect_stream(&house, request.clone()).await;
         assert_eq!(rest.deltas.iter().map(|delta| delta.text.as_str()).collect::<String>(), ", world");
         assert!(house.other().adopted().is_empty());
         // While a replica that can continue may come, the client gets a time to retry. Afterwards it is refused.
         house.other().script(|script| script.context = 100);
         house.other().die();
-        house.phases(["absent", "absent"]).await;
+        house.wait_for_phases(["absent", "absent"]).await;
         house.other().welcome();
-        house.phases(["absent", "ready"]).await;
-        assert_eq!(listen_to_its_end(&house, request.clone()).await.err().unwrap().code(), Code::Unavailable);
+        house.wait_for_phases(["absent", "ready"]).await;
+        assert_eq!(try_collect_stream(&house, request.clone()).await.err().unwrap().code(), Code::Unavailable);
         house.fake.script(|script| script.digest = [8; 32]);
         house.fake.welcome();
-        house.phases(["ready", "ready"]).await;
-        assert_eq!(listen_to_its_end(&house, request).await.err().unwrap().code(), Code::FailedPrecondition);
+        house.wait_for_phases(["ready", "ready"]).await;
+        assert_eq!(try_collect_stream(&house, request).await.err().unwrap().code(), Code::FailedPrecondition);
         house.close().await;
     });
 }

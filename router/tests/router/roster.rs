@@ -3,8 +3,8 @@
 
 use crate::client::get;
 use crate::fake::Fake;
-use crate::grpc::{ask, client, generate};
-use crate::replicas::{held, rest};
+use crate::grpc::{text_request, client, generate};
+use crate::replicas::{open_held_stream, read_rest};
 use crate::{House, config, eventually, run};
 use cluster::{Claim, MemoryStore, Store};
 use proto::v1::GetTopologyRequest;
@@ -56,8 +56,8 @@ fn replicas_appear_and_disappear() {
         let (house, store) = house().await;
         assert_eq!((get(house.http, "/ready").await.status, page(&house).await), (503, vec![]));
         let first = claimed(&house, &store, "one", "one:1").await;
-        house.ready().await;
-        generate(&house, ask("x")).await.unwrap();
+        house.wait_until_ready().await;
+        generate(&house, text_request("x")).await.unwrap();
         let _second = claimed(&house, &store, "two", "two:1").await;
         shown(&house, &[("one", "ready"), ("two", "ready")]).await;
         let topology = client(&house).get_topology(GetTopologyRequest::default()).await.unwrap().into_inner();
@@ -69,12 +69,12 @@ fn replicas_appear_and_disappear() {
         drop(first);
         eventually(|| async { page(&house).await.iter().all(|of| of["replica"] != "three") }).await;
         house.fake.script(|script| script.hold_at = 3);
-        let (_, stream) = held(&house, "x").await;
+        let (_, stream) = open_held_stream(&house, "x").await;
         assert_eq!(house.fake.submits().len(), 2);
         // The stream ends: now the replica is gone, and its request goes on elsewhere.
         house.fake.die();
         shown(&house, &[("two", "ready")]).await;
-        assert!("Hello, world".ends_with(&rest(stream).await));
+        assert!("Hello, world".ends_with(&read_rest(stream).await));
         assert_eq!(house.other().submits().len(), 1);
         // The replica can come back.
         house.fake.welcome();
@@ -90,20 +90,20 @@ fn the_later_of_two_claims_serves() {
     run(async {
         let (house, store) = house().await;
         let _first = claimed(&house, &store, "name", "one:1").await;
-        house.ready().await;
+        house.wait_until_ready().await;
         house.fake.script(|script| script.hold_at = 3);
-        let (_, stream) = held(&house, "x").await;
+        let (_, stream) = open_held_stream(&house, "x").await;
         // The first coordinator still runs, and its frames are ignored.
         let _second = store.claim("name", "two:1");
         shown(&house, &[("two", "ready")]).await;
-        assert!("Hello, world".ends_with(&rest(stream).await));
+        assert!("Hello, world".ends_with(&read_rest(stream).await));
         assert_eq!((house.fake.submits().len(), house.other().submits().len()), (1, 1));
         // A third claim gives the address of the first, which answers under its old one and is refused.
         let _third = store.claim("name", "one:1");
         eventually(|| async { page(&house).await[0]["phase"] == "absent" }).await;
         assert_eq!(get(house.http, "/ready").await.json()["error"]["code"], json!("not_ready"));
         house.fake.script(|script| script.incarnation = 5);
-        house.ready().await;
+        house.wait_until_ready().await;
         house.close().await;
     });
 }

@@ -87,7 +87,7 @@ fn a_chat_answer_in_chunks() {
 }
 
 #[test]
-fn each_chunk_may_say_the_usage_so_far() {
+fn chunks_have_usage_so_far_on_request() {
     run(async {
         let house = House::open(config()).await;
         let extra = |each: bool, all: bool| {
@@ -95,8 +95,8 @@ fn each_chunk_may_say_the_usage_so_far() {
                 "stream_options": { "include_usage": all, "continuous_usage_stats": each } })
         };
         let chunks = post(house.http, CHAT, &chat(extra(true, true))).await.chunks();
-        let said: Vec<u64> = chunks.iter().map(|chunk| chunk["usage"]["completion_tokens"].as_u64().unwrap()).collect();
-        assert!(said.is_sorted() && said[0] == 0 && said.ends_with(&[6, 6]), "{said:?}");
+        let completion_counts: Vec<u64> = chunks.iter().map(|chunk| chunk["usage"]["completion_tokens"].as_u64().unwrap()).collect();
+        assert!(completion_counts.is_sorted() && completion_counts[0] == 0 && completion_counts.ends_with(&[6, 6]), "{completion_counts:?}");
         for chunk in &chunks {
             let of = |name: &str| chunk["usage"][name].as_u64().unwrap();
             assert_eq!((of("prompt_tokens"), of("total_tokens")), (10, 10 + of("completion_tokens")));
@@ -213,8 +213,8 @@ fn logprobs_of_a_chat() {
         assert_eq!(content, &[first, second, one("!", json!([33])), end]);
         let extra = json!({ "logprobs": true, "stream": true });
         let chunks = post(house.http, CHAT, &chat(extra)).await.chunks();
-        let told = chunks.iter().flat_map(|chunk| chunk["choices"][0]["logprobs"]["content"].as_array());
-        assert_eq!(told.map(Vec::len).sum::<usize>(), 4);
+        let entries = chunks.iter().flat_map(|chunk| chunk["choices"][0]["logprobs"]["content"].as_array());
+        assert_eq!(entries.map(Vec::len).sum::<usize>(), 4);
         house.close().await;
     });
 }
@@ -234,14 +234,14 @@ fn logprobs_of_a_completion() {
 }
 
 #[test]
-fn a_seed_is_drawn_and_told() {
+fn drawn_seed_is_returned() {
     run(async {
         let house = House::open(config()).await;
         let mut seeds = std::collections::BTreeSet::new();
         for _ in 0..8 {
-            let told = post(house.http, COMPLETIONS, &json!({ "prompt": "Hi" })).await.json()["seed"].as_u64().unwrap();
-            assert!(told < 1 << 53);
-            seeds.insert(told);
+            let seed = post(house.http, COMPLETIONS, &json!({ "prompt": "Hi" })).await.json()["seed"].as_u64().unwrap();
+            assert!(seed < 1 << 53);
+            seeds.insert(seed);
         }
         let sent = house.fake.submits().into_iter().map(|request| request.sampling.unwrap().seed);
         assert_eq!(sent.collect::<std::collections::BTreeSet<_>>(), seeds);
@@ -266,7 +266,7 @@ fn an_error_after_the_first_token() {
 
 /// The replica reports that the request itself is the reason, so only the client can change it.
 #[test]
-fn a_request_that_leaves_no_token_is_told_so() {
+fn request_that_leaves_no_token_gets_its_reason() {
     run(async {
         use proto::cluster::{Finish, GrammarFault};
         let cases = [

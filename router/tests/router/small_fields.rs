@@ -17,12 +17,12 @@ fn bytes(text: &str) -> Vec<u32> {
 }
 
 #[track_caller]
-fn refused(reply: &Reply, field: &str) {
+fn assert_refused(reply: &Reply, field: &str) {
     assert!(reply.status == 400 && reply.body.contains(field), "{field}: {reply:?}");
 }
 
 #[test]
-fn tokens_may_be_told_as_their_ids() {
+fn tokens_may_be_returned_as_their_ids() {
     run(async {
         let house = House::open(config()).await;
         let with = |mut body: Value| {
@@ -41,10 +41,10 @@ fn tokens_may_be_told_as_their_ids() {
 }
 
 #[test]
-fn what_ended_an_answer_is_told() {
+fn stop_reason_is_returned() {
     run(async {
         let house = House::open(config()).await;
-        for (asked, reason) in [
+        for (fields, reason) in [
             (json!({ "stop": ["wor", "x"], "max_tokens": 50 }), json!("wor")),
             (json!({ "max_tokens": 2 }), Value::Null),
             (json!({ "max_tokens": 50 }), Value::Null),
@@ -52,26 +52,26 @@ fn what_ended_an_answer_is_told() {
             (json!({ "max_tokens": 50, "stop_token_ids": [END] }), Value::Null),
             (json!({ "max_tokens": 50, "stop_token_ids": [END], "ignore_eos": true }), json!(END)),
         ] {
-            let mut body = asked.clone();
+            let mut body = fields.clone();
             body["prompt"] = "Hi".into();
             let answer = post(house.http, COMPLETIONS, &body).await.json();
             let choice = answer["choices"][0].as_object().unwrap();
-            assert_eq!(choice.get("stop_reason"), Some(&reason), "{asked}");
+            assert_eq!(choice.get("stop_reason"), Some(&reason), "{fields}");
             body["stream"] = true.into();
             let chunks = post(house.http, COMPLETIONS, &body).await.chunks();
-            assert_eq!(chunks.last().unwrap()["choices"][0]["stop_reason"], reason, "{asked}");
+            assert_eq!(chunks.last().unwrap()["choices"][0]["stop_reason"], reason, "{fields}");
         }
         house.close().await;
     });
 }
 
 #[test]
-fn prompts_are_cut_to_what_was_asked() {
+fn prompts_are_truncated_as_requested() {
     run(async {
         let house = House::open(config()).await;
         let long = "b".repeat(300);
         let (max, room) = (CONTEXT as usize - 1, CONTEXT - 1);
-        for (asked, expected) in [
+        for (request, expected) in [
             (json!({ "prompt": "abcd", "truncate_prompt_tokens": 3 }), bytes("bcd")),
             (json!({ "prompt": "abcd", "truncate_prompt_tokens": 3, "truncation_side": "right" }), bytes("abc")),
             (json!({ "prompt": "abcd", "truncate_prompt_tokens": 9 }), bytes("abcd")),
@@ -79,8 +79,8 @@ fn prompts_are_cut_to_what_was_asked() {
             (json!({ "prompt": long, "truncate_prompt_tokens": -1 }), bytes(&long[..max])),
             (json!({ "prompt": long, "truncate_prompt_tokens": room }), bytes(&long[..max])),
         ] {
-            assert_eq!(post(house.http, COMPLETIONS, &asked).await.status, 200, "{asked}");
-            assert_eq!(house.fake.submits()[0].prompt, expected, "{asked}");
+            assert_eq!(post(house.http, COMPLETIONS, &request).await.status, 200, "{request}");
+            assert_eq!(house.fake.submits()[0].prompt, expected, "{request}");
             house.fake.forget();
         }
         let body = json!({ "prompt": "abcd", "truncate_prompt_tokens": 2, "echo": true, "max_tokens": 1 });
@@ -96,7 +96,7 @@ fn prompts_are_cut_to_what_was_asked() {
             ("truncation_side", json!("middle")),
         ] {
             let body = json!({ "prompt": "abcd", field: value });
-            refused(&post(house.http, COMPLETIONS, &body).await, field);
+            assert_refused(&post(house.http, COMPLETIONS, &body).await, field);
         }
         // Pages that do not cut prompts refuse the field.
         let cut = json!(2);
@@ -108,7 +108,7 @@ fn prompts_are_cut_to_what_was_asked() {
             ("/api/generate", json!({ "prompt": "abcd", "truncate_prompt_tokens": cut })),
             ("/v1/messages", json!({ "messages": hi(), "max_tokens": 2, "truncate_prompt_tokens": cut })),
         ] {
-            refused(&post(house.http, path, &body).await, "truncate_prompt_tokens");
+            assert_refused(&post(house.http, path, &body).await, "truncate_prompt_tokens");
         }
         house.close().await;
     });
@@ -122,7 +122,7 @@ fn what_is_embedded_may_fill_the_context() {
         let path = "/v1/embeddings";
         assert_eq!(post(house.http, path, &json!({ "input": ids(CONTEXT) })).await.status, 200);
         assert_eq!(house.fake.submits()[0].prompt.len(), CONTEXT as usize);
-        refused(&post(house.http, path, &json!({ "input": ids(CONTEXT + 1) })).await, "context");
+        assert_refused(&post(house.http, path, &json!({ "input": ids(CONTEXT + 1) })).await, "context");
         house.fake.forget();
         let body = json!({ "input": "abcd", "truncate_prompt_tokens": 2 });
         assert_eq!(post(house.http, path, &body).await.status, 200);
@@ -139,17 +139,17 @@ fn a_suffix_is_filled_up_to() {
     run(async {
         let house = House::coding().await;
         house.fake.welcome();
-        house.ready().await;
+        house.wait_until_ready().await;
         let body = json!({ "prompt": "ab", "suffix": "c" });
         assert_eq!(post(house.http, COMPLETIONS, &body).await.json()["choices"][0]["text"], "Hello, world");
         let [prefix, suffix, middle] = [0, 1, 2].map(|i| VOCAB + i);
         let expected = [vec![prefix], bytes("ab"), vec![suffix], bytes("c"), vec![middle]].concat();
         assert_eq!(house.fake.submits()[0].prompt, expected);
-        refused(&post(house.http, COMPLETIONS, &json!({ "prompt": ["a", "b"], "suffix": "c" })).await, "prompt");
-        refused(&post(house.http, "/completion", &json!({ "prompt": "ab", "suffix": "c" })).await, "suffix");
+        assert_refused(&post(house.http, COMPLETIONS, &json!({ "prompt": ["a", "b"], "suffix": "c" })).await, "prompt");
+        assert_refused(&post(house.http, "/completion", &json!({ "prompt": "ab", "suffix": "c" })).await, "suffix");
         house.close().await;
         let house = House::open(config()).await;
-        refused(&post(house.http, COMPLETIONS, &body).await, "suffix");
+        assert_refused(&post(house.http, COMPLETIONS, &body).await, "suffix");
         house.close().await;
     });
 }
@@ -161,7 +161,7 @@ fn a_rendered_call_keeps_its_grammar() {
         // The toy model gets its tools in a text that is longer than its context.
         house.fake.script(|script| script.context = 4000);
         house.fake.welcome();
-        house.ready().await;
+        house.wait_until_ready().await;
         let tools = json!([{ "type": "function", "function": { "name": "f", "parameters": { "type": "object" } } }]);
         let body = json!({ "messages": hi(), "tools": tools, "tool_choice": "required", "seed": 1, "max_tokens": 5 });
         let rendered = post(house.http, &format!("{CHAT}/render"), &body).await.json();
@@ -176,7 +176,7 @@ fn a_rendered_call_keeps_its_grammar() {
 }
 
 #[test]
-fn ollamas_generate_is_told_whether_to_think() {
+fn ollama_generate_applies_think() {
     run(async {
         let house = House::open(config()).await;
         let body = json!({ "prompt": "Hi", "think": "high", "stream": false });
@@ -186,7 +186,7 @@ fn ollamas_generate_is_told_whether_to_think() {
         assert!(tail.ends_with(b"[high]"), "{prompt:?}");
         assert_eq!(post(house.http, "/api/generate", &json!({ "prompt": "Hi", "think": false })).await.status, 200);
         let raw = json!({ "prompt": "Hi", "think": true, "raw": true });
-        refused(&post(house.http, "/api/generate", &raw).await, "think");
+        assert_refused(&post(house.http, "/api/generate", &raw).await, "think");
         house.close().await;
     });
 }

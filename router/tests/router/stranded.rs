@@ -2,8 +2,8 @@
 //! request waits as long as it may and then gets the reason.
 
 use crate::client::post;
-use crate::grpc::{ask, client};
-use crate::replicas::{held, rest};
+use crate::grpc::{text_request, client};
+use crate::replicas::{open_held_stream, read_rest};
 use crate::{House, config, run};
 use proto::cluster::state::Phase;
 use router::{Config, Timeouts};
@@ -14,7 +14,7 @@ use tonic::Code;
 const WHY: &str = "tp 2 x pp 1 needs 2 workers, 1 are there";
 const MAX: Duration = Duration::from_millis(500);
 
-fn lacks_workers(house: &House) {
+fn lose_workers(house: &House) {
     house.fake.script(|script| (script.hold_at, script.unplaced) = (3, Some(WHY)));
     house.fake.phase(Phase::Recovering);
 }
@@ -24,12 +24,12 @@ fn its_streams_go_to_another_at_once_and_new_ones_too() {
     run(async {
         let house = House::open_two(config()).await;
         house.fake.script(|script| script.hold_at = 3);
-        let (_, first) = held(&house, "x").await;
+        let (_, first) = open_held_stream(&house, "x").await;
         let begun = Instant::now();
-        lacks_workers(&house);
-        assert_eq!(rest(first).await, "ello, world");
-        let (_, second) = held(&house, "x").await;
-        assert_eq!(rest(second).await, "ello, world");
+        lose_workers(&house);
+        assert_eq!(read_rest(first).await, "ello, world");
+        let (_, second) = open_held_stream(&house, "x").await;
+        assert_eq!(read_rest(second).await, "ello, world");
         assert!(begun.elapsed() < Timeouts::default().recovery_max / 2);
         assert_eq!((house.fake.submits().len(), house.other().submits().len()), (1, 2));
         assert_eq!(house.fake.cancels(), [house.fake.submits()[0].id]);
@@ -38,13 +38,13 @@ fn its_streams_go_to_another_at_once_and_new_ones_too() {
 }
 
 #[test]
-fn requests_without_another_replica_end_in_time_and_are_told_why() {
+fn requests_without_other_replica_end_in_time_with_reason() {
     run(async {
         let timeouts = Timeouts { replica_absence_max: MAX, first_answer_max: MAX / 5, ..config().timeouts };
         let house = House::open(Config { timeouts, ..config() }).await;
         house.fake.script(|script| script.hold_at = 3);
-        let (_, mut running) = held(&house, "x").await;
-        lacks_workers(&house);
+        let (_, mut running) = open_held_stream(&house, "x").await;
+        lose_workers(&house);
         let end = loop {
             match running.message().await {
                 Ok(Some(_)) => {}
@@ -62,7 +62,7 @@ fn requests_without_another_replica_end_in_time_and_are_told_why() {
         assert!(whole.body.contains(WHY) && whole.headers.contains_key("retry-after"), "{}", whole.body);
         let streamed = post(house.http, "/v1/completions", &json!({ "prompt": "x", "stream": true })).await;
         assert!(streamed.body.contains(WHY), "{}", streamed.body);
-        let status = client(&house).generate(ask("x")).await.unwrap().into_inner().message().await;
+        let status = client(&house).generate(text_request("x")).await.unwrap().into_inner().message().await;
         assert!(begun.elapsed() >= 2 * MAX && begun.elapsed() < 2 * MAX + Duration::from_secs(10));
         drop(status);
         let deadline = Instant::now() + Duration::from_secs(10);

@@ -19,8 +19,8 @@ fn tokens_are_answered_in_tokens() {
         for (i, choice) in choices.iter().enumerate() {
             assert_eq!((&choice["index"], &choice["token_ids"]), (&json!(i), &json!([72, 101, 108])));
             assert_eq!(choice["finish_reason"], "length");
-            let told = choice["logprobs"]["content"].as_array().unwrap();
-            assert_eq!((told.len(), &told[0]["token"]), (3, &json!("H")));
+            let entries = choice["logprobs"]["content"].as_array().unwrap();
+            assert_eq!((entries.len(), &entries[0]["token"]), (3, &json!("H")));
         }
         let counts = ["prompt_tokens", "completion_tokens", "total_tokens"].map(|name| &answer["usage"][name]);
         assert_eq!(counts, [&json!(2), &json!(6), &json!(8)]);
@@ -112,7 +112,7 @@ fn wrong_requests_for_tokens_are_refused_by_name() {
 }
 
 #[test]
-fn the_server_tells_its_release_and_its_load() {
+fn server_reports_its_release_and_load() {
     run(async {
         let house = House::open(config()).await;
         assert_eq!(get(house.http, "/version").await.json(), json!({ "version": env!("CARGO_PKG_VERSION") }));
@@ -133,7 +133,7 @@ fn the_server_tells_its_release_and_its_load() {
 
 /// An answer that was generated from a rendered request has the text that the page itself would have sent.
 #[test]
-fn tokens_are_told_as_the_page_itself_tells_them() {
+fn derendered_tokens_match_the_page_itself() {
     run(async {
         let house = House::open(config()).await;
         let chat = json!({ "messages": [{ "role": "user", "content": "Hi" }], "logprobs": true, "seed": 1 });
@@ -153,9 +153,9 @@ fn tokens_are_told_as_the_page_itself_tells_them() {
             "logprobs": { "content": likely } });
         let two = json!([{ "request_id": "a", "choices": [choice] }, { "choices": [choice] }]);
         let body = json!({ "generate_responses": two, "prompt_tokens": [5, 10] });
-        let told = post(house.http, "/v1/completions/derender", &body).await.json();
-        assert_eq!((&told["id"], &told["usage"]["total_tokens"]), (&json!("a"), &json!(17)));
-        let choices = told["choices"].as_array().unwrap();
+        let completion = post(house.http, "/v1/completions/derender", &body).await.json();
+        assert_eq!((&completion["id"], &completion["usage"]["total_tokens"]), (&json!("a"), &json!(17)));
+        let choices = completion["choices"].as_array().unwrap();
         for (i, choice) in choices.iter().enumerate() {
             assert_eq!(
                 (&choice["index"], &choice["text"], &choice["stop_reason"]),
@@ -170,7 +170,7 @@ fn tokens_are_told_as_the_page_itself_tells_them() {
 }
 
 #[test]
-fn tokens_that_say_nothing_are_refused() {
+fn invalid_derender_requests_are_refused() {
     run(async {
         let house = House::open(config()).await;
         let of = |choice: Value| json!({ "generate_response": { "choices": [choice] } });

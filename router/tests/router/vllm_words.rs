@@ -18,12 +18,12 @@ fn hi() -> Value {
 }
 
 #[test]
-fn a_rendered_prompt_says_where_its_tokens_stand() {
+fn rendered_prompt_has_token_offsets() {
     run(async {
         let house = House::open(config()).await;
         let rendered = async |page: &str, body: Value| post(house.http, &format!("{page}/render"), &body).await.json();
-        let asked = json!({ "prompt": ["aïb", "cd"], "return_token_offsets": true });
-        let both = rendered(COMPLETIONS, asked).await;
+        let request = json!({ "prompt": ["aïb", "cd"], "return_token_offsets": true });
+        let both = rendered(COMPLETIONS, request).await;
         // A character of two tokens is where both stand.
         assert_eq!(both[0]["token_offsets"], json!([[0, 1], [1, 2], [1, 2], [2, 3]]));
         assert_eq!(both[1]["token_offsets"], json!([[0, 1], [1, 2]]));
@@ -38,10 +38,10 @@ fn a_rendered_prompt_says_where_its_tokens_stand() {
         let chat = rendered(CHAT, json!({ "messages": hi(), "return_token_offsets": true })).await;
         let (ids, places) = (chat["token_ids"].as_array().unwrap(), chat["token_offsets"].as_array().unwrap());
         assert_eq!(ids.len(), places.len());
-        let of = |token: u32| places[ids.iter().position(|id| *id == token).unwrap()].clone();
+        let offset_of = |token: u32| places[ids.iter().position(|id| *id == token).unwrap()].clone();
         let start = "<|im_start|>".len();
-        assert_eq!((of(START), of(u32::from(b'u'))), (json!([0, start]), json!([start, start + 1])));
-        assert_eq!(of(END), json!([start + "user:Hi".len(), start + "user:Hi<|im_end|>".len()]));
+        assert_eq!((offset_of(START), offset_of(u32::from(b'u'))), (json!([0, start]), json!([start, start + 1])));
+        assert_eq!(offset_of(END), json!([start + "user:Hi".len(), start + "user:Hi<|im_end|>".len()]));
         // Token ids that were sent stand in no text. Without the field, the reply has no offsets.
         let sent = rendered(COMPLETIONS, json!({ "prompt": [97], "return_token_offsets": true })).await;
         let plain = rendered(CHAT, json!({ "messages": hi() })).await;
@@ -51,7 +51,7 @@ fn a_rendered_prompt_says_where_its_tokens_stand() {
 }
 
 #[test]
-fn an_answer_tells_how_long_it_took_where_the_operator_wants_it() {
+fn answer_has_timings_if_operator_enables_them() {
     const TIMES: [&str; 4] = ["time_to_first_token_ms", "generation_time_ms", "queue_time_ms", "tokens_per_second"];
     run(async {
         let plain = House::open(config()).await;
@@ -60,14 +60,14 @@ fn an_answer_tells_how_long_it_took_where_the_operator_wants_it() {
         let house = House::open(router::Config { request_metrics: true, ..config() }).await;
         let started = Passage { kind: Kind::Started.into(), micros_ago: 0, start: 0, end: 0 };
         house.fake.script(|script| script.passages = vec![started]);
-        let told = async |body: Value| post(house.http, CHAT, &body).await.json()["metrics"].take();
-        let metrics = told(json!({ "messages": hi(), "max_tokens": 4 })).await;
+        let fetch_metrics = async |body: Value| post(house.http, CHAT, &body).await.json()["metrics"].take();
+        let metrics = fetch_metrics(json!({ "messages": hi(), "max_tokens": 4 })).await;
         let number = |name: &str| metrics[name].as_f64().unwrap_or_else(|| panic!("{name}: {metrics}"));
         assert!(TIMES.into_iter().all(|name| number(name) >= 0.0));
         assert!((number("mean_itl_ms") * 3.0 - number("generation_time_ms")).abs() < 1e-6, "{metrics}");
         assert!(number("queue_time_ms") > 0.0, "it waited until its ranks began: {metrics}");
-        assert!(told(json!({ "messages": hi(), "max_tokens": 1 })).await.get("mean_itl_ms").is_none());
-        assert_eq!(told(json!({ "messages": hi(), "n": 2 })).await, Value::Null);
+        assert!(fetch_metrics(json!({ "messages": hi(), "max_tokens": 1 })).await.get("mean_itl_ms").is_none());
+        assert_eq!(fetch_metrics(json!({ "messages": hi(), "n": 2 })).await, Value::Null);
         let body = json!({ "messages": hi(), "max_tokens": 2, "stream": true,
             "stream_options": { "include_usage": true } });
         let mut chunks = post(house.http, CHAT, &body).await.chunks();
@@ -79,10 +79,10 @@ fn an_answer_tells_how_long_it_took_where_the_operator_wants_it() {
 }
 
 #[test]
-fn a_gateway_is_told_the_load_in_the_form_that_it_asks_for() {
+fn load_is_reported_in_the_requested_format() {
     run(async {
         let house = House::open(config()).await;
-        let told = async |http: SocketAddr, form: &str| {
+        let fetch_load = async |http: SocketAddr, form: &str| {
             let body = json!({ "prompt": "Hi" }).to_string();
             let head = format!("host: localhost\r\nconnection: close\r\nendpoint-load-metrics-format: {form}");
             let kind = format!("content-type: application/json\r\ncontent-length: {}", body.len());
@@ -91,12 +91,12 @@ fn a_gateway_is_told_the_load_in_the_form_that_it_asks_for() {
             reply.headers.get("endpoint-load-metrics").cloned()
         };
         let numbers = "named_metrics.kv_cache_usage_perc=0, named_metrics.num_requests_waiting=0";
-        assert_eq!(told(house.http, "TEXT").await.unwrap(), format!("TEXT {numbers}"));
-        let in_json = told(house.http, "json").await.unwrap();
+        assert_eq!(fetch_load(house.http, "TEXT").await.unwrap(), format!("TEXT {numbers}"));
+        let in_json = fetch_load(house.http, "json").await.unwrap();
         let report: Value = serde_json::from_str(in_json.strip_prefix("JSON ").unwrap()).unwrap();
         let named = json!({ "kv_cache_usage_perc": 0.0, "num_requests_waiting": 0 });
         assert_eq!(report, json!({ "named_metrics": named }));
-        assert_eq!(told(house.http, "BIN").await, None);
+        assert_eq!(fetch_load(house.http, "BIN").await, None);
         // What waits is counted, by this router.
         house.fake.script(|script| script.hold_at = 0);
         let body = json!({ "prompt": "Hi", "stream": true });
@@ -114,22 +114,22 @@ fn a_gateway_is_told_the_load_in_the_form_that_it_asks_for() {
 }
 
 #[test]
-fn an_echo_begins_with_what_the_assistant_has_said() {
+fn echo_begins_with_the_assistants_text() {
     run(async {
         let house = House::open(config()).await;
         let begun = json!([{ "role": "user", "content": "Hi" }, { "role": "assistant", "content": "So: " }]);
         let mut body = json!({ "messages": begun, "echo": true, "continue_final_message": true,
             "add_generation_prompt": false, "max_tokens": 2 });
-        let said = async |body: &Value| post(house.http, CHAT, body).await.json()["choices"][0]["message"].take();
-        assert_eq!(said(&body).await["content"], "So: He");
+        let fetch_message = async |body: &Value| post(house.http, CHAT, body).await.json()["choices"][0]["message"].take();
+        assert_eq!(fetch_message(&body).await["content"], "So: He");
         body["stream"] = true.into();
         let chunks = post(house.http, CHAT, &body).await.chunks();
         let text: String = chunks.iter().filter_map(|chunk| chunk["choices"][0]["delta"]["content"].as_str()).collect();
         assert_eq!((&*text, &chunks[0]["choices"][0]["delta"]["role"]), ("So: He", &json!("assistant")));
         (body["stream"], body["echo"]) = (false.into(), false.into());
-        assert_eq!(said(&body).await["content"], "He");
+        assert_eq!(fetch_message(&body).await["content"], "He");
         // The echo contains only the assistant's own words, not those of the user.
-        assert_eq!(said(&json!({ "messages": hi(), "echo": true, "max_tokens": 2 })).await["content"], "He");
+        assert_eq!(fetch_message(&json!({ "messages": hi(), "echo": true, "max_tokens": 2 })).await["content"], "He");
         let several = json!({ "messages": [hi(), begun], "echo": true, "max_tokens": 2, "n": 2 });
         let answer = post(house.http, "/v1/chat/completions/batch", &several).await.json();
         let texts: Vec<_> =
@@ -145,7 +145,7 @@ fn what_an_answer_has_no_room_for_is_refused() {
         let house = House::open(config()).await;
         let with = |params: Value| json!({ "token_ids": [72, 105], "sampling_params": params });
         let room = CONTEXT - 2;
-        for (params, told) in [
+        for (params, refused_field) in [
             (json!({ "max_tokens": null, "min_tokens": 2_147_483_648_u32 }), Some("min_tokens")),
             (json!({ "min_tokens": room + 1 }), Some("min_tokens")),
             (json!({ "min_tokens": room }), None),
@@ -154,8 +154,8 @@ fn what_an_answer_has_no_room_for_is_refused() {
             (json!({ "stop": null, "detokenize": false }), None),
         ] {
             let reply = post(house.http, GENERATE, &with(params.clone())).await;
-            let message = told.map(|name| reply.json()["error"]["message"].as_str().unwrap().contains(name));
-            assert_eq!((reply.status == 400, message), (told.is_some(), told.map(|_| true)), "{params}: {reply:?}");
+            let message = refused_field.map(|name| reply.json()["error"]["message"].as_str().unwrap().contains(name));
+            assert_eq!((reply.status == 400, message), (refused_field.is_some(), refused_field.map(|_| true)), "{params}: {reply:?}");
         }
         house.close().await;
     });
@@ -167,7 +167,7 @@ fn what_was_measured_of_an_answer_is_passed_on_whole() {
         let house = House::open(config()).await;
         let drafts = json!({ "mean_acceptance_length": 2.0 });
         let metrics = json!({ "queue_time_ms": 3.0, "speculative_decoding": drafts });
-        let told = async |metrics: &Value| {
+        let derender_metrics = async |metrics: &Value| {
             let generated = json!({ "choices": [{ "token_ids": [72] }], "metrics": metrics });
             let body = json!({ "generate_response": generated, "chat_request": { "messages": hi() } });
             post(house.http, "/v1/chat/completions/derender", &body).await.json()["metrics"].take()
@@ -175,8 +175,8 @@ fn what_was_measured_of_an_answer_is_passed_on_whole() {
         let drafts = json!({ "mean_acceptance_length": 2.0, "per_step_accepted": null, "per_step_drafted": null });
         let whole = json!({ "time_to_first_token_ms": null, "generation_time_ms": null, "queue_time_ms": 3.0,
             "mean_itl_ms": null, "tokens_per_second": null, "speculative_decoding": drafts });
-        assert_eq!(told(&metrics).await, whole);
-        assert_eq!(told(&Value::Null).await, Value::Null);
+        assert_eq!(derender_metrics(&metrics).await, whole);
+        assert_eq!(derender_metrics(&Value::Null).await, Value::Null);
         house.close().await;
     });
 }

@@ -1,7 +1,7 @@
 //! The view of the cluster: a line for each rank of each replica, and above them the problems.
 
 use super::bars::{bar, memory, parts, plain, text, time};
-use crate::operate::status::{models, notes, speed, store, wanted};
+use crate::operate::status::{models, notes, speed, store, target_grid_text};
 use ratatui::style::{Color, Style, Stylize};
 use ratatui::text::{Line, Span};
 use serde_json::Value;
@@ -47,7 +47,7 @@ fn replica(replica: &Value, width: u16) -> Vec<Line<'static>> {
         text(&replica["model"]),
         grid["tp"],
         grid["pp"],
-        wanted(&replica["wanted"]),
+        target_grid_text(&replica["wanted"]),
         text(&replica["epoch"]),
         replica["spares"],
     )));

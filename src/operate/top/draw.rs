@@ -59,7 +59,7 @@ fn title(screen: &Screen) -> Line<'static> {
 /// Returns why there is nothing to show, or how old it is.
 fn notice(screen: &Screen, now: Instant) -> Line<'static> {
     let shown = screen.shown();
-    let age = shown.heard.map(|heard| now.saturating_duration_since(heard));
+    let age = shown.received_at.map(|at| now.saturating_duration_since(at));
     match (&shown.error, age) {
         (Some(why), Some(age)) => Line::from(format!("{} s old: {}", age.as_secs(), plain(why))).red(),
         (Some(why), None) => Line::from(plain(why)).red(),
@@ -154,7 +154,7 @@ mod tests {
         let now = Instant::now();
         for (view, page) in [(TopView::Cluster, cluster()), (TopView::Requests, requests(40)), (TopView::Load, load())]
         {
-            screen.hear(TopQuestion::Page(view), Ok(page), now);
+            screen.receive(TopQuestion::Page(view), Ok(page), now);
         }
         screen
     }
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn a_timeline_is_told_in_words() {
+    fn timeline_is_shown_in_words() {
         let mut screen = screen();
         press(&mut screen, KeyCode::Char('2'));
         press(&mut screen, KeyCode::Enter);
@@ -223,7 +223,7 @@ mod tests {
             json!([event(0.4, "placed"), event(1.0, "started"), event(20.0, "chunk"), event(99.0, "lost")]);
         request["tokens"] = json!({ "width_ms": 50.0, "counts": [0, 2, 4] });
         (request["over"], request["state"]) = (true.into(), "stop".into());
-        screen.hear(TopQuestion::Timeline(1), Ok(request), Instant::now());
+        screen.receive(TopQuestion::Timeline(1), Ok(request), Instant::now());
         let seen = seen(&mut screen, (80, 24)).join("\n");
         for part in
             ["64 tokens are cached", "computed 64 to 101", "99 ms  a rank was lost", "1500 ms  ended: stop", "▁▅█"]
@@ -247,13 +247,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_or_old_says_so() {
+    fn missing_or_old_data_is_labelled() {
         let mut screen = Screen::new("u");
         assert_eq!(seen(&mut screen, (60, 6))[1], "asking ..");
-        screen.hear(TopQuestion::Page(TopView::Cluster), Err("no server answers".into()), Instant::now());
+        screen.receive(TopQuestion::Page(TopView::Cluster), Err("no server answers".into()), Instant::now());
         assert_eq!(seen(&mut screen, (60, 6))[1], "no server answers");
-        screen.hear(TopQuestion::Page(TopView::Cluster), Ok(cluster()), Instant::now());
-        screen.hear(TopQuestion::Page(TopView::Cluster), Err("gone\x1b[2J".into()), Instant::now());
+        screen.receive(TopQuestion::Page(TopView::Cluster), Ok(cluster()), Instant::now());
+        screen.receive(TopQuestion::Page(TopView::Cluster), Err("gone\x1b[2J".into()), Instant::now());
         let seen = seen(&mut screen, (60, 8));
         assert!(seen[1] == "0 s old: gone\u{fffd}[2J" && seen[2].starts_with("local"), "{seen:#?}");
     }

@@ -22,19 +22,19 @@ const KEYS_WAIT: Duration = Duration::from_millis(40);
 /// How long the loop has to end by itself.
 const LEAVE_WAIT: Duration = Duration::from_secs(1);
 
-type Answer = (TopQuestion, Result<Value, String>);
+type TopReply = (TopQuestion, Result<Value, String>);
 
 /// Shows the server until a key or a signal ends it, or after `looks` answers.
 pub fn run(server: &RunningServer, every: Duration, looks: Option<u64>) -> anyhow::Result<()> {
     let (_signals, is_over) = ended_by_signal()?;
     end_without_a_terminal(is_over.clone());
-    let (ask, asked) = sync_channel(1);
+    let (question_tx, question_rx) = sync_channel(1);
     let (answer, answers) = sync_channel(1);
-    let asking = server.clone();
-    std::thread::spawn(move || fetch(&asking, &asked, &answer, every));
+    let fetch_server = server.clone();
+    std::thread::spawn(move || fetch(&fetch_server, &question_rx, &answer, every));
     let terminal = ratatui::try_init().context("the terminal cannot be used")?;
     let mut live =
-        Live { terminal, screen: Screen::new(server.url()), ask, asked: TopQuestion::Page(TopView::Cluster) };
+        TopSession { terminal, screen: Screen::new(server.url()), question_tx: ask: question_tx, last_question: TopQuestion::Page(TopView::Cluster) };
     let shown = live.show(&answers, &is_over, looks);
     ratatui::restore();
     shown
@@ -77,48 +77,48 @@ fn end_without_a_terminal(is_over: Arc<AtomicBool>) {
 }
 
 /// Fetches the page that was requested last: immediately, and then at intervals.
-fn fetch(server: &RunningServer, asked: &Receiver<TopQuestion>, answer: &SyncSender<Answer>, every: Duration) {
-    let mut wanted = TopQuestion::Page(TopView::Cluster);
+fn fetch(server: &RunningServer, question_rx: &Receiver<TopQuestion>, answer: &SyncSender<TopReply>, every: Duration) {
+    let mut question = TopQuestion::Page(TopView::Cluster);
     loop {
-        let page = match wanted {
+        let page = match question {
             TopQuestion::Page(TopView::Cluster) => server.cluster(),
             TopQuestion::Page(TopView::Requests) => server.get("/requests"),
             TopQuestion::Page(TopView::Load) => server.get("/load/hour"),
             TopQuestion::Timeline(number) => server.get(&format!("/requests/{number}")),
         };
-        if answer.send((wanted, page.map_err(|error| format!("{error:#}")))).is_err() {
+        if answer.send((question, page.map_err(|error| format!("{error:#}")))).is_err() {
             return;
         }
-        match asked.recv_timeout(every) {
-            Ok(other) => wanted = other,
+        match question_rx.recv_timeout(every) {
+            Ok(other) => question = other,
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return,
         }
     }
 }
 
-struct Live {
+struct TopSession {
     terminal: DefaultTerminal,
     screen: Screen,
-    ask: SyncSender<TopQuestion>,
-    asked: TopQuestion,
+    question_tx: SyncSender<TopQuestion>,
+    last_question: TopQuestion,
 }
 
-impl Live {
-    fn show(&mut self, answers: &Receiver<Answer>, is_over: &AtomicBool, looks: Option<u64>) -> anyhow::Result<()> {
+impl TopSession {
+    fn show(&mut self, answers: &Receiver<TopReply>, is_over: &AtomicBool, looks: Option<u64>) -> anyhow::Result<()> {
         let mut n_looks = 0;
         while !is_over.load(Relaxed) {
             self.terminal.draw(|frame| draw(frame, &mut self.screen, Instant::now()))?;
             // During a fetch for another view the new request does not fit into the channel; it is sent at the next
             // turn.
-            if self.screen.wanted() != self.asked && self.ask.try_send(self.screen.wanted()).is_ok() {
-                self.asked = self.screen.wanted();
+            if self.screen.question() != self.last_question && self.question_tx.try_send(self.screen.question()).is_ok() {
+                self.last_question = self.screen.question();
             }
             if event::poll(KEYS_WAIT)? && !self.react(&event::read()?) {
                 return Ok(());
             }
-            if let Ok((wanted, answer)) = answers.try_recv() {
-                self.screen.hear(wanted, answer, Instant::now());
+            if let Ok((question, answer)) = answers.try_recv() {
+                self.screen.receive(question, answer, Instant::now());
                 n_looks += 1;
             }
             if looks.is_some_and(|max| n_looks >= max) {

@@ -11,7 +11,7 @@ mod screen;
 
 pub use requests::timeline;
 
-use super::server::{Look, RunningServer};
+use super::server::{RouterArgs, RunningServer};
 use super::status::render;
 use crate::out;
 use clap::Args;
@@ -21,7 +21,7 @@ use std::time::Duration;
 #[derive(Args)]
 pub struct TopCommand {
     #[command(flatten)]
-    pub look: Look,
+    pub look: RouterArgs,
     /// Seconds between updates
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub every: u64,

@@ -19,10 +19,10 @@ pub fn head(page: &Value, width: u16) -> Vec<Line<'static>> {
         (Some(waiting), Some(running)) => format!("{running} run, {waiting} wait"),
         _ => "this key's own".to_owned(),
     };
-    let who = if width >= WIDE { format!("{:<12} {:<16} ", "tenant", "replica") } else { String::new() };
+    let tenant_columns = if width >= WIDE { format!("{:<12} {:<16} ", "tenant", "replica") } else { String::new() };
     let api = if width >= MIDDLE { format!("{:<6} ", "api") } else { String::new() };
     let columns = format!(
-        "{:>6} {:<10} {who}{api}{:>6} {:>6} {:>6} {:>7} {:>7}",
+        "{:>6} {:<10} {tenant_columns}{api}{:>6} {:>6} {:>6} {:>7} {:>7}",
         "number", "state", "prompt", "cached", "answer", "first", "took"
     );
     vec![Line::from(under_way), Line::from(columns).dim()]

@@ -37,16 +37,16 @@ pub enum TopQuestion {
 
 /// The last answer of one kind, and the time since when there has been none.
 #[derive(Default)]
-pub struct Shown {
+pub struct ViewState {
     pub page: Option<Value>,
-    pub heard: Option<Instant>,
+    pub received_at: Option<Instant>,
     pub error: Option<String>,
 }
 
-impl Shown {
-    fn hear(&mut self, answer: Result<Value, String>, now: Instant) {
+impl ViewState {
+    fn update(&mut self, answer: Result<Value, String>, now: Instant) {
         match answer {
-            Ok(page) => (self.page, self.heard, self.error) = (Some(page), Some(now), None),
+            Ok(page) => (self.page, self.received_at, self.error) = (Some(page), Some(now), None),
             Err(why) => self.error = Some(why),
         }
     }
@@ -55,9 +55,9 @@ impl Shown {
 pub struct Screen {
     pub url: String,
     pub view: TopView,
-    pub pages: [Shown; 3],
+    pub pages: [ViewState; 3],
     /// The request whose timeline is shown.
-    pub opened: Option<(u64, Shown)>,
+    pub opened: Option<(u64, ViewState)>,
     /// The selected row in the list of requests.
     pub selected: usize,
     /// The first visible line of a long text.
@@ -69,7 +69,7 @@ const PAGE: usize = 10;
 
 impl Screen {
     pub fn new(url: &str) -> Screen {
-        let pages = [Shown::default(), Shown::default(), Shown::default()];
+        let pages = [ViewState::default(), ViewState::default(), ViewState::default()];
         Screen {
             url: url.to_owned(),
             view: TopView::Cluster,
@@ -81,21 +81,21 @@ impl Screen {
         }
     }
 
-    pub fn shown(&self) -> &Shown {
+    pub fn shown(&self) -> &ViewState {
         match &self.opened {
             Some((_, shown)) => shown,
             None => &self.pages[self.view as usize],
         }
     }
 
-    pub fn wanted(&self) -> TopQuestion {
+    pub fn question(&self) -> TopQuestion {
         self.opened.as_ref().map_or(TopQuestion::Page(self.view), |(number, _)| TopQuestion::Timeline(*number))
     }
 
-    pub fn hear(&mut self, wanted: TopQuestion, answer: Result<Value, String>, now: Instant) {
-        match (wanted, &mut self.opened) {
-            (TopQuestion::Page(view), _) => self.pages[view as usize].hear(answer, now),
-            (TopQuestion::Timeline(number), Some((opened, shown))) if number == *opened => shown.hear(answer, now),
+    pub fn receive(&mut self, question: TopQuestion, answer: Result<Value, String>, now: Instant) {
+        match (question, &mut self.opened) {
+            (TopQuestion::Page(view), _) => self.pages[view as usize].update(answer, now),
+            (TopQuestion::Timeline(number), Some((opened, shown))) if number == *opened => shown.update(answer, now),
             // The timeline was closed in the meantime.
             (TopQuestion::Timeline(_), _) => {}
         }
@@ -154,7 +154,7 @@ impl Screen {
     fn open(&mut self) {
         let page = self.pages[TopView::Requests as usize].page.as_ref();
         let number = page.and_then(|page| rows(page).get(self.selected)?["number"].as_u64());
-        self.opened = number.map(|number| (number, Shown::default()));
+        self.opened = number.map(|number| (number, ViewState::default()));
         self.scroll = 0;
     }
 
@@ -190,7 +190,7 @@ mod tests {
             (KeyCode::Char('1'), TopView::Cluster),
         ] {
             assert!(pressed(&mut screen, &[key]));
-            assert_eq!((screen.view, screen.wanted()), (expect, TopQuestion::Page(expect)));
+            assert_eq!((screen.view, screen.question()), (expect, TopQuestion::Page(expect)));
         }
         assert!(pressed(&mut screen, &[KeyCode::Char('?')]) && screen.is_help);
         assert!(pressed(&mut screen, &[KeyCode::Char('1')]) && !screen.is_help, "any key closes the help");
@@ -203,17 +203,17 @@ mod tests {
         let mut screen = Screen::new("u");
         let now = Instant::now();
         let list = |n: u64| json!({ "requests": (1..=n).map(|n| json!({ "number": n })).collect::<Vec<_>>() });
-        screen.hear(TopQuestion::Page(TopView::Requests), Ok(list(3)), now);
+        screen.receive(TopQuestion::Page(TopView::Requests), Ok(list(3)), now);
         pressed(&mut screen, &[KeyCode::Char('2'), KeyCode::Down, KeyCode::End, KeyCode::Down, KeyCode::Enter]);
-        assert_eq!(screen.wanted(), TopQuestion::Timeline(3));
-        screen.hear(TopQuestion::Timeline(2), Ok(json!({ "number": 2 })), now);
+        assert_eq!(screen.question(), TopQuestion::Timeline(3));
+        screen.receive(TopQuestion::Timeline(2), Ok(json!({ "number": 2 })), now);
         assert!(screen.shown().page.is_none(), "another one's timeline");
-        screen.hear(TopQuestion::Timeline(3), Ok(json!({ "number": 3 })), now);
+        screen.receive(TopQuestion::Timeline(3), Ok(json!({ "number": 3 })), now);
         assert_eq!(screen.shown().page.as_ref().unwrap()["number"], 3);
-        screen.hear(TopQuestion::Timeline(3), Err("gone".into()), now);
+        screen.receive(TopQuestion::Timeline(3), Err("gone".into()), now);
         assert!(screen.shown().page.is_some() && screen.shown().error.is_some(), "what was heard stays");
         pressed(&mut screen, &[KeyCode::Esc]);
-        screen.hear(TopQuestion::Page(TopView::Requests), Ok(list(1)), now);
-        assert_eq!((screen.wanted(), screen.selected), (TopQuestion::Page(TopView::Requests), 0));
+        screen.receive(TopQuestion::Page(TopView::Requests), Ok(list(1)), now);
+        assert_eq!((screen.question(), screen.selected), (TopQuestion::Page(TopView::Requests), 0));
     }
 }

@@ -16,13 +16,13 @@ const BATCH_BYTES: usize = 64 << 10;
 pub struct LogQueue {
     lines_max: usize,
     bytes_max: usize,
-    queued: Mutex<Queued>,
+    queued: Mutex<QueuedEntries>,
     filled: Condvar,
     emptied: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct Queued {
+struct QueuedEntries {
     entries: VecDeque<LogEntry>,
     /// Includes the lines that are being written.
     n_lines: usize,
@@ -78,7 +78,7 @@ impl LogQueue {
 
     /// Waits for lines and returns what to write next; the caller then calls `written`.
     pub fn take(&self) -> Vec<LogEntry> {
-        let is_idle = |queued: &mut Queued| queued.entries.is_empty() && queued.n_dropped == 0;
+        let is_idle = |queued: &mut QueuedEntries| queued.entries.is_empty() && queued.n_dropped == 0;
         let queued = self.filled.wait_while(self.queued(), is_idle);
         let mut queued = queued.unwrap_or_else(PoisonError::into_inner);
         if queued.n_dropped > 0 && queued.n_lines <= self.lines_max / 2 && queued.n_bytes <= self.bytes_max / 2 {
@@ -106,7 +106,7 @@ impl LogQueue {
 
     /// Waits until all lines are written, at most for `wait_max`. Returns false if some are not.
     pub fn until_written(&self, wait_max: Duration) -> bool {
-        let is_busy = |queued: &mut Queued| queued.n_lines > 0 || queued.n_dropped > 0;
+        let is_busy = |queued: &mut QueuedEntries| queued.n_lines > 0 || queued.n_dropped > 0;
         let waited = self.emptied.wait_timeout_while(self.queued(), wait_max, is_busy);
         !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
     }
@@ -116,12 +116,12 @@ impl LogQueue {
         self.queued().n_dropped > 0
     }
 
-    fn queued(&self) -> MutexGuard<'_, Queued> {
+    fn queued(&self) -> MutexGuard<'_, QueuedEntries> {
         self.queued.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Queued {
+impl QueuedEntries {
     fn push(&mut self, entry: LogEntry) {
         self.n_lines += 1;
         self.n_bytes += entry.n_bytes();
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_told_where_it_would_have_stood() {
+    fn dropped_lines_are_reported_in_their_place() {
         let queue = LogQueue::new(4, 100);
         assert_eq!(put(&queue, 0..6), [true, true, true, true, false, false]);
         let batch = queue.take();
@@ -184,19 +184,19 @@ mod tests {
         assert!(queue.put(b"12345678") && !queue.put(b"901") && !queue.put(b"9"));
         let batch = queue.take();
         queue.written(&batch);
-        let told = queue.take();
-        assert_eq!(told, [LogEntry::Dropped(2)]);
-        queue.written(&told);
+        let report = queue.take();
+        assert_eq!(report, [LogEntry::Dropped(2)]);
+        queue.written(&report);
         // A line that is too long for the whole queue is dropped alone.
         assert!(!queue.put(b"12345678901"));
-        let told = queue.take();
-        assert_eq!(told, [LogEntry::Dropped(1)]);
-        queue.written(&told);
+        let report = queue.take();
+        assert_eq!(report, [LogEntry::Dropped(1)]);
+        queue.written(&report);
         assert!(queue.put(b"1234567890") && !queue.until_written(SOON));
     }
 
     #[test]
-    fn nothing_is_told_while_the_queue_is_more_than_half_full() {
+    fn drops_are_not_reported_before_queue_is_half_empty() {
         let queue = LogQueue::new(4, BATCH_BYTES * 4);
         let long = vec![b'x'; BATCH_BYTES];
         assert_eq!([0; 5].map(|_| queue.put(&long)), [true, true, true, true, false]);
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_for_the_end_waits_for_what_is_being_written_and_no_longer_than_told() {
+    fn flush_waits_for_writes_up_to_its_timeout() {
         let queue = Arc::new(LogQueue::default());
         assert!(queue.until_written(SOON), "there is nothing to write");
         assert!(queue.put(b"last"));

@@ -35,14 +35,14 @@ pub fn start(queue: Arc<LogQueue>, format: Format) -> io::Result<()> {
         }
     })?;
     let panics = queue.clone();
-    std::panic::set_hook(Box::new(move |panic| say_panic(&panics, panic)));
+    std::panic::set_hook(Box::new(move |panic| write_panic(&panics, panic)));
     // A second call to set up logs has failed before this point.
     let _first = QUEUE.set(queue);
     Ok(())
 }
 
 /// Writes a line for the user that started the process, not in the log's format. Does not wait once logs are set up.
-pub fn say(text: &str) {
+pub fn write_line(text: &str) {
     match QUEUE.get() {
         Some(queue) => put(queue, &format!("{text}\n")),
         None => eprintln!("{text}"),
@@ -62,7 +62,7 @@ fn put(mut queue: &LogQueue, text: &str) {
 }
 
 /// Writes a panic as the standard library does, but through the queue.
-fn say_panic(queue: &LogQueue, panic: &PanicHookInfo<'_>) {
+fn write_panic(queue: &LogQueue, panic: &PanicHookInfo<'_>) {
     let thread = std::thread::current();
     let mut text = format!("\nthread '{}' {panic}\n", thread.name().unwrap_or("<unnamed>"));
     let backtrace = Backtrace::capture();
@@ -89,7 +89,7 @@ impl<W: Write> LogWriter<W> {
         let batch = self.queue.take();
         let lost = (self.n_lost > 0).then(|| dropped(self.format, self.n_lost));
         let mut bytes = lost.unwrap_or_default().into_bytes();
-        let (mut n_lines, mut n_told) = (0, 0);
+        let (mut n_lines, mut n_dropped) = (0, 0);
         for entry in &batch {
             match entry {
                 LogEntry::Line(line) => {
@@ -98,7 +98,7 @@ impl<W: Write> LogWriter<W> {
                 }
                 LogEntry::Dropped(n) => {
                     bytes.extend(dropped(self.format, *n).into_bytes());
-                    n_told += n;
+                    n_dropped += n;
                 }
             }
         }
@@ -107,7 +107,7 @@ impl<W: Write> LogWriter<W> {
             // The disk may be full, or the reader gone: later lines may have room.
             Err(_) => {
                 metrics::log_dropped(n_lines);
-                self.n_lost += n_lines + n_told;
+                self.n_lost += n_lines + n_dropped;
             }
         }
         self.queue.written(&batch);
@@ -132,7 +132,7 @@ fn write_all(out: &mut impl Write, mut bytes: &[u8]) -> io::Result<()> {
 fn dropped(format: Format, n: u64) -> String {
     let mut now = String::new();
     // A line without a time is still a line.
-    let _told = time().format_time(&mut format::Writer::new(&mut now));
+    let _formatted = time().format_time(&mut format::Writer::new(&mut now));
     let message = format!("{n} log lines were dropped: nobody read them in time");
     match format {
         Format::Text => format!("{now}  WARN telemetry: {message}\n"),
@@ -188,27 +188,27 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_written_is_told_before_what_can() {
+    fn unwritten_lines_are_reported_before_later_ones() {
         let mut writer = writer(Format::Text, &[Err(ErrorKind::BrokenPipe), Err(ErrorKind::StorageFull)]);
         for n in 0..3 {
             put(&writer.queue, &format!("{n}\n"));
             writer.write_next();
         }
-        let (told, line) = read(&writer).split_once('\n').unwrap();
-        assert!(told.contains(" WARN telemetry: 2 log lines were dropped"), "{told}");
+        let (report, line) = read(&writer).split_once('\n').unwrap();
+        assert!(report.contains(" WARN telemetry: 2 log lines were dropped"), "{report}");
         assert_eq!(line, "2\n");
     }
 
     #[test]
-    fn what_was_dropped_is_told_in_the_logs_format() {
+    fn drop_report_has_the_log_format() {
         let mut writer = writer(Format::Json, &[]);
         let long = "x".repeat(super::super::queue::BYTES_MAX + 1);
         put(&writer.queue, &long);
         put(&writer.queue, &long);
         writer.write_next();
-        let told = read(&writer);
-        let (start, rest) = told.split_once("Z\",").unwrap();
-        assert!(start.starts_with("{\"timestamp\":\"20"), "{told}");
+        let report = read(&writer);
+        let (start, rest) = report.split_once("Z\",").unwrap();
+        assert!(start.starts_with("{\"timestamp\":\"20"), "{report}");
         let message = "2 log lines were dropped: nobody read them in time";
         let expected =
             format!("\"level\":\"WARN\",\"message\":\"{message}\",\"dropped\":2,\"target\":\"telemetry\"}}\n");

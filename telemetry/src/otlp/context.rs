@@ -14,12 +14,12 @@ pub struct TraceHeaders {
     pub state: String,
 }
 
-struct Headers<'a> {
+struct HeaderExtractor<'a> {
     parent: &'a str,
     state: &'a str,
 }
 
-impl Extractor for Headers<'_> {
+impl Extractor for HeaderExtractor<'_> {
     fn get(&self, name: &str) -> Option<&str> {
         match name {
             "traceparent" => Some(self.parent),
@@ -34,7 +34,7 @@ impl Extractor for Headers<'_> {
 }
 
 fn read(parent: &str, state: &str) -> opentelemetry::Context {
-    TraceContextPropagator::new().extract_with_context(&opentelemetry::Context::new(), &Headers { parent, state })
+    TraceContextPropagator::new().extract_with_context(&opentelemetry::Context::new(), &HeaderExtractor { parent, state })
 }
 
 /// Makes `span` a part of the caller's trace. Unreadable headers count as absent, as the standard requires.

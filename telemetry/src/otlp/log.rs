@@ -48,8 +48,8 @@ where
     fn on_event(&self, event: &Event<'_>, context: Context<'_, S>) {
         let metadata = event.metadata();
         let (severity, text) = severity(*metadata.level());
-        let mut said = Said::default();
-        event.record(&mut said);
+        let mut fields = EventFields::default();
+        event.record(&mut fields);
         let (trace_id, span_id, flags) = Self::place(event, &context).unwrap_or_default();
         let now = unix_nanos();
         let log = LogRecord {
@@ -57,8 +57,8 @@ where
             observed_time_unix_nano: now,
             severity_number: severity.into(),
             severity_text: text.into(),
-            body: said.message.map(|message| AnyValue { value: Some(Value::StringValue(message)) }),
-            attributes: said.attributes,
+            body: fields.message.map(|message| AnyValue { value: Some(Value::StringValue(message)) }),
+            attributes: fields.attributes,
             flags,
             trace_id,
             span_id,
@@ -80,12 +80,12 @@ fn severity(level: Level) -> (SeverityNumber, &'static str) {
 
 /// An event's fields.
 #[derive(Default)]
-struct Said {
+struct EventFields {
     message: Option<String>,
     attributes: Vec<KeyValue>,
 }
 
-impl Said {
+impl EventFields {
     fn add(&mut self, field: &Field, value: Value) {
         let value = Some(AnyValue { value: Some(value) });
         self.attributes.push(KeyValue { key: field.name().into(), value, ..KeyValue::default() });
@@ -104,7 +104,7 @@ impl Said {
     }
 }
 
-impl Visit for Said {
+impl Visit for EventFields {
     fn record_f64(&mut self, field: &Field, value: f64) {
         self.add(field, Value::DoubleValue(value));
     }

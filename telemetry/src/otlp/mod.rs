@@ -39,9 +39,9 @@ use wire::{CollectorClient, ExportBatch};
 /// The longest wait for the last batches at the end of a process.
 const LAST_MAX: Duration = Duration::from_secs(2);
 
-static SENDING: OnceLock<Sending> = OnceLock::new();
+static SENDING: OnceLock<ExportSetup> = OnceLock::new();
 
-struct Sending {
+struct ExportSetup {
     wire: CollectorClient,
     sender: Sender,
     metrics_every: Option<Duration>,
@@ -52,7 +52,7 @@ struct Sending {
     runtime: Runtime,
 }
 
-impl Sending {
+impl ExportSetup {
     fn start(&self, task: impl Future<Output = ()> + Send + 'static) {
         let task = self.runtime.spawn(task);
         self.tasks.lock().unwrap_or_else(PoisonError::into_inner).push(task);
@@ -82,7 +82,7 @@ where
     let resource = resource();
     let described = ResourceAttributesWithSchema::from(&resource);
     let sender = Sender { attributes: described.attributes.0.clone(), ..Sender::default() };
-    let sending = Sending {
+    let sending = ExportSetup {
         wire,
         sender: sender.clone(),
         metrics_every: collector.metrics_every,
@@ -132,14 +132,14 @@ fn resource() -> Resource {
         KeyValue::new("service.version", env!("CARGO_PKG_VERSION")),
         KeyValue::new("process.pid", i64::from(std::process::id())),
     ];
-    let told = Resource::builder().build();
+    let configured = Resource::builder().build();
     let is_named = |name: Value| !name.as_str().starts_with("unknown_service");
     let mut resource = Resource::builder().with_attributes(own);
-    if !told.get(&Key::from_static_str("service.name")).is_some_and(is_named) {
+    if !configured.get(&Key::from_static_str("service.name")).is_some_and(is_named) {
         resource = resource.with_service_name("lockstep");
     }
     // Distinguishes two processes that count the same metrics.
-    if told.get(&Key::from_static_str("service.instance.id")).is_none() {
+    if configured.get(&Key::from_static_str("service.instance.id")).is_none() {
         resource = resource.with_attribute(KeyValue::new("service.instance.id", life()));
     }
     resource.build()

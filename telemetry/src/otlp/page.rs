@@ -14,7 +14,7 @@ const CUMULATIVE: i32 = AggregationTemporality::Cumulative as i32;
 
 /// The interval that counters cover, as Unix time in nanoseconds.
 #[derive(Clone, Copy)]
-struct Span {
+struct CounterInterval {
     since: u64,
     now: u64,
 }
@@ -30,8 +30,8 @@ pub fn read(page: &str, since: u64, now: u64) -> Vec<Metric> {
             let (of, kind) = typed.split_once(' ').unwrap_or((typed, ""));
             name = of;
             metrics.push(empty(name, std::mem::take(&mut help), kind));
-        } else if let (Some(sample), Some(metric)) = (Sample::read(line), metrics.last_mut()) {
-            add(metric, name, sample, Span { since, now });
+        } else if let (Some(sample), Some(metric)) = (MetricLine::read(line), metrics.last_mut()) {
+            add(metric, name, sample, CounterInterval { since, now });
         }
     }
     metrics
@@ -48,7 +48,7 @@ pub fn n_points(metrics: &[Metric]) -> u64 {
 }
 
 fn empty(name: &str, help: &str, kind: &str) -> Metric {
-    let (told, unit) = convention(name);
+    let (otel_name, unit) = convention(name);
     let data = match kind {
         "counter" => {
             Data::Sum(Sum { data_points: Vec::new(), aggregation_temporality: CUMULATIVE, is_monotonic: true })
@@ -56,18 +56,18 @@ fn empty(name: &str, help: &str, kind: &str) -> Metric {
         "histogram" => Data::Histogram(Histogram { data_points: Vec::new(), aggregation_temporality: CUMULATIVE }),
         _ => Data::Gauge(Gauge::default()),
     };
-    Metric { name: told.into(), description: help.into(), unit: unit.into(), data: Some(data), ..Metric::default() }
+    Metric { name: otel_name.into(), description: help.into(), unit: unit.into(), data: Some(data), ..Metric::default() }
 }
 
 /// A line that is not a comment.
-struct Sample<'a> {
+struct MetricLine<'a> {
     name: &'a str,
     labels: Vec<(&'a str, String)>,
     value: f64,
 }
 
-impl Sample<'_> {
-    fn read(line: &str) -> Option<Sample<'_>> {
+impl MetricLine<'_> {
+    fn read(line: &str) -> Option<MetricLine<'_>> {
         let end = line.find(['{', ' '])?;
         let (name, rest) = line.split_at(end);
         let (labels, rest) = match rest.strip_prefix('{') {
@@ -75,7 +75,7 @@ impl Sample<'_> {
             None => (Vec::new(), rest),
         };
         let value = rest.trim().parse().ok()?;
-        Some(Sample { name, labels, value })
+        Some(MetricLine { name, labels, value })
     }
 }
 
@@ -111,16 +111,16 @@ fn unquoted(text: &str) -> Option<(String, &str)> {
     None
 }
 
-fn add(metric: &mut Metric, name: &str, sample: Sample<'_>, span: Span) {
+fn add(metric: &mut Metric, name: &str, sample: MetricLine<'_>, span: CounterInterval) {
     match &mut metric.data {
-        Some(Data::Gauge(gauge)) => gauge.data_points.push(number(sample, Span { since: 0, ..span })),
+        Some(Data::Gauge(gauge)) => gauge.data_points.push(number(sample, CounterInterval { since: 0, ..span })),
         Some(Data::Sum(sum)) => sum.data_points.push(number(sample, span)),
         Some(Data::Histogram(histogram)) => observe(&mut histogram.data_points, name, sample, span),
         _ => {}
     }
 }
 
-fn number(sample: Sample<'_>, span: Span) -> NumberDataPoint {
+fn number(sample: MetricLine<'_>, span: CounterInterval) -> NumberDataPoint {
     NumberDataPoint {
         attributes: attributes(sample.labels),
         start_time_unix_nano: span.since,
@@ -131,7 +131,7 @@ fn number(sample: Sample<'_>, span: Span) -> NumberDataPoint {
 }
 
 /// Adds a line of a histogram to its series: cumulative buckets, sum and count follow each other.
-fn observe(points: &mut Vec<HistogramDataPoint>, name: &str, mut sample: Sample<'_>, span: Span) {
+fn observe(points: &mut Vec<HistogramDataPoint>, name: &str, mut sample: MetricLine<'_>, span: CounterInterval) {
     let bound = sample.labels.iter().position(|(label, _)| *label == "le").map(|i| sample.labels.swap_remove(i).1);
     // A bucket's label may stand at any place among the others.
     sample.labels.sort_unstable();

@@ -21,8 +21,8 @@ pub struct Headers(HeaderMap);
 impl Headers {
     /// Parses `name=value,name=value`, the format of `OTEL_EXPORTER_OTLP_HEADERS`, with special characters in values as
     /// %41.
-    pub fn parse(said: &str) -> Result<Headers, Error> {
-        let pairs = said.split(',').map(str::trim).filter(|pair| !pair.is_empty());
+    pub fn parse(text: &str) -> Result<Headers, Error> {
+        let pairs = text.split(',').map(str::trim).filter(|pair| !pair.is_empty());
         let mut headers = HeaderMap::new();
         for (at, pair) in pairs.enumerate() {
             // A value may be a secret, even if it is invalid, so the error names only its position.
@@ -140,14 +140,14 @@ fn roots(endpoint: &str, authority: Option<&[u8]>) -> Result<RootCertStore, Erro
 
 /// Formats an error with its causes, because the outermost error is just "connection error".
 pub(super) fn chain(error: &dyn std::error::Error) -> String {
-    let mut said = error.to_string();
+    let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
-        said.push_str(": ");
-        said.push_str(&error.to_string());
+        text.push_str(": ");
+        text.push_str(&error.to_string());
         cause = error.source();
     }
-    said
+    text
 }
 
 #[cfg(test)]
@@ -156,10 +156,10 @@ mod tests {
 
     #[test]
     fn headers_read_as_the_variable_s_standard_has_them() {
-        let said = Headers::parse(" api-key=a%20b%3D=c , X-Team = blue,,").unwrap();
-        let value = |name: &str| said.0.get(name).map(HeaderValue::as_bytes);
-        assert_eq!((value("api-key"), value("x-team"), said.0.len()), (Some(&b"a b==c"[..]), Some(&b"blue"[..]), 2));
-        assert_eq!(format!("{said:?}"), r#"["api-key", "x-team"]"#, "values are shown to nobody");
+        let headers = Headers::parse(" api-key=a%20b%3D=c , X-Team = blue,,").unwrap();
+        let value = |name: &str| headers.0.get(name).map(HeaderValue::as_bytes);
+        assert_eq!((value("api-key"), value("x-team"), headers.0.len()), (Some(&b"a b==c"[..]), Some(&b"blue"[..]), 2));
+        assert_eq!(format!("{headers:?}"), r#"["api-key", "x-team"]"#, "values are shown to nobody");
         assert_eq!(Headers::parse("").unwrap(), Headers::default());
         for wrong in [
             "secret",

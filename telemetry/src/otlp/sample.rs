@@ -51,12 +51,12 @@ mod tests {
         let parent = parent.map(|flags| Context::new().with_remote_span_context(span(flags)));
         let links: Vec<Link> = links.iter().map(|flags| Link::with_context(span(*flags))).collect();
         let trace = TraceId::from(u128::MAX >> 1);
-        let told = Sampler::new(ratio).should_sample(parent.as_ref(), trace, "", &SpanKind::Server, &[], &links);
-        told.decision == SamplingDecision::RecordAndSample
+        let result = Sampler::new(ratio).should_sample(parent.as_ref(), trace, "", &SpanKind::Server, &[], &links);
+        result.decision == SamplingDecision::RecordAndSample
     }
 
     #[test]
-    fn the_caller_is_heard_then_the_links_then_the_ratio() {
+    fn caller_decides_then_links_then_ratio() {
         let (yes, no) = (TraceFlags::SAMPLED, TraceFlags::NOT_SAMPLED);
         assert_eq!([is_sampled(0.0, Some(yes), &[]), is_sampled(1.0, Some(no), &[])], [true, false]);
         assert_eq!([is_sampled(0.0, None, &[no, yes]), is_sampled(1.0, None, &[no])], [true, false]);

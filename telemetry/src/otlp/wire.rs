@@ -158,12 +158,12 @@ impl ExportFailure {
 
 #[derive(Clone, Debug)]
 pub struct CollectorClient {
-    way: Way,
+    way: ExportTransport,
     headers: Headers,
 }
 
 #[derive(Clone, Debug)]
-enum Way {
+enum ExportTransport {
     Grpc(Channel),
     Http { client: Box<HttpClient>, base: String },
 }
@@ -176,11 +176,11 @@ impl CollectorClient {
         let Collector { endpoint, authority, .. } = collector;
         let authority = authority.as_deref();
         let way = match collector.protocol {
-            Protocol::Grpc => Way::Grpc(reach::channel(endpoint, authority, ANSWER_MAX)?),
+            Protocol::Grpc => ExportTransport::Grpc(reach::channel(endpoint, authority, ANSWER_MAX)?),
             Protocol::Http => {
                 let client = Client::builder(TokioExecutor::new()).build(reach::connector(endpoint, authority)?);
                 let base = reach::address(endpoint, authority)?.0.trim_end_matches('/').to_owned();
-                Way::Http { client: Box::new(client), base }
+                ExportTransport::Http { client: Box::new(client), base }
             }
         };
         Ok(CollectorClient { way, headers: collector.headers.clone() })
@@ -190,8 +190,8 @@ impl CollectorClient {
         let headers = self.headers.map();
         let sent = async {
             match &self.way {
-                Way::Grpc(channel) => by_grpc(channel.clone(), batch.clone(), headers).await,
-                Way::Http { client, base } => by_http(client, base, batch, headers).await,
+                ExportTransport::Grpc(channel) => by_grpc(channel.clone(), batch.clone(), headers).await,
+                ExportTransport::Http { client, base } => by_http(client, base, batch, headers).await,
             }
         };
         timeout(ANSWER_MAX, sent).await.unwrap_or_else(|_| Err(ExportFailure::passing("no answer in time")))
@@ -205,16 +205,16 @@ fn with<T>(headers: &HeaderMap, message: T) -> tonic::Request<T> {
 async fn by_grpc(channel: Channel, batch: ExportBatch, headers: &HeaderMap) -> Result<PartialSuccess, ExportFailure> {
     let answer = match batch {
         ExportBatch::Spans(request) => {
-            let asked = with(headers, request);
-            TraceServiceClient::new(channel).export(asked).await.map(|answer| of_spans(answer.into_inner()))
+            let grpc_request = with(headers, request);
+            TraceServiceClient::new(channel).export(grpc_request).await.map(|answer| of_spans(answer.into_inner()))
         }
         ExportBatch::Metrics(request) => {
-            let asked = with(headers, request);
-            MetricsServiceClient::new(channel).export(asked).await.map(|answer| of_metrics(answer.into_inner()))
+            let grpc_request = with(headers, request);
+            MetricsServiceClient::new(channel).export(grpc_request).await.map(|answer| of_metrics(answer.into_inner()))
         }
         ExportBatch::Logs(request) => {
-            let asked = with(headers, request);
-            LogsServiceClient::new(channel).export(asked).await.map(|answer| of_logs(answer.into_inner()))
+            let grpc_request = with(headers, request);
+            LogsServiceClient::new(channel).export(grpc_request).await.map(|answer| of_logs(answer.into_inner()))
         }
     };
     // The division into temporary and final failures follows OTLP's specification.

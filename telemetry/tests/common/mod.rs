@@ -80,11 +80,11 @@ impl Collector {
     pub fn http(&self, answer: fn(&str, usize) -> Answer) -> String {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();
-        let heard = self.clone();
+        let collector = self.clone();
         std::thread::spawn(move || {
             for stream in listener.incoming().map_while(Result::ok) {
-                let heard = heard.clone();
-                std::thread::spawn(move || heard.connection(stream, answer));
+                let connection_collector = collector.clone();
+                std::thread::spawn(move || connection_collector.connection(stream, answer));
             }
         });
         address
@@ -118,15 +118,15 @@ impl Collector {
     }
 
     pub fn spans(&self) -> Vec<Span> {
-        let heard = self.traces.lock().unwrap();
-        let scopes = heard.iter().flat_map(|request| &request.resource_spans).flat_map(|of| &of.scope_spans);
+        let traces = self.traces.lock().unwrap();
+        let scopes = traces.iter().flat_map(|request| &request.resource_spans).flat_map(|of| &of.scope_spans);
         scopes.flat_map(|scope| scope.spans.clone()).collect()
     }
 
     /// Returns the log records with their scopes.
     pub fn records(&self) -> Vec<(String, LogRecord)> {
-        let heard = self.logs.lock().unwrap();
-        let scopes = heard.iter().flat_map(|request| &request.resource_logs).flat_map(|of| &of.scope_logs);
+        let logs = self.logs.lock().unwrap();
+        let scopes = logs.iter().flat_map(|request| &request.resource_logs).flat_map(|of| &of.scope_logs);
         let named =
             scopes.flat_map(|of| of.log_records.iter().map(|log| (of.scope.clone().unwrap().name, log.clone())));
         named.collect()
@@ -134,8 +134,8 @@ impl Collector {
 
     /// Returns the metrics of the last page that was sent.
     pub fn last_metrics(&self) -> Vec<Metric> {
-        let heard = self.metrics.lock().unwrap();
-        let last = heard.last().unwrap().resource_metrics.iter().flat_map(|of| &of.scope_metrics);
+        let metrics = self.metrics.lock().unwrap();
+        let last = metrics.last().unwrap().resource_metrics.iter().flat_map(|of| &of.scope_metrics);
         last.flat_map(|scope| scope.metrics.clone()).collect()
     }
 }

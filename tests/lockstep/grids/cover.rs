@@ -29,8 +29,8 @@ pub fn pairwise(n_values: &[usize], is_possible: impl Fn(&[usize]) -> bool) -> V
 pub fn missing(cover: &[Run], n_values: &[usize], is_possible: impl Fn(&[usize]) -> bool) -> Vec<Pair> {
     let met: BTreeSet<Pair> = cover.iter().flat_map(|run| pairs(run)).collect();
     let possible = all(n_values).into_iter().filter(|run| is_possible(run));
-    let wanted: BTreeSet<Pair> = possible.flat_map(|run| pairs(&run).collect::<Vec<_>>()).collect();
-    wanted.difference(&met).copied().collect()
+    let required: BTreeSet<Pair> = possible.flat_map(|run| pairs(&run).collect::<Vec<_>>()).collect();
+    required.difference(&met).copied().collect()
 }
 
 fn all(n_values: &[usize]) -> Vec<Run> {

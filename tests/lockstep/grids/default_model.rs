@@ -27,7 +27,7 @@ fn serve(more: &[&str]) -> Node {
 
 /// Token ids, logprobs and text of all prompts, sent at once.
 fn answers(http: &str) -> Vec<Value> {
-    let ask = |i: usize| {
+    let request = |i: usize| {
         let temperature = [0.0, 0.8, 1.2][i % 3];
         let body = json!({
             "prompt": PROMPTS[i], "max_tokens": 24, "seed": i, "temperature": temperature, "logprobs": 3,
@@ -36,8 +36,8 @@ fn answers(http: &str) -> Vec<Value> {
         complete(http, &body)
     };
     std::thread::scope(|scope| {
-        let asked: Vec<_> = (0..PROMPTS.len()).map(|i| scope.spawn(move || ask(i))).collect();
-        asked.into_iter().map(|asked| asked.join().unwrap()).collect()
+        let clients: Vec<_> = (0..PROMPTS.len()).map(|i| scope.spawn(move || request(i))).collect();
+        clients.into_iter().map(|client| client.join().unwrap()).collect()
     })
 }
 

@@ -79,8 +79,8 @@ fn filtered(dice: &mut Dice, it: Sampling) -> Sampling {
 /// Edits of tokens in the prompt, so that they have an effect.
 fn edited(dice: &mut Dice, vocab: u32, prompt: &[Token], it: Sampling) -> Sampling {
     let mut some = |n: usize| -> Tokens {
-        let said = |dice: &mut Dice| prompt[dice.below(prompt.len() as u32) as usize];
-        (0..n).map(|i| if i % 2 == 0 { said(dice) } else { dice.below(vocab) }).collect()
+        let prompt_token = |dice: &mut Dice| prompt[dice.below(prompt.len() as u32) as usize];
+        (0..n).map(|i| if i % 2 == 0 { prompt_token(dice) } else { dice.below(vocab) }).collect()
     };
     let (stop, biased, words, breaker, allowed) = (some(vocab as usize / 12), some(4), some(3), some(1), some(90));
     let dry = Dry { multiplier: dice.of(&[0.0, 0.8, 3.0]), breakers: vec![breaker], ..Dry::default() };

@@ -158,7 +158,7 @@ fn what_was_fetched_of_a_damaged_file_is_fetched_anew_when_it_is_refused() {
 
 /// Two replicas that should have one model: the cluster page of either one names the weight in which they differ.
 #[test]
-fn replicas_that_differ_are_told_apart_by_the_weights_name() {
+fn replicas_that_differ_are_reported_by_weight_name() {
     let folder = Folder::new("replicas");
     // A model is called by its folder's name.
     let model = Folder(folder.0.join("llama-f32-tied"));
@@ -181,9 +181,9 @@ fn replicas_that_differ_are_told_apart_by_the_weights_name() {
     assert!(replicas[1]["differs"].is_null() && replicas[2]["differs"].is_null(), "{replicas}");
     // The majority of replicas counts, and not the one that came first.
     assert_eq!(router.answers(), serve(&[]).answers());
-    let told = Command::new(BINARY).args(["status", "--url", &http]).output().unwrap();
-    let told = String::from_utf8(told.stdout).unwrap();
-    assert!(told.contains("other bytes of the weight model.layers."), "{told}");
+    let output = Command::new(BINARY).args(["status", "--url", &http]).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.contains("other bytes of the weight model.layers."), "{text}");
     let of_replica = |replica: &Value| replica["tokens"].as_u64().unwrap();
     assert_eq!(of_replica(&self::replicas(&http)[0]), 0, "it gets nothing");
 }

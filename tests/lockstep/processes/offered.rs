@@ -74,7 +74,7 @@ fn curl(folder: &Folder, words: &[&str]) -> Output {
     Command::new("curl").args(common).args(words).output().unwrap()
 }
 
-fn said(output: &Output) -> String {
+fn output_text(output: &Output) -> String {
     String::from_utf8_lossy(&[output.stdout.as_slice(), &output.stderr].concat()).into_owned()
 }
 
@@ -87,12 +87,12 @@ fn until_ready(folder: &Folder, served: &Served) {
     }
 }
 
-const ASKED: &str = r#"{"prompt": "hello", "max_tokens": 12, "seed": 7, "temperature": 0.8}"#;
+const REQUEST_BODY: &str = r#"{"prompt": "hello", "max_tokens": 12, "seed": 7, "temperature": 0.8}"#;
 
 fn answer(folder: &Folder, served: &Served, protocol: &str) -> serde_json::Value {
     let url = format!("https://{}/v1/completions", served.http);
-    let reply = curl(folder, &[protocol, "-f", "-H", "content-type: application/json", "-d", ASKED, &url]);
-    let value: serde_json::Value = serde_json::from_slice(&reply.stdout).unwrap_or_else(|_| panic!("{}", said(&reply)));
+    let reply = curl(folder, &[protocol, "-f", "-H", "content-type: application/json", "-d", REQUEST_BODY, &url]);
+    let value: serde_json::Value = serde_json::from_slice(&reply.stdout).unwrap_or_else(|_| panic!("{}", output_text(&reply)));
     value["choices"][0]["text"].clone()
 }
 
@@ -104,7 +104,7 @@ fn clients_are_served_by_tls_in_both_protocols_and_on_both_ports() {
     let health = format!("https://{}/health", served.http);
     for (protocol, version) in [("--http1.1", "1.1"), ("--http2", "2")] {
         let reply = curl(&folder, &[protocol, "-w", "%{http_version}", &health]);
-        assert_eq!(said(&reply), format!("healthy\n{version}"));
+        assert_eq!(output_text(&reply), format!("healthy\n{version}"));
     }
     assert_eq!(answer(&folder, &served, "--http2"), answer(&folder, &served, "--http1.1"));
 
@@ -112,22 +112,22 @@ fn clients_are_served_by_tls_in_both_protocols_and_on_both_ports() {
     let body = format!("@{}", folder.0.join("empty.grpc").display());
     let check = format!("https://{}/grpc.health.v1.Health/Check", served.grpc);
     let words = ["-H", "content-type: application/grpc", "-H", "te: trailers", "--data-binary", &body, "-D", "-"];
-    let reply = said(&curl(&folder, &[&["--http2"], &words[..], &[&check]].concat()));
+    let reply = output_text(&curl(&folder, &[&["--http2"], &words[..], &[&check]].concat()));
     assert!(reply.contains("HTTP/2 200") && reply.contains("grpc-status: 0"), "{reply}");
     // This port supports HTTP/2 alone, and reports that in the handshake.
     assert!(!curl(&folder, &["--http1.1", &check]).status.success());
 
     let stranger = Command::new("curl").args(["-s", "-S", &health]).output().unwrap();
-    assert!(!stranger.status.success() && said(&stranger).contains("certificate"), "{}", said(&stranger));
+    assert!(!stranger.status.success() && output_text(&stranger).contains("certificate"), "{}", output_text(&stranger));
     for port in [&served.http, &served.grpc] {
         let plain = curl(&folder, &["-w", "%{http_code}", &format!("http://{port}/health")]);
-        assert_eq!(said(&plain), "this port speaks TLS: https://400");
+        assert_eq!(output_text(&plain), "this port speaks TLS: https://400");
     }
 }
 
 /// A slow, broken or missing handshake blocks other clients only briefly, and takes no place from them.
 #[test]
-fn clients_who_cannot_shake_hands_keep_out_nobody() {
+fn failed_handshakes_do_not_block_other_clients() {
     const N_SILENT: usize = 300;
     let (folder, authority) = (Folder::new("handshakes"), Authority::new());
     let served = Served::with(&folder, &authority, &[]);
@@ -143,7 +143,7 @@ fn clients_who_cannot_shake_hands_keep_out_nobody() {
     let mut bad = connect(&[22, 3, 1, 0, 4, 9, 9, 9, 9]);
     let begun = Instant::now();
     let reply = curl(&folder, &["-f", &format!("https://{}/health", served.http)]);
-    assert_eq!(said(&reply), "healthy\n");
+    assert_eq!(output_text(&reply), "healthy\n");
     assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
     bad.set_read_timeout(Some(PATIENCE)).unwrap();
     let mut alert = Vec::new();
@@ -164,17 +164,17 @@ fn a_certificate_is_replaced_under_load_and_a_broken_one_is_not_taken() {
     folder.write("new.pem", &new.root());
     let by_new = || {
         let root = folder.0.join("new.pem");
-        let asked = Command::new("curl").args(["-s", "--cacert", root.to_str().unwrap(), &health]).output();
-        asked.unwrap().status.success()
+        let output = Command::new("curl").args(["-s", "--cacert", root.to_str().unwrap(), &health]).output();
+        output.unwrap().status.success()
     };
     assert!(!by_new());
     let (over, deadline) = (AtomicBool::new(false), Instant::now() + PATIENCE);
-    let n_asked = std::thread::scope(|scope| {
+    let n_requests = std::thread::scope(|scope| {
         let load = scope.spawn(|| {
             let mut n = 0;
             while !over.load(Ordering::Relaxed) {
                 let reply = curl(&folder, &["-f", &health]);
-                assert!(reply.status.success(), "{}", said(&reply));
+                assert!(reply.status.success(), "{}", output_text(&reply));
                 n += 1;
             }
             n
@@ -195,17 +195,17 @@ fn a_certificate_is_replaced_under_load_and_a_broken_one_is_not_taken() {
         over.store(true, Ordering::Relaxed);
         load.join().unwrap()
     });
-    assert!(n_asked > 3, "{n_asked} requests");
+    assert!(n_requests > 3, "{n_requests} requests");
 }
 
 #[test]
-fn commands_trust_the_authority_that_they_are_told_of_and_no_other() {
+fn commands_trust_only_the_given_authority() {
     let (folder, authority) = (Folder::new("authorities"), Authority::new());
     let served = Served::with(&folder, &authority, &[]);
     until_ready(&folder, &served);
     let (url, own) = (format!("https://{}", served.http), folder.0.join("root.pem"));
     let other = folder.write("other.pem", &Authority::new().root());
-    let ask = |words: &[&str], authority: Option<&str>| {
+    let run_command = |words: &[&str], authority: Option<&str>| {
         let trust = authority.map_or(vec![], |authority| vec!["--tls-ca", authority]);
         Command::new(BINARY).args(words).args(["--url", &url]).args(trust).output().unwrap()
     };
@@ -215,12 +215,12 @@ fn commands_trust_the_authority_that_they_are_told_of_and_no_other() {
         &["bench", "--requests", "1", "--warm-up", "0", "--concurrency", "1", "--prompt", "4", "--output", "4"],
     ];
     for words in commands {
-        let trusted = ask(words, own.to_str());
-        assert!(trusted.status.success() && !said(&trusted).contains("ertificate"), "{words:?}: {}", said(&trusted));
+        let trusted = run_command(words, own.to_str());
+        assert!(trusted.status.success() && !output_text(&trusted).contains("ertificate"), "{words:?}: {}", output_text(&trusted));
         // `top` shows the error and continues, so its exit status does not show it.
         for authority in [None, Some(other.as_str())] {
-            let refused = ask(words, authority);
-            assert!(said(&refused).contains("ertificate"), "{words:?}: {}", said(&refused));
+            let refused = run_command(words, authority);
+            assert!(output_text(&refused).contains("ertificate"), "{words:?}: {}", output_text(&refused));
         }
     }
 }
@@ -239,10 +239,10 @@ fn keys_and_certificates_are_rotated_under_load_and_no_request_fails() {
     let (over, key) = (AtomicBool::new(false), AtomicU32::new(0));
     let n_done = [const { AtomicUsize::new(0) }; N_CLIENTS];
     let (expected, deadline) = (Mutex::new(None), Instant::now() + PATIENCE);
-    let asked = || {
+    let send_request = || {
         let bearer = format!("authorization: Bearer key-{}", key.load(Ordering::Relaxed));
-        let reply = curl(&folder, &["-f", "-H", "content-type: application/json", "-H", &bearer, "-d", ASKED, &url]);
-        assert!(reply.status.success(), "{bearer}: {}", said(&reply));
+        let reply = curl(&folder, &["-f", "-H", "content-type: application/json", "-H", &bearer, "-d", REQUEST_BODY, &url]);
+        assert!(reply.status.success(), "{bearer}: {}", output_text(&reply));
         let value: serde_json::Value = serde_json::from_slice(&reply.stdout).unwrap();
         let text = value["choices"][0]["text"].clone();
         let mut expected = expected.lock().unwrap();
@@ -250,13 +250,13 @@ fn keys_and_certificates_are_rotated_under_load_and_no_request_fails() {
     };
     let client = |i: usize| {
         while !over.load(Ordering::Relaxed) {
-            asked();
+            send_request();
             n_done[i].fetch_add(1, Ordering::Relaxed);
         }
         n_done[i].load(Ordering::Relaxed)
     };
     let client = &client;
-    let n_asked = std::thread::scope(|scope| {
+    let n_requests = std::thread::scope(|scope| {
         let clients: Vec<_> = (0..N_CLIENTS).map(|i| scope.spawn(move || client(i))).collect();
         for n in 1..=N_ROTATIONS {
             let place = served.node.heard();
@@ -285,27 +285,27 @@ fn keys_and_certificates_are_rotated_under_load_and_no_request_fails() {
         over.store(true, Ordering::Relaxed);
         clients.into_iter().map(|client| client.join().unwrap()).sum::<usize>()
     });
-    assert!(n_asked > N_CLIENTS * N_ROTATIONS, "{n_asked} requests");
-    let old = ["-f", "-H", "content-type: application/json", "-H", "authorization: Bearer key-0", "-d", ASKED, &url];
+    assert!(n_requests > N_CLIENTS * N_ROTATIONS, "{n_requests} requests");
+    let old = ["-f", "-H", "content-type: application/json", "-H", "authorization: Bearer key-0", "-d", REQUEST_BODY, &url];
     assert!(!curl(&folder, &old).status.success(), "the first key is taken back");
 }
 
 #[test]
-fn clients_prove_themselves_where_they_are_asked_to() {
+fn client_certificates_are_required_where_configured() {
     let (folder, authority, clients) = (Folder::new("mutual"), Authority::new(), Authority::new());
     let client_root = folder.write("clients.pem", &clients.root());
     let served = Served::with(&folder, &authority, &["--api-client-ca", &client_root]);
     let alive = format!("https://{}/livez", served.http);
-    let ask = |by: Option<&Authority>| {
+    let get_livez = |by: Option<&Authority>| {
         let [certificate, key] = by.unwrap_or(&clients).signed();
         let (certificate, key) = (folder.write("me.pem", &certificate), folder.write("me.key", &key));
         let proof = ["--cert", certificate.as_str(), "--key", key.as_str()];
         let words = if by.is_some() { &proof[..] } else { &[] };
         curl(&folder, &[words, &["-f", alive.as_str()]].concat())
     };
-    assert_eq!(said(&ask(Some(&clients))), "alive\n");
-    for refused in [ask(None), ask(Some(&authority))] {
-        assert!(!refused.status.success(), "{}", said(&refused));
+    assert_eq!(output_text(&get_livez(Some(&clients))), "alive\n");
+    for refused in [get_livez(None), get_livez(Some(&authority))] {
+        assert!(!refused.status.success(), "{}", output_text(&refused));
     }
 }
 
@@ -315,10 +315,10 @@ fn files_that_cannot_be_used_are_named_at_the_start() {
     let [[certificate, _], [_, key]] = [authority.signed(), authority.signed()];
     let (certificate, key) = (folder.write("cert.pem", &certificate), folder.write("key.pem", &key));
     let missing = folder.0.join("missing.pem");
-    let check = |certificate: &str, key: &str, told: &str| {
+    let check = |certificate: &str, key: &str, message: &str| {
         let files = ["--api-tls-cert", certificate, "--api-tls-key", key];
         let mut node = Node::start(&[&["serve", MODEL, "--activations", "f32"], &DOORS[..], &files].concat());
-        node.until(&["lockstep:", told]);
+        node.until(&["lockstep:", message]);
         assert!(!node.ended().success());
     };
     check(&certificate, &key, "do not go together");

@@ -17,7 +17,7 @@ const N_REQUESTS_MAX: usize = 5000;
 const REQUEST_MAX: Duration = Duration::from_secs(30);
 /// Limit for a drain, and for the flush of what cannot be written.
 const END_MAX: Duration = Duration::from_secs(20);
-const TOLD: &str = "log lines were dropped";
+const DROP_MESSAGE: &str = "log lines were dropped";
 const DROPPED: &str = "lockstep:log_dropped_total";
 
 struct Stalled {
@@ -60,10 +60,10 @@ impl Stalled {
 
     fn answer(&self, nth: usize) {
         let stream = nth % 2 == 1;
-        let asked = json!({"prompt": "hello", "max_tokens": 4, "seed": nth, "stream": stream});
+        let body = json!({"prompt": "hello", "max_tokens": 4, "seed": nth, "stream": stream});
         let request =
             self.agent.post(format!("{}/v1/completions", self.http)).header("content-type", "application/json");
-        let mut reply = request.send(asked.to_string()).unwrap_or_else(|why| panic!("request {nth}: {why}"));
+        let mut reply = request.send(body.to_string()).unwrap_or_else(|why| panic!("request {nth}: {why}"));
         let text = reply.body_mut().read_to_string().unwrap_or_else(|why| panic!("request {nth}: {why}"));
         match stream {
             true => assert!(text.trim_end().ends_with("data: [DONE]"), "request {nth}: {text}"),
@@ -113,15 +113,15 @@ impl Drop for Stalled {
 }
 
 #[test]
-fn a_log_that_nobody_reads_holds_up_nobody() {
+fn unread_log_does_not_block_the_server() {
     let mut server = Stalled::serve(&[]);
     server.serves_on();
     let mut line = String::new();
-    while !line.contains(TOLD) {
+    while !line.contains(DROP_MESSAGE) {
         line.clear();
         assert!(server.log.read_line(&mut line).unwrap() > 0, "it never said what was dropped");
     }
-    let n: u64 = line.split(TOLD).next().unwrap().split_whitespace().next_back().unwrap().parse().unwrap();
+    let n: u64 = line.split(DROP_MESSAGE).next().unwrap().split_whitespace().next_back().unwrap().parse().unwrap();
     assert!(line.contains("WARN") && n > 0, "{line}");
     // From then on every line is written, to the last one.
     kill_process(pid(server.child.id()), Signal::TERM).unwrap();
@@ -131,7 +131,7 @@ fn a_log_that_nobody_reads_holds_up_nobody() {
 
 /// Workers in separate processes log through the server, which must continue to read their output.
 #[test]
-fn a_log_that_nobody_reads_holds_up_neither_workers_nor_the_end() {
+fn unread_log_does_not_block_workers_or_shutdown() {
     let mut server = Stalled::serve(&["--tp", "2"]);
     server.serves_on();
     assert!(server.terminate().success());

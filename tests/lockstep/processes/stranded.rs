@@ -27,14 +27,14 @@ fn until(http: &str, node: &Node, fits: impl Fn(&Value) -> bool) -> Value {
 
 /// The status and the whole body of an answer.
 fn answer(http: &str, more: Value) -> (u16, String) {
-    let mut asked = json!({ "prompt": "hello", "max_tokens": 30, "ignore_eos": true, "seed": 7 });
-    asked.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-    let mut answer = post(http, &asked);
+    let mut body = json!({ "prompt": "hello", "max_tokens": 30, "ignore_eos": true, "seed": 7 });
+    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    let mut answer = post(http, &body);
     (answer.status().as_u16(), answer.body_mut().read_to_string().unwrap())
 }
 
 #[test]
-fn a_request_waits_no_longer_than_it_was_told_where_a_worker_is_missing() {
+fn request_waits_at_most_failover_max_for_workers() {
     let more = ["--tp", "2", "--kv-memory", "8KiB", "--context", "64", "--failover-max", "3", "--replan-seconds", "1"];
     let mut grid = serve(&more);
     let http = grid.http();
@@ -43,9 +43,9 @@ fn a_request_waits_no_longer_than_it_was_told_where_a_worker_is_missing() {
     let begun = Instant::now();
     // Within a step that is never answered, whole and streamed; and after the placement has failed.
     let in_a_step = std::thread::scope(|scope| {
-        let asked = [json!({}), json!({ "stream": true })].map(|more| scope.spawn(|| answer(&http, more)));
+        let clients = [json!({}), json!({ "stream": true })].map(|more| scope.spawn(|| answer(&http, more)));
         until(&http, &grid, |replica| !replica["unplaced"].is_null());
-        asked.map(|asked| asked.join().unwrap())
+        clients.map(|client| client.join().unwrap())
     });
     let known = [json!({}), json!({ "stream": true })].map(|more| answer(&http, more));
     assert!(begun.elapsed() < Duration::from_secs(40), "{:?}", begun.elapsed());
@@ -90,15 +90,15 @@ fn fewer_ranks_carry_on_with_the_context_that_they_hold() {
     let http = grid.http();
     grid.until(&["the context is 64 and not 512"]);
     grid.until_ready(&http);
-    let ask = || answer(&http, json!({ "max_tokens": 20 }));
+    let request = || answer(&http, json!({ "max_tokens": 20 }));
     let text = |(status, answer): (u16, String)| {
         assert_eq!(status, 200, "{answer}");
         serde_json::from_str::<Value>(&answer).unwrap()["choices"].clone()
     };
-    let expected = text(ask());
+    let expected = text(request());
     kill_process(pid(grid.workers()[0]), Signal::STOP).unwrap();
     // It waits for the lost worker's place, and then continues without it.
-    assert_eq!(text(ask()), expected);
+    assert_eq!(text(request()), expected);
     let replica = until(&http, &grid, |replica| replica["phase"] == "ready");
     assert_eq!((&replica["grid"]["tp"], &replica["shortened"]["has"]), (&json!(1), &json!(32)), "{replica}");
     let long = || answer(&http, json!({ "prompt": (10..50).collect::<Vec<u32>>(), "max_tokens": 4 }));
@@ -112,7 +112,7 @@ fn fewer_ranks_carry_on_with_the_context_that_they_hold() {
 }
 
 #[test]
-fn a_worker_that_is_told_to_end_says_so_and_the_others_go_on_at_once() {
+fn terminated_worker_leaves_and_is_not_lost() {
     // A lost worker's place would be kept for an hour.
     let (mut coordinating, address) = coordinator(MODEL, &["--tp", "2", "--replan-seconds", "3600"]);
     let join = ["worker", "--threads", "1", "--local-workers", "2", "--join", &address];

@@ -20,7 +20,7 @@ fn replica((name, model, kv): (&str, &str, &str)) -> (Node, Node, String) {
     (coordinator, worker, address)
 }
 
-fn asked(model: &str, seed: u64) -> Value {
+fn request(model: &str, seed: u64) -> Value {
     let prompt = "the same words";
     json!({ "model": model, "prompt": prompt, "max_tokens": 12, "seed": seed, "temperature": 0.8, "logprobs": 2 })
 }
@@ -30,7 +30,7 @@ fn alone((_, model, kv): (&str, &str, &str), seeds: &[u64]) -> Vec<Value> {
     let mut node = Node::start(&[&serve[..], &DOORS].concat());
     let http = node.http();
     node.until_ready(&http);
-    seeds.iter().map(|seed| complete(&http, &asked("m", *seed))).collect()
+    seeds.iter().map(|seed| complete(&http, &request("m", *seed))).collect()
 }
 
 fn text(http: &str, path: &str) -> String {
@@ -46,7 +46,7 @@ fn until(what: &str, holds: impl Fn() -> bool) {
 }
 
 #[test]
-fn models_and_versions_behind_one_router_say_what_they_say_alone() {
+fn routed_models_and_versions_answer_as_alone() {
     let seeds: Vec<u64> = (0..10).collect();
     let [first, second, rope] = VERSIONS.map(|version| alone(version, &seeds));
     assert!(first != second && first != rope, "there is nothing to tell apart");
@@ -60,12 +60,12 @@ fn models_and_versions_behind_one_router_say_what_they_say_alone() {
     let mut router = Node::start(&[&named[..], &doors, &behind].concat());
     let http = router.http();
     until("all are ready", || cluster(&http).iter().all(|replica| replica["phase"] == "ready"));
-    let all = |model: &str| seeds.iter().map(|seed| complete(&http, &asked(model, *seed))).collect::<Vec<_>>();
+    let all = |model: &str| seeds.iter().map(|seed| complete(&http, &request(model, *seed))).collect::<Vec<_>>();
     assert_eq!(all("v1"), first);
     assert_eq!(all("rope"), rope);
     let split = all("chat");
-    let of_first = split.iter().zip(&first).filter(|(said, alone)| said == alone).count();
-    let of_second = split.iter().zip(&second).filter(|(said, alone)| said == alone).count();
+    let of_first = split.iter().zip(&first).filter(|(routed, alone)| routed == alone).count();
+    let of_second = split.iter().zip(&second).filter(|(routed, alone)| routed == alone).count();
     assert_eq!((of_first, of_second), (5, 5));
     // The canary has served.
     folder.write("routes", "chat = v1:0, v2:1\n");
@@ -74,7 +74,7 @@ fn models_and_versions_behind_one_router_say_what_they_say_alone() {
     folder.write("routes", "chat = v1:\n");
     router.until(&["the routes stay what they were"]);
     assert_eq!(all("chat"), second);
-    let refused = post(&http, &asked("v3", 0));
+    let refused = post(&http, &request("v3", 0));
     assert_eq!(refused.status(), 404);
     let metrics = text(&http, "/metrics");
     let labels = "gen_ai_request_model=\"chat\",gen_ai_response_model=\"v2\"";
@@ -89,11 +89,11 @@ fn models_and_versions_behind_one_router_say_what_they_say_alone() {
 fn what_cannot_be_meant_is_refused_at_the_start() {
     let folder = Folder::new("bad-routes");
     let routes = folder.write("routes", "chat = v1\nchat = v2\n");
-    let check = |more: &[&str], says: &str| {
+    let check = |more: &[&str], part: &str| {
         let start = ["router", FIRST, "--coordinator", "127.0.0.1:1"];
         let refused = Command::new(BINARY).args(start).args(DOORS_OF_ROUTER).args(more).output().unwrap();
-        let told = String::from_utf8_lossy(&refused.stderr).into_owned();
-        assert!(!refused.status.success() && told.contains(says), "{more:?}: {told}");
+        let message = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert!(!refused.status.success() && message.contains(part), "{more:?}: {message}");
     };
     check(&["--route", "chat"], "--route chat: a line is");
     check(&["--route", "chat=v1:0"], "weigh nothing");

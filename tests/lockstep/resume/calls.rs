@@ -23,12 +23,12 @@ fn schema() -> Value {
 }
 
 /// Each endpoint, and the request to it.
-fn asked(model: &str) -> Vec<(&'static str, Value)> {
-    let (said, schema) = (json!([{"role": "user", "content": "How will it be?"}]), schema());
+fn stream_requests(model: &str) -> Vec<(&'static str, Value)> {
+    let (messages, schema) = (json!([{"role": "user", "content": "How will it be?"}]), schema());
     let function = json!({"name": "forecast", "parameters": schema, "strict": true});
     let chat = |more: Value| {
         let mut body = json!({
-            "messages": said, "tools": [{"type": "function", "function": function}], "tool_choice": "required",
+            "messages": messages, "tools": [{"type": "function", "function": function}], "tool_choice": "required",
             "max_tokens": 1000, "stream": true, "parallel_tool_calls": false,
         });
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
@@ -49,7 +49,7 @@ fn asked(model: &str) -> Vec<(&'static str, Value)> {
         (
             "/v1/messages",
             json!({
-                "messages": said, "tool_choice": {"type": "any", "disable_parallel_tool_use": true},
+                "messages": messages, "tool_choice": {"type": "any", "disable_parallel_tool_use": true},
                 "stream": true, "max_tokens": 1000, "temperature": 0,
                 "tools": [{"name": "forecast", "input_schema": schema}],
             }),
@@ -59,13 +59,13 @@ fn asked(model: &str) -> Vec<(&'static str, Value)> {
 
 /// The parts of a stream, joined: texts, names and arguments, ends.
 #[derive(Debug, Default, PartialEq)]
-struct Said(BTreeMap<String, String>);
+struct StreamParts(BTreeMap<String, String>);
 
-impl Said {
-    fn of<'a>(events: impl IntoIterator<Item = &'a String>) -> Said {
-        let mut said = Said::default();
-        events.into_iter().filter_map(|event| serde_json::from_str(event).ok()).for_each(|event| said.hear(&event));
-        said
+impl StreamParts {
+    fn of<'a>(events: impl IntoIterator<Item = &'a String>) -> StreamParts {
+        let mut parts = StreamParts::default();
+        events.into_iter().filter_map(|event| serde_json::from_str(event).ok()).for_each(|event| parts.read_event(&event));
+        parts
     }
 
     fn add(&mut self, part: String, text: &Value) {
@@ -74,7 +74,7 @@ impl Said {
         }
     }
 
-    fn hear(&mut self, event: &Value) {
+    fn read_event(&mut self, event: &Value) {
         assert!(event["error"].is_null(), "{event}");
         let none = Vec::new();
         for choice in event["choices"].as_array().unwrap_or(&none) {
@@ -113,7 +113,7 @@ impl Said {
 /// Reads until a part of the arguments has arrived.
 fn begin(events: &mut Events) -> Vec<(String, Option<String>)> {
     let mut read = Vec::new();
-    while Said::of(read.iter().map(|(data, _)| data)).arguments().all(|arguments| arguments.len() < 20) {
+    while StreamParts::of(read.iter().map(|(data, _)| data)).arguments().all(|arguments| arguments.len() < 20) {
         read.push(events.next().expect("it goes on"));
     }
     read
@@ -129,19 +129,19 @@ fn a_call_goes_on_at_another_router_within_its_arguments() {
     let replica = Replica::of(&[model, "--speculation", "4"], &token);
     let router = || router_of(&[model, "--chat-template", &template], &token, &[&replica]);
     let ((mut first, first_http), (_second, second_http)) = (router(), router());
-    let ask = |http: &str, (page, body): &(&str, Value), last: Option<&str>| Events::ask_at(http, page, body, last);
-    let asked = asked(kept.0.file_name().unwrap().to_str().unwrap());
-    let mut streams: Vec<Events> = asked.iter().map(|asked| ask(&first_http, asked, None)).collect();
+    let open = |http: &str, (page, body): &(&str, Value), last: Option<&str>| Events::open_at(http, page, body, last);
+    let requests = stream_requests(kept.0.file_name().unwrap().to_str().unwrap());
+    let mut streams: Vec<Events> = requests.iter().map(|request| open(&first_http, request, None)).collect();
     let read: Vec<_> = streams.iter_mut().map(begin).collect();
     first.kill();
-    for (asked, read) in asked.iter().zip(read) {
+    for (request, read) in requests.iter().zip(read) {
         let (mut data, ids): (Vec<String>, Vec<Option<String>>) = read.into_iter().unzip();
         let last = ids.into_iter().flatten().last().unwrap();
         let n_before = data.len();
-        data.extend(ask(&second_http, asked, Some(&last)).map(|(data, _)| data));
-        let whole: Vec<String> = ask(&second_http, asked, None).map(|(data, _)| data).collect();
-        let (resumed, whole) = (Said::of(&data), Said::of(&whole));
-        assert_eq!(resumed, whole, "{asked:?}");
+        data.extend(open(&second_http, request, Some(&last)).map(|(data, _)| data));
+        let whole: Vec<String> = open(&second_http, request, None).map(|(data, _)| data).collect();
+        let (resumed, whole) = (StreamParts::of(&data), StreamParts::of(&whole));
+        assert_eq!(resumed, whole, "{request:?}");
         assert!(data.len() > n_before + 1, "the stream was cut before its end");
         for arguments in resumed.arguments() {
             let arguments: Value = serde_json::from_str(arguments).expect("the call is whole");

@@ -16,8 +16,8 @@ const REPEATS: usize = 15;
 /// The processor time of this thread, which the kernel brings up to date when the thread yields.
 fn thread_seconds() -> f64 {
     std::thread::yield_now();
-    let told = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
-    told.split(' ').next().unwrap().parse::<f64>().unwrap() / 1e9
+    let stats = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
+    stats.split(' ').next().unwrap().parse::<f64>().unwrap() / 1e9
 }
 
 /// The fastest and the median run, in seconds.

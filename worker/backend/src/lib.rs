@@ -17,7 +17,7 @@ pub use ops::{
     Attention, AttentionCall, BatchLimits, BlockMemory, ChangeBlocks, Clamp, ConvolutionCall, ConvolvedChannels,
     Device, Draw, DrawMask, Drawing, Expert, ExpertActivation, ExpertStack, Experts, Heads, KvSpec, Linear, Memory,
     PackedBytes, Pointwise, Recurrence, RecurrenceCall, RecurrentHeads, RecurrentWeights, Repeat, Repeats, RopeStyle,
-    Routing, Sample, Score, Scoring, StateRule, Undrawn,
+    Routing, Sample, Score, Scoring, StateRule, DrawError,
 };
 pub use pass::{Batch, BlockTables, Pass, PassSlice, Rows, Tables};
 pub use stored::Stored;

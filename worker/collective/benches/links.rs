@@ -44,11 +44,11 @@ fn measure(n_rounds: usize) {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["peer", &n_rounds.to_string()]).stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut child = command.spawn().unwrap();
-    let (mut told, heard) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
-    let mut heard = BufReader::new(heard).lines().map(Result::unwrap);
+    let (mut to_peer, from_peer) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+    let mut replies = BufReader::new(from_peer).lines().map(Result::unwrap);
     let ranks = meet(0, |ours| {
-        writeln!(told, "{ours}").unwrap();
-        heard.next().unwrap()
+        writeln!(to_peer, "{ours}").unwrap();
+        replies.next().unwrap()
     });
     let micros = run(ranks, n_rounds);
     child.wait().unwrap();

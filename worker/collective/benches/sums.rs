@@ -64,12 +64,12 @@ fn measure(n_rounds: usize) {
     command.args(["peer", &n_rounds.to_string(), &path]).stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut child = command.spawn().unwrap();
     let mut stdin = child.stdin.take().unwrap();
-    let mut heard = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let mut replies = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
     let rank = Wires::meet(0, move |ours| {
         writeln!(stdin, "{ours}").unwrap();
         // Keeps the pipe open as long as the peer reads.
         std::mem::forget(stdin);
-        std::iter::from_fn(move || heard.next())
+        std::iter::from_fn(move || replies.next())
     });
     let floor = Floor::map(&fd);
     let idle_before = idle_share();

@@ -47,7 +47,7 @@ pub struct AbortState {
 }
 
 /// No rank has this number.
-const NOBODY: u32 = u32::MAX;
+const NO_RANK: u32 = u32::MAX;
 
 /// The ways in which a peer is notified of an abort.
 #[derive(Debug)]
@@ -70,7 +70,7 @@ impl AbortState {
             PeerLink::Tcp(link) => link.stream().try_clone().map(Notice::Tcp),
         };
         let peers = links.map(notice).collect::<Result<_, _>>()?;
-        let (ended, awaited, device_waits) = (AtomicBool::new(false), AtomicU32::new(NOBODY), Mutex::default());
+        let (ended, awaited, device_waits) = (AtomicBool::new(false), AtomicU32::new(NO_RANK), Mutex::default());
         Ok(AbortState { rank, ended, awaited, doorbell, peers, device_waits })
     }
 
@@ -80,7 +80,7 @@ impl AbortState {
 
     /// Records the awaited rank. It is used only for diagnosis of a rank that makes no progress.
     pub fn waits_for(&self, rank: Option<Rank>) {
-        self.awaited.store(rank.map_or(NOBODY, |rank| rank.0.into()), Ordering::Relaxed);
+        self.awaited.store(rank.map_or(NO_RANK, |rank| rank.0.into()), Ordering::Relaxed);
     }
 
     /// From now on, an abort ends this device's waits too.
@@ -95,7 +95,7 @@ impl AbortState {
             Notice::Tcp(stream) => {
                 let mut polled = [PollFd::new(stream, PollFlags::RDHUP)];
                 // The result does not matter: an end appears as a flag.
-                let _heard = poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
+                let _n_ready = poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
                 polled[0].revents().intersects(PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR)
             }
         })
@@ -115,11 +115,11 @@ impl AbortState {
         self.end(LinkSide::leave);
     }
 
-    fn end(&self, tell: impl Fn(&LinkSide)) {
+    fn end(&self, notify: impl Fn(&LinkSide)) {
         self.ended.store(true, Ordering::Release);
         for peer in &self.peers {
             if let Notice::Shm(side, _) = peer {
-                tell(side);
+                notify(side);
             }
         }
     }

@@ -23,43 +23,43 @@ pub struct WaitingPeer {
     pub stream: TcpStream,
     pub from: SocketAddr,
     pub hello: [u8; HELLO],
-    n_heard: usize,
+    n_received: usize,
     until: Instant,
 }
 
 /// The waiting connections, each list in the order of its deadlines.
 #[derive(Default)]
 pub struct WaitingPeers {
-    unheard: VecDeque<WaitingPeer>,
-    heard: VecDeque<WaitingPeer>,
+    without_hello: VecDeque<WaitingPeer>,
+    with_hello: VecDeque<WaitingPeer>,
 }
 
 impl WaitingPeer {
     pub fn new(stream: TcpStream, from: SocketAddr, now: Instant) -> io::Result<WaitingPeer> {
         stream.set_nonblocking(true)?;
-        Ok(WaitingPeer { stream, from, hello: [0; HELLO], n_heard: 0, until: now + HANDSHAKE })
+        Ok(WaitingPeer { stream, from, hello: [0; HELLO], n_received: 0, until: now + HANDSHAKE })
     }
 
-    fn is_heard(&self) -> bool {
-        self.n_heard == HELLO
+    fn has_hello(&self) -> bool {
+        self.n_received == HELLO
     }
 
     /// Reads the bytes that have arrived. After its Hello a peer sends nothing until it gets an answer.
     fn listen(&mut self) -> Result<(), JoinRefusal> {
         let mut beyond = [0];
         loop {
-            let is_heard = self.is_heard();
-            let room = if is_heard { &mut beyond[..] } else { &mut self.hello[self.n_heard..] };
+            let is_whole = self.has_hello();
+            let room = if is_whole { &mut beyond[..] } else { &mut self.hello[self.n_received..] };
             match self.stream.read(room) {
                 Ok(0) => return Err(JoinRefusal::Gone),
-                Ok(_) if is_heard => return Err(JoinRefusal::Garbage),
-                Ok(more) => self.n_heard += more,
+                Ok(_) if is_whole => return Err(JoinRefusal::Garbage),
+                Ok(more) => self.n_received += more,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
                 Err(_) => return Err(JoinRefusal::Gone),
             }
-            let said = &self.hello[..self.n_heard.min(MAGIC.len())];
-            if !MAGIC.starts_with(said) {
+            let received = &self.hello[..self.n_received.min(MAGIC.len())];
+            if !MAGIC.starts_with(received) {
                 return Err(JoinRefusal::Garbage);
             }
         }
@@ -68,46 +68,46 @@ impl WaitingPeer {
 
 impl WaitingPeers {
     pub fn streams(&self) -> impl Iterator<Item = &TcpStream> {
-        self.heard.iter().chain(&self.unheard).map(|arrival| &arrival.stream)
+        self.with_hello.iter().chain(&self.without_hello).map(|arrival| &arrival.stream)
     }
 
     /// Returns when the first connection exceeds its time.
     pub fn next_deadline(&self) -> Option<Instant> {
         let first = |list: &VecDeque<WaitingPeer>| list.front().map(|arrival| arrival.until);
-        first(&self.unheard).into_iter().chain(first(&self.heard)).min()
+        first(&self.without_hello).into_iter().chain(first(&self.with_hello)).min()
     }
 
     pub fn add(&mut self, arrival: WaitingPeer, refused: impl FnMut(SocketAddr, JoinRefusal)) {
-        push(&mut self.unheard, arrival, refused);
+        push(&mut self.without_hello, arrival, refused);
     }
 
     /// Returns the next connection for a meeting.
     pub fn take(&mut self) -> Option<WaitingPeer> {
-        self.heard.pop_front()
+        self.with_hello.pop_front()
     }
 
     /// Takes back a connection that its meeting did not process. It goes before the others, as it was here first.
     pub fn give_back(&mut self, arrival: WaitingPeer) {
-        self.heard.push_front(arrival);
-        self.heard.truncate(WAITING_MAX);
+        self.with_hello.push_front(arrival);
+        self.with_hello.truncate(WAITING_MAX);
     }
 
     /// Reads from the connections with new bytes, in the order of `streams`, and ends those whose time is over.
     pub fn listen(&mut self, is_ready: &[bool], now: Instant, mut refused: impl FnMut(SocketAddr, JoinRefusal)) {
-        let (heard, unheard) = (std::mem::take(&mut self.heard), std::mem::take(&mut self.unheard));
+        let (greeted, silent) = (std::mem::take(&mut self.with_hello), std::mem::take(&mut self.without_hello));
         let ready = is_ready.iter().copied().chain(std::iter::repeat(false));
-        for (mut arrival, is_ready) in heard.into_iter().chain(unheard).zip(ready) {
-            let was_heard = arrival.is_heard();
+        for (mut arrival, is_ready) in greeted.into_iter().chain(silent).zip(ready) {
+            let had_hello = arrival.has_hello();
             let listened = if is_ready { arrival.listen() } else { Ok(()) };
             match listened {
                 Err(why) => refused(arrival.from, why),
-                Ok(()) if !was_heard && arrival.is_heard() => {
+                Ok(()) if !had_hello && arrival.has_hello() => {
                     arrival.until = now + HANDSHAKE;
-                    push(&mut self.heard, arrival, &mut refused);
+                    push(&mut self.with_hello, arrival, &mut refused);
                 }
                 Ok(()) if now >= arrival.until => refused(arrival.from, JoinRefusal::Silence),
-                Ok(()) if was_heard => push(&mut self.heard, arrival, &mut refused),
-                Ok(()) => self.unheard.push_back(arrival),
+                Ok(()) if had_hello => push(&mut self.with_hello, arrival, &mut refused),
+                Ok(()) => self.without_hello.push_back(arrival),
             }
         }
     }

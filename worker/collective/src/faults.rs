@@ -36,15 +36,15 @@ fn receive(mesh: &mut Mesh) -> Result<Vec<f32>, Error> {
         Cpu::new(CpuConfig { threads: 1, activations: Activations::F32, isa: Isa::detect(), spin: false }).unwrap();
     let mut buffer = cpu.buffer(1, N_COLS).unwrap();
     mesh.plan([Transfer::block(1, Direction::In, 1, 0..N_COLS)]);
-    mesh.exchange(FrameKind::Rows, 1, &|_| 0, &mut Row(&cpu, &mut buffer))?;
+    mesh.exchange(FrameKind::Rows, 1, &|_| 0, &mut RowPayload(&cpu, &mut buffer))?;
     let mut row = vec![0.0; N_COLS];
     cpu.read(&buffer, 0..1, &mut row);
     Ok(row)
 }
 
-struct Row<'a>(&'a Cpu, &'a mut <Cpu as Memory>::Buffer);
+struct RowPayload<'a>(&'a Cpu, &'a mut <Cpu as Memory>::Buffer);
 
-impl Payload for Row<'_> {
+impl Payload for RowPayload<'_> {
     fn read(&mut self, _row: usize, _col: usize, _out: &mut [u32]) {
         unreachable!("nothing is sent");
     }
@@ -220,7 +220,7 @@ fn last_word(n_before: u32) -> FrameHead {
 }
 
 #[test]
-fn who_breaks_off_names_the_culprit() {
+fn break_off_over_socket_names_the_culprit() {
     for mode in MODES {
         let words = frame(mode, last_word(0));
         let result = over_socket(mode, &words, 4 * words.len(), true);
@@ -299,7 +299,7 @@ fn nonsense_in_shared_memory_is_named() {
 }
 
 #[test]
-fn a_reader_that_says_nonsense_is_named() {
+fn reader_with_invalid_cursor_is_an_error() {
     let (mut ours, _theirs, region, _) = in_memory();
     let mut n_sent = 0;
     while ours.frame(FRAME_WORDS_MAX).unwrap().is_some() {
@@ -328,7 +328,7 @@ fn a_ring_wraps_with_frames_of_every_length() {
 }
 
 #[test]
-fn who_blames_nobody_that_can_be_is_to_blame() {
+fn peer_that_blames_invalid_rank_is_blamed() {
     for culprit in [0, 10, 60_000] {
         let result = over_memory(|_, link| link.side().break_off(Rank(culprit)));
         assert!(matches!(result, Err(Error::PeerLost { rank: PEER })), "{culprit}: {result:?}");
@@ -336,7 +336,7 @@ fn who_blames_nobody_that_can_be_is_to_blame() {
 }
 
 #[test]
-fn who_breaks_off_in_memory_names_the_culprit() {
+fn break_off_in_memory_names_the_culprit() {
     let result = over_memory(|_, link| link.side().break_off(Rank(9)));
     assert!(matches!(result, Err(Error::PeerLost { rank: Rank(9) })), "{result:?}");
 }

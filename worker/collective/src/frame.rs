@@ -10,7 +10,7 @@ pub const FRAME_WORDS_MAX: usize = 16 * 1024;
 /// The words of a sealed frame's tag.
 pub const TAG_WORDS: usize = 4;
 /// A tag as words; zeros in shared memory, where nothing is sealed.
-pub type Tag = [u32; TAG_WORDS];
+pub type SealTag = [u32; TAG_WORDS];
 
 /// "LSC" and the version of this format.
 const MAGIC: u32 = u32::from_le_bytes(*b"LSC\x02");
@@ -72,7 +72,7 @@ pub enum FrameStart {
 
 impl FrameHead {
     /// Encodes the head. `seal` is the tag of the head and its payload, for wires on which others may write.
-    pub fn encode(&self, seal: Tag) -> [u32; HEAD_WORDS] {
+    pub fn encode(&self, seal: SealTag) -> [u32; HEAD_WORDS] {
         let (tag, incarnation) = (self.tag, self.epoch.incarnation);
         let mut words = [0; HEAD_WORDS];
         words[..9].copy_from_slice(&[
@@ -98,8 +98,8 @@ impl FrameHead {
     }
 
     /// Returns the header, and the tag that the frame should have.
-    pub fn decode(words: &[u32; HEAD_WORDS]) -> (FrameStart, Tag) {
-        const NONE: Tag = [0; TAG_WORDS];
+    pub fn decode(words: &[u32; HEAD_WORDS]) -> (FrameStart, SealTag) {
+        const NONE: SealTag = [0; TAG_WORDS];
         let wide = |at: usize| u64::from(words[at]) | u64::from(words[at + 1]) << 32;
         let kind = match words[0] {
             SKIP => return (FrameStart::Skip, NONE),
@@ -149,7 +149,7 @@ fn checksum(words: &[u32]) -> u64 {
 mod tests {
     use super::*;
 
-    const SEAL: Tag = [1, 2, u32::MAX, 4];
+    const SEAL: SealTag = [1, 2, u32::MAX, 4];
 
     fn head() -> FrameHead {
         let epoch = Epoch { incarnation: 0x1234_5678_9abc_def0, n: 7 };

@@ -8,13 +8,13 @@ use crate::arrivals::{HANDSHAKE, WaitingPeer};
 use crate::cancel::CancelFlag;
 use crate::error::{Error, JoinRefusal, Result};
 use crate::link::PeerLink;
-use crate::listener::{MeetingHours, PeerListener};
+use crate::listener::{MeetingGuard, PeerListener};
 use crate::mesh::{Mesh, Wiring};
 use crate::plan::{MeshPlan, Wire};
 use crate::region::{Region, RegionExport};
 use crate::wait::WaitPolicy;
 use crate::wiring::are_peers;
-use handshake::{Meeting, Met, fresh};
+use handshake::{Meeting, MetPeer, fresh};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -41,10 +41,10 @@ pub(crate) struct Join<'a> {
     doorbell: Arc<Region>,
     offer: Option<RegionExport>,
     n_handshakes: AtomicUsize,
-    state: Mutex<State>,
+    state: Mutex<JoinState>,
 }
 
-struct State {
+struct JoinState {
     /// One state per rank.
     peers: Vec<PeerState>,
     /// The first failure, which ends the join.
@@ -93,7 +93,7 @@ fn join(listener: &PeerListener, plan: &MeshPlan, cancel: &CancelFlag) -> Result
         doorbell: Arc::new(doorbell),
         offer,
         n_handshakes: AtomicUsize::new(0),
-        state: Mutex::new(State { peers, error: None }),
+        state: Mutex::new(JoinState { peers, error: None }),
     };
     join.meet();
     join.into_mesh()
@@ -140,7 +140,7 @@ impl Join<'_> {
         Mesh::new(&plan.layout, Wiring { rank, epoch, encryption, policy, doorbell, links: links.collect() })
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, JoinState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -170,7 +170,7 @@ impl Join<'_> {
 
     /// Waits a moment for a connection that has sent a Hello, and judges it on its own thread, so that a silent one
     /// delays no other.
-    fn let_in<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>, hours: &MeetingHours<'_>) -> Result<()> {
+    fn let_in<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>, hours: &MeetingGuard<'_>) -> Result<()> {
         if self.n_handshakes.load(Ordering::Relaxed) >= HANDSHAKES_MAX {
             std::thread::sleep(LOOK);
             return Ok(());
@@ -226,7 +226,7 @@ impl Join<'_> {
         }
     }
 
-    fn settle(&self, rank: Rank, met: Result<Met>) {
+    fn settle(&self, rank: Rank, met: Result<MetPeer>) {
         let link = met.and_then(|met| met.into_link(self.plan, rank));
         match link {
             Ok(link) => self.state().peers[usize::from(rank.0)] = PeerState::Linked(Box::new(link)),
@@ -254,7 +254,7 @@ impl Join<'_> {
         }
     }
 
-    fn dial_once(&self, rank: Rank) -> std::result::Result<Met, JoinRefusal> {
+    fn dial_once(&self, rank: Rank) -> std::result::Result<MetPeer, JoinRefusal> {
         let time = self.deadline.saturating_duration_since(Instant::now()).min(HANDSHAKE);
         let peer = &self.plan.peers[usize::from(rank.0)];
         let addresses = peer.to_socket_addrs().map_err(|_| JoinRefusal::Gone)?;

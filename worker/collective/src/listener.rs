@@ -25,7 +25,7 @@ const AGAIN: Duration = Duration::from_millis(50);
 #[derive(Debug)]
 pub struct PeerListener {
     address: SocketAddr,
-    shared: Arc<Shared>,
+    shared: Arc<ListenerShared>,
     /// Some until this is dropped.
     accepting: Option<JoinHandle<()>>,
 }
@@ -39,8 +39,8 @@ pub struct RefusedPeer {
 
 /// The state that the accepting thread and meetings share.
 #[derive(Debug)]
-struct Shared {
-    state: Mutex<State>,
+struct ListenerShared {
+    state: Mutex<ListenerState>,
     /// Notified when a connection was handed over, or the listener failed.
     handed: Condvar,
     /// Wakes the accepting thread.
@@ -48,7 +48,7 @@ struct Shared {
 }
 
 #[derive(Default)]
-struct State {
+struct ListenerState {
     n_meetings: usize,
     is_over: bool,
     handed: VecDeque<WaitingPeer>,
@@ -57,7 +57,7 @@ struct State {
 }
 
 /// While this is held, arrivals are handed to the meeting.
-pub(crate) struct MeetingHours<'a>(&'a Shared);
+pub(crate) struct MeetingGuard<'a>(&'a ListenerShared);
 
 impl PeerListener {
     pub fn bind(address: &str) -> Result<PeerListener> {
@@ -66,7 +66,7 @@ impl PeerListener {
         listener.set_nonblocking(true).map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|error| failed(error.into()))?;
-        let shared = Arc::new(Shared { state: Mutex::default(), handed: Condvar::new(), bell });
+        let shared = Arc::new(ListenerShared { state: Mutex::default(), handed: Condvar::new(), bell });
         let accept = {
             let shared = shared.clone();
             move || accept_all(&listener, &shared)
@@ -88,10 +88,10 @@ impl PeerListener {
         self.shared.state().refused(from, why);
     }
 
-    pub(crate) fn open_meeting(&self) -> MeetingHours<'_> {
+    pub(crate) fn open_meeting(&self) -> MeetingGuard<'_> {
         self.shared.state().n_meetings += 1;
         self.shared.ring();
-        MeetingHours(&self.shared)
+        MeetingGuard(&self.shared)
     }
 }
 
@@ -106,10 +106,10 @@ impl Drop for PeerListener {
     }
 }
 
-impl MeetingHours<'_> {
+impl MeetingGuard<'_> {
     /// Returns the next connection that has sent a Hello, if one comes within this time.
     pub fn next(&self, wait: Duration) -> Result<Option<WaitingPeer>> {
-        let is_idle = |state: &mut State| state.handed.is_empty() && state.failed.is_none();
+        let is_idle = |state: &mut ListenerState| state.handed.is_empty() && state.failed.is_none();
         let waited = self.0.handed.wait_timeout_while(self.0.state(), wait, is_idle);
         let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
         if let Some(source) = state.failed.take() {
@@ -125,15 +125,15 @@ impl MeetingHours<'_> {
     }
 }
 
-impl Drop for MeetingHours<'_> {
+impl Drop for MeetingGuard<'_> {
     fn drop(&mut self) {
         self.0.state().n_meetings -= 1;
         self.0.ring();
     }
 }
 
-impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
+impl ListenerShared {
+    fn state(&self) -> MutexGuard<'_, ListenerState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -163,7 +163,7 @@ impl Shared {
     }
 }
 
-impl State {
+impl ListenerState {
     fn refused(&mut self, from: SocketAddr, why: JoinRefusal) {
         if self.refusals.len() == REFUSALS_MAX {
             self.refusals.pop_front();
@@ -172,14 +172,14 @@ impl State {
     }
 }
 
-impl std::fmt::Debug for State {
+impl std::fmt::Debug for ListenerState {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "State({} meetings, {} handed over)", self.n_meetings, self.handed.len())
     }
 }
 
 /// Accepts and reads until the listener is dropped. Sleeps while no connection arrives and none waits.
-fn accept_all(listener: &TcpListener, shared: &Shared) {
+fn accept_all(listener: &TcpListener, shared: &ListenerShared) {
     let mut arrivals = WaitingPeers::default();
     while shared.hand_over(&mut arrivals) {
         let is_ready = wait(listener, shared, &arrivals);
@@ -195,7 +195,7 @@ fn accept_all(listener: &TcpListener, shared: &Shared) {
 
 /// Waits until an arrival has sent bytes, a new connection has come, or time is over. Returns which arrivals have
 /// bytes.
-fn wait(listener: &TcpListener, shared: &Shared, arrivals: &WaitingPeers) -> Vec<bool> {
+fn wait(listener: &TcpListener, shared: &ListenerShared, arrivals: &WaitingPeers) -> Vec<bool> {
     let left = arrivals.next_deadline().map(|until| until.saturating_duration_since(Instant::now()));
     // Rounded up, so that the deadline has passed when this wakes.
     let left = left.map(|left| left + Duration::from_millis(1));

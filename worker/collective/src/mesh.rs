@@ -7,7 +7,7 @@ use crate::frame::{FrameHead, FrameKind};
 use crate::link::{LinkFault, PeerLink};
 use crate::plan::LinkEncryption;
 use crate::region::Region;
-use crate::transfer::{Direction, OwnerOf, Payload, Transfer};
+use crate::transfer::{Direction, OwnerFn, Payload, Transfer};
 use crate::wait::{Idle, WaitPolicy};
 use std::ops::Range;
 use std::sync::{Arc, Weak};
@@ -29,7 +29,7 @@ pub struct ExchangeTimes {
 }
 
 #[derive(Debug, Default)]
-struct Spent {
+struct SpentTime {
     waiting: Duration,
     moving: Duration,
     folding: Duration,
@@ -44,7 +44,7 @@ pub struct Mesh {
     epoch: Epoch,
     encryption: LinkEncryption,
     /// One per rank; None for itself and for ranks with which it never communicates.
-    peers: Vec<Option<Peer>>,
+    peers: Vec<Option<MeshPeer>>,
     policy: WaitPolicy,
     abort: Arc<AbortState>,
     doorbell: Arc<Region>,
@@ -52,7 +52,7 @@ pub struct Mesh {
     transfers: Vec<Transfer>,
     /// A buffer for tokens in transit, reused.
     pub(crate) words: Vec<u32>,
-    spent: Spent,
+    spent: SpentTime,
 }
 
 /// Why a wait of the device ended.
@@ -65,7 +65,7 @@ pub(crate) enum WaitFault {
 }
 
 #[derive(Debug)]
-struct Peer {
+struct MeshPeer {
     link: PeerLink,
     n_sent: u32,
     n_received: u32,
@@ -88,7 +88,7 @@ pub(crate) struct Wiring {
 struct Op<'a> {
     kind: FrameKind,
     tag: u64,
-    owner_of: OwnerOf<'a>,
+    owner_of: OwnerFn<'a>,
 }
 
 /// The result of one round over all transfers.
@@ -98,7 +98,7 @@ enum Round {
     Still,
 }
 
-impl Peer {
+impl MeshPeer {
     fn due(&self, Op { kind, tag, .. }: Op<'_>, n_words: usize) -> Due {
         Due { kind, seq: self.n_received, tag, n_words: n_words as u32 }
     }
@@ -109,10 +109,10 @@ impl Mesh {
         let Wiring { rank, epoch, encryption, policy, doorbell, links } = wiring;
         let abort = AbortState::new(rank, doorbell.clone(), links.iter().flatten());
         let abort = Arc::new(abort.map_err(|source| Error::Io { what: "a second handle of a connection", source })?);
-        let peer = |link| Peer { link, n_sent: 0, n_received: 0 };
+        let peer = |link| MeshPeer { link, n_sent: 0, n_received: 0 };
         let peers = links.into_iter().map(|link| link.map(peer)).collect();
         let (part, grid) = (layout.part(rank), layout.grid());
-        let (transfers, words, spent) = (Vec::new(), Vec::new(), Spent::default());
+        let (transfers, words, spent) = (Vec::new(), Vec::new(), SpentTime::default());
         Ok(Mesh { part, rank, grid, epoch, encryption, peers, policy, abort, doorbell, transfers, words, spent })
     }
 
@@ -169,7 +169,7 @@ impl Mesh {
         if fault == WaitFault::Aborted && self.is_ended() {
             return Error::Aborted;
         }
-        if let Some(lost) = self.who_is_lost() {
+        if let Some(lost) = self.lost_peer_error() {
             return lost;
         }
         match (fault, self.only_peer()) {
@@ -181,8 +181,8 @@ impl Mesh {
     }
 
     /// Returns the peer that has broken off or died, or the rank that it blames.
-    pub(crate) fn who_is_lost(&mut self) -> Option<Error> {
-        let (rank, fault) = self.who_ended(true, || [].iter())?;
+    pub(crate) fn lost_peer_error(&mut self) -> Option<Error> {
+        let (rank, fault) = self.ended_peer(true, || [].iter())?;
         Some(self.blamed(rank, fault))
     }
 
@@ -195,7 +195,7 @@ impl Mesh {
 
     pub fn times(&self) -> ExchangeTimes {
         let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
-        let Spent { waiting, moving, folding } = self.spent;
+        let SpentTime { waiting, moving, folding } = self.spent;
         ExchangeTimes { waiting: micros(waiting), moving: micros(moving), folding: micros(folding) }
     }
 
@@ -235,7 +235,7 @@ impl Mesh {
     }
 
     /// Checks that every row has an owner in this stage.
-    pub(crate) fn check_owners(&self, owner_of: OwnerOf<'_>, n_rows: usize) -> Result<()> {
+    pub(crate) fn check_owners(&self, owner_of: OwnerFn<'_>, n_rows: usize) -> Result<()> {
         let is_here = |row: usize| (owner_of(row) as usize) < self.tp_size();
         let are_here = (0..n_rows).all(is_here);
         if are_here { Ok(()) } else { Err(Error::NoPeer("peer that owns one of the rows")) }
@@ -251,7 +251,7 @@ impl Mesh {
         &mut self,
         kind: FrameKind,
         tag: u64,
-        owner_of: OwnerOf<'_>,
+        owner_of: OwnerFn<'_>,
         payload: &mut impl Payload,
     ) -> Result<()> {
         if self.abort.is_ended() {
@@ -355,7 +355,7 @@ impl Mesh {
         }
     }
 
-    fn peer(&mut self, rank: usize) -> Result<(Rank, &mut Peer)> {
+    fn peer(&mut self, rank: usize) -> Result<(Rank, &mut MeshPeer)> {
         match self.peers.get_mut(rank) {
             Some(Some(peer)) => Ok((Rank(rank as u16), peer)),
             _ => Err(Error::NoPeer("link to that rank")),
@@ -375,7 +375,7 @@ impl Mesh {
         if idle.is_late() {
             return Err(Error::Deadline { rank: late });
         }
-        if let Some((rank, fault)) = self.who_ended(idle.has_slept(), pending) {
+        if let Some((rank, fault)) = self.ended_peer(idle.has_slept(), pending) {
             // Frames that the peer sent before its end may have come since the last round: one more round, then it is
             // lost.
             return if idle.doubt() { Ok(()) } else { Err(self.blamed(rank, fault)) };
@@ -389,12 +389,12 @@ impl Mesh {
     }
 
     /// Returns the first peer that has broken off, or has left while this rank waits for it.
-    fn who_ended<'m, P: Iterator<Item = &'m Transfer>>(
+    fn ended_peer<'m, P: Iterator<Item = &'m Transfer>>(
         &mut self,
         thorough: bool,
         pending: impl Fn() -> P,
     ) -> Option<(Rank, LinkFault)> {
-        let ended = |(rank, peer): (usize, &mut Option<Peer>)| {
+        let ended = |(rank, peer): (usize, &mut Option<MeshPeer>)| {
             let fault = peer.as_mut()?.link.has_ended(thorough)?;
             let is_meant = fault != LinkFault::Left || pending().any(|each| each.peer == rank);
             is_meant.then_some((Rank(rank as u16), fault))

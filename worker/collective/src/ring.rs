@@ -40,23 +40,23 @@ pub struct Reservation {
 
 /// Words that have arrived, in one piece: `[at, at + n)` of the ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Filled {
+pub struct FilledRange {
     pub at: u32,
     pub n: u32,
 }
 
 #[derive(Debug)]
-pub struct Writer {
+pub struct RingWriter {
     capacity: u32,
     written: u32,
     /// The reader's position when last read.
     read: u32,
 }
 
-impl Writer {
-    pub fn new(capacity: u32) -> Writer {
+impl RingWriter {
+    pub fn new(capacity: u32) -> RingWriter {
         assert!(capacity.is_power_of_two() && capacity.is_multiple_of(LINE_WORDS), "a ring of {capacity} words");
-        Writer { capacity, written: 0, read: 0 }
+        RingWriter { capacity, written: 0, read: 0 }
     }
 
     /// Reserves `n` words in one piece, if there is room.
@@ -96,26 +96,26 @@ impl Writer {
 }
 
 #[derive(Debug)]
-pub struct Reader {
+pub struct RingReader {
     capacity: u32,
     read: u32,
     /// The writer's position when last read.
     written: u32,
 }
 
-impl Reader {
-    pub fn new(capacity: u32) -> Reader {
-        Reader { capacity, read: 0, written: 0 }
+impl RingReader {
+    pub fn new(capacity: u32) -> RingReader {
+        RingReader { capacity, read: 0, written: 0 }
     }
 
     /// Returns the words that have arrived, up to the ring's end.
-    pub fn filled(&mut self, cursors: &Cursors) -> Result<Filled, InvalidCursor> {
+    pub fn filled(&mut self, cursors: &Cursors) -> Result<FilledRange, InvalidCursor> {
         if self.written == self.read {
             self.look(cursors)?;
         }
         let at = self.read & (self.capacity - 1);
         let n = self.written.wrapping_sub(self.read).min(self.capacity - at);
-        Ok(Filled { at, n })
+        Ok(FilledRange { at, n })
     }
 
     /// Gives `n` words back to the writer.

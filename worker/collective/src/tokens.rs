@@ -27,7 +27,7 @@ impl Mesh {
         for rank in (0..self.tp_size()).filter(|rank| *rank != me) {
             self.plan([Transfer::block(rank, Direction::Out, 1, 0..words.len())]);
         }
-        let result = self.exchange(FrameKind::Tokens, step.0, NO_OWNERS, &mut Words(&words));
+        let result = self.exchange(FrameKind::Tokens, step.0, NO_OWNERS, &mut WordRow(&words));
         self.words = words;
         result
     }
@@ -38,7 +38,7 @@ impl Mesh {
         }
         let rank = self.grid().sampler();
         self.plan([Transfer::block(rank.0.into(), Direction::HoldAny, 1, 0..1)]);
-        self.exchange(FrameKind::Tokens, step.0, NO_OWNERS, &mut Words(&[]))?;
+        self.exchange(FrameKind::Tokens, step.0, NO_OWNERS, &mut WordRow(&[]))?;
         tokens.clear();
         let result = match self.held(rank.0.into()) {
             [n, words @ ..] if *n as usize == words.len() => {
@@ -53,9 +53,9 @@ impl Mesh {
 }
 
 /// One row of words to send.
-struct Words<'a>(&'a [u32]);
+struct WordRow<'a>(&'a [u32]);
 
-impl Payload for Words<'_> {
+impl Payload for WordRow<'_> {
     fn read(&mut self, _row: usize, col: usize, out: &mut [u32]) {
         out.copy_from_slice(&self.0[col..][..out.len()]);
     }

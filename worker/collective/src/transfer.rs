@@ -12,9 +12,9 @@ pub trait Payload {
 }
 
 /// The owner of each row, for operations whose rows have owners.
-pub type OwnerOf<'a> = &'a dyn Fn(usize) -> u32;
+pub type OwnerFn<'a> = &'a dyn Fn(usize) -> u32;
 /// For operations in which all rows go to the same peers.
-pub const NO_OWNERS: OwnerOf<'static> = &|_| 0;
+pub const NO_OWNERS: OwnerFn<'static> = &|_| 0;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
@@ -63,7 +63,7 @@ impl Transfer {
     }
 
     /// Fills a frame, piece by piece.
-    pub fn fill(&mut self, mut frame: &mut [u32], owner_of: OwnerOf<'_>, payload: &mut impl Payload) {
+    pub fn fill(&mut self, mut frame: &mut [u32], owner_of: OwnerFn<'_>, payload: &mut impl Payload) {
         while !frame.is_empty() {
             let (row, col, n) = self.piece(frame.len(), owner_of);
             let (piece, rest) = frame.split_at_mut(n);
@@ -73,7 +73,7 @@ impl Transfer {
     }
 
     /// Empties a frame, piece by piece.
-    pub fn empty(&mut self, mut frame: &[u32], owner_of: OwnerOf<'_>, payload: &mut impl Payload) {
+    pub fn empty(&mut self, mut frame: &[u32], owner_of: OwnerFn<'_>, payload: &mut impl Payload) {
         while !frame.is_empty() {
             let (row, col, n) = self.piece(frame.len(), owner_of);
             let (piece, rest) = frame.split_at(n);
@@ -82,7 +82,7 @@ impl Transfer {
         }
     }
 
-    fn piece(&mut self, room: usize, owner_of: OwnerOf<'_>) -> (usize, usize, usize) {
+    fn piece(&mut self, room: usize, owner_of: OwnerFn<'_>) -> (usize, usize, usize) {
         // This ends: `words` are left in rows of this owner.
         while self.owner.is_some_and(|owner| owner_of(self.row) != owner) {
             self.row += 1;

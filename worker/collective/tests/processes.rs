@@ -27,8 +27,8 @@ fn main() {
     }
     for (number, wire) in WIRES.iter().enumerate() {
         sums_are_those_of_threads(number);
-        who_is_killed_is_named(number);
-        who_is_stopped_is_named(number);
+        killed_rank_is_named(number);
+        stopped_rank_is_named(number);
         println!("test processes over {wire:?} ... ok");
     }
 }
@@ -85,11 +85,11 @@ impl Process {
         Process { child, lines }
     }
 
-    fn hear(&mut self) -> String {
+    fn read_line(&mut self) -> String {
         self.lines.next().unwrap().unwrap()
     }
 
-    fn say(&mut self, line: &str) {
+    fn write_line(&mut self, line: &str) {
         writeln!(self.child.stdin.as_mut().unwrap(), "{line}").unwrap();
     }
 
@@ -107,9 +107,9 @@ impl Drop for Process {
 
 fn start(wire: usize) -> Vec<Process> {
     let mut processes: Vec<_> = (0..N_RANKS).map(|rank| Process::start(rank, wire)).collect();
-    let addresses: Vec<_> = processes.iter_mut().map(Process::hear).collect();
-    processes.iter_mut().for_each(|process| process.say(&addresses.join(" ")));
-    processes.iter_mut().for_each(|process| assert_eq!(process.hear(), "joined"));
+    let addresses: Vec<_> = processes.iter_mut().map(Process::read_line).collect();
+    processes.iter_mut().for_each(|process| process.write_line(&addresses.join(" ")));
+    processes.iter_mut().for_each(|process| assert_eq!(process.read_line(), "joined"));
     processes
 }
 
@@ -117,31 +117,31 @@ fn sums_are_those_of_threads(wire: usize) {
     let expected = each(common::over_host(Mesh::in_process(&layout())), |rank, cpu| sums(rank, cpu).unwrap());
     let mut processes = start(wire);
     for _ in 0..3 {
-        processes.iter_mut().for_each(|process| process.say("sum"));
+        processes.iter_mut().for_each(|process| process.write_line("sum"));
         for process in &mut processes {
-            assert_eq!(process.hear(), expected[0].to_string());
+            assert_eq!(process.read_line(), expected[0].to_string());
         }
     }
 }
 
-fn who_is_killed_is_named(wire: usize) {
+fn killed_rank_is_named(wire: usize) {
     let mut processes = start(wire);
-    processes[0].say("sum");
-    processes[2].say("sum");
+    processes[0].write_line("sum");
+    processes[2].write_line("sum");
     processes[1].signal(Signal::KILL);
     for rank in [0, 2] {
-        assert_eq!(processes[rank].hear(), "PeerLost { rank: Rank(1) }");
+        assert_eq!(processes[rank].read_line(), "PeerLost { rank: Rank(1) }");
     }
 }
 
-fn who_is_stopped_is_named(wire: usize) {
+fn stopped_rank_is_named(wire: usize) {
     let mut processes = start(wire);
     processes[2].signal(Signal::STOP);
-    processes[0].say("sum");
-    processes[1].say("sum");
+    processes[0].write_line("sum");
+    processes[1].write_line("sum");
     // One rank detects it first, and the other may receive that rank's report.
     for rank in [0, 1] {
-        let error = processes[rank].hear();
+        let error = processes[rank].read_line();
         assert!(["Deadline { rank: Rank(2) }", "PeerLost { rank: Rank(2) }"].contains(&error.as_str()), "{error}");
     }
 }

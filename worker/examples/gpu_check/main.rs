@@ -66,7 +66,7 @@ fn arguments() -> Result<Arguments, String> {
 }
 
 /// Returns the command that runs this program again for some groups.
-fn again(options: &Options, groups: &[String]) -> Result<Command, String> {
+fn rerun_command(options: &Options, groups: &[String]) -> Result<Command, String> {
     let mut command = Command::new(std::env::current_exe().map_err(|error| error.to_string())?);
     command.arg("--models").arg(&options.models).arg("--cache").arg(&options.cache);
     command.args(["--tiny", if options.is_tiny { "1" } else { "0" }]);
@@ -83,7 +83,7 @@ fn check(arguments: &Arguments) -> Result<bool, String> {
         return parts::run_here(&groups, options).map(|()| true);
     }
     let limit = Duration::from_secs(arguments.seconds);
-    parts::run(&arguments.parts, options, &arguments.out, limit, |groups| again(options, groups))
+    parts::run(&arguments.parts, options, &arguments.out, limit, |groups| rerun_command(options, groups))
 }
 
 fn main() -> ExitCode {

@@ -85,8 +85,8 @@ fn report(benches: &mut [Bench], isa: Isa) {
 
 /// Seconds that this thread has computed.
 fn on_processor() -> Result<f64> {
-    let told = std::fs::read_to_string("/proc/thread-self/schedstat")?;
-    let nanos: u64 = told.split(' ').next().ok_or("no time")?.parse()?;
+    let stats = std::fs::read_to_string("/proc/thread-self/schedstat")?;
+    let nanos: u64 = stats.split(' ').next().ok_or("no time")?.parse()?;
     Ok(nanos as f64 * 1e-9)
 }
 

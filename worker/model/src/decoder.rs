@@ -16,7 +16,7 @@ use checkpoint::{MixerKind, ModelSpec};
 use collective::Ranks;
 
 /// How a family differs from the others.
-pub struct Form {
+pub struct DecoderVariant {
     pub activation: Activation,
     pub norms: BlockNorms<&'static str>,
     pub norm_kind: NormKind,
@@ -83,7 +83,7 @@ pub struct Decoder<M: Memory> {
     lm_head: LmHead<M>,         // lm_head.weight [n_vocab, hidden], or the embedding again
     ropes: Ropes<M>,
     residual: Residual<M>,
-    scratch: Scratch<M>,
+    scratch: DecoderScratch<M>,
 }
 
 struct Block<M: Memory> {
@@ -95,7 +95,7 @@ struct Block<M: Memory> {
 }
 
 /// The buffers that a pass works in, allocated once for the largest.
-struct Scratch<M: Memory> {
+struct DecoderScratch<M: Memory> {
     x: M::Buffer,   // [rows_max, hidden]
     out: M::Buffer, // [n_planes * rows_max, hidden], what does not go straight to the stream; or no rows
     mixer: MixerScratch<M>,
@@ -103,7 +103,7 @@ struct Scratch<M: Memory> {
 }
 
 impl<M: Memory> Decoder<M> {
-    pub fn load(all: &Weights<'_, M>, spec: &ModelSpec, form: &Form, limits: PassLimits) -> Result<Decoder<M>> {
+    pub fn load(all: &Weights<'_, M>, spec: &ModelSpec, form: &DecoderVariant, limits: PassLimits) -> Result<Decoder<M>> {
         let (device, model, hidden) = (all.device(), all.under("model"), spec.hidden as usize);
         let blocks = all.layers(|at, layer| Block::load(at, spec, form, layer))?;
         let (embed_tokens, lm_head) = LmHead::with_embedding(all, spec, limits)?;
@@ -121,7 +121,7 @@ impl<M: Memory> Decoder<M> {
             lm_head: lm_head.capped(spec.logits_cap).times(spec.factors.logits),
             ropes: Ropes::load(all, spec, limits.context)?,
             residual: Residual::new(device, limits, hidden, n_planes)?,
-            scratch: Scratch {
+            scratch: DecoderScratch {
                 x: device.buffer(limits.rows_max, hidden)?,
                 out: device.buffer(limits.rows_max * n_planes_out, hidden)?,
                 mixer: MixerScratch::new(all, spec, limits)?,
@@ -160,7 +160,7 @@ impl<D: Device> Decoder<D> {
 }
 
 impl<M: Memory> Block<M> {
-    fn load(at: &Weights<'_, M>, spec: &ModelSpec, form: &Form, layer: usize) -> Result<Block<M>> {
+    fn load(at: &Weights<'_, M>, spec: &ModelSpec, form: &DecoderVariant, layer: usize) -> Result<Block<M>> {
         let of = &spec.layers[layer];
         Ok(Block {
             norms: form.norms.map(|name| Norm::load(at, name, spec, form.norm_kind))?,
@@ -184,8 +184,8 @@ impl<M: Memory> Block<M> {
 
 impl<D: Device> Block<D> {
     /// The stream, to which the last sublayer's output is yet to be added. [n_rows, hidden]
-    fn forward(&self, ctx: &mut Ctx<'_, D>, residual: &mut Residual<D>, scratch: &mut Scratch<D>) -> Result<()> {
-        let Scratch { x, out, mixer, mlp } = scratch;
+    fn forward(&self, ctx: &mut Ctx<'_, D>, residual: &mut Residual<D>, scratch: &mut DecoderScratch<D>) -> Result<()> {
+        let DecoderScratch { x, out, mixer, mlp } = scratch;
         match &self.norms {
             BlockNorms::InTurn { attention: of_attention, mlp: of_mlp } => {
                 self.sublayer(ctx, of_attention, residual, x, out, |ctx, x, out| self.mix(ctx, x, mixer, out))?;

@@ -2,11 +2,11 @@
 //! everything, GELU as the gate. Gemma 2 caps scores and logits; Gemma 3 norms its heads instead, and its local layers
 //! have a rope of their own.
 
-use crate::decoder::{BlockNorms, Form, Norms};
+use crate::decoder::{BlockNorms, DecoderVariant, Norms};
 use crate::layers::NormKind;
 use crate::mlp::Activation;
 
-pub const FORM: Form = Form {
+pub const FORM: DecoderVariant = DecoderVariant {
     activation: Activation::Gelu,
     norms: BlockNorms::InTurn {
         attention: Norms::Around { before: "input_layernorm", behind: "post_attention_layernorm" },

@@ -1,10 +1,10 @@
 //! GLM-4: norms around each sublayer, pairs of neighbours turned on half of a head.
 
-use crate::decoder::{BlockNorms, Form, Norms};
+use crate::decoder::{BlockNorms, DecoderVariant, Norms};
 use crate::layers::NormKind;
 use crate::mlp::Activation;
 
-pub const FORM: Form = Form {
+pub const FORM: DecoderVariant = DecoderVariant {
     activation: Activation::Silu,
     norms: BlockNorms::InTurn {
         attention: Norms::Around { before: "input_layernorm", behind: "post_self_attn_layernorm" },

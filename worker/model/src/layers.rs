@@ -268,11 +268,11 @@ impl<D: Device> RowParallel<D> {
 
 /// The beginning of a stage's stream: rows of a table that is spread over the ranks, or the previous stage's output.
 pub struct Embedding<M: Memory> {
-    table: Option<Table<M>>,
+    table: Option<EmbeddingTable<M>>,
     factor: Option<f32>,
 }
 
-struct Table<M: Memory> {
+struct EmbeddingTable<M: Memory> {
     rows: Arc<M::Matrix>, // [owned rows of the vocabulary, hidden]
     first: u32,
     shares: Shares,
@@ -287,7 +287,7 @@ impl<M: Memory> Embedding<M> {
         }
         let rows = vocabulary(at, name, n_vocab, hidden)?.into();
         let first = part.owned(n_vocab as u32).start;
-        let table = Table { rows, first, shares: part.shares.clone(), n_vocab: n_vocab as u32 };
+        let table = EmbeddingTable { rows, first, shares: part.shares.clone(), n_vocab: n_vocab as u32 };
         Ok(Embedding { table: Some(table), factor: None })
     }
 
@@ -302,7 +302,7 @@ impl<D: Device> Embedding<D> {
     pub fn forward(&self, ctx: &mut Ctx<'_, D>, residual: &mut Residual<D>) -> Result<()> {
         let Ctx { device, pass, ranks, .. } = ctx;
         let (n_rows, out) = (pass.n_rows(), residual.begin());
-        let Some(Table { rows, first, shares, n_vocab }) = &self.table else {
+        let Some(EmbeddingTable { rows, first, shares, n_vocab }) = &self.table else {
             return Ok(ranks.recv_rows(device, out, n_rows)?);
         };
         device.embed_pass(rows, *first, pass, out);
@@ -315,17 +315,17 @@ impl<D: Device> Embedding<D> {
 
 /// The end of a stage's stream: logits, of which each rank computes its rows of the vocabulary, or the next stage.
 pub struct LmHead<M: Memory> {
-    last: Option<Last<M>>,
+    last: Option<OutputScratch<M>>,
     /// Logits become `cap * tanh(logit / cap)`.
     cap: Option<f32>,
     factor: Option<f32>,
 }
 
-struct Last<M: Memory> {
+struct OutputScratch<M: Memory> {
     rows: Arc<M::Matrix>, // [owned rows of the vocabulary, hidden]
     n_vocab: u32,
     x: M::Buffer,      // [rows_max, hidden]
-    wanted: M::Buffer, // [outputs_max, hidden]
+    output_rows: M::Buffer, // [outputs_max, hidden]
     mine: M::Buffer,   // [outputs_max, owned rows of the vocabulary]
     /// Only where a rank does not own the whole vocabulary.
     whole: Option<M::Buffer>, // [outputs_max, n_vocab]
@@ -374,11 +374,11 @@ impl<M: Memory> LmHead<M> {
         // Only the sampler has the gathered logits.
         let whole_rows = if part.is_sampler() { outputs_max } else { 0 };
         Ok(LmHead {
-            last: Some(Last {
+            last: Some(OutputScratch {
                 rows,
                 n_vocab: n_vocab as u32,
                 x: device.buffer(rows_max, hidden)?,
-                wanted: device.buffer(outputs_max, hidden)?,
+                output_rows: device.buffer(outputs_max, hidden)?,
                 mine: device.buffer(outputs_max, part.owned(n_vocab as u32).len())?,
                 whole: if is_spread { Some(device.buffer(whole_rows, n_vocab)?) } else { None },
                 is_sampler: part.is_sampler(),
@@ -443,8 +443,8 @@ impl<D: Device> LmHead<D> {
         if n_outputs == 0 {
             return Ok(None);
         }
-        device.gather(&last.x, pass.rows.outputs, &mut last.wanted); // [n_outputs, hidden]
-        device.linear(&last.wanted, &last.rows, n_outputs, &mut last.mine); // [n_outputs, owned rows]
+        device.gather(&last.x, pass.rows.outputs, &mut last.output_rows); // [n_outputs, hidden]
+        device.linear(&last.output_rows, &last.rows, n_outputs, &mut last.mine); // [n_outputs, owned rows]
         if let Some(cap) = self.cap {
             device.soft_cap(&mut last.mine, cap, n_outputs);
         }
@@ -498,7 +498,7 @@ mod tests {
     }
 
     #[test]
-    fn who_owns_no_leaf_owns_no_heads_and_no_columns() {
+    fn rank_without_leaves_owns_no_heads_or_columns() {
         let [_, none, _] = parts(&[0, 8, 8, 16]).try_into().unwrap();
         let owned = OwnedHeads::of(DeviceClass::Cpu, &none, Heads::whole(6, 2, 16, 1.0));
         assert!(owned.query.is_empty() && owned.kv.is_empty() && owned.heads.qkv_cols() == 0);

@@ -33,7 +33,7 @@ pub use weights::PackedWeight;
 use backend::{BatchLimits, Device, KvSpec, Memory, Pass};
 use checkpoint::{Checkpoint, Family, ModelSpec, StateHeads};
 use collective::{CancelFlag, Ranks};
-use decoder::{Decoder, Form};
+use decoder::{Decoder, DecoderVariant};
 use layers::OwnedHeads;
 use types::{Activations, CacheGroup, DeviceClass, KvDtype, KvLayout, Leaves, Numerics, Part, PieceRun, PolicyDigest};
 use weights::{Intake, Weights};
@@ -115,7 +115,7 @@ impl<M: Memory> Model<M> {
     }
 }
 
-fn form(spec: &ModelSpec) -> &'static Form {
+fn form(spec: &ModelSpec) -> &'static DecoderVariant {
     match spec.family {
         Family::Llama
         | Family::Mistral
@@ -189,5 +189,5 @@ pub fn policy(
     kv_dtype: KvDtype,
 ) -> checkpoint::Result<PolicyDigest> {
     let (weights, mode) = (checkpoint.fingerprint()?, device.mode());
-    Ok(Numerics::plain(&device.told(), mode, activations, kv_dtype, weights).digest())
+    Ok(Numerics::plain(&device.device_kind(), mode, activations, kv_dtype, weights).digest())
 }

@@ -4,11 +4,11 @@
 //! out of some layers, Phi-3 stores its matrices fused; Mixtral and Qwen3-MoE have experts for an MLP. All of that is
 //! in `Attention`, `Mlp` and the spec: the form is the same.
 
-use crate::decoder::{BlockNorms, Form, Norms};
+use crate::decoder::{BlockNorms, DecoderVariant, Norms};
 use crate::layers::NormKind;
 use crate::mlp::Activation;
 
-pub const FORM: Form = Form {
+pub const FORM: DecoderVariant = DecoderVariant {
     activation: Activation::Silu,
     norms: BlockNorms::InTurn {
         attention: Norms::Before("input_layernorm"),

@@ -139,7 +139,7 @@ impl<'a, M: Memory> Weights<'a, M> {
             self.read(&path, Window::of_rows(tensor, self.checkpoint.pieces(&path)?, part.owned.clone()))
         };
         let read = parts.iter().map(read).collect::<Result<Vec<_>>>()?;
-        let stored: Vec<_> = read.iter().map(Read::stored).collect();
+        let stored: Vec<_> = read.iter().map(LoadedWindow::stored).collect();
         let names = parts.iter().map(|part| part.name).collect::<Vec<_>>().join("+");
         Ok(self.counted(&names, self.device.matrix(&stored)?))
     }
@@ -148,20 +148,20 @@ impl<'a, M: Memory> Weights<'a, M> {
     pub fn leaves(&self, name: &str, n_out: usize, leaves: &Leaves, owned: Range<u32>) -> Result<M::Matrix> {
         let (path, tensor) = self.tensor(&format!("{name}.weight"), [n_out, leaves.k() as usize])?;
         let elements = leaves.elements(&owned);
-        let wanted = elements.start as usize..elements.end as usize;
+        let column_range = elements.start as usize..elements.end as usize;
         let pieces = self.checkpoint.pieces(&path)?;
-        let read = self.read(&path, Window::of_columns(tensor, pieces, wanted.clone()))?;
+        let read = self.read(&path, Window::of_columns(tensor, pieces, column_range.clone()))?;
         let first = read.window.columns().start;
-        let stored = match wanted.is_empty() {
+        let stored = match column_range.is_empty() {
             true => read.stored(),
             // The file was read in whole blocks.
-            false => read.stored().columns(wanted.start - first..wanted.end - first)?,
+            false => read.stored().columns(column_range.start - first..column_range.end - first)?,
         };
         Ok(self.counted(name, self.device.matrix_leaves(stored, leaves, owned)?))
     }
 
     /// Reads on all threads of the device.
-    fn read(&self, path: &str, window: Window<'a>) -> Result<Read<'a>> {
+    fn read(&self, path: &str, window: Window<'a>) -> Result<LoadedWindow<'a>> {
         let mut bytes = vec![0; window.n_bytes()];
         let bands = self.fill(&window, &mut bytes)?;
         let scales = window.tensor().scales.map(|of| of.bytes.read()).transpose()?;
@@ -169,7 +169,7 @@ impl<'a, M: Memory> Weights<'a, M> {
         // A rank that owns nothing of the tensor has read nothing.
         runs.extend((!bands.is_empty()).then(|| window.run(path, &bands)));
         runs.extend(scales.as_ref().map(|bytes| Checkpoint::scales_run(path, bytes)));
-        Ok(Read { window, bytes, scales })
+        Ok(LoadedWindow { window, bytes, scales })
     }
 
     fn fill(&self, window: &Window<'a>, bytes: &mut [u8]) -> Result<Vec<BandHashes>> {
@@ -224,17 +224,17 @@ impl<'a, M: Memory> Weights<'a, M> {
 }
 
 /// A part of a matrix in memory.
-struct Read<'a> {
+struct LoadedWindow<'a> {
     window: Window<'a>,
     bytes: Vec<u8>,
     /// All scales of the tensor.
     scales: Option<Vec<u8>>,
 }
 
-impl Read<'_> {
+impl LoadedWindow<'_> {
     fn stored(&self) -> Stored<'_> {
         let (tensor, rows, columns) = (self.window.tensor(), self.window.rows(), self.window.columns());
-        let bytes = self.window.wanted(&self.bytes);
+        let bytes = self.window.requested_bytes(&self.bytes);
         let stored = Stored::whole(tensor.dtype, rows.len(), columns.len(), bytes);
         let (Some(of), Some(bytes)) = (&tensor.scales, &self.scales) else { return stored };
         stored.scaled(of.with(&bytes[..]).from(rows.start, columns.start))

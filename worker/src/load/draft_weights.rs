@@ -17,12 +17,12 @@ pub(crate) struct DraftWeights<D: Device> {
     pub device: D,
     pub model: Model<D>,
     pub spec: ModelSpec,
-    of: WantedDraft,
+    of: DraftSpec,
 }
 
 /// What an assignment requires: equal values have the same weights and as much scratch memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct WantedDraft {
+pub(crate) struct DraftSpec {
     path: PathBuf,
     reading: u32,
     context: u32,
@@ -30,14 +30,14 @@ pub(crate) struct WantedDraft {
     running_max: u32,
 }
 
-impl WantedDraft {
+impl DraftSpec {
     /// Returns None for a rank that does not sample, and where no draft model guesses.
-    pub fn of(assignment: &Assignment) -> Option<WantedDraft> {
+    pub fn of(assignment: &Assignment) -> Option<DraftSpec> {
         let Assignment { reading, context, batch_tokens_max, running_max, .. } = *assignment;
         let draft = assignment.guesses.draft_model.as_ref()?;
         let rows_max = batch_tokens_max.min(ROWS_MAX.max(running_max));
-        let wanted = || WantedDraft { path: draft.path.clone(), reading, context, rows_max, running_max };
-        assignment.layout.part(assignment.rank).is_sampler().then(wanted)
+        let spec = || DraftSpec { path: draft.path.clone(), reading, context, rows_max, running_max };
+        assignment.layout.part(assignment.rank).is_sampler().then(spec)
     }
 
     fn n_outputs_max(&self) -> usize {
@@ -46,11 +46,11 @@ impl WantedDraft {
 }
 
 impl<D: Device> DraftWeights<D> {
-    pub fn is(&self, wanted: &WantedDraft) -> bool {
-        self.of == *wanted
+    pub fn has_spec(&self, spec: &DraftSpec) -> bool {
+        self.of == *spec
     }
 
-    pub fn read(device: D, of: WantedDraft, n_vocab: u32, cancel: &CancelFlag) -> Result<DraftWeights<D>, LoadError> {
+    pub fn read(device: D, of: DraftSpec, n_vocab: u32, cancel: &CancelFlag) -> Result<DraftWeights<D>, LoadError> {
         let failed = |source: model::Error| LoadError::Model { path: of.path.clone(), source: source.into() };
         let checkpoint = Checkpoint::open(&of.path).map_err(|error| failed(error.into()))?;
         let spec = checkpoint.spec().clone();

@@ -11,7 +11,7 @@
 //! ```
 
 use crate::assignment::{Assignment, LoadError};
-use crate::load::fetch::journal::Journal;
+use crate::load::fetch::journal::FetchJournal;
 use checkpoint::Checkpoint;
 use collective::CancelFlag;
 use lock::Lock;
@@ -36,7 +36,7 @@ mod journal;
 mod lock;
 mod room;
 
-pub use checks::Checked;
+pub use checks::IntactChunks;
 pub use error::FetchError;
 use error::SILENCE_MAX;
 use room::{has_room, write_failed};
@@ -61,7 +61,7 @@ const LIST_MAX: Duration = Duration::from_secs(60);
 const FUTILE_MAX: u32 = 6;
 const RETRY_MIN: Duration = Duration::from_millis(200);
 const RETRY_MAX: Duration = Duration::from_secs(5);
-const SAY_EVERY: Duration = Duration::from_secs(2);
+const LOG_EVERY: Duration = Duration::from_secs(2);
 const LOCK_POLL: Duration = Duration::from_millis(100);
 /// Interval between checks of whether the assignment has ended.
 const END_POLL: Duration = Duration::from_millis(50);
@@ -75,7 +75,7 @@ pub struct Fetch {
     pub runtime: tokio::runtime::Handle,
     pub cache: PathBuf,
     /// The chunks of the cache that are known to be intact.
-    pub checked: Checked,
+    pub checked: IntactChunks,
 }
 
 impl Fetch {
@@ -94,25 +94,25 @@ impl Fetch {
         fetched.map_err(|source| LoadError::Fetch { path: assignment.model_path.clone(), source })
     }
 
-    async fn bring(&self, told: &Path, part: &Part, cancel: &CancelFlag) -> Result<PathBuf, FetchError> {
+    async fn bring(&self, model_path: &Path, part: &Part, cancel: &CancelFlag) -> Result<PathBuf, FetchError> {
         let mut client = CoordinatorClient::new(self.channel.clone()).max_decoding_message_size(proto::FRAME_BYTES_MAX);
         let Speaks { version, protocols } = Speaks::default();
         let listed = timeout(LIST_MAX, client.get_model(GetModelRequest { version, protocols })).await;
         let files = listed.map_err(|_| FetchError::Silence)?.map_err(refused)?.into_inner();
         check(&files)?;
-        if is_the_model(told, &files) {
-            tracing::info!(path = %told.display(), "the model is here already");
-            return Ok(told.to_owned());
+        if is_the_model(model_path, &files) {
+            tracing::info!(path = %model_path.display(), "the model is here already");
+            return Ok(model_path.to_owned());
         }
         let place = ModelFolder::open(&self.cache, files)?;
         let paths: Vec<PathBuf> = place.files.files.iter().map(|file| place.file(file)).collect();
-        let wanted: Vec<BTreeSet<u64>> = place.files.files.iter().map(|file| needed(file, part)).collect();
+        let required: Vec<BTreeSet<u64>> = place.files.files.iter().map(|file| needed(file, part)).collect();
         // Held until the digest has been checked.
-        let _lock = match place.found_whole(&self.checked, &paths, &wanted, cancel).await? {
-            Found::Whole(lock) => lock,
-            Found::Incomplete(lock) => {
-                let mut fetched = place.checked(&self.checked, &paths, &wanted, cancel)?;
-                place.fill(&mut client, &wanted, &mut fetched.journal).await?;
+        let _lock = match place.found_whole(&self.checked, &paths, &required, cancel).await? {
+            LockedFolder::Whole(lock) => lock,
+            LockedFolder::Incomplete(lock) => {
+                let mut fetched = place.checked(&self.checked, &paths, &required, cancel)?;
+                place.fill(&mut client, &required, &mut fetched.journal).await?;
                 lock
             }
         };
@@ -223,7 +223,7 @@ struct ModelFolder {
 }
 
 /// Whether all required chunks are there. The answer holds while its lock is held.
-enum Found {
+enum LockedFolder {
     /// No rank writes.
     Whole(Lock),
     /// No other rank reads or writes.
@@ -232,23 +232,23 @@ enum Found {
 
 /// The chunks of a running fetch. However the fetch ends, even by a drop, they are not hashed again.
 struct FetchedChunks<'a> {
-    checked: &'a Checked,
+    checked: &'a IntactChunks,
     paths: &'a [PathBuf],
-    wanted: &'a [BTreeSet<u64>],
-    journal: Journal,
+    required: &'a [BTreeSet<u64>],
+    journal: FetchJournal,
 }
 
 impl Drop for FetchedChunks<'_> {
     fn drop(&mut self) {
-        self.checked.fetched(self.paths, self.wanted, &self.journal);
+        self.checked.fetched(self.paths, self.required, &self.journal);
     }
 }
 
 /// Progress, for the log.
-struct Progress {
+struct ProgressLog {
     n_bytes: u64,
     n_all: u64,
-    said: Instant,
+    logged_at: Instant,
 }
 
 impl ModelFolder {
@@ -262,17 +262,17 @@ impl ModelFolder {
     /// check again without a write: ranks that hash damaged chunks repeatedly would share the lock forever.
     async fn found_whole(
         &self,
-        checked: &Checked,
+        checked: &IntactChunks,
         paths: &[PathBuf],
-        wanted: &[BTreeSet<u64>],
+        required: &[BTreeSet<u64>],
         cancel: &CancelFlag,
-    ) -> Result<Found, FetchError> {
+    ) -> Result<LockedFolder, FetchError> {
         let (since, mut must_look) = (Instant::now(), true);
         while since.elapsed() <= LOCK_MAX {
             match Lock::shared(&self.folder)? {
                 Some(shared) if must_look => {
-                    if self.is_whole(checked, paths, wanted, cancel)? {
-                        return Ok(Found::Whole(shared));
+                    if self.is_whole(checked, paths, required, cancel)? {
+                        return Ok(LockedFolder::Whole(shared));
                     }
                     must_look = false;
                 }
@@ -280,7 +280,7 @@ impl ModelFolder {
                 None => must_look = true,
             }
             if !must_look && let Some(ours) = Lock::exclusive(&self.folder)? {
-                return Ok(Found::Incomplete(ours));
+                return Ok(LockedFolder::Incomplete(ours));
             }
             tokio::time::sleep(LOCK_POLL).await;
         }
@@ -290,20 +290,20 @@ impl ModelFolder {
     /// Returns whether all required chunks are there and unchanged. Writes nothing.
     fn is_whole(
         &self,
-        checked: &Checked,
+        checked: &IntactChunks,
         paths: &[PathBuf],
-        wanted: &[BTreeSet<u64>],
+        required: &[BTreeSet<u64>],
         cancel: &CancelFlag,
     ) -> Result<bool, FetchError> {
         let Some(mut there) = journal::read(&self.journal(), &self.files).map_err(io_at(&self.journal()))? else {
             return Ok(false);
         };
-        checked.check(&mut there, paths, wanted, cancel).ok_or(FetchError::BrokenOff)?;
+        checked.check(&mut there, paths, required, cancel).ok_or(FetchError::BrokenOff)?;
         let is_there = |(file, chunks): (u32, &BTreeSet<u64>)| chunks.iter().all(|chunk| there.has(file, *chunk));
         let is_long = |(path, file): (&PathBuf, &ModelFile)| {
             std::fs::metadata(path).is_ok_and(|found| found.len() == file.n_bytes)
         };
-        Ok((0..).zip(wanted).all(is_there) && paths.iter().zip(&self.files.files).all(is_long))
+        Ok((0..).zip(required).all(is_there) && paths.iter().zip(&self.files.files).all(is_long))
     }
 
     /// Returns the path for `Checkpoint::open`.
@@ -331,32 +331,32 @@ impl ModelFolder {
     /// Checks the required chunks that are here, and removes damaged ones from the journal.
     fn checked<'a>(
         &self,
-        checked: &'a Checked,
+        checked: &'a IntactChunks,
         paths: &'a [PathBuf],
-        wanted: &'a [BTreeSet<u64>],
+        required: &'a [BTreeSet<u64>],
         cancel: &CancelFlag,
     ) -> Result<FetchedChunks<'a>, FetchError> {
-        let mut journal = Journal::open(&self.journal(), &self.files).map_err(io_at(&self.journal()))?;
-        let n_damaged = checked.check(&mut journal, paths, wanted, cancel).ok_or(FetchError::BrokenOff)?;
+        let mut journal = FetchJournal::open(&self.journal(), &self.files).map_err(io_at(&self.journal()))?;
+        let n_damaged = checked.check(&mut journal, paths, required, cancel).ok_or(FetchError::BrokenOff)?;
         if n_damaged > 0 {
             let folder = self.folder.display();
             tracing::warn!(%folder, n_damaged, "what was fetched has been damaged since: it is fetched anew");
         }
-        Ok(FetchedChunks { checked, paths, wanted, journal })
+        Ok(FetchedChunks { checked, paths, required: wanted: required, journal })
     }
 
     /// Fetches the required chunks that are missing, and repeats as long as an attempt brings any.
     async fn fill(
         &self,
         client: &mut CoordinatorClient<Channel>,
-        wanted: &[BTreeSet<u64>],
-        journal: &mut Journal,
+        required: &[BTreeSet<u64>],
+        journal: &mut FetchJournal,
     ) -> Result<(), FetchError> {
-        let n_wanted: usize = wanted.iter().map(BTreeSet::len).sum();
+        let n_required: usize = required.iter().map(BTreeSet::len).sum();
         let (mut futile, mut wait) = (0, RETRY_MIN);
         loop {
             let n_before = journal.len();
-            let Err(error) = self.fetch_missing(client, wanted, journal).await else { return Ok(()) };
+            let Err(error) = self.fetch_missing(client, required, journal).await else { return Ok(()) };
             if journal.len() > n_before {
                 (futile, wait) = (0, RETRY_MIN);
             }
@@ -364,7 +364,7 @@ impl ModelFolder {
             if futile >= FUTILE_MAX || matches!(error, FetchError::Io { .. } | FetchError::NoRoom { .. }) {
                 return Err(error);
             }
-            tracing::warn!(%error, n_chunks = journal.len(), n_wanted, "the model is fetched on from here");
+            tracing::warn!(%error, n_chunks = journal.len(), n_required, "the model is fetched on from here");
             tokio::time::sleep(wait).await;
             wait = (wait * 2).min(RETRY_MAX);
         }
@@ -373,16 +373,16 @@ impl ModelFolder {
     async fn fetch_missing(
         &self,
         client: &mut CoordinatorClient<Channel>,
-        wanted: &[BTreeSet<u64>],
-        journal: &mut Journal,
+        required: &[BTreeSet<u64>],
+        journal: &mut FetchJournal,
     ) -> Result<(), FetchError> {
-        let missing: Vec<BTreeSet<u64>> = wanted
+        let missing: Vec<BTreeSet<u64>> = required
             .iter()
             .enumerate()
             .map(|(file, chunks)| chunks.iter().copied().filter(|chunk| !journal.has(file as u32, *chunk)).collect())
             .collect();
         let n_missing: usize = missing.iter().map(BTreeSet::len).sum();
-        let mut progress = Progress { n_bytes: 0, n_all: n_missing as u64 * CHUNK_BYTES, said: Instant::now() };
+        let mut progress = ProgressLog { n_bytes: 0, n_all: n_missing as u64 * CHUNK_BYTES, logged_at: Instant::now() };
         if n_missing > 0 {
             let folder = self.folder.display();
             tracing::info!(%folder, mebibytes = progress.n_all >> 20, "fetching this rank's part of the model");
@@ -412,7 +412,7 @@ struct Drain<'a> {
     file: &'a ModelFile,
     path: &'a Path,
     out: File,
-    journal: &'a mut Journal,
+    journal: &'a mut FetchJournal,
 }
 
 impl Drain<'_> {
@@ -421,7 +421,7 @@ impl Drain<'_> {
         client: &mut CoordinatorClient<Channel>,
         digest: &[u8],
         chunks: Range<u64>,
-        progress: &mut Progress,
+        progress: &mut ProgressLog,
     ) -> Result<(), FetchError> {
         let (start, end) = (chunks.start * CHUNK_BYTES, (chunks.end * CHUNK_BYTES).min(self.file.n_bytes));
         let request = ReadModelRequest { digest: digest.to_vec(), file: self.index, start, end };
@@ -478,11 +478,11 @@ impl Drain<'_> {
     }
 }
 
-impl Progress {
+impl ProgressLog {
     fn add(&mut self, n_bytes: u64) {
         self.n_bytes += n_bytes;
-        if self.said.elapsed() >= SAY_EVERY {
-            self.said = Instant::now();
+        if self.logged_at.elapsed() >= LOG_EVERY {
+            self.logged_at = Instant::now();
             let percent = (self.n_bytes * 100 / self.n_all.max(1)).min(100);
             tracing::info!(mebibytes = self.n_bytes >> 20, percent, "fetching");
         }

@@ -23,12 +23,12 @@ impl Default for KeptLimits {
 #[derive(Default)]
 pub(super) struct KeptMatchers {
     limits: KeptLimits,
-    kept: HashMap<Grammar, Kept>,
+    kept: HashMap<Grammar, CachedMatcher>,
     n_bytes: usize,
     n_uses: u64,
 }
 
-struct Kept {
+struct CachedMatcher {
     matcher: Matcher,
     n_bytes: usize,
     /// The number of its last use.
@@ -48,7 +48,7 @@ impl KeptMatchers {
     pub fn keep(&mut self, grammar: &Grammar, matcher: Matcher) {
         self.n_uses += 1;
         let n_bytes = matcher.n_bytes() + grammar.n_bytes();
-        let kept = Kept { matcher, n_bytes, used: self.n_uses };
+        let kept = CachedMatcher { matcher, n_bytes, used: self.n_uses };
         self.n_bytes += n_bytes;
         // Two requests that came together have compiled the same grammar.
         if let Some(same) = self.kept.insert(grammar.clone(), kept) {
@@ -65,14 +65,14 @@ impl KeptMatchers {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use grammar::{GrammarLimits, Vocabulary, WantedGrammar};
+    use grammar::{GrammarLimits, Vocabulary, GrammarSpec};
 
     fn compiled(text: &str) -> (Grammar, Matcher) {
         let words: Vec<[u8; 1]> = (0..=255).map(|byte| [byte]).collect();
         let words = words.iter().map(|word| (word.as_slice(), false));
         let vocabulary = Vocabulary::new(words, 257, &[256]).unwrap();
         let limits = GrammarLimits::default();
-        let grammar = grammar::compile(&WantedGrammar::Choice(vec![text.into()]), &limits).unwrap();
+        let grammar = grammar::compile(&GrammarSpec::Choice(vec![text.into()]), &limits).unwrap();
         let matcher = Matcher::new(&vocabulary, &grammar, &limits).unwrap();
         (grammar, matcher)
     }

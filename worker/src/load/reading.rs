@@ -5,7 +5,7 @@ use crate::assignment::Assignment;
 use checkpoint::{Checkpoint, Stamp};
 
 /// The stamps of the model's present files, or why they cannot be opened.
-pub(crate) type FilesNow = Result<Vec<Stamp>, String>;
+pub(crate) type FileStamps = Result<Vec<Stamp>, String>;
 
 /// The reading of the weights that a rank holds.
 #[derive(Debug)]
@@ -26,17 +26,17 @@ struct ReadingNumber {
 /// Files that were opened for a reading and differ from the held weights.
 #[derive(Debug)]
 struct RefusedFiles {
-    files: FilesNow,
+    files: FileStamps,
     why: String,
 }
 
 /// What an assignment requires of the rank that holds its part.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Ask {
+pub(crate) enum ReloadPlan {
     /// The rank keeps its weights. `unread` has the reason if a reading was due and failed.
     Keep { unread: Option<String> },
     /// The rank reads the present files again.
-    Read(FilesNow),
+    Read(FileStamps),
 }
 
 impl ReadingNumber {
@@ -53,7 +53,7 @@ impl Reading {
 
     /// Decides whether to read again. A new number alone does not cause it while the files are unchanged; an operator's
     /// request does.
-    pub fn asks(&mut self, assignment: &Assignment) -> Ask {
+    pub fn plan_reload(&mut self, assignment: &Assignment) -> ReloadPlan {
         let now = ReadingNumber::of(assignment);
         let (is_same, is_of_other_life) = (now == self.of, now.incarnation != self.of.incarnation);
         if self.is_kept_for(assignment) {
@@ -61,11 +61,11 @@ impl Reading {
         }
         let files = Checkpoint::open(&assignment.model_path).map(|found| found.stamps()).map_err(|why| why.to_string());
         if let Some(refused) = self.refused.as_ref().filter(|refused| is_same && refused.files == files) {
-            return Ask::Keep { unread: Some(refused.why.clone()) };
+            return ReloadPlan::Keep { unread: Some(refused.why.clone()) };
         }
         match files {
             Ok(files) if files == self.files && (is_same || is_of_other_life) => self.keep(now),
-            files => Ask::Read(files),
+            files => ReloadPlan::Read(files),
         }
     }
 
@@ -75,14 +75,14 @@ impl Reading {
         now == self.of && self.refused.is_none() || now.incarnation != self.of.incarnation && now.n == 0
     }
 
-    fn keep(&mut self, now: ReadingNumber) -> Ask {
+    fn keep(&mut self, now: ReadingNumber) -> ReloadPlan {
         (self.of, self.refused) = (now, None);
-        Ask::Keep { unread: None }
+        ReloadPlan::Keep { unread: None }
     }
 
     /// Records that the present files differ from the held weights: they are not opened again while they stay as they
     /// are.
-    pub fn refuse(&mut self, assignment: &Assignment, files: FilesNow, why: String) {
+    pub fn refuse(&mut self, assignment: &Assignment, files: FileStamps, why: String) {
         (self.of, self.refused) = (ReadingNumber::of(assignment), Some(RefusedFiles { files, why }));
     }
 }

@@ -91,7 +91,7 @@ struct ScrubState {
 }
 
 /// The result of one check.
-pub(crate) enum Scrubbed {
+pub(crate) enum ScrubResult {
     /// Nothing is held.
     Nothing,
     Sound,
@@ -114,15 +114,15 @@ impl Scrubber {
         *self.0.now.lock().unwrap_or_else(PoisonError::into_inner) = (Arc::downgrade(part), rank);
     }
 
-    pub(crate) fn look(&self) -> Scrubbed {
+    pub(crate) fn look(&self) -> ScrubResult {
         let (part, rank) = self.now();
-        let Some(part) = part.filter(|part| !part.is_spoilt()) else { return Scrubbed::Nothing };
+        let Some(part) = part.filter(|part| !part.is_spoilt()) else { return ScrubResult::Nothing };
         match part.look(rank) {
             Ok(n_bytes) => {
                 self.0.n_bytes.fetch_add(n_bytes as u64, Relaxed);
-                Scrubbed::Sound
+                ScrubResult::Sound
             }
-            Err(spoilt) => Scrubbed::Spoilt(spoilt),
+            Err(spoilt) => ScrubResult::Spoilt(spoilt),
         }
     }
 
@@ -189,20 +189,20 @@ mod tests {
         let part = Arc::new(HashedPart::of(&packed, &device()));
         assert_eq!(part.pieces.len(), 6);
         let scrubber = Scrubber::new(0.5);
-        assert!(matches!(scrubber.look(), Scrubbed::Nothing));
+        assert!(matches!(scrubber.look(), ScrubResult::Nothing));
         scrubber.watch(&part, Rank(3));
-        (0..12).for_each(|_| assert!(matches!(scrubber.look(), Scrubbed::Sound)));
+        (0..12).for_each(|_| assert!(matches!(scrubber.look(), ScrubResult::Sound)));
         assert_eq!((scrubber.take_bytes(), scrubber.spoilt()), (4 * n_bytes as u64, None));
         // The last byte of its last piece.
         other.0.write().unwrap().push(1);
         let found = (0..6).find_map(|_| match scrubber.look() {
-            Scrubbed::Spoilt(spoilt) => Some(spoilt),
+            ScrubResult::Spoilt(spoilt) => Some(spoilt),
             _ => None,
         });
         let expected = SpoiltWeight { weight: "other".into(), piece: 2, rank: Rank(3) };
         assert_eq!((found, scrubber.spoilt()), (Some(expected.clone()), Some(expected)));
-        assert!(part.is_spoilt() && matches!(scrubber.look(), Scrubbed::Nothing), "once");
+        assert!(part.is_spoilt() && matches!(scrubber.look(), ScrubResult::Nothing), "once");
         drop((part, packed));
-        assert!(matches!(scrubber.look(), Scrubbed::Nothing) && scrubber.spoilt().is_none(), "it keeps nothing alive");
+        assert!(matches!(scrubber.look(), ScrubResult::Nothing) && scrubber.spoilt().is_none(), "it keeps nothing alive");
     }
 }

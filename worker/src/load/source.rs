@@ -1,14 +1,14 @@
 //! The path on this machine of the model to load. Has no knowledge of formats.
 
 use crate::CancelFlag;
-use crate::assignment::{Assignment, Load, LoadError, Loaded, Ready};
+use crate::assignment::{Assignment, Load, LoadError, LoadedModel, ReadyReport};
 use crate::load::fetch::Fetch;
 use std::path::PathBuf;
 
 #[derive(Clone, Debug)]
-pub enum Source {
+pub enum ModelSource {
     /// At the path that the coordinator names.
-    AsTold,
+    Assigned,
     /// At this path, whatever the coordinator names.
     Path(PathBuf),
     /// In this folder, under the coordinator's name for it.
@@ -18,25 +18,25 @@ pub enum Source {
 }
 
 /// Returns a loader that first finds the model on this machine.
-pub fn load_from(source: Source, loader: Box<dyn Load>) -> Box<dyn Load> {
-    Box::new(Located { source, loader, model_path: None })
+pub fn load_from(source: ModelSource, loader: Box<dyn Load>) -> Box<dyn Load> {
+    Box::new(LocatingLoader { source, loader, model_path: None })
 }
 
-struct Located {
-    source: Source,
+struct LocatingLoader {
+    source: ModelSource,
     loader: Box<dyn Load>,
     /// Where the model was found last.
     model_path: Option<PathBuf>,
 }
 
-impl Source {
+impl ModelSource {
     fn path(&self, assignment: &Assignment, cancel: &CancelFlag) -> Result<PathBuf, LoadError> {
-        let told = &assignment.model_path;
+        let assigned_path = &assignment.model_path;
         match self {
-            Source::AsTold => Ok(told.clone()),
-            Source::Path(path) => Ok(path.clone()),
-            Source::Folder(folder) => Ok(folder.join(told.file_name().unwrap_or_default())),
-            Source::Fetched(fetch) => fetch.model(assignment, cancel),
+            ModelSource::Assigned => Ok(assigned_path.clone()),
+            ModelSource::Path(path) => Ok(path.clone()),
+            ModelSource::Folder(folder) => Ok(folder.join(assigned_path.file_name().unwrap_or_default())),
+            ModelSource::Fetched(fetch) => fetch.model(assignment, cancel),
         }
     }
 
@@ -44,19 +44,19 @@ impl Source {
     /// never fetched.
     fn with_draft(&self, assignment: &Assignment) -> Assignment {
         let mut assignment = assignment.clone();
-        if let (Source::Folder(folder), Some(draft)) = (self, &mut assignment.guesses.draft_model) {
+        if let (ModelSource::Folder(folder), Some(draft)) = (self, &mut assignment.guesses.draft_model) {
             draft.path = folder.join(draft.path.file_name().unwrap_or_default());
         }
         assignment
     }
 }
 
-impl Load for Located {
-    fn load(&mut self, assignment: &Assignment, cancel: &CancelFlag) -> Result<(Box<dyn Loaded>, Ready), LoadError> {
+impl Load for LocatingLoader {
+    fn load(&mut self, assignment: &Assignment, cancel: &CancelFlag) -> Result<(Box<dyn LoadedModel>, ReadyReport), LoadError> {
         let model_path = match (&self.source, &self.model_path) {
             // The coordinator may have rejected the bytes of another rank on this machine; `path` would then fetch all
             // of them again.
-            (Source::Fetched(_), Some(path)) if self.loader.holds(assignment) => path.clone(),
+            (ModelSource::Fetched(_), Some(path)) if self.loader.holds(assignment) => path.clone(),
             _ => self.source.path(assignment, cancel)?,
         };
         self.model_path = Some(model_path.clone());
@@ -69,7 +69,7 @@ impl Load for Located {
 
     fn distrust(&mut self) {
         self.loader.distrust();
-        if let (Source::Fetched(fetch), Some(path)) = (&self.source, &self.model_path) {
+        if let (ModelSource::Fetched(fetch), Some(path)) = (&self.source, &self.model_path) {
             fetch.forget(path);
         }
     }

@@ -3,7 +3,7 @@
 
 use crate::load::kept_matchers::KeptMatchers;
 use checkpoint::Checkpoint;
-use grammar::{GrammarLimits, Mask, Matcher, Stuck, Vocabulary};
+use grammar::{GrammarLimits, Mask, Matcher, MatcherError, Vocabulary};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use types::{Grammar, Token};
@@ -28,11 +28,11 @@ impl LazyVocabulary {
     }
 
     /// Returns a matcher at the start of an answer: a copy of an earlier one, or a new one.
-    pub fn matcher(&self, grammar: &Grammar) -> Result<Matcher, Stuck> {
+    pub fn matcher(&self, grammar: &Grammar) -> Result<Matcher, MatcherError> {
         if let Some(copy) = self.matchers().copy_of(grammar) {
             return Ok(copy);
         }
-        let vocabulary = self.get().map_err(Stuck::Grammar)?;
+        let vocabulary = self.get().map_err(MatcherError::Grammar)?;
         let mut matcher = Matcher::new(&vocabulary, grammar, &GrammarLimits::default())?;
         // The first mask is the same for all. Every matcher makes it, so that keeping copies changes no limit's count.
         matcher.mask(&mut Mask::default())?;

@@ -5,7 +5,7 @@
 //! for the same part of the same model. Any `take` empties the cache, so it never holds anything else.
 
 use crate::assignment::Assignment;
-use crate::load::draft_weights::{DraftWeights, WantedDraft};
+use crate::load::draft_weights::{DraftWeights, DraftSpec};
 use crate::load::reading::Reading;
 use crate::load::scrub::HashedPart;
 use crate::load::vocabulary::LazyVocabulary;
@@ -34,8 +34,8 @@ trait AnyPart: Send {
 
 impl<D: Device + 'static> AnyPart for LoadedPart<D> {
     fn is_kept_for(&self, assignment: &Assignment) -> bool {
-        let wanted = WantedDraft::of(assignment);
-        let has_draft = wanted.is_none_or(|wanted| self.draft.as_ref().is_some_and(|draft| draft.is(&wanted)));
+        let draft_spec = DraftSpec::of(assignment);
+        let has_draft = draft_spec.is_none_or(|spec| self.draft.as_ref().is_some_and(|draft| draft.has_spec(&spec)));
         self.reading.is_kept_for(assignment) && !self.is_spoilt() && has_draft
     }
 

@@ -5,9 +5,9 @@ use crate::runner::guesses::{GuessConfig, Guesser};
 use telemetry::metrics;
 use types::{DRAFT_ROWS_MAX, RequestId, Step, StepDone};
 
-pub(super) struct DraftCounts([CountsOf; 3]);
+pub(super) struct DraftCounts([GuesserCounts; 3]);
 
-struct CountsOf {
+struct GuesserCounts {
     guesser: Guesser,
     name: &'static str,
     proposed: [u64; DRAFT_ROWS_MAX as usize],
@@ -17,7 +17,7 @@ struct CountsOf {
 impl DraftCounts {
     pub fn new(config: &GuessConfig) -> DraftCounts {
         let none = [0; DRAFT_ROWS_MAX as usize];
-        let of = |guesser| CountsOf { guesser, name: config.name_of(guesser), proposed: none, accepted: none };
+        let of = |guesser| GuesserCounts { guesser, name: config.name_of(guesser), proposed: none, accepted: none };
         DraftCounts([Guesser::Source, Guesser::Grammar, Guesser::DraftModel].map(of))
     }
 
@@ -30,13 +30,13 @@ impl DraftCounts {
             counts.accepted.iter_mut().take(n_accepted).for_each(|n| *n += 1);
         }
         if !(step.starts.is_empty() && step.ends.is_empty()) {
-            self.0.iter_mut().for_each(CountsOf::tell);
+            self.0.iter_mut().for_each(GuesserCounts::report);
         }
     }
 }
 
-impl CountsOf {
-    fn tell(&mut self) {
+impl GuesserCounts {
+    fn report(&mut self) {
         let counts = self.proposed.iter_mut().zip(&mut self.accepted).enumerate();
         for (position, (proposed, accepted)) in counts.filter(|(_, (proposed, _))| **proposed > 0) {
             let (proposed, accepted) = (std::mem::take(proposed), std::mem::take(accepted));
@@ -47,6 +47,6 @@ impl CountsOf {
 
 impl Drop for DraftCounts {
     fn drop(&mut self) {
-        self.0.iter_mut().for_each(CountsOf::tell);
+        self.0.iter_mut().for_each(GuesserCounts::report);
     }
 }

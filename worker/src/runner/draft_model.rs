@@ -8,10 +8,10 @@ mod drafted;
 
 use crate::load::draft_weights::DraftWeights;
 use crate::runner::emptied;
-use crate::runner::guesses::GuessWish;
-use backend::{Batch, Device, Draw, DrawMask, PassSlice, Undrawn};
+use crate::runner::guesses::GuessRequest;
+use backend::{Batch, Device, Draw, DrawMask, PassSlice, DrawError};
 use collective::Ranks;
-use drafted::{Drafted, FreeDraftBlocks};
+use drafted::{DraftSequence, FreeDraftBlocks};
 use model::KvCache;
 use std::collections::HashMap;
 use types::cache::blocks_for;
@@ -27,27 +27,27 @@ pub(super) struct DraftLimits {
     pub zero_kv: bool,
 }
 
-pub(super) struct DraftModel<D: Device + 'static> {
+pub(super) struct DraftModelRunner<D: Device + 'static> {
     ranks: Ranks<D>,
     kv: KvCache<D>,
     context: usize,
     rows_max: usize,
-    held: HashMap<RequestId, Drafted>,
+    held: HashMap<RequestId, DraftSequence>,
     /// Ended sequences, reused for their memory.
-    spare: Vec<Drafted>,
+    spare: Vec<DraftSequence>,
     free: FreeDraftBlocks,
-    pub wishes: Vec<GuessWish>,
-    turns: Vec<Turn>,
+    pub requests: Vec<GuessRequest>,
+    turns: Vec<DraftTurn>,
     /// The turns whose rows draw in the present pass.
     drawing: Vec<usize>,
     // The buffers of a pass, reused.
     batch: Batch,
     draws: Vec<Draw<'static>>,
-    drawn: Vec<Result<TokenOut, Undrawn>>,
+    drawn: Vec<Result<TokenOut, DrawError>>,
 }
 
 /// A sequence that needs guesses.
-struct Turn {
+struct DraftTurn {
     id: RequestId,
     n_max: usize,
     /// The length of the log that the guesses follow.
@@ -60,8 +60,8 @@ struct Turn {
 /// A sequence that lacks at most this many tokens goes before those that lack more.
 const LACKING_MAX: usize = DRAFT_ROWS_MAX as usize + 1;
 
-impl<D: Device + 'static> DraftModel<D> {
-    pub fn new(weights: &DraftWeights<D>, limits: DraftLimits) -> model::Result<DraftModel<D>> {
+impl<D: Device + 'static> DraftModelRunner<D> {
+    pub fn new(weights: &DraftWeights<D>, limits: DraftLimits) -> model::Result<DraftModelRunner<D>> {
         let DraftWeights { device, spec, .. } = weights;
         let DraftLimits { running_max, .. } = limits;
         let (context, (rows_max, outputs_max)) = (weights.context(), weights.rows_max());
@@ -81,7 +81,7 @@ impl<D: Device + 'static> DraftModel<D> {
             table.blocks.reserve(running_max * blocks_for(context) as usize);
             table.bounds.reserve(running_max + 1);
         }
-        Ok(DraftModel {
+        Ok(DraftModelRunner {
             ranks: Ranks::solo(spec.n_layers),
             kv: KvCache::new(device, &specs(n_blocks))?,
             context: context as usize,
@@ -89,7 +89,7 @@ impl<D: Device + 'static> DraftModel<D> {
             held: HashMap::with_capacity(running_max),
             spare: Vec::with_capacity(running_max),
             free: FreeDraftBlocks::new(n_blocks, limits.zero_kv.then_some(n_groups)),
-            wishes: Vec::with_capacity(running_max),
+            requests: Vec::with_capacity(running_max),
             turns: Vec::with_capacity(running_max),
             drawing: Vec::with_capacity(running_max),
             batch,
@@ -139,11 +139,11 @@ impl<D: Device + 'static> DraftModel<D> {
         log: impl Fn(RequestId) -> Option<&'a [Token]>,
     ) -> model::Result<()> {
         self.turns.clear();
-        for GuessWish { id, n_max } in self.wishes.drain(..) {
+        for GuessRequest { id, n_max } in self.requests.drain(..) {
             let known = self.held.get_mut(&id).zip(log(id)).filter(|(_, log)| (1..=self.context).contains(&log.len()));
             let Some((drafted, log)) = known else { continue };
             drafted.follow(log);
-            self.turns.push(Turn { id, n_max, n_log: log.len(), n_rows: 0, is_over: n_max == 0 });
+            self.turns.push(DraftTurn { id, n_max, n_log: log.len(), n_rows: 0, is_over: n_max == 0 });
         }
         while self.lay_out() {
             self.pass(weights)?;
@@ -155,7 +155,7 @@ impl<D: Device + 'static> DraftModel<D> {
     /// Returns the guesses for each sequence. They are empty if the cache has not caught up with the log, or if there
     /// is no memory for it.
     pub fn guessed(&self) -> impl Iterator<Item = (RequestId, &[Token])> {
-        let of = |turn: &Turn| Some((turn.id, &self.held.get(&turn.id)?.tokens[turn.n_log..]));
+        let of = |turn: &DraftTurn| Some((turn.id, &self.held.get(&turn.id)?.tokens[turn.n_log..]));
         self.turns.iter().filter_map(of)
     }
 
@@ -222,9 +222,9 @@ impl<D: Device + 'static> DraftModel<D> {
 
 /// Lays out one sequence's rows. Its turn is over if they do not reach the log's end.
 fn lay_out(
-    turn: &mut Turn,
+    turn: &mut DraftTurn,
     i: usize,
-    held: &mut HashMap<RequestId, Drafted>,
+    held: &mut HashMap<RequestId, DraftSequence>,
     free: &mut FreeDraftBlocks,
     (batch, drawing): (&mut Batch, &mut Vec<usize>),
     rows_max: usize,

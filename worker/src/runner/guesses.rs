@@ -7,7 +7,7 @@ mod worth;
 
 pub use worth::DraftCost;
 
-use expected::Expected;
+use expected::ExpectedTokens;
 use ngrams::NgramIndex;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -56,12 +56,12 @@ pub enum GuessSource {
     /// The tokens that followed an earlier occurrence of the last tokens, in the log or in what the client expects.
     Ngrams(NgramLimits),
     /// Known answers, for tests.
-    Recalled(Arc<Recalled>),
+    Recalled(Arc<RecalledLogs>),
 }
 
 /// Complete logs that will be drawn; some guesses from them are wrong on purpose.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Recalled {
+pub struct RecalledLogs {
     pub logs: Vec<Vec<Token>>,
     /// How many of a hundred guesses are wrong.
     pub wrong: u64,
@@ -107,7 +107,7 @@ impl GuessConfig {
 
 /// A sequence for which a draft model is to guess.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct GuessWish {
+pub struct GuessRequest {
     pub id: RequestId,
     /// The most tokens to guess.
     pub n_max: usize,
@@ -118,7 +118,7 @@ pub struct GuessWish {
 pub(super) struct Guesses {
     source: GuessSource,
     ngrams: NgramIndex,
-    expected: Expected,
+    expected: ExpectedTokens,
     /// The tokens guessed behind the log.
     pub tokens: Vec<Token>,
     pub guesser: Guesser,
@@ -224,7 +224,7 @@ fn another(token: Token) -> Token {
     token.checked_sub(1).unwrap_or(1)
 }
 
-impl Recalled {
+impl RecalledLogs {
     fn guess(&self, log: &[Token], n_max: usize, out: &mut Vec<Token>) {
         let whole = self.logs.iter().filter(|whole| whole.starts_with(log)).max_by_key(|whole| whole.len());
         let rest = whole.map_or(&[][..], |whole| &whole[log.len()..]);

@@ -18,7 +18,7 @@ pub struct KvCommit {
     /// The committed part of each pool.
     parts: u32,
     /// The part of each pool to commit.
-    parts_wanted: u32,
+    parts_target: u32,
     /// The smallest part that can serve: one context. A machine without memory for it is rejected.
     parts_min: u32,
     /// The part with which a growing cache begins.
@@ -37,7 +37,7 @@ struct CommittedPool {
 
 /// Why a machine does not provide the planned memory.
 #[derive(Debug, thiserror::Error)]
-pub enum KvShort {
+pub enum KvShortage {
     #[error(
         "the KV cache needs {needed} more bytes for one context of {context} tokens and this machine has {left} to \
          give: ask for a shorter --context, or leave this machine more memory"
@@ -49,7 +49,7 @@ pub enum KvShort {
 
 /// The result of committing a piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Committed {
+pub enum CommitOutcome {
     /// The piece is committed, and there is more to commit.
     Piece,
     /// As much is committed as was requested.
@@ -83,7 +83,7 @@ impl KvCommit {
         };
         let commit = KvCommit {
             parts: 0,
-            parts_wanted: KV_PARTS,
+            parts_target: KV_PARTS,
             parts_min: parts_of(context),
             parts_first: parts_of(FIRST_POSITIONS.min(context)),
             parts_each: parts_each.max(1) as u32,
@@ -108,33 +108,33 @@ impl KvCommit {
 
     /// Commits the beginning of a growing cache, on a machine that could provide one context. From now on a lack of
     /// memory is `Short`, and never an error.
-    pub fn begin_to_grow(&mut self, left: impl Fn() -> Option<u64>) -> Result<(), KvShort> {
+    pub fn begin_to_grow(&mut self, left: impl Fn() -> Option<u64>) -> Result<(), KvShortage> {
         let needed = self.bytes_of(0..self.parts_min);
         if let Some(left) = left().filter(|left| *left < needed + KEPT_FREE) {
             self.short(left)?;
         }
         self.parts_min = 0;
-        self.parts_wanted = self.parts_first;
+        self.parts_target = self.parts_first;
         self.go_on_to_the_end(left).map(|_| ())
     }
 
     /// Sets how much to commit, and gives back what is above. No pass may use the blocks above meanwhile.
     pub fn want(&mut self, parts: u32) -> std::io::Result<()> {
-        self.parts_wanted = parts.min(KV_PARTS);
-        let above = self.parts_wanted..self.parts;
+        self.parts_target = parts.min(KV_PARTS);
+        let above = self.parts_target..self.parts;
         if above.is_empty() {
             return Ok(());
         }
-        self.parts = self.parts_wanted;
+        self.parts = self.parts_target;
         let memories = self.pools.iter().filter_map(|pool| Some((pool.blocks(&above), pool.memory.as_ref()?)));
         memories.into_iter().try_for_each(|(blocks, memory)| (memory.release)(blocks))
     }
 
     /// Commits another piece if the machine has that much `left` and some to spare. None: the free memory is unknown.
-    pub fn go_on(&mut self, left: Option<u64>) -> Result<Committed, KvShort> {
-        let piece = self.parts..(self.parts + self.parts_each).min(self.parts_wanted);
+    pub fn go_on(&mut self, left: Option<u64>) -> Result<CommitOutcome, KvShortage> {
+        let piece = self.parts..(self.parts + self.parts_each).min(self.parts_target);
         if piece.is_empty() {
-            return Ok(Committed::Enough);
+            return Ok(CommitOutcome::Enough);
         }
         let needed = self.bytes_of(piece.clone());
         if let Some(left) = left.filter(|left| *left < needed + KEPT_FREE) {
@@ -146,25 +146,25 @@ impl KvCommit {
             }
         }
         self.parts = piece.end;
-        Ok(if self.parts == self.parts_wanted { Committed::Enough } else { Committed::Piece })
+        Ok(if self.parts == self.parts_target { CommitOutcome::Enough } else { CommitOutcome::Piece })
     }
 
     /// Commits the whole target, or as much as the machine provides.
-    pub fn go_on_to_the_end(&mut self, left: impl Fn() -> Option<u64>) -> Result<Committed, KvShort> {
+    pub fn go_on_to_the_end(&mut self, left: impl Fn() -> Option<u64>) -> Result<CommitOutcome, KvShortage> {
         loop {
             match self.go_on(left())? {
-                Committed::Piece => {}
+                CommitOutcome::Piece => {}
                 ended => return Ok(ended),
             }
         }
     }
 
-    fn short(&self, left: u64) -> Result<Committed, KvShort> {
+    fn short(&self, left: u64) -> Result<CommitOutcome, KvShortage> {
         if self.parts >= self.parts_min {
-            return Ok(Committed::Short);
+            return Ok(CommitOutcome::Short);
         }
         let needed = self.bytes_of(self.parts..self.parts_min);
-        Err(KvShort::Context { context: self.context, needed, left: left.saturating_sub(KEPT_FREE) })
+        Err(KvShortage::Context { context: self.context, needed, left: left.saturating_sub(KEPT_FREE) })
     }
 
     fn bytes_of(&self, parts: Range<u32>) -> u64 {
@@ -221,19 +221,19 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     #[test]
-    fn where_nobody_hears_of_parts_all_blocks_are_committed_at_once() {
+    fn all_blocks_are_committed_at_once_without_reports() {
         let (mut commit, changes) = commit(200, 10);
-        assert_eq!(commit.go_on_to_the_end(|| Some(1 << 40)).unwrap(), Committed::Enough);
+        assert_eq!(commit.go_on_to_the_end(|| Some(1 << 40)).unwrap(), CommitOutcome::Enough);
         assert_eq!(n_blocks(&changes.lock().unwrap()[0]), 200);
         // A machine that lacks memory provides what it has, if that is enough for one context.
         let (mut commit, changes) = self::commit(200, 10);
         let left = || Some((120 - n_blocks(&changes.lock().unwrap()[0])) * MIB);
-        assert_eq!(commit.go_on_to_the_end(left).unwrap(), Committed::Short);
+        assert_eq!(commit.go_on_to_the_end(left).unwrap(), CommitOutcome::Short);
         assert!((10..120).contains(&(commit.committed_bytes() / MIB)), "{}", commit.committed_bytes());
     }
 
     #[test]
-    fn every_block_is_committed_once_in_pieces_before_it_is_said_to_be() {
+    fn every_block_is_committed_once_before_its_report() {
         let (mut commit, changes) = commit(200, 10);
         assert_eq!((commit.n_bytes(), commit.committed_bytes(), commit.parts()), (200 * MIB, 0, 0));
         let mut n_pieces = 0;
@@ -243,20 +243,20 @@ mod tests {
             let n_committed = n_blocks(&changes.lock().unwrap()[0]);
             assert_eq!(commit.committed_bytes(), n_committed * MIB);
             assert_eq!(blocks_committed(200, commit.parts()), n_committed as u32);
-            if went == Committed::Enough {
+            if went == CommitOutcome::Enough {
                 break;
             }
         }
-        let asked = &changes.lock().unwrap()[0];
+        let ranges = &changes.lock().unwrap()[0];
         assert!((6..=8).contains(&n_pieces), "{n_pieces} pieces of 32 MiB");
-        assert!(asked.windows(2).all(|pair| pair[0].end == pair[1].start), "{asked:?}");
-        assert_eq!((asked[0].start, asked[asked.len() - 1].end), (0, 200));
+        assert!(ranges.windows(2).all(|pair| pair[0].end == pair[1].start), "{ranges:?}");
+        assert_eq!((ranges[0].start, ranges[ranges.len() - 1].end), (0, 200));
     }
 
     #[test]
-    fn a_machine_without_memory_for_a_context_is_told_how_much_it_lacks() {
+    fn error_names_memory_missing_for_a_context() {
         let (mut commit, changes) = commit(200, 100);
-        assert_eq!(commit.go_on(Some(200 * MIB)).unwrap(), Committed::Piece);
+        assert_eq!(commit.go_on(Some(200 * MIB)).unwrap(), CommitOutcome::Piece);
         let error = commit.go_on(Some(90 * MIB)).unwrap_err().to_string();
         let n_missing = 100 - n_blocks(&changes.lock().unwrap()[0]);
         assert!(error.contains(&format!("needs {} more bytes", n_missing * MIB)), "{error}");
@@ -267,11 +267,11 @@ mod tests {
     #[test]
     fn behind_a_context_less_is_promised_and_more_when_there_is_more() {
         let (mut commit, _) = commit(200, 20);
-        assert_eq!(commit.go_on(None).unwrap(), Committed::Piece);
+        assert_eq!(commit.go_on(None).unwrap(), CommitOutcome::Piece);
         let parts = commit.parts();
-        assert_eq!(commit.go_on(Some(90 * MIB)).unwrap(), Committed::Short);
+        assert_eq!(commit.go_on(Some(90 * MIB)).unwrap(), CommitOutcome::Short);
         assert_eq!(commit.parts(), parts);
-        assert_eq!(commit.go_on(Some(200 * MIB)).unwrap(), Committed::Piece);
+        assert_eq!(commit.go_on(Some(200 * MIB)).unwrap(), CommitOutcome::Piece);
         assert!(commit.parts() > parts);
     }
 
@@ -281,26 +281,26 @@ mod tests {
         let memory = BlockMemory { commit: refuse(), release: refuse() };
         let commit = KvCommit::new(vec![Some(memory)], &[spec(3)], &[CacheGroup::FULL], (48, 16));
         let mut commit = commit.unwrap();
-        assert!(matches!(commit.go_on(None), Err(KvShort::System(_))));
+        assert!(matches!(commit.go_on(None), Err(KvShortage::System(_))));
         assert_eq!(commit.parts(), 0);
     }
 
     #[test]
-    fn a_cache_grows_to_what_is_wanted_and_gives_back_what_is_not() {
+    fn cache_grows_and_shrinks_to_its_target() {
         // A context of 4,096 positions, of which 2,048 are there at first.
         let (mut commit, changes) = commit(2048, 256);
         commit.begin_to_grow(|| Some(1 << 40)).unwrap();
         let committed = |commit: &KvCommit| blocks_committed(2048, commit.parts());
         assert_eq!((committed(&commit), n_blocks(&changes.lock().unwrap()[0])), (128, 128));
-        assert_eq!(commit.go_on(Some(1 << 40)).unwrap(), Committed::Enough);
+        assert_eq!(commit.go_on(Some(1 << 40)).unwrap(), CommitOutcome::Enough);
         commit.want(KV_PARTS / 8).unwrap();
-        assert_eq!(commit.go_on_to_the_end(|| Some(1 << 40)).unwrap(), Committed::Enough);
+        assert_eq!(commit.go_on_to_the_end(|| Some(1 << 40)).unwrap(), CommitOutcome::Enough);
         assert_eq!(committed(&commit), 256);
         commit.want(KV_PARTS / 32).unwrap();
         assert_eq!((committed(&commit), changes.lock().unwrap()[1].last().cloned()), (64, Some(64..256)));
         // What was given back is committed again.
         commit.want(KV_PARTS / 16).unwrap();
-        assert_eq!(commit.go_on_to_the_end(|| Some(1 << 40)).unwrap(), Committed::Enough);
+        assert_eq!(commit.go_on_to_the_end(|| Some(1 << 40)).unwrap(), CommitOutcome::Enough);
         assert_eq!(changes.lock().unwrap()[0].last(), Some(&(96..128)));
         assert_eq!(n_blocks(&changes.lock().unwrap()[0]), 128 + 128 + 64);
     }
@@ -315,7 +315,7 @@ mod tests {
         commit.begin_to_grow(|| Some(400 * MIB)).unwrap();
         commit.want(KV_PARTS).unwrap();
         let parts = commit.parts();
-        assert_eq!(commit.go_on(Some(0)).unwrap(), Committed::Short);
+        assert_eq!(commit.go_on(Some(0)).unwrap(), CommitOutcome::Short);
         assert_eq!(commit.parts(), parts);
     }
 }

@@ -20,7 +20,7 @@ mod threads;
 use crate::load::vocabulary::LazyVocabulary;
 use backend::DrawMask;
 use run::MaskRun;
-use slot::{Made, Slot};
+use slot::{MaskOutcome, Slot};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -57,13 +57,13 @@ pub struct Masks {
     running_max: usize,
     /// The most tokens guessed behind a log.
     n_guess_max: usize,
-    live: HashMap<RequestId, Live>,
+    live: HashMap<RequestId, MaskedRequest>,
     /// When the present step's draws stop waiting.
     wait_until: Option<Instant>,
 }
 
 /// A request with a grammar.
-struct Live {
+struct MaskedRequest {
     slot: Arc<Slot>,
     /// The masks of a slice's draws. Their memory moves between this and the slot.
     run: MaskRun,
@@ -73,7 +73,7 @@ struct Live {
 
 /// The result of a search for a draw's mask.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Found {
+pub enum MaskStatus {
     Ready,
     Late,
     Failed(Failure),
@@ -102,7 +102,7 @@ impl Masks {
     fn start(&mut self, request: &Request) {
         let Some(grammar) = &request.grammar else { return };
         let slot = Arc::new(Slot::new(grammar.clone(), &request.output, self.n_guess_max));
-        let live = Live { slot, run: MaskRun::with_room(self.n_guess_max), late_since: None };
+        let live = MaskedRequest { slot, run: MaskRun::with_room(self.n_guess_max), late_since: None };
         if self.threads.is_none() {
             let started = Threads::start(self.config, self.vocabulary.clone(), 2 * self.running_max);
             self.threads = started.inspect_err(|error| tracing::error!(%error, "no thread for masks")).ok();
@@ -135,13 +135,13 @@ impl Masks {
 
     /// Takes the masks for a request's next draws, behind an output of `n_output` tokens. `may_be_late` is false if the
     /// slice cannot run again: the wait may then last for `late_max`.
-    pub fn find(&mut self, id: RequestId, n_output: u32, may_be_late: bool) -> Found {
+    pub fn find(&mut self, id: RequestId, n_output: u32, may_be_late: bool) -> MaskStatus {
         let MaskConfig { wait_max, late_max, .. } = self.config;
         let Some(live) = self.live.get_mut(&id) else {
-            return Found::Failed(Failure::Grammar(GrammarFault::Broken));
+            return MaskStatus::Failed(Failure::Grammar(GrammarFault::Broken));
         };
         if live.run.is_of(n_output) {
-            return Found::Ready;
+            return MaskStatus::Ready;
         }
         if let Some(threads) = &self.threads {
             threads.see_to(&live.slot);
@@ -151,20 +151,20 @@ impl Masks {
             false => Instant::now() + late_max,
         };
         match live.slot.take(n_output, until, &mut live.run) {
-            Made::Mask => {
+            MaskOutcome::Mask => {
                 live.late_since = None;
-                Found::Ready
+                MaskStatus::Ready
             }
-            Made::Nothing if live.late_since.get_or_insert_with(Instant::now).elapsed() < late_max && may_be_late => {
-                Found::Late
+            MaskOutcome::Nothing if live.late_since.get_or_insert_with(Instant::now).elapsed() < late_max && may_be_late => {
+                MaskStatus::Late
             }
-            Made::Nothing => {
+            MaskOutcome::Nothing => {
                 live.slot.end();
-                Found::Failed(Failure::Grammar(GrammarFault::Late))
+                MaskStatus::Failed(Failure::Grammar(GrammarFault::Late))
             }
-            Made::Failed(failure) => {
+            MaskOutcome::Failed(failure) => {
                 live.slot.end();
-                Found::Failed(failure)
+                MaskStatus::Failed(failure)
             }
         }
     }

@@ -35,7 +35,7 @@ pub trait Runner: Send {
 
     /// `run` for a runner that may begin the next step while its device computes this one. The next call of `run_with`
     /// must be for that step, unless the runner is dropped.
-    fn run_with(&mut self, step: &Step, _upcoming: &mut dyn Upcoming, done: &mut StepDone) -> Result<(), RunError> {
+    fn run_with(&mut self, step: &Step, _upcoming: &mut dyn UpcomingSteps, done: &mut StepDone) -> Result<(), RunError> {
         self.run(step, done)
     }
 
@@ -72,7 +72,7 @@ impl<R: Runner + ?Sized> Runner for Box<R> {
         (**self).run(step, done)
     }
 
-    fn run_with(&mut self, step: &Step, upcoming: &mut dyn Upcoming, done: &mut StepDone) -> Result<(), RunError> {
+    fn run_with(&mut self, step: &Step, upcoming: &mut dyn UpcomingSteps, done: &mut StepDone) -> Result<(), RunError> {
         (**self).run_with(step, upcoming, done)
     }
 
@@ -98,7 +98,7 @@ impl<R: Runner + ?Sized> Runner for Box<R> {
 }
 
 /// The steps that arrive while a step runs.
-pub trait Upcoming {
+pub trait UpcomingSteps {
     /// The next step, if it has arrived. It stays in the queue until it is run.
     fn next(&mut self) -> Option<&Step>;
 }

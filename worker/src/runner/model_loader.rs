@@ -1,11 +1,11 @@
 //! Makes the runner with a model: its device, and how its rank meets the others once all have loaded. Has no knowledge
 //! of steps or of the model's contents.
 
-use crate::assignment::{Assignment, Load, LoadError, Loaded, MeshSecret, Ready};
+use crate::assignment::{Assignment, Load, LoadError, LoadedModel, MeshSecret, ReadyReport};
 use crate::load::scrub::Scrubber;
 use crate::load::weight_cache::{PartKey, WeightCache};
 use crate::runner::Runner;
-use crate::runner::guesses::{GuessConfig, GuessSource, Recalled};
+use crate::runner::guesses::{GuessConfig, GuessSource, RecalledLogs};
 use crate::runner::masks::MaskConfig;
 use crate::runner::model_part::{ModelPart, load_failed, load_part};
 use crate::runner::model_runner::ModelRunner;
@@ -57,7 +57,7 @@ pub struct ModelLoader {
     pub masks: MaskConfig,
     /// Known answers to guess from, instead of the assignment's source, so that tests decide which guesses are
     /// accepted.
-    pub recalled: Option<Arc<Recalled>>,
+    pub recalled: Option<Arc<RecalledLogs>>,
     /// Checks the weights while they are held.
     pub scrubber: Option<Scrubber>,
 }
@@ -87,30 +87,30 @@ impl ModelLoader {
     }
 
     /// Builds the runner of a rank that has met the others through `mesh`, and its report.
-    pub fn build_with(&self, assignment: &Assignment, mesh: Mesh) -> Result<(Box<dyn Runner>, Ready), LoadError> {
+    pub fn build_with(&self, assignment: &Assignment, mesh: Mesh) -> Result<(Box<dyn Runner>, ReadyReport), LoadError> {
         let cancel = CancelFlag::default();
         let (parts, ready) = self.prepare(assignment, mesh.part(), &cancel)?;
         Ok((parts.with(mesh, self.carrier, self.masks, &cancel)?, ready))
     }
 
     /// `load` followed by `meet`.
-    pub fn build(&self, assignment: &Assignment) -> Result<(Box<dyn Runner>, Ready), LoadError> {
+    pub fn build(&self, assignment: &Assignment) -> Result<(Box<dyn Runner>, ReadyReport), LoadError> {
         let (apart, ready) = self.load_apart(assignment, &CancelFlag::default())?;
         Ok((apart.join(&CancelFlag::default())?, ready))
     }
 
-    fn load_apart(&self, assignment: &Assignment, cancel: &CancelFlag) -> Result<(Apart, Ready), LoadError> {
+    fn load_apart(&self, assignment: &Assignment, cancel: &CancelFlag) -> Result<(JoiningRank, ReadyReport), LoadError> {
         let way = self.way(assignment)?;
         let (parts, ready) = self.prepare(assignment, &assignment.layout.part(assignment.rank), cancel)?;
-        Ok((Apart { parts, way, carrier: self.carrier, masks: self.masks }, ready))
+        Ok((JoiningRank { parts, way, carrier: self.carrier, masks: self.masks }, ready))
     }
 
     /// Returns how the rank will meet the others once all have loaded.
-    fn way(&self, assignment: &Assignment) -> Result<Way, LoadError> {
+    fn way(&self, assignment: &Assignment) -> Result<JoinMethod, LoadError> {
         let Assignment { epoch, rank, layout, mesh_addresses, mesh_secret, timeouts, .. } = assignment;
         layout.grid().supported()?;
         if layout.grid().n_ranks() == 1 {
-            return Ok(Way::Alone { n_layers: layout.n_layers() });
+            return Ok(JoinMethod::Alone { n_layers: layout.n_layers() });
         }
         let Some(listener) = self.listener.clone() else {
             return Err(Unsupported("a grid of several ranks, of a worker that has no address for peers").into());
@@ -122,7 +122,7 @@ impl ModelLoader {
             None => plan,
         };
         let plan = MeshPlan { wire, encryption, spin, timeouts, ..plan };
-        Ok(Way::Through { listener, refusals: self.refusals.clone(), plan: Box::new(plan) })
+        Ok(JoinMethod::Through { listener, refusals: self.refusals.clone(), plan: Box::new(plan) })
     }
 
     fn prepare(
@@ -130,7 +130,7 @@ impl ModelLoader {
         assignment: &Assignment,
         part: &Part,
         cancel: &CancelFlag,
-    ) -> Result<(Box<dyn Prepared>, Ready), LoadError> {
+    ) -> Result<(Box<dyn PreparedPart>, ReadyReport), LoadError> {
         let recalled = self.recalled.clone().map(|recalled| {
             let guesses = GuessConfig { source: GuessSource::Recalled(recalled), ..assignment.guesses.clone() };
             Assignment { guesses, ..assignment.clone() }
@@ -169,7 +169,7 @@ impl ModelLoader {
 }
 
 impl Load for ModelLoader {
-    fn load(&mut self, assignment: &Assignment, cancel: &CancelFlag) -> Result<(Box<dyn Loaded>, Ready), LoadError> {
+    fn load(&mut self, assignment: &Assignment, cancel: &CancelFlag) -> Result<(Box<dyn LoadedModel>, ReadyReport), LoadError> {
         let (apart, ready) = self.load_apart(assignment, cancel)?;
         Ok((Box::new(apart), ready))
     }
@@ -181,12 +181,12 @@ impl Load for ModelLoader {
     }
 }
 
-fn boxed<D: Device + RankDevice + 'static>((part, ready): (ModelPart<D>, Ready)) -> (Box<dyn Prepared>, Ready) {
+fn boxed<D: Device + RankDevice + 'static>((part, ready): (ModelPart<D>, ReadyReport)) -> (Box<dyn PreparedPart>, ReadyReport) {
     (Box::new(part), ready)
 }
 
 /// A loaded part of a model, on any device.
-trait Prepared: Send {
+trait PreparedPart: Send {
     fn with(
         self: Box<Self>,
         mesh: Mesh,
@@ -196,7 +196,7 @@ trait Prepared: Send {
     ) -> Result<Box<dyn Runner>, collective::Error>;
 }
 
-impl<D: Device + RankDevice + 'static> Prepared for ModelPart<D> {
+impl<D: Device + RankDevice + 'static> PreparedPart for ModelPart<D> {
     fn with(
         self: Box<Self>,
         mesh: Mesh,
@@ -217,23 +217,23 @@ impl<D: Device + RankDevice + 'static> Prepared for ModelPart<D> {
 }
 
 /// A rank that has loaded but has not met the others.
-struct Apart {
-    parts: Box<dyn Prepared>,
-    way: Way,
+struct JoiningRank {
+    parts: Box<dyn PreparedPart>,
+    way: JoinMethod,
     carrier: CarrierChoice,
     masks: MaskConfig,
 }
 
-enum Way {
+enum JoinMethod {
     Alone { n_layers: u32 },
     Through { listener: Arc<PeerListener>, refusals: Arc<Refusals>, plan: Box<MeshPlan> },
 }
 
-impl Apart {
+impl JoiningRank {
     fn join(self, cancel: &CancelFlag) -> Result<Box<dyn Runner>, LoadError> {
         let mesh = match self.way {
-            Way::Alone { n_layers } => Mesh::solo(n_layers),
-            Way::Through { listener, refusals, plan } => {
+            JoinMethod::Alone { n_layers } => Mesh::solo(n_layers),
+            JoinMethod::Through { listener, refusals, plan } => {
                 let joined = Mesh::join_until(&listener, *plan, cancel);
                 refused::log(&listener.refusals(), &refusals);
                 joined?
@@ -243,7 +243,7 @@ impl Apart {
     }
 }
 
-impl Loaded for Apart {
+impl LoadedModel for JoiningRank {
     fn meet(self: Box<Self>, cancel: &CancelFlag) -> Result<Box<dyn Runner>, LoadError> {
         self.join(cancel)
     }

@@ -1,13 +1,13 @@
 //! A rank's part of a model on its device, and the memory for its sequences. The part is read from the files or kept
 //! from the assignment before. Has no knowledge of other ranks or steps.
 
-use crate::assignment::{Assignment, LoadError, Ready};
-use crate::load::draft_weights::{DraftWeights, WantedDraft};
-use crate::load::reading::{Ask, FilesNow, Reading};
+use crate::assignment::{Assignment, LoadError, ReadyReport};
+use crate::load::draft_weights::{DraftWeights, DraftSpec};
+use crate::load::reading::{ReloadPlan, FileStamps, Reading};
 use crate::load::scrub::{HashedPart, Scrubber};
 use crate::load::vocabulary::LazyVocabulary;
 use crate::load::weight_cache::{LoadedPart, PartInUse, PartKey, WeightCache};
-use crate::runner::draft_model::{DraftLimits, DraftModel};
+use crate::runner::draft_model::{DraftLimits, DraftModelRunner};
 use crate::runner::kv_commit::KvCommit;
 use crate::runner::sequences::SequenceLimits;
 use backend::{Device, KvSpec};
@@ -23,7 +23,7 @@ pub(super) struct ModelPart<D: Device + 'static> {
     pub lent: PartInUse<D>,
     pub kv: KvCache<D>,
     pub kv_commit: Option<KvCommit>,
-    pub draft_model: Option<DraftModel<D>>,
+    pub draft_model: Option<DraftModelRunner<D>>,
     pub limits: SequenceLimits,
     pub direct: ExchangeLimits,
 }
@@ -35,15 +35,15 @@ pub(super) fn load_part<D: Device + 'static>(
     assignment: &Assignment,
     part: &Part,
     cancel: &CancelFlag,
-) -> Result<(ModelPart<D>, Ready), LoadError> {
+) -> Result<(ModelPart<D>, ReadyReport), LoadError> {
     let begun = Instant::now();
-    let told = assignment.policy.map(|policy| PartKey::new(policy, assignment, part));
-    let kept = weight_cache.take::<D>(told.as_ref());
-    let asked = kept.map(|mut kept| (kept.reading.asks(assignment), kept));
-    let was_kept = matches!(asked, Some((Ask::Keep { .. }, _)));
-    let (mut held, unread) = match asked {
-        Some((Ask::Keep { unread }, kept)) => (kept, unread),
-        Some((Ask::Read(files), kept)) => again(kept, files, assignment, part, cancel)?,
+    let part_key = assignment.policy.map(|policy| PartKey::new(policy, assignment, part));
+    let kept = weight_cache.take::<D>(part_key.as_ref());
+    let plan = kept.map(|mut kept| (kept.reading.plan_reload(assignment), kept));
+    let was_kept = matches!(plan, Some((ReloadPlan::Keep { .. }, _)));
+    let (mut held, unread) = match plan {
+        Some((ReloadPlan::Keep { unread }, kept)) => (kept, unread),
+        Some((ReloadPlan::Read(files), kept)) => reload(kept, files, assignment, part, cancel)?,
         None => (read(open()?, assignment, part, cancel)?, None),
     };
     held.draft = draft_weights(held.draft.take(), &open, assignment, held.spec.vocab, cancel)?;
@@ -59,7 +59,7 @@ pub(super) fn load_part<D: Device + 'static>(
     let lengths = (assignment.context, assignment.batch_tokens_max);
     let kv_commit = KvCommit::new(kv.block_memories(device), &specs, &limits.groups, lengths);
     let (weight_bytes, weights) = (held.model.weight_bytes() as u64, held.model.runs().to_vec());
-    let ready = Ready { policy: *policy, weight_bytes, weights, unread };
+    let ready = ReadyReport { policy: *policy, weight_bytes, weights, unread };
     let millis = begun.elapsed().as_millis() as u64;
     let (epoch, rank) = (assignment.epoch, assignment.rank.0);
     tracing::info!(%epoch, rank, was_kept, millis, "holding a part of the model");
@@ -75,28 +75,28 @@ fn draft_weights<D: Device>(
     n_vocab: u32,
     cancel: &CancelFlag,
 ) -> Result<Option<DraftWeights<D>>, LoadError> {
-    let Some(wanted) = WantedDraft::of(assignment) else { return Ok(None) };
-    match kept.filter(|kept| kept.is(&wanted) && kept.device.settle().is_ok()) {
+    let Some(draft_spec) = DraftSpec::of(assignment) else { return Ok(None) };
+    match kept.filter(|kept| kept.has_spec(&draft_spec) && kept.device.settle().is_ok()) {
         Some(kept) => Ok(Some(kept)),
-        None => DraftWeights::read(open()?, wanted, n_vocab, cancel).map(Some),
+        None => DraftWeights::read(open()?, draft_spec, n_vocab, cancel).map(Some),
     }
 }
 
-fn guessing<D: Device>(draft: &DraftWeights<D>, assignment: &Assignment) -> Result<DraftModel<D>, LoadError> {
+fn guessing<D: Device>(draft: &DraftWeights<D>, assignment: &Assignment) -> Result<DraftModelRunner<D>, LoadError> {
     let limits = DraftLimits {
         kv_bytes: assignment.guesses.draft_model.as_ref().map_or(0, |config| config.kv_bytes),
         kv_dtype: assignment.kv_dtype,
         running_max: assignment.running_max as usize,
         zero_kv: assignment.zero_kv,
     };
-    DraftModel::new(draft, limits).map_err(load_failed(assignment))
+    DraftModelRunner::new(draft, limits).map_err(load_failed(assignment))
 }
 
 /// Reads the model again if the same model can still be read. If its file is gone or has another model, the rank keeps
 /// its old weights. Before the reading they are dropped, as there may not be room for both.
-fn again<D: Device>(
+fn reload<D: Device>(
     mut kept: LoadedPart<D>,
-    files: FilesNow,
+    files: FileStamps,
     assignment: &Assignment,
     part: &Part,
     cancel: &CancelFlag,

@@ -10,12 +10,12 @@
 
 use crate::load::weight_cache::{LoadedPart, PartInUse};
 use crate::runner::draft_counts::DraftCounts;
-use crate::runner::draft_model::DraftModel;
+use crate::runner::draft_model::DraftModelRunner;
 use crate::runner::kv_commit::KvCommit;
 use crate::runner::masks::{MaskConfig, Masks};
 use crate::runner::sequences::{SequenceLimits, Sequences, TokenSource, Violation};
-use crate::runner::{RunError, Runner, Upcoming, emptied};
-use backend::{Batch, Device, Draw, Drawing, Repeats, Undrawn};
+use crate::runner::{RunError, Runner, UpcomingSteps, emptied};
+use backend::{Batch, Device, Draw, Drawing, Repeats, DrawError};
 use collective::{AbortHandle, Ranks};
 use model::KvCache;
 use std::time::{Duration, Instant};
@@ -36,22 +36,22 @@ pub struct ModelRunner<D: Device + 'static> {
     // The buffers of a step, reused.
     batch: Batch,
     draws: Vec<Draw<'static>>,
-    drawn: Vec<Result<TokenOut, Undrawn>>,
+    drawn: Vec<Result<TokenOut, DrawError>>,
     /// The tokens that the sampler sends to the first stage.
-    told: Vec<Option<Token>>,
+    message: Vec<Option<Token>>,
     /// The hidden state of one row.
     state: Vec<f32>,
     /// A step that began before its turn.
-    ahead: Option<(StepId, Begun)>,
+    ahead: Option<(StepId, DrawProgress)>,
     /// The device's pass counts at the last report.
     counted: Repeats,
     draft_counts: DraftCounts,
     /// Only the sampler has one. Its weights are lent together with the sampler's part.
-    draft_model: Option<DraftModel<D>>,
+    draft_model: Option<DraftModelRunner<D>>,
 }
 
 /// The progress of a step's draws after its pass has begun.
-enum Begun {
+enum DrawProgress {
     /// The step has no rows.
     Empty,
     /// Everything is drawn.
@@ -64,19 +64,19 @@ impl<D: Device + 'static> ModelRunner<D> {
         lent: PartInUse<D>,
         ranks: Ranks<D>,
         (kv, kv_commit): (KvCache<D>, Option<KvCommit>),
-        draft_model: Option<DraftModel<D>>,
+        draft_model: Option<DraftModelRunner<D>>,
         limits: SequenceLimits,
         masks: MaskConfig,
     ) -> ModelRunner<D> {
         let draft_counts = DraftCounts::new(&limits.guesses);
-        let (outputs_max, told_max) = (limits.outputs_max(), limits.told_max());
+        let (outputs_max, message_words_max) = (limits.outputs_max(), limits.message_words_max());
         let n_guess_max = limits.guesses.n_max_among(1);
         let masks = Masks::new(masks, lent.get().vocabulary.clone(), limits.running_max, n_guess_max);
         let part = ranks.part();
         let (sequences, is_sampler) = (Sequences::new(limits, TokenSource::of(part)), part.is_sampler());
         let batch = sequences.new_batch();
         let (draws, drawn) = (Vec::with_capacity(outputs_max), Vec::with_capacity(outputs_max));
-        let told = Vec::with_capacity(told_max);
+        let message = Vec::with_capacity(message_words_max);
         let state = vec![0.0; lent.get().spec.hidden as usize];
         let counted = lent.get().device.repeats();
         ModelRunner {
@@ -90,7 +90,7 @@ impl<D: Device + 'static> ModelRunner<D> {
             batch,
             draws,
             drawn,
-            told,
+            message: message,
             state,
             ahead: None,
             counted,
@@ -110,13 +110,13 @@ impl<D: Device + 'static> ModelRunner<D> {
             draft_model.begin(step, &weights.device);
         }
         self.clear();
-        while let Some(earlier) = self.sequences.must_hear(step) {
-            self.ranks.recv_tokens(earlier, &mut self.told)?;
-            self.sequences.hear(&self.told).map_err(protocol)?;
+        while let Some(earlier) = self.sequences.must_receive(step) {
+            self.ranks.recv_tokens(earlier, &mut self.message)?;
+            self.sequences.receive(&self.message).map_err(protocol)?;
         }
         self.sequences.lay_out(step, &mut self.batch).map_err(protocol)?;
         if self.is_sampler {
-            self.sequences.tell_drafts(step, &self.masks);
+            self.sequences.request_draft_masks(step, &self.masks);
         }
         let n_rows = self.lent.get().device.rows_for(&self.batch.pass());
         self.batch.pad(n_rows);
@@ -140,16 +140,16 @@ impl<D: Device + 'static> ModelRunner<D> {
         }
     }
 
-    fn pass(&mut self, step: &Step) -> model::Result<Begun> {
+    fn pass(&mut self, step: &Step) -> model::Result<DrawProgress> {
         let LoadedPart { device, model, .. } = self.lent.get_mut();
         let logits = model.forward(device, &mut self.ranks, &self.batch.pass(), &mut self.kv)?;
-        let mut begun = Begun::Done;
+        let mut begun = DrawProgress::Done;
         if let Some(logits) = logits {
             let mut draws = emptied(std::mem::take(&mut self.draws));
             self.sequences.take_masks(step, &mut self.masks);
             self.sequences.draws(step, &self.masks, &mut draws);
             match device.begin_draws(logits, &draws) {
-                Some(drawing) => begun = Begun::Drawing(drawing),
+                Some(drawing) => begun = DrawProgress::Drawing(drawing),
                 None => device.draw(logits, &draws, &mut self.drawn),
             }
             self.draws = emptied(draws);
@@ -162,20 +162,20 @@ impl<D: Device + 'static> ModelRunner<D> {
     }
 
     /// Runs everything of the step that does not wait for its draws.
-    fn start(&mut self, step: &Step) -> Result<Begun, RunError> {
+    fn start(&mut self, step: &Step) -> Result<DrawProgress, RunError> {
         step.supported()?;
         self.begin(step)?;
         if self.batch.n_rows() == 0 {
-            return Ok(Begun::Empty);
+            return Ok(DrawProgress::Empty);
         }
         self.lent.begin();
         let passed = self.pass(step);
-        self.passed(passed)
+        self.check_pass(passed)
     }
 
     /// Checks a pass's result. A lost peer may have ended the pass; the weights are still sound, because the next pass
     /// uses nothing of it.
-    fn passed<T>(&mut self, passed: model::Result<T>) -> Result<T, RunError> {
+    fn check_pass<T>(&mut self, passed: model::Result<T>) -> Result<T, RunError> {
         if matches!(passed, Err(model::Error::Collective(_))) {
             self.lent.end();
         }
@@ -183,7 +183,7 @@ impl<D: Device + 'static> ModelRunner<D> {
     }
 
     /// While the device computes this step, begins the next one if possible.
-    fn follow(&mut self, step: &Step, drawing: &Drawing, upcoming: &mut dyn Upcoming) -> Result<(), RunError> {
+    fn follow(&mut self, step: &Step, drawing: &Drawing, upcoming: &mut dyn UpcomingSteps) -> Result<(), RunError> {
         /// Checks of the queue before the thread first yields its core for longer.
         const LOOKS: u32 = 256;
         const PAUSE: Duration = Duration::from_micros(20);
@@ -215,12 +215,12 @@ impl<D: Device + 'static> ModelRunner<D> {
     }
 
     /// Completes a step's draws, and checks that its pass is valid.
-    fn answer(&mut self, step: &Step, begun: Begun) -> Result<(), RunError> {
+    fn answer(&mut self, step: &Step, begun: DrawProgress) -> Result<(), RunError> {
         let device = &self.lent.get().device;
         match begun {
-            Begun::Empty => return Ok(()),
-            Begun::Done => {}
-            Begun::Drawing(drawing) => {
+            DrawProgress::Empty => return Ok(()),
+            DrawProgress::Done => {}
+            DrawProgress::Drawing(drawing) => {
                 let mut draws = emptied(std::mem::take(&mut self.draws));
                 self.sequences.draws(step, &self.masks, &mut draws);
                 device.drawn(&drawing, &draws, &mut self.drawn);
@@ -233,13 +233,13 @@ impl<D: Device + 'static> ModelRunner<D> {
         if settled.is_ok() && self.ahead.is_none() {
             self.lent.end();
         }
-        self.passed(settled)
+        self.check_pass(settled)
     }
 
     fn run_step(
         &mut self,
         step: &Step,
-        upcoming: Option<&mut dyn Upcoming>,
+        upcoming: Option<&mut dyn UpcomingSteps>,
         done: &mut StepDone,
     ) -> Result<(), RunError> {
         let begun = Instant::now();
@@ -256,7 +256,7 @@ impl<D: Device + 'static> ModelRunner<D> {
         };
         // On a grid, tokens go through hosts.
         let is_alone = self.ranks.is_alone();
-        if let (Some(upcoming), true, Begun::Drawing(drawing)) = (upcoming, is_alone, &pass) {
+        if let (Some(upcoming), true, DrawProgress::Drawing(drawing)) = (upcoming, is_alone, &pass) {
             self.follow(step, drawing, upcoming)?;
         }
         self.answer(step, pass)?;
@@ -284,7 +284,7 @@ impl<D: Device + 'static> ModelRunner<D> {
     fn guess_by_model(&mut self, step: &Step, done: &StepDone) -> model::Result<()> {
         let ModelRunner { draft_model, sequences, lent, .. } = self;
         let (Some(draft_model), Some(weights)) = (draft_model, &mut lent.get_mut().draft) else { return Ok(()) };
-        sequences.wishes(step, &done.slices, &mut draft_model.wishes);
+        sequences.collect_guess_requests(step, &done.slices, &mut draft_model.requests);
         draft_model.guess(weights, |id| sequences.log(id))?;
         for (id, guessed) in draft_model.guessed() {
             sequences.take_model(id, guessed);
@@ -299,12 +299,12 @@ impl<D: Device + 'static> ModelRunner<D> {
             self.sequences.pass_by(step);
             return Ok(());
         }
-        self.sequences.settle(step, &mut self.drawn, &self.masks, &mut self.told, &mut done.slices);
+        self.sequences.settle(step, &mut self.drawn, &self.masks, &mut self.message, &mut done.slices);
         self.draft_counts.count(step, done, |id| self.sequences.drafted_by(id));
         let guessed = self.guess_by_model(step, done);
-        self.passed(guessed)?;
-        self.sequences.tell(step, &mut self.told, &mut done.slices);
-        if self.told.is_empty() { Ok(()) } else { Ok(self.ranks.send_tokens(step.id, &self.told)?) }
+        self.check_pass(guessed)?;
+        self.sequences.report_guesses(step, &mut self.message, &mut done.slices);
+        if self.message.is_empty() { Ok(()) } else { Ok(self.ranks.send_tokens(step.id, &self.message)?) }
     }
 }
 
@@ -321,7 +321,7 @@ impl<D: Device + 'static> Runner for ModelRunner<D> {
         self.run_step(step, None, done)
     }
 
-    fn run_with(&mut self, step: &Step, upcoming: &mut dyn Upcoming, done: &mut StepDone) -> Result<(), RunError> {
+    fn run_with(&mut self, step: &Step, upcoming: &mut dyn UpcomingSteps, done: &mut StepDone) -> Result<(), RunError> {
         self.run_step(step, Some(upcoming), done)
     }
 

@@ -5,15 +5,15 @@
 //! therefore grows by position: a rank without the token writes `UNKNOWN` there, and so do all ranks if no token could
 //! be drawn.
 
-use crate::runner::guesses::{GuessSource, GuessWish, Guesser};
-use crate::runner::masks::{Found, Masks};
-use backend::{Batch, Draw, DrawMask, Pass, Score, Undrawn};
+use crate::runner::guesses::{GuessSource, GuessRequest, Guesser};
+use crate::runner::masks::{MaskStatus, Masks};
+use backend::{Batch, Draw, DrawMask, Pass, Score, DrawError};
 use freed_blocks::FreedBlocks;
-use sequence::Sequence;
+use sequence::RankSequence;
 use std::collections::{HashMap, VecDeque};
 use types::cache::blocks_for;
 use types::{BlockId, Request, RequestId, Slice, SliceDone, Step, StepId, Token, TokenOut, Want};
-use untold::{UNKNOWN, Untold, UntoldDraw, read_told, tell_rest};
+use untold::{UNKNOWN, PendingDraws, PendingDraw, read_message, append_rest};
 
 mod freed_blocks;
 mod limits;
@@ -27,10 +27,10 @@ pub struct Sequences {
     limits: SequenceLimits,
     tokens: TokenSource,
     /// The sampler's messages that are still due, in the order of steps.
-    untold: Untold,
-    held: HashMap<RequestId, Sequence>,
+    pending: PendingDraws,
+    held: HashMap<RequestId, RankSequence>,
     /// Ended sequences, reused for their memory.
-    spare: Vec<Sequence>,
+    spare: Vec<RankSequence>,
     /// The step that last wrote each block of each group, to detect two writers in one step.
     written: Vec<Vec<u64>>,
     /// The number of steps begun, which stamps the present one.
@@ -38,7 +38,7 @@ pub struct Sequences {
     /// The freed blocks, if blocks are cleared.
     freed: Option<FreedBlocks>,
     /// The second part of the message on draws, while a step is finished.
-    told_rest: Vec<Option<Token>>,
+    message_rest: Vec<Option<Token>>,
     /// The slices that have drawn, while a step is finished.
     drew: Vec<usize>,
 }
@@ -50,20 +50,20 @@ impl Sequences {
             limits.guesses.source = GuessSource::Off;
             limits.guesses.draft_model = None;
         }
-        let n_untold = match tokens {
-            TokenSource::IsTold { late_max } => late_max + 1,
+        let n_pending = match tokens {
+            TokenSource::Receives { late_max } => late_max + 1,
             TokenSource::Draws | TokenSource::NeverKnows => 0,
         };
-        let draws = VecDeque::with_capacity(n_untold * limits.outputs_max());
+        let draws = VecDeque::with_capacity(n_pending * limits.outputs_max());
         Sequences {
             tokens,
-            untold: Untold { steps: VecDeque::with_capacity(n_untold), draws },
+            pending: PendingDraws { steps: VecDeque::with_capacity(n_pending), draws },
             held: HashMap::with_capacity(limits.running_max),
             spare: Vec::with_capacity(limits.running_max),
             written: limits.n_blocks.iter().map(|n_blocks| vec![0; *n_blocks as usize]).collect(),
             n_begun: 0,
             freed: limits.zero_kv.then(|| FreedBlocks::new(&limits)),
-            told_rest: Vec::with_capacity(limits.told_max()),
+            message_rest: Vec::with_capacity(limits.message_words_max()),
             drew: Vec::with_capacity(limits.running_max),
             limits,
         }
@@ -116,29 +116,29 @@ impl Sequences {
 
     /// Returns the step whose tokens this rank must receive before it can lay out the rows of the begun step. None if
     /// it needs no message; call again after each `hear`.
-    pub fn must_hear(&self, step: &Step) -> Option<StepId> {
-        let TokenSource::IsTold { late_max } = self.tokens else { return None };
-        let (oldest, _) = self.untold.steps.front()?;
-        let needs = |slice: &Slice| self.held.get(&slice.id).is_some_and(|sequence| sequence.needs_untold(slice));
-        let must = self.untold.steps.len() > late_max || step.slices.iter().any(needs);
+    pub fn must_receive(&self, step: &Step) -> Option<StepId> {
+        let TokenSource::Receives { late_max } = self.tokens else { return None };
+        let (oldest, _) = self.pending.steps.front()?;
+        let needs = |slice: &Slice| self.held.get(&slice.id).is_some_and(|sequence| sequence.needs_pending(slice));
+        let must = self.pending.steps.len() > late_max || step.slices.iter().any(needs);
         must.then_some(*oldest)
     }
 
     /// Takes the tokens drawn in the step that `must_hear` named, in the order of its slices, and the guesses behind
     /// them.
-    pub fn hear(&mut self, words: &[Option<Token>]) -> Result<(), Violation> {
-        let Some((step, n_draws)) = self.untold.steps.pop_front() else { return Ok(()) };
-        let Some(told) = read_told(words, n_draws) else {
+    pub fn receive(&mut self, words: &[Option<Token>]) -> Result<(), Violation> {
+        let Some((step, n_draws)) = self.pending.steps.pop_front() else { return Ok(()) };
+        let Some(received) = read_message(words, n_draws) else {
             return Err(Violation::NotAsManyTokens { step: step.0, n: words.len(), n_draws });
         };
         let n_vocab = self.limits.n_vocab;
-        for (draw, told) in self.untold.draws.drain(..n_draws).zip(told) {
-            let mut tokens = told.first.iter().chain(told.more.iter().flatten()).chain(told.guess.iter().flatten());
+        for (draw, drawn) in self.pending.draws.drain(..n_draws).zip(received) {
+            let mut tokens = drawn.first.iter().chain(drawn.more.iter().flatten()).chain(drawn.guess.iter().flatten());
             if let Some(&token) = tokens.find(|token| **token >= n_vocab) {
                 return Err(Violation::NoSuchToken { id: draw.id, token, n_vocab });
             }
             if let Some(sequence) = self.held.get_mut(&draw.id) {
-                sequence.hear(draw, &told);
+                sequence.receive(draw, &drawn);
             }
         }
         Ok(())
@@ -210,7 +210,7 @@ impl Sequences {
     }
 
     /// On the sampler: starts the masks for the draws behind the drafts of a step that is laid out.
-    pub fn tell_drafts(&self, step: &Step, masks: &Masks) {
+    pub fn request_draft_masks(&self, step: &Step, masks: &Masks) {
         for slice in step.slices.iter().filter(|slice| slice.n_draft > 0) {
             if let Some(sequence) = self.held.get(&slice.id).filter(|sequence| sequence.has_grammar) {
                 let drafts = slice.first_drawn() as usize..slice.range.end as usize;
@@ -231,9 +231,9 @@ impl Sequences {
                 continue;
             }
             match masks.find(slice.id, sequence.n_output_before(slice), may_be_late) {
-                Found::Ready => sequence.is_masked = true,
-                Found::Late => {}
-                Found::Failed(failure) => sequence.failed = Some(failure),
+                MaskStatus::Ready => sequence.is_masked = true,
+                MaskStatus::Late => {}
+                MaskStatus::Failed(failure) => sequence.failed = Some(failure),
             }
         }
     }
@@ -314,13 +314,13 @@ impl Sequences {
     pub fn settle(
         &mut self,
         step: &Step,
-        drawn: &mut Vec<Result<TokenOut, Undrawn>>,
+        drawn: &mut Vec<Result<TokenOut, DrawError>>,
         masks: &Masks,
-        told: &mut Vec<Option<Token>>,
+        message: &mut Vec<Option<Token>>,
         done: &mut Vec<SliceDone>,
     ) {
         let mut drawn = drawn.drain(..);
-        told.clear();
+        message.clear();
         self.drew.clear();
         let n_guess_max = self.limits.guesses.n_max_among(n_draws(step));
         done.resize_with(step.slices.len(), SliceDone::default);
@@ -346,7 +346,7 @@ impl Sequences {
                 if sequence.has_grammar && !done.tokens.is_empty() {
                     masks.drawn(slice.id, done.tokens.iter().map(|out| out.token));
                 }
-                told.push(done.tokens.first().map(|out| out.token));
+                message.push(done.tokens.first().map(|out| out.token));
                 done.n_hit = sequence.guesses.n_hit(done.tokens.iter().map(|out| out.token));
                 let n_guess_max = if done.tokens.is_empty() { 0 } else { n_guess_max };
                 sequence.guess(n_guess_max, |output, way| masks.only_way(slice.id, output, way));
@@ -357,8 +357,8 @@ impl Sequences {
     }
 
     /// Collects the sequences of a settled step for which a draft model should guess.
-    pub fn wishes(&mut self, step: &Step, done: &[SliceDone], wishes: &mut Vec<GuessWish>) {
-        wishes.clear();
+    pub fn collect_guess_requests(&mut self, step: &Step, done: &[SliceDone], requests: &mut Vec<GuessRequest>) {
+        requests.clear();
         let n_draws = n_draws(step);
         let n_max = self.limits.guesses.n_max_among(n_draws);
         let cost = self.limits.guesses.draft_model.as_ref().and_then(|draft| draft.cost);
@@ -367,7 +367,7 @@ impl Sequences {
             let drew = !done.tokens.is_empty() && done.failed.is_none();
             if let Some(sequence) = self.held.get_mut(&id).filter(|_| drew) {
                 let n_max = sequence.guesses.n_of_model(cost, n_max, n_draws);
-                wishes.extend((n_max > 0).then_some(GuessWish { id, n_max }));
+                requests.extend((n_max > 0).then_some(GuessRequest { id, n_max }));
             }
         }
     }
@@ -389,38 +389,38 @@ impl Sequences {
     }
 
     /// On the sampler: reports how much is guessed, and adds the second part of the message.
-    pub fn tell(&mut self, step: &Step, told: &mut Vec<Option<Token>>, done: &mut [SliceDone]) {
+    pub fn report_guesses(&mut self, step: &Step, message: &mut Vec<Option<Token>>, done: &mut [SliceDone]) {
         for i in &self.drew {
             let done = &mut done[*i];
             let Some(sequence) = self.held.get(&step.slices[*i].id) else { continue };
             done.n_guess = sequence.guesses.tokens.len() as u16;
             let more = done.tokens.iter().skip(1).map(|out| out.token);
-            tell_rest(&mut self.told_rest, more, &sequence.guesses.tokens);
+            append_rest(&mut self.message_rest, more, &sequence.guesses.tokens);
         }
-        if self.told_rest.iter().any(Option::is_some) {
-            told.extend_from_slice(&self.told_rest);
+        if self.message_rest.iter().any(Option::is_some) {
+            message.extend_from_slice(&self.message_rest);
         }
-        self.told_rest.clear();
+        self.message_rest.clear();
     }
 
     /// On ranks that do not draw: the logs grow by the positions that other ranks draw.
     pub fn pass_by(&mut self, step: &Step) {
-        let is_told = matches!(self.tokens, TokenSource::IsTold { .. });
-        let n_before = self.untold.draws.len();
+        let is_receiver = matches!(self.tokens, TokenSource::Receives { .. });
+        let n_before = self.pending.draws.len();
         for slice in &step.slices {
             let held = self.held.get_mut(&slice.id);
             let Some(sequence) = held.filter(|sequence| sequence.draws(slice)) else { continue };
-            let has_grown = sequence.draw_elsewhere(slice, is_told);
-            if is_told {
-                sequence.is_untold |= has_grown;
+            let has_grown = sequence.draw_elsewhere(slice, is_receiver);
+            if is_receiver {
+                sequence.is_pending |= has_grown;
                 let (life, position) = (sequence.life, slice.first_drawn());
-                let draw = UntoldDraw { id: slice.id, life, position, n_draft: slice.n_draft };
-                self.untold.draws.push_back(draw);
+                let draw = PendingDraw { id: slice.id, life, position, n_draft: slice.n_draft };
+                self.pending.draws.push_back(draw);
             }
         }
-        let n_draws = self.untold.draws.len() - n_before;
+        let n_draws = self.pending.draws.len() - n_before;
         if n_draws > 0 {
-            self.untold.steps.push_back((step.id, n_draws));
+            self.pending.steps.push_back((step.id, n_draws));
         }
     }
 

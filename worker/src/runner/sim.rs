@@ -2,7 +2,7 @@
 //! as possible: it tracks the contents of each page, and rejects a step that would read anything else.
 
 use crate::CancelFlag;
-use crate::assignment::{Assignment, Load, LoadError, Loaded, Ready};
+use crate::assignment::{Assignment, Load, LoadError, LoadedModel, ReadyReport};
 use crate::runner::{RunError, Runner};
 use std::collections::HashMap;
 use std::time::Duration;
@@ -66,37 +66,37 @@ impl Sim {
         next_allowed.unwrap_or(first)
     }
 
-    fn draw_out(&self, sequence: &Sequence) -> TokenOut {
+    fn draw_out(&self, sequence: &SimSequence) -> TokenOut {
         let sampling = &sequence.request.sampling;
         let n_generated = (sequence.log.len() - sequence.request.prompt.len()) as u32;
-        self.told(sequence, self.draw(sampling, sequence.prompt, n_generated), sampling)
+        self.token_out(sequence, self.draw(sampling, sequence.prompt, n_generated), sampling)
     }
 
-    fn told(&self, sequence: &Sequence, token: Token, sampling: &Sampling) -> TokenOut {
+    fn token_out(&self, sequence: &SimSequence, token: Token, sampling: &Sampling) -> TokenOut {
         let Some(n_top) = sampling.logprobs else { return TokenOut { token, ..TokenOut::default() } };
         let logprob = |token: Token| -((mix(sequence.prompt, token.into()) % 1024) as f32) / 64.0;
-        let told = |token: Token| TokenLogprob { token, logprob: logprob(token) };
-        let likely = (0..u32::from(n_top)).map(|i| told((token + i) % self.vocab));
-        let top = match sampling.told.is_empty() {
+        let with_logprob = |token: Token| TokenLogprob { token, logprob: logprob(token) };
+        let likely = (0..u32::from(n_top)).map(|i| with_logprob((token + i) % self.vocab));
+        let top = match sampling.logprob_token_ids.is_empty() {
             true => likely.collect(),
             false => {
-                let others = sampling.told.iter().filter(|other| **other != token);
-                [token].iter().chain(others).map(|token| told(*token)).collect()
+                let others = sampling.logprob_token_ids.iter().filter(|other| **other != token);
+                [token].iter().chain(others).map(|token| with_logprob(*token)).collect()
             }
         };
         TokenOut { token, logprob: Some(logprob(token)), top }
     }
 
     /// Scores the prompt tokens that follow the slice's positions.
-    fn score(&self, sequence: &Sequence, slice: &Slice, n_top: u8) -> Vec<TokenOut> {
+    fn score(&self, sequence: &SimSequence, slice: &Slice, n_top: u8) -> Vec<TokenOut> {
         let sampling = Sampling { logprobs: Some(n_top), ..Sampling::default() };
         let known = sequence.request.prompt.iter().enumerate();
         let scored = known.filter(|(at, _)| (slice.range.start + 1..=slice.range.end).contains(&(*at as u32)));
-        scored.map(|(_, token)| self.told(sequence, *token, &sampling)).collect()
+        scored.map(|(_, token)| self.token_out(sequence, *token, &sampling)).collect()
     }
 
     /// Returns four numbers of the prompt's hash.
-    fn pool(sequence: &Sequence) -> Vec<f32> {
+    fn pool(sequence: &SimSequence) -> Vec<f32> {
         (0..4).map(|i| (mix(sequence.prompt, i) % 1024) as f32 / 512.0 - 1.0).collect()
     }
 
@@ -106,7 +106,7 @@ impl Sim {
 }
 
 impl Load for Sim {
-    fn load(&mut self, assignment: &Assignment, _: &CancelFlag) -> Result<(Box<dyn Loaded>, Ready), LoadError> {
+    fn load(&mut self, assignment: &Assignment, _: &CancelFlag) -> Result<(Box<dyn LoadedModel>, ReadyReport), LoadError> {
         let n_blocks = &assignment.n_blocks;
         if n_blocks.len() != self.groups.len() {
             return Err(Unsupported("other than one pool for each cache group of the model").into());
@@ -118,26 +118,26 @@ impl Load for Sim {
         let (Assignment { mode, activations, kv_dtype, .. }, sim) = (assignment, DeviceClass::Sim.into());
         let numerics = Numerics::plain(&sim, *mode, *activations, *kv_dtype, [0; 32]);
         let (policy, weight_bytes) = (numerics.digest(), self.weight_bytes);
-        let ready = Ready { policy, weight_bytes, weights: Vec::new(), unread: None };
+        let ready = ReadyReport { policy, weight_bytes, weights: Vec::new(), unread: None };
         Ok((Box::new(SimRunner::new(self.clone(), n_blocks)), ready))
     }
 }
 
 pub struct SimRunner {
     sim: Sim,
-    sequences: HashMap<RequestId, Sequence>,
+    sequences: HashMap<RequestId, SimSequence>,
     /// The pages of each group.
-    pages: Vec<Vec<Page>>,
+    pages: Vec<Vec<SimPage>>,
 }
 
 /// The contents of a page: how many positions, and the hash chain over all tokens up to the last of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Page {
+struct SimPage {
     n_filled: u32,
     chain: u64,
 }
 
-struct Sequence {
+struct SimSequence {
     request: Request,
     /// The hash of the prompt.
     prompt: u64,
@@ -153,7 +153,7 @@ struct Sequence {
 impl SimRunner {
     /// Creates a runner; `n_blocks` has the number of pages of each group.
     pub fn new(sim: Sim, n_blocks: &[u32]) -> SimRunner {
-        let pages = n_blocks.iter().map(|n_blocks| vec![Page::default(); *n_blocks as usize]).collect();
+        let pages = n_blocks.iter().map(|n_blocks| vec![SimPage::default(); *n_blocks as usize]).collect();
         SimRunner { sim, sequences: HashMap::new(), pages }
     }
 
@@ -214,7 +214,7 @@ impl SimRunner {
             self.sequences.remove(id).ok_or_else(|| format!("{id} ends and was not held"))?;
         }
         for request in &step.starts {
-            self.sequences.insert(request.id, Sequence::new(request.clone(), self.pages.len()));
+            self.sequences.insert(request.id, SimSequence::new(request.clone(), self.pages.len()));
         }
         let mut blocks = step.blocks.iter().copied();
         done.slices.clear();
@@ -242,12 +242,12 @@ impl Runner for SimRunner {
     }
 }
 
-impl Sequence {
-    fn new(request: Request, n_groups: usize) -> Sequence {
+impl SimSequence {
+    fn new(request: Request, n_groups: usize) -> SimSequence {
         let log: Tokens = request.prompt.iter().chain(&request.output).copied().collect();
         let prompt = hash_tokens(&request.prompt);
         let tables = vec![Vec::new(); n_groups];
-        Sequence { request, prompt, log, chain: vec![CHAIN_ROOT], tables, has_begun: false }
+        SimSequence { request, prompt, log, chain: vec![CHAIN_ROOT], tables, has_begun: false }
     }
 
     fn n_computed(&self) -> u32 {
@@ -270,12 +270,12 @@ impl Sequence {
     }
 
     /// Attention reads every earlier position in the slice's window: each page must match this sequence's log.
-    fn read(&self, group: CacheGroup, i: usize, pages: &[Page]) -> Result<(), String> {
+    fn read(&self, group: CacheGroup, i: usize, pages: &[SimPage]) -> Result<(), String> {
         let n_computed = self.n_computed();
         for i_block in group.n_passed(n_computed)..blocks_for(n_computed) {
             let block = self.tables[i][i_block as usize];
             let end = ((i_block + 1) * BLOCK_TOKENS).min(n_computed);
-            let expected = Page { n_filled: end - i_block * BLOCK_TOKENS, chain: self.chain[end as usize] };
+            let expected = SimPage { n_filled: end - i_block * BLOCK_TOKENS, chain: self.chain[end as usize] };
             if pages.get(block.0 as usize) != Some(&expected) {
                 return Err(format!("{} reads block {} of group {i} and finds another's", self.request.id, block.0));
             }
@@ -283,12 +283,12 @@ impl Sequence {
         Ok(())
     }
 
-    fn write(&mut self, slice: &Slice, pages: &mut [Vec<Page>]) -> Result<(), String> {
+    fn write(&mut self, slice: &Slice, pages: &mut [Vec<SimPage>]) -> Result<(), String> {
         self.extend_chain(slice.range.end)?;
         let first = slice.range.start / BLOCK_TOKENS;
         for i in first..blocks_for(slice.range.end) {
             let end = ((i + 1) * BLOCK_TOKENS).min(slice.range.end);
-            let page = Page { n_filled: end - i * BLOCK_TOKENS, chain: self.chain[end as usize] };
+            let page = SimPage { n_filled: end - i * BLOCK_TOKENS, chain: self.chain[end as usize] };
             for (table, pages) in self.tables.iter().zip(&mut *pages) {
                 let block = table[i as usize];
                 if block != BlockId::NONE {

@@ -3,7 +3,7 @@
 
 use crate::assignment::LoadError;
 use crate::config::KvMemory;
-use crate::runner::kv_commit::{Committed, KvCommit, KvShort};
+use crate::runner::kv_commit::{CommitOutcome, KvCommit, KvShortage};
 use crate::session::heartbeat::StepCounters;
 use crate::session::rank_thread::{RankLost, Reports, drive};
 use proto::cluster::{KvCommitted, KvWanted};
@@ -25,14 +25,14 @@ pub(crate) enum KvReporting {
     /// It uses the blocks that have memory.
     Parts,
     /// It also sends how much to commit.
-    Wanted,
+    Targets,
 }
 
 impl KvReporting {
-    pub fn of(protocol: u32, sends_wanted: bool) -> KvReporting {
+    pub fn of(protocol: u32, sends_targets: bool) -> KvReporting {
         match protocol >= since::KV_PARTS {
             false => KvReporting::Nothing,
-            true if sends_wanted => KvReporting::Wanted,
+            true if sends_targets => KvReporting::Targets,
             true => KvReporting::Parts,
         }
     }
@@ -48,9 +48,9 @@ pub(crate) struct KvBeginning {
 }
 
 /// Commits memory until it is dropped. The drop waits for the present piece, because a successor needs the memory.
-pub(crate) struct Committing {
+pub(crate) struct KvCommitter {
     counters: Arc<StepCounters>,
-    target: Arc<Target>,
+    target: Arc<TargetSlot>,
     /// Wakes the thread. Dropping it ends the thread.
     wake: Option<SyncSender<()>>,
     thread: Option<JoinHandle<()>>,
@@ -58,10 +58,10 @@ pub(crate) struct Committing {
 
 /// The newest target that the thread has not read yet. A replaced target is skipped.
 #[derive(Default)]
-struct Target(Mutex<Option<KvWanted>>);
+struct TargetSlot(Mutex<Option<KvWanted>>);
 
 /// The thread's data of its rank.
-pub(crate) struct CommitsFor {
+pub(crate) struct CommitContext {
     pub epoch: Epoch,
     pub reports: Reports,
     pub counters: Arc<StepCounters>,
@@ -69,31 +69,31 @@ pub(crate) struct CommitsFor {
     pub reporting: KvReporting,
 }
 
-impl Committing {
+impl KvCommitter {
     /// Commits a first piece, and starts the thread for the rest. A coordinator that reads no parts uses all blocks at
     /// once, so for it all are committed here, as far as there is memory.
-    pub fn begin(mut commit: KvCommit, rank: CommitsFor) -> Result<(Committing, KvBeginning), LoadError> {
+    pub fn begin(mut commit: KvCommit, rank: CommitContext) -> Result<(KvCommitter, KvBeginning), LoadError> {
         let (counters, grows) = (rank.counters.clone(), rank.grows());
         let left = rank.memory.left;
         let first = match rank.reporting {
             KvReporting::Nothing => commit.go_on_to_the_end(left)?,
-            KvReporting::Wanted if grows => commit.begin_to_grow(left).map(|()| Committed::Piece)?,
-            KvReporting::Parts | KvReporting::Wanted => commit.go_on(left())?,
+            KvReporting::Targets if grows => commit.begin_to_grow(left).map(|()| CommitOutcome::Piece)?,
+            KvReporting::Parts | KvReporting::Targets => commit.go_on(left())?,
         };
         let parts = (rank.reporting != KvReporting::Nothing).then_some(commit.parts());
         rank.report(commit.parts(), 0);
         let (wake, woken) = sync_channel(1);
-        let target = Arc::new(Target::default());
+        let target = Arc::new(TargetSlot::default());
         let thread = match first {
-            Committed::Enough => None,
-            Committed::Piece | Committed::Short => Some(begin_thread(commit, rank, (target.clone(), woken))?),
+            CommitOutcome::Enough => None,
+            CommitOutcome::Piece | CommitOutcome::Short => Some(begin_thread(commit, rank, (target.clone(), woken))?),
         };
-        Ok((Committing { counters, target, wake: Some(wake), thread }, KvBeginning { parts, grows }))
+        Ok((KvCommitter { counters, target, wake: Some(wake), thread }, KvBeginning { parts, grows }))
     }
 
     /// Sets how much to commit. No later step uses blocks above it until the rank has reported more.
-    pub fn want(&self, wanted: KvWanted) {
-        self.target.set(wanted);
+    pub fn set_target(&self, requested: KvWanted) {
+        self.target.set(requested);
         // A full queue wakes the thread as well. A thread that has ended has committed all, or its rank is lost.
         let _woken = self.wake.as_ref().map(|wake| wake.try_send(()));
     }
@@ -101,15 +101,15 @@ impl Committing {
 
 fn begin_thread(
     commit: KvCommit,
-    rank: CommitsFor,
-    (target, woken): (Arc<Target>, Receiver<()>),
+    rank: CommitContext,
+    (target, woken): (Arc<TargetSlot>, Receiver<()>),
 ) -> Result<JoinHandle<()>, LoadError> {
     let run = move || run(commit, &rank, &target, &woken);
     let thread = std::thread::Builder::new().name("kv-commit".into()).spawn(run);
     thread.map_err(|error| LoadError::Kv(error.into()))
 }
 
-impl Drop for Committing {
+impl Drop for KvCommitter {
     fn drop(&mut self) {
         self.wake = None;
         // A thread that panicked has no result.
@@ -118,9 +118,9 @@ impl Drop for Committing {
     }
 }
 
-impl Target {
-    fn set(&self, wanted: KvWanted) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(wanted);
+impl TargetSlot {
+    fn set(&self, requested: KvWanted) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(requested);
     }
 
     fn take(&self) -> Option<KvWanted> {
@@ -128,30 +128,30 @@ impl Target {
     }
 }
 
-impl CommitsFor {
+impl CommitContext {
     fn grows(&self) -> bool {
-        self.memory.grows && self.reporting == KvReporting::Wanted
+        self.memory.grows && self.reporting == KvReporting::Targets
     }
 
     /// Makes heartbeats report these parts, in answer to the `KvWanted` with this number.
-    fn report(&self, parts: u32, wanted: u32) {
+    fn report(&self, parts: u32, target_n: u32) {
         if self.reporting == KvReporting::Nothing {
             return;
         }
         let Epoch { incarnation, n } = self.epoch;
-        self.counters.set_kv(Some(KvCommitted { epoch_incarnation: incarnation, epoch_n: n, parts, wanted }));
+        self.counters.set_kv(Some(KvCommitted { epoch_incarnation: incarnation, epoch_n: n, parts, wanted: target_n }));
     }
 
     /// Commits the next piece. For a growing cache, a refusal by the system means that it has no memory at this moment.
-    fn go_on(&self, commit: &mut KvCommit) -> Result<Committed, KvShort> {
+    fn go_on(&self, commit: &mut KvCommit) -> Result<CommitOutcome, KvShortage> {
         match commit.go_on((self.memory.left)()) {
-            Err(KvShort::System(_)) if self.grows() => Ok(Committed::Short),
+            Err(KvShortage::System(_)) if self.grows() => Ok(CommitOutcome::Short),
             went => went,
         }
     }
 }
 
-fn run(mut commit: KvCommit, rank: &CommitsFor, target: &Target, woken: &Receiver<()>) {
+fn run(mut commit: KvCommit, rank: &CommitContext, target: &TargetSlot, woken: &Receiver<()>) {
     let (begun, mut is_reported) = (Instant::now(), false);
     let (mut pause, mut answered) = (Some(Duration::ZERO), 0);
     loop {
@@ -162,9 +162,9 @@ fn run(mut commit: KvCommit, rank: &CommitsFor, target: &Target, woken: &Receive
         if wait == Err(RecvTimeoutError::Disconnected) {
             return;
         }
-        if let Some(wanted) = target.take() {
-            answered = wanted.n;
-            if let Err(error) = commit.want(wanted.parts) {
+        if let Some(requested) = target.take() {
+            answered = requested.n;
+            if let Err(error) = commit.want(requested.parts) {
                 // The memory stays with this process, which is no reason to end.
                 tracing::warn!(%error, "the system does not take memory of the KV cache back");
             }
@@ -172,14 +172,14 @@ fn run(mut commit: KvCommit, rank: &CommitsFor, target: &Target, woken: &Receive
         let piece = Instant::now();
         match rank.go_on(&mut commit) {
             // Half of the time belongs to the computing threads, whose cores this thread shares.
-            Ok(Committed::Piece) => pause = Some(piece.elapsed()),
-            Ok(Committed::Enough) if rank.grows() => pause = None,
-            Ok(Committed::Enough) => {
+            Ok(CommitOutcome::Piece) => pause = Some(piece.elapsed()),
+            Ok(CommitOutcome::Enough) if rank.grows() => pause = None,
+            Ok(CommitOutcome::Enough) => {
                 rank.report(commit.parts(), answered);
                 let (n_bytes, millis) = (commit.n_bytes(), begun.elapsed().as_millis() as u64);
                 return tracing::info!(n_bytes, millis, "the KV cache is committed");
             }
-            Ok(Committed::Short) => {
+            Ok(CommitOutcome::Short) => {
                 pause = Some(TRY_AGAIN);
                 if !std::mem::replace(&mut is_reported, true) {
                     let (has, of) = (commit.committed_bytes(), commit.n_bytes());

@@ -70,13 +70,13 @@ impl StepCounters {
 }
 
 /// The heartbeat of one worker, and its destination.
-pub(crate) struct Pulse {
+pub(crate) struct HeartbeatSource {
     pub progress: Arc<StepCounters>,
     pub leases: Arc<ThreadLeases>,
     pub up: mpsc::WeakSender<WorkerFrame>,
 }
 
-impl Pulse {
+impl HeartbeatSource {
     /// Sends a heartbeat. Returns false if the receiver is gone.
     fn beat(&self) -> bool {
         let frame = WorkerFrame { frame: Some(Frame::Heartbeat(self.progress.beat(&self.leases))) };
@@ -87,27 +87,27 @@ impl Pulse {
 }
 
 /// Sends heartbeats until it is dropped.
-pub(crate) enum Heart {
+pub(crate) enum HeartbeatSender {
     Thread { _alive: SyncSender<()> },
     Task { _beats: AbortOnDropHandle<()> },
 }
 
-impl Heart {
-    pub fn start(footing: Footing, pulse: Pulse, every: Duration) -> io::Result<Heart> {
+impl HeartbeatSender {
+    pub fn start(footing: Footing, pulse: HeartbeatSource, every: Duration) -> io::Result<HeartbeatSender> {
         match footing {
-            Footing::Threads => Heart::on_a_thread(pulse, every),
-            Footing::Tasks => Ok(Heart::in_a_task(pulse, every)),
+            Footing::Threads => HeartbeatSender::on_a_thread(pulse, every),
+            Footing::Tasks => Ok(HeartbeatSender::in_a_task(pulse, every)),
         }
     }
 
-    fn on_a_thread(pulse: Pulse, every: Duration) -> io::Result<Heart> {
+    fn on_a_thread(pulse: HeartbeatSource, every: Duration) -> io::Result<HeartbeatSender> {
         let (alive, stopped) = sync_channel(0);
         let beats = move || while stopped.recv_timeout(every) == Err(RecvTimeoutError::Timeout) && pulse.beat() {};
         std::thread::Builder::new().name("heartbeat".into()).spawn(beats)?;
-        Ok(Heart::Thread { _alive: alive })
+        Ok(HeartbeatSender::Thread { _alive: alive })
     }
 
-    fn in_a_task(pulse: Pulse, every: Duration) -> Heart {
+    fn in_a_task(pulse: HeartbeatSource, every: Duration) -> HeartbeatSender {
         let beats = async move {
             loop {
                 tokio::time::sleep(every).await;
@@ -116,6 +116,6 @@ impl Heart {
                 }
             }
         };
-        Heart::Task { _beats: AbortOnDropHandle::new(tokio::spawn(beats)) }
+        HeartbeatSender::Task { _beats: AbortOnDropHandle::new(tokio::spawn(beats)) }
     }
 }

@@ -11,8 +11,8 @@ use crate::config::{Config, Footing};
 use crate::error::Error;
 use crate::runner::guesses::{DraftCost, DraftModelConfig, GuessConfig, GuessSource};
 use crate::session::committing::KvReporting;
-use crate::session::heartbeat::{Heart, Pulse, StepCounters};
-use crate::session::rank_thread::{RankLost, Reports, ThreadLeases, Work};
+use crate::session::heartbeat::{HeartbeatSender, HeartbeatSource, StepCounters};
+use crate::session::rank_thread::{RankLost, Reports, ThreadLeases, RankWork};
 use collective::MeshTimeouts;
 use proto::cluster::coordinator_client::CoordinatorClient;
 use proto::cluster::{
@@ -29,11 +29,11 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
 use tonic::{Code, Status, Streaming};
 use types::{Epoch, NgramLimits, Request, Step};
-use wire::Refused;
+use wire::HandshakeRefusal;
 
 /// The end of a session after which another may begin.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Ended {
+pub(crate) enum SessionEnd {
     #[error("the coordinator is gone: {0}")]
     Gone(String),
     #[error("the coordinator told this rank to leave: {0}")]
@@ -41,12 +41,12 @@ pub(crate) enum Ended {
     #[error("this rank failed: {0}")]
     Failed(String),
     #[error("this worker was told to end")]
-    Told,
+    Stopped,
 }
 
-impl Ended {
-    pub fn by(status: &Status) -> Ended {
-        Ended::Gone(format!("{}: {}", status.code(), status.message()))
+impl SessionEnd {
+    pub fn by(status: &Status) -> SessionEnd {
+        SessionEnd::Gone(format!("{}: {}", status.code(), status.message()))
     }
 }
 
@@ -54,7 +54,7 @@ impl Ended {
 pub(crate) struct Worker {
     pub config: Config,
     pub footing: Footing,
-    pub work: mpsc::Sender<Work>,
+    pub work: mpsc::Sender<RankWork>,
     pub progress: Arc<StepCounters>,
     pub leases: Arc<ThreadLeases>,
     pub shutdown: CancellationToken,
@@ -71,7 +71,7 @@ impl Drop for EndLease<'_> {
 
 impl Worker {
     /// Runs one session to its end. An `Err` would only recur in another attempt.
-    pub async fn session(&self, channel: Channel) -> Result<Ended, Error> {
+    pub async fn session(&self, channel: Channel) -> Result<SessionEnd, Error> {
         let (up, frames) = mpsc::channel(self.config.frames_up_max);
         let hello = WorkerFrame { frame: Some(Frame::Hello(self.hello())) };
         up.try_send(hello).expect("an empty queue has room for one");
@@ -79,17 +79,17 @@ impl Worker {
             .max_decoding_message_size(proto::FRAME_BYTES_MAX)
             .max_encoding_message_size(proto::FRAME_BYTES_MAX);
         let join = timeout(self.config.join_timeout, client.join(ReceiverStream::new(frames)));
-        let Some(joined) = self.shutdown.run_until_cancelled(join).await else { return Ok(Ended::Told) };
+        let Some(joined) = self.shutdown.run_until_cancelled(join).await else { return Ok(SessionEnd::Stopped) };
         let down = match joined {
-            Err(_) => return Ok(Ended::Gone("no answer to the hello".into())),
+            Err(_) => return Ok(SessionEnd::Gone("no answer to the hello".into())),
             Ok(Err(status)) if status.code() == Code::FailedPrecondition => {
                 return Err(Error::Refused(status.message().into()));
             }
             Ok(Err(status)) => return refused(&status),
             Ok(Ok(response)) => response.into_inner(),
         };
-        let pulse = Pulse { progress: self.progress.clone(), leases: self.leases.clone(), up: up.downgrade() };
-        let _heart = Heart::start(self.footing, pulse, self.config.heartbeat_every)?;
+        let pulse = HeartbeatSource { progress: self.progress.clone(), leases: self.leases.clone(), up: up.downgrade() };
+        let _heart = HeartbeatSender::start(self.footing, pulse, self.config.heartbeat_every)?;
         let (lost, rank_lost) = mpsc::channel(1);
         let _end = EndLease(&self.leases);
         let reports = Reports { up: up.downgrade(), lost: lost.downgrade() };
@@ -116,11 +116,11 @@ impl Worker {
 }
 
 /// Decides how a refusal ends the session. If one side does not trust the other, another attempt is useless.
-fn refused(status: &Status) -> Result<Ended, Error> {
-    match Refused::cause_of(status) {
+fn refused(status: &Status) -> Result<SessionEnd, Error> {
+    match HandshakeRefusal::cause_of(status) {
         Some(refused) if refused.is_final() => Err(Error::Refused(refused.to_string())),
-        Some(refused) => Ok(Ended::Gone(refused.to_string())),
-        None => Ok(Ended::by(status)),
+        Some(refused) => Ok(SessionEnd::Gone(refused.to_string())),
+        None => Ok(SessionEnd::by(status)),
     }
 }
 
@@ -134,7 +134,7 @@ struct Session<'a> {
 }
 
 impl Session<'_> {
-    async fn run(mut self, lost: mpsc::Receiver<RankLost>) -> Result<Ended, Error> {
+    async fn run(mut self, lost: mpsc::Receiver<RankLost>) -> Result<SessionEnd, Error> {
         let shutdown = self.worker.shutdown.clone();
         match shutdown.run_until_cancelled(self.serve(lost)).await {
             Some(ended) => ended,
@@ -142,7 +142,7 @@ impl Session<'_> {
         }
     }
 
-    async fn serve(&mut self, mut lost: mpsc::Receiver<RankLost>) -> Result<Ended, Error> {
+    async fn serve(&mut self, mut lost: mpsc::Receiver<RankLost>) -> Result<SessionEnd, Error> {
         loop {
             let frame = tokio::select! {
                 biased;
@@ -152,7 +152,7 @@ impl Session<'_> {
             let ended = match frame {
                 Ok(Some(RankFrame { frame: Some(frame) })) => self.handle(frame).await,
                 Ok(Some(RankFrame { frame: None })) => self.fail("a frame without content".into()).await,
-                Ok(None) => Some(Ended::Gone("it closed the stream".into())),
+                Ok(None) => Some(SessionEnd::Gone("it closed the stream".into())),
                 // As at the hello: this worker is not what the replica needs, now or the next time.
                 Err(status) if status.code() == Code::FailedPrecondition => {
                     return Err(Error::Refused(status.message().into()));
@@ -162,7 +162,7 @@ impl Session<'_> {
                     self.distrust().await;
                     return Err(Error::Refused(status.message().into()));
                 }
-                Err(status) => Some(Ended::by(&status)),
+                Err(status) => Some(SessionEnd::by(&status)),
             };
             if let Some(ended) = ended {
                 return Ok(ended);
@@ -170,7 +170,7 @@ impl Session<'_> {
         }
     }
 
-    async fn handle(&mut self, frame: rank_frame::Frame) -> Option<Ended> {
+    async fn handle(&mut self, frame: rank_frame::Frame) -> Option<SessionEnd> {
         match frame {
             rank_frame::Frame::Assign(assign) => self.assign(assign).await,
             rank_frame::Frame::Step(bytes) => match proto::decode_traced_step(&bytes) {
@@ -178,13 +178,13 @@ impl Session<'_> {
                 Err(malformed) => self.fail(format!("a step that cannot be read: {malformed}")).await,
             },
             rank_frame::Frame::Meet(meet) => self.meet(meet).await,
-            rank_frame::Frame::KvWanted(wanted) => self.kv_wanted(wanted).await,
+            rank_frame::Frame::KvWanted(requested) => self.set_kv_target(requested).await,
             rank_frame::Frame::Release(_) => self.release().await,
-            rank_frame::Frame::Leave(leave) => Some(Ended::Left(leave.reason)),
+            rank_frame::Frame::Leave(leave) => Some(SessionEnd::Left(leave.reason)),
         }
     }
 
-    async fn assign(&mut self, assign: Assign) -> Option<Ended> {
+    async fn assign(&mut self, assign: Assign) -> Option<SessionEnd> {
         let (protocol, reporting) = (assign.protocol, KvReporting::of(assign.protocol, assign.sends_kv_wanted));
         if assign.guesses.is_some() && !self.knows(since::GUESSES) {
             return self.fail("guesses, which this build does not know".into()).await;
@@ -197,28 +197,28 @@ impl Session<'_> {
         self.epoch = Some(assignment.epoch);
         let lease = self.worker.leases.next();
         let (assignment, reports) = (Box::new(assignment), self.reports.clone());
-        self.hand_over(Work::Load { assignment, lease, reports, reporting }).await
+        self.hand_over(RankWork::Load { assignment, lease, reports, reporting }).await
     }
 
-    async fn meet(&mut self, meet: Meet) -> Option<Ended> {
+    async fn meet(&mut self, meet: Meet) -> Option<SessionEnd> {
         let epoch = Epoch { incarnation: meet.epoch_incarnation, n: meet.epoch_n };
         if self.epoch != Some(epoch) {
             tracing::warn!(%epoch, "a word to meet in another epoch is not heeded");
             return None;
         }
-        self.hand_over(Work::Meet { epoch }).await
+        self.hand_over(RankWork::Meet { epoch }).await
     }
 
     /// Queued behind earlier steps, which may use blocks that are to be given back.
-    async fn kv_wanted(&mut self, wanted: KvWanted) -> Option<Ended> {
-        self.hand_over(Work::KvWanted(wanted)).await
+    async fn set_kv_target(&mut self, requested: KvWanted) -> Option<SessionEnd> {
+        self.hand_over(RankWork::SetKvTarget(requested)).await
     }
 
     /// Ends the thread's work for the finished assignment.
-    async fn release(&mut self) -> Option<Ended> {
+    async fn release(&mut self) -> Option<SessionEnd> {
         self.epoch = None;
         self.worker.leases.next();
-        self.hand_over(Work::Release).await
+        self.hand_over(RankWork::Release).await
     }
 
     /// This process ends soon. Before that, the next process must be kept from trusting the cached bytes.
@@ -226,7 +226,7 @@ impl Session<'_> {
         let (done, is_done) = oneshot::channel();
         self.worker.leases.next();
         let forgotten = async {
-            let _gone = self.hand_over(Work::Distrust { done }).await;
+            let _gone = self.hand_over(RankWork::Distrust { done }).await;
             is_done.await
         };
         if !matches!(timeout(self.worker.config.farewell_timeout, forgotten).await, Ok(Ok(()))) {
@@ -234,19 +234,19 @@ impl Session<'_> {
         }
     }
 
-    async fn step(&mut self, step: Step, traceparent: String) -> Option<Ended> {
+    async fn step(&mut self, step: Step, traceparent: String) -> Option<SessionEnd> {
         if self.epoch != Some(step.epoch) {
             tracing::warn!(step = step.id.0, epoch = %step.epoch, "a step of another epoch is dropped");
             return None;
         }
         let knows_all = self.knows(since::NEWEST_OF_REQUESTS);
-        if !knows_all && step.starts.iter().any(Request::asks_for_newest) {
+        if !knows_all && step.starts.iter().any(Request::needs_newest_features) {
             return self
                 .fail("a grammar, named logprobs or a penalty window, which this build does not know".into())
                 .await;
         }
         match step.supported() {
-            Ok(()) => self.hand_over(Work::Step { step, traceparent }).await,
+            Ok(()) => self.hand_over(RankWork::Step { step, traceparent }).await,
             Err(unsupported) => self.fail(unsupported.to_string()).await,
         }
     }
@@ -256,12 +256,12 @@ impl Session<'_> {
     }
 
     /// The queue is as long as a coordinator may plan ahead. More work waits here, and the stream's window fills.
-    async fn hand_over(&self, work: Work) -> Option<Ended> {
+    async fn hand_over(&self, work: RankWork) -> Option<SessionEnd> {
         let sent = self.worker.work.send(work).await;
-        sent.err().map(|_| Ended::Failed("the computing thread is gone".into()))
+        sent.err().map(|_| SessionEnd::Failed("the computing thread is gone".into()))
     }
 
-    async fn fail(&mut self, message: String) -> Option<Ended> {
+    async fn fail(&mut self, message: String) -> Option<SessionEnd> {
         let epoch = self.epoch.unwrap_or_default();
         let failed = Failed {
             epoch_incarnation: epoch.incarnation,
@@ -274,15 +274,15 @@ impl Session<'_> {
         let frame = WorkerFrame { frame: Some(Frame::Failed(failed)) };
         let _late = timeout(self.worker.config.farewell_timeout, self.up.send(frame)).await;
         self.until_closed().await;
-        Some(Ended::Failed(message))
+        Some(SessionEnd::Failed(message))
     }
 
     /// Announces the departure before the rank is gone, so that another worker can take its place.
-    async fn leave(&mut self) -> Ended {
+    async fn leave(&mut self) -> SessionEnd {
         let frame = WorkerFrame { frame: Some(Frame::Leaving(Leaving {})) };
         let _late = timeout(self.worker.config.farewell_timeout, self.up.send(frame)).await;
         self.until_closed().await;
-        Ended::Told
+        SessionEnd::Stopped
     }
 
     /// Waits until the coordinator closes the stream, which it does once it has read that this rank failed. An earlier
@@ -293,11 +293,11 @@ impl Session<'_> {
     }
 
     /// The computing thread is sending `Failed`.
-    async fn rank_lost(&mut self, why: RankLost) -> Result<Ended, Error> {
+    async fn rank_lost(&mut self, why: RankLost) -> Result<SessionEnd, Error> {
         self.until_closed().await;
         match why {
             RankLost::Load(error) => Err(Error::Load(error)),
-            RankLost::Run(message) => Ok(Ended::Failed(message)),
+            RankLost::Run(message) => Ok(SessionEnd::Failed(message)),
         }
     }
 }

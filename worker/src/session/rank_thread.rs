@@ -2,12 +2,12 @@
 //! bounded queue, and reports to the session that queued it. It waits for work, for room to report, and within a step
 //! for other ranks; the session ends that last wait when it does not need the step. Has no knowledge of sockets.
 
-use crate::assignment::{Assignment, Load, LoadError, Loaded as LoadedModel};
+use crate::assignment::{Assignment, Load, LoadError, LoadedModel as LoadedModel};
 use crate::config::KvMemory;
 use crate::load::fetch::FetchError;
 use crate::load::scrub::{Scrubber, SpoiltWeight};
-use crate::runner::{Runner, Upcoming};
-use crate::session::committing::{CommitsFor, Committing, KvBeginning, KvReporting};
+use crate::runner::{Runner, UpcomingSteps};
+use crate::session::committing::{CommitContext, KvCommitter, KvBeginning, KvReporting};
 use crate::session::heartbeat::StepCounters;
 use collective::{AbortHandle, CancelFlag};
 use proto::cluster::{Failed, KvWanted, Loaded, PieceRun, Ready, WorkerFrame, worker_frame::Frame};
@@ -25,7 +25,7 @@ use tokio::time::Instant;
 use types::{Epoch, Rank, Step, StepDone};
 
 /// Work that a session gives to the thread.
-pub(crate) enum Work {
+pub(crate) enum RankWork {
     Load {
         assignment: Box<Assignment>,
         lease: ThreadLease,
@@ -36,7 +36,7 @@ pub(crate) enum Work {
     /// All ranks of the epoch have loaded.
     Meet { epoch: Epoch },
     /// How much of the KV cache to commit, queued behind earlier steps.
-    KvWanted(KvWanted),
+    SetKvTarget(KvWanted),
     /// A step with its span at the coordinator, which is empty if it is not recorded.
     Step { step: Step, traceparent: String },
     /// The assignment has ended, and its memory can be freed.
@@ -53,10 +53,10 @@ pub(crate) struct ThreadLease(CancelFlag);
 
 /// Lets a session free the thread from a finished assignment, by ending its work and its waits.
 #[derive(Default)]
-pub(crate) struct ThreadLeases(Mutex<State>);
+pub(crate) struct ThreadLeases(Mutex<LeaseState>);
 
 #[derive(Default)]
-struct State {
+struct LeaseState {
     last: ThreadLease,
     running: Option<AbortHandle>,
 }
@@ -88,7 +88,7 @@ impl ThreadLeases {
         is_on
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, LeaseState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -159,13 +159,13 @@ impl Wake for ThreadWaker {
 }
 
 /// The thread's work in order; the next item can be inspected before its turn.
-struct Queue {
-    work: mpsc::Receiver<Work>,
-    seen: Option<Work>,
+struct WorkQueue {
+    work: mpsc::Receiver<RankWork>,
+    seen: Option<RankWork>,
 }
 
-impl Queue {
-    async fn next(&mut self) -> Option<Work> {
+impl WorkQueue {
+    async fn next(&mut self) -> Option<RankWork> {
         match self.seen.take() {
             Some(work) => Some(work),
             None => self.work.recv().await,
@@ -174,19 +174,19 @@ impl Queue {
 }
 
 /// The queue's next steps of one epoch.
-struct StepsOf<'a> {
+struct EpochSteps<'a> {
     epoch: Epoch,
-    queue: &'a mut Queue,
+    queue: &'a mut WorkQueue,
 }
 
-impl Upcoming for StepsOf<'_> {
+impl UpcomingSteps for EpochSteps<'_> {
     fn next(&mut self) -> Option<&Step> {
         if self.queue.seen.is_none() {
             // A closed queue is noticed when its turn comes.
             self.queue.seen = self.queue.work.try_recv().ok();
         }
         match &self.queue.seen {
-            Some(Work::Step { step, .. }) if step.epoch == self.epoch => Some(step),
+            Some(RankWork::Step { step, .. }) if step.epoch == self.epoch => Some(step),
             _ => None,
         }
     }
@@ -195,55 +195,55 @@ impl Upcoming for StepsOf<'_> {
 /// Runs until the queue's sender is dropped.
 pub(crate) async fn run(
     mut loader: Box<dyn Load>,
-    work: mpsc::Receiver<Work>,
+    work: mpsc::Receiver<RankWork>,
     progress: Arc<StepCounters>,
     leases: Arc<ThreadLeases>,
     memory: KvMemory,
     scrubber: Option<Scrubber>,
 ) {
     let spoilt = || scrubber.as_ref().and_then(Scrubber::spoilt);
-    let mut queue = Queue { work, seen: None };
+    let mut queue = WorkQueue { work, seen: None };
     let mut state = RankState::Idle;
     let mut idle_since = Instant::now();
     while let Some(next) = queue.next().await {
         progress.busy(true);
         progress.add_idle(idle_since.elapsed());
         state = match (next, state) {
-            (Work::Load { assignment, lease, reports, reporting }, old) => {
+            (RankWork::Load { assignment, lease, reports, reporting }, old) => {
                 // The old KV cache is dropped first: there may not be room for two.
                 drop(old);
                 let place = LoadedRank::load(&mut *loader, &assignment, lease, (reports, reporting)).await;
                 place.map_or(RankState::Idle, RankState::Loaded)
             }
-            (Work::Meet { epoch }, RankState::Loaded(place)) if place.epoch == epoch => {
+            (RankWork::Meet { epoch }, RankState::Loaded(place)) if place.epoch == epoch => {
                 place.meet(&leases, &progress, memory).await.map_or(RankState::Idle, RankState::Running)
             }
-            (Work::KvWanted(wanted), RankState::Running(rank)) => {
-                rank.want_kv(wanted);
+            (RankWork::SetKvTarget(requested), RankState::Running(rank)) => {
+                rank.set_kv_target(requested);
                 RankState::Running(rank)
             }
             // No step runs with weights that are known to be wrong.
-            (Work::Step { .. }, state @ RankState::Running(_)) if spoilt().is_some() => {
+            (RankWork::Step { .. }, state @ RankState::Running(_)) if spoilt().is_some() => {
                 state.give_up(spoilt()).await;
                 RankState::Idle
             }
-            (Work::Step { step, traceparent }, RankState::Running(rank)) => {
+            (RankWork::Step { step, traceparent }, RankState::Running(rank)) => {
                 let rank = rank.run(&step, &traceparent, &progress, &mut queue).await;
                 rank.map_or(RankState::Idle, RankState::Running)
             }
-            (Work::Release, _) => RankState::Idle,
-            (Work::Spoilt, state) => {
+            (RankWork::Release, _) => RankState::Idle,
+            (RankWork::Spoilt, state) => {
                 state.give_up(spoilt()).await;
                 RankState::Idle
             }
-            (Work::Distrust { done }, _) => {
+            (RankWork::Distrust { done }, _) => {
                 loader.distrust();
                 // The session may have stopped waiting.
                 let _late = done.send(());
                 RankState::Idle
             }
             // Work for an assignment that was lost meanwhile.
-            (Work::Meet { .. } | Work::Step { .. } | Work::KvWanted(_), same) => same,
+            (RankWork::Meet { .. } | RankWork::Step { .. } | RankWork::SetKvTarget(_), same) => same,
         };
         progress.busy(false);
         idle_since = Instant::now();
@@ -290,7 +290,7 @@ struct RunningRank {
     lease: ThreadLease,
     answers: bool,
     /// Dropped before the cache.
-    committing: Option<Committing>,
+    committing: Option<KvCommitter>,
     runner: Box<dyn Runner>,
     /// The part of the runner's waiting time that was already reported.
     waited: Duration,
@@ -311,8 +311,8 @@ impl LoadedRank {
         }
         let (epoch, rank) = (assignment.epoch, assignment.rank);
         let attempt = attempt(|| loader.load(assignment, &lease.0));
-        let (loaded, ready) = reports.heed(epoch, &lease, attempt).await?;
-        let said = Loaded {
+        let (loaded, ready) = reports.ok_or_report(epoch, &lease, attempt).await?;
+        let message = Loaded {
             epoch_incarnation: epoch.incarnation,
             epoch_n: epoch.n,
             policy_digest: ready.policy.0.to_vec(),
@@ -321,7 +321,7 @@ impl LoadedRank {
             weights: ready.weights.iter().map(PieceRun::from).collect(),
         };
         let answers = assignment.layout.part(rank).is_sampler();
-        reports.send(Frame::Loaded(said)).await.then(|| LoadedRank {
+        reports.send(Frame::Loaded(message)).await.then(|| LoadedRank {
             epoch,
             rank,
             lease,
@@ -337,11 +337,11 @@ impl LoadedRank {
         let met = attempt(|| {
             let mut runner = loaded.meet(&lease.0)?;
             let (reports, counters) = (reports.clone(), counters.clone());
-            let rank = || CommitsFor { epoch, reports, counters, memory, reporting };
-            let committing = runner.kv_commit().map(|commit| Committing::begin(commit, rank())).transpose()?;
+            let rank = || CommitContext { epoch, reports, counters, memory, reporting };
+            let committing = runner.kv_commit().map(|commit| KvCommitter::begin(commit, rank())).transpose()?;
             Ok((runner, committing.unzip()))
         });
-        let (runner, (committing, kv)) = reports.heed(epoch, &lease, met).await?;
+        let (runner, (committing, kv)) = reports.ok_or_report(epoch, &lease, met).await?;
         let KvBeginning { parts: kv_parts, grows: kv_grows } = kv.unwrap_or_default();
         if !leases.hold(&lease, runner.abort_handle()) {
             return None;
@@ -363,10 +363,10 @@ impl LoadedRank {
 }
 
 impl RunningRank {
-    fn want_kv(&self, wanted: KvWanted) {
-        let epoch = Epoch { incarnation: wanted.epoch_incarnation, n: wanted.epoch_n };
+    fn set_kv_target(&self, requested: KvWanted) {
+        let epoch = Epoch { incarnation: requested.epoch_incarnation, n: requested.epoch_n };
         if let Some(committing) = self.committing.as_ref().filter(|_| epoch == self.epoch) {
-            committing.want(wanted);
+            committing.set_target(requested);
         }
     }
 
@@ -376,9 +376,9 @@ impl RunningRank {
         step: &Step,
         traceparent: &str,
         progress: &StepCounters,
-        queue: &mut Queue,
+        queue: &mut WorkQueue,
     ) -> Option<RunningRank> {
-        if self.reports.are_unheard() {
+        if self.reports.are_closed() {
             return None;
         }
         if step.epoch != self.epoch {
@@ -391,7 +391,7 @@ impl RunningRank {
         let pass = (!traceparent.is_empty()).then(|| spans::pass(traceparent, step.id.0, self.rank.0));
         let begun = Instant::now();
         progress.begin_step();
-        let mut upcoming = StepsOf { epoch: self.epoch, queue };
+        let mut upcoming = EpochSteps { epoch: self.epoch, queue };
         let result = catch_unwind(AssertUnwindSafe(|| self.runner.run_with(step, &mut upcoming, &mut self.done)));
         let mut result = result.map_err(|panic| panic_message(&*panic).to_owned());
         if let (Ok(Ok(())), Some(rest)) = (&result, self.runner.rest()) {
@@ -427,13 +427,13 @@ impl RunningRank {
 }
 
 impl Reports {
-    fn are_unheard(&self) -> bool {
+    fn are_closed(&self) -> bool {
         self.up.upgrade().is_none_or(|up| up.is_closed())
     }
 
     /// Returns the result of loading or meeting. Returns None if it failed, which is then reported, or if the lease has
     /// ended.
-    async fn heed<T>(&self, epoch: Epoch, lease: &ThreadLease, result: Attempt<T>) -> Option<T> {
+    async fn ok_or_report<T>(&self, epoch: Epoch, lease: &ThreadLease, result: LoadOutcome<T>) -> Option<T> {
         if lease.is_over() {
             // The lease's end has its own reason, which is already known.
             return None;
@@ -485,9 +485,9 @@ impl Reports {
 }
 
 /// The result of loading or meeting, or the message of a panic.
-type Attempt<T> = Result<Result<T, LoadError>, String>;
+type LoadOutcome<T> = Result<Result<T, LoadError>, String>;
 
-fn attempt<T>(go: impl FnOnce() -> Result<T, LoadError>) -> Attempt<T> {
+fn attempt<T>(go: impl FnOnce() -> Result<T, LoadError>) -> LoadOutcome<T> {
     catch_unwind(AssertUnwindSafe(go)).map_err(|panic| panic_message(&*panic).to_owned())
 }
 

@@ -1,9 +1,9 @@
 //! Checks the weights in memory while the rank is idle, on a thread of its own. Has no knowledge of the computing
 //! thread, except whether it is busy and the queue of its work.
 
-use crate::load::scrub::{Scrubbed, Scrubber};
+use crate::load::scrub::{ScrubResult, Scrubber};
 use crate::session::heartbeat::StepCounters;
-use crate::session::rank_thread::Work;
+use crate::session::rank_thread::RankWork;
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -20,20 +20,20 @@ const BUSY_MAX: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(60);
 
 /// Runs until the queue's sender is dropped.
-pub(crate) fn start(scrubber: Scrubber, progress: Arc<StepCounters>, work: mpsc::WeakSender<Work>) -> io::Result<()> {
+pub(crate) fn start(scrubber: Scrubber, progress: Arc<StepCounters>, work: mpsc::WeakSender<RankWork>) -> io::Result<()> {
     let scrub = move || {
         let mut pause = NOTHING_EVERY;
         while is_awaited(pause, &progress, &work) {
             let begun = Instant::now();
             pause = match scrubber.look() {
-                Scrubbed::Nothing => NOTHING_EVERY,
-                Scrubbed::Sound => pause_after(begun.elapsed(), scrubber.share()),
-                Scrubbed::Spoilt(spoilt) => {
+                ScrubResult::Nothing => NOTHING_EVERY,
+                ScrubResult::Sound => pause_after(begun.elapsed(), scrubber.share()),
+                ScrubResult::Spoilt(spoilt) => {
                     let (weight, piece, rank) = (&spoilt.weight, spoilt.piece, spoilt.rank.0);
                     tracing::error!(weight, piece, rank, "a weight in memory is not what was loaded");
                     if let Some(work) = work.upgrade() {
                         // The computing thread is gone only when the whole process ends.
-                        let _gone = work.blocking_send(Work::Spoilt);
+                        let _gone = work.blocking_send(RankWork::Spoilt);
                     }
                     NOTHING_EVERY
                 }
@@ -50,7 +50,7 @@ fn pause_after(took: Duration, share: f64) -> Duration {
 }
 
 /// Waits for the pause, and then for an idle moment. Returns false when the worker has ended.
-fn is_awaited(pause: Duration, progress: &StepCounters, work: &mpsc::WeakSender<Work>) -> bool {
+fn is_awaited(pause: Duration, progress: &StepCounters, work: &mpsc::WeakSender<RankWork>) -> bool {
     let due = Instant::now() + pause;
     let is_over = || work.upgrade().is_none();
     while !is_over() {

@@ -7,7 +7,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 use types::{Layout, Rank, Shares, Stage, Step, StepDone};
-use worker::{Assignment, ModelLoader, Ready, RunError, Runner};
+use worker::{Assignment, ModelLoader, ReadyReport, RunError, Runner};
 
 /// Far longer than a step of a tiny model takes.
 const PATIENCE: Duration = Duration::from_secs(300);
@@ -19,7 +19,7 @@ pub struct Threads {
     pub weight_bytes: Vec<u64>,
 }
 
-type Built = (Box<dyn Runner>, Ready);
+type Built = (Box<dyn Runner>, ReadyReport);
 
 impl Threads {
     /// Starts ranks that exchange over this process's memory.
@@ -49,12 +49,12 @@ impl Threads {
     where
         B: FnOnce(&Assignment) -> Built + Send + 'static,
     {
-        let (say, answers) = channel();
+        let (sender, answers) = channel();
         let (built, found) = channel();
         let mut grid = Threads { steps: vec![], answers, threads: vec![], weight_bytes: vec![] };
         for (rank, build) in (0..).map(Rank).zip(builds) {
             let assignment = Assignment { rank, layout: layout.clone(), ..assignment.clone() };
-            let answers = layout.part(rank).is_sampler().then(|| say.clone());
+            let answers = layout.part(rank).is_sampler().then(|| sender.clone());
             let (steps, queue) = channel();
             grid.steps.push(steps);
             let built = built.clone();
@@ -114,8 +114,8 @@ impl Ranks for Threads {
     fn answer(&mut self) -> StepDone {
         self.answers.recv_timeout(PATIENCE).unwrap_or_else(|why| {
             self.steps.clear();
-            let said: Vec<_> = self.threads.drain(..).map(|thread| thread.join().unwrap()).collect();
-            panic!("no answer ({why}): the ranks say {said:?}")
+            let results: Vec<_> = self.threads.drain(..).map(|thread| thread.join().unwrap()).collect();
+            panic!("no answer ({why}): the ranks say {results:?}")
         })
     }
 }

@@ -10,7 +10,7 @@ use types::{
     Activations, BlockId, Epoch, KvDtype, Layout, Mode, Rank, Request, RequestId, Sampling, Slice, Step, StepDone,
     StepId, TokenOut, Want,
 };
-use worker::{Assignment, MeshSecret, MeshTimeouts, Recalled, Runner};
+use worker::{Assignment, MeshSecret, MeshTimeouts, RecalledLogs, Runner};
 
 pub const RUNNING_MAX: u32 = 16;
 /// Enough for all requests that may run at a time.
@@ -130,7 +130,7 @@ struct Live {
     request: Request,
     outputs: Vec<TokenOut>,
     /// Outputs for which steps were given.
-    n_asked: usize,
+    n_requested: usize,
     n_computed: u32,
     blocks: Vec<BlockId>,
     has_begun: bool,
@@ -179,7 +179,7 @@ impl<'a> Player<'a> {
                 self.live.push(Live {
                     request,
                     outputs,
-                    n_asked: 0,
+                    n_requested: 0,
                     n_computed: 0,
                     blocks,
                     has_begun: false,
@@ -236,7 +236,7 @@ impl<'a> Player<'a> {
     fn plan(&mut self, chunk: u32, turn: u64, turns: u64) -> bool {
         for live in self.live.iter_mut().filter(|live| live.request.id.0 % turns == turn) {
             let request = &mut live.request;
-            if live.n_asked == request.sampling.tokens_max as usize {
+            if live.n_requested == request.sampling.tokens_max as usize {
                 continue;
             }
             if !live.has_begun {
@@ -245,15 +245,15 @@ impl<'a> Player<'a> {
                 live.has_begun = true;
             }
             // A request with drafts waits for its answers: the guesses follow the last of them.
-            if self.drafts_max > 0 && live.n_asked > live.outputs.len() {
+            if self.drafts_max > 0 && live.n_requested > live.outputs.len() {
                 continue;
             }
-            let n_tokens = (request.prompt.len() + live.n_asked) as u32;
+            let n_tokens = (request.prompt.len() + live.n_requested) as u32;
             let end = n_tokens.min(live.n_computed + chunk);
             let want = if end == n_tokens { Want::Last } else { Want::Nothing };
-            let n_left = (request.sampling.tokens_max as usize - live.n_asked - 1) as u16;
+            let n_left = (request.sampling.tokens_max as usize - live.n_requested - 1) as u16;
             let n_draft = if want == Want::Last { live.n_guess.min(self.drafts_max).min(n_left) } else { 0 };
-            live.n_asked += usize::from(want == Want::Last) + usize::from(n_draft);
+            live.n_requested += usize::from(want == Want::Last) + usize::from(n_draft);
             let end = end + u32::from(n_draft);
             self.step.slices.push(Slice { n_draft, ..Slice::new(request.id, live.n_computed..end, want) });
             let n_held = live.blocks.len();
@@ -277,7 +277,7 @@ impl<'a> Player<'a> {
                 live.n_void -= 1;
             } else if slice.want == Want::Last && done.tokens.is_empty() {
                 self.n_late += 1;
-                (live.n_asked, live.n_computed) = (live.outputs.len(), slice.range.end - 1);
+                (live.n_requested, live.n_computed) = (live.outputs.len(), slice.range.end - 1);
                 live.n_void = self.in_flight.iter().flatten().filter(|later| later.id == slice.id).count();
             } else {
                 let n_accepted = done.tokens.len().saturating_sub(1);
@@ -286,8 +286,8 @@ impl<'a> Player<'a> {
                 live.outputs.extend(done.tokens);
                 live.n_guess = done.n_guess;
                 if slice.n_draft > 0 {
-                    live.n_asked = live.outputs.len();
-                    live.n_computed = (live.request.prompt.len() + live.n_asked - 1) as u32;
+                    live.n_requested = live.outputs.len();
+                    live.n_computed = (live.request.prompt.len() + live.n_requested - 1) as u32;
                 }
             }
         }
@@ -303,9 +303,9 @@ impl<'a> Player<'a> {
 }
 
 /// Returns the outputs of the requests as guesses with mistakes.
-pub fn recalled(requests: &[Request], said: &Played) -> Recalled {
-    let log = |(request, said): (&Request, &Vec<TokenOut>)| {
-        request.prompt.iter().copied().chain(said.iter().map(|out| out.token)).collect()
+pub fn recalled(requests: &[Request], played: &Played) -> RecalledLogs {
+    let log = |(request, output): (&Request, &Vec<TokenOut>)| {
+        request.prompt.iter().copied().chain(output.iter().map(|out| out.token)).collect()
     };
-    Recalled { logs: requests.iter().zip(&said.outputs).map(log).collect(), wrong: 25 }
+    RecalledLogs { logs: requests.iter().zip(&played.outputs).map(log).collect(), wrong: 25 }
 }

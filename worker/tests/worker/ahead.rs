@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::sync::Arc;
 use types::{Activations, Grid, KvDtype, Layout, Request, Sampling, Step, StepDone};
-use worker::{Assignment, CarrierChoice, ComputeDevice, GuessConfig, ModelLoader, Runner, Upcoming};
+use worker::{Assignment, CarrierChoice, ComputeDevice, GuessConfig, ModelLoader, Runner, UpcomingSteps};
 
 const MODEL: &str = "llama-bf16-odd";
 const DEEP: &str = "llama-deep.gguf";
@@ -50,7 +50,7 @@ struct Ahead<'a> {
 
 struct Front<'a>(&'a VecDeque<Step>);
 
-impl Upcoming for Front<'_> {
+impl UpcomingSteps for Front<'_> {
     fn next(&mut self) -> Option<&Step> {
         self.0.front()
     }
@@ -147,7 +147,7 @@ fn decode(id: u64, requests: &[Request]) -> Step {
 }
 
 #[test]
-fn the_host_waits_once_a_step_and_has_told_the_next_by_then() {
+fn host_submits_next_step_before_its_only_wait() {
     let file = TraceFile::new("waits");
     let screws = [("FAKE_CUDA_TRACE", &*file.0)];
     on_fake_cuda("the_host_waits_once_a_step_and_has_told_the_next_by_then", &screws, || {
@@ -167,20 +167,20 @@ fn the_host_waits_once_a_step_and_has_told_the_next_by_then() {
             let mut done = StepDone { id: step.id, ..StepDone::default() };
             runner.run_with(&step, &mut Front(&given), &mut done).unwrap();
             assert!(done.slices.iter().all(|slice| slice.tokens.len() == 1), "{done:?}");
-            let asked = trace.more();
-            n_graphs += count(&asked, "graph");
+            let calls = trace.more();
+            n_graphs += count(&calls, "graph");
             // The first step finishes the work of loading.
-            assert!(count(&asked, "wait") <= 1 || step.id.0 == 0, "step {}: {asked:?}", step.id.0);
+            assert!(count(&calls, "wait") <= 1 || step.id.0 == 0, "step {}: {calls:?}", step.id.0);
             if step.id.0 == 0 || given.is_empty() {
                 continue;
             }
             // All of this step began while the step before it ran, so these calls belong to the next step.
-            let told = asked.iter().position(|line| line == "upload").unwrap();
-            let waits = asked.iter().position(|line| line == "wait");
+            let uploaded_at = calls.iter().position(|line| line == "upload").unwrap();
+            let waits = calls.iter().position(|line| line == "wait");
             // While a rank makes a graph, the begun pass may have ended.
-            let has_recorded = count(&asked, "record") > 0;
-            assert!(waits.map_or(has_recorded, |waits| told < waits), "step {}: {asked:?}", step.id.0);
-            assert!(asked.iter().any(|line| line == "launch take_drawn"), "its tokens are the device's: {asked:?}");
+            let has_recorded = count(&calls, "record") > 0;
+            assert!(waits.map_or(has_recorded, |waits| uploaded_at < waits), "step {}: {calls:?}", step.id.0);
+            assert!(calls.iter().any(|line| line == "launch take_drawn"), "its tokens are the device's: {calls:?}");
         }
         assert!(n_graphs >= 8, "{n_graphs} graphs");
     });
@@ -203,10 +203,10 @@ fn ranks_of_one_device_take_and_give_back_no_memory_while_they_serve() {
             let mut grid = Threads::start(&loader, &assignment, &layout);
             trace.more();
             let played = Player::new(&mut grid, &assignment).play(&requests, plan);
-            let asked = trace.more();
+            let calls = trace.more();
             grid.end();
             assert!(played.outputs == expected.outputs, "tp {tp}, pp {pp}");
-            let of = |what: &str| count(&asked, what);
+            let of = |what: &str| count(&calls, what);
             assert!(of("instantiate") >= 2 && of("graph") >= 4 && of("launch sum_one_shot") > 0, "tp {tp}, pp {pp}");
             let waiting = ["allocate", "free", "load", "unload"].map(|what| (what, of(what)));
             assert!(waiting.iter().all(|(_, n)| *n == 0), "while they served, tp {tp}, pp {pp}: {waiting:?}");
@@ -232,10 +232,10 @@ fn graphs_carry_sums_of_devices() {
             let played = Player::new(&mut grid, &assignment).play(&requests, plan);
             grid.end();
             assert!(played.outputs == expected.outputs, "{carrier:?} tp {tp}, pp {pp}");
-            let asked = trace.more();
-            assert!(count(&asked, "graph") >= 4, "{carrier:?} tp {tp}, pp {pp}");
+            let calls = trace.more();
+            assert!(count(&calls, "graph") >= 4, "{carrier:?} tp {tp}, pp {pp}");
             let is_over_memory = carrier == CarrierChoice::Ipc;
-            assert_eq!(count(&asked, "launch sum_one_shot") > 0, is_over_memory, "{carrier:?} tp {tp}, pp {pp}");
+            assert_eq!(count(&calls, "launch sum_one_shot") > 0, is_over_memory, "{carrier:?} tp {tp}, pp {pp}");
         }
     });
 }

@@ -186,11 +186,11 @@ fn gpu_check_finds_all_good_and_launches_every_kernel() {
     });
     // The process over the fake driver wrote it, and its parent process reads it.
     if !is_inside() {
-        let told = std::fs::read_to_string(&trace).unwrap();
-        let launched: BTreeSet<&str> = told.lines().filter_map(|line| line.strip_prefix("launch ")).collect();
+        let log = std::fs::read_to_string(&trace).unwrap();
+        let launched: BTreeSet<&str> = log.lines().filter_map(|line| line.strip_prefix("launch ")).collect();
         let missing: Vec<&str> = backend::cuda::kernel_names().filter(|name| !launched.contains(name)).collect();
         assert_eq!(missing, NOT_LAUNCHED, "gpu_check launches all kernels but these");
-        let mut compiled: Vec<&str> = told.lines().filter_map(|line| line.strip_prefix("compile ")).collect();
+        let mut compiled: Vec<&str> = log.lines().filter_map(|line| line.strip_prefix("compile ")).collect();
         compiled.sort_unstable();
         assert!(compiled.windows(2).all(|two| two[0] != two[1]), "all processes share what is compiled: {compiled:?}");
         std::fs::remove_file(&trace).unwrap();
@@ -198,18 +198,18 @@ fn gpu_check_finds_all_good_and_launches_every_kernel() {
 }
 
 #[test]
-fn gpu_check_tells_of_every_group_where_the_device_fails() {
+fn gpu_check_reports_every_group_of_failing_device() {
     let name = "gpu_check_tells_of_every_group_where_the_device_fails";
     on_fake_cuda(name, &[("FAKE_CUDA_FAIL_LAUNCH", "2")], || {
         let (is_good, page) = gpu_check(&["kernels"]);
         let findings = page["findings"].as_array().unwrap();
         assert!(!is_good && page["good"] == false && page["whole"] == true, "{page:#}");
-        let is_told = |finding: &&serde_json::Value| {
+        let is_reported = |finding: &&serde_json::Value| {
             finding["outcome"] == "WRONG" && finding["told"]["why"].to_string().contains("a kernel failed")
         };
         // Nothing is launched when a device is opened.
         let n_groups = parts::kernels::groups(&gpu_check_options()).len();
-        assert_eq!(findings.iter().filter(is_told).count(), n_groups - 1, "{page:#}");
+        assert_eq!(findings.iter().filter(is_reported).count(), n_groups - 1, "{page:#}");
         // The first group fails behind a good one. Each of the others has a device without an earlier failure.
         assert_eq!(page["parts"]["kernels"]["processes"], n_groups as u64 - 1, "{page:#}");
     });
@@ -326,7 +326,7 @@ fn a_gpu_reads_the_bytes_that_a_processor_reads() {
 }
 
 #[test]
-fn what_does_not_fit_is_told() {
+fn model_beyond_device_memory_is_an_error() {
     on_fake_cuda("what_does_not_fit_is_told", &[("FAKE_CUDA_MIB", "16")], || {
         let failed = loader().build(&on_cuda("llama-f32-tied")).err().unwrap();
         assert!(matches!(&failed, LoadError::Model { .. }) && failed.to_string().contains("do not fit in memory"));

@@ -4,7 +4,7 @@
 use crate::common::grid::Threads;
 use crate::common::{Alone, Plan, Played, Player, assignment, requests};
 use checkpoint::Checkpoint;
-use grammar::{GrammarLimits, ThinkingBudget, WantedGrammar};
+use grammar::{GrammarLimits, ThinkingBudget, GrammarSpec};
 use serde_json::{Value, json};
 use std::time::Duration;
 use types::cache::blocks_for;
@@ -26,13 +26,13 @@ const LATE: MaskConfig = MaskConfig {
     delay: Duration::from_millis(4),
 };
 
-fn compiled(wanted: &WantedGrammar) -> Grammar {
-    grammar::compile(wanted, &GrammarLimits::default()).unwrap()
+fn compiled(spec: &GrammarSpec) -> Grammar {
+    grammar::compile(spec, &GrammarLimits::default()).unwrap()
 }
 
 /// Returns one of eight different grammars, or none.
-fn wanted(i: usize) -> Option<WantedGrammar> {
-    let schema = |schema: Value| Some(WantedGrammar::JsonSchema(schema));
+fn grammar_spec(i: usize) -> Option<GrammarSpec> {
+    let schema = |schema: Value| Some(GrammarSpec::JsonSchema(schema));
     let (text, number) = (json!({"type": "string", "maxLength": 8}), json!({"type": "integer"}));
     match i % 9 {
         0 => schema(json!({
@@ -41,14 +41,14 @@ fn wanted(i: usize) -> Option<WantedGrammar> {
             "required": ["name", "age"],
             "additionalProperties": false,
         })),
-        1 => Some(WantedGrammar::Regex("[a-f]{3}-[0-9]{2,9}".into())),
-        2 => Some(WantedGrammar::Choice(vec!["yes".into(), "no".into(), "perhaps not".into()])),
+        1 => Some(GrammarSpec::Regex("[a-f]{3}-[0-9]{2,9}".into())),
+        2 => Some(GrammarSpec::Choice(vec!["yes".into(), "no".into(), "perhaps not".into()])),
         3 => schema(json!({"type": "array", "items": {"type": "boolean"}, "minItems": 3, "maxItems": 40})),
         4 => schema(json!({"enum": ["red", "green", 12, null]})),
         5 => None,
-        6 => Some(WantedGrammar::Regex("(ab|ba)*c".into())),
+        6 => Some(GrammarSpec::Regex("(ab|ba)*c".into())),
         7 => schema(json!({"anyOf": [{"type": "integer", "minimum": 10, "maximum": 99}, text]})),
-        _ => Some(WantedGrammar::JsonObject),
+        _ => Some(GrammarSpec::JsonObject),
     }
 }
 
@@ -56,7 +56,7 @@ fn wanted(i: usize) -> Option<WantedGrammar> {
 fn with_grammars(n: u64) -> Vec<Request> {
     let mut requests = requests(n);
     for (i, request) in requests.iter_mut().enumerate() {
-        request.grammar = wanted(i).as_ref().map(compiled);
+        request.grammar = grammar_spec(i).as_ref().map(compiled);
         request.prompt.iter_mut().for_each(|token| *token %= 264);
         let sampling = &mut request.sampling;
         sampling.tokens_max += 14;
@@ -95,9 +95,9 @@ fn text(checkpoint: &Checkpoint, output: &[TokenOut]) -> (String, bool) {
     let ends = &checkpoint.spec().eos;
     let tokens: Vec<_> = output.iter().map(|out| out.token).collect();
     let end = tokens.iter().position(|token| ends.contains(token));
-    let (said, rest) = tokens.split_at(end.unwrap_or(tokens.len()));
+    let (answer, rest) = tokens.split_at(end.unwrap_or(tokens.len()));
     assert!(rest.iter().all(|token| ends.contains(token)), "nothing follows an end but ends: {tokens:?}");
-    (checkpoint.tokenizer().unwrap().decode(said, false), end.is_some())
+    (checkpoint.tokenizer().unwrap().decode(answer, false), end.is_some())
 }
 
 fn is_prefix_of_list(text: &str) -> bool {
@@ -193,7 +193,7 @@ fn thought_and_choice() -> Grammar {
     let thought = json!({"type": "tag", "begin": "", "content": {"type": "any_text"}, "end": CLOSE});
     let choice = json!({"type": "regex", "pattern": "(yes|no)"});
     let format = json!({"type": "sequence", "elements": [thought, choice]});
-    compiled(&WantedGrammar::StructuralTag(json!({"type": "structural_tag", "format": format})))
+    compiled(&GrammarSpec::StructuralTag(json!({"type": "structural_tag", "format": format})))
 }
 
 /// Returns the model's token of a letter: its vocabulary begins with the printable characters.
@@ -228,7 +228,7 @@ fn thoughts_end_at_their_budgets_whatever_steps_and_grids_look_like() {
     let free = play(MaskConfig::default(), &open, Plan::ALONE);
     for (i, (limited, free)) in alone.outputs.iter().zip(&free.outputs).enumerate() {
         let tokens = |output: &[TokenOut]| output.iter().map(|out| out.token).collect::<Vec<_>>();
-        let (said, _) = text(&checkpoint, limited);
+        let (answer, _) = text(&checkpoint, limited);
         let (limited, free) = (tokens(limited), tokens(free));
         let n = [0, 3, 7, 1000][i % 4];
         match (i % 3 == 2, n) {
@@ -243,8 +243,8 @@ fn thoughts_end_at_their_budgets_whatever_steps_and_grids_look_like() {
             (true, _) => {
                 // A character that has begun ends first.
                 assert!(
-                    ["yes", "no"].iter().any(|end| said.ends_with(&format!("{CLOSE}{end}"))),
-                    "request {i}: {said}"
+                    ["yes", "no"].iter().any(|end| answer.ends_with(&format!("{CLOSE}{end}"))),
+                    "request {i}: {answer}"
                 );
             }
         }
@@ -287,7 +287,7 @@ fn a_shared_prefix_and_a_replayed_log_give_the_same_token() {
     let request = Request {
         prompt: (0..70).map(|i| (i * 13) % 256).collect(),
         sampling: Sampling { temperature: 1.0, logprobs: Some(2), ..Sampling::default() },
-        grammar: Some(compiled(&WantedGrammar::Regex("[a-f]{3}-[0-9]{2,9}".into()))),
+        grammar: Some(compiled(&GrammarSpec::Regex("[a-f]{3}-[0-9]{2,9}".into()))),
         ..Request::default()
     };
     let mut run = |step: &Step| {
@@ -332,7 +332,7 @@ fn failure_of(request: Request, masks: MaskConfig) -> (Option<Failure>, usize) {
 
 #[test]
 fn a_grammar_that_cannot_be_followed_ends_its_request_alone() {
-    let choice = Some(compiled(&WantedGrammar::Choice(vec!["yes".into()])));
+    let choice = Some(compiled(&GrammarSpec::Choice(vec!["yes".into()])));
     let sampling = |sampling| Request {
         id: RequestId(1),
         prompt: vec![5, 6],
@@ -367,7 +367,7 @@ fn where_an_answer_is_complete_only_an_end_follows() {
     let end = Checkpoint::open(&assignment.model_path).unwrap().spec().eos[0];
     let request = |sampling| Request {
         prompt: vec![5, 6],
-        grammar: Some(compiled(&WantedGrammar::Choice(vec!["no".into()]))),
+        grammar: Some(compiled(&GrammarSpec::Choice(vec!["no".into()]))),
         sampling,
         ..Request::default()
     };
@@ -403,7 +403,7 @@ fn a_vocabulary_that_is_gone_ends_requests_with_a_grammar_and_no_others() {
     let with = |id| Request {
         id: RequestId(id),
         prompt: vec![5, 6],
-        grammar: Some(compiled(&WantedGrammar::JsonObject)),
+        grammar: Some(compiled(&GrammarSpec::JsonObject)),
         ..Request::default()
     };
     let mut run = |step: &Step| -> Result<StepDone, RunError> {

@@ -90,7 +90,7 @@ fn a_shared_prefix_gives_the_same_tokens() {
 }
 
 #[test]
-fn what_cannot_be_loaded_is_said() {
+fn unloadable_assignments_are_refused() {
     let refused = |change: &dyn Fn(&mut Assignment)| {
         let mut assignment = assignment(MODEL);
         change(&mut assignment);
@@ -133,7 +133,7 @@ fn played(runner: &mut dyn Runner, assignment: &Assignment) -> Played {
 }
 
 #[test]
-fn a_part_that_stays_what_it_was_is_not_read_again_unless_that_is_asked() {
+fn unchanged_part_is_reread_only_on_request() {
     let original = assignment(MODEL);
     let (model_path, elsewhere) = (copied(&original, "kept"), copied(&assignment("llama-f32-tied"), "other"));
     let away = model_path.with_extension("away");

@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
 use types::{BlockCopy, BlockId, Epoch, Grid, Layout, RequestId, Slice, Step, StepDone, StepId, Want};
 use worker::sim::Sim;
-use worker::{Assignment, CancelFlag, Load, LoadError, Loaded, ModelLoader, Ready};
+use worker::{Assignment, CancelFlag, Load, LoadError, LoadedModel, ModelLoader, ReadyReport};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 const EPOCH: Epoch = Epoch { incarnation: 3, n: 2 };
@@ -75,16 +75,16 @@ impl Coordinator for Puppet {
 }
 
 impl Joined {
-    async fn say(&self, frame: rank_frame::Frame) {
+    async fn send(&self, frame: rank_frame::Frame) {
         self.down.send(Ok(RankFrame { frame: Some(frame) })).await.unwrap();
     }
 
     async fn step(&self, step: &Step) {
-        self.say(rank_frame::Frame::Step(proto::encode_step(step))).await;
+        self.send(rank_frame::Frame::Step(proto::encode_step(step))).await;
     }
 
     /// Returns the next frame that is not a heartbeat.
-    async fn hear(&mut self) -> worker_frame::Frame {
+    async fn receive(&mut self) -> worker_frame::Frame {
         loop {
             let frame = timeout(PATIENCE, self.inbound.message()).await.unwrap().unwrap().unwrap();
             match frame.frame.unwrap() {
@@ -95,21 +95,21 @@ impl Joined {
     }
 
     async fn hello(&mut self) -> WorkerHello {
-        match self.hear().await {
+        match self.receive().await {
             worker_frame::Frame::Hello(hello) => hello,
             other => panic!("{other:?}"),
         }
     }
 
     async fn done(&mut self) -> StepDone {
-        match self.hear().await {
+        match self.receive().await {
             worker_frame::Frame::Done(done) => done.into(),
             other => panic!("{other:?}"),
         }
     }
 
     async fn failed(&mut self) -> String {
-        match self.hear().await {
+        match self.receive().await {
             worker_frame::Frame::Failed(failed) => failed.message,
             other => panic!("{other:?}"),
         }
@@ -126,13 +126,13 @@ impl Joined {
     }
 
     async fn place(&mut self, assign: Assign) {
-        self.say(rank_frame::Frame::Assign(assign)).await;
+        self.send(rank_frame::Frame::Assign(assign)).await;
         self.loaded().await;
         self.meet().await;
     }
 
     async fn loaded(&mut self) {
-        match self.hear().await {
+        match self.receive().await {
             worker_frame::Frame::Loaded(loaded) => assert_eq!(loaded.epoch_n, EPOCH.n),
             other => panic!("{other:?}"),
         }
@@ -140,8 +140,8 @@ impl Joined {
 
     async fn meet(&mut self) {
         let meet = Meet { epoch_incarnation: EPOCH.incarnation, epoch_n: EPOCH.n };
-        self.say(rank_frame::Frame::Meet(meet)).await;
-        match self.hear().await {
+        self.send(rank_frame::Frame::Meet(meet)).await;
+        match self.receive().await {
             worker_frame::Frame::Ready(ready) => assert_eq!(ready.epoch_n, EPOCH.n),
             other => panic!("{other:?}"),
         }
@@ -225,7 +225,7 @@ async fn steps_of_another_epoch_are_dropped() {
 }
 
 #[tokio::test]
-async fn a_worker_that_has_no_steps_is_heard_of() {
+async fn idle_worker_sends_heartbeats() {
     let mut scene = Scene::start().await;
     let mut joined = scene.joined().await;
     joined.seat().await;
@@ -239,13 +239,13 @@ async fn a_worker_that_has_no_steps_is_heard_of() {
 }
 
 #[tokio::test]
-async fn who_is_told_to_end_says_so_and_goes_when_it_is_let_go() {
+async fn stopped_worker_announces_leaving_and_ends_when_released() {
     let mut scene = Scene::start().await;
     let mut joined = scene.joined().await;
     joined.seat().await;
     scene.stop.cancel();
-    let said = joined.hear().await;
-    assert!(matches!(said, worker_frame::Frame::Leaving(_)), "{said:?}");
+    let frame = joined.receive().await;
+    assert!(matches!(frame, worker_frame::Frame::Leaving(_)), "{frame:?}");
     assert!(!scene.worker.is_finished());
     drop(joined);
     scene.end().await;
@@ -265,7 +265,7 @@ async fn what_cannot_be_run_is_named_and_the_worker_joins_again() {
     for (bytes, expect) in cases {
         let mut joined = scene.joined().await;
         joined.seat().await;
-        joined.say(rank_frame::Frame::Step(bytes)).await;
+        joined.send(rank_frame::Frame::Step(bytes)).await;
         let message = joined.failed().await;
         assert!(message.contains(expect), "{message}");
     }
@@ -277,7 +277,7 @@ async fn a_place_that_cannot_be_meant_is_named() {
     let mut scene = Scene::start().await;
     let mut joined = scene.joined().await;
     joined.hello().await;
-    joined.say(rank_frame::Frame::Assign(Assign { stages: vec![], ..assign() })).await;
+    joined.send(rank_frame::Frame::Assign(Assign { stages: vec![], ..assign() })).await;
     let message = joined.failed().await;
     assert!(message.contains("assign.stages"), "{message}");
     scene.end().await;
@@ -288,7 +288,7 @@ async fn a_model_that_cannot_be_loaded_ends_the_worker_by_name() {
     let mut scene = Scene::start().await;
     let mut joined = scene.joined().await;
     joined.hello().await;
-    joined.say(rank_frame::Frame::Assign(Assign { n_blocks: vec![1 << 30], ..assign() })).await;
+    joined.send(rank_frame::Frame::Assign(Assign { n_blocks: vec![1 << 30], ..assign() })).await;
     let message = joined.failed().await;
     assert!(message.contains("a table of the sim's pages"), "{message}");
     drop(joined);
@@ -323,7 +323,7 @@ struct Half {
 }
 
 impl Load for Half {
-    fn load(&mut self, _: &Assignment, _: &CancelFlag) -> Result<(Box<dyn Loaded>, Ready), LoadError> {
+    fn load(&mut self, _: &Assignment, _: &CancelFlag) -> Result<(Box<dyn LoadedModel>, ReadyReport), LoadError> {
         let whole = common::assignment("llama-f16-sharded");
         let layout = half(whole.layout.n_layers());
         let [mine, other] = Mesh::in_process(&layout).try_into().unwrap();
@@ -361,14 +361,14 @@ async fn a_rank_that_waits_for_another_is_freed_for_its_next_place() {
 }
 
 #[tokio::test]
-async fn who_lost_another_names_it_and_stays() {
+async fn worker_that_lost_a_peer_names_it_and_stays() {
     let (others, silent) = std::sync::mpsc::channel();
     let mut scene = Scene::start_with(Box::new(Half { others })).await;
     let mut joined = scene.joined().await;
     joined.seat_as(assign_half()).await;
     joined.step(&first_step(EPOCH)).await;
     drop(silent.recv_timeout(PATIENCE).unwrap());
-    match joined.hear().await {
+    match joined.receive().await {
         worker_frame::Frame::Failed(failed) => assert_eq!(failed.guilty_rank, Some(1), "{}", failed.message),
         other => panic!("{other:?}"),
     }
@@ -383,7 +383,7 @@ struct Slow {
 }
 
 impl Load for Slow {
-    fn load(&mut self, assignment: &Assignment, cancel: &CancelFlag) -> Result<(Box<dyn Loaded>, Ready), LoadError> {
+    fn load(&mut self, assignment: &Assignment, cancel: &CancelFlag) -> Result<(Box<dyn LoadedModel>, ReadyReport), LoadError> {
         self.n_loads += 1;
         self.begun.send(()).unwrap();
         while self.n_loads % 2 == 1 && !cancel.is_cancelled() {
@@ -395,20 +395,20 @@ impl Load for Slow {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_load_is_broken_off_when_its_place_is_over() {
-    let (say, begun) = std::sync::mpsc::channel();
-    let mut scene = Scene::start_with(Box::new(Slow { begun: say, n_loads: 0 })).await;
+    let (sender, begun) = std::sync::mpsc::channel();
+    let mut scene = Scene::start_with(Box::new(Slow { begun: sender, n_loads: 0 })).await;
     let mut joined = scene.joined().await;
     joined.hello().await;
-    joined.say(rank_frame::Frame::Assign(assign())).await;
+    joined.send(rank_frame::Frame::Assign(assign())).await;
     begun.recv_timeout(PATIENCE).unwrap();
-    joined.say(rank_frame::Frame::Release(Release {})).await;
+    joined.send(rank_frame::Frame::Release(Release {})).await;
     // The cancelled load sends no report, and the next assignment begins at once.
     joined.place(assign()).await;
     joined.step(&first_step(EPOCH)).await;
     assert_eq!(joined.done().await.slices.len(), 1);
     begun.recv_timeout(PATIENCE).unwrap();
     // The end of the session cancels a load too.
-    joined.say(rank_frame::Frame::Assign(assign())).await;
+    joined.send(rank_frame::Frame::Assign(assign())).await;
     begun.recv_timeout(PATIENCE).unwrap();
     drop(joined);
     scene.joined().await.seat().await;
@@ -416,14 +416,14 @@ async fn a_load_is_broken_off_when_its_place_is_over() {
 }
 
 #[tokio::test]
-async fn who_is_released_holds_nothing_and_heeds_no_late_word() {
+async fn released_worker_holds_nothing_and_ignores_late_frames() {
     let mut scene = Scene::start().await;
     let mut joined = scene.joined().await;
     joined.seat().await;
-    joined.say(rank_frame::Frame::Release(Release {})).await;
+    joined.send(rank_frame::Frame::Release(Release {})).await;
     // A step of the earlier assignment gets no answer and does no harm.
     joined.step(&first_step(EPOCH)).await;
-    joined.say(rank_frame::Frame::Meet(Meet { epoch_incarnation: EPOCH.incarnation, epoch_n: EPOCH.n })).await;
+    joined.send(rank_frame::Frame::Meet(Meet { epoch_incarnation: EPOCH.incarnation, epoch_n: EPOCH.n })).await;
     joined.place(assign()).await;
     joined.step(&first_step(EPOCH)).await;
     assert_eq!(joined.done().await.slices.len(), 1);
@@ -431,13 +431,13 @@ async fn who_is_released_holds_nothing_and_heeds_no_late_word() {
 }
 
 /// Records the call of `distrust`.
-struct Told {
+struct DistrustRecorder {
     sim: Box<dyn Load>,
     distrusts: std::sync::mpsc::Sender<()>,
 }
 
-impl Load for Told {
-    fn load(&mut self, assignment: &Assignment, cancel: &CancelFlag) -> Result<(Box<dyn Loaded>, Ready), LoadError> {
+impl Load for DistrustRecorder {
+    fn load(&mut self, assignment: &Assignment, cancel: &CancelFlag) -> Result<(Box<dyn LoadedModel>, ReadyReport), LoadError> {
         self.sim.load(assignment, cancel)
     }
 
@@ -447,19 +447,19 @@ impl Load for Told {
 }
 
 #[tokio::test]
-async fn who_is_refused_for_its_bytes_does_not_believe_its_copy_and_ends() {
-    for (refusal, is_told) in [(Status::data_loss("other bytes"), true), (Status::failed_precondition("other"), false)]
+async fn worker_refused_for_its_bytes_distrusts_its_copy() {
+    for (refusal, is_distrusted) in [(Status::data_loss("other bytes"), true), (Status::failed_precondition("other"), false)]
     {
-        let (distrusts, told) = std::sync::mpsc::channel();
+        let (distrusts, received) = std::sync::mpsc::channel();
         let sim = Box::new(Sim::default());
-        let mut scene = Scene::start_with(Box::new(Told { sim, distrusts })).await;
+        let mut scene = Scene::start_with(Box::new(DistrustRecorder { sim, distrusts })).await;
         let mut joined = scene.joined().await;
         joined.seat().await;
         joined.down.send(Err(refusal.clone())).await.unwrap();
         let error = timeout(PATIENCE, scene.worker).await.unwrap().unwrap().unwrap_err();
         assert!(error.to_string().contains(refusal.message()), "{error}");
         // Before it ended.
-        assert_eq!(told.try_recv().is_ok(), is_told);
+        assert_eq!(received.try_recv().is_ok(), is_distrusted);
         scene.server.abort();
     }
 }

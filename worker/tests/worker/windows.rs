@@ -73,7 +73,7 @@ fn drive(ranks: &mut dyn Ranks, config: Config, requests: &[Request]) -> Driven 
         scheduler.submit(request.clone(), Micros(at as u64)).unwrap();
     }
     let mut outputs: BTreeMap<RequestId, Vec<TokenOut>> = BTreeMap::new();
-    let (mut step, mut said, mut held, mut n_in_flight) = (Step::default(), Vec::new(), Vec::new(), 0);
+    let (mut step, mut new_outputs, mut held, mut n_in_flight) = (Step::default(), Vec::new(), Vec::new(), 0);
     while !scheduler.is_idle() {
         while scheduler.next_step(Micros(1000), &mut step) {
             ranks.give(step.clone());
@@ -83,9 +83,9 @@ fn drive(ranks: &mut dyn Ranks, config: Config, requests: &[Request]) -> Driven 
         assert!(n_in_flight > 0, "somebody runs");
         let done = ranks.answer();
         n_in_flight -= 1;
-        scheduler.apply(&done, &mut said).unwrap();
+        scheduler.apply(&done, &mut new_outputs).unwrap();
         scheduler.check();
-        for output in said.drain(..) {
+        for output in new_outputs.drain(..) {
             let tokens = &done.slices[output.slice].tokens[..output.n_tokens as usize];
             let log = outputs.entry(output.id).or_default();
             assert_eq!(log.len(), output.position as usize);

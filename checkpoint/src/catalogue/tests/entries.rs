@@ -5,7 +5,7 @@ use crate::small_files::is_plain_name;
 use std::collections::HashSet;
 
 #[test]
-fn names_and_folders_are_told_apart() {
+fn names_and_folders_are_distinct() {
     let names: Vec<&str> = CATALOGUE.iter().flat_map(|entry| std::iter::once(entry.name).chain(entry.also)).collect();
     let folders: Vec<String> = CATALOGUE.iter().map(CatalogueEntry::folder_name).collect();
     assert_eq!(names.iter().collect::<HashSet<_>>().len(), names.len(), "{names:?}");
@@ -19,7 +19,7 @@ fn names_and_folders_are_told_apart() {
 }
 
 #[test]
-fn an_entry_says_all_that_a_fetch_and_its_reader_need() {
+fn entries_have_what_fetch_and_reader_need() {
     assert!(CATALOGUE.len() >= 20);
     let (smallest, largest) = (CATALOGUE[0].bytes, CATALOGUE[CATALOGUE.len() - 1].bytes);
     assert!(smallest < 200_000_000 && largest > 40_000_000_000, "from 0.1B to 70B");
@@ -34,8 +34,11 @@ fn an_entry_says_all_that_a_fetch_and_its_reader_need() {
         assert!(entry.sampling.is_none_or(|card| card.temperature <= 2.0 && card.top_p <= 1.0), "{name}");
         // Files of one family have one size in their name: `qwen3:4b` is no file of 8B.
         let size = name.split(':').nth(1).unwrap_or("135m");
-        let told = format!("{}{}", entry.hub_id, entry.file).to_lowercase();
-        assert!(told.contains(size) || ["phi4-mini:3.8b", "phi4:14b", "mistral-nemo:12b"].contains(&name), "{name}");
+        let id_and_file = format!("{}{}", entry.hub_id, entry.file).to_lowercase();
+        assert!(
+            id_and_file.contains(size) || ["phi4-mini:3.8b", "phi4:14b", "mistral-nemo:12b"].contains(&name),
+            "{name}"
+        );
     }
     let hashes: HashSet<&str> = CATALOGUE.iter().map(|entry| entry.sha256).collect();
     assert_eq!(hashes.len(), CATALOGUE.len(), "no file is in it twice");
@@ -43,19 +46,19 @@ fn an_entry_says_all_that_a_fetch_and_its_reader_need() {
 
 #[test]
 fn a_name_and_its_second_name_are_one_model_in_one_folder() {
-    let wanted = entry("qwen3:8b").unwrap();
+    let catalogue_entry = entry("qwen3:8b").unwrap();
     let sources = Sources { python: None, ..Sources::new(temporary("entries")) };
     let folder = sources.cache.join("models/qwen3-8b");
     std::fs::create_dir_all(&folder).unwrap();
-    let path = folder.join(wanted.file);
+    let path = folder.join(catalogue_entry.file);
     // As long as the whole file, and without a byte on disk.
-    std::fs::File::create(&path).unwrap().set_len(wanted.bytes).unwrap();
+    std::fs::File::create(&path).unwrap().set_len(catalogue_entry.bytes).unwrap();
     for name in ["qwen3:8b", "qwen3"] {
-        assert_eq!(locate(name, &sources).unwrap(), Located { name: "qwen3:8b".into(), path: path.clone() });
+        assert_eq!(locate(name, &sources).unwrap(), LocatedModel { name: "qwen3:8b".into(), path: path.clone() });
     }
-    let listed = Listed { model: "qwen3:8b".into(), path: path.clone(), origin: Origin::Pulled };
+    let listed = ListedModel { model: "qwen3:8b".into(), path: path.clone(), origin: Origin::Pulled };
     assert_eq!(list(&sources), [listed]);
-    std::fs::File::create(&path).unwrap().set_len(wanted.bytes - 1).unwrap();
+    std::fs::File::create(&path).unwrap().set_len(catalogue_entry.bytes - 1).unwrap();
     let refused = locate("qwen3", &sources).unwrap_err().to_string();
     assert!(refused.contains("`lockstep pull qwen3`"), "{refused}");
     assert_eq!(list(&sources), [], "a part of a file is no model");
@@ -65,13 +68,17 @@ fn a_name_and_its_second_name_are_one_model_in_one_folder() {
 /// What a name fetches is the revision that the catalogue pins, and any other content is refused.
 #[test]
 fn a_name_is_pulled_from_its_repository_and_checked() {
-    let wanted = entry("llama3.2").unwrap();
-    let hub = hub_that(|asked| Answer::file(&vec![0; 1000], asked.from));
+    let catalogue_entry = entry("llama3.2").unwrap();
+    let hub = hub_that(|request| Answer::file(&vec![0; 1000], request.from));
     let sources = sources("entry-pull", &hub);
     let refused = pull("llama3.2", &sources, &mut |_| {}).unwrap_err().to_string();
     assert!(refused.contains("it ended after 1000 of 2019377696 bytes"), "{refused}");
-    let CatalogueEntry { hub_id, revision, file, .. } = *wanted;
-    assert_eq!(*hub.asked.lock().unwrap(), [format!("/{hub_id}/resolve/{revision}/{file} 0")], "no list is asked for");
+    let CatalogueEntry { hub_id, revision, file, .. } = *catalogue_entry;
+    assert_eq!(
+        *hub.requests.lock().unwrap(),
+        [format!("/{hub_id}/resolve/{revision}/{file} 0")],
+        "no list is asked for"
+    );
     assert!(sources.cache.join("models/llama3.2-3b").join(format!("{file}.part")).exists(), "it can go on");
     std::fs::remove_dir_all(&sources.cache).unwrap();
 }
@@ -89,7 +96,7 @@ fn what_ollama_has_by_a_name_of_the_catalogue_is_used() {
     let blob = root.join(format!("blobs/sha256-{digest}"));
     std::fs::write(&blob, b"GGUF").unwrap();
     let sources = Sources { ollama: Some(root.clone()), ..Sources::new(root.join("cache")) };
-    assert_eq!(locate("qwen3:4b", &sources).unwrap(), Located { name: "qwen3:4b".into(), path: blob });
+    assert_eq!(locate("qwen3:4b", &sources).unwrap(), LocatedModel { name: "qwen3:4b".into(), path: blob });
     assert!(locate("qwen3:8b", &sources).is_err());
     std::fs::remove_dir_all(&root).unwrap();
 }

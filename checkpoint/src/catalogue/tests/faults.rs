@@ -4,12 +4,12 @@
 use super::*;
 
 /// A hub with one file, whose list is always right about `file`; `answer` speaks for the rest.
-fn hub_of(file: &[u8], sha256: Option<&str>, answer: impl Fn(&Asked) -> Answer + Send + 'static) -> Hub {
+fn hub_of(file: &[u8], sha256: Option<&str>, answer: impl Fn(&HubRequest) -> Answer + Send + 'static) -> Hub {
     let lfs = sha256.map(|oid| serde_json::json!({ "oid": oid }));
     let list = serde_json::json!([{"type": "file", "path": "m-Q4_1.gguf", "size": file.len(), "lfs": lfs}]).to_string();
-    hub_that(move |asked| match asked.path.starts_with(LISTS) {
+    hub_that(move |request| match request.path.starts_with(LISTS) {
         true => Answer::new("200 OK", list.as_bytes()),
-        false => answer(asked),
+        false => answer(request),
     })
 }
 
@@ -39,12 +39,12 @@ fn pulled(sources: &Sources) -> Vec<u8> {
 fn a_redirect_is_followed_with_its_range_and_without_the_token() {
     let file = gguf(1);
     let blob = file.clone();
-    let away = hub_of(&file, None, move |asked| match (&*asked.path, asked.has_token) {
-        ("/blob", false) => Answer::file(&blob, asked.from),
+    let away = hub_of(&file, None, move |request| match (&*request.path, request.has_token) {
+        ("/blob", false) => Answer::file(&blob, request.from),
         _ => Answer::new("404 Not Found", b""),
     });
     let to = away.endpoint.clone();
-    let near = hub_of(&file, Some(&sha(&file)), move |asked| match asked.has_token {
+    let near = hub_of(&file, Some(&sha(&file)), move |request| match request.has_token {
         true => Answer { headers: format!("location: {to}/blob\r\n"), ..Answer::new("302 Found", b"") },
         false => Answer::new("401 Unauthorized", b""),
     });
@@ -53,16 +53,16 @@ fn a_redirect_is_followed_with_its_range_and_without_the_token() {
     std::fs::create_dir_all(&folder).unwrap();
     std::fs::write(folder.join("m-Q4_1.gguf.part"), &file[..1234]).unwrap();
     assert!(pulled(&sources) == file);
-    assert_eq!(away.files_asked(), ["/blob 1234"]);
+    assert_eq!(away.file_requests(), ["/blob 1234"]);
 }
 
 #[test]
 fn a_fetch_whose_connection_is_cut_goes_on_where_it_was() {
     let file = gguf(2);
     let of_hub = file.clone();
-    let hub = hub_of(&file, Some(&sha(&file)), move |asked| {
-        let cut = if asked.before < 2 { 100_000 } else { usize::MAX };
-        Answer { cut, ..Answer::file(&of_hub, asked.from) }
+    let hub = hub_of(&file, Some(&sha(&file)), move |request| {
+        let cut = if request.before < 2 { 100_000 } else { usize::MAX };
+        Answer { cut, ..Answer::file(&of_hub, request.from) }
     });
     let sources = sources("cut", &hub);
     for n_kept in [100_000, 200_000] {
@@ -72,14 +72,14 @@ fn a_fetch_whose_connection_is_cut_goes_on_where_it_was() {
     }
     assert!(pulled(&sources) == file);
     let path = "/org/m/resolve/main/m-Q4_1.gguf";
-    assert_eq!(hub.files_asked(), [0, 100_000, 200_000].map(|from| format!("{path} {from}")));
+    assert_eq!(hub.file_requests(), [0, 100_000, 200_000].map(|from| format!("{path} {from}")));
 }
 
 #[test]
 fn a_file_that_has_changed_since_is_refused_and_fetched_anew() {
     let (before, file) = (gguf(3), gguf(4));
     let of_hub = file.clone();
-    let hub = hub_of(&file, Some(&sha(&file)), move |asked| Answer::file(&of_hub, asked.from));
+    let hub = hub_of(&file, Some(&sha(&file)), move |request| Answer::file(&of_hub, request.from));
     let sources = sources("changed", &hub);
     let folder = sources.cache.join("models/org--m--Q4_1");
     std::fs::create_dir_all(&folder).unwrap();
@@ -95,7 +95,7 @@ fn a_file_that_has_changed_since_is_refused_and_fetched_anew() {
 fn a_file_without_a_checksum_is_never_put_together_from_two() {
     let (before, file) = (gguf(5), gguf(6));
     let of_hub = file.clone();
-    let hub = hub_of(&file, None, move |asked| Answer::file(&of_hub, asked.from));
+    let hub = hub_of(&file, None, move |request| Answer::file(&of_hub, request.from));
     let sources = sources("unchecked", &hub);
     let folder = sources.cache.join("models/org--m--Q4_1");
     std::fs::create_dir_all(&folder).unwrap();
@@ -108,7 +108,7 @@ fn a_hub_without_ranges_begins_again_and_one_that_sends_other_ranges_is_refused(
     let file = gguf(7);
     for is_lying in [false, true] {
         let of_hub = file.clone();
-        let hub = hub_of(&file, Some(&sha(&file)), move |asked| match (is_lying, asked.from) {
+        let hub = hub_of(&file, Some(&sha(&file)), move |request| match (is_lying, request.from) {
             (false, _) => Answer::new("200 OK", &of_hub),
             (true, from) => {
                 Answer { headers: "content-range: bytes 0-9/300000\r\n".into(), ..Answer::file(&of_hub, from) }
@@ -152,10 +152,10 @@ fn write_to_a_small_disk(file: &mut std::fs::File, bytes: &[u8]) -> std::io::Res
 }
 
 #[test]
-fn a_disk_that_is_full_in_the_middle_is_told_as_such_and_the_fetch_goes_on_once_there_is_room() {
+fn full_disk_error_is_reported_and_fetch_resumes() {
     let file = gguf(9);
     let of_hub = file.clone();
-    let hub = hub_of(&file, Some(&sha(&file)), move |asked| Answer::file(&of_hub, asked.from));
+    let hub = hub_of(&file, Some(&sha(&file)), move |request| Answer::file(&of_hub, request.from));
     let roomy = sources("full", &hub);
     let small = Sources { write: write_to_a_small_disk, ..roomy.clone() };
     // A second try on the full disk finds the part, and gains nothing.
@@ -167,14 +167,14 @@ fn a_disk_that_is_full_in_the_middle_is_told_as_such_and_the_fetch_goes_on_once_
         assert_eq!(only_a_part(&small), Some(100_000));
     }
     assert!(pulled(&roomy) == file);
-    assert_eq!(hub.files_asked().last().unwrap(), "/org/m/resolve/main/m-Q4_1.gguf 100000");
+    assert_eq!(hub.file_requests().last().unwrap(), "/org/m/resolve/main/m-Q4_1.gguf 100000");
 }
 
 /// Where the disk is full for the hub's file, it is for the package's too, which is larger.
 #[test]
 fn a_full_disk_has_no_second_source() {
     let file = vec![1; 200_000];
-    let hub = hub_that(move |asked| Answer::file(&file, asked.from));
+    let hub = hub_that(move |request| Answer::file(&file, request.from));
     let python = Some("/bin/false".to_owned());
     let sources = Sources { python, write: write_to_a_small_disk, ..sources("full-entry", &hub) };
     let refused = pull("smollm2", &sources, &mut |_| {}).unwrap_err();

@@ -76,9 +76,9 @@ fn shards_have_the_names_of_the_index_and_what_is_missing_is_fetched_again() {
         std::fs::remove_file(&second).unwrap();
         damage.iter().for_each(|bytes| std::fs::write(&second, bytes).unwrap());
         assert!(locate("org/m", &sources).is_err(), "it is not whole");
-        let n_before = hub.files_asked().len();
+        let n_before = hub.file_requests().len();
         assert_eq!(pulled("org/m", &sources).unwrap(), folder);
-        assert_eq!(hub.files_asked()[n_before..], [format!("{} 0", path_of(names[1]))], "what is here stays");
+        assert_eq!(hub.file_requests()[n_before..], [format!("{} 0", path_of(names[1]))], "what is here stays");
         Checkpoint::open(&folder).unwrap();
     }
     remove(&sources);
@@ -93,7 +93,11 @@ fn a_shard_that_the_repository_lacks_is_named_before_any_is_fetched() {
     let sources = sources("lacks", &hub);
     let error = pulled("org/m", &sources).unwrap_err().to_string();
     assert!(error.contains("model.safetensors.index.json lists two.safetensors"), "{error}");
-    assert!(!hub.files_asked().iter().any(|asked| asked.contains("one.safetensors")), "{:?}", hub.files_asked());
+    assert!(
+        !hub.file_requests().iter().any(|request| request.contains("one.safetensors")),
+        "{:?}",
+        hub.file_requests()
+    );
     remove(&sources);
 }
 
@@ -106,7 +110,7 @@ fn a_model_that_is_not_served_is_refused_by_its_config_and_leaves_nothing() {
     let sources = sources("config", &hub);
     let error = pulled("org/m", &sources).unwrap_err().to_string();
     assert!(error.contains("the architecture FancyForCausalLM is not supported"), "{error}");
-    assert_eq!(hub.files_asked(), [format!("{} 0", path_of("config.json"))]);
+    assert_eq!(hub.file_requests(), [format!("{} 0", path_of("config.json"))]);
     assert_eq!(kept(&sources), [""; 0]);
     remove(&sources);
 }
@@ -145,7 +149,7 @@ fn another_file_is_taken_where_the_preferred_one_is_not_served() {
 }
 
 #[test]
-fn repositories_without_a_model_say_what_they_have() {
+fn error_names_files_of_repository_without_model() {
     let cases = [
         (vec!["config.json", "pytorch_model.bin"], "PyTorch's .bin files"),
         (vec!["adapter_config.json", "adapter_model.safetensors"], "it is an adapter"),
@@ -227,7 +231,7 @@ fn list_names(sources: &Sources) -> Vec<String> {
 #[test]
 fn a_gated_repository_leaves_nothing_and_its_error_names_the_address() {
     let list = files_of("llama-f32-tied").remove(LIST).unwrap();
-    let hub = hub_that(move |asked| match asked.path.starts_with(LISTS) {
+    let hub = hub_that(move |request| match request.path.starts_with(LISTS) {
         true => Answer::new("200 OK", &list),
         false => Answer::new("401 Unauthorized", b""),
     });
@@ -243,7 +247,7 @@ fn a_gated_repository_leaves_nothing_and_its_error_names_the_address() {
 fn a_list_of_several_pages_is_read_to_its_end() {
     let file = |name: &str| serde_json::json!([{"type": "file", "path": name, "size": FILE.len()}]).to_string();
     let (first, second) = (file("m-Q5_0.gguf"), file("m-Q4_K_M.gguf"));
-    let hub = hub_that(move |asked| match (&*asked.path, asked.host.as_str()) {
+    let hub = hub_that(move |request| match (&*request.path, request.host.as_str()) {
         (LIST, host) => {
             let headers = format!("link: <http://{host}/api/more?cursor=x>; rel=\"next\"\r\n");
             Answer { headers, ..Answer::new("200 OK", first.as_bytes()) }

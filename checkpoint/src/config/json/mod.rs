@@ -10,11 +10,11 @@ use super::{
     AttentionSpec, ClampedSilu, Defaults, ExpertScores, ExpertsSpec, Factors, Family, LayerSpec, MixerKind, ModelSpec,
     Positions, QueryKeyNorms, distinct,
 };
-use crate::error::Fault;
+use crate::error::ParseError;
 use crate::scaling::Scaling;
 use keys::JsonKeys;
 use serde_json::Value;
-use tables::{Table, table_of};
+use tables::{FamilyTable, table_of};
 use types::Token;
 
 impl ModelSpec {
@@ -23,7 +23,7 @@ impl ModelSpec {
         generation: &Value,
         tokenizer: &Value,
         folder_name: &str,
-    ) -> Result<ModelSpec, Fault> {
+    ) -> Result<ModelSpec, ParseError> {
         let text = tables::text_of(config);
         let config = text.as_ref();
         let keys = JsonKeys(config);
@@ -72,7 +72,7 @@ impl ModelSpec {
     }
 }
 
-fn tied_embeddings(keys: &JsonKeys<'_>, family: Family) -> Result<bool, Fault> {
+fn tied_embeddings(keys: &JsonKeys<'_>, family: Family) -> Result<bool, ParseError> {
     match keys.bool("tie_word_embeddings")? {
         Some(is_tied) => Ok(is_tied),
         // LFM2's first files used another name for it.
@@ -94,7 +94,7 @@ fn has_output_gate(family: Family) -> bool {
 }
 
 /// Whether Q, K and V may have a bias, if the config has one.
-fn has_attention_bias(keys: &JsonKeys<'_>, family: Family) -> Result<bool, Fault> {
+fn has_attention_bias(keys: &JsonKeys<'_>, family: Family) -> Result<bool, ParseError> {
     match family {
         Family::Qwen2 | Family::Gpt2 => Ok(true),
         Family::Glm4 | Family::GptNeox | Family::GptOss => Ok(keys.bool("attention_bias")?.unwrap_or(true)),
@@ -104,32 +104,34 @@ fn has_attention_bias(keys: &JsonKeys<'_>, family: Family) -> Result<bool, Fault
 }
 
 /// Refuses config values that no code here implements.
-fn refuse_unserved(keys: &JsonKeys<'_>, table: &Table) -> Result<(), Fault> {
+fn refuse_unserved(keys: &JsonKeys<'_>, table: &FamilyTable) -> Result<(), ParseError> {
     const SWITCHES: [&str; 4] =
         ["mlp_bias", "use_bidirectional_attention", "scale_attn_by_inverse_layer_idx", "add_cross_attention"];
     let has_bias = has_attention_bias(keys, table.family)?;
     if keys.bool("attention_bias")?.unwrap_or(false) && !has_bias {
-        return Fault::unsupported("a model with attention_bias in this architecture");
+        return ParseError::unsupported("a model with attention_bias in this architecture");
     }
     if matches!(table.family, Family::GptNeox | Family::GptOss) && !has_bias {
-        return Fault::unsupported("a model without attention_bias in this architecture");
+        return ParseError::unsupported("a model without attention_bias in this architecture");
     }
     for switch in SWITCHES {
         if keys.bool(switch)?.unwrap_or(false) {
-            return Fault::unsupported(format!("a model with {switch}"));
+            return ParseError::unsupported(format!("a model with {switch}"));
         }
     }
     if keys.bool("scale_attn_weights")? == Some(false) {
-        return Fault::unsupported("a model without scale_attn_weights");
+        return ParseError::unsupported("a model without scale_attn_weights");
     }
     Scaling::from_config(keys.0)?;
     match keys.text(table.names.activation) {
-        Some(other) if !table.activations.contains(&other) => Fault::unsupported(format!("the activation {other}")),
+        Some(other) if !table.activations.contains(&other) => {
+            ParseError::unsupported(format!("the activation {other}"))
+        }
         _ => Ok(()),
     }
 }
 
-fn inner(keys: &JsonKeys<'_>, table: &Table, hidden: u32) -> Result<u32, Fault> {
+fn inner(keys: &JsonKeys<'_>, table: &FamilyTable, hidden: u32) -> Result<u32, ParseError> {
     match table.family {
         Family::Gpt2 => Ok(keys.optional(table.names.inner)?.unwrap_or(4 * hidden)),
         // Without a dense layer, the config contains no width for one.
@@ -139,7 +141,7 @@ fn inner(keys: &JsonKeys<'_>, table: &Table, hidden: u32) -> Result<u32, Fault> 
     }
 }
 
-fn attention(keys: &JsonKeys<'_>, family: Family, head_dim: u32, context: u32) -> Result<AttentionSpec, Fault> {
+fn attention(keys: &JsonKeys<'_>, family: Family, head_dim: u32, context: u32) -> Result<AttentionSpec, ParseError> {
     let by_root = |dim: f32| 1.0 / dim.sqrt();
     let scale = match family {
         Family::Gemma2 | Family::Gemma3 => by_root(keys.float("query_pre_attn_scalar")?.unwrap_or(256.0)),
@@ -167,7 +169,7 @@ fn attention(keys: &JsonKeys<'_>, family: Family, head_dim: u32, context: u32) -
     })
 }
 
-fn factors(keys: &JsonKeys<'_>, family: Family, hidden: u32) -> Result<Factors, Fault> {
+fn factors(keys: &JsonKeys<'_>, family: Family, hidden: u32) -> Result<Factors, ParseError> {
     let given = |key: &str| Ok(keys.float(key)?.filter(|factor| *factor != 1.0));
     match family {
         Family::Gemma2 | Family::Gemma3 => {
@@ -185,7 +187,7 @@ fn factors(keys: &JsonKeys<'_>, family: Family, hidden: u32) -> Result<Factors, 
     }
 }
 
-fn is_parallel(keys: &JsonKeys<'_>, family: Family) -> Result<bool, Fault> {
+fn is_parallel(keys: &JsonKeys<'_>, family: Family) -> Result<bool, ParseError> {
     match family {
         Family::Cohere2 => Ok(true),
         Family::GptNeox => Ok(keys.bool("use_parallel_residual")?.unwrap_or(true)),
@@ -193,9 +195,9 @@ fn is_parallel(keys: &JsonKeys<'_>, family: Family) -> Result<bool, Fault> {
     }
 }
 
-fn experts(keys: &JsonKeys<'_>, family: Family) -> Result<Option<ExpertsSpec>, Fault> {
+fn experts(keys: &JsonKeys<'_>, family: Family) -> Result<Option<ExpertsSpec>, ParseError> {
     let n_used = || keys.length("num_experts_per_tok");
-    let plain = |n: u32, inner: u32, normalized: bool| -> Result<ExpertsSpec, Fault> {
+    let plain = |n: u32, inner: u32, normalized: bool| -> Result<ExpertsSpec, ParseError> {
         let (scores, n_used) = (ExpertScores::Softmax, n_used()?);
         Ok(ExpertsSpec {
             n,
@@ -260,10 +262,10 @@ fn experts(keys: &JsonKeys<'_>, family: Family) -> Result<Option<ExpertsSpec>, F
 
 fn lfm2_experts(
     keys: &JsonKeys<'_>,
-    plain: impl Fn(u32, u32, bool) -> Result<ExpertsSpec, Fault>,
-) -> Result<ExpertsSpec, Fault> {
+    plain: impl Fn(u32, u32, bool) -> Result<ExpertsSpec, ParseError>,
+) -> Result<ExpertsSpec, ParseError> {
     if keys.bool("use_expert_bias")? == Some(false) {
-        return Fault::unsupported("a model without use_expert_bias");
+        return ParseError::unsupported("a model without use_expert_bias");
     }
     let normalized = keys.bool("norm_topk_prob")?.unwrap_or(true);
     Ok(ExpertsSpec {
@@ -273,7 +275,7 @@ fn lfm2_experts(
     })
 }
 
-fn layers(keys: &JsonKeys<'_>, family: Family, n_layers: u32, has_experts: bool) -> Result<Vec<LayerSpec>, Fault> {
+fn layers(keys: &JsonKeys<'_>, family: Family, n_layers: u32, has_experts: bool) -> Result<Vec<LayerSpec>, ParseError> {
     if family == Family::NemotronH {
         return nemotron::layers(keys);
     }
@@ -284,7 +286,7 @@ fn layers(keys: &JsonKeys<'_>, family: Family, n_layers: u32, has_experts: bool)
         listed => listed,
     };
     if let Some(listed) = listed.as_ref().filter(|listed| listed.len() != n_layers as usize) {
-        return Fault::malformed(format!("layer_types names {} layers of {n_layers}", listed.len()));
+        return ParseError::malformed(format!("layer_types names {} layers of {n_layers}", listed.len()));
     }
     let mlp_only = keys.lengths("mlp_only_layers")?.unwrap_or_default();
     let sparse_step = keys.optional("decoder_sparse_step")?.unwrap_or(1).max(1);
@@ -301,7 +303,7 @@ fn layers(keys: &JsonKeys<'_>, family: Family, n_layers: u32, has_experts: bool)
             Some("full_attention") => false,
             Some("attention") if family == Family::GraniteHybrid => false,
             Some("sliding_attention") => true,
-            Some(other) => return Fault::unsupported(format!("a layer of the type {other}")),
+            Some(other) => return ParseError::unsupported(format!("a layer of the type {other}")),
             None => is_local(keys, family, i)?,
         };
         Ok(LayerSpec {
@@ -316,7 +318,7 @@ fn layers(keys: &JsonKeys<'_>, family: Family, n_layers: u32, has_experts: bool)
 }
 
 /// The window of layers that do not attend to all positions.
-fn window(keys: &JsonKeys<'_>, family: Family) -> Result<Option<u32>, Fault> {
+fn window(keys: &JsonKeys<'_>, family: Family) -> Result<Option<u32>, ParseError> {
     let is_used = match family {
         Family::Qwen2 | Family::Qwen3 | Family::Qwen3Moe | Family::SmolLm3 => {
             keys.bool("use_sliding_window")?.unwrap_or(false)
@@ -338,7 +340,7 @@ fn window(keys: &JsonKeys<'_>, family: Family) -> Result<Option<u32>, Fault> {
 }
 
 /// Whether a layer has a window, if no list decides it.
-fn is_local(keys: &JsonKeys<'_>, family: Family, layer: u32) -> Result<bool, Fault> {
+fn is_local(keys: &JsonKeys<'_>, family: Family, layer: u32) -> Result<bool, ParseError> {
     let every = |period: u32| Ok(period == 0 || !(layer + 1).is_multiple_of(period));
     match family {
         Family::Mistral | Family::Ministral | Family::Ministral3 => Ok(true),
@@ -353,7 +355,7 @@ fn is_local(keys: &JsonKeys<'_>, family: Family, layer: u32) -> Result<bool, Fau
     }
 }
 
-fn positions(keys: &JsonKeys<'_>, family: Family, layer: u32, is_local: bool) -> Result<Positions, Fault> {
+fn positions(keys: &JsonKeys<'_>, family: Family, layer: u32, is_local: bool) -> Result<Positions, ParseError> {
     match family {
         Family::Gpt2 => Ok(Positions::None),
         Family::GraniteHybrid if keys.text("position_embedding_type") != Some("rope") => Ok(Positions::None),
@@ -386,7 +388,7 @@ fn token_list(object: &Value, key: &str) -> Vec<Token> {
 }
 
 /// The stop tokens for generation come first, then those of the model and the tokenizer.
-fn config_eos(config: &Value, generation: &Value, tokenizer: &Value) -> Result<Vec<Token>, Fault> {
+fn config_eos(config: &Value, generation: &Value, tokenizer: &Value) -> Result<Vec<Token>, ParseError> {
     let mut eos = token_list(generation, "eos_token_id");
     eos.extend(token_list(config, "eos_token_id"));
     let text = crate::template::token_text(&tokenizer["eos_token"]);

@@ -5,7 +5,7 @@ use super::recurrence::step_limits;
 use crate::config::{
     ExpertScores, ExpertsSpec, LAYERS_MAX, LayerSpec, MixerKind, Positions, RecurrenceRule, RecurrenceSpec, length,
 };
-use crate::error::Fault;
+use crate::error::ParseError;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Sublayer {
@@ -15,7 +15,7 @@ enum Sublayer {
     Experts,
 }
 
-fn sublayers(keys: &JsonKeys<'_>) -> Result<Vec<Sublayer>, Fault> {
+fn sublayers(keys: &JsonKeys<'_>) -> Result<Vec<Sublayer>, ParseError> {
     let listed = match keys.texts("layers_block_type")? {
         None => keys.texts("layer_types")?,
         listed => listed,
@@ -25,30 +25,30 @@ fn sublayers(keys: &JsonKeys<'_>) -> Result<Vec<Sublayer>, Fault> {
         "*" | "attention" | "full_attention" => Ok(Sublayer::Attention),
         "-" | "mlp" => Ok(Sublayer::Mlp),
         "E" | "moe" => Ok(Sublayer::Experts),
-        other => Fault::unsupported(format!("a layer of the type {other}")),
+        other => ParseError::unsupported(format!("a layer of the type {other}")),
     };
     let all: Vec<Sublayer> = match (listed, keys.text("hybrid_override_pattern")) {
         (Some(names), _) => names.into_iter().map(one).collect::<Result<_, _>>()?,
         (None, Some(letters)) => {
             letters.chars().map(|letter| one(letter.encode_utf8(&mut [0; 4]))).collect::<Result<_, _>>()?
         }
-        (None, None) => return Fault::malformed("layers_block_type is missing in config.json"),
+        (None, None) => return ParseError::malformed("layers_block_type is missing in config.json"),
     };
     if all.len() as u64 > LAYERS_MAX {
-        return Fault::malformed(format!("{} layers are more than the {LAYERS_MAX} that are believed", all.len()));
+        return ParseError::malformed(format!("{} layers are more than the {LAYERS_MAX} that are believed", all.len()));
     }
     if !all.contains(&Sublayer::Recurrence) {
-        return Fault::unsupported("a Nemotron-H without recurrent layers");
+        return ParseError::unsupported("a Nemotron-H without recurrent layers");
     }
     Ok(all)
 }
 
-pub(super) fn n_layers(keys: &JsonKeys<'_>) -> Result<u32, Fault> {
+pub(super) fn n_layers(keys: &JsonKeys<'_>) -> Result<u32, ParseError> {
     length("the number of layers", sublayers(keys)?.len() as u64)
 }
 
 /// Returns the layers. None of them has positions.
-pub(super) fn layers(keys: &JsonKeys<'_>) -> Result<Vec<LayerSpec>, Fault> {
+pub(super) fn layers(keys: &JsonKeys<'_>) -> Result<Vec<LayerSpec>, ParseError> {
     let layer = |of: Sublayer| LayerSpec {
         mixer: match of {
             Sublayer::Recurrence => MixerKind::Recurrence,
@@ -64,22 +64,22 @@ pub(super) fn layers(keys: &JsonKeys<'_>) -> Result<Vec<LayerSpec>, Fault> {
 }
 
 /// The first files had another name for it.
-pub(super) fn head_dim(keys: &JsonKeys<'_>) -> Result<u32, Fault> {
+pub(super) fn head_dim(keys: &JsonKeys<'_>) -> Result<u32, ParseError> {
     let given = keys.optional("head_dim")?.map_or_else(|| keys.optional("attention_head_dim"), |dim| Ok(Some(dim)))?;
     Ok(given.unwrap_or(128))
 }
 
-pub(super) fn state_space(keys: &JsonKeys<'_>) -> Result<RecurrenceSpec, Fault> {
+pub(super) fn state_space(keys: &JsonKeys<'_>) -> Result<RecurrenceSpec, ParseError> {
     if keys.bool("use_conv_bias")? == Some(false) {
-        return Fault::unsupported("a model without use_conv_bias");
+        return ParseError::unsupported("a model without use_conv_bias");
     }
     for switch in ["use_bias", "mamba_proj_bias"] {
         if keys.bool(switch)?.unwrap_or(false) {
-            return Fault::unsupported(format!("a model with {switch}"));
+            return ParseError::unsupported(format!("a model with {switch}"));
         }
     }
     if let Some(other) = keys.text("mamba_hidden_act").filter(|name| !matches!(*name, "silu" | "swish")) {
-        return Fault::unsupported(format!("the mamba_hidden_act {other}"));
+        return ParseError::unsupported(format!("the mamba_hidden_act {other}"));
     }
     let [step_min, step_max] = step_limits(keys)?;
     Ok(RecurrenceSpec {
@@ -95,17 +95,17 @@ pub(super) fn state_space(keys: &JsonKeys<'_>) -> Result<RecurrenceSpec, Fault> 
 /// `plain` makes the experts of most families from their number, their width and whether weights sum to one.
 pub(super) fn experts(
     keys: &JsonKeys<'_>,
-    plain: impl Fn(u32, u32, bool) -> Result<ExpertsSpec, Fault>,
-) -> Result<Option<ExpertsSpec>, Fault> {
+    plain: impl Fn(u32, u32, bool) -> Result<ExpertsSpec, ParseError>,
+) -> Result<Option<ExpertsSpec>, ParseError> {
     if !sublayers(keys)?.contains(&Sublayer::Experts) {
         return Ok(None);
     }
     if let Some(width) = keys.optional("moe_latent_size")? {
-        return Fault::unsupported(format!("experts with a moe_latent_size of {width}"));
+        return ParseError::unsupported(format!("experts with a moe_latent_size of {width}"));
     }
     let n_shared = keys.optional("n_shared_experts")?.unwrap_or(1);
     if n_shared != 1 {
-        return Fault::unsupported(format!("n_shared_experts of {n_shared}"));
+        return ParseError::unsupported(format!("n_shared_experts of {n_shared}"));
     }
     let groups = [keys.optional("n_group")?, keys.optional("topk_group")?].map(|n| n.unwrap_or(1));
     let normalized = keys.bool("norm_topk_prob")?.unwrap_or(true);

@@ -3,11 +3,15 @@
 use super::keys::JsonKeys;
 use crate::config::length;
 use crate::config::{ConvolutionSpec, Family, MixerKind, RecurrenceRule, RecurrenceSpec};
-use crate::error::Fault;
+use crate::error::ParseError;
 use serde_json::Value;
 
 /// Returns the recurrent layers of a family that has some.
-pub(super) fn recurrence(keys: &JsonKeys<'_>, family: Family, hidden: u32) -> Result<Option<RecurrenceSpec>, Fault> {
+pub(super) fn recurrence(
+    keys: &JsonKeys<'_>,
+    family: Family,
+    hidden: u32,
+) -> Result<Option<RecurrenceSpec>, ParseError> {
     match family {
         Family::Qwen3Next | Family::Qwen35 | Family::Qwen35Moe => delta(keys).map(Some),
         Family::GraniteHybrid | Family::Bamba => state_space(keys, hidden).map(Some),
@@ -16,7 +20,7 @@ pub(super) fn recurrence(keys: &JsonKeys<'_>, family: Family, hidden: u32) -> Re
     }
 }
 
-fn delta(keys: &JsonKeys<'_>) -> Result<RecurrenceSpec, Fault> {
+fn delta(keys: &JsonKeys<'_>) -> Result<RecurrenceSpec, ParseError> {
     Ok(RecurrenceSpec {
         n_heads: keys.length("linear_num_value_heads")?,
         n_key_heads: keys.length("linear_num_key_heads")?,
@@ -27,12 +31,12 @@ fn delta(keys: &JsonKeys<'_>) -> Result<RecurrenceSpec, Fault> {
     })
 }
 
-fn state_space(keys: &JsonKeys<'_>, hidden: u32) -> Result<RecurrenceSpec, Fault> {
+fn state_space(keys: &JsonKeys<'_>, hidden: u32) -> Result<RecurrenceSpec, ParseError> {
     if keys.bool("mamba_conv_bias")? == Some(false) {
-        return Fault::unsupported("a model without mamba_conv_bias");
+        return ParseError::unsupported("a model without mamba_conv_bias");
     }
     if keys.bool("mamba_proj_bias")?.unwrap_or(false) {
-        return Fault::unsupported("a model with mamba_proj_bias");
+        return ParseError::unsupported("a model with mamba_proj_bias");
     }
     let inner = keys.optional("mamba_expand")?.unwrap_or(2).saturating_mul(hidden);
     let n_heads = keys.length("mamba_n_heads")?;
@@ -42,7 +46,7 @@ fn state_space(keys: &JsonKeys<'_>, hidden: u32) -> Result<RecurrenceSpec, Fault
     };
     let value_dim = given.unwrap_or(inner / n_heads.max(1));
     if u64::from(n_heads) * u64::from(value_dim) != u64::from(inner) {
-        return Fault::malformed(format!(
+        return ParseError::malformed(format!(
             "{n_heads} recurrent heads of {value_dim} are not the {inner} of mamba_expand"
         ));
     }
@@ -58,7 +62,7 @@ fn state_space(keys: &JsonKeys<'_>, hidden: u32) -> Result<RecurrenceSpec, Fault
 }
 
 /// JSON has no infinity: transformers writes an object for it.
-pub(super) fn step_limits(keys: &JsonKeys<'_>) -> Result<[f32; 2], Fault> {
+pub(super) fn step_limits(keys: &JsonKeys<'_>) -> Result<[f32; 2], ParseError> {
     let one = |value: &Value| match value.get("__float__").and_then(Value::as_str) {
         Some("Infinity") => Some(f32::INFINITY),
         Some(_) => None,
@@ -68,18 +72,22 @@ pub(super) fn step_limits(keys: &JsonKeys<'_>) -> Result<[f32; 2], Fault> {
         None => Ok([0.0, f32::INFINITY]),
         Some(limits) => match limits[..] {
             [min, max] => Ok([min, max]),
-            _ => Fault::malformed(format!("time_step_limit has {} numbers", limits.len())),
+            _ => ParseError::malformed(format!("time_step_limit has {} numbers", limits.len())),
         },
     }
 }
 
 /// Returns the short convolutions of a family that has some, over all channels of the stream.
-pub(super) fn convolution(keys: &JsonKeys<'_>, family: Family, hidden: u32) -> Result<Option<ConvolutionSpec>, Fault> {
+pub(super) fn convolution(
+    keys: &JsonKeys<'_>,
+    family: Family,
+    hidden: u32,
+) -> Result<Option<ConvolutionSpec>, ParseError> {
     if !matches!(family, Family::Lfm2 | Family::Lfm2Moe) {
         return Ok(None);
     }
     if keys.bool("conv_bias")?.unwrap_or(false) {
-        return Fault::unsupported("a model with conv_bias");
+        return ParseError::unsupported("a model with conv_bias");
     }
     // Each run is a leaf of a sum: they end on multiples of 32, and there are at most 64.
     let width = [32, 64, 128].into_iter().find(|width| hidden.is_multiple_of(*width) && hidden / width <= 64);
@@ -89,7 +97,7 @@ pub(super) fn convolution(keys: &JsonKeys<'_>, family: Family, hidden: u32) -> R
 }
 
 /// Returns the width of an LFM2's MLP, which its config may only imply.
-pub(super) fn lfm2_inner(keys: &JsonKeys<'_>) -> Result<u32, Fault> {
+pub(super) fn lfm2_inner(keys: &JsonKeys<'_>) -> Result<u32, ParseError> {
     let given = keys.optional("block_ff_dim")?.map_or_else(|| keys.length("intermediate_size"), Ok)?;
     if keys.bool("block_auto_adjust_ff_dim")? == Some(false) {
         return Ok(given);
@@ -101,7 +109,12 @@ pub(super) fn lfm2_inner(keys: &JsonKeys<'_>) -> Result<u32, Fault> {
 }
 
 /// Returns the mixer of a layer that is listed under this name, or of one that is not listed.
-pub(super) fn mixer(keys: &JsonKeys<'_>, family: Family, layer: u32, listed: Option<&str>) -> Result<MixerKind, Fault> {
+pub(super) fn mixer(
+    keys: &JsonKeys<'_>,
+    family: Family,
+    layer: u32,
+    listed: Option<&str>,
+) -> Result<MixerKind, ParseError> {
     let is_delta = matches!(family, Family::Qwen3Next | Family::Qwen35 | Family::Qwen35Moe);
     let is_hybrid = is_delta || matches!(family, Family::GraniteHybrid | Family::Bamba);
     if matches!(family, Family::Lfm2 | Family::Lfm2Moe) {
@@ -113,7 +126,9 @@ pub(super) fn mixer(keys: &JsonKeys<'_>, family: Family, layer: u32, listed: Opt
     }
     match (is_hybrid, listed) {
         (true, Some("linear_attention" | "mamba")) => Ok(MixerKind::Recurrence),
-        (true, None) if family == Family::GraniteHybrid => Fault::malformed("layer_types is missing in config.json"),
+        (true, None) if family == Family::GraniteHybrid => {
+            ParseError::malformed("layer_types is missing in config.json")
+        }
         (true, None) if family == Family::Bamba => {
             let is_attention = keys.lengths("attn_layer_indices")?.is_some_and(|indices| indices.contains(&layer));
             Ok(if is_attention { MixerKind::Attention } else { MixerKind::Recurrence })

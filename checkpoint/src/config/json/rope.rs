@@ -1,19 +1,19 @@
 //! Reads a rope, whose values have stood in several places over the years.
 
 use super::keys::JsonKeys;
-use super::tables::Table;
+use super::tables::FamilyTable;
 use crate::config::{Family, RopeScaling, RopeSpec, Temperature};
-use crate::error::Fault;
+use crate::error::ParseError;
 use serde_json::Value;
 
 /// Newer files keep all of a rope in one object, or in one per type of layer.
 pub(super) fn rope(
     keys: &JsonKeys<'_>,
-    table: &Table,
+    table: &FamilyTable,
     layers: &str,
     head_dim: u32,
     context: u32,
-) -> Result<RopeSpec, Fault> {
+) -> Result<RopeSpec, ParseError> {
     let object = keys.object("rope_parameters").or_else(|| keys.object("rope_scaling"));
     let object = object.map(|object| JsonKeys(object).object(layers).unwrap_or(object));
     let own = JsonKeys(object.unwrap_or(&Value::Null));
@@ -35,10 +35,10 @@ pub(super) fn rope(
 /// The rope of Gemma 3's local layers, with a smaller theta, and of OLMo 3's, which is not scaled.
 pub(super) fn local_rope(
     keys: &JsonKeys<'_>,
-    table: &Table,
+    table: &FamilyTable,
     head_dim: u32,
     context: u32,
-) -> Result<Option<RopeSpec>, Fault> {
+) -> Result<Option<RopeSpec>, ParseError> {
     let (key, theta) = match table.family {
         Family::Gemma3 => ("rope_local_base_freq", 10_000.0),
         Family::Olmo3 => ("rope_theta", table.theta),
@@ -46,16 +46,16 @@ pub(super) fn local_rope(
     };
     let by_layers = keys.object("rope_parameters").and_then(|object| JsonKeys(object).object("sliding_attention"));
     if by_layers.is_some() {
-        return rope(keys, &Table { theta, ..*table }, "sliding_attention", head_dim, context).map(Some);
+        return rope(keys, &FamilyTable { theta, ..*table }, "sliding_attention", head_dim, context).map(Some);
     }
     let theta = keys.float(key)?.unwrap_or(theta);
     Ok(Some(RopeSpec { theta, dim: head_dim, pairs: false, scaling: RopeScaling::None }))
 }
 
-fn scaling(keys: &JsonKeys<'_>, own: &JsonKeys<'_>, family: Family, context: u32) -> Result<RopeScaling, Fault> {
+fn scaling(keys: &JsonKeys<'_>, own: &JsonKeys<'_>, family: Family, context: u32) -> Result<RopeScaling, ParseError> {
     let need = |key: &str| match own.float(key)? {
         Some(number) => Ok(number),
-        None => Fault::malformed(format!("{key} is missing in the rope scaling of config.json")),
+        None => ParseError::malformed(format!("{key} is missing in the rope scaling of config.json")),
     };
     let original_context = || match own.optional("original_max_position_embeddings")? {
         Some(length) => Ok(length),
@@ -74,22 +74,22 @@ fn scaling(keys: &JsonKeys<'_>, own: &JsonKeys<'_>, family: Family, context: u32
         Some("longrope" | "su") => long_rope(own, original_context()?, context),
         Some("yarn") if family == Family::Phi3 => long_rope(own, original_context()?, context),
         Some("yarn") => yarn(own, original_context()?, context),
-        Some(other) => Fault::unsupported(format!("rope scaling of the type {other}")),
+        Some(other) => ParseError::unsupported(format!("rope scaling of the type {other}")),
     }
 }
 
-fn long_rope(own: &JsonKeys<'_>, original_context: u32, context: u32) -> Result<RopeScaling, Fault> {
+fn long_rope(own: &JsonKeys<'_>, original_context: u32, context: u32) -> Result<RopeScaling, ParseError> {
     let factor = own.float("factor")?.unwrap_or(context as f32 / original_context.max(1) as f32);
     let grown = || libm::sqrt(1.0 + libm::log(f64::from(factor)) / libm::log(f64::from(original_context))) as f32;
     let magnitude = own.float("attention_factor")?.unwrap_or_else(|| if factor <= 1.0 { 1.0 } else { grown() });
     let set = |key: &str| match own.floats(key)? {
         Some(set) => Ok(set),
-        None => Fault::malformed(format!("{key} is missing in the rope scaling of config.json")),
+        None => ParseError::malformed(format!("{key} is missing in the rope scaling of config.json")),
     };
     Ok(RopeScaling::Long { short: set("short_factor")?, long: set("long_factor")?, original_context, magnitude })
 }
 
-fn yarn(own: &JsonKeys<'_>, original_context: u32, context: u32) -> Result<RopeScaling, Fault> {
+fn yarn(own: &JsonKeys<'_>, original_context: u32, context: u32) -> Result<RopeScaling, ParseError> {
     let factor = own.float("factor")?.unwrap_or(context as f32 / original_context.max(1) as f32);
     let one = |scale: f32| crate::config::yarn_magnitude(factor, scale);
     let non_zero = |key| Ok(own.float(key)?.filter(|number| *number != 0.0));
@@ -109,7 +109,7 @@ fn yarn(own: &JsonKeys<'_>, original_context: u32, context: u32) -> Result<RopeS
 }
 
 /// How queries grow with their positions.
-pub(super) fn temperature(keys: &JsonKeys<'_>, context: u32) -> Result<Option<Temperature>, Fault> {
+pub(super) fn temperature(keys: &JsonKeys<'_>, context: u32) -> Result<Option<Temperature>, ParseError> {
     let own = JsonKeys(keys.object("rope_parameters").or(keys.object("rope_scaling")).unwrap_or(&Value::Null));
     let Some(beta) = own.float("llama_4_scaling_beta")? else { return Ok(None) };
     let every = own.optional("original_max_position_embeddings")?.unwrap_or(context);

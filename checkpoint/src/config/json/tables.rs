@@ -2,17 +2,17 @@
 
 use super::keys::JsonKeys;
 use crate::config::Family;
-use crate::error::Fault;
+use crate::error::ParseError;
 use serde_json::Value;
 use std::borrow::Cow;
 
 /// The names in a family's config, and the meaning of absent ones.
-pub(super) struct Table {
+pub(super) struct FamilyTable {
     pub family: Family,
     pub architecture: &'static str,
     pub model_type: &'static str,
     /// The names of hidden size, layers, heads, context, MLP width, epsilon and activation.
-    pub names: &'static Names,
+    pub names: &'static ConfigKeys,
     /// The activations that it may name and that are implemented.
     pub activations: &'static [&'static str],
     pub eps: f32,
@@ -23,7 +23,7 @@ pub(super) struct Table {
     pub pairs: bool,
 }
 
-pub(super) struct Names {
+pub(super) struct ConfigKeys {
     pub hidden: &'static str,
     pub n_layers: &'static str,
     pub n_heads: &'static str,
@@ -36,7 +36,7 @@ pub(super) struct Names {
     pub turned: &'static str,
 }
 
-const COMMON: Names = Names {
+const COMMON: ConfigKeys = ConfigKeys {
     hidden: "hidden_size",
     n_layers: "num_hidden_layers",
     n_heads: "num_attention_heads",
@@ -47,13 +47,13 @@ const COMMON: Names = Names {
     theta: "rope_theta",
     turned: "partial_rotary_factor",
 };
-const LAYER_NORM: Names = Names { eps: "layer_norm_eps", ..COMMON };
-const NEOX: Names = Names { theta: "rotary_emb_base", turned: "rotary_pct", ..LAYER_NORM };
-const GEMMA: Names = Names { activation: "hidden_activation", ..COMMON };
-const LFM2: Names = Names { eps: "norm_eps", ..COMMON };
-const NEMOTRON: Names = Names { eps: "layer_norm_epsilon", activation: "mlp_hidden_act", ..COMMON };
-const GRANITE_4: Names = Names { inner: "shared_intermediate_size", ..COMMON };
-const GPT2: Names = Names {
+const LAYER_NORM: ConfigKeys = ConfigKeys { eps: "layer_norm_eps", ..COMMON };
+const NEOX: ConfigKeys = ConfigKeys { theta: "rotary_emb_base", turned: "rotary_pct", ..LAYER_NORM };
+const GEMMA: ConfigKeys = ConfigKeys { activation: "hidden_activation", ..COMMON };
+const LFM2: ConfigKeys = ConfigKeys { eps: "norm_eps", ..COMMON };
+const NEMOTRON: ConfigKeys = ConfigKeys { eps: "layer_norm_epsilon", activation: "mlp_hidden_act", ..COMMON };
+const GRANITE_4: ConfigKeys = ConfigKeys { inner: "shared_intermediate_size", ..COMMON };
+const GPT2: ConfigKeys = ConfigKeys {
     hidden: "n_embd",
     n_layers: "n_layer",
     n_heads: "n_head",
@@ -69,8 +69,8 @@ const SILU: &[&str] = &["silu", "swish"];
 const GELU_ERF: &[&str] = &["gelu"];
 const GELU_TANH: &[&str] = &["gelu_pytorch_tanh", "gelu_new"];
 
-const fn gated(family: Family, architecture: &'static str, model_type: &'static str) -> Table {
-    Table {
+const fn gated(family: Family, architecture: &'static str, model_type: &'static str) -> FamilyTable {
+    FamilyTable {
         family,
         architecture,
         model_type,
@@ -83,48 +83,61 @@ const fn gated(family: Family, architecture: &'static str, model_type: &'static 
     }
 }
 
-const TABLES: [Table; 30] = [
+const TABLES: [FamilyTable; 30] = [
     gated(Family::Llama, "LlamaForCausalLM", "llama"),
     gated(Family::Mistral, "MistralForCausalLM", "mistral"),
     gated(Family::SmolLm3, "SmolLM3ForCausalLM", "smollm3"),
     gated(Family::Qwen2, "Qwen2ForCausalLM", "qwen2"),
     gated(Family::Qwen3, "Qwen3ForCausalLM", "qwen3"),
-    Table { eps: 1e-5, ..gated(Family::Phi3, "Phi3ForCausalLM", "phi3") },
-    Table { eps: 1e-5, ..gated(Family::Mixtral, "MixtralForCausalLM", "mixtral") },
+    FamilyTable { eps: 1e-5, ..gated(Family::Phi3, "Phi3ForCausalLM", "phi3") },
+    FamilyTable { eps: 1e-5, ..gated(Family::Mixtral, "MixtralForCausalLM", "mixtral") },
     gated(Family::Qwen3Moe, "Qwen3MoeForCausalLM", "qwen3_moe"),
-    Table { names: &GEMMA, activations: GELU_TANH, ..gated(Family::Gemma2, "Gemma2ForCausalLM", "gemma2") },
-    Table {
+    FamilyTable { names: &GEMMA, activations: GELU_TANH, ..gated(Family::Gemma2, "Gemma2ForCausalLM", "gemma2") },
+    FamilyTable {
         names: &GEMMA,
         activations: GELU_TANH,
         theta: 1_000_000.0,
         ..gated(Family::Gemma3, "Gemma3ForCausalLM", "gemma3_text")
     },
-    Table { names: &GPT2, activations: GELU_TANH, eps: 1e-5, ..gated(Family::Gpt2, "GPT2LMHeadModel", "gpt2") },
-    Table { eps: 1e-5, ..gated(Family::Olmo2, "Olmo2ForCausalLM", "olmo2") },
-    Table { eps: 1e-5, theta: 500_000.0, ..gated(Family::Olmo3, "Olmo3ForCausalLM", "olmo3") },
+    FamilyTable { names: &GPT2, activations: GELU_TANH, eps: 1e-5, ..gated(Family::Gpt2, "GPT2LMHeadModel", "gpt2") },
+    FamilyTable { eps: 1e-5, ..gated(Family::Olmo2, "Olmo2ForCausalLM", "olmo2") },
+    FamilyTable { eps: 1e-5, theta: 500_000.0, ..gated(Family::Olmo3, "Olmo3ForCausalLM", "olmo3") },
     gated(Family::Granite, "GraniteForCausalLM", "granite"),
     gated(Family::GraniteMoe, "GraniteMoeForCausalLM", "granitemoe"),
-    Table { eps: 1e-5, theta: 150_000.0, ..gated(Family::GptOss, "GptOssForCausalLM", "gpt_oss") },
-    Table { eps: 1.5625e-7, turned: 0.5, pairs: true, ..gated(Family::Glm4, "Glm4ForCausalLM", "glm4") },
-    Table { eps: 1e-5, turned: 0.5, ..gated(Family::Glm4Moe, "Glm4MoeForCausalLM", "glm4_moe") },
+    FamilyTable { eps: 1e-5, theta: 150_000.0, ..gated(Family::GptOss, "GptOssForCausalLM", "gpt_oss") },
+    FamilyTable { eps: 1.5625e-7, turned: 0.5, pairs: true, ..gated(Family::Glm4, "Glm4ForCausalLM", "glm4") },
+    FamilyTable { eps: 1e-5, turned: 0.5, ..gated(Family::Glm4Moe, "Glm4MoeForCausalLM", "glm4_moe") },
     gated(Family::Ministral, "MinistralForCausalLM", "ministral"),
-    Table { eps: 1e-5, theta: 1_000_000.0, ..gated(Family::Ministral3, "Ministral3ForCausalLM", "ministral3") },
-    Table { names: &LAYER_NORM, eps: 1e-5, pairs: true, ..gated(Family::Cohere2, "Cohere2ForCausalLM", "cohere2") },
-    Table {
+    FamilyTable { eps: 1e-5, theta: 1_000_000.0, ..gated(Family::Ministral3, "Ministral3ForCausalLM", "ministral3") },
+    FamilyTable {
+        names: &LAYER_NORM,
+        eps: 1e-5,
+        pairs: true,
+        ..gated(Family::Cohere2, "Cohere2ForCausalLM", "cohere2")
+    },
+    FamilyTable {
         names: &NEOX,
         activations: GELU_ERF,
         eps: 1e-5,
         turned: 0.25,
         ..gated(Family::GptNeox, "GPTNeoXForCausalLM", "gpt_neox")
     },
-    Table { turned: 0.25, ..gated(Family::Qwen3Next, "Qwen3NextForCausalLM", "qwen3_next") },
-    Table { turned: 0.25, ..gated(Family::Qwen35, "Qwen3_5ForCausalLM", "qwen3_5_text") },
-    Table { turned: 0.25, ..gated(Family::Qwen35Moe, "Qwen3_5MoeForCausalLM", "qwen3_5_moe_text") },
-    Table { names: &GRANITE_4, ..gated(Family::GraniteHybrid, "GraniteMoeHybridForCausalLM", "granitemoehybrid") },
-    Table { names: &LFM2, eps: 1e-5, theta: 1_000_000.0, ..gated(Family::Lfm2, "Lfm2ForCausalLM", "lfm2") },
-    Table { names: &LFM2, eps: 1e-5, theta: 1_000_000.0, ..gated(Family::Lfm2Moe, "Lfm2MoeForCausalLM", "lfm2_moe") },
-    Table { eps: 1e-5, turned: 0.5, ..gated(Family::Bamba, "BambaForCausalLM", "bamba") },
-    Table {
+    FamilyTable { turned: 0.25, ..gated(Family::Qwen3Next, "Qwen3NextForCausalLM", "qwen3_next") },
+    FamilyTable { turned: 0.25, ..gated(Family::Qwen35, "Qwen3_5ForCausalLM", "qwen3_5_text") },
+    FamilyTable { turned: 0.25, ..gated(Family::Qwen35Moe, "Qwen3_5MoeForCausalLM", "qwen3_5_moe_text") },
+    FamilyTable {
+        names: &GRANITE_4,
+        ..gated(Family::GraniteHybrid, "GraniteMoeHybridForCausalLM", "granitemoehybrid")
+    },
+    FamilyTable { names: &LFM2, eps: 1e-5, theta: 1_000_000.0, ..gated(Family::Lfm2, "Lfm2ForCausalLM", "lfm2") },
+    FamilyTable {
+        names: &LFM2,
+        eps: 1e-5,
+        theta: 1_000_000.0,
+        ..gated(Family::Lfm2Moe, "Lfm2MoeForCausalLM", "lfm2_moe")
+    },
+    FamilyTable { eps: 1e-5, turned: 0.5, ..gated(Family::Bamba, "BambaForCausalLM", "bamba") },
+    FamilyTable {
         names: &NEMOTRON,
         activations: SQUARED_RELU,
         eps: 1e-5,
@@ -174,12 +187,12 @@ pub(super) fn text_of(config: &Value) -> Cow<'_, Value> {
     Cow::Owned(Value::Object(text))
 }
 
-pub(super) fn table_of(keys: &JsonKeys<'_>) -> Result<&'static Table, Fault> {
+pub(super) fn table_of(keys: &JsonKeys<'_>) -> Result<&'static FamilyTable, ParseError> {
     let architecture = keys.get("architectures").and_then(|list| list.get(0)).and_then(Value::as_str);
     let (found, name) = match (architecture, keys.text("model_type")) {
         (Some(name), _) => (TABLES.iter().find(|table| table.architecture == name), name),
         (None, Some(name)) => (TABLES.iter().find(|table| table.model_type == name), name),
-        (None, None) => return Fault::malformed("config.json does not name an architecture"),
+        (None, None) => return ParseError::malformed("config.json does not name an architecture"),
     };
-    found.map_or_else(|| Fault::unsupported(format!("the architecture {name}")), Ok)
+    found.map_or_else(|| ParseError::unsupported(format!("the architecture {name}")), Ok)
 }

@@ -5,22 +5,22 @@ use super::Dim::{
     SharedInner, StateHeads, Taps, Values, ValuesOfKey, Vocab,
 };
 use super::{
-    ATTENTION, Dim, EMBEDDING, EXPERTS, GRANITE_EXPERTS, HEAD, HEAD_NORMS, MLP, NORM, NORMS, Place, Row, at, part,
-    woven,
+    ATTENTION, Dim, EMBEDDING, EXPERTS, GRANITE_EXPERTS, HEAD, HEAD_NORMS, MLP, NORM, NORMS, TensorRow, TensorSource,
+    at, part, woven,
 };
 use crate::config::{Family, LayerSpec, MixerKind, ModelSpec};
 
-const fn of(name: &'static str, dims: [Dim; 2], place: Place) -> Row {
-    Row { name, dims, folder: place, gguf: place }
+const fn of(name: &'static str, dims: [Dim; 2], place: TensorSource) -> TensorRow {
+    TensorRow { name, dims, folder: place, gguf: place }
 }
 
 /// A tensor with the same name in the folder.
-const fn same(name: &'static str, dims: [Dim; 2]) -> Row {
+const fn same(name: &'static str, dims: [Dim; 2]) -> TensorRow {
     of(name, dims, at(name))
 }
 
 /// What the delta rule has besides its projections.
-const DELTA: &[Row] = &[
+const DELTA: &[TensorRow] = &[
     of("linear_attn.conv_q.weight", [Keys, Taps], part(CONV, &[], CHANNELS)),
     of("linear_attn.conv_k.weight", [Keys, Taps], part(CONV, &[Keys], CHANNELS)),
     of("linear_attn.conv_v.weight", [Values, Taps], part(CONV, &[Keys, Keys], CHANNELS)),
@@ -33,7 +33,7 @@ const CONV: &str = "linear_attn.conv1d.weight";
 const CHANNELS: &[Dim] = &[Keys, Keys, Values];
 
 /// Each projection apart, but for Q, K and V.
-const QWEN35: &[Row] = &[
+const QWEN35: &[TensorRow] = &[
     of("linear_attn.q_proj.weight", [Keys, Hidden], part(QKV, &[], CHANNELS)),
     of("linear_attn.k_proj.weight", [Keys, Hidden], part(QKV, &[Keys], CHANNELS)),
     of("linear_attn.v_proj.weight", [Values, Hidden], part(QKV, &[Keys, Keys], CHANNELS)),
@@ -44,17 +44,17 @@ const QWEN35: &[Row] = &[
 const QKV: &str = "linear_attn.in_proj_qkv.weight";
 
 /// Those of one key head stand together: its Q and K, and V and z of the heads that read it.
-const fn of_key(name: &'static str, dims: [Dim; 2], run: Dim, before: &'static [Dim]) -> Row {
+const fn of_key(name: &'static str, dims: [Dim; 2], run: Dim, before: &'static [Dim]) -> TensorRow {
     let whole = part("linear_attn.in_proj_qkvz.weight", &[], &[Keys, Keys, Values, Values]);
     of(name, dims, woven(whole, run, before, &[OneKey, OneKey, ValuesOfKey, ValuesOfKey]))
 }
 
-const fn gate_of_key(name: &'static str, before: &'static [Dim]) -> Row {
+const fn gate_of_key(name: &'static str, before: &'static [Dim]) -> TensorRow {
     let whole = part("linear_attn.in_proj_ba.weight", &[], &[StateHeads, StateHeads]);
     of(name, [StateHeads, Hidden], woven(whole, HeadsOfKey, before, &[HeadsOfKey, HeadsOfKey]))
 }
 
-const QWEN3_NEXT: &[Row] = &[
+const QWEN3_NEXT: &[TensorRow] = &[
     of_key("linear_attn.q_proj.weight", [Keys, Hidden], OneKey, &[]),
     of_key("linear_attn.k_proj.weight", [Keys, Hidden], OneKey, &[OneKey]),
     of_key("linear_attn.v_proj.weight", [Values, Hidden], ValuesOfKey, &[OneKey, OneKey]),
@@ -102,34 +102,34 @@ macro_rules! mamba {
         ]
     };
 }
-const MAMBA: &[Row] = mamba!("mamba");
+const MAMBA: &[TensorRow] = mamba!("mamba");
 const MAMBA_ALL: &[Dim] = &[Values, Values, Keys, Keys, StateHeads];
 const XBC: &[Dim] = &[Values, Keys, Keys];
 
 /// Q and the gate of a head stand together.
-const GATED_QUERY: &[Row] = &[
+const GATED_QUERY: &[TensorRow] = &[
     of("self_attn.q_proj.weight", [Heads, Hidden], of_query(&[])),
     of("self_attn.g_proj.weight", [Heads, Hidden], of_query(&[OneHead])),
 ];
 
-const fn of_query(before: &'static [Dim]) -> Place {
+const fn of_query(before: &'static [Dim]) -> TensorSource {
     woven(part("self_attn.q_proj.weight", &[], &[Heads, Heads]), OneHead, before, &[OneHead, OneHead])
 }
 
-const GATED_SHARED_EXPERT: &[Row] = &[
+const GATED_SHARED_EXPERT: &[TensorRow] = &[
     of("mlp.shared_experts.gate_proj.weight", [SharedInner, Hidden], at("mlp.shared_expert.gate_proj.weight")),
     of("mlp.shared_experts.up_proj.weight", [SharedInner, Hidden], at("mlp.shared_expert.up_proj.weight")),
     of("mlp.shared_experts.down_proj.weight", [Hidden, SharedInner], at("mlp.shared_expert.down_proj.weight")),
     same("mlp.shared_expert_gate.weight", [One, Hidden]),
 ];
 
-const GRANITE_SHARED: &[Row] = &[
+const GRANITE_SHARED: &[TensorRow] = &[
     of("mlp.shared_experts.gate_proj.weight", [SharedInner, Hidden], part(GRANITE_IN, &[], SHARED)),
     of("mlp.shared_experts.up_proj.weight", [SharedInner, Hidden], part(GRANITE_IN, &[SharedInner], SHARED)),
     of("mlp.shared_experts.down_proj.weight", [Hidden, SharedInner], at("shared_mlp.output_linear.weight")),
 ];
 /// Without experts, what they would share is the MLP.
-const GRANITE_MLP: &[Row] = &[
+const GRANITE_MLP: &[TensorRow] = &[
     of("mlp.gate_proj.weight", [Inner, Hidden], part(GRANITE_IN, &[], &[Inner, Inner])),
     of("mlp.up_proj.weight", [Inner, Hidden], part(GRANITE_IN, &[Inner], &[Inner, Inner])),
     of("mlp.down_proj.weight", [Hidden, Inner], at("shared_mlp.output_linear.weight")),
@@ -137,23 +137,23 @@ const GRANITE_MLP: &[Row] = &[
 const GRANITE_IN: &str = "shared_mlp.input_linear.weight";
 const SHARED: &[Dim] = &[SharedInner, SharedInner];
 
-const LFM2_NORMS: &[Row] = &[
+const LFM2_NORMS: &[TensorRow] = &[
     of("input_layernorm.weight", [One, Hidden], at("operator_norm.weight")),
     of("post_attention_layernorm.weight", [One, Hidden], at("ffn_norm.weight")),
 ];
-const LFM2_MLP: &[Row] = &[
+const LFM2_MLP: &[TensorRow] = &[
     of("mlp.gate_proj.weight", [Inner, Hidden], at("feed_forward.w1.weight")),
     of("mlp.up_proj.weight", [Inner, Hidden], at("feed_forward.w3.weight")),
     of("mlp.down_proj.weight", [Hidden, Inner], at("feed_forward.w2.weight")),
 ];
-const LFM2_EXPERTS: &[Row] = &[
+const LFM2_EXPERTS: &[TensorRow] = &[
     of("mlp.gate.weight", [Experts, Hidden], at("feed_forward.gate.weight")),
     of("mlp.gate.e_score_correction_bias", [One, Experts], at("feed_forward.expert_bias")),
     of("mlp.experts.{e}.gate_proj.weight", [ExpertInner, Hidden], at("feed_forward.experts.{e}.w1.weight")),
     of("mlp.experts.{e}.up_proj.weight", [ExpertInner, Hidden], at("feed_forward.experts.{e}.w3.weight")),
     of("mlp.experts.{e}.down_proj.weight", [Hidden, ExpertInner], at("feed_forward.experts.{e}.w2.weight")),
 ];
-const LFM2_ATTENTION: &[Row] = &[
+const LFM2_ATTENTION: &[TensorRow] = &[
     same("self_attn.q_proj.weight", [Heads, Hidden]),
     same("self_attn.k_proj.weight", [KvHeads, Hidden]),
     same("self_attn.v_proj.weight", [KvHeads, Hidden]),
@@ -161,7 +161,7 @@ const LFM2_ATTENTION: &[Row] = &[
     of("self_attn.q_norm.weight", [One, OneHead], at("self_attn.q_layernorm.weight")),
     of("self_attn.k_norm.weight", [One, OneHead], at("self_attn.k_layernorm.weight")),
 ];
-const LFM2_CONVOLUTION: &[Row] = &[
+const LFM2_CONVOLUTION: &[TensorRow] = &[
     of("conv.b_proj.weight", [Convolved, Hidden], part("conv.in_proj.weight", &[], CONVOLVED)),
     of("conv.c_proj.weight", [Convolved, Hidden], part("conv.in_proj.weight", &[Convolved], CONVOLVED)),
     of("conv.x_proj.weight", [Convolved, Hidden], part("conv.in_proj.weight", &[Convolved, Convolved], CONVOLVED)),
@@ -169,40 +169,40 @@ const LFM2_CONVOLUTION: &[Row] = &[
     same("conv.out_proj.weight", [Hidden, Convolved]),
 ];
 const CONVOLVED: &[Dim] = &[Convolved, Convolved, Convolved];
-pub(super) const LFM2_OUTER: &[Row] = &[
+pub(super) const LFM2_OUTER: &[TensorRow] = &[
     same(EMBEDDING, [Vocab, Hidden]),
     of(NORM, [One, Hidden], at("model.embedding_norm.weight")),
     same(HEAD, [Vocab, Hidden]),
 ];
 
 /// Granite 4's form by other names.
-const BAMBA: &[Row] = &[
+const BAMBA: &[TensorRow] = &[
     same("input_layernorm.weight", [One, Hidden]),
     of("post_attention_layernorm.weight", [One, Hidden], at("pre_ff_layernorm.weight")),
     of("mlp.gate_proj.weight", [Inner, Hidden], at("feed_forward.gate_proj.weight")),
     of("mlp.up_proj.weight", [Inner, Hidden], at("feed_forward.up_proj.weight")),
     of("mlp.down_proj.weight", [Hidden, Inner], at("feed_forward.down_proj.weight")),
 ];
-pub(super) const BAMBA_OUTER: &[Row] = &[
+pub(super) const BAMBA_OUTER: &[TensorRow] = &[
     same(EMBEDDING, [Vocab, Hidden]),
     of(NORM, [One, Hidden], at("model.final_layernorm.weight")),
     same(HEAD, [Vocab, Hidden]),
 ];
 
 /// Whatever a layer is, it is called a mixer.
-const NEMOTRON_NORM: &[Row] = &[same("norm.weight", [One, Hidden])];
-const NEMOTRON_MAMBA: &[Row] = mamba!("mixer");
-const NEMOTRON_ATTENTION: &[Row] = &[
+const NEMOTRON_NORM: &[TensorRow] = &[same("norm.weight", [One, Hidden])];
+const NEMOTRON_MAMBA: &[TensorRow] = mamba!("mixer");
+const NEMOTRON_ATTENTION: &[TensorRow] = &[
     of("self_attn.q_proj.weight", [Heads, Hidden], at("mixer.q_proj.weight")),
     of("self_attn.k_proj.weight", [KvHeads, Hidden], at("mixer.k_proj.weight")),
     of("self_attn.v_proj.weight", [KvHeads, Hidden], at("mixer.v_proj.weight")),
     of("self_attn.o_proj.weight", [Hidden, Heads], at("mixer.o_proj.weight")),
 ];
-const NEMOTRON_MLP: &[Row] = &[
+const NEMOTRON_MLP: &[TensorRow] = &[
     of("mlp.up_proj.weight", [Inner, Hidden], at("mixer.up_proj.weight")),
     of("mlp.down_proj.weight", [Hidden, Inner], at("mixer.down_proj.weight")),
 ];
-const NEMOTRON_EXPERTS: &[Row] = &[
+const NEMOTRON_EXPERTS: &[TensorRow] = &[
     of("mlp.gate.weight", [Experts, Hidden], at("mixer.gate.weight")),
     of("mlp.gate.e_score_correction_bias", [One, Experts], at("mixer.gate.e_score_correction_bias")),
     of("mlp.experts.{e}.up_proj.weight", [ExpertInner, Hidden], at("mixer.experts.{e}.up_proj.weight")),
@@ -210,14 +210,14 @@ const NEMOTRON_EXPERTS: &[Row] = &[
     of("mlp.shared_experts.up_proj.weight", [SharedInner, Hidden], at("mixer.shared_experts.up_proj.weight")),
     of("mlp.shared_experts.down_proj.weight", [Hidden, SharedInner], at("mixer.shared_experts.down_proj.weight")),
 ];
-pub(super) const NEMOTRON_OUTER: &[Row] = &[
+pub(super) const NEMOTRON_OUTER: &[TensorRow] = &[
     of(EMBEDDING, [Vocab, Hidden], at("backbone.embeddings.weight")),
     of(NORM, [One, Hidden], at("backbone.norm_f.weight")),
     same(HEAD, [Vocab, Hidden]),
 ];
 
 /// The rows of a layer.
-pub(super) fn layer_rows(spec: &ModelSpec, layer: &LayerSpec) -> Vec<&'static [Row]> {
+pub(super) fn layer_rows(spec: &ModelSpec, layer: &LayerSpec) -> Vec<&'static [TensorRow]> {
     match spec.family {
         Family::Lfm2 | Family::Lfm2Moe => return lfm2_rows(layer),
         Family::NemotronH => return nemotron_rows(layer),
@@ -244,12 +244,12 @@ pub(super) fn layer_rows(spec: &ModelSpec, layer: &LayerSpec) -> Vec<&'static [R
     rows
 }
 
-fn lfm2_rows(layer: &LayerSpec) -> Vec<&'static [Row]> {
+fn lfm2_rows(layer: &LayerSpec) -> Vec<&'static [TensorRow]> {
     let mixer = if layer.mixer == MixerKind::Convolution { LFM2_CONVOLUTION } else { LFM2_ATTENTION };
     vec![LFM2_NORMS, mixer, if layer.has_experts { LFM2_EXPERTS } else { LFM2_MLP }]
 }
 
-fn nemotron_rows(layer: &LayerSpec) -> Vec<&'static [Row]> {
+fn nemotron_rows(layer: &LayerSpec) -> Vec<&'static [TensorRow]> {
     let sublayer = match layer.mixer {
         MixerKind::Recurrence => NEMOTRON_MAMBA,
         MixerKind::Attention | MixerKind::Convolution => NEMOTRON_ATTENTION,

@@ -185,7 +185,7 @@ fn a_long_prompt_fills_the_pipeline_with_its_own_chunks() {
 }
 
 #[test]
-fn a_prompt_beside_one_who_decodes_is_not_slowed_by_it() {
+fn prompt_is_not_slowed_by_a_decoding_request() {
     let mut pipeline = Pipeline::new(Config { chunk_tokens_max: 32, ..config(2) });
     pipeline.submit(request(1, 5, 300));
     pipeline.run(10);
@@ -199,23 +199,23 @@ fn a_prompt_beside_one_who_decodes_is_not_slowed_by_it() {
 }
 
 #[test]
-fn nobody_starves_while_others_come_and_go() {
+fn no_request_starves_while_others_come_and_go() {
     let mut pipeline = Pipeline::new(Config { running_max: 7, steps_in_flight_max: 4, ..config(3) });
-    let mut last_heard = BTreeMap::new();
+    let mut last_output_beats = BTreeMap::new();
     for beat in 0..600u64 {
         if beat % 4 == 0 {
             let tokens_max = 1 + (beat * 7 % 40) as u32;
             pipeline.submit(request(beat, 3 + (beat % 50) as u32, tokens_max));
         }
         for output in pipeline.beat() {
-            let before = last_heard.insert(output.id, beat).unwrap_or(beat);
+            let before = last_output_beats.insert(output.id, beat).unwrap_or(beat);
             assert!(beat - before <= 9, "{} said nothing for {} beats", output.id, beat - before);
             if output.finish.is_some() {
-                last_heard.remove(&output.id);
+                last_output_beats.remove(&output.id);
             }
         }
     }
-    assert!(last_heard.values().all(|&heard| 600 - heard <= 9));
+    assert!(last_output_beats.values().all(|&last_beat| 600 - last_beat <= 9));
     assert!(pipeline.stats().tokens_drawn > 1000);
 }
 

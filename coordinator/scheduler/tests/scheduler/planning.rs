@@ -1,6 +1,6 @@
 //! What is planned, case by case: admission, chunks, prefix hits, preemption, order, ends.
 
-use scheduler::{Config, Loss, Output, Rejected, Scheduler, Stale};
+use scheduler::{Config, Loss, Output, RequestRejection, Scheduler, StaleAnswer};
 use types::{
     CacheGroup, CacheSalt, Epoch, Failure, Finish, Goal, Grammar, GrammarFault, Micros, Priority, Request, RequestId,
     SCORED_ROWS_MAX, Sampling, SliceDone, Step, StepDone, StepId, TenantId, Token, TokenOut, Unsupported, Want,
@@ -98,7 +98,7 @@ fn a_prompt_is_cut_into_chunks_under_the_budget_of_a_step() {
 }
 
 #[test]
-fn who_decodes_comes_before_chunks_and_admission() {
+fn decoding_is_planned_before_chunks_and_admission() {
     let mut scheduler = scheduler(Config { batch_tokens_max: 16, chunk_tokens_max: 16, ..config() });
     scheduler.submit(request(1, 4, 20), Micros(0)).unwrap();
     scheduler.submit(request(2, 30, 20), Micros(1)).unwrap();
@@ -255,24 +255,24 @@ fn the_least_urgent_is_preempted_and_begins_again_from_its_log() {
     for (id, priority) in [(1, 0), (2, 1), (3, 0)] {
         scheduler.submit(Request { priority: Priority(priority), ..request(id, 18, 40) }, Micros(id)).unwrap();
     }
-    let (mut started, mut said) = (Vec::new(), std::collections::BTreeMap::<u64, u32>::new());
+    let (mut started, mut n_tokens_by_id) = (Vec::new(), std::collections::BTreeMap::<u64, u32>::new());
     while !scheduler.is_idle() {
         let step = plan(&mut scheduler).unwrap();
         started.extend(step.starts.iter().map(|request| (request.id.0, request.output.len() as u32)));
         for output in apply(&mut scheduler, &step, 7) {
-            let n = said.entry(output.id.0).or_default();
+            let n = n_tokens_by_id.entry(output.id.0).or_default();
             assert_eq!(output.position, *n);
             *n += output.n_tokens;
         }
     }
     assert_eq!(started[..3], [(1, 0), (3, 0), (2, 0)], "in the order of priority, then of arrival");
     assert!(started.len() > 3 && started[3..].iter().all(|&(id, n_output)| id == 2 && n_output > 0), "{started:?}");
-    assert_eq!(said.into_values().collect::<Vec<_>>(), [40, 40, 40]);
+    assert_eq!(n_tokens_by_id.into_values().collect::<Vec<_>>(), [40, 40, 40]);
     assert_eq!(scheduler.stats().preemptions as usize, started.len() - 3);
 }
 
 #[test]
-fn what_was_planned_for_a_preempted_sequence_is_dropped_whoever_runs_in_its_place() {
+fn slices_planned_for_a_preempted_sequence_are_dropped() {
     let config = Config { n_blocks: vec![6], context_max: 96, steps_in_flight_max: 4, ..config() };
     let mut scheduler = scheduler(config);
     scheduler.submit(request(1, 20, 30), Micros(0)).unwrap();
@@ -292,8 +292,9 @@ fn what_was_planned_for_a_preempted_sequence_is_dropped_whoever_runs_in_its_plac
     in_flight.push(plan(&mut scheduler).unwrap());
     assert_eq!(in_flight[1].ends, [RequestId(2)], "the ranks forget it when it is preempted");
     assert_eq!((slices(&in_flight[2]), &in_flight[2].ends), (vec![(3, 0, 5)], &vec![]));
-    let heard = in_flight.iter().map(|step| apply(&mut scheduler, step, 7).iter().map(|output| output.id.0).collect());
-    assert_eq!(heard.collect::<Vec<Vec<u64>>>(), [[1], [1], [3]]);
+    let output_ids =
+        in_flight.iter().map(|step| apply(&mut scheduler, step, 7).iter().map(|output| output.id.0).collect());
+    assert_eq!(output_ids.collect::<Vec<Vec<u64>>>(), [[1], [1], [3]]);
     assert_eq!(scheduler.stats().tokens_redrawn, 1);
 }
 
@@ -310,7 +311,7 @@ fn a_request_that_does_not_fit_now_is_not_overtaken() {
 }
 
 #[test]
-fn whoever_waits_long_enough_goes_first() {
+fn aged_request_goes_first() {
     // (aging in micros, the first to start of: low priority at 0, high priority at 1000)
     for (aging_micros, first) in [(10_000, 3), (100, 2)] {
         let mut scheduler = scheduler(Config { running_max: 1, aging_micros, ..config() });
@@ -324,7 +325,7 @@ fn whoever_waits_long_enough_goes_first() {
 }
 
 #[test]
-fn refusals_say_why() {
+fn refusals_have_specific_reasons() {
     let limited = || Config { n_blocks: vec![10], waiting_max: 3, waiting_tokens_max: 300, ..config() };
     let mut submitted = scheduler(limited());
     submitted.submit(request(1, 60, 10), Micros(5)).unwrap();
@@ -332,27 +333,27 @@ fn refusals_say_why() {
     let stopped =
         Request { sampling: Sampling { stop: vec![4], ..Sampling::default() }, output: vec![4], ..request(2, 9, 0) };
     let cases = [
-        (request(1, 5, 5), Rejected::Duplicate),
-        (request(2, 0, 5), Rejected::Empty),
-        (request(2, 256, 5), Rejected::TooLong { limit: "context_max", needed: 257, available: 256 }),
-        (request(2, 100, 90), Rejected::TooLong { limit: "n_blocks", needed: 189, available: 160 }),
-        (request(2, 245, 1), Rejected::TooLong { limit: "n_blocks", needed: 245, available: 160 }),
-        (Request { deadline: Some(Micros(5)), ..request(2, 5, 5) }, Rejected::Deadline),
-        (resumed(&[1, 2], 2), Rejected::Finished(Finish::Length)),
-        (stopped, Rejected::Finished(Finish::Stop)),
-        (request(2, 9, 0), Rejected::Finished(Finish::Length)),
+        (request(1, 5, 5), RequestRejection::Duplicate),
+        (request(2, 0, 5), RequestRejection::Empty),
+        (request(2, 256, 5), RequestRejection::TooLong { limit: "context_max", needed: 257, available: 256 }),
+        (request(2, 100, 90), RequestRejection::TooLong { limit: "n_blocks", needed: 189, available: 160 }),
+        (request(2, 245, 1), RequestRejection::TooLong { limit: "n_blocks", needed: 245, available: 160 }),
+        (Request { deadline: Some(Micros(5)), ..request(2, 5, 5) }, RequestRejection::Deadline),
+        (resumed(&[1, 2], 2), RequestRejection::Finished(Finish::Length)),
+        (stopped, RequestRejection::Finished(Finish::Stop)),
+        (request(2, 9, 0), RequestRejection::Finished(Finish::Length)),
     ];
     for (request, rejected) in cases {
         assert_eq!(submitted.submit(request, Micros(5)), Err(rejected));
     }
     submitted.submit(request(2, 130, 10), Micros(5)).unwrap();
-    let full = Rejected::Full { limit: "waiting_tokens_max", max: 300 };
+    let full = RequestRejection::Full { limit: "waiting_tokens_max", max: 300 };
     assert_eq!(submitted.submit(request(3, 120, 5), Micros(5)), Err(full));
     submitted.submit(request(3, 5, 5), Micros(5)).unwrap();
-    let full = Rejected::Full { limit: "waiting_max", max: 3 };
+    let full = RequestRejection::Full { limit: "waiting_max", max: 3 };
     assert_eq!(submitted.submit(request(4, 5, 5), Micros(5)), Err(full));
     submitted.drain();
-    assert_eq!(submitted.submit(request(5, 5, 5), Micros(5)), Err(Rejected::Draining));
+    assert_eq!(submitted.submit(request(5, 5, 5), Micros(5)), Err(RequestRejection::Draining));
     assert_eq!(run_out(&mut submitted).iter().filter(|output| output.finish.is_some()).count(), 3);
 }
 
@@ -464,10 +465,10 @@ fn answers_that_belong_to_no_step_change_nothing() {
     let two = SliceDone { tokens: vec![TokenOut::default(); 2], ..SliceDone::default() };
     let wrong_tokens = StepDone { slices: vec![two], ..good.clone() };
     let cases = [
-        (StepDone { epoch: other, ..good.clone() }, Stale::Epoch { expected: Epoch::default(), got: other }),
-        (answer(&second, 7), Stale::Step { expected: Some(StepId(0)), got: StepId(1) }),
-        (wrong_count, Stale::SliceCount { expected: 1, got: 0 }),
-        (wrong_tokens, Stale::TokenCount { slice: 0, max: 1, got: 2 }),
+        (StepDone { epoch: other, ..good.clone() }, StaleAnswer::Epoch { expected: Epoch::default(), got: other }),
+        (answer(&second, 7), StaleAnswer::Step { expected: Some(StepId(0)), got: StepId(1) }),
+        (wrong_count, StaleAnswer::SliceCount { expected: 1, got: 0 }),
+        (wrong_tokens, StaleAnswer::TokenCount { slice: 0, max: 1, got: 2 }),
     ];
     for (done, stale) in cases {
         let mut out = Vec::new();
@@ -476,7 +477,7 @@ fn answers_that_belong_to_no_step_change_nothing() {
     }
     apply(&mut scheduler, &first, 7);
     let again = scheduler.apply(&good, &mut Vec::new());
-    assert_eq!(again, Err(Stale::Step { expected: Some(StepId(1)), got: StepId(0) }));
+    assert_eq!(again, Err(StaleAnswer::Step { expected: Some(StepId(1)), got: StepId(0) }));
 }
 
 #[test]
@@ -489,7 +490,7 @@ fn lost_workers_cost_no_request_and_the_cache() {
     let epoch = Epoch { incarnation: 0, n: 1 };
     scheduler.requeue_all(epoch, Loss::Unexplained, &mut Vec::new());
     scheduler.check();
-    assert!(matches!(scheduler.apply(&answer(&lost, 7), &mut Vec::new()), Err(Stale::Epoch { .. })));
+    assert!(matches!(scheduler.apply(&answer(&lost, 7), &mut Vec::new()), Err(StaleAnswer::Epoch { .. })));
     let replay = plan(&mut scheduler).unwrap();
     assert_eq!((replay.id, replay.epoch, slices(&replay)), (StepId(0), epoch, vec![(1, 0, 41)]));
     assert_eq!(replay.starts[0].output, [7]);
@@ -546,7 +547,7 @@ fn a_log_that_fills_the_context_is_finished_and_not_too_long() {
     let mut scheduler =
         Scheduler::new(Config { n_blocks: vec![64], context_max: 256, ..config() }, Epoch::default()).unwrap();
     let complete = Request { output: vec![7; 6], ..request(1, 250, 100) };
-    assert_eq!(scheduler.submit(complete, Micros(0)), Err(Rejected::Finished(Finish::Length)));
+    assert_eq!(scheduler.submit(complete, Micros(0)), Err(RequestRejection::Finished(Finish::Length)));
 }
 
 /// Nine requests, one of which breaks the workers with every slice that ends behind a position. `ahead`: the loss is
@@ -559,7 +560,7 @@ fn run_with_culprit(
     ahead: bool,
 ) -> (u32, std::collections::BTreeMap<u64, (u32, Option<Finish>)>) {
     let mut scheduler = scheduler(config);
-    let mut heard = std::collections::BTreeMap::<u64, (u32, Option<Finish>)>::new();
+    let mut outcomes = std::collections::BTreeMap::<u64, (u32, Option<Finish>)>::new();
     (0..9).for_each(|id| scheduler.submit(request(id, 20 + 7 * id as u32, 12), Micros(id)).unwrap());
     let breaks = |step: &Step| step.slices.iter().any(|s| s.id.0 == culprit && s.range.end > breaks_behind);
     let (mut n_losses, mut in_flight) = (0, std::collections::VecDeque::new());
@@ -579,13 +580,13 @@ fn run_with_culprit(
             out = apply(&mut scheduler, &in_flight.pop_front().unwrap(), 7);
         }
         for output in out {
-            let client = heard.entry(output.id.0).or_default();
+            let client = outcomes.entry(output.id.0).or_default();
             assert_eq!((output.position, client.1), (client.0, None));
             *client = (client.0 + output.n_tokens, output.finish);
         }
     }
     assert!(scheduler.is_idle(), "it never ends");
-    (n_losses, heard)
+    (n_losses, outcomes)
 }
 
 #[test]
@@ -600,13 +601,13 @@ fn what_breaks_the_workers_ends_and_its_neighbours_do_not() {
     for (config, culprit) in cases.flat_map(|config| (0..9).map(move |culprit| (config.clone(), culprit))) {
         let n_prompt = 20 + 7 * culprit as u32;
         // At its first token, in the middle of its prompt, at its first draw, and after five tokens.
-        for (breaks_behind, n_said) in [(0, 0), (n_prompt / 2, 0), (n_prompt - 1, 0), (n_prompt + 4, 5)] {
+        for (breaks_behind, n_output) in [(0, 0), (n_prompt / 2, 0), (n_prompt - 1, 0), (n_prompt + 4, 5)] {
             for ahead in [false, true] {
-                let (n_losses, heard) = run_with_culprit(config.clone(), culprit, breaks_behind, ahead);
+                let (n_losses, outcomes) = run_with_culprit(config.clone(), culprit, breaks_behind, ahead);
                 assert!(n_losses >= config.suspicion_max);
-                assert_eq!(heard.len(), 9);
-                for (id, ended) in heard {
-                    let expected = if id == culprit { (n_said, Finish::Failed) } else { (12, Finish::Length) };
+                assert_eq!(outcomes.len(), 9);
+                for (id, ended) in outcomes {
+                    let expected = if id == culprit { (n_output, Finish::Failed) } else { (12, Finish::Length) };
                     let case = (culprit, breaks_behind, ahead, &config);
                     assert_eq!(ended, (expected.0, Some(expected.1)), "request {id} in {case:?}");
                 }
@@ -640,7 +641,7 @@ fn one_suspect_runs_at_a_time_and_the_rest_goes_on_beside_them() {
 }
 
 #[test]
-fn nobody_ends_for_losses_that_nobody_caused() {
+fn no_request_fails_for_losses_without_a_culprit() {
     let mut scheduler = scheduler(config());
     (0..4).for_each(|id| scheduler.submit(request(id, 10, 3), Micros(id)).unwrap());
     // In turns, the least suspicious first: the sequence that is alone in a loss is another the next time.
@@ -663,7 +664,7 @@ fn nobody_ends_for_losses_that_nobody_caused() {
 }
 
 #[test]
-fn whoever_runs_in_front_of_what_breaks_does_not_end_for_it() {
+fn request_ahead_of_the_culprit_does_not_fail() {
     let config = Config { steps_in_flight_max: 4, batch_tokens_max: 20, chunk_tokens_max: 20, ..config() };
     let mut scheduler = scheduler(config);
     scheduler.submit(request(1, 50, 3), Micros(1)).unwrap();
@@ -700,8 +701,9 @@ fn a_prompt_is_scored_a_few_rows_a_step() {
     done.slices[0].scored = vec![TokenOut::default(); 64];
     let mut out = Vec::new();
     scheduler.apply(&done, &mut out).unwrap();
-    let said: Vec<_> = out.iter().map(|said| (said.id.0, said.n_tokens, said.scored_position, said.finish)).collect();
-    assert_eq!(said, [(1, 0, 1, None)]);
+    let summaries: Vec<_> =
+        out.iter().map(|output| (output.id.0, output.n_tokens, output.scored_position, output.finish)).collect();
+    assert_eq!(summaries, [(1, 0, 1, None)]);
     let mut done = answer(&second, 7);
     done.slices[0].tokens = vec![TokenOut { token: 7, ..TokenOut::default() }];
     out.clear();
@@ -717,11 +719,11 @@ fn what_is_pooled_may_fill_the_context() {
     let mut scheduler = scheduler(limits);
     let pool = Request { goal: Goal::Pool, ..request(1, 128, 1) };
     let refused = scheduler.submit(Request { prompt: vec![7; 129], ..pool.clone() }, Micros(0));
-    assert_eq!(refused, Err(Rejected::TooLong { limit: "context_max", needed: 129, available: 128 }));
+    assert_eq!(refused, Err(RequestRejection::TooLong { limit: "context_max", needed: 129, available: 128 }));
     scheduler.submit(pool, Micros(0)).unwrap();
     let mut ended = Vec::new();
     while let Some(step) = plan(&mut scheduler) {
-        ended.extend(apply(&mut scheduler, &step, 7).iter().map(|said| said.finish));
+        ended.extend(apply(&mut scheduler, &step, 7).iter().map(|output| output.finish));
         scheduler.check();
     }
     assert_eq!(ended, [Some(Finish::Stop)]);
@@ -738,7 +740,7 @@ fn what_is_pooled_ends_with_its_prompt() {
         assert_eq!((slices(&step), step.slices[0].want), (vec![range], Want::Pool));
         let out = apply(&mut scheduler, &step, 7);
         let is_end = range.2 == 100;
-        let finishes: Vec<_> = out.iter().map(|said| (said.n_tokens, said.finish)).collect();
+        let finishes: Vec<_> = out.iter().map(|output| (output.n_tokens, output.finish)).collect();
         assert_eq!(finishes, if is_end { vec![(0, Some(Finish::Stop))] } else { vec![] });
     }
     // Its blocks are named and serve others, but not another pooled request.
@@ -767,7 +769,7 @@ fn what_starts_fits_into_one_frame() {
     }
     assert_eq!(starts, [2, 2, 1]);
     let too_large = scheduler.submit(with_list(6, 3000), Micros(0));
-    assert!(matches!(too_large, Err(Rejected::TooLarge { available, .. }) if available == starts_bytes_max));
+    assert!(matches!(too_large, Err(RequestRejection::TooLarge { available, .. }) if available == starts_bytes_max));
 }
 
 /// The answer to a step in which every draw is late.
@@ -803,8 +805,8 @@ fn a_draw_that_does_not_come_is_planned_again_and_what_was_planned_behind_it_is_
     let behind_again = plan(&mut scheduler).unwrap();
     assert_eq!((slices(&behind_again), behind_again.blocks.len()), (vec![(1, 32, 33)], 0));
     assert_eq!(n_names(&scheduler), 1);
-    let said = apply(&mut scheduler, &again, 7);
-    assert_eq!((said[0].position, said[0].n_tokens, said[0].finish), (0, 1, None));
+    let outputs = apply(&mut scheduler, &again, 7);
+    assert_eq!((outputs[0].position, outputs[0].n_tokens, outputs[0].finish), (0, 1, None));
     assert_eq!(n_names(&scheduler), 2);
     assert_eq!(apply(&mut scheduler, &behind_again, 7)[0].position, 1);
     assert_eq!(run_out(&mut scheduler).last().unwrap().finish, Some(Finish::Length));
@@ -851,7 +853,7 @@ fn a_failure_ends_its_request_with_its_own_reason() {
 }
 
 #[test]
-fn who_ends_keeps_its_blocks_until_what_is_stale_has_landed() {
+fn ended_request_keeps_blocks_until_stale_steps_land() {
     let mut scheduler = scheduler(config());
     scheduler.submit(request(1, 32, 9), Micros(0)).unwrap();
     let [first, behind] = [(); 2].map(|()| plan(&mut scheduler).unwrap());
@@ -866,21 +868,24 @@ fn who_ends_keeps_its_blocks_until_what_is_stale_has_landed() {
 }
 
 #[test]
-fn an_answer_that_lacks_a_token_is_refused_for_who_asks() {
+fn step_result_without_a_token_fails_the_check() {
     let mut scheduler = scheduler(Config { chunk_tokens_max: 8, chunk_tokens_min: 1, ..config() });
     (1..3).for_each(|id| scheduler.submit(request(id, 4 + 8 * (id as u32 - 1), 5), Micros(0)).unwrap());
     let step = plan(&mut scheduler).unwrap();
     assert_eq!(slices(&step), [(1, 0, 4), (2, 0, 8)]);
-    let no_token = Err(Stale::NoToken { slice: 0 });
-    assert_eq!((scheduler.drew_all(&answer(&step, 7)), scheduler.drew_all(&late(&step))), (Ok(()), no_token));
+    let no_token = Err(StaleAnswer::NoToken { slice: 0 });
+    assert_eq!(
+        (scheduler.check_all_drawn(&answer(&step, 7)), scheduler.check_all_drawn(&late(&step))),
+        (Ok(()), no_token)
+    );
     let mut failed = late(&step);
     failed.slices[0].failed = Some(Failure::Computation);
-    assert_eq!(scheduler.drew_all(&failed), Ok(()));
+    assert_eq!(scheduler.check_all_drawn(&failed), Ok(()));
     let mut with_grammar = self::scheduler(config());
     let grammar = Some(Grammar::new("any"));
     with_grammar.submit(Request { grammar, ..request(1, 4, 5) }, Micros(0)).unwrap();
     let masked = plan(&mut with_grammar).unwrap();
-    assert_eq!(with_grammar.drew_all(&late(&masked)), Ok(()), "its draw waits for a mask");
+    assert_eq!(with_grammar.check_all_drawn(&late(&masked)), Ok(()), "its draw waits for a mask");
     let of_another = StepDone { id: StepId(9), ..late(&step) };
-    assert_eq!(scheduler.drew_all(&of_another), Ok(()), "that is refused as an answer");
+    assert_eq!(scheduler.check_all_drawn(&of_another), Ok(()), "that is refused as an answer");
 }

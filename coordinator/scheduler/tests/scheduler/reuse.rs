@@ -28,23 +28,24 @@ fn reuse(scheduler: &mut Scheduler, request: Request) -> (Option<ReuseEnd>, u32)
 }
 
 #[test]
-fn each_reason_is_said_where_it_holds() {
+fn each_reuse_end_is_reported_where_it_holds() {
     let mut scheduler = Scheduler::new(config(&[CacheGroup::FULL], &[40]), Epoch::default()).unwrap();
-    let mut says = |request, ended, position| assert_eq!(reuse(&mut scheduler, request), (Some(ended), position));
-    says(request(1, 0..100, 1), ReuseEnd::FirstUse, 0);
-    says(request(2, 0..100, 1), ReuseEnd::Whole, 96);
-    says(request(3, (0..50).chain(900..950), 1), ReuseEnd::Differs, 48);
-    says(request(4, 0..10, 1), ReuseEnd::FirstUse, 0);
+    let mut check_reuse =
+        |request, ended, position| assert_eq!(reuse(&mut scheduler, request), (Some(ended), position));
+    check_reuse(request(1, 0..100, 1), ReuseEnd::FirstUse, 0);
+    check_reuse(request(2, 0..100, 1), ReuseEnd::Whole, 96);
+    check_reuse(request(3, (0..50).chain(900..950), 1), ReuseEnd::Differs, 48);
+    check_reuse(request(4, 0..10, 1), ReuseEnd::FirstUse, 0);
     let tenant = Request { tenant: TenantId(9), ..request(5, 0..100, 1) };
-    says(tenant.clone(), ReuseEnd::OtherOwner, 0);
-    says(Request { cache_salt: CacheSalt([7; 16]), ..request(6, 0..100, 1) }, ReuseEnd::OtherOwner, 0);
-    says(Request { cache_bypass: true, ..request(7, 0..100, 1) }, ReuseEnd::Bypassed, 0);
-    says(Request { goal: Goal::Pool, ..request(8, 0..100, 1) }, ReuseEnd::Bypassed, 0);
-    says(Request { cache_apart: true, ..request(9, 0..100, 1) }, ReuseEnd::Apart, 0);
-    says(Request { id: types::RequestId(10), ..tenant }, ReuseEnd::Whole, 96);
+    check_reuse(tenant.clone(), ReuseEnd::OtherOwner, 0);
+    check_reuse(Request { cache_salt: CacheSalt([7; 16]), ..request(6, 0..100, 1) }, ReuseEnd::OtherOwner, 0);
+    check_reuse(Request { cache_bypass: true, ..request(7, 0..100, 1) }, ReuseEnd::Bypassed, 0);
+    check_reuse(Request { goal: Goal::Pool, ..request(8, 0..100, 1) }, ReuseEnd::Bypassed, 0);
+    check_reuse(Request { cache_apart: true, ..request(9, 0..100, 1) }, ReuseEnd::Apart, 0);
+    check_reuse(Request { id: types::RequestId(10), ..tenant }, ReuseEnd::Whole, 96);
     // A long one needs the room of the others.
-    says(request(11, 5000..5550, 1), ReuseEnd::FirstUse, 0);
-    says(request(12, 0..100, 1), ReuseEnd::Evicted, 0);
+    check_reuse(request(11, 5000..5550, 1), ReuseEnd::FirstUse, 0);
+    check_reuse(request(12, 0..100, 1), ReuseEnd::Evicted, 0);
     let off = Config { prefix_cache: false, ..config(&[CacheGroup::FULL], &[40]) };
     assert_eq!(
         reuse(&mut Scheduler::new(off, Epoch::default()).unwrap(), request(1, 0..100, 1)),
@@ -53,17 +54,18 @@ fn each_reason_is_said_where_it_holds() {
 }
 
 #[test]
-fn a_state_that_is_not_kept_is_told_from_one_that_was_evicted() {
+fn unkept_state_is_distinct_from_evicted_state() {
     let groups = [CacheGroup::STATE, CacheGroup::FULL];
     let mut scheduler = Scheduler::new(config(&groups, &[8, 200]), Epoch::default()).unwrap();
-    let mut says = |request, ended, position| assert_eq!(reuse(&mut scheduler, request), (Some(ended), position));
-    says(request(1, 0..100, 1), ReuseEnd::FirstUse, 0);
-    says(request(2, (0..80).chain(900..950), 1), ReuseEnd::StateNotKept, 80);
-    says(request(3, (0..80).chain(1000..1050), 1), ReuseEnd::Differs, 80);
+    let mut check_reuse =
+        |request, ended, position| assert_eq!(reuse(&mut scheduler, request), (Some(ended), position));
+    check_reuse(request(1, 0..100, 1), ReuseEnd::FirstUse, 0);
+    check_reuse(request(2, (0..80).chain(900..950), 1), ReuseEnd::StateNotKept, 80);
+    check_reuse(request(3, (0..80).chain(1000..1050), 1), ReuseEnd::Differs, 80);
     for id in 4..10 {
-        says(request(id, (0..100).map(|at| at + 5000 * id as u32), 20), ReuseEnd::FirstUse, 0);
+        check_reuse(request(id, (0..100).map(|at| at + 5000 * id as u32), 20), ReuseEnd::FirstUse, 0);
     }
-    says(request(10, 0..100, 1), ReuseEnd::Evicted, 96);
+    check_reuse(request(10, 0..100, 1), ReuseEnd::Evicted, 96);
 }
 
 #[test]

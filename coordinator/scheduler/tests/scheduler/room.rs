@@ -1,6 +1,6 @@
 //! What happens to requests when there are fewer ranks, which hold less of a log than the promised context.
 
-use scheduler::{Config, Loss, Output, Rejected, Scheduler};
+use scheduler::{Config, Loss, Output, RequestRejection, Scheduler};
 use types::{Epoch, Finish, KV_PARTS, Micros, Request, RequestId, Sampling, SliceDone, Step, StepDone, TokenOut, Want};
 
 fn request(id: u64, n_prompt: u32, tokens_max: u32) -> Request {
@@ -25,7 +25,7 @@ fn run_out(scheduler: &mut Scheduler) -> Vec<Output> {
 }
 
 fn ends(out: &[Output]) -> Vec<(u64, u32, Finish)> {
-    out.iter().filter_map(|said| Some((said.id.0, said.position + said.n_tokens, said.finish?))).collect()
+    out.iter().filter_map(|output| Some((output.id.0, output.position + output.n_tokens, output.finish?))).collect()
 }
 
 /// New workers, which hold `room` tokens of a log.
@@ -39,7 +39,7 @@ fn place(scheduler: &mut Scheduler, n: u32, room: u32) -> Vec<Output> {
 }
 
 #[test]
-fn what_fits_goes_on_and_what_does_not_is_said_to_have_outgrown_the_ranks() {
+fn logs_that_fit_go_on_and_others_are_outgrown() {
     let config = Config { n_blocks: vec![64], context_max: 256, batch_tokens_max: 64, ..Config::default() };
     let mut scheduler = Scheduler::new(config, Epoch::default()).unwrap();
     // A short one; a long one that may stop before the end of the room; one without a stop before it; a prompt beyond
@@ -48,7 +48,7 @@ fn what_fits_goes_on_and_what_does_not_is_said_to_have_outgrown_the_ranks() {
     all.into_iter().for_each(|request| scheduler.submit(request, Micros(0)).unwrap());
     assert_eq!(ends(&place(&mut scheduler, 1, 64)), [(4, 0, Finish::Outgrown)]);
     let refused = scheduler.submit(request(5, 64, 5), Micros(0));
-    assert_eq!(refused, Err(Rejected::Outgrown { n_tokens: 64, room: 64 }));
+    assert_eq!(refused, Err(RequestRejection::Outgrown { n_tokens: 64, room: 64 }));
     // No log is cut short and called complete: the third ends as one that could go on elsewhere.
     let mut got = ends(&run_out(&mut scheduler));
     got.sort_by_key(|end| end.0);
@@ -74,7 +74,7 @@ fn what_waits_grows_as_long_as_it_may_when_ranks_are_many_again() {
 }
 
 #[test]
-fn a_request_waits_for_blocks_that_have_no_memory_yet_and_harms_nobody_meanwhile() {
+fn request_waits_for_uncommitted_blocks_without_harming_others() {
     let config = Config { n_blocks: vec![64], context_max: 256, batch_tokens_max: 64, ..Config::default() };
     let mut scheduler = Scheduler::new(config, Epoch::default()).unwrap();
     // Four blocks of 64.

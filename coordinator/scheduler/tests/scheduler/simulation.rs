@@ -49,7 +49,7 @@ fn check_seed(seed: u64) -> Facts {
 }
 
 #[test]
-fn every_stream_is_what_the_request_says_alone() {
+fn every_stream_equals_the_request_run_alone() {
     let mut facts = Facts::default();
     (0..SEEDS).for_each(|seed| facts.add(&check_seed(seed)));
     println!("{facts:#?}");

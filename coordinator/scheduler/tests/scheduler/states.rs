@@ -110,7 +110,7 @@ fn where_prompts_part_the_second_keeps_a_state_and_the_third_finds_it() {
 }
 
 #[test]
-fn nobody_is_preempted_for_states_that_are_only_kept() {
+fn no_preemption_for_states_that_are_only_kept() {
     // Four run, each of two pages: there is room for no other.
     let tight = Config { state_stride: 16, ..config([9, 1000]) };
     let mut scheduler = scheduler(tight);
@@ -122,7 +122,7 @@ fn nobody_is_preempted_for_states_that_are_only_kept() {
 }
 
 #[test]
-fn who_may_not_be_found_keeps_no_state() {
+fn unshared_request_keeps_no_state() {
     let mut scheduler = scheduler(config([64, 64]));
     let apart = Request { cache_apart: true, ..request(1, 0..200, 20) };
     scheduler.submit(apart, Micros(0)).unwrap();

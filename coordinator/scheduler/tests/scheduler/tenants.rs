@@ -1,6 +1,6 @@
 //! Shares of competing tenants, counted in tokens, steps and places: by weight, and which tenant waits for which.
 
-use scheduler::{Config, Rejected, Scheduler};
+use scheduler::{Config, RequestRejection, Scheduler};
 use std::collections::BTreeMap;
 use types::{Epoch, Micros, Request, RequestId, Sampling, Step, StepDone, TenantId, TokenOut, Want, Weight};
 
@@ -33,7 +33,13 @@ impl House {
         }
     }
 
-    fn offer(&mut self, tenant: u64, weight: u16, n_prompt: u32, tokens_max: u32) -> Result<RequestId, Rejected> {
+    fn offer(
+        &mut self,
+        tenant: u64,
+        weight: u16,
+        n_prompt: u32,
+        tokens_max: u32,
+    ) -> Result<RequestId, RequestRejection> {
         self.n_requests += 1;
         let id = RequestId(self.n_requests);
         let request = Request {
@@ -104,7 +110,7 @@ fn check_shares(weights: &[u16], (n_prompt, tokens_max): (u32, u32)) {
 }
 
 #[test]
-fn who_always_wants_more_gets_its_share_of_tokens() {
+fn busy_tenants_get_their_share_of_tokens() {
     for weights in [&[1, 1][..], &[1, 3], &[2, 1, 1], &[5, 1]] {
         for shape in [(10, 20), (200, 4), (64, 64)] {
             check_shares(weights, shape);
@@ -149,7 +155,7 @@ fn long_prompts_of_one_do_not_hold_up_short_ones_of_another() {
 }
 
 #[test]
-fn who_has_more_than_its_blocks_gives_way() {
+fn tenant_above_its_block_share_is_preempted() {
     // Two of the heavy tenant's requests fill the pool.
     let mut house = House::open(Config { n_blocks: vec![20], context_max: 300, ..config() });
     for _ in 0..4 {
@@ -165,10 +171,10 @@ fn who_has_more_than_its_blocks_gives_way() {
 }
 
 #[test]
-fn a_full_queue_has_room_for_who_has_less_in_it() {
+fn full_queue_admits_a_tenant_with_less_in_it() {
     let mut house = House::open(Config { waiting_max: 10, ..config() });
     let heavy: Vec<RequestId> = (0..10).map(|_| house.submit(HEAVY, 1, 10, 10)).collect();
-    assert!(matches!(house.offer(HEAVY, 1, 10, 10), Err(Rejected::Full { limit: "waiting_max", max: 10 })));
+    assert!(matches!(house.offer(HEAVY, 1, 10, 10), Err(RequestRejection::Full { limit: "waiting_max", max: 10 })));
     for n in 1..=5 {
         house.submit(LIGHT, 1, 10, 10);
         assert_eq!(house.scheduler.displaced(), Some(heavy[10 - n]), "the last gives way");
@@ -183,7 +189,10 @@ fn a_full_queue_has_room_for_who_has_less_in_it() {
     for _ in 0..2 {
         house.submit(HEAVY, 1, 45, 10);
     }
-    assert!(matches!(house.offer(LIGHT, 1, 60, 10), Err(Rejected::Full { limit: "waiting_tokens_max", max: 100 })));
+    assert!(matches!(
+        house.offer(LIGHT, 1, 60, 10),
+        Err(RequestRejection::Full { limit: "waiting_tokens_max", max: 100 })
+    ));
     house.submit(LIGHT, 1, 30, 10);
     assert!(house.scheduler.displaced().is_some());
     assert_eq!(house.scheduler.stats().waiting_tokens, 75);

@@ -1,7 +1,7 @@
 //! Cache groups with a window: what a step carries for each, what is released, and what a prefix hit needs.
 
 use super::by_hand::{apply, plan, request, run_out};
-use scheduler::{Config, Loss, Rejected, Scheduler};
+use scheduler::{Config, Loss, RequestRejection, Scheduler};
 use types::cache::blocks_for;
 use types::{BlockId, CacheGroup, Epoch, Micros, SliceDone, Step, StepDone};
 
@@ -53,7 +53,7 @@ fn a_sequence_of_any_length_holds_a_window_and_a_chunk() {
 #[test]
 fn what_the_smaller_pool_cannot_hold_is_refused() {
     let mut scheduler = Scheduler::new(config([24, 5]), Epoch::default()).unwrap();
-    let too_long = Rejected::TooLong { limit: "n_blocks", needed: 99, available: 80 };
+    let too_long = RequestRejection::TooLong { limit: "n_blocks", needed: 99, available: 80 };
     assert_eq!(scheduler.submit(request(1, 0..80, 20), Micros(0)), Err(too_long));
     scheduler.submit(request(1, 0..60, 20), Micros(0)).unwrap();
     run_out(&mut scheduler);
@@ -126,7 +126,7 @@ fn blocks_of_slices_in_flight_keep_their_names_until_they_are_computed() {
 }
 
 #[test]
-fn nobody_is_preempted_for_blocks_that_come_back_by_themselves() {
+fn no_preemption_for_blocks_that_windows_release() {
     // Two long prompts fill three stages. The pool has room for one chunk of each and their windows, not for all chunks
     // that could be in flight.
     let deep =

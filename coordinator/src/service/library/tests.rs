@@ -25,8 +25,8 @@ impl Copy {
 
     async fn read_all(&self) -> Result<u64, Status> {
         let end = self.files.files[0].n_bytes;
-        let wanted = ReadModelRequest { digest: self.files.digest.clone(), file: 0, start: 0, end };
-        let (mut stream, mut n_bytes) = (self.library.read(&wanted).await?, 0);
+        let request = ReadModelRequest { digest: self.files.digest.clone(), file: 0, start: 0, end };
+        let (mut stream, mut n_bytes) = (self.library.read(&request).await?, 0);
         while let Some(message) = stream.next().await {
             n_bytes += message?.bytes.len() as u64;
         }
@@ -41,7 +41,7 @@ impl Drop for Copy {
 }
 
 #[tokio::test]
-async fn a_file_that_has_changed_is_lent_to_nobody() {
+async fn changed_file_is_not_served() {
     let copy = Copy::listed("changed").await;
     assert_eq!(copy.read_all().await.unwrap(), copy.files.files[0].n_bytes);
     let file = std::fs::File::options().write(true).open(&copy.model).unwrap();

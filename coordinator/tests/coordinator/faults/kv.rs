@@ -21,23 +21,23 @@ async fn grown(parts: u32) -> (Cluster, RawWorker, Router) {
     let mut rank = RawWorker::join(&cluster, proto::VERSION).await.unwrap();
     rank.last = rank.assigned().await;
     assert!(rank.last.sends_kv_wanted);
-    rank.say_loaded(super::sim_digest()).await;
+    rank.send_loaded(super::sim_digest()).await;
     rank.meet_with(Some(parts), true).await;
     let router = cluster.router().await;
     (cluster, rank, router)
 }
 
 /// The blocks that a target is for.
-fn n_blocks(wanted: wire::KvWanted) -> u32 {
-    blocks_committed(N_BLOCKS, wanted.parts)
+fn n_blocks(target: wire::KvWanted) -> u32 {
+    blocks_committed(N_BLOCKS, target.parts)
 }
 
 impl RawWorker {
     /// The next frame that is no step; steps are answered, with one token where one is drawn.
-    async fn wanted(&mut self) -> wire::KvWanted {
+    async fn next_kv_target(&mut self) -> wire::KvWanted {
         loop {
             match self.next().await.unwrap() {
-                Frame::KvWanted(wanted) => return wanted,
+                Frame::KvWanted(target) => return target,
                 Frame::Step(bytes) => self.answer(&bytes).await,
                 other => panic!("{other:?}"),
             }
@@ -52,12 +52,12 @@ impl RawWorker {
             _ => SliceDone::default(),
         });
         let done = StepDone { id: step.id, epoch: step.epoch, slices: slices.collect(), micros: 0 };
-        self.say(worker_frame::Frame::Done((&done).into())).await;
+        self.send(worker_frame::Frame::Done((&done).into())).await;
     }
 
     /// Answers steps until this router has received all of its answers.
     async fn answer_all(&mut self, router: &mut Router) {
-        let ended = router.hear_all();
+        let ended = router.receive_all();
         tokio::pin!(ended);
         loop {
             tokio::select! {
@@ -87,7 +87,7 @@ async fn a_rank_that_grows_is_sent_what_requests_need_and_what_they_no_longer_do
     let (cluster, mut rank, mut router) = grown(KV_PARTS / 8).await;
     let epoch_n = rank.last.epoch_n;
     router.submit(request(vec![1; LONG], 1)).await;
-    let first = timeout(PATIENCE, rank.wanted()).await.unwrap();
+    let first = timeout(PATIENCE, rank.next_kv_target()).await.unwrap();
     assert_eq!(first.n, 1);
     // Its own blocks, and 128 to spare.
     assert!((188 + 128..188 + 140).contains(&n_blocks(first)), "{}", n_blocks(first));
@@ -95,10 +95,10 @@ async fn a_rank_that_grows_is_sent_what_requests_need_and_what_they_no_longer_do
     rank.beat_kv_after(1, epoch_n, first.parts).await;
     rank.answer_all(&mut router).await;
     // Nothing is held any more.
-    let less = timeout(PATIENCE, rank.wanted()).await.unwrap();
+    let less = timeout(PATIENCE, rank.next_kv_target()).await.unwrap();
     assert_eq!((less.n, n_blocks(less)), (2, 128));
     router.submit(request(vec![2; LONG], 1)).await;
-    let more = timeout(PATIENCE, rank.wanted()).await.unwrap();
+    let more = timeout(PATIENCE, rank.next_kv_target()).await.unwrap();
     assert_eq!(more.n, 3);
     // A report from before memory was given back is of memory that is gone.
     rank.beat_kv_after(1, epoch_n, first.parts).await;
@@ -115,13 +115,13 @@ async fn a_rank_that_cannot_grow_is_a_full_pool_and_no_lost_rank() {
     let (cluster, mut rank, mut router) = grown(KV_PARTS / 8).await;
     let epoch_n = rank.last.epoch_n;
     router.submit(request(vec![1; LONG], 1)).await;
-    let wanted = timeout(PATIENCE, rank.wanted()).await.unwrap();
+    let target = timeout(PATIENCE, rank.next_kv_target()).await.unwrap();
     for _ in 0..5 {
-        rank.beat_kv_after(wanted.n, epoch_n, KV_PARTS / 8).await;
+        rank.beat_kv_after(target.n, epoch_n, KV_PARTS / 8).await;
         rank.starts_nothing().await;
     }
     // Requests that fit run as soon as the long one is gone.
-    rank.beat_kv_after(wanted.n, epoch_n, wanted.parts).await;
+    rank.beat_kv_after(target.n, epoch_n, target.parts).await;
     rank.answer_all(&mut router).await;
     drop(rank);
     cluster.stop().await;

@@ -7,17 +7,17 @@ use super::function::{FunctionCall, FunctionStyle};
 use super::headed::{HeadedCall, HeadedStyle};
 use super::object::CallObject;
 use super::xml::{XmlCall, XmlStyle};
-use super::{Form, Member, Rule, Turn};
+use super::{Form, CallStep, Rule, FormStep};
 use crate::json::quoted;
-use crate::marker::{Begins, begins, blank};
+use crate::marker::{MarkerPrefix, begins, blank};
 use crate::sink::Sink;
-use crate::tag::{Layout, schema, tag};
+use crate::tag::{CallLayout, schema, tag};
 use crate::{Tool, Tools};
 use serde_json::Value;
 
 /// A family's markers around its calls, and the kinds of its calls.
 #[derive(Debug, PartialEq)]
-pub(crate) struct Style {
+pub(crate) struct FrameStyle {
     /// Precede a call or a list of them. An opener that is a call's own beginning opens a frame that lacks its opener.
     pub openers: &'static [&'static str],
     /// Follow the calls. They are optional.
@@ -28,7 +28,7 @@ pub(crate) struct Style {
     pub is_bare: bool,
     /// The kinds that are read. The first one is written.
     pub kinds: &'static [CallKind],
-    pub written: Written,
+    pub written: FrameMarkup,
 }
 
 /// A marker after which text is a call only if it names a tool, and the markers that end it.
@@ -49,7 +49,7 @@ pub(crate) enum CallKind {
 
 /// The form in which a model must write a required call: of the readable forms, the one of its training.
 #[derive(Debug, PartialEq)]
-pub(crate) struct Written {
+pub(crate) struct FrameMarkup {
     /// Around all calls, and between two.
     pub open: &'static str,
     pub separator: &'static str,
@@ -63,12 +63,12 @@ pub(crate) struct Written {
     pub trigger: &'static str,
 }
 
-impl Style {
-    pub fn layout(&'static self) -> Layout {
-        let Written { open, separator, close, trigger, .. } = self.written;
+impl FrameStyle {
+    pub fn layout(&'static self) -> CallLayout {
+        let FrameMarkup { open, separator, close, trigger, .. } = self.written;
         let kind = self.kinds[0];
         let tag = move |tool: &Tool, arguments: &Value| kind.tag(tool, arguments, &self.written);
-        Layout { open, separator, close, trigger, tag: Box::new(tag) }
+        CallLayout { open, separator, close, trigger, tag: Box::new(tag) }
     }
 
     pub fn markers(&self) -> Vec<&'static str> {
@@ -81,7 +81,7 @@ impl Style {
 }
 
 impl CallKind {
-    fn tag(self, tool: &Tool, arguments: &Value, written: &Written) -> Value {
+    fn tag(self, tool: &Tool, arguments: &Value, written: &FrameMarkup) -> Value {
         let (before, after) = (written.before, written.after);
         match self {
             CallKind::Object => {
@@ -114,65 +114,65 @@ impl CallKind {
         }
     }
 
-    fn begins(self, rest: &str, last: bool) -> Begins {
+    fn begins(self, rest: &str, last: bool) -> MarkerPrefix {
         match self.begin() {
-            "" if rest.starts_with(|c: char| c.is_alphabetic() || c == '_') => Begins::With(0),
-            "" => Begins::No,
+            "" if rest.starts_with(|c: char| c.is_alphabetic() || c == '_') => MarkerPrefix::With(0),
+            "" => MarkerPrefix::No,
             begin => begins(rest, &[begin], last),
         }
     }
 
-    fn call(self, rule: Rule, held: String) -> Call {
+    fn call(self, rule: Rule, held: String) -> CallReader {
         match self {
-            CallKind::Object => Call::Object(Box::new(CallObject::new(rule, held))),
-            CallKind::Function(style) => Call::Function(Box::new(FunctionCall::new(style, rule, held))),
-            CallKind::Headed(style) => Call::Headed(Box::new(HeadedCall::new(style, held))),
-            CallKind::Xml(style) => Call::Xml(Box::new(XmlCall::new(style, held))),
+            CallKind::Object => CallReader::Object(Box::new(CallObject::new(rule, held))),
+            CallKind::Function(style) => CallReader::Function(Box::new(FunctionCall::new(style, rule, held))),
+            CallKind::Headed(style) => CallReader::Headed(Box::new(HeadedCall::new(style, held))),
+            CallKind::Xml(style) => CallReader::Xml(Box::new(XmlCall::new(style, held))),
         }
     }
 }
 
-enum Call {
+enum CallReader {
     Object(Box<CallObject>),
     Function(Box<FunctionCall>),
     Headed(Box<HeadedCall>),
     Xml(Box<XmlCall>),
 }
 
-impl Call {
-    fn step(&mut self, rest: &str, last: bool, frame: &Frame, sink: &mut Sink) -> Member {
+impl CallReader {
+    fn step(&mut self, rest: &str, last: bool, frame: &Frame, sink: &mut Sink) -> CallStep {
         let (closers, tools) = (frame.closers, &frame.tools);
         match self {
-            Call::Object(call) => call.step(rest, closers, last, tools, sink),
-            Call::Function(call) => call.step(rest, last, tools, sink),
-            Call::Headed(call) => call.step(rest, closers, last, sink),
-            Call::Xml(call) => call.step(rest, closers, last, tools, sink),
+            CallReader::Object(call) => call.step(rest, closers, last, tools, sink),
+            CallReader::Function(call) => call.step(rest, last, tools, sink),
+            CallReader::Headed(call) => call.step(rest, closers, last, sink),
+            CallReader::Xml(call) => call.step(rest, closers, last, tools, sink),
         }
     }
 
     /// Returns the text that was read and is not part of a call.
     fn held(&self) -> &str {
         match self {
-            Call::Object(call) => call.held(),
-            Call::Function(call) => call.held(),
-            Call::Headed(call) => call.held(),
-            Call::Xml(call) => call.held(),
+            CallReader::Object(call) => call.held(),
+            CallReader::Function(call) => call.held(),
+            CallReader::Headed(call) => call.held(),
+            CallReader::Xml(call) => call.held(),
         }
     }
 
     /// Handles the end of the text within the call: emits the call so far, or content.
     fn finish(&mut self, sink: &mut Sink) {
         match self {
-            Call::Object(call) => call.finish(sink),
-            Call::Function(call) => call.finish(sink),
-            Call::Headed(call) => call.finish(sink),
-            Call::Xml(call) => call.finish(sink),
+            CallReader::Object(call) => call.finish(sink),
+            CallReader::Function(call) => call.finish(sink),
+            CallReader::Headed(call) => call.finish(sink),
+            CallReader::Xml(call) => call.finish(sink),
         }
     }
 }
 
 pub(crate) struct Frame {
-    style: &'static Style,
+    style: &'static FrameStyle,
     tools: Tools,
     /// The openers of the style, then those of fences.
     openers: Vec<&'static str>,
@@ -180,16 +180,16 @@ pub(crate) struct Frame {
     closers: &'static [&'static str],
     /// Whether a call or a list at a line's start is read without an opener.
     reads_bare: bool,
-    at: At,
+    at: FrameState,
     in_list: bool,
     at_line_start: bool,
 }
 
-enum At {
+enum FrameState {
     Text,
     /// After an opener or a bracket, which are held.
     Opened(Rule, String),
-    Call(Rule, Call),
+    Call(Rule, CallReader),
     /// After a call. Text that may precede the next call is held.
     Behind(Rule, String),
     /// After a closer. White space is held, and other closers may follow.
@@ -197,7 +197,7 @@ enum At {
 }
 
 /// The kind of the call that begins here.
-enum Next {
+enum CallStart {
     Call(CallKind),
     Perhaps,
     None,
@@ -206,34 +206,34 @@ enum Next {
 impl Frame {
     /// Returns a reader of the family's own form. It also reads bare and fenced calls, unless a tool is strict: strict
     /// arguments are enforced only in the family's own form.
-    pub fn new(style: &'static Style, tools: Tools) -> Frame {
+    pub fn new(style: &'static FrameStyle, tools: Tools) -> Frame {
         let is_lenient = style.is_bare || tools.iter().all(|tool| !tool.strict);
         let fences = if is_lenient { style.fences } else { &[] };
         let openers = style.openers.iter().copied().chain(fences.iter().map(|fence| fence.open)).collect();
         let reads_bare = style.is_bare || !fences.is_empty();
         let closers = style.closers;
-        Frame { style, tools, openers, closers, reads_bare, at: At::Text, in_list: false, at_line_start: true }
+        Frame { style, tools, openers, closers, reads_bare, at: FrameState::Text, in_list: false, at_line_start: true }
     }
 
-    fn text(&mut self, rest: &str, last: bool, sink: &mut Sink) -> Turn {
+    fn text(&mut self, rest: &str, last: bool, sink: &mut Sink) -> FormStep {
         let is_first = |byte: u8| self.openers.iter().any(|opener| opener.as_bytes()[0] == byte);
         let mut at_line_start = self.at_line_start;
         for (at, byte) in rest.bytes().enumerate() {
-            let may_open = is_first(byte) && begins(&rest[at..], &self.openers, last) != Begins::No;
+            let may_open = is_first(byte) && begins(&rest[at..], &self.openers, last) != MarkerPrefix::No;
             if may_open || (self.reads_bare && at_line_start && matches!(byte, b'{' | b'[')) {
                 self.at_line_start = at_line_start;
-                return if at == 0 { self.open(rest, last) } else { say(&rest[..at], sink) };
+                return if at == 0 { self.open(rest, last) } else { emit_content(&rest[..at], sink) };
             }
             at_line_start = byte == b'\n' || (at_line_start && matches!(byte, b' ' | b'\t' | b'\r'));
         }
         self.at_line_start = at_line_start;
-        say(rest, sink)
+        emit_content(rest, sink)
     }
 
     /// Reads an opener, or a text that may become one.
-    fn open(&mut self, rest: &str, last: bool) -> Turn {
+    fn open(&mut self, rest: &str, last: bool) -> FormStep {
         let (rule, held) = match begins(rest, &self.openers, last) {
-            Begins::With(i) => match i.checked_sub(self.style.openers.len()) {
+            MarkerPrefix::With(i) => match i.checked_sub(self.style.openers.len()) {
                 Some(fence) => {
                     self.closers = self.style.fences[fence].close;
                     (Rule::Bare, self.openers[i])
@@ -244,165 +244,165 @@ impl Frame {
                     (Rule::Marked, if is_of_call { "" } else { self.openers[i] })
                 }
             },
-            Begins::Perhaps => return Turn::More,
-            Begins::No => {
+            MarkerPrefix::Perhaps => return FormStep::More,
+            MarkerPrefix::No => {
                 self.closers = self.style.closers;
                 (Rule::Bare, "")
             }
         };
-        self.at = At::Opened(rule, held.to_owned());
-        Turn::Took(held.len())
+        self.at = FrameState::Opened(rule, held.to_owned());
+        FormStep::Took(held.len())
     }
 
-    fn next_call(&self, rest: &str, last: bool) -> Next {
-        let mut next = Next::None;
+    fn next_call(&self, rest: &str, last: bool) -> CallStart {
+        let mut next = CallStart::None;
         for kind in self.style.kinds {
             match kind.begins(rest, last) {
-                Begins::With(_) => return Next::Call(*kind),
-                Begins::Perhaps => next = Next::Perhaps,
-                Begins::No => {}
+                MarkerPrefix::With(_) => return CallStart::Call(*kind),
+                MarkerPrefix::Perhaps => next = CallStart::Perhaps,
+                MarkerPrefix::No => {}
             }
         }
         next
     }
 
-    fn opened(&mut self, rule: Rule, mut held: String, rest: &str, last: bool, sink: &mut Sink) -> Turn {
+    fn opened(&mut self, rule: Rule, mut held: String, rest: &str, last: bool, sink: &mut Sink) -> FormStep {
         let n = blank(rest).max(usize::from(!self.in_list && rest.starts_with('[')));
         if n > 0 {
             self.in_list |= rest.starts_with('[');
             held.push_str(&rest[..n]);
-            self.at = At::Opened(rule, held);
-            return Turn::Took(n);
+            self.at = FrameState::Opened(rule, held);
+            return FormStep::Took(n);
         }
         match self.next_call(rest, last) {
-            Next::Call(kind) => self.call(kind, rule, held),
-            Next::Perhaps => {
-                self.at = At::Opened(rule, held);
-                Turn::More
+            CallStart::Call(kind) => self.call(kind, rule, held),
+            CallStart::Perhaps => {
+                self.at = FrameState::Opened(rule, held);
+                FormStep::More
             }
             // Without an opener nothing is held: the first character begins neither a list nor a call.
-            Next::None if held.is_empty() => {
+            CallStart::None if held.is_empty() => {
                 let n = rest.chars().next().map_or(0, char::len_utf8);
-                (self.at, self.at_line_start) = (At::Text, false);
-                say(&rest[..n], sink)
+                (self.at, self.at_line_start) = (FrameState::Text, false);
+                emit_content(&rest[..n], sink)
             }
-            Next::None => self.back_to_text(&held, sink),
+            CallStart::None => self.back_to_text(&held, sink),
         }
     }
 
-    fn call(&mut self, kind: CallKind, rule: Rule, held: String) -> Turn {
-        self.at = At::Call(rule, kind.call(rule, held));
-        Turn::Took(0)
+    fn call(&mut self, kind: CallKind, rule: Rule, held: String) -> FormStep {
+        self.at = FrameState::Call(rule, kind.call(rule, held));
+        FormStep::Took(0)
     }
 
-    fn in_call(&mut self, rule: Rule, mut call: Call, rest: &str, last: bool, sink: &mut Sink) -> Turn {
+    fn in_call(&mut self, rule: Rule, mut call: CallReader, rest: &str, last: bool, sink: &mut Sink) -> FormStep {
         match call.step(rest, last, self, sink) {
-            Member::Took(n) => {
-                self.at = At::Call(rule, call);
-                Turn::Took(n)
+            CallStep::Took(n) => {
+                self.at = FrameState::Call(rule, call);
+                FormStep::Took(n)
             }
-            Member::More => {
-                self.at = At::Call(rule, call);
-                Turn::More
+            CallStep::More => {
+                self.at = FrameState::Call(rule, call);
+                FormStep::More
             }
-            Member::Done(n) => {
+            CallStep::Done(n) => {
                 sink.end_call();
-                self.at = At::Behind(rule, String::new());
-                Turn::Took(n)
+                self.at = FrameState::Behind(rule, String::new());
+                FormStep::Took(n)
             }
-            Member::Failed(n) => {
+            CallStep::Failed(n) => {
                 self.back_to_text(call.held(), sink);
-                Turn::Took(n)
+                FormStep::Took(n)
             }
         }
     }
 
-    fn behind(&mut self, rule: Rule, mut held: String, rest: &str, last: bool, sink: &mut Sink) -> Turn {
+    fn behind(&mut self, rule: Rule, mut held: String, rest: &str, last: bool, sink: &mut Sink) -> FormStep {
         let n = blank(rest).max(usize::from(rest.starts_with([',', ';'])));
         if n > 0 {
             held.push_str(&rest[..n]);
-            self.at = At::Behind(rule, held);
-            return Turn::Took(n);
+            self.at = FrameState::Behind(rule, held);
+            return FormStep::Took(n);
         }
         if self.in_list && rest.starts_with(']') {
             self.in_list = false;
-            self.at = At::Behind(rule, String::new());
-            return Turn::Took(1);
+            self.at = FrameState::Behind(rule, String::new());
+            return FormStep::Took(1);
         }
         match begins(rest, self.closers, last) {
-            Begins::With(i) => return self.close(i),
-            Begins::Perhaps => {
-                self.at = At::Behind(rule, held);
-                return Turn::More;
+            MarkerPrefix::With(i) => return self.close(i),
+            MarkerPrefix::Perhaps => {
+                self.at = FrameState::Behind(rule, held);
+                return FormStep::More;
             }
-            Begins::No => {}
+            MarkerPrefix::No => {}
         }
         match self.next_call(rest, last) {
-            Next::Call(kind) => self.call(kind, rule, held),
-            Next::Perhaps => {
-                self.at = At::Behind(rule, held);
-                Turn::More
+            CallStart::Call(kind) => self.call(kind, rule, held),
+            CallStart::Perhaps => {
+                self.at = FrameState::Behind(rule, held);
+                FormStep::More
             }
-            Next::None => self.back_to_text(&held, sink),
+            CallStart::None => self.back_to_text(&held, sink),
         }
     }
 
-    fn close(&mut self, closer: usize) -> Turn {
-        (self.at, self.in_list) = (At::Closed(String::new()), false);
-        Turn::Took(self.closers[closer].len())
+    fn close(&mut self, closer: usize) -> FormStep {
+        (self.at, self.in_list) = (FrameState::Closed(String::new()), false);
+        FormStep::Took(self.closers[closer].len())
     }
 
-    fn closed(&mut self, mut held: String, rest: &str, last: bool, sink: &mut Sink) -> Turn {
+    fn closed(&mut self, mut held: String, rest: &str, last: bool, sink: &mut Sink) -> FormStep {
         let n = blank(rest);
         if n > 0 {
             held.push_str(&rest[..n]);
-            self.at = At::Closed(held);
-            return Turn::Took(n);
+            self.at = FrameState::Closed(held);
+            return FormStep::Took(n);
         }
         // An opener may begin with a closer's text, and has precedence.
         let opener = begins(rest, &self.openers, last);
         let closer = begins(rest, self.closers, last);
         match (opener, closer) {
-            (Begins::With(_), _) | (Begins::No, Begins::No) => self.back_to_text(&held, sink),
-            (Begins::No, Begins::With(i)) => self.close(i),
-            (Begins::Perhaps, _) | (_, Begins::Perhaps) => {
-                self.at = At::Closed(held);
-                Turn::More
+            (MarkerPrefix::With(_), _) | (MarkerPrefix::No, MarkerPrefix::No) => self.back_to_text(&held, sink),
+            (MarkerPrefix::No, MarkerPrefix::With(i)) => self.close(i),
+            (MarkerPrefix::Perhaps, _) | (_, MarkerPrefix::Perhaps) => {
+                self.at = FrameState::Closed(held);
+                FormStep::More
             }
         }
     }
 
-    fn back_to_text(&mut self, held: &str, sink: &mut Sink) -> Turn {
+    fn back_to_text(&mut self, held: &str, sink: &mut Sink) -> FormStep {
         sink.content(held);
         let line = held.trim_end_matches([' ', '\t', '\r']);
         self.at_line_start = line.is_empty() || line.ends_with('\n');
         self.in_list = false;
-        self.at = At::Text;
-        Turn::Took(0)
+        self.at = FrameState::Text;
+        FormStep::Took(0)
     }
 }
 
-fn say(text: &str, sink: &mut Sink) -> Turn {
+fn emit_content(text: &str, sink: &mut Sink) -> FormStep {
     sink.content(text);
-    Turn::Took(text.len())
+    FormStep::Took(text.len())
 }
 
 impl Form for Frame {
-    fn step(&mut self, rest: &str, last: bool, sink: &mut Sink) -> Turn {
-        match std::mem::replace(&mut self.at, At::Text) {
-            At::Text => self.text(rest, last, sink),
-            At::Opened(rule, held) => self.opened(rule, held, rest, last, sink),
-            At::Call(rule, call) => self.in_call(rule, call, rest, last, sink),
-            At::Behind(rule, held) => self.behind(rule, held, rest, last, sink),
-            At::Closed(held) => self.closed(held, rest, last, sink),
+    fn step(&mut self, rest: &str, last: bool, sink: &mut Sink) -> FormStep {
+        match std::mem::replace(&mut self.at, FrameState::Text) {
+            FrameState::Text => self.text(rest, last, sink),
+            FrameState::Opened(rule, held) => self.opened(rule, held, rest, last, sink),
+            FrameState::Call(rule, call) => self.in_call(rule, call, rest, last, sink),
+            FrameState::Behind(rule, held) => self.behind(rule, held, rest, last, sink),
+            FrameState::Closed(held) => self.closed(held, rest, last, sink),
         }
     }
 
     fn finish(&mut self, sink: &mut Sink) {
         match &mut self.at {
-            At::Text => {}
-            At::Opened(_, held) | At::Behind(_, held) | At::Closed(held) => sink.content(held),
-            At::Call(_, call) => call.finish(sink),
+            FrameState::Text => {}
+            FrameState::Opened(_, held) | FrameState::Behind(_, held) | FrameState::Closed(held) => sink.content(held),
+            FrameState::Call(_, call) => call.finish(sink),
         }
     }
 }

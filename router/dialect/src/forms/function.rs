@@ -3,8 +3,8 @@
 //! written.
 
 use super::loose::{Loose, Syntax};
-use super::{Member, NAME_MAX, Rule};
-use crate::marker::{Begins, begins, blank};
+use super::{CallStep, NAME_MAX, Rule};
+use crate::marker::{MarkerPrefix, begins, blank};
 use crate::sink::Sink;
 use crate::tag::{any_text, either, members, schema, tag, text, within};
 use crate::tools::{Types, types_of};
@@ -67,7 +67,7 @@ pub(super) struct FunctionCall {
     style: &'static FunctionStyle,
     rule: Rule,
     held: String,
-    at: At,
+    at: FunctionState,
     name: String,
     arguments: Option<Loose>,
     /// Whether the call is within `print(..)`.
@@ -75,7 +75,7 @@ pub(super) struct FunctionCall {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum At {
+enum FunctionState {
     Begin,
     Name,
     Arguments,
@@ -84,7 +84,7 @@ enum At {
 
 impl FunctionCall {
     pub fn new(style: &'static FunctionStyle, rule: Rule, held: String) -> FunctionCall {
-        let (at, name) = (At::Begin, String::new());
+        let (at, name) = (FunctionState::Begin, String::new());
         FunctionCall { style, rule, held, at, name, arguments: None, is_printed: false }
     }
 
@@ -99,69 +99,69 @@ impl FunctionCall {
         }
     }
 
-    pub fn step(&mut self, rest: &str, last: bool, tools: &Tools, sink: &mut Sink) -> Member {
+    pub fn step(&mut self, rest: &str, last: bool, tools: &Tools, sink: &mut Sink) -> CallStep {
         match self.at {
-            At::Begin => self.begin(rest, last),
-            At::Name => self.name(rest, tools, sink),
-            At::Arguments => self.arguments(rest, last, tools, sink),
-            At::Printed => match blank(rest) {
-                0 => Member::Done(usize::from(rest.starts_with(')'))),
-                n => Member::Took(n),
+            FunctionState::Begin => self.begin(rest, last),
+            FunctionState::Name => self.name(rest, tools, sink),
+            FunctionState::Arguments => self.arguments(rest, last, tools, sink),
+            FunctionState::Printed => match blank(rest) {
+                0 => CallStep::Done(usize::from(rest.starts_with(')'))),
+                n => CallStep::Took(n),
             },
         }
     }
 
-    fn begin(&mut self, rest: &str, last: bool) -> Member {
+    fn begin(&mut self, rest: &str, last: bool) -> CallStep {
         match begins(rest, &[self.style.begin], last) {
-            Begins::With(_) => {
+            MarkerPrefix::With(_) => {
                 self.held.push_str(self.style.begin);
-                self.at = At::Name;
-                Member::Took(self.style.begin.len())
+                self.at = FunctionState::Name;
+                CallStep::Took(self.style.begin.len())
             }
-            Begins::Perhaps => Member::More,
-            Begins::No => Member::Failed(0),
+            MarkerPrefix::Perhaps => CallStep::More,
+            MarkerPrefix::No => CallStep::Failed(0),
         }
     }
 
-    fn name(&mut self, rest: &str, tools: &Tools, sink: &mut Sink) -> Member {
+    fn name(&mut self, rest: &str, tools: &Tools, sink: &mut Sink) -> CallStep {
         let is_of_name = |c: char| c.is_alphanumeric() || matches!(c, '_' | '.' | '-');
         let n = rest.find(|c| !is_of_name(c)).unwrap_or(rest.len());
         let n = n.min(floor(rest, (NAME_MAX + 1).saturating_sub(self.name.len())));
         self.name.push_str(&rest[..n]);
         self.held.push_str(&rest[..n]);
         if n == rest.len() && self.name.len() <= NAME_MAX {
-            return Member::Took(n);
+            return CallStep::Took(n);
         }
         if self.name.is_empty() || self.name.len() > NAME_MAX || !rest[n..].starts_with(self.style.syntax.open) {
-            return Member::Failed(n);
+            return CallStep::Failed(n);
         }
         self.opened(n, tools, sink)
     }
 
     /// Reads the bracket after the name.
-    fn opened(&mut self, n: usize, tools: &Tools, sink: &mut Sink) -> Member {
+    fn opened(&mut self, n: usize, tools: &Tools, sink: &mut Sink) -> CallStep {
         let is_known = tools.get(&self.name).is_some();
         if self.name == "print" && !is_known && !self.is_printed {
             self.is_printed = true;
             self.name.clear();
             self.held.push(self.style.syntax.open);
-            return Member::Took(n + 1);
+            return CallStep::Took(n + 1);
         }
         if self.rule == Rule::Bare && !is_known {
-            return Member::Failed(n);
+            return CallStep::Failed(n);
         }
         sink.begin_call(&self.name, None);
         self.arguments = Some(Loose::new(&self.style.syntax, &self.name));
-        self.at = At::Arguments;
-        Member::Took(n + 1)
+        self.at = FunctionState::Arguments;
+        CallStep::Took(n + 1)
     }
 
-    fn arguments(&mut self, rest: &str, last: bool, tools: &Tools, sink: &mut Sink) -> Member {
-        let Some(arguments) = &mut self.arguments else { return Member::Failed(0) };
+    fn arguments(&mut self, rest: &str, last: bool, tools: &Tools, sink: &mut Sink) -> CallStep {
+        let Some(arguments) = &mut self.arguments else { return CallStep::Failed(0) };
         match arguments.step(rest, last, tools, sink) {
-            Member::Done(n) if self.is_printed => {
-                self.at = At::Printed;
-                Member::Took(n)
+            CallStep::Done(n) if self.is_printed => {
+                self.at = FunctionState::Printed;
+                CallStep::Took(n)
             }
             member => member,
         }

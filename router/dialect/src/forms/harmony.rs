@@ -3,10 +3,10 @@
 //! `<|channel|> · header · <|message|> · body · <|end|> · <|start|> · header · ..`
 
 use super::raw::Raw;
-use super::{Form, Turn};
-use crate::marker::{Begins, Found, begins, blank, find};
+use super::{Form, FormStep};
+use crate::marker::{MarkerPrefix, MarkerMatch, begins, blank, find};
 use crate::sink::Sink;
-use crate::tag::{Layout, schema, tag};
+use crate::tag::{CallLayout, schema, tag};
 
 const CHANNEL: &str = "<|channel|>";
 const START: &str = "<|start|>";
@@ -22,8 +22,8 @@ pub(crate) const THOUGHT_CLOSE: &str = "<|end|><|start|>assistant";
 
 pub(crate) const MARKERS: &[&str] = &[CHANNEL, START, MESSAGE, CONSTRAIN, ENDS[0], ENDS[1], ENDS[2]];
 
-pub(crate) fn layout() -> Layout {
-    Layout {
+pub(crate) fn layout() -> CallLayout {
+    CallLayout {
         open: "",
         separator: "<|start|>assistant",
         close: "",
@@ -37,10 +37,10 @@ pub(crate) fn layout() -> Layout {
 
 pub(crate) struct Harmony {
     has_tools: bool,
-    at: At,
+    at: HarmonyState,
 }
 
-enum At {
+enum HarmonyState {
     /// At the answer's start, which may continue a header that the prompt began.
     Start,
     Text,
@@ -53,61 +53,61 @@ enum At {
 
 impl Harmony {
     pub fn new(has_tools: bool, in_thought: bool) -> Harmony {
-        Harmony { has_tools, at: if in_thought { At::Reasoning } else { At::Start } }
+        Harmony { has_tools, at: if in_thought { HarmonyState::Reasoning } else { HarmonyState::Start } }
     }
 
-    fn start(&mut self, rest: &str, last: bool) -> Turn {
+    fn start(&mut self, rest: &str, last: bool) -> FormStep {
         self.at = match begins(rest, &[" to="], last) {
-            Begins::With(_) => At::Header(String::new()),
-            Begins::Perhaps => return Turn::More,
-            Begins::No => At::Text,
+            MarkerPrefix::With(_) => HarmonyState::Header(String::new()),
+            MarkerPrefix::Perhaps => return FormStep::More,
+            MarkerPrefix::No => HarmonyState::Text,
         };
-        Turn::Took(0)
+        FormStep::Took(0)
     }
 
     /// Between messages, where no text belongs: any text is content.
-    fn text(&mut self, rest: &str, last: bool, sink: &mut Sink) -> Turn {
+    fn text(&mut self, rest: &str, last: bool, sink: &mut Sink) -> FormStep {
         match find(rest, &[CHANNEL, START], last) {
-            Found::At(0, _) => {
-                self.at = At::Header(String::new());
-                Turn::Took(0)
+            MarkerMatch::At(0, _) => {
+                self.at = HarmonyState::Header(String::new());
+                FormStep::Took(0)
             }
-            Found::Perhaps(0) => Turn::More,
-            Found::At(n, _) | Found::Perhaps(n) => say(&rest[..n], sink),
-            Found::Nowhere => say(rest, sink),
+            MarkerMatch::Perhaps(0) => FormStep::More,
+            MarkerMatch::At(n, _) | MarkerMatch::Perhaps(n) => emit_content(&rest[..n], sink),
+            MarkerMatch::Nowhere => emit_content(rest, sink),
         }
     }
 
-    fn header(&mut self, mut header: String, rest: &str, last: bool, sink: &mut Sink) -> Turn {
+    fn header(&mut self, mut header: String, rest: &str, last: bool, sink: &mut Sink) -> FormStep {
         match find(rest, &[MESSAGE, ENDS[0], ENDS[1], ENDS[2]], last) {
-            Found::At(0, 0) => {
+            MarkerMatch::At(0, 0) => {
                 self.at = self.message(&header, sink);
-                Turn::Took(MESSAGE.len())
+                FormStep::Took(MESSAGE.len())
             }
             // A message without a body has no content.
-            Found::At(0, i) => {
-                self.at = At::Text;
-                Turn::Took(ENDS[i - 1].len())
+            MarkerMatch::At(0, i) => {
+                self.at = HarmonyState::Text;
+                FormStep::Took(ENDS[i - 1].len())
             }
-            Found::Perhaps(0) => {
-                self.at = At::Header(header);
-                Turn::More
+            MarkerMatch::Perhaps(0) => {
+                self.at = HarmonyState::Header(header);
+                FormStep::More
             }
-            Found::At(n, _) | Found::Perhaps(n) => {
+            MarkerMatch::At(n, _) | MarkerMatch::Perhaps(n) => {
                 header.push_str(&rest[..n]);
-                self.at = At::Header(header);
-                Turn::Took(n)
+                self.at = HarmonyState::Header(header);
+                FormStep::Took(n)
             }
-            Found::Nowhere => {
+            MarkerMatch::Nowhere => {
                 header.push_str(rest);
-                self.at = At::Header(header);
-                Turn::Took(rest.len())
+                self.at = HarmonyState::Header(header);
+                FormStep::Took(rest.len())
             }
         }
     }
 
     /// Returns the state for the body of a message with this header.
-    fn message(&self, header: &str, sink: &mut Sink) -> At {
+    fn message(&self, header: &str, sink: &mut Sink) -> HarmonyState {
         let is_end = |c: char| c.is_whitespace() || c == '<';
         let word = |text: &str| text.split(is_end).next().unwrap_or_default().to_owned();
         let channel = header.rsplit_once(CHANNEL).map(|(_, channel)| word(channel.trim_start()));
@@ -116,90 +116,90 @@ impl Harmony {
             (Some(recipient), _) => match recipient.strip_prefix("functions.") {
                 Some(name) if self.has_tools && !name.is_empty() => {
                     sink.begin_call(name, None);
-                    At::Arguments(Raw::default())
+                    HarmonyState::Arguments(Raw::default())
                 }
-                Some(_) => At::Content,
+                Some(_) => HarmonyState::Content,
                 // A message to a tool of the model's own is not for the client.
-                None => At::Reasoning,
+                None => HarmonyState::Reasoning,
             },
-            (None, Some("analysis")) => At::Reasoning,
-            _ => At::Content,
+            (None, Some("analysis")) => HarmonyState::Reasoning,
+            _ => HarmonyState::Content,
         }
     }
 
     /// Reads a body up to its end, and returns how much of it is text.
-    fn body(&mut self, rest: &str, last: bool) -> (usize, Turn) {
+    fn body(&mut self, rest: &str, last: bool) -> (usize, FormStep) {
         match find(rest, &ENDS, last) {
-            Found::At(0, i) => {
+            MarkerMatch::At(0, i) => {
                 let n = if i < N_OWN_ENDS { ENDS[i].len() } else { 0 };
-                self.at = At::Text;
-                (0, Turn::Took(n))
+                self.at = HarmonyState::Text;
+                (0, FormStep::Took(n))
             }
-            Found::Perhaps(0) => (0, Turn::More),
-            Found::At(n, _) | Found::Perhaps(n) => (n, Turn::Took(n)),
-            Found::Nowhere => (rest.len(), Turn::Took(rest.len())),
+            MarkerMatch::Perhaps(0) => (0, FormStep::More),
+            MarkerMatch::At(n, _) | MarkerMatch::Perhaps(n) => (n, FormStep::Took(n)),
+            MarkerMatch::Nowhere => (rest.len(), FormStep::Took(rest.len())),
         }
     }
 
-    fn reasoning(&mut self, rest: &str, last: bool, sink: &mut Sink) -> Turn {
-        self.at = At::Reasoning;
+    fn reasoning(&mut self, rest: &str, last: bool, sink: &mut Sink) -> FormStep {
+        self.at = HarmonyState::Reasoning;
         let (n, turn) = self.body(rest, last);
         sink.reasoning(&rest[..n]);
-        if matches!(self.at, At::Text) {
+        if matches!(self.at, HarmonyState::Text) {
             sink.end_reasoning();
         }
         turn
     }
 
-    fn content(&mut self, rest: &str, last: bool, sink: &mut Sink) -> Turn {
-        self.at = At::Content;
+    fn content(&mut self, rest: &str, last: bool, sink: &mut Sink) -> FormStep {
+        self.at = HarmonyState::Content;
         let (n, turn) = self.body(rest, last);
         sink.content(&rest[..n]);
         turn
     }
 
-    fn arguments(&mut self, mut raw: Raw, rest: &str, last: bool, sink: &mut Sink) -> Turn {
+    fn arguments(&mut self, mut raw: Raw, rest: &str, last: bool, sink: &mut Sink) -> FormStep {
         let n = if raw.is_begun() { 0 } else { blank(rest) };
         if n > 0 {
-            self.at = At::Arguments(raw);
-            return Turn::Took(n);
+            self.at = HarmonyState::Arguments(raw);
+            return FormStep::Took(n);
         }
         let Some(step) = raw.step(rest, &ENDS, last) else {
-            self.at = At::Arguments(raw);
-            return Turn::More;
+            self.at = HarmonyState::Arguments(raw);
+            return FormStep::More;
         };
         sink.arguments(&step.text);
-        self.at = if step.is_whole { At::Content } else { At::Arguments(raw) };
+        self.at = if step.is_whole { HarmonyState::Content } else { HarmonyState::Arguments(raw) };
         if step.is_whole {
             sink.end_call();
         }
-        Turn::Took(step.n)
+        FormStep::Took(step.n)
     }
 }
 
-fn say(text: &str, sink: &mut Sink) -> Turn {
+fn emit_content(text: &str, sink: &mut Sink) -> FormStep {
     sink.content(text);
-    Turn::Took(text.len())
+    FormStep::Took(text.len())
 }
 
 impl Form for Harmony {
-    fn step(&mut self, rest: &str, last: bool, sink: &mut Sink) -> Turn {
-        match std::mem::replace(&mut self.at, At::Text) {
-            At::Start => {
-                self.at = At::Start;
+    fn step(&mut self, rest: &str, last: bool, sink: &mut Sink) -> FormStep {
+        match std::mem::replace(&mut self.at, HarmonyState::Text) {
+            HarmonyState::Start => {
+                self.at = HarmonyState::Start;
                 self.start(rest, last)
             }
-            At::Text => self.text(rest, last, sink),
-            At::Header(header) => self.header(header, rest, last, sink),
-            At::Reasoning => self.reasoning(rest, last, sink),
-            At::Content => self.content(rest, last, sink),
-            At::Arguments(raw) => self.arguments(raw, rest, last, sink),
+            HarmonyState::Text => self.text(rest, last, sink),
+            HarmonyState::Header(header) => self.header(header, rest, last, sink),
+            HarmonyState::Reasoning => self.reasoning(rest, last, sink),
+            HarmonyState::Content => self.content(rest, last, sink),
+            HarmonyState::Arguments(raw) => self.arguments(raw, rest, last, sink),
         }
     }
 
     /// An unfinished header is no text, and is dropped.
     fn finish(&mut self, sink: &mut Sink) {
-        if let At::Arguments(raw) = &mut self.at {
+        if let HarmonyState::Arguments(raw) = &mut self.at {
             sink.arguments(&raw.rest());
         }
     }

@@ -4,9 +4,9 @@
 //! `begin · header · separator · [name] · [fence] · arguments · end`
 
 use super::raw::Raw;
-use super::{Member, NAME_MAX};
+use super::{CallStep, NAME_MAX};
 use crate::Tool;
-use crate::marker::{Begins, begins, blank};
+use crate::marker::{MarkerPrefix, begins, blank};
 use crate::sink::Sink;
 use crate::tag::{regex, schema, sequence, tag, text};
 use serde_json::Value;
@@ -82,7 +82,7 @@ impl HeadedStyle {
 pub(super) struct HeadedCall {
     style: &'static HeadedStyle,
     held: String,
-    at: At,
+    at: HeadedState,
     word: String,
     /// Whether white space has followed the word.
     is_ended: bool,
@@ -91,7 +91,7 @@ pub(super) struct HeadedCall {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum At {
+enum HeadedState {
     Begin,
     Header,
     /// After `function`: the name, unless `function` was the name.
@@ -106,7 +106,7 @@ enum At {
 impl HeadedCall {
     pub fn new(style: &'static HeadedStyle, held: String) -> HeadedCall {
         let (word, name) = (String::new(), String::new());
-        HeadedCall { style, held, at: At::Begin, word, is_ended: false, name, raw: Raw::default() }
+        HeadedCall { style, held, at: HeadedState::Begin, word, is_ended: false, name, raw: Raw::default() }
     }
 
     pub fn held(&self) -> &str {
@@ -115,60 +115,60 @@ impl HeadedCall {
 
     pub fn finish(&mut self, sink: &mut Sink) {
         match self.at {
-            At::Before | At::Behind => {}
-            At::Arguments => sink.arguments(&self.raw.rest()),
+            HeadedState::Before | HeadedState::Behind => {}
+            HeadedState::Arguments => sink.arguments(&self.raw.rest()),
             _ => sink.content(&self.held),
         }
     }
 
-    pub fn step(&mut self, rest: &str, closers: &[&str], last: bool, sink: &mut Sink) -> Member {
+    pub fn step(&mut self, rest: &str, closers: &[&str], last: bool, sink: &mut Sink) -> CallStep {
         match self.at {
-            At::Begin => self.begin(rest, last),
-            At::Header => self.header(rest, last, sink),
-            At::Typed => self.typed(rest, sink),
-            At::Line => self.line(rest, sink),
-            At::Id => self.id(rest, last, sink),
-            At::Before => self.before(rest, last),
-            At::Arguments => self.arguments(rest, closers, last, sink),
-            At::Behind => self.behind(rest, last),
+            HeadedState::Begin => self.begin(rest, last),
+            HeadedState::Header => self.header(rest, last, sink),
+            HeadedState::Typed => self.typed(rest, sink),
+            HeadedState::Line => self.line(rest, sink),
+            HeadedState::Id => self.id(rest, last, sink),
+            HeadedState::Before => self.before(rest, last),
+            HeadedState::Arguments => self.arguments(rest, closers, last, sink),
+            HeadedState::Behind => self.behind(rest, last),
         }
     }
 
-    fn hold(&mut self, text: &str) -> Member {
+    fn hold(&mut self, text: &str) -> CallStep {
         self.held.push_str(text);
-        Member::Took(text.len())
+        CallStep::Took(text.len())
     }
 
-    fn begin(&mut self, rest: &str, last: bool) -> Member {
+    fn begin(&mut self, rest: &str, last: bool) -> CallStep {
         match begins(rest, &[self.style.begin], last) {
-            Begins::With(_) => {
-                self.at = At::Header;
+            MarkerPrefix::With(_) => {
+                self.at = HeadedState::Header;
                 self.hold(self.style.begin)
             }
-            Begins::Perhaps => Member::More,
-            Begins::No => Member::Failed(0),
+            MarkerPrefix::Perhaps => CallStep::More,
+            MarkerPrefix::No => CallStep::Failed(0),
         }
     }
 
-    fn header(&mut self, rest: &str, last: bool, sink: &mut Sink) -> Member {
+    fn header(&mut self, rest: &str, last: bool, sink: &mut Sink) -> CallStep {
         if self.style.header == Header::Direct && rest.starts_with('{') {
             return self.named(None, "", sink);
         }
         match begins(rest, self.style.separators, last) {
-            Begins::With(i) => self.separated(self.style.separators[i], sink),
-            Begins::Perhaps => Member::More,
-            Begins::No => self.spell(rest),
+            MarkerPrefix::With(i) => self.separated(self.style.separators[i], sink),
+            MarkerPrefix::Perhaps => CallStep::More,
+            MarkerPrefix::No => self.spell(rest),
         }
     }
 
     /// Reads a character of a name.
-    fn spell(&mut self, rest: &str) -> Member {
-        let Some(c) = rest.chars().next() else { return Member::More };
+    fn spell(&mut self, rest: &str) -> CallStep {
+        let Some(c) = rest.chars().next() else { return CallStep::More };
         let is_blank = matches!(c, ' ' | '\t' | '\n' | '\r');
         let is_of_name = c.is_alphanumeric() || matches!(c, '_' | '.' | '-' | ':' | '/');
         let fits = is_of_name && !self.is_ended && self.word.len() < NAME_MAX;
         if !is_blank && !fits {
-            return Member::Failed(0);
+            return CallStep::Failed(0);
         }
         self.is_ended |= is_blank && !self.word.is_empty();
         if !is_blank {
@@ -177,100 +177,100 @@ impl HeadedCall {
         self.hold(&rest[..c.len_utf8()])
     }
 
-    fn separated(&mut self, separator: &'static str, sink: &mut Sink) -> Member {
+    fn separated(&mut self, separator: &'static str, sink: &mut Sink) -> CallStep {
         let is_typed = matches!(self.style.header, Header::Name | Header::Typed);
         if is_typed && self.word == "function" {
-            self.at = At::Typed;
+            self.at = HeadedState::Typed;
             return self.hold(separator);
         }
         if separator == MISTRAL_ID {
             self.name = std::mem::take(&mut self.word);
-            (self.at, self.is_ended) = (At::Id, false);
+            (self.at, self.is_ended) = (HeadedState::Id, false);
             return self.hold(separator);
         }
         self.named(None, separator, sink)
     }
 
     /// Takes the word before `separator` as the name.
-    fn named(&mut self, id: Option<&str>, separator: &str, sink: &mut Sink) -> Member {
+    fn named(&mut self, id: Option<&str>, separator: &str, sink: &mut Sink) -> CallStep {
         let word = std::mem::take(&mut self.word);
         if word.is_empty() {
-            return Member::Failed(0);
+            return CallStep::Failed(0);
         }
         let (name, id) = match self.style.header {
             Header::Numbered => (numbered(&word), Some(word.as_str())),
             _ => (word.as_str(), id),
         };
         sink.begin_call(name, id);
-        self.at = At::Before;
-        Member::Took(separator.len())
+        self.at = HeadedState::Before;
+        CallStep::Took(separator.len())
     }
 
-    fn typed(&mut self, rest: &str, sink: &mut Sink) -> Member {
+    fn typed(&mut self, rest: &str, sink: &mut Sink) -> CallStep {
         if rest.starts_with(['{', '`']) {
             return self.named(None, "", sink);
         }
         self.word.clear();
         self.is_ended = false;
-        self.at = At::Line;
-        Member::Took(0)
+        self.at = HeadedState::Line;
+        CallStep::Took(0)
     }
 
-    fn line(&mut self, rest: &str, sink: &mut Sink) -> Member {
+    fn line(&mut self, rest: &str, sink: &mut Sink) -> CallStep {
         if rest.starts_with('\n') && !self.word.is_empty() {
             return self.named(None, "\n", sink);
         }
         self.spell(rest)
     }
 
-    fn id(&mut self, rest: &str, last: bool, sink: &mut Sink) -> Member {
+    fn id(&mut self, rest: &str, last: bool, sink: &mut Sink) -> CallStep {
         let separator = match begins(rest, &self.style.separators[..1], last) {
-            Begins::With(_) => self.style.separators[0],
-            Begins::Perhaps => return Member::More,
-            Begins::No if rest.starts_with('{') => "",
-            Begins::No => return self.spell(rest),
+            MarkerPrefix::With(_) => self.style.separators[0],
+            MarkerPrefix::Perhaps => return CallStep::More,
+            MarkerPrefix::No if rest.starts_with('{') => "",
+            MarkerPrefix::No => return self.spell(rest),
         };
         let id = std::mem::replace(&mut self.word, std::mem::take(&mut self.name));
         self.named(Some(&id), separator, sink)
     }
 
-    fn before(&mut self, rest: &str, last: bool) -> Member {
+    fn before(&mut self, rest: &str, last: bool) -> CallStep {
         let n = blank(rest);
         if n > 0 {
-            return Member::Took(n);
+            return CallStep::Took(n);
         }
         match begins(rest, &["```json"], last) {
-            Begins::With(_) => Member::Took("```json".len()),
-            Begins::Perhaps => Member::More,
-            Begins::No => {
-                self.at = At::Arguments;
-                Member::Took(0)
+            MarkerPrefix::With(_) => CallStep::Took("```json".len()),
+            MarkerPrefix::Perhaps => CallStep::More,
+            MarkerPrefix::No => {
+                self.at = HeadedState::Arguments;
+                CallStep::Took(0)
             }
         }
     }
 
-    fn arguments(&mut self, rest: &str, closers: &[&str], last: bool, sink: &mut Sink) -> Member {
+    fn arguments(&mut self, rest: &str, closers: &[&str], last: bool, sink: &mut Sink) -> CallStep {
         let ends = [self.style.end];
         let closers = if self.style.end.is_empty() { closers } else { &ends };
-        let Some(step) = self.raw.step(rest, closers, last) else { return Member::More };
+        let Some(step) = self.raw.step(rest, closers, last) else { return CallStep::More };
         sink.arguments(&step.text);
         if !step.is_whole {
-            return Member::Took(step.n);
+            return CallStep::Took(step.n);
         }
-        self.at = At::Behind;
-        if self.style.end.is_empty() { Member::Done(step.n) } else { Member::Took(step.n) }
+        self.at = HeadedState::Behind;
+        if self.style.end.is_empty() { CallStep::Done(step.n) } else { CallStep::Took(step.n) }
     }
 
-    fn behind(&mut self, rest: &str, last: bool) -> Member {
+    fn behind(&mut self, rest: &str, last: bool) -> CallStep {
         let n = blank(rest);
         if n > 0 {
-            return Member::Took(n);
+            return CallStep::Took(n);
         }
         match begins(rest, &[FENCE, self.style.end], last) {
-            Begins::With(0) => Member::Took(FENCE.len()),
-            Begins::With(_) => Member::Done(self.style.end.len()),
-            Begins::Perhaps => Member::More,
-            Begins::No => Member::Done(0),
+            MarkerPrefix::With(0) => CallStep::Took(FENCE.len()),
+            MarkerPrefix::With(_) => CallStep::Done(self.style.end.len()),
+            MarkerPrefix::Perhaps => CallStep::More,
+            MarkerPrefix::No => CallStep::Done(0),
         }
     }
 }

@@ -2,10 +2,10 @@
 //! markers. Reads the text within a call's brackets. Has no knowledge of the text before them.
 
 use super::typed::json_of;
-use super::{Member, NAME_MAX};
+use super::{CallStep, NAME_MAX};
 use crate::Tools;
 use crate::json::{escape, quoted};
-use crate::marker::{Begins, begins, blank};
+use crate::marker::{MarkerPrefix, begins, blank};
 use crate::sink::Sink;
 use crate::tools::Types;
 
@@ -30,7 +30,7 @@ pub(super) struct Loose {
     types: Types,
     /// For each open bracket, whether it belongs to a dictionary.
     open: Vec<bool>,
-    at: At,
+    at: LooseState,
     /// Whether the innermost open dictionary or list is still empty.
     is_empty: bool,
     word: String,
@@ -42,7 +42,7 @@ pub(super) struct Loose {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum At {
+enum LooseState {
     /// Before a name, or before a positional value.
     Argument,
     /// In a name, or in a positional value.
@@ -64,7 +64,7 @@ impl Loose {
             n_arguments: 0,
             types: Types::ANY,
             open: Vec::new(),
-            at: At::Argument,
+            at: LooseState::Argument,
             is_empty: true,
             word: String::new(),
             word_depth: 0,
@@ -74,83 +74,83 @@ impl Loose {
         }
     }
 
-    pub fn step(&mut self, rest: &str, last: bool, tools: &Tools, sink: &mut Sink) -> Member {
+    pub fn step(&mut self, rest: &str, last: bool, tools: &Tools, sink: &mut Sink) -> CallStep {
         match self.at {
-            At::Text => self.text(rest, last, sink),
-            At::Word => self.word(rest, sink),
-            At::Name => self.name(rest, tools, sink),
+            LooseState::Text => self.text(rest, last, sink),
+            LooseState::Word => self.word(rest, sink),
+            LooseState::Name => self.name(rest, tools, sink),
             _ => self.between(rest, last, tools, sink),
         }
     }
 
     /// Handles the end of the text within the arguments.
     pub fn finish(&mut self, sink: &mut Sink) {
-        if self.at == At::Word {
+        if self.at == LooseState::Word {
             sink.arguments(self.word.trim());
         }
     }
 
-    fn go(&mut self, at: At, n: usize) -> Member {
+    fn go(&mut self, at: LooseState, n: usize) -> CallStep {
         self.at = at;
-        Member::Took(n)
+        CallStep::Took(n)
     }
 
-    fn between(&mut self, rest: &str, last: bool, tools: &Tools, sink: &mut Sink) -> Member {
+    fn between(&mut self, rest: &str, last: bool, tools: &Tools, sink: &mut Sink) -> CallStep {
         let n = blank(rest);
         if n > 0 {
-            return Member::Took(n);
+            return CallStep::Took(n);
         }
-        let Some(c) = rest.chars().next() else { return Member::More };
+        let Some(c) = rest.chars().next() else { return CallStep::More };
         match (self.at, c) {
-            (At::Argument, ')' | ']' | '}') => self.close(sink),
-            (At::Argument | At::Comma | At::Key, ',') => self.comma(),
-            (At::Argument, _) => self.argument(rest, last, tools, sink),
-            (At::Comma | At::Value | At::Key, ')' | ']' | '}') => self.close(sink),
-            (At::Assign, ':') => {
+            (LooseState::Argument, ')' | ']' | '}') => self.close(sink),
+            (LooseState::Argument | LooseState::Comma | LooseState::Key, ',') => self.comma(),
+            (LooseState::Argument, _) => self.argument(rest, last, tools, sink),
+            (LooseState::Comma | LooseState::Value | LooseState::Key, ')' | ']' | '}') => self.close(sink),
+            (LooseState::Assign, ':') => {
                 sink.arguments(": ");
-                self.go(At::Value, 1)
+                self.go(LooseState::Value, 1)
             }
-            (At::Value | At::Key, _) => self.value(rest, last, sink),
+            (LooseState::Value | LooseState::Key, _) => self.value(rest, last, sink),
             // Text after a value is part of no literal.
-            _ => Member::Took(c.len_utf8()),
+            _ => CallStep::Took(c.len_utf8()),
         }
     }
 
-    fn comma(&mut self) -> Member {
+    fn comma(&mut self) -> CallStep {
         let at = match self.open.last() {
-            None => At::Argument,
-            Some(true) => At::Key,
-            Some(false) => At::Value,
+            None => LooseState::Argument,
+            Some(true) => LooseState::Key,
+            Some(false) => LooseState::Value,
         };
         self.go(at, 1)
     }
 
     /// Closes the innermost bracket.
-    fn close(&mut self, sink: &mut Sink) -> Member {
-        if self.at == At::Value && self.open.last() != Some(&false) {
+    fn close(&mut self, sink: &mut Sink) -> CallStep {
+        if self.at == LooseState::Value && self.open.last() != Some(&false) {
             // A name without a value.
             sink.arguments("null");
         }
         let Some(is_dictionary) = self.open.pop() else {
             sink.arguments(if self.n_arguments == 0 { "{}" } else { "}" });
-            return Member::Done(1);
+            return CallStep::Done(1);
         };
         sink.arguments(if is_dictionary { "}" } else { "]" });
         self.is_empty = false;
-        self.go(At::Comma, 1)
+        self.go(LooseState::Comma, 1)
     }
 
-    fn argument(&mut self, rest: &str, last: bool, tools: &Tools, sink: &mut Sink) -> Member {
+    fn argument(&mut self, rest: &str, last: bool, tools: &Tools, sink: &mut Sink) -> CallStep {
         let is_name = rest.starts_with(|c: char| c.is_alphanumeric() || c == '_');
         if is_name || !self.syntax.has_places {
             self.word.clear();
-            return self.go(At::Name, 0);
+            return self.go(LooseState::Name, 0);
         }
         if self.quote_of(rest, last).is_none() {
-            return Member::More;
+            return CallStep::More;
         }
         self.place(tools, sink);
-        self.go(At::Value, 0)
+        self.go(LooseState::Value, 0)
     }
 
     /// Begins a positional argument.
@@ -168,7 +168,7 @@ impl Loose {
         self.types = tools.types(&self.tool, name);
     }
 
-    fn name(&mut self, rest: &str, tools: &Tools, sink: &mut Sink) -> Member {
+    fn name(&mut self, rest: &str, tools: &Tools, sink: &mut Sink) -> CallStep {
         let has_places = self.syntax.has_places;
         let ends = |c: char| match c {
             ',' | ')' | '}' => true,
@@ -180,20 +180,20 @@ impl Loose {
         if n > room && self.syntax.has_places {
             // No name is this long, so it is a value.
             self.place(tools, sink);
-            return self.go(At::Word, 0);
+            return self.go(LooseState::Word, 0);
         }
         self.word.push_str(&rest[..n]);
         if n == rest.len() {
-            return Member::Took(n);
+            return CallStep::Took(n);
         }
         let is_named = rest[n..].starts_with(self.syntax.assign);
         if is_named || !self.syntax.has_places {
             let name = std::mem::take(&mut self.word);
             self.begin_argument(name.trim().trim_matches('"'), tools, sink);
-            return self.go(At::Value, n + usize::from(is_named));
+            return self.go(LooseState::Value, n + usize::from(is_named));
         }
         self.place(tools, sink);
-        self.go(At::Word, n)
+        self.go(LooseState::Word, n)
     }
 
     /// Returns the quote at the start of a text: an empty one if there is none, None if more text is necessary.
@@ -208,43 +208,43 @@ impl Loose {
         Some(fitting.max_by_key(|quote| quote.len()).copied().unwrap_or(""))
     }
 
-    fn value(&mut self, rest: &str, last: bool, sink: &mut Sink) -> Member {
-        let Some(quote) = self.quote_of(rest, last) else { return Member::More };
+    fn value(&mut self, rest: &str, last: bool, sink: &mut Sink) -> CallStep {
+        let Some(quote) = self.quote_of(rest, last) else { return CallStep::More };
         self.separate(sink);
-        self.is_key = self.at == At::Key;
+        self.is_key = self.at == LooseState::Key;
         if !quote.is_empty() {
             self.quote = quote;
             sink.arguments("\"");
-            return self.go(At::Text, quote.len());
+            return self.go(LooseState::Text, quote.len());
         }
         let is_dictionary = rest.starts_with('{');
         if !self.is_key && rest.starts_with(['{', '[', '(']) {
             sink.arguments(if is_dictionary { "{" } else { "[" });
             self.open.push(is_dictionary);
             self.is_empty = true;
-            return self.go(if is_dictionary { At::Key } else { At::Value }, 1);
+            return self.go(if is_dictionary { LooseState::Key } else { LooseState::Value }, 1);
         }
         self.word.clear();
-        self.go(At::Word, 0)
+        self.go(LooseState::Word, 0)
     }
 
     /// Writes the comma before each member except the first of a list or dictionary.
     fn separate(&mut self, sink: &mut Sink) {
         let is_in_dictionary = self.open.last() == Some(&true);
-        let is_element = self.open.last() == Some(&false) || (is_in_dictionary && self.at == At::Key);
+        let is_element = self.open.last() == Some(&false) || (is_in_dictionary && self.at == LooseState::Key);
         if is_element && !std::mem::take(&mut self.is_empty) {
             sink.arguments(", ");
         }
     }
 
-    fn word(&mut self, rest: &str, sink: &mut Sink) -> Member {
+    fn word(&mut self, rest: &str, sink: &mut Sink) -> CallStep {
         for (at, c) in rest.char_indices() {
             let ends = self.word_depth == 0
-                && (matches!(c, ',' | ')' | ']' | '}') || (self.is_key && self.at == At::Word && c == ':'));
+                && (matches!(c, ',' | ')' | ']' | '}') || (self.is_key && self.at == LooseState::Word && c == ':'));
             if ends {
                 self.word.push_str(&rest[..at]);
                 self.end_word(sink);
-                return Member::Took(at);
+                return CallStep::Took(at);
             }
             match c {
                 '(' | '[' | '{' => self.word_depth += 1,
@@ -253,7 +253,7 @@ impl Loose {
             }
         }
         self.word.push_str(rest);
-        Member::Took(rest.len())
+        CallStep::Took(rest.len())
     }
 
     fn end_word(&mut self, sink: &mut Sink) {
@@ -261,22 +261,22 @@ impl Loose {
         let word = word.trim();
         if std::mem::take(&mut self.is_key) {
             sink.arguments(&quoted(word));
-            self.at = At::Assign;
+            self.at = LooseState::Assign;
             return;
         }
         let types = if self.open.is_empty() { self.types } else { Types::ANY };
         sink.arguments(&json_of(word, types));
-        self.at = At::Comma;
+        self.at = LooseState::Comma;
     }
 
-    fn text(&mut self, rest: &str, last: bool, sink: &mut Sink) -> Member {
+    fn text(&mut self, rest: &str, last: bool, sink: &mut Sink) -> CallStep {
         let mut json = String::new();
         let member = self.text_to(rest, last, &mut json);
         sink.arguments(&json);
         member
     }
 
-    fn text_to(&mut self, rest: &str, last: bool, json: &mut String) -> Member {
+    fn text_to(&mut self, rest: &str, last: bool, json: &mut String) -> CallStep {
         let has_escapes = self.quote.starts_with(['"', '\'']);
         for (at, c) in rest.char_indices() {
             if self.escape.as_ref().is_some_and(|escape| belongs(escape, c)) {
@@ -288,20 +288,20 @@ impl Loose {
                 self.escape = Some(String::new());
             } else if self.quote.starts_with(c) {
                 match begins(&rest[at..], &[self.quote], last) {
-                    Begins::With(_) => {
+                    MarkerPrefix::With(_) => {
                         json.push('"');
                         let is_key = std::mem::take(&mut self.is_key);
-                        return self.go(if is_key { At::Assign } else { At::Comma }, at + self.quote.len());
+                        return self.go(if is_key { LooseState::Assign } else { LooseState::Comma }, at + self.quote.len());
                     }
-                    Begins::Perhaps if at == 0 => return Member::More,
-                    Begins::Perhaps => return Member::Took(at),
-                    Begins::No => escape(&rest[at..at + c.len_utf8()], json),
+                    MarkerPrefix::Perhaps if at == 0 => return CallStep::More,
+                    MarkerPrefix::Perhaps => return CallStep::Took(at),
+                    MarkerPrefix::No => escape(&rest[at..at + c.len_utf8()], json),
                 }
             } else {
                 escape(&rest[at..at + c.len_utf8()], json);
             }
         }
-        Member::Took(rest.len())
+        CallStep::Took(rest.len())
     }
 
     fn escaped(&mut self, c: char, json: &mut String) {

@@ -12,7 +12,7 @@ mod raw;
 mod typed;
 pub(crate) mod xml;
 
-pub(crate) use plain::Plain;
+pub(crate) use plain::PlainForm;
 
 use crate::sink::Sink;
 
@@ -21,7 +21,7 @@ const NAME_MAX: usize = 256;
 
 /// A reader's result for the text in front of it.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Turn {
+pub(crate) enum FormStep {
     /// This many bytes are read. None if only the state has changed.
     Took(usize),
     /// The text may continue as a marker, so no more of it can be read. Never returned for the last text.
@@ -31,7 +31,7 @@ pub(crate) enum Turn {
 /// Reads content and calls.
 pub(crate) trait Form: Send {
     /// Reads the start of `rest`, which is not empty. If `last` is set, nothing comes after it.
-    fn step(&mut self, rest: &str, last: bool, sink: &mut Sink) -> Turn;
+    fn step(&mut self, rest: &str, last: bool, sink: &mut Sink) -> FormStep;
 
     /// Handles the end of the text, all of which was read.
     fn finish(&mut self, sink: &mut Sink);
@@ -48,7 +48,7 @@ pub(crate) enum Rule {
 
 /// The result of a call's reader for the text in front of it. Until a call has begun, its reader holds the text.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Member {
+enum CallStep {
     Took(usize),
     /// As [`Turn::More`].
     More,

@@ -3,7 +3,7 @@
 //! object.
 
 use super::raw::Raw;
-use super::{Member, NAME_MAX, Rule};
+use super::{CallStep, NAME_MAX, Rule};
 use crate::Tools;
 use crate::json::{Unescape, decoded};
 use crate::marker::blank;
@@ -14,8 +14,8 @@ pub(super) struct CallObject {
     rule: Rule,
     /// The text so far, while it may be no call.
     held: String,
-    at: At,
-    key: Key,
+    at: ObjectState,
+    key: CallKey,
     in_function: bool,
     name: Option<String>,
     has_arguments: bool,
@@ -30,7 +30,7 @@ pub(super) struct CallObject {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum At {
+enum ObjectState {
     Open,
     Key,
     InKey,
@@ -46,7 +46,7 @@ enum At {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Key {
+enum CallKey {
     Name,
     Arguments,
     Function,
@@ -59,8 +59,8 @@ impl CallObject {
         CallObject {
             rule,
             held,
-            at: At::Open,
-            key: Key::Other,
+            at: ObjectState::Open,
+            key: CallKey::Other,
             in_function: false,
             name: None,
             has_arguments: false,
@@ -77,7 +77,7 @@ impl CallObject {
     pub fn finish(&mut self, sink: &mut Sink) {
         if !self.is_begun {
             sink.content(&self.held);
-        } else if self.at == At::InArguments {
+        } else if self.at == ObjectState::InArguments {
             sink.arguments(&self.raw.rest());
         }
     }
@@ -87,27 +87,27 @@ impl CallObject {
         &self.held
     }
 
-    pub fn step(&mut self, rest: &str, closers: &[&str], last: bool, tools: &Tools, sink: &mut Sink) -> Member {
+    pub fn step(&mut self, rest: &str, closers: &[&str], last: bool, tools: &Tools, sink: &mut Sink) -> CallStep {
         let member = match self.at {
-            At::InKey => self.in_key(rest),
-            At::InName => self.in_name(rest, tools, sink),
-            At::InText => self.in_text(rest, sink),
-            At::InArguments | At::InOther => match self.in_value(rest, closers, last, sink) {
+            ObjectState::InKey => self.in_key(rest),
+            ObjectState::InName => self.in_name(rest, tools, sink),
+            ObjectState::InText => self.in_text(rest, sink),
+            ObjectState::InArguments | ObjectState::InOther => match self.in_value(rest, closers, last, sink) {
                 Some(member) => member,
-                None => return Member::More,
+                None => return CallStep::More,
             },
             _ => self.between(rest, tools, sink),
         };
         self.hold(rest, member);
         match member {
-            Member::Failed(n) if self.is_begun => Member::Done(n),
-            Member::Done(n) if !self.is_begun => Member::Failed(n),
+            CallStep::Failed(n) if self.is_begun => CallStep::Done(n),
+            CallStep::Done(n) if !self.is_begun => CallStep::Failed(n),
             member => member,
         }
     }
 
-    fn hold(&mut self, rest: &str, member: Member) {
-        let (Member::Took(n) | Member::Done(n) | Member::Failed(n)) = member else { return };
+    fn hold(&mut self, rest: &str, member: CallStep) {
+        let (CallStep::Took(n) | CallStep::Done(n) | CallStep::Failed(n)) = member else { return };
         if self.is_begun {
             self.held.clear();
         } else {
@@ -115,41 +115,41 @@ impl CallObject {
         }
     }
 
-    fn between(&mut self, rest: &str, tools: &Tools, sink: &mut Sink) -> Member {
+    fn between(&mut self, rest: &str, tools: &Tools, sink: &mut Sink) -> CallStep {
         let n = blank(rest);
         if n > 0 {
-            return Member::Took(n);
+            return CallStep::Took(n);
         }
         let byte = rest.as_bytes()[0];
         match (self.at, byte) {
-            (At::Open, b'{') => self.go(At::Key, 1),
-            (At::Key, b'"') => self.go(At::InKey, 1),
-            (At::Key | At::Comma, b'}') => self.close(),
-            (At::Colon, b':') => self.go(At::Value, 1),
-            (At::Comma, b',') => self.go(At::Key, 1),
-            (At::Value, _) => self.value(byte, tools, sink),
-            _ => Member::Failed(0),
+            (ObjectState::Open, b'{') => self.go(ObjectState::Key, 1),
+            (ObjectState::Key, b'"') => self.go(ObjectState::InKey, 1),
+            (ObjectState::Key | ObjectState::Comma, b'}') => self.close(),
+            (ObjectState::Colon, b':') => self.go(ObjectState::Value, 1),
+            (ObjectState::Comma, b',') => self.go(ObjectState::Key, 1),
+            (ObjectState::Value, _) => self.value(byte, tools, sink),
+            _ => CallStep::Failed(0),
         }
     }
 
-    fn go(&mut self, at: At, n: usize) -> Member {
+    fn go(&mut self, at: ObjectState, n: usize) -> CallStep {
         self.at = at;
-        Member::Took(n)
+        CallStep::Took(n)
     }
 
-    fn close(&mut self) -> Member {
+    fn close(&mut self) -> CallStep {
         if !self.in_function {
-            return Member::Done(1);
+            return CallStep::Done(1);
         }
         self.in_function = false;
-        self.go(At::Comma, 1)
+        self.go(ObjectState::Comma, 1)
     }
 
     /// Reads up to the closing quote, and returns the text before it.
-    fn quoted(&mut self, rest: &str) -> Result<(usize, String), Member> {
+    fn quoted(&mut self, rest: &str) -> Result<(usize, String), CallStep> {
         for (at, c) in rest.char_indices() {
             match c {
-                _ if self.word.len() + at > NAME_MAX => return Err(Member::Failed(at)),
+                _ if self.word.len() + at > NAME_MAX => return Err(CallStep::Failed(at)),
                 _ if self.is_escaped => self.is_escaped = false,
                 '\\' => self.is_escaped = true,
                 '"' => {
@@ -160,60 +160,60 @@ impl CallObject {
             }
         }
         self.word.push_str(rest);
-        Err(Member::Took(rest.len()))
+        Err(CallStep::Took(rest.len()))
     }
 
-    fn in_key(&mut self, rest: &str) -> Member {
+    fn in_key(&mut self, rest: &str) -> CallStep {
         let (n, key) = match self.quoted(rest) {
             Ok(key) => key,
             Err(member) => return member,
         };
         self.key = match key.as_str() {
-            "name" if self.name.is_none() => Key::Name,
-            "arguments" | "parameters" if !self.has_arguments => Key::Arguments,
-            "function" if !self.in_function && self.name.is_none() => Key::Function,
-            "id" | "type" | "index" => Key::Other,
+            "name" if self.name.is_none() => CallKey::Name,
+            "arguments" | "parameters" if !self.has_arguments => CallKey::Arguments,
+            "function" if !self.in_function && self.name.is_none() => CallKey::Function,
+            "id" | "type" | "index" => CallKey::Other,
             // A call has no other members, unless a marker identifies it as a call.
-            _ if self.is_begun => Key::Other,
-            _ => return Member::Failed(n),
+            _ if self.is_begun => CallKey::Other,
+            _ => return CallStep::Failed(n),
         };
-        self.go(At::Colon, n)
+        self.go(ObjectState::Colon, n)
     }
 
-    fn value(&mut self, byte: u8, tools: &Tools, sink: &mut Sink) -> Member {
+    fn value(&mut self, byte: u8, tools: &Tools, sink: &mut Sink) -> CallStep {
         match (self.key, byte) {
-            (Key::Name, b'"') => self.go(At::InName, 1),
-            (Key::Name, _) => Member::Failed(0),
-            (Key::Function, b'{') => {
+            (CallKey::Name, b'"') => self.go(ObjectState::InName, 1),
+            (CallKey::Name, _) => CallStep::Failed(0),
+            (CallKey::Function, b'{') => {
                 self.in_function = true;
-                self.go(At::Key, 1)
+                self.go(ObjectState::Key, 1)
             }
-            (Key::Arguments, _) => {
+            (CallKey::Arguments, _) => {
                 self.has_arguments = true;
                 self.begin(tools, sink);
-                if byte == b'"' { self.go(At::InText, 1) } else { self.scan_value(At::InArguments) }
+                if byte == b'"' { self.go(ObjectState::InText, 1) } else { self.scan_value(ObjectState::InArguments) }
             }
-            _ => self.scan_value(At::InOther),
+            _ => self.scan_value(ObjectState::InOther),
         }
     }
 
-    fn scan_value(&mut self, at: At) -> Member {
+    fn scan_value(&mut self, at: ObjectState) -> CallStep {
         self.raw = Raw::default();
         self.go(at, 0)
     }
 
-    fn in_name(&mut self, rest: &str, tools: &Tools, sink: &mut Sink) -> Member {
+    fn in_name(&mut self, rest: &str, tools: &Tools, sink: &mut Sink) -> CallStep {
         let (n, name) = match self.quoted(rest) {
             Ok(name) => name,
             Err(member) => return member,
         };
         let name = decoded(&name).filter(|name| !name.is_empty());
         let Some(name) = name.filter(|name| self.rule == Rule::Marked || tools.get(name).is_some()) else {
-            return Member::Failed(n);
+            return CallStep::Failed(n);
         };
         self.name = Some(name);
         self.begin(tools, sink);
-        self.go(At::Comma, n)
+        self.go(ObjectState::Comma, n)
     }
 
     /// Begins the call, if it is certain to be one.
@@ -227,26 +227,26 @@ impl CallObject {
         }
     }
 
-    fn say(&mut self, text: &str, sink: &mut Sink) {
+    fn emit_arguments(&mut self, text: &str, sink: &mut Sink) {
         if self.is_begun { sink.arguments(text) } else { self.early.push_str(text) }
     }
 
-    fn in_text(&mut self, rest: &str, sink: &mut Sink) -> Member {
+    fn in_text(&mut self, rest: &str, sink: &mut Sink) -> CallStep {
         let mut meant = String::new();
         let (n, is_whole) = self.unescape.read(rest, &mut meant);
-        self.say(&meant, sink);
-        if is_whole { self.go(At::Comma, n) } else { Member::Took(n) }
+        self.emit_arguments(&meant, sink);
+        if is_whole { self.go(ObjectState::Comma, n) } else { CallStep::Took(n) }
     }
 
     /// Reads a value without parsing it. Reads nothing where a closing marker may begin.
-    fn in_value(&mut self, rest: &str, closers: &[&str], last: bool, sink: &mut Sink) -> Option<Member> {
+    fn in_value(&mut self, rest: &str, closers: &[&str], last: bool, sink: &mut Sink) -> Option<CallStep> {
         let step = self.raw.step(rest, closers, last)?;
-        if self.at == At::InArguments {
-            self.say(&step.text, sink);
+        if self.at == ObjectState::InArguments {
+            self.emit_arguments(&step.text, sink);
         }
         if step.is_whole {
-            return Some(self.go(At::Comma, step.n));
+            return Some(self.go(ObjectState::Comma, step.n));
         }
-        Some(Member::Took(step.n))
+        Some(CallStep::Took(step.n))
     }
 }

@@ -1,14 +1,14 @@
 //! Text without calls.
 
-use super::{Form, Turn};
+use super::{Form, FormStep};
 use crate::sink::Sink;
 
-pub(crate) struct Plain;
+pub(crate) struct PlainForm;
 
-impl Form for Plain {
-    fn step(&mut self, rest: &str, _last: bool, sink: &mut Sink) -> Turn {
+impl Form for PlainForm {
+    fn step(&mut self, rest: &str, _last: bool, sink: &mut Sink) -> FormStep {
         sink.content(rest);
-        Turn::Took(rest.len())
+        FormStep::Took(rest.len())
     }
 
     fn finish(&mut self, _sink: &mut Sink) {}

@@ -1,7 +1,7 @@
 //! Arguments that are already JSON, which are passed on unchanged. Finds where they end. Has no knowledge of calls.
 
 use crate::json::{Scanned, ValueScan};
-use crate::marker::{Begins, begins};
+use crate::marker::{MarkerPrefix, begins};
 use std::borrow::Cow;
 
 #[derive(Debug, Default)]
@@ -31,19 +31,19 @@ impl Raw {
             Scanned::Whole(n) => (n, true),
             Scanned::Open => (rest.len(), false),
             Scanned::Foreign(0) => match begins(rest, closers, last) {
-                Begins::With(_) => (0, true),
-                Begins::Perhaps => return None,
+                MarkerPrefix::With(_) => (0, true),
+                MarkerPrefix::Perhaps => return None,
                 // Invalid JSON stays as it was written.
-                Begins::No => (rest.chars().next().map_or(0, char::len_utf8), false),
+                MarkerPrefix::No => (rest.chars().next().map_or(0, char::len_utf8), false),
             },
             Scanned::Foreign(n) => (n, false),
         };
         self.is_begun |= n > 0;
-        let text = self.said(&rest[..n], is_whole);
+        let text = self.emit_text(&rest[..n], is_whole);
         Some(RawStep { n, text, is_whole })
     }
 
-    fn said<'t>(&mut self, text: &'t str, is_whole: bool) -> Cow<'t, str> {
+    fn emit_text<'t>(&mut self, text: &'t str, is_whole: bool) -> Cow<'t, str> {
         if !self.scan.is_scalar() {
             return text.into();
         }

@@ -6,7 +6,7 @@ use crate::sink::Sink;
 use crate::tools::Types;
 
 #[derive(Debug, Default)]
-pub(super) struct Members {
+pub(super) struct TypedMembers {
     n_members: usize,
     types: Types,
     /// A value that may be something other than a string.
@@ -17,7 +17,7 @@ pub(super) struct Members {
     has_newline: bool,
 }
 
-impl Members {
+impl TypedMembers {
     pub fn key(&mut self, key: &str, types: Types, is_framed: bool, sink: &mut Sink) {
         let before = if self.n_members == 0 { "{" } else { ", " };
         sink.arguments(&format!("{before}{}: ", quoted(key)));

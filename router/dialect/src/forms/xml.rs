@@ -3,9 +3,9 @@
 //!
 //! `begin · name · ( parameter · key · value )* · end`
 
-use super::typed::Members;
-use super::{Member, NAME_MAX};
-use crate::marker::{Begins, Found, begins, blank, find};
+use super::typed::TypedMembers;
+use super::{CallStep, NAME_MAX};
+use crate::marker::{MarkerPrefix, MarkerMatch, begins, blank, find};
 use crate::sink::Sink;
 use crate::tag::{any_text, either, optional, properties, schema, sequence, tag, text, within};
 use crate::tools::{Types, types_of};
@@ -126,17 +126,17 @@ impl XmlStyle {
 pub(super) struct XmlCall {
     style: &'static XmlStyle,
     held: String,
-    at: At,
+    at: XmlState,
     name: String,
     /// Whether white space has followed the name.
     is_ended: bool,
     key: String,
     attributes: String,
-    members: Members,
+    members: TypedMembers,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum At {
+enum XmlState {
     Begin,
     Name,
     NameAttributes,
@@ -152,12 +152,12 @@ impl XmlCall {
         XmlCall {
             style,
             held,
-            at: At::Begin,
+            at: XmlState::Begin,
             name: String::new(),
             is_ended: false,
             key: String::new(),
             attributes: String::new(),
-            members: Members::default(),
+            members: TypedMembers::default(),
         }
     }
 
@@ -167,46 +167,46 @@ impl XmlCall {
 
     pub fn finish(&mut self, sink: &mut Sink) {
         match self.at {
-            At::Begin | At::Name | At::NameAttributes => sink.content(&self.held),
+            XmlState::Begin | XmlState::Name | XmlState::NameAttributes => sink.content(&self.held),
             _ => self.members.finish(sink),
         }
     }
 
-    pub fn step(&mut self, rest: &str, closers: &[&str], last: bool, tools: &Tools, sink: &mut Sink) -> Member {
+    pub fn step(&mut self, rest: &str, closers: &[&str], last: bool, tools: &Tools, sink: &mut Sink) -> CallStep {
         match self.at {
-            At::Begin => self.begin(rest, last),
-            At::Name => self.name(rest, closers, last, sink),
-            At::NameAttributes => self.name_attributes(rest, sink),
-            At::Between => self.between(rest, closers, last, sink),
-            At::Key => self.key(rest, last, tools, sink),
-            At::KeyAttributes => self.key_attributes(rest, tools, sink),
-            At::ValueMarker => self.value_marker(rest, last),
-            At::Value => self.value(rest, last, sink),
+            XmlState::Begin => self.begin(rest, last),
+            XmlState::Name => self.name(rest, closers, last, sink),
+            XmlState::NameAttributes => self.name_attributes(rest, sink),
+            XmlState::Between => self.between(rest, closers, last, sink),
+            XmlState::Key => self.key(rest, last, tools, sink),
+            XmlState::KeyAttributes => self.key_attributes(rest, tools, sink),
+            XmlState::ValueMarker => self.value_marker(rest, last),
+            XmlState::Value => self.value(rest, last, sink),
         }
     }
 
-    fn hold(&mut self, text: &str) -> Member {
+    fn hold(&mut self, text: &str) -> CallStep {
         self.held.push_str(text);
-        Member::Took(text.len())
+        CallStep::Took(text.len())
     }
 
-    fn go(&mut self, at: At, n: usize) -> Member {
+    fn go(&mut self, at: XmlState, n: usize) -> CallStep {
         self.at = at;
-        Member::Took(n)
+        CallStep::Took(n)
     }
 
-    fn begin(&mut self, rest: &str, last: bool) -> Member {
+    fn begin(&mut self, rest: &str, last: bool) -> CallStep {
         match begins(rest, &[self.style.begin], last) {
-            Begins::With(_) => {
-                self.at = At::Name;
+            MarkerPrefix::With(_) => {
+                self.at = XmlState::Name;
                 self.hold(self.style.begin)
             }
-            Begins::Perhaps => Member::More,
-            Begins::No => Member::Failed(0),
+            MarkerPrefix::Perhaps => CallStep::More,
+            MarkerPrefix::No => CallStep::Failed(0),
         }
     }
 
-    fn name(&mut self, rest: &str, closers: &[&str], last: bool, sink: &mut Sink) -> Member {
+    fn name(&mut self, rest: &str, closers: &[&str], last: bool, sink: &mut Sink) -> CallStep {
         let end = self.style.name_end;
         let is_over = if end.is_empty() {
             begins(rest, &[&[self.style.parameter], closers].concat(), last)
@@ -214,20 +214,20 @@ impl XmlCall {
             begins(rest, &[end], last)
         };
         match is_over {
-            Begins::With(_) if self.name.is_empty() => Member::Failed(0),
-            Begins::With(_) if self.style.has_attributes => {
-                self.at = At::NameAttributes;
+            MarkerPrefix::With(_) if self.name.is_empty() => CallStep::Failed(0),
+            MarkerPrefix::With(_) if self.style.has_attributes => {
+                self.at = XmlState::NameAttributes;
                 self.hold(end)
             }
-            Begins::With(_) => self.named(end.len(), sink),
-            Begins::Perhaps => Member::More,
-            Begins::No => self.spell(rest),
+            MarkerPrefix::With(_) => self.named(end.len(), sink),
+            MarkerPrefix::Perhaps => CallStep::More,
+            MarkerPrefix::No => self.spell(rest),
         }
     }
 
     /// Reads a character of the name. White space may only follow a name that has no end marker.
-    fn spell(&mut self, rest: &str) -> Member {
-        let Some(c) = rest.chars().next() else { return Member::More };
+    fn spell(&mut self, rest: &str) -> CallStep {
+        let Some(c) = rest.chars().next() else { return CallStep::More };
         let is_blank = matches!(c, ' ' | '\t' | '\n' | '\r');
         let may_end = self.style.name_end.is_empty() && !self.name.is_empty();
         let is_of_name = !is_blank && !matches!(c, '<' | '>' | '{' | '}' | '"' | '`');
@@ -236,79 +236,79 @@ impl XmlCall {
         } else if is_blank && may_end {
             self.is_ended = true;
         } else {
-            return Member::Failed(0);
+            return CallStep::Failed(0);
         }
         self.hold(&rest[..c.len_utf8()])
     }
 
-    fn named(&mut self, n: usize, sink: &mut Sink) -> Member {
+    fn named(&mut self, n: usize, sink: &mut Sink) -> CallStep {
         sink.begin_call(&self.name, None);
-        self.go(At::Between, n)
+        self.go(XmlState::Between, n)
     }
 
-    fn name_attributes(&mut self, rest: &str, sink: &mut Sink) -> Member {
+    fn name_attributes(&mut self, rest: &str, sink: &mut Sink) -> CallStep {
         match rest.chars().next() {
             Some('>') => self.named(1, sink),
             Some(c) if c != '<' && c != '\n' && self.held.len() < 2 * NAME_MAX => self.hold(&rest[..c.len_utf8()]),
-            _ => Member::Failed(0),
+            _ => CallStep::Failed(0),
         }
     }
 
-    fn between(&mut self, rest: &str, closers: &[&str], last: bool, sink: &mut Sink) -> Member {
+    fn between(&mut self, rest: &str, closers: &[&str], last: bool, sink: &mut Sink) -> CallStep {
         let n = blank(rest);
         if n > 0 {
-            return Member::Took(n);
+            return CallStep::Took(n);
         }
         let own = [self.style.parameter, self.style.end, self.style.begin];
         let markers: Vec<&str> = own.iter().chain(closers).copied().filter(|marker| !marker.is_empty()).collect();
         match begins(rest, &markers, last) {
-            Begins::With(0) => {
+            MarkerPrefix::With(0) => {
                 self.key.clear();
-                self.go(At::Key, self.style.parameter.len())
+                self.go(XmlState::Key, self.style.parameter.len())
             }
-            Begins::With(i) => {
+            MarkerPrefix::With(i) => {
                 self.members.end(sink);
                 let is_own = markers[i] == self.style.end;
-                Member::Done(if is_own { self.style.end.len() } else { 0 })
+                CallStep::Done(if is_own { self.style.end.len() } else { 0 })
             }
-            Begins::Perhaps => Member::More,
+            MarkerPrefix::Perhaps => CallStep::More,
             // Text between parameters belongs to none of them.
-            Begins::No => Member::Took(rest.chars().next().map_or(0, char::len_utf8)),
+            MarkerPrefix::No => CallStep::Took(rest.chars().next().map_or(0, char::len_utf8)),
         }
     }
 
-    fn key(&mut self, rest: &str, last: bool, tools: &Tools, sink: &mut Sink) -> Member {
+    fn key(&mut self, rest: &str, last: bool, tools: &Tools, sink: &mut Sink) -> CallStep {
         match find(rest, &[self.style.key_end], last) {
-            Found::Perhaps(0) => Member::More,
-            Found::At(n, _) => {
+            MarkerMatch::Perhaps(0) => CallStep::More,
+            MarkerMatch::At(n, _) => {
                 self.key.push_str(&rest[..n]);
                 self.attributes.clear();
                 let n = n + self.style.key_end.len();
                 if self.style.has_attributes {
-                    return self.go(At::KeyAttributes, n);
+                    return self.go(XmlState::KeyAttributes, n);
                 }
                 self.begin_value(tools, sink);
-                Member::Took(n)
+                CallStep::Took(n)
             }
-            Found::Perhaps(n) => {
+            MarkerMatch::Perhaps(n) => {
                 self.key.push_str(&rest[..n]);
-                Member::Took(n)
+                CallStep::Took(n)
             }
-            Found::Nowhere => {
+            MarkerMatch::Nowhere => {
                 self.key.push_str(rest);
-                Member::Took(rest.len())
+                CallStep::Took(rest.len())
             }
         }
     }
 
-    fn key_attributes(&mut self, rest: &str, tools: &Tools, sink: &mut Sink) -> Member {
+    fn key_attributes(&mut self, rest: &str, tools: &Tools, sink: &mut Sink) -> CallStep {
         let Some(n) = rest.find('>') else {
             self.attributes.push_str(rest);
-            return Member::Took(rest.len());
+            return CallStep::Took(rest.len());
         };
         self.attributes.push_str(&rest[..n]);
         self.begin_value(tools, sink);
-        Member::Took(n + 1)
+        CallStep::Took(n + 1)
     }
 
     fn begin_value(&mut self, tools: &Tools, sink: &mut Sink) {
@@ -318,35 +318,35 @@ impl XmlCall {
             _ => tools.types(&self.name, self.key.trim()),
         };
         self.members.key(self.key.trim(), types, self.style.is_framed, sink);
-        self.at = if self.style.value.is_empty() { At::Value } else { At::ValueMarker };
+        self.at = if self.style.value.is_empty() { XmlState::Value } else { XmlState::ValueMarker };
     }
 
-    fn value_marker(&mut self, rest: &str, last: bool) -> Member {
+    fn value_marker(&mut self, rest: &str, last: bool) -> CallStep {
         let n = blank(rest);
         if n > 0 {
-            return Member::Took(n);
+            return CallStep::Took(n);
         }
         match begins(rest, &[self.style.value], last) {
-            Begins::With(_) => self.go(At::Value, self.style.value.len()),
-            Begins::Perhaps => Member::More,
-            Begins::No => self.go(At::Value, 0),
+            MarkerPrefix::With(_) => self.go(XmlState::Value, self.style.value.len()),
+            MarkerPrefix::Perhaps => CallStep::More,
+            MarkerPrefix::No => self.go(XmlState::Value, 0),
         }
     }
 
-    fn value(&mut self, rest: &str, last: bool, sink: &mut Sink) -> Member {
+    fn value(&mut self, rest: &str, last: bool, sink: &mut Sink) -> CallStep {
         match find(rest, self.style.value_ends, last) {
-            Found::At(0, i) => {
+            MarkerMatch::At(0, i) => {
                 self.members.end_value(sink);
-                self.go(At::Between, if i == 0 { self.style.value_ends[0].len() } else { 0 })
+                self.go(XmlState::Between, if i == 0 { self.style.value_ends[0].len() } else { 0 })
             }
-            Found::Perhaps(0) => Member::More,
-            Found::At(n, _) | Found::Perhaps(n) => {
+            MarkerMatch::Perhaps(0) => CallStep::More,
+            MarkerMatch::At(n, _) | MarkerMatch::Perhaps(n) => {
                 self.members.text(&rest[..n], sink);
-                Member::Took(n)
+                CallStep::Took(n)
             }
-            Found::Nowhere => {
+            MarkerMatch::Nowhere => {
                 self.members.text(rest, sink);
-                Member::Took(rest.len())
+                CallStep::Took(rest.len())
             }
         }
     }

@@ -76,10 +76,10 @@ fn joined(pieces: Vec<Piece>) -> Vec<Piece> {
     let mut all: Vec<Piece> = Vec::new();
     for piece in pieces {
         match (all.last_mut(), piece) {
-            (Some(Piece::Content(said)), Piece::Content(text))
-            | (Some(Piece::Reasoning(said)), Piece::Reasoning(text))
-            | (Some(Piece::CallArguments { text: said, .. }), Piece::CallArguments { text, .. }) => {
-                said.push_str(&text)
+            (Some(Piece::Content(last_text)), Piece::Content(text))
+            | (Some(Piece::Reasoning(last_text)), Piece::Reasoning(text))
+            | (Some(Piece::CallArguments { text: last_text, .. }), Piece::CallArguments { text, .. }) => {
+                last_text.push_str(&text)
             }
             (_, piece) => all.push(piece),
         }
@@ -114,27 +114,27 @@ impl Reader {
     /// Returns the pieces after the cuts, and after the end.
     pub fn read<'a>(&self, pieces: impl IntoIterator<Item = &'a str>) -> (Vec<Piece>, Vec<Piece>) {
         let mut speech = self.dialect.speech(&self.tools, self.opening);
-        let mut said = Vec::new();
-        pieces.into_iter().for_each(|piece| speech.push(piece, &mut said));
-        let before = joined(said.clone());
-        speech.finish(&mut said);
-        (before, joined(said))
+        let mut output = Vec::new();
+        pieces.into_iter().for_each(|piece| speech.push(piece, &mut output));
+        let before = joined(output.clone());
+        speech.finish(&mut output);
+        (before, joined(output))
     }
 
     /// Checks that the text is read as `expect`, however it is cut, and that early pieces remain in the end.
     #[track_caller]
     pub fn check(&self, text: &str, expect: &Answer) {
-        let (before, said) = self.read([text]);
-        assert_eq!(&Answer::of(&said), expect, "{text}");
-        self.check_cuts(text, &before, &said);
+        let (before, output) = self.read([text]);
+        assert_eq!(&Answer::of(&output), expect, "{text}");
+        self.check_cuts(text, &before, &output);
     }
 
     #[track_caller]
-    pub fn check_cuts(&self, text: &str, before: &[Piece], said: &[Piece]) {
+    pub fn check_cuts(&self, text: &str, before: &[Piece], output: &[Piece]) {
         let chars: Vec<&str> = text.split_inclusive(|_| true).collect();
         let read = |pieces: Vec<&str>| {
             let (early, late) = self.read(pieces.iter().copied());
-            assert_eq!((&early[..], &late[..]), (before, said), "{text} in pieces {pieces:?}");
+            assert_eq!((&early[..], &late[..]), (before, output), "{text} in pieces {pieces:?}");
         };
         read(chars.clone());
         let mut random = Random(text.len() as u64);

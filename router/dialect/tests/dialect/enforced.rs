@@ -383,18 +383,18 @@ fn what_conforms_is_read_back() {
 fn check_read_back(reader: &Reader, format: &Value, seed: u64) {
     let mut writer = Writer { random: Random(seed), text: String::new(), calls: Vec::new() };
     writer.write(format);
-    let (_, said) = reader.read([writer.text.as_str()]);
-    let arguments = said.iter().filter_map(|piece| match piece {
+    let (_, output) = reader.read([writer.text.as_str()]);
+    let arguments = output.iter().filter_map(|piece| match piece {
         Piece::CallArguments { text, .. } => Some(text),
         piece => {
-            assert!(!matches!(piece, Piece::Content(_)), "{:?} says {said:?}", writer.text);
+            assert!(!matches!(piece, Piece::Content(_)), "{:?} says {output:?}", writer.text);
             None
         }
     });
     let arguments: Vec<&String> = arguments.collect();
-    assert_eq!(arguments.len(), writer.calls.len(), "{:?} says {said:?}", writer.text);
-    let n_ends = said.iter().filter(|piece| matches!(piece, Piece::CallEnd { .. })).count();
-    assert_eq!(n_ends, writer.calls.len(), "{:?} says {said:?}", writer.text);
+    assert_eq!(arguments.len(), writer.calls.len(), "{:?} says {output:?}", writer.text);
+    let n_ends = output.iter().filter(|piece| matches!(piece, Piece::CallEnd { .. })).count();
+    assert_eq!(n_ends, writer.calls.len(), "{:?} says {output:?}", writer.text);
     for (arguments, values) in arguments.into_iter().zip(&writer.calls) {
         let read: Value =
             serde_json::from_str(arguments).unwrap_or_else(|e| panic!("{e}: {arguments} of {:?}", writer.text));

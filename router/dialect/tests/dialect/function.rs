@@ -70,7 +70,7 @@ fn what_is_no_list_of_calls_is_content() {
 }
 
 #[test]
-fn a_python_call_without_end_is_said_so_far() {
+fn unfinished_python_call_is_emitted_so_far() {
     check("pythonic", "[get_weather(city=\"Os", "", &["get_weather({\"city\": \"Os.."]);
     check("pythonic", "[get_weather(days=3", "", &["get_weather({\"days\": 3.."]);
     check("pythonic", "[get_weather(days=3)", "", &["get_weather({\"days\": 3})"]);

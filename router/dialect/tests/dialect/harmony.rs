@@ -12,7 +12,7 @@ const CALL: &str =
     "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{\"city\": \"<|end|>\"}<|call|>";
 
 #[test]
-fn each_channel_says_its_own() {
+fn each_harmony_channel_has_its_own_output() {
     use Opening::{Answer, Thought};
     let thought = "<|channel|>analysis<|message|>Hm.\n<|end|>";
     let last = "<|channel|>final<|message|>It is.";

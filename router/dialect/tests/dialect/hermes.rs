@@ -101,7 +101,7 @@ fn broken_arguments_stay_as_written() {
 }
 
 #[test]
-fn a_call_without_end_is_said_so_far() {
+fn unfinished_call_is_emitted_so_far() {
     check("<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": \"x</tool_call>", "", &["f({\"a\": \"x</tool_call>.."]);
     check("<tool_call>{\"name\": \"f\"", "", &["f(.."]);
     check("<tool_call>{\"name\": \"f\", \"arguments\": 12", "", &["f(12.."]);
@@ -142,10 +142,10 @@ fn a_strict_tool_is_called_in_the_form_that_is_enforced_alone() {
         let tool = Tool { name: "f".into(), parameters: json!({"type": "object"}), strict };
         let dialect = Dialect::NONE.tools_named("hermes").unwrap();
         let mut speech = dialect.speech(&Tools::new(vec![tool]), Opening::Answer);
-        let mut said = Vec::new();
-        speech.push(text, &mut said);
-        speech.finish(&mut said);
-        said.iter().filter(|piece| matches!(piece, Piece::CallEnd { .. })).count()
+        let mut output = Vec::new();
+        speech.push(text, &mut output);
+        speech.finish(&mut output);
+        output.iter().filter(|piece| matches!(piece, Piece::CallEnd { .. })).count()
     };
     assert_eq!((read(false), read(true)), (2, 0));
 }

@@ -69,15 +69,15 @@ fn any_text_reads_the_same_however_it_is_cut() {
         for _ in 0..60 {
             let n = 1 + random.below(14);
             let text: String = (0..n).map(|_| fragments[random.below(fragments.len())]).collect();
-            let (before, said) = reader.read([text.as_str()]);
-            reader.check_cuts(&text, &before, &said);
+            let (before, output) = reader.read([text.as_str()]);
+            reader.check_cuts(&text, &before, &output);
         }
     }
 }
 
 /// Without a call nothing is lost and nothing is doubled.
 #[test]
-fn text_that_says_no_call_is_content_as_it_is() {
+fn text_without_calls_is_unchanged_content() {
     let fragments = fragments();
     let mut random = Random(12);
     let mut n_plain = 0;
@@ -87,9 +87,9 @@ fn text_that_says_no_call_is_content_as_it_is() {
         for _ in 0..100 {
             let n = 1 + random.below(8);
             let text: String = (0..n).map(|_| fragments[random.below(fragments.len())]).collect();
-            let (_, said) = reader.read([text.as_str()]);
-            if said.iter().all(|piece| matches!(piece, Piece::Content(_))) {
-                assert_eq!(said, [Piece::Content(text)]);
+            let (_, output) = reader.read([text.as_str()]);
+            if output.iter().all(|piece| matches!(piece, Piece::Content(_))) {
+                assert_eq!(output, [Piece::Content(text)]);
                 n_plain += 1;
             }
         }
@@ -101,14 +101,14 @@ fn text_that_says_no_call_is_content_as_it_is() {
 fn deep_braces_are_given_on() {
     let braces = "{\"a\":[".repeat(50_000);
     let text = format!("<tool_call>{{\"name\": \"f\", \"arguments\": {braces}");
-    let (_, said) = Reader::new("hermes", "none").read([text.as_str()]);
-    assert_eq!(said[1], Piece::CallArguments { index: 0, text: braces.clone() });
+    let (_, output) = Reader::new("hermes", "none").read([text.as_str()]);
+    assert_eq!(output[1], Piece::CallArguments { index: 0, text: braces.clone() });
     for form in ["pythonic", "qwen3_coder", "generic", "glm45", "functiongemma", "mistral", "openai"] {
         let reader = Reader::new(form, "qwen3");
         for opener in ["[get_time(a=", "<tool_call><function=f><parameter=a>", "", "<tool_call>f<arg_key>a</arg_key>"] {
             let text = format!("{opener}{}", "[{(".repeat(30_000));
-            let (_, said) = reader.read([text.as_str()]);
-            assert!(!said.is_empty());
+            let (_, pieces) = reader.read([text.as_str()]);
+            assert!(!pieces.is_empty());
         }
     }
 }
@@ -157,10 +157,10 @@ fn time_grows_with_the_text_and_no_faster() {
         let pieces: Vec<String> = chars.chunks(piece).map(|piece| piece.iter().collect()).collect();
         let once = || {
             let mut speech = reader.dialect.speech(&reader.tools, reader.opening);
-            let mut said = Vec::new();
+            let mut output = Vec::new();
             let start = std::time::Instant::now();
-            pieces.iter().for_each(|piece| speech.push(piece, &mut said));
-            speech.finish(&mut said);
+            pieces.iter().for_each(|piece| speech.push(piece, &mut output));
+            speech.finish(&mut output);
             start.elapsed().as_secs_f64()
         };
         (0..3).map(|_| once()).fold(f64::INFINITY, f64::min)

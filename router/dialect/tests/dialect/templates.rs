@@ -69,7 +69,7 @@ fn a_template_shows_its_dialect() {
 }
 
 #[test]
-fn a_name_that_nobody_knows_is_refused() {
+fn unknown_dialect_name_is_refused() {
     let error = Dialect::NONE.tools_named("hermess").unwrap_err();
     assert_eq!(error.name, "hermess");
     assert!(error.to_string().contains("hermes, hunyuan_a13b"), "{error}");

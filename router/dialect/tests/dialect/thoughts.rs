@@ -37,7 +37,7 @@ fn calls_follow_a_thought() {
 }
 
 #[test]
-fn the_prompts_end_tells_where_the_answer_begins() {
+fn prompt_end_determines_whether_thought_is_open() {
     let cases = [
         ("qwen3", "<|im_start|>assistant\n<think>\n", Opening::Thought),
         ("qwen3", "<|im_start|>assistant\n<think>", Opening::Thought),

@@ -4,15 +4,15 @@
 
 use crate::board::pick::hash::scatter;
 use crate::board::pick::prefix;
-use crate::board::pick::row::{Open, Wish};
+use crate::board::pick::row::{OpenReplicas, PickInfo};
 
-pub fn pick(open: &Open, wish: &Wish) -> Option<usize> {
-    let Some(session) = wish.session else { return prefix::pick(open, wish) };
+pub fn pick(open: &OpenReplicas, info: &PickInfo) -> Option<usize> {
+    let Some(session) = info.session else { return prefix::pick(open, info) };
     let load = open.loads.iter().map(|load| u128::from(*load)).sum::<u128>();
     let mean = load.checked_div(open.len() as u128)?;
     // The limit is a quarter above the mean, and one prompt: an idle replica is not passed over for having just one
     // request.
-    let load_max = mean + mean / 4 + u128::from(wish.n_prompt);
+    let load_max = mean + mean / 4 + u128::from(info.n_prompt);
     let able = (0..open.len()).filter(|&at| u128::from(open.loads[at]) <= load_max);
     able.max_by_key(|&at| scatter(session ^ scatter(open.ids[at])))
 }

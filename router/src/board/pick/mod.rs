@@ -15,16 +15,16 @@ mod round_robin;
 mod row;
 
 pub use hash::{fnv, hashed, scatter};
-pub use row::{Candidate, Need, Open, PickPolicy, Row, Standing, VersionId, Wish, load};
+pub use row::{Candidate, Need, OpenReplicas, PickPolicy, ReplicaRow, Standing, VersionId, PickInfo, load};
 
 /// Returns the row of the replica that gets the request, or None if no replica is open to it.
-pub fn pick(policy: PickPolicy, open: &Open, wish: &Wish) -> Option<usize> {
+pub fn pick(policy: PickPolicy, open: &OpenReplicas, info: &PickInfo) -> Option<usize> {
     let at = match policy {
-        PickPolicy::Prefix => prefix::pick(open, wish),
+        PickPolicy::Prefix => prefix::pick(open, info),
         PickPolicy::LeastWork => least_work::pick(open),
-        PickPolicy::PowerOfTwo => power_of_two::pick(open, wish),
-        PickPolicy::RoundRobin => round_robin::pick(open, wish),
-        PickPolicy::Affinity => affinity::pick(open, wish),
+        PickPolicy::PowerOfTwo => power_of_two::pick(open, info),
+        PickPolicy::RoundRobin => round_robin::pick(open, info),
+        PickPolicy::Affinity => affinity::pick(open, info),
     };
     Some(open.rows[at?] as usize)
 }
@@ -32,9 +32,9 @@ pub fn pick(policy: PickPolicy, open: &Open, wish: &Wish) -> Option<usize> {
 /// Returns the row of a replica that can continue a request with the same tokens. Its standing is at least `worst`.
 /// Among the replicas of the best standing, those with room for the whole request come first, and then those with the
 /// least work.
-pub fn equal(table: &[Row], need: Need, worst: Standing) -> Option<usize> {
+pub fn pick_equivalent(table: &[ReplicaRow], need: Need, worst: Standing) -> Option<usize> {
     let able = table.iter().enumerate().filter(|(_, row)| row.standing <= worst && row.meets(need));
-    let is_narrow = |row: &Row| u64::from(row.room) < need.n_tokens;
+    let is_narrow = |row: &ReplicaRow| u64::from(row.room) < need.n_tokens;
     able.min_by_key(|(_, row)| (row.standing, is_narrow(row), row.load())).map(|(idx, _)| idx)
 }
 
@@ -44,8 +44,8 @@ pub(crate) mod tests {
     use super::*;
     use types::PolicyDigest;
 
-    pub fn row(standing: Standing, work: u64) -> Row {
-        Row {
+    pub fn row(standing: Standing, work: u64) -> ReplicaRow {
+        ReplicaRow {
             standing,
             digest: PolicyDigest::default(),
             version: VersionId::default(),
@@ -62,15 +62,15 @@ pub(crate) mod tests {
     }
 
     /// The open replicas and the stranger, as a board finds them.
-    pub fn open(table: &[Row], wish: &Wish) -> (Open, Option<usize>) {
-        let mut open = Open::default();
-        let candidate = |row: &Row| {
-            let standing = if wish.is_for(row.version, row.protocol) { row.standing } else { Absent };
+    pub fn open(table: &[ReplicaRow], info: &PickInfo) -> (OpenReplicas, Option<usize>) {
+        let mut open = OpenReplicas::default();
+        let candidate = |row: &ReplicaRow| {
+            let standing = if info.matches(row.version, row.protocol) { row.standing } else { Absent };
             Candidate { standing, digest: row.digest, context: row.context }
         };
-        let stranger = open.find(table.iter().map(candidate), wish.n_prompt);
-        let rows: Vec<Row> = open.rows.iter().map(|row| table[*row as usize]).collect();
-        open.loads = rows.iter().map(Row::load).collect();
+        let stranger = open.find(table.iter().map(candidate), info.n_prompt);
+        let rows: Vec<ReplicaRow> = open.rows.iter().map(|row| table[*row as usize]).collect();
+        open.loads = rows.iter().map(ReplicaRow::load).collect();
         open.tokens_free = rows.iter().map(|row| row.tokens_free.unwrap_or(u64::MAX)).collect();
         open.n_cached = rows.iter().map(|row| row.n_cached).collect();
         open.n_names = rows.iter().map(|row| row.n_names).collect();
@@ -78,15 +78,15 @@ pub(crate) mod tests {
         (open, stranger)
     }
 
-    pub fn pick(policy: PickPolicy, table: &[Row], wish: &Wish) -> Option<usize> {
-        super::pick(policy, &open(table, wish).0, wish)
+    pub fn pick(policy: PickPolicy, table: &[ReplicaRow], info: &PickInfo) -> Option<usize> {
+        super::pick(policy, &open(table, info).0, info)
     }
 
-    fn stranger(table: &[Row]) -> Option<usize> {
+    fn stranger(table: &[ReplicaRow]) -> Option<usize> {
         open(table, &TEN).1
     }
 
-    const TEN: Wish = Wish { n_prompt: 10, session: None, n_before: 0, version: None, protocol: 1 };
+    const TEN: PickInfo = PickInfo { n_prompt: 10, session: None, n_before: 0, version: None, protocol: 1 };
     const ALL: [PickPolicy; 5] = [
         PickPolicy::Prefix,
         PickPolicy::LeastWork,
@@ -95,16 +95,16 @@ pub(crate) mod tests {
         PickPolicy::Affinity,
     ];
 
-    fn least_work(table: &[Row], n_prompt: u32) -> Option<usize> {
-        let wish = Wish { n_prompt, ..TEN };
-        let picked = pick(PickPolicy::LeastWork, table, &wish);
-        assert_eq!(pick(PickPolicy::Prefix, table, &wish), picked, "without a cache it is the same");
+    fn least_work(table: &[ReplicaRow], n_prompt: u32) -> Option<usize> {
+        let info = PickInfo { n_prompt, ..TEN };
+        let picked = pick(PickPolicy::LeastWork, table, &info);
+        assert_eq!(pick(PickPolicy::Prefix, table, &info), picked, "without a cache it is the same");
         picked
     }
 
     #[track_caller]
     fn check(rows: &[(Standing, u64)], expect: Option<usize>) {
-        let table: Vec<Row> = rows.iter().map(|(standing, work)| row(*standing, *work)).collect();
+        let table: Vec<ReplicaRow> = rows.iter().map(|(standing, work)| row(*standing, *work)).collect();
         assert_eq!(least_work(&table, 10), expect, "{rows:?}");
         assert_eq!(stranger(&table), None);
     }
@@ -121,10 +121,10 @@ pub(crate) mod tests {
     fn a_replica_that_takes_no_requests_gets_none_under_any_policy() {
         check(&[(Absent, 0), (Ready, 9), (Draining, 0)], Some(1));
         for (policy, n_before) in ALL.into_iter().flat_map(|policy| (0..9).map(move |n_before| (policy, n_before))) {
-            let wish = Wish { n_before, ..TEN };
+            let info = PickInfo { n_before, ..TEN };
             let pick = |rows: &[(Standing, u64)]| {
-                let table: Vec<Row> = rows.iter().map(|(standing, work)| row(*standing, *work)).collect();
-                pick(policy, &table, &wish)
+                let table: Vec<ReplicaRow> = rows.iter().map(|(standing, work)| row(*standing, *work)).collect();
+                pick(policy, &table, &info)
             };
             assert_eq!(pick(&[(Absent, 0), (Ready, 9), (Draining, 0)]), Some(1), "{policy:?}");
             assert_eq!(pick(&[(Shunned, 0), (Ready, 9), (Recovering, 0)]), Some(1), "{policy:?}");
@@ -143,7 +143,7 @@ pub(crate) mod tests {
 
     #[test]
     fn only_one_policy_digest_is_in_force_at_once() {
-        let other = |standing, work| Row { digest: PolicyDigest([1; 32]), ..row(standing, work) };
+        let other = |standing, work| ReplicaRow { digest: PolicyDigest([1; 32]), ..row(standing, work) };
         let table = [row(Ready, 9), other(Ready, 0), row(Ready, 8), other(Draining, 0)];
         assert_eq!(least_work(&table, 10), Some(2));
         assert_eq!(stranger(&table), Some(1));
@@ -154,7 +154,7 @@ pub(crate) mod tests {
 
     #[test]
     fn of_two_digests_the_one_that_most_replicas_have_is_served() {
-        let of = |digest, standing| Row { digest: PolicyDigest([digest; 32]), ..row(standing, 0) };
+        let of = |digest, standing| ReplicaRow { digest: PolicyDigest([digest; 32]), ..row(standing, 0) };
         // The first replica is damaged.
         let table = [of(1, Ready), of(2, Ready), of(2, Ready)];
         assert_eq!((least_work(&table, 10), stranger(&table)), (Some(1), Some(0)));
@@ -170,17 +170,17 @@ pub(crate) mod tests {
             assert_eq!((least_work(&table, 10), stranger(&table)), (Some(0), Some(2)), "{gone:?}");
         }
         // There are more digests than are counted, and still one replica serves.
-        let table: Vec<Row> = (1..40).map(|digest| of(digest, if digest < 30 { Recovering } else { Ready })).collect();
+        let table: Vec<ReplicaRow> = (1..40).map(|digest| of(digest, if digest < 30 { Recovering } else { Ready })).collect();
         assert_eq!(least_work(&table, 10), Some(29));
     }
 
     #[test]
     fn a_version_s_requests_go_to_its_own_replicas_under_any_policy() {
-        let of = |version, standing, work| Row { version: VersionId(version), ..row(standing, work) };
+        let of = |version, standing, work| ReplicaRow { version: VersionId(version), ..row(standing, work) };
         let table = [of(1, Ready, 0), of(2, Recovering, 0), of(2, Shunned, 9), of(2, Shunned, 7), of(3, Draining, 0)];
         for policy in ALL {
             let pick = |version| {
-                let pick = |n_before| pick(policy, &table, &Wish { version, n_before, ..TEN });
+                let pick = |n_before| pick(policy, &table, &PickInfo { version, n_before, ..TEN });
                 (0..9).map(pick).collect::<std::collections::BTreeSet<_>>()
             };
             assert!(pick(None).iter().all(|idx| *idx == Some(0)), "{policy:?}");
@@ -194,25 +194,25 @@ pub(crate) mod tests {
     #[test]
     fn only_a_replica_of_the_same_policy_and_room_takes_a_request_over() {
         let need = Need { digest: PolicyDigest([1; 32]), n_tokens: 90, n_known: 40, protocol: 1 };
-        let same = |standing, work| Row { digest: need.digest, ..row(standing, work) };
-        let small = Row { context: 89, ..same(Ready, 0) };
-        let check = |table: &[Row], expect| assert_eq!(equal(table, need, Shunned), expect, "{table:?}");
+        let same = |standing, work| ReplicaRow { digest: need.digest, ..row(standing, work) };
+        let small = ReplicaRow { context: 89, ..same(Ready, 0) };
+        let check = |table: &[ReplicaRow], expect| assert_eq!(pick_equivalent(table, need, Shunned), expect, "{table:?}");
         check(&[row(Ready, 0), small, same(Recovering, 0), same(Ready, 9), same(Ready, 8)], Some(4));
         check(&[row(Ready, 0), small, same(Recovering, 0), same(Draining, 0)], None);
         check(&[same(Shunned, 0), same(Ready, 9)], Some(1));
         check(&[same(Shunned, 0), same(Recovering, 0)], Some(0));
-        assert_eq!(equal(&[same(Recovering, 0), same(Ready, 9)], need, Recovering), Some(1));
-        assert_eq!(equal(&[same(Absent, 0), same(Recovering, 0)], need, Recovering), Some(1));
+        assert_eq!(pick_equivalent(&[same(Recovering, 0), same(Ready, 9)], need, Recovering), Some(1));
+        assert_eq!(pick_equivalent(&[same(Absent, 0), same(Recovering, 0)], need, Recovering), Some(1));
         let may_come = [same(Recovering, 0), row(Absent, 0)];
         assert!(may_come.iter().all(|row| row.may_come_for(need)));
         assert!(![row(Ready, 0), small, same(Draining, 0)].iter().any(|row| row.may_come_for(need)));
         let newer = Need { protocol: 2, ..need };
         let older = same(Ready, 0);
-        assert!(older.meets(need) && !older.meets(newer) && Row { protocol: 2, ..older }.meets(newer));
+        assert!(older.meets(need) && !older.meets(newer) && ReplicaRow { protocol: 2, ..older }.meets(newer));
         assert!(older.may_come_for(newer), "its ranks may be replaced");
         // With fewer ranks there is less room: a replica with enough comes first, and it must be more than there is
         // now.
-        let narrow = |room| Row { room, ..same(Ready, 0) };
+        let narrow = |room| ReplicaRow { room, ..same(Ready, 0) };
         check(&[narrow(41), same(Ready, 9), narrow(90)], Some(2));
         check(&[narrow(40), narrow(41)], Some(1));
         check(&[narrow(40)], None);
@@ -221,7 +221,7 @@ pub(crate) mod tests {
 
     #[test]
     fn a_long_prompt_goes_where_it_fits() {
-        let large = |work| Row { context: 1000, ..row(Ready, work) };
+        let large = |work| ReplicaRow { context: 1000, ..row(Ready, work) };
         assert_eq!(least_work(&[row(Ready, 0), large(9), large(8)], 500), Some(2));
         // The request fits nowhere, so one of the replicas has to refuse it.
         assert_eq!(least_work(&[row(Ready, 1), row(Ready, 0)], 500), Some(1));

@@ -2,11 +2,11 @@
 //! took the best would send everything to one replica until the next report, and so would all other routers.
 
 use crate::board::pick::hash::scatter;
-use crate::board::pick::row::{Open, Wish};
+use crate::board::pick::row::{OpenReplicas, PickInfo};
 
-pub fn pick(open: &Open, wish: &Wish) -> Option<usize> {
+pub fn pick(open: &OpenReplicas, info: &PickInfo) -> Option<usize> {
     let n_open = open.len() as u64;
-    let drawn = scatter(wish.n_before);
+    let drawn = scatter(info.n_before);
     let one = drawn.checked_rem(n_open)?;
     // The second is another replica, if there is one.
     let step = (drawn >> 32).checked_rem(n_open - 1).map_or(0, |step| step + 1);

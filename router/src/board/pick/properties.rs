@@ -1,24 +1,24 @@
 //! Properties of each policy, over random tables from a seed, and over a day of requests.
 
 use super::tests::{pick, row};
-use super::{PickPolicy, Row, Standing, Wish, scatter};
+use super::{PickPolicy, ReplicaRow, Standing, PickInfo, scatter};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A seeded generator of numbers.
-struct Numbers(u64);
+struct PropertyRng(u64);
 
-impl Numbers {
+impl PropertyRng {
     fn below(&mut self, n: u64) -> u64 {
         self.0 += 1;
         scatter(self.0) % n
     }
 }
 
-fn tables(n: u64) -> impl Iterator<Item = (Vec<Row>, Wish)> {
+fn tables(n: u64) -> impl Iterator<Item = (Vec<ReplicaRow>, PickInfo)> {
     (0..n).map(|seed| {
-        let mut numbers = Numbers(seed << 32);
+        let mut numbers = PropertyRng(seed << 32);
         let n_rows = 1 + numbers.below(9);
-        let table = (0..n_rows).map(|id| Row {
+        let table = (0..n_rows).map(|id| ReplicaRow {
             context: 1000,
             n_running: numbers.below(4) as u32,
             tokens_free: Some(numbers.below(4000)),
@@ -30,7 +30,7 @@ fn tables(n: u64) -> impl Iterator<Item = (Vec<Row>, Wish)> {
         let table = table.collect();
         (
             table,
-            Wish {
+            PickInfo {
                 n_prompt: 150,
                 session: Some(numbers.below(50)),
                 n_before: numbers.below(1000),
@@ -41,36 +41,36 @@ fn tables(n: u64) -> impl Iterator<Item = (Vec<Row>, Wish)> {
     })
 }
 
-fn without_caches(table: &[Row]) -> Vec<Row> {
-    table.iter().map(|row| Row { n_cached: 0, tokens_free: None, n_names: 0, ..*row }).collect()
+fn without_caches(table: &[ReplicaRow]) -> Vec<ReplicaRow> {
+    table.iter().map(|row| ReplicaRow { n_cached: 0, tokens_free: None, n_names: 0, ..*row }).collect()
 }
 
 #[test]
 fn a_prefix_is_followed_until_the_load_costs_more_than_it_saves() {
-    let has_it = |work| Row { n_cached: 96, context: 1000, ..row(Standing::Ready, work) };
-    let others = |work| Row { context: 1000, ..row(Standing::Ready, work) };
-    let wish = Wish { n_prompt: 100, ..Wish::default() };
-    let picks = |work| pick(PickPolicy::Prefix, &[others(0), has_it(work), others(0)], &wish);
+    let has_it = |work| ReplicaRow { n_cached: 96, context: 1000, ..row(Standing::Ready, work) };
+    let others = |work| ReplicaRow { context: 1000, ..row(Standing::Ready, work) };
+    let info = PickInfo { n_prompt: 100, ..PickInfo::default() };
+    let picks = |work| pick(PickPolicy::Prefix, &[others(0), has_it(work), others(0)], &info);
     assert_eq!((picks(0), picks(95)), (Some(1), Some(1)));
     assert_eq!(picks(97), Some(0));
     // Blocks that would have to make room for the prompt count too.
-    let full = Row { tokens_free: Some(0), ..has_it(93) };
-    assert_eq!(pick(PickPolicy::Prefix, &[others(0), full], &wish), Some(0));
+    let full = ReplicaRow { tokens_free: Some(0), ..has_it(93) };
+    assert_eq!(pick(PickPolicy::Prefix, &[others(0), full], &info), Some(0));
 }
 
 #[test]
 fn with_prefixes_no_request_waits_longer_than_with_the_least_work() {
     let (mut n_better, mut n_same) = (0, 0);
-    for (table, wish) in tables(2000) {
-        let table: Vec<Row> = table.into_iter().map(|row| Row { tokens_free: None, ..row }).collect();
-        let wait = |idx: usize| table[idx].load() + u64::from(wish.n_prompt - table[idx].n_cached);
+    for (table, info) in tables(2000) {
+        let table: Vec<ReplicaRow> = table.into_iter().map(|row| ReplicaRow { tokens_free: None, ..row }).collect();
+        let wait = |idx: usize| table[idx].load() + u64::from(info.n_prompt - table[idx].n_cached);
         let [least, prefix] =
-            [PickPolicy::LeastWork, PickPolicy::Prefix].map(|policy| pick(policy, &table, &wish).unwrap());
+            [PickPolicy::LeastWork, PickPolicy::Prefix].map(|policy| pick(policy, &table, &info).unwrap());
         assert!(wait(prefix) <= wait(least), "{table:?}");
         n_better += usize::from(wait(prefix) < wait(least));
         n_same += usize::from(wait(prefix) == wait(least));
         let bare = without_caches(&table);
-        let [least, prefix] = [PickPolicy::LeastWork, PickPolicy::Prefix].map(|policy| pick(policy, &bare, &wish));
+        let [least, prefix] = [PickPolicy::LeastWork, PickPolicy::Prefix].map(|policy| pick(policy, &bare, &info));
         assert_eq!(least, prefix, "without caches it is the same");
     }
     assert!(n_better > 100 && n_same > 100, "{n_better} {n_same}");
@@ -79,17 +79,17 @@ fn with_prefixes_no_request_waits_longer_than_with_the_least_work() {
 #[test]
 fn a_session_stays_and_only_sessions_of_a_lost_replica_move() {
     let mut homes = BTreeMap::new();
-    for (table, wish) in tables(500) {
+    for (table, info) in tables(500) {
         // No replica has work, so none is passed over.
-        let idle: Vec<Row> = table.iter().map(|row| Row { work: 0, n_running: 0, ..*row }).collect();
+        let idle: Vec<ReplicaRow> = table.iter().map(|row| ReplicaRow { work: 0, n_running: 0, ..*row }).collect();
         for session in 0..50 {
-            let wish = Wish { session: Some(session), ..wish };
-            let home = pick(PickPolicy::Affinity, &idle, &wish).unwrap();
+            let session_info = PickInfo { session: Some(session), ..info };
+            let home = pick(PickPolicy::Affinity, &idle, &session_info).unwrap();
             assert_eq!(homes.entry((idle.len(), session)).or_insert(idle[home].id), &idle[home].id);
-            let less: Vec<Row> =
+            let less: Vec<ReplicaRow> =
                 idle.iter().enumerate().filter(|(idx, _)| *idx != session as usize % 9).map(|(_, row)| *row).collect();
             if less.iter().any(|row| row.id == idle[home].id) {
-                let after = pick(PickPolicy::Affinity, &less, &wish).unwrap();
+                let after = pick(PickPolicy::Affinity, &less, &session_info).unwrap();
                 assert_eq!(less[after].id, idle[home].id);
             }
         }
@@ -101,19 +101,19 @@ fn a_session_stays_and_only_sessions_of_a_lost_replica_move() {
 #[test]
 fn no_replica_is_far_above_the_mean_for_a_session() {
     let mut loads = vec![0_u64; 8];
-    let mut numbers = Numbers(1);
+    let mut numbers = PropertyRng(1);
     for _ in 0..4000 {
-        let table: Vec<Row> = loads
+        let table: Vec<ReplicaRow> = loads
             .iter()
             .enumerate()
-            .map(|(idx, load)| Row { context: 10_000, id: idx as u64, ..row(Standing::Ready, *load) })
+            .map(|(idx, load)| ReplicaRow { context: 10_000, id: idx as u64, ..row(Standing::Ready, *load) })
             .collect();
         // Half of all requests are of one session.
         let session = Some(numbers.below(2) * numbers.below(1000));
         let idx = pick(
             PickPolicy::Affinity,
             &table,
-            &Wish { n_prompt: 100, session, n_before: 0, version: None, protocol: 1 },
+            &PickInfo { n_prompt: 100, session, n_before: 0, version: None, protocol: 1 },
         )
         .unwrap();
         loads[idx] += 100;
@@ -137,13 +137,13 @@ fn no_replica_starves_under_any_policy() {
     ] {
         let mut loads = vec![0_u64; 10];
         let mut n_picked = vec![0; 10];
-        let mut numbers = Numbers(7);
+        let mut numbers = PropertyRng(7);
         for n_before in 0..2000 {
             // All requests have the same prompt, and one replica has it in its cache.
-            let table: Vec<Row> = loads
+            let table: Vec<ReplicaRow> = loads
                 .iter()
                 .enumerate()
-                .map(|(idx, load)| Row {
+                .map(|(idx, load)| ReplicaRow {
                     n_cached: if idx == 3 { 400 } else { 0 },
                     context: 10_000,
                     id: idx as u64,
@@ -152,7 +152,7 @@ fn no_replica_starves_under_any_policy() {
                 .collect();
             let session = Some(numbers.below(1000));
             let idx =
-                pick(policy, &table, &Wish { n_prompt: 500, session, n_before, version: None, protocol: 1 }).unwrap();
+                pick(policy, &table, &PickInfo { n_prompt: 500, session, n_before, version: None, protocol: 1 }).unwrap();
             n_picked[idx] += 1;
             loads[idx] += 500;
             loads.iter_mut().for_each(|load| *load = load.saturating_sub(40));
@@ -164,9 +164,9 @@ fn no_replica_starves_under_any_policy() {
 
 #[test]
 fn the_same_draws_give_the_same_picks_and_two_different_ones_are_compared() {
-    let table: Vec<Row> = (0..5).map(|id| Row { id, ..row(Standing::Ready, 10 * (id + 1)) }).collect();
+    let table: Vec<ReplicaRow> = (0..5).map(|id| ReplicaRow { id, ..row(Standing::Ready, 10 * (id + 1)) }).collect();
     let picks = || {
-        (0..1000).map(|n_before| pick(PickPolicy::PowerOfTwo, &table, &Wish { n_before, ..Wish::default() }).unwrap())
+        (0..1000).map(|n_before| pick(PickPolicy::PowerOfTwo, &table, &PickInfo { n_before, ..PickInfo::default() }).unwrap())
     };
     let count = |idx| picks().filter(|picked| *picked == idx).count();
     assert!(picks().eq(picks()));
@@ -174,7 +174,7 @@ fn the_same_draws_give_the_same_picks_and_two_different_ones_are_compared() {
     assert_eq!(count(4), 0);
     assert!((350..450).contains(&count(0)) && (50..150).contains(&count(3)), "{} {}", count(0), count(3));
     let turns: Vec<usize> = (0..7)
-        .map(|n_before| pick(PickPolicy::RoundRobin, &table, &Wish { n_before, ..Wish::default() }).unwrap())
+        .map(|n_before| pick(PickPolicy::RoundRobin, &table, &PickInfo { n_before, ..PickInfo::default() }).unwrap())
         .collect();
     assert_eq!(turns, [0, 1, 2, 3, 4, 0, 1]);
 }

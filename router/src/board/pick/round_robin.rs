@@ -1,7 +1,7 @@
 //! Picks one replica after the other, whatever their work: for measurements, and where all requests are alike.
 
-use crate::board::pick::row::{Open, Wish};
+use crate::board::pick::row::{OpenReplicas, PickInfo};
 
-pub fn pick(open: &Open, wish: &Wish) -> Option<usize> {
-    wish.n_before.checked_rem(open.len() as u64).map(|turn| turn as usize)
+pub fn pick(open: &OpenReplicas, info: &PickInfo) -> Option<usize> {
+    info.n_before.checked_rem(open.len() as u64).map(|turn| turn as usize)
 }

@@ -9,7 +9,7 @@ pub struct VersionId(pub u64);
 
 /// One replica, as the router knows it at this moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Row {
+pub struct ReplicaRow {
     pub standing: Standing,
     pub digest: PolicyDigest,
     pub version: VersionId,
@@ -60,7 +60,7 @@ pub enum PickPolicy {
 
 /// What a choice needs to know of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Wish {
+pub struct PickInfo {
     /// Tokens of its longest prompt.
     pub n_prompt: u32,
     /// Requests with the same session belong together.
@@ -94,10 +94,10 @@ const DIGESTS_MAX: usize = 16;
 
 impl PickPolicy {
     /// Whether the policy reads what caches have.
-    pub fn reads_caches(self, wish: &Wish) -> bool {
+    pub fn reads_caches(self, info: &PickInfo) -> bool {
         match self {
             PickPolicy::Prefix => true,
-            PickPolicy::Affinity => wish.session.is_none(),
+            PickPolicy::Affinity => info.session.is_none(),
             PickPolicy::LeastWork | PickPolicy::PowerOfTwo | PickPolicy::RoundRobin => false,
         }
     }
@@ -105,7 +105,7 @@ impl PickPolicy {
 
 /// The replicas among which a policy chooses, in columns of one length. The memory is reused for the next choice.
 #[derive(Debug, Default)]
-pub struct Open {
+pub struct OpenReplicas {
     /// The row of each, in ascending order.
     pub rows: Vec<u32>,
     /// The work before one more request and beside it, in prompt tokens.
@@ -125,7 +125,7 @@ pub struct Candidate<D> {
     pub context: u32,
 }
 
-impl Open {
+impl OpenReplicas {
     /// Finds the open replicas: those of the best standing under the digest that is in force, which is the one that
     /// most replicas have. If the prompt fits some of them, only these are open. If it fits none, all stay open, so
     /// that one of them refuses it. Returns the first replica that could serve as well but would answer otherwise.
@@ -203,13 +203,13 @@ pub fn load(work: u64, n_running: u32) -> u64 {
     work.saturating_add(CROWD * u64::from(n_running))
 }
 
-impl Wish {
-    pub fn is_for(&self, version: VersionId, protocol: u32) -> bool {
-        self.version.is_none_or(|wanted| wanted == version) && protocol >= self.protocol
+impl PickInfo {
+    pub fn matches(&self, version: VersionId, protocol: u32) -> bool {
+        self.version.is_none_or(|required| required == version) && protocol >= self.protocol
     }
 }
 
-impl Row {
+impl ReplicaRow {
     /// Whether the replica can continue the request at present. If its ranks have less room than its context, a request
     /// runs as far as it fits. Older ranks may be replaced by newer ones, and fewer ranks by more.
     pub fn meets(&self, need: Need) -> bool {

@@ -69,8 +69,8 @@ pub fn call_deadline(metadata: &MetadataMap) -> Result<Option<Instant>, Refusal>
 
 /// Returns how long the gate waits for a call's answer. None: without a limit.
 pub fn gate_timeout(headers: &HeaderMap) -> Option<Duration> {
-    let asked = headers.get("grpc-timeout")?.to_str().ok().and_then(timeout)?;
-    Some(sooner(asked, GATE_MARGIN))
+    let requested = headers.get("grpc-timeout")?.to_str().ok().and_then(timeout)?;
+    Some(sooner(requested, GATE_MARGIN))
 }
 
 fn sooner(timeout: Duration, margin: Duration) -> Duration {
@@ -101,8 +101,8 @@ mod tests {
 
     #[test]
     fn a_call_ends_before_the_library_s_clock() {
-        for (asked, gate) in [("1S", Duration::from_millis(998)), ("4m", Duration::from_millis(3))] {
-            let headers = HeaderMap::from_iter([("grpc-timeout".parse().unwrap(), asked.parse().unwrap())]);
+        for (header, gate) in [("1S", Duration::from_millis(998)), ("4m", Duration::from_millis(3))] {
+            let headers = HeaderMap::from_iter([("grpc-timeout".parse().unwrap(), header.parse().unwrap())]);
             assert_eq!(gate_timeout(&headers), Some(gate));
             let stream = call_deadline(&MetadataMap::from_headers(headers)).unwrap().unwrap();
             assert!(stream < Instant::now() + gate);

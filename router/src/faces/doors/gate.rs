@@ -2,7 +2,7 @@
 //! gate ends only this call. Has no knowledge of methods except their paths.
 
 use crate::faces::doors::call::{gate_timeout, status};
-use crate::faces::doors::panics::{Panicked, caught};
+use crate::faces::doors::panics::{PanicError, catch_panic};
 use crate::faces::doors::revocable::{LastFrame, Revocable};
 use crate::front::frontend::Frontend;
 use crate::refusal::Refusal;
@@ -90,7 +90,7 @@ where
         let body_max = self.front.config.timeouts.body_max;
         let request = if is_endless { request } else { request.map(|body| in_time(body, body_max)) };
         let wait_max = gate_timeout(request.headers());
-        let answered = caught(self.inner.call(request));
+        let answered = catch_panic(self.inner.call(request));
         Box::pin(async move {
             let in_time = async {
                 match wait_max {
@@ -101,8 +101,8 @@ where
                 }
             };
             let Some(answered) = revoked.run_until_cancelled(in_time).await else { return Ok(no_key()) };
-            let answered = answered.unwrap_or_else(|Panicked| Ok(broken().into_http()));
-            answered.map(|answer| retold(answer).map(|body| until_revoked(body, revoked)))
+            let answered = answered.unwrap_or_else(|PanicError| Ok(broken().into_http()));
+            answered.map(|answer| map_size_limit_status(answer).map(|body| until_revoked(body, revoked)))
         })
     }
 }
@@ -112,7 +112,7 @@ fn too_late() -> Status {
 }
 
 /// Reports a message beyond the limit with the code of other servers. The library's code is OUT_OF_RANGE.
-fn retold(mut response: Response<Body>) -> Response<Body> {
+fn map_size_limit_status(mut response: Response<Body>) -> Response<Body> {
     let code = response.headers_mut().get_mut("grpc-status");
     if let Some(code) = code.filter(|code| code.as_bytes() == (Code::OutOfRange as i32).to_string().as_bytes()) {
         *code = HeaderValue::from(Code::ResourceExhausted as i32);
@@ -138,15 +138,15 @@ fn broken() -> Status {
 /// Returns a body that breaks off if it does not end in time.
 fn in_time(body: Body, body_max: Duration) -> Body {
     let chunks = axum::body::Body::new(body).into_data_stream();
-    Body::new(axum::body::Body::from_stream(InTime { chunks, late: Box::pin(sleep(body_max)) }))
+    Body::new(axum::body::Body::from_stream(TimedBody { chunks, late: Box::pin(sleep(body_max)) }))
 }
 
-struct InTime {
+struct TimedBody {
     chunks: BodyDataStream,
     late: Pin<Box<Sleep>>,
 }
 
-impl Stream for InTime {
+impl Stream for TimedBody {
     type Item = Result<Bytes, Box<dyn std::error::Error + Send + Sync>>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {

@@ -11,15 +11,15 @@ use std::task::{Context, Poll, ready};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tonic::transport::server::Connected;
 
-pub struct Gathered<IO> {
+pub struct GatheredIo<IO> {
     io: IO,
     /// Whether it has waited since the last flush.
     has_waited: bool,
 }
 
-impl<IO> Gathered<IO> {
-    pub fn over(io: IO) -> Gathered<IO> {
-        Gathered { io, has_waited: false }
+impl<IO> GatheredIo<IO> {
+    pub fn over(io: IO) -> GatheredIo<IO> {
+        GatheredIo { io, has_waited: false }
     }
 
     fn wait_a_turn(&mut self, context: &Context<'_>) -> Poll<()> {
@@ -32,13 +32,13 @@ impl<IO> Gathered<IO> {
     }
 }
 
-impl<IO: AsyncRead + Unpin> AsyncRead for Gathered<IO> {
+impl<IO: AsyncRead + Unpin> AsyncRead for GatheredIo<IO> {
     fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.io).poll_read(context, into)
     }
 }
 
-impl<IO: AsyncWrite + Unpin> AsyncWrite for Gathered<IO> {
+impl<IO: AsyncWrite + Unpin> AsyncWrite for GatheredIo<IO> {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         ready!(self.wait_a_turn(context));
         Pin::new(&mut self.io).poll_write(context, bytes)
@@ -67,7 +67,7 @@ impl<IO: AsyncWrite + Unpin> AsyncWrite for Gathered<IO> {
     }
 }
 
-impl<IO: Connected> Connected for Gathered<IO> {
+impl<IO: Connected> Connected for GatheredIo<IO> {
     type ConnectInfo = IO::ConnectInfo;
 
     fn connect_info(&self) -> Self::ConnectInfo {
@@ -104,16 +104,16 @@ mod tests {
     /// The test acts like a connection: each of its streams wakes it, and it writes all of their output so far.
     #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
     async fn tokens_of_one_step_leave_in_one_write() {
-        let (n_writes, n_said, news) = (Arc::default(), Arc::new(AtomicUsize::new(0)), Arc::new(Notify::new()));
-        let mut io = Gathered::over(Counting(Arc::clone(&n_writes)));
+        let (n_writes, n_ready, news) = (Arc::default(), Arc::new(AtomicUsize::new(0)), Arc::new(Notify::new()));
+        let mut io = GatheredIo::over(Counting(Arc::clone(&n_writes)));
         let connection = tokio::spawn({
-            let (n_said, news) = (n_said.clone(), news.clone());
+            let (n_ready, news) = (n_ready.clone(), news.clone());
             async move {
                 let mut n_written = 0;
                 while n_written < 60 {
                     news.notified().await;
                     io.write_all(b"frame").await.unwrap();
-                    n_written = n_said.load(Relaxed);
+                    n_written = n_ready.load(Relaxed);
                     io.flush().await.unwrap();
                 }
             }
@@ -121,9 +121,9 @@ mod tests {
         // A task spawns them, so all are awake before the first of them runs.
         tokio::spawn(async move {
             for _ in 0..60 {
-                let (n_said, news) = (n_said.clone(), news.clone());
+                let (n_ready, news) = (n_ready.clone(), news.clone());
                 tokio::spawn(async move {
-                    n_said.fetch_add(1, Relaxed);
+                    n_ready.fetch_add(1, Relaxed);
                     news.notify_one();
                 });
             }

@@ -7,15 +7,15 @@ use std::pin::pin;
 use std::task::Poll;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Panicked;
+pub struct PanicError;
 
 /// Runs a request's future. A future that panics is not polled again. State that it shares with others is behind locks
 /// that tolerate a panic.
-pub async fn caught<F: Future>(future: F) -> Result<F::Output, Panicked> {
+pub async fn catch_panic<F: Future>(future: F) -> Result<F::Output, PanicError> {
     let mut future = pin!(future);
     let poll = poll_fn(|context| match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(context))) {
         Ok(poll) => poll.map(Ok),
-        Err(_) => Poll::Ready(Err(Panicked)),
+        Err(_) => Poll::Ready(Err(PanicError)),
     });
     poll.await
 }
@@ -26,11 +26,11 @@ mod tests {
 
     #[tokio::test]
     async fn a_panic_becomes_an_error() {
-        assert_eq!(caught(async { 5 }).await, Ok(5));
+        assert_eq!(catch_panic(async { 5 }).await, Ok(5));
         let breaks = async {
             tokio::task::yield_now().await;
             assert!(std::hint::black_box(false), "as this test wants it");
         };
-        assert_eq!(caught(breaks).await, Err(Panicked));
+        assert_eq!(catch_panic(breaks).await, Err(PanicError));
     }
 }

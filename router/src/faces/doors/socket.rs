@@ -147,18 +147,18 @@ mod tests {
         let (socket, mut client, _places) = socket();
         let mut socket = socket.begins_within(MAX);
         client.write_all(b"PRI").await.unwrap();
-        let mut said = Vec::new();
-        assert_eq!(socket.read_to_end(&mut said).await.unwrap_err().kind(), io::ErrorKind::TimedOut);
-        assert_eq!(said, b"PRI");
+        let mut received = Vec::new();
+        assert_eq!(socket.read_to_end(&mut received).await.unwrap_err().kind(), io::ErrorKind::TimedOut);
+        assert_eq!(received, b"PRI");
         // Once it has begun, it may stay silent.
         let (socket, mut client, _places) = self::socket();
         let mut socket = socket.begins_within(MAX);
-        let says = async {
+        let sending = async {
             client.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.unwrap();
             tokio::time::sleep(3 * MAX).await;
             drop(client);
         };
-        let (heard, ()) = tokio::join!(socket.read_to_end(&mut said), says);
-        assert_eq!(heard.unwrap(), 24);
+        let (n_read, ()) = tokio::join!(socket.read_to_end(&mut received), sending);
+        assert_eq!(n_read.unwrap(), 24);
     }
 }

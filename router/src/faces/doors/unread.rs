@@ -19,7 +19,7 @@ const UNREAD_BYTES_MAX: u64 = 256 << 10;
 /// How long a client may take to send that rest.
 const UNREAD_MAX: Duration = Duration::from_secs(1);
 
-pub async fn discarded(request: Request, next: Next) -> Response {
+pub async fn discard_body(request: Request, next: Next) -> Response {
     let (is_newer, is_empty) =
         (request.version() > http::Version::HTTP_11, http_body::Body::is_end_stream(request.body()));
     if is_newer || is_empty {
@@ -28,7 +28,7 @@ pub async fn discarded(request: Request, next: Next) -> Response {
     let left = Arc::new(Mutex::new(None));
     let lent = request.map(|body| {
         *left.lock().unwrap_or_else(PoisonError::into_inner) = Some(body);
-        Body::new(Lent(left.clone()))
+        Body::new(LentBody(left.clone()))
     });
     let mut response = next.run(lent).await;
     let left = left.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -59,9 +59,9 @@ async fn is_discarded(body: Body) -> bool {
 }
 
 /// A body that can be taken back from its reader. Empty once it has been read to its end, or has failed.
-struct Lent(Arc<Mutex<Option<Body>>>);
+struct LentBody(Arc<Mutex<Option<Body>>>);
 
-impl http_body::Body for Lent {
+impl http_body::Body for LentBody {
     type Data = Bytes;
     type Error = axum::Error;
 

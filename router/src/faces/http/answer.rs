@@ -1,15 +1,15 @@
 //! An answer in OpenAI's shapes: whole, or passed to `chunks`.
 
 use crate::faces::http::error::HttpError;
-use crate::faces::http::fields::Wishes;
+use crate::faces::http::fields::RequestOptions;
 use crate::faces::http::format::{AnswerFormat, Envelope, UsageSum, choice_value, stop_reason};
-use crate::faces::http::said::SaidAnswer;
+use crate::faces::http::said::AnswerContent;
 use crate::faces::http::stopwatch::Stopwatch;
 use crate::faces::http::structure::renamed;
 use crate::faces::http::{certificate, chunks};
-use crate::front::ask::Ask;
+use crate::front::ask::ParsedRequest;
 use crate::front::frontend::Frontend;
-use crate::front::generation::{Aside, Generation, GenerationEvent, Prompt};
+use crate::front::generation::{SideOutput, Generation, GenerationEvent, Prompt};
 use crate::front::recorder::Recorder;
 use crate::refusal::Refusal;
 use axum::Json;
@@ -21,16 +21,16 @@ use tokio_stream::StreamExt;
 
 pub async fn answer<F: AnswerFormat>(
     front: Arc<Frontend>,
-    ask: Ask,
-    wishes: Wishes,
+    parsed: ParsedRequest,
+    options: RequestOptions,
     recorder: Recorder,
     format: F,
 ) -> Result<Response, HttpError> {
-    let (n_choices, watch) = (ask.n_choices, Stopwatch::start());
-    let generation = front.generate(ask, recorder).await;
-    let generation = generation.map_err(|refusal| renamed(refusal, wishes.structure_field))?;
-    let envelope = Envelope::new::<F>(front, &generation, wishes, watch);
-    match wishes.streaming {
+    let (n_choices, watch) = (parsed.n_choices, Stopwatch::start());
+    let generation = front.generate(parsed, recorder).await;
+    let generation = generation.map_err(|refusal| renamed(refusal, options.structure_field))?;
+    let envelope = Envelope::new::<F>(front, &generation, options, watch);
+    match options.streaming {
         Some(streaming) => Ok(chunks::stream(envelope, format, generation, n_choices, streaming)),
         None => Ok(whole(envelope, format, generation, n_choices).await?),
     }
@@ -43,13 +43,13 @@ async fn whole<S: AnswerFormat>(
     n_choices: u32,
 ) -> Result<Response, Refusal> {
     let n_slots = generation.prompts.len() * n_choices as usize;
-    let mut choices: Vec<Whole> = (0..n_slots).map(|_| Whole::default()).collect();
+    let mut choices: Vec<WholeChoice> = (0..n_slots).map(|_| WholeChoice::default()).collect();
     while let Some(event) = generation.next().await {
         let (slot, event) = event?;
-        envelope.hear(&event, &generation);
-        choices[slot as usize].hear(event);
+        envelope.record_event(&event, &generation);
+        choices[slot as usize].add_event(event);
     }
-    let mut usage = UsageSum::new(n_choices, envelope.wishes());
+    let mut usage = UsageSum::new(n_choices, envelope.options());
     for (slot, choice) in choices.iter().enumerate() {
         choice.finished.iter().for_each(|finished| usage.add(slot as u32, finished));
     }
@@ -61,30 +61,30 @@ async fn whole<S: AnswerFormat>(
     }
     let mut answer = envelope.value(S::OBJECT, values);
     answer["usage"] = usage.value();
-    envelope.tell_aside(&mut answer, &usage);
-    envelope.tell_metrics(&mut answer, n_slots, &usage);
+    envelope.add_extras(&mut answer, &usage);
+    envelope.add_metrics(&mut answer, n_slots, &usage);
     if !prompt_in_choice && let (Some(first), Some(prompt)) = (choices.first(), generation.prompts.first()) {
-        envelope.tell_whole_prompt(&mut answer, prompt, &first.scored);
+        envelope.add_full_prompt(&mut answer, prompt, &first.scored);
     }
     Ok(certificate::with_headers(Json(answer).into_response(), &generation.started))
 }
 
 /// One choice, collected until it has ended.
 #[derive(Default)]
-struct Whole {
+struct WholeChoice {
     scored: Vec<v1::Logprob>,
-    said: SaidAnswer,
+    content: AnswerContent,
     token_ids: Vec<u32>,
     logprobs: Vec<v1::Logprob>,
     finished: Option<v1::Finished>,
 }
 
-impl Whole {
-    fn hear(&mut self, event: GenerationEvent) {
+impl WholeChoice {
+    fn add_event(&mut self, event: GenerationEvent) {
         match event {
-            GenerationEvent::Aside(Aside::Prompt(prompt)) => self.scored = prompt.logprobs,
+            GenerationEvent::Aside(SideOutput::Prompt(prompt)) => self.scored = prompt.logprobs,
             GenerationEvent::Delta(delta) => {
-                self.said.add(&delta);
+                self.content.add(&delta);
                 self.token_ids.extend(delta.token_ids);
                 self.logprobs.extend(delta.logprobs);
             }
@@ -104,22 +104,22 @@ impl Whole {
         let echo = envelope.echo(shape, slot, prompt, &self.scored);
         let (text, mut logprobs) = echo.map_or((String::new(), Value::Null), |echo| (echo.text, echo.logprobs));
         let mut reason = self.finished.as_ref().map(|finished| shape.finish_reason(finished));
-        if envelope.wishes().nothing_new {
+        if envelope.options().is_prompt_only {
             reason = Some("length");
-            self.said = SaidAnswer::of_text(text);
+            self.content = AnswerContent::of_text(text);
         } else {
-            self.said.text.insert_str(0, &text);
+            self.content.text.insert_str(0, &text);
             logprobs = joined(logprobs, envelope.logprobs_of(shape, slot, &self.logprobs));
         }
-        let mut choice = choice_value(slot, shape.whole(&self.said), logprobs, reason);
+        let mut choice = choice_value(slot, shape.whole(&self.content), logprobs, reason);
         choice["stop_reason"] = self.finished.as_ref().map_or(Value::Null, stop_reason);
         choice["token_ids"] = Value::Null;
-        if envelope.wishes().token_ids {
-            let told = if envelope.wishes().nothing_new { &[][..] } else { &self.token_ids };
-            choice["token_ids"] = told.into();
+        if envelope.options().token_ids {
+            let token_ids = if envelope.options().is_prompt_only { &[][..] } else { &self.token_ids };
+            choice["token_ids"] = token_ids.into();
         }
         if prompt_in_choice {
-            envelope.tell_whole_prompt(&mut choice, prompt, &self.scored);
+            envelope.add_full_prompt(&mut choice, prompt, &self.scored);
         }
         self.finished.iter().for_each(|finished| certificate::add(&mut choice, finished));
         choice

@@ -18,8 +18,8 @@ const LISTED_MAX: usize = 5;
 const CHARS_MAX: usize = 40;
 
 /// Reads an object whose keys are token ids as strings, or llama.cpp's list of pairs of token id and bias.
-pub fn read(said: Option<Value>) -> Result<HashMap<u32, f32>, Refusal> {
-    let all = match said {
+pub fn read(value: Option<Value>) -> Result<HashMap<u32, f32>, Refusal> {
+    let all = match value {
         None => return Ok(HashMap::new()),
         Some(Value::Object(all)) => all,
         Some(Value::Array(pairs)) => return pairs.iter().map(biased).collect(),
@@ -74,7 +74,7 @@ pub async fn texts_to_tokens(front: &Frontend, of: &Arc<ModelText>, fields: &mut
         }
         _ => return Ok(()),
     };
-    let mut by_token = ByToken::default();
+    let mut by_token = TokenBiases::default();
     for (token, bias) in pairs {
         // A later check refuses a value that is no bias. Null keeps it from being copied for each token before that.
         let bias = if bias.is_number() || bias.is_boolean() { bias } else { Value::Null };
@@ -101,12 +101,12 @@ pub async fn texts_to_tokens(front: &Frontend, of: &Arc<ModelText>, fields: &mut
 
 /// One pair for each token. A later pair replaces an earlier one.
 #[derive(Default)]
-struct ByToken {
+struct TokenBiases {
     pairs: Vec<Value>,
     places: HashMap<u32, usize>,
 }
 
-impl ByToken {
+impl TokenBiases {
     /// Returns how many pairs there are now.
     fn put(&mut self, id: u32, bias: &Value) -> usize {
         let pair = json!([id, bias]);
@@ -130,8 +130,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_said_last_of_a_token_stands_and_takes_no_further_room() {
-        let mut by_token = ByToken::default();
+    fn last_bias_of_a_token_wins() {
+        let mut by_token = TokenBiases::default();
         assert_eq!([(7, 1), (8, 2), (7, 3)].map(|(id, bias)| by_token.put(id, &bias.into())), [1, 2, 2]);
         assert_eq!(by_token.pairs, [json!([7, 3]), json!([8, 2])]);
     }

@@ -4,16 +4,16 @@ use crate::config::RouterLimits;
 use crate::faces::http::answer::answer;
 use crate::faces::http::conversation::{conversation, conversations};
 use crate::faces::http::error::HttpError;
-use crate::faces::http::fields::{Fields, Wishes};
+use crate::faces::http::fields::{Fields, RequestOptions};
 use crate::faces::http::format::{AnswerFormat, Echo, TokenNames, with_likely};
 use crate::faces::http::known::Endpoint;
 use crate::faces::http::llama_cpp::begins_answer;
-use crate::faces::http::page::{Page, counted, read};
+use crate::faces::http::page::{ApiRequest, record_refusal, read};
 use crate::faces::http::prediction::prediction;
-use crate::faces::http::said::SaidAnswer;
+use crate::faces::http::said::AnswerContent;
 use crate::faces::http::structure::structure;
 use crate::faces::http::{tokens, tools};
-use crate::front::ask::{Ask, CutSide, Purpose};
+use crate::front::ask::{ParsedRequest, CutSide, Purpose};
 use crate::front::frontend::Frontend;
 use crate::front::generation::Prompt;
 use crate::front::recorder::{Caller, Face, Recorder};
@@ -27,60 +27,60 @@ use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
 pub async fn chat(State(front): State<Arc<Frontend>>, request: Request) -> Result<Response, HttpError> {
-    answered(front, request, false).await
+    answer_request(front, request, false).await
 }
 
 /// llama.cpp's variant, which also returns how long the answer took.
 pub async fn llama_chat(State(front): State<Arc<Frontend>>, request: Request) -> Result<Response, HttpError> {
-    answered(front, request, true).await
+    answer_request(front, request, true).await
 }
 
 /// vLLM's batch of several conversations, each with its own answers.
 pub async fn batch(State(front): State<Arc<Frontend>>, request: Request) -> Result<Response, HttpError> {
     let mut recorder = Recorder::start(Face::Http, &Caller::of_http(request.headers()));
     let read = read(&front, request).await;
-    let page = counted(&mut recorder, read)?;
-    let asked =
-        ask(page, &front.config.limits, conversations).and_then(|(ask, wishes, format)| match wishes.streaming {
+    let page = record_refusal(&mut recorder, read)?;
+    let result =
+        parse_request(page, &front.config.limits, conversations).and_then(|(parsed, options, format)| match options.streaming {
             Some(_) => Err(Refusal::invalid("stream", "is for one conversation")),
-            None => Ok((ask, wishes, format)),
+            None => Ok((parsed, options, format)),
         });
-    let (ask, wishes, format) = counted(&mut recorder, asked.map_err(HttpError::from))?;
-    answer(front, ask, wishes, recorder, format).await
+    let (parsed, options, format) = record_refusal(&mut recorder, result.map_err(HttpError::from))?;
+    answer(front, parsed, options, recorder, format).await
 }
 
 /// Counts the tokens of a chat's prompt.
 pub async fn input_tokens(State(front): State<Arc<Frontend>>, request: Request) -> Result<Json<Value>, HttpError> {
     let page = read(&front, request).await?;
-    let (ask, ..) = ask(page, &front.config.limits, one)?;
-    Ok(tokens::counted(&front, ask).await?)
+    let (parsed, ..) = parse_request(page, &front.config.limits, single_conversation)?;
+    Ok(tokens::count_prompt_tokens(&front, parsed).await?)
 }
 
-async fn answered(front: Arc<Frontend>, request: Request, of_llama_cpp: bool) -> Result<Response, HttpError> {
+async fn answer_request(front: Arc<Frontend>, request: Request, of_llama_cpp: bool) -> Result<Response, HttpError> {
     let mut recorder = Recorder::start(Face::Http, &Caller::of_http(request.headers()));
     let read = read(&front, request).await;
-    let page = counted(&mut recorder, read)?;
+    let page = record_refusal(&mut recorder, read)?;
     answer_page(front, page, recorder, of_llama_cpp).await
 }
 
 pub async fn answer_page(
     front: Arc<Frontend>,
-    page: Page,
+    page: ApiRequest,
     mut recorder: Recorder,
     of_llama_cpp: bool,
 ) -> Result<Response, HttpError> {
-    let prompts = if of_llama_cpp { one_of_llama_cpp } else { one };
-    let asked = ask(page, &front.config.limits, prompts).map_err(HttpError::from);
-    let (ask, mut wishes, format) = counted(&mut recorder, asked)?;
-    wishes.timings |= of_llama_cpp;
-    answer(front, ask, wishes, recorder, format).await
+    let prompts = if of_llama_cpp { llama_cpp_conversation } else { single_conversation };
+    let result = parse_request(page, &front.config.limits, prompts).map_err(HttpError::from);
+    let (parsed, mut options, format) = record_refusal(&mut recorder, result)?;
+    options.timings |= of_llama_cpp;
+    answer(front, parsed, options, recorder, format).await
 }
 
-fn ask(
-    mut page: Page,
+fn parse_request(
+    mut page: ApiRequest,
     limits: &RouterLimits,
     prompts: fn(&mut Fields) -> Result<Vec<v1::Chat>, Refusal>,
-) -> Result<(Ask, Wishes, ChatFormat), Refusal> {
+) -> Result<(ParsedRequest, RequestOptions, ChatFormat), Refusal> {
     let fields = &mut page.fields;
     fields.check(Endpoint::Chat)?;
     let is_older = tools::are_older(fields);
@@ -90,50 +90,50 @@ fn ask(
     sampling.prediction = prediction(fields)?;
     let chats = prompts(fields)?;
     let n_choices = fields.n_choices()?;
-    let format = ChatFormat { is_older, echoed: chats.iter().map(last_words).collect(), n_choices };
-    let ask = Ask {
+    let format = ChatFormat { is_older, echoed: chats.iter().map(last_assistant_text).collect(), n_choices };
+    let parsed = ParsedRequest {
         model: fields.string("model")?.unwrap_or_default(),
         prompts: chats.into_iter().map(Input::Chat).collect(),
         n_choices,
         truncation: fields.truncation(CutSide::Left)?,
         priority: fields.priority()?,
         deadline: fields.deadline()?,
-        ..Ask::default()
+        ..ParsedRequest::default()
     };
     let structure = structure(fields)?;
-    let mut wishes = fields.wishes(&sampling)?;
-    wishes.echo = echo;
-    wishes.verbose = fields.boolean("verbose")?.unwrap_or(false);
-    wishes.structure_field = structure.as_ref().map(|said| said.field);
-    sampling.structure = structure.map(|said| said.structure);
-    wishes.streaming = fields.stream(&sampling)?;
-    let tells_progress = fields.tells_progress(wishes.streaming.is_some())?;
-    let ask = Ask { purpose: Purpose::Generate(Box::new(sampling)), echo: wishes.verbose, tells_progress, ..ask };
-    Ok((page.finished(ask, wishes.streaming, limits)?, wishes, format))
+    let mut options = fields.request_options(&sampling)?;
+    options.echo = echo;
+    options.verbose = fields.boolean("verbose")?.unwrap_or(false);
+    options.structure_field = structure.as_ref().map(|requested| requested.field);
+    sampling.structure = structure.map(|requested| requested.structure);
+    options.streaming = fields.stream(&sampling)?;
+    let needs_progress = fields.needs_progress(options.streaming.is_some())?;
+    let parsed = ParsedRequest { purpose: Purpose::Generate(Box::new(sampling)), echo: options.verbose, needs_progress: tells_progress: needs_progress, ..parsed };
+    Ok((page.complete_request(parsed, options.streaming, limits)?, options, format))
 }
 
 /// Returns the text that an echo repeats: the assistant's last message, which the answer continues.
-fn last_words(chat: &v1::Chat) -> String {
+fn last_assistant_text(chat: &v1::Chat) -> String {
     chat.messages.last().filter(|last| last.role == "assistant").map_or_else(String::new, |last| last.content.clone())
 }
 
-fn one(fields: &mut Fields) -> Result<Vec<v1::Chat>, Refusal> {
+fn single_conversation(fields: &mut Fields) -> Result<Vec<v1::Chat>, Refusal> {
     Ok(vec![conversation(fields)?])
 }
 
 /// Applies llama.cpp's default: its server continues a final assistant message unless a field forbids it.
-fn one_of_llama_cpp(fields: &mut Fields) -> Result<Vec<v1::Chat>, Refusal> {
-    let is_said = fields.has("continue_final_message") || fields.has("add_generation_prompt");
-    if !is_said && begins_answer(fields)? {
+fn llama_cpp_conversation(fields: &mut Fields) -> Result<Vec<v1::Chat>, Refusal> {
+    let is_explicit = fields.has("continue_final_message") || fields.has("add_generation_prompt");
+    if !is_explicit && begins_answer(fields)? {
         fields.put("continue_final_message", true.into());
         fields.put("add_generation_prompt", false.into());
     }
-    one(fields)
+    single_conversation(fields)
 }
 
 fn logprobs(fields: &mut Fields, top_max: u32) -> Result<Option<u32>, Refusal> {
-    let wanted = fields.boolean("logprobs")?.unwrap_or(false);
-    match (wanted, fields.unsigned("top_logprobs")?) {
+    let needs_logprobs = fields.boolean("logprobs")?.unwrap_or(false);
+    match (needs_logprobs, fields.unsigned("top_logprobs")?) {
         (true, Some(top_n)) if top_n > top_max => {
             Err(Refusal::invalid("top_logprobs", format!("must be at most {top_max}, and is {top_n}")))
         }
@@ -161,20 +161,20 @@ impl ChatFormat {
         self.echoed.get((choice / self.n_choices.max(1)) as usize).map_or("", String::as_str)
     }
 
-    fn add_calls(&self, said: &mut Map<String, Value>, mut calls: Vec<Value>) {
+    fn add_calls(&self, message: &mut Map<String, Value>, mut calls: Vec<Value>) {
         match calls.first_mut() {
-            Some(first) if self.is_older => drop(said.insert("function_call".to_owned(), first["function"].take())),
-            Some(_) => drop(said.insert("tool_calls".to_owned(), calls.into())),
+            Some(first) if self.is_older => drop(message.insert("function_call".to_owned(), first["function"].take())),
+            Some(_) => drop(message.insert("tool_calls".to_owned(), calls.into())),
             None => {}
         }
     }
 }
 
 /// Adds a thought under both of vLLM's names, because clients read one or the other.
-fn add_reasoning(said: &mut Map<String, Value>, reasoning: &str) {
+fn add_reasoning(message: &mut Map<String, Value>, reasoning: &str) {
     if !reasoning.is_empty() {
-        said.insert("reasoning_content".to_owned(), reasoning.into());
-        said.insert("reasoning".to_owned(), reasoning.into());
+        message.insert("reasoning_content".to_owned(), reasoning.into());
+        message.insert("reasoning".to_owned(), reasoning.into());
     }
 }
 
@@ -200,36 +200,36 @@ impl AnswerFormat for ChatFormat {
     const PROMPT_IN_CHOICE: bool = false;
 
     /// Includes the echo, so that a client that resumes has it too.
-    fn opening(&self, choice: u32, wishes: &Wishes) -> Option<(&'static str, Value)> {
-        let echoed = Some(self.echoed(choice)).filter(|words| wishes.echo && !words.is_empty());
+    fn opening(&self, choice: u32, options: &RequestOptions) -> Option<(&'static str, Value)> {
+        let echoed = Some(self.echoed(choice)).filter(|words| options.echo && !words.is_empty());
         Some(("delta", json!({ "role": "assistant", "content": echoed, "refusal": null })))
     }
 
     fn piece(&self, delta: Option<&v1::Delta>) -> (&'static str, Value) {
-        let mut said = Map::new();
+        let mut message = Map::new();
         if let Some(delta) = delta {
-            add_reasoning(&mut said, &delta.reasoning);
+            add_reasoning(&mut message, &delta.reasoning);
             // A delta without content still carries logprobs of tokens that have no text yet.
-            if !delta.text.is_empty() || (delta.tool_calls.is_empty() && said.is_empty()) {
-                said.insert("content".to_owned(), delta.text.as_str().into());
+            if !delta.text.is_empty() || (delta.tool_calls.is_empty() && message.is_empty()) {
+                message.insert("content".to_owned(), delta.text.as_str().into());
             }
-            self.add_calls(&mut said, delta.tool_calls.iter().map(call_part).collect());
+            self.add_calls(&mut message, delta.tool_calls.iter().map(call_part).collect());
         }
-        ("delta", Value::Object(said))
+        ("delta", Value::Object(message))
     }
 
-    fn whole(&self, answer: &SaidAnswer) -> (&'static str, Value) {
+    fn whole(&self, answer: &AnswerContent) -> (&'static str, Value) {
         let is_silent = answer.text.is_empty() && !(answer.calls.is_empty() && answer.reasoning.is_empty());
         let content = if is_silent { Value::Null } else { answer.text.as_str().into() };
-        let mut said = Map::from_iter([("role".to_owned(), "assistant".into()), ("content".to_owned(), content)]);
-        said.insert("refusal".to_owned(), Value::Null);
-        said.insert("annotations".to_owned(), json!([]));
-        add_reasoning(&mut said, &answer.reasoning);
-        self.add_calls(&mut said, answer.calls.iter().map(call).collect());
-        ("message", Value::Object(said))
+        let mut message = Map::from_iter([("role".to_owned(), "assistant".into()), ("content".to_owned(), content)]);
+        message.insert("refusal".to_owned(), Value::Null);
+        message.insert("annotations".to_owned(), json!([]));
+        add_reasoning(&mut message, &answer.reasoning);
+        self.add_calls(&mut message, answer.calls.iter().map(call).collect());
+        ("message", Value::Object(message))
     }
 
-    fn called(&self) -> &'static str {
+    fn tool_calls_reason(&self) -> &'static str {
         if self.is_older { "function_call" } else { "tool_calls" }
     }
 

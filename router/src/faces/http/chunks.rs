@@ -2,10 +2,10 @@
 
 use crate::faces::http::certificate;
 use crate::faces::http::error::HttpError;
-use crate::faces::http::fields::Streaming;
+use crate::faces::http::fields::StreamOptions;
 use crate::faces::http::format::{AnswerFormat, Envelope, UsageSum, choice_value, stop_reason};
-use crate::faces::http::sse::{self, Position, Voice};
-use crate::front::generation::{Aside, Generation, GenerationEvent};
+use crate::faces::http::sse::{self, Position, EventWriter};
+use crate::front::generation::{SideOutput, Generation, GenerationEvent};
 use crate::front::resume::ReadMark;
 use crate::refusal::Refusal;
 use axum::response::Response;
@@ -17,65 +17,65 @@ pub fn stream<S: AnswerFormat>(
     shape: S,
     generation: Generation,
     n_choices: u32,
-    streaming: Streaming,
+    streaming: StreamOptions,
 ) -> Response {
     let front = envelope.front().clone();
-    let usage = UsageSum::new(n_choices, envelope.wishes());
+    let usage = UsageSum::new(n_choices, envelope.options());
     let (n_prompt, position) = (generation.started.prompt_tokens, Position::of(&generation));
-    let chunks = Chunks { envelope, shape, n_choices, streaming, usage, n_prompt, position };
+    let chunks = ChunkWriter { envelope, shape, n_choices, streaming, usage, n_prompt, position };
     sse::stream(chunks, generation, &front)
 }
 
-struct Chunks<S> {
+struct ChunkWriter<S> {
     envelope: Envelope,
     shape: S,
     n_choices: u32,
-    streaming: Streaming,
+    streaming: StreamOptions,
     usage: UsageSum,
     /// The number of tokens of all prompts.
     n_prompt: u32,
     position: Position,
 }
 
-impl<S: AnswerFormat> Voice for Chunks<S> {
+impl<S: AnswerFormat> EventWriter for ChunkWriter<S> {
     fn opening(&mut self, generation: &Generation, out: &mut String) {
         for slot in 0..generation.prompts.len() as u32 * self.n_choices {
             self.add_ended(slot, generation);
-            if let Some(member) = self.shape.opening(slot, self.envelope.wishes()) {
+            if let Some(member) = self.shape.opening(slot, self.envelope.options()) {
                 self.open(slot, member, Value::Null, generation, out);
             }
             // Without logprobs the echo can be sent at once.
-            if !self.envelope.wishes().logprobs {
+            if !self.envelope.options().logprobs {
                 self.echo(slot, &[], generation, out);
             }
         }
     }
 
     fn event(&mut self, slot: u32, event: GenerationEvent, generation: &Generation, out: &mut String) {
-        self.envelope.hear(&event, generation);
+        self.envelope.record_event(&event, generation);
         match event {
-            GenerationEvent::Aside(Aside::Prompt(prompt)) => self.echo(slot, &prompt.logprobs, generation, out),
+            GenerationEvent::Aside(SideOutput::Prompt(prompt)) => self.echo(slot, &prompt.logprobs, generation, out),
             // Its logprobs count, because they determine where the next token's text begins.
-            GenerationEvent::Aside(Aside::Replayed(delta)) => {
+            GenerationEvent::Aside(SideOutput::Replayed(delta)) => {
                 drop(self.envelope.logprobs_of(&mut self.shape, slot, &delta.logprobs))
             }
             GenerationEvent::Delta(delta) => {
                 *self.mark(slot) = ReadMark::at(delta.position + delta.token_ids.len() as u32);
-                if !self.envelope.says(&delta) {
+                if !self.envelope.needs_chunk(&delta) {
                     return;
                 }
                 let logprobs = self.envelope.logprobs_of(&mut self.shape, slot, &delta.logprobs);
                 let mut choice = choice_value(slot, self.shape.piece(Some(&delta)), logprobs, None);
-                if self.envelope.wishes().token_ids {
+                if self.envelope.options().token_ids {
                     choice["token_ids"] = delta.token_ids.into();
                 }
                 let mut chunk = self.chunk(choice);
-                self.envelope.tell_times(&mut chunk, self.n_told());
+                self.envelope.add_timings(&mut chunk, self.n_sent());
                 self.position.write(out, None, &chunk);
             }
-            GenerationEvent::Aside(Aside::Progress(progress)) => {
+            GenerationEvent::Aside(SideOutput::Progress(progress)) => {
                 let mut chunk = self.chunk(choice_value(slot, self.shape.piece(None), Value::Null, None));
-                self.envelope.tell_progress(&mut chunk, progress);
+                self.envelope.add_progress(&mut chunk, progress);
                 sse::write(out, None, &chunk);
             }
             GenerationEvent::Aside(_) => {}
@@ -83,13 +83,13 @@ impl<S: AnswerFormat> Voice for Chunks<S> {
                 self.usage.add(slot, &finished);
                 *self.mark(slot) = ReadMark::Tokens { n: self.mark(slot).n_tokens(), ended: true };
                 let reason =
-                    if self.envelope.wishes().nothing_new { "length" } else { self.shape.finish_reason(&finished) };
+                    if self.envelope.options().is_prompt_only { "length" } else { self.shape.finish_reason(&finished) };
                 let mut choice = choice_value(slot, self.shape.piece(None), Value::Null, Some(reason));
                 choice["stop_reason"] = stop_reason(&finished);
                 certificate::add(&mut choice, &finished);
                 let mut chunk = self.chunk(choice);
                 if !self.streaming.include_usage {
-                    self.envelope.tell_aside(&mut chunk, &self.usage);
+                    self.envelope.add_extras(&mut chunk, &self.usage);
                 }
                 self.position.write(out, None, &chunk);
             }
@@ -101,8 +101,8 @@ impl<S: AnswerFormat> Voice for Chunks<S> {
             self.position.marks.usage = true;
             let mut chunk = self.envelope.value(S::CHUNK_OBJECT, Vec::new());
             chunk["usage"] = self.usage.value();
-            self.envelope.tell_aside(&mut chunk, &self.usage);
-            self.envelope.tell_metrics(&mut chunk, self.position.marks.choices.len(), &self.usage);
+            self.envelope.add_extras(&mut chunk, &self.usage);
+            self.envelope.add_metrics(&mut chunk, self.position.marks.choices.len(), &self.usage);
             self.position.write(out, None, &chunk);
         }
         out.push_str("data: [DONE]\n\n");
@@ -113,7 +113,7 @@ impl<S: AnswerFormat> Voice for Chunks<S> {
     }
 }
 
-impl<S: AnswerFormat> Chunks<S> {
+impl<S: AnswerFormat> ChunkWriter<S> {
     /// Counts a choice that had ended before the client resumed.
     fn add_ended(&mut self, slot: u32, generation: &Generation) {
         let mark = *self.mark(slot);
@@ -144,11 +144,11 @@ impl<S: AnswerFormat> Chunks<S> {
         let prompt = &generation.prompts[(slot / self.n_choices) as usize];
         let mut choice = choice_value(slot, member, logprobs, None);
         if S::PROMPT_IN_CHOICE {
-            self.envelope.tell_prompt(&mut choice, prompt, &[]);
+            self.envelope.add_prompt(&mut choice, prompt, &[]);
         }
         let mut chunk = self.chunk(choice);
         if !S::PROMPT_IN_CHOICE {
-            self.envelope.tell_prompt(&mut chunk, prompt, &[]);
+            self.envelope.add_prompt(&mut chunk, prompt, &[]);
         }
         self.position.write(out, None, &chunk);
     }
@@ -163,11 +163,11 @@ impl<S: AnswerFormat> Chunks<S> {
 
     /// Returns the usage of the tokens that the client has received, so that a resumed stream repeats the same numbers.
     fn usage_so_far(&self) -> Value {
-        let n_said = if self.envelope.wishes().nothing_new { 0 } else { self.n_told() };
-        json!({ "prompt_tokens": self.n_prompt, "completion_tokens": n_said, "total_tokens": self.n_prompt + n_said })
+        let n_completion = if self.envelope.options().is_prompt_only { 0 } else { self.n_sent() };
+        json!({ "prompt_tokens": self.n_prompt, "completion_tokens": n_completion, "total_tokens": self.n_prompt + n_completion })
     }
 
-    fn n_told(&self) -> u32 {
+    fn n_sent(&self) -> u32 {
         self.position.marks.choices.iter().map(|mark| mark.n_tokens()).sum()
     }
 

@@ -3,15 +3,15 @@
 use crate::config::RouterLimits;
 use crate::faces::http::answer::answer;
 use crate::faces::http::error::HttpError;
-use crate::faces::http::fields::{Fields, Wishes, token_ids, wrong};
+use crate::faces::http::fields::{Fields, RequestOptions, token_ids, wrong};
 use crate::faces::http::format::{AnswerFormat, Echo, TokenNames};
 use crate::faces::http::infill::{self, Infill};
 use crate::faces::http::known::Endpoint;
-use crate::faces::http::page::{Page, counted, read};
+use crate::faces::http::page::{ApiRequest, record_refusal, read};
 use crate::faces::http::prediction::prediction;
-use crate::faces::http::said::SaidAnswer;
+use crate::faces::http::said::AnswerContent;
 use crate::faces::http::structure::structure;
-use crate::front::ask::{Ask, CutSide, Purpose};
+use crate::front::ask::{ParsedRequest, CutSide, Purpose};
 use crate::front::frontend::Frontend;
 use crate::front::generation::Prompt;
 use crate::front::recorder::{Caller, Face, Recorder};
@@ -30,24 +30,24 @@ pub const TOKENS_MAX: u32 = 16;
 pub async fn completions(State(front): State<Arc<Frontend>>, request: Request) -> Result<Response, HttpError> {
     let mut recorder = Recorder::start(Face::Http, &Caller::of_http(request.headers()));
     let read = read(&front, request).await;
-    let page = counted(&mut recorder, read)?;
+    let page = record_refusal(&mut recorder, read)?;
     answer_page(front, page, recorder).await
 }
 
-pub async fn answer_page(front: Arc<Frontend>, page: Page, mut recorder: Recorder) -> Result<Response, HttpError> {
+pub async fn answer_page(front: Arc<Frontend>, page: ApiRequest, mut recorder: Recorder) -> Result<Response, HttpError> {
     let limits = &front.config.limits;
-    let asked = asked(&front, page).await.map_err(HttpError::from);
-    let (ask, wishes) = counted(&mut recorder, asked)?;
-    let n_choices = ask.n_choices.min(limits.choices_max) as usize;
-    let offsets = vec![0; ask.prompts.len().min(limits.prompts_max) * n_choices];
-    answer(front, ask, wishes, recorder, Completion { offsets }).await
+    let result = parse_request(&front, page).await.map_err(HttpError::from);
+    let (parsed, options) = record_refusal(&mut recorder, result)?;
+    let n_choices = parsed.n_choices.min(limits.choices_max) as usize;
+    let offsets = vec![0; parsed.prompts.len().min(limits.prompts_max) * n_choices];
+    answer(front, parsed, options, recorder, Completion { offsets }).await
 }
 
-async fn asked(front: &Frontend, mut page: Page) -> Result<(Ask, Wishes), Refusal> {
+async fn parse_request(front: &Frontend, mut page: ApiRequest) -> Result<(ParsedRequest, RequestOptions), Refusal> {
     page.fields.check(Endpoint::Completions)?;
     let model = page.fields.string("model")?.unwrap_or_default();
     let prompts = prompts(front, &model, &mut page.fields).await?;
-    ask(page, model, prompts, &front.config.limits)
+    build_request(page, model, prompts, &front.config.limits)
 }
 
 /// Reads the prompts. With a `suffix` there is one, which requests the text between.
@@ -58,56 +58,56 @@ async fn prompts(front: &Frontend, model: &str, fields: &mut Fields) -> Result<V
         return inputs("prompt", prompt);
     }
     let Value::String(before) = prompt else { return Err(wrong("prompt", "one text beside a `suffix`", &prompt)) };
-    let asked = Infill { before, after, ..Infill::default() };
-    Ok(vec![infill::prompt(front, &front.text(model)?, asked, "suffix").await?])
+    let parts = Infill { before, after, ..Infill::default() };
+    Ok(vec![infill::prompt(front, &front.text(model)?, parts, "suffix").await?])
 }
 
-fn ask(mut page: Page, model: String, prompts: Vec<Input>, limits: &RouterLimits) -> Result<(Ask, Wishes), Refusal> {
+fn build_request(mut page: ApiRequest, model: String, prompts: Vec<Input>, limits: &RouterLimits) -> Result<(ParsedRequest, RequestOptions), Refusal> {
     let fields = &mut page.fields;
     let mut sampling = fields.sampling()?;
     sampling.logprobs = fields.unsigned("logprobs")?;
     sampling.prediction = prediction(fields)?;
     sampling.max_tokens.get_or_insert(TOKENS_MAX);
     let structure = structure(fields)?;
-    let mut wishes = fields.wishes(&sampling)?;
-    wishes.structure_field = structure.as_ref().map(|said| said.field);
-    sampling.structure = structure.map(|said| said.structure);
-    wishes.echo = fields.boolean("echo")?.unwrap_or(false);
-    if wishes.echo {
-        only_prompt(&mut sampling, &mut wishes);
+    let mut options = fields.request_options(&sampling)?;
+    options.structure_field = structure.as_ref().map(|requested| requested.field);
+    sampling.structure = structure.map(|requested| requested.structure);
+    options.echo = fields.boolean("echo")?.unwrap_or(false);
+    if options.echo {
+        only_prompt(&mut sampling, &mut options);
     }
-    let ask = Ask {
+    let parsed = ParsedRequest {
         model,
         prompts,
         n_choices: fields.n_choices()?,
         truncation: fields.truncation(CutSide::Left)?,
         priority: fields.priority()?,
         deadline: fields.deadline()?,
-        echo: wishes.echo,
-        ..Ask::default()
+        echo: options.echo,
+        ..ParsedRequest::default()
     };
-    wishes.streaming = fields.stream(&sampling)?;
-    sampling.prompt_logprobs = sampling.prompt_logprobs.max(echoed(&sampling, &wishes));
-    let tells_progress = fields.tells_progress(wishes.streaming.is_some())?;
-    let ask = Ask { purpose: Purpose::Generate(Box::new(sampling)), tells_progress, ..ask };
-    let ask = page.finished(ask, wishes.streaming, limits)?;
-    match wishes.nothing_new && ask.certificate {
+    options.streaming = fields.stream(&sampling)?;
+    sampling.prompt_logprobs = sampling.prompt_logprobs.max(echoed(&sampling, &options));
+    let needs_progress = fields.needs_progress(options.streaming.is_some())?;
+    let parsed = ParsedRequest { purpose: Purpose::Generate(Box::new(sampling)), needs_progress: tells_progress: needs_progress, ..parsed };
+    let parsed = page.complete_request(parsed, options.streaming, limits)?;
+    match options.is_prompt_only && parsed.certificate {
         true => Err(Refusal::invalid("certificate", "is of an answer, and `max_tokens` is 0")),
-        false => Ok((ask, wishes)),
+        false => Ok((parsed, options)),
     }
 }
 
 /// With an echo, a client may request zero new tokens.
-fn only_prompt(sampling: &mut Sampling, wishes: &mut Wishes) {
+fn only_prompt(sampling: &mut Sampling, options: &mut RequestOptions) {
     if sampling.max_tokens == Some(0) {
-        wishes.nothing_new = true;
+        options.is_prompt_only = true;
         sampling.max_tokens = Some(1);
     }
 }
 
 /// Returns how many logprobs the prompt needs: those of an echo are the prompt's.
-fn echoed(sampling: &Sampling, wishes: &Wishes) -> Option<u32> {
-    sampling.logprobs.filter(|_| wishes.echo)
+fn echoed(sampling: &Sampling, options: &RequestOptions) -> Option<u32> {
+    sampling.logprobs.filter(|_| options.echo)
 }
 
 /// Reads text, token ids, or a list of these.
@@ -140,7 +140,7 @@ impl AnswerFormat for Completion {
     const SERVICE_TIER: Option<&'static str> = None;
     const PROMPT_IN_CHOICE: bool = true;
 
-    fn opening(&self, _: u32, _: &Wishes) -> Option<(&'static str, Value)> {
+    fn opening(&self, _: u32, _: &RequestOptions) -> Option<(&'static str, Value)> {
         None
     }
 
@@ -148,12 +148,12 @@ impl AnswerFormat for Completion {
         ("text", delta.map_or("", |delta| &delta.text).into())
     }
 
-    fn whole(&self, answer: &SaidAnswer) -> (&'static str, Value) {
+    fn whole(&self, answer: &AnswerContent) -> (&'static str, Value) {
         ("text", answer.text.as_str().into())
     }
 
     /// Plain text has no calls.
-    fn called(&self) -> &'static str {
+    fn tool_calls_reason(&self) -> &'static str {
         "stop"
     }
 
@@ -194,7 +194,7 @@ impl LogprobLists {
     }
 
     fn add(&mut self, names: TokenNames<'_>, offset: &mut usize, token: u32, logprob: Option<&v1::Logprob>) {
-        let text = names.of(token);
+        let text = names.name_of(token);
         self.offsets.push(*offset);
         *offset += text.chars().count();
         self.tokens.push(text);
@@ -204,7 +204,7 @@ impl LogprobLists {
         let both = |logprob: &v1::Logprob| {
             let mut named = Map::new();
             for top in [logprob].into_iter().chain(&logprob.top) {
-                named.entry(names.of(top.token_id)).or_insert_with(|| top.logprob.into());
+                named.entry(names.name_of(top.token_id)).or_insert_with(|| top.logprob.into());
             }
             Value::Object(named)
         };

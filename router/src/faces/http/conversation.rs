@@ -65,8 +65,8 @@ fn messages(list: Option<Value>) -> Result<Vec<v1::ChatMessage>, Refusal> {
 
 /// Reads OpenAI's field, or `effort` of the object in its newer API.
 fn effort(fields: &mut Fields) -> Result<Option<String>, Refusal> {
-    let said = fields.string("reasoning_effort")?;
-    let Some(mut reasoning) = fields.object("reasoning")? else { return Ok(said) };
+    let flat_effort = fields.string("reasoning_effort")?;
+    let Some(mut reasoning) = fields.object("reasoning")? else { return Ok(flat_effort) };
     let inner = match reasoning.take("effort") {
         None => None,
         Some(Value::String(effort)) => Some(effort),
@@ -76,7 +76,7 @@ fn effort(fields: &mut Fields) -> Result<Option<String>, Refusal> {
     if let Some((name, _)) = reasoning.rest().iter().find(|(_, value)| meant(value)) {
         return Err(invalid(format!("reasoning.{name}"), "is not supported; only `effort` is"));
     }
-    Ok(said.or(inner))
+    Ok(flat_effort.or(inner))
 }
 
 fn message(i: usize, value: Value) -> Result<v1::ChatMessage, Refusal> {

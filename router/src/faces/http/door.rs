@@ -1,10 +1,10 @@
 //! API keys, limits and request ids of the HTTP pages. Has no knowledge of pages.
 
-use crate::faces::doors::panics::{Panicked, caught};
+use crate::faces::doors::panics::{PanicError, catch_panic};
 use crate::faces::doors::revocable::{LastFrame, Revocable};
 use crate::faces::http::error::HttpError;
 use crate::front::frontend::Frontend;
-use crate::limits::keys::{Admitted, Role};
+use crate::limits::keys::{AdmittedClient, Role};
 use crate::limits::tenants::{LimitState, TenantLimits};
 use crate::refusal::Refusal;
 use axum::body::{Body, HttpBody};
@@ -28,7 +28,7 @@ const REQUEST_ID_CHARS_MAX: usize = 128;
 pub struct RequestName(pub HeaderValue);
 
 /// Adds the client's request id to every answer, or else one of this router: 32 hexadecimal digits, like vLLM's.
-pub async fn named(State(front): State<Arc<Frontend>>, mut request: Request, next: Next) -> Response {
+pub async fn set_request_id(State(front): State<Arc<Frontend>>, mut request: Request, next: Next) -> Response {
     let given = request.headers().get(REQUEST_ID).filter(|id| is_plain(id.as_bytes())).cloned();
     let own = || HeaderValue::from_str(&format!("{:08x}{:024x}", front.nonce, front.next_request()));
     let Some(id) = given.or_else(|| own().ok()) else { return next.run(request).await };
@@ -54,7 +54,7 @@ pub struct Viewer {
 
 impl Viewer {
     /// Returns the tenant whose requests this viewer sees. None: all requests.
-    pub fn sees_of(self) -> Option<TenantId> {
+    pub fn tenant_filter(self) -> Option<TenantId> {
         (self.role == Role::Tenant).then_some(self.tenant)
     }
 }
@@ -67,7 +67,7 @@ pub struct KeyRevoked(pub CancellationToken);
 pub async fn authorize_cluster(State(front): State<Arc<Frontend>>, request: Request, next: Next) -> Response {
     let admitted = admitted(&front, request.headers());
     match &admitted {
-        Some(Admitted { role, .. }) if !front.shows_cluster_to(*role) => {
+        Some(AdmittedClient { role, .. }) if !front.shows_cluster_to(*role) => {
             let message = "this key sees its own requests; the cluster is shown to keys with `role=operator`";
             HttpError::bad_request(StatusCode::FORBIDDEN, message).into_response()
         }
@@ -101,16 +101,16 @@ pub async fn authorize_either(State(front): State<Arc<Frontend>>, request: Reque
     enter(&front, admitted, request, next).await
 }
 
-async fn enter(front: &Frontend, admitted: Option<Admitted>, mut request: Request, next: Next) -> Response {
+async fn enter(front: &Frontend, admitted: Option<AdmittedClient>, mut request: Request, next: Next) -> Response {
     let no_key = no_key(request.headers());
-    let Some(Admitted { tenant, role, revoked }) = admitted else { return no_key.into_response() };
+    let Some(AdmittedClient { tenant, role, revoked }) = admitted else { return no_key.into_response() };
     request.extensions_mut().insert(tenant);
     request.extensions_mut().insert(KeyRevoked(revoked.clone()));
     request.extensions_mut().insert(Viewer { tenant, role, sees_cluster: front.shows_cluster_to(role) });
     let Some(mut response) = revoked.run_until_cancelled(next.run(request)).await else {
         return no_key.into_response();
     };
-    tell_limits(&front.config.keys.of(tenant), response.headers_mut());
+    add_limit_headers(&front.config.keys.tenant_limits(tenant), response.headers_mut());
     until_revoked(response, revoked)
 }
 
@@ -138,7 +138,7 @@ fn until_revoked(response: Response, revoked: CancellationToken) -> Response {
 }
 
 /// Writes the remaining part of a tenant's limits into OpenAI's headers.
-fn tell_limits(tenant: &TenantLimits, headers: &mut HeaderMap) {
+fn add_limit_headers(tenant: &TenantLimits, headers: &mut HeaderMap) {
     const REQUESTS: [&str; 3] =
         ["x-ratelimit-limit-requests", "x-ratelimit-remaining-requests", "x-ratelimit-reset-requests"];
     const TOKENS: [&str; 3] = ["x-ratelimit-limit-tokens", "x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens"];
@@ -163,7 +163,7 @@ fn span(time: Duration) -> String {
     }
 }
 
-fn admitted(front: &Frontend, headers: &HeaderMap) -> Option<Admitted> {
+fn admitted(front: &Frontend, headers: &HeaderMap) -> Option<AdmittedClient> {
     front.config.keys.admitted(text(headers, AUTHORIZATION.as_str()))
 }
 
@@ -172,9 +172,9 @@ fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
 }
 
 /// Confines a panic to its request.
-pub async fn unbroken(request: Request, next: Next) -> Response {
-    let answered = caught(next.run(request)).await;
-    answered.unwrap_or_else(|Panicked| HttpError::from(Refusal::failed("the server broke on it")).into_response())
+pub async fn catch_panics(request: Request, next: Next) -> Response {
+    let answered = catch_panic(next.run(request)).await;
+    answered.unwrap_or_else(|PanicError| HttpError::from(Refusal::failed("the server broke on it")).into_response())
 }
 
 #[cfg(test)]
@@ -182,7 +182,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn spans_are_said_as_openai_says_them() {
+    fn durations_use_openai_format() {
         let check = |millis, text: &str| assert_eq!(span(Duration::from_millis(millis)), text);
         check(0, "0s");
         check(20, "20ms");

@@ -4,8 +4,8 @@ use crate::faces::http::completions::inputs;
 use crate::faces::http::error::HttpError;
 use crate::faces::http::fields::Fields;
 use crate::faces::http::known::Endpoint;
-use crate::faces::http::page::{Page, counted, read};
-use crate::front::ask::{Ask, CutSide};
+use crate::faces::http::page::{ApiRequest, record_refusal, read};
+use crate::front::ask::{ParsedRequest, CutSide};
 use crate::front::frontend::Frontend;
 use crate::front::frontend::unix_seconds;
 use crate::front::recorder::{Caller, Face, Recorder};
@@ -19,16 +19,16 @@ use std::sync::Arc;
 pub async fn embeddings(State(front): State<Arc<Frontend>>, request: Request) -> Result<Json<Value>, HttpError> {
     let mut recorder = Recorder::start(Face::Http, &Caller::of_http(request.headers()));
     let read = read(&front, request).await;
-    let page = counted(&mut recorder, read)?;
+    let page = record_refusal(&mut recorder, read)?;
     answer(&front, page, recorder).await
 }
 
 /// Answers a request whose body has been read.
-pub async fn answer(front: &Arc<Frontend>, page: Page, mut recorder: Recorder) -> Result<Json<Value>, HttpError> {
-    let (ask, encoding) = counted(&mut recorder, ask(front, page).map_err(HttpError::from))?;
+pub async fn answer(front: &Arc<Frontend>, page: ApiRequest, mut recorder: Recorder) -> Result<Json<Value>, HttpError> {
+    let (parsed, encoding) = record_refusal(&mut recorder, parse_request(front, page).map_err(HttpError::from))?;
     // This endpoint's name for prompts is `input`.
     let named = |refusal: Refusal| refusal.renamed(&[("text", "input"), ("token_ids", "input")]);
-    let reply = front.embed(ask, &mut recorder).await.map_err(named)?;
+    let reply = front.embed(parsed, &mut recorder).await.map_err(named)?;
     let usage = reply.usage.unwrap_or_default();
     let data = reply.embeddings.iter().enumerate().map(
         |(i, embedding)| json!({ "object": "embedding", "index": i, "embedding": encoding.value(&embedding.values) }),
@@ -47,27 +47,27 @@ fn usage_value(usage: &v1::Usage) -> Value {
     json!({ "prompt_tokens": usage.prompt_tokens, "total_tokens": usage.prompt_tokens })
 }
 
-fn ask(front: &Frontend, page: Page) -> Result<(Ask, Encoding), Refusal> {
-    let Page { mut fields, tenant, .. } = page;
+fn parse_request(front: &Frontend, page: ApiRequest) -> Result<(ParsedRequest, Encoding), Refusal> {
+    let ApiRequest { mut fields, tenant, .. } = page;
     fields.check(Endpoint::Embeddings)?;
     let encoding = encoding(&mut fields)?;
     let input = fields.take("input").ok_or_else(|| Refusal::invalid("input", "is missing"))?;
     let model = fields.string("model")?.unwrap_or_default();
     let prompts = inputs("input", input)?;
-    if let Some(wanted) = fields.unsigned("dimensions")? {
-        check_dimensions(wanted, front.text(&model)?.spec.hidden)?;
+    if let Some(dimensions) = fields.unsigned("dimensions")? {
+        check_dimensions(dimensions, front.text(&model)?.spec.hidden)?;
     }
     let (priority, deadline, cache_salt) = (fields.priority()?, fields.deadline()?, fields.cache_salt()?);
     // The default of vLLM's encoders.
     let truncation = fields.truncation(CutSide::Right)?;
-    Ok((Ask { model, prompts, truncation, tenant, priority, deadline, cache_salt, ..Ask::default() }, encoding))
+    Ok((ParsedRequest { model, prompts, truncation, tenant, priority, deadline, cache_salt, ..ParsedRequest::default() }, encoding))
 }
 
 /// Refuses to shorten an embedding: for most models, a prefix of the vector is not an embedding.
-pub fn check_dimensions(wanted: u32, own: u32) -> Result<(), Refusal> {
-    match wanted == own {
+pub fn check_dimensions(requested: u32, own: u32) -> Result<(), Refusal> {
+    match requested == own {
         true => Ok(()),
-        false => Err(Refusal::invalid("dimensions", format!("must be {own}, which the model has, and is {wanted}"))),
+        false => Err(Refusal::invalid("dimensions", format!("must be {own}, which the model has, and is {requested}"))),
     }
 }
 

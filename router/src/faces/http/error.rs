@@ -142,7 +142,7 @@ impl HttpError {
 
     /// The same on llama.cpp's pages, whose clients decide by the error's type.
     #[must_use]
-    pub fn worded_for_llama_cpp(self) -> HttpError {
+    pub fn with_llama_cpp_kind(self) -> HttpError {
         let kind = match self.status {
             _ if matches!(self.hint, Some(Hint::TooLong { .. })) => "exceed_context_size_error",
             StatusCode::UNAUTHORIZED => "authentication_error",
@@ -224,7 +224,7 @@ fn no_resume(why: NoResume) -> StatusCode {
 }
 
 /// Rewrites a refusal of any inner layer with the body that `body` returns.
-pub fn reworded(response: Response, body: impl FnOnce(&HttpError) -> Value) -> Response {
+pub fn with_error_body(response: Response, body: impl FnOnce(&HttpError) -> Value) -> Response {
     let Some(error) = response.extensions().get::<HttpError>().cloned() else { return response };
     let (mut head, _) = response.into_parts();
     head.headers.remove(CONTENT_LENGTH);

@@ -236,15 +236,15 @@ impl Fields {
 
     /// Refuses fields that another page supports and this one does not.
     pub fn refuse(&self, names: &[&'static str]) -> Result<(), Refusal> {
-        let asked = |name: &&&'static str| self.0.get(**name).is_some_and(|value| !NeutralValues::Empty.contain(value));
-        match names.iter().find(asked) {
+        let is_set = |name: &&&'static str| self.0.get(**name).is_some_and(|value| !NeutralValues::Empty.contain(value));
+        match names.iter().find(is_set) {
             Some(name) => Err(Refusal::invalid(name, "is not supported here")),
             None => Ok(()),
         }
     }
 
     /// Reads `stream`, and whether the last chunk carries the usage.
-    pub fn stream(&mut self, sampling: &v1::Sampling) -> Result<Option<Streaming>, Refusal> {
+    pub fn stream(&mut self, sampling: &v1::Sampling) -> Result<Option<StreamOptions>, Refusal> {
         let stream = self.boolean("stream")?.unwrap_or(false);
         if stream && sampling.prompt_logprobs.is_some() {
             return Err(Refusal::invalid("prompt_logprobs", "is not for streams"));
@@ -253,37 +253,37 @@ impl Fields {
         match (stream, options) {
             (false, Some(_)) => Err(Refusal::invalid("stream_options", "is for streams; `stream` is not set")),
             (false, None) => Ok(None),
-            (true, None) => Ok(Some(Streaming::default())),
+            (true, None) => Ok(Some(StreamOptions::default())),
             (true, Some(mut options)) => {
                 let include_usage = options.boolean("include_usage")?.unwrap_or(false);
                 // As in vLLM, it extends `include_usage` and has no effect without it.
                 let each = options.boolean("continuous_usage_stats")?.unwrap_or(false);
-                Ok(Some(Streaming { include_usage, usage_in_each: include_usage && each }))
+                Ok(Some(StreamOptions { include_usage, usage_in_each: include_usage && each }))
             }
         }
     }
 
     /// Reads which parts the client requests in addition to the text. Requires `sampling` with its logprobs.
-    pub fn wishes(&mut self, sampling: &v1::Sampling) -> Result<Wishes, Refusal> {
+    pub fn request_options(&mut self, sampling: &v1::Sampling) -> Result<RequestOptions, Refusal> {
         let timings_in_each = self.boolean("timings_per_token")?.unwrap_or(false);
-        Ok(Wishes {
+        Ok(RequestOptions {
             logprobs: sampling.logprobs.is_some(),
             prompt_logprobs: sampling.prompt_logprobs.is_some(),
             token_ids: self.boolean("return_token_ids")?.unwrap_or(false),
             tokens_as_ids: self.boolean("return_tokens_as_token_ids")?.unwrap_or(false),
             timings: timings_in_each,
             timings_in_each,
-            ..Wishes::default()
+            ..RequestOptions::default()
         })
     }
 
     /// Reads whether the client requests the progress of its prompt, which only a stream can carry.
-    pub fn tells_progress(&mut self, is_stream: bool) -> Result<bool, Refusal> {
+    pub fn needs_progress(&mut self, is_stream: bool) -> Result<bool, Refusal> {
         Ok(self.boolean("return_progress")?.unwrap_or(false) && is_stream)
     }
 
     /// Sets the session from the request's header, unless the body names one.
-    pub fn belongs_to(&mut self, session: String) {
+    pub fn set_default_session(&mut self, session: String) {
         self.0.entry(SESSION_FIELDS[0]).or_insert_with(|| session.into());
     }
 
@@ -341,7 +341,7 @@ impl Fields {
 
 /// The parts that a client requests in addition to the text, and their format.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Wishes {
+pub struct RequestOptions {
     pub logprobs: bool,
     pub prompt_logprobs: bool,
     pub token_ids: bool,
@@ -355,16 +355,16 @@ pub struct Wishes {
     pub timings_in_each: bool,
     pub echo: bool,
     /// The client requests only the prompt: `max_tokens` was 0. One token is sampled all the same, and not sent.
-    pub nothing_new: bool,
+    pub is_prompt_only: bool,
     /// None: the answer is sent whole.
-    pub streaming: Option<Streaming>,
+    pub streaming: Option<StreamOptions>,
     /// The field that constrains the answer.
     pub structure_field: Option<&'static str>,
 }
 
 /// A client's options for a stream.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Streaming {
+pub struct StreamOptions {
     pub include_usage: bool,
     /// Each chunk includes the usage so far.
     pub usage_in_each: bool,
@@ -451,9 +451,9 @@ mod tests {
 
     #[test]
     fn a_number_is_refused_for_what_it_is() {
-        let check = |body: &str, told: &str| {
+        let check = |body: &str, message: &str| {
             let mut fields = Fields::parse(body.as_bytes()).unwrap();
-            assert_eq!(fields.sampling().unwrap_err().to_string(), told, "{body}");
+            assert_eq!(fields.sampling().unwrap_err().to_string(), message, "{body}");
         };
         check(r#"{"max_tokens": 18446744073709551616}"#, "max_tokens: is out of range");
         check(r#"{"max_tokens": 1e30}"#, "max_tokens: is out of range");
@@ -468,7 +468,7 @@ mod tests {
     fn a_session_is_the_bodys_or_else_the_headers() {
         let session = |body: &str, header: Option<&str>| {
             let mut fields = Fields::parse(body.as_bytes()).unwrap();
-            header.into_iter().for_each(|header| fields.belongs_to(header.to_owned()));
+            header.into_iter().for_each(|header| fields.set_default_session(header.to_owned()));
             fields.session()
         };
         let mine = Some(hashed("mine"));

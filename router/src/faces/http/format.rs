@@ -1,12 +1,12 @@
 //! The parts that whole and chunked answers in OpenAI's format share. The difference between chat and completions is in
 //! an `AnswerFormat`.
 
-use crate::faces::http::fields::Wishes;
-use crate::faces::http::said::SaidAnswer;
+use crate::faces::http::fields::RequestOptions;
+use crate::faces::http::said::AnswerContent;
 use crate::faces::http::stopwatch::Stopwatch;
-use crate::faces::http::timings::{metrics, tell_progress, timings};
+use crate::faces::http::timings::{metrics, add_progress, timings};
 use crate::front::frontend::Frontend;
-use crate::front::generation::{Generation, GenerationEvent, Prompt, says_more};
+use crate::front::generation::{Generation, GenerationEvent, Prompt, has_content};
 use crate::front::progress::PromptProgress;
 use crate::replicas::models::text::ModelText;
 use checkpoint::Tokenizer;
@@ -28,17 +28,17 @@ pub trait AnswerFormat: Send + Unpin + 'static {
     const PROMPT_IN_CHOICE: bool;
 
     /// Returns the member that begins a choice's stream, if there is one.
-    fn opening(&self, choice: u32, wishes: &Wishes) -> Option<(&'static str, Value)>;
+    fn opening(&self, choice: u32, options: &RequestOptions) -> Option<(&'static str, Value)>;
     /// Returns the member that carries a piece of the answer; None at the end.
     fn piece(&self, delta: Option<&v1::Delta>) -> (&'static str, Value);
     /// Returns the member that carries the whole answer.
-    fn whole(&self, answer: &SaidAnswer) -> (&'static str, Value);
+    fn whole(&self, answer: &AnswerContent) -> (&'static str, Value);
     /// Returns the finish reason of an answer with calls.
-    fn called(&self) -> &'static str;
+    fn tool_calls_reason(&self) -> &'static str;
 
     fn finish_reason(&self, finished: &v1::Finished) -> &'static str {
         let has_called = finished.tool_calls > 0 && finished.reason() == v1::finished::Reason::Stop;
-        if has_called { self.called() } else { finish_reason(finished) }
+        if has_called { self.tool_calls_reason() } else { finish_reason(finished) }
     }
 
     fn logprobs(&mut self, names: TokenNames<'_>, choice: u32, logprobs: &[v1::Logprob]) -> Value;
@@ -68,7 +68,7 @@ pub struct Envelope {
     fingerprint: String,
     seed: u64,
     service_tier: Option<&'static str>,
-    wishes: Wishes,
+    options: RequestOptions,
     watch: Stopwatch,
     /// Present if the client requested it.
     prompt_text: Option<String>,
@@ -81,7 +81,7 @@ impl Envelope {
     pub fn new<F: AnswerFormat>(
         front: Arc<Frontend>,
         generation: &Generation,
-        wishes: Wishes,
+        options: RequestOptions,
         watch: Stopwatch,
     ) -> Envelope {
         let started = &generation.started;
@@ -95,10 +95,10 @@ impl Envelope {
             fingerprint: format!("b_{}", generation.replica.digest),
             seed: started.seed,
             service_tier: F::SERVICE_TIER,
-            wishes,
+            options: options,
             watch,
             scheduled: None,
-            prompt_text: generation.prompts.first().and_then(|prompt| prompt.text.clone()).filter(|_| wishes.verbose),
+            prompt_text: generation.prompts.first().and_then(|prompt| prompt.text.clone()).filter(|_| options.verbose),
         }
     }
 
@@ -122,17 +122,17 @@ impl Envelope {
         value
     }
 
-    pub fn wishes(&self) -> &Wishes {
-        &self.wishes
+    pub fn options(&self) -> &RequestOptions {
+        &self.options
     }
 
     fn names(&self) -> TokenNames<'_> {
-        TokenNames { tokenizer: &self.text.tokenizer, as_ids: self.wishes.tokens_as_ids }
+        TokenNames { tokenizer: &self.text.tokenizer, as_ids: self.options.tokens_as_ids }
     }
 
     /// Null unless the client requested them.
     pub fn logprobs_of<S: AnswerFormat>(&self, shape: &mut S, choice: u32, logprobs: &[v1::Logprob]) -> Value {
-        if self.wishes.logprobs { shape.logprobs(self.names(), choice, logprobs) } else { Value::Null }
+        if self.options.logprobs { shape.logprobs(self.names(), choice, logprobs) } else { Value::Null }
     }
 
     pub fn echo<S: AnswerFormat>(
@@ -142,37 +142,37 @@ impl Envelope {
         prompt: &Prompt,
         scored: &[v1::Logprob],
     ) -> Option<Echo> {
-        let echo = if self.wishes.echo { shape.echo(self.names(), choice, prompt, scored)? } else { return None };
+        let echo = if self.options.echo { shape.echo(self.names(), choice, prompt, scored)? } else { return None };
         // Logprobs that the client did not request were not computed.
-        let logprobs = if self.wishes.logprobs { echo.logprobs } else { Value::Null };
+        let logprobs = if self.options.logprobs { echo.logprobs } else { Value::Null };
         Some(Echo { logprobs, ..echo })
     }
 
     /// Adds vLLM's `prompt_token_ids` and `prompt_logprobs`, null unless the client requested them.
-    pub fn tell_whole_prompt(&self, to: &mut Value, prompt: &Prompt, scored: &[v1::Logprob]) {
+    pub fn add_full_prompt(&self, to: &mut Value, prompt: &Prompt, scored: &[v1::Logprob]) {
         (to["prompt_token_ids"], to["prompt_logprobs"]) = (Value::Null, Value::Null);
-        self.tell_prompt(to, prompt, scored);
+        self.add_prompt(to, prompt, scored);
     }
 
-    pub fn tell_prompt(&self, to: &mut Value, prompt: &Prompt, scored: &[v1::Logprob]) {
-        if self.wishes.token_ids {
+    pub fn add_prompt(&self, to: &mut Value, prompt: &Prompt, scored: &[v1::Logprob]) {
+        if self.options.token_ids {
             to["prompt_token_ids"] = prompt.ids.as_slice().into();
         }
-        if self.wishes.prompt_logprobs {
+        if self.options.prompt_logprobs {
             to["prompt_logprobs"] = prompt_logprobs(&self.text.tokenizer, scored);
         }
     }
 
-    pub fn hear(&mut self, event: &GenerationEvent, generation: &Generation) {
+    pub fn record_event(&mut self, event: &GenerationEvent, generation: &Generation) {
         self.scheduled = generation.scheduled;
         if matches!(event, GenerationEvent::Delta(_)) {
-            self.watch.heard();
+            self.watch.mark_first_token();
         }
     }
 
     /// Adds the parts that belong to the end of an answer and not to its text: the times, and the prompt's text.
-    pub fn tell_aside(&self, to: &mut Value, usage: &UsageSum) {
-        if self.wishes.timings {
+    pub fn add_extras(&self, to: &mut Value, usage: &UsageSum) {
+        if self.options.timings {
             to["timings"] = timings(&self.watch, Some(&usage.counts()), usage.completion);
         }
         if let Some(prompt) = &self.prompt_text {
@@ -181,13 +181,13 @@ impl Envelope {
     }
 
     /// Adds the progress of a prompt.
-    pub fn tell_progress(&mut self, to: &mut Value, progress: PromptProgress) {
-        tell_progress(to, &mut self.watch, progress, self.wishes.timings_in_each);
+    pub fn add_progress(&mut self, to: &mut Value, progress: PromptProgress) {
+        add_progress(to, &mut self.watch, progress, self.options.timings_in_each);
     }
 
     /// Adds the metrics of one answer, if the operator enabled them. Metrics of several answers would belong to none of
     /// them.
-    pub fn tell_metrics(&self, to: &mut Value, n_answers: usize, usage: &UsageSum) {
+    pub fn add_metrics(&self, to: &mut Value, n_answers: usize, usage: &UsageSum) {
         if self.front.config.request_metrics && n_answers == 1 {
             let waited = self.scheduled.map_or(Duration::ZERO, |began| began - self.watch.arrived());
             to["metrics"] = metrics(&self.watch, waited, usage.completion);
@@ -195,18 +195,18 @@ impl Envelope {
     }
 
     /// Adds the times so far, if each chunk includes them.
-    pub fn tell_times(&self, to: &mut Value, n_told: u32) {
-        if self.wishes.timings_in_each {
-            to["timings"] = timings(&self.watch, None, n_told);
+    pub fn add_timings(&self, to: &mut Value, n_sent: u32) {
+        if self.options.timings_in_each {
+            to["timings"] = timings(&self.watch, None, n_sent);
         }
     }
 
     /// Whether this client needs a chunk for the delta.
-    pub fn says(&self, delta: &v1::Delta) -> bool {
-        let Wishes { logprobs, token_ids, nothing_new, .. } = self.wishes;
-        let told =
-            says_more(delta) || (logprobs && !delta.logprobs.is_empty()) || (token_ids && !delta.token_ids.is_empty());
-        told && !nothing_new
+    pub fn needs_chunk(&self, delta: &v1::Delta) -> bool {
+        let RequestOptions { logprobs, token_ids, is_prompt_only: nothing_new: is_prompt_only, .. } = self.options;
+        let is_visible =
+            has_content(delta) || (logprobs && !delta.logprobs.is_empty()) || (token_ids && !delta.token_ids.is_empty());
+        is_visible && !is_prompt_only
     }
 }
 
@@ -256,12 +256,12 @@ pub fn finish_reason(finished: &v1::Finished) -> &'static str {
 /// Returns how many tokens of the prompt came from the prefix cache, and why no more.
 fn prompt_details(n_cached: u32, reuse: Reuse) -> Value {
     let mut details = json!({ "cached_tokens": n_cached, "audio_tokens": 0 });
-    tell_reuse(&mut details, reuse);
+    add_reuse(&mut details, reuse);
     details
 }
 
 /// Adds why no more of a prompt was reused, if that is known.
-pub fn tell_reuse(to: &mut Value, reuse: Reuse) {
+pub fn add_reuse(to: &mut Value, reuse: Reuse) {
     if let Some(ended) = reuse.ended {
         to["reuse_ended"] = json!({ "reason": ended.name(), "position": reuse.position });
     }
@@ -271,7 +271,7 @@ pub fn tell_reuse(to: &mut Value, reuse: Reuse) {
 #[derive(Default)]
 pub struct UsageSum {
     n_choices: u32,
-    nothing_new: bool,
+    is_prompt_only: bool,
     prompt: u32,
     cached: u32,
     /// The reuse of the first prompt.
@@ -283,9 +283,9 @@ pub struct UsageSum {
 }
 
 impl UsageSum {
-    pub fn new(n_choices: u32, wishes: &Wishes) -> UsageSum {
-        let nothing_new = wishes.nothing_new;
-        UsageSum { n_choices, nothing_new, ..UsageSum::default() }
+    pub fn new(n_choices: u32, options: &RequestOptions) -> UsageSum {
+        let is_prompt_only = options.is_prompt_only;
+        UsageSum { n_choices, is_prompt_only: is_prompt_only, ..UsageSum::default() }
     }
 
     pub fn add(&mut self, slot: u32, finished: &v1::Finished) {
@@ -295,7 +295,7 @@ impl UsageSum {
             self.cached += usage.cached_tokens;
             self.reuse.get_or_insert(usage.reuse());
         }
-        if !self.nothing_new {
+        if !self.is_prompt_only {
             self.completion += usage.completion_tokens;
             self.reasoning += usage.reasoning_tokens;
             self.accepted += usage.accepted_prediction_tokens;
@@ -340,7 +340,7 @@ impl<'a> TokenNames<'a> {
         TokenNames { tokenizer, as_ids: false }
     }
 
-    pub fn of(self, token: u32) -> String {
+    pub fn name_of(self, token: u32) -> String {
         if self.as_ids { format!("token_id:{token}") } else { token_text(self.tokenizer, token) }
     }
 }
@@ -349,7 +349,7 @@ impl<'a> TokenNames<'a> {
 pub fn with_likely(names: TokenNames<'_>, logprobs: &[v1::Logprob]) -> Vec<Value> {
     let one = |logprob: &v1::Logprob| {
         let bytes = names.tokenizer.token_bytes(logprob.token_id);
-        json!({ "token": names.of(logprob.token_id), "logprob": logprob.logprob, "bytes": bytes })
+        json!({ "token": names.name_of(logprob.token_id), "logprob": logprob.logprob, "bytes": bytes })
     };
     let both = |logprob: &v1::Logprob| {
         let mut content = one(logprob);

@@ -21,57 +21,57 @@ const WORDS: [&str; 6] = ["stop", "bad_words", "dry_sequence_breakers", "structu
 /// hashes.
 pub fn line(answer: &FinishedAnswer, with_prompts: bool) -> String {
     let digest = Hex(&answer.replica.digest.0).to_string();
-    let choices = answer.choices.iter().enumerate().map(|(slot, choice)| said(slot, choice, with_prompts));
+    let choices = answer.choices.iter().enumerate().map(|(slot, choice)| choice_json(slot, choice, with_prompts));
     let whole = json!({
         "version": VERSION,
         "id": answer.id,
         "began_ms": answer.began,
-        "tenant": format!("{:016x}", answer.like.tenant.0),
+        "tenant": format!("{:016x}", answer.base_request.tenant.0),
         "replica": answer.replica.name,
         "path": "/v1/completions",
-        "request": asked(answer, with_prompts),
+        "request": request_json(answer, with_prompts),
         "response": {
             "model": answer.model,
             "system_fingerprint": format!("b_{digest}"),
-            "seed": answer.like.sampling.seed,
+            "seed": answer.base_request.sampling.seed,
             "choices": choices.collect::<Vec<Value>>(),
         },
     });
     whole.to_string()
 }
 
-fn asked(answer: &FinishedAnswer, with_prompts: bool) -> Value {
-    let Value::Object(mut asked) = params::value(&answer.asked, answer.n_choices) else { return Value::Null };
-    asked.retain(|_, value| !is_empty(value));
-    asked.insert("model".into(), answer.model.as_str().into());
+fn request_json(answer: &FinishedAnswer, with_prompts: bool) -> Value {
+    let Value::Object(mut request) = params::value(&answer.sampling, answer.n_choices) else { return Value::Null };
+    request.retain(|_, value| !is_empty(value));
+    request.insert("model".into(), answer.model.as_str().into());
     if with_prompts {
-        asked.insert("prompt".into(), json!(answer.prompts));
+        request.insert("prompt".into(), json!(answer.prompts));
     } else {
-        WORDS.iter().for_each(|name| drop(asked.remove(*name)));
+        WORDS.iter().for_each(|name| drop(request.remove(*name)));
     }
     // A replay refuses this: a prompt of token ids has no thought.
-    if let Some(budget) = answer.like.grammar.as_ref().and_then(ThinkingBudget::of) {
-        asked.insert("thinking_token_budget".into(), budget.tokens_max.into());
+    if let Some(budget) = answer.base_request.grammar.as_ref().and_then(ThinkingBudget::of) {
+        request.insert("thinking_token_budget".into(), budget.tokens_max.into());
     }
     if answer.first_choice > 0 {
-        asked.insert("first_choice".into(), answer.first_choice.into());
+        request.insert("first_choice".into(), answer.first_choice.into());
     }
-    Value::Object(asked)
+    Value::Object(request)
 }
 
 fn is_empty(value: &Value) -> bool {
     value.as_array().is_some_and(Vec::is_empty) || value.as_object().is_some_and(Map::is_empty)
 }
 
-fn said(slot: usize, choice: &FinishedChoice, with_prompts: bool) -> Value {
+fn choice_json(slot: usize, choice: &FinishedChoice, with_prompts: bool) -> Value {
     let reason = finish_reason(&v1::Finished { reason: choice.certificate.reason, ..v1::Finished::default() });
-    let mut said = json!({
+    let mut value = json!({
         "index": slot,
         "finish_reason": reason,
         "certificate": certificate::value(&choice.certificate, reason),
     });
     if with_prompts {
-        said["token_ids"] = json!(choice.tokens);
+        value["token_ids"] = json!(choice.tokens);
     }
-    said
+    value
 }

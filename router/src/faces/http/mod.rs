@@ -51,13 +51,13 @@ mod tokens;
 mod tools;
 mod vllm;
 
-use crate::config::{Config, PagesOff};
+use crate::config::{Config, DisabledPages};
 use crate::faces::doors::unread;
 use crate::faces::http::error::HttpError;
 use crate::faces::http::origin::Visitors;
 use crate::faces::http::responses::conversations::{self, CONVERSATION};
 use crate::faces::http::responses::stored::{RESPONSE, forget};
-use crate::faces::http::table::{Api, Keys, Route, delete, get, head, post};
+use crate::faces::http::table::{Api, KeyRequirement, Route, delete, get, head, post};
 use crate::faces::{Error, HttpListeners};
 use crate::front::frontend::Frontend;
 use crate::limits::keys::ApiKeys;
@@ -113,22 +113,22 @@ fn routes(front: Arc<Frontend>, visitors: Arc<Visitors>) -> Router {
     for api in apis(&front.config) {
         let rows = api.routes.into_iter();
         let pages: Router<Arc<Frontend>> = rows.fold(Router::new(), |pages, row| pages.route(row.path, row.serve));
-        let reported = from_fn_with_state(front.clone(), orca::reported);
+        let reported = from_fn_with_state(front.clone(), orca::report_load);
         // Within the layer of keys: a client without a key gets no information.
         let pages = match api.keys {
-            Keys::Unasked => pages,
-            Keys::Bearer => pages.route_layer(reported).route_layer(from_fn_with_state(front.clone(), door::authorize)),
-            Keys::Operator => pages.route_layer(from_fn_with_state(front.clone(), door::authorize_cluster)),
-            Keys::BearerOrBare => {
+            KeyRequirement::NotRequired => pages,
+            KeyRequirement::Bearer => pages.route_layer(reported).route_layer(from_fn_with_state(front.clone(), door::authorize)),
+            KeyRequirement::Operator => pages.route_layer(from_fn_with_state(front.clone(), door::authorize_cluster)),
+            KeyRequirement::BearerOrBare => {
                 pages.route_layer(reported).route_layer(from_fn_with_state(front.clone(), door::authorize_either))
             }
         };
         // This layer is outermost, so that a client without a key also gets its error in its API's format.
         all = all.merge(match api.name {
-            ANTHROPIC => pages.route_layer(from_fn(messages::in_its_words)),
-            OPENAI_OR_ANTHROPIC => pages.route_layer(from_fn(messages::in_its_words_if_spoken)),
-            LLAMA_CPP => pages.route_layer(from_fn(llama_cpp::in_its_words)),
-            OLLAMA => pages.route_layer(from_fn(ollama::in_its_words)),
+            ANTHROPIC => pages.route_layer(from_fn(messages::rewrite_errors)),
+            OPENAI_OR_ANTHROPIC => pages.route_layer(from_fn(messages::rewrite_errors_for_anthropic)),
+            LLAMA_CPP => pages.route_layer(from_fn(llama_cpp::rewrite_errors)),
+            OLLAMA => pages.route_layer(from_fn(ollama::rewrite_errors)),
             _ => pages,
         });
     }
@@ -141,15 +141,15 @@ fn finished(pages: Router<Arc<Frontend>>, front: Arc<Frontend>, visitors: Arc<Vi
             let response = HttpError::no_such_page(&method, uri.path()).into_response();
             // An unknown page has no API whose layer would write the error.
             let is_anthropic = uri.path().starts_with("/v1/messages");
-            if is_anthropic { messages::reworded_error(response) } else { response }
+            if is_anthropic { messages::with_anthropic_error(response) } else { response }
         })
         .method_not_allowed_fallback(
             |method: Method, uri: Uri| async move { HttpError::wrong_method(&method, uri.path()) },
         )
-        .layer(from_fn(door::unbroken))
-        .layer(from_fn_with_state(visitors, origin::welcome))
-        .layer(from_fn_with_state(front.clone(), door::named))
-        .layer(from_fn(unread::discarded))
+        .layer(from_fn(door::catch_panics))
+        .layer(from_fn_with_state(visitors, origin::check_origin))
+        .layer(from_fn_with_state(front.clone(), door::set_request_id))
+        .layer(from_fn(unread::discard_body))
         .with_state(front)
 }
 
@@ -161,24 +161,24 @@ const LLAMA_CPP: &str = "llama.cpp";
 /// Returns the table of all pages for clients. A row's API determines its layers. Operators' pages may be on a port of
 /// their own.
 fn apis(config: &Config) -> Vec<Api> {
-    let bearer = |name, routes| Api { name, keys: Keys::Bearer, routes };
+    let bearer = |name, routes| Api { name, keys: KeyRequirement::Bearer, routes };
     let mut all = vec![
-        Api { name: "Lockstep", keys: Keys::Unasked, routes: probes() },
-        Api { name: "Lockstep", keys: Keys::Unasked, routes: browser::files(!config.pages_off.ui) },
+        Api { name: "Lockstep", keys: KeyRequirement::NotRequired, routes: probes() },
+        Api { name: "Lockstep", keys: KeyRequirement::NotRequired, routes: browser::files(!config.pages_off.ui) },
         bearer("Lockstep", browser::own()),
-        bearer("Lockstep", vec![get("/records/{id}", "a recorded answer", records::one)]),
+        bearer("Lockstep", vec![get("/records/{id}", "a recorded answer", records::get_record)]),
         bearer("OpenAI", openai()),
-        Api { name: OPENAI_OR_ANTHROPIC, keys: Keys::BearerOrBare, routes: model_list() },
-        Api { name: ANTHROPIC, keys: Keys::BearerOrBare, routes: anthropic() },
+        Api { name: OPENAI_OR_ANTHROPIC, keys: KeyRequirement::BearerOrBare, routes: model_list() },
+        Api { name: ANTHROPIC, keys: KeyRequirement::BearerOrBare, routes: anthropic() },
         bearer(OLLAMA, ollama::routes()),
-        Api { name: LLAMA_CPP, keys: Keys::BearerOrBare, routes: llama_cpp::routes(!config.pages_off.slots) },
+        Api { name: LLAMA_CPP, keys: KeyRequirement::BearerOrBare, routes: llama_cpp::routes(!config.pages_off.slots) },
         bearer("vLLM", vllm::routes()),
     ];
     if config.operators.is_none() {
-        all.push(Api { name: "Lockstep", keys: Keys::Unasked, routes: vec![metrics_page(config.pages_off)] });
+        all.push(Api { name: "Lockstep", keys: KeyRequirement::NotRequired, routes: vec![metrics_page(config.pages_off)] });
         let mut routes = browser::cluster();
         routes.push(cluster_page());
-        all.push(Api { name: "Lockstep", keys: Keys::Operator, routes });
+        all.push(Api { name: "Lockstep", keys: KeyRequirement::Operator, routes });
     }
     all
 }
@@ -196,7 +196,7 @@ fn probes() -> Vec<Route> {
     ]
 }
 
-fn metrics_page(off: PagesOff) -> Route {
+fn metrics_page(off: DisabledPages) -> Route {
     match off.metrics {
         false => get("/metrics", "metrics for Prometheus", metrics),
         true => get("/metrics", "refused: it is switched off", || async {
@@ -217,12 +217,12 @@ fn openai() -> Vec<Route> {
         post("/v1/responses", "an answer to a chat, in items", responses::responses),
         post("/v1/responses/input_tokens", "how many tokens its prompt has", responses::input_tokens),
         post("/v1/responses/compact", "refused: conversations are not compacted", responses::stored::compact),
-        get("/v1/responses/{id}", "a response that is stored", responses::stored::one),
+        get("/v1/responses/{id}", "a response that is stored", responses::stored::get_response),
         delete("/v1/responses/{id}", "forgets a response", |a, b, c| forget(&RESPONSE, a, b, c)),
         get("/v1/responses/{id}/input_items", "what a response answered", responses::stored::input_items),
         post("/v1/responses/{id}/cancel", "ends what runs in the background", responses::stored::cancel),
         post("/v1/conversations", "a conversation that is kept", conversations::create),
-        get("/v1/conversations/{id}", "what was said about it", conversations::one),
+        get("/v1/conversations/{id}", "what was said about it", conversations::get_conversation),
         post("/v1/conversations/{id}", "other metadata", conversations::update),
         delete("/v1/conversations/{id}", "forgets it", |a, b, c| forget(&CONVERSATION, a, b, c)),
         post("/v1/conversations/{id}/items", "adds items to its end", conversations::add_items),
@@ -239,7 +239,7 @@ fn openai() -> Vec<Route> {
 fn model_list() -> Vec<Route> {
     vec![
         get("/v1/models", "the models that are served", models::list),
-        get("/v1/models/{*id}", "one model", models::one),
+        get("/v1/models/{*id}", "one model", models::get_model),
     ]
 }
 

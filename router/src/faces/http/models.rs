@@ -4,9 +4,9 @@ use crate::faces::http::error::HttpError;
 use crate::faces::http::messages::models as anthropic;
 use crate::front::frontend::Frontend;
 use crate::front::frontend::unix_seconds;
-use crate::link::view::Replica;
+use crate::link::view::ReplicaInfo;
 use crate::refusal::Refusal;
-use crate::replicas::models::table::VersionBy;
+use crate::replicas::models::table::VersionSelector;
 use crate::replicas::topology;
 use axum::Json;
 use axum::extract::{Path, RawQuery, State};
@@ -41,19 +41,19 @@ pub async fn with_aliases(State(front): State<Arc<Frontend>>) -> Json<Value> {
     Json(json!({ "object": "list", "data": models }))
 }
 
-pub async fn one(
+pub async fn get_model(
     State(front): State<Arc<Frontend>>,
     Path(id): Path<String>,
     headers: HeaderMap,
 ) -> Result<Json<Value>, HttpError> {
-    let replica = front.model(&id, VersionBy::Weight)?.replica;
+    let replica = front.model(&id, VersionSelector::Weight)?.replica;
     Ok(Json(match anthropic::is_anthropic(&headers) {
         true => anthropic::model(&id, replica.context),
         false => model(&id, &replica),
     }))
 }
 
-fn model(name: &str, replica: &Replica) -> Value {
+fn model(name: &str, replica: &ReplicaInfo) -> Value {
     json!({
         "id": name,
         "object": "model",

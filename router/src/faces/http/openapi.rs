@@ -2,7 +2,7 @@
 //! no knowledge of any page's fields: bodies are objects, and `docs/apis.md` describes their fields.
 
 use crate::faces::http::apis;
-use crate::faces::http::table::{Keys, Route};
+use crate::faces::http::table::{KeyRequirement, Route};
 use crate::front::frontend::Frontend;
 use axum::Json;
 use axum::extract::State;
@@ -29,10 +29,10 @@ pub async fn document(State(front): State<Arc<Frontend>>) -> Json<Value> {
     }))
 }
 
-fn operation(api: &str, keys: Keys, route: &Route) -> Value {
+fn operation(api: &str, keys: KeyRequirement, route: &Route) -> Value {
     let is_post = route.method == Method::POST;
     let mut responses = json!({ "200": { "description": "The answer" } });
-    if keys != Keys::Unasked {
+    if keys != KeyRequirement::NotRequired {
         responses["401"] = json!({ "description": "Keys are asked for, and this is none" });
     }
     if is_post {
@@ -50,9 +50,9 @@ fn operation(api: &str, keys: Keys, route: &Route) -> Value {
     }
     // An empty requirement beside others means that a server may require no key at all.
     operation["security"] = match keys {
-        Keys::Unasked => json!([]),
-        Keys::Bearer | Keys::Operator => json!([{ "bearer": [] }, {}]),
-        Keys::BearerOrBare => json!([{ "bearer": [] }, { "bare": [] }, {}]),
+        KeyRequirement::NotRequired => json!([]),
+        KeyRequirement::Bearer | KeyRequirement::Operator => json!([{ "bearer": [] }, {}]),
+        KeyRequirement::BearerOrBare => json!([{ "bearer": [] }, { "bare": [] }, {}]),
     };
     operation
 }

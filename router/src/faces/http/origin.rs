@@ -39,7 +39,7 @@ enum Readers {
     /// The page that sent the request.
     This(HeaderValue),
     /// No page sent the request.
-    Nobody,
+    None,
 }
 
 impl Visitors {
@@ -55,15 +55,15 @@ impl Visitors {
         }
         let host = host(uri, headers)?;
         if let Some(host) = host.as_deref().filter(|host| self.bound.is_loopback() && !self.is_own(host)) {
-            let told = told(host);
+            let host_name = truncated_name(host);
             let message =
-                format!("`{told}` is no name of this server: ask localhost, or start it with --allowed-hosts");
+                format!("`{host_name}` is no name of this server: ask localhost, or start it with --allowed-hosts");
             return Err(HttpError::bad_request(StatusCode::FORBIDDEN, message));
         }
         let Some(origin) = headers.get(ORIGIN) else {
             return match is_from_another_site(method, headers) {
                 true => Err(HttpError::bad_request(StatusCode::FORBIDDEN, "pages of other sites may not ask here")),
-                false => Ok(Readers::Nobody),
+                false => Ok(Readers::None),
             };
         };
         let text = origin.to_str().unwrap_or_default();
@@ -72,9 +72,9 @@ impl Visitors {
         if is_known || contains(&self.origins, text.trim_end_matches('/')) {
             return Ok(Readers::This(origin.clone()));
         }
-        let told = told(text);
+        let origin_name = truncated_name(text);
         let message =
-            format!("pages of `{told}` may not ask here: start the server with keys, or with --allowed-origins");
+            format!("pages of `{origin_name}` may not ask here: start the server with keys, or with --allowed-origins");
         Err(HttpError::bad_request(StatusCode::FORBIDDEN, message))
     }
 
@@ -117,12 +117,12 @@ fn is_from_another_site(method: &Method, headers: &HeaderMap) -> bool {
     ![Method::GET, Method::HEAD].contains(method) && site.is_some_and(|site| site == "cross-site")
 }
 
-fn told(name: &str) -> String {
+fn truncated_name(name: &str) -> String {
     name.chars().take(NAME_CHARS_MAX).collect()
 }
 
 /// Answers permitted requests, and names to browsers the pages that may read the answer.
-pub async fn welcome(State(visitors): State<Arc<Visitors>>, request: Request, next: Next) -> Response {
+pub async fn check_origin(State(visitors): State<Arc<Visitors>>, request: Request, next: Next) -> Response {
     const EXPOSED: HeaderValue = HeaderValue::from_static(
         "retry-after, retry-after-ms, x-ratelimit-limit-requests, x-ratelimit-remaining-requests, \
          x-ratelimit-reset-requests, x-ratelimit-limit-tokens, x-ratelimit-remaining-tokens, x-ratelimit-reset-tokens, \
@@ -148,19 +148,19 @@ pub async fn welcome(State(visitors): State<Arc<Visitors>>, request: Request, ne
             headers.insert(VARY, HeaderValue::from_static("origin"));
             headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, origin)
         }
-        Readers::Nobody => return response,
+        Readers::None => return response,
     };
     headers.insert(ACCESS_CONTROL_EXPOSE_HEADERS, EXPOSED);
     response
 }
 
-fn preflight(wanted: Option<HeaderValue>) -> Response {
+fn preflight(requested_headers: Option<HeaderValue>) -> Response {
     // 200 and not 204, which some proxies and older clients do not accept.
     let mut response = StatusCode::OK.into_response();
     let headers = response.headers_mut();
     headers.insert(ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST, DELETE, OPTIONS"));
     // The requested headers are repeated unchanged, because `*` does not cover `authorization`.
-    let allowed = wanted.unwrap_or(HeaderValue::from_static("authorization, content-type"));
+    let allowed = requested_headers.unwrap_or(HeaderValue::from_static("authorization, content-type"));
     headers.insert(ACCESS_CONTROL_ALLOW_HEADERS, allowed);
     headers.insert(ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static("86400"));
     response

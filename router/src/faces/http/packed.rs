@@ -7,17 +7,17 @@ use std::io::Read;
 
 /// The compression of a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Packing {
+pub enum BodyEncoding {
     Plain,
     Gzip,
 }
 
-impl Packing {
+impl BodyEncoding {
     /// Reads a `content-encoding`. None if this server does not support it.
-    pub fn named(encoding: &str) -> Option<Packing> {
+    pub fn named(encoding: &str) -> Option<BodyEncoding> {
         match encoding.trim() {
-            "" | "identity" => Some(Packing::Plain),
-            "gzip" | "x-gzip" => Some(Packing::Gzip),
+            "" | "identity" => Some(BodyEncoding::Plain),
+            "gzip" | "x-gzip" => Some(BodyEncoding::Gzip),
             _ => None,
         }
     }

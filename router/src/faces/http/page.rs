@@ -4,9 +4,9 @@
 use crate::config::RouterLimits;
 use crate::faces::SESSION;
 use crate::faces::http::error::HttpError;
-use crate::faces::http::fields::{Fields, Streaming};
-use crate::faces::http::packed::{Packing, unpacked};
-use crate::front::ask::{Ask, BodyPermit};
+use crate::faces::http::fields::{Fields, StreamOptions};
+use crate::faces::http::packed::{BodyEncoding, unpacked};
+use crate::front::ask::{ParsedRequest, BodyPermit};
 use crate::front::frontend::Frontend;
 use crate::front::recorder::Recorder;
 use crate::front::resume::Resume;
@@ -20,7 +20,7 @@ use tokio_stream::StreamExt;
 use types::TenantId;
 
 /// A client's request to a page, with its tenant.
-pub struct Page {
+pub struct ApiRequest {
     pub fields: Fields,
     pub tenant: TenantId,
     /// The header unchanged; empty if absent.
@@ -29,20 +29,20 @@ pub struct Page {
     pub body: BodyPermit,
 }
 
-impl Page {
+impl ApiRequest {
     /// Completes a request with the fields that all pages share.
-    pub fn finished(mut self, ask: Ask, streaming: Option<Streaming>, limits: &RouterLimits) -> Result<Ask, Refusal> {
+    pub fn complete_request(mut self, parsed: ParsedRequest, streaming: Option<StreamOptions>, limits: &RouterLimits) -> Result<ParsedRequest, Refusal> {
         let certificate = self.fields.boolean("certificate")?.unwrap_or(false);
         let cache_salt = self.fields.cache_salt()?;
         let (session, resume) = (self.fields.session(), self.resume(streaming, limits)?);
-        let Page { tenant, body, .. } = self;
-        Ok(Ask { tenant, session, resume, certificate, cache_salt, body, ..ask })
+        let ApiRequest { tenant, body, .. } = self;
+        Ok(ParsedRequest { tenant, session, resume, certificate, cache_salt, body, ..parsed })
     }
 
     /// The same for pages whose streams carry no positions.
-    pub fn finished_anew(self, ask: Ask, limits: &RouterLimits) -> Result<Ask, Refusal> {
+    pub fn complete_unresumable_request(self, parsed: ParsedRequest, limits: &RouterLimits) -> Result<ParsedRequest, Refusal> {
         match self.last_event_id.as_str() {
-            "" => self.finished(ask, None, limits),
+            "" => self.complete_request(parsed, None, limits),
             _ => Err(Refusal::invalid("Last-Event-ID", "streams of this page cannot be resumed")),
         }
     }
@@ -53,7 +53,7 @@ impl Page {
     }
 
     /// Returns the stream to resume, if any.
-    fn resume(&self, streaming: Option<Streaming>, limits: &RouterLimits) -> Result<Option<Resume>, Refusal> {
+    fn resume(&self, streaming: Option<StreamOptions>, limits: &RouterLimits) -> Result<Option<Resume>, Refusal> {
         match (self.last_event_id.as_str(), streaming) {
             ("", _) => Ok(None),
             (_, None) => Err(Refusal::invalid("Last-Event-ID", "is for streams; `stream` is not set")),
@@ -63,12 +63,12 @@ impl Page {
 }
 
 /// Counts a refusal that occurs before the request exists.
-pub fn counted<T>(recorder: &mut Recorder, read: Result<T, HttpError>) -> Result<T, HttpError> {
+pub fn record_refusal<T>(recorder: &mut Recorder, read: Result<T, HttpError>) -> Result<T, HttpError> {
     read.inspect_err(|error| recorder.refused_as(error.label()))
 }
 
 /// Reads the JSON object of a request's body, within its limits of size and time.
-pub async fn read(front: &Frontend, request: Request) -> Result<Page, HttpError> {
+pub async fn read(front: &Frontend, request: Request) -> Result<ApiRequest, HttpError> {
     let tenant = request.extensions().get::<TenantId>().copied().unwrap_or_default();
     let limits = &front.config.limits;
     // A header that is not text is not a valid handle either, and is refused like one.
@@ -81,27 +81,27 @@ pub async fn read(front: &Frontend, request: Request) -> Result<Page, HttpError>
     }
     let packing = packing_of_json(request.uri().path(), request.headers());
     let (mut bytes, mut body) = in_time(front, read_body(front, request.into_body())).await??;
-    if packing? == Packing::Gzip {
+    if packing? == BodyEncoding::Gzip {
         let bytes_max = limits.body_bytes_max;
         bytes = front.on_a_thread(move || unpacked(&bytes, bytes_max)).await??;
         take_room(front, &mut body, bytes.len())?;
     }
     let mut fields = front.off_runtime(bytes.len(), move || Fields::parse(&bytes)).await??;
     if let Some(session) = session {
-        fields.belongs_to(session);
+        fields.set_default_session(session);
     }
-    Ok(Page { fields, tenant, last_event_id, body })
+    Ok(ApiRequest { fields, tenant, last_event_id, body })
 }
 
 /// Returns the compression of a JSON body. Refuses other compressions and content types. Ollama's and llama.cpp's pages
 /// also accept the content type that curl sends with `-d`, as their servers do: the check of origins keeps forms of
 /// foreign web pages out.
-fn packing_of_json(path: &str, headers: &HeaderMap) -> Result<Packing, HttpError> {
+fn packing_of_json(path: &str, headers: &HeaderMap) -> Result<BodyEncoding, HttpError> {
     const OF_CURL: &str = "application/x-www-form-urlencoded";
     let text =
         |name: HeaderName| headers.get(name).map(|value| String::from_utf8_lossy(value.as_bytes()).to_lowercase());
     let refused = |message: &str| Err(HttpError::bad_request(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
-    let Some(packing) = Packing::named(&text(CONTENT_ENCODING).unwrap_or_default()) else {
+    let Some(packing) = BodyEncoding::named(&text(CONTENT_ENCODING).unwrap_or_default()) else {
         return refused("a body with this content-encoding is not read here: send it as it is, or by gzip");
     };
     let Some(kind) = text(CONTENT_TYPE) else { return Ok(packing) };
@@ -121,8 +121,8 @@ async fn in_time<T>(front: &Frontend, body: impl Future<Output = T>) -> Result<T
 /// Reserves more bytes for a request. Refuses if all bodies together exceed their limit.
 pub fn take_room(front: &Frontend, room: &mut BodyPermit, n_bytes: usize) -> Result<(), Refusal> {
     let full = Refusal::Full { retry_after: front.config.timeouts.retry_after };
-    let wanted = u32::try_from(n_bytes).unwrap_or(u32::MAX);
-    let taken = front.bodies.clone().try_acquire_many_owned(wanted).map_err(|_| full)?;
+    let n_permits = u32::try_from(n_bytes).unwrap_or(u32::MAX);
+    let taken = front.bodies.clone().try_acquire_many_owned(n_permits).map_err(|_| full)?;
     match room {
         Some(room) => room.merge(taken),
         None => *room = Some(taken),

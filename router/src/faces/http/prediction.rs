@@ -12,8 +12,8 @@ pub fn prediction(fields: &mut Fields) -> Result<String, Refusal> {
     read(fields.take(FIELD))
 }
 
-fn read(said: Option<Value>) -> Result<String, Refusal> {
-    match said {
+fn read(value: Option<Value>) -> Result<String, Refusal> {
+    match value {
         None | Some(Value::Null) => Ok(String::new()),
         Some(Value::Object(mut members)) if members.get("type").and_then(Value::as_str) == Some("content") => {
             text_of("prediction.content", members.remove("content"), &["text"])
@@ -37,8 +37,8 @@ mod tests {
         for wrong in
             [json!("a"), json!({"content": "a"}), json!({"type": "content"}), json!({"type": "x", "content": "a"})]
         {
-            let told = read(Some(wrong.clone())).unwrap_err().to_string();
-            assert!(told.contains("prediction"), "{wrong}: {told}");
+            let message = read(Some(wrong.clone())).unwrap_err().to_string();
+            assert!(message.contains("prediction"), "{wrong}: {message}");
         }
     }
 }

@@ -14,7 +14,7 @@ use types::TenantId;
 /// The hexadecimal digits of a router's number and its count.
 const ID_DIGITS: usize = 24;
 
-pub async fn one(
+pub async fn get_record(
     State(front): State<Arc<Frontend>>,
     Path(id): Path<String>,
     Extension(tenant): Extension<TenantId>,

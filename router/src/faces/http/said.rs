@@ -3,15 +3,15 @@
 use proto::v1;
 
 #[derive(Debug, Default)]
-pub struct SaidAnswer {
+pub struct AnswerContent {
     pub text: String,
     pub reasoning: String,
     pub calls: Vec<v1::ToolCall>,
 }
 
-impl SaidAnswer {
-    pub fn of_text(text: String) -> SaidAnswer {
-        SaidAnswer { text, ..SaidAnswer::default() }
+impl AnswerContent {
+    pub fn of_text(text: String) -> AnswerContent {
+        AnswerContent { text, ..AnswerContent::default() }
     }
 
     pub fn add(&mut self, delta: &v1::Delta) {

@@ -7,10 +7,10 @@ use proto::v1::beam_search::Patience;
 use serde_json::Value;
 
 pub fn beams(fields: &mut Fields) -> Result<Option<BeamSearch>, Refusal> {
-    let is_asked = fields.boolean("use_beam_search")?.unwrap_or(false);
+    let is_beam_search = fields.boolean("use_beam_search")?.unwrap_or(false);
     let length_penalty = fields.number("length_penalty")?;
     let patience = patience(fields.take("early_stopping"))?;
-    if is_asked {
+    if is_beam_search {
         return Ok(Some(BeamSearch { length_penalty, patience: patience.into() }));
     }
     let alone = [
@@ -24,8 +24,8 @@ pub fn beams(fields: &mut Fields) -> Result<Option<BeamSearch>, Refusal> {
 }
 
 /// Reads when a search ends: `false`, `true` or `"never"`, as in transformers.
-fn patience(said: Option<Value>) -> Result<Patience, Refusal> {
-    match said {
+fn patience(value: Option<Value>) -> Result<Patience, Refusal> {
+    match value {
         None | Some(Value::Null | Value::Bool(false)) => Ok(Patience::Unspecified),
         Some(Value::Bool(true)) => Ok(Patience::UntilFull),
         Some(Value::String(word)) if word == "never" => Ok(Patience::WhilePossible),

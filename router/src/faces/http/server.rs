@@ -24,7 +24,7 @@ use tokio_stream::StreamExt;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tower::Service;
-use wire::{Connection, HEADERS_BYTES_MAX, OfferedTls, RESETS_OWN_MAX, RESETS_PENDING_MAX, STREAMS_MAX, Spoken};
+use wire::{Connection, HEADERS_BYTES_MAX, OfferedTls, RESETS_OWN_MAX, RESETS_PENDING_MAX, STREAMS_MAX, AlpnProtocol};
 
 /// The answer to a connection beyond the limit.
 const FULL: &[u8] =
@@ -44,7 +44,7 @@ impl HttpConnections {
     pub fn of(listener: TcpListener, tls: Option<OfferedTls>) -> HttpConnections {
         match tls {
             None => HttpConnections::Plain(listener),
-            Some(tls) => HttpConnections::Tls(wire::clients(listener, tls, Spoken::Http)),
+            Some(tls) => HttpConnections::Tls(wire::clients(listener, tls, AlpnProtocol::Http)),
         }
     }
 
@@ -118,12 +118,12 @@ async fn connection(
         let _gone = stream.shutdown().await;
         return;
     }
-    let asked = Arc::new(AtomicBool::new(false));
-    let service = TowerToHyperService::new(Noticed { routes, asked: asked.clone() });
+    let has_request = Arc::new(AtomicBool::new(false));
+    let service = TowerToHyperService::new(RequestTracker { routes, has_request: has_request.clone() });
     let builder = protocols(headers_max);
     let socket = Socket::new(stream, place, unread_max);
     let mut served = pin!(builder.serve_connection(TokioIo::new(StrictLines::over(socket)), service));
-    let mut late = pin!(too_late(asked, headers_max));
+    let mut late = pin!(too_late(has_request, headers_max));
     let mut draining = false;
     loop {
         tokio::select! {
@@ -156,18 +156,18 @@ fn protocols(headers_max: Duration) -> Builder<TokioExecutor> {
 }
 
 /// Ends if no request arrived in time. The protocol's own deadline begins only once the protocol is known.
-async fn too_late(asked: Arc<AtomicBool>, headers_max: Duration) {
+async fn too_late(has_request: Arc<AtomicBool>, headers_max: Duration) {
     tokio::time::sleep(headers_max).await;
-    if asked.load(Ordering::Relaxed) {
+    if has_request.load(Ordering::Relaxed) {
         std::future::pending::<()>().await;
     }
 }
 
 /// The routes of one connection, which record that a request arrived.
 #[derive(Clone)]
-struct Noticed {
+struct RequestTracker {
     routes: Router,
-    asked: Arc<AtomicBool>,
+    has_request: Arc<AtomicBool>,
 }
 
 /// Returns the path without its final slash, which clients add when they build it from a base address.
@@ -179,7 +179,7 @@ fn without_last_slash(uri: &Uri) -> Option<Uri> {
     Uri::from_parts(parts).ok()
 }
 
-impl<B> Service<http::Request<B>> for Noticed
+impl<B> Service<http::Request<B>> for RequestTracker
 where
     Router: Service<http::Request<B>>,
     <Router as Service<http::Request<B>>>::Future: Send + 'static,
@@ -193,7 +193,7 @@ where
     }
 
     fn call(&mut self, mut request: http::Request<B>) -> Self::Future {
-        self.asked.store(true, Ordering::Relaxed);
+        self.has_request.store(true, Ordering::Relaxed);
         if let Some(uri) = without_last_slash(request.uri()) {
             *request.uri_mut() = uri;
         }

@@ -1,7 +1,7 @@
 //! Shared by pages whose requests have one prompt, mostly a chat. Has no knowledge of any page's own fields.
 
 use crate::faces::http::fields::{Fields, wrong};
-use crate::front::ask::{Ask, Purpose};
+use crate::front::ask::{ParsedRequest, Purpose};
 use crate::refusal::Refusal;
 use proto::v1;
 use proto::v1::generate_request::Input;
@@ -11,19 +11,19 @@ use serde_json::Value;
 const KIND_CHARS_MAX: usize = 40;
 
 /// Builds a request for an answer to one prompt.
-pub fn ask(fields: &mut Fields, model: String, prompt: Input, sampling: v1::Sampling) -> Result<Ask, Refusal> {
-    Ok(Ask {
+pub fn prompt_request(fields: &mut Fields, model: String, prompt: Input, sampling: v1::Sampling) -> Result<ParsedRequest, Refusal> {
+    Ok(ParsedRequest {
         model,
         prompts: vec![prompt],
         purpose: Purpose::Generate(Box::new(sampling)),
         priority: fields.priority()?,
         deadline: fields.deadline()?,
-        ..Ask::default()
+        ..ParsedRequest::default()
     })
 }
 
 /// Returns a message of text.
-pub fn said(role: &str, content: String) -> v1::ChatMessage {
+pub fn text_message(role: &str, content: String) -> v1::ChatMessage {
     v1::ChatMessage { role: role.to_owned(), content, ..v1::ChatMessage::default() }
 }
 

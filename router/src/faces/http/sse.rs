@@ -8,7 +8,7 @@
 use crate::faces::http::certificate;
 use crate::front::frontend::Frontend;
 use crate::front::generation::{Generation, GenerationEvent};
-use crate::front::reader_watch::Unread;
+use crate::front::reader_watch::ReadTimeout;
 use crate::front::resume::ReadMarks;
 use crate::refusal::Refusal;
 use axum::body::Body;
@@ -25,7 +25,7 @@ use tokio_stream::Stream;
 const EVENTS_AT_ONCE_MAX: usize = 64;
 
 /// How a page formats events. All functions append to the output.
-pub trait Voice: Send + Unpin + 'static {
+pub trait EventWriter: Send + Unpin + 'static {
     const CONTENT_TYPE: &'static str = "text/event-stream";
 
     /// Writes the events that can be written before the first delta.
@@ -37,19 +37,19 @@ pub trait Voice: Send + Unpin + 'static {
     fn fail(&mut self, refusal: Refusal, out: &mut String);
     /// Returns a comment for silent periods, so that proxies keep the stream open. No empty line follows: some clients
     /// would treat one as an event without data, once they have read an `id`.
-    fn still_here(&self) -> &'static str {
+    fn keep_alive(&self) -> &'static str {
         ": still here\n"
     }
 }
 
-pub fn stream<V: Voice>(mut voice: V, generation: Generation, front: &Frontend) -> Response {
+pub fn stream<V: EventWriter>(mut writer: V, generation: Generation, front: &Frontend) -> Response {
     let silence_max = front.config.timeouts.sse_silence_max;
     let mut written = String::new();
-    voice.opening(&generation, &mut written);
+    writer.opening(&generation, &mut written);
     let silence = Box::pin(tokio::time::sleep(silence_max));
     let headers = [("content-type", V::CONTENT_TYPE), ("cache-control", "no-cache"), ("x-accel-buffering", "no")];
     let head = certificate::with_headers(headers.into_response(), &generation.started);
-    let body = Events { voice, generation, written, ended: false, silence, silence_max };
+    let body = Events { writer: voice: writer, generation, written, ended: false, silence, silence_max };
     head.map(|_| Body::from_stream(front.reader_watch.watched(body)))
 }
 
@@ -86,7 +86,7 @@ pub fn write(out: &mut String, name: Option<&str>, data: &Value) {
 }
 
 struct Events<V> {
-    voice: V,
+    writer: V,
     generation: Generation,
     /// Output that the connection has not taken yet.
     written: String,
@@ -95,22 +95,22 @@ struct Events<V> {
     silence_max: Duration,
 }
 
-impl<V: Voice> Events<V> {
+impl<V: EventWriter> Events<V> {
     /// Writes the events that are available.
     fn gather(&mut self, context: &mut Context<'_>) {
         for _ in 0..EVENTS_AT_ONCE_MAX {
             match Pin::new(&mut self.generation).poll_next(context) {
                 Poll::Pending => return,
                 Poll::Ready(Some(Ok((slot, event)))) => {
-                    self.voice.event(slot, event, &self.generation, &mut self.written);
+                    self.writer.event(slot, event, &self.generation, &mut self.written);
                 }
                 Poll::Ready(Some(Err(refusal))) => {
                     self.ended = true;
-                    return self.voice.fail(refusal, &mut self.written);
+                    return self.writer.fail(refusal, &mut self.written);
                 }
                 Poll::Ready(None) => {
                     self.ended = true;
-                    return self.voice.ending(&mut self.written);
+                    return self.writer.ending(&mut self.written);
                 }
             }
         }
@@ -119,8 +119,8 @@ impl<V: Voice> Events<V> {
     }
 }
 
-impl<V: Voice> Stream for Events<V> {
-    type Item = Result<Bytes, Unread>;
+impl<V: EventWriter> Stream for Events<V> {
+    type Item = Result<Bytes, ReadTimeout>;
 
     fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let this = self.get_mut();
@@ -128,7 +128,7 @@ impl<V: Voice> Stream for Events<V> {
             this.gather(context);
         }
         if this.written.is_empty() && !this.ended && this.silence.as_mut().poll(context).is_ready() {
-            this.written.push_str(this.voice.still_here());
+            this.written.push_str(this.writer.keep_alive());
         }
         if !this.written.is_empty() {
             this.silence.as_mut().reset(Instant::now() + this.silence_max);

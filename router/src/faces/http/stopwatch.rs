@@ -22,12 +22,12 @@ impl Stopwatch {
     }
 
     /// Records that ranks compute the prompt.
-    pub fn computes(&mut self) {
+    pub fn mark_computing(&mut self) {
         self.computing.get_or_insert_with(Instant::now);
     }
 
     /// Records that tokens have arrived.
-    pub fn heard(&mut self) {
+    pub fn mark_first_token(&mut self) {
         self.first.get_or_insert_with(Instant::now);
     }
 
@@ -98,9 +98,9 @@ mod tests {
     fn an_answer_begins_with_its_first_token() {
         let mut watch = Stopwatch::start();
         assert_eq!(watch.times().answer, Duration::ZERO);
-        watch.heard();
+        watch.mark_first_token();
         let first = watch.times();
-        watch.heard();
+        watch.mark_first_token();
         let later = watch.times();
         assert_eq!((first.prompt, later.total()), (later.prompt, later.prompt + later.answer));
         assert!(later.answer >= first.answer);

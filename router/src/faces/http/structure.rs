@@ -10,14 +10,14 @@ use proto::v1::structure::{Choices, Form};
 use serde_json::{Map, Value};
 
 /// A structure, and the field in which the client sent it.
-pub struct SaidStructure {
+pub struct RequestedStructure {
     pub structure: v1::Structure,
     pub field: &'static str,
 }
 
 /// Reads all of these fields. None if the answer is free text.
-pub fn structure(fields: &mut Fields) -> Result<Option<SaidStructure>, Refusal> {
-    let said: [(&'static str, Option<Form>); 10] = [
+pub fn structure(fields: &mut Fields) -> Result<Option<RequestedStructure>, Refusal> {
+    let candidates: [(&'static str, Option<Form>); 10] = [
         ("response_format", response_format(fields)?),
         ("structured_outputs", structured_outputs(fields)?),
         ("guided_json", fields.take("guided_json").map(|value| json_form("guided_json", value)).transpose()?),
@@ -31,12 +31,12 @@ pub fn structure(fields: &mut Fields) -> Result<Option<SaidStructure>, Refusal> 
         ("regex", fields.string("regex")?.filter(|text| !text.is_empty()).map(Form::Regex)),
         ("ebnf", fields.string("ebnf")?.filter(|text| !text.is_empty()).map(Form::Ebnf)),
     ];
-    let mut said = said.into_iter().filter_map(|(field, form)| Some((field, form?)));
-    let Some((field, form)) = said.next() else { return Ok(None) };
-    if let Some((other, _)) = said.next() {
+    let mut present = candidates.into_iter().filter_map(|(field, form)| Some((field, form?)));
+    let Some((field, form)) = present.next() else { return Ok(None) };
+    if let Some((other, _)) = present.next() {
         return Err(Refusal::invalid(other, format!("contradicts `{field}`: an answer has one structure")));
     }
-    Ok(Some(SaidStructure { structure: v1::Structure { form: Some(form) }, field }))
+    Ok(Some(RequestedStructure { structure: v1::Structure { form: Some(form) }, field }))
 }
 
 /// Renames the field of a refusal to the client's name.
@@ -101,12 +101,12 @@ fn of_tag(format: Fields) -> Value {
 fn structured_outputs(fields: &mut Fields) -> Result<Option<Form>, Refusal> {
     const NAME: &str = "structured_outputs";
     let Some(mut inner) = fields.object(NAME)? else { return Ok(None) };
-    let said = [
+    let candidates = [
         inner.take("json").map(|value| json_form("structured_outputs.json", value)).transpose()?,
         inner.string("regex")?.map(Form::Regex),
         inner.take("choice").map(|value| choices("structured_outputs.choice", value)).transpose()?,
         inner.string("grammar")?.map(vllm_grammar),
-        inner.boolean("json_object")?.filter(|wanted| *wanted).map(Form::JsonObject),
+        inner.boolean("json_object")?.filter(|is_enabled| *is_enabled).map(Form::JsonObject),
         inner.take("structural_tag").map(tag_form).transpose()?,
     ];
     let unserved = ["whitespace_pattern", "disable_additional_properties"];
@@ -116,8 +116,8 @@ fn structured_outputs(fields: &mut Fields) -> Result<Option<Form>, Refusal> {
             message: "is not supported yet".into(),
         });
     }
-    let mut said = said.into_iter().flatten();
-    match (said.next(), said.next()) {
+    let mut present = candidates.into_iter().flatten();
+    match (present.next(), present.next()) {
         (_, Some(_)) => Err(Refusal::invalid(NAME, "has several forms; an answer has one structure")),
         (form, None) => Ok(form),
     }
@@ -169,16 +169,16 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn read(body: Value) -> Result<Option<SaidStructure>, Refusal> {
+    fn read(body: Value) -> Result<Option<RequestedStructure>, Refusal> {
         let Value::Object(members) = body else { panic!("no object") };
         structure(&mut Fields::of(members))
     }
 
     #[test]
-    fn each_field_says_one_form() {
+    fn each_field_sets_one_form() {
         let check = |body: Value, field: &str, form: Form| {
-            let said = read(body.clone()).unwrap().unwrap();
-            assert_eq!((said.field, said.structure.form), (field, Some(form)), "{body}");
+            let requested = read(body.clone()).unwrap().unwrap();
+            assert_eq!((requested.field, requested.structure.form), (field, Some(form)), "{body}");
         };
         let schema = || Form::JsonSchema(r#"{"type":"integer"}"#.into());
         let integer = json!({ "type": "integer" });

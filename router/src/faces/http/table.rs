@@ -19,15 +19,15 @@ pub struct Route {
 /// The pages of one API.
 pub struct Api {
     pub name: &'static str,
-    pub keys: Keys,
+    pub keys: KeyRequirement,
     pub routes: Vec<Route>,
 }
 
 /// How a page's clients send their key, if keys are required.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Keys {
+pub enum KeyRequirement {
     /// For probes and monitoring, which send no key.
-    Unasked,
+    NotRequired,
     Bearer,
     /// Also as `x-api-key`.
     BearerOrBare,

@@ -11,15 +11,15 @@ const NAMES: [&str; 3] = ["thinking_token_budget", "thinking_budget_tokens", "th
 /// Returns the most tokens of thought, for `v1::Chat::thinking_token_budget`. None for no limit. Several fields may set
 /// it, if they agree.
 pub fn budget(fields: &mut Fields) -> Result<Option<u32>, Refusal> {
-    let mut said: Option<(&str, u32)> = None;
+    let mut found: Option<(&str, u32)> = None;
     for name in NAMES {
         let Some(value) = fields.take(name) else { continue };
-        said = agreed(said, name, tokens(name, &value)?)?;
+        found = agreed(found, name, tokens(name, &value)?)?;
     }
     if let Some(thinking) = fields.take("thinking") {
-        said = agreed(said, "thinking.budget_tokens", of_thinking(&thinking)?)?;
+        found = agreed(found, "thinking.budget_tokens", of_thinking(&thinking)?)?;
     }
-    Ok(said.map(|(_, tokens_max)| tokens_max))
+    Ok(found.map(|(_, tokens_max)| tokens_max))
 }
 
 /// Returns the budget in Anthropic's object: `{"type": "enabled", "budget_tokens": 1024}`. An object that disables
@@ -46,15 +46,15 @@ fn tokens(name: &'static str, value: &Value) -> Result<Option<u32>, Refusal> {
 }
 
 fn agreed<'a>(
-    said: Option<(&'a str, u32)>,
+    found: Option<(&'a str, u32)>,
     name: &'a str,
     tokens_max: Option<u32>,
 ) -> Result<Option<(&'a str, u32)>, Refusal> {
-    match (said, tokens_max) {
+    match (found, tokens_max) {
         (Some((before, n)), Some(m)) if n != m => {
             Err(invalid(name.to_owned(), &format!("is {m}, and `{before}` is {n}: say one of them")))
         }
-        (said, None) => Ok(said),
+        (unchanged, None) => Ok(unchanged),
         (_, Some(m)) => Ok(Some((name, m))),
     }
 }
@@ -90,8 +90,8 @@ mod tests {
             (json!({ "thinking": 5 }), "thinking"),
             (json!({ "thinking_budget": 5, "thinking_token_budget": 6 }), "say one of them"),
         ] {
-            let told = read(value.clone()).unwrap_err();
-            assert!(told.contains(part), "{value}: {told}");
+            let message = read(value.clone()).unwrap_err();
+            assert!(message.contains(part), "{value}: {message}");
         }
     }
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 pub fn timings(watch: &Stopwatch, usage: Option<&v1::Usage>, n_predicted: u32) -> Value {
     let times = watch.times();
     // The first token came with the prompt: the time begins after it.
-    let predicted = Rate::of(times.answer, n_predicted.saturating_sub(1));
+    let predicted = TokenRate::of(times.answer, n_predicted.saturating_sub(1));
     let mut value = json!({
         "predicted_n": n_predicted,
         "predicted_ms": predicted.ms,
@@ -18,7 +18,7 @@ pub fn timings(watch: &Stopwatch, usage: Option<&v1::Usage>, n_predicted: u32) -
         "predicted_per_second": predicted.per_second,
     });
     let n_prompt = usage.map(|usage| usage.prompt_tokens.saturating_sub(usage.cached_tokens));
-    let prompt = Rate::of(times.prompt, n_prompt.unwrap_or(0));
+    let prompt = TokenRate::of(times.prompt, n_prompt.unwrap_or(0));
     value["prompt_ms"] = prompt.ms.into();
     if let (Some(n_prompt), Some(usage)) = (n_prompt, usage) {
         value["cache_n"] = usage.cached_tokens.into();
@@ -30,9 +30,9 @@ pub fn timings(watch: &Stopwatch, usage: Option<&v1::Usage>, n_predicted: u32) -
 }
 
 /// Adds the progress of a prompt, and the times so far if each event includes them.
-pub fn tell_progress(to: &mut Value, watch: &mut Stopwatch, progress: PromptProgress, with_timings: bool) {
+pub fn add_progress(to: &mut Value, watch: &mut Stopwatch, progress: PromptProgress, with_timings: bool) {
     let PromptProgress { total, cached, processed } = progress;
-    watch.computes();
+    watch.mark_computing();
     // Cached tokens took no time.
     let is_begun = processed > cached;
     let prompt = if is_begun { watch.times().prompt } else { Duration::ZERO };
@@ -52,12 +52,12 @@ pub fn metrics(watch: &Stopwatch, waited: Duration, n_tokens: u32) -> Value {
     let times = watch.times();
     // The measured wait may be a little older than the first token.
     let first = times.prompt.saturating_sub(waited);
-    let answer = Rate::of(times.answer, n_tokens.saturating_sub(1));
+    let answer = TokenRate::of(times.answer, n_tokens.saturating_sub(1));
     let mut value = json!({
         "time_to_first_token_ms": first.as_secs_f64() * 1e3,
         "generation_time_ms": answer.ms,
         "queue_time_ms": waited.min(times.prompt).as_secs_f64() * 1e3,
-        "tokens_per_second": Rate::of(first + times.answer, n_tokens).per_second,
+        "tokens_per_second": TokenRate::of(first + times.answer, n_tokens).per_second,
     });
     if n_tokens > 1 {
         value["mean_itl_ms"] = answer.per_token_ms.into();
@@ -65,18 +65,18 @@ pub fn metrics(watch: &Stopwatch, waited: Duration, n_tokens: u32) -> Value {
     value
 }
 
-struct Rate {
+struct TokenRate {
     ms: f64,
     per_token_ms: f64,
     per_second: f64,
 }
 
-impl Rate {
+impl TokenRate {
     /// Returns a rate. Without tokens or time the rate is 0.
-    fn of(time: Duration, n_tokens: u32) -> Rate {
+    fn of(time: Duration, n_tokens: u32) -> TokenRate {
         let (seconds, n) = (time.as_secs_f64(), f64::from(n_tokens));
         let over = |part: f64, all: f64| if all > 0.0 { part / all } else { 0.0 };
-        Rate { ms: seconds * 1e3, per_token_ms: over(seconds * 1e3, n), per_second: over(n, seconds) }
+        TokenRate { ms: seconds * 1e3, per_token_ms: over(seconds * 1e3, n), per_second: over(n, seconds) }
     }
 }
 
@@ -85,24 +85,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_waited_is_not_told_as_work() {
+    fn waiting_time_is_not_counted_as_work() {
         let mut watch = Stopwatch::start();
         std::thread::sleep(Duration::from_millis(4));
-        watch.heard();
-        let told = metrics(&watch, Duration::from_millis(3), 2);
-        let [first, queue] = ["time_to_first_token_ms", "queue_time_ms"].map(|name| told[name].as_f64().unwrap());
+        watch.mark_first_token();
+        let measured = metrics(&watch, Duration::from_millis(3), 2);
+        let [first, queue] = ["time_to_first_token_ms", "queue_time_ms"].map(|name| measured[name].as_f64().unwrap());
         assert!(
             queue == 3.0 && first >= 1.0 && (first + queue) * 1e-3 <= watch.times().total().as_secs_f64(),
-            "{told}"
+            "{measured}"
         );
-        assert_eq!(told["mean_itl_ms"], told["generation_time_ms"]);
+        assert_eq!(measured["mean_itl_ms"], measured["generation_time_ms"]);
         assert!(metrics(&watch, Duration::from_secs(9), 1).get("mean_itl_ms").is_none());
     }
 
     #[test]
     fn the_first_token_has_no_rate() {
         let mut watch = Stopwatch::start();
-        watch.heard();
+        watch.mark_first_token();
         std::thread::sleep(Duration::from_millis(1));
         let one = timings(&watch, None, 1);
         assert_eq!((&one["predicted_per_second"], &one["predicted_per_token_ms"]), (&json!(0.0), &json!(0.0)));

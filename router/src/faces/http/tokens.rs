@@ -5,10 +5,10 @@ use crate::faces::http::error::HttpError;
 use crate::faces::http::fields::Fields;
 use crate::faces::http::known::Endpoint;
 use crate::faces::http::page::read;
-use crate::front::ask::Ask;
+use crate::front::ask::ParsedRequest;
 use crate::front::frontend::{Frontend, TOKEN_TEXT_BYTES, unix_seconds};
 use crate::refusal::Refusal;
-use crate::replicas::models::table::VersionBy;
+use crate::replicas::models::table::VersionSelector;
 use crate::replicas::models::text::ModelText;
 use axum::Json;
 use axum::extract::{Request, State};
@@ -45,13 +45,13 @@ pub async fn tokenize(State(front): State<Arc<Frontend>>, request: Request) -> R
     let add_special = add_special.unwrap_or(true);
     let with_texts = fields.boolean("return_token_strs")?.unwrap_or(false);
     let tokens = front.tokens(&text, input, add_special, unix_seconds()).await?;
-    let context = front.model(&model, VersionBy::Weight).map_or(text.spec.context, |model| model.replica.context);
+    let context = front.model(&model, VersionSelector::Weight).map_or(text.spec.context, |model| model.replica.context);
     let n_tokens = tokens.len();
     let answer = move || {
         let spelled = || tokens.iter().map(|token| text.tokenizer.token_spelled(*token)).collect::<Vec<_>>();
         let spelled = with_texts.then(spelled);
-        let told = json!({ "count": tokens.len(), "max_model_len": context, "tokens": tokens, "token_strs": spelled });
-        Json(told).into_response()
+        let body = json!({ "count": tokens.len(), "max_model_len": context, "tokens": tokens, "token_strs": spelled });
+        Json(body).into_response()
     };
     Ok(front.off_runtime(TOKEN_TEXT_BYTES * n_tokens, answer).await?)
 }
@@ -77,11 +77,11 @@ pub async fn detokenize(State(front): State<Arc<Frontend>>, request: Request) ->
 }
 
 /// Counts the tokens of a request's prompt, in the format of OpenAI's pages.
-pub async fn counted(front: &Frontend, ask: Ask) -> Result<Json<Value>, Refusal> {
-    let _visit = front.visit(ask.tenant)?;
-    let text = front.text(&ask.model)?;
+pub async fn count_prompt_tokens(front: &Frontend, parsed: ParsedRequest) -> Result<Json<Value>, Refusal> {
+    let _visit = front.visit(parsed.tenant)?;
+    let text = front.text(&parsed.model)?;
     let mut n_tokens = 0;
-    for prompt in ask.prompts {
+    for prompt in parsed.prompts {
         n_tokens += front.tokens(&text, prompt, true, unix_seconds()).await?.len();
     }
     Ok(Json(json!({ "object": "response.input_tokens", "input_tokens": n_tokens })))
@@ -89,7 +89,7 @@ pub async fn counted(front: &Frontend, ask: Ask) -> Result<Json<Value>, Refusal>
 
 /// Returns the data for tokenization on the client, as far as each is one line.
 pub async fn tokenizer_info(State(front): State<Arc<Frontend>>) -> Result<Json<Value>, HttpError> {
-    let model = front.model("", VersionBy::Weight)?;
+    let model = front.model("", VersionSelector::Weight)?;
     let text = &model.text;
     let spelled = |token: Option<&u32>| token.map(|token| text.tokenizer.token_spelled(*token));
     Ok(Json(json!({
@@ -122,8 +122,8 @@ async fn content_tokens(
         json!({ "id": id, "piece": piece })
     };
     let answer = move || {
-        let told: Value = if with_pieces { tokens.iter().map(piece).collect() } else { tokens.into() };
-        Json(json!({ "tokens": told })).into_response()
+        let values: Value = if with_pieces { tokens.iter().map(piece).collect() } else { tokens.into() };
+        Json(json!({ "tokens": values })).into_response()
     };
     front.off_runtime(TOKEN_TEXT_BYTES * n_tokens, answer).await
 }

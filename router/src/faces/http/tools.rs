@@ -19,7 +19,7 @@ pub fn read(fields: &mut Fields, chat: v1::Chat) -> Result<v1::Chat, Refusal> {
     let functions = list(fields, "functions")?.into_iter();
     let functions = functions.map(|function| json!({ "type": "function", "function": function }).to_string());
     let mut tools: Vec<String> = list(fields, "tools")?.iter().map(Value::to_string).collect();
-    let choice = fields.take("tool_choice").map(|said| chosen(said, &mut tools)).transpose()?;
+    let choice = fields.take("tool_choice").map(|value| chosen(value, &mut tools)).transpose()?;
     let older_choice = fields.take("function_call").map(older_choice).transpose()?;
     let is_parallel = fields.boolean("parallel_tool_calls")?;
     if is_older {
@@ -46,13 +46,13 @@ fn list(fields: &mut Fields, name: &'static str) -> Result<Vec<Value>, Refusal> 
 }
 
 /// Reads the choice. A choice that allows only some of the tools removes the others.
-fn chosen(said: Value, tools: &mut Vec<String>) -> Result<v1::ToolChoice, Refusal> {
-    if said["type"] != "allowed_tools" {
-        return choice(said);
+fn chosen(value: Value, tools: &mut Vec<String>) -> Result<v1::ToolChoice, Refusal> {
+    if value["type"] != "allowed_tools" {
+        return choice(value);
     }
     const MUST: &str = "must be {\"mode\": \"auto\" or \"required\", \"tools\": [..]}";
     let wrong = |why: String| invalid("tool_choice.allowed_tools".to_owned(), &why);
-    let allowed = &said["allowed_tools"];
+    let allowed = &value["allowed_tools"];
     let mode = allowed["mode"].as_str().and_then(mode).filter(|mode| *mode != Mode::None);
     let (Some(mode), Some(list)) = (mode, allowed["tools"].as_array()) else { return Err(wrong(MUST.to_owned())) };
     let name_of = |tool: &Value| tool["function"]["name"].as_str().map(str::to_owned);
@@ -64,7 +64,7 @@ fn chosen(said: Value, tools: &mut Vec<String>) -> Result<v1::ToolChoice, Refusa
         return Err(wrong(format!("names {unknown:?}, which is none of `tools`")));
     }
     tools.retain(|tool| own(tool).is_some_and(|name| names.contains(&name)));
-    Ok(said_as(mode, ""))
+    Ok(tool_choice(mode, ""))
 }
 
 fn choice(value: Value) -> Result<v1::ToolChoice, Refusal> {
@@ -72,9 +72,9 @@ fn choice(value: Value) -> Result<v1::ToolChoice, Refusal> {
     let named = value["function"]["name"].as_str().filter(|_| value["type"] == "function");
     match (value.as_str(), named) {
         (Some(word), _) => {
-            mode(word).map(|mode| said_as(mode, "")).ok_or_else(|| Refusal::invalid("tool_choice", MUST))
+            mode(word).map(|mode| tool_choice(mode, "")).ok_or_else(|| Refusal::invalid("tool_choice", MUST))
         }
-        (None, Some(name)) if !name.is_empty() => Ok(said_as(Mode::Required, name)),
+        (None, Some(name)) if !name.is_empty() => Ok(tool_choice(Mode::Required, name)),
         _ => Err(Refusal::invalid("tool_choice", MUST)),
     }
 }
@@ -82,8 +82,8 @@ fn choice(value: Value) -> Result<v1::ToolChoice, Refusal> {
 fn older_choice(value: Value) -> Result<v1::ToolChoice, Refusal> {
     let word = value.as_str().and_then(mode).filter(|mode| *mode != Mode::Required);
     match (word, value["name"].as_str()) {
-        (Some(mode), _) => Ok(said_as(mode, "")),
-        (None, Some(name)) if !name.is_empty() => Ok(said_as(Mode::Required, name)),
+        (Some(mode), _) => Ok(tool_choice(mode, "")),
+        (None, Some(name)) if !name.is_empty() => Ok(tool_choice(Mode::Required, name)),
         _ => Err(Refusal::invalid("function_call", "must be none, auto or {\"name\": ..}")),
     }
 }
@@ -97,7 +97,7 @@ fn mode(word: &str) -> Option<Mode> {
     }
 }
 
-fn said_as(mode: Mode, name: &str) -> v1::ToolChoice {
+fn tool_choice(mode: Mode, name: &str) -> v1::ToolChoice {
     v1::ToolChoice { mode: mode.into(), name: name.to_owned() }
 }
 

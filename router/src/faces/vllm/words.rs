@@ -69,7 +69,7 @@ fn form(constraint: Constraint) -> Form {
         Constraint::Regex(regex) => Form::Regex(regex),
         Constraint::Grammar(text) => vllm_grammar(text),
         Constraint::StructuralTag(tag) => Form::StructuralTag(tag),
-        Constraint::JsonObject(wanted) => Form::JsonObject(wanted),
+        Constraint::JsonObject(is_enabled) => Form::JsonObject(is_enabled),
         Constraint::Choice(choice) => Form::Choice(Choices { texts: choice.choices }),
     }
 }
@@ -134,9 +134,9 @@ pub fn defaults(defaults: &Defaults) -> String {
         ("min_p", number(defaults.min_p)),
         ("repetition_penalty", number(defaults.repetition_penalty)),
     ];
-    let said = all.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?)));
-    let said: Map<String, Value> = said.collect();
-    if said.is_empty() { String::new() } else { Value::Object(said).to_string() }
+    let present = all.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?)));
+    let object: Map<String, Value> = present.collect();
+    if object.is_empty() { String::new() } else { Value::Object(object).to_string() }
 }
 
 /// Returns the load of all replicas together.

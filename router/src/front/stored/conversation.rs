@@ -33,7 +33,7 @@ impl ReadConversation {
     }
 }
 
-pub(super) struct Conversation {
+pub(super) struct StoredConversation {
     pub read: ReadConversation,
     pub room: RoomPermit,
     /// Held by the response that continues the conversation.
@@ -41,23 +41,23 @@ pub(super) struct Conversation {
 }
 
 /// The right to continue a conversation: no other response can until it is dropped.
-pub struct Turn {
+pub struct ConversationTurn {
     _held: Arc<()>,
 }
 
-impl Conversation {
-    pub fn new(read: ReadConversation, room: RoomPermit) -> Conversation {
-        Conversation { read, room, turn: Weak::new() }
+impl StoredConversation {
+    pub fn new(read: ReadConversation, room: RoomPermit) -> StoredConversation {
+        StoredConversation { read, room, turn: Weak::new() }
     }
 
     /// Returns None while another response has the turn.
-    pub fn take_turn(&mut self) -> Option<Turn> {
+    pub fn take_turn(&mut self) -> Option<ConversationTurn> {
         if self.turn.strong_count() > 0 {
             return None;
         }
         let turn = Arc::new(());
         self.turn = Arc::downgrade(&turn);
-        Some(Turn { _held: turn })
+        Some(ConversationTurn { _held: turn })
     }
 
     /// Removes an item and returns it.

@@ -10,11 +10,11 @@ mod conversation;
 mod room;
 mod run;
 
-pub use conversation::{ReadConversation, StoredItem, Turn};
+pub use conversation::{ReadConversation, StoredItem, ConversationTurn};
 pub use room::RoomPermit;
 pub use run::{BackgroundRun, RunLog};
 
-use conversation::Conversation;
+use conversation::StoredConversation;
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -62,14 +62,14 @@ impl StoredResponse {
 pub struct ResponseStore {
     limits: StoreLimits,
     n_bytes: Arc<AtomicUsize>,
-    kept: Mutex<HashMap<TenantId, Shelf>>,
+    kept: Mutex<HashMap<TenantId, TenantStore>>,
 }
 
 /// What one tenant has.
 #[derive(Default)]
-struct Shelf {
+struct TenantStore {
     responses: HashMap<String, Arc<StoredResponse>>,
-    conversations: HashMap<String, Conversation>,
+    conversations: HashMap<String, StoredConversation>,
     /// Their ids, the least recently used first.
     order: VecDeque<(Instant, String)>,
     /// Responses that are not over. They are never removed to make room.
@@ -81,7 +81,7 @@ struct Shelf {
 
 /// Why a conversation does not grow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NotChanged {
+pub enum ChangeError {
     Unknown,
     NoRoom,
 }
@@ -91,7 +91,7 @@ impl ResponseStore {
         ResponseStore { limits, n_bytes: Arc::default(), kept: Mutex::default() }
     }
 
-    fn kept(&self) -> MutexGuard<'_, HashMap<TenantId, Shelf>> {
+    fn kept(&self) -> MutexGuard<'_, HashMap<TenantId, TenantStore>> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -99,15 +99,15 @@ impl ResponseStore {
     pub fn reserve(&self, tenant: TenantId, n_text: usize) -> Option<RoomPermit> {
         let n = n_text.saturating_add(ENTRY_BYTES);
         let mut kept = self.kept();
-        let under_way = kept.get(&tenant).map_or(0, Shelf::n_under_way);
+        let under_way = kept.get(&tenant).map_or(0, TenantStore::n_under_way);
         if self.limits.responses_max == 0 || under_way.saturating_add(n) > self.limits.bytes_max / 2 {
             return None;
         }
         while self.n_bytes.load(Relaxed) + n > self.limits.bytes_max {
-            let own = n + kept.get(&tenant).map_or(0, Shelf::weight);
-            let has_some = kept.iter_mut().filter(|(_, shelf)| !shelf.order.is_empty());
-            let weight = |of: TenantId, shelf: &Shelf| if of == tenant { own } else { shelf.weight() };
-            let (of, fattest) = has_some.max_by_key(|(of, shelf)| weight(**of, shelf))?;
+            let own = n + kept.get(&tenant).map_or(0, TenantStore::weight);
+            let has_some = kept.iter_mut().filter(|(_, store)| !store.order.is_empty());
+            let weight = |of: TenantId, store: &TenantStore| if of == tenant { own } else { store.weight() };
+            let (of, fattest) = has_some.max_by_key(|(of, store)| weight(**of, store))?;
             if weight(*of, fattest) < own {
                 return None;
             }
@@ -124,37 +124,37 @@ impl ResponseStore {
     }
 
     /// Keeps a response with room for its items. It is not kept if there is no room for its reply.
-    pub fn keep(&self, tenant: TenantId, id: String, told: StoredResponse, mut room: RoomPermit) {
-        if self.widen(tenant, &mut room, told.reply.len() + id.len()) {
-            self.put(&mut self.kept(), tenant, id, told, room);
+    pub fn keep(&self, tenant: TenantId, id: String, response: StoredResponse, mut room: RoomPermit) {
+        if self.widen(tenant, &mut room, response.reply.len() + id.len()) {
+            self.put(&mut self.kept(), tenant, id, response, room);
         }
     }
 
     fn put(
         &self,
-        kept: &mut HashMap<TenantId, Shelf>,
+        kept: &mut HashMap<TenantId, TenantStore>,
         tenant: TenantId,
         id: String,
-        told: StoredResponse,
+        response: StoredResponse,
         mut room: RoomPermit,
     ) {
-        let shelf = kept.entry(tenant).or_default();
-        shelf.forget(&id);
+        let store = kept.entry(tenant).or_default();
+        store.forget(&id);
         room.arrive();
-        shelf.keep(id.clone(), room.n());
-        shelf.responses.insert(id, Arc::new(StoredResponse { room: Some(room), ..told }));
+        store.keep(id.clone(), room.n());
+        store.responses.insert(id, Arc::new(StoredResponse { room: Some(room), ..response }));
         self.tidy(kept, Instant::now());
     }
 
     /// Shows a response that is not over. Returns false if as many run as may be stored, or half of them for one
     /// tenant.
-    pub fn begin(&self, tenant: TenantId, id: &str, told: StoredResponse) -> bool {
+    pub fn begin(&self, tenant: TenantId, id: &str, response: StoredResponse) -> bool {
         let mut kept = self.kept();
-        let n_all: usize = kept.values().map(|shelf| shelf.running.len()).sum();
-        let n_own = kept.get(&tenant).map_or(0, |shelf| shelf.running.len());
+        let n_all: usize = kept.values().map(|store| store.running.len()).sum();
+        let n_own = kept.get(&tenant).map_or(0, |store| store.running.len());
         let is_room = n_all < self.limits.responses_max && n_own < self.limits.responses_max.div_ceil(2);
         if is_room {
-            kept.entry(tenant).or_default().running.insert(id.to_owned(), Arc::new(told));
+            kept.entry(tenant).or_default().running.insert(id.to_owned(), Arc::new(response));
         }
         is_room
     }
@@ -162,7 +162,7 @@ impl ResponseStore {
     /// Shows another reply of a response that is not over, of about the same length.
     pub fn show(&self, tenant: TenantId, id: &str, reply: Arc<str>) {
         let mut kept = self.kept();
-        let running = kept.get_mut(&tenant).and_then(|shelf| shelf.running.get_mut(id));
+        let running = kept.get_mut(&tenant).and_then(|store| store.running.get_mut(id));
         if let Some(response) = running {
             let StoredResponse { items, n_own, run, .. } = &**response;
             *response = Arc::new(StoredResponse::new(reply, items.clone(), *n_own, run.clone()));
@@ -173,27 +173,27 @@ impl ResponseStore {
     /// enough for it.
     pub fn finish(&self, tenant: TenantId, id: &str, reply: Arc<str>, room: RoomPermit) {
         let mut kept = self.kept();
-        let Some(shown) = kept.get_mut(&tenant).and_then(|shelf| shelf.running.remove(id)) else { return };
-        let told = StoredResponse::new(reply, shown.items.clone(), shown.n_own, shown.run.clone());
-        self.put(&mut kept, tenant, id.to_owned(), told, room);
+        let Some(shown) = kept.get_mut(&tenant).and_then(|store| store.running.remove(id)) else { return };
+        let response = StoredResponse::new(reply, shown.items.clone(), shown.n_own, shown.run.clone());
+        self.put(&mut kept, tenant, id.to_owned(), response, room);
     }
 
     pub fn get(&self, tenant: TenantId, id: &str) -> Option<Arc<StoredResponse>> {
         let mut kept = self.kept();
         self.tidy(&mut kept, Instant::now());
-        let shelf = kept.get(&tenant)?;
-        shelf.responses.get(id).or_else(|| shelf.running.get(id)).cloned()
+        let store = kept.get(&tenant)?;
+        store.responses.get(id).or_else(|| store.running.get(id)).cloned()
     }
 
     /// Keeps a new conversation. Returns false if there is no room for it.
-    pub fn converse(&self, tenant: TenantId, id: String, read: ReadConversation) -> bool {
+    pub fn create_conversation(&self, tenant: TenantId, id: String, read: ReadConversation) -> bool {
         let n_items: usize = read.items.iter().map(|item| item.n_bytes()).sum();
         let Some(mut room) = self.reserve(tenant, read.metadata.len() + id.len() + n_items) else { return false };
         room.arrive();
         let mut kept = self.kept();
-        let shelf = kept.entry(tenant).or_default();
-        shelf.keep(id.clone(), room.n());
-        shelf.conversations.insert(id, Conversation::new(read, room));
+        let store = kept.entry(tenant).or_default();
+        store.keep(id.clone(), room.n());
+        store.conversations.insert(id, StoredConversation::new(read, room));
         self.tidy(&mut kept, Instant::now());
         true
     }
@@ -205,22 +205,22 @@ impl ResponseStore {
     }
 
     /// Returns the turn to continue a conversation: `Some(None)` while another response has it.
-    pub fn turn(&self, tenant: TenantId, id: &str) -> Option<Option<Turn>> {
+    pub fn turn(&self, tenant: TenantId, id: &str) -> Option<Option<ConversationTurn>> {
         let mut kept = self.kept();
-        kept.get_mut(&tenant)?.conversations.get_mut(id).map(Conversation::take_turn)
+        kept.get_mut(&tenant)?.conversations.get_mut(id).map(StoredConversation::take_turn)
     }
 
     /// Adds items to the end of a conversation: all of them, or none.
-    pub fn append(&self, tenant: TenantId, id: &str, items: Vec<StoredItem>) -> Result<(), NotChanged> {
+    pub fn append(&self, tenant: TenantId, id: &str, items: Vec<StoredItem>) -> Result<(), ChangeError> {
         let n_bytes = items.iter().map(StoredItem::n_bytes).sum();
         self.grow(tenant, id, n_bytes, |read| read.items.extend(items.into_iter().map(Arc::new)))
     }
 
-    pub fn describe(&self, tenant: TenantId, id: &str, metadata: Arc<str>) -> Result<(), NotChanged> {
+    pub fn set_metadata(&self, tenant: TenantId, id: &str, metadata: Arc<str>) -> Result<(), ChangeError> {
         let n_bytes = metadata.len();
         let mut n_before = 0;
         self.grow(tenant, id, n_bytes, |read| n_before = std::mem::replace(&mut read.metadata, metadata).len())?;
-        self.shrink(tenant, id, |_| Some(n_before)).map(drop).ok_or(NotChanged::Unknown)
+        self.shrink(tenant, id, |_| Some(n_before)).map(drop).ok_or(ChangeError::Unknown)
     }
 
     /// Returns whether an item was there to be forgotten, or None without such a conversation.
@@ -234,18 +234,18 @@ impl ResponseStore {
         id: &str,
         n_bytes: usize,
         change: impl FnOnce(&mut ReadConversation),
-    ) -> Result<(), NotChanged> {
+    ) -> Result<(), ChangeError> {
         // The conversation itself is the last to be forgotten for its own growth.
-        if !self.kept().get_mut(&tenant).is_some_and(|shelf| shelf.touch(id)) {
-            return Err(NotChanged::Unknown);
+        if !self.kept().get_mut(&tenant).is_some_and(|store| store.touch(id)) {
+            return Err(ChangeError::Unknown);
         }
-        let mut more = self.reserve(tenant, n_bytes).ok_or(NotChanged::NoRoom)?;
+        let mut more = self.reserve(tenant, n_bytes).ok_or(ChangeError::NoRoom)?;
         let mut kept = self.kept();
-        let shelf = kept.get_mut(&tenant).ok_or(NotChanged::NoRoom)?;
-        let conversation = shelf.conversations.get_mut(id).ok_or(NotChanged::NoRoom)?;
+        let store = kept.get_mut(&tenant).ok_or(ChangeError::NoRoom)?;
+        let conversation = store.conversations.get_mut(id).ok_or(ChangeError::NoRoom)?;
         more.arrive();
         more.give(ENTRY_BYTES);
-        shelf.n_bytes += more.n();
+        store.n_bytes += more.n();
         conversation.room.join(more);
         change(&mut conversation.read);
         Ok(())
@@ -256,13 +256,13 @@ impl ResponseStore {
         &self,
         tenant: TenantId,
         id: &str,
-        change: impl FnOnce(&mut Conversation) -> Option<usize>,
+        change: impl FnOnce(&mut StoredConversation) -> Option<usize>,
     ) -> Option<bool> {
         let mut kept = self.kept();
-        let shelf = kept.get_mut(&tenant)?;
-        let conversation = shelf.conversations.get_mut(id)?;
+        let store = kept.get_mut(&tenant)?;
+        let conversation = store.conversations.get_mut(id)?;
         let n_free = change(conversation);
-        shelf.n_bytes -= conversation.room.give(n_free.unwrap_or(0));
+        store.n_bytes -= conversation.room.give(n_free.unwrap_or(0));
         Some(n_free.is_some())
     }
 
@@ -270,27 +270,27 @@ impl ResponseStore {
     pub fn forget(&self, tenant: TenantId, id: &str) -> bool {
         let mut kept = self.kept();
         self.tidy(&mut kept, Instant::now());
-        let is_gone = kept.get_mut(&tenant).is_some_and(|shelf| shelf.forget(id));
-        kept.retain(|_, shelf| !shelf.is_empty());
+        let is_gone = kept.get_mut(&tenant).is_some_and(|store| store.forget(id));
+        kept.retain(|_, store| !store.is_empty());
         is_gone
     }
 
     /// Forgets entries that are too old, and those beyond the limits.
-    fn tidy(&self, kept: &mut HashMap<TenantId, Shelf>, now: Instant) {
-        for shelf in kept.values_mut() {
-            while shelf.order.front().is_some_and(|(at, _)| now.duration_since(*at) >= self.limits.age_max) {
-                shelf.forget_first();
+    fn tidy(&self, kept: &mut HashMap<TenantId, TenantStore>, now: Instant) {
+        for store in kept.values_mut() {
+            while store.order.front().is_some_and(|(at, _)| now.duration_since(*at) >= self.limits.age_max) {
+                store.forget_first();
             }
         }
-        while kept.values().map(|shelf| shelf.order.len()).sum::<usize>() > self.limits.responses_max {
-            let Some(largest) = kept.values_mut().max_by_key(|shelf| shelf.order.len()) else { break };
+        while kept.values().map(|store| store.order.len()).sum::<usize>() > self.limits.responses_max {
+            let Some(largest) = kept.values_mut().max_by_key(|store| store.order.len()) else { break };
             largest.forget_first();
         }
-        kept.retain(|_, shelf| !shelf.is_empty());
+        kept.retain(|_, store| !store.is_empty());
     }
 }
 
-impl Shelf {
+impl TenantStore {
     /// Counts something of this many bytes as the newest.
     fn keep(&mut self, id: String, n_bytes: usize) {
         self.n_bytes += n_bytes;
@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_the_most_loses_its_oldest() {
+    fn tenant_with_most_bytes_loses_its_oldest() {
         let store = store(100, 10 * 2 * ENTRY_BYTES + 100);
         assert!(keep(&store, BOB, "b", 1));
         for i in 0..30 {
@@ -388,16 +388,16 @@ mod tests {
     }
 
     #[test]
-    fn what_is_under_way_counts_for_who_asked_it() {
+    fn reserved_room_counts_for_its_tenant() {
         let store = store(100, 20 * ENTRY_BYTES);
         assert!(keep(&store, BOB, "b1", 0) && keep(&store, BOB, "b2", 0));
         // Alice sends many requests at once, and none has ended: Bob's entries stay, and half of the room is left to
         // others.
-        let asked: Vec<_> = (0..100).filter_map(|_| store.reserve(ALICE, 0)).collect();
-        assert_eq!((asked.len(), has(&store, BOB, &["b1", "b2"])), (10, vec![true, true]));
+        let reserved: Vec<_> = (0..100).filter_map(|_| store.reserve(ALICE, 0)).collect();
+        assert_eq!((reserved.len(), has(&store, BOB, &["b1", "b2"])), (10, vec![true, true]));
         assert!(keep(&store, BOB, "b3", 0) && keep(&store, BOB, "b4", 0));
         assert_eq!(has(&store, BOB, &["b1", "b2", "b3", "b4"]), [true; 4]);
-        drop(asked);
+        drop(reserved);
         assert_eq!((store.kept()[&BOB].n_under_way(), store.n_bytes.load(Relaxed)), (0, 4 * (2 * ENTRY_BYTES + 2)));
         assert!(keep(&store, ALICE, "a1", 0));
     }

@@ -34,7 +34,7 @@ impl BackgroundRun {
     }
 
     /// Adds events, each as it is sent.
-    pub fn tell(&self, events: Vec<String>) {
+    pub fn append(&self, events: Vec<String>) {
         self.log.send_modify(|log| {
             for event in events {
                 log.text.push_str(&event);
@@ -44,7 +44,7 @@ impl BackgroundRun {
     }
 
     /// Marks the response as over, with this end. No event follows.
-    pub fn over(&self, end: &'static str) {
+    pub fn finish(&self, end: &'static str) {
         self.log.send_modify(|log| log.end = Some(end));
     }
 
@@ -96,7 +96,7 @@ mod tests {
     fn events_are_read_from_anywhere() {
         let run = BackgroundRun::new(true);
         assert_eq!(run.log().borrow().behind(0), ("", 0));
-        run.tell(vec!["a".into(), "bc".into(), "x".repeat(BYTES_AT_ONCE_MAX + 1), "d".into()]);
+        run.append(vec!["a".into(), "bc".into(), "x".repeat(BYTES_AT_ONCE_MAX + 1), "d".into()]);
         let log = run.log();
         let log = log.borrow();
         assert_eq!(log.behind(0), ("abc", 2));

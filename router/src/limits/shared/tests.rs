@@ -22,16 +22,16 @@ impl Router {
     }
 
     fn tenant(&self) -> Arc<TenantLimits> {
-        self.keys.of(self.keys.tenant("ka").unwrap())
+        self.keys.tenant_limits(self.keys.tenant("ka").unwrap())
     }
 
-    fn asks(&mut self, n: u32) {
+    fn request(&mut self, n: u32) {
         let tenant = self.tenant();
         self.granted += (0..n).filter(|_| tenant.enter(SECOND).is_ok()).count() as u32;
     }
 
     fn claim(&self) -> u32 {
-        self.shared.tenants.values().next().map_or(0, |divided| divided.said.claim)
+        self.shared.tenants.values().next().map_or(0, |divided| divided.report.claim)
     }
 }
 
@@ -41,10 +41,10 @@ fn alone(seconds: u32) -> f64 {
 }
 
 /// Passes a second: each router receives so many requests, in ten portions, and then looks.
-async fn second(routers: &mut [Router], asked: &[u32]) {
+async fn run_second(routers: &mut [Router], demands: &[u32]) {
     for _ in 0..10 {
-        for (router, n) in routers.iter_mut().zip(asked) {
-            router.asks(n / 10);
+        for (router, n) in routers.iter_mut().zip(demands) {
+            router.request(n / 10);
         }
         tokio::time::advance(SECOND / 10).await;
     }
@@ -55,7 +55,7 @@ async fn second(routers: &mut [Router], asked: &[u32]) {
 
 async fn after_two_looks(routers: &mut [Router]) {
     for _ in 0..3 {
-        second(routers, &[]).await;
+        run_second(routers, &[]).await;
     }
 }
 
@@ -70,13 +70,13 @@ fn granted(routers: &[Router]) -> u32 {
 }
 
 /// Checks `n` routers over three minutes. `asked` returns how many requests each receives in each second.
-async fn check(n: usize, asked: impl Fn(usize, u32) -> u32) {
+async fn check(n: usize, demand: impl Fn(usize, u32) -> u32) {
     let store = MemoryStore::starting_at(1);
     let mut routers: Vec<Router> = (0..n).map(|i| Router::start(&store, &format!("r{i}"))).collect();
     after_two_looks(&mut routers).await;
     for at in 0..180 {
-        let asked: Vec<u32> = (0..n).map(|i| asked(i, at)).collect();
-        second(&mut routers, &asked).await;
+        let demands: Vec<u32> = (0..n).map(|i| demand(i, at)).collect();
+        run_second(&mut routers, &demands).await;
     }
     within_a_tenth(granted(&routers), alone(180));
 }
@@ -99,7 +99,7 @@ async fn while_the_store_is_away_each_router_keeps_its_last_share() {
     let mut routers = vec![Router::start(&near, "near"), Router::start(&far, "far")];
     for _ in 0..20 {
         far.look(|_| false);
-        second(&mut routers, &[100, 50]).await;
+        run_second(&mut routers, &[100, 50]).await;
     }
     let before = [routers[0].claim(), routers[1].claim()];
     assert!(before.iter().all(|claim| *claim > SHARE_ONE / 4), "{before:?}");
@@ -107,7 +107,7 @@ async fn while_the_store_is_away_each_router_keeps_its_last_share() {
     routers.iter_mut().for_each(|router| router.granted = 0);
     for _ in 0..60 {
         // The other clients have gone, and the router that is cut off cannot see which router takes its part.
-        second(&mut routers[1..], &[100]).await;
+        run_second(&mut routers[1..], &[100]).await;
     }
     assert_eq!(routers[1].claim(), before[1]);
     within_a_tenth(granted(&routers), f64::from(REQUESTS_A_MINUTE) * f64::from(before[1]) / f64::from(SHARE_ONE));
@@ -119,17 +119,17 @@ async fn a_lost_routers_share_comes_back_and_a_new_one_gets_its_own() {
     let mut routers: Vec<Router> = ["a", "b"].map(|name| Router::start(&store, name)).into();
     after_two_looks(&mut routers).await;
     for _ in 0..30 {
-        second(&mut routers, &[100, 100]).await;
+        run_second(&mut routers, &[100, 100]).await;
     }
     // The router is dropped, as when its lease has lapsed.
     let lost = routers.pop().unwrap().granted;
     for _ in 0..60 {
-        second(&mut routers, &[100]).await;
+        run_second(&mut routers, &[100]).await;
     }
     assert_eq!(routers[0].claim(), SHARE_ONE);
     routers.push(Router::start(&store, "c"));
     for _ in 0..90 {
-        second(&mut routers, &[100, 100]).await;
+        run_second(&mut routers, &[100, 100]).await;
     }
     assert!(routers[1].claim() > SHARE_ONE / 3, "{}", routers[1].claim());
     within_a_tenth(granted(&routers) + lost, alone(30 + 60 + 90));
@@ -141,15 +141,15 @@ async fn nothing_is_written_while_nothing_changes_and_once_a_second_at_most() {
     let mut routers: Vec<Router> = ["a", "b"].map(|name| Router::start(&store, name)).into();
     after_two_looks(&mut routers).await;
     for _ in 0..20 {
-        second(&mut routers, &[20, 20]).await;
+        run_second(&mut routers, &[20, 20]).await;
     }
     let before = store.revision();
     for _ in 0..60 {
-        second(&mut routers, &[20, 20]).await;
+        run_second(&mut routers, &[20, 20]).await;
     }
     assert_eq!(store.revision(), before, "steady use is no news");
     for at in 0..60 {
-        second(&mut routers, &[at % 7 * 100, at % 5 * 100]).await;
+        run_second(&mut routers, &[at % 7 * 100, at % 5 * 100]).await;
     }
     assert!(store.revision() - before <= 2 * 60, "{}", store.revision() - before);
     assert!(granted(&routers) > 1000);
@@ -164,25 +164,25 @@ async fn of_more_tenants_than_a_value_holds_each_router_grants_all() {
     let mut shared = SharedQuotas::new(&keys, store.post("own"));
     (0..4).for_each(|_| shared.look());
     assert!(other.others()["own"].len() < 64 << 10, "{}", other.others()["own"].len());
-    let may_ask = (0..TENANTS_MAX + 5).filter(|i| {
-        let tenant = keys.of(keys.tenant(&format!("k{i}")).unwrap());
+    let admitted = (0..TENANTS_MAX + 5).filter(|i| {
+        let tenant = keys.tenant_limits(keys.tenant(&format!("k{i}")).unwrap());
         tenant.enter(SECOND).is_ok()
     });
-    assert_eq!(may_ask.count(), TENANTS_MAX + 5, "nobody is left without a share");
+    assert_eq!(admitted.count(), TENANTS_MAX + 5, "nobody is left without a share");
 }
 
 #[test]
-fn what_is_said_is_read_and_what_is_nonsense_says_nothing() {
-    let said = Said { claim: 7, wish: SHARE_ONE, used: [1, 2 * SHARE_ONE] };
-    assert_eq!(Said::read(&said.json()), Some(said));
+fn reports_round_trip_and_nonsense_is_ignored() {
+    let report = TenantReport { claim: 7, demand: SHARE_ONE, used: [1, 2 * SHARE_ONE] };
+    assert_eq!(TenantReport::read(&report.to_json()), Some(report));
     let text = format!(
         "{{\"{}\": {}, \"x\": [1, 2, 3, 4], \"0000000000000002\": [1, -2, 3, 4]}}",
         id_text(TenantId(1)),
-        said.json()
+        report.to_json()
     );
-    assert_eq!(read(&text), [(TenantId(1), said)].into());
+    assert_eq!(read(&text), [(TenantId(1), report)].into());
     for nonsense in ["", "[]", "{\"01\": 7}", "{\"01\": [1, 2, 3]}", "{\"01\": [1, 2, 3, 4, 5]}"] {
         assert_eq!(read(nonsense), BTreeMap::new(), "{nonsense}");
     }
-    assert_eq!(Said::read(&json!([u32::MAX, u32::MAX, 0, 0])).map(|said| said.claim), Some(SHARE_ONE));
+    assert_eq!(TenantReport::read(&json!([u32::MAX, u32::MAX, 0, 0])).map(|parsed| parsed.claim), Some(SHARE_ONE));
 }

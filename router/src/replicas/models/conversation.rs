@@ -39,10 +39,10 @@ pub(super) fn read(chat: v1::Chat) -> Result<ReadChat, Refusal> {
     let continued = chat.continue_final_message;
     let (shown, tools) = tools(&chat.tools)?;
     let choice = choice(chat.tool_choice.unwrap_or_default(), &tools)?;
-    let is_told = choice != ToolChoice::None && !shown.is_empty();
+    let has_tools = choice != ToolChoice::None && !shown.is_empty();
     let conversation = Conversation {
-        messages: chat.messages.into_iter().enumerate().map(|(i, said)| message(i, said)).collect::<Result<_, _>>()?,
-        tools: is_told.then(|| Value::Array(shown)),
+        messages: chat.messages.into_iter().enumerate().map(|(i, chat_message)| message(i, chat_message)).collect::<Result<_, _>>()?,
+        tools: has_tools.then(|| Value::Array(shown)),
         documents: documents(&chat.documents)?,
         variables: variables(&chat.template_variables)?,
         add_generation_prompt: chat.add_generation_prompt.unwrap_or(!continued),
@@ -50,7 +50,7 @@ pub(super) fn read(chat: v1::Chat) -> Result<ReadChat, Refusal> {
     };
     Ok(ReadChat {
         conversation,
-        tools: if is_told { tools } else { Tools::default() },
+        tools: if has_tools { tools } else { Tools::default() },
         choice,
         is_parallel: chat.parallel_tool_calls.unwrap_or(true),
         includes_reasoning: chat.include_reasoning.unwrap_or(true),
@@ -61,12 +61,12 @@ pub(super) fn read(chat: v1::Chat) -> Result<ReadChat, Refusal> {
 }
 
 /// Returns the tools as a template shows them, and as a dialect reads their calls.
-fn tools(said: &[String]) -> Result<(Vec<Value>, Tools), Refusal> {
-    if said.len() > TOOLS_MAX {
-        return Err(Refusal::invalid("tools", format!("{} are more than {TOOLS_MAX}", said.len())));
+fn tools(texts: &[String]) -> Result<(Vec<Value>, Tools), Refusal> {
+    if texts.len() > TOOLS_MAX {
+        return Err(Refusal::invalid("tools", format!("{} are more than {TOOLS_MAX}", texts.len())));
     }
     let (mut shown, mut read): (Vec<Value>, Vec<Tool>) = (Vec::new(), Vec::new());
-    for (i, text) in said.iter().enumerate() {
+    for (i, text) in texts.iter().enumerate() {
         let value = json_of(&format!("tools[{i}]"), text)?;
         let one = tool(i, &value)?;
         if read.iter().any(|other| other.name == one.name) {
@@ -99,18 +99,18 @@ fn tool(i: usize, value: &Value) -> Result<Tool, Refusal> {
     Ok(Tool { name: name.to_owned(), parameters, strict })
 }
 
-fn choice(said: v1::ToolChoice, tools: &Tools) -> Result<ToolChoice, Refusal> {
-    let is_named = !said.name.is_empty();
-    let needs_tool = said.mode() == Mode::Required;
+fn choice(requested: v1::ToolChoice, tools: &Tools) -> Result<ToolChoice, Refusal> {
+    let is_named = !requested.name.is_empty();
+    let needs_tool = requested.mode() == Mode::Required;
     if needs_tool && tools.is_empty() {
         return Err(Refusal::invalid("tool_choice", "needs `tools`, and there are none"));
     }
-    if is_named && (!needs_tool || tools.get(&said.name).is_none()) {
+    if is_named && (!needs_tool || tools.get(&requested.name).is_none()) {
         return Err(Refusal::invalid("tool_choice", "names a function that is none of `tools`"));
     }
-    Ok(match said.mode() {
+    Ok(match requested.mode() {
         Mode::None => ToolChoice::None,
-        Mode::Required if is_named => ToolChoice::Named(said.name),
+        Mode::Required if is_named => ToolChoice::Named(requested.name),
         Mode::Required => ToolChoice::Required,
         Mode::Auto | Mode::Unspecified => ToolChoice::Auto,
     })
@@ -118,12 +118,12 @@ fn choice(said: v1::ToolChoice, tools: &Tools) -> Result<ToolChoice, Refusal> {
 
 /// Returns a message in transformers' form: arguments are objects, and absent values have no member. The content always
 /// has one, because templates read it without a check.
-fn message(i: usize, said: v1::ChatMessage) -> Result<Value, Refusal> {
-    let v1::ChatMessage { role, content, tool_calls, tool_call_id, name, reasoning } = said;
+fn message(i: usize, chat_message: v1::ChatMessage) -> Result<Value, Refusal> {
+    let v1::ChatMessage { role, content, tool_calls, tool_call_id, name, reasoning } = chat_message;
     if !ROLES.contains(&role.as_str()) {
         return Err(Refusal::invalid("chat", format!("messages[{i}].role must be one of {}", ROLES.join(", "))));
     }
-    let calls = tool_calls.into_iter().enumerate().map(|(j, said)| call(i, j, said));
+    let calls = tool_calls.into_iter().enumerate().map(|(j, tool_call)| call(i, j, tool_call));
     let calls: Vec<Value> = calls.collect::<Result<_, _>>()?;
     let mut message = Map::from_iter([("role".to_owned(), role.into()), ("content".to_owned(), content.into())]);
     let members = [
@@ -140,32 +140,32 @@ fn text(text: String) -> Option<Value> {
     Some(text).filter(|text| !text.is_empty()).map(Value::String)
 }
 
-fn call(i: usize, j: usize, said: v1::ToolCall) -> Result<Value, Refusal> {
+fn call(i: usize, j: usize, tool_call: v1::ToolCall) -> Result<Value, Refusal> {
     let field = format!("messages[{i}].tool_calls[{j}].function.arguments");
-    let arguments = match said.arguments.trim().is_empty() {
+    let arguments = match tool_call.arguments.trim().is_empty() {
         true => Value::Object(Map::new()),
-        false => json_of(&field, &said.arguments)?,
+        false => json_of(&field, &tool_call.arguments)?,
     };
-    let function = json!({ "name": said.name, "arguments": arguments });
-    Ok(json!({ "id": said.id, "type": "function", "function": function }))
+    let function = json!({ "name": tool_call.name, "arguments": arguments });
+    Ok(json!({ "id": tool_call.id, "type": "function", "function": function }))
 }
 
-fn documents(said: &str) -> Result<Option<Value>, Refusal> {
-    if said.is_empty() {
+fn documents(source: &str) -> Result<Option<Value>, Refusal> {
+    if source.is_empty() {
         return Ok(None);
     }
-    match json_of("documents", said)? {
+    match json_of("documents", source)? {
         Value::Array(all) if all.iter().all(Value::is_object) => Ok(Some(all.into())),
         _ => Err(Refusal::invalid("documents", "must be a list of objects")),
     }
 }
 
-fn variables(said: &str) -> Result<Map<String, Value>, Refusal> {
+fn variables(source: &str) -> Result<Map<String, Value>, Refusal> {
     const FIELD: &str = "chat_template_kwargs";
-    if said.is_empty() {
+    if source.is_empty() {
         return Ok(Map::new());
     }
-    let Value::Object(variables) = json_of(FIELD, said)? else {
+    let Value::Object(variables) = json_of(FIELD, source)? else {
         return Err(Refusal::invalid(FIELD, "must be an object"));
     };
     match TEMPLATE_NAMES.iter().find(|name| variables.contains_key(**name)) {
@@ -203,8 +203,8 @@ mod tests {
     #[test]
     fn what_is_wrong_is_named() {
         let check = |change: fn(&mut v1::Chat), part: &str| {
-            let told = refused(change);
-            assert!(told.contains(part), "{told}, expected {part}");
+            let error = refused(change);
+            assert!(error.contains(part), "{error}, expected {part}");
         };
         check(|chat| chat.messages.clear(), "no messages");
         check(|chat| chat.tools = vec!["{".into()], "tools[0]: is not JSON");
@@ -220,25 +220,25 @@ mod tests {
         check(|chat| chat.template_variables = r#"{"tools": []}"#.into(), "`tools` comes from");
         check(|chat| chat.documents = "[1]".into(), "documents");
         let call = v1::ToolCall { id: "1".into(), name: "f".into(), arguments: "{\"a\":".into() };
-        let told = refused(|chat| chat.messages[0].tool_calls = vec![call]);
-        assert!(told.contains("messages[0].tool_calls[0].function.arguments: is not JSON"), "{told}");
+        let error = refused(|chat| chat.messages[0].tool_calls = vec![call]);
+        assert!(error.contains("messages[0].tool_calls[0].function.arguments: is not JSON"), "{error}");
     }
 
     #[test]
     fn arguments_are_objects_and_absent_members_are_absent() {
         let call = v1::ToolCall { id: "a1".into(), name: "f".into(), arguments: "{\"x\": 1}".into() };
-        let said = v1::ChatMessage { role: "assistant".into(), tool_calls: vec![call], ..v1::ChatMessage::default() };
+        let chat_message = v1::ChatMessage { role: "assistant".into(), tool_calls: vec![call], ..v1::ChatMessage::default() };
         let function = json!({ "name": "f", "arguments": { "x": 1 } });
         let expected = json!({
             "role": "assistant", "content": "",
             "tool_calls": [{ "id": "a1", "type": "function", "function": function }],
         });
-        assert_eq!(message(0, said).unwrap(), expected);
+        assert_eq!(message(0, chat_message).unwrap(), expected);
         assert_eq!(message(0, user()).unwrap(), json!({ "role": "user", "content": "Hi" }));
     }
 
     #[test]
-    fn a_model_that_shall_not_call_is_told_no_tools() {
+    fn tool_choice_none_hides_the_tools() {
         let tool_choice = Some(v1::ToolChoice { mode: Mode::None.into(), name: String::new() });
         let chat = v1::Chat { messages: vec![user()], tools: vec![function("a")], tool_choice, ..v1::Chat::default() };
         let read = read(chat).unwrap();

@@ -26,21 +26,21 @@ pub type RouteTable = BTreeMap<String, Vec<Share>>;
 /// A version's share of the requests for a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Share {
-    pub of: Pattern,
+    pub of: VersionPattern,
     pub weight: u32,
 }
 
 /// Selects versions by their replicas' model name, and where that does not suffice, by digest.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Pattern {
+pub struct VersionPattern {
     pub model: String,
     /// The beginning of the digest, as `/cluster` shows it. Empty: any digest.
     pub digest: String,
 }
 
-impl Pattern {
-    pub fn named(model: &str) -> Pattern {
-        Pattern { model: model.into(), digest: String::new() }
+impl VersionPattern {
+    pub fn named(model: &str) -> VersionPattern {
+        VersionPattern { model: model.into(), digest: String::new() }
     }
 
     /// Returns, among several matching versions, the ready one that most replicas have, and of equals the first: so one
@@ -64,7 +64,7 @@ impl Pattern {
     }
 }
 
-impl Display for Pattern {
+impl Display for VersionPattern {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.digest.as_str() {
             "" => f.write_str(&self.model),
@@ -150,7 +150,7 @@ fn share_of(word: &str) -> Result<Share, String> {
     if version.contains('@') && (digest.is_empty() || !digest.bytes().all(|byte| byte.is_ascii_hexdigit())) {
         return Err(format!("`{digest}` is no beginning of a policy digest, as `lockstep status` shows them"));
     }
-    let of = Pattern { model: model.into(), digest: digest.to_ascii_lowercase() };
+    let of = VersionPattern { model: model.into(), digest: digest.to_ascii_lowercase() };
     Ok(Share { of, weight })
 }
 

@@ -7,9 +7,9 @@
 
 use crate::board::pick::VersionId;
 use crate::link::versions::Version;
-use crate::link::view::Replica;
+use crate::link::view::ReplicaInfo;
 use crate::refusal::{NoResume, Refusal};
-use crate::replicas::models::routes::{ModelRoutes, Pattern, RouteTable, Share, heaviest, route};
+use crate::replicas::models::routes::{ModelRoutes, VersionPattern, RouteTable, Share, heaviest, route};
 use crate::replicas::models::text::ModelText;
 use crate::replicas::pool::Replicas;
 use proto::v1;
@@ -58,7 +58,7 @@ pub struct ModelTable {
 
 /// How one of several versions is chosen.
 #[derive(Clone, Copy, Debug)]
-pub enum VersionBy {
+pub enum VersionSelector {
     /// By a request's key: the same key gets the same version.
     Key(u64),
     /// By the digest of a resumed stream: no other version would give the same tokens.
@@ -74,7 +74,7 @@ pub struct ResolvedModel {
     pub name: String,
     pub text: Arc<ModelText>,
     /// A replica that serves it.
-    pub replica: Arc<Replica>,
+    pub replica: Arc<ReplicaInfo>,
     /// The version that may answer. None: any, because there is one model.
     pub version: Option<VersionId>,
     pub is_ready: bool,
@@ -107,24 +107,24 @@ impl ModelTable {
         self.has_any_name || self.names.iter().any(|known| known == name)
     }
 
-    fn is_one(&self, table: &RouteTable) -> bool {
+    fn has_one_model(&self, table: &RouteTable) -> bool {
         self.texts.others.is_empty() && table.is_empty()
     }
 
     /// Finds the model for a request, with its text.
-    pub fn model(&self, asked: &str, by: VersionBy, replicas: &Replicas) -> Result<ResolvedModel, Refusal> {
+    pub fn model(&self, requested: &str, by: VersionSelector, replicas: &Replicas) -> Result<ResolvedModel, Refusal> {
         let table = self.routes.table();
-        if self.is_one(&table) {
-            return self.one(asked, replicas);
+        if self.has_one_model(&table) {
+            return self.only_model(requested, replicas);
         }
         let versions = replicas.versions();
-        self.tell_strangers(&table, &versions);
-        let (name, shares) = self.shares(&table, asked).ok_or_else(|| self.unknown(&table, asked))?;
+        self.warn_strangers(&table, &versions);
+        let (name, shares) = self.shares(&table, requested).ok_or_else(|| self.unknown_model(&table, requested))?;
         let version = match by {
-            VersionBy::Key(key) => route(&shares, &versions, key),
-            VersionBy::Weight => heaviest(&shares, &versions),
-            VersionBy::Digest(digest) => {
-                let version = self.under(&table, &shares, &versions, digest);
+            VersionSelector::Key(key) => route(&shares, &versions, key),
+            VersionSelector::Weight => heaviest(&shares, &versions),
+            VersionSelector::Digest(digest) => {
+                let version = self.version_of_digest(&table, &shares, &versions, digest);
                 if version.is_none() && !replicas.is_any_away() {
                     return Err(NoResume::OtherPolicy.into());
                 }
@@ -139,7 +139,7 @@ impl ModelTable {
 
     /// A version that gives the same tokens, whatever its weight is by now: the route may have changed while the stream
     /// ran.
-    fn under<'a>(
+    fn version_of_digest<'a>(
         &self,
         table: &RouteTable,
         shares: &[Share],
@@ -153,31 +153,31 @@ impl ModelTable {
     }
 
     /// The model if there is only one, whatever name its replicas have for it.
-    fn one(&self, asked: &str, replicas: &Replicas) -> Result<ResolvedModel, Refusal> {
+    fn only_model(&self, requested: &str, replicas: &Replicas) -> Result<ResolvedModel, Refusal> {
         let replica = replicas.any().ok_or_else(|| replicas.refusal())?;
         let name = self.names.first().unwrap_or(&replica.model).clone();
-        if !asked.is_empty() && asked != replica.model && !self.is_main(asked) {
-            return Err(refused(asked, vec![name]));
+        if !requested.is_empty() && requested != replica.model && !self.is_main(requested) {
+            return Err(no_model(requested, vec![name]));
         }
         let is_ready = replicas.is_any_ready();
         Ok(ResolvedModel { name, text: self.texts.main.clone(), replica, version: None, is_ready })
     }
 
     /// The tokenizer and template alone, for requests that need no replica.
-    pub fn text(&self, asked: &str, replicas: &Replicas) -> Result<Arc<ModelText>, Refusal> {
+    pub fn text(&self, requested: &str, replicas: &Replicas) -> Result<Arc<ModelText>, Refusal> {
         let table = self.routes.table();
-        match self.model(asked, VersionBy::Weight, replicas) {
+        match self.model(requested, VersionSelector::Weight, replicas) {
             Ok(model) => Ok(model.text),
             Err(refusal @ Refusal::NoModel { .. }) => Err(refusal),
-            Err(refusal) if self.is_one(&table) => {
-                if asked.is_empty() || self.is_main(asked) {
+            Err(refusal) if self.has_one_model(&table) => {
+                if requested.is_empty() || self.is_main(requested) {
                     Ok(self.texts.main.clone())
                 } else {
                     Err(refusal)
                 }
             }
             Err(refusal) => {
-                let shares = self.shares(&table, asked).map(|(_, shares)| shares).unwrap_or_default();
+                let shares = self.shares(&table, requested).map(|(_, shares)| shares).unwrap_or_default();
                 let most = shares.iter().rev().max_by_key(|share| share.weight);
                 most.and_then(|share| self.text_of(&table, &share.of.model)).cloned().ok_or(refusal)
             }
@@ -185,17 +185,17 @@ impl ModelTable {
     }
 
     /// The name that replies carry, and the versions behind it.
-    fn shares<'a>(&'a self, table: &'a RouteTable, asked: &'a str) -> Option<(&'a str, Cow<'a, [Share]>)> {
-        let asked = if asked.is_empty() { self.names.first()? } else { asked };
-        if let Some(shares) = table.get(asked) {
-            return Some((asked, Cow::Borrowed(shares)));
+    fn shares<'a>(&'a self, table: &'a RouteTable, requested: &'a str) -> Option<(&'a str, Cow<'a, [Share]>)> {
+        let requested = if requested.is_empty() { self.names.first()? } else { requested };
+        if let Some(shares) = table.get(requested) {
+            return Some((requested, Cow::Borrowed(shares)));
         }
-        let alone = |model: &str| Share { of: Pattern::named(model), weight: 1 };
-        if self.texts.others.contains_key(asked) {
-            return Some((asked, Cow::Owned(vec![alone(asked)])));
+        let alone = |model: &str| Share { of: VersionPattern::named(model), weight: 1 };
+        if self.texts.others.contains_key(requested) {
+            return Some((requested, Cow::Owned(vec![alone(requested)])));
         }
         // The main model has several names: replicas may report any of them.
-        let served = self.names.first().filter(|_| self.is_main(asked))?;
+        let served = self.names.first().filter(|_| self.is_main(requested))?;
         Some((served, Cow::Owned(self.names.iter().map(|name| alone(name)).collect())))
     }
 
@@ -206,8 +206,8 @@ impl ModelTable {
         self.texts.others.get(model).or_else(|| is_main().then_some(&self.texts.main))
     }
 
-    fn unknown(&self, table: &RouteTable, asked: &str) -> Refusal {
-        refused(asked, self.all(table))
+    fn unknown_model(&self, table: &RouteTable, requested: &str) -> Refusal {
+        no_model(requested, self.all(table))
     }
 
     /// All names that a client may use, those of routes first.
@@ -221,10 +221,10 @@ impl ModelTable {
         names
     }
 
-    fn tell_strangers(&self, table: &RouteTable, versions: &[Version]) {
+    fn warn_strangers(&self, table: &RouteTable, versions: &[Version]) {
         for version in versions.iter().filter(|version| self.text_of(table, version.model()).is_none()) {
-            let mut told = self.strangers.lock().unwrap_or_else(PoisonError::into_inner);
-            if told.insert(version.id) {
+            let mut warned = self.strangers.lock().unwrap_or_else(PoisonError::into_inner);
+            if warned.insert(version.id) {
                 let (model, digest) = (version.model(), version.digest());
                 tracing::warn!(model, %digest, "gets no requests: neither --text nor a route names this model");
             }
@@ -234,7 +234,7 @@ impl ModelTable {
     /// All names, and the versions behind each.
     pub fn offers(&self, replicas: &Replicas) -> Vec<ModelOffer> {
         let table = self.routes.table();
-        if self.is_one(&table) {
+        if self.has_one_model(&table) {
             return self.one_offer(replicas).into_iter().collect();
         }
         let versions = replicas.versions();
@@ -268,21 +268,21 @@ impl ModelTable {
 
     /// The listed names, with the model of each. Names that no replica serves are left out.
     pub fn listed(&self, replicas: &Replicas) -> Vec<(String, ResolvedModel)> {
-        let names = match self.is_one(&self.routes.table()) {
+        let names = match self.has_one_model(&self.routes.table()) {
             true if self.names.is_empty() => replicas.any().iter().map(|replica| replica.model.clone()).collect(),
             true => self.names.clone(),
             false => self.all(&self.routes.table()),
         };
         let listed = |name: String| {
-            let model = self.model(&name, VersionBy::Weight, replicas).ok()?;
+            let model = self.model(&name, VersionSelector::Weight, replicas).ok()?;
             Some((name, model))
         };
         names.into_iter().filter_map(listed).collect()
     }
 }
 
-fn refused(asked: &str, served: Vec<String>) -> Refusal {
-    let model = asked.chars().take(NAME_CHARS_MAX).collect();
+fn no_model(requested: &str, served: Vec<String>) -> Refusal {
+    let model = requested.chars().take(NAME_CHARS_MAX).collect();
     Refusal::NoModel { model, served: served.into_iter().take(NAMES_LISTED_MAX).collect() }
 }
 

@@ -70,7 +70,7 @@ impl Talk {
     }
 
     /// Returns the client's settings for the reading, for the request's fingerprint.
-    pub fn said(&self) -> String {
+    pub fn fingerprint_text(&self) -> String {
         format!("{:?} {} {}", self.choice, self.is_parallel, self.includes_reasoning)
     }
 }

@@ -1,9 +1,9 @@
 //! Routes as lines, and which version gets which key.
 
-use super::routes::{ModelRoutes, Pattern, Share, heaviest, route};
+use super::routes::{ModelRoutes, VersionPattern, Share, heaviest, route};
 use super::unserved::{RouteChange, UnservedVersions};
 use crate::link::versions::{Version, versions};
-use crate::link::view::{Replica, View};
+use crate::link::view::{ReplicaInfo, View};
 use proto::cluster as wire;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use types::PolicyDigest;
 
 fn view(model: &str, digest: u8, is_ready: bool) -> View {
-    let replica = Replica::for_test(model, PolicyDigest([digest; 32]));
+    let replica = ReplicaInfo::for_test(model, PolicyDigest([digest; 32]));
     let phase = if is_ready { wire::state::Phase::Ready } else { wire::state::Phase::Recovering };
     let state = Some(wire::State { phase: phase.into(), ..wire::State::default() });
     View { replica: Some(Arc::new(replica)), state, ..View::default() }
@@ -35,17 +35,17 @@ fn counts(shares: &[Share], versions: &[Version], n_keys: u64) -> Vec<usize> {
 #[test]
 fn replicas_of_one_name_and_one_digest_are_a_version() {
     let views = [view("a", 1, false), View::of("away"), view("a", 2, true), view("b", 1, true), view("a", 1, true)];
-    let told = versions(&views);
+    let found = versions(&views);
     let of =
         |version: &Version| (version.model().to_owned(), version.digest().0[0], version.n_ready, version.n_replicas);
-    let told: Vec<_> = told.iter().map(of).collect();
-    assert_eq!(told, [("a".into(), 1, 1, 2), ("a".into(), 2, 1, 1), ("b".into(), 1, 1, 1)]);
+    let summaries: Vec<_> = found.iter().map(of).collect();
+    assert_eq!(summaries, [("a".into(), 1, 1, 2), ("a".into(), 2, 1, 1), ("b".into(), 1, 1, 1)]);
 }
 
 #[test]
 fn lines_are_read_as_they_are_meant() {
     let share = |model: &str, digest: &str, weight| {
-        let of = Pattern { model: model.into(), digest: digest.into() };
+        let of = VersionPattern { model: model.into(), digest: digest.into() };
         Share { of, weight }
     };
     let check = |line: &str, expect: &[Share]| assert_eq!(shares(line), expect, "{line}");
@@ -131,7 +131,7 @@ fn the_ready_digest_that_most_have_answers_under_a_name_unless_a_route_names_one
 }
 
 #[test]
-fn a_version_that_nobody_serves_is_told_of_once_when_it_stays_so() {
+fn persistently_unserved_version_is_reported_once() {
     let routes = ModelRoutes::parse("chat=smollm2:90,smollm-2:10\nsoon=v3:1,v4:0\ndigest=smollm2@02").unwrap();
     let served = versions(&[view("smollm2", 1, false)]);
     let (mut unserved, start) = (UnservedVersions::default(), Instant::now());

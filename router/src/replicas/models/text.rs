@@ -45,13 +45,13 @@ pub struct ModelText {
 }
 
 /// An input as tokens. For a chat it also has how the answer is read.
-pub(crate) struct Encoded {
+pub(crate) struct EncodedInput {
     pub ids: Tokens,
     pub talk: Option<Talk>,
 }
 
 /// The characters `start..end` of a text that each of its tokens stands for.
-pub type Places = Vec<(usize, usize)>;
+pub type TokenSpans = Vec<(usize, usize)>;
 
 impl ModelText {
     pub fn of(checkpoint: &Checkpoint) -> checkpoint::Result<ModelText> {
@@ -102,20 +102,20 @@ impl ModelText {
 
     /// Returns an input's tokens. `add_special` is for plain text; a template writes its special tokens itself. `now`
     /// is the time for a template that reads it, in Unix seconds.
-    pub(crate) fn encode(&self, input: Input, add_special: bool, now: u64) -> Result<Encoded, Refusal> {
+    pub(crate) fn encode(&self, input: Input, add_special: bool, now: u64) -> Result<EncodedInput, Refusal> {
         Ok(self.encoded_of(input, add_special, now)?.0)
     }
 
     /// Returns the same, and where each token stands in the text. Token ids that were sent stand in no text.
-    pub(crate) fn encode_with_places(&self, input: Input, now: u64) -> Result<(Encoded, Option<Places>), Refusal> {
+    pub(crate) fn encode_with_places(&self, input: Input, now: u64) -> Result<(EncodedInput, Option<TokenSpans>), Refusal> {
         let (encoded, text) = self.encoded_of(input, true, now)?;
         let places = text.map(|text| self.tokenizer.places(&text, &encoded.ids));
         Ok((encoded, places))
     }
 
-    fn encoded_of(&self, input: Input, add_special: bool, now: u64) -> Result<(Encoded, Option<String>), Refusal> {
+    fn encoded_of(&self, input: Input, add_special: bool, now: u64) -> Result<(EncodedInput, Option<String>), Refusal> {
         let (field, text, talk) = match input {
-            Input::TokenIds(ids) => return Ok((Encoded { ids: self.checked(ids.ids)?, talk: None }, None)),
+            Input::TokenIds(ids) => return Ok((EncodedInput { ids: self.checked(ids.ids)?, talk: None }, None)),
             Input::Text(text) => ("text", text, None),
             Input::Chat(chat) => {
                 let (text, talk) = self.render(chat, now)?;
@@ -129,7 +129,7 @@ impl ModelText {
         }
         // A tokenizer may know more tokens than the model has rows for.
         self.check_ids(field, &ids)?;
-        Ok((Encoded { ids, talk }, Some(text)))
+        Ok((EncodedInput { ids, talk }, Some(text)))
     }
 
     fn checked(&self, ids: Vec<Token>) -> Result<Tokens, Refusal> {
@@ -157,7 +157,7 @@ impl ModelText {
             None => self.fallback_template()?,
         };
         if let Some(effort) = read.effort.take() {
-            think(template, self.dialect, &mut read.conversation, effort)?;
+            apply_effort(template, self.dialect, &mut read.conversation, effort)?;
         }
         for (name, value) in &self.variables {
             read.conversation.variables.entry(name).or_insert_with(|| value.clone());
@@ -225,22 +225,22 @@ fn dialect_of(template: &ChatTemplate) -> Dialect {
 
 /// Sets how much the model is to think in the template's variables. A template that has only a switch gets it on or
 /// off. A template that reads no such variable would think as before.
-fn think(template: &ChatTemplate, dialect: Dialect, chat: &mut Conversation, effort: String) -> Result<(), Refusal> {
+fn apply_effort(template: &ChatTemplate, dialect: Dialect, chat: &mut Conversation, effort: String) -> Result<(), Refusal> {
     let is_none = effort == "none";
     // A model that does not think has no degrees of it.
-    let mut is_heeded = !dialect.has_thoughts();
+    let mut is_applied = !dialect.has_thoughts();
     for switch in SWITCHES.into_iter().filter(|switch| template.reads(switch)) {
         // A degree does not switch thoughts on if the client has switched them off.
-        let said = chat.variables.entry(switch).or_insert(true.into());
-        *said = (!is_none && *said != false).into();
-        is_heeded = true;
+        let value = chat.variables.entry(switch).or_insert(true.into());
+        *value = (!is_none && *value != false).into();
+        is_applied = true;
     }
     if template.reads(EFFORT) {
         chat.variables.insert(EFFORT.to_owned(), effort.into());
-        is_heeded = true;
+        is_applied = true;
     }
     let why = "is not read by the model's chat template (chat_template_kwargs may have its own word for it)";
-    if is_heeded { Ok(()) } else { Err(Refusal::invalid(EFFORT, why)) }
+    if is_applied { Ok(()) } else { Err(Refusal::invalid(EFFORT, why)) }
 }
 
 fn rendered(template: &ChatTemplate, read: &ReadChat, now: u64) -> Result<String, Refusal> {

@@ -12,11 +12,11 @@ const MISSED_MAX: Duration = Duration::from_secs(10);
 
 /// The versions that are missed now, by the route's name and the version as it is written there.
 #[derive(Default)]
-pub struct UnservedVersions(BTreeMap<(String, String), Missed>);
+pub struct UnservedVersions(BTreeMap<(String, String), MissedVersion>);
 
-struct Missed {
+struct MissedVersion {
     since: Instant,
-    is_told: bool,
+    is_reported: bool,
 }
 
 /// A change of one version of a name, reported once.
@@ -39,7 +39,7 @@ impl UnservedVersions {
         let mut changes = Vec::new();
         self.0.retain(|of, before| {
             let is_missed = missed.contains_key(of);
-            if !is_missed && before.is_told {
+            if !is_missed && before.is_reported {
                 let (name, version) = of.clone();
                 changes.push(RouteChange { name, version, is_served: true, like: None });
             }
@@ -47,9 +47,9 @@ impl UnservedVersions {
         });
         for ((name, version), share) in missed {
             let of = (name.clone(), version.clone());
-            let before = self.0.entry(of).or_insert(Missed { since: now, is_told: false });
-            if !before.is_told && now.duration_since(before.since) >= MISSED_MAX {
-                before.is_told = true;
+            let before = self.0.entry(of).or_insert(MissedVersion { since: now, is_reported: false });
+            if !before.is_reported && now.duration_since(before.since) >= MISSED_MAX {
+                before.is_reported = true;
                 changes.push(RouteChange { name, version, is_served: false, like: share.of.like(versions) });
             }
         }

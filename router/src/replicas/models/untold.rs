@@ -14,7 +14,7 @@ const BEHIND: &str = "To call a function, write a JSON object with its name and 
 pub(super) fn plain(chat: &Conversation, is_in_system: bool) -> Conversation {
     let mut messages: Vec<Value> = chat.messages.iter().map(plain_message).collect();
     if let Some(text) = chat.tools.as_ref().and_then(Value::as_array).map(|tools| instructions(tools)) {
-        tell(&mut messages, text, is_in_system);
+        insert_instructions(&mut messages, text, is_in_system);
     }
     Conversation { messages, tools: None, ..chat.clone() }
 }
@@ -30,11 +30,11 @@ fn instructions(tools: &[Value]) -> String {
     format!("{BEFORE}\n{}\n\n{BEHIND}", lines.join("\n"))
 }
 
-fn tell(messages: &mut Vec<Value>, text: String, is_in_system: bool) {
+fn insert_instructions(messages: &mut Vec<Value>, text: String, is_in_system: bool) {
     match messages.first_mut() {
         Some(first) if !is_in_system || first["role"] == "system" => {
-            let said = first["content"].as_str().unwrap_or_default();
-            first["content"] = format!("{text}\n\n{said}").into();
+            let content = first["content"].as_str().unwrap_or_default();
+            first["content"] = format!("{text}\n\n{content}").into();
         }
         _ => messages.insert(0, json!({ "role": "system", "content": text })),
     }
@@ -73,14 +73,14 @@ mod tests {
             ])
         };
         assert!(is_needed(&chat) && !is_needed(&Conversation::new(chat.messages[..1].to_vec())));
-        let told = plain(&chat, true);
-        assert!(told.tools.is_none());
-        assert_eq!(told.messages[0]["role"], "system");
-        assert!(told.messages[0]["content"].as_str().unwrap().contains("\n{\"name\":\"f\"}\n"));
-        assert_eq!(told.messages[1], chat.messages[0]);
+        let plain_chat = plain(&chat, true);
+        assert!(plain_chat.tools.is_none());
+        assert_eq!(plain_chat.messages[0]["role"], "system");
+        assert!(plain_chat.messages[0]["content"].as_str().unwrap().contains("\n{\"name\":\"f\"}\n"));
+        assert_eq!(plain_chat.messages[1], chat.messages[0]);
         let called = json!({ "role": "assistant", "content": "{\"name\":\"f\",\"arguments\":{\"x\":1}}" });
-        assert_eq!(told.messages[2], called);
-        assert_eq!(told.messages[3], json!({ "role": "user", "content": "The result of f:\n2" }));
+        assert_eq!(plain_chat.messages[2], called);
+        assert_eq!(plain_chat.messages[3], json!({ "role": "user", "content": "The result of f:\n2" }));
         // A template without system messages has them before the first of the user's.
         let folded = plain(&chat, false);
         assert_eq!((folded.messages.len(), &folded.messages[0]["role"]), (3, &json!("user")));

@@ -36,9 +36,9 @@ struct Guarded;
 impl TraceService for Guarded {
     async fn export(
         &self,
-        asked: tonic::Request<ExportTraceServiceRequest>,
+        request: tonic::Request<ExportTraceServiceRequest>,
     ) -> Result<Response<ExportTraceServiceResponse>, Status> {
-        let key = asked.metadata().get("x-key").and_then(|key| key.to_str().ok());
+        let key = request.metadata().get("x-key").and_then(|key| key.to_str().ok());
         if key == Some(KEY) {
             Ok(Response::new(ExportTraceServiceResponse::default()))
         } else {
@@ -68,13 +68,13 @@ async fn collectors(of: &Certified) -> [u16; 2] {
 async fn answer(listener: TcpListener, tls: TlsAcceptor) {
     while let Ok((stream, _)) = listener.accept().await {
         let Ok(mut stream) = tls.accept(stream).await else { continue };
-        let (mut heard, mut part) = (Vec::new(), [0; 1024]);
+        let (mut received, mut part) = (Vec::new(), [0; 1024]);
         // An empty batch has no body.
-        while !heard.ends_with(b"\r\n\r\n") {
+        while !received.ends_with(b"\r\n\r\n") {
             let n = stream.read(&mut part).await.unwrap();
-            heard.extend_from_slice(&part[..n]);
+            received.extend_from_slice(&part[..n]);
         }
-        let has_key = String::from_utf8(heard).unwrap().contains(&format!("\r\nx-key: {KEY}\r\n"));
+        let has_key = String::from_utf8(received).unwrap().contains(&format!("\r\nx-key: {KEY}\r\n"));
         let status = if has_key { "200 OK" } else { "401 Unauthorized" };
         let reply = format!("HTTP/1.1 {status}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
         stream.write_all(reply.as_bytes()).await.unwrap();
@@ -83,7 +83,7 @@ async fn answer(listener: TcpListener, tls: TlsAcceptor) {
 }
 
 #[tokio::test]
-async fn over_tls_whoever_is_believed_gets_the_key_and_nobody_else_anything() {
+async fn over_tls_only_trusted_collectors_get_the_key() {
     let certified = self::certified();
     let [by_grpc, by_http] = collectors(&certified).await;
     for (protocol, port) in [(Protocol::Grpc, by_grpc), (Protocol::Http, by_http)] {

@@ -9,10 +9,10 @@ mod pages;
 mod products;
 
 use super::isa::{Isa, Kernel, dispatch};
-use super::kv::{HEAD_DIM_MAX, Half, Kv, Rope, RopeStore};
+use super::kv::{HEAD_DIM_MAX, KvPlane, Kv, Rope, RopeStore};
 use super::lanes::{LANES, Lanes, Real};
 use super::math::exp;
-use super::memory::Shared;
+use super::memory::SharedPtr;
 use super::{Buffer, Cpu, Vector};
 use crate::{Attention, AttentionCall, Heads, Pass, PassSlice};
 use std::cell::RefCell;
@@ -45,7 +45,7 @@ impl Attention for Cpu {
         let qkv = qkv.rows(n_rows, heads.qkv_cols());
         let out = out.shared(n_rows, heads.n_heads * heads.head_dim);
         let n_items = n_items(pass, heads);
-        let attend = Attend { qkv, kv, call, sinks: sinks.map(|sinks| &**sinks), out };
+        let attend = AttentionJob { qkv, kv, call, sinks: sinks.map(|sinks| &**sinks), out };
         self.team.run(n_items, &|items| attend.run(self.config.isa, items));
     }
 }
@@ -59,14 +59,14 @@ const CHUNK_TILES: usize = CHUNK / TILE;
 const QUERIES_MAX: usize = 16;
 
 /// Attention of some items; an item is a KV head of a run of rows.
-pub(crate) struct Attend<'a> {
+pub(crate) struct AttentionJob<'a> {
     pub qkv: &'a [f32],
     pub kv: &'a Kv,
     pub call: &'a AttentionCall<'a>,
     /// [n_heads]
     pub sinks: Option<&'a [f32]>,
     /// [n_rows, n_heads * head_dim]
-    pub out: Shared<f32>,
+    pub out: SharedPtr<f32>,
 }
 
 /// Rows of a slice whose queries are walked together.
@@ -87,10 +87,10 @@ pub(crate) fn n_items(pass: &Pass<'_>, heads: &Heads) -> usize {
     pass.slices.iter().map(|slice| slice.rows.len().div_ceil(rows) * heads.n_kv_heads).sum()
 }
 
-impl Kernel for Items<'_> {
+impl Kernel for AttentionItems<'_> {
     #[inline(always)]
     fn run<L: Lanes>(self) {
-        let Items { attend, items, state } = self;
+        let AttentionItems { attend, items, state } = self;
         let AttentionCall { pass, heads, group, .. } = *attend.call;
         let (rows_max, n_kv_heads, tables) = (rows_per_item(heads), heads.n_kv_heads, pass.tables.group(group));
         let mut first = 0;
@@ -118,60 +118,60 @@ struct Query {
 }
 
 /// The largest score of some positions, the sum of their weights relative to it, and V weighted by these, per query.
-struct Weighted {
+struct WeightedValues {
     largest: [f32; QUERIES_MAX],
     sum: [f32; QUERIES_MAX],
     values: [[f32; HEAD_DIM_MAX]; QUERIES_MAX],
 }
 
-impl Weighted {
-    const EMPTY: Weighted =
-        Weighted { largest: [0.0; QUERIES_MAX], sum: [0.0; QUERIES_MAX], values: [[0.0; HEAD_DIM_MAX]; QUERIES_MAX] };
+impl WeightedValues {
+    const EMPTY: WeightedValues =
+        WeightedValues { largest: [0.0; QUERIES_MAX], sum: [0.0; QUERIES_MAX], values: [[0.0; HEAD_DIM_MAX]; QUERIES_MAX] };
 }
 
 /// What is kept of the positions so far, and room for one tile.
-struct State {
+struct AttentionState {
     /// The queries, as `products` reads them.
     queries: [f32; QUERIES_MAX * HEAD_DIM_MAX],
     scores: [[f32; TILE]; QUERIES_MAX],
     page: [f32; POSITIONS * HEAD_DIM_MAX],
-    tile: Weighted,
-    chunk: Weighted,
-    row: Weighted,
-    digits: int8::Digits,
+    tile: WeightedValues,
+    chunk: WeightedValues,
+    row: WeightedValues,
+    digits: int8::TileDigits,
 }
 
-impl State {
-    const EMPTY: State = State {
+impl AttentionState {
+    const EMPTY: AttentionState = AttentionState {
         queries: [0.0; QUERIES_MAX * HEAD_DIM_MAX],
         scores: [[0.0; TILE]; QUERIES_MAX],
         page: [0.0; POSITIONS * HEAD_DIM_MAX],
-        tile: Weighted::EMPTY,
-        chunk: Weighted::EMPTY,
-        row: Weighted::EMPTY,
-        digits: int8::Digits::EMPTY,
+        tile: WeightedValues::EMPTY,
+        chunk: WeightedValues::EMPTY,
+        row: WeightedValues::EMPTY,
+        digits: int8::TileDigits::EMPTY,
     };
 }
 
 thread_local! {
     /// Kept, because clearing 80 KB would cost as much as a short sequence.
-    static STATE: RefCell<State> = const { RefCell::new(State::EMPTY) };
+    static STATE: RefCell<AttentionState> = const { RefCell::new(AttentionState::EMPTY) };
 }
 
-impl Attend<'_> {
+impl AttentionJob<'_> {
     /// Computes some items; `items` is a part of `0..n_items`.
     pub fn run(&self, isa: Isa, items: Range<usize>) {
-        STATE.with_borrow_mut(|state| dispatch(isa, Items { attend: self, items, state }));
+        STATE.with_borrow_mut(|state| dispatch(isa, AttentionItems { attend: self, items, state }));
     }
 }
 
-struct Items<'a> {
-    attend: &'a Attend<'a>,
+struct AttentionItems<'a> {
+    attend: &'a AttentionJob<'a>,
     items: Range<usize>,
-    state: &'a mut State,
+    state: &'a mut AttentionState,
 }
 
-impl Attend<'_> {
+impl AttentionJob<'_> {
     /// Walks the heads of one KV head of some rows, at most `QUERIES_MAX` at a time.
     #[inline(always)]
     fn item<L: Lanes>(
@@ -180,7 +180,7 @@ impl Attend<'_> {
         blocks: &[BlockId],
         rows: Range<usize>,
         kv_head: usize,
-        state: &mut State,
+        state: &mut AttentionState,
     ) {
         let readers = readers(self.call.heads, kv_head);
         let mut queries = [Query::default(); QUERIES_MAX];
@@ -202,7 +202,7 @@ impl Attend<'_> {
 
     /// All tiles that a query sees, chunk by chunk.
     #[inline(always)]
-    fn walk<L: Lanes>(&self, queries: &[Query], blocks: &[BlockId], kv_head: usize, state: &mut State) {
+    fn walk<L: Lanes>(&self, queries: &[Query], blocks: &[BlockId], kv_head: usize, state: &mut AttentionState) {
         let seen = seen(queries);
         let n_lanes = self.call.heads.head_dim.next_multiple_of(LANES);
         let tiles = seen.start / TILE..seen.end.div_ceil(TILE);
@@ -236,21 +236,21 @@ impl Attend<'_> {
 
     /// scores = q · k * scale: [n_queries, positions of the tile]
     #[inline(always)]
-    fn score<L: Lanes>(&self, queries: &[Query], blocks: &[BlockId], kv_head: usize, tile: usize, state: &mut State) {
+    fn score<L: Lanes>(&self, queries: &[Query], blocks: &[BlockId], kv_head: usize, tile: usize, state: &mut AttentionState) {
         let n = queries.len();
         let (q, scores) = (&state.queries[..n * self.call.heads.head_dim], &mut state.scores[..n]);
         for (i, block) in blocks.iter().enumerate().skip(out_of_sight(queries, tile)) {
             let k = self.kv.page(self.call.layer, block.0, kv_head);
             match self.half::<L>(k, n, &mut state.page) {
-                Half::F32(k) => self.score_page::<L, f32>(q, k, i, scores),
-                Half::F16(k) => self.score_page::<L, u16>(q, k, i, scores),
+                KvPlane::F32(k) => self.score_page::<L, f32>(q, k, i, scores),
+                KvPlane::F16(k) => self.score_page::<L, u16>(q, k, i, scores),
             }
         }
     }
 
     /// Scores become e^(score - largest of the tile), 0 where a query does not see.
     #[inline(always)]
-    fn weigh<L: Lanes>(&self, queries: &[Query], tile: usize, state: &mut State) {
+    fn weigh<L: Lanes>(&self, queries: &[Query], tile: usize, state: &mut AttentionState) {
         for (i, query) in queries.iter().enumerate() {
             let Range { start, end: n } = query.seen_in(tile);
             state.scores[i][..start].fill(f32::NEG_INFINITY);
@@ -283,7 +283,7 @@ impl Attend<'_> {
         blocks: &[BlockId],
         kv_head: usize,
         tile: usize,
-        state: &mut State,
+        state: &mut AttentionState,
     ) {
         let n = queries.len();
         let (scores, values) = (&state.scores[..n], &mut state.tile.values[..n]);
@@ -293,8 +293,8 @@ impl Attend<'_> {
             let v = self.kv.page(self.call.layer, block.0, kv_head) + self.kv.half_page();
             let at = tile * TILE + i * POSITIONS;
             match self.half::<L>(v, n, &mut state.page) {
-                Half::F32(v) => self.add_page::<L, f32>(queries, v, at, scores, values),
-                Half::F16(v) => self.add_page::<L, u16>(queries, v, at, scores, values),
+                KvPlane::F32(v) => self.add_page::<L, f32>(queries, v, at, scores, values),
+                KvPlane::F16(v) => self.add_page::<L, u16>(queries, v, at, scores, values),
             }
         }
     }
@@ -321,9 +321,9 @@ impl Attend<'_> {
 fn merge<L: Lanes>(
     queries: &[Query],
     positions: Range<usize>,
-    of: &Weighted,
+    of: &WeightedValues,
     start: usize,
-    into: &mut Weighted,
+    into: &mut WeightedValues,
     n_lanes: usize,
 ) {
     for (i, query) in queries.iter().enumerate().filter(|(_, query)| query.sees(&positions)) {

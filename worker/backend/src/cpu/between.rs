@@ -3,13 +3,13 @@
 use super::isa::Kernel;
 use super::lanes::{LANES, Lanes};
 use super::math::{clamped_silu, gelu, gelu_erf, sigmoid, soft_cap};
-use super::memory::Shared;
+use super::memory::SharedPtr;
 use crate::{Clamp, Heads};
 use std::ops::Range;
 
 /// Norms each head of Q and of K in place. qkv: [n_rows, qkv_cols]
 pub(crate) struct NormHeads<'a> {
-    pub qkv: Shared<f32>,
+    pub qkv: SharedPtr<f32>,
     pub heads: &'a Heads,
     pub q: &'a [f32],
     pub k: &'a [f32],
@@ -48,7 +48,7 @@ pub(crate) struct LayerNorm<'a> {
     pub weight: &'a [f32],
     pub bias: &'a [f32],
     pub eps: f32,
-    pub out: Shared<f32>,
+    pub out: SharedPtr<f32>,
     pub rows: Range<usize>,
 }
 
@@ -83,7 +83,7 @@ fn sum<L: Lanes>(x: &[f32]) -> f32 {
 
 /// Each row of x += bias.
 pub(crate) struct AddBias<'a> {
-    pub x: Shared<f32>,
+    pub x: SharedPtr<f32>,
     pub bias: &'a [f32],
     pub rows: Range<usize>,
 }
@@ -126,7 +126,7 @@ pub(crate) fn sum_of_squares<L: Lanes>(x: &[f32]) -> f32 {
 pub(crate) struct SigmoidMul<'a> {
     pub gate: &'a [f32],
     pub n: usize,
-    pub x: Shared<f32>,
+    pub x: SharedPtr<f32>,
     pub cols: usize,
     pub rows: Range<usize>,
 }
@@ -154,7 +154,7 @@ impl Kernel for SigmoidMul<'_> {
 
 /// An operation on each element.
 #[derive(Clone, Copy)]
-pub(crate) enum Each {
+pub(crate) enum ElementOp {
     Gelu,
     GeluErf,
     ReluSquared,
@@ -164,9 +164,9 @@ pub(crate) enum Each {
 
 /// In place. x: [n_rows, cols]
 pub(crate) struct Elementwise {
-    pub x: Shared<f32>,
+    pub x: SharedPtr<f32>,
     pub cols: usize,
-    pub each: Each,
+    pub each: ElementOp,
     pub rows: Range<usize>,
 }
 
@@ -178,29 +178,29 @@ impl Kernel for Elementwise {
         for x in x.chunks_mut(LANES) {
             let lanes = L::load_first(x);
             match self.each {
-                Each::Gelu => gelu(lanes).store_first(x),
-                Each::GeluErf => gelu_erf(lanes).store_first(x),
-                Each::ReluSquared => {
+                ElementOp::Gelu => gelu(lanes).store_first(x),
+                ElementOp::GeluErf => gelu_erf(lanes).store_first(x),
+                ElementOp::ReluSquared => {
                     let positive = L::splat(0.0).max(lanes);
                     positive.mul(positive).store_first(x);
                 }
-                Each::Scale(factor) => lanes.mul(L::splat(factor)).store_first(x),
-                Each::SoftCap(cap) => soft_cap(lanes, L::splat(cap)).store_first(x),
+                ElementOp::Scale(factor) => lanes.mul(L::splat(factor)).store_first(x),
+                ElementOp::SoftCap(cap) => soft_cap(lanes, L::splat(cap)).store_first(x),
             }
         }
     }
 }
 
 /// A gate with clamps. gate_up: [n_rows, 2 * inner]
-pub(crate) struct ClampedSilu<'a> {
+pub(crate) struct ClampedGate<'a> {
     pub clamp: Clamp,
     pub gate_up: &'a [f32],
     pub inner: usize,
-    pub out: Shared<f32>,
+    pub out: SharedPtr<f32>,
     pub rows: Range<usize>,
 }
 
-impl Kernel for ClampedSilu<'_> {
+impl Kernel for ClampedGate<'_> {
     #[inline(always)]
     fn run<L: Lanes>(self) {
         let (alpha, limit) = (L::splat(self.clamp.alpha), L::splat(self.clamp.limit));
@@ -217,7 +217,7 @@ impl Kernel for ClampedSilu<'_> {
 
 /// Queries times the factor of their position. qkv: [n_rows, n_cols], of which the first `n` are queries.
 pub(crate) struct ScaleQueries<'a> {
-    pub qkv: Shared<f32>,
+    pub qkv: SharedPtr<f32>,
     pub n_cols: usize,
     pub n: usize,
     pub factors: &'a [f32],
@@ -239,7 +239,7 @@ impl Kernel for ScaleQueries<'_> {
 
 /// Columns of x become x * scale * weight, where the scale is that of the whole row.
 pub(crate) struct NormColumns<'a> {
-    pub x: Shared<f32>,
+    pub x: SharedPtr<f32>,
     pub n_cols: usize,
     pub first: usize,
     /// [n_rows, n]

@@ -7,7 +7,7 @@ use super::between::AddBias;
 use super::rows::{largest, sum_exp};
 use super::{Buffer, Cpu, Isa, Vector};
 use crate::cpu::math::exp;
-use crate::cpu::memory::Shared;
+use crate::cpu::memory::SharedPtr;
 use crate::{Error, Expert, ExpertActivation, ExpertStack, Experts, Memory, Pointwise, Result, Routing, Scoring};
 use std::ops::Range;
 
@@ -178,9 +178,9 @@ impl Experts for Cpu {
         let scores = scores.rows(n_rows, n_experts);
         assert!(n_rows * n_used <= routes.chosen.len(), "{n_rows} rows of choices in room for fewer");
         routes.n_rows = n_rows;
-        let (chosen, weights) = (Shared::new(routes.chosen.as_mut_ptr()), Shared::new(routes.weights.as_mut_ptr()));
+        let (chosen, weights) = (SharedPtr::new(routes.chosen.as_mut_ptr()), SharedPtr::new(routes.weights.as_mut_ptr()));
         let (routing, isa) = (routes.routing, self.config.isa);
-        let (sigmoids, correction) = (Shared::new(routes.sigmoids.as_mut_ptr()), correction.map(|of| &**of));
+        let (sigmoids, correction) = (SharedPtr::new(routes.sigmoids.as_mut_ptr()), correction.map(|of| &**of));
         assert!(correction.is_none_or(|of| of.len() == n_experts), "a correction for each expert");
         self.team.run(n_rows, &|rows| {
             for row in rows {

@@ -3,7 +3,7 @@
 //! A kernel is written once over `Lanes` and instantiated for each set of instructions. Every operation of `Lanes`
 //! gives the same bits in each, and so does every kernel.
 
-use super::lanes::{Lanes, Plain};
+use super::lanes::{Lanes, PlainFloat};
 
 /// The instruction sets, in ascending order of width.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -72,7 +72,7 @@ pub(crate) trait Kernel {
 pub(crate) fn dispatch<K: Kernel>(isa: Isa, kernel: K) {
     debug_assert!(isa.is_supported());
     match isa {
-        Isa::Plain => kernel.run::<Plain>(),
+        Isa::Plain => kernel.run::<PlainFloat>(),
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the instructions were found.
         Isa::Avx2 => unsafe { with_avx2(kernel) },

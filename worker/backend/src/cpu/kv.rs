@@ -10,7 +10,7 @@ pub(crate) mod int8;
 
 use super::isa::Kernel;
 use super::lanes::{LANES, Lanes};
-use super::memory::{Pages, Shared};
+use super::memory::{Pages, SharedPtr};
 use super::vector::Vector;
 use crate::{AttentionCall, BlockMemory, ChangeBlocks, Error, Heads, KvSpec, PackedBytes, Result, RopeStyle};
 use std::ops::Range;
@@ -35,7 +35,7 @@ pub struct Kv {
 }
 
 /// K or V of a page, `F16` as bits.
-pub(crate) enum Half<'a> {
+pub(crate) enum KvPlane<'a> {
     F32(&'a [f32]),
     F16(&'a [u16]),
 }
@@ -122,7 +122,7 @@ impl Kv {
 
     /// Clears these blocks in every layer.
     pub(crate) fn clear(&mut self, blocks: &[BlockId]) {
-        let pages = Shared::new(self.pages.start());
+        let pages = SharedPtr::new(self.pages.start());
         for layer in 0..self.spec.n_layers {
             for block in blocks {
                 let bytes = self.block(layer, *block);
@@ -203,10 +203,10 @@ impl Kv {
 
     /// Returns `n` stored numbers of half a page.
     #[inline(always)]
-    pub(crate) fn half(&self, start: usize, n: usize) -> Half<'_> {
+    pub(crate) fn half(&self, start: usize, n: usize) -> KvPlane<'_> {
         match self.spec.dtype {
-            KvDtype::F32 => Half::F32(&self.pages.floats()[start..start + n]),
-            KvDtype::F16 => Half::F16(&self.halves()[start..start + n]),
+            KvDtype::F32 => KvPlane::F32(&self.pages.floats()[start..start + n]),
+            KvDtype::F16 => KvPlane::F16(&self.halves()[start..start + n]),
             KvDtype::Int8 => unreachable!("it is read as it is"),
             KvDtype::Bf16 | KvDtype::Fp8 => unreachable!("`new` refuses it"),
         }
@@ -265,7 +265,7 @@ fn turned(x: f32, y: f32, cos: f32, sin: f32) -> (f32, f32) {
 
 /// Applies the rope to Q and K of some rows, if there is one, and stores K and V.
 pub(crate) struct RopeStore<'a> {
-    pub qkv: Shared<f32>,
+    pub qkv: SharedPtr<f32>,
     pub rope: Option<&'a Rope>,
     pub call: &'a AttentionCall<'a>,
     pub kv: &'a Kv,

@@ -13,7 +13,7 @@ mod plain;
 pub(crate) use avx2::Avx2;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use avx512::Avx512;
-pub(crate) use plain::Plain;
+pub(crate) use plain::PlainFloat;
 
 /// The factor between an f32 and an e4m3 number whose bits were put in an f32's place. Subnormal numbers come out right
 /// too, as they were subnormal f32.

@@ -6,8 +6,8 @@
 
 use super::isa::{Isa, Kernel, dispatch, dispatch_pairs};
 use super::lanes::{LANES, Lanes, add_products};
-use super::memory::{Pages, Shared};
-use super::pack::{DEPTH_MAX, Leaf, Matrix, Part};
+use super::memory::{Pages, SharedPtr};
+use super::pack::{DEPTH_MAX, Leaf, Matrix, MatrixPart};
 use super::panels::{BLOCK, Fill, Operand, PANEL_ROWS, Panel, n_panels, panel};
 use super::quants::Ternary;
 use super::quants::{COLUMN_BYTES, Digits, Head, Packing, Quant, Scale, ScaleLayout, Width, at, packing, unpack};
@@ -33,7 +33,7 @@ impl Linear for Cpu {
 impl Cpu {
     /// Fills the scratch panels with the rows of x as an operand.
     fn fill(&self, x: &[f32], k: usize, n_rows: usize, to: &Pages, operand: Operand) {
-        let (to, isa) = (Shared::new(to.start().cast::<u32>()), self.config.isa);
+        let (to, isa) = (SharedPtr::new(to.start().cast::<u32>()), self.config.isa);
         self.team.run(panels::n_panels(n_rows), &|panels| {
             let fill = Fill { x, k, n_rows, panels, to, operand };
             if operand == Operand::Bf16 { dispatch_pairs(isa, fill) } else { dispatch(isa, fill) }
@@ -79,7 +79,7 @@ pub(crate) struct Product<'a> {
     pub activations: Activations,
     pub n_rows: usize,
     /// [n_runs, n_rows, n_out]
-    pub out: Shared<f32>,
+    pub out: SharedPtr<f32>,
 }
 
 // SAFETY: the panels are only read while the product is computed.
@@ -96,7 +96,7 @@ impl Product<'_> {
         }
     }
 
-    fn run_part(&self, isa: Isa, part: &Part, tiles: Range<usize>) {
+    fn run_part(&self, isa: Isa, part: &MatrixPart, tiles: Range<usize>) {
         match part.dtype {
             Dtype::F32 => self.run_as::<F32>(isa, part, tiles),
             Dtype::F16 => self.run_as::<F16>(isa, part, tiles),
@@ -124,21 +124,21 @@ impl Product<'_> {
         }
     }
 
-    fn run_pairs(&self, isa: Isa, part: &Part, tiles: Range<usize>) {
+    fn run_pairs(&self, isa: Isa, part: &MatrixPart, tiles: Range<usize>) {
         match operand(part.dtype, self.activations) {
             Operand::Bf16 => dispatch_pairs(isa, Tiles::<Pairs> { product: self, part, tiles, weights: PhantomData }),
             _ => self.run_as::<Floats<Pairs>>(isa, part, tiles),
         }
     }
 
-    fn run_quantized<Q: Quant>(&self, isa: Isa, part: &Part, tiles: Range<usize>) {
+    fn run_quantized<Q: Quant>(&self, isa: Isa, part: &MatrixPart, tiles: Range<usize>) {
         match operand(part.dtype, self.activations) {
             Operand::Int8 => self.run_as::<Int8<Q>>(isa, part, tiles),
             _ => self.run_as::<Floats<Q>>(isa, part, tiles),
         }
     }
 
-    fn run_as<W: Weights>(&self, isa: Isa, part: &Part, tiles: Range<usize>) {
+    fn run_as<W: WeightKernel>(&self, isa: Isa, part: &MatrixPart, tiles: Range<usize>) {
         dispatch(isa, Tiles::<W> { product: self, part, tiles, weights: PhantomData });
     }
 }
@@ -146,12 +146,12 @@ impl Product<'_> {
 /// Some tiles of one part. Generic, so that each weight type gets a function of its own.
 struct Tiles<'a, W> {
     product: &'a Product<'a>,
-    part: &'a Part,
+    part: &'a MatrixPart,
     tiles: Range<usize>,
     weights: PhantomData<W>,
 }
 
-impl<W: Weights> Kernel for Tiles<'_, W> {
+impl<W: WeightKernel> Kernel for Tiles<'_, W> {
     #[inline(always)]
     fn run<L: Lanes>(self) {
         for tile in self.tiles.clone() {
@@ -161,10 +161,10 @@ impl<W: Weights> Kernel for Tiles<'_, W> {
 }
 
 #[inline(always)]
-fn tile_by_panels<L: Lanes, W: Weights>(product: &Product<'_>, part: &Part, tile: usize) {
+fn tile_by_panels<L: Lanes, W: WeightKernel>(product: &Product<'_>, part: &MatrixPart, tile: usize) {
     for i in 0..n_panels(product.n_rows) {
         let panel = panel(product.n_rows, i);
-        let cut = Cut { product, part, tile, panel };
+        let cut = TileProduct { product, part, tile, panel };
         match panel.width {
             1 => cut.compute::<L, W, 1>(),
             4 => cut.compute::<L, W, 4>(),
@@ -175,7 +175,7 @@ fn tile_by_panels<L: Lanes, W: Weights>(product: &Product<'_>, part: &Part, tile
 }
 
 /// How the kernels read one type of weight along K.
-trait Weights {
+trait WeightKernel {
     const PACKING: Packing;
     /// What they meet.
     const OPERAND: Operand;
@@ -187,16 +187,16 @@ trait Weights {
     unsafe fn step<L: Lanes, const M: usize>(head: &Head<L>, w: *const u8, a: *const u32, acc: &mut [L; M]);
 }
 
-struct Cut<'a> {
+struct TileProduct<'a> {
     product: &'a Product<'a>,
-    part: &'a Part,
+    part: &'a MatrixPart,
     tile: usize,
     panel: Panel,
 }
 
-impl Cut<'_> {
+impl TileProduct<'_> {
     #[inline(always)]
-    fn compute<L: Lanes, W: Weights, const M: usize>(&self) {
+    fn compute<L: Lanes, W: WeightKernel, const M: usize>(&self) {
         let matrix = self.product.matrix;
         let (row_words, step_words) =
             (W::OPERAND.row_words::<L>(matrix.k), W::OPERAND.step_words::<L>(W::PACKING.unit));
@@ -297,7 +297,7 @@ struct Floats<Q>(PhantomData<Q>);
 /// A quantized weight times int8 activations.
 struct Int8<Q>(PhantomData<Q>);
 
-impl Weights for F32 {
+impl WeightKernel for F32 {
     const PACKING: Packing = packing(Dtype::F32);
     const OPERAND: Operand = Operand::Floats;
 
@@ -308,7 +308,7 @@ impl Weights for F32 {
     }
 }
 
-impl Weights for F16 {
+impl WeightKernel for F16 {
     const PACKING: Packing = packing(Dtype::F16);
     const OPERAND: Operand = Operand::Floats;
 
@@ -319,7 +319,7 @@ impl Weights for F16 {
     }
 }
 
-impl Weights for Pairs {
+impl WeightKernel for Pairs {
     const PACKING: Packing = packing(Dtype::BF16);
     const OPERAND: Operand = Operand::Bf16;
 
@@ -330,7 +330,7 @@ impl Weights for Pairs {
     }
 }
 
-impl Weights for Floats<Pairs> {
+impl WeightKernel for Floats<Pairs> {
     const PACKING: Packing = packing(Dtype::BF16);
     const OPERAND: Operand = Operand::Floats;
 
@@ -345,7 +345,7 @@ impl Weights for Floats<Pairs> {
     }
 }
 
-impl Weights for F8 {
+impl WeightKernel for F8 {
     const PACKING: Packing = packing(Dtype::F8E4M3);
     const OPERAND: Operand = Operand::Floats;
 
@@ -362,7 +362,7 @@ impl Weights for F8 {
     }
 }
 
-impl<Q: Quant> Weights for Floats<Q> {
+impl<Q: Quant> WeightKernel for Floats<Q> {
     const PACKING: Packing = Q::PACKING;
     const OPERAND: Operand = Operand::Floats;
 
@@ -379,7 +379,7 @@ impl<Q: Quant> Weights for Floats<Q> {
     }
 }
 
-impl<Q: Quant> Weights for Int8<Q> {
+impl<Q: Quant> WeightKernel for Int8<Q> {
     const PACKING: Packing = Q::PACKING;
     const OPERAND: Operand = Operand::Int8;
 

@@ -9,10 +9,10 @@ use std::ptr::NonNull;
 pub(crate) struct Pages {
     start: NonNull<u8>,
     n_bytes: usize,
-    source: Source,
+    source: PageSource,
 }
 
-enum Source {
+enum PageSource {
     Heap(Layout),
     /// The system zeroes a page when a thread first touches it.
     #[cfg(target_os = "linux")]
@@ -42,7 +42,7 @@ impl Pages {
         let layout = Layout::from_size_align(n_bytes, LINE).ok()?;
         // SAFETY: the size is not zero.
         let start = NonNull::new(unsafe { alloc_zeroed(layout) })?;
-        Some(Pages { start, n_bytes, source: Source::Heap(layout) })
+        Some(Pages { start, n_bytes, source: PageSource::Heap(layout) })
     }
 
     #[cfg(not(target_os = "linux"))]
@@ -67,16 +67,16 @@ impl Pages {
             let _ = madvise(start.cast(), n_bytes, Advice::LinuxHugepage);
             start
         };
-        Some(Pages { start: NonNull::new(start)?, n_bytes, source: Source::Map { base, len } })
+        Some(Pages { start: NonNull::new(start)?, n_bytes, source: PageSource::Map { base, len } })
     }
 
     /// Has the system allocate these bytes now, not when a thread first touches them. Contents stay as they are, even
     /// under concurrent reads and writes. A system without this call allocates them later.
     pub fn commit(&self, bytes: Range<usize>) -> std::io::Result<()> {
         match self.source {
-            Source::Heap(_) => Ok(()),
+            PageSource::Heap(_) => Ok(()),
             #[cfg(target_os = "linux")]
-            Source::Map { .. } => {
+            PageSource::Map { .. } => {
                 use rustix::{io::Errno, mm::Advice};
                 let (start, end) = (bytes.start / PAGE * PAGE, bytes.end.next_multiple_of(PAGE).min(self.n_bytes));
                 // SAFETY: whole pages of this mapping, whose contents the advice does not change.
@@ -98,9 +98,9 @@ impl Pages {
     /// Nothing reads or writes these bytes meanwhile.
     pub unsafe fn release(&self, bytes: Range<usize>) -> std::io::Result<()> {
         match self.source {
-            Source::Heap(_) => Ok(()),
+            PageSource::Heap(_) => Ok(()),
             #[cfg(target_os = "linux")]
-            Source::Map { .. } => {
+            PageSource::Map { .. } => {
                 let (start, end) = (bytes.start.next_multiple_of(PAGE), bytes.end.min(self.n_bytes) / PAGE * PAGE);
                 // SAFETY: whole pages of this mapping, which are unused by the caller's promise.
                 unsafe {
@@ -114,7 +114,7 @@ impl Pages {
 
     /// Whether the system allocates these bytes only when they are touched.
     pub fn is_lazy(&self) -> bool {
-        !matches!(self.source, Source::Heap(_))
+        !matches!(self.source, PageSource::Heap(_))
     }
 
     pub fn start(&self) -> *mut u8 {
@@ -151,10 +151,10 @@ impl Drop for Pages {
     fn drop(&mut self) {
         match self.source {
             // SAFETY: allocated by `heap` with this layout.
-            Source::Heap(layout) => unsafe { dealloc(self.start(), layout) },
+            PageSource::Heap(layout) => unsafe { dealloc(self.start(), layout) },
             #[cfg(target_os = "linux")]
             // SAFETY: mapped by `large`, and no reference to it is left.
-            Source::Map { base, len } => unsafe {
+            PageSource::Map { base, len } => unsafe {
                 let _ = rustix::mm::munmap(base.cast(), len);
             },
         }
@@ -163,16 +163,16 @@ impl Drop for Pages {
 
 /// Memory that several threads write, each its own part.
 #[derive(Clone, Copy)]
-pub(crate) struct Shared<T>(*mut T);
+pub(crate) struct SharedPtr<T>(*mut T);
 
 // SAFETY: every use of the pointer has a comment on why the parts are disjoint.
-unsafe impl<T: Send> Send for Shared<T> {}
+unsafe impl<T: Send> Send for SharedPtr<T> {}
 // SAFETY: as above.
-unsafe impl<T: Send> Sync for Shared<T> {}
+unsafe impl<T: Send> Sync for SharedPtr<T> {}
 
-impl<T> Shared<T> {
-    pub fn new(start: *mut T) -> Shared<T> {
-        Shared(start)
+impl<T> SharedPtr<T> {
+    pub fn new(start: *mut T) -> SharedPtr<T> {
+        SharedPtr(start)
     }
 
     /// # Safety

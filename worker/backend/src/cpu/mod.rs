@@ -35,7 +35,7 @@ use crate::{
     BlockMemory, ConvolvedChannels, Error, KvSpec, Memory, PackedBytes, RecurrentHeads, Result, RopeStyle, Routing,
     Stored,
 };
-use memory::{Pages, Shared};
+use memory::{Pages, SharedPtr};
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 use team::Team;
@@ -55,12 +55,12 @@ pub struct CpuConfig {
 pub struct Cpu {
     config: CpuConfig,
     pub(crate) team: Team,
-    scratch: Mutex<Scratch>,
+    scratch: Mutex<PanelScratch>,
     samplers: sample::Samplers,
 }
 
 /// Memory for the panels of one product, grown when buffers are made.
-struct Scratch {
+struct PanelScratch {
     /// By operand.
     panels: [Pages; 3],
     n_words: usize,
@@ -103,8 +103,8 @@ impl Buffer {
         &mut self.pages.floats_mut()[..n_rows * cols]
     }
 
-    fn shared(&mut self, n_rows: usize, cols: usize) -> Shared<f32> {
-        Shared::new(self.rows_mut(n_rows, cols).as_mut_ptr())
+    fn shared(&mut self, n_rows: usize, cols: usize) -> SharedPtr<f32> {
+        SharedPtr::new(self.rows_mut(n_rows, cols).as_mut_ptr())
     }
 
     fn check(&self, n_rows: usize, cols: usize) {
@@ -123,7 +123,7 @@ impl Cpu {
         }
         let team = Team::new(config.threads, config.spin)
             .map_err(|_| Error::OutOfMemory { what: "threads", n: config.threads })?;
-        let scratch = Scratch { panels: scratch_panels(0)?, n_words: 0 };
+        let scratch = PanelScratch { panels: scratch_panels(0)?, n_words: 0 };
         Ok(Cpu { config, team, scratch: Mutex::new(scratch), samplers: sample::Samplers::default() })
     }
 
@@ -131,7 +131,7 @@ impl Cpu {
         &self.config
     }
 
-    fn scratch(&self) -> std::sync::MutexGuard<'_, Scratch> {
+    fn scratch(&self) -> std::sync::MutexGuard<'_, PanelScratch> {
         // An aborted operation's leftovers are overwritten by the next.
         self.scratch.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -14,7 +14,7 @@
 
 use super::blocks::{group_head, sub_block};
 use super::lanes::LANES;
-use super::memory::{Pages, Shared};
+use super::memory::{Pages, SharedPtr};
 use super::pairs::pack_row;
 use super::quants::{COLUMN_BYTES, HeadForm, Packing, Width, pack_digits, packing};
 use super::team::Team;
@@ -28,7 +28,7 @@ use types::{Dtype, Grouped, Leaves};
 pub struct Matrix {
     pub(crate) k: usize,
     pub(crate) n_out: usize,
-    pub(crate) parts: Vec<Part>,
+    pub(crate) parts: Vec<MatrixPart>,
     pub(crate) leaves: Vec<Leaf>,
     pub(crate) n_runs: usize,
     pub(crate) pages: Arc<Pages>,
@@ -37,7 +37,7 @@ pub struct Matrix {
 
 /// The rows that come from one stored matrix.
 #[derive(Clone, Debug)]
-pub(crate) struct Part {
+pub(crate) struct MatrixPart {
     pub dtype: Dtype,
     pub rows: usize,
     /// The output column of the first row.
@@ -51,7 +51,7 @@ pub(crate) struct Part {
     pub tile_bytes: usize,
 }
 
-impl Part {
+impl MatrixPart {
     pub fn n_tiles(&self) -> usize {
         self.rows.div_ceil(LANES)
     }
@@ -95,7 +95,7 @@ impl Matrix {
         let n_out = parts.iter().map(|part| part.rows).sum();
         let pages = Pages::zeroed("a matrix", n_bytes)?;
         for (stored, part) in stored.iter().zip(&parts).filter(|_| k > 0) {
-            let place = Shared::new(pages.start());
+            let place = SharedPtr::new(pages.start());
             team.run(part.n_tiles(), &|tiles| {
                 for tile in tiles {
                     // SAFETY: `lay_out` gave every tile its own bytes inside `pages`; one thread has each tile.
@@ -156,14 +156,14 @@ fn check(stored: &Stored<'_>, k: usize, leaves: &[Leaf]) -> Result<()> {
     if rows > 0 && k > 0 { stored.check() } else { Ok(()) }
 }
 
-fn lay_out(stored: &[Stored<'_>], k: usize) -> Result<(Vec<Part>, usize)> {
+fn lay_out(stored: &[Stored<'_>], k: usize) -> Result<(Vec<MatrixPart>, usize)> {
     let mut parts = Vec::with_capacity(stored.len());
     let (mut first_out, mut first_tile, mut start) = (0usize, 0, 0usize);
     for stored in stored {
         let too_big = || Error::Shape(format!("a matrix of {} x {k} does not fit an address space", stored.rows));
         let Stored { dtype, rows, first, .. } = *stored;
         let tile_bytes = packing(dtype).tile_bytes(first, k).ok_or_else(too_big)?;
-        let part = Part { dtype, rows, first_out, first_tile, first, start, tile_bytes };
+        let part = MatrixPart { dtype, rows, first_out, first_tile, first, start, tile_bytes };
         let n_bytes = part.n_tiles().checked_mul(tile_bytes).ok_or_else(too_big)?;
         first_out = first_out.checked_add(stored.rows).ok_or_else(too_big)?;
         first_tile += part.n_tiles();

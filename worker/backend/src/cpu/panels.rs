@@ -10,7 +10,7 @@
 
 use super::isa::Kernel;
 use super::lanes::{LANES, Lanes, Real};
-use super::memory::Shared;
+use super::memory::SharedPtr;
 use super::pairs::{PAIR, round_row};
 use std::ops::Range;
 
@@ -86,7 +86,7 @@ pub(crate) struct Fill<'a> {
     pub k: usize,
     pub n_rows: usize,
     pub panels: Range<usize>,
-    pub to: Shared<u32>,
+    pub to: SharedPtr<u32>,
     pub operand: Operand,
 }
 

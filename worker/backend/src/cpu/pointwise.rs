@@ -4,8 +4,8 @@ use super::between::{AddBias, norm};
 use super::isa::Kernel;
 use super::lanes::{LANES, Lanes};
 use super::math::{gelu, silu};
-use super::memory::Shared;
-use super::pack::{Matrix, Part};
+use super::memory::SharedPtr;
+use super::pack::{Matrix, MatrixPart};
 use super::panels::BLOCK;
 use super::quants::Ternary;
 use super::quants::{COLUMN_BYTES, Head, Quant, at, packing, unpack};
@@ -85,22 +85,22 @@ impl Pointwise for Cpu {
     }
 
     fn gelu(&self, x: &mut Buffer, n_rows: usize) {
-        self.each(x, n_rows, between::Each::Gelu);
+        self.each(x, n_rows, between::ElementOp::Gelu);
     }
 
     fn gelu_erf(&self, x: &mut Buffer, n_rows: usize) {
-        self.each(x, n_rows, between::Each::GeluErf);
+        self.each(x, n_rows, between::ElementOp::GeluErf);
     }
 
     fn relu_squared(&self, x: &mut Buffer, n_rows: usize) {
-        self.each(x, n_rows, between::Each::ReluSquared);
+        self.each(x, n_rows, between::ElementOp::ReluSquared);
     }
 
     fn clamped_silu_mul(&self, gate_up: &Buffer, clamp: Clamp, n_rows: usize, out: &mut Buffer) {
         let inner = out.cols();
         let gate_up = gate_up.rows(n_rows, 2 * inner);
         let out = out.shared(n_rows, inner);
-        self.spread(n_rows, |rows| between::ClampedSilu { clamp, gate_up, inner, out, rows });
+        self.spread(n_rows, |rows| between::ClampedGate { clamp, gate_up, inner, out, rows });
     }
 
     fn scale_queries(&self, qkv: &mut Buffer, heads: &Heads, factors: &Vector, pass: &Pass<'_>) {
@@ -149,16 +149,16 @@ impl Pointwise for Cpu {
     }
 
     fn scale(&self, x: &mut Buffer, factor: f32, n_rows: usize) {
-        self.each(x, n_rows, between::Each::Scale(factor));
+        self.each(x, n_rows, between::ElementOp::Scale(factor));
     }
 
     fn soft_cap(&self, x: &mut Buffer, cap: f32, n_rows: usize) {
-        self.each(x, n_rows, between::Each::SoftCap(cap));
+        self.each(x, n_rows, between::ElementOp::SoftCap(cap));
     }
 }
 
 impl Cpu {
-    fn each(&self, x: &mut Buffer, n_rows: usize, each: between::Each) {
+    fn each(&self, x: &mut Buffer, n_rows: usize, each: between::ElementOp) {
         let cols = x.cols();
         let x = x.shared(n_rows, cols);
         self.spread(n_rows, |rows| between::Elementwise { x, cols, each, rows });
@@ -175,10 +175,10 @@ impl Cpu {
 /// out = norm(x) * weight, where x may first be added to the residual stream.
 pub(crate) struct RmsNorm<'a> {
     pub x: &'a [f32],
-    pub residual: Option<Shared<f32>>,
+    pub residual: Option<SharedPtr<f32>>,
     pub weight: &'a [f32],
     pub eps: f32,
-    pub out: Shared<f32>,
+    pub out: SharedPtr<f32>,
     pub rows: Range<usize>,
 }
 
@@ -225,7 +225,7 @@ pub(crate) struct Gated<'a> {
     pub gate: Gate,
     pub gate_up: &'a [f32],
     pub inner: usize,
-    pub out: Shared<f32>,
+    pub out: SharedPtr<f32>,
     pub rows: Range<usize>,
 }
 
@@ -249,7 +249,7 @@ impl Kernel for Gated<'_> {
 /// residual += x
 pub(crate) struct Add<'a> {
     pub x: &'a [f32],
-    pub residual: Shared<f32>,
+    pub residual: SharedPtr<f32>,
     pub cols: usize,
     pub rows: Range<usize>,
 }
@@ -269,7 +269,7 @@ pub(crate) struct Embed<'a> {
     pub table: &'a Matrix,
     pub first: u32,
     pub tokens: &'a [u32],
-    pub out: Shared<f32>,
+    pub out: SharedPtr<f32>,
     pub rows: Range<usize>,
 }
 
@@ -290,7 +290,7 @@ impl Kernel for Embed<'_> {
 
 #[inline(always)]
 fn unpack_row<L: Lanes>(table: &Matrix, row: usize, out: &mut [f32]) {
-    let is_within = |part: &&Part| (part.first_out..part.first_out + part.rows).contains(&row);
+    let is_within = |part: &&MatrixPart| (part.first_out..part.first_out + part.rows).contains(&row);
     let part = table.parts.iter().find(is_within).expect("a row of the table is in one of its parts");
     let (tile, lane) = ((row - part.first_out) / LANES, (row - part.first_out) % LANES);
     let tile = &table.pages.bytes()[part.start + tile * part.tile_bytes..][..part.tile_bytes];
@@ -345,7 +345,7 @@ fn unpack_e4m3<L: Lanes>(tile: &[u8], lane: usize, out: &mut [f32]) {
 
 /// Unpacks all sixteen rows and keeps one: a lookup costs little beside the layers that follow.
 #[inline(always)]
-fn unpack_steps<L: Lanes, Q: Quant>(part: &Part, tile: &[u8], lane: usize, out: &mut [f32]) {
+fn unpack_steps<L: Lanes, Q: Quant>(part: &MatrixPart, tile: &[u8], lane: usize, out: &mut [f32]) {
     let packing = packing(part.dtype);
     let mut rest = tile;
     let mut head = Head::<L>::none();

@@ -18,13 +18,13 @@ const SPINS_MAX: u32 = 4000;
 const RANGES_PER_THREAD: usize = 4;
 
 pub(crate) struct Team {
-    shared: Arc<Shared>,
+    shared: Arc<TeamShared>,
     threads: Vec<JoinHandle<()>>,
     /// Held by the caller whose job runs: one job at a time.
     turn: Mutex<()>,
 }
 
-struct Shared {
+struct TeamShared {
     /// `generation << 32 | flags | number of threads inside`
     word: AtomicU64,
     /// The open job, read only by threads inside.
@@ -36,9 +36,9 @@ struct Shared {
 }
 
 // SAFETY: `job` is written only while no thread is inside, and read only by threads that entered after that.
-unsafe impl Sync for Shared {}
+unsafe impl Sync for TeamShared {}
 // SAFETY: as above; the pointer is followed only inside.
-unsafe impl Send for Shared {}
+unsafe impl Send for TeamShared {}
 
 const GENERATION: u64 = 1 << 32;
 const OPEN: u64 = 1 << 31;
@@ -80,7 +80,7 @@ impl Team {
     pub fn new(n_threads: usize, spin: bool) -> std::io::Result<Team> {
         let n_others = n_threads.saturating_sub(1);
         let n_cores = thread::available_parallelism().map_or(1, |n| n.get());
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(TeamShared {
             word: AtomicU64::new(0),
             job: UnsafeCell::new(std::ptr::null()),
             asleep: (0..n_others).map(|_| AtomicBool::new(false)).collect(),
@@ -166,7 +166,7 @@ impl Team {
     }
 }
 
-impl Shared {
+impl TeamShared {
     /// The main function of the i-th thread besides the caller.
     fn serve(&self, i: usize) {
         self.n_started.fetch_add(1, Ordering::Release);

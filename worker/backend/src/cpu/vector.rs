@@ -7,13 +7,13 @@ use std::sync::Arc;
 
 /// Clones share the numbers.
 #[derive(Clone)]
-pub struct Vector(Arc<Numbers>);
+pub struct Vector(Arc<VectorData>);
 
-struct Numbers(Box<[f32]>);
+struct VectorData(Box<[f32]>);
 
 impl Vector {
     pub fn new(values: &[f32]) -> Vector {
-        Vector(Arc::new(Numbers(values.into())))
+        Vector(Arc::new(VectorData(values.into())))
     }
 
     pub fn bytes(&self) -> PackedBytes {
@@ -29,7 +29,7 @@ impl Deref for Vector {
     }
 }
 
-impl AsRef<[u8]> for Numbers {
+impl AsRef<[u8]> for VectorData {
     fn as_ref(&self) -> &[u8] {
         bytemuck::cast_slice(&self.0)
     }

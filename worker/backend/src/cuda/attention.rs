@@ -3,11 +3,11 @@
 
 use super::buffer::{Buffer, Vector};
 use super::device::Cuda;
-use super::driver::{Bytes, Pitched, Shape, Stream};
+use super::driver::{Bytes, PitchedRows, Shape, Stream};
 use super::kernels::{HeadShape, arguments, attend_shared_bytes};
 use super::lock::lock;
 use super::outline::{Outline, TILE, n_tiles};
-use super::scratch::Scratch;
+use super::scratch::DeviceScratch;
 use super::table::Kernel;
 use super::uploads;
 use super::weights::GROUP;
@@ -66,7 +66,7 @@ impl Kv {
     pub(super) fn clear(&self, stream: &Stream, blocks: &[BlockId]) -> Result<()> {
         for run in blocks.chunk_by(|block, next| block.0 + 1 == next.0) {
             let (at, n_bytes) = self.block(0, run[0]);
-            let columns = Pitched { bytes: &self.bytes, at, pitch: self.layer_bytes };
+            let columns = PitchedRows { bytes: &self.bytes, at, pitch: self.layer_bytes };
             stream.clear_columns(columns, n_bytes * run.len(), self.spec.n_layers)?;
         }
         Ok(())
@@ -106,7 +106,7 @@ impl Rope {
 }
 
 /// The way to compute attention for a pass.
-struct Plan {
+struct AttentionPlan {
     head_dim: usize,
     queries: u32,
     rows_per_item: u32,
@@ -115,9 +115,9 @@ struct Plan {
     n_tiles: u32,
 }
 
-impl Plan {
+impl AttentionPlan {
     /// Returns the plan, which is the same for all passes of an outline.
-    fn of(pass: &Pass<'_>, heads: &Heads, outline: Option<Outline>) -> Plan {
+    fn of(pass: &Pass<'_>, heads: &Heads, outline: Option<Outline>) -> AttentionPlan {
         let head_dim = heads.head_dim.next_multiple_of(GROUP);
         let many = if head_dim <= 128 { 64 } else { 32 };
         let rows_max = pass.slices.iter().map(|slice| slice.rows.len()).max().unwrap_or(0);
@@ -130,7 +130,7 @@ impl Plan {
             Some(outline) => (0, outline.n_tiles),
             None => (tile_first, n_tiles(pass) - tile_first),
         };
-        Plan { head_dim, queries, rows_per_item, tile_first, n_tiles }
+        AttentionPlan { head_dim, queries, rows_per_item, tile_first, n_tiles }
     }
 
     fn grid(&self, heads: &Heads, n_items: u32, depth: u32) -> Shape {
@@ -150,7 +150,7 @@ impl Plan {
 }
 
 /// The inputs of both ways to compute attention.
-struct Reads {
+struct AttentionInputs {
     qkv: u64,
     kv: u64,
     heads: HeadShape,
@@ -162,15 +162,15 @@ struct Reads {
 }
 
 impl Cuda {
-    fn attend_whole(&self, plan: &Plan, heads: &Heads, reads: &Reads, out: u64) {
-        let Reads { qkv, kv, items, blocks, .. } = *reads;
+    fn attend_whole(&self, plan: &AttentionPlan, heads: &Heads, reads: &AttentionInputs, out: u64) {
+        let AttentionInputs { qkv, kv, items, blocks, .. } = *reads;
         let args = arguments![qkv, kv, reads.heads, items, blocks, out];
         // SAFETY: items name rows of the pass, whose buffers and tables were checked to be large enough.
         unsafe { self.launch(plan.kernel(), plan.grid(heads, reads.n_items, 1), args) };
     }
 
-    fn attend_split(&self, plan: &Plan, heads: &Heads, reads: &Reads, scratch: &Scratch, out: u64) {
-        let Reads { qkv, kv, items, blocks, positions, .. } = *reads;
+    fn attend_split(&self, plan: &AttentionPlan, heads: &Heads, reads: &AttentionInputs, scratch: &DeviceScratch, out: u64) {
+        let AttentionInputs { qkv, kv, items, blocks, positions, .. } = *reads;
         let partial = scratch.partial.at(0);
         let (tile_first, n_tiles) = (plan.tile_first, plan.n_tiles);
         let args = arguments![qkv, kv, reads.heads, items, blocks, tile_first, n_tiles, partial];
@@ -222,7 +222,7 @@ impl Attention for Cuda {
         self.to_f32(qkv, n_rows);
         out.becomes_bf16(true);
         let mut uploads = lock(&self.uploads);
-        let plan = Plan::of(pass, heads, uploads.batch.outline);
+        let plan = AttentionPlan::of(pass, heads, uploads.batch.outline);
         let Some(tables) = tables(&uploads, pass, group) else { return };
         let Some((items, n_items)) = self.note(uploads.items(&self.stream, pass, group, plan.rows_per_item)) else {
             return;
@@ -230,7 +230,7 @@ impl Attention for Cuda {
         let kv = kv.layer(heads, layer);
         let (positions, n_rows, blocks) = (uploads.batch.positions, n_rows as u32, tables.blocks);
         let shape = HeadShape::of(heads).with_sinks(sinks.map_or(0, Vector::at));
-        let reads = Reads { qkv: qkv.at(), kv, heads: shape, items, n_items, blocks, positions, n_rows };
+        let reads = AttentionInputs { qkv: qkv.at(), kv, heads: shape, items, n_items, blocks, positions, n_rows };
         let scratch = self.scratch();
         let n_blocks = n_items.saturating_mul(heads.n_kv_heads as u32);
         let is_idle = n_blocks < 2 * self.card.multiprocessors && plan.queries == FEW && plan.n_tiles > 1;
@@ -242,7 +242,7 @@ impl Attention for Cuda {
 }
 
 /// Returns the tables of the current pass; None if their upload has failed.
-fn tables(uploads: &uploads::Uploads, pass: &Pass<'_>, group: usize) -> Option<uploads::OfGroup> {
+fn tables(uploads: &uploads::Uploads, pass: &Pass<'_>, group: usize) -> Option<uploads::UploadedGroup> {
     let tables = uploads.batch.groups.get(group).copied();
     assert!(tables.is_none() || uploads.batch.n_rows == pass.n_rows(), "a pass that was not begun");
     tables

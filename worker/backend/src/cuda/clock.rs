@@ -1,7 +1,7 @@
 //! When passes began on the device, and when their draws were there: how long it was busy, and how long it had nothing
 //! to do between two of them. Knows nothing of what they are.
 
-use super::driver::{Context, Event, Stream};
+use super::driver::{Context, CudaEvent, Stream};
 use crate::Result;
 use std::sync::Arc;
 
@@ -9,8 +9,8 @@ use std::sync::Arc;
 const RING: usize = 4;
 
 pub(super) struct Clock {
-    begins: [Event; RING],
-    ends: [Event; RING],
+    begins: [CudaEvent; RING],
+    ends: [CudaEvent; RING],
     n_begun: u64,
     /// The last that is known to be through.
     last: u64,
@@ -24,8 +24,8 @@ fn place(pass: u64) -> usize {
 
 impl Clock {
     pub fn new(context: &Arc<Context>) -> Result<Clock> {
-        let ring = || -> Result<[Event; RING]> {
-            Ok([Event::timed(context)?, Event::timed(context)?, Event::timed(context)?, Event::timed(context)?])
+        let ring = || -> Result<[CudaEvent; RING]> {
+            Ok([CudaEvent::timed(context)?, CudaEvent::timed(context)?, CudaEvent::timed(context)?, CudaEvent::timed(context)?])
         };
         Ok(Clock { begins: ring()?, ends: ring()?, n_begun: 0, last: 0, busy_micros: 0, idle_micros: 0 })
     }

@@ -46,11 +46,11 @@ const NAMES: [&str; 3] = ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"];
 
 const SUCCESS: c_int = 0;
 /// A program, as the library returns it.
-type Raw = *mut c_void;
-type Size = unsafe extern "C" fn(Raw, *mut usize) -> c_int;
-type Give = unsafe extern "C" fn(Raw, *mut c_char) -> c_int;
+type RawProgram = *mut c_void;
+type Size = unsafe extern "C" fn(RawProgram, *mut usize) -> c_int;
+type TextFn = unsafe extern "C" fn(RawProgram, *mut c_char) -> c_int;
 type Create = unsafe extern "C" fn(
-    *mut Raw,
+    *mut RawProgram,
     *const c_char,
     *const c_char,
     c_int,
@@ -60,28 +60,28 @@ type Create = unsafe extern "C" fn(
 
 /// The functions that are called. They keep their library open.
 #[derive(Debug)]
-struct Table {
+struct NvrtcApi {
     version: unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int,
     create: Create,
-    destroy: unsafe extern "C" fn(*mut Raw) -> c_int,
-    compile: unsafe extern "C" fn(Raw, c_int, *const *const c_char) -> c_int,
+    destroy: unsafe extern "C" fn(*mut RawProgram) -> c_int,
+    compile: unsafe extern "C" fn(RawProgram, c_int, *const *const c_char) -> c_int,
     log_size: Size,
-    log: Give,
+    log: TextFn,
     cubin_size: Size,
-    cubin: Give,
+    cubin: TextFn,
     _library: RuntimeLibrary,
 }
 
-impl Table {
-    fn of(library: RuntimeLibrary) -> Result<Table> {
+impl NvrtcApi {
+    fn of(library: RuntimeLibrary) -> Result<NvrtcApi> {
         let missing = |MissingFunction(name)| Error::Compiler(format!("the NVRTC of this machine has no {name}"));
-        Table::filled(library).map_err(missing)
+        NvrtcApi::filled(library).map_err(missing)
     }
 
-    fn filled(library: RuntimeLibrary) -> std::result::Result<Table, MissingFunction> {
+    fn filled(library: RuntimeLibrary) -> std::result::Result<NvrtcApi, MissingFunction> {
         // SAFETY: the functions have had these signatures since CUDA 11.1.
         unsafe {
-            Ok(Table {
+            Ok(NvrtcApi {
                 version: library.function("nvrtcVersion")?,
                 create: library.function("nvrtcCreateProgram")?,
                 destroy: library.function("nvrtcDestroyProgram")?,
@@ -99,7 +99,7 @@ impl Table {
 /// A compiler of this machine.
 #[derive(Debug)]
 pub struct Compiler {
-    table: Table,
+    table: NvrtcApi,
     version: (c_int, c_int),
 }
 
@@ -125,7 +125,7 @@ impl Compiler {
     fn newest(names: &[&str], major_max: c_int) -> std::result::Result<Compiler, Option<String>> {
         let mut later = None;
         let take = |library| {
-            let compiler = Table::of(library).and_then(Compiler::of).ok()?;
+            let compiler = NvrtcApi::of(library).and_then(Compiler::of).ok()?;
             if compiler.version.0 <= major_max {
                 return Some(compiler);
             }
@@ -135,7 +135,7 @@ impl Compiler {
         RuntimeLibrary::find(names, take).ok_or(later)
     }
 
-    fn of(table: Table) -> Result<Compiler> {
+    fn of(table: NvrtcApi) -> Result<Compiler> {
         let mut version = (0, 0);
         // SAFETY: writes two numbers.
         done("tell its version", unsafe { (table.version)(&mut version.0, &mut version.1) })?;
@@ -145,7 +145,7 @@ impl Compiler {
     /// Returns the cubin of `program`, from `cache` if it is there and whole.
     pub fn cubin(&self, program: &Program, arch: Arch, cache: Option<&Path>) -> Result<Vec<u8>> {
         let Some(cache) = cache else { return self.compile(program, arch) };
-        let kept = Kept { path: cache.join(format!("{}.cubin", self.key(program, arch))) };
+        let kept = CachedCubin { path: cache.join(format!("{}.cubin", self.key(program, arch))) };
         if let Some(cubin) = kept.read() {
             return Ok(cubin);
         }
@@ -176,7 +176,7 @@ impl Compiler {
         let options = options.chain([format!("--gpu-architecture={arch}")]).map(terminated);
         let options = options.collect::<Result<Vec<_>>>()?;
         let pointers: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
-        let unit = Unit::new(&self.table, program)?;
+        let unit = NvrtcProgram::new(&self.table, program)?;
         // SAFETY: the program was made, and the options are strings that live until the call returns.
         let compiled = unsafe { (self.table.compile)(unit.raw, pointers.len() as c_int, pointers.as_ptr()) };
         if compiled != SUCCESS {
@@ -209,13 +209,13 @@ fn missing() -> Error {
 }
 
 /// NVRTC's handle of a program.
-struct Unit<'a> {
-    table: &'a Table,
-    raw: Raw,
+struct NvrtcProgram<'a> {
+    table: &'a NvrtcApi,
+    raw: RawProgram,
 }
 
-impl<'a> Unit<'a> {
-    fn new(table: &'a Table, program: &Program) -> Result<Unit<'a>> {
+impl<'a> NvrtcProgram<'a> {
+    fn new(table: &'a NvrtcApi, program: &Program) -> Result<NvrtcProgram<'a>> {
         let (text, name) = (terminated(program.main.text)?, terminated(program.main.name)?);
         let headers = |of: fn(&Text) -> &'static str| {
             program.headers.iter().map(|header| terminated(of(header))).collect::<Result<Vec<_>>>()
@@ -236,7 +236,7 @@ impl<'a> Unit<'a> {
             )
         };
         done("take a program", made)?;
-        Ok(Unit { table, raw })
+        Ok(NvrtcProgram { table, raw })
     }
 
     /// Returns the compiler's messages.
@@ -248,8 +248,8 @@ impl<'a> Unit<'a> {
         }
         let mut log = vec![0u8; n + 1];
         // SAFETY: there is room for the size that it reported.
-        let told = unsafe { (self.table.log)(self.raw, log.as_mut_ptr().cast()) };
-        match (done("say it", told), CStr::from_bytes_until_nul(&log)) {
+        let status = unsafe { (self.table.log)(self.raw, log.as_mut_ptr().cast()) };
+        match (done("say it", status), CStr::from_bytes_until_nul(&log)) {
             (Ok(()), Ok(log)) => log.to_string_lossy().trim().to_owned(),
             _ => "no reason given".into(),
         }
@@ -269,7 +269,7 @@ impl<'a> Unit<'a> {
     }
 }
 
-impl Drop for Unit<'_> {
+impl Drop for NvrtcProgram<'_> {
     fn drop(&mut self) {
         // SAFETY: made by `new`, and destroyed once.
         let _gone = unsafe { (self.table.destroy)(&mut self.raw) };
@@ -277,13 +277,13 @@ impl Drop for Unit<'_> {
 }
 
 /// A cubin on disk: its checksum, then its bytes. A truncated or changed file counts as absent.
-struct Kept {
+struct CachedCubin {
     path: PathBuf,
 }
 
 const CHECKSUM_BYTES: usize = 32;
 
-impl Kept {
+impl CachedCubin {
     fn read(&self) -> Option<Vec<u8>> {
         let mut file = std::fs::read(&self.path).ok()?;
         let cubin = file.split_off_checked(CHECKSUM_BYTES)?;
@@ -327,7 +327,7 @@ mod tests {
     fn what_is_missing_is_an_error() {
         assert_eq!(Compiler::newest(&["libnvrtc-of-nobody.so.13"], 13).err(), Some(None));
         // A library that exists everywhere and is no compiler.
-        let other = Table::of(RuntimeLibrary::first(&["libc.so.6"]).unwrap()).err().unwrap();
+        let other = NvrtcApi::of(RuntimeLibrary::first(&["libc.so.6"]).unwrap()).err().unwrap();
         assert!(other.to_string().contains("has no nvrtcVersion"), "{other}");
     }
 }

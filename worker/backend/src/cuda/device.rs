@@ -2,14 +2,14 @@
 
 use super::clock::Clock;
 use super::draws::DrawScratch;
-use super::driver::{Bytes, Card, Context, Driver, Event, Shape, Stream};
-use super::fault::Fault;
+use super::driver::{Bytes, Card, Context, Driver, CudaEvent, Shape, Stream};
+use super::fault::FirstError;
 use super::graphs::Graphs;
 use super::kernels::Kernels;
 use super::lock::lock;
 use super::lt;
 use super::peer_buffer::PeerBuffer;
-use super::scratch::Scratch;
+use super::scratch::DeviceScratch;
 use super::table::Kernel;
 use super::uploads::{self, Uploads};
 use super::weights::Packer;
@@ -40,9 +40,9 @@ pub struct Cuda {
     pub(super) host: Cpu,
     pub(super) kernels: Kernels,
     pub(super) uploads: Mutex<Uploads>,
-    pub(super) scratch: Mutex<Scratch>,
+    pub(super) scratch: Mutex<DeviceScratch>,
     pub(super) draws: Mutex<DrawScratch>,
-    pub(super) fault: Fault,
+    pub(super) fault: FirstError,
     pub(super) graphs: Mutex<Graphs>,
     pub(super) clock: Mutex<Clock>,
     /// The buffer that other ranks received last.
@@ -64,9 +64,9 @@ impl Cuda {
             host: Cpu::new(config.host)?,
             kernels: Kernels::load(driver, &context, &card, config.cache.as_deref())?,
             uploads: Mutex::new(Uploads::new(&context, uploads::BYTES_MIN)?),
-            scratch: Mutex::new(Scratch::new(&context)?),
+            scratch: Mutex::new(DeviceScratch::new(&context)?),
             draws: Mutex::new(DrawScratch::new(&context)?),
-            fault: Fault::default(),
+            fault: FirstError::default(),
             clock: Mutex::new(Clock::new(&context)?),
             peer_buffer: Mutex::new(None),
             graphs: Mutex::new(Graphs::new(&card, config.graphs)),
@@ -94,7 +94,7 @@ impl Cuda {
 
     /// Returns the seconds that the device takes for the operations that `work` launches.
     pub fn seconds(&self, work: impl FnOnce()) -> Result<f64> {
-        let (begin, end) = (Event::timed(&self.context)?, Event::timed(&self.context)?);
+        let (begin, end) = (CudaEvent::timed(&self.context)?, CudaEvent::timed(&self.context)?);
         begin.record(&self.stream)?;
         work();
         end.record(&self.stream)?;
@@ -127,7 +127,7 @@ impl Cuda {
         }
     }
 
-    pub(super) fn scratch(&self) -> MutexGuard<'_, Scratch> {
+    pub(super) fn scratch(&self) -> MutexGuard<'_, DeviceScratch> {
         lock(&self.scratch)
     }
 

@@ -3,7 +3,7 @@
 
 use super::buffer::Buffer;
 use super::device::Cuda;
-use super::driver::{Bytes, Event, Pitched, Shape, Stream};
+use super::driver::{Bytes, CudaEvent, PitchedRows, Shape, Stream};
 use super::kernels::{arguments, by_row};
 use super::table::Kernel;
 use crate::Result;
@@ -14,17 +14,17 @@ const FLOAT: usize = 4;
 
 /// Numbers on the device, from an address on.
 #[derive(Clone, Copy)]
-pub struct Floats<'a> {
+pub struct DeviceFloats<'a> {
     bytes: &'a Bytes,
     start: usize,
     len: usize,
 }
 
-impl<'a> Floats<'a> {
+impl<'a> DeviceFloats<'a> {
     /// Returns a part of these.
-    pub fn part(self, range: Range<usize>) -> Floats<'a> {
+    pub fn part(self, range: Range<usize>) -> DeviceFloats<'a> {
         assert!(range.start <= range.end && range.end <= self.len, "{range:?} of {} numbers", self.len);
-        Floats { start: self.start + range.start, len: range.len(), ..self }
+        DeviceFloats { start: self.start + range.start, len: range.len(), ..self }
     }
 
     pub fn len(self) -> usize {
@@ -42,14 +42,14 @@ impl<'a> Floats<'a> {
 
 /// Rows of numbers with a fixed distance.
 #[derive(Clone, Copy)]
-pub struct Columns<'a> {
-    pub floats: Floats<'a>,
+pub struct DeviceColumns<'a> {
+    pub floats: DeviceFloats<'a>,
     pub stride: usize,
 }
 
-impl Columns<'_> {
-    fn pitched(&self) -> Pitched<'_> {
-        Pitched { bytes: self.floats.bytes, at: self.floats.start * FLOAT, pitch: self.stride * FLOAT }
+impl DeviceColumns<'_> {
+    fn pitched(&self) -> PitchedRows<'_> {
+        PitchedRows { bytes: self.floats.bytes, at: self.floats.start * FLOAT, pitch: self.stride * FLOAT }
     }
 }
 
@@ -57,17 +57,17 @@ impl Columns<'_> {
 pub struct TransferBuffer(Bytes);
 
 impl TransferBuffer {
-    pub fn floats(&self) -> Floats<'_> {
-        Floats { bytes: &self.0, start: 0, len: self.0.len() / FLOAT }
+    pub fn floats(&self) -> DeviceFloats<'_> {
+        DeviceFloats { bytes: &self.0, start: 0, len: self.0.len() / FLOAT }
     }
 }
 
 /// Words that stay on the device.
-pub struct Words(Bytes);
+pub struct DeviceWords(Bytes);
 
 /// A point in a stream, which another thread may query.
 #[derive(Debug)]
-pub struct Mark(Event);
+pub struct Mark(CudaEvent);
 
 impl Mark {
     pub fn is_passed(&self) -> Result<bool> {
@@ -81,13 +81,13 @@ impl Mark {
 }
 
 /// A stream beside the one that computes.
-pub struct Side {
+pub struct SideStream {
     stream: Stream,
     /// The computations whose results this stream reads or overwrites.
-    computed: Event,
+    computed: CudaEvent,
 }
 
-impl Side {
+impl SideStream {
     pub fn raw(&self) -> *mut c_void {
         self.stream.raw()
     }
@@ -118,14 +118,14 @@ impl Cuda {
         Ok(TransferBuffer(Bytes::new(&self.context, "numbers on their way", n_floats * FLOAT)?))
     }
 
-    pub fn words(&self, bytes: &[u8]) -> Result<Words> {
+    pub fn words(&self, bytes: &[u8]) -> Result<DeviceWords> {
         let words = Bytes::new(&self.context, "words", bytes.len())?;
         self.place(&words, 0, bytes)?;
-        Ok(Words(words))
+        Ok(DeviceWords(words))
     }
 
     pub fn new_mark(&self) -> Result<Mark> {
-        Ok(Mark(Event::new(&self.context)?))
+        Ok(Mark(CudaEvent::new(&self.context)?))
     }
 
     /// Marks the point behind everything launched so far. During a recording nothing is marked: the code that launches
@@ -134,12 +134,12 @@ impl Cuda {
         if self.is_recording() { Ok(()) } else { mark.0.record(&self.stream) }
     }
 
-    pub fn side(&self) -> Result<Side> {
-        Ok(Side { stream: Stream::new(&self.context)?, computed: Event::new(&self.context)? })
+    pub fn side(&self) -> Result<SideStream> {
+        Ok(SideStream { stream: Stream::new(&self.context)?, computed: CudaEvent::new(&self.context)? })
     }
 
     /// Lets the other stream follow everything computed so far.
-    pub fn hands_over(&self, side: &Side) -> Result<()> {
+    pub fn hands_over(&self, side: &SideStream) -> Result<()> {
         side.computed.record(&self.stream)
     }
 
@@ -149,24 +149,24 @@ impl Cuda {
     }
 
     /// Returns the first rows of a buffer, as f32.
-    pub fn floats_of<'a>(&self, buffer: &'a Buffer, n_rows: usize) -> Floats<'a> {
+    pub fn floats_of<'a>(&self, buffer: &'a Buffer, n_rows: usize) -> DeviceFloats<'a> {
         buffer.check(n_rows, buffer.cols);
         self.to_f32(buffer, n_rows);
-        Floats { bytes: &buffer.bytes, start: 0, len: n_rows * buffer.cols }
+        DeviceFloats { bytes: &buffer.bytes, start: 0, len: n_rows * buffer.cols }
     }
 
     /// Begins to copy `n_cols` columns of `n_rows` rows.
-    pub fn copy_columns(&self, to: Columns<'_>, from: Columns<'_>, n_cols: usize, n_rows: usize) -> Result<()> {
+    pub fn copy_columns(&self, to: DeviceColumns<'_>, from: DeviceColumns<'_>, n_cols: usize, n_rows: usize) -> Result<()> {
         self.stream.copy_columns(to.pitched(), from.pitched(), n_cols * FLOAT, n_rows)
     }
 
     /// Zeroes the numbers.
-    pub fn zero(&self, floats: Floats<'_>) -> Result<()> {
+    pub fn zero(&self, floats: DeviceFloats<'_>) -> Result<()> {
         self.stream.fill_part(floats.bytes, floats.start * FLOAT, floats.len * FLOAT, 0)
     }
 
     /// out = the sum of planes by the tree in `merges`: one byte for each plane.
-    pub fn fold_planes(&self, planes: Floats<'_>, n_planes: usize, merges: &Words, out: Floats<'_>) {
+    pub fn fold_planes(&self, planes: DeviceFloats<'_>, n_planes: usize, merges: &DeviceWords, out: DeviceFloats<'_>) {
         assert!(planes.len >= n_planes * out.len && merges.0.len() >= n_planes, "planes of {} numbers", out.len);
         if out.is_empty() {
             return;
@@ -178,7 +178,7 @@ impl Cuda {
     }
 
     /// out[i] = row `rows[i]` of x, `n_cols` numbers each.
-    pub fn gather_floats(&self, x: Floats<'_>, rows: &[u32], n_cols: usize, out: Floats<'_>) {
+    pub fn gather_floats(&self, x: DeviceFloats<'_>, rows: &[u32], n_cols: usize, out: DeviceFloats<'_>) {
         let fits = rows.iter().all(|row| (*row as usize + 1) * n_cols <= x.len) && rows.len() * n_cols <= out.len;
         assert!(fits, "{} rows of {n_cols} of {} numbers to {}", rows.len(), x.len, out.len);
         if rows.is_empty() || n_cols == 0 {

@@ -1,8 +1,8 @@
 //! Working memory for the draws of a pass.
 
-use super::driver::{Bytes, Context, Event, Pinned};
-use crate::cpu::sample::{Unedited, unedited};
-use crate::{Draw, Result, Undrawn};
+use super::driver::{Bytes, Context, CudaEvent, PinnedMemory};
+use crate::cpu::sample::{UneditedDraw, unedited};
+use crate::{Draw, Result, DrawError};
 use bytemuck::{Pod, Zeroable};
 use std::sync::Arc;
 use types::TokenOut;
@@ -35,7 +35,7 @@ pub(super) struct FilterRow {
 /// The result of a draw; as in the header.
 #[repr(C)]
 #[derive(Clone, Copy, Default, Pod, Zeroable)]
-pub(super) struct Drawn {
+pub(super) struct DrawResult {
     pub token: u32,
     pub logprob: f32,
     pub largest: f32,
@@ -51,27 +51,27 @@ pub(super) struct DrawScratch {
     pub plain: Vec<DrawRow>,
     pub filtered: Vec<FilterRow>,
     /// The answers of the one kernel, then of the other; two passes alternate.
-    pub answers: [Answers; 2],
+    pub answers: [DrawReadback; 2],
     pub turn: usize,
     /// The vocabulary of the last logits.
     pub n_vocab: usize,
     /// The index of the answer to each draw of the last pass.
     entries: Vec<u32>,
     pub logits: Vec<f32>,
-    pub by_host: Vec<std::result::Result<TokenOut, Undrawn>>,
+    pub by_host: Vec<std::result::Result<TokenOut, DrawError>>,
 }
 
-pub(super) struct Answers {
-    pub pinned: Pinned,
+pub(super) struct DrawReadback {
+    pub pinned: PinnedMemory,
     /// Marks the point behind the copy.
-    pub passed: Event,
+    pub passed: CudaEvent,
     /// The pass of these answers.
     pub pass: u64,
 }
 
-impl Answers {
-    fn new(context: &Arc<Context>, n_bytes: usize) -> Result<Answers> {
-        Ok(Answers { pinned: Pinned::zeroed(context, "draws", n_bytes)?, passed: Event::new(context)?, pass: 0 })
+impl DrawReadback {
+    fn new(context: &Arc<Context>, n_bytes: usize) -> Result<DrawReadback> {
+        Ok(DrawReadback { pinned: PinnedMemory::zeroed(context, "draws", n_bytes)?, passed: CudaEvent::new(context)?, pass: 0 })
     }
 }
 
@@ -82,7 +82,7 @@ impl DrawScratch {
             n_max: 0,
             plain: Vec::new(),
             filtered: Vec::new(),
-            answers: [Answers::new(context, 0)?, Answers::new(context, 0)?],
+            answers: [DrawReadback::new(context, 0)?, DrawReadback::new(context, 0)?],
             turn: 0,
             n_vocab: 0,
             entries: Vec::new(),
@@ -95,9 +95,9 @@ impl DrawScratch {
 
     pub fn reserve(&mut self, context: &Arc<Context>, n_max: usize) -> Result<()> {
         if n_max > self.n_max {
-            let n_bytes = 2 * n_max * size_of::<Drawn>();
+            let n_bytes = 2 * n_max * size_of::<DrawResult>();
             self.drawn = Bytes::new(context, "draws", n_bytes)?;
-            self.answers = [Answers::new(context, n_bytes)?, Answers::new(context, n_bytes)?];
+            self.answers = [DrawReadback::new(context, n_bytes)?, DrawReadback::new(context, n_bytes)?];
             self.n_max = n_max;
             self.plain.reserve(n_max);
             self.filtered.reserve(n_max);
@@ -106,7 +106,7 @@ impl DrawScratch {
         Ok(())
     }
 
-    pub fn answer(&self, of: usize, i: usize) -> Option<Drawn> {
+    pub fn answer(&self, of: usize, i: usize) -> Option<DrawResult> {
         bytemuck::cast_slice(self.answers[of].pinned.bytes()).get(i).copied()
     }
 
@@ -119,40 +119,40 @@ impl DrawScratch {
     }
 
     /// Writes the kernels' inputs for each row. For a row of another kernel they find the largest logit and go on.
-    pub fn ask(&mut self, draws: &[Draw<'_>], n_vocab: usize) {
+    pub fn prepare(&mut self, draws: &[Draw<'_>], n_vocab: usize) {
         self.plain.clear();
         self.filtered.clear();
         self.entries.clear();
         for (row, draw) in draws.iter().enumerate() {
-            let way = Way::of(draw, n_vocab);
+            let path = DrawPath::of(draw, n_vocab);
             let plain = DrawRow { key: 0, scale: 1.0, least: f64::NEG_INFINITY, is_greedy: 1, wants_logprob: 0 };
             let (key, scale, least) = (0, 1.0, f64::NEG_INFINITY);
             let rest =
                 FilterRow { key, scale, least, top_p: 1.0, scale_f32: 1.0, top_k: 1, wants_logprob: 0, unused: 0 };
-            let behind = if matches!(way, Way::Filtered(_)) { draws.len() } else { 0 };
+            let behind = if matches!(path, DrawPath::Filtered(_)) { draws.len() } else { 0 };
             self.entries.push((behind + row) as u32);
-            self.plain.push(if let Way::Plain(row) = way { row } else { plain });
-            self.filtered.push(if let Way::Filtered(row) = way { row } else { rest });
+            self.plain.push(if let DrawPath::Plain(row) = path { row } else { plain });
+            self.filtered.push(if let DrawPath::Filtered(row) = path { row } else { rest });
         }
     }
 }
 
 /// Which code draws a row.
-pub(super) enum Way {
+pub(super) enum DrawPath {
     Plain(DrawRow),
     Filtered(FilterRow),
     Host,
 }
 
-impl Way {
-    pub fn of(draw: &Draw<'_>, n_vocab: usize) -> Way {
-        let Some(Unedited { key, scale, scale_f32, least, top_p, top_k }) = unedited(draw) else { return Way::Host };
+impl DrawPath {
+    pub fn of(draw: &Draw<'_>, n_vocab: usize) -> DrawPath {
+        let Some(UneditedDraw { key, scale, scale_f32, least, top_p, top_k }) = unedited(draw) else { return DrawPath::Host };
         let wants_logprob = draw.sampling.logprobs.is_some().into();
         let top_k = if top_k as usize >= n_vocab { 0 } else { top_k };
         if top_k == 0 && top_p >= 1.0 {
             let is_greedy = draw.sampling.is_greedy().into();
-            return Way::Plain(DrawRow { key, scale, least, is_greedy, wants_logprob });
+            return DrawPath::Plain(DrawRow { key, scale, least, is_greedy, wants_logprob });
         }
-        Way::Filtered(FilterRow { key, scale, least, top_p, scale_f32, top_k, wants_logprob, unused: 0 })
+        DrawPath::Filtered(FilterRow { key, scale, least, top_p, scale_f32, top_k, wants_logprob, unused: 0 })
     }
 }

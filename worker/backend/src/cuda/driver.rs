@@ -6,7 +6,7 @@
 
 mod peers;
 
-pub(crate) use peers::{Handle, Opened};
+pub(crate) use peers::{Handle, PeerMemory};
 
 use crate::{Error, Result};
 use cudarc::driver::{result, sys};
@@ -42,7 +42,7 @@ pub struct Card {
 }
 
 /// Returns the driver's result; its error names the operation.
-pub(crate) fn said<T>(what: &'static str, answer: std::result::Result<T, result::DriverError>) -> Result<T> {
+pub(crate) fn check_status<T>(what: &'static str, answer: std::result::Result<T, result::DriverError>) -> Result<T> {
     answer.map_err(|error| {
         let (text, name) = (error.error_string().unwrap_or(c"no reason given"), error.error_name().unwrap_or(c"?"));
         Error::Driver { what, why: format!("{} ({})", text.to_string_lossy(), name.to_string_lossy()) }
@@ -54,7 +54,7 @@ pub(crate) fn said<T>(what: &'static str, answer: std::result::Result<T, result:
 fn allocated<T>(what: &'static str, n: usize, answer: std::result::Result<T, result::DriverError>) -> Result<T> {
     match answer {
         Err(error) if error.0 == sys::cudaError_enum::CUDA_ERROR_OUT_OF_MEMORY => Err(Error::OutOfMemory { what, n }),
-        answer => said("allocate memory", answer),
+        answer => check_status("allocate memory", answer),
     }
 }
 
@@ -67,13 +67,13 @@ impl Driver {
         }
         let mut version = 0;
         // SAFETY: writes one number.
-        let asked = unsafe { sys::cuDriverGetVersion(&mut version) };
-        said("tell its version", asked.result())?;
+        let status = unsafe { sys::cuDriverGetVersion(&mut version) };
+        check_status("tell its version", status.result())?;
         let driver = Driver { version };
         if version < VERSION_MIN {
             return Err(Error::NoCuda(format!("the driver is for CUDA {driver}; 12.8 or later is needed")));
         }
-        said("start", result::init()).map_err(|error| Error::NoCuda(error.to_string()))?;
+        check_status("start", result::init()).map_err(|error| Error::NoCuda(error.to_string()))?;
         Ok(driver)
     }
 
@@ -83,7 +83,7 @@ impl Driver {
     }
 
     pub fn cards(&self) -> Result<Vec<Card>> {
-        let n = said("count the devices", result::device::get_count())?;
+        let n = check_status("count the devices", result::device::get_count())?;
         (0..n).map(|ordinal| self.card(ordinal as u32)).collect()
     }
 
@@ -94,22 +94,22 @@ impl Driver {
 
     /// Returns the device with this number.
     pub fn card(&self, ordinal: u32) -> Result<Card> {
-        let n = said("count the devices", result::device::get_count())?;
+        let n = check_status("count the devices", result::device::get_count())?;
         if i64::from(ordinal) >= i64::from(n) {
             return Err(Error::NoCuda(format!("there is no device {ordinal}: the driver has {n}")));
         }
-        let device = said("find a device", result::device::get(ordinal as i32))?;
+        let device = check_status("find a device", result::device::get(ordinal as i32))?;
         let number = |attribute| {
             // SAFETY: the device is one that the driver named.
-            let asked = unsafe { result::device::get_attribute(device, attribute) };
-            said("describe a device", asked).map(|number| u32::try_from(number).unwrap_or(0))
+            let status = unsafe { result::device::get_attribute(device, attribute) };
+            check_status("describe a device", status).map(|number| u32::try_from(number).unwrap_or(0))
         };
         use sys::CUdevice_attribute as A;
         // SAFETY: as above.
-        let memory = said("describe a device", unsafe { result::device::total_mem(device) })?;
+        let memory = check_status("describe a device", unsafe { result::device::total_mem(device) })?;
         Ok(Card {
             ordinal,
-            name: said("name a device", result::device::get_name(device))?,
+            name: check_status("name a device", result::device::get_name(device))?,
             capability: (
                 number(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
                 number(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
@@ -139,7 +139,7 @@ impl Card {
     }
 
     /// Returns the device kind that a worker reports.
-    pub fn told(&self) -> DeviceKind {
+    pub fn device_kind(&self) -> DeviceKind {
         DeviceKind::cuda(&self.architecture())
     }
 
@@ -171,9 +171,9 @@ unsafe impl Sync for Context {}
 impl Context {
     /// Opens the primary context, which other code of this process may share.
     pub fn open(_: Driver, card: &Card) -> Result<Arc<Context>> {
-        let device = said("find a device", result::device::get(card.ordinal as i32))?;
+        let device = check_status("find a device", result::device::get(card.ordinal as i32))?;
         // SAFETY: the device is one that the driver named; `drop` releases this reference.
-        let raw = said("open a device", unsafe { result::primary_ctx::retain(device) })?;
+        let raw = check_status("open a device", unsafe { result::primary_ctx::retain(device) })?;
         let context = Arc::new(Context { device, raw });
         context.enter()?;
         Ok(context)
@@ -183,12 +183,12 @@ impl Context {
     /// If it is already current, this takes some nanoseconds.
     pub fn enter(&self) -> Result<()> {
         // SAFETY: it is retained for as long as self lives.
-        said("enter a context", unsafe { result::ctx::set_current(self.raw) })
+        check_status("enter a context", unsafe { result::ctx::set_current(self.raw) })
     }
 
     pub fn free_bytes(&self) -> Result<u64> {
         self.enter()?;
-        Ok(said("tell what memory is free", result::mem_get_info())?.0 as u64)
+        Ok(check_status("tell what memory is free", result::mem_get_info())?.0 as u64)
     }
 }
 
@@ -214,7 +214,7 @@ unsafe impl Sync for Stream {}
 impl Stream {
     pub fn new(context: &Arc<Context>) -> Result<Stream> {
         context.enter()?;
-        let raw = said("make a stream", result::stream::create(result::stream::StreamKind::NonBlocking))?;
+        let raw = check_status("make a stream", result::stream::create(result::stream::StreamKind::NonBlocking))?;
         Ok(Stream { raw, context: context.clone() })
     }
 
@@ -222,21 +222,21 @@ impl Stream {
     pub fn finish(&self) -> Result<()> {
         self.context.enter()?;
         // SAFETY: the stream lives as long as self.
-        said("finish its work", unsafe { result::stream::synchronize(self.raw) })
+        check_status("finish its work", unsafe { result::stream::synchronize(self.raw) })
     }
 
     /// # Safety
     /// The function is of a module that outlives the launch, and each argument points to a value of its parameter's
     /// type. Addresses among them are of this context's memory, as large as the kernel reads and writes, until the
     /// stream has finished.
-    pub unsafe fn launch(&self, function: Function, shape: Shape, args: &[*const c_void]) -> Result<()> {
+    pub unsafe fn launch(&self, function: KernelFunction, shape: Shape, args: &[*const c_void]) -> Result<()> {
         let mut pointers = [std::ptr::null_mut::<c_void>(); ARGS_MAX];
         assert!(args.len() <= ARGS_MAX, "a kernel of {} arguments", args.len());
         pointers.iter_mut().zip(args).for_each(|(pointer, arg)| *pointer = arg.cast_mut());
         let three = |[x, y, z]: [u32; 3]| (x, y, z);
         self.context.enter()?;
         // SAFETY: the caller's promise; the driver reads the arguments before it returns, and does not write them.
-        let asked = unsafe {
+        let status = unsafe {
             result::launch_kernel(
                 function.0,
                 three(shape.grid),
@@ -246,7 +246,7 @@ impl Stream {
                 &mut pointers[..args.len()],
             )
         };
-        said("launch a kernel", asked)
+        check_status("launch a kernel", status)
     }
 
     /// # Safety
@@ -258,7 +258,7 @@ impl Stream {
         }
         self.context.enter()?;
         // SAFETY: inside the allocation; the rest is the caller's promise.
-        said("copy to the device", unsafe { result::memcpy_htod_async(to.at(at), from, self.raw) })
+        check_status("copy to the device", unsafe { result::memcpy_htod_async(to.at(at), from, self.raw) })
     }
 
     /// # Safety
@@ -270,7 +270,7 @@ impl Stream {
         }
         self.context.enter()?;
         // SAFETY: inside the allocation; the rest is the caller's promise.
-        said("copy from the device", unsafe { result::memcpy_dtoh_async(to, from.at(at), self.raw) })
+        check_status("copy from the device", unsafe { result::memcpy_dtoh_async(to, from.at(at), self.raw) })
     }
 
     /// Within the device.
@@ -282,12 +282,12 @@ impl Stream {
         }
         self.context.enter()?;
         // SAFETY: both ranges are inside their allocations, which outlive the stream's work: freeing waits for it.
-        let asked = unsafe { result::memcpy_dtod_async(to.at(to_at), from.at(from_at), n, self.raw) };
-        said("copy within the device", asked)
+        let status = unsafe { result::memcpy_dtod_async(to.at(to_at), from.at(from_at), n, self.raw) };
+        check_status("copy within the device", status)
     }
 
     /// Copies columns of rows within the device: `n_bytes` of each row.
-    pub fn copy_columns(&self, to: Pitched<'_>, from: Pitched<'_>, n_bytes: usize, n_rows: usize) -> Result<()> {
+    pub fn copy_columns(&self, to: PitchedRows<'_>, from: PitchedRows<'_>, n_bytes: usize, n_rows: usize) -> Result<()> {
         if n_bytes == 0 || n_rows == 0 {
             return Ok(());
         }
@@ -297,7 +297,7 @@ impl Stream {
         }
         [&to, &from].iter().for_each(|side| side.bytes.check(side.at, (n_rows - 1) * side.pitch + n_bytes));
         let device = sys::CUmemorytype::CU_MEMORYTYPE_DEVICE;
-        let asked = sys::CUDA_MEMCPY2D {
+        let params = sys::CUDA_MEMCPY2D {
             srcXInBytes: 0,
             srcY: 0,
             srcMemoryType: device,
@@ -317,15 +317,15 @@ impl Stream {
         };
         self.context.enter()?;
         // SAFETY: both ranges are inside their allocations, which outlive the stream's work: freeing waits for it.
-        said("copy columns within the device", unsafe { sys::cuMemcpy2DAsync_v2(&asked, self.raw) }.result())
+        check_status("copy columns within the device", unsafe { sys::cuMemcpy2DAsync_v2(&params, self.raw) }.result())
     }
 
     /// Makes later operations wait until that point is passed. An event that was never marked counts as passed.
-    pub fn wait_for(&self, event: &Event) -> Result<()> {
+    pub fn wait_for(&self, event: &CudaEvent) -> Result<()> {
         self.context.enter()?;
         let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
         // SAFETY: both live as long as their owners.
-        said("wait within the device", unsafe { result::stream::wait_event(self.raw, event.raw, flags) })
+        check_status("wait within the device", unsafe { result::stream::wait_event(self.raw, event.raw, flags) })
     }
 
     /// Returns the handle, for a library that launches operations of its own there.
@@ -346,7 +346,7 @@ impl Stream {
         }
         self.context.enter()?;
         // SAFETY: inside the allocation.
-        said("fill memory", unsafe { result::memset_d8_async(to.at(at), value, n, self.raw) })
+        check_status("fill memory", unsafe { result::memset_d8_async(to.at(at), value, n, self.raw) })
     }
 }
 
@@ -357,14 +357,14 @@ impl Stream {
         self.context.enter()?;
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream lives as long as self, and is not the legacy one.
-        said("begin to record", unsafe { result::stream::begin_capture(self.raw, mode) })
+        check_status("begin to record", unsafe { result::stream::begin_capture(self.raw, mode) })
     }
 
     /// Returns everything since `begin_record`; an error if any of it could not be recorded.
     pub fn end_record(&self) -> Result<Record> {
         self.context.enter()?;
         // SAFETY: as above; a recording was begun by this thread.
-        let raw = said("record", unsafe { result::stream::end_capture(self.raw) })?;
+        let raw = check_status("record", unsafe { result::stream::end_capture(self.raw) })?;
         if raw.is_null() {
             return Err(Error::Driver { what: "record", why: "there is no record".into() });
         }
@@ -376,11 +376,11 @@ impl Stream {
         self.context.enter()?;
         // SAFETY: both live as long as their owners; by its maker's promise, the memory that the record reads and
         // writes lives as long as the graph.
-        said("begin a graph", unsafe { result::graph::launch(graph.raw, self.raw) })
+        check_status("begin a graph", unsafe { result::graph::launch(graph.raw, self.raw) })
     }
 
     /// Zeroes columns of rows: `n_bytes` of each row.
-    pub fn clear_columns(&self, to: Pitched<'_>, n_bytes: usize, n_rows: usize) -> Result<()> {
+    pub fn clear_columns(&self, to: PitchedRows<'_>, n_bytes: usize, n_rows: usize) -> Result<()> {
         /// Devices accept no larger distance between rows.
         const PITCH_MAX: usize = i32::MAX as usize;
         if n_bytes == 0 || n_rows == 0 {
@@ -390,14 +390,14 @@ impl Stream {
         self.context.enter()?;
         let at = |row: usize| to.bytes.at(to.at + row * to.pitch);
         // SAFETY: the rows are inside the allocation, which outlives the stream's work: freeing waits for it.
-        let asked = unsafe {
+        let status = unsafe {
             if to.pitch <= PITCH_MAX {
                 sys::cuMemsetD2D8Async(at(0), to.pitch, 0, n_bytes, n_rows, self.raw).result()
             } else {
                 (0..n_rows).try_for_each(|row| result::memset_d8_async(at(row), 0, n_bytes, self.raw))
             }
         };
-        said("clear columns of memory", asked)
+        check_status("clear columns of memory", status)
     }
 }
 
@@ -421,8 +421,8 @@ impl Record {
         self.context.enter()?;
         let mut n = 0;
         // SAFETY: the record lives; without room for nodes their number alone is written.
-        let asked = unsafe { sys::cuGraphGetNodes(self.raw, std::ptr::null_mut(), &mut n) };
-        said("count what was recorded", asked.result()).map(|()| n)
+        let status = unsafe { sys::cuGraphGetNodes(self.raw, std::ptr::null_mut(), &mut n) };
+        check_status("count what was recorded", status.result()).map(|()| n)
     }
 
     /// Instantiates the graph, with all the device memory that it needs.
@@ -430,9 +430,9 @@ impl Record {
         self.context.enter()?;
         // SAFETY: the record lives; no flag puts a requirement on the caller.
         let raw = unsafe { result::graph::instantiate(self.raw, sys::CUgraphInstantiate_flags(0)) };
-        let graph = Graph { raw: said("make a graph", raw)?, context: self.context.clone() };
+        let graph = Graph { raw: check_status("make a graph", raw)?, context: self.context.clone() };
         // SAFETY: both live.
-        said("bring a graph to the device", unsafe { result::graph::upload(graph.raw, stream.raw) })?;
+        check_status("bring a graph to the device", unsafe { result::graph::upload(graph.raw, stream.raw) })?;
         Ok(graph)
     }
 }
@@ -463,7 +463,7 @@ impl Drop for Graph {
 
 /// Rows with a fixed distance in bytes.
 #[derive(Clone, Copy)]
-pub(crate) struct Pitched<'a> {
+pub(crate) struct PitchedRows<'a> {
     pub bytes: &'a Bytes,
     pub at: usize,
     pub pitch: usize,
@@ -483,44 +483,44 @@ pub(crate) struct Shape {
 
 /// A point in a stream.
 #[derive(Debug)]
-pub(crate) struct Event {
+pub(crate) struct CudaEvent {
     raw: sys::CUevent,
     context: Arc<Context>,
 }
 
 // SAFETY: a handle that the driver lets any thread use.
-unsafe impl Send for Event {}
+unsafe impl Send for CudaEvent {}
 // SAFETY: as above.
-unsafe impl Sync for Event {}
+unsafe impl Sync for CudaEvent {}
 
-impl Event {
+impl CudaEvent {
     /// An event for ordering only. Without the time a device passes it faster.
-    pub fn new(context: &Arc<Context>) -> Result<Event> {
-        Event::with(context, sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)
+    pub fn new(context: &Arc<Context>) -> Result<CudaEvent> {
+        CudaEvent::with(context, sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)
     }
 
     /// An event with the time, for measuring.
-    pub fn timed(context: &Arc<Context>) -> Result<Event> {
-        Event::with(context, sys::CUevent_flags::CU_EVENT_DEFAULT)
+    pub fn timed(context: &Arc<Context>) -> Result<CudaEvent> {
+        CudaEvent::with(context, sys::CUevent_flags::CU_EVENT_DEFAULT)
     }
 
-    fn with(context: &Arc<Context>, flags: sys::CUevent_flags) -> Result<Event> {
+    fn with(context: &Arc<Context>, flags: sys::CUevent_flags) -> Result<CudaEvent> {
         context.enter()?;
-        let raw = said("make an event", result::event::create(flags))?;
-        Ok(Event { raw, context: context.clone() })
+        let raw = check_status("make an event", result::event::create(flags))?;
+        Ok(CudaEvent { raw, context: context.clone() })
     }
 
     pub fn record(&self, stream: &Stream) -> Result<()> {
         self.context.enter()?;
         // SAFETY: both live as long as their owners.
-        said("mark a point", unsafe { result::event::record(self.raw, stream.raw) })
+        check_status("mark a point", unsafe { result::event::record(self.raw, stream.raw) })
     }
 
     /// Waits until the stream has passed it. One that was never recorded is passed.
     pub fn wait(&self) -> Result<()> {
         self.context.enter()?;
         // SAFETY: it lives as long as self.
-        said("wait for a point", unsafe { result::event::synchronize(self.raw) })
+        check_status("wait for a point", unsafe { result::event::synchronize(self.raw) })
     }
 
     pub fn enter(&self) -> Result<()> {
@@ -533,21 +533,21 @@ impl Event {
         // SAFETY: it lives as long as self.
         match unsafe { result::event::query(self.raw) } {
             Err(error) if error.0 == sys::cudaError_enum::CUDA_ERROR_NOT_READY => Ok(false),
-            answer => said("look at a point", answer).map(|()| true),
+            answer => check_status("look at a point", answer).map(|()| true),
         }
     }
 
     /// Both are passed, and have the time.
-    pub fn millis_since(&self, earlier: &Event) -> Result<f32> {
+    pub fn millis_since(&self, earlier: &CudaEvent) -> Result<f32> {
         let mut millis = 0.0;
         // SAFETY: both live, and one number is written.
-        let asked = unsafe { sys::cuEventElapsedTime_v2(&mut millis, earlier.raw, self.raw) };
-        said("measure", asked.result())?;
+        let status = unsafe { sys::cuEventElapsedTime_v2(&mut millis, earlier.raw, self.raw) };
+        check_status("measure", status.result())?;
         Ok(millis)
     }
 }
 
-impl Drop for Event {
+impl Drop for CudaEvent {
     fn drop(&mut self) {
         // SAFETY: made by `new`; the driver keeps an event while an operation waits for it.
         let _gone = unsafe { self.context.enter().map(|()| result::event::destroy(self.raw)) };
@@ -602,26 +602,26 @@ impl Drop for Bytes {
 
 /// Host memory that the device can access while the processor does something else.
 #[derive(Debug)]
-pub(crate) struct Pinned {
+pub(crate) struct PinnedMemory {
     start: *mut u8,
     len: usize,
     context: Arc<Context>,
 }
 
 // SAFETY: plain memory with one owner.
-unsafe impl Send for Pinned {}
+unsafe impl Send for PinnedMemory {}
 // SAFETY: a shared reference gives no access to the contents.
-unsafe impl Sync for Pinned {}
+unsafe impl Sync for PinnedMemory {}
 
-impl Pinned {
-    pub fn zeroed(context: &Arc<Context>, what: &'static str, len: usize) -> Result<Pinned> {
+impl PinnedMemory {
+    pub fn zeroed(context: &Arc<Context>, what: &'static str, len: usize) -> Result<PinnedMemory> {
         context.enter()?;
         // SAFETY: at least a byte; `drop` frees it.
         let start = unsafe { result::malloc_host(len.max(1), 0) };
         let start = allocated(what, len, start)?.cast::<u8>();
         // SAFETY: just allocated, of this length, and not shared.
         unsafe { start.write_bytes(0, len) };
-        Ok(Pinned { start, len, context: context.clone() })
+        Ok(PinnedMemory { start, len, context: context.clone() })
     }
 
     pub fn bytes(&self) -> &[u8] {
@@ -635,7 +635,7 @@ impl Pinned {
     }
 }
 
-impl Drop for Pinned {
+impl Drop for PinnedMemory {
     fn drop(&mut self) {
         // SAFETY: allocated by `zeroed`, and freed once.
         let _gone = unsafe { self.context.enter().map(|()| result::free_host(self.start.cast())) };
@@ -656,39 +656,39 @@ unsafe impl Sync for Module {}
 
 /// One kernel of a module; usable while the module lives.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Function(sys::CUfunction);
+pub(crate) struct KernelFunction(sys::CUfunction);
 
 // SAFETY: a handle that the driver lets any thread use.
-unsafe impl Send for Function {}
+unsafe impl Send for KernelFunction {}
 // SAFETY: as above.
-unsafe impl Sync for Function {}
+unsafe impl Sync for KernelFunction {}
 
 impl Module {
     pub fn load(context: &Arc<Context>, cubin: &[u8]) -> Result<Module> {
         context.enter()?;
         // SAFETY: the image is whole: it comes from the compiler, or its checksum was verified.
-        let raw = said("load the kernels", unsafe { result::module::load_data(cubin.as_ptr().cast()) })?;
+        let raw = check_status("load the kernels", unsafe { result::module::load_data(cubin.as_ptr().cast()) })?;
         Ok(Module { raw, context: context.clone() })
     }
 
     /// Returns a kernel that may be launched with this much dynamic shared memory.
-    pub fn function(&self, name: &CStr, shared_bytes: u32) -> Result<Function> {
+    pub fn function(&self, name: &CStr, shared_bytes: u32) -> Result<KernelFunction> {
         /// The shared memory of a block without a request.
         const SHARED_UNASKED: u32 = 48 << 10;
         self.context.enter()?;
         // SAFETY: the module is loaded.
-        let raw = said("find a kernel", unsafe { result::module::get_function(self.raw, name.into()) })?;
+        let raw = check_status("find a kernel", unsafe { result::module::get_function(self.raw, name.into()) })?;
         if shared_bytes > SHARED_UNASKED {
             let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
             // SAFETY: the function was just found.
-            let asked = unsafe { result::function::set_function_attribute(raw, attribute, shared_bytes as i32) };
-            said("give a kernel shared memory", asked)?;
+            let status = unsafe { result::function::set_function_attribute(raw, attribute, shared_bytes as i32) };
+            check_status("give a kernel shared memory", status)?;
         }
         // Loaded here and not at its first launch: loading may wait for the whole context, where a peer's kernel may
         // wait for the launch.
         // SAFETY: the function was just found.
-        said("load a kernel", unsafe { sys::cuFuncLoad(raw) }.result())?;
-        Ok(Function(raw))
+        check_status("load a kernel", unsafe { sys::cuFuncLoad(raw) }.result())?;
+        Ok(KernelFunction(raw))
     }
 }
 

@@ -39,11 +39,11 @@ pub struct Routes {
     gate_up: Buffer, // [rows_max * n_used, 2 * inner]
     inner: Buffer,   // [rows_max * n_used, inner]
     y: Buffer,       // [rows_max * n_used, hidden]
-    addresses: Mutex<Addresses>,
+    addresses: Mutex<ExpertAddresses>,
 }
 
 /// The addresses of the weights of each layer's experts, in the kernels' form.
-struct Addresses {
+struct ExpertAddresses {
     bytes: Bytes,
     end: usize,
     /// By the address of the digits of a layer's first matrix.
@@ -77,12 +77,12 @@ impl Routes {
             gate_up: cuda.buffer(n_choices, 2 * inner)?,
             inner: cuda.buffer(n_choices, inner)?,
             y: cuda.buffer(n_choices, hidden)?,
-            addresses: Mutex::new(Addresses { bytes: addresses, end: 0, known: BTreeMap::new(), runs: Vec::new() }),
+            addresses: Mutex::new(ExpertAddresses { bytes: addresses, end: 0, known: BTreeMap::new(), runs: Vec::new() }),
         })
     }
 }
 
-impl Addresses {
+impl ExpertAddresses {
     /// Returns the addresses of the digits and scales of one part of each matrix. They do not move, so they are
     /// uploaded once.
     fn of(&mut self, cuda: &Cuda, matrices: &[&Matrix], part: usize) -> Result<(u64, u64)> {
@@ -100,9 +100,9 @@ impl Addresses {
         }
         let digits: Vec<u64> = parts().map(|part| part.digits.at(0)).collect();
         let scales: Vec<u64> = parts().map(|part| part.scales.at(0)).collect();
-        let told = (self.put(cuda, bytemuck::cast_slice(&digits))?, self.put(cuda, bytemuck::cast_slice(&scales))?);
-        self.known.insert(key, told);
-        Ok(told)
+        let pointers = (self.put(cuda, bytemuck::cast_slice(&digits))?, self.put(cuda, bytemuck::cast_slice(&scales))?);
+        self.known.insert(key, pointers);
+        Ok(pointers)
     }
 
     /// Returns the address of the bounds of these runs, which are also uploaded once.
@@ -118,12 +118,12 @@ impl Addresses {
     }
 
     /// Uploads bytes in units of eight.
-    fn put(&mut self, cuda: &Cuda, told: &[u8]) -> Result<u64> {
-        let (at, n_bytes) = (self.end, told.len());
+    fn put(&mut self, cuda: &Cuda, data: &[u8]) -> Result<u64> {
+        let (at, n_bytes) = (self.end, data.len());
         if at + n_bytes > self.bytes.len() {
             return Err(Error::OutOfMemory { what: "where experts are", n: at + n_bytes });
         }
-        cuda.place(&self.bytes, at, told)?;
+        cuda.place(&self.bytes, at, data)?;
         self.end += n_bytes;
         Ok(self.bytes.at(at))
     }
@@ -141,8 +141,8 @@ impl Cuda {
         let Some(model) = of.all.first() else { return };
         out.becomes_bf16(false);
         for (i, part) in model.parts.iter().enumerate() {
-            let told = lock(&routes.addresses).of(self, &of.all, i);
-            let Some((digits, scales)) = self.note(told) else { return };
+            let pointers = lock(&routes.addresses).of(self, &of.all, i);
+            let Some((digits, scales)) = self.note(pointers) else { return };
             let columns = part.n_tiles().div_ceil(tiles_per_block(model.pieces.n)) as u32;
             let depth = of.all.len() as u32;
             let shape = Shape { grid: [columns, routes.n_rows.div_ceil(ROWS) as u32, depth], ..by_row(0) };

@@ -12,7 +12,7 @@ use super::linear::{FLOAT, Operands};
 use super::lt::Number;
 use super::scratch::WIDENED_BYTES;
 use super::table::Kernel;
-use super::weights::{GROUP, Kind, Matrix, Part, TILE};
+use super::weights::{GROUP, Kind, Matrix, MatrixPart, TILE};
 use crate::Result;
 
 /// The first GPUs whose tensor cores take numbers of eight bits.
@@ -32,13 +32,13 @@ impl Cuda {
     }
 
     /// x: bf16 rows. False: the kernels are to compute it.
-    pub(super) fn product_in_f8(&self, x: u64, w: &Matrix, part: &Part, n_rows: usize, out: &Buffer) -> bool {
+    pub(super) fn product_in_f8(&self, x: u64, w: &Matrix, part: &MatrixPart, n_rows: usize, out: &Buffer) -> bool {
         let plain = Operands::plain(x, w, part, n_rows, out);
         let can = self.card.capability >= CAPABILITY && part.is_scaled_by_row;
         (can && self.in_f8(&plain, w, part)) || (n_rows >= WIDENED_ROWS && self.widened(&plain, w, part))
     }
 
-    fn in_f8(&self, plain: &Operands, w: &Matrix, part: &Part) -> bool {
+    fn in_f8(&self, plain: &Operands, w: &Matrix, part: &MatrixPart) -> bool {
         let scratch = self.scratch();
         let (Some(places), Some(library)) = (scratch.f8.places(), &self.lt) else { return false };
         let (to, of_rows) = (places.rows.at(0), places.scales.at(0));
@@ -65,7 +65,7 @@ impl Cuda {
     }
 
     /// Whole tiles of the weights at a time.
-    fn widened(&self, plain: &Operands, w: &Matrix, part: &Part) -> bool {
+    fn widened(&self, plain: &Operands, w: &Matrix, part: &MatrixPart) -> bool {
         let scratch = self.scratch();
         let Some(places) = scratch.f8.places() else { return false };
         let (to, n_groups) = (places.widened.at(0), w.pieces.n_groups);

@@ -7,13 +7,13 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 #[derive(Default)]
-pub(super) struct Fault {
+pub(super) struct FirstError {
     /// Only a hint to other threads: the error is read under the lock.
     is_there: AtomicBool,
     first: Mutex<Option<Error>>,
 }
 
-impl Fault {
+impl FirstError {
     pub fn is_there(&self) -> bool {
         self.is_there.load(Ordering::Acquire)
     }

@@ -24,7 +24,7 @@ pub(super) struct Graphs {
     is_on: bool,
     /// The rows of the buffers that passes use.
     rows_max: usize,
-    known: BTreeMap<Outline, Known>,
+    known: BTreeMap<Outline, GraphState>,
     /// In bytes: the limit of graphs, and their current use.
     n_max: usize,
     n_used: usize,
@@ -33,7 +33,7 @@ pub(super) struct Graphs {
     pub is_recording: bool,
 }
 
-enum Known {
+enum GraphState {
     /// It occurred once.
     Seen,
     Kept(Graph),
@@ -41,7 +41,7 @@ enum Known {
 }
 
 /// How a pass is run.
-pub(super) enum Turn {
+pub(super) enum PassMode {
     Plain,
     Record(Outline),
     Replay(Outline),
@@ -69,25 +69,25 @@ impl Graphs {
         if self.is_on { Outline::rows_for(pass, self.rows_max) } else { pass.n_rows() }
     }
 
-    pub fn turn(&mut self, outline: Option<Outline>) -> Turn {
+    pub fn turn(&mut self, outline: Option<Outline>) -> PassMode {
         let Some(outline) = outline.filter(|_| self.is_on && !self.is_recording) else {
             self.counts.plain += 1;
-            return Turn::Plain;
+            return PassMode::Plain;
         };
         match self.known.get(&outline) {
-            Some(Known::Kept(_)) => return Turn::Replay(outline),
-            Some(Known::Seen) => return Turn::Record(outline),
-            Some(Known::Refused) => {}
-            None => drop(self.known.insert(outline, Known::Seen)),
+            Some(GraphState::Kept(_)) => return PassMode::Replay(outline),
+            Some(GraphState::Seen) => return PassMode::Record(outline),
+            Some(GraphState::Refused) => {}
+            None => drop(self.known.insert(outline, GraphState::Seen)),
         }
         self.counts.plain += 1;
-        Turn::Plain
+        PassMode::Plain
     }
 
     pub fn replay(&mut self, outline: Outline, stream: &Stream) -> Result<()> {
         self.counts.replayed += 1;
         match self.known.get(&outline) {
-            Some(Known::Kept(graph)) => stream.replay(graph),
+            Some(GraphState::Kept(graph)) => stream.replay(graph),
             _ => unreachable!("it is this turn because it is kept"),
         }
     }
@@ -97,7 +97,7 @@ impl Graphs {
         match self.make(record, context, stream) {
             Ok(Some(graph)) => {
                 self.counts.recorded += 1;
-                self.known.insert(outline, Known::Kept(graph));
+                self.known.insert(outline, GraphState::Kept(graph));
             }
             _ => self.refuse(outline),
         }
@@ -126,6 +126,6 @@ impl Graphs {
 
     pub fn refuse(&mut self, outline: Outline) {
         self.counts.refused += 1;
-        self.known.insert(outline, Known::Refused);
+        self.known.insert(outline, GraphState::Refused);
     }
 }

@@ -2,7 +2,7 @@
 //! `kernels/kernels.cuh` describes each kernel's result.
 
 use super::compiler::{Arch, Compiler};
-use super::driver::{Card, Context, Driver, Function, Module, Shape, Stream};
+use super::driver::{Card, Context, Driver, KernelFunction, Module, Shape, Stream};
 use super::table::{Kernel, UNITS, Unit};
 use crate::{Error, Heads, Result};
 use std::ffi::{CString, c_void};
@@ -15,7 +15,7 @@ pub(super) const PIECES_MAX: usize = 8;
 /// How a sum over k is cut; as in the header, field by field.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Pieces {
+pub(super) struct SumPieces {
     pub n: u32,
     pub n_groups: u32,
     pub end: [u32; PIECES_MAX],
@@ -23,7 +23,7 @@ pub(super) struct Pieces {
     pub ends_run: [u8; PIECES_MAX],
 }
 
-impl Pieces {
+impl SumPieces {
     /// The groups of each run of pieces, which has a plane of the product.
     pub fn runs(&self) -> impl Iterator<Item = Range<u32>> {
         let mut begin = 0;
@@ -82,7 +82,7 @@ unsafe impl Argument for u64 {}
 // SAFETY: as above.
 unsafe impl Argument for f32 {}
 // SAFETY: as above.
-unsafe impl Argument for Pieces {}
+unsafe impl Argument for SumPieces {}
 // SAFETY: as above.
 unsafe impl Argument for HeadShape {}
 
@@ -99,7 +99,7 @@ pub(super) use arguments;
 /// All kernels, on the device.
 pub(super) struct Kernels {
     /// By the kernel's number, in the order of the table.
-    functions: Vec<Function>,
+    functions: Vec<KernelFunction>,
     /// Kept alive for the functions.
     _modules: Vec<Module>,
 }
@@ -221,7 +221,7 @@ mod tests {
 
     #[test]
     fn structs_lie_as_in_the_header() {
-        assert_eq!((size_of::<Pieces>(), size_of::<HeadShape>()), (56, 40));
+        assert_eq!((size_of::<SumPieces>(), size_of::<HeadShape>()), (56, 40));
         assert_eq!(attend_of("attend_split_d96_q16"), Some((96, 16)));
         assert_eq!(attend_of("attend_merge"), None);
         assert!(HEADERS[0].text.contains("(QUERIES) * ((D) * 2 + 64) + (QUERIES) * 264 * 4 + (QUERIES) * 9 * 4"));

@@ -7,7 +7,7 @@ use super::driver::Shape;
 use super::kernels::{arguments, by_row};
 use super::lt::{Number, Product};
 use super::table::Kernel;
-use super::weights::{GROUP, Kind, Matrix, Part};
+use super::weights::{GROUP, Kind, Matrix, MatrixPart};
 use crate::Linear;
 use std::ops::Range;
 
@@ -21,7 +21,7 @@ pub(super) fn tiles_per_block(n_pieces: u32) -> usize {
 /// The number of rows from which the library is used: with fewer, the time goes into reading the weights.
 const MANY_ROWS: usize = 33;
 
-fn kernel(part: &Part, n_pieces: u32, n_rows: usize) -> (Kernel, Shape) {
+fn kernel(part: &MatrixPart, n_pieces: u32, n_rows: usize) -> (Kernel, Shape) {
     let few = [8, 16, 32];
     let choice = few.iter().position(|rows| n_rows <= *rows).unwrap_or(few.len());
     let grid = match few.get(choice) {
@@ -58,7 +58,7 @@ impl Cuda {
 
     /// Returns false if the library does not take such a product, or has no algorithm for it: then the kernels compute
     /// it.
-    fn product_by_library(&self, x: u64, w: &Matrix, part: &Part, n_rows: usize, out: &Buffer) -> bool {
+    fn product_by_library(&self, x: u64, w: &Matrix, part: &MatrixPart, n_rows: usize, out: &Buffer) -> bool {
         match part.kind {
             Kind::Plain => self.products_of_runs(&Operands::plain(x, w, part, n_rows, out), w),
             Kind::F8Plain => self.product_in_f8(x, w, part, n_rows, out),
@@ -100,7 +100,7 @@ pub(super) struct Operands {
 }
 
 impl Operands {
-    pub fn plain(x: u64, w: &Matrix, part: &Part, n_rows: usize, out: &Buffer) -> Operands {
+    pub fn plain(x: u64, w: &Matrix, part: &MatrixPart, n_rows: usize, out: &Buffer) -> Operands {
         Operands {
             number: Number::Bf16,
             x,

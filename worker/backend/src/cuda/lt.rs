@@ -33,32 +33,32 @@ const PREF_MIN_ALIGNMENT_BYTES: [c_int; 4] = [5, 6, 7, 8];
 /// The alignment that the library assumes by default.
 const ALIGNMENT_MAX: u32 = 256;
 
-type Answer = c_int;
+type LtStatus = c_int;
 /// A handle or a description, as the library returns it.
-type Raw = *mut c_void;
-type Make = unsafe extern "C" fn(*mut Raw) -> Answer;
-type End = unsafe extern "C" fn(Raw) -> Answer;
-type Set = unsafe extern "C" fn(Raw, c_int, *const c_void, usize) -> Answer;
-type MakeLayout = unsafe extern "C" fn(*mut Raw, c_int, u64, u64, i64) -> Answer;
-type Heuristic = unsafe extern "C" fn(Raw, Raw, Raw, Raw, Raw, Raw, Raw, c_int, *mut Found, *mut c_int) -> Answer;
+type RawHandle = *mut c_void;
+type CreateFn = unsafe extern "C" fn(*mut RawHandle) -> LtStatus;
+type DestroyFn = unsafe extern "C" fn(RawHandle) -> LtStatus;
+type SetAttributeFn = unsafe extern "C" fn(RawHandle, c_int, *const c_void, usize) -> LtStatus;
+type CreateLayoutFn = unsafe extern "C" fn(*mut RawHandle, c_int, u64, u64, i64) -> LtStatus;
+type Heuristic = unsafe extern "C" fn(RawHandle, RawHandle, RawHandle, RawHandle, RawHandle, RawHandle, RawHandle, c_int, *mut HeuristicResult, *mut c_int) -> LtStatus;
 type Multiply = unsafe extern "C" fn(
-    Raw,
-    Raw,
+    RawHandle,
+    RawHandle,
     *const c_void,
     u64,
-    Raw,
+    RawHandle,
     u64,
-    Raw,
+    RawHandle,
     *const c_void,
     u64,
-    Raw,
+    RawHandle,
     u64,
-    Raw,
+    RawHandle,
     *const Algorithm,
     u64,
     usize,
     *mut c_void,
-) -> Answer;
+) -> LtStatus;
 
 /// `cublasLtMatmulAlgo_t`.
 #[repr(C)]
@@ -68,7 +68,7 @@ struct Algorithm([u64; 8]);
 /// `cublasLtMatmulHeuristicResult_t`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
-struct Found {
+struct HeuristicResult {
     algorithm: Algorithm,
     workspace_bytes: usize,
     state: c_int,
@@ -87,39 +87,39 @@ impl fmt::Display for LtVersion {
 }
 
 /// The functions that are called. They keep their library open.
-struct Table {
+struct LtApi {
     version: unsafe extern "C" fn() -> usize,
-    create: Make,
-    destroy: End,
-    make_desc: unsafe extern "C" fn(*mut Raw, c_int, c_int) -> Answer,
-    set_desc: Set,
-    end_desc: End,
-    make_layout: MakeLayout,
-    end_layout: End,
-    make_preference: Make,
-    set_preference: Set,
-    end_preference: End,
+    create: CreateFn,
+    destroy: DestroyFn,
+    make_desc: unsafe extern "C" fn(*mut RawHandle, c_int, c_int) -> LtStatus,
+    set_desc: SetAttributeFn,
+    end_desc: DestroyFn,
+    make_layout: CreateLayoutFn,
+    end_layout: DestroyFn,
+    make_preference: CreateFn,
+    set_preference: SetAttributeFn,
+    end_preference: DestroyFn,
     heuristic: Heuristic,
     multiply: Multiply,
     _library: RuntimeLibrary,
 }
 
-impl Table {
-    fn find() -> Result<Table> {
-        Table::load(&NAMES)
+impl LtApi {
+    fn find() -> Result<LtApi> {
+        LtApi::load(&NAMES)
     }
 
-    fn load(names: &[&str]) -> Result<Table> {
+    fn load(names: &[&str]) -> Result<LtApi> {
         let missing = || Error::Library(format!("it is not on this machine, as {}", NAMES[..2].join(" or ")));
         let library = RuntimeLibrary::first(names).ok_or_else(missing)?;
         let missing = |MissingFunction(name)| Error::Library(format!("the one of this machine has no {name}"));
-        Table::filled(library).map_err(missing)
+        LtApi::filled(library).map_err(missing)
     }
 
-    fn filled(library: RuntimeLibrary) -> std::result::Result<Table, MissingFunction> {
+    fn filled(library: RuntimeLibrary) -> std::result::Result<LtApi, MissingFunction> {
         // SAFETY: the functions have had these signatures since CUDA 11.
         unsafe {
-            Ok(Table {
+            Ok(LtApi {
                 version: library.function("cublasLtGetVersion")?,
                 create: library.function("cublasLtCreate")?,
                 destroy: library.function("cublasLtDestroy")?,
@@ -139,21 +139,21 @@ impl Table {
     }
 
     /// Returns an object that the library makes, with the function that destroys it.
-    fn made(&self, what: &'static str, end: End, make: impl FnOnce(*mut Raw) -> Answer) -> Result<Made> {
+    fn made(&self, what: &'static str, end: DestroyFn, make: impl FnOnce(*mut RawHandle) -> LtStatus) -> Result<LtObject> {
         let mut raw = std::ptr::null_mut();
-        said(what, make(&mut raw))?;
-        Ok(Made { raw, end })
+        check_status(what, make(&mut raw))?;
+        Ok(LtObject { raw, end })
     }
 }
 
 /// The version of the library that a process here would load.
 pub fn lt_version() -> Result<LtVersion> {
-    let table = Table::find()?;
+    let table = LtApi::find()?;
     // SAFETY: no arguments; the table holds the library open.
     Ok(LtVersion(unsafe { (table.version)() }))
 }
 
-fn said(what: &'static str, answer: Answer) -> Result<()> {
+fn check_status(what: &'static str, answer: LtStatus) -> Result<()> {
     match answer {
         SUCCESS => Ok(()),
         failed => Err(Error::Library(format!("it could not {what}: status {failed}"))),
@@ -161,15 +161,15 @@ fn said(what: &'static str, answer: Answer) -> Result<()> {
 }
 
 /// Destroyed with its owner, which the table outlives.
-struct Made {
-    raw: Raw,
-    end: End,
+struct LtObject {
+    raw: RawHandle,
+    end: DestroyFn,
 }
 
 // SAFETY: descriptions are plain memory of the library, which each user holds.
-unsafe impl Send for Made {}
+unsafe impl Send for LtObject {}
 
-impl Drop for Made {
+impl Drop for LtObject {
     fn drop(&mut self) {
         // SAFETY: made by the library, and destroyed once.
         let _gone = unsafe { (self.end)(self.raw) };
@@ -210,7 +210,7 @@ pub(super) struct Product {
 
 /// The inputs that an algorithm depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Key {
+struct MatmulKey {
     number: Number,
     shape: [usize; 3],
     ld: usize,
@@ -220,10 +220,10 @@ struct Key {
 }
 
 impl Product {
-    fn key(&self) -> Key {
+    fn key(&self) -> MatmulKey {
         let alignment = |at: u64| 1 << at.trailing_zeros().min(ALIGNMENT_MAX.trailing_zeros());
         let alignments = [self.w, self.x, self.out].map(alignment);
-        Key { number: self.number, shape: self.shape, ld: self.ld, ld_out: self.ld_out, alignments }
+        MatmulKey { number: self.number, shape: self.shape, ld: self.ld, ld_out: self.ld_out, alignments }
     }
 
     /// Whether eight-bit numbers meet the library's requirement: sixteen bytes, from each row's start to the next.
@@ -236,21 +236,21 @@ impl Product {
 }
 
 /// The algorithm for the products of a shape.
-struct Plan {
-    desc: Made,
-    w: Made,
-    x: Made,
-    out: Made,
+struct MatmulPlan {
+    desc: LtObject,
+    w: LtObject,
+    x: LtObject,
+    out: LtObject,
     algorithm: Algorithm,
 }
 
 /// The library, opened for one device.
 pub(super) struct Library {
     /// None: it has no algorithm for these.
-    plans: Mutex<HashMap<Key, Option<Plan>>>,
+    plans: Mutex<HashMap<MatmulKey, Option<MatmulPlan>>>,
     workspace: Bytes,
-    handle: Made,
-    table: Table,
+    handle: LtObject,
+    table: LtApi,
     context: Arc<Context>,
 }
 
@@ -259,7 +259,7 @@ unsafe impl Sync for Library {}
 
 impl Library {
     pub fn open(context: &Arc<Context>) -> Result<Library> {
-        let table = Table::find()?;
+        let table = LtApi::find()?;
         context.enter()?;
         // SAFETY: writes one handle, for the context that is current.
         let handle = table.made("begin", table.destroy, |raw| unsafe { (table.create)(raw) })?;
@@ -277,7 +277,7 @@ impl Library {
         Ok(matches!(plans.get(&key), Some(Some(_))))
     }
 
-    fn planned(&self, plans: &mut HashMap<Key, Option<Plan>>, key: &Key) -> Result<()> {
+    fn planned(&self, plans: &mut HashMap<MatmulKey, Option<MatmulPlan>>, key: &MatmulKey) -> Result<()> {
         if !plans.contains_key(key) {
             if plans.len() >= PLANS_MAX {
                 plans.clear();
@@ -331,19 +331,19 @@ impl Library {
             plans.insert(key, None);
             return Ok(false);
         }
-        said("begin a product", answer).map(|()| true)
+        check_status("begin a product", answer).map(|()| true)
     }
 
     /// The library is column-major: consecutive rows of w are its columns. So w is transposed, x is not, and out's rows
     /// are its columns.
-    fn plan(&self, key: &Key) -> Result<Option<Plan>> {
+    fn plan(&self, key: &MatmulKey) -> Result<Option<MatmulPlan>> {
         let (table, [n_out, n_rows, k]) = (&self.table, key.shape);
         // SAFETY: writes one description.
         let make = |raw| unsafe { (table.make_desc)(raw, COMPUTE_32F, R_32F) };
         let desc = table.made("describe a product", table.end_desc, make)?;
         let turned = std::ptr::from_ref(&TRANSPOSED).cast();
         // SAFETY: reads so many bytes of one number.
-        said("turn a matrix", unsafe { (table.set_desc)(desc.raw, DESC_TRANSA, turned, size_of::<c_int>()) })?;
+        check_status("turn a matrix", unsafe { (table.set_desc)(desc.raw, DESC_TRANSA, turned, size_of::<c_int>()) })?;
         let layout = |dtype, rows: usize, cols: usize, ld: usize| {
             // SAFETY: writes one description.
             let make = |raw| unsafe { (table.make_layout)(raw, dtype, rows as u64, cols as u64, ld as i64) };
@@ -353,18 +353,18 @@ impl Library {
         let (w, x) = (layout(number, k, n_out, key.ld)?, layout(number, k, n_rows, key.ld)?);
         let out = layout(R_32F, n_out, n_rows, key.ld_out)?;
         let found = self.search(key, [&desc, &w, &x, &out])?;
-        Ok(found.map(|algorithm| Plan { desc, w, x, out, algorithm }))
+        Ok(found.map(|algorithm| MatmulPlan { desc, w, x, out, algorithm }))
     }
 
     /// Returns the algorithm that the library expects to be fastest in this workspace.
-    fn search(&self, key: &Key, [desc, w, x, out]: [&Made; 4]) -> Result<Option<Algorithm>> {
+    fn search(&self, key: &MatmulKey, [desc, w, x, out]: [&LtObject; 4]) -> Result<Option<Algorithm>> {
         let table = &self.table;
         // SAFETY: writes one description.
         let make = |raw| unsafe { (table.make_preference)(raw) };
         let preference = table.made("describe a choice", table.end_preference, make)?;
         let set = |attribute, value: *const c_void, n_bytes| {
             // SAFETY: reads so many bytes of one number, which the caller holds.
-            said("take a preference", unsafe { (table.set_preference)(preference.raw, attribute, value, n_bytes) })
+            check_status("take a preference", unsafe { (table.set_preference)(preference.raw, attribute, value, n_bytes) })
         };
         let workspace = self.workspace.len() as u64;
         set(PREF_MAX_WORKSPACE_BYTES, std::ptr::from_ref(&workspace).cast(), size_of::<u64>())?;
@@ -372,7 +372,7 @@ impl Library {
         for (attribute, alignment) in PREF_MIN_ALIGNMENT_BYTES.into_iter().zip([of_w, of_x, of_out, of_out]) {
             set(attribute, std::ptr::from_ref(&alignment).cast(), size_of::<u32>())?;
         }
-        let (mut found, mut n_found) = (Found::default(), 0);
+        let (mut found, mut n_found) = (HeuristicResult::default(), 0);
         self.context.enter()?;
         // SAFETY: all descriptions live through the call, which writes at most one result and its number.
         let answer = unsafe {
@@ -392,7 +392,7 @@ impl Library {
         if answer == NOT_SUPPORTED {
             return Ok(None);
         }
-        said("find a way", answer)?;
+        check_status("find a way", answer)?;
         let is_usable = n_found > 0 && found.state == SUCCESS && found.workspace_bytes <= self.workspace.len();
         Ok(is_usable.then_some(found.algorithm))
     }
@@ -404,20 +404,20 @@ mod tests {
 
     #[test]
     fn what_is_missing_is_an_error() {
-        let missing = Table::load(&["libcublasLt-of-nobody.so.13"]).err().unwrap();
+        let missing = LtApi::load(&["libcublasLt-of-nobody.so.13"]).err().unwrap();
         assert_eq!(
             missing.to_string(),
             "cuBLASLt: it is not on this machine, as libcublasLt.so.13 or libcublasLt.so.12"
         );
         // A library that exists everywhere and is not cuBLASLt.
-        let other = Table::load(&["libc.so.6"]).err().unwrap();
+        let other = LtApi::load(&["libc.so.6"]).err().unwrap();
         assert!(other.to_string().contains("has no cublasLtGetVersion"), "{other}");
         assert_eq!(LtVersion(130_100).to_string(), "13.1.0");
     }
 
     #[test]
     fn results_lie_as_the_library_has_them() {
-        assert_eq!((size_of::<Found>(), std::mem::offset_of!(Found, state)), (96, 72));
+        assert_eq!((size_of::<HeuristicResult>(), std::mem::offset_of!(HeuristicResult, state)), (96, 72));
     }
 
     #[test]

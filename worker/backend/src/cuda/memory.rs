@@ -30,8 +30,8 @@ impl Memory for Cuda {
         DeviceClass::Cuda
     }
 
-    fn told(&self) -> DeviceKind {
-        self.card.told()
+    fn device_kind(&self) -> DeviceKind {
+        self.card.device_kind()
     }
 
     fn mode(&self) -> Mode {

@@ -2,8 +2,8 @@
 //! and a kernel of each rank adds the contents of all buffers. Knows nothing of how ranks meet, nor of models.
 
 use super::device::Cuda;
-use super::direct::Floats;
-use super::driver::{Bytes, Driver, Handle, Opened, Pinned, Shape};
+use super::direct::DeviceFloats;
+use super::driver::{Bytes, Driver, Handle, PeerMemory, PinnedMemory, Shape};
 use super::kernels::{Argument, arguments};
 use super::lock::lock;
 use super::peer_buffer::{MappedBuffer, OpenedBuffer, PEER_BUFFERS, PeerBuffer, SumControl};
@@ -37,7 +37,7 @@ pub struct Term {
 /// As in the header, field by field.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-struct Ranks {
+struct OneShotRanks {
     buffers: [u64; RANKS_MAX],
     n_ranks: u32,
     me: u32,
@@ -49,12 +49,12 @@ struct Ranks {
 }
 
 // SAFETY: `repr(C)` with the header's fields.
-unsafe impl Argument for Ranks {}
+unsafe impl Argument for OneShotRanks {}
 
 /// A sum over the planes of several ranks, of any number of numbers.
 #[derive(Clone, Debug)]
 pub struct OneShot {
-    ranks: Ranks,
+    ranks: OneShotRanks,
     /// The largest number of planes of one rank.
     n_planes_max: usize,
     n_own: usize,
@@ -68,7 +68,7 @@ impl OneShot {
         }
         let n_of = |rank: usize| terms.iter().filter(|term| term.rank == rank).count();
         let n_planes_max = (0..buffers.len()).map(n_of).max()?;
-        let mut ranks = Ranks {
+        let mut ranks = OneShotRanks {
             buffers: [0; RANKS_MAX],
             n_ranks: buffers.len() as u32,
             me: me as u32,
@@ -153,11 +153,11 @@ impl Cuda {
 
     /// Returns the buffer of another process's device.
     pub fn open_peer_buffer(&self, handle: &Handle) -> Result<MappedBuffer> {
-        Ok(MappedBuffer::Opened(OpenedBuffer(Opened::new(&self.context, handle)?)))
+        Ok(MappedBuffer::Opened(OpenedBuffer(PeerMemory::new(&self.context, handle)?)))
     }
 
     pub fn sum_control(&self) -> Result<SumControl> {
-        Ok(SumControl(Pinned::zeroed(&self.context, "words for sums", 2 * size_of::<AtomicU32>())?))
+        Ok(SumControl(PinnedMemory::zeroed(&self.context, "words for sums", 2 * size_of::<AtomicU32>())?))
     }
 
     /// Begins to add these numbers of all ranks' planes; planes are `stride` apart. A rank without planes has room for
@@ -165,10 +165,10 @@ impl Cuda {
     pub fn sum_one_shot(
         &self,
         sum: &OneShot,
-        planes: Floats<'_>,
+        planes: DeviceFloats<'_>,
         numbers: Range<usize>,
         stride: usize,
-        (told, patience): (&SumControl, Duration),
+        (control, patience): (&SumControl, Duration),
     ) {
         let (n, per_block) = (numbers.len(), sum.per_block(numbers.len()));
         if n == 0 {
@@ -176,14 +176,14 @@ impl Cuda {
         }
         let n_room = sum.n_own.saturating_sub(1) * stride + numbers.end;
         assert!(n <= sum.n_max() && n_room <= planes.len(), "{numbers:?} of planes of {} numbers", planes.len());
-        let ranks = Ranks { per_block: per_block as u32, ..sum.ranks };
+        let ranks = OneShotRanks { per_block: per_block as u32, ..sum.ranks };
         let patience = u64::try_from(patience.as_nanos()).unwrap_or(u64::MAX);
         let shape = Shape { grid: [n.div_ceil(per_block) as u32, 1, 1], block: [256, 1, 1], shared_bytes: 0 };
-        let (at, told) = (planes.part(numbers.start..planes.len()).address(), told.0.at());
+        let (at, control_at) = (planes.part(numbers.start..planes.len()).address(), control.0.at());
         // SAFETY: this rank's planes have the checked length, a buffer has room for everything that a block may copy
         // there, and the holder of the buffers and the words drops them when the stream has finished.
         unsafe {
-            self.launch(Kernel::SumOneShot, shape, arguments![at, stride as u64, n as u32, ranks, told, patience]);
+            self.launch(Kernel::SumOneShot, shape, arguments![at, stride as u64, n as u32, ranks, control_at, patience]);
         }
     }
 }
@@ -203,7 +203,7 @@ mod tests {
         for (name, ours) in numbers.into_iter().chain([("DEPTH", DEPTH_MAX as usize)]) {
             assert_eq!(number(name), ours.to_string(), "{name}");
         }
-        assert_eq!((number("BUFFER"), size_of::<Ranks>()), ("(2 << 20)".into(), 464));
+        assert_eq!((number("BUFFER"), size_of::<OneShotRanks>()), ("(2 << 20)".into(), 464));
         let (flags, broken, data) = (number("FLAGS"), number("BROKEN"), number("DATA"));
         let [flags, broken, data] = [flags, broken, data].map(|text| text.parse::<usize>().unwrap());
         assert_eq!((flags, broken), (BLOCKS_MAX * 8, flags + BLOCKS_MAX * RANKS_MAX * 8));
@@ -213,7 +213,7 @@ mod tests {
     #[test]
     fn parts_of_blocks_fit_their_places() {
         for n_planes in [1, 2, 3, 5, 14, 64] {
-            let ranks = Ranks {
+            let ranks = OneShotRanks {
                 buffers: [0; RANKS_MAX],
                 n_ranks: 2,
                 me: 0,

@@ -1,6 +1,6 @@
 //! Memory of a rank that other ranks' devices see, and the words that host and device exchange while a sum waits.
 
-use super::driver::{Bytes, Opened, Pinned};
+use super::driver::{Bytes, PeerMemory, PinnedMemory};
 use crate::Result;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -34,7 +34,7 @@ pub enum MappedBuffer {
 
 /// A buffer of another process.
 #[derive(Debug)]
-pub struct OpenedBuffer(pub(super) Opened);
+pub struct OpenedBuffer(pub(super) PeerMemory);
 
 impl MappedBuffer {
     pub(super) fn at(&self) -> u64 {
@@ -47,7 +47,7 @@ impl MappedBuffer {
 
 /// The words that host and device exchange while a sum waits.
 #[derive(Debug)]
-pub struct SumControl(pub(super) Pinned);
+pub struct SumControl(pub(super) PinnedMemory);
 
 impl SumControl {
     fn word(&self, idx: usize) -> &AtomicU32 {

@@ -73,11 +73,11 @@ impl Pointwise for Cuda {
     }
 
     fn embed_pass(&self, table: &Matrix, first: u32, pass: &Pass<'_>, out: &mut Buffer) {
-        let told = {
+        let uploaded = {
             let uploads = lock(&self.uploads);
             (uploads.batch.n_rows == pass.n_rows()).then_some(uploads.batch.tokens)
         };
-        match told {
+        match uploaded {
             Some(at) => self.embed_from(table, first, (at, pass.n_rows()), out),
             None => self.embed(table, first, pass.rows.tokens, out),
         }

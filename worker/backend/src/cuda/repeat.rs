@@ -1,7 +1,7 @@
 //! How a pass is begun: plainly, while it is recorded, or from its record.
 
 use super::device::Cuda;
-use super::graphs::Turn;
+use super::graphs::PassMode;
 use super::lock::lock;
 use super::outline::Outline;
 use crate::{Device, Pass, Repeat, Repeats, Result};
@@ -14,13 +14,13 @@ impl Cuda {
         let outline = lock(&self.uploads).batch.outline.filter(|_| self.is_well());
         let turn = lock(&self.graphs).turn(outline);
         match turn {
-            Turn::Plain => work().map(|()| Repeat::Done),
-            Turn::Replay(outline) => {
+            PassMode::Plain => work().map(|()| Repeat::Done),
+            PassMode::Replay(outline) => {
                 let begun = lock(&self.graphs).replay(outline, &self.stream);
                 self.note(begun);
                 Ok(Repeat::Begun)
             }
-            Turn::Record(outline) => self.record(outline, &mut work).map(|()| Repeat::Recorded),
+            PassMode::Record(outline) => self.record(outline, &mut work).map(|()| Repeat::Recorded),
         }
     }
 

@@ -3,12 +3,12 @@
 
 use super::buffer::Buffer;
 use super::device::Cuda;
-use super::draws::{Answers, DrawScratch, Drawn, FilterRow, Way};
+use super::draws::{DrawReadback, DrawScratch, DrawResult, FilterRow, DrawPath};
 use super::driver::Shape;
 use super::kernels::arguments;
 use super::lock::lock;
 use super::table::Kernel;
-use crate::{Draw, DrawMask, Drawing, Sample, Undrawn};
+use crate::{Draw, DrawMask, Drawing, Sample, DrawError};
 use types::TokenOut;
 
 const NONE: u32 = u32::MAX;
@@ -18,11 +18,11 @@ const THREADS: u32 = 512;
 /// As in the header: the most tokens that a filter keeps on the device.
 const SURVIVORS_MAX: usize = 1024;
 
-impl Drawn {
-    fn told(self, draw: &Draw<'_>) -> Result<TokenOut, Undrawn> {
+impl DrawResult {
+    fn token_out(self, draw: &Draw<'_>) -> Result<TokenOut, DrawError> {
         let logprob = draw.sampling.logprobs.map(|_| self.logprob);
         let out = TokenOut { token: self.token, logprob, top: Vec::new() };
-        if self.token == NONE { Err(Undrawn::NotNumbers) } else { Ok(out) }
+        if self.token == NONE { Err(DrawError::NotNumbers) } else { Ok(out) }
     }
 }
 
@@ -31,9 +31,9 @@ impl Cuda {
     /// kernel, then of the other.
     fn draw_on_device(&self, logits: &Buffer, draws: &[Draw<'_>], room: &mut DrawScratch) -> crate::Result<usize> {
         room.reserve(&self.context, draws.len())?;
-        room.ask(draws, logits.cols);
+        room.prepare(draws, logits.cols);
         room.n_vocab = logits.cols;
-        let is_filtered = draws.iter().any(|draw| matches!(Way::of(draw, logits.cols), Way::Filtered(_)));
+        let is_filtered = draws.iter().any(|draw| matches!(DrawPath::of(draw, logits.cols), DrawPath::Filtered(_)));
         let (from, n_vocab) = (logits.at(), logits.cols as u32);
         let shape = Shape { grid: [draws.len() as u32, 1, 1], block: [THREADS, 1, 1], shared_bytes: 0 };
         let (rows, drawn) = (self.upload(bytemuck::cast_slice(&room.plain)), room.drawn.at(0));
@@ -41,13 +41,13 @@ impl Cuda {
         unsafe { self.launch(Kernel::Draw, shape, arguments![from, n_vocab, rows, drawn]) };
         if is_filtered {
             let rows = self.upload(bytemuck::cast_slice(&room.filtered));
-            let drawn = room.drawn.at(draws.len() * size_of::<Drawn>());
+            let drawn = room.drawn.at(draws.len() * size_of::<DrawResult>());
             // SAFETY: as above; the second half of the answers is this kernel's.
             unsafe { self.launch(Kernel::DrawFiltered, shape, arguments![from, n_vocab, rows, drawn]) };
         }
-        let n_bytes = if is_filtered { 2 } else { 1 } * draws.len() * size_of::<Drawn>();
+        let n_bytes = if is_filtered { 2 } else { 1 } * draws.len() * size_of::<DrawResult>();
         room.turn = 1 - room.turn;
-        let Answers { pinned, passed, pass } = &mut room.answers[room.turn];
+        let DrawReadback { pinned, passed, pass } = &mut room.answers[room.turn];
         // SAFETY: these answers are not read before `passed` is, and the pass before the last has been answered.
         unsafe { self.stream.read(&room.drawn, 0, &mut pinned.bytes_mut()[..n_bytes]) }?;
         *pass = lock(&self.clock).end(&self.stream)?;
@@ -63,7 +63,7 @@ impl Cuda {
         n_vocab: usize,
         room: &mut DrawScratch,
         of: usize,
-        out: &mut Vec<Result<TokenOut, Undrawn>>,
+        out: &mut Vec<Result<TokenOut, DrawError>>,
     ) {
         let waited = match room.answers[of].passed.is_passed() {
             Ok(false) => room.answers[of].passed.wait(),
@@ -76,18 +76,18 @@ impl Cuda {
         // `settle` reports a failure; until then nothing is drawn.
         let is_drawn = self.note(waited).is_some() && self.is_well();
         for (row, draw) in draws.iter().enumerate() {
-            let answer = match Way::of(draw, n_vocab) {
-                Way::Plain(_) => room.answer(of, row),
-                Way::Filtered(_) => room.answer(of, draws.len() + row).filter(|drawn| drawn.token != BY_HOST),
-                Way::Host => None,
+            let answer = match DrawPath::of(draw, n_vocab) {
+                DrawPath::Plain(_) => room.answer(of, row),
+                DrawPath::Filtered(_) => room.answer(of, draws.len() + row).filter(|drawn| drawn.token != BY_HOST),
+                DrawPath::Host => None,
             };
             out.push(match (answer, logits) {
-                _ if !is_drawn => Err(Undrawn::NotNumbers),
-                _ if draw.mask == DrawMask::Late => Err(Undrawn::Late),
-                (Some(answer), _) => answer.told(draw),
+                _ if !is_drawn => Err(DrawError::NotNumbers),
+                _ if draw.mask == DrawMask::Late => Err(DrawError::Late),
+                (Some(answer), _) => answer.token_out(draw),
                 (None, Some(logits)) => {
                     let drawn = self.draw_by_host(logits, row, draw, room);
-                    self.note(drawn).unwrap_or(Err(Undrawn::NotNumbers))
+                    self.note(drawn).unwrap_or(Err(DrawError::NotNumbers))
                 }
                 (None, None) => unreachable!("only what the device draws alone is answered later"),
             });
@@ -101,40 +101,40 @@ impl Cuda {
         row: usize,
         draw: &Draw<'_>,
         room: &mut DrawScratch,
-    ) -> crate::Result<Result<TokenOut, Undrawn>> {
+    ) -> crate::Result<Result<TokenOut, DrawError>> {
         room.logits.resize(logits.cols, 0.0);
         // SAFETY: `logits` is borrowed until the stream has finished.
         unsafe { self.stream.read(&logits.bytes, row * logits.cols * 4, bytemuck::cast_slice_mut(&mut room.logits)) }?;
         self.stream.finish()?;
         self.host.draw_rows(&room.logits, logits.cols, std::slice::from_ref(draw), &mut room.by_host);
-        Ok(room.by_host.pop().unwrap_or(Err(Undrawn::NotNumbers)))
+        Ok(room.by_host.pop().unwrap_or(Err(DrawError::NotNumbers)))
     }
 }
 
 impl Sample for Cuda {
-    fn draw(&self, logits: &Buffer, draws: &[Draw<'_>], out: &mut Vec<Result<TokenOut, Undrawn>>) {
+    fn draw(&self, logits: &Buffer, draws: &[Draw<'_>], out: &mut Vec<Result<TokenOut, DrawError>>) {
         logits.check(draws.len(), logits.cols);
         out.clear();
         if draws.is_empty() || logits.cols == 0 {
-            return out.resize_with(draws.len(), || Err(Undrawn::NotNumbers));
+            return out.resize_with(draws.len(), || Err(DrawError::NotNumbers));
         }
         self.to_f32(logits, draws.len());
         let mut room = lock(&self.draws);
         let begun = self.draw_on_device(logits, draws, &mut room);
         match self.note(begun) {
             Some(of) => self.collect(Some(logits), draws, logits.cols, &mut room, of, out),
-            None => out.resize_with(draws.len(), || Err(Undrawn::NotNumbers)),
+            None => out.resize_with(draws.len(), || Err(DrawError::NotNumbers)),
         }
     }
 
     fn draws_alone(&self, draw: &Draw<'_>, n_vocab: usize) -> bool {
-        match Way::of(draw, n_vocab) {
-            Way::Plain(_) => true,
+        match DrawPath::of(draw, n_vocab) {
+            DrawPath::Plain(_) => true,
             // The filter cannot keep more tokens than the device can order.
-            Way::Filtered(FilterRow { top_k, .. }) => {
+            DrawPath::Filtered(FilterRow { top_k, .. }) => {
                 n_vocab <= SURVIVORS_MAX || (1..=SURVIVORS_MAX).contains(&(top_k as usize))
             }
-            Way::Host => false,
+            DrawPath::Host => false,
         }
     }
 
@@ -154,7 +154,7 @@ impl Sample for Cuda {
         self.note(passed).unwrap_or(true)
     }
 
-    fn drawn(&self, drawing: &Drawing, draws: &[Draw<'_>], out: &mut Vec<Result<TokenOut, Undrawn>>) {
+    fn drawn(&self, drawing: &Drawing, draws: &[Draw<'_>], out: &mut Vec<Result<TokenOut, DrawError>>) {
         out.clear();
         let mut room = lock(&self.draws);
         let n_vocab = room.n_vocab;

@@ -10,7 +10,7 @@ pub(super) const PARTIAL_BYTES: usize = 32 << 20;
 pub(super) const WIDENED_BYTES: usize = 64 << 20;
 
 /// What operations need besides their arguments, grown when buffers are made.
-pub(super) struct Scratch {
+pub(super) struct DeviceScratch {
     /// Rows on their way from one form to the other.
     pub(super) rows: Bytes,
     /// What the tiles of a split attention have made.
@@ -21,9 +21,9 @@ pub(super) struct Scratch {
     pub(super) rows_max: usize,
 }
 
-impl Scratch {
-    pub fn new(context: &Arc<Context>) -> Result<Scratch> {
-        Ok(Scratch {
+impl DeviceScratch {
+    pub fn new(context: &Arc<Context>) -> Result<DeviceScratch> {
+        Ok(DeviceScratch {
             rows: Bytes::new(context, "scratch", 0)?,
             partial: Bytes::new(context, "scratch", PARTIAL_BYTES)?,
             f8: ScaledScratch::default(),
@@ -40,9 +40,9 @@ impl Scratch {
 
 /// Where rows in eight bits lie, and weights in bf16. None where no weights need it.
 #[derive(Default)]
-pub(super) struct ScaledScratch(Option<Places>);
+pub(super) struct ScaledScratch(Option<ScaledBuffers>);
 
-pub(super) struct Places {
+pub(super) struct ScaledBuffers {
     pub rows: Bytes,   // [rows_max, k]
     pub scales: Bytes, // [rows_max]
     pub widened: Bytes,
@@ -51,11 +51,11 @@ pub(super) struct Places {
 impl ScaledScratch {
     /// For rows of so many numbers in all.
     pub fn reserve(&mut self, context: &Arc<Context>, rows_max: usize, n_numbers: usize) -> Result<()> {
-        let fits = |places: &Places| places.rows.len() >= n_numbers && places.scales.len() >= 4 * rows_max;
+        let fits = |places: &ScaledBuffers| places.rows.len() >= n_numbers && places.scales.len() >= 4 * rows_max;
         if !self.0.as_ref().is_some_and(fits) {
             // What is too small goes before its successor comes.
             self.0 = None;
-            self.0 = Some(Places {
+            self.0 = Some(ScaledBuffers {
                 rows: Bytes::new(context, "rows in eight bits", n_numbers)?,
                 scales: Bytes::new(context, "scales of rows", 4 * rows_max)?,
                 widened: Bytes::new(context, "weights in bf16", WIDENED_BYTES)?,
@@ -64,7 +64,7 @@ impl ScaledScratch {
         Ok(())
     }
 
-    pub fn places(&self) -> Option<&Places> {
+    pub fn places(&self) -> Option<&ScaledBuffers> {
         self.0.as_ref()
     }
 

@@ -9,7 +9,7 @@
 //! tokens · positions · per group: slots · per group: items, where each slice is a row · per group: tables · the rest
 //! ```
 
-use super::driver::{Bytes, Context, Event, Pinned, Stream};
+use super::driver::{Bytes, Context, CudaEvent, PinnedMemory, Stream};
 use super::outline::Outline;
 use crate::{BatchLimits, Error, Pass, Result};
 use std::ops::Range;
@@ -41,24 +41,24 @@ pub(super) fn bytes_for(limits: BatchLimits) -> Option<usize> {
 }
 
 pub(super) struct Uploads {
-    halves: [Half; 2],
+    halves: [UploadBuffer; 2],
     turn: usize,
     /// On the device; written in the order of the stream, so one is enough.
     device: Bytes,
     /// The place of the next data, in bytes.
     end: usize,
-    pub batch: OnDevice,
+    pub batch: UploadedPass,
 }
 
-struct Half {
-    pinned: Pinned,
+struct UploadBuffer {
+    pinned: PinnedMemory,
     /// Marks the point behind the pass that it was written for.
-    passed: Event,
+    passed: CudaEvent,
 }
 
 /// The pass, as uploaded to the device.
 #[derive(Default)]
-pub(super) struct OnDevice {
+pub(super) struct UploadedPass {
     pub n_rows: usize,
     /// Its shared shape; None where no other pass is like it.
     pub outline: Option<Outline>,
@@ -66,13 +66,13 @@ pub(super) struct OnDevice {
     pub positions: u64,
     /// Pairs of a row and an entry of the drawn tokens: the address, and how many.
     pub taken: (u64, u32),
-    pub groups: Vec<OfGroup>,
+    pub groups: Vec<UploadedGroup>,
     /// For each group and largest number of rows: the address of the items, and how many.
     items: Vec<((usize, u32), (u64, u32))>,
 }
 
 #[derive(Clone, Copy)]
-pub(super) struct OfGroup {
+pub(super) struct UploadedGroup {
     pub slots: u64,
     /// The address from which items count.
     pub blocks: u64,
@@ -85,11 +85,11 @@ pub(super) struct OfGroup {
 impl Uploads {
     pub fn new(context: &Arc<Context>, n_bytes: usize) -> Result<Uploads> {
         let n_bytes = n_bytes.next_multiple_of(ALIGNMENT);
-        let half = || -> Result<Half> {
-            Ok(Half { pinned: Pinned::zeroed(context, "what a pass tells", n_bytes)?, passed: Event::new(context)? })
+        let half = || -> Result<UploadBuffer> {
+            Ok(UploadBuffer { pinned: PinnedMemory::zeroed(context, "what a pass tells", n_bytes)?, passed: CudaEvent::new(context)? })
         };
         let device = Bytes::new(context, "what a pass tells", n_bytes)?;
-        Ok(Uploads { halves: [half()?, half()?], turn: 0, device, end: 0, batch: OnDevice::default() })
+        Ok(Uploads { halves: [half()?, half()?], turn: 0, device, end: 0, batch: UploadedPass::default() })
     }
 
     /// Starts over with another pass. `entries` has the place of each draw of the previous pass.
@@ -102,7 +102,7 @@ impl Uploads {
         if !passed.is_passed()? {
             passed.wait()?;
         }
-        (self.end, self.batch) = (0, OnDevice { n_rows: pass.n_rows(), ..std::mem::take(&mut self.batch) });
+        (self.end, self.batch) = (0, UploadedPass { n_rows: pass.n_rows(), ..std::mem::take(&mut self.batch) });
         self.batch.outline = Outline::of(pass);
         self.batch.items.clear();
         self.batch.groups.clear();
@@ -121,7 +121,7 @@ impl Uploads {
         let (n_rows, n_groups, blocks) = (pass.n_rows(), pass.tables.n_groups(), self.device.at(0));
         for group in 0..n_groups {
             let slots = self.lay(n_rows, |to| slots(pass, group, to))?;
-            self.batch.groups.push(OfGroup { slots, blocks, first: 0, single: None });
+            self.batch.groups.push(UploadedGroup { slots, blocks, first: 0, single: None });
         }
         let n_items = if self.batch.outline.is_some() { n_rows } else { 0 };
         // The groups' tables follow all data that has a fixed place in an outline.
@@ -174,7 +174,7 @@ impl Uploads {
 
     /// Returns the rows of the pass in items of at most `rows_max`, and how many items there are.
     pub fn items(&mut self, stream: &Stream, pass: &Pass<'_>, group: usize, rows_max: u32) -> Result<(u64, u32)> {
-        let OfGroup { single, first, .. } = self.batch.groups[group];
+        let UploadedGroup { single, first, .. } = self.batch.groups[group];
         if let Some(single) = single {
             return Ok((single, self.batch.n_rows as u32));
         }

@@ -6,9 +6,9 @@
 //! Numbers of eight bits stay unchanged, with an f32 for each thirty-two.
 
 use super::driver::{Bytes, Context};
-use super::kernels::{PIECES_MAX, Pieces};
+use super::kernels::{PIECES_MAX, SumPieces};
 use crate::cpu::blocks::{Sub, group_scale, sub_block};
-use crate::cpu::memory::Shared;
+use crate::cpu::memory::SharedPtr;
 use crate::cpu::team::Team;
 use crate::{Error, Result, Stored};
 use half::{bf16, f16};
@@ -79,13 +79,13 @@ pub struct Matrix {
     pub(super) k: usize,
     pub(super) n_out: usize,
     pub(super) n_runs: usize,
-    pub(super) pieces: Pieces,
-    pub(super) parts: Vec<Part>,
+    pub(super) pieces: SumPieces,
+    pub(super) parts: Vec<MatrixPart>,
     pub(super) n_bytes: usize,
 }
 
 /// Consecutive rows of one kind.
-pub(super) struct Part {
+pub(super) struct MatrixPart {
     pub kind: Kind,
     pub rows: usize,
     /// The output column of the first row.
@@ -96,7 +96,7 @@ pub(super) struct Part {
     pub is_scaled_by_row: bool,
 }
 
-impl Part {
+impl MatrixPart {
     pub fn n_tiles(&self) -> usize {
         self.rows.div_ceil(TILE)
     }
@@ -128,9 +128,9 @@ impl Packer<'_> {
         self.pack(&[stored], k, pieces_of(leaves, owned)?)
     }
 
-    fn pack(&self, stored: &[Stored<'_>], k: usize, (pieces, n_runs): (Pieces, usize)) -> Result<Matrix> {
+    fn pack(&self, stored: &[Stored<'_>], k: usize, (pieces, n_runs): (SumPieces, usize)) -> Result<Matrix> {
         stored.iter().try_for_each(|stored| check(stored, k))?;
-        let mut parts: Vec<Part> = Vec::new();
+        let mut parts: Vec<MatrixPart> = Vec::new();
         let (mut first_out, mut n_bytes) = (0, 0);
         // Adjacent rows of one kind are one part: one launch computes them.
         let kind = |stored: &Stored<'_>| Kind::of(stored.dtype, self.mode);
@@ -144,7 +144,7 @@ impl Packer<'_> {
         Ok(Matrix { k, n_out: first_out, n_runs, pieces, parts, n_bytes })
     }
 
-    fn part(&self, stored: &[Stored<'_>], k: usize, first_out: usize) -> Result<Part> {
+    fn part(&self, stored: &[Stored<'_>], k: usize, first_out: usize) -> Result<MatrixPart> {
         let kind = stored.first().map_or(Kind::Bf16, |stored| Kind::of(stored.dtype, self.mode));
         let rows = stored.iter().try_fold(0usize, |n, stored| n.checked_add(stored.rows));
         let too_big = || Error::Shape(format!("a matrix of k {k} that does not fit an address space"));
@@ -155,7 +155,7 @@ impl Packer<'_> {
         let digits = Bytes::new(self.context, "weights", bytes(kind.digit_bytes())?)?;
         let scales = Bytes::new(self.context, "scales", bytes(kind.scale_bytes())?)?;
         let is_scaled_by_row = stored.iter().all(Stored::is_scaled_by_row);
-        let part = Part { kind, rows, first_out, digits, scales, is_scaled_by_row };
+        let part = MatrixPart { kind, rows, first_out, digits, scales, is_scaled_by_row };
         if cells > 0 {
             self.fill(&part, &StoredRows { stored, k, n_groups })?;
         }
@@ -163,7 +163,7 @@ impl Packer<'_> {
     }
 
     /// Works in stretches, so that the host never holds a whole matrix twice.
-    fn fill(&self, part: &Part, rows: &StoredRows<'_>) -> Result<()> {
+    fn fill(&self, part: &MatrixPart, rows: &StoredRows<'_>) -> Result<()> {
         let (digit_bytes, scale_bytes) =
             (rows.n_groups * part.kind.digit_bytes(), rows.n_groups * part.kind.scale_bytes());
         let tiles_max = (STRETCH_BYTES / digit_bytes).clamp(1, part.n_tiles());
@@ -172,7 +172,7 @@ impl Packer<'_> {
             let n = tiles_max.min(part.n_tiles() - first);
             digits[..n * digit_bytes].fill(0);
             scales[..n * scale_bytes].fill(0);
-            let (to_digits, to_scales) = (Shared::new(digits.as_mut_ptr()), Shared::new(scales.as_mut_ptr()));
+            let (to_digits, to_scales) = (SharedPtr::new(digits.as_mut_ptr()), SharedPtr::new(scales.as_mut_ptr()));
             self.team.run(n, &|tiles| {
                 for tile in tiles {
                     // SAFETY: there is room for `tiles_max` tiles; one thread has each.
@@ -204,10 +204,10 @@ fn check(stored: &Stored<'_>, k: usize) -> Result<()> {
 }
 
 /// Returns the cut of a sum that no rank shares.
-fn strands(k: usize) -> (Pieces, usize) {
+fn strands(k: usize) -> (SumPieces, usize) {
     let n_groups = k.div_ceil(GROUP) as u32;
     let n = STRANDS.min(n_groups);
-    let mut pieces = Pieces { n, n_groups, ..Pieces::default() };
+    let mut pieces = SumPieces { n, n_groups, ..SumPieces::default() };
     for i in 0..n {
         let strand = i as usize;
         pieces.end[strand] = ((u64::from(i) + 1) * u64::from(n_groups) / u64::from(n)) as u32;
@@ -219,10 +219,10 @@ fn strands(k: usize) -> (Pieces, usize) {
 }
 
 /// Returns the pieces of the leaves `owned`, and the number of runs.
-fn pieces_of(leaves: &Leaves, owned: Range<u32>) -> Result<(Pieces, usize)> {
+fn pieces_of(leaves: &Leaves, owned: Range<u32>) -> Result<(SumPieces, usize)> {
     let elements = leaves.elements(&owned);
     let mut pieces =
-        Pieces { n: owned.len() as u32, n_groups: elements.len().div_ceil(GROUP) as u32, ..Pieces::default() };
+        SumPieces { n: owned.len() as u32, n_groups: elements.len().div_ceil(GROUP) as u32, ..SumPieces::default() };
     for (leaf, end) in owned.clone().zip(&mut pieces.end) {
         let at = leaves.leaf(leaf as usize).end - elements.start;
         if !at.is_multiple_of(GROUP as u32) && leaf as usize + 1 != leaves.len() {
@@ -237,7 +237,7 @@ fn pieces_of(leaves: &Leaves, owned: Range<u32>) -> Result<(Pieces, usize)> {
 }
 
 /// The order of pushes and merges within each run of pieces.
-fn push_runs(pieces: &mut Pieces, runs: &[Range<u32>]) {
+fn push_runs(pieces: &mut SumPieces, runs: &[Range<u32>]) {
     for run in runs {
         let (mut fold, mut depth) = (Fold::default(), 0);
         for piece in run.clone() {
@@ -359,7 +359,7 @@ fn put_elements(elements: &[bf16], digits: &mut [u8]) {
 }
 
 /// Thirty-two numbers of a row: digits, and a scale and a minimum for each half.
-struct Group {
+struct DigitGroup {
     digits: [u8; GROUP],
     scales: [(f32, f32); 2],
 }
@@ -372,9 +372,9 @@ fn block_of<'a>(stored: &Stored<'_>, row: &'a [u8], group: usize) -> (&'a [u8], 
     (from, sub_block(stored.dtype, from, at % block / GROUP))
 }
 
-fn group_of(stored: &Stored<'_>, row: &[u8], group: usize) -> Group {
+fn group_of(stored: &Stored<'_>, row: &[u8], group: usize) -> DigitGroup {
     let (_, sub) = block_of(stored, row, group);
-    Group { digits: sub.q, scales: [scales(stored.dtype, &sub, 0), scales(stored.dtype, &sub, 1)] }
+    DigitGroup { digits: sub.q, scales: [scales(stored.dtype, &sub, 0), scales(stored.dtype, &sub, 1)] }
 }
 
 /// Returns the scale of one half, and the term added to its multiples.
@@ -408,7 +408,7 @@ fn rounded(x: f32) -> f32 {
     f16::from_f32(x).to_f32()
 }
 
-fn put_group(kind: Kind, group: &Group, r: usize, digits: &mut [u8], scales: &mut [u8]) {
+fn put_group(kind: Kind, group: &DigitGroup, r: usize, digits: &mut [u8], scales: &mut [u8]) {
     let h = r / 8;
     for (i, eight) in by_lane(&group.digits).as_chunks::<8>().0.iter().enumerate() {
         let lane = r % 8 * 4 + i;

@@ -63,7 +63,7 @@ pub trait Memory {
     /// The device class, which decides how sums are cut.
     fn class(&self) -> DeviceClass;
     /// Devices of equal kind agree in every bit: the class and, for a GPU, its architecture.
-    fn told(&self) -> DeviceKind {
+    fn device_kind(&self) -> DeviceKind {
         self.class().into()
     }
     /// The numerics mode, on devices that have a choice.

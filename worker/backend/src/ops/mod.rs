@@ -17,7 +17,7 @@ pub use pointwise::Pointwise;
 pub use recurrence::{
     ConvolutionCall, ConvolvedChannels, Recurrence, RecurrenceCall, RecurrentHeads, RecurrentWeights, StateRule,
 };
-pub use sample::{Draw, DrawMask, Drawing, Sample, Score, Undrawn};
+pub use sample::{Draw, DrawMask, Drawing, Sample, Score, DrawError};
 
 use crate::{Pass, Result};
 

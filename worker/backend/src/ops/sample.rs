@@ -38,7 +38,7 @@ impl DrawMask<'_> {
 
 /// Why a row has no token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Undrawn {
+pub enum DrawError {
     /// It holds a NaN or +infinity, or no number at all.
     NotNumbers,
     /// The mask and bans leave no token.
@@ -68,7 +68,7 @@ impl Draw<'_> {
 
 pub trait Sample: Memory {
     /// Draws one token from each row of logits into `out`, which is cleared first. logits: [draws.len(), n_vocab]
-    fn draw(&self, logits: &Self::Buffer, draws: &[Draw<'_>], out: &mut Vec<Result<TokenOut, Undrawn>>);
+    fn draw(&self, logits: &Self::Buffer, draws: &[Draw<'_>], out: &mut Vec<Result<TokenOut, DrawError>>);
 
     /// Whether the device can answer this draw without the host, whatever the logits are.
     fn draws_alone(&self, _draw: &Draw<'_>, _n_vocab: usize) -> bool {
@@ -87,9 +87,9 @@ pub trait Sample: Memory {
     }
 
     /// Waits for the answers, which are those that `draw` would give.
-    fn drawn(&self, _drawing: &Drawing, draws: &[Draw<'_>], out: &mut Vec<Result<TokenOut, Undrawn>>) {
+    fn drawn(&self, _drawing: &Drawing, draws: &[Draw<'_>], out: &mut Vec<Result<TokenOut, DrawError>>) {
         out.clear();
-        out.resize_with(draws.len(), || Err(Undrawn::NotNumbers));
+        out.resize_with(draws.len(), || Err(DrawError::NotNumbers));
     }
 }
 

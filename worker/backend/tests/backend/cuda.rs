@@ -5,7 +5,7 @@ use crate::emulator::functions::dot;
 use crate::fake_cuda::on_fake_cuda;
 use crate::{fake_cuda, numbers, on_device};
 use backend::cpu::{CpuConfig, Isa};
-use backend::cuda::{Arch, Columns, Compiler, Cuda, CudaConfig, Driver, compile};
+use backend::cuda::{Arch, DeviceColumns, Compiler, Cuda, CudaConfig, Driver, compile};
 use backend::{Batch, BatchLimits, BlockTables, Device, Error, Linear, Memory, PassSlice, Repeat, Repeats};
 use half::bf16;
 use std::io::Write;
@@ -211,7 +211,7 @@ fn decoding(n_rows: u32, position: u32) -> Batch {
 }
 
 #[test]
-fn graphs_take_what_nobody_else_is_promised_and_no_more() {
+fn graphs_take_only_unpromised_memory() {
     // A sixty-fourth of it is two MiB, and a graph takes 65 KiB.
     on_fake_cuda("graphs_take_what_nobody_else_is_promised_and_no_more", &[("FAKE_CUDA_MIB", "128")], || {
         let cuda = Cuda::open(&config(None)).unwrap();
@@ -249,7 +249,7 @@ fn what_waits_for_the_device_is_not_recorded() {
             tables: vec![BlockTables { blocks: vec![types::BlockId(0)], bounds: vec![0, 1] }],
             ..Batch::default()
         };
-        let said = |cuda: &Cuda, buffer: &backend::cuda::Buffer| {
+        let first_number = |cuda: &Cuda, buffer: &backend::cuda::Buffer| {
             let mut numbers = [0.0; 32];
             cuda.read(buffer, 0..1, &mut numbers);
             numbers[0]
@@ -266,7 +266,7 @@ fn what_waits_for_the_device_is_not_recorded() {
             };
             let is_repeated = repeat(&cuda, work);
             cuda.settle().unwrap();
-            (is_repeated, said(&cuda, &to))
+            (is_repeated, first_number(&cuda, &to))
         };
         // Work that waits runs plainly each time, and nothing else suffers.
         assert_eq!([1.0, 2.0, 3.0].map(|n| pass(n, true)), [(false, -1.0), (false, -2.0), (false, -3.0)]);
@@ -345,18 +345,18 @@ fn only_columns_are_copied_as_columns() {
         let cuda = Cuda::open(&config(None)).unwrap();
         let (from, to) = (cuda.room(60).unwrap(), cuda.room(60).unwrap());
         let side = |room: &backend::cuda::TransferBuffer, stride| {
-            let columns = Columns { floats: room.floats(), stride };
-            cuda.copy_columns(columns, Columns { floats: from.floats(), stride }, 4, 5).unwrap();
-            cuda.copy_columns(columns, Columns { floats: from.floats(), stride }, 4, 1).unwrap();
+            let columns = DeviceColumns { floats: room.floats(), stride };
+            cuda.copy_columns(columns, DeviceColumns { floats: from.floats(), stride }, 4, 5).unwrap();
+            cuda.copy_columns(columns, DeviceColumns { floats: from.floats(), stride }, 4, 1).unwrap();
         };
         side(&to, 10);
         side(&to, 4);
         cuda.settle().unwrap();
     });
     // Only the first process reads a trace; the other one wrote it.
-    if let Ok(told) = std::fs::read_to_string(&trace) {
+    if let Ok(text) = std::fs::read_to_string(&trace) {
         std::fs::remove_file(&trace).unwrap();
-        assert_eq!(told.lines().filter(|line| *line == "columns").count(), 1, "{told}");
+        assert_eq!(text.lines().filter(|line| *line == "columns").count(), 1, "{text}");
     }
 }
 
@@ -369,7 +369,7 @@ fn an_old_driver_is_refused_by_its_version() {
 }
 
 #[test]
-fn a_driver_without_devices_says_so() {
+fn driver_without_devices_is_an_error() {
     on_fake_cuda("a_driver_without_devices_says_so", &[("FAKE_CUDA_DEVICES", "0")], || {
         assert!(matches!(Driver::find(), Err(Error::NoCuda(_))));
     });

@@ -251,7 +251,7 @@ fn ranks_that_share_the_experts_add_up_to_the_same_bits() {
 }
 
 #[test]
-fn ties_go_to_the_lower_expert_and_no_number_to_nobody_first() {
+fn ties_go_to_lower_expert_and_nan_last() {
     let cpu = cpu(Isa::detect(), 1, Activations::F32);
     let check = |scores: &[f32], expect: &[u32]| {
         let routing = Routing { n_experts: scores.len(), n_used: 2, normalized: true, scoring: Scoring::Softmax };

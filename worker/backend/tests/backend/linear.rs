@@ -233,7 +233,7 @@ fn planes(cpu: &Cpu, file: &File, x: &[f32], leaves: &Leaves, owned: std::ops::R
 }
 
 #[test]
-fn whoever_owns_which_leaves_the_sum_is_the_same() {
+fn sum_is_independent_of_leaf_owners() {
     let mut rng = Rng(4);
     let heads = |n_heads, head_dim| Leaves::o_proj(DeviceClass::Cpu, n_heads, head_dim);
     let inner = |inner| Leaves::down_proj(DeviceClass::Cpu, inner);

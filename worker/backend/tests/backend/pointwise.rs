@@ -75,7 +75,7 @@ fn silu_of_extremes_is_a_number() {
 }
 
 #[test]
-fn embed_reads_what_the_file_says() {
+fn embed_reads_stored_values() {
     // The widest block of any type.
     const WIDTH: usize = 256;
     let mut rng = Rng(3);

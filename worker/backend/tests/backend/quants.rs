@@ -141,7 +141,7 @@ fn eight_bits(bits: u8) -> f32 {
 }
 
 #[test]
-fn every_number_of_eight_bits_is_what_the_format_says() {
+fn all_eight_bit_floats_match_the_format() {
     let all: Vec<u8> = (0..=255).filter(|bits| bits & 0x7f != 0x7f).chain([0, 0]).collect();
     assert_eq!((eight_bits(0x7e), eight_bits(0x08), eight_bits(0x81)), (448.0, 2f32.powi(-6), -2f32.powi(-9)));
     let expected: Vec<f32> = all.iter().map(|bits| eight_bits(*bits)).collect();

@@ -28,9 +28,9 @@ pub fn on_fake_cuda<Body: FnOnce()>(test: &str, screws: &[(&str, &str)], body: B
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args([test, "--exact", "--nocapture"]).env(MARK, "1").env("LD_LIBRARY_PATH", folder());
     let output = command.envs(screws.iter().copied()).output().unwrap();
-    let told = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
-    assert!(output.status.success(), "{test} over the fake driver:\n{}\n{}", told[0], told[1]);
-    assert!(told[0].contains("1 passed"), "no test is called {test}:\n{}", told[0]);
+    let streams = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+    assert!(output.status.success(), "{test} over the fake driver:\n{}\n{}", streams[0], streams[1]);
+    assert!(streams[0].contains("1 passed"), "no test is called {test}:\n{}", streams[0]);
 }
 
 /// Returns the test's name in the harness: with the module of its body's closure, without the crate.

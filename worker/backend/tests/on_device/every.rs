@@ -143,7 +143,7 @@ fn taken(device: &Cuda, rng: &mut Rng) -> Check {
     let draws: Vec<Draw<'_>> = (0..3)
         .map(|_| Draw { sampling: &sampling, prompt: &[], output: &[], score: None, mask: DrawMask::Open })
         .collect();
-    let (mut told, mut out) = (Vec::new(), device.buffer(3, 64).unwrap());
+    let (mut results, mut out) = (Vec::new(), device.buffer(3, 64).unwrap());
     let drawing = device.begin_draws(&logits, &draws).unwrap();
     let slices = (0..3).map(|row| PassSlice::new(row..row + 1, 0, Want::Nothing)).collect();
     let drawn = vec![(0, 2), (1, 0), (2, 1)];
@@ -151,11 +151,11 @@ fn taken(device: &Cuda, rng: &mut Rng) -> Check {
     device.begin(&batch.pass());
     device.embed_pass(&table, 0, &batch.pass(), &mut out);
     let got = read(device, &out, 3);
-    device.drawn(&drawing, &draws, &mut told);
-    let token = |i: usize| told[i].as_ref().map_or(0, |drawn| drawn.token);
+    device.drawn(&drawing, &draws, &mut results);
+    let token = |i: usize| results[i].as_ref().map_or(0, |drawn| drawn.token);
     device.embed(&table, 0, &[2, 0, 1].map(token), &mut out);
     let expected = read(device, &out, 3);
-    let (apart, same_bits) = (apart(&got, &expected), same_bits(&got, &expected) && told.iter().all(Result::is_ok));
+    let (apart, same_bits) = (apart(&got, &expected), same_bits(&got, &expected) && results.iter().all(Result::is_ok));
     Check { name: "tokens that the device has drawn".into(), apart, limit: EXACT, same_bits }
 }
 

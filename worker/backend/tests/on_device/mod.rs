@@ -10,7 +10,7 @@ use crate::numbers::{File, Rng, cpu, kinds};
 use backend::cpu::{Cpu, Isa};
 use backend::{
     AttentionCall, Batch, BlockTables, Device, Draw, DrawMask, Expert, ExpertActivation, ExpertStack, Heads, KvSpec,
-    PassSlice, RopeStyle, Routing, Scoring, Undrawn,
+    PassSlice, RopeStyle, Routing, Scoring, DrawError,
 };
 use types::leaves::aligned_runs;
 use types::{Activations, BlockId, Dtype, KvDtype, KvLayout, Leaves, Sampling, Want};
@@ -497,19 +497,19 @@ fn draws<D: Device>(device: &D, reference: &Cpu, rng: &mut Rng, [n_rows, n_vocab
     let words: Vec<u32> = (0..n_vocab.div_ceil(32) as u32).map(|i| 0x4924_9249u32.rotate_left(i)).collect();
     let mask = |i: usize| if i % 5 == 4 { DrawMask::Of(&words) } else { DrawMask::Open };
     let draw = |(i, sampling)| Draw { sampling, prompt: &prompt, output: &[], score: None, mask: mask(i) };
-    let asked: Vec<Draw<'_>> = samplings.iter().enumerate().map(draw).collect();
+    let row_draws: Vec<Draw<'_>> = samplings.iter().enumerate().map(draw).collect();
     fn drawn<D: Device>(
         device: &D,
         n: usize,
         logits: &[f32],
-        asked: &[Draw<'_>],
-    ) -> Vec<Result<types::TokenOut, Undrawn>> {
+        row_draws: &[Draw<'_>],
+    ) -> Vec<Result<types::TokenOut, DrawError>> {
         let mut out = Vec::new();
-        device.draw(&filled(device, n, logits), asked, &mut out);
+        device.draw(&filled(device, n, logits), row_draws, &mut out);
         device.settle().unwrap();
         out
     }
-    let (got, expected) = (drawn(device, n_rows, &logits, &asked), drawn(reference, n_rows, &logits, &asked));
+    let (got, expected) = (drawn(device, n_rows, &logits, &row_draws), drawn(reference, n_rows, &logits, &row_draws));
     let same_bits = got == expected && got.iter().all(Result::is_ok);
     Check { name: format!("draws from {n_rows} rows of {n_vocab}"), apart: 0.0, limit: EXACT, same_bits }
 }

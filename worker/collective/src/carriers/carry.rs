@@ -3,7 +3,7 @@
 use crate::error::Result;
 use crate::mesh::Mesh;
 use crate::sum::Sum;
-use crate::transfer::OwnerOf;
+use crate::transfer::OwnerFn;
 use backend::Memory;
 use std::fmt;
 
@@ -19,7 +19,7 @@ pub trait Carry<D: Memory>: fmt::Debug + Send {
         mesh: &mut Mesh,
         device: &D,
         buffer: &mut D::Buffer,
-        owner_of: OwnerOf<'_>,
+        owner_of: OwnerFn<'_>,
         n_rows: usize,
     ) -> Result<()>;
 

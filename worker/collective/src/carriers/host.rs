@@ -8,7 +8,7 @@ use crate::fold::{STACK, fold};
 use crate::frame::{FRAME_WORDS_MAX, FrameKind};
 use crate::mesh::Mesh;
 use crate::sum::{Plane, Sum};
-use crate::transfer::{Direction, NO_OWNERS, OwnerOf, Payload, Transfer};
+use crate::transfer::{Direction, NO_OWNERS, OwnerFn, Payload, Transfer};
 use backend::Memory;
 use std::ops::Range;
 use std::time::Instant;
@@ -46,7 +46,7 @@ impl<D: Memory> Carry<D> for HostCarrier {
         mesh: &mut Mesh,
         device: &D,
         buffer: &mut D::Buffer,
-        owner_of: OwnerOf<'_>,
+        owner_of: OwnerFn<'_>,
         n_rows: usize,
     ) -> Result<()> {
         let n_cols = device.cols(buffer);
@@ -57,7 +57,7 @@ impl<D: Memory> Carry<D> for HostCarrier {
             let from = Transfer::owned(rank, Direction::In, tp as u32, n_owned(tp), n_cols);
             mesh.plan([to, from]);
         }
-        mesh.exchange(FrameKind::Rows, n_rows as u64, owner_of, &mut Whole { device, buffer })
+        mesh.exchange(FrameKind::Rows, n_rows as u64, owner_of, &mut ExchangedBuffer { device, buffer })
     }
 
     fn gather_columns(
@@ -73,7 +73,7 @@ impl<D: Memory> Carry<D> for HostCarrier {
         let own = mesh.units_of(mesh.tp(), n_units);
         if mesh.tp() != 0 {
             mesh.plan([Transfer::block(mesh.in_stage(0), Direction::Out, n_rows, 0..own.len())]);
-            return mesh.exchange(FrameKind::Columns, tag, NO_OWNERS, &mut Mine { device, buffer: mine });
+            return mesh.exchange(FrameKind::Columns, tag, NO_OWNERS, &mut SentBuffer { device, buffer: mine });
         }
         for tp in mesh.others() {
             mesh.plan([Transfer::block(mesh.in_stage(tp), Direction::In, n_rows, mesh.units_of(tp, n_units))]);
@@ -84,19 +84,19 @@ impl<D: Memory> Carry<D> for HostCarrier {
             device.read_part(mine, row, 0, values);
             device.write_part(whole, row, own.start, values);
         }
-        mesh.exchange(FrameKind::Columns, tag, NO_OWNERS, &mut Whole { device, buffer: whole })
+        mesh.exchange(FrameKind::Columns, tag, NO_OWNERS, &mut ExchangedBuffer { device, buffer: whole })
     }
 
     fn send_rows(&mut self, mesh: &mut Mesh, device: &D, buffer: &D::Buffer, n_rows: usize) -> Result<()> {
         let to = usize::from(mesh.rank().0) + mesh.tp_size();
         mesh.plan([Transfer::block(to, Direction::Out, n_rows, 0..device.cols(buffer))]);
-        mesh.exchange(FrameKind::Stream, n_rows as u64, NO_OWNERS, &mut Mine { device, buffer })
+        mesh.exchange(FrameKind::Stream, n_rows as u64, NO_OWNERS, &mut SentBuffer { device, buffer })
     }
 
     fn recv_rows(&mut self, mesh: &mut Mesh, device: &D, buffer: &mut D::Buffer, n_rows: usize) -> Result<()> {
         let from = usize::from(mesh.rank().0) - mesh.tp_size();
         mesh.plan([Transfer::block(from, Direction::In, n_rows, 0..device.cols(buffer))]);
-        mesh.exchange(FrameKind::Stream, n_rows as u64, NO_OWNERS, &mut Whole { device, buffer })
+        mesh.exchange(FrameKind::Stream, n_rows as u64, NO_OWNERS, &mut ExchangedBuffer { device, buffer })
     }
 
     fn has(&self, choice: CarrierChoice) -> bool {
@@ -122,7 +122,7 @@ impl HostCarrier {
             let from = Transfer::block(mesh.in_stage(tp), Direction::Hold, n_theirs, 0..sum.n_cols);
             mesh.plan([to, from]);
         }
-        let mut own = Read { floats: &self.planes, n_cols: sum.n_cols };
+        let mut own = ReadPlanes { floats: &self.planes, n_cols: sum.n_cols };
         mesh.exchange(FrameKind::Planes, tag_of(sum), NO_OWNERS, &mut own)?;
         self.fold_held(mesh, sum);
         device.write(planes, 0, &self.sum[..size]);
@@ -166,7 +166,7 @@ impl HostCarrier {
             let to_it = Transfer::block(to, Direction::Out, sum.n_rows, cols.clone());
             mesh.plan([to_it, Transfer::block(to, Direction::In, sum.n_rows, theirs)]);
         }
-        mesh.exchange(FrameKind::Sums, tag_of(sum), NO_OWNERS, &mut Whole { device, buffer: planes })
+        mesh.exchange(FrameKind::Sums, tag_of(sum), NO_OWNERS, &mut ExchangedBuffer { device, buffer: planes })
     }
 
     /// planes: for each rank [n_planes * n_rows, this rank's columns]
@@ -191,7 +191,7 @@ impl HostCarrier {
         }
         let lowest = mesh.in_stage(0);
         let start = |rank: usize| sum.plan.first_of(rank - lowest) * sum.n_rows;
-        let mut parts = Parts { device, planes, parts: &mut self.planes, cols, start };
+        let mut parts = PlaneColumns { device, planes, parts: &mut self.planes, cols, start };
         mesh.exchange(FrameKind::Parts, tag_of(sum), NO_OWNERS, &mut parts)
     }
 
@@ -222,12 +222,12 @@ fn rows_of(floats: &[f32], n_rows: usize, n_cols: usize) -> impl Iterator<Item =
 }
 
 /// A buffer to send from and receive into.
-struct Whole<'a, M: Memory> {
+struct ExchangedBuffer<'a, M: Memory> {
     device: &'a M,
     buffer: &'a mut M::Buffer,
 }
 
-impl<M: Memory> Payload for Whole<'_, M> {
+impl<M: Memory> Payload for ExchangedBuffer<'_, M> {
     fn read(&mut self, row: usize, col: usize, out: &mut [u32]) {
         self.device.read_part(self.buffer, row, col, bytemuck::cast_slice_mut(out));
     }
@@ -238,12 +238,12 @@ impl<M: Memory> Payload for Whole<'_, M> {
 }
 
 /// A buffer only to send from.
-struct Mine<'a, M: Memory> {
+struct SentBuffer<'a, M: Memory> {
     device: &'a M,
     buffer: &'a M::Buffer,
 }
 
-impl<M: Memory> Payload for Mine<'_, M> {
+impl<M: Memory> Payload for SentBuffer<'_, M> {
     fn read(&mut self, row: usize, col: usize, out: &mut [u32]) {
         self.device.read_part(self.buffer, row, col, bytemuck::cast_slice_mut(out));
     }
@@ -254,12 +254,12 @@ impl<M: Memory> Payload for Mine<'_, M> {
 }
 
 /// Planes that were read already.
-struct Read<'a> {
+struct ReadPlanes<'a> {
     floats: &'a [f32],
     n_cols: usize,
 }
 
-impl Payload for Read<'_> {
+impl Payload for ReadPlanes<'_> {
     fn read(&mut self, row: usize, col: usize, out: &mut [u32]) {
         out.copy_from_slice(bytemuck::cast_slice(&self.floats[row * self.n_cols + col..][..out.len()]));
     }
@@ -270,7 +270,7 @@ impl Payload for Read<'_> {
 }
 
 /// Columns of planes: sent from the device, received side by side.
-struct Parts<'a, M: Memory, F> {
+struct PlaneColumns<'a, M: Memory, F> {
     device: &'a M,
     planes: &'a M::Buffer,
     parts: &'a mut [f32],
@@ -279,7 +279,7 @@ struct Parts<'a, M: Memory, F> {
     start: F,
 }
 
-impl<M: Memory, F: Fn(usize) -> usize> Payload for Parts<'_, M, F> {
+impl<M: Memory, F: Fn(usize) -> usize> Payload for PlaneColumns<'_, M, F> {
     fn read(&mut self, row: usize, col: usize, out: &mut [u32]) {
         self.device.read_part(self.planes, row, col, bytemuck::cast_slice_mut(out));
     }

@@ -44,7 +44,7 @@ pub struct Meeting<'a> {
 }
 
 /// A peer that has proved its identity, and the chosen link.
-pub struct Met {
+pub struct MetPeer {
     stream: TcpStream,
     memory: Option<(Arc<Region>, usize, Arc<Region>)>,
     seals: LinkSeals,
@@ -52,12 +52,12 @@ pub struct Met {
 
 /// The two sides of a connection.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Side {
+enum HandshakeSide {
     Dialer,
     Acceptor,
 }
 
-impl Met {
+impl MetPeer {
     pub fn into_link(self, plan: &MeshPlan, rank: Rank) -> Result<PeerLink> {
         match self.memory {
             Some((region, side, doorbell)) => {
@@ -83,20 +83,20 @@ pub fn fresh() -> Result<Nonce> {
 }
 
 /// A key that only the two sides of one connection have.
-struct Session([u8; 32]);
+struct SessionKey([u8; 32]);
 
-impl Session {
-    fn new(secret: &[u8; 32], hello: &[u8; HELLO], greeting: &[u8; GREETING]) -> Session {
-        Session(*blake3::keyed_hash(secret, &[hello.as_slice(), greeting].concat()).as_bytes())
+impl SessionKey {
+    fn new(secret: &[u8; 32], hello: &[u8; HELLO], greeting: &[u8; GREETING]) -> SessionKey {
+        SessionKey(*blake3::keyed_hash(secret, &[hello.as_slice(), greeting].concat()).as_bytes())
     }
 
     /// Returns the seals of the connection's frames for `side`.
-    fn seals(&self, side: Side, encryption: LinkEncryption) -> LinkSeals {
+    fn seals(&self, side: HandshakeSide, encryption: LinkEncryption) -> LinkSeals {
         let seal = |from: &str| Seal::new(self.mac("frames of the", from.as_bytes()).as_bytes(), encryption);
         let (dialer, acceptor) = (seal("dialer"), seal("acceptor"));
         match side {
-            Side::Dialer => LinkSeals { outgoing: dialer, incoming: acceptor },
-            Side::Acceptor => LinkSeals { outgoing: acceptor, incoming: dialer },
+            HandshakeSide::Dialer => LinkSeals { outgoing: dialer, incoming: acceptor },
+            HandshakeSide::Acceptor => LinkSeals { outgoing: acceptor, incoming: dialer },
         }
     }
 
@@ -111,9 +111,9 @@ impl Session {
 }
 
 /// Reads fields of a fixed length, one after another.
-struct Fields<'a>(&'a [u8]);
+struct FieldReader<'a>(&'a [u8]);
 
-impl Fields<'_> {
+impl FieldReader<'_> {
     fn take<const N: usize>(&mut self) -> [u8; N] {
         let (field, rest) = self.0.split_first_chunk().expect("lengths are constants, and add up");
         self.0 = rest;
@@ -184,7 +184,7 @@ impl Meeting<'_> {
         &mut self,
         hello: &[u8; HELLO],
         take: impl Fn(Rank) -> HandshakeResult<()>,
-    ) -> std::result::Result<(Rank, Met), (Option<Rank>, JoinRefusal)> {
+    ) -> std::result::Result<(Rank, MetPeer), (Option<Rank>, JoinRefusal)> {
         let (rank, session) = self.recognize(hello, &take).map_err(|why| (None, why))?;
         let met = self.accept_wire(rank, &session).map_err(|why| (Some(rank), why))?;
         Ok((rank, met))
@@ -194,7 +194,7 @@ impl Meeting<'_> {
         &mut self,
         hello: &[u8; HELLO],
         take: &impl Fn(Rank) -> HandshakeResult<()>,
-    ) -> HandshakeResult<(Rank, Session)> {
+    ) -> HandshakeResult<(Rank, SessionKey)> {
         let judged = self.judge(hello);
         if judged == Err(JoinRefusal::Garbage) {
             return Err(JoinRefusal::Garbage);
@@ -204,7 +204,7 @@ impl Meeting<'_> {
         let greeting = message::<GREETING>(&[&code, &epoch_bytes(self.plan.epoch), &nonce]);
         self.stream.send(&greeting)?;
         let rank = judged?;
-        let session = Session::new(&self.plan.secret, hello, &greeting);
+        let session = SessionKey::new(&self.plan.secret, hello, &greeting);
         let proof = self.stream.receive()?;
         let result = match session.is_meant("dial", &[], proof) {
             true => take(rank),
@@ -219,7 +219,7 @@ impl Meeting<'_> {
 
     /// Returns the rank that sent the Hello, if it is an expected one.
     fn judge(&self, hello: &[u8; HELLO]) -> HandshakeResult<Rank> {
-        let mut fields = Fields(hello);
+        let mut fields = FieldReader(hello);
         let ours = self.plan.epoch;
         if &fields.take::<8>() != MAGIC {
             return Err(JoinRefusal::Garbage);
@@ -243,7 +243,7 @@ impl Meeting<'_> {
     }
 
     /// Proves this rank's identity to `rank`, and agrees on the wire.
-    pub fn dial(&mut self, rank: Rank) -> HandshakeResult<Met> {
+    pub fn dial(&mut self, rank: Rank) -> HandshakeResult<MetPeer> {
         let plan = self.plan;
         let (from, to) = (plan.rank.0.to_le_bytes(), rank.0.to_le_bytes());
         let nonce = fresh().map_err(|_| JoinRefusal::Gone)?;
@@ -251,13 +251,13 @@ impl Meeting<'_> {
         let hello = message::<HELLO>(&[MAGIC, &version, &encryption, &epoch_bytes(plan.epoch), &from, &to, &nonce]);
         self.stream.send(&hello)?;
         let greeting = self.stream.receive::<GREETING>()?;
-        let mut fields = Fields(&greeting);
+        let mut fields = FieldReader(&greeting);
         let (code, theirs) = (fields.u32(), fields.epoch());
         refusal(code, plan, theirs)?;
-        let session = Session::new(&plan.secret, &hello, &greeting);
+        let session = SessionKey::new(&plan.secret, &hello, &greeting);
         self.stream.send(session.mac("dial", &[]).as_bytes())?;
         let answer = self.stream.receive::<{ 4 + MAC }>()?;
-        let mut fields = Fields(&answer);
+        let mut fields = FieldReader(&answer);
         let (code, proof) = (fields.take::<4>(), fields.take());
         // Read before the proof is checked: under a wrong secret there is no valid proof.
         refusal(u32::from_le_bytes(code), plan, theirs)?;
@@ -268,7 +268,7 @@ impl Meeting<'_> {
     }
 
     /// Makes the pair's region as the dialer, which is side 0.
-    fn offer_wire(&mut self, rank: Rank, session: &Session) -> HandshakeResult<Met> {
+    fn offer_wire(&mut self, rank: Rank, session: &SessionKey) -> HandshakeResult<MetPeer> {
         let pair = self.make_pair(rank);
         let (host, pid) = (host(), std::process::id().to_le_bytes());
         let offer = match (&pair, self.offer) {
@@ -281,13 +281,13 @@ impl Meeting<'_> {
         };
         self.send_sealed(session, "offer", &offer)?;
         let answer = self.receive_sealed::<ANSWER>(session, "answer")?;
-        let mut fields = Fields(&answer);
+        let mut fields = FieldReader(&answer);
         let is_opened = fields.u32() == 1;
         let (pid, number, nonce) = (fields.u32(), fields.u32(), fields.take());
         let doorbell = is_opened.then(|| Region::open(pid, number, Region::doorbell_bytes(), &nonce).ok()).flatten();
         self.send_sealed(session, "settled", &u32::from(doorbell.is_some()).to_le_bytes())?;
         let memory = pair.zip(doorbell).map(|((region, _), doorbell)| (Arc::new(region), 0, Arc::new(doorbell)));
-        self.met(memory, session.seals(Side::Dialer, self.plan.encryption))
+        self.met(memory, session.seals(HandshakeSide::Dialer, self.plan.encryption))
     }
 
     fn make_pair(&self, rank: Rank) -> Option<(Region, RegionExport)> {
@@ -296,7 +296,7 @@ impl Meeting<'_> {
         RegionExport::make(Region::pair_bytes(words), fresh().ok()?).ok()
     }
 
-    fn accept_wire(&mut self, rank: Rank, session: &Session) -> HandshakeResult<Met> {
+    fn accept_wire(&mut self, rank: Rank, session: &SessionKey) -> HandshakeResult<MetPeer> {
         let offer = self.receive_sealed::<OFFER>(session, "offer")?;
         let regions = self.open(rank, &offer);
         let answer = match (&regions, self.offer) {
@@ -310,13 +310,13 @@ impl Meeting<'_> {
         let settled = self.receive_sealed::<4>(session, "settled")?;
         let is_settled = u32::from_le_bytes(settled) == 1;
         let memory = regions.filter(|_| is_settled).map(|(pair, doorbell)| (Arc::new(pair), 1, Arc::new(doorbell)));
-        self.met(memory, session.seals(Side::Acceptor, self.plan.encryption))
+        self.met(memory, session.seals(HandshakeSide::Acceptor, self.plan.encryption))
     }
 
     /// Opens the pair's region and the peer's doorbell, if the peer is on this host and both match the offer.
     fn open(&self, rank: Rank, offer: &[u8; OFFER]) -> Option<(Region, Region)> {
         self.offer?;
-        let mut fields = Fields(offer);
+        let mut fields = FieldReader(offer);
         let (is_offered, their_host) = (fields.u32() == 1, fields.take());
         if !is_offered || host() != their_host {
             return None;
@@ -328,16 +328,16 @@ impl Meeting<'_> {
         Some((pair, doorbell))
     }
 
-    fn met(&self, memory: Option<(Arc<Region>, usize, Arc<Region>)>, seals: LinkSeals) -> HandshakeResult<Met> {
+    fn met(&self, memory: Option<(Arc<Region>, usize, Arc<Region>)>, seals: LinkSeals) -> HandshakeResult<MetPeer> {
         let stream = self.stream.stream().map_err(|_| JoinRefusal::Gone)?;
-        Ok(Met { stream, memory, seals })
+        Ok(MetPeer { stream, memory, seals })
     }
 
-    fn send_sealed(&mut self, session: &Session, what: &str, body: &[u8]) -> HandshakeResult<()> {
+    fn send_sealed(&mut self, session: &SessionKey, what: &str, body: &[u8]) -> HandshakeResult<()> {
         self.stream.send(&[body, session.mac(what, body).as_bytes()].concat())
     }
 
-    fn receive_sealed<const N: usize>(&mut self, session: &Session, what: &str) -> HandshakeResult<[u8; N]> {
+    fn receive_sealed<const N: usize>(&mut self, session: &SessionKey, what: &str) -> HandshakeResult<[u8; N]> {
         let body = self.stream.receive()?;
         let mac = self.stream.receive()?;
         if session.is_meant(what, &body, mac) { Ok(body) } else { Err(JoinRefusal::Garbage) }

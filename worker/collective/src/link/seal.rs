@@ -10,7 +10,7 @@
 //! Each direction of each connection has its own key, so a frame's number in its direction is a nonce that no other
 //! frame has. A frame that was dropped, repeated or moved has another number, and its tag is wrong there.
 
-use crate::frame::{FrameHead, HEAD_WORDS, TAG_WORDS, Tag};
+use crate::frame::{FrameHead, HEAD_WORDS, TAG_WORDS, SealTag};
 use crate::plan::LinkEncryption;
 use ring::aead::{AES_256_GCM, Aad, CHACHA20_POLY1305, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
 
@@ -35,7 +35,7 @@ pub struct Seal {
 
 /// The frame is not the next one that the peer sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Forged;
+pub struct ForgedFrame;
 
 impl Seal {
     /// Only the two sides may have `secret`, and it must serve no other connection or direction.
@@ -64,23 +64,23 @@ impl Seal {
     }
 
     /// Opens the next frame in place.
-    pub fn open(&mut self, tag: Tag, frame: &mut [u32]) -> Result<(), Forged> {
+    pub fn open(&mut self, tag: SealTag, frame: &mut [u32]) -> Result<(), ForgedFrame> {
         self.open_at(self.n_frames, tag, frame)?;
         self.n_frames += 1;
         Ok(())
     }
 
     /// Returns whether this head without a payload is the next frame, and leaves that frame in place.
-    pub fn is_next(&self, tag: Tag, head: &[u32; HEAD_WORDS]) -> bool {
+    pub fn is_next(&self, tag: SealTag, head: &[u32; HEAD_WORDS]) -> bool {
         self.open_at(self.n_frames, tag, &mut head.clone()).is_ok()
     }
 
-    fn open_at(&self, n: u64, tag: Tag, frame: &mut [u32]) -> Result<(), Forged> {
+    fn open_at(&self, n: u64, tag: SealTag, frame: &mut [u32]) -> Result<(), ForgedFrame> {
         frame[SEALED_WORDS..HEAD_WORDS].fill(0);
-        let tag = bytemuck::cast::<Tag, [u8; 4 * TAG_WORDS]>(tag);
+        let tag = bytemuck::cast::<SealTag, [u8; 4 * TAG_WORDS]>(tag);
         let (plain, secret) = self.encryption.parts(frame);
         let opened = self.key.open_in_place_separate_tag(nonce(n), Aad::from(plain), tag.into(), secret, 0..);
-        opened.map(drop).map_err(|_| Forged)
+        opened.map(drop).map_err(|_| ForgedFrame)
     }
 }
 

@@ -4,7 +4,7 @@ use super::{LinkFault, Result};
 use crate::frame::{FrameHead, FrameStart, HEAD_WORDS, TAG_WORDS, frame_words};
 use crate::futex;
 use crate::region::Region;
-use crate::ring::{Cursors, InvalidCursor, Reader, Reservation, Writer};
+use crate::ring::{Cursors, InvalidCursor, RingReader, Reservation, RingWriter};
 use crate::sync::Ordering;
 use std::io::ErrorKind;
 use std::net::TcpStream;
@@ -69,10 +69,10 @@ impl LinkSide {
 pub struct ShmLink {
     side: LinkSide,
     ring_words: u32,
-    writer: Writer,
+    writer: RingWriter,
     /// The reservation for the frame being written, and the words that it occupies.
     open: Option<(Reservation, u32)>,
-    reader: Reader,
+    reader: RingReader,
     /// The frame that `peek` returned, and its position.
     front: Option<(FrameHead, u32)>,
     /// The handshake's connection: it closes when the other process dies.
@@ -87,7 +87,7 @@ impl From<InvalidCursor> for LinkFault {
 
 impl ShmLink {
     pub fn new(side: LinkSide, ring_words: u32, control: Option<TcpStream>) -> ShmLink {
-        let (writer, reader) = (Writer::new(ring_words), Reader::new(ring_words));
+        let (writer, reader) = (RingWriter::new(ring_words), RingReader::new(ring_words));
         ShmLink { side, ring_words, writer, open: None, reader, front: None, control }
     }
 

@@ -1,6 +1,6 @@
 //! A TCP connection between hosts: sealed frames, sent and received without blocking.
 
-use super::seal::{Forged, LinkSeals};
+use super::seal::{ForgedFrame, LinkSeals};
 use super::{LinkFault, Result};
 use crate::frame::{FRAME_WORDS_MAX, FrameHead, FrameKind, FrameStart, HEAD_WORDS, frame_words};
 use std::io::{ErrorKind, Read, Write};
@@ -109,7 +109,7 @@ impl TcpLink {
         };
         let Some(frame) = words.get_mut(..frame_words(head.n_words as usize)) else { return Ok(None) };
         let opened = self.seals.incoming.open(tag, frame);
-        opened.map_err(|Forged| LinkFault::Garbage("a message whose seal is wrong"))?;
+        opened.map_err(|ForgedFrame| LinkFault::Garbage("a message whose seal is wrong"))?;
         self.front = Some(head);
         Ok(self.front)
     }

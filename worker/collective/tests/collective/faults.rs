@@ -20,7 +20,7 @@ fn share(rank: &mut Ranks<Cpu>, cpu: &Cpu, n_cols: usize) -> Result<(), Error> {
 }
 
 #[test]
-fn whoever_is_done_may_leave() {
+fn finished_rank_may_leave() {
     for (wire, ranks) in common::wires(&layout(1, 3)) {
         let run = |rank: &mut Ranks<Cpu>, cpu: &Cpu| {
             let mut buffer = cpu.buffer(1, 10).unwrap();
@@ -50,7 +50,7 @@ fn whoever_is_done_may_leave() {
 const LARGE: usize = 20_000_000;
 
 #[test]
-fn whoever_is_gone_is_named_by_all() {
+fn lost_rank_is_named_by_all() {
     for n_cols in [10, LARGE] {
         for (wire, mut ranks) in common::wires(&layout(3, 1)) {
             drop(ranks.remove(1));
@@ -62,7 +62,7 @@ fn whoever_is_gone_is_named_by_all() {
 }
 
 #[test]
-fn a_chain_names_the_one_who_broke_it() {
+fn chain_names_the_rank_that_broke_it() {
     // Rank 0 has no link to rank 2; its peer passes the number on.
     for (wire, mut ranks) in common::wires(&layout(1, 4)) {
         drop(ranks.remove(2));
@@ -91,7 +91,7 @@ fn a_chain_names_the_one_who_broke_it() {
 }
 
 #[test]
-fn whoever_is_silent_is_named_at_the_deadline() {
+fn silent_rank_is_named_at_the_deadline() {
     for wire in [Wire::Memory, Wire::Socket] {
         let mut plans = plans(&layout(2, 1), wire);
         plans.iter_mut().for_each(|(_, plan)| plan.timeouts.op = Duration::from_millis(100));

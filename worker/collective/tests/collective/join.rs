@@ -26,7 +26,7 @@ fn talk(ranks: Vec<Mesh>) {
 }
 
 #[test]
-fn who_is_missing_is_named() {
+fn missing_rank_is_named() {
     let mut plans = plans(&layout(3), Wire::Any);
     shortly(&mut plans);
     // Rank 1 has a listener and never comes.
@@ -145,7 +145,7 @@ fn a_second_one_of_a_rank_is_refused() {
 }
 
 #[test]
-fn strangers_at_the_door_harm_nobody() {
+fn strangers_do_not_disturb_a_join() {
     let mut plans = plans(&layout(2), Wire::Any);
     let (door, plan) = plans.remove(0);
     let address = door.address();
@@ -172,15 +172,15 @@ fn strangers_at_the_door_harm_nobody() {
     });
     talk(ranks);
     // The stranger received nothing.
-    let mut said = Vec::new();
-    let _ = garbage.read_to_end(&mut said);
-    assert!(said.is_empty());
+    let mut received = Vec::new();
+    let _ = garbage.read_to_end(&mut received);
+    assert!(received.is_empty());
     drop(strangers);
 }
 
 /// More strangers than any queue of the system holds, of several kinds, before a meeting and during it.
 #[test]
-fn strangers_are_let_go_while_nobody_meets_and_keep_nobody_from_meeting() {
+fn strangers_are_dropped_and_block_no_join() {
     let mut plans = plans(&layout(2), Wire::Any);
     let (door, plan) = plans.remove(0);
     let address = door.address();
@@ -196,11 +196,11 @@ fn strangers_are_let_go_while_nobody_meets_and_keep_nobody_from_meeting() {
         Err(error) => error.kind() == std::io::ErrorKind::ConnectionReset,
     };
     let hello = [b"LOCKSTEP".as_slice(), &[2], &[0; 51]].concat();
-    for said in [b"SSH-2.0", b"x".as_slice(), &[hello.as_slice(), b"!"].concat()] {
-        assert!(is_let_go(knock(said)), "at once");
+    for greeting in [b"SSH-2.0", b"x".as_slice(), &[hello.as_slice(), b"!"].concat()] {
+        assert!(is_let_go(knock(greeting)), "at once");
     }
-    for said in [b"".as_slice(), b"LOCK", &hello] {
-        let strangers: Vec<_> = (0..400).map(|_| knock(said)).collect();
+    for greeting in [b"".as_slice(), b"LOCK", &hello] {
+        let strangers: Vec<_> = (0..400).map(|_| knock(greeting)).collect();
         // All but the last 128, or 256 if the last ones were read late.
         assert!(strangers.into_iter().take(140).all(is_let_go));
     }
@@ -288,7 +288,7 @@ fn plans_that_cannot_be_meant_are_refused() {
 }
 
 #[test]
-fn memory_is_refused_to_who_wants_sockets() {
+fn memory_wire_fails_with_socket_peer() {
     let mut plans = plans(&layout(2), Wire::Memory);
     shortly(&mut plans);
     plans[1].1.wire = Wire::Socket;

@@ -162,7 +162,7 @@ fn first_beside(deadline: Duration, instead: impl Fn(&mut Ranks<Cuda>) + Sync) -
     let layout = Layout::even(Grid { tp: 2, pp: 1, ep: 1 }, 1).unwrap();
     let (end, wait) = channel::<()>();
     let (end, wait) = (Mutex::new(Some(end)), Mutex::new(wait));
-    let mut said = each(ranks(&layout, deadline), |mesh, cuda| {
+    let mut errors = each(ranks(&layout, deadline), |mesh, cuda| {
         let rank = &mut take(mesh, cuda, CarrierChoice::Nccl).unwrap();
         assert_eq!(sum(rank, cuda, 8, 2).unwrap(), expected_sum(8, 2));
         if rank.rank() == 1 {
@@ -174,11 +174,11 @@ fn first_beside(deadline: Duration, instead: impl Fn(&mut Ranks<Cuda>) + Sync) -
         end.lock().unwrap().take();
         error
     });
-    said.swap_remove(0).unwrap()
+    errors.swap_remove(0).unwrap()
 }
 
 #[test]
-fn who_is_silent_is_a_deadline() {
+fn silent_rank_is_a_deadline() {
     on_fake_cuda("who_is_silent_is_a_deadline", &[EACH], || {
         let error = first_beside(IMPATIENT, |_| {});
         assert!(matches!(error, Error::Deadline { rank: Rank(1) }), "{error}");
@@ -186,7 +186,7 @@ fn who_is_silent_is_a_deadline() {
 }
 
 #[test]
-fn who_breaks_off_is_named_long_before_the_deadline() {
+fn break_off_is_named_long_before_the_deadline() {
     on_fake_cuda("who_breaks_off_is_named_long_before_the_deadline", &[EACH], || {
         let error = first_beside(PATIENT, |rank| rank.abort_handle().abort());
         assert!(matches!(error, Error::PeerLost { rank: Rank(1) }), "{error}");
@@ -202,7 +202,7 @@ fn lost_while_nccl_connects() {
 }
 
 #[test]
-fn who_is_lost_while_nccl_connects_is_named() {
+fn rank_lost_while_nccl_connects_is_named() {
     let screws = [EACH, ("FAKE_NCCL_CONNECTS", "1")];
     on_fake_cuda("who_is_lost_while_nccl_connects_is_named", &screws, lost_while_nccl_connects);
 }
@@ -242,7 +242,7 @@ fn times(trace: &Path, what: &str) -> usize {
 }
 
 #[test]
-fn nothing_is_left_of_those_who_join_again() {
+fn nothing_remains_of_ranks_that_rejoin() {
     let trace = Beside::new("again");
     let screws = [EACH, ("FAKE_CUDA_TRACE", &*trace.0)];
     on_fake_cuda("nothing_is_left_of_those_who_join_again", &screws, || {
@@ -260,9 +260,9 @@ fn nothing_is_left_of_those_who_join_again() {
                 if round % 2 == 1 {
                     handle.abort();
                     // NCCL may have reported a peer's abort before this rank's own.
-                    let said = sum(rank, cuda, 8, 2).map(drop);
-                    let is_ended = matches!(said, Err(Error::Aborted | Error::PeerLost { .. } | Error::Nccl(_)));
-                    assert!(is_ended, "{said:?}");
+                    let result = sum(rank, cuda, 8, 2).map(drop);
+                    let is_ended = matches!(result, Err(Error::Aborted | Error::PeerLost { .. } | Error::Nccl(_)));
+                    assert!(is_ended, "{result:?}");
                 }
                 handle
             });
@@ -300,15 +300,15 @@ fn a_name_is_made_when_all_have_agreed() {
 }
 
 #[test]
-fn what_nccl_refuses_is_told_and_an_end_that_does_not_come_keeps_nobody() {
+fn nccl_refusal_is_reported_despite_hung_shutdown() {
     let until = Beside::new("hold");
     let screws = [("FAKE_NCCL_DUPLICATE", "0"), ("FAKE_NCCL_HOLD", &*until.0)];
     on_fake_cuda("what_nccl_refuses_is_told_and_an_end_that_does_not_come_keeps_nobody", &screws, || {
         let layout = Layout::even(Grid { tp: 2, pp: 1, ep: 1 }, 1).unwrap();
-        let said = each(ranks(&layout, FOREVER), |mesh, cuda| take(mesh, cuda, CarrierChoice::Nccl).err().unwrap());
-        let Error::Nccl(NcclError::Failed { code: 5, why }) = &said[0] else { panic!("{said:?}") };
+        let errors = each(ranks(&layout, FOREVER), |mesh, cuda| take(mesh, cuda, CarrierChoice::Nccl).err().unwrap());
+        let Error::Nccl(NcclError::Failed { code: 5, why }) = &errors[0] else { panic!("{errors:?}") };
         assert!(why.contains("invalid usage; Duplicate GPU detected"), "{why}");
-        assert!(matches!(said[1], Error::PeerLost { rank: Rank(0) }), "{said:?}");
+        assert!(matches!(errors[1], Error::PeerLost { rank: Rank(0) }), "{errors:?}");
         fs::write(Beside::of("FAKE_NCCL_HOLD"), "").unwrap();
     });
 }
@@ -317,8 +317,8 @@ fn what_nccl_refuses_is_told_and_an_end_that_does_not_come_keeps_nobody() {
 fn a_wait_of_the_device_is_ended_from_outside() {
     on_fake_cuda("a_wait_of_the_device_is_ended_from_outside", &[EACH], || {
         let layout = Layout::even(Grid { tp: 2, pp: 1, ep: 1 }, 1).unwrap();
-        let (say, handles) = channel();
-        let say = Mutex::new(Some(say));
+        let (sender, handles) = channel();
+        let sender = Mutex::new(Some(sender));
         let (end, wait) = channel::<()>();
         let (end, wait) = (Mutex::new(Some(end)), Mutex::new(wait));
         std::thread::scope(|scope| {
@@ -333,7 +333,7 @@ fn a_wait_of_the_device_is_ended_from_outside() {
                     let _ended = wait.lock().unwrap().recv();
                     return;
                 }
-                say.lock().unwrap().take().unwrap().send(rank.abort_handle()).unwrap();
+                sender.lock().unwrap().take().unwrap().send(rank.abort_handle()).unwrap();
                 let error = sum(rank, cuda, 8, 2).err().unwrap();
                 assert!(matches!(error, Error::Aborted), "{error}");
                 assert!(matches!(sum(rank, cuda, 8, 2), Err(Error::Aborted)), "it stays so");
@@ -344,39 +344,39 @@ fn a_wait_of_the_device_is_ended_from_outside() {
 }
 
 #[test]
-fn what_nccl_says_of_a_communicator_is_heard() {
+fn communicator_error_is_reported() {
     on_fake_cuda("what_nccl_says_of_a_communicator_is_heard", &[EACH, ("FAKE_NCCL_FAIL", "15")], || {
         let layout = Layout::even(Grid { tp: 2, pp: 1, ep: 1 }, 1).unwrap();
-        let said = each(ranks(&layout, PATIENT), |mesh, cuda| {
+        let errors = each(ranks(&layout, PATIENT), |mesh, cuda| {
             // After the trial exchanges.
             let rank = &mut take(mesh, cuda, CarrierChoice::Nccl).unwrap();
             (0..4).find_map(|_| sum(rank, cuda, 8, 2).err())
         });
-        let failed = said
+        let failed = errors
             .iter()
             .flatten()
             .filter(|error| matches!(error, Error::Nccl(NcclError::Failed { code: 2, .. })))
             .count();
-        let lost = said.iter().flatten().filter(|error| matches!(error, Error::PeerLost { .. })).count();
-        assert_eq!((failed, lost), (1, 1), "{said:?}");
+        let lost = errors.iter().flatten().filter(|error| matches!(error, Error::PeerLost { .. })).count();
+        assert_eq!((failed, lost), (1, 1), "{errors:?}");
     });
 }
 
 #[test]
-fn who_never_comes_to_the_communicator_ends_the_wait() {
+fn rank_absent_from_communicator_ends_the_wait() {
     on_fake_cuda("who_never_comes_to_the_communicator_ends_the_wait", &[("FAKE_NCCL_ABSENT", "1")], || {
         let layout = Layout::even(Grid { tp: 2, pp: 1, ep: 1 }, 1).unwrap();
-        let said = each(ranks(&layout, IMPATIENT), |mesh, cuda| take(mesh, cuda, CarrierChoice::Nccl).err().unwrap());
+        let errors = each(ranks(&layout, IMPATIENT), |mesh, cuda| take(mesh, cuda, CarrierChoice::Nccl).err().unwrap());
         let is_named = |error: &Error| matches!(error, Error::Deadline { .. } | Error::PeerLost { .. });
-        assert!(said.iter().all(is_named), "{said:?}");
+        assert!(errors.iter().all(is_named), "{errors:?}");
         // A cancelled rank waits for no peer.
         let cancel = CancelFlag::default();
         cancel.cancel();
-        let said = each(ranks(&layout, PATIENT), |mesh, cuda| {
+        let errors = each(ranks(&layout, PATIENT), |mesh, cuda| {
             let limits = limits(ChunkLimits::default());
             Ranks::on(cuda, mesh, CarrierChoice::Nccl, &limits, &cancel).err().unwrap()
         });
-        assert!(said.iter().any(|error| matches!(error, Error::Aborted)), "{said:?}");
+        assert!(errors.iter().any(|error| matches!(error, Error::Aborted)), "{errors:?}");
     });
 }
 

@@ -165,7 +165,7 @@ fn beside_nccl_small_sums_go_over_memory() {
 }
 
 #[test]
-fn a_device_is_shared_where_it_is_asked_for() {
+fn device_is_shared_only_on_request() {
     on_fake_cuda("a_device_is_shared_where_it_is_asked_for", &[("FAKE_CUDA_ORDER", "1")], || {
         each(
             (&even(2), PATIENT, Mode::Lockstep),
@@ -191,7 +191,7 @@ fn a_device_is_shared_where_it_is_asked_for() {
 }
 
 #[test]
-fn who_does_not_reach_the_others_leaves_it_to_the_host() {
+fn unreachable_peer_memory_falls_back_to_host() {
     let screws = [ALONE[0], ALONE[1], ("FAKE_CUDA_PEERS", "0")];
     on_fake_cuda("who_does_not_reach_the_others_leaves_it_to_the_host", &screws, || {
         each(
@@ -216,8 +216,8 @@ fn who_does_not_reach_the_others_leaves_it_to_the_host() {
 
 /// Returns the errors of the first ranks when the last does `instead` in place of its second sum, and then stays.
 fn beside(tp: u16, deadline: Duration, instead: impl Fn(&mut Ranks<Cuda>) + Sync) -> Vec<Error> {
-    let have_said = Barrier::new(tp.into());
-    let said = each(
+    let have_finished = Barrier::new(tp.into());
+    let errors = each(
         (&even(tp), deadline, Mode::Lockstep),
         |rank| rank,
         |mesh, cuda| {
@@ -228,15 +228,15 @@ fn beside(tp: u16, deadline: Duration, instead: impl Fn(&mut Ranks<Cuda>) + Sync
             if is_last {
                 instead(rank);
             }
-            have_said.wait();
+            have_finished.wait();
             error
         },
     );
-    said.into_iter().flatten().collect()
+    errors.into_iter().flatten().collect()
 }
 
 #[test]
-fn who_is_silent_is_named_among_several() {
+fn silent_rank_is_named_among_several() {
     on_fake_cuda("who_is_silent_is_named_among_several", &ALONE, || {
         for tp in [2, 3] {
             let errors = beside(tp, IMPATIENT, |_| {});
@@ -251,7 +251,7 @@ fn who_is_silent_is_named_among_several() {
 }
 
 #[test]
-fn who_breaks_off_is_named_long_before_the_deadline() {
+fn break_off_is_named_long_before_the_deadline() {
     on_fake_cuda("who_breaks_off_is_named_long_before_the_deadline", &ALONE, || {
         let begun = Instant::now();
         let errors = beside(3, PATIENT, |rank| rank.abort_handle().abort());
@@ -264,8 +264,8 @@ fn who_breaks_off_is_named_long_before_the_deadline() {
 #[test]
 fn a_wait_of_a_kernel_is_ended_from_outside() {
     on_fake_cuda("a_wait_of_a_kernel_is_ended_from_outside", &ALONE, || {
-        let (say, handles) = channel();
-        let say = Mutex::new(Some(say));
+        let (sender, handles) = channel();
+        let sender = Mutex::new(Some(sender));
         let has_ended = Barrier::new(2);
         std::thread::scope(|scope| {
             scope.spawn(move || {
@@ -279,7 +279,7 @@ fn a_wait_of_a_kernel_is_ended_from_outside() {
                 |mesh, cuda| {
                     let rank = &mut take(mesh, cuda, CarrierChoice::Auto).unwrap();
                     if rank.rank() == 0 {
-                        say.lock().unwrap().take().unwrap().send(rank.abort_handle()).unwrap();
+                        sender.lock().unwrap().take().unwrap().send(rank.abort_handle()).unwrap();
                         let error = sum(rank, cuda, 8, 2).err().unwrap();
                         assert!(matches!(error, Error::Aborted), "{error}");
                         assert!(matches!(sum(rank, cuda, 8, 2), Err(Error::Aborted)), "it stays so");
@@ -300,12 +300,12 @@ const FOLDER: &str = "LOCKSTEP_TEST_FOLDER";
 struct Board(PathBuf);
 
 impl Board {
-    fn say(&self, name: &str, word: &str) {
+    fn post(&self, name: &str, word: &str) {
         std::fs::write(self.0.join("partial").with_extension(name), word).unwrap();
         std::fs::rename(self.0.join("partial").with_extension(name), self.0.join(name)).unwrap();
     }
 
-    fn hear(&self, name: &str) -> String {
+    fn wait_for(&self, name: &str) -> String {
         let until = Instant::now() + PATIENT;
         loop {
             match std::fs::read_to_string(self.0.join(name)) {
@@ -348,31 +348,31 @@ fn processes(test: &str, tp: u16, deadline: Duration, screws: &[(&str, &str)]) -
 }
 
 /// Runs such a process: a sum of each kind, then one more on request, whose result it reports.
-fn be_a_rank(told: &str) {
-    let [rank, tp, seconds] = told.split(' ').map(|n| n.parse::<u16>().unwrap()).collect::<Vec<_>>()[..] else {
+fn run_rank(arguments: &str) {
+    let [rank, tp, seconds] = arguments.split(' ').map(|n| n.parse::<u16>().unwrap()).collect::<Vec<_>>()[..] else {
         panic!("three numbers")
     };
     let board = Board(Path::new(&std::env::var_os(FOLDER).unwrap()).to_owned());
     let listener = PeerListener::bind("127.0.0.1:0").unwrap();
-    board.say(&format!("address{rank}"), &listener.address().to_string());
-    let peers = (0..tp).map(|rank| board.hear(&format!("address{rank}"))).collect();
+    board.post(&format!("address{rank}"), &listener.address().to_string());
+    let peers = (0..tp).map(|rank| board.wait_for(&format!("address{rank}"))).collect();
     let cuda = cuda(rank.into(), Mode::Lockstep);
     let mut plan = MeshPlan::new(common::EPOCH, Rank(rank), even(tp), peers, [9; 32]);
     plan.timeouts.op = Duration::from_secs(seconds.into());
     let mut ranks = take(Mesh::join(&listener, plan).unwrap(), &cuda, CarrierChoice::Auto).unwrap();
     let (_, over_memory) = ways(&ranks);
     all_sums(&mut ranks, &cuda);
-    board.say(&format!("summed{rank}"), &over_memory.to_string());
-    let rows: usize = board.hear(&format!("sum{rank}")).parse().unwrap();
+    board.post(&format!("summed{rank}"), &over_memory.to_string());
+    let rows: usize = board.wait_for(&format!("sum{rank}")).parse().unwrap();
     let result = sum(&mut ranks, &cuda, 8, rows);
     let word = result.map_or_else(|error| format!("{error:?}"), |sum| (sum == expected_sum(8, rows)).to_string());
-    board.say(&format!("said{rank}"), &word);
-    board.hear("end");
+    board.post(&format!("said{rank}"), &word);
+    board.wait_for("end");
 }
 
 fn as_processes(test: &str, run: impl FnOnce()) {
     on_fake_cuda(test, &ALONE, || match std::env::var(RANK) {
-        Ok(told) => be_a_rank(&told),
+        Ok(arguments) => run_rank(&arguments),
         Err(_) => run(),
     });
 }
@@ -385,25 +385,25 @@ fn processes_add_over_memory() {
         for (screws, over_memory) in [(&[][..], "true"), (&[("FAKE_CUDA_IPC", "0")][..], "false")] {
             let mut all = processes(TEST, 3, PATIENT, screws);
             for rank in 0..3 {
-                assert_eq!(all.board.hear(&format!("summed{rank}")), over_memory);
+                assert_eq!(all.board.wait_for(&format!("summed{rank}")), over_memory);
             }
-            (0..3).for_each(|rank| all.board.say(&format!("sum{rank}"), "11"));
-            (0..3).for_each(|rank| assert_eq!(all.board.hear(&format!("said{rank}")), "true"));
-            all.board.say("end", "");
+            (0..3).for_each(|rank| all.board.post(&format!("sum{rank}"), "11"));
+            (0..3).for_each(|rank| assert_eq!(all.board.wait_for(&format!("said{rank}")), "true"));
+            all.board.post("end", "");
             assert!(all.children.iter_mut().all(|child| child.wait().unwrap().success()));
         }
     });
 }
 
 /// Lets two ranks wait for a third, which receives `signal`. Returns their results.
-fn what_is_said_of(test: &str, deadline: Duration, signal: Signal) -> Vec<String> {
+fn results_of_survivors(test: &str, deadline: Duration, signal: Signal) -> Vec<String> {
     let all = processes(test, 3, deadline, &[]);
-    (0..3).for_each(|rank| assert_eq!(all.board.hear(&format!("summed{rank}")), "true"));
-    (0..2).for_each(|rank| all.board.say(&format!("sum{rank}"), "2"));
+    (0..3).for_each(|rank| assert_eq!(all.board.wait_for(&format!("summed{rank}")), "true"));
+    (0..2).for_each(|rank| all.board.post(&format!("sum{rank}"), "2"));
     // By then they wait, or soon will.
     std::thread::sleep(Duration::from_millis(200));
     kill_process(Pid::from_child(&all.children[2]), signal).unwrap();
-    (0..2).map(|rank| all.board.hear(&format!("said{rank}"))).collect()
+    (0..2).map(|rank| all.board.wait_for(&format!("said{rank}"))).collect()
 }
 
 #[test]
@@ -411,7 +411,7 @@ fn a_process_that_is_killed_ends_the_waits_for_it() {
     const TEST: &str = "a_process_that_is_killed_ends_the_waits_for_it";
     as_processes(TEST, || {
         let begun = Instant::now();
-        assert_eq!(what_is_said_of(TEST, PATIENT, Signal::KILL), ["PeerLost { rank: Rank(2) }"; 2]);
+        assert_eq!(results_of_survivors(TEST, PATIENT, Signal::KILL), ["PeerLost { rank: Rank(2) }"; 2]);
         assert!(begun.elapsed() < PATIENT / 2, "a kernel was told to stop, and did not come to its own clock");
     });
 }
@@ -420,8 +420,8 @@ fn a_process_that_is_killed_ends_the_waits_for_it() {
 fn a_process_that_is_stopped_is_a_deadline() {
     const TEST: &str = "a_process_that_is_stopped_is_a_deadline";
     as_processes(TEST, || {
-        let said = what_is_said_of(TEST, IMPATIENT, Signal::STOP);
+        let results = results_of_survivors(TEST, IMPATIENT, Signal::STOP);
         let words = ["Deadline { rank: Rank(2) }", "PeerLost { rank: Rank(2) }"];
-        assert!(said.iter().all(|said| words.contains(&said.as_str())), "{said:?}");
+        assert!(results.iter().all(|result| words.contains(&result.as_str())), "{results:?}");
     });
 }

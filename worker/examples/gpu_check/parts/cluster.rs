@@ -2,7 +2,7 @@
 //! preemption, and on grids whose ranks exchange through the host, NCCL and each other's memory. Also the error when a
 //! rank is lost.
 
-use super::{Done, Finding, Group, Options, Tell};
+use super::{Done, Finding, Group, Options, FindingSink};
 use crate::common::grid::Threads;
 use crate::common::{Alone, CONTEXT, Plan, Played, Player, RUNNING_MAX, requests};
 use crate::whole::{NAMES, distance, graphs_keep_bits, keeps_its_bits};
@@ -57,15 +57,15 @@ impl Size {
 
 pub fn groups(options: &Options) -> Vec<Group> {
     let size = if options.is_tiny { TINY } else { FULL };
-    let part = |name: String, work: fn(&Options, &str, Tell<'_>) -> Done, of: &'static str| {
-        Group::new("cluster", name, move |options, tell| work(options, of, tell))
+    let part = |name: String, work: fn(&Options, &str, FindingSink<'_>) -> Done, of: &'static str| {
+        Group::new("cluster", name, move |options, report| work(options, of, report))
     };
     let mut groups = vec![Group::opened("cluster")];
     groups.extend(size.names.iter().map(|name| part((*name).into(), model, name)));
     let ways = CARRIERS.map(|(carrier, way)| {
-        let grids = move |options: &Options, tell: Tell<'_>| grids(options, carrier, way, tell);
-        let lost = move |options: &Options, tell: Tell<'_>| {
-            tell(lost(&deep(options)?, &options.cache, carrier, way));
+        let grids = move |options: &Options, report: FindingSink<'_>| grids(options, carrier, way, report);
+        let lost = move |options: &Options, report: FindingSink<'_>| {
+            report(lost(&deep(options)?, &options.cache, carrier, way));
             Ok(())
         };
         // NCCL leaves threads and memory behind when a rank is lost.
@@ -78,15 +78,15 @@ pub fn groups(options: &Options) -> Vec<Group> {
 }
 
 /// One model on one rank.
-fn model(options: &Options, name: &str, tell: Tell<'_>) -> Done {
+fn model(options: &Options, name: &str, report: FindingSink<'_>) -> Done {
     let (models, cache, size) = (&options.models, &options.cache, if options.is_tiny { TINY } else { FULL });
     let distance = distance(models, name, Mode::Lockstep, size.n_tokens, Some(cache));
-    let told = json!({ "farthest": distance.farthest, "typical": distance.typical });
-    tell(Finding::checked(format!("{name} beside the CPU"), distance.is_good(), told));
+    let details = json!({ "farthest": distance.farthest, "typical": distance.typical });
+    report(Finding::checked(format!("{name} beside the CPU"), distance.is_good(), details));
     let same_bits = keeps_its_bits(models, name, Some(cache));
-    let told = json!({ "same_bits": same_bits });
-    tell(Finding::checked(format!("{name} alone, in chunks and in company"), same_bits, told));
-    tell(graphs(models, name, cache));
+    let details = json!({ "same_bits": same_bits });
+    report(Finding::checked(format!("{name} alone, in chunks and in company"), same_bits, details));
+    report(graphs(models, name, cache));
     Ok(())
 }
 
@@ -102,8 +102,8 @@ fn deep(options: &Options) -> Result<Assignment, String> {
 /// Checks passes that are replayed as graphs.
 fn graphs(models: &Path, of: &str, cache: &Path) -> Finding {
     let (same_bits, repeats) = graphs_keep_bits(models, of, Mode::Lockstep, Some(cache));
-    let told = json!({ "same_bits": same_bits, "recorded": repeats.recorded, "replayed": repeats.replayed });
-    Finding::checked(format!("{of} in graphs"), same_bits && repeats.replayed > 0, told)
+    let details = json!({ "same_bits": same_bits, "recorded": repeats.recorded, "replayed": repeats.replayed });
+    Finding::checked(format!("{of} in graphs"), same_bits && repeats.replayed > 0, details)
 }
 
 fn assignment(model: &Path) -> Assignment {
@@ -169,7 +169,7 @@ fn loaders(n_ranks: usize, cache: &Path, carrier: CarrierChoice) -> Vec<ModelLoa
     (0..n_ranks).map(loader).collect()
 }
 
-fn grids(options: &Options, carrier: CarrierChoice, way: &str, tell: Tell<'_>) -> Done {
+fn grids(options: &Options, carrier: CarrierChoice, way: &str, report: FindingSink<'_>) -> Done {
     let (assignment, cache) = (&deep(options)?, &options.cache);
     let requests = if options.is_tiny { TINY } else { FULL }.requests();
     let (mut runner, _) =
@@ -182,7 +182,7 @@ fn grids(options: &Options, carrier: CarrierChoice, way: &str, tell: Tell<'_>) -
     let together = Plan { chunk: 60, together: 9, preempt_every: Some(4), ..Plan::ALONE };
     if carrier == CarrierChoice::Host {
         let played = Player::new(&mut Alone::new(&mut runner), assignment).play(&requests, together);
-        tell(found("nine together, with preemption".into(), played));
+        report(found("nine together, with preemption".into(), played));
     }
     drop(runner);
     // Ipc only carries the sums of a stage, so it is tested where stages have several ranks.
@@ -190,7 +190,7 @@ fn grids(options: &Options, carrier: CarrierChoice, way: &str, tell: Tell<'_>) -
         let layout = Layout::even(Grid { tp, pp, ep: 1 }, assignment.layout.n_layers()).unwrap();
         let name = format!("tp {tp} x pp {pp} through {way}");
         if let Some(why) = lacking(carrier, usize::from(tp * pp)) {
-            tell(Finding::not_run(name, &why));
+            report(Finding::not_run(name, &why));
             continue;
         }
         let plan = Plan { turns: pp.into(), in_flight: usize::from(pp) + 1, ..together };
@@ -198,7 +198,7 @@ fn grids(options: &Options, carrier: CarrierChoice, way: &str, tell: Tell<'_>) -
         let mut grid = Threads::start_each(loaders, assignment, &layout);
         let played = Player::new(&mut grid, assignment).play(&requests, plan);
         grid.end();
-        tell(found(name, played));
+        report(found(name, played));
     }
     Ok(())
 }
@@ -216,8 +216,8 @@ fn lost(assignment: &Assignment, cache: &Path, carrier: CarrierChoice, way: &str
     let step = Step { id: StepId(1), starts: vec![request], slices: vec![slice], blocks, ..Step::default() };
     let grid = Threads::start_each(loaders(2, cache, carrier), assignment, &layout);
     let begun = Instant::now();
-    let said = grid.without(1, step);
-    let told: Vec<String> = said.iter().map(ToString::to_string).collect();
-    let is_good = said.len() == 1 && said[0].guilty() == Some(Rank(1));
-    Finding::checked(name, is_good, json!({ "said": told, "seconds": begun.elapsed().as_secs_f64() }))
+    let errors = grid.without(1, step);
+    let texts: Vec<String> = errors.iter().map(ToString::to_string).collect();
+    let is_good = errors.len() == 1 && errors[0].guilty() == Some(Rank(1));
+    Finding::checked(name, is_good, json!({ "said": texts, "seconds": begun.elapsed().as_secs_f64() }))
 }

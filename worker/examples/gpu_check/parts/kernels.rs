@@ -1,7 +1,7 @@
 //! The part `kernels`: compares every kernel with the CPU, in small shapes and in the shapes of models, and checks that
 //! every batch gives the same bits.
 
-use super::{Done, Finding, Group, Options, Tell, cuda};
+use super::{Done, Finding, Group, Options, FindingSink, cuda};
 use crate::on_device::shapes::{self, REAL, SMALL, Sizes};
 use crate::on_device::{self, Check, every};
 use backend::cuda::Cuda;
@@ -22,9 +22,9 @@ fn seed() -> u64 {
 }
 
 fn found(check: Check, seed: u64) -> Finding {
-    let told = json!({ "apart": check.apart, "limit": check.limit, "same_bits": check.same_bits, "seed": seed });
+    let details = json!({ "apart": check.apart, "limit": check.limit, "same_bits": check.same_bits, "seed": seed });
     let is_good = check.is_good();
-    Finding::checked(check.name, is_good, told)
+    Finding::checked(check.name, is_good, details)
 }
 
 /// Checks on the device in this mode, with numbers from a seed.
@@ -33,13 +33,13 @@ where
     C: Fn(&Cuda, &Options, u64) -> Vec<Check> + 'static,
 {
     let name = name.into();
-    Group::new("kernels", name.clone(), move |options, tell| {
+    Group::new("kernels", name.clone(), move |options, report| {
         if let (Mode::Fast, Err(why)) = (mode, worker::lt_version()) {
-            tell(Finding::not_run(&name, &why));
+            report(Finding::not_run(&name, &why));
             return Ok(());
         }
         let (cuda, seed, begun) = (cuda(options, mode)?, seed(), Instant::now());
-        checks(&cuda, options, seed).into_iter().map(|check| found(check, seed)).for_each(tell);
+        checks(&cuda, options, seed).into_iter().map(|check| found(check, seed)).for_each(report);
         eprintln!("{name}: {:.1} s of checks", begun.elapsed().as_secs_f64());
         Ok(())
     })
@@ -90,15 +90,15 @@ fn small(cuda: &Cuda, options: &Options, seed: u64) -> Vec<Check> {
     rounds.flat_map(|(i, rows)| on_device::checks(cuda, KvDtype::Bf16, rows, seed + i as u64)).collect()
 }
 
-fn fast(options: &Options, tell: Tell<'_>) -> Done {
+fn fast(options: &Options, report: FindingSink<'_>) -> Done {
     if let Err(why) = worker::lt_version() {
-        tell(Finding::not_run("products under fast", &why));
+        report(Finding::not_run("products under fast", &why));
         return Ok(());
     }
     let (fast, lockstep, seed) = (cuda(options, Mode::Fast)?, cuda(options, Mode::Lockstep)?, seed());
     let rows = if options.is_tiny { &[1, 33][..] } else { &[1, 33, 200, 500] };
     let checks = on_device::fast_checks(&fast, rows, seed);
     let checks = checks.into_iter().chain([every::few_rows(&fast, &lockstep)]);
-    checks.map(|check| found(check, seed)).for_each(tell);
+    checks.map(|check| found(check, seed)).for_each(report);
     Ok(())
 }

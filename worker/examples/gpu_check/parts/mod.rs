@@ -11,7 +11,7 @@ use backend::Result as DeviceResult;
 use backend::cpu::{CpuConfig, Isa};
 use backend::cuda::{Card, Cuda, CudaConfig, Driver};
 use page::Page;
-use process::{Asked, Word};
+use process::{GroupRequest, Word};
 use serde_json::{Value, json};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -83,37 +83,37 @@ impl Outcome {
 pub struct Finding {
     pub name: String,
     pub outcome: Outcome,
-    pub told: Value,
+    pub details: Value,
 }
 
 impl Finding {
-    pub fn checked(name: impl Into<String>, is_good: bool, told: Value) -> Finding {
-        Finding { name: name.into(), outcome: if is_good { Outcome::Good } else { Outcome::Wrong }, told }
+    pub fn checked(name: impl Into<String>, is_good: bool, details: Value) -> Finding {
+        Finding { name: name.into(), outcome: if is_good { Outcome::Good } else { Outcome::Wrong }, details: details }
     }
 
-    pub fn measured(name: impl Into<String>, told: Value) -> Finding {
-        Finding { name: name.into(), outcome: Outcome::Good, told }
+    pub fn measured(name: impl Into<String>, details: Value) -> Finding {
+        Finding { name: name.into(), outcome: Outcome::Good, details: details }
     }
 
     /// A figure with the aim that it should reach.
-    pub fn aimed(name: impl Into<String>, figure: f64, aim: f64, told: Value) -> Finding {
+    pub fn aimed(name: impl Into<String>, figure: f64, aim: f64, details: Value) -> Finding {
         let outcome = if figure >= aim { Outcome::Good } else { Outcome::Below };
-        Finding { name: name.into(), outcome, told }
+        Finding { name: name.into(), outcome, details: details }
     }
 
     pub fn not_run(name: impl Into<String>, why: &dyn std::fmt::Display) -> Finding {
-        Finding { name: name.into(), outcome: Outcome::NotRun, told: json!({ "why": why.to_string() }) }
+        Finding { name: name.into(), outcome: Outcome::NotRun, details: json!({ "why": why.to_string() }) }
     }
 
     pub fn wrong(name: impl Into<String>, why: &str) -> Finding {
-        Finding { name: name.into(), outcome: Outcome::Wrong, told: json!({ "why": why }) }
+        Finding { name: name.into(), outcome: Outcome::Wrong, details: json!({ "why": why }) }
     }
 }
 
 /// Takes findings as they come, so that a later failure loses none.
-type Tell<'a> = &'a mut dyn FnMut(Finding);
+type FindingSink<'a> = &'a mut dyn FnMut(Finding);
 type Done = Result<(), String>;
-type Work = Box<dyn Fn(&Options, Tell<'_>) -> Done>;
+type Work = Box<dyn Fn(&Options, FindingSink<'_>) -> Done>;
 
 /// Checks that run together, and fail together if one never ends.
 pub struct Group {
@@ -128,7 +128,7 @@ pub struct Group {
 impl Group {
     fn new<W>(part: &'static str, name: impl Into<String>, work: W) -> Group
     where
-        W: Fn(&Options, Tell<'_>) -> Done + 'static,
+        W: Fn(&Options, FindingSink<'_>) -> Done + 'static,
     {
         Group { part, name: name.into(), limit: Duration::from_secs(90), process: "", work: Box::new(work) }
     }
@@ -156,12 +156,12 @@ pub fn groups(options: &Options) -> Vec<Group> {
 }
 
 /// Opens the device, with kernels compiled or from the cache.
-fn opened(options: &Options, tell: Tell<'_>) -> Done {
+fn opened(options: &Options, report: FindingSink<'_>) -> Done {
     let begun = Instant::now();
     let cuda = cuda(options, Mode::Lockstep)?;
     let free = cuda.free_bytes().map_err(|error| error.to_string())?;
-    let told = json!({ "seconds": begun.elapsed().as_secs_f64(), "free_bytes": free });
-    tell(Finding::measured("opened, with kernels compiled or from the cache", told));
+    let details = json!({ "seconds": begun.elapsed().as_secs_f64(), "free_bytes": free });
+    report(Finding::measured("opened, with kernels compiled or from the cache", details));
     Ok(())
 }
 
@@ -172,11 +172,11 @@ pub fn run_here(ids: &[&str], options: &Options) -> Result<(), String> {
     let mut kept_open = None;
     for id in ids {
         let group = groups.iter().find(|group| group.id() == *id).ok_or_else(|| format!("there is no group {id}"))?;
-        process::say(Word::Begun);
+        process::send_word(Word::Begun);
         let is_good = group.run_here(options);
-        process::say(Word::Ended);
+        process::send_word(Word::Ended);
         if !is_good {
-            process::say(Word::Leaves);
+            process::send_word(Word::Leaves);
             return Ok(());
         }
         // Keeps the device's context for all groups, because creating it is slow. A group that cannot open the device
@@ -190,22 +190,22 @@ impl Group {
     /// Runs the group. Returns whether nothing failed.
     fn run_here(&self, options: &Options) -> bool {
         let mut is_good = true;
-        let mut tell = |finding: Finding| {
+        let mut report = |finding: Finding| {
             is_good &= finding.outcome != Outcome::Wrong;
-            process::tell(&finding);
+            process::send_finding(&finding);
         };
-        let done = catch_unwind(AssertUnwindSafe(|| (self.work)(options, &mut tell)));
-        if let Err(why) = done.unwrap_or_else(|panic| Err(format!("it panicked: {}", said(&*panic)))) {
+        let done = catch_unwind(AssertUnwindSafe(|| (self.work)(options, &mut report)));
+        if let Err(why) = done.unwrap_or_else(|panic| Err(format!("it panicked: {}", panic_text(&*panic)))) {
             // Smaller devices have no room for the measurements.
             let is_too_large = self.part == "bench" && why.contains(NO_ROOM);
             let (name, wrong) = (&self.name, Finding::wrong(&self.name, &why));
-            tell(if is_too_large { Finding::not_run(name, &why) } else { wrong });
+            report(if is_too_large { Finding::not_run(name, &why) } else { wrong });
         }
         is_good
     }
 }
 
-fn said(panic: &(dyn std::any::Any + Send)) -> String {
+fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default()
 }
@@ -220,16 +220,16 @@ pub fn run(
     start: impl Fn(&[String]) -> Result<Command, String>,
 ) -> Result<bool, String> {
     let groups = groups(options);
-    let is_any = |asked: &&String| groups.iter().any(|group| *asked == group.part || **asked == group.id());
-    if let Some(unknown) = parts.iter().find(|asked| !is_any(asked)) {
+    let is_any = |name: &&String| groups.iter().any(|group| *name == group.part || **name == group.id());
+    if let Some(unknown) = parts.iter().find(|name| !is_any(name)) {
         return Err(format!("there is no part or group {unknown}"));
     }
     let end = Instant::now() + limit;
     let mut page = Page::new(device().map_err(|error| error.to_string())?, out);
-    let is_asked = |group: &&Group| parts.iter().any(|part| part == group.part || *part == group.id());
-    let asked: Vec<&Group> = groups.iter().filter(is_asked).collect();
+    let is_selected = |group: &&Group| parts.iter().any(|part| part == group.part || *part == group.id());
+    let selected: Vec<&Group> = groups.iter().filter(is_selected).collect();
     let mut is_whole = true;
-    for of_part in asked.chunk_by(|a, b| a.part == b.part) {
+    for of_part in selected.chunk_by(|a, b| a.part == b.part) {
         let until = end.min(Instant::now() + Duration::from_secs(part_seconds(of_part[0].part, options)));
         run_part(of_part, options, until, &mut page, &start)?;
         is_whole &= Instant::now() < until;
@@ -249,14 +249,14 @@ fn run_part(
     let mut n_processes = 0;
     for company in groups.chunk_by(|a, b| a.process == b.process) {
         let slowly = if options.is_tiny { 10 } else { 1 };
-        let asked: Vec<Asked<'_>> =
-            company.iter().map(|group| Asked { name: &group.name, limit: group.limit * slowly }).collect();
+        let requests: Vec<GroupRequest<'_>> =
+            company.iter().map(|group| GroupRequest { name: &group.name, limit: group.limit * slowly }).collect();
         let ids: Vec<String> = company.iter().map(|group| group.id()).collect();
         let mut take = |i: usize, found: Vec<Finding>| {
             eprintln!("{}: {} findings, {:.1} s into its part", ids[i], found.len(), begun.elapsed().as_secs_f64());
             page.add(part, found)
         };
-        n_processes += process::run(&asked, until, |next| start(&ids[next..]), &mut take)?;
+        n_processes += process::run(&requests, until, |next| start(&ids[next..]), &mut take)?;
     }
     page.ran(part, begun.elapsed(), n_processes)
 }
@@ -267,7 +267,7 @@ fn device() -> DeviceResult<Value> {
     let card = driver.card(0)?;
     card.check()?;
     let compiler = backend::cuda::Compiler::find_for(driver)?;
-    let version = |told: Result<String, String>| told.unwrap_or_else(|why| why);
+    let version = |found: Result<String, String>| found.unwrap_or_else(|why| why);
     Ok(json!({
         "name": card.name,
         "capability": format!("{}.{}", card.capability.0, card.capability.1),
@@ -285,7 +285,7 @@ fn device() -> DeviceResult<Value> {
 
 /// Returns clocks and power, from the driver's own program.
 fn settings(card: &Card) -> Value {
-    const ASKED: [&str; 9] = [
+    const QUERY_FIELDS: [&str; 9] = [
         "driver_version",
         "pstate",
         "clocks.sm",
@@ -298,12 +298,12 @@ fn settings(card: &Card) -> Value {
     ];
     let mut command = Command::new("nvidia-smi");
     command.args(["-i", &card.ordinal.to_string(), "--format=csv,noheader"]);
-    command.arg(format!("--query-gpu={}", ASKED.join(",")));
-    match process::answer(command, Duration::from_secs(20)) {
+    command.arg(format!("--query-gpu={}", QUERY_FIELDS.join(",")));
+    match process::output_of(command, Duration::from_secs(20)) {
         Err(why) => json!(format!("nvidia-smi: {why}")),
-        Ok(told) => {
-            let told = told.trim().split(", ");
-            Value::Object(ASKED.iter().zip(told).map(|(name, told)| ((*name).to_owned(), json!(told))).collect())
+        Ok(text) => {
+            let values = text.trim().split(", ");
+            Value::Object(QUERY_FIELDS.iter().zip(values).map(|(name, value)| ((*name).to_owned(), json!(value))).collect())
         }
     }
 }

@@ -41,8 +41,8 @@ impl Page {
     /// Replaces the file at once, so that it is never half written.
     fn write(&self, is_whole: bool) -> io::Result<()> {
         let each = self.findings.iter().map(|(part, finding)| {
-            let Finding { name, outcome, told } = finding;
-            json!({ "part": part, "name": name, "outcome": outcome.name(), "told": told })
+            let Finding { name, outcome, details: told: details } = finding;
+            json!({ "part": part, "name": name, "outcome": outcome.name(), "told": details })
         });
         let page = json!({
             "seconds_since_1970": self.begun,
@@ -64,8 +64,8 @@ impl Page {
     pub fn finish(self, is_whole: bool) -> Result<bool, String> {
         self.write(is_whole).map_err(|error| format!("{}: {error}", self.out.display()))?;
         println!("device: {}", self.device);
-        for (part, Finding { name, outcome, told }) in &self.findings {
-            println!("{part:<8} {:<8} {name}: {told}", outcome.name());
+        for (part, Finding { name, outcome, details: told: details }) in &self.findings {
+            println!("{part:<8} {:<8} {name}: {details}", outcome.name());
         }
         let count = |outcome| self.findings.iter().filter(|(_, finding)| finding.outcome == outcome).count();
         let counts: Vec<String> =

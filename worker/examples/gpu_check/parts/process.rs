@@ -32,36 +32,36 @@ impl Word {
 }
 
 /// Reports a finding to the parent process.
-pub fn tell(found: &Finding) {
-    let Finding { name, outcome, told } = found;
-    println!("{MARK}{}", json!({ "name": name, "outcome": outcome.name(), "told": told }));
+pub fn send_finding(found: &Finding) {
+    let Finding { name, outcome, details: told: details } = found;
+    println!("{MARK}{}", json!({ "name": name, "outcome": outcome.name(), "told": details }));
 }
 
-pub fn say(word: Word) {
+pub fn send_word(word: Word) {
     println!("{MARK}{}", json!(word.name()));
 }
 
-fn finding(told: &Value) -> Option<Finding> {
-    let outcome = Outcome::ALL.iter().find(|(_, name)| told["outcome"] == *name)?.0;
-    Some(Finding { name: told["name"].as_str()?.to_owned(), outcome, told: told["told"].clone() })
+fn parse_finding(value: &Value) -> Option<Finding> {
+    let outcome = Outcome::ALL.iter().find(|(_, name)| value["outcome"] == *name)?.0;
+    Some(Finding { name: value["name"].as_str()?.to_owned(), outcome, details: value["told"].clone() })
 }
 
 /// A line from a group's process.
-enum Told {
+enum ProcessLine {
     Found(Finding),
-    Said(Word),
+    Word(Word),
 }
 
-fn told(line: &str) -> Option<Told> {
+fn parse_line(line: &str) -> Option<ProcessLine> {
     let value: Value = serde_json::from_str(line.split_once(MARK)?.1).ok()?;
     match &value {
-        Value::String(said) => Word::ALL.iter().find(|(_, name)| name == said).map(|(word, _)| Told::Said(*word)),
-        _ => finding(&value).map(Told::Found),
+        Value::String(text) => Word::ALL.iter().find(|(_, name)| name == text).map(|(word, _)| ProcessLine::Word(*word)),
+        _ => parse_finding(&value).map(ProcessLine::Found),
     }
 }
 
 /// A group that a process must run.
-pub struct Asked<'a> {
+pub struct GroupRequest<'a> {
     pub name: &'a str,
     pub limit: Duration,
 }
@@ -72,24 +72,24 @@ pub type Take<'a> = &'a mut dyn FnMut(usize, Vec<Finding>) -> Result<(), String>
 /// Runs groups one after another, in as few processes as their outcomes allow; `start` makes the command for those from
 /// a number on. Groups that have not ended by `until` are not run. Returns how many processes were started.
 pub fn run(
-    asked: &[Asked<'_>],
+    requests: &[GroupRequest<'_>],
     until: Instant,
     start: impl Fn(usize) -> Result<Command, String>,
     take: Take<'_>,
 ) -> Result<usize, String> {
     let (mut next, mut n_started) = (0, 0);
-    while next < asked.len() && Instant::now() < until {
+    while next < requests.len() && Instant::now() < until {
         n_started += 1;
         let process = start(next).and_then(|command| Process::start(command, next));
         next = match process {
-            Ok(process) => process.follow(asked, until, take)?,
+            Ok(process) => process.follow(requests, until, take)?,
             Err(why) => {
-                take(next, vec![Finding::wrong(asked[next].name, &why)])?;
+                take(next, vec![Finding::wrong(requests[next].name, &why)])?;
                 next + 1
             }
         };
     }
-    for (i, group) in asked.iter().enumerate().skip(next) {
+    for (i, group) in requests.iter().enumerate().skip(next) {
         take(i, vec![Finding::not_run(group.name, &"the time for its part was over")])?;
     }
     Ok(n_started)
@@ -117,25 +117,25 @@ impl Process {
     }
 
     /// Follows the process until it ends or must be killed. Returns the number of the next group.
-    fn follow(mut self, asked: &[Asked<'_>], until: Instant, take: Take<'_>) -> Result<usize, String> {
+    fn follow(mut self, requests: &[GroupRequest<'_>], until: Instant, take: Take<'_>) -> Result<usize, String> {
         loop {
-            let limit = asked.get(self.group).map_or(FAREWELL, |group| group.limit);
+            let limit = requests.get(self.group).map_or(FAREWELL, |group| group.limit);
             let latest = (self.since + limit).min(until);
             match self.lines.recv_timeout(latest.saturating_duration_since(Instant::now())) {
-                Ok(line) => self.hear(&line, take)?,
-                Err(RecvTimeoutError::Timeout) => return self.cut(asked, latest == until, take),
-                Err(RecvTimeoutError::Disconnected) => return self.gone(asked, take),
+                Ok(line) => self.receive_line(&line, take)?,
+                Err(RecvTimeoutError::Timeout) => return self.cut(requests, latest == until, take),
+                Err(RecvTimeoutError::Disconnected) => return self.gone(requests, take),
             }
         }
     }
 
-    fn hear(&mut self, line: &str, take: Take<'_>) -> Result<(), String> {
-        match told(line) {
+    fn receive_line(&mut self, line: &str, take: Take<'_>) -> Result<(), String> {
+        match parse_line(line) {
             None => eprintln!("{line}"),
-            Some(Told::Found(finding)) => self.found.push(finding),
-            Some(Told::Said(Word::Leaves)) => self.leaves = true,
-            Some(Told::Said(Word::Begun)) => (self.has_begun, self.since) = (true, Instant::now()),
-            Some(Told::Said(Word::Ended)) => {
+            Some(ProcessLine::Found(finding)) => self.found.push(finding),
+            Some(ProcessLine::Word(Word::Leaves)) => self.leaves = true,
+            Some(ProcessLine::Word(Word::Begun)) => (self.has_begun, self.since) = (true, Instant::now()),
+            Some(ProcessLine::Word(Word::Ended)) => {
                 take(self.group, std::mem::take(&mut self.found))?;
                 (self.group, self.has_begun, self.since) = (self.group + 1, false, Instant::now());
             }
@@ -144,9 +144,9 @@ impl Process {
     }
 
     /// Kills the process and records why: its part's time is over, or the group's.
-    fn cut(mut self, asked: &[Asked<'_>], is_part_over: bool, take: Take<'_>) -> Result<usize, String> {
+    fn cut(mut self, requests: &[GroupRequest<'_>], is_part_over: bool, take: Take<'_>) -> Result<usize, String> {
         ended(&mut self.child, true);
-        let Some(Asked { name, limit }) = asked.get(self.group) else { return Ok(self.group) };
+        let Some(GroupRequest { name, limit }) = requests.get(self.group) else { return Ok(self.group) };
         self.found.push(match is_part_over {
             true => Finding::not_run(*name, &"it had not ended when the time for its part was over"),
             false => Finding::wrong(*name, &format!("it had not ended after {} s", limit.as_secs())),
@@ -155,13 +155,13 @@ impl Process {
         Ok(self.group + 1)
     }
 
-    fn gone(mut self, asked: &[Asked<'_>], take: Take<'_>) -> Result<usize, String> {
+    fn gone(mut self, requests: &[GroupRequest<'_>], take: Take<'_>) -> Result<usize, String> {
         let why = ended(&mut self.child, false);
-        let Some(Asked { name, .. }) = asked.get(self.group).filter(|_| !self.leaves) else { return Ok(self.group) };
+        let Some(GroupRequest { name, .. }) = requests.get(self.group).filter(|_| !self.leaves) else { return Ok(self.group) };
         if !self.has_begun && self.group > self.first {
             // The group before this one may be the cause.
             let last = self.group - 1;
-            take(last, vec![Finding::wrong(asked[last].name, &format!("when it was done: {why}"))])?;
+            take(last, vec![Finding::wrong(requests[last].name, &format!("when it was done: {why}"))])?;
             return Ok(self.group);
         }
         self.found.push(Finding::wrong(*name, &why));
@@ -187,12 +187,12 @@ fn ended(child: &mut Child, is_late: bool) -> String {
 }
 
 fn lines(child: &mut Child) -> Receiver<String> {
-    let (say, lines) = sync_channel(LINES_MAX);
+    let (sender, lines) = sync_channel(LINES_MAX);
     if let Some(stdout) = child.stdout.take() {
         std::thread::spawn(move || {
             let all = BufReader::new(stdout).split(b'\n').map_while(Result::ok);
             for line in all {
-                if say.send(String::from_utf8_lossy(&line).into_owned()).is_err() {
+                if sender.send(String::from_utf8_lossy(&line).into_owned()).is_err() {
                     break;
                 }
             }
@@ -202,21 +202,21 @@ fn lines(child: &mut Child) -> Receiver<String> {
 }
 
 /// Returns the output of a program that ends soon.
-pub fn answer(mut command: Command, limit: Duration) -> Result<String, String> {
+pub fn output_of(mut command: Command, limit: Duration) -> Result<String, String> {
     let spawned = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn();
     let mut child = spawned.map_err(|error| error.to_string())?;
-    let (say, told) = sync_channel(1);
+    let (sender, receiver) = sync_channel(1);
     if let Some(mut stdout) = child.stdout.take() {
         std::thread::spawn(move || {
             let mut text = String::new();
             let read = stdout.read_to_string(&mut text).map(|_| text);
             // The receiver may have given up on a late answer.
-            let _late = say.send(read);
+            let _late = sender.send(read);
         });
     }
-    let told = told.recv_timeout(limit);
-    let ended = ended(&mut child, told.is_err());
-    told.map_err(|_| ended)?.map_err(|error| error.to_string())
+    let received = receiver.recv_timeout(limit);
+    let ended = ended(&mut child, received.is_err());
+    received.map_err(|_| ended)?.map_err(|error| error.to_string())
 }
 
 #[cfg(test)]
@@ -231,54 +231,54 @@ mod tests {
         command
     }
 
-    fn told(name: &str) -> String {
+    fn finding_script(name: &str) -> String {
         format!("echo 'a word {MARK}{{\"name\":\"{name}\",\"outcome\":\"good\",\"told\":1}}'")
     }
 
-    fn said(word: Word) -> String {
+    fn word_script(word: Word) -> String {
         format!("echo '{MARK}\"{}\"'", word.name())
     }
 
     fn whole(name: &str) -> String {
-        [said(Word::Begun), told(name), "echo noise".into(), said(Word::Ended)].join("; ")
+        [word_script(Word::Begun), finding_script(name), "echo noise".into(), word_script(Word::Ended)].join("; ")
     }
 
     /// Returns the findings of groups whose processes behave like these scripts, and the number of processes.
     fn outcomes(scripts: &[String], limit: Duration, until: Duration) -> (usize, Vec<Vec<Finding>>) {
-        let asked: Vec<Asked<'_>> = scripts.iter().map(|_| Asked { name: "it", limit }).collect();
+        let requests: Vec<GroupRequest<'_>> = scripts.iter().map(|_| GroupRequest { name: "it", limit }).collect();
         let mut all = vec![Vec::new(); scripts.len()];
         let mut take = |i: usize, found: Vec<Finding>| {
             all[i].extend(found);
             Ok(())
         };
-        let n_started = run(&asked, Instant::now() + until, |next| Ok(sh(&scripts[next])), &mut take).unwrap();
+        let n_started = run(&requests, Instant::now() + until, |next| Ok(sh(&scripts[next])), &mut take).unwrap();
         (n_started, all)
     }
 
     fn is(found: &[Finding], outcome: Outcome, why: &str) -> bool {
-        found.last().is_some_and(|last| last.outcome == outcome && last.told.to_string().contains(why))
+        found.last().is_some_and(|last| last.outcome == outcome && last.details.to_string().contains(why))
     }
 
     #[test]
-    fn what_was_told_is_kept_however_a_process_ends() {
+    fn findings_are_kept_however_a_process_ends() {
         let one = |script: String, limit| outcomes(&[script], limit, PATIENCE).1.remove(0);
         let well = one(whole("a"), PATIENCE);
-        assert_eq!(well, [Finding { name: "a".into(), outcome: Outcome::Good, told: json!(1) }]);
-        let early = one(format!("{}; kill -9 $$", told("b")), PATIENCE);
+        assert_eq!(well, [Finding { name: "a".into(), outcome: Outcome::Good, details: json!(1) }]);
+        let early = one(format!("{}; kill -9 $$", finding_script("b")), PATIENCE);
         assert_eq!((early.len(), &*early[0].name), (2, "b"));
         assert!(is(&early, Outcome::Wrong, "ended early"), "{early:?}");
         let late = one("exec sleep 600".into(), Duration::from_millis(50));
         assert!(is(&late, Outcome::Wrong, "had not ended after"), "{late:?}");
         let mut none = Vec::new();
-        let asked = [Asked { name: "it", limit: PATIENCE }];
+        let requests = [GroupRequest { name: "it", limit: PATIENCE }];
         let start = |_| Ok(Command::new("no-such-program-anywhere"));
-        run(&asked, Instant::now() + PATIENCE, start, &mut |_, found| {
+        run(&requests, Instant::now() + PATIENCE, start, &mut |_, found| {
             none.extend(found);
             Ok(())
         })
         .unwrap();
         assert!(is(&none, Outcome::Wrong, "did not start"), "{none:?}");
-        assert_eq!(answer(sh("echo here"), PATIENCE), Ok("here\n".into()));
+        assert_eq!(output_of(sh("echo here"), PATIENCE), Ok("here\n".into()));
     }
 
     #[test]
@@ -288,9 +288,9 @@ mod tests {
         assert!(n_started == 1 && found.iter().all(|found| found.len() == 1 && found[0].outcome == Outcome::Good));
         // The second group hangs, and the third dies. The fourth leaves the rest, whose first group's process dies
         // before it begins the group.
-        let hangs = format!("{}; {}; exec sleep 600", whole("a"), said(Word::Begun));
-        let dies = format!("{}; {}; kill -9 $$", said(Word::Begun), told("c"));
-        let leaves = format!("{}; {}", whole("d"), said(Word::Leaves));
+        let hangs = format!("{}; {}; exec sleep 600", whole("a"), word_script(Word::Begun));
+        let dies = format!("{}; {}; kill -9 $$", word_script(Word::Begun), finding_script("c"));
+        let leaves = format!("{}; {}", whole("d"), word_script(Word::Leaves));
         let scripts = [hangs, String::new(), dies, leaves, format!("{}; exit 3", whole("e")), whole("f")];
         let (n_started, found) = outcomes(&scripts, Duration::from_secs(2), PATIENCE);
         assert_eq!((n_started, found.iter().map(Vec::len).collect::<Vec<_>>()), (5, vec![1, 1, 2, 1, 2, 1]));
@@ -302,7 +302,7 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_is_not_run() {
-        let slow = format!("{}; {}; exec sleep 600", whole("a"), said(Word::Begun));
+        let slow = format!("{}; {}; exec sleep 600", whole("a"), word_script(Word::Begun));
         let scripts = [slow, String::new(), whole("c")];
         let (n_started, found) = outcomes(&scripts, PATIENCE, Duration::from_secs(2));
         assert!(n_started == 1 && found[0][0].outcome == Outcome::Good, "{found:?}");

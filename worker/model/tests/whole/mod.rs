@@ -181,8 +181,8 @@ pub fn distance(models: &Path, name: &str, mode: Mode, n_tokens: u32, cache: Opt
 fn course(rig: &mut Rig<Cuda>) -> (Vec<Vec<Vec<u32>>>, Repeats) {
     const FIRST: [u32; SEQUENCES] = [251, 17, 3, 40, 16];
     let logs: Vec<Vec<Token>> = (0..).zip(FIRST).map(|(seed, n)| log(n + 40, seed, rig.n_vocab)).collect();
-    let (mut ends, mut told) = (FIRST, Vec::new());
-    let mut pass = |rig: &mut Rig<Cuda>, slices: &[(usize, Range<u32>)]| told.push(bits(&rig.pass(&logs, slices)));
+    let (mut ends, mut logits) = (FIRST, Vec::new());
+    let mut pass = |rig: &mut Rig<Cuda>, slices: &[(usize, Range<u32>)]| logits.push(bits(&rig.pass(&logs, slices)));
     let mut on = |rig: &mut Rig<Cuda>, which: &[usize], more: Option<(usize, Range<u32>)>| {
         let one = |sequence: &usize| (*sequence, ends[*sequence]..ends[*sequence] + 1);
         let slices: Vec<_> = which.iter().map(one).chain(more).collect();
@@ -206,7 +206,7 @@ fn course(rig: &mut Rig<Cuda>) -> (Vec<Vec<Vec<u32>>>, Repeats) {
     for company in [&[4, 2, 0][..], &[0, 4], &[2], &[0, 2, 4]] {
         on(rig, company, None);
     }
-    (told, rig.device.repeats())
+    (logits, rig.device.repeats())
 }
 
 /// Whether replaying passes as graphs changes no bit of a model's logits, and the counts of replays.

@@ -5,7 +5,7 @@
 //! hashes them again. It fetches none of the intact ones while the files stay as they are.
 
 use crate::fetch::CHUNK_BYTES;
-use crate::fetch::journal::{ChunkRun, Chunks};
+use crate::fetch::journal::{ChunkRun, JournalChunks};
 use checkpoint::{SourceFile, Stamp, in_threads};
 use collective::CancelFlag;
 use std::collections::BTreeSet;
@@ -21,7 +21,7 @@ const READ_BYTES: usize = 1 << 20;
 
 /// The chunks that this process found intact.
 #[derive(Clone, Debug, Default)]
-pub struct Checked(Arc<Mutex<CheckedChunks>>);
+pub struct IntactChunks(Arc<Mutex<CheckedChunks>>);
 
 #[derive(Debug, Default)]
 struct CheckedChunks {
@@ -31,14 +31,14 @@ struct CheckedChunks {
     chunks: BTreeSet<(u32, u64)>,
 }
 
-impl Checked {
+impl IntactChunks {
     /// Removes damaged chunks from the journal, so that they are fetched again. Returns how many there are; None if the
     /// check was cancelled.
     pub(super) fn check(
         &self,
-        journal: &mut Chunks,
+        journal: &mut JournalChunks,
         files: &[PathBuf],
-        wanted: &[BTreeSet<u64>],
+        required: &[BTreeSet<u64>],
         cancel: &CancelFlag,
     ) -> Option<usize> {
         let mut found = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -48,7 +48,7 @@ impl Checked {
             *found = CheckedChunks { files: files.to_vec(), stamps: now, chunks: BTreeSet::new() };
         }
         let is_open = |record: &ChunkRun, chunk: u64| {
-            wanted[record.file as usize].contains(&chunk) && !found.chunks.contains(&(record.file, chunk))
+            required[record.file as usize].contains(&chunk) && !found.chunks.contains(&(record.file, chunk))
         };
         let open = |record: &&ChunkRun| {
             (record.file as usize) < files.len() && record.chunks.clone().any(|chunk| is_open(record, chunk))
@@ -72,10 +72,10 @@ impl Checked {
     }
 
     /// Records that the journal's required chunks are here, and were checked on arrival or later.
-    pub(super) fn fetched(&self, files: &[PathBuf], wanted: &[BTreeSet<u64>], journal: &Chunks) {
+    pub(super) fn fetched(&self, files: &[PathBuf], required: &[BTreeSet<u64>], journal: &JournalChunks) {
         let mut found = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         found.stamps = stamps(files);
-        for (file, chunks) in (0..).zip(wanted) {
+        for (file, chunks) in (0..).zip(required) {
             let here = chunks.iter().filter(|chunk| journal.has(file, **chunk));
             found.chunks.extend(here.map(|chunk| (file, *chunk)));
         }

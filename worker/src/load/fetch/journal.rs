@@ -12,14 +12,14 @@ const HEAD_BYTES: usize = 32;
 /// File, first chunk, end, the chunks' hash, and a checksum of the four: a half-written record is ignored.
 const RECORD_BYTES: usize = 4 + 8 + 8 + 32 + 4;
 
-pub(super) struct Journal {
+pub(super) struct FetchJournal {
     file: File,
-    there: Chunks,
+    there: JournalChunks,
 }
 
 /// The contents of a journal.
 #[derive(Default)]
-pub(super) struct Chunks {
+pub(super) struct JournalChunks {
     records: Vec<ChunkRun>,
     chunks: BTreeSet<(u32, u64)>,
 }
@@ -34,27 +34,27 @@ pub(super) struct ChunkRun {
 }
 
 /// Reads the journal of these files, without writing; returns None if there is none.
-pub(super) fn read(path: &Path, files: &ModelFiles) -> io::Result<Option<Chunks>> {
+pub(super) fn read(path: &Path, files: &ModelFiles) -> io::Result<Option<JournalChunks>> {
     match std::fs::read(path) {
-        Ok(bytes) => Ok(Chunks::of(&bytes, files).map(|(there, _)| there)),
+        Ok(bytes) => Ok(JournalChunks::of(&bytes, files).map(|(there, _)| there)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error),
     }
 }
 
-impl Journal {
+impl FetchJournal {
     /// Opens the journal, or begins a new one if there is none or it belongs to other files.
-    pub fn open(path: &Path, files: &ModelFiles) -> io::Result<Journal> {
+    pub fn open(path: &Path, files: &ModelFiles) -> io::Result<FetchJournal> {
         let mut file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
         let mut bytes = Vec::new();
         file.read_to_end(&mut bytes)?;
-        let (there, n_good) = Chunks::of(&bytes, files).unwrap_or_default();
+        let (there, n_good) = JournalChunks::of(&bytes, files).unwrap_or_default();
         file.set_len(n_good as u64)?;
         io::Seek::seek(&mut file, io::SeekFrom::End(0))?;
         if n_good == 0 {
             file.write_all(&head(files))?;
         }
-        Ok(Journal { file, there })
+        Ok(FetchJournal { file, there })
     }
 
     pub fn add(&mut self, file: u32, chunks: Range<u64>, hash: [u8; 32]) -> io::Result<()> {
@@ -65,25 +65,25 @@ impl Journal {
     }
 }
 
-impl Deref for Journal {
-    type Target = Chunks;
+impl Deref for FetchJournal {
+    type Target = JournalChunks;
 
-    fn deref(&self) -> &Chunks {
+    fn deref(&self) -> &JournalChunks {
         &self.there
     }
 }
 
-impl DerefMut for Journal {
-    fn deref_mut(&mut self) -> &mut Chunks {
+impl DerefMut for FetchJournal {
+    fn deref_mut(&mut self) -> &mut JournalChunks {
         &mut self.there
     }
 }
 
-impl Chunks {
+impl JournalChunks {
     /// Parses a journal's bytes, and counts the valid ones; returns None if they belong to other files.
-    fn of(bytes: &[u8], files: &ModelFiles) -> Option<(Chunks, usize)> {
+    fn of(bytes: &[u8], files: &ModelFiles) -> Option<(JournalChunks, usize)> {
         let records = bytes.strip_prefix(&head(files))?;
-        let (mut there, mut n_good) = (Chunks::default(), HEAD_BYTES);
+        let (mut there, mut n_good) = (JournalChunks::default(), HEAD_BYTES);
         for record in records.chunks_exact(RECORD_BYTES) {
             let Some(record) = decode(record) else { break };
             there.note(record);

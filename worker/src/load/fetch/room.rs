@@ -30,7 +30,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_full_disk_is_told_from_other_errors() {
+    fn full_disk_is_distinct_from_other_errors() {
         let folder = std::env::temp_dir();
         has_room(&folder, 0).unwrap();
         let refused = has_room(&folder, u64::MAX).unwrap_err();

@@ -44,20 +44,20 @@ fn a_journal_is_believed_as_far_as_it_is_whole() {
     let folder = std::env::temp_dir().join(format!("lockstep-journal-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
     let path = folder.join("journal");
-    let mut journal = Journal::open(&path, &files()).unwrap();
+    let mut journal = FetchJournal::open(&path, &files()).unwrap();
     journal.add(0, 3..9, [3; 32]).unwrap();
     journal.add(1, 0..1, [1; 32]).unwrap();
     drop(journal);
     let whole = std::fs::read(&path).unwrap();
     std::fs::write(&path, &whole[..whole.len() - 1]).unwrap();
-    let mut again = Journal::open(&path, &files()).unwrap();
+    let mut again = FetchJournal::open(&path, &files()).unwrap();
     assert!(again.has(0, 8) && !again.has(0, 9) && !again.has(1, 0), "the last record was cut");
     again.add(1, 0..1, [1; 32]).unwrap();
     drop(again);
     assert_eq!(std::fs::read(&path).unwrap(), whole);
     let mut other = files();
     other.files[0].n_bytes += 1;
-    assert_eq!(Journal::open(&path, &other).unwrap().len(), 0, "of other files");
+    assert_eq!(FetchJournal::open(&path, &other).unwrap().len(), 0, "of other files");
     std::fs::remove_dir_all(&folder).unwrap();
 }
 
@@ -87,29 +87,29 @@ fn what_has_been_damaged_is_forgotten_and_nothing_else() {
     let of = |chunks: &Range<u64>| checks::hash(&File::open(&files[0]).unwrap(), chunks).unwrap();
     let mut bytes = vec![7; 3 * CHUNK_BYTES as usize + 5];
     write(&bytes);
-    let mut journal = Journal::open(&folder.join("journal"), &self::files()).unwrap();
+    let mut journal = FetchJournal::open(&folder.join("journal"), &self::files()).unwrap();
     for run in [0..2, 2..4] {
         let hash = of(&run);
         journal.add(0, run, hash).unwrap();
     }
-    let (wanted, never) = ([BTreeSet::from([0, 1, 2, 3])], CancelFlag::default());
-    assert_eq!(Checked::default().check(&mut journal, &files, &wanted, &never), Some(0));
+    let (required, never) = ([BTreeSet::from([0, 1, 2, 3])], CancelFlag::default());
+    assert_eq!(IntactChunks::default().check(&mut journal, &files, &required, &never), Some(0));
     let over = CancelFlag::default();
     over.cancel();
-    assert_eq!(Checked::default().check(&mut journal, &files, &wanted, &over), None);
+    assert_eq!(IntactChunks::default().check(&mut journal, &files, &required, &over), None);
     *bytes.last_mut().unwrap() = 8;
     write(&bytes);
     assert_eq!(
-        Checked::default().check(&mut journal, &files, &[BTreeSet::from([0, 1])], &never),
+        IntactChunks::default().check(&mut journal, &files, &[BTreeSet::from([0, 1])], &never),
         Some(0),
         "it is not needed"
     );
-    assert_eq!(Checked::default().check(&mut journal, &files, &wanted, &never), Some(2));
+    assert_eq!(IntactChunks::default().check(&mut journal, &files, &required, &never), Some(2));
     assert!(journal.has(0, 1) && !journal.has(0, 2));
     // A newer record counts, whatever an older one contains.
     let hash = of(&(2..4));
     journal.add(0, 2..4, hash).unwrap();
-    assert_eq!(Checked::default().check(&mut journal, &files, &wanted, &never), Some(0));
+    assert_eq!(IntactChunks::default().check(&mut journal, &files, &required, &never), Some(0));
     std::fs::remove_dir_all(&folder).unwrap();
 }
 
@@ -117,19 +117,19 @@ fn what_has_been_damaged_is_forgotten_and_nothing_else() {
 async fn ranks_look_side_by_side_at_what_is_there_and_one_at_a_time_writes() {
     let cache = std::env::temp_dir().join(format!("lockstep-locks-{}", std::process::id()));
     let place = ModelFolder::open(&cache, files()).unwrap();
-    let (paths, wanted) = ([place.file(&place.files.files[0])], [BTreeSet::from([0, 1])]);
-    let (checked, never) = (Checked::default(), CancelFlag::default());
-    let found = || place.found_whole(&checked, &paths, &wanted, &never);
-    let Ok(Found::Incomplete(ours)) = found().await else { panic!("nothing is there") };
+    let (paths, required) = ([place.file(&place.files.files[0])], [BTreeSet::from([0, 1])]);
+    let (checked, never) = (IntactChunks::default(), CancelFlag::default());
+    let found = || place.found_whole(&checked, &paths, &required, &never);
+    let Ok(LockedFolder::Incomplete(ours)) = found().await else { panic!("nothing is there") };
     assert!(Lock::shared(&place.folder).unwrap().is_none(), "nobody looks at what is written");
-    let mut fetched = place.checked(&checked, &paths, &wanted, &never).unwrap();
+    let mut fetched = place.checked(&checked, &paths, &required, &never).unwrap();
     let out = OpenOptions::new().create_new(true).read(true).write(true).open(&paths[0]).unwrap();
     out.set_len(place.files.files[0].n_bytes).unwrap();
     fetched.journal.add(0, 0..2, checks::hash(&out, &(0..2)).unwrap()).unwrap();
     drop((fetched, ours));
     // Another rank reads it meanwhile.
     let other = Lock::shared(&place.folder).unwrap().unwrap();
-    let Ok(Found::Whole(shared)) = found().await else { panic!("all of it is there") };
+    let Ok(LockedFolder::Whole(shared)) = found().await else { panic!("all of it is there") };
     assert!(Lock::exclusive(&place.folder).unwrap().is_none());
     drop(shared);
     // A missing chunk is written once no rank reads any more.
@@ -137,6 +137,6 @@ async fn ranks_look_side_by_side_at_what_is_there_and_one_at_a_time_writes() {
     let waits = place.found_whole(&checked, &paths, &more, &never);
     assert!(timeout(Duration::from_millis(300), waits).await.is_err(), "somebody looks");
     drop(other);
-    assert!(matches!(place.found_whole(&checked, &paths, &more, &never).await, Ok(Found::Incomplete(_))));
+    assert!(matches!(place.found_whole(&checked, &paths, &more, &never).await, Ok(LockedFolder::Incomplete(_))));
     std::fs::remove_dir_all(&cache).unwrap();
 }

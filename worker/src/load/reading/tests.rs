@@ -48,7 +48,7 @@ fn assignment(model_path: &Path) -> Assignment {
     }
 }
 
-const KEEP: Ask = Ask::Keep { unread: None };
+const KEEP: ReloadPlan = ReloadPlan::Keep { unread: None };
 
 #[test]
 fn files_are_looked_at_for_an_operators_word_and_not_for_a_number() {
@@ -56,23 +56,23 @@ fn files_are_looked_at_for_an_operators_word_and_not_for_a_number() {
     copy(&model);
     let of = |incarnation, n, reading| Assignment { epoch: Epoch { incarnation, n }, reading, ..assignment(&model) };
     let mut held = Reading::new(&of(1, 1, 0), &Checkpoint::open(&model).unwrap());
-    let is_read = |held: &mut Reading, assignment: &Assignment| matches!(held.asks(assignment), Ask::Read(Ok(_)));
-    assert_eq!(held.asks(&of(1, 9, 0)), KEEP);
+    let is_read = |held: &mut Reading, assignment: &Assignment| matches!(held.plan_reload(assignment), ReloadPlan::Read(Ok(_)));
+    assert_eq!(held.plan_reload(&of(1, 9, 0)), KEEP);
     // An operator requests a reading, and the present files are rejected: later epochs do not open them again.
     assert!(is_read(&mut held, &of(1, 10, 1)));
     assert!(is_read(&mut held, &of(1, 11, 1)), "the reading was broken off");
     touch(&model);
-    let Ask::Read(files) = held.asks(&of(1, 12, 1)) else { panic!("it is to be read") };
+    let ReloadPlan::Read(files) = held.plan_reload(&of(1, 12, 1)) else { panic!("it is to be read") };
     held.refuse(&of(1, 12, 1), files, "other bytes".into());
     for n in 13..16 {
-        assert_eq!(held.asks(&of(1, n, 1)), Ask::Keep { unread: Some("other bytes".into()) });
+        assert_eq!(held.plan_reload(&of(1, n, 1)), ReloadPlan::Keep { unread: Some("other bytes".into()) });
     }
     // The files have changed by now.
     touch(&model);
     assert!(is_read(&mut held, &of(1, 17, 1)));
     // A new life of the coordinator has new numbers, and has requested no reading.
-    assert_eq!(held.asks(&of(2, 1, 0)), KEEP);
-    assert_eq!(held.asks(&of(2, 2, 0)), KEEP);
+    assert_eq!(held.plan_reload(&of(2, 1, 0)), KEEP);
+    assert_eq!(held.plan_reload(&of(2, 2, 0)), KEEP);
     std::fs::remove_dir_all(&model).unwrap();
 }
 
@@ -82,14 +82,14 @@ fn files_that_have_not_changed_are_not_read_again_for_another_coordinators_word(
     copy(&model);
     let of = |incarnation, reading| Assignment { epoch: Epoch { incarnation, n: 1 }, reading, ..assignment(&model) };
     let mut held = Reading::new(&of(1, 3), &Checkpoint::open(&model).unwrap());
-    assert_eq!(held.asks(&of(2, 1)), KEEP);
-    assert_eq!(held.asks(&of(2, 1)), KEEP);
+    assert_eq!(held.plan_reload(&of(2, 1)), KEEP);
+    assert_eq!(held.plan_reload(&of(2, 1)), KEEP);
     touch(&model);
-    assert!(matches!(held.asks(&of(3, 1)), Ask::Read(Ok(_))));
+    assert!(matches!(held.plan_reload(&of(3, 1)), ReloadPlan::Read(Ok(_))));
     // A missing file is not opened again and again either.
     std::fs::remove_dir_all(&model).unwrap();
-    let Ask::Read(files) = held.asks(&of(3, 1)) else { panic!("it is to be read") };
+    let ReloadPlan::Read(files) = held.plan_reload(&of(3, 1)) else { panic!("it is to be read") };
     assert!(files.is_err());
     held.refuse(&of(3, 1), files, "gone".into());
-    assert_eq!(held.asks(&of(3, 1)), Ask::Keep { unread: Some("gone".into()) });
+    assert_eq!(held.plan_reload(&of(3, 1)), ReloadPlan::Keep { unread: Some("gone".into()) });
 }

@@ -5,7 +5,7 @@ use types::{BlockId, DRAFT_ROWS_MAX, Request, Sampling, Token};
 
 /// `[0, n_computed) in the cache · [n_computed, tokens.len()) to be computed`
 #[derive(Debug, Default)]
-pub(super) struct Drafted {
+pub(super) struct DraftSequence {
     /// The log, and the guesses behind it.
     pub tokens: Vec<Token>,
     pub n_computed: usize,
@@ -16,7 +16,7 @@ pub(super) struct Drafted {
     pub table: Vec<BlockId>,
 }
 
-impl Drafted {
+impl DraftSequence {
     pub fn restart(&mut self, request: &Request, context: usize) {
         let n_max = request.prompt.len().saturating_add(request.sampling.tokens_max as usize).max(request.n_tokens());
         self.tokens.clear();
@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     fn following(logs: &[&[Token]], guesses: &[Token]) -> (Vec<Token>, usize) {
-        let mut drafted = Drafted::default();
+        let mut drafted = DraftSequence::default();
         drafted.restart(&Request { prompt: vec![1, 2, 3], ..Request::default() }, 64);
         for log in logs {
             drafted.follow(log);
@@ -102,7 +102,7 @@ mod tests {
     fn what_held_stays_and_the_last_token_is_computed_again() {
         let check = |log: &[Token], n_computed| {
             let (tokens, n) = following(&[&[1, 2, 3]], &[7, 8, 9]);
-            let mut drafted = Drafted { tokens, n_computed: n, ..Drafted::default() };
+            let mut drafted = DraftSequence { tokens, n_computed: n, ..DraftSequence::default() };
             drafted.follow(log);
             assert_eq!((drafted.tokens.as_slice(), drafted.n_computed), (log, n_computed), "{log:?}");
         };

@@ -3,14 +3,14 @@
 use types::{Request, Token};
 
 #[derive(Debug, Default)]
-pub(super) struct Expected {
+pub(super) struct ExpectedTokens {
     /// `expected · log`. Empty if the client expects nothing.
     tokens: Vec<Token>,
     n_expected: usize,
     n_prompt: usize,
 }
 
-impl Expected {
+impl ExpectedTokens {
     /// Restarts for a log of up to `n_tokens_max` tokens. Returns the most tokens of both together.
     pub fn restart(&mut self, request: &Request, n_tokens_max: usize) -> usize {
         self.tokens.clear();
@@ -47,7 +47,7 @@ mod tests {
     #[test]
     fn what_is_expected_goes_on_until_the_answer_differs() {
         let request = Request { prompt: vec![9, 8], predicted: vec![1, 2, 3], ..Request::default() };
-        let mut expected = Expected::default();
+        let mut expected = ExpectedTokens::default();
         assert_eq!(expected.restart(&request, 10), 13);
         assert_eq!(expected.before(&[9, 8]), [1, 2, 3, 9, 8]);
         assert_eq!(expected.next(&[9, 8]), [1, 2, 3]);

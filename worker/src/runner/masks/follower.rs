@@ -9,11 +9,11 @@
 //! Then it rolls those tokens back, so that the log's next token finds it at the log's end.
 
 use crate::load::vocabulary::LazyVocabulary;
-use grammar::{Mask, Matcher, Stuck};
+use grammar::{Mask, Matcher, MatcherError};
 use std::collections::VecDeque;
 use types::{Grammar, Token};
 
-pub(super) struct Follower {
+pub(super) struct GrammarFollower {
     grammar: Grammar,
     matcher: Option<Matcher>,
     /// The tokens of the log that the grammar has accepted.
@@ -28,9 +28,9 @@ pub(super) struct Follower {
 /// Room for the tokens drawn while one mask is made, so that nothing is allocated.
 pub(super) const UNSEEN_ROOM: usize = 2 * types::DRAFT_ROWS_MAX as usize;
 
-impl Follower {
-    pub fn new(grammar: Grammar) -> Follower {
-        Follower {
+impl GrammarFollower {
+    pub fn new(grammar: Grammar) -> GrammarFollower {
+        GrammarFollower {
             grammar,
             matcher: None,
             seen: Vec::new(),
@@ -52,7 +52,7 @@ impl Follower {
     }
 
     /// Accepts the new tokens of the log, and makes the mask for the draw behind them.
-    pub fn catch_up(&mut self, vocabulary: &LazyVocabulary) -> Result<(), Stuck> {
+    pub fn catch_up(&mut self, vocabulary: &LazyVocabulary) -> Result<(), MatcherError> {
         let matcher = match &mut self.matcher {
             Some(matcher) => matcher,
             none => none.insert(vocabulary.matcher(&self.grammar)?),
@@ -99,7 +99,7 @@ impl Follower {
         // An end is an answer's last token: no draw follows an end that was not drawn itself.
         while let Some(token) = next(matcher, &self.mask, n_taken).filter(|token| !matcher.ends().contains(token)) {
             if let Err(stuck) = matcher.accept(token) {
-                is_sound = matches!(stuck, Stuck::Token(_));
+                is_sound = matches!(stuck, MatcherError::Token(_));
                 break;
             }
             n_taken += 1;

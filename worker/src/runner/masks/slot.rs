@@ -2,33 +2,33 @@
 //! that a step verifies, and the masks behind both. Has no knowledge of queues.
 
 use crate::load::vocabulary::LazyVocabulary;
-use crate::runner::masks::follower::{Follower, UNSEEN_ROOM};
+use crate::runner::masks::follower::{GrammarFollower, UNSEEN_ROOM};
 use crate::runner::masks::run::MaskRun;
-use grammar::Stuck;
+use grammar::MatcherError;
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 use types::{Failure, Grammar, GrammarFault, Token};
 
 pub(super) struct Slot {
-    state: Mutex<State>,
+    state: Mutex<SlotState>,
     /// Notified when the state has changed.
     made: Condvar,
     /// The most tokens guessed behind a log.
     n_guess_max: usize,
 }
 
-struct State {
+struct SlotState {
     /// Drawn tokens that the grammar has not accepted yet.
     unseen: VecDeque<Token>,
     /// Absent while a thread works with it.
-    follower: Option<Follower>,
+    follower: Option<GrammarFollower>,
     /// The masks that no draw has taken.
     run: MaskRun,
     /// Whether a mask was made before.
     has_begun: bool,
     drafts: Drafts,
-    way: Way,
+    way: ForcedRun,
     failed: Option<Failure>,
     /// Whether the slot is in the threads' queue, or a thread works on it.
     is_seen_to: bool,
@@ -43,19 +43,19 @@ struct Drafts {
     of: u32,
     tokens: Vec<Token>,
     /// Whether their masks are still to be made.
-    are_wanted: bool,
+    are_pending: bool,
 }
 
 /// The tokens of the only text that can follow, and the number of the draw that the first of them stands for.
 #[derive(Default)]
-struct Way {
+struct ForcedRun {
     of: u32,
     tokens: Vec<Token>,
 }
 
 /// The result of `take`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Made {
+pub(super) enum MaskOutcome {
     Mask,
     Nothing,
     Failed(Failure),
@@ -63,19 +63,19 @@ pub(super) enum Made {
 
 /// The work for a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Work {
+pub(super) enum SlotWork {
     /// A new answer: compile its grammar, or read its log.
     Begins,
     /// Masks of an answer that has begun.
     GoesOn,
 }
 
-impl State {
+impl SlotState {
     fn has_work(&self) -> bool {
-        !self.unseen.is_empty() || !self.has_begun || self.drafts.are_wanted
+        !self.unseen.is_empty() || !self.has_begun || self.drafts.are_pending
     }
 
-    fn is_wanted(&self) -> bool {
+    fn is_live(&self) -> bool {
         self.failed.is_none() && !self.is_over
     }
 }
@@ -87,13 +87,13 @@ impl Slot {
         let mut unseen = VecDeque::with_capacity(output.len().max(UNSEEN_ROOM));
         unseen.extend(output);
         let room = || Vec::with_capacity(n_guess_max);
-        let state = State {
+        let state = SlotState {
             unseen,
-            follower: Some(Follower::new(grammar)),
+            follower: Some(GrammarFollower::new(grammar)),
             run: MaskRun::with_room(n_guess_max),
             has_begun: false,
             drafts: Drafts { tokens: room(), ..Drafts::default() },
-            way: Way { tokens: room(), ..Way::default() },
+            way: ForcedRun { tokens: room(), ..ForcedRun::default() },
             failed: None,
             is_seen_to: false,
             is_over: false,
@@ -101,14 +101,14 @@ impl Slot {
         Slot { state: Mutex::new(state), made: Condvar::new(), n_guess_max }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, SlotState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub fn push(&self, tokens: impl Iterator<Item = Token>) {
         let mut state = self.state();
         state.unseen.extend(tokens);
-        state.drafts.are_wanted = false;
+        state.drafts.are_pending = false;
     }
 
     /// Adds the drafts that a step verifies behind the log, whose next draw is `n_output`.
@@ -118,7 +118,7 @@ impl Slot {
         let drafts = &mut state.drafts;
         drafts.tokens.clear();
         drafts.tokens.extend_from_slice(tokens);
-        (drafts.of, drafts.are_wanted) = (n_output, !are_made);
+        (drafts.of, drafts.are_pending) = (n_output, !are_made);
     }
 
     /// Adds the tokens that must follow this output, as far as they are known.
@@ -143,13 +143,13 @@ impl Slot {
     }
 
     /// Returns the work that no thread does yet; the caller must then send a thread.
-    pub fn wants_a_thread(&self) -> Option<Work> {
+    pub fn wants_a_thread(&self) -> Option<SlotWork> {
         let mut state = self.state();
-        if !state.has_work() || !state.is_wanted() || state.is_seen_to {
+        if !state.has_work() || !state.is_live() || state.is_seen_to {
             return None;
         }
         state.is_seen_to = true;
-        Some(if state.has_begun { Work::GoesOn } else { Work::Begins })
+        Some(if state.has_begun { SlotWork::GoesOn } else { SlotWork::Begins })
     }
 
     /// Called if no thread comes after all.
@@ -159,19 +159,19 @@ impl Slot {
 
     /// Swaps the mask for the draw `n_output` into `taken` if it is ready by `until`, with the masks behind drafts that
     /// are ready by then.
-    pub fn take(&self, n_output: u32, until: Instant, taken: &mut MaskRun) -> Made {
+    pub fn take(&self, n_output: u32, until: Instant, taken: &mut MaskRun) -> MaskOutcome {
         let mut state = self.state();
         loop {
             if let Some(failure) = state.failed {
-                return Made::Failed(failure);
+                return MaskOutcome::Failed(failure);
             }
             if state.is_over {
-                return Made::Failed(Failure::Grammar(GrammarFault::Broken));
+                return MaskOutcome::Failed(Failure::Grammar(GrammarFault::Broken));
             }
             let left = until.checked_duration_since(Instant::now()).filter(|left| !left.is_zero());
             let has_mask = state.run.is_of(n_output);
             match left {
-                Some(left) if !has_mask || state.drafts.are_wanted => {
+                Some(left) if !has_mask || state.drafts.are_pending => {
                     state = self.made.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
                 }
                 _ if has_mask => {
@@ -179,10 +179,10 @@ impl Slot {
                     state.run.forget();
                     let drafts = if state.drafts.of == n_output { &state.drafts.tokens[..] } else { &[] };
                     taken.cut(taken.n_among(drafts));
-                    state.drafts.are_wanted = false;
-                    return Made::Mask;
+                    state.drafts.are_pending = false;
+                    return MaskOutcome::Mask;
                 }
-                _ => return Made::Nothing,
+                _ => return MaskOutcome::Nothing,
             }
         }
     }
@@ -205,7 +205,7 @@ impl Slot {
             }
         }
         let mut state = self.state();
-        let goes_on = state.has_work() && state.is_wanted();
+        let goes_on = state.has_work() && state.is_live();
         state.is_seen_to = goes_on;
         if !state.is_over {
             state.follower = Some(follower);
@@ -217,7 +217,7 @@ impl Slot {
 
     /// Publishes the mask behind the log if it `is_new`. Then makes the masks behind drafts, or finds the tokens that
     /// must follow.
-    fn look_ahead(&self, follower: &mut Follower, is_new: bool) {
+    fn look_ahead(&self, follower: &mut GrammarFollower, is_new: bool) {
         let of = follower.n_seen();
         let mut state = self.state();
         if is_new {
@@ -226,21 +226,21 @@ impl Slot {
             state.way.tokens.clear();
             state.way.of = of;
         }
-        let has_drafts = state.drafts.are_wanted && state.drafts.of == of;
+        let has_drafts = state.drafts.are_pending && state.drafts.of == of;
         if has_drafts {
             follower.drafts.clear();
             follower.drafts.extend_from_slice(&state.drafts.tokens);
             state.run.cut(0);
         } else {
             // The drafts may be behind tokens that the grammar has not accepted yet.
-            state.drafts.are_wanted &= !state.unseen.is_empty();
+            state.drafts.are_pending &= !state.unseen.is_empty();
         }
         drop(state);
         self.made.notify_all();
         if has_drafts {
             follower.follow_drafts(|token, words| self.adds(of, token, words, false));
             let mut state = self.state();
-            state.drafts.are_wanted &= state.drafts.tokens != follower.drafts || state.drafts.of != of;
+            state.drafts.are_pending &= state.drafts.tokens != follower.drafts || state.drafts.of != of;
         } else if is_new {
             follower.follow_only_way(self.n_guess_max, |token, words| self.adds(of, token, words, true));
         }
@@ -256,15 +256,15 @@ impl Slot {
         if is_awaited {
             state.run.push(token, words);
         }
-        state.is_wanted() && state.unseen.is_empty() && if is_way { !state.drafts.are_wanted } else { is_awaited }
+        state.is_live() && state.unseen.is_empty() && if is_way { !state.drafts.are_pending } else { is_awaited }
     }
 }
 
-fn failure(stuck: &Stuck) -> Failure {
+fn failure(stuck: &MatcherError) -> Failure {
     match stuck {
-        Stuck::NoToken => Failure::NoToken,
-        Stuck::TooComplex(_) => Failure::Grammar(GrammarFault::TooComplex),
-        Stuck::Grammar(_) | Stuck::Token(_) | Stuck::Rewind { .. } | Stuck::Engine(_) => {
+        MatcherError::NoToken => Failure::NoToken,
+        MatcherError::TooComplex(_) => Failure::Grammar(GrammarFault::TooComplex),
+        MatcherError::Grammar(_) | MatcherError::Token(_) | MatcherError::Rewind { .. } | MatcherError::Engine(_) => {
             Failure::Grammar(GrammarFault::Broken)
         }
     }

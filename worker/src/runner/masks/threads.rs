@@ -6,7 +6,7 @@
 
 use crate::load::vocabulary::LazyVocabulary;
 use crate::runner::masks::MaskConfig;
-use crate::runner::masks::slot::{Slot, Work};
+use crate::runner::masks::slot::{Slot, SlotWork};
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -15,10 +15,10 @@ use telemetry::metrics;
 use types::GrammarFault;
 
 /// The threads end when this is dropped, after their present work.
-pub(super) struct Threads(Arc<Queue>);
+pub(super) struct Threads(Arc<MaskQueue>);
 
-struct Queue {
-    waiting: Mutex<Waiting>,
+struct MaskQueue {
+    waiting: Mutex<WaitingSlots>,
     /// Notified when there is work, or at the end.
     came: Condvar,
     /// The most slots that wait.
@@ -27,7 +27,7 @@ struct Queue {
     beginning_max: usize,
 }
 
-struct Waiting {
+struct WaitingSlots {
     going_on: VecDeque<Arc<Slot>>,
     beginning: VecDeque<Arc<Slot>>,
     /// The threads that begin an answer.
@@ -35,11 +35,11 @@ struct Waiting {
     is_over: bool,
 }
 
-impl Waiting {
+impl WaitingSlots {
     /// Allocates all room now, because draws must not allocate.
-    fn with_room(slots_max: usize) -> Waiting {
+    fn with_room(slots_max: usize) -> WaitingSlots {
         let room = || VecDeque::with_capacity(slots_max);
-        Waiting { going_on: room(), beginning: room(), n_beginning: 0, is_over: false }
+        WaitingSlots { going_on: room(), beginning: room(), n_beginning: 0, is_over: false }
     }
 }
 
@@ -47,8 +47,8 @@ impl Threads {
     /// Starts the threads. At most `queued_max` slots wait for them.
     pub fn start(config: MaskConfig, vocabulary: Arc<LazyVocabulary>, queued_max: usize) -> std::io::Result<Threads> {
         let beginning_max = config.threads.saturating_sub(1).max(1);
-        let (waiting, came) = (Mutex::new(Waiting::with_room(queued_max)), Condvar::new());
-        let queue = Arc::new(Queue { waiting, came, slots_max: queued_max, beginning_max });
+        let (waiting, came) = (Mutex::new(WaitingSlots::with_room(queued_max)), Condvar::new());
+        let queue = Arc::new(MaskQueue { waiting, came, slots_max: queued_max, beginning_max });
         // If a thread cannot start, the drop ends those that have started.
         let threads = Threads(queue.clone());
         for i in 0..config.threads {
@@ -76,19 +76,19 @@ impl Drop for Threads {
     }
 }
 
-impl Queue {
-    fn waiting(&self) -> MutexGuard<'_, Waiting> {
+impl MaskQueue {
+    fn waiting(&self) -> MutexGuard<'_, WaitingSlots> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns whether there was room.
-    fn push(&self, slot: &Arc<Slot>, work: Work) -> bool {
+    fn push(&self, slot: &Arc<Slot>, work: SlotWork) -> bool {
         let mut waiting = self.waiting();
         let has_room = waiting.going_on.len() + waiting.beginning.len() < self.slots_max;
         if has_room {
             let of_work = match work {
-                Work::GoesOn => &mut waiting.going_on,
-                Work::Begins => &mut waiting.beginning,
+                SlotWork::GoesOn => &mut waiting.going_on,
+                SlotWork::Begins => &mut waiting.beginning,
             };
             of_work.push_back(slot.clone());
             drop(waiting);
@@ -98,20 +98,20 @@ impl Queue {
     }
 
     /// Waits for work. Returns None at the end.
-    fn next(&self) -> Option<(Arc<Slot>, Work)> {
+    fn next(&self) -> Option<(Arc<Slot>, SlotWork)> {
         let mut waiting = self.waiting();
         loop {
             if waiting.is_over {
                 return None;
             }
             if let Some(slot) = waiting.going_on.pop_front() {
-                return Some((slot, Work::GoesOn));
+                return Some((slot, SlotWork::GoesOn));
             }
             if waiting.n_beginning < self.beginning_max
                 && let Some(slot) = waiting.beginning.pop_front()
             {
                 waiting.n_beginning += 1;
-                return Some((slot, Work::Begins));
+                return Some((slot, SlotWork::Begins));
             }
             waiting = self.came.wait(waiting).unwrap_or_else(PoisonError::into_inner);
         }
@@ -123,7 +123,7 @@ impl Queue {
     }
 }
 
-fn run(queue: &Queue, config: MaskConfig, vocabulary: &LazyVocabulary) {
+fn run(queue: &MaskQueue, config: MaskConfig, vocabulary: &LazyVocabulary) {
     while let Some((slot, work)) = queue.next() {
         let mut goes_on = true;
         while goes_on {
@@ -136,7 +136,7 @@ fn run(queue: &Queue, config: MaskConfig, vocabulary: &LazyVocabulary) {
                 false
             });
         }
-        if work == Work::Begins {
+        if work == SlotWork::Begins {
             queue.has_begun();
         }
     }
@@ -149,23 +149,23 @@ mod tests {
 
     #[test]
     fn answers_that_go_on_come_first_and_one_thread_is_never_lent_to_those_that_begin() {
-        let waiting = Mutex::new(Waiting::with_room(4));
-        let queue = Queue { waiting, came: Condvar::new(), slots_max: 4, beginning_max: 1 };
+        let waiting = Mutex::new(WaitingSlots::with_room(4));
+        let queue = MaskQueue { waiting, came: Condvar::new(), slots_max: 4, beginning_max: 1 };
         let slots: Vec<Arc<Slot>> = (0..5).map(|_| Arc::new(Slot::new(Grammar::new(""), &[], 0))).collect();
         let push = |i: usize, work| queue.push(&slots[i], work);
         let next = |i: usize, work| {
             let (slot, got) = queue.next().unwrap();
             assert!(Arc::ptr_eq(&slot, &slots[i]) && got == work, "slot {i}, {work:?}");
         };
-        assert!(push(0, Work::Begins) && push(1, Work::Begins) && push(2, Work::GoesOn));
-        next(2, Work::GoesOn);
-        next(0, Work::Begins);
+        assert!(push(0, SlotWork::Begins) && push(1, SlotWork::Begins) && push(2, SlotWork::GoesOn));
+        next(2, SlotWork::GoesOn);
+        next(0, SlotWork::Begins);
         // Another answer may begin once this one has begun; work on a running answer comes now.
-        assert!(push(3, Work::GoesOn));
-        next(3, Work::GoesOn);
+        assert!(push(3, SlotWork::GoesOn));
+        next(3, SlotWork::GoesOn);
         queue.has_begun();
-        next(1, Work::Begins);
-        assert!((0..4).all(|i| push(i, Work::Begins)) && !push(4, Work::GoesOn), "it is full");
+        next(1, SlotWork::Begins);
+        assert!((0..4).all(|i| push(i, SlotWork::Begins)) && !push(4, SlotWork::GoesOn), "it is full");
         queue.waiting().is_over = true;
         assert!(queue.next().is_none());
     }

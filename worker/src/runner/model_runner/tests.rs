@@ -84,7 +84,7 @@ fn two_at_work(zero_kv: bool) -> ModelRunner<Cpu> {
 }
 
 #[test]
-fn who_ends_or_is_cancelled_leaves_zeros_and_neighbours_keep_theirs() {
+fn ended_sequence_leaves_zeros_and_spares_neighbours() {
     let mut runner = two_at_work(true);
     let before = pages(&runner);
     // A step that computes nothing.
@@ -96,7 +96,7 @@ fn who_ends_or_is_cancelled_leaves_zeros_and_neighbours_keep_theirs() {
 }
 
 #[test]
-fn who_is_preempted_leaves_zeros_to_whoever_has_its_blocks() {
+fn preempted_sequence_leaves_zeros_in_its_blocks() {
     let mut runner = two_at_work(true);
     // One of the first sequence's blocks goes to the third sequence, in the step that reports the preemption.
     run(&mut runner, &[request(3, 6)], &[(3, 5)], &[2], &[1]);
@@ -117,7 +117,7 @@ fn a_rank_that_leaves_its_place_leaves_zeros() {
 }
 
 #[test]
-fn who_was_not_asked_leaves_everything_where_it_is() {
+fn nothing_is_cleared_without_zero_kv() {
     let mut runner = two_at_work(false);
     let before = pages(&runner);
     run(&mut runner, &[], &[], &[], &[1, 2]);

@@ -31,7 +31,7 @@ impl SequenceLimits {
     }
 
     /// Returns the most words of a message on all draws of a step.
-    pub fn told_max(&self) -> usize {
+    pub fn message_words_max(&self) -> usize {
         // Each slice has a token and two ends; the rest is drafts that held, and guesses.
         3 * self.running_max + DRAFT_ROWS_MAX as usize + self.guesses.n_max_in_step()
     }

@@ -3,15 +3,15 @@
 
 use crate::runner::guesses::{Guesser, Guesses};
 use crate::runner::sequences::limits::{SequenceLimits, Violation};
-use crate::runner::sequences::untold::{Told, UNKNOWN, UntoldDraw};
-use backend::{Batch, PassSlice, Undrawn};
+use crate::runner::sequences::untold::{DrawnTokens, UNKNOWN, PendingDraw};
+use backend::{Batch, PassSlice, DrawError};
 use std::ops::Range;
 use types::cache::blocks_for;
 use types::{BLOCK_TOKENS, BlockId, Failure, Goal, Request, Sampling, Slice, Token, TokenOut, Want};
 
 /// `[0, n_computed) in the cache · [n_computed, tokens.len()) to be computed`
 #[derive(Debug, Default)]
-pub(super) struct Sequence {
+pub(super) struct RankSequence {
     /// Prompt and output.
     pub tokens: Vec<Token>,
     pub n_prompt: usize,
@@ -22,7 +22,7 @@ pub(super) struct Sequence {
     /// The step that started it: this run drops tokens that were drawn before a restart.
     pub life: u64,
     /// Whether the last token was drawn but not received.
-    pub is_untold: bool,
+    pub is_pending: bool,
     /// The guesses behind the log; on ranks that embed, as the sampler sent them.
     pub guesses: Guesses,
     /// The guesser of the newest drafts.
@@ -50,7 +50,7 @@ pub(super) struct Sequence {
     pub tables: Vec<Vec<BlockId>>,
 }
 
-impl Sequence {
+impl RankSequence {
     pub fn restart(&mut self, request: &Request, limits: &SequenceLimits, life: u64) {
         /// The most tokens that slices planned past a stop may add.
         const PAST_END: usize = 8;
@@ -64,7 +64,7 @@ impl Sequence {
         self.n_computed = 0;
         self.last_slice = 0;
         self.life = life;
-        self.is_untold = false;
+        self.is_pending = false;
         self.n_unsettled = 0;
         self.pooled.clear();
         self.promised = None;
@@ -146,7 +146,7 @@ impl Sequence {
     pub fn verify(
         &mut self,
         slice: &Slice,
-        drawn: impl Iterator<Item = Result<TokenOut, Undrawn>>,
+        drawn: impl Iterator<Item = Result<TokenOut, DrawError>>,
         out: &mut Vec<TokenOut>,
     ) {
         let first = slice.first_drawn() as usize;
@@ -183,7 +183,7 @@ impl Sequence {
         self.tokens.truncate(start as usize + 1);
         self.n_computed = start;
         self.life = life;
-        self.is_untold = false;
+        self.is_pending = false;
         self.late = None;
     }
 
@@ -194,15 +194,15 @@ impl Sequence {
     }
 
     /// Returns the result of the slice's draw. It notes a late mask, and the draw is repeated.
-    pub fn outcome(&mut self, slice: &Slice, drawn: Option<Result<TokenOut, Undrawn>>) -> Option<TokenOut> {
+    pub fn outcome(&mut self, slice: &Slice, drawn: Option<Result<TokenOut, DrawError>>) -> Option<TokenOut> {
         if self.failed.is_some() || self.is_void(slice) {
             return None;
         }
         match drawn {
             Some(Ok(out)) => return Some(out),
-            Some(Err(Undrawn::Late)) => self.late = Some(slice.first_drawn()),
-            Some(Err(Undrawn::NothingLeft)) => self.failed = Some(Failure::NoToken),
-            Some(Err(Undrawn::NotNumbers)) | None => self.failed = Some(Failure::Computation),
+            Some(Err(DrawError::Late)) => self.late = Some(slice.first_drawn()),
+            Some(Err(DrawError::NothingLeft)) => self.failed = Some(Failure::NoToken),
+            Some(Err(DrawError::NotNumbers)) | None => self.failed = Some(Failure::Computation),
         }
         None
     }
@@ -272,21 +272,21 @@ impl Sequence {
     }
 
     /// Returns whether the slice has a row for the token that is not received yet.
-    pub fn needs_untold(&self, slice: &Slice) -> bool {
-        self.is_untold && slice.range.end as usize >= self.tokens.len()
+    pub fn needs_pending(&self, slice: &Slice) -> bool {
+        self.is_pending && slice.range.end as usize >= self.tokens.len()
     }
 
-    pub fn hear(&mut self, draw: UntoldDraw, told: &Told<'_>) {
-        let is_ours = self.life == draw.life && self.is_untold && self.tokens.len() == draw.position as usize + 1;
+    pub fn receive(&mut self, draw: PendingDraw, drawn: &DrawnTokens<'_>) {
+        let is_ours = self.life == draw.life && self.is_pending && self.tokens.len() == draw.position as usize + 1;
         if !is_ours {
             return;
         }
         self.tokens.pop();
-        self.tokens.push(told.first.unwrap_or(UNKNOWN));
-        self.tokens.extend(told.more.iter().flatten());
+        self.tokens.push(drawn.first.unwrap_or(UNKNOWN));
+        self.tokens.extend(drawn.more.iter().flatten());
         self.guesses.tokens.clear();
-        self.guesses.tokens.extend(told.guess.iter().flatten());
-        self.is_untold = false;
+        self.guesses.tokens.extend(drawn.guess.iter().flatten());
+        self.is_pending = false;
         if draw.n_draft > 0 {
             self.n_computed = self.tokens.len() as u32 - 1;
         }
@@ -294,8 +294,8 @@ impl Sequence {
 
     /// On ranks that do not draw: the log grows by a token that another rank draws. Returns whether it did. `are_told`
     /// means that this rank will receive the token, and how many of the drafts held.
-    pub fn draw_elsewhere(&mut self, slice: &Slice, are_told: bool) -> bool {
-        if slice.n_draft > 0 && are_told {
+    pub fn draw_elsewhere(&mut self, slice: &Slice, is_receiver: bool) -> bool {
+        if slice.n_draft > 0 && is_receiver {
             self.tokens.truncate(slice.first_drawn() as usize);
             return self.grow(slice.first_drawn(), UNKNOWN);
         }

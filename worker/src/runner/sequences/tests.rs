@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::load::vocabulary::LazyVocabulary;
-use crate::runner::guesses::{GuessConfig, GuessSource, Recalled};
+use crate::runner::guesses::{GuessConfig, GuessSource, RecalledLogs};
 use crate::runner::masks::MaskConfig;
 use backend::PassSlice;
 use std::path::Path;
@@ -53,24 +53,24 @@ fn step(starts: &[Request], slices: &[Slice], blocks: &[u32]) -> Step {
 fn finish(
     sequences: &mut Sequences,
     step: &Step,
-    drawn: &mut Vec<Result<TokenOut, Undrawn>>,
+    drawn: &mut Vec<Result<TokenOut, DrawError>>,
     masks: &Masks,
-    told: &mut Vec<Option<Token>>,
+    message: &mut Vec<Option<Token>>,
     done: &mut Vec<SliceDone>,
 ) {
-    sequences.settle(step, drawn, masks, told, done);
-    sequences.tell(step, told, done);
+    sequences.settle(step, drawn, masks, message, done);
+    sequences.report_guesses(step, message, done);
 }
 
 /// Runs a step in which every draw is the given token, or fails.
 fn run(sequences: &mut Sequences, step: &Step, token: Option<Token>) -> Result<(Batch, Vec<SliceDone>), Violation> {
-    run_drawn(sequences, step, token.ok_or(Undrawn::NotNumbers))
+    run_drawn(sequences, step, token.ok_or(DrawError::NotNumbers))
 }
 
 fn run_drawn(
     sequences: &mut Sequences,
     step: &Step,
-    token: Result<Token, Undrawn>,
+    token: Result<Token, DrawError>,
 ) -> Result<(Batch, Vec<SliceDone>), Violation> {
     let masks = no_masks();
     let mut batch = sequences.new_batch();
@@ -147,37 +147,37 @@ fn a_request_that_draws_nothing_fails_alone() {
 
 /// Returns the rows that a rank lays out if it receives `token` for each draw, and how many steps' messages it
 /// received.
-fn run_told(sequences: &mut Sequences, step: &Step, token: Option<Token>) -> (Vec<Token>, usize) {
-    let (mut batch, mut n_told) = (sequences.new_batch(), 0);
+fn run_receiving(sequences: &mut Sequences, step: &Step, token: Option<Token>) -> (Vec<Token>, usize) {
+    let (mut batch, mut n_received) = (sequences.new_batch(), 0);
     sequences.begin(step).unwrap();
-    while sequences.must_hear(step).is_some() {
-        sequences.hear(&vec![token; sequences.untold.steps[0].1]).unwrap();
-        n_told += 1;
+    while sequences.must_receive(step).is_some() {
+        sequences.receive(&vec![token; sequences.pending.steps[0].1]).unwrap();
+        n_received += 1;
     }
     sequences.lay_out(step, &mut batch).unwrap();
     sequences.pass_by(step);
-    (batch.tokens, n_told)
+    (batch.tokens, n_received)
 }
 
 #[test]
-fn who_is_told_waits_only_for_what_it_needs() {
-    let mut sequences = sequences_that(TokenSource::IsTold { late_max: 2 });
+fn receiver_waits_only_for_what_it_needs() {
+    let mut sequences = sequences_that(TokenSource::Receives { late_max: 2 });
     let other = |range| Slice { id: RequestId(2), ..slice(range, Want::Last) };
     let starts = [request(ID, 3), request(RequestId(2), 3)];
-    let mut told = |step: &Step, token| run_told(&mut sequences, step, token);
-    assert_eq!(told(&step(&starts, &[slice(0..3, Want::Last)], &[0]), None), (vec![0, 1, 2], 0));
-    assert_eq!(told(&step(&[], &[other(0..3)], &[1]), None), (vec![0, 1, 2], 0));
-    assert_eq!(told(&step(&[], &[slice(3..4, Want::Last)], &[]), Some(42)), (vec![42], 1));
-    assert_eq!(told(&step(&[], &[other(3..4)], &[]), Some(43)), (vec![43], 1));
+    let mut run_step = |step: &Step, token| run_receiving(&mut sequences, step, token);
+    assert_eq!(run_step(&step(&starts, &[slice(0..3, Want::Last)], &[0]), None), (vec![0, 1, 2], 0));
+    assert_eq!(run_step(&step(&[], &[other(0..3)], &[1]), None), (vec![0, 1, 2], 0));
+    assert_eq!(run_step(&step(&[], &[slice(3..4, Want::Last)], &[]), Some(42)), (vec![42], 1));
+    assert_eq!(run_step(&step(&[], &[other(3..4)], &[]), Some(43)), (vec![43], 1));
     // After a restart from the prompt, a token drawn before it is dropped.
     let again = step(&[request(ID, 3)], &[slice(0..3, Want::Last)], &[2]);
-    assert_eq!(told(&again, None), (vec![0, 1, 2], 0));
-    assert_eq!(told(&step(&[], &[slice(3..4, Want::Last)], &[]), Some(44)), (vec![44], 3));
+    assert_eq!(run_step(&again, None), (vec![0, 1, 2], 0));
+    assert_eq!(run_step(&step(&[], &[slice(3..4, Want::Last)], &[]), Some(44)), (vec![44], 3));
     // More draws than may be late.
     for at in 3..6 {
-        told(&step(&[request(ID, at)], &[slice(0..at, Want::Last)], &[3]), Some(9));
+        run_step(&step(&[request(ID, at)], &[slice(0..at, Want::Last)], &[3]), Some(9));
     }
-    assert_eq!(sequences.untold.steps.len(), 3);
+    assert_eq!(sequences.pending.steps.len(), 3);
 }
 
 #[test]
@@ -187,20 +187,20 @@ fn a_failed_draw_leaves_the_same_rows_on_all_ranks() {
     let mut sampler = sequences();
     run(&mut sampler, &first, None).unwrap();
     let expected = run(&mut sampler, &next, Some(5)).unwrap().0.tokens;
-    for tokens in [TokenSource::IsTold { late_max: 0 }, TokenSource::IsTold { late_max: 3 }, TokenSource::NeverKnows] {
+    for tokens in [TokenSource::Receives { late_max: 0 }, TokenSource::Receives { late_max: 3 }, TokenSource::NeverKnows] {
         let mut sequences = sequences_that(tokens);
-        run_told(&mut sequences, &first, None);
-        assert_eq!(run_told(&mut sequences, &next, None).0, expected);
+        run_receiving(&mut sequences, &first, None);
+        assert_eq!(run_receiving(&mut sequences, &next, None).0, expected);
     }
 }
 
 #[test]
 fn what_a_sampler_cannot_have_drawn_is_refused() {
-    let check = |told: &[Option<Token>], expected: Violation| {
-        let mut sequences = sequences_that(TokenSource::IsTold { late_max: 0 });
-        run_told(&mut sequences, &step(&[request(ID, 3)], &[slice(0..3, Want::Last)], &[0]), None);
-        assert_eq!(sequences.must_hear(&Step::default()), Some(StepId(0)));
-        assert_eq!(sequences.hear(told).unwrap_err(), expected);
+    let check = |words: &[Option<Token>], expected: Violation| {
+        let mut sequences = sequences_that(TokenSource::Receives { late_max: 0 });
+        run_receiving(&mut sequences, &step(&[request(ID, 3)], &[slice(0..3, Want::Last)], &[0]), None);
+        assert_eq!(sequences.must_receive(&Step::default()), Some(StepId(0)));
+        assert_eq!(sequences.receive(words).unwrap_err(), expected);
     };
     check(&[], Violation::NotAsManyTokens { step: 0, n: 0, n_draws: 1 });
     check(&[Some(1), None], Violation::NotAsManyTokens { step: 0, n: 2, n_draws: 1 });
@@ -210,7 +210,7 @@ fn what_a_sampler_cannot_have_drawn_is_refused() {
 /// All draws are in flight: no message is received before it must be.
 #[test]
 fn what_was_drawn_for_an_earlier_life_is_dropped() {
-    let mut sequences = sequences_that(TokenSource::IsTold { late_max: 8 });
+    let mut sequences = sequences_that(TokenSource::Receives { late_max: 8 });
     let mut silent = |step: &Step| {
         sequences.begin(step).unwrap();
         sequences.lay_out(step, &mut sequences.new_batch()).unwrap();
@@ -224,12 +224,12 @@ fn what_was_drawn_for_an_earlier_life_is_dropped() {
     [&first, &again, &Step { starts: vec![other], ..again.clone() }].into_iter().for_each(&mut silent);
     let next = step(&[], &[slice(3..4, Want::Last)], &[]);
     sequences.begin(&next).unwrap();
-    for (token, is_told) in [(50, false), (51, false), (52, true)] {
-        assert!(sequences.must_hear(&next).is_some(), "a row needs what has not been told");
-        sequences.hear(&[Some(token)]).unwrap();
-        assert_eq!(sequences.held[&ID].is_untold, !is_told, "{token}");
+    for (token, is_received) in [(50, false), (51, false), (52, true)] {
+        assert!(sequences.must_receive(&next).is_some(), "a row needs what has not been told");
+        sequences.receive(&[Some(token)]).unwrap();
+        assert_eq!(sequences.held[&ID].is_pending, !is_received, "{token}");
     }
-    assert_eq!(sequences.must_hear(&next), None);
+    assert_eq!(sequences.must_receive(&next), None);
     let mut batch = sequences.new_batch();
     sequences.lay_out(&next, &mut batch).unwrap();
     assert_eq!(batch.tokens, [52], "its own, once");
@@ -237,7 +237,7 @@ fn what_was_drawn_for_an_earlier_life_is_dropped() {
 
 #[test]
 fn a_draw_of_a_log_that_has_gone_on_is_dropped() {
-    let mut sequences = sequences_that(TokenSource::IsTold { late_max: 8 });
+    let mut sequences = sequences_that(TokenSource::Receives { late_max: 8 });
     let first = step(&[request(ID, 3)], &[slice(0..3, Want::Last)], &[0]);
     // The draw's token has arrived: the restarted log has it, and draws at the next position.
     let longer = Request { output: vec![50], ..request(ID, 3) };
@@ -248,21 +248,21 @@ fn a_draw_of_a_log_that_has_gone_on_is_dropped() {
         sequences.pass_by(step);
     }
     let next = step(&[], &[slice(4..5, Want::Last)], &[]);
-    assert_eq!(run_told(&mut sequences, &next, Some(77)), (vec![77], 2));
+    assert_eq!(run_receiving(&mut sequences, &next, Some(77)), (vec![77], 2));
     assert_eq!(sequences.held[&ID].tokens[..5], [0, 1, 2, 50, 77]);
 }
 
 #[test]
-fn what_is_let_go_is_told_once_and_before_others_may_have_it() {
+fn freed_blocks_are_reported_once_before_reuse() {
     let window = CacheGroup::FULL.within(20);
     let groups = vec![CacheGroup::FULL, window];
     let limits = SequenceLimits { groups, n_blocks: vec![8, 8], zero_kv: true, ..limits() };
     let mut sequences = Sequences::new(limits, TokenSource::Draws);
     let mut after = |step: &Step| {
         sequences.begin(step).unwrap();
-        let told = sequences.uncleared().unwrap();
-        let blocks: Vec<Vec<u32>> = told.iter().map(|of| of.iter().map(|block: &BlockId| block.0).collect()).collect();
-        told.iter_mut().for_each(Vec::clear);
+        let freed = sequences.uncleared().unwrap();
+        let blocks: Vec<Vec<u32>> = freed.iter().map(|of| of.iter().map(|block: &BlockId| block.0).collect()).collect();
+        freed.iter_mut().for_each(Vec::clear);
         sequences.lay_out(step, &mut sequences.new_batch()).unwrap();
         finish(&mut sequences, step, &mut Vec::new(), &no_masks(), &mut Vec::new(), &mut Vec::new());
         blocks
@@ -416,33 +416,33 @@ fn a_late_draw_comes_again_and_what_was_planned_behind_it_is_void() {
         let tokens: Vec<Token> = done[0].tokens.iter().map(|out| out.token).collect();
         (batch.tokens, batch.positions, tokens, done[0].failed)
     };
-    assert_eq!(run(&first, Err(Undrawn::Late)), (vec![0, 1, 2], vec![0, 1, 2], vec![], None));
+    assert_eq!(run(&first, Err(DrawError::Late)), (vec![0, 1, 2], vec![0, 1, 2], vec![], None));
     // The device may draw any token from an empty mask, or fail.
     assert_eq!(run(&behind, Ok(77)), (vec![UNKNOWN], vec![3], vec![], None));
-    assert_eq!(run(&behind_that, Err(Undrawn::NotNumbers)), (vec![UNKNOWN], vec![4], vec![], None));
+    assert_eq!(run(&behind_that, Err(DrawError::NotNumbers)), (vec![UNKNOWN], vec![4], vec![], None));
     for _ in 0..2 {
-        assert_eq!(run(&again, Err(Undrawn::Late)), (vec![2], vec![2], vec![], None), "as often as need be");
+        assert_eq!(run(&again, Err(DrawError::Late)), (vec![2], vec![2], vec![], None), "as often as need be");
     }
     assert_eq!(run(&again, Ok(42)), (vec![2], vec![2], vec![42], None));
-    assert_eq!(run(&next, Err(Undrawn::NothingLeft)), (vec![42], vec![3], vec![], Some(Failure::NoToken)));
+    assert_eq!(run(&next, Err(DrawError::NothingLeft)), (vec![42], vec![3], vec![], Some(Failure::NoToken)));
 }
 
 #[test]
 fn a_late_draw_leaves_the_same_rows_on_all_ranks() {
-    let drawn = [Err(Undrawn::Late), Ok(7), Ok(8), Ok(42), Ok(43)];
+    let drawn = [Err(DrawError::Late), Ok(7), Ok(8), Ok(42), Ok(43)];
     let mut sampler = sequences();
     let steps = late_steps();
     let expected: Vec<_> =
         steps.iter().zip(drawn).map(|(step, drawn)| run_drawn(&mut sampler, step, drawn).unwrap().0.tokens).collect();
     assert_eq!(expected, [vec![0, 1, 2], vec![UNKNOWN], vec![UNKNOWN], vec![2], vec![42]]);
     for late_max in [0, 1, 2, 8] {
-        let mut sequences = sequences_that(TokenSource::IsTold { late_max });
-        let (mut told, mut laid) = (vec![None, None, None, Some(42), Some(43)].into_iter(), Vec::new());
+        let mut sequences = sequences_that(TokenSource::Receives { late_max });
+        let (mut messages, mut laid) = (vec![None, None, None, Some(42), Some(43)].into_iter(), Vec::new());
         for step in &steps {
             let mut batch = sequences.new_batch();
             sequences.begin(step).unwrap();
-            while sequences.must_hear(step).is_some() {
-                sequences.hear(&[told.next().unwrap()]).unwrap();
+            while sequences.must_receive(step).is_some() {
+                sequences.receive(&[messages.next().unwrap()]).unwrap();
             }
             sequences.lay_out(step, &mut batch).unwrap();
             sequences.pass_by(step);
@@ -451,7 +451,7 @@ fn a_late_draw_leaves_the_same_rows_on_all_ranks() {
         assert_eq!(laid, expected, "late by {late_max}");
     }
     let mut between = sequences_that(TokenSource::NeverKnows);
-    let n_rows = |sequences: &mut Sequences, step| run_told(sequences, step, None).0.len();
+    let n_rows = |sequences: &mut Sequences, step| run_receiving(sequences, step, None).0.len();
     assert!(steps.iter().zip(&expected).all(|(step, rows)| n_rows(&mut between, step) == rows.len()));
 }
 
@@ -468,7 +468,7 @@ fn what_was_not_late_is_not_drawn_again() {
     assert_eq!(refused(request(ID, 3)), Violation::Gap { id: ID, start: 2, n_computed: 4 });
     // A prompt is never computed again.
     let mut sequences = sequences_that(TokenSource::NeverKnows);
-    run_told(&mut sequences, &first, None);
+    run_receiving(&mut sequences, &first, None);
     let within = step(&[], &[slice(1..2, Want::Last)], &[]);
     sequences.begin(&within).unwrap();
     let refused = sequences.lay_out(&within, &mut sequences.new_batch());
@@ -477,7 +477,7 @@ fn what_was_not_late_is_not_drawn_again() {
 
 /// Returns sequences whose guesses are the log to be drawn: three more tokens behind the first four.
 fn guessing(tokens: TokenSource) -> Sequences {
-    let recalled = Recalled { logs: vec![vec![0, 1, 2, 50, 51, 52, 53, 54, 55, 56, 57, 58]], wrong: 0 };
+    let recalled = RecalledLogs { logs: vec![vec![0, 1, 2, 50, 51, 52, 53, 54, 55, 56, 57, 58]], wrong: 0 };
     let guesses = GuessConfig { source: GuessSource::Recalled(Arc::new(recalled)), n_max: 4, ..GuessConfig::default() };
     Sequences::new(SequenceLimits { guesses, ..limits() }, tokens)
 }
@@ -492,10 +492,10 @@ fn verify(sequences: &mut Sequences, step: &Step, drawn: &[Option<Token>]) -> (B
     let positions: Vec<u32> = draws.iter().map(Draw::position).collect();
     assert_eq!(positions, (step.slices[0].first_drawn()..=step.slices[0].range.end).collect::<Vec<_>>());
     let out = |token: &Option<Token>| token.map(|token| TokenOut { token, ..TokenOut::default() });
-    let mut drawn: Vec<_> = drawn.iter().map(|token| out(token).ok_or(Undrawn::NotNumbers)).collect();
-    let (mut told, mut done) = (Vec::new(), Vec::new());
-    finish(sequences, step, &mut drawn, &masks, &mut told, &mut done);
-    (batch, done.pop().unwrap(), told)
+    let mut drawn: Vec<_> = drawn.iter().map(|token| out(token).ok_or(DrawError::NotNumbers)).collect();
+    let (mut message, mut done) = (Vec::new(), Vec::new());
+    finish(sequences, step, &mut drawn, &masks, &mut message, &mut done);
+    (batch, done.pop().unwrap(), message)
 }
 
 fn with_drafts(range: std::ops::Range<u32>, n_draft: u16) -> Step {
@@ -530,16 +530,16 @@ fn steps_with_drafts() -> [(Step, Vec<Option<Token>>); 5] {
 fn drafts_are_kept_as_far_as_they_are_what_is_drawn() {
     let mut sequences = guessing(TokenSource::Draws);
     let [first, part, plain, again, whole] = steps_with_drafts();
-    let (_, done, told) = verify(&mut sequences, &first.0, &first.1);
+    let (_, done, message) = verify(&mut sequences, &first.0, &first.1);
     assert_eq!((tokens_of(&done), done.n_guess, done.n_hit), (vec![50], 3, 0));
-    assert_eq!(told, [Some(50), None, Some(51), Some(52), Some(53), None]);
-    let (batch, done, told) = verify(&mut sequences, &part.0, &part.1);
+    assert_eq!(message, [Some(50), None, Some(51), Some(52), Some(53), None]);
+    let (batch, done, message) = verify(&mut sequences, &part.0, &part.1);
     assert_eq!((batch.tokens, batch.outputs), (vec![50, 51, 52, 53], vec![0, 1, 2, 3]));
     assert_eq!((tokens_of(&done), done.n_hit, done.failed), (vec![51, 52, 99], 2, None));
-    assert_eq!((told, done.n_guess), (vec![Some(51), Some(52), Some(99), None, None], 0), "nothing recalls 99");
-    let (batch, done, told) = verify(&mut sequences, &plain.0, &plain.1);
+    assert_eq!((message, done.n_guess), (vec![Some(51), Some(52), Some(99), None, None], 0), "nothing recalls 99");
+    let (batch, done, message) = verify(&mut sequences, &plain.0, &plain.1);
     assert_eq!((batch.tokens, tokens_of(&done)), (vec![99], vec![54]), "the log goes on behind what was drawn");
-    assert_eq!(told, [Some(54)], "a message without guesses is as it always was");
+    assert_eq!(message, [Some(54)], "a message without guesses is as it always was");
     verify(&mut sequences, &again.0, &again.1);
     let (batch, done, _) = verify(&mut sequences, &whole.0, &whole.1);
     assert_eq!((batch.tokens, tokens_of(&done), done.n_hit), (vec![52, 53, 54, 55], vec![53, 54, 55, 56], 4));
@@ -564,13 +564,13 @@ fn drafts_leave_the_same_rows_on_all_ranks() {
     let sampled: Vec<_> = steps.iter().map(|(step, drawn)| verify(&mut sampler, step, drawn)).collect();
     let rows = |batch: &Batch| (batch.positions.clone(), batch.outputs.clone(), batch.slices.clone());
     for late_max in [0, 1, 8] {
-        let mut sequences = guessing(TokenSource::IsTold { late_max });
-        let mut told = sampled.iter().map(|(_, _, told)| told);
+        let mut sequences = guessing(TokenSource::Receives { late_max });
+        let mut messages = sampled.iter().map(|(_, _, message)| message);
         for ((step, _), (expected, ..)) in steps.iter().zip(&sampled) {
             let mut batch = sequences.new_batch();
             sequences.begin(step).unwrap();
-            while sequences.must_hear(step).is_some() {
-                sequences.hear(told.next().unwrap()).unwrap();
+            while sequences.must_receive(step).is_some() {
+                sequences.receive(messages.next().unwrap()).unwrap();
             }
             sequences.lay_out(step, &mut batch).unwrap();
             sequences.pass_by(step);
@@ -588,13 +588,13 @@ fn drafts_leave_the_same_rows_on_all_ranks() {
 }
 
 #[test]
-fn drafts_that_nobody_has_guessed_and_messages_that_are_none_are_refused() {
+fn unguessed_drafts_and_malformed_messages_are_refused() {
     let first = &steps_with_drafts()[0];
     let refused = |tokens: TokenSource, step: &Step| {
         let mut sequences = guessing(tokens);
         match tokens {
             TokenSource::Draws => drop(verify(&mut sequences, &first.0, &first.1)),
-            _ => drop(run_told(&mut sequences, &first.0, None)),
+            _ => drop(run_receiving(&mut sequences, &first.0, None)),
         }
         sequences.begin(step).unwrap();
         sequences.lay_out(step, &mut sequences.new_batch()).unwrap_err()
@@ -606,22 +606,22 @@ fn drafts_that_nobody_has_guessed_and_messages_that_are_none_are_refused() {
     let behind = |start: u32| Violation::Gap { id: ID, start, n_computed: 7 };
     for start in [3, 8] {
         let mut sequences = guessing(TokenSource::NeverKnows);
-        run_told(&mut sequences, &first.0, None);
-        run_told(&mut sequences, &with_drafts(3..7, 3), None);
+        run_receiving(&mut sequences, &first.0, None);
+        run_receiving(&mut sequences, &with_drafts(3..7, 3), None);
         let next = step(&[], &[slice(start..start + 1, Want::Last)], &[]);
         sequences.begin(&next).unwrap();
         assert_eq!(sequences.lay_out(&next, &mut sequences.new_batch()).unwrap_err(), behind(start));
     }
     for words in [vec![Some(50), None], vec![Some(50), None, None, Some(7)], vec![Some(50), Some(51)], vec![]] {
-        let mut sequences = guessing(TokenSource::IsTold { late_max: 0 });
-        run_told(&mut sequences, &first.0, None);
+        let mut sequences = guessing(TokenSource::Receives { late_max: 0 });
+        run_receiving(&mut sequences, &first.0, None);
         let n = words.len();
-        assert_eq!(sequences.hear(&words).unwrap_err(), Violation::NotAsManyTokens { step: 0, n, n_draws: 1 });
+        assert_eq!(sequences.receive(&words).unwrap_err(), Violation::NotAsManyTokens { step: 0, n, n_draws: 1 });
     }
 }
 
 #[test]
-fn who_asks_for_more_than_tokens_is_not_guessed() {
+fn requests_for_more_than_tokens_get_no_guesses() {
     let n_guess = |request: Request, want: Want| {
         let mut sequences = guessing(TokenSource::Draws);
         let step = step(&[request], &[slice(0..3, want)], &[0]);

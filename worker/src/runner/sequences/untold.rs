@@ -10,7 +10,7 @@ pub enum TokenSource {
     Draws,
     /// The rank embeds, and the sampler sends it the tokens: one message for each step with draws, in the order of
     /// steps. It receives a message when a row needs one of its tokens, or when more than `late_max` are on their way.
-    IsTold { late_max: usize },
+    Receives { late_max: usize },
     /// The rank neither embeds nor draws.
     NeverKnows,
 }
@@ -21,9 +21,9 @@ impl TokenSource {
             _ if part.is_sampler() => TokenSource::Draws,
             _ if !part.is_first() => TokenSource::NeverKnows,
             // The message is the first thing that the sampler sends to its own stage.
-            1 => TokenSource::IsTold { late_max: 0 },
+            1 => TokenSource::Receives { late_max: 0 },
             // As many steps as are in flight: the oldest has been drawn by then, so no rank waits for it.
-            n_stages => TokenSource::IsTold { late_max: usize::from(n_stages) + 1 },
+            n_stages => TokenSource::Receives { late_max: usize::from(n_stages) + 1 },
         }
     }
 }
@@ -33,15 +33,15 @@ pub(super) const UNKNOWN: Token = 0;
 
 /// Draws whose tokens this rank has not received.
 #[derive(Debug, Default)]
-pub(super) struct Untold {
+pub(super) struct PendingDraws {
     /// Each step, and how many draws it has.
     pub steps: VecDeque<(StepId, usize)>,
     /// The draws of all these steps, one after another.
-    pub draws: VecDeque<UntoldDraw>,
+    pub draws: VecDeque<PendingDraw>,
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(super) struct UntoldDraw {
+pub(super) struct PendingDraw {
     pub id: RequestId,
     pub life: u64,
     /// The position of its first token.
@@ -50,7 +50,7 @@ pub(super) struct UntoldDraw {
 }
 
 /// The result of one draw, as the sampler sends it.
-pub(super) struct Told<'a> {
+pub(super) struct DrawnTokens<'a> {
     /// None if no token was drawn.
     pub first: Option<Token>,
     /// The further tokens from drafts that held.
@@ -66,23 +66,23 @@ pub(super) struct Told<'a> {
 ///
 ///
 /// The second part is absent if it would be empty for all draws.
-pub(super) fn tell_rest(told: &mut Vec<Option<Token>>, more: impl Iterator<Item = Token>, guess: &[Token]) {
-    told.extend(more.map(Some));
-    told.push(None);
-    told.extend(guess.iter().copied().map(Some));
-    told.push(None);
+pub(super) fn append_rest(message: &mut Vec<Option<Token>>, more: impl Iterator<Item = Token>, guess: &[Token]) {
+    message.extend(more.map(Some));
+    message.push(None);
+    message.extend(guess.iter().copied().map(Some));
+    message.push(None);
 }
 
 /// Returns the draws of a message on `n_draws` of them; None if the message is malformed.
-pub(super) fn read_told(words: &[Option<Token>], n_draws: usize) -> Option<impl Iterator<Item = Told<'_>>> {
+pub(super) fn read_message(words: &[Option<Token>], n_draws: usize) -> Option<impl Iterator<Item = DrawnTokens<'_>>> {
     let (first, rest) = words.split_at_checked(n_draws)?;
     let n_ends = rest.iter().filter(|word| word.is_none()).count();
     let is_whole = rest.is_empty() || (n_ends == 2 * n_draws && rest.last() == Some(&None));
     let mut runs = rest.split(Option::is_none);
-    let told = first.iter().map(move |first| Told {
+    let draws = first.iter().map(move |first| DrawnTokens {
         first: *first,
         more: runs.next().unwrap_or_default(),
         guess: runs.next().unwrap_or_default(),
     });
-    is_whole.then_some(told)
+    is_whole.then_some(draws)
 }

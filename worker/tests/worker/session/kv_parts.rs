@@ -7,7 +7,7 @@ use proto::cluster::{Assign, KvCommitted, KvWanted, Meet, Ready as IsReady, rank
 use proto::since;
 use tokio::time::timeout;
 use types::KV_PARTS;
-use worker::{Assignment, CancelFlag, Config, KvMemory, Load, LoadError, Loaded, ModelLoader, Ready};
+use worker::{Assignment, CancelFlag, Config, KvMemory, Load, LoadError, LoadedModel, ModelLoader, ReadyReport};
 
 /// A hundred MiB, of which the first piece is a third.
 const N_BLOCKS: u32 = 25_600;
@@ -16,7 +16,7 @@ const N_BLOCKS: u32 = 25_600;
 struct Roomy;
 
 impl Load for Roomy {
-    fn load(&mut self, _: &Assignment, _: &CancelFlag) -> Result<(Box<dyn Loaded>, Ready), LoadError> {
+    fn load(&mut self, _: &Assignment, _: &CancelFlag) -> Result<(Box<dyn LoadedModel>, ReadyReport), LoadError> {
         let small = common::assignment("llama-f32-tied");
         let roomy = Assignment { n_blocks: vec![N_BLOCKS; small.n_blocks.len()], kv_bytes: 256 << 20, ..small };
         let (runner, ready) = ModelLoader::new(1).build(&roomy)?;
@@ -26,7 +26,7 @@ impl Load for Roomy {
 
 impl Joined {
     /// Returns the report in the next heartbeat.
-    async fn told(&mut self) -> Option<KvCommitted> {
+    async fn next_kv_report(&mut self) -> Option<KvCommitted> {
         loop {
             let frame = timeout(PATIENCE, self.inbound.message()).await.unwrap().unwrap().unwrap();
             if let worker_frame::Frame::Heartbeat(beat) = frame.frame.unwrap() {
@@ -44,32 +44,32 @@ async fn ready(joined: &mut Joined, protocol: u32) -> Option<u32> {
 async fn ready_as(joined: &mut Joined, assign: Assign) -> IsReady {
     joined.hello().await;
     let meet = Meet { epoch_incarnation: assign.epoch_incarnation, epoch_n: assign.epoch_n };
-    joined.say(rank_frame::Frame::Assign(assign)).await;
+    joined.send(rank_frame::Frame::Assign(assign)).await;
     joined.loaded().await;
-    joined.say(rank_frame::Frame::Meet(meet)).await;
-    match joined.hear().await {
+    joined.send(rank_frame::Frame::Meet(meet)).await;
+    match joined.receive().await {
         worker_frame::Frame::Ready(ready) => ready,
         other => panic!("{other:?}"),
     }
 }
 
 #[tokio::test]
-async fn parts_of_a_kv_cache_are_told_where_they_are_heeded() {
+async fn kv_parts_are_reported_to_supporting_coordinators() {
     let mut scene = Scene::start_with(Box::new(Roomy)).await;
     let mut joined = scene.joined().await;
     let parts = ready(&mut joined, since::KV_PARTS).await.unwrap();
     assert!(0 < parts && parts < KV_PARTS, "{parts}");
-    while joined.told().await.unwrap().parts < KV_PARTS {}
+    while joined.next_kv_report().await.unwrap().parts < KV_PARTS {}
     scene.end().await;
 }
 
 #[tokio::test]
-async fn a_coordinator_of_the_protocol_before_hears_nothing_of_parts() {
+async fn older_coordinator_receives_no_kv_parts() {
     let mut scene = Scene::start_with(Box::new(Roomy)).await;
     let mut joined = scene.joined().await;
     assert_eq!(ready(&mut joined, since::KV_PARTS - 1).await, None);
     for _ in 0..3 {
-        assert!(joined.told().await.is_none());
+        assert!(joined.next_kv_report().await.is_none());
     }
     scene.end().await;
 }
@@ -80,7 +80,7 @@ fn growing() -> Config {
 }
 
 #[tokio::test]
-async fn a_cache_that_grows_has_what_is_wanted_and_no_more() {
+async fn growing_cache_has_exactly_its_target() {
     let mut scene = Scene::start_as(Box::new(Roomy), growing()).await;
     let mut joined = scene.joined().await;
     let assign = Assign { protocol: since::KV_PARTS, sends_kv_wanted: true, ..assign() };
@@ -89,18 +89,18 @@ async fn a_cache_that_grows_has_what_is_wanted_and_no_more() {
     let first = ready.kv_parts.unwrap();
     assert!(ready.kv_grows && 0 < first && first < KV_PARTS / 16, "{first}");
     for _ in 0..3 {
-        assert_eq!(joined.told().await.unwrap().parts, first, "nothing more is committed unasked");
+        assert_eq!(joined.next_kv_report().await.unwrap().parts, first, "nothing more is committed unasked");
     }
     for (n, parts) in (1..).zip([KV_PARTS / 2, KV_PARTS / 8, KV_PARTS, first]) {
-        let wanted = KvWanted { epoch_incarnation, epoch_n, parts, n };
-        joined.say(rank_frame::Frame::KvWanted(wanted)).await;
+        let target = KvWanted { epoch_incarnation, epoch_n, parts, n };
+        joined.send(rank_frame::Frame::KvWanted(target)).await;
         let is_there = |kv: &KvCommitted| kv.wanted == n && kv.parts == parts;
-        while !is_there(&joined.told().await.unwrap()) {}
+        while !is_there(&joined.next_kv_report().await.unwrap()) {}
     }
     // A target of another epoch is ignored.
-    joined.say(rank_frame::Frame::KvWanted(KvWanted { epoch_incarnation, epoch_n: epoch_n + 1, parts: 9, n: 9 })).await;
+    joined.send(rank_frame::Frame::KvWanted(KvWanted { epoch_incarnation, epoch_n: epoch_n + 1, parts: 9, n: 9 })).await;
     for _ in 0..3 {
-        assert_eq!(joined.told().await.unwrap().parts, first);
+        assert_eq!(joined.next_kv_report().await.unwrap().parts, first);
     }
     scene.end().await;
 }
@@ -111,6 +111,6 @@ async fn a_coordinator_that_sends_no_targets_has_all_of_a_cache_that_could_grow(
     let mut joined = scene.joined().await;
     let ready = ready_as(&mut joined, Assign { protocol: since::KV_PARTS, ..assign() }).await;
     assert!(!ready.kv_grows);
-    while joined.told().await.unwrap().parts < KV_PARTS {}
+    while joined.next_kv_report().await.unwrap().parts < KV_PARTS {}
     scene.end().await;
 }

@@ -1,6 +1,6 @@
 //! Counts what happened: a simulation in which nothing happens proves nothing.
 
-use scheduler::{Rejected, Stats};
+use scheduler::{RequestRejection, Stats};
 use types::Finish;
 
 macro_rules! facts {
@@ -68,16 +68,16 @@ impl Facts {
         *count += 1;
     }
 
-    pub fn refuse(&mut self, rejected: Rejected) {
+    pub fn refuse(&mut self, rejected: RequestRejection) {
         let count = match rejected {
-            Rejected::Full { .. } => &mut self.full,
-            Rejected::TooLong { .. } => &mut self.too_long,
-            Rejected::Outgrown { .. } => &mut self.refused_narrowed,
-            Rejected::Duplicate => &mut self.duplicates,
-            Rejected::Draining => &mut self.refused_draining,
-            Rejected::Deadline => &mut self.refused_late,
-            Rejected::Finished(_) => &mut self.refused_finished,
-            Rejected::Empty | Rejected::TooLarge { .. } | Rejected::OlderRanks => return,
+            RequestRejection::Full { .. } => &mut self.full,
+            RequestRejection::TooLong { .. } => &mut self.too_long,
+            RequestRejection::Outgrown { .. } => &mut self.refused_narrowed,
+            RequestRejection::Duplicate => &mut self.duplicates,
+            RequestRejection::Draining => &mut self.refused_draining,
+            RequestRejection::Deadline => &mut self.refused_late,
+            RequestRejection::Finished(_) => &mut self.refused_finished,
+            RequestRejection::Empty | RequestRejection::TooLarge { .. } | RequestRejection::OlderRanks => return,
         };
         *count += 1;
     }

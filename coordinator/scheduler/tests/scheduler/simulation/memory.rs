@@ -40,16 +40,16 @@ impl CommittedMemory {
         if self.rng.chance(2) {
             self.refuses = !self.refuses;
         }
-        let wanted = scheduler.parts_wanted(AHEAD);
-        if wanted > self.parts && self.rng.chance(20) {
+        let target = scheduler.parts_target(AHEAD);
+        if target > self.parts && self.rng.chance(20) {
             let piece = self.rng.between(1, KV_PARTS / 8);
-            let granted = if self.refuses { 0 } else { piece.min(wanted - self.parts) };
+            let granted = if self.refuses { 0 } else { piece.min(target - self.parts) };
             self.parts += granted;
             facts.memory_refused += u64::from(granted == 0);
             facts.memory_grown += u64::from(granted > 0);
             scheduler.commit(self.parts);
-        } else if wanted < self.parts && self.rng.chance(20) {
-            let least = wanted.max(scheduler.parts_held());
+        } else if target < self.parts && self.rng.chance(20) {
+            let least = target.max(scheduler.parts_held());
             facts.memory_returned += u64::from(least < self.parts);
             self.parts = self.parts.min(least);
             scheduler.commit(self.parts);

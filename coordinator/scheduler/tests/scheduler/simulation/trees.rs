@@ -102,7 +102,7 @@ impl Tree {
         let expected = run_alone(&request, CONTEXT);
         self.n_reusable += u64::from(self.n_in_common(&request.prompt));
         self.scheduler.submit(request.clone(), Micros(0)).unwrap();
-        let mut said = Vec::new();
+        let mut output_tokens = Vec::new();
         while !self.scheduler.is_idle() {
             let mut step = Step::default();
             while self.scheduler.next_step(Micros(0), &mut step) {
@@ -118,11 +118,12 @@ impl Tree {
             let Some((_, done)) = self.pipeline.deliver() else { continue };
             self.scheduler.apply(&done, &mut out).unwrap();
             for output in &out {
-                said.extend(done.slices[output.slice].tokens[..output.n_tokens as usize].iter().map(|out| out.token));
+                output_tokens
+                    .extend(done.slices[output.slice].tokens[..output.n_tokens as usize].iter().map(|out| out.token));
             }
         }
-        assert_eq!(said, expected.tokens, "an answer is the cold one");
-        self.turns.push(request.prompt.into_iter().chain(said).collect());
+        assert_eq!(output_tokens, expected.tokens, "an answer is the cold one");
+        self.turns.push(request.prompt.into_iter().chain(output_tokens).collect());
     }
 }
 

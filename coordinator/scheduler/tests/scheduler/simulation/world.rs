@@ -6,7 +6,7 @@ use super::pipeline::Pipeline;
 use super::reference::{DEADLY, Expected, POISONED, is_deadly, length_max, run_alone};
 use super::rng::{Rng, mix};
 use super::worker::{Limits, Worker};
-use scheduler::{Config, Drafting, Loss, Output, Rejected, Scheduler, Stale};
+use scheduler::{Config, DraftPolicy, Loss, Output, RequestRejection, Scheduler, StaleAnswer};
 use std::collections::{BTreeMap, BTreeSet};
 use types::{
     BlockId, CacheGroup, DRAFT_ROWS_MAX, Epoch, Finish, Grammar, Micros, PolicyDigest, Priority, Request, RequestId,
@@ -246,7 +246,7 @@ impl World {
                 client.cancelled = false;
                 client.suspicion = 0;
                 client.request.deadline = request.deadline;
-                self.hear_displaced(&request);
+                self.apply_displaced(&request);
             }
             Err(rejected) => {
                 assert_eq!(self.scheduler.stats(), before, "a refusal changes nothing");
@@ -256,7 +256,7 @@ impl World {
     }
 
     /// A displaced request had waited, has no output, and belongs to another tenant.
-    fn hear_displaced(&mut self, by: &Request) {
+    fn apply_displaced(&mut self, by: &Request) {
         let tenants: BTreeSet<TenantId> = self.clients.values().map(|client| client.request.tenant).collect();
         let is_crowded = tenants.len() > self.config.tenants_max as usize;
         while let Some(id) = self.scheduler.displaced() {
@@ -272,25 +272,29 @@ impl World {
         assert!(n_before > 0 || n <= self.config.waiting_max.into() && n_tokens <= self.config.waiting_tokens_max);
     }
 
-    fn check_refusal(&mut self, request: &Request, rejected: Rejected) {
+    fn check_refusal(&mut self, request: &Request, rejected: RequestRejection) {
         let client = &self.clients[&request.id];
         let stats = self.scheduler.stats();
         let n_tokens = request.n_tokens() as u64;
         match rejected {
-            Rejected::Draining => assert!(self.draining),
-            Rejected::Duplicate => assert!(client.live),
-            Rejected::Deadline => assert!(request.deadline.unwrap() <= self.now),
-            Rejected::Full { limit: "waiting_max", max } => assert!(u64::from(stats.n_waiting) >= max),
-            Rejected::Full { max, .. } => assert!(stats.waiting_tokens + n_tokens > max),
-            Rejected::TooLong { limit: "context_max", .. } => assert!(n_tokens >= self.config.context_max.into()),
-            Rejected::TooLong { .. } => assert!(!self.fits(request)),
-            Rejected::Outgrown { room, .. } => {
+            RequestRejection::Draining => assert!(self.draining),
+            RequestRejection::Duplicate => assert!(client.live),
+            RequestRejection::Deadline => assert!(request.deadline.unwrap() <= self.now),
+            RequestRejection::Full { limit: "waiting_max", max } => assert!(u64::from(stats.n_waiting) >= max),
+            RequestRejection::Full { max, .. } => assert!(stats.waiting_tokens + n_tokens > max),
+            RequestRejection::TooLong { limit: "context_max", .. } => {
+                assert!(n_tokens >= self.config.context_max.into())
+            }
+            RequestRejection::TooLong { .. } => assert!(!self.fits(request)),
+            RequestRejection::Outgrown { room, .. } => {
                 assert!(room == u64::from(self.room) && n_tokens >= room && self.room < self.config.context_max);
             }
-            Rejected::Finished(finish) => {
+            RequestRejection::Finished(finish) => {
                 assert_eq!((&client.expected.tokens, client.expected.finish), (&request.output, finish));
             }
-            Rejected::Empty | Rejected::TooLarge { .. } | Rejected::OlderRanks => panic!("{rejected}"),
+            RequestRejection::Empty | RequestRejection::TooLarge { .. } | RequestRejection::OlderRanks => {
+                panic!("{rejected}")
+            }
         }
         self.facts.refuse(rejected);
     }
@@ -319,7 +323,7 @@ impl World {
         let after = self.scheduler.stats();
         self.facts.cancelled_waiting += u64::from(before.n_waiting - after.n_waiting);
         self.facts.cancelled_running += u64::from(before.n_running - after.n_running);
-        self.hear(&out, None);
+        self.apply_outputs(&out, None);
     }
 
     fn expire(&mut self) {
@@ -328,7 +332,7 @@ impl World {
         self.facts.expired += out.len() as u64;
         let late = |client: &Client| client.live && client.request.deadline.is_some_and(|at| at <= self.now);
         assert_eq!(self.clients.values().filter(|client| late(client)).count(), out.len());
-        self.hear(&out, None);
+        self.apply_outputs(&out, None);
     }
 
     fn plan(&mut self) {
@@ -380,10 +384,10 @@ impl World {
         let has_grammar = |id: &RequestId| self.clients[id].request.grammar.is_some();
         let first = late.map(|(slice, _)| slice.id).find(|id| !has_grammar(id));
         let slice = step.slices.iter().position(|slice| Some(slice.id) == first);
-        assert_eq!(self.scheduler.drew_all(&done).err(), slice.map(|slice| Stale::NoToken { slice }));
+        assert_eq!(self.scheduler.check_all_drawn(&done).err(), slice.map(|slice| StaleAnswer::NoToken { slice }));
         let mut out = Vec::new();
         self.scheduler.apply(&done, &mut out).unwrap();
-        self.hear(&out, Some(&done));
+        self.apply_outputs(&out, Some(&done));
     }
 
     /// Answers to no step, or not to the oldest: refused, and nothing has changed.
@@ -403,10 +407,10 @@ impl World {
         let (before, mut out) = (self.scheduler.stats(), Vec::new());
         let stale = self.scheduler.apply(&done, &mut out).unwrap_err();
         let expected = match (wrong, &oldest) {
-            (0, _) => matches!(stale, Stale::Epoch { .. }),
-            (1, _) | (_, None) => matches!(stale, Stale::Step { .. } | Stale::Epoch { .. }),
-            (2, _) => matches!(stale, Stale::SliceCount { .. }),
-            _ => matches!(stale, Stale::TokenCount { .. }),
+            (0, _) => matches!(stale, StaleAnswer::Epoch { .. }),
+            (1, _) | (_, None) => matches!(stale, StaleAnswer::Step { .. } | StaleAnswer::Epoch { .. }),
+            (2, _) => matches!(stale, StaleAnswer::SliceCount { .. }),
+            _ => matches!(stale, StaleAnswer::TokenCount { .. }),
         };
         assert!(expected && out.is_empty() && self.scheduler.stats() == before, "{stale}");
         self.facts.stale += 1;
@@ -441,7 +445,7 @@ impl World {
         self.pipeline = pipeline(&self.config, &self.weather, self.epoch);
         self.memory.begin(&mut self.scheduler);
         self.facts.losses += 1;
-        self.hear(&out, None);
+        self.apply_outputs(&out, None);
     }
 
     /// An operator's change: nothing broke, so no request becomes more suspicious.
@@ -455,22 +459,23 @@ impl World {
         self.pipeline = pipeline(&self.config, &self.weather, self.epoch);
         self.memory.begin(&mut self.scheduler);
         self.facts.grids += 1;
-        self.hear(&out, None);
+        self.apply_outputs(&out, None);
     }
 
     /// Every token equals that of the request run alone, at the next position, and nothing follows an end.
-    fn hear(&mut self, out: &[Output], done: Option<&StepDone>) {
+    fn apply_outputs(&mut self, out: &[Output], done: Option<&StepDone>) {
         for output in out {
             let client = self.clients.get_mut(&output.id).expect("somebody asked for it");
             assert!(client.live, "{} has ended and speaks", output.id);
             assert_eq!(output.position as usize, client.tokens.len(), "positions have no gap");
             assert!(output.n_cached as usize <= client.request.prompt.len() + client.expected.tokens.len());
-            let said = done.map_or(&[][..], |done| &done.slices[output.slice].tokens[..output.n_tokens as usize]);
-            assert_eq!(said.len(), output.n_tokens as usize);
-            client.suspicion = if said.is_empty() { client.suspicion } else { 0 };
-            client.tokens.extend(said.iter().map(|said| said.token));
+            let drawn_tokens =
+                done.map_or(&[][..], |done| &done.slices[output.slice].tokens[..output.n_tokens as usize]);
+            assert_eq!(drawn_tokens.len(), output.n_tokens as usize);
+            client.suspicion = if drawn_tokens.is_empty() { client.suspicion } else { 0 };
+            client.tokens.extend(drawn_tokens.iter().map(|drawn| drawn.token));
             assert!(client.expected.tokens.starts_with(&client.tokens), "{} says what it says alone", output.id);
-            self.facts.tokens += said.len() as u64;
+            self.facts.tokens += drawn_tokens.len() as u64;
             if let Some(finish) = output.finish {
                 let n_drawn = done.map_or(0, |done| done.slices[output.slice].tokens.len());
                 self.facts.stopped_in_drafts += u64::from(finish == Finish::Stop && n_drawn > output.n_tokens as usize);
@@ -601,11 +606,11 @@ fn draw_crowd(rng: &mut Rng) -> Config {
     }
 }
 
-fn draw_drafting(rng: &mut Rng) -> Drafting {
+fn draw_drafting(rng: &mut Rng) -> DraftPolicy {
     match rng.below(4) {
-        0 => Drafting::Off,
-        1 => Drafting::Fixed(rng.below(10) as u16),
-        _ => Drafting::Adaptive { max: 8, row_permille: rng.below(4) as u32 * 60 },
+        0 => DraftPolicy::Off,
+        1 => DraftPolicy::Fixed(rng.below(10) as u16),
+        _ => DraftPolicy::Adaptive { max: 8, row_permille: rng.below(4) as u32 * 60 },
     }
 }
 

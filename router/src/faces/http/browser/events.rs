@@ -5,8 +5,8 @@ use crate::faces::http::browser::{load, requests};
 use crate::faces::http::door::Viewer;
 use crate::faces::http::error::HttpError;
 use crate::front::frontend::Frontend;
-use crate::front::reader_watch::Unread;
-use crate::history::{ShownFor, WatcherPlace};
+use crate::front::reader_watch::ReadTimeout;
+use crate::history::{ShowDuration, WatcherPlace};
 use crate::refusal::Refusal;
 use crate::replicas::topology;
 use axum::body::Body;
@@ -46,7 +46,7 @@ impl Topic {
 
     /// Returns the least time between two events of this topic. The loss of a rank must show within a second on
     /// clusters of any size. Requests and load take at most 62 KB a second for each viewer.
-    fn shown(self) -> ShownFor {
+    fn shown(self) -> ShowDuration {
         let (looks, micros_each_byte) = match self {
             Topic::Cluster => (1, 1),
             Topic::Requests => (2, 16),
@@ -54,19 +54,19 @@ impl Topic {
         };
         // A little less, so that each check finds a new event.
         let at_least = (looks * LOOK_EVERY).mul_f64(0.9);
-        ShownFor { at_least, each_byte: Duration::from_micros(micros_each_byte) }
+        ShowDuration { at_least, each_byte: Duration::from_micros(micros_each_byte) }
     }
 
     /// Builds the whole event. All viewers of the same topic share it.
     fn event(self, front: &Frontend, viewer: Viewer) -> Bytes {
-        let of = if self == Topic::Requests { viewer.sees_of() } else { None };
+        let of = if self == Topic::Requests { viewer.tenant_filter() } else { None };
         front.history.texts.get((self.name(), of), self.shown(), || {
-            let told = match self {
+            let state = match self {
                 Topic::Cluster => topology::json(&front.topology(0)),
                 Topic::Requests => requests::listed(front, viewer, requests::WATCHED_MAX),
-                Topic::Load => load::told(front),
+                Topic::Load => load::load_json(front),
             };
-            format!("event: {}\ndata: {told}\n\n", self.name())
+            format!("event: {}\ndata: {state}\n\n", self.name())
         })
     }
 }
@@ -84,13 +84,13 @@ pub async fn watch(
         return Err(HttpError::bad_request(StatusCode::FORBIDDEN, message));
     }
     let retry_after = front.config.timeouts.retry_after;
-    let place = front.history.texts.watch(viewer.sees_of()).ok_or(Refusal::Full { retry_after })?;
+    let place = front.history.texts.watch(viewer.tenant_filter()).ok_or(Refusal::Full { retry_after })?;
     let mut looks = tokio::time::interval(LOOK_EVERY);
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let shown = topics.into_iter().map(|topic| (topic, None)).collect();
     let watcher = front.reader_watch.clone();
-    let (found, spoke) = (VecDeque::new(), Instant::now());
-    let changes = Changes { front, viewer, shown, found, looks, spoke, is_over: false, _place: place };
+    let (found, last_sent) = (VecDeque::new(), Instant::now());
+    let changes = BrowserEvents { front, viewer, shown, found, looks, last_sent: spoke: last_sent, is_over: false, _place: place };
     let headers = [("content-type", "text/event-stream"), ("cache-control", "no-store"), ("x-accel-buffering", "no")];
     let head: Response = headers.into_response();
     Ok(head.map(|_| Body::from_stream(watcher.watched(changes))))
@@ -107,7 +107,7 @@ fn topics(names: &str) -> Result<Vec<Topic>, Refusal> {
     Ok(topics)
 }
 
-struct Changes {
+struct BrowserEvents {
     front: Arc<Frontend>,
     viewer: Viewer,
     /// The last event that was sent for each topic.
@@ -115,12 +115,12 @@ struct Changes {
     /// Events of the last check that are still to be sent.
     found: VecDeque<Bytes>,
     looks: Interval,
-    spoke: Instant,
+    last_sent: Instant,
     is_over: bool,
     _place: WatcherPlace,
 }
 
-impl Changes {
+impl BrowserEvents {
     fn look(&mut self) {
         for (topic, shown) in &mut self.shown {
             let event = topic.event(&self.front, self.viewer);
@@ -134,16 +134,16 @@ impl Changes {
             self.found.push_back(Bytes::from_static(b"event: draining\ndata: {}\n\n"));
         }
         if !self.found.is_empty() {
-            self.spoke = Instant::now();
-        } else if self.spoke.elapsed() >= self.front.config.timeouts.sse_silence_max {
-            self.spoke = Instant::now();
+            self.last_sent = Instant::now();
+        } else if self.last_sent.elapsed() >= self.front.config.timeouts.sse_silence_max {
+            self.last_sent = Instant::now();
             self.found.push_back(Bytes::from_static(b": still here\n\n"));
         }
     }
 }
 
-impl Stream for Changes {
-    type Item = Result<Bytes, Unread>;
+impl Stream for BrowserEvents {
+    type Item = Result<Bytes, ReadTimeout>;
 
     fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let this = self.get_mut();

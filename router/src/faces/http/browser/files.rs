@@ -76,7 +76,7 @@ fn served(headers: &HeaderMap, file: &File) -> Response {
         true => StatusCode::NOT_MODIFIED.into_response(),
         false => Body::from(file.bytes).into_response(),
     };
-    let told = [
+    let response_headers = [
         (CONTENT_TYPE, file.kind),
         (CACHE_CONTROL, "no-cache"),
         (CONTENT_SECURITY_POLICY, POLICY),
@@ -84,7 +84,7 @@ fn served(headers: &HeaderMap, file: &File) -> Response {
         (HeaderName::from_static("referrer-policy"), "no-referrer"),
         (HeaderName::from_static("cross-origin-opener-policy"), "same-origin"),
     ];
-    for (name, value) in told {
+    for (name, value) in response_headers {
         response.headers_mut().insert(name, HeaderValue::from_static(value));
     }
     if let Ok(tag) = HeaderValue::from_str(&tag) {

@@ -10,10 +10,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 pub async fn hour(State(front): State<Arc<Frontend>>) -> Json<Value> {
-    Json(told(&front))
+    Json(load_json(&front))
 }
 
-pub fn told(front: &Frontend) -> Value {
+pub fn load_json(front: &Frontend) -> Value {
     let (bins, now, lives) = front.history.load.bins(Instant::now());
     json!({
         "bin_seconds": BIN.as_secs(),

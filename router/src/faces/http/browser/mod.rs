@@ -22,7 +22,7 @@ pub fn own() -> Vec<Route> {
     vec![
         get("/viewer", "what the page may show to this key", viewer),
         get("/requests", "requests under way and those that ended last", requests::list),
-        get("/requests/{id}", "the timeline of a request, by its number or its answer's id", requests::one),
+        get("/requests/{id}", "the timeline of a request, by its number or its answer's id", requests::get_request),
         get("/events", "changes of what `?of=` names, as a stream", events::watch),
     ]
 }

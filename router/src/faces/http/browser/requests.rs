@@ -4,7 +4,7 @@
 use crate::faces::http::door::Viewer;
 use crate::faces::http::error::HttpError;
 use crate::front::frontend::Frontend;
-use crate::history::{Timeline, TimelineEvent, What};
+use crate::history::{Timeline, TimelineEvent, TimelineEventKind};
 use axum::Json;
 use axum::extract::{Extension, Path, State};
 use http::StatusCode;
@@ -20,20 +20,20 @@ pub async fn list(State(front): State<Arc<Frontend>>, Extension(viewer): Extensi
     Json(listed(&front, viewer, LISTED_MAX))
 }
 
-pub async fn one(
+pub async fn get_request(
     State(front): State<Arc<Frontend>>,
     Path(id): Path<String>,
     Extension(viewer): Extension<Viewer>,
 ) -> Result<Json<Value>, HttpError> {
     let none = || HttpError::bad_request(StatusCode::NOT_FOUND, "no request of this name is remembered here");
-    front.history.requests.one(viewer.sees_of(), &id).map(|timeline| Json(whole(&timeline))).ok_or_else(none)
+    front.history.requests.find(viewer.tenant_filter(), &id).map(|timeline| Json(whole(&timeline))).ok_or_else(none)
 }
 
 pub fn listed(front: &Frontend, viewer: Viewer, n_max: usize) -> Value {
     let mut requests = Vec::new();
-    front.history.requests.each(viewer.sees_of(), n_max, |timeline| requests.push(row(timeline)));
+    front.history.requests.for_each(viewer.tenant_filter(), n_max, |timeline| requests.push(row(timeline)));
     // Tenants do not see how many requests of others wait.
-    let counts = viewer.sees_of().is_none().then(|| front.history.requests.counts());
+    let counts = viewer.tenant_filter().is_none().then(|| front.history.requests.counts());
     json!({
         "waiting": counts.map(|(waiting, _)| waiting),
         "running": counts.map(|(_, running)| running),
@@ -75,24 +75,24 @@ fn whole(timeline: &Timeline) -> Value {
 }
 
 fn event(event: &TimelineEvent) -> Value {
-    let mut told = json!({ "at_ms": millis(event.at), "choice": event.choice, "what": name(&event.what) });
-    match &event.what {
-        What::Placed { replica } => told["replica"] = (&**replica).into(),
-        What::Started { n_cached } => told["cached"] = (*n_cached).into(),
-        What::Chunk { start, end } => (told["start"], told["end"]) = ((*start).into(), (*end).into()),
-        What::FirstToken | What::Preempted | What::Lost | What::Moved => {}
+    let mut value = json!({ "at_ms": millis(event.at), "choice": event.choice, "what": name(&event.kind) });
+    match &event.kind {
+        TimelineEventKind::Placed { replica } => value["replica"] = (&**replica).into(),
+        TimelineEventKind::Started { n_cached } => value["cached"] = (*n_cached).into(),
+        TimelineEventKind::Chunk { start, end } => (value["start"], value["end"]) = ((*start).into(), (*end).into()),
+        TimelineEventKind::FirstToken | TimelineEventKind::Preempted | TimelineEventKind::Lost | TimelineEventKind::Moved => {}
     }
-    told
+    value
 }
 
-fn name(what: &What) -> &'static str {
+fn name(what: &TimelineEventKind) -> &'static str {
     match what {
-        What::Placed { .. } => "placed",
-        What::Started { .. } => "started",
-        What::Chunk { .. } => "chunk",
-        What::FirstToken => "first token",
-        What::Preempted => "preempted",
-        What::Lost => "lost",
-        What::Moved => "moved",
+        TimelineEventKind::Placed { .. } => "placed",
+        TimelineEventKind::Started { .. } => "started",
+        TimelineEventKind::Chunk { .. } => "chunk",
+        TimelineEventKind::FirstToken => "first token",
+        TimelineEventKind::Preempted => "preempted",
+        TimelineEventKind::Lost => "lost",
+        TimelineEventKind::Moved => "moved",
     }
 }

@@ -4,15 +4,15 @@
 use crate::faces::http::certificate;
 use crate::faces::http::error::HttpError;
 use crate::faces::http::format::token_text;
-use crate::faces::http::llama_cpp::completion::said;
-use crate::faces::http::llama_cpp::settings::settled;
-use crate::faces::http::sse::{self, Voice};
+use crate::faces::http::llama_cpp::completion::to_http_error;
+use crate::faces::http::llama_cpp::settings::resolved_settings;
+use crate::faces::http::sse::{self, EventWriter};
 use crate::faces::http::stopwatch::Stopwatch;
 use crate::faces::http::structure::renamed;
-use crate::faces::http::timings::{tell_progress, timings};
-use crate::front::ask::Ask;
+use crate::faces::http::timings::{add_progress, timings};
+use crate::front::ask::ParsedRequest;
 use crate::front::frontend::Frontend;
-use crate::front::generation::{Aside, Generation, GenerationEvent};
+use crate::front::generation::{SideOutput, Generation, GenerationEvent};
 use crate::front::recorder::Recorder;
 use crate::refusal::Refusal;
 use crate::replicas::models::text::ModelText;
@@ -29,7 +29,7 @@ const ANY_SLOT: i32 = -1;
 
 /// The parts that a client requests in addition to the text.
 #[derive(Default)]
-pub struct CompletionWishes {
+pub struct CompletionOptions {
     pub is_stream: bool,
     pub tokens: bool,
     /// Each event of a stream includes the times so far.
@@ -37,7 +37,7 @@ pub struct CompletionWishes {
     /// The members of the answer to return, each by its path. Empty: all.
     pub members: Vec<String>,
     /// `n_predict` was 0: one token is sampled and not sent.
-    pub nothing_new: bool,
+    pub is_prompt_only: bool,
     /// The request's field that constrains the answer, for refusals.
     pub structure_field: Option<&'static str>,
     /// The sampling parameters of the request.
@@ -46,43 +46,43 @@ pub struct CompletionWishes {
 
 pub async fn answer(
     front: &Arc<Frontend>,
-    ask: Ask,
-    wishes: CompletionWishes,
+    parsed: ParsedRequest,
+    options: CompletionOptions,
     recorder: Recorder,
     watch: Stopwatch,
 ) -> Result<Response, HttpError> {
-    let (is_stream, n_choices) = (wishes.is_stream, ask.n_choices);
-    let named = |refusal| said(renamed(refusal, wishes.structure_field));
-    let mut generation = front.generate(ask, recorder).await.map_err(named)?;
-    let mut teller = Teller::of(&generation, wishes, watch, n_choices);
+    let (is_stream, n_choices) = (options.is_stream, parsed.n_choices);
+    let named = |refusal| to_http_error(renamed(refusal, options.structure_field));
+    let mut generation = front.generate(parsed, recorder).await.map_err(named)?;
+    let mut writer = CompletionWriter::of(&generation, options, watch, n_choices);
     if is_stream {
-        return Ok(sse::stream(teller, generation, front));
+        return Ok(sse::stream(writer, generation, front));
     }
     let n_slots = generation.prompts.len() * n_choices as usize;
     let mut values = vec![Value::Null; n_slots];
     while let Some(event) = generation.next().await {
-        let (slot, event) = event.map_err(said)?;
+        let (slot, event) = event.map_err(to_http_error)?;
         match event {
-            GenerationEvent::Delta(delta) => teller.heard(slot, delta, true),
-            GenerationEvent::Finished(finished) => values[slot as usize] = teller.last(slot, &finished, &generation),
+            GenerationEvent::Delta(delta) => writer.add_delta(slot, delta, true),
+            GenerationEvent::Finished(finished) => values[slot as usize] = writer.last(slot, &finished, &generation),
             GenerationEvent::Aside(_) => {}
         }
     }
-    let told = if n_slots == 1 { values.remove(0) } else { values.into() };
-    Ok(certificate::with_headers(Json(told).into_response(), &generation.started))
+    let body = if n_slots == 1 { values.remove(0) } else { values.into() };
+    Ok(certificate::with_headers(Json(body).into_response(), &generation.started))
 }
 
-struct Teller {
-    wishes: CompletionWishes,
+struct CompletionWriter {
+    options: CompletionOptions,
     text: Arc<ModelText>,
     watch: Stopwatch,
     n_choices: u32,
-    choices: Vec<Said>,
+    choices: Vec<ChoiceOutput>,
 }
 
 /// The text and tokens of one choice so far.
 #[derive(Clone, Default)]
-struct Said {
+struct ChoiceOutput {
     n_tokens: u32,
     has_new_line: bool,
     /// Collected for a whole answer.
@@ -91,24 +91,24 @@ struct Said {
     logprobs: Vec<v1::Logprob>,
 }
 
-impl Teller {
-    fn of(generation: &Generation, wishes: CompletionWishes, watch: Stopwatch, n_choices: u32) -> Teller {
-        let choices = vec![Said::default(); generation.prompts.len() * n_choices as usize];
-        Teller { wishes, text: generation.text.clone(), watch, n_choices, choices }
+impl CompletionWriter {
+    fn of(generation: &Generation, options: CompletionOptions, watch: Stopwatch, n_choices: u32) -> CompletionWriter {
+        let choices = vec![ChoiceOutput::default(); generation.prompts.len() * n_choices as usize];
+        CompletionWriter { options: options, text: generation.text.clone(), watch, n_choices, choices }
     }
 
-    fn heard(&mut self, slot: u32, delta: v1::Delta, keep: bool) {
-        self.watch.heard();
-        if self.wishes.nothing_new {
+    fn add_delta(&mut self, slot: u32, delta: v1::Delta, keep: bool) {
+        self.watch.mark_first_token();
+        if self.options.is_prompt_only {
             return;
         }
-        let said = &mut self.choices[slot as usize];
-        said.n_tokens += delta.token_ids.len() as u32;
-        said.has_new_line |= delta.text.contains('\n');
+        let choice = &mut self.choices[slot as usize];
+        choice.n_tokens += delta.token_ids.len() as u32;
+        choice.has_new_line |= delta.text.contains('\n');
         if keep {
-            said.content.push_str(&delta.text);
-            said.tokens.extend(delta.token_ids);
-            said.logprobs.extend(delta.logprobs);
+            choice.content.push_str(&delta.text);
+            choice.tokens.extend(delta.token_ids);
+            choice.logprobs.extend(delta.logprobs);
         }
     }
 
@@ -131,23 +131,23 @@ impl Teller {
     }
 
     fn last(&self, slot: u32, finished: &v1::Finished, generation: &Generation) -> Value {
-        let (said, prompt) = (&self.choices[slot as usize], &generation.prompts[(slot / self.n_choices) as usize]);
-        let tokens = if self.wishes.tokens { said.tokens.as_slice() } else { &[] };
-        let mut value = self.piece(slot, &said.content, tokens, &said.logprobs, prompt.ids.len());
+        let (choice, prompt) = (&self.choices[slot as usize], &generation.prompts[(slot / self.n_choices) as usize]);
+        let tokens = if self.options.tokens { choice.tokens.as_slice() } else { &[] };
+        let mut value = self.piece(slot, &choice.content, tokens, &choice.logprobs, prompt.ids.len());
         let usage = finished.usage.unwrap_or_default();
         let (context, seed) = (generation.replica.context, generation.started.seed);
         value["stop"] = true.into();
         value["model"] = generation.started.model.as_str().into();
-        value["generation_settings"] = settled(&self.wishes.settings, &self.text, context, seed);
+        value["generation_settings"] = resolved_settings(&self.options.settings, &self.text, context, seed);
         value["prompt"] = prompt.text.as_deref().unwrap_or_default().into();
-        value["has_new_line"] = said.has_new_line.into();
+        value["has_new_line"] = choice.has_new_line.into();
         value["truncated"] = false.into();
-        value["stop_type"] = stop_type(finished, self.wishes.nothing_new).into();
-        value["stopping_word"] = if self.wishes.nothing_new { "" } else { finished.stop.as_str() }.into();
+        value["stop_type"] = stop_type(finished, self.options.is_prompt_only).into();
+        value["stopping_word"] = if self.options.is_prompt_only { "" } else { finished.stop.as_str() }.into();
         value["tokens_cached"] = usage.cached_tokens.into();
-        value["timings"] = timings(&self.watch, Some(&usage), said.n_tokens);
+        value["timings"] = timings(&self.watch, Some(&usage), choice.n_tokens);
         certificate::add(&mut value, finished);
-        if self.wishes.members.is_empty() { value } else { only(&self.wishes.members, &value) }
+        if self.options.members.is_empty() { value } else { only(&self.options.members, &value) }
     }
 }
 
@@ -160,9 +160,9 @@ fn only(paths: &[String], value: &Value) -> Value {
     Value::Object(paths.iter().filter_map(member).collect())
 }
 
-fn stop_type(finished: &v1::Finished, nothing_new: bool) -> &'static str {
+fn stop_type(finished: &v1::Finished, is_prompt_only: bool) -> &'static str {
     match finished.reason() {
-        _ if nothing_new => "limit",
+        _ if is_prompt_only => "limit",
         v1::finished::Reason::Length => "limit",
         _ if !finished.stop.is_empty() => "word",
         _ => "eos",
@@ -179,25 +179,25 @@ fn probability(tokenizer: &Tokenizer, logprob: &v1::Logprob) -> Value {
     value
 }
 
-impl Voice for Teller {
+impl EventWriter for CompletionWriter {
     fn opening(&mut self, _: &Generation, _: &mut String) {}
 
     fn event(&mut self, slot: u32, event: GenerationEvent, generation: &Generation, out: &mut String) {
         match event {
             GenerationEvent::Delta(delta) => {
                 let n_prompt = generation.prompts[(slot / self.n_choices) as usize].ids.len();
-                self.heard(slot, v1::Delta { logprobs: Vec::new(), ..delta.clone() }, false);
-                if !self.wishes.nothing_new {
+                self.add_delta(slot, v1::Delta { logprobs: Vec::new(), ..delta.clone() }, false);
+                if !self.options.is_prompt_only {
                     let mut piece = self.piece(slot, &delta.text, &delta.token_ids, &delta.logprobs, n_prompt);
-                    if self.wishes.timings_in_each {
+                    if self.options.timings_in_each {
                         piece["timings"] = timings(&self.watch, None, self.choices[slot as usize].n_tokens);
                     }
                     sse::write(out, None, &piece);
                 }
             }
-            GenerationEvent::Aside(Aside::Progress(progress)) => {
+            GenerationEvent::Aside(SideOutput::Progress(progress)) => {
                 let mut piece = self.piece(slot, "", &[], &[], progress.total as usize);
-                tell_progress(&mut piece, &mut self.watch, progress, self.wishes.timings_in_each);
+                add_progress(&mut piece, &mut self.watch, progress, self.options.timings_in_each);
                 sse::write(out, None, &piece);
             }
             GenerationEvent::Finished(finished) => sse::write(out, None, &self.last(slot, &finished, generation)),
@@ -208,6 +208,6 @@ impl Voice for Teller {
     fn ending(&mut self, _: &mut String) {}
 
     fn fail(&mut self, refusal: Refusal, out: &mut String) {
-        sse::write(out, None, &said(refusal).body());
+        sse::write(out, None, &to_http_error(refusal).body());
     }
 }

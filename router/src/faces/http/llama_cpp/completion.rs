@@ -5,13 +5,13 @@ use crate::faces::http::error::HttpError;
 use crate::faces::http::fields::Fields;
 use crate::faces::http::infill::{self, Infill};
 use crate::faces::http::known::Endpoint;
-use crate::faces::http::llama_cpp::answer::{CompletionWishes, answer};
+use crate::faces::http::llama_cpp::answer::{CompletionOptions, answer};
 use crate::faces::http::llama_cpp::{prompts, settings};
 use crate::faces::http::llama_words::{self, n_predict};
-use crate::faces::http::page::{Page, counted, read};
+use crate::faces::http::page::{ApiRequest, record_refusal, read};
 use crate::faces::http::stopwatch::Stopwatch;
 use crate::faces::http::structure::structure;
-use crate::front::ask::{Ask, CutSide, Purpose};
+use crate::front::ask::{ParsedRequest, CutSide, Purpose};
 use crate::front::frontend::Frontend;
 use crate::front::recorder::{Caller, Face, Recorder};
 use crate::refusal::Refusal;
@@ -30,26 +30,26 @@ pub async fn completion(State(front): State<Arc<Frontend>>, request: Request) ->
     let watch = Stopwatch::start();
     let mut recorder = Recorder::start(Face::Http, &Caller::of_http(request.headers()));
     let read = read(&front, request).await;
-    let mut page = counted(&mut recorder, read)?;
-    let prompts = asked_prompts(&front, &mut page.fields).await;
-    let asked = prompts.and_then(|(prompts, model)| ask(page, model, prompts, &front)).map_err(said);
-    let (ask, wishes) = counted(&mut recorder, asked)?;
-    answer(&front, ask, wishes, recorder, watch).await
+    let mut page = record_refusal(&mut recorder, read)?;
+    let prompts = read_prompts(&front, &mut page.fields).await;
+    let result = prompts.and_then(|(prompts, model)| parse_request(page, model, prompts, &front)).map_err(to_http_error);
+    let (parsed, options) = record_refusal(&mut recorder, result)?;
+    answer(&front, parsed, options, recorder, watch).await
 }
 
 pub async fn infill(State(front): State<Arc<Frontend>>, request: Request) -> Result<Response, HttpError> {
     let watch = Stopwatch::start();
     let mut recorder = Recorder::start(Face::Http, &Caller::of_http(request.headers()));
     let read = read(&front, request).await;
-    let mut page = counted(&mut recorder, read)?;
+    let mut page = record_refusal(&mut recorder, read)?;
     let prompt = between(&front, &mut page.fields).await;
-    let asked = prompt.and_then(|(prompt, model)| ask(page, model, vec![prompt], &front));
-    let (ask, wishes) = counted(&mut recorder, asked.map_err(said))?;
-    answer(&front, ask, wishes, recorder, watch).await
+    let result = prompt.and_then(|(prompt, model)| parse_request(page, model, vec![prompt], &front));
+    let (parsed, options) = record_refusal(&mut recorder, result.map_err(to_http_error))?;
+    answer(&front, parsed, options, recorder, watch).await
 }
 
 /// Returns the prompts, and the model that reads them.
-async fn asked_prompts(front: &Frontend, fields: &mut Fields) -> Result<(Vec<Input>, String), Refusal> {
+async fn read_prompts(front: &Frontend, fields: &mut Fields) -> Result<(Vec<Input>, String), Refusal> {
     let prompts = fields.take("prompt").ok_or_else(|| Refusal::invalid("prompt", "is missing"))?;
     let model = fields.string("model")?.unwrap_or_default();
     if fields.has(biases::FIELD) {
@@ -60,7 +60,7 @@ async fn asked_prompts(front: &Frontend, fields: &mut Fields) -> Result<(Vec<Inp
 
 /// Returns the prompt for the text between two texts, and the model that reads it.
 async fn between(front: &Frontend, fields: &mut Fields) -> Result<(Input, String), Refusal> {
-    let asked = Infill {
+    let parts = Infill {
         files: files(fields.take("input_extra"))?,
         before: fields.string("input_prefix")?.unwrap_or_default(),
         after: fields.string("input_suffix")?.unwrap_or_default(),
@@ -68,7 +68,7 @@ async fn between(front: &Frontend, fields: &mut Fields) -> Result<(Input, String
     };
     let model = fields.string("model")?.unwrap_or_default();
     let text = front.text(&model)?;
-    Ok((infill::prompt(front, &text, asked, "input_suffix").await?, model))
+    Ok((infill::prompt(front, &text, parts, "input_suffix").await?, model))
 }
 
 fn files(extra: Option<Value>) -> Result<Vec<(String, String)>, Refusal> {
@@ -86,34 +86,34 @@ fn files(extra: Option<Value>) -> Result<Vec<(String, String)>, Refusal> {
 }
 
 /// Renames refused fields to the names of these pages.
-pub fn said(refusal: Refusal) -> HttpError {
+pub fn to_http_error(refusal: Refusal) -> HttpError {
     let names = [("text", "prompt"), ("token_ids", "prompt"), ("max_tokens", "n_predict"), ("logprobs", "n_probs")];
     HttpError::of(refusal.renamed(&names).renamed(&[("repetition_penalty", "repeat_penalty")]))
 }
 
-fn ask(
-    mut page: Page,
+fn parse_request(
+    mut page: ApiRequest,
     model: String,
     prompts: Vec<Input>,
     front: &Frontend,
-) -> Result<(Ask, CompletionWishes), Refusal> {
+) -> Result<(ParsedRequest, CompletionOptions), Refusal> {
     let (fields, limits) = (&mut page.fields, &front.config.limits);
-    let mut wishes = CompletionWishes {
+    let mut options = CompletionOptions {
         is_stream: fields.boolean("stream")?.unwrap_or(false),
         tokens: fields.boolean("return_tokens")?.unwrap_or(false),
         timings_in_each: fields.boolean("timings_per_token")?.unwrap_or(false),
         members: fields.strings("response_fields")?,
-        ..CompletionWishes::default()
+        ..CompletionOptions::default()
     };
-    let mut sampling = sampling(fields, &mut wishes)?;
+    let mut sampling = sampling(fields, &mut options)?;
     let structure = structure(fields)?;
-    wishes.structure_field = structure.as_ref().map(|said| said.field);
-    sampling.structure = structure.map(|said| said.structure);
-    wishes.settings = settings::asked(&sampling);
-    let tells_progress = fields.tells_progress(wishes.is_stream)?;
-    let ask = Ask {
+    options.structure_field = structure.as_ref().map(|requested| requested.field);
+    sampling.structure = structure.map(|requested| requested.structure);
+    options.settings = settings::requested_settings(&sampling);
+    let needs_progress = fields.needs_progress(options.is_stream)?;
+    let parsed = ParsedRequest {
         model,
-        tells_progress,
+        needs_progress: tells_progress: needs_progress,
         prompts,
         n_choices: fields.n_choices()?,
         purpose: Purpose::Generate(Box::new(sampling)),
@@ -122,19 +122,19 @@ fn ask(
         deadline: fields.deadline()?,
         // The answer includes its prompt.
         echo: true,
-        ..Ask::default()
+        ..ParsedRequest::default()
     };
     // The remaining fields are checked like those of OpenAI's page, which has the same fields in llama.cpp.
     fields.check(Endpoint::Completions)?;
     fields.refuse(&["suffix"])?;
-    Ok((page.finished_anew(ask, limits)?, wishes))
+    Ok((page.complete_unresumable_request(parsed, limits)?, options))
 }
 
-fn sampling(fields: &mut Fields, wishes: &mut CompletionWishes) -> Result<v1::Sampling, Refusal> {
+fn sampling(fields: &mut Fields, options: &mut CompletionOptions) -> Result<v1::Sampling, Refusal> {
     let (n, n_probs, samplers) = (fields.integer("n_predict")?, fields.unsigned("n_probs")?, fields.take("samplers"));
     let mut sampling = llama_words::sampling(fields)?;
-    wishes.nothing_new = n == Some(0);
-    if wishes.nothing_new {
+    options.is_prompt_only = n == Some(0);
+    if options.is_prompt_only {
         // One token is sampled and not sent. After that the prompt is in the cache.
         sampling.max_tokens = Some(1);
     } else if n.is_some() {
@@ -149,11 +149,11 @@ fn sampling(fields: &mut Fields, wishes: &mut CompletionWishes) -> Result<v1::Sa
 
 /// Refuses another order of filters. The order is irrelevant if the most likely token is always taken.
 fn check_order(samplers: Option<Value>, is_greedy: bool) -> Result<(), Refusal> {
-    let told = || format!("only in the order of {}, or with the temperature 0", SAMPLERS.join(", "));
+    let message = || format!("only in the order of {}, or with the temperature 0", SAMPLERS.join(", "));
     match samplers {
         None => Ok(()),
         Some(Value::Array(names)) if names.is_empty() || is_greedy || names.iter().eq(&SAMPLERS) => Ok(()),
         Some(Value::String(letters)) if letters.is_empty() || is_greedy => Ok(()),
-        Some(_) => Err(Refusal::invalid("samplers", told())),
+        Some(_) => Err(Refusal::invalid("samplers", message())),
     }
 }

@@ -4,8 +4,8 @@ use crate::faces::http::completions::inputs;
 use crate::faces::http::embeddings;
 use crate::faces::http::error::HttpError;
 use crate::faces::http::known::Endpoint;
-use crate::faces::http::page::{Page, counted, read};
-use crate::front::ask::Ask;
+use crate::faces::http::page::{ApiRequest, record_refusal, read};
+use crate::front::ask::ParsedRequest;
 use crate::front::frontend::Frontend;
 use crate::front::recorder::{Caller, Face, Recorder};
 use crate::refusal::Refusal;
@@ -17,24 +17,24 @@ use std::sync::Arc;
 pub async fn embedding(State(front): State<Arc<Frontend>>, request: Request) -> Result<Json<Value>, HttpError> {
     let mut recorder = Recorder::start(Face::Http, &Caller::of_http(request.headers()));
     let read = read(&front, request).await;
-    let page = counted(&mut recorder, read)?;
+    let page = record_refusal(&mut recorder, read)?;
     embedded(&front, page, recorder).await
 }
 
 pub async fn either(State(front): State<Arc<Frontend>>, request: Request) -> Result<Json<Value>, HttpError> {
     let mut recorder = Recorder::start(Face::Http, &Caller::of_http(request.headers()));
     let read = read(&front, request).await;
-    let page = counted(&mut recorder, read)?;
+    let page = record_refusal(&mut recorder, read)?;
     match page.fields.has("content") {
         true => embedded(&front, page, recorder).await,
         false => embeddings::answer(&front, page, recorder).await,
     }
 }
 
-async fn embedded(front: &Arc<Frontend>, page: Page, mut recorder: Recorder) -> Result<Json<Value>, HttpError> {
+async fn embedded(front: &Arc<Frontend>, page: ApiRequest, mut recorder: Recorder) -> Result<Json<Value>, HttpError> {
     let named = |refusal: Refusal| HttpError::of(refusal.renamed(&NAMES));
-    let ask = counted(&mut recorder, ask(page).map_err(named))?;
-    let reply = front.embed(ask, &mut recorder).await.map_err(named)?;
+    let parsed = record_refusal(&mut recorder, parse_request(page).map_err(named))?;
+    let reply = front.embed(parsed, &mut recorder).await.map_err(named)?;
     let one = |(i, values): (usize, &[f32])| json!({ "index": i, "embedding": [values] });
     let values = reply.embeddings.iter().map(|embedding| embedding.values.as_slice());
     Ok(Json(values.enumerate().map(one).collect()))
@@ -42,10 +42,10 @@ async fn embedded(front: &Arc<Frontend>, page: Page, mut recorder: Recorder) -> 
 
 const NAMES: [(&str, &str); 3] = [("text", "content"), ("token_ids", "content"), ("input", "content")];
 
-fn ask(page: Page) -> Result<Ask, Refusal> {
-    let Page { mut fields, tenant, .. } = page;
+fn parse_request(page: ApiRequest) -> Result<ParsedRequest, Refusal> {
+    let ApiRequest { mut fields, tenant, .. } = page;
     let content = fields.take("content").ok_or_else(|| Refusal::invalid("content", "is missing"))?;
     let model = fields.string("model")?.unwrap_or_default();
     fields.check(Endpoint::Embeddings)?;
-    Ok(Ask { model, prompts: inputs("content", content)?, tenant, ..Ask::default() })
+    Ok(ParsedRequest { model, prompts: inputs("content", content)?, tenant, ..ParsedRequest::default() })
 }

@@ -13,7 +13,7 @@ mod settings;
 
 pub use begun::begins_answer;
 
-use crate::faces::http::error::reworded;
+use crate::faces::http::error::with_error_body;
 use crate::faces::http::table::{Route, get, post};
 use crate::faces::http::{chat, models, responses};
 use axum::extract::Request;
@@ -21,8 +21,8 @@ use axum::middleware::Next;
 use axum::response::Response;
 
 /// Rewrites a refusal of any inner layer into llama.cpp's format.
-pub async fn in_its_words(request: Request, next: Next) -> Response {
-    reworded(next.run(request).await, |error| error.clone().worded_for_llama_cpp().body())
+pub async fn rewrite_errors(request: Request, next: Next) -> Response {
+    with_error_body(next.run(request).await, |error| error.clone().with_llama_cpp_kind().body())
 }
 
 pub fn routes(has_slots: bool) -> Vec<Route> {

@@ -15,8 +15,8 @@ use types::Tokens;
 const FIELD: &str = "prompt";
 
 /// Reads prompts. A list that contains a number is one prompt.
-pub async fn prompts(front: &Frontend, model: &str, said: Value) -> Result<Vec<Input>, Refusal> {
-    let all = match said {
+pub async fn prompts(front: &Frontend, model: &str, value: Value) -> Result<Vec<Input>, Refusal> {
+    let all = match value {
         Value::Array(all) if !all.is_empty() && !all.iter().any(Value::is_number) => all,
         one => vec![one],
     };

@@ -7,7 +7,7 @@ use crate::faces::http::known::Endpoint;
 use crate::faces::http::llama_cpp::settings::{self, RANDOM_SEED};
 use crate::faces::http::page::read;
 use crate::front::frontend::{Frontend, unix_seconds};
-use crate::replicas::models::table::VersionBy;
+use crate::replicas::models::table::VersionSelector;
 use axum::Json;
 use axum::extract::{RawQuery, Request, State};
 use proto::v1;
@@ -15,11 +15,11 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 
 pub async fn props(State(front): State<Arc<Frontend>>) -> Result<Json<Value>, HttpError> {
-    let model = front.model("", VersionBy::Weight)?;
+    let model = front.model("", VersionSelector::Weight)?;
     let (text, context) = (&model.text, model.replica.context);
     let special = |token: Option<&u32>| token.map(|token| text.tokenizer.decode(&[*token], false)).unwrap_or_default();
-    let params = settings::settled(
-        &settings::asked(&v1::Sampling::default()),
+    let params = settings::resolved_settings(
+        &settings::requested_settings(&v1::Sampling::default()),
         text,
         context,
         front.config.seed.unwrap_or(RANDOM_SEED),
@@ -46,7 +46,7 @@ pub async fn slots(State(front): State<Arc<Frontend>>, RawQuery(query): RawQuery
     if must_have && !has_room {
         return Err(front.admission.full().into());
     }
-    let context = front.model("", VersionBy::Weight)?.replica.context;
+    let context = front.model("", VersionSelector::Weight)?.replica.context;
     let n_busy = front.streams.len();
     let slot = |id: usize| json!({ "id": id, "n_ctx": context, "is_processing": id < n_busy, "speculative": false });
     Ok(Json((0..n_busy.max(front.config.limits.slots)).map(slot).collect()))

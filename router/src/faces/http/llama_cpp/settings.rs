@@ -10,7 +10,7 @@ use types::Token;
 pub const RANDOM_SEED: u64 = u32::MAX as u64;
 
 /// Returns the parameters of a request, with null for the model's own default.
-pub fn asked(sampling: &v1::Sampling) -> Value {
+pub fn requested_settings(sampling: &v1::Sampling) -> Value {
     let xtc = sampling.xtc.unwrap_or_default();
     let dry_multiplier = sampling.dry.as_ref().map_or(0.0, |dry| dry.multiplier);
     json!({
@@ -43,10 +43,10 @@ fn biased(token: Token, bias: Option<f32>) -> Value {
 }
 
 /// Adds the model's defaults, its end tokens if they are never sampled, its context and the seed.
-pub fn settled(asked: &Value, of: &ModelText, n_ctx: u32, seed: u64) -> Value {
+pub fn resolved_settings(requested: &Value, of: &ModelText, n_ctx: u32, seed: u64) -> Value {
     let vendor = v1::sampling::Defaults::LlamaCpp.into();
-    let (mut settings, defaults) = (asked.clone(), ResolvedDefaults::of(vendor, &of.defaults, &of.card));
-    if let (Some(true), Some(biases)) = (asked["ignore_eos"].as_bool(), settings["logit_bias"].as_array_mut()) {
+    let (mut settings, defaults) = (requested.clone(), ResolvedDefaults::of(vendor, &of.defaults, &of.card));
+    if let (Some(true), Some(biases)) = (requested["ignore_eos"].as_bool(), settings["logit_bias"].as_array_mut()) {
         biases.extend(of.spec.eos.iter().map(|end| biased(*end, None)));
     }
     let own: [(&str, Value); 6] = [

@@ -12,7 +12,7 @@ const SIGNATURE_PURPOSE: &str = "lockstep 2026 thought";
 #[derive(Clone, Debug, PartialEq)]
 pub enum BlockEvent {
     Started { index: u32, block: Value },
-    Said { index: u32, part: BlockPart, text: String },
+    Delta { index: u32, part: BlockPart, text: String },
     Stopped { index: u32 },
 }
 
@@ -42,7 +42,7 @@ impl BlockEvent {
             BlockEvent::Started { index, block } => {
                 json!({ "type": "content_block_start", "index": index, "content_block": block })
             }
-            BlockEvent::Said { index, part, text } => {
+            BlockEvent::Delta { index, part, text } => {
                 let (kind, name) = part.names();
                 json!({ "type": "content_block_delta", "index": index, "delta": { "type": kind, name: text } })
             }
@@ -72,81 +72,81 @@ impl Blocks {
     }
 
     /// Adds a delta. A delta that begins with the rest of an open call extends that call.
-    pub fn hear(&mut self, delta: &v1::Delta) -> Vec<BlockEvent> {
-        let mut said = Vec::new();
+    pub fn add_delta(&mut self, delta: &v1::Delta) -> Vec<BlockEvent> {
+        let mut events = Vec::new();
         let (new, open): (Vec<&v1::ToolCallDelta>, _) = delta.tool_calls.iter().partition(|part| !part.name.is_empty());
-        open.into_iter().for_each(|part| self.arguments(part, &mut said));
+        open.into_iter().for_each(|part| self.add_arguments(part, &mut events));
         if !delta.reasoning.is_empty() {
-            self.think(&delta.reasoning, &mut said);
+            self.add_thought(&delta.reasoning, &mut events);
         }
         if !delta.text.is_empty() {
-            self.say(&delta.text, &mut said);
+            self.add_text(&delta.text, &mut events);
         }
-        new.into_iter().for_each(|part| self.call(part, &mut said));
-        said
+        new.into_iter().for_each(|part| self.add_call(part, &mut events));
+        events
     }
 
     /// Ends the answer.
     pub fn end(&mut self) -> Vec<BlockEvent> {
-        let mut said = Vec::new();
-        self.close(&mut said);
-        said
+        let mut events = Vec::new();
+        self.close(&mut events);
+        events
     }
 
-    fn think(&mut self, text: &str, said: &mut Vec<BlockEvent>) {
+    fn add_thought(&mut self, text: &str, events: &mut Vec<BlockEvent>) {
         if !matches!(self.open, Some(OpenBlock::Thinking(_))) {
             let hasher = Box::new(blake3::Hasher::new_derive_key(SIGNATURE_PURPOSE));
             let block = json!({ "type": "thinking", "thinking": "", "signature": "" });
-            self.begin(OpenBlock::Thinking(hasher), block, said);
+            self.begin(OpenBlock::Thinking(hasher), block, events);
         }
         if let Some(OpenBlock::Thinking(hasher)) = &mut self.open {
             hasher.update(text.as_bytes());
         }
         if self.shows_thoughts {
-            said.push(self.part(BlockPart::Thinking, text.to_owned()));
+            events.push(self.part(BlockPart::Thinking, text.to_owned()));
         }
     }
 
-    fn say(&mut self, text: &str, said: &mut Vec<BlockEvent>) {
+    fn add_text(&mut self, text: &str, events: &mut Vec<BlockEvent>) {
         if !matches!(self.open, Some(OpenBlock::Text)) {
-            self.begin(OpenBlock::Text, json!({ "type": "text", "text": "", "citations": null }), said);
+            self.begin(OpenBlock::Text, json!({ "type": "text", "text": "", "citations": null }), events);
         }
-        said.push(self.part(BlockPart::Text, text.to_owned()));
+        events.push(self.part(BlockPart::Text, text.to_owned()));
     }
 
-    fn call(&mut self, part: &v1::ToolCallDelta, said: &mut Vec<BlockEvent>) {
+    fn add_call(&mut self, part: &v1::ToolCallDelta, events: &mut Vec<BlockEvent>) {
         let caller = json!({ "type": "direct" });
         let block = json!({ "type": "tool_use", "id": part.id, "name": part.name, "input": {}, "caller": caller });
-        self.begin(OpenBlock::Call(part.index), block, said);
-        self.arguments(part, said);
+        self.begin(OpenBlock::Call(part.index), block, events);
+        self.add_arguments(part, events);
     }
 
-    fn arguments(&mut self, part: &v1::ToolCallDelta, said: &mut Vec<BlockEvent>) {
+    fn add_arguments(&mut self, part: &v1::ToolCallDelta, events: &mut Vec<BlockEvent>) {
         let is_open = matches!(self.open, Some(OpenBlock::Call(index)) if index == part.index);
         if is_open && !part.arguments.is_empty() {
-            said.push(self.part(BlockPart::Input, part.arguments.clone()));
+            events.push(self.part(BlockPart::Input, part.arguments.clone()));
         }
     }
 
-    fn begin(&mut self, block: OpenBlock, value: Value, said: &mut Vec<BlockEvent>) {
-        self.close(said);
-        said.push(BlockEvent::Started { index: self.n_begun, block: value });
+    fn begin(&mut self, block: OpenBlock, value: Value, events: &mut Vec<BlockEvent>) {
+        self.close(events);
+        events.push(BlockEvent::Started { index: self.n_begun, block: value });
         self.n_begun += 1;
         self.open = Some(block);
     }
 
     /// Closes the open block. A thought's signature is its hash. Clients send it back, and the server ignores it.
-    fn close(&mut self, said: &mut Vec<BlockEvent>) {
+    fn close(&mut self, events: &mut Vec<BlockEvent>) {
         let Some(open) = self.open.take() else { return };
         if let OpenBlock::Thinking(hasher) = open {
-            said.push(self.part(BlockPart::Signature, Hex(hasher.finalize().as_bytes()).to_string()));
+            events.push(self.part(BlockPart::Signature, Hex(hasher.finalize().as_bytes()).to_string()));
         }
-        said.push(BlockEvent::Stopped { index: self.n_begun - 1 });
+        events.push(BlockEvent::Stopped { index: self.n_begun - 1 });
     }
 
     /// Returns the event that extends the newest block.
     fn part(&self, part: BlockPart, text: String) -> BlockEvent {
-        BlockEvent::Said { index: self.n_begun - 1, part, text }
+        BlockEvent::Delta { index: self.n_begun - 1, part, text }
     }
 }
 
@@ -158,13 +158,13 @@ pub struct BlockList {
 }
 
 impl BlockList {
-    pub fn hear(&mut self, event: BlockEvent) {
+    pub fn apply(&mut self, event: BlockEvent) {
         match event {
             BlockEvent::Started { block, .. } => self.blocks.push(block),
-            BlockEvent::Said { part: BlockPart::Input, text, .. } => self.input.push_str(&text),
-            BlockEvent::Said { part, text, .. } => {
-                if let Some(Value::String(said)) = self.blocks.last_mut().map(|block| &mut block[part.names().1]) {
-                    said.push_str(&text);
+            BlockEvent::Delta { part: BlockPart::Input, text, .. } => self.input.push_str(&text),
+            BlockEvent::Delta { part, text, .. } => {
+                if let Some(Value::String(content)) = self.blocks.last_mut().map(|block| &mut block[part.names().1]) {
+                    content.push_str(&text);
                 }
             }
             BlockEvent::Stopped { .. } => {

@@ -14,13 +14,13 @@ mod turns;
 
 use crate::faces::http::certificate;
 use crate::faces::http::door::RequestName;
-use crate::faces::http::error::{HttpError, reworded};
+use crate::faces::http::error::{HttpError, with_error_body};
 use crate::faces::http::known::Endpoint;
-use crate::faces::http::messages::reply::{MessageVoice, whole};
-use crate::faces::http::messages::request::{AskedMessage, MessageTelling};
-use crate::faces::http::page::{Page, counted, read};
+use crate::faces::http::messages::reply::{MessageWriter, whole};
+use crate::faces::http::messages::request::{MessagesRequest, MessageOptions};
+use crate::faces::http::page::{ApiRequest, record_refusal, read};
 use crate::faces::http::sse;
-use crate::front::ask::Ask;
+use crate::front::ask::ParsedRequest;
 use crate::front::frontend::{Frontend, unix_seconds};
 use crate::front::recorder::{Caller, Face, Recorder};
 use crate::front::structure::FIELD;
@@ -39,35 +39,35 @@ use std::sync::Arc;
 pub async fn messages(State(front): State<Arc<Frontend>>, request: Request) -> Result<Response, HttpError> {
     let mut recorder = Recorder::start(Face::Http, &Caller::of_http(request.headers()));
     let read = read(&front, request).await;
-    let page = counted(&mut recorder, read)?;
-    let asked = counted(&mut recorder, request::asked(&front, page).map_err(said))?;
-    let AskedMessage { ask, telling } = asked;
-    let MessageTelling { is_stream, shows_thoughts, structure_field } = telling;
-    let generation = front.generate(ask, recorder).await;
-    let mut generation = generation.map_err(|refusal| said(refusal.renamed(&[(FIELD, structure_field), SWITCHED])))?;
+    let page = record_refusal(&mut recorder, read)?;
+    let messages_request = record_refusal(&mut recorder, request::parse_request(&front, page).map_err(to_http_error))?;
+    let MessagesRequest { parsed: ask: parsed, options: telling: options } = messages_request;
+    let MessageOptions { is_stream, shows_thoughts, structure_field } = options;
+    let generation = front.generate(parsed, recorder).await;
+    let mut generation = generation.map_err(|refusal| to_http_error(refusal.renamed(&[(FIELD, structure_field), SWITCHED])))?;
     if is_stream {
-        return Ok(sse::stream(MessageVoice::new(&generation, shows_thoughts), generation, &front));
+        return Ok(sse::stream(MessageWriter::new(&generation, shows_thoughts), generation, &front));
     }
-    let message = whole(&mut generation, shows_thoughts).await.map_err(said)?;
+    let message = whole(&mut generation, shows_thoughts).await.map_err(to_http_error)?;
     Ok(certificate::with_headers(Json(message).into_response(), &generation.started))
 }
 
 /// Returns the request to a replica, for callers that do not send it.
-pub fn rendered(front: &Frontend, page: Page) -> Result<Ask, HttpError> {
-    Ok(request::asked(front, page).map_err(said)?.ask)
+pub fn to_parsed_request(front: &Frontend, page: ApiRequest) -> Result<ParsedRequest, HttpError> {
+    Ok(request::parse_request(front, page).map_err(to_http_error)?.parsed)
 }
 
 pub async fn count_tokens(State(front): State<Arc<Frontend>>, request: Request) -> Result<Json<Value>, HttpError> {
     let page = read(&front, request).await?;
-    let _visit = front.visit(page.tenant).map_err(said)?;
+    let _visit = front.visit(page.tenant).map_err(to_http_error)?;
     let mut fields = page.fields;
     let checked = fields.check(Endpoint::CountTokens);
     let read =
-        checked.and_then(|()| Ok((fields.string("model")?.unwrap_or_default(), request::said_chat(&mut fields)?)));
-    let (model, said_chat) = read.map_err(said)?;
-    let text = front.text(&model).map_err(said)?;
-    let tokens = front.tokens(&text, Input::Chat(said_chat.chat), false, unix_seconds()).await;
-    let tokens = tokens.map_err(|refusal| said(refusal.renamed(&[SWITCHED])))?;
+        checked.and_then(|()| Ok((fields.string("model")?.unwrap_or_default(), request::read_chat(&mut fields)?)));
+    let (model, chat_input) = read.map_err(to_http_error)?;
+    let text = front.text(&model).map_err(to_http_error)?;
+    let tokens = front.tokens(&text, Input::Chat(chat_input.chat), false, unix_seconds()).await;
+    let tokens = tokens.map_err(|refusal| to_http_error(refusal.renamed(&[SWITCHED])))?;
     Ok(Json(json!({ "input_tokens": tokens.len() })))
 }
 
@@ -78,7 +78,7 @@ const REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
 
 /// Rewrites a refusal of any inner layer into Anthropic's format, and copies the request id into the header that its
 /// clients read.
-pub async fn in_its_words(request: Request, next: Next) -> Response {
+pub async fn rewrite_errors(request: Request, next: Next) -> Response {
     let name = request.extensions().get::<RequestName>().cloned();
     let id = name.as_ref().and_then(|name| name.0.to_str().ok());
     let named = |error: &HttpError| {
@@ -86,7 +86,7 @@ pub async fn in_its_words(request: Request, next: Next) -> Response {
         value["request_id"] = id.into();
         value
     };
-    let mut response = reworded(next.run(request).await, named);
+    let mut response = with_error_body(next.run(request).await, named);
     if let Some(RequestName(id)) = name {
         response.headers_mut().insert(REQUEST_ID, id);
     }
@@ -94,16 +94,16 @@ pub async fn in_its_words(request: Request, next: Next) -> Response {
 }
 
 /// The same on pages that clients of other APIs also use.
-pub async fn in_its_words_if_spoken(request: Request, next: Next) -> Response {
+pub async fn rewrite_errors_for_anthropic(request: Request, next: Next) -> Response {
     match models::is_anthropic(request.headers()) {
-        true => in_its_words(request, next).await,
+        true => rewrite_errors(request, next).await,
         false => next.run(request).await,
     }
 }
 
 /// Rewrites the error for an unknown page into Anthropic's format.
-pub fn reworded_error(response: Response) -> Response {
-    reworded(response, error_value)
+pub fn with_anthropic_error(response: Response) -> Response {
+    with_error_body(response, error_value)
 }
 
 fn error_value(error: &HttpError) -> Value {
@@ -130,7 +130,7 @@ fn error_value(error: &HttpError) -> Value {
 const THREAD: &str = "thread";
 
 /// Renames refused fields to the names of this page.
-fn said(refusal: Refusal) -> HttpError {
+fn to_http_error(refusal: Refusal) -> HttpError {
     let refusal = refusal.renamed_end(PARAMETERS, "input_schema");
     HttpError::of(refusal.renamed(&[("chat", "messages"), ("stop", "stop_sequences")]))
 }

@@ -1,11 +1,11 @@
 //! A message, whole or in events. Has no knowledge of requests.
 
 use crate::faces::http::certificate;
-use crate::faces::http::format::tell_reuse;
+use crate::faces::http::format::add_reuse;
 use crate::faces::http::messages::blocks::{BlockEvent, BlockList, Blocks};
-use crate::faces::http::messages::{error_value, said};
-use crate::faces::http::sse::{self, Position, Voice};
-use crate::front::generation::{Aside, Generation, GenerationEvent};
+use crate::faces::http::messages::{error_value, to_http_error};
+use crate::faces::http::sse::{self, Position, EventWriter};
+use crate::front::generation::{SideOutput, Generation, GenerationEvent};
 use crate::front::resume::ReadMark;
 use crate::refusal::Refusal;
 use proto::v1;
@@ -17,13 +17,13 @@ pub async fn whole(generation: &mut Generation, shows_thoughts: bool) -> Result<
     let mut last = v1::Finished::default();
     while let Some(event) = generation.next().await {
         match event?.1 {
-            GenerationEvent::Delta(delta) => blocks.hear(&delta).into_iter().for_each(|event| content.hear(event)),
+            GenerationEvent::Delta(delta) => blocks.add_delta(&delta).into_iter().for_each(|event| content.apply(event)),
             GenerationEvent::Finished(finished) => last = finished,
             GenerationEvent::Aside(_) => {}
         }
     }
-    blocks.end().into_iter().for_each(|event| content.hear(event));
-    let mut message = Message::of(generation).value();
+    blocks.end().into_iter().for_each(|event| content.apply(event));
+    let mut message = MessageStart::of(generation).value();
     message["content"] = content.into_blocks().into();
     message["stop_reason"] = stop_reason(&last).into();
     message["stop_sequence"] = stop_sequence(&last).into();
@@ -33,16 +33,16 @@ pub async fn whole(generation: &mut Generation, shows_thoughts: bool) -> Result<
 }
 
 /// The members of an answer that are known when it begins.
-struct Message {
+struct MessageStart {
     id: String,
     model: String,
     n_prompt: u32,
 }
 
-impl Message {
-    fn of(generation: &Generation) -> Message {
+impl MessageStart {
+    fn of(generation: &Generation) -> MessageStart {
         let v1::Started { id, model, prompt_tokens, .. } = &generation.started;
-        Message { id: format!("msg_{id}"), model: model.clone(), n_prompt: *prompt_tokens }
+        MessageStart { id: format!("msg_{id}"), model: model.clone(), n_prompt: *prompt_tokens }
     }
 
     /// Returns the message before any content.
@@ -88,7 +88,7 @@ fn usage_so_far(usage: &v1::Usage) -> Value {
         "output_tokens_details": { "thinking_tokens": usage.reasoning_tokens },
         "server_tool_use": null,
     });
-    tell_reuse(&mut value, usage.reuse());
+    add_reuse(&mut value, usage.reuse());
     value
 }
 
@@ -101,41 +101,41 @@ fn usage_value(usage: &v1::Usage) -> Value {
 }
 
 /// A streamed answer. Only events that advance the client carry a position.
-pub struct MessageVoice {
-    message: Message,
+pub struct MessageWriter {
+    message: MessageStart,
     blocks: Blocks,
     position: Position,
 }
 
-impl MessageVoice {
-    pub fn new(generation: &Generation, shows_thoughts: bool) -> MessageVoice {
-        let (message, position) = (Message::of(generation), Position::of(generation));
-        MessageVoice { message, blocks: Blocks::new(shows_thoughts), position }
+impl MessageWriter {
+    pub fn new(generation: &Generation, shows_thoughts: bool) -> MessageWriter {
+        let (message, position) = (MessageStart::of(generation), Position::of(generation));
+        MessageWriter { message, blocks: Blocks::new(shows_thoughts), position }
     }
 
     fn mark(&mut self) -> &mut ReadMark {
         &mut self.position.marks.choices[0]
     }
 
-    fn say(&self, out: &mut String, data: &Value) {
+    fn write_event(&self, out: &mut String, data: &Value) {
         sse::write(out, data["type"].as_str(), data);
     }
 
-    fn say_with_position(&self, out: &mut String, data: &Value) {
+    fn write_event_with_position(&self, out: &mut String, data: &Value) {
         self.position.write(out, data["type"].as_str(), data);
     }
 
     /// Only the last event of a delta carries the position: a client that was cut off before it receives all of them
     /// again.
-    fn say_all(&self, out: &mut String, events: &[BlockEvent]) {
+    fn write_events(&self, out: &mut String, events: &[BlockEvent]) {
         let Some((last, before)) = events.split_last() else { return };
-        before.iter().for_each(|event| self.say(out, &event.value()));
-        self.say_with_position(out, &last.value());
+        before.iter().for_each(|event| self.write_event(out, &event.value()));
+        self.write_event_with_position(out, &last.value());
     }
 
     fn end(&mut self, finished: &v1::Finished, out: &mut String) {
         *self.mark() = ReadMark::Tokens { n: self.mark().n_tokens(), ended: true };
-        self.blocks.end().iter().for_each(|event| self.say(out, &event.value()));
+        self.blocks.end().iter().for_each(|event| self.write_event(out, &event.value()));
         let delta = json!({
             "stop_reason": stop_reason(finished),
             "stop_sequence": stop_sequence(finished),
@@ -145,29 +145,29 @@ impl MessageVoice {
         let usage = usage_so_far(&finished.usage.unwrap_or_default());
         let mut data = json!({ "type": "message_delta", "delta": delta, "usage": usage });
         certificate::add(&mut data, finished);
-        self.say(out, &data);
-        self.say_with_position(out, &json!({ "type": "message_stop" }));
+        self.write_event(out, &data);
+        self.write_event_with_position(out, &json!({ "type": "message_stop" }));
     }
 }
 
-impl Voice for MessageVoice {
+impl EventWriter for MessageWriter {
     fn opening(&mut self, _: &Generation, out: &mut String) {
         if *self.mark() != ReadMark::Nothing {
             return;
         }
         *self.mark() = ReadMark::at(0);
-        self.say_with_position(out, &json!({ "type": "message_start", "message": self.message.value() }));
-        out.push_str(self.still_here());
+        self.write_event_with_position(out, &json!({ "type": "message_start", "message": self.message.value() }));
+        out.push_str(self.keep_alive());
     }
 
     fn event(&mut self, _: u32, event: GenerationEvent, _: &Generation, out: &mut String) {
         match event {
             // Block numbers continue after the blocks that the client has.
-            GenerationEvent::Aside(Aside::Replayed(delta)) => drop(self.blocks.hear(&delta)),
+            GenerationEvent::Aside(SideOutput::Replayed(delta)) => drop(self.blocks.add_delta(&delta)),
             GenerationEvent::Delta(delta) => {
                 *self.mark() = ReadMark::at(delta.position + delta.token_ids.len() as u32);
-                let events = self.blocks.hear(&delta);
-                self.say_all(out, &events);
+                let events = self.blocks.add_delta(&delta);
+                self.write_events(out, &events);
             }
             GenerationEvent::Finished(finished) => self.end(&finished, out),
             GenerationEvent::Aside(_) => {}
@@ -177,10 +177,10 @@ impl Voice for MessageVoice {
     fn ending(&mut self, _: &mut String) {}
 
     fn fail(&mut self, refusal: Refusal, out: &mut String) {
-        self.say(out, &error_value(&said(refusal)));
+        self.write_event(out, &error_value(&to_http_error(refusal)));
     }
 
-    fn still_here(&self) -> &'static str {
+    fn keep_alive(&self) -> &'static str {
         "event: ping\ndata: {\"type\":\"ping\"}\n\n"
     }
 }

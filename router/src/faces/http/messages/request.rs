@@ -1,12 +1,12 @@
 //! A request for a message, or for a count of its tokens: both read the same chat. Has no knowledge of answers.
 
-use crate::faces::http::fields::{Fields, Streaming};
+use crate::faces::http::fields::{Fields, StreamOptions};
 use crate::faces::http::known::Endpoint;
-use crate::faces::http::messages::thinking::{self, Thinking};
+use crate::faces::http::messages::thinking::{self, ThinkingOptions};
 use crate::faces::http::messages::{tools, turns};
-use crate::faces::http::page::Page;
+use crate::faces::http::page::ApiRequest;
 use crate::faces::http::single::{self, invalid, objects};
-use crate::front::ask::Ask;
+use crate::front::ask::ParsedRequest;
 use crate::front::frontend::Frontend;
 use crate::refusal::Refusal;
 use proto::v1;
@@ -14,13 +14,13 @@ use proto::v1::generate_request::Input;
 use proto::v1::structure::Form;
 use serde_json::{Map, Value};
 
-pub struct AskedMessage {
-    pub ask: Ask,
-    pub telling: MessageTelling,
+pub struct MessagesRequest {
+    pub parsed: ParsedRequest,
+    pub options: MessageOptions,
 }
 
 /// The client's options for the answer.
-pub struct MessageTelling {
+pub struct MessageOptions {
     pub is_stream: bool,
     pub shows_thoughts: bool,
     /// The field that constrains the answer.
@@ -28,18 +28,18 @@ pub struct MessageTelling {
 }
 
 /// The parts of a request that become the prompt, and the constraint on the answer.
-pub struct SaidChat {
+pub struct ChatInput {
     pub chat: v1::Chat,
-    thinking: Thinking,
+    thinking: ThinkingOptions,
     structure: Option<v1::Structure>,
     structure_field: &'static str,
 }
 
-pub fn asked(front: &Frontend, mut page: Page) -> Result<AskedMessage, Refusal> {
+pub fn parse_request(front: &Frontend, mut page: ApiRequest) -> Result<MessagesRequest, Refusal> {
     let fields = &mut page.fields;
     fields.check(Endpoint::Messages)?;
     let model = fields.string("model")?.unwrap_or_default();
-    let SaidChat { chat, thinking, structure, structure_field } = said_chat(fields)?;
+    let ChatInput { chat, thinking, structure, structure_field } = read_chat(fields)?;
     // A model without thoughts meets every budget.
     let thinks = || front.text(&model).is_ok_and(|text| text.dialect.has_thoughts());
     let chat = v1::Chat { thinking_token_budget: thinking.budget.filter(|_| thinks()), ..chat };
@@ -50,33 +50,33 @@ pub fn asked(front: &Frontend, mut page: Page) -> Result<AskedMessage, Refusal> 
         return Err(Refusal::invalid("max_tokens", "is missing"));
     }
     let is_stream = fields.boolean("stream")?.unwrap_or(false);
-    let ask = single::ask(fields, model, Input::Chat(chat), sampling)?;
-    let ask = page.finished(ask, is_stream.then(Streaming::default), &front.config.limits)?;
-    Ok(AskedMessage { ask, telling: MessageTelling { is_stream, shows_thoughts: thinking.is_shown, structure_field } })
+    let parsed = single::prompt_request(fields, model, Input::Chat(chat), sampling)?;
+    let parsed = page.complete_request(parsed, is_stream.then(StreamOptions::default), &front.config.limits)?;
+    Ok(MessagesRequest { parsed: ask: parsed, options: MessageOptions { is_stream, shows_thoughts: thinking.is_shown, structure_field } })
 }
 
-pub fn said_chat(fields: &mut Fields) -> Result<SaidChat, Refusal> {
+pub fn read_chat(fields: &mut Fields) -> Result<ChatInput, Refusal> {
     let system = turns::system(fields.take("system"))?;
     let messages = turns::messages(objects("messages", fields.take("messages"))?)?;
     let chat = v1::Chat { messages: system.into_iter().chain(messages).collect(), ..v1::Chat::default() };
     let chat = tools::read(fields, turns::continued(chat)?)?;
     let (output, older) = (fields.object("output_config")?, fields.object("output_format")?);
-    let SaidOutput { effort, structure, structure_field } = output_of(output, older)?;
+    let OutputConfig { effort, structure, structure_field } = output_of(output, older)?;
     let mut variables = Map::new();
     variables.extend(effort.map(|effort| ("reasoning_effort".to_owned(), effort.into())));
     let (thinking, chat) = thinking::read(fields, chat, &mut variables)?;
     let template_variables = if variables.is_empty() { String::new() } else { Value::Object(variables).to_string() };
-    Ok(SaidChat { chat: v1::Chat { template_variables, ..chat }, thinking, structure, structure_field })
+    Ok(ChatInput { chat: v1::Chat { template_variables, ..chat }, thinking, structure, structure_field })
 }
 
-struct SaidOutput {
+struct OutputConfig {
     effort: Option<String>,
     structure: Option<v1::Structure>,
     structure_field: &'static str,
 }
 
 /// `output_format` is the older place of `output_config.format`.
-fn output_of(config: Option<Fields>, older: Option<Fields>) -> Result<SaidOutput, Refusal> {
+fn output_of(config: Option<Fields>, older: Option<Fields>) -> Result<OutputConfig, Refusal> {
     let (mut effort, mut format) = (None, None);
     if let Some(mut config) = config {
         effort = config.string("effort").map_err(|refusal| refusal.renamed(&[("effort", EFFORT)]))?;
@@ -99,7 +99,7 @@ fn output_of(config: Option<Fields>, older: Option<Fields>) -> Result<SaidOutput
         (None, Some(older)) => (Some(schema(OLDER_FORMAT, older)?), OLDER_FORMAT),
         (format, None) => (format.map(|format| schema(FORMAT, format)).transpose()?, FORMAT),
     };
-    Ok(SaidOutput { effort, structure, structure_field })
+    Ok(OutputConfig { effort, structure, structure_field })
 }
 
 const EFFORT: &str = "output_config.effort";

@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 
 const BUDGET: &str = "thinking.budget_tokens";
 
-pub struct Thinking {
+pub struct ThinkingOptions {
     /// Whether the client receives thoughts, or only an empty block for each.
     pub is_shown: bool,
     /// The most tokens of a thought.
@@ -21,9 +21,9 @@ pub fn read(
     fields: &mut Fields,
     chat: v1::Chat,
     variables: &mut Map<String, Value>,
-) -> Result<(Thinking, v1::Chat), Refusal> {
+) -> Result<(ThinkingOptions, v1::Chat), Refusal> {
     let Some(mut thinking) = fields.object("thinking")? else {
-        return Ok((Thinking { is_shown: true, budget: None }, chat));
+        return Ok((ThinkingOptions { is_shown: true, budget: None }, chat));
     };
     let kind = thinking.take("type");
     let is_shown = match thinking.take("display").as_ref().map(Value::as_str) {
@@ -43,11 +43,11 @@ pub fn read(
         }
         Some("disabled") => {
             let chat = v1::Chat { reasoning_effort: "none".into(), ..chat };
-            return Ok((Thinking { is_shown, budget: None }, chat));
+            return Ok((ThinkingOptions { is_shown, budget: None }, chat));
         }
         _ => return Err(Refusal::invalid("thinking.type", "must be enabled, adaptive or disabled")),
     };
-    Ok((Thinking { is_shown, budget }, chat))
+    Ok((ThinkingOptions { is_shown, budget }, chat))
 }
 
 fn budget(thinking: &mut Fields) -> Result<u32, Refusal> {

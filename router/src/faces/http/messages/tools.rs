@@ -21,7 +21,7 @@ pub fn read(fields: &mut Fields, chat: v1::Chat) -> Result<v1::Chat, Refusal> {
     let tools = list.into_iter().enumerate().map(|(i, one)| tool(i, one)).collect::<Result<_, _>>()?;
     let Some(mut choice) = fields.object("tool_choice")? else { return Ok(v1::Chat { tools, ..chat }) };
     let is_single = boolean(&mut choice, "disable_parallel_tool_use", "tool_choice.disable_parallel_tool_use")?;
-    let tool_choice = Some(said_choice(choice)?);
+    let tool_choice = Some(read_choice(choice)?);
     Ok(v1::Chat { tools, tool_choice, parallel_tool_calls: is_single.map(|is_single| !is_single), ..chat })
 }
 
@@ -83,7 +83,7 @@ fn check_plain(i: usize, tool: &Map<String, Value>) -> Result<(), Refusal> {
     }
 }
 
-fn said_choice(mut choice: Fields) -> Result<v1::ToolChoice, Refusal> {
+fn read_choice(mut choice: Fields) -> Result<v1::ToolChoice, Refusal> {
     const MUST: &str = "must be auto, any, tool or none";
     let kind = choice.take("type");
     let name = match choice.take("name") {
@@ -101,8 +101,8 @@ fn said_choice(mut choice: Fields) -> Result<v1::ToolChoice, Refusal> {
     Ok(v1::ToolChoice { mode: mode.into(), name })
 }
 
-fn boolean(fields: &mut Fields, name: &'static str, said: &'static str) -> Result<Option<bool>, Refusal> {
-    fields.boolean(name).map_err(|refusal| refusal.renamed(&[(name, said)]))
+fn boolean(fields: &mut Fields, name: &'static str, full_name: &'static str) -> Result<Option<bool>, Refusal> {
+    fields.boolean(name).map_err(|refusal| refusal.renamed(&[(name, full_name)]))
 }
 
 #[cfg(test)]
@@ -141,8 +141,8 @@ mod tests {
                 "tool_choice.disable_parallel",
             ),
         ] {
-            let told = refused(body.clone());
-            assert!(told.contains(part), "{body}: {told}");
+            let message = refused(body.clone());
+            assert!(message.contains(part), "{body}: {message}");
         }
     }
 }

@@ -15,8 +15,8 @@ const KIND_CHARS_MAX: usize = 40;
 const BILLING: &str = "x-anthropic-billing-header:";
 
 /// Reads the system prompt, a text or blocks of text. None if it is empty.
-pub fn system(said: Option<Value>) -> Result<Option<v1::ChatMessage>, Refusal> {
-    let mut texts = match said {
+pub fn system(content: Option<Value>) -> Result<Option<v1::ChatMessage>, Refusal> {
+    let mut texts = match content {
         None => return Ok(None),
         Some(Value::Array(blocks)) => blocks
             .into_iter()
@@ -37,7 +37,7 @@ pub fn system(said: Option<Value>) -> Result<Option<v1::ChatMessage>, Refusal> {
 /// Converts turns to messages. Tool results become messages of their own, and consecutive turns of one role become one
 /// message, as in Anthropic's API.
 pub fn messages(list: Vec<Fields>) -> Result<Vec<v1::ChatMessage>, Refusal> {
-    let mut turns = Turns::default();
+    let mut turns = MessageTurns::default();
     for (i, mut turn) in list.into_iter().enumerate() {
         let at = format!("messages[{i}]");
         let role = turn.take("role");
@@ -49,7 +49,7 @@ pub fn messages(list: Vec<Fields>) -> Result<Vec<v1::ChatMessage>, Refusal> {
             _ => return Err(invalid(format!("{at}.role"), "must be user, assistant or system")),
         }
     }
-    Ok(turns.said)
+    Ok(turns.messages)
 }
 
 /// Makes an assistant's turn at the end the beginning of the answer.
@@ -66,13 +66,13 @@ pub fn continued(chat: v1::Chat) -> Result<v1::Chat, Refusal> {
 }
 
 #[derive(Default)]
-struct Turns {
-    said: Vec<v1::ChatMessage>,
+struct MessageTurns {
+    messages: Vec<v1::ChatMessage>,
     /// The tools' names by the ids of their calls.
     called: HashMap<String, String>,
 }
 
-impl Turns {
+impl MessageTurns {
     fn user(&mut self, at: &str, blocks: Vec<Fields>) -> Result<(), Refusal> {
         let (mut texts, is_empty) = (Vec::new(), blocks.is_empty());
         let mut has_results = false;
@@ -109,7 +109,7 @@ impl Turns {
             content => blocks_of_text(&format!("{at}.content"), content)?,
         };
         let content = if is_error { format!("Error: {}", parts.join("\n")) } else { parts.join("\n") };
-        self.said.push(v1::ChatMessage {
+        self.messages.push(v1::ChatMessage {
             role: "tool".to_owned(),
             content,
             tool_call_id: id,
@@ -151,7 +151,7 @@ impl Turns {
     fn system(&mut self, at: &str, blocks: Vec<Fields>) -> Result<(), Refusal> {
         let text = |(j, mut block): (usize, Fields)| text_of(&format!("{at}.content[{j}]"), &mut block);
         let texts = blocks.into_iter().enumerate().map(text).collect::<Result<_, _>>()?;
-        self.said.push(message("system", texts));
+        self.messages.push(message("system", texts));
         Ok(())
     }
 
@@ -162,13 +162,13 @@ impl Turns {
     }
 
     fn add(&mut self, next: v1::ChatMessage) {
-        match self.said.last_mut() {
+        match self.messages.last_mut() {
             Some(last) if last.role == next.role && last.tool_calls.is_empty() => {
                 append(&mut last.content, &next.content);
                 append(&mut last.reasoning, &next.reasoning);
                 last.tool_calls = next.tool_calls;
             }
-            _ => self.said.push(next),
+            _ => self.messages.push(next),
         }
     }
 }
@@ -251,7 +251,7 @@ mod tests {
         json!({ "type": "text", "text": text, "cache_control": { "type": "ephemeral" } })
     }
 
-    fn said(message: &v1::ChatMessage) -> (&str, &str) {
+    fn role_and_content(message: &v1::ChatMessage) -> (&str, &str) {
         (&message.role, &message.content)
     }
 
@@ -267,7 +267,7 @@ mod tests {
             failed,
             text("Go on."),
         ]);
-        let told = read(json!([
+        let result = read(json!([
             { "role": "user", "content": "Hi" },
             { "role": "user", "content": [text("you"), text("there")] },
             { "role": "assistant", "content": [thought, redacted, text("I look."), call, other] },
@@ -276,7 +276,7 @@ mod tests {
             { "role": "assistant", "content": [] },
             { "role": "system", "content": "Be brief." },
         ]));
-        let told = told.unwrap();
+        let messages = result.unwrap();
         let expected = [
             ("user", "Hi\nyou\nthere"),
             ("assistant", "I look."),
@@ -286,11 +286,11 @@ mod tests {
             ("assistant", "Seen."),
             ("system", "Be brief."),
         ];
-        assert_eq!(told.iter().map(said).collect::<Vec<_>>(), expected);
-        assert_eq!(told[1].reasoning, "hm");
-        let calls: Vec<_> = told[1].tool_calls.iter().map(|call| (&*call.id, &*call.name, &*call.arguments)).collect();
+        assert_eq!(messages.iter().map(role_and_content).collect::<Vec<_>>(), expected);
+        assert_eq!(messages[1].reasoning, "hm");
+        let calls: Vec<_> = messages[1].tool_calls.iter().map(|call| (&*call.id, &*call.name, &*call.arguments)).collect();
         assert_eq!(calls, [("t1", "look", "{\"at\":1}"), ("t2", "hear", "{}")]);
-        let answered = [2, 3].map(|i: usize| (&*told[i].tool_call_id, &*told[i].name));
+        let answered = [2, 3].map(|i: usize| (&*messages[i].tool_call_id, &*messages[i].name));
         assert_eq!(answered, [("t1", "look"), ("t2", "hear")]);
     }
 
@@ -324,9 +324,9 @@ mod tests {
 
     #[test]
     fn a_line_for_accounting_is_dropped_at_the_head_alone() {
-        let check = |said: Value, expected: Option<&str>| {
-            let told = system(Some(said.clone())).unwrap();
-            assert_eq!(told.as_ref().map(|told| &*told.content), expected, "{said}");
+        let check = |content: Value, expected: Option<&str>| {
+            let system_message = system(Some(content.clone())).unwrap();
+            assert_eq!(system_message.as_ref().map(|message| &*message.content), expected, "{content}");
         };
         let billing = "x-anthropic-billing-header: cc_version=2.1.7; cch=0a1b2;";
         check(json!([text(billing), text("You are"), text("brief.")]), Some("You are\nbrief."));

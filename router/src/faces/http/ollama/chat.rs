@@ -5,13 +5,13 @@ use crate::faces::http::conversation;
 use crate::faces::http::error::HttpError;
 use crate::faces::http::fields::Fields;
 use crate::faces::http::known::{Endpoint, NeutralValues};
-use crate::faces::http::ollama::reply::{self, ReplyShape, Telling, answer, loaded};
-use crate::faces::http::ollama::words::{said, served};
+use crate::faces::http::ollama::reply::{self, ReplyShape, ReplyOptions, answer, loaded};
+use crate::faces::http::ollama::words::{to_http_error, served_name};
 use crate::faces::http::ollama::{options, shape};
-use crate::faces::http::page::{Page, counted, read};
+use crate::faces::http::page::{ApiRequest, record_refusal, read};
 use crate::faces::http::single::{self, invalid};
 use crate::faces::http::stopwatch::Stopwatch;
-use crate::front::ask::Ask;
+use crate::front::ask::ParsedRequest;
 use crate::front::frontend::Frontend;
 use crate::front::recorder::{Caller, Face, Recorder};
 use crate::refusal::Refusal;
@@ -26,30 +26,30 @@ pub async fn chat(State(front): State<Arc<Frontend>>, request: Request) -> Resul
     let watch = Stopwatch::start();
     let mut recorder = Recorder::start(Face::Http, &Caller::of_http(request.headers()));
     let read = read(&front, request).await;
-    let mut page = counted(&mut recorder, read)?;
-    let asked = counted(&mut recorder, page.fields.string("model").map_err(said))?;
-    let model = served(&front, asked);
+    let mut page = record_refusal(&mut recorder, read)?;
+    let requested_model = record_refusal(&mut recorder, page.fields.string("model").map_err(to_http_error))?;
+    let model = served_name(&front, requested_model);
     let Some(messages) = page.fields.take("messages").filter(|messages| !NeutralValues::Empty.contain(messages)) else {
         return loaded(&front, page.tenant, ReplyShape::Chat, &model, recorder);
     };
-    let asked = ask(page, model, messages, &front.config.limits).map_err(said);
-    let (ask, telling) = counted(&mut recorder, asked)?;
-    answer(&front, ask, telling, recorder, watch).await
+    let result = parse_request(page, model, messages, &front.config.limits).map_err(to_http_error);
+    let (parsed, reply_options) = record_refusal(&mut recorder, result)?;
+    answer(&front, parsed, reply_options, recorder, watch).await
 }
 
-fn ask(mut page: Page, model: String, messages: Value, limits: &RouterLimits) -> Result<(Ask, Telling), Refusal> {
+fn parse_request(mut page: ApiRequest, model: String, messages: Value, limits: &RouterLimits) -> Result<(ParsedRequest, ReplyOptions), Refusal> {
     let fields = &mut page.fields;
     let chat = conversation(fields, messages)?;
     let mut sampling = options::sampling(fields)?;
     sampling.structure = shape::structure(fields)?;
     sampling.logprobs = reply::logprobs(fields, limits.logprobs_max)?;
     let (is_stream, logprobs) = (reply::is_stream(fields)?, sampling.logprobs.is_some());
-    let telling = Telling { shape: ReplyShape::Chat, is_stream, logprobs, context: false };
-    let ask = single::ask(fields, model, Input::Chat(chat), sampling)?;
+    let reply_options = ReplyOptions { shape: ReplyShape::Chat, is_stream, logprobs, context: false };
+    let parsed = single::prompt_request(fields, model, Input::Chat(chat), sampling)?;
     // The remaining fields are checked like those of OpenAI's page.
     fields.check(Endpoint::Chat)?;
     fields.refuse(&["truncate_prompt_tokens"])?;
-    Ok((page.finished_anew(ask, limits)?, telling))
+    Ok((page.complete_unresumable_request(parsed, limits)?, reply_options))
 }
 
 /// Reads messages, tools and `think` into the format of OpenAI's page.

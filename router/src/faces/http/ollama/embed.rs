@@ -6,14 +6,14 @@ use crate::faces::http::fields::{Fields, wrong};
 use crate::faces::http::known::Endpoint;
 use crate::faces::http::ollama::options;
 use crate::faces::http::ollama::reply::nanos;
-use crate::faces::http::ollama::words::served;
-use crate::faces::http::page::{counted, read};
+use crate::faces::http::ollama::words::served_name;
+use crate::faces::http::page::{record_refusal, read};
 use crate::faces::http::stopwatch::Stopwatch;
-use crate::front::ask::Ask;
+use crate::front::ask::ParsedRequest;
 use crate::front::frontend::{Frontend, unix_seconds};
 use crate::front::recorder::{Caller, Face, Recorder};
 use crate::refusal::Refusal;
-use crate::replicas::models::table::VersionBy;
+use crate::replicas::models::table::VersionSelector;
 use axum::Json;
 use axum::extract::{Request, State};
 use proto::v1;
@@ -45,20 +45,20 @@ async fn embedded(front: &Arc<Frontend>, request: Request, field: &'static str) 
     let named = |refusal: Refusal| HttpError::of(refusal.renamed(&[("text", field), ("token_ids", field)]));
     let mut recorder = Recorder::start(Face::Http, &Caller::of_http(request.headers()));
     let read = read(front, request).await;
-    let mut page = counted(&mut recorder, read)?;
-    let asked = counted(&mut recorder, asked(&mut page.fields, field).map_err(named))?;
-    let model = served(front, asked.model);
-    if let Some(wanted) = asked.dimensions {
-        let checked = front.text(&model).and_then(|text| check_dimensions(wanted, text.spec.hidden));
-        counted(&mut recorder, checked.map_err(named))?;
+    let mut page = record_refusal(&mut recorder, read)?;
+    let embed_fields = record_refusal(&mut recorder, parse_fields(&mut page.fields, field).map_err(named))?;
+    let model = served_name(front, embed_fields.model);
+    if let Some(dimensions) = embed_fields.dimensions {
+        let checked = front.text(&model).and_then(|text| check_dimensions(dimensions, text.spec.hidden));
+        record_refusal(&mut recorder, checked.map_err(named))?;
     }
-    let prompts = if asked.is_cut { cut(front, &model, asked.texts).await } else { Ok(as_they_are(asked.texts)) };
-    let prompts = counted(&mut recorder, prompts.map_err(named))?;
-    let ask = Ask { model, prompts, tenant: page.tenant, ..Ask::default() };
-    front.embed(ask, &mut recorder).await.map_err(named)
+    let prompts = if embed_fields.is_cut { cut(front, &model, embed_fields.texts).await } else { Ok(as_they_are(embed_fields.texts)) };
+    let prompts = record_refusal(&mut recorder, prompts.map_err(named))?;
+    let parsed = ParsedRequest { model, prompts, tenant: page.tenant, ..ParsedRequest::default() };
+    front.embed(parsed, &mut recorder).await.map_err(named)
 }
 
-struct Asked {
+struct EmbedFields {
     model: Option<String>,
     texts: Vec<String>,
     dimensions: Option<u32>,
@@ -66,7 +66,7 @@ struct Asked {
     is_cut: bool,
 }
 
-fn asked(fields: &mut Fields, field: &'static str) -> Result<Asked, Refusal> {
+fn parse_fields(fields: &mut Fields, field: &'static str) -> Result<EmbedFields, Refusal> {
     // They are checked, although none of them changes an embedding.
     options::sampling(fields)?;
     let texts = match fields.take(field) {
@@ -78,7 +78,7 @@ fn asked(fields: &mut Fields, field: &'static str) -> Result<Asked, Refusal> {
     let is_cut = fields.boolean("truncate")?.unwrap_or(true);
     let (model, dimensions) = (fields.string("model")?, fields.unsigned("dimensions")?);
     fields.check(Endpoint::Embeddings)?;
-    Ok(Asked { model, texts, dimensions, is_cut })
+    Ok(EmbedFields { model, texts, dimensions, is_cut })
 }
 
 fn text(value: Value) -> Result<String, Refusal> {
@@ -95,7 +95,7 @@ fn as_they_are(texts: Vec<String>) -> Vec<Input> {
 /// Truncates texts that are too long. No token has less than one byte, so only texts with more bytes than the context
 /// are tokenized here, and only as many as one request may have. Other texts are tokenized later.
 async fn cut(front: &Frontend, model: &str, texts: Vec<String>) -> Result<Vec<Input>, Refusal> {
-    let (text, context) = (front.text(model)?, front.model(model, VersionBy::Weight)?.replica.context as usize);
+    let (text, context) = (front.text(model)?, front.model(model, VersionSelector::Weight)?.replica.context as usize);
     let mut inputs = Vec::with_capacity(texts.len());
     for one in texts {
         let is_long = one.len() + 2 > context && inputs.len() < front.config.limits.embeddings_max;

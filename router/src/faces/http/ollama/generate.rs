@@ -4,13 +4,13 @@ use crate::faces::http::error::HttpError;
 use crate::faces::http::fields::Fields;
 use crate::faces::http::infill::{self, Infill};
 use crate::faces::http::known::Endpoint;
-use crate::faces::http::ollama::reply::{self, ReplyShape, Telling, answer, loaded};
-use crate::faces::http::ollama::words::{said, served};
+use crate::faces::http::ollama::reply::{self, ReplyShape, ReplyOptions, answer, loaded};
+use crate::faces::http::ollama::words::{to_http_error, served_name};
 use crate::faces::http::ollama::{options, shape};
-use crate::faces::http::page::{Page, counted, read};
+use crate::faces::http::page::{ApiRequest, record_refusal, read};
 use crate::faces::http::single;
 use crate::faces::http::stopwatch::Stopwatch;
-use crate::front::ask::Ask;
+use crate::front::ask::ParsedRequest;
 use crate::front::frontend::{Frontend, unix_seconds};
 use crate::front::recorder::{Caller, Face, Recorder};
 use crate::refusal::Refusal;
@@ -27,23 +27,23 @@ pub async fn generate(State(front): State<Arc<Frontend>>, request: Request) -> R
     let watch = Stopwatch::start();
     let mut recorder = Recorder::start(Face::Http, &Caller::of_http(request.headers()));
     let read = read(&front, request).await;
-    let mut page = counted(&mut recorder, read)?;
-    let read = asked(&mut page.fields).map_err(said);
-    let asked = counted(&mut recorder, read)?;
-    let model = served(&front, asked.model.clone());
-    if asked.prompt.is_empty() && asked.suffix.is_empty() {
+    let mut page = record_refusal(&mut recorder, read)?;
+    let read = parse_fields(&mut page.fields).map_err(to_http_error);
+    let prompt_fields = record_refusal(&mut recorder, read)?;
+    let model = served_name(&front, prompt_fields.model.clone());
+    if prompt_fields.prompt.is_empty() && prompt_fields.suffix.is_empty() {
         return loaded(&front, page.tenant, ReplyShape::Generate, &model, recorder);
     }
-    let is_raw = asked.is_raw;
-    let prompt = prompt(&front, &model, asked).await.map_err(said);
-    let prompt = counted(&mut recorder, prompt)?;
-    let read = ask(page, model, prompt, is_raw, &front).map_err(said);
-    let (ask, telling) = counted(&mut recorder, read)?;
-    answer(&front, ask, telling, recorder, watch).await
+    let is_raw = prompt_fields.is_raw;
+    let prompt = prompt(&front, &model, prompt_fields).await.map_err(to_http_error);
+    let prompt = record_refusal(&mut recorder, prompt)?;
+    let read = parse_request(page, model, prompt, is_raw, &front).map_err(to_http_error);
+    let (parsed, reply_options) = record_refusal(&mut recorder, read)?;
+    answer(&front, parsed, reply_options, recorder, watch).await
 }
 
 /// The fields that make the prompt.
-struct Asked {
+struct PromptFields {
     model: Option<String>,
     prompt: String,
     suffix: String,
@@ -55,8 +55,8 @@ struct Asked {
     thinking: Map<String, Value>,
 }
 
-fn asked(fields: &mut Fields) -> Result<Asked, Refusal> {
-    let asked = Asked {
+fn parse_fields(fields: &mut Fields) -> Result<PromptFields, Refusal> {
+    let prompt_fields = PromptFields {
         model: fields.string("model")?,
         prompt: fields.string("prompt")?.unwrap_or_default(),
         suffix: fields.string("suffix")?.unwrap_or_default(),
@@ -65,18 +65,18 @@ fn asked(fields: &mut Fields) -> Result<Asked, Refusal> {
         context: fields.token_ids("context")?.unwrap_or_default(),
         thinking: shape::think(fields)?,
     };
-    let is_bare = asked.is_raw || !asked.suffix.is_empty();
+    let is_bare = prompt_fields.is_raw || !prompt_fields.suffix.is_empty();
     let needs_template = || Refusal::invalid("system", "needs the model's template: not with `raw` or `suffix`");
-    match (&asked.system, asked.context.is_empty()) {
+    match (&prompt_fields.system, prompt_fields.context.is_empty()) {
         (Some(_), _) if is_bare => Err(needs_template()),
         (_, false) if is_bare => Err(Refusal::invalid("context", "is not for `raw` or `suffix`")),
-        _ if is_bare && !asked.thinking.is_empty() => Err(Refusal::invalid("think", "is not for `raw` or `suffix`")),
-        _ => Ok(asked),
+        _ if is_bare && !prompt_fields.thinking.is_empty() => Err(Refusal::invalid("think", "is not for `raw` or `suffix`")),
+        _ => Ok(prompt_fields),
     }
 }
 
-async fn prompt(front: &Frontend, model: &str, asked: Asked) -> Result<Input, Refusal> {
-    let Asked { prompt, suffix, system, is_raw, mut context, thinking, .. } = asked;
+async fn prompt(front: &Frontend, model: &str, prompt_fields: PromptFields) -> Result<Input, Refusal> {
+    let PromptFields { prompt, suffix, system, is_raw, mut context, thinking, .. } = prompt_fields;
     let text = front.text(model)?;
     if !suffix.is_empty() {
         return infill::prompt(front, &text, Infill { before: prompt, after: suffix, ..Infill::default() }, "suffix")
@@ -113,8 +113,8 @@ fn turn(
         (None, Some(_)) => return Err(Refusal::invalid("system", "the model has no template to say it in")),
         (Some(_), _) => {}
     }
-    let system = system.map(|system| single::said("system", system));
-    let messages = system.into_iter().chain([single::said("user", prompt)]).collect();
+    let system = system.map(|system| single::text_message("system", system));
+    let messages = system.into_iter().chain([single::text_message("user", prompt)]).collect();
     Ok(Input::Chat(v1::Chat {
         messages,
         template_variables: thinking.get("chat_template_kwargs").map(Value::to_string).unwrap_or_default(),
@@ -123,22 +123,22 @@ fn turn(
     }))
 }
 
-fn ask(
-    mut page: Page,
+fn parse_request(
+    mut page: ApiRequest,
     model: String,
     prompt: Input,
     is_raw: bool,
     front: &Frontend,
-) -> Result<(Ask, Telling), Refusal> {
+) -> Result<(ParsedRequest, ReplyOptions), Refusal> {
     let (fields, limits) = (&mut page.fields, &front.config.limits);
     let mut sampling = options::sampling(fields)?;
     sampling.structure = shape::structure(fields)?;
     sampling.logprobs = reply::logprobs(fields, limits.logprobs_max)?;
     let (is_stream, logprobs) = (reply::is_stream(fields)?, sampling.logprobs.is_some());
-    let telling = Telling { shape: ReplyShape::Generate, is_stream, logprobs, context: !is_raw };
-    let ask = single::ask(fields, model, prompt, sampling)?;
+    let reply_options = ReplyOptions { shape: ReplyShape::Generate, is_stream, logprobs, context: !is_raw };
+    let parsed = single::prompt_request(fields, model, prompt, sampling)?;
     // The remaining fields are checked like those of OpenAI's page.
     fields.check(Endpoint::Completions)?;
     fields.refuse(&["truncate_prompt_tokens"])?;
-    Ok((page.finished_anew(ask, limits)?, telling))
+    Ok((page.complete_unresumable_request(parsed, limits)?, reply_options))
 }

@@ -12,7 +12,7 @@ mod reply;
 mod shape;
 mod words;
 
-pub use words::in_its_words;
+pub use words::rewrite_errors;
 
 use crate::faces::http::error::HttpError;
 use crate::faces::http::table::{Route, delete, get, post};

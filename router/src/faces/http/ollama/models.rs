@@ -3,12 +3,12 @@
 
 use crate::faces::http::error::HttpError;
 use crate::faces::http::infill;
-use crate::faces::http::ollama::words::{LATEST, said, served};
+use crate::faces::http::ollama::words::{LATEST, to_http_error, served_name};
 use crate::faces::http::page::read;
 use crate::faces::http::stopwatch::rfc3339;
 use crate::front::frontend::{Frontend, unix_seconds};
 use crate::refusal::Refusal;
-use crate::replicas::models::table::{ResolvedModel, VersionBy};
+use crate::replicas::models::table::{ResolvedModel, VersionSelector};
 use crate::replicas::models::text::ModelText;
 use axum::Json;
 use axum::extract::{Request, State};
@@ -71,11 +71,11 @@ fn rounded(n: u64) -> String {
 
 pub async fn show(State(front): State<Arc<Frontend>>, request: Request) -> Result<Json<Value>, HttpError> {
     let page = read(&front, request).await?;
-    let _visit = front.visit(page.tenant).map_err(said)?;
+    let _visit = front.visit(page.tenant).map_err(to_http_error)?;
     let mut fields = page.fields;
     let read = fields.string("model").and_then(|model| Ok(model.or(fields.string("name")?)));
-    let name = served(&front, read.map_err(said)?);
-    let model = front.model(&name, VersionBy::Weight).map_err(said)?;
+    let name = served_name(&front, read.map_err(to_http_error)?);
+    let model = front.model(&name, VersionSelector::Weight).map_err(to_http_error)?;
     let text = &model.text;
     Ok(Json(json!({
         "modelfile": format!("FROM {}\n", model.replica.model),
@@ -136,20 +136,20 @@ fn capabilities(text: &ModelText) -> Vec<&'static str> {
 /// Reports that a model is present, or how an operator adds it. No client can make this server download a model.
 pub async fn pull(State(front): State<Arc<Frontend>>, request: Request) -> Result<Response, HttpError> {
     let page = read(&front, request).await?;
-    let _visit = front.visit(page.tenant).map_err(said)?;
+    let _visit = front.visit(page.tenant).map_err(to_http_error)?;
     let mut fields = page.fields;
     let read =
         fields.string("model").and_then(|model| Ok((model.or(fields.string("name")?), fields.boolean("stream")?)));
-    let (asked, stream) = read.map_err(said)?;
-    if asked.as_ref().is_none_or(String::is_empty) {
-        return Err(said(Refusal::invalid("model", "is missing")));
+    let (requested, stream) = read.map_err(to_http_error)?;
+    if requested.as_ref().is_none_or(String::is_empty) {
+        return Err(to_http_error(Refusal::invalid("model", "is missing")));
     }
-    let name = served(&front, asked);
-    front.text(&name).map_err(|refusal| missing(said(refusal)))?;
-    let told = json!({ "status": "success" });
+    let name = served_name(&front, requested);
+    front.text(&name).map_err(|refusal| missing(to_http_error(refusal)))?;
+    let status = json!({ "status": "success" });
     match stream.unwrap_or(true) {
-        true => Ok(([("content-type", "application/x-ndjson")], format!("{told}\n")).into_response()),
-        false => Ok(Json(told).into_response()),
+        true => Ok(([("content-type", "application/x-ndjson")], format!("{status}\n")).into_response()),
+        false => Ok(Json(status).into_response()),
     }
 }
 

@@ -2,14 +2,14 @@
 //! reason, the numbers of tokens and the times.
 
 use crate::faces::http::error::HttpError;
-use crate::faces::http::format::{TokenNames, finish_reason, tell_reuse, with_likely};
+use crate::faces::http::format::{TokenNames, finish_reason, add_reuse, with_likely};
 use crate::faces::http::ollama::shape;
-use crate::faces::http::ollama::words::{error_value, said};
-use crate::faces::http::said::SaidAnswer;
-use crate::faces::http::sse::{self, Voice};
+use crate::faces::http::ollama::words::{error_value, to_http_error};
+use crate::faces::http::said::AnswerContent;
+use crate::faces::http::sse::{self, EventWriter};
 use crate::faces::http::stopwatch::{Stopwatch, Times, rfc3339};
 use crate::faces::http::{certificate, fields::Fields};
-use crate::front::ask::Ask;
+use crate::front::ask::ParsedRequest;
 use crate::front::frontend::{Frontend, unix_seconds};
 use crate::front::generation::{Generation, GenerationEvent};
 use crate::front::recorder::Recorder;
@@ -25,7 +25,7 @@ use tokio_stream::StreamExt;
 use types::TenantId;
 
 /// The parts that a client requests in addition to the text.
-pub struct Telling {
+pub struct ReplyOptions {
     pub shape: ReplyShape,
     pub is_stream: bool,
     pub logprobs: bool,
@@ -41,22 +41,22 @@ pub enum ReplyShape {
 
 impl ReplyShape {
     /// Writes text, thoughts and whole calls into an answer's members.
-    fn say(self, value: &mut Value, said: &SaidAnswer) {
+    fn write_content(self, value: &mut Value, content: &AnswerContent) {
         let to = match self {
             ReplyShape::Chat => {
-                value["message"] = json!({ "role": "assistant", "content": said.text });
+                value["message"] = json!({ "role": "assistant", "content": content.text });
                 &mut value["message"]
             }
             ReplyShape::Generate => {
-                value["response"] = said.text.as_str().into();
+                value["response"] = content.text.as_str().into();
                 value
             }
         };
-        if !said.reasoning.is_empty() {
-            to["thinking"] = said.reasoning.as_str().into();
+        if !content.reasoning.is_empty() {
+            to["thinking"] = content.reasoning.as_str().into();
         }
-        if !said.calls.is_empty() {
-            to["tool_calls"] = said.calls.iter().map(shape::call).collect();
+        if !content.calls.is_empty() {
+            to["tool_calls"] = content.calls.iter().map(shape::call).collect();
         }
     }
 }
@@ -68,8 +68,8 @@ pub fn is_stream(fields: &mut Fields) -> Result<bool, Refusal> {
 
 /// Reads `logprobs` and `top_logprobs`: the number of likely tokens beside each token, if any.
 pub fn logprobs(fields: &mut Fields, top_max: u32) -> Result<Option<u32>, Refusal> {
-    let wanted = fields.boolean("logprobs")?.unwrap_or(false);
-    match (wanted, fields.unsigned("top_logprobs")?) {
+    let needs_logprobs = fields.boolean("logprobs")?.unwrap_or(false);
+    match (needs_logprobs, fields.unsigned("top_logprobs")?) {
         (_, Some(top_n)) if top_n > top_max => {
             Err(Refusal::invalid("top_logprobs", format!("must be at most {top_max}, and is {top_n}")))
         }
@@ -81,22 +81,22 @@ pub fn logprobs(fields: &mut Fields, top_max: u32) -> Result<Option<u32>, Refusa
 
 pub async fn answer(
     front: &Arc<Frontend>,
-    ask: Ask,
-    telling: Telling,
+    parsed: ParsedRequest,
+    options: ReplyOptions,
     recorder: Recorder,
     watch: Stopwatch,
 ) -> Result<Response, HttpError> {
-    let mut generation = front.generate(ask, recorder).await.map_err(said)?;
-    let is_stream = telling.is_stream;
-    let mut reply = Reply::of(&generation, telling, watch);
+    let mut generation = front.generate(parsed, recorder).await.map_err(to_http_error)?;
+    let is_stream = options.is_stream;
+    let mut reply = ReplyWriter::of(&generation, options, watch);
     if is_stream {
         return Ok(sse::stream(reply, generation, front));
     }
     let (mut logprobs, mut last) = (Vec::new(), v1::Finished::default());
     while let Some(event) = generation.next().await {
-        match event.map_err(said)?.1 {
+        match event.map_err(to_http_error)?.1 {
             GenerationEvent::Delta(delta) => {
-                reply.heard(&delta);
+                reply.add_delta(&delta);
                 logprobs.extend(delta.logprobs);
             }
             GenerationEvent::Finished(finished) => last = finished,
@@ -117,81 +117,81 @@ pub fn loaded(
     mut recorder: Recorder,
 ) -> Result<Response, HttpError> {
     let found = front.visit(tenant).and_then(|_visit| front.text(model));
-    found.inspect_err(|refusal| recorder.refused(refusal)).map_err(said)?;
+    found.inspect_err(|refusal| recorder.refused(refusal)).map_err(to_http_error)?;
     recorder.finished("ok");
     let mut value = json!({ "model": model, "created_at": rfc3339(unix_seconds()), "done": true });
-    shape.say(&mut value, &SaidAnswer::default());
+    shape.write_content(&mut value, &AnswerContent::default());
     value["done_reason"] = "load".into();
     Ok(Json(value).into_response())
 }
 
-struct Reply {
-    telling: Telling,
+struct ReplyWriter {
+    options: ReplyOptions,
     model: String,
     text: Arc<ModelText>,
     watch: Stopwatch,
     /// Token ids so far; empty unless the client requested them.
     context: Vec<u32>,
     /// For a stream, only the calls: a call is sent when it is complete.
-    said: SaidAnswer,
+    content: AnswerContent,
 }
 
-impl Reply {
-    fn of(generation: &Generation, telling: Telling, watch: Stopwatch) -> Reply {
-        let prompt = generation.prompts.first().filter(|_| telling.context);
+impl ReplyWriter {
+    fn of(generation: &Generation, options: ReplyOptions, watch: Stopwatch) -> ReplyWriter {
+        let prompt = generation.prompts.first().filter(|_| options.context);
         let context = prompt.map(|prompt| prompt.ids.clone()).unwrap_or_default();
-        Reply {
-            telling,
+        ReplyWriter {
+            options: options,
             model: generation.started.model.clone(),
             text: generation.text.clone(),
             watch,
             context,
-            said: SaidAnswer::default(),
+            content: AnswerContent::default(),
         }
     }
 
-    fn heard(&mut self, delta: &v1::Delta) {
-        self.watch.heard();
-        self.said.add(delta);
-        if self.telling.context {
+    fn add_delta(&mut self, delta: &v1::Delta) {
+        self.watch.mark_first_token();
+        self.content.add(delta);
+        if self.options.context {
             self.context.extend_from_slice(&delta.token_ids);
         }
     }
 
     /// Returns the whole answer, with the calls that are complete.
-    fn whole(&mut self, finished: &v1::Finished) -> SaidAnswer {
-        let mut said = std::mem::take(&mut self.said);
-        said.calls.truncate(finished.tool_calls as usize);
-        said
+    fn whole(&mut self, finished: &v1::Finished) -> AnswerContent {
+        let mut content = std::mem::take(&mut self.content);
+        content.calls.truncate(finished.tool_calls as usize);
+        content
     }
 
-    fn value(&self, said: &SaidAnswer, logprobs: &[v1::Logprob], is_done: bool) -> Value {
+    fn value(&self, content: &AnswerContent, logprobs: &[v1::Logprob], is_done: bool) -> Value {
         let mut value = json!({ "model": self.model, "created_at": rfc3339(unix_seconds()), "done": is_done });
-        self.telling.shape.say(&mut value, said);
-        if self.telling.logprobs && !logprobs.is_empty() {
+        self.options.shape.write_content(&mut value, content);
+        if self.options.logprobs && !logprobs.is_empty() {
             value["logprobs"] = with_likely(TokenNames::texts(&self.text.tokenizer), logprobs).into();
         }
         value
     }
 
-    fn last(&self, said: &SaidAnswer, logprobs: &[v1::Logprob], finished: &v1::Finished) -> Value {
-        let mut value = self.value(said, logprobs, true);
+    fn last(&self, content: &AnswerContent, logprobs: &[v1::Logprob], finished: &v1::Finished) -> Value {
+        let mut value = self.value(content, logprobs, true);
         value["done_reason"] = finish_reason(finished).into();
-        if self.telling.context {
+        if self.options.context {
             value["context"] = self.context.as_slice().into();
         }
-        tell_times(&mut value, &self.watch.times(), &finished.usage.unwrap_or_default());
+        add_durations(&mut value, &self.watch.times(), &finished.usage.unwrap_or_default());
         certificate::add(&mut value, finished);
         value
     }
 }
 
-fn tell_times(value: &mut Value, times: &Times, usage: &v1::Usage) {
+fn add_durations(value: &mut Value, times: &Times, usage: &v1::Usage) {
     value["total_duration"] = nanos(times.total());
     // No request waits for a model to load.
     value["load_duration"] = 0.into();
     value["prompt_eval_count"] = usage.prompt_tokens.into();
-    tell_reuse(value, usage.reuse());
+    add_reuse(value, usage.reuse());
     value["prompt_eval_duration"] = nanos(times.prompt);
     value["eval_count"] = usage.completion_tokens.into();
     value["eval_duration"] = nanos(times.answer);
@@ -206,7 +206,7 @@ fn write(out: &mut String, value: &Value) {
     out.push('\n');
 }
 
-impl Voice for Reply {
+impl EventWriter for ReplyWriter {
     const CONTENT_TYPE: &'static str = "application/x-ndjson";
 
     fn opening(&mut self, _: &Generation, _: &mut String) {}
@@ -214,20 +214,20 @@ impl Voice for Reply {
     fn event(&mut self, _: u32, event: GenerationEvent, _: &Generation, out: &mut String) {
         match event {
             GenerationEvent::Delta(delta) => {
-                self.heard(&delta);
+                self.add_delta(&delta);
                 let v1::Delta { text, reasoning, logprobs, .. } = delta;
-                let is_said = !text.is_empty() || !reasoning.is_empty();
-                if is_said || (self.telling.logprobs && !logprobs.is_empty()) {
-                    let piece = SaidAnswer { text, reasoning, calls: Vec::new() };
+                let has_text = !text.is_empty() || !reasoning.is_empty();
+                if has_text || (self.options.logprobs && !logprobs.is_empty()) {
+                    let piece = AnswerContent { text, reasoning, calls: Vec::new() };
                     write(out, &self.value(&piece, &logprobs, false));
                 }
             }
             GenerationEvent::Finished(finished) => {
                 let calls = self.whole(&finished).calls;
                 if !calls.is_empty() {
-                    write(out, &self.value(&SaidAnswer { calls, ..SaidAnswer::default() }, &[], false));
+                    write(out, &self.value(&AnswerContent { calls, ..AnswerContent::default() }, &[], false));
                 }
-                write(out, &self.last(&SaidAnswer::default(), &[], &finished));
+                write(out, &self.last(&AnswerContent::default(), &[], &finished));
             }
             GenerationEvent::Aside(_) => {}
         }
@@ -236,11 +236,11 @@ impl Voice for Reply {
     fn ending(&mut self, _: &mut String) {}
 
     fn fail(&mut self, refusal: Refusal, out: &mut String) {
-        write(out, &error_value(&said(refusal)));
+        write(out, &error_value(&to_http_error(refusal)));
     }
 
     /// Returns nothing, because clients parse every line as an object.
-    fn still_here(&self) -> &'static str {
+    fn keep_alive(&self) -> &'static str {
         ""
     }
 }

@@ -1,6 +1,6 @@
 //! Ollama's names for models and fields, and its format of errors. Has no knowledge of pages.
 
-use crate::faces::http::error::{HttpError, reworded};
+use crate::faces::http::error::{HttpError, with_error_body};
 use crate::front::frontend::Frontend;
 use crate::front::structure::FIELD;
 use crate::refusal::Refusal;
@@ -13,8 +13,8 @@ use serde_json::{Value, json};
 pub const LATEST: &str = ":latest";
 
 /// Rewrites a refusal of any inner layer into Ollama's format.
-pub async fn in_its_words(request: Request, next: Next) -> Response {
-    reworded(next.run(request).await, error_value)
+pub async fn rewrite_errors(request: Request, next: Next) -> Response {
+    with_error_body(next.run(request).await, error_value)
 }
 
 pub fn error_value(error: &HttpError) -> Value {
@@ -22,7 +22,7 @@ pub fn error_value(error: &HttpError) -> Value {
 }
 
 /// Renames refused fields to the names of these pages.
-pub fn said(refusal: Refusal) -> HttpError {
+pub fn to_http_error(refusal: Refusal) -> HttpError {
     HttpError::of(refusal.renamed(&[
         ("chat", "messages"),
         (FIELD, "format"),
@@ -36,10 +36,10 @@ pub fn said(refusal: Refusal) -> HttpError {
 }
 
 /// Returns the name under which the model is served: Ollama's clients add the tag `latest` to names without one.
-pub fn served(front: &Frontend, asked: Option<String>) -> String {
-    let asked = asked.unwrap_or_default();
-    match asked.strip_suffix(LATEST) {
-        Some(bare) if matches!(front.text(&asked), Err(Refusal::NoModel { .. })) => bare.to_owned(),
-        _ => asked,
+pub fn served_name(front: &Frontend, requested: Option<String>) -> String {
+    let name = requested.unwrap_or_default();
+    match name.strip_suffix(LATEST) {
+        Some(bare) if matches!(front.text(&name), Err(Refusal::NoModel { .. })) => bare.to_owned(),
+        _ => name,
     }
 }

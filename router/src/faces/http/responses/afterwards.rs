@@ -2,20 +2,20 @@
 
 use crate::faces::http::responses::items::stored_items;
 use crate::front::frontend::Frontend;
-use crate::front::stored::{BackgroundRun, RoomPermit, StoredItem, StoredResponse, Turn};
+use crate::front::stored::{BackgroundRun, RoomPermit, StoredItem, StoredResponse, ConversationTurn};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use types::TenantId;
 
 /// Both actions, each if requested.
 #[derive(Default)]
-pub struct Afterwards {
+pub struct ResponseFinalizer {
     /// None if it is not to be stored, or there is no room.
-    pub to_store: Option<ToStore>,
-    pub to_conversation: Option<ToConversation>,
+    pub to_store: Option<PendingStorage>,
+    pub to_conversation: Option<ContinuedConversation>,
 }
 
-impl Afterwards {
+impl ResponseFinalizer {
     /// Runs the actions for a finished response, whose reply this is.
     pub fn keep(self, reply: &mut Value) {
         self.to_conversation.into_iter().for_each(|to| to.append(reply));
@@ -24,7 +24,7 @@ impl Afterwards {
 }
 
 /// The parts of a request that are held until its response has ended.
-pub struct ToStore {
+pub struct PendingStorage {
     front: Arc<Frontend>,
     tenant: TenantId,
     items: Arc<str>,
@@ -32,35 +32,35 @@ pub struct ToStore {
     room: RoomPermit,
 }
 
-impl ToStore {
+impl PendingStorage {
     /// None if there is no room: then the response is not stored, and its reply reports that. A conversation that does
     /// not fit one body is not stored either: a request that continues it would exceed the limit of bodies.
-    pub fn of(front: &Arc<Frontend>, tenant: TenantId, items: &[Value], n_own: usize) -> Option<ToStore> {
+    pub fn of(front: &Arc<Frontend>, tenant: TenantId, items: &[Value], n_own: usize) -> Option<PendingStorage> {
         let items = serde_json::to_string(items).ok()?;
         if items.len() > front.config.limits.body_bytes_max {
             return None;
         }
         let room = front.responses.reserve(tenant, items.len())?;
-        Some(ToStore { front: front.clone(), tenant, items: items.into(), n_own, room })
+        Some(PendingStorage { front: front.clone(), tenant, items: items.into(), n_own, room })
     }
 
     /// Stores the response under its id.
     fn keep(self, reply: &Value) {
-        let ToStore { front, tenant, items, n_own, room } = self;
+        let PendingStorage { front, tenant, items, n_own, room } = self;
         let id = reply["id"].as_str().unwrap_or_default().to_owned();
-        let told = StoredResponse::new(reply.to_string().into(), items, n_own, None);
-        front.responses.keep(tenant, id, told, room);
+        let stored = StoredResponse::new(reply.to_string().into(), items, n_own, None);
+        front.responses.keep(tenant, id, stored, room);
     }
 
     /// Makes the reply of a response visible that has begun and runs without its client. None without room for it.
-    pub fn begin(mut self, reply: &Value, run: Arc<BackgroundRun>) -> Option<ToShow> {
+    pub fn begin(mut self, reply: &Value, run: Arc<BackgroundRun>) -> Option<ShownResponse> {
         let id = reply["id"].as_str().unwrap_or_default().to_owned();
         let text = reply.to_string();
-        let ToStore { front, tenant, items, n_own, room } = &mut self;
+        let PendingStorage { front, tenant, items, n_own, room } = &mut self;
         let is_room = front.responses.widen(*tenant, room, text.len() + id.len() + END_BYTES);
-        let told = StoredResponse::new(text.into(), items.clone(), *n_own, Some(run));
-        let is_begun = is_room && front.responses.begin(*tenant, &id, told);
-        is_begun.then(|| ToShow { id, events_left: 0, of: self })
+        let stored = StoredResponse::new(text.into(), items.clone(), *n_own, Some(run));
+        let is_begun = is_room && front.responses.begin(*tenant, &id, stored);
+        is_begun.then(|| ShownResponse { id, events_left: 0, of: self })
     }
 }
 
@@ -70,17 +70,17 @@ const END_BYTES: usize = 1024;
 const EVENTS_BYTES: usize = 16 << 10;
 
 /// A visible response that is not finished.
-pub struct ToShow {
+pub struct ShownResponse {
     id: String,
     /// Reserved bytes that no event uses yet.
     events_left: usize,
-    of: ToStore,
+    of: PendingStorage,
 }
 
-impl ToShow {
+impl ShownResponse {
     /// Reserves room for events. False if there is none.
     pub fn has_room(&mut self, n_bytes: usize) -> bool {
-        let ToStore { front, tenant, room, .. } = &mut self.of;
+        let PendingStorage { front, tenant, room, .. } = &mut self.of;
         if self.events_left < n_bytes {
             let n_more = n_bytes.max(EVENTS_BYTES);
             if !front.responses.widen(*tenant, room, n_more) {
@@ -98,7 +98,7 @@ impl ToShow {
 
     /// Stores the reply, or `shorter` if there is no room for it; returns false then.
     pub fn finish(self, reply: &Value, shorter: &Value) -> bool {
-        let ToStore { front, tenant, mut room, .. } = self.of;
+        let PendingStorage { front, tenant, mut room, .. } = self.of;
         let text = reply.to_string();
         let is_room = front.responses.widen(tenant, &mut room, text.len());
         let text = if is_room { text } else { shorter.to_string() };
@@ -108,23 +108,23 @@ impl ToShow {
 }
 
 /// A conversation that the response continues.
-pub struct ToConversation {
+pub struct ContinuedConversation {
     pub front: Arc<Frontend>,
     pub tenant: TenantId,
     pub id: String,
     /// The items of the request.
     pub own: Vec<Value>,
-    pub turn: Option<Turn>,
+    pub turn: Option<ConversationTurn>,
 }
 
-impl ToConversation {
+impl ContinuedConversation {
     /// Adds the items of the request and of the answer. If that fails, the reply names no conversation.
     fn append(self, reply: &mut Value) {
-        let ToConversation { front, tenant, id, own, turn } = self;
+        let ContinuedConversation { front, tenant, id, own, turn } = self;
         let is_answer = matches!(reply["status"].as_str(), Some("completed" | "incomplete"));
-        let said = reply["output"].as_array().filter(|_| is_answer).cloned();
-        let added = said.is_some_and(|said| {
-            let items: Vec<StoredItem> = stored_items(&front, own.iter().chain(&said));
+        let output = reply["output"].as_array().filter(|_| is_answer).cloned();
+        let added = output.is_some_and(|values| {
+            let items: Vec<StoredItem> = stored_items(&front, own.iter().chain(&values));
             front.responses.append(tenant, &id, items).is_ok()
         });
         if !added {

@@ -3,7 +3,7 @@
 use crate::faces::http::certificate;
 use crate::faces::http::door::KeyRevoked;
 use crate::faces::http::error::HttpError;
-use crate::faces::http::responses::afterwards::{Afterwards, ToConversation, ToShow};
+use crate::faces::http::responses::afterwards::{ResponseFinalizer, ContinuedConversation, ShownResponse};
 use crate::faces::http::responses::follow;
 use crate::faces::http::responses::output::{ItemEvents, OutputItems};
 use crate::faces::http::responses::reply::{ResponseReply, status};
@@ -23,27 +23,27 @@ use tokio_stream::StreamExt;
 pub fn start(
     front: &Arc<Frontend>,
     generation: Generation,
-    told: (ResponseReply, OutputItems),
-    afterwards: Afterwards,
+    reply_and_output: (ResponseReply, OutputItems),
+    finalizer: ResponseFinalizer,
     (is_stream, revoked): (bool, KeyRevoked),
     error: fn(Refusal) -> HttpError,
 ) -> Result<Response, HttpError> {
-    let (mut reply, output) = told;
+    let (mut reply, output) = reply_and_output;
     reply.value["background"] = true.into();
     reply.value["status"] = "queued".into();
     let run = Arc::new(BackgroundRun::new(is_stream));
     let full = || HttpError::from(Refusal::Full { retry_after: front.config.timeouts.retry_after });
-    let Afterwards { to_store, to_conversation } = afterwards;
+    let ResponseFinalizer { to_store, to_conversation } = finalizer;
     let shown = to_store.and_then(|to_store| to_store.begin(&reply.value, run.clone())).ok_or_else(full)?;
     let (queued, started) = (reply.value.clone(), generation.started.clone());
     let to_end = Some((shown, to_conversation));
-    let mut teller = Teller { reply, output, run: run.clone(), to_end, n_events: 0, error };
+    let mut writer = BackgroundWriter { reply, output, run: run.clone(), to_end, n_events: 0, error };
     let begun = |kind: &str| json!({ "type": format!("response.{kind}"), "response": queued });
-    if !teller.tell(vec![begun("created"), begun("queued")]) {
-        teller.end(End::Failed(no_room()));
+    if !writer.append_events(vec![begun("created"), begun("queued")]) {
+        writer.end(End::Failed(no_room()));
         return Err(full());
     }
-    tokio::spawn(teller.run(generation, revoked));
+    tokio::spawn(writer.run(generation, revoked));
     let answer = match is_stream {
         true => follow::events(front, &run, 0),
         false => Json(queued).into_response(),
@@ -51,12 +51,12 @@ pub fn start(
     Ok(certificate::with_headers(answer, &started))
 }
 
-struct Teller {
+struct BackgroundWriter {
     reply: ResponseReply,
     output: OutputItems,
     run: Arc<BackgroundRun>,
     /// None once it has ended.
-    to_end: Option<(ToShow, Option<ToConversation>)>,
+    to_end: Option<(ShownResponse, Option<ContinuedConversation>)>,
     n_events: u32,
     error: fn(Refusal) -> HttpError,
 }
@@ -74,7 +74,7 @@ fn no_room() -> Refusal {
     Refusal::failed("there is no room among the stored responses for what it says")
 }
 
-impl Teller {
+impl BackgroundWriter {
     async fn run(mut self, mut generation: Generation, revoked: KeyRevoked) {
         let run = self.run.clone();
         let end = loop {
@@ -86,7 +86,7 @@ impl Teller {
             };
             match event {
                 Some(Ok((_, GenerationEvent::Finished(finished)))) => break End::Finished(Box::new(finished)),
-                Some(Ok((_, event))) if self.hear(&event) => {}
+                Some(Ok((_, event))) if self.add_event(&event) => {}
                 Some(Ok(_)) => break End::Failed(no_room()),
                 Some(Err(refusal)) => break End::Failed(refusal),
                 None => break End::Failed(Refusal::failed("its answer has no end")),
@@ -98,14 +98,14 @@ impl Teller {
     }
 
     /// Adds an event. False if there is no room for it.
-    fn hear(&mut self, event: &GenerationEvent) -> bool {
+    fn add_event(&mut self, event: &GenerationEvent) -> bool {
         if !self.begin() {
             return false;
         }
         let GenerationEvent::Delta(delta) = event else { return true };
         let mut events = self.events();
         self.output.add(delta, &mut events);
-        self.tell(events.into_list())
+        self.append_events(events.into_list())
     }
 
     /// The first event marks the response as running.
@@ -118,15 +118,15 @@ impl Teller {
             shown.show(&self.reply.value);
         }
         let event = json!({ "type": "response.in_progress", "response": self.reply.value });
-        self.tell(vec![event])
+        self.append_events(vec![event])
     }
 
     fn events(&self) -> ItemEvents {
-        if self.run.is_streamed() { ItemEvents::told() } else { ItemEvents::untold() }
+        if self.run.is_streamed() { ItemEvents::enabled() } else { ItemEvents::disabled() }
     }
 
     /// Numbers events and stores them. False if there is no room for them.
-    fn tell(&mut self, events: Vec<Value>) -> bool {
+    fn append_events(&mut self, events: Vec<Value>) -> bool {
         if !self.run.is_streamed() {
             return true;
         }
@@ -141,7 +141,7 @@ impl Teller {
         let n_bytes = texts.iter().map(String::len).sum();
         let is_room = self.to_end.as_mut().is_none_or(|(shown, _)| shown.has_room(n_bytes));
         if is_room {
-            self.run.tell(texts);
+            self.run.append(texts);
         } else {
             self.n_events -= texts.len() as u32;
         }
@@ -173,26 +173,26 @@ impl Teller {
             End::Failed(_) => "failed",
             End::Cancelled => "cancelled",
         };
-        if !self.tell(events.into_list()) {
+        if !self.append_events(events.into_list()) {
             value = failed.clone();
         }
         let Some((mut shown, to_conversation)) = self.to_end.take() else { return };
         if self.run.is_streamed() && !shown.has_room(value.to_string().len() + EVENT_BYTES) {
             value = failed.clone();
         }
-        Afterwards { to_store: None, to_conversation }.keep(&mut value);
+        ResponseFinalizer { to_store: None, to_conversation }.keep(&mut value);
         // The last event is sent in any case. Without room for the reply it reports that.
         if !shown.finish(&value, &failed) {
             value = failed;
         }
         let end = if value["status"] == end { end } else { "failed" };
-        self.tell(vec![json!({ "type": format!("response.{end}"), "response": value })]);
-        self.run.over(end);
+        self.append_events(vec![json!({ "type": format!("response.{end}"), "response": value })]);
+        self.run.finish(end);
     }
 }
 
 /// Ends a response whose task panicked.
-impl Drop for Teller {
+impl Drop for BackgroundWriter {
     fn drop(&mut self) {
         if self.to_end.is_some() {
             self.end(End::Failed(Refusal::failed("the server broke on it")));

@@ -3,13 +3,13 @@
 
 use crate::faces::http::error::HttpError;
 use crate::faces::http::fields::Fields;
-use crate::faces::http::page::{Page, read, take_room};
+use crate::faces::http::page::{ApiRequest, read, take_room};
 use crate::faces::http::responses::items;
-use crate::faces::http::responses::lists::{WantedPage, list};
+use crate::faces::http::responses::lists::{PageQuery, list};
 use crate::faces::http::responses::stored::{HeldPage, KeptKind, sent};
 use crate::front::ask::BodyPermit;
 use crate::front::frontend::{Frontend, unix_seconds};
-use crate::front::stored::{NotChanged, ReadConversation, StoredItem, Turn};
+use crate::front::stored::{ChangeError, ReadConversation, StoredItem, ConversationTurn};
 use crate::refusal::Refusal;
 use axum::Json;
 use axum::extract::{Extension, Path, RawQuery, Request, State};
@@ -34,15 +34,15 @@ fn found(front: &Frontend, tenant: TenantId, id: &str, param: &str) -> Result<Re
     front.responses.conversation(tenant, id).ok_or_else(|| HttpError::no_such_conversation(param, id))
 }
 
-fn told(id: &str, read: &ReadConversation) -> Json<Value> {
+fn conversation_json(id: &str, read: &ReadConversation) -> Json<Value> {
     let metadata: Value = serde_json::from_str(&read.metadata).unwrap_or_default();
     Json(json!({ "id": id, "object": "conversation", "created_at": read.created, "metadata": metadata }))
 }
 
-fn not_changed(front: &Frontend, id: &str, why: NotChanged) -> HttpError {
+fn not_changed(front: &Frontend, id: &str, why: ChangeError) -> HttpError {
     match why {
-        NotChanged::Unknown => HttpError::no_such_conversation(OF_PAGE, id),
-        NotChanged::NoRoom => no_room(front),
+        ChangeError::Unknown => HttpError::no_such_conversation(OF_PAGE, id),
+        ChangeError::NoRoom => no_room(front),
     }
 }
 
@@ -55,24 +55,24 @@ fn no_room(front: &Frontend) -> HttpError {
 }
 
 pub async fn create(State(front): State<Arc<Frontend>>, request: Request) -> Result<Json<Value>, HttpError> {
-    let Page { mut fields, tenant, body: _room, .. } = read(&front, request).await?;
+    let ApiRequest { mut fields, tenant, body: _room, .. } = read(&front, request).await?;
     let metadata = items::metadata(&mut fields)?.unwrap_or_else(|| "{}".into());
     let items = items::read(&mut fields)?.unwrap_or_default();
     let items = items::stored_items(&front, items.iter()).into_iter().map(Arc::new).collect();
     let read = ReadConversation { created: unix_seconds(), metadata: metadata.into(), items };
     let id = format!("{PREFIX}{}", front.next_public_id());
-    match front.responses.converse(tenant, id.clone(), read.clone()) {
-        true => Ok(told(&id, &read)),
+    match front.responses.create_conversation(tenant, id.clone(), read.clone()) {
+        true => Ok(conversation_json(&id, &read)),
         false => Err(no_room(&front)),
     }
 }
 
-pub async fn one(
+pub async fn get_conversation(
     State(front): State<Arc<Frontend>>,
     Extension(tenant): Extension<TenantId>,
     Path(id): Path<String>,
 ) -> Result<Json<Value>, HttpError> {
-    Ok(told(&id, &found(&front, tenant, &id, OF_PAGE)?))
+    Ok(conversation_json(&id, &found(&front, tenant, &id, OF_PAGE)?))
 }
 
 pub async fn update(
@@ -80,12 +80,12 @@ pub async fn update(
     Path(id): Path<String>,
     request: Request,
 ) -> Result<Json<Value>, HttpError> {
-    let Page { mut fields, tenant, .. } = read(&front, request).await?;
+    let ApiRequest { mut fields, tenant, .. } = read(&front, request).await?;
     found(&front, tenant, &id, OF_PAGE)?;
     let metadata = items::metadata(&mut fields)?.ok_or_else(|| Refusal::invalid("metadata", "is missing"))?;
-    let changed = front.responses.describe(tenant, &id, metadata.into());
+    let changed = front.responses.set_metadata(tenant, &id, metadata.into());
     changed.map_err(|why| not_changed(&front, &id, why))?;
-    Ok(told(&id, &found(&front, tenant, &id, OF_PAGE)?))
+    Ok(conversation_json(&id, &found(&front, tenant, &id, OF_PAGE)?))
 }
 
 pub async fn add_items(
@@ -93,7 +93,7 @@ pub async fn add_items(
     Path(id): Path<String>,
     request: Request,
 ) -> Result<Json<Value>, HttpError> {
-    let Page { mut fields, tenant, body: _room, .. } = read(&front, request).await?;
+    let ApiRequest { mut fields, tenant, body: _room, .. } = read(&front, request).await?;
     let before = found(&front, tenant, &id, OF_PAGE)?;
     let items = items::read(&mut fields)?.ok_or_else(|| Refusal::invalid("items", "is missing"))?;
     let items = items::stored_items(&front, items.iter());
@@ -126,11 +126,11 @@ pub async fn items(
     RawQuery(query): RawQuery,
 ) -> Result<Response, HttpError> {
     let read = found(&front, tenant, &id, OF_PAGE)?;
-    let wanted = WantedPage::read(query.as_deref())?;
+    let page_query = PageQuery::read(query.as_deref())?;
     let n_bytes = read.n_bytes();
     let mut room = BodyPermit::None;
     take_room(&front, &mut room, n_bytes)?;
-    let page = move || wanted.of(read.items.iter().map(|item| value(item)).collect()).map(|page| page.to_string());
+    let page = move || page_query.select(read.items.iter().map(|item| value(item)).collect()).map(|page| page.to_string());
     let text: Result<String, Refusal> = front.off_runtime(n_bytes, page).await?;
     Ok(sent(Bytes::from_owner(HeldPage::new(text?, room))))
 }
@@ -151,7 +151,7 @@ pub async fn forget_item(
     Path((id, item_id)): Path<(String, String)>,
 ) -> Result<Json<Value>, HttpError> {
     match front.responses.forget_item(tenant, &id, &item_id) {
-        Some(true) => Ok(told(&id, &found(&front, tenant, &id, OF_PAGE)?)),
+        Some(true) => Ok(conversation_json(&id, &found(&front, tenant, &id, OF_PAGE)?)),
         Some(false) => Err(HttpError::no_such_item(&item_id, &id)),
         None => Err(HttpError::no_such_conversation(OF_PAGE, &id)),
     }
@@ -174,7 +174,7 @@ pub fn named(fields: &mut Fields) -> Result<Option<String>, Refusal> {
 
 /// Returns the items of a conversation. They take room beside the bodies that are being read, as if the client had sent
 /// them.
-pub async fn items_of(front: &Frontend, page: &mut Page, id: &str) -> Result<Vec<Value>, HttpError> {
+pub async fn items_of(front: &Frontend, page: &mut ApiRequest, id: &str) -> Result<Vec<Value>, HttpError> {
     let read = found(front, page.tenant, id, FIELD)?;
     let n_bytes = read.n_bytes();
     check_size(front, n_bytes, FIELD)?;
@@ -183,7 +183,7 @@ pub async fn items_of(front: &Frontend, page: &mut Page, id: &str) -> Result<Vec
 }
 
 /// Takes the turn in the conversation: only one response at a time may continue it.
-pub fn turn(front: &Frontend, tenant: TenantId, id: &str) -> Result<Turn, HttpError> {
+pub fn turn(front: &Frontend, tenant: TenantId, id: &str) -> Result<ConversationTurn, HttpError> {
     let turn = front.responses.turn(tenant, id).ok_or_else(|| HttpError::no_such_conversation(FIELD, id))?;
     turn.ok_or_else(HttpError::conversation_locked)
 }

@@ -2,7 +2,7 @@
 //! response does not end with its connection. Has no knowledge of JSON.
 
 use crate::front::frontend::Frontend;
-use crate::front::reader_watch::Unread;
+use crate::front::reader_watch::ReadTimeout;
 use crate::front::stored::{BackgroundRun, RunLog};
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
@@ -28,7 +28,7 @@ async fn feed(
     mut log: watch::Receiver<RunLog>,
     mut n_had: usize,
     silence_max: Duration,
-    out: mpsc::Sender<Result<Bytes, Unread>>,
+    out: mpsc::Sender<Result<Bytes, ReadTimeout>>,
 ) {
     loop {
         let (text, is_over) = {

@@ -2,7 +2,7 @@
 //! become one message again. Has no knowledge of answers.
 
 use crate::faces::http::fields::{Fields, wrong};
-use crate::faces::http::single::{invalid, objects, said, text_of};
+use crate::faces::http::single::{invalid, objects, text_message, text_of};
 use crate::refusal::Refusal;
 use proto::v1;
 use serde_json::{Value, json};
@@ -28,7 +28,7 @@ pub fn messages(
     n_before: usize,
     (before, field): (&str, &str),
 ) -> Result<Vec<v1::ChatMessage>, Refusal> {
-    let mut turns = Turns::default();
+    let mut turns = InputTurns::default();
     for (i, item) in items.iter().enumerate() {
         let own = i.checked_sub(n_before).map(|i| format!("{field}[{i}]"));
         turns.add(own.as_deref().unwrap_or(before), item)?;
@@ -37,11 +37,11 @@ pub fn messages(
 }
 
 #[derive(Default)]
-struct Turns {
+struct InputTurns {
     messages: Vec<v1::ChatMessage>,
 }
 
-impl Turns {
+impl InputTurns {
     fn add(&mut self, field: &str, item: &Value) -> Result<(), Refusal> {
         match item.get("type").filter(|kind| !kind.is_null()).map(Value::as_str) {
             None | Some(Some("message")) => self.message(field, item),
@@ -62,23 +62,23 @@ impl Turns {
         let content = text_of(&format!("{field}.content"), present(item, "content"), &TEXT_KINDS)?;
         match self.messages.last_mut() {
             Some(last) if role == "assistant" && is_thought_alone(last) => last.content = content,
-            _ => self.messages.push(said(role, content)),
+            _ => self.messages.push(text_message(role, content)),
         }
         Ok(())
     }
 
     /// Adds a thought, which comes before the assistant's text and calls.
     fn thought(&mut self, field: &str, item: &Value) -> Result<(), Refusal> {
-        let said = match parts(field, item, "content", "reasoning_text")? {
+        let reasoning = match parts(field, item, "content", "reasoning_text")? {
             text if text.is_empty() => parts(field, item, "summary", "summary_text")?,
             text => text,
         };
-        if said.is_empty() && item["encrypted_content"].as_str().is_some_and(|text| !text.is_empty()) {
+        if reasoning.is_empty() && item["encrypted_content"].as_str().is_some_and(|text| !text.is_empty()) {
             let why = "cannot be read: it was not made here; leave the item out";
             return Err(invalid(format!("{field}.encrypted_content"), why));
         }
-        if !said.is_empty() {
-            self.messages.push(v1::ChatMessage { role: "assistant".to_owned(), reasoning: said, ..Default::default() });
+        if !reasoning.is_empty() {
+            self.messages.push(v1::ChatMessage { role: "assistant".to_owned(), reasoning, ..Default::default() });
         }
         Ok(())
     }
@@ -90,7 +90,7 @@ impl Turns {
             return Err(invalid(format!("{field}.arguments"), "is not JSON"));
         }
         if self.messages.last().is_none_or(|last| last.role != "assistant") {
-            self.messages.push(said("assistant", String::new()));
+            self.messages.push(text_message("assistant", String::new()));
         }
         if let Some(last) = self.messages.last_mut() {
             last.tool_calls.push(v1::ToolCall { id, name, arguments });
@@ -101,7 +101,7 @@ impl Turns {
     fn result(&mut self, field: &str, item: &Value) -> Result<(), Refusal> {
         let tool_call_id = string(field, item, "call_id")?;
         let content = text_of(&format!("{field}.output"), present(item, "output"), &TEXT_KINDS)?;
-        self.messages.push(v1::ChatMessage { tool_call_id, ..said("tool", content) });
+        self.messages.push(v1::ChatMessage { tool_call_id, ..text_message("tool", content) });
         Ok(())
     }
 }
@@ -144,20 +144,20 @@ mod tests {
     }
 
     #[test]
-    fn what_the_assistant_said_in_a_row_is_one_message() {
+    fn consecutive_assistant_items_are_one_message() {
         let thought = json!({ "type": "reasoning", "id": "rs_1", "summary": [],
             "content": [{ "type": "reasoning_text", "text": "hm" }] });
-        let told = json!({ "type": "message", "role": "assistant", "phase": "commentary",
+        let commentary = json!({ "type": "message", "role": "assistant", "phase": "commentary",
             "content": [{ "type": "output_text", "text": "I look." }] });
         let call = |id: &str| json!({ "type": "function_call", "call_id": id, "name": "f", "arguments": "{}" });
         let result = |id: &str| json!({ "type": "function_call_output", "call_id": id, "output": "21" });
         let user = json!({ "role": "user", "content": "Hi" });
-        let input = json!([user, thought, told, call("a"), call("b"), result("a"), result("b"), told, told]);
+        let input = json!([user, thought, commentary, call("a"), call("b"), result("a"), result("b"), commentary, commentary]);
         let messages = read(input).unwrap();
         let roles: Vec<&str> = messages.iter().map(|message| message.role.as_str()).collect();
         assert_eq!(roles, ["user", "assistant", "tool", "tool", "assistant", "assistant"]);
-        let said = &messages[1];
-        assert_eq!((said.reasoning.as_str(), said.content.as_str(), said.tool_calls.len()), ("hm", "I look.", 2));
+        let assistant = &messages[1];
+        assert_eq!((assistant.reasoning.as_str(), assistant.content.as_str(), assistant.tool_calls.len()), ("hm", "I look.", 2));
         assert_eq!((messages[3].tool_call_id.as_str(), messages[3].content.as_str()), ("b", "21"));
         let alone = read(json!([user, call("a"), result("a"), call("b"), result("b")])).unwrap();
         assert_eq!(alone.iter().filter(|message| message.tool_calls.len() == 1).count(), 2);

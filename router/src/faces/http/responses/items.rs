@@ -34,23 +34,23 @@ pub fn read(fields: &mut Fields) -> Result<Option<Vec<Value>>, Refusal> {
 
 /// Takes the field `metadata` as text; None without it.
 pub fn metadata(fields: &mut Fields) -> Result<Option<String>, Refusal> {
-    let said = match fields.take("metadata") {
+    let pairs = match fields.take("metadata") {
         None => return Ok(None),
-        Some(Value::Object(said)) => said,
+        Some(Value::Object(members)) => members,
         Some(other) => return Err(wrong("metadata", "an object", &other)),
     };
-    if said.len() > PAIRS_MAX {
-        let why = format!("has {} pairs; at most {PAIRS_MAX} are kept", said.len());
+    if pairs.len() > PAIRS_MAX {
+        let why = format!("has {} pairs; at most {PAIRS_MAX} are kept", pairs.len());
         return Err(Refusal::invalid("metadata", why));
     }
-    for (name, value) in &said {
+    for (name, value) in &pairs {
         let value = value.as_str().ok_or_else(|| Refusal::invalid("metadata", "all values must be strings"))?;
         if name.chars().count() > KEY_CHARS_MAX || value.chars().count() > VALUE_CHARS_MAX {
             let why = format!("a name has at most {KEY_CHARS_MAX} characters, and a value {VALUE_CHARS_MAX}");
             return Err(Refusal::invalid("metadata", why));
         }
     }
-    Ok(Some(Value::Object(said).to_string()))
+    Ok(Some(Value::Object(pairs).to_string()))
 }
 
 /// Returns items in the stored format. Each gets a unique id, whatever id its client gave it.

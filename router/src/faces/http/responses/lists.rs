@@ -8,30 +8,30 @@ const LISTED: usize = 20;
 const LISTED_MAX: usize = 100;
 
 /// The requested part of a list.
-pub struct WantedPage {
+pub struct PageQuery {
     limit: usize,
     is_ascending: bool,
     after: Option<String>,
 }
 
-impl WantedPage {
+impl PageQuery {
     /// Reads the part from the query.
-    pub fn read(query: Option<&str>) -> Result<WantedPage, Refusal> {
-        let limit = match asked(query, "limit").map(str::parse) {
+    pub fn read(query: Option<&str>) -> Result<PageQuery, Refusal> {
+        let limit = match query_param(query, "limit").map(str::parse) {
             None => LISTED,
             Some(Ok(n @ 1..=LISTED_MAX)) => n,
             Some(_) => return Err(Refusal::invalid("limit", format!("must be 1 to {LISTED_MAX}"))),
         };
-        let is_ascending = match asked(query, "order") {
+        let is_ascending = match query_param(query, "order") {
             None | Some("desc") => false,
             Some("asc") => true,
             Some(_) => return Err(Refusal::invalid("order", "must be asc or desc")),
         };
-        Ok(WantedPage { limit, is_ascending, after: asked(query, "after").map(str::to_owned) })
+        Ok(PageQuery { limit, is_ascending, after: query_param(query, "after").map(str::to_owned) })
     }
 
     /// Returns that part of all items, which are in their order.
-    pub fn of(&self, mut items: Vec<Value>) -> Result<Value, Refusal> {
+    pub fn select(&self, mut items: Vec<Value>) -> Result<Value, Refusal> {
         if !self.is_ascending {
             items.reverse();
         }
@@ -76,7 +76,7 @@ pub fn shown(item: &Value, id: String) -> Value {
 }
 
 /// Returns a parameter of the query.
-pub fn asked<'a>(query: Option<&'a str>, name: &str) -> Option<&'a str> {
+pub fn query_param<'a>(query: Option<&'a str>, name: &str) -> Option<&'a str> {
     let mut all = query?.split('&').filter_map(|one| one.split_once('='));
     all.find(|(of, _)| *of == name).map(|(_, value)| value)
 }

@@ -25,22 +25,22 @@ use crate::faces::http::certificate;
 use crate::faces::http::conversation::template_variables;
 use crate::faces::http::door::KeyRevoked;
 use crate::faces::http::error::HttpError;
-use crate::faces::http::fields::{Fields, Streaming};
+use crate::faces::http::fields::{Fields, StreamOptions};
 use crate::faces::http::known::Endpoint;
-use crate::faces::http::page::{Page, counted, read};
-use crate::faces::http::responses::afterwards::{Afterwards, ToConversation, ToStore};
+use crate::faces::http::page::{ApiRequest, record_refusal, read};
+use crate::faces::http::responses::afterwards::{ResponseFinalizer, ContinuedConversation, PendingStorage};
 use crate::faces::http::responses::output::{ItemEvents, OutputItems};
 use crate::faces::http::responses::raw::RawMessages;
 use crate::faces::http::responses::reply::ResponseReply;
 use crate::faces::http::responses::stored::items_before;
-use crate::faces::http::responses::voice::ResponseVoice;
+use crate::faces::http::responses::voice::ResponseWriter;
 use crate::faces::http::stopwatch::Stopwatch;
 use crate::faces::http::{single, sse, thinking, tokens};
-use crate::front::ask::Ask;
+use crate::front::ask::ParsedRequest;
 use crate::front::frontend::Frontend;
 use crate::front::generation::{Generation, GenerationEvent};
 use crate::front::recorder::{Caller, Face, Recorder};
-use crate::front::stored::Turn;
+use crate::front::stored::ConversationTurn;
 use crate::front::structure::FIELD;
 use crate::refusal::Refusal;
 use crate::replicas::models::talk::PARAMETERS;
@@ -60,62 +60,62 @@ pub async fn responses(State(front): State<Arc<Frontend>>, request: Request) -> 
     let mut recorder = Recorder::start(Face::Http, &Caller::of_http(request.headers()));
     let revoked = request.extensions().get::<KeyRevoked>().cloned().unwrap_or_default();
     let read = read(&front, request).await;
-    let mut page = counted(&mut recorder, read)?;
+    let mut page = record_refusal(&mut recorder, read)?;
     let tenant = page.tenant;
-    let mut before = counted(&mut recorder, Before::read(&front, &mut page).await)?;
-    counted(&mut recorder, before.take_turn(&front, tenant))?;
-    let asked = counted(&mut recorder, Asked::read(&front, page, before).map_err(said))?;
-    let Asked { ask, is_stream, is_background, wishes, settings, afterwards, said } = asked;
+    let mut before = record_refusal(&mut recorder, PriorContext::read(&front, &mut page).await)?;
+    record_refusal(&mut recorder, before.take_turn(&front, tenant))?;
+    let response_request = record_refusal(&mut recorder, ResponseRequest::read(&front, page, before).map_err(to_http_error))?;
+    let ResponseRequest { parsed: ask: parsed, is_stream, is_background, options: wishes: options, settings, finalizer: afterwards: finalizer, to_error: said: to_error } = response_request;
     let mut generation = match is_background {
-        true => front.begin(ask, recorder).await.map_err(said)?,
-        false => front.generate(ask, recorder).await.map_err(said)?,
+        true => front.begin(parsed, recorder).await.map_err(to_error)?,
+        false => front.generate(parsed, recorder).await.map_err(to_error)?,
     };
-    let tells_times = wishes.tells_times;
+    let timings_in_each = options.timings_in_each;
     let reply = ResponseReply::of(&generation, settings);
     let (id, text) = (generation.started.id.clone(), generation.text.clone());
-    let prompt = generation.prompts.first().filter(|_| wishes.has_raw).map(|prompt| prompt.ids.clone());
-    let mut output = wishes.output(&front, id, text, prompt).await.map_err(said)?;
+    let prompt = generation.prompts.first().filter(|_| options.has_raw).map(|prompt| prompt.ids.clone());
+    let mut output = options.output(&front, id, text, prompt).await.map_err(to_error)?;
     if is_background {
-        return background::start(&front, generation, (reply, output), afterwards, (is_stream, revoked), said);
+        return background::start(&front, generation, (reply, output), finalizer, (is_stream, revoked), to_error);
     }
     if is_stream {
-        let voice = ResponseVoice::new(reply, output, afterwards, &generation, said).timed(watch, tells_times);
-        return Ok(sse::stream(voice, generation, &front));
+        let writer = ResponseWriter::new(reply, output, finalizer, &generation, to_error).timed(watch, timings_in_each);
+        return Ok(sse::stream(writer, generation, &front));
     }
-    let finished = whole(&mut generation, &mut output).await.map_err(said)?;
+    let finished = whole(&mut generation, &mut output).await.map_err(to_error)?;
     let mut whole = reply.ended(&output, &finished);
-    afterwards.keep(&mut whole);
+    finalizer.keep(&mut whole);
     Ok(certificate::with_headers(Json(whole).into_response(), &generation.started))
 }
 
 /// Returns the request to a replica, for callers that do not send it.
-pub fn rendered(front: &Arc<Frontend>, page: Page) -> Result<Ask, HttpError> {
-    let before = Before::default();
-    Ok(Asked::read(front, page, before).map_err(said)?.ask)
+pub fn to_parsed_request(front: &Arc<Frontend>, page: ApiRequest) -> Result<ParsedRequest, HttpError> {
+    let before = PriorContext::default();
+    Ok(ResponseRequest::read(front, page, before).map_err(to_http_error)?.parsed)
 }
 
 /// Counts the tokens of a response's prompt.
 pub async fn input_tokens(State(front): State<Arc<Frontend>>, request: Request) -> Result<Json<Value>, HttpError> {
     let mut page = read(&front, request).await?;
-    let before = Before::read(&front, &mut page).await?;
-    let Asked { ask, said, .. } = Asked::read(&front, page, before).map_err(said)?;
-    tokens::counted(&front, ask).await.map_err(said)
+    let before = PriorContext::read(&front, &mut page).await?;
+    let ResponseRequest { parsed: ask: parsed, to_error: said: to_error, .. } = ResponseRequest::read(&front, page, before).map_err(to_http_error)?;
+    tokens::count_prompt_tokens(&front, parsed).await.map_err(to_error)
 }
 
 /// The response or the conversation that this one continues.
 #[derive(Default)]
-struct Before {
+struct PriorContext {
     response: Option<String>,
     conversation: Option<String>,
-    turn: Option<Turn>,
+    turn: Option<ConversationTurn>,
     /// All items before this request.
     items: Vec<Value>,
 }
 
-impl Before {
-    async fn read(front: &Frontend, page: &mut Page) -> Result<Before, HttpError> {
-        let id = page.fields.string("previous_response_id").map_err(said)?.filter(|id| !id.is_empty());
-        let conversation = conversations::named(&mut page.fields).map_err(said)?;
+impl PriorContext {
+    async fn read(front: &Frontend, page: &mut ApiRequest) -> Result<PriorContext, HttpError> {
+        let id = page.fields.string("previous_response_id").map_err(to_http_error)?.filter(|id| !id.is_empty());
+        let conversation = conversations::named(&mut page.fields).map_err(to_http_error)?;
         let items = match (&id, &conversation) {
             (Some(_), Some(_)) => {
                 return Err(HttpError::mutually_exclusive("previous_response_id", "conversation"));
@@ -123,7 +123,7 @@ impl Before {
             (_, Some(of)) => conversations::items_of(front, page, of).await?,
             (of, None) => items_before(front, page, of.as_deref()).await?,
         };
-        Ok(Before { response: id, conversation, turn: None, items })
+        Ok(PriorContext { response: id, conversation, turn: None, items })
     }
 
     /// Until this response has ended, no other one can continue the conversation.
@@ -134,7 +134,7 @@ impl Before {
     }
 
     /// Returns both as the reply repeats them.
-    fn told(&self) -> (Option<String>, Option<Value>) {
+    fn reply_ids(&self) -> (Option<String>, Option<Value>) {
         (self.response.clone(), self.conversation.as_ref().map(|id| json!({ "id": id })))
     }
 
@@ -146,7 +146,7 @@ impl Before {
 
 /// Reads an answer to its end.
 async fn whole(generation: &mut Generation, output: &mut OutputItems) -> Result<v1::Finished, Refusal> {
-    let (mut events, mut last) = (ItemEvents::untold(), v1::Finished::default());
+    let (mut events, mut last) = (ItemEvents::disabled(), v1::Finished::default());
     while let Some(event) = generation.next().await {
         match event?.1 {
             GenerationEvent::Delta(delta) => output.add(&delta, &mut events),
@@ -159,37 +159,37 @@ async fn whole(generation: &mut Generation, output: &mut OutputItems) -> Result<
 }
 
 /// Renames a refused field to its name on this page.
-fn said(refusal: Refusal) -> HttpError {
+fn to_http_error(refusal: Refusal) -> HttpError {
     let refusal = refusal.renamed_end(PARAMETERS, "parameters");
     HttpError::of(refusal.renamed(&[("chat", "input"), ("max_tokens", "max_output_tokens")]))
 }
 
 /// The same for a refusal after the request was read. If the request constrains no text, the constraint comes from the
 /// tools.
-fn said_of_tools(refusal: Refusal) -> HttpError {
-    said(refusal.renamed(&[(FIELD, "tools"), ("reasoning_effort", "reasoning.effort"), ("logprobs", "top_logprobs")]))
+fn to_tools_http_error(refusal: Refusal) -> HttpError {
+    to_http_error(refusal.renamed(&[(FIELD, "tools"), ("reasoning_effort", "reasoning.effort"), ("logprobs", "top_logprobs")]))
 }
 
-fn said_of_text(refusal: Refusal) -> HttpError {
+fn to_text_http_error(refusal: Refusal) -> HttpError {
     let names = [(FIELD, "text.format"), ("reasoning_effort", "reasoning.effort"), ("logprobs", "top_logprobs")];
-    said(refusal.renamed(&names))
+    to_http_error(refusal.renamed(&names))
 }
 
 /// A request after this page has read it.
-struct Asked {
-    ask: Ask,
+struct ResponseRequest {
+    parsed: ParsedRequest,
     is_stream: bool,
     is_background: bool,
-    wishes: OutputWishes,
+    options: OutputOptions,
     /// The parts of the request that the reply repeats.
     settings: Value,
-    afterwards: Afterwards,
+    finalizer: ResponseFinalizer,
     /// Renames a refused field of the request.
-    said: fn(Refusal) -> HttpError,
+    to_error: fn(Refusal) -> HttpError,
 }
 
-impl Asked {
-    fn read(front: &Arc<Frontend>, mut page: Page, mut before: Before) -> Result<Asked, Refusal> {
+impl ResponseRequest {
+    fn read(front: &Arc<Frontend>, mut page: ApiRequest, mut before: PriorContext) -> Result<ResponseRequest, Refusal> {
         let fields = &mut page.fields;
         fields.check(Endpoint::Responses)?;
         let model = fields.string("model")?.unwrap_or_default();
@@ -202,7 +202,7 @@ impl Asked {
         items.extend(own);
         let mut messages = input::messages(&items, n_before, (field, "input"))?;
         if let Some(content) = instructions.clone() {
-            messages.insert(0, single::said("system", content));
+            messages.insert(0, single::text_message("system", content));
         }
         let tools = tools::read(fields)?;
         let (text, reasoning) = (settings::text(fields)?, settings::reasoning(fields)?);
@@ -213,8 +213,8 @@ impl Asked {
         // These options only pad a stream against observers that count bytes on the network. No answer depends on them.
         fields.object("stream_options")?;
         let has_raw = fields.boolean("enable_response_messages")?.unwrap_or(false);
-        let (previous, conversation) = before.told();
-        let Kept { afterwards, is_background } = Kept::read(front, &mut page, before, items, n_own)?;
+        let (previous, conversation) = before.reply_ids();
+        let StorageOptions { finalizer: afterwards: finalizer, is_background } = StorageOptions::read(front, &mut page, before, items, n_own)?;
         let fields = &mut page.fields;
         let of_request = json!({
             "instructions": instructions,
@@ -229,18 +229,18 @@ impl Asked {
             "parallel_tool_calls": tools.is_parallel,
             "text": text.shown,
             "reasoning": reasoning.shown,
-            "store": afterwards.to_store.is_some(),
+            "store": finalizer.to_store.is_some(),
             "previous_response_id": previous,
             "conversation": conversation,
         });
         if let (Value::Object(settings), Value::Object(more)) = (&mut settings, of_request) {
             settings.extend(more);
         }
-        let said = if text.form.is_some() { said_of_text } else { said_of_tools };
+        let to_error = if text.form.is_some() { to_text_http_error } else { to_tools_http_error };
         sampling.structure = text.form.map(|form| v1::Structure { form: Some(form) });
         let chat = v1::Chat {
             messages,
-            tools: tools.told,
+            tools: tools.chat_tools,
             tool_choice: tools.choice,
             parallel_tool_calls: Some(tools.is_parallel),
             reasoning_effort: reasoning.effort,
@@ -248,66 +248,66 @@ impl Asked {
             thinking_token_budget: thinking::budget(fields)?,
             ..v1::Chat::default()
         };
-        let (tells_progress, tells_times) = times(fields, is_stream, is_background)?;
-        let ask = Ask { tells_progress, ..single::ask(fields, model, Input::Chat(chat), sampling)? };
+        let (needs_progress, timings_in_each) = times(fields, is_stream, is_background)?;
+        let parsed = ParsedRequest { needs_progress: tells_progress: needs_progress, ..single::prompt_request(fields, model, Input::Chat(chat), sampling)? };
         // The stream of a background response is resumed by its number of events.
-        let ask = match is_background {
-            true => page.finished_anew(ask, &front.config.limits)?,
-            false => page.finished(ask, is_stream.then(Streaming::default), &front.config.limits)?,
+        let parsed = match is_background {
+            true => page.complete_unresumable_request(parsed, &front.config.limits)?,
+            false => page.complete_request(parsed, is_stream.then(StreamOptions::default), &front.config.limits)?,
         };
         let (thoughts_in_summary, has_logprobs) = (reasoning.in_summary, logprobs.is_some());
-        let wishes = OutputWishes { thoughts_in_summary, has_logprobs, has_raw, tells_times };
-        Ok(Asked { ask, is_stream, is_background, wishes, settings, afterwards, said })
+        let options = OutputOptions { thoughts_in_summary, has_logprobs, has_raw, timings_in_each: tells_times: timings_in_each };
+        Ok(ResponseRequest { parsed: ask: parsed, is_stream, is_background, options: wishes: options, settings, finalizer: afterwards: finalizer, to_error: said: to_error })
     }
 }
 
 /// Returns whether the answer includes the progress of its prompt, and its times. Refuses both for a background
 /// response.
 fn times(fields: &mut Fields, is_stream: bool, is_background: bool) -> Result<(bool, bool), Refusal> {
-    let tells_progress = fields.tells_progress(is_stream)?;
-    let tells_times = fields.boolean("timings_per_token")?.unwrap_or(false);
-    for (name, is_asked) in [("return_progress", tells_progress), ("timings_per_token", tells_times)] {
-        if is_asked && is_background {
+    let needs_progress = fields.needs_progress(is_stream)?;
+    let timings_in_each = fields.boolean("timings_per_token")?.unwrap_or(false);
+    for (name, is_set) in [("return_progress", needs_progress), ("timings_per_token", timings_in_each)] {
+        if is_set && is_background {
             return Err(Refusal::invalid(name, "an answer in the background tells neither progress nor times"));
         }
     }
-    Ok((tells_progress, tells_times))
+    Ok((needs_progress, timings_in_each))
 }
 
 /// The options for storage of a response.
-struct Kept {
-    afterwards: Afterwards,
+struct StorageOptions {
+    finalizer: ResponseFinalizer,
     /// It runs without its client.
     is_background: bool,
 }
 
-impl Kept {
+impl StorageOptions {
     /// `items` are all items of the prompt; the last `n_own` are the request's own.
     fn read(
         front: &Arc<Frontend>,
-        page: &mut Page,
-        before: Before,
+        page: &mut ApiRequest,
+        before: PriorContext,
         mut items: Vec<Value>,
         n_own: usize,
-    ) -> Result<Kept, Refusal> {
+    ) -> Result<StorageOptions, Refusal> {
         let is_stored = page.fields.boolean("store")?.unwrap_or(true);
         let is_background = page.fields.boolean("background")?.unwrap_or(false);
         if is_background && !is_stored {
             return Err(Refusal::invalid("background", "background can only be used when `store` is true"));
         }
-        let to_store = is_stored.then(|| ToStore::of(front, page.tenant, &items, n_own)).flatten();
+        let to_store = is_stored.then(|| PendingStorage::of(front, page.tenant, &items, n_own)).flatten();
         if is_background && to_store.is_none() {
             return Err(unstored(front, &items));
         }
         let own = items.split_off(items.len() - n_own);
-        let to_conversation = before.conversation.map(|id| ToConversation {
+        let to_conversation = before.conversation.map(|id| ContinuedConversation {
             front: front.clone(),
             tenant: page.tenant,
             id,
             own,
             turn: before.turn,
         });
-        Ok(Kept { afterwards: Afterwards { to_store, to_conversation }, is_background })
+        Ok(StorageOptions { finalizer: ResponseFinalizer { to_store, to_conversation }, is_background })
     }
 }
 
@@ -325,15 +325,15 @@ fn unstored(front: &Frontend, items: &[Value]) -> Refusal {
 }
 
 /// The client's options for the answer.
-struct OutputWishes {
+struct OutputOptions {
     thoughts_in_summary: bool,
     has_logprobs: bool,
     has_raw: bool,
     /// Each event of text includes the times so far.
-    tells_times: bool,
+    timings_in_each: bool,
 }
 
-impl OutputWishes {
+impl OutputOptions {
     /// Builds the output. `prompt` is present if the client requested it.
     async fn output(
         self,

@@ -13,15 +13,15 @@ use std::sync::Arc;
 pub struct ItemEvents(Option<Vec<Value>>);
 
 impl ItemEvents {
-    pub fn told() -> ItemEvents {
+    pub fn enabled() -> ItemEvents {
         ItemEvents(Some(Vec::new()))
     }
 
-    pub fn untold() -> ItemEvents {
+    pub fn disabled() -> ItemEvents {
         ItemEvents(None)
     }
 
-    fn say(&mut self, event: impl FnOnce() -> Value) {
+    fn push(&mut self, event: impl FnOnce() -> Value) {
         if let Some(events) = &mut self.0 {
             events.push(event());
         }
@@ -45,7 +45,7 @@ pub struct OutputItems {
     /// The model whose tokens name the logprobs, if the client requested logprobs.
     names: Option<Arc<ModelText>>,
     /// Logprobs of tokens whose text is not sent yet.
-    untold: Vec<v1::Logprob>,
+    pending_logprobs: Vec<v1::Logprob>,
     /// Prompt and answer as tokens, if the client requested them.
     raw: Option<RawMessages>,
 }
@@ -53,10 +53,10 @@ pub struct OutputItems {
 struct OutputItem {
     id: String,
     status: &'static str,
-    said: Said,
+    body: ItemBody,
 }
 
-enum Said {
+enum ItemBody {
     Thought { text: String, in_summary: bool },
     Text { text: String, logprobs: Vec<Value> },
     Call { id: String, name: String, arguments: String },
@@ -69,9 +69,9 @@ const CUT: &str = "incomplete";
 impl OutputItems {
     pub fn new(id: String, thoughts_in_summary: bool) -> OutputItems {
         let (items, is_open) = (Vec::new(), false);
-        let (names, untold) = (None, Vec::new());
+        let (names, pending_logprobs) = (None, Vec::new());
         let (n_leading, n_thought_tokens, raw) = (0, 0, None);
-        OutputItems { id, thoughts_in_summary, items, is_open, n_leading, n_thought_tokens, names, untold, raw }
+        OutputItems { id, thoughts_in_summary, items, is_open, n_leading, n_thought_tokens, names, pending_logprobs: pending_logprobs, raw }
     }
 
     /// The same with logprobs of texts.
@@ -85,9 +85,9 @@ impl OutputItems {
     }
 
     /// Adds the raw messages to a reply.
-    pub fn tell_raw(&self, reply: &mut Value) {
+    pub fn add_raw(&self, reply: &mut Value) {
         if let Some(raw) = &self.raw {
-            raw.tell(reply);
+            raw.add_to(reply);
         }
     }
 
@@ -102,7 +102,7 @@ impl OutputItems {
     /// Adds a delta: its thought first, then its text, then its calls.
     pub fn add(&mut self, delta: &v1::Delta, events: &mut ItemEvents) {
         if let Some(raw) = &mut self.raw {
-            raw.hear(delta);
+            raw.add_delta(delta);
         }
         if !delta.reasoning.is_empty() {
             self.add_thought(&delta.reasoning, events);
@@ -120,14 +120,14 @@ impl OutputItems {
     /// Returns the logprobs of a text and of tokens without text before it. Those of thoughts and calls are not sent.
     fn logprobs_of(&mut self, delta: &v1::Delta) -> Vec<Value> {
         let Some(names) = &self.names else { return Vec::new() };
-        self.untold.extend(delta.logprobs.iter().cloned());
+        self.pending_logprobs.extend(delta.logprobs.iter().cloned());
         if !delta.reasoning.is_empty() || !delta.tool_calls.is_empty() {
-            self.untold.clear();
+            self.pending_logprobs.clear();
         }
         if delta.text.is_empty() {
             return Vec::new();
         }
-        with_likely(TokenNames::texts(&names.tokenizer), &std::mem::take(&mut self.untold))
+        with_likely(TokenNames::texts(&names.tokenizer), &std::mem::take(&mut self.pending_logprobs))
     }
 
     /// Counts tokens. Tokens without text belong to the item before them; the first ones belong to the first item.
@@ -135,7 +135,7 @@ impl OutputItems {
         let n = delta.token_ids.len() as u32;
         let is_thought = !delta.reasoning.is_empty();
         let is_silent = !is_thought && delta.text.is_empty() && delta.tool_calls.is_empty();
-        let in_thought = matches!(self.open().map(|item| &item.said), Some(Said::Thought { .. }));
+        let in_thought = matches!(self.open().map(|item| &item.body), Some(ItemBody::Thought { .. }));
         let n_leading = std::mem::take(&mut self.n_leading);
         if is_thought || (is_silent && in_thought) {
             self.n_thought_tokens += n_leading + n;
@@ -147,10 +147,10 @@ impl OutputItems {
     /// Ends the answer. An answer without content is an empty text.
     pub fn end(&mut self, finished: &v1::Finished, events: &mut ItemEvents) {
         if self.items.is_empty() {
-            self.begin(Said::no_text(), events);
+            self.begin(ItemBody::no_text(), events);
         }
-        let n_calls = self.items.iter().filter(|item| matches!(item.said, Said::Call { .. })).count();
-        let is_call = matches!(self.items.last().map(|item| &item.said), Some(Said::Call { .. }));
+        let n_calls = self.items.iter().filter(|item| matches!(item.body, ItemBody::Call { .. })).count();
+        let is_call = matches!(self.items.last().map(|item| &item.body), Some(ItemBody::Call { .. }));
         let is_cut = match is_call {
             true => n_calls > finished.tool_calls as usize,
             false => finished.reason() == v1::finished::Reason::Length,
@@ -168,15 +168,15 @@ impl OutputItems {
     }
 
     fn add_thought(&mut self, part: &str, events: &mut ItemEvents) {
-        if !matches!(self.open().map(|item| &item.said), Some(Said::Thought { .. })) {
-            self.begin(Said::Thought { text: String::new(), in_summary: self.thoughts_in_summary }, events);
+        if !matches!(self.open().map(|item| &item.body), Some(ItemBody::Thought { .. })) {
+            self.begin(ItemBody::Thought { text: String::new(), in_summary: self.thoughts_in_summary }, events);
         }
         self.grow(part, Vec::new(), events);
     }
 
     fn add_text(&mut self, part: &str, logprobs: Vec<Value>, events: &mut ItemEvents) {
-        if !matches!(self.open().map(|item| &item.said), Some(Said::Text { .. })) {
-            self.begin(Said::no_text(), events);
+        if !matches!(self.open().map(|item| &item.body), Some(ItemBody::Text { .. })) {
+            self.begin(ItemBody::no_text(), events);
         }
         self.grow(part, logprobs, events);
     }
@@ -185,20 +185,20 @@ impl OutputItems {
         // Only a call's first part has its name.
         if !part.name.is_empty() {
             let (id, name) = (part.id.clone(), part.name.clone());
-            self.begin(Said::Call { id, name, arguments: String::new() }, events);
+            self.begin(ItemBody::Call { id, name, arguments: String::new() }, events);
         }
         if !part.arguments.is_empty() {
             self.grow(&part.arguments, Vec::new(), events);
         }
     }
 
-    fn begin(&mut self, said: Said, events: &mut ItemEvents) {
+    fn begin(&mut self, body: ItemBody, events: &mut ItemEvents) {
         self.close(WHOLE, events);
-        let (index, prefix) = (self.items.len(), said.prefix());
-        let item = OutputItem { id: format!("{prefix}_{}_{index}", self.id), status: GROWS, said };
-        events.say(|| json!({ "type": "response.output_item.added", "output_index": index, "item": item.begun() }));
-        if let Some((kind, part)) = item.said.part() {
-            events.say(|| item.event(index, &format!("{kind}_part.added"), "part", part));
+        let (index, prefix) = (self.items.len(), body.prefix());
+        let item = OutputItem { id: format!("{prefix}_{}_{index}", self.id), status: GROWS, body: said: body };
+        events.push(|| json!({ "type": "response.output_item.added", "output_index": index, "item": item.begun() }));
+        if let Some((kind, part)) = item.body.part() {
+            events.push(|| item.event(index, &format!("{kind}_part.added"), "part", part));
         }
         self.items.push(item);
         self.is_open = true;
@@ -207,15 +207,15 @@ impl OutputItems {
     fn grow(&mut self, part: &str, logprobs: Vec<Value>, events: &mut ItemEvents) {
         let index = self.items.len().saturating_sub(1);
         let Some(item) = self.open() else { return };
-        item.said.text_mut().push_str(part);
-        events.say(|| {
-            let mut event = item.event(index, &format!("{}.delta", item.said.stream()), "delta", part.into());
-            if let Said::Text { .. } = &item.said {
+        item.body.text_mut().push_str(part);
+        events.push(|| {
+            let mut event = item.event(index, &format!("{}.delta", item.body.stream()), "delta", part.into());
+            if let ItemBody::Text { .. } = &item.body {
                 event["logprobs"] = logprobs.clone().into();
             }
             event
         });
-        if let Said::Text { logprobs: all, .. } = &mut item.said {
+        if let ItemBody::Text { logprobs: all, .. } = &mut item.body {
             all.extend(logprobs);
         }
     }
@@ -224,28 +224,28 @@ impl OutputItems {
         let index = self.items.len().saturating_sub(1);
         let Some(item) = self.open() else { return };
         item.status = status;
-        events.say(|| {
-            let (name, text) = (item.said.whole_name(), item.said.text().into());
-            let mut event = item.event(index, &format!("{}.done", item.said.stream()), name, text);
-            if let Said::Text { logprobs, .. } = &item.said {
+        events.push(|| {
+            let (name, text) = (item.body.whole_name(), item.body.text().into());
+            let mut event = item.event(index, &format!("{}.done", item.body.stream()), name, text);
+            if let ItemBody::Text { logprobs, .. } = &item.body {
                 event["logprobs"] = logprobs.as_slice().into();
             }
-            if let Said::Call { name, .. } = &item.said {
+            if let ItemBody::Call { name, .. } = &item.body {
                 event["name"] = name.as_str().into();
             }
             event
         });
-        if let Some((kind, part)) = item.said.part() {
-            events.say(|| item.event(index, &format!("{kind}_part.done"), "part", part));
+        if let Some((kind, part)) = item.body.part() {
+            events.push(|| item.event(index, &format!("{kind}_part.done"), "part", part));
         }
-        events.say(|| json!({ "type": "response.output_item.done", "output_index": index, "item": item.value() }));
+        events.push(|| json!({ "type": "response.output_item.done", "output_index": index, "item": item.value() }));
         self.is_open = false;
     }
 }
 
 impl OutputItem {
     fn value(&self) -> Value {
-        let parts: Vec<Value> = self.said.part().into_iter().map(|(_, part)| part).collect();
+        let parts: Vec<Value> = self.body.part().into_iter().map(|(_, part)| part).collect();
         self.with_parts(parts)
     }
 
@@ -255,16 +255,16 @@ impl OutputItem {
     }
 
     fn with_parts(&self, parts: Vec<Value>) -> Value {
-        let OutputItem { id, status, said } = self;
-        match said {
-            Said::Text { .. } => {
+        let OutputItem { id, status, body: said: body } = self;
+        match body {
+            ItemBody::Text { .. } => {
                 json!({ "id": id, "type": "message", "status": status, "role": "assistant", "content": parts })
             }
-            Said::Thought { in_summary, .. } => {
+            ItemBody::Thought { in_summary, .. } => {
                 let (summary, content) = if *in_summary { (parts, Vec::new()) } else { (Vec::new(), parts) };
                 json!({ "id": id, "type": "reasoning", "status": status, "summary": summary, "content": content })
             }
-            Said::Call { id: call_id, name, arguments } => json!({
+            ItemBody::Call { id: call_id, name, arguments } => json!({
                 "id": id, "type": "function_call", "status": status, "call_id": call_id, "name": name,
                 "arguments": arguments,
             }),
@@ -274,68 +274,68 @@ impl OutputItem {
     /// Returns an event about the item's text.
     fn event(&self, index: usize, kind: &str, name: &str, value: Value) -> Value {
         let mut event = json!({ "type": format!("response.{kind}"), "item_id": self.id, "output_index": index });
-        match &self.said {
-            Said::Call { .. } => {}
-            Said::Thought { in_summary: true, .. } => event["summary_index"] = 0.into(),
-            Said::Thought { .. } | Said::Text { .. } => event["content_index"] = 0.into(),
+        match &self.body {
+            ItemBody::Call { .. } => {}
+            ItemBody::Thought { in_summary: true, .. } => event["summary_index"] = 0.into(),
+            ItemBody::Thought { .. } | ItemBody::Text { .. } => event["content_index"] = 0.into(),
         }
         event[name] = value;
         event
     }
 }
 
-impl Said {
-    fn no_text() -> Said {
-        Said::Text { text: String::new(), logprobs: Vec::new() }
+impl ItemBody {
+    fn no_text() -> ItemBody {
+        ItemBody::Text { text: String::new(), logprobs: Vec::new() }
     }
 
     fn prefix(&self) -> &'static str {
         match self {
-            Said::Thought { .. } => "rs",
-            Said::Text { .. } => "msg",
-            Said::Call { .. } => "fc",
+            ItemBody::Thought { .. } => "rs",
+            ItemBody::Text { .. } => "msg",
+            ItemBody::Call { .. } => "fc",
         }
     }
 
     /// Returns the name of the events that carry its text.
     fn stream(&self) -> &'static str {
         match self {
-            Said::Thought { in_summary: true, .. } => "reasoning_summary_text",
-            Said::Thought { .. } => "reasoning_text",
-            Said::Text { .. } => "output_text",
-            Said::Call { .. } => "function_call_arguments",
+            ItemBody::Thought { in_summary: true, .. } => "reasoning_summary_text",
+            ItemBody::Thought { .. } => "reasoning_text",
+            ItemBody::Text { .. } => "output_text",
+            ItemBody::Call { .. } => "function_call_arguments",
         }
     }
 
     /// Returns the member of an event that has the whole text.
     fn whole_name(&self) -> &'static str {
-        if matches!(self, Said::Call { .. }) { "arguments" } else { "text" }
+        if matches!(self, ItemBody::Call { .. }) { "arguments" } else { "text" }
     }
 
     fn text(&self) -> &str {
         match self {
-            Said::Thought { text, .. } | Said::Text { text, .. } | Said::Call { arguments: text, .. } => text,
+            ItemBody::Thought { text, .. } | ItemBody::Text { text, .. } | ItemBody::Call { arguments: text, .. } => text,
         }
     }
 
     fn text_mut(&mut self) -> &mut String {
         match self {
-            Said::Thought { text, .. } | Said::Text { text, .. } | Said::Call { arguments: text, .. } => text,
+            ItemBody::Thought { text, .. } | ItemBody::Text { text, .. } | ItemBody::Call { arguments: text, .. } => text,
         }
     }
 
     /// Returns its only part and the event name of that part. A call has no parts.
     fn part(&self) -> Option<(&'static str, Value)> {
         match self {
-            Said::Thought { text, in_summary: true } => {
+            ItemBody::Thought { text, in_summary: true } => {
                 Some(("reasoning_summary", json!({ "type": "summary_text", "text": text })))
             }
-            Said::Thought { text, .. } => Some(("content", json!({ "type": "reasoning_text", "text": text }))),
-            Said::Text { text, logprobs } => {
+            ItemBody::Thought { text, .. } => Some(("content", json!({ "type": "reasoning_text", "text": text }))),
+            ItemBody::Text { text, logprobs } => {
                 let part = json!({ "type": "output_text", "text": text, "annotations": [], "logprobs": logprobs });
                 Some(("content", part))
             }
-            Said::Call { .. } => None,
+            ItemBody::Call { .. } => None,
         }
     }
 }
@@ -358,7 +358,7 @@ mod tests {
 
     fn n_thought_tokens(deltas: &[v1::Delta]) -> u32 {
         let mut items = OutputItems::new("1".into(), false);
-        deltas.iter().for_each(|delta| items.add(delta, &mut ItemEvents::untold()));
+        deltas.iter().for_each(|delta| items.add(delta, &mut ItemEvents::disabled()));
         items.n_thought_tokens()
     }
 
@@ -376,8 +376,8 @@ mod tests {
         let delta = v1::Delta { tool_calls: vec![part], ..v1::Delta::default() };
         for (n_whole, status) in [(0, CUT), (1, WHOLE)] {
             let mut items = OutputItems::new("1".into(), false);
-            items.add(&delta, &mut ItemEvents::untold());
-            items.end(&v1::Finished { tool_calls: n_whole, ..Default::default() }, &mut ItemEvents::untold());
+            items.add(&delta, &mut ItemEvents::disabled());
+            items.end(&v1::Finished { tool_calls: n_whole, ..Default::default() }, &mut ItemEvents::disabled());
             assert_eq!(items.values()[0]["status"], status);
         }
     }

@@ -12,22 +12,22 @@ use types::Tokens;
 pub struct RawMessages {
     of: Arc<ModelText>,
     prompt: Value,
-    said: Tokens,
+    output_ids: Tokens,
 }
 
 impl RawMessages {
     pub async fn of(front: &Frontend, of: Arc<ModelText>, prompt: Tokens) -> Result<RawMessages, Refusal> {
         let text = front.detokenized(&of, prompt.clone()).await?;
-        Ok(RawMessages { of, prompt: message(&text, &prompt), said: Tokens::new() })
+        Ok(RawMessages { of, prompt: message(&text, &prompt), output_ids: Tokens::new() })
     }
 
-    pub fn hear(&mut self, delta: &v1::Delta) {
-        self.said.extend(&delta.token_ids);
+    pub fn add_delta(&mut self, delta: &v1::Delta) {
+        self.output_ids.extend(&delta.token_ids);
     }
 
-    pub fn tell(&self, reply: &mut Value) {
+    pub fn add_to(&self, reply: &mut Value) {
         reply["input_messages"] = json!([self.prompt]);
-        reply["output_messages"] = json!([message(&self.of.tokenizer.decode(&self.said, false), &self.said)]);
+        reply["output_messages"] = json!([message(&self.of.tokenizer.decode(&self.output_ids, false), &self.output_ids)]);
     }
 }
 

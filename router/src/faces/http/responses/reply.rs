@@ -3,7 +3,7 @@
 
 use crate::faces::http::certificate;
 use crate::faces::http::error::HttpError;
-use crate::faces::http::format::{signed, tell_reuse};
+use crate::faces::http::format::{signed, add_reuse};
 use crate::faces::http::responses::output::OutputItems;
 use crate::front::frontend::unix_seconds;
 use crate::front::generation::Generation;
@@ -60,7 +60,7 @@ impl ResponseReply {
         value["status"] = status(finished).into();
         value["output"] = output.values();
         value["usage"] = usage_value(&finished.usage.unwrap_or_default(), output.n_thought_tokens());
-        output.tell_raw(&mut value);
+        output.add_raw(&mut value);
         certificate::add(&mut value, finished);
         value
     }
@@ -98,7 +98,7 @@ pub fn status(finished: &v1::Finished) -> &'static str {
 
 fn usage_value(usage: &v1::Usage, n_thought_tokens: u32) -> Value {
     let mut of_prompt = json!({ "cached_tokens": usage.cached_tokens });
-    tell_reuse(&mut of_prompt, usage.reuse());
+    add_reuse(&mut of_prompt, usage.reuse());
     json!({
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": of_prompt,

@@ -21,46 +21,46 @@ const INCLUDED: [&str; 8] = [
 ];
 
 /// The constraint on the text.
-pub struct SaidText {
+pub struct TextSettings {
     pub form: Option<Form>,
     pub shown: Value,
 }
 
-pub fn text(fields: &mut Fields) -> Result<SaidText, Refusal> {
+pub fn text(fields: &mut Fields) -> Result<TextSettings, Refusal> {
     let plain = || json!({ "type": "text" });
     let (mut form, mut format, mut verbosity) = (None, plain(), "medium".to_owned());
-    if let Some(mut said) = fields.object("text")? {
-        match said.string("verbosity").map_err(|_| Refusal::invalid("text.verbosity", "must be a string"))?.as_deref() {
+    if let Some(mut text_fields) = fields.object("text")? {
+        match text_fields.string("verbosity").map_err(|_| Refusal::invalid("text.verbosity", "must be a string"))?.as_deref() {
             None => {}
             // Accepted, although no model here reads it.
-            Some(said @ ("low" | "medium" | "high")) => said.clone_into(&mut verbosity),
+            Some(level @ ("low" | "medium" | "high")) => level.clone_into(&mut verbosity),
             Some(_) => return Err(Refusal::invalid("text.verbosity", "must be low, medium or high")),
         }
-        match said.take("format") {
+        match text_fields.take("format") {
             None => {}
             Some(Value::Object(of)) => (form, format) = format_of(Fields::of(of))?,
             Some(other) => return Err(wrong("text.format", "an object", &other)),
         }
     }
-    Ok(SaidText { form, shown: json!({ "format": format, "verbosity": verbosity }) })
+    Ok(TextSettings { form, shown: json!({ "format": format, "verbosity": verbosity }) })
 }
 
-fn format_of(mut said: Fields) -> Result<(Option<Form>, Value), Refusal> {
-    match said.take("type").as_ref().and_then(Value::as_str) {
+fn format_of(mut format: Fields) -> Result<(Option<Form>, Value), Refusal> {
+    match format.take("type").as_ref().and_then(Value::as_str) {
         Some("text") => Ok((None, json!({ "type": "text" }))),
         Some("json_object") => Ok((Some(Form::JsonObject(true)), json!({ "type": "json_object" }))),
         Some("json_schema") => {
-            let schema = match said.take("schema") {
+            let schema = match format.take("schema") {
                 Some(schema @ (Value::Object(_) | Value::Bool(_))) => schema,
                 Some(other) => return Err(wrong("text.format.schema", "a JSON schema", &other)),
                 None => return Err(Refusal::invalid("text.format.schema", "is missing")),
             };
             let strict =
-                said.boolean("strict").map_err(|_| Refusal::invalid("text.format.strict", "must be true or false"))?;
+                format.boolean("strict").map_err(|_| Refusal::invalid("text.format.strict", "must be true or false"))?;
             let shown = json!({
                 "type": "json_schema",
-                "name": said.take("name").filter(Value::is_string).unwrap_or_else(|| "".into()),
-                "description": said.take("description").filter(Value::is_string),
+                "name": format.take("name").filter(Value::is_string).unwrap_or_else(|| "".into()),
+                "description": format.take("description").filter(Value::is_string),
                 "schema": schema,
                 "strict": strict.unwrap_or(false),
             });
@@ -71,16 +71,16 @@ fn format_of(mut said: Fields) -> Result<(Option<Form>, Value), Refusal> {
 }
 
 /// How much the model thinks, and the format of its thoughts.
-pub struct SaidReasoning {
+pub struct ReasoningSettings {
     pub effort: String,
     /// As a summary, which is the whole thought: the server has no model to shorten it.
     pub in_summary: bool,
     pub shown: Value,
 }
 
-pub fn reasoning(fields: &mut Fields) -> Result<SaidReasoning, Refusal> {
-    let mut said = fields.object("reasoning")?.unwrap_or_else(|| Fields::of(Map::new()));
-    let mut string = |name: &'static str| match said.take(name) {
+pub fn reasoning(fields: &mut Fields) -> Result<ReasoningSettings, Refusal> {
+    let mut members = fields.object("reasoning")?.unwrap_or_else(|| Fields::of(Map::new()));
+    let mut string = |name: &'static str| match members.take(name) {
         None => Ok(None),
         Some(Value::String(text)) => Ok(Some(text)),
         Some(other) => Err(wrong(format!("reasoning.{name}"), "a string", &other)),
@@ -95,7 +95,7 @@ pub fn reasoning(fields: &mut Fields) -> Result<SaidReasoning, Refusal> {
         }
     }
     let shown = json!({ "effort": effort, "summary": summary });
-    Ok(SaidReasoning { effort: effort.unwrap_or_default(), in_summary: summary.is_some(), shown })
+    Ok(ReasoningSettings { effort: effort.unwrap_or_default(), in_summary: summary.is_some(), shown })
 }
 
 const LOGPROBS: &str = "message.output_text.logprobs";
@@ -110,9 +110,9 @@ pub fn include(fields: &mut Fields) -> Result<Option<u32>, Refusal> {
     };
     let n_all = all.len();
     all.retain(|name| name != LOGPROBS);
-    let wants_logprobs = all.len() < n_all || n_top.is_some_and(|n| n > 0);
+    let needs_logprobs = all.len() < n_all || n_top.is_some_and(|n| n > 0);
     match all.iter().enumerate().find(|(_, name)| !name.as_str().is_some_and(|name| INCLUDED.contains(&name))) {
-        None => Ok(wants_logprobs.then_some(n_top.unwrap_or(0))),
+        None => Ok(needs_logprobs.then_some(n_top.unwrap_or(0))),
         Some((i, Value::String(_))) => Err(invalid(format!("include[{i}]"), "is not supported yet")),
         Some((i, other)) => Err(wrong(format!("include[{i}]"), "a name", other)),
     }
@@ -120,13 +120,13 @@ pub fn include(fields: &mut Fields) -> Result<Option<u32>, Refusal> {
 
 /// Fields that change no answer, as the reply repeats them; null for a value that the field cannot have.
 pub fn repeated(fields: &Fields) -> Value {
-    let said = |name: &str, is_right: fn(&Value) -> bool| fields.get(name).filter(|value| is_right(value));
+    let valid_field = |name: &str, is_right: fn(&Value) -> bool| fields.get(name).filter(|value| is_right(value));
     let is_metadata = |value: &Value| value.as_object().is_some_and(|all| all.values().all(Value::is_string));
     json!({
-        "metadata": said("metadata", is_metadata).cloned().unwrap_or_else(|| json!({})),
-        "max_tool_calls": said("max_tool_calls", Value::is_u64),
-        "user": said("user", Value::is_string),
-        "safety_identifier": said("safety_identifier", Value::is_string),
-        "prompt_cache_key": said("prompt_cache_key", Value::is_string),
+        "metadata": valid_field("metadata", is_metadata).cloned().unwrap_or_else(|| json!({})),
+        "max_tool_calls": valid_field("max_tool_calls", Value::is_u64),
+        "user": valid_field("user", Value::is_string),
+        "safety_identifier": valid_field("safety_identifier", Value::is_string),
+        "prompt_cache_key": valid_field("prompt_cache_key", Value::is_string),
     })
 }

@@ -1,9 +1,9 @@
 //! Pages for stored responses: read, delete, cancel and continue. Has no knowledge of generation.
 
 use crate::faces::http::error::HttpError;
-use crate::faces::http::page::{Page, take_room};
+use crate::faces::http::page::{ApiRequest, take_room};
 use crate::faces::http::responses::follow;
-use crate::faces::http::responses::lists::{WantedPage, asked, shown};
+use crate::faces::http::responses::lists::{PageQuery, query_param, shown};
 use crate::faces::http::responses::reply::PREFIX;
 use crate::front::ask::BodyPermit;
 use crate::front::frontend::Frontend;
@@ -26,7 +26,7 @@ const CANCEL_MAX: Duration = Duration::from_secs(5);
 
 /// Returns all items of a stored response: those that it answered, and its own. Without an id there are none. They take
 /// room beside the bodies that are being read, as if the client had sent them.
-pub async fn items_before(front: &Frontend, page: &mut Page, id: Option<&str>) -> Result<Vec<Value>, HttpError> {
+pub async fn items_before(front: &Frontend, page: &mut ApiRequest, id: Option<&str>) -> Result<Vec<Value>, HttpError> {
     let Some(id) = id else { return Ok(Vec::new()) };
     let stored = found(front, page.tenant, id, "previous_response_id")?;
     if let Some(run) = &stored.run
@@ -52,7 +52,7 @@ fn found(front: &Frontend, tenant: TenantId, id: &str, param: &str) -> Result<Ar
     front.responses.get(tenant, id).ok_or_else(|| HttpError::no_such_response(param, id))
 }
 
-pub async fn one(
+pub async fn get_response(
     State(front): State<Arc<Frontend>>,
     Extension(tenant): Extension<TenantId>,
     Path(id): Path<String>,
@@ -60,8 +60,8 @@ pub async fn one(
 ) -> Result<Response, HttpError> {
     let stored = found(&front, tenant, &id, "response_id")?;
     let query = query.as_deref();
-    if asked(query, "stream").is_some_and(|value| value != "false") {
-        let after = asked(query, "starting_after").map(str::parse::<u32>).transpose();
+    if query_param(query, "stream").is_some_and(|value| value != "false") {
+        let after = query_param(query, "starting_after").map(str::parse::<u32>).transpose();
         let after = after.map_err(|_| Refusal::invalid("starting_after", "must be the number of an event"))?;
         return match &stored.run {
             Some(run) if run.is_streamed() => Ok(follow::events(&front, run, after.map_or(0, |n| n as usize + 1))),
@@ -164,11 +164,11 @@ pub async fn input_items(
     RawQuery(query): RawQuery,
 ) -> Result<Response, HttpError> {
     let stored = found(&front, tenant, &id, "response_id")?;
-    let wanted = WantedPage::read(query.as_deref())?;
+    let page_query = PageQuery::read(query.as_deref())?;
     let n_bytes = stored.items.len();
     let mut room = BodyPermit::None;
     take_room(&front, &mut room, n_bytes)?;
-    let list = move || Ok(wanted.of(own_items(&stored, &id))?.to_string());
+    let list = move || Ok(page_query.select(own_items(&stored, &id))?.to_string());
     let text: Result<String, Refusal> = front.off_runtime(n_bytes, list).await?;
     Ok(sent(Bytes::from_owner(HeldPage::new(text?, room))))
 }

@@ -15,16 +15,16 @@ const MUST: &str =
     "must be none, auto, required, {\"type\": \"function\", \"name\": ..} or {\"type\": \"allowed_tools\", ..}";
 
 /// The tools in the prompt, and those that the reply repeats.
-pub struct SaidTools {
+pub struct ToolSettings {
     /// In a chat's format.
-    pub told: Vec<String>,
+    pub chat_tools: Vec<String>,
     pub choice: Option<v1::ToolChoice>,
     pub is_parallel: bool,
     pub shown: Vec<Value>,
     pub shown_choice: Value,
 }
 
-pub fn read(fields: &mut Fields) -> Result<SaidTools, Refusal> {
+pub fn read(fields: &mut Fields) -> Result<ToolSettings, Refusal> {
     let list = match fields.take("tools") {
         None => Vec::new(),
         Some(Value::Array(list)) => list,
@@ -39,53 +39,53 @@ pub fn read(fields: &mut Fields) -> Result<SaidTools, Refusal> {
         functions.push(function);
     }
     let shown_choice = fields.take("tool_choice").unwrap_or_else(|| "auto".into());
-    let Choice { said, allowed } = choice(&shown_choice)?;
+    let ToolSelection { tool_choice: said: tool_choice, allowed } = choice(&shown_choice)?;
     if let Some(unknown) = allowed.iter().flatten().find(|name| !names.contains(*name)) {
         return Err(invalid("tool_choice.tools".to_owned(), &format!("names {unknown:?}, which is none of `tools`")));
     }
-    let is_told = |of: &&Function| allowed.as_ref().is_none_or(|names| names.contains(&of.name));
-    Ok(SaidTools {
-        told: functions.iter().filter(is_told).map(|of| of.told.to_string()).collect(),
-        choice: said,
+    let is_allowed = |of: &&FunctionTool| allowed.as_ref().is_none_or(|names| names.contains(&of.name));
+    Ok(ToolSettings {
+        chat_tools: functions.iter().filter(is_allowed).map(|of| of.chat_tool.to_string()).collect(),
+        choice: tool_choice,
         is_parallel: fields.boolean("parallel_tool_calls")?.unwrap_or(true),
         shown: functions.into_iter().map(|of| of.shown).collect(),
         shown_choice,
     })
 }
 
-struct Function {
+struct FunctionTool {
     name: String,
-    told: Value,
+    chat_tool: Value,
     shown: Value,
 }
 
 /// Returns None for a tool that is accepted and never enters the prompt.
-fn function(i: usize, value: Value) -> Result<Option<Function>, Refusal> {
-    let Value::Object(said) = value else { return Err(wrong(format!("tools[{i}]"), "an object", &value)) };
-    match said.get("type").and_then(Value::as_str) {
+fn function(i: usize, value: Value) -> Result<Option<FunctionTool>, Refusal> {
+    let Value::Object(object) = value else { return Err(wrong(format!("tools[{i}]"), "an object", &value)) };
+    match object.get("type").and_then(Value::as_str) {
         Some("function") => {}
         // Codex sends this with every request: a search that may not leave the server, where there is nothing to find.
-        Some("web_search") if said.get("external_web_access") == Some(&Value::Bool(false)) => return Ok(None),
+        Some("web_search") if object.get("external_web_access") == Some(&Value::Bool(false)) => return Ok(None),
         Some(kind) => {
             let kind: String = kind.chars().take(KIND_CHARS_MAX).collect();
             return Err(invalid(format!("tools[{i}].type"), &format!("`{kind}` is not run here; only functions are")));
         }
         None => return Err(invalid(format!("tools[{i}].type"), "must be `function`")),
     }
-    let name = match said.get("name").and_then(Value::as_str) {
+    let name = match object.get("name").and_then(Value::as_str) {
         Some(name) if !name.is_empty() => name.to_owned(),
         _ => return Err(invalid(format!("tools[{i}].name"), "must be a name")),
     };
-    match said.get("parameters") {
+    match object.get("parameters") {
         None | Some(Value::Null | Value::Object(_)) => {}
         Some(other) => return Err(wrong(format!("tools[{i}].parameters"), "a JSON schema, which is an object", other)),
     }
-    let strict = match said.get("strict") {
+    let strict = match object.get("strict") {
         None | Some(Value::Null) => false,
         Some(Value::Bool(strict)) => *strict,
         Some(other) => return Err(wrong(format!("tools[{i}].strict"), "true or false", other)),
     };
-    let member = |name: &str| said.get(name).cloned().unwrap_or(Value::Null);
+    let member = |name: &str| object.get(name).cloned().unwrap_or(Value::Null);
     let shown = json!({
         "type": "function",
         "name": name,
@@ -94,42 +94,42 @@ fn function(i: usize, value: Value) -> Result<Option<Function>, Refusal> {
         "strict": strict,
     });
     // Members keep the client's order: a template may print the tool unchanged.
-    let of_chat = said.into_iter().filter(|(name, value)| name != "type" && !value.is_null());
-    let told = json!({ "type": "function", "function": of_chat.collect::<Map<String, Value>>() });
-    Ok(Some(Function { name, told, shown }))
+    let of_chat = object.into_iter().filter(|(name, value)| name != "type" && !value.is_null());
+    let chat_tool = json!({ "type": "function", "function": of_chat.collect::<Map<String, Value>>() });
+    Ok(Some(FunctionTool { name, chat_tool: told: chat_tool, shown }))
 }
 
 /// The tool choice, and the only tools that it allows.
 #[derive(Default)]
-struct Choice {
-    said: Option<v1::ToolChoice>,
+struct ToolSelection {
+    tool_choice: Option<v1::ToolChoice>,
     allowed: Option<HashSet<String>>,
 }
 
-fn choice(value: &Value) -> Result<Choice, Refusal> {
+fn choice(value: &Value) -> Result<ToolSelection, Refusal> {
     if let Some(word) = value.as_str() {
-        let said = mode(word).ok_or_else(|| Refusal::invalid("tool_choice", MUST))?;
-        return Ok(Choice { said: Some(said), allowed: None });
+        let tool_choice = mode(word).ok_or_else(|| Refusal::invalid("tool_choice", MUST))?;
+        return Ok(ToolSelection { tool_choice: Some(tool_choice), allowed: None });
     }
     match value["type"].as_str() {
         Some("function") => {
             let name = name_of(value).ok_or_else(|| Refusal::invalid("tool_choice", MUST))?;
-            Ok(Choice { said: Some(v1::ToolChoice { mode: Mode::Required.into(), name }), allowed: None })
+            Ok(ToolSelection { tool_choice: Some(v1::ToolChoice { mode: Mode::Required.into(), name }), allowed: None })
         }
         Some("allowed_tools") => allowed(value),
         _ => Err(Refusal::invalid("tool_choice", MUST)),
     }
 }
 
-fn allowed(value: &Value) -> Result<Choice, Refusal> {
+fn allowed(value: &Value) -> Result<ToolSelection, Refusal> {
     let word = value["mode"].as_str().filter(|word| matches!(*word, "auto" | "required"));
-    let said = word.and_then(mode).ok_or_else(|| Refusal::invalid("tool_choice.mode", "must be auto or required"))?;
+    let tool_choice = word.and_then(mode).ok_or_else(|| Refusal::invalid("tool_choice.mode", "must be auto or required"))?;
     let names = value["tools"].as_array().filter(|all| !all.is_empty()).and_then(|all| {
         let functions = all.iter().map(|of| name_of(of).filter(|_| of["type"] == "function"));
         functions.collect::<Option<HashSet<String>>>()
     });
     match names {
-        Some(names) => Ok(Choice { said: Some(said), allowed: Some(names) }),
+        Some(names) => Ok(ToolSelection { tool_choice: Some(tool_choice), allowed: Some(names) }),
         None => Err(Refusal::invalid("tool_choice.tools", "must be a list of {\"type\": \"function\", \"name\": ..}")),
     }
 }

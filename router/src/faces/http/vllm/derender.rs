@@ -9,13 +9,13 @@ use crate::faces::http::error::HttpError;
 use crate::faces::http::fields::{Fields, token_ids, wrong};
 use crate::faces::http::format::{AnswerFormat, TokenNames, choice_value, with_likely};
 use crate::faces::http::known::Endpoint;
-use crate::faces::http::page::{Page, read};
-use crate::faces::http::said::SaidAnswer;
+use crate::faces::http::page::{ApiRequest, read};
+use crate::faces::http::said::AnswerContent;
 use crate::faces::http::single::objects;
-use crate::front::derender::Derendered;
+use crate::front::derender::DerenderedAnswer;
 use crate::front::frontend::{Frontend, unix_seconds};
 use crate::refusal::Refusal;
-use crate::replicas::models::table::VersionBy;
+use crate::replicas::models::table::VersionSelector;
 use crate::replicas::models::text::ModelText;
 use axum::Json;
 use axum::extract::{Request, State};
@@ -35,47 +35,47 @@ const COMPLETION_REQUEST: &str = "completion_request";
 pub async fn chat(State(front): State<Arc<Frontend>>, request: Request) -> Result<Json<Value>, HttpError> {
     let page = read(&front, request).await?;
     let _visit = front.visit(page.tenant)?;
-    let (mut served, mut fields) = Served::of(&front, page)?;
-    let asked = fields.object(CHAT_REQUEST)?;
+    let (mut context, mut fields) = DerenderContext::of(&front, page)?;
+    let chat_request = fields.object(CHAT_REQUEST)?;
     let generated = fields.object("generate_response")?;
     let generated = generated.ok_or_else(|| Refusal::invalid("generate_response", "is missing"))?;
-    let prompt_ids = served.prompt_ids(fields.take("prompt_token_ids"))?;
+    let prompt_ids = context.prompt_ids(fields.take("prompt_token_ids"))?;
     let n_prompt = fields.unsigned("prompt_tokens")?.unwrap_or(prompt_ids.map_or(0, |ids| ids.len() as u32));
-    let Drawn { id, answers, mut rest } = served.drawn(generated)?;
-    let (chat, tokens_as_ids) = served.chat(asked)?;
+    let GeneratedAnswers { id, answers, mut rest } = context.read_answers(generated)?;
+    let (chat, tokens_as_ids) = context.chat(chat_request)?;
     let format = ChatFormat::newer();
     let ids = answers.iter().map(|answer| answer.ids.clone()).collect();
-    let read = front.derendered(&served.text, chat, ids, unix_seconds()).await?;
+    let read = front.derender(&context.text, chat, ids, unix_seconds()).await?;
     let usage = usage(n_prompt, &answers);
-    let names = TokenNames::new(&served.text.tokenizer, tokens_as_ids);
-    let choice = |(answer, Derendered { said, n_calls }): (Answer, Derendered)| {
-        let mut whole = SaidAnswer::default();
-        whole.add(&said);
+    let names = TokenNames::new(&context.text.tokenizer, tokens_as_ids);
+    let choice = |(answer, DerenderedAnswer { delta: said: delta, n_calls }): (GeneratedAnswer, DerenderedAnswer)| {
+        let mut whole = AnswerContent::default();
+        whole.add(&delta);
         whole.calls.truncate(n_calls as usize);
-        let told = |likely: &Vec<v1::Logprob>| json!({ "content": with_likely(names, likely) });
-        let logprobs = answer.logprobs.as_ref().map(told).unwrap_or_default();
+        let content = |likely: &Vec<v1::Logprob>| json!({ "content": with_likely(names, likely) });
+        let logprobs = answer.logprobs.as_ref().map(content).unwrap_or_default();
         let has_called = n_calls > 0 && answer.reason.as_deref() == Some("stop");
-        let reason = if has_called { Some(format.called()) } else { answer.reason.as_deref() };
-        served.finished(&answer, choice_value(answer.index, format.whole(&whole), logprobs, reason))
+        let reason = if has_called { Some(format.tool_calls_reason()) } else { answer.reason.as_deref() };
+        context.finished(&answer, choice_value(answer.index, format.whole(&whole), logprobs, reason))
     };
     let choices: Vec<Value> = answers.into_iter().zip(read).map(choice).collect();
-    let mut told = served.envelope(id, "chat.completion", choices, usage);
-    if let (true, Some(prompt)) = (served.token_ids, rest.remove("prompt_token_ids")) {
-        told["prompt_token_ids"] = prompt;
+    let mut reply = context.envelope(id, "chat.completion", choices, usage);
+    if let (true, Some(prompt)) = (context.token_ids, rest.remove("prompt_token_ids")) {
+        reply["prompt_token_ids"] = prompt;
     }
     for name in ["prompt_logprobs", "kv_transfer_params"] {
-        told[name] = rest.remove(name).unwrap_or_default();
+        reply[name] = rest.remove(name).unwrap_or_default();
     }
-    told["metrics"] = rest.remove("metrics").map_or(Value::Null, metrics);
-    Ok(Json(told))
+    reply["metrics"] = rest.remove("metrics").map_or(Value::Null, metrics);
+    Ok(Json(reply))
 }
 
 pub async fn completions(State(front): State<Arc<Frontend>>, request: Request) -> Result<Json<Value>, HttpError> {
     let page = read(&front, request).await?;
     let _visit = front.visit(page.tenant)?;
-    let (mut served, mut fields) = Served::of(&front, page)?;
+    let (mut context, mut fields) = DerenderContext::of(&front, page)?;
     let tokens_as_ids = match fields.object(COMPLETION_REQUEST)? {
-        Some(mut asked) => served.wishes(&mut asked, Endpoint::Completions)?,
+        Some(mut completion_request) => context.read_options(&mut completion_request, Endpoint::Completions)?,
         None => false,
     };
     let all = objects("generate_responses", fields.take("generate_responses"))?;
@@ -83,38 +83,38 @@ pub async fn completions(State(front): State<Arc<Frontend>>, request: Request) -
         let why = format!("the generate_responses count must be at most {ANSWERS_MAX}, and is {}", all.len());
         return Err(Refusal::invalid("generate_responses", why).into());
     }
-    let n_prompts = served.n_prompts(&mut fields, all.len())?;
+    let n_prompts = context.n_prompts(&mut fields, all.len())?;
     let (mut id, mut answers, mut params) = (String::new(), Vec::new(), Value::Null);
     for generated in all {
-        let mut drawn = served.drawn(generated)?;
+        let mut response = context.read_answers(generated)?;
         if id.is_empty() {
-            id = drawn.id;
+            id = response.id;
         }
-        params = drawn.rest.remove("kv_transfer_params").filter(|value| !value.is_null()).unwrap_or(params);
-        answers.extend(drawn.answers);
+        params = response.rest.remove("kv_transfer_params").filter(|value| !value.is_null()).unwrap_or(params);
+        answers.extend(response.answers);
     }
     let ids = answers.iter().map(|answer| answer.ids.clone()).collect();
-    let read = front.derendered(&served.text, None, ids, unix_seconds()).await?;
+    let read = front.derender(&context.text, None, ids, unix_seconds()).await?;
     let usage = usage(n_prompts, &answers);
-    let names = TokenNames::new(&served.text.tokenizer, tokens_as_ids);
-    let choice = |(i, (answer, read)): (u32, (Answer, Derendered))| {
+    let names = TokenNames::new(&context.text.tokenizer, tokens_as_ids);
+    let choice = |(i, (answer, read)): (u32, (GeneratedAnswer, DerenderedAnswer))| {
         let lists = |likely: &Vec<v1::Logprob>| LogprobLists::of(names, likely).value();
         let logprobs = answer.logprobs.as_ref().map(lists).unwrap_or_default();
-        let text = ("text", read.said.text.into());
-        served.finished(&answer, choice_value(i, text, logprobs, answer.reason.as_deref()))
+        let text = ("text", read.delta.text.into());
+        context.finished(&answer, choice_value(i, text, logprobs, answer.reason.as_deref()))
     };
     let choices: Vec<Value> = (0..).zip(answers.into_iter().zip(read)).map(choice).collect();
-    let mut told = served.envelope(id, "text_completion", choices, usage);
-    told["kv_transfer_params"] = params;
-    Ok(Json(told))
+    let mut reply = context.envelope(id, "text_completion", choices, usage);
+    reply["kv_transfer_params"] = params;
+    Ok(Json(reply))
 }
 
 /// Returns the metrics of an answer, with null for missing values.
-fn metrics(mut told: Value) -> Value {
+fn metrics(mut values: Value) -> Value {
     const TIMES: [&str; 5] =
         ["time_to_first_token_ms", "generation_time_ms", "queue_time_ms", "mean_itl_ms", "tokens_per_second"];
     const OF_DRAFTS: [&str; 2] = ["per_step_accepted", "per_step_drafted"];
-    if let Some(all) = told.as_object_mut() {
+    if let Some(all) = values.as_object_mut() {
         for name in TIMES.into_iter().chain([DRAFTS]) {
             all.entry(name).or_insert(Value::Null);
         }
@@ -124,17 +124,17 @@ fn metrics(mut told: Value) -> Value {
             }
         }
     }
-    told
+    values
 }
 
-fn usage(n_prompt: u32, answers: &[Answer]) -> Value {
-    let n_said: usize = answers.iter().map(|answer| answer.ids.len()).sum();
-    let n_all = n_prompt as usize + n_said;
-    json!({ "prompt_tokens": n_prompt, "completion_tokens": n_said, "total_tokens": n_all })
+fn usage(n_prompt: u32, answers: &[GeneratedAnswer]) -> Value {
+    let n_completion: usize = answers.iter().map(|answer| answer.ids.len()).sum();
+    let n_all = n_prompt as usize + n_completion;
+    json!({ "prompt_tokens": n_prompt, "completion_tokens": n_completion, "total_tokens": n_all })
 }
 
 /// The model that reads the tokens, and the parts that the client requests in addition.
-struct Served {
+struct DerenderContext {
     name: String,
     text: Arc<ModelText>,
     context: u32,
@@ -143,14 +143,14 @@ struct Served {
 }
 
 /// A replica's answer.
-struct Drawn {
+struct GeneratedAnswers {
     id: String,
-    answers: Vec<Answer>,
+    answers: Vec<GeneratedAnswer>,
     /// Members that are passed on unchanged.
     rest: Map<String, Value>,
 }
 
-struct Answer {
+struct GeneratedAnswer {
     index: u32,
     ids: Tokens,
     reason: Option<String>,
@@ -158,41 +158,41 @@ struct Answer {
     logprobs: Option<Vec<v1::Logprob>>,
 }
 
-impl Served {
-    fn of(front: &Frontend, page: Page) -> Result<(Served, Fields), Refusal> {
+impl DerenderContext {
+    fn of(front: &Frontend, page: ApiRequest) -> Result<(DerenderContext, Fields), Refusal> {
         let mut fields = page.fields;
         if fields.boolean("stream")?.unwrap_or(false) {
             return Err(Refusal::invalid("stream", "is not supported here: pieces of an answer are not read alone"));
         }
-        let model = front.model(&fields.string("model")?.unwrap_or_default(), VersionBy::Weight)?;
+        let model = front.model(&fields.string("model")?.unwrap_or_default(), VersionSelector::Weight)?;
         let (context, logprobs_max) = (model.replica.context, front.config.limits.logprobs_max);
-        Ok((Served { name: model.name, text: model.text, context, logprobs_max, token_ids: false }, fields))
+        Ok((DerenderContext { name: model.name, text: model.text, context, logprobs_max, token_ids: false }, fields))
     }
 
     /// Returns the chat of the original request. A model that writes thoughts and calls needs it to separate them.
-    fn chat(&mut self, asked: Option<Fields>) -> Result<(Option<v1::Chat>, bool), Refusal> {
-        let tells_more = self.text.dialect.has_thoughts()
+    fn chat(&mut self, chat_request: Option<Fields>) -> Result<(Option<v1::Chat>, bool), Refusal> {
+        let needs_chat = self.text.dialect.has_thoughts()
             || self.text.template.as_ref().is_some_and(|template| template.uses_tools());
-        match asked {
-            None if tells_more => Err(Refusal::invalid(CHAT_REQUEST, "is missing: this model's answers have parts")),
+        match chat_request {
+            None if needs_chat => Err(Refusal::invalid(CHAT_REQUEST, "is missing: this model's answers have parts")),
             None => Ok((None, false)),
-            Some(mut asked) => {
-                let tokens_as_ids = self.wishes(&mut asked, Endpoint::Chat)?;
-                Ok((Some(conversation(&mut asked)?), tokens_as_ids))
+            Some(mut fields) => {
+                let tokens_as_ids = self.read_options(&mut fields, Endpoint::Chat)?;
+                Ok((Some(conversation(&mut fields)?), tokens_as_ids))
             }
         }
     }
 
     /// Reads the parts that a client requests in addition to the text. Returns whether tokens are written as ids.
-    fn wishes(&mut self, asked: &mut Fields, page: Endpoint) -> Result<bool, Refusal> {
-        asked.check(page)?;
-        self.token_ids = asked.boolean("return_token_ids")?.unwrap_or(false);
-        Ok(asked.boolean("return_tokens_as_token_ids")?.unwrap_or(false))
+    fn read_options(&mut self, fields: &mut Fields, page: Endpoint) -> Result<bool, Refusal> {
+        fields.check(page)?;
+        self.token_ids = fields.boolean("return_token_ids")?.unwrap_or(false);
+        Ok(fields.boolean("return_tokens_as_token_ids")?.unwrap_or(false))
     }
 
-    fn prompt_ids(&self, said: Option<Value>) -> Result<Option<Tokens>, Refusal> {
+    fn prompt_ids(&self, field_value: Option<Value>) -> Result<Option<Tokens>, Refusal> {
         const FIELD: &str = "prompt_token_ids";
-        let Some(value) = said else { return Ok(None) };
+        let Some(value) = field_value else { return Ok(None) };
         let ids = token_ids(FIELD, value)?;
         self.check_length(FIELD, ids.len())?;
         self.text.check_ids(FIELD, &ids)?;
@@ -227,7 +227,7 @@ impl Served {
         }
     }
 
-    fn drawn(&self, mut generated: Fields) -> Result<Drawn, Refusal> {
+    fn read_answers(&self, mut generated: Fields) -> Result<GeneratedAnswers, Refusal> {
         let id = generated.string("request_id")?.unwrap_or_default();
         let choices = objects("choices", generated.take("choices"))?;
         if choices.len() > ANSWERS_MAX {
@@ -235,28 +235,28 @@ impl Served {
             return Err(Refusal::invalid("choices", why));
         }
         let answers = choices.into_iter().map(|choice| self.answer(choice)).collect::<Result<_, _>>()?;
-        Ok(Drawn { id, answers, rest: generated.rest() })
+        Ok(GeneratedAnswers { id, answers, rest: generated.rest() })
     }
 
-    fn answer(&self, mut choice: Fields) -> Result<Answer, Refusal> {
+    fn answer(&self, mut choice: Fields) -> Result<GeneratedAnswer, Refusal> {
         // `token_ids` alone would be the prompt on OpenAI's pages.
         const FIELD: &str = "choices.token_ids";
-        let ids = choice.take("token_ids").map(|said| token_ids(FIELD, said)).transpose()?;
+        let ids = choice.take("token_ids").map(|value| token_ids(FIELD, value)).transpose()?;
         let ids = ids.filter(|ids| !ids.is_empty()).ok_or_else(|| Refusal::invalid(FIELD, "there are none"))?;
         self.check_length(FIELD, ids.len())?;
         self.text.check_ids(FIELD, &ids)?;
-        Ok(Answer {
+        Ok(GeneratedAnswer {
             index: choice.unsigned("index")?.unwrap_or(0),
             ids,
             reason: choice.string("finish_reason")?,
             stop_reason: choice.take("stop_reason").unwrap_or_default(),
-            logprobs: choice.object("logprobs")?.map(|said| self.logprobs(said)).transpose()?,
+            logprobs: choice.object("logprobs")?.map(|object| self.logprobs(object)).transpose()?,
         })
     }
 
-    fn logprobs(&self, mut said: Fields) -> Result<Vec<v1::Logprob>, Refusal> {
+    fn logprobs(&self, mut fields: Fields) -> Result<Vec<v1::Logprob>, Refusal> {
         const FIELD: &str = "logprobs";
-        let list = match said.take("content") {
+        let list = match fields.take("content") {
             None => return Ok(Vec::new()),
             Some(Value::Array(list)) => list,
             Some(other) => return Err(wrong(FIELD, "a list as `content`", &other)),
@@ -268,8 +268,8 @@ impl Served {
         list.iter().map(|one| self.logprob(one)).collect()
     }
 
-    fn logprob(&self, said: &Value) -> Result<v1::Logprob, Refusal> {
-        let likely = said["top_logprobs"].as_array().map(Vec::as_slice).unwrap_or_default();
+    fn logprob(&self, entry: &Value) -> Result<v1::Logprob, Refusal> {
+        let likely = entry["top_logprobs"].as_array().map(Vec::as_slice).unwrap_or_default();
         if likely.len() > self.logprobs_max as usize {
             let why = format!("a top_logprobs count of {} exceeds max_logprobs {}", likely.len(), self.logprobs_max);
             return Err(Refusal::invalid("logprobs", why));
@@ -281,10 +281,10 @@ impl Served {
             self.text.check_ids("logprobs", &[id])?;
             Ok(v1::Logprob { token_id: id, logprob, top: Vec::new() })
         };
-        Ok(v1::Logprob { top: likely.iter().map(one).collect::<Result<_, _>>()?, ..one(said)? })
+        Ok(v1::Logprob { top: likely.iter().map(one).collect::<Result<_, _>>()?, ..one(entry)? })
     }
 
-    fn finished(&self, answer: &Answer, mut choice: Value) -> Value {
+    fn finished(&self, answer: &GeneratedAnswer, mut choice: Value) -> Value {
         choice["stop_reason"] = answer.stop_reason.clone();
         if self.token_ids {
             choice["token_ids"] = answer.ids.as_slice().into();

@@ -5,10 +5,10 @@ use crate::faces::http::certificate;
 use crate::faces::http::error::HttpError;
 use crate::faces::http::format::{TokenNames, finish_reason, stop_reason, with_likely};
 use crate::faces::http::known::Endpoint;
-use crate::faces::http::page::{Page, counted, read};
-use crate::faces::http::sse::{self, Voice};
+use crate::faces::http::page::{ApiRequest, record_refusal, read};
+use crate::faces::http::sse::{self, EventWriter};
 use crate::faces::http::vllm::params;
-use crate::front::ask::{Ask, Purpose};
+use crate::front::ask::{ParsedRequest, Purpose};
 use crate::front::frontend::Frontend;
 use crate::front::generation::{Generation, GenerationEvent};
 use crate::front::recorder::{Caller, Face, Recorder};
@@ -26,49 +26,49 @@ use tokio_stream::StreamExt;
 pub async fn generate(State(front): State<Arc<Frontend>>, request: Request) -> Result<Response, HttpError> {
     let mut recorder = Recorder::start(Face::Http, &Caller::of_http(request.headers()));
     let read = read(&front, request).await;
-    let page = counted(&mut recorder, read)?;
-    let asked = ask(page, &front.config.limits).map_err(said);
-    let (ask, telling) = counted(&mut recorder, asked)?;
-    let n_choices = ask.n_choices;
-    let mut generation = front.generate(ask, recorder).await.map_err(said)?;
-    let mut teller = Teller { id: telling.id, logprobs: telling.logprobs, text: generation.text.clone() };
-    if teller.id.is_empty() {
-        teller.id.clone_from(&generation.started.id);
+    let page = record_refusal(&mut recorder, read)?;
+    let result = parse_request(page, &front.config.limits).map_err(to_http_error);
+    let (parsed, options) = record_refusal(&mut recorder, result)?;
+    let n_choices = parsed.n_choices;
+    let mut generation = front.generate(parsed, recorder).await.map_err(to_http_error)?;
+    let mut writer = TokenWriter { id: options.id, logprobs: options.logprobs, text: generation.text.clone() };
+    if writer.id.is_empty() {
+        writer.id.clone_from(&generation.started.id);
     }
-    if telling.is_stream {
-        return Ok(sse::stream(teller, generation, &front));
+    if options.is_stream {
+        return Ok(sse::stream(writer, generation, &front));
     }
     let mut choices = vec![(v1::Delta::default(), v1::Finished::default()); n_choices as usize];
     while let Some(event) = generation.next().await {
-        let (slot, event) = event.map_err(said)?;
-        let (said, end) = &mut choices[slot as usize];
+        let (slot, event) = event.map_err(to_http_error)?;
+        let (output, end) = &mut choices[slot as usize];
         match event {
             GenerationEvent::Delta(delta) => {
-                said.token_ids.extend(delta.token_ids);
-                said.logprobs.extend(delta.logprobs);
+                output.token_ids.extend(delta.token_ids);
+                output.logprobs.extend(delta.logprobs);
             }
             GenerationEvent::Finished(finished) => *end = finished,
             GenerationEvent::Aside(_) => {}
         }
     }
-    let values = choices.iter().enumerate().map(|(slot, (said, end))| teller.choice(slot as u32, said, Some(end)));
-    let mut told = teller.value(values.collect());
-    told["usage"] = usage(choices.iter().map(|(_, finished)| finished));
-    Ok(certificate::with_headers(Json(told).into_response(), &generation.started))
+    let values = choices.iter().enumerate().map(|(slot, (choice_output, end))| writer.choice(slot as u32, choice_output, Some(end)));
+    let mut reply = writer.value(values.collect());
+    reply["usage"] = usage(choices.iter().map(|(_, finished)| finished));
+    Ok(certificate::with_headers(Json(reply).into_response(), &generation.started))
 }
 
-struct Telling {
+struct GenerateOptions {
     /// The client's own name for the request; empty if it has none.
     id: String,
     is_stream: bool,
     logprobs: bool,
 }
 
-fn said(refusal: Refusal) -> HttpError {
+fn to_http_error(refusal: Refusal) -> HttpError {
     HttpError::of(refusal.renamed(&[("text", "token_ids")]))
 }
 
-fn ask(mut page: Page, limits: &RouterLimits) -> Result<(Ask, Telling), Refusal> {
+fn parse_request(mut page: ApiRequest, limits: &RouterLimits) -> Result<(ParsedRequest, GenerateOptions), Refusal> {
     let fields = &mut page.fields;
     let (mut sampling, n_choices) = params::read(fields)?;
     // Only OpenAI's pages return scores of the prompt.
@@ -76,7 +76,7 @@ fn ask(mut page: Page, limits: &RouterLimits) -> Result<(Ask, Telling), Refusal>
         return Err(Refusal::invalid("prompt_logprobs", "is not supported here"));
     }
     let is_stream = fields.boolean("stream")?.unwrap_or(false);
-    let telling = Telling {
+    let options = GenerateOptions {
         id: fields.string("request_id")?.unwrap_or_default(),
         is_stream,
         logprobs: sampling.logprobs.is_some(),
@@ -85,18 +85,18 @@ fn ask(mut page: Page, limits: &RouterLimits) -> Result<(Ask, Telling), Refusal>
     if fields.take("features").is_some() {
         return Err(Refusal::invalid("features", "is not supported; only tokens are"));
     }
-    let ask = Ask {
+    let parsed = ParsedRequest {
         model: fields.string("model")?.unwrap_or_default(),
         prompts: vec![Input::TokenIds(v1::TokenIds { ids })],
         n_choices,
         purpose: Purpose::Generate(Box::new(sampling)),
         priority: fields.priority()?,
         deadline: fields.deadline()?,
-        ..Ask::default()
+        ..ParsedRequest::default()
     };
     fields.check(Endpoint::Completions)?;
     fields.refuse(&["suffix", "truncate_prompt_tokens"])?;
-    Ok((page.finished_anew(ask, limits)?, telling))
+    Ok((page.complete_unresumable_request(parsed, limits)?, options))
 }
 
 fn usage<'a>(all: impl Iterator<Item = &'a v1::Finished>) -> Value {
@@ -114,13 +114,13 @@ fn usage<'a>(all: impl Iterator<Item = &'a v1::Finished>) -> Value {
     })
 }
 
-struct Teller {
+struct TokenWriter {
     id: String,
     logprobs: bool,
     text: Arc<ModelText>,
 }
 
-impl Teller {
+impl TokenWriter {
     fn value(&self, choices: Vec<Value>) -> Value {
         json!({ "request_id": self.id, "choices": choices, "prompt_logprobs": null, "kv_transfer_params": null })
     }
@@ -128,29 +128,29 @@ impl Teller {
     /// Returns logprobs in the format of OpenAI's pages, with token ids as names. Without requested alternatives, the
     /// token itself is the only likely one.
     fn likely(&self, logprobs: &[v1::Logprob]) -> Vec<Value> {
-        let mut told = with_likely(TokenNames::texts(&self.text.tokenizer), logprobs);
-        for (value, logprob) in told.iter_mut().zip(logprobs) {
+        let mut values = with_likely(TokenNames::texts(&self.text.tokenizer), logprobs);
+        for (value, logprob) in values.iter_mut().zip(logprobs) {
             value["token_id"] = logprob.token_id.into();
             let likely = logprob.top.iter().map(|top| json!({ "token_id": top.token_id, "logprob": top.logprob }));
             let own = || json!({ "token_id": logprob.token_id, "logprob": logprob.logprob });
             let likely: Vec<Value> = likely.collect();
             value["top_logprobs"] = if likely.is_empty() { vec![own()] } else { likely }.into();
         }
-        told
+        values
     }
 
-    fn choice(&self, index: u32, said: &v1::Delta, end: Option<&v1::Finished>) -> Value {
-        let logprobs = self.logprobs.then(|| json!({ "content": self.likely(&said.logprobs) }));
+    fn choice(&self, index: u32, output: &v1::Delta, end: Option<&v1::Finished>) -> Value {
+        let logprobs = self.logprobs.then(|| json!({ "content": self.likely(&output.logprobs) }));
         let reason = end.map(finish_reason);
         let mut choice =
-            json!({ "index": index, "token_ids": said.token_ids, "logprobs": logprobs, "finish_reason": reason });
+            json!({ "index": index, "token_ids": output.token_ids, "logprobs": logprobs, "finish_reason": reason });
         choice["stop_reason"] = end.map_or(Value::Null, stop_reason);
         end.iter().for_each(|finished| certificate::add(&mut choice, finished));
         choice
     }
 }
 
-impl Voice for Teller {
+impl EventWriter for TokenWriter {
     fn opening(&mut self, _: &Generation, _: &mut String) {}
 
     fn event(&mut self, slot: u32, event: GenerationEvent, _: &Generation, out: &mut String) {
@@ -167,6 +167,6 @@ impl Voice for Teller {
     }
 
     fn fail(&mut self, refusal: Refusal, out: &mut String) {
-        sse::write(out, None, &said(refusal).body());
+        sse::write(out, None, &to_http_error(refusal).body());
     }
 }

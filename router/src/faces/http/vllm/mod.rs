@@ -7,7 +7,7 @@ pub mod params;
 mod render;
 
 use crate::faces::http::error::HttpError;
-use crate::faces::http::page::{counted, read};
+use crate::faces::http::page::{record_refusal, read};
 use crate::faces::http::table::{Route, get, post};
 use crate::faces::http::{chat, completions, embeddings, tokens};
 use crate::front::frontend::Frontend;
@@ -39,7 +39,7 @@ pub fn routes() -> Vec<Route> {
 async fn invocations(State(front): State<Arc<Frontend>>, request: Request) -> Result<Response, HttpError> {
     let mut recorder = Recorder::start(Face::Http, &Caller::of_http(request.headers()));
     let read = read(&front, request).await;
-    let page = counted(&mut recorder, read)?;
+    let page = record_refusal(&mut recorder, read)?;
     if page.fields.has("messages") {
         return chat::answer_page(front, page, recorder, false).await;
     }

@@ -20,7 +20,7 @@ pub fn read(fields: &mut Fields) -> Result<(v1::Sampling, u32), Refusal> {
     if params.boolean("detokenize")? == Some(false) && !sampling.stop.is_empty() {
         return Err(Refusal::invalid("stop", "needs `detokenize` to be true"));
     }
-    sampling.structure = structure(&mut params)?.map(|said| said.structure);
+    sampling.structure = structure(&mut params)?.map(|requested| requested.structure);
     params.check(Endpoint::Completions)?;
     params.refuse(&["suffix", "truncate_prompt_tokens"])?;
     Ok((sampling, n_choices))
@@ -99,7 +99,7 @@ fn shorten(value: &mut Value) {
 fn structure_field(form: &Form) -> (&'static str, Value) {
     let output = |name: &str, value: Value| ("structured_outputs", json!({ name: value }));
     match form {
-        Form::JsonObject(wanted) => output("json_object", (*wanted).into()),
+        Form::JsonObject(is_enabled) => output("json_object", (*is_enabled).into()),
         Form::JsonSchema(schema) => output("json", schema.as_str().into()),
         Form::Regex(pattern) => output("regex", pattern.as_str().into()),
         Form::Choice(choices) => output("choice", choices.texts.as_slice().into()),
@@ -114,7 +114,7 @@ fn structure_field(form: &Form) -> (&'static str, Value) {
 mod tests {
     use super::*;
 
-    fn again(sampling: &v1::Sampling) -> (v1::Sampling, u32) {
+    fn round_trip(sampling: &v1::Sampling) -> (v1::Sampling, u32) {
         let body = json!({ "sampling_params": value(sampling, 2) }).to_string();
         read(&mut Fields::parse(body.as_bytes()).unwrap()).unwrap()
     }
@@ -134,14 +134,14 @@ mod tests {
         ] {
             let mut sampling = Fields::parse(body.as_bytes()).unwrap().sampling().unwrap();
             sampling.logprobs = Some(2);
-            assert_eq!(again(&sampling), (sampling, 2), "{body}");
+            assert_eq!(round_trip(&sampling), (sampling, 2), "{body}");
         }
         let text = || "root ::= \"a\"".to_owned();
         for form in [Form::Gbnf(text()), Form::Ebnf(text()), Form::Lark("start: \"a\"".into()), Form::JsonObject(true)]
         {
             let mut sampling = Fields::parse(br#"{"max_tokens": 5}"#).unwrap().sampling().unwrap();
             sampling.structure = Some(v1::Structure { form: Some(form) });
-            assert_eq!(again(&sampling), (sampling, 2));
+            assert_eq!(round_trip(&sampling), (sampling, 2));
         }
     }
 

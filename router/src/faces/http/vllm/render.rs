@@ -7,15 +7,15 @@ use crate::faces::http::door::REQUEST_ID;
 use crate::faces::http::error::HttpError;
 use crate::faces::http::fields::Fields;
 use crate::faces::http::known::Endpoint;
-use crate::faces::http::page::{Page, read};
+use crate::faces::http::page::{ApiRequest, read};
 use crate::faces::http::structure::structure;
 use crate::faces::http::vllm::params;
 use crate::faces::http::{messages, responses};
-use crate::front::ask::{Ask, CutSide, Purpose};
+use crate::front::ask::{ParsedRequest, CutSide, Purpose};
 use crate::front::frontend::{Frontend, RenderedPrompt, unix_seconds};
 use crate::front::prepared::room;
 use crate::refusal::Refusal;
-use crate::replicas::models::table::VersionBy;
+use crate::replicas::models::table::VersionSelector;
 use axum::Json;
 use axum::extract::{Request, State};
 use proto::v1;
@@ -27,61 +27,61 @@ use types::{Goal, TenantId};
 const OFFSETS: &str = "return_token_offsets";
 
 pub async fn chat(State(front): State<Arc<Frontend>>, request: Request) -> Result<Json<Value>, HttpError> {
-    let (told, mut page) = opened(&front, request, "chatcmpl-").await?;
+    let (repeated, mut page) = read_page(&front, request, "chatcmpl-").await?;
     let fields = &mut page.fields;
-    let wants_places = fields.boolean(OFFSETS)?.unwrap_or(false);
+    let needs_offsets = fields.boolean(OFFSETS)?.unwrap_or(false);
     fields.check(Endpoint::Chat)?;
     let mut sampling = fields.sampling()?;
-    let wanted = fields.boolean("logprobs")?.unwrap_or(false);
-    sampling.logprobs = fields.unsigned("top_logprobs")?.or(Some(0)).filter(|_| wanted);
-    sampling.structure = structure(fields)?.map(|said| said.structure);
+    let needs_logprobs = fields.boolean("logprobs")?.unwrap_or(false);
+    sampling.logprobs = fields.unsigned("top_logprobs")?.or(Some(0)).filter(|_| needs_logprobs);
+    sampling.structure = structure(fields)?.map(|requested| requested.structure);
     let prompts = vec![Input::Chat(conversation(fields)?)];
-    let asked = asked(fields, prompts, sampling)?;
-    one(&front, Told { wants_places, ..told }, asked).await
+    let parsed = build_request(fields, prompts, sampling)?;
+    single_body(&front, RepeatedFields { needs_offsets: wants_places: needs_offsets, ..repeated }, parsed).await
 }
 
 pub async fn completions(State(front): State<Arc<Frontend>>, request: Request) -> Result<Json<Value>, HttpError> {
-    let (told, mut page) = opened(&front, request, "cmpl-").await?;
+    let (repeated, mut page) = read_page(&front, request, "cmpl-").await?;
     let fields = &mut page.fields;
-    let wants_places = fields.boolean(OFFSETS)?.unwrap_or(false);
+    let needs_offsets = fields.boolean(OFFSETS)?.unwrap_or(false);
     fields.check(Endpoint::Completions)?;
     fields.refuse(&["suffix"])?;
     let mut sampling = fields.sampling()?;
     sampling.logprobs = fields.unsigned("logprobs")?;
-    sampling.structure = structure(fields)?.map(|said| said.structure);
+    sampling.structure = structure(fields)?.map(|requested| requested.structure);
     sampling.max_tokens.get_or_insert(TOKENS_MAX);
     let prompt = fields.take("prompt").ok_or_else(|| Refusal::invalid("prompt", "is missing"))?;
-    let asked = asked(fields, inputs("prompt", prompt)?, sampling)?;
-    Ok(Json(bodies(&front, Told { wants_places, ..told }, asked).await?.into()))
+    let parsed = build_request(fields, inputs("prompt", prompt)?, sampling)?;
+    Ok(Json(bodies(&front, RepeatedFields { needs_offsets: wants_places: needs_offsets, ..repeated }, parsed).await?.into()))
 }
 
 pub async fn messages(State(front): State<Arc<Frontend>>, request: Request) -> Result<Json<Value>, HttpError> {
-    let (told, page) = opened(&front, request, "chatcmpl-").await?;
-    let asked = messages::rendered(&front, page)?;
-    one(&front, told, asked).await
+    let (repeated, page) = read_page(&front, request, "chatcmpl-").await?;
+    let parsed = messages::to_parsed_request(&front, page)?;
+    single_body(&front, repeated, parsed).await
 }
 
 pub async fn responses(State(front): State<Arc<Frontend>>, request: Request) -> Result<Json<Value>, HttpError> {
-    let (told, page) = opened(&front, request, "resp_").await?;
+    let (repeated, page) = read_page(&front, request, "resp_").await?;
     // Stored items exist only in this router, and any router must be able to serve a rendered request.
     page.fields.refuse(&["previous_response_id", "conversation"])?;
-    let asked = responses::rendered(&front, page)?;
-    one(&front, told, asked).await
+    let parsed = responses::to_parsed_request(&front, page)?;
+    single_body(&front, repeated, parsed).await
 }
 
 /// The parts of the request that a rendered request repeats.
-struct Told {
+struct RepeatedFields {
     /// The client's request id, or one of this router.
     id: String,
     tenant: TenantId,
     is_stream: bool,
     stream_options: Option<Value>,
     /// Whether the client requests each token's place in the text.
-    wants_places: bool,
+    needs_offsets: bool,
 }
 
 /// Reads a request and the parts that are only repeated. An id in the header has precedence over one in the body.
-async fn opened(front: &Frontend, request: Request, prefix: &str) -> Result<(Told, Page), HttpError> {
+async fn read_page(front: &Frontend, request: Request, prefix: &str) -> Result<(RepeatedFields, ApiRequest), HttpError> {
     let in_header = request.headers().get(REQUEST_ID).and_then(|id| id.to_str().ok()).map(str::to_owned);
     let mut page = read(front, request).await?;
     let fields = &mut page.fields;
@@ -90,30 +90,30 @@ async fn opened(front: &Frontend, request: Request, prefix: &str) -> Result<(Tol
     let is_stream = fields.get("stream") == Some(&Value::Bool(true));
     let stream_options = fields.get("stream_options").filter(|_| is_stream).cloned();
     let (id, tenant) = (format!("{prefix}{name}"), page.tenant);
-    Ok((Told { id, tenant, is_stream, stream_options, wants_places: false }, page))
+    Ok((RepeatedFields { id, tenant, is_stream, stream_options, needs_offsets: false }, page))
 }
 
-fn asked(fields: &mut Fields, prompts: Vec<Input>, sampling: v1::Sampling) -> Result<Ask, Refusal> {
-    Ok(Ask {
+fn build_request(fields: &mut Fields, prompts: Vec<Input>, sampling: v1::Sampling) -> Result<ParsedRequest, Refusal> {
+    Ok(ParsedRequest {
         model: fields.string("model")?.unwrap_or_default(),
         prompts,
         n_choices: fields.n_choices()?,
         truncation: fields.truncation(CutSide::Left)?,
         priority: fields.priority()?,
         purpose: Purpose::Generate(Box::new(sampling)),
-        ..Ask::default()
+        ..ParsedRequest::default()
     })
 }
 
-async fn one(front: &Frontend, told: Told, asked: Ask) -> Result<Json<Value>, HttpError> {
-    let mut bodies = bodies(front, told, asked).await?;
+async fn single_body(front: &Frontend, repeated: RepeatedFields, parsed: ParsedRequest) -> Result<Json<Value>, HttpError> {
+    let mut bodies = bodies(front, repeated, parsed).await?;
     Ok(Json(bodies.remove(0)))
 }
 
 /// Returns one body for each prompt.
-async fn bodies(front: &Frontend, told: Told, asked: Ask) -> Result<Vec<Value>, HttpError> {
-    let _visit = front.visit(told.tenant)?;
-    let Ask { model, prompts, n_choices, priority, purpose, truncation, .. } = asked;
+async fn bodies(front: &Frontend, repeated: RepeatedFields, parsed: ParsedRequest) -> Result<Vec<Value>, HttpError> {
+    let _visit = front.visit(repeated.tenant)?;
+    let ParsedRequest { model, prompts, n_choices, priority, purpose, truncation, .. } = parsed;
     let sampling = match purpose {
         Purpose::Generate(sampling) => *sampling,
         Purpose::Pool => v1::Sampling::default(),
@@ -123,27 +123,27 @@ async fn bodies(front: &Frontend, told: Told, asked: Ask) -> Result<Vec<Value>, 
         return Err(Refusal::invalid("prompt", format!("there are more than {n_prompts_max}")).into());
     }
     let text = front.text(&model)?;
-    let context = front.model(&model, VersionBy::Weight).map_or(text.spec.context, |model| model.replica.context);
+    let context = front.model(&model, VersionSelector::Weight).map_or(text.spec.context, |model| model.replica.context);
     let (now, room) = (unix_seconds(), room(context, &Goal::Generate));
     let mut bodies = Vec::with_capacity(n_prompts);
     for (i, input) in prompts.into_iter().enumerate() {
-        let asked = sampling.structure.clone();
-        let rendered = front.rendered_request(&text, input, asked, told.wants_places, now).await?;
+        let requested_structure = sampling.structure.clone();
+        let rendered = front.rendered_request(&text, input, requested_structure, repeated.needs_offsets, now).await?;
         let RenderedPrompt { mut ids, mut places, structure } = rendered;
         if let Some(truncation) = truncation {
             truncation.cut(&mut ids, room)?;
             places.iter_mut().try_for_each(|places| truncation.cut(places, room).map(drop))?;
         }
         let params = params::value(&v1::Sampling { structure, ..sampling.clone() }, n_choices);
-        let id = if n_prompts == 1 { told.id.clone() } else { format!("{}-{i}", told.id) };
+        let id = if n_prompts == 1 { repeated.id.clone() } else { format!("{}-{i}", repeated.id) };
         bodies.push(json!({
             "model": model,
             "request_id": id,
             "token_ids": ids,
             "token_offsets": places,
             "sampling_params": params,
-            "stream": told.is_stream,
-            "stream_options": told.stream_options,
+            "stream": repeated.is_stream,
+            "stream_options": repeated.stream_options,
             "priority": priority,
         }));
     }

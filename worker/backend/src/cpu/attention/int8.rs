@@ -4,7 +4,7 @@
 //! split into two digits, 128 × high + low, by the largest among them: 14 bits and a sign, beside which the rounding of
 //! K and V is a hundred times coarser. A tile's sums stay below 2^30.
 
-use super::{Attend, HEAD_DIM_MAX, POSITIONS, QUERIES_MAX, Query, State, TILE, TILE_BLOCKS, out_of_sight};
+use super::{AttentionJob, HEAD_DIM_MAX, POSITIONS, QUERIES_MAX, Query, AttentionState, TILE, TILE_BLOCKS, out_of_sight};
 use crate::cpu::kv::int8::{LEAST, WHOLE, n_turned, turn};
 use crate::cpu::lanes::{LANES, Lanes};
 use crate::cpu::math::soft_cap;
@@ -20,18 +20,18 @@ const WORDS: usize = POSITIONS / FOUR;
 const _: () = assert!(HEAD_DIM_MAX == TILE, "a query and a tile's weights have equal room");
 
 /// The digits of queries, and of a tile's weights.
-pub(super) struct Digits {
-    queries: [Split; QUERIES_MAX],
-    weights: [Split; QUERIES_MAX],
+pub(super) struct TileDigits {
+    queries: [SplitNumbers; QUERIES_MAX],
+    weights: [SplitNumbers; QUERIES_MAX],
 }
 
-impl Digits {
-    pub const EMPTY: Digits = Digits { queries: [Split::EMPTY; QUERIES_MAX], weights: [Split::EMPTY; QUERIES_MAX] };
+impl TileDigits {
+    pub const EMPTY: TileDigits = TileDigits { queries: [SplitNumbers::EMPTY; QUERIES_MAX], weights: [SplitNumbers::EMPTY; QUERIES_MAX] };
 }
 
 /// Numbers of two digits: (128 × high + low) × scale.
 #[derive(Clone, Copy)]
-struct Split {
+struct SplitNumbers {
     /// The high digits of four numbers, and their low ones.
     words: [[i32; 2]; N_WORDS],
     /// Of all digits of a kind.
@@ -39,8 +39,8 @@ struct Split {
     scale: f32,
 }
 
-impl Split {
-    const EMPTY: Split = Split { words: [[0; 2]; N_WORDS], sums: [0; 2], scale: 0.0 };
+impl SplitNumbers {
+    const EMPTY: SplitNumbers = SplitNumbers { words: [[0; 2]; N_WORDS], sums: [0; 2], scale: 0.0 };
 
     /// Splits whole lanes of numbers. If one of them is not finite, their scale is not.
     #[inline(always)]
@@ -81,10 +81,10 @@ fn in_words<L: Lanes>(x: L) -> [i32; FOUR] {
     std::array::from_fn(|i| i32::from_le_bytes(words[i]))
 }
 
-impl Attend<'_> {
+impl AttentionJob<'_> {
     /// Turns and splits what will meet K.
     #[inline(always)]
-    pub(super) fn split_queries<L: Lanes>(&self, queries: &[Query], state: &mut State) {
+    pub(super) fn split_queries<L: Lanes>(&self, queries: &[Query], state: &mut AttentionState) {
         let dim = self.call.heads.head_dim;
         for (query, split) in queries.iter().zip(&mut state.digits.queries) {
             let mut numbers = [0.0; HEAD_DIM_MAX];
@@ -103,9 +103,9 @@ impl Attend<'_> {
         blocks: &[BlockId],
         kv_head: usize,
         tile: usize,
-        state: &mut State,
+        state: &mut AttentionState,
     ) {
-        let State { digits, scores, .. } = state;
+        let AttentionState { digits, scores, .. } = state;
         // A power of two divides it without rounding.
         let scale = self.call.heads.scale / n_turned(self.call.heads.head_dim) as f32;
         for (i, block) in blocks.iter().enumerate().skip(out_of_sight(queries, tile)) {
@@ -135,7 +135,7 @@ impl Attend<'_> {
         blocks: &[BlockId],
         kv_head: usize,
         tile: usize,
-        state: &mut State,
+        state: &mut AttentionState,
     ) {
         let skipped = out_of_sight(queries, tile);
         let mut starts = [0; TILE_BLOCKS];
@@ -143,7 +143,7 @@ impl Attend<'_> {
             *start = self.kv.page(self.call.layer, block.0, kv_head) + self.kv.half_page();
         }
         let pages = skipped..blocks.len();
-        let State { digits, scores, tile: to, .. } = state;
+        let AttentionState { digits, scores, tile: to, .. } = state;
         for ((query, scores), split) in queries.iter().zip(scores).zip(&mut digits.weights) {
             self.split_weights::<L>(query.seen_in(tile), &starts, scores, split);
         }
@@ -167,7 +167,7 @@ impl Attend<'_> {
         seen: std::ops::Range<usize>,
         starts: &[usize; TILE_BLOCKS],
         scores: &[f32; TILE],
-        split: &mut Split,
+        split: &mut SplitNumbers,
     ) {
         let mut weights = [[0.0; LANES]; TILE_BLOCKS];
         let blocks = seen.start / POSITIONS..seen.end.div_ceil(POSITIONS);
@@ -186,7 +186,7 @@ impl Attend<'_> {
 
     /// Sums of sixteen columns of V, for as many queries as there are splits.
     #[inline(always)]
-    fn columns<L: Lanes>(&self, column: usize, starts: &[usize], first: usize, splits: &[Split]) -> [L; GROUP] {
+    fn columns<L: Lanes>(&self, column: usize, starts: &[usize], first: usize, splits: &[SplitNumbers]) -> [L; GROUP] {
         match splits {
             [a, b, c, d] => self.sums::<L, 4>(column, starts, first, [a, b, c, d]),
             [a, b, c] => self.sums::<L, 3>(column, starts, first, [a, b, c]),
@@ -202,7 +202,7 @@ impl Attend<'_> {
         column: usize,
         starts: &[usize],
         first: usize,
-        splits: [&Split; N],
+        splits: [&SplitNumbers; N],
     ) -> [L; GROUP] {
         let mut sums = Sums::<L, N>::new(splits);
         for (i, start) in starts.iter().enumerate() {
@@ -221,7 +221,7 @@ const GROUP: usize = 4;
 
 /// q · k of sixteen positions, for as many queries as there are splits.
 #[inline(always)]
-fn dots<L: Lanes>(k: &[[u8; 64]], splits: &[Split]) -> [L; GROUP] {
+fn dots<L: Lanes>(k: &[[u8; 64]], splits: &[SplitNumbers]) -> [L; GROUP] {
     match splits {
         [a, b, c, d] => dots_of::<L, 4>(k, [a, b, c, d]),
         [a, b, c] => dots_of::<L, 3>(k, [a, b, c]),
@@ -232,7 +232,7 @@ fn dots<L: Lanes>(k: &[[u8; 64]], splits: &[Split]) -> [L; GROUP] {
 }
 
 #[inline(always)]
-fn dots_of<L: Lanes, const N: usize>(k: &[[u8; 64]], splits: [&Split; N]) -> [L; GROUP] {
+fn dots_of<L: Lanes, const N: usize>(k: &[[u8; 64]], splits: [&SplitNumbers; N]) -> [L; GROUP] {
     let mut sums = Sums::<L, N>::new(splits);
     for (i, k) in k[..k.len().min(N_WORDS)].iter().enumerate() {
         sums.add(L::bytes(k), splits.map(|split| split.words[i]));
@@ -248,7 +248,7 @@ struct Sums<L: Lanes, const N: usize> {
 
 impl<L: Lanes, const N: usize> Sums<L, N> {
     #[inline(always)]
-    fn new(splits: [&Split; N]) -> Sums<L, N> {
+    fn new(splits: [&SplitNumbers; N]) -> Sums<L, N> {
         let digits = |which: usize| splits.map(|split| L::offset_start(split.sums[which]));
         Sums { high: digits(0), low: digits(1) }
     }

@@ -2,8 +2,8 @@
 #![allow(clippy::needless_range_loop, reason = "an index into several arrays")]
 
 use super::products::{Number, dots, interleave, together, weighted};
-use super::{Attend, POSITIONS, Query, TILE};
-use crate::cpu::kv::{HEAD_DIM_MAX, Half};
+use super::{AttentionJob, POSITIONS, Query, TILE};
+use crate::cpu::kv::{HEAD_DIM_MAX, KvPlane};
 use crate::cpu::lanes::{LANES, Lanes};
 use crate::cpu::math::soft_cap;
 use std::ops::Range;
@@ -11,7 +11,7 @@ use std::ops::Range;
 /// From so many queries on a page of f16 is widened once for all of them, and not in the registers of each group.
 const WIDENED_MIN: usize = 5;
 
-impl Attend<'_> {
+impl AttentionJob<'_> {
     /// The queries as `products` reads them, group by group.
     #[inline(always)]
     pub(super) fn lay_out<L: Lanes>(&self, queries: &[Query], to: &mut [f32]) {
@@ -24,12 +24,12 @@ impl Attend<'_> {
 
     /// A half page, widened where that is done once for many queries.
     #[inline(always)]
-    pub(super) fn half<'a, L: Lanes>(&'a self, start: usize, n_queries: usize, page: &'a mut [f32]) -> Half<'a> {
+    pub(super) fn half<'a, L: Lanes>(&'a self, start: usize, n_queries: usize, page: &'a mut [f32]) -> KvPlane<'a> {
         let n = POSITIONS * self.call.heads.head_dim;
         match self.kv.half(start, n) {
-            Half::F16(_) if n_queries >= WIDENED_MIN => {
+            KvPlane::F16(_) if n_queries >= WIDENED_MIN => {
                 self.kv.widen::<L>(start, &mut page[..n]);
-                Half::F32(&page[..n])
+                KvPlane::F32(&page[..n])
             }
             half => half,
         }

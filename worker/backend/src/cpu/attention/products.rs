@@ -186,7 +186,7 @@ fn last_columns<L: Lanes, T: Number, const N: usize>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cpu::lanes::Plain;
+    use crate::cpu::lanes::PlainFloat;
     use half::f16;
 
     fn numbers(n: usize, seed: usize) -> Vec<f32> {
@@ -213,8 +213,8 @@ mod tests {
             let mut q = vec![0.0; N * dim];
             interleave(queries.iter().map(Vec::as_slice), &mut q);
             let q = q.as_chunks::<N>().0;
-            let halves = dots::<Plain, u16, N>(q, k.as_chunks().0);
-            let floats = dots::<Plain, f32, N>(q, wide.as_chunks().0);
+            let halves = dots::<PlainFloat, u16, N>(q, k.as_chunks().0);
+            let floats = dots::<PlainFloat, f32, N>(q, wide.as_chunks().0);
             for n in 0..N {
                 let mut got = [[0.0; LANES]; 2];
                 halves[n].store(&mut got[0]);
@@ -231,7 +231,7 @@ mod tests {
             let v: Vec<u16> = numbers(dim * LANES, 9).iter().map(|x| f16::from_f32(*x).to_bits()).collect();
             let mut got = vec![[0.5; HEAD_DIM_MAX]; N];
             let p: [&[f32; LANES]; N] = std::array::from_fn(|n| &weights[n]);
-            weighted::<Plain, u16, N>(&p, seen.clone(), &v, dim, &mut got);
+            weighted::<PlainFloat, u16, N>(&p, seen.clone(), &v, dim, &mut got);
             for n in 0..N {
                 for column in 0..dim {
                     let of = |sum: f32, t: usize| p[n][t].mul_add(f16::from_bits(v[t * dim + column]).to_f32(), sum);

@@ -4,73 +4,73 @@ use super::{E4M3, LANES, Lanes, Real};
 use half::{bf16, f16};
 
 #[derive(Clone, Copy)]
-pub(crate) struct Plain([f32; LANES]);
+pub(crate) struct PlainFloat([f32; LANES]);
 
 #[inline(always)]
-fn map(a: Plain, f: impl Fn(f32) -> f32) -> Plain {
-    Plain(std::array::from_fn(|i| f(a.0[i])))
+fn map(a: PlainFloat, f: impl Fn(f32) -> f32) -> PlainFloat {
+    PlainFloat(std::array::from_fn(|i| f(a.0[i])))
 }
 
 #[inline(always)]
-fn zip(a: Plain, b: Plain, f: impl Fn(f32, f32) -> f32) -> Plain {
-    Plain(std::array::from_fn(|i| f(a.0[i], b.0[i])))
+fn zip(a: PlainFloat, b: PlainFloat, f: impl Fn(f32, f32) -> f32) -> PlainFloat {
+    PlainFloat(std::array::from_fn(|i| f(a.0[i], b.0[i])))
 }
 
-impl Real for Plain {
+impl Real for PlainFloat {
     #[inline(always)]
-    fn splat(value: f32) -> Plain {
-        Plain([value; LANES])
+    fn splat(value: f32) -> PlainFloat {
+        PlainFloat([value; LANES])
     }
     #[inline(always)]
-    fn add(self, other: Plain) -> Plain {
+    fn add(self, other: PlainFloat) -> PlainFloat {
         zip(self, other, |a, b| a + b)
     }
     #[inline(always)]
-    fn sub(self, other: Plain) -> Plain {
+    fn sub(self, other: PlainFloat) -> PlainFloat {
         zip(self, other, |a, b| a - b)
     }
     #[inline(always)]
-    fn mul(self, other: Plain) -> Plain {
+    fn mul(self, other: PlainFloat) -> PlainFloat {
         zip(self, other, |a, b| a * b)
     }
     #[inline(always)]
-    fn div(self, other: Plain) -> Plain {
+    fn div(self, other: PlainFloat) -> PlainFloat {
         zip(self, other, |a, b| a / b)
     }
     #[inline(always)]
-    fn fma(self, factor: Plain, addend: Plain) -> Plain {
-        Plain(std::array::from_fn(|i| self.0[i].mul_add(factor.0[i], addend.0[i])))
+    fn fma(self, factor: PlainFloat, addend: PlainFloat) -> PlainFloat {
+        PlainFloat(std::array::from_fn(|i| self.0[i].mul_add(factor.0[i], addend.0[i])))
     }
     #[inline(always)]
-    fn max(self, other: Plain) -> Plain {
+    fn max(self, other: PlainFloat) -> PlainFloat {
         zip(self, other, Real::max)
     }
     #[inline(always)]
-    fn min(self, other: Plain) -> Plain {
+    fn min(self, other: PlainFloat) -> PlainFloat {
         zip(self, other, Real::min)
     }
     #[inline(always)]
-    fn round(self) -> Plain {
+    fn round(self) -> PlainFloat {
         map(self, Real::round)
     }
     #[inline(always)]
-    fn pow2(self) -> Plain {
+    fn pow2(self) -> PlainFloat {
         map(self, Real::pow2)
     }
     #[inline(always)]
-    fn exponent(self) -> Plain {
+    fn exponent(self) -> PlainFloat {
         map(self, Real::exponent)
     }
     #[inline(always)]
-    fn mantissa(self) -> Plain {
+    fn mantissa(self) -> PlainFloat {
         map(self, Real::mantissa)
     }
     #[inline(always)]
-    fn if_less(self, limit: Plain, below: Plain, other: Plain) -> Plain {
-        Plain(std::array::from_fn(|i| self.0[i].if_less(limit.0[i], below.0[i], other.0[i])))
+    fn if_less(self, limit: PlainFloat, below: PlainFloat, other: PlainFloat) -> PlainFloat {
+        PlainFloat(std::array::from_fn(|i| self.0[i].if_less(limit.0[i], below.0[i], other.0[i])))
     }
     #[inline(always)]
-    fn abs(self) -> Plain {
+    fn abs(self) -> PlainFloat {
         map(self, f32::abs)
     }
 }
@@ -85,37 +85,37 @@ impl PlainInt {
     }
 }
 
-impl Lanes for Plain {
+impl Lanes for PlainFloat {
     type Int = PlainInt;
 
     #[inline(always)]
-    fn load(from: &[f32; LANES]) -> Plain {
-        Plain(*from)
+    fn load(from: &[f32; LANES]) -> PlainFloat {
+        PlainFloat(*from)
     }
     #[inline(always)]
     fn store(self, to: &mut [f32; LANES]) {
         *to = self.0;
     }
     #[inline(always)]
-    fn from_f16(from: &[u16; LANES]) -> Plain {
-        Plain(from.map(|bits| f16::from_bits(bits).to_f32_const()))
+    fn from_f16(from: &[u16; LANES]) -> PlainFloat {
+        PlainFloat(from.map(|bits| f16::from_bits(bits).to_f32_const()))
     }
     #[inline(always)]
     fn to_f16(self) -> [u16; LANES] {
         self.0.map(|value| f16::from_f32_const(value).to_bits())
     }
     #[inline(always)]
-    fn from_bf16(from: &[u16; LANES]) -> Plain {
-        Plain(from.map(|bits| bf16::from_bits(bits).to_f32_const()))
+    fn from_bf16(from: &[u16; LANES]) -> PlainFloat {
+        PlainFloat(from.map(|bits| bf16::from_bits(bits).to_f32_const()))
     }
     #[inline(always)]
-    fn from_e4m3(from: &[u8; LANES]) -> Plain {
+    fn from_e4m3(from: &[u8; LANES]) -> PlainFloat {
         let wide = |bits: u8| f32::from_bits(u32::from(bits & 0x80) << 24 | u32::from(bits & 0x7f) << 20);
-        Plain(from.map(|bits| wide(bits) * E4M3))
+        PlainFloat(from.map(|bits| wide(bits) * E4M3))
     }
     #[inline(always)]
-    fn keep_first(self, n: usize, fill: f32) -> Plain {
-        Plain(std::array::from_fn(|i| if i < n { self.0[i] } else { fill }))
+    fn keep_first(self, n: usize, fill: f32) -> PlainFloat {
+        PlainFloat(std::array::from_fn(|i| if i < n { self.0[i] } else { fill }))
     }
 
     #[inline(always)]
@@ -158,21 +158,21 @@ impl Lanes for Plain {
         PlainInt(std::array::from_fn(|i| acc.0[i] + dot(w.0[i], a, 128)))
     }
     #[inline(always)]
-    fn byte_floats(bytes: PlainInt) -> [Plain; 4] {
-        std::array::from_fn(|j| Plain(bytes.0.map(|word| f32::from(word.to_le_bytes()[j]))))
+    fn byte_floats(bytes: PlainInt) -> [PlainFloat; 4] {
+        std::array::from_fn(|j| PlainFloat(bytes.0.map(|word| f32::from(word.to_le_bytes()[j]))))
     }
     #[inline(always)]
-    fn byte_pairs(from: &[u16; LANES]) -> (Plain, Plain) {
-        (Plain(from.map(|word| f32::from(word as u8))), Plain(from.map(|word| f32::from((word >> 8) as u8))))
+    fn byte_pairs(from: &[u16; LANES]) -> (PlainFloat, PlainFloat) {
+        (PlainFloat(from.map(|word| f32::from(word as u8))), PlainFloat(from.map(|word| f32::from((word >> 8) as u8))))
     }
     #[inline(always)]
-    fn pair_floats(pairs: PlainInt) -> [Plain; 2] {
-        let floats = |pairs: PlainInt| Plain(pairs.0.map(|bits| f32::from_bits(bits as u32)));
+    fn pair_floats(pairs: PlainInt) -> [PlainFloat; 2] {
+        let floats = |pairs: PlainInt| PlainFloat(pairs.0.map(|bits| f32::from_bits(bits as u32)));
         [floats(pairs.map(|pair| pair << 16)), floats(pairs.map(|pair| pair & !0xffff))]
     }
     #[inline(always)]
-    fn int_to_float(int: PlainInt) -> Plain {
-        Plain(int.0.map(|value| value as f32))
+    fn int_to_float(int: PlainInt) -> PlainFloat {
+        PlainFloat(int.0.map(|value| value as f32))
     }
     #[inline(always)]
     fn to_bytes(self) -> [u8; LANES] {

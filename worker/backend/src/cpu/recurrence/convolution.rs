@@ -6,13 +6,13 @@ use super::page::POSITIONS;
 use crate::cpu::isa::{Isa, Kernel, dispatch};
 use crate::cpu::kv::Kv;
 use crate::cpu::lanes::{LANES, Lanes};
-use crate::cpu::memory::Shared;
+use crate::cpu::memory::SharedPtr;
 use crate::{ConvolutionCall, PassSlice};
 use std::ops::Range;
 use types::BlockId;
 
 /// Convolutions of some items; an item is a run of channels of a slice.
-pub(super) struct Convolve<'a> {
+pub(super) struct ConvolutionJob<'a> {
     /// [n_rows, 3 * n_channels]
     pub x: &'a [f32],
     /// [taps, n_channels]
@@ -20,15 +20,15 @@ pub(super) struct Convolve<'a> {
     pub call: &'a ConvolutionCall<'a>,
     pub kv: &'a Kv,
     /// [n_rows, n_channels]
-    pub out: Shared<f32>,
+    pub out: SharedPtr<f32>,
 }
 
-impl Convolve<'_> {
+impl ConvolutionJob<'_> {
     /// Computes some items; `items` is a part of all runs of channels of all slices.
     pub fn run(&self, isa: Isa, items: Range<usize>) {
         // Two pages for blocks that have none.
         self.kv.with_spare(|spare| {
-            dispatch(isa, Items { of: self, items, spare: Shared::new(spare.as_mut_ptr()) });
+            dispatch(isa, ConvolutionItems { of: self, items, spare: SharedPtr::new(spare.as_mut_ptr()) });
         });
     }
 
@@ -37,13 +37,13 @@ impl Convolve<'_> {
     }
 }
 
-struct Items<'a> {
-    of: &'a Convolve<'a>,
+struct ConvolutionItems<'a> {
+    of: &'a ConvolutionJob<'a>,
     items: Range<usize>,
-    spare: Shared<f32>,
+    spare: SharedPtr<f32>,
 }
 
-impl Kernel for Items<'_> {
+impl Kernel for ConvolutionItems<'_> {
     #[inline(always)]
     fn run<L: Lanes>(self) {
         let ConvolutionCall { pass, channels, group, .. } = *self.of.call;
@@ -55,9 +55,9 @@ impl Kernel for Items<'_> {
     }
 }
 
-impl Convolve<'_> {
+impl ConvolutionJob<'_> {
     #[inline(always)]
-    fn item<L: Lanes>(&self, slice: &PassSlice, blocks: &[BlockId], head: usize, spare: &Shared<f32>) {
+    fn item<L: Lanes>(&self, slice: &PassSlice, blocks: &[BlockId], head: usize, spare: &SharedPtr<f32>) {
         let (start, end) = (slice.range.start as usize, slice.range.end as usize);
         let read = start.checked_sub(1).map(|before| blocks[before / POSITIONS]);
         assert!(read != Some(BlockId::NONE), "the page before position {start} is there");

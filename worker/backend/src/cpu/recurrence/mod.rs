@@ -12,19 +12,19 @@ mod rows;
 use super::isa::{Isa, Kernel, dispatch};
 use super::kv::Kv;
 use super::lanes::Lanes;
-use super::memory::Shared;
+use super::memory::SharedPtr;
 use super::{Buffer, Cpu, Vector};
 use crate::{ConvolutionCall, PassSlice, Recurrence, RecurrenceCall, RecurrentHeads, RecurrentWeights, StateRule};
-use convolution::Convolve;
+use convolution::ConvolutionJob;
 use page::{POSITIONS, StatePage, Widths};
 pub(super) use page::{convolves, supported};
 use std::ops::Range;
 use types::BlockId;
 
-type Weights = RecurrentWeights<Vector>;
+type CpuRecurrentWeights = RecurrentWeights<Vector>;
 
 impl Recurrence for Cpu {
-    fn recur(&self, x: &Buffer, weights: &Weights, call: &RecurrenceCall<'_>, kv: &mut Kv, out: &mut Buffer) {
+    fn recur(&self, x: &Buffer, weights: &CpuRecurrentWeights, call: &RecurrenceCall<'_>, kv: &mut Kv, out: &mut Buffer) {
         let RecurrenceCall { pass, heads, layer, .. } = *call;
         if heads.n_heads == 0 {
             return;
@@ -35,7 +35,7 @@ impl Recurrence for Cpu {
         let n_rows = pass.n_rows();
         let x = x.rows(n_rows, heads.n_cols());
         let out = out.shared(n_rows, heads.n_heads * heads.value_dim);
-        let recur = Recur { x, weights, call, shape: Widths::of(heads), kv, out };
+        let recur = RecurrenceJob { x, weights, call, shape: Widths::of(heads), kv, out };
         self.team.run(pass.slices.len() * heads.n_heads, &|items| recur.run(self.config.isa, items));
     }
 
@@ -50,12 +50,12 @@ impl Recurrence for Cpu {
         assert!(pass.is_tiled(), "each row belongs to one slice");
         let x = x.rows(n_rows, 3 * n_channels);
         let out = out.shared(n_rows, n_channels);
-        let convolve = Convolve { x, weight, call, kv, out };
+        let convolve = ConvolutionJob { x, weight, call, kv, out };
         self.team.run(pass.slices.len() * channels.n, &|items| convolve.run(self.config.isa, items));
     }
 }
 
-fn check(heads: &RecurrentHeads, weights: &Weights) {
+fn check(heads: &RecurrentHeads, weights: &CpuRecurrentWeights) {
     let RecurrentWeights { conv, conv_bias, rate, rate_bias, rule } = weights;
     let n_channels = heads.n_channels();
     let fits_rule = match rule {
@@ -67,40 +67,40 @@ fn check(heads: &RecurrentHeads, weights: &Weights) {
     assert!(supported(heads).is_ok() && heads.key_of(heads.n_heads - 1) < heads.n_key_heads, "{heads:?}");
 }
 
-struct Recur<'a> {
+struct RecurrenceJob<'a> {
     /// [n_rows, n_cols]
     x: &'a [f32],
-    weights: &'a Weights,
+    weights: &'a CpuRecurrentWeights,
     call: &'a RecurrenceCall<'a>,
     shape: Widths,
     kv: &'a Kv,
     /// [n_rows, n_heads * value_dim]
-    out: Shared<f32>,
+    out: SharedPtr<f32>,
 }
 
-impl Recur<'_> {
+impl RecurrenceJob<'_> {
     /// Computes some items; `items` is a part of all heads of all slices.
     fn run(&self, isa: Isa, items: Range<usize>) {
         // Two pages for blocks that have none, and the working memory of `rows`.
         self.kv.with_spare(|spare| {
             let (pages, work) = spare.split_at_mut(2 * self.shape.n_numbers());
-            dispatch(isa, Items { recur: self, items, pages, work });
+            dispatch(isa, RecurrenceItems { recur: self, items, pages, work });
         });
     }
 }
 
-struct Items<'a> {
-    recur: &'a Recur<'a>,
+struct RecurrenceItems<'a> {
+    recur: &'a RecurrenceJob<'a>,
     items: Range<usize>,
     pages: &'a mut [f32],
     work: &'a mut [f32],
 }
 
-impl Kernel for Items<'_> {
+impl Kernel for RecurrenceItems<'_> {
     #[inline(always)]
     fn run<L: Lanes>(self) {
         let RecurrenceCall { pass, heads, group, .. } = *self.recur.call;
-        let pages = Shared::new(self.pages.as_mut_ptr());
+        let pages = SharedPtr::new(self.pages.as_mut_ptr());
         for item in self.items {
             let (slice, head) = (item / heads.n_heads, item % heads.n_heads);
             let blocks = pass.tables.group(group).of(slice);
@@ -109,7 +109,7 @@ impl Kernel for Items<'_> {
     }
 }
 
-impl Recur<'_> {
+impl RecurrenceJob<'_> {
     /// Computes one head of one slice.
     #[inline(always)]
     fn item<L: Lanes>(
@@ -117,7 +117,7 @@ impl Recur<'_> {
         slice: &PassSlice,
         blocks: &[BlockId],
         head: usize,
-        pages: &Shared<f32>,
+        pages: &SharedPtr<f32>,
         work: &mut [f32],
     ) {
         let (start, end) = (slice.range.start as usize, slice.range.end as usize);
@@ -139,7 +139,7 @@ impl Recur<'_> {
 
     /// Returns a head's page of a block.
     #[inline(always)]
-    fn page<'s>(&'s self, blocks: &[BlockId], block: usize, head: usize, spare: &'s Shared<f32>) -> StatePage<'s> {
+    fn page<'s>(&'s self, blocks: &[BlockId], block: usize, head: usize, spare: &'s SharedPtr<f32>) -> StatePage<'s> {
         let n = self.shape.n_numbers();
         StatePage::of(self.shape, numbers_of(self.kv, self.call.layer, blocks, (block, head), spare, n))
     }
@@ -154,7 +154,7 @@ fn numbers_of<'s>(
     layer: usize,
     blocks: &[BlockId],
     (block, head): (usize, usize),
-    spare: &'s Shared<f32>,
+    spare: &'s SharedPtr<f32>,
     n: usize,
 ) -> &'s mut [f32] {
     match blocks[block] {

@@ -10,7 +10,7 @@
 //! ```
 #![allow(clippy::needless_range_loop, reason = "an index into several arrays of registers")]
 
-use super::Recur;
+use super::RecurrenceJob;
 use super::page::{DIM_MAX, POSITIONS, StatePage, Widths};
 use crate::StateRule;
 use crate::cpu::between::sum_of_squares;
@@ -25,7 +25,7 @@ const LENGTH_EPS: f32 = 1e-6;
 
 /// Of a block's rows: what the state is multiplied by (the query, and under the delta rule the key), what comes out,
 /// and the values. [16 * n_probes, key], [16 * n_probes, value], [16, value]
-struct Parts<'a> {
+struct ProbeRows<'a> {
     n_probes: usize,
     probes: &'a mut [f32],
     answers: &'a mut [f32],
@@ -33,12 +33,12 @@ struct Parts<'a> {
     steps: [f32; POSITIONS],
 }
 
-impl Parts<'_> {
+impl ProbeRows<'_> {
     #[inline(always)]
-    fn of(work: &mut [f32], Widths { key, value, .. }: Widths, n_probes: usize) -> Parts<'_> {
+    fn of(work: &mut [f32], Widths { key, value, .. }: Widths, n_probes: usize) -> ProbeRows<'_> {
         let (probes, rest) = work.split_at_mut(POSITIONS * n_probes * key);
         let (answers, rest) = rest.split_at_mut(POSITIONS * n_probes * value);
-        Parts { n_probes, probes, answers, values: &mut rest[..POSITIONS * value], steps: [0.0; POSITIONS] }
+        ProbeRows { n_probes, probes, answers, values: &mut rest[..POSITIONS * value], steps: [0.0; POSITIONS] }
     }
 }
 
@@ -102,7 +102,7 @@ fn store<L: Lanes>(lanes: L, to: &mut [f32], at: usize) {
 }
 
 /// Where a head's numbers are in a projected row.
-struct Columns {
+struct HeadColumns {
     /// Of Q, K and V, which are also the channels.
     qkv: [usize; 3],
     z: usize,
@@ -110,7 +110,7 @@ struct Columns {
     a: usize,
 }
 
-impl Recur<'_> {
+impl RecurrenceJob<'_> {
     /// Computes the rows of some slots of a block, of which the first is `row` of the pass.
     #[inline(always)]
     pub fn rows<L: Lanes>(
@@ -122,7 +122,7 @@ impl Recur<'_> {
         work: &mut [f32],
     ) {
         let n_probes = if self.call.heads.has_steps { 2 } else { 1 };
-        let (columns, mut parts) = (self.columns(head), Parts::of(work, self.shape, n_probes));
+        let (columns, mut parts) = (self.columns(head), ProbeRows::of(work, self.shape, n_probes));
         for (row, slot) in (row..).zip(slots.clone()) {
             self.take::<L>(head, self.row(row), &columns, slot, page, &mut parts);
         }
@@ -140,14 +140,14 @@ impl Recur<'_> {
     }
 
     #[inline(always)]
-    fn columns(&self, head: usize) -> Columns {
+    fn columns(&self, head: usize) -> HeadColumns {
         let heads = self.call.heads;
         let (key, n_keys) = (heads.key_of(head) * heads.key_dim, heads.n_key_heads * heads.key_dim);
         let (value, n_values) = (head * heads.value_dim, heads.n_heads * heads.value_dim);
         let z = heads.n_channels() + value;
         let b = heads.n_channels() + n_values + head;
         let a = if heads.has_steps { b + heads.n_heads } else { b };
-        Columns { qkv: [key, n_keys + key, 2 * n_keys + value], z, b, a }
+        HeadColumns { qkv: [key, n_keys + key, 2 * n_keys + value], z, b, a }
     }
 
     /// Keeps a row's inputs, convolves them, and makes its key, query, value, decay and step.
@@ -156,10 +156,10 @@ impl Recur<'_> {
         &self,
         head: usize,
         x: &[f32],
-        columns: &Columns,
+        columns: &HeadColumns,
         slot: usize,
         page: &mut StatePage<'_>,
-        parts: &mut Parts<'_>,
+        parts: &mut ProbeRows<'_>,
     ) {
         let Widths { key, value, taps } = self.shape;
         let channels = self.shape.channels();
@@ -211,7 +211,7 @@ impl Recur<'_> {
 
     /// The state times the probes of some rows: it is read once for up to four of them.
     #[inline(always)]
-    fn by_state<L: Lanes>(&self, slots: Range<usize>, page: &StatePage<'_>, parts: &mut Parts<'_>) {
+    fn by_state<L: Lanes>(&self, slots: Range<usize>, page: &StatePage<'_>, parts: &mut ProbeRows<'_>) {
         let (mut at, end) = (slots.start * parts.n_probes, slots.end * parts.n_probes);
         while at < end {
             match end - at {
@@ -224,7 +224,7 @@ impl Recur<'_> {
 
     /// A row's value: what it adds to the state under its key.
     #[inline(always)]
-    fn solve<L: Lanes>(&self, slot: usize, page: &mut StatePage<'_>, parts: &Parts<'_>) {
+    fn solve<L: Lanes>(&self, slot: usize, page: &mut StatePage<'_>, parts: &ProbeRows<'_>) {
         let Widths { key, value, .. } = self.shape;
         let (solved, own) = page.values.split_at_mut(slot * value);
         let step = L::splat(parts.steps[slot]);
@@ -255,7 +255,7 @@ impl Recur<'_> {
         x: &[f32],
         slot: usize,
         page: &StatePage<'_>,
-        parts: &Parts<'_>,
+        parts: &ProbeRows<'_>,
     ) {
         let Widths { key, value, .. } = self.shape;
         let query = &parts.probes[slot * parts.n_probes * key..][..key];
@@ -318,7 +318,7 @@ fn weighted_dots<L: Lanes>(keys: &[f32], x: &[f32], decays: &[f32; POSITIONS], t
 
 /// N probes from `at` on times the state, all columns. Returns N.
 #[inline(always)]
-fn multiply<L: Lanes, const N: usize>(page: &StatePage<'_>, at: usize, parts: &mut Parts<'_>) -> usize {
+fn multiply<L: Lanes, const N: usize>(page: &StatePage<'_>, at: usize, parts: &mut ProbeRows<'_>) -> usize {
     let Widths { key, value, .. } = page.shape;
     let probes: [&[f32]; N] = std::array::from_fn(|n| &parts.probes[(at + n) * key..][..key]);
     let wide = value / (WIDE * LANES) * (WIDE * LANES);

@@ -146,12 +146,12 @@ fn penalized(logit: f32, n_output: u32, penalties: &Penalties) -> f32 {
 }
 
 /// The log's parts as one slice, indexed from its end.
-struct Backwards<'a> {
+struct ReversedLog<'a> {
     prompt: &'a [Token],
     output: &'a [Token],
 }
 
-impl Backwards<'_> {
+impl ReversedLog<'_> {
     fn len(&self) -> usize {
         self.prompt.len() + self.output.len()
     }
@@ -178,7 +178,7 @@ impl Backwards<'_> {
 
 /// `.. a b c [x] .. a b c [?]`: penalizes x, which followed the same run before, by the run's length.
 fn penalize_repetitions(row: &mut [f32], draw: &Draw<'_>, dry: &Dry, marks: &mut [u32]) {
-    let log = Backwards { prompt: draw.prompt, output: draw.output };
+    let log = ReversedLog { prompt: draw.prompt, output: draw.output };
     let length_max = log.since_breaker(&dry.breakers, REPETITION_MAX);
     let length_min = (dry.length_allowed as usize).max(1);
     if length_max < length_min || log.len() < 2 {

@@ -5,7 +5,7 @@ use crate::cpu::{Isa, math, rows};
 use types::{Sampling, Token};
 
 /// A row to be drawn from at a temperature above zero.
-pub(super) struct Heated<'a> {
+pub(super) struct ScaledLogits<'a> {
     row: &'a [f32],
     largest: f32,
     sampling: &'a Sampling,
@@ -32,13 +32,13 @@ pub(super) fn scale_f32(sampling: &Sampling) -> f32 {
     (1.0 / sampling.temperature).min(f32::MAX)
 }
 
-impl<'a> Heated<'a> {
-    pub fn new(row: &'a [f32], largest: f32, sampling: &'a Sampling, isa: Isa) -> Heated<'a> {
+impl<'a> ScaledLogits<'a> {
+    pub fn new(row: &'a [f32], largest: f32, sampling: &'a Sampling, isa: Isa) -> ScaledLogits<'a> {
         let deviation = match sampling.top_n_sigma > 0.0 {
             true => -f64::from(sampling.top_n_sigma) * deviation(row),
             false => f64::NEG_INFINITY,
         };
-        Heated { row, largest, sampling, isa, scale: scale(sampling), deviation, least: least(sampling.min_p) }
+        ScaledLogits { row, largest, sampling, isa, scale: scale(sampling), deviation, least: least(sampling.min_p) }
     }
 
     /// The logit over the temperature, shifted so that the largest is zero.
@@ -57,7 +57,7 @@ impl<'a> Heated<'a> {
     }
 
     /// The probability relative to that of the largest.
-    fn weight(&self, key: &Key) -> f64 {
+    fn weight(&self, key: &LogitKey) -> f64 {
         f64::from(math::exp((self.row[key.token() as usize] - self.largest) * scale_f32(self.sampling)))
     }
 
@@ -72,7 +72,7 @@ impl<'a> Heated<'a> {
     }
 
     /// Fills `keys` with the tokens that all filters keep, the most likely first. At least one stays.
-    pub fn select(&self, noise: &Noise, keys: &mut Vec<Key>) {
+    pub fn select(&self, noise: &Noise, keys: &mut Vec<LogitKey>) {
         let Sampling { top_p, typical_p, xtc, .. } = self.sampling;
         let only_top_p = self.keeps_all() && self.top_k() == self.row.len() && *typical_p >= 1.0;
         match only_top_p && *top_p < 1.0 {
@@ -92,36 +92,36 @@ impl<'a> Heated<'a> {
     }
 
     /// Thresholds and top_k drop tokens from the same end, so their order does not matter.
-    fn candidates(&self, keys: &mut Vec<Key>) {
+    fn candidates(&self, keys: &mut Vec<LogitKey>) {
         select_largest(self.row, self.top_k(), keys);
         let n = keys.partition_point(|key| self.keeps(key.token()));
         keys.truncate(n.max(1));
     }
 
     /// Keeps the tokens whose surprise is nearest to the expected one, until they reach typical_p.
-    fn typical(&self, keys: &mut Vec<Key>) {
+    fn typical(&self, keys: &mut Vec<LogitKey>) {
         if self.sampling.typical_p >= 1.0 {
             return;
         }
         let total: f64 = keys.iter().map(|key| self.weight(key)).sum();
         let log_total = libm::log(total);
-        let surprise = |key: &Key| log_total - self.scaled(key.token());
-        let expected = |key: &Key| match self.weight(key) {
+        let surprise = |key: &LogitKey| log_total - self.scaled(key.token());
+        let expected = |key: &LogitKey| match self.weight(key) {
             0.0 => 0.0,
             weight => weight / total * surprise(key),
         };
         let entropy: f64 = keys.iter().map(expected).sum();
         // Sorted by nearness in place of the logit, and back.
-        keys.iter_mut().for_each(|key| *key = Key::new(key.token(), -((surprise(key) - entropy).abs() as f32)));
+        keys.iter_mut().for_each(|key| *key = LogitKey::new(key.token(), -((surprise(key) - entropy).abs() as f32)));
         keys.sort_unstable();
-        let wanted = total * f64::from(self.sampling.typical_p);
-        let n = self.n_reaching(wanted, keys).unwrap_or(keys.len());
+        let target = total * f64::from(self.sampling.typical_p);
+        let n = self.n_reaching(target, keys).unwrap_or(keys.len());
         keys.truncate(n);
-        keys.iter_mut().for_each(|key| *key = Key::new(key.token(), self.row[key.token() as usize]));
+        keys.iter_mut().for_each(|key| *key = LogitKey::new(key.token(), self.row[key.token() as usize]));
         keys.sort_unstable();
     }
 
-    fn top_p(&self, keys: &mut Vec<Key>) {
+    fn top_p(&self, keys: &mut Vec<LogitKey>) {
         if self.sampling.top_p < 1.0 {
             let total: f64 = keys.iter().map(|key| self.weight(key)).sum();
             let n = self.n_reaching(total * f64::from(self.sampling.top_p), keys).unwrap_or(keys.len());
@@ -130,14 +130,14 @@ impl<'a> Heated<'a> {
     }
 
     /// Tries a few of the most likely first: in most distributions they reach top_p.
-    fn top_p_of_all(&self, keys: &mut Vec<Key>) {
+    fn top_p_of_all(&self, keys: &mut Vec<LogitKey>) {
         const FIRST_LOOK: usize = 64;
         let total = f64::from(rows::sum_exp(self.isa, self.row, self.largest, scale_f32(self.sampling)));
-        let wanted = total * f64::from(self.sampling.top_p);
+        let target = total * f64::from(self.sampling.top_p);
         let mut n_seen = FIRST_LOOK.min(self.row.len());
         loop {
             select_largest(self.row, n_seen, keys);
-            if let Some(n) = self.n_reaching(wanted, keys) {
+            if let Some(n) = self.n_reaching(target, keys) {
                 return keys.truncate(n);
             }
             if n_seen == self.row.len() {
@@ -148,17 +148,17 @@ impl<'a> Heated<'a> {
     }
 
     /// How many of the first keys reach a weight.
-    fn n_reaching(&self, wanted: f64, keys: &[Key]) -> Option<usize> {
+    fn n_reaching(&self, target: f64, keys: &[LogitKey]) -> Option<usize> {
         let mut reached = 0.0;
-        let reaches = |key: &Key| {
+        let reaches = |key: &LogitKey| {
             reached += self.weight(key);
-            reached >= wanted
+            reached >= target
         };
         keys.iter().position(reaches).map(|i| i + 1)
     }
 
     /// Of the tokens that reach the threshold only the least likely stays.
-    fn exclude_top_choices(&self, keys: &mut Vec<Key>) {
+    fn exclude_top_choices(&self, keys: &mut Vec<LogitKey>) {
         let total: f64 = keys.iter().map(|key| self.weight(key)).sum();
         let threshold = total * f64::from(self.sampling.xtc.threshold);
         let n_top = keys.partition_point(|key| self.weight(key) >= threshold);
@@ -178,14 +178,14 @@ fn deviation(row: &[f32]) -> f64 {
 
 /// A logit and its token as one number: a smaller number is more likely, or of equal logits the lower id.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Key(u64);
+pub(super) struct LogitKey(u64);
 
-impl Key {
-    fn new(token: Token, logit: f32) -> Key {
+impl LogitKey {
+    fn new(token: Token, logit: f32) -> LogitKey {
         // Adding zero turns -0 into 0. A positive float's bits grow with it, those of a negative one fall.
         let bits = (logit + 0.0).to_bits();
         let falling = if bits >> 31 == 0 { !bits & 0x7fff_ffff } else { bits };
-        Key(u64::from(falling) << 32 | u64::from(token))
+        LogitKey(u64::from(falling) << 32 | u64::from(token))
     }
 
     pub fn token(self) -> Token {
@@ -194,12 +194,12 @@ impl Key {
 }
 
 /// The k largest of a row, sorted. One pass: tokens that cannot be among them are looked at once.
-pub(super) fn select_largest(row: &[f32], k: usize, keys: &mut Vec<Key>) {
+pub(super) fn select_largest(row: &[f32], k: usize, keys: &mut Vec<LogitKey>) {
     let room = row.len().min((2 * k).max(256));
     keys.clear();
-    let mut bar = Key(u64::MAX);
+    let mut bar = LogitKey(u64::MAX);
     for (token, &logit) in row.iter().enumerate() {
-        let key = Key::new(token as Token, logit);
+        let key = LogitKey::new(token as Token, logit);
         if key < bar {
             keys.push(key);
             if keys.len() == room && room < row.len() {

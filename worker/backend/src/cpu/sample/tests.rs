@@ -15,7 +15,7 @@ fn draw(row: &[f32], sampling: &Sampling, position: u32) -> Option<TokenOut> {
     draw_row(
         row,
         &Draw { sampling, prompt: &prompt, output: &[], score: None, mask: DrawMask::Open },
-        &mut Scratch::new(0),
+        &mut SampleScratch::new(0),
     )
     .ok()
 }
@@ -45,11 +45,11 @@ fn survivors(row: &[f32], sampling: &Sampling, position: u32) -> Vec<Token> {
         order.truncate(sampling.top_k as usize);
     }
     let sum = |order: &[usize]| order.iter().map(|&i| weight(i)).sum::<f64>();
-    let reach = |order: &[usize], wanted: f64| {
-        let (mut reached, wanted) = (0.0, wanted * sum(order));
+    let reach = |order: &[usize], share: f64| {
+        let (mut reached, target) = (0.0, share * sum(order));
         let enough = |&i: &usize| {
             reached += weight(i);
-            reached >= wanted
+            reached >= target
         };
         order.iter().position(enough).map_or(order.len(), |n| n + 1)
     };
@@ -166,7 +166,7 @@ fn what_is_masked_is_never_drawn() {
 }
 
 #[test]
-fn filters_keep_what_they_say() {
+fn filters_match_naive_sampler() {
     for seed in 0..6 {
         let row = logits(if seed < 3 { 700 } else { 5000 }, seed);
         for (top_k, top_p, min_p) in [
@@ -258,7 +258,7 @@ fn stop_tokens_wait_for_tokens_min() {
     let sampling = Sampling { tokens_min: 2, stop: vec![1, 77], ..Sampling::default() };
     let after = |output: &[Token]| {
         let draw = Draw { sampling: &sampling, prompt: &[1, 1, 1], output, score: None, mask: DrawMask::Open };
-        draw_row(&row, &draw, &mut Scratch::new(0)).unwrap().token
+        draw_row(&row, &draw, &mut SampleScratch::new(0)).unwrap().token
     };
     assert_eq!(after(&[0]), 2);
     assert_eq!(after(&[0, 0]), 1);
@@ -277,11 +277,11 @@ fn logprobs_are_of_the_row_before_temperature_and_filters() {
     assert_eq!(out.top.iter().map(|top| top.token).collect::<Vec<_>>(), ranked);
     assert!(out.top.iter().all(|top| close(top.token, top.logprob)));
     assert_eq!(draw(&row, &hot(3.0), 2).unwrap().logprob, None);
-    let wanted = Sampling { told: vec![2999, 0, 7], ..sampling };
-    let told = draw(&row, &wanted, 2).unwrap();
-    assert_eq!(told.top.iter().map(|top| top.token).collect::<Vec<_>>(), [out.token, 2999, 0, 7]);
-    assert!(told.token == out.token && told.top.iter().all(|top| close(top.token, top.logprob)));
-    let sampling = Sampling { told: vec![5], logprobs: Some(0), ..Sampling::default() };
+    let of_tokens = Sampling { logprob_token_ids: vec![2999, 0, 7], ..sampling };
+    let reported = draw(&row, &of_tokens, 2).unwrap();
+    assert_eq!(reported.top.iter().map(|top| top.token).collect::<Vec<_>>(), [out.token, 2999, 0, 7]);
+    assert!(reported.token == out.token && reported.top.iter().all(|top| close(top.token, top.logprob)));
+    let sampling = Sampling { logprob_token_ids: vec![5], logprobs: Some(0), ..Sampling::default() };
     let alone = Draw { sampling: &sampling, prompt: &[], output: &[], score: None, mask: DrawMask::Open };
     assert!(unedited(&alone).is_none(), "a device tells of the drawn token alone");
 }
@@ -311,7 +311,7 @@ fn filters() -> Vec<Sampling> {
 }
 
 #[test]
-fn all_filters_keep_what_they_say() {
+fn every_filter_matches_naive_sampler() {
     for (i, sampling) in filters().into_iter().enumerate() {
         let mut distinct = std::collections::BTreeSet::new();
         for seed in 0..4 {
@@ -328,7 +328,7 @@ fn all_filters_keep_what_they_say() {
 }
 
 #[test]
-fn top_choices_are_excluded_when_the_coin_says_so() {
+fn xtc_excludes_top_choices_by_chance() {
     let mut row = vec![-20.0; 300];
     (row[7], row[9], row[11]) = (3.0, 2.5, 2.0);
     let with = |probability| Sampling { xtc: Xtc { probability, threshold: 0.1 }, ..hot(1.0) };
@@ -371,10 +371,10 @@ fn edits() -> Vec<Sampling> {
 }
 
 #[test]
-fn edits_change_what_they_say() {
+fn edits_match_reference() {
     for (i, sampling) in edits().iter().enumerate() {
         let mut n_changed = 0;
-        let mut scratch = Scratch::new(0);
+        let mut scratch = SampleScratch::new(0);
         for seed in 0..60u64 {
             let row: Vec<f32> = logits(8, seed).iter().map(|logit| logit / 4.0).collect();
             // Few tokens, so that there are repetitions.
@@ -400,17 +400,17 @@ fn edits_change_what_they_say() {
 }
 
 #[test]
-fn a_word_said_for_ever_costs_a_number() {
+fn endless_repetition_has_finite_penalty() {
     let dry = Dry { multiplier: 100.0, base: 10.0, length_allowed: 1, breakers: vec![] };
     let sampling = Sampling { dry, ..Sampling::default() };
     let output = [5; 3000];
     let draw = Draw { sampling: &sampling, prompt: &[5], output: &output, score: None, mask: DrawMask::Open };
-    let out = draw_row(&[1.0, 0.0, 0.0, 0.0, 0.0, 9.0], &draw, &mut Scratch::new(0));
+    let out = draw_row(&[1.0, 0.0, 0.0, 0.0, 0.0, 9.0], &draw, &mut SampleScratch::new(0));
     assert_eq!(out.unwrap().token, 0);
     // The only allowed token is drawn even if it is penalized.
     let only = Sampling { allowed: vec![5], ..sampling.clone() };
     let draw = Draw { sampling: &only, ..draw };
-    let out = draw_row(&[1.0, 0.0, 0.0, 0.0, 0.0, 9.0], &draw, &mut Scratch::new(0));
+    let out = draw_row(&[1.0, 0.0, 0.0, 0.0, 0.0, 9.0], &draw, &mut SampleScratch::new(0));
     assert_eq!(out.unwrap().token, 5);
 }
 
@@ -454,10 +454,10 @@ fn a_mask_comes_before_everything_but_logprobs() {
                 score: None,
                 mask: DrawMask::Of(&words),
             };
-            let (scratch, open) = (&mut Scratch::new(0), Draw { mask: DrawMask::Open, ..draw });
+            let (scratch, open) = (&mut SampleScratch::new(0), Draw { mask: DrawMask::Open, ..draw });
             let masked = draw_row(&row, &draw, scratch);
             let expected = draw_row(&hidden, &open, scratch);
-            let token = |out: &Result<TokenOut, Undrawn>| out.as_ref().ok().map(|out| out.token);
+            let token = |out: &Result<TokenOut, DrawError>| out.as_ref().ok().map(|out| out.token);
             assert_eq!(token(&masked), token(&expected), "{sampling:?}");
             let Ok(out) = masked else { continue };
             assert!(allows(&words, out.token as usize));
@@ -477,9 +477,9 @@ fn a_token_that_is_alone_in_its_mask_is_taken_without_a_draw() {
             assert_eq!(DrawMask::Of(&words).only(), Some(only));
             let draw =
                 Draw { sampling: &sampling, prompt: &[1], output: &[2], score: None, mask: DrawMask::Of(&words) };
-            assert_eq!(draw_row(&row, &draw, &mut Scratch::new(0)).unwrap().token, only);
+            assert_eq!(draw_row(&row, &draw, &mut SampleScratch::new(0)).unwrap().token, only);
             // The long way draws the same.
-            assert_eq!(drawn_edited(&row, &draw, &mut Scratch::new(0)), Ok(only), "{sampling:?}");
+            assert_eq!(drawn_edited(&row, &draw, &mut SampleScratch::new(0)), Ok(only), "{sampling:?}");
         }
     }
     for words in [&[][..], &[0, 0], &[3, 0], &[1, 1]] {
@@ -488,34 +488,34 @@ fn a_token_that_is_alone_in_its_mask_is_taken_without_a_draw() {
 }
 
 #[test]
-fn why_nothing_is_drawn_is_said() {
+fn undrawn_row_reports_its_cause() {
     let row = logits(64, 1);
     let none = [0, 0];
     let (one, two) = ([1 << 5, 0], [1 << 5 | 1 << 6, 0]);
     let allowed = |tokens: &[Token]| Sampling { allowed: tokens.to_vec(), ..Sampling::default() };
     let bad_words = Sampling { bad_words: vec![vec![5], vec![9, 6]], ..Sampling::default() };
     let stops = Sampling { stop: vec![5, 6], tokens_min: 9, ..hot(1.0) };
-    type Case<'a> = (&'a [u32], Sampling, &'a [Token], Result<Token, Undrawn>);
+    type Case<'a> = (&'a [u32], Sampling, &'a [Token], Result<Token, DrawError>);
     let cases: [Case<'_>; 9] = [
-        (&none, Sampling::default(), &[], Err(Undrawn::NothingLeft)),
-        (&[], hot(1.0), &[], Err(Undrawn::NothingLeft)),
-        (&one, allowed(&[4, 6]), &[], Err(Undrawn::NothingLeft)),
+        (&none, Sampling::default(), &[], Err(DrawError::NothingLeft)),
+        (&[], hot(1.0), &[], Err(DrawError::NothingLeft)),
+        (&one, allowed(&[4, 6]), &[], Err(DrawError::NothingLeft)),
         (&two, allowed(&[4, 6]), &[], Ok(6)),
-        (&one, bad_words.clone(), &[], Err(Undrawn::NothingLeft)),
+        (&one, bad_words.clone(), &[], Err(DrawError::NothingLeft)),
         (&two, bad_words.clone(), &[], Ok(6)),
-        (&two, bad_words, &[9], Err(Undrawn::NothingLeft)),
-        (&two, stops.clone(), &[9], Err(Undrawn::NothingLeft)),
+        (&two, bad_words, &[9], Err(DrawError::NothingLeft)),
+        (&two, stops.clone(), &[9], Err(DrawError::NothingLeft)),
         (&one, stops, &[9; 9], Ok(5)),
     ];
     for (words, sampling, output, expected) in &cases {
         let draw = Draw { sampling, prompt: &[1], output, score: None, mask: DrawMask::Of(words) };
-        let token = |row: &[f32], draw: &Draw<'_>| draw_row(row, draw, &mut Scratch::new(0)).map(|out| out.token);
+        let token = |row: &[f32], draw: &Draw<'_>| draw_row(row, draw, &mut SampleScratch::new(0)).map(|out| out.token);
         assert_eq!(token(&row, &draw), *expected, "{words:?} {sampling:?} {output:?}");
         let late = Draw { mask: DrawMask::Late, ..draw };
-        assert_eq!(token(&row, &late), Err(Undrawn::Late));
+        assert_eq!(token(&row, &late), Err(DrawError::Late));
         let mut broken = row.clone();
         broken[40] = f32::NAN;
-        assert_eq!(token(&broken, &draw), Err(Undrawn::NotNumbers), "a fault is not hidden by a mask");
+        assert_eq!(token(&broken, &draw), Err(DrawError::NotNumbers), "a fault is not hidden by a mask");
     }
     assert!(
         unedited(&Draw { sampling: &hot(1.0), prompt: &[1], output: &[], score: None, mask: DrawMask::Of(&one) })
@@ -537,9 +537,9 @@ fn every_instruction_set_draws_the_same_bits() {
             let log: Vec<Token> = (0..40).map(|at| (mix(seed ^ mix(at)) % 7) as Token).collect();
             let draw =
                 Draw { sampling: &sampling, prompt: &log[..15], output: &log[15..], score: None, mask: DrawMask::Open };
-            let plain = draw_row(&row, &draw, &mut Scratch::new(0));
+            let plain = draw_row(&row, &draw, &mut SampleScratch::new(0));
             for &isa in &isas {
-                let mut scratch = Scratch { isa, ..Scratch::new(0) };
+                let mut scratch = SampleScratch { isa, ..SampleScratch::new(0) };
                 assert_eq!(draw_row(&row, &draw, &mut scratch), plain, "{isa:?} {sampling:?}");
             }
         }
@@ -547,13 +547,13 @@ fn every_instruction_set_draws_the_same_bits() {
 }
 
 #[test]
-fn a_known_token_is_told_and_not_drawn() {
+fn known_token_is_reported_not_drawn() {
     let row = logits(500, 4);
     let sampling = Sampling { allowed: vec![3], logprobs: Some(5), ..hot(1.0) };
     let score = Some(crate::Score { token: 77, n_top: 2 });
     let draw = Draw { sampling: &sampling, prompt: &[1], output: &[], score, mask: DrawMask::Open };
-    let told = draw_row(&row, &draw, &mut Scratch::new(0)).unwrap();
+    let out = draw_row(&row, &draw, &mut SampleScratch::new(0)).unwrap();
     let log_sum = row.iter().map(|&logit| f64::from(logit).exp()).sum::<f64>().ln();
-    assert_eq!((told.token, told.top.len()), (77, 2));
-    assert!((f64::from(told.logprob.unwrap()) - (f64::from(row[77]) - log_sum)).abs() < 1e-5);
+    assert_eq!((out.token, out.top.len()), (77, 2));
+    assert!((f64::from(out.logprob.unwrap()) - (f64::from(row[77]) - log_sum)).abs() < 1e-5);
 }

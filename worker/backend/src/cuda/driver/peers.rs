@@ -1,7 +1,7 @@
 //! The driver's calls for devices that access each other's memory: whether they can, and memory that other processes
 //! open. Also words in host memory that a kernel reads while it runs.
 
-use super::{Bytes, Card, Context, Pinned, result, said, sys};
+use super::{Bytes, Card, Context, PinnedMemory, result, check_status, sys};
 use crate::Result;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
@@ -12,11 +12,11 @@ pub type Handle = [u8; 64];
 impl Context {
     /// Whether kernels of this device can access the memory of that one.
     pub fn can_reach(&self, card: &Card) -> Result<bool> {
-        let there = said("find a device", result::device::get(card.ordinal as i32))?;
+        let there = check_status("find a device", result::device::get(card.ordinal as i32))?;
         let mut can = 0;
         // SAFETY: writes one number; both devices are the driver's.
-        let asked = unsafe { sys::cuDeviceCanAccessPeer(&mut can, self.device, there) };
-        said("tell which devices it reaches", asked.result())?;
+        let status = unsafe { sys::cuDeviceCanAccessPeer(&mut can, self.device, there) };
+        check_status("tell which devices it reaches", status.result())?;
         Ok(can != 0 || there == self.device)
     }
 
@@ -27,10 +27,10 @@ impl Context {
         }
         self.enter()?;
         // SAFETY: both contexts are retained for as long as their owners live.
-        let asked = unsafe { sys::cuCtxEnablePeerAccess(other.raw, 0) };
-        match asked {
+        let status = unsafe { sys::cuCtxEnablePeerAccess(other.raw, 0) };
+        match status {
             sys::cudaError_enum::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => Ok(()),
-            _ => said("reach another device", asked.result()),
+            _ => check_status("reach another device", status.result()),
         }
     }
 }
@@ -42,7 +42,7 @@ impl Bytes {
         self.context.enter()?;
         let mut handle = sys::CUipcMemHandle { reserved: [0; 64] };
         // SAFETY: writes the handle; the memory was allocated by `new`, and lives.
-        said("show memory to others", unsafe { sys::cuIpcGetMemHandle(&mut handle, self.start) }.result())?;
+        check_status("show memory to others", unsafe { sys::cuIpcGetMemHandle(&mut handle, self.start) }.result())?;
         Ok(handle.reserved.map(|byte| byte.cast_unsigned()))
     }
 
@@ -53,20 +53,20 @@ impl Bytes {
 
 /// Memory of another process.
 #[derive(Debug)]
-pub struct Opened {
+pub struct PeerMemory {
     start: sys::CUdeviceptr,
     context: Arc<Context>,
 }
 
-impl Opened {
-    pub fn new(context: &Arc<Context>, handle: &Handle) -> Result<Opened> {
+impl PeerMemory {
+    pub fn new(context: &Arc<Context>, handle: &Handle) -> Result<PeerMemory> {
         context.enter()?;
         let handle = sys::CUipcMemHandle { reserved: handle.map(|byte| byte.cast_signed()) };
         let flags = sys::CUipcMem_flags::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as u32;
         let mut start = 0;
         // SAFETY: writes one address; the driver rejects an invalid handle. `drop` closes it.
-        said("open another's memory", unsafe { sys::cuIpcOpenMemHandle_v2(&mut start, handle, flags) }.result())?;
-        Ok(Opened { start, context: context.clone() })
+        check_status("open another's memory", unsafe { sys::cuIpcOpenMemHandle_v2(&mut start, handle, flags) }.result())?;
+        Ok(PeerMemory { start, context: context.clone() })
     }
 
     pub fn at(&self) -> u64 {
@@ -74,14 +74,14 @@ impl Opened {
     }
 }
 
-impl Drop for Opened {
+impl Drop for PeerMemory {
     fn drop(&mut self) {
         // SAFETY: opened by `new`, and closed once; its users have waited for their kernels.
         let _gone = unsafe { self.context.enter().map(|()| sys::cuIpcCloseMemHandle(self.start)) };
     }
 }
 
-impl Pinned {
+impl PinnedMemory {
     /// Returns the address for a kernel's argument: the device can use host addresses.
     pub fn at(&self) -> u64 {
         self.start as u64

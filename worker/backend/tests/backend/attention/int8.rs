@@ -164,7 +164,7 @@ fn a_row_is_stored_by_itself() {
 }
 
 #[test]
-fn what_is_no_number_is_seen_by_those_who_read_it_and_nobody_else() {
+fn nan_reaches_only_its_readers() {
     let mut rng = Rng(26);
     let clean = case(&mut rng, (2, 1, 32), &[40]);
     for (path, cpu) in cpus(Activations::F32) {

@@ -152,16 +152,16 @@ fn sigmoids_are_chosen_as_on_the_cpu() {
         for order in ORDERS {
             let (chosen, weights) = (Memory::filled(9 * n_used, 99u32), Memory::filled(9 * n_used, UNWRITTEN));
             let (at, by) = (Memory::of(&scores), Memory::of(&correction));
-            let told = [n_experts, n_used, n_groups, of_groups].map(|n| n as u32);
+            let sizes = [n_experts, n_used, n_groups, of_groups].map(|n| n as u32);
             Launch { order, ..Launch::new([9, 1, 1], 32) }.ok(
                 "route_sigmoid",
                 arguments![
                     at.start(),
                     by.start(),
-                    told[0],
-                    told[1],
-                    told[2],
-                    told[3],
+                    sizes[0],
+                    sizes[1],
+                    sizes[2],
+                    sizes[3],
                     u32::from(normalized),
                     2.5f32,
                     chosen.start(),

@@ -322,7 +322,7 @@ fn a_row_alone_is_that_row_in_a_batch() {
 }
 
 #[test]
-fn leaves_add_up_the_same_whoever_owns_them() {
+fn leaf_sum_is_independent_of_cut() {
     let rng = &mut Rng(4);
     let (k, n_out, n_rows) = (32 * 11, 18, 9);
     let leaves = Leaves::on_grain(k as u32, 8);

@@ -38,15 +38,15 @@ struct Ranks {
 struct Stage {
     bounds: Vec<u32>,
     buffers: Vec<Memory<u8>>,
-    told: Vec<Memory<u32>>,
+    controls: Vec<Memory<u32>>,
 }
 
 impl Stage {
     fn new(bounds: &[u32]) -> Stage {
         let n_ranks = bounds.len() - 1;
         let buffers = (0..n_ranks).map(|_| Memory::filled(BUFFER, 0u8)).collect();
-        let told = (0..n_ranks).map(|_| Memory::filled(2, 0u32)).collect();
-        Stage { bounds: bounds.to_vec(), buffers, told }
+        let controls = (0..n_ranks).map(|_| Memory::filled(2, 0u32)).collect();
+        Stage { bounds: bounds.to_vec(), buffers, controls: controls }
     }
 
     fn n_ranks(&self) -> usize {
@@ -126,7 +126,7 @@ fn sum(stage: &Stage, rank: usize, sum: Sum) -> Vec<u32> {
     let patience = sum.patience.as_nanos() as u64;
     launch.ok(
         "sum_one_shot",
-        arguments![planes.start(), stride as u64, sum.n as u32, ranks, stage.told[rank].start(), patience],
+        arguments![planes.start(), stride as u64, sum.n as u32, ranks, stage.controls[rank].start(), patience],
     );
     let left = planes.read();
     assert!(left[sum.n..stride].iter().all(|x| x.to_bits() == UNWRITTEN.to_bits()), "a number behind the sum");
@@ -176,7 +176,7 @@ fn sums_have_the_bits_of_the_tree() {
                 assert_eq!(sum(&stage, rank, of), expected, "rank {rank} of {bounds:?}, sum {seed}");
             }
         });
-        assert!(stage.told.iter().all(|told| told.read() == [0, 0]));
+        assert!(stage.controls.iter().all(|control| control.read() == [0, 0]));
     }
 }
 
@@ -195,7 +195,7 @@ fn the_largest_fill_their_places_and_no_more() {
 }
 
 #[test]
-fn who_waits_in_vain_ends_and_stays_silent() {
+fn timed_out_sum_ends_and_writes_nothing() {
     let stage = Stage::new(&[0, 3, 6, 8]);
     let of = |seed, patience| Sum { n: 300, per_block: 96, seed, order: 2, patience };
     each(&[0, 1, 2], |rank| assert_eq!(sum(&stage, rank, of(1, PATIENT)), expected(8, 300, 1)));
@@ -207,16 +207,16 @@ fn who_waits_in_vain_ends_and_stays_silent() {
     let short = Duration::from_millis(100);
     let found = each(&[0, 1], |rank| sum(&stage, rank, of(2, short)));
     assert_eq!(found, [own(0, 2), own(1, 2)], "no sum is written");
-    assert_eq!([0, 1].map(|rank: usize| stage.told[rank].read()), [[0, 3]; 2], "it is told who was missing");
+    assert_eq!([0, 1].map(|rank: usize| stage.controls[rank].read()), [[0, 3]; 2], "it is told who was missing");
     // The next sum ends at once, whatever its patience, and no rank uses data of one that gave up.
     let late = sum(&stage, 0, of(3, PATIENT));
-    assert_eq!((late, stage.told[0].read()[1]), (own(0, 3), 3));
+    assert_eq!((late, stage.controls[0].read()[1]), (own(0, 3), 3));
     let found = each(&[1, 2], |rank| sum(&stage, rank, of(if rank == 2 { 2 } else { 3 }, short)));
     assert_eq!(found[0], own(1, 3));
     // Rank 1 can still finish the sum that it missed, as all had shown their planes; after that it waits in vain.
     assert_eq!(found[1], expected(8, 300, 2));
     assert_eq!(sum(&stage, 2, of(3, short)), own(2, 3));
-    assert_eq!(stage.told[2].read(), [0, 1]);
+    assert_eq!(stage.controls[2].read(), [0, 1]);
 }
 
 #[test]
@@ -225,12 +225,12 @@ fn the_host_ends_a_wait() {
     let stop = |stage: &Stage| {
         std::thread::sleep(Duration::from_millis(50));
         // SAFETY: a word that only the kernel reads.
-        unsafe { AtomicU32::from_ptr(stage.told[0].start()) }.store(1, Ordering::Release);
+        unsafe { AtomicU32::from_ptr(stage.controls[0].start()) }.store(1, Ordering::Release);
     };
     std::thread::scope(|scope| {
         scope.spawn(|| stop(&stage));
         let of = Sum { n: 40, per_block: 512, seed: 1, order: 0, patience: PATIENT };
         assert_ne!(sum(&stage, 0, of), expected(8, 40, 1));
     });
-    assert_eq!(stage.told[0].read(), [1, 2]);
+    assert_eq!(stage.controls[0].read(), [1, 2]);
 }

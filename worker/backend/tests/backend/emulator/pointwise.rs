@@ -270,9 +270,9 @@ fn rows_change_their_form_and_move() {
         launch.ok("widen_rows", arguments![halves.start(), cols as u32, back.start()]);
         assert_bits("back", &back.read(), &x.iter().copied().map(rounded).collect::<Vec<_>>());
         let rows: Vec<u32> = (0..n_rows as u32).rev().chain([0, 0]).collect();
-        let (wanted, out) = (Memory::of(&rows), Memory::filled(rows.len() * cols, UNWRITTEN));
+        let (indices, out) = (Memory::of(&rows), Memory::filled(rows.len() * cols, UNWRITTEN));
         Launch::new([rows.len(), 1, 1], 256)
-            .ok("gather_rows", arguments![from.start(), wanted.start(), cols as u32, out.start()]);
+            .ok("gather_rows", arguments![from.start(), indices.start(), cols as u32, out.start()]);
         let expected: Vec<f32> = rows.iter().flat_map(|row| x[*row as usize * cols..][..cols].to_vec()).collect();
         assert_bits("gathered", &out.read(), &expected);
     }

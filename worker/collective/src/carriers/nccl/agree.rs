@@ -15,7 +15,7 @@ const ID_WORDS: usize = 32;
 #[derive(Clone, Copy)]
 pub(super) struct NcclSupport {
     /// The carrier that the rank was configured with.
-    wish: u32,
+    carrier: u32,
     /// The library's version; zero without the library.
     version: i32,
     /// Names a device of a host.
@@ -27,12 +27,12 @@ pub(super) struct NcclSupport {
 impl NcclSupport {
     pub fn new(cuda: &Cuda, choice: CarrierChoice, api: Option<&NcclApi>) -> Result<NcclSupport> {
         let version = api.map_or(Ok(NcclVersion(0)), NcclApi::version)?.0;
-        Ok(NcclSupport { wish: choice as u32, version, device: device_name(cuda), host: host_name() })
+        Ok(NcclSupport { carrier: choice as u32, version, device: device_name(cuda), host: host_name() })
     }
 
     fn words(&self) -> [u32; SUPPORT_WORDS] {
         let mut words = [0; SUPPORT_WORDS];
-        (words[0], words[1]) = (self.wish, self.version as u32);
+        (words[0], words[1]) = (self.carrier, self.version as u32);
         words[2..6].copy_from_slice(&self.device);
         words[6..].copy_from_slice(&self.host);
         words
@@ -40,7 +40,7 @@ impl NcclSupport {
 
     fn of(words: &[u32; SUPPORT_WORDS]) -> NcclSupport {
         let device = std::array::from_fn(|i| words[2 + i]);
-        NcclSupport { wish: words[0], version: words[1] as i32, device, host: [words[6], words[7]] }
+        NcclSupport { carrier: words[0], version: words[1] as i32, device, host: [words[6], words[7]] }
     }
 }
 
@@ -61,7 +61,7 @@ impl Partners {
 }
 
 /// The id under which each communicator meets. Without a communicator its id is meaningless.
-pub(super) struct Names {
+pub(super) struct CommIds {
     pub stage: UniqueId,
     pub next: UniqueId,
     pub before: UniqueId,
@@ -69,8 +69,8 @@ pub(super) struct Names {
 
 /// Returns whether these ranks exchange through NCCL. All of them get the same result.
 fn agree(all: &[NcclSupport], encryption: LinkEncryption) -> Result<bool> {
-    let wish = |choice: CarrierChoice| all.iter().any(|one| one.wish == choice as u32);
-    if wish(CarrierChoice::Nccl) && wish(CarrierChoice::Host) {
+    let is_chosen = |choice: CarrierChoice| all.iter().any(|one| one.carrier == choice as u32);
+    if is_chosen(CarrierChoice::Nccl) && is_chosen(CarrierChoice::Host) {
         return Err(Error::Plan("ranks that are to exchange through NCCL, and their peers through the host"));
     }
     let version = all[0].version;
@@ -78,19 +78,19 @@ fn agree(all: &[NcclSupport], encryption: LinkEncryption) -> Result<bool> {
     let is_shared = (1..all.len()).any(|i| all[..i].iter().any(|one| one.device == all[i].device));
     // NCCL's own connections are not encrypted.
     let is_overheard = encryption == LinkEncryption::On && all.iter().any(|one| one.host != all[0].host);
-    if wish(CarrierChoice::Nccl) && is_overheard {
+    if is_chosen(CarrierChoice::Nccl) && is_overheard {
         return Err(Error::Plan("NCCL between hosts, which encrypts nothing, though links are to be encrypted"));
     }
     let is_able = is_there && !is_overheard && (!is_shared || NcclVersion(version) >= NcclVersion::SHARING);
-    if wish(CarrierChoice::Nccl) && !is_able {
+    if is_chosen(CarrierChoice::Nccl) && !is_able {
         return Err(Error::Plan(match is_there {
             true => "NCCL before 2.30 for ranks that share a device",
             false => "NCCL (libnccl.so.2, 2.19 or later) for ranks that do not all have the same",
         }));
     }
     // NCCL's own environment must allow a shared device, so devices are shared only if the configuration requires NCCL.
-    let is_asked = all.iter().all(|one| one.wish == CarrierChoice::Nccl as u32);
-    Ok(!wish(CarrierChoice::Host) && is_able && (!is_shared || is_asked))
+    let is_chosen_by_all = all.iter().all(|one| one.carrier == CarrierChoice::Nccl as u32);
+    Ok(!is_chosen(CarrierChoice::Host) && is_able && (!is_shared || is_chosen_by_all))
 }
 
 /// Exchanges support with the neighbours and returns those that use NCCL. They get the same result.
@@ -112,7 +112,7 @@ pub(super) fn partners(mesh: &mut Mesh, mine: &NcclSupport) -> Result<Partners> 
 
 /// Lets the lowest rank of a stage, or of a pair of stages, make the id and send it. It does so only once all have
 /// agreed, because NCCL begins to listen for each id that it makes.
-pub(super) fn names(mesh: &mut Mesh, api: &NcclApi, partners: Partners) -> Result<Names> {
+pub(super) fn names(mesh: &mut Mesh, api: &NcclApi, partners: Partners) -> Result<CommIds> {
     const WORDS: usize = 2 * ID_WORDS;
     let make = |is_mine: bool| if is_mine { api.unique_id() } else { Ok(UniqueId([0; ID_WORDS])) };
     let is_lowest = mesh.tp() == 0;
@@ -128,7 +128,7 @@ pub(super) fn names(mesh: &mut Mesh, api: &NcclApi, partners: Partners) -> Resul
     let all = mesh.swap_notes(WORDS as u64, words, &to, &from)?;
     let id = |rank: usize, which: usize| UniqueId(all[rank].as_chunks().0[which]);
     let before = if partners.before { id(me - tp_size, 1) } else { mine[1] };
-    Ok(Names { stage: id(first, 0), next: mine[1], before })
+    Ok(CommIds { stage: id(first, 0), next: mine[1], before })
 }
 
 /// Returns the device's name, equal in all processes that can reach it.
@@ -160,8 +160,8 @@ fn words_of<const N: usize>(hash: blake3::Hash) -> [u32; N] {
 mod tests {
     use super::*;
 
-    fn support(wish: CarrierChoice, version: i32, device: u32) -> NcclSupport {
-        NcclSupport { wish: wish as u32, version, device: [device; 4], host: [1, 2] }
+    fn support(carrier: CarrierChoice, version: i32, device: u32) -> NcclSupport {
+        NcclSupport { carrier: carrier as u32, version, device: [device; 4], host: [1, 2] }
     }
 
     fn agreed(all: &[NcclSupport]) -> Option<bool> {
@@ -170,7 +170,7 @@ mod tests {
 
     #[test]
     fn what_is_to_be_encrypted_goes_through_nccl_within_a_host_alone() {
-        let on = |wish, host| NcclSupport { host: [1, host], ..support(wish, 22_800, host) };
+        let on = |carrier, host| NcclSupport { host: [1, host], ..support(carrier, 22_800, host) };
         let check = |choice, hosts: [u32; 2], expect| {
             let all = hosts.map(|host| on(choice, host));
             let all = [all[0], NcclSupport { device: [9; 4], ..all[1] }];
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn all_have_it_or_nobody_does() {
+    fn nccl_is_used_by_all_or_none() {
         let auto = |version, device| support(CarrierChoice::Auto, version, device);
         assert_eq!(agreed(&[auto(22_800, 1), auto(22_800, 2)]), Some(true));
         assert_eq!(agreed(&[auto(22_800, 1), auto(0, 2)]), Some(false));
@@ -194,8 +194,8 @@ mod tests {
     }
 
     #[test]
-    fn a_device_is_shared_only_by_those_who_ask_for_it() {
-        let both = |wish, version| agreed(&[support(wish, version, 1), support(wish, version, 1)]);
+    fn device_is_shared_only_by_explicit_choice() {
+        let both = |carrier, version| agreed(&[support(carrier, version, 1), support(carrier, version, 1)]);
         assert_eq!(both(CarrierChoice::Auto, 23_007), Some(false));
         assert_eq!(both(CarrierChoice::Nccl, 23_007), Some(true));
         assert_eq!(both(CarrierChoice::Nccl, 22_800), None);
@@ -204,9 +204,9 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_comes_back() {
+    fn support_survives_encoding() {
         let there = support(CarrierChoice::Nccl, 23_007, 5);
         let back = NcclSupport::of(&there.words());
-        assert_eq!((back.wish, back.version, back.device, back.host), (2, 23_007, [5; 4], [1, 2]));
+        assert_eq!((back.carrier, back.version, back.device, back.host), (2, 23_007, [5; 4], [1, 2]));
     }
 }

@@ -39,7 +39,7 @@ impl fmt::Display for NcclVersion {
 
 /// A communicator, as NCCL returns it.
 pub type RawComm = *mut c_void;
-type Answer = c_int;
+type NcclStatus = c_int;
 
 const SUCCESS: c_int = 0;
 const INTERNAL_ERROR: c_int = 3;
@@ -112,22 +112,22 @@ pub struct Comm {
     pub blocks_max: Option<u16>,
 }
 
-type Move<P> = unsafe extern "C" fn(P, usize, c_int, c_int, RawComm, *mut c_void) -> Answer;
-type OfComm = unsafe extern "C" fn(RawComm) -> Answer;
-type AllReduce = unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, RawComm, *mut c_void) -> Answer;
-type AllGather = unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, RawComm, *mut c_void) -> Answer;
+type Move<P> = unsafe extern "C" fn(P, usize, c_int, c_int, RawComm, *mut c_void) -> NcclStatus;
+type CommFn = unsafe extern "C" fn(RawComm) -> NcclStatus;
+type AllReduce = unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, RawComm, *mut c_void) -> NcclStatus;
+type AllGather = unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, RawComm, *mut c_void) -> NcclStatus;
 
 /// The functions of the library that this crate calls.
 pub struct NcclApi {
-    get_version: unsafe extern "C" fn(*mut c_int) -> Answer,
-    get_unique_id: unsafe extern "C" fn(*mut UniqueId) -> Answer,
-    init: unsafe extern "C" fn(*mut RawComm, c_int, UniqueId, c_int, *mut Config) -> Answer,
-    async_error: unsafe extern "C" fn(RawComm, *mut c_int) -> Answer,
-    finalize: OfComm,
-    destroy: OfComm,
-    abort: OfComm,
-    group_start: unsafe extern "C" fn() -> Answer,
-    group_end: unsafe extern "C" fn() -> Answer,
+    get_version: unsafe extern "C" fn(*mut c_int) -> NcclStatus,
+    get_unique_id: unsafe extern "C" fn(*mut UniqueId) -> NcclStatus,
+    init: unsafe extern "C" fn(*mut RawComm, c_int, UniqueId, c_int, *mut Config) -> NcclStatus,
+    async_error: unsafe extern "C" fn(RawComm, *mut c_int) -> NcclStatus,
+    finalize: CommFn,
+    destroy: CommFn,
+    abort: CommFn,
+    group_start: unsafe extern "C" fn() -> NcclStatus,
+    group_end: unsafe extern "C" fn() -> NcclStatus,
     send: Move<*const c_void>,
     recv: Move<*mut c_void>,
     all_gather: AllGather,
@@ -180,13 +180,13 @@ impl NcclApi {
     pub fn version(&self) -> Result<NcclVersion, NcclError> {
         let mut version = 0;
         // SAFETY: writes one number; the table holds the library open.
-        self.said(unsafe { (self.get_version)(&mut version) }).map(|()| NcclVersion(version))
+        self.check_status(unsafe { (self.get_version)(&mut version) }).map(|()| NcclVersion(version))
     }
 
     pub fn unique_id(&self) -> Result<UniqueId, NcclError> {
         let mut id = UniqueId([0; 32]);
         // SAFETY: writes its 128 bytes.
-        self.said(unsafe { (self.get_unique_id)(&mut id) }).map(|()| id)
+        self.check_status(unsafe { (self.get_unique_id)(&mut id) }).map(|()| id)
     }
 
     /// Begins a communicator on the calling thread's device; `state` reports when it is ready. A communicator that
@@ -195,7 +195,7 @@ impl NcclApi {
         let (mut made, mut config) = (std::ptr::null_mut(), Config::of(of));
         let Comm { n_ranks, id, rank, .. } = of;
         // SAFETY: writes one pointer; the configuration has its own length, and is read before this returns.
-        let begun = self.said(unsafe { (self.init)(&mut made, n_ranks as c_int, id, rank as c_int, &mut config) });
+        let begun = self.check_status(unsafe { (self.init)(&mut made, n_ranks as c_int, id, rank as c_int, &mut config) });
         match begun {
             Ok(()) if made.is_null() => (None, Err(self.failed(INTERNAL_ERROR))),
             begun => (Some(made).filter(|made| !made.is_null()), begun),
@@ -209,22 +209,22 @@ impl NcclApi {
     pub unsafe fn state(&self, comm: RawComm) -> Result<bool, NcclError> {
         let mut state = SUCCESS;
         // SAFETY: writes one number; the rest is the caller's promise.
-        self.said(unsafe { (self.async_error)(comm, &mut state) })?;
-        self.said(state).map(|()| state == SUCCESS)
+        self.check_status(unsafe { (self.async_error)(comm, &mut state) })?;
+        self.check_status(state).map(|()| state == SUCCESS)
     }
 
     /// # Safety
     /// As above.
     pub unsafe fn finalize(&self, comm: RawComm) -> Result<(), NcclError> {
         // SAFETY: the caller's promise.
-        self.said(unsafe { (self.finalize)(comm) })
+        self.check_status(unsafe { (self.finalize)(comm) })
     }
 
     /// # Safety
     /// As above; it is not used again.
     pub unsafe fn destroy(&self, comm: RawComm) -> Result<(), NcclError> {
         // SAFETY: the caller's promise.
-        self.said(unsafe { (self.destroy)(comm) })
+        self.check_status(unsafe { (self.destroy)(comm) })
     }
 
     /// Ends the communicator and everything that it still does.
@@ -233,16 +233,16 @@ impl NcclApi {
     /// As above; it is not used again.
     pub unsafe fn abort(&self, comm: RawComm) -> Result<(), NcclError> {
         // SAFETY: the caller's promise.
-        self.said(unsafe { (self.abort)(comm) })
+        self.check_status(unsafe { (self.abort)(comm) })
     }
 
     /// Runs `calls` as one group whose calls progress together.
     pub fn group(&self, calls: impl FnOnce() -> Result<(), NcclError>) -> Result<(), NcclError> {
         // SAFETY: no arguments; every start has its end.
-        self.said(unsafe { (self.group_start)() })?;
+        self.check_status(unsafe { (self.group_start)() })?;
         let begun = calls();
         // SAFETY: as above.
-        let ended = self.said(unsafe { (self.group_end)() });
+        let ended = self.check_status(unsafe { (self.group_end)() });
         begun.and(ended)
     }
 
@@ -250,14 +250,14 @@ impl NcclApi {
     /// As above, and `n` numbers of device memory stay valid at `from` until the stream has passed; so for all below.
     pub unsafe fn send(&self, from: u64, n: usize, to: usize, at: (RawComm, *mut c_void)) -> Result<(), NcclError> {
         // SAFETY: the caller's promise.
-        self.said(unsafe { (self.send)(from as *const c_void, n, FLOAT32, to as c_int, at.0, at.1) })
+        self.check_status(unsafe { (self.send)(from as *const c_void, n, FLOAT32, to as c_int, at.0, at.1) })
     }
 
     /// # Safety
     /// As above.
     pub unsafe fn recv(&self, to: u64, n: usize, from: usize, at: (RawComm, *mut c_void)) -> Result<(), NcclError> {
         // SAFETY: the caller's promise.
-        self.said(unsafe { (self.recv)(to as *mut c_void, n, FLOAT32, from as c_int, at.0, at.1) })
+        self.check_status(unsafe { (self.recv)(to as *mut c_void, n, FLOAT32, from as c_int, at.0, at.1) })
     }
 
     /// Gathers `n` numbers from each rank, in rank order, on all of them.
@@ -266,7 +266,7 @@ impl NcclApi {
     /// As above.
     pub unsafe fn all_gather(&self, from: u64, to: u64, n: usize, at: (RawComm, *mut c_void)) -> Result<(), NcclError> {
         // SAFETY: the caller's promise.
-        self.said(unsafe { (self.all_gather)(from as *const c_void, to as *mut c_void, n, FLOAT32, at.0, at.1) })
+        self.check_status(unsafe { (self.all_gather)(from as *const c_void, to as *mut c_void, n, FLOAT32, at.0, at.1) })
     }
 }
 
@@ -278,13 +278,13 @@ impl NcclApi {
     /// As above.
     pub unsafe fn all_reduce(&self, at: u64, n: usize, of: (RawComm, *mut c_void)) -> Result<(), NcclError> {
         // SAFETY: the caller's promise; NCCL takes one place for both.
-        self.said(unsafe { (self.all_reduce)(at as *const c_void, at as *mut c_void, n, FLOAT32, SUM, of.0, of.1) })
+        self.check_status(unsafe { (self.all_reduce)(at as *const c_void, at as *mut c_void, n, FLOAT32, SUM, of.0, of.1) })
     }
 }
 
 impl NcclApi {
     /// Turns a result into an error. "In progress" is not a failure.
-    fn said(&self, answer: c_int) -> Result<(), NcclError> {
+    fn check_status(&self, answer: c_int) -> Result<(), NcclError> {
         match answer {
             SUCCESS | IN_PROGRESS => Ok(()),
             code => Err(self.failed(code)),
@@ -298,8 +298,8 @@ impl NcclApi {
             // SAFETY: a text that is not null ends with a zero, and stays valid while the library is open.
             (!at.is_null()).then(|| unsafe { CStr::from_ptr(at) }.to_string_lossy().trim().to_string())
         };
-        let said: Vec<String> = texts.into_iter().filter_map(text).filter(|text| !text.is_empty()).collect();
-        NcclError::Failed { code, why: said.join("; ") }
+        let messages: Vec<String> = texts.into_iter().filter_map(text).filter(|text| !text.is_empty()).collect();
+        NcclError::Failed { code, why: messages.join("; ") }
     }
 }
 

@@ -5,7 +5,7 @@ use super::watchdog::{CommFault, CommWatchdog};
 use crate::abort::DeviceWait;
 use crate::error::{Error, Result};
 use crate::mesh::Mesh;
-use backend::cuda::{Cuda, Side, TransferBuffer, Words};
+use backend::cuda::{Cuda, SideStream, TransferBuffer, DeviceWords};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
@@ -23,9 +23,9 @@ pub(super) struct StageComm {
     pub sum: TransferBuffer,
     pub all: TransferBuffer,
     /// Merges after each of this rank's own planes, for planes that are added one after the other.
-    pub in_a_row: Words,
+    pub in_a_row: DeviceWords,
     /// By number of leaves: merges after each plane.
-    pub merges: Vec<(u32, Words)>,
+    pub merges: Vec<(u32, DeviceWords)>,
 }
 
 /// The communicator with the same rank of a neighbouring stage, on its own stream, so that computing does not wait.
@@ -33,27 +33,27 @@ pub(super) struct HopComm {
     pub comm: usize,
     /// The peer's rank within this communicator.
     pub peer: usize,
-    pub side: Side,
+    pub side: SideStream,
     pub room: TransferBuffer,
 }
 
 /// Why an operation did not begin.
-pub(super) enum Stopped {
+pub(super) enum BeginError {
     Fault(CommFault),
     Device(backend::Error),
 }
 
-pub(super) type Begun = std::result::Result<(), Stopped>;
+pub(super) type BeginResult = std::result::Result<(), BeginError>;
 
-impl From<CommFault> for Stopped {
-    fn from(fault: CommFault) -> Stopped {
-        Stopped::Fault(fault)
+impl From<CommFault> for BeginError {
+    fn from(fault: CommFault) -> BeginError {
+        BeginError::Fault(fault)
     }
 }
 
-impl From<backend::Error> for Stopped {
-    fn from(error: backend::Error) -> Stopped {
-        Stopped::Device(error)
+impl From<backend::Error> for BeginError {
+    fn from(error: backend::Error) -> BeginError {
+        BeginError::Device(error)
     }
 }
 
@@ -62,7 +62,7 @@ impl CommFault {
     pub(super) fn blame(&self, mesh: &mut Mesh) -> Error {
         match self {
             CommFault::Wait(fault) => mesh.blame(*fault),
-            CommFault::Failed(why) => mesh.who_is_lost().unwrap_or_else(|| Error::Nccl(why.clone())),
+            CommFault::Failed(why) => mesh.lost_peer_error().unwrap_or_else(|| Error::Nccl(why.clone())),
         }
     }
 }
@@ -88,15 +88,15 @@ impl WatchedComms {
     }
 
     /// Begins an operation. An error ends this rank's part in the mesh.
-    pub fn begin(&self, mesh: &mut Mesh, operation: impl FnOnce(&Mesh, &CommWatchdog) -> Begun) -> Result<()> {
+    pub fn begin(&self, mesh: &mut Mesh, operation: impl FnOnce(&Mesh, &CommWatchdog) -> BeginResult) -> Result<()> {
         // The watchdog detects an abort a moment later; until then it would begin unneeded work.
         if mesh.is_ended() && self.watchdog.fault().is_none() {
             return Err(Error::Aborted);
         }
         match operation(mesh, &self.watchdog) {
             Ok(()) => Ok(()),
-            Err(Stopped::Fault(fault)) => Err(self.ended_by(mesh, fault)),
-            Err(Stopped::Device(error)) => Err(mesh.fail(error.into())),
+            Err(BeginError::Fault(fault)) => Err(self.ended_by(mesh, fault)),
+            Err(BeginError::Device(error)) => Err(mesh.fail(error.into())),
         }
     }
 

@@ -1,9 +1,9 @@
 //! Sets up NCCL for ranks that have met as a mesh: buffers on the device, and communicators. Each communicator
 //! exchanges once before it is used.
 
-use super::agree::{Names, NcclSupport, Partners, names, partners};
+use super::agree::{CommIds, NcclSupport, Partners, names, partners};
 use super::api::{Comm, NcclApi, UniqueId};
-use super::comms::{BEFORE, Begun, HopComm, NEXT, STAGE, StageComm, Stopped, WatchedComms};
+use super::comms::{BEFORE, BeginResult, HopComm, NEXT, STAGE, StageComm, BeginError, WatchedComms};
 use super::ops::NcclCarrier;
 use super::stage::StageExchange;
 use super::watchdog::CommFault;
@@ -52,12 +52,12 @@ fn connect(
     nccl: &mut NcclCarrier,
     mesh: &mut Mesh,
     cuda: &Cuda,
-    (partners, names): (Partners, Names),
+    (partners, names): (Partners, CommIds),
     limits: &ExchangeLimits,
     cancel: &CancelFlag,
 ) -> Result<()> {
-    let begin = |is_wanted: bool, comm: Comm| {
-        let begun = is_wanted.then(|| nccl.watched.watchdog.add(comm)).transpose();
+    let begin = |is_needed: bool, comm: Comm| {
+        let begun = is_needed.then(|| nccl.watched.watchdog.add(comm)).transpose();
         begun.map_err(|fault| match fault {
             CommFault::Failed(why) => Error::Nccl(why),
             CommFault::Wait(_) => Error::Aborted,
@@ -91,8 +91,8 @@ fn connect(
 fn await_comms(nccl: &NcclCarrier, mesh: &mut Mesh, comms: [Option<usize>; 3], cancel: &CancelFlag) -> Result<()> {
     let until = Instant::now() + mesh.policy().deadline;
     for comm in comms.into_iter().flatten() {
-        let is_wanted = || !cancel.is_cancelled() && !mesh.is_ended() && !mesh.is_anybody_gone();
-        if let Err(fault) = nccl.watched.watchdog.taken_up(comm, until, is_wanted) {
+        let should_wait = || !cancel.is_cancelled() && !mesh.is_ended() && !mesh.is_anybody_gone();
+        if let Err(fault) = nccl.watched.watchdog.taken_up(comm, until, should_wait) {
             let is_unwanted = fault == CommFault::Wait(WaitFault::Aborted) && !cancel.is_cancelled();
             let fault = if is_unwanted { WaitFault::Gone.into() } else { fault };
             return Err(fault.blame(mesh));
@@ -130,12 +130,12 @@ fn stage_comm(mesh: &Mesh, cuda: &Cuda, comm: usize, limits: &ExchangeLimits) ->
 /// each kind. That may wait for whole devices, so it must not happen while a device waits for a peer.
 fn try_out(nccl: &NcclCarrier, mesh: &mut Mesh, cuda: &Cuda, limits: &ExchangeLimits) -> Result<()> {
     try_each(nccl, mesh, cuda, limits).map_err(|stopped| match stopped {
-        Stopped::Fault(fault) => fault.blame(mesh),
-        Stopped::Device(error) => error.into(),
+        BeginError::Fault(fault) => fault.blame(mesh),
+        BeginError::Device(error) => error.into(),
     })
 }
 
-fn try_each(nccl: &NcclCarrier, mesh: &Mesh, cuda: &Cuda, limits: &ExchangeLimits) -> Begun {
+fn try_each(nccl: &NcclCarrier, mesh: &Mesh, cuda: &Cuda, limits: &ExchangeLimits) -> BeginResult {
     let watchdog = &*nccl.watched.watchdog;
     if let Some(stage) = &nccl.stage {
         try_stage(StageExchange { mesh, cuda, watchdog, stage }, limits)?;
@@ -154,11 +154,11 @@ fn try_each(nccl: &NcclCarrier, mesh: &Mesh, cuda: &Cuda, limits: &ExchangeLimit
         watchdog.begin(hop.comm, hop.side.raw(), |lane| unsafe { lane.send(at, 1, hop.peer) })?;
         hop.side.mark(watchdog.mark(NEXT))?;
     }
-    Ok(watchdog.passed()?)
+    Ok(watchdog.wait_until_idle()?)
 }
 
 /// Runs all pairs, and the collective operations at each size where NCCL changes its algorithm, on arbitrary contents.
-fn try_stage(exchange: StageExchange<'_>, limits: &ExchangeLimits) -> Begun {
+fn try_stage(exchange: StageExchange<'_>, limits: &ExchangeLimits) -> BeginResult {
     let StageExchange { mesh, cuda, stage, .. } = exchange;
     let (all, parts, n_ranks) = (stage.all.floats(), stage.parts.floats(), mesh.tp_size());
     let chunk = limits.chunks.rows_at_once(limits.hidden).min(limits.rows_max) * limits.hidden;

@@ -10,9 +10,9 @@ use crate::carriers::host::HostCarrier;
 use crate::error::Result;
 use crate::mesh::Mesh;
 use crate::sum::Sum;
-use crate::transfer::OwnerOf;
+use crate::transfer::OwnerFn;
 use backend::Memory;
-use backend::cuda::{Buffer, Columns, Cuda, Floats};
+use backend::cuda::{Buffer, DeviceColumns, Cuda, DeviceFloats};
 use std::fmt;
 use std::ops::Range;
 use types::Mode;
@@ -62,7 +62,7 @@ impl Carry<Cuda> for NcclCarrier {
         mesh: &mut Mesh,
         cuda: &Cuda,
         buffer: &mut Buffer,
-        owner_of: OwnerOf<'_>,
+        owner_of: OwnerFn<'_>,
         n_rows: usize,
     ) -> Result<()> {
         let Some(stage) = &self.stage else { return self.host.share_rows(mesh, cuda, buffer, owner_of, n_rows) };
@@ -185,11 +185,11 @@ fn in_chunks(chunks: ChunkLimits, n_rows: usize, n_cols: usize) -> impl Iterator
 }
 
 /// Returns these numbers of a buffer, and their place in the hop's buffer.
-fn of_hop<'a>(at: Floats<'a>, hop: &'a HopComm, floats: Range<usize>) -> (Floats<'a>, Floats<'a>) {
+fn of_hop<'a>(at: DeviceFloats<'a>, hop: &'a HopComm, floats: Range<usize>) -> (DeviceFloats<'a>, DeviceFloats<'a>) {
     let n = floats.len();
     (at.part(floats), hop.room.floats().part(0..n))
 }
 
-fn as_row(floats: Floats<'_>) -> Columns<'_> {
-    Columns { floats, stride: floats.len() }
+fn as_row(floats: DeviceFloats<'_>) -> DeviceColumns<'_> {
+    DeviceColumns { floats, stride: floats.len() }
 }

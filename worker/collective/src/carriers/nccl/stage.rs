@@ -2,11 +2,11 @@
 //! returns.
 
 use super::api::NcclError;
-use super::comms::{Begun, StageComm};
+use super::comms::{BeginResult, StageComm};
 use super::watchdog::{CommWatchdog, Lane};
 use crate::mesh::Mesh;
 use crate::sum::{Sum, SumPlan};
-use backend::cuda::{Columns, Cuda, Floats, Words};
+use backend::cuda::{DeviceColumns, Cuda, DeviceFloats, DeviceWords};
 use std::ops::Range;
 
 impl StageComm {
@@ -32,7 +32,7 @@ pub(super) struct StageExchange<'a> {
 
 impl StageExchange<'_> {
     /// Adds this rank's planes, and then lets NCCL add over all ranks.
-    pub fn reduce(self, at: Floats<'_>, sum: Sum<'_>) -> Begun {
+    pub fn reduce(self, at: DeviceFloats<'_>, sum: Sum<'_>) -> BeginResult {
         let (size, n_own) = (sum.size(), sum.plan.n_planes(self.mesh.tp()));
         let total = at.part(0..size);
         match n_own {
@@ -48,7 +48,7 @@ impl StageExchange<'_> {
     }
 
     /// Every rank receives all planes, in the order of their leaves, and folds them.
-    pub fn gather_and_fold(self, at: Floats<'_>, sum: Sum<'_>, merges: &Words) -> Begun {
+    pub fn gather_and_fold(self, at: DeviceFloats<'_>, sum: Sum<'_>, merges: &DeviceWords) -> BeginResult {
         let (size, me) = (sum.size(), self.mesh.tp());
         let n_of = |tp: usize| sum.plan.n_planes(tp) * size;
         let first_of = |tp: usize| sum.plan.first_of(tp) * size;
@@ -60,7 +60,7 @@ impl StageExchange<'_> {
             self.begin(|lane| unsafe { lane.all_gather(from, to, n_of(me)) })?;
         } else {
             let own = parts.part(first_of(me)..first_of(me) + n_of(me));
-            let as_row = |floats| Columns { floats, stride: n_of(me) };
+            let as_row = |floats| DeviceColumns { floats, stride: n_of(me) };
             self.cuda.copy_columns(as_row(own), as_row(at), n_of(me), 1)?;
             let sends = |_| at.part(0..n_of(me));
             let comes = |tp: usize| parts.part(first_of(tp)..first_of(tp) + n_of(tp));
@@ -71,7 +71,7 @@ impl StageExchange<'_> {
     }
 
     /// Each rank receives its columns of all planes and folds them; then all ranks receive the finished columns.
-    pub fn fold_by_column(self, at: Floats<'_>, sum: Sum<'_>, merges: &Words, rows: Range<usize>) -> Begun {
+    pub fn fold_by_column(self, at: DeviceFloats<'_>, sum: Sum<'_>, merges: &DeviceWords, rows: Range<usize>) -> BeginResult {
         let (me, n_rows, n_cols) = (self.mesh.tp(), rows.len(), sum.n_cols);
         let cols = |tp: usize| self.mesh.columns_of(tp, n_cols);
         let n_own = sum.plan.n_planes(me);
@@ -81,14 +81,14 @@ impl StageExchange<'_> {
         let plane = n_rows * cols(me).len();
         let first_of = |tp: usize| sum.plan.first_of(tp) * plane;
         let part = |tp: usize| self.stage.parts.floats().part(first_of(tp)..first_of(tp + 1));
-        let whole = |number: usize, cols: &Range<usize>| Columns {
+        let whole = |number: usize, cols: &Range<usize>| DeviceColumns {
             floats: at.part((number * sum.n_rows + rows.start) * n_cols + cols.start..at.len()),
             stride: n_cols,
         };
         for tp in 0..self.mesh.tp_size() {
             let (to, width) = (if tp == me { part(me) } else { out(tp) }, cols(tp).len());
             for number in 0..n_own {
-                let to = Columns { floats: to.part(number * n_rows * width..to.len()), stride: width };
+                let to = DeviceColumns { floats: to.part(number * n_rows * width..to.len()), stride: width };
                 self.cuda.copy_columns(to, whole(number, &cols(tp)), width, n_rows)?;
             }
         }
@@ -100,14 +100,14 @@ impl StageExchange<'_> {
         let finished = |tp: usize| self.stage.all.floats().part(n_rows * cols(tp).start..n_rows * cols(tp).end);
         self.begin(|lane| self.swap_floats(lane, |_| folded, finished))?;
         for tp in 0..self.mesh.tp_size() {
-            let from = Columns { floats: if tp == me { folded } else { finished(tp) }, stride: cols(tp).len() };
+            let from = DeviceColumns { floats: if tp == me { folded } else { finished(tp) }, stride: cols(tp).len() };
             self.cuda.copy_columns(whole(0, &cols(tp)), from, cols(tp).len(), n_rows)?;
         }
         Ok(())
     }
 
     /// Sends this rank's rows together. The rows of all ranks arrive by owner and are put into their places.
-    pub fn share_some(self, at: Floats<'_>, owners: &[usize], n_cols: usize) -> Begun {
+    pub fn share_some(self, at: DeviceFloats<'_>, owners: &[usize], n_cols: usize) -> BeginResult {
         let rows_of = |tp: usize| (0..owners.len()).filter(move |row| owners[*row] == tp);
         let first_of = |tp: usize| (0..tp).map(|tp| rows_of(tp).count()).sum::<usize>() * n_cols;
         let parts = self.stage.parts.floats();
@@ -124,7 +124,7 @@ impl StageExchange<'_> {
 
     /// Rank 0, which has the `whole`, receives the columns of all ranks for these rows and puts them into their places.
     /// The other ranks send theirs.
-    pub fn gather_some(self, mine: Floats<'_>, whole: Option<Floats<'_>>, n_units: u32, n_rows: usize) -> Begun {
+    pub fn gather_some(self, mine: DeviceFloats<'_>, whole: Option<DeviceFloats<'_>>, n_units: u32, n_rows: usize) -> BeginResult {
         let Some(whole) = whole else {
             // SAFETY: the buffer outlives the stream's work.
             let send = |lane: Lane<'_>| unsafe { lane.send(mine.address(), mine.len(), 0) };
@@ -138,8 +138,8 @@ impl StageExchange<'_> {
             others.try_for_each(|(tp, to)| unsafe { lane.recv(to.address(), to.len(), tp) })
         })?;
         for tp in 0..self.mesh.tp_size() {
-            let from = Columns { floats: if tp == 0 { mine } else { part(tp) }, stride: cols(tp).len() };
-            let to = Columns { floats: whole.part(cols(tp).start..whole.len()), stride: n_whole };
+            let from = DeviceColumns { floats: if tp == 0 { mine } else { part(tp) }, stride: cols(tp).len() };
+            let to = DeviceColumns { floats: whole.part(cols(tp).start..whole.len()), stride: n_whole };
             self.cuda.copy_columns(to, from, cols(tp).len(), n_rows)?;
         }
         Ok(())
@@ -149,8 +149,8 @@ impl StageExchange<'_> {
     pub fn swap_floats<'a>(
         &self,
         lane: Lane<'_>,
-        sends: impl Fn(usize) -> Floats<'a>,
-        comes: impl Fn(usize) -> Floats<'a>,
+        sends: impl Fn(usize) -> DeviceFloats<'a>,
+        comes: impl Fn(usize) -> DeviceFloats<'a>,
     ) -> std::result::Result<(), NcclError> {
         for tp in self.mesh.others() {
             let (to, from) = (sends(tp), comes(tp));
@@ -168,7 +168,7 @@ impl StageExchange<'_> {
     }
 
     /// Begins `calls` as one group.
-    pub fn begin(&self, calls: impl FnOnce(Lane<'_>) -> std::result::Result<(), NcclError>) -> Begun {
+    pub fn begin(&self, calls: impl FnOnce(Lane<'_>) -> std::result::Result<(), NcclError>) -> BeginResult {
         Ok(self.watchdog.begin(self.stage.comm, self.cuda.raw_stream(), calls)?)
     }
 }

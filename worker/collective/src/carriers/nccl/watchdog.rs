@@ -46,15 +46,15 @@ impl From<NcclError> for CommFault {
     }
 }
 
-struct Live(RawComm);
+struct LiveComm(RawComm);
 
 // SAFETY: communicators may be used from any thread, one at a time: a mutex guards them.
-unsafe impl Send for Live {}
+unsafe impl Send for LiveComm {}
 
 pub struct CommWatchdog {
     api: &'static NcclApi,
     /// Empty once everything has ended.
-    comms: Mutex<Vec<Live>>,
+    comms: Mutex<Vec<LiveComm>>,
     /// Marks after the last operation of each stream. They also keep the device alive for the threads that end
     /// communicators.
     marks: Arc<[Mark]>,
@@ -74,16 +74,16 @@ pub struct CommWatchdog {
 }
 
 /// Keeps the flag true until this is dropped.
-struct Raised<'a>(&'a AtomicBool);
+struct RaisedFlag<'a>(&'a AtomicBool);
 
-impl<'a> Raised<'a> {
-    fn new(flag: &'a AtomicBool) -> Raised<'a> {
+impl<'a> RaisedFlag<'a> {
+    fn new(flag: &'a AtomicBool) -> RaisedFlag<'a> {
         flag.store(true, Ordering::Release);
-        Raised(flag)
+        RaisedFlag(flag)
     }
 }
 
-impl Drop for Raised<'_> {
+impl Drop for RaisedFlag<'_> {
     fn drop(&mut self) {
         self.0.store(false, Ordering::Release);
     }
@@ -142,13 +142,13 @@ impl CommWatchdog {
     pub fn add(&self, of: Comm) -> Result<usize, CommFault> {
         let mut comms = self.comms()?;
         let (made, begun) = self.api.init(of);
-        comms.extend(made.map(Live));
+        comms.extend(made.map(LiveComm));
         begun?;
         Ok(comms.len() - 1)
     }
 
     /// Waits until the communicator has accepted its calls.
-    pub fn taken_up(&self, comm: usize, until: Instant, is_wanted: impl Fn() -> bool) -> Result<(), CommFault> {
+    pub fn taken_up(&self, comm: usize, until: Instant, should_wait: impl Fn() -> bool) -> Result<(), CommFault> {
         let begun = Instant::now();
         loop {
             {
@@ -166,7 +166,7 @@ impl CommWatchdog {
                 }
                 continue;
             }
-            if !is_wanted() {
+            if !should_wait() {
                 return Err(WaitFault::Aborted.into());
             }
             if Instant::now() >= until {
@@ -184,12 +184,12 @@ impl CommWatchdog {
         calls: impl FnOnce(Lane<'_>) -> Result<(), NcclError>,
     ) -> Result<(), CommFault> {
         self.begins();
-        let _beginning = Raised::new(&self.is_beginning);
+        let _beginning = RaisedFlag::new(&self.is_beginning);
         let called = {
             // The lock is released here: the thread must be able to end a call that waits for a peer.
             let (lane, _calling) = {
                 let comms = self.comms()?;
-                (Lane { api: self.api, comm: comms[comm].0, stream }, Raised::new(&self.is_calling))
+                (Lane { api: self.api, comm: comms[comm].0, stream }, RaisedFlag::new(&self.is_calling))
             };
             self.api.group(|| calls(lane))
         };
@@ -202,7 +202,7 @@ impl CommWatchdog {
     }
 
     /// Waits until all begun work is done.
-    pub fn passed(&self) -> Result<(), CommFault> {
+    pub fn wait_until_idle(&self) -> Result<(), CommFault> {
         while self.fault().is_none() && self.is_busy() {
             std::thread::sleep(LOOK_AGAIN);
         }
@@ -214,7 +214,7 @@ impl CommWatchdog {
         *lock(&self.begun) = Instant::now();
     }
 
-    fn comms(&self) -> Result<MutexGuard<'_, Vec<Live>>, CommFault> {
+    fn comms(&self) -> Result<MutexGuard<'_, Vec<LiveComm>>, CommFault> {
         let comms = lock(&self.comms);
         match self.fault.get() {
             Some(fault) => Err(fault.clone()),
@@ -241,9 +241,9 @@ impl CommWatchdog {
         {
             let comms = lock(&self.comms);
             // A caller polls the state itself as soon as its call returns.
-            let asked = if self.is_calling.load(Ordering::Acquire) { &[] } else { comms.as_slice() };
+            let polled = if self.is_calling.load(Ordering::Acquire) { &[] } else { comms.as_slice() };
             // SAFETY: communicators in the list are live, and the list is locked.
-            let failed = asked.iter().find_map(|comm| unsafe { self.api.state(comm.0) }.err());
+            let failed = polled.iter().find_map(|comm| unsafe { self.api.state(comm.0) }.err());
             if let Some(failed) = failed {
                 return Some(failed.into());
             }
@@ -278,11 +278,11 @@ impl CommWatchdog {
     }
 
     /// Ends all of them at once, each on its own thread.
-    fn end_each(&self, comms: Vec<Live>, how: fn(&NcclApi, RawComm, &AtomicBool)) {
+    fn end_each(&self, comms: Vec<LiveComm>, how: fn(&NcclApi, RawComm, &AtomicBool)) {
         for comm in comms {
             let (api, marks, is_calling) = (self.api, self.marks.clone(), self.is_calling.clone());
             let end = move || {
-                let Live(comm) = { comm };
+                let LiveComm(comm) = { comm };
                 // NCCL restores its caller's current device, and would open the first device for a thread without one.
                 let _entered = marks.first().map(Mark::enter);
                 how(api, comm, &is_calling);

@@ -14,7 +14,7 @@ use std::sync::{Arc, OnceLock};
 /// The host and device of a rank, and the carrier that it was configured with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Hello {
-    wish: u32,
+    carrier: u32,
     /// A machine's current boot; zero if it cannot be determined.
     host: [u32; 4],
     /// The PCI address of its device.
@@ -27,7 +27,7 @@ const HELLO_WORDS: usize = 12;
 impl Hello {
     fn words(&self) -> [u32; HELLO_WORDS] {
         let mut words = [0; HELLO_WORDS];
-        words[0] = self.wish;
+        words[0] = self.carrier;
         words[1..5].copy_from_slice(&self.host);
         words[5..8].copy_from_slice(&self.pci);
         words[8..].copy_from_slice(&self.process);
@@ -36,27 +36,27 @@ impl Hello {
 
     fn of(words: &[u32; HELLO_WORDS]) -> Hello {
         let four = |at: usize| std::array::from_fn(|i| words[at + i]);
-        Hello { wish: words[0], host: four(1), pci: std::array::from_fn(|i| words[5 + i]), process: four(8) }
+        Hello { carrier: words[0], host: four(1), pci: std::array::from_fn(|i| words[5 + i]), process: four(8) }
     }
 }
 
 /// Returns whether ranks at these places may sum over memory. All of them get the same result.
 fn agree(hellos: &[Hello]) -> Result<bool> {
-    let wish = |choice: CarrierChoice| hellos.iter().any(|hello| hello.wish == choice as u32);
-    if wish(CarrierChoice::Host) || wish(CarrierChoice::Nccl) {
+    let is_chosen = |choice: CarrierChoice| hellos.iter().any(|hello| hello.carrier == choice as u32);
+    if is_chosen(CarrierChoice::Host) || is_chosen(CarrierChoice::Nccl) {
         let why = "ranks that are to add over CUDA IPC, and their peers otherwise";
-        return if wish(CarrierChoice::Ipc) { Err(Error::Plan(why)) } else { Ok(false) };
+        return if is_chosen(CarrierChoice::Ipc) { Err(Error::Plan(why)) } else { Ok(false) };
     }
     let is_one_host = hellos.iter().all(|hello| hello.host == hellos[0].host && hello.host != [0; 4]);
     let is_shared = (1..hellos.len()).any(|i| hellos[..i].iter().any(|hello| hello.pci == hellos[i].pci));
     // A kernel that waits blocks others on its device, so devices are shared only if the configuration requires this
     // carrier.
-    let is_asked = hellos.iter().all(|hello| hello.wish == CarrierChoice::Ipc as u32);
-    Ok(is_one_host && (!is_shared || is_asked))
+    let is_chosen_by_all = hellos.iter().all(|hello| hello.carrier == CarrierChoice::Ipc as u32);
+    Ok(is_one_host && (!is_shared || is_chosen_by_all))
 }
 
 /// A rank's buffer: its address within the process, and its handle for other processes.
-struct Offer {
+struct BufferOffer {
     is_able: bool,
     address: u64,
     handle: [u8; 64],
@@ -64,7 +64,7 @@ struct Offer {
 
 const OFFER_WORDS: usize = 3 + 16;
 
-impl Offer {
+impl BufferOffer {
     fn words(&self) -> [u32; OFFER_WORDS] {
         let mut words = [0; OFFER_WORDS];
         words[..3].copy_from_slice(&[self.is_able.into(), self.address as u32, (self.address >> 32) as u32]);
@@ -72,10 +72,10 @@ impl Offer {
         words
     }
 
-    fn of(words: &[u32; OFFER_WORDS]) -> Offer {
+    fn of(words: &[u32; OFFER_WORDS]) -> BufferOffer {
         let mut handle = [0; 64];
         handle.as_chunks_mut::<4>().0.iter_mut().zip(&words[3..]).for_each(|(b, word)| *b = word.to_le_bytes());
-        Offer { is_able: words[0] == 1, address: u64::from(words[1]) | u64::from(words[2]) << 32, handle }
+        BufferOffer { is_able: words[0] == 1, address: u64::from(words[1]) | u64::from(words[2]) << 32, handle }
     }
 }
 
@@ -90,7 +90,7 @@ pub fn meet(
     if mesh.tp_size() == 1 {
         return Ok(None);
     }
-    let hello = Hello { wish: choice as u32, host: host(), pci: cuda.card().pci, process: process()? };
+    let hello = Hello { carrier: choice as u32, host: host(), pci: cuda.card().pci, process: process()? };
     let hellos: Vec<Hello> = swap_notes(mesh, 0, hello.words())?.iter().map(Hello::of).collect();
     let buffers = if agree(&hellos)? { show_buffers(mesh, cuda, &hellos, limits)? } else { None };
     match buffers {
@@ -113,15 +113,15 @@ fn show_buffers(
     let reaches = || hellos.iter().all(|hello| matches!(cuda.can_reach(hello.pci), Ok(true)));
     // A failure here only means that another carrier is used.
     let own = if fits && reaches() { cuda.peer_buffer().ok() } else { None };
-    let offer = own.as_ref().and_then(|own| offer(own, hellos)).unwrap_or(Offer {
+    let offer = own.as_ref().and_then(|own| offer(own, hellos)).unwrap_or(BufferOffer {
         is_able: false,
         address: 0,
         handle: [0; 64],
     });
-    let offers: Vec<Offer> = swap_notes(mesh, 1, offer.words())?.iter().map(Offer::of).collect();
+    let offers: Vec<BufferOffer> = swap_notes(mesh, 1, offer.words())?.iter().map(BufferOffer::of).collect();
     let Some(own) = own.filter(|_| offers.iter().all(|offer| offer.is_able)) else { return Ok(None) };
     let me = mesh.tp();
-    let show = |(tp, (hello, offer)): (usize, (&Hello, &Offer))| match hello.process == hellos[me].process {
+    let show = |(tp, (hello, offer)): (usize, (&Hello, &BufferOffer))| match hello.process == hellos[me].process {
         _ if tp == me => Ok(MappedBuffer::Local(own.clone())),
         true => cuda.local_peer_buffer(offer.address),
         false => cuda.open_peer_buffer(&offer.handle),
@@ -169,10 +169,10 @@ fn swap_notes<const N: usize>(mesh: &mut Mesh, round: u64, mine: [u32; N]) -> Re
 }
 
 /// Makes this rank's offer. Handles are for other processes: the driver opens none in the process that made it.
-fn offer(own: &PeerBuffer, hellos: &[Hello]) -> Option<Offer> {
+fn offer(own: &PeerBuffer, hellos: &[Hello]) -> Option<BufferOffer> {
     let is_for_others = hellos.iter().any(|hello| hello.process != hellos[0].process);
     let handle = if is_for_others { own.handle().ok()? } else { [0; 64] };
-    Some(Offer { is_able: true, address: own.address(), handle })
+    Some(BufferOffer { is_able: true, address: own.address(), handle })
 }
 
 /// Returns the machine's current boot, which is the same for all of its processes.
@@ -201,12 +201,12 @@ fn process() -> Result<[u32; 4]> {
 mod tests {
     use super::*;
 
-    fn hello(wish: CarrierChoice, host: u32, bus: u32) -> Hello {
-        Hello { wish: wish as u32, host: [host; 4], pci: [0, bus, 0], process: [bus; 4] }
+    fn hello(carrier: CarrierChoice, host: u32, bus: u32) -> Hello {
+        Hello { carrier: carrier as u32, host: [host; 4], pci: [0, bus, 0], process: [bus; 4] }
     }
 
     #[test]
-    fn all_of_one_host_do_or_nobody_does() {
+    fn all_ranks_of_one_host_sum_or_none() {
         let auto = |host, bus| hello(CarrierChoice::Auto, host, bus);
         assert!(agree(&[auto(1, 1), auto(1, 2)]).unwrap());
         assert!(!agree(&[auto(1, 1), auto(2, 2)]).unwrap(), "two hosts");
@@ -221,11 +221,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_comes_back() {
-        let said = Hello { wish: 3, host: [1, 2, 3, 4], pci: [5, 6, 7], process: [8, 9, 10, 11] };
-        assert_eq!(Hello::of(&said.words()), said);
+    fn hello_and_offer_survive_encoding() {
+        let hello = Hello { carrier: 3, host: [1, 2, 3, 4], pci: [5, 6, 7], process: [8, 9, 10, 11] };
+        assert_eq!(Hello::of(&hello.words()), hello);
         let handle = std::array::from_fn(|i| i as u8 + 100);
-        let back = Offer::of(&Offer { is_able: true, address: 0x1234_5678_9abc_def0, handle }.words());
+        let back = BufferOffer::of(&BufferOffer { is_able: true, address: 0x1234_5678_9abc_def0, handle }.words());
         assert_eq!((back.is_able, back.address, back.handle), (true, 0x1234_5678_9abc_def0, handle));
     }
 }

@@ -6,7 +6,7 @@ use crate::carriers::carry::{CarrierChoice, Carry};
 use crate::error::{Error, Result};
 use crate::mesh::{Mesh, WaitFault};
 use crate::sum::Sum;
-use crate::transfer::OwnerOf;
+use crate::transfer::OwnerFn;
 use backend::cuda::{Buffer, Cuda, MappedBuffer, OneShot};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -46,7 +46,7 @@ impl Carry<Cuda> for OneShotCarrier {
         mesh: &mut Mesh,
         cuda: &Cuda,
         buffer: &mut Buffer,
-        owner_of: OwnerOf<'_>,
+        owner_of: OwnerFn<'_>,
         n_rows: usize,
     ) -> Result<()> {
         self.below.share_rows(mesh, cuda, buffer, owner_of, n_rows)
@@ -118,7 +118,7 @@ impl PeerBuffers {
         watchdog.begins();
         for start in (0..size).step_by(one_shot.n_max()) {
             let numbers = start..(start + one_shot.n_max()).min(size);
-            cuda.sum_one_shot(one_shot, at, numbers, size, (&watchdog.told, watchdog.deadline));
+            cuda.sum_one_shot(one_shot, at, numbers, size, (&watchdog.control, watchdog.deadline));
         }
         cuda.mark(&watchdog.mark).map_err(|error| mesh.fail(error.into()))
     }
@@ -142,7 +142,7 @@ impl PeerBuffers {
 fn failed(mesh: &mut Mesh, fault: WaitFault, missing: Option<usize>) -> Error {
     let silent = missing.filter(|_| fault == WaitFault::Late).map(|tp| types::Rank(mesh.in_stage(tp) as u16));
     let error = match silent {
-        Some(rank) => mesh.who_is_lost().unwrap_or(Error::Deadline { rank }),
+        Some(rank) => mesh.lost_peer_error().unwrap_or(Error::Deadline { rank }),
         None => mesh.blame(fault),
     };
     mesh.fail(error)

@@ -24,7 +24,7 @@ const FAREWELL: Duration = Duration::from_secs(2);
 
 #[derive(Debug)]
 pub(crate) struct SumWatchdog {
-    pub told: SumControl,
+    pub control: SumControl,
     /// A mark after the last sum.
     pub mark: Mark,
     /// The deadline of one sum.
@@ -43,9 +43,9 @@ impl DeviceWait for SumWatchdog {
 }
 
 impl SumWatchdog {
-    pub fn new(told: SumControl, mark: Mark, abort: Arc<AbortState>, deadline: Duration) -> SumWatchdog {
+    pub fn new(control: SumControl, mark: Mark, abort: Arc<AbortState>, deadline: Duration) -> SumWatchdog {
         let (begun, fault, is_over) = (Mutex::new(Instant::now()), OnceLock::new(), AtomicBool::new(false));
-        SumWatchdog { told, mark, deadline, begun, fault, is_over, thread: OnceLock::new(), abort }
+        SumWatchdog { control: control, mark, deadline, begun, fault, is_over, thread: OnceLock::new(), abort }
     }
 
     /// Returns why no further sum may begin.
@@ -55,7 +55,7 @@ impl SumWatchdog {
 
     /// Returns why a begun sum is invalid, and the rank of the stage that did not take part.
     pub fn verdict(&self) -> Option<(WaitFault, usize)> {
-        let missing = self.told.missing()?;
+        let missing = self.control.missing()?;
         Some((self.fault().unwrap_or(WaitFault::Late), missing))
     }
 
@@ -75,7 +75,7 @@ impl SumWatchdog {
     /// Ends the sums, from any thread; the first fault stands.
     pub fn end(&self, fault: WaitFault) {
         let _first = self.fault.set(fault);
-        self.told.stop();
+        self.control.stop();
         self.wake();
     }
 

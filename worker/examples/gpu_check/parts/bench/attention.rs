@@ -1,6 +1,6 @@
 //! Attention alone: a long prompt, in operations a second, and many decoding sequences, in bytes a second.
 
-use super::super::{Done, Finding, Options, Tell, cuda};
+use super::super::{Done, Finding, Options, FindingSink, cuda};
 use super::{Copies, ROUNDS, Shape, Spread, shares, text};
 use crate::numbers::Rng;
 use backend::cuda::{Buffer, Cuda, Kv};
@@ -94,7 +94,7 @@ impl Attended<'_> {
     }
 }
 
-pub fn measure(options: &Options, tell: Tell<'_>) -> Done {
+pub fn measure(options: &Options, report: FindingSink<'_>) -> Done {
     let (shape, cuda) = (Shape::of(options), cuda(options, Mode::Lockstep)?);
     let [n_prompt, n_sequences, length] = shape.attended;
     let mut prompt = Attended::new(&cuda, shape, 1, n_prompt, n_prompt)?;
@@ -103,8 +103,8 @@ pub fn measure(options: &Options, tell: Tell<'_>) -> Done {
     let operations = 4.0 * pairs * (shape.n_heads * shape.head_dim) as f64;
     let speeds = (0..ROUNDS).map(|_| Ok(operations / prompt.seconds()?)).collect::<Result<_, String>>()?;
     let speed = Spread::of(speeds);
-    let told = json!({ "operations_per_second": speed.told(), "aim": AIM });
-    tell(Finding::aimed(format!("attention of a prompt of {n_prompt}"), speed.median(), AIM, told));
+    let details = json!({ "operations_per_second": speed.to_json(), "aim": AIM });
+    report(Finding::aimed(format!("attention of a prompt of {n_prompt}"), speed.median(), AIM, details));
     drop(prompt);
     let (mut copies, mut speeds, mut copied) = (Copies::new(options)?, Vec::new(), Vec::new());
     let mut together = Attended::new(&cuda, shape, n_sequences, length, 1)?;
@@ -114,7 +114,7 @@ pub fn measure(options: &Options, tell: Tell<'_>) -> Done {
         speeds.push(n_bytes / together.seconds()?);
     }
     let of_copy = shares(&speeds, &copied);
-    let told = json!({ "bytes_per_second": Spread::of(speeds).told(), "of_copy": of_copy.told() });
-    tell(Finding::measured(format!("attention of {n_sequences} sequences of {length}"), told));
+    let details = json!({ "bytes_per_second": Spread::of(speeds).to_json(), "of_copy": of_copy.to_json() });
+    report(Finding::measured(format!("attention of {n_sequences} sequences of {length}"), details));
     Ok(())
 }

@@ -11,7 +11,7 @@ use types::{
     Activations, BlockId, Epoch, KvDtype, Layout, Mode, Rank, Request, RequestId, Sampling, Slice, Step, StepDone,
     StepId, Want,
 };
-use worker::{Assignment, ComputeDevice, MeshSecret, MeshTimeouts, ModelLoader, Repeats, Runner, Upcoming};
+use worker::{Assignment, ComputeDevice, MeshSecret, MeshTimeouts, ModelLoader, Repeats, Runner, UpcomingSteps};
 
 /// A loaded model.
 pub struct Model {
@@ -62,7 +62,7 @@ impl Model {
 /// Steps that are available before their turn.
 struct Given<'a>(&'a VecDeque<Step>);
 
-impl Upcoming for Given<'_> {
+impl UpcomingSteps for Given<'_> {
     fn next(&mut self) -> Option<&Step> {
         self.0.front()
     }

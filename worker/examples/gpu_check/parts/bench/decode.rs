@@ -1,7 +1,7 @@
 //! Sequences that decode together, in each mode and with four-bit weights: measured in turns, relative to copying
 //! speed.
 
-use super::super::{Done, Finding, Options, Tell, modes};
+use super::super::{Done, Finding, Options, FindingSink, modes};
 use super::course::{Course, Model, Room};
 use super::file::{Digits, Random};
 use super::{Copies, ROUNDS, Shape, Spread, shares};
@@ -38,34 +38,34 @@ struct Figures {
     replayed: u64,
 }
 
-pub fn measure(options: &Options, tell: Tell<'_>) -> Done {
+pub fn measure(options: &Options, report: FindingSink<'_>) -> Done {
     let shape = Shape::of(options);
     let steps = WARM + ROUNDS * (1 + shape.steps);
     let sequences = shape.batches.iter().copied().max().unwrap_or(1);
     let room = Room { sequences, context: shape.prompt + steps as u32, batch_tokens: shape.prompt.max(2 * sequences) };
     let (modes, lacking) = modes();
     if let Some(why) = lacking {
-        tell(Finding::not_run("decode under fast", &why));
+        report(Finding::not_run("decode under fast", &why));
     }
     let mut all = Vec::new();
     let both = modes.into_iter().map(|mode| (mode.name(), Digits::Bf16, mode));
     for (name, digits, mode) in both.chain([("int4", Digits::Int4, Mode::Lockstep)]) {
         let random = Random::write(&options.cache, &shape, digits, room.context).map_err(|error| error.to_string())?;
         let model = Model::load(options, &random.path, mode, room)?;
-        let told = json!({ "seconds": model.seconds, "weight_bytes": model.weight_bytes });
-        tell(Finding::measured(format!("{name}: loaded"), told));
+        let details = json!({ "seconds": model.seconds, "weight_bytes": model.weight_bytes });
+        report(Finding::measured(format!("{name}: loaded"), details));
         // An embedding is only looked up, not read whole.
         let read = model.weight_bytes as f64 - digits.device_bytes(shape.vocab * shape.hidden);
         all.push(Runs { name, model, read });
     }
     let mut copies = Copies::new(options)?;
     for n in shape.batches {
-        together(&shape, *n, room, &mut all, &mut copies, tell)?;
+        together(&shape, *n, room, &mut all, &mut copies, report)?;
     }
     Ok(())
 }
 
-fn together(shape: &Shape, n: u32, room: Room, all: &mut [Runs], copies: &mut Copies, tell: Tell<'_>) -> Done {
+fn together(shape: &Shape, n: u32, room: Room, all: &mut [Runs], copies: &mut Copies, report: FindingSink<'_>) -> Done {
     let mut copied = Vec::new();
     let mut going: Vec<(Course, Figures)> = Vec::new();
     for runs in all.iter_mut() {
@@ -83,7 +83,7 @@ fn together(shape: &Shape, n: u32, room: Room, all: &mut [Runs], copies: &mut Co
     }
     for (runs, (course, figures)) in all.iter_mut().zip(&mut going) {
         runs.model.drive(vec![course.ends()])?;
-        told(runs, n, figures, &copied).into_iter().for_each(&mut *tell);
+        findings(runs, n, figures, &copied).into_iter().for_each(&mut *report);
     }
     let figures = |name: &str| {
         let place = all.iter().position(|runs| runs.name == name);
@@ -93,10 +93,10 @@ fn together(shape: &Shape, n: u32, room: Room, all: &mut [Runs], copies: &mut Co
         let faster = shares(&lockstep.steps, &int4.steps);
         let name = format!("four bits beside bf16: {n} sequences decode");
         let aim = if n == 1 { AIM_OF_INT4 } else { 0.0 };
-        tell(Finding::aimed(name, faster.median(), aim, json!({ "times_as_fast": faster.told(), "aim": aim })));
+        report(Finding::aimed(name, faster.median(), aim, json!({ "times_as_fast": faster.to_json(), "aim": aim })));
     }
     if let (Some(lockstep), Some(fast)) = (figures("lockstep"), figures("fast")) {
-        tell(beside(n, lockstep, fast));
+        report(beside(n, lockstep, fast));
     }
     Ok(())
 }
@@ -115,16 +115,16 @@ fn round(shape: &Shape, model: &mut Model, course: &mut Course, figures: &mut Fi
     Ok(())
 }
 
-fn told(runs: &Runs, n: u32, figures: &Figures, copied: &[f64]) -> [Finding; 2] {
+fn findings(runs: &Runs, n: u32, figures: &Figures, copied: &[f64]) -> [Finding; 2] {
     let rates = |each: f64| figures.steps.iter().map(|step| each / step).collect::<Vec<f64>>();
     let of_copy = shares(&rates(runs.read), copied);
     let busy = 1.0 - figures.idle as f64 / ((figures.idle + figures.busy) as f64).max(1.0);
     let aim = if n == 1 && runs.name == "fast" { AIM_OF_COPY } else { 0.0 };
     let decoded = json!({
-        "tokens_per_second": Spread::of(rates(f64::from(n))).told(),
-        "step_millis": Spread::of(figures.steps.iter().map(|step| step * 1e3).collect()).told(),
-        "prefill_tokens_per_second": Spread::of(figures.prefills.clone()).told(),
-        "weights_read_of_copy": of_copy.told(),
+        "tokens_per_second": Spread::of(rates(f64::from(n))).to_json(),
+        "step_millis": Spread::of(figures.steps.iter().map(|step| step * 1e3).collect()).to_json(),
+        "prefill_tokens_per_second": Spread::of(figures.prefills.clone()).to_json(),
+        "weights_read_of_copy": of_copy.to_json(),
         "aim_of_copy": aim,
         "graphs_replayed": figures.replayed,
     });
@@ -139,7 +139,7 @@ fn beside(n: u32, lockstep: &Figures, fast: &Figures) -> Finding {
     let (decode, prefill) = (shares(&fast.steps, &lockstep.steps), shares(&lockstep.prefills, &fast.prefills));
     // Reported for the figure that is farther from its aim.
     let figure = (decode.median() / AIM_OF_DECODE).min(prefill.median() / AIM_OF_PREFILL);
-    let of = |share: &Spread, aim: f64| -> Value { json!({ "share": share.told(), "aim": aim }) };
-    let told = json!({ "decode": of(&decode, AIM_OF_DECODE), "prefill": of(&prefill, AIM_OF_PREFILL) });
-    Finding::aimed(format!("lockstep's share of fast's speed, {n} sequences"), figure, 1.0, told)
+    let of = |share: &Spread, aim: f64| -> Value { json!({ "share": share.to_json(), "aim": aim }) };
+    let details = json!({ "decode": of(&decode, AIM_OF_DECODE), "prefill": of(&prefill, AIM_OF_PREFILL) });
+    Finding::aimed(format!("lockstep's share of fast's speed, {n} sequences"), figure, 1.0, details)
 }

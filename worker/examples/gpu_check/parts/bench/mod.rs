@@ -10,7 +10,7 @@ mod file;
 mod products;
 mod throughput;
 
-use super::{Done, Finding, Group, Options, Tell, cuda};
+use super::{Done, Finding, Group, Options, FindingSink, cuda};
 use backend::Memory;
 use backend::cuda::{Buffer, Cuda};
 use serde_json::{Value, json};
@@ -94,10 +94,10 @@ impl Shape {
 
 /// Returns the groups; whole models come first.
 pub fn groups(_: &Options) -> Vec<Group> {
-    let group = |name: &str, work: fn(&Options, Tell<'_>) -> Done| Group::new("bench", name, work);
+    let group = |name: &str, work: fn(&Options, FindingSink<'_>) -> Done| Group::new("bench", name, work);
     let throughput = |mode: Mode| {
         let name = format!("throughput under {}", mode.name());
-        let measure = move |options: &Options, tell: Tell<'_>| throughput::measure(options, mode, tell);
+        let measure = move |options: &Options, report: FindingSink<'_>| throughput::measure(options, mode, report);
         Group::new("bench", name, measure).within(120).in_process("throughput")
     };
     vec![
@@ -124,7 +124,7 @@ impl Spread {
         self.0.get(self.0.len() / 2).copied().unwrap_or(0.0)
     }
 
-    fn told(&self) -> Value {
+    fn to_json(&self) -> Value {
         let (least, most) = (self.0.first().copied().unwrap_or(0.0), self.0.last().copied().unwrap_or(0.0));
         json!({ "median": self.median(), "least": least, "most": most, "rounds": self.0.len() })
     }
@@ -169,10 +169,10 @@ impl Copies {
     }
 }
 
-fn copies(options: &Options, tell: Tell<'_>) -> Done {
+fn copies(options: &Options, report: FindingSink<'_>) -> Done {
     let mut copies = Copies::new(options)?;
     copies.round()?;
     let rounds = (0..2 * ROUNDS).map(|_| copies.round()).collect::<Result<_, _>>()?;
-    tell(Finding::measured("copies within the device", json!({ "bytes_per_second": Spread::of(rounds).told() })));
+    report(Finding::measured("copies within the device", json!({ "bytes_per_second": Spread::of(rounds).to_json() })));
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! The products of a prefill, compared with cuBLASLt's largest on this device; and products of one row, compared with
 //! copying speed.
 
-use super::super::{Done, Finding, Options, Tell, cuda, modes};
+use super::super::{Done, Finding, Options, FindingSink, cuda, modes};
 use super::{Copies, ROUNDS, Shape, Spread, shares, text};
 use crate::numbers::Rng;
 use crate::on_device::shapes::wide;
@@ -48,10 +48,10 @@ impl Product<'_> {
     }
 }
 
-pub fn measure(options: &Options, tell: Tell<'_>) -> Done {
+pub fn measure(options: &Options, report: FindingSink<'_>) -> Done {
     let (shape, (modes, lacking)) = (Shape::of(options), modes());
     if let Some(why) = lacking {
-        tell(Finding::not_run("products of a prefill under fast", &why));
+        report(Finding::not_run("products of a prefill under fast", &why));
     }
     let devices: Vec<(Mode, Cuda)> =
         modes.into_iter().map(|mode| Ok((mode, cuda(options, mode)?))).collect::<Result<_, String>>()?;
@@ -59,14 +59,14 @@ pub fn measure(options: &Options, tell: Tell<'_>) -> Done {
     let products =
         [("Q, K and V", hidden + 2 * shape.kv(), hidden), ("gate and up", 2 * inner, hidden), ("down", hidden, inner)];
     for (name, n_out, k) in products {
-        prefill(&devices, &shape, name, [n_out, k, rows], tell)?;
+        prefill(&devices, &shape, name, [n_out, k, rows], report)?;
     }
     let lockstep = devices.iter().find(|(mode, _)| *mode == Mode::Lockstep).map(|(_, cuda)| cuda);
-    lockstep.map_or(Ok(()), |cuda| of_one_row(options, cuda, &shape, tell))
+    lockstep.map_or(Ok(()), |cuda| of_one_row(options, cuda, &shape, report))
 }
 
 /// Measures one of the products in each mode and the largest product, in turns.
-fn prefill(devices: &[(Mode, Cuda)], shape: &Shape, name: &str, of: [usize; 3], tell: Tell<'_>) -> Done {
+fn prefill(devices: &[(Mode, Cuda)], shape: &Shape, name: &str, of: [usize; 3], report: FindingSink<'_>) -> Done {
     let operations = |[n_out, k, n_rows]: [usize; 3]| 2.0 * n_out as f64 * k as f64 * n_rows as f64;
     let largest = [shape.peak; 3];
     let fast = devices.iter().find(|(mode, _)| *mode == Mode::Fast);
@@ -85,21 +85,21 @@ fn prefill(devices: &[(Mode, Cuda)], shape: &Shape, name: &str, of: [usize; 3], 
     for ((mode, _), speeds) in each.iter().zip(speeds) {
         let of_peak = shares(&speeds, &peaks);
         let aim = if *mode == Mode::Fast { AIM } else { 0.0 };
-        let told = json!({
-            "operations_per_second": Spread::of(speeds).told(),
-            "largest_operations_per_second": Spread::of(peaks.clone()).told(),
-            "of_the_largest": of_peak.told(),
+        let details = json!({
+            "operations_per_second": Spread::of(speeds).to_json(),
+            "largest_operations_per_second": Spread::of(peaks.clone()).to_json(),
+            "of_the_largest": of_peak.to_json(),
             "shape": of,
             "aim": aim,
         });
         let name = format!("{}: {name} of {} rows", mode.name(), of[2]);
-        tell(Finding::aimed(name, of_peak.median(), aim, told));
+        report(Finding::aimed(name, of_peak.median(), aim, details));
     }
     Ok(())
 }
 
 /// Measures a product as large as the vocabulary's matrix, so that no cache holds it.
-fn of_one_row(options: &Options, cuda: &Cuda, shape: &Shape, tell: Tell<'_>) -> Done {
+fn of_one_row(options: &Options, cuda: &Cuda, shape: &Shape, report: FindingSink<'_>) -> Done {
     let mut copies = Copies::new(options)?;
     for dtype in [Dtype::BF16, Dtype::Q8_0, Dtype::Q4_0] {
         let mut product = Product::new(cuda, dtype, [shape.vocab, shape.hidden, 1])?;
@@ -110,8 +110,8 @@ fn of_one_row(options: &Options, cuda: &Cuda, shape: &Shape, tell: Tell<'_>) -> 
             speeds.push(n_bytes / product.seconds()?);
         }
         let of_copy = shares(&speeds, &copied);
-        let told = json!({ "bytes_per_second": Spread::of(speeds).told(), "of_copy": of_copy.told() });
-        tell(Finding::measured(format!("one row with {dtype:?}, {} x {}", shape.vocab, shape.hidden), told));
+        let details = json!({ "bytes_per_second": Spread::of(speeds).to_json(), "of_copy": of_copy.to_json() });
+        report(Finding::measured(format!("one row with {dtype:?}, {} x {}", shape.vocab, shape.hidden), details));
     }
     Ok(())
 }

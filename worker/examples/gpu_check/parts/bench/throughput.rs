@@ -2,7 +2,7 @@
 //! another one, whose prompt is computed beside the decoding ones. So all stretches of steps are alike, and each round
 //! is one stretch.
 
-use super::super::{Done, Finding, Options, Tell};
+use super::super::{Done, Finding, Options, FindingSink};
 use super::course::{Course, Model, Room};
 use super::file::{Digits, Random};
 use super::{ROUNDS, Shape, Spread};
@@ -15,10 +15,10 @@ const AIM: f64 = 7000.0;
 /// Steps of a round.
 const STEPS: usize = 64;
 
-pub fn measure(options: &Options, mode: Mode, tell: Tell<'_>) -> Done {
+pub fn measure(options: &Options, mode: Mode, report: FindingSink<'_>) -> Done {
     let (shape, name) = (Shape::of(options), format!("{}: throughput", mode.name()));
     if let (Mode::Fast, Err(why)) = (mode, worker::lt_version()) {
-        tell(Finding::not_run(name, &why));
+        report(Finding::not_run(name, &why));
         return Ok(());
     }
     let [n, n_in, n_out] = shape.load;
@@ -43,14 +43,14 @@ pub fn measure(options: &Options, mode: Mode, tell: Tell<'_>) -> Done {
         rounds.push(n_drawn as f64 / begun.elapsed().as_secs_f64());
     }
     let rate = Spread::of(rounds);
-    let told = json!({
-        "tokens_per_second": rate.told(),
+    let details = json!({
+        "tokens_per_second": rate.to_json(),
         "aim": AIM,
         "sequences": n,
         "tokens_in_and_out": [n_in, n_out],
         "prefill_tokens_per_second": f64::from(n_prefilled) / prefill,
         "load_seconds": model.seconds,
     });
-    tell(Finding::aimed(name, rate.median(), if mode == Mode::Fast { AIM } else { 0.0 }, told));
+    report(Finding::aimed(name, rate.median(), if mode == Mode::Fast { AIM } else { 0.0 }, details));
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! Tests a slot step by step, without threads, against matchers that have accepted the same tokens and nothing else.
 
 use super::*;
-use grammar::{GrammarLimits, Mask, ThinkingBudget, WantedGrammar, compile};
+use grammar::{GrammarLimits, Mask, ThinkingBudget, GrammarSpec, compile};
 use serde_json::json;
 use std::path::Path;
 
@@ -9,12 +9,12 @@ const N_VOCAB: u32 = 288;
 const N_GUESS_MAX: usize = 4;
 
 #[test]
-fn an_end_says_whose_fault_it_is() {
+fn stuck_matcher_names_its_cause() {
     let cases = [
-        (Stuck::TooComplex("items".into()), Failure::Grammar(GrammarFault::TooComplex)),
-        (Stuck::Token(5), Failure::Grammar(GrammarFault::Broken)),
-        (Stuck::Grammar("no rules".into()), Failure::Grammar(GrammarFault::Broken)),
-        (Stuck::NoToken, Failure::NoToken),
+        (MatcherError::TooComplex("items".into()), Failure::Grammar(GrammarFault::TooComplex)),
+        (MatcherError::Token(5), Failure::Grammar(GrammarFault::Broken)),
+        (MatcherError::Grammar("no rules".into()), Failure::Grammar(GrammarFault::Broken)),
+        (MatcherError::NoToken, Failure::NoToken),
     ];
     for (stuck, expected) in cases {
         assert_eq!(failure(&stuck), expected, "{stuck}");
@@ -32,7 +32,7 @@ fn letters(text: &str) -> Vec<Token> {
 }
 
 fn regex(pattern: &str) -> Grammar {
-    compile(&WantedGrammar::Regex(pattern.to_owned()), &GrammarLimits::default()).unwrap()
+    compile(&GrammarSpec::Regex(pattern.to_owned()), &GrammarLimits::default()).unwrap()
 }
 
 /// Returns the mask of a fresh matcher behind these tokens; None if the grammar does not allow them.
@@ -48,7 +48,7 @@ fn fresh(vocabulary: &LazyVocabulary, grammar: &Grammar, tokens: &[Token]) -> Op
 
 fn take(slot: &Slot, n_output: usize) -> MaskRun {
     let mut run = MaskRun::default();
-    assert_eq!(slot.take(n_output as u32, Instant::now(), &mut run), Made::Mask);
+    assert_eq!(slot.take(n_output as u32, Instant::now(), &mut run), MaskOutcome::Mask);
     run
 }
 
@@ -78,7 +78,7 @@ fn masks_that_were_made_along_the_only_way_are_those_of_its_drafts() {
     assert!(run.behind(2).is_some() && run.behind(3).is_none(), "two drafts");
     slot.push(letters("q").into_iter());
     slot.draft(1, &letters("y"));
-    assert_eq!(slot.wants_a_thread(), Some(Work::GoesOn));
+    assert_eq!(slot.wants_a_thread(), Some(SlotWork::GoesOn));
     slot.follow(&vocabulary);
     let run = take(&slot, 1);
     assert!(run.behind(0).is_some() && run.behind(1).is_none(), "what the grammar forbids is not drawn behind");
@@ -93,7 +93,7 @@ fn grammars() -> Vec<Grammar> {
     });
     let closes = vec!["zq".to_owned()];
     let budget = ThinkingBudget { tokens_max: 7, is_open: true, closes, ..ThinkingBudget::default() };
-    let schema = compile(&WantedGrammar::JsonSchema(schema), &GrammarLimits::default()).unwrap();
+    let schema = compile(&GrammarSpec::JsonSchema(schema), &GrammarLimits::default()).unwrap();
     let behind = regex("[^]*zq(yes|no, never)");
     vec![
         schema,
