@@ -28,7 +28,7 @@ mod star;
 mod upgrades;
 
 use city::{City, Model, Tally};
-use client::{StreamOutcome, start_streams, n_under_way, requests};
+use client::{StreamOutcome, n_under_way, requests, start_streams};
 use node::Node;
 use report::{Report, Row};
 use rustix::process::Signal;

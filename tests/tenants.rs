@@ -119,7 +119,9 @@ async fn tenant_above_its_share_does_not_delay_others() {
     let house = open().await;
     let n_requests = 12;
     let Load { n_served, n_refused, .. } = house.load(N_HEAVY, n_requests).await;
-    println!("{n_served} of the heavy one's requests ended during the light one's {n_requests}; {n_refused} were refused");
+    println!(
+        "{n_served} of the heavy one's requests ended during the light one's {n_requests}; {n_refused} were refused"
+    );
     // No request of the light tenant is rejected: that would have panicked. During each of them the running requests
     // may end. If it were behind the queue, all waiting ones would end before it each time.
     assert!(n_refused > 0 && n_served < n_requests as u64 * u64::from(WAITING_MAX) / 2, "{n_served}");

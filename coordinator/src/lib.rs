@@ -17,8 +17,8 @@ mod worker_id;
 pub use config::{Config, DigestInputs, DraftModel, Limits, Speculation, Waits};
 pub use placement::{
     Blueprint, Bottleneck, DraftNeeds, ExpertShape, Inventory, Link, Links, Machine, ModelShape, Policy, Pool,
-    Prediction, Roofline, STAGES_MAX, Shard, ShortenedContext, Speed, StepWork, StageTime, Unplaceable, UnplaceableReason, plan, plan_fewer,
-    predict,
+    Prediction, Roofline, STAGES_MAX, Shard, ShortenedContext, Speed, StageTime, StepWork, Unplaceable,
+    UnplaceableReason, plan, plan_fewer, predict,
 };
 pub use scheduler::DraftPolicy;
 pub use service::serve::serve;

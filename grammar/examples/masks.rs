@@ -1,7 +1,7 @@
 //! How long masks take over 150,000 tokens: `make grammar-masks`. The vocabulary is made up, in the proportions of a
 //! real one: words with and without a space before them, numbers, blanks, signs, and characters of other scripts.
 
-use grammar::{GrammarLimits, Mask, Matcher, Vocabulary, GrammarSpec, compile};
+use grammar::{GrammarLimits, GrammarSpec, Mask, Matcher, Vocabulary, compile};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};

@@ -1,7 +1,7 @@
 //! Runs the JSON-Schema-Test-Suite through masks: `make grammar-suite`. Every accepted schema takes all its valid
 //! instances and completes no other; the rest are refused by name. The exit status is 1 if one result is wrong.
 
-use grammar::{GrammarLimits, GrammarRefused, Mask, Matcher, Vocabulary, GrammarSpec, compile};
+use grammar::{GrammarLimits, GrammarRefused, GrammarSpec, Mask, Matcher, Vocabulary, compile};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -51,7 +51,8 @@ impl Matcher {
         let no_description = || MatcherError::Grammar("it is not a description".to_owned());
         let (budget, rules) = thinking::split(grammar.as_str()).ok_or_else(no_description)?;
         let no_close = || MatcherError::Grammar("no token spells what ends a thought".to_owned());
-        let thinking = budget.map(|budget| ThinkingProgress::new(budget, vocabulary).ok_or_else(no_close)).transpose()?;
+        let thinking =
+            budget.map(|budget| ThinkingProgress::new(budget, vocabulary).ok_or_else(no_close)).transpose()?;
         let (parser, of_lexer) = match thinking.is_some() && rules.is_empty() {
             true => (None, 0),
             false => {
@@ -123,7 +124,9 @@ impl Matcher {
             }
         }
         // A grammar that does not describe thoughts, and so none of their ends, takes precedence.
-        if let Some(forced) = self.thinking.as_ref().and_then(ThinkingProgress::forced).filter(|forced| mask.allows(*forced)) {
+        if let Some(forced) =
+            self.thinking.as_ref().and_then(ThinkingProgress::forced).filter(|forced| mask.allows(*forced))
+        {
             mask.leave(forced);
         }
         Ok(())
@@ -202,7 +205,9 @@ impl Matcher {
     fn stuck(&self, why: &str) -> MatcherError {
         let reason = self.parser.as_ref().map_or(StopReason::NotStopped, Parser::stop_reason);
         match reason {
-            StopReason::LexerTooComplex | StopReason::ParserTooComplex => MatcherError::TooComplex(engine::first_line(why)),
+            StopReason::LexerTooComplex | StopReason::ParserTooComplex => {
+                MatcherError::TooComplex(engine::first_line(why))
+            }
             StopReason::NoExtensionBias => MatcherError::NoToken,
             _ if why.starts_with("NoExtensionBias") => MatcherError::NoToken,
             _ if why.contains("too many") || why.contains("limit") => MatcherError::TooComplex(engine::first_line(why)),

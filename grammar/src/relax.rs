@@ -147,7 +147,9 @@ fn loosen(root: &mut Value, at: &str, depth_max: usize) -> bool {
     let (mut value, mut holds) = (root, KeywordValue::Schema);
     for part in before {
         let next = match (&holds, &*value) {
-            (KeywordValue::Schema, value) => value.get(part).map_or(KeywordValue::Nothing, |inner| keywords::holds(part, inner)),
+            (KeywordValue::Schema, value) => {
+                value.get(part).map_or(KeywordValue::Nothing, |inner| keywords::holds(part, inner))
+            }
             (KeywordValue::List | KeywordValue::Named, _) => KeywordValue::Schema,
             (KeywordValue::Nothing, _) => return false,
         };

@@ -159,7 +159,10 @@ impl ThinkingProgress {
 
 impl ThinkingState {
     fn start(budget: &ThinkingBudget) -> ThinkingState {
-        ThinkingState { at: if budget.is_open { ThinkingPhase::Inside } else { ThinkingPhase::Before }, ..ThinkingState::default() }
+        ThinkingState {
+            at: if budget.is_open { ThinkingPhase::Inside } else { ThinkingPhase::Before },
+            ..ThinkingState::default()
+        }
     }
 
     /// Reads a marker. Returns whether another may follow.

@@ -7,7 +7,7 @@
 #![allow(unsafe_code, reason = "a global allocator is unsafe to implement; this one counts and passes on")]
 
 use proto::cluster::Cached;
-use router::board::pick::{PickPolicy, Standing, VersionId, PickInfo};
+use router::board::pick::{PickInfo, PickPolicy, Standing, VersionId};
 use router::board::{ChoiceBuffers, ReplicaFacts, ReplicaTable, Salt, names};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};

@@ -48,7 +48,8 @@ async fn a_body_in_chunks_of_one_byte_takes_memory_by_its_bytes() {
         (TcpListener::bind("127.0.0.1:0").await.unwrap(), TcpListener::bind("127.0.0.1:0").await.unwrap());
     let (address, shutdown) = (http.local_addr().unwrap(), CancellationToken::new());
     let coordinators: Vec<CoordinatorChannel> = Vec::new();
-    let served = tokio::spawn(router::serve(Config::default(), coordinators, model::text(), http, grpc, shutdown.clone()));
+    let served =
+        tokio::spawn(router::serve(Config::default(), coordinators, model::text(), http, grpc, shutdown.clone()));
     let mut stream = TcpStream::connect(address).await.unwrap();
     stream.write_all(HEAD.as_bytes()).await.unwrap();
     let many = CHUNK.repeat(1 << 10);

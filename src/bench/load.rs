@@ -2,7 +2,7 @@
 //! waits.
 
 use super::lengths::Random;
-use super::stream::{Server, RequestTiming, BenchRequest};
+use super::stream::{BenchRequest, RequestTiming, Server};
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::{Mutex, PoisonError, mpsc};

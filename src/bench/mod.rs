@@ -16,7 +16,7 @@ use load::{Arrivals, RequestOutcome};
 use report::{LoadMachine, Report, Run};
 use std::path::PathBuf;
 use std::time::Duration;
-use stream::{Server, BenchRequest};
+use stream::{BenchRequest, Server};
 
 #[derive(Args)]
 pub struct BenchOptions {

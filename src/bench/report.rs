@@ -152,7 +152,8 @@ mod tests {
 
     #[test]
     fn a_run_counts_what_failed_apart() {
-        let timed = RequestTiming { pieces: vec![Duration::from_millis(5)], output_tokens: 4, ..RequestTiming::default() };
+        let timed =
+            RequestTiming { pieces: vec![Duration::from_millis(5)], output_tokens: 4, ..RequestTiming::default() };
         let outcomes = vec![RequestOutcome::Answered(timed), RequestOutcome::Failed("no".into())];
         let run = Run::of(&Arrivals::Closed { concurrency: 2 }, &LoadResult { outcomes, took: Duration::from_secs(2) });
         assert_eq!((run.n_answered, run.n_failed, run.output_tokens), (1, 1, 4));

@@ -77,7 +77,12 @@ pub async fn answer(
                 let n_tokens = finished.usage.map_or(0, |usage| usage.completion_tokens);
                 let is_cut = finished.reason() == Reason::Length;
                 let fills_context = is_cut && dialogue.sampling.max_tokens.is_none_or(|max| n_tokens < max);
-                return Ok(AnswerFigures { n_tokens, first_token, rest: started.elapsed() - first_token, fills_context });
+                return Ok(AnswerFigures {
+                    n_tokens,
+                    first_token,
+                    rest: started.elapsed() - first_token,
+                    fills_context,
+                });
             }
         }
     }

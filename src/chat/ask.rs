@@ -61,7 +61,11 @@ impl Dialogue {
                 );
             }
             TypedInput::Load(name) => return self.load(&place(&name, chats)),
-            TypedInput::Help | TypedInput::Question(_) | TypedInput::Leave | TypedInput::Verbose(_) | TypedInput::Model(_) => {}
+            TypedInput::Help
+            | TypedInput::Question(_)
+            | TypedInput::Leave
+            | TypedInput::Verbose(_)
+            | TypedInput::Model(_) => {}
         }
         String::new()
     }

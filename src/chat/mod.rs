@@ -179,7 +179,7 @@ impl Chat {
         let is_terminal = lines.is_terminal();
         let chats = kept.map_or_else(|| PathBuf::from("."), |kept| kept.join("chats"));
         let dialogue = Dialogue::new(run);
-        Ok(Chat { dialogue: ask: dialogue, lines: Some(lines), chats, is_terminal, verbose: is_terminal, client: None, quiet, watch })
+        Ok(Chat { dialogue, lines: Some(lines), chats, is_terminal, verbose: is_terminal, client: None, quiet, watch })
     }
 
     /// Waits for the model; a signal ends that.

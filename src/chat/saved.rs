@@ -39,7 +39,8 @@ pub struct SavedMessage {
 
 impl SavedChat {
     pub fn of(model: &str, messages: &[ChatMessage], sampling: &Sampling) -> SavedChat {
-        let message = |message: &ChatMessage| SavedMessage { role: message.role.clone(), content: message.content.clone() };
+        let message =
+            |message: &ChatMessage| SavedMessage { role: message.role.clone(), content: message.content.clone() };
         SavedChat {
             model: model.to_owned(),
             messages: messages.iter().map(message).collect(),
@@ -94,7 +95,8 @@ impl SavedChat {
         let n_bytes = std::fs::metadata(path).with_context(what)?.len();
         ensure!(n_bytes <= FILE_BYTES_MAX, "{}: it is larger than {} MiB", what(), FILE_BYTES_MAX >> 20);
         let text = std::fs::read_to_string(path).with_context(what)?;
-        let saved: SavedChat = serde_json::from_str(&text).with_context(|| format!("{}: it is no conversation", what()))?;
+        let saved: SavedChat =
+            serde_json::from_str(&text).with_context(|| format!("{}: it is no conversation", what()))?;
         let is_known = |message: &SavedMessage| matches!(&*message.role, "system" | "user" | "assistant");
         match saved.messages.iter().find(|message| !is_known(message)) {
             Some(SavedMessage { role, .. }) => bail!("{}: nobody has the role {role:?} in a chat", what()),

@@ -13,7 +13,7 @@ use crate::out;
 use crate::settings::hub::{Hub, sources};
 use anyhow::{Context, ensure};
 use checkpoint::Checkpoint;
-use checkpoint::catalogue::{self, CATALOGUE, CatalogueEntry, ListedModel, LocatedModel, Origin, FetchProgress};
+use checkpoint::catalogue::{self, CATALOGUE, CatalogueEntry, FetchProgress, ListedModel, LocatedModel, Origin};
 use clap::Args;
 use fitting::Fitting;
 use indicatif::{HumanBytes, ProgressBar, ProgressStyle};

@@ -94,7 +94,11 @@ mod tests {
         }
         let error_of = |model: &str| format!("{:#}", rm(&cache, model).unwrap_err());
         assert!(error_of("org/nme:Q4_0").contains("did you mean org/name:Q4_0?"), "{}", error_of("org/nme:Q4_0"));
-        assert!(error_of("org/other:Q8_0").contains("fetched by Hugging Face's tools"), "{}", error_of("org/other:Q8_0"));
+        assert!(
+            error_of("org/other:Q8_0").contains("fetched by Hugging Face's tools"),
+            "{}",
+            error_of("org/other:Q8_0")
+        );
         assert!(error_of("/").contains("/ is a path"), "{}", error_of("/"));
         assert!(theirs.join("b-Q8_0.gguf").exists());
         rm(&cache, "hf.co/org/name:Q4_0").unwrap();

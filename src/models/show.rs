@@ -74,5 +74,9 @@ fn sampling(model: &str, checkpoint: &Checkpoint) -> String {
         value("top_k", own.top_k.map(|n| n.to_string())),
     ];
     let given_parts: Vec<String> = parts.into_iter().flatten().collect();
-    if given_parts.is_empty() { "temperature 1".to_owned() } else { format!("{} (the model's)", given_parts.join(", ")) }
+    if given_parts.is_empty() {
+        "temperature 1".to_owned()
+    } else {
+        format!("{} (the model's)", given_parts.join(", "))
+    }
 }

@@ -27,7 +27,8 @@ mod tests {
     use coordinator::UnplaceableReason;
 
     fn on(words: &str, name: &str) -> Result<Blueprint, Unplaceable> {
-        let settings = DefaultServeSettings::parse_from(format!("serve {words}").split(' ')).settings.resolved().unwrap();
+        let settings =
+            DefaultServeSettings::parse_from(format!("serve {words}").split(' ')).settings.resolved().unwrap();
         placed(&settings, &figures::shape(entry(name).unwrap()).unwrap()).unwrap()
     }
 
@@ -48,6 +49,9 @@ mod tests {
         let is_it = |why: &UnplaceableReason| matches!(why, UnplaceableReason::Kv { needed: n_bytes, .. } if *n_bytes == needed);
         assert!(is_it(&refused.why), "{refused}");
         let refused = on("--context 8192 --kv-memory 100TiB", "llama3.3").unwrap_err();
-        assert!(matches!(refused.why, UnplaceableReason::Weights { .. } | UnplaceableReason::KvMemory { .. }), "{refused}");
+        assert!(
+            matches!(refused.why, UnplaceableReason::Weights { .. } | UnplaceableReason::KvMemory { .. }),
+            "{refused}"
+        );
     }
 }

@@ -138,6 +138,9 @@ mod tests {
     fn ranks_that_did_not_reload_are_not_counted() {
         let unread = vec![Unread { rank: 1, host: "there".into(), why: "gone".into() }];
         let reply = ReloadReply { micros: 500_000, tokens_replayed: 9, ranks: 4, unread };
-        assert_eq!(reload_summary(&reply), "3 of 4 ranks have read the model again, after 0.50 s, 9 tokens computed again");
+        assert_eq!(
+            reload_summary(&reply),
+            "3 of 4 ranks have read the model again, after 0.50 s, 9 tokens computed again"
+        );
     }
 }

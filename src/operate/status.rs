@@ -306,7 +306,10 @@ mod tests {
         assert_eq!(render(&away), "there:1 · absent\n");
         let store = json!({ "kind": "etcd", "connected": false, "since": 7, "reason": "no answer" });
         let store_text = render(&json!({ "store": store, "replicas": [] }));
-        assert!(store_text.starts_with("store: etcd · away for ") && store_text.ends_with("no replica is attached\n"), "{store_text}");
+        assert!(
+            store_text.starts_with("store: etcd · away for ") && store_text.ends_with("no replica is attached\n"),
+            "{store_text}"
+        );
         assert!(
             render(&json!({ "store": { "kind": "static", "since": 7 } })).starts_with("store: static · there for ")
         );

@@ -6,7 +6,7 @@ use anyhow::{Context, ensure};
 use cluster::{Addresses, LastClaim, last_claim};
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
-use wire::{JoinToken, DialTarget};
+use wire::{DialTarget, JoinToken};
 
 /// The coordinator's address, now and as it changes.
 pub struct FoundCoordinator {

@@ -141,7 +141,8 @@ mod tests {
         let mut health = HealthClient::new(channel);
         let request = |service: &str| HealthCheckRequest { service: service.into() };
         let mut watched = health.watch(request("")).await.unwrap().into_inner();
-        let mut check = async |service: &str| health.check(request(service)).await.map(|response| response.get_ref().status);
+        let mut check =
+            async |service: &str| health.check(request(service)).await.map(|response| response.get_ref().status);
         assert_eq!(watched.message().await.unwrap().unwrap().status, 2);
         assert_eq!((check("").await.unwrap(), check("live").await.unwrap()), (2, 1));
         assert_eq!(check("other").await.unwrap_err().code(), Code::NotFound);

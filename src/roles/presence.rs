@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use types::{Step, StepDone};
 use worker::{
-    AbortHandle, Assignment, CancelFlag, KvCommit, Load, LoadError, LoadedModel, ReadyReport, Repeats, Rest, RunError, Runner,
-    UpcomingSteps,
+    AbortHandle, Assignment, CancelFlag, KvCommit, Load, LoadError, LoadedModel, ReadyReport, Repeats, Rest, RunError,
+    Runner, UpcomingSteps,
 };
 
 /// The flag of the current assignment. It shows the assignment's end immediately, even if the computing thread is busy.
@@ -30,7 +30,11 @@ pub struct PresenceLoader {
 }
 
 impl Load for PresenceLoader {
-    fn load(&mut self, assignment: &Assignment, cancel: &CancelFlag) -> Result<(Box<dyn LoadedModel>, ReadyReport), LoadError> {
+    fn load(
+        &mut self,
+        assignment: &Assignment,
+        cancel: &CancelFlag,
+    ) -> Result<(Box<dyn LoadedModel>, ReadyReport), LoadError> {
         let (loaded, ready) = self.loader.load(assignment, cancel)?;
         Ok((Box::new(PresenceModel { loaded, presence: self.presence.clone() }), ready))
     }

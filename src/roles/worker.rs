@@ -21,12 +21,12 @@ use tokio::runtime::{Builder, Handle};
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
 use wire::JoinToken;
-use worker::fetch::{IntactChunks, Fetch};
+use worker::fetch::{Fetch, IntactChunks};
 use worker::sim::Sim;
-use worker::source::{self, ModelSource as ModelSource};
+use worker::source::{self, ModelSource};
 use worker::{
-    Assignment, CancelFlag, ComputeDevice, Load, LoadError, LoadedModel, MeshSecret, ModelLoader, PeerListener, ReadyReport,
-    Scrubber,
+    Assignment, CancelFlag, ComputeDevice, Load, LoadError, LoadedModel, MeshSecret, ModelLoader, PeerListener,
+    ReadyReport, Scrubber,
 };
 
 /// A worker's runtime carries one stream; the other cores are for computing.
@@ -81,7 +81,8 @@ fn compute(role: &WorkerRole, token: Option<JoinToken>, hub: &Hub, shutdown: Can
         // A signal arrived before the coordinator was found.
         let Some(found) = finding.await else { return Ok(()) };
         let FoundCoordinator { address, channel } = found?;
-        let WorkerSetup { loader, config } = rank(role, &address, model_source(&role.join, channel.clone(), hub)?, link_key)?;
+        let WorkerSetup { loader, config } =
+            rank(role, &address, model_source(&role.join, channel.clone(), hub)?, link_key)?;
         let presence = Presence::default();
         let loader = Box::new(PresenceLoader { loader, presence: presence.clone() });
         if let Some(health) = role.health.health {
@@ -226,7 +227,11 @@ pub fn loader(
 struct SimLoader;
 
 impl Load for SimLoader {
-    fn load(&mut self, assignment: &Assignment, cancel: &CancelFlag) -> Result<(Box<dyn LoadedModel>, ReadyReport), LoadError> {
+    fn load(
+        &mut self,
+        assignment: &Assignment,
+        cancel: &CancelFlag,
+    ) -> Result<(Box<dyn LoadedModel>, ReadyReport), LoadError> {
         let path = &assignment.model_path;
         let failed = |source| LoadError::Model { path: path.clone(), source };
         let checkpoint = Checkpoint::open(path).map_err(|error| failed(error.into()))?;

@@ -97,7 +97,8 @@ fn keep(worker: u16, settings_line: &str, end: &Receiver<()>) -> anyhow::Result<
     let mut wait = RESTART_MIN;
     loop {
         let began = Instant::now();
-        let mut life = ChildProcess::begin(worker, settings_line).with_context(|| format!("worker {worker} cannot be started"))?;
+        let mut life =
+            ChildProcess::begin(worker, settings_line).with_context(|| format!("worker {worker} cannot be started"))?;
         let Some(status) = life.watch(end) else {
             life.end();
             return Ok(());

@@ -182,7 +182,10 @@ impl ReplicaTasks {
             parts.push(RoleTask::start("the coordinator", end.clone(), served));
             parts.push(workers::processes(settings, address, &token, n * n_ranks)?);
         }
-        Ok((ReplicaTasks { name: name.clone(), end, parts }, router::CoordinatorChannel { name, channel: dialer.channel() }))
+        Ok((
+            ReplicaTasks { name: name.clone(), end, parts },
+            router::CoordinatorChannel { name, channel: dialer.channel() },
+        ))
     }
 
     /// Serves `scale` and `reload` until its coordinator has ended.

@@ -48,7 +48,7 @@ pub fn processes(
     let line = |number| handover::line(token, &role(settings, coordinator, number)?);
     let settings_lines = numbers.map(line).collect::<anyhow::Result<_>>()?;
     let end = CancellationToken::new();
-    Ok(RoleTask::start("the workers", end.clone(), children::run(Order { first, settings_lines: told: settings_lines }, end)))
+    Ok(RoleTask::start("the workers", end.clone(), children::run(Order { first, settings_lines }, end)))
 }
 
 /// Returns the settings of the worker with this number.

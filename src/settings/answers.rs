@@ -89,7 +89,8 @@ mod tests {
         check("--audit 0.01", None);
         check("--audit 1.5", Some("no share from 0 to 1"));
         check("--audit NaN", Some("no share from 0 to 1"));
-        let kept = parse_settings::<ServeSettings>("--record r --record-bytes 8MiB --record-files 4").router.answers.record();
+        let kept =
+            parse_settings::<ServeSettings>("--record r --record-bytes 8MiB --record-files 4").router.answers.record();
         let kept = kept.unwrap();
         assert_eq!((kept.bytes_max, kept.files_max, kept.prompts), (8 << 20, 4, false));
     }

@@ -168,7 +168,9 @@ impl SpeculativeConfig {
             (Some(SpeculationMethod::Ngram), Some(model)) => {
                 bail!("--speculative-config: n-grams need no model, it names {model:?}")
             }
-            (Some(SpeculationMethod::DraftModel) | None, None) => bail!("--speculative-config: it names no model to guess by"),
+            (Some(SpeculationMethod::DraftModel) | None, None) => {
+                bail!("--speculative-config: it names no model to guess by")
+            }
         }
         ensure!(
             self.model.is_none() || !looks_up,

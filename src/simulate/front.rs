@@ -4,7 +4,7 @@
 use proto::cluster::{Cached, Load};
 use router::PickPolicy;
 use router::board::ledger::{Item, Ledger};
-use router::board::pick::{Standing, VersionId, PickInfo};
+use router::board::pick::{PickInfo, Standing, VersionId};
 use router::board::{ChoiceBuffers, ReplicaFacts, ReplicaTable, Salt, names};
 use scheduler::{NameChange, Scheduler};
 use std::sync::Arc;

@@ -258,7 +258,8 @@ mod tests {
     fn difference_is_displayed_with_all_details() {
         let score = Some(TokenScore { text: " a".into(), logprob: -0.5 });
         let difference = TokenDifference { choice_idx: 1, position: 3, recorded: Some((7, score)), present: None };
-        let expected = "choice 1, position 3: the token was 7 \" a\" (logprob -0.500000), and is none, the answer is over";
+        let expected =
+            "choice 1, position 3: the token was 7 \" a\" (logprob -0.500000), and is none, the answer is over";
         assert_eq!(difference.to_string(), expected);
     }
 }

@@ -99,8 +99,11 @@ impl ReplayCommand {
             bail!("either MODEL or --url: they are two servers");
         }
         let lines = in_order(read(&self.dir)?, self.order);
-        let pace =
-            ReplayPace { speed: self.speed, began: Instant::now(), first_ms: lines.first().map_or(0, |of| of.began_ms) };
+        let pace = ReplayPace {
+            speed: self.speed,
+            began: Instant::now(),
+            first_ms: lines.first().map_or(0, |of| of.began_ms),
+        };
         let (concurrency, key) = (self.concurrency, self.settings.router.api_key.clone());
         if !names_model && !self.source.print_config {
             let url = self.url.as_deref().unwrap_or(URL).to_owned();

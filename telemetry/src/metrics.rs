@@ -956,7 +956,12 @@ mod tests {
             n_longest: 9,
             ..RequestMetrics::default()
         };
-        answered(&RequestMetrics { first_token: first, last_token: last, took: Duration::from_millis(100), ..answer.clone() });
+        answered(&RequestMetrics {
+            first_token: first,
+            last_token: last,
+            took: Duration::from_millis(100),
+            ..answer.clone()
+        });
         answered(&RequestMetrics { outcome: "full", model: None, usage: TokenUsage::default(), ..answer });
         not_sent("logs", "full", 3);
         let millis = Duration::from_millis;

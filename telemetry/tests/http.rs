@@ -38,7 +38,11 @@ fn value(page: &str, series: &str) -> u64 {
 fn spans(n: usize, name: &str) {
     for _ in 0..n {
         let span = spans::request("http", "", "");
-        span.record_request(&RequestAttributes { operation: "chat", model: name.into(), ..RequestAttributes::default() });
+        span.record_request(&RequestAttributes {
+            operation: "chat",
+            model: name.into(),
+            ..RequestAttributes::default()
+        });
         assert!(span.wants_content());
         span.content("[\"question\"]", "");
     }
@@ -50,7 +54,8 @@ fn collector_failures_are_counted_and_block_nothing() {
     let endpoint = format!("http://{}/", collector.http(moody));
     let (protocol, content) = (Protocol::Http, true);
     let collector_config = telemetry::Collector { endpoint, protocol, content, ..telemetry::Collector::default() };
-    telemetry::logs::init(LogOptions { filter: "warn", collector: Some(&collector_config), ..LogOptions::default() }).unwrap();
+    telemetry::logs::init(LogOptions { filter: "warn", collector: Some(&collector_config), ..LogOptions::default() })
+        .unwrap();
     let exporter = telemetry::exporter::install(&[]).unwrap();
     let until = |series: &str, n: u64| {
         let give_up = Instant::now() + Duration::from_secs(60);

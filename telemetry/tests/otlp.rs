@@ -151,7 +151,8 @@ fn collector_gets_request_tree_metrics_and_logs() {
     let collector = Collector::default();
     let endpoint = collector.grpc(&runtime);
     let collector_config = telemetry::Collector { endpoint, steps: true, ..telemetry::Collector::default() };
-    telemetry::logs::init(LogOptions { filter: "info", collector: Some(&collector_config), ..LogOptions::default() }).unwrap();
+    telemetry::logs::init(LogOptions { filter: "info", collector: Some(&collector_config), ..LogOptions::default() })
+        .unwrap();
     let exporter = telemetry::exporter::install(&[("model_name", "toy")]).unwrap();
     one_request();
     one_unsampled();

@@ -108,9 +108,9 @@ pub fn start_streams(doors: &[String], requests: &[Value]) -> Streams {
     let n_received: Vec<_> = requests.iter().map(|_| Arc::new(AtomicUsize::new(0))).collect();
     let client = |(i, body): (usize, &Value)| {
         let (doors, body, n_received) = (doors.to_vec(), body.clone(), n_received[i].clone());
-        std::thread::spawn(move || Client { doors, door: i, body, n_received: n_told: n_received }.run())
+        std::thread::spawn(move || Client { doors, door: i, body, n_received }.run())
     };
-    Streams { clients: requests.iter().enumerate().map(client).collect(), n_received: n_told: n_received }
+    Streams { clients: requests.iter().enumerate().map(client).collect(), n_received }
 }
 
 impl Streams {

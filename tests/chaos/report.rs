@@ -196,7 +196,9 @@ fn a_gap_beyond_what_is_allowed_is_found() {
 
 #[test]
 fn a_stream_is_under_way_between_its_first_token_and_its_last() {
-    let check = |n_received: &[usize], n: usize| assert_eq!(crate::client::n_under_way(n_received, &[10, 10]), n, "{n_received:?}");
+    let check = |n_received: &[usize], n: usize| {
+        assert_eq!(crate::client::n_under_way(n_received, &[10, 10]), n, "{n_received:?}")
+    };
     check(&[0, 0], 0);
     check(&[10, 10], 0);
     check(&[0, 10], 0);

@@ -57,7 +57,8 @@ impl Traffic {
         let reading: Vec<_> =
             (0..requests.len()).map(|i| (Arc::new(AtomicUsize::new(0)), expected[0][i].n_tokens())).collect();
         let client = |i: usize| {
-            let (doors, body, end, n_received) = (doors.to_vec(), requests[i].clone(), end.clone(), reading[i].0.clone());
+            let (doors, body, end, n_received) =
+                (doors.to_vec(), requests[i].clone(), end.clone(), reading[i].0.clone());
             let expected: Vec<StreamOutcome> = expected.iter().map(|of| of[i].clone()).collect();
             std::thread::spawn(move || {
                 let mut seen = Seen::default();

@@ -127,7 +127,7 @@ fn sampling(i: usize, stops: &[Token]) -> Sampling {
         _ => Some(3),
     };
     let logprob_token_ids = if i % 16 == 11 { stops.to_vec() } else { Tokens::new() };
-    Sampling { stop, tokens_min: (i % 4) as u32, logprobs, logprob_token_ids: told: logprob_token_ids, ..drawn }
+    Sampling { stop, tokens_min: (i % 4) as u32, logprobs, logprob_token_ids, ..drawn }
 }
 
 /// Arbitrary tokens, the same for a seed; a shorter prompt is the beginning of a longer one.

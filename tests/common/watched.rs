@@ -5,7 +5,9 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 use types::{Request, RequestId, Slice, SliceDone, Step, StepDone, Want};
-use worker::{AbortHandle, Assignment, CancelFlag, Load, LoadError, LoadedModel, ModelLoader, ReadyReport, RunError, Runner};
+use worker::{
+    AbortHandle, Assignment, CancelFlag, Load, LoadError, LoadedModel, ModelLoader, ReadyReport, RunError, Runner,
+};
 
 /// Counts over steps.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -135,7 +137,11 @@ struct WatchedLoader {
 }
 
 impl Load for WatchedLoader {
-    fn load(&mut self, assignment: &Assignment, cancel: &CancelFlag) -> Result<(Box<dyn LoadedModel>, ReadyReport), LoadError> {
+    fn load(
+        &mut self,
+        assignment: &Assignment,
+        cancel: &CancelFlag,
+    ) -> Result<(Box<dyn LoadedModel>, ReadyReport), LoadError> {
         let writes = assignment.layout.part(assignment.rank).is_sampler();
         self.watch.notes.lock().unwrap().seen.loads += u32::from(writes);
         let (loaded, ready) = self.loader.load(assignment, cancel)?;

@@ -99,5 +99,5 @@ pub fn send_request(http: &str, name: &'static str, body: &str) -> ToolOutcome {
         Value::String(message) => message.clone(),
         _ => answer["choices"][0]["finish_reason"].to_string(),
     };
-    ToolOutcome { name, status: reply.status().as_u16(), detail: said: detail, took: from.elapsed() }
+    ToolOutcome { name, status: reply.status().as_u16(), detail, took: from.elapsed() }
 }

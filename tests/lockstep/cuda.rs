@@ -50,7 +50,9 @@ fn a_grid_of_gpus_answers_as_one_does() {
 
 #[test]
 fn a_process_that_is_killed_while_devices_exchange_costs_no_token() {
-    for (collective, log_line) in [("nccl", "NCCL carries between devices"), ("ipc", "sums go over the devices' memory")] {
+    for (collective, log_line) in
+        [("nccl", "NCCL carries between devices"), ("ipc", "sums go over the devices' memory")]
+    {
         killed_while_devices_exchange(collective, log_line);
     }
 }

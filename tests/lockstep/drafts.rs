@@ -8,7 +8,7 @@ use crate::common::watched::Seen;
 use crate::common::{Answer, Replica, Setup, reference_folder, smollm2};
 use crate::processes::DOORS;
 use coordinator::{DraftModel, DraftPolicy, Speculation};
-use grammar::{GrammarLimits, ThinkingBudget, GrammarSpec};
+use grammar::{GrammarLimits, GrammarSpec, ThinkingBudget};
 use serde_json::{Value, json};
 use std::path::Path;
 use std::sync::Arc;
@@ -171,9 +171,12 @@ async fn a_draft_model_changes_no_bit() {
     let bench = Bench::new().await;
     let base = Setup { draft_model: Some(rounded()), ..bench.base.clone() };
     let (bench, mut n_preempted) = (Bench { base, ..bench }, 0);
-    for drafting in
-        [DraftPolicy::Fixed(1), DraftPolicy::Fixed(4), DraftPolicy::Fixed(8), DraftPolicy::Adaptive { max: 8, row_permille: 2 }]
-    {
+    for drafting in [
+        DraftPolicy::Fixed(1),
+        DraftPolicy::Fixed(4),
+        DraftPolicy::Fixed(8),
+        DraftPolicy::Adaptive { max: 8, row_permille: 2 },
+    ] {
         n_preempted += bench.every_way(drafting).await;
     }
     assert!(n_preempted > 0);

@@ -3,7 +3,7 @@
 
 use crate::common::requests::{difference, few_requests};
 use crate::common::{Answer, Replica, Setup, reference_model};
-use grammar::{GrammarLimits, ThinkingBudget, GrammarSpec};
+use grammar::{GrammarLimits, GrammarSpec, ThinkingBudget};
 use std::time::Duration;
 use types::{Finish, Grammar, GrammarFault, Request, Sampling};
 use worker::MaskConfig;

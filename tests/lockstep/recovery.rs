@@ -216,7 +216,9 @@ fn restart(coordinator: &mut Node, model: &Path, workers: &mut [Node], http: &st
         let start = |question| scope.spawn(move || complete_when_taken(http, question));
         let clients: Vec<_> = questions.iter().map(start).collect();
         let deadline = Instant::now() + PATIENCE;
-        while page(http)["replicas"][0]["requests"]["running"] == 0 && !clients.iter().all(|client| client.is_finished()) {
+        while page(http)["replicas"][0]["requests"]["running"] == 0
+            && !clients.iter().all(|client| client.is_finished())
+        {
             assert!(Instant::now() < deadline, "nothing runs");
             std::thread::sleep(Duration::from_millis(1));
         }

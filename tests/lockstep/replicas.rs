@@ -85,7 +85,8 @@ fn replicas_of_one_process_answer_as_one_does() {
     let page = ureq::get(format!("{http}/metrics")).call().unwrap().body_mut().read_to_string().unwrap();
     for replica in names {
         let label = format!("replica=\"{replica}\"");
-        let is_tokens_line = |line: &str| line.starts_with("lockstep:generation_tokens_total{") && line.contains(&label);
+        let is_tokens_line =
+            |line: &str| line.starts_with("lockstep:generation_tokens_total{") && line.contains(&label);
         assert!(page.lines().any(is_tokens_line), "{label} says no tokens in\n{page}");
     }
 }

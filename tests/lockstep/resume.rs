@@ -104,7 +104,8 @@ fn joined(events: &[String]) -> BTreeMap<String, Value> {
             all.insert("usage".into(), json!([usage["prompt_tokens"], usage["completion_tokens"]]));
         }
         for choice_json in chunk["choices"].as_array().unwrap() {
-            let choice = all.entry(choice_json["index"].to_string()).or_insert_with(|| json!({ "text": "", "end": null }));
+            let choice =
+                all.entry(choice_json["index"].to_string()).or_insert_with(|| json!({ "text": "", "end": null }));
             let text = format!("{}{}", choice["text"].as_str().unwrap(), choice_json["text"].as_str().unwrap());
             choice["text"] = text.into();
             append(&mut choice["token_ids"], &choice_json["token_ids"]);

@@ -4,7 +4,7 @@
 use crate::net::channel;
 use crate::record::Record;
 use crate::rules::{Broken, Rules};
-use crate::script::{PlannedCall, Host, ROUTERS};
+use crate::script::{Host, PlannedCall, ROUTERS};
 use proto::v1;
 use proto::v1::generate_reply::Event;
 use proto::v1::inference_client::InferenceClient;

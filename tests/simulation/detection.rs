@@ -152,7 +152,10 @@ fn check_coordinator(seed: u64, what: impl Fn(Host) -> What, words: &str, within
     let in_time = |warning: &&Warning| warning.text.contains(words) && warning.at_millis - at_millis <= within_millis;
     let matching: Vec<&Warning> = all.iter().filter(in_time).collect();
     let routers: BTreeSet<&str> = matching.iter().map(|warning| warning.host.as_str()).collect();
-    println!("seed {seed}: {:?} after {at_millis}", matching.iter().map(|warning| warning.at_millis).collect::<Vec<_>>());
+    println!(
+        "seed {seed}: {:?} after {at_millis}",
+        matching.iter().map(|warning| warning.at_millis).collect::<Vec<_>>()
+    );
     assert_eq!(routers.len(), ROUTERS, "seed {seed}: {matching:?} of {all:?}");
     assert!(routers.iter().all(|router| router.contains("router-")), "seed {seed}: {routers:?}");
 }

@@ -20,7 +20,8 @@ const COLD_MILLIS: u64 = 5_000;
 
 /// Watches until the last call has ended and a router has received its end.
 pub async fn watch(rules: &Rules, record: &Record, router: &Channel) {
-    while !record.seen().open.is_empty() || n_open_calls(rules, record, millis().saturating_sub(LAST_LOOKS_MILLIS)) > 0 {
+    while !record.seen().open.is_empty() || n_open_calls(rules, record, millis().saturating_sub(LAST_LOOKS_MILLIS)) > 0
+    {
         sleep(LOOK).await;
         let Ok(topology) = topology(router).await else { continue };
         let n_held: u32 = topology.replicas.iter().map(|replica| replica.n_waiting + replica.n_running).sum();

@@ -49,8 +49,12 @@ impl Word {
     fn bytes(self) -> [u8; WORD_BYTES] {
         let mut bytes = [0; WORD_BYTES];
         let step = self.step.map_or(0, |step| step + 1);
-        let words =
-            [self.epoch.incarnation, self.epoch.n.into(), u64::from(self.rank.0) << 1 | u64::from(self.needs_reply), step];
+        let words = [
+            self.epoch.incarnation,
+            self.epoch.n.into(),
+            u64::from(self.rank.0) << 1 | u64::from(self.needs_reply),
+            step,
+        ];
         for (place, word) in bytes.chunks_exact_mut(8).zip(words) {
             place.copy_from_slice(&word.to_le_bytes());
         }
@@ -89,7 +93,12 @@ impl Mesh {
         let ear = self.ear();
         let (rank, has_left) = *ear.seats.get(&query.epoch).filter(|_| query.needs_reply)?;
         let last = ear.words.get(&(query.epoch, rank)).copied().flatten();
-        (has_left || last.is_some()).then_some(Word { rank, step: last.filter(|_| !has_left), needs_reply: false, ..query })
+        (has_left || last.is_some()).then_some(Word {
+            rank,
+            step: last.filter(|_| !has_left),
+            needs_reply: false,
+            ..query
+        })
     }
 
     fn receive(&self, word: Word) {
@@ -127,7 +136,11 @@ pub struct SimRank {
 }
 
 impl Load for SimRank {
-    fn load(&mut self, assignment: &Assignment, cancel: &CancelFlag) -> Result<(Box<dyn LoadedModel>, ReadyReport), LoadError> {
+    fn load(
+        &mut self,
+        assignment: &Assignment,
+        cancel: &CancelFlag,
+    ) -> Result<(Box<dyn LoadedModel>, ReadyReport), LoadError> {
         // The sim itself takes no time, because that would be the machine's time.
         let timeless = Sim { step_micros: 0, token_micros: 0, slice_micros: 0, ..self.sim.clone() };
         let (sim, ready) = { timeless }.load(assignment, cancel)?;
@@ -234,7 +247,7 @@ impl MeshRunner {
     }
 
     fn word(&self, step: u64, needs_reply: bool) -> Word {
-        Word { epoch: self.epoch, rank: self.rank, step: Some(step), needs_reply: asks: needs_reply }
+        Word { epoch: self.epoch, rank: self.rank, step: Some(step), needs_reply }
     }
 
     fn send_to_peers(&self, word: Word) {

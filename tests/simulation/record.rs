@@ -42,7 +42,7 @@ pub struct Seen {
 impl Record {
     /// `is_told`: each line is printed immediately.
     pub fn new(is_printed: bool) -> Record {
-        Record(Arc::new(Mutex::new(Seen { is_printed: is_told: is_printed, ..Seen::default() })))
+        Record(Arc::new(Mutex::new(Seen { is_printed, ..Seen::default() })))
     }
 
     pub fn seen(&self) -> MutexGuard<'_, Seen> {

@@ -9,7 +9,7 @@
 //! 4. The store's absence excuses nothing, unless a process has to be found in it again.
 //! 5. Every call ends within `ENDS_MAX` from its beginning or from the end of all faults, whichever is later.
 
-use crate::script::{PlannedCall, CALM_MILLIS, Fault, Host, Script, What};
+use crate::script::{CALM_MILLIS, Fault, Host, PlannedCall, Script, What};
 use tonic::{Code, Status};
 
 /// A wire with losses is detected by pings: one is sent after five seconds of silence, and its answer may take five.

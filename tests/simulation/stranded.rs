@@ -10,7 +10,7 @@ use crate::random::Random;
 use crate::record::Record;
 use crate::registry::Registry;
 use crate::rules::SERVED_MILLIS;
-use crate::script::{PlannedCall, CLIENTS, Fault, Host, ROUTERS, ReplicaPlan, Script, What};
+use crate::script::{CLIENTS, Fault, Host, PlannedCall, ROUTERS, ReplicaPlan, Script, What};
 use crate::weather::Weather;
 use crate::world::{Outcome, network, recorded};
 use crate::{check_all, number};
@@ -48,11 +48,15 @@ fn script(seed: u64) -> Script {
     let mut faults: Vec<Fault> = lost.collect();
     faults.sort_by_key(|fault| fault.at_millis);
     let of = Script::of(seed);
-    let calls = of.calls.iter().map(|plan| PlannedCall { at_millis: plan.at_millis + SETTLED_MILLIS, ..plan.clone() }).collect();
+    let calls = of
+        .calls
+        .iter()
+        .map(|plan| PlannedCall { at_millis: plan.at_millis + SETTLED_MILLIS, ..plan.clone() })
+        .collect();
     Script {
         replicas,
         faults,
-        calls: asks: calls,
+        calls,
         lag_millis: 20,
         // Blocks for a whole context: four ranks may hold it if one holds a quarter of it. At the replica that streams
         // move to, no request waits for room.
@@ -95,7 +99,8 @@ async fn play(client: usize, script: Arc<Script>, record: Record) -> turmoil::Re
     let mut calls = tokio::task::JoinSet::new();
     for (number, plan) in script.calls.iter().enumerate().filter(|(_, planned)| planned.client == client) {
         let (got, last_token_millis) = (Tokens::new(), 0);
-        let call = Call { number, plan: plan.clone(), script: script.clone(), record: record.clone(), got, last_token_millis: heard_millis: last_token_millis };
+        let call =
+            Call { number, plan: plan.clone(), script: script.clone(), record: record.clone(), got, last_token_millis };
         calls.spawn(call.run());
     }
     while let Some(ended) = calls.join_next().await {

@@ -7,7 +7,7 @@ use crate::net::channel;
 use crate::operator::{rest, topology};
 use crate::record::Record;
 use crate::registry::Registry;
-use crate::script::{PlannedCall, CLIENTS, Fault, Host, ReplicaPlan, Script, What};
+use crate::script::{CLIENTS, Fault, Host, PlannedCall, ReplicaPlan, Script, What};
 use crate::weather::Weather;
 use crate::world::{network, recorded};
 use proto::v1::generate_reply::Event;

@@ -133,7 +133,9 @@ impl Sampling {
     pub fn lists_bytes(&self) -> usize {
         let runs = self.bad_words.iter().chain(&self.dry.breakers);
         let in_runs: usize = runs.map(|run| RUN_BYTES + run.len() * TOKEN_BYTES).sum();
-        in_runs + self.bias.len() * BIAS_BYTES + (self.allowed.len() + self.stop.len() + self.logprob_token_ids.len()) * TOKEN_BYTES
+        in_runs
+            + self.bias.len() * BIAS_BYTES
+            + (self.allowed.len() + self.stop.len() + self.logprob_token_ids.len()) * TOKEN_BYTES
     }
 
     pub fn is_greedy(&self) -> bool {

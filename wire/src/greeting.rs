@@ -13,7 +13,7 @@
 //! cannot be used again, and a refused dialler receives the reason before a single frame of HTTP.
 
 use crate::connection::Connection;
-use crate::refused::{HandshakeRefusal, ConnectError};
+use crate::refused::{ConnectError, HandshakeRefusal};
 use crate::tls::{TLS_ALERT, TLS_HANDSHAKE, Tls, of_tls};
 use crate::token::{JoinToken, NONCE_BYTES, random};
 use std::io;

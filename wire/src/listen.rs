@@ -2,7 +2,7 @@
 
 use crate::connection::{Connection, Incoming};
 use crate::greeting::{PROOF_MAX, Trust};
-use crate::offered::{OfferedTls, AlpnProtocol};
+use crate::offered::{AlpnProtocol, OfferedTls};
 use crate::refusals::Refusals;
 use crate::refused::ConnectError;
 use std::collections::VecDeque;

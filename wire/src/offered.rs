@@ -2,7 +2,7 @@
 //! get another while it serves. Knows nothing of where keys come from.
 
 use crate::connection::Connection;
-use crate::refused::{HandshakeRefusal, ConnectError};
+use crate::refused::{ConnectError, HandshakeRefusal};
 use crate::tls::{TLS_HANDSHAKE, of_tls};
 use rustls::ServerConfig;
 use std::fmt;

@@ -1,9 +1,9 @@
 //! Two sides over loopback: a peer that belongs is let in, and any other receives the reason.
 
 use crate::dial::dial;
-use crate::greeting::{MAGIC, PROOF_BYTES, REPLY_BYTES, GreetingVerdict};
+use crate::greeting::{GreetingVerdict, MAGIC, PROOF_BYTES, REPLY_BYTES};
 use crate::token::NONCE_BYTES;
-use crate::{JoinToken, HandshakeRefusal, Trust, ConnectError, incoming};
+use crate::{ConnectError, HandshakeRefusal, JoinToken, Trust, incoming};
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -95,5 +95,9 @@ async fn garbage_ends_its_own_connection() {
     replay.read_exact(&mut reply).await.unwrap();
     let proof = reply[REPLY_BYTES - PROOF_BYTES..].to_vec();
     replay.write_all(&proof).await.unwrap();
-    assert_eq!(replay.read_u8().await.unwrap(), GreetingVerdict::TokenWrong as u8, "a listener's proof is no dialler's");
+    assert_eq!(
+        replay.read_u8().await.unwrap(),
+        GreetingVerdict::TokenWrong as u8,
+        "a listener's proof is no dialler's"
+    );
 }

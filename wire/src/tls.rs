@@ -1,6 +1,6 @@
 //! TLS between roles, with certificates on both sides. Knows nothing of where keys come from.
 
-use crate::refused::{HandshakeRefusal, ConnectError};
+use crate::refused::{ConnectError, HandshakeRefusal};
 use rustls::pki_types::ServerName;
 use rustls::{CertificateError, ClientConfig, ServerConfig};
 use std::io;

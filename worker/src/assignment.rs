@@ -14,7 +14,11 @@ use types::{Activations, Epoch, KvDtype, Layout, Mode, PieceRun, PolicyDigest, R
 pub trait Load: Send {
     /// Loads everything that does not need the other ranks, so no rank waits for another rank's reading. If `cancel` is
     /// set, the assignment has ended, and long work stops with any error.
-    fn load(&mut self, assignment: &Assignment, cancel: &CancelFlag) -> Result<(Box<dyn LoadedModel>, ReadyReport), LoadError>;
+    fn load(
+        &mut self,
+        assignment: &Assignment,
+        cancel: &CancelFlag,
+    ) -> Result<(Box<dyn LoadedModel>, ReadyReport), LoadError>;
 
     /// Reports that the bytes loaded last were rejected: copies that were made for this load are not trusted again.
     fn distrust(&mut self) {}

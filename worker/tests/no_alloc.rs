@@ -8,7 +8,7 @@ mod common;
 
 use allocations::{n_allocations, n_allocations_here};
 use collective::Mesh;
-use grammar::{GrammarLimits, ThinkingBudget, GrammarSpec};
+use grammar::{GrammarLimits, GrammarSpec, ThinkingBudget};
 use std::sync::{Barrier, Mutex, PoisonError};
 use std::time::Duration;
 use types::cache::blocks_for;

@@ -3,7 +3,7 @@
 
 use super::keys::{claim_value, incarnation, member_value, read_claim};
 use super::line::{CallError, EtcdConnection, Pause};
-use super::written::{KeepAction, REWRITE_MIN, EntryRevision};
+use super::written::{EntryRevision, KeepAction, REWRITE_MIN};
 use crate::Error;
 use crate::claim::ClaimLost;
 use crate::state::{ClaimHolder, Registration, StoreState};
@@ -48,7 +48,12 @@ pub(super) async fn take(line: &EtcdConnection, replica: &str, address: &str) ->
     }
 }
 
-async fn try_take(line: &EtcdConnection, replica: &str, address: &str, holder: &str) -> Result<Option<TakenClaim>, CallError> {
+async fn try_take(
+    line: &EtcdConnection,
+    replica: &str,
+    address: &str,
+    holder: &str,
+) -> Result<Option<TakenClaim>, CallError> {
     let key = line.keys.claim(replica);
     let key = key.as_str();
     let before = line.call(|mut client| async move { client.get(key, None).await }).await?;
@@ -130,7 +135,17 @@ impl ClaimKeeper {
         taken: TakenClaim,
     ) -> ClaimKeeper {
         let (replica, written) = (replica.to_owned(), EntryRevision::default());
-        ClaimKeeper { line, state, registration_rx: registration_rx, lost, replica, taken, lease: None, written, is_logged: false }
+        ClaimKeeper {
+            line,
+            state,
+            registration_rx: registration_rx,
+            lost,
+            replica,
+            taken,
+            lease: None,
+            written,
+            is_logged: false,
+        }
     }
 
     /// Runs until `end` or a later claim; then deletes its entry.

@@ -109,6 +109,6 @@ impl EtcdStore {
             drop(store);
         });
         let others = OtherReplicas::new(self.shared.state.clone(), replica);
-        Ok(Claim::kept(incarnation, others, KeptClaim { registration_tx: says: registration_tx, lost, keeper, end: end.drop_guard() }))
+        Ok(Claim::kept(incarnation, others, KeptClaim { registration_tx, lost, keeper, end: end.drop_guard() }))
     }
 }

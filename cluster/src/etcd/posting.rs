@@ -2,7 +2,7 @@
 //! ended, or etcd shows something else.
 
 use super::line::{CallError, EtcdConnection, Pause};
-use super::written::{KeepAction, REWRITE_MIN, EntryRevision};
+use super::written::{EntryRevision, KeepAction, REWRITE_MIN};
 use crate::Error;
 use crate::state::StoreState;
 use etcd_client::PutOptions;
@@ -70,8 +70,9 @@ impl Posting {
 
     async fn next(&mut self, beats: &mut Interval) -> KeepAction {
         let key = self.line.keys.post(&self.name);
-        let is_amiss =
-            |state: &StoreState| self.written.is_some_and(|written| written.precedes(state) && !written.stands(&key, state));
+        let is_amiss = |state: &StoreState| {
+            self.written.is_some_and(|written| written.precedes(state) && !written.stands(&key, state))
+        };
         tokio::select! {
             _ = beats.tick() => KeepAction::Beat,
             Ok(()) = self.text.changed() => KeepAction::Write,

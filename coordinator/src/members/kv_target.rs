@@ -68,7 +68,7 @@ mod tests {
     #[test]
     fn target_is_lowered_after_a_while_unless_blocks_are_held() {
         let mut target = KvTarget::new(1000);
-        let needs = |needed: u32, held: u32| KvNeeds { target: wanted: needed, spare: needed + 100, held };
+        let needs = |needed: u32, held: u32| KvNeeds { target: needed, spare: needed + 100, held };
         assert_eq!(target.lower(needs(200, 50), Micros(0), 10), None, "not yet");
         assert_eq!(target.lower(needs(950, 50), Micros(9), 10), None, "it is of use again");
         assert_eq!(target.lower(needs(200, 50), Micros(10), 10), None);

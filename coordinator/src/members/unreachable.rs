@@ -56,7 +56,8 @@ impl UnreachableWorkers {
         let last = self.misses.iter().rfind(|miss| miss.has(worker))?;
         let (from, why) = (last.other(worker), last.why.clone());
         let n_times = self.out.get(&worker).map_or(0, |out| out.n_times);
-        let out = ExcludedWorker { from, why, until: now.plus(out_min << n_times.min(DOUBLINGS_MAX)), n_times: n_times + 1 };
+        let out =
+            ExcludedWorker { from, why, until: now.plus(out_min << n_times.min(DOUBLINGS_MAX)), n_times: n_times + 1 };
         self.misses.clear();
         // A worker that was left out because of this one may be well.
         self.out.retain(|_, out| out.from != worker);

@@ -276,7 +276,8 @@ fn portions(machines: &[Capacity], rooms: &[f64], n_leaves: u32) -> Option<Vec<f
         for i in newly_full {
             (parts[i], is_full[i]) = (rooms[i], true);
         }
-        let sum = |full_parts: bool| (0..parts.len()).filter(|i| is_full[*i] == full_parts).map(|i| parts[i]).sum::<f64>();
+        let sum =
+            |full_parts: bool| (0..parts.len()).filter(|i| is_full[*i] == full_parts).map(|i| parts[i]).sum::<f64>();
         let (full, rest) = (sum(true), sum(false));
         let scale = (1.0 - full) / rest;
         (0..parts.len()).filter(|i| !is_full[*i]).for_each(|i| parts[i] *= scale);

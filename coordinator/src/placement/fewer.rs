@@ -31,7 +31,10 @@ pub fn plan_fewer(
         }
     }
     let needed = usize::from(tp) * usize::from(pp);
-    Err(Unplaceable { why: why.unwrap_or(UnplaceableReason::TooFew { tp, pp, needed, there: machines.len() }), nearest: None })
+    Err(Unplaceable {
+        why: why.unwrap_or(UnplaceableReason::TooFew { tp, pp, needed, there: machines.len() }),
+        nearest: None,
+    })
 }
 
 /// Grids with the most ranks first. Among equals, first those whose `tp` is at most what the operator chose for these
@@ -42,7 +45,8 @@ fn smaller_grids(requested: Grid, n_machines: usize, longest: (u32, u32)) -> Vec
     let n_max = n_machines.min(n_ranks(requested.tp, requested.pp)).min(usize::from(u16::MAX));
     let up_to = |longest: u32| 1..=u16::try_from(longest).unwrap_or(u16::MAX).min(n_max as u16);
     let with_tp = |tp: u16| up_to(longest.1).map(move |pp| Grid { pp, tp, ep: 1 });
-    let is_another = |grid: &Grid| (grid.tp, grid.pp) != (requested.tp, requested.pp) && n_ranks(grid.tp, grid.pp) <= n_max;
+    let is_another =
+        |grid: &Grid| (grid.tp, grid.pp) != (requested.tp, requested.pp) && n_ranks(grid.tp, grid.pp) <= n_max;
     let mut grids: Vec<Grid> = up_to(longest.0).flat_map(with_tp).filter(is_another).collect();
     grids.sort_by_key(|grid| std::cmp::Reverse((n_ranks(grid.tp, grid.pp), grid.tp <= requested.tp, grid.tp)));
     grids.truncate(GRIDS_TRIED_MAX);

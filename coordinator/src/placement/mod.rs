@@ -26,6 +26,6 @@ pub use fewer::plan_fewer;
 pub use machine::{Inventory, Machine};
 pub use plan::plan;
 pub use predict::{Bottleneck, Prediction, predict};
-pub use roofline::{Link, Links, Roofline, Speed, StepWork, StageTime};
+pub use roofline::{Link, Links, Roofline, Speed, StageTime, StepWork};
 pub use shape::{ExpertShape, ModelShape};
 pub use unplaceable::{STAGES_MAX, Unplaceable, UnplaceableReason};

@@ -113,7 +113,7 @@ fn check(machines: &[&Machine], measure: &Measure, policy: &Policy, grid: Grid) 
     }
     let (requested, model) = (policy.context.unwrap_or(measure.shape.context), measure.shape.context);
     if requested > model {
-        return Err(UnplaceableReason::Context { requested: asked: requested, model });
+        return Err(UnplaceableReason::Context { requested, model });
     }
     Ok(())
 }
@@ -225,7 +225,8 @@ impl Planner<'_> {
         let shortened = self.shortened(&holdings, &budgets, |pools| fits(pools, pools.min()))?;
         let context = shortened.as_ref().map_or(self.requested_context(), |shortened| shortened.has);
         let pools = self.pools(context);
-        let size = last_that(pools.min(), self.n_blocks_target(&pools), |size| fits(&pools, size)).unwrap_or(pools.min());
+        let size =
+            last_that(pools.min(), self.n_blocks_target(&pools), |size| fits(&pools, size)).unwrap_or(pools.min());
         let of_group = |(group, n_blocks): (&CacheGroup, u64)| Pool { group: *group, n_blocks: n_blocks as u32 };
         let sized: Vec<Pool> = pools.groups.iter().zip(pools.at(size)).map(of_group).collect();
         let shard = |(i, held): (usize, &Holding)| {
@@ -275,7 +276,7 @@ impl Planner<'_> {
         let in_blocks = |n_blocks: u64| self.pools(n_blocks as u32 * BLOCK_TOKENS);
         let n_blocks = last_that(1, u64::from(requested / BLOCK_TOKENS), |n_blocks| fits(&in_blocks(n_blocks)));
         match (self.policy.context, n_blocks) {
-            (None, Some(n_blocks)) => Ok(Some(ShortenedContext { requested: asked: requested, has: in_blocks(n_blocks).context, why })),
+            (None, Some(n_blocks)) => Ok(Some(ShortenedContext { requested, has: in_blocks(n_blocks).context, why })),
             _ => Err(why),
         }
     }
@@ -306,7 +307,9 @@ impl Planner<'_> {
         let (host, available) = (machines[rank].host.clone(), usable(machines[rank]));
         let weights = holdings[rank].weights;
         match available.checked_sub(weights) {
-            Some(beside) => UnplaceableReason::KvMemory { rank: rank as u16, host, weights, needed: reserved, available: beside },
+            Some(beside) => {
+                UnplaceableReason::KvMemory { rank: rank as u16, host, weights, needed: reserved, available: beside }
+            }
             None => UnplaceableReason::Weights {
                 rank: rank as u16,
                 host,

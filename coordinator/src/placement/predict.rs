@@ -4,7 +4,7 @@
 
 use super::blueprint::{Blueprint, Policy, Shard};
 use super::machine::{Inventory, Machine, class_of};
-use super::roofline::{Link, Links, Roofline, Speed, StepWork, StageTime};
+use super::roofline::{Link, Links, Roofline, Speed, StageTime, StepWork};
 use super::shape::ModelShape;
 use super::unplaceable::UnplaceableReason;
 use std::collections::BTreeMap;

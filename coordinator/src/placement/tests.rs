@@ -515,7 +515,8 @@ fn check_blueprint(plan: &Blueprint, machines: &[Machine], shape: &ModelShape, p
 
 fn check_refusal(error: &Unplaceable, machines: &[Machine], shape: &ModelShape, policy: &Policy) {
     match &error.why {
-        UnplaceableReason::Weights { needed, available, .. } | UnplaceableReason::KvMemory { needed, available, .. } => {
+        UnplaceableReason::Weights { needed, available, .. }
+        | UnplaceableReason::KvMemory { needed, available, .. } => {
             assert!(needed > available, "{error}");
         }
         UnplaceableReason::Kv { context, block_bytes, needed, available, .. } => {
@@ -524,8 +525,10 @@ fn check_refusal(error: &Unplaceable, machines: &[Machine], shape: &ModelShape, 
         }
         UnplaceableReason::TooFew { needed, there, .. } => assert!(needed > there && *there == machines.len()),
         UnplaceableReason::Heads { tp, n_leaves } => assert!(u32::from(*tp) > *n_leaves && *n_leaves <= shape.n_heads),
-        UnplaceableReason::Layers { pp, n_layers } => assert!(u32::from(*pp) > *n_layers && *n_layers == shape.n_layers),
-        UnplaceableReason::Context { requested: asked: requested, model } => assert!(requested > model),
+        UnplaceableReason::Layers { pp, n_layers } => {
+            assert!(u32::from(*pp) > *n_layers && *n_layers == shape.n_layers)
+        }
+        UnplaceableReason::Context { requested, model } => assert!(requested > model),
         other => panic!("{other:?}"),
     }
     if let Some(grid) = error.nearest {

@@ -2,7 +2,7 @@
 //! released, and its requests wait for the next one.
 
 use super::Replica;
-use super::endings::{Ending, RecoveryCost, Recovery};
+use super::endings::{Ending, Recovery, RecoveryCost};
 use super::lost::Successor;
 use super::phase::{Phase, Serving};
 use crate::Error;

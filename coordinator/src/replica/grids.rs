@@ -101,7 +101,9 @@ impl GridChoice {
         let fewer_will_do = requirements.promised.is_some() && self.fewer_from.is_some_and(|from| now >= from);
         let lay_out = |inventory: &[Machine]| match fewer_will_do {
             true => self.best(requirements, inventory, last.as_ref()),
-            false => plan(inventory, &requirements.config.shape, &requirements.policy_on(self.requested), last.as_ref()),
+            false => {
+                plan(inventory, &requirements.config.shape, &requirements.policy_on(self.requested), last.as_ref())
+            }
         };
         let trusted = candidates.trusted().and_then(|trusted| lay_out(trusted).ok());
         trusted.map_or_else(|| lay_out(candidates.all()), Ok)
@@ -130,7 +132,12 @@ impl GridChoice {
     }
 
     /// Returns a grid with more ranks, or a longer context, than the one in force.
-    pub fn wider_than(&self, narrow: &Blueprint, requirements: GridRequirements<'_>, inventory: &[Machine]) -> Option<Grid> {
+    pub fn wider_than(
+        &self,
+        narrow: &Blueprint,
+        requirements: GridRequirements<'_>,
+        inventory: &[Machine],
+    ) -> Option<Grid> {
         let wider = self.best(requirements, inventory, None).ok()?;
         let is_wider = wider.grid.n_ranks() > narrow.grid.n_ranks() || wider.context > narrow.context;
         is_wider.then_some(wider.grid)

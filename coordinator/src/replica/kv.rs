@@ -43,7 +43,7 @@ impl Replica {
             return;
         }
         let (target, spare) = (self.requests.kv_target(AHEAD), self.requests.kv_target(2 * AHEAD));
-        let needs = KvNeeds { target: wanted: target, spare, held: self.requests.kv_held() };
+        let needs = KvNeeds { target, spare, held: self.requests.kv_held() };
         let Some(parts) = serving.kv.lower(needs, now, micros(self.config.waits.kv_release_after)) else { return };
         serving.kv.set(parts);
         ranks.kv_lowered(parts, serving.kv.n());

@@ -7,7 +7,7 @@ use super::phase::Phase;
 use crate::WorkerId;
 use crate::config::micros;
 use crate::members::hangs;
-use crate::members::ranks::{ReadyLimits, Readiness};
+use crate::members::ranks::{Readiness, ReadyLimits};
 use crate::members::unreachable::MissedPeer;
 use crate::members::workers::DismissedWorker;
 use proto::cluster as wire;

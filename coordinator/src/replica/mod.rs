@@ -216,9 +216,12 @@ impl Replica {
 
     fn tick(&mut self) {
         let now = self.now();
-        for look in
-            [Replica::drop_silent_workers, Replica::drop_late_ranks, Replica::drop_stalled_ranks, Replica::drop_hung_rank]
-        {
+        for look in [
+            Replica::drop_silent_workers,
+            Replica::drop_late_ranks,
+            Replica::drop_stalled_ranks,
+            Replica::drop_hung_rank,
+        ] {
             look(self, now);
             // A loss ends the epoch, in which the next look would find other losses.
             self.take_losses();

@@ -276,7 +276,11 @@ mod tests {
         join_reports_on(readings, (reports.len(), 1), reports)
     }
 
-    fn join_reports_on(readings: &mut Readings, (tp, pp): (usize, u16), reports: &[&[PieceRun]]) -> Result<(), ReadingMismatch> {
+    fn join_reports_on(
+        readings: &mut Readings,
+        (tp, pp): (usize, u16),
+        reports: &[&[PieceRun]],
+    ) -> Result<(), ReadingMismatch> {
         readings.begin(Grid { tp: tp as u16, pp, ep: 1 });
         (0..).zip(reports).for_each(|(rank, runs)| readings.record(Rank(rank), runs.to_vec()));
         readings.join()

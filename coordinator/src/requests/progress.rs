@@ -44,7 +44,8 @@ impl PrefillProgress {
     pub fn step_done(&mut self, step: StepId) -> Vec<wire::Output> {
         let mut all = Vec::new();
         while let Some((_, ends)) = self.steps.pop_front_if(|(first, _)| *first <= step) {
-            let known = ends.into_iter().filter_map(|(id, end)| Some(progress_output(id, end, *self.watched.get(&id)?)));
+            let known =
+                ends.into_iter().filter_map(|(id, end)| Some(progress_output(id, end, *self.watched.get(&id)?)));
             all.extend(known);
         }
         all

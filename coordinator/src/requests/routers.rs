@@ -51,7 +51,7 @@ impl Routers {
         let attachment = Attachment::Up { frames, welcomed: false };
         let name_cursor = NameCursor { n_frames: 0, recited: Some(0) };
         let (live, outputs) = (HashSet::new(), Vec::new());
-        self.table.insert(router, Router { attachment, protocol, live, outputs, name_cursor: names_told: name_cursor });
+        self.table.insert(router, Router { attachment, protocol, live, outputs, name_cursor });
     }
 
     pub fn is_attached(&self, router: u32) -> bool {

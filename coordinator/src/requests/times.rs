@@ -24,7 +24,8 @@ struct RequestTimeline {
 impl RequestTimes {
     pub fn taken(&mut self, id: RequestId, n_prompt: usize, now: Micros) {
         let n_prompt = u32::try_from(n_prompt).unwrap_or(u32::MAX);
-        let passed = RequestTimeline { taken: now, n_prompt, n_preemptions: 0, is_lost: false, began: None, first_token: None };
+        let passed =
+            RequestTimeline { taken: now, n_prompt, n_preemptions: 0, is_lost: false, began: None, first_token: None };
         self.0.insert(id, passed);
     }
 

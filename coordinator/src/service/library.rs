@@ -98,8 +98,11 @@ impl SharedFiles {
         let digest = Checkpoint::open(model)?.fingerprint()?.to_vec();
         let (mut files, mut lent) = (Vec::new(), Vec::new());
         for file in spans::of_model(model)? {
-            let span =
-                |span: &spans::TensorSpan| LayerBytes { layer: span.layer, start: span.bytes.start, end: span.bytes.end };
+            let span = |span: &spans::TensorSpan| LayerBytes {
+                layer: span.layer,
+                start: span.bytes.start,
+                end: span.bytes.end,
+            };
             files.push(ModelFile {
                 name: name_of(&file.path),
                 n_bytes: file.stamp.n_bytes(),

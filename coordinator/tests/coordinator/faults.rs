@@ -89,7 +89,11 @@ struct BuggyRunner {
 }
 
 impl Load for Buggy {
-    fn load(&mut self, assignment: &Assignment, cancel: &CancelFlag) -> Result<(Box<dyn LoadedModel>, ReadyReport), LoadError> {
+    fn load(
+        &mut self,
+        assignment: &Assignment,
+        cancel: &CancelFlag,
+    ) -> Result<(Box<dyn LoadedModel>, ReadyReport), LoadError> {
         let (loaded, ready) = sim().load(assignment, cancel)?;
         let sim = loaded.meet(cancel)?;
         Ok((Box::new(BuggyRunner { sim, n_steps_left: self.n_steps_left.take(), bug: self.bug }), ready))

@@ -24,7 +24,11 @@ struct Noting {
 }
 
 impl Load for Noting {
-    fn load(&mut self, assignment: &Assignment, cancel: &CancelFlag) -> Result<(Box<dyn LoadedModel>, ReadyReport), LoadError> {
+    fn load(
+        &mut self,
+        assignment: &Assignment,
+        cancel: &CancelFlag,
+    ) -> Result<(Box<dyn LoadedModel>, ReadyReport), LoadError> {
         self.contexts.lock().unwrap().push(assignment.context);
         self.sim.load(assignment, cancel)
     }

@@ -35,7 +35,9 @@ impl KnownNames {
         while !is_it(self, router) {
             match next(&mut router.down).await.unwrap() {
                 Frame::Beat(beat) => self.apply(beat),
-                Frame::Outputs(outputs) => outputs.outputs.into_iter().for_each(|output| drop(router.apply_output(output))),
+                Frame::Outputs(outputs) => {
+                    outputs.outputs.into_iter().for_each(|output| drop(router.apply_output(output)))
+                }
                 Frame::State(state) => router.state = state,
                 other => panic!("{other:?}"),
             }

@@ -88,7 +88,11 @@ struct Hanging {
 }
 
 impl Load for Hangs {
-    fn load(&mut self, assignment: &Assignment, cancel: &CancelFlag) -> Result<(Box<dyn LoadedModel>, ReadyReport), LoadError> {
+    fn load(
+        &mut self,
+        assignment: &Assignment,
+        cancel: &CancelFlag,
+    ) -> Result<(Box<dyn LoadedModel>, ReadyReport), LoadError> {
         let (loaded, ready) = slow().load(assignment, cancel)?;
         let (sim, gate) = (loaded.meet(cancel)?, self.gate.lock().unwrap().take());
         Ok((Box::new(Hanging { sim, gate, n_steps: 0 }), ready))
@@ -147,7 +151,11 @@ struct Reads {
 }
 
 impl Load for Reads {
-    fn load(&mut self, assignment: &Assignment, cancel: &CancelFlag) -> Result<(Box<dyn LoadedModel>, ReadyReport), LoadError> {
+    fn load(
+        &mut self,
+        assignment: &Assignment,
+        cancel: &CancelFlag,
+    ) -> Result<(Box<dyn LoadedModel>, ReadyReport), LoadError> {
         self.n_loads += 1;
         self.begun.send(self.n_loads).unwrap();
         while self.n_loads == 1 && !cancel.is_cancelled() {
@@ -267,7 +275,11 @@ struct Meeting {
 }
 
 impl Load for Meets {
-    fn load(&mut self, assignment: &Assignment, cancel: &CancelFlag) -> Result<(Box<dyn LoadedModel>, ReadyReport), LoadError> {
+    fn load(
+        &mut self,
+        assignment: &Assignment,
+        cancel: &CancelFlag,
+    ) -> Result<(Box<dyn LoadedModel>, ReadyReport), LoadError> {
         let (sim, ready) = slow().load(assignment, cancel)?;
         let missing = assignment.mesh_addresses.iter().position(|address| address == UNREACHABLE);
         let missing = missing.map(|rank| Rank(rank as u16)).filter(|rank| *rank != assignment.rank);
@@ -408,7 +420,9 @@ async fn a_drain_that_takes_too_long_leaves_its_streams_to_the_router() {
     cluster.shutdown.cancel();
     let end = loop {
         match next(&mut router.down).await {
-            Ok(Frame::Outputs(outputs)) => outputs.outputs.into_iter().for_each(|output| drop(router.apply_output(output))),
+            Ok(Frame::Outputs(outputs)) => {
+                outputs.outputs.into_iter().for_each(|output| drop(router.apply_output(output)))
+            }
             Ok(_) => {}
             Err(status) => break status,
         }

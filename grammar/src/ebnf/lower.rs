@@ -5,7 +5,7 @@
 //! a word in some set. Then the part is split, down to single characters if necessary. A grammar without recursion is
 //! one set.
 
-use super::{Expr, EbnfRules};
+use super::{EbnfRules, Expr};
 use crate::rules::{RuleIdx, Rules, Symbol};
 use crate::words::TextSet;
 use crate::{GrammarLimits, GrammarRefused};

@@ -28,7 +28,12 @@ pub(super) enum Expr {
 pub(super) type EbnfRules = HashMap<String, Expr>;
 
 /// The rule that `root` is.
-pub(crate) fn write(text: &str, form: EbnfNotation, rules: &mut Rules, limits: &GrammarLimits) -> Result<RuleIdx, GrammarRefused> {
+pub(crate) fn write(
+    text: &str,
+    form: EbnfNotation,
+    rules: &mut Rules,
+    limits: &GrammarLimits,
+) -> Result<RuleIdx, GrammarRefused> {
     limits.check_bytes(text.len())?;
     let grammar = reader::read(text, form, limits)?;
     lower::lower(&grammar, rules, limits)

@@ -1,6 +1,6 @@
 //! Text to rules, with the line and the column of what is wrong.
 
-use super::{Expr, EbnfNotation, EbnfRules};
+use super::{EbnfNotation, EbnfRules, Expr};
 use crate::words::Chars;
 use crate::{GrammarLimits, GrammarRefused};
 

@@ -1,6 +1,6 @@
 //! Lists: the claims on each item, the number of items, and how many of them satisfy a claim.
 
-use super::facts::{SchemaClaim, ContainsClaim, SchemaFacts};
+use super::facts::{ContainsClaim, SchemaClaim, SchemaFacts};
 use super::objects::blank;
 use super::writer::SchemaWriter;
 use crate::GrammarRefused;

@@ -1,6 +1,6 @@
 //! Expands claims on a value to the ways in which they can hold, each a list of facts. Knows nothing of text.
 
-use super::facts::{SchemaClaim, EvaluatedParts, Fact, SchemaFacts};
+use super::facts::{EvaluatedParts, Fact, SchemaClaim, SchemaFacts};
 use super::places::{SchemaIdx, SchemaPlaces};
 use super::{Structures, negative, positive};
 use crate::{GrammarLimits, GrammarRefused};
@@ -77,7 +77,8 @@ pub(super) fn expand<'a>(
     limits: &GrammarLimits,
 ) -> Result<Vec<SchemaFacts<'a>>, GrammarRefused> {
     let none: Rc<[usize]> = Rc::new([]);
-    let tasks = claims.iter().rev().map(|claim| ExpansionTask::Claim { claim: *claim, scopes: none.clone(), above: None });
+    let tasks =
+        claims.iter().rev().map(|claim| ExpansionTask::Claim { claim: *claim, scopes: none.clone(), above: None });
     let mut states = vec![ExpansionState { facts: SchemaFacts::none(), tasks: tasks.collect(), seen: HashSet::new() }];
     let mut done: Vec<SchemaFacts<'a>> = Vec::new();
     let mut n_steps = 0;
@@ -159,7 +160,7 @@ fn expand_claim<'a>(
     let is_scope = places.has_unevaluated(place);
     let inner: Rc<[usize]> = if is_scope {
         let needs_items = places.value(place).get("unevaluatedItems").is_some();
-        state.facts.evaluated.push(EvaluatedParts { needs_items: asks_items: needs_items, ..EvaluatedParts::default() });
+        state.facts.evaluated.push(EvaluatedParts { needs_items, ..EvaluatedParts::default() });
         scopes.iter().copied().chain([state.facts.evaluated.len() - 1]).collect()
     } else {
         scopes.clone()
@@ -170,7 +171,11 @@ fn expand_claim<'a>(
     };
     let constraints = positive::read_constraints(places, place, scope)?;
     for choice in constraints.choices.into_iter().rev() {
-        state.tasks.push(ExpansionTask::Choice { choice: Rc::new(choice), scopes: inner.clone(), above: above.clone() });
+        state.tasks.push(ExpansionTask::Choice {
+            choice: Rc::new(choice),
+            scopes: inner.clone(),
+            above: above.clone(),
+        });
     }
     if let Some(own) = inner.last().filter(|_| is_scope) {
         let evaluated = &mut state.facts.evaluated[*own];

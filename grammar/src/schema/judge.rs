@@ -2,7 +2,7 @@
 
 use super::decimal::Decimal;
 use super::expand::expand;
-use super::facts::{SchemaClaim, SchemaFacts, PropertyNames};
+use super::facts::{PropertyNames, SchemaClaim, SchemaFacts};
 use super::values::{kind, same};
 use super::writer::SchemaWriter;
 use crate::GrammarRefused;
@@ -10,7 +10,12 @@ use serde_json::Value;
 
 impl<'a> SchemaWriter<'_, 'a> {
     /// Whether all claims hold for the value.
-    pub(super) fn holds(&mut self, claims: &[SchemaClaim], value: &Value, depth: usize) -> Result<bool, GrammarRefused> {
+    pub(super) fn holds(
+        &mut self,
+        claims: &[SchemaClaim],
+        value: &Value,
+        depth: usize,
+    ) -> Result<bool, GrammarRefused> {
         if depth > self.limits.depth_max {
             return Err(GrammarRefused::too_large("the depth of a value", self.limits.depth_max));
         }
@@ -105,7 +110,11 @@ impl<'a> SchemaWriter<'_, 'a> {
     }
 
     /// Returns the claims on the value of a property.
-    pub(super) fn claims_of(&mut self, facts: &SchemaFacts<'a>, name: &str) -> Result<Vec<SchemaClaim>, GrammarRefused> {
+    pub(super) fn claims_of(
+        &mut self,
+        facts: &SchemaFacts<'a>,
+        name: &str,
+    ) -> Result<Vec<SchemaClaim>, GrammarRefused> {
         let own = facts.property.iter().filter(|(other, _)| *other == name).map(|(_, claim)| *claim);
         let mut claims: Vec<SchemaClaim> = own.collect();
         for (names, claim) in &facts.properties {

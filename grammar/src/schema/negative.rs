@@ -1,7 +1,7 @@
 //! The ways in which a value can fail a schema: each keyword's own.
 
 use super::Structures;
-use super::expand::{Alternatives, Alternative};
+use super::expand::{Alternative, Alternatives};
 use super::facts::{ContainsClaim, Fact, PropertyNames};
 use super::keywords;
 use super::places::{SchemaIdx, SchemaPlaces};
@@ -44,7 +44,8 @@ fn choice_of_kinds<'a>(kinds: u8, facts: impl IntoIterator<Item = Fact<'a>>) -> 
 
 impl<'a> NegativeReader<'_, 'a> {
     fn keyword(&self, word: &Keyword<'a>) -> Result<Alternatives<'a>, GrammarRefused> {
-        let fewer = |n: usize, fact: fn(usize) -> Fact<'a>, kind| n.checked_sub(1).map(|n| choice_of_kinds(kind, [fact(n)]));
+        let fewer =
+            |n: usize, fact: fn(usize) -> Fact<'a>, kind| n.checked_sub(1).map(|n| choice_of_kinds(kind, [fact(n)]));
         let array = |facts: Option<Fact<'a>>| choice_of_kinds(kinds::ARRAY, facts);
         Ok(match word.name {
             "type" => choice_of_kinds(!word.kinds()?, []),
@@ -107,7 +108,9 @@ impl<'a> NegativeReader<'_, 'a> {
             ("contains", item) => {
                 let claim = (self.inner(item)?, true);
                 let (min, max) = contained(self.places, self.place, self.schema)?;
-                let of = |min, max| choice_of_kinds(kinds::ARRAY, [Fact::Contains(ContainsClaim { from: 0, claim, min, max })]);
+                let of = |min, max| {
+                    choice_of_kinds(kinds::ARRAY, [Fact::Contains(ContainsClaim { from: 0, claim, min, max })])
+                };
                 let fewer = min.checked_sub(1).map(|most| of(0, Some(most))).unwrap_or_default();
                 let more = max.map(|max| of(max + 1, None)).unwrap_or_default();
                 Ok(fewer.into_iter().chain(more).collect())
@@ -175,7 +178,9 @@ impl<'a> NegativeReader<'_, 'a> {
                 let one = self.list(word)?;
                 let mut choice = vec![Alternative::claims(one.iter().map(|place| (*place, false)))];
                 for (i, first) in one.iter().enumerate() {
-                    choice.extend(one[i + 1..].iter().map(|second| Alternative::claims([(*first, true), (*second, true)])));
+                    choice.extend(
+                        one[i + 1..].iter().map(|second| Alternative::claims([(*first, true), (*second, true)])),
+                    );
                 }
                 choice
             }

@@ -1,6 +1,6 @@
 //! Objects: named properties in their order, and then any others.
 
-use super::facts::{SchemaClaim, SchemaFacts, PropertyNames};
+use super::facts::{PropertyNames, SchemaClaim, SchemaFacts};
 use super::text::{quoted, strings};
 use super::writer::SchemaWriter;
 use crate::GrammarRefused;

@@ -27,9 +27,16 @@ struct SchemaPlace<'a> {
 }
 
 impl<'a> SchemaPlaces<'a> {
-    pub(crate) fn of(documents: &[(&'a Value, &str)], limits: &GrammarLimits) -> Result<SchemaPlaces<'a>, GrammarRefused> {
-        let mut places =
-            SchemaPlaces { all: Vec::new(), by_address: HashMap::new(), addresses: HashMap::new(), dynamic: HashMap::new() };
+    pub(crate) fn of(
+        documents: &[(&'a Value, &str)],
+        limits: &GrammarLimits,
+    ) -> Result<SchemaPlaces<'a>, GrammarRefused> {
+        let mut places = SchemaPlaces {
+            all: Vec::new(),
+            by_address: HashMap::new(),
+            addresses: HashMap::new(),
+            dynamic: HashMap::new(),
+        };
         for (document, path) in documents {
             places.find(document, (*path).to_owned(), limits)?;
         }

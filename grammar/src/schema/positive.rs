@@ -1,6 +1,6 @@
 //! The requirements of a schema on a value that satisfies it, keyword by keyword.
 
-use super::expand::{SchemaConstraints, Alternatives, Scope, Alternative};
+use super::expand::{Alternative, Alternatives, SchemaConstraints, Scope};
 use super::facts::{ContainsClaim, Fact, PropertyNames};
 use super::keywords;
 use super::places::{SchemaIdx, SchemaPlaces};
@@ -22,7 +22,11 @@ struct PositiveReader<'p, 'a> {
 }
 
 /// Returns the requirements of a schema. Distinguishes which parts held where a schema around it needs to know.
-pub(super) fn read_constraints<'a>(places: &SchemaPlaces<'a>, place: SchemaIdx, scope: Scope) -> Result<SchemaConstraints<'a>, GrammarRefused> {
+pub(super) fn read_constraints<'a>(
+    places: &SchemaPlaces<'a>,
+    place: SchemaIdx,
+    scope: Scope,
+) -> Result<SchemaConstraints<'a>, GrammarRefused> {
     let schema = match places.value(place) {
         Value::Object(schema) => schema,
         Value::Bool(true) => return Ok(SchemaConstraints::default()),
@@ -97,7 +101,12 @@ impl<'a> PositiveReader<'_, 'a> {
                 }
                 let claim = (self.inner(item)?, true);
                 let (min, max) = contained(self.places, self.place, self.schema)?;
-                self.all((min > 0 || max.is_some()).then_some(Fact::Contains(ContainsClaim { from: 0, claim, min, max })));
+                self.all((min > 0 || max.is_some()).then_some(Fact::Contains(ContainsClaim {
+                    from: 0,
+                    claim,
+                    min,
+                    max,
+                })));
             }
             ("unevaluatedItems", item) => self.constraints.rest_items = Some((self.inner(item)?, true)),
             _ => {}

@@ -54,7 +54,10 @@ impl TagWriter<'_> {
             tags.push(Tag { begin: text(structure, "begin", &at)?, content, ends: ends(structure, &at)?, at });
         }
         let triggers = texts(value, "triggers", "")?;
-        self.triggered(&TriggeredText { tags, triggers, excludes: Vec::new(), at_least_one: false, only_one: false }, &[])
+        self.triggered(
+            &TriggeredText { tags, triggers, excludes: Vec::new(), at_least_one: false, only_one: false },
+            &[],
+        )
     }
 
     /// Texts of a format, and then one of `ends`: what is free text ends where one of them is first found.
@@ -126,7 +129,8 @@ impl TagWriter<'_> {
             }
             ("json_schema", Some(style)) => Err(GrammarRefused::unsupported(at, format!("the style {style:?}"))),
             ("grammar", _) => {
-                let start = ebnf::write(text(format, "grammar", at)?, ebnf::EbnfNotation::Ebnf, self.rules, self.limits)?;
+                let start =
+                    ebnf::write(text(format, "grammar", at)?, ebnf::EbnfNotation::Ebnf, self.rules, self.limits)?;
                 Ok(vec![Symbol::Rule(start)])
             }
             ("tags_with_separator", _) => self.separated(format, at),

@@ -1,6 +1,6 @@
 //! A small vocabulary, and texts through matchers.
 
-use grammar::{GrammarLimits, GrammarRefused, Mask, Matcher, Vocabulary, GrammarSpec, compile};
+use grammar::{GrammarLimits, GrammarRefused, GrammarSpec, Mask, Matcher, Vocabulary, compile};
 use types::{Grammar, Token};
 
 /// Every byte is token 0 to 255; then words, two special tokens, and the end.

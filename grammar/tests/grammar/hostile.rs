@@ -1,7 +1,7 @@
 //! Hostile input is refused, or takes bounded time and memory: no panic, no hang, no stack overflow.
 
 use crate::common::{N_VOCAB, compiled, vocabulary};
-use grammar::{BadVocabulary, GrammarLimits, Mask, Matcher, MatcherError, Vocabulary, GrammarSpec};
+use grammar::{BadVocabulary, GrammarLimits, GrammarSpec, Mask, Matcher, MatcherError, Vocabulary};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 use types::Grammar;

@@ -1,7 +1,7 @@
 //! Each kind of constraint, and the tokens that its masks allow.
 
 use crate::common::{END, N_VOCAB, TOOL, check, matcher, vocabulary};
-use grammar::{Mask, MatcherError, GrammarSpec};
+use grammar::{GrammarSpec, Mask, MatcherError};
 use serde_json::json;
 use types::Token;
 

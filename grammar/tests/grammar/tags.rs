@@ -1,7 +1,7 @@
 //! Structural tags: free text and constrained parts by turns, with special tokens where a vocabulary has them.
 
 use crate::common::{END, TOOL, check, compiled, matcher, vocabulary};
-use grammar::{GrammarRefused, Mask, GrammarSpec};
+use grammar::{GrammarRefused, GrammarSpec, Mask};
 use serde_json::{Value, json};
 use types::Token;
 

@@ -1,7 +1,7 @@
 //! Budgets for thoughts: the closing text is forced where one is used up, and nowhere else.
 
 use crate::common::{END, N_VOCAB, TOOL, compiled, vocabulary};
-use grammar::{GrammarLimits, Mask, Matcher, ThinkingBudget, Vocabulary, GrammarSpec};
+use grammar::{GrammarLimits, GrammarSpec, Mask, Matcher, ThinkingBudget, Vocabulary};
 use serde_json::json;
 use types::{Grammar, Token};
 

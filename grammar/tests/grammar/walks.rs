@@ -1,7 +1,7 @@
 //! Random walks: with any tokens from the masks, the text satisfies its schema, and no mask is empty before the end.
 
 use crate::common::{END, compiled, vocabulary};
-use grammar::{GrammarLimits, Mask, Matcher, GrammarSpec};
+use grammar::{GrammarLimits, GrammarSpec, Mask, Matcher};
 use serde_json::{Value, json};
 use types::Token;
 
@@ -123,15 +123,21 @@ fn holds_word(words: &serde_json::Map<String, Value>, word: &str, constraint: &V
         "allOf" => all().all(|schema| holds(schema, value)),
         "not" => !holds(constraint, value),
         "if" => holds(&words[if holds(constraint, value) { "then" } else { "else" }], value),
-        "properties" | "patternProperties" | "additionalProperties" | "propertyNames" => object
-            .is_none_or(|object| object.iter().all(|(name, value)| holds_property(words, word, constraint, (name, value)))),
+        "properties" | "patternProperties" | "additionalProperties" | "propertyNames" => object.is_none_or(|object| {
+            object.iter().all(|(name, value)| holds_property(words, word, constraint, (name, value)))
+        }),
         "required" => object.is_none_or(|object| all().all(|name| object.contains_key(name.as_str().unwrap()))),
         "maxProperties" => count(object.map(serde_json::Map::len), |n, max| n <= max),
         _ => true,
     }
 }
 
-fn holds_property(words: &serde_json::Map<String, Value>, word: &str, constraint: &Value, own: (&String, &Value)) -> bool {
+fn holds_property(
+    words: &serde_json::Map<String, Value>,
+    word: &str,
+    constraint: &Value,
+    own: (&String, &Value),
+) -> bool {
     let (name, value) = own;
     match word {
         "properties" => constraint.get(name).is_none_or(|schema| holds(schema, value)),

@@ -7,7 +7,7 @@
 use crate::Piece;
 use crate::forms::{Form, FormStep};
 use crate::sink::Sink;
-use crate::thoughts::{ThoughtStep, Thought};
+use crate::thoughts::{Thought, ThoughtStep};
 
 /// No marker is longer, so at most this many bytes are read twice.
 const UNREAD_MAX: usize = 64;

@@ -1,16 +1,28 @@
 //! The markers of each family around its calls: one constant for each, which `names.rs` lists.
 
 use crate::forms::frame::CallKind::{Function, Headed, Object, Xml};
-use crate::forms::frame::{Fence, FrameStyle, FrameMarkup};
+use crate::forms::frame::{Fence, FrameMarkup, FrameStyle};
 use crate::forms::function::{FUNCTION_GEMMA as GEMMA_FUNCTION, GEMMA4 as GEMMA4_FUNCTION, PYTHON};
 use crate::forms::headed::{self, DEEPSEEK_V3 as V3_CALL, DEEPSEEK_V31 as V31_CALL, KIMI as KIMI_CALL};
 use crate::forms::xml::{self, DEEPSEEK_V32 as V32_CALL};
 
-const BARE: FrameMarkup =
-    FrameMarkup { open: "", separator: "\n", close: "", before: "", after: "", key: "arguments", trigger: "{\"name\": \"" };
+const BARE: FrameMarkup = FrameMarkup {
+    open: "",
+    separator: "\n",
+    close: "",
+    before: "",
+    after: "",
+    key: "arguments",
+    trigger: "{\"name\": \"",
+};
 
 /// All calls within one pair of markers.
-const fn within(open: &'static str, separator: &'static str, close: &'static str, trigger: &'static str) -> FrameMarkup {
+const fn within(
+    open: &'static str,
+    separator: &'static str,
+    close: &'static str,
+    trigger: &'static str,
+) -> FrameMarkup {
     FrameMarkup { open, separator, close, trigger, ..BARE }
 }
 
@@ -49,7 +61,8 @@ pub(crate) const PHI: FrameStyle = FrameStyle {
     written: within("<|tool_call|>[", ", ", "]<|/tool_call|>", "<|tool_call|>"),
     ..OBJECTS
 };
-pub(crate) const PHI_FUNCTOOLS: FrameStyle = FrameStyle { written: within("functools[", ", ", "]", "functools["), ..PHI };
+pub(crate) const PHI_FUNCTOOLS: FrameStyle =
+    FrameStyle { written: within("functools[", ", ", "]", "functools["), ..PHI };
 pub(crate) const NEMOTRON: FrameStyle = FrameStyle {
     openers: &["<TOOLCALL>"],
     closers: &["</TOOLCALL>"],
@@ -130,7 +143,10 @@ pub(crate) const FUNCTION_GEMMA: FrameStyle = FrameStyle {
     // After its calls the model requests their results.
     closers: &["<end_function_call>", "<start_function_response>"],
     kinds: &[Function(&GEMMA_FUNCTION)],
-    written: FrameMarkup { separator: "", ..each("<start_function_call>", "<end_function_call>", "<start_function_call>") },
+    written: FrameMarkup {
+        separator: "",
+        ..each("<start_function_call>", "<end_function_call>", "<start_function_call>")
+    },
     ..MARKED
 };
 pub(crate) const GEMMA4: FrameStyle = FrameStyle {

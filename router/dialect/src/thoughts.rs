@@ -3,7 +3,7 @@
 //!
 //! `blank · open · label · reasoning · close · newlines · the rest`
 
-use crate::marker::{MarkerPrefix, MarkerMatch, begins, blank, find};
+use crate::marker::{MarkerMatch, MarkerPrefix, begins, blank, find};
 use crate::sink::Sink;
 
 /// How thoughts are written. A marker of `until` ends a thought too, and is no part of it.
@@ -120,7 +120,8 @@ impl Thought {
     }
 
     fn label(&mut self, rest: &str, last: bool) -> ThoughtStep {
-        let label = if self.marks.label.is_empty() { MarkerPrefix::No } else { begins(rest, &[self.marks.label], last) };
+        let label =
+            if self.marks.label.is_empty() { MarkerPrefix::No } else { begins(rest, &[self.marks.label], last) };
         match label {
             MarkerPrefix::Perhaps => ThoughtStep::More,
             MarkerPrefix::With(_) => {

@@ -337,7 +337,11 @@ mod tests {
     #[test]
     fn reported_names_are_found_and_gaps_are_detected() {
         let (mut caches, mut reporter) = (Caches::default(), CacheReporter::default());
-        assert_eq!(caches.apply(&mut reporter, &report(1, false, &[1], &[])), Ok(()), "who begins with nothing has no gap");
+        assert_eq!(
+            caches.apply(&mut reporter, &report(1, false, &[1], &[])),
+            Ok(()),
+            "who begins with nothing has no gap"
+        );
         let (mut one, mut two) = (CacheReporter::default(), CacheReporter::default());
         caches.apply(&mut one, &report(1, true, &[1, 2, 3], &[])).unwrap();
         caches.apply(&mut two, &report(1, true, &[1], &[])).unwrap();

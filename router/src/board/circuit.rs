@@ -130,7 +130,13 @@ impl Circuit {
     }
 
     /// Judges one look, numbered by `second`. Breaks and slow looks are counted even if the circuit may not open.
-    pub fn look(&mut self, second: u64, seen: &LatencyWindow, usual: &MedianTimes, may_open: bool) -> Option<CircuitChange> {
+    pub fn look(
+        &mut self,
+        second: u64,
+        seen: &LatencyWindow,
+        usual: &MedianTimes,
+        may_open: bool,
+    ) -> Option<CircuitChange> {
         self.breaks.retain(|at| at + BREAKS_SECONDS > second);
         let room = BREAKS_MAX.saturating_sub(self.breaks.len());
         self.breaks.extend(std::iter::repeat_n(second, room.min(seen.n_breaks as usize)));

@@ -1,10 +1,10 @@
 //! The table from which a choice picks a replica: what is known of each, counters that change by themselves, and which
 //! blocks each has cached. Knows no links, and nothing of what people are shown.
 
-use crate::board::caches::{Caches, Gap, IDS_MAX, Id, Ids, CacheReporter};
+use crate::board::caches::{CacheReporter, Caches, Gap, IDS_MAX, Id, Ids};
 use crate::board::circuit::{Circuit, CircuitChange, MedianTimes};
 use crate::board::ledger::{Ledger, Ledgers, Loads};
-use crate::board::pick::{self, Candidate, OpenReplicas, PickPolicy, ReplicaRow, Standing, VersionId, PickInfo};
+use crate::board::pick::{self, Candidate, OpenReplicas, PickInfo, PickPolicy, ReplicaRow, Standing, VersionId};
 use proto::cluster as wire;
 use std::sync::Arc;
 use types::{BLOCK_TOKENS, BlockHash, CacheOwner, PolicyDigest, Token};
@@ -78,7 +78,11 @@ pub struct ChoiceBuffers {
 
 impl Default for ChoiceBuffers {
     fn default() -> ChoiceBuffers {
-        ChoiceBuffers { open: OpenReplicas::default(), salts: Vec::with_capacity(SALTS_MAX), depths: Box::new([0; IDS_MAX]) }
+        ChoiceBuffers {
+            open: OpenReplicas::default(),
+            salts: Vec::with_capacity(SALTS_MAX),
+            depths: Box::new([0; IDS_MAX]),
+        }
     }
 }
 
@@ -104,14 +108,14 @@ impl ReplicaTable {
         let version = VersionId::default();
         let facts = ReplicaFacts { standing, digest, version, context: 0, room: 0, salt, id: 0, protocol: 0 };
         let (loads, reporter, circuit) = (ledger.loads().clone(), CacheReporter::default(), Circuit::default());
-        self.entries.push(ReplicaEntry { place, facts, ledger, reporter: teller: reporter, circuit });
+        self.entries.push(ReplicaEntry { place, facts, ledger, reporter, circuit });
         let (id, context, reporter_id, is_trusted) = (0, 0, None, true);
         self.summary.push(EntrySummary {
             loads,
             id,
             version,
             context,
-            reporter: teller: reporter_id,
+            reporter: reporter_id,
             protocol: 0,
             digest: 0,
             salt: 0,
@@ -257,7 +261,7 @@ impl ReplicaTable {
         depths.fill(0);
         let Some(first) = open.rows.first().map(|row| &self.summary[*row as usize]) else { return };
         for row in &open.rows {
-            let EntrySummary { salt, reporter: teller: reporter, .. } = &self.summary[*row as usize];
+            let EntrySummary { salt, reporter, .. } = &self.summary[*row as usize];
             let Some(id) = reporter else { continue };
             let known = salts.iter().position(|(of, _)| of == salt);
             if known.is_none() && salts.len() < SALTS_MAX {

@@ -5,7 +5,7 @@ use crate::faces::SESSION;
 use crate::faces::doors::call::{call_deadline, status, tenant};
 use crate::front::ask::{ParsedRequest, Purpose, after};
 use crate::front::frontend::{Frontend, unix_seconds};
-use crate::front::generation::{SideOutput, Generation, GenerationEvent};
+use crate::front::generation::{Generation, GenerationEvent, SideOutput};
 use crate::front::progress::PromptProgress;
 use crate::front::reader_watch::WatchedStream;
 use crate::front::recorder::{Caller, Face, Recorder};
@@ -39,7 +39,8 @@ impl Inference for InferenceService {
 
     async fn generate(&self, request: Request<v1::GenerateRequest>) -> Result<Response<Self::GenerateStream>, Status> {
         let mut recorder = Recorder::start(Face::Grpc, &Caller::of_grpc(request.metadata()));
-        let parsed = self.parse_generate_request(request).inspect_err(|refusal| recorder.refused(refusal)).map_err(status)?;
+        let parsed =
+            self.parse_generate_request(request).inspect_err(|refusal| recorder.refused(refusal)).map_err(status)?;
         let generation = self.front.generate(parsed, recorder).await.map_err(status)?;
         let started = Some(generation.started.clone());
         let has_tokens = generation.marks.choices.iter().any(|mark| mark.n_tokens() > 0);
@@ -49,7 +50,8 @@ impl Inference for InferenceService {
 
     async fn embed(&self, request: Request<v1::EmbedRequest>) -> Result<Response<v1::EmbedReply>, Status> {
         let mut recorder = Recorder::start(Face::Grpc, &Caller::of_grpc(request.metadata()));
-        let parsed = self.parse_embed_request(request).inspect_err(|refusal| recorder.refused(refusal)).map_err(status)?;
+        let parsed =
+            self.parse_embed_request(request).inspect_err(|refusal| recorder.refused(refusal)).map_err(status)?;
         let reply = self.front.embed(parsed, &mut recorder).await.map_err(status)?;
         Ok(Response::new(reply))
     }

@@ -196,7 +196,13 @@ impl KserveService {
         replies.send_timeout(reply, self.front.config.timeouts.unread_max).await.ok()
     }
 
-    async fn send_replies(&self, parsed: ParsedRequest, style: KserveReplyFormat, recorder: Recorder, replies: &Replies) -> Result<Option<()>, Refusal> {
+    async fn send_replies(
+        &self,
+        parsed: ParsedRequest,
+        style: KserveReplyFormat,
+        recorder: Recorder,
+        replies: &Replies,
+    ) -> Result<Option<()>, Refusal> {
         let generation = self.front.generate(parsed, recorder).await;
         let mut generation = generation.map_err(|refusal| renamed(refusal, style.structure_field))?;
         let reply = |response| {

@@ -6,7 +6,7 @@ use crate::faces::vllm::words::{Counts, input_logprobs, output_logprobs, samplin
 use crate::front::ask::ParsedRequest;
 use crate::front::ask::Purpose;
 use crate::front::frontend::Frontend;
-use crate::front::generation::{SideOutput, Generation, GenerationEvent};
+use crate::front::generation::{Generation, GenerationEvent, SideOutput};
 use crate::front::reader_watch::WatchedStream;
 use crate::front::recorder::{Caller, Face, Recorder};
 use crate::front::structure;
@@ -63,7 +63,8 @@ impl VllmEngine for EngineService {
     ) -> Result<Response<Self::GenerateStream>, Status> {
         let mut recorder = Recorder::start(Face::Vllm, &Caller::of_grpc(request.metadata()));
         let constraint = words::constraint_name(request.get_ref());
-        let (parsed, style) = self.parse_generate_request(request).inspect_err(|refusal| recorder.refused(refusal)).map_err(to_status)?;
+        let (parsed, style) =
+            self.parse_generate_request(request).inspect_err(|refusal| recorder.refused(refusal)).map_err(to_status)?;
         let guard = self.running.enter(parsed.tenant, &style.request_id);
         let generation = self.front.generate(parsed, recorder).await;
         let generation = generation.map_err(|refusal| to_status(refusal.renamed(&[(structure::FIELD, constraint)])))?;
@@ -73,7 +74,8 @@ impl VllmEngine for EngineService {
 
     async fn embed(&self, request: Request<wire::EmbedRequest>) -> Result<Response<wire::EmbedResponse>, Status> {
         let mut recorder = Recorder::start(Face::Vllm, &Caller::of_grpc(request.metadata()));
-        let parsed = self.parse_embed_request(request).inspect_err(|refusal| recorder.refused(refusal)).map_err(to_status)?;
+        let parsed =
+            self.parse_embed_request(request).inspect_err(|refusal| recorder.refused(refusal)).map_err(to_status)?;
         let reply = self.front.embed(parsed, &mut recorder).await.map_err(to_status)?;
         let embedding = reply.embeddings.into_iter().next().unwrap_or_default().values;
         let (prompt_tokens, embedding_dim) = (reply.usage.unwrap_or_default().prompt_tokens, embedding.len() as u32);
@@ -154,7 +156,10 @@ impl VllmEngine for EngineService {
 }
 
 impl EngineService {
-    fn parse_generate_request(&self, request: Request<wire::GenerateRequest>) -> Result<(ParsedRequest, EngineReplyFormat), Refusal> {
+    fn parse_generate_request(
+        &self,
+        request: Request<wire::GenerateRequest>,
+    ) -> Result<(ParsedRequest, EngineReplyFormat), Refusal> {
         let tenant = tenant(&self.front, request.metadata())?;
         let deadline = call_deadline(request.metadata())?;
         let request = request.into_inner();

@@ -135,7 +135,7 @@ impl Beams {
         let own = Arc::new(TokenOut { token, logprob: Some(logprob), top });
         let tokens = before.tokens.iter().copied().chain([token]).collect();
         let outputs = before.outputs.iter().cloned().chain([own]).collect();
-        Beam { tokens, outputs: said: outputs, score: candidate.score, ends_at_stop: false }
+        Beam { tokens, outputs, score: candidate.score, ends_at_stop: false }
     }
 
     /// Keeps only the best whole answers; of equals the earlier.

@@ -52,5 +52,5 @@ fn derender_answer(of: &ModelText, read: Option<&EncodedInput>, choice: u32, ids
         assembly.push(*id, &mut delta);
     }
     assembly.finish(&mut delta);
-    DerenderedAnswer { delta: said: delta, n_calls: assembly.n_calls() }
+    DerenderedAnswer { delta, n_calls: assembly.n_calls() }
 }

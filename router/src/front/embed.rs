@@ -3,7 +3,7 @@
 
 use crate::front::ask::{ParsedRequest, Purpose};
 use crate::front::frontend::Frontend;
-use crate::front::generation::{SideOutput, GenerationEvent};
+use crate::front::generation::{GenerationEvent, SideOutput};
 use crate::front::recorder::Recorder;
 use crate::refusal::Refusal;
 use proto::v1;
@@ -13,7 +13,11 @@ use tokio_stream::StreamExt;
 
 impl Frontend {
     /// Returns the embedding of each prompt. `ask` also gives the model, the deadline and the tenant.
-    pub async fn embed(self: &Arc<Self>, parsed: ParsedRequest, recorder: &mut Recorder) -> Result<v1::EmbedReply, Refusal> {
+    pub async fn embed(
+        self: &Arc<Self>,
+        parsed: ParsedRequest,
+        recorder: &mut Recorder,
+    ) -> Result<v1::EmbedReply, Refusal> {
         let parsed = ParsedRequest { purpose: Purpose::Pool, ..parsed };
         recorder.record_request(&parsed);
         let tenant = self.config.keys.tenant_limits(parsed.tenant);
@@ -37,7 +41,8 @@ impl Frontend {
 
     /// Runs a few inputs at a time, so that one request does not fill the queue for all.
     async fn embed_all(self: &Arc<Self>, parsed: ParsedRequest, trace: &TracedSpan) -> Result<v1::EmbedReply, Refusal> {
-        let ParsedRequest { model, prompts: mut inputs, truncation, deadline, priority, cache_salt, tenant, .. } = parsed;
+        let ParsedRequest { model, prompts: mut inputs, truncation, deadline, priority, cache_salt, tenant, .. } =
+            parsed;
         let deadline = self.deadline(deadline);
         let limits = &self.config.limits;
         let (n, n_max) = (inputs.len(), limits.embeddings_max);
@@ -64,7 +69,12 @@ impl Frontend {
         Ok(reply)
     }
 
-    async fn embed_some(self: &Arc<Self>, parsed: ParsedRequest, trace: &TracedSpan, reply: &mut v1::EmbedReply) -> Result<(), Refusal> {
+    async fn embed_some(
+        self: &Arc<Self>,
+        parsed: ParsedRequest,
+        trace: &TracedSpan,
+        reply: &mut v1::EmbedReply,
+    ) -> Result<(), Refusal> {
         let mut generation = self.generate_part(parsed, trace).await?;
         reply.model.clone_from(&generation.started.model);
         let first = reply.embeddings.len();

@@ -71,7 +71,11 @@ impl Frontend {
     }
 
     /// Begins a part of a request that was counted already. Does not wait for an answer.
-    pub async fn generate_part(self: &Arc<Self>, parsed: ParsedRequest, trace: &TracedSpan) -> Result<Generation, Refusal> {
+    pub async fn generate_part(
+        self: &Arc<Self>,
+        parsed: ParsedRequest,
+        trace: &TracedSpan,
+    ) -> Result<Generation, Refusal> {
         let priority = level(parsed.priority)?;
         let tenant = self.config.keys.tenant_limits(parsed.tenant);
         let (search, parsed) = Search::from_request(parsed, &self.config.limits)?;
@@ -92,7 +96,12 @@ impl Frontend {
         }
     }
 
-    fn admit(&self, parsed: &ParsedRequest, priority: Priority, tenant: &Arc<TenantLimits>) -> Result<AdmissionPermit, Refusal> {
+    fn admit(
+        &self,
+        parsed: &ParsedRequest,
+        priority: Priority,
+        tenant: &Arc<TenantLimits>,
+    ) -> Result<AdmissionPermit, Refusal> {
         let (limits, n_prompts, n_choices) = (&self.config.limits, parsed.prompts.len(), parsed.n_choices);
         if n_choices == 0 || n_choices > limits.choices_max {
             return Err(Refusal::invalid("n", format!("must be 1 to {}, and is {n_choices}", limits.choices_max)));
@@ -115,8 +124,20 @@ impl Frontend {
         tenant_of: &TenantLimits,
         trace: &TracedSpan,
     ) -> Result<(PreparedRequest, Option<Resume>), Refusal> {
-        let ParsedRequest { model, prompts, n_choices, first_choice, mut purpose, deadline, tenant, session, resume, .. } = parsed;
-        let (certified, cache_salt, echo, truncation) = (parsed.certificate, parsed.cache_salt, parsed.echo, parsed.truncation);
+        let ParsedRequest {
+            model,
+            prompts,
+            n_choices,
+            first_choice,
+            mut purpose,
+            deadline,
+            tenant,
+            session,
+            resume,
+            ..
+        } = parsed;
+        let (certified, cache_salt, echo, truncation) =
+            (parsed.certificate, parsed.cache_salt, parsed.echo, parsed.truncation);
         let resume = resume.map(|resume| self.complete_digest(resume));
         let handle = resume.as_ref().map(|resume| &resume.handle.unchecked);
         let (by, seed) = match handle {
@@ -152,16 +173,17 @@ impl Frontend {
             None => None,
         };
         drop((preparing, parsed.body));
-        let base_request = Request { grammar, tenant, weight: tenant_of.weight(), priority, cache_salt, ..base_request };
+        let base_request =
+            Request { grammar, tenant, weight: tenant_of.weight(), priority, cache_salt, ..base_request };
         let numbers = first_choice..first_choice + n_choices;
         let prepared = PreparedRequest {
             prompts: read,
-            base_request: like: base_request,
+            base_request,
             wording,
             numbers,
             certified,
             needs_progress: parsed.needs_progress,
-            subscription: wanting: subscription,
+            subscription,
             grammar_hash,
             model,
             session,
@@ -238,7 +260,11 @@ impl Frontend {
         resume: Option<Resume>,
     ) -> Result<(Destination, Vec<Request>), Refusal> {
         let Some(Resume { handle, marks }) = resume else {
-            let picked = self.replicas.pick(prepared.pick_info(), prepared.cached_prompt(), prepared.base_request.cache_owner())?;
+            let picked = self.replicas.pick(
+                prepared.pick_info(),
+                prepared.cached_prompt(),
+                prepared.base_request.cache_owner(),
+            )?;
             let requests = prepared.requests(picked.replica.context)?;
             let print = prepared.fingerprint(&requests);
             let marks = ReadMarks::none(requests.len());
@@ -257,7 +283,12 @@ impl Frontend {
     }
 
     /// Refuses a request that would reach its deadline without an answer.
-    fn check_in_time(&self, prepared: &PreparedRequest, picked: &PickedReplica, tenant: &TenantLimits) -> Result<(), Refusal> {
+    fn check_in_time(
+        &self,
+        prepared: &PreparedRequest,
+        picked: &PickedReplica,
+        tenant: &TenantLimits,
+    ) -> Result<(), Refusal> {
         let Some(deadline) = prepared.deadline else { return Ok(()) };
         let wait = picked.link.wait(longest(&prepared.prompts) as u64);
         let wait = wait.map(|wait| self.admission.own_wait(wait, tenant, self.config.keys.weights_waiting()));
@@ -274,7 +305,8 @@ impl Frontend {
         (permit, charge): Held,
         trace: &TracedSpan,
     ) -> Result<Generation, Refusal> {
-        let PreparedRequest { prompts, base_request: like: base_request, wording, numbers, certified, subscription: wanting: subscription, grammar_hash, .. } = prepared;
+        let PreparedRequest { prompts, base_request, wording, numbers, certified, subscription, grammar_hash, .. } =
+            prepared;
         let for_client = prepared.needs_progress;
         let needs_progress = is_watched(longest(&prompts), for_client);
         let (model, deadline, created) = (prepared.model, prepared.deadline, prepared.created);
@@ -284,7 +316,7 @@ impl Frontend {
         let n_cached = if prompts.len() == 1 { n_cached } else { 0 };
         let (outputs, outputs_rx) = mpsc::channel(self.unread_max(&requests, needs_progress));
         let (first_key, digest, trace) = (link.keys(requests.len() as u64), replica.digest, trace.carried());
-        let call = Arc::new(Call { first_key, deadline, digest, n_cached, trace, needs_progress: tells_progress: needs_progress, outputs });
+        let call = Arc::new(Call { first_key, deadline, digest, n_cached, trace, needs_progress, outputs });
         let subscription = subscription.map(|pending| pending.for_requests(&requests, unix_millis()));
         let mut choices = Vec::new();
         for (slot, (request, mark)) in (0..).zip(requests.into_iter().zip(&marks.choices)) {
@@ -310,7 +342,8 @@ impl Frontend {
         // If there is only one model, all metrics already have its name.
         let label = model.version.map(|_| Arc::from(model.name.as_str()));
         let started = started(&handle, &sealed, model.name, &prompts, &hashes);
-        let keeper = subscription.map(|pending| Box::new(pending.into_keeper(base_request, &started, &replica, numbers, certified)));
+        let keeper = subscription
+            .map(|pending| Box::new(pending.into_keeper(base_request, &started, &replica, numbers, certified)));
         Ok(Generation {
             started,
             label,
@@ -321,7 +354,7 @@ impl Frontend {
             marks,
             replica,
             prompts,
-            outputs_rx: heard: outputs_rx,
+            outputs_rx,
             choices,
             stops: wording.stops,
             permit,

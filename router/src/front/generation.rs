@@ -206,14 +206,15 @@ impl Generation {
         }
         choice.watched = None;
         if let Some(logprobs) = choice.scored.take() {
-            self.ready.push_back((choice_idx, GenerationEvent::Aside(SideOutput::Prompt(v1::PromptLogprobs { logprobs }))));
+            self.ready
+                .push_back((choice_idx, GenerationEvent::Aside(SideOutput::Prompt(v1::PromptLogprobs { logprobs }))));
         }
         let pooled = std::mem::take(&mut output.pooled);
         if !pooled.is_empty() {
             self.ready.push_back((choice_idx, GenerationEvent::Aside(SideOutput::Pooled(pooled))));
         }
         let has_finish = finish.is_some();
-        let Advance { replayed: told: replayed, new, finished } = choice.advance(output, finish, &self.stops);
+        let Advance { replayed, new, finished } = choice.advance(output, finish, &self.stops);
         let (end, position) = (choice.assembly.n_tokens(), choice.n_sent);
         if (has_finish || finished.is_some()) && end < position {
             return self.fail(NoResume::Beyond { position, end }.into());

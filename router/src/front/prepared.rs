@@ -53,10 +53,16 @@ impl PreparedRequest {
 
     /// Returns a part of the request: as many answers to each of these prompts as there are numbers, drawn like `like`,
     /// and sent as plain text.
-    pub fn part(&self, prompts: Vec<Tokens>, base_request: Request, wording: Wording, numbers: Range<u32>) -> PreparedRequest {
+    pub fn part(
+        &self,
+        prompts: Vec<Tokens>,
+        base_request: Request,
+        wording: Wording,
+        numbers: Range<u32>,
+    ) -> PreparedRequest {
         PreparedRequest {
             prompts: prompts.into_iter().map(|ids| Prompt { ids, text: None, talk: None }).collect(),
-            base_request: like: base_request,
+            base_request,
             wording,
             numbers,
             needs_progress: false,
@@ -80,7 +86,9 @@ impl PreparedRequest {
     /// Returns the bytes that each request has besides its prompt.
     fn lists_bytes(&self) -> usize {
         let predicted = self.base_request.predicted.len() * size_of::<Token>();
-        self.base_request.sampling.lists_bytes() + predicted + self.base_request.grammar.as_ref().map_or(0, Grammar::n_bytes)
+        self.base_request.sampling.lists_bytes()
+            + predicted
+            + self.base_request.grammar.as_ref().map_or(0, Grammar::n_bytes)
     }
 
     /// Returns the requests, one per choice of each prompt, for a replica with this context.
@@ -127,7 +135,8 @@ impl PreparedRequest {
         let stops = &self.wording.stops;
         let flags = [stops.are_included(), self.wording.show_special];
         let flags = flags.map(|flag| if flag { "yes" } else { "no" });
-        let talks: Vec<String> = self.prompts.iter().filter_map(|prompt| Some(prompt.talk.as_ref()?.fingerprint_text())).collect();
+        let talks: Vec<String> =
+            self.prompts.iter().filter_map(|prompt| Some(prompt.talk.as_ref()?.fingerprint_text())).collect();
         // Another grammar engine may continue differently.
         let engine = self.grammar_hash.map(|hash| Hex(&hash).to_string());
         let texts = flags.into_iter().chain(stops.strings()).chain(talks.iter().chain(&engine).map(String::as_str));

@@ -27,7 +27,11 @@ pub struct Wording {
 impl ModelText {
     /// Returns a request with its sampling and its goal, as far as they do not depend on a prompt, and how it becomes
     /// text.
-    pub(crate) fn sampling(&self, requested: v1::Sampling, limits: &RouterLimits) -> Result<(Request, Wording), Refusal> {
+    pub(crate) fn sampling(
+        &self,
+        requested: v1::Sampling,
+        limits: &RouterLimits,
+    ) -> Result<(Request, Wording), Refusal> {
         let tokens_max = requested.max_tokens.unwrap_or(u32::MAX);
         check("max_tokens", tokens_max, tokens_max > 0, "at least 1")?;
         check("min_tokens", requested.min_tokens, requested.min_tokens <= tokens_max, "at most max_tokens")?;

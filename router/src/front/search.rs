@@ -48,9 +48,13 @@ struct FoundAnswer {
 
 impl Search {
     /// Returns the search of a request, if it has one, and the request for as many answers as the search needs.
-    pub fn from_request(mut parsed: ParsedRequest, limits: &RouterLimits) -> Result<(Option<Search>, ParsedRequest), Refusal> {
+    pub fn from_request(
+        mut parsed: ParsedRequest,
+        limits: &RouterLimits,
+    ) -> Result<(Option<Search>, ParsedRequest), Refusal> {
         let Purpose::Generate(sampling) = &mut parsed.purpose else { return Ok((None, parsed)) };
-        let (n_returned, best_of, beams) = (parsed.n_choices, std::mem::take(&mut sampling.best_of), sampling.beams.take());
+        let (n_returned, best_of, beams) =
+            (parsed.n_choices, std::mem::take(&mut sampling.best_of), sampling.beams.take());
         let n_kept = if best_of == 0 { n_returned } else { best_of };
         let kind = match beams {
             None if n_kept == n_returned => return Ok((None, parsed)),
@@ -71,7 +75,7 @@ impl Search {
         if parsed.resume.is_some() {
             return Err(Refusal::invalid("resume", "what is found is told at once: ask again"));
         }
-        Ok((Some(Search { n_returned: n_told: n_returned, kind }), ParsedRequest { n_choices: n_kept, ..parsed }))
+        Ok((Some(Search { n_returned, kind }), ParsedRequest { n_choices: n_kept, ..parsed }))
     }
 }
 
@@ -185,13 +189,19 @@ impl Frontend {
             }
             let needs_logprobs = prepared.base_request.sampling.logprobs.is_some();
             let n_cached = n_cached.unwrap_or(0);
-            found.extend(beams.best(n_returned).into_iter().map(|beam| FoundAnswer::of(beam, needs_logprobs, n_cached)));
+            found
+                .extend(beams.best(n_returned).into_iter().map(|beam| FoundAnswer::of(beam, needs_logprobs, n_cached)));
         }
         first.map(|first| (first, found)).ok_or_else(|| Refusal::failed("a search without a prompt"))
     }
 
     /// Sends a part of a request to the replica that is best for it.
-    fn submit_part(self: &Arc<Self>, part: PreparedRequest, held: Held, trace: &TracedSpan) -> Result<Generation, Refusal> {
+    fn submit_part(
+        self: &Arc<Self>,
+        part: PreparedRequest,
+        held: Held,
+        trace: &TracedSpan,
+    ) -> Result<Generation, Refusal> {
         let (destination, requests) = self.place(&part, None)?;
         self.submit(part, destination, requests, held, trace)
     }
@@ -231,7 +241,8 @@ fn one_token(prepared: &PreparedRequest, rules: &BeamRules, prompts: Vec<Tokens>
         stop: Tokens::new(),
         ..prepared.base_request.sampling.clone()
     };
-    let base_request = Request { sampling, goal: Goal::Generate, predicted: Tokens::new(), ..prepared.base_request.clone() };
+    let base_request =
+        Request { sampling, goal: Goal::Generate, predicted: Tokens::new(), ..prepared.base_request.clone() };
     let wording = Wording { stops: Arc::new(Stops::new(Vec::new())), show_special: false, own_ends: Tokens::new() };
     prepared.part(prompts, base_request, wording, 0..1)
 }
@@ -260,7 +271,11 @@ async fn collect_answers(generation: &mut Generation) -> Result<Vec<FoundAnswer>
 
 fn token_out(logprob: v1::Logprob) -> wire::TokenOut {
     let top = |top: v1::Logprob| wire::TokenLogprob { token: top.token_id, logprob: top.logprob };
-    wire::TokenOut { token: logprob.token_id, logprob: Some(logprob.logprob), top: logprob.top.into_iter().map(top).collect() }
+    wire::TokenOut {
+        token: logprob.token_id,
+        logprob: Some(logprob.logprob),
+        top: logprob.top.into_iter().map(top).collect(),
+    }
 }
 
 /// Returns the likely tokens after each partial answer.
@@ -287,7 +302,12 @@ impl FoundAnswer {
 
 /// Sends the found answers as if they were just being drawn. `first` is the first part of the request that was
 /// answered.
-fn replay_answers(mut first: Generation, prepared: PreparedRequest, n_returned: u32, found: Vec<FoundAnswer>) -> Generation {
+fn replay_answers(
+    mut first: Generation,
+    prepared: PreparedRequest,
+    n_returned: u32,
+    found: Vec<FoundAnswer>,
+) -> Generation {
     let PreparedRequest { ref prompts, ref wording, ref model, .. } = prepared;
     let hashes: Vec<TokensHash> = prompts.iter().map(|prompt| TokensHash::of(&prompt.ids)).collect();
     let (outputs, outputs_rx) = mpsc::channel(found.len().max(1));
@@ -309,7 +329,7 @@ fn replay_answers(mut first: Generation, prepared: PreparedRequest, n_returned: 
     Generation {
         handle: None,
         marks: ReadMarks::none(choices.len()),
-        outputs_rx: heard: outputs_rx,
+        outputs_rx,
         choices,
         stops: wording.stops.clone(),
         permit: None,

@@ -4,7 +4,7 @@
 //! `tokens ── detokenizer ──▶ characters ── stop filter ──▶ text ── dialect ──▶ content, reasoning, calls`
 
 use crate::front::calls::{CallIds, DeltaWriter};
-use crate::front::hidden::{TokenContent, HiddenThoughts};
+use crate::front::hidden::{HiddenThoughts, TokenContent};
 use crate::front::stop::{Filter, Stops};
 use crate::replicas::models::talk::Talk;
 use checkpoint::{Detokenizer, Tokenizer};
@@ -57,7 +57,7 @@ impl Assembly {
         let writer = DeltaWriter::new(ids, talk.is_parallel, talk.includes_reasoning);
         let detokenizer = self.detokenizer.showing(talk.markers.clone());
         let hidden = (!talk.includes_reasoning).then(HiddenThoughts::default);
-        Assembly { detokenizer, reader: Some(Box::new(SpeechReader { speech, writer: said: writer })), hidden, ..self }
+        Assembly { detokenizer, reader: Some(Box::new(SpeechReader { speech, writer })), hidden, ..self }
     }
 
     /// Whether calls and thoughts are split from the text.

@@ -84,7 +84,7 @@ impl Timeline {
 
     /// Adds an event that happened `ago`.
     pub fn record(&mut self, ago: Duration, choice: u32, kind: TimelineEventKind) {
-        let event = TimelineEvent { at: self.arrived.elapsed().saturating_sub(ago), choice, kind: what: kind };
+        let event = TimelineEvent { at: self.arrived.elapsed().saturating_sub(ago), choice, kind };
         if self.events.len() < EVENTS_MAX {
             return self.events.push(event);
         }
@@ -106,7 +106,9 @@ impl Timeline {
             Some(TimelineEventKind::Placed { .. }) => "waiting",
             Some(TimelineEventKind::Preempted) => "preempted",
             Some(TimelineEventKind::Lost | TimelineEventKind::Moved) => "moving",
-            Some(TimelineEventKind::Started { .. } | TimelineEventKind::Chunk { .. } | TimelineEventKind::FirstToken) => "answering",
+            Some(
+                TimelineEventKind::Started { .. } | TimelineEventKind::Chunk { .. } | TimelineEventKind::FirstToken,
+            ) => "answering",
         }
     }
 }

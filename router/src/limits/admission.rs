@@ -88,7 +88,7 @@ impl Admission {
         match self.waiting.clone().try_acquire_many_owned(n_choices) {
             Ok(places) if is_room => {
                 let (held, retry_estimator) = (tenant.wait(n_choices.into()), self.retry_estimator.clone());
-                Ok(AdmissionPermit { places, _tokens: None, held, retry_estimator: again: retry_estimator })
+                Ok(AdmissionPermit { places, _tokens: None, held, retry_estimator })
             }
             _ => Err(self.rejected(QueueLimit::Requests)),
         }
@@ -242,8 +242,13 @@ mod tests {
         let admission = admission(8, 100);
         let check = |wait: Option<u64>, left: Option<u64>, priority, retry_after: Option<u64>| {
             let (wait, left) = (wait.map(Duration::from_secs), left.map(Duration::from_secs));
-            let suggested = admission.in_time(wait, left, Priority(priority)).err().map(|refusal| refusal.retry_after());
-            assert_eq!(suggested, retry_after.map(|seconds| Some(Duration::from_secs(seconds))), "{wait:?} of {left:?}");
+            let suggested =
+                admission.in_time(wait, left, Priority(priority)).err().map(|refusal| refusal.retry_after());
+            assert_eq!(
+                suggested,
+                retry_after.map(|seconds| Some(Duration::from_secs(seconds))),
+                "{wait:?} of {left:?}"
+            );
         };
         check(Some(10), Some(10), 0, None);
         check(Some(10), Some(3), 0, Some(7));

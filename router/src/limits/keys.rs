@@ -107,7 +107,8 @@ impl KeyTable {
     /// quotas.
     fn parse(text: &str, before: &KeyTable) -> (KeyTable, Vec<BadLine>) {
         let mut all_bad = Vec::new();
-        let mut table = KeyTable { labels: before.labels.clone(), is_divided: before.is_divided, ..KeyTable::default() };
+        let mut table =
+            KeyTable { labels: before.labels.clone(), is_divided: before.is_divided, ..KeyTable::default() };
         let first_share = if table.is_divided { 0 } else { SHARE_ONE };
         let mut named: BTreeMap<TenantId, (Quotas, Arc<str>)> = BTreeMap::new();
         let mut defaults = Quotas::default();
@@ -140,12 +141,18 @@ impl KeyTable {
     /// Returns a key of the next table. It is the same as in this table if it belongs to the same tenant.
     fn known(&self, hash: [u8; 32], tenant: TenantId, role: Role) -> KnownKey {
         let same = self.known.iter().find(|known| known.matches(&hash, tenant, role));
-        KnownKey { hash, tenant, role, revoked: same.map_or_else(CancellationToken::new, |known| known.revoked.clone()) }
+        KnownKey {
+            hash,
+            tenant,
+            role,
+            revoked: same.map_or_else(CancellationToken::new, |known| known.revoked.clone()),
+        }
     }
 
     /// Ends the requests of keys that `next` does not have for the same tenant.
     fn revoke_all_but(&self, next: &KeyTable) {
-        let goes_on = |known: &KnownKey| next.known.iter().any(|other| other.matches(&known.hash, known.tenant, known.role));
+        let goes_on =
+            |known: &KnownKey| next.known.iter().any(|other| other.matches(&known.hash, known.tenant, known.role));
         self.known.iter().filter(|known| !goes_on(known)).for_each(|known| known.revoked.cancel());
     }
 
@@ -199,11 +206,11 @@ impl ApiKeys {
     /// From now on this router has a share of its tenants' limits, at first none.
     pub(crate) fn divide(&self) {
         let mut table = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        let KeyTable { known, tenants, others, labels: told: labels, is_closed, .. } = &**table;
+        let KeyTable { known, tenants, others, labels, is_closed, .. } = &**table;
         tenants.values().for_each(|tenant| tenant.set_share(0, [0.0; 2]));
         let (known, is_closed) = (known.clone(), *is_closed);
         let (tenants, others, labels) = (tenants.clone(), others.clone(), labels.clone());
-        *table = Arc::new(KeyTable { known, tenants, others, labels: told: labels, is_closed, is_divided: true });
+        *table = Arc::new(KeyTable { known, tenants, others, labels, is_closed, is_divided: true });
     }
 
     /// Returns the tenants with limits that routers divide.

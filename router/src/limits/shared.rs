@@ -78,7 +78,15 @@ impl SharedQuotas {
     pub fn new(keys: &ApiKeys, post: Post) -> SharedQuotas {
         keys.divide();
         let (tenants, reports) = (BTreeMap::new(), BTreeMap::new());
-        SharedQuotas { keys: keys.clone(), post, tenants, reports: reports, sent: String::new(), looked: None, n_looks: 0 }
+        SharedQuotas {
+            keys: keys.clone(),
+            post,
+            tenants,
+            reports: reports,
+            sent: String::new(),
+            looked: None,
+            n_looks: 0,
+        }
     }
 
     /// Looks once a second. Never ends.
@@ -143,8 +151,9 @@ impl TenantShare {
     /// Records how much of the parts was used up that others have released. A router that is gone has not published its
     /// last requests, so all of its part counts as used.
     fn apply_reports(&mut self, id: TenantId, before: &RouterReports, now: &RouterReports) {
-        let of =
-            |reports: Option<&BTreeMap<TenantId, TenantReport>>| reports.and_then(|by_tenant| by_tenant.get(&id).copied()).unwrap_or_default();
+        let of = |reports: Option<&BTreeMap<TenantId, TenantReport>>| {
+            reports.and_then(|by_tenant| by_tenant.get(&id).copied()).unwrap_or_default()
+        };
         let (mut given, mut used) = (0.0, [0.0; 2]);
         for (name, router_reports) in before {
             let before = of(Some(router_reports));
@@ -209,7 +218,9 @@ impl TenantReport {
 /// Parses a router's text. Unreadable parts are left out.
 fn read(text: &str) -> BTreeMap<TenantId, TenantReport> {
     let all: Map<String, Value> = serde_json::from_str(text).unwrap_or_default();
-    let entry = |(id, value): (&String, &Value)| Some((TenantId(u64::from_str_radix(id, 16).ok()?), TenantReport::read(value)?));
+    let entry = |(id, value): (&String, &Value)| {
+        Some((TenantId(u64::from_str_radix(id, 16).ok()?), TenantReport::read(value)?))
+    };
     all.iter().filter_map(entry).collect()
 }
 

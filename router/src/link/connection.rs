@@ -34,21 +34,26 @@ impl CoordinatorStream {
                 Ok(attached) => LinkEvent::Attached(attached),
                 Err(status) => LinkEvent::Lost(status),
             },
-            CoordinatorStream::Up { inbound, last_frame: heard: last_frame } => match timeout_at(*last_frame + silence_max, inbound.message()).await
-            {
-                Ok(Ok(Some(wire::ReplicaFrame { frame }))) => {
-                    *last_frame = Instant::now();
-                    frame.map_or(LinkEvent::Lost(Status::internal("an empty frame")), LinkEvent::Frame)
+            CoordinatorStream::Up { inbound, last_frame } => {
+                match timeout_at(*last_frame + silence_max, inbound.message()).await {
+                    Ok(Ok(Some(wire::ReplicaFrame { frame }))) => {
+                        *last_frame = Instant::now();
+                        frame.map_or(LinkEvent::Lost(Status::internal("an empty frame")), LinkEvent::Frame)
+                    }
+                    Ok(Ok(None)) => LinkEvent::Lost(Status::unavailable("the coordinator closed the stream")),
+                    Ok(Err(status)) => LinkEvent::Lost(status),
+                    Err(_) => LinkEvent::Lost(Status::unavailable("the coordinator is silent")),
                 }
-                Ok(Ok(None)) => LinkEvent::Lost(Status::unavailable("the coordinator closed the stream")),
-                Ok(Err(status)) => LinkEvent::Lost(status),
-                Err(_) => LinkEvent::Lost(Status::unavailable("the coordinator is silent")),
-            },
+            }
         }
     }
 }
 
-pub(super) async fn attach(channel: Channel, wait_max: Duration, hello: wire::RouterHello) -> Result<AttachedStream, Status> {
+pub(super) async fn attach(
+    channel: Channel,
+    wait_max: Duration,
+    hello: wire::RouterHello,
+) -> Result<AttachedStream, Status> {
     let (outbound, frames) = mpsc::channel(FRAMES_SENDING_MAX);
     let sent = outbound.try_send(up(wire::router_frame::Frame::Hello(hello)));
     debug_assert!(sent.is_ok(), "a new queue has room for one frame");

@@ -4,7 +4,7 @@
 use crate::board::caches::Gap;
 use crate::board::circuit::CircuitChange;
 use crate::board::ledger::Ledger;
-use crate::board::pick::{self, Need, PickPolicy, ReplicaRow, Standing, PickInfo, hashed};
+use crate::board::pick::{self, Need, PickInfo, PickPolicy, ReplicaRow, Standing, hashed};
 use crate::board::{ChoiceBuffers, ReplicaChoice, ReplicaFacts, ReplicaTable, Salt};
 use crate::link::budget::Budget;
 use crate::link::handle::ReplicaLink;

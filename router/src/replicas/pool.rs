@@ -1,7 +1,7 @@
 //! The replicas behind this router: a link to each, a table of what is known of them, and the choice of one for each
 //! request. Knows no text and no tokens' values.
 
-use crate::board::pick::{Need, PickPolicy, ReplicaRow, Standing, PickInfo, pick_equivalent};
+use crate::board::pick::{Need, PickInfo, PickPolicy, ReplicaRow, Standing, pick_equivalent};
 use crate::board::{self, ChoiceBuffers, Salt};
 use crate::config::{Config, Timeouts};
 use crate::link::budget::Budget;

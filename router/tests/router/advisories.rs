@@ -9,7 +9,7 @@
 //! connections that send no request: `doors.rs`; thousands of stop strings: `router/src/front/stop.rs`.
 
 use crate::client::{get, post, post_with_key, send};
-use crate::grpc::{text_request, client};
+use crate::grpc::{client, text_request};
 use crate::raw::{CALM, END_STREAM, GOAWAY, HEADERS, RESET, Raw, frame, grpc_body, posting};
 use crate::{House, config, eventually, run_within};
 use proto::v1;

@@ -154,7 +154,8 @@ fn its_events_are_read_from_any_of_them_on() {
         assert_eq!((text.as_str(), &last["output"][0]["content"][0]["text"]), (ANSWER, &json!(ANSWER)));
         assert_eq!(read(house.http, last).await, *last);
         // Its events equal those of a stream that its client holds, but for the beginning.
-        let held = data(&post(house.http, RESPONSES, &request_body(json!({ "stream": true, "background": false }))).await);
+        let held =
+            data(&post(house.http, RESPONSES, &request_body(json!({ "stream": true, "background": false }))).await);
         assert_eq!(held.len() + 1, events.len());
         for (one, other) in held[2..].iter().zip(&events[3..]) {
             assert_eq!((&one["type"], &one["delta"]), (&other["type"], &other["delta"]));
@@ -298,7 +299,13 @@ fn what_runs_counts_for_its_tenant_and_is_its_own() {
         };
         let response_path = page(&first.json());
         let cancel = format!("{response_path}/cancel");
-        assert_eq!((send_with_key("GET", &response_path, "k2").await.status, send_with_key("POST", &cancel, "k2").await.status), (404, 404));
+        assert_eq!(
+            (
+                send_with_key("GET", &response_path, "k2").await.status,
+                send_with_key("POST", &cancel, "k2").await.status
+            ),
+            (404, 404)
+        );
         assert_eq!(send_with_key("DELETE", &response_path, "k2").await.status, 404);
         assert_eq!(send_with_key("POST", &cancel, "k1").await.status, 200);
         eventually(|| async { begin("k1").await.status == 200 }).await;

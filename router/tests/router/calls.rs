@@ -578,7 +578,9 @@ fn over_grpc_calls_come_in_parts_too() {
 #[test]
 fn ollama_show_lists_model_capabilities() {
     run(async {
-        for (template, expected) in [(TOOL_TEMPLATE, ["completion", "tools"]), (THINKING_TEMPLATE, ["completion", "thinking"])] {
+        for (template, expected) in
+            [(TOOL_TEMPLATE, ["completion", "tools"]), (THINKING_TEMPLATE, ["completion", "thinking"])]
+        {
             let house = open(template, "x").await;
             let shown = post(house.http, "/api/show", &json!({ "model": "toy" })).await.json();
             assert_eq!(shown["capabilities"], json!(expected), "{template}");

@@ -2,7 +2,7 @@
 //! `resume` tests that a resumed stream has the same one.
 
 use crate::client::{Reply, post};
-use crate::grpc::{text_request, generate};
+use crate::grpc::{generate, text_request};
 use crate::model::END;
 use crate::{House, config, run};
 use proto::v1;
@@ -84,9 +84,14 @@ fn every_page_and_both_ways_of_sending_have_the_same() {
             let streamed = post(house.http, path, &body).await;
             let prompt = house.fake.submits().last().unwrap().prompt.clone();
             let expected = expected(&prompt, &answer, "stop");
-            assert_eq!((first_certificate(&whole), first_certificate(&streamed)), (expected.clone(), expected.clone()), "{path}");
+            assert_eq!(
+                (first_certificate(&whole), first_certificate(&streamed)),
+                (expected.clone(), expected.clone()),
+                "{path}"
+            );
             for headers in [whole.headers, streamed.headers] {
-                let header_values = ["policy-digest", "prompt-hash"].map(|name| &*headers[&format!("x-lockstep-{name}")]);
+                let header_values =
+                    ["policy-digest", "prompt-hash"].map(|name| &*headers[&format!("x-lockstep-{name}")]);
                 let known = [&expected["policy_digest"], &expected["prompt_hash"]].map(|of| of.as_str().unwrap());
                 assert_eq!((header_values, &*headers["x-lockstep-seed"]), (known, "5"), "{path}");
             }

@@ -102,7 +102,8 @@ fn a_response_goes_on_with_a_conversation_and_adds_to_it() {
         house.fake.answer("no");
         let of = json!({ "id": id(&page) });
         let streamed =
-            post(house.http, RESPONSES, &request_body("three", of.clone(), json!({ "stream": true, "store": false }))).await;
+            post(house.http, RESPONSES, &request_body("three", of.clone(), json!({ "stream": true, "store": false })))
+                .await;
         let last: Value = serde_json::from_str(streamed.events().last().unwrap()).unwrap();
         assert_eq!(last["response"]["conversation"], of);
         assert_eq!(texts(house.http, &page).await, ["one", "two", "yes", "three", "no"]);
@@ -264,7 +265,8 @@ fn removed_conversation_content_takes_no_room() {
         let mut config = crate::config();
         config.limits.stored.bytes_max = 50_000;
         let house = House::open(config).await;
-        let (other, page) = (create_conversation(house.http, json!({})).await, create_conversation(house.http, json!({})).await);
+        let (other, page) =
+            (create_conversation(house.http, json!({})).await, create_conversation(house.http, json!({})).await);
         let metadata: Value =
             (0..8).map(|i| (i.to_string(), json!("x".repeat(500)))).collect::<serde_json::Map<_, _>>().into();
         for _ in 0..20 {

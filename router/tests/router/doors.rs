@@ -1,7 +1,7 @@
 //! Keys, browsers, and connections that send no request.
 
 use crate::client::{get, post, post_with_key, read_until, send};
-use crate::grpc::{text_request, client};
+use crate::grpc::{client, text_request};
 use crate::raw::{END_STREAM, HEADERS, NO_WINDOW, Raw, grpc_body};
 use crate::{House, config, eventually, run, run_within};
 use proto::v1;

@@ -91,7 +91,8 @@ fn a_whole_answer_is_a_complete_for_each_choice() {
             logit_bias: HashMap::from([(65, 1.5)]),
             ..Default::default()
         };
-        let (chunks, mut completes) = generate(&house, wire::GenerateRequest { stream: false, ..generate_request(params) }).await;
+        let (chunks, mut completes) =
+            generate(&house, wire::GenerateRequest { stream: false, ..generate_request(params) }).await;
         assert_eq!(chunks, []);
         completes.sort_by_key(|complete| complete.index);
         assert_eq!(completes.len(), 2);
@@ -171,7 +172,8 @@ fn a_client_that_leaves_has_cancelled() {
     run(async {
         let house = House::open(config()).await;
         house.fake.script(|script| script.hold_at = 3);
-        let mut replies = client(&house).generate(generate_request(wire::SamplingParams::default())).await.unwrap().into_inner();
+        let mut replies =
+            client(&house).generate(generate_request(wire::SamplingParams::default())).await.unwrap().into_inner();
         replies.message().await.unwrap().unwrap();
         drop(replies);
         eventually(|| async { house.fake.cancels().len() == 1 }).await;

@@ -200,7 +200,8 @@ fn a_stop_string_cancels_and_finishes_once() {
         house.fake.answer("one two three four");
         house.fake.script(|script| script.hold_at = 12);
         let sampling = v1::Sampling { stop: vec!["nine".into(), "o th".into()], ..Default::default() };
-        let reply = generate(&house, v1::GenerateRequest { sampling: Some(sampling), ..text_request("x") }).await.unwrap();
+        let reply =
+            generate(&house, v1::GenerateRequest { sampling: Some(sampling), ..text_request("x") }).await.unwrap();
         assert_eq!(reply.text, "one tw");
         assert_eq!(reply.finished.stop, "o th");
         assert_eq!(reply.finished.reason(), v1::finished::Reason::Stop);
@@ -266,7 +267,10 @@ fn reflection_continues_after_unknown_symbol() {
         let first = answers.message().await.unwrap().unwrap();
         let Some(MessageResponse::ErrorResponse(error)) = &first.message_response else { panic!("{first:?}") };
         assert_eq!(error.error_code, i32::from(Code::NotFound));
-        assert_eq!((first.valid_host.as_str(), first.original_request), ("here", Some(symbol_request("no.such.Symbol"))));
+        assert_eq!(
+            (first.valid_host.as_str(), first.original_request),
+            ("here", Some(symbol_request("no.such.Symbol")))
+        );
         let second = answers.message().await.unwrap().unwrap();
         assert!(matches!(second.message_response, Some(MessageResponse::FileDescriptorResponse(_))), "{second:?}");
         house.close().await;

@@ -162,7 +162,8 @@ fn a_body_may_be_packed_by_gzip() {
             send_bytes(house.http, &[head.as_bytes(), &packed].concat()).await
         };
         let request = json!({ "prompt": "Hi", "seed": 5, "max_tokens": 4 });
-        let (packed, plain) = (send(request.to_string().as_bytes()).await, post(house.http, COMPLETIONS, &request).await);
+        let (packed, plain) =
+            (send(request.to_string().as_bytes()).await, post(house.http, COMPLETIONS, &request).await);
         assert_eq!((packed.status, &packed.json()["choices"]), (200, &plain.json()["choices"]));
         // A body that unpacks to more than the limit is refused like any body beyond it.
         let bytes_max = config().limits.body_bytes_max;

@@ -1,7 +1,7 @@
 //! A tenant's limits over HTTP and gRPC: how they are refused, what is charged, and what is given back.
 
 use crate::client::post_with_key;
-use crate::grpc::{text_request, client};
+use crate::grpc::{client, text_request};
 use crate::{House, config, eventually, run};
 use proto::v1::DetokenizeRequest;
 use router::ApiKeys;

@@ -83,7 +83,8 @@ fn a_completion_in_events_has_no_sign_of_its_end() {
             assert_eq!((&last["stop"], &last["stop_type"]), (&json!(true), &json!("eos")));
             assert_eq!((&last["has_new_line"], &last["tokens_predicted"]), (&json!(true), &json!(4)));
         }
-        let nothing = events(&post(house.http, COMPLETION, &request_body(json!({ "stream": true, "n_predict": 0 }))).await);
+        let nothing =
+            events(&post(house.http, COMPLETION, &request_body(json!({ "stream": true, "n_predict": 0 }))).await);
         assert_eq!((nothing.len(), &nothing[0]["tokens_predicted"]), (1, &json!(0)));
         house.close().await;
     });
@@ -98,7 +99,8 @@ fn token_probabilities_are_returned() {
         let top = json!([{ "id": 97, "token": "a", "bytes": [97], "logprob": -1.0 }]);
         let one = json!({ "id": 195, "token": "\u{fffd}", "bytes": [195], "logprob": -0.5, "top_logprobs": top });
         assert_eq!(answer["completion_probabilities"], json!([one]));
-        let streamed = events(&post(house.http, COMPLETION, &request_body(json!({ "n_probs": 1, "stream": true }))).await);
+        let streamed =
+            events(&post(house.http, COMPLETION, &request_body(json!({ "n_probs": 1, "stream": true }))).await);
         let n_probabilities: usize =
             streamed.iter().filter_map(|event| event["completion_probabilities"].as_array()).map(Vec::len).sum();
         assert_eq!(n_probabilities, 3);

@@ -88,7 +88,8 @@ fn prompt_progress_is_sent_before_the_answer() {
         for path in ["/completion", "/v1/completions"] {
             let events = events(&post(house.http, path, &body).await);
             assert_eq!(progress(&events), (vec![(1, 1), (3, 1), (4, 1), (5, 1)], 4), "{path}: {events:?}");
-            let progress_events: Vec<&Value> = events.iter().filter(|event| !event["prompt_progress"].is_null()).collect();
+            let progress_events: Vec<&Value> =
+                events.iter().filter(|event| !event["prompt_progress"].is_null()).collect();
             assert!(progress_events.iter().all(|event| event["prompt_progress"]["total"] == 5), "{progress_events:?}");
             let first = &progress_events[0]["timings"];
             assert_eq!((&first["prompt_n"], &first["prompt_ms"]), (&json!(0), &json!(0.0)), "{first}");
@@ -123,7 +124,10 @@ fn response_has_timings_with_its_text() {
         assert!(n > 1 && n == n_timed, "{timed:?}");
         assert_eq!(count_events(&timed, "response.completed"), (1, 1));
         let plain = events(&post(house.http, "/v1/responses", &json!({ "input": "Hi", "stream": true })).await);
-        assert_eq!((count_events(&plain, "response.output_text.delta").1, count_events(&plain, "response.completed").1), (0, 0));
+        assert_eq!(
+            (count_events(&plain, "response.output_text.delta").1, count_events(&plain, "response.completed").1),
+            (0, 0)
+        );
         house.close().await;
     });
 }

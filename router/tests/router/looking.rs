@@ -182,7 +182,11 @@ fn timeline_has_the_events_of_a_request() {
         let event_kinds: Vec<&str> =
             by_id["events"].as_array().unwrap().iter().map(|of| of["what"].as_str().unwrap()).collect();
         let at_first = ["placed", "started", "chunk", "preempted", "first token"];
-        assert_eq!(event_kinds, [&at_first[..], &["lost", "moved", "started", "chunk", "preempted"]].concat(), "{by_id}");
+        assert_eq!(
+            event_kinds,
+            [&at_first[..], &["lost", "moved", "started", "chunk", "preempted"]].concat(),
+            "{by_id}"
+        );
         assert_eq!((&by_id["events"][1]["cached"], &by_id["events"][2]["end"]), (&json!(3), &json!(17)));
         let counts = by_id["tokens"]["counts"].as_array().unwrap();
         assert_eq!(counts.iter().map(|n| n.as_u64().unwrap()).sum::<u64>(), row["output"].as_u64().unwrap());

@@ -1,6 +1,6 @@
 //! A coordinator is lost: streams wait for it, and continue without a gap or a repetition.
 
-use crate::grpc::{text_request, client, generate};
+use crate::grpc::{client, generate, text_request};
 use crate::{House, config, eventually, run};
 use proto::v1;
 use proto::v1::generate_reply::Event;

@@ -322,7 +322,8 @@ fn an_answer_goes_on_with_its_beginning() {
     run(async {
         let house = open(" warm.").await;
         let messages = json!([{ "role": "user", "content": "Hi" }, { "role": "assistant", "content": "It is" }]);
-        let reply = post(house.http, MESSAGES, &request_body(json!({ "messages": messages, "tools": [] }))).await.json();
+        let reply =
+            post(house.http, MESSAGES, &request_body(json!({ "messages": messages, "tools": [] }))).await.json();
         assert_eq!(reply["content"][0]["text"], " warm.");
         assert!(prompt(&house).ends_with("|assistant:It is"), "{}", prompt(&house));
         let call = json!({ "type": "tool_use", "id": "a", "name": "f", "input": {} });

@@ -3,7 +3,7 @@
 
 use crate::client::{get, post, post_after, send};
 use crate::fake::Fake;
-use crate::grpc::{text_request, client, generate};
+use crate::grpc::{client, generate, text_request};
 use crate::{House, config, eventually, kserve, model, run};
 use checkpoint::ChatTemplate;
 use proto::cluster::state::Phase;

@@ -232,7 +232,10 @@ fn a_pull_fetches_nothing() {
         assert_eq!(quiet.json(), json!({ "status": "success" }));
         let missing = post(house.http, "/api/pull", &json!({ "model": "llama3.2" })).await;
         let message = missing.json()["error"].as_str().unwrap().to_owned();
-        assert!(missing.status == 404 && message.contains("`llama3.2`") && message.contains("lockstep pull"), "{message}");
+        assert!(
+            missing.status == 404 && message.contains("`llama3.2`") && message.contains("lockstep pull"),
+            "{message}"
+        );
         assert_eq!(post(house.http, "/api/pull", &json!({})).await.status, 400);
         for path in ["/api/create", "/api/copy", "/api/push"] {
             let refused = post(house.http, path, &json!({ "model": "toy" })).await;

@@ -2,7 +2,7 @@
 
 use crate::client::{get, send};
 use crate::{config, listener, model, run};
-use router::{ApiKeys, Config, CoordinatorChannel, HttpListeners, DisabledPages};
+use router::{ApiKeys, Config, CoordinatorChannel, DisabledPages, HttpListeners};
 use serde_json::Value;
 use std::net::SocketAddr;
 use tokio_util::sync::CancellationToken;
@@ -24,7 +24,12 @@ async fn with_server(clients: &str, operators: &str, test: impl AsyncFnOnce(Sock
 }
 
 /// Serves without any replicas while `test` runs, with these keys of clients and operators. `test` gets both addresses.
-async fn with_configured_server(config: Config, clients: &str, operators: &str, test: impl AsyncFnOnce(SocketAddr, SocketAddr)) {
+async fn with_configured_server(
+    config: Config,
+    clients: &str,
+    operators: &str,
+    test: impl AsyncFnOnce(SocketAddr, SocketAddr),
+) {
     let (http, grpc, admin) = (listener().await, listener().await, listener().await);
     let (at, admin_at) = (http.local_addr().unwrap(), admin.local_addr().unwrap());
     let keys = |text| ApiKeys::parse(text).unwrap();
@@ -44,13 +49,24 @@ fn operators_pages_are_on_their_own_port_with_their_own_keys() {
         for page in ["/metrics", "/cluster"] {
             assert_eq!(get_status_with_key(http, page, "kc").await, 404, "{page}");
             assert_eq!(get(admin, page).await.status, 401, "{page}");
-            assert_eq!(get_status_with_key(admin, page, "kc").await, 401, "a client's key opens no page of operators: {page}");
-            assert_eq!((get_status_with_key(admin, page, "kp").await, get_status_with_key(admin, page, "ka").await), (200, 200), "{page}");
+            assert_eq!(
+                get_status_with_key(admin, page, "kc").await,
+                401,
+                "a client's key opens no page of operators: {page}"
+            );
+            assert_eq!(
+                (get_status_with_key(admin, page, "kp").await, get_status_with_key(admin, page, "ka").await),
+                (200, 200),
+                "{page}"
+            );
         }
         for address in [http, admin] {
             assert_eq!((get(address, "/livez").await.status, get(address, "/ready").await.status), (200, 503));
         }
-        assert_eq!((get_status_with_key(admin, "/v1/models", "kp").await, get_status_with_key(http, "/v1/models", "kc").await), (404, 200));
+        assert_eq!(
+            (get_status_with_key(admin, "/v1/models", "kp").await, get_status_with_key(http, "/v1/models", "kc").await),
+            (404, 200)
+        );
         // Their data is not there in any other form either.
         for of in ["cluster", "load", "requests,load"] {
             assert_eq!(get_status_with_key(http, &format!("/events?of={of}"), "kc").await, 403, "{of}");

@@ -1,7 +1,7 @@
 //! Requests beyond capacity are refused early, by name and with a time to retry; and nothing is kept without a limit.
 
 use crate::client::{Reply, post, post_and_leave_open, read_until};
-use crate::grpc::{text_request, client};
+use crate::grpc::{client, text_request};
 use crate::{House, config, eventually, run, run_within};
 use proto::cluster::state::Phase;
 use proto::v1;

@@ -218,7 +218,11 @@ fn a_whole_response() {
         assert_eq!(answer["usage"], usage);
         let expected_fields = json!({ "instructions": "Now", "temperature": 0.5, "top_p": 1.0, "metadata": { "a": "b" },
             "store": true, "previous_response_id": null, "error": null, "incomplete_details": null });
-        expected_fields.as_object().unwrap().iter().for_each(|(name, value)| assert_eq!(&answer[name], value, "{name}"));
+        expected_fields
+            .as_object()
+            .unwrap()
+            .iter()
+            .for_each(|(name, value)| assert_eq!(&answer[name], value, "{name}"));
         assert_eq!(prompt(&house), "|system:Now||system:Be||user:Hi||");
         let cut = post(house.http, RESPONSES, &response(json!({ "max_output_tokens": 5 }))).await.json();
         assert_eq!((&cut["status"], &cut["output"][0]["content"][0]["text"]), (&json!("incomplete"), &json!("Hello")));

@@ -131,7 +131,10 @@ fn llama_cpp_pages_have_llama_cpp_error_types() {
         let long = json!({ "messages": [{ "role": "user", "content": "x".repeat(CONTEXT as usize) }] });
         let error = |reply: crate::client::Reply| reply.json()["error"].clone();
         let llama_cpp_error = error(post(house.http, "/chat/completions", &long).await);
-        assert_eq!((&llama_cpp_error["type"], &llama_cpp_error["n_ctx"]), (&json!("exceed_context_size_error"), &json!(CONTEXT)));
+        assert_eq!(
+            (&llama_cpp_error["type"], &llama_cpp_error["n_ctx"]),
+            (&json!("exceed_context_size_error"), &json!(CONTEXT))
+        );
         assert!(llama_cpp_error["n_prompt_tokens"].as_u64().unwrap() > u64::from(CONTEXT));
         let openai_error = error(post(house.http, CHAT, &long).await);
         assert_eq!(
@@ -153,7 +156,8 @@ fn llama_cpp_pages_have_llama_cpp_error_types() {
 fn tokens_are_spelled_as_the_vocabulary_has_them() {
     run(async {
         let house = House::open(config()).await;
-        let tokenized = post(house.http, "/tokenize", &json!({ "prompt": "a b", "return_token_strs": true })).await.json();
+        let tokenized =
+            post(house.http, "/tokenize", &json!({ "prompt": "a b", "return_token_strs": true })).await.json();
         assert_eq!(tokenized["token_strs"], json!(["a", "Ġ", "b"]));
         let with_model = post(house.http, "/detokenize", &json!({ "model": "toy", "tokens": [72, 105] })).await.json();
         assert_eq!(with_model, json!({ "prompt": "Hi" }));

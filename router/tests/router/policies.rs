@@ -3,7 +3,7 @@
 
 use crate::client::get;
 use crate::fake::{Fake, SALT};
-use crate::grpc::{text_request, client, generate};
+use crate::grpc::{client, generate, text_request};
 use crate::replicas::{open_held_stream, read_rest};
 use crate::{House, config, eventually, run};
 use proto::cluster as wire;

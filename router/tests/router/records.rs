@@ -3,7 +3,7 @@
 
 use crate::client::{Reply, get, post, post_with_key, send};
 use crate::fake::Fake;
-use crate::grpc::{text_request, generate};
+use crate::grpc::{generate, text_request};
 use crate::model::END;
 use crate::{House, config, eventually, run};
 use proto::cluster as wire;

@@ -2,7 +2,7 @@
 //! one is lost.
 
 use crate::client::{get, post};
-use crate::grpc::{text_request, client, generate};
+use crate::grpc::{client, generate, text_request};
 use crate::{House, config, eventually, run};
 use proto::cluster::state::Phase;
 use proto::v1;

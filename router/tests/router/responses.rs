@@ -209,7 +209,12 @@ fn truncated_answer_is_same_whole_and_streamed() {
             let more = json!({ "max_tokens": n });
             let expected = chat_parts(&post(house.http, CHAT, &chat_request_body(more)).await.json());
             let whole = post(house.http, RESPONSES, &request_body(json!({ "max_output_tokens": n }))).await.json();
-            assert_eq!(response_parts(&whole["output"]), expected, "{:?}", &answer.as_bytes()[..n].utf8_chunks().count());
+            assert_eq!(
+                response_parts(&whole["output"]),
+                expected,
+                "{:?}",
+                &answer.as_bytes()[..n].utf8_chunks().count()
+            );
             let body = request_body(json!({ "max_output_tokens": n, "stream": true }));
             let events = events(&post(house.http, RESPONSES, &body).await);
             let last = &events.last().unwrap()["response"];
@@ -500,7 +505,8 @@ fn a_stream_that_breaks_off_anywhere_resumes_with_the_same_rest() {
     run_within(PATIENCE, async {
         let answer = format!("{THOUGHT}I look.{CALLS}and so");
         let fake = Fake::start();
-        let (first, second) = (open_with_fake(fake.clone(), &answer).await, open_with_fake(fake.clone(), &answer).await);
+        let (first, second) =
+            (open_with_fake(fake.clone(), &answer).await, open_with_fake(fake.clone(), &answer).await);
         for (tokens_per_frame, more) in [(1, json!({})), (5, json!({ "reasoning": { "summary": "auto" } }))] {
             fake.script(|script| script.tokens_per_frame = tokens_per_frame);
             let body = request_body(with(more, json!({ "stream": true })));

@@ -3,7 +3,7 @@
 
 use crate::client::{Reply, post, post_after, post_with_key};
 use crate::fake::Fake;
-use crate::grpc::{text_request, client, generate};
+use crate::grpc::{client, generate, text_request};
 use crate::{House, config, eventually, model, run_within};
 use checkpoint::ChatTemplate;
 use proto::v1;

@@ -95,8 +95,12 @@ fn chunks_have_usage_so_far_on_request() {
                 "stream_options": { "include_usage": all, "continuous_usage_stats": each } })
         };
         let chunks = post(house.http, CHAT, &chat(extra(true, true))).await.chunks();
-        let completion_counts: Vec<u64> = chunks.iter().map(|chunk| chunk["usage"]["completion_tokens"].as_u64().unwrap()).collect();
-        assert!(completion_counts.is_sorted() && completion_counts[0] == 0 && completion_counts.ends_with(&[6, 6]), "{completion_counts:?}");
+        let completion_counts: Vec<u64> =
+            chunks.iter().map(|chunk| chunk["usage"]["completion_tokens"].as_u64().unwrap()).collect();
+        assert!(
+            completion_counts.is_sorted() && completion_counts[0] == 0 && completion_counts.ends_with(&[6, 6]),
+            "{completion_counts:?}"
+        );
         for chunk in &chunks {
             let of = |name: &str| chunk["usage"][name].as_u64().unwrap();
             assert_eq!((of("prompt_tokens"), of("total_tokens")), (10, 10 + of("completion_tokens")));

@@ -2,7 +2,7 @@
 //! request waits as long as it may and then gets the reason.
 
 use crate::client::post;
-use crate::grpc::{text_request, client};
+use crate::grpc::{client, text_request};
 use crate::replicas::{open_held_stream, read_rest};
 use crate::{House, config, run};
 use proto::cluster::state::Phase;

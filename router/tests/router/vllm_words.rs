@@ -120,7 +120,8 @@ fn echo_begins_with_the_assistants_text() {
         let begun = json!([{ "role": "user", "content": "Hi" }, { "role": "assistant", "content": "So: " }]);
         let mut body = json!({ "messages": begun, "echo": true, "continue_final_message": true,
             "add_generation_prompt": false, "max_tokens": 2 });
-        let fetch_message = async |body: &Value| post(house.http, CHAT, body).await.json()["choices"][0]["message"].take();
+        let fetch_message =
+            async |body: &Value| post(house.http, CHAT, body).await.json()["choices"][0]["message"].take();
         assert_eq!(fetch_message(&body).await["content"], "So: He");
         body["stream"] = true.into();
         let chunks = post(house.http, CHAT, &body).await.chunks();
@@ -155,7 +156,11 @@ fn what_an_answer_has_no_room_for_is_refused() {
         ] {
             let reply = post(house.http, GENERATE, &with(params.clone())).await;
             let message = refused_field.map(|name| reply.json()["error"]["message"].as_str().unwrap().contains(name));
-            assert_eq!((reply.status == 400, message), (refused_field.is_some(), refused_field.map(|_| true)), "{params}: {reply:?}");
+            assert_eq!(
+                (reply.status == 400, message),
+                (refused_field.is_some(), refused_field.map(|_| true)),
+                "{params}: {reply:?}"
+            );
         }
         house.close().await;
     });

@@ -33,8 +33,12 @@ pub fn run(server: &RunningServer, every: Duration, looks: Option<u64>) -> anyho
     let fetch_server = server.clone();
     std::thread::spawn(move || fetch(&fetch_server, &question_rx, &answer, every));
     let terminal = ratatui::try_init().context("the terminal cannot be used")?;
-    let mut live =
-        TopSession { terminal, screen: Screen::new(server.url()), question_tx: ask: question_tx, last_question: TopQuestion::Page(TopView::Cluster) };
+    let mut live = TopSession {
+        terminal,
+        screen: Screen::new(server.url()),
+        question_tx,
+        last_question: TopQuestion::Page(TopView::Cluster),
+    };
     let shown = live.show(&answers, &is_over, looks);
     ratatui::restore();
     shown
@@ -111,7 +115,8 @@ impl TopSession {
             self.terminal.draw(|frame| draw(frame, &mut self.screen, Instant::now()))?;
             // During a fetch for another view the new request does not fit into the channel; it is sent at the next
             // turn.
-            if self.screen.question() != self.last_question && self.question_tx.try_send(self.screen.question()).is_ok() {
+            if self.screen.question() != self.last_question && self.question_tx.try_send(self.screen.question()).is_ok()
+            {
                 self.last_question = self.screen.question();
             }
             if event::poll(KEYS_WAIT)? && !self.react(&event::read()?) {

@@ -34,7 +34,8 @@ impl Extractor for HeaderExtractor<'_> {
 }
 
 fn read(parent: &str, state: &str) -> opentelemetry::Context {
-    TraceContextPropagator::new().extract_with_context(&opentelemetry::Context::new(), &HeaderExtractor { parent, state })
+    TraceContextPropagator::new()
+        .extract_with_context(&opentelemetry::Context::new(), &HeaderExtractor { parent, state })
 }
 
 /// Makes `span` a part of the caller's trace. Unreadable headers count as absent, as the standard requires.

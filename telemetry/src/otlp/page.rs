@@ -56,7 +56,13 @@ fn empty(name: &str, help: &str, kind: &str) -> Metric {
         "histogram" => Data::Histogram(Histogram { data_points: Vec::new(), aggregation_temporality: CUMULATIVE }),
         _ => Data::Gauge(Gauge::default()),
     };
-    Metric { name: otel_name.into(), description: help.into(), unit: unit.into(), data: Some(data), ..Metric::default() }
+    Metric {
+        name: otel_name.into(),
+        description: help.into(),
+        unit: unit.into(),
+        data: Some(data),
+        ..Metric::default()
+    }
 }
 
 /// A line that is not a comment.

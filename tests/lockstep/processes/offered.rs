@@ -92,7 +92,8 @@ const REQUEST_BODY: &str = r#"{"prompt": "hello", "max_tokens": 12, "seed": 7, "
 fn answer(folder: &Folder, served: &Served, protocol: &str) -> serde_json::Value {
     let url = format!("https://{}/v1/completions", served.http);
     let reply = curl(folder, &[protocol, "-f", "-H", "content-type: application/json", "-d", REQUEST_BODY, &url]);
-    let value: serde_json::Value = serde_json::from_slice(&reply.stdout).unwrap_or_else(|_| panic!("{}", output_text(&reply)));
+    let value: serde_json::Value =
+        serde_json::from_slice(&reply.stdout).unwrap_or_else(|_| panic!("{}", output_text(&reply)));
     value["choices"][0]["text"].clone()
 }
 
@@ -216,7 +217,11 @@ fn commands_trust_only_the_given_authority() {
     ];
     for words in commands {
         let trusted = run_command(words, own.to_str());
-        assert!(trusted.status.success() && !output_text(&trusted).contains("ertificate"), "{words:?}: {}", output_text(&trusted));
+        assert!(
+            trusted.status.success() && !output_text(&trusted).contains("ertificate"),
+            "{words:?}: {}",
+            output_text(&trusted)
+        );
         // `top` shows the error and continues, so its exit status does not show it.
         for authority in [None, Some(other.as_str())] {
             let refused = run_command(words, authority);
@@ -241,7 +246,8 @@ fn keys_and_certificates_are_rotated_under_load_and_no_request_fails() {
     let (expected, deadline) = (Mutex::new(None), Instant::now() + PATIENCE);
     let send_request = || {
         let bearer = format!("authorization: Bearer key-{}", key.load(Ordering::Relaxed));
-        let reply = curl(&folder, &["-f", "-H", "content-type: application/json", "-H", &bearer, "-d", REQUEST_BODY, &url]);
+        let reply =
+            curl(&folder, &["-f", "-H", "content-type: application/json", "-H", &bearer, "-d", REQUEST_BODY, &url]);
         assert!(reply.status.success(), "{bearer}: {}", output_text(&reply));
         let value: serde_json::Value = serde_json::from_slice(&reply.stdout).unwrap();
         let text = value["choices"][0]["text"].clone();
@@ -286,7 +292,8 @@ fn keys_and_certificates_are_rotated_under_load_and_no_request_fails() {
         clients.into_iter().map(|client| client.join().unwrap()).sum::<usize>()
     });
     assert!(n_requests > N_CLIENTS * N_ROTATIONS, "{n_requests} requests");
-    let old = ["-f", "-H", "content-type: application/json", "-H", "authorization: Bearer key-0", "-d", REQUEST_BODY, &url];
+    let old =
+        ["-f", "-H", "content-type: application/json", "-H", "authorization: Bearer key-0", "-d", REQUEST_BODY, &url];
     assert!(!curl(&folder, &old).status.success(), "the first key is taken back");
 }
 

@@ -64,7 +64,10 @@ struct StreamParts(BTreeMap<String, String>);
 impl StreamParts {
     fn of<'a>(events: impl IntoIterator<Item = &'a String>) -> StreamParts {
         let mut parts = StreamParts::default();
-        events.into_iter().filter_map(|event| serde_json::from_str(event).ok()).for_each(|event| parts.read_event(&event));
+        events
+            .into_iter()
+            .filter_map(|event| serde_json::from_str(event).ok())
+            .for_each(|event| parts.read_event(&event));
         parts
     }
 

@@ -15,9 +15,9 @@ pub mod stored;
 pub use error::Error;
 pub use ops::{
     Attention, AttentionCall, BatchLimits, BlockMemory, ChangeBlocks, Clamp, ConvolutionCall, ConvolvedChannels,
-    Device, Draw, DrawMask, Drawing, Expert, ExpertActivation, ExpertStack, Experts, Heads, KvSpec, Linear, Memory,
-    PackedBytes, Pointwise, Recurrence, RecurrenceCall, RecurrentHeads, RecurrentWeights, Repeat, Repeats, RopeStyle,
-    Routing, Sample, Score, Scoring, StateRule, DrawError,
+    Device, Draw, DrawError, DrawMask, Drawing, Expert, ExpertActivation, ExpertStack, Experts, Heads, KvSpec, Linear,
+    Memory, PackedBytes, Pointwise, Recurrence, RecurrenceCall, RecurrentHeads, RecurrentWeights, Repeat, Repeats,
+    RopeStyle, Routing, Sample, Score, Scoring, StateRule,
 };
 pub use pass::{Batch, BlockTables, Pass, PassSlice, Rows, Tables};
 pub use stored::Stored;

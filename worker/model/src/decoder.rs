@@ -103,7 +103,12 @@ struct DecoderScratch<M: Memory> {
 }
 
 impl<M: Memory> Decoder<M> {
-    pub fn load(all: &Weights<'_, M>, spec: &ModelSpec, form: &DecoderVariant, limits: PassLimits) -> Result<Decoder<M>> {
+    pub fn load(
+        all: &Weights<'_, M>,
+        spec: &ModelSpec,
+        form: &DecoderVariant,
+        limits: PassLimits,
+    ) -> Result<Decoder<M>> {
         let (device, model, hidden) = (all.device(), all.under("model"), spec.hidden as usize);
         let blocks = all.layers(|at, layer| Block::load(at, spec, form, layer))?;
         let (embed_tokens, lm_head) = LmHead::with_embedding(all, spec, limits)?;

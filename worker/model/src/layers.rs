@@ -324,9 +324,9 @@ pub struct LmHead<M: Memory> {
 struct OutputScratch<M: Memory> {
     rows: Arc<M::Matrix>, // [owned rows of the vocabulary, hidden]
     n_vocab: u32,
-    x: M::Buffer,      // [rows_max, hidden]
+    x: M::Buffer,           // [rows_max, hidden]
     output_rows: M::Buffer, // [outputs_max, hidden]
-    mine: M::Buffer,   // [outputs_max, owned rows of the vocabulary]
+    mine: M::Buffer,        // [outputs_max, owned rows of the vocabulary]
     /// Only where a rank does not own the whole vocabulary.
     whole: Option<M::Buffer>, // [outputs_max, n_vocab]
     is_sampler: bool,

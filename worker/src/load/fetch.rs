@@ -342,7 +342,7 @@ impl ModelFolder {
             let folder = self.folder.display();
             tracing::warn!(%folder, n_damaged, "what was fetched has been damaged since: it is fetched anew");
         }
-        Ok(FetchedChunks { checked, paths, required: wanted: required, journal })
+        Ok(FetchedChunks { checked, paths, required, journal })
     }
 
     /// Fetches the required chunks that are missing, and repeats as long as an attempt brings any.

@@ -65,7 +65,7 @@ impl KeptMatchers {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use grammar::{GrammarLimits, Vocabulary, GrammarSpec};
+    use grammar::{GrammarLimits, GrammarSpec, Vocabulary};
 
     fn compiled(text: &str) -> (Grammar, Matcher) {
         let words: Vec<[u8; 1]> = (0..=255).map(|byte| [byte]).collect();

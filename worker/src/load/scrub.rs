@@ -203,6 +203,9 @@ mod tests {
         assert_eq!((found, scrubber.spoilt()), (Some(expected.clone()), Some(expected)));
         assert!(part.is_spoilt() && matches!(scrubber.look(), ScrubResult::Nothing), "once");
         drop((part, packed));
-        assert!(matches!(scrubber.look(), ScrubResult::Nothing) && scrubber.spoilt().is_none(), "it keeps nothing alive");
+        assert!(
+            matches!(scrubber.look(), ScrubResult::Nothing) && scrubber.spoilt().is_none(),
+            "it keeps nothing alive"
+        );
     }
 }

@@ -52,7 +52,11 @@ impl ModelSource {
 }
 
 impl Load for LocatingLoader {
-    fn load(&mut self, assignment: &Assignment, cancel: &CancelFlag) -> Result<(Box<dyn LoadedModel>, ReadyReport), LoadError> {
+    fn load(
+        &mut self,
+        assignment: &Assignment,
+        cancel: &CancelFlag,
+    ) -> Result<(Box<dyn LoadedModel>, ReadyReport), LoadError> {
         let model_path = match (&self.source, &self.model_path) {
             // The coordinator may have rejected the bytes of another rank on this machine; `path` would then fetch all
             // of them again.

@@ -5,7 +5,7 @@
 //! for the same part of the same model. Any `take` empties the cache, so it never holds anything else.
 
 use crate::assignment::Assignment;
-use crate::load::draft_weights::{DraftWeights, DraftSpec};
+use crate::load::draft_weights::{DraftSpec, DraftWeights};
 use crate::load::reading::Reading;
 use crate::load::scrub::HashedPart;
 use crate::load::vocabulary::LazyVocabulary;

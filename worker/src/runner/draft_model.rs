@@ -9,7 +9,7 @@ mod drafted;
 use crate::load::draft_weights::DraftWeights;
 use crate::runner::emptied;
 use crate::runner::guesses::GuessRequest;
-use backend::{Batch, Device, Draw, DrawMask, PassSlice, DrawError};
+use backend::{Batch, Device, Draw, DrawError, DrawMask, PassSlice};
 use collective::Ranks;
 use drafted::{DraftSequence, FreeDraftBlocks};
 use model::KvCache;

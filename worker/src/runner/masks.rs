@@ -155,7 +155,9 @@ impl Masks {
                 live.late_since = None;
                 MaskStatus::Ready
             }
-            MaskOutcome::Nothing if live.late_since.get_or_insert_with(Instant::now).elapsed() < late_max && may_be_late => {
+            MaskOutcome::Nothing
+                if live.late_since.get_or_insert_with(Instant::now).elapsed() < late_max && may_be_late =>
+            {
                 MaskStatus::Late
             }
             MaskOutcome::Nothing => {

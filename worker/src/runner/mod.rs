@@ -35,7 +35,12 @@ pub trait Runner: Send {
 
     /// `run` for a runner that may begin the next step while its device computes this one. The next call of `run_with`
     /// must be for that step, unless the runner is dropped.
-    fn run_with(&mut self, step: &Step, _upcoming: &mut dyn UpcomingSteps, done: &mut StepDone) -> Result<(), RunError> {
+    fn run_with(
+        &mut self,
+        step: &Step,
+        _upcoming: &mut dyn UpcomingSteps,
+        done: &mut StepDone,
+    ) -> Result<(), RunError> {
         self.run(step, done)
     }
 

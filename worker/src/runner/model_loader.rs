@@ -99,7 +99,11 @@ impl ModelLoader {
         Ok((apart.join(&CancelFlag::default())?, ready))
     }
 
-    fn load_apart(&self, assignment: &Assignment, cancel: &CancelFlag) -> Result<(JoiningRank, ReadyReport), LoadError> {
+    fn load_apart(
+        &self,
+        assignment: &Assignment,
+        cancel: &CancelFlag,
+    ) -> Result<(JoiningRank, ReadyReport), LoadError> {
         let way = self.way(assignment)?;
         let (parts, ready) = self.prepare(assignment, &assignment.layout.part(assignment.rank), cancel)?;
         Ok((JoiningRank { parts, way, carrier: self.carrier, masks: self.masks }, ready))
@@ -169,7 +173,11 @@ impl ModelLoader {
 }
 
 impl Load for ModelLoader {
-    fn load(&mut self, assignment: &Assignment, cancel: &CancelFlag) -> Result<(Box<dyn LoadedModel>, ReadyReport), LoadError> {
+    fn load(
+        &mut self,
+        assignment: &Assignment,
+        cancel: &CancelFlag,
+    ) -> Result<(Box<dyn LoadedModel>, ReadyReport), LoadError> {
         let (apart, ready) = self.load_apart(assignment, cancel)?;
         Ok((Box::new(apart), ready))
     }
@@ -181,7 +189,9 @@ impl Load for ModelLoader {
     }
 }
 
-fn boxed<D: Device + RankDevice + 'static>((part, ready): (ModelPart<D>, ReadyReport)) -> (Box<dyn PreparedPart>, ReadyReport) {
+fn boxed<D: Device + RankDevice + 'static>(
+    (part, ready): (ModelPart<D>, ReadyReport),
+) -> (Box<dyn PreparedPart>, ReadyReport) {
     (Box::new(part), ready)
 }
 

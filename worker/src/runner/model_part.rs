@@ -2,8 +2,8 @@
 //! from the assignment before. Has no knowledge of other ranks or steps.
 
 use crate::assignment::{Assignment, LoadError, ReadyReport};
-use crate::load::draft_weights::{DraftWeights, DraftSpec};
-use crate::load::reading::{ReloadPlan, FileStamps, Reading};
+use crate::load::draft_weights::{DraftSpec, DraftWeights};
+use crate::load::reading::{FileStamps, Reading, ReloadPlan};
 use crate::load::scrub::{HashedPart, Scrubber};
 use crate::load::vocabulary::LazyVocabulary;
 use crate::load::weight_cache::{LoadedPart, PartInUse, PartKey, WeightCache};

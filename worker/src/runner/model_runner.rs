@@ -15,7 +15,7 @@ use crate::runner::kv_commit::KvCommit;
 use crate::runner::masks::{MaskConfig, Masks};
 use crate::runner::sequences::{SequenceLimits, Sequences, TokenSource, Violation};
 use crate::runner::{RunError, Runner, UpcomingSteps, emptied};
-use backend::{Batch, Device, Draw, Drawing, Repeats, DrawError};
+use backend::{Batch, Device, Draw, DrawError, Drawing, Repeats};
 use collective::{AbortHandle, Ranks};
 use model::KvCache;
 use std::time::{Duration, Instant};

@@ -5,15 +5,15 @@
 //! therefore grows by position: a rank without the token writes `UNKNOWN` there, and so do all ranks if no token could
 //! be drawn.
 
-use crate::runner::guesses::{GuessSource, GuessRequest, Guesser};
+use crate::runner::guesses::{GuessRequest, GuessSource, Guesser};
 use crate::runner::masks::{MaskStatus, Masks};
-use backend::{Batch, Draw, DrawMask, Pass, Score, DrawError};
+use backend::{Batch, Draw, DrawError, DrawMask, Pass, Score};
 use freed_blocks::FreedBlocks;
 use sequence::RankSequence;
 use std::collections::{HashMap, VecDeque};
 use types::cache::blocks_for;
 use types::{BlockId, Request, RequestId, Slice, SliceDone, Step, StepId, Token, TokenOut, Want};
-use untold::{UNKNOWN, PendingDraws, PendingDraw, read_message, append_rest};
+use untold::{PendingDraw, PendingDraws, UNKNOWN, append_rest, read_message};
 
 mod freed_blocks;
 mod limits;

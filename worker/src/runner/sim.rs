@@ -106,7 +106,11 @@ impl Sim {
 }
 
 impl Load for Sim {
-    fn load(&mut self, assignment: &Assignment, _: &CancelFlag) -> Result<(Box<dyn LoadedModel>, ReadyReport), LoadError> {
+    fn load(
+        &mut self,
+        assignment: &Assignment,
+        _: &CancelFlag,
+    ) -> Result<(Box<dyn LoadedModel>, ReadyReport), LoadError> {
         let n_blocks = &assignment.n_blocks;
         if n_blocks.len() != self.groups.len() {
             return Err(Unsupported("other than one pool for each cache group of the model").into());

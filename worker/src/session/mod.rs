@@ -12,7 +12,7 @@ use crate::error::Error;
 use crate::runner::guesses::{DraftCost, DraftModelConfig, GuessConfig, GuessSource};
 use crate::session::committing::KvReporting;
 use crate::session::heartbeat::{HeartbeatSender, HeartbeatSource, StepCounters};
-use crate::session::rank_thread::{RankLost, Reports, ThreadLeases, RankWork};
+use crate::session::rank_thread::{RankLost, RankWork, Reports, ThreadLeases};
 use collective::MeshTimeouts;
 use proto::cluster::coordinator_client::CoordinatorClient;
 use proto::cluster::{
@@ -88,7 +88,8 @@ impl Worker {
             Ok(Err(status)) => return refused(&status),
             Ok(Ok(response)) => response.into_inner(),
         };
-        let pulse = HeartbeatSource { progress: self.progress.clone(), leases: self.leases.clone(), up: up.downgrade() };
+        let pulse =
+            HeartbeatSource { progress: self.progress.clone(), leases: self.leases.clone(), up: up.downgrade() };
         let _heart = HeartbeatSender::start(self.footing, pulse, self.config.heartbeat_every)?;
         let (lost, rank_lost) = mpsc::channel(1);
         let _end = EndLease(&self.leases);

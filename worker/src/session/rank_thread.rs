@@ -2,12 +2,12 @@
 //! bounded queue, and reports to the session that queued it. It waits for work, for room to report, and within a step
 //! for other ranks; the session ends that last wait when it does not need the step. Has no knowledge of sockets.
 
-use crate::assignment::{Assignment, Load, LoadError, LoadedModel as LoadedModel};
+use crate::assignment::{Assignment, Load, LoadError, LoadedModel};
 use crate::config::KvMemory;
 use crate::load::fetch::FetchError;
 use crate::load::scrub::{Scrubber, SpoiltWeight};
 use crate::runner::{Runner, UpcomingSteps};
-use crate::session::committing::{CommitContext, KvCommitter, KvBeginning, KvReporting};
+use crate::session::committing::{CommitContext, KvBeginning, KvCommitter, KvReporting};
 use crate::session::heartbeat::StepCounters;
 use collective::{AbortHandle, CancelFlag};
 use proto::cluster::{Failed, KvWanted, Loaded, PieceRun, Ready, WorkerFrame, worker_frame::Frame};

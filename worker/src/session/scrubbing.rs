@@ -20,7 +20,11 @@ const BUSY_MAX: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(60);
 
 /// Runs until the queue's sender is dropped.
-pub(crate) fn start(scrubber: Scrubber, progress: Arc<StepCounters>, work: mpsc::WeakSender<RankWork>) -> io::Result<()> {
+pub(crate) fn start(
+    scrubber: Scrubber,
+    progress: Arc<StepCounters>,
+    work: mpsc::WeakSender<RankWork>,
+) -> io::Result<()> {
     let scrub = move || {
         let mut pause = NOTHING_EVERY;
         while is_awaited(pause, &progress, &work) {

@@ -4,7 +4,7 @@
 use crate::common::grid::Threads;
 use crate::common::{Alone, Plan, Played, Player, assignment, requests};
 use checkpoint::Checkpoint;
-use grammar::{GrammarLimits, ThinkingBudget, GrammarSpec};
+use grammar::{GrammarLimits, GrammarSpec, ThinkingBudget};
 use serde_json::{Value, json};
 use std::time::Duration;
 use types::cache::blocks_for;

@@ -383,7 +383,11 @@ struct Slow {
 }
 
 impl Load for Slow {
-    fn load(&mut self, assignment: &Assignment, cancel: &CancelFlag) -> Result<(Box<dyn LoadedModel>, ReadyReport), LoadError> {
+    fn load(
+        &mut self,
+        assignment: &Assignment,
+        cancel: &CancelFlag,
+    ) -> Result<(Box<dyn LoadedModel>, ReadyReport), LoadError> {
         self.n_loads += 1;
         self.begun.send(()).unwrap();
         while self.n_loads % 2 == 1 && !cancel.is_cancelled() {
@@ -437,7 +441,11 @@ struct DistrustRecorder {
 }
 
 impl Load for DistrustRecorder {
-    fn load(&mut self, assignment: &Assignment, cancel: &CancelFlag) -> Result<(Box<dyn LoadedModel>, ReadyReport), LoadError> {
+    fn load(
+        &mut self,
+        assignment: &Assignment,
+        cancel: &CancelFlag,
+    ) -> Result<(Box<dyn LoadedModel>, ReadyReport), LoadError> {
         self.sim.load(assignment, cancel)
     }
 
@@ -448,7 +456,8 @@ impl Load for DistrustRecorder {
 
 #[tokio::test]
 async fn worker_refused_for_its_bytes_distrusts_its_copy() {
-    for (refusal, is_distrusted) in [(Status::data_loss("other bytes"), true), (Status::failed_precondition("other"), false)]
+    for (refusal, is_distrusted) in
+        [(Status::data_loss("other bytes"), true), (Status::failed_precondition("other"), false)]
     {
         let (distrusts, received) = std::sync::mpsc::channel();
         let sim = Box::new(Sim::default());

@@ -7,7 +7,7 @@ use super::function::{FunctionCall, FunctionStyle};
 use super::headed::{HeadedCall, HeadedStyle};
 use super::object::CallObject;
 use super::xml::{XmlCall, XmlStyle};
-use super::{Form, CallStep, Rule, FormStep};
+use super::{CallStep, Form, FormStep, Rule};
 use crate::json::quoted;
 use crate::marker::{MarkerPrefix, begins, blank};
 use crate::sink::Sink;

@@ -4,7 +4,7 @@
 
 use super::raw::Raw;
 use super::{Form, FormStep};
-use crate::marker::{MarkerPrefix, MarkerMatch, begins, blank, find};
+use crate::marker::{MarkerMatch, MarkerPrefix, begins, blank, find};
 use crate::sink::Sink;
 use crate::tag::{CallLayout, schema, tag};
 

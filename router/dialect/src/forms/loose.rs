@@ -291,7 +291,8 @@ impl Loose {
                     MarkerPrefix::With(_) => {
                         json.push('"');
                         let is_key = std::mem::take(&mut self.is_key);
-                        return self.go(if is_key { LooseState::Assign } else { LooseState::Comma }, at + self.quote.len());
+                        return self
+                            .go(if is_key { LooseState::Assign } else { LooseState::Comma }, at + self.quote.len());
                     }
                     MarkerPrefix::Perhaps if at == 0 => return CallStep::More,
                     MarkerPrefix::Perhaps => return CallStep::Took(at),

@@ -5,7 +5,7 @@
 
 use super::typed::TypedMembers;
 use super::{CallStep, NAME_MAX};
-use crate::marker::{MarkerPrefix, MarkerMatch, begins, blank, find};
+use crate::marker::{MarkerMatch, MarkerPrefix, begins, blank, find};
 use crate::sink::Sink;
 use crate::tag::{any_text, either, optional, properties, schema, sequence, tag, text, within};
 use crate::tools::{Types, types_of};

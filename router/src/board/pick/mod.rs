@@ -15,7 +15,7 @@ mod round_robin;
 mod row;
 
 pub use hash::{fnv, hashed, scatter};
-pub use row::{Candidate, Need, OpenReplicas, PickPolicy, ReplicaRow, Standing, VersionId, PickInfo, load};
+pub use row::{Candidate, Need, OpenReplicas, PickInfo, PickPolicy, ReplicaRow, Standing, VersionId, load};
 
 /// Returns the row of the replica that gets the request, or None if no replica is open to it.
 pub fn pick(policy: PickPolicy, open: &OpenReplicas, info: &PickInfo) -> Option<usize> {
@@ -170,7 +170,8 @@ pub(crate) mod tests {
             assert_eq!((least_work(&table, 10), stranger(&table)), (Some(0), Some(2)), "{gone:?}");
         }
         // There are more digests than are counted, and still one replica serves.
-        let table: Vec<ReplicaRow> = (1..40).map(|digest| of(digest, if digest < 30 { Recovering } else { Ready })).collect();
+        let table: Vec<ReplicaRow> =
+            (1..40).map(|digest| of(digest, if digest < 30 { Recovering } else { Ready })).collect();
         assert_eq!(least_work(&table, 10), Some(29));
     }
 
@@ -196,7 +197,8 @@ pub(crate) mod tests {
         let need = Need { digest: PolicyDigest([1; 32]), n_tokens: 90, n_known: 40, protocol: 1 };
         let same = |standing, work| ReplicaRow { digest: need.digest, ..row(standing, work) };
         let small = ReplicaRow { context: 89, ..same(Ready, 0) };
-        let check = |table: &[ReplicaRow], expect| assert_eq!(pick_equivalent(table, need, Shunned), expect, "{table:?}");
+        let check =
+            |table: &[ReplicaRow], expect| assert_eq!(pick_equivalent(table, need, Shunned), expect, "{table:?}");
         check(&[row(Ready, 0), small, same(Recovering, 0), same(Ready, 9), same(Ready, 8)], Some(4));
         check(&[row(Ready, 0), small, same(Recovering, 0), same(Draining, 0)], None);
         check(&[same(Shunned, 0), same(Ready, 9)], Some(1));

@@ -1,7 +1,7 @@
 //! Properties of each policy, over random tables from a seed, and over a day of requests.
 
 use super::tests::{pick, row};
-use super::{PickPolicy, ReplicaRow, Standing, PickInfo, scatter};
+use super::{PickInfo, PickPolicy, ReplicaRow, Standing, scatter};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A seeded generator of numbers.
@@ -151,8 +151,8 @@ fn no_replica_starves_under_any_policy() {
                 })
                 .collect();
             let session = Some(numbers.below(1000));
-            let idx =
-                pick(policy, &table, &PickInfo { n_prompt: 500, session, n_before, version: None, protocol: 1 }).unwrap();
+            let idx = pick(policy, &table, &PickInfo { n_prompt: 500, session, n_before, version: None, protocol: 1 })
+                .unwrap();
             n_picked[idx] += 1;
             loads[idx] += 500;
             loads.iter_mut().for_each(|load| *load = load.saturating_sub(40));
@@ -166,7 +166,9 @@ fn no_replica_starves_under_any_policy() {
 fn the_same_draws_give_the_same_picks_and_two_different_ones_are_compared() {
     let table: Vec<ReplicaRow> = (0..5).map(|id| ReplicaRow { id, ..row(Standing::Ready, 10 * (id + 1)) }).collect();
     let picks = || {
-        (0..1000).map(|n_before| pick(PickPolicy::PowerOfTwo, &table, &PickInfo { n_before, ..PickInfo::default() }).unwrap())
+        (0..1000).map(|n_before| {
+            pick(PickPolicy::PowerOfTwo, &table, &PickInfo { n_before, ..PickInfo::default() }).unwrap()
+        })
     };
     let count = |idx| picks().filter(|picked| *picked == idx).count();
     assert!(picks().eq(picks()));

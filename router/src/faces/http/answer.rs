@@ -9,7 +9,7 @@ use crate::faces::http::structure::renamed;
 use crate::faces::http::{certificate, chunks};
 use crate::front::ask::ParsedRequest;
 use crate::front::frontend::Frontend;
-use crate::front::generation::{SideOutput, Generation, GenerationEvent, Prompt};
+use crate::front::generation::{Generation, GenerationEvent, Prompt, SideOutput};
 use crate::front::recorder::Recorder;
 use crate::refusal::Refusal;
 use axum::Json;

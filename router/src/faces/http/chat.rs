@@ -8,12 +8,12 @@ use crate::faces::http::fields::{Fields, RequestOptions};
 use crate::faces::http::format::{AnswerFormat, Echo, TokenNames, with_likely};
 use crate::faces::http::known::Endpoint;
 use crate::faces::http::llama_cpp::begins_answer;
-use crate::faces::http::page::{ApiRequest, record_refusal, read};
+use crate::faces::http::page::{ApiRequest, read, record_refusal};
 use crate::faces::http::prediction::prediction;
 use crate::faces::http::said::AnswerContent;
 use crate::faces::http::structure::structure;
 use crate::faces::http::{tokens, tools};
-use crate::front::ask::{ParsedRequest, CutSide, Purpose};
+use crate::front::ask::{CutSide, ParsedRequest, Purpose};
 use crate::front::frontend::Frontend;
 use crate::front::generation::Prompt;
 use crate::front::recorder::{Caller, Face, Recorder};
@@ -40,11 +40,12 @@ pub async fn batch(State(front): State<Arc<Frontend>>, request: Request) -> Resu
     let mut recorder = Recorder::start(Face::Http, &Caller::of_http(request.headers()));
     let read = read(&front, request).await;
     let page = record_refusal(&mut recorder, read)?;
-    let result =
-        parse_request(page, &front.config.limits, conversations).and_then(|(parsed, options, format)| match options.streaming {
+    let result = parse_request(page, &front.config.limits, conversations).and_then(|(parsed, options, format)| {
+        match options.streaming {
             Some(_) => Err(Refusal::invalid("stream", "is for one conversation")),
             None => Ok((parsed, options, format)),
-        });
+        }
+    });
     let (parsed, options, format) = record_refusal(&mut recorder, result.map_err(HttpError::from))?;
     answer(front, parsed, options, recorder, format).await
 }
@@ -108,7 +109,12 @@ fn parse_request(
     sampling.structure = structure.map(|requested| requested.structure);
     options.streaming = fields.stream(&sampling)?;
     let needs_progress = fields.needs_progress(options.streaming.is_some())?;
-    let parsed = ParsedRequest { purpose: Purpose::Generate(Box::new(sampling)), echo: options.verbose, needs_progress: tells_progress: needs_progress, ..parsed };
+    let parsed = ParsedRequest {
+        purpose: Purpose::Generate(Box::new(sampling)),
+        echo: options.verbose,
+        needs_progress,
+        ..parsed
+    };
     Ok((page.complete_request(parsed, options.streaming, limits)?, options, format))
 }
 

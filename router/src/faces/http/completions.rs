@@ -7,11 +7,11 @@ use crate::faces::http::fields::{Fields, RequestOptions, token_ids, wrong};
 use crate::faces::http::format::{AnswerFormat, Echo, TokenNames};
 use crate::faces::http::infill::{self, Infill};
 use crate::faces::http::known::Endpoint;
-use crate::faces::http::page::{ApiRequest, record_refusal, read};
+use crate::faces::http::page::{ApiRequest, read, record_refusal};
 use crate::faces::http::prediction::prediction;
 use crate::faces::http::said::AnswerContent;
 use crate::faces::http::structure::structure;
-use crate::front::ask::{ParsedRequest, CutSide, Purpose};
+use crate::front::ask::{CutSide, ParsedRequest, Purpose};
 use crate::front::frontend::Frontend;
 use crate::front::generation::Prompt;
 use crate::front::recorder::{Caller, Face, Recorder};
@@ -34,7 +34,11 @@ pub async fn completions(State(front): State<Arc<Frontend>>, request: Request) -
     answer_page(front, page, recorder).await
 }
 
-pub async fn answer_page(front: Arc<Frontend>, page: ApiRequest, mut recorder: Recorder) -> Result<Response, HttpError> {
+pub async fn answer_page(
+    front: Arc<Frontend>,
+    page: ApiRequest,
+    mut recorder: Recorder,
+) -> Result<Response, HttpError> {
     let limits = &front.config.limits;
     let result = parse_request(&front, page).await.map_err(HttpError::from);
     let (parsed, options) = record_refusal(&mut recorder, result)?;
@@ -62,7 +66,12 @@ async fn prompts(front: &Frontend, model: &str, fields: &mut Fields) -> Result<V
     Ok(vec![infill::prompt(front, &front.text(model)?, parts, "suffix").await?])
 }
 
-fn build_request(mut page: ApiRequest, model: String, prompts: Vec<Input>, limits: &RouterLimits) -> Result<(ParsedRequest, RequestOptions), Refusal> {
+fn build_request(
+    mut page: ApiRequest,
+    model: String,
+    prompts: Vec<Input>,
+    limits: &RouterLimits,
+) -> Result<(ParsedRequest, RequestOptions), Refusal> {
     let fields = &mut page.fields;
     let mut sampling = fields.sampling()?;
     sampling.logprobs = fields.unsigned("logprobs")?;
@@ -89,7 +98,7 @@ fn build_request(mut page: ApiRequest, model: String, prompts: Vec<Input>, limit
     options.streaming = fields.stream(&sampling)?;
     sampling.prompt_logprobs = sampling.prompt_logprobs.max(echoed(&sampling, &options));
     let needs_progress = fields.needs_progress(options.streaming.is_some())?;
-    let parsed = ParsedRequest { purpose: Purpose::Generate(Box::new(sampling)), needs_progress: tells_progress: needs_progress, ..parsed };
+    let parsed = ParsedRequest { purpose: Purpose::Generate(Box::new(sampling)), needs_progress, ..parsed };
     let parsed = page.complete_request(parsed, options.streaming, limits)?;
     match options.is_prompt_only && parsed.certificate {
         true => Err(Refusal::invalid("certificate", "is of an answer, and `max_tokens` is 0")),

@@ -4,8 +4,8 @@ use crate::faces::http::completions::inputs;
 use crate::faces::http::error::HttpError;
 use crate::faces::http::fields::Fields;
 use crate::faces::http::known::Endpoint;
-use crate::faces::http::page::{ApiRequest, record_refusal, read};
-use crate::front::ask::{ParsedRequest, CutSide};
+use crate::faces::http::page::{ApiRequest, read, record_refusal};
+use crate::front::ask::{CutSide, ParsedRequest};
 use crate::front::frontend::Frontend;
 use crate::front::frontend::unix_seconds;
 use crate::front::recorder::{Caller, Face, Recorder};
@@ -60,7 +60,19 @@ fn parse_request(front: &Frontend, page: ApiRequest) -> Result<(ParsedRequest, E
     let (priority, deadline, cache_salt) = (fields.priority()?, fields.deadline()?, fields.cache_salt()?);
     // The default of vLLM's encoders.
     let truncation = fields.truncation(CutSide::Right)?;
-    Ok((ParsedRequest { model, prompts, truncation, tenant, priority, deadline, cache_salt, ..ParsedRequest::default() }, encoding))
+    Ok((
+        ParsedRequest {
+            model,
+            prompts,
+            truncation,
+            tenant,
+            priority,
+            deadline,
+            cache_salt,
+            ..ParsedRequest::default()
+        },
+        encoding,
+    ))
 }
 
 /// Refuses to shorten an embedding: for most models, a prefix of the vector is not an embedding.

@@ -236,7 +236,8 @@ impl Fields {
 
     /// Refuses fields that another page supports and this one does not.
     pub fn refuse(&self, names: &[&'static str]) -> Result<(), Refusal> {
-        let is_set = |name: &&&'static str| self.0.get(**name).is_some_and(|value| !NeutralValues::Empty.contain(value));
+        let is_set =
+            |name: &&&'static str| self.0.get(**name).is_some_and(|value| !NeutralValues::Empty.contain(value));
         match names.iter().find(is_set) {
             Some(name) => Err(Refusal::invalid(name, "is not supported here")),
             None => Ok(()),

@@ -4,7 +4,7 @@
 use crate::faces::http::fields::RequestOptions;
 use crate::faces::http::said::AnswerContent;
 use crate::faces::http::stopwatch::Stopwatch;
-use crate::faces::http::timings::{metrics, add_progress, timings};
+use crate::faces::http::timings::{add_progress, metrics, timings};
 use crate::front::frontend::Frontend;
 use crate::front::generation::{Generation, GenerationEvent, Prompt, has_content};
 use crate::front::progress::PromptProgress;
@@ -203,9 +203,10 @@ impl Envelope {
 
     /// Whether this client needs a chunk for the delta.
     pub fn needs_chunk(&self, delta: &v1::Delta) -> bool {
-        let RequestOptions { logprobs, token_ids, is_prompt_only: nothing_new: is_prompt_only, .. } = self.options;
-        let is_visible =
-            has_content(delta) || (logprobs && !delta.logprobs.is_empty()) || (token_ids && !delta.token_ids.is_empty());
+        let RequestOptions { logprobs, token_ids, is_prompt_only, .. } = self.options;
+        let is_visible = has_content(delta)
+            || (logprobs && !delta.logprobs.is_empty())
+            || (token_ids && !delta.token_ids.is_empty());
         is_visible && !is_prompt_only
     }
 }

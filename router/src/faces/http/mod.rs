@@ -117,7 +117,9 @@ fn routes(front: Arc<Frontend>, visitors: Arc<Visitors>) -> Router {
         // Within the layer of keys: a client without a key gets no information.
         let pages = match api.keys {
             KeyRequirement::NotRequired => pages,
-            KeyRequirement::Bearer => pages.route_layer(reported).route_layer(from_fn_with_state(front.clone(), door::authorize)),
+            KeyRequirement::Bearer => {
+                pages.route_layer(reported).route_layer(from_fn_with_state(front.clone(), door::authorize))
+            }
             KeyRequirement::Operator => pages.route_layer(from_fn_with_state(front.clone(), door::authorize_cluster)),
             KeyRequirement::BearerOrBare => {
                 pages.route_layer(reported).route_layer(from_fn_with_state(front.clone(), door::authorize_either))
@@ -175,7 +177,11 @@ fn apis(config: &Config) -> Vec<Api> {
         bearer("vLLM", vllm::routes()),
     ];
     if config.operators.is_none() {
-        all.push(Api { name: "Lockstep", keys: KeyRequirement::NotRequired, routes: vec![metrics_page(config.pages_off)] });
+        all.push(Api {
+            name: "Lockstep",
+            keys: KeyRequirement::NotRequired,
+            routes: vec![metrics_page(config.pages_off)],
+        });
         let mut routes = browser::cluster();
         routes.push(cluster_page());
         all.push(Api { name: "Lockstep", keys: KeyRequirement::Operator, routes });

@@ -6,7 +6,7 @@ use crate::faces::SESSION;
 use crate::faces::http::error::HttpError;
 use crate::faces::http::fields::{Fields, StreamOptions};
 use crate::faces::http::packed::{BodyEncoding, unpacked};
-use crate::front::ask::{ParsedRequest, BodyPermit};
+use crate::front::ask::{BodyPermit, ParsedRequest};
 use crate::front::frontend::Frontend;
 use crate::front::recorder::Recorder;
 use crate::front::resume::Resume;
@@ -31,7 +31,12 @@ pub struct ApiRequest {
 
 impl ApiRequest {
     /// Completes a request with the fields that all pages share.
-    pub fn complete_request(mut self, parsed: ParsedRequest, streaming: Option<StreamOptions>, limits: &RouterLimits) -> Result<ParsedRequest, Refusal> {
+    pub fn complete_request(
+        mut self,
+        parsed: ParsedRequest,
+        streaming: Option<StreamOptions>,
+        limits: &RouterLimits,
+    ) -> Result<ParsedRequest, Refusal> {
         let certificate = self.fields.boolean("certificate")?.unwrap_or(false);
         let cache_salt = self.fields.cache_salt()?;
         let (session, resume) = (self.fields.session(), self.resume(streaming, limits)?);
@@ -40,7 +45,11 @@ impl ApiRequest {
     }
 
     /// The same for pages whose streams carry no positions.
-    pub fn complete_unresumable_request(self, parsed: ParsedRequest, limits: &RouterLimits) -> Result<ParsedRequest, Refusal> {
+    pub fn complete_unresumable_request(
+        self,
+        parsed: ParsedRequest,
+        limits: &RouterLimits,
+    ) -> Result<ParsedRequest, Refusal> {
         match self.last_event_id.as_str() {
             "" => self.complete_request(parsed, None, limits),
             _ => Err(Refusal::invalid("Last-Event-ID", "streams of this page cannot be resumed")),

@@ -24,7 +24,7 @@ use tokio_stream::StreamExt;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tower::Service;
-use wire::{Connection, HEADERS_BYTES_MAX, OfferedTls, RESETS_OWN_MAX, RESETS_PENDING_MAX, STREAMS_MAX, AlpnProtocol};
+use wire::{AlpnProtocol, Connection, HEADERS_BYTES_MAX, OfferedTls, RESETS_OWN_MAX, RESETS_PENDING_MAX, STREAMS_MAX};
 
 /// The answer to a connection beyond the limit.
 const FULL: &[u8] =

@@ -11,7 +11,12 @@ use serde_json::Value;
 const KIND_CHARS_MAX: usize = 40;
 
 /// Builds a request for an answer to one prompt.
-pub fn prompt_request(fields: &mut Fields, model: String, prompt: Input, sampling: v1::Sampling) -> Result<ParsedRequest, Refusal> {
+pub fn prompt_request(
+    fields: &mut Fields,
+    model: String,
+    prompt: Input,
+    sampling: v1::Sampling,
+) -> Result<ParsedRequest, Refusal> {
     Ok(ParsedRequest {
         model,
         prompts: vec![prompt],

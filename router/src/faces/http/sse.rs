@@ -49,7 +49,7 @@ pub fn stream<V: EventWriter>(mut writer: V, generation: Generation, front: &Fro
     let silence = Box::pin(tokio::time::sleep(silence_max));
     let headers = [("content-type", V::CONTENT_TYPE), ("cache-control", "no-cache"), ("x-accel-buffering", "no")];
     let head = certificate::with_headers(headers.into_response(), &generation.started);
-    let body = Events { writer: voice: writer, generation, written, ended: false, silence, silence_max };
+    let body = Events { writer, generation, written, ended: false, silence, silence_max };
     head.map(|_| Body::from_stream(front.reader_watch.watched(body)))
 }
 

@@ -10,7 +10,7 @@ mod conversation;
 mod room;
 mod run;
 
-pub use conversation::{ReadConversation, StoredItem, ConversationTurn};
+pub use conversation::{ConversationTurn, ReadConversation, StoredItem};
 pub use room::RoomPermit;
 pub use run::{BackgroundRun, RunLog};
 

@@ -41,7 +41,12 @@ pub(super) fn read(chat: v1::Chat) -> Result<ReadChat, Refusal> {
     let choice = choice(chat.tool_choice.unwrap_or_default(), &tools)?;
     let has_tools = choice != ToolChoice::None && !shown.is_empty();
     let conversation = Conversation {
-        messages: chat.messages.into_iter().enumerate().map(|(i, chat_message)| message(i, chat_message)).collect::<Result<_, _>>()?,
+        messages: chat
+            .messages
+            .into_iter()
+            .enumerate()
+            .map(|(i, chat_message)| message(i, chat_message))
+            .collect::<Result<_, _>>()?,
         tools: has_tools.then(|| Value::Array(shown)),
         documents: documents(&chat.documents)?,
         variables: variables(&chat.template_variables)?,
@@ -227,7 +232,8 @@ mod tests {
     #[test]
     fn arguments_are_objects_and_absent_members_are_absent() {
         let call = v1::ToolCall { id: "a1".into(), name: "f".into(), arguments: "{\"x\": 1}".into() };
-        let chat_message = v1::ChatMessage { role: "assistant".into(), tool_calls: vec![call], ..v1::ChatMessage::default() };
+        let chat_message =
+            v1::ChatMessage { role: "assistant".into(), tool_calls: vec![call], ..v1::ChatMessage::default() };
         let function = json!({ "name": "f", "arguments": { "x": 1 } });
         let expected = json!({
             "role": "assistant", "content": "",

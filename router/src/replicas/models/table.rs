@@ -9,7 +9,7 @@ use crate::board::pick::VersionId;
 use crate::link::versions::Version;
 use crate::link::view::ReplicaInfo;
 use crate::refusal::{NoResume, Refusal};
-use crate::replicas::models::routes::{ModelRoutes, VersionPattern, RouteTable, Share, heaviest, route};
+use crate::replicas::models::routes::{ModelRoutes, RouteTable, Share, VersionPattern, heaviest, route};
 use crate::replicas::models::text::ModelText;
 use crate::replicas::pool::Replicas;
 use proto::v1;

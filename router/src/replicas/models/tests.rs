@@ -1,6 +1,6 @@
 //! Routes as lines, and which version gets which key.
 
-use super::routes::{ModelRoutes, VersionPattern, Share, heaviest, route};
+use super::routes::{ModelRoutes, Share, VersionPattern, heaviest, route};
 use super::unserved::{RouteChange, UnservedVersions};
 use crate::link::versions::{Version, versions};
 use crate::link::view::{ReplicaInfo, View};

@@ -107,7 +107,11 @@ impl ModelText {
     }
 
     /// Returns the same, and where each token stands in the text. Token ids that were sent stand in no text.
-    pub(crate) fn encode_with_places(&self, input: Input, now: u64) -> Result<(EncodedInput, Option<TokenSpans>), Refusal> {
+    pub(crate) fn encode_with_places(
+        &self,
+        input: Input,
+        now: u64,
+    ) -> Result<(EncodedInput, Option<TokenSpans>), Refusal> {
         let (encoded, text) = self.encoded_of(input, true, now)?;
         let places = text.map(|text| self.tokenizer.places(&text, &encoded.ids));
         Ok((encoded, places))
@@ -225,7 +229,12 @@ fn dialect_of(template: &ChatTemplate) -> Dialect {
 
 /// Sets how much the model is to think in the template's variables. A template that has only a switch gets it on or
 /// off. A template that reads no such variable would think as before.
-fn apply_effort(template: &ChatTemplate, dialect: Dialect, chat: &mut Conversation, effort: String) -> Result<(), Refusal> {
+fn apply_effort(
+    template: &ChatTemplate,
+    dialect: Dialect,
+    chat: &mut Conversation,
+    effort: String,
+) -> Result<(), Refusal> {
     let is_none = effort == "none";
     // A model that does not think has no degrees of it.
     let mut is_applied = !dialect.has_thoughts();

@@ -9,7 +9,7 @@ mod pages;
 mod products;
 
 use super::isa::{Isa, Kernel, dispatch};
-use super::kv::{HEAD_DIM_MAX, KvPlane, Kv, Rope, RopeStore};
+use super::kv::{HEAD_DIM_MAX, Kv, KvPlane, Rope, RopeStore};
 use super::lanes::{LANES, Lanes, Real};
 use super::math::exp;
 use super::memory::SharedPtr;
@@ -125,8 +125,11 @@ struct WeightedValues {
 }
 
 impl WeightedValues {
-    const EMPTY: WeightedValues =
-        WeightedValues { largest: [0.0; QUERIES_MAX], sum: [0.0; QUERIES_MAX], values: [[0.0; HEAD_DIM_MAX]; QUERIES_MAX] };
+    const EMPTY: WeightedValues = WeightedValues {
+        largest: [0.0; QUERIES_MAX],
+        sum: [0.0; QUERIES_MAX],
+        values: [[0.0; HEAD_DIM_MAX]; QUERIES_MAX],
+    };
 }
 
 /// What is kept of the positions so far, and room for one tile.
@@ -236,7 +239,14 @@ impl AttentionJob<'_> {
 
     /// scores = q · k * scale: [n_queries, positions of the tile]
     #[inline(always)]
-    fn score<L: Lanes>(&self, queries: &[Query], blocks: &[BlockId], kv_head: usize, tile: usize, state: &mut AttentionState) {
+    fn score<L: Lanes>(
+        &self,
+        queries: &[Query],
+        blocks: &[BlockId],
+        kv_head: usize,
+        tile: usize,
+        state: &mut AttentionState,
+    ) {
         let n = queries.len();
         let (q, scores) = (&state.queries[..n * self.call.heads.head_dim], &mut state.scores[..n]);
         for (i, block) in blocks.iter().enumerate().skip(out_of_sight(queries, tile)) {

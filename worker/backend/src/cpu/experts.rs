@@ -178,7 +178,8 @@ impl Experts for Cpu {
         let scores = scores.rows(n_rows, n_experts);
         assert!(n_rows * n_used <= routes.chosen.len(), "{n_rows} rows of choices in room for fewer");
         routes.n_rows = n_rows;
-        let (chosen, weights) = (SharedPtr::new(routes.chosen.as_mut_ptr()), SharedPtr::new(routes.weights.as_mut_ptr()));
+        let (chosen, weights) =
+            (SharedPtr::new(routes.chosen.as_mut_ptr()), SharedPtr::new(routes.weights.as_mut_ptr()));
         let (routing, isa) = (routes.routing, self.config.isa);
         let (sigmoids, correction) = (SharedPtr::new(routes.sigmoids.as_mut_ptr()), correction.map(|of| &**of));
         assert!(correction.is_none_or(|of| of.len() == n_experts), "a correction for each expert");

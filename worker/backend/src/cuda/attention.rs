@@ -169,7 +169,14 @@ impl Cuda {
         unsafe { self.launch(plan.kernel(), plan.grid(heads, reads.n_items, 1), args) };
     }
 
-    fn attend_split(&self, plan: &AttentionPlan, heads: &Heads, reads: &AttentionInputs, scratch: &DeviceScratch, out: u64) {
+    fn attend_split(
+        &self,
+        plan: &AttentionPlan,
+        heads: &Heads,
+        reads: &AttentionInputs,
+        scratch: &DeviceScratch,
+        out: u64,
+    ) {
         let AttentionInputs { qkv, kv, items, blocks, positions, .. } = *reads;
         let partial = scratch.partial.at(0);
         let (tile_first, n_tiles) = (plan.tile_first, plan.n_tiles);

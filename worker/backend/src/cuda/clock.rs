@@ -25,7 +25,12 @@ fn place(pass: u64) -> usize {
 impl Clock {
     pub fn new(context: &Arc<Context>) -> Result<Clock> {
         let ring = || -> Result<[CudaEvent; RING]> {
-            Ok([CudaEvent::timed(context)?, CudaEvent::timed(context)?, CudaEvent::timed(context)?, CudaEvent::timed(context)?])
+            Ok([
+                CudaEvent::timed(context)?,
+                CudaEvent::timed(context)?,
+                CudaEvent::timed(context)?,
+                CudaEvent::timed(context)?,
+            ])
         };
         Ok(Clock { begins: ring()?, ends: ring()?, n_begun: 0, last: 0, busy_micros: 0, idle_micros: 0 })
     }

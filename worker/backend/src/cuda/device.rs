@@ -2,7 +2,7 @@
 
 use super::clock::Clock;
 use super::draws::DrawScratch;
-use super::driver::{Bytes, Card, Context, Driver, CudaEvent, Shape, Stream};
+use super::driver::{Bytes, Card, Context, CudaEvent, Driver, Shape, Stream};
 use super::fault::FirstError;
 use super::graphs::Graphs;
 use super::kernels::Kernels;

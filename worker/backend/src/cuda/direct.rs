@@ -156,7 +156,13 @@ impl Cuda {
     }
 
     /// Begins to copy `n_cols` columns of `n_rows` rows.
-    pub fn copy_columns(&self, to: DeviceColumns<'_>, from: DeviceColumns<'_>, n_cols: usize, n_rows: usize) -> Result<()> {
+    pub fn copy_columns(
+        &self,
+        to: DeviceColumns<'_>,
+        from: DeviceColumns<'_>,
+        n_cols: usize,
+        n_rows: usize,
+    ) -> Result<()> {
         self.stream.copy_columns(to.pitched(), from.pitched(), n_cols * FLOAT, n_rows)
     }
 

@@ -2,7 +2,7 @@
 
 use super::driver::{Bytes, Context, CudaEvent, PinnedMemory};
 use crate::cpu::sample::{UneditedDraw, unedited};
-use crate::{Draw, Result, DrawError};
+use crate::{Draw, DrawError, Result};
 use bytemuck::{Pod, Zeroable};
 use std::sync::Arc;
 use types::TokenOut;
@@ -71,7 +71,11 @@ pub(super) struct DrawReadback {
 
 impl DrawReadback {
     fn new(context: &Arc<Context>, n_bytes: usize) -> Result<DrawReadback> {
-        Ok(DrawReadback { pinned: PinnedMemory::zeroed(context, "draws", n_bytes)?, passed: CudaEvent::new(context)?, pass: 0 })
+        Ok(DrawReadback {
+            pinned: PinnedMemory::zeroed(context, "draws", n_bytes)?,
+            passed: CudaEvent::new(context)?,
+            pass: 0,
+        })
     }
 }
 
@@ -146,7 +150,9 @@ pub(super) enum DrawPath {
 
 impl DrawPath {
     pub fn of(draw: &Draw<'_>, n_vocab: usize) -> DrawPath {
-        let Some(UneditedDraw { key, scale, scale_f32, least, top_p, top_k }) = unedited(draw) else { return DrawPath::Host };
+        let Some(UneditedDraw { key, scale, scale_f32, least, top_p, top_k }) = unedited(draw) else {
+            return DrawPath::Host;
+        };
         let wants_logprob = draw.sampling.logprobs.is_some().into();
         let top_k = if top_k as usize >= n_vocab { 0 } else { top_k };
         if top_k == 0 && top_p >= 1.0 {

@@ -287,7 +287,13 @@ impl Stream {
     }
 
     /// Copies columns of rows within the device: `n_bytes` of each row.
-    pub fn copy_columns(&self, to: PitchedRows<'_>, from: PitchedRows<'_>, n_bytes: usize, n_rows: usize) -> Result<()> {
+    pub fn copy_columns(
+        &self,
+        to: PitchedRows<'_>,
+        from: PitchedRows<'_>,
+        n_bytes: usize,
+        n_rows: usize,
+    ) -> Result<()> {
         if n_bytes == 0 || n_rows == 0 {
             return Ok(());
         }

@@ -77,7 +77,12 @@ impl Routes {
             gate_up: cuda.buffer(n_choices, 2 * inner)?,
             inner: cuda.buffer(n_choices, inner)?,
             y: cuda.buffer(n_choices, hidden)?,
-            addresses: Mutex::new(ExpertAddresses { bytes: addresses, end: 0, known: BTreeMap::new(), runs: Vec::new() }),
+            addresses: Mutex::new(ExpertAddresses {
+                bytes: addresses,
+                end: 0,
+                known: BTreeMap::new(),
+                runs: Vec::new(),
+            }),
         })
     }
 }

@@ -40,7 +40,18 @@ type CreateFn = unsafe extern "C" fn(*mut RawHandle) -> LtStatus;
 type DestroyFn = unsafe extern "C" fn(RawHandle) -> LtStatus;
 type SetAttributeFn = unsafe extern "C" fn(RawHandle, c_int, *const c_void, usize) -> LtStatus;
 type CreateLayoutFn = unsafe extern "C" fn(*mut RawHandle, c_int, u64, u64, i64) -> LtStatus;
-type Heuristic = unsafe extern "C" fn(RawHandle, RawHandle, RawHandle, RawHandle, RawHandle, RawHandle, RawHandle, c_int, *mut HeuristicResult, *mut c_int) -> LtStatus;
+type Heuristic = unsafe extern "C" fn(
+    RawHandle,
+    RawHandle,
+    RawHandle,
+    RawHandle,
+    RawHandle,
+    RawHandle,
+    RawHandle,
+    c_int,
+    *mut HeuristicResult,
+    *mut c_int,
+) -> LtStatus;
 type Multiply = unsafe extern "C" fn(
     RawHandle,
     RawHandle,
@@ -139,7 +150,12 @@ impl LtApi {
     }
 
     /// Returns an object that the library makes, with the function that destroys it.
-    fn made(&self, what: &'static str, end: DestroyFn, make: impl FnOnce(*mut RawHandle) -> LtStatus) -> Result<LtObject> {
+    fn made(
+        &self,
+        what: &'static str,
+        end: DestroyFn,
+        make: impl FnOnce(*mut RawHandle) -> LtStatus,
+    ) -> Result<LtObject> {
         let mut raw = std::ptr::null_mut();
         check_status(what, make(&mut raw))?;
         Ok(LtObject { raw, end })
@@ -364,7 +380,9 @@ impl Library {
         let preference = table.made("describe a choice", table.end_preference, make)?;
         let set = |attribute, value: *const c_void, n_bytes| {
             // SAFETY: reads so many bytes of one number, which the caller holds.
-            check_status("take a preference", unsafe { (table.set_preference)(preference.raw, attribute, value, n_bytes) })
+            check_status("take a preference", unsafe {
+                (table.set_preference)(preference.raw, attribute, value, n_bytes)
+            })
         };
         let workspace = self.workspace.len() as u64;
         set(PREF_MAX_WORKSPACE_BYTES, std::ptr::from_ref(&workspace).cast(), size_of::<u64>())?;

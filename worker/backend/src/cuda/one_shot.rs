@@ -183,7 +183,11 @@ impl Cuda {
         // SAFETY: this rank's planes have the checked length, a buffer has room for everything that a block may copy
         // there, and the holder of the buffers and the words drops them when the stream has finished.
         unsafe {
-            self.launch(Kernel::SumOneShot, shape, arguments![at, stride as u64, n as u32, ranks, control_at, patience]);
+            self.launch(
+                Kernel::SumOneShot,
+                shape,
+                arguments![at, stride as u64, n as u32, ranks, control_at, patience],
+            );
         }
     }
 }

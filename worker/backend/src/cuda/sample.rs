@@ -3,12 +3,12 @@
 
 use super::buffer::Buffer;
 use super::device::Cuda;
-use super::draws::{DrawReadback, DrawScratch, DrawResult, FilterRow, DrawPath};
+use super::draws::{DrawPath, DrawReadback, DrawResult, DrawScratch, FilterRow};
 use super::driver::Shape;
 use super::kernels::arguments;
 use super::lock::lock;
 use super::table::Kernel;
-use crate::{Draw, DrawMask, Drawing, Sample, DrawError};
+use crate::{Draw, DrawError, DrawMask, Drawing, Sample};
 use types::TokenOut;
 
 const NONE: u32 = u32::MAX;

@@ -86,7 +86,10 @@ impl Uploads {
     pub fn new(context: &Arc<Context>, n_bytes: usize) -> Result<Uploads> {
         let n_bytes = n_bytes.next_multiple_of(ALIGNMENT);
         let half = || -> Result<UploadBuffer> {
-            Ok(UploadBuffer { pinned: PinnedMemory::zeroed(context, "what a pass tells", n_bytes)?, passed: CudaEvent::new(context)? })
+            Ok(UploadBuffer {
+                pinned: PinnedMemory::zeroed(context, "what a pass tells", n_bytes)?,
+                passed: CudaEvent::new(context)?,
+            })
         };
         let device = Bytes::new(context, "what a pass tells", n_bytes)?;
         Ok(Uploads { halves: [half()?, half()?], turn: 0, device, end: 0, batch: UploadedPass::default() })

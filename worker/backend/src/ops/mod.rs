@@ -17,7 +17,7 @@ pub use pointwise::Pointwise;
 pub use recurrence::{
     ConvolutionCall, ConvolvedChannels, Recurrence, RecurrenceCall, RecurrentHeads, RecurrentWeights, StateRule,
 };
-pub use sample::{Draw, DrawMask, Drawing, Sample, Score, DrawError};
+pub use sample::{Draw, DrawError, DrawMask, Drawing, Sample, Score};
 
 use crate::{Pass, Result};
 

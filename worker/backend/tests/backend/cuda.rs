@@ -5,7 +5,7 @@ use crate::emulator::functions::dot;
 use crate::fake_cuda::on_fake_cuda;
 use crate::{fake_cuda, numbers, on_device};
 use backend::cpu::{CpuConfig, Isa};
-use backend::cuda::{Arch, DeviceColumns, Compiler, Cuda, CudaConfig, Driver, compile};
+use backend::cuda::{Arch, Compiler, Cuda, CudaConfig, DeviceColumns, Driver, compile};
 use backend::{Batch, BatchLimits, BlockTables, Device, Error, Linear, Memory, PassSlice, Repeat, Repeats};
 use half::bf16;
 use std::io::Write;

@@ -10,7 +10,7 @@
 //! Each direction of each connection has its own key, so a frame's number in its direction is a nonce that no other
 //! frame has. A frame that was dropped, repeated or moved has another number, and its tag is wrong there.
 
-use crate::frame::{FrameHead, HEAD_WORDS, TAG_WORDS, SealTag};
+use crate::frame::{FrameHead, HEAD_WORDS, SealTag, TAG_WORDS};
 use crate::plan::LinkEncryption;
 use ring::aead::{AES_256_GCM, Aad, CHACHA20_POLY1305, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
 

@@ -4,7 +4,7 @@ use super::{LinkFault, Result};
 use crate::frame::{FrameHead, FrameStart, HEAD_WORDS, TAG_WORDS, frame_words};
 use crate::futex;
 use crate::region::Region;
-use crate::ring::{Cursors, InvalidCursor, RingReader, Reservation, RingWriter};
+use crate::ring::{Cursors, InvalidCursor, Reservation, RingReader, RingWriter};
 use crate::sync::Ordering;
 use std::io::ErrorKind;
 use std::net::TcpStream;

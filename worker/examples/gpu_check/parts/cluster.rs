@@ -2,7 +2,7 @@
 //! preemption, and on grids whose ranks exchange through the host, NCCL and each other's memory. Also the error when a
 //! rank is lost.
 
-use super::{Done, Finding, Group, Options, FindingSink};
+use super::{Done, Finding, FindingSink, Group, Options};
 use crate::common::grid::Threads;
 use crate::common::{Alone, CONTEXT, Plan, Played, Player, RUNNING_MAX, requests};
 use crate::whole::{NAMES, distance, graphs_keep_bits, keeps_its_bits};

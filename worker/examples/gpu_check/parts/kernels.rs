@@ -1,7 +1,7 @@
 //! The part `kernels`: compares every kernel with the CPU, in small shapes and in the shapes of models, and checks that
 //! every batch gives the same bits.
 
-use super::{Done, Finding, Group, Options, FindingSink, cuda};
+use super::{Done, Finding, FindingSink, Group, Options, cuda};
 use crate::on_device::shapes::{self, REAL, SMALL, Sizes};
 use crate::on_device::{self, Check, every};
 use backend::cuda::Cuda;

@@ -303,7 +303,9 @@ fn settings(card: &Card) -> Value {
         Err(why) => json!(format!("nvidia-smi: {why}")),
         Ok(text) => {
             let values = text.trim().split(", ");
-            Value::Object(QUERY_FIELDS.iter().zip(values).map(|(name, value)| ((*name).to_owned(), json!(value))).collect())
+            Value::Object(
+                QUERY_FIELDS.iter().zip(values).map(|(name, value)| ((*name).to_owned(), json!(value))).collect(),
+            )
         }
     }
 }

@@ -41,7 +41,7 @@ impl Page {
     /// Replaces the file at once, so that it is never half written.
     fn write(&self, is_whole: bool) -> io::Result<()> {
         let each = self.findings.iter().map(|(part, finding)| {
-            let Finding { name, outcome, details: told: details } = finding;
+            let Finding { name, outcome, details } = finding;
             json!({ "part": part, "name": name, "outcome": outcome.name(), "told": details })
         });
         let page = json!({
@@ -64,7 +64,7 @@ impl Page {
     pub fn finish(self, is_whole: bool) -> Result<bool, String> {
         self.write(is_whole).map_err(|error| format!("{}: {error}", self.out.display()))?;
         println!("device: {}", self.device);
-        for (part, Finding { name, outcome, details: told: details }) in &self.findings {
+        for (part, Finding { name, outcome, details }) in &self.findings {
             println!("{part:<8} {:<8} {name}: {details}", outcome.name());
         }
         let count = |outcome| self.findings.iter().filter(|(_, finding)| finding.outcome == outcome).count();

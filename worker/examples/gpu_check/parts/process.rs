@@ -33,7 +33,7 @@ impl Word {
 
 /// Reports a finding to the parent process.
 pub fn send_finding(found: &Finding) {
-    let Finding { name, outcome, details: told: details } = found;
+    let Finding { name, outcome, details } = found;
     println!("{MARK}{}", json!({ "name": name, "outcome": outcome.name(), "told": details }));
 }
 
@@ -55,7 +55,9 @@ enum ProcessLine {
 fn parse_line(line: &str) -> Option<ProcessLine> {
     let value: Value = serde_json::from_str(line.split_once(MARK)?.1).ok()?;
     match &value {
-        Value::String(text) => Word::ALL.iter().find(|(_, name)| name == text).map(|(word, _)| ProcessLine::Word(*word)),
+        Value::String(text) => {
+            Word::ALL.iter().find(|(_, name)| name == text).map(|(word, _)| ProcessLine::Word(*word))
+        }
         _ => parse_finding(&value).map(ProcessLine::Found),
     }
 }
@@ -157,7 +159,9 @@ impl Process {
 
     fn gone(mut self, requests: &[GroupRequest<'_>], take: Take<'_>) -> Result<usize, String> {
         let why = ended(&mut self.child, false);
-        let Some(GroupRequest { name, .. }) = requests.get(self.group).filter(|_| !self.leaves) else { return Ok(self.group) };
+        let Some(GroupRequest { name, .. }) = requests.get(self.group).filter(|_| !self.leaves) else {
+            return Ok(self.group);
+        };
         if !self.has_begun && self.group > self.first {
             // The group before this one may be the cause.
             let last = self.group - 1;

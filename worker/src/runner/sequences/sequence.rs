@@ -3,8 +3,8 @@
 
 use crate::runner::guesses::{Guesser, Guesses};
 use crate::runner::sequences::limits::{SequenceLimits, Violation};
-use crate::runner::sequences::untold::{DrawnTokens, UNKNOWN, PendingDraw};
-use backend::{Batch, PassSlice, DrawError};
+use crate::runner::sequences::untold::{DrawnTokens, PendingDraw, UNKNOWN};
+use backend::{Batch, DrawError, PassSlice};
 use std::ops::Range;
 use types::cache::blocks_for;
 use types::{BLOCK_TOKENS, BlockId, Failure, Goal, Request, Sampling, Slice, Token, TokenOut, Want};

@@ -187,7 +187,9 @@ fn a_failed_draw_leaves_the_same_rows_on_all_ranks() {
     let mut sampler = sequences();
     run(&mut sampler, &first, None).unwrap();
     let expected = run(&mut sampler, &next, Some(5)).unwrap().0.tokens;
-    for tokens in [TokenSource::Receives { late_max: 0 }, TokenSource::Receives { late_max: 3 }, TokenSource::NeverKnows] {
+    for tokens in
+        [TokenSource::Receives { late_max: 0 }, TokenSource::Receives { late_max: 3 }, TokenSource::NeverKnows]
+    {
         let mut sequences = sequences_that(tokens);
         run_receiving(&mut sequences, &first, None);
         assert_eq!(run_receiving(&mut sequences, &next, None).0, expected);

@@ -98,7 +98,9 @@ async fn growing_cache_has_exactly_its_target() {
         while !is_there(&joined.next_kv_report().await.unwrap()) {}
     }
     // A target of another epoch is ignored.
-    joined.send(rank_frame::Frame::KvWanted(KvWanted { epoch_incarnation, epoch_n: epoch_n + 1, parts: 9, n: 9 })).await;
+    joined
+        .send(rank_frame::Frame::KvWanted(KvWanted { epoch_incarnation, epoch_n: epoch_n + 1, parts: 9, n: 9 }))
+        .await;
     for _ in 0..3 {
         assert_eq!(joined.next_kv_report().await.unwrap().parts, first);
     }

@@ -90,7 +90,7 @@ pub async fn watch(
     let shown = topics.into_iter().map(|topic| (topic, None)).collect();
     let watcher = front.reader_watch.clone();
     let (found, last_sent) = (VecDeque::new(), Instant::now());
-    let changes = BrowserEvents { front, viewer, shown, found, looks, last_sent: spoke: last_sent, is_over: false, _place: place };
+    let changes = BrowserEvents { front, viewer, shown, found, looks, last_sent, is_over: false, _place: place };
     let headers = [("content-type", "text/event-stream"), ("cache-control", "no-store"), ("x-accel-buffering", "no")];
     let head: Response = headers.into_response();
     Ok(head.map(|_| Body::from_stream(watcher.watched(changes))))

@@ -80,7 +80,10 @@ fn event(event: &TimelineEvent) -> Value {
         TimelineEventKind::Placed { replica } => value["replica"] = (&**replica).into(),
         TimelineEventKind::Started { n_cached } => value["cached"] = (*n_cached).into(),
         TimelineEventKind::Chunk { start, end } => (value["start"], value["end"]) = ((*start).into(), (*end).into()),
-        TimelineEventKind::FirstToken | TimelineEventKind::Preempted | TimelineEventKind::Lost | TimelineEventKind::Moved => {}
+        TimelineEventKind::FirstToken
+        | TimelineEventKind::Preempted
+        | TimelineEventKind::Lost
+        | TimelineEventKind::Moved => {}
     }
     value
 }

@@ -12,7 +12,7 @@ use crate::faces::http::structure::renamed;
 use crate::faces::http::timings::{add_progress, timings};
 use crate::front::ask::ParsedRequest;
 use crate::front::frontend::Frontend;
-use crate::front::generation::{SideOutput, Generation, GenerationEvent};
+use crate::front::generation::{Generation, GenerationEvent, SideOutput};
 use crate::front::recorder::Recorder;
 use crate::refusal::Refusal;
 use crate::replicas::models::text::ModelText;

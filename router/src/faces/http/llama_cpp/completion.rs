@@ -8,10 +8,10 @@ use crate::faces::http::known::Endpoint;
 use crate::faces::http::llama_cpp::answer::{CompletionOptions, answer};
 use crate::faces::http::llama_cpp::{prompts, settings};
 use crate::faces::http::llama_words::{self, n_predict};
-use crate::faces::http::page::{ApiRequest, record_refusal, read};
+use crate::faces::http::page::{ApiRequest, read, record_refusal};
 use crate::faces::http::stopwatch::Stopwatch;
 use crate::faces::http::structure::structure;
-use crate::front::ask::{ParsedRequest, CutSide, Purpose};
+use crate::front::ask::{CutSide, ParsedRequest, Purpose};
 use crate::front::frontend::Frontend;
 use crate::front::recorder::{Caller, Face, Recorder};
 use crate::refusal::Refusal;
@@ -32,7 +32,8 @@ pub async fn completion(State(front): State<Arc<Frontend>>, request: Request) ->
     let read = read(&front, request).await;
     let mut page = record_refusal(&mut recorder, read)?;
     let prompts = read_prompts(&front, &mut page.fields).await;
-    let result = prompts.and_then(|(prompts, model)| parse_request(page, model, prompts, &front)).map_err(to_http_error);
+    let result =
+        prompts.and_then(|(prompts, model)| parse_request(page, model, prompts, &front)).map_err(to_http_error);
     let (parsed, options) = record_refusal(&mut recorder, result)?;
     answer(&front, parsed, options, recorder, watch).await
 }
@@ -113,7 +114,7 @@ fn parse_request(
     let needs_progress = fields.needs_progress(options.is_stream)?;
     let parsed = ParsedRequest {
         model,
-        needs_progress: tells_progress: needs_progress,
+        needs_progress,
         prompts,
         n_choices: fields.n_choices()?,
         purpose: Purpose::Generate(Box::new(sampling)),

@@ -4,7 +4,7 @@ use crate::faces::http::completions::inputs;
 use crate::faces::http::embeddings;
 use crate::faces::http::error::HttpError;
 use crate::faces::http::known::Endpoint;
-use crate::faces::http::page::{ApiRequest, record_refusal, read};
+use crate::faces::http::page::{ApiRequest, read, record_refusal};
 use crate::front::ask::ParsedRequest;
 use crate::front::frontend::Frontend;
 use crate::front::recorder::{Caller, Face, Recorder};

@@ -17,8 +17,8 @@ use crate::faces::http::door::RequestName;
 use crate::faces::http::error::{HttpError, with_error_body};
 use crate::faces::http::known::Endpoint;
 use crate::faces::http::messages::reply::{MessageWriter, whole};
-use crate::faces::http::messages::request::{MessagesRequest, MessageOptions};
-use crate::faces::http::page::{ApiRequest, record_refusal, read};
+use crate::faces::http::messages::request::{MessageOptions, MessagesRequest};
+use crate::faces::http::page::{ApiRequest, read, record_refusal};
 use crate::faces::http::sse;
 use crate::front::ask::ParsedRequest;
 use crate::front::frontend::{Frontend, unix_seconds};
@@ -41,10 +41,11 @@ pub async fn messages(State(front): State<Arc<Frontend>>, request: Request) -> R
     let read = read(&front, request).await;
     let page = record_refusal(&mut recorder, read)?;
     let messages_request = record_refusal(&mut recorder, request::parse_request(&front, page).map_err(to_http_error))?;
-    let MessagesRequest { parsed: ask: parsed, options: telling: options } = messages_request;
+    let MessagesRequest { parsed, options } = messages_request;
     let MessageOptions { is_stream, shows_thoughts, structure_field } = options;
     let generation = front.generate(parsed, recorder).await;
-    let mut generation = generation.map_err(|refusal| to_http_error(refusal.renamed(&[(FIELD, structure_field), SWITCHED])))?;
+    let mut generation =
+        generation.map_err(|refusal| to_http_error(refusal.renamed(&[(FIELD, structure_field), SWITCHED])))?;
     if is_stream {
         return Ok(sse::stream(MessageWriter::new(&generation, shows_thoughts), generation, &front));
     }

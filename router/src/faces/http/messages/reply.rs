@@ -4,8 +4,8 @@ use crate::faces::http::certificate;
 use crate::faces::http::format::add_reuse;
 use crate::faces::http::messages::blocks::{BlockEvent, BlockList, Blocks};
 use crate::faces::http::messages::{error_value, to_http_error};
-use crate::faces::http::sse::{self, Position, EventWriter};
-use crate::front::generation::{SideOutput, Generation, GenerationEvent};
+use crate::faces::http::sse::{self, EventWriter, Position};
+use crate::front::generation::{Generation, GenerationEvent, SideOutput};
 use crate::front::resume::ReadMark;
 use crate::refusal::Refusal;
 use proto::v1;
@@ -17,7 +17,9 @@ pub async fn whole(generation: &mut Generation, shows_thoughts: bool) -> Result<
     let mut last = v1::Finished::default();
     while let Some(event) = generation.next().await {
         match event?.1 {
-            GenerationEvent::Delta(delta) => blocks.add_delta(&delta).into_iter().for_each(|event| content.apply(event)),
+            GenerationEvent::Delta(delta) => {
+                blocks.add_delta(&delta).into_iter().for_each(|event| content.apply(event))
+            }
             GenerationEvent::Finished(finished) => last = finished,
             GenerationEvent::Aside(_) => {}
         }

@@ -52,7 +52,10 @@ pub fn parse_request(front: &Frontend, mut page: ApiRequest) -> Result<MessagesR
     let is_stream = fields.boolean("stream")?.unwrap_or(false);
     let parsed = single::prompt_request(fields, model, Input::Chat(chat), sampling)?;
     let parsed = page.complete_request(parsed, is_stream.then(StreamOptions::default), &front.config.limits)?;
-    Ok(MessagesRequest { parsed: ask: parsed, options: MessageOptions { is_stream, shows_thoughts: thinking.is_shown, structure_field } })
+    Ok(MessagesRequest {
+        parsed,
+        options: MessageOptions { is_stream, shows_thoughts: thinking.is_shown, structure_field },
+    })
 }
 
 pub fn read_chat(fields: &mut Fields) -> Result<ChatInput, Refusal> {

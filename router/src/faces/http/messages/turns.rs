@@ -288,7 +288,8 @@ mod tests {
         ];
         assert_eq!(messages.iter().map(role_and_content).collect::<Vec<_>>(), expected);
         assert_eq!(messages[1].reasoning, "hm");
-        let calls: Vec<_> = messages[1].tool_calls.iter().map(|call| (&*call.id, &*call.name, &*call.arguments)).collect();
+        let calls: Vec<_> =
+            messages[1].tool_calls.iter().map(|call| (&*call.id, &*call.name, &*call.arguments)).collect();
         assert_eq!(calls, [("t1", "look", "{\"at\":1}"), ("t2", "hear", "{}")]);
         let answered = [2, 3].map(|i: usize| (&*messages[i].tool_call_id, &*messages[i].name));
         assert_eq!(answered, [("t1", "look"), ("t2", "hear")]);

@@ -5,10 +5,10 @@ use crate::faces::http::conversation;
 use crate::faces::http::error::HttpError;
 use crate::faces::http::fields::Fields;
 use crate::faces::http::known::{Endpoint, NeutralValues};
-use crate::faces::http::ollama::reply::{self, ReplyShape, ReplyOptions, answer, loaded};
-use crate::faces::http::ollama::words::{to_http_error, served_name};
+use crate::faces::http::ollama::reply::{self, ReplyOptions, ReplyShape, answer, loaded};
+use crate::faces::http::ollama::words::{served_name, to_http_error};
 use crate::faces::http::ollama::{options, shape};
-use crate::faces::http::page::{ApiRequest, record_refusal, read};
+use crate::faces::http::page::{ApiRequest, read, record_refusal};
 use crate::faces::http::single::{self, invalid};
 use crate::faces::http::stopwatch::Stopwatch;
 use crate::front::ask::ParsedRequest;
@@ -37,7 +37,12 @@ pub async fn chat(State(front): State<Arc<Frontend>>, request: Request) -> Resul
     answer(&front, parsed, reply_options, recorder, watch).await
 }
 
-fn parse_request(mut page: ApiRequest, model: String, messages: Value, limits: &RouterLimits) -> Result<(ParsedRequest, ReplyOptions), Refusal> {
+fn parse_request(
+    mut page: ApiRequest,
+    model: String,
+    messages: Value,
+    limits: &RouterLimits,
+) -> Result<(ParsedRequest, ReplyOptions), Refusal> {
     let fields = &mut page.fields;
     let chat = conversation(fields, messages)?;
     let mut sampling = options::sampling(fields)?;

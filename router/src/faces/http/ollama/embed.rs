@@ -7,7 +7,7 @@ use crate::faces::http::known::Endpoint;
 use crate::faces::http::ollama::options;
 use crate::faces::http::ollama::reply::nanos;
 use crate::faces::http::ollama::words::served_name;
-use crate::faces::http::page::{record_refusal, read};
+use crate::faces::http::page::{read, record_refusal};
 use crate::faces::http::stopwatch::Stopwatch;
 use crate::front::ask::ParsedRequest;
 use crate::front::frontend::{Frontend, unix_seconds};
@@ -52,7 +52,11 @@ async fn embedded(front: &Arc<Frontend>, request: Request, field: &'static str) 
         let checked = front.text(&model).and_then(|text| check_dimensions(dimensions, text.spec.hidden));
         record_refusal(&mut recorder, checked.map_err(named))?;
     }
-    let prompts = if embed_fields.is_cut { cut(front, &model, embed_fields.texts).await } else { Ok(as_they_are(embed_fields.texts)) };
+    let prompts = if embed_fields.is_cut {
+        cut(front, &model, embed_fields.texts).await
+    } else {
+        Ok(as_they_are(embed_fields.texts))
+    };
     let prompts = record_refusal(&mut recorder, prompts.map_err(named))?;
     let parsed = ParsedRequest { model, prompts, tenant: page.tenant, ..ParsedRequest::default() };
     front.embed(parsed, &mut recorder).await.map_err(named)

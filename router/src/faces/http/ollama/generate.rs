@@ -4,10 +4,10 @@ use crate::faces::http::error::HttpError;
 use crate::faces::http::fields::Fields;
 use crate::faces::http::infill::{self, Infill};
 use crate::faces::http::known::Endpoint;
-use crate::faces::http::ollama::reply::{self, ReplyShape, ReplyOptions, answer, loaded};
-use crate::faces::http::ollama::words::{to_http_error, served_name};
+use crate::faces::http::ollama::reply::{self, ReplyOptions, ReplyShape, answer, loaded};
+use crate::faces::http::ollama::words::{served_name, to_http_error};
 use crate::faces::http::ollama::{options, shape};
-use crate::faces::http::page::{ApiRequest, record_refusal, read};
+use crate::faces::http::page::{ApiRequest, read, record_refusal};
 use crate::faces::http::single;
 use crate::faces::http::stopwatch::Stopwatch;
 use crate::front::ask::ParsedRequest;
@@ -70,7 +70,9 @@ fn parse_fields(fields: &mut Fields) -> Result<PromptFields, Refusal> {
     match (&prompt_fields.system, prompt_fields.context.is_empty()) {
         (Some(_), _) if is_bare => Err(needs_template()),
         (_, false) if is_bare => Err(Refusal::invalid("context", "is not for `raw` or `suffix`")),
-        _ if is_bare && !prompt_fields.thinking.is_empty() => Err(Refusal::invalid("think", "is not for `raw` or `suffix`")),
+        _ if is_bare && !prompt_fields.thinking.is_empty() => {
+            Err(Refusal::invalid("think", "is not for `raw` or `suffix`"))
+        }
         _ => Ok(prompt_fields),
     }
 }

@@ -3,7 +3,7 @@
 
 use crate::faces::http::error::HttpError;
 use crate::faces::http::infill;
-use crate::faces::http::ollama::words::{LATEST, to_http_error, served_name};
+use crate::faces::http::ollama::words::{LATEST, served_name, to_http_error};
 use crate::faces::http::page::read;
 use crate::faces::http::stopwatch::rfc3339;
 use crate::front::frontend::{Frontend, unix_seconds};

@@ -2,7 +2,7 @@
 //! reason, the numbers of tokens and the times.
 
 use crate::faces::http::error::HttpError;
-use crate::faces::http::format::{TokenNames, finish_reason, add_reuse, with_likely};
+use crate::faces::http::format::{TokenNames, add_reuse, finish_reason, with_likely};
 use crate::faces::http::ollama::shape;
 use crate::faces::http::ollama::words::{error_value, to_http_error};
 use crate::faces::http::said::AnswerContent;

@@ -2,7 +2,7 @@
 
 use crate::faces::http::responses::items::stored_items;
 use crate::front::frontend::Frontend;
-use crate::front::stored::{BackgroundRun, RoomPermit, StoredItem, StoredResponse, ConversationTurn};
+use crate::front::stored::{BackgroundRun, ConversationTurn, RoomPermit, StoredItem, StoredResponse};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use types::TenantId;

@@ -9,7 +9,7 @@ use crate::faces::http::responses::lists::{PageQuery, list};
 use crate::faces::http::responses::stored::{HeldPage, KeptKind, sent};
 use crate::front::ask::BodyPermit;
 use crate::front::frontend::{Frontend, unix_seconds};
-use crate::front::stored::{ChangeError, ReadConversation, StoredItem, ConversationTurn};
+use crate::front::stored::{ChangeError, ConversationTurn, ReadConversation, StoredItem};
 use crate::refusal::Refusal;
 use axum::Json;
 use axum::extract::{Extension, Path, RawQuery, Request, State};
@@ -130,7 +130,8 @@ pub async fn items(
     let n_bytes = read.n_bytes();
     let mut room = BodyPermit::None;
     take_room(&front, &mut room, n_bytes)?;
-    let page = move || page_query.select(read.items.iter().map(|item| value(item)).collect()).map(|page| page.to_string());
+    let page =
+        move || page_query.select(read.items.iter().map(|item| value(item)).collect()).map(|page| page.to_string());
     let text: Result<String, Refusal> = front.off_runtime(n_bytes, page).await?;
     Ok(sent(Bytes::from_owner(HeldPage::new(text?, room))))
 }

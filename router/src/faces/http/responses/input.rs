@@ -152,12 +152,16 @@ mod tests {
         let call = |id: &str| json!({ "type": "function_call", "call_id": id, "name": "f", "arguments": "{}" });
         let result = |id: &str| json!({ "type": "function_call_output", "call_id": id, "output": "21" });
         let user = json!({ "role": "user", "content": "Hi" });
-        let input = json!([user, thought, commentary, call("a"), call("b"), result("a"), result("b"), commentary, commentary]);
+        let input =
+            json!([user, thought, commentary, call("a"), call("b"), result("a"), result("b"), commentary, commentary]);
         let messages = read(input).unwrap();
         let roles: Vec<&str> = messages.iter().map(|message| message.role.as_str()).collect();
         assert_eq!(roles, ["user", "assistant", "tool", "tool", "assistant", "assistant"]);
         let assistant = &messages[1];
-        assert_eq!((assistant.reasoning.as_str(), assistant.content.as_str(), assistant.tool_calls.len()), ("hm", "I look.", 2));
+        assert_eq!(
+            (assistant.reasoning.as_str(), assistant.content.as_str(), assistant.tool_calls.len()),
+            ("hm", "I look.", 2)
+        );
         assert_eq!((messages[3].tool_call_id.as_str(), messages[3].content.as_str()), ("b", "21"));
         let alone = read(json!([user, call("a"), result("a"), call("b"), result("b")])).unwrap();
         assert_eq!(alone.iter().filter(|message| message.tool_calls.len() == 1).count(), 2);

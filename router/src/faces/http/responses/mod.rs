@@ -27,8 +27,8 @@ use crate::faces::http::door::KeyRevoked;
 use crate::faces::http::error::HttpError;
 use crate::faces::http::fields::{Fields, StreamOptions};
 use crate::faces::http::known::Endpoint;
-use crate::faces::http::page::{ApiRequest, record_refusal, read};
-use crate::faces::http::responses::afterwards::{ResponseFinalizer, ContinuedConversation, PendingStorage};
+use crate::faces::http::page::{ApiRequest, read, record_refusal};
+use crate::faces::http::responses::afterwards::{ContinuedConversation, PendingStorage, ResponseFinalizer};
 use crate::faces::http::responses::output::{ItemEvents, OutputItems};
 use crate::faces::http::responses::raw::RawMessages;
 use crate::faces::http::responses::reply::ResponseReply;
@@ -64,8 +64,9 @@ pub async fn responses(State(front): State<Arc<Frontend>>, request: Request) -> 
     let tenant = page.tenant;
     let mut before = record_refusal(&mut recorder, PriorContext::read(&front, &mut page).await)?;
     record_refusal(&mut recorder, before.take_turn(&front, tenant))?;
-    let response_request = record_refusal(&mut recorder, ResponseRequest::read(&front, page, before).map_err(to_http_error))?;
-    let ResponseRequest { parsed: ask: parsed, is_stream, is_background, options: wishes: options, settings, finalizer: afterwards: finalizer, to_error: said: to_error } = response_request;
+    let response_request =
+        record_refusal(&mut recorder, ResponseRequest::read(&front, page, before).map_err(to_http_error))?;
+    let ResponseRequest { parsed, is_stream, is_background, options, settings, finalizer, to_error } = response_request;
     let mut generation = match is_background {
         true => front.begin(parsed, recorder).await.map_err(to_error)?,
         false => front.generate(parsed, recorder).await.map_err(to_error)?,
@@ -98,7 +99,8 @@ pub fn to_parsed_request(front: &Arc<Frontend>, page: ApiRequest) -> Result<Pars
 pub async fn input_tokens(State(front): State<Arc<Frontend>>, request: Request) -> Result<Json<Value>, HttpError> {
     let mut page = read(&front, request).await?;
     let before = PriorContext::read(&front, &mut page).await?;
-    let ResponseRequest { parsed: ask: parsed, to_error: said: to_error, .. } = ResponseRequest::read(&front, page, before).map_err(to_http_error)?;
+    let ResponseRequest { parsed, to_error, .. } =
+        ResponseRequest::read(&front, page, before).map_err(to_http_error)?;
     tokens::count_prompt_tokens(&front, parsed).await.map_err(to_error)
 }
 
@@ -167,7 +169,11 @@ fn to_http_error(refusal: Refusal) -> HttpError {
 /// The same for a refusal after the request was read. If the request constrains no text, the constraint comes from the
 /// tools.
 fn to_tools_http_error(refusal: Refusal) -> HttpError {
-    to_http_error(refusal.renamed(&[(FIELD, "tools"), ("reasoning_effort", "reasoning.effort"), ("logprobs", "top_logprobs")]))
+    to_http_error(refusal.renamed(&[
+        (FIELD, "tools"),
+        ("reasoning_effort", "reasoning.effort"),
+        ("logprobs", "top_logprobs"),
+    ]))
 }
 
 fn to_text_http_error(refusal: Refusal) -> HttpError {
@@ -214,7 +220,7 @@ impl ResponseRequest {
         fields.object("stream_options")?;
         let has_raw = fields.boolean("enable_response_messages")?.unwrap_or(false);
         let (previous, conversation) = before.reply_ids();
-        let StorageOptions { finalizer: afterwards: finalizer, is_background } = StorageOptions::read(front, &mut page, before, items, n_own)?;
+        let StorageOptions { finalizer, is_background } = StorageOptions::read(front, &mut page, before, items, n_own)?;
         let fields = &mut page.fields;
         let of_request = json!({
             "instructions": instructions,
@@ -249,15 +255,16 @@ impl ResponseRequest {
             ..v1::Chat::default()
         };
         let (needs_progress, timings_in_each) = times(fields, is_stream, is_background)?;
-        let parsed = ParsedRequest { needs_progress: tells_progress: needs_progress, ..single::prompt_request(fields, model, Input::Chat(chat), sampling)? };
+        let parsed =
+            ParsedRequest { needs_progress, ..single::prompt_request(fields, model, Input::Chat(chat), sampling)? };
         // The stream of a background response is resumed by its number of events.
         let parsed = match is_background {
             true => page.complete_unresumable_request(parsed, &front.config.limits)?,
             false => page.complete_request(parsed, is_stream.then(StreamOptions::default), &front.config.limits)?,
         };
         let (thoughts_in_summary, has_logprobs) = (reasoning.in_summary, logprobs.is_some());
-        let options = OutputOptions { thoughts_in_summary, has_logprobs, has_raw, timings_in_each: tells_times: timings_in_each };
-        Ok(ResponseRequest { parsed: ask: parsed, is_stream, is_background, options: wishes: options, settings, finalizer: afterwards: finalizer, to_error: said: to_error })
+        let options = OutputOptions { thoughts_in_summary, has_logprobs, has_raw, timings_in_each };
+        Ok(ResponseRequest { parsed, is_stream, is_background, options, settings, finalizer, to_error })
     }
 }
 

@@ -71,7 +71,17 @@ impl OutputItems {
         let (items, is_open) = (Vec::new(), false);
         let (names, pending_logprobs) = (None, Vec::new());
         let (n_leading, n_thought_tokens, raw) = (0, 0, None);
-        OutputItems { id, thoughts_in_summary, items, is_open, n_leading, n_thought_tokens, names, pending_logprobs: pending_logprobs, raw }
+        OutputItems {
+            id,
+            thoughts_in_summary,
+            items,
+            is_open,
+            n_leading,
+            n_thought_tokens,
+            names,
+            pending_logprobs: pending_logprobs,
+            raw,
+        }
     }
 
     /// The same with logprobs of texts.
@@ -195,7 +205,7 @@ impl OutputItems {
     fn begin(&mut self, body: ItemBody, events: &mut ItemEvents) {
         self.close(WHOLE, events);
         let (index, prefix) = (self.items.len(), body.prefix());
-        let item = OutputItem { id: format!("{prefix}_{}_{index}", self.id), status: GROWS, body: said: body };
+        let item = OutputItem { id: format!("{prefix}_{}_{index}", self.id), status: GROWS, body };
         events.push(|| json!({ "type": "response.output_item.added", "output_index": index, "item": item.begun() }));
         if let Some((kind, part)) = item.body.part() {
             events.push(|| item.event(index, &format!("{kind}_part.added"), "part", part));
@@ -255,7 +265,7 @@ impl OutputItem {
     }
 
     fn with_parts(&self, parts: Vec<Value>) -> Value {
-        let OutputItem { id, status, body: said: body } = self;
+        let OutputItem { id, status, body } = self;
         match body {
             ItemBody::Text { .. } => {
                 json!({ "id": id, "type": "message", "status": status, "role": "assistant", "content": parts })
@@ -314,13 +324,17 @@ impl ItemBody {
 
     fn text(&self) -> &str {
         match self {
-            ItemBody::Thought { text, .. } | ItemBody::Text { text, .. } | ItemBody::Call { arguments: text, .. } => text,
+            ItemBody::Thought { text, .. } | ItemBody::Text { text, .. } | ItemBody::Call { arguments: text, .. } => {
+                text
+            }
         }
     }
 
     fn text_mut(&mut self) -> &mut String {
         match self {
-            ItemBody::Thought { text, .. } | ItemBody::Text { text, .. } | ItemBody::Call { arguments: text, .. } => text,
+            ItemBody::Thought { text, .. } | ItemBody::Text { text, .. } | ItemBody::Call { arguments: text, .. } => {
+                text
+            }
         }
     }
 

@@ -27,7 +27,8 @@ impl RawMessages {
 
     pub fn add_to(&self, reply: &mut Value) {
         reply["input_messages"] = json!([self.prompt]);
-        reply["output_messages"] = json!([message(&self.of.tokenizer.decode(&self.output_ids, false), &self.output_ids)]);
+        reply["output_messages"] =
+            json!([message(&self.of.tokenizer.decode(&self.output_ids, false), &self.output_ids)]);
     }
 }
 

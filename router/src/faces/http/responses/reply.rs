@@ -3,7 +3,7 @@
 
 use crate::faces::http::certificate;
 use crate::faces::http::error::HttpError;
-use crate::faces::http::format::{signed, add_reuse};
+use crate::faces::http::format::{add_reuse, signed};
 use crate::faces::http::responses::output::OutputItems;
 use crate::front::frontend::unix_seconds;
 use crate::front::generation::Generation;

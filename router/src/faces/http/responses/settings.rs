@@ -30,7 +30,11 @@ pub fn text(fields: &mut Fields) -> Result<TextSettings, Refusal> {
     let plain = || json!({ "type": "text" });
     let (mut form, mut format, mut verbosity) = (None, plain(), "medium".to_owned());
     if let Some(mut text_fields) = fields.object("text")? {
-        match text_fields.string("verbosity").map_err(|_| Refusal::invalid("text.verbosity", "must be a string"))?.as_deref() {
+        match text_fields
+            .string("verbosity")
+            .map_err(|_| Refusal::invalid("text.verbosity", "must be a string"))?
+            .as_deref()
+        {
             None => {}
             // Accepted, although no model here reads it.
             Some(level @ ("low" | "medium" | "high")) => level.clone_into(&mut verbosity),
@@ -55,8 +59,9 @@ fn format_of(mut format: Fields) -> Result<(Option<Form>, Value), Refusal> {
                 Some(other) => return Err(wrong("text.format.schema", "a JSON schema", &other)),
                 None => return Err(Refusal::invalid("text.format.schema", "is missing")),
             };
-            let strict =
-                format.boolean("strict").map_err(|_| Refusal::invalid("text.format.strict", "must be true or false"))?;
+            let strict = format
+                .boolean("strict")
+                .map_err(|_| Refusal::invalid("text.format.strict", "must be true or false"))?;
             let shown = json!({
                 "type": "json_schema",
                 "name": format.take("name").filter(Value::is_string).unwrap_or_else(|| "".into()),

@@ -39,7 +39,7 @@ pub fn read(fields: &mut Fields) -> Result<ToolSettings, Refusal> {
         functions.push(function);
     }
     let shown_choice = fields.take("tool_choice").unwrap_or_else(|| "auto".into());
-    let ToolSelection { tool_choice: said: tool_choice, allowed } = choice(&shown_choice)?;
+    let ToolSelection { tool_choice, allowed } = choice(&shown_choice)?;
     if let Some(unknown) = allowed.iter().flatten().find(|name| !names.contains(*name)) {
         return Err(invalid("tool_choice.tools".to_owned(), &format!("names {unknown:?}, which is none of `tools`")));
     }
@@ -96,7 +96,7 @@ fn function(i: usize, value: Value) -> Result<Option<FunctionTool>, Refusal> {
     // Members keep the client's order: a template may print the tool unchanged.
     let of_chat = object.into_iter().filter(|(name, value)| name != "type" && !value.is_null());
     let chat_tool = json!({ "type": "function", "function": of_chat.collect::<Map<String, Value>>() });
-    Ok(Some(FunctionTool { name, chat_tool: told: chat_tool, shown }))
+    Ok(Some(FunctionTool { name, chat_tool, shown }))
 }
 
 /// The tool choice, and the only tools that it allows.
@@ -123,7 +123,8 @@ fn choice(value: &Value) -> Result<ToolSelection, Refusal> {
 
 fn allowed(value: &Value) -> Result<ToolSelection, Refusal> {
     let word = value["mode"].as_str().filter(|word| matches!(*word, "auto" | "required"));
-    let tool_choice = word.and_then(mode).ok_or_else(|| Refusal::invalid("tool_choice.mode", "must be auto or required"))?;
+    let tool_choice =
+        word.and_then(mode).ok_or_else(|| Refusal::invalid("tool_choice.mode", "must be auto or required"))?;
     let names = value["tools"].as_array().filter(|all| !all.is_empty()).and_then(|all| {
         let functions = all.iter().map(|of| name_of(of).filter(|_| of["type"] == "function"));
         functions.collect::<Option<HashSet<String>>>()

@@ -5,10 +5,10 @@ use crate::faces::http::error::HttpError;
 use crate::faces::http::responses::afterwards::ResponseFinalizer;
 use crate::faces::http::responses::output::{ItemEvents, OutputItems};
 use crate::faces::http::responses::reply::{ResponseReply, status};
-use crate::faces::http::sse::{self, Position, EventWriter};
+use crate::faces::http::sse::{self, EventWriter, Position};
 use crate::faces::http::stopwatch::Stopwatch;
 use crate::faces::http::timings::{add_progress, timings};
-use crate::front::generation::{SideOutput, Generation, GenerationEvent};
+use crate::front::generation::{Generation, GenerationEvent, SideOutput};
 use crate::front::resume::ReadMark;
 use crate::refusal::Refusal;
 use proto::v1;
@@ -39,12 +39,22 @@ impl ResponseWriter {
     ) -> ResponseWriter {
         let position = Position::of(generation);
         let (watch, timings_in_each) = (Stopwatch::start(), false);
-        ResponseWriter { reply, output, position, n_events: 0, finalizer: finalizer, watch, prompt: None, timings_in_each: timings_in_each, error }
+        ResponseWriter {
+            reply,
+            output,
+            position,
+            n_events: 0,
+            finalizer: finalizer,
+            watch,
+            prompt: None,
+            timings_in_each: timings_in_each,
+            error,
+        }
     }
 
     /// Adds the times since the request arrived, if each event of text includes them.
     pub fn timed(self, watch: Stopwatch, timings_in_each: bool) -> ResponseWriter {
-        ResponseWriter { watch, timings_in_each: tells_times: timings_in_each, ..self }
+        ResponseWriter { watch, timings_in_each, ..self }
     }
 
     fn mark(&mut self) -> &mut ReadMark {

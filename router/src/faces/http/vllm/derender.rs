@@ -48,7 +48,7 @@ pub async fn chat(State(front): State<Arc<Frontend>>, request: Request) -> Resul
     let read = front.derender(&context.text, chat, ids, unix_seconds()).await?;
     let usage = usage(n_prompt, &answers);
     let names = TokenNames::new(&context.text.tokenizer, tokens_as_ids);
-    let choice = |(answer, DerenderedAnswer { delta: said: delta, n_calls }): (GeneratedAnswer, DerenderedAnswer)| {
+    let choice = |(answer, DerenderedAnswer { delta, n_calls }): (GeneratedAnswer, DerenderedAnswer)| {
         let mut whole = AnswerContent::default();
         whole.add(&delta);
         whole.calls.truncate(n_calls as usize);

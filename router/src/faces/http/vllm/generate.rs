@@ -5,7 +5,7 @@ use crate::faces::http::certificate;
 use crate::faces::http::error::HttpError;
 use crate::faces::http::format::{TokenNames, finish_reason, stop_reason, with_likely};
 use crate::faces::http::known::Endpoint;
-use crate::faces::http::page::{ApiRequest, record_refusal, read};
+use crate::faces::http::page::{ApiRequest, read, record_refusal};
 use crate::faces::http::sse::{self, EventWriter};
 use crate::faces::http::vllm::params;
 use crate::front::ask::{ParsedRequest, Purpose};
@@ -51,7 +51,10 @@ pub async fn generate(State(front): State<Arc<Frontend>>, request: Request) -> R
             GenerationEvent::Aside(_) => {}
         }
     }
-    let values = choices.iter().enumerate().map(|(slot, (choice_output, end))| writer.choice(slot as u32, choice_output, Some(end)));
+    let values = choices
+        .iter()
+        .enumerate()
+        .map(|(slot, (choice_output, end))| writer.choice(slot as u32, choice_output, Some(end)));
     let mut reply = writer.value(values.collect());
     reply["usage"] = usage(choices.iter().map(|(_, finished)| finished));
     Ok(certificate::with_headers(Json(reply).into_response(), &generation.started))

@@ -7,7 +7,7 @@ pub mod params;
 mod render;
 
 use crate::faces::http::error::HttpError;
-use crate::faces::http::page::{record_refusal, read};
+use crate::faces::http::page::{read, record_refusal};
 use crate::faces::http::table::{Route, get, post};
 use crate::faces::http::{chat, completions, embeddings, tokens};
 use crate::front::frontend::Frontend;

@@ -11,7 +11,7 @@ use crate::faces::http::page::{ApiRequest, read};
 use crate::faces::http::structure::structure;
 use crate::faces::http::vllm::params;
 use crate::faces::http::{messages, responses};
-use crate::front::ask::{ParsedRequest, CutSide, Purpose};
+use crate::front::ask::{CutSide, ParsedRequest, Purpose};
 use crate::front::frontend::{Frontend, RenderedPrompt, unix_seconds};
 use crate::front::prepared::room;
 use crate::refusal::Refusal;
@@ -37,7 +37,7 @@ pub async fn chat(State(front): State<Arc<Frontend>>, request: Request) -> Resul
     sampling.structure = structure(fields)?.map(|requested| requested.structure);
     let prompts = vec![Input::Chat(conversation(fields)?)];
     let parsed = build_request(fields, prompts, sampling)?;
-    single_body(&front, RepeatedFields { needs_offsets: wants_places: needs_offsets, ..repeated }, parsed).await
+    single_body(&front, RepeatedFields { needs_offsets, ..repeated }, parsed).await
 }
 
 pub async fn completions(State(front): State<Arc<Frontend>>, request: Request) -> Result<Json<Value>, HttpError> {
@@ -52,7 +52,7 @@ pub async fn completions(State(front): State<Arc<Frontend>>, request: Request) -
     sampling.max_tokens.get_or_insert(TOKENS_MAX);
     let prompt = fields.take("prompt").ok_or_else(|| Refusal::invalid("prompt", "is missing"))?;
     let parsed = build_request(fields, inputs("prompt", prompt)?, sampling)?;
-    Ok(Json(bodies(&front, RepeatedFields { needs_offsets: wants_places: needs_offsets, ..repeated }, parsed).await?.into()))
+    Ok(Json(bodies(&front, RepeatedFields { needs_offsets, ..repeated }, parsed).await?.into()))
 }
 
 pub async fn messages(State(front): State<Arc<Frontend>>, request: Request) -> Result<Json<Value>, HttpError> {
@@ -81,7 +81,11 @@ struct RepeatedFields {
 }
 
 /// Reads a request and the parts that are only repeated. An id in the header has precedence over one in the body.
-async fn read_page(front: &Frontend, request: Request, prefix: &str) -> Result<(RepeatedFields, ApiRequest), HttpError> {
+async fn read_page(
+    front: &Frontend,
+    request: Request,
+    prefix: &str,
+) -> Result<(RepeatedFields, ApiRequest), HttpError> {
     let in_header = request.headers().get(REQUEST_ID).and_then(|id| id.to_str().ok()).map(str::to_owned);
     let mut page = read(front, request).await?;
     let fields = &mut page.fields;
@@ -105,7 +109,11 @@ fn build_request(fields: &mut Fields, prompts: Vec<Input>, sampling: v1::Samplin
     })
 }
 
-async fn single_body(front: &Frontend, repeated: RepeatedFields, parsed: ParsedRequest) -> Result<Json<Value>, HttpError> {
+async fn single_body(
+    front: &Frontend,
+    repeated: RepeatedFields,
+    parsed: ParsedRequest,
+) -> Result<Json<Value>, HttpError> {
     let mut bodies = bodies(front, repeated, parsed).await?;
     Ok(Json(bodies.remove(0)))
 }

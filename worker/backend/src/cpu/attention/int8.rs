@@ -4,7 +4,9 @@
 //! split into two digits, 128 × high + low, by the largest among them: 14 bits and a sign, beside which the rounding of
 //! K and V is a hundred times coarser. A tile's sums stay below 2^30.
 
-use super::{AttentionJob, HEAD_DIM_MAX, POSITIONS, QUERIES_MAX, Query, AttentionState, TILE, TILE_BLOCKS, out_of_sight};
+use super::{
+    AttentionJob, AttentionState, HEAD_DIM_MAX, POSITIONS, QUERIES_MAX, Query, TILE, TILE_BLOCKS, out_of_sight,
+};
 use crate::cpu::kv::int8::{LEAST, WHOLE, n_turned, turn};
 use crate::cpu::lanes::{LANES, Lanes};
 use crate::cpu::math::soft_cap;
@@ -26,7 +28,8 @@ pub(super) struct TileDigits {
 }
 
 impl TileDigits {
-    pub const EMPTY: TileDigits = TileDigits { queries: [SplitNumbers::EMPTY; QUERIES_MAX], weights: [SplitNumbers::EMPTY; QUERIES_MAX] };
+    pub const EMPTY: TileDigits =
+        TileDigits { queries: [SplitNumbers::EMPTY; QUERIES_MAX], weights: [SplitNumbers::EMPTY; QUERIES_MAX] };
 }
 
 /// Numbers of two digits: (128 × high + low) × scale.

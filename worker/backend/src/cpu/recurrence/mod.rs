@@ -24,7 +24,14 @@ use types::BlockId;
 type CpuRecurrentWeights = RecurrentWeights<Vector>;
 
 impl Recurrence for Cpu {
-    fn recur(&self, x: &Buffer, weights: &CpuRecurrentWeights, call: &RecurrenceCall<'_>, kv: &mut Kv, out: &mut Buffer) {
+    fn recur(
+        &self,
+        x: &Buffer,
+        weights: &CpuRecurrentWeights,
+        call: &RecurrenceCall<'_>,
+        kv: &mut Kv,
+        out: &mut Buffer,
+    ) {
         let RecurrenceCall { pass, heads, layer, .. } = *call;
         if heads.n_heads == 0 {
             return;

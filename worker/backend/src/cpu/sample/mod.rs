@@ -22,8 +22,8 @@ mod tests;
 
 use super::memory::SharedPtr;
 use super::{Buffer, Cpu, Isa, math, rows};
-use crate::{Draw, DrawMask, Sample, DrawError};
-use filters::{ScaledLogits, LogitKey, select_largest};
+use crate::{Draw, DrawError, DrawMask, Sample};
+use filters::{LogitKey, ScaledLogits, select_largest};
 use noise::Noise;
 use std::sync::{Mutex, PoisonError};
 use types::{Sampling, Token, TokenLogprob, TokenOut};
@@ -142,7 +142,7 @@ pub(crate) fn unedited(draw: &Draw<'_>) -> Option<UneditedDraw> {
         tokens_min: _,
         stop: _,
         logprobs,
-        logprob_token_ids: told: requested_tokens,
+        logprob_token_ids: requested_tokens,
     } = sampling;
     let Draw { sampling: _, prompt: _, output: _, score, mask: _ } = draw;
     let is_drawn_only = score.is_none() && requested_tokens.is_empty() && logprobs.is_none_or(|n_top| n_top == 0);
@@ -182,7 +182,14 @@ fn draw_row(row: &[f32], draw: &Draw<'_>, scratch: &mut SampleScratch) -> Result
         None => drawn_edited(row, draw, scratch)?,
     };
     let Sampling { logprobs, logprob_token_ids: requested, .. } = draw.sampling;
-    Ok(token_out(row, largest, token, LogprobRequest { logprobs: *logprobs, token_ids: requested }, isa, &mut scratch.keys))
+    Ok(token_out(
+        row,
+        largest,
+        token,
+        LogprobRequest { logprobs: *logprobs, token_ids: requested },
+        isa,
+        &mut scratch.keys,
+    ))
 }
 
 /// Takes the only token of a mask: no edit or filter can choose another one.
@@ -264,7 +271,14 @@ struct LogprobRequest<'a> {
 }
 
 /// Returns the token with the requested logprobs.
-fn token_out(row: &[f32], largest: f32, token: Token, request: LogprobRequest<'_>, isa: Isa, keys: &mut Vec<LogitKey>) -> TokenOut {
+fn token_out(
+    row: &[f32],
+    largest: f32,
+    token: Token,
+    request: LogprobRequest<'_>,
+    isa: Isa,
+    keys: &mut Vec<LogitKey>,
+) -> TokenOut {
     let mut out = TokenOut { token, logprob: None, top: Vec::new() };
     if let Some(n_top) = request.logprobs {
         let log_sum = largest + math::ln(rows::sum_exp(isa, row, largest, 1.0));

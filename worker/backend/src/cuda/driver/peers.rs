@@ -1,7 +1,7 @@
 //! The driver's calls for devices that access each other's memory: whether they can, and memory that other processes
 //! open. Also words in host memory that a kernel reads while it runs.
 
-use super::{Bytes, Card, Context, PinnedMemory, result, check_status, sys};
+use super::{Bytes, Card, Context, PinnedMemory, check_status, result, sys};
 use crate::Result;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
@@ -65,7 +65,10 @@ impl PeerMemory {
         let flags = sys::CUipcMem_flags::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as u32;
         let mut start = 0;
         // SAFETY: writes one address; the driver rejects an invalid handle. `drop` closes it.
-        check_status("open another's memory", unsafe { sys::cuIpcOpenMemHandle_v2(&mut start, handle, flags) }.result())?;
+        check_status(
+            "open another's memory",
+            unsafe { sys::cuIpcOpenMemHandle_v2(&mut start, handle, flags) }.result(),
+        )?;
         Ok(PeerMemory { start, context: context.clone() })
     }
 

@@ -114,7 +114,8 @@ pub struct Comm {
 
 type Move<P> = unsafe extern "C" fn(P, usize, c_int, c_int, RawComm, *mut c_void) -> NcclStatus;
 type CommFn = unsafe extern "C" fn(RawComm) -> NcclStatus;
-type AllReduce = unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, RawComm, *mut c_void) -> NcclStatus;
+type AllReduce =
+    unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, RawComm, *mut c_void) -> NcclStatus;
 type AllGather = unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, RawComm, *mut c_void) -> NcclStatus;
 
 /// The functions of the library that this crate calls.
@@ -195,7 +196,8 @@ impl NcclApi {
         let (mut made, mut config) = (std::ptr::null_mut(), Config::of(of));
         let Comm { n_ranks, id, rank, .. } = of;
         // SAFETY: writes one pointer; the configuration has its own length, and is read before this returns.
-        let begun = self.check_status(unsafe { (self.init)(&mut made, n_ranks as c_int, id, rank as c_int, &mut config) });
+        let begun =
+            self.check_status(unsafe { (self.init)(&mut made, n_ranks as c_int, id, rank as c_int, &mut config) });
         match begun {
             Ok(()) if made.is_null() => (None, Err(self.failed(INTERNAL_ERROR))),
             begun => (Some(made).filter(|made| !made.is_null()), begun),
@@ -266,7 +268,9 @@ impl NcclApi {
     /// As above.
     pub unsafe fn all_gather(&self, from: u64, to: u64, n: usize, at: (RawComm, *mut c_void)) -> Result<(), NcclError> {
         // SAFETY: the caller's promise.
-        self.check_status(unsafe { (self.all_gather)(from as *const c_void, to as *mut c_void, n, FLOAT32, at.0, at.1) })
+        self.check_status(unsafe {
+            (self.all_gather)(from as *const c_void, to as *mut c_void, n, FLOAT32, at.0, at.1)
+        })
     }
 }
 
@@ -278,7 +282,9 @@ impl NcclApi {
     /// As above.
     pub unsafe fn all_reduce(&self, at: u64, n: usize, of: (RawComm, *mut c_void)) -> Result<(), NcclError> {
         // SAFETY: the caller's promise; NCCL takes one place for both.
-        self.check_status(unsafe { (self.all_reduce)(at as *const c_void, at as *mut c_void, n, FLOAT32, SUM, of.0, of.1) })
+        self.check_status(unsafe {
+            (self.all_reduce)(at as *const c_void, at as *mut c_void, n, FLOAT32, SUM, of.0, of.1)
+        })
     }
 }
 

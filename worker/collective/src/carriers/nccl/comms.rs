@@ -5,7 +5,7 @@ use super::watchdog::{CommFault, CommWatchdog};
 use crate::abort::DeviceWait;
 use crate::error::{Error, Result};
 use crate::mesh::Mesh;
-use backend::cuda::{Cuda, SideStream, TransferBuffer, DeviceWords};
+use backend::cuda::{Cuda, DeviceWords, SideStream, TransferBuffer};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 

@@ -3,7 +3,7 @@
 
 use super::agree::{CommIds, NcclSupport, Partners, names, partners};
 use super::api::{Comm, NcclApi, UniqueId};
-use super::comms::{BEFORE, BeginResult, HopComm, NEXT, STAGE, StageComm, BeginError, WatchedComms};
+use super::comms::{BEFORE, BeginError, BeginResult, HopComm, NEXT, STAGE, StageComm, WatchedComms};
 use super::ops::NcclCarrier;
 use super::stage::StageExchange;
 use super::watchdog::CommFault;

@@ -12,7 +12,7 @@ use crate::mesh::Mesh;
 use crate::sum::Sum;
 use crate::transfer::OwnerFn;
 use backend::Memory;
-use backend::cuda::{Buffer, DeviceColumns, Cuda, DeviceFloats};
+use backend::cuda::{Buffer, Cuda, DeviceColumns, DeviceFloats};
 use std::fmt;
 use std::ops::Range;
 use types::Mode;

@@ -6,7 +6,7 @@ use super::comms::{BeginResult, StageComm};
 use super::watchdog::{CommWatchdog, Lane};
 use crate::mesh::Mesh;
 use crate::sum::{Sum, SumPlan};
-use backend::cuda::{DeviceColumns, Cuda, DeviceFloats, DeviceWords};
+use backend::cuda::{Cuda, DeviceColumns, DeviceFloats, DeviceWords};
 use std::ops::Range;
 
 impl StageComm {
@@ -71,7 +71,13 @@ impl StageExchange<'_> {
     }
 
     /// Each rank receives its columns of all planes and folds them; then all ranks receive the finished columns.
-    pub fn fold_by_column(self, at: DeviceFloats<'_>, sum: Sum<'_>, merges: &DeviceWords, rows: Range<usize>) -> BeginResult {
+    pub fn fold_by_column(
+        self,
+        at: DeviceFloats<'_>,
+        sum: Sum<'_>,
+        merges: &DeviceWords,
+        rows: Range<usize>,
+    ) -> BeginResult {
         let (me, n_rows, n_cols) = (self.mesh.tp(), rows.len(), sum.n_cols);
         let cols = |tp: usize| self.mesh.columns_of(tp, n_cols);
         let n_own = sum.plan.n_planes(me);
@@ -124,7 +130,13 @@ impl StageExchange<'_> {
 
     /// Rank 0, which has the `whole`, receives the columns of all ranks for these rows and puts them into their places.
     /// The other ranks send theirs.
-    pub fn gather_some(self, mine: DeviceFloats<'_>, whole: Option<DeviceFloats<'_>>, n_units: u32, n_rows: usize) -> BeginResult {
+    pub fn gather_some(
+        self,
+        mine: DeviceFloats<'_>,
+        whole: Option<DeviceFloats<'_>>,
+        n_units: u32,
+        n_rows: usize,
+    ) -> BeginResult {
         let Some(whole) = whole else {
             // SAFETY: the buffer outlives the stream's work.
             let send = |lane: Lane<'_>| unsafe { lane.send(mine.address(), mine.len(), 0) };

@@ -1,6 +1,6 @@
 //! Attention alone: a long prompt, in operations a second, and many decoding sequences, in bytes a second.
 
-use super::super::{Done, Finding, Options, FindingSink, cuda};
+use super::super::{Done, Finding, FindingSink, Options, cuda};
 use super::{Copies, ROUNDS, Shape, Spread, shares, text};
 use crate::numbers::Rng;
 use backend::cuda::{Buffer, Cuda, Kv};

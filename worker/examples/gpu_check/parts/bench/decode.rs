@@ -1,7 +1,7 @@
 //! Sequences that decode together, in each mode and with four-bit weights: measured in turns, relative to copying
 //! speed.
 
-use super::super::{Done, Finding, Options, FindingSink, modes};
+use super::super::{Done, Finding, FindingSink, Options, modes};
 use super::course::{Course, Model, Room};
 use super::file::{Digits, Random};
 use super::{Copies, ROUNDS, Shape, Spread, shares};

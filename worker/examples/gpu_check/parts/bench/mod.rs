@@ -10,7 +10,7 @@ mod file;
 mod products;
 mod throughput;
 
-use super::{Done, Finding, Group, Options, FindingSink, cuda};
+use super::{Done, Finding, FindingSink, Group, Options, cuda};
 use backend::Memory;
 use backend::cuda::{Buffer, Cuda};
 use serde_json::{Value, json};

@@ -1,7 +1,7 @@
 //! The products of a prefill, compared with cuBLASLt's largest on this device; and products of one row, compared with
 //! copying speed.
 
-use super::super::{Done, Finding, Options, FindingSink, cuda, modes};
+use super::super::{Done, Finding, FindingSink, Options, cuda, modes};
 use super::{Copies, ROUNDS, Shape, Spread, shares, text};
 use crate::numbers::Rng;
 use crate::on_device::shapes::wide;

@@ -2,7 +2,7 @@
 //! another one, whose prompt is computed beside the decoding ones. So all stretches of steps are alike, and each round
 //! is one stretch.
 
-use super::super::{Done, Finding, Options, FindingSink};
+use super::super::{Done, Finding, FindingSink, Options};
 use super::course::{Course, Model, Room};
 use super::file::{Digits, Random};
 use super::{ROUNDS, Shape, Spread};

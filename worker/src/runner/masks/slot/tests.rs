@@ -1,7 +1,7 @@
 //! Tests a slot step by step, without threads, against matchers that have accepted the same tokens and nothing else.
 
 use super::*;
-use grammar::{GrammarLimits, Mask, ThinkingBudget, GrammarSpec, compile};
+use grammar::{GrammarLimits, GrammarSpec, Mask, ThinkingBudget, compile};
 use serde_json::json;
 use std::path::Path;
 
