@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Cluster, Random, Router, Said, config, grid_sim, on_grid, sim};
+use common::{Cluster, Random, Router, RouterEvent, config, grid_sim, on_grid, sim};
 use proto::cluster::refused::Reason;
 use std::collections::{HashMap, VecDeque};
 use types::{Finish, Request, RequestId};
@@ -36,7 +36,7 @@ impl Traffic {
                 let Some(request) = self.to_submit.pop_back() else { break };
                 self.submit(request).await;
             }
-            for event in self.router.hear().await {
+            for event in self.router.receive().await {
                 self.react(event).await;
             }
         }
@@ -53,23 +53,23 @@ impl Traffic {
         }
     }
 
-    async fn react(&mut self, event: Said) {
+    async fn react(&mut self, event: RouterEvent) {
         match event {
-            Said::Tokens(id) => {
+            RouterEvent::Tokens(id) => {
                 let n_tokens = self.router.streams[&id].output.len();
                 if self.cancel_after.get(&id).is_some_and(|after| n_tokens >= *after) {
                     self.cancel_after.remove(&id);
                     self.router.cancel(id).await;
                 }
             }
-            Said::Finished(id) => {
+            RouterEvent::Finished(id) => {
                 let stream = self.router.streams.remove(&id).unwrap();
                 stream.check(&self.sim);
                 self.n_ended += 1;
                 self.is_full = false;
                 self.n_cancelled += usize::from(stream.finish == Some(Finish::Cancelled));
             }
-            Said::Refused(refused, request) => {
+            RouterEvent::Refused(refused, request) => {
                 assert_eq!(refused.reason(), Reason::Full, "{}", refused.message);
                 assert!(refused.retry_after_ms > 0);
                 self.n_full += 1;
@@ -116,7 +116,7 @@ async fn ten_thousand_requests_leave_nothing_behind() {
     let _worker = cluster.worker(sim());
     let mut traffic = Traffic::new(Random(1), cluster.router().await, sim(), N_REQUESTS);
     traffic.run().await;
-    traffic.router.hear_idle().await;
+    traffic.router.receive_until_idle().await;
     cluster.stop().await;
     let mut n_full = traffic.n_full;
     let n_cancelled = traffic.n_cancelled;
@@ -126,7 +126,7 @@ async fn ten_thousand_requests_leave_nothing_behind() {
     let _workers: Vec<_> = (0..4).map(|_| cluster.worker(grid_sim())).collect();
     let mut traffic = Traffic::new(Random(2), cluster.router().await, grid_sim(), N_REQUESTS / 5);
     traffic.run().await;
-    traffic.router.hear_idle().await;
+    traffic.router.receive_until_idle().await;
     let ranks: Vec<_> = traffic.router.state.ranks.iter().map(|rank| (rank.rank, rank.stage, rank.tp)).collect();
     assert_eq!(ranks, [(0, 0, 0), (1, 0, 1), (2, 1, 0), (3, 1, 1)]);
     assert_eq!(traffic.router.state.blocks_total, 24, "the pool is what each rank holds");

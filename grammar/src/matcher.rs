@@ -40,7 +40,7 @@ pub enum MatcherError {
     TooComplex(String),
     #[error("the vocabulary has no token that the grammar allows")]
     NoToken,
-    #[error("{wanted} tokens cannot be taken back of {held}")]
+    #[error("{requested} tokens cannot be taken back of {held}")]
     Rewind { requested: usize, held: usize },
     #[error("the grammar engine failed: {0}")]
     Engine(String),

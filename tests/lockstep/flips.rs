@@ -231,7 +231,7 @@ fn a_flipped_bit_of_packed_weights_is_found_by_the_scrub_and_the_tokens_are_the_
             return not_run("flips in packed weights");
         };
         assert!(packed.matrices.len() >= 7, "the matrices of a layer: {:?}", packed.matrices);
-        let before = node.heard();
+        let before = node.log_len();
         let place = packed.flip_any(&mut dice);
         let weight = found_and_mended(&mut node, before);
         assert!(weight.contains("layers."), "{weight}");
@@ -261,7 +261,7 @@ fn a_flipped_bit_of_a_norm_is_found_by_the_scrub_and_the_tokens_are_the_same() {
         // Each stage is one layer. The first worker to join gets the first stage.
         let stage = n % 2;
         let holder = field(&node.until(&["taking a place", &format!("rank={stage} ")]), "pid").parse().unwrap();
-        let before = node.heard();
+        let before = node.log_len();
         let Some(n_places) = flip_in_norm(holder, stage, &mut dice) else {
             return not_run("flips in norms");
         };

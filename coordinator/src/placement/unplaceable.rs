@@ -31,7 +31,7 @@ pub enum UnplaceableReason {
     Layers { pp: u16, n_layers: u32 },
     #[error("pp {pp} is more than {STAGES_MAX} stages: each has a step of its own under way, and ranks queue no more")]
     Stages { pp: u16 },
-    #[error("a context of {asked} was asked for, the model was made for {model}: ask for at most that")]
+    #[error("a context of {requested} was asked for, the model was made for {model}: ask for at most that")]
     Context { requested: u32, model: u32 },
     #[error(
         "{host} has {}, the weights of rank {rank} need {}{}: \

@@ -189,7 +189,7 @@ fn a_certificate_is_replaced_under_load_and_a_broken_one_is_not_taken() {
         while !by_new() {
             assert!(Instant::now() < deadline, "{}", served.node.log());
         }
-        let place = served.node.heard();
+        let place = served.node.log_len();
         folder.write("cert.pem", "no certificate");
         served.node.until_since(place, &["clients are offered the same certificate", "cert.pem"]);
         assert!(by_new());
@@ -265,7 +265,7 @@ fn keys_and_certificates_are_rotated_under_load_and_no_request_fails() {
     let n_requests = std::thread::scope(|scope| {
         let clients: Vec<_> = (0..N_CLIENTS).map(|i| scope.spawn(move || client(i))).collect();
         for n in 1..=N_ROTATIONS {
-            let place = served.node.heard();
+            let place = served.node.log_len();
             folder.write("keys", &format!("team:key-{}\nteam:key-{n}\n", n - 1));
             served.node.until_since(place, &["the API keys were read again"]);
             key.store(n as u32, Ordering::Relaxed);
@@ -279,7 +279,7 @@ fn keys_and_certificates_are_rotated_under_load_and_no_request_fails() {
                 assert!(Instant::now() < deadline && !clients.iter().any(|client| client.is_finished()));
                 std::thread::sleep(Duration::from_millis(20));
             }
-            let place = served.node.heard();
+            let place = served.node.log_len();
             folder.write("keys", &format!("team:key-{n}\n"));
             served.node.until_since(place, &["the API keys were read again"]);
             let [certificate, secret] = next.signed();
