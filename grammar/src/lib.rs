@@ -2,7 +2,7 @@
 //! decoding, sampling or clocks, and is the only crate that knows the grammar engine.
 //!
 //! ```text
-//! router:  WantedGrammar ── compile ──▶ types::Grammar, checked
+//! router:  GrammarSpec ── compile ──▶ types::Grammar, checked
 //! worker:  Vocabulary + Grammar ──▶ Matcher ──▶ Mask
 //! ```
 
@@ -19,11 +19,11 @@ mod refused;
 mod relax;
 mod rules;
 mod schema;
+mod spec;
 mod specials;
 mod tags;
 mod thinking;
 mod vocabulary;
-mod wanted;
 mod words;
 
 pub use compile::compile;
@@ -32,6 +32,6 @@ pub use limits::GrammarLimits;
 pub use mask::Mask;
 pub use matcher::{Matcher, MatcherError};
 pub use refused::GrammarRefused;
+pub use spec::GrammarSpec;
 pub use thinking::ThinkingBudget;
 pub use vocabulary::{BadVocabulary, Vocabulary};
-pub use wanted::GrammarSpec;

@@ -29,7 +29,7 @@ impl From<&Request> for wire::Request {
             spans: Vec::new(),
             traceparent: String::new(),
             tracestate: String::new(),
-            tells_progress: false,
+            needs_progress: false,
             predicted: request.predicted.clone(),
         }
     }

@@ -25,7 +25,7 @@ impl From<&Sampling> for wire::Sampling {
             bias_tokens: sampling.bias.iter().map(|(token, _)| *token).collect(),
             bias: sampling.bias.iter().map(|(_, bias)| *bias).collect(),
             allowed: sampling.allowed.clone(),
-            told: sampling.logprob_token_ids.clone(),
+            logprob_token_ids: sampling.logprob_token_ids.clone(),
             bad_words: runs_to_wire(&sampling.bad_words),
         }
     }
@@ -63,7 +63,7 @@ impl TryFrom<wire::Sampling> for Sampling {
             dry: sampling.dry.map_or(Ok(Dry::default()), Dry::try_from)?,
             bias: bias_from_wire(sampling.bias_tokens, sampling.bias)?,
             allowed: sampling.allowed,
-            logprob_token_ids: sampling.told,
+            logprob_token_ids: sampling.logprob_token_ids,
             bad_words: runs_from_wire("sampling.bad_words", sampling.bad_words)?,
         })
     }

@@ -1,6 +1,6 @@
 //! One answer: its request, its stream to standard output, and its figures. Has no knowledge of a chat's commands.
 
-use super::ask::{ASSISTANT, Dialogue, USER, message};
+use super::dialogue::{ASSISTANT, Dialogue, USER, message};
 use super::progress::ProgressLine;
 use super::quiet::columns;
 use super::wrap::LineWrapper;

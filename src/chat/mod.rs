@@ -1,10 +1,10 @@
 //! `run`: one answer to stdout, or a chat. A gRPC client of the same roles that `serve` starts, within this process.
 
 mod answer;
-mod ask;
+mod dialogue;
+mod input;
 mod progress;
 mod quiet;
-mod said;
 mod saved;
 mod signals;
 mod terminal;
@@ -16,14 +16,14 @@ use crate::settings::hub;
 use crate::settings::{ConfigSource, ServeSettings};
 use answer::{AnswerFigures, answer};
 use anyhow::{Context, bail};
-use ask::{ASSISTANT, Dialogue};
 use clap::{ArgMatches, Args};
+use dialogue::{ASSISTANT, Dialogue};
 use indicatif::{HumanBytes, ProgressBar};
+use input::{TypedInput, TypedMessage};
 use proto::v1;
 use proto::v1::inference_client::InferenceClient;
 use quiet::{Quiet, columns};
 use rustix::fs::FileType;
-use said::{TypedInput, TypedMessage};
 use signals::{SignalWatch, Signals};
 use std::io::{IsTerminal, Read};
 use std::path::PathBuf;
@@ -209,7 +209,7 @@ impl Chat {
                 () = signals.ended() => bail!("ended by a signal"),
             };
             let Some(message) = message else { return Ok(ChatEnd::ForGood) };
-            match said::read(&message) {
+            match input::read(&message) {
                 TypedInput::Leave => return Ok(ChatEnd::ForGood),
                 TypedInput::Question(question) => {
                     tokio::select! {
@@ -218,7 +218,7 @@ impl Chat {
                     }
                 }
                 TypedInput::Verbose(to) => self.verbose = to,
-                TypedInput::Help => eprint!("{}", wrap::clipped(said::HELP, columns().unwrap_or(usize::MAX))),
+                TypedInput::Help => eprint!("{}", wrap::clipped(input::HELP, columns().unwrap_or(usize::MAX))),
                 TypedInput::Model(name) => match self.another(&name, server, source) {
                     Ok(other) => return Ok(ChatEnd::ForModel(Box::new(other))),
                     Err(error) => print_wrapped(&format!("{}\n", out::for_people(&error))),

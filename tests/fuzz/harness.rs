@@ -112,8 +112,8 @@ impl Rounds {
     /// Makes `n_rounds` rounds, unless a variable sets another number.
     pub fn of(target: &'static str, n_rounds: u64) -> Rounds {
         static TARGETS: AtomicUsize = AtomicUsize::new(0);
-        let said = |name| std::env::var(name).ok().and_then(|value: String| value.parse::<u64>().ok());
-        let (end, next, last) = match (said("FUZZ_ROUND"), said("FUZZ_SECONDS")) {
+        let env_number = |name| std::env::var(name).ok().and_then(|value: String| value.parse::<u64>().ok());
+        let (end, next, last) = match (env_number("FUZZ_ROUND"), env_number("FUZZ_SECONDS")) {
             (Some(round), _) => (None, round, round + 1),
             (None, Some(seconds)) => (Some(Instant::now() + Duration::from_secs(seconds)), 0, u64::MAX),
             (None, None) => (None, 0, n_rounds),

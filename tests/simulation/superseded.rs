@@ -80,7 +80,7 @@ async fn watch(script: &Script) -> Result<(), String> {
 /// Sends a request, and returns the incarnation that answered it.
 async fn serves(script: &Script, router: &Channel) -> Result<u64, String> {
     rest(std::slice::from_ref(router), 1).await?;
-    let candidate = script.calls.iter().find(|ask| ask.leaves_at.is_none() && ask.deadline_millis.is_none());
+    let candidate = script.calls.iter().find(|call| call.leaves_at.is_none() && call.deadline_millis.is_none());
     let plan = candidate.ok_or("no call without a deadline")?;
     let got = answer(plan, router).await.map_err(|status| format!("{status:?}"))?;
     if got != plan.reference(&script.sim).0 {

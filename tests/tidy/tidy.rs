@@ -483,7 +483,7 @@ fn a_type_name_means_one_thing() {
 fn a_request_has_the_forms_that_are_listed() {
     // With an endpoint's own message and that of `step.proto` they are the eight of router/DESIGN.md.
     const FORMS: &[&str] = &[
-        "router/src/front/ask.rs: Ask",
+        "router/src/front/parsed_request.rs: Ask",
         "router/src/front/prepared.rs: Prepared",
         "types/src/request.rs: Request",
         "router/src/link/request.rs: LinkRequest",
@@ -497,7 +497,7 @@ fn a_request_has_the_forms_that_are_listed() {
     // A step has many requests, each unchanged; so does a request that is kept until its answer has ended.
     const CARRIES: &[&str] = &[
         "types/src/step.rs: Step",
-        "router/src/front/finished_answer.rs: AnswerWish",
+        "router/src/front/finished_answer.rs: AnswerSubscription",
         "router/src/front/finished_answer.rs: FinishedAnswer",
     ];
     const CONTENT: &[&str] = &["Request", "Sampling", "Input"];

@@ -55,9 +55,9 @@ impl KvTarget {
         self.n
     }
 
-    pub fn frame(&self, epoch: Epoch) -> proto::cluster::KvWanted {
+    pub fn frame(&self, epoch: Epoch) -> proto::cluster::KvTarget {
         let Epoch { incarnation: epoch_incarnation, n: epoch_n } = epoch;
-        proto::cluster::KvWanted { epoch_incarnation, epoch_n, parts: self.parts, n: self.n }
+        proto::cluster::KvTarget { epoch_incarnation, epoch_n, parts: self.parts, n: self.n }
     }
 }
 

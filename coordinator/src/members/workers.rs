@@ -379,9 +379,9 @@ impl JoinedWorkers {
     }
 
     /// Sends ranks that grow the target for the memory of their KV caches. Err is the first worker whose queue is full.
-    pub fn send_kv_target(&self, ranks: &RankHolders, target: wire::KvWanted) -> Result<(), WorkerId> {
+    pub fn send_kv_target(&self, ranks: &RankHolders, target: wire::KvTarget) -> Result<(), WorkerId> {
         let mut workers = ranks.that_grow();
-        match workers.find(|worker| !self.send(*worker, wire::rank_frame::Frame::KvWanted(target))) {
+        match workers.find(|worker| !self.send(*worker, wire::rank_frame::Frame::KvTarget(target))) {
             Some(worker) => Err(worker),
             None => Ok(()),
         }

@@ -19,7 +19,7 @@ impl Replica {
             return;
         }
         let Some(placement) = self.phase.placement_mut() else { return };
-        placement.ranks.kv_committed(worker, kv.parts, kv.wanted);
+        placement.ranks.kv_committed(worker, kv.parts, kv.target);
         let parts = placement.ranks.kv_parts();
         if self.phase.serving().is_some() {
             self.requests.kv_committed(parts);

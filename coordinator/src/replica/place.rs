@@ -106,7 +106,7 @@ impl Replica {
             zero_kv: self.config.zero_kv,
             numerics: self.config.mode().to_string(),
             guesses: self.config.limits.guesses().filter(|_| may_guess),
-            sends_kv_wanted: true,
+            sends_kv_target: true,
             // Each worker's own, which is set where its stream is known.
             protocol: 0,
         }

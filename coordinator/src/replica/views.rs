@@ -17,7 +17,7 @@ use types::{BLOCK_TOKENS, Micros, Rank};
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 fn shortened(shortened: &ShortenedContext) -> wire::Shortened {
-    wire::Shortened { asked: shortened.requested, has: shortened.has, why: shortened.why.to_string() }
+    wire::Shortened { requested: shortened.requested, has: shortened.has, why: shortened.why.to_string() }
 }
 
 impl Replica {
@@ -67,8 +67,8 @@ impl Replica {
             tp: grid.tp.into(),
             pp: grid.pp.into(),
             apart: self.apart(now),
-            wanted_tp: requested.tp.into(),
-            wanted_pp: requested.pp.into(),
+            requested_tp: requested.tp.into(),
+            requested_pp: requested.pp.into(),
             unplaced: match &self.phase {
                 Phase::Waiting(waiting) => waiting.unplaced(now),
                 Phase::Placing(_) | Phase::Serving(_) => None,

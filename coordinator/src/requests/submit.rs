@@ -56,7 +56,7 @@ impl LiveRequests {
         let invalid = |message: String| SubmitRefusal { reason: Reason::Invalid, message };
         let traced = traces::submitted(&request);
         self.known(&request)?;
-        let is_watched = request.tells_progress && request.output.is_empty();
+        let is_watched = request.needs_progress && request.output.is_empty();
         let request = request.received(now)?;
         if let Some(token) = beyond(&request, self.vocab) {
             return Err(invalid(format!("token {token} is outside the vocabulary of {}", self.vocab)));
@@ -99,7 +99,7 @@ impl LiveRequests {
             wire::Request { constraint: Some(_), .. } if !self.speaks.knows(since::GRAMMARS) => unknown("grammars"),
             wire::Request { cache_apart: true, .. } if !self.speaks.knows(since::APART) => unknown("cache_apart"),
             wire::Request { sampling: Some(sampling), .. }
-                if !sampling.told.is_empty() && !self.speaks.knows(since::NAMED_LOGPROBS) =>
+                if !sampling.logprob_token_ids.is_empty() && !self.speaks.knows(since::NAMED_LOGPROBS) =>
             {
                 unknown("logprobs of named tokens")
             }

@@ -409,7 +409,7 @@ impl RawWorker {
 
     /// The same, after the target with this number.
     async fn beat_kv_after(&self, target: u32, epoch_n: u32, parts: u32) {
-        let kv = wire::KvCommitted { epoch_incarnation: self.last.epoch_incarnation, epoch_n, parts, wanted: target };
+        let kv = wire::KvCommitted { epoch_incarnation: self.last.epoch_incarnation, epoch_n, parts, target };
         self.send(worker_frame::Frame::Heartbeat(wire::Heartbeat { kv: Some(kv), ..wire::Heartbeat::default() })).await;
     }
 

@@ -143,7 +143,7 @@ async fn requests_too_long_for_fewer_ranks_end_as_outgrown() {
     workers.pop_front().unwrap().kill().await;
     ready_on(&mut router, 1, 1).await;
     let shortened = router.state.shortened.clone().unwrap();
-    assert_eq!((shortened.asked, shortened.has), (128, 64));
+    assert_eq!((shortened.requested, shortened.has), (128, 64));
     // The angles of scaled RoPE depend on the context: a rank computes for the promised one.
     assert_eq!(*contexts.lock().unwrap(), [128; 3]);
     assert!(shortened.why.contains("a context of 128 needs"), "{shortened:?}");
@@ -181,7 +181,7 @@ async fn context_shortened_by_memory_is_reported_from_the_start() {
     let mut router = cluster.router().await;
     ready_on(&mut router, 2, 1).await;
     let shortened = router.state.shortened.clone().unwrap();
-    assert_eq!((router.welcome.context, shortened.asked, shortened.has), (128, 4096, 128));
+    assert_eq!((router.welcome.context, shortened.requested, shortened.has), (128, 4096, 128));
     assert!(shortened.why.contains("ask for a shorter context (--context) or more KV memory"), "{shortened:?}");
     router.check_one(&grid_sim()).await;
     cluster.stop().await;

@@ -10,7 +10,7 @@ use tokio::time::timeout;
 async fn receive_progress(router: &mut Router, with_progress: bool) -> Vec<(u32, u32)> {
     let sample = request((0..40).collect(), 3);
     let id = router.next_id().0;
-    let frame = wire::Request { id, tells_progress: with_progress, ..(&sample).into() };
+    let frame = wire::Request { id, needs_progress: with_progress, ..(&sample).into() };
     router.up.send(router_frame(Up::Submit(frame))).await.unwrap();
     let (mut progress, mut n_tokens) = (Vec::new(), 0);
     let until_end = async {

@@ -218,7 +218,7 @@ async fn fewer_ranks_carry_on_and_more_take_over_again() {
     workers.pop_front().unwrap().kill().await;
     ready_on(&mut router, 1, 3).await;
     assert_eq!((router.state.n_spares, router.state.epoch_n), (0, epoch + 2), "three are left, and all of them serve");
-    assert_eq!((router.state.wanted_tp, router.state.wanted_pp), (2, 2));
+    assert_eq!((router.state.requested_tp, router.state.requested_pp), (2, 2));
     receive_n(&mut router, 10).await;
     for worker in workers.drain(..2) {
         worker.kill().await;

@@ -3,9 +3,9 @@
 use crate::board::pick::hashed;
 use crate::faces::SESSION;
 use crate::faces::doors::call::{call_deadline, status, tenant};
-use crate::front::ask::{ParsedRequest, Purpose, after};
 use crate::front::frontend::{Frontend, unix_seconds};
 use crate::front::generation::{Generation, GenerationEvent, SideOutput};
+use crate::front::parsed_request::{ParsedRequest, Purpose, after};
 use crate::front::progress::PromptProgress;
 use crate::front::reader_watch::WatchedStream;
 use crate::front::recorder::{Caller, Face, Recorder};

@@ -29,12 +29,12 @@ macro_rules! answering {
 
                 async fn server_reflection_info(
                     &self,
-                    asked: Request<Streaming<ServerReflectionRequest>>,
+                    request: Request<Streaming<ServerReflectionRequest>>,
                 ) -> Result<Response<Self::ServerReflectionInfoStream>, Status> {
                     let known = self.0.clone();
-                    let answers = asked.into_inner().then(move |asked| {
+                    let answers = request.into_inner().then(move |request| {
                         let known = known.clone();
-                        async move { Ok(answer(known, asked?).await) }
+                        async move { Ok(answer(known, request?).await) }
                     });
                     Ok(Response::new(Box::pin(answers)))
                 }
@@ -42,22 +42,22 @@ macro_rules! answering {
 
             async fn answer<T: ServerReflection>(
                 known: ServerReflectionServer<T>,
-                asked: ServerReflectionRequest,
+                request: ServerReflectionRequest,
             ) -> ServerReflectionResponse {
                 let refused = |status: Status| ServerReflectionResponse {
-                    valid_host: asked.host.clone(),
-                    original_request: Some(asked.clone()),
+                    valid_host: request.host.clone(),
+                    original_request: Some(request.clone()),
                     message_response: Some(MessageResponse::ErrorResponse(ErrorResponse {
                         error_code: status.code().into(),
                         error_message: status.message().to_owned(),
                     })),
                 };
-                let question = tokio_stream::once(asked.clone());
-                let heard = match ServerReflectionClient::new(known).server_reflection_info(question).await {
+                let question = tokio_stream::once(request.clone());
+                let reply = match ServerReflectionClient::new(known).server_reflection_info(question).await {
                     Ok(answers) => answers.into_inner().message().await,
                     Err(status) => Err(status),
                 };
-                match heard {
+                match reply {
                     Ok(Some(answer)) => answer,
                     Ok(None) => refused(Status::internal("there was no answer")),
                     Err(status) => refused(status),

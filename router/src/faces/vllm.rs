@@ -3,10 +3,10 @@
 
 use crate::faces::doors::call::{call_deadline, status, tenant};
 use crate::faces::vllm::words::{Counts, input_logprobs, output_logprobs, sampling};
-use crate::front::ask::ParsedRequest;
-use crate::front::ask::Purpose;
 use crate::front::frontend::Frontend;
 use crate::front::generation::{Generation, GenerationEvent, SideOutput};
+use crate::front::parsed_request::ParsedRequest;
+use crate::front::parsed_request::Purpose;
 use crate::front::reader_watch::WatchedStream;
 use crate::front::recorder::{Caller, Face, Recorder};
 use crate::front::structure;
@@ -17,8 +17,8 @@ use proto::v1;
 use proto::v1::generate_request::Input;
 use proto::vllm as wire;
 use proto::vllm::generate_complete::MatchedStop;
-use proto::vllm::generate_request as asked;
-use proto::vllm::generate_response::Response as Said;
+use proto::vllm::generate_request as generate_input;
+use proto::vllm::generate_response::Response as EngineResponse;
 use proto::vllm::vllm_engine_server::{VllmEngine, VllmEngineServer};
 use std::collections::{HashMap, VecDeque};
 use std::pin::Pin;
@@ -166,8 +166,10 @@ impl EngineService {
         words::refuse_unserved(&request)?;
         check_id(&request.request_id)?;
         let input = match request.input {
-            Some(asked::Input::Tokenized(tokenized)) => Input::TokenIds(v1::TokenIds { ids: tokenized.input_ids }),
-            Some(asked::Input::Text(text)) => Input::Text(text),
+            Some(generate_input::Input::Tokenized(tokenized)) => {
+                Input::TokenIds(v1::TokenIds { ids: tokenized.input_ids })
+            }
+            Some(generate_input::Input::Text(text)) => Input::Text(text),
             None => return Err(Refusal::invalid("input", "one of tokenized and text")),
         };
         let params = request.sampling_params.unwrap_or_default();
@@ -359,7 +361,7 @@ impl EngineReplies {
                 choice.token_ids.extend(delta.token_ids);
                 choice.logprobs.extend(delta.logprobs);
                 if self.style.is_stream {
-                    let response = Said::Chunk(choice.chunk(index, n_prompt, &self.style));
+                    let response = EngineResponse::Chunk(choice.chunk(index, n_prompt, &self.style));
                     self.ready.push_back(wire::GenerateResponse { response: Some(response) });
                 }
             }
@@ -385,7 +387,7 @@ impl EngineReplies {
         };
         let reason = if is_stop { "stop" } else { "length" };
         let complete = choice.complete(index, counts, reason, matched, &self.style);
-        self.ready.push_back(wire::GenerateResponse { response: Some(Said::Complete(complete)) });
+        self.ready.push_back(wire::GenerateResponse { response: Some(EngineResponse::Complete(complete)) });
     }
 
     /// Ends the unfinished choices, and reports this to the reader, which may be another client than the aborting one.
@@ -394,7 +396,7 @@ impl EngineReplies {
         self.generation = None;
         for (index, choice) in self.choices.iter_mut().enumerate().filter(|(_, choice)| !choice.has_ended) {
             let complete = choice.complete(index as u32, counts, "abort", None, &self.style);
-            self.ready.push_back(wire::GenerateResponse { response: Some(Said::Complete(complete)) });
+            self.ready.push_back(wire::GenerateResponse { response: Some(EngineResponse::Complete(complete)) });
         }
     }
 }

@@ -1,9 +1,9 @@
 //! The one path from inputs to their embeddings: the replica pools the hidden states, and this file normalises them to
 //! length one. Knows no face.
 
-use crate::front::ask::{ParsedRequest, Purpose};
 use crate::front::frontend::Frontend;
 use crate::front::generation::{GenerationEvent, SideOutput};
+use crate::front::parsed_request::{ParsedRequest, Purpose};
 use crate::front::recorder::Recorder;
 use crate::refusal::Refusal;
 use proto::v1;

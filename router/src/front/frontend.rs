@@ -2,9 +2,9 @@
 //! cluster's state. Knows no face.
 
 use crate::config::Config;
-use crate::front::ask::{chat_length, length};
 use crate::front::finished_answer::AnswerQueues;
 use crate::front::grammars::Grammars;
+use crate::front::parsed_request::{chat_length, length};
 use crate::front::reader_watch::ReaderWatch;
 use crate::front::stored::ResponseStore;
 use crate::front::structure;

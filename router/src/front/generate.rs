@@ -5,12 +5,12 @@
 //! (`Destination`), and each answer becomes one `Request` to it, which a link carries.
 
 use crate::board::pick::Need;
-use crate::front::ask::{ParsedRequest, Purpose};
 use crate::front::calls::CallIds;
 use crate::front::certificate::CertificateDraft;
 use crate::front::finished_answer::AnswerSubscription;
 use crate::front::frontend::{Frontend, unix_millis, unix_seconds};
 use crate::front::generation::{Choice, Generation, Prompt};
+use crate::front::parsed_request::{ParsedRequest, Purpose};
 use crate::front::prepared::{PreparedRequest, longest, room};
 use crate::front::progress::is_watched;
 use crate::front::recorder::Recorder;

@@ -11,7 +11,6 @@
 //! `reader_watch` gives up unread streams, `recorder` counts and traces, and `finished_answer` hands whole answers to
 //! records and audits.
 
-pub mod ask;
 pub mod beams;
 pub mod calls;
 pub mod certificate;
@@ -24,6 +23,7 @@ pub mod generate;
 pub mod generation;
 pub mod grammars;
 pub mod hidden;
+pub mod parsed_request;
 pub mod prepared;
 pub mod progress;
 pub mod reader_watch;

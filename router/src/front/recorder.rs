@@ -1,8 +1,8 @@
 //! Counts, times and traces one request. Records no client's name, and a request's content only if an operator has
 //! requested that.
 
-use crate::front::ask::{ParsedRequest, Purpose};
 use crate::front::frontend::unix_millis;
+use crate::front::parsed_request::{ParsedRequest, Purpose};
 use crate::history::{ArrivedRequest, History, Sighting};
 use crate::link::view::ReplicaInfo;
 use crate::refusal::Refusal;

@@ -8,11 +8,11 @@
 //! cache, and a step that is lost with its replica is run again like any other request.
 
 use crate::config::RouterLimits;
-use crate::front::ask::{ParsedRequest, Purpose};
 use crate::front::beams::{Beam, BeamRules, Beams, EarlyStopping};
 use crate::front::frontend::Frontend;
 use crate::front::generate::{Held, assembly};
 use crate::front::generation::{Choice, Generation, GenerationEvent};
+use crate::front::parsed_request::{ParsedRequest, Purpose};
 use crate::front::prepared::PreparedRequest;
 use crate::front::resume::ReadMarks;
 use crate::front::sampling::Wording;

@@ -128,7 +128,7 @@ impl LinkRequest {
         request.id = id.0;
         request.traceparent.clone_from(&self.call.trace.parent);
         request.tracestate.clone_from(&self.call.trace.state);
-        request.tells_progress = self.call.needs_progress;
+        request.needs_progress = self.call.needs_progress;
         request.deadline_micros =
             self.call.deadline.map(|deadline| deadline.saturating_duration_since(now).as_micros() as u64);
         match self.adopts.take() {

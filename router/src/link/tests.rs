@@ -4,8 +4,8 @@ use super::budget::Budget;
 use super::connection::CoordinatorStream;
 use super::event::LinkEvent;
 use super::handle::ReplicaLink;
-use super::hear::splice;
 use super::peers::Peers;
+use super::receive::splice;
 use super::request::{Call, SlotOutput};
 use super::target::LinkTarget;
 use super::task::LinkTask;
@@ -389,7 +389,7 @@ async fn ranks_that_come_and_go_without_a_token_are_one_absence() {
 #[tokio::test]
 async fn a_request_that_has_outgrown_a_replica_waits_for_more_room_there_or_elsewhere() {
     let (links, mut one, mut two) = neighbours();
-    let shortened = |has| Some(wire::Shortened { asked: 100, has, why: "too little".into() });
+    let shortened = |has| Some(wire::Shortened { requested: 100, has, why: "too little".into() });
     let narrow = |has| Frame::State(wire::State { shortened: shortened(has), ..ready() });
     let (ticket, mut outputs_rx) = submit(&links[0], 9);
     take(&mut one);

@@ -82,7 +82,7 @@ fn replica(view: &View) -> v1::ReplicaTopology {
         starved: actual.starved,
         steps_early: actual.steps_early,
         backlog_tokens: state.backlog_tokens,
-        wanted: target_grid(&state),
+        requested_grid: target_grid(&state),
         apart: state.apart.iter().map(apart).collect(),
         lost: std::mem::take(&mut state.lost).into_iter().map(lost).collect(),
         unplaced: state.unplaced.take().map(unplaced),
@@ -93,17 +93,17 @@ fn replica(view: &View) -> v1::ReplicaTopology {
 }
 
 /// Returns the intended grid, if another one is in force.
-fn target_grid(state: &wire::State) -> Option<v1::replica_topology::Wanted> {
-    let (tp, pp) = (state.wanted_tp, state.wanted_pp);
-    (tp > 0 && (tp, pp) != (state.tp, state.pp)).then_some(v1::replica_topology::Wanted { tp, pp })
+fn target_grid(state: &wire::State) -> Option<v1::replica_topology::RequestedGrid> {
+    let (tp, pp) = (state.requested_tp, state.requested_pp);
+    (tp > 0 && (tp, pp) != (state.tp, state.pp)).then_some(v1::replica_topology::RequestedGrid { tp, pp })
 }
 
 fn unplaced(wire::Unplaced { why, micros }: wire::Unplaced) -> v1::replica_topology::Unplaced {
     v1::replica_topology::Unplaced { why, seconds: micros / 1_000_000 }
 }
 
-fn shortened(wire::Shortened { asked, has, why }: wire::Shortened) -> v1::replica_topology::Shortened {
-    v1::replica_topology::Shortened { asked, has, why }
+fn shortened(wire::Shortened { requested, has, why }: wire::Shortened) -> v1::replica_topology::Shortened {
+    v1::replica_topology::Shortened { requested, has, why }
 }
 
 fn apart(apart: &wire::Apart) -> v1::ApartTopology {
@@ -238,11 +238,11 @@ fn replica_json(replica: &v1::ReplicaTopology) -> Value {
         "phase": replica.phase,
         "epoch": named(&replica.epoch),
         "grid": { "tp": replica.tp, "pp": replica.pp },
-        "wanted": replica.wanted.map(|grid| json!({ "tp": grid.tp, "pp": grid.pp })),
+        "wanted": replica.requested_grid.map(|grid| json!({ "tp": grid.tp, "pp": grid.pp })),
         "apart": replica.apart.iter().map(apart_json).collect::<Vec<_>>(),
         "lost": replica.lost.iter().map(lost_json).collect::<Vec<_>>(),
         "unplaced": replica.unplaced.as_ref().map(|of| json!({ "why": of.why, "seconds": of.seconds })),
-        "shortened": replica.shortened.as_ref().map(|of| json!({ "asked": of.asked, "has": of.has, "why": of.why })),
+        "shortened": replica.shortened.as_ref().map(|of| json!({ "asked": of.requested, "has": of.has, "why": of.why })),
         "requests": { "waiting": replica.n_waiting, "running": replica.n_running },
         "backlog_tokens": replica.backlog_tokens,
         "suspected": replica.suspected,
@@ -348,10 +348,10 @@ mod tests {
             prediction: Some(prediction.into()),
             tp: 2,
             pp: 1,
-            wanted_tp: 2,
-            wanted_pp: 2,
+            requested_tp: 2,
+            requested_pp: 2,
             unplaced: Some(wire::Unplaced { why: "too few".into(), micros: 2_999_999 }),
-            shortened: Some(wire::Shortened { asked: 9, has: 5, why: "too little".into() }),
+            shortened: Some(wire::Shortened { requested: 9, has: 5, why: "too little".into() }),
             apart: vec![wire::Apart { host: "a".into(), micros: 1_000_001, ..wire::Apart::default() }],
             ..wire::State::default()
         };

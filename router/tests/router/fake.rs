@@ -331,7 +331,7 @@ async fn answer(frames: &Frames, request: &wire::Request, n_had: usize, script: 
     let finish = if script.last == wire::Finish::Unspecified { finish } else { script.last };
     let mut at = request.output.len().saturating_sub(script.overlap);
     let mut passages = script.passages.clone();
-    for computed in script.computed.iter().filter(|_| request.tells_progress) {
+    for computed in script.computed.iter().filter(|_| request.needs_progress) {
         let (id, cached_tokens) = (request.id, script.n_cached);
         let output = wire::Output { id, cached_tokens, computed: Some(*computed), ..Default::default() };
         send_frame(frames, Frame::Outputs(wire::Outputs { outputs: vec![output] })).await;

@@ -72,7 +72,7 @@ fn a_long_prompt_is_watched_in_any_case() {
             let body = json!({ "prompt": "x".repeat(n_tokens), "stream": true, "max_tokens": 2 });
             let events = events(&post(house.http, "/v1/completions", &body).await);
             assert_eq!(progress(&events).0, vec![], "without return_progress");
-            assert_eq!(house.fake.submits().last().unwrap().tells_progress, is_watched, "{n_tokens}");
+            assert_eq!(house.fake.submits().last().unwrap().needs_progress, is_watched, "{n_tokens}");
         }
         house.close().await;
     });
@@ -105,7 +105,7 @@ fn prompt_progress_is_sent_before_the_answer() {
             assert_eq!((reports.len(), reports[0]), (4, (1, 1)), "{path}: {events:?}");
             assert!(events.last().unwrap()["timings"]["prompt_per_second"].as_f64().is_some(), "{path}: {events:?}");
         }
-        assert!(house.fake.submits().iter().all(|submit| submit.tells_progress));
+        assert!(house.fake.submits().iter().all(|submit| submit.needs_progress));
         house.close().await;
     });
 }
@@ -145,7 +145,7 @@ fn progress_needs_request_and_older_replica_reports_only_end() {
         assert_eq!(progress(&silent), (vec![], 0));
         let whole = post(house.http, "/completion", &json!({ "prompt": "Hello", "return_progress": true })).await;
         assert_eq!((whole.status, whole.json()["content"].take()), (200, json!("Hello, world")));
-        assert!(!house.fake.submits().iter().any(|submit| submit.tells_progress));
+        assert!(!house.fake.submits().iter().any(|submit| submit.needs_progress));
         house.fake.script(|script| script.n_cached = 2);
         let old = events(&post(house.http, "/completion", &request_body(json!({ "return_progress": true }))).await);
         assert_eq!(progress(&old), (vec![(5, 2)], 1));

@@ -247,7 +247,7 @@ fn logprob_token_ids_are_sent_to_the_replica() {
         let house = House::open(config()).await;
         let body = json!({ "messages": hi(), "logprobs": true, "logprob_token_ids": [70, 65, 70] });
         assert_eq!(post(house.http, CHAT, &body).await.status, 200);
-        assert_eq!(house.fake.submits().pop().unwrap().sampling.unwrap().told, [65, 70]);
+        assert_eq!(house.fake.submits().pop().unwrap().sampling.unwrap().logprob_token_ids, [65, 70]);
         for wrong in [
             json!({ "messages": hi(), "logprob_token_ids": [65] }),
             json!({ "messages": hi(), "logprobs": true, "logprob_token_ids": [VOCAB] }),

@@ -152,7 +152,7 @@ fn wait_for_word(shared: &Shared, reader: &mut Reader) {
 
 /// Two neighbours ring one doorbell.
 #[test]
-fn two_who_ring_lose_no_sleeper() {
+fn two_ringers_lose_no_sleeper() {
     bounded(|| {
         let (doorbell, futex) = (Arc::new(Doorbell::default()), Arc::new(Futex::default()));
         let done = Arc::new([AtomicU32::new(0), AtomicU32::new(0)]);

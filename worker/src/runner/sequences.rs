@@ -9,19 +9,19 @@ use crate::runner::guesses::{GuessRequest, GuessSource, Guesser};
 use crate::runner::masks::{MaskStatus, Masks};
 use backend::{Batch, Draw, DrawError, DrawMask, Pass, Score};
 use freed_blocks::FreedBlocks;
+use pending::{PendingDraw, PendingDraws, UNKNOWN, append_rest, read_message};
 use sequence::RankSequence;
 use std::collections::{HashMap, VecDeque};
 use types::cache::blocks_for;
 use types::{BlockId, Request, RequestId, Slice, SliceDone, Step, StepId, Token, TokenOut, Want};
-use untold::{PendingDraw, PendingDraws, UNKNOWN, append_rest, read_message};
 
 mod freed_blocks;
 mod limits;
+mod pending;
 mod sequence;
-mod untold;
 
 pub use limits::{SequenceLimits, Violation};
-pub use untold::TokenSource;
+pub use pending::TokenSource;
 
 pub struct Sequences {
     limits: SequenceLimits,

@@ -6,7 +6,7 @@ use crate::config::KvMemory;
 use crate::runner::kv_commit::{CommitOutcome, KvCommit, KvShortage};
 use crate::session::heartbeat::StepCounters;
 use crate::session::rank_thread::{RankLost, Reports, drive};
-use proto::cluster::{KvCommitted, KvWanted};
+use proto::cluster::{KvCommitted, KvTarget};
 use proto::since;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -58,7 +58,7 @@ pub(crate) struct KvCommitter {
 
 /// The newest target that the thread has not read yet. A replaced target is skipped.
 #[derive(Default)]
-struct TargetSlot(Mutex<Option<KvWanted>>);
+struct TargetSlot(Mutex<Option<KvTarget>>);
 
 /// The thread's data of its rank.
 pub(crate) struct CommitContext {
@@ -92,7 +92,7 @@ impl KvCommitter {
     }
 
     /// Sets how much to commit. No later step uses blocks above it until the rank has reported more.
-    pub fn set_target(&self, requested: KvWanted) {
+    pub fn set_target(&self, requested: KvTarget) {
         self.target.set(requested);
         // A full queue wakes the thread as well. A thread that has ended has committed all, or its rank is lost.
         let _woken = self.wake.as_ref().map(|wake| wake.try_send(()));
@@ -119,11 +119,11 @@ impl Drop for KvCommitter {
 }
 
 impl TargetSlot {
-    fn set(&self, requested: KvWanted) {
+    fn set(&self, requested: KvTarget) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(requested);
     }
 
-    fn take(&self) -> Option<KvWanted> {
+    fn take(&self) -> Option<KvTarget> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }
@@ -133,13 +133,13 @@ impl CommitContext {
         self.memory.grows && self.reporting == KvReporting::Targets
     }
 
-    /// Makes heartbeats report these parts, in answer to the `KvWanted` with this number.
+    /// Makes heartbeats report these parts, in answer to the `KvTarget` with this number.
     fn report(&self, parts: u32, target_n: u32) {
         if self.reporting == KvReporting::Nothing {
             return;
         }
         let Epoch { incarnation, n } = self.epoch;
-        self.counters.set_kv(Some(KvCommitted { epoch_incarnation: incarnation, epoch_n: n, parts, wanted: target_n }));
+        self.counters.set_kv(Some(KvCommitted { epoch_incarnation: incarnation, epoch_n: n, parts, target: target_n }));
     }
 
     /// Commits the next piece. For a growing cache, a refusal by the system means that it has no memory at this moment.

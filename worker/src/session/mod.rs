@@ -16,7 +16,7 @@ use crate::session::rank_thread::{RankLost, RankWork, Reports, ThreadLeases};
 use collective::MeshTimeouts;
 use proto::cluster::coordinator_client::CoordinatorClient;
 use proto::cluster::{
-    Assign, Failed, Guesses, KvWanted, Leaving, Meet, RankFrame, WorkerFrame, WorkerHello, rank_frame,
+    Assign, Failed, Guesses, KvTarget, Leaving, Meet, RankFrame, WorkerFrame, WorkerHello, rank_frame,
     worker_frame::Frame,
 };
 use proto::since;
@@ -179,14 +179,14 @@ impl Session<'_> {
                 Err(malformed) => self.fail(format!("a step that cannot be read: {malformed}")).await,
             },
             rank_frame::Frame::Meet(meet) => self.meet(meet).await,
-            rank_frame::Frame::KvWanted(requested) => self.set_kv_target(requested).await,
+            rank_frame::Frame::KvTarget(requested) => self.set_kv_target(requested).await,
             rank_frame::Frame::Release(_) => self.release().await,
             rank_frame::Frame::Leave(leave) => Some(SessionEnd::Left(leave.reason)),
         }
     }
 
     async fn assign(&mut self, assign: Assign) -> Option<SessionEnd> {
-        let (protocol, reporting) = (assign.protocol, KvReporting::of(assign.protocol, assign.sends_kv_wanted));
+        let (protocol, reporting) = (assign.protocol, KvReporting::of(assign.protocol, assign.sends_kv_target));
         if assign.guesses.is_some() && !self.knows(since::GUESSES) {
             return self.fail("guesses, which this build does not know".into()).await;
         }
@@ -211,7 +211,7 @@ impl Session<'_> {
     }
 
     /// Queued behind earlier steps, which may use blocks that are to be given back.
-    async fn set_kv_target(&mut self, requested: KvWanted) -> Option<SessionEnd> {
+    async fn set_kv_target(&mut self, requested: KvTarget) -> Option<SessionEnd> {
         self.hand_over(RankWork::SetKvTarget(requested)).await
     }
 

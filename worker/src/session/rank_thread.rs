@@ -10,7 +10,7 @@ use crate::runner::{Runner, UpcomingSteps};
 use crate::session::committing::{CommitContext, KvBeginning, KvCommitter, KvReporting};
 use crate::session::heartbeat::StepCounters;
 use collective::{AbortHandle, CancelFlag};
-use proto::cluster::{Failed, KvWanted, Loaded, PieceRun, Ready, WorkerFrame, worker_frame::Frame};
+use proto::cluster::{Failed, KvTarget, Loaded, PieceRun, Ready, WorkerFrame, worker_frame::Frame};
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
@@ -36,7 +36,7 @@ pub(crate) enum RankWork {
     /// All ranks of the epoch have loaded.
     Meet { epoch: Epoch },
     /// How much of the KV cache to commit, queued behind earlier steps.
-    SetKvTarget(KvWanted),
+    SetKvTarget(KvTarget),
     /// A step with its span at the coordinator, which is empty if it is not recorded.
     Step { step: Step, traceparent: String },
     /// The assignment has ended, and its memory can be freed.
@@ -363,7 +363,7 @@ impl LoadedRank {
 }
 
 impl RunningRank {
-    fn set_kv_target(&self, requested: KvWanted) {
+    fn set_kv_target(&self, requested: KvTarget) {
         let epoch = Epoch { incarnation: requested.epoch_incarnation, n: requested.epoch_n };
         if let Some(committing) = self.committing.as_ref().filter(|_| epoch == self.epoch) {
             committing.set_target(requested);

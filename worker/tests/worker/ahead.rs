@@ -150,7 +150,7 @@ fn decode(id: u64, requests: &[Request]) -> Step {
 fn host_submits_next_step_before_its_only_wait() {
     let file = TraceFile::new("waits");
     let screws = [("FAKE_CUDA_TRACE", &*file.0)];
-    on_fake_cuda("the_host_waits_once_a_step_and_has_told_the_next_by_then", &screws, || {
+    on_fake_cuda("host_submits_next_step_before_its_only_wait", &screws, || {
         let assignment = on_cuda(MODEL);
         // Each request stays within one block, so that no step has blocks to give.
         let mut requests = plain(3, 12);

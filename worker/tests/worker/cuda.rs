@@ -199,7 +199,7 @@ fn gpu_check_finds_all_good_and_launches_every_kernel() {
 
 #[test]
 fn gpu_check_reports_every_group_of_failing_device() {
-    let name = "gpu_check_tells_of_every_group_where_the_device_fails";
+    let name = "gpu_check_reports_every_group_of_failing_device";
     on_fake_cuda(name, &[("FAKE_CUDA_FAIL_LAUNCH", "2")], || {
         let (is_good, page) = gpu_check(&["kernels"]);
         let findings = page["findings"].as_array().unwrap();
@@ -327,7 +327,7 @@ fn a_gpu_reads_the_bytes_that_a_processor_reads() {
 
 #[test]
 fn model_beyond_device_memory_is_an_error() {
-    on_fake_cuda("what_does_not_fit_is_told", &[("FAKE_CUDA_MIB", "16")], || {
+    on_fake_cuda("model_beyond_device_memory_is_an_error", &[("FAKE_CUDA_MIB", "16")], || {
         let failed = loader().build(&on_cuda("llama-f32-tied")).err().unwrap();
         assert!(matches!(&failed, LoadError::Model { .. }) && failed.to_string().contains("do not fit in memory"));
         let wrong = loader().build(&assignment("llama-f32-tied")).err().unwrap();

@@ -20,7 +20,7 @@ async fn grown(parts: u32) -> (Cluster, RawWorker, Router) {
     let cluster = Cluster::start(Config { waits, prefix_cache: false, ..small });
     let mut rank = RawWorker::join(&cluster, proto::VERSION).await.unwrap();
     rank.last = rank.assigned().await;
-    assert!(rank.last.sends_kv_wanted);
+    assert!(rank.last.sends_kv_target);
     rank.send_loaded(super::sim_digest()).await;
     rank.meet_with(Some(parts), true).await;
     let router = cluster.router().await;
@@ -28,16 +28,16 @@ async fn grown(parts: u32) -> (Cluster, RawWorker, Router) {
 }
 
 /// The blocks that a target is for.
-fn n_blocks(target: wire::KvWanted) -> u32 {
+fn n_blocks(target: wire::KvTarget) -> u32 {
     blocks_committed(N_BLOCKS, target.parts)
 }
 
 impl RawWorker {
     /// The next frame that is no step; steps are answered, with one token where one is drawn.
-    async fn next_kv_target(&mut self) -> wire::KvWanted {
+    async fn next_kv_target(&mut self) -> wire::KvTarget {
         loop {
             match self.next().await.unwrap() {
-                Frame::KvWanted(target) => return target,
+                Frame::KvTarget(target) => return target,
                 Frame::Step(bytes) => self.answer(&bytes).await,
                 other => panic!("{other:?}"),
             }

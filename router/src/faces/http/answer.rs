@@ -1,15 +1,15 @@
 //! An answer in OpenAI's shapes: whole, or passed to `chunks`.
 
+use crate::faces::http::answer_content::AnswerContent;
 use crate::faces::http::error::HttpError;
 use crate::faces::http::fields::RequestOptions;
 use crate::faces::http::format::{AnswerFormat, Envelope, UsageSum, choice_value, stop_reason};
-use crate::faces::http::said::AnswerContent;
 use crate::faces::http::stopwatch::Stopwatch;
 use crate::faces::http::structure::renamed;
 use crate::faces::http::{certificate, chunks};
-use crate::front::ask::ParsedRequest;
 use crate::front::frontend::Frontend;
 use crate::front::generation::{Generation, GenerationEvent, Prompt, SideOutput};
+use crate::front::parsed_request::ParsedRequest;
 use crate::front::recorder::Recorder;
 use crate::refusal::Refusal;
 use axum::Json;

@@ -2,6 +2,7 @@
 
 use crate::config::RouterLimits;
 use crate::faces::http::answer::answer;
+use crate::faces::http::answer_content::AnswerContent;
 use crate::faces::http::conversation::{conversation, conversations};
 use crate::faces::http::error::HttpError;
 use crate::faces::http::fields::{Fields, RequestOptions};
@@ -10,12 +11,11 @@ use crate::faces::http::known::Endpoint;
 use crate::faces::http::llama_cpp::begins_answer;
 use crate::faces::http::page::{ApiRequest, read, record_refusal};
 use crate::faces::http::prediction::prediction;
-use crate::faces::http::said::AnswerContent;
 use crate::faces::http::structure::structure;
 use crate::faces::http::{tokens, tools};
-use crate::front::ask::{CutSide, ParsedRequest, Purpose};
 use crate::front::frontend::Frontend;
 use crate::front::generation::Prompt;
+use crate::front::parsed_request::{CutSide, ParsedRequest, Purpose};
 use crate::front::recorder::{Caller, Face, Recorder};
 use crate::refusal::Refusal;
 use axum::Json;

@@ -6,7 +6,7 @@ use crate::faces::http::biases;
 use crate::faces::http::error::HttpError;
 use crate::faces::http::known::{self, Endpoint, NeutralValues};
 use crate::faces::http::searches;
-use crate::front::ask::{CutSide, Truncation, after};
+use crate::front::parsed_request::{CutSide, Truncation, after};
 use crate::front::sampling_defaults;
 use crate::refusal::Refusal;
 use http::StatusCode;

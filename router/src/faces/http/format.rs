@@ -1,8 +1,8 @@
 //! The parts that whole and chunked answers in OpenAI's format share. The difference between chat and completions is in
 //! an `AnswerFormat`.
 
+use crate::faces::http::answer_content::AnswerContent;
 use crate::faces::http::fields::RequestOptions;
-use crate::faces::http::said::AnswerContent;
 use crate::faces::http::stopwatch::Stopwatch;
 use crate::faces::http::timings::{add_progress, metrics, timings};
 use crate::front::frontend::Frontend;

@@ -1,7 +1,7 @@
 //! Shared by pages whose requests have one prompt, mostly a chat. Has no knowledge of any page's own fields.
 
 use crate::faces::http::fields::{Fields, wrong};
-use crate::front::ask::{ParsedRequest, Purpose};
+use crate::front::parsed_request::{ParsedRequest, Purpose};
 use crate::refusal::Refusal;
 use proto::v1;
 use proto::v1::generate_request::Input;

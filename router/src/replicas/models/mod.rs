@@ -2,11 +2,12 @@
 //!
 //! Knows what replicas report to serve, and no stream. Read `routes` (names, versions and weights), `unserved`
 //! (versions without a replica), `text` (tokenizer, template and dialect of one model, with `conversation` and
-//! `untold`, which read a chat for its template, and `talk`, how the answer is read), then `table` (which model a
+//! `prompted_tools`, which read a chat for its template, and `talk`, how the answer is read), then `table` (which model a
 //! request means).
 
 mod conversation;
 mod fallback;
+mod prompted_tools;
 pub mod routes;
 pub mod table;
 pub mod talk;
@@ -14,4 +15,3 @@ pub mod talk;
 mod tests;
 pub mod text;
 pub mod unserved;
-mod untold;

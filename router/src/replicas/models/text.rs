@@ -3,8 +3,8 @@
 use crate::refusal::Refusal;
 use crate::replicas::models::conversation::{self, ReadChat};
 use crate::replicas::models::fallback::fallback;
+use crate::replicas::models::prompted_tools;
 use crate::replicas::models::talk::{Talk, markers, may_open_thought};
-use crate::replicas::models::untold;
 use checkpoint::{ChatTemplate, Checkpoint, Conversation, Defaults, ModelSpec, TokenTable, Tokenizer};
 use dialect::{Dialect, UnknownDialect};
 use grammar::Vocabulary;
@@ -15,7 +15,7 @@ use std::sync::{Arc, OnceLock};
 use types::{Token, Tokens};
 
 /// The form of calls for templates that know no tools.
-const UNTOLD_CALLS: &str = "generic";
+const PROMPTED_CALLS: &str = "generic";
 /// The variables of templates that switch the model's thinking.
 pub const SWITCHES: [&str; 2] = ["enable_thinking", "thinking"];
 /// A variable of templates, and the field that sets it.
@@ -224,7 +224,7 @@ fn dialect_of(template: &ChatTemplate) -> Dialect {
         return dialect;
     }
     // Every build has the generic form.
-    dialect.tools_named(UNTOLD_CALLS).unwrap_or(dialect)
+    dialect.tools_named(PROMPTED_CALLS).unwrap_or(dialect)
 }
 
 /// Sets how much the model is to think in the template's variables. A template that has only a switch gets it on or
@@ -255,10 +255,10 @@ fn apply_effort(
 fn rendered(template: &ChatTemplate, read: &ReadChat, now: u64) -> Result<String, Refusal> {
     let chat = &read.conversation;
     let refused = |error: checkpoint::Error| Refusal::invalid("chat", error.to_string());
-    if template.uses_tools() || !untold::is_needed(chat) {
+    if template.uses_tools() || !prompted_tools::is_needed(chat) {
         return template.render(chat, now).map_err(refused);
     }
-    let in_system = template.render(&untold::plain(chat, true), now);
+    let in_system = template.render(&prompted_tools::plain(chat, true), now);
     // Some templates take no system message.
-    in_system.or_else(|_| template.render(&untold::plain(chat, false), now)).map_err(refused)
+    in_system.or_else(|_| template.render(&prompted_tools::plain(chat, false), now)).map_err(refused)
 }

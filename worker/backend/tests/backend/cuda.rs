@@ -213,7 +213,7 @@ fn decoding(n_rows: u32, position: u32) -> Batch {
 #[test]
 fn graphs_take_only_unpromised_memory() {
     // A sixty-fourth of it is two MiB, and a graph takes 65 KiB.
-    on_fake_cuda("graphs_take_what_nobody_else_is_promised_and_no_more", &[("FAKE_CUDA_MIB", "128")], || {
+    on_fake_cuda("graphs_take_only_unpromised_memory", &[("FAKE_CUDA_MIB", "128")], || {
         let cuda = Cuda::open(&config(None)).unwrap();
         cuda.batches(BatchLimits { rows_max: 128, context: 8192, n_groups: 1 }).unwrap();
         let (from, mut to) = (cuda.buffer(16, 32).unwrap(), cuda.buffer(16, 32).unwrap());
@@ -370,7 +370,7 @@ fn an_old_driver_is_refused_by_its_version() {
 
 #[test]
 fn driver_without_devices_is_an_error() {
-    on_fake_cuda("a_driver_without_devices_says_so", &[("FAKE_CUDA_DEVICES", "0")], || {
+    on_fake_cuda("driver_without_devices_is_an_error", &[("FAKE_CUDA_DEVICES", "0")], || {
         assert!(matches!(Driver::find(), Err(Error::NoCuda(_))));
     });
 }

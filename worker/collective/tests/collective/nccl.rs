@@ -179,7 +179,7 @@ fn first_beside(deadline: Duration, instead: impl Fn(&mut Ranks<Cuda>) + Sync) -
 
 #[test]
 fn silent_rank_is_a_deadline() {
-    on_fake_cuda("who_is_silent_is_a_deadline", &[EACH], || {
+    on_fake_cuda("silent_rank_is_a_deadline", &[EACH], || {
         let error = first_beside(IMPATIENT, |_| {});
         assert!(matches!(error, Error::Deadline { rank: Rank(1) }), "{error}");
     });
@@ -187,7 +187,7 @@ fn silent_rank_is_a_deadline() {
 
 #[test]
 fn break_off_is_named_long_before_the_deadline() {
-    on_fake_cuda("who_breaks_off_is_named_long_before_the_deadline", &[EACH], || {
+    on_fake_cuda("break_off_is_named_long_before_the_deadline", &[EACH], || {
         let error = first_beside(PATIENT, |rank| rank.abort_handle().abort());
         assert!(matches!(error, Error::PeerLost { rank: Rank(1) }), "{error}");
     });
@@ -204,7 +204,7 @@ fn lost_while_nccl_connects() {
 #[test]
 fn rank_lost_while_nccl_connects_is_named() {
     let screws = [EACH, ("FAKE_NCCL_CONNECTS", "1")];
-    on_fake_cuda("who_is_lost_while_nccl_connects_is_named", &screws, lost_while_nccl_connects);
+    on_fake_cuda("rank_lost_while_nccl_connects_is_named", &screws, lost_while_nccl_connects);
 }
 
 #[test]
@@ -245,7 +245,7 @@ fn times(trace: &Path, what: &str) -> usize {
 fn nothing_remains_of_ranks_that_rejoin() {
     let trace = Beside::new("again");
     let screws = [EACH, ("FAKE_CUDA_TRACE", &*trace.0)];
-    on_fake_cuda("nothing_is_left_of_those_who_join_again", &screws, || {
+    on_fake_cuda("nothing_remains_of_ranks_that_rejoin", &screws, || {
         let layout = Layout::even(Grid { tp: 2, pp: 2, ep: 1 }, 2).unwrap();
         let mut handles = Vec::new();
         let have_exchanged = Barrier::new(4);
@@ -303,7 +303,7 @@ fn a_name_is_made_when_all_have_agreed() {
 fn nccl_refusal_is_reported_despite_hung_shutdown() {
     let until = Beside::new("hold");
     let screws = [("FAKE_NCCL_DUPLICATE", "0"), ("FAKE_NCCL_HOLD", &*until.0)];
-    on_fake_cuda("what_nccl_refuses_is_told_and_an_end_that_does_not_come_keeps_nobody", &screws, || {
+    on_fake_cuda("nccl_refusal_is_reported_despite_hung_shutdown", &screws, || {
         let layout = Layout::even(Grid { tp: 2, pp: 1, ep: 1 }, 1).unwrap();
         let errors = each(ranks(&layout, FOREVER), |mesh, cuda| take(mesh, cuda, CarrierChoice::Nccl).err().unwrap());
         let Error::Nccl(NcclError::Failed { code: 5, why }) = &errors[0] else { panic!("{errors:?}") };
@@ -345,7 +345,7 @@ fn a_wait_of_the_device_is_ended_from_outside() {
 
 #[test]
 fn communicator_error_is_reported() {
-    on_fake_cuda("what_nccl_says_of_a_communicator_is_heard", &[EACH, ("FAKE_NCCL_FAIL", "15")], || {
+    on_fake_cuda("communicator_error_is_reported", &[EACH, ("FAKE_NCCL_FAIL", "15")], || {
         let layout = Layout::even(Grid { tp: 2, pp: 1, ep: 1 }, 1).unwrap();
         let errors = each(ranks(&layout, PATIENT), |mesh, cuda| {
             // After the trial exchanges.
@@ -364,7 +364,7 @@ fn communicator_error_is_reported() {
 
 #[test]
 fn rank_absent_from_communicator_ends_the_wait() {
-    on_fake_cuda("who_never_comes_to_the_communicator_ends_the_wait", &[("FAKE_NCCL_ABSENT", "1")], || {
+    on_fake_cuda("rank_absent_from_communicator_ends_the_wait", &[("FAKE_NCCL_ABSENT", "1")], || {
         let layout = Layout::even(Grid { tp: 2, pp: 1, ep: 1 }, 1).unwrap();
         let errors = each(ranks(&layout, IMPATIENT), |mesh, cuda| take(mesh, cuda, CarrierChoice::Nccl).err().unwrap());
         let is_named = |error: &Error| matches!(error, Error::Deadline { .. } | Error::PeerLost { .. });

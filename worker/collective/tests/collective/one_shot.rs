@@ -166,7 +166,7 @@ fn beside_nccl_small_sums_go_over_memory() {
 
 #[test]
 fn device_is_shared_only_on_request() {
-    on_fake_cuda("a_device_is_shared_where_it_is_asked_for", &[("FAKE_CUDA_ORDER", "1")], || {
+    on_fake_cuda("device_is_shared_only_on_request", &[("FAKE_CUDA_ORDER", "1")], || {
         each(
             (&even(2), PATIENT, Mode::Lockstep),
             |_| 0,
@@ -193,7 +193,7 @@ fn device_is_shared_only_on_request() {
 #[test]
 fn unreachable_peer_memory_falls_back_to_host() {
     let screws = [ALONE[0], ALONE[1], ("FAKE_CUDA_PEERS", "0")];
-    on_fake_cuda("who_does_not_reach_the_others_leaves_it_to_the_host", &screws, || {
+    on_fake_cuda("unreachable_peer_memory_falls_back_to_host", &screws, || {
         each(
             (&even(2), PATIENT, Mode::Lockstep),
             |rank| rank,
@@ -237,7 +237,7 @@ fn beside(tp: u16, deadline: Duration, instead: impl Fn(&mut Ranks<Cuda>) + Sync
 
 #[test]
 fn silent_rank_is_named_among_several() {
-    on_fake_cuda("who_is_silent_is_named_among_several", &ALONE, || {
+    on_fake_cuda("silent_rank_is_named_among_several", &ALONE, || {
         for tp in [2, 3] {
             let errors = beside(tp, IMPATIENT, |_| {});
             // One rank detects it first, and the other may receive that rank's report.
@@ -252,7 +252,7 @@ fn silent_rank_is_named_among_several() {
 
 #[test]
 fn break_off_is_named_long_before_the_deadline() {
-    on_fake_cuda("who_breaks_off_is_named_long_before_the_deadline", &ALONE, || {
+    on_fake_cuda("break_off_is_named_long_before_the_deadline", &ALONE, || {
         let begun = Instant::now();
         let errors = beside(3, PATIENT, |rank| rank.abort_handle().abort());
         assert!(begun.elapsed() < PATIENT / 2, "a kernel was told to stop, and did not come to its own clock");

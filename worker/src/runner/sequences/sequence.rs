@@ -3,7 +3,7 @@
 
 use crate::runner::guesses::{Guesser, Guesses};
 use crate::runner::sequences::limits::{SequenceLimits, Violation};
-use crate::runner::sequences::untold::{DrawnTokens, PendingDraw, UNKNOWN};
+use crate::runner::sequences::pending::{DrawnTokens, PendingDraw, UNKNOWN};
 use backend::{Batch, DrawError, PassSlice};
 use std::ops::Range;
 use types::cache::blocks_for;

@@ -3,7 +3,7 @@
 
 use super::{Joined, PATIENCE, Scene, assign};
 use crate::common;
-use proto::cluster::{Assign, KvCommitted, KvWanted, Meet, Ready as IsReady, rank_frame, worker_frame};
+use proto::cluster::{Assign, KvCommitted, KvTarget, Meet, Ready as IsReady, rank_frame, worker_frame};
 use proto::since;
 use tokio::time::timeout;
 use types::KV_PARTS;
@@ -83,7 +83,7 @@ fn growing() -> Config {
 async fn growing_cache_has_exactly_its_target() {
     let mut scene = Scene::start_as(Box::new(Roomy), growing()).await;
     let mut joined = scene.joined().await;
-    let assign = Assign { protocol: since::KV_PARTS, sends_kv_wanted: true, ..assign() };
+    let assign = Assign { protocol: since::KV_PARTS, sends_kv_target: true, ..assign() };
     let Assign { epoch_incarnation, epoch_n, .. } = assign;
     let ready = ready_as(&mut joined, assign).await;
     let first = ready.kv_parts.unwrap();
@@ -92,14 +92,14 @@ async fn growing_cache_has_exactly_its_target() {
         assert_eq!(joined.next_kv_report().await.unwrap().parts, first, "nothing more is committed unasked");
     }
     for (n, parts) in (1..).zip([KV_PARTS / 2, KV_PARTS / 8, KV_PARTS, first]) {
-        let target = KvWanted { epoch_incarnation, epoch_n, parts, n };
-        joined.send(rank_frame::Frame::KvWanted(target)).await;
-        let is_there = |kv: &KvCommitted| kv.wanted == n && kv.parts == parts;
+        let target = KvTarget { epoch_incarnation, epoch_n, parts, n };
+        joined.send(rank_frame::Frame::KvTarget(target)).await;
+        let is_there = |kv: &KvCommitted| kv.target == n && kv.parts == parts;
         while !is_there(&joined.next_kv_report().await.unwrap()) {}
     }
     // A target of another epoch is ignored.
     joined
-        .send(rank_frame::Frame::KvWanted(KvWanted { epoch_incarnation, epoch_n: epoch_n + 1, parts: 9, n: 9 }))
+        .send(rank_frame::Frame::KvTarget(KvTarget { epoch_incarnation, epoch_n: epoch_n + 1, parts: 9, n: 9 }))
         .await;
     for _ in 0..3 {
         assert_eq!(joined.next_kv_report().await.unwrap().parts, first);

@@ -1,17 +1,17 @@
 //! The answer of `/api/chat` and `/api/generate`: one object, or one line for each piece. Its end has the finish
 //! reason, the numbers of tokens and the times.
 
+use crate::faces::http::answer_content::AnswerContent;
 use crate::faces::http::error::HttpError;
 use crate::faces::http::format::{TokenNames, add_reuse, finish_reason, with_likely};
 use crate::faces::http::ollama::shape;
 use crate::faces::http::ollama::words::{error_value, to_http_error};
-use crate::faces::http::said::AnswerContent;
 use crate::faces::http::sse::{self, EventWriter};
 use crate::faces::http::stopwatch::{Stopwatch, Times, rfc3339};
 use crate::faces::http::{certificate, fields::Fields};
-use crate::front::ask::ParsedRequest;
 use crate::front::frontend::{Frontend, unix_seconds};
 use crate::front::generation::{Generation, GenerationEvent};
+use crate::front::parsed_request::ParsedRequest;
 use crate::front::recorder::Recorder;
 use crate::refusal::Refusal;
 use crate::replicas::models::text::ModelText;

@@ -2,6 +2,7 @@
 //! of OpenAI's pages. Sends nothing to a replica. Supports whole answers only: the server keeps no state of a stream
 //! that a client has read.
 
+use crate::faces::http::answer_content::AnswerContent;
 use crate::faces::http::chat::ChatFormat;
 use crate::faces::http::completions::LogprobLists;
 use crate::faces::http::conversation::conversation;
@@ -10,7 +11,6 @@ use crate::faces::http::fields::{Fields, token_ids, wrong};
 use crate::faces::http::format::{AnswerFormat, TokenNames, choice_value, with_likely};
 use crate::faces::http::known::Endpoint;
 use crate::faces::http::page::{ApiRequest, read};
-use crate::faces::http::said::AnswerContent;
 use crate::faces::http::single::objects;
 use crate::front::derender::DerenderedAnswer;
 use crate::front::frontend::{Frontend, unix_seconds};

@@ -2,7 +2,7 @@
 //! them. Has no knowledge of terminal or server.
 
 use super::RunCommand;
-use super::said::TypedInput;
+use super::input::TypedInput;
 use super::saved::{SavedChat, place};
 use crate::out;
 use proto::v1;
