@@ -46,7 +46,7 @@ async fn open() -> House {
 }
 
 impl House {
-    /// Sends `n_asked` requests of the light tenant, one after another, beside `n_heavy` clients of the heavy one.
+    /// Sends `n_requests` requests of the light tenant, one after another, beside `n_heavy` clients of the heavy one.
     async fn load(&self, n_heavy: usize, n_requests: usize) -> Load {
         let (n_served, n_refused) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
         let mut heavy = JoinSet::new();

@@ -277,7 +277,7 @@ fn cut_off() -> ParseError {
     ParseError::Malformed("the file ends within its header: is it cut off?".into())
 }
 
-/// Reads on until `n_wanted` bytes from the file's beginning are there, or to its end.
+/// Reads on until `n_needed` bytes from the file's beginning are there, or to its end.
 fn read_on(file: &SourceFile, bytes: &mut Vec<u8>, n_needed: u64) -> Result<(), Error> {
     let (n_had, n) = (bytes.len(), n_needed.min(HEADER_BYTES_MAX).min(file.n_bytes()) as usize);
     if n <= n_had && n_had > 0 {

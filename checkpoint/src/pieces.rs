@@ -121,7 +121,7 @@ fn ascending(mut bounds: Vec<usize>) -> Vec<usize> {
     bounds
 }
 
-/// Returns the intervals between `bounds` that overlap the range `wanted`.
+/// Returns the intervals between `bounds` that overlap the range `range`.
 fn covering(bounds: &[usize], range: &Range<usize>) -> Range<usize> {
     if range.is_empty() {
         return 0..0;

@@ -46,8 +46,8 @@ mod tests {
         let refused = on("--context 40960 --kv-memory 1GiB", "qwen3:0.6b").unwrap_err();
         // 28 layers of eight heads of 128: 112 KiB a token, so 4.4 GiB.
         let needed = 40_960 * 28 * 8 * 2 * 128 * 2;
-        let is_it = |why: &UnplaceableReason| matches!(why, UnplaceableReason::Kv { needed: n_bytes, .. } if *n_bytes == needed);
-        assert!(is_it(&refused.why), "{refused}");
+        let is_it = matches!(refused.why, UnplaceableReason::Kv { needed: n_bytes, .. } if n_bytes == needed);
+        assert!(is_it, "{refused}");
         let refused = on("--context 8192 --kv-memory 100TiB", "llama3.3").unwrap_err();
         assert!(
             matches!(refused.why, UnplaceableReason::Weights { .. } | UnplaceableReason::KvMemory { .. }),

@@ -22,7 +22,7 @@ pub struct ConfigSource {
 }
 
 impl ConfigSource {
-    /// Returns these flags, with missing values taken from the file. `said` distinguishes flags from defaults.
+    /// Returns these flags, with missing values taken from the file. `matches` distinguishes flags from defaults.
     pub fn under<T>(&self, flags: T, matches: &ArgMatches) -> anyhow::Result<T>
     where
         T: Args + Serialize + DeserializeOwned,

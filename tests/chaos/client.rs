@@ -134,7 +134,7 @@ impl Streams {
     }
 }
 
-/// Sends a request until it is answered whole, first at this router. `n_told` counts the tokens of this answer.
+/// Sends a request until it is answered whole, first at this router. `n_received` counts the tokens of this answer.
 pub fn run_client(doors: &[String], door: usize, body: &Value, n_received: &Arc<AtomicUsize>) -> StreamOutcome {
     n_received.store(0, Relaxed);
     Client { doors: doors.to_vec(), door, body: body.clone(), n_received: n_received.clone() }.run()

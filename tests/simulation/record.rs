@@ -40,7 +40,7 @@ pub struct Seen {
 }
 
 impl Record {
-    /// `is_told`: each line is printed immediately.
+    /// `is_printed`: each line is printed immediately.
     pub fn new(is_printed: bool) -> Record {
         Record(Arc::new(Mutex::new(Seen { is_printed, ..Seen::default() })))
     }

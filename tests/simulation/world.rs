@@ -31,7 +31,7 @@ thread_local! {
     static PANICS: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Runs the simulation of a seed. `is_told` prints all of its events.
+/// Runs the simulation of a seed. `is_printed` prints all of its events.
 pub fn run(seed: u64, is_printed: bool) -> Outcome {
     let script = Script::of(seed);
     if is_printed {

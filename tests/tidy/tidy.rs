@@ -483,16 +483,16 @@ fn a_type_name_means_one_thing() {
 fn a_request_has_the_forms_that_are_listed() {
     // With an endpoint's own message and that of `step.proto` they are the eight of router/DESIGN.md.
     const FORMS: &[&str] = &[
-        "router/src/front/parsed_request.rs: Ask",
-        "router/src/front/prepared.rs: Prepared",
+        "router/src/front/parsed_request.rs: ParsedRequest",
+        "router/src/front/prepared.rs: PreparedRequest",
         "types/src/request.rs: Request",
         "router/src/link/request.rs: LinkRequest",
         "coordinator/scheduler/src/sequence.rs: Sequence",
-        "worker/src/runner/sequences/sequence.rs: Sequence",
+        "worker/src/runner/sequences/sequence.rs: RankSequence",
         // Takes the place of a rank's sequence in simulations.
-        "worker/src/runner/sim.rs: Sequence",
+        "worker/src/runner/sim.rs: SimSequence",
         // An additional form: a draft model's part of it, with guesses that the log does not hold.
-        "worker/src/runner/draft_model/drafted.rs: Drafted",
+        "worker/src/runner/draft_model/drafted.rs: DraftSequence",
     ];
     // A step has many requests, each unchanged; so does a request that is kept until its answer has ended.
     const CARRIES: &[&str] = &[
@@ -512,7 +512,7 @@ fn a_request_has_the_forms_that_are_listed() {
     }
     let listed: BTreeSet<String> = FORMS.iter().chain(CARRIES).map(|form| form.to_string()).collect();
     hold(
-        "A request is told anew in as few forms as it can be: one more has a reason, or is one of these.",
+        "A request has as few forms as possible: a new one needs a reason, or is one of these.",
         found.symmetric_difference(&listed).cloned().collect(),
     );
 }

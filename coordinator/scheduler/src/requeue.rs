@@ -83,8 +83,8 @@ impl Scheduler {
 
     /// Sets how many tokens of a log the workers hold, if that is less than the promised context. Logs that fit go on;
     /// one that reaches this limit before its own ends with `Finish::Outgrown`. If the workers would ignore a part of
-    /// some requests (`heed_all` is false), there is no room at all for logs of such requests. Call before
-    /// `requeue_into`.
+    /// some requests (`supports_newest_features` is false), there is no room at all for logs of such requests. Call
+    /// before `requeue_into`.
     pub fn narrow(&mut self, room: u32, supports_newest_features: bool) {
         (self.room, self.supports_newest_features) = (room.min(self.config.context_max), supports_newest_features);
         for sequence in self.sequences.iter_mut() {

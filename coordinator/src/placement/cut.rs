@@ -101,7 +101,7 @@ impl Cutter<'_> {
         (self.machines.len() / usize::from(self.tp)) as u16
     }
 
-    /// The fastest layout with a pool of `n_blocks_wanted`, or nearly the largest possible, but at least of
+    /// The fastest layout with a pool of `n_blocks_target`, or nearly the largest possible, but at least of
     /// `n_blocks_min` if that is possible. None: the weights alone do not fit.
     pub fn layout(&self, n_blocks_min: u64, n_blocks_target: u64) -> Option<Layout> {
         let n_blocks = self.pool(n_blocks_min, n_blocks_target)?;

@@ -18,7 +18,7 @@ fn bytes(text: &str) -> Vec<Token> {
     text.bytes().map(Token::from).collect()
 }
 
-/// Returns what is allowed before each token of an answer, and what is drawn: the token of `wishes` where it is
+/// Returns what is allowed before each token of an answer, and what is drawn: the token of `preferred` where it is
 /// allowed, otherwise the lowest id.
 fn drawn(matcher: &mut Matcher, preferred: &[Token]) -> Vec<(Token, usize)> {
     let mut mask = Mask::default();

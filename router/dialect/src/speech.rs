@@ -33,7 +33,7 @@ impl Speech {
         Speech { unread: String::new(), thought, form, sink, is_finished: false }
     }
 
-    /// Reads more text, and appends to `said` the pieces that are certain now. Text after the end is ignored.
+    /// Reads more text, and appends to `output` the pieces that are certain now. Text after the end is ignored.
     pub fn push(&mut self, text: &str, output: &mut Vec<Piece>) {
         if self.is_finished {
             return;

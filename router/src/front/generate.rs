@@ -1,8 +1,8 @@
 //! The way in: from a request to its generation. All faces call this file with `lockstep.v1`. No face knows the
 //! replica, and this file knows no face.
 //!
-//! An `Ask` is let in, its prompts become tokens and its sampling is checked (`Prepared`). Then a replica is picked
-//! (`Destination`), and each answer becomes one `Request` to it, which a link carries.
+//! A `ParsedRequest` is let in, its prompts become tokens and its sampling is checked (`PreparedRequest`). Then a
+//! replica is picked (`Destination`), and each answer becomes one `Request` to it, which a link carries.
 
 use crate::board::pick::Need;
 use crate::front::calls::CallIds;

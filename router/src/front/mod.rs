@@ -1,9 +1,9 @@
 //! The one path from a request to its events, which all faces share: a request is read, admitted and given to a
 //! replica, and its tokens come back as text.
 //!
-//! Knows neither HTTP nor gRPC, and of replicas only the one that was picked. Read `ask` (a request as a face has
-//! parsed it), `generate` (the way in), then `generation` (the way out). `frontend` is the struct that faces hold.
-//! Requests pass through `sampling`, `text`, `stop`, `calls` and `deltas` on the way, and through `structure` and
+//! Knows neither HTTP nor gRPC, and of replicas only the one that was picked. Read `parsed_request` (a request as a
+//! face has parsed it), `generate` (the way in), then `generation` (the way out). `frontend` is the struct that faces
+//! hold. Requests pass through `sampling`, `text`, `stop`, `calls` and `deltas` on the way, and through `structure` and
 //! `grammars`, which define what an answer must be. `search` looks for likely answers instead of drawing them, by the
 //! rules of `beams`; `embed` is the same path for embeddings. `resume` lets a client resume a stream. `certificate`
 //! names what an answer came from and hashes it, `hidden` drops the logprobs of hidden thoughts, `progress` reports how

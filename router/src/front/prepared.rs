@@ -51,8 +51,8 @@ impl PreparedRequest {
         Err(Refusal::invalid("n", message))
     }
 
-    /// Returns a part of the request: as many answers to each of these prompts as there are numbers, drawn like `like`,
-    /// and sent as plain text.
+    /// Returns a part of the request: as many answers to each of these prompts as there are numbers, drawn like
+    /// `base_request`, and sent as plain text.
     pub fn part(
         &self,
         prompts: Vec<Tokens>,

@@ -3,7 +3,7 @@
 //! request.
 //!
 //! A limit is cut into parts of 65,536. For each tenant a router publishes `claim`, the parts that it may use now;
-//! `wish`, the demand of its clients; and `used`, how much of its part is used up. Once a second it looks:
+//! `demand`, the demand of its clients; and `used`, how much of its part is used up. Once a second it looks:
 //!
 //! ```text
 //! its due     a sixteenth of the limit in equal parts, and the rest by demand; where the demand is more than there

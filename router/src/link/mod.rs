@@ -7,8 +7,8 @@
 //! another link needs to continue it.
 //!
 //! Read `handle` (for the rest of the router), `request` (a running request), `task` (the loop) with `event` (what
-//! wakes it), `hear` (what frames mean) and `moves` (how a request goes to another link), then `peers` (what links know
-//! of each other) and `view` (what is known of one replica).
+//! wakes it), `receive` (what frames mean) and `moves` (how a request goes to another link), then `peers` (what links
+//! know of each other) and `view` (what is known of one replica).
 
 mod absence;
 mod beats;

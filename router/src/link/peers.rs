@@ -40,7 +40,7 @@ impl Peers {
         Peers { table, views, versions, budget: Arc::new(budget) }
     }
 
-    /// Adds a view. Its link follows by `introduce`.
+    /// Adds a view. Its link follows by `add_link`.
     pub fn add_view(&self, view: View) {
         self.views.send_modify(|views| views.push(view));
     }

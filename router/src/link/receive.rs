@@ -198,7 +198,7 @@ impl LinkTask {
 /// Keeps the new part of an output, and sets the position to where that begins. Returns false if tokens are missing
 /// between the known ones and these.
 ///
-/// `[0, position) known · [position, n_told) received twice · [n_told, ..) new`
+/// `[0, position) known · [position, n_sent) received twice · [n_sent, ..) new`
 pub(super) fn splice(n_sent: u32, output: &mut wire::Output) -> bool {
     let Some(n_twice) = n_sent.checked_sub(output.position) else { return false };
     output.tokens.drain(..output.tokens.len().min(n_twice as usize));

@@ -75,7 +75,7 @@ impl Comparisons {
     pub fn look(&mut self, peers: &Peers, channel: impl Fn(usize) -> Option<Channel>) {
         self.n_looks += 1;
         while let Some(joined) = self.requests.try_join_next() {
-            // The result of a broken task has no digests: its pair stays `Asked`, until it goes.
+            // The result of a broken task has no digests: its pair stays `Requested`, until it goes.
             let Ok((digests, answer)) = joined else { continue };
             self.apply_answer(digests, answer);
         }

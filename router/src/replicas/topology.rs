@@ -242,7 +242,9 @@ fn replica_json(replica: &v1::ReplicaTopology) -> Value {
         "apart": replica.apart.iter().map(apart_json).collect::<Vec<_>>(),
         "lost": replica.lost.iter().map(lost_json).collect::<Vec<_>>(),
         "unplaced": replica.unplaced.as_ref().map(|of| json!({ "why": of.why, "seconds": of.seconds })),
-        "shortened": replica.shortened.as_ref().map(|of| json!({ "asked": of.requested, "has": of.has, "why": of.why })),
+        "shortened": replica.shortened.as_ref().map(|context| {
+            json!({ "asked": context.requested, "has": context.has, "why": context.why })
+        }),
         "requests": { "waiting": replica.n_waiting, "running": replica.n_running },
         "backlog_tokens": replica.backlog_tokens,
         "suspected": replica.suspected,

@@ -259,7 +259,9 @@ async fn serve_router(shared: &Shared, router: u32, mut up: Streaming<wire::Rout
     loop {
         tokio::select! {
             frame = up.message() => match frame {
-                Ok(Some(wire::RouterFrame { frame: Some(frame) })) => handle_frame(shared, &frames, frame, &mut running).await,
+                Ok(Some(wire::RouterFrame { frame: Some(frame) })) => {
+                    handle_frame(shared, &frames, frame, &mut running).await
+                }
                 _ => return,
             },
             Ok(()) = phase.changed() => {

@@ -38,7 +38,7 @@ pub trait DeviceWait: fmt::Debug + Send + Sync {
 pub struct AbortState {
     rank: Rank,
     ended: AtomicBool,
-    /// The awaited rank, or `NOBODY`.
+    /// The awaited rank, or `NO_RANK`.
     awaited: AtomicU32,
     doorbell: Arc<Region>,
     peers: Vec<Notice>,

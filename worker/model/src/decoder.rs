@@ -1,6 +1,6 @@
 //! The decoder that all families share: an embedding, blocks of attention or a recurrence and an MLP beside a residual
-//! stream, a head. The differences between families are fields of `Form`; differences inside a sublayer are in `Mixer`,
-//! `Mlp` and the spec.
+//! stream, a head. The differences between families are fields of `DecoderVariant`; differences inside a sublayer are
+//! in `Mixer`, `Mlp` and the spec.
 
 use crate::ctx::Ctx;
 use crate::error::Result;

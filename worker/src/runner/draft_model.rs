@@ -132,7 +132,7 @@ impl<D: Device + 'static> DraftModelRunner<D> {
         }
     }
 
-    /// Guesses for the sequences of `wishes`, whose logs are known by now.
+    /// Guesses for the sequences of `requests`, whose logs are known by now.
     pub fn guess<'a>(
         &mut self,
         weights: &mut DraftWeights<D>,

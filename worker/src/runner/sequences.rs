@@ -115,7 +115,7 @@ impl Sequences {
     }
 
     /// Returns the step whose tokens this rank must receive before it can lay out the rows of the begun step. None if
-    /// it needs no message; call again after each `hear`.
+    /// it needs no message; call again after each `receive`.
     pub fn must_receive(&self, step: &Step) -> Option<StepId> {
         let TokenSource::Receives { late_max } = self.tokens else { return None };
         let (oldest, _) = self.pending.steps.front()?;
@@ -124,7 +124,7 @@ impl Sequences {
         must.then_some(*oldest)
     }
 
-    /// Takes the tokens drawn in the step that `must_hear` named, in the order of its slices, and the guesses behind
+    /// Takes the tokens drawn in the step that `must_receive` named, in the order of its slices, and the guesses behind
     /// them.
     pub fn receive(&mut self, words: &[Option<Token>]) -> Result<(), Violation> {
         let Some((step, n_draws)) = self.pending.steps.pop_front() else { return Ok(()) };
@@ -309,7 +309,7 @@ impl Sequences {
         }
     }
 
-    /// On the sampler: appends the drawn tokens to the logs, answers each slice, guesses, and leaves in `told` the
+    /// On the sampler: appends the drawn tokens to the logs, answers each slice, guesses, and leaves in `message` the
     /// first part of the message to the first stage, which has no token where none was drawn.
     pub fn settle(
         &mut self,

@@ -50,7 +50,7 @@ pub(crate) enum Rule {
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum CallStep {
     Took(usize),
-    /// As [`Turn::More`].
+    /// As [`FormStep::More`].
     More,
     /// The call ends after this many bytes.
     Done(usize),

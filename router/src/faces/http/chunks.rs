@@ -164,7 +164,8 @@ impl<S: AnswerFormat> ChunkWriter<S> {
     /// Returns the usage of the tokens that the client has received, so that a resumed stream repeats the same numbers.
     fn usage_so_far(&self) -> Value {
         let n_completion = if self.envelope.options().is_prompt_only { 0 } else { self.n_sent() };
-        json!({ "prompt_tokens": self.n_prompt, "completion_tokens": n_completion, "total_tokens": self.n_prompt + n_completion })
+        let n_all = self.n_prompt + n_completion;
+        json!({ "prompt_tokens": self.n_prompt, "completion_tokens": n_completion, "total_tokens": n_all })
     }
 
     fn n_sent(&self) -> u32 {

@@ -1,5 +1,5 @@
-//! An answer as server-sent events, in the format of a page's `Voice`. If the client leaves, hyper drops the stream,
-//! and that cancels the request.
+//! An answer as server-sent events, in the format of a page's `EventWriter`. If the client leaves, hyper drops the
+//! stream, and that cancels the request.
 //!
 //! Each event's `id` is the stream's resume handle, and how much of each choice a client has after that event. It
 //! counts once the empty line has arrived that ends the event, as the standard requires. A client that was cut off

@@ -69,7 +69,7 @@ fn granted(routers: &[Router]) -> u32 {
     routers.iter().map(|router| router.granted).sum()
 }
 
-/// Checks `n` routers over three minutes. `asked` returns how many requests each receives in each second.
+/// Checks `n` routers over three minutes. `demand` returns how many requests each receives in each second.
 async fn check(n: usize, demand: impl Fn(usize, u32) -> u32) {
     let store = MemoryStore::starting_at(1);
     let mut routers: Vec<Router> = (0..n).map(|i| Router::start(&store, &format!("r{i}"))).collect();

@@ -2,8 +2,8 @@
 //!
 //! Knows what replicas report to serve, and no stream. Read `routes` (names, versions and weights), `unserved`
 //! (versions without a replica), `text` (tokenizer, template and dialect of one model, with `conversation` and
-//! `prompted_tools`, which read a chat for its template, and `talk`, how the answer is read), then `table` (which model a
-//! request means).
+//! `prompted_tools`, which read a chat for its template, and `talk`, how the answer is read), then `table` (which model
+//! a request means).
 
 mod conversation;
 mod fallback;

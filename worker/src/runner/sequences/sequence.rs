@@ -292,8 +292,8 @@ impl RankSequence {
         }
     }
 
-    /// On ranks that do not draw: the log grows by a token that another rank draws. Returns whether it did. `are_told`
-    /// means that this rank will receive the token, and how many of the drafts held.
+    /// On ranks that do not draw: the log grows by a token that another rank draws. Returns whether it did.
+    /// `is_receiver` means that this rank will receive the token, and how many of the drafts held.
     pub fn draw_elsewhere(&mut self, slice: &Slice, is_receiver: bool) -> bool {
         if slice.n_draft > 0 && is_receiver {
             self.tokens.truncate(slice.first_drawn() as usize);

@@ -3,7 +3,7 @@
 use crate::faces::http::certificate;
 use crate::faces::http::door::KeyRevoked;
 use crate::faces::http::error::HttpError;
-use crate::faces::http::responses::afterwards::{ContinuedConversation, ResponseFinalizer, ShownResponse};
+use crate::faces::http::responses::finalizer::{ContinuedConversation, ResponseFinalizer, ShownResponse};
 use crate::faces::http::responses::follow;
 use crate::faces::http::responses::output::{ItemEvents, OutputItems};
 use crate::faces::http::responses::reply::{ResponseReply, status};

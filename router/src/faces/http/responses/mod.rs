@@ -1,14 +1,14 @@
 //! `/v1/responses`: OpenAI's newer API, for text and function calls.
 //!
 //! Read `input` (items to a chat), `tools` and `settings` (the rest of a request), then `output` (a chat's deltas to
-//! items and events), `reply` (the object, to which `raw` adds tokens) and `voice` (the stream). `background` runs a
-//! response without its client, and `follow` streams its events. `afterwards` stores a response that has ended, and
+//! items and events), `reply` (the object, to which `raw` adds tokens) and `writer` (the stream). `background` runs a
+//! response without its client, and `follow` streams its events. `finalizer` stores a response that has ended, and
 //! `stored` has the pages for stored responses. `conversations` has those that clients store themselves, made of
 //! `items`, and `lists` shows both.
 
-mod afterwards;
 mod background;
 pub mod conversations;
+mod finalizer;
 mod follow;
 mod input;
 mod items;
@@ -19,7 +19,7 @@ mod reply;
 mod settings;
 pub mod stored;
 mod tools;
-mod voice;
+mod writer;
 
 use crate::faces::http::certificate;
 use crate::faces::http::conversation::template_variables;
@@ -28,12 +28,12 @@ use crate::faces::http::error::HttpError;
 use crate::faces::http::fields::{Fields, StreamOptions};
 use crate::faces::http::known::Endpoint;
 use crate::faces::http::page::{ApiRequest, read, record_refusal};
-use crate::faces::http::responses::afterwards::{ContinuedConversation, PendingStorage, ResponseFinalizer};
+use crate::faces::http::responses::finalizer::{ContinuedConversation, PendingStorage, ResponseFinalizer};
 use crate::faces::http::responses::output::{ItemEvents, OutputItems};
 use crate::faces::http::responses::raw::RawMessages;
 use crate::faces::http::responses::reply::ResponseReply;
 use crate::faces::http::responses::stored::items_before;
-use crate::faces::http::responses::voice::ResponseWriter;
+use crate::faces::http::responses::writer::ResponseWriter;
 use crate::faces::http::stopwatch::Stopwatch;
 use crate::faces::http::{single, sse, thinking, tokens};
 use crate::front::frontend::Frontend;

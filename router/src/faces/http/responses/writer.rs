@@ -2,7 +2,7 @@
 //! in between receives all of them again, with the same numbers.
 
 use crate::faces::http::error::HttpError;
-use crate::faces::http::responses::afterwards::ResponseFinalizer;
+use crate::faces::http::responses::finalizer::ResponseFinalizer;
 use crate::faces::http::responses::output::{ItemEvents, OutputItems};
 use crate::faces::http::responses::reply::{ResponseReply, status};
 use crate::faces::http::sse::{self, EventWriter, Position};
