@@ -23,7 +23,7 @@ the series above, and is left out where the process has none of them.
 TAIL = """
 A span `request` is named by what it asks for: `chat MODEL`, `text_completion MODEL`, `embeddings MODEL`. Its
 `gen_ai.input.messages`, `gen_ai.output.messages` and `gen_ai.request.stop_sequences` are there with `--otlp-content`
-only. Logs have the target of `--log` as their scope, and the trace and span of the request that they are said in.
+only. Logs have the target of `--log` as their scope, and the trace and span of the request in which they are written.
 """
 
 

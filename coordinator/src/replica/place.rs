@@ -60,7 +60,7 @@ impl Replica {
         let (epoch, kv_dtype) = (self.epoch, self.config.policy.kv_dtype);
         tracing::info!(%epoch, tp = grid.tp, pp = grid.pp, context, ?n_blocks, %kv_dtype, "placing the replica");
         if let Some(shortened) = &blueprint.shortened {
-            tracing::warn!(asked = shortened.requested, has = shortened.has, "{shortened}");
+            tracing::warn!(requested = shortened.requested, has = shortened.has, "{shortened}");
         }
         self.state_changed = true;
         self.grids.begun(&blueprint);
