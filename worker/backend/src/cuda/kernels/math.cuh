@@ -1,4 +1,4 @@
-// Elementary functions and reductions over a row: the CPU's (`cpu/math.rs`, `cpu/lanes.rs`), operation for operation.
+// Elementary functions and reductions over a row: the CPU's (`cpu/math.rs`, `cpu/lanes/mod.rs`), operation for operation.
 #pragma once
 #include "device.cuh"
 
