@@ -9,7 +9,7 @@ mod source;
 
 use cargo_metadata::{CargoOpt, DependencyKind, Metadata, MetadataCommand, Package};
 use modules::Modules;
-use source::{Source, files, functions, public_types, root, sources, strip, structs, words};
+use source::{Source, files, functions, root, sources, strip, structs, types, words};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::LazyLock;
 
@@ -458,7 +458,7 @@ fn a_type_name_means_one_thing() {
     const HOMES: [&str; 2] = ["worker/backend/src/cpu/", "worker/backend/src/cuda/"];
     let mut defined: BTreeMap<&str, Vec<&Source>> = BTreeMap::new();
     for source in SOURCES.iter() {
-        for (_, name) in public_types(&source.shipped)
+        for (_, name) in types(&source.shipped)
             .into_iter()
             .filter(|(_, name)| !OWN.contains(name) && !PLATFORMS.contains(name))
         {
@@ -659,7 +659,7 @@ fn parameters_are_counted() {
     for (code, n) in cases {
         assert_eq!(functions(code)[0].n_parameters, n, "{code}");
     }
-    assert_eq!(public_types("pub struct A; struct B; pub enum C {} pub fn d() {} pub(crate) type E = u8;").len(), 2);
+    assert_eq!(types("pub struct A; struct B; pub enum C {} pub fn d() {} pub(crate) type E = u8;").len(), 3);
 }
 
 #[test]
