@@ -62,7 +62,8 @@ impl Server {
     pub fn request_completion(&self, bench_request: &BenchRequest) -> anyhow::Result<RequestTiming> {
         let body = json!({
             "model": self.model, "prompt": bench_request.prompt, "max_tokens": bench_request.tokens_max,
-            "temperature": 0, "ignore_eos": !bench_request.stop_early, "stream": true, "stream_options": { "include_usage": true },
+            "temperature": 0, "ignore_eos": !bench_request.stop_early, "stream": true,
+            "stream_options": { "include_usage": true },
         });
         let mut request = self.agent.post(format!("{}/v1/completions", self.url));
         if let Some(key) = &self.key {

@@ -41,13 +41,15 @@ fn names_describe_what_things_are() {
 /// `is_told` and `IsTold` have the parts `is` and `told`.
 fn parts(word: &str) -> Vec<String> {
     let mut parts = vec![String::new()];
+    let mut before = '_';
     for c in word.chars() {
-        if c == '_' || c.is_uppercase() && parts.last().is_some_and(|part| part.ends_with(char::is_lowercase)) {
+        if c == '_' || c.is_uppercase() && before.is_lowercase() {
             parts.push(String::new());
         }
         if c != '_' {
             parts.last_mut().unwrap().extend(c.to_lowercase());
         }
+        before = c;
     }
     parts
 }

@@ -458,9 +458,8 @@ fn a_type_name_means_one_thing() {
     const HOMES: [&str; 2] = ["worker/backend/src/cpu/", "worker/backend/src/cuda/"];
     let mut defined: BTreeMap<&str, Vec<&Source>> = BTreeMap::new();
     for source in SOURCES.iter() {
-        for (_, name) in types(&source.shipped)
-            .into_iter()
-            .filter(|(_, name)| !OWN.contains(name) && !PLATFORMS.contains(name))
+        for (_, name) in
+            types(&source.shipped).into_iter().filter(|(_, name)| !OWN.contains(name) && !PLATFORMS.contains(name))
         {
             defined.entry(name).or_default().push(source);
         }

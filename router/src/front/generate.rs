@@ -124,25 +124,14 @@ impl Frontend {
         tenant_of: &TenantLimits,
         trace: &TracedSpan,
     ) -> Result<(PreparedRequest, Option<Resume>), Refusal> {
-        let ParsedRequest {
-            model,
-            prompts,
-            n_choices,
-            first_choice,
-            mut purpose,
-            deadline,
-            tenant,
-            session,
-            resume,
-            ..
-        } = parsed;
+        let ParsedRequest { model, prompts, n_choices, first_choice, mut purpose, tenant, resume, .. } = parsed;
         let (certified, cache_salt, echo, truncation) =
             (parsed.certificate, parsed.cache_salt, parsed.echo, parsed.truncation);
         let resume = resume.map(|resume| self.complete_digest(resume));
         let handle = resume.as_ref().map(|resume| &resume.handle.unchecked);
         let (by, seed) = match handle {
             Some(handle) => (VersionSelector::Digest(handle.digest), Some(handle.seed)),
-            None => (VersionSelector::Key(purpose.key(session, tenant, self.config.seed)), None),
+            None => (VersionSelector::Key(purpose.key(parsed.session, tenant, self.config.seed)), None),
         };
         // A template may read the time. A resumed stream gets the time of its beginning, or its prompt would differ.
         let created = handle.map_or_else(unix_seconds, |handle| handle.created);
@@ -186,8 +175,8 @@ impl Frontend {
             subscription,
             grammar_hash,
             model,
-            session,
-            deadline,
+            session: parsed.session,
+            deadline: parsed.deadline,
             created,
         };
         Ok((prepared, resume))
@@ -305,8 +294,7 @@ impl Frontend {
         (permit, charge): Held,
         trace: &TracedSpan,
     ) -> Result<Generation, Refusal> {
-        let PreparedRequest { prompts, base_request, wording, numbers, certified, subscription, grammar_hash, .. } =
-            prepared;
+        let PreparedRequest { prompts, base_request, wording, numbers, subscription, grammar_hash, .. } = prepared;
         let for_client = prepared.needs_progress;
         let needs_progress = is_watched(longest(&prompts), for_client);
         let (model, deadline, created) = (prepared.model, prepared.deadline, prepared.created);
@@ -325,7 +313,7 @@ impl Frontend {
             let n_had = mark.n_tokens();
             let adopts = adopted(&request, before.as_ref(), &replica, slot).map(|of| Adoption { of, n_had });
             let draft = || CertificateDraft::new(replica.digest, &request, hashes[of_prompt], grammar_hash);
-            let draft = (certified || subscription.is_some()).then(|| Box::new(draft()));
+            let draft = (prepared.certified || subscription.is_some()).then(|| Box::new(draft()));
             let choice = Choice::new(assembly, &request, &wording.own_ends, n_had, draft);
             let mut choice = choice.with_kept_tokens(subscription.is_some());
             if needs_progress {
@@ -342,8 +330,9 @@ impl Frontend {
         // If there is only one model, all metrics already have its name.
         let label = model.version.map(|_| Arc::from(model.name.as_str()));
         let started = started(&handle, &sealed, model.name, &prompts, &hashes);
-        let keeper = subscription
-            .map(|pending| Box::new(pending.into_keeper(base_request, &started, &replica, numbers, certified)));
+        let keeper = subscription.map(|pending| {
+            Box::new(pending.into_keeper(base_request, &started, &replica, numbers, prepared.certified))
+        });
         Ok(Generation {
             started,
             label,

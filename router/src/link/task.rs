@@ -1,4 +1,4 @@
-//! The loop of a link, which owns the stream and the table of requests. What a replica's frames mean is in `hear.rs`;
+//! The loop of a link, which owns the stream and the table of requests. What a replica's frames mean is in `receive.rs`;
 //! how requests go to other links is in `moves.rs`.
 
 use crate::board::ledger::Ledger;

@@ -4,8 +4,8 @@
 //! `tests/lockstep/advisories.rs`; these and templates that never end: the fuzz targets in
 //! `checkpoint/tests/checkpoint/fuzz`. Names in a hub's answer that leave their folder:
 //! `checkpoint/src/catalogue/tests/mod.rs`. One tenant's prefix found by another:
-//! `coordinator/tests/coordinator/tenants.rs`. Invalid frames: `coordinator/tests/coordinator/faults/mod.rs`. Strangers at
-//! a cluster's ports, and garbage between ranks: `tests/lockstep/processes/mod.rs`. Bodies of great size: `fuzz.rs`;
+//! `coordinator/tests/coordinator/tenants.rs`. Invalid frames: `coordinator/tests/coordinator/faults/mod.rs`. Strangers
+//! at a cluster's ports, and garbage between ranks: `tests/lockstep/processes/mod.rs`. Bodies of great size: `fuzz.rs`;
 //! connections that send no request: `doors.rs`; thousands of stop strings: `router/src/front/stop.rs`.
 
 use crate::client::{get, post, post_with_key, send};

@@ -207,9 +207,7 @@ impl ResponseRequest {
         let mut items = std::mem::take(&mut before.items);
         items.extend(own);
         let mut messages = input::messages(&items, n_before, (field, "input"))?;
-        if let Some(content) = instructions.clone() {
-            messages.insert(0, single::text_message("system", content));
-        }
+        messages.splice(..0, instructions.clone().map(|content| single::text_message("system", content)));
         let tools = tools::read(fields)?;
         let (text, reasoning) = (settings::text(fields)?, settings::reasoning(fields)?);
         let mut sampling = fields.sampling()?;
