@@ -245,8 +245,8 @@ gpu-peers: ## the same shape in transformers (static cache, torch.compile)
 	$(MAKE) gpu-check PART=bench/decode
 	$(PYTHON) benches/gpu_peers.py target/gpu-check.json $(ARGS)
 
-# Checks all interleavings of the rings between ranks. It is a separate build of one small crate; code that computes does
-# not run in it and need not be fast.
+# Checks all interleavings of the rings between ranks. It is a separate build of one small crate. Code that computes
+# does not run in it and need not be fast.
 loom: ## all interleavings of the memory that ranks share
 	RUSTFLAGS="--cfg loom" $(CARGO) $(UNHURRIED) test --locked -p collective --test loom --target-dir target/loom
 

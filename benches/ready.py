@@ -1,5 +1,4 @@
-"""Measures how soon a build is ready to serve a model, beside another build, and the processor time until then.
-Interleaved rounds, median and range. The first build runs twice in a round, as the control.
+"""Measures the time and the processor time until a build is ready to serve a model, beside another build. Interleaved rounds, median and range. The first build runs twice in a round, as the control.
 
     python ready.py LOCKSTEP OTHER MODEL [--rounds N]
 
@@ -52,7 +51,7 @@ def spread(millis):
 
 
 def once(build, model):
-    """Returns the milliseconds from the start to the first `/ready`, and the CPU time, including that of the polling."""
+    """Returns the milliseconds from the start to the first `/ready`, and the CPU time, that of polling included."""
     http, grpc = quiet.free_port(), quiet.free_port()
     command = [build, "serve", model, "--http", f"{quiet.LOOPBACK}:{http}", "--grpc", f"{quiet.LOOPBACK}:{grpc}"]
     began, computed = time.monotonic(), quiet.own_seconds()

@@ -120,8 +120,8 @@ def shown(path):
 # The README.
 
 def parts(readme):
-    """Returns the text before the section, the section up to the first marker, the part between the markers, the rest of
-    the section, and the text after it."""
+    """Returns the text before the section, the section up to the first marker, the part between the markers, the rest
+    of the section, and the text after it."""
     text = readme.read_text(encoding="utf-8")
     found = re.search(rf"^{HEADING}\n.*?(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
     section = found.group() if found else ""
