@@ -1,7 +1,7 @@
 """Measures Hugging Face transformers with a static cache and torch.compile: `make gpu-peers`.
 
-Uses the shape, batches and prompts of `gpu_check`, and prints the ratio to its result on the same device in the same run. Random weights; no
-network.
+Uses the shape, batches and prompts of `gpu_check`, and prints the ratio to its result on the same device and in the
+same run. Random weights; no network.
 
     python gpu_peers.py CHECK.json [--shape llama|tiny] [--device cuda|cpu] [--eager] [--out FILE]
 

@@ -1,7 +1,7 @@
 """Measures how much of its speed a model keeps when it is split over processes.
 
-Compares tensor and pipeline parallelism, over shared memory and TCP, with one process with as many threads. Runs interleaved rounds, and reports median, range, and
-the parts of a step's time.
+Compares tensor and pipeline parallelism, over shared memory and TCP, with one process with as many threads. Runs
+interleaved rounds, and reports median, range, and the parts of a step's time.
 
     python grids.py LOCKSTEP MODEL [--rounds N] [--out FILE]
 """

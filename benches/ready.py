@@ -1,4 +1,6 @@
-"""Measures the time and the processor time until a build is ready to serve a model, beside another build. Interleaved rounds, median and range. The first build runs twice in a round, as the control.
+"""Measures the time and the processor time until a build is ready to serve a model, beside another build.
+
+Runs interleaved rounds, and reports median and range. The first build runs twice in a round, as the control.
 
     python ready.py LOCKSTEP OTHER MODEL [--rounds N]
 
