@@ -59,7 +59,7 @@ class Server:
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
 
     def is_idle(self):
-        """Waits until no request runs or waits, and none holds a KV block."""
+        """Returns whether no request runs or waits, and none holds a KV block."""
         gauges = ["lockstep:requests_running", "lockstep:requests_waiting", "lockstep:kv_usage_ratio"]
         return all(self.metric(name) == 0 for name in gauges)
 

@@ -47,7 +47,7 @@ def cannot_run():
 
 
 def of_lockstep(name, binary):
-    """Makes the small image's file system around a binary, without its debug information."""
+    """Makes an image from the small image's file system around a binary, without its debug information."""
     with tempfile.TemporaryDirectory() as folder:
         program, root = f"{folder}/lockstep", f"{folder}/root"
         subprocess.run(["strip", "--strip-all", "-o", program, str(binary)], check=True, timeout=60)
@@ -56,7 +56,7 @@ def of_lockstep(name, binary):
 
 
 def of_etcd(name, program):
-    """Copies the distribution's etcd, with the libraries that it is linked with."""
+    """Makes an image of the distribution's etcd, with the libraries that it is linked with."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / "root"
         (root / "tmp").mkdir(parents=True)
@@ -65,14 +65,14 @@ def of_etcd(name, program):
 
 
 def linked(program):
-    """Copies the program and its libraries to the paths where it looks for them. A static program has none."""
+    """Returns the paths of the program and of its libraries. A static program has none."""
     said = subprocess.run(["ldd", program], capture_output=True, text=True, timeout=20).stdout
     words = (word for line in said.splitlines() for word in line.split())
     return [program, *(word for word in words if word.startswith("/"))]
 
 
 def imported(name, root, settings):
-    """Makes the caches the user's, as the Dockerfile does, because a volume that is mounted there takes the owner."""
+    """Imports a file system as an image. As in the Dockerfile, the caches belong to the user: a new volume takes the owner."""
     def owned(entry):
         mine = entry.name.split("/")[1:2] in (["cache"], ["tmp"])
         entry.uid = entry.gid = USER if mine else 0
