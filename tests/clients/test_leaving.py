@@ -74,7 +74,7 @@ class Ending(unittest.TestCase):
                     text = read(reply, 1)
                     begun.wait()
                     texts.append(text + read(reply))
-            except Exception as error:  # a thread's own end says nothing to the test
+            except Exception as error:  # an exception in a thread does not fail the test
                 errors.append(error)
                 begun.abort()
 

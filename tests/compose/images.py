@@ -72,7 +72,7 @@ def linked(program):
 
 
 def imported(name, root, settings):
-    """Imports a file system as an image. As in the Dockerfile, the caches belong to the user: a new volume takes the owner."""
+    """Imports a file system as an image. The user owns the caches, as in the Dockerfile: new volumes take the owner."""
     def owned(entry):
         mine = entry.name.split("/")[1:2] in (["cache"], ["tmp"])
         entry.uid = entry.gid = USER if mine else 0

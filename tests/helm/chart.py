@@ -208,7 +208,7 @@ class Pods:
 
     @property
     def containers(self):
-        """Returns all lasting containers; an init container that restarts is a sidecar."""
+        """Returns all containers; an init container that restarts is a sidecar."""
         return [*self.spec.get("initContainers", []), *self.spec["containers"]]
 
     @property

@@ -37,8 +37,7 @@ class PageTest(unittest.TestCase):
         cls.addClassCleanup(cls.server.stop)
 
     def tab(self, path="/", url=None, **view):
-        """Closes the tab at the test's end, and checks it: requests went to its own origin alone, and no error
-        occurred."""
+        """Opens a tab. At the test's end it is closed and checked: requests only to its own origin, and no error."""
         own = url or self.server.url
         tab = browser().tab(own + path, **view)
 
