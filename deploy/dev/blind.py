@@ -1,4 +1,4 @@
-"""Draws names for a blind test: can a reader who has never seen the code explain what a name is?
+"""Draws names for a blind test: can a reader without knowledge of the code explain what a name is?
 
     blind.py FOLDER [--seed N] [--n 60]           names with their signature and file, without bodies and comments
     blind.py FOLDER [--seed N] [--n 60] --key     the same names with their comments and bodies, to mark the answers
