@@ -27,7 +27,7 @@ CLUSTERS = itertools.count()
 
 
 def get(url, body=None):
-    """Returns (status, text); None if no process listens."""
+    """Returns (status, text); the status is None if no process listens."""
     data = None if body is None else json.dumps(body).encode()
     asked = urllib.request.Request(url, data, {"content-type": "application/json"})
     try:

@@ -102,7 +102,7 @@ class Far:
 
 
 class Distribution:
-    """Returns the softmax of rows of logits: exponentials in f32, sums in f64."""
+    """The softmax of rows of logits: exponentials in f32, sums in f64."""
 
     def __init__(self, rows):
         self.rows = rows

@@ -45,7 +45,7 @@ def wait_until(what, condition, explain=lambda: ""):
 
 
 def get(url):
-    """Returns (status, text); None if no process listens."""
+    """Returns (status, text); the status is None if no process listens."""
     try:
         with urllib.request.urlopen(url, timeout=PATIENCE_S) as answer:
             return answer.status, answer.read().decode()
