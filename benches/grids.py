@@ -1,5 +1,7 @@
-"""What a model keeps of its speed when it is cut over processes: tensor and pipeline parallel, over shared memory and
-TCP, beside one process with as many threads. Interleaved rounds; median and range; and where a step's time goes.
+"""Measures how much of its speed a model keeps when it is split over processes.
+
+Compares tensor and pipeline parallelism, over shared memory and TCP, with one process with as many threads. Runs
+interleaved rounds, and reports median, range, and the parts of a step's time.
 
     python grids.py LOCKSTEP MODEL [--rounds N] [--out FILE]
 """
@@ -15,13 +17,13 @@ import quiet
 
 ONE, TP, PP, TP_TCP, PP_TCP = "1 process x 2 threads", "tp=2 shm", "pp=2 shm", "tp=2 tcp", "pp=2 tcp"
 GRIDS = {ONE: (1, 1, "shm"), TP: (2, 1, "shm"), PP: (1, 2, "shm"), TP_TCP: (2, 1, "tcp"), PP_TCP: (1, 2, "tcp")}
-# What is asked of each: grid, requests at once.
+# The requests for each: grid, number of concurrent requests.
 RUNS = [(ONE, 1), (TP, 1), (TP_TCP, 1), (PP, 1), (PP_TCP, 1), (ONE, 8), (TP, 8), (PP, 16)]
 KEPT = [("tp=2 over shm, batch 1", (TP, 1), (ONE, 1)), ("tp=2 over shm, batch 8", (TP, 8), (ONE, 8)),
         ("pp=2 over shm, 16 sequences, against batch 8", (PP, 16), (ONE, 8))]
 KEPT_MIN, TCP_MAX_MICROS = 0.90, 45
 CORES = 2
-# The coordinator looks at where its ranks' time went once a second.
+# The coordinator samples the timings of its ranks once a second.
 LOOK_S = 1.0
 
 
@@ -66,7 +68,7 @@ def run(arguments, figures, grid, n_at_once, seed):
             with Looks(one) as looks:
                 measured = quiet.load(arguments.lockstep, one.url, n_at_once, arguments.requests * n_at_once, "16",
                                       arguments.output, seed)
-            # Each of those at once makes a token in the time that one waits for its next.
+            # Each concurrent request makes a token in the time that one request waits for its next token.
             speed = n_at_once * 1000 / measured["per_token_ms"]["mean"]
             return {"tokens_per_s": speed, "parts": looks.parts()}
         measured, foreign = quiet.quietly(measure, arguments.foreign_max)
@@ -78,7 +80,7 @@ def run(arguments, figures, grid, n_at_once, seed):
 
 
 class Looks:
-    """What `/cluster` says of the ranks' steps, once a second while the block runs."""
+    """Reads the ranks' steps from `/cluster` once a second while the block runs."""
 
     def __init__(self, one):
         self.one, self.seen, self.over = one, [], threading.Event()
@@ -98,7 +100,7 @@ class Looks:
                 self.seen += [rank["step_micros"] for rank in replica["ranks"]]
 
     def parts(self):
-        """Of each part that the page tells, microseconds of a rank in a step: the mean over steps and ranks."""
+        """Returns for each part on the page the microseconds of a rank in a step: the mean over steps and ranks."""
         n_steps = sum(step["steps"] for step in self.seen)
         names = {name for step in self.seen for name in step if name != "steps"}
         if n_steps == 0:
@@ -140,7 +142,7 @@ def tcp(arguments, figures):
 
 
 def where(figures):
-    """Every part of a rank's step that the page tells, so that a new one shows by itself."""
+    """Lists every part of a rank's step that the page has, so that a new part appears without a change here."""
     names = sorted({part for runs in figures.values() for one in runs.values() for part in one["parts"]})
     lines = ["Microseconds of a rank in a step, as `/cluster` tells them:", "",
              "| grid | at once | " + " | ".join(names) + " |", "|---|---|" + "---|" * len(names)]

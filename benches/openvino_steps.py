@@ -1,5 +1,5 @@
-"""One model in OpenVINO GenAI, which stays open: `openvino_steps.py MODEL.gguf THREADS`. Reads a line of JSON for each
-request, {"tokens": the prompt, "n_predict": new tokens}, and answers with a line: {"ttft_ms", "tpot_ms"}. The first
+"""Serves one model in OpenVINO GenAI until its input ends: `openvino_steps.py MODEL.gguf THREADS`. Reads a line of JSON
+for each request, {"tokens": the prompt, "n_predict": new tokens}, and writes a line: {"ttft_ms", "tpot_ms"}. The first
 line is {"is_ready": true}.
 
 Runs with OpenVINO's own packages; `engines.py` starts it.
@@ -22,7 +22,7 @@ def main(model, threads):
 
 
 def times(pipeline, tokens, n_predict):
-    """Milliseconds to the first token, and of each that follows; none where one token is wanted."""
+    """Returns the milliseconds to the first token and per later token; the latter is None if `n_predict` is one."""
     ids = numpy.array([tokens], numpy.int64)
     prompt = openvino_genai.TokenizedInputs(openvino.Tensor(ids), openvino.Tensor(numpy.ones_like(ids)))
     config = openvino_genai.GenerationConfig(max_new_tokens=n_predict, ignore_eos=True, do_sample=False)

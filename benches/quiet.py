@@ -1,8 +1,8 @@
-"""What the measuring scripts share: servers that come and go, load by `lockstep bench`, and windows in which nobody
-else used the machine. Knows nothing of what is compared.
+"""Helpers of the measuring scripts: servers that start and end, load by `lockstep bench`, and windows without foreign
+load on the machine. Independent of what is compared.
 
-Everything measured is a child of the script, so "ours" is the CPU time of the script's own process tree, and what the
-machine was busy beyond that was others'. A window with too much of others is dropped and taken again.
+Every measured process is a child of the script, so the CPU time of the script's process tree is "ours". CPU time
+beyond that is foreign. A window with too much of it is dropped and repeated.
 """
 
 import json
@@ -39,7 +39,7 @@ def free_port():
 
 
 class Watch:
-    """Cores that others used since the watch began."""
+    """Measures how many cores other processes use from now on."""
 
     def __init__(self):
         self.began, self.busy, self.own = time.monotonic(), busy_seconds(), own_seconds()
@@ -56,7 +56,7 @@ def busy_seconds():
 
 
 def own_seconds():
-    """Of this process and all below it, those included that have ended."""
+    """Returns the CPU time of this process and its descendants, including those that have ended."""
     parents, spent = {}, {}
     for name in filter(str.isdigit, os.listdir("/proc")):
         try:
@@ -72,7 +72,7 @@ def own_seconds():
 
 
 class Server:
-    """Processes that make one server; leaving the block ends them."""
+    """The processes of one server; leaving the block ends them."""
 
     def __init__(self, commands, port, ready="/health"):
         self.url, self.ready = f"http://{LOOPBACK}:{port}", ready
@@ -116,7 +116,7 @@ class Server:
 
 
 def load(lockstep, url, concurrency, requests, prompt, output, seed):
-    """One run of `lockstep bench`: its figures."""
+    """Runs `lockstep bench` once and returns its figures."""
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         command = [lockstep, "bench", "--url", url, "--concurrency", concurrency, "--requests", requests,
                    "--warm-up", 1, "--prompt", prompt, "--output", output, "--seed", seed, "--json", file.name]
@@ -127,7 +127,7 @@ def load(lockstep, url, concurrency, requests, prompt, output, seed):
 
 
 def quietly(measure, foreign_max, tries=5):
-    """What `measure` gives in a window that others left alone, and how much they used; at last None, and how much."""
+    """Returns the result of `measure` in a quiet window and its foreign load; None and the load if none was quiet."""
     foreign = []
     for _ in range(tries):
         watch = Watch()
@@ -140,7 +140,7 @@ def quietly(measure, foreign_max, tries=5):
 
 
 def spread(values, digits=1):
-    """Median and range, as text."""
+    """Returns median and range as text."""
     if not values:
         return "no quiet window"
     middle, least, most = (f"{value:.{digits}f}" for value in (statistics.median(values), min(values), max(values)))

@@ -1,9 +1,10 @@
-"""How soon a build is ready to serve a model, beside another build, and what it computes until then: interleaved
-rounds, median and range. The first build runs twice in a round, as the control.
+"""Measures the time and the processor time until a build is ready to serve a model, beside another build.
+
+Runs interleaved rounds, and reports median and range. The first build runs twice in a round, as the control.
 
     python ready.py LOCKSTEP OTHER MODEL [--rounds N]
 
-MODEL may be `synthetic:MIB`: weights of that size by chance, in bf16, written once to a folder of their own.
+MODEL may be `synthetic:MIB`: random bf16 weights of that size, written once to a folder of their own.
 """
 
 import argparse
@@ -52,7 +53,7 @@ def spread(millis):
 
 
 def once(build, model):
-    """Until the first `/ready`, from the start; and the processor time, that of the asking included."""
+    """Returns the milliseconds from the start to the first `/ready`, and the CPU time, that of polling included."""
     http, grpc = quiet.free_port(), quiet.free_port()
     command = [build, "serve", model, "--http", f"{quiet.LOOPBACK}:{http}", "--grpc", f"{quiet.LOOPBACK}:{grpc}"]
     began, computed = time.monotonic(), quiet.own_seconds()
@@ -107,7 +108,7 @@ def write(path, weights):
     text = json.dumps(header).encode()
     with path.open("wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
-        # Small numbers: the sign and a part of the fraction by chance.
+        # Small numbers: the sign and a part of the fraction are random.
         block = bytes(byte if i % 2 == 0 else 0x3C | byte & 0x80 for i, byte in enumerate(os.urandom(1 << 20)))
         while at > 0:
             file.write(block[:at])

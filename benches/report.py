@@ -30,7 +30,7 @@ LARGE = ("random-8B", "Q4_K")
 SHOWN_PLOTS = ("speed-formats", "speed-load")
 
 SERVING = ("worker", "coordinator", "router")
-# What each result measures, by the name of its file.
+# The code that each result measures, by the name of the result's file.
 MEASURES = {
     "*-peers.json": SERVING,
     "bench.md": SERVING,
@@ -51,7 +51,7 @@ MEASURES = {
     "tenants.md": ("router/src/limits", "coordinator/scheduler"),
     "topologies.md": SERVING,
 }
-# Text and tests make no server slower.
+# Documents and tests do not slow a server down.
 NOT_MEASURED = (":(exclude)*.md", ":(exclude,glob)**/tests/**")
 DAY_S = 24 * 60 * 60
 COLUMNS_MAX = 120
@@ -99,7 +99,7 @@ def check(arguments):
 
 
 def changes(arguments):
-    """Each file that is not as the results say, with the text that it ought to have; None for one too many."""
+    """Returns each file that differs from the results, with its correct text; None for a file that is not needed."""
     newest = cells.newest(arguments.results)
     results = cells.Results(newest) if newest else None
     drawn = plots.draw(results)
@@ -120,7 +120,8 @@ def shown(path):
 # The README.
 
 def parts(readme):
-    """The text before the section, the section up to the first marker, what is between, its rest, and what follows."""
+    """Returns the text before the section, the section up to the first marker, the part between the markers, the rest
+    of the section, and the text after it."""
     text = readme.read_text(encoding="utf-8")
     found = re.search(rf"^{HEADING}\n.*?(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
     section = found.group() if found else ""
@@ -143,7 +144,7 @@ def typed_by_hand(readme):
 
 
 def section(arguments, results, drawn):
-    """What stands between the markers; `drawn` are the plots that have cells."""
+    """Returns the text between the markers; `drawn` are the plots that have cells."""
     if not results:
         return NOTHING_YET
     here = arguments.readme.resolve().parent
@@ -184,7 +185,7 @@ def sentence(results):
 
 def engine(results, name):
     of = results.engines.get(name) or {}
-    # A version may end with its commit already.
+    # The version may already end with its commit.
     version, commit = str(of.get("version") or ""), str(of.get("commit") or "")[:9]
     commit = f"(`{commit}`)" if commit and commit not in version else ""
     return " ".join(part for part in [cells.engine_name(name), version, commit] if part)
@@ -205,7 +206,7 @@ def table(results):
 
 
 def row(results, label, model, kind, tests):
-    """One line for the tests that Lockstep has a cell of; nothing where it has none."""
+    """Returns one line for the tests with a cell of Lockstep; nothing if there is none."""
     ours = [results.get(cells.LOCKSTEP, model, kind, test) for test in tests]
     if not any(ours):
         return ""
@@ -215,7 +216,7 @@ def row(results, label, model, kind, tests):
 
 
 def in_words(some):
-    """Figures with their units; a unit that both have stands once."""
+    """Formats figures with their units; a shared unit appears once."""
     units = [unit(cell) for cell in some if cell]
     if len(units) > 1 and len(set(units)) == 1:
         return f"{in_one([figure(cell['median']) for cell in some])} {units[0]}"
@@ -240,7 +241,7 @@ def unit(cell):
 def ratio_in_words(value):
     if value is None:
         return "-"
-    # What is a little behind does not look like a tie.
+    # Rounds so that a small deficit does not look like a tie.
     return f"{value:.2f}" if value == 1 or f"{value:.2f}" != "1.00" else f"{value:.4g}"
 
 
@@ -252,7 +253,7 @@ def picture(plot, folder):
 
 
 def standing(results):
-    """Where Lockstep is behind, and by how much two runs of it differ."""
+    """Returns where Lockstep is slower, and by how much two runs of it differ."""
     compared, behind = results.compared(), results.behind()
     if not compared:
         text = "No peer has a figure beside these."
@@ -266,7 +267,7 @@ def standing(results):
 
 
 def named(some):
-    """Each test of each model, with the formats and the ratios."""
+    """Returns each test of each model, with the formats and the ratios."""
     of_model = {}
     for cell in some:
         ratio = f"{cell.get('format')} ({ratio_in_words(cells.ratio(cell))})"
@@ -282,7 +283,7 @@ def not_run(results):
     return f"Not run: {', '.join(why)}." if why else ""
 
 
-# What is older than the code.
+# Results that are older than their code.
 
 def measured_by(name):
     return next((paths for pattern, paths in MEASURES.items() if fnmatch(name, pattern)), None)
@@ -300,7 +301,7 @@ def outside_of_the_table(folder):
 
 
 def stale(folder):
-    """A line for each result that was committed before the last change of the code that it measures."""
+    """Returns a line for each result that was committed before the last change of the code that it measures."""
     try:
         if git("rev-parse", "--is-shallow-repository") != "false":
             return ["a shallow clone does not show which results are older than the code"]
@@ -312,7 +313,7 @@ def stale(folder):
 
 
 def age(path):
-    """None for a result that is as new as its code, or that is not committed as it stands."""
+    """Returns None for a result that is as new as its code, or that is not committed in its present form."""
     paths = measured_by(path.name)
     if not path.is_relative_to(ROOT) or git("status", "--porcelain", "--", path):
         return None

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Whether answers meet their schemas: many schemas at a server, each once at temperature 1, judged by `jsonschema`.
+"""Checks that answers match their schemas: sends many schemas to a server, each once at temperature 1, and validates
+the answers with `jsonschema`.
 
-An answer that ends by itself must be valid JSON that its schema accepts. One that `max_tokens` cuts off must say so,
-and is counted apart. Exits with 1 if one answer is wrong.
+An answer that ends by itself must be valid JSON that its schema accepts. An answer that `max_tokens` cuts off must have
+the finish reason for that, and is counted apart. Exits with 1 if one answer is wrong.
 """
 
 import argparse
@@ -14,7 +15,7 @@ import random
 
 import jsonschema
 
-# Formats by the draft that the server follows: the general checker has draft 3's `time`, which has no zone.
+# Formats of the draft that the server implements: the general checker has draft 3's `time`, which has no zone.
 CHECKED = jsonschema.Draft202012Validator.FORMAT_CHECKER
 WORDS = ["name", "city", "count", "state", "tags", "note", "when", "size", "kind", "owner", "price", "a b", 'q"x', "é"]
 
@@ -87,7 +88,7 @@ def ask(address, options, i):
 
 
 def judged(status, answer, wanted):
-    """A word for what became of it, and what is wrong."""
+    """Returns a word for the outcome, and what is wrong."""
     if status != 200:
         return "refused", f"{answer.get('error', {}).get('message')}: {json.dumps(wanted)}"
     choice = answer["choices"][0]

@@ -1,16 +1,16 @@
-"""Plots as SVG: bars in groups, and lines over a few places on an axis, each with a whisker from the least to the most.
-The same input gives the same bytes. Knows nothing of what is measured.
+"""Plots as SVG: grouped bars, and lines over a few places on an axis, each with a whisker from the least to the most.
+The same input gives the same bytes. Independent of what is measured.
 """
 
 import math
 from collections import namedtuple
 from xml.sax.saxutils import escape
 
-# Of one figure; `least` and `most` may be None.
+# One figure; `least` and `most` may be None.
 Point = namedtuple("Point", "median least most")
-# `points` by the name of a group, or by the place on the x axis.
+# `points` are keyed by the name of a group, or by the place on the x axis.
 Series = namedtuple("Series", "name colour points dashed", defaults=(False,))
-# What a panel shows; `places` are the groups of bars, or the places on the x axis from the left to the right.
+# The content of a panel; `places` are the groups of bars, or the places on the x axis from left to right.
 Panel = namedtuple("Panel", "title x_label y_label places series kind is_log is_even", defaults=("bars", False, False))
 Box = namedtuple("Box", "left top right bottom")
 Theme = namedtuple("Theme", "ink muted grid colours")
@@ -24,23 +24,23 @@ THEMES = {
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 WIDTH = 840
 LEGEND = 30
-# Of a panel, its title and the labels of its axes among it.
+# The size of a panel, including its title and the labels of its axes.
 BARS_HEIGHT, LINES_HEIGHT = 225, 300
-# From the box of a panel to its axes.
+# The distance from the box of a panel to its axes.
 LEFT, RIGHT = 60, 12
-# Of one character of a size of 10; text is not measured, so this is a guess from above.
+# The width of one character at size 10. Text is not measured, so this is an upper estimate.
 CHARACTER = 6.2
 
 
 def figure(value):
-    """Three digits that count, with commas between thousands."""
+    """Formats with three significant digits and commas between thousands."""
     if value == 0 or abs(value) >= 99.95:
         return f"{value:,.0f}"
     return f"{value:.1f}" if abs(value) >= 9.995 else f"{value:.2f}"
 
 
 def picture(title, panels, theme):
-    """All panels below one legend: bars one above the other, lines side by side."""
+    """Draws all panels below one legend: bars one above the other, lines side by side."""
     canvas = Canvas(THEMES[theme])
     names = {series.name: series.colour for panel in panels for series in panel.series}
     has_lines = any(panel.kind == "lines" for panel in panels)
@@ -82,7 +82,7 @@ class Canvas:
         self.parts.append(f"<polyline{look}/>")
 
     def mark(self, x, y, i):
-        """A shape for each colour, for readers to whom colours look alike."""
+        """Draws a shape for each colour, for readers to whom colours look alike."""
         shapes = [[(0, -4), (4, 0), (0, 4), (-4, 0)], [(-3.5, -3.5), (3.5, -3.5), (3.5, 3.5), (-3.5, 3.5)],
                   [(0, -4.5), (4.5, 3.5), (-4.5, 3.5)], [(-4.5, -3.5), (4.5, -3.5), (0, 4.5)]]
         points = " ".join(f"{number(x + dx)},{number(y + dy)}" for dx, dy in shapes[i % len(shapes)])
@@ -124,13 +124,13 @@ def turned(x, y):
 
 
 def number(value):
-    """At most one digit behind the point."""
+    """Formats with at most one digit behind the point."""
     text = f"{value:.1f}".removesuffix(".0")
     return "0" if text == "-0" else text
 
 
 def steps(most, n=4):
-    """About `n` round steps from zero, the last of them at or above `most`."""
+    """Returns about `n` round steps from zero, the last of them at or above `most`."""
     rough = (most or 1) / n
     power = 10 ** math.floor(math.log10(rough))
     step = power * next(round_one for round_one in (1, 2, 2.5, 5, 10) if round_one * power >= rough * 0.999)
@@ -138,7 +138,7 @@ def steps(most, n=4):
 
 
 def log_steps(least, most):
-    """1, 2 and 5 of each power of ten, from the last below `least` to the first above `most`."""
+    """Returns 1, 2 and 5 times each power of ten, from the last below `least` to the first above `most`."""
     powers = range(math.floor(math.log10(least)) - 1, math.ceil(math.log10(most)) + 2)
     every = [digit * 10.0 ** power for power in powers for digit in (1, 2, 5)]
     low = max(i for i, step in enumerate(every) if step <= least)
@@ -156,8 +156,8 @@ def ends(panel):
 
 
 def axes(canvas, box, panel, room=1.0):
-    """Draws the title, the grid and the y axis; gives the inner box, and the height of a value. `room` is what the axis
-    has for the highest value and what is written above it.
+    """Draws the title, the grid and the y axis. Returns the inner box and the height of a value. `room` is the space on
+    the axis for the highest value and the text above it.
     """
     right = 46 if panel.kind == "lines" else RIGHT
     inner = Box(box.left + LEFT, box.top + 34, box.right - right, box.bottom - 40)
@@ -213,7 +213,7 @@ def bar(canvas, place, point, colour, y_of):
 
 
 def is_turned(point, width):
-    """Whether the value of a bar is wider than the bar."""
+    """Returns whether the label of a bar is wider than the bar."""
     return len(figure(point.median)) * CHARACTER > width
 
 
@@ -245,7 +245,7 @@ def lines(canvas, box, panel):
 
 
 def at_ends(canvas, labels, apart=12):
-    """The last value of each line on its right, moved down where it would cover the one above."""
+    """Writes the last value of each line on its right, moved down where it would cover the one above."""
     below = {}
     for y, x, words, colour in sorted(labels):
         y = max(y + 3.5, below.get(x, -math.inf) + apart)

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Makes deploy/METRICS.md, the table of every metric and span, out of telemetry's sources. Knows how those are written
-and nothing of what they measure. `metrics.py --check` only says whether the page is what it would make."""
+"""Generates deploy/METRICS.md, the table of every metric and span, from telemetry's sources. Depends on the form of
+those sources and not on what they measure. `metrics.py --check` only checks that the page is up to date."""
 
 import pathlib
 import re
@@ -28,7 +28,7 @@ only. Logs have the target of `--log` as their scope, and the trace and span of 
 
 
 def constants(text):
-    """name of the constant -> (our name, vLLM's names, OpenTelemetry's name or none, help)"""
+    """Returns name of the constant -> (our name, vLLM's names, OpenTelemetry's name or none, help)."""
     found = {}
     made = r"const (\w+): Metric =\s*((?:metric|alias|conventional)\(.*?\));"
     for name, of in re.findall(made, text, re.S):
@@ -40,19 +40,19 @@ def constants(text):
 
 
 def kinds(text):
-    """name of the constant -> counter, gauge or histogram"""
+    """Returns name of the constant -> counter, gauge or histogram."""
     lists = re.findall(r"const (GAUGES|COUNTERS|HISTOGRAMS): \[[^=]*=\s*\[(.*?)\];", text, re.S)
     return {name: kind[:-1].lower() for kind, of in lists for name in re.findall(r"\(?&(\w+)(?:, &\w+\))?", of)}
 
 
 def functions(text):
-    """The body of each function outside of tests."""
+    """Returns the body of each function outside of tests."""
     shipped = text.split("#[cfg(test)]")[0]
     return re.findall(r"^(?:pub(?:\(crate\))? )?fn \w+\([^{]*\{\n(.*?)^\}", shipped, re.S | re.M)
 
 
 def labels_of(expression):
-    """What an expression makes labels of."""
+    """Returns the labels that an expression makes."""
     found = set(re.findall(r'Label::\w+\("(\w+)"', expression))
     if "of.label()" in expression or "of_rank(" in expression:
         found.add("replica")
@@ -64,7 +64,7 @@ def labels_of(expression):
 
 
 def labels(text):
-    """name of the constant -> its labels"""
+    """Returns name of the constant -> its labels."""
     found = {}
     for body in functions(text):
         held = {name: labels_of(made) for name, made in re.findall(r"let (?:mut )?(\w+) = (.*?);", body, re.S)}
@@ -78,7 +78,7 @@ def labels(text):
 
 
 def metrics():
-    """(kind, name, role, vLLM's names, OpenTelemetry's, labels, help) of every metric, as they stand in the source."""
+    """Returns (kind, name, role, vLLM's names, OpenTelemetry's, labels, help) of each metric, in the source's order."""
     text = (SOURCES / "metrics.rs").read_text()
     kind, label, role = kinds(text), labels(text), roles()
     return [(kind[name], ours, role[name], theirs, conventional, label[name], told)
@@ -86,16 +86,16 @@ def metrics():
 
 
 def roles():
-    """name of the constant -> the roles whose code sets it"""
+    """Returns name of the constant -> the roles with code that sets it."""
     text = (SOURCES / "metrics.rs").read_text().split("#[cfg(test)]")[0]
     bodies = re.findall(r"^(?:pub(?:\(crate\))? )?fn (\w+)\([^{]*\{\n(.*?)^\}", text, re.S | re.M)
-    # Methods set metrics for whoever holds their value.
+    # Methods that set metrics count for every role with a value of their type.
     held = re.findall(r"^impl (\w+) \{\n(.*?)^\}", text, re.S | re.M)
     set_by = {}
     for name, body in [*bodies, *held]:
         for constant in re.findall(r"\b([A-Z][A-Z_]+)\.(?:set|add|total|observe|record|histograms)\(", body):
             set_by.setdefault(constant, set()).add(name)
-    # What the binary itself sets, every role has, and what telemetry does.
+    # Every role has the metrics that the binary itself or telemetry sets.
     shared = callers("src") | callers("telemetry/src")
     named = {role: callers(f"{role}/src") | callers(f"{role}/*/src") for role in ("router", "coordinator", "worker")}
     found = {}
@@ -106,32 +106,32 @@ def roles():
 
 
 def callers(folders):
-    """The words of sources that may be a function or a type of telemetry's metrics."""
+    """Returns the words of sources that may name a function or a type of telemetry's metrics."""
     sources = [path for path in sorted(ROOT.glob(f"{folders}/**/*.rs")) if path.name != "metrics.rs"]
     text = "".join(path.read_text() for path in sources)
     return set(re.findall(r"\bmetrics::(?:\w+::)?(\w+)", text)) | set(re.findall(r"\b([A-Z]\w+)::(?:new|of)\(", text))
 
 
 def spans():
-    """(name, what it is, attributes) of every span."""
+    """Returns (name, description, attributes) of every span."""
     text = (SOURCES / "spans.rs").read_text().split("#[cfg(test)]")[0]
     found = []
     for span in re.finditer(r"span!\((.*?)\)[);]", text, re.S):
-        # What is said of the function that makes it.
+        # The description is the doc comment of the function that makes the span.
         told = re.findall(r"((?:[ ]*///[^\n]*\n)+)[ ]*pub fn", text[:span.start()])[-1]
         told = " ".join(line.strip().removeprefix("///").strip() for line in told.strip().splitlines())
         fields = re.findall(r"\b((?:\w+\.)+\w+) = ", span.group(1))
-        # What OpenTelemetry's layer takes for itself is no attribute.
+        # Fields that OpenTelemetry's layer uses itself are not attributes.
         fields = [field for field in fields if not field.startswith("otel.")]
         found.append((re.search(r'"(\w+)"', span.group(1)).group(1), told, fields))
     declared = {field for _, _, fields in found for field in fields}
-    # Lists, and what only some spans have: set beside the fields, on requests alone.
+    # Lists and attributes of only some spans are set beside the fields, on requests alone.
     found[0][2].extend(sorted(set(re.findall(r'"(gen_ai\.[\w.]+)"', text)) - declared))
     return found
 
 
 def llama_cpp():
-    """(name, kind, help) of each of llama.cpp's names."""
+    """Returns (name, kind, help) of each of llama.cpp's names."""
     text = (SOURCES / "llama_cpp.rs").read_text().split("#[cfg(test)]")[0]
     rows = re.findall(r'^    (counter|gauge)\(\s*"(\w+)",\s*"([^"]+)"', text, re.M)
     return [(f"llamacpp:{name}", kind, told) for kind, name, told in rows]

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Makes Grafana's dashboards: helm/lockstep/files/dashboards/*.json. Knows metrics by name alone; that they exist is
-tested. `dashboards.py --check` only says whether the files are what it would make."""
+"""Generates Grafana's dashboards: helm/lockstep/files/dashboards/*.json. Names metrics only; a test checks that they
+exist. `dashboards.py --check` only checks that the files are up to date."""
 
 import json
 import pathlib
@@ -9,7 +9,7 @@ import sys
 FOLDER = pathlib.Path(__file__).parent / "lockstep" / "files" / "dashboards"
 WIDTH = 24
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
-# Of coordinators, and of routers, which do not know what a replica is.
+# Labels of coordinators, and of routers, which have no label for a replica.
 OF = '{namespace=~"$namespace", model_name=~"$model", replica=~"$replica"}'
 DOOR = '{namespace=~"$namespace", model_name=~"$model"}'
 
@@ -27,7 +27,7 @@ def target(expr, legend, ref):
 
 
 def panel(title, unit, *series, kind="timeseries", width=8, height=8, about="", **options):
-    """A panel; each of `series` is (expression, legend)."""
+    """Returns a panel; each of `series` is (expression, legend)."""
     targets = [target(expr, legend, chr(ord("A") + n)) for n, (expr, legend) in enumerate(series)]
     defaults = {"unit": unit, **options}
     made = {"title": title, "type": kind, "datasource": SOURCE, "description": about, "targets": targets}
@@ -47,7 +47,7 @@ def stat(title, unit, expr, about="", **options):
 
 
 def thresholds(*steps):
-    """(None, colour) first, then (value, colour) where it begins."""
+    """Takes (None, colour) first, then (value, colour) for each value at which a colour begins."""
     return {"thresholds": {"mode": "absolute", "steps": [{"value": at, "color": colour} for at, colour in steps]}}
 
 
@@ -59,7 +59,7 @@ def variable(name, label, metric, of=""):
 
 
 def placed(panels):
-    """Panels from left to right, and a new row where the next does not fit."""
+    """Places panels from left to right, and begins a new row where the next does not fit."""
     x = y = row = 0
     for n, made in enumerate(panels):
         width, height = made["gridPos"]["w"], made["gridPos"]["h"]

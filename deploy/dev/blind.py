@@ -1,4 +1,4 @@
-"""Draws names for a blind test: does a reader who has never seen the code know what a name is?
+"""Draws names for a blind test: can a reader without knowledge of the code explain what a name is?
 
     blind.py FOLDER [--seed N] [--n 60]           names with their signature and file, without bodies and comments
     blind.py FOLDER [--seed N] [--n 60] --key     the same names with their comments and bodies, to mark the answers
@@ -16,7 +16,7 @@ TYPE = re.compile(r"^[ \t]*(?:pub(?:\([^)]*\))?[ \t]+)?(?:struct|enum|trait|unio
 FUNCTION = re.compile(r'^[ \t]*(?:pub(?:\([^)]*\))?[ \t]+)?(?:(?:default|const|async|unsafe|extern "C")[ \t]+)*fn[ \t]+'
                       r"(\w+)", re.MULTILINE)
 OUTSIDE = {"tests", "benches", "examples", "target", "node_modules"}
-# What every Rust program calls so says nothing about this one.
+# Names that every Rust program has: they reveal nothing about this one.
 COMMON = {"new", "default", "fmt", "from", "into", "clone", "drop", "eq", "cmp", "partial_cmp", "hash", "deref",
           "deref_mut", "next", "poll", "main", "as_ref", "try_from", "index", "borrow", "from_str", "len", "is_empty"}
 BODY_LINES_MAX = 60
@@ -36,7 +36,7 @@ def main():
 
 
 def drawn(folder, seed, n):
-    """(file, definition) of names, each kind with the same chance."""
+    """Yields (file, definition) of names, types and functions with the same chance."""
     chance = random.Random(seed)
     found = {TYPE: [], FUNCTION: []}
     for path in sorted(folder.rglob("*.rs")):
@@ -53,7 +53,7 @@ def drawn(folder, seed, n):
 
 
 def definition(text, match):
-    """The item with the comments and attributes above it, up to its closing brace or semicolon."""
+    """Returns the item with the comments and attributes above it, up to its closing brace or semicolon."""
     lines = text[:match.start()].split("\n")
     first = len(lines) - 1
     while first and lines[first - 1].strip().startswith(("//", "#[", "#!")):
@@ -69,7 +69,7 @@ def definition(text, match):
 
 
 def signature(definition):
-    """Without comments, attributes and bodies; of a type its first line."""
+    """Returns the item without comments, attributes and bodies; of a type its first line."""
     lines = [line for line in definition.split("\n") if not line.strip().startswith(("//", "#[", "#!"))]
     text = "\n".join(lines).strip()
     if found := TYPE.match(text):

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Compiles every CUDA kernel, without a device, and holds it to a committed table of registers.
+"""Compiles every CUDA kernel, without a device, and compares it with a committed table of registers.
 
     cuda-kernels.py [--write]
 
-The compilers come from Python packages, pinned, into target/. NVRTC, which compiles what is shipped, must take every
-unit with no header but ours. From nvcc come the numbers: a kernel that spills, has a stack frame, or takes more
-registers or shared memory than the table says fails; so does one that the table does not know. `--write` makes the
-table anew, to be looked at and committed.
+The compilers come from Python packages, pinned, into target/. NVRTC compiles the shipped kernels, so it must accept
+every unit with no header but ours. The numbers come from nvcc. A kernel fails if it spills, has a stack frame, uses
+more registers or shared memory than its row in the table, or has no row. `--write` makes the table anew, for review and
+commit.
 """
 
 import argparse
@@ -32,7 +32,7 @@ PACKAGES = [
     "nvidia-cuda-nvrtc==13.0.88",
 ]
 ARCHS = ["sm_80", "sm_90a", "sm_100"]
-# As kernels.cuh asks for.
+# The flags that kernels.cuh requires.
 OPTIONS = ["-std=c++17", "-fmad=false"]
 ENTRY = re.compile(
     r"Compiling entry function '(\w+)'.*?(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads"
@@ -41,7 +41,7 @@ ENTRY = re.compile(
 
 
 def toolchain():
-    """Where the compilers lie, fetched once for each set of versions."""
+    """Returns the folder of the compilers, which are fetched once for each set of versions."""
     ready = TOOLCHAIN / ".ready"
     wanted = "\n".join(PACKAGES)
     if not ready.exists() or ready.read_text() != wanted:
@@ -60,7 +60,7 @@ def strings(texts):
 
 
 def nvrtc_takes(nvrtc, unit):
-    """Fails with the compiler's log if it does not."""
+    """Compiles, and fails with the compiler's log."""
     headers = sorted(KERNELS.glob("*.cuh"))
     texts, names = strings([header.read_bytes() for header in headers]), strings([header.name for header in headers])
     program, source = ctypes.c_void_p(), ctypes.c_char_p(unit.read_bytes())
@@ -76,20 +76,20 @@ def nvrtc_takes(nvrtc, unit):
 
 
 def load_nvrtc(root):
-    # The part that it looks for by name is there already, wherever these packages lie.
+    # NVRTC looks its builtins up by name: they are loaded before, because the packages are in no standard folder.
     for builtins in (root / "lib").glob("libnvrtc-builtins.so.13*"):
         ctypes.CDLL(str(builtins), mode=ctypes.RTLD_GLOBAL)
     return ctypes.CDLL(str(root / "lib/libnvrtc.so.13"))
 
 
 def compiled(nvcc, unit, arch, folder):
-    """What the assembler says of each kernel: {name: (stack, spilled, registers, shared)}."""
+    """Returns what the assembler reports of each kernel: {name: (stack, spilled, registers, shared)}."""
     out = pathlib.Path(folder) / f"{unit.stem}.{arch}.cubin"
     command = [nvcc, f"-arch={arch}", *OPTIONS, "-cubin", "-Xptxas", "-v", "-o", out, unit]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         sys.exit(f"{unit.name} for {arch}:\n{done.stdout}{done.stderr}")
-    # One kernel after another; a line for each thing that is said of it.
+    # The output lists one kernel after another, with a line for each fact.
     said = re.split(r"(?=ptxas info\s+: Compiling entry function)", done.stderr)
     found = {}
     for entry in filter(None, (ENTRY.search(part.replace("\n", " ")) for part in said)):
@@ -107,7 +107,7 @@ def measure(nvcc):
 
 
 def table_of(measured):
-    """A line for each kernel: registers on each architecture, and bytes of static shared memory."""
+    """Returns a line for each kernel: registers on each architecture, and bytes of static shared memory."""
     lines = [f"{'kernel':<28}" + "".join(f"{arch:>8}" for arch in ARCHS) + f"{'shared':>8}"]
     for name in sorted({name for name, _ in measured}):
         entries = [measured[name, arch] for arch in ARCHS]

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Builds the images of deploy/Dockerfile: images.sh TAG. Where a registry answers, on the usual bases. Where none does,
-# the base that compiles is made from the distribution's packages and this machine's Rust, under a name of its own; the
-# CUDA image, whose base is nobody's package, is left out with a word.
+# Builds the images of deploy/Dockerfile: images.sh TAG. With a registry it uses the usual bases. Without one it makes
+# the base for the build from the distribution's packages and this machine's Rust, under a separate name. It then skips
+# the CUDA image with a message, because no distribution has that base as a package.
 set -eu
 
 tag=$1
@@ -18,7 +18,7 @@ is_at_hand() {
     docker image inspect "$1" >/dev/null 2>&1 || timeout 60 docker pull --quiet "$1" >/dev/null 2>&1
 }
 
-# A Debian of its packages alone, with the toolchain, cargo's settings and the roots of trust of this machine.
+# A Debian from packages only, with this machine's toolchain, cargo settings and root certificates.
 make_base() {
     "$here/deploy/dev/packages.sh" debootstrap:debootstrap
     folder=$(mktemp -d)
@@ -40,8 +40,8 @@ make_base() {
             --change 'ENV CARGO_HTTP_CAINFO=/etc/ssl/certs/ca-certificates.crt' - "$ours"
 }
 
-# The older builder knows no mounts, so nothing is kept between two builds; no list of a Dockerfile's own of what to
-# take from the folder; and it goes through every stage, so the CUDA stage may be laid on any base.
+# The older builder has no cache mounts, so nothing is kept between two builds. It ignores an ignore list beside the
+# Dockerfile. It also runs every stage, so the CUDA stage may use any base.
 build() {
     if docker buildx version >/dev/null 2>&1; then
         docker build --network=host --file "$file" "$@" "$here"

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Readies Debian packages whose command is missing: packages.sh COMMAND:PACKAGE ..
-# Installs only as root in CI or a container. On anyone's own machine it prints the line to run, and goes on: what needs
-# the command says so itself.
+# Installs a Debian package for each missing command: packages.sh COMMAND:PACKAGE ..
+# Installs only as root in CI or a container. On a personal machine it prints the line to run and goes on: the step that
+# needs the command fails with its own message.
 set -eu
 
 missing=""

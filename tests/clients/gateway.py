@@ -1,4 +1,4 @@
-"""The gateway `smg`, unmodified, in front of a server's gRPC address. Knows its process and its two addresses."""
+"""The gateway `smg`, unmodified, in front of a server's gRPC address: its process and its two addresses."""
 
 import subprocess
 import sys
@@ -14,7 +14,7 @@ STOP_MAX_S = 60
 
 
 class Gateway:
-    """Learns model, context and tokenizer from the server alone."""
+    """Gets model, context and tokenizer from the server alone."""
 
     def __init__(self, server, *flags):
         port, metrics = free_ports(2)
@@ -32,7 +32,7 @@ class Gateway:
             raise
 
     def wait_until_ready(self):
-        """Ready is who has the tokenizer: the gateway says so of itself before it has one."""
+        """Waits for an answer: the gateway reports itself ready before it has the tokenizer."""
         deadline = time.monotonic() + READY_MAX_S
         while not self.answers():
             assert self.process.poll() is None, f"the gateway ended with {self.process.returncode}"

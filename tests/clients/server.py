@@ -1,4 +1,4 @@
-"""A `lockstep serve` of its own for each module of tests. Knows the process, its two addresses and its pages."""
+"""A separate `lockstep serve` for each module of tests: its process, its two addresses and its pages."""
 
 import json
 import os
@@ -15,7 +15,7 @@ STOP_MAX_S = 60
 
 
 class Server:
-    """Started on free ports of the loopback. Its log is kept, and printed when something went wrong."""
+    """Starts on free ports of the loopback. Its log is kept, and printed after a failure."""
 
     def __init__(self, *flags, binary=None, model="smollm2"):
         binary = binary or os.environ["LOCKSTEP_BINARY"]
@@ -43,7 +43,7 @@ class Server:
             return False
 
     def get(self, path):
-        """(status, text). A refused connection is an OSError, a refusal by the server is a status."""
+        """Returns (status, text). A refused connection is an OSError, a refusal by the server is a status."""
         try:
             with urllib.request.urlopen(self.url + path, timeout=10) as reply:
                 return reply.status, reply.read().decode()
@@ -51,7 +51,7 @@ class Server:
             return error.code, error.read().decode()
 
     def metric(self, name):
-        """The sum over all labels of a metric; an error if the page has no line of it."""
+        """Returns the sum of a metric over all labels; fails if the page has no line of it."""
         status, page = self.get("/metrics")
         assert status == 200, f"/metrics answered {status}"
         lines = [line for line in page.splitlines() if line.startswith((name + "{", name + " "))]
@@ -59,7 +59,7 @@ class Server:
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
 
     def is_idle(self):
-        """No request runs or waits, and none holds a KV block."""
+        """Returns whether no request runs or waits, and none holds a KV block."""
         gauges = ["lockstep:requests_running", "lockstep:requests_waiting", "lockstep:kv_usage_ratio"]
         return all(self.metric(name) == 0 for name in gauges)
 
@@ -74,11 +74,11 @@ class Server:
         self.process.send_signal(signal.SIGTERM)
 
     def ended(self):
-        """The exit status, once it has ended."""
+        """Returns the exit status after the process has ended."""
         return self.process.wait(timeout=STOP_MAX_S)
 
     def stop(self):
-        """Ends it as an operator would, and says so if it does not end well."""
+        """Ends the server as an operator would, and fails if it does not end well."""
         if self.process.poll() is None:
             self.terminate()
         try:
@@ -98,7 +98,7 @@ class Server:
 
 
 def free_ports(n):
-    """Ports that were free a moment ago, all of them different."""
+    """Returns ports that were free a moment ago, all of them different."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(n)]
     ports = [s.getsockname()[1] for s in sockets]
     for s in sockets:
@@ -107,7 +107,7 @@ def free_ports(n):
 
 
 def post(url, body, timeout=60):
-    """(status, headers, parsed JSON) of a POST that may be refused."""
+    """Returns (status, headers, parsed JSON) of a POST that may be refused."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     request = urllib.request.Request(url, data=data, headers={"content-type": "application/json"})
     try:

@@ -1,4 +1,4 @@
-"""The Open Inference Protocol by a gRPC client that knows nothing but what reflection tells."""
+"""The Open Inference Protocol by a gRPC client that gets all its types from reflection."""
 
 import struct
 import unittest
@@ -40,7 +40,7 @@ def call(name, /, **fields):
 
 
 def infer(text, sampling="{}", **more):
-    """A request as Triton's clients send it: contents apart from their tensors, each element behind its length."""
+    """Encodes a request as Triton's clients do: contents apart from their tensors, each element after its length."""
     values = [("text_input", "BYTES", framed(text)), ("sampling_parameters", "BYTES", framed(sampling))]
     values += [(name, "BOOL", struct.pack("?", value)) for name, value in more.items()]
     inputs = [{"name": name, "datatype": kind, "shape": [1]} for name, kind, _ in values]

@@ -1,4 +1,4 @@
-"""Clients that leave and servers that end: nothing is left behind, and no neighbour is harmed."""
+"""Clients that disconnect and servers that end: nothing is left behind, and other requests are not affected."""
 
 import json
 import threading
@@ -22,7 +22,7 @@ def tearDownModule():
 
 
 def stream(of, max_tokens, prompt="Once upon a time"):
-    """An open event stream of a request that does not end before `max_tokens`."""
+    """Opens an event stream of a request that does not end before `max_tokens`."""
     body = {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True, "stream": True}
     headers = {"content-type": "application/json"}
     request = urllib.request.Request(f"{of.url}/v1/completions", data=json.dumps(body).encode(), headers=headers)
@@ -30,7 +30,7 @@ def stream(of, max_tokens, prompt="Once upon a time"):
 
 
 def read(reply, n_events=None):
-    """The text of the next events; of all of them, to the [DONE], unless a number is given."""
+    """Returns the text of the next events; without a number, of all events up to [DONE]."""
     text, n_read = "", 0
     while n_events is None or n_read < n_events:
         line = reply.readline().decode()
@@ -64,7 +64,7 @@ class Vanishing(unittest.TestCase):
 class Ending(unittest.TestCase):
     def test_sigterm_lets_streams_finish(self):
         own = Server("--drain-seconds", "60")
-        # So many that some of them still run when the signal comes.
+        # Enough streams that some of them still run when the signal comes.
         n_streams, texts, errors = 6, [], []
         begun = threading.Barrier(n_streams + 1, timeout=WAIT_S)
 
@@ -74,7 +74,7 @@ class Ending(unittest.TestCase):
                     text = read(reply, 1)
                     begun.wait()
                     texts.append(text + read(reply))
-            except Exception as error:  # a thread's own end says nothing to the test
+            except Exception as error:  # an exception in a thread does not fail the test
                 errors.append(error)
                 begun.abort()
 
@@ -100,7 +100,7 @@ class Ending(unittest.TestCase):
             self.fail(f"not every stream began: {errors}")
 
     def assert_refuses(self, own):
-        """While draining there is no new request: a 503 that says when to come again, and readiness tells the truth."""
+        """A server that drains rejects new requests with a 503 and Retry-After, and its readiness reports the drain."""
 
         def refuses():
             try:

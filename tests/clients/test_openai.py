@@ -43,7 +43,7 @@ class Chat(unittest.TestCase):
         self.assertIn(reply.choices[0].finish_reason, ["stop", "length"])
         usage = reply.usage
         self.assertEqual(usage.total_tokens, usage.prompt_tokens + usage.completion_tokens)
-        # The template puts its system message in front: the reference has the same prompt at more than 30 tokens.
+        # The template puts its system message in front, so the prompt has more than 30 tokens, as in the reference.
         self.assertGreater(usage.prompt_tokens, 20)
 
     def test_stream_says_the_same(self):
@@ -83,7 +83,7 @@ class Chat(unittest.TestCase):
         for one in content:
             self.assertEqual(len(one.top_logprobs), 3)
             self.assertLessEqual(one.logprob, 0.0)
-            # Greedy: what was drawn is the likeliest.
+            # Greedy: the drawn token is the most likely one.
             self.assertEqual(one.token, one.top_logprobs[0].token)
             self.assertEqual(one.logprob, one.top_logprobs[0].logprob)
         chunks = chat(logprobs=True, top_logprobs=3, max_tokens=8, stream=True)
@@ -146,7 +146,7 @@ class Completions(unittest.TestCase):
         self.assertEqual(reply.usage.prompt_tokens, 5)
 
     def test_token_ids_are_a_prompt(self):
-        # As tests/reference/smollm2.json has them.
+        # The prompts of tests/reference/smollm2.json.
         ids = self.complete(prompt=[504, 3575, 282, 4649, 314])
         self.assertEqual(ids.choices[0].text, self.complete().choices[0].text)
 
@@ -172,7 +172,7 @@ class Completions(unittest.TestCase):
         self.assertTrue(all(logprob <= 0 for logprob in told.token_logprobs[1:]))
         stand = [whole[at:].startswith(token) for at, token in zip(told.text_offset, told.tokens)]
         self.assertEqual(stand, [True] * len(told.tokens))
-        # What was said, scored as a prompt, has the logprobs that it had as an answer.
+        # An answer that is scored as a prompt has the same logprobs as before.
         again = self.complete(prompt=whole, echo=True, logprobs=2, max_tokens=0)
         self.assertEqual(again.choices[0].text, whole)
         self.assertEqual(again.choices[0].logprobs.token_logprobs, told.token_logprobs)

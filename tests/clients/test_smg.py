@@ -1,4 +1,5 @@
-"""The gateway `smg` drives a server through `vllm.grpc.engine`, and the unmodified `openai` client asks the gateway."""
+"""The gateway `smg` drives a server through `vllm.grpc.engine`, and the unmodified `openai` client calls the
+gateway."""
 
 import unittest
 
@@ -45,7 +46,7 @@ def text(chunks):
 
 class Chat(unittest.TestCase):
     def test_answer_is_the_servers_own(self):
-        """Template, tokenizer and detokenizer are the gateway's here, from what the server gave it."""
+        """Template, tokenizer and detokenizer run in the gateway here, made from the server's files."""
         theirs, ours = chat(through), chat(direct)
         self.assertTrue(ours.choices[0].message.content.strip())
         self.assertEqual(theirs.choices[0].message.content, ours.choices[0].message.content)

@@ -1,5 +1,5 @@
-"""Images without a registry: around the binary that was built anyway, and around the distribution's etcd. Knows
-Docker's command line, and nothing of Compose."""
+"""Builds images without a registry: around the debug binary, and around the distribution's etcd. Uses Docker's command
+line and is independent of Compose."""
 
 import io
 import subprocess
@@ -8,13 +8,13 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-# As the last stage of deploy/Dockerfile says it.
+# The same settings as in the last stage of deploy/Dockerfile.
 SETTINGS = ['ENTRYPOINT ["/lockstep"]', "USER 65532:65532", "ENV LOCKSTEP_CACHE=/cache HOME=/cache"]
 USER = 65532
 
 
 def docker(*arguments, stdin=None, seconds=120):
-    """What a command prints; an error with what it said where it fails."""
+    """Returns the output of a command; if it fails, raises an error with the command's messages."""
     done = subprocess.run(["docker", *arguments], input=stdin, capture_output=True, timeout=seconds)
     if done.returncode != 0:
         raise AssertionError(f"docker {' '.join(arguments)}: {done.stderr.decode().strip()}")
@@ -22,7 +22,7 @@ def docker(*arguments, stdin=None, seconds=120):
 
 
 def is_there():
-    """Whether a daemon answers."""
+    """Returns whether a daemon answers."""
     try:
         docker("version", seconds=20)
         return True
@@ -31,7 +31,7 @@ def is_there():
 
 
 def cannot_run():
-    """Why a daemon runs no container, where that is so, as within some sandboxes. Asks it with a program of its own."""
+    """Returns why a daemon cannot run containers, as within some sandboxes, or None. Tries it with a small program."""
     name = "lockstep-test/probe"
     try:
         with tempfile.TemporaryDirectory() as folder:
@@ -47,7 +47,7 @@ def cannot_run():
 
 
 def of_lockstep(name, binary):
-    """The small image's file system around a binary, without its debug information."""
+    """Makes an image from the small image's file system around a binary, without its debug information."""
     with tempfile.TemporaryDirectory() as folder:
         program, root = f"{folder}/lockstep", f"{folder}/root"
         subprocess.run(["strip", "--strip-all", "-o", program, str(binary)], check=True, timeout=60)
@@ -56,7 +56,7 @@ def of_lockstep(name, binary):
 
 
 def of_etcd(name, program):
-    """The distribution's etcd, with the libraries that it is linked with."""
+    """Makes an image of the distribution's etcd, with the libraries that it is linked with."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / "root"
         (root / "tmp").mkdir(parents=True)
@@ -65,14 +65,14 @@ def of_etcd(name, program):
 
 
 def linked(program):
-    """The program and its libraries, where it looks for them. A static program has none."""
+    """Returns the paths of the program and of its libraries. A static program has none."""
     said = subprocess.run(["ldd", program], capture_output=True, text=True, timeout=20).stdout
     words = (word for line in said.splitlines() for word in line.split())
     return [program, *(word for word in words if word.startswith("/"))]
 
 
 def imported(name, root, settings):
-    """The caches belong to the user, as the Dockerfile has it: a volume that is mounted there takes that over."""
+    """Imports a file system as an image. The user owns the caches, as in the Dockerfile: new volumes take the owner."""
     def owned(entry):
         mine = entry.name.split("/")[1:2] in (["cache"], ["tmp"])
         entry.uid = entry.gid = USER if mine else 0
@@ -86,7 +86,7 @@ def imported(name, root, settings):
 
 
 def filled(volume, image, folder, into):
-    """Puts a folder into a volume, whose files then belong to the image's user."""
+    """Copies a folder into a volume, with the image's user as the owner of the files."""
     tar = io.BytesIO()
 
     def owned(entry):

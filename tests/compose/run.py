@@ -1,8 +1,8 @@
-"""deploy/compose.yaml, started and hurt: `run.py BINARY`. Four ranks, a coordinator and a router in containers of
-their own, with etcd between them. While streams run a rank is killed, stood still and cut from its network, and the
-coordinator is killed: every answer must be what it was without any of that. In the end nothing is left.
+"""Starts deploy/compose.yaml and injects faults: `run.py BINARY`. Runs four ranks, a coordinator and a router in
+separate containers, with etcd between them. While streams run, a rank is killed, stopped and cut from its network, and
+the coordinator is killed. Every answer must be the same as without faults. In the end nothing is left.
 
-Without a Docker daemon it says so and tries nothing.
+Without a Docker daemon it prints so and tests nothing.
 """
 
 import http.client
@@ -29,7 +29,7 @@ ANSWER_MAX_S = 180
 
 
 class Cluster:
-    """One project of Compose, with a name, images and ports of its own."""
+    """One project of Compose, with its own name, images and ports."""
 
     def __init__(self, binary):
         self.name = f"lockstep-test-{os.getpid()}"
@@ -57,7 +57,7 @@ class Cluster:
     def up(self, binary):
         images.of_lockstep(self.images["LOCKSTEP_IMAGE"], binary)
         images.of_etcd(self.images["ETCD_IMAGE"], shutil.which("etcd"))
-        # Made before, so that nothing is fetched from within; Compose takes a volume of its name as its own.
+        # Made before, so that no container fetches the model; Compose uses an existing volume of its name.
         volume = f"{self.name}_models"
         labels = [f"com.docker.compose.project={self.name}", "com.docker.compose.volume=models"]
         docker("volume", "create", *(word for label in labels for word in ("--label", label)), volume)
@@ -87,14 +87,14 @@ class Cluster:
         docker("image", "rm", *self.images.values())
 
     def left(self):
-        """What is still there of it."""
+        """Returns what is left of the project."""
         found = [docker("ps", "-aq", "--filter", f"label=com.docker.compose.project={self.name}")]
         found += [docker(kind, "ls", "-q", "--filter", f"name={self.name}") for kind in ("network", "volume")]
         return [name for names in found for name in names.split()]
 
 
 class Stream(threading.Thread):
-    """One answer, read as it comes."""
+    """One answer, read as it arrives."""
 
     def __init__(self, port, seed):
         super().__init__(daemon=True)
@@ -139,7 +139,7 @@ def answers(streams):
 
 
 def hurt(cluster, fault, expected):
-    """Does something to the cluster while streams run, and gives the seconds from the fault to the last token."""
+    """Injects a fault while streams run, and returns the seconds from the fault to the last token."""
     streams = started(cluster)
     give_up = time.monotonic() + ANSWER_MAX_S
     while min(len(stream.ids) for stream in streams) < TOKENS // 8:
@@ -154,7 +154,7 @@ def hurt(cluster, fault, expected):
 
 
 def killed(cluster, service):
-    """Ended like a process for which there is no memory; started again as its policy would."""
+    """Kills a container like the OOM killer does, and starts it again as its restart policy would."""
     container = cluster.container(service)
     docker("kill", container)
     docker("start", container)
@@ -193,13 +193,13 @@ def free_ports(n):
 
 
 def model_folder(binary):
-    """Where the model is on this machine: fetched before, or now."""
+    """Returns the path of the model on this machine, and fetches it if it is missing."""
     done = subprocess.run([binary, "pull", "smollm2"], capture_output=True, text=True, check=True, timeout=READY_MAX_S)
     return Path(done.stdout.split()[-1]).parent
 
 
 def compose_command():
-    """Compose is a plugin of Docker's, or a program of its own."""
+    """Returns Compose's command: it is a plugin of Docker's, or a separate program."""
     plugin = subprocess.run(["docker", "compose", "version"], capture_output=True).returncode == 0
     return ["docker", "compose"] if plugin else ["docker-compose"]
 

@@ -1,5 +1,5 @@
-"""The chart as the tests see it: rendered by a real Helm for a matrix of values, and its objects with a few questions
-that many tests ask. Knows no expectations."""
+"""The chart for the tests: rendered by a real Helm for a matrix of values, and functions over its objects that many
+tests use. Contains no expectations."""
 
 import functools
 import json
@@ -14,10 +14,10 @@ CHART = ROOT / "helm" / "lockstep"
 TOOLS = pathlib.Path(os.environ.get("HELM_TOOLS", ROOT / "target" / "helm-tools"))
 BINARY = pathlib.Path(os.environ.get("LOCKSTEP_BINARY", ROOT / "target" / "debug" / "lockstep"))
 HELM3, HELM4 = "3.17.2", "4.3.1"
-# Of Kubernetes: the chart's kubeVersion, and the newest whose schemas the tests have.
+# Versions of Kubernetes: the chart's kubeVersion, and the newest with schemas in the tests.
 OLDEST, NEWEST = "1.30.0", "1.37.0"
 RELEASE, NAMESPACE = "probe", "models"
-# The parser in C, where PyYAML has it: the other one takes ten times as long.
+# PyYAML's parser in C, if it has one: the other takes ten times as long.
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 LWS = "leaderworkerset.x-k8s.io/v1"
@@ -68,7 +68,7 @@ SCALED = {"enabled": True, "firstTokenSeconds": 2.5, "kvUsage": 0.8}
 GATEWAY = {"httpRoute": {"enabled": "auto", "parentRefs": [{"name": "front", "namespace": "gateways"}],
                          "hostnames": ["models.example.com"]}}
 
-# Each case: a file of values or none, values over it, the cluster's APIs, and from which Kubernetes it can be.
+# Each case: a file of values or none, values over it, the cluster's APIs, and the first Kubernetes that supports it.
 CASES = {
     "default": (None, {}, [], OLDEST),
     "laptop-cpu": ("laptop-cpu", {}, [], OLDEST),
@@ -140,7 +140,7 @@ CASES = {
 
 
 def helm(version, *arguments, stdin=None):
-    """(exit status, output, what it complained of)"""
+    """Returns (exit status, output, messages)."""
     command = [str(TOOLS / f"helm-{version}"), *arguments]
     environment = {"PATH": os.environ["PATH"], "HOME": str(TOOLS)}
     done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=120, env=environment)
@@ -158,7 +158,7 @@ def template(version, values, apis=(), kube=NEWEST, file=None, folder=CHART):
 
 @functools.lru_cache(maxsize=None)
 def rendered(case, version=HELM4, kube=NEWEST, folder=CHART):
-    """The objects of a case."""
+    """Returns the objects of a case."""
     file, values, apis, _ = CASES[case]
     status, out, error = template(version, values, apis, kube, file, folder)
     assert status == 0, error
@@ -166,14 +166,14 @@ def rendered(case, version=HELM4, kube=NEWEST, folder=CHART):
 
 
 def rendered_fresh(values, apis):
-    """Of no case."""
+    """Returns the objects of values that belong to no case."""
     status, out, error = template(HELM4, values, apis)
     assert status == 0, error
     return [made for made in yaml.load_all(out, Loader=LOADER) if made]
 
 
 def rendered_with(case, more):
-    """A case with values over it."""
+    """Returns the objects of a case with values over it."""
     file, values, apis, _ = CASES[case]
     status, out, error = template(HELM4, {**values, **more}, apis, NEWEST, file)
     assert status == 0, error
@@ -195,7 +195,7 @@ def named(objects, kind, name):
 
 
 class Pods:
-    """A template of pods: which object makes it, how many, its labels and its spec."""
+    """A template of pods: the object that makes it, the number of pods, its labels and its spec."""
 
     def __init__(self, owner, n, made, part=""):
         self.owner, self.n, self.part = owner, n, part
@@ -208,7 +208,7 @@ class Pods:
 
     @property
     def containers(self):
-        """All of them; an init container that restarts is a sidecar."""
+        """Returns all containers; an init container that restarts is a sidecar."""
         return [*self.spec.get("initContainers", []), *self.spec["containers"]]
 
     @property
@@ -222,7 +222,7 @@ class Pods:
 
 
 def pods(objects):
-    """Every template of pods in these objects."""
+    """Returns every template of pods in these objects."""
     found = []
     for made in objects:
         spec = made.get("spec", {})
@@ -238,17 +238,17 @@ def pods(objects):
 
 
 def standing(objects):
-    """All but the pod of `helm test`."""
+    """Returns all templates but the pod of `helm test`."""
     return [made for made in pods(objects) if made.owner["kind"] != "Pod"]
 
 
 def serving(objects):
-    """Those of Lockstep's roles."""
+    """Returns the templates of Lockstep's roles."""
     return [made for made in standing(objects) if made.labels["app.kubernetes.io/component"] != "etcd"]
 
 
 def selects(selector, labels):
-    """A label selector, as of a Deployment; a Service's is `matchLabels` alone."""
+    """Returns whether a label selector fits, as of a Deployment; a Service's is `matchLabels` alone."""
     for key, value in selector.get("matchLabels", {}).items():
         if labels.get(key) != value:
             return False
@@ -260,7 +260,7 @@ def selects(selector, labels):
 
 
 def flags(container, name):
-    """The values of a flag, in order."""
+    """Returns the values of a flag, in order."""
     return [a.split("=", 1)[1] for a in container.get("args", []) if a.startswith(f"--{name}=")]
 
 

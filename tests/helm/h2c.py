@@ -1,5 +1,7 @@
-"""HTTP/2 without TLS and with prior knowledge, as a gateway speaks it to pods: one request on one connection. Knows no
-more of HPACK than what it says itself, and that a status of 200 is one octet."""
+"""HTTP/2 without TLS and with prior knowledge, as a gateway connects to pods: one request on one connection.
+
+Of HPACK it supports only the headers that it sends, and a status of 200 in one octet.
+"""
 
 import socket
 import struct
@@ -14,13 +16,13 @@ def frame(kind, flags, stream, payload=b""):
 
 
 def text(of):
-    """A string as it is; all that are said here are short."""
+    """Encodes a string without compression; all strings here are short."""
     assert len(of) < 127
     return bytes([len(of)]) + of.encode()
 
 
 def literal(name, value):
-    """A header that nobody need remember."""
+    """Encodes a header that is not added to the dynamic table."""
     return b"\x00" + text(name) + text(value)
 
 
@@ -34,7 +36,7 @@ def read(stream, n):
 
 
 def post(host, port, path, body, patience_s):
-    """(whether the status is 200, the answer's body)"""
+    """Returns (whether the status is 200, the answer's body)."""
     # :method POST and :scheme http are in HPACK's own table, and so are the names of :path and :authority.
     head = b"\x83\x86\x04" + text(path) + b"\x01" + text(f"{host}:{port}")
     head += literal("content-type", "application/json") + literal("content-length", str(len(body)))

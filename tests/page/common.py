@@ -1,4 +1,4 @@
-"""One browser for all tests, tabs that are held to account, and what is asked of the server beside the page."""
+"""One browser for all tests, tabs that are checked at their end, and requests to the server beside the page."""
 
 import atexit
 import json
@@ -37,7 +37,7 @@ class PageTest(unittest.TestCase):
         cls.addClassCleanup(cls.server.stop)
 
     def tab(self, path="/", url=None, **view):
-        """Closed at the test's end, and looked at: it asked its own origin alone, and nothing went wrong in it."""
+        """Opens a tab. At the test's end it is closed and checked: requests only to its own origin, and no error."""
         own = url or self.server.url
         tab = browser().tab(own + path, **view)
 
@@ -51,7 +51,7 @@ class PageTest(unittest.TestCase):
         return tab
 
     def judge_access(self, tab, what):
-        """No violation that axe-core knows of."""
+        """Checks that axe-core finds no violation."""
         tab.call("Runtime.evaluate", expression=axe())
         found = tab.run(
             "const told = await axe.run(document, {resultTypes: ['violations']});"
@@ -78,7 +78,7 @@ class PageTest(unittest.TestCase):
 
 
 def settle(tab, **settings):
-    """What is said under "Model and sampling", as this browser was last told."""
+    """Writes the values under "Model and sampling" to this browser's storage, as a user's last settings."""
     tab.run("localStorage.setItem('lockstep chat settings', JSON.stringify(said))", said=settings)
 
 

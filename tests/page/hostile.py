@@ -1,6 +1,6 @@
-"""A server of the page's files whose answers are as bad as they can be: it says what a model could say, and has none.
+"""A server of the page's files with answers that are as hostile as possible: any text that a model could generate.
 
-Files come from the real server, so its policy is the one that holds.
+Files come from the real server, so its content security policy applies.
 """
 
 import json

@@ -1,7 +1,7 @@
-"""Made data through the page's own modules: 1,000 ranks in one replica, in many and each alone; 10,000 requests.
+"""Synthetic data through the page's own modules: 1,000 ranks in one replica, in many and each alone; 10,000 requests.
 
-What a frame costs is judged by counts: how many nodes there are, and how many a frame has touched. Times depend on who
-else is at the machine: they are told, and judged where PAGE_TIMES is set.
+The cost of a frame is checked by counts: how many nodes there are, and how many a frame has changed. Times depend on
+other load on the machine: they are printed, and checked only with PAGE_TIMES.
 """
 
 import os
@@ -9,7 +9,7 @@ import os
 from common import PageTest
 
 FRAME_MAX_MS = 60
-# A window shows some fifty ranks of twenty nodes, or forty rows of ten; what is near the window comes on top.
+# A window shows some fifty ranks of twenty nodes, or forty rows of ten; nodes near the window are added to that.
 NODES_MAX = 2500
 TOUCHED_MAX = 1000
 TRIES = 3
@@ -94,7 +94,7 @@ class Crowds(PageTest):
     def frames(self, of):
         tab = self.tab("/#requests")
         tab.until("document.querySelector('h1')", 20, "the page")
-        # Others may hold the machine for a moment: the best of three is what the page can do.
+        # Other processes may use the machine for a moment, so the best of three counts.
         tries = []
         for _ in range(TRIES):
             tab.call("Performance.enable", timeDomain="threadTicks")
@@ -111,7 +111,7 @@ class Crowds(PageTest):
         return best
 
     def busy(self, tab):
-        """Seconds on a CPU of the page's own thread."""
+        """Returns the CPU seconds of the page's own thread."""
         told = tab.call("Performance.getMetrics")["metrics"]
         return next(of["value"] for of in told if of["name"] == "TaskDuration")
 

@@ -1,4 +1,4 @@
-"""Who sees what, where keys are asked for."""
+"""What each user sees if the server requires keys."""
 
 import tempfile
 import urllib.error

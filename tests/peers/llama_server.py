@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Stands where llama.cpp's tests look for `llama-server`: becomes a Lockstep server with what the flags mean here."""
+"""Runs where llama.cpp's tests start `llama-server`: becomes a Lockstep server with flags of the same meaning."""
 
 import json
 import os
@@ -7,7 +7,7 @@ import sys
 
 from server import command
 
-# Of llama-server's flags, those that take a value; what is not here stands alone.
+# The flags of llama-server that take a value; all other flags take none.
 ALONE = {
     "--offline", "--cont-batching", "--embedding", "--reranking", "--metrics", "--kv-unified", "--swa-full", "--slots",
     "--no-slots", "--verbose", "--context-shift", "--no-ui", "--no-models-autoload", "--jinja", "--no-jinja",
@@ -23,16 +23,16 @@ def read(arguments):
     return values
 
 
-# What `--reasoning` tells a template.
+# The template variable that `--reasoning` sets.
 THINKS = {"on": True, "auto": True, "off": False}
 
 
 def flags(values):
-    """Lockstep's flags for llama-server's."""
-    # llama-server has one model, and heeds no name. Its names are a set, whose first names the model.
+    """Returns Lockstep's flags for llama-server's."""
+    # llama-server has one model and ignores the name in requests. Its names are a sorted set; the first is the model's.
     names = sorted(set((values.get("--alias") or "default").split(",")))
     own = ["--served-model-name", ",".join([*names, "*"])]
-    # There these pages are off by default, and the one for browsers is on.
+    # In llama-server these pages are off by default, and the one for browsers is on.
     off = {"--no-metrics": "--metrics" not in values, "--no-slots": "--slots" not in values,
            "--no-ui": "--no-ui" in values}
     own += [flag for flag, is_off in off.items() if is_off]
@@ -42,7 +42,7 @@ def flags(values):
         own += ["--max-chunk-tokens", values["--batch-size"]]
     n_slots = int(values.get("--parallel") or 1)
     if "--ctx-size" in values:
-        # There the slots share the context; with a cache of one for all, each may have all of it.
+        # In llama-server the slots share the context; with one cache for all, each may use all of it.
         share = 1 if "--kv-unified" in values else n_slots
         own += ["--context", str(int(values["--ctx-size"]) // share)]
     own += ["--max-running", str(max(n_slots, 2))]

@@ -1,8 +1,8 @@
-"""A pytest plugin for llama.cpp's tests: what they know of their model's words and tokens becomes what this one has,
-and what is a flag there and a field here is said in each request.
+"""A pytest plugin for llama.cpp's tests. It replaces the words and token counts that depend on their model by those of
+the served model. It also sets flags that are fields of a request here in each request.
 
-Their model, of 260,000 parameters, writes stories of a girl and her toys. A test that looks for those words looks here
-for any; a number of tokens of a prompt in a test's table is counted anew, by the tokenizer of the model that is served.
+Their model, of 260,000 parameters, writes stories of a girl and her toys. A pattern for those words matches any words
+here. The number of prompt tokens in a test's table is counted again, by the tokenizer of the served model.
 """
 
 import re
@@ -10,7 +10,7 @@ import re
 from requests.structures import CaseInsensitiveDict
 from smollm2 import tokenizer
 
-# A pattern that begins so is of words, whatever else may come.
+# A pattern with this beginning matches words, whatever follows.
 WORDS = re.compile(r"\([A-Za-z|]+\)\+")
 
 
@@ -20,7 +20,7 @@ def pytest_configure():
     exact = utils.match_regex
 
     def match_words(regex, text):
-        # Structures and templates are the server's own work: their patterns hold as they stand.
+        # Structures and templates are the server's own work: their patterns stay as they are.
         is_words = WORDS.match(regex) or not set(regex) & set('"\\{}[]<')
         return bool(text) if is_words else exact(regex, text)
 
@@ -31,11 +31,11 @@ def pytest_configure():
 
 def asking(make_request):
     def asked(self, method, path, data=None, *args, **kwargs):
-        # A server's `--verbose` is here each request's `verbose`.
+        # `--verbose` of their server is a field of each request here.
         if self.debug and isinstance(data, dict):
             data = {"verbose": True, **data}
         answer = make_request(self, method, path, data, *args, **kwargs)
-        # Names of headers are the same in any case, as in what the tests keep of them they are not.
+        # Header names are case-insensitive, but the tests' own dictionary of them is not.
         answer.headers = CaseInsensitiveDict(answer.headers)
         return answer
 
@@ -51,12 +51,12 @@ def pytest_collection_modifyitems(items):
             params["batch_count"] = n_reports(params["n_batch"])
 
 
-# What the test of a prompt's progress asks.
+# The messages in the test of a prompt's progress.
 WATCHED = [{"role": "user", "content": "This is a test" * 10}]
 
 
 def n_reports(n_batch):
-    """How often its progress is told: before all, and after each batch."""
+    """Returns the number of progress reports: one before all batches, and one after each."""
     n_prompt = len(tokenizer().apply_chat_template(WATCHED, add_generation_prompt=True)["input_ids"])
     return 1 + -(-n_prompt // n_batch)
 

@@ -1,9 +1,9 @@
 """Runs vLLM's and llama.cpp's own server tests against Lockstep: `run.py BINARY SOURCES [SUITE ..] [--write]`.
 
-SOURCES is what `sources.py` has fetched. Which files are run, which of their tests do not count, and which fail for a
-known reason stands in `suites.toml`. Prints a table by file; --write writes it to `benches/results/peer_tests.md`.
-Fails where a test fails that is not listed, where one passes that is listed as failing, where nothing fits an entry of
-the list, where a file that asks a server is neither run nor named, and where a suite has not run to its end.
+SOURCES is the folder that `sources.py` has filled. `suites.toml` lists the files to run, the tests that do not count,
+and the known failures with their reasons. Prints a table by file; --write writes it to `benches/results/peer_tests.md`.
+Fails in each of these cases: a test fails that is not listed; a test passes that is listed as failing; an entry of the
+list matches nothing; a file that calls a server is neither run nor listed; a suite does not run to its end.
 """
 
 import collections
@@ -22,7 +22,7 @@ TABLE = HERE.parents[1] / "benches/results/peer_tests.md"
 TEST_SECONDS = 240
 SUITE_SECONDS = 5400
 OUTCOMES = ["passed", "failed", "skipped", "left out"]
-# Of what is left out: the tests that do not belong to the set, and those of pages that a peer has and we have not.
+# The kinds of tests that are left out: those that do not belong to the set, and those of pages that only the peer has.
 LEFT_OUT = {"needs": "what it needs", "not_served": "what is not served"}
 PASSED = ("passed", "")
 ABOUT = """# vLLM's and llama.cpp's own server tests
@@ -50,7 +50,7 @@ def folder(sources, name):
 
 
 def outcomes(name, suite, sources, binary, model):
-    """How each test of a suite ended, and why so if it did not pass. None if the suite did not end."""
+    """Returns how each test of a suite ended, and the reason if it did not pass. None if the suite did not end."""
     _, plugin, further = SUITES[name]
     cwd = folder(sources, name)
     with tempfile.TemporaryDirectory() as logs:
@@ -75,20 +75,20 @@ def outcomes(name, suite, sources, binary, model):
             return None
         ended = {}
         for report in map(json.loads, told.read_text(encoding="utf-8").splitlines()):
-            # A test that failed at its end failed.
+            # A test with a failure in its teardown failed.
             if ended.get(report["test"], PASSED) == PASSED:
                 ended[report["test"]] = (report["outcome"], report["why"])
     return ended
 
 
 def fits(patterns, test):
-    """The first pattern that a test's name fits. Brackets stand for themselves: they hold a test's parameters."""
+    """Returns the first pattern that a test's name matches. Brackets are literal: they hold a test's parameters."""
     literal = (pattern for pattern in patterns if fnmatch.fnmatchcase(test, pattern.replace("[", "[[]")))
     return next(literal, None)
 
 
 def surprises(suite, ended):
-    """What did not end as the list says."""
+    """Returns the tests with an outcome that differs from the list."""
     unused = {pattern for kind in ["fails", *LEFT_OUT] for pattern in suite[kind]}
     all_told = []
     for test, (outcome, why) in sorted(ended.items()):
@@ -107,7 +107,7 @@ def left_out(suite):
 
 
 def unnamed(folder, suite):
-    """Files of tests that ask a server, and are neither run nor named."""
+    """Returns test files that call a server and are neither run nor listed."""
     asks = re.compile(suite["asks"])
     files = sorted(Path(folder).glob(suite["among"]))
     all_asking = [str(file.relative_to(folder)) for file in files if asks.search(file.read_text(encoding="utf-8"))]
@@ -115,7 +115,8 @@ def unnamed(folder, suite):
 
 
 def table(name, suite, ended):
-    """Of each file how many tests pass, fail and are skipped; then what fails and what does not count, and why."""
+    """Returns for each file how many tests pass, fail and are skipped; then the failures and the tests left out, and
+    why."""
     files = collections.defaultdict(collections.Counter)
     for test, (outcome, _) in sorted(ended.items()):
         files[test.split("::")[0]][outcome] += 1
@@ -136,7 +137,7 @@ def table(name, suite, ended):
 
 
 def counted(patterns, ended, asked):
-    """How many tests that ended so fit each pattern. What fits none is not known."""
+    """Counts the tests with this outcome for each pattern. A test without a pattern counts as not known."""
     all_fitting = [fits(patterns, test) for test, (outcome, _) in sorted(ended.items()) if outcome == asked]
     return collections.Counter(one for one in all_fitting if one is not None or asked == "failed")
 

@@ -1,6 +1,6 @@
-"""Starts Lockstep where a peer's test starts its own server, with what that server's flags mean here.
+"""Starts Lockstep where a peer's test starts its own server, with flags of the same meaning.
 
-Knows no test. Flags without a meaning here are left out: what a test then misses, it says itself.
+Independent of tests. Flags without a meaning here are left out: a test that needs one fails with its own message.
 """
 
 import os
@@ -22,13 +22,13 @@ def free_port():
 
 
 def command(host, port, flags):
-    """The command line of a server of the small model. `flags` are Lockstep's own."""
+    """Returns the command line of a server of the small model. `flags` are Lockstep's own."""
     binary = os.environ["PEER_BINARY"]
     return [binary, "serve", MODEL, "--host", host, "--port", str(port), "--grpc", "127.0.0.1:0", *flags]
 
 
 class Server:
-    """A running server. Its log goes to a file, which says why it did not start."""
+    """A running server. Its log goes to a file, which shows why it did not start."""
 
     def __init__(self, flags, env=None, host="127.0.0.1", port=None):
         self.host, self.port = host, port or free_port()

@@ -1,6 +1,6 @@
 """Fetches the source packages that hold the peers' own tests, and unpacks the tests: `sources.py FOLDER`.
 
-A package is fetched as it is: pip would build its metadata first, which asks for the peers' compilers.
+A package is downloaded directly: pip would build its metadata first, which requires the peers' compilers.
 """
 
 import html
@@ -14,7 +14,7 @@ import urllib.parse
 import urllib.request
 from pathlib import Path
 
-# The package, and what of it goes where.
+# The package, and the target folder of each of its folders.
 SOURCES = {
     ("vllm", "0.33.0"): {"tests": "vllm/tests"},
     ("llama-cpp-python", "0.3.36"): {
@@ -22,14 +22,14 @@ SOURCES = {
         "vendor/llama.cpp/models/templates": "llama.cpp/models/templates",
     },
 }
-# It imports all of vLLM; the plugin has what the tests want of it.
+# It imports all of vLLM; the plugin defines what the tests need of it.
 UNWANTED = ["vllm/tests/conftest.py"]
 OWN_INDEX = "from pip._internal.models.index import PyPI; print(PyPI.simple_url)"
 PATIENCE_S = 60
 
 
 def index():
-    """Where pip would look: as it is told, or its own default."""
+    """Returns the index that pip would use: the configured one, or its own default."""
     asked = subprocess.run([sys.executable, "-m", "pip", "config", "get", "global.index-url"], capture_output=True)
     told = os.environ.get("PIP_INDEX_URL") or asked.stdout.decode().strip()
     return told or subprocess.check_output([sys.executable, "-c", OWN_INDEX], text=True).strip()

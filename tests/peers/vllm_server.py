@@ -1,8 +1,7 @@
-"""A pytest plugin for vLLM's tests: `tests.utils` with a server that is Lockstep's, and stand-ins for what only vLLM's
-own process has.
+"""A pytest plugin for vLLM's tests: `tests.utils` with a Lockstep server, and stand-ins for modules that exist only in
+vLLM's own process.
 
-A stand-in is an empty module or class: enough for a test file to be imported. Which tests ask a server is seen by
-whether they started one.
+A stand-in is an empty module or class: enough to import a test file. A test that starts a server is one of a server.
 """
 
 import copy
@@ -30,25 +29,25 @@ FLAGS = {
     "--trust-request-chat-template": 0, "--max-num-batched-tokens": 1, "--seed": 1, "--default-chat-template-kwargs": 1,
     "--drain-seconds": 1, "--enable-per-request-metrics": 0,
 }
-# Those that have another name here.
+# Flags with another name here.
 RENAMED = {"--shutdown-timeout": "--drain-seconds"}
-# vLLM's flags that are fields of a request here, and what a request says for them.
+# vLLM's flags that are fields of a request here, and those fields.
 SAID = {
     "--return-tokens-as-token-ids": {"return_tokens_as_token_ids": True},
     "--enable-force-include-usage": {"stream_options": {"include_usage": True, "continuous_usage_stats": True}},
 }
-# The model that is served has no template that knows tools or thoughts. Theirs stands in llama.cpp's folder.
+# The template of the served model has no tools or thoughts. llama.cpp's folder has the template of the tests' model.
 TEMPLATES = {"Qwen/Qwen3": "Qwen-Qwen3-0.6B.jinja"}
 # Requests without a seed get the same answer in every run.
 SEED = "1"
-# vLLM has no limit; this is the most.
+# vLLM has no limit; this is the largest value here.
 BODY_MAX = "64MiB"
-# The longest context that the model was made for.
+# The longest context that the model supports.
 CONTEXT_MAX = 8192
 
 
 class Nothing(type):
-    """A class of which any attribute is a function that says no, as of a platform that is not there."""
+    """A class with attributes that are functions that return False, like those of a missing platform."""
 
     def __getattr__(cls, name):
         if name.startswith("_"):
@@ -56,7 +55,7 @@ class Nothing(type):
         return lambda *args, **kwargs: False
 
     def __radd__(cls, others):
-        """Flags of a platform that is not there, behind others."""
+        """A missing platform adds no flags to the others."""
         return others
 
 
@@ -72,7 +71,7 @@ class StandIn(types.ModuleType):
 
 
 class ModelConfig:
-    """What a test asks of its model in its own process."""
+    """The interface of the model that a test uses in its own process."""
 
     def __init__(self, **_):
         pass
@@ -103,7 +102,7 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 class RemoteOpenAIServer:
     DUMMY_API_KEY = "token-abc123"
-    # It listens on no file, and hides no metrics.
+    # It listens on no Unix socket, and hides no metrics.
     uds = None
     show_hidden_metrics = False
 
@@ -138,7 +137,7 @@ class RemoteOpenAIServer:
         return self._saying(openai.AsyncOpenAI(**self._options(options, "v1")))
 
     def _saying(self, client):
-        """A client whose requests say what is a flag of the server elsewhere."""
+        """Returns a client that sends the fields that are flags of vLLM's server."""
         build = client._build_request
 
         def built(options, **kwargs):
@@ -167,7 +166,7 @@ def template(model):
 
 
 def tokenizer_of(model=None, *_, tokenizer_name=None, **__):
-    """The tokenizer of the model that is served, with the template that it is served with."""
+    """Returns the tokenizer of the served model, with the template that it is served with."""
     own = copy.copy(tokenizer())
     for path in template(model or tokenizer_name).get("--chat-template", []):
         with open(path, encoding="utf-8") as file:
@@ -176,7 +175,7 @@ def tokenizer_of(model=None, *_, tokenizer_name=None, **__):
 
 
 def translated(arguments):
-    """Lockstep's flags for those of `vllm serve`, of which the last one counts."""
+    """Returns Lockstep's flags for those of `vllm serve`; of a repeated flag the last one counts."""
     rest, flags = [part for one in map(str, arguments) for part in split(one)], {}
     while rest:
         name = rest.pop(0)
@@ -198,24 +197,24 @@ def split(argument):
 
 @pytest.fixture
 def local_asset_server():
-    """For tests of images, which do not count; others name it too."""
+    """Needed by tests of images, which do not count, and named by others too."""
 
 
 def pytest_collection_modifyitems(items):
-    """Keeps the tests that ask a server."""
+    """Keeps the tests that call a server."""
     items[:] = [item for item in items if asks_server(item)]
 
 
 def asks_server(item):
     has_fixture = any("server" in name or "client" in name for name in item.fixturenames if name != "request")
-    # What a stand-in has decorated is one itself, and no test of a server.
+    # A function that a stand-in has decorated is a stand-in too, and not a test of a server.
     code = getattr(item.function, "__code__", None)
     names = code.co_names if type(code) is types.CodeType else ()
     return has_fixture or any(name.startswith("Remote") for name in names)
 
 
 def stand_in():
-    """Before any conftest is read, which imports them."""
+    """Installs the stand-ins before any conftest is read, because conftests import them."""
     sys.meta_path.insert(0, Finder())
     utils = StandIn("tests.utils")
     utils.RemoteOpenAIServer = utils.RemoteLaunchRenderServer = utils.RemoteVLLMServer = RemoteOpenAIServer

@@ -21,7 +21,7 @@ import peer
 TEXT = Path(__file__).resolve().parent / "kl.txt"
 CHUNK = 512
 LIMIT = 1.05
-# As each serves the file when nothing else is asked for.
+# The default configuration of each engine.
 OURS, THEIRS = "Lockstep, int8 and f16", "llama.cpp, f16 and flash attention"
 
 
@@ -63,7 +63,7 @@ def parse():
 
 
 class Ours:
-    """The example `logits` in a process of its own; rows come through a pipe."""
+    """The example `logits` in a separate process; rows come through a pipe."""
 
     def __init__(self, arguments, ids, activations, kv, n_vocab):
         self.n_vocab = n_vocab
@@ -82,7 +82,7 @@ class Ours:
 
 
 class Far:
-    """What has been seen of one engine beside the reference."""
+    """The results of one engine compared with the reference."""
 
     def __init__(self):
         self.kls, self.same_best = [], []
@@ -102,7 +102,7 @@ class Far:
 
 
 class Distribution:
-    """Softmax of rows of logits: exponentials in f32, sums in f64."""
+    """The softmax of rows of logits: exponentials in f32, sums in f64."""
 
     def __init__(self, rows):
         self.rows = rows
@@ -138,7 +138,8 @@ def compare(arguments, ids, models, file):
 
 
 def against_transformers(arguments, ids, file):
-    """The furthest that a logit of the f32 path is from that of transformers, as a part of the largest."""
+    """Returns the largest difference of a logit between the f32 path and transformers, relative to the largest
+    logit."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -183,7 +184,7 @@ def report(arguments, far, check):
 
 
 def interval(ours, theirs, block=64, n_draws=2000):
-    """Of the ratio of the means, by drawing whole blocks of positions: neighbours are alike."""
+    """Returns the interval of the ratio of the means, by drawing whole blocks of positions: neighbours are alike."""
     n = len(ours) // block
     sums = np.stack([x[:n * block].reshape(n, block).sum(axis=1) for x in (ours, theirs)])
     drawn = sums[:, np.random.default_rng(1).integers(0, n, (n_draws, n))].sum(axis=2)

@@ -1,7 +1,7 @@
-"""Writes a tiny random checkpoint of each family beyond Llama, and beside each what transformers computes in f32.
+"""Writes a tiny random checkpoint of each family beyond Llama, and beside each the results of transformers in f32.
 
-Each has what its family is known for, small enough that a prompt of 40 or 300 tokens meets it: windows shorter than the
-prompt, caps that matter, contexts beyond the one that a rope was made for.
+Each has the features of its family, small enough that a prompt of 40 or 300 tokens uses them: windows shorter than the
+prompt, caps that matter, contexts beyond the original one of a rope.
 
     python make_families.py [NAME ..]
 """
@@ -30,7 +30,7 @@ SMALL = dict(
 )
 
 
-# Those that came later are smaller, and stored as bf16.
+# Later models are smaller, and stored as bf16.
 TINY = SMALL | dict(hidden_size=32, intermediate_size=64, head_dim=16)
 WIDE_FILES = ("mixtral", "qwen2", "qwen3-moe", "qwen3-yarn", "llama", "smollm3", "mistral", "phi3", "gemma", "gpt2")
 
@@ -47,11 +47,11 @@ def rope(**more):
 
 # Name, seed, config, lengths of the prompts.
 CHECKPOINTS = {
-    # Four experts of which a token meets two: w1, w2, w3 in its files.
+    # Four experts, two for each token: w1, w2, w3 in its files.
     "mixtral": (11, lambda: MixtralConfig(
         **SMALL | dict(intermediate_size=32), num_local_experts=4, num_experts_per_tok=2,
         tie_word_embeddings=True), [1, 40, 270]),
-    # Five experts, three met, their weights not made to sum to one; one layer has a dense MLP.
+    # Five experts, three for each token, with weights that do not sum to one; one layer has a dense MLP.
     "qwen3-moe": (12, lambda: Qwen3MoeConfig(
         **SMALL | dict(num_hidden_layers=3, hidden_size=32), head_dim=16, num_experts=5, num_experts_per_tok=3,
         moe_intermediate_size=32, norm_topk_prob=False, mlp_only_layers=[1]), [1, 40]),
@@ -93,7 +93,7 @@ CHECKPOINTS = {
         query_pre_attn_scalar=16, rope_parameters=dict(
             full_attention=dict(rope_type="linear", factor=8.0, rope_theta=1000000.0),
             sliding_attention=dict(rope_type="default", rope_theta=10000.0))), [1, 40, 270]),
-    # Learned positions, LayerNorm, rows and columns exchanged.
+    # Learned positions, LayerNorm, transposed matrices.
     "gpt2": (23, lambda: GPT2Config(
         n_embd=48, n_layer=2, n_head=3, n_positions=512, vocab_size=264), [1, 40, 270]),
     # Norms behind each sublayer and none before; Q and K normed over all heads together, of which there are six on two.
@@ -116,13 +116,13 @@ CHECKPOINTS = {
     # Norms around each sublayer, pairs of neighbours turned on half of a head, a bias on Q, K and V.
     "glm4": (28, lambda: Glm4Config(
         **TINY, rope_parameters=rope(rope_type="default", partial_rotary_factor=0.5)), [1, 40, 270]),
-    # Sigmoids, three groups of which two count, a correction, a shared expert, a dense first layer.
+    # Sigmoid scores, three groups of which two count, a correction, a shared expert, a dense first layer.
     "glm4-moe": (29, lambda: Glm4MoeConfig(
         **TINY | dict(num_hidden_layers=3), n_routed_experts=6, num_experts_per_tok=3,
         moe_intermediate_size=32, n_group=3, topk_group=2, first_k_dense_replace=1, n_shared_experts=2,
         routed_scaling_factor=1.7, norm_topk_prob=True, use_qk_norm=True, attention_bias=True, num_mtp_layers=0,
         rope_parameters=rope(rope_type="default", partial_rotary_factor=0.5)), [1, 40, 270]),
-    # The same with one group, no norms of heads and weights as they are.
+    # The same with one group, without norms of heads and with unscaled weights.
     "glm4-moe-plain": (30, lambda: Glm4MoeConfig(
         **TINY, n_routed_experts=4, num_experts_per_tok=2,
         moe_intermediate_size=32, first_k_dense_replace=0, n_shared_experts=1, norm_topk_prob=False, num_mtp_layers=0,
@@ -153,13 +153,13 @@ CHECKPOINTS = {
     "gpt-neox-in-turn": (36, lambda: GPTNeoXConfig(
         hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64, vocab_size=264,
         max_position_embeddings=512, use_parallel_residual=False, tie_word_embeddings=True), [1, 40]),
-    # Three layers of the gated delta rule to one of attention, whose output has a gate and of whose heads a quarter is
-    # turned; two value heads to a key head, and of another width; experts, and a shared one with a gate.
+    # Three layers of the gated delta rule to one of attention. Attention has an output gate and turns a quarter of each
+    # head. Two value heads to a key head, of another width; experts, and a shared one with a gate.
     "qwen3-next": (37, lambda: Qwen3NextConfig(
         **TINY | dict(num_hidden_layers=4), **DELTA, linear_value_head_dim=32, num_experts=4, num_experts_per_tok=2,
         moe_intermediate_size=32, shared_expert_intermediate_size=32, decoder_sparse_step=2,
         rope_parameters=rope(rope_type="default", partial_rotary_factor=0.5)), [1, 40, 270]),
-    # The same with each projection apart, and a dense MLP.
+    # The same with separate projections, and a dense MLP.
     "qwen3.5": (38, lambda: Qwen3_5TextConfig(
         **TINY | dict(num_hidden_layers=4), **DELTA, linear_value_head_dim=16,
         rope_parameters=rope(rope_type="default", partial_rotary_factor=0.5)), [1, 40, 270]),
@@ -186,7 +186,7 @@ CHECKPOINTS = {
         linear_value_head_dim=16, layer_types=["linear_attention", "full_attention"], num_experts=3,
         num_experts_per_tok=2, moe_intermediate_size=32, shared_expert_intermediate_size=32,
         rope_parameters=rope(rope_type="default", partial_rotary_factor=0.5)), [1, 40]),
-    # Mamba-2 with two groups, attention with half of a head turned, and another name for most.
+    # Mamba-2 with two groups, attention with half of a head turned, and other names for most tensors.
     "bamba": (45, lambda: BambaConfig(
         **TINY | dict(num_hidden_layers=3), **MAMBA, mamba_n_groups=2, attn_layer_indices=[1],
         tie_word_embeddings=True), [1, 40, 270]),
@@ -194,7 +194,7 @@ CHECKPOINTS = {
     "nemotron-h": (46, lambda: NemotronHConfig(
         **NEMOTRON, layers_block_type=["linear_attention", "mlp", "full_attention", "linear_attention", "mlp"]),
         [1, 40, 270]),
-    # The same with experts, whose scores are corrected for the choice, beside one that all rows use.
+    # The same with experts beside one that all rows use; the choice uses corrected scores.
     "nemotron-h-moe": (47, lambda: NemotronHConfig(
         **NEMOTRON, layers_block_type=["linear_attention", "moe", "full_attention", "moe"], n_routed_experts=6,
         num_experts_per_tok=2, moe_intermediate_size=32, moe_shared_expert_intermediate_size=64,
@@ -204,7 +204,7 @@ CHECKPOINTS = {
         **TINY | dict(num_hidden_layers=3, hidden_size=64, intermediate_size=32), conv_L_cache=3,
         layer_types=["conv", "full_attention", "conv"], num_dense_layers=1, num_experts=4, num_experts_per_tok=2,
         moe_intermediate_size=32, routed_scaling_factor=1.5, rope_parameters=rope(rope_type="default")), [1, 40, 270]),
-    # Short convolutions between gates, and attention whose heads are normed; an MLP as wide as the config says.
+    # Short convolutions between gates, and attention with normed heads; the config gives the MLP's width.
     "lfm2": (43, lambda: Lfm2Config(
         **TINY | dict(num_hidden_layers=3, hidden_size=64), conv_L_cache=3,
         layer_types=["conv", "full_attention", "conv"],
@@ -237,7 +237,7 @@ def make(name, folder, seed, config, lengths):
 
 
 def randomize(model, generator):
-    """As in make_llama; norms that are stored less one, biases and routers too."""
+    """As in make_llama; also norms that are stored less one, biases and routers."""
     for name, weight in model.named_parameters():
         noise = torch.randn(weight.shape, generator=generator)
         is_gemma = "gemma" in model.config.model_type

@@ -1,7 +1,7 @@
-"""Writes a tiny checkpoint in each of the formats of few bits that hubs have, by the format's own packer, and beside it
-what transformers computes in f32 with the numbers that the format's own unpacker reads from what was written.
+"""Writes a tiny checkpoint in each low-bit format that hubs have, by the format's own packer. Beside it are the results
+of transformers in f32, with the numbers that the format's own unpacker reads from the written files.
 
-Besides `requirements.txt` this wants, without their dependencies, what wrote such files:
+Besides `requirements.txt` this requires, without their dependencies, the packages that write such files:
 `pip install --no-deps compressed-tensors==0.20.0 loguru bitsandbytes==0.50.2 auto-gptq==0.7.1`, and the sources of
 autoawq 0.2.9 on PYTHONPATH: `pip download --no-deps autoawq==0.2.9`.
 
@@ -32,7 +32,7 @@ SHAPE = dict(
 
 
 def found(name):
-    """A package's folder without running its first file, which wants what is not there."""
+    """Imports a package's folder without running its `__init__.py`, which requires packages that are missing."""
     for place in sys.path:
         if (Path(place) / name / "__init__.py").exists():
             package = types.ModuleType(name)
@@ -43,7 +43,7 @@ def found(name):
 
 
 def groups_of(weight, size, bits, symmetric, scale_type, least_zero=0):
-    """Digits, scales and zeros of groups of `size` columns, digits and zeros from zero on."""
+    """Returns digits, scales and zeros of groups of `size` columns; digits and zeros count from zero."""
     rows, k = weight.shape
     parts = weight.reshape(rows, k // size, size)
     top = 2**bits - 1
@@ -60,7 +60,7 @@ def groups_of(weight, size, bits, symmetric, scale_type, least_zero=0):
 
 
 def linear_of(digits, scale, zero, size):
-    """A layer whose weights lie where the packer will find these digits."""
+    """Returns a layer with weights that the packer turns into these digits."""
     def wide(of):
         return of.repeat_interleave(size, 1)
 
@@ -91,7 +91,7 @@ def gptq(weight, size, bits, symmetric, version):
     spec.loader.exec_module(module)
 
     size = weight.shape[1] if size == -1 else size
-    # The first format has no zero of zero.
+    # The first version of the format cannot store a zero point of zero.
     digits, scale, zero = groups_of(weight, size, bits, symmetric, torch.float16, least_zero=1)
     packed = module.QuantLinear(bits, size, weight.shape[1], weight.shape[0], False, weight_dtype=torch.float16)
     packed.pack(linear_of(digits, scale, zero, size), scale.float(), zero.clone())
@@ -100,7 +100,7 @@ def gptq(weight, size, bits, symmetric, version):
     numbers = packed.float()(torch.eye(weight.shape[1]))
     qzeros = packed.qzeros
     if version == 2:
-        # As GPTQModel turns one into the other.
+        # Converts the version as GPTQModel does.
         qzeros = qzeros + (0x11111111 if bits == 4 else 0x01010101)
     stored = {".qweight": packed.qweight, ".qzeros": qzeros, ".scales": scale.t().contiguous(), ".g_idx": packed.g_idx}
     return stored, numbers.t()
@@ -156,7 +156,7 @@ INT8 = dict(num_bits=8, type="int", symmetric=False, strategy="group", group_siz
 W8A8 = dict(num_bits=8, type="int", symmetric=True, strategy="channel")
 PER_TOKEN = dict(num_bits=8, type="int", symmetric=True, strategy="token", dynamic=True)
 
-# Seed, how a matrix is stored and read back, and what config.json says.
+# The seed, how a matrix is stored and read back, and the entry of config.json.
 CHECKPOINTS = {
     "awq": (41, lambda w: awq(w, 128), dict(
         quant_method="awq", bits=4, group_size=128, version="gemm", zero_point=True)),

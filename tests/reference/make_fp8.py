@@ -1,8 +1,9 @@
-"""Writes tiny checkpoints with weights of eight bits, as hubs have them, and beside each what transformers computes in
-f32 with the very numbers that they stand for.
+"""Writes tiny checkpoints with eight-bit weights, as hubs have them, and beside each the results of transformers in
+f32 with the exact numbers that the weights stand for.
 
-The models are those of other folders here, rounded: a scale for a matrix (with what is said of activations beside
-it), one for each row, one for each block of 128 x 128. Run `make_llama.py` and `make_families.py` before.
+The models are rounded versions of those in other folders here, with a scale for a matrix, for each row, or for each
+block of 128 x 128. Checkpoints with one scale for a matrix also store an `input_scale` for
+activations. Run `make_llama.py` and `make_families.py` before.
 """
 
 import json
@@ -19,8 +20,8 @@ import reference
 
 LARGEST = 448.0
 PROMPT_LENGTHS = [3, 40]
-# In which folder the model is, rows and columns that share a scale (0: all of them), what follows a matrix's name in
-# that of its scales, their type, and what config.json says.
+# The folder of the model, the rows and columns that share a scale (0: all of them), the suffix of a matrix's name in
+# its scales' name, the scales' type, and the entry of config.json.
 CHECKPOINTS = {
     "fp8-tensor": dict(
         of="llama-f32-tied", block=(0, 0), suffix="_scale", dtype=torch.float32,
@@ -89,7 +90,7 @@ def is_rounded(key, weight):
 
 
 def rounded(weight, block, dtype):
-    """In eight bits, the scales, and what both stand for."""
+    """Returns a matrix in eight bits, its scales, and the numbers that both stand for."""
     rows, columns = weight.shape
     height, width = block[0] or rows, block[1] or columns
     n_rows, n_columns = -(-rows // height), -(-columns // width)
@@ -97,7 +98,7 @@ def rounded(weight, block, dtype):
     for i in range(n_rows):
         for j in range(n_columns):
             part = weight[i * height : (i + 1) * height, j * width : (j + 1) * width]
-            # Not every maker uses the whole range; here one number in a few is as large as there is.
+            # Not every maker uses the whole range; here one number in a few has the largest value.
             scale[i, j] = part.abs().max() / LARGEST
     scale = scale.to(dtype)
     wide = scale.float().repeat_interleave(height, 0)[:rows].repeat_interleave(width, 1)[:, :columns]

@@ -1,11 +1,12 @@
-"""Writes a tiny GGUF of each family in the K-quants, as users meet them: llama.cpp's own converter, then its own
-quantizer. Beside each: what transformers computes in f32 from the very numbers that the file holds, and what llama.cpp
-says of the same numbers at every position.
+"""Writes a tiny GGUF of each family in the K-quants, as users have them: by llama.cpp's own converter, then its own
+quantizer. Beside each are the results of transformers in f32 from the exact numbers in the file, and those of llama.cpp
+from the same numbers, at every position.
 
     python make_kquants.py LLAMA_CPP [NAME ..]          LLAMA_CPP: a folder with `conversion/` and `gguf-py/`
 
-The converter moves weights about (permuted Q and K, fused, stacked, exchanged), so the dequantized numbers must find
-their way back. A second model, whose every weight is its own number, goes through the converter first and shows it.
+The converter moves weights (permuted Q and K, fused, stacked, exchanged), so the dequantized numbers must be mapped
+back to their places. A second model, in which every weight is a unique number, goes through the converter
+first and shows the mapping.
 """
 
 import shutil
@@ -34,11 +35,11 @@ SMALL = dict(
     hidden_size=256, num_hidden_layers=1, num_attention_heads=8, num_key_value_heads=2, head_dim=32,
     intermediate_size=256, vocab_size=264, max_position_embeddings=512, pad_token_id=0, tie_word_embeddings=True,
 )
-# For those whose config has no head_dim: eight heads of 32 all the same.
+# For models without head_dim in the config: eight heads of 32 all the same.
 BY_HIDDEN = {key: value for key, value in SMALL.items() if key != "head_dim"}
 rope = make_gguf.rope
 
-# Name, seed, config, what to quantize to, lengths of the prompts.
+# Name, seed, config, target format, lengths of the prompts.
 CHECKPOINTS = {
     "gguf-k-llama3": (61, lambda: LlamaConfig(**SMALL, rope_parameters=rope(
         rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
@@ -104,7 +105,7 @@ def make(name, folder, scratch, seed, config, kind, lengths):
 
 
 def converted(model, folder, config):
-    """The F32 GGUF that llama.cpp's converter makes of a model."""
+    """Returns the F32 GGUF that llama.cpp's converter makes of a model."""
     folder.mkdir()
     model.save_pretrained(folder)
     make_llama.write_tokenizer(folder, config.vocab_size)
@@ -117,7 +118,7 @@ def matrices(model):
 
 
 def number(model):
-    """Every weight of a matrix becomes its own number, which an f32 holds exactly."""
+    """Sets every weight of a matrix to a unique number, which an f32 holds exactly."""
     n = 0
     for weight in matrices(model):
         weight.copy_(torch.arange(n, n + weight.numel(), dtype=torch.float32).reshape(weight.shape))
@@ -126,7 +127,7 @@ def number(model):
 
 
 def take_back(model, numbers, quantized):
-    """Every weight of a matrix becomes what the quantized file says it is. How many tensors of which type there are."""
+    """Sets every weight of a matrix to its value in the quantized file. Returns the number of tensors of each type."""
     import gguf
 
     whole = torch.full((sum(weight.numel() for weight in matrices(model)),), torch.nan)

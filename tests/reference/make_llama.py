@@ -1,6 +1,6 @@
-"""Writes tiny random Llama checkpoints, and beside each what transformers computes with it in f32.
+"""Writes tiny random Llama checkpoints, and beside each the results of transformers in f32.
 
-Run it anywhere: `python make_llama.py`. The seeds are fixed, so a second run changes nothing but the last digits that
+Run it anywhere: `python make_llama.py`. The seeds are fixed, so a second run changes nothing but the last digits, which
 another version of torch may round differently.
 """
 
@@ -25,7 +25,7 @@ CHAT_TEMPLATE = (
 SPECIAL = ["<|begin|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>"]
 BEGIN, END = 256, 257
 
-# Each shape has something that the others have not.
+# Each shape has a feature that the others lack.
 CHECKPOINTS = {
     # The plain one: grouped queries, a head of half a leaf, tied embeddings.
     "llama-f32-tied": dict(
@@ -75,7 +75,7 @@ def make(name, folder, shape):
         name_rope_as_before(folder / "config.json")
     write_tokenizer(folder, config.vocab_size)
 
-    # What is on disk is what is asked: stored narrow, computed in f32.
+    # The reference runs on the stored weights: stored narrow, computed in f32.
     stored = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     generator = torch.Generator().manual_seed(100 + seed)
     cases = [case(stored, length, generator) for length in PROMPT_LENGTHS]

@@ -1,12 +1,12 @@
-"""Adds to each `gguf-*/` what llama.cpp says of it.
+"""Adds the results of llama.cpp to each `gguf-*/`.
 
     python make_llama_cpp.py [NAME ..]
 
 `llama-cpp.f32` holds the logits of every position of every case (prompt, then greedy tokens but the last), row after
-row, as little-endian f32. They are of a twin of the file whose weights llama.cpp itself has dequantized to F32, with an
-F32 KV cache and no flash attention: so llama.cpp's arithmetic is f32 throughout, and another's must agree to rounding.
-`llama_cpp` in `expected.json` says how far llama.cpp is from that when it serves the file as it is, with activations
-quantized and an f16 KV cache: the root mean square of the differences, as a part of that of the logits.
+row, as little-endian f32. They come from a twin of the file, with weights that llama.cpp itself has dequantized to F32,
+with an F32 KV cache and no flash attention. So llama.cpp's arithmetic is f32 throughout, and another engine must agree
+to rounding. `llama_cpp` in `expected.json` is the deviation of llama.cpp when it serves the file unchanged, with
+activations quantized and an f16 KV cache: the root mean square of the differences, relative to that of the logits.
 """
 
 import json
@@ -20,9 +20,9 @@ import numpy as np
 import peer
 import reference
 
-# LongRoPE's set of factors goes by the size of the context: the same side of the original one as in the tests.
+# The size of the context selects LongRoPE's factors: it is on the same side of the original context as in the tests.
 N_CTX = 512
-# As parts of the largest logit. llama.cpp looks GELU up in a table of f16.
+# Relative to the largest logit. llama.cpp looks GELU up in a table of f16.
 FURTHEST, FURTHEST_WITH_GELU = 1e-4, 1e-3
 
 
@@ -56,7 +56,7 @@ def dequantize(source, to):
 
 
 def rows_of(path, logs, kv, flash):
-    """Of each log: [positions, vocab]"""
+    """Returns for each log: [positions, vocab]."""
     model = peer.Model(path, N_CTX, kv, flash)
     rows = [np.concatenate(list(model.rows(log))) for log in logs]
     model.close()
@@ -64,7 +64,7 @@ def rows_of(path, logs, kv, flash):
 
 
 def check(name, cases, rows):
-    """That llama.cpp and transformers mean the same model, before either becomes a reference."""
+    """Checks that llama.cpp and transformers compute the same model, before either becomes a reference."""
     furthest = 0.0
     allowed = FURTHEST_WITH_GELU if any(family in name for family in ("gemma", "gpt2")) else FURTHEST
     for case, rows in zip(cases, rows):

@@ -1,4 +1,4 @@
-"""Writes smollm2.json: what transformers says to 20 prompts with the default model's dequantized weights, in f32.
+"""Writes smollm2.json: the answers of transformers to 20 prompts with the default model's dequantized weights, in f32.
 
 `python make_smollm2.py PATH/SmolLM2-135M-Instruct.Q4_1.gguf`. The prompts' ids are made here too, by a tokenizer and a
 chat template that are built from the GGUF's own fields, so the file also checks a tokenizer and a template.
@@ -81,7 +81,7 @@ def main(path):
 
 
 def check_config(config):
-    """That transformers read the GGUF as it is meant: a wrong theta would make a wrong reference, silently."""
+    """Checks that transformers read the GGUF correctly: a wrong theta would make a wrong reference, silently."""
     theta = config.rope_parameters["rope_theta"]
     seen = (config.hidden_size, config.num_hidden_layers, config.num_key_value_heads, config.intermediate_size, theta)
     assert seen == (576, 30, 3, 1536, 100000.0), seen
@@ -108,7 +108,7 @@ def from_gguf(path):
         assert tokenizer.decode(ids, skip_special_tokens=False) == text
         return ids
 
-    # As transformers renders templates.
+    # The same environment as transformers uses for templates.
     environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True)
     return encode, environment.from_string(read("tokenizer.chat_template"))
 

@@ -1,6 +1,6 @@
-"""What both makers share: a greedy decode that writes down what it saw, and the file format.
+"""Code that both makers share: a greedy decode that records its results, and the file format.
 
-Knows nothing of Lockstep: everything here is transformers and torch in f32, with eager attention.
+Independent of Lockstep: everything here is transformers and torch in f32, with eager attention.
 """
 
 import json
@@ -16,14 +16,14 @@ HERE = Path(__file__).resolve().parent
 
 
 def settle():
-    """The same numbers on every run: f32 throughout, two threads, no gradients."""
+    """Makes every run the same: f32 throughout, two threads, no gradients."""
     torch.set_num_threads(2)
     torch.set_grad_enabled(False)
     torch.set_default_dtype(torch.float32)
 
 
 def folders(checkpoints):
-    """The checkpoints that the command line names, or all of them, each with its folder, which is empty."""
+    """Yields the checkpoints that the command line names, or all of them, each with its folder, which is empty."""
     for name in sys.argv[1:] or checkpoints:
         folder = HERE / name
         shutil.rmtree(folder, ignore_errors=True)
@@ -40,9 +40,9 @@ def versions():
 
 
 def greedy(model, prompt, n_tokens, top_n):
-    """One prefill, then one token at a time through the KV cache; an end of sequence does not end it.
+    """Runs one prefill, then one token at a time through the KV cache; an end of sequence does not end it.
 
-    Returns the tokens, the `top_n` best [id, logit] of each step, and every row of logits that was seen:
+    Returns the tokens, the `top_n` best [id, logit] of each step, and every row of logits:
     [prompt + n_tokens - 1, vocab].
     """
     out = model(torch.tensor([prompt]), use_cache=True)
@@ -54,7 +54,7 @@ def greedy(model, prompt, n_tokens, top_n):
         top.append([[int(i), float_of(v)] for v, i in zip(best.values, best.indices)])
         tokens.append(int(best.indices[0]))
         if step + 1 < n_tokens:
-            # Where it is not told the position, Bamba's begins anew at nought.
+            # Without the position, Bamba would begin again at zero.
             at = torch.tensor([[len(prompt) + step]])
             out = model(
                 torch.tensor([tokens[-1:]]), past_key_values=out.past_key_values, position_ids=at, use_cache=True)
@@ -63,12 +63,12 @@ def greedy(model, prompt, n_tokens, top_n):
 
 
 def float_of(value):
-    """The shortest decimal that is the same f32: half the size of Python's own."""
+    """Returns the shortest decimal that is the same f32: half the size of Python's own."""
     return float(format(float(value), ".9g")) if torch.isfinite(value) else None
 
 
 def write(path, head, cases):
-    """One case a line, so that a diff names the case."""
+    """Writes one case on a line, so that a diff names the case."""
     lines = ",\n".join("  " + json.dumps(case, ensure_ascii=False, separators=(",", ":")) for case in cases)
     text = json.dumps(head, ensure_ascii=False, indent=1)[:-2] + f',\n "cases": [\n{lines}\n ]\n}}\n'
     json.loads(text)

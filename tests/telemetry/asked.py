@@ -1,4 +1,4 @@
-"""What dashboards and rules ask of Prometheus, as they stand in the chart. Knows how those are written."""
+"""The queries of dashboards and rules to Prometheus, as they are in the chart. Depends on the form of those files."""
 
 import json
 import pathlib
@@ -8,12 +8,12 @@ import yaml
 
 FILES = pathlib.Path(__file__).resolve().parents[2] / "helm" / "lockstep" / "files"
 SERIES = re.compile(r"(?<![\w:])(?:(?:lockstep|vllm):|gen_ai_(?:server|client)_)\w+")
-# Grafana's words, as Prometheus would get them.
+# Grafana's variables, as Prometheus would get them.
 VARIABLES = {"$__rate_interval": "5m", "$__range": "1h", "$namespace": ".*", "$model": ".*", "$replica": ".*"}
 
 
 def expressions():
-    """(where, PromQL)"""
+    """Returns (where, PromQL)."""
     groups = yaml.safe_load((FILES / "rules.yaml").read_text())["groups"]
     found = [(rule.get("record") or rule["alert"], rule["expr"]) for group in groups for rule in group["rules"]]
     for path in sorted((FILES / "dashboards").glob("*.json")):
@@ -29,5 +29,5 @@ def as_prometheus(expression):
 
 
 def names():
-    """Every series that is asked for."""
+    """Returns every series that a query names."""
     return sorted({name for _, expression in expressions() for name in SERIES.findall(expression)})

@@ -1,5 +1,5 @@
 """A cluster of processes with a collector between it and a sink, and Prometheus beside: etcd, a coordinator, three
-workers for two ranks, a router. Knows command lines and addresses."""
+workers for two ranks, a router. Contains command lines and addresses."""
 
 import contextlib
 import http.client
@@ -23,12 +23,12 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 BINARY = pathlib.Path(os.environ.get("LOCKSTEP", ROOT / "target" / "debug" / "lockstep"))
 TOOLS = ROOT / "target" / "helm-tools"
 MODEL = ROOT / "tests" / "reference" / "llama-f32-rope3"
-# For anything that is waited for: far beyond what it takes on a busy machine.
+# The limit of every wait: far beyond the usual time on a busy machine.
 PATIENCE_S = 120
 
 
 def addresses(n):
-    """All different: none is given back before the last is taken."""
+    """Returns different addresses: no port is released before the last is taken."""
     probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(n)]
     found = [f"127.0.0.1:{probe.getsockname()[1]}" for probe in probes]
     for probe in probes:
@@ -45,7 +45,7 @@ def wait_until(what, condition, explain=lambda: ""):
 
 
 def get(url):
-    """(status, text); none while nobody listens."""
+    """Returns (status, text); the status is None if no process listens."""
     try:
         with urllib.request.urlopen(url, timeout=PATIENCE_S) as answer:
             return answer.status, answer.read().decode()
@@ -99,7 +99,7 @@ class Cluster:
         self.by_grpc = by_grpc
         for n in range(3):
             self.start_worker(n, "--health", self.health[n + 1])
-        # A file without routes, which is read again and again all the same.
+        # A file without routes, which is nevertheless read again.
         routes = self.folder / "routes"
         routes.write_text("# none\n")
         self.start("router", BINARY, "router", MODEL, "--http", self.http, "--grpc", self.door, "--routes", routes,
@@ -112,7 +112,7 @@ class Cluster:
                    "--threads", "1", "--mesh-listen", "127.0.0.1:0", *more, *self.by_grpc)
 
     def workers(self):
-        """By pid, also those that are no more."""
+        """Returns all workers by pid, including those that have ended."""
         return {process.pid: process for name, process in self.processes.items() if name.startswith("worker-")}
 
     def prometheus(self):
@@ -125,7 +125,7 @@ class Cluster:
                    f"--storage.tsdb.path={self.folder / 'prometheus'}", f"--web.listen-address={self.prometheus_at}")
 
     def query(self, expression):
-        """What Prometheus says to an expression: (status, its series)."""
+        """Returns Prometheus's result of an expression: (status, its series)."""
         asked = urllib.parse.urlencode({"query": expression})
         status, text = get(f"http://{self.prometheus_at}/api/v1/query?{asked}")
         if status is None:
@@ -135,7 +135,7 @@ class Cluster:
 
     @contextlib.contextmanager
     def ask(self, path, body, trace=None, sampled=True):
-        """The answer's head and its body, to be read or left."""
+        """Opens an answer after its head; the caller reads the body or closes it early."""
         connection = http.client.HTTPConnection(*self.http.split(":"), timeout=PATIENCE_S)
         headers = {"content-type": "application/json"}
         if trace:
@@ -147,7 +147,8 @@ class Cluster:
             connection.close()
 
     def ask_by_grpc(self, request, trace):
-        """The replies to a request of `lockstep.v1`, in bytes; the caller's context travels in gRPC's metadata."""
+        """Returns the replies to a request of `lockstep.v1`, in bytes; the caller's context travels in gRPC's
+        metadata."""
         metadata = [("traceparent", f"00-{trace}-b7ad6b7169203331-01"), ("tracestate", "vendor=1")]
         with grpc.insecure_channel(self.door, options=[("grpc.enable_http_proxy", 0)]) as channel:
             generate = channel.unary_stream("/lockstep.v1.Inference/Generate")
@@ -163,7 +164,7 @@ class Cluster:
                 if all(span.attributes.get(key.replace("__", ".")) == of for key, of in wanted.items())]
 
     def end(self):
-        # The program first, so that its last words find somebody.
+        # Ends the program first, so that its last telemetry still arrives.
         for name in sorted(self.processes, key=lambda name: name in ("collector", "etcd", "prometheus")):
             process = self.processes[name]
             process.terminate()

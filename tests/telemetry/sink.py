@@ -1,5 +1,5 @@
-"""Where telemetry ends up: hears OTLP over HTTP, keeps spans, logs and metrics as plain values. Knows nothing of who
-sends them."""
+"""The end point of telemetry: receives OTLP over HTTP, and keeps spans, logs and metrics as plain values. Independent
+of the senders."""
 
 import gzip
 import http.server
@@ -78,6 +78,6 @@ class Sink:
                     self.metrics[series] = point.count if hasattr(point, "bucket_counts") else point.as_double
 
     def total(self, name, **labels):
-        """The last that was said of a metric, over all senders and series that have the labels."""
+        """Returns the sum of the last values of a metric, over all senders and series that have the labels."""
         chosen = {(label.replace("__", "."), of) for label, of in labels.items()}
         return sum(n for (metric, _, of), n in list(self.metrics.items()) if metric == name and chosen <= set(of))

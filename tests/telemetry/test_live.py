@@ -1,6 +1,6 @@
-"""What a live cluster tells, by a real collector and a real Prometheus: who a span's parent is for requests that are
-answered whole, streamed, left and recovered; that metrics and logs arrive; that what dashboards and rules ask is
-there."""
+"""The telemetry of a live cluster, by a real collector and a real Prometheus. Checks the parents of spans for requests
+that are answered whole, streamed, cancelled and recovered; that metrics and logs arrive; that every series in
+dashboards and rules exists."""
 
 import concurrent.futures
 import json
@@ -37,7 +37,7 @@ def new_trace():
 
 
 def tree(cluster, trace, name, n_sequences=1):
-    """The request's span and its sequences' once all have arrived."""
+    """Returns the request's span and its sequences' after all have arrived."""
     def arrived():
         requests, sequences = cluster.spans(trace, name), cluster.spans(trace, "sequence")
         return requests and len(sequences) == n_sequences and (requests[0], sequences)
@@ -48,7 +48,7 @@ def check_parents(cluster, request, sequences, caller=CALLER):
     """router -> coordinator, and each of the coordinator's steps -> a pass of each worker that had a rank."""
     assert request.parent == caller and request.state == "vendor=1"
     assert request.sender["process.pid"] == cluster.pid("router")
-    # As the chart says it of each pod.
+    # The attributes that the chart sets for each pod.
     assert (request.sender["k8s.namespace.name"], request.sender["k8s.pod.name"]) == ("models", "router")
     for name in ("prepare", "place"):
         assert [span.parent for span in cluster.spans(request.trace, name)] == [request.id]
@@ -60,7 +60,7 @@ def check_parents(cluster, request, sequences, caller=CALLER):
 
 
 def steps_of(cluster, sequence):
-    """Its steps once all have arrived; what was planned and never answered is a step too."""
+    """Returns a sequence's steps after all have arrived; a step that was planned and never answered counts too."""
     n = sequence.attributes["lockstep.steps"]
     def linked():
         steps = [span for span in cluster.spans(name="step") if (sequence.trace, sequence.id) in span.links]
@@ -106,7 +106,7 @@ def test_a_chat_that_is_streamed(cluster):
     chat = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 8, "stream": True}
     with cluster.ask("/v1/chat/completions", chat, trace) as answer:
         said = answer.read().decode()
-    # A checkpoint without a template answers no chat; both ends are told alike.
+    # A checkpoint without a template answers no chat; the telemetry of both outcomes is checked.
     if answer.status == 200:
         assert said.rstrip().endswith("[DONE]")
         check_parents(cluster, *tree(cluster, trace, f"chat {MODEL}"))
@@ -125,7 +125,7 @@ def test_a_completion_that_is_streamed(cluster):
 
 
 def of_protos(name):
-    """A message of the last release's protos, which are understood for as long as there are such clients."""
+    """Returns a message of the last release's protos, which the server supports as long as such clients exist."""
     pool = descriptor_pool.DescriptorPool()
     for file in descriptor_pb2.FileDescriptorSet.FromString(BASELINE.read_bytes()).file:
         pool.Add(file)
@@ -146,7 +146,7 @@ def test_one_over_grpc(cluster):
 
 
 def test_one_that_nobody_records(cluster):
-    """Nor do its steps have spans, at whichever role: the caller's flag is heard."""
+    """The steps have no spans at any role either: all roles respect the caller's flag."""
     trace, after = new_trace(), new_trace()
     assert whole(cluster, trace=trace, sampled=False)[0] == 200
     assert whole(cluster, trace=after)[0] == 200
@@ -167,8 +167,8 @@ def test_one_that_is_left(cluster):
 
 
 def test_one_that_is_recovered(cluster):
-    """A worker is killed in mid-stream: the same sequence has steps of two epochs, and the client does not notice. How
-    fast a stream is, is the machine's affair: until one was hit."""
+    """A worker is killed in mid-stream: the same sequence has steps of two epochs, and the client sees no error. The
+    speed of a stream depends on the machine, so this is repeated until a stream was hit."""
     for n in range(3):
         trace = new_trace()
         with cluster.ask("/v1/completions", body(stream=True, max_tokens=1500), trace) as answer:
@@ -191,7 +191,7 @@ def test_one_that_is_recovered(cluster):
 
 
 def replace_one(cluster, n):
-    """The worker whose pass was told last, of those that live, is killed; there will be a spare again."""
+    """Kills the living worker with the latest pass span, and starts a new one, so that there is a spare again."""
     workers = cluster.workers()
     pids = [span.sender["process.pid"] for span in cluster.spans(name="pass")]
     victim = next(workers[pid] for pid in reversed(pids) if workers[pid].poll() is None)
@@ -201,7 +201,7 @@ def replace_one(cluster, n):
 
 
 def test_one_that_is_refused(cluster):
-    """More than the coordinator lets wait."""
+    """Sends more requests than the coordinator queues."""
     with concurrent.futures.ThreadPoolExecutor(16) as pool:
         answers = list(pool.map(lambda _: whole(cluster, max_tokens=600)[0], range(16)))
     assert 429 in answers and 200 in answers, answers
@@ -227,7 +227,7 @@ def test_metrics_are_sent_as_the_pages_have_them(cluster):
     wait_until("not all metrics arrive", lambda: names <= {name for name, _, _ in cluster.sink.metrics})
     labels = {"gen_ai__operation__name": "text_completion", "gen_ai__response__model": MODEL}
     assert cluster.sink.total("gen_ai.server.request.duration", **labels) >= 5
-    # The collector was there all the time.
+    # The collector ran all the time, so nothing was dropped.
     assert cluster.sink.total("lockstep:otlp_dropped_total") == 0
     cache = [dict(of) for (name, _, of), is_so in cluster.sink.metrics.items()
              if name == "vllm:cache_config_info" and is_so == 1]
@@ -235,10 +235,10 @@ def test_metrics_are_sent_as_the_pages_have_them(cluster):
 
 
 def test_prometheus_has_every_metric_that_is_asked_for(cluster):
-    """Dashboards' and rules' words, as they stand, put to a Prometheus that scrapes the pages."""
-    # Of coordinator and router at least; pages of dead workers are gone.
+    """Sends the queries of dashboards and rules, unchanged, to a Prometheus that scrapes the pages."""
+    # At least coordinator and router are up; pages of dead workers are gone.
     wait_until("a page is not read", lambda: len(cluster.query("up == 1")[1]) >= 2, cluster.logs)
-    # Here roles and clients do without certificates of files.
+    # Roles and clients use no certificates from files here.
     names = set(asked.names()) - {"lockstep:certificate_expiry_timestamp_seconds"}
     assert len(names) > 30
     def missing():

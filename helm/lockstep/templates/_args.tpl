@@ -1,4 +1,4 @@
-{{/* What each container's program is given, a flag to a line, without the flags that the chart does not know. */}}
+{{/* The arguments of each container, one flag on a line, without those of extraArgs. */}}
 
 {{- define "lockstep.routerArgs" -}}
 - router

@@ -1,4 +1,4 @@
-{{/* Names, labels, and what the pods of all roles have in common. */}}
+{{/* Names, labels, and the common parts of all roles' pods. */}}
 
 {{- define "lockstep.name" -}}
 {{- default .Chart.Name .Values.nameOverride | trunc 40 | trimSuffix "-" -}}
@@ -84,17 +84,17 @@ labels:
 {{- end -}}
 {{- end -}}
 
-{{/* How many groups the router looks for: those that there may be. */}}
+{{/* How many groups the router looks for: the largest possible number. */}}
 {{- define "lockstep.groupsMax" -}}
 {{ ternary .Values.autoscaling.maxReplicas .Values.replicas .Values.autoscaling.enabled }}
 {{- end -}}
 
-{{/* The workload that holds the coordinators, and whose headless Service names their pods. */}}
+{{/* The workload with the coordinators; its headless Service names their pods. */}}
 {{- define "lockstep.coordinatorHolder" -}}
 {{ include "lockstep.fullname" . }}-{{ ternary "coordinator" "replica" (eq (include "lockstep.layout" .) "statefulset") }}
 {{- end -}}
 
-{{/* Where the coordinator of a group is reached: (dict "root" $ "group" 0) */}}
+{{/* The address of a group's coordinator: (dict "root" $ "group" 0) */}}
 {{- define "lockstep.coordinatorAddress" -}}
 {{- $holder := include "lockstep.coordinatorHolder" .root -}}
 {{ printf "%s-%v.%s.%s.svc:%v" $holder .group $holder .root.Release.Namespace .root.Values.network.coordinatorPort }}
@@ -196,7 +196,7 @@ labels:
 - name: etcd-client
   secret:
     secretName: {{ include "lockstep.etcdTlsSecret" . }}
-    # The members' key is not for roles.
+    # Roles do not get the members' key.
     items: [{key: ca.crt, path: ca.crt}, {key: client.crt, path: tls.crt}, {key: client.key, path: tls.key}]
     defaultMode: 0440
 {{- end }}
@@ -210,7 +210,7 @@ labels:
 {{ ternary "[$(POD_IP)]" "$(POD_IP)" (eq .Values.network.ipFamily "IPv6") }}
 {{- end -}}
 
-{{/* -- how long an end may take */}}
+{{/* -- how long a termination may take */}}
 
 {{- define "lockstep.graceNeeded" -}}
 {{ add .Values.drain.preStopSeconds .Values.drain.drainSeconds .Values.drain.marginSeconds }}
@@ -224,7 +224,7 @@ labels:
 {{- end -}}
 {{- end -}}
 
-{{/* A rank in a pod of its own outlives its coordinator's drain, so it waits before it hears of the end. */}}
+{{/* A rank in its own pod outlives its coordinator's drain, so its SIGTERM is delayed. */}}
 {{- define "lockstep.workerPreStop" -}}
 {{ add .Values.drain.drainSeconds 2 }}
 {{- end -}}
@@ -252,7 +252,7 @@ capabilities:
   drop: [ALL]
 {{- end -}}
 
-{{/* A rank's: with RDMA it may pin memory. */}}
+{{/* A rank's security context: with RDMA it may pin memory. */}}
 {{- define "lockstep.rankSecurityContext" -}}
 {{ include "lockstep.securityContext" . }}
 {{- if .Values.rdma.enabled }}
@@ -260,7 +260,10 @@ capabilities:
 {{- end }}
 {{- end -}}
 
-{{/* No version in it: pods that hold GPUs are replaced only when they would be others. (dict "root" $ "component" "router" "of" .Values.router) */}}
+{{/*
+Contains no version, so that pods that hold GPUs are replaced only if their spec changes. (dict "root" $ "component"
+"router" "of" .Values.router)
+*/}}
 {{- define "lockstep.podMetadata" -}}
 labels:
   {{- include "lockstep.selector" .root | nindent 2 }}
@@ -282,7 +285,7 @@ matchExpressions:
   - {key: app.kubernetes.io/component, operator: In, values: [{{ join ", " .components }}]}
 {{- end -}}
 
-{{/* Where pods stand: (dict "root" $ "of" .Values.router "components" (list "router")) */}}
+{{/* The scheduling of pods: (dict "root" $ "of" .Values.router "components" (list "router")) */}}
 {{- define "lockstep.placement" -}}
 {{- $pods := include "lockstep.podsOf" . | fromYaml -}}
 {{- $byNode := dict "maxSkew" 1 "topologyKey" "kubernetes.io/hostname" "whenUnsatisfiable" "ScheduleAnyway" -}}
@@ -304,7 +307,7 @@ topologySpreadConstraints:
   {{- end }}
 {{- end -}}
 
-{{/* What every pod's spec begins with: (dict "root" $ "of" .Values.router "components" (list "router") "grace" 45) */}}
+{{/* The beginning of every pod's spec: (dict "root" $ "of" .Values.router "components" (list "router") "grace" 45) */}}
 {{- define "lockstep.podSpec" -}}
 serviceAccountName: {{ include "lockstep.serviceAccount" .root }}
 automountServiceAccountToken: false
@@ -336,7 +339,7 @@ imagePullPolicy: {{ .Values.image.pullPolicy }}
 {{- end -}}
 
 {{/*
-By gRPC's own health service: the nameless one says what is ready, `live` that the process is there, whatever it waits for.
+Probes by gRPC's own health service: the service without a name reports readiness, `live` only that the process runs.
 (dict "root" $ "port" 9100), the port's number
 */}}
 {{- define "lockstep.probes" -}}
@@ -356,7 +359,7 @@ livenessProbe:
 
 {{/* -- the model */}}
 
-{{/* What the program is told to serve. */}}
+{{/* The model argument of the program. */}}
 {{- define "lockstep.model" -}}
 {{- if eq .Values.model.source "hub" -}}
 {{ .Values.model.name }}
@@ -376,7 +379,7 @@ livenessProbe:
 {{- end }}
 {{- end -}}
 
-{{/* Fetches what is missing and verifies its checksums; the same image, so that both mean the same by a name. */}}
+{{/* Fetches missing files and verifies their checksums. It uses the same image, so that both resolve a name alike. */}}
 {{- define "lockstep.modelInit" -}}
 {{- $isHub := eq .Values.model.source "hub" }}
 {{- if or $isHub .Values.model.sha256 }}
@@ -421,7 +424,7 @@ livenessProbe:
 {{- end }}
 {{- end -}}
 
-{{/* The claim in which pulled models are kept, if there is one. */}}
+{{/* The claim with pulled models, if there is one. */}}
 {{- define "lockstep.cacheClaim" -}}
 {{- with .Values.model.hub.cache -}}
 {{- if .create.enabled -}}
@@ -449,9 +452,12 @@ livenessProbe:
 {{- end }}
 {{- end -}}
 
-{{/* -- volumes and flags that the chart does not know */}}
+{{/* -- volumes and flags from values, beside the chart's own */}}
 
-{{/* Of one role, or of two whose containers share the pod, each once: (list .Values.coordinator .Values.workers) */}}
+{{/*
+The extra values of one role, or of two with containers in one pod, each once: (list .Values.coordinator
+.Values.workers)
+*/}}
 {{- define "lockstep.extraVolumes" -}}
 {{- $all := list -}}
 {{- range . -}}{{- $all = concat $all .extraVolumes -}}{{- end -}}
@@ -460,7 +466,7 @@ livenessProbe:
 {{- end -}}
 {{- end -}}
 
-{{/* Refuses flags that the program would be given twice: (dict "given" "- --a=1" "of" .Values.router "role" "router") */}}
+{{/* Rejects flags that the program would get twice: (dict "given" "- --a=1" "of" .Values.router "role" "router") */}}
 {{- define "lockstep.extraArgs" -}}
 {{- $seen := list -}}
 {{- range regexFindAll "(?m)^- --[a-z0-9-]+" .given -1 -}}
@@ -496,7 +502,7 @@ livenessProbe:
 {{- end }}
 {{- end -}}
 
-{{/* What router and coordinator must mean alike. */}}
+{{/* Arguments that must be the same for router and coordinator. */}}
 {{- define "lockstep.limitArgs" -}}
 {{- with .Values.model.servedName }}
 - --served-model-name={{ . }}
@@ -513,7 +519,7 @@ livenessProbe:
 - --drain-seconds={{ .Values.drain.drainSeconds }}
 {{- end -}}
 
-{{/* Of who plans steps: the coordinator, or `serve`. */}}
+{{/* Arguments of the role that plans steps: the coordinator, or `serve`. */}}
 {{- define "lockstep.engineArgs" -}}
 - --tp={{ .Values.topology.tp }}
 - --pp={{ .Values.topology.pp }}
@@ -550,7 +556,7 @@ livenessProbe:
 {{- end }}
 {{- end -}}
 
-{{/* Of who serves clients. */}}
+{{/* Arguments of the role that serves clients: the router, or `serve`. */}}
 {{- define "lockstep.doorArgs" -}}
 - --http={{ include "lockstep.any" . }}:{{ .Values.network.httpPort }}
 - --grpc={{ include "lockstep.any" . }}:{{ .Values.network.grpcPort }}
@@ -604,7 +610,9 @@ livenessProbe:
 {{- end }}
 {{- end -}}
 
-{{/* Of who serves clients: at the operators' port where there is one, because clients' ports may ask for TLS. */}}
+{{/*
+Probes of the role that serves clients: at the operators' port if there is one, because clients' ports may require TLS.
+*/}}
 {{- define "lockstep.doorProbes" -}}
 {{- if .Values.admin.enabled -}}
 startupProbe:
@@ -624,7 +632,7 @@ livenessProbe:
 {{- end -}}
 {{- end -}}
 
-{{/* What the files of a record take at most and an eighth more, as Kubernetes writes it. */}}
+{{/* The maximum size of a record's files and an eighth more, as a Kubernetes quantity. */}}
 {{- define "lockstep.recordSize" -}}
 {{- $kib := dict "KiB" 1 "MiB" 1024 "GiB" 1048576 "TiB" 1073741824 -}}
 {{- $unit := regexFind "[A-Z].*$" .bytes -}}
@@ -711,7 +719,7 @@ livenessProbe:
   valueFrom: {fieldRef: {fieldPath: status.podIP}}
 {{- end -}}
 
-{{/* Who it is, for whoever reads spans, logs and metrics; behind POD_NAME. */}}
+{{/* Resource attributes for spans, logs and metrics; must follow POD_NAME. */}}
 {{- define "lockstep.telemetryEnv" -}}
 {{- if .Values.telemetry.otlpEndpoint }}
 - name: OTEL_RESOURCE_ATTRIBUTES
@@ -719,19 +727,21 @@ livenessProbe:
 {{- end }}
 {{- end -}}
 
-{{/* Whether KEDA scales the groups, and not a HorizontalPodAutoscaler by itself. */}}
+{{/* Whether KEDA scales the groups, rather than a HorizontalPodAutoscaler alone. */}}
 {{- define "lockstep.scalesByKeda" -}}
 {{- $kind := .Values.autoscaling.kind -}}
 {{- if or (eq $kind "keda") (and (eq $kind "auto") (.Capabilities.APIVersions.Has "keda.sh/v1alpha1")) -}}yes{{- end -}}
 {{- end -}}
 
-{{/* Whether to render what needs an API: (list $ "auto" "monitoring.coreos.com/v1"); true insists. */}}
+{{/*
+Whether to render an object that requires an API: (list $ "auto" "monitoring.coreos.com/v1"); true always renders it.
+*/}}
 {{- define "lockstep.wants" -}}
 {{- $root := index . 0 }}{{- $wish := index . 1 | toString }}{{- $api := index . 2 -}}
 {{- if or (eq $wish "true") (and (eq $wish "auto") ($root.Capabilities.APIVersions.Has $api)) -}}yes{{- end -}}
 {{- end -}}
 
-{{/* Whether a wish may be rendered, in this cluster or in another. */}}
+{{/* Whether such an object may be rendered, in this cluster or in another. */}}
 {{- define "lockstep.mayWant" -}}
 {{- if ne (. | toString) "false" -}}yes{{- end -}}
 {{- end -}}

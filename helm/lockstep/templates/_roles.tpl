@@ -37,7 +37,9 @@
     {{- end }}
 {{- end -}}
 
-{{/* What a rank is given of the node: (dict "root" $ "ranks" 1), the latter as many as share the container. */}}
+{{/*
+The resources of a rank's container: (dict "root" $ "ranks" 1), where `ranks` is the number of ranks that share it.
+*/}}
 {{- define "lockstep.rankResources" -}}
 {{- $values := .root.Values -}}
 {{- $resources := deepCopy $values.workers.resources -}}
@@ -58,7 +60,8 @@
 {{- define "lockstep.rankEnv" -}}
 {{- $shares := and (eq .Values.mode "roles") (gt (include "lockstep.ranksPerPod" . | int) 1) }}
 {{- if and (eq .Values.device "cuda") (not .Values.gpu.dra.enabled) $shares }}
-# Of the device plugin each container sees its own GPU alone, and none opens the memory of another's: by shared memory then.
+# With the device plugin each container sees only its own GPU and cannot open another's memory, so NCCL uses shared
+# memory.
 - {name: NCCL_P2P_DISABLE, value: "1"}
 {{- end }}
 {{- if .Values.rdma.enabled }}
@@ -74,8 +77,8 @@
 
 {{/*
 One rank: (dict "root" $ "n" 0 "join" "HOST:PORT" "isSidecar" true "fetches" false). A sidecar starts before its pod's
-coordinator and ends after it, so what drains still has its ranks. Nothing may knock at a mesh port but other ranks:
-between epochs nobody answers there.
+coordinator and ends after it, so a coordinator that drains still has its ranks. Only other ranks may connect to a mesh
+port, so it has no probe: between epochs a rank does not answer there.
 */}}
 {{- define "lockstep.rankContainer" -}}
 {{- $values := .root.Values -}}
@@ -125,7 +128,7 @@ between epochs nobody answers there.
     {{- end }}
 {{- end -}}
 
-{{/* What a pod with ranks has beside its containers. Ranks of a pod share memory that they find through /proc. */}}
+{{/* The volumes of a pod with ranks. Ranks of a pod share memory that they find through /proc. */}}
 {{- define "lockstep.rankPod" -}}
 {{- if gt (include "lockstep.ranksPerPod" . | int) 1 }}
 shareProcessNamespace: true
@@ -133,7 +136,7 @@ shareProcessNamespace: true
 {{- include "lockstep.gpuPod" . }}
 {{- end -}}
 
-{{/* Of a pod with GPUs. */}}
+{{/* Fields of a pod with GPUs. */}}
 {{- define "lockstep.gpuPod" -}}
 {{- if eq .Values.device "cuda" }}
 {{- with .Values.gpu.runtimeClassName }}
@@ -153,7 +156,7 @@ resourceClaims:
 {{ include "lockstep.modelVolumes" . | trim }}
 {{- end -}}
 
-{{/* A pod's spec that has a coordinator and ranks: a whole group, or its first pod. */}}
+{{/* The spec of a pod with a coordinator and ranks: a whole group, or its first pod. */}}
 {{- define "lockstep.leaderSpec" -}}
 {{ include "lockstep.podSpec" (dict "root" . "of" .Values.workers "components" (list "replica" "workers") "grace" (include "lockstep.grace" .)) }}
 {{- include "lockstep.rankPod" . }}
@@ -177,7 +180,7 @@ volumes:
   {{- end }}
 {{- end -}}
 
-{{/* A pod's spec that has ranks alone: (dict "root" $ "join" "HOST:PORT") */}}
+{{/* The spec of a pod with ranks alone: (dict "root" $ "join" "HOST:PORT") */}}
 {{- define "lockstep.followerSpec" -}}
 {{- $fetches := eq .root.Values.model.source "hub" -}}
 {{ include "lockstep.podSpec" (dict "root" .root "of" .root.Values.workers "components" (list "replica" "workers") "grace" (include "lockstep.workerGrace" .root)) }}

@@ -58,12 +58,12 @@ class Chat(unittest.TestCase):
 
 @tool
 def look_at(city: Literal["Oslo", "Lima"]) -> str:
-    """Looks at a city."""
+    """Returns the weather of a city."""
     return f"{len(city)} letters"
 
 
 class Tools(unittest.TestCase):
-    """Calls are forced: what is tested is the way of a call, and not how well a small model chooses."""
+    """Calls are forced: the tests check how a call is passed, not how well a small model chooses."""
 
     def loop(self, say):
         # A call's id is a function of the seed too.
@@ -96,7 +96,7 @@ class Tools(unittest.TestCase):
 
 class Completions(unittest.TestCase):
     def test_answer_and_stream(self):
-        # It asks for several prompts in one request.
+        # The client sends several prompts in one request.
         model = OpenAI(**options(temperature=0, max_tokens=8))
         prompts = ["The capital of France is", "Two and two are"]
         reply = model.generate(prompts)

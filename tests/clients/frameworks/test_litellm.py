@@ -1,10 +1,10 @@
-"""litellm, unmodified, with this as an OpenAI-compatible server."""
+"""litellm, unmodified, with this server as an OpenAI-compatible one."""
 
 import json
 import os
 import unittest
 
-# Its table of prices comes from its own package: a test asks nobody outside.
+# Its table of prices comes from its own package, so that a test sends no request to the internet.
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
 
 import litellm

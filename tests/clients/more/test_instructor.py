@@ -1,4 +1,4 @@
-"""instructor, unmodified, by both APIs: it asks for a call, or for JSON, and checks what comes back against a class."""
+"""instructor, unmodified, by both APIs: it requests a call or JSON, and validates the result against a class."""
 
 import unittest
 

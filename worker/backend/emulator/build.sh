@@ -1,6 +1,6 @@
 #!/bin/sh
 # Builds the emulator with all kernels in it: build.sh OUT.so [MORE.cpp ..]. Needs a C++ compiler, and a few seconds.
-# What is more than the kernels (a driver over the emulator, planted bugs) goes into the same library.
+# Further sources (a driver over the emulator, planted bugs) go into the same library.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 out=$1
@@ -8,7 +8,7 @@ shift
 objects=$(mktemp -d)
 trap 'rm -rf "$objects"' EXIT
 compile() {
-    # Aliasing and contraction as a device has them: none is assumed, none is done.
+    # Aliasing and contraction are as on a device: the compiler assumes none and contracts nothing.
     "${CXX:-c++}" -std=c++17 -O1 -Wall -Wextra -Wno-unused-function -DEMULATOR -fPIC -fno-strict-aliasing \
         -ffp-contract=off -I"$here" "$@"
 }
@@ -20,6 +20,6 @@ for more in "$@"; do
     compile -c "$more" -o "$objects/more_$(basename "$more").o"
 done
 "${CXX:-c++}" -shared -pthread -o "$objects/out.so" "$objects"/*.o
-# In one step, so that nobody loads a half of it.
+# Renames in one step, so that no process loads a partial file.
 mv "$objects/out.so" "$out.$$"
 mv "$out.$$" "$out"
