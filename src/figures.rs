@@ -17,7 +17,7 @@ pub fn shape(entry: &CatalogueEntry) -> anyhow::Result<ModelShape> {
     let n_numbers = Sizes::measured(&spec, |tensor| (tensor.shape[0] * tensor.shape[1]) as u64).total().max(1);
     let bytes_of = |n: u64| (u128::from(n) * u128::from(entry.bytes)).div_ceil(u128::from(n_numbers)) as u64;
     let sizes = Sizes::measured(&spec, |tensor| bytes_of((tensor.shape[0] * tensor.shape[1]) as u64));
-    Ok(ModelShape::sized(&spec, sizes))
+    Ok(ModelShape::from_sizes(&spec, sizes))
 }
 
 fn config(figures: &Figures) -> Value {

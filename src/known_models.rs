@@ -55,7 +55,7 @@ pub struct SimulatedModel {
 
 impl SimulatedModel {
     fn sized(name: &str, spec: &ModelSpec, weights: WeightFormat) -> SimulatedModel {
-        let shape = ModelShape::sized(spec, Sizes::measured(spec, |tensor| weights.bytes_of(tensor)));
+        let shape = ModelShape::from_sizes(spec, Sizes::measured(spec, |tensor| weights.bytes_of(tensor)));
         let weights_name = weights.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned());
         SimulatedModel { name: name.to_owned(), shape, weights: weights_name, is_fp8: weights == WeightFormat::Fp8 }
     }

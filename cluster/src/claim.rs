@@ -35,7 +35,7 @@ pub struct Claim {
 enum ClaimKind {
     Memory(MemoryClaim),
     /// The entry is kept in an external store by a keeper's task.
-    Kept(KeptClaim),
+    Kept(KeeperHandle),
 }
 
 /// The entry goes when this is dropped.
@@ -55,7 +55,7 @@ impl Drop for MemoryClaim {
 
 /// A claim's handle to its keeper's task.
 #[derive(Debug)]
-pub(crate) struct KeptClaim {
+pub(crate) struct KeeperHandle {
     pub registration_tx: watch::Sender<Registration>,
     pub lost: watch::Receiver<Option<ClaimLost>>,
     pub keeper: JoinHandle<()>,
@@ -69,7 +69,7 @@ impl Claim {
         Claim { incarnation, others, kind: ClaimKind::Memory(hold) }
     }
 
-    pub(crate) fn kept(incarnation: u64, others: OtherReplicas, kept: KeptClaim) -> Claim {
+    pub(crate) fn from_keeper(incarnation: u64, others: OtherReplicas, kept: KeeperHandle) -> Claim {
         Claim { incarnation, others, kind: ClaimKind::Kept(kept) }
     }
 
@@ -102,9 +102,9 @@ impl Claim {
     }
 
     /// Waits for a later claim. Safe to drop at any point.
-    pub async fn lost(&mut self) -> ClaimLost {
+    pub async fn wait_lost(&mut self) -> ClaimLost {
         match &mut self.kind {
-            ClaimKind::Memory(hold) => hold.store.lost(&hold.replica, hold.incarnation).await,
+            ClaimKind::Memory(hold) => hold.store.wait_lost(&hold.replica, hold.incarnation).await,
             ClaimKind::Kept(kept) => {
                 let lost = kept.lost.wait_for(Option::is_some).await.ok().and_then(|lost| lost.clone());
                 match lost {
@@ -120,7 +120,7 @@ impl Claim {
     pub async fn release(self) {
         match self.kind {
             ClaimKind::Memory(hold) => drop(hold),
-            ClaimKind::Kept(KeptClaim { keeper, end, .. }) => {
+            ClaimKind::Kept(KeeperHandle { keeper, end, .. }) => {
                 end.disarm().cancel();
                 // Too late: the entry lapses with its lease.
                 let _late = timeout(RELEASE_MAX, keeper).await;

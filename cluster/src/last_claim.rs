@@ -1,6 +1,6 @@
 //! The last claim of a replica, and the sign that ends connections to the holder of an earlier claim.
 
-use crate::state::{Change, Member, Watch};
+use crate::state::{MemberChange, Member, MemberWatch};
 use std::collections::BTreeMap;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -40,7 +40,7 @@ impl Claims {
 
 /// Follows a replica's last claim; waits until there is one. A vanished entry changes nothing: an open stream counts
 /// more, and the next coordinator registers its own.
-pub async fn last_claim(mut members: Watch, replica: String) -> watch::Receiver<LastClaim> {
+pub async fn follow_last_claim(mut members: MemberWatch, replica: String) -> watch::Receiver<LastClaim> {
     let mut claims = Claims::default();
     let (last_claim_tx, last_claim_rx) = watch::channel(claims.apply(next(&mut members, &replica).await));
     tokio::spawn(async move {
@@ -61,11 +61,11 @@ pub async fn last_claim(mut members: Watch, replica: String) -> watch::Receiver<
     last_claim_rx
 }
 
-async fn next(members: &mut Watch, replica: &str) -> Member {
+async fn next(members: &mut MemberWatch, replica: &str) -> Member {
     loop {
         match members.next().await {
-            Change::Is(name, member) if name == replica => return member,
-            Change::Is(..) | Change::Gone(_) => {}
+            MemberChange::Is(name, member) if name == replica => return member,
+            MemberChange::Is(..) | MemberChange::Gone(_) => {}
         }
     }
 }

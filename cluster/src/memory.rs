@@ -3,7 +3,7 @@
 use crate::claim::{Claim, ClaimLost};
 use crate::others::OtherReplicas;
 use crate::post::{Post, PostKind};
-use crate::state::{ClaimHolder, Health, Member, Members, Registration, StoreState, Watch};
+use crate::state::{ClaimHolder, StoreHealth, Member, Members, Registration, StoreState, MemberWatch};
 use std::sync::Arc;
 use tokio::sync::watch;
 
@@ -12,7 +12,7 @@ pub struct MemoryStore {
     state: Arc<watch::Sender<StoreState>>,
     /// The state that this clone sees: the state itself, or for a store from afar the result of its last `look`.
     seen: Arc<watch::Sender<StoreState>>,
-    health: Arc<watch::Sender<Health>>,
+    health: Arc<watch::Sender<StoreHealth>>,
 }
 
 impl MemoryStore {
@@ -24,22 +24,22 @@ impl MemoryStore {
 
     pub(crate) fn with(state: StoreState) -> MemoryStore {
         let state = Arc::new(watch::Sender::new(state));
-        MemoryStore { seen: state.clone(), state, health: Arc::new(watch::Sender::new(Health::connected())) }
+        MemoryStore { seen: state.clone(), state, health: Arc::new(watch::Sender::new(StoreHealth::connected())) }
     }
 
     /// The same store over a connection that may be slow or cut: what is written here arrives there, but reads see only
     /// what the last `look` found.
-    pub fn from_afar(&self) -> MemoryStore {
+    pub fn remote_view(&self) -> MemoryStore {
         let seen = Arc::new(watch::Sender::new(StoreState::default()));
-        MemoryStore { state: self.state.clone(), seen, health: Arc::new(watch::Sender::new(Health::connected())) }
+        MemoryStore { state: self.state.clone(), seen, health: Arc::new(watch::Sender::new(StoreHealth::connected())) }
     }
 
     /// For a store from afar: reports to its users that it is cut off.
-    pub fn is_away(&self) {
-        self.health.send_replace(Health::away("it is cut off"));
+    pub fn report_away(&self) {
+        self.health.send_replace(StoreHealth::away("it is cut off"));
     }
 
-    pub fn health(&self) -> watch::Receiver<Health> {
+    pub fn health(&self) -> watch::Receiver<StoreHealth> {
         self.health.subscribe()
     }
 
@@ -49,7 +49,7 @@ impl MemoryStore {
     }
 
     /// For a store from afar: reads the present entries, except those whose lease `has_lapsed`.
-    pub fn look(&self, has_lapsed: impl Fn(&Member) -> bool) {
+    pub fn refresh(&self, has_lapsed: impl Fn(&Member) -> bool) {
         let mut state = self.state.borrow().clone();
         state.members.retain(|_, member| !has_lapsed(member));
         self.seen.send_if_modified(|seen| {
@@ -87,8 +87,8 @@ impl MemoryStore {
         OtherReplicas::new(self.seen.subscribe(), replica)
     }
 
-    pub fn watch(&self) -> Watch {
-        Watch::new(self.seen.subscribe())
+    pub fn watch(&self) -> MemberWatch {
+        MemberWatch::new(self.seen.subscribe())
     }
 
     pub fn post(&self, name: &str) -> Post {
@@ -108,7 +108,7 @@ impl MemoryStore {
         });
     }
 
-    pub(crate) async fn lost(&self, replica: &str, ours: u64) -> ClaimLost {
+    pub(crate) async fn wait_lost(&self, replica: &str, ours: u64) -> ClaimLost {
         let mut changes = self.seen.subscribe();
         let is_later = |state: &StoreState| state.held.get(replica).is_some_and(|held| held.incarnation > ours);
         let state = changes.wait_for(is_later).await.expect("the sender is held by self");

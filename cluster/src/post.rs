@@ -1,7 +1,7 @@
 //! The text that a process publishes to its whole cluster while it lives: one per process, under a name of its own.
 //! Does not know what the texts mean, nor where they are stored.
 
-use crate::state::{Health, Posts, StoreState};
+use crate::state::{StoreHealth, Posts, StoreState};
 use std::sync::Arc;
 use tokio::sync::watch;
 use tokio_util::sync::DropGuard;
@@ -11,7 +11,7 @@ use tokio_util::sync::DropGuard;
 pub struct Post {
     name: String,
     state: watch::Receiver<StoreState>,
-    health: watch::Receiver<Health>,
+    health: watch::Receiver<StoreHealth>,
     kind: PostKind,
 }
 
@@ -28,7 +28,7 @@ pub(crate) enum PostKind {
 impl Post {
     pub(crate) fn new(
         name: &str,
-        (state, health): (watch::Receiver<StoreState>, watch::Receiver<Health>),
+        (state, health): (watch::Receiver<StoreState>, watch::Receiver<StoreHealth>),
         kind: PostKind,
     ) -> Post {
         Post { name: name.into(), state, health, kind: kind }

@@ -58,19 +58,19 @@ pub(crate) struct StoreState {
 
 /// Whether the store can be reached. If not, no member joins or leaves, and all else goes on.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Health {
+pub struct StoreHealth {
     pub since: SystemTime,
     /// Why it cannot be reached.
     pub away: Option<String>,
 }
 
-impl Health {
-    pub(crate) fn connected() -> Health {
-        Health { since: SystemTime::now(), away: None }
+impl StoreHealth {
+    pub(crate) fn connected() -> StoreHealth {
+        StoreHealth { since: SystemTime::now(), away: None }
     }
 
-    pub(crate) fn away(why: &str) -> Health {
-        Health { since: SystemTime::now(), away: Some(why.into()) }
+    pub(crate) fn away(why: &str) -> StoreHealth {
+        StoreHealth { since: SystemTime::now(), away: Some(why.into()) }
     }
 
     pub fn is_connected(&self) -> bool {
@@ -79,7 +79,7 @@ impl Health {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Change {
+pub enum MemberChange {
     /// A member is new or has changed.
     Is(String, Member),
     /// A suspicion, not a death.
@@ -87,35 +87,35 @@ pub enum Change {
 }
 
 /// Follows the members: first those that exist, then each change.
-pub struct Watch {
+pub struct MemberWatch {
     state: watch::Receiver<StoreState>,
     reported: Members,
-    due: VecDeque<Change>,
+    due: VecDeque<MemberChange>,
     has_looked: bool,
 }
 
-impl Watch {
-    pub(crate) fn new(state: watch::Receiver<StoreState>) -> Watch {
-        Watch { state, reported: Members::new(), due: VecDeque::new(), has_looked: false }
+impl MemberWatch {
+    pub(crate) fn new(state: watch::Receiver<StoreState>) -> MemberWatch {
+        MemberWatch { state, reported: Members::new(), due: VecDeque::new(), has_looked: false }
     }
 
     /// A watch of members that never change, in this order.
-    pub(crate) fn given(members: Vec<(String, Member)>) -> Watch {
+    pub(crate) fn given(members: Vec<(String, Member)>) -> MemberWatch {
         let reported = members.iter().cloned().collect();
-        let due = members.into_iter().map(|(name, member)| Change::Is(name, member)).collect();
-        Watch { state: watch::channel(StoreState::default()).1, reported: reported, due, has_looked: true }
+        let due = members.into_iter().map(|(name, member)| MemberChange::Is(name, member)).collect();
+        MemberWatch { state: watch::channel(StoreState::default()).1, reported: reported, due, has_looked: true }
     }
 
     /// The changes that are already available.
-    pub fn now(&mut self) -> Vec<Change> {
+    pub fn take_available(&mut self) -> Vec<MemberChange> {
         if !self.has_looked || self.state.has_changed().unwrap_or(false) {
-            self.look();
+            self.refresh();
         }
         self.due.drain(..).collect()
     }
 
     /// Waits for the next change; for ever where no more can come. Safe to drop at any point.
-    pub async fn next(&mut self) -> Change {
+    pub async fn next(&mut self) -> MemberChange {
         loop {
             if let Some(change) = self.due.pop_front() {
                 return change;
@@ -123,26 +123,26 @@ impl Watch {
             if self.has_looked && self.state.changed().await.is_err() {
                 return std::future::pending().await;
             }
-            self.look();
+            self.refresh();
         }
     }
 
-    fn look(&mut self) {
+    fn refresh(&mut self) {
         self.has_looked = true;
         let members = self.state.borrow_and_update().members.clone();
         // Changes that are due already count as delivered.
-        self.due.extend(changes(&self.reported, &members));
+        self.due.extend(diff_members(&self.reported, &members));
         self.reported = members;
     }
 }
 
-fn changes(reported: &Members, now: &Members) -> VecDeque<Change> {
+fn diff_members(reported: &Members, now: &Members) -> VecDeque<MemberChange> {
     let gone = reported.keys().filter(|name| !now.contains_key(*name));
-    let gone = gone.map(|name| Change::Gone(name.clone()));
+    let gone = gone.map(|name| MemberChange::Gone(name.clone()));
     let mut news: Vec<_> = now.iter().filter(|(name, member)| reported.get(*name) != Some(*member)).collect();
     // In the order in which they were claimed.
     news.sort_by_key(|(_, member)| member.incarnation);
-    gone.chain(news.into_iter().map(|(name, member)| Change::Is(name.clone(), member.clone()))).collect()
+    gone.chain(news.into_iter().map(|(name, member)| MemberChange::Is(name.clone(), member.clone()))).collect()
 }
 
 #[cfg(test)]
@@ -153,14 +153,14 @@ mod tests {
     async fn slow_reader_sees_the_final_state() {
         let member = |incarnation| Member { incarnation, registration: Registration::default() };
         let state = watch::Sender::new(StoreState::default());
-        let mut watch = Watch::new(state.subscribe());
+        let mut watch = MemberWatch::new(state.subscribe());
         state.send_modify(|state| drop(state.members.insert("a".into(), member(1))));
-        assert_eq!(watch.next().await, Change::Is("a".into(), member(1)));
+        assert_eq!(watch.next().await, MemberChange::Is("a".into(), member(1)));
         state.send_modify(|state| drop(state.members.insert("b".into(), member(2))));
         state.send_modify(|state| drop(state.members.remove("b")));
         state.send_modify(|state| drop(state.members.insert("c".into(), member(3))));
         state.send_modify(|state| drop(state.members.remove("a")));
-        assert_eq!(watch.next().await, Change::Gone("a".into()));
-        assert_eq!(watch.next().await, Change::Is("c".into(), member(3)));
+        assert_eq!(watch.next().await, MemberChange::Gone("a".into()));
+        assert_eq!(watch.next().await, MemberChange::Is("c".into(), member(3)));
     }
 }

@@ -5,7 +5,7 @@ use crate::claim::Claim;
 use crate::etcd::EtcdStore;
 use crate::memory::MemoryStore;
 use crate::post::Post;
-use crate::state::{Health, Member, Registration, Watch};
+use crate::state::{StoreHealth, Member, Registration, MemberWatch};
 use crate::{Error, check_name};
 use tokio::sync::watch;
 
@@ -54,18 +54,18 @@ impl Store {
         })
     }
 
-    pub fn watch(&self) -> Watch {
+    pub fn watch(&self) -> MemberWatch {
         match self {
             Store::Memory(store) => store.watch(),
             Store::Static { given: Addresses(addresses), .. } => {
-                Watch::given(addresses.iter().map(|address| given(address)).collect())
+                MemberWatch::given(addresses.iter().map(|address| fixed_member(address)).collect())
             }
             Store::Etcd(store) => store.watch(),
         }
     }
 
     /// Memory and given members are always reachable.
-    pub fn health(&self) -> watch::Receiver<Health> {
+    pub fn health(&self) -> watch::Receiver<StoreHealth> {
         match self {
             Store::Memory(store) | Store::Static { own: store, .. } => store.health(),
             Store::Etcd(store) => store.health(),
@@ -74,7 +74,7 @@ impl Store {
 }
 
 /// The incarnation of a given address is unknown, so no epoch counts as too old.
-fn given(address: &str) -> (String, Member) {
+fn fixed_member(address: &str) -> (String, Member) {
     let registration = Registration { address: address.to_owned(), ..Registration::default() };
     (address.to_owned(), Member { incarnation: 0, registration })
 }
@@ -82,7 +82,7 @@ fn given(address: &str) -> (String, Member) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::state::Change;
+    use crate::state::MemberChange;
 
     #[tokio::test]
     async fn given_members_are_there_and_stay() {
@@ -90,7 +90,7 @@ mod tests {
         let mut watch = store.watch();
         // The order of the flags is kept: among equals the first is chosen.
         for expect in ["b:1", "a:2"] {
-            let Change::Is(name, member) = watch.next().await else { panic!("a given member is gone") };
+            let MemberChange::Is(name, member) = watch.next().await else { panic!("a given member is gone") };
             assert_eq!((name.as_str(), member.registration.address.as_str()), (expect, expect));
         }
         let claim = store.claim("mine", Registration::default()).await.unwrap();

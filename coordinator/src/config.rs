@@ -1,11 +1,11 @@
 //! A coordinator's settings. Declared once, resolved by the binary, passed whole.
 
-use crate::placement::{Blueprint, ModelShape, Policy};
+use crate::placement::{Blueprint, ModelShape, PlacementPolicy};
 use proto::cluster as wire;
 use scheduler::DraftPolicy;
 use std::path::PathBuf;
 use std::time::Duration;
-use types::{DeviceKind, Epoch, Grid, Mode, NgramLimits, Numerics, PolicyDigest};
+use types::{DeviceKind, Epoch, Grid, NumericsMode, NgramLimits, Numerics, PolicyDigest};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
@@ -16,7 +16,7 @@ pub struct Config {
     /// The model's path on the workers' machines.
     pub model_path: PathBuf,
     pub shape: ModelShape,
-    pub policy: Policy,
+    pub policy: PlacementPolicy,
     /// The parts of the policy digest under which every rank must compute. None: the digest of the first rank that is
     /// ready; used where there is no model.
     pub policy_digest: Option<DigestInputs>,
@@ -29,9 +29,9 @@ pub struct Config {
     /// The base of every epoch's secret, by which its ranks recognise each other.
     pub mesh_seed: [u8; 32],
     /// The protocols that this build sends to routers and workers and compares with theirs.
-    pub speaks: proto::Speaks,
+    pub speaks: proto::ProtocolRange,
     pub limits: Limits,
-    pub waits: Waits,
+    pub waits: Timings,
 }
 
 /// The parts of a policy digest, beside the policy's types and the device.
@@ -39,7 +39,7 @@ pub struct Config {
 pub struct DigestInputs {
     /// The model's fingerprint.
     pub weights: [u8; 32],
-    pub mode: Mode,
+    pub mode: NumericsMode,
 }
 
 /// Limits of every queue and every size.
@@ -125,7 +125,7 @@ impl Limits {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Waits {
+pub struct Timings {
     /// The interval at which a rank sends a heartbeat and the loop looks at its timers.
     pub beat_every: Duration,
     /// A rank that misses this many heartbeats is lost.
@@ -171,9 +171,9 @@ pub struct Waits {
     pub close_max: Duration,
 }
 
-impl Default for Waits {
+impl Default for Timings {
     fn default() -> Self {
-        Waits {
+        Timings {
             beat_every: Duration::from_millis(100),
             beats_missed_max: 8,
             state_every: Duration::from_secs(1),
@@ -218,8 +218,8 @@ impl Config {
         self.prefix_cache && !self.zero_kv
     }
 
-    pub(crate) fn mode(&self) -> Mode {
-        self.policy_digest.map_or(Mode::default(), |of| of.mode)
+    pub(crate) fn mode(&self) -> NumericsMode {
+        self.policy_digest.map_or(NumericsMode::default(), |of| of.mode)
     }
 
     /// The policy digest on this device, if there is a model.
@@ -228,7 +228,7 @@ impl Config {
     }
 
     pub(crate) fn digest_of(&self, device: &DeviceKind, DigestInputs { weights, mode }: DigestInputs) -> PolicyDigest {
-        let Policy { activations, kv_dtype, .. } = self.policy;
+        let PlacementPolicy { activations, kv_dtype, .. } = self.policy;
         Numerics::plain(device, mode, activations, kv_dtype, weights).digest()
     }
 

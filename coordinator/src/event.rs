@@ -13,7 +13,7 @@ pub(crate) type Reply<T> = oneshot::Sender<Result<T, Status>>;
 
 /// The present content of the model's path: its fingerprint and the hashes of its pieces.
 #[derive(Debug)]
-pub(crate) struct FoundModel {
+pub(crate) struct ModelOnDisk {
     pub fingerprint: [u8; 32],
     pub runs: Vec<PieceRun>,
 }
@@ -91,7 +91,7 @@ pub(crate) enum Event {
     },
     /// An operator requests that the model be read again; this is the present content of its path.
     Reload {
-        found: FoundModel,
+        found: ModelOnDisk,
         reply: Reply<wire::ReloadReply>,
     },
     Tick,

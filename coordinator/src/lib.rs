@@ -14,9 +14,9 @@ mod requests;
 mod service;
 mod worker_id;
 
-pub use config::{Config, DigestInputs, DraftModel, Limits, Speculation, Waits};
+pub use config::{Config, DigestInputs, DraftModel, Limits, Speculation, Timings};
 pub use placement::{
-    Blueprint, Bottleneck, DraftNeeds, ExpertShape, Inventory, Link, Links, Machine, ModelShape, Policy, Pool,
+    Blueprint, Bottleneck, DraftModelCost, ExpertShape, Inventory, Link, Links, Machine, ModelShape, PlacementPolicy, PoolSize,
     Prediction, Roofline, STAGES_MAX, Shard, ShortenedContext, Speed, StageTime, StepWork, Unplaceable,
     UnplaceableReason, plan, plan_fewer, predict,
 };

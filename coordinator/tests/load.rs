@@ -7,7 +7,7 @@ use common::{Cluster, Random, Router, RouterEvent, config, grid_sim, on_grid, si
 use proto::cluster::refused::Reason;
 use std::collections::{HashMap, VecDeque};
 use types::{Finish, Request, RequestId};
-use worker::sim::Sim;
+use worker::sim::SimModel;
 
 const N_REQUESTS: usize = 10_000;
 /// More than can run and wait together, so that some are refused and retry.
@@ -17,7 +17,7 @@ const OUTSTANDING_MAX: usize = 160;
 struct Traffic {
     random: Random,
     router: Router,
-    sim: Sim,
+    sim: SimModel,
     to_submit: VecDeque<Request>,
     /// The number of tokens after which a request is cancelled.
     cancel_after: HashMap<RequestId, usize>,
@@ -82,7 +82,7 @@ impl Traffic {
 }
 
 impl Traffic {
-    fn new(mut random: Random, router: Router, sim: Sim, n_requests: usize) -> Traffic {
+    fn new(mut random: Random, router: Router, sim: SimModel, n_requests: usize) -> Traffic {
         let to_submit = (0..n_requests).map(|_| random.request()).collect();
         let cancel_after = HashMap::new();
         let (n_ended, n_full, n_cancelled) = (0, 0, 0);

@@ -2,7 +2,7 @@
 
 use crate::cluster as wire;
 use crate::malformed::{Malformed, out_of_range, word};
-use types::{Activations, DeviceKind, KvDtype, Layout, Mode, PolicyDigest, Rank, Shares, Stage};
+use types::{Activations, DeviceKind, KvDtype, Layout, NumericsMode, PolicyDigest, Rank, Shares, Stage};
 
 impl wire::WorkerHello {
     /// The device that the worker computes on.
@@ -43,8 +43,8 @@ impl wire::Assign {
     }
 
     /// The mode of the order of sums. A coordinator that sends none has only one mode.
-    pub fn mode(&self) -> Result<Mode, Malformed> {
-        if self.numerics.is_empty() { Ok(Mode::default()) } else { word("assign.numerics", &self.numerics) }
+    pub fn mode(&self) -> Result<NumericsMode, Malformed> {
+        if self.numerics.is_empty() { Ok(NumericsMode::default()) } else { word("assign.numerics", &self.numerics) }
     }
 
     /// The epoch's secret. Empty stands for zeros: a rank alone has no peer to prove itself to.
@@ -86,8 +86,8 @@ mod tests {
         };
         let old = assign("int8", "f16", "");
         assert_eq!(old.activations().unwrap(), Activations::Int8);
-        assert_eq!((old.kv_dtype().unwrap(), old.mode().unwrap()), (KvDtype::F16, Mode::Lockstep));
-        assert_eq!(assign("", "", "fast").mode().unwrap(), Mode::Fast);
+        assert_eq!((old.kv_dtype().unwrap(), old.mode().unwrap()), (KvDtype::F16, NumericsMode::Lockstep));
+        assert_eq!(assign("", "", "fast").mode().unwrap(), NumericsMode::Fast);
         let wrong = assign("int4", "", "slow");
         assert!(wrong.activations().unwrap_err().to_string().starts_with("assign.activations: \"int4\" is no"));
         assert!(wrong.kv_dtype().unwrap_err().to_string().starts_with("assign.kv_dtype: \"\" is no"));

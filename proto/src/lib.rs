@@ -38,7 +38,7 @@ mod weights;
 pub use assign::policy_digest;
 pub use details::{StatusDetail, status_details};
 pub use malformed::Malformed;
-pub use protocol::{NEWEST, NoCommonProtocol, OLDEST, Speaks, needed, since};
+pub use protocol::{NEWEST, NoCommonProtocol, OLDEST, ProtocolRange, needed, since};
 pub use request::stream_key;
 pub use step::{decode_step, decode_traced_step, encode_step, encode_traced_step};
 

@@ -43,7 +43,7 @@ pub fn needed(request: &types::Request) -> u32 {
 
 /// A build, and the range of protocols that it speaks.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Speaks {
+pub struct ProtocolRange {
     pub version: String,
     /// Absent for a build from before protocols had numbers.
     pub protocols: Option<wire::Protocols>,
@@ -53,21 +53,21 @@ pub struct Speaks {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no protocol in common: this is {ours}, the peer is {theirs}")]
 pub struct NoCommonProtocol {
-    pub ours: Speaks,
-    pub theirs: Speaks,
+    pub ours: ProtocolRange,
+    pub theirs: ProtocolRange,
 }
 
-impl Default for Speaks {
+impl Default for ProtocolRange {
     /// The range of this build.
     fn default() -> Self {
-        Speaks::of(crate::VERSION, Some(wire::Protocols { oldest: OLDEST, newest: NEWEST }))
+        ProtocolRange::of(crate::VERSION, Some(wire::Protocols { oldest: OLDEST, newest: NEWEST }))
     }
 }
 
-impl Speaks {
+impl ProtocolRange {
     /// This build with no protocol newer than this: it behaves towards every peer as an older build.
-    pub fn up_to(newest: u32) -> Speaks {
-        Speaks::of(crate::VERSION, Some(wire::Protocols { oldest: OLDEST.min(newest), newest }))
+    pub fn up_to(newest: u32) -> ProtocolRange {
+        ProtocolRange::of(crate::VERSION, Some(wire::Protocols { oldest: OLDEST.min(newest), newest }))
     }
 
     /// Whether it supports the features of this number.
@@ -75,12 +75,12 @@ impl Speaks {
         self.protocols.map_or(BEFORE_NUMBERS, |protocols| protocols.newest) >= number
     }
 
-    pub fn of(version: &str, protocols: Option<wire::Protocols>) -> Speaks {
-        Speaks { version: version.to_owned(), protocols }
+    pub fn of(version: &str, protocols: Option<wire::Protocols>) -> ProtocolRange {
+        ProtocolRange { version: version.to_owned(), protocols }
     }
 
     /// The newest protocol that both speak. A build from before numbers understands only builds of its own version.
-    pub fn meet(&self, theirs: Speaks) -> Result<u32, NoCommonProtocol> {
+    pub fn newest_common(&self, theirs: ProtocolRange) -> Result<u32, NoCommonProtocol> {
         let is_same_version = self.version == theirs.version;
         let met = match (self.protocols, theirs.protocols) {
             (Some(ours), Some(theirs)) => common(ours, theirs),
@@ -99,7 +99,7 @@ fn common(ours: wire::Protocols, theirs: wire::Protocols) -> Option<u32> {
     (oldest <= newest).then_some(newest)
 }
 
-impl fmt::Display for Speaks {
+impl fmt::Display for ProtocolRange {
     fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
         // Quoted, because it comes from the peer.
         write!(to, "version {:?}, which speaks ", self.version)?;
@@ -115,16 +115,16 @@ impl fmt::Display for Speaks {
 mod tests {
     use super::*;
 
-    fn speaks(version: &str, oldest: u32, newest: u32) -> Speaks {
-        Speaks::of(version, Some(wire::Protocols { oldest, newest }))
+    fn speaks(version: &str, oldest: u32, newest: u32) -> ProtocolRange {
+        ProtocolRange::of(version, Some(wire::Protocols { oldest, newest }))
     }
 
     #[test]
     fn two_builds_meet_at_the_newest_protocol_that_both_speak() {
         let check = |ours: (u32, u32), theirs: (u32, u32), met: Option<u32>| {
             let (ours, theirs) = (speaks("1.0.0", ours.0, ours.1), speaks("1.1.0", theirs.0, theirs.1));
-            assert_eq!(ours.meet(theirs.clone()).ok(), met, "{ours} and {theirs}");
-            assert_eq!(theirs.meet(ours.clone()).ok(), met, "{theirs} and {ours}");
+            assert_eq!(ours.newest_common(theirs.clone()).ok(), met, "{ours} and {theirs}");
+            assert_eq!(theirs.newest_common(ours.clone()).ok(), met, "{theirs} and {ours}");
         };
         check((3, 4), (4, 5), Some(4));
         check((3, 4), (3, 4), Some(4));
@@ -139,27 +139,27 @@ mod tests {
 
     #[test]
     fn a_build_without_numbers_understands_its_own_version_alone() {
-        let check = |ours: &Speaks, version: &str, met: Option<u32>| {
-            assert_eq!(ours.meet(Speaks::of(version, None)).ok(), met, "{ours} and {version}");
+        let check = |ours: &ProtocolRange, version: &str, met: Option<u32>| {
+            assert_eq!(ours.newest_common(ProtocolRange::of(version, None)).ok(), met, "{ours} and {version}");
         };
         check(&speaks("1.0.0", 1, 2), "1.0.0", Some(1));
         check(&speaks("1.0.0", 1, 2), "1.0.1", None);
         check(&speaks("1.0.0", 2, 3), "1.0.0", None);
-        check(&Speaks::of("1.0.0", None), "1.0.0", Some(1));
-        check(&Speaks::of("1.0.0", None), "1.0.1", None);
+        check(&ProtocolRange::of("1.0.0", None), "1.0.0", Some(1));
+        check(&ProtocolRange::of("1.0.0", None), "1.0.1", None);
     }
 
     #[test]
     fn a_refusal_names_both_versions_and_both_ranges() {
-        let refusal = speaks("1.4.0", 4, 5).meet(speaks("1.2.0", 2, 2)).unwrap_err();
+        let refusal = speaks("1.4.0", 4, 5).newest_common(speaks("1.2.0", 2, 2)).unwrap_err();
         let ours = "no protocol in common: this is version \"1.4.0\", which speaks protocols 4 to 5";
         assert_eq!(refusal.to_string(), format!("{ours}, the peer is version \"1.2.0\", which speaks protocol 2"));
-        let old = speaks("1.4.0", 4, 5).meet(Speaks::of("0.9", None)).unwrap_err();
+        let old = speaks("1.4.0", 4, 5).newest_common(ProtocolRange::of("0.9", None)).unwrap_err();
         assert!(old.to_string().ends_with("the peer is version \"0.9\", which speaks protocols without a number"));
     }
 
     #[test]
     fn this_build_speaks_a_range_and_understands_itself() {
-        assert_eq!(Speaks::default().meet(Speaks::default()), Ok(NEWEST));
+        assert_eq!(ProtocolRange::default().newest_common(ProtocolRange::default()), Ok(NEWEST));
     }
 }

@@ -4,7 +4,7 @@ use crate::cluster as wire;
 use crate::malformed::{Malformed, out_of_range};
 use prost::Message;
 use types::{
-    CacheSalt, Finish, Goal, Grammar, GrammarFault, Micros, Priority, Request, RequestId, TenantId, Unsupported, Weight,
+    CacheSalt, Finish, Goal, Grammar, GrammarFault, Micros, Priority, Request, RequestId, TenantId, Unsupported, TenantWeight,
 };
 
 impl From<&Request> for wire::Request {
@@ -105,8 +105,8 @@ fn cache_salt_from_wire(bytes: &[u8]) -> Result<CacheSalt, Malformed> {
     }
 }
 
-fn weight_from_wire(weight: u32) -> Result<Weight, Malformed> {
-    u16::try_from(weight).map(|weight| Weight(weight.max(1))).map_err(|_| out_of_range("weight", weight))
+fn weight_from_wire(weight: u32) -> Result<TenantWeight, Malformed> {
+    u16::try_from(weight).map(|weight| TenantWeight(weight.max(1))).map_err(|_| out_of_range("weight", weight))
 }
 
 /// Zero generates, one pools, and n from two on scores with n - 2 likely tokens beside each.

@@ -1,31 +1,31 @@
 //! Why no more of a prompt was reused. Both services number the reasons alike, in the order of `ReuseEnd::ALL`.
 
 use crate::{cluster, v1};
-use types::{Reuse, ReuseEnd};
+use types::{PrefixReuse, ReuseEnd};
 
 impl cluster::Output {
     /// Sets why no more of its prompt was reused, as far as the client may know.
     #[must_use]
-    pub fn with_reuse(self, reuse: Reuse) -> Self {
+    pub fn with_reuse(self, reuse: PrefixReuse) -> Self {
         let reuse_end = reuse.ended.map_or(0, |ended| ended.for_client() as i32 + 1);
         cluster::Output { reuse_end, reuse_position: reuse.position, ..self }
     }
 
     /// Returns the reuse of its prompt. A reason that this build does not know becomes none.
-    pub fn reuse(&self) -> Reuse {
-        Reuse { ended: from_number(self.reuse_end), position: self.reuse_position }
+    pub fn reuse(&self) -> PrefixReuse {
+        PrefixReuse { ended: from_number(self.reuse_end), position: self.reuse_position }
     }
 }
 
 impl v1::Usage {
     #[must_use]
-    pub fn with_reuse(self, reuse: Reuse) -> Self {
+    pub fn with_reuse(self, reuse: PrefixReuse) -> Self {
         let reuse_end = reuse.ended.map_or(0, |ended| ended as i32 + 1);
         v1::Usage { reuse_end, reuse_position: reuse.position, ..self }
     }
 
-    pub fn reuse(&self) -> Reuse {
-        Reuse { ended: from_number(self.reuse_end), position: self.reuse_position }
+    pub fn reuse(&self) -> PrefixReuse {
+        PrefixReuse { ended: from_number(self.reuse_end), position: self.reuse_position }
     }
 }
 
@@ -41,9 +41,9 @@ mod tests {
     #[test]
     fn each_reason_has_one_number_in_both_services() {
         for ended in ReuseEnd::ALL {
-            let reuse = Reuse { ended: Some(ended), position: 48 };
+            let reuse = PrefixReuse { ended: Some(ended), position: 48 };
             let output = cluster::Output::default().with_reuse(reuse);
-            assert_eq!(output.reuse(), Reuse { ended: Some(ended.for_client()), ..reuse });
+            assert_eq!(output.reuse(), PrefixReuse { ended: Some(ended.for_client()), ..reuse });
             let usage = v1::Usage::default().with_reuse(reuse);
             assert_eq!(usage.reuse(), reuse);
             let word = format!("REUSE_END_{}", ended.name().to_uppercase());

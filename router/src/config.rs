@@ -52,7 +52,7 @@ pub struct Config {
     /// The tokenizer files for gateways that tokenize themselves. None if there are none.
     pub text_files: Option<ReadTextFiles>,
     /// The protocol versions that are sent to coordinators and compared with theirs: this build's own.
-    pub speaks: proto::Speaks,
+    pub speaks: proto::ProtocolRange,
     /// Whether a request that came now would be served. The caller may watch it.
     pub readiness: watch::Sender<bool>,
 }
@@ -250,7 +250,7 @@ impl Default for Config {
             tags: Vec::new(),
             metrics: Arc::new(String::new),
             text_files: None,
-            speaks: proto::Speaks::default(),
+            speaks: proto::ProtocolRange::default(),
             readiness: watch::Sender::default(),
         }
     }

@@ -50,7 +50,7 @@ use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use wire::{Incoming, Serving};
+use wire::{Incoming, ConnectionFuture};
 
 /// How long the last output of streams may be on its way after all streams have ended.
 const LAST_WORDS_MAX: Duration = Duration::from_secs(1);
@@ -67,7 +67,7 @@ pub fn serve(
     http: impl Into<HttpListeners>,
     grpc: TcpListener,
     shutdown: CancellationToken,
-) -> Serving<Error> {
+) -> ConnectionFuture<Error> {
     serve_listeners(config, (members.into(), texts.into()), http.into(), grpc, shutdown)
 }
 
@@ -77,7 +77,7 @@ fn serve_listeners(
     http: HttpListeners,
     grpc: TcpListener,
     shutdown: CancellationToken,
-) -> Serving<Error> {
+) -> ConnectionFuture<Error> {
     let config = Config { operators: http.operators.as_ref().and(config.operators.clone()), ..config };
     let tls = config.tls.clone();
     let faces = |front: Arc<Frontend>, draining, end: CancellationToken| async move {
@@ -85,7 +85,7 @@ fn serve_listeners(
         let grpc = async {
             let connections = match tls {
                 None => wire::tcp_incoming(grpc),
-                Some(tls) => wire::clients(grpc, tls, wire::AlpnProtocol::Grpc),
+                Some(tls) => wire::incoming_clients(grpc, tls, wire::AlpnProtocol::Grpc),
             };
             faces::grpc_server::serve(front, connections, draining, end).await
         };
@@ -101,7 +101,7 @@ pub fn serve_grpc(
     texts: impl Into<ModelTexts>,
     incoming: Incoming,
     shutdown: CancellationToken,
-) -> Serving<Error> {
+) -> ConnectionFuture<Error> {
     serve_incoming(config, (members.into(), texts.into()), incoming, shutdown)
 }
 
@@ -110,7 +110,7 @@ fn serve_incoming(
     (members, texts): (Membership, ModelTexts),
     incoming: Incoming,
     shutdown: CancellationToken,
-) -> Serving<Error> {
+) -> ConnectionFuture<Error> {
     let faces = |front, draining, end| faces::grpc_server::serve(front, incoming, draining, end);
     Box::pin(serve_faces(config, members, texts, shutdown, faces))
 }
@@ -196,7 +196,7 @@ fn record_of(
     let (queue, answers) =
         AnswerQueue::new(limits.answers_unrecorded_max, limits.answers_unrecorded_bytes_max, record_dropped);
     let with_prompts = record.prompts;
-    let line = move |queued: &QueuedAnswer| faces::http::kept::line(&queued.answer, with_prompts);
+    let line = move |queued: &QueuedAnswer| faces::http::kept::record_line(&queued.answer, with_prompts);
     Ok(Some((queue, record::start(record, nonce, answers, until.clone(), line)?)))
 }
 

@@ -6,7 +6,7 @@ use crate::settings::{TrustSettings, at_least_one};
 use anyhow::{Context, anyhow, bail, ensure};
 use clap::Args;
 use cluster::Addresses;
-use proto::Speaks;
+use proto::ProtocolRange;
 use proto::cluster::coordinator_client::CoordinatorClient;
 use proto::cluster::{ReloadReply, ReloadRequest, ScaleReply, ScaleRequest, Unread};
 use std::time::Duration;
@@ -51,7 +51,7 @@ impl ScaleCommand {
     pub fn run(&self) -> anyhow::Result<()> {
         at_least_one("tp", self.tp)?;
         at_least_one("pp", self.pp)?;
-        let Speaks { version, protocols } = Speaks::default();
+        let ProtocolRange { version, protocols } = ProtocolRange::default();
         let request = ScaleRequest { version, tp: self.tp.into(), pp: self.pp.into(), protocols };
         let reply = self.coordinator_address.call(async |mut client| client.scale(request).await)?;
         out::line(&scale_summary(&reply))?;
@@ -64,7 +64,7 @@ impl ScaleCommand {
 
 impl ReloadCommand {
     pub fn run(&self) -> anyhow::Result<()> {
-        let Speaks { version, protocols } = Speaks::default();
+        let ProtocolRange { version, protocols } = ProtocolRange::default();
         let request = ReloadRequest { version, protocols };
         let reply = self.coordinator_address.call(async |mut client| client.reload(request).await)?;
         out::line(&reload_summary(&reply))?;

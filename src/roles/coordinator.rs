@@ -11,7 +11,7 @@ use anyhow::Context;
 use checkpoint::Checkpoint;
 use clap::{ArgMatches, Args};
 use cluster::{Addresses, Claim, MemoryStore, Registration, Store};
-use coordinator::{DigestInputs, Policy};
+use coordinator::{DigestInputs, PlacementPolicy};
 use std::future::Future;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -150,13 +150,13 @@ fn config(parts: CoordinatorParts<'_>, checkpoint: &Checkpoint, replica: &str) -
             draft_model,
             ..defaults
         },
-        waits: coordinator::Waits {
+        waits: coordinator::Timings {
             drain_max: Duration::from_secs(queue.drain_seconds),
             replan_after: Duration::from_secs(settings.replan_seconds),
             regrow_after: Duration::from_secs(settings.regrow_seconds),
             takeover_hold: Duration::from_secs(settings.takeover_seconds),
             load_max: Duration::from_secs(settings.load_seconds),
-            ..coordinator::Waits::default()
+            ..coordinator::Timings::default()
         },
     })
 }
@@ -166,9 +166,9 @@ fn digest_of(parts: CoordinatorParts<'_>, checkpoint: &Checkpoint) -> anyhow::Re
 }
 
 /// Returns the operator's placement policy for a replica.
-pub fn policy(parts: CoordinatorParts<'_>) -> Policy {
+pub fn policy(parts: CoordinatorParts<'_>) -> PlacementPolicy {
     let CoordinatorParts { queue, coordinator: settings, device, .. } = parts;
-    Policy {
+    PlacementPolicy {
         grid: settings.grid(),
         activations: settings.activations(device.class()),
         kv_dtype: settings.kv_dtype(device.class()),

@@ -3,7 +3,7 @@
 
 use crate::settings::{StoreSettings, TrustSettings};
 use anyhow::{Context, ensure};
-use cluster::{Addresses, LastClaim, last_claim};
+use cluster::{Addresses, LastClaim, follow_last_claim};
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
 use wire::{DialTarget, JoinToken};
@@ -54,7 +54,7 @@ impl<'a> CoordinatorSource<'a> {
             CoordinatorSource::InStore { store, replica } => {
                 let store = store.open().await?.context("--etcd-endpoints is missing")?;
                 tracing::info!(replica, store = store.kind(), "looking for the coordinator of this replica");
-                let claim_rx = last_claim(store.watch(), replica.to_owned()).await;
+                let claim_rx = follow_last_claim(store.watch(), replica.to_owned()).await;
                 let address = claim_rx.borrow().address.clone();
                 // An invalid setting is reported now, and not at the first dial.
                 trust.resolve("worker", &address, handed.clone())?;

@@ -6,7 +6,7 @@ use crate::settings::hub::Hub;
 use crate::settings::{CoordinatorParts, SpeculationSettings};
 use anyhow::{Context, bail, ensure};
 use checkpoint::Checkpoint;
-use coordinator::{DraftModel, DraftNeeds, ModelShape};
+use coordinator::{DraftModel, DraftModelCost, ModelShape};
 use types::DeviceClass;
 
 /// Finds the files of the draft model, if there is one, and fetches them if they are not here.
@@ -27,7 +27,7 @@ pub fn shape(parts: CoordinatorParts<'_>, checkpoint: &Checkpoint) -> anyhow::Re
     let opened = Checkpoint::open(path.as_ref()).with_context(|| format!("the draft model {path}"))?;
     same_vocabulary(&opened, checkpoint).with_context(|| format!("the draft model {path}"))?;
     let kv_memory = speculation.draft_kv_memory.map(|bytes| bytes.0);
-    let needs = DraftNeeds::of(&ModelShape::of(&opened), &shape, &policy(parts), class, kv_memory)?;
+    let needs = DraftModelCost::of(&ModelShape::of(&opened), &shape, &policy(parts), class, kv_memory)?;
     let draft = DraftModel {
         path: path.into(),
         kv_bytes: needs.kv_bytes,

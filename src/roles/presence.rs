@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use types::{Step, StepDone};
 use worker::{
-    AbortHandle, Assignment, CancelFlag, KvCommit, Load, LoadError, LoadedModel, ReadyReport, Repeats, Rest, RunError,
+    AbortHandle, Assignment, CancelFlag, KvPoolMemory, Load, LoadError, LoadedModel, ReadyReport, PassCounts, Rest, RunError,
     Runner, UpcomingSteps,
 };
 
@@ -39,8 +39,8 @@ impl Load for PresenceLoader {
         Ok((Box::new(PresenceModel { loaded, presence: self.presence.clone() }), ready))
     }
 
-    fn distrust(&mut self) {
-        self.loader.distrust();
+    fn reject_last_load(&mut self) {
+        self.loader.reject_last_load();
     }
 
     fn holds(&self, assignment: &Assignment) -> bool {
@@ -54,8 +54,8 @@ struct PresenceModel {
 }
 
 impl LoadedModel for PresenceModel {
-    fn meet(self: Box<Self>, cancel: &CancelFlag) -> Result<Box<dyn Runner>, LoadError> {
-        let runner = self.loaded.meet(cancel)?;
+    fn join_peers(self: Box<Self>, cancel: &CancelFlag) -> Result<Box<dyn Runner>, LoadError> {
+        let runner = self.loaded.join_peers(cancel)?;
         *self.presence.place() = Some(cancel.clone());
         Ok(Box::new(PresenceRunner { runner, presence: self.presence }))
     }
@@ -81,23 +81,23 @@ impl Runner for PresenceRunner {
         self.runner.run_with(step, upcoming, done)
     }
 
-    fn rest(&mut self) -> Option<Rest<'_>> {
-        self.runner.rest()
+    fn remaining_wait(&mut self) -> Option<Rest<'_>> {
+        self.runner.remaining_wait()
     }
 
     fn abort_handle(&self) -> Option<AbortHandle> {
         self.runner.abort_handle()
     }
 
-    fn kv_commit(&mut self) -> Option<KvCommit> {
-        self.runner.kv_commit()
+    fn take_kv_memory(&mut self) -> Option<KvPoolMemory> {
+        self.runner.take_kv_memory()
     }
 
-    fn repeats(&self) -> Repeats {
+    fn repeats(&self) -> PassCounts {
         self.runner.repeats()
     }
 
-    fn waited(&self) -> Duration {
-        self.runner.waited()
+    fn total_wait(&self) -> Duration {
+        self.runner.total_wait()
     }
 }

@@ -21,8 +21,8 @@ use tokio::runtime::{Builder, Handle};
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
 use wire::JoinToken;
-use worker::fetch::{Fetch, IntactChunks};
-use worker::sim::Sim;
+use worker::fetch::{ModelFetcher, IntactChunks};
+use worker::sim::SimModel;
 use worker::source::{self, ModelSource};
 use worker::{
     Assignment, CancelFlag, ComputeDevice, Load, LoadError, LoadedModel, MeshSecret, ModelLoader, PeerListener,
@@ -142,7 +142,7 @@ fn model_source(join: &JoinSettings, coordinator: Channel, hub: &Hub) -> anyhow:
         (None, Some(folder)) => ModelSource::Folder(folder.clone()),
         (None, None) if join.fetch => {
             let (runtime, cache) = (Handle::current(), hub::sources(hub)?.cache);
-            ModelSource::Fetched(Fetch { channel: coordinator, runtime, cache, checked: IntactChunks::default() })
+            ModelSource::Fetched(ModelFetcher { channel: coordinator, runtime, cache, checked: IntactChunks::default() })
         }
         (None, None) => ModelSource::Assigned,
     })
@@ -236,7 +236,7 @@ impl Load for SimLoader {
         let failed = |source| LoadError::Model { path: path.clone(), source };
         let checkpoint = Checkpoint::open(path).map_err(|error| failed(error.into()))?;
         let spec = checkpoint.spec();
-        Sim { vocab: spec.vocab, groups: spec.cache_groups().groups().to_vec(), ..Sim::default() }
+        SimModel { vocab: spec.vocab, groups: spec.cache_groups().groups().to_vec(), ..SimModel::default() }
             .load(assignment, cancel)
     }
 }

@@ -32,7 +32,7 @@ use tokio::task::JoinSet;
 use tokio_stream::StreamExt;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
-use types::Mode;
+use types::NumericsMode;
 use wire::{JoinToken, Trust};
 
 const REPLICA: &str = "local";
@@ -126,7 +126,7 @@ pub async fn serve(
     controls: Vec<TcpListener>,
     shutdown: CancellationToken,
 ) -> anyhow::Result<()> {
-    if settings.coordinator.numerics == Mode::Fast {
+    if settings.coordinator.numerics == NumericsMode::Fast {
         let version = worker::lt_version().context("--numerics fast")?;
         tracing::info!(cublaslt = %version, "large products are cuBLASLt's");
     }

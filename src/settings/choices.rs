@@ -78,12 +78,12 @@ pub enum HostWire {
     Tcp,
 }
 
-impl From<HostWire> for worker::Wire {
-    fn from(wire: HostWire) -> worker::Wire {
+impl From<HostWire> for worker::WireChoice {
+    fn from(wire: HostWire) -> worker::WireChoice {
         match wire {
-            HostWire::Auto => worker::Wire::Any,
-            HostWire::Shm => worker::Wire::Memory,
-            HostWire::Tcp => worker::Wire::Socket,
+            HostWire::Auto => worker::WireChoice::Any,
+            HostWire::Shm => worker::WireChoice::Memory,
+            HostWire::Tcp => worker::WireChoice::Socket,
         }
     }
 }

@@ -19,7 +19,7 @@ use clap::{ArgAction, Args};
 use coordinator::STAGES_MAX;
 use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use types::{Activations, DeviceClass, Grid, KvDtype, Mode};
+use types::{Activations, DeviceClass, Grid, KvDtype, NumericsMode};
 
 /// The most ranks on one machine. With more ranks sums would wait for more peers than they have leaves.
 pub const RANKS_MAX: u32 = 1024;
@@ -36,10 +36,10 @@ pub struct CoordinatorSettings {
     /// How GPUs compute: with the same tokens in every batch and on every grid, or faster
     #[arg(
         long, env = "LOCKSTEP_NUMERICS", default_value = "lockstep",
-        value_parser = words::explained(Mode::ALL, Mode::name, meaning)
+        value_parser = words::explained(NumericsMode::ALL, NumericsMode::name, meaning)
     )]
     #[serde(with = "words")]
-    pub numerics: Mode,
+    pub numerics: NumericsMode,
     /// Type of activations: int8 (bf16 for bf16 weights) or f32 on the CPU, bf16 on a GPU [default: int8 on the CPU,
     /// bf16 on a GPU]
     #[arg(long, env = "LOCKSTEP_ACTIVATIONS", value_parser = words::parser(Activations::ALL, Activations::name))]
@@ -111,10 +111,10 @@ pub struct CoordinatorSettings {
     pub otlp_steps: bool,
 }
 
-fn meaning(mode: Mode) -> &'static str {
+fn meaning(mode: NumericsMode) -> &'static str {
     match mode {
-        Mode::Lockstep => "The same request gives the same tokens, whatever happens",
-        Mode::Fast => {
+        NumericsMode::Lockstep => "The same request gives the same tokens, whatever happens",
+        NumericsMode::Fast => {
             "GPUs only: large products by cuBLASLt, sums between ranks by NCCL; tokens may differ with batch, grid \
              and faults"
         }
@@ -184,7 +184,7 @@ impl CoordinatorSettings {
                 if class == DeviceClass::Cuda { "cpu" } else { class.name() }
             ),
         }
-        if self.numerics == Mode::Fast && class != DeviceClass::Cuda {
+        if self.numerics == NumericsMode::Fast && class != DeviceClass::Cuda {
             bail!("--numerics fast is for GPUs: elsewhere there is one way to compute");
         }
         Ok(())

@@ -1,7 +1,7 @@
 //! The protocol that a role uses with other roles. Has no knowledge of frames.
 
 use clap::Args;
-use proto::{NEWEST, OLDEST, Speaks};
+use proto::{NEWEST, OLDEST, ProtocolRange};
 use serde::{Deserialize, Serialize};
 
 #[derive(Args, Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -19,7 +19,7 @@ pub struct SpokenSettings {
 }
 
 impl SpokenSettings {
-    pub fn speaks(&self) -> Speaks {
-        self.protocol_max.map_or_else(Speaks::default, Speaks::up_to)
+    pub fn speaks(&self) -> ProtocolRange {
+        self.protocol_max.map_or_else(ProtocolRange::default, ProtocolRange::up_to)
     }
 }

@@ -3,7 +3,7 @@
 use super::secret;
 use anyhow::{Context, bail, ensure};
 use clap::Args;
-use cluster::{EtcdConfig, EtcdStore, EtcdTls, EtcdWaits, Store};
+use cluster::{EtcdConfig, EtcdStore, EtcdTls, EtcdTimings, Store};
 use serde::{Deserialize, Deserializer, Serialize};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, UNIX_EPOCH};
@@ -72,7 +72,7 @@ impl StoreSettings {
             prefix: self.etcd_prefix.clone().unwrap_or_else(|| PREFIX.into()),
             tls: self.tls()?,
             user: self.user()?,
-            waits: lease.map_or_else(EtcdWaits::default, EtcdWaits::with_lease),
+            waits: lease.map_or_else(EtcdTimings::default, EtcdTimings::with_lease),
         };
         let store = Store::Etcd(EtcdStore::open(config).await.context("--etcd-endpoints")?);
         tokio::spawn(measure(store.clone()));

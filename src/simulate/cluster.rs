@@ -7,7 +7,7 @@ use super::traffic::{Arrival, Nanos, Traffic, token};
 use coordinator::{Roofline, StepWork};
 use router::PickPolicy;
 use router::board::ledger::Item;
-use scheduler::{Output, Scheduler};
+use scheduler::{RequestOutput, Scheduler};
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use types::{CacheGroup, Epoch, Micros, Request, RequestId, Sampling, SliceDone, Step, StepDone, TokenOut, Want};
@@ -127,7 +127,7 @@ pub struct Datacenter {
     groups: Vec<CacheGroup>,
     step: Step,
     work: StepWork,
-    outputs: Vec<Output>,
+    outputs: Vec<RequestOutput>,
     spare: Vec<StepDone>,
     outcome: Tally,
 }
@@ -224,7 +224,7 @@ impl Datacenter {
         let id = RequestId(request.into());
         let planner_request = Request { id, prompt: arrival.prompt(request.into()), sampling, ..Request::default() };
         let taken = self.replicas[replica].planner.submit(planner_request, micros(now));
-        let displaced = std::iter::from_fn(|| self.replicas[replica].planner.displaced()).map(|id| id.0 as u32);
+        let displaced = std::iter::from_fn(|| self.replicas[replica].planner.take_displaced()).map(|id| id.0 as u32);
         for refused in displaced.chain(taken.err().map(|_| request)).collect::<Vec<_>>() {
             self.outcome.n_refused += 1;
             self.end(now + ROUTER_NANOS, refused);
@@ -296,7 +296,7 @@ impl Datacenter {
         self.plan(now, replica);
     }
 
-    fn apply_output(&mut self, at: Nanos, output: &Output) {
+    fn apply_output(&mut self, at: Nanos, output: &RequestOutput) {
         let request = output.id.0 as u32;
         if output.n_tokens > 0 {
             self.count_tokens(at, request, output);
@@ -306,7 +306,7 @@ impl Datacenter {
         }
     }
 
-    fn count_tokens(&mut self, at: Nanos, request: u32, output: &Output) {
+    fn count_tokens(&mut self, at: Nanos, request: u32, output: &RequestOutput) {
         let (window, outcome) = (&self.setup.window, &mut self.outcome);
         let ticket = &mut self.tickets[request as usize];
         let is_counted = window.has(ticket.arrival.at);

@@ -6,7 +6,7 @@ use router::PickPolicy;
 use router::board::ledger::{Item, Ledger};
 use router::board::pick::{PickInfo, Standing, VersionId};
 use router::board::{ChoiceBuffers, ReplicaFacts, ReplicaTable, Salt, names};
-use scheduler::{NameChange, Scheduler};
+use scheduler::{BlockNameChange, Scheduler};
 use std::sync::Arc;
 use types::{CacheOwner, PolicyDigest, Token};
 
@@ -16,7 +16,7 @@ pub struct SimulatedRouter {
     seats: Vec<Seat>,
     scratch: ChoiceBuffers,
     n_picked: u64,
-    changes: Vec<NameChange>,
+    changes: Vec<BlockNameChange>,
 }
 
 struct Seat {
@@ -79,7 +79,7 @@ impl SimulatedRouter {
         if is_known {
             collect_changes(&mut self.changes, &mut cached_names);
         } else {
-            planner.names(0..u32::MAX, &mut cached_names.added);
+            planner.append_names(0..u32::MAX, &mut cached_names.added);
         }
         // The simulation loses no report.
         self.board.apply_report(replica, &cached_names).expect("every word follows the one before");
@@ -87,12 +87,12 @@ impl SimulatedRouter {
 }
 
 /// Adds only the last change of each name, because a name may be added and removed in between.
-fn collect_changes(changes: &mut [NameChange], cached_names: &mut Cached) {
+fn collect_changes(changes: &mut [BlockNameChange], cached_names: &mut Cached) {
     changes.sort_by_key(|change| change.name);
     for of_name in changes.chunk_by(|a, b| a.name == b.name) {
         match of_name.last() {
-            Some(NameChange { name, is_added: true }) => cached_names.added.push(*name),
-            Some(NameChange { name, is_added: false }) => cached_names.dropped.push(*name),
+            Some(BlockNameChange { name, is_added: true }) => cached_names.added.push(*name),
+            Some(BlockNameChange { name, is_added: false }) => cached_names.dropped.push(*name),
             None => {}
         }
     }

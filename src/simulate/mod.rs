@@ -18,7 +18,7 @@ use crate::settings::{PickChoice, words};
 use anyhow::{Context, ensure};
 use clap::Args;
 use cluster::{Datacenter, Setup, Slo, Tally};
-use coordinator::{Blueprint, Limits, Machine, Policy, Roofline, WorkerId};
+use coordinator::{Blueprint, Limits, Machine, PlacementPolicy, Roofline, WorkerId};
 use hardware::{Efficiency, GPUS_PER_NODE, Gpu};
 use measure::CountedTime;
 use report::SimulationReport;
@@ -192,10 +192,10 @@ impl PlacedReplica {
     fn new(options: &SimulateOptions, model: &SimulatedModel) -> anyhow::Result<PlacedReplica> {
         let gpu = &options.gpu;
         let machines = machines(options);
-        let lay_out = |policy: &Policy| coordinator::plan(&machines, &model.shape, policy, None);
+        let lay_out = |policy: &PlacementPolicy| coordinator::plan(&machines, &model.shape, policy, None);
         // First with hardly any KV cache, to compute how much memory the weights leave.
         let mut policy = policy(options, KV_LEAST);
-        let lean = lay_out(&Policy { context: None, ..policy.clone() })?;
+        let lean = lay_out(&PlacementPolicy { context: None, ..policy.clone() })?;
         let weights = lean.shards.iter().map(|shard| shard.weight_bytes).max().unwrap_or(0);
         let usable = (gpu.memory_bytes as f64 * options.memory_utilization) as u64;
         let left = usable.checked_sub(weights).filter(|left| *left >= KV_LEAST);
@@ -249,8 +249,8 @@ fn machines(options: &SimulateOptions) -> Vec<Machine> {
     (0..u32::from(options.tp) * u32::from(options.pp)).map(machine).collect()
 }
 
-fn policy(options: &SimulateOptions, kv_memory: u64) -> Policy {
-    Policy {
+fn policy(options: &SimulateOptions, kv_memory: u64) -> PlacementPolicy {
+    PlacementPolicy {
         grid: Grid { tp: options.tp, pp: options.pp, ep: 1 },
         activations: Activations::Bf16,
         kv_dtype: options.kv_dtype,
@@ -264,7 +264,7 @@ fn policy(options: &SimulateOptions, kv_memory: u64) -> Policy {
 }
 
 /// Returns the configuration of such a replica's coordinator.
-fn config(options: &SimulateOptions, model: &SimulatedModel, policy: Policy) -> coordinator::Config {
+fn config(options: &SimulateOptions, model: &SimulatedModel, policy: PlacementPolicy) -> coordinator::Config {
     coordinator::Config {
         replica: String::new(),
         model: model.name.clone(),
@@ -276,13 +276,13 @@ fn config(options: &SimulateOptions, model: &SimulatedModel, policy: Policy) -> 
         zero_kv: false,
         salt: [0; 16],
         mesh_seed: [0; 32],
-        speaks: proto::Speaks::default(),
+        speaks: proto::ProtocolRange::default(),
         limits: Limits {
             waiting_max: options.max_waiting,
             batch_tokens_max: options.max_batch_tokens,
             chunk_tokens_max: options.max_batch_tokens,
             ..Limits::default()
         },
-        waits: coordinator::Waits::default(),
+        waits: coordinator::Timings::default(),
     }
 }

@@ -107,7 +107,7 @@ impl SimulationReport {
     ) -> SimulationReport {
         let n_ranks = usize::from(options.tp) * usize::from(options.pp);
         let blueprint = &laid_out.blueprint;
-        let largest = blueprint.pools.iter().map(coordinator::Pool::n_tokens).max();
+        let largest = blueprint.pools.iter().map(coordinator::PoolSize::n_tokens).max();
         SimulationReport {
             assumes: assumes(options),
             model: model.name.clone(),

@@ -3,7 +3,7 @@
 
 use checkpoint::Checkpoint;
 use cluster::MemoryStore;
-use coordinator::{ModelShape, Policy};
+use coordinator::{ModelShape, PlacementPolicy};
 use proto::v1::inference_client::InferenceClient;
 use router::ApiKeys;
 use std::path::Path;
@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
 use types::{Activations, Grid, KvDtype};
 use wire::{Dialer, in_memory, tcp};
-use worker::sim::Sim;
+use worker::sim::SimModel;
 
 pub const MODEL: &str = "tests/reference/llama-f32-tied";
 /// The modelled time of a step, without the roles' own.
@@ -48,7 +48,7 @@ impl House {
             coordinator::serve(Box::pin(pipes), coordinator_config(&checkpoint, &rooms), claim, shutdown.clone());
         tasks.spawn(async { coordinator.await.unwrap() });
         let config = worker::Config { device: "sim".into(), memory_bytes: 1 << 30, ..worker::Config::default() };
-        let sim = Sim { vocab: checkpoint.spec().vocab, step_micros: STEP_MICROS, ..Sim::default() };
+        let sim = SimModel { vocab: checkpoint.spec().vocab, step_micros: STEP_MICROS, ..SimModel::default() };
         let worker = worker::serve(dialer.channel(), Box::new(sim), config, shutdown.clone());
         tasks.spawn(async { worker.await.unwrap() });
         let (http, grpc) = (listener().await, listener().await);
@@ -71,7 +71,7 @@ impl House {
 }
 
 fn coordinator_config(checkpoint: &Checkpoint, rooms: &Rooms) -> coordinator::Config {
-    let policy = Policy {
+    let policy = PlacementPolicy {
         grid: Grid::SOLO,
         activations: Activations::F32,
         kv_dtype: KvDtype::F16,
@@ -93,13 +93,13 @@ fn coordinator_config(checkpoint: &Checkpoint, rooms: &Rooms) -> coordinator::Co
         salt: [7; 16],
         policy_digest: None,
         mesh_seed: [7; 32],
-        speaks: proto::Speaks::default(),
+        speaks: proto::ProtocolRange::default(),
         limits: coordinator::Limits { waiting_max: rooms.waiting_max, ..coordinator::Limits::default() },
         // No rank is lost only because a busy machine delays it.
-        waits: coordinator::Waits {
+        waits: coordinator::Timings {
             state_every: Duration::from_millis(10),
             beats_missed_max: 30_000,
-            ..coordinator::Waits::default()
+            ..coordinator::Timings::default()
         },
     }
 }

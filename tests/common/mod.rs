@@ -12,7 +12,7 @@ use ::wire::Trust;
 use checkpoint::Checkpoint;
 use checkpoint::catalogue::{self, Sources};
 use cluster::MemoryStore;
-use coordinator::{Blueprint, DraftModel, Machine, ModelShape, Policy, Speculation, Unplaceable, WorkerId, plan};
+use coordinator::{Blueprint, DraftModel, Machine, ModelShape, PlacementPolicy, Speculation, Unplaceable, WorkerId, plan};
 use node::Node;
 use proto::cluster as wire;
 use proto::cluster::coordinator_client::CoordinatorClient;
@@ -33,7 +33,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::Streaming;
 use types::{Finish, Grid, Layout, Request, RequestId, Token, TokenOut};
 use watched::{Seen, Watch};
-use worker::{Isa, MaskConfig, ModelLoader, PeerListener, RecalledLogs, Wire};
+use worker::{Isa, MaskConfig, ModelLoader, PeerListener, RecalledLogs, WireChoice};
 
 /// Limit for one round of requests, far beyond what any needs: a test that hangs fails.
 const ROUND_MAX: Duration = Duration::from_secs(600);
@@ -80,7 +80,7 @@ pub struct Setup {
     pub zero_kv: bool,
     pub grid: Grid,
     pub workers: Workers,
-    pub wire: Wire,
+    pub wire: WireChoice,
     pub cut: Cut,
     pub masks: MaskConfig,
     pub speculation: Speculation,
@@ -107,7 +107,7 @@ impl Setup {
             zero_kv: false,
             grid: Grid::SOLO,
             workers: Workers::Threads,
-            wire: Wire::Any,
+            wire: WireChoice::Any,
             cut: Cut::Alike,
             masks: MaskConfig::default(),
             speculation: Speculation::default(),
@@ -120,8 +120,8 @@ impl Setup {
         Setup { grid: Grid { tp, pp, ep: 1 }, threads: 1, ..self.clone() }
     }
 
-    fn policy(&self, kv_memory: u64) -> Policy {
-        Policy {
+    fn policy(&self, kv_memory: u64) -> PlacementPolicy {
+        PlacementPolicy {
             grid: self.grid,
             activations: self.activations.parse().unwrap(),
             kv_dtype: self.kv_dtype.parse().unwrap(),
@@ -193,7 +193,7 @@ impl Setup {
             zero_kv: self.zero_kv,
             salt: [7; 16],
             mesh_seed: [3; 32],
-            speaks: proto::Speaks::default(),
+            speaks: proto::ProtocolRange::default(),
             limits: coordinator::Limits {
                 batch_tokens_max: self.batch_tokens_max,
                 chunk_tokens_max: self.chunk_tokens_max,
@@ -203,13 +203,13 @@ impl Setup {
                 ..coordinator::Limits::default()
             },
             // State reports are frequent, and no rank counts as lost on a machine that is busy with other tests.
-            waits: coordinator::Waits {
+            waits: coordinator::Timings {
                 beat_every: Duration::from_millis(20),
                 beats_missed_max: 30_000,
                 hang_min: ROUND_MAX,
                 step_first_max: ROUND_MAX,
                 state_every: Duration::from_millis(20),
-                ..coordinator::Waits::default()
+                ..coordinator::Timings::default()
             },
         }
     }
@@ -460,9 +460,9 @@ fn start_threads(
 
 fn start_processes(setup: &Setup, coordinator: SocketAddr) -> Vec<Node> {
     let wire = match setup.wire {
-        Wire::Any => "auto",
-        Wire::Memory => "shm",
-        Wire::Socket => "tcp",
+        WireChoice::Any => "auto",
+        WireChoice::Memory => "shm",
+        WireChoice::Socket => "tcp",
     };
     let (coordinator, n_local) = (coordinator.to_string(), setup.grid.n_ranks().to_string());
     let join = ["worker", "--join", &coordinator, "--local-workers", &n_local, "--wire", wire, "--memory", "16GiB"];
@@ -472,7 +472,7 @@ fn start_processes(setup: &Setup, coordinator: SocketAddr) -> Vec<Node> {
 
 async fn attach(dialer: &Dialer) -> (mpsc::Sender<wire::RouterFrame>, Streaming<wire::ReplicaFrame>) {
     let (frames, sent) = mpsc::channel(FRAMES_UP_MAX);
-    let proto::Speaks { version, protocols } = proto::Speaks::default();
+    let proto::ProtocolRange { version, protocols } = proto::ProtocolRange::default();
     let hello = wire::RouterHello { version, protocols, former: None };
     frames.send(up(router_frame::Frame::Hello(hello))).await.unwrap();
     let mut client = CoordinatorClient::new(dialer.channel()).max_decoding_message_size(proto::FRAME_BYTES_MAX);

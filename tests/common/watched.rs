@@ -156,9 +156,9 @@ struct WatchedPlace {
 }
 
 impl LoadedModel for WatchedPlace {
-    fn meet(self: Box<Self>, cancel: &CancelFlag) -> Result<Box<dyn Runner>, LoadError> {
+    fn join_peers(self: Box<Self>, cancel: &CancelFlag) -> Result<Box<dyn Runner>, LoadError> {
         let WatchedPlace { loaded, watch, writes } = *self;
-        let runner = loaded.meet(cancel)?;
+        let runner = loaded.join_peers(cancel)?;
         Ok(Box::new(WatchedRunner { runner, watch, writes }))
     }
 }
@@ -204,7 +204,7 @@ impl Runner for WatchedRunner {
         self.runner.abort_handle()
     }
 
-    fn waited(&self) -> Duration {
-        self.runner.waited()
+    fn total_wait(&self) -> Duration {
+        self.runner.total_wait()
     }
 }

@@ -8,8 +8,8 @@ use crate::record::Record;
 use crate::registry::Registry;
 use crate::script::{CONTEXT, Host, ROUTERS, ReplicaPlan, Script, VOCAB, replica_name};
 use checkpoint::Sizes;
-use cluster::{Store, last_claim};
-use coordinator::{ModelShape, Policy};
+use cluster::{Store, follow_last_claim};
+use coordinator::{ModelShape, PlacementPolicy};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::sleep;
@@ -123,7 +123,7 @@ impl Stage {
         };
         let rank = SimRank { sim: self.script.sim.clone(), mesh: mesh.clone() };
         let view = self.registry.view(host, stop);
-        let found = stop.run_until_cancelled(last_claim(view.watch(), replica_name(replica))).await;
+        let found = stop.run_until_cancelled(follow_last_claim(view.watch(), replica_name(replica))).await;
         let Some(found) = found else { return Ok(()) };
         let channel = channel_to_last(found);
         Ok(worker::serve_in_tasks(channel, Box::new(rank), config, stop.clone()).await?)
@@ -146,7 +146,7 @@ impl Stage {
             sizes: Sizes::default(),
             draft: 0,
         };
-        let policy = Policy {
+        let policy = PlacementPolicy {
             grid: Grid { tp: plan.tp, pp: plan.pp, ep: 1 },
             activations: Activations::Int8,
             kv_dtype: KvDtype::F16,
@@ -169,9 +169,9 @@ impl Stage {
             salt: [7; 16],
             policy_digest: None,
             mesh_seed: [7; 32],
-            speaks: proto::Speaks::default(),
+            speaks: proto::ProtocolRange::default(),
             limits,
-            waits: coordinator::Waits::default(),
+            waits: coordinator::Timings::default(),
         }
     }
 }

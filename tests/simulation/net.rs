@@ -70,7 +70,7 @@ impl Stream for Incoming {
 /// A channel with the limits and timers that every role uses.
 pub fn channel(host: &str) -> Channel {
     let host = host.to_owned();
-    wire::over(service_fn(move |_: Uri| {
+    wire::channel_over(service_fn(move |_: Uri| {
         let host = host.clone();
         async move { Ok(TokioIo::new(TcpStream::connect((host.as_str(), PORT)).await?)) }
     }))
@@ -78,7 +78,7 @@ pub fn channel(host: &str) -> Channel {
 
 /// Returns a channel to the host that has the last claim at each dial, until another host claims it.
 pub fn channel_to_last(claim: watch::Receiver<LastClaim>) -> Channel {
-    wire::over(service_fn(move |_: Uri| {
+    wire::channel_over(service_fn(move |_: Uri| {
         let LastClaim { address, superseded, .. } = claim.borrow().clone();
         async move {
             let stream = TcpStream::connect((address.as_str(), PORT)).await?;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::time::sleep;
 use turmoil::net::UdpSocket;
 use types::{Epoch, Rank, Step, StepDone};
-use worker::sim::Sim;
+use worker::sim::SimModel;
 use worker::{Assignment, CancelFlag, Load, LoadError, LoadedModel, ReadyReport, Rest, RunError, Runner};
 
 pub const MESH_PORT: u16 = 7300;
@@ -131,7 +131,7 @@ impl Mesh {
 }
 
 pub struct SimRank {
-    pub sim: Sim,
+    pub sim: SimModel,
     pub mesh: Mesh,
 }
 
@@ -142,7 +142,7 @@ impl Load for SimRank {
         cancel: &CancelFlag,
     ) -> Result<(Box<dyn LoadedModel>, ReadyReport), LoadError> {
         // The sim itself takes no time, because that would be the machine's time.
-        let timeless = Sim { step_micros: 0, token_micros: 0, slice_micros: 0, ..self.sim.clone() };
+        let timeless = SimModel { step_micros: 0, token_micros: 0, slice_micros: 0, ..self.sim.clone() };
         let (sim, ready) = { timeless }.load(assignment, cancel)?;
         let (epoch, rank) = (assignment.epoch, assignment.rank);
         self.mesh.record.note(&self.mesh.name, format!("loads rank {} of {epoch}", rank.0));
@@ -161,7 +161,7 @@ impl Load for SimRank {
 
 struct Place {
     sim: Box<dyn LoadedModel>,
-    times: Sim,
+    times: SimModel,
     mesh: Mesh,
     epoch: Epoch,
     rank: Rank,
@@ -169,9 +169,9 @@ struct Place {
 }
 
 impl LoadedModel for Place {
-    fn meet(self: Box<Self>, cancel: &CancelFlag) -> Result<Box<dyn Runner>, LoadError> {
+    fn join_peers(self: Box<Self>, cancel: &CancelFlag) -> Result<Box<dyn Runner>, LoadError> {
         let Place { sim, times, mesh, epoch, rank, peers } = *self;
-        let sim = sim.meet(cancel)?;
+        let sim = sim.join_peers(cancel)?;
         mesh.ear().seats.insert(epoch, (rank, false));
         mesh.record.note(&mesh.name, format!("meets as rank {} of {epoch}", rank.0));
         Ok(Box::new(MeshRunner { sim, times, mesh, epoch, rank, peers, cancel: cancel.clone(), last: None, micros: 0 }))
@@ -180,7 +180,7 @@ impl LoadedModel for Place {
 
 struct MeshRunner {
     sim: Box<dyn Runner>,
-    times: Sim,
+    times: SimModel,
     mesh: Mesh,
     epoch: Epoch,
     rank: Rank,
@@ -220,7 +220,7 @@ impl Runner for MeshRunner {
         result
     }
 
-    fn rest(&mut self) -> Option<Rest<'_>> {
+    fn remaining_wait(&mut self) -> Option<Rest<'_>> {
         Some(Box::pin(self.compute()))
     }
 }

@@ -24,7 +24,7 @@ impl Registry {
 
     /// A process's view, until it stops.
     pub fn view(&self, host: Host, stop: &CancellationToken) -> MemoryStore {
-        let (view, registry, stop) = (self.store.from_afar(), self.clone(), stop.clone());
+        let (view, registry, stop) = (self.store.remote_view(), self.clone(), stop.clone());
         registry.look(host, &view);
         let looked = view.clone();
         tokio::spawn(async move {
@@ -38,7 +38,7 @@ impl Registry {
 
     fn look(&self, host: Host, view: &MemoryStore) {
         if !self.is_cut_off(host) {
-            view.look(|member| self.has_lapsed(member));
+            view.refresh(|member| self.has_lapsed(member));
         }
     }
 

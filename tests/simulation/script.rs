@@ -4,7 +4,7 @@
 use crate::random::Random;
 use proto::v1;
 use types::{Request, Sampling, Token, Tokens};
-use worker::sim::Sim;
+use worker::sim::SimModel;
 
 /// The tokenizer's vocabulary, including its end token.
 pub const VOCAB: u32 = 258;
@@ -22,7 +22,7 @@ const ENDLESS_TOKENS: u32 = 950;
 #[derive(Clone, Debug)]
 pub struct Script {
     pub replicas: Vec<ReplicaPlan>,
-    pub sim: Sim,
+    pub sim: SimModel,
     pub n_blocks: u64,
     pub running_max: u32,
     pub prefix_cache: bool,
@@ -143,11 +143,11 @@ impl Script {
     pub fn of(seed: u64) -> Script {
         let mut random = Random::new(seed);
         let replicas = vec![replica(&mut random, true), replica(&mut random, false)];
-        let sim = Sim {
+        let sim = SimModel {
             vocab: VOCAB,
             step_micros: random.between(1_000, 12_000),
             token_micros: random.between(0, 50),
-            ..Sim::default()
+            ..SimModel::default()
         };
         let mut faults = faults(&mut random, &replicas);
         let calls = draw_calls(&mut random);
@@ -329,7 +329,7 @@ impl PlannedCall {
     }
 
     /// Returns the correct answer: its tokens, and whether it stops before its length.
-    pub fn reference(&self, sim: &Sim) -> (Tokens, v1::finished::Reason) {
+    pub fn reference(&self, sim: &SimModel) -> (Tokens, v1::finished::Reason) {
         let requested = &self.sampling;
         let end = (!requested.ignore_eos).then_some(END);
         let sampling = Sampling {

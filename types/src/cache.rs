@@ -28,14 +28,14 @@ impl CacheGroup {
 
     /// The same group with a window: a query reads this many positions.
     #[must_use]
-    pub const fn within(self, positions: u32) -> CacheGroup {
-        CacheGroup { layout: self.layout.within(positions), sharding: self.sharding }
+    pub const fn with_window(self, positions: u32) -> CacheGroup {
+        CacheGroup { layout: self.layout.with_window(positions), sharding: self.sharding }
     }
 
     /// Returns what a rank keeps if its query heads read this many KV heads.
     #[must_use]
-    pub const fn share(&self, n_kv_heads: u32) -> KvLayout {
-        self.layout.share(self.sharding, n_kv_heads)
+    pub const fn rank_layout(&self, n_kv_heads: u32) -> KvLayout {
+        self.layout.rank_layout(self.sharding, n_kv_heads)
     }
 
     /// The length of a sequence's table when `n_tokens` positions are computed. Pages freed behind a window keep their
@@ -167,7 +167,7 @@ mod tests {
     #[test]
     fn layers_of_one_layout_share_a_group() {
         let full = KvLayout::heads(1, 1);
-        let local = full.within(18);
+        let local = full.with_window(18);
         let layers = LayerGroups::of([local, local, full, local, full]);
         let layouts: Vec<_> = layers.groups().iter().map(|group| group.layout).collect();
         assert_eq!(layouts, [local, full]);
@@ -197,7 +197,7 @@ mod tests {
             (u32::MAX, 10_000, 0, 0),
         ];
         for (window, position, first, n_passed) in cases {
-            let group = CacheGroup::FULL.within(window);
+            let group = CacheGroup::FULL.with_window(window);
             assert_eq!(
                 (group.first_read(position), group.n_passed(position)),
                 (first, n_passed),
@@ -237,7 +237,7 @@ mod tests {
     #[test]
     fn held_blocks_stay_within_n_held_max() {
         for window in [1, 2, 15, 16, 17, 18, 33, 100] {
-            let group = CacheGroup::FULL.within(window);
+            let group = CacheGroup::FULL.with_window(window);
             for slice in [1, 2, 16, 17, 40] {
                 for n_tokens in [1, 5, 16, 40, 200] {
                     let starts = 0..n_tokens;

@@ -1,7 +1,7 @@
 //! How the numbers of a matrix are stored: the types that files hold and devices pack, and how many bytes they take.
 //! The one definition for all code that reads, measures and packs files. Reads no bytes itself.
 
-use crate::grouped::Grouped;
+use crate::grouped::GroupedDtype;
 
 /// Within a block, `d` is a scale and `m` a minimum, both f16.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -43,7 +43,7 @@ pub enum Dtype {
     /// fraction, without infinities. Their scales are stored elsewhere: `Scales`.
     F8E4M3,
     /// Digits that share a scale with their neighbours; no file has them as they are cut here.
-    Grouped(Grouped),
+    Grouped(GroupedDtype),
 }
 
 /// The numbers that a cut of columns keeps together: each such run has its own scale within its block.
@@ -73,11 +73,11 @@ impl Dtype {
         Dtype::F8E4M3,
     ];
 
-    pub const ALL: [Dtype; 19 + Grouped::N] = {
-        let mut all = [Dtype::F32; 19 + Grouped::N];
+    pub const ALL: [Dtype; 19 + GroupedDtype::N] = {
+        let mut all = [Dtype::F32; 19 + GroupedDtype::N];
         let mut i = 0;
         while i < all.len() {
-            all[i] = if i < 19 { Dtype::STORED[i] } else { Dtype::Grouped(Grouped::ALL[i - 19]) };
+            all[i] = if i < 19 { Dtype::STORED[i] } else { Dtype::Grouped(GroupedDtype::ALL[i - 19]) };
             i += 1;
         }
         all

@@ -9,7 +9,7 @@
 
 /// The type of such a matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Grouped {
+pub struct GroupedDtype {
     pub digits: DigitBits,
     pub scale: ScaleType,
     /// Whether a group stores its zero. Otherwise it is the middle of the digits.
@@ -97,17 +97,17 @@ macro_rules! names {
 
 const NAMES: [[[&str; 3]; 3]; 4] = names!("INT4" "UINT4" "INT8" "UINT8");
 
-impl Grouped {
+impl GroupedDtype {
     pub const N: usize = 36;
-    pub const ALL: [Grouped; Grouped::N] = Grouped::all();
+    pub const ALL: [GroupedDtype; GroupedDtype::N] = GroupedDtype::all();
 
-    const fn all() -> [Grouped; Grouped::N] {
-        let first = Grouped { digits: DigitBits::Four, scale: ScaleType::F16, has_zeros: false, size: GroupSize::G32 };
-        let mut all = [first; Grouped::N];
+    const fn all() -> [GroupedDtype; GroupedDtype::N] {
+        let first = GroupedDtype { digits: DigitBits::Four, scale: ScaleType::F16, has_zeros: false, size: GroupSize::G32 };
+        let mut all = [first; GroupedDtype::N];
         let mut i = 0;
-        while i < Grouped::N {
+        while i < GroupedDtype::N {
             let (size, scale) = (GroupSize::ALL[i % 3], ScaleType::ALL[i / 3 % 3]);
-            all[i] = Grouped { digits: DigitBits::ALL[i / 18], scale, has_zeros: i / 9 % 2 == 1, size };
+            all[i] = GroupedDtype { digits: DigitBits::ALL[i / 18], scale, has_zeros: i / 9 % 2 == 1, size };
             i += 1;
         }
         all
@@ -133,10 +133,10 @@ mod tests {
 
     #[test]
     fn each_has_its_own_name_and_takes_what_its_file_does() {
-        for (i, grouped) in Grouped::ALL.iter().enumerate() {
-            assert!(Grouped::ALL[..i].iter().all(|other| other != grouped && other.name() != grouped.name()));
+        for (i, grouped) in GroupedDtype::ALL.iter().enumerate() {
+            assert!(GroupedDtype::ALL[..i].iter().all(|other| other != grouped && other.name() != grouped.name()));
         }
-        let by = |name: &str| Grouped::ALL.into_iter().find(|grouped| grouped.name() == name).unwrap();
+        let by = |name: &str| GroupedDtype::ALL.into_iter().find(|grouped| grouped.name() == name).unwrap();
         let eighths = |name: &str| by(name).block_bytes() * 64 / by(name).size.n();
         // In eighths of a bit per number: 4.125, 4.25, 4.5, 5, 8.125.
         let names = ["INT4_BF16_G128", "UINT4_F16_G128", "INT4_F16_G32", "UINT4_F16_G32", "INT8_BF16_G128"];

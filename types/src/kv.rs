@@ -53,7 +53,7 @@ impl KvLayout {
 
     /// The same layout with a window: a query reads this many positions. Layouts other than attention have a fixed one.
     #[must_use]
-    pub const fn within(self, positions: u32) -> KvLayout {
+    pub const fn with_window(self, positions: u32) -> KvLayout {
         match self {
             KvLayout::Heads { n, k, v, .. } => KvLayout::Heads { n, k, v, window: Some(positions) },
             KvLayout::State { .. } => self,
@@ -75,7 +75,7 @@ impl KvLayout {
 
     /// Returns what a rank keeps if it has this many of the layout's heads.
     #[must_use]
-    pub const fn share(self, sharding: Sharding, n_heads: u32) -> KvLayout {
+    pub const fn rank_layout(self, sharding: Sharding, n_heads: u32) -> KvLayout {
         match (sharding, self) {
             (Sharding::Heads, KvLayout::Heads { k, v, window, .. }) => KvLayout::Heads { n: n_heads, k, v, window },
             (Sharding::Heads, KvLayout::State { state, row, .. }) => KvLayout::State { n: n_heads, state, row },
@@ -156,18 +156,18 @@ mod tests {
         ];
         for (n, dim, dtype, all, two) in cases {
             let layout = KvLayout::heads(n, dim);
-            let bytes = |sharding| layout.share(sharding, 2).page_bytes(dtype);
+            let bytes = |sharding| layout.rank_layout(sharding, 2).page_bytes(dtype);
             assert_eq!((layout.page_bytes(dtype), bytes(Sharding::Heads)), (all, two));
-            assert_eq!((bytes(Sharding::Replicated), layout.within(9).page_bytes(dtype)), (all, all));
+            assert_eq!((bytes(Sharding::Replicated), layout.with_window(9).page_bytes(dtype)), (all, all));
         }
-        assert_eq!(KvLayout::heads(3, 64).share(Sharding::Heads, 0).page_bytes(KvDtype::F16), 0);
+        assert_eq!(KvLayout::heads(3, 64).rank_layout(Sharding::Heads, 0).page_bytes(KvDtype::F16), 0);
         assert_eq!(KvLayout::heads(2, 80).padded(32), KvLayout::heads(2, 96));
         for dtype in [KvDtype::F32, KvDtype::Int8] {
             assert_eq!(KvLayout::heads(u32::MAX, u32::MAX).page_bytes(dtype), u64::MAX);
         }
         let state = KvLayout::State { n: 4, state: 64, row: 10 };
         assert_eq!((state.page_bytes(KvDtype::F16), state.window(), state.is_state()), (3584, Some(2), true));
-        assert_eq!(state.share(Sharding::Heads, 1).page_bytes(KvDtype::F16), 896);
-        assert_eq!((state.within(9), state.padded(32)), (state, state));
+        assert_eq!(state.rank_layout(Sharding::Heads, 1).page_bytes(KvDtype::F16), 896);
+        assert_eq!((state.with_window(9), state.padded(32)), (state, state));
     }
 }

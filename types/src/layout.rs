@@ -8,7 +8,7 @@
 //! A share is a part of a scale, not a number of heads: the same cut falls among heads, leaves of an MLP, experts and
 //! rows of the vocabulary wherever it falls, and all ranks compute it with one function.
 
-use crate::topology::{Grid, Place};
+use crate::topology::{Grid, GridPlace};
 use crate::{Leaves, Rank, Unsupported};
 use alloc::vec::Vec;
 use core::ops::Range;
@@ -35,8 +35,8 @@ pub struct Layout {
 
 /// One rank's part of a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Part {
-    pub place: Place,
+pub struct RankPart {
+    pub place: GridPlace,
     pub layers: Range<u32>,
     pub shares: Shares,
     pub n_stages: u16,
@@ -135,15 +135,15 @@ impl Layout {
     }
 
     /// Panics for a rank that the grid does not have.
-    pub fn part(&self, rank: Rank) -> Part {
+    pub fn part(&self, rank: Rank) -> RankPart {
         let grid = self.grid();
         let place = grid.place(rank);
         let stage = &self.stages[usize::from(place.stage)];
-        Part { place, layers: stage.layers.clone(), shares: stage.shares.clone(), n_stages: grid.pp }
+        RankPart { place, layers: stage.layers.clone(), shares: stage.shares.clone(), n_stages: grid.pp }
     }
 }
 
-impl Part {
+impl RankPart {
     /// True if this rank embeds the tokens.
     pub fn is_first(&self) -> bool {
         self.place.stage == 0

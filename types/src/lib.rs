@@ -33,21 +33,21 @@ pub use cache::{BLOCKS_MAX, CacheGroup, LayerGroups};
 pub use certificate::{Hex, TokensHash, TokensHasher};
 pub use dtype::{Dtype, Scales};
 pub use grammar::Grammar;
-pub use grouped::{DigitBits, GroupSize, Grouped, ScaleType};
+pub use grouped::{DigitBits, GroupSize, GroupedDtype, ScaleType};
 pub use guesses::NgramLimits;
 pub use id::{BlockId, Epoch, Micros, Rank, RequestId, StepId, TenantId, Token, Tokens};
 pub use kv::{BLOCK_TOKENS, KV_PARTS, KvLayout, Sharding, blocks_committed, parts_for};
-pub use layout::{Layout, Part, Shares, Stage};
+pub use layout::{Layout, RankPart, Shares, Stage};
 pub use leaves::Leaves;
-pub use numerics::{Activations, DeviceClass, DeviceKind, KvDtype, Mode, UnknownWord};
+pub use numerics::{Activations, DeviceClass, DeviceKind, KvDtype, NumericsMode, UnknownWord};
 pub use policy::{Numerics, PolicyDigest};
-pub use request::{Goal, Priority, Request, Weight};
-pub use reuse::{Reuse, ReuseEnd};
+pub use request::{Goal, Priority, Request, TenantWeight};
+pub use reuse::{PrefixReuse, ReuseEnd};
 pub use sampling::{Dry, Penalties, Sampling, Xtc};
 pub use step::{
     BlockCopy, DRAFT_ROWS_MAX, Failure, Finish, GrammarFault, SCORED_ROWS_MAX, Slice, SliceDone, Step, StepDone,
     TokenLogprob, TokenOut, Want,
 };
-pub use topology::{Grid, Place};
+pub use topology::{Grid, GridPlace};
 pub use unsupported::Unsupported;
 pub use weights::{PieceHash, PieceRun, WeightsRoot};

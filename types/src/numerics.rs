@@ -131,7 +131,7 @@ impl FromStr for KvDtype {
 
 /// Determines the order of a sum, on devices where there is a choice.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Mode {
+pub enum NumericsMode {
     /// The model's shapes alone: the same bits on every grid and in any company.
     #[default]
     Lockstep,
@@ -139,29 +139,29 @@ pub enum Mode {
     Fast,
 }
 
-impl Mode {
-    pub const ALL: &[Mode] = &[Mode::Lockstep, Mode::Fast];
+impl NumericsMode {
+    pub const ALL: &[NumericsMode] = &[NumericsMode::Lockstep, NumericsMode::Fast];
 
     pub const fn name(self) -> &'static str {
         match self {
-            Mode::Lockstep => "lockstep",
-            Mode::Fast => "fast",
+            NumericsMode::Lockstep => "lockstep",
+            NumericsMode::Fast => "fast",
         }
     }
 }
 
-impl fmt::Display for Mode {
+impl fmt::Display for NumericsMode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
 }
 
-impl FromStr for Mode {
+impl FromStr for NumericsMode {
     type Err = UnknownWord;
 
-    fn from_str(word: &str) -> Result<Mode, UnknownWord> {
+    fn from_str(word: &str) -> Result<NumericsMode, UnknownWord> {
         let unknown = || UnknownWord { word: word.to_owned(), of: "mode of numerics", known: "lockstep or fast" };
-        named(Mode::ALL, Mode::name, word).ok_or_else(unknown)
+        named(NumericsMode::ALL, NumericsMode::name, word).ok_or_else(unknown)
     }
 }
 
@@ -259,7 +259,7 @@ mod tests {
     fn words_are_read_as_they_are_written_and_others_refused() {
         check(Activations::ALL, &["", "int4", "INT8", "f16"]);
         check(KvDtype::ALL, &["", "int3", "fp8", "f16 "]);
-        check(Mode::ALL, &["", "slow", "Fast"]);
+        check(NumericsMode::ALL, &["", "slow", "Fast"]);
         let kinds = ["cpu", "cpu/zen4", "cuda/sm_90", "sim", ""].map(|text| text.parse::<DeviceKind>().unwrap());
         check(&kinds, &["gpu", "tpu/v5", "Cpu", "/sm_90x/"]);
         let known = kinds.map(|kind| (kind.class(), kind.architecture().to_owned()));

@@ -1,6 +1,6 @@
 //! The inputs of the bits besides the request: two replicas with equal digests give equal tokens.
 
-use crate::numerics::{Activations, DeviceClass, DeviceKind, KvDtype, Mode};
+use crate::numerics::{Activations, DeviceClass, DeviceKind, KvDtype, NumericsMode};
 use crate::{Hex, WeightsRoot};
 use core::fmt;
 
@@ -13,7 +13,7 @@ pub struct Numerics<'a> {
     pub device_class: DeviceClass,
     /// A GPU's architecture (`sm_90`): its tensor cores have their own order of sums within an instruction. Else empty.
     pub architecture: &'a str,
-    pub mode: Mode,
+    pub mode: NumericsMode,
     pub activations: Activations,
     pub kv_dtype: KvDtype,
     /// The fingerprint of the configured model, with every hyperparameter that shapes the pass. The root
@@ -30,7 +30,7 @@ impl Numerics<'_> {
     /// The policy for weights as they are stored, on the device that a worker named.
     pub fn plain(
         device: &DeviceKind,
-        mode: Mode,
+        mode: NumericsMode,
         activations: Activations,
         kv_dtype: KvDtype,
         weights: [u8; 32],
@@ -60,7 +60,7 @@ impl Numerics<'_> {
 impl PolicyDigest {
     /// The digest of a policy after the model was read: `self` covers the configured model, the root its bytes.
     #[must_use]
-    pub fn loaded(self, root: &WeightsRoot) -> PolicyDigest {
+    pub fn with_weights(self, root: &WeightsRoot) -> PolicyDigest {
         let mut hasher = blake3::Hasher::new_derive_key("lockstep 2026 policy over the bytes of the weights");
         hasher.update(&self.0).update(&root.0);
         PolicyDigest(*hasher.finalize().as_bytes())
@@ -90,26 +90,26 @@ mod tests {
             Numerics::plain(&device, mode, Activations::Bf16, KvDtype::Bf16, [5; 32]).digest()
         };
         let all = [
-            digest("cuda/sm_80", Mode::Lockstep),
-            digest("cuda/sm_90", Mode::Lockstep),
-            digest("cuda/sm_90", Mode::Fast),
-            digest("cpu", Mode::Lockstep),
-            digest("sim", Mode::Lockstep),
+            digest("cuda/sm_80", NumericsMode::Lockstep),
+            digest("cuda/sm_90", NumericsMode::Lockstep),
+            digest("cuda/sm_90", NumericsMode::Fast),
+            digest("cpu", NumericsMode::Lockstep),
+            digest("sim", NumericsMode::Lockstep),
         ];
         assert!((1..all.len()).all(|i| !all[..i].contains(&all[i])), "{all:?}");
         let on_cpu = |kv_dtype| {
-            Numerics::plain(&DeviceClass::Cpu.into(), Mode::Lockstep, Activations::Int8, kv_dtype, [5; 32]).digest()
+            Numerics::plain(&DeviceClass::Cpu.into(), NumericsMode::Lockstep, Activations::Int8, kv_dtype, [5; 32]).digest()
         };
         assert!(on_cpu(KvDtype::F16) != on_cpu(KvDtype::Int8));
         // Processors are one class and have one mode.
-        assert_eq!(digest("cpu/zen4", Mode::Fast), digest("cpu", Mode::Lockstep));
+        assert_eq!(digest("cpu/zen4", NumericsMode::Fast), digest("cpu", NumericsMode::Lockstep));
     }
 
     #[test]
     fn other_bytes_are_another_policy() {
         let meant = PolicyDigest([1; 32]);
-        let [a, b] = [2, 3].map(|byte| meant.loaded(&WeightsRoot([byte; 32])));
-        assert!(a != b && a != meant && a != PolicyDigest([4; 32]).loaded(&WeightsRoot([2; 32])));
+        let [a, b] = [2, 3].map(|byte| meant.with_weights(&WeightsRoot([byte; 32])));
+        assert!(a != b && a != meant && a != PolicyDigest([4; 32]).with_weights(&WeightsRoot([2; 32])));
     }
 
     /// Streams move between replicas and releases by these bytes: changing one of them ends every running request.
@@ -122,19 +122,19 @@ mod tests {
             alloc::format!("{}", crate::Hex(&bytes))
         };
         assert_eq!(
-            digest("cpu", Mode::Lockstep, "int8", "f16"),
+            digest("cpu", NumericsMode::Lockstep, "int8", "f16"),
             "e64aecaef8882066fc992d09d70dad4db7b211ff41b10ea8c2cd3c089906f74a"
         );
         assert_eq!(
-            digest("cpu", Mode::Lockstep, "int8", "int8"),
+            digest("cpu", NumericsMode::Lockstep, "int8", "int8"),
             "ab5db6cc44c920fa0e5d53d399d052807ca4984987f1d2efb469ff146801345c"
         );
         assert_eq!(
-            digest("cuda/sm_90", Mode::Fast, "bf16", "bf16"),
+            digest("cuda/sm_90", NumericsMode::Fast, "bf16", "bf16"),
             "5cb391eb33d6b2861658b32c4293bae575275753f89ab7a2406c77b620cb4b88"
         );
         assert_eq!(
-            digest("sim", Mode::Lockstep, "f32", "f32"),
+            digest("sim", NumericsMode::Lockstep, "f32", "f32"),
             "9826de6afd2e8e136565ea23bd3ce9dda458f0f6cbfa5032bf772a26e0049267"
         );
     }

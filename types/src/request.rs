@@ -16,7 +16,7 @@ pub struct Request {
     pub id: RequestId,
     pub tenant: TenantId,
     /// The tenant's share when there is more work than capacity. The stream does not depend on it.
-    pub weight: Weight,
+    pub weight: TenantWeight,
     pub prompt: Tokens,
     pub output: Tokens,
     pub sampling: Sampling,
@@ -52,11 +52,11 @@ pub struct Priority(pub i8);
 
 /// A tenant's share beside other tenants, in proportion. Zero counts as one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Weight(pub u16);
+pub struct TenantWeight(pub u16);
 
-impl Default for Weight {
+impl Default for TenantWeight {
     fn default() -> Self {
-        Weight(1)
+        TenantWeight(1)
     }
 }
 

@@ -2,7 +2,7 @@
 
 /// Where the reuse of a prompt ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Reuse {
+pub struct PrefixReuse {
     /// Why no more was reused. None until the cache was read.
     pub ended: Option<ReuseEnd>,
     /// The position where reuse ended, or up to which the cache had more: a multiple of a block.

@@ -11,7 +11,7 @@ pub struct Grid {
 
 /// One rank's place in the grid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Place {
+pub struct GridPlace {
     pub stage: u16,
     pub tp: u16,
     pub ep: u16,
@@ -25,9 +25,9 @@ impl Grid {
         self.pp * self.tp
     }
 
-    pub fn place(&self, rank: Rank) -> Place {
+    pub fn place(&self, rank: Rank) -> GridPlace {
         let tp = rank.0 % self.tp;
-        Place { stage: rank.0 / self.tp, tp, ep: tp % self.ep }
+        GridPlace { stage: rank.0 / self.tp, tp, ep: tp % self.ep }
     }
 
     /// The rank that samples and answers: rank 0 of the last stage.

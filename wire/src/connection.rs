@@ -15,7 +15,7 @@ pub type Incoming = Pin<Box<dyn Stream<Item = io::Result<Connection>> + Send>>;
 
 /// A role that runs as long as this is polled. A role's crate boxes it: the future of a public async fn would be
 /// compiled again in every binary that polls it.
-pub type Serving<E> = Pin<Box<dyn Future<Output = Result<(), E>> + Send>>;
+pub type ConnectionFuture<E> = Pin<Box<dyn Future<Output = Result<(), E>> + Send>>;
 
 /// A carrier of a connection other than TCP: a simulated network, for example.
 pub trait Carrier: AsyncRead + AsyncWrite + Debug + Send + Unpin {}

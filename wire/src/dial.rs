@@ -87,7 +87,7 @@ pub fn tcp(address: &str) -> Result<Channel, tonic::transport::Error> {
 }
 
 /// A channel over connections that `connector` makes.
-pub fn over<C, IO>(connector: C) -> Channel
+pub fn channel_over<C, IO>(connector: C) -> Channel
 where
     C: Service<Uri, Response = TokioIo<IO>, Error = io::Error> + Send + 'static,
     C::Future: Send,

@@ -14,7 +14,7 @@
 
 use crate::connection::Connection;
 use crate::refused::{ConnectError, HandshakeRefusal};
-use crate::tls::{TLS_ALERT, TLS_HANDSHAKE, Tls, of_tls};
+use crate::tls::{TLS_ALERT, TLS_HANDSHAKE, Tls, unwrap_tls_error};
 use crate::token::{JoinToken, NONCE_BYTES, random};
 use std::io;
 use std::time::Duration;
@@ -114,7 +114,7 @@ async fn greet_dialler(peer: &mut Connection, token: Option<&JoinToken>) -> Resu
     send(peer, &reply).await?;
     verdict.accept()?;
     let mut answer = [0; PROOF_BYTES];
-    peer.read_exact(&mut answer).await.map_err(of_tls)?;
+    peer.read_exact(&mut answer).await.map_err(unwrap_tls_error)?;
     let verdict = match token {
         // Hashes are compared in constant time.
         Some(token) if token.proof("dialler", &dialler, &listener) != blake3::Hash::from_bytes(answer) => {
@@ -134,7 +134,7 @@ async fn greet_listener(peer: &mut Connection, token: Option<&JoinToken>) -> Res
     hello[..MAGIC.len()].copy_from_slice(&MAGIC);
     hello[MAGIC.len()] = token.is_some().into();
     hello[MAGIC.len() + 1..].copy_from_slice(&dialler);
-    send(peer, &hello).await.map_err(of_tls)?;
+    send(peer, &hello).await.map_err(unwrap_tls_error)?;
     let mut reply = [0; REPLY_BYTES];
     read_magic(peer, &mut reply, TLS_ALERT, HandshakeRefusal::TlsMissing).await?;
     GreetingVerdict::from(reply[MAGIC.len()]).accept()?;
@@ -146,12 +146,12 @@ async fn greet_listener(peer: &mut Connection, token: Option<&JoinToken>) -> Res
         Some(token) if is_ours => *token.proof("dialler", &dialler, &listener).as_bytes(),
         _ => [0; PROOF_BYTES],
     };
-    send(peer, &answer).await.map_err(of_tls)?;
+    send(peer, &answer).await.map_err(unwrap_tls_error)?;
     if !is_ours {
         return Err(HandshakeRefusal::TokenWrong.into());
     }
     let mut verdict = [0];
-    peer.read_exact(&mut verdict).await.map_err(of_tls)?;
+    peer.read_exact(&mut verdict).await.map_err(unwrap_tls_error)?;
     Ok(GreetingVerdict::from(verdict[0]).accept()?)
 }
 
@@ -188,7 +188,7 @@ async fn read_magic(
 fn hung_up(error: io::Error) -> ConnectError {
     match error.kind() {
         io::ErrorKind::UnexpectedEof => HandshakeRefusal::Garbage.into(),
-        _ => of_tls(error),
+        _ => unwrap_tls_error(error),
     }
 }
 

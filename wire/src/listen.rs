@@ -29,21 +29,21 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// The step that a peer must complete before anything else is read from it.
 #[derive(Clone)]
-enum Proof {
+enum HandshakeKind {
     /// Prove that it belongs to the cluster.
     Role(watch::Receiver<Trust>),
     /// Shake hands, as any client may.
     Client(OfferedTls, AlpnProtocol),
 }
 
-impl Proof {
+impl HandshakeKind {
     async fn accept(&self, stream: TcpStream) -> Result<Connection, ConnectError> {
         match self {
-            Proof::Role(trust) => {
+            HandshakeKind::Role(trust) => {
                 let trust = trust.borrow().clone();
                 trust.accept(stream).await
             }
-            Proof::Client(tls, spoken) => tls.accept(stream, *spoken).await,
+            HandshakeKind::Client(tls, spoken) => tls.accept(stream, *spoken).await,
         }
     }
 }
@@ -56,22 +56,22 @@ pub fn incoming(listener: TcpListener, trust: Trust) -> Incoming {
 
 /// The same where the trust may change: a change applies to connections that come later.
 pub fn incoming_by(listener: TcpListener, trust: watch::Receiver<Trust>) -> Incoming {
-    proved(listener, Proof::Role(trust))
+    spawn_listener(listener, HandshakeKind::Role(trust))
 }
 
 /// Returns the connections of clients whose handshakes are done. The limits of number and time are those of roles.
-pub fn clients(listener: TcpListener, tls: OfferedTls, spoken: AlpnProtocol) -> Incoming {
-    proved(listener, Proof::Client(tls, spoken))
+pub fn incoming_clients(listener: TcpListener, tls: OfferedTls, spoken: AlpnProtocol) -> Incoming {
+    spawn_listener(listener, HandshakeKind::Client(tls, spoken))
 }
 
-fn proved(listener: TcpListener, proof: Proof) -> Incoming {
+fn spawn_listener(listener: TcpListener, proof: HandshakeKind) -> Incoming {
     let (proved, connections) = mpsc::channel(PROVED_MAX);
     tokio::spawn(listen(listener, proof, proved));
     Box::pin(ReceiverStream::new(connections))
 }
 
-async fn listen(listener: TcpListener, proof: Proof, proved: mpsc::Sender<io::Result<Connection>>) {
-    let mut proving = ProvingPlaces::new();
+async fn listen(listener: TcpListener, proof: HandshakeKind, proved: mpsc::Sender<io::Result<Connection>>) {
+    let mut proving = HandshakeSlots::new();
     let refusals = Arc::new(Refusals::default());
     loop {
         let accepted = tokio::select! {
@@ -101,26 +101,26 @@ async fn listen(listener: TcpListener, proof: Proof, proved: mpsc::Sender<io::Re
 }
 
 /// The places of the peers that prove themselves.
-struct ProvingPlaces {
+struct HandshakeSlots {
     places: Arc<Semaphore>,
     /// The peers that have a place, the longest there first.
     peers: VecDeque<(Instant, oneshot::Sender<()>)>,
 }
 
 /// A peer's place until it has proved itself, and then until its connection is taken.
-struct ProvingPlace {
+struct HandshakeSlot {
     permit: OwnedSemaphorePermit,
     /// Ends when the place is given to another peer.
     lost: oneshot::Receiver<()>,
 }
 
-impl ProvingPlaces {
-    fn new() -> ProvingPlaces {
-        ProvingPlaces { places: Arc::new(Semaphore::new(PROVING_MAX)), peers: VecDeque::new() }
+impl HandshakeSlots {
+    fn new() -> HandshakeSlots {
+        HandshakeSlots { places: Arc::new(Semaphore::new(PROVING_MAX)), peers: VecDeque::new() }
     }
 
     /// A place for one more peer: a free one, or that of the peer which has tried longest, once it has had its time.
-    async fn place(&mut self) -> Option<ProvingPlace> {
+    async fn place(&mut self) -> Option<HandshakeSlot> {
         loop {
             self.peers.retain(|(_, place)| !place.is_closed());
             let left = self.peers.front().map(|(since, _)| PROOF_USUAL.saturating_sub(since.elapsed()));
@@ -130,7 +130,7 @@ impl ProvingPlaces {
                 Ok(Ok(permit)) => {
                     let (kept, lost) = oneshot::channel();
                     self.peers.push_back((Instant::now(), kept));
-                    return Some(ProvingPlace { permit, lost });
+                    return Some(HandshakeSlot { permit, lost });
                 }
                 Ok(Err(_closed)) => return None,
                 // Its task ends with the sender, and leaves the place.
@@ -140,9 +140,9 @@ impl ProvingPlaces {
     }
 }
 
-impl ProvingPlace {
-    async fn prove(self, proof: &Proof, stream: TcpStream) -> Result<(Connection, OwnedSemaphorePermit), ConnectError> {
-        let ProvingPlace { permit, lost } = self;
+impl HandshakeSlot {
+    async fn prove(self, proof: &HandshakeKind, stream: TcpStream) -> Result<(Connection, OwnedSemaphorePermit), ConnectError> {
+        let HandshakeSlot { permit, lost } = self;
         tokio::select! {
             proved = timeout(PROOF_MAX, proof.accept(stream)) => {
                 let connection = proved.unwrap_or(Err(ConnectError::Late))?;

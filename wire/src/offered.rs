@@ -3,7 +3,7 @@
 
 use crate::connection::Connection;
 use crate::refused::{ConnectError, HandshakeRefusal};
-use crate::tls::{TLS_HANDSHAKE, of_tls};
+use crate::tls::{TLS_HANDSHAKE, unwrap_tls_error};
 use rustls::ServerConfig;
 use std::fmt;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -85,7 +85,7 @@ impl OfferedTls {
             stream.shutdown().await?;
             return Err(HandshakeRefusal::TlsMissing.into());
         }
-        let accepted = TlsAcceptor::from(self.now(spoken)).accept(stream).await.map_err(of_tls)?;
+        let accepted = TlsAcceptor::from(self.now(spoken)).accept(stream).await.map_err(unwrap_tls_error)?;
         Ok(Connection::Tls(Box::new(accepted.into())))
     }
 }

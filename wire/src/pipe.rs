@@ -1,7 +1,7 @@
 //! Pipes in memory, for roles within one process: the same frames as between machines, without TLS or token.
 
 use crate::connection::Connection;
-use crate::dial::over;
+use crate::dial::channel_over;
 use hyper_util::rt::TokioIo;
 use std::io;
 use std::pin::Pin;
@@ -31,7 +31,7 @@ pub struct Dialer {
 
 impl Dialer {
     pub fn channel(&self) -> Channel {
-        over(self.clone())
+        channel_over(self.clone())
     }
 }
 

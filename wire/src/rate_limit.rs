@@ -12,7 +12,7 @@ const ADDRESSES_MAX: usize = 256;
 
 /// Allows one line a second for each address. `K` distinguishes addresses.
 #[derive(Debug)]
-pub struct RateLimit<K> {
+pub struct LogRateLimit<K> {
     every: u64,
     addresses_max: usize,
     addresses: BTreeMap<K, AddressState>,
@@ -41,15 +41,15 @@ impl SuppressedEvents {
     }
 }
 
-impl<K: Ord> Default for RateLimit<K> {
-    fn default() -> RateLimit<K> {
-        RateLimit::new(EVERY, ADDRESSES_MAX)
+impl<K: Ord> Default for LogRateLimit<K> {
+    fn default() -> LogRateLimit<K> {
+        LogRateLimit::new(EVERY, ADDRESSES_MAX)
     }
 }
 
-impl<K: Ord> RateLimit<K> {
-    fn new(every: u64, addresses_max: usize) -> RateLimit<K> {
-        RateLimit { every, addresses_max, addresses: BTreeMap::new(), others: AddressState::default() }
+impl<K: Ord> LogRateLimit<K> {
+    fn new(every: u64, addresses_max: usize) -> LogRateLimit<K> {
+        LogRateLimit { every, addresses_max, addresses: BTreeMap::new(), others: AddressState::default() }
     }
 
     /// Returns what was left out before, if this is to be logged now. Otherwise returns None, and counts the `n`
@@ -100,7 +100,7 @@ mod tests {
 
     #[test]
     fn an_address_is_logged_once_in_a_while_with_what_was_not() {
-        let mut limit = RateLimit::new(10, 4);
+        let mut limit = LogRateLimit::new(10, 4);
         let mut admit = |address, what: &str, now| limit.admit(address, 1, &what, Micros(now));
         assert_eq!(admit(1, "a", 5), suppressed(0, ""));
         assert_eq!([admit(1, "b", 5), admit(1, "c", 14)], [None, None]);
@@ -114,7 +114,7 @@ mod tests {
 
     #[test]
     fn addresses_for_which_there_is_no_room_share_a_line() {
-        let mut limit = RateLimit::new(10, 2);
+        let mut limit = LogRateLimit::new(10, 2);
         let mut admit = |address, now| limit.admit(address, 1, &address, Micros(now));
         assert_eq!([admit(1, 0), admit(2, 0), admit(3, 0)], [(); 3].map(|()| suppressed(0, "")));
         assert_eq!([admit(4, 0), admit(5, 0), admit(1, 1)], [None, None, None]);
@@ -127,7 +127,7 @@ mod tests {
     /// The map stays small, however many addresses an attacker has.
     #[test]
     fn lines_and_memory_have_a_bound() {
-        let mut limit = RateLimit::default();
+        let mut limit = LogRateLimit::default();
         let seconds = 3;
         let mut n_lines = 0;
         for n in 0..100_000_u64 * seconds {

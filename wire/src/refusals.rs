@@ -1,7 +1,7 @@
 //! Peers that were refused at a listener, for the log: each address once a second, however often it dials. Knows
 //! nothing of the reasons.
 
-use crate::rate_limit::{RateLimit, SuppressedEvents};
+use crate::rate_limit::{LogRateLimit, SuppressedEvents};
 use std::fmt::Display;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Mutex, PoisonError};
@@ -12,7 +12,7 @@ use types::Micros;
 #[derive(Debug)]
 pub struct Refusals {
     began: Instant,
-    limit: Mutex<RateLimit<IpAddr>>,
+    limit: Mutex<LogRateLimit<IpAddr>>,
 }
 
 impl Default for Refusals {

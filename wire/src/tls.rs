@@ -24,19 +24,19 @@ pub struct Tls {
 
 impl Tls {
     pub(crate) async fn accept(&self, stream: TcpStream) -> Result<TlsStream<TcpStream>, ConnectError> {
-        let accepted = TlsAcceptor::from(self.server.clone()).accept(stream).await.map_err(of_tls)?;
+        let accepted = TlsAcceptor::from(self.server.clone()).accept(stream).await.map_err(unwrap_tls_error)?;
         Ok(accepted.into())
     }
 
     pub(crate) async fn connect(&self, stream: TcpStream) -> Result<TlsStream<TcpStream>, ConnectError> {
         let name = ServerName::try_from(SERVER_NAME).expect("a constant name that is valid");
-        let connected = TlsConnector::from(self.client.clone()).connect(name, stream).await.map_err(of_tls)?;
+        let connected = TlsConnector::from(self.client.clone()).connect(name, stream).await.map_err(unwrap_tls_error)?;
         Ok(connected.into())
     }
 }
 
 /// Unwraps the rustls error that a stream's error contains, if it does.
-pub(crate) fn of_tls(error: io::Error) -> ConnectError {
+pub(crate) fn unwrap_tls_error(error: io::Error) -> ConnectError {
     let tls = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()).map(refused);
     tls.map_or(ConnectError::Io(error), ConnectError::Refused)
 }

@@ -9,7 +9,7 @@ use checkpoint::Checkpoint;
 use collective::Mesh;
 use std::time::Instant;
 use types::{
-    Activations, BlockId, Epoch, Grid, KvDtype, Layout, Mode, Rank, Request, RequestId, Sampling, Slice, Step,
+    Activations, BlockId, Epoch, Grid, KvDtype, Layout, NumericsMode, Rank, Request, RequestId, Sampling, Slice, Step,
     StepDone, StepId, Token, Want,
 };
 use worker::{Assignment, MeshSecret, ModelLoader, Runner};
@@ -53,7 +53,7 @@ fn assignment(args: &Args) -> Result<Assignment, Fault> {
         model_path: args.model.clone().into(),
         activations: args.activations,
         kv_dtype: args.kv_dtype,
-        mode: Mode::Lockstep,
+        mode: NumericsMode::Lockstep,
         n_blocks: vec![types::cache::blocks_for(context); checkpoint.spec().cache_groups().groups().len()],
         kv_bytes: KV_BYTES,
         context,

@@ -7,7 +7,7 @@ use checkpoint::Checkpoint;
 use std::time::{Duration, Instant};
 use types::cache::blocks_for;
 use types::{
-    Activations, BlockId, Epoch, KvDtype, Layout, Mode, Rank, Request, RequestId, Sampling, Slice, Step, StepDone,
+    Activations, BlockId, Epoch, KvDtype, Layout, NumericsMode, Rank, Request, RequestId, Sampling, Slice, Step, StepDone,
     StepId, Token, Want,
 };
 use worker::{Assignment, GuessConfig, MeshSecret, MeshTimeouts, ModelLoader, Runner};
@@ -50,7 +50,7 @@ fn assignment(model: &str, checkpoint: &Checkpoint) -> Assignment {
         model_path: model.into(),
         activations: Activations::Int8,
         kv_dtype: KvDtype::F16,
-        mode: Mode::Lockstep,
+        mode: NumericsMode::Lockstep,
         n_blocks: vec![blocks_for(CONTEXT) * 32; n_groups],
         kv_bytes: 8 << 30,
         context: CONTEXT,

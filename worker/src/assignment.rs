@@ -7,7 +7,7 @@ use crate::runner::guesses::GuessConfig;
 use crate::runner::kv_commit::KvShortage;
 use collective::{CancelFlag, MeshTimeouts};
 use std::path::PathBuf;
-use types::{Activations, Epoch, KvDtype, Layout, Mode, PieceRun, PolicyDigest, Rank, Unsupported};
+use types::{Activations, Epoch, KvDtype, Layout, NumericsMode, PieceRun, PolicyDigest, Rank, Unsupported};
 
 /// Loads a runner for an assignment. It is called again for every epoch of the worker's life, so it may keep costly
 /// results (packed weights) from one load to the next.
@@ -21,7 +21,7 @@ pub trait Load: Send {
     ) -> Result<(Box<dyn LoadedModel>, ReadyReport), LoadError>;
 
     /// Reports that the bytes loaded last were rejected: copies that were made for this load are not trusted again.
-    fn distrust(&mut self) {}
+    fn reject_last_load(&mut self) {}
 
     /// Returns whether the loader has everything that this assignment needs, so that a load reads no file.
     fn holds(&self, _: &Assignment) -> bool {
@@ -32,12 +32,12 @@ pub trait Load: Send {
 /// A loaded assignment whose rank has not met the others.
 pub trait LoadedModel: Send {
     /// Called once all ranks have loaded, so that they meet at about the same time.
-    fn meet(self: Box<Self>, cancel: &CancelFlag) -> Result<Box<dyn Runner>, LoadError>;
+    fn join_peers(self: Box<Self>, cancel: &CancelFlag) -> Result<Box<dyn Runner>, LoadError>;
 }
 
 /// A runner without other ranks has nothing to do in `meet`.
 impl<R: Runner + 'static> LoadedModel for R {
-    fn meet(self: Box<Self>, _: &CancelFlag) -> Result<Box<dyn Runner>, LoadError> {
+    fn join_peers(self: Box<Self>, _: &CancelFlag) -> Result<Box<dyn Runner>, LoadError> {
         Ok(self)
     }
 }
@@ -56,7 +56,7 @@ pub struct Assignment {
     pub model_path: PathBuf,
     pub activations: Activations,
     pub kv_dtype: KvDtype,
-    pub mode: Mode,
+    pub mode: NumericsMode,
     /// Number of blocks in each cache group's pool, the same on all ranks; ids start at zero.
     pub n_blocks: Vec<u32>,
     /// Memory for this rank's KV cache. The rank's share of the pools must fit into it.

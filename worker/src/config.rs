@@ -49,7 +49,7 @@ pub struct Config {
     /// Checks the weights in memory; the loader's own.
     pub scrubber: Option<Scrubber>,
     /// What the worker reports of this build to the coordinator.
-    pub speaks: proto::Speaks,
+    pub speaks: proto::ProtocolRange,
 }
 
 impl Default for Config {
@@ -73,14 +73,14 @@ impl Default for Config {
             come_back_max: Duration::from_secs(120),
             kv_memory: KvMemory { left: || None, grows: false },
             scrubber: None,
-            speaks: proto::Speaks::default(),
+            speaks: proto::ProtocolRange::default(),
         }
     }
 }
 
 /// Whether a worker computes and sends heartbeats on threads of its own, or in tasks on modelled time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Footing {
+pub(crate) enum ExecutionMode {
     Threads,
     Tasks,
 }

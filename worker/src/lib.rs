@@ -10,11 +10,11 @@ pub mod runner;
 mod session;
 
 pub use assignment::{Assignment, Load, LoadError, LoadedModel, MeshSecret, ReadyReport};
-pub use backend::Repeats;
+pub use backend::PassCounts;
 pub use backend::cpu::Isa;
 pub use backend::cuda::{Card, Compiler, Driver, lt_version};
 pub use collective::{
-    AbortHandle, CancelFlag, CarrierChoice, Error as MeshError, LinkEncryption, MeshTimeouts, PeerListener, Wire,
+    AbortHandle, CancelFlag, CarrierChoice, Error as MeshError, LinkEncryption, MeshTimeouts, PeerListener, WireChoice,
     nccl_version,
 };
 pub use config::{Config, KvMemory, MemoryLeft};
@@ -23,26 +23,26 @@ pub use load::scrub::{Scrubber, SpoiltWeight};
 pub use load::weight_cache::WeightCache;
 pub use load::{fetch, source};
 pub use runner::guesses::{DraftCost, DraftModelConfig, GuessConfig, GuessSource, RecalledLogs};
-pub use runner::kv_commit::{KvCommit, KvShortage};
+pub use runner::kv_commit::{KvPoolMemory, KvShortage};
 pub use runner::masks::MaskConfig;
 pub use runner::model_loader::{ComputeDevice, ModelLoader};
 pub use runner::model_runner::ModelRunner;
 pub use runner::{Rest, RunError, Runner, UpcomingSteps};
 pub use runner::{sequences, sim};
 
-use config::Footing;
+use config::ExecutionMode;
 use session::{Worker, heartbeat, rank_thread, scrubbing};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
-use wire::Serving;
+use wire::ConnectionFuture;
 
 /// Joins the coordinator behind `channel` and computes for it until `shutdown`, and dials again when the stream ends.
 /// At `shutdown` it announces that it leaves, so that another worker takes its rank before it is gone.
-pub fn serve(channel: Channel, loader: Box<dyn Load>, config: Config, shutdown: CancellationToken) -> Serving<Error> {
-    Box::pin(serve_on(Footing::Threads, channel, loader, config, shutdown))
+pub fn serve(channel: Channel, loader: Box<dyn Load>, config: Config, shutdown: CancellationToken) -> ConnectionFuture<Error> {
+    Box::pin(serve_on(ExecutionMode::Threads, channel, loader, config, shutdown))
 }
 
 /// Like `serve`, without a thread of its own, for runners that only model their time: a whole cluster runs in one
@@ -52,12 +52,12 @@ pub fn serve_in_tasks(
     loader: Box<dyn Load>,
     config: Config,
     shutdown: CancellationToken,
-) -> Serving<Error> {
-    Box::pin(serve_on(Footing::Tasks, channel, loader, config, shutdown))
+) -> ConnectionFuture<Error> {
+    Box::pin(serve_on(ExecutionMode::Tasks, channel, loader, config, shutdown))
 }
 
 async fn serve_on(
-    footing: Footing,
+    footing: ExecutionMode,
     channel: Channel,
     loader: Box<dyn Load>,
     config: Config,
@@ -71,12 +71,12 @@ async fn serve_on(
     let (memory, scrubber) = (config.kv_memory, config.scrubber.clone());
     let thread = rank_thread::run(loader, queue, counters, places, memory, scrubber);
     match footing {
-        Footing::Threads => {
-            drop(std::thread::Builder::new().name("compute".into()).spawn(|| rank_thread::drive(thread))?)
+        ExecutionMode::Threads => {
+            drop(std::thread::Builder::new().name("compute".into()).spawn(|| rank_thread::block_on(thread))?)
         }
-        Footing::Tasks => drop(tokio::spawn(thread)),
+        ExecutionMode::Tasks => drop(tokio::spawn(thread)),
     }
-    if let Some(scrubber) = config.scrubber.clone().filter(|_| footing == Footing::Threads) {
+    if let Some(scrubber) = config.scrubber.clone().filter(|_| footing == ExecutionMode::Threads) {
         scrubbing::start(scrubber, progress.clone(), work.downgrade())?;
     }
     let worker = Worker { config, footing, work, progress, leases, shutdown };
@@ -94,7 +94,7 @@ async fn keep_joined(worker: &Worker, channel: &Channel) -> Result<(), Error> {
             wait = wait.max(worker.config.redial_after_leave);
         }
         let free = async {
-            come_back(worker).await?;
+            wait_for_free_thread(worker).await?;
             // Frees the finished assignment's memory now, not at the next assignment.
             worker.work.send(rank_thread::RankWork::Release).await.map_err(|_| Error::ThreadGone)
         };
@@ -115,7 +115,7 @@ async fn keep_joined(worker: &Worker, channel: &Channel) -> Result<(), Error> {
 
 /// Waits until the computing thread is free. A device that hangs keeps the thread forever; the parent of this process
 /// may start another one.
-async fn come_back(worker: &Worker) -> Result<(), Error> {
+async fn wait_for_free_thread(worker: &Worker) -> Result<(), Error> {
     const LOOK: Duration = Duration::from_millis(10);
     const WARN_AFTER: Duration = Duration::from_secs(1);
     let (begun, mut has_warned) = (tokio::time::Instant::now(), false);

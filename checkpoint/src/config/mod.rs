@@ -239,7 +239,7 @@ impl ModelSpec {
             (MixerKind::None, _) => None,
             (MixerKind::Recurrence, _) => Some(state),
             (MixerKind::Convolution, _) => self.convolution.as_ref().map(ConvolutionSpec::layout),
-            (MixerKind::Attention, Some(window)) => Some(heads.within(window)),
+            (MixerKind::Attention, Some(window)) => Some(heads.with_window(window)),
             (MixerKind::Attention, None) => Some(heads),
         };
         LayerGroups::of_some(self.layers.iter().map(layout))

@@ -4,7 +4,7 @@ use super::method::QuantMethod;
 use super::{Cells, DigitLayout, Groups};
 use crate::error::ParseError;
 use safetensors::tensor::Dtype as Stored;
-use types::{DigitBits, GroupSize, Grouped, ScaleType};
+use types::{DigitBits, GroupSize, GroupedDtype, ScaleType};
 
 /// A tensor of a header that is part of a matrix.
 #[derive(Clone, Debug)]
@@ -279,7 +279,7 @@ impl GroupedMatrix {
             ));
         };
         let has_zeros = self.zeros.is_some();
-        let grouped = Grouped { digits: self.bits, scale: self.scales.1, has_zeros, size };
+        let grouped = GroupedDtype { digits: self.bits, scale: self.scales.1, has_zeros, size };
         Ok(Groups {
             layout: self.layout,
             grouped,

@@ -20,7 +20,7 @@ use crate::file::SourceFile;
 use codes::Codes;
 use half::f16;
 use std::ops::Range;
-use types::{DigitBits, Dtype, Grouped};
+use types::{DigitBits, Dtype, GroupedDtype};
 
 /// Numbers in a file, in rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -131,7 +131,7 @@ const IN_ORDER: [usize; 8] = [0, 1, 2, 3, 4, 5, 6, 7];
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Groups {
     pub layout: DigitLayout,
-    pub grouped: Grouped,
+    pub grouped: GroupedDtype,
     /// Rows and columns of the matrix.
     pub shape: [usize; 2],
     /// Columns that share a scale.

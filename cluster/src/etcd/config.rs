@@ -11,7 +11,7 @@ pub struct EtcdConfig {
     pub tls: Option<EtcdTls>,
     /// A name and its password.
     pub user: Option<(String, String)>,
-    pub waits: EtcdWaits,
+    pub waits: EtcdTimings,
 }
 
 /// As PEM.
@@ -24,7 +24,7 @@ pub struct EtcdTls {
 }
 
 #[derive(Clone, Debug)]
-pub struct EtcdWaits {
+pub struct EtcdTimings {
     /// An entry disappears when its coordinator is silent for this long.
     pub lease: Duration,
     /// The interval between signs of life, which keep the lease.
@@ -36,15 +36,15 @@ pub struct EtcdWaits {
     pub retry_max: Duration,
 }
 
-impl EtcdWaits {
-    pub fn with_lease(lease: Duration) -> EtcdWaits {
-        EtcdWaits { lease, beat_every: lease / 4, ..EtcdWaits::default() }
+impl EtcdTimings {
+    pub fn with_lease(lease: Duration) -> EtcdTimings {
+        EtcdTimings { lease, beat_every: lease / 4, ..EtcdTimings::default() }
     }
 }
 
-impl Default for EtcdWaits {
+impl Default for EtcdTimings {
     fn default() -> Self {
-        EtcdWaits {
+        EtcdTimings {
             lease: Duration::from_secs(10),
             beat_every: Duration::from_millis(2500),
             call_max: Duration::from_secs(3),

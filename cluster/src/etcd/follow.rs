@@ -2,8 +2,8 @@
 //! whenever the stream is lost, whatever the reason: a lost leader, a compaction, an etcd that was restored.
 
 use super::keys::{StoreEntry, read_claim, read_member, read_post};
-use super::line::{CallError, EtcdConnection, Pause, to_call_error};
-use crate::state::{Health, StoreState};
+use super::line::{CallError, EtcdConnection, Backoff, to_call_error};
+use crate::state::{StoreHealth, StoreState};
 use etcd_client::{Event, EventType, GetOptions, KeyValue, WatchOptions, WatchStream};
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -13,16 +13,16 @@ use tokio::time::Instant;
 pub(super) struct StoreFollower {
     pub line: Arc<EtcdConnection>,
     pub state: watch::Sender<StoreState>,
-    pub health: watch::Sender<Health>,
+    pub health: watch::Sender<StoreHealth>,
 }
 
 impl StoreFollower {
     /// Runs until its task is aborted.
     pub async fn run(self) {
-        let mut pause = Pause::new(&self.line.waits);
+        let mut pause = Backoff::new(&self.line.waits);
         let mut is_logged = false;
         loop {
-            match self.attach().await {
+            match self.open_watch().await {
                 Ok(stream) => {
                     self.report_connected();
                     is_logged = false;
@@ -40,17 +40,17 @@ impl StoreFollower {
         }
     }
 
-    async fn attach(&self) -> Result<WatchStream, CallError> {
+    async fn open_watch(&self) -> Result<WatchStream, CallError> {
         let root = &self.line.keys.root;
         let options = || Some(GetOptions::new().with_prefix());
         let listing = self.line.call(|mut client| async move { client.get(root.as_str(), options()).await }).await?;
         let revision = listing.header().map_or(0, |header| header.revision());
-        self.list(listing.kvs(), revision);
+        self.apply_listing(listing.kvs(), revision);
         let options = || Some(WatchOptions::new().with_prefix().with_start_revision(revision + 1));
         self.line.call(|mut client| async move { client.watch(root.as_str(), options()).await }).await
     }
 
-    fn list(&self, entries: &[KeyValue], revision: i64) {
+    fn apply_listing(&self, entries: &[KeyValue], revision: i64) {
         self.state.send_modify(|state| {
             let listings = state.listings + 1;
             *state = StoreState { revision: revision.unsigned_abs(), listings, ..StoreState::default() };
@@ -123,7 +123,7 @@ impl StoreFollower {
             if was_away {
                 let n_members = self.state.borrow().members.len();
                 tracing::info!(n_members, away_s = seconds_since(health.since), "etcd is connected");
-                *health = Health::connected();
+                *health = StoreHealth::connected();
             }
             was_away
         });
@@ -144,7 +144,7 @@ impl StoreFollower {
                 return false;
             }
             let since = if health.is_connected() { SystemTime::now() } else { health.since };
-            *health = Health { since, away: Some(why) };
+            *health = StoreHealth { since, away: Some(why) };
             true
         });
     }

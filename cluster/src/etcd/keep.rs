@@ -2,7 +2,7 @@
 //! incarnation stays the same until a later claim.
 
 use super::keys::{claim_value, incarnation, member_value, read_claim};
-use super::line::{CallError, EtcdConnection, Pause};
+use super::line::{CallError, EtcdConnection, Backoff};
 use super::written::{EntryRevision, KeepAction, REWRITE_MIN};
 use crate::Error;
 use crate::claim::ClaimLost;
@@ -29,9 +29,9 @@ pub(super) struct TakenClaim {
 }
 
 /// Takes a name from its holder. Waits while etcd is away.
-pub(super) async fn take(line: &EtcdConnection, replica: &str, address: &str) -> Result<TakenClaim, Error> {
+pub(super) async fn take_claim(line: &EtcdConnection, replica: &str, address: &str) -> Result<TakenClaim, Error> {
     let holder = new_holder();
-    let mut pause = Pause::new(&line.waits);
+    let mut pause = Backoff::new(&line.waits);
     let mut is_logged = false;
     loop {
         match try_take(line, replica, address, &holder).await {
@@ -161,7 +161,7 @@ impl ClaimKeeper {
     }
 
     async fn keep(&mut self) -> ClaimLost {
-        let mut pause = Pause::new(&self.line.waits);
+        let mut pause = Backoff::new(&self.line.waits);
         loop {
             let failed = match self.hold(&mut pause).await {
                 KeepError::Lost(lost) => return lost,
@@ -178,7 +178,7 @@ impl ClaimKeeper {
     }
 
     /// Registers, and keeps the registration up until that fails.
-    async fn hold(&mut self, pause: &mut Pause) -> KeepError {
+    async fn hold(&mut self, pause: &mut Backoff) -> KeepError {
         let failed = async {
             let lease = self.lease().await?;
             self.register(lease).await?;

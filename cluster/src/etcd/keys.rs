@@ -76,7 +76,7 @@ pub(super) fn claim_value(holder: &str, address: &str, floor: u64) -> Vec<u8> {
 
 /// A claim that cannot be read has no holder, but still a revision.
 pub(super) fn read_claim(value: &[u8], revision: i64) -> ClaimHolder {
-    let record = bounded(value).and_then(|value| serde_json::from_slice(value).ok());
+    let record = reject_oversized(value).and_then(|value| serde_json::from_slice(value).ok());
     let unknown = || ClaimRecord { holder: String::new(), address: "nobody".into(), floor: 0 };
     let ClaimRecord { holder, address, floor } = record.unwrap_or_else(unknown);
     ClaimHolder { incarnation: incarnation(revision, floor), holder, address }
@@ -92,15 +92,15 @@ pub(super) fn member_value(incarnation: u64, registration: &Registration) -> Vec
 }
 
 pub(super) fn read_member(value: &[u8]) -> Option<Member> {
-    let MemberRecord { incarnation, registration } = serde_json::from_slice(bounded(value)?).ok()?;
+    let MemberRecord { incarnation, registration } = serde_json::from_slice(reject_oversized(value)?).ok()?;
     addresses::is_address(&registration.address).then_some(Member { incarnation, registration })
 }
 
 pub(super) fn read_post(value: &[u8]) -> Option<String> {
-    String::from_utf8(bounded(value)?.to_vec()).ok()
+    String::from_utf8(reject_oversized(value)?.to_vec()).ok()
 }
 
-fn bounded(value: &[u8]) -> Option<&[u8]> {
+fn reject_oversized(value: &[u8]) -> Option<&[u8]> {
     (value.len() <= VALUE_BYTES_MAX).then_some(value)
 }
 

@@ -1,9 +1,9 @@
 //! Calls to etcd, each with a deadline. Classifies failures by what to do about them. Does not know what keys mean.
 
-use super::config::{EtcdConfig, EtcdTls, EtcdWaits};
+use super::config::{EtcdConfig, EtcdTls, EtcdTimings};
 use super::keys::EtcdKeys;
 use crate::Error;
-use crate::state::Health;
+use crate::state::StoreHealth;
 use etcd_client::{Certificate, Client, ConnectOptions, Identity, TlsOptions};
 use std::error::Error as _;
 use std::future::Future;
@@ -39,13 +39,13 @@ impl From<CallError> for Error {
 }
 
 /// The health before the first answer.
-pub(super) fn unreached_health() -> Health {
-    Health { since: SystemTime::now(), away: Some("it was not reached yet".into()) }
+pub(super) fn unreached_health() -> StoreHealth {
+    StoreHealth { since: SystemTime::now(), away: Some("it was not reached yet".into()) }
 }
 
 pub(super) struct EtcdConnection {
     pub keys: EtcdKeys,
-    pub waits: EtcdWaits,
+    pub waits: EtcdTimings,
     endpoints: Vec<String>,
     options: ConnectOptions,
     /// If there is a user, connecting requests a token from etcd.
@@ -58,7 +58,7 @@ impl EtcdConnection {
         if endpoints.is_empty() {
             return Err(Error::Endpoint(String::new(), "no address is given".into()));
         }
-        let bad = endpoints.iter().find_map(|endpoint| Some((endpoint, unfit(endpoint, config.tls.is_some())?)));
+        let bad = endpoints.iter().find_map(|endpoint| Some((endpoint, endpoint_error(endpoint, config.tls.is_some())?)));
         if let Some((endpoint, why)) = bad {
             return Err(Error::Endpoint(endpoint.clone(), why.into()));
         }
@@ -131,14 +131,14 @@ impl EtcdConnection {
 }
 
 /// A pause that doubles up to its limit.
-pub(super) struct Pause {
+pub(super) struct Backoff {
     next: Duration,
-    waits: EtcdWaits,
+    waits: EtcdTimings,
 }
 
-impl Pause {
-    pub fn new(waits: &EtcdWaits) -> Pause {
-        Pause { next: waits.retry_min, waits: waits.clone() }
+impl Backoff {
+    pub fn new(waits: &EtcdTimings) -> Backoff {
+        Backoff { next: waits.retry_min, waits: waits.clone() }
     }
 
     pub fn reset(&mut self) {
@@ -152,7 +152,7 @@ impl Pause {
 }
 
 /// Why it cannot be an endpoint.
-fn unfit(endpoint: &str, has_tls: bool) -> Option<&'static str> {
+fn endpoint_error(endpoint: &str, has_tls: bool) -> Option<&'static str> {
     let (scheme, address) = endpoint.split_once("://").map_or((None, endpoint), |(s, rest)| (Some(s), rest));
     match scheme {
         Some("https") if !has_tls => Some("https needs the authority that has signed etcd's certificate"),
@@ -216,7 +216,7 @@ mod tests {
 
     #[track_caller]
     fn check(endpoint: &str, has_tls: bool, fits: bool) {
-        assert_eq!(unfit(endpoint, has_tls).is_none(), fits, "{endpoint}");
+        assert_eq!(endpoint_error(endpoint, has_tls).is_none(), fits, "{endpoint}");
     }
 
     #[test]
@@ -234,7 +234,7 @@ mod tests {
     #[tokio::test]
     async fn certificates_that_are_none_are_refused_at_once() {
         let tls = EtcdTls { authority: b"nonsense".to_vec(), identity: Some((vec![], vec![])) };
-        let (endpoints, waits) = (vec!["https://127.0.0.1:1".to_owned()], EtcdWaits::default());
+        let (endpoints, waits) = (vec!["https://127.0.0.1:1".to_owned()], EtcdTimings::default());
         let config = EtcdConfig { endpoints, prefix: "/x".into(), tls: Some(tls), user: None, waits };
         assert!(matches!(EtcdConnection::new(config).await.err(), Some(Error::Endpoint(..))));
     }

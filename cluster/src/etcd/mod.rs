@@ -16,17 +16,17 @@ mod line;
 mod posting;
 mod written;
 
-pub use config::{EtcdConfig, EtcdTls, EtcdWaits};
+pub use config::{EtcdConfig, EtcdTls, EtcdTimings};
 
 use crate::Error;
-use crate::claim::{Claim, KeptClaim};
+use crate::claim::{Claim, KeeperHandle};
 use crate::others::OtherReplicas;
 use crate::post::{Post, PostKind};
-use crate::state::{Health, Registration, StoreState, Watch};
+use crate::state::{StoreHealth, Registration, StoreState, MemberWatch};
 use follow::StoreFollower;
 use keep::ClaimKeeper;
 use line::EtcdConnection;
-use posting::Posting;
+use posting::PostKeeper;
 use std::fmt;
 use std::sync::Arc;
 use tokio::sync::watch;
@@ -42,7 +42,7 @@ pub struct EtcdStore {
 struct EtcdShared {
     line: Arc<EtcdConnection>,
     state: watch::Receiver<StoreState>,
-    health: watch::Receiver<Health>,
+    health: watch::Receiver<StoreHealth>,
     follower: JoinHandle<()>,
 }
 
@@ -68,13 +68,13 @@ impl EtcdStore {
         Ok(EtcdStore { shared: Arc::new(EtcdShared { line, state: of_state, health: of_health, follower }) })
     }
 
-    pub fn health(&self) -> watch::Receiver<Health> {
+    pub fn health(&self) -> watch::Receiver<StoreHealth> {
         self.shared.health.clone()
     }
 
     /// The watch lasts as long as the store.
-    pub fn watch(&self) -> Watch {
-        Watch::new(self.shared.state.clone())
+    pub fn watch(&self) -> MemberWatch {
+        MemberWatch::new(self.shared.state.clone())
     }
 
     /// The text is kept by a task until the result is dropped.
@@ -82,7 +82,7 @@ impl EtcdStore {
         let (text, text_rx) = watch::channel(None);
         let end = CancellationToken::new();
         let (line, state) = (self.shared.line.clone(), self.shared.state.clone());
-        let posting = Posting { line, state, name: name.into(), text: text_rx, lease: None, written: None };
+        let posting = PostKeeper { line, state, name: name.into(), text: text_rx, lease: None, written: None };
         // Holds the store, so that posts arrive without the caller's clone of it.
         let (store, ended) = (self.clone(), end.clone());
         tokio::spawn(async move {
@@ -96,7 +96,7 @@ impl EtcdStore {
     /// Waits while etcd is away.
     pub async fn claim(&self, replica: &str, registration: Registration) -> Result<Claim, Error> {
         let line = self.shared.line.clone();
-        let taken = keep::take(&line, replica, &registration.address).await?;
+        let taken = keep::take_claim(&line, replica, &registration.address).await?;
         let incarnation = taken.incarnation;
         let (registration_tx, registration_rx) = watch::channel(registration);
         let (lost_tx, lost) = watch::channel(None);
@@ -109,6 +109,6 @@ impl EtcdStore {
             drop(store);
         });
         let others = OtherReplicas::new(self.shared.state.clone(), replica);
-        Ok(Claim::kept(incarnation, others, KeptClaim { registration_tx, lost, keeper, end: end.drop_guard() }))
+        Ok(Claim::from_keeper(incarnation, others, KeeperHandle { registration_tx, lost, keeper, end: end.drop_guard() }))
     }
 }

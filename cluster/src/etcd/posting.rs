@@ -1,7 +1,7 @@
 //! Keeps one process's text in etcd under a lease, and writes it again whenever it changes, its lease has
 //! ended, or etcd shows something else.
 
-use super::line::{CallError, EtcdConnection, Pause};
+use super::line::{CallError, EtcdConnection, Backoff};
 use super::written::{EntryRevision, KeepAction, REWRITE_MIN};
 use crate::Error;
 use crate::state::StoreState;
@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at, sleep};
 use tokio_util::sync::CancellationToken;
 
-pub(super) struct Posting {
+pub(super) struct PostKeeper {
     pub line: Arc<EtcdConnection>,
     pub state: watch::Receiver<StoreState>,
     pub name: String,
@@ -22,7 +22,7 @@ pub(super) struct Posting {
     pub written: Option<EntryRevision>,
 }
 
-impl Posting {
+impl PostKeeper {
     /// Runs until `end`; then its text is deleted.
     pub async fn run(mut self, end: CancellationToken) {
         end.run_until_cancelled(self.keep()).await;
@@ -33,7 +33,7 @@ impl Posting {
     }
 
     async fn keep(&mut self) -> Infallible {
-        let (mut pause, mut is_logged) = (Pause::new(&self.line.waits), false);
+        let (mut pause, mut is_logged) = (Backoff::new(&self.line.waits), false);
         loop {
             let Err(failed) = self.hold(&mut pause, &mut is_logged).await;
             if failed == CallError::LeaseGone {
@@ -45,7 +45,7 @@ impl Posting {
         }
     }
 
-    async fn hold(&mut self, pause: &mut Pause, is_logged: &mut bool) -> Result<Infallible, CallError> {
+    async fn hold(&mut self, pause: &mut Backoff, is_logged: &mut bool) -> Result<Infallible, CallError> {
         let lease = match self.lease {
             Some(lease) => lease,
             None => *self.lease.insert(self.line.grant().await?),

@@ -85,7 +85,7 @@ async fn a_second_claim_fences_the_first(one: Store, other: Store) {
     assert_eq!(next(&mut watch).await, is("a", "h:1", &first));
     let second = claim(&other, "a", "h:2").await;
     assert!(second.incarnation() > first.incarnation());
-    let lost = within("the claim is lost", first.lost()).await;
+    let lost = within("the claim is lost", first.wait_lost()).await;
     assert_eq!((lost.replica.as_str(), lost.by.as_str()), ("a", "h:2"));
     assert_eq!((lost.ours, lost.theirs), (first.incarnation(), second.incarnation()));
     // Its entry may go before the other's comes.
@@ -170,7 +170,7 @@ async fn a_second_claim_ends_the_first(one: Store, other: Store) {
     let beside = claim(&one, "b", "h:1").await;
     let second = claim(&other, "a", "h:2").await;
     assert!(first.incarnation() < beside.incarnation() && beside.incarnation() < second.incarnation());
-    let lost = within("the claim is lost", first.lost()).await;
+    let lost = within("the claim is lost", first.wait_lost()).await;
     assert_eq!((lost.replica.as_str(), lost.by.as_str()), ("a", "h:2"));
     assert_eq!((lost.ours, lost.theirs), (first.incarnation(), second.incarnation()));
     first.release().await;
@@ -218,7 +218,7 @@ async fn of_many_claims_each_is_later(one: &Store, other: &Store) -> Claim {
     claims.windows(2).for_each(|pair| assert!(pair[0].incarnation() < pair[1].incarnation()));
     let last = claims.pop().unwrap();
     for earlier in &mut claims {
-        let lost = within("an earlier claim is lost", earlier.lost()).await;
+        let lost = within("an earlier claim is lost", earlier.wait_lost()).await;
         assert!(lost.theirs > lost.ours);
     }
     last

@@ -4,7 +4,7 @@
 use super::proxy::Proxy;
 use super::{LEASE, claim, config, gone, is, is_silent, next, open, until, within};
 use crate::etcd::Etcd;
-use cluster::{EtcdStore, EtcdWaits, Store};
+use cluster::{EtcdStore, EtcdTimings, Store};
 use etcd_client::Client;
 use std::time::Duration;
 
@@ -32,7 +32,7 @@ async fn retried<T, F: Future<Output = Result<T, etcd_client::Error>>>(what: &st
 async fn a_lease_that_lapses_is_made_anew_under_the_same_incarnation() {
     let etcd = Etcd::start(1);
     // No sign of life for an hour: the lease ends again and again.
-    let waits = EtcdWaits { beat_every: Duration::from_secs(3600), ..EtcdWaits::with_lease(LEASE) };
+    let waits = EtcdTimings { beat_every: Duration::from_secs(3600), ..EtcdTimings::with_lease(LEASE) };
     let paused = EtcdStore::open(cluster::EtcdConfig { waits, ..config(etcd.endpoints(), PREFIX) }).await.unwrap();
     let mut held = claim(&Store::Etcd(paused), "a", "h:1").await;
     let router = open(etcd.endpoints(), PREFIX).await;
@@ -42,7 +42,7 @@ async fn a_lease_that_lapses_is_made_anew_under_the_same_incarnation() {
         assert_eq!(next(&mut watch).await, gone("a"));
         assert_eq!(next(&mut watch).await, is("a", "h:1", &held));
     }
-    let lost = tokio::time::timeout(Duration::from_millis(50), held.lost()).await;
+    let lost = tokio::time::timeout(Duration::from_millis(50), held.wait_lost()).await;
     assert!(lost.is_err(), "{lost:?}");
     held.release().await;
 }
@@ -126,7 +126,7 @@ async fn a_watch_that_etcd_refuses_for_a_compaction_begins_again() {
     const ROUNDS: u32 = 10;
     let etcd = Etcd::start(1);
     let proxy = Proxy::to(etcd.port(0)).await;
-    let waits = EtcdWaits { call_max: Duration::from_secs(20), ..EtcdWaits::with_lease(LEASE) };
+    let waits = EtcdTimings { call_max: Duration::from_secs(20), ..EtcdTimings::with_lease(LEASE) };
     let far = cluster::EtcdConfig { waits, ..config(vec![proxy.endpoint.clone()], PREFIX) };
     let router = Store::Etcd(EtcdStore::open(far).await.unwrap());
     let coordinator = open(etcd.endpoints(), PREFIX).await;
@@ -173,7 +173,7 @@ async fn cut_off(replaced: bool) {
     match later {
         None => assert_eq!(next(&mut watch).await, is("a", "h:1", &held)),
         Some(later) => {
-            let lost = within("the claim is lost", held.lost()).await;
+            let lost = within("the claim is lost", held.wait_lost()).await;
             assert_eq!((lost.theirs, lost.by.as_str()), (later.incarnation(), "h:2"));
             is_silent(&mut watch).await;
         }
@@ -209,12 +209,12 @@ async fn claim_that_etcd_forgot_is_registered_again() {
         seen = next(&mut watch).await;
     }
     assert_eq!(seen, is("a", "h:1", &held));
-    let lost = tokio::time::timeout(Duration::from_millis(50), held.lost()).await;
+    let lost = tokio::time::timeout(Duration::from_millis(50), held.wait_lost()).await;
     assert!(lost.is_err(), "{lost:?}");
     // And a later claim is later, whatever the new etcd counts.
     let later = claim(&router, "a", "h:2").await;
     assert!(later.incarnation() > held.incarnation());
-    assert_eq!(within("the claim is lost", held.lost()).await.theirs, later.incarnation());
+    assert_eq!(within("the claim is lost", held.wait_lost()).await.theirs, later.incarnation());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -297,7 +297,7 @@ async fn a_leader_that_dies_is_a_pause() {
         while next(&mut watch).await != gone(&name) {}
         etcd.start_again(leader);
     }
-    let lost = tokio::time::timeout(Duration::from_millis(50), held.lost()).await;
+    let lost = tokio::time::timeout(Duration::from_millis(50), held.wait_lost()).await;
     assert!(lost.is_err(), "{lost:?}");
     held.update_registration(|registration| registration.address = "h:3".into());
     while next(&mut watch).await != is("a", "h:3", &held) {}

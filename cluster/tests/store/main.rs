@@ -10,7 +10,7 @@ mod ports;
 mod proof;
 mod proxy;
 
-use cluster::{Change, Claim, EtcdConfig, EtcdStore, EtcdWaits, Health, Registration, Store, Watch};
+use cluster::{MemberChange, Claim, EtcdConfig, EtcdStore, EtcdTimings, StoreHealth, Registration, Store, MemberWatch};
 use std::future::Future;
 use std::time::Duration;
 
@@ -27,7 +27,7 @@ async fn within<T>(what: &str, waited: impl Future<Output = T>) -> T {
 }
 
 fn config(endpoints: Vec<String>, prefix: &str) -> EtcdConfig {
-    EtcdConfig { endpoints, prefix: prefix.into(), tls: None, user: None, waits: EtcdWaits::with_lease(LEASE) }
+    EtcdConfig { endpoints, prefix: prefix.into(), tls: None, user: None, waits: EtcdTimings::with_lease(LEASE) }
 }
 
 async fn open(endpoints: Vec<String>, prefix: &str) -> Store {
@@ -43,10 +43,10 @@ async fn claim(store: &Store, replica: &str, address: &str) -> Claim {
 }
 
 /// The next change, as `name address incarnation` or `name gone`.
-async fn next(watch: &mut Watch) -> (String, Option<(String, u64)>) {
+async fn next(watch: &mut MemberWatch) -> (String, Option<(String, u64)>) {
     match within("a change", watch.next()).await {
-        Change::Is(name, member) => (name, Some((member.registration.address, member.incarnation))),
-        Change::Gone(name) => (name, None),
+        MemberChange::Is(name, member) => (name, Some((member.registration.address, member.incarnation))),
+        MemberChange::Gone(name) => (name, None),
     }
 }
 
@@ -58,13 +58,13 @@ fn gone(name: &str) -> (String, Option<(String, u64)>) {
     (name.into(), None)
 }
 
-async fn until(store: &Store, is_connected: bool) -> Health {
+async fn until(store: &Store, is_connected: bool) -> StoreHealth {
     let mut health = store.health();
     let result = within("the store's health", health.wait_for(|health| health.is_connected() == is_connected)).await;
     result.unwrap().clone()
 }
 
-async fn is_silent(watch: &mut Watch) {
+async fn is_silent(watch: &mut MemberWatch) {
     let more = tokio::time::timeout(Duration::from_millis(200), watch.next()).await;
     assert!(more.is_err(), "{more:?}");
 }

@@ -4,7 +4,7 @@
 #![expect(unsafe_code, reason = "a global allocator is unsafe to implement; this one counts and passes on")]
 #![allow(clippy::unwrap_used, reason = "a measurement may panic")]
 
-use scheduler::{Config, Output, Scheduler};
+use scheduler::{Config, RequestOutput, Scheduler};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -168,7 +168,7 @@ fn look_ups(first: &mut Vec<Duration>, again: &mut Vec<Duration>) {
 fn run_alone(
     scheduler: &mut Scheduler,
     request: Request,
-    (step, done, out): (&mut Step, &mut StepDone, &mut Vec<Output>),
+    (step, done, out): (&mut Step, &mut StepDone, &mut Vec<RequestOutput>),
 ) {
     scheduler.submit(request, Micros(0)).unwrap();
     while scheduler.next_step(Micros(0), step) {
@@ -181,7 +181,7 @@ fn run_alone(
 /// that, so that each step looks it up in vain.
 fn look_again(
     scheduler: &mut Scheduler,
-    (step, done, out): (&mut Step, &mut StepDone, &mut Vec<Output>),
+    (step, done, out): (&mut Step, &mut StepDone, &mut Vec<RequestOutput>),
     again: &mut Vec<Duration>,
 ) {
     scheduler.submit(Request { id: RequestId(1000), ..request(1, N_PROMPT, 60) }, Micros(0)).unwrap();

@@ -2,7 +2,7 @@
 
 use crate::StaleAnswer;
 use crate::in_flight::PlannedSlice;
-use crate::scheduler::{Output, Scheduler};
+use crate::scheduler::{RequestOutput, Scheduler};
 use crate::sequence::{Sequence, SequenceIdx, SequenceState};
 use alloc::vec::Vec;
 use core::ops::Range;
@@ -10,8 +10,8 @@ use types::{BLOCK_TOKENS, Failure, Finish, SliceDone, StepDone, Token, TokenOut}
 
 impl Scheduler {
     /// Answers come in the order in which steps were planned; any other answer is refused and changes nothing.
-    pub fn apply(&mut self, done: &StepDone, out: &mut Vec<Output>) -> Result<(), StaleAnswer> {
-        self.matches_oldest(done)?;
+    pub fn apply(&mut self, done: &StepDone, out: &mut Vec<RequestOutput>) -> Result<(), StaleAnswer> {
+        self.check_is_oldest(done)?;
         let Some(step) = self.in_flight.pop_oldest() else { return Ok(()) };
         for (slice, (planned, slice_done)) in step.slices.iter().zip(&done.slices).enumerate() {
             self.apply_slice(planned, slice, slice_done, out);
@@ -21,7 +21,7 @@ impl Scheduler {
         Ok(())
     }
 
-    fn matches_oldest(&mut self, done: &StepDone) -> Result<(), StaleAnswer> {
+    fn check_is_oldest(&mut self, done: &StepDone) -> Result<(), StaleAnswer> {
         if done.epoch != self.epoch {
             return Err(StaleAnswer::Epoch { expected: self.epoch, got: done.epoch });
         }
@@ -54,7 +54,7 @@ impl Scheduler {
         }
     }
 
-    fn apply_slice(&mut self, planned: &PlannedSlice, slice: usize, done: &SliceDone, out: &mut Vec<Output>) {
+    fn apply_slice(&mut self, planned: &PlannedSlice, slice: usize, done: &SliceDone, out: &mut Vec<RequestOutput>) {
         let idx = planned.sequence;
         let Some(sequence) = self.sequences.of_generation(idx, planned.generation) else {
             self.counters.tokens_redrawn += done.tokens.len() as u64;
@@ -77,19 +77,19 @@ impl Scheduler {
             if failure == Failure::Computation {
                 self.forget_names(idx);
             }
-            return self.report(idx, result, Some(failure.into()), out);
+            return self.push_output(idx, result, Some(failure.into()), out);
         }
-        let (n_tokens, finish) = self.settle(idx, planned, &done.tokens);
+        let (n_tokens, finish) = self.append_drawn(idx, planned, &done.tokens);
         self.note_guesses(idx, done.tokens.len() as u32, done.n_hit.into(), done.n_guess.into());
-        self.settle_blocks(idx, planned.range.start);
+        self.name_and_release_blocks(idx, planned.range.start);
         if n_tokens > 0 || finish.is_some() || !done.scored.is_empty() {
             let result = SliceResult { n_tokens, scored_position: planned.range.start + 1, ..result };
-            self.report(idx, result, finish, out);
+            self.push_output(idx, result, finish, out);
         }
     }
 
     /// Appends the drawn tokens to the log. Returns how many, and whether the log ends with them.
-    fn settle(&mut self, idx: SequenceIdx, planned: &PlannedSlice, drawn: &[TokenOut]) -> (u32, Option<Finish>) {
+    fn append_drawn(&mut self, idx: SequenceIdx, planned: &PlannedSlice, drawn: &[TokenOut]) -> (u32, Option<Finish>) {
         let sequence = &mut self.sequences[idx];
         let (mut n_tokens, mut finish) = (0, None);
         for TokenOut { token, .. } in drawn {
@@ -100,7 +100,7 @@ impl Scheduler {
                 break;
             }
         }
-        sequence.settle(planned.range.end, planned.draws_max, n_tokens);
+        sequence.apply_returned_slice(planned.range.end, planned.draws_max, n_tokens);
         if n_tokens > 0 {
             self.n_suspects -= u32::from(sequence.is_suspect());
             sequence.suspicion = 0;
@@ -114,15 +114,15 @@ impl Scheduler {
     }
 
     /// Names the blocks that became full for good since position `from`, and releases those behind windows.
-    fn settle_blocks(&mut self, idx: SequenceIdx, from: u32) {
+    fn name_and_release_blocks(&mut self, idx: SequenceIdx, from: u32) {
         let n_full = self.sequences[idx].n_sure / BLOCK_TOKENS;
-        let may_name = self.config.prefix_cache && !self.sequences[idx].is_apart();
+        let may_name = self.config.prefix_cache && !self.sequences[idx].has_private_blocks();
         if from / BLOCK_TOKENS < n_full && may_name {
             self.name_blocks(idx, from / BLOCK_TOKENS..n_full);
         }
         if self.has_windows {
             self.release_passed_blocks(idx, n_full);
-            self.drop_passing(idx, n_full);
+            self.drop_temporary_states(idx, n_full);
         }
     }
 
@@ -141,7 +141,7 @@ impl Scheduler {
     /// Takes the names from a failed request's blocks, shared ones too: their content may be the cause, and no other
     /// request is to build on it. A sound prompt is computed again once.
     fn forget_names(&mut self, idx: SequenceIdx) {
-        if !self.config.prefix_cache || self.sequences[idx].is_apart() {
+        if !self.config.prefix_cache || self.sequences[idx].has_private_blocks() {
             return;
         }
         let sequence = &mut self.sequences[idx];
@@ -162,13 +162,13 @@ impl Scheduler {
         }
     }
 
-    fn report(&mut self, idx: SequenceIdx, result: SliceResult, finish: Option<Finish>, out: &mut Vec<Output>) {
+    fn push_output(&mut self, idx: SequenceIdx, result: SliceResult, finish: Option<Finish>, out: &mut Vec<RequestOutput>) {
         let sequence = &self.sequences[idx];
         let SliceResult { position, slice, n_tokens, scored_position, n_drafts } = result;
         let drafts_accepted = n_tokens.saturating_sub(1);
         let drafts_rejected = n_drafts - drafts_accepted;
         let (id, n_cached, reuse) = (sequence.id, sequence.n_cached, sequence.reuse);
-        out.push(Output {
+        out.push(RequestOutput {
             id,
             position,
             slice,
@@ -201,6 +201,6 @@ fn finish_after(sequence: &Sequence, token: Token) -> Option<Finish> {
     if sequence.stops_at(token) {
         return Some(Finish::Stop);
     }
-    let end = if sequence.is_narrowed() { Finish::Outgrown } else { Finish::Length };
+    let end = if sequence.is_length_limited() { Finish::Outgrown } else { Finish::Length };
     (sequence.n_known() >= sequence.length_max).then_some(end)
 }

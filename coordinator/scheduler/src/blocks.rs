@@ -2,10 +2,10 @@
 //!
 //! A used block with a name is full and computed, and is never written again; so it may have several holders.
 
-use crate::journal::NameChange;
+use crate::journal::BlockNameChange;
 use crate::lru::Lru;
 use crate::prefix::PrefixIndex;
-use crate::seen::NameMemory;
+use crate::seen::RecentBlockNames;
 use crate::table::BlockTable;
 use alloc::vec;
 use alloc::vec::Vec;
@@ -21,7 +21,7 @@ pub(crate) struct BlockPool {
     cached: Lru,
     index: PrefixIndex,
     n_evictions: u64,
-    evicted: NameMemory,
+    evicted: RecentBlockNames,
     /// The blocks that lose their names when their sequence has another full one.
     passing: Vec<bool>,
 }
@@ -37,7 +37,7 @@ impl BlockPool {
             cached: Lru::new(n_blocks),
             index: PrefixIndex::new(n_blocks),
             n_evictions: 0,
-            evicted: NameMemory::new(),
+            evicted: RecentBlockNames::new(),
             passing: vec![false; n_blocks as usize],
         }
     }
@@ -51,19 +51,19 @@ impl BlockPool {
     }
 
     /// Only blocks below this id may be taken. Does nothing if one above is in use or cached.
-    pub fn commit(&mut self, n_blocks: u32) {
+    pub fn set_committed(&mut self, n_blocks: u32) {
         if n_blocks > self.n_committed {
             // The lowest id is taken first.
             self.free.splice(0..0, (self.n_committed..n_blocks).rev().map(BlockId));
             self.n_committed = n_blocks;
-        } else if self.n_held() <= n_blocks {
+        } else if self.held_end() <= n_blocks {
             self.free.retain(|block| block.0 < n_blocks);
             self.n_committed = n_blocks;
         }
     }
 
     /// One more than the highest id of a block that is in use or cached.
-    pub fn n_held(&self) -> u32 {
+    pub fn held_end(&self) -> u32 {
         let is_held = |id: &u32| self.refs[*id as usize] > 0 || self.is_cached(BlockId(*id));
         (0..self.n_committed).rev().find(is_held).map_or(0, |id| id + 1)
     }
@@ -118,12 +118,12 @@ impl BlockPool {
         self.index.find(name)
     }
 
-    pub fn name_changes(&mut self, out: &mut Vec<NameChange>) -> bool {
+    pub fn name_changes(&mut self, out: &mut Vec<BlockNameChange>) -> bool {
         self.index.journal.take(out)
     }
 
-    pub fn names(&self, blocks: core::ops::Range<u32>, out: &mut Vec<u64>) -> bool {
-        self.index.names(blocks, out)
+    pub fn append_names(&self, blocks: core::ops::Range<u32>, out: &mut Vec<u64>) -> bool {
+        self.index.append_names(blocks, out)
     }
 
     /// Takes an empty block for one holder; evicts the least recently used content if no block is free.
@@ -167,7 +167,7 @@ impl BlockPool {
 
     /// Sets whether the block that has just been named is passing or kept. A block that had the name before is kept if
     /// either is to be kept.
-    pub fn set_passing(&mut self, name: &BlockHash, block: BlockId, is_passing: bool) {
+    pub fn set_temporary(&mut self, name: &BlockHash, block: BlockId, is_passing: bool) {
         match self.find(name) {
             Some(found) if found == block || !is_passing => self.passing[found.0 as usize] = is_passing,
             _ => {}
@@ -175,7 +175,7 @@ impl BlockPool {
     }
 
     /// Drops a passing name without holders: it is found no longer.
-    pub fn drop_passing(&mut self, name: &BlockHash) {
+    pub fn drop_temporary(&mut self, name: &BlockHash) {
         let is_dropped = |block: BlockId| self.passing[block.0 as usize] && self.is_cached(block);
         if self.find(name).is_some_and(is_dropped) {
             self.forget(name);
@@ -183,7 +183,7 @@ impl BlockPool {
     }
 
     /// Makes a passing name permanent.
-    pub fn keep(&mut self, name: &BlockHash) {
+    pub fn make_permanent(&mut self, name: &BlockHash) {
         if let Some(block) = self.find(name) {
             self.passing[block.0 as usize] = false;
         }
@@ -202,7 +202,7 @@ impl BlockPool {
     /// Releases all blocks of a table, the last first: of a chain without holders the end is evicted before the blocks
     /// that it builds on.
     pub fn release(&mut self, table: &mut BlockTable) {
-        table.held().rev().for_each(|(_, block)| self.let_go(block));
+        table.held().rev().for_each(|(_, block)| self.drop_holder(block));
         table.clear();
     }
 
@@ -214,7 +214,7 @@ impl BlockPool {
         for entry in &mut table.blocks[passed.start as usize..passed.end as usize] {
             let block = core::mem::replace(entry, BlockId::NONE);
             if block != BlockId::NONE {
-                self.let_go(block);
+                self.drop_holder(block);
                 n_released += 1;
             }
         }
@@ -223,7 +223,7 @@ impl BlockPool {
         n_released
     }
 
-    fn let_go(&mut self, block: BlockId) {
+    fn drop_holder(&mut self, block: BlockId) {
         let refs = &mut self.refs[block.0 as usize];
         debug_assert!(*refs > 0);
         *refs -= 1;
@@ -288,7 +288,7 @@ mod tests {
 
     #[test]
     fn blocks_behind_a_window_are_given_back_once_and_their_entries_stay() {
-        let mut pool = BlockPool::new(CacheGroup::FULL.within(20), 4);
+        let mut pool = BlockPool::new(CacheGroup::FULL.with_window(20), 4);
         let mut table = take(&mut pool, 4);
         let first = table.blocks[0];
         pool.name(first, name(0));
@@ -323,27 +323,27 @@ mod tests {
     #[test]
     fn block_is_not_taken_until_it_is_committed() {
         let mut pool = BlockPool::new(CacheGroup::FULL, 5);
-        pool.commit(2);
+        pool.set_committed(2);
         assert_eq!((pool.n_total(), pool.n_available(), pool.n_used()), (5, 2, 0));
         let mut table = take(&mut pool, 2);
         assert_eq!((table.blocks.clone(), pool.take(), pool.n_used()), (vec![BlockId(0), BlockId(1)], None, 2));
-        pool.commit(1);
+        pool.set_committed(1);
         assert_eq!((pool.n_committed(), pool.n_used()), (2, 2), "what is taken stays");
-        pool.commit(4);
+        pool.set_committed(4);
         assert_eq!((pool.take(), pool.n_available()), (Some(BlockId(2)), 1));
         pool.release(&mut table);
-        assert_eq!((pool.n_available(), pool.n_used(), pool.n_held()), (3, 1, 3));
-        pool.commit(5);
+        assert_eq!((pool.n_available(), pool.n_used(), pool.held_end()), (3, 1, 3));
+        pool.set_committed(5);
         assert_eq!((pool.n_available(), pool.n_used(), pool.n_committed()), (4, 1, 5));
-        pool.commit(2);
+        pool.set_committed(2);
         assert_eq!(pool.n_committed(), 5, "the third block is in use");
-        pool.commit(3);
+        pool.set_committed(3);
         assert_eq!((pool.n_committed(), pool.n_available()), (3, 2));
         let mut rest = take(&mut pool, 2);
         assert_eq!((pool.take(), rest.blocks.iter().all(|block| block.0 < 3)), (None, true));
         pool.name(BlockId(1), name(1));
         pool.release(&mut rest);
-        pool.commit(0);
+        pool.set_committed(0);
         assert_eq!((pool.n_committed(), pool.n_cached()), (3, 1), "what is cached stays");
     }
 

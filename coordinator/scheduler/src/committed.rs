@@ -7,8 +7,8 @@ use types::{BLOCK_TOKENS, KV_PARTS, blocks_committed, parts_for};
 impl Scheduler {
     /// Sets how much of each pool has memory. A request waits for blocks that have none yet. Call when an epoch begins,
     /// when there is more, and before there is less: no pool shrinks below `parts_held`.
-    pub fn commit(&mut self, parts: u32) {
-        self.pools.iter_mut().for_each(|pool| pool.commit(blocks_committed(pool.n_total(), parts)));
+    pub fn set_committed_parts(&mut self, parts: u32) {
+        self.pools.iter_mut().for_each(|pool| pool.set_committed(blocks_committed(pool.n_total(), parts)));
     }
 
     /// How much should have memory: blocks in use and cached ones, what running requests still need for their logs and
@@ -30,6 +30,6 @@ impl Scheduler {
 
     /// The parts that hold every block which is in use or cached.
     pub fn parts_held(&self) -> u32 {
-        self.pools.iter().map(|pool| parts_for(pool.n_held().into(), pool.n_total())).max().unwrap_or(0)
+        self.pools.iter().map(|pool| parts_for(pool.held_end().into(), pool.n_total())).max().unwrap_or(0)
     }
 }

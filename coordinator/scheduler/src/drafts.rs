@@ -61,7 +61,7 @@ impl Scheduler {
         if self.config.drafting == DraftPolicy::Off {
             return;
         }
-        let n_rows = (self.running.len() as u32).div_ceil(self.n_turns());
+        let n_rows = (self.running.len() as u32).div_ceil(self.steps_per_turn());
         let drafting = self.config.drafting;
         let sequence = &mut self.sequences[idx];
         sequence.note_guesses(n_drawn, n_hit);

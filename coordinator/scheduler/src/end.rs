@@ -1,20 +1,20 @@
 //! Ends requests: by a cancel, by a deadline, or because they are complete.
 
-use crate::scheduler::{Output, Scheduler};
+use crate::scheduler::{RequestOutput, Scheduler};
 use crate::sequence::{SequenceIdx, SequenceState};
 use alloc::vec::Vec;
 use types::{Finish, Micros, RequestId};
 
 impl Scheduler {
     /// Ends a request that its client has given up. If it has already ended, nothing happens.
-    pub fn cancel(&mut self, id: RequestId, out: &mut Vec<Output>) {
+    pub fn cancel(&mut self, id: RequestId, out: &mut Vec<RequestOutput>) {
         if let Some(&idx) = self.by_id.get(&id) {
             self.end_early(idx, Finish::Cancelled, out);
         }
     }
 
     /// Ends every request whose deadline has come.
-    pub fn expire(&mut self, now: Micros, out: &mut Vec<Output>) {
+    pub fn expire(&mut self, now: Micros, out: &mut Vec<RequestOutput>) {
         while let Some(&(deadline, id)) = self.deadlines.first() {
             if deadline > now {
                 return;
@@ -23,10 +23,10 @@ impl Scheduler {
         }
     }
 
-    pub(crate) fn end_early(&mut self, idx: SequenceIdx, finish: Finish, out: &mut Vec<Output>) {
+    pub(crate) fn end_early(&mut self, idx: SequenceIdx, finish: Finish, out: &mut Vec<RequestOutput>) {
         let sequence = &self.sequences[idx];
         let (id, position) = (sequence.id, sequence.n_output());
-        out.push(Output {
+        out.push(RequestOutput {
             id,
             position,
             slice: 0,
@@ -57,12 +57,12 @@ impl Scheduler {
         match before {
             SequenceState::Waiting => {
                 self.waiting.remove(tenant, key, n_known);
-                self.tenants.waits_no_more(tenant, n_known);
+                self.tenants.remove_waiting(tenant, n_known);
             }
             SequenceState::Running => {
                 let at = self.running.iter().position(|&other| other == idx);
                 self.running.remove(at.expect("what runs is among the running"));
-                self.tenants.runs_no_more(tenant);
+                self.tenants.remove_running(tenant);
                 self.is_ranked = false;
             }
             SequenceState::Ending => debug_assert!(false, "a request ends once"),
@@ -85,6 +85,6 @@ impl Scheduler {
         for (pool, table) in self.pools.iter_mut().zip(&mut sequence.tables) {
             pool.release(table);
         }
-        sequence.has_entries(0);
+        sequence.set_n_entries(0);
     }
 }

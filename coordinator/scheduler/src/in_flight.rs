@@ -23,22 +23,22 @@ pub(crate) struct StepInFlight {
     pub slices: Vec<PlannedSlice>,
 }
 
-pub(crate) struct InFlight {
+pub(crate) struct StepsInFlight {
     steps: VecDeque<StepInFlight>,
     /// Emptied lists for reuse, one for each unused place.
     spare: Vec<Vec<PlannedSlice>>,
 }
 
-impl InFlight {
-    pub fn new(steps_max: u32, slices_max: u32) -> InFlight {
-        InFlight {
+impl StepsInFlight {
+    pub fn new(steps_max: u32, slices_max: u32) -> StepsInFlight {
+        StepsInFlight {
             steps: VecDeque::with_capacity(steps_max as usize),
             spare: (0..steps_max).map(|_| Vec::with_capacity(slices_max as usize)).collect(),
         }
     }
 
     /// Allocates memory for `steps_max` steps now.
-    pub fn make_room(&mut self, steps_max: u32, slices_max: u32) {
+    pub fn reserve(&mut self, steps_max: u32, slices_max: u32) {
         let steps_max = steps_max as usize;
         self.steps.reserve(steps_max.saturating_sub(self.steps.len()));
         self.spare.resize_with(steps_max, || Vec::with_capacity(slices_max as usize));

@@ -8,20 +8,20 @@ const CHANGES_MAX: usize = 4096;
 
 /// A block's shortened name that was added or removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NameChange {
+pub struct BlockNameChange {
     pub name: u64,
     pub is_added: bool,
 }
 
-pub(crate) struct NameJournal {
-    changes: Vec<NameChange>,
+pub(crate) struct BlockNameJournal {
+    changes: Vec<BlockNameChange>,
     /// Changes are missing: the first read comes late, or the last one is too long ago.
     is_torn: bool,
 }
 
-impl NameJournal {
-    pub fn new() -> NameJournal {
-        NameJournal { changes: Vec::with_capacity(CHANGES_MAX), is_torn: true }
+impl BlockNameJournal {
+    pub fn new() -> BlockNameJournal {
+        BlockNameJournal { changes: Vec::with_capacity(CHANGES_MAX), is_torn: true }
     }
 
     pub fn note(&mut self, name: u64, is_added: bool) {
@@ -33,11 +33,11 @@ impl NameJournal {
             self.is_torn = true;
             return;
         }
-        self.changes.push(NameChange { name, is_added });
+        self.changes.push(BlockNameChange { name, is_added });
     }
 
     /// Returns the changes since the last read, in order. False: some are missing; from now on they are complete again.
-    pub fn take(&mut self, out: &mut Vec<NameChange>) -> bool {
+    pub fn take(&mut self, out: &mut Vec<BlockNameChange>) -> bool {
         out.clear();
         out.append(&mut self.changes);
         !core::mem::replace(&mut self.is_torn, false)
@@ -50,7 +50,7 @@ mod tests {
 
     #[test]
     fn what_is_not_looked_at_for_too_long_is_torn_and_whole_again_after_a_look() {
-        let (mut journal, mut seen) = (NameJournal::new(), Vec::new());
+        let (mut journal, mut seen) = (BlockNameJournal::new(), Vec::new());
         journal.note(1, true);
         assert!(!journal.take(&mut seen) && seen.is_empty(), "what was before the first look is not known");
         journal.note(1, true);

@@ -47,8 +47,8 @@ mod waiting;
 
 pub use config::Config;
 pub use drafting::DraftPolicy;
-pub use journal::NameChange;
+pub use journal::BlockNameChange;
 pub use refusal::{RequestRejection, StaleAnswer};
-pub use requeue::Loss;
-pub use scheduler::{Output, Scheduler};
+pub use requeue::WorkerLoss;
+pub use scheduler::{RequestOutput, Scheduler};
 pub use stats::{Counters, Stats};

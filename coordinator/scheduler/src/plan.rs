@@ -35,7 +35,7 @@ impl Scheduler {
             return false;
         }
         self.ahead_max = self.ahead_now();
-        let n_turns = self.n_turns();
+        let n_turns = self.steps_per_turn();
         // A decoding sequence is planned as many steps behind its last draw as there are stages. If that leaves the
         // step empty, a shorter distance is allowed: a step that waits at the first stage begins sooner than one that
         // waits for this scheduler.
@@ -52,11 +52,11 @@ impl Scheduler {
     /// Plans slices; a sequence that awaits a draw gets one only if it is `distance` steps behind it. Returns whether
     /// there are any. If not, nothing has changed, except that a sequence may have been preempted.
     fn plan_slices(&mut self, distance: u32, now: Micros, step: &mut Step) -> bool {
-        self.rank();
+        self.order_running();
         let mut left = self.plan_running(distance);
         self.admit(now, &mut left, step);
         if self.tenants.are_many() {
-            self.spread(left);
+            self.spread_unused_tokens(left);
         }
         self.running.iter().any(|&idx| self.sequences[idx].n_planned > 0)
     }
@@ -81,7 +81,7 @@ impl Scheduler {
         let n_turns = self.give_turns(distance);
         let n_drafts = self.give_drafts();
         let mut for_chunks = self.config.batch_tokens_max - n_turns - n_drafts;
-        self.divide(for_chunks);
+        self.divide_prompt_tokens(for_chunks);
         let start_bytes = self.config.starts_bytes_max;
         let n_scores = SCORED_ROWS_MAX - n_drafts;
         let mut left = StepBudget { n_tokens: self.config.batch_tokens_max, n_scores, start_bytes, short: false };
@@ -91,7 +91,7 @@ impl Scheduler {
             let idx = self.running[at];
             self.drop_drafts_without_blocks(idx);
             let sequence = &self.sequences[idx];
-            let (tenant, scores) = (sequence.tenant, sequence.scores());
+            let (tenant, scores) = (sequence.tenant, sequence.has_rows_to_score());
             let n_missing = sequence.n_missing(self.ahead_max);
             let is_chunk = sequence.is_chunk();
             let n_requested = if is_chunk {
@@ -103,7 +103,7 @@ impl Scheduler {
             };
             // Most decoding sequences have room left in their last block.
             let end = sequence.n_computed + n_requested;
-            let n_planned = if !sequence.lacks_blocks(end) || self.make_room(at, end) { n_requested } else { 0 };
+            let n_planned = if !sequence.lacks_blocks(end) || self.take_blocks_or_preempt(at, end) { n_requested } else { 0 };
             let sequence = &mut self.sequences[idx];
             sequence.n_planned = n_planned;
             sequence.n_drafts = sequence.n_drafts.min(n_planned);
@@ -132,10 +132,10 @@ impl Scheduler {
 
     /// Gives the running sequence `at` blocks of each group up to position `end`, and preempts later ones for them.
     /// False if there is no later one, or its own slices in flight will free enough: then it waits.
-    fn make_room(&mut self, at: usize, end: u32) -> bool {
+    fn take_blocks_or_preempt(&mut self, at: usize, end: u32) -> bool {
         let idx = self.running[at];
         while !self.has_blocks(idx, end) {
-            if at + 1 == self.running.len() || self.gives_back(idx, end) {
+            if at + 1 == self.running.len() || self.will_free_blocks(idx, end) {
                 return false;
             }
             self.preempt(self.running.len() - 1);
@@ -146,7 +146,7 @@ impl Scheduler {
 
     /// Whether the blocks up to `end` are available once its slices in flight have landed and their windows have moved
     /// on. Nothing is preempted for blocks that come anyway.
-    fn gives_back(&self, idx: SequenceIdx, end: u32) -> bool {
+    fn will_free_blocks(&self, idx: SequenceIdx, end: u32) -> bool {
         let sequence = &self.sequences[idx];
         let mut groups = self.pools.iter().zip(&sequence.tables);
         groups.all(|(pool, table)| {
@@ -167,9 +167,9 @@ impl Scheduler {
         // The ranks forget it, so that they never hold more than may run; its next start brings the log back.
         sequence.held = false;
         self.ends.push(sequence.id);
-        self.wait(idx);
+        self.enqueue(idx);
         self.tenants.unplan(tenant, n_planned);
-        self.tenants.runs_no_more(tenant);
+        self.tenants.remove_running(tenant);
         self.is_ranked = false;
         self.counters.preemptions += 1;
         n_planned
@@ -188,12 +188,12 @@ impl Scheduler {
             let Some(idx) = self.first_waiting(now, beside_suspect) else { return };
             let n_hits = self.n_prefix_hits(idx);
             let sequence = &self.sequences[idx];
-            let (scores, n_bytes) = (sequence.scores(), sequence.request.frame_bytes_max());
+            let (scores, n_bytes) = (sequence.has_rows_to_score(), sequence.request.frame_bytes_max());
             if n_bytes > left.start_bytes && !step.starts.is_empty() {
                 return;
             }
             let is_room = !left.short && self.has_free_slot() && self.fits(idx, n_hits, &promised);
-            if (scores && left.n_scores == 0) || !(is_room || self.make_way(idx, n_hits, &mut promised, left)) {
+            if (scores && left.n_scores == 0) || !(is_room || self.preempt_above_share(idx, n_hits, &mut promised, left)) {
                 return;
             }
             self.start(idx, n_hits, step);
@@ -252,7 +252,7 @@ impl Scheduler {
     fn first_waiting(&mut self, now: Micros, beside_suspect: bool) -> Option<SequenceIdx> {
         let is_in_time =
             |idx: &SequenceIdx| self.sequences[*idx].request.deadline.is_none_or(|deadline| now < deadline);
-        let tenants = self.tenants.order().iter();
+        let tenants = self.tenants.waiting_in_order().iter();
         let mut in_time = tenants.flat_map(|&tenant| self.waiting.of(tenant)).filter(is_in_time);
         if self.n_suspects == 0 {
             return in_time.next();
@@ -288,7 +288,7 @@ impl Scheduler {
                 table.push(block);
             }
         }
-        sequence.has_entries(n_hits);
+        sequence.set_n_entries(n_hits);
     }
 
     /// `[0, n_hits blocks) computed by others · the rest is computed`
@@ -301,7 +301,7 @@ impl Scheduler {
         let sequence = &mut self.sequences[idx];
         let (tenant, n_known) = (sequence.tenant, sequence.n_known());
         self.waiting.remove(tenant, sequence.key, n_known);
-        self.tenants.begins(tenant, n_known);
+        self.tenants.start_running(tenant, n_known);
         sequence.reserve();
         self.share_prefix(idx, n_hits);
         let sequence = &mut self.sequences[idx];

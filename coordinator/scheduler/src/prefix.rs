@@ -1,7 +1,7 @@
 //! Maps the name of a full block's content to its block. A hash table of a fixed size, so that naming never allocates.
 //! `plan` looks up prefix hits in it when a sequence is admitted; `apply` names blocks that have become full.
 
-use crate::journal::NameJournal;
+use crate::journal::BlockNameJournal;
 use alloc::vec;
 use alloc::vec::Vec;
 use types::{BlockHash, BlockId};
@@ -15,7 +15,7 @@ pub(crate) struct PrefixIndex {
     next: Vec<u32>,
     names: Vec<Option<BlockHash>>,
     n_named: u32,
-    pub journal: NameJournal,
+    pub journal: BlockNameJournal,
 }
 
 impl PrefixIndex {
@@ -25,7 +25,7 @@ impl PrefixIndex {
             next: vec![NONE; n_blocks as usize],
             names: vec![None; n_blocks as usize],
             n_named: 0,
-            journal: NameJournal::new(),
+            journal: BlockNameJournal::new(),
         }
     }
 
@@ -77,7 +77,7 @@ impl PrefixIndex {
     }
 
     /// The names of the blocks in this range. False: there are no blocks behind it.
-    pub fn names(&self, blocks: core::ops::Range<u32>, out: &mut Vec<u64>) -> bool {
+    pub fn append_names(&self, blocks: core::ops::Range<u32>, out: &mut Vec<u64>) -> bool {
         let end = (blocks.end as usize).min(self.names.len());
         let start = (blocks.start as usize).min(end);
         out.extend(self.names[start..end].iter().flatten().map(BlockHash::short));

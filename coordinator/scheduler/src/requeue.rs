@@ -15,7 +15,7 @@
 //! is not yet a suspect. From then on only the culprit is accused, so a limit above two losses ends the culprit alone.
 
 use crate::Config;
-use crate::scheduler::{Output, Scheduler, pools};
+use crate::scheduler::{RequestOutput, Scheduler, pools};
 use crate::sequence::{Sequence, SequenceIdx, SequenceState};
 use crate::table::BlockTable;
 use alloc::vec::Vec;
@@ -23,7 +23,7 @@ use types::{Epoch, Finish, Unsupported};
 
 /// Why the workers are gone: determines how likely it is that a request broke them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Loss {
+pub enum WorkerLoss {
     /// An operator or a scale-up caused it: no request is to blame.
     Planned,
     /// They died, hang or cannot be reached. Usually a machine is the cause, now and then a request.
@@ -32,13 +32,13 @@ pub enum Loss {
     Reported,
 }
 
-impl Loss {
+impl WorkerLoss {
     /// How much the loss adds to the suspicion of each sequence in the lost step.
     pub const fn weight(self) -> u32 {
         match self {
-            Loss::Planned => 0,
-            Loss::Unexplained => 1,
-            Loss::Reported => 2,
+            WorkerLoss::Planned => 0,
+            WorkerLoss::Unexplained => 1,
+            WorkerLoss::Reported => 2,
         }
     }
 }
@@ -46,14 +46,14 @@ impl Loss {
 impl Scheduler {
     /// All running sequences wait again, with their logs and their places in the order. The caches of the workers are
     /// gone, so no block has a name; steps in flight will not come back; steps are counted from zero.
-    pub fn requeue_all(&mut self, epoch: Epoch, loss: Loss, out: &mut Vec<Output>) {
+    pub fn requeue_all(&mut self, epoch: Epoch, loss: WorkerLoss, out: &mut Vec<RequestOutput>) {
         let n_blocks = self.config.n_blocks.clone();
         self.requeue_into(epoch, &n_blocks, loss, out);
     }
 
     /// The same for workers with `n_blocks` of each group. Requests that might outgrow them end with `Finish::Failed`,
     /// so placement should give them blocks for a full context if it can. So do those above the limit of suspicion.
-    pub fn requeue_into(&mut self, epoch: Epoch, n_blocks: &[u32], loss: Loss, out: &mut Vec<Output>) {
+    pub fn requeue_into(&mut self, epoch: Epoch, n_blocks: &[u32], loss: WorkerLoss, out: &mut Vec<RequestOutput>) {
         assert_eq!(n_blocks.len(), self.config.groups.len(), "one pool for each cache group");
         debug_assert!(epoch > self.epoch, "step ids begin again, so an answer of the old epoch must be known by it");
         self.epoch = epoch;
@@ -76,7 +76,7 @@ impl Scheduler {
         assert!(self.in_flight.is_empty(), "no step is on its way through stages that are no more");
         let config = Config { n_stages, steps_in_flight_max, ..self.config.clone() };
         config.supported()?;
-        self.in_flight.make_room(steps_in_flight_max, config.running_max);
+        self.in_flight.reserve(steps_in_flight_max, config.running_max);
         self.config = config;
         Ok(())
     }
@@ -85,11 +85,11 @@ impl Scheduler {
     /// one that reaches this limit before its own ends with `Finish::Outgrown`. If the workers would ignore a part of
     /// some requests (`supports_newest_features` is false), there is no room at all for logs of such requests. Call
     /// before `requeue_into`.
-    pub fn narrow(&mut self, room: u32, supports_newest_features: bool) {
+    pub fn limit_log_length(&mut self, room: u32, supports_newest_features: bool) {
         (self.room, self.supports_newest_features) = (room.min(self.config.context_max), supports_newest_features);
         for sequence in self.sequences.iter_mut() {
             let is_held = supports_newest_features || !sequence.request.needs_newest_features();
-            sequence.narrow(if is_held { self.room } else { 0 });
+            sequence.limit_length(if is_held { self.room } else { 0 });
         }
     }
 
@@ -110,7 +110,7 @@ impl Scheduler {
         let sequence = &mut self.sequences[idx];
         sequence.held = false;
         sequence.tables.iter_mut().for_each(BlockTable::clear);
-        sequence.has_entries(0);
+        sequence.set_n_entries(0);
         match sequence.state {
             SequenceState::Waiting => {}
             SequenceState::Ending => self.sequences.remove(idx),
@@ -118,28 +118,28 @@ impl Scheduler {
                 self.counters.tokens_requeued += u64::from(sequence.n_computed);
                 sequence.rewind();
                 let tenant = sequence.tenant;
-                self.wait(idx);
-                self.tenants.runs_no_more(tenant);
+                self.enqueue(idx);
+                self.tenants.remove_running(tenant);
                 self.counters.requeued += 1;
             }
         }
     }
 
-    fn end_what_is_outgrown(&mut self, out: &mut Vec<Output>) {
+    fn end_what_is_outgrown(&mut self, out: &mut Vec<RequestOutput>) {
         self.end_waiting(Finish::Outgrown, |sequence| sequence.n_known() >= sequence.length_max, out);
     }
 
-    fn fail_what_cannot_fit(&mut self, out: &mut Vec<Output>) {
+    fn fail_what_cannot_fit(&mut self, out: &mut Vec<RequestOutput>) {
         let config = self.config.clone();
         self.end_waiting(Finish::Failed, |sequence| config.too_small_pool(sequence.length_max).is_some(), out);
     }
 
-    fn fail_what_is_suspected_too_much(&mut self, out: &mut Vec<Output>) {
+    fn fail_what_is_suspected_too_much(&mut self, out: &mut Vec<RequestOutput>) {
         let suspicion_max = self.config.suspicion_max;
         self.end_waiting(Finish::Failed, |sequence| sequence.suspicion >= suspicion_max, out);
     }
 
-    fn end_waiting(&mut self, finish: Finish, is_hopeless: impl Fn(&Sequence) -> bool, out: &mut Vec<Output>) {
+    fn end_waiting(&mut self, finish: Finish, is_hopeless: impl Fn(&Sequence) -> bool, out: &mut Vec<RequestOutput>) {
         let hopeless: Vec<SequenceIdx> = self.waiting.iter().filter(|&idx| is_hopeless(&self.sequences[idx])).collect();
         hopeless.iter().for_each(|&idx| self.end_early(idx, finish, out));
     }

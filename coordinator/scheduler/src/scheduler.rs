@@ -1,23 +1,23 @@
 //! The scheduler's state, and the types that its verbs share. The verbs are in the files named after them.
 
 use crate::blocks::BlockPool;
-use crate::in_flight::InFlight;
-use crate::journal::NameChange;
-use crate::seen::FirstBlocks;
+use crate::in_flight::StepsInFlight;
+use crate::journal::BlockNameChange;
+use crate::seen::FirstBlockOwners;
 use crate::sequence::{SequenceIdx, SequenceSlab};
 use crate::stats::Counters;
 use crate::tenants::Tenants;
-use crate::turns::TurnRequest;
+use crate::turns::TurnCandidate;
 use crate::waiting::WaitingQueue;
 use crate::{Config, Stats};
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 use core::ops::Range;
-use types::{CacheGroup, Epoch, Finish, Micros, Request, RequestId, Reuse, Unsupported};
+use types::{CacheGroup, Epoch, Finish, Micros, Request, RequestId, PrefixReuse, Unsupported};
 
 /// An event of a request: it got a token, or it ended, or both.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Output {
+pub struct RequestOutput {
     pub id: RequestId,
     /// The first token's position, counted from the end of the prompt; without a token, the position of the next one.
     pub position: u32,
@@ -29,7 +29,7 @@ pub struct Output {
     /// Tokens of the prompt that the prefix cache had when the request was first admitted.
     pub n_cached: u32,
     /// Why it had no more.
-    pub reuse: Reuse,
+    pub reuse: PrefixReuse,
     /// Of the slice's drafts, how many are among the tokens, and how many are not.
     pub drafts_accepted: u32,
     pub drafts_rejected: u32,
@@ -62,10 +62,10 @@ pub struct Scheduler {
     pub(crate) pools: Vec<BlockPool>,
     /// Whether some group releases blocks while its sequences run.
     pub(crate) has_windows: bool,
-    pub(crate) first_blocks: FirstBlocks,
-    pub(crate) in_flight: InFlight,
+    pub(crate) first_blocks: FirstBlockOwners,
+    pub(crate) in_flight: StepsInFlight,
     /// Sequences that are candidates for a turn in the step being planned. Reused for its memory.
-    pub(crate) turns: Vec<TurnRequest>,
+    pub(crate) turns: Vec<TurnCandidate>,
     /// The slices of a sequence that the step being planned may have ahead of known tokens.
     pub(crate) ahead_max: u32,
     /// Whether all running sequences were in flight at the last attempt to plan, since the last step or answer.
@@ -97,8 +97,8 @@ impl Scheduler {
             n_suspects: 0,
             pools: pools(&config),
             has_windows: !config.groups.iter().all(CacheGroup::keeps_all),
-            first_blocks: FirstBlocks::new(&config),
-            in_flight: InFlight::new(config.steps_in_flight_max, config.running_max),
+            first_blocks: FirstBlockOwners::new(&config),
+            in_flight: StepsInFlight::new(config.steps_in_flight_max, config.running_max),
             turns: Vec::with_capacity(config.running_max as usize),
             ahead_max: config.slices_ahead_max,
             is_starved: false,
@@ -154,14 +154,14 @@ impl Scheduler {
 
     /// The changes among the names of full blocks since the last call, in order. False: some are missing, and `names`
     /// gives all. Covers the group by which prefixes are found: a full one, if there is one.
-    pub fn name_changes(&mut self, out: &mut Vec<NameChange>) -> bool {
+    pub fn name_changes(&mut self, out: &mut Vec<BlockNameChange>) -> bool {
         let group = self.reported_group();
         self.pools[group].name_changes(out)
     }
 
     /// The names of full and computed blocks in this range, in the same group. False: there are no blocks behind it.
-    pub fn names(&self, blocks: Range<u32>, out: &mut Vec<u64>) -> bool {
-        self.pools[self.reported_group()].names(blocks, out)
+    pub fn append_names(&self, blocks: Range<u32>, out: &mut Vec<u64>) -> bool {
+        self.pools[self.reported_group()].append_names(blocks, out)
     }
 
     fn reported_group(&self) -> usize {

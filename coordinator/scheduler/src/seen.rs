@@ -10,13 +10,13 @@ use types::{BLOCK_TOKENS, BlockHash, CacheOwner};
 const NAMES: usize = 4096;
 
 /// Names, each with another beside it. Each has one place, which the newest takes.
-pub(crate) struct NameMemory {
+pub(crate) struct RecentBlockNames {
     places: Vec<(u64, u64)>,
 }
 
-impl NameMemory {
-    pub fn new() -> NameMemory {
-        NameMemory { places: vec![(0, 0); NAMES] }
+impl RecentBlockNames {
+    pub fn new() -> RecentBlockNames {
+        RecentBlockNames { places: vec![(0, 0); NAMES] }
     }
 
     pub fn note(&mut self, name: &BlockHash, beside: u64) {
@@ -33,19 +33,19 @@ impl NameMemory {
 }
 
 /// The first blocks of prompts, named without an owner, and their owners.
-pub(crate) struct FirstBlocks {
+pub(crate) struct FirstBlockOwners {
     root: BlockHash,
-    memory: NameMemory,
+    memory: RecentBlockNames,
 }
 
-impl FirstBlocks {
-    pub fn new(config: &Config) -> FirstBlocks {
+impl FirstBlockOwners {
+    pub fn new(config: &Config) -> FirstBlockOwners {
         let root = BlockHash::root(&config.policy, CacheOwner::default(), &config.salt);
-        FirstBlocks { root, memory: NameMemory::new() }
+        FirstBlockOwners { root, memory: RecentBlockNames::new() }
     }
 
     /// Whether the last prompt that began so had another owner. From now on its owner is this one's.
-    pub fn are_others(&mut self, sequence: &mut Sequence) -> bool {
+    pub fn replace_other_owner(&mut self, sequence: &mut Sequence) -> bool {
         let first = self.root.child(sequence.request.prompt.iter().take(BLOCK_TOKENS as usize).copied());
         let own = sequence.hash(0).short();
         let before = self.memory.find(&first);

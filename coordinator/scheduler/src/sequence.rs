@@ -9,7 +9,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 use core::ops::Range;
 use types::cache::blocks_for;
-use types::{BLOCK_TOKENS, BlockHash, Goal, Request, RequestId, Reuse, Token, Want};
+use types::{BLOCK_TOKENS, BlockHash, Goal, Request, RequestId, PrefixReuse, Token, Want};
 
 pub(crate) type SequenceIdx = u32;
 
@@ -70,7 +70,7 @@ pub(crate) struct Sequence {
     pub n_stale: u32,
     pub id: RequestId,
     pub n_cached: u32,
-    pub reuse: Reuse,
+    pub reuse: PrefixReuse,
     /// The blocks at the front of its log that full groups knew when it was last admitted.
     pub n_branch: u32,
     /// Its full blocks, of which the last has a name until there is another.
@@ -136,7 +136,7 @@ impl Sequence {
             n_stale: 0,
             id: request.id,
             n_cached: 0,
-            reuse: Reuse::default(),
+            reuse: PrefixReuse::default(),
             n_branch: 0,
             n_passing: 0,
             length_whole,
@@ -170,13 +170,13 @@ impl Sequence {
     }
 
     /// The ranks hold only `room` tokens of a log, so this one may not grow beyond.
-    pub fn narrow(&mut self, room: u32) {
+    pub fn limit_length(&mut self, room: u32) {
         self.length_max = self.length_whole.min(room.saturating_add(undrawn(self.goal)));
     }
 
     /// Whether it could become longer with more ranks.
     #[inline]
-    pub fn is_narrowed(&self) -> bool {
+    pub fn is_length_limited(&self) -> bool {
         self.length_max < self.length_whole
     }
 
@@ -204,7 +204,7 @@ impl Sequence {
     ///
     /// `[.., end - draws_max] known before · (end - draws_max, end) drafts`
     #[inline]
-    pub fn settle(&mut self, end: u32, draws_max: u32, n_drawn: u32) {
+    pub fn apply_returned_slice(&mut self, end: u32, draws_max: u32, n_drawn: u32) {
         let n_lacking = draws_max - n_drawn;
         self.n_sure = end - n_lacking;
         self.n_drawing -= draws_max;
@@ -274,7 +274,7 @@ impl Sequence {
 
     /// Whether a slice that begins at `n_computed` has rows to score: those that another token of the prompt follows.
     #[inline]
-    pub fn scores(&self) -> bool {
+    pub fn has_rows_to_score(&self) -> bool {
         matches!(self.goal, Goal::Score { .. }) && self.n_computed + 1 < self.n_prompt
     }
 
@@ -283,7 +283,7 @@ impl Sequence {
     pub fn want(&self, draws: bool) -> Want {
         match self.goal {
             Goal::Pool => Want::Pool,
-            Goal::Score { top_n } if self.scores() => Want::All { top_n },
+            Goal::Score { top_n } if self.has_rows_to_score() => Want::All { top_n },
             Goal::Score { .. } | Goal::Generate if draws => Want::Last,
             Goal::Score { .. } | Goal::Generate => Want::Nothing,
         }
@@ -309,7 +309,7 @@ impl Sequence {
 
     /// Its tables have grown to `n_entries`.
     #[inline]
-    pub fn has_entries(&mut self, n_entries: u32) {
+    pub fn set_n_entries(&mut self, n_entries: u32) {
         debug_assert!(self.tables.iter().all(|table| table.blocks.len() as u32 == n_entries));
         self.n_entries = n_entries;
     }
@@ -322,13 +322,13 @@ impl Sequence {
 
     /// How many blocks it may take from the prefix cache: full ones, and at least one token is left to compute.
     pub fn n_sharable(&self) -> u32 {
-        let needs_all = self.request.cache_bypass || self.is_apart() || self.goal != Goal::Generate;
+        let needs_all = self.request.cache_bypass || self.has_private_blocks() || self.goal != Goal::Generate;
         if needs_all { 0 } else { (self.n_known() - 1) / BLOCK_TOKENS }
     }
 
     /// Whether its blocks get no names, so that no other request reads them.
     #[inline]
-    pub fn is_apart(&self) -> bool {
+    pub fn has_private_blocks(&self) -> bool {
         self.request.cache_apart
     }
 
@@ -471,7 +471,7 @@ mod tests {
             (sequence.n_computed, sequence.n_drawing, sequence.n_slices_in_flight) = (end + 2, draws_max + 2, 2);
             (0..n_drawn).for_each(|_| sequence.append(7));
             assert_eq!(sequence.earliest_start(), 9 + n_drawn);
-            sequence.settle(end, draws_max, n_drawn);
+            sequence.apply_returned_slice(end, draws_max, n_drawn);
             let Sequence { n_stale: stale, n_drawing: drawing, .. } = sequence;
             let counts = (sequence.n_sure, sequence.n_computed, drawing, stale);
             assert_eq!(counts, (n_sure, n_computed, n_drawing, n_stale), "{n_drafts} drafts, {n_drawn} drawn");

@@ -12,7 +12,7 @@ impl Scheduler {
     /// ```text
     /// heavy, running 4: a b c d    light, running 1: x    weight 1 both    a x b c d
     /// ```
-    pub(crate) fn rank(&mut self) {
+    pub(crate) fn order_running(&mut self) {
         if core::mem::replace(&mut self.is_ranked, true) {
             return;
         }
@@ -28,29 +28,29 @@ impl Scheduler {
     }
 
     /// Divides `n_tokens` between tenants that have a prompt to compute, or one to begin. A single tenant may have all.
-    pub(crate) fn divide(&mut self, n_tokens: u32) {
+    pub(crate) fn divide_prompt_tokens(&mut self, n_tokens: u32) {
         if !self.tenants.are_many() {
-            return self.tenants.want(n_tokens);
+            return self.tenants.set_needs(n_tokens);
         }
-        self.tenants.want(0);
+        self.tenants.set_needs(0);
         for &idx in &self.running {
             let sequence = &self.sequences[idx];
             if sequence.is_chunk() {
                 let n_missing = sequence.n_missing(self.ahead_max);
-                self.tenants.want_more(sequence.tenant, n_missing.min(sequence.chunk_max));
+                self.tenants.add_need(sequence.tenant, n_missing.min(sequence.chunk_max));
             }
         }
         let slice_max = self.config.slice_max();
         for tenant in self.tenants.indices() {
             let first = self.waiting.of(tenant).next().map_or(0, |idx| self.sequences[idx].n_known());
-            self.tenants.want_more(tenant, first.min(slice_max));
+            self.tenants.add_need(tenant, first.min(slice_max));
         }
         self.tenants.divide(n_tokens);
     }
 
     /// Makes room for the first waiting sequence by preempting those of the tenant furthest above its share, as long as
     /// that keeps as much as the other then has. False: it has to wait for its turn.
-    pub(crate) fn make_way(
+    pub(crate) fn preempt_above_share(
         &mut self,
         idx: SequenceIdx,
         n_hits: u32,
@@ -76,12 +76,12 @@ impl Scheduler {
     }
 
     /// Gives tokens that were kept for a tenant and not used to the chunks of others, as far as blocks are free.
-    pub(crate) fn spread(&mut self, left: StepBudget) {
+    pub(crate) fn spread_unused_tokens(&mut self, left: StepBudget) {
         let mut n_tokens = left.n_tokens;
         for at in 0..self.running.len() {
             let idx = self.running[at];
             let sequence = &self.sequences[idx];
-            if n_tokens == 0 || left.short || !sequence.is_chunk() || sequence.scores() {
+            if n_tokens == 0 || left.short || !sequence.is_chunk() || sequence.has_rows_to_score() {
                 continue;
             }
             let n_missing = sequence.n_missing(self.ahead_max);

@@ -19,7 +19,7 @@ use types::{BLOCK_TOKENS, BlockId, CacheGroup};
 impl Sequence {
     /// Whether requests may come back to the end of block `i`: it ends at the stride, with the last full block of the
     /// prompt, or where this prompt leaves what others have computed.
-    pub fn comes_back_to(&self, i: u32, stride: u32) -> bool {
+    pub fn may_resume_after(&self, i: u32, stride: u32) -> bool {
         let n = i + 1;
         let at_stride = stride > 0 && (n * BLOCK_TOKENS).is_multiple_of(stride);
         let n_prompt = self.n_prompt();
@@ -47,7 +47,7 @@ impl Scheduler {
     /// Takes blocks of each group up to position `end`: all of them, or of a recurrence those of the end and, if the
     /// pool has more than two pages for each running sequence, those of places to come back to.
     pub(crate) fn take_blocks(&mut self, idx: SequenceIdx, end: u32) {
-        let may_name = self.config.prefix_cache && !self.sequences[idx].is_apart();
+        let may_name = self.config.prefix_cache && !self.sequences[idx].has_private_blocks();
         let (stride, n_spared) = (self.config.state_stride, 2 * self.running.len() as u32);
         let sequence = &mut self.sequences[idx];
         let entries = sequence.n_entries()..blocks_for(end);
@@ -60,7 +60,7 @@ impl Scheduler {
             let n_lacking = sequence.n_lacking(&pool.group, end);
             let first = entries.end - n_lacking;
             for i in entries.clone() {
-                let is_spared = || may_name && sequence.comes_back_to(i, stride);
+                let is_spared = || may_name && sequence.may_resume_after(i, stride);
                 let is_taken = i >= first || (is_spared() && pool.n_available() > n_lacking + n_spared);
                 let block = if is_taken { pool.take() } else { Some(BlockId::NONE) };
                 table.push(block.expect("as many blocks as were counted"));
@@ -68,7 +68,7 @@ impl Scheduler {
             self.counters.evictions += pool.n_evictions() - before;
         }
         sequence.tables = tables;
-        sequence.has_entries(entries.end);
+        sequence.set_n_entries(entries.end);
     }
 
     /// Names the pages of states that have become full (`full`) and are kept: for good, or as the last full one until
@@ -77,14 +77,14 @@ impl Scheduler {
         let stride = self.config.state_stride;
         let sequence = &mut self.sequences[idx];
         for i in full.clone() {
-            let (name, is_kept) = (sequence.hash(i), sequence.comes_back_to(i, stride));
+            let (name, is_kept) = (sequence.hash(i), sequence.may_resume_after(i, stride));
             let states = self.pools.iter_mut().zip(&sequence.tables).filter(|(pool, _)| pool.group.is_state());
             for (pool, table) in states {
                 let block = table.blocks[i as usize];
                 if block != BlockId::NONE && (is_kept || i + 1 == full.end) {
                     self.counters.states_kept += u64::from(is_kept && pool.find(&name).is_none());
                     pool.name(block, name);
-                    pool.set_passing(&name, block, !is_kept);
+                    pool.set_temporary(&name, block, !is_kept);
                 }
             }
         }
@@ -92,12 +92,12 @@ impl Scheduler {
 
     /// Drops the pages that were named as the last full ones and are so no longer: no request comes back to the middle
     /// of an answer.
-    pub(crate) fn drop_passing(&mut self, idx: SequenceIdx, n_full: u32) {
+    pub(crate) fn drop_temporary_states(&mut self, idx: SequenceIdx, n_full: u32) {
         let sequence = &mut self.sequences[idx];
         if sequence.n_passing < n_full {
             let before = core::mem::replace(&mut sequence.n_passing, n_full);
             if let Some(name) = before.checked_sub(1).and_then(|i| sequence.hashes.get(i as usize)) {
-                self.pools.iter_mut().filter(|pool| pool.group.is_state()).for_each(|pool| pool.drop_passing(name));
+                self.pools.iter_mut().filter(|pool| pool.group.is_state()).for_each(|pool| pool.drop_temporary(name));
             }
         }
     }
@@ -107,7 +107,7 @@ impl Scheduler {
         let sequence = &mut self.sequences[idx];
         let last = core::mem::take(&mut sequence.n_passing).checked_sub(1);
         if let Some(name) = last.and_then(|i| sequence.hashes.get(i as usize)) {
-            self.pools.iter_mut().for_each(|pool| pool.keep(name));
+            self.pools.iter_mut().for_each(|pool| pool.make_permanent(name));
         }
     }
 

@@ -6,12 +6,12 @@ use crate::sequence::{Sequence, SequenceIdx, undrawn};
 use crate::tenants::Tenant;
 use crate::waiting::QueueKey;
 use alloc::vec::Vec;
-use types::{BLOCK_TOKENS, BlockHash, Finish, Goal, Micros, Request, RequestId, Weight};
+use types::{BLOCK_TOKENS, BlockHash, Finish, Goal, Micros, Request, RequestId, TenantWeight};
 
 impl Scheduler {
     pub fn submit(&mut self, request: Request, now: Micros) -> Result<(), RequestRejection> {
-        let length_whole = self.acceptable(&request, now)?;
-        for idx in self.room_to_wait(&request)? {
+        let length_whole = self.accepted_length(&request, now)?;
+        for idx in self.waiting_to_displace(&request)? {
             self.displaced.push(self.sequences[idx].id);
             self.end(idx);
         }
@@ -20,11 +20,11 @@ impl Scheduler {
         self.n_arrivals += 1;
         let root = BlockHash::root(&self.config.policy, request.cache_owner(), &self.config.salt);
         let (id, deadline) = (request.id, request.deadline);
-        let tenant = self.tenants.place(request.tenant, request.weight);
+        let tenant = self.tenants.find_or_insert(request.tenant, request.weight);
         let mut sequence = Sequence::new(request, tenant, key, length_whole, root, self.pools.len());
-        sequence.narrow(self.room);
+        sequence.limit_length(self.room);
         let idx = self.sequences.insert(sequence);
-        self.wait(idx);
+        self.enqueue(idx);
         self.by_id.insert(id, idx);
         self.deadlines.extend(deadline.map(|deadline| (deadline, id)));
         Ok(())
@@ -32,19 +32,19 @@ impl Scheduler {
 
     /// A request that was accepted and has lost its place in the queue to another tenant, or None. It has ended without
     /// an output: its client must be informed that the queue is full.
-    pub fn displaced(&mut self) -> Option<RequestId> {
+    pub fn take_displaced(&mut self) -> Option<RequestId> {
         self.displaced.pop()
     }
 
-    pub(crate) fn wait(&mut self, idx: SequenceIdx) {
+    pub(crate) fn enqueue(&mut self, idx: SequenceIdx) {
         let sequence = &self.sequences[idx];
         let (tenant, key, n_tokens) = (sequence.tenant, sequence.key, sequence.n_known());
         self.waiting.insert(tenant, key, idx, n_tokens);
-        self.tenants.waits(tenant, n_tokens);
+        self.tenants.add_waiting(tenant, n_tokens);
     }
 
     /// How long the request's log may become, if it can be accepted.
-    fn acceptable(&self, request: &Request, now: Micros) -> Result<u32, RequestRejection> {
+    fn accepted_length(&self, request: &Request, now: Micros) -> Result<u32, RequestRejection> {
         if self.draining {
             return Err(RequestRejection::Draining);
         }
@@ -67,7 +67,7 @@ impl Scheduler {
         if request.prompt.is_empty() {
             return Err(RequestRejection::Empty);
         }
-        if let Some(finish) = finished(request) {
+        if let Some(finish) = finish_if_complete(request) {
             return Err(RequestRejection::Finished(finish));
         }
         let n_tokens = request.n_tokens() as u64;
@@ -102,7 +102,7 @@ impl Scheduler {
     /// Returns the waiting sequences that have to give up their places for this request. They are the last of the
     /// tenant with the most in the queue for its weight, as long as that tenant keeps no less than the requesting one
     /// has. Empty if there is room.
-    fn room_to_wait(&self, request: &Request) -> Result<Vec<SequenceIdx>, RequestRejection> {
+    fn waiting_to_displace(&self, request: &Request) -> Result<Vec<SequenceIdx>, RequestRejection> {
         let mut displaced = Vec::new();
         let (mut n, mut n_tokens) = (self.waiting.len() as u64, self.waiting.n_tokens() + request.n_tokens() as u64);
         let (max, tokens_max) = (u64::from(self.config.waiting_max), self.config.waiting_tokens_max);
@@ -116,9 +116,9 @@ impl Scheduler {
         }
         let load = if by_count { Tenant::waiting } else { Tenant::waiting_tokens };
         let size = |n_tokens: usize| if by_count { 1 } else { n_tokens as u64 };
-        let place = self.tenants.known(request.tenant);
+        let place = self.tenants.find_existing(request.tenant);
         let own = place.map_or(0, |place| load(self.tenants.get(place)).0);
-        let own = (own + size(request.n_tokens()), Weight(request.weight.0.max(1)));
+        let own = (own + size(request.n_tokens()), TenantWeight(request.weight.0.max(1)));
         let heaviest = self.tenants.heaviest(place.unwrap_or(u32::MAX), load).ok_or(full)?;
         let mut left = load(self.tenants.get(heaviest)).0;
         let may_give = |idx: &SequenceIdx| self.sequences[*idx].is_untouched();
@@ -138,7 +138,7 @@ impl Scheduler {
 }
 
 /// Why a request that carries an output has nothing left to generate.
-fn finished(request: &Request) -> Option<Finish> {
+fn finish_if_complete(request: &Request) -> Option<Finish> {
     let n_output = request.output.len() as u64;
     let stopped = request.output.last().is_some_and(|&token| request.sampling.is_stop(token));
     if stopped && n_output > u64::from(request.sampling.tokens_min) {

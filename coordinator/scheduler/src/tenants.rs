@@ -11,7 +11,7 @@
 
 use alloc::vec::Vec;
 use core::cmp::Ordering;
-use types::{TenantId, Weight};
+use types::{TenantId, TenantWeight};
 
 /// How far a token moves the tag of a tenant of weight one: finer than the largest weight, so that nothing is free.
 const TOKEN: u64 = 1 << 20;
@@ -25,7 +25,7 @@ pub(crate) type TenantIdx = u32;
 pub(crate) struct Tenant {
     /// None for the common place.
     id: Option<TenantId>,
-    weight: Weight,
+    weight: TenantWeight,
     tag: u64,
     pub n_waiting: u32,
     pub waiting_tokens: u64,
@@ -39,7 +39,7 @@ pub(crate) struct Tenant {
 }
 
 impl Tenant {
-    fn of(id: Option<TenantId>, weight: Weight, tag: u64) -> Tenant {
+    fn of(id: Option<TenantId>, weight: TenantWeight, tag: u64) -> Tenant {
         Tenant {
             id,
             weight,
@@ -75,14 +75,14 @@ pub(crate) struct Tenants {
 }
 
 /// Compares `a` and `b` per weight, without dividing.
-fn by_weight((a, of_a): (u64, Weight), (b, of_b): (u64, Weight)) -> Ordering {
+fn compare_per_weight((a, of_a): (u64, TenantWeight), (b, of_b): (u64, TenantWeight)) -> Ordering {
     (u128::from(a) * u128::from(of_b.0)).cmp(&(u128::from(b) * u128::from(of_a.0)))
 }
 
 impl Tenants {
     pub fn new(places_max: u32) -> Tenants {
         let mut all = Vec::with_capacity(places_max as usize + 1);
-        all.push(Tenant::of(None, Weight::default(), 0));
+        all.push(Tenant::of(None, TenantWeight::default(), 0));
         Tenants { all, places_max, n_present: 0, latest: 0, order: Vec::with_capacity(places_max as usize + 1) }
     }
 
@@ -111,8 +111,8 @@ impl Tenants {
     }
 
     /// The place of a tenant: its own, a new one, an unused one, or else the common one.
-    pub fn place(&mut self, id: TenantId, weight: Weight) -> TenantIdx {
-        let weight = Weight(weight.0.max(1));
+    pub fn find_or_insert(&mut self, id: TenantId, weight: TenantWeight) -> TenantIdx {
+        let weight = TenantWeight(weight.0.max(1));
         if let Some(idx) = self.find(id) {
             self.at(idx).weight = weight;
             return idx;
@@ -139,12 +139,12 @@ impl Tenants {
 
     /// The place of a tenant's requests: its own, or the common one if there is no other. None if it would get a new
     /// one.
-    pub fn known(&self, id: TenantId) -> Option<TenantIdx> {
+    pub fn find_existing(&self, id: TenantId) -> Option<TenantIdx> {
         let has_room = self.all.len() <= self.places_max as usize || self.left_place().is_some();
         self.find(id).or((!has_room).then_some(COMMON))
     }
 
-    pub fn waits(&mut self, idx: TenantIdx, n_tokens: u32) {
+    pub fn add_waiting(&mut self, idx: TenantIdx, n_tokens: u32) {
         let latest = self.latest;
         let tenant = self.at(idx);
         let is_new = !tenant.is_present();
@@ -156,7 +156,7 @@ impl Tenants {
         self.n_present += u32::from(is_new);
     }
 
-    pub fn waits_no_more(&mut self, idx: TenantIdx, n_tokens: u32) {
+    pub fn remove_waiting(&mut self, idx: TenantIdx, n_tokens: u32) {
         let tenant = self.at(idx);
         tenant.n_waiting -= 1;
         tenant.waiting_tokens -= u64::from(n_tokens);
@@ -164,13 +164,13 @@ impl Tenants {
     }
 
     /// A waiting sequence begins to run; the tenant stays present.
-    pub fn begins(&mut self, idx: TenantIdx, n_tokens: u32) {
+    pub fn start_running(&mut self, idx: TenantIdx, n_tokens: u32) {
         self.latest = self.latest.max(self.get(idx).tag);
         self.at(idx).n_running += 1;
-        self.waits_no_more(idx, n_tokens);
+        self.remove_waiting(idx, n_tokens);
     }
 
-    pub fn runs_no_more(&mut self, idx: TenantIdx) {
+    pub fn remove_running(&mut self, idx: TenantIdx) {
         self.at(idx).n_running -= 1;
         self.leaves_if_done(idx);
     }
@@ -206,7 +206,7 @@ impl Tenants {
     }
 
     /// Tenants with waiting requests, the next first: the lowest tag; among equals the one that runs less.
-    pub fn order(&mut self) -> &[TenantIdx] {
+    pub fn waiting_in_order(&mut self) -> &[TenantIdx] {
         let mut order = core::mem::take(&mut self.order);
         order.clear();
         order.extend(self.indices().filter(|&idx| self.get(idx).n_waiting > 0));
@@ -220,7 +220,7 @@ impl Tenants {
     fn compare(&self, a: TenantIdx, b: TenantIdx) -> Ordering {
         let (first, second) = (self.get(a), self.get(b));
         let tags = first.tag_planned().cmp(&second.tag_planned());
-        tags.then_with(|| by_weight(first.running(), second.running())).then(a.cmp(&b))
+        tags.then_with(|| compare_per_weight(first.running(), second.running())).then(a.cmp(&b))
     }
 
     /// Divides a step's tokens for prompts: in the order of their tags, tenants take what they need (`for_chunks`).
@@ -239,11 +239,11 @@ impl Tenants {
     }
 
     /// Before `divide`: sets what every tenant needs, zero or, for a single one, everything.
-    pub fn want(&mut self, n_tokens: u32) {
+    pub fn set_needs(&mut self, n_tokens: u32) {
         self.all.iter_mut().for_each(|tenant| tenant.for_chunks = n_tokens);
     }
 
-    pub fn want_more(&mut self, idx: TenantIdx, n_tokens: u32) {
+    pub fn add_need(&mut self, idx: TenantIdx, n_tokens: u32) {
         let tenant = self.at(idx);
         tenant.for_chunks = tenant.for_chunks.saturating_add(n_tokens);
     }
@@ -259,14 +259,14 @@ impl Tenants {
         let (n, weight) = self.get(idx).running();
         let most = self.heaviest(idx, Tenant::running)?;
         let (n_of_most, weight_of_most) = self.get(most).running();
-        let gives = by_weight((n + 1, weight), (n_of_most.saturating_sub(1), weight_of_most)).is_le();
+        let gives = compare_per_weight((n + 1, weight), (n_of_most.saturating_sub(1), weight_of_most)).is_le();
         (gives && n_of_most > 0).then_some(most)
     }
 
     /// Among all others, the tenant with the most for its weight.
-    pub fn heaviest(&self, idx: TenantIdx, load: impl Fn(&Tenant) -> (u64, Weight)) -> Option<TenantIdx> {
+    pub fn heaviest(&self, idx: TenantIdx, load: impl Fn(&Tenant) -> (u64, TenantWeight)) -> Option<TenantIdx> {
         let others = self.indices().filter(|&other| other != idx);
-        others.max_by(|&a, &b| by_weight(load(self.get(a)), load(self.get(b))).then(b.cmp(&a)))
+        others.max_by(|&a, &b| compare_per_weight(load(self.get(a)), load(self.get(b))).then(b.cmp(&a)))
     }
 
     /// Begins to rank anew, each tenant's sequences from its first.
@@ -283,8 +283,8 @@ impl Tenants {
     }
 
     /// Whether `own` is no more, for its weight, than what the other would keep.
-    pub fn is_lighter(&self, own: (u64, Weight), other: TenantIdx, left: u64) -> bool {
-        by_weight(own, (left, self.get(other).weight)).is_le()
+    pub fn is_lighter(&self, own: (u64, TenantWeight), other: TenantIdx, left: u64) -> bool {
+        compare_per_weight(own, (left, self.get(other).weight)).is_le()
     }
 
     pub fn check(&self, n_waiting: usize, n_running: usize, waiting_tokens: u64) {
@@ -300,15 +300,15 @@ impl Tenants {
 }
 
 impl Tenant {
-    pub fn running(&self) -> (u64, Weight) {
+    pub fn running(&self) -> (u64, TenantWeight) {
         (self.n_running.into(), self.weight)
     }
 
-    pub fn waiting(&self) -> (u64, Weight) {
+    pub fn waiting(&self) -> (u64, TenantWeight) {
         (self.n_waiting.into(), self.weight)
     }
 
-    pub fn waiting_tokens(&self) -> (u64, Weight) {
+    pub fn waiting_tokens(&self) -> (u64, TenantWeight) {
         (self.waiting_tokens, self.weight)
     }
 }
@@ -320,8 +320,8 @@ mod tests {
     fn tenants(places_max: u32, weights: &[u16]) -> Tenants {
         let mut tenants = Tenants::new(places_max);
         for (i, &weight) in weights.iter().enumerate() {
-            assert_eq!(tenants.place(TenantId(i as u64), Weight(weight)), i as u32 + 1);
-            tenants.waits(i as u32 + 1, 1);
+            assert_eq!(tenants.find_or_insert(TenantId(i as u64), TenantWeight(weight)), i as u32 + 1);
+            tenants.add_waiting(i as u32 + 1, 1);
         }
         tenants
     }
@@ -331,7 +331,7 @@ mod tests {
         let mut tenants = tenants(4, &[1, 3]);
         let mut served = [0; 3];
         for _ in 0..4000 {
-            let next = tenants.order()[0];
+            let next = tenants.waiting_in_order()[0];
             served[next as usize] += 1;
             tenants.plan(next, 10);
             tenants.charge();
@@ -342,28 +342,28 @@ mod tests {
     #[test]
     fn returning_tenant_has_no_credit_for_idle_time() {
         let mut tenants = tenants(4, &[1, 1]);
-        tenants.waits_no_more(2, 1);
+        tenants.remove_waiting(2, 1);
         for _ in 0..100 {
-            tenants.waits(1, 1);
-            tenants.begins(1, 1);
+            tenants.add_waiting(1, 1);
+            tenants.start_running(1, 1);
             tenants.plan(1, 50);
             tenants.charge();
         }
-        tenants.waits(2, 1);
-        assert_eq!(tenants.order(), [2, 1]);
+        tenants.add_waiting(2, 1);
+        assert_eq!(tenants.waiting_in_order(), [2, 1]);
         tenants.plan(2, 101);
         tenants.charge();
-        assert_eq!(tenants.order(), [1, 2], "two steps of the other, and not a hundred, are made up for");
+        assert_eq!(tenants.waiting_in_order(), [1, 2], "two steps of the other, and not a hundred, are made up for");
     }
 
     #[test]
     fn places_are_used_again_and_then_shared() {
         let mut tenants = tenants(2, &[1, 1]);
-        assert_eq!(tenants.place(TenantId(7), Weight(1)), COMMON);
-        tenants.waits_no_more(2, 1);
-        assert_eq!(tenants.place(TenantId(7), Weight(5)), 2);
+        assert_eq!(tenants.find_or_insert(TenantId(7), TenantWeight(1)), COMMON);
+        tenants.remove_waiting(2, 1);
+        assert_eq!(tenants.find_or_insert(TenantId(7), TenantWeight(5)), 2);
         assert_eq!(tenants.find(TenantId(1)), None);
-        tenants.waits(2, 1);
+        tenants.add_waiting(2, 1);
         tenants.check(2, 0, 2);
     }
 
@@ -371,8 +371,8 @@ mod tests {
     fn tenant_above_its_share_yields() {
         let mut tenants = tenants(4, &[1, 2]);
         let begin = |tenants: &mut Tenants, idx| {
-            tenants.waits(idx, 1);
-            tenants.begins(idx, 1);
+            tenants.add_waiting(idx, 1);
+            tenants.start_running(idx, 1);
         };
         begin(&mut tenants, 1);
         assert_eq!(tenants.above_share(2), None, "one of one");

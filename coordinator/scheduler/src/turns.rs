@@ -12,7 +12,7 @@ use crate::scheduler::Scheduler;
 
 /// A sequence that is a candidate for a turn; the lowest goes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct TurnRequest {
+pub(crate) struct TurnCandidate {
     /// It needs a block, there is none, and no later running sequence could be preempted. Its turn would be wasted, so
     /// others go first; otherwise all could wait for blocks that only others can release.
     is_stuck: bool,
@@ -25,14 +25,14 @@ pub(crate) struct TurnRequest {
 
 impl Scheduler {
     /// The number of steps in which each sequence has one turn: one per stage, as far as steps may be in flight.
-    pub(crate) fn n_turns(&self) -> u32 {
+    pub(crate) fn steps_per_turn(&self) -> u32 {
         self.config.n_stages.min(self.n_steps_allowed())
     }
 
     /// Gives turns in this step to sequences that decode, and counts their tokens. A token that is being drawn can be
     /// computed `distance` steps behind its draw.
     pub(crate) fn give_turns(&mut self, distance: u32) -> u32 {
-        if self.n_turns() == 1 { self.give_all_a_turn(distance) } else { self.give_some_a_turn(distance) }
+        if self.steps_per_turn() == 1 { self.give_all_a_turn(distance) } else { self.give_some_a_turn(distance) }
     }
 
     /// With one stage no sequence waits for another's turn.
@@ -60,7 +60,7 @@ impl Scheduler {
                 let end = sequence.n_computed + n_tokens;
                 let is_stuck = at + 1 == self.running.len() && !self.has_blocks(idx, end);
                 let (n_slices_in_flight, last_step) = (sequence.n_slices_in_flight, sequence.last_step);
-                self.turns.push(TurnRequest { is_stuck, n_slices_in_flight, last_step, at, n_tokens });
+                self.turns.push(TurnCandidate { is_stuck, n_slices_in_flight, last_step, at, n_tokens });
             }
         }
         let n_given = self.n_turns_of_step(n_decoding) as usize;
@@ -76,7 +76,7 @@ impl Scheduler {
 
     /// This step's share: any `n_turns` steps together have all of them, and two steps differ by one at most.
     fn n_turns_of_step(&self, n_decoding: u32) -> u32 {
-        let n_turns = self.n_turns();
+        let n_turns = self.steps_per_turn();
         let has_one_more = self.n_steps % u64::from(n_turns) < u64::from(n_decoding % n_turns);
         (n_decoding / n_turns + u32::from(has_one_more)).max(1)
     }

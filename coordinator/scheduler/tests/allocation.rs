@@ -2,7 +2,7 @@
 #![expect(unsafe_code, reason = "a global allocator is unsafe to implement; this one counts and passes on")]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-use scheduler::{Config, DraftPolicy, Output, Scheduler};
+use scheduler::{Config, DraftPolicy, RequestOutput, Scheduler};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -72,7 +72,7 @@ fn run_steps(
     n_steps: u64,
     steps: &mut VecDeque<Step>,
     done: &mut StepDone,
-    out: &mut Vec<Output>,
+    out: &mut Vec<RequestOutput>,
 ) {
     for _ in 0..n_steps {
         let mut step = steps.pop_front().unwrap();
@@ -86,7 +86,7 @@ fn run_steps(
 
 fn config(n_stages: u32, drafting: DraftPolicy) -> Config {
     let steps_in_flight_max = n_stages + 1;
-    let window = CacheGroup::FULL.within(50);
+    let window = CacheGroup::FULL.with_window(50);
     let (groups, n_blocks) = (vec![CacheGroup::FULL, window, CacheGroup::STATE], vec![4096, 400, 250]);
     let running_max = N_SEQUENCES as u32;
     Config { n_stages, steps_in_flight_max, running_max, groups, n_blocks, drafting, ..Config::default() }

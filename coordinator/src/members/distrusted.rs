@@ -23,7 +23,7 @@ struct Distrust {
 impl DistrustedHosts {
     /// Records that a rank of this host loaded refused weights. Returns the time before which none of its workers is
     /// taken. The wait is `min` the first time, and doubles up to `max`.
-    pub fn refused(&mut self, host: &str, now: Micros, [min, max]: [u64; 2]) -> Micros {
+    pub fn record_refusal(&mut self, host: &str, now: Micros, [min, max]: [u64; 2]) -> Micros {
         // Workers that report no host have nothing in common.
         if host.is_empty() || host.len() > HOST_BYTES_MAX {
             return now.plus(min);
@@ -44,7 +44,7 @@ impl DistrustedHosts {
     }
 
     /// Records that an epoch has met: it serves without these hosts, or they have loaded the served weights.
-    pub fn met(&mut self) {
+    pub fn record_met(&mut self) {
         self.0.clear();
     }
 
@@ -52,7 +52,7 @@ impl DistrustedHosts {
         self.0.contains_key(host)
     }
 
-    pub fn is_out(&self, host: &str, now: Micros) -> bool {
+    pub fn is_excluded(&self, host: &str, now: Micros) -> bool {
         self.0.get(host).is_some_and(|of| now < of.until)
     }
 
@@ -71,14 +71,14 @@ mod tests {
     #[test]
     fn host_refused_repeatedly_waits_longer_each_time() {
         let mut distrusted = DistrustedHosts::default();
-        let until = |distrusted: &mut DistrustedHosts, now| distrusted.refused("bad", Micros(now), WAITS).0;
+        let until = |distrusted: &mut DistrustedHosts, now| distrusted.record_refusal("bad", Micros(now), WAITS).0;
         assert_eq!(until(&mut distrusted, 0), 10);
         assert_eq!(until(&mut distrusted, 5), 10, "two ranks of one host are one refusal");
-        assert!(distrusted.is_out("bad", Micros(9)) && !distrusted.is_out("bad", Micros(10)));
-        assert!(distrusted.has("bad") && !distrusted.has("good") && !distrusted.is_out("good", Micros(0)));
+        assert!(distrusted.is_excluded("bad", Micros(9)) && !distrusted.is_excluded("bad", Micros(10)));
+        assert!(distrusted.has("bad") && !distrusted.has("good") && !distrusted.is_excluded("good", Micros(0)));
         assert_eq!((distrusted.next(Micros(9)), distrusted.next(Micros(10))), (Some(Micros(10)), None));
         assert_eq!([100, 200, 300].map(|now| until(&mut distrusted, now)), [120, 235, 335]);
-        distrusted.met();
+        distrusted.record_met();
         assert!(!distrusted.has("bad"));
         assert_eq!(until(&mut distrusted, 400), 410);
     }
@@ -87,7 +87,7 @@ mod tests {
     fn so_many_hosts_are_remembered_and_no_more() {
         let mut distrusted = DistrustedHosts::default();
         for host in 0..=HOSTS_MAX as u64 {
-            distrusted.refused(&host.to_string(), Micros(host), WAITS);
+            distrusted.record_refusal(&host.to_string(), Micros(host), WAITS);
         }
         assert!(!distrusted.has("0") && distrusted.has("1") && distrusted.has(&HOSTS_MAX.to_string()));
     }

@@ -21,7 +21,7 @@ pub(crate) struct RankReport {
 ///
 /// A rank that hangs is in a step and waits for no other rank; a rank that waits reports for which one. Of several that
 /// compute, those with the fewest steps done hold up the others.
-pub(crate) fn suspects(ranks: &[RankReport]) -> Vec<WorkerId> {
+pub(crate) fn hang_suspects(ranks: &[RankReport]) -> Vec<WorkerId> {
     let computing = |rank: &&RankReport| rank.in_step && rank.waits_for.is_none();
     let idle = |rank: &&RankReport| !rank.in_step && is_waited_for(ranks, rank);
     // If none computes: an idle rank that others wait for, because its step has not arrived; then the two ends of a
@@ -31,7 +31,7 @@ pub(crate) fn suspects(ranks: &[RankReport]) -> Vec<WorkerId> {
         found = furthest_behind(ranks.iter().filter(idle));
     }
     if found.is_empty() {
-        found = ends_of_wires(ranks);
+        found = earliest_waiting_pairs(ranks);
     }
     // All steps are done, and the answer has not come.
     if found.is_empty() {
@@ -48,7 +48,7 @@ fn is_waited_for(ranks: &[RankReport], rank: &RankReport) -> bool {
 }
 
 /// The waiting ranks with the fewest steps done, and the ranks that they wait for.
-fn ends_of_wires(ranks: &[RankReport]) -> Vec<WorkerId> {
+fn earliest_waiting_pairs(ranks: &[RankReport]) -> Vec<WorkerId> {
     let behind = furthest_behind(ranks.iter().filter(|rank| rank.in_step));
     let waits_for = |rank: &RankReport| {
         ranks.iter().any(|other| other.waits_for == Some(rank.rank) && behind.contains(&other.worker))
@@ -86,10 +86,10 @@ mod tests {
         };
         let mut rank_reports: Vec<RankReport> = ranks.iter().enumerate().map(report).collect();
         let expect: Vec<WorkerId> = expect.iter().copied().map(WorkerId).collect();
-        assert_eq!(suspects(&rank_reports), expect, "{ranks:?}");
+        assert_eq!(hang_suspects(&rank_reports), expect, "{ranks:?}");
         // The order of the reports does not matter.
         rank_reports.reverse();
-        let mut found = suspects(&rank_reports);
+        let mut found = hang_suspects(&rank_reports);
         found.sort_unstable();
         assert_eq!(found, expect, "{ranks:?}");
     }

@@ -1,7 +1,7 @@
 //! How long a step may take before its ranks count as hung, from a bounded memory of recent steps' durations. Knows no
 //! clock and no rank; the caller passes the time.
 
-use crate::Waits;
+use crate::Timings;
 use crate::config::micros;
 use std::collections::VecDeque;
 use types::{Micros, Step};
@@ -25,7 +25,7 @@ pub(crate) fn work(step: &Step) -> u64 {
 
 /// The steps in flight, how long the oldest has been awaited, and the durations of those before it.
 #[derive(Debug, Default)]
-pub(crate) struct StepPatience {
+pub(crate) struct StepTimes {
     took: VecDeque<StepTime>,
     /// Work of the steps in flight, oldest first.
     in_flight: VecDeque<u64>,
@@ -39,10 +39,10 @@ struct StepTime {
     micros: u64,
 }
 
-impl StepPatience {
+impl StepTimes {
     /// Starts anew, for an epoch that begins now.
-    pub fn starting(now: Micros) -> StepPatience {
-        StepPatience { ticked: now, ..StepPatience::default() }
+    pub fn starting(now: Micros) -> StepTimes {
+        StepTimes { ticked: now, ..StepTimes::default() }
     }
 
     pub fn sent(&mut self, work: u64) {
@@ -72,7 +72,7 @@ impl StepPatience {
     }
 
     /// Whether a step has been awaited for longer than it may take.
-    pub fn is_over(&self, waits: &Waits) -> bool {
+    pub fn is_over(&self, waits: &Timings) -> bool {
         // Stages that share a machine slow each other down: the oldest step may wait for those behind it.
         let work = self.in_flight.iter().sum();
         !self.in_flight.is_empty() && self.awaited_micros > self.allowed(work, waits)
@@ -83,7 +83,7 @@ impl StepPatience {
     }
 
     /// The time that a step may take. Generous before anything is known: the first step finds everything cold.
-    fn allowed(&self, work: u64, waits: &Waits) -> u64 {
+    fn allowed(&self, work: u64, waits: &Timings) -> u64 {
         let Some(expected) = self.expected(work) else { return micros(waits.step_first_max) };
         let expected = expected.saturating_mul(waits.hang_factor.into());
         expected.clamp(micros(waits.hang_min), micros(waits.step_max).max(micros(waits.hang_min)))
@@ -116,13 +116,13 @@ mod tests {
     const BEAT: u64 = 100_000;
     const MILLI: u64 = 1000;
 
-    fn waits() -> Waits {
-        Waits { hang_min: Duration::from_secs(3), step_first_max: Duration::from_secs(120), ..Waits::default() }
+    fn waits() -> Timings {
+        Timings { hang_min: Duration::from_secs(3), step_first_max: Duration::from_secs(120), ..Timings::default() }
     }
 
     /// Steps one after the other, each as (work, microseconds).
-    fn seen(steps: impl IntoIterator<Item = (u64, u64)>) -> StepPatience {
-        let mut patience = StepPatience::default();
+    fn seen(steps: impl IntoIterator<Item = (u64, u64)>) -> StepTimes {
+        let mut patience = StepTimes::default();
         for (work, micros) in steps {
             patience.sent(work);
             patience.record_answer(micros);
@@ -151,9 +151,9 @@ mod tests {
     #[test]
     fn patience_is_eight_times_what_such_steps_take() {
         let waits = waits();
-        let allowed = |patience: &StepPatience, work| patience.allowed(work, &waits) / MILLI;
+        let allowed = |patience: &StepTimes, work| patience.allowed(work, &waits) / MILLI;
         // Nothing is known: generous.
-        assert_eq!(allowed(&StepPatience::default(), 1), 120_000);
+        assert_eq!(allowed(&StepTimes::default(), 1), 120_000);
         // Fast steps: the floor.
         let fast = seen((0..600).map(|_| (1, 20 * MILLI)));
         assert_eq!(allowed(&fast, 1), 3000);
@@ -179,7 +179,7 @@ mod tests {
         }
         assert_eq!((patience.took.len(), patience.allowed(1, &waits())), (STEPS_REMEMBERED, 3000 * MILLI));
         // Other ranks or another cut of the model: older measurements mean nothing.
-        let patience = StepPatience::starting(Micros(0));
+        let patience = StepTimes::starting(Micros(0));
         assert_eq!(patience.allowed(1, &waits()), 120_000 * MILLI);
     }
 
@@ -192,7 +192,7 @@ mod tests {
         // The loop stood still for a minute: no rank is blamed.
         patience.tick(Micros(60_000_000), BEAT);
         assert!(!patience.is_over(&waits) && patience.awaited_micros() == 2 * BEAT);
-        let ticks = |patience: &mut StepPatience, n: u64| {
+        let ticks = |patience: &mut StepTimes, n: u64| {
             let from = patience.ticked.0;
             (1..=n).for_each(|i| patience.tick(Micros(from + i * BEAT), BEAT));
         };

@@ -59,7 +59,7 @@ pub(crate) struct RankFacts {
 
 /// How long a rank may take to become ready.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct ReadyLimits {
+pub(crate) struct ReadyTimeouts {
     pub load_micros: u64,
     pub meet_micros: u64,
 }
@@ -102,12 +102,12 @@ impl RankHolders {
     }
 
     /// Returns why it has not read the model again, if a reload was requested.
-    pub fn unread(&self, worker: WorkerId) -> Option<&str> {
+    pub fn reload_failure(&self, worker: WorkerId) -> Option<&str> {
         self.holders.get(&worker).map(|holder| holder.unread.as_str()).filter(|why| !why.is_empty())
     }
 
     /// The workers that take too long to become ready, each with its present stage.
-    pub fn overdue(&self, now: Micros, allowed: ReadyLimits) -> Vec<(WorkerId, &'static str)> {
+    pub fn overdue(&self, now: Micros, allowed: ReadyTimeouts) -> Vec<(WorkerId, &'static str)> {
         let overdue = |holder: &Holder| match holder.readiness {
             Readiness::Loading { since } if now.since(since).0 > allowed.load_micros => Some("to load"),
             Readiness::Meeting { since, .. } if now.since(since).0 > allowed.meet_micros => Some("to meet the others"),
@@ -120,7 +120,7 @@ impl RankHolders {
         matches!(self.readiness(worker), Some(Readiness::Loading { since }) if now.since(since).0 > max_micros)
     }
 
-    pub fn loaded(&mut self, worker: WorkerId, facts: RankFacts, unread: &str) {
+    pub fn record_loaded(&mut self, worker: WorkerId, facts: RankFacts, unread: &str) {
         if let Some(holder) = self.holders.get_mut(&worker) {
             unread.clone_into(&mut holder.unread);
             holder.readiness = Readiness::Loaded(facts);
@@ -132,7 +132,7 @@ impl RankHolders {
     }
 
     /// Records that a loaded rank was sent `Meet`.
-    pub fn meets(&mut self, worker: WorkerId, now: Micros) {
+    pub fn record_meeting(&mut self, worker: WorkerId, now: Micros) {
         if let Some(holder) = self.holders.get_mut(&worker)
             && let Readiness::Loaded(facts) = holder.readiness
         {
@@ -141,7 +141,7 @@ impl RankHolders {
     }
 
     /// Only a rank that meets can become ready. `steps_done` counts over all epochs.
-    pub fn ready(&mut self, worker: WorkerId, steps_done: u64) {
+    pub fn record_ready(&mut self, worker: WorkerId, steps_done: u64) {
         if let Some(holder) = self.holders.get_mut(&worker)
             && let Readiness::Meeting { facts, .. } = holder.readiness
         {
@@ -151,31 +151,31 @@ impl RankHolders {
     }
 
     /// Records the memory with which a rank became ready. `None`: all of it.
-    pub fn kv_begins(&mut self, worker: WorkerId, parts: Option<u32>, grows: bool) {
+    pub fn record_kv_start(&mut self, worker: WorkerId, parts: Option<u32>, grows: bool) {
         if let Some(holder) = self.holders.get_mut(&worker) {
             holder.kv = RankMemory { parts: parts.unwrap_or(KV_PARTS), grows, lowered: 0 };
         }
     }
 
     /// Records a rank's report of its memory, after the target with this number.
-    pub fn kv_committed(&mut self, worker: WorkerId, parts: u32, target: u32) {
+    pub fn record_kv_committed(&mut self, worker: WorkerId, parts: u32, target: u32) {
         if let Some(holder) = self.holders.get_mut(&worker).filter(|holder| target >= holder.kv.lowered) {
             holder.kv.parts = parts;
         }
     }
 
     /// Records that the ranks that grow were sent a target below their memory.
-    pub fn kv_lowered(&mut self, parts: u32, target: u32) {
+    pub fn record_kv_lowered(&mut self, parts: u32, target: u32) {
         for kv in self.holders.values_mut().map(|holder| &mut holder.kv).filter(|kv| kv.grows) {
             (kv.parts, kv.lowered) = (kv.parts.min(parts), target);
         }
     }
 
     pub fn some_grow(&self) -> bool {
-        self.that_grow().next().is_some()
+        self.growing_workers().next().is_some()
     }
 
-    pub fn that_grow(&self) -> impl Iterator<Item = WorkerId> {
+    pub fn growing_workers(&self) -> impl Iterator<Item = WorkerId> {
         self.holders.iter().filter(|(_, holder)| holder.kv.grows).map(|(worker, _)| *worker)
     }
 

@@ -29,7 +29,7 @@ impl RankTime {
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct Slowness {
+pub(crate) struct SlownessDetector {
     ranks: BTreeMap<Rank, JudgedRank>,
 }
 
@@ -50,7 +50,7 @@ pub(crate) struct SlownessChange {
     pub others_micros: f64,
 }
 
-impl Slowness {
+impl SlownessDetector {
     pub fn is_slow(&self, rank: Rank) -> bool {
         self.ranks.get(&rank).is_some_and(|judged| judged.is_slow)
     }
@@ -62,7 +62,7 @@ impl Slowness {
     /// Call about once a second.
     pub fn look(&mut self, times: &[RankTime]) -> Vec<SlownessChange> {
         let measured = times.iter().filter(|time| time.n_steps >= STEPS_MIN);
-        measured.filter_map(|time| self.judge(time, others(time, times)?)).collect()
+        measured.filter_map(|time| self.judge(time, median_of_others(time, times)?)).collect()
     }
 
     fn judge(&mut self, time: &RankTime, others_micros: f64) -> Option<SlownessChange> {
@@ -79,7 +79,7 @@ impl Slowness {
 }
 
 /// The median of the other ranks of its stage, which do the same work; of all other ranks, if it is alone in its stage.
-fn others(time: &RankTime, times: &[RankTime]) -> Option<f64> {
+fn median_of_others(time: &RankTime, times: &[RankTime]) -> Option<f64> {
     let of = |is_meant: &dyn Fn(&RankTime) -> bool| {
         let others = times.iter().filter(|other| other.rank != time.rank && other.n_steps >= STEPS_MIN);
         let mut sorted: Vec<f64> = others.filter(|other| is_meant(other)).map(RankTime::per_step).collect();
@@ -105,7 +105,7 @@ mod tests {
 
     #[test]
     fn slow_rank_is_reported_once() {
-        let mut slowness = Slowness::default();
+        let mut slowness = SlownessDetector::default();
         for look in 1..=8 {
             let changes = slowness.look(&times(&[2000, 2000, 9000, 2000], 4));
             let expect: &[Rank] = if look == 5 { &[Rank(2)] } else { &[] };
@@ -124,7 +124,7 @@ mod tests {
 
     #[test]
     fn only_the_same_work_is_compared() {
-        let mut slowness = Slowness::default();
+        let mut slowness = SlownessDetector::default();
         // A stage with three times the layers; little steps whose noise means nothing; too few steps; one alone.
         for _ in 0..10 {
             assert_eq!(slowness.look(&times(&[2000, 2000, 6000, 6000], 2)), []);

@@ -46,7 +46,7 @@ impl MissedPeer {
 
 impl UnreachableWorkers {
     /// Returns the worker to leave out after this miss, if any. The first time lasts `out_min`.
-    pub fn missed(&mut self, miss: MissedPeer, now: Micros, out_min: u64) -> Option<(WorkerId, ExcludedWorker)> {
+    pub fn record_miss(&mut self, miss: MissedPeer, now: Micros, out_min: u64) -> Option<(WorkerId, ExcludedWorker)> {
         let is_known = self.out.keys().any(|worker| miss.has(*worker));
         self.misses.push(miss);
         if self.misses.len() < TRIES_MAX && !is_known {
@@ -77,7 +77,7 @@ impl UnreachableWorkers {
     }
 
     /// These workers have met.
-    pub fn met(&mut self, workers: impl Iterator<Item = WorkerId>) {
+    pub fn record_met(&mut self, workers: impl Iterator<Item = WorkerId>) {
         self.misses.clear();
         for worker in workers {
             self.out.remove(&worker);
@@ -91,12 +91,12 @@ impl UnreachableWorkers {
         self.out.retain(|_, out| out.from != worker);
     }
 
-    pub fn is_out(&self, worker: WorkerId, now: Micros) -> bool {
+    pub fn is_excluded(&self, worker: WorkerId, now: Micros) -> bool {
         self.out.get(&worker).is_some_and(|out| now < out.until)
     }
 
     /// The workers that are left out now.
-    pub fn out(&self, now: Micros) -> impl Iterator<Item = (WorkerId, &ExcludedWorker)> {
+    pub fn excluded(&self, now: Micros) -> impl Iterator<Item = (WorkerId, &ExcludedWorker)> {
         self.out.iter().filter(move |(_, out)| now < out.until).map(|(worker, out)| (*worker, out))
     }
 }
@@ -109,11 +109,11 @@ mod tests {
 
     fn missed(unreachable: &mut UnreachableWorkers, by: u64, of: u64, now: u64) -> Option<u64> {
         let miss = MissedPeer { by: WorkerId(by), of: WorkerId(of), why: "silence".into() };
-        unreachable.missed(miss, Micros(now), MIN).map(|(worker, _)| worker.0)
+        unreachable.record_miss(miss, Micros(now), MIN).map(|(worker, _)| worker.0)
     }
 
     fn out(unreachable: &UnreachableWorkers, now: u64) -> Vec<(u64, u64)> {
-        unreachable.out(Micros(now)).map(|(worker, out)| (worker.0, out.from.0)).collect()
+        unreachable.excluded(Micros(now)).map(|(worker, out)| (worker.0, out.from.0)).collect()
     }
 
     #[test]
@@ -124,9 +124,9 @@ mod tests {
         assert_eq!((out(&unreachable, 9), out(&unreachable, 10)), (vec![(3, 2)], vec![]));
         // It had its second attempt: one miss is enough now.
         assert_eq!(missed(&mut unreachable, 3, 1, 100), Some(3));
-        assert!(unreachable.is_out(WorkerId(3), Micros(119)) && !unreachable.is_out(WorkerId(3), Micros(120)));
+        assert!(unreachable.is_excluded(WorkerId(3), Micros(119)) && !unreachable.is_excluded(WorkerId(3), Micros(120)));
         // Once it meets the others, nothing is remembered.
-        unreachable.met([1, 2, 3].map(WorkerId).into_iter());
+        unreachable.record_met([1, 2, 3].map(WorkerId).into_iter());
         assert_eq!(missed(&mut unreachable, 3, 1, 200), None);
     }
 
@@ -148,7 +148,7 @@ mod tests {
         for now in 0..20 {
             assert_eq!(missed(&mut unreachable, 1, 2, now), None);
             if now % 2 == 1 {
-                unreachable.met([1, 2].map(WorkerId).into_iter());
+                unreachable.record_met([1, 2].map(WorkerId).into_iter());
             }
         }
     }

@@ -13,9 +13,9 @@ pub(crate) struct TimeWindow {
 
 impl TimeWindow {
     pub fn close(&mut self, beat: &wire::Heartbeat, now: Micros, in_flight: u64) -> wire::RankTimes {
-        let grown = grown(&self.from, beat);
+        let grown = heartbeat_growth(&self.from, beat);
         let wall_micros = now.since(self.since).0;
-        let (compute_micros, wait_micros) = within(wall_micros, grown.compute_micros, grown.wait_micros);
+        let (compute_micros, wait_micros) = scale_to_window(wall_micros, grown.compute_micros, grown.wait_micros);
         self.last = wire::RankTimes {
             steps: grown.steps_done,
             wall_micros,
@@ -30,7 +30,7 @@ impl TimeWindow {
 }
 
 /// A long step is counted at its end, and may have begun in the window before: its parts are scaled to the window.
-fn within(wall: u64, compute: u64, wait: u64) -> (u64, u64) {
+fn scale_to_window(wall: u64, compute: u64, wait: u64) -> (u64, u64) {
     let busy = compute.saturating_add(wait);
     if busy <= wall {
         return (compute, wait);
@@ -40,7 +40,7 @@ fn within(wall: u64, compute: u64, wait: u64) -> (u64, u64) {
 }
 
 /// The growth of the counters from one heartbeat to another.
-pub(crate) fn grown(from: &wire::Heartbeat, to: &wire::Heartbeat) -> wire::Heartbeat {
+pub(crate) fn heartbeat_growth(from: &wire::Heartbeat, to: &wire::Heartbeat) -> wire::Heartbeat {
     wire::Heartbeat {
         steps_done: to.steps_done.saturating_sub(from.steps_done),
         compute_micros: to.compute_micros.saturating_sub(from.compute_micros),
@@ -56,9 +56,9 @@ mod tests {
 
     #[test]
     fn parts_of_a_window_fill_no_more_than_it() {
-        assert_eq!(within(100, 30, 20), (30, 20));
-        assert_eq!(within(100, 120, 80), (60, 40));
-        assert_eq!(within(100, 0, 300), (0, 100));
-        assert_eq!(within(0, 5, 5), (0, 0));
+        assert_eq!(scale_to_window(100, 30, 20), (30, 20));
+        assert_eq!(scale_to_window(100, 120, 80), (60, 40));
+        assert_eq!(scale_to_window(100, 0, 300), (0, 100));
+        assert_eq!(scale_to_window(0, 5, 5), (0, 0));
     }
 }

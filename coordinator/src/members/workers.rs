@@ -2,15 +2,15 @@
 //! Knows no requests; the caller passes which rank each holds.
 
 use crate::WorkerId;
-use crate::config::{Waits, micros};
+use crate::config::{Timings, micros};
 use crate::members::distrusted::DistrustedHosts;
 use crate::members::hangs::RankReport;
 use crate::members::ranks::{RankHolders, Readiness};
 use crate::members::unreachable::{ExcludedWorker, MissedPeer, UnreachableWorkers};
-use crate::members::window::{TimeWindow, grown};
+use crate::members::window::{TimeWindow, heartbeat_growth};
 use crate::outbound::Outbound;
 use crate::placement::{Blueprint, Machine, Shard};
-use ::wire::rate_limit::RateLimit;
+use ::wire::rate_limit::LogRateLimit;
 use bytes::Bytes;
 use proto::{Malformed, cluster as wire};
 use std::collections::BTreeMap;
@@ -26,7 +26,7 @@ pub(crate) struct JoinedWorkers {
     /// Those whose hosts have loaded other weights than the replica serves.
     distrusted: DistrustedHosts,
     /// Refused workers that claim another's address; all workers of unknown devices share one entry.
-    refusals: RateLimit<Option<WorkerId>>,
+    refusals: LogRateLimit<Option<WorkerId>>,
 }
 
 /// The workers that may be given a rank now, best first.
@@ -99,7 +99,7 @@ impl JoinedWorkers {
     ) -> bool {
         let (host, pid, device) = (hello.host.clone(), hello.pid, hello.device.clone());
         let version = hello.version.clone();
-        match self.take(worker, (hello, protocol), frames) {
+        match self.try_join(worker, (hello, protocol), frames) {
             Ok(()) => tracing::info!(%worker, host, pid, device, version, protocol, "a worker joins"),
             Err(why) => {
                 self.log_refused(worker, (&host, pid), &why, now);
@@ -109,7 +109,7 @@ impl JoinedWorkers {
         true
     }
 
-    fn take(
+    fn try_join(
         &mut self,
         worker: WorkerId,
         (hello, protocol): (wire::WorkerHello, u32),
@@ -177,7 +177,7 @@ impl JoinedWorkers {
     /// Workers that are left out are not among them.
     pub fn candidates(&self, now: Micros) -> Candidates {
         let is_out = |machine: &Machine| {
-            self.unreachable.is_out(machine.worker, now) || self.distrusted.is_out(&machine.host, now)
+            self.unreachable.is_excluded(machine.worker, now) || self.distrusted.is_excluded(&machine.host, now)
         };
         let there = self.inventory().into_iter().filter(|machine| !is_out(machine));
         let (mut machines, distrusted): (Vec<_>, Vec<_>) =
@@ -189,14 +189,14 @@ impl JoinedWorkers {
 
     /// When the next worker that is left out has another chance.
     pub fn next_chance(&self, now: Micros) -> Option<Micros> {
-        let apart = self.left_out(now).map(|(_, out)| out.until).min();
+        let apart = self.excluded(now).map(|(_, out)| out.until).min();
         [apart, self.distrusted.next(now)].into_iter().flatten().min()
     }
 
     /// Records that it has loaded other weights than the replica serves.
-    pub fn distrust(&mut self, worker: WorkerId, now: Micros, waits: &Waits) {
+    pub fn distrust(&mut self, worker: WorkerId, now: Micros, waits: &Timings) {
         let host = self.host(worker).to_owned();
-        let until = self.distrusted.refused(&host, now, [micros(waits.replace_min), micros(waits.replace_max)]);
+        let until = self.distrusted.record_refusal(&host, now, [micros(waits.replace_min), micros(waits.replace_max)]);
         let millis = until.since(now).0 / 1000;
         tracing::warn!(%worker, host, millis, "a host has loaded what is not served: its workers are taken last");
     }
@@ -249,7 +249,7 @@ impl JoinedWorkers {
         let beat = wire::Heartbeat { kv: None, ..*beat };
         let last_beat = std::mem::replace(&mut member.last_beat, beat);
         member.suspicion.take_if(|suspicion| suspicion.last_beat != beat);
-        Some(grown(&last_beat, &beat))
+        Some(heartbeat_growth(&last_beat, &beat))
     }
 
     pub fn steps_done(&self, worker: WorkerId) -> u64 {
@@ -257,7 +257,7 @@ impl JoinedWorkers {
     }
 
     /// Call once per beat. Beats are counted and not timed, so that a loop that stood still blames no worker.
-    pub fn silent(&mut self, beats_missed_max: u32) -> Vec<WorkerId> {
+    pub fn find_silent(&mut self, beats_missed_max: u32) -> Vec<WorkerId> {
         self.workers.values_mut().for_each(|member| member.beats_missed += 1);
         let is_silent = |member: &&WorkerEntry| member.beats_missed > beats_missed_max;
         self.workers.values().filter(is_silent).map(|member| member.machine.worker).collect()
@@ -266,7 +266,7 @@ impl JoinedWorkers {
     // -- suspicion
 
     /// A peer blamed it, under this rank. From its next rank on, its computing thread must move.
-    pub fn suspect(&mut self, worker: WorkerId, rank: Option<Rank>, why: String) {
+    pub fn mark_suspect(&mut self, worker: WorkerId, rank: Option<Rank>, why: String) {
         if let Some(member) = self.workers.get_mut(&worker) {
             member.n_blames += 1;
             member.suspicion = Some(Suspicion { rank, last_beat: member.last_beat, why });
@@ -278,7 +278,7 @@ impl JoinedWorkers {
     }
 
     /// Its computing thread has made progress, so the suspicion ends.
-    pub fn acquit(&mut self, worker: WorkerId) {
+    pub fn clear_suspicion(&mut self, worker: WorkerId) {
         if let Some(member) = self.workers.get_mut(&worker) {
             member.suspicion = None;
         }
@@ -286,7 +286,7 @@ impl JoinedWorkers {
 
     /// Blamed workers that have had a rank for longer than the limit and have not moved: they send heartbeats, and no
     /// longer compute.
-    pub fn unmoved(&self, ranks: &RankHolders, now: Micros, suspect_max_micros: u64) -> Vec<(WorkerId, String)> {
+    pub fn stuck_suspects(&self, ranks: &RankHolders, now: Micros, suspect_max_micros: u64) -> Vec<(WorkerId, String)> {
         let why = |member: &WorkerEntry| {
             let worker = member.machine.worker;
             let is_unmoved = ranks.loads_for_longer(worker, now, suspect_max_micros);
@@ -317,8 +317,8 @@ impl JoinedWorkers {
 
     /// Two ranks have loaded and did not meet. True if one of them is now left out, because it was not the first time;
     /// the first exclusion lasts `out_min`.
-    pub fn missed(&mut self, miss: MissedPeer, now: Micros, out_min: u64) -> bool {
-        let Some((worker, out)) = self.unreachable.missed(miss, now, out_min) else { return false };
+    pub fn record_miss(&mut self, miss: MissedPeer, now: Micros, out_min: u64) -> bool {
+        let Some((worker, out)) = self.unreachable.record_miss(miss, now, out_min) else { return false };
         let (host, address) = (self.host(worker), self.mesh_address(worker));
         let (from, from_host) = (self.mesh_address(out.from), self.host(out.from));
         let (seconds, why) = (out.until.since(now).0 / 1_000_000, &out.why);
@@ -330,14 +330,14 @@ impl JoinedWorkers {
     }
 
     /// These ranks have met.
-    pub fn met(&mut self, ranks: &RankHolders) {
-        self.unreachable.met(ranks.workers());
-        self.distrusted.met();
+    pub fn record_met(&mut self, ranks: &RankHolders) {
+        self.unreachable.record_met(ranks.workers());
+        self.distrusted.record_met();
     }
 
     /// The workers that are left out now.
-    pub fn left_out(&self, now: Micros) -> impl Iterator<Item = (WorkerId, &ExcludedWorker)> {
-        self.unreachable.out(now)
+    pub fn excluded(&self, now: Micros) -> impl Iterator<Item = (WorkerId, &ExcludedWorker)> {
+        self.unreachable.excluded(now)
     }
 
     // -- frames
@@ -353,7 +353,7 @@ impl JoinedWorkers {
     pub fn meet(&self, ranks: &mut RankHolders, meet: wire::Meet, now: Micros) -> Result<(), WorkerId> {
         let workers: Vec<WorkerId> = ranks.workers().collect();
         for worker in workers {
-            ranks.meets(worker, now);
+            ranks.record_meeting(worker, now);
             if !self.send(worker, wire::rank_frame::Frame::Meet(meet)) {
                 return Err(worker);
             }
@@ -380,7 +380,7 @@ impl JoinedWorkers {
 
     /// Sends ranks that grow the target for the memory of their KV caches. Err is the first worker whose queue is full.
     pub fn send_kv_target(&self, ranks: &RankHolders, target: wire::KvTarget) -> Result<(), WorkerId> {
-        let mut workers = ranks.that_grow();
+        let mut workers = ranks.growing_workers();
         match workers.find(|worker| !self.send(*worker, wire::rank_frame::Frame::KvTarget(target))) {
             Some(worker) => Err(worker),
             None => Ok(()),
@@ -406,9 +406,9 @@ impl JoinedWorkers {
     // -- views
 
     /// Ranks that have not read the model again in spite of a reload.
-    pub fn unread(&self, ranks: &RankHolders) -> Vec<wire::Unread> {
+    pub fn reload_failures(&self, ranks: &RankHolders) -> Vec<wire::Unread> {
         let unread = |worker: WorkerId| {
-            let (rank, why) = (ranks.rank(worker)?, ranks.unread(worker)?);
+            let (rank, why) = (ranks.rank(worker)?, ranks.reload_failure(worker)?);
             Some(wire::Unread { rank: rank.0.into(), host: self.host(worker).to_owned(), why: why.to_owned() })
         };
         ranks.workers().filter_map(unread).collect()
@@ -416,7 +416,7 @@ impl JoinedWorkers {
 
     /// How each rank spent its time since the last look; `in_flight_micros` is how long steps were in flight. Call
     /// about once a second.
-    pub fn look(&mut self, ranks: &RankHolders, now: Micros, in_flight_micros: u64) -> Vec<(Rank, wire::RankTimes)> {
+    pub fn close_time_windows(&mut self, ranks: &RankHolders, now: Micros, in_flight_micros: u64) -> Vec<(Rank, wire::RankTimes)> {
         let held = self.workers.iter_mut().filter_map(|(worker, member)| Some((ranks.rank(*worker)?, member)));
         held.map(|(rank, member)| (rank, member.window.close(&member.last_beat, now, in_flight_micros))).collect()
     }

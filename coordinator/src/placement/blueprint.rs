@@ -3,11 +3,11 @@
 use super::unplaceable::UnplaceableReason;
 use crate::WorkerId;
 use std::ops::Range;
-use types::{Activations, BLOCK_TOKENS, CacheGroup, Grid, KvDtype, Layout, Place, Rank};
+use types::{Activations, BLOCK_TOKENS, CacheGroup, Grid, KvDtype, Layout, GridPlace, Rank};
 
 /// The operator's requirements for a layout.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Policy {
+pub struct PlacementPolicy {
     pub grid: Grid,
     pub activations: Activations,
     pub kv_dtype: KvDtype,
@@ -36,7 +36,7 @@ pub struct Blueprint {
     /// Present if the context is shorter than configured or, without a configured one, than the model's.
     pub shortened: Option<ShortenedContext>,
     /// For each cache group of the model, one pool of block ids for all ranks.
-    pub pools: Vec<Pool>,
+    pub pools: Vec<PoolSize>,
     /// One shard per rank.
     pub shards: Vec<Shard>,
 }
@@ -52,12 +52,12 @@ pub struct ShortenedContext {
 
 /// Block ids that the layers of one cache group share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Pool {
+pub struct PoolSize {
     pub group: CacheGroup,
     pub n_blocks: u32,
 }
 
-impl Pool {
+impl PoolSize {
     pub fn n_tokens(&self) -> u64 {
         u64::from(self.n_blocks) * u64::from(BLOCK_TOKENS)
     }
@@ -74,7 +74,7 @@ impl Blueprint {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shard {
     pub rank: Rank,
-    pub place: Place,
+    pub place: GridPlace,
     pub worker: WorkerId,
     pub host: String,
     pub layers: Range<u32>,

@@ -5,10 +5,10 @@
 //! ids are as large as the smallest rank holds, so a rank that is short of memory gives up layers or shares until the
 //! pools are large enough. Their size is a number of blocks on the scale of `Pools`.
 
-use super::pools::Pools;
-use super::shape::{Holding, Measure};
+use super::pools::PoolSizing;
+use super::shape::{PartSizes, PartMeasurer};
 use std::ops::Range;
-use types::{Layout, Part, Place, Shares, Stage};
+use types::{Layout, RankPart, GridPlace, Shares, Stage};
 
 /// A machine as the cut sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,12 +50,12 @@ impl KvRule {
         }
     }
 
-    fn holds(self, memory: u64, holding: &Holding, kv: u64) -> bool {
+    fn holds(self, memory: u64, holding: &PartSizes, kv: u64) -> bool {
         self.budget(memory, holding.weights).is_some_and(|budget| kv <= budget)
     }
 
     /// The largest part of a stage that fits a rank. `kv` is what the whole stage needs.
-    fn portion_max(self, memory: u64, stage: &Holding, kv: u64) -> f64 {
+    fn portion_max(self, memory: u64, stage: &PartSizes, kv: u64) -> f64 {
         let sharded = (stage.weights - stage.replicated) as f64;
         let kv = kv as f64;
         let room = |bytes: u64, needed: f64| if needed > 0.0 { bytes as f64 / needed } else { f64::INFINITY };
@@ -72,9 +72,9 @@ impl KvRule {
     }
 }
 
-pub(crate) struct Cutter<'a> {
-    pub measure: &'a Measure<'a>,
-    pub pools: &'a Pools<'a>,
+pub(crate) struct StageCutter<'a> {
+    pub measure: &'a PartMeasurer<'a>,
+    pub pools: &'a PoolSizing<'a>,
     /// One entry per rank.
     pub machines: &'a [Capacity],
     pub tp: u16,
@@ -96,7 +96,7 @@ const DEALS_TRIED_PER_RANK: usize = 12;
 /// Halvings of the pace: more than a float's precision needs.
 const PACE_HALVINGS: u32 = 48;
 
-impl Cutter<'_> {
+impl StageCutter<'_> {
     fn pp(&self) -> u16 {
         (self.machines.len() / usize::from(self.tp)) as u16
     }
@@ -153,7 +153,7 @@ impl Cutter<'_> {
     fn reach(&self, stage: u16, start: u32, pace: f64, n_blocks: u64) -> Option<u32> {
         let n_layers = self.measure.shape.n_layers;
         let end_max = n_layers - u32::from(self.pp() - 1 - stage);
-        let can = |end| self.deal(stage, start..end, n_blocks).is_some_and(|dealt| dealt.time <= pace);
+        let can = |end| self.assign_stage(stage, start..end, n_blocks).is_some_and(|dealt| dealt.time <= pace);
         if stage + 1 == self.pp() {
             return can(n_layers).then_some(n_layers);
         }
@@ -162,7 +162,7 @@ impl Cutter<'_> {
 
     /// The same pace with the work spread: each stage ends as near to its proportional part as the others allow.
     fn even_ends(&self, pace: f64, n_blocks: u64) -> Option<Vec<u32>> {
-        let starts = self.starts_from_behind(pace, n_blocks)?;
+        let starts = self.earliest_starts(pace, n_blocks)?;
         let mut ends = Vec::new();
         let mut start = 0;
         for stage in 0..self.pp() - 1 {
@@ -176,11 +176,11 @@ impl Cutter<'_> {
     }
 
     /// The earliest layer at which each stage may start so that the later ones can finish.
-    fn starts_from_behind(&self, pace: f64, n_blocks: u64) -> Option<Vec<u32>> {
+    fn earliest_starts(&self, pace: f64, n_blocks: u64) -> Option<Vec<u32>> {
         let mut starts = vec![0; usize::from(self.pp())];
         let mut end = self.measure.shape.n_layers;
         for stage in (1..self.pp()).rev() {
-            let can = |back: u32| self.deal(stage, end - back..end, n_blocks).is_some_and(|dealt| dealt.time <= pace);
+            let can = |back: u32| self.assign_stage(stage, end - back..end, n_blocks).is_some_and(|dealt| dealt.time <= pace);
             end -= last_layer_that(1, end.checked_sub(u32::from(stage))?, can)?;
             starts[usize::from(stage)] = end;
         }
@@ -202,24 +202,24 @@ impl Cutter<'_> {
     }
 
     fn slowest(&self, ends: &[u32], n_blocks: u64) -> Option<f64> {
-        let times = runs(ends).enumerate().map(|(i, run)| self.deal(i as u16, run, n_blocks).map(|dealt| dealt.time));
+        let times = stage_ranges(ends).enumerate().map(|(i, run)| self.assign_stage(i as u16, run, n_blocks).map(|dealt| dealt.time));
         times.collect::<Option<Vec<f64>>>().map(|times| times.into_iter().fold(0.0, f64::max))
     }
 
     fn build(&self, ends: &[u32], n_blocks: u64) -> Option<Layout> {
         let stage = |(i, layers): (usize, Range<u32>)| {
-            let shares = self.deal(i as u16, layers.clone(), n_blocks)?.shares;
+            let shares = self.assign_stage(i as u16, layers.clone(), n_blocks)?.shares;
             Some(Stage { layers, shares })
         };
-        Layout::new(runs(ends).enumerate().map(stage).collect::<Option<_>>()?).ok()
+        Layout::new(stage_ranges(ends).enumerate().map(stage).collect::<Option<_>>()?).ok()
     }
 
     /// Divides a stage among its ranks: by speed, and no more to any than fits.
-    fn deal(&self, stage: u16, layers: Range<u32>, n_blocks: u64) -> Option<StageAssignment> {
+    fn assign_stage(&self, stage: u16, layers: Range<u32>, n_blocks: u64) -> Option<StageAssignment> {
         let tp = usize::from(self.tp);
         let machines = &self.machines[usize::from(stage) * tp..][..tp];
         let whole = self.measure.stage(stage, self.pp(), layers.clone());
-        let kv = |holding: &Holding| self.pools.bytes(n_blocks, &holding.block_bytes);
+        let kv = |holding: &PartSizes| self.pools.bytes(n_blocks, &holding.block_bytes);
         let mut rooms: Vec<f64> = match self.minds_memory {
             true => machines.iter().map(|machine| self.rule.portion_max(machine.memory, &whole, kv(&whole))).collect(),
             false => vec![f64::INFINITY; tp],
@@ -240,10 +240,10 @@ impl Cutter<'_> {
         None
     }
 
-    fn holdings(&self, stage: u16, layers: &Range<u32>, shares: &Shares) -> Vec<Holding> {
+    fn holdings(&self, stage: u16, layers: &Range<u32>, shares: &Shares) -> Vec<PartSizes> {
         let part = |tp| {
-            let place = Place { stage, tp, ep: 0 };
-            Part { place, layers: layers.clone(), shares: shares.clone(), n_stages: self.pp() }
+            let place = GridPlace { stage, tp, ep: 0 };
+            RankPart { place, layers: layers.clone(), shares: shares.clone(), n_stages: self.pp() }
         };
         (0..self.tp).map(|tp| self.measure.part(&part(tp))).collect()
     }
@@ -253,7 +253,7 @@ fn last_layer_that(first: u32, last: u32, can: impl Fn(u32) -> bool) -> Option<u
     last_that(first.into(), last.into(), |layer| can(layer as u32)).map(|layer| layer as u32)
 }
 
-fn runs(ends: &[u32]) -> impl Iterator<Item = Range<u32>> {
+fn stage_ranges(ends: &[u32]) -> impl Iterator<Item = Range<u32>> {
     let starts = std::iter::once(0).chain(ends.iter().copied());
     starts.zip(ends).map(|(start, end)| start..*end)
 }
@@ -265,7 +265,7 @@ fn portions(machines: &[Capacity], rooms: &[f64], n_leaves: u32) -> Option<Vec<f
     if rooms.iter().any(|room| *room < floor - 1e-9) {
         return None;
     }
-    let mut parts = by_speed(machines, floor);
+    let mut parts = divide_by_speed(machines, floor);
     let mut is_full = vec![false; machines.len()];
     for _ in 0..machines.len() {
         let over = |i: &usize| !is_full[*i] && parts[*i] > rooms[*i] + 1e-12;
@@ -287,7 +287,7 @@ fn portions(machines: &[Capacity], rooms: &[f64], n_leaves: u32) -> Option<Vec<f
 }
 
 /// Divides in proportion to speed; a rank below the floor gets the floor, at the cost of those above.
-fn by_speed(machines: &[Capacity], floor: f64) -> Vec<f64> {
+fn divide_by_speed(machines: &[Capacity], floor: f64) -> Vec<f64> {
     let mut is_floored = vec![false; machines.len()];
     loop {
         let left = 1.0 - floor * is_floored.iter().filter(|floored| **floored).count() as f64;

@@ -1,8 +1,8 @@
 //! The cost of a draft model beside the model that it guesses for: memory on the sampling rank, and the time of each
 //! pass. Knows no machines.
 
-use super::blueprint::Policy;
-use super::shape::{Measure, ModelShape};
+use super::blueprint::PlacementPolicy;
+use super::shape::{PartMeasurer, ModelShape};
 use types::cache::blocks_for;
 use types::{DeviceClass, Unsupported};
 
@@ -12,26 +12,26 @@ const KV_BYTES_BY_DEFAULT_MAX: u64 = 256 << 20;
 
 /// The cost of a draft model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DraftNeeds {
+pub struct DraftModelCost {
     pub weight_bytes: u64,
     pub kv_bytes: u64,
     /// One of its passes, in thousandths of the target's: by the bytes that each reads.
     pub pass_permille: u32,
 }
 
-impl DraftNeeds {
+impl DraftModelCost {
     /// `kv_memory` is the size of its KV cache, if it was given.
     pub fn of(
         draft: &ModelShape,
         target: &ModelShape,
-        policy: &Policy,
+        policy: &PlacementPolicy,
         class: DeviceClass,
         kv_memory: Option<u64>,
-    ) -> Result<DraftNeeds, Unsupported> {
+    ) -> Result<DraftModelCost, Unsupported> {
         if draft.cache.groups().iter().any(|group| group.is_state()) {
             return Err(Unsupported("a draft model with recurrent layers: their states cannot be rewound"));
         }
-        let whole = |shape: &ModelShape| Measure::new(shape, class, policy.kv_dtype).stage(0, 1, 0..shape.n_layers);
+        let whole = |shape: &ModelShape| PartMeasurer::new(shape, class, policy.kv_dtype).stage(0, 1, 0..shape.n_layers);
         let (of_draft, of_target) = (whole(draft), whole(target));
         let block_bytes: u64 = of_draft.block_bytes.iter().sum();
         let context = policy.context.unwrap_or(target.context).min(draft.context);
@@ -43,7 +43,7 @@ impl DraftNeeds {
         }
         let pass_permille = of_draft.read.saturating_mul(1000) / of_target.read.max(1);
         let pass_permille = u32::try_from(pass_permille).unwrap_or(u32::MAX);
-        Ok(DraftNeeds { weight_bytes: of_draft.weights, kv_bytes, pass_permille })
+        Ok(DraftModelCost { weight_bytes: of_draft.weights, kv_bytes, pass_permille })
     }
 
     /// The bytes on the rank that samples.

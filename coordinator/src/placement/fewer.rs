@@ -1,9 +1,9 @@
 //! The largest grid on which these machines can carry the model, when they cannot carry the configured grid.
 
-use super::blueprint::{Blueprint, Policy};
-use super::machine::{Inventory, alike, class_of};
+use super::blueprint::{Blueprint, PlacementPolicy};
+use super::machine::{Inventory, compatible_machines, class_of};
 use super::plan::plan_grid;
-use super::shape::{Measure, ModelShape};
+use super::shape::{PartMeasurer, ModelShape};
 use super::unplaceable::{STAGES_MAX, Unplaceable, UnplaceableReason};
 use types::Grid;
 
@@ -15,12 +15,12 @@ const GRIDS_TRIED_MAX: usize = 64;
 pub fn plan_fewer(
     inventory: &Inventory,
     shape: &ModelShape,
-    policy: &Policy,
+    policy: &PlacementPolicy,
     now: Option<&Blueprint>,
 ) -> Result<Blueprint, Unplaceable> {
-    let machines = alike(inventory);
+    let machines = compatible_machines(inventory);
     let Grid { tp, pp, .. } = policy.grid;
-    let measure = Measure::new(shape, class_of(machines.first().copied()), policy.kv_dtype);
+    let measure = PartMeasurer::new(shape, class_of(machines.first().copied()), policy.kv_dtype);
     let longest = (measure.n_leaves(), shape.n_layers.min(STAGES_MAX.into()));
     let mut why = None;
     for grid in smaller_grids(policy.grid, machines.len(), longest) {

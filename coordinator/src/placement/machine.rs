@@ -20,7 +20,7 @@ pub type Inventory = [Machine];
 
 /// Ranks of one replica must agree in every bit, so they have one device class and, on GPUs, one architecture: those of
 /// the machine that joined first.
-pub(super) fn alike(inventory: &Inventory) -> Vec<&Machine> {
+pub(super) fn compatible_machines(inventory: &Inventory) -> Vec<&Machine> {
     let first = inventory.first();
     inventory.iter().filter(|machine| first.is_some_and(|first| machine.device == first.device)).collect()
 }

@@ -20,8 +20,8 @@ mod table;
 mod tests;
 mod unplaceable;
 
-pub use blueprint::{Blueprint, Policy, Pool, Shard, ShortenedContext};
-pub use draft::DraftNeeds;
+pub use blueprint::{Blueprint, PlacementPolicy, PoolSize, Shard, ShortenedContext};
+pub use draft::DraftModelCost;
 pub use fewer::plan_fewer;
 pub use machine::{Inventory, Machine};
 pub use plan::plan;

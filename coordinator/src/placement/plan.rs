@@ -2,12 +2,12 @@
 //! Otherwise returns why that is impossible.
 
 use super::assign::machine_of_each_rank;
-use super::blueprint::{Blueprint, Policy, Pool, Shard, ShortenedContext};
-use super::cut::{Capacity, Cutter, KvRule, last_that};
-use super::machine::{Inventory, Machine, alike, class_of};
-use super::pools::{KeptStates, Pools};
+use super::blueprint::{Blueprint, PlacementPolicy, PoolSize, Shard, ShortenedContext};
+use super::cut::{Capacity, StageCutter, KvRule, last_that};
+use super::machine::{Inventory, Machine, compatible_machines, class_of};
+use super::pools::{StateCacheSize, PoolSizing};
 use super::predict::speeds;
-use super::shape::{Holding, Measure, ModelShape};
+use super::shape::{PartSizes, PartMeasurer, ModelShape};
 use super::unplaceable::{STAGES_MAX, Unplaceable, UnplaceableReason};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -17,10 +17,10 @@ use types::{BLOCK_TOKENS, CacheGroup, DeviceClass, Grid, Layout, Rank, Unsupport
 pub fn plan(
     inventory: &Inventory,
     shape: &ModelShape,
-    policy: &Policy,
+    policy: &PlacementPolicy,
     now: Option<&Blueprint>,
 ) -> Result<Blueprint, Unplaceable> {
-    let machines = alike(inventory);
+    let machines = compatible_machines(inventory);
     let planned = plan_grid(&machines, shape, policy, policy.grid, now).map_err(|why| why.among(inventory));
     planned.map_err(|why| Unplaceable { nearest: nearest(&machines, shape, policy, &why), why })
 }
@@ -30,7 +30,7 @@ impl UnplaceableReason {
     fn among(self, inventory: &Inventory) -> UnplaceableReason {
         match self {
             UnplaceableReason::TooFew { tp, pp, needed, .. } if inventory.len() >= needed => {
-                UnplaceableReason::Kinds { tp, pp, needed, kinds: kinds(inventory) }
+                UnplaceableReason::Kinds { tp, pp, needed, kinds: describe_devices(inventory) }
             }
             why => why,
         }
@@ -38,7 +38,7 @@ impl UnplaceableReason {
 }
 
 /// How many machines there are of each kind of device.
-fn kinds(inventory: &Inventory) -> String {
+fn describe_devices(inventory: &Inventory) -> String {
     let mut counts = BTreeMap::<String, usize>::new();
     inventory.iter().for_each(|machine| *counts.entry(machine.device.to_string()).or_default() += 1);
     counts.iter().map(|(kind, n)| format!("{n} x {kind}")).collect::<Vec<_>>().join(", ")
@@ -49,7 +49,7 @@ const RANKS_TRIED_MAX: u16 = 64;
 
 /// The grid that fits and is nearest to the configured one: in ranks, then in `tp`. If one axis is too long, the other
 /// stays if it can.
-fn nearest(machines: &[&Machine], shape: &ModelShape, policy: &Policy, why: &UnplaceableReason) -> Option<Grid> {
+fn nearest(machines: &[&Machine], shape: &ModelShape, policy: &PlacementPolicy, why: &UnplaceableReason) -> Option<Grid> {
     let requested = policy.grid;
     let n_max = RANKS_TRIED_MAX.min(u16::try_from(machines.len()).unwrap_or(u16::MAX));
     let of_tp = |tp: u16| (1..=n_max / tp).map(move |pp| Grid { pp, tp, ep: 1 });
@@ -68,11 +68,11 @@ fn nearest(machines: &[&Machine], shape: &ModelShape, policy: &Policy, why: &Unp
 pub(super) fn plan_grid(
     machines: &[&Machine],
     shape: &ModelShape,
-    policy: &Policy,
+    policy: &PlacementPolicy,
     grid: Grid,
     now: Option<&Blueprint>,
 ) -> Result<Blueprint, UnplaceableReason> {
-    let measure = Measure::new(shape, class_of(machines.first().copied()), policy.kv_dtype);
+    let measure = PartMeasurer::new(shape, class_of(machines.first().copied()), policy.kv_dtype);
     check(machines, &measure, policy, grid)?;
     let planner = Planner { measure, policy, grid };
     let by_need = planner.large_enough_first(machines);
@@ -81,7 +81,7 @@ pub(super) fn plan_grid(
     let attempts = [(&by_need, now), (&largest_free, now), (&largest, None)];
     let mut result = Err(UnplaceableReason::NoGrid { tp: grid.tp, pp: grid.pp });
     for (preferred, now) in attempts {
-        result = planner.on(&machine_of_each_rank(preferred, grid, now));
+        result = planner.plan_on(&machine_of_each_rank(preferred, grid, now));
         if result.is_ok() {
             break;
         }
@@ -89,7 +89,7 @@ pub(super) fn plan_grid(
     result
 }
 
-fn check(machines: &[&Machine], measure: &Measure, policy: &Policy, grid: Grid) -> Result<(), UnplaceableReason> {
+fn check(machines: &[&Machine], measure: &PartMeasurer, policy: &PlacementPolicy, grid: Grid) -> Result<(), UnplaceableReason> {
     let Grid { tp, pp, ep } = grid;
     if tp == 0 || pp == 0 {
         return Err(UnplaceableReason::NoGrid { tp, pp });
@@ -129,8 +129,8 @@ fn largest<'a>(machines: &[&'a Machine], n: usize, now: Option<&Blueprint>) -> V
 }
 
 struct Planner<'a> {
-    measure: Measure<'a>,
-    policy: &'a Policy,
+    measure: PartMeasurer<'a>,
+    policy: &'a PlacementPolicy,
     grid: Grid,
 }
 
@@ -152,24 +152,24 @@ impl Planner<'_> {
         self.policy.context.unwrap_or(self.shape().context)
     }
 
-    fn pools(&self, context: u32) -> Pools<'_> {
-        let Policy { slice_max, running_max, .. } = *self.policy;
+    fn pools(&self, context: u32) -> PoolSizing<'_> {
+        let PlacementPolicy { slice_max, running_max, .. } = *self.policy;
         let states = self.kept_states();
-        Pools { groups: self.shape().cache.groups(), context, slice_max: slice_max.max(1), running_max, states }
+        PoolSizing { groups: self.shape().cache.groups(), context, slice_max: slice_max.max(1), running_max, states }
     }
 
-    fn kept_states(&self) -> KeptStates {
+    fn kept_states(&self) -> StateCacheSize {
         let blocks = self.measure.stage(0, 1, 0..self.shape().n_layers).block_bytes;
         let groups = || self.shape().cache.groups().iter().zip(&blocks);
         let state_bytes = groups().filter(|(group, _)| group.is_state()).map(|(_, bytes)| bytes).sum();
         let full_bytes = groups().filter(|(group, _)| group.keeps_all()).map(|(_, bytes)| bytes).sum();
         let n_ranks = u64::from(self.grid.n_ranks());
         let given = self.policy.state_cache.map(|bytes| bytes.saturating_mul(n_ranks));
-        KeptStates::of(given, state_bytes, full_bytes)
+        StateCacheSize::of(given, state_bytes, full_bytes)
     }
 
     /// The pool size that all running sequences could fill, or by default a few contexts.
-    fn n_blocks_target(&self, pools: &Pools) -> u64 {
+    fn n_blocks_target(&self, pools: &PoolSizing) -> u64 {
         match self.rule() {
             KvRule::Reserved(_) | KvRule::Rest | KvRule::Within(_) => pools.max(),
             KvRule::Quarter => pools.by_default(),
@@ -189,47 +189,47 @@ impl Planner<'_> {
         large
     }
 
-    fn on(&self, machines: &[&Machine]) -> Result<Blueprint, UnplaceableReason> {
+    fn plan_on(&self, machines: &[&Machine]) -> Result<Blueprint, UnplaceableReason> {
         let capacities = capacities(machines);
         let (measure, rule, tp) = (&self.measure, self.rule(), self.grid.tp);
         let pools = self.pools(self.requested_context());
-        let cutter = Cutter { measure, pools: &pools, machines: &capacities, tp, rule, minds_memory: true };
+        let cutter = StageCutter { measure, pools: &pools, machines: &capacities, tp, rule, minds_memory: true };
         if let Some(layout) = cutter.layout(pools.min(), self.n_blocks_target(&pools)) {
-            return self.fill(machines, layout);
+            return self.build_blueprint(machines, layout);
         }
         // The search uses fractions that fit, and a cut falls on leaves: the cut by speed alone may fit where the
         // search within the memory finds nothing.
-        let by_speed = Cutter { minds_memory: false, ..cutter };
-        match by_speed.layout(0, 0).filter(|layout| self.holds(machines, layout)) {
-            Some(layout) => self.fill(machines, layout),
+        let by_speed = StageCutter { minds_memory: false, ..cutter };
+        match by_speed.layout(0, 0).filter(|layout| self.weights_fit(machines, layout)) {
+            Some(layout) => self.build_blueprint(machines, layout),
             None => Err(self.too_heavy(machines, &by_speed)),
         }
     }
 
     /// Whether each machine has room for the weights of its rank.
-    fn holds(&self, machines: &[&Machine], layout: &Layout) -> bool {
+    fn weights_fit(&self, machines: &[&Machine], layout: &Layout) -> bool {
         let holdings = self.holdings(layout);
         let mut ranks = machines.iter().zip(&holdings);
         ranks.all(|(machine, held)| self.rule().budget(machine.memory_bytes, held.weights).is_some())
     }
 
     /// The blueprint of a layout whose weights fit.
-    fn fill(&self, machines: &[&Machine], layout: Layout) -> Result<Blueprint, UnplaceableReason> {
+    fn build_blueprint(&self, machines: &[&Machine], layout: Layout) -> Result<Blueprint, UnplaceableReason> {
         let holdings = self.holdings(&layout);
         let budgets: Vec<u64> =
             machines.iter().zip(&holdings).map(|(machine, held)| self.budget(machine, held)).collect();
-        let fits = |pools: &Pools, size: u64| {
+        let fits = |pools: &PoolSizing, size: u64| {
             let mut ranks = holdings.iter().zip(&budgets);
             ranks.all(|(held, budget)| pools.fit(size, &held.block_bytes, *budget))
         };
-        let shortened = self.shortened(&holdings, &budgets, |pools| fits(pools, pools.min()))?;
+        let shortened = self.shorten_context(&holdings, &budgets, |pools| fits(pools, pools.min()))?;
         let context = shortened.as_ref().map_or(self.requested_context(), |shortened| shortened.has);
         let pools = self.pools(context);
         let size =
             last_that(pools.min(), self.n_blocks_target(&pools), |size| fits(&pools, size)).unwrap_or(pools.min());
-        let of_group = |(group, n_blocks): (&CacheGroup, u64)| Pool { group: *group, n_blocks: n_blocks as u32 };
-        let sized: Vec<Pool> = pools.groups.iter().zip(pools.at(size)).map(of_group).collect();
-        let shard = |(i, held): (usize, &Holding)| {
+        let of_group = |(group, n_blocks): (&CacheGroup, u64)| PoolSize { group: *group, n_blocks: n_blocks as u32 };
+        let sized: Vec<PoolSize> = pools.groups.iter().zip(pools.at(size)).map(of_group).collect();
+        let shard = |(i, held): (usize, &PartSizes)| {
             let rank = Rank(i as u16);
             Shard {
                 rank,
@@ -248,25 +248,25 @@ impl Planner<'_> {
         Ok(Blueprint { grid: self.grid, layout, context, shortened, pools: sized, shards })
     }
 
-    fn holdings(&self, layout: &Layout) -> Vec<Holding> {
+    fn holdings(&self, layout: &Layout) -> Vec<PartSizes> {
         (0..self.grid.n_ranks()).map(|rank| self.measure.part(&layout.part(Rank(rank)))).collect()
     }
 
-    fn budget(&self, machine: &Machine, held: &Holding) -> u64 {
+    fn budget(&self, machine: &Machine, held: &PartSizes) -> u64 {
         self.rule().budget(machine.memory_bytes, held.weights).unwrap_or(0)
     }
 
-    fn kv_tokens(&self, pools: &[Pool], layers: &Range<u32>) -> Vec<u64> {
+    fn kv_tokens(&self, pools: &[PoolSize], layers: &Range<u32>) -> Vec<u64> {
         let n_layers = self.shape().cache.n_layers(layers);
         pools.iter().zip(n_layers).map(|(pool, n_layers)| if n_layers > 0 { pool.n_tokens() } else { 0 }).collect()
     }
 
     /// A requested context is granted or refused; otherwise it is the model's, as far as the memory holds it.
-    fn shortened(
+    fn shorten_context(
         &self,
-        holdings: &[Holding],
+        holdings: &[PartSizes],
         budgets: &[u64],
-        fits: impl Fn(&Pools) -> bool,
+        fits: impl Fn(&PoolSizing) -> bool,
     ) -> Result<Option<ShortenedContext>, UnplaceableReason> {
         let requested = self.requested_context();
         if fits(&self.pools(requested)) {
@@ -282,7 +282,7 @@ impl Planner<'_> {
     }
 
     /// Why this context does not fit, shown for the rank that lacks the most.
-    fn too_little_kv(&self, requested: u32, holdings: &[Holding], budgets: &[u64]) -> UnplaceableReason {
+    fn too_little_kv(&self, requested: u32, holdings: &[PartSizes], budgets: &[u64]) -> UnplaceableReason {
         let pools = self.pools(requested);
         let needed = |rank: usize| pools.bytes(pools.min(), &holdings[rank].block_bytes);
         let lacks = |rank: &usize| i128::from(needed(*rank)) - i128::from(budgets[*rank]);
@@ -292,7 +292,7 @@ impl Planner<'_> {
     }
 
     /// Why the weights do not fit: shown on the cut by speed alone, for the rank that lacks the most.
-    fn too_heavy(&self, machines: &[&Machine], endless: &Cutter) -> UnplaceableReason {
+    fn too_heavy(&self, machines: &[&Machine], endless: &StageCutter) -> UnplaceableReason {
         let Some(layout) = endless.layout(0, 0) else {
             return UnplaceableReason::NoGrid { tp: self.grid.tp, pp: self.grid.pp };
         };

@@ -17,45 +17,45 @@ const CONTEXTS_BY_DEFAULT: u64 = 8;
 
 /// The pools of sequences of at most `context` positions, computed in slices of at most `slice_max`.
 #[derive(Clone, Debug)]
-pub(crate) struct Pools<'a> {
+pub(crate) struct PoolSizing<'a> {
     pub groups: &'a [CacheGroup],
     pub context: u32,
     pub slice_max: u32,
     pub running_max: u32,
-    pub states: KeptStates,
+    pub states: StateCacheSize,
 }
 
 /// The blocks of each recurrent group that the prefix cache may keep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum KeptStates {
+pub(crate) enum StateCacheSize {
     Blocks(u64),
     /// A part of the pools' size: so many blocks for so many of a group without a window.
     Part(u64, u64),
 }
 
-impl KeptStates {
+impl StateCacheSize {
     /// Where nothing keeps all positions, a state for so many blocks.
-    const ALONE: KeptStates = KeptStates::Part(1, 32);
+    const ALONE: StateCacheSize = StateCacheSize::Part(1, 32);
 
     /// Memory for states alone, if it was given; else as much as keys and values take that are kept for good. All bytes
     /// are of a block of the whole model.
-    pub fn of(given: Option<u64>, state_bytes: u64, full_bytes: u64) -> KeptStates {
+    pub fn of(given: Option<u64>, state_bytes: u64, full_bytes: u64) -> StateCacheSize {
         match given {
-            Some(bytes) => KeptStates::Blocks(bytes / state_bytes.max(1)),
-            None if full_bytes == 0 => KeptStates::ALONE,
-            None => KeptStates::Part(full_bytes, state_bytes.max(1)),
+            Some(bytes) => StateCacheSize::Blocks(bytes / state_bytes.max(1)),
+            None if full_bytes == 0 => StateCacheSize::ALONE,
+            None => StateCacheSize::Part(full_bytes, state_bytes.max(1)),
         }
     }
 
     fn at(self, size: u64) -> u64 {
         match self {
-            KeptStates::Blocks(n) => n,
-            KeptStates::Part(n, of) => size.saturating_mul(n).div_ceil(of),
+            StateCacheSize::Blocks(n) => n,
+            StateCacheSize::Part(n, of) => size.saturating_mul(n).div_ceil(of),
         }
     }
 }
 
-impl Pools<'_> {
+impl PoolSizing<'_> {
     /// The size at which one whole context fits every pool.
     pub fn min(&self) -> u64 {
         blocks_for(self.context).into()
@@ -124,11 +124,11 @@ impl Pools<'_> {
 mod tests {
     use super::*;
 
-    const LOCAL: CacheGroup = CacheGroup::FULL.within(512);
+    const LOCAL: CacheGroup = CacheGroup::FULL.with_window(512);
 
-    fn pools(context: u32, running_max: u32) -> Pools<'static> {
-        let states = KeptStates::Blocks(0);
-        Pools { groups: &[LOCAL, CacheGroup::FULL], context, slice_max: 512, running_max, states }
+    fn pools(context: u32, running_max: u32) -> PoolSizing<'static> {
+        let states = StateCacheSize::Blocks(0);
+        PoolSizing { groups: &[LOCAL, CacheGroup::FULL], context, slice_max: 512, running_max, states }
     }
 
     #[test]
@@ -157,20 +157,20 @@ mod tests {
     #[test]
     fn states_have_room_for_what_runs_and_for_what_is_kept() {
         let at = |size, states| {
-            let pools = Pools { groups: &[CacheGroup::STATE, CacheGroup::FULL], states, ..pools(32_768, 64) };
+            let pools = PoolSizing { groups: &[CacheGroup::STATE, CacheGroup::FULL], states, ..pools(32_768, 64) };
             pools.at(size).collect::<Vec<u64>>()
         };
         // Each of 64 goes on from two pages, and one of them has drafts beside.
-        let (none, all) = (KeptStates::Blocks(0), 8 * 2048);
+        let (none, all) = (StateCacheSize::Blocks(0), 8 * 2048);
         assert_eq!(at(all, none), [64 * 2 + 2, all]);
-        assert_eq!(at(all, KeptStates::Blocks(100)), [64 * 2 + 2 + 100, all]);
-        assert_eq!(at(2048, KeptStates::Blocks(100)), [4 + 100, 2048]);
-        assert_eq!(at(50, KeptStates::Blocks(100)), [50, 50], "no more than one for each block");
+        assert_eq!(at(all, StateCacheSize::Blocks(100)), [64 * 2 + 2 + 100, all]);
+        assert_eq!(at(2048, StateCacheSize::Blocks(100)), [4 + 100, 2048]);
+        assert_eq!(at(50, StateCacheSize::Blocks(100)), [50, 50], "no more than one for each block");
         // As many bytes as the others have.
-        assert_eq!(KeptStates::of(None, 4000, 100), KeptStates::Part(100, 4000));
-        assert_eq!(at(all, KeptStates::Part(100, 4000)), [64 * 2 + 2 + all.div_ceil(40), all]);
-        assert_eq!(KeptStates::of(Some(9000), 4000, 100), KeptStates::Blocks(2));
-        assert_eq!(at(all, KeptStates::of(None, 4000, 0)), [64 * 2 + 2 + all / 32, all]);
+        assert_eq!(StateCacheSize::of(None, 4000, 100), StateCacheSize::Part(100, 4000));
+        assert_eq!(at(all, StateCacheSize::Part(100, 4000)), [64 * 2 + 2 + all.div_ceil(40), all]);
+        assert_eq!(StateCacheSize::of(Some(9000), 4000, 100), StateCacheSize::Blocks(2));
+        assert_eq!(at(all, StateCacheSize::of(None, 4000, 0)), [64 * 2 + 2 + all / 32, all]);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! a class do with a number of threads; shown beside measurements, and used only to decide which of two machines is the
 //! faster.
 
-use super::blueprint::{Blueprint, Policy, Shard};
+use super::blueprint::{Blueprint, PlacementPolicy, Shard};
 use super::machine::{Inventory, Machine, class_of};
 use super::roofline::{Link, Links, Roofline, Speed, StageTime, StepWork};
 use super::shape::ModelShape;
@@ -30,7 +30,7 @@ pub enum Bottleneck {
 }
 
 /// The performance of one device of a class, as orders of magnitude.
-struct Class {
+struct DevicePerformance {
     /// Bytes a second that one thread reads, and that all threads of a host read together.
     thread_bytes: u64,
     host_bytes: u64,
@@ -43,7 +43,7 @@ struct Class {
 
 /// As one token at a time was measured on two cores each of Zen 3 and Zen 4: 15 to 18 GB/s of packed weights, and 5,800
 /// tokens/s where there is next to nothing to read.
-const CPU: Class = Class {
+const CPU: DevicePerformance = DevicePerformance {
     thread_bytes: 8_000_000_000,
     host_bytes: 40_000_000_000,
     thread_operations: 40e9,
@@ -51,7 +51,7 @@ const CPU: Class = Class {
     layer_micros: 15.0,
 };
 /// A GPU counts as one thread with its own memory. Further costs of its steps are not measured.
-const CUDA: Class = Class {
+const CUDA: DevicePerformance = DevicePerformance {
     thread_bytes: 2_000_000_000_000,
     host_bytes: u64::MAX,
     thread_operations: 100e12,
@@ -67,7 +67,7 @@ const EXCHANGE_CROWDED_MICROS: f64 = 50.0;
 /// The range around the estimate: what a busy machine gives, and what a better one would.
 const BAND: (f64, f64) = (1.0 / 1.5, 1.5);
 
-fn class(device: &DeviceKind) -> Class {
+fn device_performance(device: &DeviceKind) -> DevicePerformance {
     match device.class() {
         DeviceClass::Cuda => CUDA,
         DeviceClass::Cpu | DeviceClass::Sim => CPU,
@@ -80,7 +80,7 @@ pub(super) fn speeds(machines: &[&Machine]) -> Vec<u64> {
 }
 
 fn speed(machine: &Machine) -> u64 {
-    let class = class(&machine.device);
+    let class = device_performance(&machine.device);
     class.thread_bytes.saturating_mul(machine.threads.max(1).into()).min(class.host_bytes)
 }
 
@@ -88,7 +88,7 @@ fn speed(machine: &Machine) -> u64 {
 pub fn predict(
     inventory: &Inventory,
     shape: &ModelShape,
-    policy: &Policy,
+    policy: &PlacementPolicy,
     blueprint: &Blueprint,
 ) -> Result<Prediction, UnplaceableReason> {
     let machine = |worker| inventory.iter().find(|machine: &&Machine| machine.worker == worker);
@@ -101,7 +101,7 @@ pub fn predict(
     let of_ranks = (&rank_speeds(blueprint, &machines, &crowding)[..], &links(blueprint, &crowding)[..]);
     let roofline = Roofline::new(shape, class_of(machines.first().copied()), policy, blueprint, of_ranks);
     let StageTime { memory, compute, work, exchange, .. } = roofline.step(&StepWork::one_row());
-    let of = machines.first().map_or(CPU, |machine| class(&machine.device));
+    let of = machines.first().map_or(CPU, |machine| device_performance(&machine.device));
     let work = work + of.step_micros + of.layer_micros * f64::from(shape.n_layers);
     let bottleneck = match () {
         () if exchange > work => Bottleneck::Collective,
@@ -116,7 +116,7 @@ pub fn predict(
 /// The speed that is left to each rank beside those that share its cores and its host's memory bandwidth.
 fn rank_speeds(blueprint: &Blueprint, machines: &[&Machine], crowding: &[f64]) -> Vec<Speed> {
     let speed = |((machine, bytes_per_s), crowding): ((&&Machine, f64), &f64)| {
-        let flops = 2.0 * class(&machine.device).thread_operations * f64::from(machine.threads.max(1)) / crowding;
+        let flops = 2.0 * device_performance(&machine.device).thread_operations * f64::from(machine.threads.max(1)) / crowding;
         Speed { bytes_per_s: bytes_per_s / crowding, flops, attention_flops: flops }
     };
     machines.iter().zip(shared_speeds(blueprint, machines)).zip(crowding).map(speed).collect()
@@ -144,7 +144,7 @@ fn shared_speeds(blueprint: &Blueprint, machines: &[&Machine]) -> Vec<f64> {
         *sum = sum.saturating_add(*speed);
     }
     let share = |(shard, speed): (&Shard, &u64)| {
-        let there = class(&machines[usize::from(shard.rank.0)].device).host_bytes.max(*speed) as f64;
+        let there = device_performance(&machines[usize::from(shard.rank.0)].device).host_bytes.max(*speed) as f64;
         let demand = demands[&(shard.place.stage, shard.host.as_str())] as f64;
         *speed as f64 * (there / demand).min(1.0)
     };

@@ -5,10 +5,10 @@
 //! A stage is as slow as its slowest rank. A rank multiplies with its weights (as slow as reading them or computing,
 //! whichever is slower), attends (likewise with K and V), and exchanges with its stage: two sums a layer.
 
-use super::shape::{Holding, Measure};
-use super::{Blueprint, ModelShape, Policy};
+use super::shape::{PartSizes, PartMeasurer};
+use super::{Blueprint, ModelShape, PlacementPolicy};
 use std::ops::Range;
-use types::{BLOCK_TOKENS, CacheGroup, DeviceClass, Part};
+use types::{BLOCK_TOKENS, CacheGroup, DeviceClass, RankPart};
 
 /// The speed that a rank's device achieves, in contrast to its maker's figures.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -156,12 +156,12 @@ impl Roofline {
     pub fn new(
         shape: &ModelShape,
         class: DeviceClass,
-        policy: &Policy,
+        policy: &PlacementPolicy,
         blueprint: &Blueprint,
         (speeds, links): (&[Speed], &[Links]),
     ) -> Roofline {
-        let measure = Measure::new(shape, class, policy.kv_dtype);
-        let operations = Operations::of(&measure);
+        let measure = PartMeasurer::new(shape, class, policy.kv_dtype);
+        let operations = OperationsPerByte::of(&measure);
         let tp = usize::from(blueprint.grid.tp);
         let n_stages = blueprint.layout.stages().len();
         let stage = |(i, shards): (usize, &[super::Shard])| StageCosts {
@@ -263,22 +263,22 @@ impl RankCosts {
 }
 
 /// The operations per byte of weights: each weight is used once per row, whatever its format.
-struct Operations<'a> {
-    measure: &'a Measure<'a>,
+struct OperationsPerByte<'a> {
+    measure: &'a PartMeasurer<'a>,
     per_byte: f64,
     per_head_byte: f64,
     expert_part: f64,
 }
 
-impl Operations<'_> {
-    fn of<'a>(measure: &'a Measure<'a>) -> Operations<'a> {
+impl OperationsPerByte<'_> {
+    fn of<'a>(measure: &'a PartMeasurer<'a>) -> OperationsPerByte<'a> {
         let shape = measure.shape;
         let of = |a: u32, b: u32| 2.0 * f64::from(a) * f64::from(b);
         let attention = 2.0 * of((shape.n_heads + shape.n_kv_heads) * shape.head_dim, shape.hidden);
         let inner = shape.experts.map_or(shape.inner, |experts| experts.n_used * experts.inner);
         let layers = f64::from(shape.n_layers) * (attention + 3.0 * of(shape.hidden, inner));
         let whole = measure.stage(0, 1, 0..shape.n_layers);
-        Operations {
+        OperationsPerByte {
             measure,
             per_byte: layers / (whole.read - whole.head).max(1) as f64,
             per_head_byte: of(shape.vocab, shape.hidden) / measure.head_bytes().max(1) as f64,
@@ -286,9 +286,9 @@ impl Operations<'_> {
         }
     }
 
-    fn rank(&self, part: &Part, speed: Speed) -> RankCosts {
+    fn rank(&self, part: &RankPart, speed: Speed) -> RankCosts {
         let shape = self.measure.shape;
-        let Holding { read, experts, head, heads, block_bytes, .. } = self.measure.part(part);
+        let PartSizes { read, experts, head, heads, block_bytes, .. } = self.measure.part(part);
         let dense = (read - head - self.measure.experts_read(experts)) as f64;
         let n_layers = shape.cache.n_layers(&part.layers);
         // For a pair and a head: the product of query and key, and a weighted value.
@@ -336,7 +336,7 @@ mod tests {
     #[test]
     fn pairs_are_what_queries_see() {
         for window in [1, 3, 16, 17, u32::MAX] {
-            let group = CacheGroup::FULL.within(window);
+            let group = CacheGroup::FULL.with_window(window);
             for range in [0..1, 0..40, 7..9, 15..33, 39..40] {
                 let seen = |at: u32| u64::from(at + 1 - group.first_read(at));
                 let expected = range.clone().map(seen).sum::<u64>();

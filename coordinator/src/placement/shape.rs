@@ -3,7 +3,7 @@
 
 use checkpoint::{Checkpoint, LayerSizes, ModelSpec, Sizes, StateHeads};
 use std::ops::Range;
-use types::{CacheGroup, DeviceClass, KvDtype, LayerGroups, Leaves, Part, Place, Shares};
+use types::{CacheGroup, DeviceClass, KvDtype, LayerGroups, Leaves, RankPart, GridPlace, Shares};
 
 /// The properties of a model that placement needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,11 +41,11 @@ pub struct ExpertShape {
 
 impl ModelShape {
     pub fn of(checkpoint: &Checkpoint) -> ModelShape {
-        ModelShape::sized(checkpoint.spec(), checkpoint.sizes())
+        ModelShape::from_sizes(checkpoint.spec(), checkpoint.sizes())
     }
 
     /// The shape of a model that is known by its spec and the sizes of its parts.
-    pub fn sized(spec: &ModelSpec, sizes: Sizes) -> ModelShape {
+    pub fn from_sizes(spec: &ModelSpec, sizes: Sizes) -> ModelShape {
         ModelShape {
             n_layers: spec.n_layers,
             hidden: spec.hidden,
@@ -70,7 +70,7 @@ impl ModelShape {
 
 /// One rank's part.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Holding {
+pub(crate) struct PartSizes {
     pub heads: Range<u32>,
     /// All KV heads that its query heads read: a head that a boundary cuts is held on both sides.
     pub kv_heads: Range<u32>,
@@ -88,7 +88,7 @@ pub(crate) struct Holding {
 }
 
 /// Measures parts of one model.
-pub(crate) struct Measure<'a> {
+pub(crate) struct PartMeasurer<'a> {
     pub shape: &'a ModelShape,
     /// The device class.
     pub class: DeviceClass,
@@ -101,8 +101,8 @@ pub(crate) struct Measure<'a> {
     kv_dtype: KvDtype,
 }
 
-impl<'a> Measure<'a> {
-    pub fn new(shape: &'a ModelShape, class: DeviceClass, kv_dtype: KvDtype) -> Measure<'a> {
+impl<'a> PartMeasurer<'a> {
+    pub fn new(shape: &'a ModelShape, class: DeviceClass, kv_dtype: KvDtype) -> PartMeasurer<'a> {
         let mut before = vec![LayerSizes::default()];
         for layer in &shape.sizes.layers {
             before.push(before[before.len() - 1] + *layer);
@@ -112,7 +112,7 @@ impl<'a> Measure<'a> {
         let o_proj = Leaves::o_proj(class, shape.n_heads, shape.head_dim);
         let down_proj = Leaves::down_proj(class, shape.inner);
         let states = shape.states.map(|of| (Leaves::o_proj(class, of.n, of.dim), of.dim));
-        Measure { shape, class, o_proj, down_proj, states, before, kv_dtype }
+        PartMeasurer { shape, class, o_proj, down_proj, states, before, kv_dtype }
     }
 
     /// The smallest runs of heads that a rank can own.
@@ -120,7 +120,7 @@ impl<'a> Measure<'a> {
         self.o_proj.len() as u32
     }
 
-    pub fn part(&self, part: &Part) -> Holding {
+    pub fn part(&self, part: &RankPart) -> PartSizes {
         let heads = part.owned_heads(&self.o_proj, self.shape.head_dim);
         let kv_heads = self.kv_heads(&heads);
         let layers = self.layers(part, &heads, &kv_heads);
@@ -128,11 +128,11 @@ impl<'a> Measure<'a> {
         let head_rows = if part.is_last() { self.rows(part, self.head_bytes()) } else { 0 };
         let n_states = self.states.as_ref().map_or(0, |(leaves, dim)| part.owned_heads(leaves, *dim).len());
         let n_heads = |group: &CacheGroup| if group.is_state() { n_states } else { kv_heads.len() };
-        let page = |group: &CacheGroup| group.share(n_heads(group) as u32).page_bytes(self.kv_dtype);
+        let page = |group: &CacheGroup| group.rank_layout(n_heads(group) as u32).page_bytes(self.kv_dtype);
         let pages = self.shape.cache.groups().iter().map(page);
         let n_layers = self.shape.cache.n_layers(&part.layers);
         let draft = if part.is_sampler() { self.shape.draft } else { 0 };
-        Holding {
+        PartSizes {
             weights: layers.total() + outer.total() + draft,
             // No other rank shares it: a cut must not count on it.
             replicated: layers.replicated + outer.replicated + draft,
@@ -146,9 +146,9 @@ impl<'a> Measure<'a> {
     }
 
     /// A stage as a single rank would hold it.
-    pub fn stage(&self, stage: u16, n_stages: u16, layers: Range<u32>) -> Holding {
-        let place = Place { stage, tp: 0, ep: 0 };
-        self.part(&Part { place, layers, shares: Shares::even(1), n_stages })
+    pub fn stage(&self, stage: u16, n_stages: u16, layers: Range<u32>) -> PartSizes {
+        let place = GridPlace { stage, tp: 0, ep: 0 };
+        self.part(&RankPart { place, layers, shares: Shares::even(1), n_stages })
     }
 
     fn kv_heads(&self, heads: &Range<u32>) -> Range<u32> {
@@ -160,7 +160,7 @@ impl<'a> Measure<'a> {
         }
     }
 
-    fn layers(&self, part: &Part, heads: &Range<u32>, kv_heads: &Range<u32>) -> LayerSizes {
+    fn layers(&self, part: &RankPart, heads: &Range<u32>, kv_heads: &Range<u32>) -> LayerSizes {
         let shape = self.shape;
         let all = self.before[part.layers.end as usize] - self.before[part.layers.start as usize];
         let columns = self.down_proj.elements(&part.owned(self.down_proj.len() as u32));
@@ -175,7 +175,7 @@ impl<'a> Measure<'a> {
     }
 
     /// The parts outside the layers: rows of the vocabulary, and the last norm.
-    fn outer(&self, part: &Part) -> LayerSizes {
+    fn outer(&self, part: &RankPart) -> LayerSizes {
         let sizes = &self.shape.sizes;
         // One matrix is both embedding and head if one rank has both.
         let tied_here = part.is_first() && sizes.head == 0;
@@ -185,7 +185,7 @@ impl<'a> Measure<'a> {
         LayerSizes { heads: embedding, mlp: head, replicated, ..LayerSizes::default() }
     }
 
-    fn rows(&self, part: &Part, bytes: u64) -> u64 {
+    fn rows(&self, part: &RankPart, bytes: u64) -> u64 {
         portion(bytes, &part.owned(self.shape.vocab), self.shape.vocab)
     }
 

@@ -1,6 +1,6 @@
 //! The shard table as text.
 
-use super::{Blueprint, Pool, Shard};
+use super::{Blueprint, PoolSize, Shard};
 use std::fmt;
 use std::ops::Range;
 use types::{BLOCK_TOKENS, Grid};
@@ -11,7 +11,7 @@ const COLUMNS: [&str; 10] =
 impl fmt::Display for Blueprint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Grid { pp, tp, .. } = self.grid;
-        let pools: Vec<String> = self.pools.iter().map(Pool::text).collect();
+        let pools: Vec<String> = self.pools.iter().map(PoolSize::text).collect();
         writeln!(f, "tp {tp} x pp {pp} · context {} · {}", self.context, pools.join(" · "))?;
         let rows: Vec<[String; 10]> = self.shards.iter().map(Shard::row).collect();
         let width = |i: usize| rows.iter().map(|row| row[i].len()).chain([COLUMNS[i].len()]).max().unwrap_or(0);
@@ -28,7 +28,7 @@ impl fmt::Display for Blueprint {
     }
 }
 
-impl Pool {
+impl PoolSize {
     fn text(&self) -> String {
         let blocks = format!("{} blocks of {BLOCK_TOKENS}", self.n_blocks);
         match self.group.layout.window() {

@@ -1,12 +1,12 @@
 //! Known figures, and thousands of random models and machines.
 
-use super::shape::Measure;
+use super::shape::PartMeasurer;
 use super::*;
 use crate::WorkerId;
 use checkpoint::{LayerSizes, Sizes, StateHeads};
 use std::ops::Range;
 use types::cache::blocks_for;
-use types::{Activations, DeviceClass, Grid, KvDtype, KvLayout, LayerGroups, Part, Place, Shares};
+use types::{Activations, DeviceClass, Grid, KvDtype, KvLayout, LayerGroups, RankPart, GridPlace, Shares};
 
 /// The KV heads of `smol`.
 const HEADS: KvLayout = KvLayout::heads(3, 64);
@@ -31,8 +31,8 @@ fn smol() -> ModelShape {
     }
 }
 
-fn policy(tp: u16, pp: u16) -> Policy {
-    Policy {
+fn policy(tp: u16, pp: u16) -> PlacementPolicy {
+    PlacementPolicy {
         grid: Grid { tp, pp, ep: 1 },
         activations: Activations::Int8,
         kv_dtype: KvDtype::F16,
@@ -48,7 +48,7 @@ fn policy(tp: u16, pp: u16) -> Policy {
 #[test]
 fn gpus_of_other_architectures_are_not_alike() {
     let on = |id, device: &str| Machine { device: device.parse().unwrap(), ..machine(id, 64 << 30) };
-    let policy = Policy { activations: Activations::Bf16, kv_dtype: KvDtype::Bf16, ..policy(2, 1) };
+    let policy = PlacementPolicy { activations: Activations::Bf16, kv_dtype: KvDtype::Bf16, ..policy(2, 1) };
     let planned = |devices: [&str; 2]| plan(&[on(1, devices[0]), on(2, devices[1])], &smol(), &policy, None);
     assert_eq!(planned(["cuda/sm_90", "cuda/sm_90"]).map(|blueprint| blueprint.shards.len()), Ok(2));
     let why = planned(["cuda/sm_80", "cuda/sm_90"]).unwrap_err().to_string();
@@ -67,7 +67,7 @@ fn machines(n: u64, memory_bytes: u64) -> Vec<Machine> {
 }
 
 #[track_caller]
-fn check(memory_bytes: u64, policy: Policy, expect: Result<(u32, u32), &str>) {
+fn check(memory_bytes: u64, policy: PlacementPolicy, expect: Result<(u32, u32), &str>) {
     let got = plan(&[machine(1, memory_bytes)], &smol(), &policy, None);
     match expect {
         Ok(figures) => assert_eq!(got.map(|plan| (plan.context, plan.pools[0].n_blocks)).unwrap(), figures),
@@ -81,19 +81,19 @@ fn figures_follow_from_memory() {
     // A block: 16 tokens x 30 layers x 2 x 3 heads x 64 x 2 bytes = 368640 bytes.
     check(64 << 30, policy(), Ok((8192, 8 * 512)));
     check(4 << 30, policy(), Ok((8192, (1 << 30) / 368_640)));
-    check(64 << 30, Policy { kv_memory: Some(368_640 * 600), ..policy() }, Ok((8192, 600)));
-    check(64 << 30, Policy { kv_dtype: KvDtype::F32, kv_memory: Some(368_640 * 1200), ..policy() }, Ok((8192, 600)));
+    check(64 << 30, PlacementPolicy { kv_memory: Some(368_640 * 600), ..policy() }, Ok((8192, 600)));
+    check(64 << 30, PlacementPolicy { kv_dtype: KvDtype::F32, kv_memory: Some(368_640 * 1200), ..policy() }, Ok((8192, 600)));
     // A part of a memory is as good as a smaller memory.
-    let within = |permille| Policy { memory_permille: Some(permille), ..policy() };
+    let within = |permille| PlacementPolicy { memory_permille: Some(permille), ..policy() };
     let half = plan(&[machine(1, 4 << 30)], &smol(), &within(500), None).unwrap();
     let whole = plan(&[machine(1, 2 << 30)], &smol(), &within(1000), None).unwrap();
     assert_eq!((half.pools, half.shards[0].kv_bytes), (whole.pools, whole.shards[0].kv_bytes));
     assert!(half.shards[0].weight_bytes + half.shards[0].kv_bytes > (2 << 30) - 368_640, "all of it is used");
     // The pools need no more than all running sequences could fill.
-    let few = Policy { running_max: 2, context: Some(32), kv_memory: Some(1 << 30), ..policy() };
+    let few = PlacementPolicy { running_max: 2, context: Some(32), kv_memory: Some(1 << 30), ..policy() };
     check(64 << 30, few, Ok((32, 4)));
     // No context was configured.
-    check(64 << 30, Policy { kv_memory: Some(368_640 * 10), ..policy() }, Ok((160, 10)));
+    check(64 << 30, PlacementPolicy { kv_memory: Some(368_640 * 10), ..policy() }, Ok((160, 10)));
 }
 
 /// Five layers of six have a window of 512 positions: 23 of 28.
@@ -102,7 +102,7 @@ fn a_draft_model_is_counted_on_the_rank_that_samples_alone() {
     let draft = ModelShape { n_layers: 6, cache: LayerGroups::alike(6, HEADS), ..smol() };
     let sizes = Sizes { layers: smol().sizes.layers[..6].to_vec(), ..smol().sizes };
     let draft = ModelShape { sizes, ..draft };
-    let needs = |memory| DraftNeeds::of(&draft, &smol(), &policy(1, 1), DeviceClass::Cpu, memory);
+    let needs = |memory| DraftModelCost::of(&draft, &smol(), &policy(1, 1), DeviceClass::Cpu, memory);
     let some = needs(Some(1 << 20)).unwrap();
     assert_eq!((some.kv_bytes, some.weight_bytes), (1 << 20, draft.sizes.total()));
     // Six of thirty layers, and a head that weighs nine of them.
@@ -110,13 +110,13 @@ fn a_draft_model_is_counted_on_the_rank_that_samples_alone() {
     let block_bytes = 6 * HEADS.page_bytes(KvDtype::F16);
     assert_eq!(needs(None).unwrap().kv_bytes, (8 * 512 * block_bytes).min(256 << 20));
     assert!(needs(Some(block_bytes - 1)).unwrap_err().to_string().contains("smaller than one block"));
-    let recurrent = DraftNeeds::of(&hybrid(), &smol(), &policy(1, 1), DeviceClass::Cpu, None);
+    let recurrent = DraftModelCost::of(&hybrid(), &smol(), &policy(1, 1), DeviceClass::Cpu, None);
     assert!(recurrent.unwrap_err().to_string().contains("cannot be rewound"));
     let with = ModelShape { draft: some.bytes(), ..smol() };
     for (tp, pp) in [(1, 1), (2, 1), (1, 2), (2, 2)] {
         let weights = |shape: &ModelShape| {
             let layout = types::Layout::even(Grid { tp, pp, ep: 1 }, shape.n_layers).unwrap();
-            let measure = Measure::new(shape, DeviceClass::Cpu, KvDtype::F16);
+            let measure = PartMeasurer::new(shape, DeviceClass::Cpu, KvDtype::F16);
             let of = |rank| measure.part(&layout.part(types::Rank(rank))).weights;
             (0..tp * pp).map(of).collect::<Vec<u64>>()
         };
@@ -128,14 +128,14 @@ fn a_draft_model_is_counted_on_the_rank_that_samples_alone() {
 }
 
 fn local() -> ModelShape {
-    let kind = |layer: u32| if layer % 6 == 5 { HEADS } else { HEADS.within(512) };
+    let kind = |layer: u32| if layer % 6 == 5 { HEADS } else { HEADS.with_window(512) };
     let sizes = Sizes { layers: smol().sizes.layers[..28].to_vec(), ..smol().sizes };
     ModelShape { n_layers: 28, context: 32_768, cache: LayerGroups::of((0..28).map(kind)), sizes, ..smol() }
 }
 
 #[test]
 fn a_window_takes_less_memory_and_leaves_more_for_the_rest() {
-    let on = |shape: &ModelShape, policy: &Policy| plan(&[machine(1, 64 << 30)], shape, policy, None).unwrap();
+    let on = |shape: &ModelShape, policy: &PlacementPolicy| plan(&[machine(1, 64 << 30)], shape, policy, None).unwrap();
     let full = ModelShape { cache: LayerGroups::alike(28, HEADS), ..local() };
     // A block of a layer: 16 tokens x 2 x 3 heads x 64 x 2 bytes = 12288 bytes.
     let (with, without) = (on(&local(), &policy(1, 1)), on(&full, &policy(1, 1)));
@@ -145,16 +145,16 @@ fn a_window_takes_less_memory_and_leaves_more_for_the_rest() {
     assert_eq!(with.shards[0].kv_tokens, [16 * (64 * 33 + 32), 16 * 8 * 2048]);
     assert!(with.to_string().contains("2144 blocks of 16 for a window of 512 · 16384 blocks of 16"), "{with}");
     // With equal memory, what is left goes to the layers without a window.
-    let tight = Policy { kv_memory: Some(1 << 30), ..policy(1, 1) };
+    let tight = PlacementPolicy { kv_memory: Some(1 << 30), ..policy(1, 1) };
     let (with, without) = (on(&local(), &tight), on(&full, &tight));
     assert_eq!((without.context, without.n_blocks()), (32_768, vec![3120]));
     assert_eq!(with.n_blocks(), [1606, 12_209]);
     assert!(with.shards[0].kv_bytes <= 1 << 30);
     // And where not even one context fits, a longer one does.
-    let scarce = Policy { kv_memory: Some(64 << 20), ..policy(1, 1) };
+    let scarce = PlacementPolicy { kv_memory: Some(64 << 20), ..policy(1, 1) };
     let (with, without) = (on(&local(), &scarce), on(&full, &scarce));
     assert_eq!((with.context, without.context), (15_600, 3120));
-    let with_context = Policy { context: Some(32_768), ..scarce };
+    let with_context = PlacementPolicy { context: Some(32_768), ..scarce };
     let error = plan(&[machine(1, 64 << 30)], &local(), &with_context, None).unwrap_err().to_string();
     assert!(
         error.contains("needs 114 MiB of KV on rank 0 (at most 336 KiB per 16 tokens), there is 64.0 MiB"),
@@ -173,7 +173,7 @@ fn hybrid() -> ModelShape {
 
 #[test]
 fn states_have_a_budget_beside_keys_and_values() {
-    let on = |policy: &Policy| plan(&machines(4, 64 << 30), &hybrid(), policy, None).unwrap();
+    let on = |policy: &PlacementPolicy| plan(&machines(4, 64 << 30), &hybrid(), policy, None).unwrap();
     let (state_page, page) = (4 * 8 * (4096 + 16 * 256), 12_288);
     let whole = on(&policy(1, 1));
     // The states that 64 sequences go on from, and as many bytes as keys and values have: 7 x 12,288 for each 21 x
@@ -189,11 +189,11 @@ fn states_have_a_budget_beside_keys_and_values() {
     let of_states = |shard: &Shard| shard.kv_bytes - 7 * u64::from(full) * 4096 * shard.kv_heads.len() as u64;
     assert_eq!(cut.shards.iter().map(of_states).sum::<u64>(), 21 * state_page * u64::from(states), "{cut}");
     // A budget is each rank's.
-    let of_budget = |bytes, tp| on(&Policy { state_cache: Some(bytes), ..policy(tp, 1) }).n_blocks()[0];
+    let of_budget = |bytes, tp| on(&PlacementPolicy { state_cache: Some(bytes), ..policy(tp, 1) }).n_blocks()[0];
     assert_eq!([of_budget(0, 1), of_budget(21 * state_page * 10, 1)], [64 * 2 + 2, 64 * 2 + 2 + 10]);
     assert_eq!(of_budget(21 * state_page * 10, 4), 64 * 2 + 2 + 40);
     // With too little memory both become fewer, and a sequence still has what it needs.
-    let tight = on(&Policy { kv_memory: Some(1 << 30), ..policy(1, 1) });
+    let tight = on(&PlacementPolicy { kv_memory: Some(1 << 30), ..policy(1, 1) });
     assert!(tight.shards[0].kv_bytes <= 1 << 30 && tight.n_blocks()[0] < states, "{tight}");
 }
 
@@ -201,13 +201,13 @@ fn states_have_a_budget_beside_keys_and_values() {
 #[test]
 fn states_are_cut_where_their_leaves_end() {
     let shape = ModelShape { states: Some(StateHeads { n: 8, dim: 16 }), ..hybrid() };
-    let measure = Measure::new(&shape, DeviceClass::Cpu, KvDtype::F16);
+    let measure = PartMeasurer::new(&shape, DeviceClass::Cpu, KvDtype::F16);
     let of_head = 21 * 4 * (4096 + 16 * 256);
     for (eighths, n_heads) in [(1, [2, 6]), (3, [4, 4]), (4, [4, 4]), (5, [6, 2]), (7, [8, 0])] {
         let shares = Shares::new([0, eighths, 8].map(|i| Shares::WHOLE / 8 * i).to_vec()).unwrap();
         let of_rank = |tp| {
-            let place = Place { stage: 0, tp, ep: 0 };
-            measure.part(&Part { place, layers: 0..28, shares: shares.clone(), n_stages: 1 }).block_bytes[0]
+            let place = GridPlace { stage: 0, tp, ep: 0 };
+            measure.part(&RankPart { place, layers: 0..28, shares: shares.clone(), n_stages: 1 }).block_bytes[0]
         };
         assert_eq!([of_rank(0), of_rank(1)], n_heads.map(|n| n * of_head), "{eighths} of eight");
     }
@@ -215,7 +215,7 @@ fn states_are_cut_where_their_leaves_end() {
 
 #[test]
 fn a_stage_keeps_nothing_of_a_group_that_it_has_no_layer_of() {
-    let kinds = [HEADS.within(64), HEADS.within(64), HEADS, HEADS];
+    let kinds = [HEADS.with_window(64), HEADS.with_window(64), HEADS, HEADS];
     let sizes = Sizes { embedding: 0, layers: smol().sizes.layers[..4].to_vec(), ..smol().sizes };
     let shape = ModelShape { n_layers: 4, cache: LayerGroups::of(kinds), sizes, ..smol() };
     let plan = plan(&machines(2, 64 << 30), &shape, &policy(1, 2), None).unwrap();
@@ -231,18 +231,18 @@ fn a_stage_keeps_nothing_of_a_group_that_it_has_no_layer_of() {
 fn refusals_show_the_arithmetic() {
     let policy = || policy(1, 1);
     check(50 << 20, policy(), Err("has 50.0 MiB, the weights of rank 0 need 91.5 MiB"));
-    let much = Policy { kv_memory: Some(1 << 30), ..policy() };
+    let much = PlacementPolicy { kv_memory: Some(1 << 30), ..policy() };
     let beside = "--kv-memory 1.0 GiB does not fit: host-1 has 108 MiB left beside 91.5 MiB of weights of rank 0";
     check(200 << 20, much, Err(beside));
-    let long = Policy { context: Some(8192), kv_memory: Some(368_640 * 10), ..policy() };
+    let long = PlacementPolicy { context: Some(8192), kv_memory: Some(368_640 * 10), ..policy() };
     check(64 << 30, long, Err("needs 180 MiB of KV on rank 0 (at most 360 KiB per 16 tokens), there is 3.5 MiB"));
-    check(64 << 30, Policy { context: Some(9000), ..policy() }, Err("asked for, the model was made for 8192"));
+    check(64 << 30, PlacementPolicy { context: Some(9000), ..policy() }, Err("asked for, the model was made for 8192"));
     // A type that no device computes with does not get this far: no policy has it.
     assert!("int3".parse::<KvDtype>().is_err_and(|unknown| unknown.to_string().contains("int3")));
 }
 
 #[track_caller]
-fn refused(machines: &[Machine], policy: &Policy, why: &str, nearest: Option<(u16, u16)>) {
+fn refused(machines: &[Machine], policy: &PlacementPolicy, why: &str, nearest: Option<(u16, u16)>) {
     let error = plan(machines, &smol(), policy, None).unwrap_err();
     assert!(error.to_string().contains(why), "{error}");
     assert_eq!(error.nearest.map(|grid| (grid.tp, grid.pp)), nearest, "{error}");
@@ -259,7 +259,7 @@ fn a_refusal_names_the_nearest_grid_that_fits() {
     refused(&machines(1, 50 << 20), &policy(1, 1), "no other grid fits", None);
     refused(
         &machines(9, 8 << 30),
-        &Policy { grid: Grid { tp: 0, pp: 1, ep: 1 }, ..policy(1, 1) },
+        &PlacementPolicy { grid: Grid { tp: 0, pp: 1, ep: 1 }, ..policy(1, 1) },
         "no grid",
         Some((1, 1)),
     );
@@ -302,7 +302,7 @@ fn a_faster_machine_gets_more_and_a_smaller_one_less() {
     assert_eq!(layers(&fast), [0..29, 29..30]);
 
     let all = [machine(0, 48 << 20), machine(1, 64 << 30)];
-    let tight = Policy { kv_memory: Some(16 << 20), ..policy(2, 1) };
+    let tight = PlacementPolicy { kv_memory: Some(16 << 20), ..policy(2, 1) };
     let small = plan(&all, &smol(), &tight, None).unwrap();
     let held = small.shards.iter().find(|shard| shard.host == "host-0").unwrap();
     assert!(held.heads.len() == 3 && held.weight_bytes + (16 << 20) <= 48 << 20, "{small}");
@@ -311,7 +311,7 @@ fn a_faster_machine_gets_more_and_a_smaller_one_less() {
 #[test]
 fn layers_move_until_the_pool_is_balanced() {
     // Cutting by speed alone would give 20; then the first stage's KV would limit the pool.
-    let tight = Policy { kv_memory: Some(12_288 * 15 * 400), ..policy(1, 2) };
+    let tight = PlacementPolicy { kv_memory: Some(12_288 * 15 * 400), ..policy(1, 2) };
     let plan = plan(&machines(2, 1 << 30), &smol(), &tight, None).unwrap();
     assert!(layers(&plan)[0].end <= 17, "{plan}");
     assert!(plan.pools[0].n_blocks >= 360, "{plan}");
@@ -331,7 +331,7 @@ fn experts_are_spread_over_the_ranks() {
     let plan = plan(&machines(2, 64 << 30), &moe, &policy(2, 1), None).unwrap();
     let [a, b] = &plan.shards[..] else { panic!("two ranks") };
     assert!(a.weight_bytes.abs_diff(b.weight_bytes) < 1 << 20 && a.weight_bytes > 16 << 20, "{plan}");
-    let measure = Measure::new(&moe, DeviceClass::Cpu, KvDtype::F16);
+    let measure = PartMeasurer::new(&moe, DeviceClass::Cpu, KvDtype::F16);
     let whole = measure.stage(0, 1, 0..4);
     assert_eq!(whole.weights - whole.read, (4 * 6) << 20, "six of eight experts rest, the embedding is the head");
 }
@@ -446,7 +446,7 @@ impl Random {
         let heads = KvLayout::heads(n_kv_heads, shape.head_dim);
         let states = StateHeads { n: 1 + self.below(8) as u32, dim: [16, 32, 80][self.below(3) as usize] };
         let state = KvLayout::State { n: states.n, state: 1 + self.below(2000) as u32, row: 40 };
-        let other = if self.below(2) == 0 { heads.within(window) } else { state };
+        let other = if self.below(2) == 0 { heads.with_window(window) } else { state };
         let layout = |layer: u32| if layer % period == period - 1 { other } else { heads };
         let states = other.is_state().then_some(states);
         ModelShape { cache: LayerGroups::of((0..n_layers).map(layout)), states, ..shape }
@@ -463,18 +463,18 @@ impl Random {
         (0..n).map(|id| machine(self, id)).collect()
     }
 
-    fn policy(&mut self) -> Policy {
+    fn policy(&mut self) -> PlacementPolicy {
         let kv_memory = (self.below(3) == 0).then(|| self.below(1 << 22));
         let context = (self.below(3) == 0).then(|| 16 + self.below(200) as u32);
         let (running_max, slice_max) = (1 + self.below(8) as u32, 1 + self.below(100) as u32);
         let grid = Grid { tp: 1 + self.below(4) as u16, pp: 1 + self.below(4) as u16, ep: 1 };
         let state_cache = (self.below(3) == 0).then(|| self.below(1 << 20));
         let memory_permille = (self.below(3) == 0).then(|| 300 + self.below(700) as u16);
-        Policy { grid, kv_memory, memory_permille, state_cache, context, running_max, slice_max, ..policy(1, 1) }
+        PlacementPolicy { grid, kv_memory, memory_permille, state_cache, context, running_max, slice_max, ..policy(1, 1) }
     }
 }
 
-fn check_blueprint(plan: &Blueprint, machines: &[Machine], shape: &ModelShape, policy: &Policy) {
+fn check_blueprint(plan: &Blueprint, machines: &[Machine], shape: &ModelShape, policy: &PlacementPolicy) {
     let layout = &plan.layout;
     assert_eq!((layout.grid(), layout.n_layers()), (policy.grid, shape.n_layers));
     assert_eq!(plan.shards.len(), usize::from(policy.grid.n_ranks()));
@@ -486,10 +486,10 @@ fn check_blueprint(plan: &Blueprint, machines: &[Machine], shape: &ModelShape, p
     let groups: Vec<_> = plan.pools.iter().map(|pool| pool.group).collect();
     assert_eq!(groups, shape.cache.groups());
     assert!(policy.context.is_none_or(|context| plan.context == context));
-    for Pool { group, n_blocks } in &plan.pools {
+    for PoolSize { group, n_blocks } in &plan.pools {
         assert!(*n_blocks >= group.n_held_max(plan.context, policy.slice_max), "a context fits each pool");
     }
-    let measure = Measure::new(shape, DeviceClass::Cpu, policy.kv_dtype);
+    let measure = PartMeasurer::new(shape, DeviceClass::Cpu, policy.kv_dtype);
     for shard in &plan.shards {
         let machine = machines.iter().find(|machine| machine.worker == shard.worker).unwrap();
         let held = measure.part(&layout.part(shard.rank));
@@ -513,7 +513,7 @@ fn check_blueprint(plan: &Blueprint, machines: &[Machine], shape: &ModelShape, p
     }
 }
 
-fn check_refusal(error: &Unplaceable, machines: &[Machine], shape: &ModelShape, policy: &Policy) {
+fn check_refusal(error: &Unplaceable, machines: &[Machine], shape: &ModelShape, policy: &PlacementPolicy) {
     match &error.why {
         UnplaceableReason::Weights { needed, available, .. }
         | UnplaceableReason::KvMemory { needed, available, .. } => {
@@ -533,13 +533,13 @@ fn check_refusal(error: &Unplaceable, machines: &[Machine], shape: &ModelShape, 
     }
     if let Some(grid) = error.nearest {
         assert_ne!(grid, policy.grid);
-        let policy = Policy { grid, ..policy.clone() };
+        let policy = PlacementPolicy { grid, ..policy.clone() };
         check_blueprint(&plan(machines, shape, &policy, None).unwrap(), machines, shape, &policy);
     }
 }
 
 /// A lost worker's rank goes to a spare. Returns whether all others kept their ranks.
-fn survives_loss(random: &mut Random, now: &Blueprint, machines: &[Machine], shape: &ModelShape, of: &Policy) -> bool {
+fn survives_loss(random: &mut Random, now: &Blueprint, machines: &[Machine], shape: &ModelShape, of: &PlacementPolicy) -> bool {
     let lost = now.shards[random.below(now.shards.len() as u64) as usize].worker;
     let mut left: Vec<Machine> = machines.iter().filter(|machine| machine.worker != lost).cloned().collect();
     left.push(Machine { memory_bytes: 64 << 30, ..machine(99, 0) });

@@ -36,30 +36,30 @@ pub enum UnplaceableReason {
     #[error(
         "{host} has {}, the weights of rank {rank} need {}{}: \
          use a larger machine, more ranks or a smaller quantization",
-        Room(*.available), Room(*.needed), altogether(.all_needed, .all_available)
+        HumanBytes(*.available), HumanBytes(*.needed), describe_total(.all_needed, .all_available)
     )]
     Weights { rank: u16, host: String, needed: u64, available: u64, all_needed: u64, all_available: u64 },
     #[error(
         "--kv-memory {} does not fit: {host} has {} left beside {} of weights of rank {rank}",
-        Room(*.needed), Room(*.available), Room(*.weights)
+        HumanBytes(*.needed), HumanBytes(*.available), HumanBytes(*.weights)
     )]
     KvMemory { rank: u16, host: String, weights: u64, needed: u64, available: u64 },
     #[error(
         "a context of {context} needs {} of KV on rank {rank} (at most {} per {BLOCK_TOKENS} tokens), there is {}: \
          ask for a shorter context (--context) or more KV memory (--kv-memory)",
-        Room(*.needed), Room(*.block_bytes), Room(*.available)
+        HumanBytes(*.needed), HumanBytes(*.block_bytes), HumanBytes(*.available)
     )]
     Kv { rank: u16, context: u32, block_bytes: u64, needed: u64, available: u64 },
 }
 
-fn altogether(needed: &u64, available: &u64) -> String {
-    format!(" (all ranks need {}, their machines have {})", Room(*needed), Room(*available))
+fn describe_total(needed: &u64, available: &u64) -> String {
+    format!(" (all ranks need {}, their machines have {})", HumanBytes(*needed), HumanBytes(*available))
 }
 
 /// Bytes as a person reads them: free memory is rounded down, so that it never looks like enough.
-struct Room(u64);
+struct HumanBytes(u64);
 
-impl fmt::Display for Room {
+impl fmt::Display for HumanBytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const UNITS: [(u32, &str); 4] = [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")];
         match UNITS.into_iter().find(|(shift, _)| self.0 >> shift > 0) {

@@ -2,10 +2,10 @@
 //! again. A change is refused before it has any effect, or ends the epoch without blame.
 
 use super::Replica;
-use super::endings::{Ending, RecoveryCost};
+use super::endings::{EpochEnding, RecoveryCost};
 use crate::Error;
 use crate::config::{DigestInputs, micros};
-use crate::event::{FoundModel, Reply};
+use crate::event::{ModelOnDisk, Reply};
 use crate::placement::{Unplaceable, plan};
 use proto::cluster as wire;
 use std::time::Duration;
@@ -59,7 +59,7 @@ impl Replica {
     }
 
     /// `found` is the present content of the model's path.
-    pub(super) fn reload(&mut self, found: &FoundModel, reply: Reply<wire::ReloadReply>) {
+    pub(super) fn reload(&mut self, found: &ModelOnDisk, reply: Reply<wire::ReloadReply>) {
         if let Err(refused) = self.may_reload(found) {
             return send_reply(reply, Err(refused));
         }
@@ -72,7 +72,7 @@ impl Replica {
     }
 
     /// Streams move only to an equal policy, so a reload may not change the model.
-    fn may_reload(&self, model: &FoundModel) -> Result<(), Status> {
+    fn may_reload(&self, model: &ModelOnDisk) -> Result<(), Status> {
         self.may_change()?;
         let Some(ours) = self.requests.policy() else { return Ok(()) };
         let device = self.members.first_device().unwrap_or_else(|| DeviceClass::Cpu.into());
@@ -92,18 +92,18 @@ impl Replica {
     }
 
     fn change(&mut self) {
-        self.end_epoch(Ending::Requested);
+        self.end_epoch(EpochEnding::Requested);
         self.place();
     }
 
     /// Answers the waiting operators once the replica serves again.
-    pub(super) fn changed(&mut self, grid: Grid, RecoveryCost { took, n_replayed }: RecoveryCost) {
+    pub(super) fn answer_operators(&mut self, grid: Grid, RecoveryCost { took, n_replayed }: RecoveryCost) {
         if let Some(reply) = self.changes.scale.take() {
             send_reply(reply, Ok(scale_reply(grid, took, n_replayed)));
         }
         if let Some(reply) = self.changes.reload.take() {
             let (micros, ranks) = (micros(took), u32::from(grid.n_ranks()));
-            let unread = self.phase.ranks().map_or_else(Vec::new, |ranks| self.members.unread(ranks));
+            let unread = self.phase.ranks().map_or_else(Vec::new, |ranks| self.members.reload_failures(ranks));
             send_reply(reply, Ok(wire::ReloadReply { micros, tokens_replayed: n_replayed, ranks, unread }));
         }
     }

@@ -1,7 +1,7 @@
 //! Why workers are dismissed, why epochs end, and what a recovery took.
 
 use crate::WorkerId;
-use scheduler::Loss;
+use scheduler::WorkerLoss;
 use std::time::Duration;
 use telemetry::metrics::{self, ReplicaLabel};
 use telemetry::spans::{self, TracedSpan};
@@ -12,13 +12,13 @@ use types::{Epoch, Grid, Micros};
 #[derive(Debug)]
 pub(crate) struct LostWorker {
     pub worker: WorkerId,
-    pub cause: Cause,
+    pub cause: DismissalCause,
     pub why: Status,
 }
 
 /// Why a worker is dismissed. The set is closed: it is a label of metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Cause {
+pub(crate) enum DismissalCause {
     /// Its stream ended.
     Gone,
     /// It missed heartbeats.
@@ -37,30 +37,30 @@ pub(crate) enum Cause {
     Deaf,
 }
 
-impl Cause {
+impl DismissalCause {
     pub fn label(self) -> &'static str {
         match self {
-            Cause::Gone => "gone",
-            Cause::Silent => "silent",
-            Cause::Hung => "hung",
-            Cause::Late => "late",
-            Cause::Failed => "failed",
-            Cause::Memory => "memory",
-            Cause::Wrong => "wrong",
-            Cause::Deaf => "deaf",
+            DismissalCause::Gone => "gone",
+            DismissalCause::Silent => "silent",
+            DismissalCause::Hung => "hung",
+            DismissalCause::Late => "late",
+            DismissalCause::Failed => "failed",
+            DismissalCause::Memory => "memory",
+            DismissalCause::Wrong => "wrong",
+            DismissalCause::Deaf => "deaf",
         }
     }
 
     /// The cause when a stream ended with this status.
-    pub fn of(why: &Status) -> Cause {
-        if why.code() == Code::InvalidArgument { Cause::Wrong } else { Cause::Gone }
+    pub fn of(why: &Status) -> DismissalCause {
+        if why.code() == Code::InvalidArgument { DismissalCause::Wrong } else { DismissalCause::Gone }
     }
 }
 
 /// Why an epoch ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Ending {
-    Lost(Cause),
+pub(crate) enum EpochEnding {
+    Lost(DismissalCause),
     /// Ranks blame each other, or one of several hangs: no worker is dismissed.
     Doubt,
     /// An operator, or the arrival of workers, requires a change.
@@ -69,28 +69,28 @@ pub(crate) enum Ending {
     Left,
 }
 
-impl Ending {
+impl EpochEnding {
     fn label(self) -> &'static str {
         match self {
-            Ending::Lost(cause) => cause.label(),
-            Ending::Doubt => "doubt",
-            Ending::Requested => "wanted",
-            Ending::Left => "left",
+            EpochEnding::Lost(cause) => cause.label(),
+            EpochEnding::Doubt => "doubt",
+            EpochEnding::Requested => "wanted",
+            EpochEnding::Left => "left",
         }
     }
 
     /// True if nothing has failed: no worker is blamed, and no rank is kept free for one.
     pub fn is_meant(self) -> bool {
-        matches!(self, Ending::Requested | Ending::Left)
+        matches!(self, EpochEnding::Requested | EpochEnding::Left)
     }
 
     /// How the scheduler is to treat the requests of the lost step.
-    pub fn loss(self) -> Loss {
+    pub fn loss(self) -> WorkerLoss {
         match self {
             // No request is to blame for a memory fault.
-            Ending::Requested | Ending::Left | Ending::Lost(Cause::Memory) => Loss::Planned,
-            Ending::Lost(Cause::Failed) => Loss::Reported,
-            Ending::Lost(_) | Ending::Doubt => Loss::Unexplained,
+            EpochEnding::Requested | EpochEnding::Left | EpochEnding::Lost(DismissalCause::Memory) => WorkerLoss::Planned,
+            EpochEnding::Lost(DismissalCause::Failed) => WorkerLoss::Reported,
+            EpochEnding::Lost(_) | EpochEnding::Doubt => WorkerLoss::Unexplained,
         }
     }
 }
@@ -99,7 +99,7 @@ impl Ending {
 pub(crate) struct Recovery {
     since: Micros,
     /// The cause of the first epoch that ended, if several did.
-    why: Ending,
+    why: EpochEnding,
     /// The rank that was lost first, and its host.
     lost: Option<(u16, String)>,
     tokens_requeued_before: u64,
@@ -115,15 +115,15 @@ pub(crate) struct RecoveryCost {
 
 impl Recovery {
     /// Begins when an epoch ends. `tokens_requeued` is the total count so far.
-    pub fn begin(ended: Epoch, why: Ending, tokens_requeued: u64, now: Micros) -> Recovery {
+    pub fn begin(ended: Epoch, why: EpochEnding, tokens_requeued: u64, now: Micros) -> Recovery {
         let span = spans::recovery(ended.n);
         Recovery { since: now, why, lost: None, tokens_requeued_before: tokens_requeued, span }
     }
 
     /// Records the lost rank, perhaps only after its epoch had ended in doubt.
-    pub fn found(&mut self, cause: Cause, rank: u16, host: String) {
-        if self.why == Ending::Doubt {
-            self.why = Ending::Lost(cause);
+    pub fn record_lost_rank(&mut self, cause: DismissalCause, rank: u16, host: String) {
+        if self.why == EpochEnding::Doubt {
+            self.why = EpochEnding::Lost(cause);
         }
         self.lost.get_or_insert((rank, host));
     }

@@ -2,9 +2,9 @@
 //! released, and its requests wait for the next one.
 
 use super::Replica;
-use super::endings::{Ending, Recovery, RecoveryCost};
+use super::endings::{EpochEnding, Recovery, RecoveryCost};
 use super::lost::Successor;
-use super::phase::{Phase, Serving};
+use super::phase::{Phase, ServingPhase};
 use crate::Error;
 use crate::placement::Shard;
 use std::time::Duration;
@@ -13,15 +13,15 @@ use types::Grid;
 
 impl Replica {
     /// Called also if no epoch is under way: the pending placement begins anew.
-    pub(super) fn end_epoch(&mut self, why: Ending) {
+    pub(super) fn end_epoch(&mut self, why: EpochEnding) {
         let now = self.now();
         if self.requests.has_served() && self.recovery.is_none() {
             self.recovery = Some(Recovery::begin(self.epoch, why, self.requests.stats().tokens_requeued, now));
         }
         let waits = &self.config.waits;
-        let in_doubt = why == Ending::Doubt;
-        let not_before = in_doubt.then(|| self.grids.doubt(self.phase.served_micros(now), now, waits));
-        let try_at = self.grids.ended(&self.phase, why, now, waits);
+        let in_doubt = why == EpochEnding::Doubt;
+        let not_before = in_doubt.then(|| self.grids.record_doubt(self.phase.served_micros(now), now, waits));
+        let try_at = self.grids.record_ended(&self.phase, why, now, waits);
         let ended = std::mem::take(&mut self.phase);
         if let Some(ranks) = ended.ranks() {
             self.members.release(ranks);
@@ -41,7 +41,7 @@ impl Replica {
         let Phase::Placing(placement) = &self.phase else { return Ok(()) };
         let Some(meant) = placement.ranks.policy() else { return Ok(()) };
         let (grid, epoch, blueprint) = (placement.blueprint.grid, placement.epoch, &placement.blueprint);
-        self.members.met(&placement.ranks);
+        self.members.record_met(&placement.ranks);
         let policy = self.requests.policy().unwrap_or_else(|| self.readings.serve(meant));
         let kv_parts = placement.ranks.kv_parts();
         let protocol = self.members.protocol(placement.ranks.workers()).unwrap_or(proto::OLDEST);
@@ -50,10 +50,10 @@ impl Replica {
         let (Grid { tp, pp, .. }, n_ranks, n_blocks) = (grid, blueprint.shards.len(), blueprint.n_blocks());
         tracing::info!(%epoch, tp, pp, n_ranks, ?n_blocks, "the replica is ready");
         self.phase = match std::mem::take(&mut self.phase) {
-            Phase::Placing(placement) => Phase::Serving(Serving::begin(placement, now)),
+            Phase::Placing(placement) => Phase::Serving(ServingPhase::begin(placement, now)),
             other => other,
         };
-        self.grids.ready();
+        self.grids.record_ready();
         self.state_changed = true;
         self.recovered(grid);
         self.requests.welcome(now);
@@ -68,12 +68,12 @@ impl Replica {
         };
         let recovered = recovery.end(&self.of, grid, self.requests.stats().tokens_requeued, self.now());
         self.report_successors(recovered);
-        self.changed(grid, recovered);
+        self.answer_operators(grid, recovered);
     }
 
     fn report_successors(&mut self, recovered: RecoveryCost) {
         let (shards, members) = (self.phase.blueprint().map_or(&[][..], |blueprint| &blueprint.shards), &self.members);
         let successor = |shard: &Shard| Successor { host: shard.host.clone(), pid: members.pid(shard.worker) };
-        self.lost.recovered(recovered, |rank| shards.iter().find(|shard| shard.rank.0 == rank).map(successor));
+        self.lost.record_recovery(recovered, |rank| shards.iter().find(|shard| shard.rank.0 == rank).map(successor));
     }
 }

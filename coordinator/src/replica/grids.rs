@@ -1,12 +1,12 @@
 //! Which grid the replica is laid out on: the configured one; a smaller one when workers are missing for long; the
 //! configured one again when they have come back. Remembers the outcome of earlier grids. The caller passes the time.
 
-use super::endings::Ending;
+use super::endings::EpochEnding;
 use super::phase::Phase;
 use crate::config::micros;
 use crate::members::workers::{Candidates, JoinedWorkers};
-use crate::placement::{Blueprint, Machine, ModelShape, Policy, Unplaceable, plan, plan_fewer};
-use crate::{Config, Waits};
+use crate::placement::{Blueprint, Machine, ModelShape, PlacementPolicy, Unplaceable, plan, plan_fewer};
+use crate::{Config, Timings};
 use types::{Grid, Micros};
 
 /// How often the wait before growing doubles when growing was in vain.
@@ -15,7 +15,7 @@ const DOUBLINGS_MAX: u32 = 6;
 const WORTH_IT: u64 = 4;
 
 /// The state that stays from one placement to the next.
-pub(crate) struct GridChoice {
+pub(crate) struct GridChooser {
     pub requested: Grid,
     /// The last blueprint in force: its workers keep their ranks.
     last: Option<Blueprint>,
@@ -36,20 +36,20 @@ pub(crate) struct GridRequirements<'a> {
 }
 
 impl GridRequirements<'_> {
-    pub fn policy_on(&self, grid: Grid) -> Policy {
+    pub fn policy_on(&self, grid: Grid) -> PlacementPolicy {
         let policy = &self.config.policy;
-        Policy { grid, context: self.promised.or(policy.context), ..policy.clone() }
+        PlacementPolicy { grid, context: self.promised.or(policy.context), ..policy.clone() }
     }
 }
 
-impl GridChoice {
-    pub fn new(requested: Grid) -> GridChoice {
-        GridChoice { requested: requested, last: None, n_fruitless: 0, fewer_from: None, n_relapses: 0 }
+impl GridChooser {
+    pub fn new(requested: Grid) -> GridChooser {
+        GridChooser { requested: requested, last: None, n_fruitless: 0, fewer_from: None, n_relapses: 0 }
     }
 
     /// Records that an epoch ended because ranks do not reach each other, or because it is unknown which one hangs.
     /// Both may be well, so the next placement waits until the returned time, each time longer.
-    pub fn doubt(&mut self, served_micros: u64, now: Micros, waits: &Waits) -> Micros {
+    pub fn record_doubt(&mut self, served_micros: u64, now: Micros, waits: &Timings) -> Micros {
         let replace_max = micros(waits.replace_max);
         self.n_fruitless = if served_micros > replace_max { 0 } else { self.n_fruitless + 1 };
         let doublings = self.n_fruitless.saturating_sub(1).min(20);
@@ -61,7 +61,7 @@ impl GridChoice {
         self.last = Some(blueprint.clone());
     }
 
-    pub fn ready(&mut self) {
+    pub fn record_ready(&mut self) {
         self.fewer_from = None;
     }
 
@@ -72,7 +72,7 @@ impl GridChoice {
 
     /// Keeps a lost rank free until the returned time. A grid that the replica grew to in vain keeps none: the replica
     /// returns at once to its grid before that.
-    pub fn ended(&mut self, phase: &Phase, why: Ending, now: Micros, waits: &Waits) -> Micros {
+    pub fn record_ended(&mut self, phase: &Phase, why: EpochEnding, now: Micros, waits: &Timings) -> Micros {
         let is_grown = phase.placement().is_some_and(|placement| placement.is_grown);
         let was_in_vain = is_grown && phase.serving().is_none();
         if is_grown && !why.is_meant() {
@@ -116,7 +116,7 @@ impl GridChoice {
         inventory: &[Machine],
         last: Option<&Blueprint>,
     ) -> Result<Blueprint, Unplaceable> {
-        let lay_out = |shape: &ModelShape, policy: &Policy| {
+        let lay_out = |shape: &ModelShape, policy: &PlacementPolicy| {
             plan(inventory, shape, policy, last).or_else(|_| plan_fewer(inventory, shape, policy, last))
         };
         let (config, policy) = (requirements.config, requirements.policy_on(self.requested));
@@ -125,7 +125,7 @@ impl GridChoice {
             // fit it.
             (None, Some(context)) => {
                 let shape = ModelShape { context, ..config.shape.clone() };
-                lay_out(&shape, &Policy { context: None, ..policy }).map_err(|_| why)
+                lay_out(&shape, &PlacementPolicy { context: None, ..policy }).map_err(|_| why)
             }
             _ => Err(why),
         })

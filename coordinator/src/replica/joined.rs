@@ -8,7 +8,7 @@ use types::{PieceHash, PieceRun, PolicyDigest, WeightsRoot};
 
 /// All pieces of all weights, by name. Empty if ranks have no model.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct JoinedWeights(BTreeMap<String, Vec<PieceHash>>);
+pub(crate) struct ModelPieceHashes(BTreeMap<String, Vec<PieceHash>>);
 
 /// The weights that a replica serves. They never change.
 #[derive(Clone, Debug)]
@@ -17,12 +17,12 @@ pub(crate) struct ServedWeights {
     pub meant: PolicyDigest,
     /// The same over all bytes.
     pub policy: PolicyDigest,
-    pub weights: Arc<JoinedWeights>,
+    pub weights: Arc<ModelPieceHashes>,
 }
 
-impl JoinedWeights {
+impl ModelPieceHashes {
     /// From runs that cover whole weights.
-    pub fn of(whole: &[PieceRun]) -> JoinedWeights {
+    pub fn of(whole: &[PieceRun]) -> ModelPieceHashes {
         whole.iter().map(|run| (run.weight.clone(), run.hashes.clone())).collect()
     }
 
@@ -33,7 +33,7 @@ impl JoinedWeights {
     pub fn policy(&self, meant: PolicyDigest) -> PolicyDigest {
         match self.0.is_empty() {
             true => meant,
-            false => meant.loaded(&WeightsRoot::of(self.0.iter().map(|(name, hashes)| (name.as_str(), &hashes[..])))),
+            false => meant.with_weights(&WeightsRoot::of(self.0.iter().map(|(name, hashes)| (name.as_str(), &hashes[..])))),
         }
     }
 
@@ -48,7 +48,7 @@ impl JoinedWeights {
     }
 
     /// The first piece that differs, if any.
-    pub fn difference(&self, other: &JoinedWeights) -> Option<(String, u32)> {
+    pub fn difference(&self, other: &ModelPieceHashes) -> Option<(String, u32)> {
         let names = self.0.keys().chain(other.0.keys());
         let differs = |name: &&String| self.0.get(*name) != other.0.get(*name);
         let name = names.into_iter().find(differs)?;
@@ -58,9 +58,9 @@ impl JoinedWeights {
     }
 }
 
-impl FromIterator<(String, Vec<PieceHash>)> for JoinedWeights {
-    fn from_iter<T: IntoIterator<Item = (String, Vec<PieceHash>)>>(weights: T) -> JoinedWeights {
-        JoinedWeights(weights.into_iter().collect())
+impl FromIterator<(String, Vec<PieceHash>)> for ModelPieceHashes {
+    fn from_iter<T: IntoIterator<Item = (String, Vec<PieceHash>)>>(weights: T) -> ModelPieceHashes {
+        ModelPieceHashes(weights.into_iter().collect())
     }
 }
 
@@ -68,7 +68,7 @@ impl ServedWeights {
     /// Returns one hash of each weight, or the hashes of one weight's pieces. Two answers are enough to find the first
     /// piece that differs, and neither has all pieces of a large model.
     pub fn hashes(&self, weight: &str) -> wire::WeightHashes {
-        let JoinedWeights(weights) = &*self.weights;
+        let ModelPieceHashes(weights) = &*self.weights;
         let policy_digest = self.policy.0.to_vec();
         if !weight.is_empty() {
             let pieces = weights.get(weight).into_iter().flatten().flat_map(|PieceHash(hash)| hash).copied().collect();
@@ -93,7 +93,7 @@ mod tests {
             PieceRun { weight: weight.into(), n_pieces: 3, first: 0, hashes }
         };
         let served = |b: [u8; 3]| {
-            let weights = Arc::new(JoinedWeights::of(&[run("a", [1, 2, 3]), run("b", b)]));
+            let weights = Arc::new(ModelPieceHashes::of(&[run("a", [1, 2, 3]), run("b", b)]));
             let meant = PolicyDigest([9; 32]);
             ServedWeights { meant, policy: weights.policy(meant), weights }
         };

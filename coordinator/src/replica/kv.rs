@@ -2,7 +2,7 @@
 //! grow are sent how much they should have.
 
 use super::Replica;
-use super::endings::Cause;
+use super::endings::DismissalCause;
 use super::phase::Phase;
 use super::place::UNREAD;
 use crate::WorkerId;
@@ -19,7 +19,7 @@ impl Replica {
             return;
         }
         let Some(placement) = self.phase.placement_mut() else { return };
-        placement.ranks.kv_committed(worker, kv.parts, kv.target);
+        placement.ranks.record_kv_committed(worker, kv.parts, kv.target);
         let parts = placement.ranks.kv_parts();
         if self.phase.serving().is_some() {
             self.requests.kv_committed(parts);
@@ -46,7 +46,7 @@ impl Replica {
         let needs = KvNeeds { target, spare, held: self.requests.kv_held() };
         let Some(parts) = serving.kv.lower(needs, now, micros(self.config.waits.kv_release_after)) else { return };
         serving.kv.set(parts);
-        ranks.kv_lowered(parts, serving.kv.n());
+        ranks.record_kv_lowered(parts, serving.kv.n());
         self.requests.kv_committed(ranks.kv_parts());
         self.send_kv_target();
     }
@@ -55,7 +55,7 @@ impl Replica {
         let Phase::Serving(serving) = &self.phase else { return };
         let target = serving.kv.frame(self.epoch);
         if let Err(worker) = self.members.send_kv_target(&serving.placement.ranks, target) {
-            self.report_loss(worker, Cause::Deaf, Status::resource_exhausted(UNREAD));
+            self.report_loss(worker, DismissalCause::Deaf, Status::resource_exhausted(UNREAD));
         }
     }
 }

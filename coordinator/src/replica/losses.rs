@@ -2,12 +2,12 @@
 //! peers blame.
 
 use super::Replica;
-use super::endings::{Cause, Ending, LostWorker};
+use super::endings::{DismissalCause, EpochEnding, LostWorker};
 use super::phase::Phase;
 use crate::WorkerId;
 use crate::config::micros;
 use crate::members::hangs;
-use crate::members::ranks::{Readiness, ReadyLimits};
+use crate::members::ranks::{Readiness, ReadyTimeouts};
 use crate::members::unreachable::MissedPeer;
 use crate::members::workers::DismissedWorker;
 use proto::cluster as wire;
@@ -29,41 +29,41 @@ fn readable_reason(why: Status) -> Status {
 
 impl Replica {
     /// A worker is gone, or is to be dismissed. The loop dismisses it after the event at hand.
-    pub(super) fn report_loss(&mut self, worker: WorkerId, cause: Cause, why: Status) {
+    pub(super) fn report_loss(&mut self, worker: WorkerId, cause: DismissalCause, why: Status) {
         self.losses.push_back(LostWorker { worker, cause, why });
     }
 
     pub(super) fn worker_gone(&mut self, worker: WorkerId, why: Status) {
-        self.report_loss(worker, Cause::of(&why), readable_reason(why));
+        self.report_loss(worker, DismissalCause::of(&why), readable_reason(why));
     }
 
     // -- looks, once per beat
 
     pub(super) fn drop_silent_workers(&mut self, _: Micros) {
-        for worker in self.members.silent(self.config.waits.beats_missed_max) {
+        for worker in self.members.find_silent(self.config.waits.beats_missed_max) {
             let why = Status::deadline_exceeded("this rank was not heard of for too long");
-            self.report_loss(worker, Cause::Silent, why);
+            self.report_loss(worker, DismissalCause::Silent, why);
         }
     }
 
     pub(super) fn drop_late_ranks(&mut self, now: Micros) {
         let waits = &self.config.waits;
-        let allowed = ReadyLimits {
+        let allowed = ReadyTimeouts {
             load_micros: micros(waits.load_max),
             // The ranks give up first, and report the peer that did not answer.
             meet_micros: micros(waits.meet_max + waits.hello_max),
         };
         let Some(ranks) = self.phase.ranks() else { return };
         for (worker, at) in ranks.overdue(now, allowed) {
-            self.report_loss(worker, Cause::Late, Status::deadline_exceeded(format!("this rank took too long {at}")));
+            self.report_loss(worker, DismissalCause::Late, Status::deadline_exceeded(format!("this rank took too long {at}")));
         }
     }
 
     pub(super) fn drop_stalled_ranks(&mut self, now: Micros) {
         let Some(ranks) = self.phase.ranks() else { return };
-        for (worker, why) in self.members.unmoved(ranks, now, micros(self.config.waits.suspect_max)) {
+        for (worker, why) in self.members.stuck_suspects(ranks, now, micros(self.config.waits.suspect_max)) {
             let why = Status::deadline_exceeded(format!("this rank beats and does not compute: {why}"));
-            self.report_loss(worker, Cause::Hung, why);
+            self.report_loss(worker, DismissalCause::Hung, why);
         }
     }
 
@@ -77,11 +77,11 @@ impl Replica {
         }
         let seconds = Duration::from_micros(serving.patience.awaited_micros()).as_secs_f64();
         let (ranks, grid) = (&serving.placement.ranks, serving.placement.blueprint.grid);
-        let suspects = hangs::suspects(&self.members.reports(ranks, grid.sampler()));
+        let suspects = hangs::hang_suspects(&self.members.reports(ranks, grid.sampler()));
         match suspects[..] {
             [worker] => {
                 let why = format!("this rank does not answer its step: it hangs since {seconds:.1} s");
-                self.report_loss(worker, Cause::Hung, Status::deadline_exceeded(why));
+                self.report_loss(worker, DismissalCause::Hung, Status::deadline_exceeded(why));
             }
             _ => {
                 tracing::warn!(
@@ -91,9 +91,9 @@ impl Replica {
                 );
                 for worker in suspects {
                     let why = format!("a step was not answered for {seconds:.1} s");
-                    self.members.suspect(worker, ranks.rank(worker), why);
+                    self.members.mark_suspect(worker, ranks.rank(worker), why);
                 }
-                self.end_epoch(Ending::Doubt);
+                self.end_epoch(EpochEnding::Doubt);
             }
         }
     }
@@ -108,7 +108,7 @@ impl Replica {
         tracing::info!(%worker, rank = rank.map(|rank| rank.0), host, "a worker leaves");
         self.phase.crowd_changed();
         if rank.is_some() {
-            self.end_epoch(Ending::Left);
+            self.end_epoch(EpochEnding::Left);
         }
         self.place();
     }
@@ -118,7 +118,7 @@ impl Replica {
         self.members.mark_alive(worker);
         let of = Epoch { incarnation: failed.epoch_incarnation, n: failed.epoch_n };
         let own_fault = || Status::aborted(format!("the rank failed: {}", failed.message));
-        let cause = if failed.spoilt_weight.is_empty() { Cause::Failed } else { Cause::Memory };
+        let cause = if failed.spoilt_weight.is_empty() { DismissalCause::Failed } else { DismissalCause::Memory };
         let Some(rank) = failed.guilty_rank else { return self.report_loss(worker, cause, own_fault()) };
         if of != self.epoch {
             // It belongs to an epoch that has ended: one report of its end was enough.
@@ -128,7 +128,7 @@ impl Replica {
         let blamed = shards.find(|shard| u32::from(shard.rank.0) == rank).map(|shard| shard.worker);
         match blamed {
             Some(blamed) if blamed != worker => self.blame(worker, blamed, rank, &failed.message),
-            _ => self.report_loss(worker, Cause::Failed, own_fault()),
+            _ => self.report_loss(worker, DismissalCause::Failed, own_fault()),
         }
     }
 
@@ -141,12 +141,12 @@ impl Replica {
         let readiness = self.phase.ranks().and_then(|ranks| ranks.readiness(reporter));
         if let Some(Readiness::Meeting { .. }) = readiness {
             let miss = MissedPeer { by: reporter, of: blamed, why: message.to_owned() };
-            if self.members.missed(miss, self.now(), micros(self.config.waits.apart_min)) {
+            if self.members.record_miss(miss, self.now(), micros(self.config.waits.apart_min)) {
                 self.phase.crowd_changed();
             }
         }
-        self.members.suspect(blamed, self.phase.rank(blamed), format!("{of} says: {message}"));
-        self.end_epoch(Ending::Doubt);
+        self.members.mark_suspect(blamed, self.phase.rank(blamed), format!("{of} says: {message}"));
+        self.end_epoch(EpochEnding::Doubt);
     }
 
     // -- consequences
@@ -166,13 +166,13 @@ impl Replica {
         self.phase.crowd_changed();
         if let Some(rank) = rank {
             metrics::rank_lost(&self.of, rank, cause.label());
-            self.lost.lost(self.now(), rank, (host.clone(), pid), cause, message);
+            self.lost.record_loss(self.now(), rank, (host.clone(), pid), cause, message);
             self.state_changed = true;
             if held.is_some() {
-                self.end_epoch(Ending::Lost(cause));
+                self.end_epoch(EpochEnding::Lost(cause));
             }
             if let Some(recovery) = &mut self.recovery {
-                recovery.found(cause, rank, host);
+                recovery.record_lost_rank(cause, rank, host);
             }
         }
         self.place();

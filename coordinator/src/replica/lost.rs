@@ -1,7 +1,7 @@
 //! The ranks that were lost last, for display: which, why, how long the replica paused, and which workers hold them
 //! since.
 
-use super::endings::{Cause, RecoveryCost};
+use super::endings::{DismissalCause, RecoveryCost};
 use proto::cluster as wire;
 use std::collections::VecDeque;
 use types::Micros;
@@ -17,7 +17,7 @@ struct LostRank {
     rank: u16,
     host: String,
     pid: u32,
-    cause: Cause,
+    cause: DismissalCause,
     why: String,
     recovered: Option<(RecoveryCost, Successor)>,
 }
@@ -30,7 +30,7 @@ pub(crate) struct Successor {
 }
 
 impl LostRanks {
-    pub fn lost(&mut self, at: Micros, rank: u16, (host, pid): (String, u32), cause: Cause, why: String) {
+    pub fn record_loss(&mut self, at: Micros, rank: u16, (host, pid): (String, u32), cause: DismissalCause, why: String) {
         if self.0.len() >= LOST_MAX {
             self.0.pop_front();
         }
@@ -38,7 +38,7 @@ impl LostRanks {
     }
 
     /// Records that the replica serves again: every rank that was lost by then has a successor, or none.
-    pub fn recovered(&mut self, recovered: RecoveryCost, successor: impl Fn(u16) -> Option<Successor>) {
+    pub fn record_recovery(&mut self, recovered: RecoveryCost, successor: impl Fn(u16) -> Option<Successor>) {
         for lost in self.0.iter_mut().filter(|lost| lost.recovered.is_none()) {
             lost.recovered = Some((recovered, successor(lost.rank).unwrap_or_default()));
         }
@@ -74,15 +74,15 @@ mod tests {
     fn last_losses_are_reported_with_their_cost() {
         let mut lost = LostRanks::default();
         for rank in 0..20 {
-            lost.lost(Micros(10), rank, ("here".into(), 7), Cause::Silent, "why".into());
+            lost.record_loss(Micros(10), rank, ("here".into(), 7), DismissalCause::Silent, "why".into());
         }
         let reported = lost.report(Micros(30));
         assert_eq!((reported.len(), reported[0].rank, reported[0].micros_ago), (LOST_MAX, 4, 20));
         assert_eq!((&*reported[0].cause, reported[0].pause_micros), ("silent", None));
-        lost.recovered(RecoveryCost { took: Duration::from_micros(5), n_replayed: 3 }, |rank| {
+        lost.record_recovery(RecoveryCost { took: Duration::from_micros(5), n_replayed: 3 }, |rank| {
             (rank > 15).then(|| Successor { host: "new".into(), pid: 9 })
         });
-        lost.lost(Micros(40), 1, ("there".into(), 8), Cause::Gone, String::new());
+        lost.record_loss(Micros(40), 1, ("there".into(), 8), DismissalCause::Gone, String::new());
         let reported = lost.report(Micros(40));
         let paused: Vec<_> = reported.iter().rev().take(2).map(|of| (of.pause_micros, of.tokens_replayed)).collect();
         assert_eq!(paused, [(None, 0), (Some(5), 3)]);

@@ -32,10 +32,10 @@ use announcement::Announcement;
 use changes::PendingChanges;
 use cluster::OtherReplicas;
 use endings::{LostWorker, Recovery};
-use grids::GridChoice;
+use grids::GridChooser;
 use lost::LostRanks;
 use phase::Phase;
-use readings::Readings;
+use readings::WeightReadings;
 use speed::Performance;
 use std::collections::VecDeque;
 use telemetry::metrics::{Cache, ReplicaLabel};
@@ -60,10 +60,10 @@ pub(crate) struct Replica {
     members: JoinedWorkers,
     requests: LiveRequests,
     others: OtherReplicas,
-    grids: GridChoice,
+    grids: GridChooser,
     phase: Phase,
     /// The hashes of the bytes that the ranks have read.
-    readings: Readings,
+    readings: WeightReadings,
     /// Empty between events. Each look at the workers adds at most one entry per worker.
     losses: VecDeque<LostWorker>,
     /// Present if the replica has served and does not now.
@@ -91,9 +91,9 @@ impl Replica {
             members: JoinedWorkers::default(),
             requests: LiveRequests::new(&config, of.clone(), epoch.incarnation),
             others,
-            grids: GridChoice::new(config.policy.grid),
+            grids: GridChooser::new(config.policy.grid),
             phase: Phase::default(),
-            readings: Readings::default(),
+            readings: WeightReadings::default(),
             losses: VecDeque::new(),
             recovery: None,
             lost: LostRanks::default(),
@@ -163,7 +163,7 @@ impl Replica {
             Event::Submit(request) => drop(self.requests.submit(*request, now)),
             Event::Adopt(adopt) => self.requests.adopt(*adopt, now),
             Event::Cancel { router, id, stopped } => self.requests.cancel_for(router, id, stopped, now),
-            Event::Recite { router } => self.requests.recite_to(router),
+            Event::Recite { router } => self.requests.resend_names_to(router),
             Event::RouterGone { router, why } => self.requests.router_gone(router, why, now),
             Event::WorkerJoined { worker, hello, protocol, frames } => {
                 self.worker_joined(worker, hello, protocol, frames);
@@ -234,12 +234,12 @@ impl Replica {
         self.requests.check_when_idle();
         // A coordinator that drains will not be there for a router that comes back.
         let grace = if self.draining_since.is_some() { 0 } else { micros(self.config.waits.router_grace) };
-        self.requests.cancel_forsaken(grace, now);
+        self.requests.cancel_abandoned(grace, now);
         if now.since(self.state_sent).0 >= micros(self.config.waits.state_every) {
             self.state_changed = true;
         }
-        self.look(now);
-        self.measure();
+        self.report_each_second(now);
+        self.publish_metrics();
         self.requests.beat(now);
     }
 
@@ -251,7 +251,7 @@ impl Replica {
             return;
         }
         self.state_sent = now;
-        self.measure();
+        self.publish_metrics();
         let state = self.state();
         self.requests.broadcast_state(&state, now);
     }

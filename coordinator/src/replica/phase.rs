@@ -3,11 +3,11 @@
 
 use crate::config::micros;
 use crate::members::kv_target::KvTarget;
-use crate::members::patience::StepPatience;
+use crate::members::patience::StepTimes;
 use crate::members::ranks::RankHolders;
-use crate::members::slow::Slowness;
+use crate::members::slow::SlownessDetector;
 use crate::placement::{Blueprint, Unplaceable, UnplaceableReason};
-use crate::{Waits, WorkerId};
+use crate::{Timings, WorkerId};
 use proto::cluster as wire;
 use types::{Epoch, Micros, Rank};
 
@@ -17,7 +17,7 @@ pub(crate) enum Phase {
     /// Ranks load their parts of the model, and then meet.
     Placing(Placement),
     /// All ranks are ready.
-    Serving(Serving),
+    Serving(ServingPhase),
 }
 
 /// Waits for workers, or for a time.
@@ -48,15 +48,15 @@ pub(crate) struct Placement {
     pub is_grown: bool,
 }
 
-pub(crate) struct Serving {
+pub(crate) struct ServingPhase {
     pub placement: Placement,
     since: Micros,
     /// Since when a grid with more ranks has been possible.
     wider_since: Option<Micros>,
     /// Since when the oldest step in flight has been awaited.
     pub step_since: Micros,
-    pub patience: StepPatience,
-    pub slowness: Slowness,
+    pub patience: StepTimes,
+    pub slowness: SlownessDetector,
     pub kv: KvTarget,
 }
 
@@ -70,18 +70,18 @@ impl Phase {
     pub fn placement(&self) -> Option<&Placement> {
         match self {
             Phase::Waiting(_) => None,
-            Phase::Placing(placement) | Phase::Serving(Serving { placement, .. }) => Some(placement),
+            Phase::Placing(placement) | Phase::Serving(ServingPhase { placement, .. }) => Some(placement),
         }
     }
 
     pub fn placement_mut(&mut self) -> Option<&mut Placement> {
         match self {
             Phase::Waiting(_) => None,
-            Phase::Placing(placement) | Phase::Serving(Serving { placement, .. }) => Some(placement),
+            Phase::Placing(placement) | Phase::Serving(ServingPhase { placement, .. }) => Some(placement),
         }
     }
 
-    pub fn serving(&self) -> Option<&Serving> {
+    pub fn serving(&self) -> Option<&ServingPhase> {
         match self {
             Phase::Serving(serving) => Some(serving),
             Phase::Waiting(_) | Phase::Placing(_) => None,
@@ -160,7 +160,7 @@ impl PlacementWait {
     }
 
     /// Records that there is no grid now. True if the reason is new, and was logged.
-    pub fn cannot(&mut self, now: Micros, why: Unplaceable, n_workers: usize) -> bool {
+    pub fn record_unplaceable(&mut self, now: Micros, why: Unplaceable, n_workers: usize) -> bool {
         if self.unplaced.as_ref().is_some_and(|unplaced| unplaced.why == why) {
             return false;
         }
@@ -174,7 +174,7 @@ impl PlacementWait {
     }
 
     /// Records that there is a grid, though placing may have to wait. True if there was none before.
-    pub fn can(&mut self) -> bool {
+    pub fn record_placeable(&mut self) -> bool {
         self.unplaced.take().is_some()
     }
 
@@ -185,15 +185,15 @@ impl PlacementWait {
     }
 }
 
-impl Serving {
-    pub fn begin(placement: Placement, now: Micros) -> Serving {
+impl ServingPhase {
+    pub fn begin(placement: Placement, now: Micros) -> ServingPhase {
         let kv = KvTarget::new(placement.ranks.kv_parts());
-        let (patience, slowness) = (StepPatience::starting(now), Slowness::default());
-        Serving { placement, since: now, wider_since: None, step_since: now, patience, slowness, kv }
+        let (patience, slowness) = (StepTimes::starting(now), SlownessDetector::default());
+        ServingPhase { placement, since: now, wider_since: None, step_since: now, patience, slowness, kv }
     }
 
     /// Whether more ranks have been possible for long enough to be trusted; the wait grows with `n_relapses`.
-    pub fn is_wider_for_long(&mut self, now: Micros, waits: &Waits, n_relapses: u32) -> bool {
+    pub fn is_wider_for_long(&mut self, now: Micros, waits: &Timings, n_relapses: u32) -> bool {
         let since = *self.wider_since.get_or_insert(now);
         now.since(since).0 >= micros(waits.regrow_after) << n_relapses
     }

@@ -1,7 +1,7 @@
 //! The loop's part that lays the replica out: when, on which grid, and what is sent to each rank.
 
 use super::Replica;
-use super::endings::{Cause, Ending};
+use super::endings::{DismissalCause, EpochEnding};
 use super::grids::GridRequirements;
 use super::phase::{Phase, Placement};
 use crate::config::micros;
@@ -16,7 +16,7 @@ pub(super) const UNREAD: &str = "this rank leaves its frames unread";
 
 impl Replica {
     pub(super) fn grid_requirements(&self) -> GridRequirements<'_> {
-        GridRequirements { config: &self.config, promised: self.requests.promised() }
+        GridRequirements { config: &self.config, promised: self.requests.promised_context() }
     }
 
     pub(super) fn place_if_due(&mut self, now: Micros) {
@@ -31,16 +31,16 @@ impl Replica {
         let Phase::Waiting(waiting) = &mut self.phase else { return };
         let must_wait = waiting.must_wait(now);
         let candidates = self.members.candidates(now);
-        let requirements = GridRequirements { config: &self.config, promised: self.requests.promised() };
+        let requirements = GridRequirements { config: &self.config, promised: self.requests.promised_context() };
         match self.grids.choose(requirements, &self.members, &candidates, now) {
-            Ok(_) if must_wait => self.state_changed |= waiting.can(),
+            Ok(_) if must_wait => self.state_changed |= waiting.record_placeable(),
             Ok(blueprint) => {
                 let is_grown = waiting.is_growing;
                 self.predict(candidates.all(), &blueprint);
                 self.assign(blueprint, is_grown);
             }
             Err(why) => {
-                self.state_changed |= waiting.cannot(now, why, candidates.all().len());
+                self.state_changed |= waiting.record_unplaceable(now, why, candidates.all().len());
                 // By then a worker that is left out may have another attempt, or fewer ranks are acceptable.
                 let chances = [self.members.next_chance(now), self.grids.next_chance(now)];
                 waiting.try_again_at(chances.into_iter().flatten().min());
@@ -69,7 +69,7 @@ impl Replica {
         for shard in &blueprint.shards {
             ranks.assign(shard.worker, shard.rank, now);
             if !self.members.assign(shard.worker, self.assignment(&blueprint, shard)) {
-                self.report_loss(shard.worker, Cause::Deaf, Status::resource_exhausted(UNREAD));
+                self.report_loss(shard.worker, DismissalCause::Deaf, Status::resource_exhausted(UNREAD));
                 break;
             }
         }
@@ -96,12 +96,12 @@ impl Replica {
             n_blocks: blueprint.n_blocks(),
             kv_bytes: shard.kv_bytes,
             // The promised context, even if the pools hold less: the angles of scaled RoPE depend on it.
-            context: self.requests.promised().unwrap_or(blueprint.context),
+            context: self.requests.promised_context().unwrap_or(blueprint.context),
             batch_tokens_max: self.config.limits.batch_tokens_max,
             running_max: policy.running_max,
             meet_max_millis: millis(waits.meet_max),
             exchange_max_millis: millis(waits.exchange_max),
-            policy_digest: self.policy_meant(shard.worker).map_or_else(Vec::new, |policy| policy.0.to_vec()),
+            policy_digest: self.expected_policy(shard.worker).map_or_else(Vec::new, |policy| policy.0.to_vec()),
             reading: self.changes.reading,
             zero_kv: self.config.zero_kv,
             numerics: self.config.mode().to_string(),
@@ -116,7 +116,7 @@ impl Replica {
     /// taken some over not long ago, or the other replicas are there and none of them serves.
     fn is_needed(&self, now: Micros) -> bool {
         let hold = micros(self.config.waits.takeover_hold);
-        let has_taken_over = self.requests.taken_over().is_some_and(|at| now.since(at).0 < hold);
+        let has_taken_over = self.requests.last_takeover().is_some_and(|at| now.since(at).0 < hold);
         let others = self.others.count();
         has_taken_over || (others.n > 0 && others.n_ready == 0)
     }
@@ -124,7 +124,7 @@ impl Replica {
     /// Call about once a second. If the replica runs on a smaller grid and more ranks have been there for long enough,
     /// it is spread over them.
     pub(super) fn grow_if_due(&mut self, now: Micros) {
-        let requirements = GridRequirements { config: &self.config, promised: self.requests.promised() };
+        let requirements = GridRequirements { config: &self.config, promised: self.requests.promised_context() };
         let Phase::Serving(serving) = &mut self.phase else { return };
         let blueprint = &serving.placement.blueprint;
         let is_whole = blueprint.grid == self.grids.requested && requirements.promised == Some(blueprint.context);
@@ -139,7 +139,7 @@ impl Replica {
         if is_due && !self.is_needed(now) {
             let (from_tp, from_pp, Grid { tp, pp, .. }) = (grid.tp, grid.pp, wider);
             tracing::info!(from_tp, from_pp, tp, pp, "workers have come back: the model is spread over them");
-            self.end_epoch(Ending::Requested);
+            self.end_epoch(EpochEnding::Requested);
             if let Phase::Waiting(waiting) = &mut self.phase {
                 waiting.is_growing = true;
             }

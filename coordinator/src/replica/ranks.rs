@@ -1,7 +1,7 @@
 //! The loop's part for healthy workers: how they join, and how ranks become ready.
 
 use super::Replica;
-use super::endings::Cause;
+use super::endings::DismissalCause;
 use super::phase::Phase;
 use super::place::UNREAD;
 use crate::members::ranks::{RankFacts, RankHolders, Readiness};
@@ -26,7 +26,7 @@ impl Replica {
             return;
         }
         self.phase.crowd_changed();
-        if self.members.left_out(now).next().is_some() {
+        if self.members.excluded(now).next().is_some() {
             // It may take the place of a worker that is left out.
             self.phase.trust_again();
         }
@@ -53,7 +53,7 @@ impl Replica {
     /// sent them.
     fn refuse_unknown_parts(&mut self, worker: WorkerId) {
         let why = "a part of a KV cache, while this build uses all of it at once";
-        self.report_loss(worker, Cause::Wrong, Status::invalid_argument(why));
+        self.report_loss(worker, DismissalCause::Wrong, Status::invalid_argument(why));
     }
 
     /// Ranks are sent `Meet` when all have loaded: none waits in a collective for one that still reads.
@@ -66,14 +66,14 @@ impl Replica {
         }
         let Some(rank) = self.phase.rank(worker) else { return };
         let facts =
-            match self.accept(worker, loaded).and_then(|facts| self.accept_readings(rank, loaded).map(|()| facts)) {
+            match self.check_loaded(worker, loaded).and_then(|facts| self.accept_readings(rank, loaded).map(|()| facts)) {
                 Ok(facts) => facts,
                 Err(why) => return self.refuse_loaded(worker, why),
             };
         let now = self.now();
         let Phase::Placing(placement) = &mut self.phase else { return };
-        placement.ranks.loaded(worker, facts, &loaded.unread);
-        self.members.acquit(worker);
+        placement.ranks.record_loaded(worker, facts, &loaded.unread);
+        self.members.clear_suspicion(worker);
         self.state_changed = true;
         if placement.ranks.all_loaded() {
             self.start_meeting(now);
@@ -86,7 +86,7 @@ impl Replica {
             let Phase::Placing(placement) = &mut self.phase else { return };
             let meet = wire::Meet { epoch_incarnation: self.epoch.incarnation, epoch_n: self.epoch.n };
             if let Err(worker) = self.members.meet(&mut placement.ranks, meet, now) {
-                self.report_loss(worker, Cause::Deaf, Status::resource_exhausted(UNREAD));
+                self.report_loss(worker, DismissalCause::Deaf, Status::resource_exhausted(UNREAD));
             }
         }
     }
@@ -103,18 +103,18 @@ impl Replica {
         }
         self.state_changed = true;
         let Phase::Placing(placement) = &mut self.phase else { return Ok(()) };
-        placement.ranks.ready(worker, self.members.steps_done(worker));
-        placement.ranks.kv_begins(worker, ready.kv_parts, ready.kv_grows);
+        placement.ranks.record_ready(worker, self.members.steps_done(worker));
+        placement.ranks.record_kv_start(worker, ready.kv_parts, ready.kv_grows);
         if placement.ranks.all_ready() { self.begin_epoch() } else { Ok(()) }
     }
 
     /// All ranks of an epoch have one policy: the configured one, or else that of the first rank that loaded. It covers
     /// version, model and numerics; the bytes that were read are compared when all have loaded.
-    fn accept(&self, worker: WorkerId, loaded: &wire::Loaded) -> Result<RankFacts, Status> {
+    fn check_loaded(&self, worker: WorkerId, loaded: &wire::Loaded) -> Result<RankFacts, Status> {
         let policy =
             proto::policy_digest(&loaded.policy_digest).map_err(|e| Status::invalid_argument(e.to_string()))?;
         let loaded_before = || self.phase.ranks().and_then(RankHolders::policy);
-        let ours = self.policy_meant(worker).or_else(loaded_before);
+        let ours = self.expected_policy(worker).or_else(loaded_before);
         if let Some(ours) = ours.filter(|ours| *ours != policy) {
             return Err(Status::failed_precondition(format!(
                 "this rank computes under {policy}, the replica under {ours}: another model, or other numerics \
@@ -125,8 +125,8 @@ impl Replica {
     }
 
     /// The served policy or, if none was served, the one configured for this worker's device.
-    pub(super) fn policy_meant(&self, worker: WorkerId) -> Option<PolicyDigest> {
+    pub(super) fn expected_policy(&self, worker: WorkerId) -> Option<PolicyDigest> {
         let configured = || self.members.device(worker).and_then(|device| self.config.digest_on(device));
-        self.readings.meant().or_else(configured)
+        self.readings.expected_policy().or_else(configured)
     }
 }

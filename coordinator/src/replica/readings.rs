@@ -11,8 +11,8 @@
 //! ```
 
 use super::Replica;
-use super::endings::Cause;
-use super::joined::{JoinedWeights, ServedWeights};
+use super::endings::DismissalCause;
+use super::joined::{ModelPieceHashes, ServedWeights};
 use crate::WorkerId;
 use crate::event::Reply;
 use proto::cluster as wire;
@@ -22,19 +22,19 @@ use tonic::Status;
 use types::{Grid, PieceHash, PieceRun, PolicyDigest, Rank};
 
 /// The hashes that the ranks report, and the weights joined from them.
-pub(crate) struct Readings {
+pub(crate) struct WeightReadings {
     /// The reports for the epoch that begins.
     grid: Grid,
     reports: BTreeMap<Rank, Vec<PieceRun>>,
     /// The weights of the last epoch for which all ranks had loaded.
-    joined: JoinedWeights,
+    joined: ModelPieceHashes,
     /// Present from the first time that the replica serves.
     served: Option<ServedWeights>,
 }
 
-impl Default for Readings {
-    fn default() -> Readings {
-        Readings { grid: Grid::SOLO, reports: BTreeMap::new(), joined: JoinedWeights::default(), served: None }
+impl Default for WeightReadings {
+    fn default() -> WeightReadings {
+        WeightReadings { grid: Grid::SOLO, reports: BTreeMap::new(), joined: ModelPieceHashes::default(), served: None }
     }
 }
 
@@ -64,7 +64,7 @@ impl ReadingMismatch {
     }
 }
 
-impl Readings {
+impl WeightReadings {
     /// Begins with ranks that have places on this grid.
     pub fn begin(&mut self, grid: Grid) {
         self.grid = grid;
@@ -81,14 +81,14 @@ impl Readings {
         if let Some(served) = &self.served
             && let Some((weight, piece)) = served.weights.difference(&joined)
         {
-            return Err(self.unequal(&weight, piece));
+            return Err(self.find_unequal_ranks(&weight, piece));
         }
         self.reports.clear();
         self.joined = joined;
         Ok(())
     }
 
-    fn joined_by_all(&self) -> Result<JoinedWeights, ReadingMismatch> {
+    fn joined_by_all(&self) -> Result<ModelPieceHashes, ReadingMismatch> {
         let mut by_weight: BTreeMap<&str, Vec<(Rank, &PieceRun)>> = BTreeMap::new();
         for (rank, run) in self.runs() {
             by_weight.entry(&run.weight).or_default().push((rank, run));
@@ -104,7 +104,7 @@ impl Readings {
         let reported = runs.first().map_or(0, |(_, run)| run.n_pieces);
         let n_pieces = served.map_or(reported, |n_pieces| n_pieces as u32);
         if let Some((_, run)) = runs.iter().find(|(_, run)| run.n_pieces != n_pieces) {
-            return Err(self.unequal(weight, run.first));
+            return Err(self.find_unequal_ranks(weight, run.first));
         }
         // Checked before memory is allocated for them, against an invented number of pieces.
         for of_stage in runs.chunk_by(|(a, _), (b, _)| self.stage(*a) == self.stage(*b)) {
@@ -117,7 +117,7 @@ impl Readings {
         for (_, run) in runs {
             for (piece, hash) in (run.first..).zip(&run.hashes) {
                 if pieces[piece as usize].get_or_insert(*hash) != hash {
-                    return Err(self.unequal(weight, piece));
+                    return Err(self.find_unequal_ranks(weight, piece));
                 }
             }
         }
@@ -148,7 +148,7 @@ impl Readings {
 
     /// Returns the distrusted ranks: those that differ from the served weights or from most others, or all that have
     /// the piece.
-    fn unequal(&self, weight: &str, piece: u32) -> ReadingMismatch {
+    fn find_unequal_ranks(&self, weight: &str, piece: u32) -> ReadingMismatch {
         let at = |run: &PieceRun| {
             let hash = run.hashes.get(piece.checked_sub(run.first)? as usize)?;
             Some((run.n_pieces, *hash))
@@ -188,14 +188,14 @@ impl Readings {
     }
 
     /// The policy by the model's fingerprint, if the replica has served.
-    pub fn meant(&self) -> Option<PolicyDigest> {
+    pub fn expected_policy(&self) -> Option<PolicyDigest> {
         self.served.as_ref().map(|served| served.meant)
     }
 
     /// The policy of a model that was read whole. If the ranks reported no hashes, these do not count either.
     pub fn policy_of(&self, meant: PolicyDigest, whole: &[PieceRun]) -> PolicyDigest {
         match &self.served {
-            Some(served) if !served.weights.is_empty() => JoinedWeights::of(whole).policy(meant),
+            Some(served) if !served.weights.is_empty() => ModelPieceHashes::of(whole).policy(meant),
             _ => meant,
         }
     }
@@ -203,7 +203,7 @@ impl Readings {
     /// The first weight that differs from the served ones.
     pub fn differs(&self, whole: &[PieceRun]) -> Option<String> {
         let served = self.served.as_ref()?;
-        served.weights.difference(&JoinedWeights::of(whole)).map(|(weight, _)| weight)
+        served.weights.difference(&ModelPieceHashes::of(whole)).map(|(weight, _)| weight)
     }
 }
 
@@ -250,7 +250,7 @@ impl Replica {
     /// Refuses a rank that has loaded other weights than the replica serves: workers on its host are taken last.
     pub(super) fn refuse_loaded(&mut self, worker: WorkerId, why: Status) {
         self.members.distrust(worker, self.now(), &self.config.waits);
-        self.report_loss(worker, Cause::Wrong, why);
+        self.report_loss(worker, DismissalCause::Wrong, why);
     }
 
     /// For a router that finds another replica's digest different.
@@ -272,12 +272,12 @@ mod tests {
         PieceRun { weight: weight.into(), n_pieces: 4, first, hashes }
     }
 
-    fn join_reports(readings: &mut Readings, reports: &[&[PieceRun]]) -> Result<(), ReadingMismatch> {
+    fn join_reports(readings: &mut WeightReadings, reports: &[&[PieceRun]]) -> Result<(), ReadingMismatch> {
         join_reports_on(readings, (reports.len(), 1), reports)
     }
 
     fn join_reports_on(
-        readings: &mut Readings,
+        readings: &mut WeightReadings,
         (tp, pp): (usize, u16),
         reports: &[&[PieceRun]],
     ) -> Result<(), ReadingMismatch> {
@@ -287,7 +287,7 @@ mod tests {
     }
 
     fn policy(reports: &[&[PieceRun]]) -> PolicyDigest {
-        let mut readings = Readings::default();
+        let mut readings = WeightReadings::default();
         join_reports(&mut readings, reports).unwrap();
         readings.serve(MEANT)
     }
@@ -302,9 +302,9 @@ mod tests {
         assert_ne!(policy(&[&[run("a", 0, &[1, 2, 3, 9]), run("b", 0, &[5, 6, 7, 8])]]), alone);
         // Ranks without a model keep the policy by fingerprint.
         assert_eq!(policy(&[&[], &[]]), MEANT);
-        let mut served = Readings::default();
+        let mut served = WeightReadings::default();
         join_reports(&mut served, &[&whole]).unwrap();
-        assert_eq!((served.serve(MEANT), served.policy_of(MEANT, &whole), served.meant()), (alone, alone, Some(MEANT)));
+        assert_eq!((served.serve(MEANT), served.policy_of(MEANT, &whole), served.expected_policy()), (alone, alone, Some(MEANT)));
         let other = [whole[0].clone(), run("b", 0, &[5, 6, 0, 8])];
         assert_eq!((served.differs(&whole), served.differs(&other)), (None, Some("b".into())));
         assert_ne!(served.policy_of(MEANT, &other), alone);
@@ -312,14 +312,14 @@ mod tests {
 
     #[test]
     fn rank_with_other_bytes_is_found_by_weight() {
-        let bytes = |reports: &[&[PieceRun]]| match join_reports(&mut Readings::default(), reports).unwrap_err() {
+        let bytes = |reports: &[&[PieceRun]]| match join_reports(&mut WeightReadings::default(), reports).unwrap_err() {
             ReadingMismatch::Bytes { ranks, weight, piece, .. } => (ranks, weight, piece),
             missing @ ReadingMismatch::Missing { .. } => panic!("{missing}"),
         };
         let (good, bad) = ([run("a", 0, &[1, 2, 3, 4])], [run("a", 0, &[1, 2, 0, 4])]);
         assert_eq!(bytes(&[&good, &bad]), (vec![Rank(0), Rank(1)], "a".into(), 2), "nobody knows who is right");
         assert_eq!(bytes(&[&bad, &good, &good]), (vec![Rank(0)], "a".into(), 2));
-        let mut served = Readings::default();
+        let mut served = WeightReadings::default();
         join_reports(&mut served, &[&good]).unwrap();
         served.serve(MEANT);
         let why = join_reports(&mut served, &[&bad, &bad, &good]).unwrap_err();
@@ -340,16 +340,16 @@ mod tests {
         let parts = [run("a", 0, &[1, 2]), run("a", 1, &[2, 3])];
         // The first ends before the other does, so the last piece is not the first's.
         let missing = ReadingMismatch::Missing { ranks: vec![Rank(1)], weight: "a".into(), piece: 3 };
-        assert_eq!(join_reports(&mut Readings::default(), &[&parts[..1], &parts[1..]]), Err(missing));
+        assert_eq!(join_reports(&mut WeightReadings::default(), &[&parts[..1], &parts[1..]]), Err(missing));
         let many = PieceRun { n_pieces: u32::MAX, ..run("a", 0, &[1]) };
-        assert!(matches!(join_reports(&mut Readings::default(), &[&[many]]), Err(ReadingMismatch::Missing { .. })));
+        assert!(matches!(join_reports(&mut WeightReadings::default(), &[&[many]]), Err(ReadingMismatch::Missing { .. })));
     }
 
     #[test]
     fn only_ranks_around_a_missing_piece_are_named() {
         let (whole, of) = (run("a", 0, &[1, 2, 3, 4]), |first, pieces: &[u8]| [run("a", first, pieces)]);
         let missed = |(tp, pp), reports: &[&[PieceRun]]| {
-            let why = join_reports_on(&mut Readings::default(), (tp, pp), reports).unwrap_err();
+            let why = join_reports_on(&mut WeightReadings::default(), (tp, pp), reports).unwrap_err();
             let ReadingMismatch::Missing { ranks, piece, .. } = why else { panic!("{why}") };
             (ranks.iter().map(|rank| rank.0).collect::<Vec<_>>(), piece)
         };
@@ -364,6 +364,6 @@ mod tests {
         assert_eq!(missed((1, 2), &[&of(1, &[2, 3, 4]), std::slice::from_ref(&whole)]), (vec![0], 0));
         // A rank that reports more than its part takes no other's blame, and neither does a stage without the weight.
         let all: [&[PieceRun]; 4] = [std::slice::from_ref(&whole), &of(2, &[3, 4]), &[], &[]];
-        assert_eq!(join_reports_on(&mut Readings::default(), (2, 2), &all), Ok(()));
+        assert_eq!(join_reports_on(&mut WeightReadings::default(), (2, 2), &all), Ok(()));
     }
 }

@@ -36,7 +36,7 @@ impl Performance {
 
     /// Logs the prediction and the measurement.
     pub fn log(&self, planned: &Counters) {
-        let actual = self.measured.actual(planned);
+        let actual = self.measured.report(planned);
         let Some(prediction) = self.predicted.as_ref().filter(|_| self.measured.n_steps > 0) else { return };
         let text = |per_s: f64| if per_s > 0.0 { format!("{per_s:.0} tokens/s") } else { "none ran so".into() };
         tracing::info!(
@@ -99,7 +99,7 @@ impl MeasuredSpeed {
     }
 
     /// The scheduler's counters are reported beside what is counted here.
-    pub fn actual(&self, planned: &Counters) -> wire::Actual {
+    pub fn report(&self, planned: &Counters) -> wire::Actual {
         wire::Actual {
             alone_tokens_per_s: self.alone.per_s(),
             busy_tokens_per_s: self.busy.per_s(),
@@ -127,7 +127,7 @@ mod tests {
         speed.record_answer(1, 1, Micros(60_000), Micros(70_000));
         speed.record_answer(1, 1, Micros(900_000), Micros(950_000));
         speed.record_answer(4, 4, Micros(950_000), Micros(970_000));
-        let actual = speed.actual(&Counters::default());
+        let actual = speed.report(&Counters::default());
         assert_eq!((actual.alone_tokens_per_s, actual.tokens, actual.steps), (100.0, 8, 5));
         assert_eq!(speed.in_flight_micros(), 140_000);
     }

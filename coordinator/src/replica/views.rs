@@ -63,10 +63,10 @@ impl Replica {
                     bottleneck: prediction.bottleneck.to_string(),
                 })
             }),
-            actual: Some(self.performance.measured.actual(&stats.counters)),
+            actual: Some(self.performance.measured.report(&stats.counters)),
             tp: grid.tp.into(),
             pp: grid.pp.into(),
-            apart: self.apart(now),
+            apart: self.unreachable_workers(now),
             requested_tp: requested.tp.into(),
             requested_pp: requested.pp.into(),
             unplaced: match &self.phase {
@@ -87,7 +87,7 @@ impl Replica {
         of_ranks.map_or(own, |of_ranks| of_ranks.min(own))
     }
 
-    fn apart(&self, now: Micros) -> Vec<wire::Apart> {
+    fn unreachable_workers(&self, now: Micros) -> Vec<wire::Apart> {
         let apart = |(worker, out): (WorkerId, &ExcludedWorker)| wire::Apart {
             host: self.members.host(worker).to_owned(),
             address: self.members.mesh_address(worker),
@@ -96,7 +96,7 @@ impl Replica {
             why: out.why.clone(),
             micros: out.until.since(now).0,
         };
-        self.members.left_out(now).map(apart).collect()
+        self.members.excluded(now).map(apart).collect()
     }
 
     fn publish_announcement(&self, announcement: Announcement) {
@@ -118,7 +118,7 @@ impl Replica {
     }
 
     /// Called with every beat and every change of the state: the figures on a page may be so old.
-    pub(super) fn measure(&self) {
+    pub(super) fn publish_metrics(&self) {
         let stats = self.requests.stats();
         let n_ranks_ready = self.phase.serving().map_or(0, |serving| serving.placement.blueprint.shards.len());
         metrics::epoch(&self.of, self.epoch.n, n_ranks_ready as u32);
@@ -141,7 +141,7 @@ impl Replica {
     }
 
     /// Once a second: how each rank spent its time, and how much of it was a bubble.
-    pub(super) fn look(&mut self, now: Micros) {
+    pub(super) fn report_each_second(&mut self, now: Micros) {
         if now.since(self.looked).0 < micros(LOOK_EVERY) {
             return;
         }
@@ -149,7 +149,7 @@ impl Replica {
         let times = self
             .phase
             .ranks()
-            .map_or_else(Vec::new, |ranks| self.members.look(ranks, now, self.performance.measured.in_flight_micros()));
+            .map_or_else(Vec::new, |ranks| self.members.close_time_windows(ranks, now, self.performance.measured.in_flight_micros()));
         for (rank, times) in &times {
             metrics::bubble(&self.of, rank.0, times.in_flight_micros.saturating_sub(times.compute_micros));
             metrics::rank_slow(&self.of, rank.0, self.phase.is_slow(*rank));

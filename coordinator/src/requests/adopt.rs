@@ -22,7 +22,7 @@ impl LiveRequests {
             self.routers.push(wire::Output { id, position: n_known as u32, tokens, ..Default::default() });
         }
         // The old one's output has no reader. Its blocks stay in the prefix cache, where the new one finds them.
-        if self.routers.is_left_behind(of) {
+        if self.routers.is_abandoned(of) {
             self.cancel_all(vec![of], now);
         }
     }

@@ -37,13 +37,13 @@ impl LiveRequests {
     }
 
     /// The router has missed names of cached blocks.
-    pub fn recite_to(&mut self, router: u32) {
-        self.routers.recite_to(router);
+    pub fn resend_names_to(&mut self, router: u32) {
+        self.routers.resend_names_to(router);
     }
 
     /// Ends requests whose routers have been gone for longer than the grace period.
-    pub fn cancel_forsaken(&mut self, grace_micros: u64, now: Micros) {
-        let forsaken = self.routers.forsaken(now, grace_micros);
+    pub fn cancel_abandoned(&mut self, grace_micros: u64, now: Micros) {
+        let forsaken = self.routers.abandoned_requests(now, grace_micros);
         self.cancel_all(forsaken, now);
     }
 
@@ -70,7 +70,7 @@ impl LiveRequests {
         let is_known = planner.scheduler.name_changes(&mut self.name_changes.raw);
         self.name_changes.fold();
         if !is_known {
-            self.routers.recite_to_all();
+            self.routers.resend_names_to_all();
         }
         let scheduler = &planner.scheduler;
         let stats = scheduler.stats();
@@ -82,7 +82,7 @@ impl LiveRequests {
             blocks_used: stats.blocks_used,
             blocks_total: stats.blocks_total,
         };
-        let lost = self.routers.beat(load, &self.name_changes, |blocks, names| scheduler.names(blocks, names));
+        let lost = self.routers.beat(load, &self.name_changes, |blocks, names| scheduler.append_names(blocks, names));
         self.cancel_all(lost, now);
     }
 

@@ -18,7 +18,7 @@ mod traces;
 
 use crate::Config;
 use crate::placement::Blueprint;
-use crate::requests::names::NameChanges;
+use crate::requests::names::BlockNameChanges;
 use crate::requests::pace::CompletionRate;
 use crate::requests::passages::Passages;
 use crate::requests::progress::PrefillProgress;
@@ -27,8 +27,8 @@ use crate::requests::times::RequestTimes;
 use crate::requests::traces::Traces;
 use bytes::Bytes;
 use proto::cluster as wire;
-use proto::{Speaks, since};
-use scheduler::{Loss, Output, Scheduler, Stats};
+use proto::{ProtocolRange, since};
+use scheduler::{WorkerLoss, RequestOutput, Scheduler, Stats};
 use telemetry::metrics::{self, ReplicaLabel};
 use types::{Epoch, Micros, PolicyDigest, RequestId, Step, Unsupported};
 
@@ -37,7 +37,7 @@ pub(crate) struct LiveRequests {
     of: ReplicaLabel,
     vocab: u32,
     /// The protocols of this build.
-    speaks: Speaks,
+    speaks: ProtocolRange,
     /// The first frame to a router. Its context and policy are fixed when the replica first serves.
     welcome: wire::Welcome,
     routers: Routers,
@@ -55,9 +55,9 @@ pub(crate) struct LiveRequests {
     /// Reused for its memory.
     step: Step,
     /// Empty between calls; reused for its memory.
-    outputs: Vec<Output>,
+    outputs: Vec<RequestOutput>,
     /// Changes of the cache's names since the last beat.
-    name_changes: NameChanges,
+    name_changes: BlockNameChanges,
 }
 
 struct StepPlanner {
@@ -97,7 +97,7 @@ impl LiveRequests {
             progress: PrefillProgress::default(),
             step: Step::default(),
             outputs: Vec::new(),
-            name_changes: NameChanges::default(),
+            name_changes: BlockNameChanges::default(),
         }
     }
 
@@ -111,7 +111,7 @@ impl LiveRequests {
     }
 
     /// The context that was promised to the routers that were welcomed.
-    pub fn promised(&self) -> Option<u32> {
+    pub fn promised_context(&self) -> Option<u32> {
         self.planner.as_ref().map(|planner| planner.scheduler.config().context_max)
     }
 
@@ -123,7 +123,7 @@ impl LiveRequests {
         self.planner.as_ref().map_or(0, |planner| planner.scheduler.backlog_tokens())
     }
 
-    pub fn taken_over(&self) -> Option<Micros> {
+    pub fn last_takeover(&self) -> Option<Micros> {
         self.taken_over
     }
 
@@ -178,12 +178,12 @@ impl LiveRequests {
         match &mut self.planner {
             Some(planner) => {
                 planner.scheduler.reshape(grid.pp.into(), config.steps_in_flight_max(grid))?;
-                planner.scheduler.narrow(blueprint.context, supports_newest_features);
-                planner.scheduler.requeue_into(epoch, &blueprint.n_blocks(), Loss::Planned, &mut self.outputs);
+                planner.scheduler.limit_log_length(blueprint.context, supports_newest_features);
+                planner.scheduler.requeue_into(epoch, &blueprint.n_blocks(), WorkerLoss::Planned, &mut self.outputs);
             }
             None => {
                 let mut scheduler = Scheduler::new(config.scheduler(blueprint, policy), epoch)?;
-                scheduler.narrow(blueprint.context, supports_newest_features);
+                scheduler.limit_log_length(blueprint.context, supports_newest_features);
                 if self.is_draining {
                     scheduler.drain();
                 }
@@ -200,7 +200,7 @@ impl LiveRequests {
     /// Commits these parts of the ranks' pools, which have memory.
     pub fn kv_committed(&mut self, parts: u32) {
         if let Some(planner) = &mut self.planner {
-            planner.scheduler.commit(parts);
+            planner.scheduler.set_committed_parts(parts);
         }
     }
 
@@ -215,7 +215,7 @@ impl LiveRequests {
     }
 
     /// All running requests wait for the next placement, in an epoch without workers.
-    pub fn epoch_ended(&mut self, next: Epoch, loss: Loss, now: Micros) {
+    pub fn epoch_ended(&mut self, next: Epoch, loss: WorkerLoss, now: Micros) {
         self.traces.epoch_ended();
         self.passages.epoch_ended(now);
         self.progress.epoch_ended();
@@ -234,12 +234,12 @@ impl LiveRequests {
         if !planner.scheduler.next_step(now, &mut self.step) {
             return None;
         }
-        self.times.planned(&self.step, now);
-        self.passages.planned(&self.step, now);
-        self.progress.planned(&self.step).into_iter().for_each(|output| self.routers.push(output));
+        self.times.step_planned(&self.step, now);
+        self.passages.step_planned(&self.step, now);
+        self.progress.step_planned(&self.step).into_iter().for_each(|output| self.routers.push(output));
         let n_positions = self.step.slices.iter().map(|slice| u64::from(slice.range.end - slice.range.start)).sum();
         metrics::step_planned(&self.of, self.step.slices.len(), n_positions);
-        Some(proto::encode_traced_step(&self.step, self.traces.planned(&self.step)))
+        Some(proto::encode_traced_step(&self.step, self.traces.step_planned(&self.step)))
     }
 
     /// The step that was planned last.

@@ -2,7 +2,7 @@
 
 use super::LiveRequests;
 use proto::cluster as wire;
-use scheduler::{Output, StaleAnswer};
+use scheduler::{RequestOutput, StaleAnswer};
 use telemetry::metrics;
 use types::{Finish, Micros, StepDone};
 
@@ -45,7 +45,7 @@ impl LiveRequests {
     }
 }
 
-fn output_frame(output: &Output, done: &StepDone) -> wire::Output {
+fn output_frame(output: &RequestOutput, done: &StepDone) -> wire::Output {
     let slice = done.slices.get(output.slice);
     let drawn = slice.map_or(&[][..], |slice| &slice.tokens);
     let beside = slice.filter(|_| output.scored_position > 0);

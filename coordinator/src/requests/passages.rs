@@ -3,7 +3,7 @@
 
 use proto::cluster as wire;
 use proto::cluster::passage::Kind;
-use scheduler::Output;
+use scheduler::RequestOutput;
 use std::collections::HashMap;
 use std::ops::Range;
 use types::{Micros, RequestId, Slice, Step, Want};
@@ -28,16 +28,16 @@ struct PendingPassage {
 }
 
 impl Passages {
-    pub fn taken(&mut self, id: RequestId) {
+    pub fn request_accepted(&mut self, id: RequestId) {
         self.0.insert(id, RequestPassages::default());
     }
 
     /// It was accepted, and is refused after all.
-    pub fn given_back(&mut self, id: RequestId) {
+    pub fn request_retracted(&mut self, id: RequestId) {
         self.0.remove(&id);
     }
 
-    pub fn planned(&mut self, step: &Step, now: Micros) {
+    pub fn step_planned(&mut self, step: &Step, now: Micros) {
         // A request that has ended is unknown here, so the ranks forget this one to make room for others.
         for id in &step.ends {
             if let Some(passing) = self.0.get_mut(id) {
@@ -67,7 +67,7 @@ impl Passages {
     }
 
     /// Returns its events since its last output.
-    pub fn take_passages(&mut self, output: &Output, now: Micros) -> Vec<wire::Passage> {
+    pub fn take_passages(&mut self, output: &RequestOutput, now: Micros) -> Vec<wire::Passage> {
         let Some(passing) = self.0.get_mut(&output.id) else { return Vec::new() };
         let pending = std::mem::take(&mut passing.pending);
         if output.finish.is_some() {
@@ -111,8 +111,8 @@ mod tests {
 
     const ID: RequestId = RequestId(1);
 
-    fn output(n_tokens: u32, finish: Option<Finish>) -> Output {
-        Output { id: ID, n_tokens, finish, ..Output::default() }
+    fn output(n_tokens: u32, finish: Option<Finish>) -> RequestOutput {
+        RequestOutput { id: ID, n_tokens, finish, ..RequestOutput::default() }
     }
 
     fn start(range: Range<u32>, want: Want) -> Step {
@@ -131,20 +131,20 @@ mod tests {
     #[test]
     fn preemption_and_loss_are_reported_in_order() {
         let mut passages = Passages::default();
-        passages.taken(ID);
-        passages.planned(&start(16..80, Want::Nothing), Micros(10));
-        passages.planned(&slice(80..90, Want::Last), Micros(20));
+        passages.request_accepted(ID);
+        passages.step_planned(&start(16..80, Want::Nothing), Micros(10));
+        passages.step_planned(&slice(80..90, Want::Last), Micros(20));
         let began = [(Kind::Started, 90, 16, 16), (Kind::Chunk, 90, 16, 80), (Kind::Chunk, 80, 80, 90)];
         assert_eq!(reported_passages(&mut passages, None), began);
         // A token alone is not reported.
-        passages.planned(&slice(90..91, Want::Last), Micros(30));
+        passages.step_planned(&slice(90..91, Want::Last), Micros(30));
         assert_eq!(reported_passages(&mut passages, None), []);
-        passages.planned(&Step { ends: vec![ID], ..Step::default() }, Micros(40));
+        passages.step_planned(&Step { ends: vec![ID], ..Step::default() }, Micros(40));
         // It waits, and so has nothing to lose.
         passages.epoch_ended(Micros(45));
-        passages.planned(&start(0..91, Want::Last), Micros(50));
+        passages.step_planned(&start(0..91, Want::Last), Micros(50));
         passages.epoch_ended(Micros(60));
-        passages.planned(&start(0..91, Want::Last), Micros(70));
+        passages.step_planned(&start(0..91, Want::Last), Micros(70));
         let history = reported_passages(&mut passages, Some(Finish::Stop));
         let kinds: Vec<Kind> = history.iter().map(|of| of.0).collect();
         use Kind::{Chunk, Lost, Preempted, Started};
@@ -155,13 +155,13 @@ mod tests {
     #[test]
     fn pending_passages_are_bounded() {
         let mut passages = Passages::default();
-        passages.taken(ID);
+        passages.request_accepted(ID);
         for at in 0..1000 {
-            passages.planned(&slice(at * 10..at * 10 + 10, Want::Nothing), Micros(1));
+            passages.step_planned(&slice(at * 10..at * 10 + 10, Want::Nothing), Micros(1));
         }
         let reported = reported_passages(&mut passages, None);
         assert_eq!((reported.len(), reported[PENDING_MAX - 1].3), (PENDING_MAX, 10_000));
-        passages.given_back(ID);
+        passages.request_retracted(ID);
         assert!(passages.0.is_empty());
     }
 }

@@ -2,7 +2,7 @@
 //! anyway. Knows no tokens; the scheduler does not know of it.
 
 use proto::cluster as wire;
-use scheduler::Output;
+use scheduler::RequestOutput;
 use std::collections::{HashMap, VecDeque};
 use types::{Request, RequestId, Step, StepId};
 
@@ -15,17 +15,17 @@ pub(crate) struct PrefillProgress {
 }
 
 impl PrefillProgress {
-    pub fn taken(&mut self, id: RequestId) {
+    pub fn request_accepted(&mut self, id: RequestId) {
         self.watched.insert(id, 0);
     }
 
     /// It was accepted, and is refused after all.
-    pub fn given_back(&mut self, id: RequestId) {
+    pub fn request_retracted(&mut self, id: RequestId) {
         self.watched.remove(&id);
     }
 
     /// Returns the cached part of the requests that begin with this step.
-    pub fn planned(&mut self, step: &Step) -> Vec<wire::Output> {
+    pub fn step_planned(&mut self, step: &Step) -> Vec<wire::Output> {
         if self.watched.is_empty() {
             return Vec::new();
         }
@@ -52,7 +52,7 @@ impl PrefillProgress {
     }
 
     /// Ends the watch: the first token shows that all of the prompt is computed.
-    pub fn apply_output(&mut self, output: &Output) {
+    pub fn apply_output(&mut self, output: &RequestOutput) {
         if output.n_tokens > 0 || output.finish.is_some() {
             self.watched.remove(&output.id);
         }
@@ -87,29 +87,29 @@ mod tests {
     #[test]
     fn prompt_progress_is_reported_at_start_and_per_step() {
         let mut progress = PrefillProgress::default();
-        assert_eq!(numbers(progress.planned(&step(1, 0..8, true))), []);
-        progress.taken(ID);
-        assert_eq!(numbers(progress.planned(&step(2, 16..64, true))), [(16, 16)]);
-        assert_eq!(numbers(progress.planned(&step(3, 64..90, false))), []);
+        assert_eq!(numbers(progress.step_planned(&step(1, 0..8, true))), []);
+        progress.request_accepted(ID);
+        assert_eq!(numbers(progress.step_planned(&step(2, 16..64, true))), [(16, 16)]);
+        assert_eq!(numbers(progress.step_planned(&step(3, 64..90, false))), []);
         assert_eq!(numbers(progress.step_done(StepId(2))), [(64, 16)]);
         assert_eq!(numbers(progress.step_done(StepId(3))), [(90, 16)]);
-        progress.apply_output(&Output { id: ID, n_tokens: 1, ..Output::default() });
-        assert_eq!(numbers(progress.planned(&step(4, 90..91, false))), []);
+        progress.apply_output(&RequestOutput { id: ID, n_tokens: 1, ..RequestOutput::default() });
+        assert_eq!(numbers(progress.step_planned(&step(4, 90..91, false))), []);
         assert!(progress.steps.is_empty() && progress.watched.is_empty());
     }
 
     #[test]
     fn lost_or_ended_requests_report_no_progress() {
         let mut progress = PrefillProgress::default();
-        progress.taken(ID);
-        progress.planned(&step(1, 0..64, true));
+        progress.request_accepted(ID);
+        progress.step_planned(&step(1, 0..64, true));
         progress.epoch_ended();
         assert_eq!(numbers(progress.step_done(StepId(1))), []);
-        progress.planned(&step(1, 0..64, true));
-        progress.apply_output(&Output { id: ID, finish: Some(Finish::Cancelled), ..Output::default() });
+        progress.step_planned(&step(1, 0..64, true));
+        progress.apply_output(&RequestOutput { id: ID, finish: Some(Finish::Cancelled), ..RequestOutput::default() });
         assert_eq!(numbers(progress.step_done(StepId(1))), []);
-        progress.taken(ID);
-        progress.given_back(ID);
+        progress.request_accepted(ID);
+        progress.request_retracted(ID);
         assert!(progress.watched.is_empty());
     }
 }

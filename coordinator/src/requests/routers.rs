@@ -1,6 +1,6 @@
 //! The attached routers: the requests of each, and the frames for it. Knows nothing of steps or ranks.
 
-use super::names::{BLOCKS_RECITED_MAX, NameChanges};
+use super::names::{BLOCKS_RECITED_MAX, BlockNameChanges};
 use crate::outbound::Outbound;
 use proto::cluster as wire;
 use proto::cluster::replica_frame::Frame;
@@ -59,7 +59,7 @@ impl Routers {
     }
 
     /// Whether its router has left while the request is still here.
-    pub fn is_left_behind(&self, id: RequestId) -> bool {
+    pub fn is_abandoned(&self, id: RequestId) -> bool {
         let is_left =
             |router: &Router| matches!(router.attachment, Attachment::Gone { .. }) && router.live.contains(&id);
         self.table.get(&id.router()).is_some_and(is_left)
@@ -86,7 +86,7 @@ impl Routers {
     }
 
     /// Requests whose routers have been gone for longer than the grace period.
-    pub fn forsaken(&self, now: Micros, grace_micros: u64) -> Vec<RequestId> {
+    pub fn abandoned_requests(&self, now: Micros, grace_micros: u64) -> Vec<RequestId> {
         let is_over = |router: &&Router| match router.attachment {
             Attachment::Gone { since } => now.since(since).0 >= grace_micros,
             Attachment::Up { .. } => false,
@@ -98,14 +98,14 @@ impl Routers {
         sorted(self.table.values().flat_map(|router| router.live.iter().copied()).collect())
     }
 
-    pub fn taken(&mut self, id: RequestId) {
+    pub fn request_accepted(&mut self, id: RequestId) {
         if let Some(router) = self.table.get_mut(&id.router()) {
             router.live.insert(id);
         }
     }
 
     /// It was accepted, and is refused after all.
-    pub fn given_back(&mut self, id: RequestId) {
+    pub fn request_retracted(&mut self, id: RequestId) {
         if let Some(router) = self.table.get_mut(&id.router()) {
             router.live.remove(&id);
             self.forget_if_idle(id.router());
@@ -190,13 +190,13 @@ impl Routers {
     }
 
     /// Sends the router all names again.
-    pub fn recite_to(&mut self, number: u32) {
+    pub fn resend_names_to(&mut self, number: u32) {
         if let Some(router) = self.table.get_mut(&number) {
             router.name_cursor.recited = Some(0);
         }
     }
 
-    pub fn recite_to_all(&mut self) {
+    pub fn resend_names_to_all(&mut self) {
         self.table.values_mut().for_each(|router| router.name_cursor.recited = Some(0));
     }
 
@@ -206,14 +206,14 @@ impl Routers {
     pub fn beat(
         &mut self,
         load: wire::Load,
-        changes: &NameChanges,
+        changes: &BlockNameChanges,
         names: impl Fn(Range<u32>, &mut Vec<u64>) -> bool,
     ) -> Vec<RequestId> {
         let is_welcomed = |router: &Router| matches!(router.attachment, Attachment::Up { welcomed: true, .. });
         let all = self.table.iter_mut().filter(|(_, router)| is_welcomed(router));
         let beats: Vec<(u32, wire::Beat)> = all
             .map(|(number, router)| {
-                (*number, wire::Beat { load: Some(load), cached: router.name_cursor.cached(changes, &names) })
+                (*number, wire::Beat { load: Some(load), cached: router.name_cursor.next_cached_names(changes, &names) })
             })
             .collect();
         beats.into_iter().flat_map(|(number, beat)| self.send(number, Frame::Beat(beat))).collect()
@@ -238,9 +238,9 @@ impl Routers {
 impl NameCursor {
     /// The changes, and the next piece for a router that needs all names. A name that changes beyond the piece is sent
     /// as a change, and perhaps again with its piece: the router keeps a set.
-    fn cached(
+    fn next_cached_names(
         &mut self,
-        changes: &NameChanges,
+        changes: &BlockNameChanges,
         names: impl Fn(Range<u32>, &mut Vec<u64>) -> bool,
     ) -> Option<wire::Cached> {
         let anew = self.recited == Some(0);
@@ -310,18 +310,18 @@ mod tests {
             let (gone, later) = (beat as usize, n_blocks as usize - beat as usize);
             let dropped = [named[gone].take(), named[later].take()].into_iter().flatten().collect();
             named[gone] = Some(1_000_000 + beat);
-            let changes = NameChanges { added: vec![1_000_000 + beat], dropped, ..NameChanges::default() };
+            let changes = BlockNameChanges { added: vec![1_000_000 + beat], dropped, ..BlockNameChanges::default() };
             let names = |blocks: Range<u32>, out: &mut Vec<u64>| {
                 let end = (blocks.end as usize).min(named.len());
                 out.extend(named[blocks.start as usize..end].iter().flatten());
                 end < named.len()
             };
-            let cached = cursor.cached(&changes, names);
+            let cached = cursor.next_cached_names(&changes, names);
             assert!(cached.as_ref().is_none_or(|report| report.anew == (beat == 1) && report.added.len() < 5000));
             apply_cached(&mut known, cached, beat);
         }
         assert_eq!(cursor.recited, None);
         assert_eq!(known, named.iter().flatten().copied().collect());
-        assert!(cursor.cached(&NameChanges::default(), |_, _| panic!("all is known")).is_none());
+        assert!(cursor.next_cached_names(&BlockNameChanges::default(), |_, _| panic!("all is known")).is_none());
     }
 }

@@ -48,17 +48,17 @@ impl LiveRequests {
         if !self.routers.is_attached(id.router()) {
             return false;
         }
-        let taken = self.take(request, now);
+        let taken = self.try_submit(request, now);
         taken.map_err(|refusal| self.refuse(id, refusal, now)).is_ok()
     }
 
-    fn take(&mut self, request: wire::Request, now: Micros) -> Result<(), SubmitRefusal> {
+    fn try_submit(&mut self, request: wire::Request, now: Micros) -> Result<(), SubmitRefusal> {
         let invalid = |message: String| SubmitRefusal { reason: Reason::Invalid, message };
         let traced = traces::submitted(&request);
-        self.known(&request)?;
+        self.check_features_known(&request)?;
         let is_watched = request.needs_progress && request.output.is_empty();
         let request = request.received(now)?;
-        if let Some(token) = beyond(&request, self.vocab) {
+        if let Some(token) = token_beyond_vocab(&request, self.vocab) {
             return Err(invalid(format!("token {token} is outside the vocabulary of {}", self.vocab)));
         }
         let Some(planner) = &mut self.planner else {
@@ -74,18 +74,18 @@ impl LiveRequests {
                 metrics::admission_rejected(Some(&self.of), limit);
             }
         })?;
-        while let Some(id) = planner.scheduler.displaced() {
+        while let Some(id) = planner.scheduler.take_displaced() {
             displaced.push(id);
         }
         self.taken_over = if is_begun { Some(now) } else { self.taken_over };
-        self.routers.taken(id);
+        self.routers.request_accepted(id);
         if let Some(submitted) = traced {
-            self.traces.taken(submitted, now);
+            self.traces.request_accepted(submitted, now);
         }
-        self.times.taken(id, n_prompt, now);
-        self.passages.taken(id);
+        self.times.request_accepted(id, n_prompt, now);
+        self.passages.request_accepted(id);
         if is_watched {
-            self.progress.taken(id);
+            self.progress.request_accepted(id);
         }
         metrics::taken(&self.of, n_prompt, looks_up);
         displaced.into_iter().for_each(|id| self.displace(id, now));
@@ -93,7 +93,7 @@ impl LiveRequests {
     }
 
     /// Refuses features of a number that this build does not speak, as builds before that number do.
-    fn known(&self, request: &wire::Request) -> Result<(), SubmitRefusal> {
+    fn check_features_known(&self, request: &wire::Request) -> Result<(), SubmitRefusal> {
         let unknown = |what: &'static str| Err(Malformed::Unsupported(types::Unsupported(what)).into());
         match request {
             wire::Request { constraint: Some(_), .. } if !self.speaks.knows(since::GRAMMARS) => unknown("grammars"),
@@ -115,13 +115,13 @@ impl LiveRequests {
     /// Removes a waiting request: a request of a tenant with less waiting takes its place.
     fn displace(&mut self, id: RequestId, now: Micros) {
         let message = "the queue is full, and other tenants have less in it; try again later".into();
-        self.traces.given_back(id);
-        self.times.given_back(id);
-        self.passages.given_back(id);
-        self.progress.given_back(id);
+        self.traces.request_retracted(id);
+        self.times.request_retracted(id);
+        self.passages.request_retracted(id);
+        self.progress.request_retracted(id);
         metrics::admission_rejected(Some(&self.of), QueueLimit::Requests);
         self.refuse(id, SubmitRefusal { reason: Reason::Full, message }, now);
-        self.routers.given_back(id);
+        self.routers.request_retracted(id);
     }
 
     fn refuse(&mut self, id: RequestId, refusal: SubmitRefusal, now: Micros) {
@@ -149,7 +149,7 @@ impl LiveRequests {
 }
 
 /// A token that the embedding has no row for: it would fail the whole step.
-fn beyond(request: &Request, vocab: u32) -> Option<Token> {
+fn token_beyond_vocab(request: &Request, vocab: u32) -> Option<Token> {
     request.prompt.iter().chain(&request.output).copied().find(|token| *token >= vocab)
 }
 

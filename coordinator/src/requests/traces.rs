@@ -1,11 +1,11 @@
 //! The spans of a replica's sequences and of the steps in flight. Empty if spans are not recorded.
 
 use proto::cluster as wire;
-use scheduler::Output;
+use scheduler::RequestOutput;
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 use telemetry::spans::{self, TracedSpan};
-use types::{Micros, RequestId, Reuse, Step, StepId};
+use types::{Micros, RequestId, PrefixReuse, Step, StepId};
 
 #[derive(Default)]
 pub(crate) struct Traces {
@@ -37,14 +37,14 @@ pub(crate) fn submitted(request: &wire::Request) -> Option<SubmittedRequest> {
 }
 
 impl Traces {
-    pub fn taken(&mut self, submitted: SubmittedRequest, now: Micros) {
+    pub fn request_accepted(&mut self, submitted: SubmittedRequest, now: Micros) {
         let SubmittedRequest { id, span } = submitted;
         let queued = Some(span.queue());
         self.sequences.insert(id, TracedSequence { span, queued, submitted: now, n_steps: 0, is_started: false });
     }
 
     /// A step goes out. Returns the trace context of its span for the ranks.
-    pub fn planned(&mut self, step: &Step) -> String {
+    pub fn step_planned(&mut self, step: &Step) -> String {
         if !self.sequences.is_empty() {
             for slice in &step.slices {
                 if let Some(sequence) = self.sequences.get_mut(&slice.id) {
@@ -78,18 +78,18 @@ impl Traces {
     }
 
     /// It was accepted, and is refused after all.
-    pub fn given_back(&mut self, id: RequestId) {
+    pub fn request_retracted(&mut self, id: RequestId) {
         if let Some(sequence) = self.sequences.remove(&id) {
             sequence.span.sequence_ended("refused", sequence.n_steps);
         }
     }
 
-    pub fn apply_output(&mut self, output: &Output, finish: Option<&'static str>, now: Micros) {
+    pub fn apply_output(&mut self, output: &RequestOutput, finish: Option<&'static str>, now: Micros) {
         let Some(sequence) = self.sequences.get_mut(&output.id) else { return };
         if output.n_tokens > 0 && !std::mem::replace(&mut sequence.is_started, true) {
             let after = Duration::from_micros(now.since(sequence.submitted).0);
             sequence.span.sequence_started(after, output.n_cached.into());
-            let Reuse { ended, position } = output.reuse;
+            let PrefixReuse { ended, position } = output.reuse;
             ended.iter().for_each(|ended| sequence.span.reuse_ended(ended.name(), position.into()));
         }
         if let Some(finish) = finish {

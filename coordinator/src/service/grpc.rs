@@ -6,7 +6,7 @@ use crate::WorkerId;
 use crate::config::Config;
 use crate::event::{Event, Reply};
 use crate::outbound::{OutboundStream, outbound};
-use proto::Speaks;
+use proto::ProtocolRange;
 use proto::cluster::coordinator_server::{Coordinator, CoordinatorServer};
 use proto::cluster::{GetHashesRequest, GetModelRequest, ModelFiles, Protocols, ReadModelRequest, WeightHashes};
 use proto::cluster::{RankFrame, ReplicaFrame, RouterFrame, WorkerFrame, router_frame, worker_frame};
@@ -24,7 +24,7 @@ pub(crate) struct CoordinatorService {
     hello_max: Duration,
     /// The time limit for a change to be in force: ranks load and meet.
     change_max: Duration,
-    speaks: Speaks,
+    speaks: ProtocolRange,
     router_frames_max: usize,
     rank_frames_max: usize,
     /// Routers and workers are numbered in order of arrival. No number is used twice in one incarnation.
@@ -72,8 +72,8 @@ impl CoordinatorService {
 
     /// Returns the protocol that this coordinator and a peer speak. Builds without a common one must fail here instead
     /// of giving wrong answers.
-    fn meet(&self, version: &str, protocols: Option<Protocols>) -> Result<u32, Status> {
-        let met = self.speaks.meet(Speaks::of(version, protocols));
+    fn agree_on_protocol(&self, version: &str, protocols: Option<Protocols>) -> Result<u32, Status> {
+        let met = self.speaks.newest_common(ProtocolRange::of(version, protocols));
         met.map_err(|refusal| Status::failed_precondition(refusal.to_string()))
     }
 
@@ -104,7 +104,7 @@ impl Coordinator for CoordinatorService {
 
     async fn get_model(&self, request: Request<GetModelRequest>) -> Result<Response<ModelFiles>, Status> {
         let GetModelRequest { version, protocols } = request.into_inner();
-        self.meet(&version, protocols)?;
+        self.agree_on_protocol(&version, protocols)?;
         Ok(Response::new(self.library.files().await?))
     }
 
@@ -114,7 +114,7 @@ impl Coordinator for CoordinatorService {
 
     async fn scale(&self, request: Request<ScaleRequest>) -> Result<Response<ScaleReply>, Status> {
         let ScaleRequest { version, tp, pp, protocols } = request.into_inner();
-        self.meet(&version, protocols)?;
+        self.agree_on_protocol(&version, protocols)?;
         let (Ok(tp), Ok(pp)) = (u16::try_from(tp), u16::try_from(pp)) else {
             return Err(Status::invalid_argument(format!("tp {tp} x pp {pp} is no grid")));
         };
@@ -123,14 +123,14 @@ impl Coordinator for CoordinatorService {
 
     async fn reload(&self, request: Request<ReloadRequest>) -> Result<Response<ReloadReply>, Status> {
         let ReloadRequest { version, protocols } = request.into_inner();
-        self.meet(&version, protocols)?;
-        let found = self.library.weights_now().await?;
+        self.agree_on_protocol(&version, protocols)?;
+        let found = self.library.read_from_disk().await?;
         self.change(|reply| Event::Reload { found, reply }).await
     }
 
     async fn get_hashes(&self, request: Request<GetHashesRequest>) -> Result<Response<WeightHashes>, Status> {
         let GetHashesRequest { version, weight, protocols } = request.into_inner();
-        self.meet(&version, protocols)?;
+        self.agree_on_protocol(&version, protocols)?;
         let (reply, served) = oneshot::channel();
         self.send_event(Event::Weights { reply }).await?;
         let served = served.await.map_err(|_| Status::unavailable("this coordinator is ending"))??;
@@ -144,7 +144,7 @@ impl Coordinator for CoordinatorService {
         let Some(router_frame::Frame::Hello(hello)) = self.hello(&mut inbound).await?.frame else {
             return Err(Status::invalid_argument("a router's first frame must be its hello"));
         };
-        let protocol = self.meet(&hello.version, hello.protocols)?;
+        let protocol = self.agree_on_protocol(&hello.version, hello.protocols)?;
         let former = hello.former;
         let router = self.next_router.fetch_add(1, Relaxed);
         if router >= RequestId::ROUTERS_MAX {
@@ -165,7 +165,7 @@ impl Coordinator for CoordinatorService {
         let Some(worker_frame::Frame::Hello(hello)) = self.hello(&mut inbound).await?.frame else {
             return Err(Status::invalid_argument("a worker's first frame must be its hello"));
         };
-        let protocol = self.meet(&hello.version, hello.protocols)?;
+        let protocol = self.agree_on_protocol(&hello.version, hello.protocols)?;
         let worker = WorkerId(self.next_worker.fetch_add(1, Relaxed));
         let (frames, stream, closed) = outbound(self.rank_frames_max);
         self.send_event(Event::WorkerJoined { worker, hello, protocol, frames }).await?;

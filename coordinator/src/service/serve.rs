@@ -10,11 +10,11 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use types::Epoch;
-use wire::{Incoming, Serving};
+use wire::{Incoming, ConnectionFuture};
 
 /// Serves a replica over incoming connections until `shutdown`; then accepts no requests, lets running ones finish, and
 /// returns.
-pub fn serve(incoming: Incoming, config: Config, claim: Claim, shutdown: CancellationToken) -> Serving<Error> {
+pub fn serve(incoming: Incoming, config: Config, claim: Claim, shutdown: CancellationToken) -> ConnectionFuture<Error> {
     Box::pin(run(incoming, config, claim, shutdown))
 }
 
@@ -35,7 +35,7 @@ async fn run(incoming: Incoming, config: Config, mut claim: Claim, shutdown: Can
                 Err(error) => Err(Error::Server(error.into())),
             },
             // Ends at once: the holder of the later claim serves, and frames of this one's epochs are refused.
-            lost = claim.lost() => break Err(Error::ClaimLost(lost)),
+            lost = claim.wait_lost() => break Err(Error::ClaimLost(lost)),
             Ok(()) = announced.changed() => {
                 let announcement = announced.borrow_and_update().clone();
                 claim.update_registration(|registration| announcement.write(registration));

@@ -5,7 +5,7 @@
 use ::wire::{Dialer, in_memory};
 use checkpoint::Sizes;
 use cluster::MemoryStore;
-use coordinator::{Config, Limits, ModelShape, Policy, Waits};
+use coordinator::{Config, Limits, ModelShape, PlacementPolicy, Timings};
 use proto::cluster as wire;
 use proto::cluster::coordinator_client::CoordinatorClient;
 use proto::cluster::replica_frame::Frame;
@@ -20,15 +20,15 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Status, Streaming};
 use types::{Activations, Finish, Grid, KvDtype, KvLayout, LayerGroups, Request, RequestId, Token, Tokens};
 use worker::Load;
-use worker::sim::Sim;
+use worker::sim::SimModel;
 
 /// Longer than anything here takes, and shorter than a tester waits.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 /// 16 tokens x 1 layer x K and V x 1 head x 1 number x 2 bytes.
 const BLOCK_BYTES: u64 = 64;
 
-pub fn sim() -> Sim {
-    Sim { vocab: 64, ..Sim::default() }
+pub fn sim() -> SimModel {
+    SimModel { vocab: 64, ..SimModel::default() }
 }
 
 pub fn config(n_blocks: u64, context: u32, running_max: u32) -> Config {
@@ -47,7 +47,7 @@ pub fn config(n_blocks: u64, context: u32, running_max: u32) -> Config {
         sizes: Sizes::default(),
         draft: 0,
     };
-    let policy = Policy {
+    let policy = PlacementPolicy {
         grid: Grid::SOLO,
         activations: Activations::Int8,
         kv_dtype: KvDtype::F16,
@@ -69,18 +69,18 @@ pub fn config(n_blocks: u64, context: u32, running_max: u32) -> Config {
         salt: [7; 16],
         policy_digest: None,
         mesh_seed: [7; 32],
-        speaks: proto::Speaks::default(),
+        speaks: proto::ProtocolRange::default(),
         limits: Limits::default(),
         // Longer limits than in production: a busy machine must not make a worker count as dead. Tests that need losses
         // set these themselves.
-        waits: Waits {
+        waits: Timings {
             state_every: Duration::from_millis(10),
             beats_missed_max: 30_000,
             hang_min: Duration::from_secs(600),
             // Longer than any test: a grid stays as it is, except in tests that shorten this.
             replan_after: Duration::from_secs(600),
             regrow_after: Duration::from_millis(100),
-            ..Waits::default()
+            ..Timings::default()
         },
     }
 }
@@ -89,7 +89,7 @@ pub fn config(n_blocks: u64, context: u32, running_max: u32) -> Config {
 const GRID_BLOCK_BYTES: u64 = 16_384;
 
 /// A rank of `on_grid`, whatever the grid.
-pub fn grid_sim() -> Sim {
+pub fn grid_sim() -> SimModel {
     sim()
 }
 
@@ -97,7 +97,7 @@ pub fn grid_sim() -> Sim {
 pub fn on_grid(config: Config, tp: u16, pp: u16) -> Config {
     let n_blocks = config.policy.kv_memory.unwrap() / BLOCK_BYTES;
     let n_ranks = u64::from(tp) * u64::from(pp);
-    let policy = Policy {
+    let policy = PlacementPolicy {
         grid: Grid { tp, pp, ep: 1 },
         kv_memory: Some(n_blocks * GRID_BLOCK_BYTES / n_ranks),
         memory_permille: None,
@@ -322,7 +322,7 @@ impl Router {
         self.receive_until(|state| (state.n_waiting, state.n_running, state.blocks_used) == (0, 0, 0)).await;
     }
 
-    pub async fn check_one(&mut self, sim: &Sim) {
+    pub async fn check_one(&mut self, sim: &SimModel) {
         let id = self.submit(request(vec![1, 2, 3], 10)).await;
         self.receive_all().await;
         self.streams.remove(&id).unwrap().check(sim);
@@ -331,7 +331,7 @@ impl Router {
 
 impl Stream {
     /// A stream that ended by itself equals the reference; one that was cancelled is a prefix of it.
-    pub fn check(&self, sim: &Sim) {
+    pub fn check(&self, sim: &SimModel) {
         let reference = sim.reference(&self.request);
         let id = self.request.id;
         match self.finish.expect("it has ended") {

@@ -6,11 +6,11 @@ use proto::cluster as wire;
 use proto::cluster::replica_frame;
 use proto::cluster::router_frame::Frame;
 use types::{Goal, Request, RequestId, Sampling, TenantId};
-use worker::sim::Sim;
+use worker::sim::SimModel;
 
 /// Slow enough that nothing ends before it is adopted: a step takes a millisecond, and a request 500 of them.
-fn slow() -> Sim {
-    Sim { step_micros: 1000, ..sim() }
+fn slow() -> SimModel {
+    SimModel { step_micros: 1000, ..sim() }
 }
 
 fn long() -> Request {

@@ -10,16 +10,16 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use types::{Finish, RequestId};
-use worker::sim::Sim;
+use worker::sim::SimModel;
 use worker::{Assignment, CancelFlag, Load, LoadError, LoadedModel, ReadyReport};
 
-fn slow() -> Sim {
-    Sim { step_micros: 200, ..grid_sim() }
+fn slow() -> SimModel {
+    SimModel { step_micros: 200, ..grid_sim() }
 }
 
 /// Records the context that its ranks receive.
 struct Noting {
-    sim: Sim,
+    sim: SimModel,
     contexts: Arc<Mutex<Vec<u32>>>,
 }
 
@@ -125,7 +125,7 @@ async fn requests_too_long_for_fewer_ranks_end_as_outgrown() {
     let mut config = tight();
     config.waits.replan_after = Duration::from_millis(50);
     // Enough for all to be running when a worker is lost.
-    let step = Sim { step_micros: 3000, ..grid_sim() };
+    let step = SimModel { step_micros: 3000, ..grid_sim() };
     let cluster = Cluster::start(config);
     let contexts = Arc::new(Mutex::new(Vec::new()));
     let noting = || Noting { sim: step.clone(), contexts: contexts.clone() };

@@ -6,15 +6,15 @@ use proto::cluster::coordinator_client::CoordinatorClient;
 use proto::cluster::refused::Reason;
 use proto::cluster::state::Phase;
 use proto::cluster::{self as wire, Protocols, router_frame};
-use proto::{NEWEST, OLDEST, Speaks, since};
+use proto::{NEWEST, OLDEST, ProtocolRange, since};
 use std::time::Duration;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tonic::{Code, Status};
 
 /// A build that speaks this protocol and the one before it.
-fn build(newest: u32) -> Speaks {
-    Speaks::of(&format!("0.{newest}.0"), Some(Protocols { oldest: newest - 1, newest }))
+fn build(newest: u32) -> ProtocolRange {
+    ProtocolRange::of(&format!("0.{newest}.0"), Some(Protocols { oldest: newest - 1, newest }))
 }
 
 fn cluster(newest: u32) -> Cluster {
@@ -22,7 +22,7 @@ fn cluster(newest: u32) -> Cluster {
 }
 
 fn hello(newest: u32) -> wire::RouterFrame {
-    let Speaks { version, protocols } = build(newest);
+    let ProtocolRange { version, protocols } = build(newest);
     router_frame(router_frame::Frame::Hello(wire::RouterHello { version, protocols, former: None }))
 }
 
@@ -33,18 +33,18 @@ fn worker(cluster: &Cluster, newest: u32) -> impl Future<Output = Result<(), wor
 
 fn worker_of(
     cluster: &Cluster,
-    speaks: Speaks,
+    speaks: ProtocolRange,
     stop: CancellationToken,
 ) -> impl Future<Output = Result<(), worker::Error>> + Send + use<> {
     let config = worker::Config { device: "sim".into(), memory_bytes: 1 << 30, speaks, ..worker::Config::default() };
     // Slow enough to be disturbed.
-    let sim = worker::sim::Sim { step_micros: 3_000, ..sim() };
+    let sim = worker::sim::SimModel { step_micros: 3_000, ..sim() };
     worker::serve(cluster.dialer.channel(), Box::new(sim), config, stop)
 }
 
 /// A router's hello of the build that speaks no more than this.
 fn hello_up_to(newest: u32) -> wire::RouterFrame {
-    let Speaks { version, protocols } = Speaks::up_to(newest);
+    let ProtocolRange { version, protocols } = ProtocolRange::up_to(newest);
     router_frame(router_frame::Frame::Hello(wire::RouterHello { version, protocols, former: None }))
 }
 
@@ -53,7 +53,7 @@ fn guessing(newest: u32) -> Cluster {
     let speculation = Speculation { drafting: DraftPolicy::Fixed(4), ..Speculation::default() };
     let config = config(64, 128, 16);
     let limits = Limits { speculation, ..config.limits };
-    Cluster::start(coordinator::Config { speaks: Speaks::up_to(newest), limits, ..config })
+    Cluster::start(coordinator::Config { speaks: ProtocolRange::up_to(newest), limits, ..config })
 }
 
 fn with_grammar(tokens_max: u32) -> types::Request {
@@ -109,9 +109,9 @@ async fn consecutive_protocols_serve_together_and_further_ones_are_refused() {
         for others in [4, 5] {
             let worker = tokio::spawn(worker(&cluster, others));
             let mut router = cluster.router_with_hello(hello(others)).await;
-            let theirs = Speaks::of(&router.welcome.version, router.welcome.protocols);
+            let theirs = ProtocolRange::of(&router.welcome.version, router.welcome.protocols);
             assert_eq!(theirs, build(of_coordinator));
-            assert_eq!(build(others).meet(theirs), Ok(of_coordinator.min(others)));
+            assert_eq!(build(others).newest_common(theirs), Ok(of_coordinator.min(others)));
             // Behind the hellos of these builds everything is as ever.
             router.check_one(&sim()).await;
             worker.abort();
@@ -131,7 +131,7 @@ async fn consecutive_protocols_serve_together_and_further_ones_are_refused() {
 async fn every_call_is_refused_that_has_no_protocol_in_common() {
     let cluster = cluster(4);
     let mut client = CoordinatorClient::new(cluster.dialer.channel());
-    let Speaks { version, protocols } = build(6);
+    let ProtocolRange { version, protocols } = build(6);
     let refused = |status: Status| check_refused(&status, 4, 6);
     let scale = wire::ScaleRequest { version: version.clone(), tp: 1, pp: 1, protocols };
     refused(client.scale(scale).await.unwrap_err());
@@ -148,7 +148,7 @@ async fn what_came_with_a_number_waits_for_the_last_rank_that_speaks_it() {
     let cluster = guessing(NEWEST);
     let start = |newest: u32| {
         let stop = CancellationToken::new();
-        (tokio::spawn(worker_of(&cluster, Speaks::up_to(newest), stop.clone())), stop)
+        (tokio::spawn(worker_of(&cluster, ProtocolRange::up_to(newest), stop.clone())), stop)
     };
     let (old, old_stops) = start(OLDEST);
     let mut router = cluster.router_with_hello(hello_up_to(NEWEST)).await;
@@ -191,7 +191,7 @@ async fn what_came_with_a_number_waits_for_the_last_rank_that_speaks_it() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_coordinator_of_the_protocol_before_refuses_what_it_does_not_know() {
     let cluster = guessing(since::GRAMMARS - 1);
-    let _worker = tokio::spawn(worker_of(&cluster, Speaks::default(), CancellationToken::new()));
+    let _worker = tokio::spawn(worker_of(&cluster, ProtocolRange::default(), CancellationToken::new()));
     let mut router = cluster.router_with_hello(hello_up_to(NEWEST)).await;
     router.check_one(&sim()).await;
     for newer_request in [with_grammar(4), apart(), naming_tokens(), with_window()] {

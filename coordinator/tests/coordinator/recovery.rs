@@ -18,7 +18,7 @@ use telemetry::exporter::Exporter;
 use tokio::time::timeout;
 use tonic::{Code, Status};
 use types::{Finish, Rank, Step, StepDone};
-use worker::sim::Sim;
+use worker::sim::SimModel;
 use worker::{Assignment, CancelFlag, Load, LoadError, LoadedModel, MeshError, ReadyReport, RunError, Runner};
 
 /// The value of a metric of this replica, by name and label.
@@ -48,7 +48,7 @@ async fn receive_n(router: &mut Router, n: usize) {
     }
 }
 
-async fn finish(mut router: Router, sim: &Sim) {
+async fn finish(mut router: Router, sim: &SimModel) {
     router.receive_all().await;
     for (_, stream) in router.streams.drain() {
         assert!(stream.finish.is_some_and(|finish| finish != Finish::Cancelled));
@@ -57,8 +57,8 @@ async fn finish(mut router: Router, sim: &Sim) {
     router.receive_until_idle().await;
 }
 
-fn slow() -> Sim {
-    Sim { step_micros: 200, ..grid_sim() }
+fn slow() -> SimModel {
+    SimModel { step_micros: 200, ..grid_sim() }
 }
 
 fn workers(cluster: &Cluster, n: usize) -> VecDeque<Worker> {
@@ -94,7 +94,7 @@ impl Load for Hangs {
         cancel: &CancelFlag,
     ) -> Result<(Box<dyn LoadedModel>, ReadyReport), LoadError> {
         let (loaded, ready) = slow().load(assignment, cancel)?;
-        let (sim, gate) = (loaded.meet(cancel)?, self.gate.lock().unwrap().take());
+        let (sim, gate) = (loaded.join_peers(cancel)?, self.gate.lock().unwrap().take());
         Ok((Box::new(Hanging { sim, gate, n_steps: 0 }), ready))
     }
 }
@@ -288,10 +288,10 @@ impl Load for Meets {
 }
 
 impl LoadedModel for Meeting {
-    fn meet(self: Box<Self>, cancel: &CancelFlag) -> Result<Box<dyn Runner>, LoadError> {
+    fn join_peers(self: Box<Self>, cancel: &CancelFlag) -> Result<Box<dyn Runner>, LoadError> {
         match self.missing {
             Some(rank) => Err(MeshError::Deadline { rank }.into()),
-            None => self.sim.meet(cancel),
+            None => self.sim.join_peers(cancel),
         }
     }
 }
@@ -409,7 +409,7 @@ async fn a_drain_that_takes_too_long_leaves_its_streams_to_the_router() {
     let mut config = config(4096, 60_000, 16);
     config.waits.drain_max = Duration::from_millis(300);
     let cluster = Cluster::start(config);
-    let _worker = cluster.worker(Sim { step_micros: 500, ..grid_sim() });
+    let _worker = cluster.worker(SimModel { step_micros: 500, ..grid_sim() });
     let mut router = cluster.router().await;
     for _ in 0..4 {
         router.submit(request(vec![1; 40], 55_000)).await;
@@ -437,7 +437,7 @@ async fn a_router_that_comes_again_has_its_old_requests_dropped_at_once() {
     let mut config = config(4096, 60_000, 16);
     config.waits.router_grace = Duration::from_secs(600);
     let cluster = Cluster::start(config);
-    let _worker = cluster.worker(Sim { step_micros: 500, ..grid_sim() });
+    let _worker = cluster.worker(SimModel { step_micros: 500, ..grid_sim() });
     let mut neighbour = cluster.router().await;
     let mut router = cluster.router().await;
     for _ in 0..4 {

@@ -6,11 +6,11 @@ use crate::common::{Cluster, Random, Router, grid_sim, on_grid};
 use checkpoint::StateHeads;
 use coordinator::{Config, ModelShape};
 use types::{CacheGroup, KvLayout, LayerGroups};
-use worker::sim::Sim;
+use worker::sim::SimModel;
 
 /// As many heads as the model of `on_grid`, and equally wide.
 const HEADS: KvLayout = KvLayout::heads(2, 32);
-const WINDOW: CacheGroup = CacheGroup::of(HEADS.within(20));
+const WINDOW: CacheGroup = CacheGroup::of(HEADS.with_window(20));
 
 /// Two layers of four have a window of twenty positions.
 fn windowed(tp: u16, pp: u16) -> Config {
@@ -28,8 +28,8 @@ fn beside_full(layout: KvLayout, tp: u16, pp: u16) -> Config {
     Config { shape: ModelShape { cache, states, ..config.shape }, ..config }
 }
 
-fn sim() -> Sim {
-    Sim { groups: vec![WINDOW, CacheGroup::FULL], ..grid_sim() }
+fn sim() -> SimModel {
+    SimModel { groups: vec![WINDOW, CacheGroup::FULL], ..grid_sim() }
 }
 
 async fn serve(router: &mut Router, random: &mut Random, n_requests: usize) {
@@ -46,7 +46,7 @@ async fn a_recurrence_goes_on_where_it_or_another_has_left_a_state() {
     let state = KvLayout::State { n: 2, state: 256, row: 16 };
     for (tp, pp) in [(1, 1), (2, 1), (1, 2)] {
         let cluster = Cluster::start(beside_full(state, tp, pp));
-        let sim = || Sim { groups: vec![CacheGroup::STATE, CacheGroup::FULL], ..grid_sim() };
+        let sim = || SimModel { groups: vec![CacheGroup::STATE, CacheGroup::FULL], ..grid_sim() };
         let _workers: Vec<_> = (0..tp * pp).map(|_| cluster.worker(sim())).collect();
         let mut router = cluster.router().await;
         serve(&mut router, &mut Random(u64::from(tp + 2 * pp)), 200).await;

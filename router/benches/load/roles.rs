@@ -3,7 +3,7 @@
 use crate::peers::{Bare, Stub};
 use checkpoint::Checkpoint;
 use cluster::MemoryStore;
-use coordinator::{Limits, ModelShape, Policy, Waits};
+use coordinator::{Limits, ModelShape, PlacementPolicy, Timings};
 use proto::v1::inference_server::InferenceServer;
 use std::io::{BufRead, BufReader, Read};
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use types::{Activations, Grid, KvDtype};
 use wire::{server, tcp, tcp_incoming};
-use worker::sim::Sim;
+use worker::sim::SimModel;
 
 /// The name of the threads whose CPU time counts as the router's.
 pub const ROUTER_THREADS: &str = "router";
@@ -138,7 +138,7 @@ async fn replica(step_micros: u64, running_max: u32) {
     let limits = Limits::default();
     // A step has room for one token of each running request.
     let limits = Limits { batch_tokens_max: limits.batch_tokens_max.max(running_max), ..limits };
-    let policy = Policy {
+    let policy = PlacementPolicy {
         grid: Grid::SOLO,
         activations: Activations::Int8,
         kv_dtype: KvDtype::F16,
@@ -161,12 +161,12 @@ async fn replica(step_micros: u64, running_max: u32) {
         zero_kv: false,
         salt: [7; 16],
         mesh_seed: [7; 32],
-        speaks: proto::Speaks::default(),
+        speaks: proto::ProtocolRange::default(),
         limits,
         // A busy machine must not count as a lost rank.
-        waits: Waits { beats_missed_max: 1000, hang_min: Duration::from_secs(60), ..Waits::default() },
+        waits: Timings { beats_missed_max: 1000, hang_min: Duration::from_secs(60), ..Timings::default() },
     };
-    let sim = Sim { vocab, step_micros, ..Sim::default() };
+    let sim = SimModel { vocab, step_micros, ..SimModel::default() };
     let worker = worker::Config { device: "sim".into(), memory_bytes: 4 << 30, ..worker::Config::default() };
     let end = CancellationToken::new();
     let listener = listen().await;

@@ -9,7 +9,7 @@ use std::time::Duration;
 use telemetry::TraceHeaders;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
-use types::{Goal, Priority, Request, Tokens, Weight};
+use types::{Goal, Priority, Request, Tokens, TenantWeight};
 
 /// How often an audit checks whether a replica has become idle, or busy.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
@@ -143,7 +143,7 @@ fn request(answer: &FinishedAnswer, slot: usize) -> Request {
     Request {
         goal: Goal::Generate,
         priority: Priority(i8::MAX),
-        weight: Weight::default(),
+        weight: TenantWeight::default(),
         cache_bypass: true,
         cache_apart: true,
         ..request

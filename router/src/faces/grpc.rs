@@ -57,7 +57,7 @@ impl Inference for InferenceService {
     }
 
     async fn tokenize(&self, request: Request<v1::TokenizeRequest>) -> Result<Response<v1::TokenizeReply>, Status> {
-        let _visit = self.visit(request.metadata()).map_err(status)?;
+        let _visit = self.count_call(request.metadata()).map_err(status)?;
         let request = request.into_inner();
         let text = self.front.text(&request.model).map_err(status)?;
         let input = match request.input {
@@ -73,7 +73,7 @@ impl Inference for InferenceService {
         &self,
         request: Request<v1::DetokenizeRequest>,
     ) -> Result<Response<v1::DetokenizeReply>, Status> {
-        let _visit = self.visit(request.metadata()).map_err(status)?;
+        let _visit = self.count_call(request.metadata()).map_err(status)?;
         let request = request.into_inner();
         let text = self.front.text(&request.model).map_err(status)?;
         text.check_ids("token_ids", &request.token_ids).map_err(status)?;
@@ -114,7 +114,7 @@ impl InferenceService {
     }
 
     /// Counts a call that only tokenizes or detokenizes: it is a request of its tenant too.
-    fn visit(&self, metadata: &MetadataMap) -> Result<Visit, Refusal> {
+    fn count_call(&self, metadata: &MetadataMap) -> Result<Visit, Refusal> {
         self.front.visit(self.tenant(metadata)?)
     }
 
@@ -175,13 +175,13 @@ impl Stream for GenerateReplies {
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         if let Some(started) = self.started.take() {
-            return reply(generate_reply::Event::Started(started));
+            return ready_reply(generate_reply::Event::Started(started));
         }
         loop {
             match ready!(Pin::new(&mut self.generation).poll_next(context)) {
                 Some(Ok((_, event))) => {
                     if let Some(event) = self.reply_event(event) {
-                        return reply(event);
+                        return ready_reply(event);
                     }
                 }
                 Some(Err(refusal)) => return Poll::Ready(Some(Err(status(refusal)))),
@@ -191,7 +191,7 @@ impl Stream for GenerateReplies {
     }
 }
 
-fn reply(event: generate_reply::Event) -> Poll<Option<Result<v1::GenerateReply, Status>>> {
+fn ready_reply(event: generate_reply::Event) -> Poll<Option<Result<v1::GenerateReply, Status>>> {
     Poll::Ready(Some(Ok(v1::GenerateReply { event: Some(event) })))
 }
 

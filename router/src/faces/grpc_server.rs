@@ -2,8 +2,8 @@
 
 use crate::config::Timeouts;
 use crate::faces::doors::gate::GrpcGate;
-use crate::faces::doors::gathered::GatheredIo;
-use crate::faces::doors::socket::Socket;
+use crate::faces::doors::gathered::WriteCoalescer;
+use crate::faces::doors::socket::LimitedSocket;
 use crate::faces::health::{SERVICE, ServingHealth};
 use crate::faces::reflection::{newer, older};
 use crate::faces::{Error, SERVICES, grpc, kserve, vllm};
@@ -34,7 +34,7 @@ pub async fn serve(
             .with_service_name(SERVICES[1])
             .with_service_name("grpc.health.v1.Health")
     };
-    let incoming = placed(&front, incoming);
+    let incoming = limit_connections(&front, incoming);
     let served = wire::server()
         .layer(GrpcGate(front.clone()))
         .add_service(inference)
@@ -53,14 +53,14 @@ pub async fn serve(
 
 /// Yields connections that have a place among the others. Connections beyond the limit are closed before anything is
 /// read from them.
-fn placed(front: &Frontend, incoming: Incoming) -> impl Stream<Item = io::Result<Socket<GatheredIo<Connection>>>> {
+fn limit_connections(front: &Frontend, incoming: Incoming) -> impl Stream<Item = io::Result<LimitedSocket<WriteCoalescer<Connection>>>> {
     let Timeouts { unread_max, headers_max, .. } = front.config.timeouts;
     let connections_max = front.config.limits.connections_max.clamp(1, Semaphore::MAX_PERMITS);
     let places = Arc::new(Semaphore::new(connections_max));
     incoming.filter_map(move |accepted| match accepted {
         Ok(connection) => {
             let place = places.clone().try_acquire_owned().ok()?;
-            Some(Ok(Socket::new(GatheredIo::over(connection), place, unread_max).begins_within(headers_max)))
+            Some(Ok(LimitedSocket::new(WriteCoalescer::new(connection), place, unread_max).with_start_deadline(headers_max)))
         }
         Err(error) => Some(Err(error)),
     })

@@ -28,7 +28,7 @@ use tokio::sync::mpsc;
 use tokio::time::Sleep;
 use tokio_stream::Stream;
 use tokio_util::task::task_tracker::TaskTrackerToken;
-use types::{Finish, Goal, Request, Reuse, Token, Tokens};
+use types::{Finish, Goal, Request, PrefixReuse, Token, Tokens};
 
 /// An event of a stream, as in `lockstep.v1`. `Started` is known before the first event.
 #[derive(Debug)]
@@ -109,7 +109,7 @@ pub(crate) struct Choice {
     n_sent: u32,
     n_cached: u32,
     /// Why the reuse of the prefix cache was not larger.
-    reuse: Reuse,
+    reuse: PrefixReuse,
     /// Draft tokens: those that were right, and those that were not.
     n_accepted: u32,
     n_rejected: u32,
@@ -319,7 +319,7 @@ impl Choice {
             n_prompt,
             n_sent: n_sent,
             n_cached,
-            reuse: Reuse::default(),
+            reuse: PrefixReuse::default(),
             n_accepted,
             n_rejected,
             scored,

@@ -312,7 +312,7 @@ fn tenant(name: &str) -> TenantId {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use types::Weight;
+    use types::TenantWeight;
 
     #[test]
     fn a_key_ends_when_the_file_has_it_no_more_or_for_another() {
@@ -375,7 +375,7 @@ mod tests {
         let text = "* weight=2 concurrent=8\nalice:k1 weight=5\nalice:k2 requests_per_minute=60\nbob:k3\nk4 weight=1";
         let keys = ApiKeys::parse(text).unwrap();
         let weight = |key| keys.tenant_limits(keys.tenant(key).unwrap()).weight();
-        assert_eq!(["k1", "k2", "k3", "k4"].map(weight), [Weight(5), Weight(5), Weight(2), Weight(1)]);
+        assert_eq!(["k1", "k2", "k3", "k4"].map(weight), [TenantWeight(5), TenantWeight(5), TenantWeight(2), TenantWeight(1)]);
         assert_eq!(keys.tenant("*"), None);
         let cases = [
             ("a:b\n\n:c", 3, "no key"),
@@ -413,7 +413,7 @@ mod tests {
         let held = keys.clone();
         keys.replace("alice:k9 weight=6\nbob:k2").unwrap();
         assert_eq!((held.tenant("k1"), held.tenant("k9")), (None, alice));
-        assert_eq!(keys.tenant_limits(alice.unwrap()).weight(), Weight(6));
+        assert_eq!(keys.tenant_limits(alice.unwrap()).weight(), TenantWeight(6));
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use telemetry::metrics;
 use tokio::time::Instant;
-use types::Weight;
+use types::TenantWeight;
 
 const WEIGHT_MAX: u32 = 1000;
 const MINUTE: Duration = Duration::from_secs(60);
@@ -61,8 +61,8 @@ impl Quotas {
         }
     }
 
-    pub fn weight(&self) -> Weight {
-        Weight(self.weight.unwrap_or(1) as u16)
+    pub fn weight(&self) -> TenantWeight {
+        TenantWeight(self.weight.unwrap_or(1) as u16)
     }
 }
 
@@ -245,7 +245,7 @@ impl TenantLimits {
         &self.label
     }
 
-    pub fn weight(&self) -> Weight {
+    pub fn weight(&self) -> TenantWeight {
         self.quotas.weight()
     }
 

@@ -14,7 +14,7 @@ use crate::link::target::LinkTarget;
 use crate::link::ticket::Cancel;
 use crate::link::view::{ReplicaInfo, View};
 use crate::refusal::Refusal;
-use proto::Speaks;
+use proto::ProtocolRange;
 use proto::cluster as wire;
 use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -39,7 +39,7 @@ pub struct LinkTask {
     pub(super) outputs_unread_max: usize,
     pub(super) losses_max: u32,
     pub(super) coordinator_losses_max: u32,
-    pub(super) speaks: Speaks,
+    pub(super) speaks: ProtocolRange,
     pub(super) submitted: mpsc::Receiver<(u64, Box<LinkRequest>)>,
     pub(super) cancelled: mpsc::Receiver<Cancel>,
     pub(super) peers: Peers,
@@ -180,7 +180,7 @@ impl LinkTask {
     pub(super) fn dial(&mut self) {
         let LinkTarget { channel, incarnation, .. } = self.target.borrow_and_update().clone();
         self.aimed = incarnation;
-        let Speaks { version, protocols } = self.speaks.clone();
+        let ProtocolRange { version, protocols } = self.speaks.clone();
         let hello = wire::RouterHello { version, protocols, former: self.former };
         self.connection = CoordinatorStream::Dialing(Box::pin(attach(channel, self.timeouts.attach_max, hello)));
     }

@@ -531,12 +531,12 @@ async fn a_gap_and_another_version_are_refused() {
 async fn a_router_attaches_to_builds_of_consecutive_protocols_and_to_no_other() {
     let build = |newest: u32| {
         let protocols = Some(wire::Protocols { oldest: newest - 1, newest });
-        proto::Speaks::of(&format!("0.{newest}.0"), protocols)
+        proto::ProtocolRange::of(&format!("0.{newest}.0"), protocols)
     };
     let check = |router: u32, coordinator: u32, is_met: bool| {
         let (_link, mut task) = attached(10);
         (task.replica, task.speaks) = (None, build(router));
-        let proto::Speaks { version, protocols } = build(coordinator);
+        let proto::ProtocolRange { version, protocols } = build(coordinator);
         task.receive(Frame::Welcome(wire::Welcome { version, protocols, ..welcome(1) }));
         assert_eq!(task.replica.is_some(), is_met, "{router} to {coordinator}: {}", task.reason);
         let names_both = [build(router), build(coordinator)].iter().all(|of| task.reason.contains(&of.to_string()));

@@ -1,7 +1,7 @@
 //! A replica's own reports, and its present state as this router knows it. Knows no requests.
 
 use crate::board::Salt;
-use proto::Speaks;
+use proto::ProtocolRange;
 use proto::cluster as wire;
 use std::sync::Arc;
 use tonic::Status;
@@ -26,8 +26,8 @@ pub struct ReplicaInfo {
 }
 
 impl ReplicaInfo {
-    pub(super) fn of(welcome: wire::Welcome, speaks: &Speaks) -> Result<ReplicaInfo, Status> {
-        let met = speaks.meet(Speaks::of(&welcome.version, welcome.protocols));
+    pub(super) fn of(welcome: wire::Welcome, speaks: &ProtocolRange) -> Result<ReplicaInfo, Status> {
+        let met = speaks.newest_common(ProtocolRange::of(&welcome.version, welcome.protocols));
         let protocol = met.map_err(|refusal| Status::failed_precondition(refusal.to_string()))?;
         tracing::debug!(replica = welcome.replica, version = welcome.version, protocol, "a replica's welcome");
         let malformed = |error: proto::Malformed| Status::internal(format!("the coordinator's welcome: {error}"));

@@ -4,7 +4,7 @@
 
 use crate::link::peers::Peers;
 use crate::link::view::{PieceDifference, ReplicaInfo, View};
-use proto::Speaks;
+use proto::ProtocolRange;
 use proto::cluster::coordinator_client::CoordinatorClient;
 use proto::cluster::{GetHashesRequest, WeightHash, WeightHashes};
 use std::collections::{BTreeMap, BTreeSet};
@@ -187,7 +187,7 @@ async fn first_difference(channels: [Channel; 2], expected: [PolicyDigest; 2]) -
 async fn hashes(channels: &[Channel; 2], expected: [PolicyDigest; 2], of: &str) -> Result<[WeightHashes; 2], Status> {
     let fetch = async |at: usize| {
         let mut client = CoordinatorClient::new(channels[at].clone()).max_decoding_message_size(ANSWER_BYTES_MAX);
-        let Speaks { version, protocols } = Speaks::default();
+        let ProtocolRange { version, protocols } = ProtocolRange::default();
         let request = GetHashesRequest { version, weight: of.to_owned(), protocols };
         let answer = client.get_hashes(request).await?.into_inner();
         match answer.policy_digest[..] == expected[at].0 {

@@ -12,7 +12,7 @@ use crate::link::view::{ReplicaInfo, View};
 use crate::refusal::{NoResume, Refusal};
 use crate::replicas::roster::{Membership, Roster};
 use crate::replicas::topology::{self, StoreView};
-use cluster::Health;
+use cluster::StoreHealth;
 use proto::cluster::state::Phase;
 use proto::v1;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -28,7 +28,7 @@ pub struct Replicas {
     peers: Peers,
     views: watch::Receiver<Vec<View>>,
     /// The kind of the store that lists them, and whether it is reachable. None if they were given as flags.
-    store: Option<(&'static str, watch::Receiver<Health>)>,
+    store: Option<(&'static str, watch::Receiver<StoreHealth>)>,
     /// Whether it has been logged that a replica gets no requests.
     has_warned_stranger: AtomicBool,
     retry_after: Duration,

@@ -9,7 +9,7 @@ use crate::link::task::LinkTask;
 use crate::link::view::View;
 use crate::replicas::compare::Comparisons;
 use crate::replicas::models::unserved::{RouteChange, UnservedVersions};
-use cluster::{Change, Member, Store, Watch};
+use cluster::{MemberChange, Member, Store, MemberWatch};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -48,7 +48,7 @@ impl From<Vec<CoordinatorChannel>> for Membership {
 
 /// Owns the links' tasks.
 pub struct Roster {
-    watch: Option<Watch>,
+    watch: Option<MemberWatch>,
     dial: Dial,
     peers: Peers,
     config: Config,
@@ -110,7 +110,7 @@ impl Roster {
             // Dropped, because the target of a given replica never changes.
             drop(roster.sit(&name, LinkTarget { channel, incarnation: 0, is_listed: true }, Duration::ZERO));
         }
-        let there = roster.watch.as_mut().map(Watch::now).unwrap_or_default();
+        let there = roster.watch.as_mut().map(MemberWatch::take_available).unwrap_or_default();
         there.into_iter().for_each(|change| roster.apply(change));
         roster
     }
@@ -200,10 +200,10 @@ impl Roster {
         }
     }
 
-    fn apply(&mut self, change: Change) {
+    fn apply(&mut self, change: MemberChange) {
         match change {
-            Change::Is(name, member) => self.upsert(&name, &member),
-            Change::Gone(name) => {
+            MemberChange::Is(name, member) => self.upsert(&name, &member),
+            MemberChange::Gone(name) => {
                 let Some(seat) = self.seats.get(&name) else { return };
                 tracing::info!(replica = name, "the store has it no more: a suspicion, while its stream stands");
                 seat.target.send_modify(|target| target.is_listed = false);
@@ -280,7 +280,7 @@ impl Roster {
     }
 }
 
-async fn next(watch: &mut Option<Watch>) -> Change {
+async fn next(watch: &mut Option<MemberWatch>) -> MemberChange {
     match watch {
         Some(watch) => watch.next().await,
         None => std::future::pending().await,

@@ -2,7 +2,7 @@
 //! pages. Knows nothing of requests.
 
 use crate::link::view::{PieceDifference, View};
-use cluster::Health;
+use cluster::StoreHealth;
 use proto::cluster as wire;
 use proto::v1;
 use serde_json::{Value, json};
@@ -17,7 +17,7 @@ const REPLICAS_MAX: usize = 1024;
 /// The store that lists the replicas.
 pub struct StoreView {
     pub kind: &'static str,
-    pub health: Health,
+    pub health: StoreHealth,
 }
 
 /// Returns one page of all replicas that this router knows of, attached or not: those from the place `from` on. The
@@ -362,7 +362,7 @@ mod tests {
         let differs = Some(PieceDifference { replica: "there".into(), weight: "w".into(), piece: 3 });
         let views = [View { state: Some(state), differs, ..View::of("here") }, View::of("there")];
         let since = UNIX_EPOCH + std::time::Duration::from_secs(7);
-        let health = Health { since, away: Some("no answer".into()) };
+        let health = StoreHealth { since, away: Some("no answer".into()) };
         let topology = topology(&views, 0, Some(StoreView { kind: "etcd", health }), Vec::new());
         let rank = &topology.replicas[0].ranks[0];
         assert_eq!((rank.compute_share, rank.wait_share, rank.idle_share, rank.bubble_share), (0.5, 0.3, 0.2, 0.5));

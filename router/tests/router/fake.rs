@@ -10,7 +10,7 @@ use tokio::sync::{broadcast, mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Channel;
 use tonic::{Request, Response, Status, Streaming};
-use types::Reuse;
+use types::PrefixReuse;
 
 /// A frame that the replica received.
 #[derive(Clone, Debug, PartialEq)]
@@ -38,7 +38,7 @@ pub struct Script {
     pub actual: wire::Actual,
     pub n_cached: u32,
     /// Why the reuse of the prefix cache was not larger.
-    pub reuse: Reuse,
+    pub reuse: PrefixReuse,
     /// How many tokens it repeats that a resubmitted request already has.
     pub overlap: usize,
     pub last: wire::Finish,
@@ -76,7 +76,7 @@ impl Default for Script {
             backlog: 0,
             actual: wire::Actual::default(),
             n_cached: 0,
-            reuse: Reuse::default(),
+            reuse: PrefixReuse::default(),
             overlap: 0,
             last: wire::Finish::Unspecified,
             fault: wire::GrammarFault::Unspecified,
@@ -401,7 +401,7 @@ fn welcome(shared: &Shared, router: u32) -> wire::Welcome {
         incarnation: script.incarnation,
         salt: SALT.to_vec(),
         beat_millis: script.beat_millis,
-        protocols: proto::Speaks::up_to(script.protocol).protocols,
+        protocols: proto::ProtocolRange::up_to(script.protocol).protocols,
     }
 }
 

@@ -6,7 +6,7 @@ use crate::{House, config, eventually, run};
 use proto::cluster as wire;
 use router::ApiKeys;
 use serde_json::{Value, json};
-use types::{Reuse, ReuseEnd};
+use types::{PrefixReuse, ReuseEnd};
 
 const CHAT: &str = "/api/chat";
 const GENERATE: &str = "/api/generate";
@@ -59,7 +59,7 @@ fn times(value: &mut Value) -> [u64; 4] {
 fn a_whole_chat() {
     run(async {
         let house = House::open(config()).await;
-        let reuse = Reuse { ended: Some(ReuseEnd::Evicted), position: 2 };
+        let reuse = PrefixReuse { ended: Some(ReuseEnd::Evicted), position: 2 };
         house.fake.script(|script| script.reuse = reuse);
         let options = json!({ "temperature": 0.5, "top_k": 3, "seed": 5, "num_ctx": 8192 });
         let mut answer = post(house.http, CHAT, &whole(chat(json!({ "options": options, "keep_alive": "5m" })))).await;

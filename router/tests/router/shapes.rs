@@ -3,7 +3,7 @@
 use crate::client::post;
 use crate::{House, config, run};
 use serde_json::{Value, json};
-use types::{Reuse, ReuseEnd};
+use types::{PrefixReuse, ReuseEnd};
 
 const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
@@ -27,7 +27,7 @@ fn text(chunks: &[Value], index: u64) -> String {
 fn a_whole_chat_answer() {
     run(async {
         let house = House::open(config()).await;
-        let reuse = Reuse { ended: Some(ReuseEnd::Differs), position: 4 };
+        let reuse = PrefixReuse { ended: Some(ReuseEnd::Differs), position: 4 };
         house.fake.script(|script| (script.n_cached, script.reuse) = (4, reuse));
         let reply = post(house.http, CHAT, &chat(json!({ "model": "alias" }))).await;
         let mut answer = reply.json();

@@ -15,7 +15,7 @@ use std::sync::LazyLock;
 use std::time::Instant;
 use tokio::sync::OnceCell;
 use types::Request;
-use worker::Wire;
+use worker::WireChoice;
 
 /// Five leaves in five layers: every rank has work on every grid up to four by four.
 const WIDE: &str = "llama-wide.gguf";
@@ -120,7 +120,7 @@ const N_VALUES: [usize; 8] = [FAMILIES.len(), GRID_MAX as usize, GRID_MAX as usi
 const RUNS_MAX: usize = 64;
 /// The number of blocks if all parts are equal; otherwise memory is plenty.
 const COVER_BLOCKS: u32 = 40;
-const WIRES: [Wire; 2] = [Wire::Memory, Wire::Socket];
+const WIRES: [WireChoice; 2] = [WireChoice::Memory, WireChoice::Socket];
 const WORKERS: [Workers; 2] = [Workers::Processes, Workers::Threads];
 const CUTS: [Cut; 2] = [Cut::Alike, Cut::Unlike];
 const ACTIVATIONS: [&str; 2] = ["int8", "f32"];

@@ -6,7 +6,7 @@ use crate::common::requests::REQUESTS;
 use crate::common::{Replica, Setup};
 use std::io::Write;
 use std::path::Path;
-use worker::Wire;
+use worker::WireChoice;
 
 /// One line of the table.
 struct Row {
@@ -48,7 +48,7 @@ async fn the_whole_product() {
                 rows.push(Row {
                     family,
                     grid: format!("{tp} x {pp}"),
-                    wire: if wire == Wire::Memory { "shm" } else { "tcp" },
+                    wire: if wire == WireChoice::Memory { "shm" } else { "tcp" },
                     n_requests: answers.len(),
                     n_tokens: answers.iter().map(|answer| answer.drawn.len()).sum(),
                     n_hits: seen.hits,

@@ -19,7 +19,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 use time::OffsetDateTime;
-use types::{Activations, DeviceClass, Mode, Numerics, PolicyDigest};
+use types::{Activations, DeviceClass, NumericsMode, Numerics, PolicyDigest};
 use wire::{JoinToken, Trust, channel};
 
 pub const MODEL: &str = "tests/reference/llama-f32-tied";
@@ -217,7 +217,7 @@ fn model() -> Checkpoint {
 /// The policy of ranks of this model, by its fingerprint.
 fn policy(kv_dtype: &str) -> PolicyDigest {
     let weights = model().fingerprint().unwrap();
-    Numerics::plain(&DeviceClass::Cpu.into(), Mode::Lockstep, Activations::F32, kv_dtype.parse().unwrap(), weights)
+    Numerics::plain(&DeviceClass::Cpu.into(), NumericsMode::Lockstep, Activations::F32, kv_dtype.parse().unwrap(), weights)
         .digest()
 }
 

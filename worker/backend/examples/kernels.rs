@@ -6,7 +6,7 @@
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a program to look at")]
 
 use backend::cpu::{Cpu, CpuConfig, Isa};
-use backend::{Attention, AttentionCall, Batch, BlockTables, Heads, KvSpec, Linear, Memory, PassSlice, Stored};
+use backend::{Attention, AttentionCall, Batch, BlockTables, AttentionHeads, KvSpec, Linear, Memory, PassSlice, StoredMatrix};
 use std::hint::black_box;
 use std::time::Instant;
 use types::{Activations, BlockId, Dtype, KvDtype, KvLayout, Want};
@@ -66,7 +66,7 @@ fn weights(dtype: Dtype, rows: usize, k: usize) -> Vec<u8> {
 fn linear(cpu: &Cpu, dtype: Dtype, n_out: usize, k: usize) {
     let file = weights(dtype, n_out, k);
     let start = Instant::now();
-    let matrix = cpu.matrix(&[Stored::whole(dtype, n_out, k, &file)]).unwrap();
+    let matrix = cpu.matrix(&[StoredMatrix::whole(dtype, n_out, k, &file)]).unwrap();
     let packing = start.elapsed().as_secs_f64();
     println!("-- {dtype:?} {n_out} x {k}: packed {:.1} MB in {packing:.3} s", file.len() as f64 / 1e6);
     let x = cpu.buffer(512, k).unwrap();
@@ -82,7 +82,7 @@ fn linear(cpu: &Cpu, dtype: Dtype, n_out: usize, k: usize) {
 }
 
 fn attention(cpu: &Cpu, n_slices: usize, n_rows: usize, start: usize) {
-    let heads = Heads::whole(9, 3, 64, 0.125);
+    let heads = AttentionHeads::whole(9, 3, 64, 0.125);
     let n_blocks = (start + n_rows).div_ceil(16);
     let kv = KvSpec { n_layers: 1, n_blocks: n_blocks * n_slices, layout: KvLayout::heads(3, 64), dtype: KvDtype::F16 };
     let kv = cpu.kv(kv).unwrap();

@@ -15,11 +15,11 @@ pub mod stored;
 pub use error::Error;
 pub use ops::{
     Attention, AttentionCall, BatchLimits, BlockMemory, ChangeBlocks, Clamp, ConvolutionCall, ConvolvedChannels,
-    Device, Draw, DrawError, DrawMask, Drawing, Expert, ExpertActivation, ExpertStack, Experts, Heads, KvSpec, Linear,
-    Memory, PackedBytes, Pointwise, Recurrence, RecurrenceCall, RecurrentHeads, RecurrentWeights, Repeat, Repeats,
-    RopeStyle, Routing, Sample, Score, Scoring, StateRule,
+    Device, Draw, DrawError, DrawMask, DrawsInFlight, Expert, ExpertActivation, ExpertStack, Experts, AttentionHeads, KvSpec, Linear,
+    Memory, PackedBytes, Pointwise, Recurrence, RecurrenceCall, RecurrentHeads, RecurrentWeights, RunOutcome, PassCounts,
+    RopeStyle, Routing, Sample, ScoreRequest, Scoring, StateRule,
 };
-pub use pass::{Batch, BlockTables, Pass, PassSlice, Rows, Tables};
-pub use stored::Stored;
+pub use pass::{Batch, BlockTables, Pass, PassSlice, Rows, GroupBlockTables};
+pub use stored::StoredMatrix;
 
 pub type Result<T> = std::result::Result<T, Error>;

@@ -9,7 +9,7 @@ use types::{BlockId, Token, Want};
 pub struct Pass<'a> {
     pub rows: Rows<'a>,
     pub slices: &'a [PassSlice],
-    pub tables: Tables<'a>,
+    pub tables: GroupBlockTables<'a>,
 }
 
 /// The rows of a pass, one per token.
@@ -37,7 +37,7 @@ pub struct PassSlice {
 
 /// The block tables of all cache groups.
 #[derive(Clone, Copy, Debug)]
-pub struct Tables<'a> {
+pub struct GroupBlockTables<'a> {
     groups: &'a [BlockTables],
 }
 
@@ -86,7 +86,7 @@ impl PassSlice {
     }
 }
 
-impl<'a> Tables<'a> {
+impl<'a> GroupBlockTables<'a> {
     pub fn n_groups(&self) -> usize {
         self.groups.len()
     }
@@ -97,7 +97,7 @@ impl<'a> Tables<'a> {
 }
 
 impl BlockTables {
-    pub fn of(&self, slice: usize) -> &[BlockId] {
+    pub fn blocks_of(&self, slice: usize) -> &[BlockId] {
         &self.blocks[self.bounds[slice] as usize..self.bounds[slice + 1] as usize]
     }
 }
@@ -117,7 +117,7 @@ impl Batch {
     pub fn pass(&self) -> Pass<'_> {
         let Batch { tokens, positions, slices, tables, outputs, drawn, n_padding } = self;
         let rows = Rows { tokens, positions, outputs, drawn, n_padding: *n_padding };
-        Pass { rows, slices, tables: Tables { groups: tables } }
+        Pass { rows, slices, tables: GroupBlockTables { groups: tables } }
     }
 
     /// Pads the batch to `n_rows` rows, with any token at any position and of no sequence.

@@ -20,7 +20,7 @@ fn scale_at(scales: &Scales<&[u8]>, row: usize, column: usize) -> f32 {
 
 /// `[rows, k]`, row-major, borrowed from its reader. A slice of columns has a `row_stride` longer than its rows.
 #[derive(Clone, Copy, Debug)]
-pub struct Stored<'a> {
+pub struct StoredMatrix<'a> {
     pub dtype: Dtype,
     pub rows: usize,
     pub k: usize,
@@ -33,14 +33,14 @@ pub struct Stored<'a> {
     pub scales: Option<Scales<&'a [u8]>>,
 }
 
-impl<'a> Stored<'a> {
+impl<'a> StoredMatrix<'a> {
     /// A whole matrix: rows follow each other.
-    pub fn whole(dtype: Dtype, rows: usize, k: usize, bytes: &'a [u8]) -> Stored<'a> {
-        Stored { dtype, rows, k, first: 0, row_stride: dtype.row_bytes(k), bytes, scales: None }
+    pub fn whole(dtype: Dtype, rows: usize, k: usize, bytes: &'a [u8]) -> StoredMatrix<'a> {
+        StoredMatrix { dtype, rows, k, first: 0, row_stride: dtype.row_bytes(k), bytes, scales: None }
     }
 
-    pub fn scaled(self, scales: Scales<&'a [u8]>) -> Stored<'a> {
-        Stored { scales: Some(scales), ..self }
+    pub fn scaled(self, scales: Scales<&'a [u8]>) -> StoredMatrix<'a> {
+        StoredMatrix { scales: Some(scales), ..self }
     }
 
     /// Checks that the bytes fit the shape. The last row of a slice of columns is shorter than its stride.
@@ -68,7 +68,7 @@ impl<'a> Stored<'a> {
     }
 
     /// A range of columns. It begins and ends on the type's units, perhaps within a block.
-    pub fn columns(&self, range: Range<usize>) -> Result<Stored<'a>, Error> {
+    pub fn columns(&self, range: Range<usize>) -> Result<StoredMatrix<'a>, Error> {
         let unit = self.dtype.unit();
         let cut = range.start.is_multiple_of(unit) && range.end.is_multiple_of(unit);
         if range.start > range.end || range.end > self.k || !cut {
@@ -78,18 +78,18 @@ impl<'a> Stored<'a> {
         let start = self.first + range.start;
         let bytes = self.bytes.get((start / block).saturating_mul(block_bytes)..).unwrap_or(&[]);
         let scales = self.scales.map(|scales| scales.from(0, range.start));
-        Ok(Stored { k: range.len(), first: start % block, bytes, scales, ..*self })
+        Ok(StoredMatrix { k: range.len(), first: start % block, bytes, scales, ..*self })
     }
 
     /// A range of rows; it may be empty.
-    pub fn rows(&self, range: Range<usize>) -> Result<Stored<'a>, Error> {
+    pub fn rows(&self, range: Range<usize>) -> Result<StoredMatrix<'a>, Error> {
         if range.start > range.end || range.end > self.rows {
             return Err(Error::Shape(format!("rows {range:?} of {}", self.rows)));
         }
         // Beyond the bytes this is empty; `check` reports it if rows were requested.
         let bytes = self.bytes.get(range.start.saturating_mul(self.row_stride)..).unwrap_or(&[]);
         let scales = self.scales.map(|scales| scales.from(range.start, 0));
-        Ok(Stored { rows: range.len(), bytes, scales, ..*self })
+        Ok(StoredMatrix { rows: range.len(), bytes, scales, ..*self })
     }
 
     /// The blocks that hold a row. The `first` elements of the first block, and those after the last column, are not

@@ -8,7 +8,7 @@ mod common;
 use allocations::n_allocations;
 use backend::cpu::{Cpu, Isa, Kv, Vector};
 use backend::{
-    Attention, AttentionCall, Batch, BlockTables, Heads, KvSpec, Linear, Memory, PassSlice, Pointwise, Recurrence,
+    Attention, AttentionCall, Batch, BlockTables, AttentionHeads, KvSpec, Linear, Memory, PassSlice, Pointwise, Recurrence,
     RecurrenceCall, RecurrentHeads, RecurrentWeights, RopeStyle, StateRule,
 };
 use common::{File, Rng, cpu, filled};
@@ -56,7 +56,7 @@ fn states_of(cpu: &Cpu, heads: &RecurrentHeads) -> Kv {
 fn ops_allocate_nothing() {
     const ROWS_MAX: usize = 20;
     let mut rng = Rng(1);
-    let heads = Heads::whole(8, 4, 32, 0.2);
+    let heads = AttentionHeads::whole(8, 4, 32, 0.2);
     let files = Dtype::ALL.map(|dtype| File::random(&mut rng, dtype, 48, 256));
     for (activations, dtype) in [(Activations::Int8, KvDtype::Int8), (Activations::F32, KvDtype::F16)] {
         let cpu = cpu(Isa::detect(), 3, activations);

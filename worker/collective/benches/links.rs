@@ -7,7 +7,7 @@
 
 use backend::Memory;
 use backend::cpu::{Cpu, CpuConfig, Isa};
-use collective::{LinkEncryption, Mesh, MeshPlan, PeerListener, Ranks, Wire};
+use collective::{LinkEncryption, Mesh, MeshPlan, PeerListener, Ranks, WireChoice};
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
 use std::time::Instant;
@@ -65,7 +65,7 @@ fn meet(number: u16, exchange: impl FnOnce(&str) -> String) -> Vec<Ranks<Cpu>> {
         peers.rotate_right(number.into());
         let layout = Layout::even(Grid { pp: 1, tp: 2, ep: 1 }, 1).unwrap();
         let plan = MeshPlan::new(Epoch::default(), Rank(number), layout, peers, [1; 32]);
-        let plan = MeshPlan { wire: Wire::Socket, spin: true, encryption, ..plan };
+        let plan = MeshPlan { wire: WireChoice::Socket, spin: true, encryption, ..plan };
         Ranks::over_host(Mesh::join(listener, plan).unwrap())
     };
     listeners.iter().zip(theirs.split(' ')).zip(KINDS).map(join).collect()

@@ -8,7 +8,7 @@
 
 use backend::Memory;
 use backend::cpu::{Cpu, CpuConfig, Isa};
-use collective::{ExchangeTimes, Mesh, MeshPlan, PeerListener, Ranks, Wire};
+use collective::{ExchangeTimes, Mesh, MeshPlan, PeerListener, Ranks, WireChoice};
 use rustix::fs::{MemfdFlags, Mode, OFlags, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap};
 use std::io::{BufRead, BufReader, Write};
@@ -29,12 +29,12 @@ const N_HIDDEN: usize = 576;
 const KINDS: [&str; 1 + MESHES.len()] =
     ["ping-pong", "sum, shm, spin", "sum, shm, sleep", "sum, tcp, spin", "row and token, shm", "row and token, tcp"];
 /// The mesh of each kind but the floor: a wire, whether waiting ranks spin, how many stages.
-const MESHES: [(Wire, bool, u16); 5] = [
-    (Wire::Memory, true, 1),
-    (Wire::Memory, false, 1),
-    (Wire::Socket, true, 1),
-    (Wire::Memory, true, 2),
-    (Wire::Socket, true, 2),
+const MESHES: [(WireChoice, bool, u16); 5] = [
+    (WireChoice::Memory, true, 1),
+    (WireChoice::Memory, false, 1),
+    (WireChoice::Socket, true, 1),
+    (WireChoice::Memory, true, 2),
+    (WireChoice::Socket, true, 2),
 ];
 
 fn main() {
@@ -90,7 +90,7 @@ impl Wires {
         let listeners = MESHES.map(|_| PeerListener::bind("127.0.0.1:0").unwrap());
         let ours = listeners.each_ref().map(|listener| listener.address().to_string());
         let theirs = exchange(&ours.join(" ")).next().unwrap();
-        let join = |((listener, theirs), (wire, spin, pp)): ((&PeerListener, &str), (Wire, bool, u16))| {
+        let join = |((listener, theirs), (wire, spin, pp)): ((&PeerListener, &str), (WireChoice, bool, u16))| {
             let mine = listener.address().to_string();
             let mut peers = vec![mine, theirs.to_string()];
             peers.rotate_right(number.into());

@@ -1,7 +1,7 @@
 //! Ends a rank's waits from outside and notifies its peers. Has no knowledge of the exchanged data.
 
 use crate::futex;
-use crate::link::{LinkSide, PeerLink, hung_up};
+use crate::link::{LinkSide, PeerLink, has_hung_up};
 use crate::region::Region;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::fmt;
@@ -41,7 +41,7 @@ pub struct AbortState {
     /// The awaited rank, or `NO_RANK`.
     awaited: AtomicU32,
     doorbell: Arc<Region>,
-    peers: Vec<Notice>,
+    peers: Vec<PeerNotifier>,
     /// One entry per carrier whose device waits. The carriers hold this state and are dropped before it.
     device_waits: Mutex<Vec<Weak<dyn DeviceWait>>>,
 }
@@ -51,7 +51,7 @@ const NO_RANK: u32 = u32::MAX;
 
 /// The ways in which a peer is notified of an abort.
 #[derive(Debug)]
-enum Notice {
+enum PeerNotifier {
     Shm(LinkSide, Option<TcpStream>),
     Tcp(TcpStream),
 }
@@ -65,9 +65,9 @@ impl AbortState {
         let notice = |link: &PeerLink| match link {
             PeerLink::Shm(link) => {
                 let control = link.control().map(TcpStream::try_clone).transpose()?;
-                Ok(Notice::Shm(link.side().clone(), control))
+                Ok(PeerNotifier::Shm(link.side().clone(), control))
             }
-            PeerLink::Tcp(link) => link.stream().try_clone().map(Notice::Tcp),
+            PeerLink::Tcp(link) => link.stream().try_clone().map(PeerNotifier::Tcp),
         };
         let peers = links.map(notice).collect::<Result<_, _>>()?;
         let (ended, awaited, device_waits) = (AtomicBool::new(false), AtomicU32::new(NO_RANK), Mutex::default());
@@ -79,20 +79,20 @@ impl AbortState {
     }
 
     /// Records the awaited rank. It is used only for diagnosis of a rank that makes no progress.
-    pub fn waits_for(&self, rank: Option<Rank>) {
+    pub fn set_awaited(&self, rank: Option<Rank>) {
         self.awaited.store(rank.map_or(NO_RANK, |rank| rank.0.into()), Ordering::Relaxed);
     }
 
     /// From now on, an abort ends this device's waits too.
-    pub fn ends(&self, wait: Weak<dyn DeviceWait>) {
+    pub fn add_device_wait(&self, wait: Weak<dyn DeviceWait>) {
         self.device_waits().push(wait);
     }
 
     /// Returns whether any peer has ended, even if frames of it are still here.
-    pub fn is_anybody_gone(&self) -> bool {
+    pub fn is_any_peer_gone(&self) -> bool {
         self.peers.iter().any(|peer| match peer {
-            Notice::Shm(side, control) => side.is_left() || control.as_ref().is_some_and(hung_up),
-            Notice::Tcp(stream) => {
+            PeerNotifier::Shm(side, control) => side.has_peer_ended() || control.as_ref().is_some_and(has_hung_up),
+            PeerNotifier::Tcp(stream) => {
                 let mut polled = [PollFd::new(stream, PollFlags::RDHUP)];
                 // The result does not matter: an end appears as a flag.
                 let _n_ready = poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
@@ -118,7 +118,7 @@ impl AbortState {
     fn end(&self, notify: impl Fn(&LinkSide)) {
         self.ended.store(true, Ordering::Release);
         for peer in &self.peers {
-            if let Notice::Shm(side, _) = peer {
+            if let PeerNotifier::Shm(side, _) = peer {
                 notify(side);
             }
         }
@@ -128,11 +128,11 @@ impl AbortState {
     fn abort(&self) {
         self.break_off(self.rank);
         for peer in &self.peers {
-            if let Notice::Tcp(stream) = peer {
+            if let PeerNotifier::Tcp(stream) = peer {
                 let _ = stream.shutdown(Shutdown::Both);
             }
         }
-        self.doorbell.doorbell().always(futex::wake);
+        self.doorbell.doorbell().ring_always(futex::wake);
         let waits: Vec<_> = self.device_waits().iter().filter_map(Weak::upgrade).collect();
         waits.iter().for_each(|wait| wait.abort());
     }

@@ -45,7 +45,7 @@ impl WaitingPeer {
     }
 
     /// Reads the bytes that have arrived. After its Hello a peer sends nothing until it gets an answer.
-    fn listen(&mut self) -> Result<(), JoinRefusal> {
+    fn read_hello(&mut self) -> Result<(), JoinRefusal> {
         let mut beyond = [0];
         loop {
             let is_whole = self.has_hello();
@@ -93,12 +93,12 @@ impl WaitingPeers {
     }
 
     /// Reads from the connections with new bytes, in the order of `streams`, and ends those whose time is over.
-    pub fn listen(&mut self, is_ready: &[bool], now: Instant, mut refused: impl FnMut(SocketAddr, JoinRefusal)) {
+    pub fn read_arrived(&mut self, is_ready: &[bool], now: Instant, mut refused: impl FnMut(SocketAddr, JoinRefusal)) {
         let (greeted, silent) = (std::mem::take(&mut self.with_hello), std::mem::take(&mut self.without_hello));
         let ready = is_ready.iter().copied().chain(std::iter::repeat(false));
         for (mut arrival, is_ready) in greeted.into_iter().chain(silent).zip(ready) {
             let had_hello = arrival.has_hello();
-            let listened = if is_ready { arrival.listen() } else { Ok(()) };
+            let listened = if is_ready { arrival.read_hello() } else { Ok(()) };
             match listened {
                 Err(why) => refused(arrival.from, why),
                 Ok(()) if !had_hello && arrival.has_hello() => {

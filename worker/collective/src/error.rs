@@ -31,7 +31,7 @@ pub enum Error {
     Garbage { rank: Rank, what: &'static str },
     /// The ranks do not run the same operations in the same order.
     #[error("rank {} sent {found} where {expected} was due", .rank.0)]
-    OutOfStep { rank: Rank, expected: Due, found: Due },
+    OutOfStep { rank: Rank, expected: ExpectedFrame, found: ExpectedFrame },
     #[error("rank {} refused this one: {why}", .rank.0)]
     Refused { rank: Rank, why: JoinRefusal },
     #[error("this rank has no {0}")]
@@ -53,14 +53,14 @@ pub enum Error {
 
 /// A message as both sides should expect it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Due {
+pub struct ExpectedFrame {
     pub kind: FrameKind,
     pub seq: u32,
     pub tag: u64,
     pub n_words: u32,
 }
 
-impl fmt::Display for Due {
+impl fmt::Display for ExpectedFrame {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?} no. {} of {} words, tag {:x}", self.kind, self.seq, self.n_words, self.tag)
     }

@@ -3,7 +3,7 @@
 use crate::error::Error;
 use crate::frame::{FRAME_WORDS_MAX, FrameHead, FrameKind, HEAD_WORDS, frame_words};
 use crate::link::{LinkFault, LinkSeals, LinkSide, PeerLink, Seal, ShmLink, TcpLink};
-use crate::mesh::{Mesh, Wiring};
+use crate::mesh::{Mesh, MeshParts};
 use crate::plan::LinkEncryption;
 use crate::region::Region;
 use crate::ring::LINE_WORDS;
@@ -26,7 +26,7 @@ fn mesh(link: PeerLink, doorbell: Arc<Region>, deadline: Duration) -> Mesh {
     let layout = Layout::even(Grid { pp: 1, tp: 10, ep: 1 }, 1).unwrap();
     let policy = WaitPolicy { deadline, spin: false };
     let links = [None, Some(link)].into_iter().chain((2..10).map(|_| None)).collect();
-    Mesh::new(&layout, Wiring { rank: Rank(0), epoch: EPOCH, encryption: LinkEncryption::Off, policy, doorbell, links })
+    Mesh::new(&layout, MeshParts { rank: Rank(0), epoch: EPOCH, encryption: LinkEncryption::Off, policy, doorbell, links })
         .unwrap()
 }
 
@@ -88,7 +88,7 @@ fn frame(mode: LinkEncryption, head: FrameHead) -> Vec<u32> {
     frames(mode, &[head]).remove(0)
 }
 
-fn connected() -> (TcpStream, TcpStream) {
+fn socket_pair() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let theirs = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let (ours, _) = listener.accept().unwrap();
@@ -97,8 +97,8 @@ fn connected() -> (TcpStream, TcpStream) {
 }
 
 /// Returns rank 0 beside a peer that sends these words over a socket, and then hangs up or stays silent.
-fn beside(mode: LinkEncryption, words: &[u32], n_bytes: usize, hangs_up: bool) -> (Mesh, Option<TcpStream>) {
-    let (ours, mut theirs) = connected();
+fn mesh_beside_peer(mode: LinkEncryption, words: &[u32], n_bytes: usize, hangs_up: bool) -> (Mesh, Option<TcpStream>) {
+    let (ours, mut theirs) = socket_pair();
     theirs.write_all(&bytemuck::cast_slice::<u32, u8>(words)[..n_bytes]).unwrap();
     let seals = LinkSeals { outgoing: Seal::new(&[6; 32], mode), incoming: Seal::new(&SECRET, mode) };
     let link = PeerLink::Tcp(TcpLink::new(ours, seals));
@@ -106,8 +106,8 @@ fn beside(mode: LinkEncryption, words: &[u32], n_bytes: usize, hangs_up: bool) -
 }
 
 /// Returns what rank 0 receives from it.
-fn over_socket(mode: LinkEncryption, words: &[u32], n_bytes: usize, hangs_up: bool) -> Result<Vec<f32>, Error> {
-    let (mut mesh, _kept) = beside(mode, words, n_bytes, hangs_up);
+fn receive_over_socket(mode: LinkEncryption, words: &[u32], n_bytes: usize, hangs_up: bool) -> Result<Vec<f32>, Error> {
+    let (mut mesh, _kept) = mesh_beside_peer(mode, words, n_bytes, hangs_up);
     receive(&mut mesh)
 }
 
@@ -121,7 +121,7 @@ fn is_garbage(result: &Result<Vec<f32>, Error>) -> bool {
 fn what_is_meant_arrives() {
     for mode in MODES {
         let words = frame(mode, due());
-        let row = over_socket(mode, &words, 4 * words.len(), true).unwrap();
+        let row = receive_over_socket(mode, &words, 4 * words.len(), true).unwrap();
         assert!(row.iter().enumerate().all(|(i, value)| *value == i as f32));
     }
 }
@@ -131,9 +131,9 @@ fn a_peer_that_ends_or_stops_in_the_middle_is_named() {
     for mode in MODES {
         let words = frame(mode, due());
         for n_bytes in [0, 1, 4 * HEAD_WORDS, 4 * HEAD_WORDS + 3, 4 * words.len() - 1] {
-            let ended = over_socket(mode, &words, n_bytes, true);
+            let ended = receive_over_socket(mode, &words, n_bytes, true);
             assert!(matches!(ended, Err(Error::PeerLost { rank: PEER })), "{n_bytes} bytes: {ended:?}");
-            let silent = over_socket(mode, &words, n_bytes, false);
+            let silent = receive_over_socket(mode, &words, n_bytes, false);
             assert!(matches!(silent, Err(Error::Deadline { rank: PEER })), "{n_bytes} bytes: {silent:?}");
         }
     }
@@ -153,7 +153,7 @@ fn garbage_on_a_socket_is_named() {
         let long = FrameHead { n_words: FRAME_WORDS_MAX as u32 + 1, ..due() };
         let skip = [vec![FrameHead::skip()], vec![0; 63]].concat();
         for words in parts.map(changed).into_iter().chain([frame(mode, long), skip]) {
-            let result = over_socket(mode, &words, 4 * words.len(), false);
+            let result = receive_over_socket(mode, &words, 4 * words.len(), false);
             assert!(is_garbage(&result), "{mode:?}: {result:?}");
         }
     }
@@ -167,18 +167,18 @@ fn a_frame_that_is_not_the_next_one_is_named() {
         let [first, second] = [&sent[0], &sent[1]];
         let mut renumbered = first.clone();
         renumbered[2] = 1;
-        let head = FrameHead::checked(renumbered.first_chunk().unwrap());
+        let head = FrameHead::with_checksum(renumbered.first_chunk().unwrap());
         renumbered[..HEAD_WORDS].copy_from_slice(&head);
         for (what, again) in [("sent again", first), ("sent again as another", &renumbered)] {
             let words = [first.as_slice(), again].concat();
-            let (mut mesh, _kept) = beside(mode, &words, 4 * words.len(), false);
+            let (mut mesh, _kept) = mesh_beside_peer(mode, &words, 4 * words.len(), false);
             assert!(receive(&mut mesh).is_ok());
             let result = receive(&mut mesh);
             assert!(is_garbage(&result), "{mode:?}, {what}: {result:?}");
         }
         let swapped = [second.as_slice(), first].concat();
         for (what, words) in [("left out", second), ("swapped", &swapped)] {
-            let result = over_socket(mode, words, 4 * words.len(), false);
+            let result = receive_over_socket(mode, words, 4 * words.len(), false);
             assert!(is_garbage(&result), "{mode:?}, {what}: {result:?}");
         }
     }
@@ -189,7 +189,7 @@ fn a_frame_of_another_key_is_named() {
     for mode in MODES {
         let mut words = frame(mode, due());
         Seal::new(&[9; 32], mode).seal(&due(), &mut words);
-        let result = over_socket(mode, &words, 4 * words.len(), false);
+        let result = receive_over_socket(mode, &words, 4 * words.len(), false);
         assert!(is_garbage(&result), "{mode:?}: {result:?}");
     }
 }
@@ -205,12 +205,12 @@ fn a_peer_that_is_out_of_step_is_named() {
         ];
         for head in heads {
             let words = frame(mode, head);
-            let result = over_socket(mode, &words, 4 * words.len(), false);
+            let result = receive_over_socket(mode, &words, 4 * words.len(), false);
             assert!(matches!(result, Err(Error::OutOfStep { rank: PEER, .. })), "{result:?}");
         }
         let stale = Epoch { n: EPOCH.n - 1, ..EPOCH };
         let words = frame(mode, FrameHead { epoch: stale, ..due() });
-        let result = over_socket(mode, &words, 4 * words.len(), false);
+        let result = receive_over_socket(mode, &words, 4 * words.len(), false);
         assert!(matches!(result, Err(Error::Stale { rank: PEER, ours: EPOCH, theirs }) if theirs == stale));
     }
 }
@@ -223,7 +223,7 @@ fn last_word(n_before: u32) -> FrameHead {
 fn break_off_over_socket_names_the_culprit() {
     for mode in MODES {
         let words = frame(mode, last_word(0));
-        let result = over_socket(mode, &words, 4 * words.len(), true);
+        let result = receive_over_socket(mode, &words, 4 * words.len(), true);
         assert!(matches!(result, Err(Error::PeerLost { rank: Rank(9) })), "{result:?}");
     }
 }
@@ -235,10 +235,10 @@ fn a_last_word_behind_a_held_frame_is_believed_by_its_seal() {
         let sent = frames(mode, &[due(), last_word(1)]);
         let mut forged = sent[1].clone();
         forged[4] ^= 1;
-        let head = FrameHead::checked(forged.first_chunk().unwrap());
+        let head = FrameHead::with_checksum(forged.first_chunk().unwrap());
         forged.copy_from_slice(&head);
         for (last, expected) in [(&sent[1], Some(LinkFault::Lost(Some(Rank(9))))), (&forged, None)] {
-            let (ours, mut theirs) = connected();
+            let (ours, mut theirs) = socket_pair();
             theirs.write_all(bytemuck::cast_slice(&[sent[0].as_slice(), last].concat())).unwrap();
             let seals = LinkSeals { outgoing: Seal::new(&[6; 32], mode), incoming: Seal::new(&SECRET, mode) };
             let mut link = TcpLink::new(ours, seals);
@@ -259,38 +259,38 @@ fn in_memory() -> (ShmLink, ShmLink, Arc<Region>, Arc<Region>) {
 }
 
 /// Returns what rank 0 receives from a peer that has changed their shared memory like this.
-fn over_memory(does: impl FnOnce(&Region, &mut ShmLink)) -> Result<Vec<f32>, Error> {
+fn receive_over_memory(does: impl FnOnce(&Region, &mut ShmLink)) -> Result<Vec<f32>, Error> {
     let (ours, mut theirs, region, doorbell) = in_memory();
     does(&region, &mut theirs);
     receive(&mut mesh(PeerLink::Shm(ours), doorbell, Duration::from_millis(100)))
 }
 
 fn send(link: &mut ShmLink, head: FrameHead) {
-    link.frame(N_COLS).unwrap().unwrap().copy_from_slice(&payload());
+    link.reserve_frame(N_COLS).unwrap().unwrap().copy_from_slice(&payload());
     link.send(&head).unwrap();
 }
 
 #[test]
 fn what_is_meant_arrives_through_memory() {
-    let row = over_memory(|_, link| send(link, due())).unwrap();
+    let row = receive_over_memory(|_, link| send(link, due())).unwrap();
     assert!(row.iter().enumerate().all(|(i, value)| *value == i as f32));
 }
 
 #[test]
 fn nonsense_in_shared_memory_is_named() {
     for written in [1, RING + LINE_WORDS, 1 << 31, u32::MAX] {
-        let result = over_memory(|region, _| region.pair().cursors[1].written.0.store(written, Ordering::Release));
+        let result = receive_over_memory(|region, _| region.pair().cursors[1].written.0.store(written, Ordering::Release));
         assert!(matches!(result, Err(Error::Garbage { rank: PEER, .. })), "{written}: {result:?}");
     }
     for (at, word) in [(0, 7), (1, 99), (3, u32::MAX), (3, 1000), (0, FrameHead::skip())] {
-        let result = over_memory(|region, link| {
+        let result = receive_over_memory(|region, link| {
             send(link, due());
             // SAFETY: a word of the first head, which no reader uses yet.
-            unsafe { region.words(1, RING).add(at).write(word) };
+            unsafe { region.ring_start(1, RING).add(at).write(word) };
         });
         assert!(matches!(result, Err(Error::Garbage { rank: PEER, .. })), "{at}: {result:?}");
     }
-    let result = over_memory(|region, link| {
+    let result = receive_over_memory(|region, link| {
         // A head that announces more words than were written.
         send(link, FrameHead { n_words: 4000, ..due() });
         region.pair().cursors[1].written.0.store(LINE_WORDS, Ordering::Release);
@@ -302,13 +302,13 @@ fn nonsense_in_shared_memory_is_named() {
 fn reader_with_invalid_cursor_is_an_error() {
     let (mut ours, _theirs, region, _) = in_memory();
     let mut n_sent = 0;
-    while ours.frame(FRAME_WORDS_MAX).unwrap().is_some() {
+    while ours.reserve_frame(FRAME_WORDS_MAX).unwrap().is_some() {
         ours.send(&FrameHead { n_words: FRAME_WORDS_MAX as u32, ..due() }).unwrap();
         n_sent += 1;
     }
     assert_eq!(n_sent, 1);
     region.pair().cursors[0].read.0.store(RING, Ordering::Release);
-    assert!(ours.frame(FRAME_WORDS_MAX).is_err());
+    assert!(ours.reserve_frame(FRAME_WORDS_MAX).is_err());
 }
 
 #[test]
@@ -318,7 +318,7 @@ fn a_ring_wraps_with_frames_of_every_length() {
     for seq in 0..3000 {
         n_words = (n_words * 31 + 7) % 9000;
         let head = FrameHead { kind: FrameKind::Sums, seq, n_words: n_words as u32, tag: 0, epoch: EPOCH };
-        ours.frame(n_words).unwrap().unwrap().fill(seq);
+        ours.reserve_frame(n_words).unwrap().unwrap().fill(seq);
         ours.send(&head).unwrap();
         assert_eq!(theirs.peek(), Ok(Some(head)));
         assert!(theirs.payload().iter().all(|word| *word == seq));
@@ -330,25 +330,25 @@ fn a_ring_wraps_with_frames_of_every_length() {
 #[test]
 fn peer_that_blames_invalid_rank_is_blamed() {
     for culprit in [0, 10, 60_000] {
-        let result = over_memory(|_, link| link.side().break_off(Rank(culprit)));
+        let result = receive_over_memory(|_, link| link.side().break_off(Rank(culprit)));
         assert!(matches!(result, Err(Error::PeerLost { rank: PEER })), "{culprit}: {result:?}");
     }
 }
 
 #[test]
 fn break_off_in_memory_names_the_culprit() {
-    let result = over_memory(|_, link| link.side().break_off(Rank(9)));
+    let result = receive_over_memory(|_, link| link.side().break_off(Rank(9)));
     assert!(matches!(result, Err(Error::PeerLost { rank: Rank(9) })), "{result:?}");
 }
 
 #[test]
 fn a_peer_that_ended_is_named_but_what_it_sent_counts() {
-    let result = over_memory(|_, link| link.side().leave());
+    let result = receive_over_memory(|_, link| link.side().leave());
     assert!(matches!(result, Err(Error::PeerLost { rank: PEER })));
-    let result = over_memory(|_, link| {
+    let result = receive_over_memory(|_, link| {
         send(link, due());
         link.side().leave();
     });
     assert!(result.is_ok());
-    assert!(matches!(over_memory(|_, _| {}), Err(Error::Deadline { rank: PEER })));
+    assert!(matches!(receive_over_memory(|_, _| {}), Err(Error::Deadline { rank: PEER })));
 }

@@ -87,11 +87,11 @@ impl FrameHead {
             self.epoch.n,
         ]);
         words[10..14].copy_from_slice(&seal);
-        FrameHead::checked(&words)
+        FrameHead::with_checksum(&words)
     }
 
     /// Returns a head's words with the checksum that they should have.
-    pub fn checked(words: &[u32; HEAD_WORDS]) -> [u32; HEAD_WORDS] {
+    pub fn with_checksum(words: &[u32; HEAD_WORDS]) -> [u32; HEAD_WORDS] {
         let (mut words, check) = (*words, checksum(&words[..14]));
         words[14..].copy_from_slice(&[check as u32, (check >> 32) as u32]);
         words

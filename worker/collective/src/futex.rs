@@ -6,7 +6,7 @@ use std::time::Duration;
 
 /// Sleeps while `word` equals `seen`, for `time` at most.
 #[cfg(target_os = "linux")]
-pub fn on(word: &AtomicU32, seen: u32, time: Duration) {
+pub fn wait(word: &AtomicU32, seen: u32, time: Duration) {
     use rustix::thread::futex;
     let time = rustix::event::Timespec { tv_sec: 0, tv_nsec: time.subsec_nanos().into() };
     // Woken, timed out or interrupted: the caller checks again in any case.
@@ -21,7 +21,7 @@ pub fn wake(word: &AtomicU32) {
 
 /// Without a futex: a short sleep, so that a wake-up is not missed for long.
 #[cfg(not(target_os = "linux"))]
-pub fn on(_word: &AtomicU32, _seen: u32, time: Duration) {
+pub fn wait(_word: &AtomicU32, _seen: u32, time: Duration) {
     std::thread::sleep(time.min(Duration::from_micros(50)));
 }
 

@@ -70,11 +70,11 @@ pub use cancel::CancelFlag;
 pub use carriers::RankDevice;
 pub use carriers::carry::{CarrierChoice, ChunkLimits, ExchangeLimits};
 pub use carriers::nccl::api::{NcclError, NcclVersion, nccl_version};
-pub use error::{Due, Error, JoinRefusal, Result};
+pub use error::{ExpectedFrame, Error, JoinRefusal, Result};
 pub use frame::FrameKind;
 pub use listener::{PeerListener, RefusedPeer};
 pub use mesh::{ExchangeTimes, Mesh};
-pub use plan::{LinkEncryption, MeshPlan, MeshTimeouts, Wire};
+pub use plan::{LinkEncryption, MeshPlan, MeshTimeouts, WireChoice};
 pub use ranks::Ranks;
 pub use wait::WaitPolicy;
 

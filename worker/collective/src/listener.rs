@@ -84,8 +84,8 @@ impl PeerListener {
         self.shared.state().refusals.drain(..).collect()
     }
 
-    pub(crate) fn refused(&self, from: SocketAddr, why: JoinRefusal) {
-        self.shared.state().refused(from, why);
+    pub(crate) fn record_refusal(&self, from: SocketAddr, why: JoinRefusal) {
+        self.shared.state().record_refusal(from, why);
     }
 
     pub(crate) fn open_meeting(&self) -> MeetingGuard<'_> {
@@ -164,7 +164,7 @@ impl ListenerShared {
 }
 
 impl ListenerState {
-    fn refused(&mut self, from: SocketAddr, why: JoinRefusal) {
+    fn record_refusal(&mut self, from: SocketAddr, why: JoinRefusal) {
         if self.refusals.len() == REFUSALS_MAX {
             self.refusals.pop_front();
         }
@@ -183,8 +183,8 @@ fn accept_all(listener: &TcpListener, shared: &ListenerShared) {
     let mut arrivals = WaitingPeers::default();
     while shared.hand_over(&mut arrivals) {
         let is_ready = wait(listener, shared, &arrivals);
-        let refused = |from, why| shared.state().refused(from, why);
-        arrivals.listen(&is_ready, Instant::now(), refused);
+        let refused = |from, why| shared.state().record_refusal(from, why);
+        arrivals.read_arrived(&is_ready, Instant::now(), refused);
         if let Err(error) = accept_some(listener, &mut arrivals, refused) {
             shared.state().failed = Some(error);
             shared.handed.notify_one();

@@ -2,17 +2,17 @@
 //! full rings do not wait for each other.
 
 use crate::abort::{AbortHandle, AbortState, DeviceWait};
-use crate::error::{Due, Error, Result};
+use crate::error::{ExpectedFrame, Error, Result};
 use crate::frame::{FrameHead, FrameKind};
 use crate::link::{LinkFault, PeerLink};
 use crate::plan::LinkEncryption;
 use crate::region::Region;
 use crate::transfer::{Direction, OwnerFn, Payload, Transfer};
-use crate::wait::{Idle, WaitPolicy};
+use crate::wait::{IdleWait, WaitPolicy};
 use std::ops::Range;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
-use types::{Epoch, Grid, Layout, Part, Rank};
+use types::{Epoch, Grid, Layout, RankPart, Rank};
 
 /// The columns that a rank finishes for the stage begin on multiples of this: one cache line.
 pub(crate) const COLUMNS_MULTIPLE: usize = 16;
@@ -38,7 +38,7 @@ struct SpentTime {
 /// One rank of a replica, and its links to its peers; a rank alone has none. Only the computing thread uses it.
 #[derive(Debug)]
 pub struct Mesh {
-    part: Part,
+    part: RankPart,
     rank: Rank,
     grid: Grid,
     epoch: Epoch,
@@ -73,7 +73,7 @@ struct MeshPeer {
 
 /// The parts of a mesh.
 #[derive(Debug)]
-pub(crate) struct Wiring {
+pub(crate) struct MeshParts {
     pub rank: Rank,
     pub epoch: Epoch,
     pub encryption: LinkEncryption,
@@ -99,14 +99,14 @@ enum Round {
 }
 
 impl MeshPeer {
-    fn due(&self, Op { kind, tag, .. }: Op<'_>, n_words: usize) -> Due {
-        Due { kind, seq: self.n_received, tag, n_words: n_words as u32 }
+    fn expected_frame(&self, Op { kind, tag, .. }: Op<'_>, n_words: usize) -> ExpectedFrame {
+        ExpectedFrame { kind, seq: self.n_received, tag, n_words: n_words as u32 }
     }
 }
 
 impl Mesh {
-    pub(crate) fn new(layout: &Layout, wiring: Wiring) -> Result<Mesh> {
-        let Wiring { rank, epoch, encryption, policy, doorbell, links } = wiring;
+    pub(crate) fn new(layout: &Layout, wiring: MeshParts) -> Result<Mesh> {
+        let MeshParts { rank, epoch, encryption, policy, doorbell, links } = wiring;
         let abort = AbortState::new(rank, doorbell.clone(), links.iter().flatten());
         let abort = Arc::new(abort.map_err(|source| Error::Io { what: "a second handle of a connection", source })?);
         let peer = |link| MeshPeer { link, n_sent: 0, n_received: 0 };
@@ -117,7 +117,7 @@ impl Mesh {
     }
 
     /// Returns this rank's part of the model.
-    pub fn part(&self) -> &Part {
+    pub fn part(&self) -> &RankPart {
         &self.part
     }
 
@@ -151,17 +151,17 @@ impl Mesh {
     }
 
     /// Makes an abort of this rank also end this device's wait.
-    pub(crate) fn abort_ends<W: DeviceWait + 'static>(&self, wait: &Arc<W>) {
+    pub(crate) fn add_device_wait<W: DeviceWait + 'static>(&self, wait: &Arc<W>) {
         let wait: Weak<W> = Arc::downgrade(wait);
-        self.abort.ends(wait);
+        self.abort.add_device_wait(wait);
     }
 
     pub(crate) fn is_ended(&self) -> bool {
         self.abort.is_ended()
     }
 
-    pub(crate) fn is_anybody_gone(&self) -> bool {
-        self.abort.is_anybody_gone()
+    pub(crate) fn is_any_peer_gone(&self) -> bool {
+        self.abort.is_any_peer_gone()
     }
 
     /// Returns the error that names the rank to blame for the end of a device's wait, as far as the links show it.
@@ -199,12 +199,12 @@ impl Mesh {
         ExchangeTimes { waiting: micros(waiting), moving: micros(moving), folding: micros(folding) }
     }
 
-    pub(crate) fn has_folded_since(&mut self, begun: Instant) {
+    pub(crate) fn add_fold_time(&mut self, begun: Instant) {
         self.spent.folding += begun.elapsed();
     }
 
     /// The rank number of rank `tp` of this stage.
-    pub(crate) fn in_stage(&self, tp: usize) -> usize {
+    pub(crate) fn stage_rank(&self, tp: usize) -> usize {
         usize::from(self.part.place.stage) * usize::from(self.grid.tp) + tp
     }
 
@@ -217,7 +217,7 @@ impl Mesh {
     }
 
     /// The other ranks of the stage.
-    pub(crate) fn others(&self) -> impl Iterator<Item = usize> + use<> {
+    pub(crate) fn other_stage_ranks(&self) -> impl Iterator<Item = usize> + use<> {
         let me = self.tp();
         (0..self.tp_size()).filter(move |tp| *tp != me)
     }
@@ -260,10 +260,10 @@ impl Mesh {
         }
         let mut transfers = std::mem::take(&mut self.transfers);
         let begun = Instant::now();
-        let mut idle = Idle::new(begun, &self.policy);
+        let mut idle = IdleWait::new(begun, &self.policy);
         let result = self.drive(&mut transfers, Op { kind, tag, owner_of }, payload, &mut idle);
-        idle.moved(&self.doorbell);
-        self.abort.waits_for(None);
+        idle.reset(&self.doorbell);
+        self.abort.set_awaited(None);
         self.spent.waiting += idle.waited;
         self.spent.moving += begun.elapsed().saturating_sub(idle.waited);
         transfers.clear();
@@ -276,13 +276,13 @@ impl Mesh {
         transfers: &mut [Transfer],
         op: Op<'_>,
         payload: &mut impl Payload,
-        idle: &mut Idle,
+        idle: &mut IdleWait,
     ) -> Result<()> {
         loop {
             match self.round(transfers, op, payload)? {
                 Round::Done => return Ok(()),
-                Round::Moved => idle.moved(&self.doorbell),
-                Round::Still => self.idle(idle, transfers)?,
+                Round::Moved => idle.reset(&self.doorbell),
+                Round::Still => self.wait_idle(idle, transfers)?,
             }
         }
     }
@@ -310,7 +310,7 @@ impl Mesh {
         let mut send = || {
             let n_words = each.frame_words();
             if n_words > 0 {
-                let Some(frame) = peer.link.frame(n_words)? else { return Ok(false) };
+                let Some(frame) = peer.link.reserve_frame(n_words)? else { return Ok(false) };
                 each.fill(frame, op.owner_of, payload);
                 let (kind, tag) = (op.kind, op.tag);
                 peer.link.send(&FrameHead { kind, seq: peer.n_sent, n_words: n_words as u32, tag, epoch })?;
@@ -332,7 +332,7 @@ impl Mesh {
             Err(fault) => return Err(self.blamed(rank, fault)),
         };
         let n_words = if each.direction == Direction::HoldAny { head.n_words as usize } else { each.frame_words() };
-        check(rank, &head, peer.due(op, n_words), epoch)?;
+        check(rank, &head, peer.expected_frame(op, n_words), epoch)?;
         peer.n_received = peer.n_received.wrapping_add(1);
         if each.direction == Direction::In {
             each.empty(peer.link.payload(), op.owner_of, payload);
@@ -344,7 +344,7 @@ impl Mesh {
     }
 
     /// Returns the frame that `Direction::Hold` has left in its place.
-    pub(crate) fn held(&self, rank: usize) -> &[u32] {
+    pub(crate) fn held_frame(&self, rank: usize) -> &[u32] {
         self.peers[rank].as_ref().map_or(&[], |peer| peer.link.payload())
     }
 
@@ -363,7 +363,7 @@ impl Mesh {
     }
 
     /// Called when nothing moves: spins, sleeps, and checks that the peers are still there.
-    fn idle(&mut self, idle: &mut Idle, transfers: &[Transfer]) -> Result<()> {
+    fn wait_idle(&mut self, idle: &mut IdleWait, transfers: &[Transfer]) -> Result<()> {
         if self.abort.is_ended() {
             return Err(Error::Aborted);
         }
@@ -378,9 +378,9 @@ impl Mesh {
         if let Some((rank, fault)) = self.ended_peer(idle.has_slept(), pending) {
             // Frames that the peer sent before its end may have come since the last round: one more round, then it is
             // lost.
-            return if idle.doubt() { Ok(()) } else { Err(self.blamed(rank, fault)) };
+            return if idle.is_first_check() { Ok(()) } else { Err(self.blamed(rank, fault)) };
         }
-        self.abort.waits_for(Some(late));
+        self.abort.set_awaited(Some(late));
         idle.sleep(
             &self.doorbell,
             pending().filter_map(|each| Some((&self.peers[each.peer].as_ref()?.link, each.direction))),
@@ -419,7 +419,7 @@ impl Mesh {
         // An abort that broke a connection appears as a lost peer.
         let was_aborted = self.abort.is_ended();
         self.abort.break_off(culprit);
-        self.last_frames(FrameKind::Break, culprit);
+        self.send_last_frames(FrameKind::Break, culprit);
         if was_aborted { Error::Aborted } else { error }
     }
 
@@ -431,13 +431,13 @@ impl Mesh {
         }
         if std::thread::panicking() {
             self.abort.break_off(self.rank);
-            return self.last_frames(FrameKind::Break, self.rank);
+            return self.send_last_frames(FrameKind::Break, self.rank);
         }
         self.abort.leave();
-        self.last_frames(FrameKind::Leave, self.rank);
+        self.send_last_frames(FrameKind::Leave, self.rank);
     }
 
-    fn last_frames(&mut self, kind: FrameKind, culprit: Rank) {
+    fn send_last_frames(&mut self, kind: FrameKind, culprit: Rank) {
         let (tag, epoch) = (culprit.0.into(), self.epoch);
         for peer in self.peers.iter_mut().flatten() {
             if let PeerLink::Tcp(link) = &mut peer.link {
@@ -454,10 +454,10 @@ impl Drop for Mesh {
 }
 
 /// Checks that the ranks run the same operation at the same time.
-fn check(rank: Rank, head: &FrameHead, expected: Due, epoch: Epoch) -> Result<()> {
+fn check(rank: Rank, head: &FrameHead, expected: ExpectedFrame, epoch: Epoch) -> Result<()> {
     if head.epoch != epoch {
         return Err(Error::Stale { rank, ours: epoch, theirs: head.epoch });
     }
-    let found = Due { kind: head.kind, seq: head.seq, tag: head.tag, n_words: head.n_words };
+    let found = ExpectedFrame { kind: head.kind, seq: head.seq, tag: head.tag, n_words: head.n_words };
     if found == expected { Ok(()) } else { Err(Error::OutOfStep { rank, expected, found }) }
 }

@@ -24,15 +24,15 @@ impl Mesh {
     }
 
     /// Sends `mine` to the other ranks of the stage. Returns one entry per rank of the stage.
-    pub(crate) fn swap_in_stage<const N: usize>(&mut self, tag: u64, mine: [u32; N]) -> Result<Vec<[u32; N]>> {
-        let others: Vec<usize> = self.others().map(|tp| self.in_stage(tp)).collect();
+    pub(crate) fn swap_stage_notes<const N: usize>(&mut self, tag: u64, mine: [u32; N]) -> Result<Vec<[u32; N]>> {
+        let others: Vec<usize> = self.other_stage_ranks().map(|tp| self.stage_rank(tp)).collect();
         let notes = self.swap_notes(tag, mine, &others, &others)?;
-        Ok(notes[self.in_stage(0)..][..self.tp_size()].to_vec())
+        Ok(notes[self.stage_rank(0)..][..self.tp_size()].to_vec())
     }
 
     /// Returns when all ranks of the stage are here.
-    pub(crate) fn await_stage(&mut self) -> Result<()> {
-        self.swap_in_stage(AWAIT_TAG, [0]).map(drop)
+    pub(crate) fn stage_barrier(&mut self) -> Result<()> {
+        self.swap_stage_notes(AWAIT_TAG, [0]).map(drop)
     }
 }
 

@@ -15,7 +15,7 @@ pub struct MeshPlan {
     pub peers: Vec<String>,
     /// The secret of this epoch. A connection without it is rejected.
     pub secret: [u8; 32],
-    pub wire: Wire,
+    pub wire: WireChoice,
     /// The same for all ranks: a peer with another setting is rejected.
     pub encryption: LinkEncryption,
     pub timeouts: MeshTimeouts,
@@ -25,7 +25,7 @@ pub struct MeshPlan {
 
 /// The wires over which pairs of ranks may communicate.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Wire {
+pub enum WireChoice {
     /// Shared memory if two ranks can share it, otherwise sockets.
     #[default]
     Any,
@@ -71,13 +71,13 @@ impl Default for MeshTimeouts {
 
 impl MeshPlan {
     pub fn new(epoch: Epoch, rank: Rank, layout: Layout, peers: Vec<String>, secret: [u8; 32]) -> MeshPlan {
-        let (wire, encryption) = (Wire::default(), LinkEncryption::default());
+        let (wire, encryption) = (WireChoice::default(), LinkEncryption::default());
         let (timeouts, spin) = (MeshTimeouts::default(), false);
         MeshPlan { epoch, rank, layout, peers, secret, wire, encryption, timeouts, spin }
     }
 
     /// Returns the plan for ranks that also share `key`: an eavesdropper with the epoch's secret alone cannot join.
-    pub fn among(self, key: &[u8; 32]) -> MeshPlan {
+    pub fn with_key(self, key: &[u8; 32]) -> MeshPlan {
         let secret = *blake3::keyed_hash(key, &self.secret).as_bytes();
         MeshPlan { secret, ..self }
     }
@@ -107,9 +107,9 @@ mod tests {
     fn a_key_beside_the_secret_makes_another_secret() {
         let plan = MeshPlan::new(Epoch::default(), Rank(0), Layout::solo(1), vec![], [213; 32]);
         let secrets =
-            [plan.clone(), plan.clone().among(&[1; 32]), plan.clone().among(&[2; 32])].map(|plan| plan.secret);
+            [plan.clone(), plan.clone().with_key(&[1; 32]), plan.clone().with_key(&[2; 32])].map(|plan| plan.secret);
         assert!(secrets[0] != secrets[1] && secrets[1] != secrets[2] && secrets[0] != secrets[2]);
-        assert_eq!(plan.clone().among(&[1; 32]), plan.among(&[1; 32]));
+        assert_eq!(plan.clone().with_key(&[1; 32]), plan.with_key(&[1; 32]));
     }
 
     #[test]

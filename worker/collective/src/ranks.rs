@@ -3,20 +3,20 @@
 use crate::abort::AbortHandle;
 use crate::cancel::CancelFlag;
 use crate::carriers::RankDevice;
-use crate::carriers::carry::{self, CarrierChoice, Carry, ExchangeLimits};
+use crate::carriers::carry::{self, CarrierChoice, RankCarrier, ExchangeLimits};
 use crate::carriers::host::HostCarrier;
 use crate::error::{Error, Result};
 use crate::mesh::{ExchangeTimes, Mesh};
-use crate::sum::{Sum, SumPlans};
+use crate::sum::{RowParallelSum, SumPlans};
 use backend::Memory;
 use std::fmt;
 use std::ops::Range;
-use types::{Part, StepId, Token};
+use types::{RankPart, StepId, Token};
 
 /// A rank's place in its replica, and the operations that the ranks run together. Only the computing thread uses it.
 pub struct Ranks<D: Memory> {
     // Dropped first: its transfers use the device, and the mesh names the rank to blame.
-    carrier: Box<dyn Carry<D>>,
+    carrier: Box<dyn RankCarrier<D>>,
     mesh: Mesh,
     plans: SumPlans,
 }
@@ -34,7 +34,7 @@ impl<D: Memory> Ranks<D> {
 
     /// Chooses the carrier between the ranks' devices, once the ranks have met. All of them do this at about the same
     /// time.
-    pub fn on(
+    pub fn with_carrier(
         device: &D,
         mut mesh: Mesh,
         choice: CarrierChoice,
@@ -52,8 +52,8 @@ impl<D: Memory> Ranks<D> {
     }
 
     /// Returns whether any of this rank's exchanges use this carrier.
-    pub fn has(&self, choice: CarrierChoice) -> bool {
-        self.carrier.has(choice)
+    pub fn uses_carrier(&self, choice: CarrierChoice) -> bool {
+        self.carrier.uses_carrier(choice)
     }
 
     /// Checks the work begun so far: a pass is valid if this and then the device's own `settle` succeed.
@@ -63,20 +63,20 @@ impl<D: Memory> Ranks<D> {
 
     /// Returns whether `all_reduce` only enqueues device operations, which may be recorded and run again.
     pub fn adds_on_device(&self) -> bool {
-        self.size() == 1 || self.carrier.adds_on_device()
+        self.stage_size() == 1 || self.carrier.adds_on_device()
     }
 
     /// Returns when all ranks of the stage are here. No rank has begun a sum that the others have not.
-    pub fn await_stage(&mut self) -> Result<()> {
-        if self.size() == 1 {
+    pub fn stage_barrier(&mut self) -> Result<()> {
+        if self.stage_size() == 1 {
             return Ok(());
         }
-        self.mesh.await_stage()
+        self.mesh.stage_barrier()
     }
 
     /// Notifies the carrier that a recorded graph has run its sums again, without a call of `all_reduce`.
-    pub fn has_repeated(&mut self, device: &D) -> Result<()> {
-        self.carrier.has_repeated(&mut self.mesh, device)
+    pub fn note_replay(&mut self, device: &D) -> Result<()> {
+        self.carrier.note_replay(&mut self.mesh, device)
     }
 
     pub fn is_alone(&self) -> bool {
@@ -84,22 +84,22 @@ impl<D: Memory> Ranks<D> {
     }
 
     /// Returns this rank's part of the model.
-    pub fn part(&self) -> &Part {
+    pub fn part(&self) -> &RankPart {
         self.mesh.part()
     }
 
     /// Returns this rank's number among the ranks of its stage.
-    pub fn rank(&self) -> u32 {
+    pub fn stage_rank(&self) -> u32 {
         self.part().place.tp.into()
     }
 
     /// Returns the number of ranks in the stage.
-    pub fn size(&self) -> u32 {
+    pub fn stage_size(&self) -> u32 {
         self.part().shares.n_ranks().into()
     }
 
     /// Returns the units that this rank owns of `n_units` leaves, vocabulary rows or experts. It may own none.
-    pub fn owned(&self, n_units: u32) -> Range<u32> {
+    pub fn owned_units(&self, n_units: u32) -> Range<u32> {
         self.part().owned(n_units)
     }
 
@@ -122,7 +122,7 @@ impl<D: Memory> Ranks<D> {
             // A single plane is already the sum.
             return Ok(());
         }
-        let sum = Sum { plan, n_rows, n_cols: device.cols(planes) };
+        let sum = RowParallelSum { plan, n_rows, n_cols: device.cols(planes) };
         self.carrier.all_reduce(&mut self.mesh, device, planes, sum)
     }
 
@@ -209,7 +209,7 @@ mod tests {
     fn a_rank_alone_owns_every_sum_whole() {
         let solo = Ranks::<Cpu>::solo(3);
         for n_leaves in 1..70 {
-            let owned = solo.owned(n_leaves);
+            let owned = solo.owned_units(n_leaves);
             assert_eq!(leaves::aligned_runs(owned.clone(), n_leaves), std::slice::from_ref(&owned));
             assert_eq!(owned, 0..n_leaves);
         }

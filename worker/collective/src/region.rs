@@ -84,7 +84,7 @@ impl Region {
     }
 
     /// Returns the start of the ring that `side` writes.
-    pub fn words(&self, side: usize, ring_words: u32) -> *mut u32 {
+    pub fn ring_start(&self, side: usize, ring_words: u32) -> *mut u32 {
         assert!(side < 2 && Region::pair_bytes(ring_words) <= self.n_bytes, "a ring outside of its region");
         let at = HEAD_BYTES + side * 4 * ring_words as usize;
         // SAFETY: within the mapping, as asserted.

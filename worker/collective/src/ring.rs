@@ -66,7 +66,7 @@ impl RingWriter {
         let skip = if n <= tail { 0 } else { tail };
         let needed = skip + n;
         if self.free() < needed {
-            self.look(cursors)?;
+            self.load_read_position(cursors)?;
         }
         Ok((self.free() >= needed).then_some(Reservation { skip, at: (at + skip) & (self.capacity - 1) }))
     }
@@ -84,7 +84,7 @@ impl RingWriter {
     }
 
     /// Reads the reader's position, which may only grow, and not beyond the written words.
-    fn look(&mut self, cursors: &Cursors) -> Result<(), InvalidCursor> {
+    fn load_read_position(&mut self, cursors: &Cursors) -> Result<(), InvalidCursor> {
         // Acquire: the reader's loads of the words come before this side overwrites them.
         let read = cursors.read.0.load(Ordering::Acquire);
         if self.written.wrapping_sub(read) > self.written.wrapping_sub(self.read) {
@@ -111,7 +111,7 @@ impl RingReader {
     /// Returns the words that have arrived, up to the ring's end.
     pub fn filled(&mut self, cursors: &Cursors) -> Result<FilledRange, InvalidCursor> {
         if self.written == self.read {
-            self.look(cursors)?;
+            self.load_written_position(cursors)?;
         }
         let at = self.read & (self.capacity - 1);
         let n = self.written.wrapping_sub(self.read).min(self.capacity - at);
@@ -126,7 +126,7 @@ impl RingReader {
     }
 
     /// Reads the writer's position, which may only grow, by whole lines, and not beyond the released words.
-    fn look(&mut self, cursors: &Cursors) -> Result<(), InvalidCursor> {
+    fn load_written_position(&mut self, cursors: &Cursors) -> Result<(), InvalidCursor> {
         let written = cursors.written.0.load(Ordering::Acquire);
         let n = written.wrapping_sub(self.read);
         if n > self.capacity || !n.is_multiple_of(LINE_WORDS) {
@@ -154,12 +154,12 @@ impl Doorbell {
         // other.
         fence(Ordering::SeqCst);
         if self.sleeps.load(Ordering::Relaxed) != 0 {
-            self.always(wake);
+            self.ring_always(wake);
         }
     }
 
     /// Wakes the sleeper without checking that there is one.
-    pub fn always(&self, wake: impl FnOnce(&AtomicU32)) {
+    pub fn ring_always(&self, wake: impl FnOnce(&AtomicU32)) {
         self.sleeps.store(0, Ordering::Relaxed);
         self.rings.fetch_add(1, Ordering::Release);
         wake(&self.rings);

@@ -70,13 +70,13 @@ impl SumPlans {
 
 /// A row-parallel product to finish: each plane is `[n_rows, n_cols]`.
 #[derive(Clone, Copy)]
-pub struct Sum<'a> {
+pub struct RowParallelSum<'a> {
     pub plan: &'a SumPlan,
     pub n_rows: usize,
     pub n_cols: usize,
 }
 
-impl Sum<'_> {
+impl RowParallelSum<'_> {
     /// Returns the numbers in one plane.
     pub fn size(self) -> usize {
         self.n_rows * self.n_cols

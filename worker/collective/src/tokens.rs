@@ -40,7 +40,7 @@ impl Mesh {
         self.plan([Transfer::block(rank.0.into(), Direction::HoldAny, 1, 0..1)]);
         self.exchange(FrameKind::Tokens, step.0, NO_OWNERS, &mut WordRow(&[]))?;
         tokens.clear();
-        let result = match self.held(rank.0.into()) {
+        let result = match self.held_frame(rank.0.into()) {
             [n, words @ ..] if *n as usize == words.len() => {
                 tokens.extend(words.iter().map(|word| (*word != NOTHING).then_some(*word)));
                 Ok(())

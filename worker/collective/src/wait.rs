@@ -34,7 +34,7 @@ const POLLED_MAX: usize = 16;
 
 /// The state of one operation's waiting.
 #[derive(Debug)]
-pub struct Idle {
+pub struct IdleWait {
     may_spin: bool,
     deadline: Instant,
     /// When progress stopped.
@@ -47,9 +47,9 @@ pub struct Idle {
     pub waited: Duration,
 }
 
-impl Idle {
-    pub fn new(begun: Instant, waits: &WaitPolicy) -> Idle {
-        Idle {
+impl IdleWait {
+    pub fn new(begun: Instant, waits: &WaitPolicy) -> IdleWait {
+        IdleWait {
             may_spin: waits.spin,
             deadline: begun + waits.deadline,
             since: None,
@@ -62,7 +62,7 @@ impl Idle {
     }
 
     /// Called after progress: waiting begins anew.
-    pub fn moved(&mut self, doorbell: &Region) {
+    pub fn reset(&mut self, doorbell: &Region) {
         if self.armed.take().is_some() {
             doorbell.doorbell().disarm();
         }
@@ -98,7 +98,7 @@ impl Idle {
     }
 
     /// Returns true the first time after progress.
-    pub fn doubt(&mut self) -> bool {
+    pub fn is_first_check(&mut self) -> bool {
         !std::mem::replace(&mut self.is_in_doubt, true)
     }
 
@@ -124,7 +124,7 @@ impl Idle {
         let slice = if n_memory > 0 && n_polled > 0 { SLICE_MIXED } else { SLICE };
         let slice = slice.min(self.deadline.saturating_duration_since(Instant::now()));
         match n_polled {
-            0 => futex::on(&doorbell.doorbell().rings, seen, slice),
+            0 => futex::wait(&doorbell.doorbell().rings, seen, slice),
             n => listen(polled, n, slice),
         }
         doorbell.doorbell().disarm();

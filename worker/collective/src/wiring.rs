@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::link::{LinkSide, PeerLink, ShmLink};
-use crate::mesh::{Mesh, Wiring};
+use crate::mesh::{Mesh, MeshParts};
 use crate::plan::LinkEncryption;
 use crate::region::Region;
 use crate::wait::WaitPolicy;
@@ -69,6 +69,6 @@ fn in_process(layout: &Layout, policy: WaitPolicy) -> Result<Vec<Mesh>> {
     }
     // Memory of one process needs no encryption.
     let (epoch, encryption) = (Epoch::default(), LinkEncryption::Off);
-    let wire = |((rank, links), doorbell)| Wiring { rank, epoch, encryption, policy, doorbell, links };
+    let wire = |((rank, links), doorbell)| MeshParts { rank, epoch, encryption, policy, doorbell, links };
     ranks().zip(links).zip(doorbells).map(wire).map(|wiring| Mesh::new(layout, wiring)).collect()
 }

@@ -19,7 +19,7 @@ fn ops_allocate_nothing() {
     for (wire, ranks) in common::wires(&layout) {
         let barrier = Barrier::new(ranks.len());
         each(ranks, |rank, cpu| {
-            let runs = aligned_runs(rank.owned(9), 9);
+            let runs = aligned_runs(rank.owned_units(9), 9);
             let mut planes = cpu.buffer(runs.len() * 40, 1024).unwrap();
             let (mine, mut whole) = (cpu.buffer(4, 64).unwrap(), cpu.buffer(4, 100).unwrap());
             let (part, mut tokens) = (rank.part().clone(), Vec::with_capacity(8));

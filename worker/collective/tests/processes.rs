@@ -7,7 +7,7 @@ mod common;
 
 use backend::Memory;
 use backend::cpu::Cpu;
-use collective::{Mesh, MeshPlan, PeerListener, Ranks, Wire};
+use collective::{Mesh, MeshPlan, PeerListener, Ranks, WireChoice};
 use common::{Rng, cpu, each};
 use rustix::process::{Pid, Signal, kill_process};
 use std::io::{BufRead, BufReader, Write};
@@ -17,7 +17,7 @@ use types::leaves::aligned_runs;
 use types::{Grid, Layout, Rank};
 
 const N_RANKS: u16 = 3;
-const WIRES: [Wire; 3] = [Wire::Memory, Wire::Socket, Wire::Any];
+const WIRES: [WireChoice; 3] = [WireChoice::Memory, WireChoice::Socket, WireChoice::Any];
 const OP: Duration = Duration::from_millis(500);
 
 fn main() {
@@ -41,9 +41,9 @@ fn layout() -> Layout {
 fn sums(rank: &mut Ranks<Cpu>, cpu: &Cpu) -> Result<u64, collective::Error> {
     let mut digest = 0u64;
     for (n_leaves, n_rows, n_cols) in [(9, 1, 576), (16, 200, 1024), (5, 2, 4096)] {
-        let runs = aligned_runs(rank.owned(n_leaves), n_leaves);
+        let runs = aligned_runs(rank.owned_units(n_leaves), n_leaves);
         let mut planes = cpu.buffer(runs.len() * n_rows, n_cols).unwrap();
-        let seed = u64::from(rank.rank()) * 1000 + u64::from(n_leaves);
+        let seed = u64::from(rank.stage_rank()) * 1000 + u64::from(n_leaves);
         cpu.write(&mut planes, 0, &Rng(seed).floats(runs.len() * n_rows * n_cols));
         rank.all_reduce(cpu, &mut planes, &runs, n_leaves, n_rows)?;
         let mut sum = vec![0.0; n_rows * n_cols];
@@ -54,7 +54,7 @@ fn sums(rank: &mut Ranks<Cpu>, cpu: &Cpu) -> Result<u64, collective::Error> {
 }
 
 /// Prints its address, reads those of all ranks, joins, and follows its instructions line by line.
-fn child(rank: u16, wire: Wire) {
+fn child(rank: u16, wire: WireChoice) {
     let listener = PeerListener::bind("127.0.0.1:0").unwrap();
     println!("{}", listener.address());
     let mut lines = std::io::stdin().lines().map(Result::unwrap);

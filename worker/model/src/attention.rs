@@ -5,12 +5,12 @@ use crate::ctx::Ctx;
 use crate::error::Result;
 use crate::layers::{ColumnParallel, OwnedHeads, RowParallel};
 use crate::limits::PassLimits;
-use crate::spread::{SpreadRows, parts_of_stage};
-use crate::weights::{MatrixRows, Weights};
-use backend::{AttentionCall, Device, Heads, Memory};
+use crate::spread::{GatheredRows, parts_of_stage};
+use crate::weights::{MatrixRows, WeightLoader};
+use backend::{AttentionCall, Device, AttentionHeads, Memory};
 use checkpoint::{LayerSpec, ModelSpec, Positions, QueryKeyNorms};
 use std::ops::Range;
-use types::{DeviceClass, Part};
+use types::{DeviceClass, RankPart};
 
 pub struct SelfAttention<M: Memory> {
     qkv: ColumnParallel<M>, // q_proj, k_proj, v_proj [(n_heads + 2 * n_kv_heads) * head_dim, hidden]
@@ -20,7 +20,7 @@ pub struct SelfAttention<M: Memory> {
     /// The output is multiplied by its sigmoid.
     gate: Option<ColumnParallel<M>>, // g_proj [n_heads * head_dim, hidden]
     output: RowParallel<M>, // o_proj [hidden, n_heads * head_dim]
-    heads: Heads,
+    heads: AttentionHeads,
     positions: Positions,
     /// The cache group, and this layer's index among the rank's layers of that group.
     place: (usize, usize),
@@ -30,7 +30,7 @@ pub struct SelfAttention<M: Memory> {
 enum QueryKeyNorm<M: Memory> {
     None,
     Heads(NormPair<M>),      // q_norm.weight, k_norm.weight [head_dim]
-    Projection(WideNorm<M>), // [n_heads * head_dim], [n_kv_heads * head_dim]
+    Projection(CrossRankNorm<M>), // [n_heads * head_dim], [n_kv_heads * head_dim]
 }
 
 struct NormPair<M: Memory> {
@@ -40,7 +40,7 @@ struct NormPair<M: Memory> {
 }
 
 /// Norms over all heads together, which are spread over the ranks: each rank has the weights of its own heads.
-struct WideNorm<M: Memory> {
+struct CrossRankNorm<M: Memory> {
     own: NormPair<M>,
     /// The columns of Q and of K that each rank of the stage has.
     ranks: Vec<[Range<usize>; 2]>,
@@ -51,26 +51,26 @@ pub struct AttentionScratch<M: Memory> {
     qkv: M::Buffer,          // [rows_max, (n_heads + 2 * n_kv_heads) * head_dim]
     attended: M::Buffer,     // [rows_max, n_heads * head_dim]
     gate: Option<M::Buffer>, // the same
-    wide: Option<WideScratch<M>>,
+    wide: Option<CrossRankScratch<M>>,
 }
 
 /// Q and K of all ranks.
-struct WideScratch<M: Memory> {
-    parts: SpreadRows<M>,
+struct CrossRankScratch<M: Memory> {
+    parts: GatheredRows<M>,
     q: M::Buffer, // [rows_max, n_heads * head_dim of the model]
     k: M::Buffer, // [rows_max, n_kv_heads * head_dim of the model]
 }
 
 /// Returns the heads of a whole layer without a window.
-pub fn heads(spec: &ModelSpec) -> Heads {
+pub fn heads(spec: &ModelSpec) -> AttentionHeads {
     let head_dim = spec.head_dim as usize;
-    let whole = Heads::whole(spec.n_heads as usize, spec.n_kv_heads as usize, head_dim, spec.attention.scale);
-    Heads { cap: spec.attention.cap, ..whole }
+    let whole = AttentionHeads::whole(spec.n_heads as usize, spec.n_kv_heads as usize, head_dim, spec.attention.scale);
+    AttentionHeads { cap: spec.attention.cap, ..whole }
 }
 
 impl<M: Memory> SelfAttention<M> {
     /// `layer` is its number in the model.
-    pub fn load(at: &Weights<'_, M>, spec: &ModelSpec, layer: usize) -> Result<SelfAttention<M>> {
+    pub fn load(at: &WeightLoader<'_, M>, spec: &ModelSpec, layer: usize) -> Result<SelfAttention<M>> {
         let of: &LayerSpec = &spec.layers[layer];
         let (hidden, whole) = (spec.hidden as usize, heads(spec));
         let OwnedHeads { query, kv, leaves, heads } = OwnedHeads::of(at.device().class(), at.part(), whole);
@@ -82,7 +82,7 @@ impl<M: Memory> SelfAttention<M> {
             qkv: ColumnParallel::load(at, hidden, &[q, k, v])?,
             norms: QueryKeyNorm::load(at, spec)?,
             sinks: match spec.attention.has_sinks {
-                true => Some(at.vector_part("sinks", whole.n_heads, of_heads(&query, whole.head_dim))?),
+                true => Some(at.vector_part("sinks", whole.n_heads, heads_of_rows(&query, whole.head_dim))?),
                 false => None,
             },
             gate: match spec.attention.has_gate {
@@ -90,7 +90,7 @@ impl<M: Memory> SelfAttention<M> {
                 false => None,
             },
             output: RowParallel::load(at, "o_proj", hidden, &leaves)?,
-            heads: Heads { window: of.window.map(|window| window as usize), ..heads },
+            heads: AttentionHeads { window: of.window.map(|window| window as usize), ..heads },
             positions: of.positions,
             place: spec.cache_groups().place(&at.part().layers, layer as u32),
         })
@@ -107,13 +107,13 @@ impl<M: Memory> SelfAttention<M> {
 }
 
 /// Returns the heads of these rows.
-fn of_heads(rows: &Range<usize>, head_dim: usize) -> Range<usize> {
+fn heads_of_rows(rows: &Range<usize>, head_dim: usize) -> Range<usize> {
     rows.start / head_dim..rows.end / head_dim
 }
 
 /// Returns the columns of Q and of K that each rank of the stage has.
-fn of_ranks(class: DeviceClass, part: &Part, whole: Heads) -> Vec<[Range<usize>; 2]> {
-    let of_rank = |its: Part| {
+fn columns_of_ranks(class: DeviceClass, part: &RankPart, whole: AttentionHeads) -> Vec<[Range<usize>; 2]> {
+    let of_rank = |its: RankPart| {
         let OwnedHeads { query, kv, .. } = OwnedHeads::of(class, &its, whole);
         [query, kv]
     };
@@ -121,7 +121,7 @@ fn of_ranks(class: DeviceClass, part: &Part, whole: Heads) -> Vec<[Range<usize>;
 }
 
 impl<M: Memory> QueryKeyNorm<M> {
-    fn load(at: &Weights<'_, M>, spec: &ModelSpec) -> Result<QueryKeyNorm<M>> {
+    fn load(at: &WeightLoader<'_, M>, spec: &ModelSpec) -> Result<QueryKeyNorm<M>> {
         let eps = spec.norm_eps;
         match spec.attention.query_key_norms {
             QueryKeyNorms::None => Ok(QueryKeyNorm::None),
@@ -131,23 +131,23 @@ impl<M: Memory> QueryKeyNorm<M> {
             }
             QueryKeyNorms::Projection => {
                 let (part, whole) = (at.part(), heads(spec));
-                let ranks = of_ranks(at.device().class(), part, whole);
+                let ranks = columns_of_ranks(at.device().class(), part, whole);
                 let [query, kv] = ranks[usize::from(part.place.tp)].clone();
                 let [n_q, n_k] = [whole.n_heads, whole.n_kv_heads].map(|n| n * whole.head_dim);
                 let q = at.vector_part("q_norm.weight", n_q, query)?;
                 let own = NormPair { q, k: at.vector_part("k_norm.weight", n_k, kv)?, eps };
-                Ok(QueryKeyNorm::Projection(WideNorm { own, ranks }))
+                Ok(QueryKeyNorm::Projection(CrossRankNorm { own, ranks }))
             }
         }
     }
 }
 
-impl<M: Memory> WideScratch<M> {
-    fn new(all: &Weights<'_, M>, whole: Heads, limits: PassLimits) -> Result<WideScratch<M>> {
+impl<M: Memory> CrossRankScratch<M> {
+    fn new(all: &WeightLoader<'_, M>, whole: AttentionHeads, limits: PassLimits) -> Result<CrossRankScratch<M>> {
         let (device, part) = (all.device(), all.part());
-        let ranks = of_ranks(device.class(), part, whole);
-        Ok(WideScratch {
-            parts: SpreadRows::new(device, limits, ranks.iter().map(|[query, kv]| query.len() + kv.len()))?,
+        let ranks = columns_of_ranks(device.class(), part, whole);
+        Ok(CrossRankScratch {
+            parts: GatheredRows::new(device, limits, ranks.iter().map(|[query, kv]| query.len() + kv.len()))?,
             q: device.buffer(limits.rows_max, whole.n_heads * whole.head_dim)?,
             k: device.buffer(limits.rows_max, whole.n_kv_heads * whole.head_dim)?,
         })
@@ -155,12 +155,12 @@ impl<M: Memory> WideScratch<M> {
 }
 
 impl<M: Memory> AttentionScratch<M> {
-    pub fn new(all: &Weights<'_, M>, spec: &ModelSpec, limits: PassLimits) -> Result<AttentionScratch<M>> {
+    pub fn new(all: &WeightLoader<'_, M>, spec: &ModelSpec, limits: PassLimits) -> Result<AttentionScratch<M>> {
         let whole = heads(spec);
         let heads = OwnedHeads::of(all.device().class(), all.part(), whole).heads;
         let rows = |cols| all.device().buffer(limits.rows_max, cols);
         let wide = match spec.attention.query_key_norms {
-            QueryKeyNorms::Projection => Some(WideScratch::new(all, whole, limits)?),
+            QueryKeyNorms::Projection => Some(CrossRankScratch::new(all, whole, limits)?),
             QueryKeyNorms::None | QueryKeyNorms::Heads => None,
         };
         let width = heads.n_heads * heads.head_dim;
@@ -193,7 +193,7 @@ impl<D: Device> SelfAttention<D> {
         }
         let kv = &mut ctx.kv.groups[group];
         let call = AttentionCall { pass, heads: &self.heads, group, layer };
-        device.rope_store(&mut scratch.qkv, ropes.of(self.positions), &call, kv);
+        device.rope_store(&mut scratch.qkv, ropes.rope_for(self.positions), &call, kv);
         // [n_rows, n_heads * head_dim]
         device.attend(&mut scratch.qkv, kv, &call, self.sinks.as_ref(), &mut scratch.attended);
         if let (Some(gate), Some(its)) = (&self.gate, &mut scratch.gate) {
@@ -204,15 +204,15 @@ impl<D: Device> SelfAttention<D> {
     }
 }
 
-impl<D: Device> WideNorm<D> {
+impl<D: Device> CrossRankNorm<D> {
     /// Norms this rank's columns of Q and K by the rows of all ranks.
-    fn forward(&self, ctx: &mut Ctx<'_, D>, qkv: &mut D::Buffer, scratch: &mut WideScratch<D>) -> Result<()> {
-        let (device, n_rows, WideScratch { parts, q, k }) = (ctx.device, ctx.n_rows(), scratch);
-        let me = ctx.ranks.rank() as usize;
+    fn forward(&self, ctx: &mut Ctx<'_, D>, qkv: &mut D::Buffer, scratch: &mut CrossRankScratch<D>) -> Result<()> {
+        let (device, n_rows, CrossRankScratch { parts, q, k }) = (ctx.device, ctx.n_rows(), scratch);
+        let me = ctx.ranks.stage_rank() as usize;
         let [own_q, own_k] = [0, 1].map(|of| self.ranks[me][of].len());
         parts.gather(ctx, qkv, own_q + own_k)?;
         for (rank, [of_q, of_k]) in self.ranks.iter().enumerate() {
-            let (from, row) = parts.of(qkv, rank, n_rows);
+            let (from, row) = parts.columns_of_rank(qkv, rank, n_rows);
             device.copy_columns((from, row, 0..of_q.len()), (q, 0, of_q.start), n_rows);
             let of_keys = of_q.len()..of_q.len() + of_k.len();
             device.copy_columns((from, row, of_keys), (k, 0, of_k.start), n_rows);

@@ -4,11 +4,11 @@ use crate::ctx::Ctx;
 use crate::error::Result;
 use crate::layers::{ColumnParallel, OwnedHeads, RowParallel};
 use crate::limits::PassLimits;
-use crate::weights::{MatrixRows, Weights};
-use backend::{ConvolutionCall, ConvolvedChannels, Device, Heads, Memory};
+use crate::weights::{MatrixRows, WeightLoader};
+use backend::{ConvolutionCall, ConvolvedChannels, Device, AttentionHeads, Memory};
 use checkpoint::{ConvolutionSpec, ModelSpec};
 use std::ops::Range;
-use types::{DeviceClass, Leaves, Part};
+use types::{DeviceClass, Leaves, RankPart};
 
 pub struct ShortConvolution<M: Memory> {
     input: ColumnParallel<M>, // b_proj, c_proj, x_proj [3 * n_channels, hidden]
@@ -26,9 +26,9 @@ pub struct ConvolutionScratch<M: Memory> {
 }
 
 /// A rank's channels, which of all they are, and the leaves of the sum of `out_proj` over all.
-pub fn owned(class: DeviceClass, part: &Part, of: &ConvolutionSpec) -> (ConvolvedChannels, Range<usize>, Leaves) {
+pub fn owned_channels(class: DeviceClass, part: &RankPart, of: &ConvolutionSpec) -> (ConvolvedChannels, Range<usize>, Leaves) {
     let (n, width) = (of.n as usize, of.width as usize);
-    let OwnedHeads { query, leaves, .. } = OwnedHeads::of(class, part, Heads::whole(n, n, width, 1.0));
+    let OwnedHeads { query, leaves, .. } = OwnedHeads::of(class, part, AttentionHeads::whole(n, n, width, 1.0));
     let channels = ConvolvedChannels { n: query.len() / width, width, taps: of.taps as usize };
     (channels, query, leaves)
 }
@@ -41,13 +41,13 @@ pub fn taps_of_channels(channels: &[f32], taps: usize) -> Vec<f32> {
 impl<M: Memory> ShortConvolution<M> {
     /// `layer` is its number in the model.
     pub fn load(
-        at: &Weights<'_, M>,
+        at: &WeightLoader<'_, M>,
         spec: &ModelSpec,
         of: &ConvolutionSpec,
         layer: usize,
     ) -> Result<ShortConvolution<M>> {
         let (hidden, n, taps) = (spec.hidden as usize, (of.n * of.width) as usize, of.taps as usize);
-        let (channels, columns, leaves) = owned(at.device().class(), at.part(), of);
+        let (channels, columns, leaves) = owned_channels(at.device().class(), at.part(), of);
         let rows = |name| MatrixRows { name, n, owned: columns.clone() };
         let all = at.numbers("conv.weight", [n, taps])?;
         let weight = taps_of_channels(&all[columns.start * taps..columns.end * taps], taps);
@@ -66,8 +66,8 @@ impl<M: Memory> ShortConvolution<M> {
 }
 
 impl<M: Memory> ConvolutionScratch<M> {
-    pub fn new(all: &Weights<'_, M>, of: &ConvolutionSpec, limits: PassLimits) -> Result<ConvolutionScratch<M>> {
-        let n = owned(all.device().class(), all.part(), of).0.n_channels();
+    pub fn new(all: &WeightLoader<'_, M>, of: &ConvolutionSpec, limits: PassLimits) -> Result<ConvolutionScratch<M>> {
+        let n = owned_channels(all.device().class(), all.part(), of).0.n_channels();
         let rows = |cols| all.device().buffer(limits.rows_max, cols);
         Ok(ConvolutionScratch { projected: rows(3 * n)?, out: rows(n)? })
     }

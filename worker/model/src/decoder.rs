@@ -5,12 +5,12 @@
 use crate::ctx::Ctx;
 use crate::error::Result;
 use crate::kv::KvCache;
-use crate::layers::{Embedding, LmHead, Norm, NormKind, Residual, repeat};
+use crate::layers::{Embedding, LmHead, Norm, NormKind, Residual, run_or_replay_layers};
 use crate::limits::PassLimits;
 use crate::mixer::{Mixer, MixerScratch};
 use crate::mlp::{self, Activation, Mlp};
 use crate::rope::Ropes;
-use crate::weights::{MatrixRows, Weights};
+use crate::weights::{MatrixRows, WeightLoader};
 use backend::{Device, Memory, Pass};
 use checkpoint::{MixerKind, ModelSpec};
 use collective::Ranks;
@@ -104,12 +104,12 @@ struct DecoderScratch<M: Memory> {
 
 impl<M: Memory> Decoder<M> {
     pub fn load(
-        all: &Weights<'_, M>,
+        all: &WeightLoader<'_, M>,
         spec: &ModelSpec,
         form: &DecoderVariant,
         limits: PassLimits,
     ) -> Result<Decoder<M>> {
-        let (device, model, hidden) = (all.device(), all.under("model"), spec.hidden as usize);
+        let (device, model, hidden) = (all.device(), all.at_path("model"), spec.hidden as usize);
         let blocks = all.layers(|at, layer| Block::load(at, spec, form, layer))?;
         let (embed_tokens, lm_head) = LmHead::with_embedding(all, spec, limits)?;
         let embed_positions = match form.learns_positions && all.part().is_first() {
@@ -119,11 +119,11 @@ impl<M: Memory> Decoder<M> {
         let n_planes = blocks.iter().map(Block::n_planes).max().unwrap_or(1);
         let n_planes_out = if form.norms.are_all_before() { 0 } else { n_planes };
         Ok(Decoder {
-            embed_tokens: embed_tokens.times(spec.factors.embedding),
+            embed_tokens: embed_tokens.scaled_by(spec.factors.embedding),
             embed_positions,
             blocks,
             norm: Norm::load(&model, "norm", spec, form.norm_kind)?,
-            lm_head: lm_head.capped(spec.logits_cap).times(spec.factors.logits),
+            lm_head: lm_head.capped(spec.logits_cap).scaled_by(spec.factors.logits),
             ropes: Ropes::load(all, spec, limits.context)?,
             residual: Residual::new(device, limits, hidden, n_planes)?,
             scratch: DecoderScratch {
@@ -157,7 +157,7 @@ impl<D: Device> Decoder<D> {
             device.embed(table, 0, pass.rows.positions, residual.due()); // [n_rows, hidden]
         }
         let only_sums = blocks.iter().all(|block| !block.mixer.as_ref().is_some_and(Mixer::shares_rows));
-        repeat(ctx, residual, only_sums, |ctx, residual| {
+        run_or_replay_layers(ctx, residual, only_sums, |ctx, residual| {
             blocks.iter().try_for_each(|block| block.forward(ctx, residual, scratch))
         })?;
         lm_head.forward(ctx, norm, residual) // [n_outputs, n_vocab]
@@ -165,7 +165,7 @@ impl<D: Device> Decoder<D> {
 }
 
 impl<M: Memory> Block<M> {
-    fn load(at: &Weights<'_, M>, spec: &ModelSpec, form: &DecoderVariant, layer: usize) -> Result<Block<M>> {
+    fn load(at: &WeightLoader<'_, M>, spec: &ModelSpec, form: &DecoderVariant, layer: usize) -> Result<Block<M>> {
         let of = &spec.layers[layer];
         Ok(Block {
             norms: form.norms.map(|name| Norm::load(at, name, spec, form.norm_kind))?,
@@ -174,7 +174,7 @@ impl<M: Memory> Block<M> {
                 _ => Some(Mixer::load(at, spec, layer)?),
             },
             mlp: match of.has_mlp {
-                true => Some(Mlp::load(&at.under("mlp"), spec, of, form.activation)?),
+                true => Some(Mlp::load(&at.at_path("mlp"), spec, of, form.activation)?),
                 false => None,
             },
             factor: spec.factors.residual,
@@ -194,11 +194,11 @@ impl<D: Device> Block<D> {
         match &self.norms {
             BlockNorms::InTurn { attention: of_attention, mlp: of_mlp } => {
                 self.sublayer(ctx, of_attention, residual, x, out, |ctx, x, out| self.mix(ctx, x, mixer, out))?;
-                self.sublayer(ctx, of_mlp, residual, x, out, |ctx, x, out| self.by_row(ctx, x, mlp, out))
+                self.sublayer(ctx, of_mlp, residual, x, out, |ctx, x, out| self.apply_mlp(ctx, x, mlp, out))
             }
             BlockNorms::Alone(of) => self.sublayer(ctx, of, residual, x, out, |ctx, x, out| {
                 self.mix(ctx, x, mixer, out)?;
-                self.by_row(ctx, x, mlp, out)
+                self.apply_mlp(ctx, x, mlp, out)
             }),
             BlockNorms::SideBySide { attention: of_attention, mlp: of_mlp } => {
                 let (device, n_rows) = (ctx.device, ctx.n_rows());
@@ -207,7 +207,7 @@ impl<D: Device> Block<D> {
                 if let Some(norm) = of_mlp {
                     norm.forward(device, residual, n_rows, x);
                 }
-                self.by_row(ctx, x, mlp, residual.due())?;
+                self.apply_mlp(ctx, x, mlp, residual.due())?;
                 device.add(out, residual.due(), n_rows);
                 self.scale(ctx, residual);
                 Ok(())
@@ -227,7 +227,7 @@ impl<D: Device> Block<D> {
     }
 
     /// The MLP, if the block has one. x: [n_rows, hidden] -> out: [n_rows, hidden]
-    fn by_row(
+    fn apply_mlp(
         &self,
         ctx: &mut Ctx<'_, D>,
         x: &D::Buffer,
@@ -259,7 +259,7 @@ impl<D: Device> Block<D> {
                 behind.plain(device, out, n_rows, residual.due());
             }
             Norms::Behind(behind) => {
-                run(ctx, residual.settled(device, n_rows), out)?;
+                run(ctx, residual.sum_with_due(device, n_rows), out)?;
                 behind.plain(device, out, n_rows, residual.due());
             }
         }

@@ -25,13 +25,13 @@
 use crate::ctx::Ctx;
 use crate::error::Result;
 use crate::limits::PassLimits;
-use crate::weights::{MatrixRows, Weights};
-use backend::{Device, Heads, Memory, Repeat};
+use crate::weights::{MatrixRows, WeightLoader};
+use backend::{Device, AttentionHeads, Memory, RunOutcome};
 use checkpoint::ModelSpec;
 use std::ops::Range;
 use std::sync::Arc;
 use types::leaves::aligned_runs;
-use types::{DeviceClass, Leaves, Part, Shares};
+use types::{DeviceClass, Leaves, RankPart, Shares};
 
 /// The residual stream of a pass: its sum so far, and the last sublayer's output, which is not added yet.
 pub struct Residual<M: Memory> {
@@ -63,7 +63,7 @@ impl<M: Memory> Residual<M> {
 
 /// Runs the layers of a pass, which are the only operations in `run`, or replays the device's record of a pass of the
 /// same shape. Nothing is replayed where ranks sum or share rows through the host.
-pub fn repeat<D: Device>(
+pub fn run_or_replay_layers<D: Device>(
     ctx: &mut Ctx<'_, D>,
     residual: &mut Residual<D>,
     only_sums: bool,
@@ -74,26 +74,26 @@ pub fn repeat<D: Device>(
     }
     let (device, was_due) = (ctx.device, residual.is_due);
     loop {
-        let repeated = device.repeat(|| {
+        let repeated = device.run_or_replay(|| {
             residual.is_due = was_due;
             run(ctx, residual)
         })?;
         match repeated {
-            Repeat::Done => return Ok(()),
-            Repeat::Begun => {
+            RunOutcome::Done => return Ok(()),
+            RunOutcome::Begun => {
                 // The last sublayer's output is not added yet.
                 residual.is_due = true;
-                return Ok(ctx.ranks.has_repeated(device)?);
+                return Ok(ctx.ranks.note_replay(device)?);
             }
             // All ranks see the same steps, so all of them record here.
-            Repeat::Recorded => ctx.ranks.await_stage()?,
+            RunOutcome::Recorded => ctx.ranks.stage_barrier()?,
         }
     }
 }
 
 impl<D: Device> Residual<D> {
     /// Returns the whole sum, with the same bits as in the next norm. [n_rows, hidden]
-    pub fn settled(&mut self, device: &D, n_rows: usize) -> &mut D::Buffer {
+    pub fn sum_with_due(&mut self, device: &D, n_rows: usize) -> &mut D::Buffer {
         if std::mem::take(&mut self.is_due) {
             device.add(&self.due, &mut self.sum, n_rows);
         }
@@ -116,7 +116,7 @@ pub struct Norm<M: Memory> {
 }
 
 impl<M: Memory> Norm<M> {
-    pub fn load(at: &Weights<'_, M>, name: &str, spec: &ModelSpec, kind: NormKind) -> Result<Norm<M>> {
+    pub fn load(at: &WeightLoader<'_, M>, name: &str, spec: &ModelSpec, kind: NormKind) -> Result<Norm<M>> {
         let hidden = spec.hidden as usize;
         let bias = match kind {
             NormKind::Rms => None,
@@ -135,7 +135,7 @@ impl<D: Device> Norm<D> {
         if self.bias.is_none() && std::mem::take(&mut residual.is_due) {
             device.add_rms_norm(&residual.due, &mut residual.sum, &self.weight, self.eps, n_rows, out);
         } else {
-            self.plain(device, residual.settled(device, n_rows), n_rows, out);
+            self.plain(device, residual.sum_with_due(device, n_rows), n_rows, out);
         }
     }
 
@@ -157,7 +157,7 @@ impl<D: Device> Norm<D> {
 /// rank 1               [4 ...... 8]       query 4..9, KV 1..3, first = 1
 /// ```
 pub struct OwnedHeads {
-    pub heads: Heads,
+    pub heads: AttentionHeads,
     /// Rows of `q_proj`, which are also columns of `o_proj`.
     pub query: Range<usize>,
     /// Rows of `k_proj` and of `v_proj`.
@@ -168,25 +168,25 @@ pub struct OwnedHeads {
 
 impl OwnedHeads {
     /// `whole` has the heads of the whole layer.
-    pub fn of(class: DeviceClass, part: &Part, whole: Heads) -> OwnedHeads {
-        let Heads { n_heads, head_dim, per_kv, .. } = whole;
+    pub fn of(class: DeviceClass, part: &RankPart, whole: AttentionHeads) -> OwnedHeads {
+        let AttentionHeads { n_heads, head_dim, per_kv, .. } = whole;
         let leaves = Leaves::o_proj(class, n_heads as u32, head_dim as u32);
         let owned = part.owned_heads(&leaves, head_dim as u32);
         let (start, end) = (owned.start as usize, owned.end as usize);
         let query = start * head_dim..end * head_dim;
         let kv = if start < end { start / per_kv..(end - 1) / per_kv + 1 } else { 0..0 };
-        let heads = Heads { n_heads: end - start, n_kv_heads: kv.len(), first: start % per_kv, ..whole };
+        let heads = AttentionHeads { n_heads: end - start, n_kv_heads: kv.len(), first: start % per_kv, ..whole };
         OwnedHeads { heads, query, kv: kv.start * head_dim..kv.end * head_dim, leaves }
     }
 }
 
 /// Returns a rank's columns of an MLP, and the leaves of the sum of `down_proj` over all columns.
-pub fn owned_inner(class: DeviceClass, part: &Part, inner: usize) -> (Range<usize>, Leaves) {
+pub fn owned_inner(class: DeviceClass, part: &RankPart, inner: usize) -> (Range<usize>, Leaves) {
     let leaves = Leaves::down_proj(class, inner as u32);
     (elements(&leaves, part), leaves)
 }
 
-fn elements(leaves: &Leaves, part: &Part) -> Range<usize> {
+fn elements(leaves: &Leaves, part: &RankPart) -> Range<usize> {
     let elements = leaves.elements(&part.owned(leaves.len() as u32));
     elements.start as usize..elements.end as usize
 }
@@ -199,7 +199,7 @@ pub struct ColumnParallel<M: Memory> {
 
 impl<M: Memory> ColumnParallel<M> {
     /// The output has the owned rows of each part, one part after another.
-    pub fn load(at: &Weights<'_, M>, k: usize, parts: &[MatrixRows<'_>]) -> Result<ColumnParallel<M>> {
+    pub fn load(at: &WeightLoader<'_, M>, k: usize, parts: &[MatrixRows<'_>]) -> Result<ColumnParallel<M>> {
         Ok(ColumnParallel { weight: at.rows(k, parts)?, bias: stacked_bias(at, parts)? })
     }
 }
@@ -215,7 +215,7 @@ impl<D: Device> ColumnParallel<D> {
 }
 
 /// None where no part has a bias; a part without one gets zeros.
-fn stacked_bias<M: Memory>(at: &Weights<'_, M>, parts: &[MatrixRows<'_>]) -> Result<Option<M::Vector>> {
+fn stacked_bias<M: Memory>(at: &WeightLoader<'_, M>, parts: &[MatrixRows<'_>]) -> Result<Option<M::Vector>> {
     let bias = |part: &MatrixRows<'_>| at.bias(part.name, part.n, part.owned.clone());
     let found = parts.iter().map(bias).collect::<Result<Vec<_>>>()?;
     if found.iter().all(Option::is_none) {
@@ -239,7 +239,7 @@ pub struct RowParallel<M: Memory> {
 
 impl<M: Memory> RowParallel<M> {
     /// `{name}.weight` is [n_out, leaves.k()].
-    pub fn load(at: &Weights<'_, M>, name: &str, n_out: usize, leaves: &Leaves) -> Result<RowParallel<M>> {
+    pub fn load(at: &WeightLoader<'_, M>, name: &str, n_out: usize, leaves: &Leaves) -> Result<RowParallel<M>> {
         let n_leaves = leaves.len() as u32;
         let owned = at.part().owned(n_leaves);
         let weight = at.leaves(name, n_out, leaves, owned.clone())?;
@@ -280,7 +280,7 @@ struct EmbeddingTable<M: Memory> {
 }
 
 impl<M: Memory> Embedding<M> {
-    pub fn load(at: &Weights<'_, M>, name: &str, n_vocab: usize, hidden: usize) -> Result<Embedding<M>> {
+    pub fn load(at: &WeightLoader<'_, M>, name: &str, n_vocab: usize, hidden: usize) -> Result<Embedding<M>> {
         let part = at.part();
         if !part.is_first() {
             return Ok(Embedding { table: None, factor: None });
@@ -292,7 +292,7 @@ impl<M: Memory> Embedding<M> {
     }
 
     /// Multiplies rows by `factor` before the stream begins.
-    pub fn times(self, factor: Option<f32>) -> Embedding<M> {
+    pub fn scaled_by(self, factor: Option<f32>) -> Embedding<M> {
         Embedding { factor, ..self }
     }
 }
@@ -334,7 +334,7 @@ struct OutputScratch<M: Memory> {
 
 impl<M: Memory> LmHead<M> {
     pub fn load(
-        at: &Weights<'_, M>,
+        at: &WeightLoader<'_, M>,
         name: &str,
         n_vocab: usize,
         hidden: usize,
@@ -349,7 +349,7 @@ impl<M: Memory> LmHead<M> {
     /// The head is the embedding, `name`. A stage other than the first loads it once more.
     pub fn tied(
         embedding: &Embedding<M>,
-        at: &Weights<'_, M>,
+        at: &WeightLoader<'_, M>,
         name: &str,
         n_vocab: usize,
         hidden: usize,
@@ -363,7 +363,7 @@ impl<M: Memory> LmHead<M> {
 
     fn of(
         rows: Arc<M::Matrix>,
-        at: &Weights<'_, M>,
+        at: &WeightLoader<'_, M>,
         n_vocab: usize,
         hidden: usize,
         limits: PassLimits,
@@ -390,11 +390,11 @@ impl<M: Memory> LmHead<M> {
 
     /// A model's embedding and its head, which may be the embedding again.
     pub fn with_embedding(
-        all: &Weights<'_, M>,
+        all: &WeightLoader<'_, M>,
         spec: &ModelSpec,
         limits: PassLimits,
     ) -> Result<(Embedding<M>, LmHead<M>)> {
-        let (model, n_vocab, hidden) = (all.under("model"), spec.vocab as usize, spec.hidden as usize);
+        let (model, n_vocab, hidden) = (all.at_path("model"), spec.vocab as usize, spec.hidden as usize);
         let embedding = Embedding::load(&model, "embed_tokens", n_vocab, hidden)?;
         let head = match spec.tied_embeddings {
             true => LmHead::tied(&embedding, &model, "embed_tokens", n_vocab, hidden, limits)?,
@@ -408,7 +408,7 @@ impl<M: Memory> LmHead<M> {
     }
 
     /// Multiplies logits by `factor`.
-    pub fn times(self, factor: Option<f32>) -> LmHead<M> {
+    pub fn scaled_by(self, factor: Option<f32>) -> LmHead<M> {
         LmHead { factor, ..self }
     }
 }
@@ -433,7 +433,7 @@ impl<D: Device> LmHead<D> {
         let Ctx { device, pass, ranks, .. } = ctx;
         let (n_rows, n_outputs) = (pass.n_rows(), pass.rows.outputs.len());
         let Some(last) = &mut self.last else {
-            ranks.send_rows(device, residual.settled(device, n_rows), n_rows)?;
+            ranks.send_rows(device, residual.sum_with_due(device, n_rows), n_rows)?;
             return Ok(None);
         };
         if n_outputs == 0 && !pass.wants_hidden() {
@@ -458,7 +458,7 @@ impl<D: Device> LmHead<D> {
 }
 
 /// This rank's rows of a table of the vocabulary. [owned, hidden]
-fn vocabulary<M: Memory>(at: &Weights<'_, M>, name: &str, n_vocab: usize, hidden: usize) -> Result<M::Matrix> {
+fn vocabulary<M: Memory>(at: &WeightLoader<'_, M>, name: &str, n_vocab: usize, hidden: usize) -> Result<M::Matrix> {
     let owned = at.part().owned(n_vocab as u32);
     at.rows(hidden, &[MatrixRows { name, n: n_vocab, owned: owned.start as usize..owned.end as usize }])
 }
@@ -468,7 +468,7 @@ mod tests {
     use super::*;
     use types::{Layout, Rank, Stage};
 
-    fn parts(bounds: &[u32]) -> Vec<Part> {
+    fn parts(bounds: &[u32]) -> Vec<RankPart> {
         let shares = Shares::new(bounds.iter().map(|bound| bound * (Shares::WHOLE / 16)).collect()).unwrap();
         let layout = Layout::new(vec![Stage { layers: 0..1, shares }]).unwrap();
         (0..layout.grid().n_ranks()).map(|rank| layout.part(Rank(rank))).collect()
@@ -479,7 +479,7 @@ mod tests {
         let shapes = [(9, 3, 64), (6, 2, 16), (32, 8, 80), (4, 4, 8), (7, 1, 128), (40, 8, 128)];
         let classes = [DeviceClass::Cpu, DeviceClass::Cuda];
         for (class, (n_heads, n_kv_heads, head_dim)) in classes.into_iter().flat_map(|c| shapes.map(|s| (c, s))) {
-            let whole = Heads::whole(n_heads, n_kv_heads, head_dim, 1.0);
+            let whole = AttentionHeads::whole(n_heads, n_kv_heads, head_dim, 1.0);
             for bounds in [&[0, 16][..], &[0, 8, 16], &[0, 5, 11, 16], &[0, 0, 1, 15, 16]] {
                 let mut next = 0;
                 for part in parts(bounds) {
@@ -487,8 +487,8 @@ mod tests {
                     assert_eq!((query.start, query.len()), (next * head_dim, heads.n_heads * head_dim));
                     assert_eq!(kv.len(), heads.n_kv_heads * head_dim);
                     for head in 0..heads.n_heads {
-                        assert_eq!(kv.start / head_dim + heads.kv_of(head), whole.kv_of(next + head));
-                        assert!(heads.kv_of(head) < heads.n_kv_heads);
+                        assert_eq!(kv.start / head_dim + heads.kv_head_of(head), whole.kv_head_of(next + head));
+                        assert!(heads.kv_head_of(head) < heads.n_kv_heads);
                     }
                     next += heads.n_heads;
                 }
@@ -500,7 +500,7 @@ mod tests {
     #[test]
     fn rank_without_leaves_owns_no_heads_or_columns() {
         let [_, none, _] = parts(&[0, 8, 8, 16]).try_into().unwrap();
-        let owned = OwnedHeads::of(DeviceClass::Cpu, &none, Heads::whole(6, 2, 16, 1.0));
+        let owned = OwnedHeads::of(DeviceClass::Cpu, &none, AttentionHeads::whole(6, 2, 16, 1.0));
         assert!(owned.query.is_empty() && owned.kv.is_empty() && owned.heads.qkv_cols() == 0);
         assert!(owned_inner(DeviceClass::Cpu, &none, 224).0.is_empty());
     }

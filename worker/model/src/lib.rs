@@ -35,8 +35,8 @@ use checkpoint::{Checkpoint, Family, ModelSpec, StateHeads};
 use collective::{CancelFlag, Ranks};
 use decoder::{Decoder, DecoderVariant};
 use layers::OwnedHeads;
-use types::{Activations, CacheGroup, DeviceClass, KvDtype, KvLayout, Leaves, Numerics, Part, PieceRun, PolicyDigest};
-use weights::{Intake, Weights};
+use types::{Activations, CacheGroup, DeviceClass, KvDtype, KvLayout, Leaves, Numerics, RankPart, PieceRun, PolicyDigest};
+use weights::{LoadTotals, WeightLoader};
 
 /// One rank's part of a model, on a device.
 pub struct Model<M: Memory> {
@@ -48,7 +48,7 @@ pub struct Model<M: Memory> {
 
 impl<M: Memory> Model<M> {
     /// Reads only the weights that `part` holds.
-    pub fn load(checkpoint: &Checkpoint, device: &M, part: &Part, limits: PassLimits) -> Result<Model<M>> {
+    pub fn load(checkpoint: &Checkpoint, device: &M, part: &RankPart, limits: PassLimits) -> Result<Model<M>> {
         Model::load_until(checkpoint, device, part, limits, &CancelFlag::default())
     }
 
@@ -56,22 +56,22 @@ impl<M: Memory> Model<M> {
     pub fn load_until(
         checkpoint: &Checkpoint,
         device: &M,
-        part: &Part,
+        part: &RankPart,
         limits: PassLimits,
         cancel: &CancelFlag,
     ) -> Result<Model<M>> {
         let n_groups = checkpoint.spec().cache_groups().groups().len();
-        checkpoint.spec().recurrence.as_ref().map_or(Ok(()), |of| device.recurrence(&recurrence::whole_heads(of)))?;
+        checkpoint.spec().recurrence.as_ref().map_or(Ok(()), |of| device.check_recurrence(&recurrence::whole_heads(of)))?;
         checkpoint
             .spec()
             .convolution
             .as_ref()
-            .map_or(Ok(()), |of| device.convolution(&convolution::owned(device.class(), part, of).0))?;
-        device.batches(BatchLimits { rows_max: limits.rows_max, context: limits.context, n_groups })?;
-        let intake = Intake::default();
-        let all = Weights::new(checkpoint, device, part, &intake, cancel);
+            .map_or(Ok(()), |of| device.check_convolution(&convolution::owned_channels(device.class(), part, of).0))?;
+        device.reserve_batches(BatchLimits { rows_max: limits.rows_max, context: limits.context, n_groups })?;
+        let intake = LoadTotals::default();
+        let all = WeightLoader::new(checkpoint, device, part, &intake, cancel);
         let spec = checkpoint.spec();
-        let decoder = Decoder::load(&all, spec, form(spec), limits)?;
+        let decoder = Decoder::load(&all, spec, variant_of(spec), limits)?;
         checkpoint.unchanged()?;
         let (runs, packed) = (intake.runs.into_inner(), intake.packed.into_inner());
         Ok(Model { decoder, weight_bytes: intake.n_bytes.get(), runs, packed })
@@ -88,7 +88,7 @@ impl<M: Memory> Model<M> {
     }
 
     /// Hashes of the bytes that were read.
-    pub fn runs(&self) -> &[PieceRun] {
+    pub fn piece_runs(&self) -> &[PieceRun] {
         &self.runs
     }
 }
@@ -103,7 +103,7 @@ impl<D: Device> Model<D> {
         pass: &Pass<'_>,
         kv: &mut KvCache<D>,
     ) -> Result<Option<&D::Buffer>> {
-        device.begin(pass);
+        device.begin_pass(pass);
         self.decoder.forward(device, ranks, pass, kv)
     }
 }
@@ -115,7 +115,7 @@ impl<M: Memory> Model<M> {
     }
 }
 
-fn form(spec: &ModelSpec) -> &'static DecoderVariant {
+fn variant_of(spec: &ModelSpec) -> &'static DecoderVariant {
     match spec.family {
         Family::Llama
         | Family::Mistral
@@ -151,13 +151,13 @@ fn form(spec: &ModelSpec) -> &'static DecoderVariant {
 
 /// The KV cache that a rank keeps of each cache group, for pools of `n_blocks`. A rank without heads keeps none, and
 /// neither does a stage without layers of the group.
-pub fn kv_specs(spec: &ModelSpec, part: &Part, class: DeviceClass, dtype: KvDtype, n_blocks: &[u32]) -> Vec<KvSpec> {
+pub fn kv_specs(spec: &ModelSpec, part: &RankPart, class: DeviceClass, dtype: KvDtype, n_blocks: &[u32]) -> Vec<KvSpec> {
     let n_kv_heads = OwnedHeads::of(class, part, attention::heads(spec)).heads.n_kv_heads as u32;
     let of_states = |of: StateHeads| part.owned_heads(&Leaves::o_proj(class, of.n, of.dim), of.dim).len() as u32;
     let n_states = spec.state_heads().map_or(0, of_states);
     let groups = spec.cache_groups();
     let n_heads = |group: &CacheGroup| if group.layout.is_state() { n_states } else { n_kv_heads };
-    let layouts = groups.groups().iter().map(|group| group.share(n_heads(group)));
+    let layouts = groups.groups().iter().map(|group| group.rank_layout(n_heads(group)));
     let of_group = |((n_layers, layout), n_blocks): ((usize, KvLayout), &u32)| KvSpec {
         n_layers,
         n_blocks: *n_blocks as usize,
@@ -188,6 +188,6 @@ pub fn policy(
     activations: Activations,
     kv_dtype: KvDtype,
 ) -> checkpoint::Result<PolicyDigest> {
-    let (weights, mode) = (checkpoint.fingerprint()?, device.mode());
+    let (weights, mode) = (checkpoint.fingerprint()?, device.numerics_mode());
     Ok(Numerics::plain(&device.device_kind(), mode, activations, kv_dtype, weights).digest())
 }

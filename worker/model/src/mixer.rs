@@ -6,7 +6,7 @@ use crate::ctx::Ctx;
 use crate::error::Result;
 use crate::limits::PassLimits;
 use crate::recurrence::{Recurrent, RecurrentScratch};
-use crate::weights::Weights;
+use crate::weights::WeightLoader;
 use backend::{Device, Memory};
 use checkpoint::ModelSpec;
 
@@ -25,15 +25,15 @@ pub struct MixerScratch<M: Memory> {
 
 impl<M: Memory> Mixer<M> {
     /// `layer` is its number in the model.
-    pub fn load(at: &Weights<'_, M>, spec: &ModelSpec, layer: usize) -> Result<Mixer<M>> {
+    pub fn load(at: &WeightLoader<'_, M>, spec: &ModelSpec, layer: usize) -> Result<Mixer<M>> {
         match (spec.layers[layer].mixer, &spec.recurrence, &spec.convolution) {
             (checkpoint::MixerKind::Recurrence, Some(of), _) => {
-                Recurrent::load(&at.under("linear_attn"), spec, of, layer).map(Mixer::Recurrence)
+                Recurrent::load(&at.at_path("linear_attn"), spec, of, layer).map(Mixer::Recurrence)
             }
             (checkpoint::MixerKind::Convolution, _, Some(of)) => {
-                ShortConvolution::load(&at.under("conv"), spec, of, layer).map(Mixer::Convolution)
+                ShortConvolution::load(&at.at_path("conv"), spec, of, layer).map(Mixer::Convolution)
             }
-            _ => SelfAttention::load(&at.under("self_attn"), spec, layer).map(Mixer::Attention),
+            _ => SelfAttention::load(&at.at_path("self_attn"), spec, layer).map(Mixer::Attention),
         }
     }
 
@@ -56,7 +56,7 @@ impl<M: Memory> Mixer<M> {
 }
 
 impl<M: Memory> MixerScratch<M> {
-    pub fn new(all: &Weights<'_, M>, spec: &ModelSpec, limits: PassLimits) -> Result<MixerScratch<M>> {
+    pub fn new(all: &WeightLoader<'_, M>, spec: &ModelSpec, limits: PassLimits) -> Result<MixerScratch<M>> {
         let recurrence = spec.recurrence.as_ref().map(|of| RecurrentScratch::new(all, of, limits)).transpose()?;
         let convolution = spec.convolution.as_ref().map(|of| ConvolutionScratch::new(all, of, limits)).transpose()?;
         Ok(MixerScratch { attention: AttentionScratch::new(all, spec, limits)?, recurrence, convolution })

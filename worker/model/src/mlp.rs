@@ -4,7 +4,7 @@ use crate::ctx::Ctx;
 use crate::error::Result;
 use crate::layers::{ColumnParallel, RowParallel, owned_inner};
 use crate::limits::PassLimits;
-use crate::weights::{MatrixRows, Weights};
+use crate::weights::{MatrixRows, WeightLoader};
 use backend::{Clamp, Device, Expert, ExpertActivation, ExpertStack, Memory, Routing, Scoring};
 use checkpoint::{ClampedSilu, ExpertScores, ExpertsSpec, LayerSpec, ModelSpec};
 use std::ops::Range;
@@ -33,7 +33,7 @@ impl Activation {
 
 pub enum Mlp<M: Memory> {
     Dense(Dense<M>),
-    Mixture(Mixture<M>),
+    Mixture(ExpertMixture<M>),
 }
 
 pub struct Dense<M: Memory> {
@@ -43,7 +43,7 @@ pub struct Dense<M: Memory> {
 }
 
 /// A mixture of experts, spread over the ranks of a stage as leaves are: each rank has a run of whole experts.
-pub struct Mixture<M: Memory> {
+pub struct ExpertMixture<M: Memory> {
     router: M::Matrix,              // gate [n_experts, hidden], on every rank
     router_bias: Option<M::Vector>, // gate.bias [n_experts]
     /// Added to scores for the choice alone.
@@ -66,10 +66,10 @@ pub struct MlpScratch<M: Memory> {
 struct MixtureScratch<M: Memory> {
     scores: M::Buffer, // [rows_max, n_experts]
     routes: M::Routes,
-    shared: Option<SharedScratch<M>>,
+    shared: Option<SharedExpertScratch<M>>,
 }
 
-struct SharedScratch<M: Memory> {
+struct SharedExpertScratch<M: Memory> {
     dense: DenseScratch<M>,
     out: M::Buffer,  // [n_planes * rows_max, hidden]
     gate: M::Buffer, // [rows_max, 1]
@@ -81,9 +81,9 @@ struct DenseScratch<M: Memory> {
 }
 
 impl<M: Memory> Mlp<M> {
-    pub fn load(at: &Weights<'_, M>, spec: &ModelSpec, of: &LayerSpec, activation: Activation) -> Result<Mlp<M>> {
+    pub fn load(at: &WeightLoader<'_, M>, spec: &ModelSpec, of: &LayerSpec, activation: Activation) -> Result<Mlp<M>> {
         match spec.experts.as_ref().filter(|_| of.has_experts) {
-            Some(experts) => Mixture::load(at, spec.hidden as usize, experts, activation).map(Mlp::Mixture),
+            Some(experts) => ExpertMixture::load(at, spec.hidden as usize, experts, activation).map(Mlp::Mixture),
             None => Dense::load(at, spec.hidden as usize, spec.inner as usize, activation).map(Mlp::Dense),
         }
     }
@@ -114,7 +114,7 @@ impl<D: Device> Mlp<D> {
 }
 
 impl<M: Memory> Dense<M> {
-    fn load(at: &Weights<'_, M>, hidden: usize, inner: usize, activation: Activation) -> Result<Dense<M>> {
+    fn load(at: &WeightLoader<'_, M>, hidden: usize, inner: usize, activation: Activation) -> Result<Dense<M>> {
         let (owned, leaves) = owned_inner(at.device().class(), at.part(), inner);
         let rows = |name| MatrixRows { name, n: inner, owned: owned.clone() };
         let up = match activation.has_gate() {
@@ -164,12 +164,12 @@ impl<D: Device> Dense<D> {
     }
 }
 
-impl<M: Memory> Mixture<M> {
-    fn load(at: &Weights<'_, M>, hidden: usize, spec: &ExpertsSpec, activation: Activation) -> Result<Mixture<M>> {
+impl<M: Memory> ExpertMixture<M> {
+    fn load(at: &WeightLoader<'_, M>, hidden: usize, spec: &ExpertsSpec, activation: Activation) -> Result<ExpertMixture<M>> {
         let owned = at.part().owned(spec.n);
         let inner = spec.inner as usize;
         let expert = |e: u32| {
-            let at = at.under("experts").under(e);
+            let at = at.at_path("experts").at_path(e);
             let gate = activation.has_gate().then(|| MatrixRows::all("gate_proj", inner));
             let gate_up: Vec<_> = gate.into_iter().chain([MatrixRows::all("up_proj", inner)]).collect();
             let down = [MatrixRows::all("down_proj", hidden)];
@@ -179,7 +179,7 @@ impl<M: Memory> Mixture<M> {
         let bias = |name: &str| -> Result<Option<M::Vector>> {
             at.bias(name, n, 0..n)?.map(|bias| at.vector(&format!("{name}.bias"), &bias)).transpose()
         };
-        Ok(Mixture {
+        Ok(ExpertMixture {
             router_bias: if spec.has_bias { bias("gate")? } else { None },
             correction: match spec.scores {
                 ExpertScores::Softmax => None,
@@ -187,7 +187,7 @@ impl<M: Memory> Mixture<M> {
             },
             shared: match spec.shared {
                 0 => None,
-                inner => Some(Dense::load(&at.under("shared_experts"), hidden, inner as usize, activation)?),
+                inner => Some(Dense::load(&at.at_path("shared_experts"), hidden, inner as usize, activation)?),
             },
             shared_gate: match spec.has_shared_gate {
                 true => Some(at.rows(hidden, &[MatrixRows::all("shared_expert_gate", 1)])?),
@@ -196,7 +196,7 @@ impl<M: Memory> Mixture<M> {
             router: at.rows(hidden, &[MatrixRows::all("gate", spec.n as usize)])?,
             experts: ExpertStack {
                 all: owned.clone().map(expert).collect::<Result<_>>()?,
-                activation: of_experts(spec, activation),
+                activation: expert_activation(spec, activation),
                 biases: if spec.has_bias { Some(biases(at, hidden, spec, owned.clone())?) } else { None },
             },
             runs: aligned_runs(owned, spec.n),
@@ -205,7 +205,7 @@ impl<M: Memory> Mixture<M> {
     }
 }
 
-impl<D: Device> Mixture<D> {
+impl<D: Device> ExpertMixture<D> {
     fn forward(
         &self,
         ctx: &mut Ctx<'_, D>,
@@ -220,9 +220,9 @@ impl<D: Device> Mixture<D> {
         }
         device.route(&scratch.scores, self.correction.as_ref(), n_rows, &mut scratch.routes);
         // [runs * n_rows, hidden]
-        device.experts(x, &self.experts, &self.runs, n_rows, &mut scratch.routes, out);
+        device.apply_experts(x, &self.experts, &self.runs, n_rows, &mut scratch.routes, out);
         ctx.ranks.all_reduce(device, out, &self.runs, self.n_experts, n_rows)?;
-        if let (Some(shared), Some(SharedScratch { dense, out: its, gate })) = (&self.shared, &mut scratch.shared) {
+        if let (Some(shared), Some(SharedExpertScratch { dense, out: its, gate })) = (&self.shared, &mut scratch.shared) {
             shared.forward(ctx, x, dense, its)?; // [n_rows, hidden]
             if let Some(weight) = &self.shared_gate {
                 device.linear(x, weight, n_rows, gate); // [n_rows, 1]
@@ -235,7 +235,7 @@ impl<D: Device> Mixture<D> {
 }
 
 /// Experts of other activations than these are in no family.
-fn of_experts(spec: &ExpertsSpec, activation: Activation) -> ExpertActivation {
+fn expert_activation(spec: &ExpertsSpec, activation: Activation) -> ExpertActivation {
     match (spec.clamp, activation) {
         (Some(ClampedSilu { alpha, limit }), _) => ExpertActivation::Clamped(Clamp { alpha, limit }),
         (None, Activation::SquaredRelu) => ExpertActivation::SquaredRelu,
@@ -245,7 +245,7 @@ fn of_experts(spec: &ExpertsSpec, activation: Activation) -> ExpertActivation {
 
 /// The biases of these experts, one after another: of gate and up, and of down.
 fn biases<M: Memory>(
-    at: &Weights<'_, M>,
+    at: &WeightLoader<'_, M>,
     hidden: usize,
     spec: &ExpertsSpec,
     owned: Range<u32>,
@@ -253,18 +253,18 @@ fn biases<M: Memory>(
     let inner = spec.inner as usize;
     let (mut gate_up, mut down) = (Vec::new(), Vec::new());
     for e in owned {
-        let at = at.under("experts").under(e);
+        let at = at.at_path("experts").at_path(e);
         let all =
             |name: &str, n: usize| -> Result<Vec<f32>> { Ok(at.bias(name, n, 0..n)?.unwrap_or_else(|| vec![0.0; n])) };
         gate_up.extend([all("gate_proj", inner)?, all("up_proj", inner)?].concat());
         down.extend(all("down_proj", hidden)?);
     }
-    let at = at.under("experts");
+    let at = at.at_path("experts");
     Ok([at.vector("gate_proj+up_proj.bias", &gate_up)?, at.vector("down_proj.bias", &down)?])
 }
 
 impl<M: Memory> MlpScratch<M> {
-    pub fn new(all: &Weights<'_, M>, spec: &ModelSpec, limits: PassLimits) -> Result<MlpScratch<M>> {
+    pub fn new(all: &WeightLoader<'_, M>, spec: &ModelSpec, limits: PassLimits) -> Result<MlpScratch<M>> {
         let mixture = match &spec.experts {
             Some(experts) => Some(MixtureScratch::new(all, spec.hidden as usize, experts, limits)?),
             None => None,
@@ -275,7 +275,7 @@ impl<M: Memory> MlpScratch<M> {
 
 impl<M: Memory> DenseScratch<M> {
     /// `inner` is the width on all ranks together.
-    fn new(all: &Weights<'_, M>, inner: usize, limits: PassLimits) -> Result<DenseScratch<M>> {
+    fn new(all: &WeightLoader<'_, M>, inner: usize, limits: PassLimits) -> Result<DenseScratch<M>> {
         let device = all.device();
         let inner = owned_inner(device.class(), all.part(), inner).0.len();
         Ok(DenseScratch {
@@ -285,18 +285,18 @@ impl<M: Memory> DenseScratch<M> {
     }
 }
 
-impl<M: Memory> SharedScratch<M> {
-    fn new(all: &Weights<'_, M>, hidden: usize, inner: usize, limits: PassLimits) -> Result<SharedScratch<M>> {
+impl<M: Memory> SharedExpertScratch<M> {
+    fn new(all: &WeightLoader<'_, M>, hidden: usize, inner: usize, limits: PassLimits) -> Result<SharedExpertScratch<M>> {
         let (device, n_leaves) = (all.device(), owned_inner(all.device().class(), all.part(), inner).1.len() as u32);
         let n_planes = aligned_runs(all.part().owned(n_leaves), n_leaves).len().max(1);
         let out = device.buffer(n_planes * limits.rows_max, hidden)?;
         let gate = device.buffer(limits.rows_max, 1)?;
-        Ok(SharedScratch { dense: DenseScratch::new(all, inner, limits)?, out, gate })
+        Ok(SharedExpertScratch { dense: DenseScratch::new(all, inner, limits)?, out, gate })
     }
 }
 
 impl<M: Memory> MixtureScratch<M> {
-    fn new(all: &Weights<'_, M>, hidden: usize, spec: &ExpertsSpec, limits: PassLimits) -> Result<MixtureScratch<M>> {
+    fn new(all: &WeightLoader<'_, M>, hidden: usize, spec: &ExpertsSpec, limits: PassLimits) -> Result<MixtureScratch<M>> {
         let device = all.device();
         let scoring = match spec.scores {
             ExpertScores::Softmax => Scoring::Softmax,
@@ -311,7 +311,7 @@ impl<M: Memory> MixtureScratch<M> {
             routes: device.routes(limits.rows_max, hidden, spec.inner as usize, routing)?,
             shared: match spec.shared {
                 0 => None,
-                inner => Some(SharedScratch::new(all, hidden, inner as usize, limits)?),
+                inner => Some(SharedExpertScratch::new(all, hidden, inner as usize, limits)?),
             },
         })
     }

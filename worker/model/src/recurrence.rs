@@ -6,17 +6,17 @@ use crate::ctx::Ctx;
 use crate::error::Result;
 use crate::layers::{ColumnParallel, OwnedHeads, RowParallel};
 use crate::limits::PassLimits;
-use crate::spread::{SpreadRows, parts_of_stage};
-use crate::weights::{MatrixRows, Weights};
-use backend::{Device, Heads, Memory, RecurrenceCall, RecurrentHeads, RecurrentWeights, StateRule};
+use crate::spread::{GatheredRows, parts_of_stage};
+use crate::weights::{MatrixRows, WeightLoader};
+use backend::{Device, AttentionHeads, Memory, RecurrenceCall, RecurrentHeads, RecurrentWeights, StateRule};
 use checkpoint::{ModelSpec, RecurrenceRule, RecurrenceSpec};
 use std::ops::Range;
-use types::{DeviceClass, Leaves, Part};
+use types::{DeviceClass, Leaves, RankPart};
 
 pub struct Recurrent<M: Memory> {
     input: ColumnParallel<M>, // q_proj, k_proj, v_proj, z_proj, b_proj, a_proj [n_cols, hidden]
     weights: RecurrentWeights<M::Vector>,
-    norm: Option<SpreadNorm<M>>,
+    norm: Option<GroupedHeadNorm<M>>,
     output: RowParallel<M>, // out_proj [hidden, n_heads * value_dim]
     heads: RecurrentHeads,
     /// The cache group, and this layer's index among the rank's layers of that group.
@@ -24,7 +24,7 @@ pub struct Recurrent<M: Memory> {
 }
 
 /// Norms of the heads of each key head together, some of which other ranks may have.
-struct SpreadNorm<M: Memory> {
+struct GroupedHeadNorm<M: Memory> {
     groups: Vec<GroupNorm<M>>,
     /// The columns that each rank of the stage has.
     ranks: Vec<Range<usize>>,
@@ -46,12 +46,12 @@ pub struct RecurrentScratch<M: Memory> {
 }
 
 struct NormScratch<M: Memory> {
-    parts: SpreadRows<M>,
+    parts: GatheredRows<M>,
     whole: M::Buffer, // [rows_max, columns of a group]
 }
 
 /// A rank's heads of recurrent layers.
-pub struct OwnedState {
+pub struct OwnedRecurrentHeads {
     pub heads: RecurrentHeads,
     pub keys: Range<usize>,
     pub values: Range<usize>,
@@ -59,10 +59,10 @@ pub struct OwnedState {
     pub leaves: Leaves,
 }
 
-impl OwnedState {
-    pub fn of(class: DeviceClass, part: &Part, spec: &RecurrenceSpec) -> OwnedState {
+impl OwnedRecurrentHeads {
+    pub fn of(class: DeviceClass, part: &RankPart, spec: &RecurrenceSpec) -> OwnedRecurrentHeads {
         let value_dim = spec.value_dim as usize;
-        let whole = Heads::whole(spec.n_heads as usize, spec.n_key_heads as usize, value_dim, 1.0);
+        let whole = AttentionHeads::whole(spec.n_heads as usize, spec.n_key_heads as usize, value_dim, 1.0);
         let OwnedHeads { heads, query, kv, leaves } = OwnedHeads::of(class, part, whole);
         let in_heads = |columns: Range<usize>| columns.start / value_dim..columns.end / value_dim;
         let (values, keys) = (in_heads(query), in_heads(kv));
@@ -73,7 +73,7 @@ impl OwnedState {
             first: heads.first,
             ..whole_heads(spec)
         };
-        OwnedState { heads, keys, values, leaves }
+        OwnedRecurrentHeads { heads, keys, values, leaves }
     }
 }
 
@@ -98,9 +98,9 @@ fn of_heads(heads: &Range<usize>, dim: usize) -> Range<usize> {
 
 impl<M: Memory> Recurrent<M> {
     /// `layer` is its number in the model.
-    pub fn load(at: &Weights<'_, M>, spec: &ModelSpec, of: &RecurrenceSpec, layer: usize) -> Result<Recurrent<M>> {
+    pub fn load(at: &WeightLoader<'_, M>, spec: &ModelSpec, of: &RecurrenceSpec, layer: usize) -> Result<Recurrent<M>> {
         let (hidden, whole) = (spec.hidden as usize, whole_heads(of));
-        let OwnedState { heads, keys, values, leaves } = OwnedState::of(at.device().class(), at.part(), of);
+        let OwnedRecurrentHeads { heads, keys, values, leaves } = OwnedRecurrentHeads::of(at.device().class(), at.part(), of);
         let rows = |name, n: usize, owned: &Range<usize>, dim: usize| MatrixRows {
             name,
             n: n * dim,
@@ -116,11 +116,11 @@ impl<M: Memory> Recurrent<M> {
         parts.push(rows("a_proj", whole.n_heads, &values, 1));
         let norm = match of.rule {
             RecurrenceRule::Delta => None,
-            RecurrenceRule::StateSpace { .. } => Some(SpreadNorm::load(at, spec, of)?),
+            RecurrenceRule::StateSpace { .. } => Some(GroupedHeadNorm::load(at, spec, of)?),
         };
         Ok(Recurrent {
             input: ColumnParallel::load(at, hidden, &parts)?,
-            weights: weights(at, spec, of, [&keys, &values])?,
+            weights: load_weights(at, spec, of, [&keys, &values])?,
             norm,
             output: RowParallel::load(at, "out_proj", hidden, &leaves)?,
             heads,
@@ -139,8 +139,8 @@ impl<M: Memory> Recurrent<M> {
 }
 
 /// What a layer has besides its matrices, of this rank's heads.
-fn weights<M: Memory>(
-    at: &Weights<'_, M>,
+fn load_weights<M: Memory>(
+    at: &WeightLoader<'_, M>,
     spec: &ModelSpec,
     of: &RecurrenceSpec,
     [keys, values]: [&Range<usize>; 2],
@@ -178,8 +178,8 @@ fn weights<M: Memory>(
 }
 
 /// The columns of V that each rank of the stage has.
-fn of_ranks(class: DeviceClass, part: &Part, of: &RecurrenceSpec) -> Vec<Range<usize>> {
-    let of_rank = |its: Part| of_heads(&OwnedState::of(class, &its, of).values, of.value_dim as usize);
+fn columns_of_ranks(class: DeviceClass, part: &RankPart, of: &RecurrenceSpec) -> Vec<Range<usize>> {
+    let of_rank = |its: RankPart| of_heads(&OwnedRecurrentHeads::of(class, &its, of).values, of.value_dim as usize);
     parts_of_stage(part).map(of_rank).collect()
 }
 
@@ -188,9 +188,9 @@ fn overlap(a: &Range<usize>, b: &Range<usize>) -> Range<usize> {
     start..a.end.min(b.end).max(start)
 }
 
-impl<M: Memory> SpreadNorm<M> {
-    fn load(at: &Weights<'_, M>, spec: &ModelSpec, of: &RecurrenceSpec) -> Result<SpreadNorm<M>> {
-        let ranks = of_ranks(at.device().class(), at.part(), of);
+impl<M: Memory> GroupedHeadNorm<M> {
+    fn load(at: &WeightLoader<'_, M>, spec: &ModelSpec, of: &RecurrenceSpec) -> Result<GroupedHeadNorm<M>> {
+        let ranks = columns_of_ranks(at.device().class(), at.part(), of);
         let mine = ranks[usize::from(at.part().place.tp)].clone();
         let (n, n_groups) = ((of.n_heads * of.value_dim) as usize, of.n_key_heads as usize);
         let group = |i: usize| {
@@ -201,20 +201,20 @@ impl<M: Memory> SpreadNorm<M> {
         };
         let groups = (0..n_groups).map(group).collect::<Result<Vec<_>>>()?;
         let groups = groups.into_iter().filter(|group| !group.own.is_empty()).collect();
-        Ok(SpreadNorm { groups, ranks, eps: spec.norm_eps })
+        Ok(GroupedHeadNorm { groups, ranks, eps: spec.norm_eps })
     }
 }
 
 impl<M: Memory> RecurrentScratch<M> {
-    pub fn new(all: &Weights<'_, M>, of: &RecurrenceSpec, limits: PassLimits) -> Result<RecurrentScratch<M>> {
+    pub fn new(all: &WeightLoader<'_, M>, of: &RecurrenceSpec, limits: PassLimits) -> Result<RecurrentScratch<M>> {
         let (device, part) = (all.device(), all.part());
-        let heads = OwnedState::of(device.class(), part, of).heads;
+        let heads = OwnedRecurrentHeads::of(device.class(), part, of).heads;
         let rows = |cols| device.buffer(limits.rows_max, cols);
         let norm = match of.rule {
             RecurrenceRule::Delta => None,
             RecurrenceRule::StateSpace { .. } => {
-                let ranks = of_ranks(device.class(), part, of);
-                let parts = SpreadRows::new(device, limits, ranks.iter().map(ExactSizeIterator::len))?;
+                let ranks = columns_of_ranks(device.class(), part, of);
+                let parts = GatheredRows::new(device, limits, ranks.iter().map(ExactSizeIterator::len))?;
                 let of_group = of.n_heads / of.n_key_heads * of.value_dim;
                 Some(NormScratch { parts, whole: rows(of_group as usize)? })
             }
@@ -244,15 +244,15 @@ impl<D: Device> Recurrent<D> {
     }
 }
 
-impl<D: Device> SpreadNorm<D> {
+impl<D: Device> GroupedHeadNorm<D> {
     /// Norms this rank's columns by the rows of all ranks.
     fn forward(&self, ctx: &mut Ctx<'_, D>, x: &mut D::Buffer, scratch: &mut NormScratch<D>) -> Result<()> {
         let (device, n_rows, NormScratch { parts, whole }) = (ctx.device, ctx.n_rows(), scratch);
-        let me = ctx.ranks.rank() as usize;
+        let me = ctx.ranks.stage_rank() as usize;
         parts.gather(ctx, x, self.ranks[me].len())?;
         for GroupNorm { columns, own, weight } in &self.groups {
             for (rank, its) in self.ranks.iter().enumerate() {
-                let (from, row) = parts.of(x, rank, n_rows);
+                let (from, row) = parts.columns_of_rank(x, rank, n_rows);
                 let of_group = overlap(its, columns);
                 let (start, to) = (of_group.start - its.start, of_group.start - columns.start);
                 if !of_group.is_empty() {

@@ -1,7 +1,7 @@
 //! Cosines and sines of rotary positions, in f64 by portable arithmetic: every machine has the same tables.
 
 use crate::error::Result;
-use crate::weights::Weights;
+use crate::weights::WeightLoader;
 use backend::{Memory, RopeStyle};
 use checkpoint::{ModelSpec, Positions, RopeScaling, RopeSpec, Temperature};
 
@@ -15,7 +15,7 @@ pub struct Ropes<M: Memory> {
 
 impl<M: Memory> Ropes<M> {
     /// Loads the ropes that some layer uses.
-    pub fn load(all: &Weights<'_, M>, spec: &ModelSpec, context: u32) -> Result<Ropes<M>> {
+    pub fn load(all: &WeightLoader<'_, M>, spec: &ModelSpec, context: u32) -> Result<Ropes<M>> {
         let is_used = |positions| spec.layers.iter().any(|layer| layer.positions == positions);
         let global = Some(&spec.rope).filter(|_| is_used(Positions::Rope));
         let local = spec.local_rope.as_ref().filter(|_| is_used(Positions::LocalRope));
@@ -29,7 +29,7 @@ impl<M: Memory> Ropes<M> {
         })
     }
 
-    pub fn of(&self, positions: Positions) -> Option<&M::Rope> {
+    pub fn rope_for(&self, positions: Positions) -> Option<&M::Rope> {
         match positions {
             Positions::Rope => self.global.as_ref(),
             Positions::LocalRope => self.local.as_ref(),
@@ -43,14 +43,14 @@ fn query_factors(of: &Temperature, context: u32) -> Vec<f32> {
     (0..context).map(|position| (1.0 + f64::from(of.beta) * grown(position)) as f32).collect()
 }
 
-fn load<M: Memory>(all: &Weights<'_, M>, spec: &RopeSpec, context: u32) -> Result<M::Rope> {
-    let (cos, sin) = tables(spec, context);
+fn load<M: Memory>(all: &WeightLoader<'_, M>, spec: &RopeSpec, context: u32) -> Result<M::Rope> {
+    let (cos, sin) = cos_sin_tables(spec, context);
     let style = if spec.pairs { RopeStyle::Pairs } else { RopeStyle::Halves };
     all.rope([&cos, &sin], spec.dim as usize / 2, style)
 }
 
 /// cos, sin: [context, dim / 2]
-fn tables(spec: &RopeSpec, context: u32) -> (Vec<f32>, Vec<f32>) {
+fn cos_sin_tables(spec: &RopeSpec, context: u32) -> (Vec<f32>, Vec<f32>) {
     let turns = frequencies(spec, context);
     let magnitude = match spec.scaling {
         RopeScaling::Yarn { magnitude, .. } | RopeScaling::Long { magnitude, .. } => f64::from(magnitude),
@@ -71,10 +71,10 @@ fn tables(spec: &RopeSpec, context: u32) -> (Vec<f32>, Vec<f32>) {
 /// Radians per position of each pair: `theta^(-2i/dim)`, scaled.
 fn frequencies(spec: &RopeSpec, context: u32) -> Vec<f64> {
     let plain = |i: u32| libm::pow(f64::from(spec.theta), -f64::from(2 * i) / f64::from(spec.dim));
-    (0..spec.dim / 2).map(|i| scaled(plain(i), i as usize, spec, context)).collect()
+    (0..spec.dim / 2).map(|i| scale_frequency(plain(i), i as usize, spec, context)).collect()
 }
 
-fn scaled(turn: f64, i: usize, spec: &RopeSpec, context: u32) -> f64 {
+fn scale_frequency(turn: f64, i: usize, spec: &RopeSpec, context: u32) -> f64 {
     let divided = |divisors: &[f32]| turn / divisors.get(i).map_or(1.0, |divisor| f64::from(*divisor));
     match &spec.scaling {
         RopeScaling::None => turn,

@@ -5,13 +5,13 @@
 //! time. The device's threads read and hash as they pack, so nothing is packed without a hash.
 
 use crate::error::{Error, Result};
-use backend::{Memory, PackedBytes, RopeStyle, Stored};
+use backend::{Memory, PackedBytes, RopeStyle, StoredMatrix};
 use checkpoint::{BandHashes, Checkpoint, Tensor, Window};
 use collective::CancelFlag;
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
-use types::{Leaves, Part, PieceRun};
+use types::{Leaves, RankPart, PieceRun};
 
 /// The rows of one matrix that a rank owns.
 pub struct MatrixRows<'a> {
@@ -37,7 +37,7 @@ pub struct PackedWeight {
 
 /// Totals of what has been loaded so far.
 #[derive(Default)]
-pub struct Intake {
+pub struct LoadTotals {
     /// Bytes that all packed matrices occupy.
     pub n_bytes: Cell<usize>,
     /// Hashes of the bytes that were read.
@@ -46,28 +46,28 @@ pub struct Intake {
 }
 
 /// The tensors under a path of the checkpoint (`model.layers.3.` and what follows), for a rank and its device.
-pub struct Weights<'a, M: Memory> {
+pub struct WeightLoader<'a, M: Memory> {
     checkpoint: &'a Checkpoint,
     device: &'a M,
-    part: &'a Part,
-    intake: &'a Intake,
+    part: &'a RankPart,
+    intake: &'a LoadTotals,
     cancel: &'a CancelFlag,
     path: String,
 }
 
-impl<'a, M: Memory> Weights<'a, M> {
+impl<'a, M: Memory> WeightLoader<'a, M> {
     pub fn new(
         checkpoint: &'a Checkpoint,
         device: &'a M,
-        part: &'a Part,
-        intake: &'a Intake,
+        part: &'a RankPart,
+        intake: &'a LoadTotals,
         cancel: &'a CancelFlag,
-    ) -> Weights<'a, M> {
-        Weights { checkpoint, device, part, intake, cancel, path: String::new() }
+    ) -> WeightLoader<'a, M> {
+        WeightLoader { checkpoint, device, part, intake, cancel, path: String::new() }
     }
 
-    pub fn under(&self, part: impl std::fmt::Display) -> Weights<'a, M> {
-        Weights { path: format!("{}{part}.", self.path), ..*self }
+    pub fn at_path(&self, part: impl std::fmt::Display) -> WeightLoader<'a, M> {
+        WeightLoader { path: format!("{}{part}.", self.path), ..*self }
     }
 
     pub fn device(&self) -> &'a M {
@@ -75,20 +75,20 @@ impl<'a, M: Memory> Weights<'a, M> {
     }
 
     /// This rank's part of the model.
-    pub fn part(&self) -> &'a Part {
+    pub fn part(&self) -> &'a RankPart {
         self.part
     }
 
     /// Loads each of this rank's layers from its tensors; `load` gets the layer's number in the model.
-    pub fn layers<T>(&self, load: impl Fn(&Weights<'a, M>, usize) -> Result<T>) -> Result<Vec<T>> {
-        let all = self.under("model.layers");
-        self.part.layers.clone().map(|layer| load(&all.under(layer), layer as usize)).collect()
+    pub fn layers<T>(&self, load: impl Fn(&WeightLoader<'a, M>, usize) -> Result<T>) -> Result<Vec<T>> {
+        let all = self.at_path("model.layers");
+        self.part.layers.clone().map(|layer| load(&all.at_path(layer), layer as usize)).collect()
     }
 
     /// A vector on the device, made of what was read as `name`.
     pub fn vector(&self, name: &str, values: &[f32]) -> Result<M::Vector> {
         let vector = self.device.vector(values)?;
-        self.kept(name, self.device.vector_bytes(&vector));
+        self.note_packed(name, self.device.vector_bytes(&vector));
         Ok(vector)
     }
 
@@ -101,7 +101,7 @@ impl<'a, M: Memory> Weights<'a, M> {
             .into_iter()
             .flatten()
             .zip(names)
-            .for_each(|(bytes, name)| self.kept(name, Some(bytes)));
+            .for_each(|(bytes, name)| self.note_packed(name, Some(bytes)));
         Ok(rope)
     }
 
@@ -141,7 +141,7 @@ impl<'a, M: Memory> Weights<'a, M> {
         let read = parts.iter().map(read).collect::<Result<Vec<_>>>()?;
         let stored: Vec<_> = read.iter().map(LoadedWindow::stored).collect();
         let names = parts.iter().map(|part| part.name).collect::<Vec<_>>().join("+");
-        Ok(self.counted(&names, self.device.matrix(&stored)?))
+        Ok(self.count_bytes(&names, self.device.matrix(&stored)?))
     }
 
     /// Columns of `{name}.weight`, a matrix of `[n_out, leaves.k()]`, that are the leaves `owned` of its sum.
@@ -157,7 +157,7 @@ impl<'a, M: Memory> Weights<'a, M> {
             // The file was read in whole blocks.
             false => read.stored().columns(column_range.start - first..column_range.end - first)?,
         };
-        Ok(self.counted(name, self.device.matrix_leaves(stored, leaves, owned)?))
+        Ok(self.count_bytes(name, self.device.matrix_leaves(stored, leaves, owned)?))
     }
 
     /// Reads on all threads of the device.
@@ -176,7 +176,7 @@ impl<'a, M: Memory> Weights<'a, M> {
         let places: Vec<Mutex<(&mut [u8], BandHashes)>> =
             window.bands_of(bytes).into_iter().map(|place| Mutex::new((place, BandHashes::new()))).collect();
         let failed = Mutex::new(None);
-        self.device.share(places.len(), &|bands| {
+        self.device.parallel_for(places.len(), &|bands| {
             for band in bands {
                 let mut place = places[band].lock().unwrap_or_else(PoisonError::into_inner);
                 match window.fill(band, place.0) {
@@ -197,14 +197,14 @@ impl<'a, M: Memory> Weights<'a, M> {
         }
     }
 
-    fn counted(&self, name: &str, matrix: M::Matrix) -> M::Matrix {
-        self.kept(&format!("{name}.weight"), self.device.packed(&matrix));
+    fn count_bytes(&self, name: &str, matrix: M::Matrix) -> M::Matrix {
+        self.note_packed(&format!("{name}.weight"), self.device.packed_bytes(&matrix));
         self.intake.n_bytes.set(self.intake.n_bytes.get() + self.device.matrix_bytes(&matrix));
         matrix
     }
 
     /// Notes what is in this process's memory of a weight.
-    fn kept(&self, name: &str, bytes: Option<PackedBytes>) {
+    fn note_packed(&self, name: &str, bytes: Option<PackedBytes>) {
         let name = || format!("{}{name}", self.path);
         self.intake.packed.borrow_mut().extend(bytes.map(|bytes| PackedWeight { name: name(), bytes }));
     }
@@ -232,10 +232,10 @@ struct LoadedWindow<'a> {
 }
 
 impl LoadedWindow<'_> {
-    fn stored(&self) -> Stored<'_> {
+    fn stored(&self) -> StoredMatrix<'_> {
         let (tensor, rows, columns) = (self.window.tensor(), self.window.rows(), self.window.columns());
         let bytes = self.window.requested_bytes(&self.bytes);
-        let stored = Stored::whole(tensor.dtype, rows.len(), columns.len(), bytes);
+        let stored = StoredMatrix::whole(tensor.dtype, rows.len(), columns.len(), bytes);
         let (Some(of), Some(bytes)) = (&tensor.scales, &self.scales) else { return stored };
         stored.scaled(of.with(&bytes[..]).from(rows.start, columns.start))
     }

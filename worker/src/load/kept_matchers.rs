@@ -7,22 +7,22 @@ use types::Grammar;
 
 /// How much is kept in addition to the running requests.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct KeptLimits {
+pub(super) struct MatcherCacheLimits {
     pub grammars_max: usize,
     /// Bytes of texts and compiled grammars together, as far as the engine reports them.
     pub bytes_max: usize,
 }
 
-impl Default for KeptLimits {
+impl Default for MatcherCacheLimits {
     fn default() -> Self {
-        KeptLimits { grammars_max: 256, bytes_max: 64 << 20 }
+        MatcherCacheLimits { grammars_max: 256, bytes_max: 64 << 20 }
     }
 }
 
 /// The grammars that were used last.
 #[derive(Default)]
-pub(super) struct KeptMatchers {
-    limits: KeptLimits,
+pub(super) struct MatcherCache {
+    limits: MatcherCacheLimits,
     kept: HashMap<Grammar, CachedMatcher>,
     n_bytes: usize,
     n_uses: u64,
@@ -35,7 +35,7 @@ struct CachedMatcher {
     used: u64,
 }
 
-impl KeptMatchers {
+impl MatcherCache {
     /// Returns a matcher at the start of an answer, or None if this grammar is not kept.
     pub fn copy_of(&mut self, grammar: &Grammar) -> Option<Matcher> {
         self.n_uses += 1;
@@ -85,8 +85,8 @@ mod tests {
         let of_one = of_a.n_bytes() + a.n_bytes();
         let of_two = of_one + of_c.n_bytes() + c.n_bytes();
         assert!(of_one > 2 * a.n_bytes(), "{of_one}");
-        let limits = KeptLimits { grammars_max: 2, bytes_max: usize::MAX };
-        let mut kept = KeptMatchers { limits, ..KeptMatchers::default() };
+        let limits = MatcherCacheLimits { grammars_max: 2, bytes_max: usize::MAX };
+        let mut kept = MatcherCache { limits, ..MatcherCache::default() };
         let again = of_a.copy().unwrap();
         kept.keep(&a, of_a);
         kept.keep(&a, again);
@@ -106,7 +106,7 @@ mod tests {
     #[test]
     fn a_copy_begins_at_the_start_whatever_others_have_taken() {
         let (grammar, matcher) = compiled("ab");
-        let mut kept = KeptMatchers::default();
+        let mut kept = MatcherCache::default();
         kept.keep(&grammar, matcher);
         for _ in 0..2 {
             let mut copy = kept.copy_of(&grammar).unwrap();

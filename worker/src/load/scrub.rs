@@ -43,7 +43,7 @@ impl HashedPart {
         });
         let pieces: Vec<_> = pieces.collect();
         let hashes: Vec<OnceLock<[u8; 32]>> = pieces.iter().map(|_| OnceLock::new()).collect();
-        device.share(pieces.len(), &|some| {
+        device.parallel_for(pieces.len(), &|some| {
             for i in some {
                 let (weight, range) = &pieces[i];
                 hashes[i].get_or_init(|| hash(weight, range));
@@ -63,7 +63,7 @@ impl HashedPart {
     }
 
     /// Hashes the next piece. Returns the number of its bytes, or the spoilt weight.
-    fn look(&self, rank: Rank) -> Result<usize, SpoiltWeight> {
+    fn check_next_piece(&self, rank: Rank) -> Result<usize, SpoiltWeight> {
         let n_pieces = self.pieces.len().max(1);
         let at = self.next.fetch_add(1, Relaxed) % n_pieces;
         let Some(piece) = self.pieces.get(at) else { return Ok(0) };
@@ -114,10 +114,10 @@ impl Scrubber {
         *self.0.now.lock().unwrap_or_else(PoisonError::into_inner) = (Arc::downgrade(part), rank);
     }
 
-    pub(crate) fn look(&self) -> ScrubResult {
-        let (part, rank) = self.now();
+    pub(crate) fn check_next_piece(&self) -> ScrubResult {
+        let (part, rank) = self.watched_part();
         let Some(part) = part.filter(|part| !part.is_spoilt()) else { return ScrubResult::Nothing };
-        match part.look(rank) {
+        match part.check_next_piece(rank) {
             Ok(n_bytes) => {
                 self.0.n_bytes.fetch_add(n_bytes as u64, Relaxed);
                 ScrubResult::Sound
@@ -128,7 +128,7 @@ impl Scrubber {
 
     /// Returns the spoilt weight among those held at present.
     pub(crate) fn spoilt(&self) -> Option<SpoiltWeight> {
-        self.now().0.and_then(|part| part.spoilt.get().cloned())
+        self.watched_part().0.and_then(|part| part.spoilt.get().cloned())
     }
 
     /// Returns the bytes hashed again since the last call.
@@ -136,7 +136,7 @@ impl Scrubber {
         self.0.n_bytes.swap(0, Relaxed)
     }
 
-    fn now(&self) -> (Option<Arc<HashedPart>>, Rank) {
+    fn watched_part(&self) -> (Option<Arc<HashedPart>>, Rank) {
         let now = self.0.now.lock().unwrap_or_else(PoisonError::into_inner);
         (now.0.upgrade(), now.1)
     }
@@ -189,22 +189,22 @@ mod tests {
         let part = Arc::new(HashedPart::of(&packed, &device()));
         assert_eq!(part.pieces.len(), 6);
         let scrubber = Scrubber::new(0.5);
-        assert!(matches!(scrubber.look(), ScrubResult::Nothing));
+        assert!(matches!(scrubber.check_next_piece(), ScrubResult::Nothing));
         scrubber.watch(&part, Rank(3));
-        (0..12).for_each(|_| assert!(matches!(scrubber.look(), ScrubResult::Sound)));
+        (0..12).for_each(|_| assert!(matches!(scrubber.check_next_piece(), ScrubResult::Sound)));
         assert_eq!((scrubber.take_bytes(), scrubber.spoilt()), (4 * n_bytes as u64, None));
         // The last byte of its last piece.
         other.0.write().unwrap().push(1);
-        let found = (0..6).find_map(|_| match scrubber.look() {
+        let found = (0..6).find_map(|_| match scrubber.check_next_piece() {
             ScrubResult::Spoilt(spoilt) => Some(spoilt),
             _ => None,
         });
         let expected = SpoiltWeight { weight: "other".into(), piece: 2, rank: Rank(3) };
         assert_eq!((found, scrubber.spoilt()), (Some(expected.clone()), Some(expected)));
-        assert!(part.is_spoilt() && matches!(scrubber.look(), ScrubResult::Nothing), "once");
+        assert!(part.is_spoilt() && matches!(scrubber.check_next_piece(), ScrubResult::Nothing), "once");
         drop((part, packed));
         assert!(
-            matches!(scrubber.look(), ScrubResult::Nothing) && scrubber.spoilt().is_none(),
+            matches!(scrubber.check_next_piece(), ScrubResult::Nothing) && scrubber.spoilt().is_none(),
             "it keeps nothing alive"
         );
     }

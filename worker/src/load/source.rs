@@ -2,7 +2,7 @@
 
 use crate::CancelFlag;
 use crate::assignment::{Assignment, Load, LoadError, LoadedModel, ReadyReport};
-use crate::load::fetch::Fetch;
+use crate::load::fetch::ModelFetcher;
 use std::path::PathBuf;
 
 #[derive(Clone, Debug)]
@@ -14,7 +14,7 @@ pub enum ModelSource {
     /// In this folder, under the coordinator's name for it.
     Folder(PathBuf),
     /// Fetched from the coordinator, unless it is on this machine already.
-    Fetched(Fetch),
+    Fetched(ModelFetcher),
 }
 
 /// Returns a loader that first finds the model on this machine.
@@ -30,13 +30,13 @@ struct LocatingLoader {
 }
 
 impl ModelSource {
-    fn path(&self, assignment: &Assignment, cancel: &CancelFlag) -> Result<PathBuf, LoadError> {
+    fn locate(&self, assignment: &Assignment, cancel: &CancelFlag) -> Result<PathBuf, LoadError> {
         let assigned_path = &assignment.model_path;
         match self {
             ModelSource::Assigned => Ok(assigned_path.clone()),
             ModelSource::Path(path) => Ok(path.clone()),
             ModelSource::Folder(folder) => Ok(folder.join(assigned_path.file_name().unwrap_or_default())),
-            ModelSource::Fetched(fetch) => fetch.model(assignment, cancel),
+            ModelSource::Fetched(fetch) => fetch.fetch_model(assignment, cancel),
         }
     }
 
@@ -61,7 +61,7 @@ impl Load for LocatingLoader {
             // The coordinator may have rejected the bytes of another rank on this machine; `path` would then fetch all
             // of them again.
             (ModelSource::Fetched(_), Some(path)) if self.loader.holds(assignment) => path.clone(),
-            _ => self.source.path(assignment, cancel)?,
+            _ => self.source.locate(assignment, cancel)?,
         };
         self.model_path = Some(model_path.clone());
         self.loader.load(&Assignment { model_path, ..self.source.with_draft(assignment) }, cancel)
@@ -71,8 +71,8 @@ impl Load for LocatingLoader {
         self.loader.holds(&self.source.with_draft(assignment))
     }
 
-    fn distrust(&mut self) {
-        self.loader.distrust();
+    fn reject_last_load(&mut self) {
+        self.loader.reject_last_load();
         if let (ModelSource::Fetched(fetch), Some(path)) = (&self.source, &self.model_path) {
             fetch.forget(path);
         }

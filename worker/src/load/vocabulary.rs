@@ -1,7 +1,7 @@
 //! The bytes of a model's tokens, read at the first request with a grammar, and the grammars compiled for them. Has no
 //! knowledge of requests.
 
-use crate::load::kept_matchers::KeptMatchers;
+use crate::load::kept_matchers::MatcherCache;
 use checkpoint::Checkpoint;
 use grammar::{GrammarLimits, Mask, Matcher, MatcherError, Vocabulary};
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ pub struct LazyVocabulary {
     n_vocab: usize,
     ends: Vec<Token>,
     made: Mutex<Option<Vocabulary>>,
-    matchers: Mutex<KeptMatchers>,
+    matchers: Mutex<MatcherCache>,
 }
 
 impl LazyVocabulary {
@@ -23,7 +23,7 @@ impl LazyVocabulary {
         LazyVocabulary { model, n_vocab: n_vocab as usize, ends, made: Mutex::new(None), matchers: Mutex::default() }
     }
 
-    fn matchers(&self) -> MutexGuard<'_, KeptMatchers> {
+    fn matchers(&self) -> MutexGuard<'_, MatcherCache> {
         self.matchers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -6,7 +6,7 @@
 
 use crate::assignment::Assignment;
 use crate::load::draft_weights::{DraftSpec, DraftWeights};
-use crate::load::reading::Reading;
+use crate::load::reading::WeightsReadRecord;
 use crate::load::scrub::HashedPart;
 use crate::load::vocabulary::LazyVocabulary;
 use backend::Device;
@@ -15,7 +15,7 @@ use model::Model;
 use std::any::Any;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use types::{Part, PolicyDigest};
+use types::{RankPart, PolicyDigest};
 
 /// The weights kept by one loader. A copy of the loader has another cache.
 #[derive(Default)]
@@ -28,15 +28,15 @@ struct CachedPart {
 
 /// A `LoadedPart` of some kind of device.
 trait AnyPart: Send {
-    fn is_kept_for(&self, assignment: &Assignment) -> bool;
+    fn satisfies(&self, assignment: &Assignment) -> bool;
     fn into_any(self: Box<Self>) -> Box<dyn Any>;
 }
 
 impl<D: Device + 'static> AnyPart for LoadedPart<D> {
-    fn is_kept_for(&self, assignment: &Assignment) -> bool {
+    fn satisfies(&self, assignment: &Assignment) -> bool {
         let draft_spec = DraftSpec::of(assignment);
         let has_draft = draft_spec.is_none_or(|spec| self.draft.as_ref().is_some_and(|draft| draft.has_spec(&spec)));
-        self.reading.is_kept_for(assignment) && !self.is_spoilt() && has_draft
+        self.reading.satisfies(assignment) && !self.is_spoilt() && has_draft
     }
 
     fn into_any(self: Box<Self>) -> Box<dyn Any> {
@@ -48,7 +48,7 @@ impl<D: Device + 'static> AnyPart for LoadedPart<D> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PartKey {
     policy: PolicyDigest,
-    part: Part,
+    part: RankPart,
     context: u32,
     batch_tokens_max: u32,
     running_max: u32,
@@ -60,7 +60,7 @@ pub(crate) struct LoadedPart<D: Device> {
     pub model: Model<D>,
     pub spec: ModelSpec,
     pub policy: PolicyDigest,
-    pub reading: Reading,
+    pub reading: WeightsReadRecord,
     pub vocabulary: Arc<LazyVocabulary>,
     /// Present on the sampling rank, where a draft model guesses.
     pub draft: Option<DraftWeights<D>>,
@@ -84,7 +84,7 @@ pub(crate) struct PartInUse<D: Device + 'static> {
 }
 
 impl PartKey {
-    pub fn new(policy: PolicyDigest, assignment: &Assignment, part: &Part) -> PartKey {
+    pub fn new(policy: PolicyDigest, assignment: &Assignment, part: &RankPart) -> PartKey {
         let Assignment { context, batch_tokens_max, running_max, .. } = *assignment;
         PartKey { policy, part: part.clone(), context, batch_tokens_max, running_max }
     }
@@ -93,22 +93,22 @@ impl PartKey {
 impl WeightCache {
     /// Empties the cache, and returns its contents if they have this key.
     pub(crate) fn take<D: Device + 'static>(&self, of: Option<&PartKey>) -> Option<LoadedPart<D>> {
-        let kept = self.place().take()?;
+        let kept = self.lock().take()?;
         let held = kept.held.into_any().downcast::<LoadedPart<D>>().ok().filter(|_| Some(&kept.of) == of)?;
         // A device that failed while unused has spoilt the part for good.
-        (held.device.settle().is_ok() && !held.is_spoilt()).then_some(*held)
+        (held.device.take_failure().is_ok() && !held.is_spoilt()).then_some(*held)
     }
 
     /// Returns whether the cache holds what the assignment requires, without opening a file.
     pub(crate) fn holds(&self, of: &PartKey, assignment: &Assignment) -> bool {
-        self.place().as_ref().is_some_and(|kept| kept.of == *of && kept.held.is_kept_for(assignment))
+        self.lock().as_ref().is_some_and(|kept| kept.of == *of && kept.held.satisfies(assignment))
     }
 
     pub(crate) fn hand_out<D: Device + 'static>(&self, held: LoadedPart<D>, of: PartKey) -> PartInUse<D> {
         PartInUse { held: Some(held), of, weight_cache: WeightCache(self.0.clone()), is_sound: true }
     }
 
-    fn place(&self) -> MutexGuard<'_, Option<CachedPart>> {
+    fn lock(&self) -> MutexGuard<'_, Option<CachedPart>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -121,7 +121,7 @@ impl Clone for WeightCache {
 
 impl fmt::Debug for WeightCache {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if self.place().is_some() { "WeightCache(full)" } else { "WeightCache(empty)" })
+        f.write_str(if self.lock().is_some() { "WeightCache(full)" } else { "WeightCache(empty)" })
     }
 }
 
@@ -135,11 +135,11 @@ impl<D: Device + 'static> PartInUse<D> {
     }
 
     /// Any end of the runner between `begin` and `end` discards the weights, and keeps none for the next runner.
-    pub fn begin(&mut self) {
+    pub fn mark_unsound(&mut self) {
         self.is_sound = false;
     }
 
-    pub fn end(&mut self) {
+    pub fn mark_sound(&mut self) {
         self.is_sound = true;
     }
 }
@@ -147,7 +147,7 @@ impl<D: Device + 'static> PartInUse<D> {
 impl<D: Device + 'static> Drop for PartInUse<D> {
     fn drop(&mut self) {
         if let Some(held) = self.held.take().filter(|_| self.is_sound) {
-            *self.weight_cache.place() = Some(CachedPart { of: self.of.clone(), held: Box::new(held) });
+            *self.weight_cache.lock() = Some(CachedPart { of: self.of.clone(), held: Box::new(held) });
         }
     }
 }

@@ -13,7 +13,7 @@ const KEPT_FREE: u64 = 64 << 20;
 /// The positions for which a growing cache has memory when the rank is ready.
 const FIRST_POSITIONS: u32 = 2048;
 
-pub struct KvCommit {
+pub struct KvPoolMemory {
     pools: Vec<CommittedPool>,
     /// The committed part of each pool.
     parts: u32,
@@ -58,14 +58,14 @@ pub enum CommitOutcome {
     Short,
 }
 
-impl KvCommit {
+impl KvPoolMemory {
     /// None if the system has given all.
     pub(super) fn new(
         memories: Vec<Option<BlockMemory>>,
         specs: &[KvSpec],
         groups: &[CacheGroup],
         (context, slice_max): (u32, u32),
-    ) -> Option<KvCommit> {
+    ) -> Option<KvPoolMemory> {
         let pool = |(memory, spec): (Option<BlockMemory>, &KvSpec)| CommittedPool {
             n_blocks: spec.n_blocks as u32,
             block_bytes: spec.block_bytes(),
@@ -81,7 +81,7 @@ impl KvCommit {
             };
             pools.iter().zip(groups).map(of_pool).max().unwrap_or(0)
         };
-        let commit = KvCommit {
+        let commit = KvPoolMemory {
             parts: 0,
             parts_target: KV_PARTS,
             parts_min: parts_of(context),
@@ -111,15 +111,15 @@ impl KvCommit {
     pub fn begin_to_grow(&mut self, left: impl Fn() -> Option<u64>) -> Result<(), KvShortage> {
         let needed = self.bytes_of(0..self.parts_min);
         if let Some(left) = left().filter(|left| *left < needed + KEPT_FREE) {
-            self.short(left)?;
+            self.shortage(left)?;
         }
         self.parts_min = 0;
         self.parts_target = self.parts_first;
-        self.go_on_to_the_end(left).map(|_| ())
+        self.commit_to_target(left).map(|_| ())
     }
 
     /// Sets how much to commit, and gives back what is above. No pass may use the blocks above meanwhile.
-    pub fn want(&mut self, parts: u32) -> std::io::Result<()> {
+    pub fn set_target(&mut self, parts: u32) -> std::io::Result<()> {
         self.parts_target = parts.min(KV_PARTS);
         let above = self.parts_target..self.parts;
         if above.is_empty() {
@@ -131,14 +131,14 @@ impl KvCommit {
     }
 
     /// Commits another piece if the machine has that much `left` and some to spare. None: the free memory is unknown.
-    pub fn go_on(&mut self, left: Option<u64>) -> Result<CommitOutcome, KvShortage> {
+    pub fn commit_piece(&mut self, left: Option<u64>) -> Result<CommitOutcome, KvShortage> {
         let piece = self.parts..(self.parts + self.parts_each).min(self.parts_target);
         if piece.is_empty() {
             return Ok(CommitOutcome::Enough);
         }
         let needed = self.bytes_of(piece.clone());
         if let Some(left) = left.filter(|left| *left < needed + KEPT_FREE) {
-            return self.short(left);
+            return self.shortage(left);
         }
         for pool in &self.pools {
             if let Some(memory) = &pool.memory {
@@ -150,16 +150,16 @@ impl KvCommit {
     }
 
     /// Commits the whole target, or as much as the machine provides.
-    pub fn go_on_to_the_end(&mut self, left: impl Fn() -> Option<u64>) -> Result<CommitOutcome, KvShortage> {
+    pub fn commit_to_target(&mut self, left: impl Fn() -> Option<u64>) -> Result<CommitOutcome, KvShortage> {
         loop {
-            match self.go_on(left())? {
+            match self.commit_piece(left())? {
                 CommitOutcome::Piece => {}
                 ended => return Ok(ended),
             }
         }
     }
 
-    fn short(&self, left: u64) -> Result<CommitOutcome, KvShortage> {
+    fn shortage(&self, left: u64) -> Result<CommitOutcome, KvShortage> {
         if self.parts >= self.parts_min {
             return Ok(CommitOutcome::Short);
         }
@@ -200,7 +200,7 @@ mod tests {
     type Changes = Arc<Mutex<[Vec<Range<u32>>; 2]>>;
 
     /// Returns the commit of one pool, for a context of this many blocks, and the changes that it makes.
-    fn commit(n_blocks: usize, context: u32) -> (KvCommit, Changes) {
+    fn commit(n_blocks: usize, context: u32) -> (KvPoolMemory, Changes) {
         let changes = Changes::default();
         let [commit, release] = [0, 1].map(|which| {
             let log = changes.clone();
@@ -210,7 +210,7 @@ mod tests {
             }) as ChangeBlocks
         });
         let memory = BlockMemory { commit, release };
-        let commit = KvCommit::new(vec![Some(memory)], &[spec(n_blocks)], &[CacheGroup::FULL], (context * 16, 16));
+        let commit = KvPoolMemory::new(vec![Some(memory)], &[spec(n_blocks)], &[CacheGroup::FULL], (context * 16, 16));
         (commit.unwrap(), changes)
     }
 
@@ -223,12 +223,12 @@ mod tests {
     #[test]
     fn all_blocks_are_committed_at_once_without_reports() {
         let (mut commit, changes) = commit(200, 10);
-        assert_eq!(commit.go_on_to_the_end(|| Some(1 << 40)).unwrap(), CommitOutcome::Enough);
+        assert_eq!(commit.commit_to_target(|| Some(1 << 40)).unwrap(), CommitOutcome::Enough);
         assert_eq!(n_blocks(&changes.lock().unwrap()[0]), 200);
         // A machine that lacks memory provides what it has, if that is enough for one context.
         let (mut commit, changes) = self::commit(200, 10);
         let left = || Some((120 - n_blocks(&changes.lock().unwrap()[0])) * MIB);
-        assert_eq!(commit.go_on_to_the_end(left).unwrap(), CommitOutcome::Short);
+        assert_eq!(commit.commit_to_target(left).unwrap(), CommitOutcome::Short);
         assert!((10..120).contains(&(commit.committed_bytes() / MIB)), "{}", commit.committed_bytes());
     }
 
@@ -239,7 +239,7 @@ mod tests {
         let mut n_pieces = 0;
         loop {
             n_pieces += 1;
-            let went = commit.go_on(Some(1 << 40)).unwrap();
+            let went = commit.commit_piece(Some(1 << 40)).unwrap();
             let n_committed = n_blocks(&changes.lock().unwrap()[0]);
             assert_eq!(commit.committed_bytes(), n_committed * MIB);
             assert_eq!(blocks_committed(200, commit.parts()), n_committed as u32);
@@ -256,8 +256,8 @@ mod tests {
     #[test]
     fn error_names_memory_missing_for_a_context() {
         let (mut commit, changes) = commit(200, 100);
-        assert_eq!(commit.go_on(Some(200 * MIB)).unwrap(), CommitOutcome::Piece);
-        let error = commit.go_on(Some(90 * MIB)).unwrap_err().to_string();
+        assert_eq!(commit.commit_piece(Some(200 * MIB)).unwrap(), CommitOutcome::Piece);
+        let error = commit.commit_piece(Some(90 * MIB)).unwrap_err().to_string();
         let n_missing = 100 - n_blocks(&changes.lock().unwrap()[0]);
         assert!(error.contains(&format!("needs {} more bytes", n_missing * MIB)), "{error}");
         assert!(error.contains(&format!("has {} to give", 26 * MIB)) && error.contains("1600 tokens"), "{error}");
@@ -267,11 +267,11 @@ mod tests {
     #[test]
     fn behind_a_context_less_is_promised_and_more_when_there_is_more() {
         let (mut commit, _) = commit(200, 20);
-        assert_eq!(commit.go_on(None).unwrap(), CommitOutcome::Piece);
+        assert_eq!(commit.commit_piece(None).unwrap(), CommitOutcome::Piece);
         let parts = commit.parts();
-        assert_eq!(commit.go_on(Some(90 * MIB)).unwrap(), CommitOutcome::Short);
+        assert_eq!(commit.commit_piece(Some(90 * MIB)).unwrap(), CommitOutcome::Short);
         assert_eq!(commit.parts(), parts);
-        assert_eq!(commit.go_on(Some(200 * MIB)).unwrap(), CommitOutcome::Piece);
+        assert_eq!(commit.commit_piece(Some(200 * MIB)).unwrap(), CommitOutcome::Piece);
         assert!(commit.parts() > parts);
     }
 
@@ -279,9 +279,9 @@ mod tests {
     fn a_system_that_refuses_is_believed() {
         let refuse = || Box::new(|_| Err(std::io::ErrorKind::OutOfMemory.into())) as ChangeBlocks;
         let memory = BlockMemory { commit: refuse(), release: refuse() };
-        let commit = KvCommit::new(vec![Some(memory)], &[spec(3)], &[CacheGroup::FULL], (48, 16));
+        let commit = KvPoolMemory::new(vec![Some(memory)], &[spec(3)], &[CacheGroup::FULL], (48, 16));
         let mut commit = commit.unwrap();
-        assert!(matches!(commit.go_on(None), Err(KvShortage::System(_))));
+        assert!(matches!(commit.commit_piece(None), Err(KvShortage::System(_))));
         assert_eq!(commit.parts(), 0);
     }
 
@@ -290,17 +290,17 @@ mod tests {
         // A context of 4,096 positions, of which 2,048 are there at first.
         let (mut commit, changes) = commit(2048, 256);
         commit.begin_to_grow(|| Some(1 << 40)).unwrap();
-        let committed = |commit: &KvCommit| blocks_committed(2048, commit.parts());
+        let committed = |commit: &KvPoolMemory| blocks_committed(2048, commit.parts());
         assert_eq!((committed(&commit), n_blocks(&changes.lock().unwrap()[0])), (128, 128));
-        assert_eq!(commit.go_on(Some(1 << 40)).unwrap(), CommitOutcome::Enough);
-        commit.want(KV_PARTS / 8).unwrap();
-        assert_eq!(commit.go_on_to_the_end(|| Some(1 << 40)).unwrap(), CommitOutcome::Enough);
+        assert_eq!(commit.commit_piece(Some(1 << 40)).unwrap(), CommitOutcome::Enough);
+        commit.set_target(KV_PARTS / 8).unwrap();
+        assert_eq!(commit.commit_to_target(|| Some(1 << 40)).unwrap(), CommitOutcome::Enough);
         assert_eq!(committed(&commit), 256);
-        commit.want(KV_PARTS / 32).unwrap();
+        commit.set_target(KV_PARTS / 32).unwrap();
         assert_eq!((committed(&commit), changes.lock().unwrap()[1].last().cloned()), (64, Some(64..256)));
         // What was given back is committed again.
-        commit.want(KV_PARTS / 16).unwrap();
-        assert_eq!(commit.go_on_to_the_end(|| Some(1 << 40)).unwrap(), CommitOutcome::Enough);
+        commit.set_target(KV_PARTS / 16).unwrap();
+        assert_eq!(commit.commit_to_target(|| Some(1 << 40)).unwrap(), CommitOutcome::Enough);
         assert_eq!(changes.lock().unwrap()[0].last(), Some(&(96..128)));
         assert_eq!(n_blocks(&changes.lock().unwrap()[0]), 128 + 128 + 64);
     }
@@ -313,9 +313,9 @@ mod tests {
         assert!(changes.lock().unwrap()[0].is_empty());
         let (mut commit, _) = commit(2048, 256);
         commit.begin_to_grow(|| Some(400 * MIB)).unwrap();
-        commit.want(KV_PARTS).unwrap();
+        commit.set_target(KV_PARTS).unwrap();
         let parts = commit.parts();
-        assert_eq!(commit.go_on(Some(0)).unwrap(), CommitOutcome::Short);
+        assert_eq!(commit.commit_piece(Some(0)).unwrap(), CommitOutcome::Short);
         assert_eq!(commit.parts(), parts);
     }
 }

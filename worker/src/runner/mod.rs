@@ -12,9 +12,9 @@ mod refused;
 pub mod sequences;
 pub mod sim;
 
-use backend::{Draw, Repeats};
+use backend::{Draw, PassCounts};
 use collective::AbortHandle;
-use kv_commit::KvCommit;
+use kv_commit::KvPoolMemory;
 use std::pin::Pin;
 use std::time::Duration;
 use types::{Rank, Step, StepDone, Unsupported};
@@ -46,7 +46,7 @@ pub trait Runner: Send {
 
     /// Returns the remaining modelled time of a step that `run` has applied; only a task can wait for it. A runner with
     /// a model has done all its waiting in `run`.
-    fn rest(&mut self) -> Option<Rest<'_>> {
+    fn remaining_wait(&mut self) -> Option<Rest<'_>> {
         None
     }
 
@@ -57,17 +57,17 @@ pub trait Runner: Send {
     }
 
     /// Returns the commit of its KV cache, once. None if all of its memory is committed.
-    fn kv_commit(&mut self) -> Option<KvCommit> {
+    fn take_kv_memory(&mut self) -> Option<KvPoolMemory> {
         None
     }
 
     /// Returns how many of the device's passes were plain, recorded, replayed or refused.
-    fn repeats(&self) -> Repeats {
-        Repeats::default()
+    fn repeats(&self) -> PassCounts {
+        PassCounts::default()
     }
 
     /// Returns the total time for which its steps waited for other ranks.
-    fn waited(&self) -> Duration {
+    fn total_wait(&self) -> Duration {
         Duration::ZERO
     }
 }
@@ -81,24 +81,24 @@ impl<R: Runner + ?Sized> Runner for Box<R> {
         (**self).run_with(step, upcoming, done)
     }
 
-    fn rest(&mut self) -> Option<Rest<'_>> {
-        (**self).rest()
+    fn remaining_wait(&mut self) -> Option<Rest<'_>> {
+        (**self).remaining_wait()
     }
 
     fn abort_handle(&self) -> Option<AbortHandle> {
         (**self).abort_handle()
     }
 
-    fn kv_commit(&mut self) -> Option<KvCommit> {
-        (**self).kv_commit()
+    fn take_kv_memory(&mut self) -> Option<KvPoolMemory> {
+        (**self).take_kv_memory()
     }
 
-    fn repeats(&self) -> Repeats {
+    fn repeats(&self) -> PassCounts {
         (**self).repeats()
     }
 
-    fn waited(&self) -> Duration {
-        (**self).waited()
+    fn total_wait(&self) -> Duration {
+        (**self).total_wait()
     }
 }
 
@@ -136,7 +136,7 @@ impl RunError {
 
 /// Returns an empty vector with the same memory for draws of another lifetime: collecting in place keeps the
 /// allocation.
-fn emptied<'a>(mut draws: Vec<Draw<'_>>) -> Vec<Draw<'a>> {
+fn reuse_allocation<'a>(mut draws: Vec<Draw<'_>>) -> Vec<Draw<'a>> {
     draws.clear();
     draws.into_iter().map(|_| unreachable!("it is empty")).collect()
 }

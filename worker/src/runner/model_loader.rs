@@ -13,10 +13,10 @@ use crate::runner::refused;
 use backend::Device;
 use backend::cpu::{Cpu, CpuConfig, Isa};
 use backend::cuda::{Cuda, CudaConfig};
-use collective::{CancelFlag, CarrierChoice, LinkEncryption, Mesh, MeshPlan, PeerListener, RankDevice, Ranks, Wire};
+use collective::{CancelFlag, CarrierChoice, LinkEncryption, Mesh, MeshPlan, PeerListener, RankDevice, Ranks, WireChoice};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use types::{Activations, Mode, Part, Unsupported};
+use types::{Activations, NumericsMode, RankPart, Unsupported};
 use wire::refusals::Refusals;
 
 /// The machine's device on which a rank computes.
@@ -43,7 +43,7 @@ pub struct ModelLoader {
     pub listener: Option<Arc<PeerListener>>,
     /// The peers that the listener refused, for the log.
     pub refusals: Arc<Refusals>,
-    pub wire: Wire,
+    pub wire: WireChoice,
     /// Whether connections between ranks are encrypted.
     pub encryption: LinkEncryption,
     /// A key that all ranks of the cluster share in addition to an epoch's secret, if they have one.
@@ -66,7 +66,7 @@ impl ModelLoader {
     /// Creates a loader for the CPU, with the widest instructions of this machine and without peers.
     pub fn new(threads: usize) -> ModelLoader {
         let (device, isa, wire, carrier) =
-            (ComputeDevice::Cpu, Isa::detect(), Wire::default(), CarrierChoice::default());
+            (ComputeDevice::Cpu, Isa::detect(), WireChoice::default(), CarrierChoice::default());
         ModelLoader {
             device,
             threads,
@@ -90,27 +90,27 @@ impl ModelLoader {
     pub fn build_with(&self, assignment: &Assignment, mesh: Mesh) -> Result<(Box<dyn Runner>, ReadyReport), LoadError> {
         let cancel = CancelFlag::default();
         let (parts, ready) = self.prepare(assignment, mesh.part(), &cancel)?;
-        Ok((parts.with(mesh, self.carrier, self.masks, &cancel)?, ready))
+        Ok((parts.into_runner(mesh, self.carrier, self.masks, &cancel)?, ready))
     }
 
     /// `load` followed by `meet`.
     pub fn build(&self, assignment: &Assignment) -> Result<(Box<dyn Runner>, ReadyReport), LoadError> {
-        let (apart, ready) = self.load_apart(assignment, &CancelFlag::default())?;
+        let (apart, ready) = self.load_without_peers(assignment, &CancelFlag::default())?;
         Ok((apart.join(&CancelFlag::default())?, ready))
     }
 
-    fn load_apart(
+    fn load_without_peers(
         &self,
         assignment: &Assignment,
         cancel: &CancelFlag,
     ) -> Result<(JoiningRank, ReadyReport), LoadError> {
-        let way = self.way(assignment)?;
+        let way = self.join_method(assignment)?;
         let (parts, ready) = self.prepare(assignment, &assignment.layout.part(assignment.rank), cancel)?;
         Ok((JoiningRank { parts, way, carrier: self.carrier, masks: self.masks }, ready))
     }
 
     /// Returns how the rank will meet the others once all have loaded.
-    fn way(&self, assignment: &Assignment) -> Result<JoinMethod, LoadError> {
+    fn join_method(&self, assignment: &Assignment) -> Result<JoinMethod, LoadError> {
         let Assignment { epoch, rank, layout, mesh_addresses, mesh_secret, timeouts, .. } = assignment;
         layout.grid().supported()?;
         if layout.grid().n_ranks() == 1 {
@@ -122,7 +122,7 @@ impl ModelLoader {
         let plan = MeshPlan::new(*epoch, *rank, layout.clone(), mesh_addresses.clone(), mesh_secret.0);
         let (wire, encryption, spin, timeouts) = (self.wire, self.encryption, self.spin, *timeouts);
         let plan = match self.link_key {
-            Some(MeshSecret(key)) => plan.among(&key),
+            Some(MeshSecret(key)) => plan.with_key(&key),
             None => plan,
         };
         let plan = MeshPlan { wire, encryption, spin, timeouts, ..plan };
@@ -132,7 +132,7 @@ impl ModelLoader {
     fn prepare(
         &self,
         assignment: &Assignment,
-        part: &Part,
+        part: &RankPart,
         cancel: &CancelFlag,
     ) -> Result<(Box<dyn PreparedPart>, ReadyReport), LoadError> {
         let recalled = self.recalled.clone().map(|recalled| {
@@ -141,7 +141,7 @@ impl ModelLoader {
         });
         let assignment = recalled.as_ref().unwrap_or(assignment);
         match &self.device {
-            ComputeDevice::Cpu if assignment.mode != Mode::Lockstep => {
+            ComputeDevice::Cpu if assignment.mode != NumericsMode::Lockstep => {
                 Err(Unsupported("numerics other than lockstep on the CPU, where there is one way to compute").into())
             }
             ComputeDevice::Cpu => {
@@ -178,7 +178,7 @@ impl Load for ModelLoader {
         assignment: &Assignment,
         cancel: &CancelFlag,
     ) -> Result<(Box<dyn LoadedModel>, ReadyReport), LoadError> {
-        let (apart, ready) = self.load_apart(assignment, cancel)?;
+        let (apart, ready) = self.load_without_peers(assignment, cancel)?;
         Ok((Box::new(apart), ready))
     }
 
@@ -197,7 +197,7 @@ fn boxed<D: Device + RankDevice + 'static>(
 
 /// A loaded part of a model, on any device.
 trait PreparedPart: Send {
-    fn with(
+    fn into_runner(
         self: Box<Self>,
         mesh: Mesh,
         carrier: CarrierChoice,
@@ -207,7 +207,7 @@ trait PreparedPart: Send {
 }
 
 impl<D: Device + RankDevice + 'static> PreparedPart for ModelPart<D> {
-    fn with(
+    fn into_runner(
         self: Box<Self>,
         mesh: Mesh,
         carrier: CarrierChoice,
@@ -215,11 +215,11 @@ impl<D: Device + RankDevice + 'static> PreparedPart for ModelPart<D> {
         cancel: &CancelFlag,
     ) -> Result<Box<dyn Runner>, collective::Error> {
         let ModelPart { lent, kv, kv_commit, draft_model, limits, direct } = *self;
-        let ranks = Ranks::on(&lent.get().device, mesh, carrier, &direct, cancel)?;
-        if ranks.has(CarrierChoice::Nccl) {
+        let ranks = Ranks::with_carrier(&lent.get().device, mesh, carrier, &direct, cancel)?;
+        if ranks.uses_carrier(CarrierChoice::Nccl) {
             tracing::info!(rank = ranks.part().place.tp, "NCCL carries between devices");
         }
-        if ranks.has(CarrierChoice::Ipc) {
+        if ranks.uses_carrier(CarrierChoice::Ipc) {
             tracing::info!(rank = ranks.part().place.tp, "sums go over the devices' memory");
         }
         Ok(Box::new(ModelRunner::new(lent, ranks, (kv, kv_commit), draft_model, limits, masks)))
@@ -245,16 +245,16 @@ impl JoiningRank {
             JoinMethod::Alone { n_layers } => Mesh::solo(n_layers),
             JoinMethod::Through { listener, refusals, plan } => {
                 let joined = Mesh::join_until(&listener, *plan, cancel);
-                refused::log(&listener.refusals(), &refusals);
+                refused::log_refusals(&listener.refusals(), &refusals);
                 joined?
             }
         };
-        Ok(self.parts.with(mesh, self.carrier, self.masks, cancel)?)
+        Ok(self.parts.into_runner(mesh, self.carrier, self.masks, cancel)?)
     }
 }
 
 impl LoadedModel for JoiningRank {
-    fn meet(self: Box<Self>, cancel: &CancelFlag) -> Result<Box<dyn Runner>, LoadError> {
+    fn join_peers(self: Box<Self>, cancel: &CancelFlag) -> Result<Box<dyn Runner>, LoadError> {
         self.join(cancel)
     }
 }

@@ -3,12 +3,12 @@
 
 use crate::assignment::{Assignment, LoadError, ReadyReport};
 use crate::load::draft_weights::{DraftSpec, DraftWeights};
-use crate::load::reading::{FileStamps, Reading, ReloadPlan};
+use crate::load::reading::{FileStamps, WeightsReadRecord, ReloadPlan};
 use crate::load::scrub::{HashedPart, Scrubber};
 use crate::load::vocabulary::LazyVocabulary;
 use crate::load::weight_cache::{LoadedPart, PartInUse, PartKey, WeightCache};
 use crate::runner::draft_model::{DraftLimits, DraftModelRunner};
-use crate::runner::kv_commit::KvCommit;
+use crate::runner::kv_commit::KvPoolMemory;
 use crate::runner::sequences::SequenceLimits;
 use backend::{Device, KvSpec};
 use checkpoint::{Checkpoint, ModelSpec};
@@ -16,13 +16,13 @@ use collective::{CancelFlag, ChunkLimits, ExchangeLimits};
 use model::{KvCache, Model, PassLimits};
 use std::sync::Arc;
 use std::time::Instant;
-use types::{BLOCKS_MAX, DeviceClass, Part, PolicyDigest, Unsupported};
+use types::{BLOCKS_MAX, DeviceClass, RankPart, PolicyDigest, Unsupported};
 
 /// A runner without its connection to the other ranks.
 pub(super) struct ModelPart<D: Device + 'static> {
     pub lent: PartInUse<D>,
     pub kv: KvCache<D>,
-    pub kv_commit: Option<KvCommit>,
+    pub kv_commit: Option<KvPoolMemory>,
     pub draft_model: Option<DraftModelRunner<D>>,
     pub limits: SequenceLimits,
     pub direct: ExchangeLimits,
@@ -33,7 +33,7 @@ pub(super) fn load_part<D: Device + 'static>(
     open: impl Fn() -> Result<D, LoadError>,
     (weight_cache, scrubber): (&WeightCache, Option<&Scrubber>),
     assignment: &Assignment,
-    part: &Part,
+    part: &RankPart,
     cancel: &CancelFlag,
 ) -> Result<(ModelPart<D>, ReadyReport), LoadError> {
     let begun = Instant::now();
@@ -55,15 +55,15 @@ pub(super) fn load_part<D: Device + 'static>(
     let LoadedPart { device, spec, policy, .. } = &held;
     let (limits, specs) = sizes(assignment, spec, part, device.class())?;
     let kv = KvCache::new(device, &specs).map_err(load_failed(assignment))?;
-    let draft_model = held.draft.as_ref().map(|draft| guessing(draft, assignment)).transpose()?;
+    let draft_model = held.draft.as_ref().map(|draft| draft_runner(draft, assignment)).transpose()?;
     let lengths = (assignment.context, assignment.batch_tokens_max);
-    let kv_commit = KvCommit::new(kv.block_memories(device), &specs, &limits.groups, lengths);
-    let (weight_bytes, weights) = (held.model.weight_bytes() as u64, held.model.runs().to_vec());
+    let kv_commit = KvPoolMemory::new(kv.block_memories(device), &specs, &limits.groups, lengths);
+    let (weight_bytes, weights) = (held.model.weight_bytes() as u64, held.model.piece_runs().to_vec());
     let ready = ReadyReport { policy: *policy, weight_bytes, weights, unread };
     let millis = begun.elapsed().as_millis() as u64;
     let (epoch, rank) = (assignment.epoch, assignment.rank.0);
     tracing::info!(%epoch, rank, was_kept, millis, "holding a part of the model");
-    let (of, direct) = (PartKey::new(*policy, assignment, part), direct(&limits, spec, device.class()));
+    let (of, direct) = (PartKey::new(*policy, assignment, part), exchange_limits(&limits, spec, device.class()));
     Ok((ModelPart { lent: weight_cache.hand_out(held, of), kv, kv_commit, draft_model, limits, direct }, ready))
 }
 
@@ -76,13 +76,13 @@ fn draft_weights<D: Device>(
     cancel: &CancelFlag,
 ) -> Result<Option<DraftWeights<D>>, LoadError> {
     let Some(draft_spec) = DraftSpec::of(assignment) else { return Ok(None) };
-    match kept.filter(|kept| kept.has_spec(&draft_spec) && kept.device.settle().is_ok()) {
+    match kept.filter(|kept| kept.has_spec(&draft_spec) && kept.device.take_failure().is_ok()) {
         Some(kept) => Ok(Some(kept)),
         None => DraftWeights::read(open()?, draft_spec, n_vocab, cancel).map(Some),
     }
 }
 
-fn guessing<D: Device>(draft: &DraftWeights<D>, assignment: &Assignment) -> Result<DraftModelRunner<D>, LoadError> {
+fn draft_runner<D: Device>(draft: &DraftWeights<D>, assignment: &Assignment) -> Result<DraftModelRunner<D>, LoadError> {
     let limits = DraftLimits {
         kv_bytes: assignment.guesses.draft_model.as_ref().map_or(0, |config| config.kv_bytes),
         kv_dtype: assignment.kv_dtype,
@@ -98,7 +98,7 @@ fn reload<D: Device>(
     mut kept: LoadedPart<D>,
     files: FileStamps,
     assignment: &Assignment,
-    part: &Part,
+    part: &RankPart,
     cancel: &CancelFlag,
 ) -> Result<(LoadedPart<D>, Option<String>), LoadError> {
     let why = difference(&kept, assignment, cancel).unwrap_or_else(|error| Some(error.to_string()));
@@ -110,7 +110,7 @@ fn reload<D: Device>(
         let path = assignment.model_path.display();
         tracing::warn!(%path, why, "the model cannot be read again: this rank goes on with what it has");
         let why = format!("{path}: {why}");
-        kept.reading.refuse(assignment, files, why.clone());
+        kept.reading.record_refused(assignment, files, why.clone());
         return Ok((kept, Some(why)));
     }
     let LoadedPart { device, model, hashed, .. } = kept;
@@ -130,14 +130,14 @@ fn difference<D: Device>(
         let ours = kept.policy;
         return Ok(Some(format!("what is there is of policy {found}, the replica serves under {ours}")));
     }
-    let differs = checkpoint.differs_from(kept.model.runs(), &|| cancel.is_cancelled())?;
+    let differs = checkpoint.differs_from(kept.model.piece_runs(), &|| cancel.is_cancelled())?;
     Ok(differs.map(|weight| format!("there are other bytes of the weight {weight} than the replica serves")))
 }
 
 fn read<D: Device>(
     device: D,
     assignment: &Assignment,
-    part: &Part,
+    part: &RankPart,
     cancel: &CancelFlag,
 ) -> Result<LoadedPart<D>, LoadError> {
     let checkpoint = Checkpoint::open(&assignment.model_path).map_err(load_failed(assignment))?;
@@ -151,7 +151,7 @@ fn read<D: Device>(
     }
     let (policy, spec) = (policy(assignment, &checkpoint, &device)?, checkpoint.spec().clone());
     let vocabulary = Arc::new(LazyVocabulary::new(&assignment.model_path, spec.vocab, &spec.eos));
-    let reading = Reading::new(assignment, &checkpoint);
+    let reading = WeightsReadRecord::new(assignment, &checkpoint);
     Ok(LoadedPart { device, model, spec, policy, reading, vocabulary, draft: None, hashed: None })
 }
 
@@ -163,7 +163,7 @@ fn policy(assignment: &Assignment, checkpoint: &Checkpoint, device: &impl Device
 fn sizes(
     assignment: &Assignment,
     spec: &ModelSpec,
-    part: &Part,
+    part: &RankPart,
     class: DeviceClass,
 ) -> Result<(SequenceLimits, Vec<KvSpec>), LoadError> {
     if assignment.layout.n_layers() != spec.n_layers {
@@ -201,7 +201,7 @@ fn sizes(
 }
 
 /// Returns the largest exchanges between devices.
-fn direct(limits: &SequenceLimits, spec: &ModelSpec, class: DeviceClass) -> ExchangeLimits {
+fn exchange_limits(limits: &SequenceLimits, spec: &ModelSpec, class: DeviceClass) -> ExchangeLimits {
     ExchangeLimits {
         rows_max: limits.rows_max,
         hidden: spec.hidden as usize,

@@ -9,8 +9,8 @@ use wire::refusals::Refusals;
 /// The most reasons in one address's line.
 const REASONS_MAX: usize = 4;
 
-pub fn log(refused: &[RefusedPeer], refusals: &Refusals) {
-    for Knocks { from, n, reasons } in by_address(refused) {
+pub fn log_refusals(refused: &[RefusedPeer], refusals: &Refusals) {
+    for AddressRefusals { from, n, reasons } in group_by_address(refused) {
         let why = reasons.join("; ");
         if let Some(unsaid) = refusals.admit(from, n, &why) {
             let (unsaid, last_unsaid) = (unsaid.count(), unsaid.last);
@@ -21,17 +21,17 @@ pub fn log(refused: &[RefusedPeer], refusals: &Refusals) {
 
 /// The refusals of one address.
 #[derive(Debug, PartialEq, Eq)]
-struct Knocks {
+struct AddressRefusals {
     /// The last refused peer.
     from: SocketAddr,
     n: u64,
     reasons: Vec<String>,
 }
 
-fn by_address(refused: &[RefusedPeer]) -> Vec<Knocks> {
-    let mut knocks: BTreeMap<IpAddr, Knocks> = BTreeMap::new();
+fn group_by_address(refused: &[RefusedPeer]) -> Vec<AddressRefusals> {
+    let mut knocks: BTreeMap<IpAddr, AddressRefusals> = BTreeMap::new();
     for RefusedPeer { from, why } in refused {
-        let of_address = knocks.entry(from.ip()).or_insert(Knocks { from: *from, n: 0, reasons: Vec::new() });
+        let of_address = knocks.entry(from.ip()).or_insert(AddressRefusals { from: *from, n: 0, reasons: Vec::new() });
         let reason = why.to_string();
         (of_address.from, of_address.n) = (*from, of_address.n + 1);
         if of_address.reasons.len() < REASONS_MAX && !of_address.reasons.contains(&reason) {
@@ -60,12 +60,12 @@ mod tests {
         ];
         let [garbage, silence] = [JoinRefusal::Garbage, JoinRefusal::Silence].map(|why| why.to_string());
         let expected = [
-            Knocks { from: one(3), n: 3, reasons: vec![garbage, silence.clone()] },
-            Knocks { from: other, n: 1, reasons: vec![silence] },
+            AddressRefusals { from: one(3), n: 3, reasons: vec![garbage, silence.clone()] },
+            AddressRefusals { from: other, n: 1, reasons: vec![silence] },
         ];
-        assert_eq!(by_address(&refused), expected);
+        assert_eq!(group_by_address(&refused), expected);
         refused.extend((1..20).map(|n| RefusedPeer { from: other, why: early(n) }));
-        let knocks = by_address(&refused);
+        let knocks = group_by_address(&refused);
         assert_eq!((knocks[1].n, knocks[1].reasons.len()), (20, REASONS_MAX));
     }
 }

@@ -14,7 +14,7 @@ use types::{
 
 /// The model of a simulated rank: vocabulary, cache groups and times.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Sim {
+pub struct SimModel {
     pub vocab: u32,
     /// Each group has a pool of pages, as large as the assignment specifies.
     pub groups: Vec<CacheGroup>,
@@ -25,10 +25,10 @@ pub struct Sim {
     pub slice_micros: u64,
 }
 
-impl Default for Sim {
+impl Default for SimModel {
     /// Returns a model in which no time passes and all layers keep everything.
     fn default() -> Self {
-        Sim {
+        SimModel {
             vocab: 512,
             groups: vec![CacheGroup::FULL],
             weight_bytes: 0,
@@ -39,7 +39,7 @@ impl Default for Sim {
     }
 }
 
-impl Sim {
+impl SimModel {
     /// Returns the whole output of a request, which must be the same on any topology, batch and fault.
     pub fn reference(&self, request: &Request) -> Tokens {
         let prompt = hash_tokens(&request.prompt);
@@ -105,7 +105,7 @@ impl Sim {
     }
 }
 
-impl Load for Sim {
+impl Load for SimModel {
     fn load(
         &mut self,
         assignment: &Assignment,
@@ -128,7 +128,7 @@ impl Load for Sim {
 }
 
 pub struct SimRunner {
-    sim: Sim,
+    sim: SimModel,
     sequences: HashMap<RequestId, SimSequence>,
     /// The pages of each group.
     pages: Vec<Vec<SimPage>>,
@@ -156,7 +156,7 @@ struct SimSequence {
 
 impl SimRunner {
     /// Creates a runner; `n_blocks` has the number of pages of each group.
-    pub fn new(sim: Sim, n_blocks: &[u32]) -> SimRunner {
+    pub fn new(sim: SimModel, n_blocks: &[u32]) -> SimRunner {
         let pages = n_blocks.iter().map(|n_blocks| vec![SimPage::default(); *n_blocks as usize]).collect();
         SimRunner { sim, sequences: HashMap::new(), pages }
     }
@@ -191,7 +191,7 @@ impl SimRunner {
             }
             Want::Pool => {
                 if slice.range.end as usize == sequence.request.prompt.len() {
-                    done.pooled = Sim::pool(sequence);
+                    done.pooled = SimModel::pool(sequence);
                 }
                 false
             }
@@ -380,7 +380,7 @@ mod tests {
 
     #[test]
     fn chunks_do_not_change_tokens() {
-        let sim = Sim::default();
+        let sim = SimModel::default();
         let request = request(0..20);
         let reference = sim.reference(&request);
         for chunk in [1, 7, 20] {
@@ -404,7 +404,7 @@ mod tests {
 
     #[test]
     fn a_resumed_request_goes_on_with_its_tokens() {
-        let sim = Sim::default();
+        let sim = SimModel::default();
         let whole = sim.reference(&request(0..5));
         let resumed = Request { output: whole[..3].to_vec(), ..request(0..5) };
         let mut runner = SimRunner::new(sim, &[2]);
@@ -414,7 +414,7 @@ mod tests {
 
     #[test]
     fn stops_are_not_drawn_too_early() {
-        let sim = Sim { vocab: 4, ..Sim::default() };
+        let sim = SimModel { vocab: 4, ..SimModel::default() };
         let sampling = Sampling { stop: vec![0, 1, 2], tokens_min: 5, tokens_max: 50, ..Sampling::default() };
         let output = sim.reference(&Request { sampling, ..request(0..3) });
         assert!(output.len() > 5 || output.last() != Some(&3));
@@ -423,7 +423,7 @@ mod tests {
 
     #[test]
     fn violations_are_named() {
-        let mut runner = SimRunner::new(Sim::default(), &[4]);
+        let mut runner = SimRunner::new(SimModel::default(), &[4]);
         refused(run(&mut runner, &step(vec![], vec![slice(0..1, Want::Last)], &[0])), "was not started");
         let start = || vec![request(0..20)];
         refused(run(&mut runner, &step(start(), vec![slice(0..20, Want::Last)], &[0])), "lacks a block");
@@ -441,7 +441,7 @@ mod tests {
 
     #[test]
     fn a_prefix_hit_reads_what_another_wrote() {
-        let mut runner = SimRunner::new(Sim::default(), &[4]);
+        let mut runner = SimRunner::new(SimModel::default(), &[4]);
         run(&mut runner, &step(vec![request(0..20)], vec![slice(0..20, Want::Last)], &[0, 1])).unwrap();
         let twin = Request { id: RequestId(2), ..request(0..18) };
         let hit = Slice { id: RequestId(2), ..slice(16..18, Want::Last) };
@@ -453,8 +453,8 @@ mod tests {
 
     #[test]
     fn a_window_reads_what_it_shows_and_no_more() {
-        let window = CacheGroup::FULL.within(18);
-        let sim = Sim { groups: vec![CacheGroup::FULL, window], ..Sim::default() };
+        let window = CacheGroup::FULL.with_window(18);
+        let sim = SimModel { groups: vec![CacheGroup::FULL, window], ..SimModel::default() };
         let mut runner = SimRunner::new(sim, &[4, 3]);
         // Behind 48 positions the window shows the last 17, so the first of the windowed pages is free.
         let first = step(vec![request(0..49)], vec![slice(0..48, Want::Nothing)], &[0, 1, 2, 0, 1, 2]);
@@ -473,7 +473,7 @@ mod tests {
 
     #[test]
     fn a_recurrence_goes_on_from_the_page_before_and_writes_where_it_has_a_block() {
-        let sim = || Sim { groups: vec![CacheGroup::STATE], ..Sim::default() };
+        let sim = || SimModel { groups: vec![CacheGroup::STATE], ..SimModel::default() };
         let none = BlockId::NONE.0;
         let mut runner = SimRunner::new(sim(), &[3]);
         refused(

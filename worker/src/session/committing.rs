@@ -3,9 +3,9 @@
 
 use crate::assignment::LoadError;
 use crate::config::KvMemory;
-use crate::runner::kv_commit::{CommitOutcome, KvCommit, KvShortage};
+use crate::runner::kv_commit::{CommitOutcome, KvPoolMemory, KvShortage};
 use crate::session::heartbeat::StepCounters;
-use crate::session::rank_thread::{RankLost, Reports, drive};
+use crate::session::rank_thread::{RankLost, ReportSender, block_on};
 use proto::cluster::{KvCommitted, KvTarget};
 use proto::since;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
@@ -40,7 +40,7 @@ impl KvReporting {
 
 /// How much of the pools is committed when the rank is ready.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct KvBeginning {
+pub(crate) struct InitialKvMemory {
     /// None if all is committed, or the coordinator reads no parts.
     pub parts: Option<u32>,
     /// Whether the rank will commit as much as the coordinator requests, and no more.
@@ -63,7 +63,7 @@ struct TargetSlot(Mutex<Option<KvTarget>>);
 /// The thread's data of its rank.
 pub(crate) struct CommitContext {
     pub epoch: Epoch,
-    pub reports: Reports,
+    pub reports: ReportSender,
     pub counters: Arc<StepCounters>,
     pub memory: KvMemory,
     pub reporting: KvReporting,
@@ -72,13 +72,13 @@ pub(crate) struct CommitContext {
 impl KvCommitter {
     /// Commits a first piece, and starts the thread for the rest. A coordinator that reads no parts uses all blocks at
     /// once, so for it all are committed here, as far as there is memory.
-    pub fn begin(mut commit: KvCommit, rank: CommitContext) -> Result<(KvCommitter, KvBeginning), LoadError> {
+    pub fn begin(mut commit: KvPoolMemory, rank: CommitContext) -> Result<(KvCommitter, InitialKvMemory), LoadError> {
         let (counters, grows) = (rank.counters.clone(), rank.grows());
         let left = rank.memory.left;
         let first = match rank.reporting {
-            KvReporting::Nothing => commit.go_on_to_the_end(left)?,
+            KvReporting::Nothing => commit.commit_to_target(left)?,
             KvReporting::Targets if grows => commit.begin_to_grow(left).map(|()| CommitOutcome::Piece)?,
-            KvReporting::Parts | KvReporting::Targets => commit.go_on(left())?,
+            KvReporting::Parts | KvReporting::Targets => commit.commit_piece(left())?,
         };
         let parts = (rank.reporting != KvReporting::Nothing).then_some(commit.parts());
         rank.report(commit.parts(), 0);
@@ -88,7 +88,7 @@ impl KvCommitter {
             CommitOutcome::Enough => None,
             CommitOutcome::Piece | CommitOutcome::Short => Some(begin_thread(commit, rank, (target.clone(), woken))?),
         };
-        Ok((KvCommitter { counters, target, wake: Some(wake), thread }, KvBeginning { parts, grows }))
+        Ok((KvCommitter { counters, target, wake: Some(wake), thread }, InitialKvMemory { parts, grows }))
     }
 
     /// Sets how much to commit. No later step uses blocks above it until the rank has reported more.
@@ -100,7 +100,7 @@ impl KvCommitter {
 }
 
 fn begin_thread(
-    commit: KvCommit,
+    commit: KvPoolMemory,
     rank: CommitContext,
     (target, woken): (Arc<TargetSlot>, Receiver<()>),
 ) -> Result<JoinHandle<()>, LoadError> {
@@ -143,15 +143,15 @@ impl CommitContext {
     }
 
     /// Commits the next piece. For a growing cache, a refusal by the system means that it has no memory at this moment.
-    fn go_on(&self, commit: &mut KvCommit) -> Result<CommitOutcome, KvShortage> {
-        match commit.go_on((self.memory.left)()) {
+    fn commit_piece(&self, commit: &mut KvPoolMemory) -> Result<CommitOutcome, KvShortage> {
+        match commit.commit_piece((self.memory.left)()) {
             Err(KvShortage::System(_)) if self.grows() => Ok(CommitOutcome::Short),
             went => went,
         }
     }
 }
 
-fn run(mut commit: KvCommit, rank: &CommitContext, target: &TargetSlot, woken: &Receiver<()>) {
+fn run(mut commit: KvPoolMemory, rank: &CommitContext, target: &TargetSlot, woken: &Receiver<()>) {
     let (begun, mut is_reported) = (Instant::now(), false);
     let (mut pause, mut answered) = (Some(Duration::ZERO), 0);
     loop {
@@ -164,13 +164,13 @@ fn run(mut commit: KvCommit, rank: &CommitContext, target: &TargetSlot, woken: &
         }
         if let Some(requested) = target.take() {
             answered = requested.n;
-            if let Err(error) = commit.want(requested.parts) {
+            if let Err(error) = commit.set_target(requested.parts) {
                 // The memory stays with this process, which is no reason to end.
                 tracing::warn!(%error, "the system does not take memory of the KV cache back");
             }
         }
         let piece = Instant::now();
-        match rank.go_on(&mut commit) {
+        match rank.commit_piece(&mut commit) {
             // Half of the time belongs to the computing threads, whose cores this thread shares.
             Ok(CommitOutcome::Piece) => pause = Some(piece.elapsed()),
             Ok(CommitOutcome::Enough) if rank.grows() => pause = None,
@@ -189,7 +189,7 @@ fn run(mut commit: KvCommit, rank: &CommitContext, target: &TargetSlot, woken: &
             Err(short) => {
                 let (error, message) = (LoadError::Kv(short), "the rank ends before its memory does");
                 tracing::error!(%error, message);
-                return drive(rank.reports.lost(rank.epoch, error.to_string(), None, RankLost::Load(error)));
+                return block_on(rank.reports.report_lost(rank.epoch, error.to_string(), None, RankLost::Load(error)));
             }
         }
         rank.report(commit.parts(), answered);

@@ -1,7 +1,7 @@
 //! Reports ten times a second, from a thread of its own, that this rank is alive and how far it is, so that a long step
 //! does not look like a dead rank. On modelled time a task does it, because no step takes any time there.
 
-use crate::config::Footing;
+use crate::config::ExecutionMode;
 use crate::session::rank_thread::ThreadLeases;
 use proto::cluster::{Heartbeat, KvCommitted, WorkerFrame, worker_frame::Frame};
 use std::io;
@@ -44,7 +44,7 @@ impl StepCounters {
         self.idle_micros.fetch_add(took.as_micros() as u64, Relaxed);
     }
 
-    pub(crate) fn busy(&self, is_busy: bool) {
+    pub(crate) fn set_busy(&self, is_busy: bool) {
         self.is_busy.store(is_busy, Relaxed);
     }
 
@@ -56,7 +56,7 @@ impl StepCounters {
         *self.kv.lock().unwrap_or_else(PoisonError::into_inner) = kv;
     }
 
-    fn beat(&self, leases: &ThreadLeases) -> Heartbeat {
+    fn heartbeat(&self, leases: &ThreadLeases) -> Heartbeat {
         Heartbeat {
             in_step: self.in_step.load(Relaxed),
             waits_for: leases.waits_for().map(|rank| rank.0.into()),
@@ -78,8 +78,8 @@ pub(crate) struct HeartbeatSource {
 
 impl HeartbeatSource {
     /// Sends a heartbeat. Returns false if the receiver is gone.
-    fn beat(&self) -> bool {
-        let frame = WorkerFrame { frame: Some(Frame::Heartbeat(self.progress.beat(&self.leases))) };
+    fn send(&self) -> bool {
+        let frame = WorkerFrame { frame: Some(Frame::Heartbeat(self.progress.heartbeat(&self.leases))) };
         let Some(up) = self.up.upgrade() else { return false };
         // A full queue's frames are themselves a sign of life.
         !matches!(up.try_send(frame), Err(mpsc::error::TrySendError::Closed(_)))
@@ -93,16 +93,16 @@ pub(crate) enum HeartbeatSender {
 }
 
 impl HeartbeatSender {
-    pub fn start(footing: Footing, pulse: HeartbeatSource, every: Duration) -> io::Result<HeartbeatSender> {
+    pub fn start(footing: ExecutionMode, pulse: HeartbeatSource, every: Duration) -> io::Result<HeartbeatSender> {
         match footing {
-            Footing::Threads => HeartbeatSender::on_a_thread(pulse, every),
-            Footing::Tasks => Ok(HeartbeatSender::in_a_task(pulse, every)),
+            ExecutionMode::Threads => HeartbeatSender::on_a_thread(pulse, every),
+            ExecutionMode::Tasks => Ok(HeartbeatSender::in_a_task(pulse, every)),
         }
     }
 
     fn on_a_thread(pulse: HeartbeatSource, every: Duration) -> io::Result<HeartbeatSender> {
         let (alive, stopped) = sync_channel(0);
-        let beats = move || while stopped.recv_timeout(every) == Err(RecvTimeoutError::Timeout) && pulse.beat() {};
+        let beats = move || while stopped.recv_timeout(every) == Err(RecvTimeoutError::Timeout) && pulse.send() {};
         std::thread::Builder::new().name("heartbeat".into()).spawn(beats)?;
         Ok(HeartbeatSender::Thread { _alive: alive })
     }
@@ -111,7 +111,7 @@ impl HeartbeatSender {
         let beats = async move {
             loop {
                 tokio::time::sleep(every).await;
-                if !pulse.beat() {
+                if !pulse.send() {
                     break;
                 }
             }

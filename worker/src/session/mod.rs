@@ -7,12 +7,12 @@ pub mod rank_thread;
 pub mod scrubbing;
 
 use crate::assignment::{Assignment, MeshSecret};
-use crate::config::{Config, Footing};
+use crate::config::{Config, ExecutionMode};
 use crate::error::Error;
 use crate::runner::guesses::{DraftCost, DraftModelConfig, GuessConfig, GuessSource};
 use crate::session::committing::KvReporting;
 use crate::session::heartbeat::{HeartbeatSender, HeartbeatSource, StepCounters};
-use crate::session::rank_thread::{RankLost, RankWork, Reports, ThreadLeases};
+use crate::session::rank_thread::{RankLost, RankWork, ReportSender, ThreadLeases};
 use collective::MeshTimeouts;
 use proto::cluster::coordinator_client::CoordinatorClient;
 use proto::cluster::{
@@ -45,7 +45,7 @@ pub(crate) enum SessionEnd {
 }
 
 impl SessionEnd {
-    pub fn by(status: &Status) -> SessionEnd {
+    pub fn from_status(status: &Status) -> SessionEnd {
         SessionEnd::Gone(format!("{}: {}", status.code(), status.message()))
     }
 }
@@ -53,7 +53,7 @@ impl SessionEnd {
 /// The state that all sessions of a worker share.
 pub(crate) struct Worker {
     pub config: Config,
-    pub footing: Footing,
+    pub footing: ExecutionMode,
     pub work: mpsc::Sender<RankWork>,
     pub progress: Arc<StepCounters>,
     pub leases: Arc<ThreadLeases>,
@@ -61,9 +61,9 @@ pub(crate) struct Worker {
 }
 
 /// Ends the session's lease on drop: a step left behind must not wait for other ranks.
-struct EndLease<'a>(&'a ThreadLeases);
+struct LeaseGuard<'a>(&'a ThreadLeases);
 
-impl Drop for EndLease<'_> {
+impl Drop for LeaseGuard<'_> {
     fn drop(&mut self) {
         self.0.next();
     }
@@ -85,15 +85,15 @@ impl Worker {
             Ok(Err(status)) if status.code() == Code::FailedPrecondition => {
                 return Err(Error::Refused(status.message().into()));
             }
-            Ok(Err(status)) => return refused(&status),
+            Ok(Err(status)) => return classify_refusal(&status),
             Ok(Ok(response)) => response.into_inner(),
         };
         let pulse =
             HeartbeatSource { progress: self.progress.clone(), leases: self.leases.clone(), up: up.downgrade() };
         let _heart = HeartbeatSender::start(self.footing, pulse, self.config.heartbeat_every)?;
         let (lost, rank_lost) = mpsc::channel(1);
-        let _end = EndLease(&self.leases);
-        let reports = Reports { up: up.downgrade(), lost: lost.downgrade() };
+        let _end = LeaseGuard(&self.leases);
+        let reports = ReportSender { up: up.downgrade(), lost: lost.downgrade() };
         // The strong `lost` lives here, so that the computing thread's weak one works for the whole session.
         let ended = Session { worker: self, up, reports, down, epoch: None }.run(rank_lost).await;
         drop(lost);
@@ -117,18 +117,18 @@ impl Worker {
 }
 
 /// Decides how a refusal ends the session. If one side does not trust the other, another attempt is useless.
-fn refused(status: &Status) -> Result<SessionEnd, Error> {
+fn classify_refusal(status: &Status) -> Result<SessionEnd, Error> {
     match HandshakeRefusal::cause_of(status) {
         Some(refused) if refused.is_final() => Err(Error::Refused(refused.to_string())),
         Some(refused) => Ok(SessionEnd::Gone(refused.to_string())),
-        None => Ok(SessionEnd::by(status)),
+        None => Ok(SessionEnd::from_status(status)),
     }
 }
 
 struct Session<'a> {
     worker: &'a Worker,
     up: mpsc::Sender<WorkerFrame>,
-    reports: Reports,
+    reports: ReportSender,
     down: Streaming<RankFrame>,
     /// The epoch of the last assignment.
     epoch: Option<Epoch>,
@@ -160,10 +160,10 @@ impl Session<'_> {
                 }
                 // The same applies to the bytes that it has loaded.
                 Err(status) if status.code() == Code::DataLoss => {
-                    self.distrust().await;
+                    self.reject_last_load().await;
                     return Err(Error::Refused(status.message().into()));
                 }
-                Err(status) => Some(SessionEnd::by(&status)),
+                Err(status) => Some(SessionEnd::from_status(&status)),
             };
             if let Some(ended) = ended {
                 return Ok(ended);
@@ -223,7 +223,7 @@ impl Session<'_> {
     }
 
     /// This process ends soon. Before that, the next process must be kept from trusting the cached bytes.
-    async fn distrust(&mut self) {
+    async fn reject_last_load(&mut self) {
         let (done, is_done) = oneshot::channel();
         self.worker.leases.next();
         let forgotten = async {

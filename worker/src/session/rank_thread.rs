@@ -7,7 +7,7 @@ use crate::config::KvMemory;
 use crate::load::fetch::FetchError;
 use crate::load::scrub::{Scrubber, SpoiltWeight};
 use crate::runner::{Runner, UpcomingSteps};
-use crate::session::committing::{CommitContext, KvBeginning, KvCommitter, KvReporting};
+use crate::session::committing::{CommitContext, InitialKvMemory, KvCommitter, KvReporting};
 use crate::session::heartbeat::StepCounters;
 use collective::{AbortHandle, CancelFlag};
 use proto::cluster::{Failed, KvTarget, Loaded, PieceRun, Ready, WorkerFrame, worker_frame::Frame};
@@ -29,7 +29,7 @@ pub(crate) enum RankWork {
     Load {
         assignment: Box<Assignment>,
         lease: ThreadLease,
-        reports: Reports,
+        reports: ReportSender,
         /// How the coordinator uses reports of the KV cache's memory.
         reporting: KvReporting,
     },
@@ -79,7 +79,7 @@ impl ThreadLeases {
     }
 
     /// Returns false if the lease has ended: then no wait begins.
-    fn hold(&self, lease: &ThreadLease, handle: Option<AbortHandle>) -> bool {
+    fn register_abort(&self, lease: &ThreadLease, handle: Option<AbortHandle>) -> bool {
         let mut state = self.state();
         let is_on = !lease.is_over();
         if is_on {
@@ -102,7 +102,7 @@ impl ThreadLease {
 /// The channels to one session. They are weak, so that a session's stream ends with the session and not with a step
 /// left behind. That step's work is then skipped.
 #[derive(Clone)]
-pub(crate) struct Reports {
+pub(crate) struct ReportSender {
     /// Frames for the coordinator, in order.
     pub up: mpsc::WeakSender<WorkerFrame>,
     /// Why this rank cannot continue. The coordinator receives a message right afterwards.
@@ -116,7 +116,7 @@ pub(crate) enum RankLost {
 }
 
 impl RankLost {
-    fn by(error: LoadError) -> RankLost {
+    fn from_load_error(error: LoadError) -> RankLost {
         match error {
             // Another attempt would find the disk full again.
             error @ LoadError::Fetch { source: FetchError::NoRoom { .. }, .. } => RankLost::Load(error),
@@ -131,7 +131,7 @@ impl RankLost {
 
 /// Polls a future on this thread to its end, and sleeps while there is no work. It enters no runtime, so the future may
 /// block, and may enter a runtime of its own.
-pub(crate) fn drive<T>(future: impl Future<Output = T>) -> T {
+pub(crate) fn block_on<T>(future: impl Future<Output = T>) -> T {
     let thread_waker = Arc::new(ThreadWaker { sleeper: std::thread::current(), is_woken: AtomicBool::new(false) });
     let waker = thread_waker.clone().into();
     let mut future = pin!(future);
@@ -206,7 +206,7 @@ pub(crate) async fn run(
     let mut state = RankState::Idle;
     let mut idle_since = Instant::now();
     while let Some(next) = queue.next().await {
-        progress.busy(true);
+        progress.set_busy(true);
         progress.add_idle(idle_since.elapsed());
         state = match (next, state) {
             (RankWork::Load { assignment, lease, reports, reporting }, old) => {
@@ -216,7 +216,7 @@ pub(crate) async fn run(
                 place.map_or(RankState::Idle, RankState::Loaded)
             }
             (RankWork::Meet { epoch }, RankState::Loaded(place)) if place.epoch == epoch => {
-                place.meet(&leases, &progress, memory).await.map_or(RankState::Idle, RankState::Running)
+                place.join_peers(&leases, &progress, memory).await.map_or(RankState::Idle, RankState::Running)
             }
             (RankWork::SetKvTarget(requested), RankState::Running(rank)) => {
                 rank.set_kv_target(requested);
@@ -224,7 +224,7 @@ pub(crate) async fn run(
             }
             // No step runs with weights that are known to be wrong.
             (RankWork::Step { .. }, state @ RankState::Running(_)) if spoilt().is_some() => {
-                state.give_up(spoilt()).await;
+                state.report_spoilt(spoilt()).await;
                 RankState::Idle
             }
             (RankWork::Step { step, traceparent }, RankState::Running(rank)) => {
@@ -233,11 +233,11 @@ pub(crate) async fn run(
             }
             (RankWork::Release, _) => RankState::Idle,
             (RankWork::Spoilt, state) => {
-                state.give_up(spoilt()).await;
+                state.report_spoilt(spoilt()).await;
                 RankState::Idle
             }
             (RankWork::Distrust { done }, _) => {
-                loader.distrust();
+                loader.reject_last_load();
                 // The session may have stopped waiting.
                 let _late = done.send(());
                 RankState::Idle
@@ -245,7 +245,7 @@ pub(crate) async fn run(
             // Work for an assignment that was lost meanwhile.
             (RankWork::Meet { .. } | RankWork::Step { .. } | RankWork::SetKvTarget(_), same) => same,
         };
-        progress.busy(false);
+        progress.set_busy(false);
         idle_since = Instant::now();
     }
 }
@@ -259,7 +259,7 @@ enum RankState {
 
 impl RankState {
     /// Reports that the weights are spoilt. They are not kept for the next assignment.
-    async fn give_up(self, spoilt: Option<SpoiltWeight>) {
+    async fn report_spoilt(self, spoilt: Option<SpoiltWeight>) {
         let (epoch, reports) = match &self {
             RankState::Loaded(rank) => (rank.epoch, &rank.reports),
             RankState::Running(rank) => (rank.epoch, &rank.reports),
@@ -267,7 +267,7 @@ impl RankState {
         };
         let Some(SpoiltWeight { weight, piece, .. }) = spoilt else { return };
         let message = format!("the weight {weight} (piece {piece}) in its memory is not what was loaded");
-        reports.spoilt(epoch, weight, message).await;
+        reports.report_spoilt(epoch, weight, message).await;
     }
 }
 
@@ -280,7 +280,7 @@ struct LoadedRank {
     answers: bool,
     reporting: KvReporting,
     loaded: Box<dyn LoadedModel>,
-    reports: Reports,
+    reports: ReportSender,
 }
 
 /// A rank that has met the others and runs steps.
@@ -295,7 +295,7 @@ struct RunningRank {
     /// The part of the runner's waiting time that was already reported.
     waited: Duration,
     done: StepDone,
-    reports: Reports,
+    reports: ReportSender,
 }
 
 impl LoadedRank {
@@ -303,14 +303,14 @@ impl LoadedRank {
         loader: &mut dyn Load,
         assignment: &Assignment,
         lease: ThreadLease,
-        (reports, reporting): (Reports, KvReporting),
+        (reports, reporting): (ReportSender, KvReporting),
     ) -> Option<LoadedRank> {
         // A long step may have outlived the session that gave this assignment.
         if lease.is_over() {
             return None;
         }
         let (epoch, rank) = (assignment.epoch, assignment.rank);
-        let attempt = attempt(|| loader.load(assignment, &lease.0));
+        let attempt = catch_panic(|| loader.load(assignment, &lease.0));
         let (loaded, ready) = reports.ok_or_report(epoch, &lease, attempt).await?;
         let message = Loaded {
             epoch_incarnation: epoch.incarnation,
@@ -332,18 +332,18 @@ impl LoadedRank {
         })
     }
 
-    async fn meet(self, leases: &ThreadLeases, counters: &Arc<StepCounters>, memory: KvMemory) -> Option<RunningRank> {
+    async fn join_peers(self, leases: &ThreadLeases, counters: &Arc<StepCounters>, memory: KvMemory) -> Option<RunningRank> {
         let LoadedRank { epoch, rank, lease, answers, reporting, loaded, reports } = self;
-        let met = attempt(|| {
-            let mut runner = loaded.meet(&lease.0)?;
+        let met = catch_panic(|| {
+            let mut runner = loaded.join_peers(&lease.0)?;
             let (reports, counters) = (reports.clone(), counters.clone());
             let rank = || CommitContext { epoch, reports, counters, memory, reporting };
-            let committing = runner.kv_commit().map(|commit| KvCommitter::begin(commit, rank())).transpose()?;
+            let committing = runner.take_kv_memory().map(|commit| KvCommitter::begin(commit, rank())).transpose()?;
             Ok((runner, committing.unzip()))
         });
         let (runner, (committing, kv)) = reports.ok_or_report(epoch, &lease, met).await?;
-        let KvBeginning { parts: kv_parts, grows: kv_grows } = kv.unwrap_or_default();
-        if !leases.hold(&lease, runner.abort_handle()) {
+        let InitialKvMemory { parts: kv_parts, grows: kv_grows } = kv.unwrap_or_default();
+        if !leases.register_abort(&lease, runner.abort_handle()) {
             return None;
         }
         let (waited, done) = (Duration::ZERO, StepDone::default());
@@ -394,7 +394,7 @@ impl RunningRank {
         let mut upcoming = EpochSteps { epoch: self.epoch, queue };
         let result = catch_unwind(AssertUnwindSafe(|| self.runner.run_with(step, &mut upcoming, &mut self.done)));
         let mut result = result.map_err(|panic| panic_message(&*panic).to_owned());
-        if let (Ok(Ok(())), Some(rest)) = (&result, self.runner.rest()) {
+        if let (Ok(Ok(())), Some(rest)) = (&result, self.runner.remaining_wait()) {
             result = Ok(rest.await);
         }
         let waited = self.note(begun.elapsed(), progress);
@@ -412,13 +412,13 @@ impl RunningRank {
             Ok(Err(error)) => (error.to_string(), error.guilty()),
             Err(panicked) => (format!("step {} panicked: {panicked}", step.id.0), None),
         };
-        self.reports.lost(self.epoch, message.clone(), guilty, RankLost::Run(message)).await;
+        self.reports.report_lost(self.epoch, message.clone(), guilty, RankLost::Run(message)).await;
         None
     }
 
     /// Returns how long this step waited for other ranks.
     fn note(&mut self, took: Duration, progress: &StepCounters) -> Duration {
-        let waited = self.runner.waited();
+        let waited = self.runner.total_wait();
         let of_step = waited.saturating_sub(self.waited);
         progress.add_step(took, of_step);
         self.waited = waited;
@@ -426,7 +426,7 @@ impl RunningRank {
     }
 }
 
-impl Reports {
+impl ReportSender {
     fn are_closed(&self) -> bool {
         self.up.upgrade().is_none_or(|up| up.is_closed())
     }
@@ -441,11 +441,11 @@ impl Reports {
         match result {
             Ok(Ok(got)) => return Some(got),
             Ok(Err(error)) => {
-                self.lost(epoch, error.to_string(), error.guilty(), RankLost::by(error)).await;
+                self.report_lost(epoch, error.to_string(), error.guilty(), RankLost::from_load_error(error)).await;
             }
             Err(panicked) => {
                 let message = format!("the loader panicked: {panicked}");
-                self.lost(epoch, message.clone(), None, RankLost::Run(message)).await;
+                self.report_lost(epoch, message.clone(), None, RankLost::Run(message)).await;
             }
         }
         None
@@ -459,21 +459,21 @@ impl Reports {
 
     /// Reports that this rank cannot continue, and names the rank to blame if that is another one. This rank is then
     /// sound, and waits for the coordinator's decision.
-    pub async fn lost(&self, epoch: Epoch, message: String, guilty: Option<Rank>, why: RankLost) {
+    pub async fn report_lost(&self, epoch: Epoch, message: String, guilty: Option<Rank>, why: RankLost) {
         let guilty_rank = guilty.map(|rank| rank.0.into());
         let Epoch { incarnation: epoch_incarnation, n: epoch_n } = epoch;
         let failed = Failed { epoch_incarnation, epoch_n, message, guilty_rank, ..Failed::default() };
-        self.failed(failed, why).await;
+        self.report_failed(failed, why).await;
     }
 
     /// Reports that this rank's weights have changed in its memory.
-    async fn spoilt(&self, epoch: Epoch, spoilt_weight: String, message: String) {
+    async fn report_spoilt(&self, epoch: Epoch, spoilt_weight: String, message: String) {
         let Epoch { incarnation: epoch_incarnation, n: epoch_n } = epoch;
         let why = RankLost::Run(message.clone());
-        self.failed(Failed { epoch_incarnation, epoch_n, message, guilty_rank: None, spoilt_weight }, why).await;
+        self.report_failed(Failed { epoch_incarnation, epoch_n, message, guilty_rank: None, spoilt_weight }, why).await;
     }
 
-    async fn failed(&self, failed: Failed, why: RankLost) {
+    async fn report_failed(&self, failed: Failed, why: RankLost) {
         // The session receives the reason first: the coordinator closes the stream once it has read this frame, and
         // that end has no reason.
         if let Some(lost) = self.lost.upgrade().filter(|_| failed.guilty_rank.is_none()) {
@@ -487,7 +487,7 @@ impl Reports {
 /// The result of loading or meeting, or the message of a panic.
 type LoadOutcome<T> = Result<Result<T, LoadError>, String>;
 
-fn attempt<T>(go: impl FnOnce() -> Result<T, LoadError>) -> LoadOutcome<T> {
+fn catch_panic<T>(go: impl FnOnce() -> Result<T, LoadError>) -> LoadOutcome<T> {
     catch_unwind(AssertUnwindSafe(go)).map_err(|panic| panic_message(&*panic).to_owned())
 }
 
@@ -503,7 +503,7 @@ mod tests {
     #[test]
     fn a_load_that_would_fail_again_ends_the_worker_and_no_other_does() {
         let check = |source: FetchError, is_final: bool| {
-            let lost = RankLost::by(LoadError::Fetch { path: "model".into(), source });
+            let lost = RankLost::from_load_error(LoadError::Fetch { path: "model".into(), source });
             assert_eq!(matches!(lost, RankLost::Load(_)), is_final);
         };
         check(FetchError::NoRoom { path: "cache".into(), needed: 2, free: 1 }, true);

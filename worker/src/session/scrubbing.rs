@@ -27,9 +27,9 @@ pub(crate) fn start(
 ) -> io::Result<()> {
     let scrub = move || {
         let mut pause = NOTHING_EVERY;
-        while is_awaited(pause, &progress, &work) {
+        while pause_until_idle(pause, &progress, &work) {
             let begun = Instant::now();
-            pause = match scrubber.look() {
+            pause = match scrubber.check_next_piece() {
                 ScrubResult::Nothing => NOTHING_EVERY,
                 ScrubResult::Sound => pause_after(begun.elapsed(), scrubber.share()),
                 ScrubResult::Spoilt(spoilt) => {
@@ -54,7 +54,7 @@ fn pause_after(took: Duration, share: f64) -> Duration {
 }
 
 /// Waits for the pause, and then for an idle moment. Returns false when the worker has ended.
-fn is_awaited(pause: Duration, progress: &StepCounters, work: &mpsc::WeakSender<RankWork>) -> bool {
+fn pause_until_idle(pause: Duration, progress: &StepCounters, work: &mpsc::WeakSender<RankWork>) -> bool {
     let due = Instant::now() + pause;
     let is_over = || work.upgrade().is_none();
     while !is_over() {

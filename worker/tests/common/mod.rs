@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::path::PathBuf;
 use types::cache::blocks_for;
 use types::{
-    Activations, BlockId, Epoch, KvDtype, Layout, Mode, Rank, Request, RequestId, Sampling, Slice, Step, StepDone,
+    Activations, BlockId, Epoch, KvDtype, Layout, NumericsMode, Rank, Request, RequestId, Sampling, Slice, Step, StepDone,
     StepId, TokenOut, Want,
 };
 use worker::{Assignment, MeshSecret, MeshTimeouts, RecalledLogs, Runner};
@@ -31,7 +31,7 @@ pub fn assignment(folder: &str) -> Assignment {
         model_path,
         activations: Activations::Int8,
         kv_dtype: KvDtype::F16,
-        mode: Mode::Lockstep,
+        mode: NumericsMode::Lockstep,
         n_blocks: vec![N_BLOCKS; n_groups],
         kv_bytes: 64 << 20,
         context: CONTEXT,

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 use types::{
-    Activations, Grid, KvDtype, Layout, Mode, Numerics, PolicyDigest, Request, RequestId, Slice, Step, StepDone,
+    Activations, Grid, KvDtype, Layout, NumericsMode, Numerics, PolicyDigest, Request, RequestId, Slice, Step, StepDone,
     StepId, Want,
 };
 use worker::{Assignment, CarrierChoice, ComputeDevice, LoadError, ModelLoader, RunError, Runner};
@@ -282,7 +282,7 @@ fn a_device_that_fails_is_an_error_of_its_step() {
 }
 
 /// Returns the policy under which a device of this architecture computes the model.
-fn digest(device: &str, mode: Mode) -> PolicyDigest {
+fn digest(device: &str, mode: NumericsMode) -> PolicyDigest {
     let assignment = on_cuda("llama-f32-tied");
     let weights = checkpoint::Checkpoint::open(&assignment.model_path).unwrap().fingerprint().unwrap();
     Numerics::plain(&device.parse().unwrap(), mode, Activations::Bf16, KvDtype::Bf16, weights).digest()
@@ -292,24 +292,24 @@ fn digest(device: &str, mode: Mode) -> PolicyDigest {
 fn another_architecture_is_another_policy() {
     on_fake_cuda("another_architecture_is_another_policy", &[("FAKE_CUDA_SM", "80")], || {
         let (_, ready) = loader().build(&on_cuda("llama-f32-tied")).unwrap();
-        assert_eq!(ready.policy, digest("cuda/sm_80", Mode::Lockstep));
-        assert_ne!(ready.policy, digest("cuda/sm_90", Mode::Lockstep));
+        assert_eq!(ready.policy, digest("cuda/sm_80", NumericsMode::Lockstep));
+        assert_ne!(ready.policy, digest("cuda/sm_90", NumericsMode::Lockstep));
     });
 }
 
 #[test]
 fn under_fast_a_grid_serves_under_a_policy_of_its_own() {
     on_fake_cuda("under_fast_a_grid_serves_under_a_policy_of_its_own", &[], || {
-        let (fast, requests) = (Assignment { mode: Mode::Fast, ..on_cuda(DEEP) }, short_requests(2));
+        let (fast, requests) = (Assignment { mode: NumericsMode::Fast, ..on_cuda(DEEP) }, short_requests(2));
         let loader = ModelLoader { carrier: CarrierChoice::Nccl, ..loader() };
-        let (_, ready) = loader.build(&Assignment { mode: Mode::Fast, ..on_cuda("llama-f32-tied") }).unwrap();
-        assert_eq!(ready.policy, digest("cuda/sm_90", Mode::Fast));
+        let (_, ready) = loader.build(&Assignment { mode: NumericsMode::Fast, ..on_cuda("llama-f32-tied") }).unwrap();
+        assert_eq!(ready.policy, digest("cuda/sm_90", NumericsMode::Fast));
         let layout = Layout::even(Grid { tp: 2, pp: 1, ep: 1 }, N_LAYERS).unwrap();
         let mut grid = Threads::start(&loader, &fast, &layout);
         let played = Player::new(&mut grid, &fast).play(&requests, Plan { chunk: 40, ..Plan::ALONE });
         grid.end();
         assert!(played.outputs.iter().all(|output| !output.is_empty()));
-        let on_cpu = Assignment { mode: Mode::Fast, ..assignment("llama-f32-tied") };
+        let on_cpu = Assignment { mode: NumericsMode::Fast, ..assignment("llama-f32-tied") };
         let refused = ModelLoader::new(1).build(&on_cpu).err().unwrap();
         assert!(refused.to_string().contains("numerics other than lockstep on the CPU"), "{refused}");
     });

@@ -10,7 +10,7 @@ use types::{
     Activations, BlockId, Epoch, Grid, KvDtype, Layout, PolicyDigest, Rank, Request, RequestId, Sampling, Slice, Step,
     StepDone, StepId, Want,
 };
-use worker::{Assignment, GuessConfig, MeshSecret, ModelLoader, PeerListener, RunError, Runner, Wire};
+use worker::{Assignment, GuessConfig, MeshSecret, ModelLoader, PeerListener, RunError, Runner, WireChoice};
 
 const DEEP: &str = "llama-deep.gguf";
 const N_LAYERS: u32 = 5;
@@ -247,7 +247,7 @@ fn each_rank_holds_its_own_part_of_the_weights() {
 fn ranks_that_meet_through_listeners_give_the_tokens_of_one_rank() {
     let (alone_assignment, requests) = (assignment(DEEP), requests(6));
     let expected = alone(&alone_assignment, &requests);
-    for (wire, tp, pp) in [(Wire::Any, 2, 2), (Wire::Socket, 2, 2), (Wire::Socket, 1, 3)] {
+    for (wire, tp, pp) in [(WireChoice::Any, 2, 2), (WireChoice::Socket, 2, 2), (WireChoice::Socket, 1, 3)] {
         let layout = even(tp, pp);
         let open = |_| Arc::new(PeerListener::bind("127.0.0.1:0").unwrap());
         let listeners: Vec<_> = (0..layout.grid().n_ranks()).map(open).collect();

@@ -1,7 +1,7 @@
 //! Several stages: which sequences are in which step, how prompts are cut for them, and that no stage waits without
 //! need.
 
-use scheduler::{Config, Loss, Output, Scheduler, Stats};
+use scheduler::{Config, WorkerLoss, RequestOutput, Scheduler, Stats};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use types::{Epoch, Micros, Request, RequestId, Sampling, SliceDone, Step, StepDone, Token, TokenOut, Want};
 
@@ -38,7 +38,7 @@ impl Pipeline {
         self.scheduler.submit(request, Micros(0)).unwrap();
     }
 
-    fn beat(&mut self) -> Vec<Output> {
+    fn beat(&mut self) -> Vec<RequestOutput> {
         let mut step = Step::default();
         while self.scheduler.next_step(Micros(0), &mut step) {
             self.scheduler.check();
@@ -238,7 +238,7 @@ fn beside_a_suspect_there_is_one_step_and_so_one_group() {
     (0..4).for_each(|id| scheduler.submit(request(id, 5, 9), Micros(0)).unwrap());
     let mut step = Step::default();
     assert!(scheduler.next_step(Micros(0), &mut step));
-    scheduler.requeue_all(Epoch { incarnation: 0, n: 1 }, Loss::Unexplained, &mut Vec::new());
+    scheduler.requeue_all(Epoch { incarnation: 0, n: 1 }, WorkerLoss::Unexplained, &mut Vec::new());
     (4..8).for_each(|id| scheduler.submit(request(id, 5, 9), Micros(0)).unwrap());
     for n_slices in [5, 6, 7, 8, 4] {
         assert!(scheduler.next_step(Micros(0), &mut step));

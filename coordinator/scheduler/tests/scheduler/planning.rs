@@ -1,6 +1,6 @@
 //! What is planned, case by case: admission, chunks, prefix hits, preemption, order, ends.
 
-use scheduler::{Config, Loss, Output, RequestRejection, Scheduler, StaleAnswer};
+use scheduler::{Config, WorkerLoss, RequestOutput, RequestRejection, Scheduler, StaleAnswer};
 use types::{
     CacheGroup, CacheSalt, Epoch, Failure, Finish, Goal, Grammar, GrammarFault, Micros, Priority, Request, RequestId,
     SCORED_ROWS_MAX, Sampling, SliceDone, Step, StepDone, StepId, TenantId, Token, TokenOut, Unsupported, Want,
@@ -29,7 +29,7 @@ fn request(id: u64, n_prompt: u32, tokens_max: u32) -> Request {
 }
 
 fn window(n_positions: u32) -> CacheGroup {
-    CacheGroup::FULL.within(n_positions)
+    CacheGroup::FULL.with_window(n_positions)
 }
 
 fn plan(scheduler: &mut Scheduler) -> Option<Step> {
@@ -50,7 +50,7 @@ fn answer(step: &Step, token: Token) -> StepDone {
     StepDone { id: step.id, epoch: step.epoch, slices, micros: 0 }
 }
 
-fn apply(scheduler: &mut Scheduler, step: &Step, token: Token) -> Vec<Output> {
+fn apply(scheduler: &mut Scheduler, step: &Step, token: Token) -> Vec<RequestOutput> {
     let mut out = Vec::new();
     scheduler.apply(&answer(step, token), &mut out).unwrap();
     scheduler.check();
@@ -63,7 +63,7 @@ fn slices(step: &Step) -> Vec<(u64, u32, u32)> {
 }
 
 /// Runs until nothing is left to plan, one step at a time.
-fn run_out(scheduler: &mut Scheduler) -> Vec<Output> {
+fn run_out(scheduler: &mut Scheduler) -> Vec<RequestOutput> {
     let mut out = Vec::new();
     for _ in 0..10_000 {
         let Some(step) = plan(scheduler) else { return out };
@@ -488,7 +488,7 @@ fn lost_workers_cost_no_request_and_the_cache() {
     apply(&mut scheduler, &step, 7);
     let lost = plan(&mut scheduler).unwrap();
     let epoch = Epoch { incarnation: 0, n: 1 };
-    scheduler.requeue_all(epoch, Loss::Unexplained, &mut Vec::new());
+    scheduler.requeue_all(epoch, WorkerLoss::Unexplained, &mut Vec::new());
     scheduler.check();
     assert!(matches!(scheduler.apply(&answer(&lost, 7), &mut Vec::new()), Err(StaleAnswer::Epoch { .. })));
     let replay = plan(&mut scheduler).unwrap();
@@ -496,7 +496,7 @@ fn lost_workers_cost_no_request_and_the_cache() {
     assert_eq!(replay.starts[0].output, [7]);
     assert_eq!(apply(&mut scheduler, &replay, 7)[0].position, 1);
     let mut out = Vec::new();
-    scheduler.requeue_into(Epoch { incarnation: 0, n: 2 }, &[2], Loss::Planned, &mut out);
+    scheduler.requeue_into(Epoch { incarnation: 0, n: 2 }, &[2], WorkerLoss::Planned, &mut out);
     assert_eq!(out[0].finish, Some(Finish::Failed), "it can never fit the new workers");
     assert!(scheduler.is_idle());
 }
@@ -537,7 +537,7 @@ fn counters_only_grow() {
     run(&mut scheduler, 0..8);
     let before = scheduler.stats().evictions;
     assert!(before > 0);
-    scheduler.requeue_all(Epoch { incarnation: 0, n: 1 }, Loss::Unexplained, &mut Vec::new());
+    scheduler.requeue_all(Epoch { incarnation: 0, n: 1 }, WorkerLoss::Unexplained, &mut Vec::new());
     run(&mut scheduler, 9..10);
     assert!(scheduler.stats().evictions >= before);
 }
@@ -573,8 +573,8 @@ fn run_with_culprit(
         if breaks(first) || ahead && in_flight.iter().any(breaks) {
             n_losses += 1;
             in_flight.clear();
-            scheduler.requeue_all(Epoch { incarnation: 0, n: 2 * n_losses }, Loss::Unexplained, &mut out);
-            scheduler.requeue_all(Epoch { incarnation: 0, n: 2 * n_losses + 1 }, Loss::Unexplained, &mut out);
+            scheduler.requeue_all(Epoch { incarnation: 0, n: 2 * n_losses }, WorkerLoss::Unexplained, &mut out);
+            scheduler.requeue_all(Epoch { incarnation: 0, n: 2 * n_losses + 1 }, WorkerLoss::Unexplained, &mut out);
             scheduler.check();
         } else {
             out = apply(&mut scheduler, &in_flight.pop_front().unwrap(), 7);
@@ -624,7 +624,7 @@ fn one_suspect_runs_at_a_time_and_the_rest_goes_on_beside_them() {
     let mut scheduler = scheduler(config());
     (1..4).for_each(|id| scheduler.submit(request(id, 10, 3), Micros(id)).unwrap());
     assert_eq!(plan(&mut scheduler).unwrap().slices.len(), 3);
-    scheduler.requeue_all(Epoch { incarnation: 0, n: 1 }, Loss::Unexplained, &mut Vec::new());
+    scheduler.requeue_all(Epoch { incarnation: 0, n: 1 }, WorkerLoss::Unexplained, &mut Vec::new());
     (4..6).for_each(|id| scheduler.submit(request(id, 10, 3), Micros(id)).unwrap());
     let expected: [&[(u64, u32, u32)]; 3] = [
         &[(1, 0, 10), (4, 0, 10), (5, 0, 10)],
@@ -650,13 +650,13 @@ fn no_request_fails_for_losses_without_a_culprit() {
         let alone = (n > 1).then(|| slices(&step)[0].0 as u32);
         assert_eq!(alone, (n > 1).then(|| (n - 2) % 4), "of {step:?}");
         let mut out = Vec::new();
-        scheduler.requeue_all(Epoch { incarnation: 0, n }, Loss::Unexplained, &mut out);
+        scheduler.requeue_all(Epoch { incarnation: 0, n }, WorkerLoss::Unexplained, &mut out);
         assert_eq!(out, []);
     }
     for n in 13..=30 {
         plan(&mut scheduler).unwrap();
         let mut out = Vec::new();
-        scheduler.requeue_all(Epoch { incarnation: 0, n }, Loss::Planned, &mut out);
+        scheduler.requeue_all(Epoch { incarnation: 0, n }, WorkerLoss::Planned, &mut out);
         assert_eq!(out, [], "what is planned is nobody's fault");
     }
     let ended = run_out(&mut scheduler);
@@ -675,7 +675,7 @@ fn request_ahead_of_the_culprit_does_not_fail() {
         let steps: Vec<Step> = core::iter::from_fn(|| plan(&mut scheduler)).collect();
         let mut out = Vec::new();
         if steps.iter().any(breaks) {
-            scheduler.requeue_all(Epoch { incarnation: 0, n }, Loss::Unexplained, &mut out);
+            scheduler.requeue_all(Epoch { incarnation: 0, n }, WorkerLoss::Unexplained, &mut out);
         } else {
             out = steps.iter().flat_map(|step| apply(&mut scheduler, step, 7)).collect();
         }
@@ -727,7 +727,7 @@ fn what_is_pooled_may_fill_the_context() {
         scheduler.check();
     }
     assert_eq!(ended, [Some(Finish::Stop)]);
-    scheduler.narrow(128, true);
+    scheduler.limit_log_length(128, true);
 }
 
 #[test]
@@ -780,7 +780,7 @@ fn late(step: &Step) -> StepDone {
 
 fn n_names(scheduler: &Scheduler) -> usize {
     let mut names = Vec::new();
-    assert!(!scheduler.names(0..1000, &mut names));
+    assert!(!scheduler.append_names(0..1000, &mut names));
     names.len()
 }
 

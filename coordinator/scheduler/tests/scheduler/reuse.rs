@@ -1,9 +1,9 @@
 //! Each request reports once why no more of its prompt was reused, with the position.
 
 use super::by_hand::{plan, request};
-use scheduler::{Config, Output, Scheduler};
+use scheduler::{Config, RequestOutput, Scheduler};
 use types::{
-    CacheGroup, CacheSalt, Epoch, Goal, Micros, Request, Reuse, ReuseEnd, SliceDone, StepDone, TenantId, TokenOut, Want,
+    CacheGroup, CacheSalt, Epoch, Goal, Micros, Request, PrefixReuse, ReuseEnd, SliceDone, StepDone, TenantId, TokenOut, Want,
 };
 
 fn config(groups: &[CacheGroup], n_blocks: &[u32]) -> Config {
@@ -14,7 +14,7 @@ fn config(groups: &[CacheGroup], n_blocks: &[u32]) -> Config {
 /// Runs a request to its end, and returns the reuse in its outputs, which must all agree.
 fn reuse(scheduler: &mut Scheduler, request: Request) -> (Option<ReuseEnd>, u32) {
     scheduler.submit(request, Micros(0)).unwrap();
-    let mut out: Vec<Output> = Vec::new();
+    let mut out: Vec<RequestOutput> = Vec::new();
     while let Some(step) = plan(scheduler) {
         let draw = |want| if want == Want::Last { vec![TokenOut::default()] } else { vec![] };
         let pool = |want| if want == Want::Pool { vec![1.0] } else { vec![] };
@@ -22,7 +22,7 @@ fn reuse(scheduler: &mut Scheduler, request: Request) -> (Option<ReuseEnd>, u32)
         let slices = step.slices.iter().map(|slice| done(slice.want)).collect();
         scheduler.apply(&StepDone { id: step.id, epoch: step.epoch, slices, micros: 0 }, &mut out).unwrap();
     }
-    let Reuse { ended, position } = out[0].reuse;
+    let PrefixReuse { ended, position } = out[0].reuse;
     assert!(out.iter().all(|output| output.reuse == out[0].reuse));
     (ended, position)
 }
@@ -70,7 +70,7 @@ fn unkept_state_is_distinct_from_evicted_state() {
 
 #[test]
 fn what_is_not_in_a_window_any_more_was_evicted() {
-    let groups = [CacheGroup::FULL, CacheGroup::FULL.within(40)];
+    let groups = [CacheGroup::FULL, CacheGroup::FULL.with_window(40)];
     let mut scheduler = Scheduler::new(config(&groups, &[200, 40]), Epoch::default()).unwrap();
     assert_eq!(reuse(&mut scheduler, request(1, 0..500, 1)), (Some(ReuseEnd::FirstUse), 0));
     assert_eq!(reuse(&mut scheduler, request(2, 7000..7500, 1)), (Some(ReuseEnd::FirstUse), 0));

@@ -1,6 +1,6 @@
 //! What happens to requests when there are fewer ranks, which hold less of a log than the promised context.
 
-use scheduler::{Config, Loss, Output, RequestRejection, Scheduler};
+use scheduler::{Config, WorkerLoss, RequestOutput, RequestRejection, Scheduler};
 use types::{Epoch, Finish, KV_PARTS, Micros, Request, RequestId, Sampling, SliceDone, Step, StepDone, TokenOut, Want};
 
 fn request(id: u64, n_prompt: u32, tokens_max: u32) -> Request {
@@ -9,7 +9,7 @@ fn request(id: u64, n_prompt: u32, tokens_max: u32) -> Request {
 }
 
 /// Runs until nothing is left to plan; each draw of the 50th position of a log gives the stop token.
-fn run_out(scheduler: &mut Scheduler) -> Vec<Output> {
+fn run_out(scheduler: &mut Scheduler) -> Vec<RequestOutput> {
     let (mut out, mut step) = (Vec::new(), Step::default());
     while scheduler.next_step(Micros(0), &mut step) {
         let token = |end: u32| TokenOut { token: if end == 50 { 9 } else { 7 }, ..TokenOut::default() };
@@ -24,16 +24,16 @@ fn run_out(scheduler: &mut Scheduler) -> Vec<Output> {
     out
 }
 
-fn ends(out: &[Output]) -> Vec<(u64, u32, Finish)> {
+fn ends(out: &[RequestOutput]) -> Vec<(u64, u32, Finish)> {
     out.iter().filter_map(|output| Some((output.id.0, output.position + output.n_tokens, output.finish?))).collect()
 }
 
 /// New workers, which hold `room` tokens of a log.
-fn place(scheduler: &mut Scheduler, n: u32, room: u32) -> Vec<Output> {
+fn place(scheduler: &mut Scheduler, n: u32, room: u32) -> Vec<RequestOutput> {
     let mut out = Vec::new();
-    scheduler.narrow(room, true);
+    scheduler.limit_log_length(room, true);
     let epoch = Epoch { incarnation: 0, n };
-    scheduler.requeue_into(epoch, &[room.div_ceil(16) * 4], Loss::Unexplained, &mut out);
+    scheduler.requeue_into(epoch, &[room.div_ceil(16) * 4], WorkerLoss::Unexplained, &mut out);
     scheduler.check();
     out
 }
@@ -78,22 +78,22 @@ fn request_waits_for_uncommitted_blocks_without_harming_others() {
     let config = Config { n_blocks: vec![64], context_max: 256, batch_tokens_max: 64, ..Config::default() };
     let mut scheduler = Scheduler::new(config, Epoch::default()).unwrap();
     // Four blocks of 64.
-    scheduler.commit(KV_PARTS / 16);
+    scheduler.set_committed_parts(KV_PARTS / 16);
     scheduler.submit(request(1, 20, 10), Micros(0)).unwrap();
     scheduler.submit(request(2, 100, 10), Micros(0)).unwrap();
     scheduler.submit(request(3, 20, 60), Micros(0)).unwrap();
     assert_eq!(ends(&run_out(&mut scheduler)), [(1, 10, Finish::Length)], "the second holds up the third, and waits");
-    scheduler.commit(KV_PARTS / 8);
+    scheduler.set_committed_parts(KV_PARTS / 8);
     let mut got = ends(&run_out(&mut scheduler));
     got.sort_by_key(|end| end.0);
     assert_eq!(got, [(2, 10, Finish::Length), (3, 31, Finish::Stop)]);
     // A log that grows beyond what has memory goes on when there is more, without another prefill.
-    scheduler.requeue_all(Epoch { incarnation: 0, n: 1 }, Loss::Planned, &mut Vec::new());
-    scheduler.commit(KV_PARTS / 16);
+    scheduler.requeue_all(Epoch { incarnation: 0, n: 1 }, WorkerLoss::Planned, &mut Vec::new());
+    scheduler.set_committed_parts(KV_PARTS / 16);
     scheduler.submit(request(4, 60, 10), Micros(0)).unwrap();
     let before = scheduler.stats().counters;
     assert_eq!(ends(&run_out(&mut scheduler)), []);
-    scheduler.commit(KV_PARTS);
+    scheduler.set_committed_parts(KV_PARTS);
     assert_eq!(ends(&run_out(&mut scheduler)), [(4, 10, Finish::Length)]);
     let after = scheduler.stats().counters;
     assert_eq!((after.preemptions - before.preemptions, after.admissions - before.admissions), (0, 1));

@@ -2,7 +2,7 @@
 
 use scheduler::{Config, RequestRejection, Scheduler};
 use std::collections::BTreeMap;
-use types::{Epoch, Micros, Request, RequestId, Sampling, Step, StepDone, TenantId, TokenOut, Want, Weight};
+use types::{Epoch, Micros, Request, RequestId, Sampling, Step, StepDone, TenantId, TokenOut, Want, TenantWeight};
 
 const HEAVY: u64 = 1;
 const LIGHT: u64 = 2;
@@ -45,7 +45,7 @@ impl House {
         let request = Request {
             id,
             tenant: TenantId(tenant),
-            weight: Weight(weight),
+            weight: TenantWeight(weight),
             // No request finds another's blocks.
             prompt: (0..n_prompt).map(|i| i + 1000 * self.n_requests as u32).collect(),
             sampling: Sampling { tokens_max, ..Sampling::default() },
@@ -94,7 +94,7 @@ fn check_shares(weights: &[u16], (n_prompt, tokens_max): (u32, u32)) {
     for _ in 0..3000 {
         for (i, &weight) in weights.iter().enumerate() {
             while house.offer(i as u64, weight, n_prompt, tokens_max).is_ok() {
-                let given: Vec<_> = std::iter::from_fn(|| house.scheduler.displaced()).collect();
+                let given: Vec<_> = std::iter::from_fn(|| house.scheduler.take_displaced()).collect();
                 if !given.is_empty() || house.scheduler.stats().n_waiting == 64 {
                     break;
                 }
@@ -177,13 +177,13 @@ fn full_queue_admits_a_tenant_with_less_in_it() {
     assert!(matches!(house.offer(HEAVY, 1, 10, 10), Err(RequestRejection::Full { limit: "waiting_max", max: 10 })));
     for n in 1..=5 {
         house.submit(LIGHT, 1, 10, 10);
-        assert_eq!(house.scheduler.displaced(), Some(heavy[10 - n]), "the last gives way");
-        assert_eq!(house.scheduler.displaced(), None);
+        assert_eq!(house.scheduler.take_displaced(), Some(heavy[10 - n]), "the last gives way");
+        assert_eq!(house.scheduler.take_displaced(), None);
         house.scheduler.check();
     }
     assert!(house.offer(LIGHT, 1, 10, 10).is_err(), "half of it is enough");
     assert!(house.offer(LIGHT, 3, 10, 10).is_ok(), "for a weight of three it is not");
-    assert!(house.scheduler.displaced().is_some());
+    assert!(house.scheduler.take_displaced().is_some());
     // The same for tokens.
     let mut house = House::open(Config { context_max: 100, waiting_tokens_max: 100, ..config() });
     for _ in 0..2 {
@@ -194,7 +194,7 @@ fn full_queue_admits_a_tenant_with_less_in_it() {
         Err(RequestRejection::Full { limit: "waiting_tokens_max", max: 100 })
     ));
     house.submit(LIGHT, 1, 30, 10);
-    assert!(house.scheduler.displaced().is_some());
+    assert!(house.scheduler.take_displaced().is_some());
     assert_eq!(house.scheduler.stats().waiting_tokens, 75);
 }
 

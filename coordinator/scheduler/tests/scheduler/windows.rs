@@ -1,12 +1,12 @@
 //! Cache groups with a window: what a step carries for each, what is released, and what a prefix hit needs.
 
 use super::by_hand::{apply, plan, request, run_out};
-use scheduler::{Config, Loss, RequestRejection, Scheduler};
+use scheduler::{Config, WorkerLoss, RequestRejection, Scheduler};
 use types::cache::blocks_for;
 use types::{BlockId, CacheGroup, Epoch, Micros, SliceDone, Step, StepDone};
 
 fn window(n_positions: u32) -> CacheGroup {
-    CacheGroup::FULL.within(n_positions)
+    CacheGroup::FULL.with_window(n_positions)
 }
 
 /// Every position in one group, the last 40 in the other.
@@ -60,7 +60,7 @@ fn what_the_smaller_pool_cannot_hold_is_refused() {
     assert!(scheduler.is_idle());
     scheduler.submit(request(2, 0..60, 20), Micros(0)).unwrap();
     let mut out = Vec::new();
-    scheduler.requeue_into(Epoch { incarnation: 0, n: 1 }, &[24, 4], Loss::Unexplained, &mut out);
+    scheduler.requeue_into(Epoch { incarnation: 0, n: 1 }, &[24, 4], WorkerLoss::Unexplained, &mut out);
     assert!(scheduler.is_idle() && out.len() == 1, "the new workers have no room for it");
 }
 

@@ -1,7 +1,7 @@
 //! Serves the model's files to workers that have no copy. Knows which files they are and where their layers lie, and
 //! reads no other files.
 
-use crate::event::FoundModel;
+use crate::event::ModelOnDisk;
 use checkpoint::{Checkpoint, SourceFile, Stamp, spans};
 use proto::cluster::{LayerBytes, ModelBytes, ModelFile, ModelFiles, ReadModelRequest};
 use std::path::{Path, PathBuf};
@@ -45,9 +45,9 @@ impl ModelLibrary {
     }
 
     /// Reads all of the model at its path as it is now.
-    pub async fn weights_now(&self) -> Result<FoundModel, Status> {
+    pub async fn read_from_disk(&self) -> Result<ModelOnDisk, Status> {
         let model = self.model.clone();
-        let found = tokio::task::spawn_blocking(move || found_at(&model)).await;
+        let found = tokio::task::spawn_blocking(move || read_model_at(&model)).await;
         let found = found.map_err(|_| Status::internal("the model's file cannot be looked at"))?;
         found.map_err(|error| {
             Status::failed_precondition(format!("the model cannot be read: {error}. Nothing has changed"))
@@ -83,14 +83,14 @@ impl ModelLibrary {
         };
         let (messages, stream) = mpsc::channel(MESSAGES_UNREAD_MAX);
         let range = request.start..request.end;
-        tokio::task::spawn_blocking(move || lend(&shared.lent[file], range, &messages, turn));
+        tokio::task::spawn_blocking(move || send_range(&shared.lent[file], range, &messages, turn));
         Ok(ReceiverStream::new(stream))
     }
 }
 
-fn found_at(model: &Path) -> checkpoint::Result<FoundModel> {
+fn read_model_at(model: &Path) -> checkpoint::Result<ModelOnDisk> {
     let checkpoint = Checkpoint::open(model)?;
-    Ok(FoundModel { fingerprint: checkpoint.fingerprint()?, runs: checkpoint.hashes()? })
+    Ok(ModelOnDisk { fingerprint: checkpoint.fingerprint()?, runs: checkpoint.hashes()? })
 }
 
 impl SharedFiles {
@@ -120,7 +120,7 @@ fn name_of(path: &Path) -> String {
 }
 
 /// Ends when the range is read or the reader is gone.
-fn lend(
+fn send_range(
     (path, stamp): &(PathBuf, Stamp),
     range: std::ops::Range<u64>,
     messages: &mpsc::Sender<Result<ModelBytes, Status>>,

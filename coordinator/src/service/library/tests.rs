@@ -52,7 +52,7 @@ async fn changed_file_is_not_served() {
         assert!(refused.message().contains(expect), "{refused}");
     }
     // It is no longer a valid model either, which a reload would require.
-    let refused = copy.library.weights_now().await.unwrap_err();
+    let refused = copy.library.read_from_disk().await.unwrap_err();
     assert!(refused.message().contains("is it cut off?"), "{refused}");
     assert!(refused.message().contains("Nothing has changed"), "{refused}");
 }

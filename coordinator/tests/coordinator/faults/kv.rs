@@ -2,7 +2,7 @@
 
 use super::RawWorker;
 use crate::common::{Cluster, PATIENCE, Router, config, request};
-use coordinator::{Config, Waits};
+use coordinator::{Config, Timings};
 use proto::cluster::rank_frame::Frame;
 use proto::cluster::{self as wire, worker_frame};
 use std::time::Duration;
@@ -16,7 +16,7 @@ const LONG: usize = 3000;
 /// A rank of a replica without a prefix cache: what a request has held is free when it has ended.
 async fn grown(parts: u32) -> (Cluster, RawWorker, Router) {
     let small = config(N_BLOCKS.into(), 4096, 16);
-    let waits = Waits { kv_release_after: Duration::from_millis(500), ..small.waits.clone() };
+    let waits = Timings { kv_release_after: Duration::from_millis(500), ..small.waits.clone() };
     let cluster = Cluster::start(Config { waits, prefix_cache: false, ..small });
     let mut rank = RawWorker::join(&cluster, proto::VERSION).await.unwrap();
     rank.last = rank.assigned().await;

@@ -17,8 +17,8 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status, Streaming};
-use types::{Activations, Finish, KvDtype, Mode, RequestId, Sampling, Step, StepDone};
-use worker::sim::Sim;
+use types::{Activations, Finish, KvDtype, NumericsMode, RequestId, Sampling, Step, StepDone};
+use worker::sim::SimModel;
 use worker::{Assignment, CancelFlag, Load, LoadError, LoadedModel, ReadyReport, RunError, Runner};
 
 async fn submit_many(router: &mut Router, random: &mut Random, n: usize) {
@@ -31,7 +31,7 @@ fn check_all(router: &mut Router) {
     check_all_of(router, &sim());
 }
 
-fn check_all_of(router: &mut Router, sim: &Sim) {
+fn check_all_of(router: &mut Router, sim: &SimModel) {
     for (_, stream) in router.streams.drain() {
         assert!(stream.finish.is_some_and(|finish| finish != Finish::Cancelled));
         stream.check(sim);
@@ -41,7 +41,7 @@ fn check_all_of(router: &mut Router, sim: &Sim) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn streams_outlive_their_workers() {
     let cluster = Cluster::start(config(64, 128, 16));
-    let slow = Sim { step_micros: 200, ..sim() };
+    let slow = SimModel { step_micros: 200, ..sim() };
     let mut worker = cluster.worker(slow.clone());
     let mut router = cluster.router().await;
     submit_many(&mut router, &mut Random(2), 400).await;
@@ -63,7 +63,7 @@ async fn streams_outlive_their_workers() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_spare_takes_over() {
     let cluster = Cluster::start(config(64, 128, 16));
-    let first = cluster.worker(Sim { step_micros: 200, ..sim() });
+    let first = cluster.worker(SimModel { step_micros: 200, ..sim() });
     let mut router = cluster.router().await;
     let _spare = cluster.worker(sim());
     submit_many(&mut router, &mut Random(3), 200).await;
@@ -95,7 +95,7 @@ impl Load for Buggy {
         cancel: &CancelFlag,
     ) -> Result<(Box<dyn LoadedModel>, ReadyReport), LoadError> {
         let (loaded, ready) = sim().load(assignment, cancel)?;
-        let sim = loaded.meet(cancel)?;
+        let sim = loaded.join_peers(cancel)?;
         Ok((Box::new(BuggyRunner { sim, n_steps_left: self.n_steps_left.take(), bug: self.bug }), ready))
     }
 }
@@ -153,7 +153,7 @@ async fn a_router_that_vanishes_frees_its_blocks_after_the_grace() {
     let mut config = config(4096, 60_000, 16);
     config.waits.router_grace = Duration::from_millis(300);
     let cluster = Cluster::start(config);
-    let _worker = cluster.worker(Sim { step_micros: 500, ..sim() });
+    let _worker = cluster.worker(SimModel { step_micros: 500, ..sim() });
     let mut neighbour = cluster.router().await;
     let mut router = cluster.router().await;
     for _ in 0..4 {
@@ -175,7 +175,7 @@ async fn router_that_reads_nothing_is_cut_off_alone() {
     let mut config = config(4096, 60_000, 16);
     config.limits.router_frames_max = 8;
     let cluster = Cluster::start(config);
-    let _worker = cluster.worker(Sim { step_micros: 1000, ..sim() });
+    let _worker = cluster.worker(SimModel { step_micros: 1000, ..sim() });
     let mut neighbour = cluster.router().await;
     let mut deaf = cluster.router().await;
     let sampling = Sampling { tokens_max: 50_000, logprobs: Some(60), ..Sampling::default() };
@@ -211,7 +211,7 @@ async fn all_taken(router: &mut Router) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_drain_lets_streams_finish_and_takes_nothing_new() {
     let cluster = Cluster::start(config(64, 128, 16));
-    let _worker = cluster.worker(Sim { step_micros: 1000, ..sim() });
+    let _worker = cluster.worker(SimModel { step_micros: 1000, ..sim() });
     let mut router = cluster.router().await;
     submit_many(&mut router, &mut Random(5), 400).await;
     router.receive_until(|state| state.n_running > 0).await;
@@ -448,7 +448,7 @@ fn sim_digest() -> [u8; 32] {
         model_path: "/nowhere".into(),
         activations: Activations::Int8,
         kv_dtype: KvDtype::F16,
-        mode: Mode::Lockstep,
+        mode: NumericsMode::Lockstep,
         n_blocks: vec![1],
         kv_bytes: 64,
         context: 16,
@@ -556,7 +556,7 @@ async fn a_request_waits_for_blocks_that_some_rank_has_no_memory_for() {
 /// build's protocol finds a rank that sends its parts all the same.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rank_that_reports_parts_to_an_older_build_is_dismissed() {
-    let speaks = proto::Speaks::up_to(proto::since::KV_PARTS - 1);
+    let speaks = proto::ProtocolRange::up_to(proto::since::KV_PARTS - 1);
     let cluster = Cluster::start(coordinator::Config { speaks, ..config(64, 128, 16) });
     for at_once in [true, false] {
         let mut rank = RawWorker::join(&cluster, proto::VERSION).await.unwrap();
@@ -578,7 +578,7 @@ async fn rank_that_reports_parts_to_an_older_build_is_dismissed() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn any_rank_of_a_grid_may_die_and_another_takes_its_place() {
     let cluster = Cluster::start(on_grid(config(64, 128, 16), 2, 2));
-    let slow = Sim { step_micros: 200, ..grid_sim() };
+    let slow = SimModel { step_micros: 200, ..grid_sim() };
     let mut workers: VecDeque<_> = (0..4).map(|_| cluster.worker(slow.clone())).collect();
     let mut router = cluster.router().await;
     router.receive_until(|state| state.phase() == wire::state::Phase::Ready).await;

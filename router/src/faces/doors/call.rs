@@ -62,23 +62,23 @@ const GATE_MARGIN: Duration = Duration::from_millis(2);
 /// Reads the deadline that the client's library put on the call.
 pub fn call_deadline(metadata: &MetadataMap) -> Result<Option<Instant>, Refusal> {
     let Some(value) = metadata.get("grpc-timeout") else { return Ok(None) };
-    let timeout = value.to_str().ok().and_then(timeout);
+    let timeout = value.to_str().ok().and_then(parse_timeout);
     let timeout = timeout.ok_or_else(|| Refusal::invalid("grpc-timeout", "is no timeout"))?;
-    Ok(Instant::now().checked_add(sooner(timeout, STREAM_MARGIN)))
+    Ok(Instant::now().checked_add(subtract_margin(timeout, STREAM_MARGIN)))
 }
 
 /// Returns how long the gate waits for a call's answer. None: without a limit.
 pub fn gate_timeout(headers: &HeaderMap) -> Option<Duration> {
-    let requested = headers.get("grpc-timeout")?.to_str().ok().and_then(timeout)?;
-    Some(sooner(requested, GATE_MARGIN))
+    let requested = headers.get("grpc-timeout")?.to_str().ok().and_then(parse_timeout)?;
+    Some(subtract_margin(requested, GATE_MARGIN))
 }
 
-fn sooner(timeout: Duration, margin: Duration) -> Duration {
+fn subtract_margin(timeout: Duration, margin: Duration) -> Duration {
     timeout.saturating_sub(margin.min(timeout / 4))
 }
 
 /// Parses at most eight digits and a unit.
-fn timeout(value: &str) -> Option<Duration> {
+fn parse_timeout(value: &str) -> Option<Duration> {
     let (digits, unit) = value.split_at_checked(value.len().checked_sub(1)?)?;
     if digits.is_empty() || digits.len() > 8 || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
         return None;
@@ -112,7 +112,7 @@ mod tests {
 
     #[test]
     fn timeouts() {
-        let check = |text: &str, expected: Option<Duration>| assert_eq!(timeout(text), expected, "{text:?}");
+        let check = |text: &str, expected: Option<Duration>| assert_eq!(parse_timeout(text), expected, "{text:?}");
         check("1S", Some(Duration::from_secs(1)));
         check("250m", Some(Duration::from_millis(250)));
         check("99999999H", Some(Duration::from_secs(99_999_999 * 3600)));

@@ -3,7 +3,7 @@
 
 use crate::faces::doors::call::{gate_timeout, status};
 use crate::faces::doors::panics::{PanicError, catch_panic};
-use crate::faces::doors::revocable::{LastFrame, Revocable};
+use crate::faces::doors::revocable::{LastFrame, RevocableBody};
 use crate::front::frontend::Frontend;
 use crate::refusal::Refusal;
 use axum::body::BodyDataStream;
@@ -56,7 +56,7 @@ pub struct GatedService<S> {
 impl<S> GatedService<S> {
     /// Returns a token that is cancelled when the call's key is revoked, or never if no key is required. None: the call
     /// may not pass.
-    fn admitted(&self, request: &Request<Body>) -> Option<CancellationToken> {
+    fn authorize(&self, request: &Request<Body>) -> Option<CancellationToken> {
         let path = request.uri().path();
         let is_open = |open: &&str| if open.ends_with('/') { path.starts_with(*open) } else { path == *open };
         if OPEN.iter().any(is_open) {
@@ -83,31 +83,31 @@ where
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         let no_key = || status(Refusal::NoKey).into_http();
-        let Some(revoked) = self.admitted(&request) else {
+        let Some(revoked) = self.authorize(&request) else {
             return Box::pin(std::future::ready(Ok(no_key())));
         };
         let is_endless = request.uri().path() == ENDLESS;
         let body_max = self.front.config.timeouts.body_max;
-        let request = if is_endless { request } else { request.map(|body| in_time(body, body_max)) };
+        let request = if is_endless { request } else { request.map(|body| with_deadline(body, body_max)) };
         let wait_max = gate_timeout(request.headers());
         let answered = catch_panic(self.inner.call(request));
         Box::pin(async move {
             let in_time = async {
                 match wait_max {
                     Some(wait_max) => {
-                        timeout(wait_max, answered).await.unwrap_or_else(|_| Ok(Ok(too_late().into_http())))
+                        timeout(wait_max, answered).await.unwrap_or_else(|_| Ok(Ok(deadline_status().into_http())))
                     }
                     None => answered.await,
                 }
             };
             let Some(answered) = revoked.run_until_cancelled(in_time).await else { return Ok(no_key()) };
-            let answered = answered.unwrap_or_else(|PanicError| Ok(broken().into_http()));
-            answered.map(|answer| map_size_limit_status(answer).map(|body| until_revoked(body, revoked)))
+            let answered = answered.unwrap_or_else(|PanicError| Ok(panic_status().into_http()));
+            answered.map(|answer| map_size_limit_status(answer).map(|body| end_when_revoked(body, revoked)))
         })
     }
 }
 
-fn too_late() -> Status {
+fn deadline_status() -> Status {
     status(Refusal::Deadline)
 }
 
@@ -121,22 +121,22 @@ fn map_size_limit_status(mut response: Response<Body>) -> Response<Body> {
 }
 
 /// Ends a call when its key is revoked.
-fn until_revoked(body: Body, revoked: CancellationToken) -> Body {
+fn end_when_revoked(body: Body, revoked: CancellationToken) -> Body {
     let no_key = status(Refusal::NoKey);
     let mut trailers = HeaderMap::new();
     let last = match no_key.add_header(&mut trailers) {
         Ok(()) => LastFrame::Trailers(trailers),
         Err(_) => LastFrame::Break(no_key),
     };
-    if body.is_end_stream() { body } else { Body::new(Revocable::new(body, revoked, last)) }
+    if body.is_end_stream() { body } else { Body::new(RevocableBody::new(body, revoked, last)) }
 }
 
-fn broken() -> Status {
+fn panic_status() -> Status {
     status(Refusal::failed("the server broke on it"))
 }
 
 /// Returns a body that breaks off if it does not end in time.
-fn in_time(body: Body, body_max: Duration) -> Body {
+fn with_deadline(body: Body, body_max: Duration) -> Body {
     let chunks = axum::body::Body::new(body).into_data_stream();
     Body::new(axum::body::Body::from_stream(TimedBody { chunks, late: Box::pin(sleep(body_max)) }))
 }

@@ -11,18 +11,18 @@ use std::task::{Context, Poll, ready};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tonic::transport::server::Connected;
 
-pub struct GatheredIo<IO> {
+pub struct WriteCoalescer<IO> {
     io: IO,
     /// Whether it has waited since the last flush.
     has_waited: bool,
 }
 
-impl<IO> GatheredIo<IO> {
-    pub fn over(io: IO) -> GatheredIo<IO> {
-        GatheredIo { io, has_waited: false }
+impl<IO> WriteCoalescer<IO> {
+    pub fn new(io: IO) -> WriteCoalescer<IO> {
+        WriteCoalescer { io, has_waited: false }
     }
 
-    fn wait_a_turn(&mut self, context: &Context<'_>) -> Poll<()> {
+    fn poll_yield_once(&mut self, context: &Context<'_>) -> Poll<()> {
         if self.has_waited {
             return Poll::Ready(());
         }
@@ -32,15 +32,15 @@ impl<IO> GatheredIo<IO> {
     }
 }
 
-impl<IO: AsyncRead + Unpin> AsyncRead for GatheredIo<IO> {
+impl<IO: AsyncRead + Unpin> AsyncRead for WriteCoalescer<IO> {
     fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.io).poll_read(context, into)
     }
 }
 
-impl<IO: AsyncWrite + Unpin> AsyncWrite for GatheredIo<IO> {
+impl<IO: AsyncWrite + Unpin> AsyncWrite for WriteCoalescer<IO> {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        ready!(self.wait_a_turn(context));
+        ready!(self.poll_yield_once(context));
         Pin::new(&mut self.io).poll_write(context, bytes)
     }
 
@@ -49,7 +49,7 @@ impl<IO: AsyncWrite + Unpin> AsyncWrite for GatheredIo<IO> {
         context: &mut Context<'_>,
         bytes: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        ready!(self.wait_a_turn(context));
+        ready!(self.poll_yield_once(context));
         Pin::new(&mut self.io).poll_write_vectored(context, bytes)
     }
 
@@ -67,7 +67,7 @@ impl<IO: AsyncWrite + Unpin> AsyncWrite for GatheredIo<IO> {
     }
 }
 
-impl<IO: Connected> Connected for GatheredIo<IO> {
+impl<IO: Connected> Connected for WriteCoalescer<IO> {
     type ConnectInfo = IO::ConnectInfo;
 
     fn connect_info(&self) -> Self::ConnectInfo {
@@ -105,7 +105,7 @@ mod tests {
     #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
     async fn tokens_of_one_step_leave_in_one_write() {
         let (n_writes, n_ready, news) = (Arc::default(), Arc::new(AtomicUsize::new(0)), Arc::new(Notify::new()));
-        let mut io = GatheredIo::over(Counting(Arc::clone(&n_writes)));
+        let mut io = WriteCoalescer::new(Counting(Arc::clone(&n_writes)));
         let connection = tokio::spawn({
             let (n_ready, news) = (n_ready.clone(), news.clone());
             async move {

@@ -17,18 +17,18 @@ const PREFACE: &[u8] = b"PRI * HTTP/2.0";
 /// A connection whose framing lines are checked as they are read. Nothing after a bare LF is read.
 pub struct StrictLines<IO> {
     io: IO,
-    framing: Framing,
+    framing: FramingParser,
     has_ended: bool,
 }
 
 impl<IO> StrictLines<IO> {
-    pub fn over(io: IO) -> StrictLines<IO> {
-        StrictLines { io, framing: Framing::default(), has_ended: false }
+    pub fn new(io: IO) -> StrictLines<IO> {
+        StrictLines { io, framing: FramingParser::default(), has_ended: false }
     }
 }
 
 #[derive(Default)]
-struct Framing {
+struct FramingParser {
     at: FramingState,
     /// The beginning of the current line.
     line: Vec<u8>,
@@ -59,9 +59,9 @@ enum BodyLength {
     Chunked,
 }
 
-impl Framing {
+impl FramingParser {
     /// Checks the next bytes, and returns the place of the first bare LF.
-    fn bare_lf(&mut self, bytes: &[u8]) -> Option<usize> {
+    fn find_bare_lf(&mut self, bytes: &[u8]) -> Option<usize> {
         let mut n_read = 0;
         while n_read < bytes.len() {
             n_read += match &mut self.at {
@@ -72,7 +72,7 @@ impl Framing {
                     n
                 }
                 FramingState::Start | FramingState::Head | FramingState::ChunkSize | FramingState::Trailers => {
-                    if !self.takes(bytes[n_read]) {
+                    if !self.accept_byte(bytes[n_read]) {
                         return Some(n_read);
                     }
                     1
@@ -88,7 +88,7 @@ impl Framing {
     }
 
     /// Takes a byte of a line, unless it is a bare LF.
-    fn takes(&mut self, byte: u8) -> bool {
+    fn accept_byte(&mut self, byte: u8) -> bool {
         let follows_cr = std::mem::replace(&mut self.has_cr, byte == b'\r');
         match byte {
             b'\n' if follows_cr => {
@@ -155,7 +155,7 @@ impl<IO: AsyncRead + Unpin> AsyncRead for StrictLines<IO> {
         }
         let n_before = into.filled().len();
         let read = Pin::new(&mut this.io).poll_read(context, into);
-        if let Some(at) = this.framing.bare_lf(&into.filled()[n_before..]) {
+        if let Some(at) = this.framing.find_bare_lf(&into.filled()[n_before..]) {
             into.set_filled(n_before + at);
             into.put_slice(&REFUSED[..REFUSED.len().min(into.remaining())]);
             this.has_ended = true;
@@ -197,9 +197,9 @@ mod tests {
     /// Returns the place of the first refused byte, which must not depend on how the bytes are divided.
     fn refused(text: &str) -> Option<usize> {
         let read = |n_piece: usize| {
-            let mut framing = Framing::default();
+            let mut framing = FramingParser::default();
             let mut pieces = text.as_bytes().chunks(n_piece).enumerate();
-            pieces.find_map(|(i, piece)| Some(i * n_piece + framing.bare_lf(piece)?))
+            pieces.find_map(|(i, piece)| Some(i * n_piece + framing.find_bare_lf(piece)?))
         };
         let at = read(1);
         assert!((2..9).chain([text.len()]).all(|n| read(n) == at), "{text:?}");

@@ -18,20 +18,20 @@ pub enum LastFrame<E> {
     Break(E),
 }
 
-pub struct Revocable<B: Body> {
+pub struct RevocableBody<B: Body> {
     /// None after the key was revoked.
     body: Option<B>,
     revoked: Pin<Box<WaitForCancellationFutureOwned>>,
     last: Option<LastFrame<B::Error>>,
 }
 
-impl<B: Body> Revocable<B> {
-    pub fn new(body: B, revoked: CancellationToken, last: LastFrame<B::Error>) -> Revocable<B> {
-        Revocable { body: Some(body), revoked: Box::pin(revoked.cancelled_owned()), last: Some(last) }
+impl<B: Body> RevocableBody<B> {
+    pub fn new(body: B, revoked: CancellationToken, last: LastFrame<B::Error>) -> RevocableBody<B> {
+        RevocableBody { body: Some(body), revoked: Box::pin(revoked.cancelled_owned()), last: Some(last) }
     }
 }
 
-impl<B: Body<Data = Bytes> + Unpin> Body for Revocable<B>
+impl<B: Body<Data = Bytes> + Unpin> Body for RevocableBody<B>
 where
     B::Error: Unpin,
 {

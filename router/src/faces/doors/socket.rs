@@ -14,48 +14,48 @@ use tonic::transport::server::Connected;
 /// The length of HTTP/2's preface: before it has arrived, no deadline of the protocol runs.
 const PREFACE_BYTES: usize = 24;
 
-pub struct Socket<IO> {
+pub struct LimitedSocket<IO> {
     io: IO,
     /// The time until which a byte must have been written. Present while a write waits.
     unread: Option<Pin<Box<Sleep>>>,
     unread_max: Duration,
     /// Present until the client has begun.
-    beginning: Option<Beginning>,
+    beginning: Option<StartDeadline>,
     _place: OwnedSemaphorePermit,
 }
 
-struct Beginning {
+struct StartDeadline {
     n_bytes: usize,
     late: Pin<Box<Sleep>>,
 }
 
-impl<IO> Socket<IO> {
-    pub fn new(io: IO, place: OwnedSemaphorePermit, unread_max: Duration) -> Socket<IO> {
-        Socket { io, unread: None, unread_max, beginning: None, _place: place }
+impl<IO> LimitedSocket<IO> {
+    pub fn new(io: IO, place: OwnedSemaphorePermit, unread_max: Duration) -> LimitedSocket<IO> {
+        LimitedSocket { io, unread: None, unread_max, beginning: None, _place: place }
     }
 
     /// Closes the connection if it does not begin in time, for servers without such a limit.
-    pub fn begins_within(self, max: Duration) -> Socket<IO> {
-        Socket { beginning: Some(Beginning { n_bytes: 0, late: Box::pin(sleep(max)) }), ..self }
+    pub fn with_start_deadline(self, max: Duration) -> LimitedSocket<IO> {
+        LimitedSocket { beginning: Some(StartDeadline { n_bytes: 0, late: Box::pin(sleep(max)) }), ..self }
     }
 
     /// Returns the result of a write, or an error if the client has not read for too long.
-    fn written(&mut self, context: &mut Context<'_>, wrote: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
+    fn check_write_stall(&mut self, context: &mut Context<'_>, wrote: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
         if wrote.is_ready() {
             self.unread = None;
             return wrote;
         }
         let unread_max = self.unread_max;
         let unread = self.unread.get_or_insert_with(|| Box::pin(sleep(unread_max)));
-        unread.as_mut().poll(context).map(|()| Err(late("the client does not read")))
+        unread.as_mut().poll(context).map(|()| Err(timeout_error("the client does not read")))
     }
 }
 
-fn late(what: &str) -> io::Error {
+fn timeout_error(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::TimedOut, what)
 }
 
-impl<IO: AsyncRead + Unpin> AsyncRead for Socket<IO> {
+impl<IO: AsyncRead + Unpin> AsyncRead for LimitedSocket<IO> {
     fn poll_read(self: Pin<&mut Self>, context: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         let n_before = into.filled().len();
@@ -67,17 +67,17 @@ impl<IO: AsyncRead + Unpin> AsyncRead for Socket<IO> {
             return read;
         }
         match (&read, beginning.late.as_mut().poll(context)) {
-            (Poll::Pending, Poll::Ready(())) => Poll::Ready(Err(late("the client says nothing"))),
+            (Poll::Pending, Poll::Ready(())) => Poll::Ready(Err(timeout_error("the client says nothing"))),
             _ => read,
         }
     }
 }
 
-impl<IO: AsyncWrite + Unpin> AsyncWrite for Socket<IO> {
+impl<IO: AsyncWrite + Unpin> AsyncWrite for LimitedSocket<IO> {
     fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
         let wrote = Pin::new(&mut this.io).poll_write(context, bytes);
-        this.written(context, wrote)
+        this.check_write_stall(context, wrote)
     }
 
     fn poll_write_vectored(
@@ -87,7 +87,7 @@ impl<IO: AsyncWrite + Unpin> AsyncWrite for Socket<IO> {
     ) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
         let wrote = Pin::new(&mut this.io).poll_write_vectored(context, bytes);
-        this.written(context, wrote)
+        this.check_write_stall(context, wrote)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -103,7 +103,7 @@ impl<IO: AsyncWrite + Unpin> AsyncWrite for Socket<IO> {
     }
 }
 
-impl<IO: Connected> Connected for Socket<IO> {
+impl<IO: Connected> Connected for LimitedSocket<IO> {
     type ConnectInfo = IO::ConnectInfo;
 
     fn connect_info(&self) -> IO::ConnectInfo {
@@ -120,11 +120,11 @@ mod tests {
 
     const MAX: Duration = Duration::from_secs(30);
 
-    fn socket() -> (Socket<DuplexStream>, DuplexStream, Arc<Semaphore>) {
+    fn socket() -> (LimitedSocket<DuplexStream>, DuplexStream, Arc<Semaphore>) {
         let (ours, theirs) = duplex(16);
         let places = Arc::new(Semaphore::new(1));
         let place = places.clone().try_acquire_owned().unwrap();
-        (Socket::new(ours, place, MAX), theirs, places)
+        (LimitedSocket::new(ours, place, MAX), theirs, places)
     }
 
     #[tokio::test(start_paused = true)]
@@ -145,14 +145,14 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_connection_that_does_not_begin_is_closed() {
         let (socket, mut client, _places) = socket();
-        let mut socket = socket.begins_within(MAX);
+        let mut socket = socket.with_start_deadline(MAX);
         client.write_all(b"PRI").await.unwrap();
         let mut received = Vec::new();
         assert_eq!(socket.read_to_end(&mut received).await.unwrap_err().kind(), io::ErrorKind::TimedOut);
         assert_eq!(received, b"PRI");
         // Once it has begun, it may stay silent.
         let (socket, mut client, _places) = self::socket();
-        let mut socket = socket.begins_within(MAX);
+        let mut socket = socket.with_start_deadline(MAX);
         let sending = async {
             client.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.unwrap();
             tokio::time::sleep(3 * MAX).await;

@@ -19,7 +19,7 @@ const UNREAD_BYTES_MAX: u64 = 256 << 10;
 /// How long a client may take to send that rest.
 const UNREAD_MAX: Duration = Duration::from_secs(1);
 
-pub async fn discard_body(request: Request, next: Next) -> Response {
+pub async fn discard_unread_body(request: Request, next: Next) -> Response {
     let (is_newer, is_empty) =
         (request.version() > http::Version::HTTP_11, http_body::Body::is_end_stream(request.body()));
     if is_newer || is_empty {
@@ -28,12 +28,12 @@ pub async fn discard_body(request: Request, next: Next) -> Response {
     let left = Arc::new(Mutex::new(None));
     let lent = request.map(|body| {
         *left.lock().unwrap_or_else(PoisonError::into_inner) = Some(body);
-        Body::new(LentBody(left.clone()))
+        Body::new(ReclaimableBody(left.clone()))
     });
     let mut response = next.run(lent).await;
     let left = left.lock().unwrap_or_else(PoisonError::into_inner).take();
     if let Some(body) = left
-        && !is_discarded(body).await
+        && !drain_body(body).await
     {
         response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     }
@@ -41,7 +41,7 @@ pub async fn discard_body(request: Request, next: Next) -> Response {
 }
 
 /// Reads a body to its end. False if the end is beyond the limits.
-async fn is_discarded(body: Body) -> bool {
+async fn drain_body(body: Body) -> bool {
     if http_body::Body::size_hint(&body).lower() > UNREAD_BYTES_MAX {
         return false;
     }
@@ -59,9 +59,9 @@ async fn is_discarded(body: Body) -> bool {
 }
 
 /// A body that can be taken back from its reader. Empty once it has been read to its end, or has failed.
-struct LentBody(Arc<Mutex<Option<Body>>>);
+struct ReclaimableBody(Arc<Mutex<Option<Body>>>);
 
-impl http_body::Body for LentBody {
+impl http_body::Body for ReclaimableBody {
     type Data = Bytes;
     type Error = axum::Error;
 

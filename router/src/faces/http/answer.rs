@@ -5,7 +5,7 @@ use crate::faces::http::error::HttpError;
 use crate::faces::http::fields::RequestOptions;
 use crate::faces::http::format::{AnswerFormat, Envelope, UsageSum, choice_value, stop_reason};
 use crate::faces::http::stopwatch::Stopwatch;
-use crate::faces::http::structure::renamed;
+use crate::faces::http::structure::rename_field;
 use crate::faces::http::{certificate, chunks};
 use crate::front::frontend::Frontend;
 use crate::front::generation::{Generation, GenerationEvent, Prompt, SideOutput};
@@ -28,22 +28,22 @@ pub async fn answer<F: AnswerFormat>(
 ) -> Result<Response, HttpError> {
     let (n_choices, watch) = (parsed.n_choices, Stopwatch::start());
     let generation = front.generate(parsed, recorder).await;
-    let generation = generation.map_err(|refusal| renamed(refusal, options.structure_field))?;
+    let generation = generation.map_err(|refusal| rename_field(refusal, options.structure_field))?;
     let envelope = Envelope::new::<F>(front, &generation, options, watch);
     match options.streaming {
         Some(streaming) => Ok(chunks::stream(envelope, format, generation, n_choices, streaming)),
-        None => Ok(whole(envelope, format, generation, n_choices).await?),
+        None => Ok(collect_response(envelope, format, generation, n_choices).await?),
     }
 }
 
-async fn whole<S: AnswerFormat>(
+async fn collect_response<S: AnswerFormat>(
     mut envelope: Envelope,
     mut shape: S,
     mut generation: Generation,
     n_choices: u32,
 ) -> Result<Response, Refusal> {
     let n_slots = generation.prompts.len() * n_choices as usize;
-    let mut choices: Vec<WholeChoice> = (0..n_slots).map(|_| WholeChoice::default()).collect();
+    let mut choices: Vec<ChoiceCollector> = (0..n_slots).map(|_| ChoiceCollector::default()).collect();
     while let Some(event) = generation.next().await {
         let (slot, event) = event?;
         envelope.record_event(&event, &generation);
@@ -71,7 +71,7 @@ async fn whole<S: AnswerFormat>(
 
 /// One choice, collected until it has ended.
 #[derive(Default)]
-struct WholeChoice {
+struct ChoiceCollector {
     scored: Vec<v1::Logprob>,
     content: AnswerContent,
     token_ids: Vec<u32>,
@@ -79,7 +79,7 @@ struct WholeChoice {
     finished: Option<v1::Finished>,
 }
 
-impl WholeChoice {
+impl ChoiceCollector {
     fn add_event(&mut self, event: GenerationEvent) {
         match event {
             GenerationEvent::Aside(SideOutput::Prompt(prompt)) => self.scored = prompt.logprobs,
@@ -109,9 +109,9 @@ impl WholeChoice {
             self.content = AnswerContent::of_text(text);
         } else {
             self.content.text.insert_str(0, &text);
-            logprobs = joined(logprobs, envelope.logprobs_of(shape, slot, &self.logprobs));
+            logprobs = join_logprobs(logprobs, envelope.logprobs_of(shape, slot, &self.logprobs));
         }
-        let mut choice = choice_value(slot, shape.whole(&self.content), logprobs, reason);
+        let mut choice = choice_value(slot, shape.whole_member(&self.content), logprobs, reason);
         choice["stop_reason"] = self.finished.as_ref().map_or(Value::Null, stop_reason);
         choice["token_ids"] = Value::Null;
         if envelope.options().token_ids {
@@ -127,7 +127,7 @@ impl WholeChoice {
 }
 
 /// Joins two parts of one answer's logprobs: their lists, one after the other.
-fn joined(first: Value, second: Value) -> Value {
+fn join_logprobs(first: Value, second: Value) -> Value {
     let (Value::Object(mut first), Value::Object(second)) = (first.clone(), second.clone()) else {
         return if first.is_null() { second } else { first };
     };

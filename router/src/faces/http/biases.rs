@@ -1,6 +1,6 @@
 //! Reads `logit_bias`: by token ids, and on llama.cpp's pages also by texts. Has no knowledge of other fields.
 
-use crate::faces::http::fields::{Fields, wrong};
+use crate::faces::http::fields::{Fields, wrong_type};
 use crate::front::frontend::{Frontend, unix_seconds};
 use crate::refusal::Refusal;
 use crate::replicas::models::text::ModelText;
@@ -22,32 +22,32 @@ pub fn read(value: Option<Value>) -> Result<HashMap<u32, f32>, Refusal> {
     let all = match value {
         None => return Ok(HashMap::new()),
         Some(Value::Object(all)) => all,
-        Some(Value::Array(pairs)) => return pairs.iter().map(biased).collect(),
-        Some(other) => return Err(wrong(FIELD, "an object", &other)),
+        Some(Value::Array(pairs)) => return pairs.iter().map(parse_pair).collect(),
+        Some(other) => return Err(wrong_type(FIELD, "an object", &other)),
     };
-    let strange: Vec<&str> = all.keys().map(String::as_str).filter(|key| id(key).is_none()).collect();
+    let strange: Vec<&str> = all.keys().map(String::as_str).filter(|key| parse_token_id(key).is_none()).collect();
     if !strange.is_empty() {
-        return Err(no_ids(&strange));
+        return Err(invalid_keys(&strange));
     }
     let one = |(key, bias): (&String, &Value)| {
-        let number = bias.as_f64().ok_or_else(|| wrong(FIELD, "a number for each token", bias))?;
-        Ok((id(key).unwrap_or_default(), number as f32))
+        let number = bias.as_f64().ok_or_else(|| wrong_type(FIELD, "a number for each token", bias))?;
+        Ok((parse_token_id(key).unwrap_or_default(), number as f32))
     };
     all.iter().map(one).collect()
 }
 
-fn id(key: &str) -> Option<u32> {
+fn parse_token_id(key: &str) -> Option<u32> {
     key.parse().ok()
 }
 
-fn no_ids(keys: &[&str]) -> Refusal {
+fn invalid_keys(keys: &[&str]) -> Refusal {
     let listed = keys.iter().take(LISTED_MAX).map(|key| key.chars().take(CHARS_MAX).collect::<String>());
     let listed = listed.collect::<Vec<_>>().join("`, `");
     Refusal::invalid(FIELD, format!("its members must be token ids, and `{listed}` is none"))
 }
 
 /// Reads a token and its bias; `false` excludes the token.
-fn biased(pair: &Value) -> Result<(u32, f32), Refusal> {
+fn parse_pair(pair: &Value) -> Result<(u32, f32), Refusal> {
     let wrong = || Refusal::invalid(FIELD, "its members must be pairs of a token id and a number, or false");
     let [token, bias] = pair.as_array().map(Vec::as_slice).unwrap_or_default() else { return Err(wrong()) };
     let id = token.as_u64().and_then(|id| u32::try_from(id).ok()).ok_or_else(wrong)?;
@@ -122,7 +122,7 @@ impl TokenBiases {
 }
 
 fn key_value(key: &str) -> Value {
-    id(key).map_or_else(|| key.into(), Value::from)
+    parse_token_id(key).map_or_else(|| key.into(), Value::from)
 }
 
 #[cfg(test)]

@@ -6,9 +6,9 @@ use crate::faces::http::answer_content::AnswerContent;
 use crate::faces::http::conversation::{conversation, conversations};
 use crate::faces::http::error::HttpError;
 use crate::faces::http::fields::{Fields, RequestOptions};
-use crate::faces::http::format::{AnswerFormat, Echo, TokenNames, with_likely};
+use crate::faces::http::format::{AnswerFormat, PromptEcho, TokenNames, token_logprob_values};
 use crate::faces::http::known::Endpoint;
-use crate::faces::http::llama_cpp::begins_answer;
+use crate::faces::http::llama_cpp::join_begun_answer;
 use crate::faces::http::page::{ApiRequest, read, record_refusal};
 use crate::faces::http::prediction::prediction;
 use crate::faces::http::structure::structure;
@@ -84,7 +84,7 @@ fn parse_request(
 ) -> Result<(ParsedRequest, RequestOptions, ChatFormat), Refusal> {
     let fields = &mut page.fields;
     fields.check(Endpoint::Chat)?;
-    let is_older = tools::are_older(fields);
+    let is_older = tools::uses_functions(fields);
     let echo = fields.boolean("echo")?.unwrap_or(false);
     let mut sampling = fields.sampling()?;
     sampling.logprobs = logprobs(fields, limits.logprobs_max)?;
@@ -107,7 +107,7 @@ fn parse_request(
     options.verbose = fields.boolean("verbose")?.unwrap_or(false);
     options.structure_field = structure.as_ref().map(|requested| requested.field);
     sampling.structure = structure.map(|requested| requested.structure);
-    options.streaming = fields.stream(&sampling)?;
+    options.streaming = fields.stream_options(&sampling)?;
     let needs_progress = fields.needs_progress(options.streaming.is_some())?;
     let parsed = ParsedRequest {
         purpose: Purpose::Generate(Box::new(sampling)),
@@ -130,7 +130,7 @@ fn single_conversation(fields: &mut Fields) -> Result<Vec<v1::Chat>, Refusal> {
 /// Applies llama.cpp's default: its server continues a final assistant message unless a field forbids it.
 fn llama_cpp_conversation(fields: &mut Fields) -> Result<Vec<v1::Chat>, Refusal> {
     let is_explicit = fields.has("continue_final_message") || fields.has("add_generation_prompt");
-    if !is_explicit && begins_answer(fields)? {
+    if !is_explicit && join_begun_answer(fields)? {
         fields.put("continue_final_message", true.into());
         fields.put("add_generation_prompt", false.into());
     }
@@ -159,11 +159,11 @@ pub struct ChatFormat {
 
 impl ChatFormat {
     /// Returns the format for clients that use `tools`.
-    pub fn newer() -> ChatFormat {
+    pub fn tools_format() -> ChatFormat {
         ChatFormat { is_older: false, echoed: Vec::new(), n_choices: 1 }
     }
 
-    fn echoed(&self, choice: u32) -> &str {
+    fn echo_text(&self, choice: u32) -> &str {
         self.echoed.get((choice / self.n_choices.max(1)) as usize).map_or("", String::as_str)
     }
 
@@ -206,12 +206,12 @@ impl AnswerFormat for ChatFormat {
     const PROMPT_IN_CHOICE: bool = false;
 
     /// Includes the echo, so that a client that resumes has it too.
-    fn opening(&self, choice: u32, options: &RequestOptions) -> Option<(&'static str, Value)> {
-        let echoed = Some(self.echoed(choice)).filter(|words| options.echo && !words.is_empty());
+    fn opening_member(&self, choice: u32, options: &RequestOptions) -> Option<(&'static str, Value)> {
+        let echoed = Some(self.echo_text(choice)).filter(|words| options.echo && !words.is_empty());
         Some(("delta", json!({ "role": "assistant", "content": echoed, "refusal": null })))
     }
 
-    fn piece(&self, delta: Option<&v1::Delta>) -> (&'static str, Value) {
+    fn delta_member(&self, delta: Option<&v1::Delta>) -> (&'static str, Value) {
         let mut message = Map::new();
         if let Some(delta) = delta {
             add_reasoning(&mut message, &delta.reasoning);
@@ -224,7 +224,7 @@ impl AnswerFormat for ChatFormat {
         ("delta", Value::Object(message))
     }
 
-    fn whole(&self, answer: &AnswerContent) -> (&'static str, Value) {
+    fn whole_member(&self, answer: &AnswerContent) -> (&'static str, Value) {
         let is_silent = answer.text.is_empty() && !(answer.calls.is_empty() && answer.reasoning.is_empty());
         let content = if is_silent { Value::Null } else { answer.text.as_str().into() };
         let mut message = Map::from_iter([("role".to_owned(), "assistant".into()), ("content".to_owned(), content)]);
@@ -240,10 +240,10 @@ impl AnswerFormat for ChatFormat {
     }
 
     fn logprobs(&mut self, names: TokenNames<'_>, _: u32, logprobs: &[v1::Logprob]) -> Value {
-        json!({ "content": with_likely(names, logprobs), "refusal": null })
+        json!({ "content": token_logprob_values(names, logprobs), "refusal": null })
     }
 
-    fn echo(&mut self, _: TokenNames<'_>, choice: u32, _: &Prompt, _: &[v1::Logprob]) -> Option<Echo> {
-        Some(Echo { text: self.echoed(choice).to_owned(), logprobs: Value::Null })
+    fn echo(&mut self, _: TokenNames<'_>, choice: u32, _: &Prompt, _: &[v1::Logprob]) -> Option<PromptEcho> {
+        Some(PromptEcho { text: self.echo_text(choice).to_owned(), logprobs: Value::Null })
     }
 }

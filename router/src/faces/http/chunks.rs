@@ -4,7 +4,7 @@ use crate::faces::http::certificate;
 use crate::faces::http::error::HttpError;
 use crate::faces::http::fields::StreamOptions;
 use crate::faces::http::format::{AnswerFormat, Envelope, UsageSum, choice_value, stop_reason};
-use crate::faces::http::sse::{self, EventWriter, Position};
+use crate::faces::http::sse::{self, EventWriter, StreamPosition};
 use crate::front::generation::{Generation, GenerationEvent, SideOutput};
 use crate::front::resume::ReadMark;
 use crate::refusal::Refusal;
@@ -21,7 +21,7 @@ pub fn stream<S: AnswerFormat>(
 ) -> Response {
     let front = envelope.front().clone();
     let usage = UsageSum::new(n_choices, envelope.options());
-    let (n_prompt, position) = (generation.started.prompt_tokens, Position::of(&generation));
+    let (n_prompt, position) = (generation.started.prompt_tokens, StreamPosition::of(&generation));
     let chunks = ChunkWriter { envelope, shape, n_choices, streaming, usage, n_prompt, position };
     sse::stream(chunks, generation, &front)
 }
@@ -34,27 +34,27 @@ struct ChunkWriter<S> {
     usage: UsageSum,
     /// The number of tokens of all prompts.
     n_prompt: u32,
-    position: Position,
+    position: StreamPosition,
 }
 
 impl<S: AnswerFormat> EventWriter for ChunkWriter<S> {
-    fn opening(&mut self, generation: &Generation, out: &mut String) {
+    fn append_opening(&mut self, generation: &Generation, out: &mut String) {
         for slot in 0..generation.prompts.len() as u32 * self.n_choices {
-            self.add_ended(slot, generation);
-            if let Some(member) = self.shape.opening(slot, self.envelope.options()) {
-                self.open(slot, member, Value::Null, generation, out);
+            self.count_ended(slot, generation);
+            if let Some(member) = self.shape.opening_member(slot, self.envelope.options()) {
+                self.write_first_chunk(slot, member, Value::Null, generation, out);
             }
             // Without logprobs the echo can be sent at once.
             if !self.envelope.options().logprobs {
-                self.echo(slot, &[], generation, out);
+                self.write_echo(slot, &[], generation, out);
             }
         }
     }
 
-    fn event(&mut self, slot: u32, event: GenerationEvent, generation: &Generation, out: &mut String) {
+    fn append_event(&mut self, slot: u32, event: GenerationEvent, generation: &Generation, out: &mut String) {
         self.envelope.record_event(&event, generation);
         match event {
-            GenerationEvent::Aside(SideOutput::Prompt(prompt)) => self.echo(slot, &prompt.logprobs, generation, out),
+            GenerationEvent::Aside(SideOutput::Prompt(prompt)) => self.write_echo(slot, &prompt.logprobs, generation, out),
             // Its logprobs count, because they determine where the next token's text begins.
             GenerationEvent::Aside(SideOutput::Replayed(delta)) => {
                 drop(self.envelope.logprobs_of(&mut self.shape, slot, &delta.logprobs))
@@ -65,7 +65,7 @@ impl<S: AnswerFormat> EventWriter for ChunkWriter<S> {
                     return;
                 }
                 let logprobs = self.envelope.logprobs_of(&mut self.shape, slot, &delta.logprobs);
-                let mut choice = choice_value(slot, self.shape.piece(Some(&delta)), logprobs, None);
+                let mut choice = choice_value(slot, self.shape.delta_member(Some(&delta)), logprobs, None);
                 if self.envelope.options().token_ids {
                     choice["token_ids"] = delta.token_ids.into();
                 }
@@ -74,7 +74,7 @@ impl<S: AnswerFormat> EventWriter for ChunkWriter<S> {
                 self.position.write(out, None, &chunk);
             }
             GenerationEvent::Aside(SideOutput::Progress(progress)) => {
-                let mut chunk = self.chunk(choice_value(slot, self.shape.piece(None), Value::Null, None));
+                let mut chunk = self.chunk(choice_value(slot, self.shape.delta_member(None), Value::Null, None));
                 self.envelope.add_progress(&mut chunk, progress);
                 sse::write(out, None, &chunk);
             }
@@ -84,7 +84,7 @@ impl<S: AnswerFormat> EventWriter for ChunkWriter<S> {
                 *self.mark(slot) = ReadMark::Tokens { n: self.mark(slot).n_tokens(), ended: true };
                 let reason =
                     if self.envelope.options().is_prompt_only { "length" } else { self.shape.finish_reason(&finished) };
-                let mut choice = choice_value(slot, self.shape.piece(None), Value::Null, Some(reason));
+                let mut choice = choice_value(slot, self.shape.delta_member(None), Value::Null, Some(reason));
                 choice["stop_reason"] = stop_reason(&finished);
                 certificate::add(&mut choice, &finished);
                 let mut chunk = self.chunk(choice);
@@ -96,7 +96,7 @@ impl<S: AnswerFormat> EventWriter for ChunkWriter<S> {
         }
     }
 
-    fn ending(&mut self, out: &mut String) {
+    fn append_ending(&mut self, out: &mut String) {
         if self.streaming.include_usage && !self.position.marks.usage {
             self.position.marks.usage = true;
             let mut chunk = self.envelope.value(S::CHUNK_OBJECT, Vec::new());
@@ -108,14 +108,14 @@ impl<S: AnswerFormat> EventWriter for ChunkWriter<S> {
         out.push_str("data: [DONE]\n\n");
     }
 
-    fn fail(&mut self, refusal: Refusal, out: &mut String) {
+    fn append_failure(&mut self, refusal: Refusal, out: &mut String) {
         sse::write(out, None, &HttpError::from(refusal).body());
     }
 }
 
 impl<S: AnswerFormat> ChunkWriter<S> {
     /// Counts a choice that had ended before the client resumed.
-    fn add_ended(&mut self, slot: u32, generation: &Generation) {
+    fn count_ended(&mut self, slot: u32, generation: &Generation) {
         let mark = *self.mark(slot);
         if mark.has_ended() {
             let prompt_tokens = generation.prompts[(slot / self.n_choices) as usize].ids.len() as u32;
@@ -129,7 +129,7 @@ impl<S: AnswerFormat> ChunkWriter<S> {
     }
 
     /// Writes a choice's first chunk. It carries the prompt if the client requested it and has not received it.
-    fn open(
+    fn write_first_chunk(
         &mut self,
         slot: u32,
         member: (&'static str, Value),
@@ -153,11 +153,11 @@ impl<S: AnswerFormat> ChunkWriter<S> {
         self.position.write(out, None, &chunk);
     }
 
-    fn echo(&mut self, slot: u32, scored: &[v1::Logprob], generation: &Generation, out: &mut String) {
+    fn write_echo(&mut self, slot: u32, scored: &[v1::Logprob], generation: &Generation, out: &mut String) {
         let prompt = &generation.prompts[(slot / self.n_choices) as usize];
         if let Some(echo) = self.envelope.echo(&mut self.shape, slot, prompt, scored) {
             let delta = v1::Delta { text: echo.text, ..v1::Delta::default() };
-            self.open(slot, self.shape.piece(Some(&delta)), echo.logprobs, generation, out);
+            self.write_first_chunk(slot, self.shape.delta_member(Some(&delta)), echo.logprobs, generation, out);
         }
     }
 

@@ -4,8 +4,8 @@ use crate::config::RouterLimits;
 use crate::faces::http::answer::answer;
 use crate::faces::http::answer_content::AnswerContent;
 use crate::faces::http::error::HttpError;
-use crate::faces::http::fields::{Fields, RequestOptions, token_ids, wrong};
-use crate::faces::http::format::{AnswerFormat, Echo, TokenNames};
+use crate::faces::http::fields::{Fields, RequestOptions, token_ids, wrong_type};
+use crate::faces::http::format::{AnswerFormat, PromptEcho, TokenNames};
 use crate::faces::http::infill::{self, Infill};
 use crate::faces::http::known::Endpoint;
 use crate::faces::http::page::{ApiRequest, read, record_refusal};
@@ -44,7 +44,7 @@ pub async fn answer_page(
     let (parsed, options) = record_refusal(&mut recorder, result)?;
     let n_choices = parsed.n_choices.min(limits.choices_max) as usize;
     let offsets = vec![0; parsed.prompts.len().min(limits.prompts_max) * n_choices];
-    answer(front, parsed, options, recorder, Completion { offsets }).await
+    answer(front, parsed, options, recorder, CompletionFormat { offsets }).await
 }
 
 async fn parse_request(front: &Frontend, mut page: ApiRequest) -> Result<(ParsedRequest, RequestOptions), Refusal> {
@@ -61,7 +61,7 @@ async fn prompts(front: &Frontend, model: &str, fields: &mut Fields) -> Result<V
     if after.is_empty() {
         return inputs("prompt", prompt);
     }
-    let Value::String(before) = prompt else { return Err(wrong("prompt", "one text beside a `suffix`", &prompt)) };
+    let Value::String(before) = prompt else { return Err(wrong_type("prompt", "one text beside a `suffix`", &prompt)) };
     let parts = Infill { before, after, ..Infill::default() };
     Ok(vec![infill::prompt(front, &front.text(model)?, parts, "suffix").await?])
 }
@@ -83,7 +83,7 @@ fn build_request(
     sampling.structure = structure.map(|requested| requested.structure);
     options.echo = fields.boolean("echo")?.unwrap_or(false);
     if options.echo {
-        only_prompt(&mut sampling, &mut options);
+        set_prompt_only(&mut sampling, &mut options);
     }
     let parsed = ParsedRequest {
         model,
@@ -95,8 +95,8 @@ fn build_request(
         echo: options.echo,
         ..ParsedRequest::default()
     };
-    options.streaming = fields.stream(&sampling)?;
-    sampling.prompt_logprobs = sampling.prompt_logprobs.max(echoed(&sampling, &options));
+    options.streaming = fields.stream_options(&sampling)?;
+    sampling.prompt_logprobs = sampling.prompt_logprobs.max(n_echo_logprobs(&sampling, &options));
     let needs_progress = fields.needs_progress(options.streaming.is_some())?;
     let parsed = ParsedRequest { purpose: Purpose::Generate(Box::new(sampling)), needs_progress, ..parsed };
     let parsed = page.complete_request(parsed, options.streaming, limits)?;
@@ -107,7 +107,7 @@ fn build_request(
 }
 
 /// With an echo, a client may request zero new tokens.
-fn only_prompt(sampling: &mut Sampling, options: &mut RequestOptions) {
+fn set_prompt_only(sampling: &mut Sampling, options: &mut RequestOptions) {
     if sampling.max_tokens == Some(0) {
         options.is_prompt_only = true;
         sampling.max_tokens = Some(1);
@@ -115,7 +115,7 @@ fn only_prompt(sampling: &mut Sampling, options: &mut RequestOptions) {
 }
 
 /// Returns how many logprobs the prompt needs: those of an echo are the prompt's.
-fn echoed(sampling: &Sampling, options: &RequestOptions) -> Option<u32> {
+fn n_echo_logprobs(sampling: &Sampling, options: &RequestOptions) -> Option<u32> {
     sampling.logprobs.filter(|_| options.echo)
 }
 
@@ -133,31 +133,31 @@ fn input(field: &'static str, prompt: Value) -> Result<Input, Refusal> {
     match prompt {
         Value::String(text) => Ok(Input::Text(text)),
         ids @ Value::Array(_) => Ok(Input::TokenIds(v1::TokenIds { ids: token_ids(field, ids)? })),
-        other => Err(wrong(field, "text, token ids, or a list of one of these", &other)),
+        other => Err(wrong_type(field, "text, token ids, or a list of one of these", &other)),
     }
 }
 
-struct Completion {
+struct CompletionFormat {
     /// Where the text of each choice's next token begins, in characters.
     offsets: Vec<usize>,
 }
 
-impl AnswerFormat for Completion {
+impl AnswerFormat for CompletionFormat {
     const ID_PREFIX: &'static str = "cmpl-";
     const OBJECT: &'static str = "text_completion";
     const CHUNK_OBJECT: &'static str = "text_completion";
     const SERVICE_TIER: Option<&'static str> = None;
     const PROMPT_IN_CHOICE: bool = true;
 
-    fn opening(&self, _: u32, _: &RequestOptions) -> Option<(&'static str, Value)> {
+    fn opening_member(&self, _: u32, _: &RequestOptions) -> Option<(&'static str, Value)> {
         None
     }
 
-    fn piece(&self, delta: Option<&v1::Delta>) -> (&'static str, Value) {
+    fn delta_member(&self, delta: Option<&v1::Delta>) -> (&'static str, Value) {
         ("text", delta.map_or("", |delta| &delta.text).into())
     }
 
-    fn whole(&self, answer: &AnswerContent) -> (&'static str, Value) {
+    fn whole_member(&self, answer: &AnswerContent) -> (&'static str, Value) {
         ("text", answer.text.as_str().into())
     }
 
@@ -173,7 +173,7 @@ impl AnswerFormat for Completion {
         table.value()
     }
 
-    fn echo(&mut self, names: TokenNames<'_>, choice: u32, prompt: &Prompt, scored: &[v1::Logprob]) -> Option<Echo> {
+    fn echo(&mut self, names: TokenNames<'_>, choice: u32, prompt: &Prompt, scored: &[v1::Logprob]) -> Option<PromptEcho> {
         let mut table = LogprobLists::default();
         let offset = &mut self.offsets[choice as usize];
         // The first token has no prediction, and so no logprob.
@@ -181,7 +181,7 @@ impl AnswerFormat for Completion {
         prompt.ids.iter().zip(scored).for_each(|(token, scored)| table.add(names, offset, *token, scored));
         let text = prompt.text.clone().unwrap_or_default();
         *offset = text.chars().count();
-        Some(Echo { text, logprobs: table.value() })
+        Some(PromptEcho { text, logprobs: table.value() })
     }
 }
 

@@ -1,7 +1,7 @@
 //! A conversation in OpenAI's format: messages with their calls, and vLLM's fields for the template. Has no knowledge
 //! of answers.
 
-use crate::faces::http::fields::{Fields, wrong};
+use crate::faces::http::fields::{Fields, wrong_type};
 use crate::faces::http::{thinking, tools};
 use crate::refusal::Refusal;
 use proto::v1;
@@ -13,7 +13,7 @@ pub fn conversation(fields: &mut Fields) -> Result<v1::Chat, Refusal> {
     let documents = match fields.take("documents") {
         None => String::new(),
         Some(list @ Value::Array(_)) => list.to_string(),
-        Some(other) => return Err(wrong("documents", "a list of objects", &other)),
+        Some(other) => return Err(wrong_type("documents", "a list of objects", &other)),
     };
     let chat = v1::Chat {
         messages,
@@ -54,7 +54,7 @@ pub fn conversations(fields: &mut Fields) -> Result<Vec<v1::Chat>, Refusal> {
 fn messages(list: Option<Value>) -> Result<Vec<v1::ChatMessage>, Refusal> {
     let messages = match list {
         Some(Value::Array(messages)) => messages,
-        Some(other) => return Err(wrong("messages", "a list of messages", &other)),
+        Some(other) => return Err(wrong_type("messages", "a list of messages", &other)),
         None => return Err(Refusal::invalid("messages", "is missing")),
     };
     if messages.is_empty() {
@@ -70,7 +70,7 @@ fn effort(fields: &mut Fields) -> Result<Option<String>, Refusal> {
     let inner = match reasoning.take("effort") {
         None => None,
         Some(Value::String(effort)) => Some(effort),
-        Some(other) => return Err(wrong("reasoning.effort", "a string", &other)),
+        Some(other) => return Err(wrong_type("reasoning.effort", "a string", &other)),
     };
     let meant = |value: &Value| !value.is_null() && value != "auto";
     if let Some((name, _)) = reasoning.rest().iter().find(|(_, value)| meant(value)) {
@@ -81,7 +81,7 @@ fn effort(fields: &mut Fields) -> Result<Option<String>, Refusal> {
 
 fn message(i: usize, value: Value) -> Result<v1::ChatMessage, Refusal> {
     let Value::Object(mut message) = value else {
-        return Err(wrong(format!("messages[{i}]"), "an object", &value));
+        return Err(wrong_type(format!("messages[{i}]"), "an object", &value));
     };
     if message.get("audio").is_some_and(|value| !value.is_null()) {
         return Err(invalid(format!("messages[{i}].audio"), "is not supported yet"));
@@ -94,7 +94,7 @@ fn message(i: usize, value: Value) -> Result<v1::ChatMessage, Refusal> {
         Some(Value::Array(parts)) => text_of(i, parts)?,
         // A reply without text, which a client sends back unchanged.
         None | Some(Value::Null) if is_assistant => String::new(),
-        other => return Err(wrong(format!("messages[{i}].content"), "a string or a list of parts", &other.into())),
+        other => return Err(wrong_type(format!("messages[{i}].content"), "a string or a list of parts", &other.into())),
     };
     let thought = string(i, &mut message, "reasoning_content")?;
     let reasoning = if thought.is_empty() { string(i, &mut message, "reasoning")? } else { thought };
@@ -113,7 +113,7 @@ fn string(i: usize, message: &mut Map<String, Value>, name: &str) -> Result<Stri
     match message.remove(name) {
         None | Some(Value::Null) => Ok(String::new()),
         Some(Value::String(text)) => Ok(text),
-        Some(other) => Err(wrong(format!("messages[{i}].{name}"), "a string", &other)),
+        Some(other) => Err(wrong_type(format!("messages[{i}].{name}"), "a string", &other)),
     }
 }
 

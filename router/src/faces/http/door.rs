@@ -1,7 +1,7 @@
 //! API keys, limits and request ids of the HTTP pages. Has no knowledge of pages.
 
 use crate::faces::doors::panics::{PanicError, catch_panic};
-use crate::faces::doors::revocable::{LastFrame, Revocable};
+use crate::faces::doors::revocable::{LastFrame, RevocableBody};
 use crate::faces::http::error::HttpError;
 use crate::front::frontend::Frontend;
 use crate::limits::keys::{AdmittedClient, Role};
@@ -25,14 +25,14 @@ const REQUEST_ID_CHARS_MAX: usize = 128;
 
 /// A request's name, for APIs that return it in another form.
 #[derive(Clone)]
-pub struct RequestName(pub HeaderValue);
+pub struct RequestIdHeader(pub HeaderValue);
 
 /// Adds the client's request id to every answer, or else one of this router: 32 hexadecimal digits, like vLLM's.
 pub async fn set_request_id(State(front): State<Arc<Frontend>>, mut request: Request, next: Next) -> Response {
     let given = request.headers().get(REQUEST_ID).filter(|id| is_plain(id.as_bytes())).cloned();
     let own = || HeaderValue::from_str(&format!("{:08x}{:024x}", front.nonce, front.next_request()));
     let Some(id) = given.or_else(|| own().ok()) else { return next.run(request).await };
-    request.extensions_mut().insert(RequestName(id.clone()));
+    request.extensions_mut().insert(RequestIdHeader(id.clone()));
     let mut response = next.run(request).await;
     response.headers_mut().insert(REQUEST_ID, id);
     response
@@ -65,25 +65,25 @@ pub struct KeyRevoked(pub CancellationToken);
 
 /// Admits keys that may see the cluster: those of operators, or every key if no key is an operator's.
 pub async fn authorize_cluster(State(front): State<Arc<Frontend>>, request: Request, next: Next) -> Response {
-    let admitted = admitted(&front, request.headers());
+    let admitted = admitted_client(&front, request.headers());
     match &admitted {
         Some(AdmittedClient { role, .. }) if !front.shows_cluster_to(*role) => {
             let message = "this key sees its own requests; the cluster is shown to keys with `role=operator`";
             HttpError::bad_request(StatusCode::FORBIDDEN, message).into_response()
         }
-        _ => enter(&front, admitted, request, next).await,
+        _ => run_if_admitted(&front, admitted, request, next).await,
     }
 }
 
 /// Admits requests with a valid key, and passes the tenant to the page.
 pub async fn authorize(State(front): State<Arc<Frontend>>, request: Request, next: Next) -> Response {
-    let admitted = admitted(&front, request.headers());
-    enter(&front, admitted, request, next).await
+    let admitted = admitted_client(&front, request.headers());
+    run_if_admitted(&front, admitted, request, next).await
 }
 
 /// Admits operators by their own keys, on their own port.
 pub async fn authorize_operator(State(front): State<Arc<Frontend>>, mut request: Request, next: Next) -> Response {
-    let authorization = text(request.headers(), AUTHORIZATION.as_str());
+    let authorization = header_text(request.headers(), AUTHORIZATION.as_str());
     match &front.config.operators {
         Some(keys) if keys.authorized(authorization).is_none() => no_key(request.headers()).into_response(),
         _ => {
@@ -95,13 +95,13 @@ pub async fn authorize_operator(State(front): State<Arc<Frontend>>, mut request:
 }
 
 /// The same for pages whose clients may also send the key as `x-api-key`.
-pub async fn authorize_either(State(front): State<Arc<Frontend>>, request: Request, next: Next) -> Response {
-    let bare = || front.config.keys.admitted_by(text(request.headers(), "x-api-key")?.trim());
-    let admitted = admitted(&front, request.headers()).or_else(bare);
-    enter(&front, admitted, request, next).await
+pub async fn authorize_bearer_or_bare(State(front): State<Arc<Frontend>>, request: Request, next: Next) -> Response {
+    let bare = || front.config.keys.admitted_by(header_text(request.headers(), "x-api-key")?.trim());
+    let admitted = admitted_client(&front, request.headers()).or_else(bare);
+    run_if_admitted(&front, admitted, request, next).await
 }
 
-async fn enter(front: &Frontend, admitted: Option<AdmittedClient>, mut request: Request, next: Next) -> Response {
+async fn run_if_admitted(front: &Frontend, admitted: Option<AdmittedClient>, mut request: Request, next: Next) -> Response {
     let no_key = no_key(request.headers());
     let Some(AdmittedClient { tenant, role, revoked }) = admitted else { return no_key.into_response() };
     request.extensions_mut().insert(tenant);
@@ -111,7 +111,7 @@ async fn enter(front: &Frontend, admitted: Option<AdmittedClient>, mut request: 
         return no_key.into_response();
     };
     add_limit_headers(&front.config.keys.tenant_limits(tenant), response.headers_mut());
-    until_revoked(response, revoked)
+    end_when_revoked(response, revoked)
 }
 
 /// Returns the error for a missing key, or for an unknown one.
@@ -122,7 +122,7 @@ fn no_key(headers: &HeaderMap) -> HttpError {
 
 /// Ends a stream when its key is revoked. Anthropic's clients recognise an error by the event's name, OpenAI's by its
 /// content.
-fn until_revoked(response: Response, revoked: CancellationToken) -> Response {
+fn end_when_revoked(response: Response, revoked: CancellationToken) -> Response {
     if response.body().size_hint().exact().is_some() {
         return response;
     }
@@ -134,7 +134,7 @@ fn until_revoked(response: Response, revoked: CancellationToken) -> Response {
         }
         false => LastFrame::Break(axum::Error::new(Refusal::UnknownKey)),
     };
-    response.map(|body| Body::new(Revocable::new(body, revoked, last)))
+    response.map(|body| Body::new(RevocableBody::new(body, revoked, last)))
 }
 
 /// Writes the remaining part of a tenant's limits into OpenAI's headers.
@@ -147,13 +147,13 @@ fn add_limit_headers(tenant: &TenantLimits, headers: &mut HeaderMap) {
         let [limit, remaining, reset] = names.map(HeaderName::from_static);
         headers.insert(limit, max.into());
         headers.insert(remaining, left.into());
-        let text = HeaderValue::from_str(&span(full_in));
+        let text = HeaderValue::from_str(&format_duration(full_in));
         headers.insert(reset, text.unwrap_or(HeaderValue::from_static("0s")));
     }
 }
 
 /// Formats a duration as `6m0s`, `1.5s` or `20ms`.
-fn span(time: Duration) -> String {
+fn format_duration(time: Duration) -> String {
     let (minutes, millis) = (time.as_secs() / 60, time.as_millis() % 60_000);
     match (minutes, millis) {
         (0, 0) => "0s".into(),
@@ -163,11 +163,11 @@ fn span(time: Duration) -> String {
     }
 }
 
-fn admitted(front: &Frontend, headers: &HeaderMap) -> Option<AdmittedClient> {
-    front.config.keys.admitted(text(headers, AUTHORIZATION.as_str()))
+fn admitted_client(front: &Frontend, headers: &HeaderMap) -> Option<AdmittedClient> {
+    front.config.keys.admitted(header_text(headers, AUTHORIZATION.as_str()))
 }
 
-fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
+fn header_text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
     headers.get(name).and_then(|value| value.to_str().ok())
 }
 
@@ -183,7 +183,7 @@ mod tests {
 
     #[test]
     fn durations_use_openai_format() {
-        let check = |millis, text: &str| assert_eq!(span(Duration::from_millis(millis)), text);
+        let check = |millis, text: &str| assert_eq!(format_duration(Duration::from_millis(millis)), text);
         check(0, "0s");
         check(20, "20ms");
         check(1000, "1s");

@@ -47,7 +47,7 @@ fn usage_value(usage: &v1::Usage) -> Value {
     json!({ "prompt_tokens": usage.prompt_tokens, "total_tokens": usage.prompt_tokens })
 }
 
-fn parse_request(front: &Frontend, page: ApiRequest) -> Result<(ParsedRequest, Encoding), Refusal> {
+fn parse_request(front: &Frontend, page: ApiRequest) -> Result<(ParsedRequest, EmbeddingEncoding), Refusal> {
     let ApiRequest { mut fields, tenant, .. } = page;
     fields.check(Endpoint::Embeddings)?;
     let encoding = encoding(&mut fields)?;
@@ -84,25 +84,25 @@ pub fn check_dimensions(requested: u32, own: u32) -> Result<(), Refusal> {
 }
 
 #[derive(Clone, Copy)]
-enum Encoding {
+enum EmbeddingEncoding {
     Float,
     /// Base64 of the little-endian bytes: the `openai` client requests this format by default.
     Base64,
 }
 
-fn encoding(fields: &mut Fields) -> Result<Encoding, Refusal> {
+fn encoding(fields: &mut Fields) -> Result<EmbeddingEncoding, Refusal> {
     match fields.string("encoding_format")?.as_deref() {
-        None | Some("float") => Ok(Encoding::Float),
-        Some("base64") => Ok(Encoding::Base64),
+        None | Some("float") => Ok(EmbeddingEncoding::Float),
+        Some("base64") => Ok(EmbeddingEncoding::Base64),
         Some(_) => Err(Refusal::invalid("encoding_format", "must be float or base64")),
     }
 }
 
-impl Encoding {
+impl EmbeddingEncoding {
     fn value(self, values: &[f32]) -> Value {
         match self {
-            Encoding::Float => values.into(),
-            Encoding::Base64 => {
+            EmbeddingEncoding::Float => values.into(),
+            EmbeddingEncoding::Base64 => {
                 let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
                 base64(&bytes).into()
             }

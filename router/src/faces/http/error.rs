@@ -17,14 +17,14 @@ pub struct HttpError {
     code: Option<&'static str>,
     param: Option<String>,
     message: String,
-    hint: Option<Hint>,
+    hint: Option<ErrorHint>,
     /// A value of a small closed set, because it is a metric's label.
     label: &'static str,
 }
 
 /// Details that a client may act on.
 #[derive(Clone, Copy, Debug)]
-enum Hint {
+enum ErrorHint {
     RetryAfter(Duration),
     /// The prompt has more tokens than the context.
     TooLong {
@@ -43,7 +43,7 @@ const SERVER: &str = "server_error";
 /// The most characters of a path that an error repeats.
 const PATH_CHARS_MAX: usize = 200;
 
-fn shown(path: &str) -> String {
+fn truncated_path(path: &str) -> String {
     path.chars().take(PATH_CHARS_MAX).collect()
 }
 
@@ -60,7 +60,7 @@ impl HttpError {
     }
 
     pub fn no_such_page(method: &Method, path: &str) -> HttpError {
-        HttpError::bad_request(StatusCode::NOT_FOUND, format!("there is no {method} {} here", shown(path)))
+        HttpError::bad_request(StatusCode::NOT_FOUND, format!("there is no {method} {} here", truncated_path(path)))
     }
 
     /// Refuses a page that other servers have and this one has not.
@@ -115,7 +115,7 @@ impl HttpError {
     }
 
     pub fn wrong_method(method: &Method, path: &str) -> HttpError {
-        let message = format!("{} is there, and does not take {method}", shown(path));
+        let message = format!("{} is there, and does not take {method}", truncated_path(path));
         HttpError::bad_request(StatusCode::METHOD_NOT_ALLOWED, message)
     }
 
@@ -134,7 +134,7 @@ impl HttpError {
     pub fn body(&self) -> Value {
         let Self { message, kind, param, code, .. } = self;
         let mut error = json!({ "message": message, "type": kind, "param": param, "code": code });
-        if let Some(Hint::TooLong { n_prompt, context }) = self.hint {
+        if let Some(ErrorHint::TooLong { n_prompt, context }) = self.hint {
             (error["n_prompt_tokens"], error["n_ctx"]) = (n_prompt.into(), context.into());
         }
         json!({ "error": error })
@@ -144,7 +144,7 @@ impl HttpError {
     #[must_use]
     pub fn with_llama_cpp_kind(self) -> HttpError {
         let kind = match self.status {
-            _ if matches!(self.hint, Some(Hint::TooLong { .. })) => "exceed_context_size_error",
+            _ if matches!(self.hint, Some(ErrorHint::TooLong { .. })) => "exceed_context_size_error",
             StatusCode::UNAUTHORIZED => "authentication_error",
             StatusCode::NOT_IMPLEMENTED => "not_supported_error",
             _ => self.kind,
@@ -173,14 +173,14 @@ impl HttpError {
             Refusal::NoModel { .. } => (StatusCode::NOT_FOUND, INVALID, Some("model_not_found")),
             Refusal::Full { .. } => (StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", Some("rate_limit_exceeded")),
             Refusal::Limited { limit, .. } => {
-                (StatusCode::TOO_MANY_REQUESTS, limited(*limit), Some("rate_limit_exceeded"))
+                (StatusCode::TOO_MANY_REQUESTS, limit_name(*limit), Some("rate_limit_exceeded"))
             }
             Refusal::TooLate { .. } => (StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", Some("deadline_too_short")),
             Refusal::NotReady { .. } => (StatusCode::SERVICE_UNAVAILABLE, SERVER, Some("not_ready")),
             Refusal::Draining { .. } => (StatusCode::SERVICE_UNAVAILABLE, SERVER, Some("draining")),
             Refusal::Deadline => (StatusCode::GATEWAY_TIMEOUT, SERVER, Some("deadline_exceeded")),
             Refusal::Lost | Refusal::Away { .. } => (StatusCode::SERVICE_UNAVAILABLE, SERVER, Some("replica_lost")),
-            Refusal::NoResume(why) => (no_resume(*why), INVALID, Some(why.label())),
+            Refusal::NoResume(why) => (resume_status(*why), INVALID, Some(why.label())),
             Refusal::LostTooOften { .. } => (StatusCode::INTERNAL_SERVER_ERROR, SERVER, Some("lost_too_often")),
             Refusal::SlowReader { .. } => (StatusCode::INTERNAL_SERVER_ERROR, SERVER, Some("slow_reader")),
             Refusal::NoToken { .. } => (StatusCode::BAD_REQUEST, INVALID, Some("no_token_left")),
@@ -199,23 +199,23 @@ impl HttpError {
         };
         let hint = match refusal {
             Refusal::TooLong { n_prompt, context } => {
-                Some(Hint::TooLong { n_prompt: u32::try_from(n_prompt).unwrap_or(u32::MAX), context })
+                Some(ErrorHint::TooLong { n_prompt: u32::try_from(n_prompt).unwrap_or(u32::MAX), context })
             }
-            _ => refusal.retry_after().map(Hint::RetryAfter),
+            _ => refusal.retry_after().map(ErrorHint::RetryAfter),
         };
         HttpError { status, kind, code, param, message: refusal.to_string(), hint, label: refusal.label() }
     }
 }
 
 /// Returns OpenAI's name for the exceeded limit.
-fn limited(limit: Limit) -> &'static str {
+fn limit_name(limit: Limit) -> &'static str {
     match limit {
         Limit::Requests(_) | Limit::Concurrent(_) => "requests",
         Limit::Tokens(_) => "tokens",
     }
 }
 
-fn no_resume(why: NoResume) -> StatusCode {
+fn resume_status(why: NoResume) -> StatusCode {
     match why {
         NoResume::Forged => StatusCode::FORBIDDEN,
         NoResume::OtherPolicy => StatusCode::CONFLICT,
@@ -234,7 +234,7 @@ pub fn with_error_body(response: Response, body: impl FnOnce(&HttpError) -> Valu
 impl IntoResponse for HttpError {
     fn into_response(self) -> Response {
         let mut response = (self.status, Json(self.body())).into_response();
-        if let Some(Hint::RetryAfter(wait)) = self.hint {
+        if let Some(ErrorHint::RetryAfter(wait)) = self.hint {
             response.headers_mut().insert(RETRY_AFTER, whole_seconds(wait).into());
             // Milliseconds, for clients that read them: with whole seconds, too many clients would return in the same
             // second.

@@ -67,7 +67,7 @@ impl Fields {
         match self.take(name) {
             None => Ok(None),
             Some(Value::String(text)) => Ok(Some(text)),
-            Some(other) => Err(wrong(name, "a string", &other)),
+            Some(other) => Err(wrong_type(name, "a string", &other)),
         }
     }
 
@@ -75,20 +75,20 @@ impl Fields {
         match self.take(name) {
             None => Ok(None),
             Some(Value::Bool(value)) => Ok(Some(value)),
-            Some(other) => Err(wrong(name, "true or false", &other)),
+            Some(other) => Err(wrong_type(name, "true or false", &other)),
         }
     }
 
     pub fn number(&mut self, name: &'static str) -> Result<Option<f32>, Refusal> {
         let number = |value: Value| value.as_f64().map(|number| number as f32).ok_or(value);
-        self.take(name).map(number).transpose().map_err(|value| wrong(name, "a number", &value))
+        self.take(name).map(number).transpose().map_err(|value| wrong_type(name, "a number", &value))
     }
 
     pub fn integer(&mut self, name: &'static str) -> Result<Option<i64>, Refusal> {
         // 3.0 is an integer too: some clients write every number so.
         let whole = |n: f64| (n.fract() == 0.0 && n.abs() < 9e15).then_some(n as i64);
         let integer = |value: Value| value.as_i64().or_else(|| value.as_f64().and_then(whole)).ok_or(value);
-        self.take(name).map(integer).transpose().map_err(|value| no_integer(name, &value))
+        self.take(name).map(integer).transpose().map_err(|value| not_integer(name, &value))
     }
 
     pub fn unsigned(&mut self, name: &'static str) -> Result<Option<u32>, Refusal> {
@@ -100,7 +100,7 @@ impl Fields {
         match self.take(name) {
             None => Ok(None),
             Some(Value::Object(fields)) => Ok(Some(Fields(fields))),
-            Some(other) => Err(wrong(name, "an object", &other)),
+            Some(other) => Err(wrong_type(name, "an object", &other)),
         }
     }
 
@@ -213,14 +213,14 @@ impl Fields {
     /// Reads an integer of 64 bits, signed or unsigned.
     fn seed(&mut self) -> Result<Option<u64>, Refusal> {
         let seed = |value: Value| value.as_u64().or(value.as_i64().map(|seed| seed as u64)).ok_or(value);
-        self.take("seed").map(seed).transpose().map_err(|value| no_integer("seed", &value))
+        self.take("seed").map(seed).transpose().map_err(|value| not_integer("seed", &value))
     }
 
     /// Reads a string or a list of strings.
     pub fn strings(&mut self, name: &'static str) -> Result<Vec<String>, Refusal> {
         let string = |value: Value| match value {
             Value::String(text) => Ok(text),
-            other => Err(wrong(name, "a string or a list of strings", &other)),
+            other => Err(wrong_type(name, "a string or a list of strings", &other)),
         };
         match self.take(name) {
             None => Ok(Vec::new()),
@@ -245,7 +245,7 @@ impl Fields {
     }
 
     /// Reads `stream`, and whether the last chunk carries the usage.
-    pub fn stream(&mut self, sampling: &v1::Sampling) -> Result<Option<StreamOptions>, Refusal> {
+    pub fn stream_options(&mut self, sampling: &v1::Sampling) -> Result<Option<StreamOptions>, Refusal> {
         let stream = self.boolean("stream")?.unwrap_or(false);
         if stream && sampling.prompt_logprobs.is_some() {
             return Err(Refusal::invalid("prompt_logprobs", "is not for streams"));
@@ -374,20 +374,20 @@ pub struct StreamOptions {
 pub fn token_ids(name: &'static str, value: Value) -> Result<Vec<u32>, Refusal> {
     let id = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok());
     match &value {
-        Value::Array(ids) => ids.iter().map(|one| id(one).ok_or_else(|| wrong(name, "token ids", one))).collect(),
-        other => Err(wrong(name, "a list of token ids", other)),
+        Value::Array(ids) => ids.iter().map(|one| id(one).ok_or_else(|| wrong_type(name, "token ids", one))).collect(),
+        other => Err(wrong_type(name, "a list of token ids", other)),
     }
 }
 
-fn no_integer(name: &'static str, value: &Value) -> Refusal {
+fn not_integer(name: &'static str, value: &Value) -> Refusal {
     match value.as_f64().is_some_and(|number| number.fract() == 0.0) {
         true => Refusal::invalid(name, "is out of range"),
-        false => wrong(name, "a whole number", value),
+        false => wrong_type(name, "a whole number", value),
     }
 }
 
 /// The refusal names the value's kind and does not repeat the value, which may be long or private.
-pub fn wrong(name: impl Into<std::borrow::Cow<'static, str>>, must: &str, value: &Value) -> Refusal {
+pub fn wrong_type(name: impl Into<std::borrow::Cow<'static, str>>, must: &str, value: &Value) -> Refusal {
     let kind = match value {
         Value::Null => "null",
         Value::Bool(_) => "true or false",
@@ -429,7 +429,7 @@ mod tests {
         let mut fields = Fields::parse(body.as_bytes()).unwrap();
         let read = fields.check(Endpoint::Chat).and_then(|()| fields.sampling());
         let read = read.and_then(|sampling| fields.n_choices().map(|_| sampling));
-        match read.and_then(|sampling| fields.stream(&sampling).map(|_| ())) {
+        match read.and_then(|sampling| fields.stream_options(&sampling).map(|_| ())) {
             Ok(()) => None,
             Err(Refusal::Invalid { field, .. }) => Some(field.into_owned()),
             Err(other) => panic!("{other}"),

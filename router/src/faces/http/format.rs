@@ -14,7 +14,7 @@ use proto::v1;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use types::Reuse;
+use types::PrefixReuse;
 
 /// How one endpoint writes an answer. All values are members of a choice.
 pub trait AnswerFormat: Send + Unpin + 'static {
@@ -28,11 +28,11 @@ pub trait AnswerFormat: Send + Unpin + 'static {
     const PROMPT_IN_CHOICE: bool;
 
     /// Returns the member that begins a choice's stream, if there is one.
-    fn opening(&self, choice: u32, options: &RequestOptions) -> Option<(&'static str, Value)>;
+    fn opening_member(&self, choice: u32, options: &RequestOptions) -> Option<(&'static str, Value)>;
     /// Returns the member that carries a piece of the answer; None at the end.
-    fn piece(&self, delta: Option<&v1::Delta>) -> (&'static str, Value);
+    fn delta_member(&self, delta: Option<&v1::Delta>) -> (&'static str, Value);
     /// Returns the member that carries the whole answer.
-    fn whole(&self, answer: &AnswerContent) -> (&'static str, Value);
+    fn whole_member(&self, answer: &AnswerContent) -> (&'static str, Value);
     /// Returns the finish reason of an answer with calls.
     fn tool_calls_reason(&self) -> &'static str;
 
@@ -43,18 +43,18 @@ pub trait AnswerFormat: Send + Unpin + 'static {
 
     fn logprobs(&mut self, names: TokenNames<'_>, choice: u32, logprobs: &[v1::Logprob]) -> Value;
     /// Returns the prompt before an answer, as a member and its logprobs, if the endpoint repeats it.
-    fn echo(&mut self, names: TokenNames<'_>, choice: u32, prompt: &Prompt, scored: &[v1::Logprob]) -> Option<Echo>;
+    fn echo(&mut self, names: TokenNames<'_>, choice: u32, prompt: &Prompt, scored: &[v1::Logprob]) -> Option<PromptEcho>;
 }
 
 /// A prompt that the answer repeats.
-pub struct Echo {
+pub struct PromptEcho {
     pub text: String,
     /// Null unless the client requested them.
     pub logprobs: Value,
 }
 
 /// Returns a seed as clients send it: a seed with the highest bit set was negative.
-pub fn signed(seed: u64) -> i64 {
+pub fn signed_seed(seed: u64) -> i64 {
     seed.cast_signed()
 }
 
@@ -113,7 +113,7 @@ impl Envelope {
             "created": self.created,
             "model": self.model,
             "system_fingerprint": self.fingerprint,
-            "seed": signed(self.seed),
+            "seed": signed_seed(self.seed),
             "choices": choices,
         });
         if let Some(tier) = self.service_tier {
@@ -126,13 +126,13 @@ impl Envelope {
         &self.options
     }
 
-    fn names(&self) -> TokenNames<'_> {
+    fn token_names(&self) -> TokenNames<'_> {
         TokenNames { tokenizer: &self.text.tokenizer, as_ids: self.options.tokens_as_ids }
     }
 
     /// Null unless the client requested them.
     pub fn logprobs_of<S: AnswerFormat>(&self, shape: &mut S, choice: u32, logprobs: &[v1::Logprob]) -> Value {
-        if self.options.logprobs { shape.logprobs(self.names(), choice, logprobs) } else { Value::Null }
+        if self.options.logprobs { shape.logprobs(self.token_names(), choice, logprobs) } else { Value::Null }
     }
 
     pub fn echo<S: AnswerFormat>(
@@ -141,11 +141,11 @@ impl Envelope {
         choice: u32,
         prompt: &Prompt,
         scored: &[v1::Logprob],
-    ) -> Option<Echo> {
-        let echo = if self.options.echo { shape.echo(self.names(), choice, prompt, scored)? } else { return None };
+    ) -> Option<PromptEcho> {
+        let echo = if self.options.echo { shape.echo(self.token_names(), choice, prompt, scored)? } else { return None };
         // Logprobs that the client did not request were not computed.
         let logprobs = if self.options.logprobs { echo.logprobs } else { Value::Null };
-        Some(Echo { logprobs, ..echo })
+        Some(PromptEcho { logprobs, ..echo })
     }
 
     /// Adds vLLM's `prompt_token_ids` and `prompt_logprobs`, null unless the client requested them.
@@ -255,14 +255,14 @@ pub fn finish_reason(finished: &v1::Finished) -> &'static str {
 }
 
 /// Returns how many tokens of the prompt came from the prefix cache, and why no more.
-fn prompt_details(n_cached: u32, reuse: Reuse) -> Value {
+fn prompt_details(n_cached: u32, reuse: PrefixReuse) -> Value {
     let mut details = json!({ "cached_tokens": n_cached, "audio_tokens": 0 });
     add_reuse(&mut details, reuse);
     details
 }
 
 /// Adds why no more of a prompt was reused, if that is known.
-pub fn add_reuse(to: &mut Value, reuse: Reuse) {
+pub fn add_reuse(to: &mut Value, reuse: PrefixReuse) {
     if let Some(ended) = reuse.ended {
         to["reuse_ended"] = json!({ "reason": ended.name(), "position": reuse.position });
     }
@@ -276,7 +276,7 @@ pub struct UsageSum {
     prompt: u32,
     cached: u32,
     /// The reuse of the first prompt.
-    reuse: Option<Reuse>,
+    reuse: Option<PrefixReuse>,
     completion: u32,
     reasoning: u32,
     accepted: u32,
@@ -347,7 +347,7 @@ impl<'a> TokenNames<'a> {
 }
 
 /// Returns tokens with their logprobs, each with its most likely alternatives.
-pub fn with_likely(names: TokenNames<'_>, logprobs: &[v1::Logprob]) -> Vec<Value> {
+pub fn token_logprob_values(names: TokenNames<'_>, logprobs: &[v1::Logprob]) -> Vec<Value> {
     let one = |logprob: &v1::Logprob| {
         let bytes = names.tokenizer.token_bytes(logprob.token_id);
         json!({ "token": names.name_of(logprob.token_id), "logprob": logprob.logprob, "bytes": bytes })

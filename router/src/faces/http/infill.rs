@@ -53,31 +53,31 @@ pub async fn prompt(
     field: &'static str,
 ) -> Result<Input, Refusal> {
     let none = || Refusal::invalid(field, "the model has no tokens for filling in between two texts");
-    let marks = Marks::of(&text.tokenizer).ok_or_else(none)?;
+    let marks = InfillTokens::of(&text.tokenizer).ok_or_else(none)?;
     let text = text.clone();
-    let tokens = front.off_runtime(infill.n_bytes(), move || marks.around(&text, &infill)).await?;
+    let tokens = front.off_runtime(infill.n_bytes(), move || marks.build_prompt(&text, &infill)).await?;
     let broken = |error: checkpoint::Error| Refusal::invalid(field, format!("cannot be tokenized: {error}"));
     Ok(Input::TokenIds(v1::TokenIds { ids: tokens.map_err(broken)? }))
 }
 
 /// Whether a model supports this.
-pub fn is_known(text: &ModelText) -> bool {
-    Marks::of(&text.tokenizer).is_some()
+pub fn supports_infill(text: &ModelText) -> bool {
+    InfillTokens::of(&text.tokenizer).is_some()
 }
 
 /// The tokens of one spelling. The model has all of them.
-struct Marks {
+struct InfillTokens {
     prefix: Token,
     suffix: Token,
     middle: Token,
     file: Option<Token>,
 }
 
-impl Marks {
-    fn of(tokenizer: &Tokenizer) -> Option<Marks> {
+impl InfillTokens {
+    fn of(tokenizer: &Tokenizer) -> Option<InfillTokens> {
         let file = FILE_SPELLINGS.iter().find_map(|name| tokenizer.added_token(name));
         SPELLINGS.iter().find_map(|[prefix, suffix, middle]| {
-            Some(Marks {
+            Some(InfillTokens {
                 prefix: tokenizer.added_token(prefix)?,
                 suffix: tokenizer.added_token(suffix)?,
                 middle: tokenizer.added_token(middle)?,
@@ -87,7 +87,7 @@ impl Marks {
     }
 
     /// `files · prefix mark · before · suffix mark · after · middle mark · begun`
-    fn around(&self, text: &ModelText, infill: &Infill) -> checkpoint::Result<Tokens> {
+    fn build_prompt(&self, text: &ModelText, infill: &Infill) -> checkpoint::Result<Tokens> {
         let tokenizer = &text.tokenizer;
         let mut tokens = Tokens::new();
         // If the tokenizer puts this token before a text, it also belongs before these tokens.

@@ -19,7 +19,7 @@ const WORDS: [&str; 6] = ["stop", "bad_words", "dry_sequence_breakers", "structu
 
 /// Returns the line of an answer, without its line end. `with_prompts` selects prompts and answers, or only their
 /// hashes.
-pub fn line(answer: &FinishedAnswer, with_prompts: bool) -> String {
+pub fn record_line(answer: &FinishedAnswer, with_prompts: bool) -> String {
     let digest = Hex(&answer.replica.digest.0).to_string();
     let choices = answer.choices.iter().enumerate().map(|(slot, choice)| choice_json(slot, choice, with_prompts));
     let whole = json!({

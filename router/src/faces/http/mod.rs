@@ -54,10 +54,10 @@ mod vllm;
 use crate::config::{Config, DisabledPages};
 use crate::faces::doors::unread;
 use crate::faces::http::error::HttpError;
-use crate::faces::http::origin::Visitors;
+use crate::faces::http::origin::OriginPolicy;
 use crate::faces::http::responses::conversations::{self, CONVERSATION};
-use crate::faces::http::responses::stored::{RESPONSE, forget};
-use crate::faces::http::table::{Api, KeyRequirement, Route, delete, get, head, post};
+use crate::faces::http::responses::stored::{RESPONSE, delete_stored};
+use crate::faces::http::table::{ApiRoutes, KeyRequirement, Route, delete, get, head, post};
 use crate::faces::{Error, HttpListeners};
 use crate::front::frontend::Frontend;
 use crate::limits::keys::ApiKeys;
@@ -87,30 +87,30 @@ async fn serve_pages(
     listener: TcpListener,
     keys: ApiKeys,
     tls: Option<wire::OfferedTls>,
-    routes: fn(Arc<Frontend>, Arc<Visitors>) -> Router,
+    routes: fn(Arc<Frontend>, Arc<OriginPolicy>) -> Router,
     shutdown: CancellationToken,
 ) -> Result<(), Error> {
     let (limits, timeouts) = (front.config.limits.clone(), front.config.timeouts.clone());
-    let visitors = Visitors::new(&front.config, keys, listener.local_addr().map_err(Error::Http)?);
+    let visitors = OriginPolicy::new(&front.config, keys, listener.local_addr().map_err(Error::Http)?);
     server::serve(routes(front, visitors), server::HttpConnections::of(listener, tls), &limits, &timeouts, shutdown)
         .await
 }
 
 /// The pages of a port for operators only.
-fn operator_routes(front: Arc<Frontend>, visitors: Arc<Visitors>) -> Router {
+fn operator_routes(front: Arc<Frontend>, visitors: Arc<OriginPolicy>) -> Router {
     let pages = |rows: Vec<Route>| -> Router<Arc<Frontend>> {
         rows.into_iter().fold(Router::new(), |pages, row| pages.route(row.path, row.serve))
     };
     let off = front.config.pages_off;
-    let keyed = vec![vec![metrics_page(off), cluster_page()], browser::own(), browser::cluster()];
+    let keyed = vec![vec![metrics_page(off), cluster_page()], browser::tenant_routes(), browser::operator_routes()];
     let keyed = pages(keyed.into_iter().flatten().collect());
     let keyed = keyed.route_layer(from_fn_with_state(front.clone(), door::authorize_operator));
-    finished(pages(probes()).merge(pages(browser::files(!off.ui))).merge(keyed), front, visitors)
+    with_layers(pages(probe_routes()).merge(pages(browser::page_routes(!off.ui))).merge(keyed), front, visitors)
 }
 
-fn routes(front: Arc<Frontend>, visitors: Arc<Visitors>) -> Router {
+fn routes(front: Arc<Frontend>, visitors: Arc<OriginPolicy>) -> Router {
     let mut all = Router::new();
-    for api in apis(&front.config) {
+    for api in api_table(&front.config) {
         let rows = api.routes.into_iter();
         let pages: Router<Arc<Frontend>> = rows.fold(Router::new(), |pages, row| pages.route(row.path, row.serve));
         let reported = from_fn_with_state(front.clone(), orca::report_load);
@@ -122,7 +122,7 @@ fn routes(front: Arc<Frontend>, visitors: Arc<Visitors>) -> Router {
             }
             KeyRequirement::Operator => pages.route_layer(from_fn_with_state(front.clone(), door::authorize_cluster)),
             KeyRequirement::BearerOrBare => {
-                pages.route_layer(reported).route_layer(from_fn_with_state(front.clone(), door::authorize_either))
+                pages.route_layer(reported).route_layer(from_fn_with_state(front.clone(), door::authorize_bearer_or_bare))
             }
         };
         // This layer is outermost, so that a client without a key also gets its error in its API's format.
@@ -134,10 +134,10 @@ fn routes(front: Arc<Frontend>, visitors: Arc<Visitors>) -> Router {
             _ => pages,
         });
     }
-    finished(all, front, visitors)
+    with_layers(all, front, visitors)
 }
 
-fn finished(pages: Router<Arc<Frontend>>, front: Arc<Frontend>, visitors: Arc<Visitors>) -> Router {
+fn with_layers(pages: Router<Arc<Frontend>>, front: Arc<Frontend>, visitors: Arc<OriginPolicy>) -> Router {
     pages
         .fallback(|method: Method, uri: Uri| async move {
             let response = HttpError::no_such_page(&method, uri.path()).into_response();
@@ -151,7 +151,7 @@ fn finished(pages: Router<Arc<Frontend>>, front: Arc<Frontend>, visitors: Arc<Vi
         .layer(from_fn(door::catch_panics))
         .layer(from_fn_with_state(visitors, origin::check_origin))
         .layer(from_fn_with_state(front.clone(), door::set_request_id))
-        .layer(from_fn(unread::discard_body))
+        .layer(from_fn(unread::discard_unread_body))
         .with_state(front)
 }
 
@@ -162,35 +162,35 @@ const LLAMA_CPP: &str = "llama.cpp";
 
 /// Returns the table of all pages for clients. A row's API determines its layers. Operators' pages may be on a port of
 /// their own.
-fn apis(config: &Config) -> Vec<Api> {
-    let bearer = |name, routes| Api { name, keys: KeyRequirement::Bearer, routes };
+fn api_table(config: &Config) -> Vec<ApiRoutes> {
+    let bearer = |name, routes| ApiRoutes { name, keys: KeyRequirement::Bearer, routes };
     let mut all = vec![
-        Api { name: "Lockstep", keys: KeyRequirement::NotRequired, routes: probes() },
-        Api { name: "Lockstep", keys: KeyRequirement::NotRequired, routes: browser::files(!config.pages_off.ui) },
-        bearer("Lockstep", browser::own()),
+        ApiRoutes { name: "Lockstep", keys: KeyRequirement::NotRequired, routes: probe_routes() },
+        ApiRoutes { name: "Lockstep", keys: KeyRequirement::NotRequired, routes: browser::page_routes(!config.pages_off.ui) },
+        bearer("Lockstep", browser::tenant_routes()),
         bearer("Lockstep", vec![get("/records/{id}", "a recorded answer", records::get_record)]),
-        bearer("OpenAI", openai()),
-        Api { name: OPENAI_OR_ANTHROPIC, keys: KeyRequirement::BearerOrBare, routes: model_list() },
-        Api { name: ANTHROPIC, keys: KeyRequirement::BearerOrBare, routes: anthropic() },
+        bearer("OpenAI", openai_routes()),
+        ApiRoutes { name: OPENAI_OR_ANTHROPIC, keys: KeyRequirement::BearerOrBare, routes: model_list() },
+        ApiRoutes { name: ANTHROPIC, keys: KeyRequirement::BearerOrBare, routes: anthropic_routes() },
         bearer(OLLAMA, ollama::routes()),
-        Api { name: LLAMA_CPP, keys: KeyRequirement::BearerOrBare, routes: llama_cpp::routes(!config.pages_off.slots) },
+        ApiRoutes { name: LLAMA_CPP, keys: KeyRequirement::BearerOrBare, routes: llama_cpp::routes(!config.pages_off.slots) },
         bearer("vLLM", vllm::routes()),
     ];
     if config.operators.is_none() {
-        all.push(Api {
+        all.push(ApiRoutes {
             name: "Lockstep",
             keys: KeyRequirement::NotRequired,
             routes: vec![metrics_page(config.pages_off)],
         });
-        let mut routes = browser::cluster();
+        let mut routes = browser::operator_routes();
         routes.push(cluster_page());
-        all.push(Api { name: "Lockstep", keys: KeyRequirement::Operator, routes });
+        all.push(ApiRoutes { name: "Lockstep", keys: KeyRequirement::Operator, routes });
     }
     all
 }
 
 /// Probes and monitoring use these pages without a key.
-fn probes() -> Vec<Route> {
+fn probe_routes() -> Vec<Route> {
     vec![
         get("/livez", "whether the process lives", || async { "alive\n" }),
         get("/health", "whether a replica can serve", models::health),
@@ -215,22 +215,22 @@ fn cluster_page() -> Route {
     get("/cluster", "replicas, ranks and models", models::cluster)
 }
 
-fn openai() -> Vec<Route> {
+fn openai_routes() -> Vec<Route> {
     vec![
         post("/v1/chat/completions", "an answer to a chat", chat::chat),
         post("/v1/chat/completions/input_tokens", "how many tokens a chat has", chat::input_tokens),
         post("/v1/completions", "an answer to a text", completions::completions),
         post("/v1/responses", "an answer to a chat, in items", responses::responses),
         post("/v1/responses/input_tokens", "how many tokens its prompt has", responses::input_tokens),
-        post("/v1/responses/compact", "refused: conversations are not compacted", responses::stored::compact),
+        post("/v1/responses/compact", "refused: conversations are not compacted", responses::stored::refuse_compact),
         get("/v1/responses/{id}", "a response that is stored", responses::stored::get_response),
-        delete("/v1/responses/{id}", "forgets a response", |a, b, c| forget(&RESPONSE, a, b, c)),
+        delete("/v1/responses/{id}", "forgets a response", |a, b, c| delete_stored(&RESPONSE, a, b, c)),
         get("/v1/responses/{id}/input_items", "what a response answered", responses::stored::input_items),
         post("/v1/responses/{id}/cancel", "ends what runs in the background", responses::stored::cancel),
         post("/v1/conversations", "a conversation that is kept", conversations::create),
         get("/v1/conversations/{id}", "what was said about it", conversations::get_conversation),
         post("/v1/conversations/{id}", "other metadata", conversations::update),
-        delete("/v1/conversations/{id}", "forgets it", |a, b, c| forget(&CONVERSATION, a, b, c)),
+        delete("/v1/conversations/{id}", "forgets it", |a, b, c| delete_stored(&CONVERSATION, a, b, c)),
         post("/v1/conversations/{id}/items", "adds items to its end", conversations::add_items),
         get("/v1/conversations/{id}/items", "its items", conversations::items),
         get("/v1/conversations/{id}/items/{item_id}", "one of them", conversations::item),
@@ -249,7 +249,7 @@ fn model_list() -> Vec<Route> {
     ]
 }
 
-fn anthropic() -> Vec<Route> {
+fn anthropic_routes() -> Vec<Route> {
     vec![
         post("/v1/messages", "an answer to a chat", messages::messages),
         post("/v1/messages/count_tokens", "the number of a chat's tokens", messages::count_tokens),

@@ -25,7 +25,7 @@ pub async fn list(State(front): State<Arc<Frontend>>, headers: HeaderMap) -> Jso
 }
 
 /// Lists models in llama.cpp's format: a model once, with all of its names and its operator's description.
-pub async fn with_aliases(State(front): State<Arc<Frontend>>) -> Json<Value> {
+pub async fn list_with_aliases(State(front): State<Arc<Frontend>>) -> Json<Value> {
     let mut models: Vec<Value> = Vec::new();
     for (name, of) in front.models.listed(&front.replicas) {
         let same = models.iter_mut().find(|listed| listed["id"] == of.name.as_str());

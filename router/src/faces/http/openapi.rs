@@ -1,7 +1,7 @@
 //! `/openapi.json`: every page with its method, its key and its purpose, from the rows that the routes are made of. Has
 //! no knowledge of any page's fields: bodies are objects, and `docs/apis.md` describes their fields.
 
-use crate::faces::http::apis;
+use crate::faces::http::api_table;
 use crate::faces::http::table::{KeyRequirement, Route};
 use crate::front::frontend::Frontend;
 use axum::Json;
@@ -12,9 +12,9 @@ use std::sync::Arc;
 
 pub async fn document(State(front): State<Arc<Frontend>>) -> Json<Value> {
     let mut paths = Map::new();
-    for api in apis(&front.config) {
+    for api in api_table(&front.config) {
         for route in &api.routes {
-            let page = paths.entry(plain(route.path)).or_insert_with(|| json!({}));
+            let page = paths.entry(openapi_path(route.path)).or_insert_with(|| json!({}));
             page[route.method.as_str().to_lowercase()] = operation(api.name, api.keys, route);
         }
     }
@@ -58,7 +58,7 @@ fn operation(api: &str, keys: KeyRequirement, route: &Route) -> Value {
 }
 
 /// Writes a path for OpenAPI, which has no syntax for the rest of a path.
-fn plain(path: &str) -> String {
+fn openapi_path(path: &str) -> String {
     path.replace("{*", "{")
 }
 

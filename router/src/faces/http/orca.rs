@@ -17,7 +17,7 @@ const REPORT: HeaderName = HeaderName::from_static("endpoint-load-metrics");
 pub async fn report_load(State(front): State<Arc<Frontend>>, request: Request, next: Next) -> Response {
     let format = request.headers().get(FORMAT).and_then(|header| header.to_str().ok()).map(str::to_ascii_uppercase);
     let mut response = next.run(request).await;
-    let load_report = format.and_then(|format| report(&format, &load(&front)));
+    let load_report = format.and_then(|format| format_report(&format, &current_load(&front)));
     if let Some(value) = load_report.and_then(|text| HeaderValue::from_str(&text).ok()) {
         response.headers_mut().insert(REPORT, value);
     }
@@ -33,7 +33,7 @@ struct LoadReport {
     n_waiting: u32,
 }
 
-fn load(front: &Frontend) -> LoadReport {
+fn current_load(front: &Frontend) -> LoadReport {
     let (mut used, mut total) = (0, 0);
     for replica in front.topologies().flat_map(|page| page.replicas) {
         used += u64::from(replica.blocks_used);
@@ -42,7 +42,7 @@ fn load(front: &Frontend) -> LoadReport {
     LoadReport { cache_used: used as f64 / total.max(1) as f64, n_waiting: front.history.requests.n_waiting() }
 }
 
-fn report(format: &str, load: &LoadReport) -> Option<String> {
+fn format_report(format: &str, load: &LoadReport) -> Option<String> {
     let LoadReport { cache_used, n_waiting } = load;
     match format {
         "TEXT" => Some(format!(

@@ -26,7 +26,7 @@ const NAME_CHARS_MAX: usize = 100;
 const ANY: &str = "*";
 
 /// The names and origins that a server accepts.
-pub struct Visitors {
+pub struct OriginPolicy {
     keys: ApiKeys,
     bound: IpAddr,
     hosts: Vec<String>,
@@ -34,7 +34,7 @@ pub struct Visitors {
 }
 
 /// The origins whose pages may read an answer.
-enum Readers {
+enum AllowedReaders {
     All,
     /// The page that sent the request.
     This(HeaderValue),
@@ -42,16 +42,16 @@ enum Readers {
     None,
 }
 
-impl Visitors {
-    pub fn new(config: &Config, keys: ApiKeys, bound: SocketAddr) -> Arc<Visitors> {
+impl OriginPolicy {
+    pub fn new(config: &Config, keys: ApiKeys, bound: SocketAddr) -> Arc<OriginPolicy> {
         let (hosts, origins) = (config.hosts_allowed.clone(), config.origins_allowed.clone());
-        Arc::new(Visitors { keys, bound: bound.ip().to_canonical(), hosts, origins })
+        Arc::new(OriginPolicy { keys, bound: bound.ip().to_canonical(), hosts, origins })
     }
 
     /// Returns the pages that may read the answer, or the refusal.
-    fn check(&self, method: &Method, uri: &Uri, headers: &HeaderMap) -> Result<Readers, HttpError> {
+    fn check(&self, method: &Method, uri: &Uri, headers: &HeaderMap) -> Result<AllowedReaders, HttpError> {
         if !self.keys.is_open() {
-            return Ok(headers.get(ORIGIN).map_or(Readers::All, |origin| Readers::This(origin.clone())));
+            return Ok(headers.get(ORIGIN).map_or(AllowedReaders::All, |origin| AllowedReaders::This(origin.clone())));
         }
         let host = host(uri, headers)?;
         if let Some(host) = host.as_deref().filter(|host| self.bound.is_loopback() && !self.is_own(host)) {
@@ -63,14 +63,14 @@ impl Visitors {
         let Some(origin) = headers.get(ORIGIN) else {
             return match is_from_another_site(method, headers) {
                 true => Err(HttpError::bad_request(StatusCode::FORBIDDEN, "pages of other sites may not ask here")),
-                false => Ok(Readers::None),
+                false => Ok(AllowedReaders::None),
             };
         };
         let text = origin.to_str().unwrap_or_default();
-        let of_page = text.parse::<Uri>().ok().and_then(|uri| uri.host().map(bare));
-        let is_known = of_page.is_some_and(|page| self.is_here(&page) || host.as_ref() == Some(&page));
+        let of_page = text.parse::<Uri>().ok().and_then(|uri| uri.host().map(normalized_host));
+        let is_known = of_page.is_some_and(|page| self.is_local_name(&page) || host.as_ref() == Some(&page));
         if is_known || contains(&self.origins, text.trim_end_matches('/')) {
-            return Ok(Readers::This(origin.clone()));
+            return Ok(AllowedReaders::This(origin.clone()));
         }
         let origin_name = truncated_name(text);
         let message =
@@ -79,11 +79,11 @@ impl Visitors {
     }
 
     fn is_own(&self, host: &str) -> bool {
-        self.is_here(host) || contains(&self.hosts, host)
+        self.is_local_name(host) || contains(&self.hosts, host)
     }
 
     /// Whether a name can only mean this machine, so that no foreign page can have it.
-    fn is_here(&self, host: &str) -> bool {
+    fn is_local_name(&self, host: &str) -> bool {
         match host.parse::<IpAddr>() {
             Ok(ip) => ip.to_canonical().is_loopback() || ip.to_canonical() == self.bound,
             Err(_) => host == "localhost" || host.ends_with(".localhost"),
@@ -98,16 +98,16 @@ fn contains(list: &[String], name: &str) -> bool {
 /// Returns the server's name in the request, without its port. A client of HTTP/1.0 may send none.
 fn host(uri: &Uri, headers: &HeaderMap) -> Result<Option<String>, HttpError> {
     if let Some(host) = uri.host() {
-        return Ok(Some(bare(host)));
+        return Ok(Some(normalized_host(host)));
     }
     let Some(host) = headers.get(HOST) else { return Ok(None) };
     let authority = host.to_str().ok().and_then(|text| text.parse::<Authority>().ok());
     let no_name = || HttpError::bad_request(StatusCode::BAD_REQUEST, "the host header is no name");
-    Ok(Some(bare(authority.ok_or_else(no_name)?.host())))
+    Ok(Some(normalized_host(authority.ok_or_else(no_name)?.host())))
 }
 
 /// Normalises a name for comparison: without brackets, capitals and the final dot.
-fn bare(host: &str) -> String {
+fn normalized_host(host: &str) -> String {
     host.trim_start_matches('[').trim_end_matches(']').trim_end_matches('.').to_ascii_lowercase()
 }
 
@@ -122,7 +122,7 @@ fn truncated_name(name: &str) -> String {
 }
 
 /// Answers permitted requests, and names to browsers the pages that may read the answer.
-pub async fn check_origin(State(visitors): State<Arc<Visitors>>, request: Request, next: Next) -> Response {
+pub async fn check_origin(State(visitors): State<Arc<OriginPolicy>>, request: Request, next: Next) -> Response {
     const EXPOSED: HeaderValue = HeaderValue::from_static(
         "retry-after, retry-after-ms, x-ratelimit-limit-requests, x-ratelimit-remaining-requests, \
          x-ratelimit-reset-requests, x-ratelimit-limit-tokens, x-ratelimit-remaining-tokens, x-ratelimit-reset-tokens, \
@@ -143,12 +143,12 @@ pub async fn check_origin(State(visitors): State<Arc<Visitors>>, request: Reques
     };
     let headers = response.headers_mut();
     match readers {
-        Readers::All => headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, HeaderValue::from_static(ANY)),
-        Readers::This(origin) => {
+        AllowedReaders::All => headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, HeaderValue::from_static(ANY)),
+        AllowedReaders::This(origin) => {
             headers.insert(VARY, HeaderValue::from_static("origin"));
             headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, origin)
         }
-        Readers::None => return response,
+        AllowedReaders::None => return response,
     };
     headers.insert(ACCESS_CONTROL_EXPOSE_HEADERS, EXPOSED);
     response
@@ -171,7 +171,7 @@ mod tests {
     use super::*;
 
     /// Whether the server answers a request without a key, for this host and from a page of this origin.
-    fn check(visitors: &Visitors, host: &str, origin: &str) -> bool {
+    fn check(visitors: &OriginPolicy, host: &str, origin: &str) -> bool {
         let mut headers = HeaderMap::new();
         for (name, value) in [(HOST, host), (ORIGIN, origin)].into_iter().filter(|(_, value)| !value.is_empty()) {
             headers.insert(name, value.parse().unwrap());
@@ -182,7 +182,7 @@ mod tests {
     #[test]
     fn only_this_machine_s_names_and_pages_are_answered_without_a_key() {
         let bound =
-            |address: &str, config: &Config| Visitors::new(config, config.keys.clone(), address.parse().unwrap());
+            |address: &str, config: &Config| OriginPolicy::new(config, config.keys.clone(), address.parse().unwrap());
         let open = Config::default();
         let local = bound("127.0.0.1:8000", &open);
         for host in ["localhost:8000", "LOCALHOST.", "127.0.0.1:8000", "127.0.0.2", "[::1]:8000", "a.localhost", ""] {

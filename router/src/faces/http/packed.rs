@@ -14,7 +14,7 @@ pub enum BodyEncoding {
 
 impl BodyEncoding {
     /// Reads a `content-encoding`. None if this server does not support it.
-    pub fn named(encoding: &str) -> Option<BodyEncoding> {
+    pub fn parse(encoding: &str) -> Option<BodyEncoding> {
         match encoding.trim() {
             "" | "identity" => Some(BodyEncoding::Plain),
             "gzip" | "x-gzip" => Some(BodyEncoding::Gzip),
@@ -24,7 +24,7 @@ impl BodyEncoding {
 }
 
 /// Decompresses a gzip body to at most `bytes_max` bytes: a small body may expand to a very large one.
-pub fn unpacked(packed: &[u8], bytes_max: usize) -> Result<Vec<u8>, HttpError> {
+pub fn decompress_gzip(packed: &[u8], bytes_max: usize) -> Result<Vec<u8>, HttpError> {
     let mut bytes = Vec::new();
     let read = MultiGzDecoder::new(packed).take(bytes_max as u64 + 1).read_to_end(&mut bytes);
     let broken = |error| HttpError::bad_request(StatusCode::BAD_REQUEST, format!("the body is no gzip data: {error}"));

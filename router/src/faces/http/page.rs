@@ -5,7 +5,7 @@ use crate::config::RouterLimits;
 use crate::faces::SESSION;
 use crate::faces::http::error::HttpError;
 use crate::faces::http::fields::{Fields, StreamOptions};
-use crate::faces::http::packed::{BodyEncoding, unpacked};
+use crate::faces::http::packed::{BodyEncoding, decompress_gzip};
 use crate::front::frontend::Frontend;
 use crate::front::parsed_request::{BodyPermit, ParsedRequest};
 use crate::front::recorder::Recorder;
@@ -57,8 +57,8 @@ impl ApiRequest {
     }
 
     /// Reserves room for more bytes than the client sent, within the limit for all bodies that are being read.
-    pub fn take_room(&mut self, front: &Frontend, n_bytes: usize) -> Result<(), Refusal> {
-        take_room(front, &mut self.body, n_bytes)
+    pub fn reserve_body_bytes(&mut self, front: &Frontend, n_bytes: usize) -> Result<(), Refusal> {
+        reserve_body_bytes(front, &mut self.body, n_bytes)
     }
 
     /// Returns the stream to resume, if any.
@@ -88,12 +88,12 @@ pub async fn read(front: &Frontend, request: Request) -> Result<ApiRequest, Http
     if declared.is_some_and(|length| length > limits.body_discarded_max) {
         return Err(HttpError::too_large(limits.body_bytes_max));
     }
-    let packing = packing_of_json(request.uri().path(), request.headers());
-    let (mut bytes, mut body) = in_time(front, read_body(front, request.into_body())).await??;
+    let packing = json_body_encoding(request.uri().path(), request.headers());
+    let (mut bytes, mut body) = with_body_timeout(front, read_body(front, request.into_body())).await??;
     if packing? == BodyEncoding::Gzip {
         let bytes_max = limits.body_bytes_max;
-        bytes = front.on_a_thread(move || unpacked(&bytes, bytes_max)).await??;
-        take_room(front, &mut body, bytes.len())?;
+        bytes = front.on_a_thread(move || decompress_gzip(&bytes, bytes_max)).await??;
+        reserve_body_bytes(front, &mut body, bytes.len())?;
     }
     let mut fields = front.off_runtime(bytes.len(), move || Fields::parse(&bytes)).await??;
     if let Some(session) = session {
@@ -105,12 +105,12 @@ pub async fn read(front: &Frontend, request: Request) -> Result<ApiRequest, Http
 /// Returns the compression of a JSON body. Refuses other compressions and content types. Ollama's and llama.cpp's pages
 /// also accept the content type that curl sends with `-d`, as their servers do: the check of origins keeps forms of
 /// foreign web pages out.
-fn packing_of_json(path: &str, headers: &HeaderMap) -> Result<BodyEncoding, HttpError> {
+fn json_body_encoding(path: &str, headers: &HeaderMap) -> Result<BodyEncoding, HttpError> {
     const OF_CURL: &str = "application/x-www-form-urlencoded";
     let text =
         |name: HeaderName| headers.get(name).map(|value| String::from_utf8_lossy(value.as_bytes()).to_lowercase());
     let refused = |message: &str| Err(HttpError::bad_request(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
-    let Some(packing) = BodyEncoding::named(&text(CONTENT_ENCODING).unwrap_or_default()) else {
+    let Some(packing) = BodyEncoding::parse(&text(CONTENT_ENCODING).unwrap_or_default()) else {
         return refused("a body with this content-encoding is not read here: send it as it is, or by gzip");
     };
     let Some(kind) = text(CONTENT_TYPE) else { return Ok(packing) };
@@ -122,13 +122,13 @@ fn packing_of_json(path: &str, headers: &HeaderMap) -> Result<BodyEncoding, Http
     }
 }
 
-async fn in_time<T>(front: &Frontend, body: impl Future<Output = T>) -> Result<T, HttpError> {
+async fn with_body_timeout<T>(front: &Frontend, body: impl Future<Output = T>) -> Result<T, HttpError> {
     let read = tokio::time::timeout(front.config.timeouts.body_max, body).await;
     read.map_err(|_| HttpError::bad_request(StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time"))
 }
 
 /// Reserves more bytes for a request. Refuses if all bodies together exceed their limit.
-pub fn take_room(front: &Frontend, room: &mut BodyPermit, n_bytes: usize) -> Result<(), Refusal> {
+pub fn reserve_body_bytes(front: &Frontend, room: &mut BodyPermit, n_bytes: usize) -> Result<(), Refusal> {
     let full = Refusal::Full { retry_after: front.config.timeouts.retry_after };
     let n_permits = u32::try_from(n_bytes).unwrap_or(u32::MAX);
     let taken = front.bodies.clone().try_acquire_many_owned(n_permits).map_err(|_| full)?;
@@ -155,7 +155,7 @@ async fn read_body(front: &Frontend, body: Body) -> Result<(Vec<u8>, BodyPermit)
         if n_bytes > limits.body_bytes_max || !is_room {
             continue;
         }
-        match take_room(front, &mut room, chunk.len()) {
+        match reserve_body_bytes(front, &mut room, chunk.len()) {
             Ok(()) => bytes.extend_from_slice(&chunk),
             Err(_) => is_room = false,
         }

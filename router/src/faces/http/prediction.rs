@@ -1,7 +1,7 @@
 //! `prediction`: the answer that a client expects, in OpenAI's format. The answer arrives sooner where the prediction
 //! holds.
 
-use crate::faces::http::fields::{Fields, wrong};
+use crate::faces::http::fields::{Fields, wrong_type};
 use crate::faces::http::single::text_of;
 use crate::refusal::Refusal;
 use serde_json::Value;
@@ -18,7 +18,7 @@ fn read(value: Option<Value>) -> Result<String, Refusal> {
         Some(Value::Object(mut members)) if members.get("type").and_then(Value::as_str) == Some("content") => {
             text_of("prediction.content", members.remove("content"), &["text"])
         }
-        Some(other) => Err(wrong(FIELD, "an object of the type `content`", &other)),
+        Some(other) => Err(wrong_type(FIELD, "an object of the type `content`", &other)),
     }
 }
 

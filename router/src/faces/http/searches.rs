@@ -1,6 +1,6 @@
 //! `use_beam_search` and its parameters, in vLLM's format: `best_of` is the number of beams.
 
-use crate::faces::http::fields::{Fields, wrong};
+use crate::faces::http::fields::{Fields, wrong_type};
 use crate::refusal::Refusal;
 use proto::v1::BeamSearch;
 use proto::v1::beam_search::Patience;
@@ -29,7 +29,7 @@ fn patience(value: Option<Value>) -> Result<Patience, Refusal> {
         None | Some(Value::Null | Value::Bool(false)) => Ok(Patience::Unspecified),
         Some(Value::Bool(true)) => Ok(Patience::UntilFull),
         Some(Value::String(word)) if word == "never" => Ok(Patience::WhilePossible),
-        Some(other) => Err(wrong("early_stopping", "true, false or \"never\"", &other)),
+        Some(other) => Err(wrong_type("early_stopping", "true, false or \"never\"", &other)),
     }
 }
 

@@ -4,7 +4,7 @@
 use crate::config::{RouterLimits, Timeouts};
 use crate::faces::Error;
 use crate::faces::doors::lines::StrictLines;
-use crate::faces::doors::socket::Socket;
+use crate::faces::doors::socket::LimitedSocket;
 use axum::Router;
 use http::Uri;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
@@ -44,7 +44,7 @@ impl HttpConnections {
     pub fn of(listener: TcpListener, tls: Option<OfferedTls>) -> HttpConnections {
         match tls {
             None => HttpConnections::Plain(listener),
-            Some(tls) => HttpConnections::Tls(wire::clients(listener, tls, AlpnProtocol::Http)),
+            Some(tls) => HttpConnections::Tls(wire::incoming_clients(listener, tls, AlpnProtocol::Http)),
         }
     }
 
@@ -78,7 +78,7 @@ pub async fn serve(
         };
         match places.clone().try_acquire_owned() {
             Ok(place) => {
-                connections.spawn(connection(stream, place, routes.clone(), timeouts.clone(), shutdown.clone()));
+                connections.spawn(serve_connection(stream, place, routes.clone(), timeouts.clone(), shutdown.clone()));
             }
             // An answer that does not fit into the socket's buffer is not worth a task.
             Err(_) => match stream {
@@ -93,7 +93,7 @@ pub async fn serve(
 }
 
 /// Waits until a connection without TLS sends data. It has no buffers before that.
-async fn begins(stream: &TcpStream, headers_max: Duration, shutdown: &CancellationToken) -> bool {
+async fn wait_for_data(stream: &TcpStream, headers_max: Duration, shutdown: &CancellationToken) -> bool {
     if let Err(error) = stream.set_nodelay(true) {
         tracing::debug!(%error, "a connection keeps Nagle's delay");
     }
@@ -103,7 +103,7 @@ async fn begins(stream: &TcpStream, headers_max: Duration, shutdown: &Cancellati
     }
 }
 
-async fn connection(
+async fn serve_connection(
     mut stream: Connection,
     place: OwnedSemaphorePermit,
     routes: Router,
@@ -112,18 +112,18 @@ async fn connection(
 ) {
     let Timeouts { headers_max, unread_max, .. } = timeouts;
     if let Connection::Plain(plain) = &stream
-        && !begins(plain, headers_max, &shutdown).await
+        && !wait_for_data(plain, headers_max, &shutdown).await
     {
         // It does not matter whether the peer receives the end.
         let _gone = stream.shutdown().await;
         return;
     }
     let has_request = Arc::new(AtomicBool::new(false));
-    let service = TowerToHyperService::new(RequestTracker { routes, has_request: has_request.clone() });
-    let builder = protocols(headers_max);
-    let socket = Socket::new(stream, place, unread_max);
-    let mut served = pin!(builder.serve_connection(TokioIo::new(StrictLines::over(socket)), service));
-    let mut late = pin!(too_late(has_request, headers_max));
+    let service = TowerToHyperService::new(TrackingRouter { routes, has_request: has_request.clone() });
+    let builder = connection_builder(headers_max);
+    let socket = LimitedSocket::new(stream, place, unread_max);
+    let mut served = pin!(builder.serve_connection(TokioIo::new(StrictLines::new(socket)), service));
+    let mut late = pin!(first_request_timeout(has_request, headers_max));
     let mut draining = false;
     loop {
         tokio::select! {
@@ -139,7 +139,7 @@ async fn connection(
 }
 
 /// Returns the settings of one connection, for both protocols.
-fn protocols(headers_max: Duration) -> Builder<TokioExecutor> {
+fn connection_builder(headers_max: Duration) -> Builder<TokioExecutor> {
     let mut builder = Builder::new(TokioExecutor::new());
     builder.http1().timer(TokioTimer::new()).header_read_timeout(headers_max).max_buf_size(HEAD_BYTES_MAX);
     builder
@@ -156,7 +156,7 @@ fn protocols(headers_max: Duration) -> Builder<TokioExecutor> {
 }
 
 /// Ends if no request arrived in time. The protocol's own deadline begins only once the protocol is known.
-async fn too_late(has_request: Arc<AtomicBool>, headers_max: Duration) {
+async fn first_request_timeout(has_request: Arc<AtomicBool>, headers_max: Duration) {
     tokio::time::sleep(headers_max).await;
     if has_request.load(Ordering::Relaxed) {
         std::future::pending::<()>().await;
@@ -165,7 +165,7 @@ async fn too_late(has_request: Arc<AtomicBool>, headers_max: Duration) {
 
 /// The routes of one connection, which record that a request arrived.
 #[derive(Clone)]
-struct RequestTracker {
+struct TrackingRouter {
     routes: Router,
     has_request: Arc<AtomicBool>,
 }
@@ -179,7 +179,7 @@ fn without_last_slash(uri: &Uri) -> Option<Uri> {
     Uri::from_parts(parts).ok()
 }
 
-impl<B> Service<http::Request<B>> for RequestTracker
+impl<B> Service<http::Request<B>> for TrackingRouter
 where
     Router: Service<http::Request<B>>,
     <Router as Service<http::Request<B>>>::Future: Send + 'static,

@@ -1,6 +1,6 @@
 //! Shared by pages whose requests have one prompt, mostly a chat. Has no knowledge of any page's own fields.
 
-use crate::faces::http::fields::{Fields, wrong};
+use crate::faces::http::fields::{Fields, wrong_type};
 use crate::front::parsed_request::{ParsedRequest, Purpose};
 use crate::refusal::Refusal;
 use proto::v1;
@@ -38,7 +38,7 @@ pub fn text_of(field: &str, content: Option<Value>, kinds: &[&str]) -> Result<St
         Some(Value::String(text)) => return Ok(text),
         Some(Value::Array(parts)) => parts,
         None => return Err(invalid(field.to_owned(), "is missing")),
-        Some(other) => return Err(wrong(field.to_owned(), "a string or a list of parts", &other)),
+        Some(other) => return Err(wrong_type(field.to_owned(), "a string or a list of parts", &other)),
     };
     let text = |(j, part): (usize, &Value)| match (part["type"].as_str(), &part["text"]) {
         (Some(kind), Value::String(text)) if kinds.contains(&kind) => Ok(text.clone()),
@@ -65,12 +65,12 @@ pub fn objects(field: &'static str, list: Option<Value>) -> Result<Vec<Fields>, 
     let list = match list {
         Some(Value::Array(list)) if !list.is_empty() => list,
         Some(Value::Array(_)) => return Err(Refusal::invalid(field, "there are none")),
-        Some(other) => return Err(wrong(field, "a list", &other)),
+        Some(other) => return Err(wrong_type(field, "a list", &other)),
         None => return Err(Refusal::invalid(field, "is missing")),
     };
     let object = |(i, value): (usize, Value)| match value {
         Value::Object(members) => Ok(Fields::of(members)),
-        other => Err(wrong(format!("{field}[{i}]"), "an object", &other)),
+        other => Err(wrong_type(format!("{field}[{i}]"), "an object", &other)),
     };
     list.into_iter().enumerate().map(object).collect()
 }

@@ -29,12 +29,12 @@ pub trait EventWriter: Send + Unpin + 'static {
     const CONTENT_TYPE: &'static str = "text/event-stream";
 
     /// Writes the events that can be written before the first delta.
-    fn opening(&mut self, generation: &Generation, out: &mut String);
-    fn event(&mut self, slot: u32, event: GenerationEvent, generation: &Generation, out: &mut String);
+    fn append_opening(&mut self, generation: &Generation, out: &mut String);
+    fn append_event(&mut self, slot: u32, event: GenerationEvent, generation: &Generation, out: &mut String);
     /// Writes the end, after all choices have ended.
-    fn ending(&mut self, out: &mut String);
+    fn append_ending(&mut self, out: &mut String);
     /// Writes a refusal as the last event, because it is too late for a status.
-    fn fail(&mut self, refusal: Refusal, out: &mut String);
+    fn append_failure(&mut self, refusal: Refusal, out: &mut String);
     /// Returns a comment for silent periods, so that proxies keep the stream open. No empty line follows: some clients
     /// would treat one as an event without data, once they have read an `id`.
     fn keep_alive(&self) -> &'static str {
@@ -45,24 +45,24 @@ pub trait EventWriter: Send + Unpin + 'static {
 pub fn stream<V: EventWriter>(mut writer: V, generation: Generation, front: &Frontend) -> Response {
     let silence_max = front.config.timeouts.sse_silence_max;
     let mut written = String::new();
-    writer.opening(&generation, &mut written);
+    writer.append_opening(&generation, &mut written);
     let silence = Box::pin(tokio::time::sleep(silence_max));
     let headers = [("content-type", V::CONTENT_TYPE), ("cache-control", "no-cache"), ("x-accel-buffering", "no")];
     let head = certificate::with_headers(headers.into_response(), &generation.started);
-    let body = Events { writer, generation, written, ended: false, silence, silence_max };
+    let body = EventStream { writer, generation, written, ended: false, silence, silence_max };
     head.map(|_| Body::from_stream(front.reader_watch.watched(body)))
 }
 
 /// How much a client has once it has read everything so far.
-pub struct Position {
+pub struct StreamPosition {
     /// None if the stream cannot be resumed.
     handle: Option<String>,
     pub marks: ReadMarks,
 }
 
-impl Position {
-    pub fn of(generation: &Generation) -> Position {
-        Position { handle: generation.handle.clone(), marks: generation.marks.clone() }
+impl StreamPosition {
+    pub fn of(generation: &Generation) -> StreamPosition {
+        StreamPosition { handle: generation.handle.clone(), marks: generation.marks.clone() }
     }
 
     /// Writes an event that advances the client to this position.
@@ -85,7 +85,7 @@ pub fn write(out: &mut String, name: Option<&str>, data: &Value) {
     out.push_str("\n\n");
 }
 
-struct Events<V> {
+struct EventStream<V> {
     writer: V,
     generation: Generation,
     /// Output that the connection has not taken yet.
@@ -95,22 +95,22 @@ struct Events<V> {
     silence_max: Duration,
 }
 
-impl<V: EventWriter> Events<V> {
+impl<V: EventWriter> EventStream<V> {
     /// Writes the events that are available.
-    fn gather(&mut self, context: &mut Context<'_>) {
+    fn write_available(&mut self, context: &mut Context<'_>) {
         for _ in 0..EVENTS_AT_ONCE_MAX {
             match Pin::new(&mut self.generation).poll_next(context) {
                 Poll::Pending => return,
                 Poll::Ready(Some(Ok((slot, event)))) => {
-                    self.writer.event(slot, event, &self.generation, &mut self.written);
+                    self.writer.append_event(slot, event, &self.generation, &mut self.written);
                 }
                 Poll::Ready(Some(Err(refusal))) => {
                     self.ended = true;
-                    return self.writer.fail(refusal, &mut self.written);
+                    return self.writer.append_failure(refusal, &mut self.written);
                 }
                 Poll::Ready(None) => {
                     self.ended = true;
-                    return self.writer.ending(&mut self.written);
+                    return self.writer.append_ending(&mut self.written);
                 }
             }
         }
@@ -119,13 +119,13 @@ impl<V: EventWriter> Events<V> {
     }
 }
 
-impl<V: EventWriter> Stream for Events<V> {
+impl<V: EventWriter> Stream for EventStream<V> {
     type Item = Result<Bytes, ReadTimeout>;
 
     fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let this = self.get_mut();
         if !this.ended {
-            this.gather(context);
+            this.write_available(context);
         }
         if this.written.is_empty() && !this.ended && this.silence.as_mut().poll(context).is_ready() {
             this.written.push_str(this.writer.keep_alive());

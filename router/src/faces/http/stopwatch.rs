@@ -11,7 +11,7 @@ pub struct Stopwatch {
 }
 
 /// The times of an answer that has ended.
-pub struct Times {
+pub struct AnswerTimes {
     pub prompt: Duration,
     pub answer: Duration,
 }
@@ -37,14 +37,14 @@ impl Stopwatch {
     }
 
     /// Returns the times so far. Without a token, all of it counts as prompt.
-    pub fn times(&self) -> Times {
+    pub fn times(&self) -> AnswerTimes {
         let now = Instant::now();
         let first = self.first.unwrap_or(now);
-        Times { prompt: first - self.computing.unwrap_or(self.arrived), answer: now - first }
+        AnswerTimes { prompt: first - self.computing.unwrap_or(self.arrived), answer: now - first }
     }
 }
 
-impl Times {
+impl AnswerTimes {
     pub fn total(&self) -> Duration {
         self.prompt + self.answer
     }

@@ -2,7 +2,7 @@
 //! `guided_..`, llama.cpp's `grammar` and `json_schema`, SGLang's `regex` and `ebnf`. They become one `Structure`. Two
 //! of them in one request are refused.
 
-use crate::faces::http::fields::{Fields, wrong};
+use crate::faces::http::fields::{Fields, wrong_type};
 use crate::front::structure::{FIELD, vllm_grammar};
 use crate::refusal::Refusal;
 use proto::v1;
@@ -40,7 +40,7 @@ pub fn structure(fields: &mut Fields) -> Result<Option<RequestedStructure>, Refu
 }
 
 /// Renames the field of a refusal to the client's name.
-pub fn renamed(refusal: Refusal, field: Option<&'static str>) -> Refusal {
+pub fn rename_field(refusal: Refusal, field: Option<&'static str>) -> Refusal {
     match field {
         Some(field) => refusal.renamed(&[(FIELD, field)]),
         None => refusal,
@@ -57,7 +57,7 @@ fn response_format(fields: &mut Fields) -> Result<Option<Form>, Refusal> {
             Some(schema) => json_form(NAME, schema).map(Some),
             None => Ok(Some(Form::JsonObject(true))),
         },
-        Some("json_schema") => of_openai(format).map(Some),
+        Some("json_schema") => openai_form(format).map(Some),
         Some("regex") => {
             let pattern = format.take("pattern").or_else(|| format.take("regex"));
             Ok(Some(Form::Regex(string("response_format.pattern", pattern)?)))
@@ -66,13 +66,13 @@ fn response_format(fields: &mut Fields) -> Result<Option<Form>, Refusal> {
             let text = string("response_format.grammar", format.take("grammar"))?;
             Ok(Some(vllm_grammar(text)))
         }
-        Some("structural_tag") => Ok(Some(Form::StructuralTag(of_tag(format).to_string()))),
+        Some("structural_tag") => Ok(Some(Form::StructuralTag(tag_value(format).to_string()))),
         _ => Err(Refusal::invalid("response_format.type", "must be text, json_object, json_schema or structural_tag")),
     }
 }
 
 /// `strict` makes no difference: every schema is enforced, and an unsupported one is refused by name.
-fn of_openai(mut format: Fields) -> Result<Form, Refusal> {
+fn openai_form(mut format: Fields) -> Result<Form, Refusal> {
     const NAME: &str = "response_format.json_schema";
     let inner = match format.take("json_schema") {
         Some(Value::Object(inner)) => inner,
@@ -81,7 +81,7 @@ fn of_openai(mut format: Fields) -> Result<Form, Refusal> {
             Some(schema) => return json_form("response_format.schema", schema),
             None => return Err(Refusal::invalid(NAME, "is missing")),
         },
-        Some(other) => return Err(wrong(NAME, "an object", &other)),
+        Some(other) => return Err(wrong_type(NAME, "an object", &other)),
     };
     let mut inner = Fields::of(inner);
     inner.boolean("strict")?;
@@ -92,7 +92,7 @@ fn of_openai(mut format: Fields) -> Result<Form, Refusal> {
 }
 
 /// Returns a structural tag unchanged, of the older kind or the newer one.
-fn of_tag(format: Fields) -> Value {
+fn tag_value(format: Fields) -> Value {
     let mut tag = Map::from_iter([("type".to_owned(), "structural_tag".into())]);
     tag.extend(format.rest());
     Value::Object(tag)
@@ -127,7 +127,7 @@ fn tag_form(value: Value) -> Result<Form, Refusal> {
     match value {
         Value::String(text) => Ok(Form::StructuralTag(text)),
         tag @ Value::Object(_) => Ok(Form::StructuralTag(tag.to_string())),
-        other => Err(wrong("structured_outputs.structural_tag", "a structural tag", &other)),
+        other => Err(wrong_type("structured_outputs.structural_tag", "a structural tag", &other)),
     }
 }
 
@@ -142,15 +142,15 @@ fn json_form(field: &'static str, value: Value) -> Result<Form, Refusal> {
     match value {
         Value::String(text) => Ok(Form::JsonSchema(text)),
         schema @ (Value::Object(_) | Value::Bool(_)) => Ok(Form::JsonSchema(schema.to_string())),
-        other => Err(wrong(field, "a JSON schema", &other)),
+        other => Err(wrong_type(field, "a JSON schema", &other)),
     }
 }
 
 fn choices(field: &'static str, value: Value) -> Result<Form, Refusal> {
-    let Value::Array(all) = value else { return Err(wrong(field, "a list of texts", &value)) };
+    let Value::Array(all) = value else { return Err(wrong_type(field, "a list of texts", &value)) };
     let text = |value: Value| match value {
         Value::String(text) => Ok(text),
-        other => Err(wrong(field, "a list of texts", &other)),
+        other => Err(wrong_type(field, "a list of texts", &other)),
     };
     let texts = all.into_iter().map(text).collect::<Result<Vec<_>, _>>()?;
     Ok(Form::Choice(Choices { texts }))
@@ -160,7 +160,7 @@ fn string(field: &'static str, value: Option<Value>) -> Result<String, Refusal> 
     match value {
         Some(Value::String(text)) => Ok(text),
         None => Err(Refusal::invalid(field, "is missing")),
-        Some(other) => Err(wrong(field, "a string", &other)),
+        Some(other) => Err(wrong_type(field, "a string", &other)),
     }
 }
 

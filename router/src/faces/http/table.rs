@@ -17,7 +17,7 @@ pub struct Route {
 }
 
 /// The pages of one API.
-pub struct Api {
+pub struct ApiRoutes {
     pub name: &'static str,
     pub keys: KeyRequirement,
     pub routes: Vec<Route>,

@@ -1,7 +1,7 @@
 //! How long a model may think, under each server's name for it. Has no knowledge of models.
 
 use crate::faces::http::conversation::invalid;
-use crate::faces::http::fields::{Fields, wrong};
+use crate::faces::http::fields::{Fields, wrong_type};
 use crate::refusal::Refusal;
 use serde_json::Value;
 
@@ -14,18 +14,18 @@ pub fn budget(fields: &mut Fields) -> Result<Option<u32>, Refusal> {
     let mut found: Option<(&str, u32)> = None;
     for name in NAMES {
         let Some(value) = fields.take(name) else { continue };
-        found = agreed(found, name, tokens(name, &value)?)?;
+        found = merge_budgets(found, name, tokens(name, &value)?)?;
     }
     if let Some(thinking) = fields.take("thinking") {
-        found = agreed(found, "thinking.budget_tokens", of_thinking(&thinking)?)?;
+        found = merge_budgets(found, "thinking.budget_tokens", anthropic_budget(&thinking)?)?;
     }
     Ok(found.map(|(_, tokens_max)| tokens_max))
 }
 
 /// Returns the budget in Anthropic's object: `{"type": "enabled", "budget_tokens": 1024}`. An object that disables
 /// thoughts, or leaves their length to the model, has none.
-pub fn of_thinking(thinking: &Value) -> Result<Option<u32>, Refusal> {
-    let Value::Object(object) = thinking else { return Err(wrong("thinking", "an object", thinking)) };
+pub fn anthropic_budget(thinking: &Value) -> Result<Option<u32>, Refusal> {
+    let Value::Object(object) = thinking else { return Err(wrong_type("thinking", "an object", thinking)) };
     match object.get("type").and_then(Value::as_str) {
         Some("enabled") => {
             object.get("budget_tokens").map_or(Ok(None), |value| tokens("thinking.budget_tokens", value))
@@ -40,12 +40,12 @@ pub fn of_thinking(thinking: &Value) -> Result<Option<u32>, Refusal> {
 fn tokens(name: &'static str, value: &Value) -> Result<Option<u32>, Refusal> {
     match value.as_i64() {
         Some(-1) => Ok(None),
-        Some(n) => u32::try_from(n).map(Some).map_err(|_| wrong(name, "a number of tokens, or -1 for no limit", value)),
-        None => Err(wrong(name, "a number of tokens, or -1 for no limit", value)),
+        Some(n) => u32::try_from(n).map(Some).map_err(|_| wrong_type(name, "a number of tokens, or -1 for no limit", value)),
+        None => Err(wrong_type(name, "a number of tokens, or -1 for no limit", value)),
     }
 }
 
-fn agreed<'a>(
+fn merge_budgets<'a>(
     found: Option<(&'a str, u32)>,
     name: &'a str,
     tokens_max: Option<u32>,

@@ -1,7 +1,7 @@
 //! Tools in OpenAI's format, also the older `functions`, and the calls of a conversation. Has no knowledge of dialects.
 
 use crate::faces::http::conversation::invalid;
-use crate::faces::http::fields::{Fields, wrong};
+use crate::faces::http::fields::{Fields, wrong_type};
 use crate::refusal::Refusal;
 use proto::v1;
 use proto::v1::tool_choice::Mode;
@@ -9,17 +9,17 @@ use serde_json::{Map, Value, json};
 use std::collections::HashSet;
 
 /// Whether the client uses `functions`, the API before `tools`.
-pub fn are_older(fields: &Fields) -> bool {
+pub fn uses_functions(fields: &Fields) -> bool {
     fields.has("functions") && !fields.has("tools")
 }
 
 /// Reads the tools and the tool choice into a chat.
 pub fn read(fields: &mut Fields, chat: v1::Chat) -> Result<v1::Chat, Refusal> {
-    let is_older = are_older(fields);
+    let is_older = uses_functions(fields);
     let functions = list(fields, "functions")?.into_iter();
     let functions = functions.map(|function| json!({ "type": "function", "function": function }).to_string());
     let mut tools: Vec<String> = list(fields, "tools")?.iter().map(Value::to_string).collect();
-    let choice = fields.take("tool_choice").map(|value| chosen(value, &mut tools)).transpose()?;
+    let choice = fields.take("tool_choice").map(|value| restrict_to_choice(value, &mut tools)).transpose()?;
     let older_choice = fields.take("function_call").map(older_choice).transpose()?;
     let is_parallel = fields.boolean("parallel_tool_calls")?;
     if is_older {
@@ -37,16 +37,16 @@ fn list(fields: &mut Fields, name: &'static str) -> Result<Vec<Value>, Refusal> 
     let list = match fields.take(name) {
         None => return Ok(Vec::new()),
         Some(Value::Array(list)) => list,
-        Some(other) => return Err(wrong(name, "a list of objects", &other)),
+        Some(other) => return Err(wrong_type(name, "a list of objects", &other)),
     };
     match list.iter().enumerate().find(|(_, one)| !one.is_object()) {
-        Some((i, one)) => Err(wrong(format!("{name}[{i}]"), "an object", one)),
+        Some((i, one)) => Err(wrong_type(format!("{name}[{i}]"), "an object", one)),
         None => Ok(list),
     }
 }
 
 /// Reads the choice. A choice that allows only some of the tools removes the others.
-fn chosen(value: Value, tools: &mut Vec<String>) -> Result<v1::ToolChoice, Refusal> {
+fn restrict_to_choice(value: Value, tools: &mut Vec<String>) -> Result<v1::ToolChoice, Refusal> {
     if value["type"] != "allowed_tools" {
         return choice(value);
     }
@@ -109,7 +109,7 @@ pub fn calls(i: usize, message: &mut Map<String, Value>) -> Result<Vec<v1::ToolC
     let calls = match message.remove("tool_calls") {
         None | Some(Value::Null) => return Ok(Vec::new()),
         Some(Value::Array(calls)) => calls,
-        Some(other) => return Err(wrong(format!("messages[{i}].tool_calls"), "a list", &other)),
+        Some(other) => return Err(wrong_type(format!("messages[{i}].tool_calls"), "a list", &other)),
     };
     let one = |(j, value): (usize, Value)| {
         let field = format!("messages[{i}].tool_calls[{j}]");
@@ -131,7 +131,7 @@ fn call(field: String, function: &Value, id: String) -> Result<v1::ToolCall, Ref
         Value::String(text) => text.clone(),
         // Some clients send back the parsed object.
         object @ Value::Object(_) => object.to_string(),
-        other => return Err(wrong(format!("{field}.arguments"), "a string with JSON in it", other)),
+        other => return Err(wrong_type(format!("{field}.arguments"), "a string with JSON in it", other)),
     };
     Ok(v1::ToolCall { id, name: name.to_owned(), arguments })
 }

@@ -5,8 +5,8 @@ use crate::faces::doors::call::{call_deadline, status, tenant};
 use crate::faces::http::fields::Fields;
 use crate::faces::http::format::finish_reason;
 use crate::faces::http::known::Endpoint;
-use crate::faces::http::structure::{renamed, structure};
-use crate::faces::kserve::tensors::{Tensors, metadata, response};
+use crate::faces::http::structure::{rename_field, structure};
+use crate::faces::kserve::tensors::{InputTensors, metadata, response};
 use crate::front::frontend::Frontend;
 use crate::front::generation::{Generation, GenerationEvent};
 use crate::front::parsed_request::ParsedRequest;
@@ -104,7 +104,7 @@ impl GrpcInferenceService for KserveService {
         request: Request<wire::ModelInferRequest>,
     ) -> Result<Response<wire::ModelInferResponse>, Status> {
         let mut recorder = Recorder::start(Face::Kserve, &Caller::of_grpc(request.metadata()));
-        let result = self.caller(request.metadata()).and_then(|caller| read(request.into_inner(), &caller));
+        let result = self.call_context(request.metadata()).and_then(|caller| read(request.into_inner(), &caller));
         let (parsed, style) = result.inspect_err(|refusal| recorder.refused(refusal)).map_err(status)?;
         if style.is_stream {
             let refusal = Refusal::invalid("stream", "is for ModelStreamInfer");
@@ -112,8 +112,8 @@ impl GrpcInferenceService for KserveService {
             return Err(status(refusal));
         }
         let generation = self.front.generate(parsed, recorder).await;
-        let mut generation = generation.map_err(|refusal| status(renamed(refusal, style.structure_field)))?;
-        let answer = whole(&mut generation).await.map_err(status)?;
+        let mut generation = generation.map_err(|refusal| status(rename_field(refusal, style.structure_field)))?;
+        let answer = collect_answer(&mut generation).await.map_err(status)?;
         Ok(Response::new(style.response(&generation, &answer.text, &answer.reason)))
     }
 
@@ -121,7 +121,7 @@ impl GrpcInferenceService for KserveService {
         &self,
         request: Request<Streaming<wire::ModelInferRequest>>,
     ) -> Result<Response<Self::ModelStreamInferStream>, Status> {
-        let CallContext { deadline, .. } = self.caller(request.metadata()).map_err(status)?;
+        let CallContext { deadline, .. } = self.call_context(request.metadata()).map_err(status)?;
         let (replies, out) = mpsc::channel(REPLIES_UNSENT_MAX);
         let (service, metadata, mut requests) = (self.clone(), request.metadata().clone(), request.into_inner());
         tokio::spawn(async move {
@@ -133,7 +133,7 @@ impl GrpcInferenceService for KserveService {
                         Ok(tenant) => tenant,
                         Err(refusal) => {
                             recorder.refused(&refusal);
-                            service.reply(&replies, Err(status(refusal))).await?;
+                            service.send_reply(&replies, Err(status(refusal))).await?;
                             break;
                         }
                     };
@@ -162,7 +162,7 @@ impl KserveService {
         self.front.replicas.is_any_ready() && !self.front.admission.is_draining()
     }
 
-    fn caller(&self, metadata: &MetadataMap) -> Result<CallContext, Refusal> {
+    fn call_context(&self, metadata: &MetadataMap) -> Result<CallContext, Refusal> {
         Ok(CallContext { tenant: tenant(&self.front, metadata)?, deadline: call_deadline(metadata)? })
     }
 
@@ -186,13 +186,13 @@ impl KserveService {
             // A refusal ends one request. The stream continues with the next.
             Err(refusal) => {
                 let reply = wire::ModelStreamInferResponse { error_message: refusal.to_string(), infer_response: None };
-                self.reply(replies, Ok(reply)).await
+                self.send_reply(replies, Ok(reply)).await
             }
         }
     }
 
     /// Sends a reply. None if the client has left, or does not read.
-    async fn reply(&self, replies: &Replies, reply: Result<wire::ModelStreamInferResponse, Status>) -> Option<()> {
+    async fn send_reply(&self, replies: &Replies, reply: Result<wire::ModelStreamInferResponse, Status>) -> Option<()> {
         replies.send_timeout(reply, self.front.config.timeouts.unread_max).await.ok()
     }
 
@@ -204,14 +204,14 @@ impl KserveService {
         replies: &Replies,
     ) -> Result<Option<()>, Refusal> {
         let generation = self.front.generate(parsed, recorder).await;
-        let mut generation = generation.map_err(|refusal| renamed(refusal, style.structure_field))?;
+        let mut generation = generation.map_err(|refusal| rename_field(refusal, style.structure_field))?;
         let reply = |response| {
             Ok(wire::ModelStreamInferResponse { error_message: String::new(), infer_response: Some(response) })
         };
         if !style.is_stream {
-            let answer = whole(&mut generation).await?;
+            let answer = collect_answer(&mut generation).await?;
             let response = style.response(&generation, &answer.text, &answer.reason);
-            return Ok(self.reply(replies, reply(response)).await);
+            return Ok(self.send_reply(replies, reply(response)).await);
         }
         while let Some(event) = generation.next().await {
             let response = match event?.1 {
@@ -219,7 +219,7 @@ impl KserveService {
                 GenerationEvent::Finished(finished) => style.response(&generation, "", finish_reason(&finished)),
                 _ => continue,
             };
-            if self.reply(replies, reply(response)).await.is_none() {
+            if self.send_reply(replies, reply(response)).await.is_none() {
                 return Ok(None);
             }
         }
@@ -243,7 +243,7 @@ struct KserveReplyFormat {
 fn read(request: wire::ModelInferRequest, caller: &CallContext) -> Result<(ParsedRequest, KserveReplyFormat), Refusal> {
     check_version(&request.model_version)?;
     let is_raw = !request.raw_input_contents.is_empty();
-    let tensors = Tensors::read(request.inputs, request.raw_input_contents)?;
+    let tensors = InputTensors::read(request.inputs, request.raw_input_contents)?;
     let has_reason = tensors::has_reason(&request.outputs)?;
     let mut fields = Fields::of(tensors::parameters(request.parameters, tensors.sampling)?);
     fields.check(Endpoint::Infer)?;
@@ -288,7 +288,7 @@ struct CollectedAnswer {
     reason: String,
 }
 
-async fn whole(generation: &mut Generation) -> Result<CollectedAnswer, Refusal> {
+async fn collect_answer(generation: &mut Generation) -> Result<CollectedAnswer, Refusal> {
     let mut answer = CollectedAnswer { text: String::new(), reason: String::new() };
     while let Some(event) = generation.next().await {
         match event?.1 {

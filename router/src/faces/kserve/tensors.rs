@@ -22,7 +22,7 @@ const OUTPUTS: [(&str, &str); 2] = [("text_output", "BYTES"), ("finish_reason", 
 
 /// A request's inputs; each has one element.
 #[derive(Debug, Default)]
-pub struct Tensors {
+pub struct InputTensors {
     pub text: Option<String>,
     pub is_stream: bool,
     /// A JSON object.
@@ -30,26 +30,26 @@ pub struct Tensors {
     pub exclude_input: Option<bool>,
 }
 
-enum Element {
+enum TensorElement {
     Text(String),
     Truth(bool),
 }
 
-impl Tensors {
-    pub fn read(inputs: Vec<InferInputTensor>, raw: Vec<Vec<u8>>) -> Result<Tensors, Refusal> {
+impl InputTensors {
+    pub fn read(inputs: Vec<InferInputTensor>, raw: Vec<Vec<u8>>) -> Result<InputTensors, Refusal> {
         if !raw.is_empty() && raw.len() != inputs.len() {
             let message = format!("{} for {} inputs", raw.len(), inputs.len());
             return Err(Refusal::invalid("raw_input_contents", message));
         }
-        let mut tensors = Tensors::default();
+        let mut tensors = InputTensors::default();
         let mut raw = raw.into_iter();
         for input in inputs {
             let name = input.name.clone();
             match (name.as_str(), element(input, raw.next())?) {
-                ("text_input", Element::Text(text)) => tensors.text = Some(text),
-                ("sampling_parameters", Element::Text(text)) => tensors.sampling = Some(text),
-                ("stream", Element::Truth(truth)) => tensors.is_stream = truth,
-                ("exclude_input_in_output", Element::Truth(truth)) => tensors.exclude_input = Some(truth),
+                ("text_input", TensorElement::Text(text)) => tensors.text = Some(text),
+                ("sampling_parameters", TensorElement::Text(text)) => tensors.sampling = Some(text),
+                ("stream", TensorElement::Truth(truth)) => tensors.is_stream = truth,
+                ("exclude_input_in_output", TensorElement::Truth(truth)) => tensors.exclude_input = Some(truth),
                 _ => return Err(Refusal::invalid("inputs", "an input has another type than its own")),
             }
         }
@@ -57,7 +57,7 @@ impl Tensors {
     }
 }
 
-fn element(input: InferInputTensor, raw: Option<Vec<u8>>) -> Result<Element, Refusal> {
+fn element(input: InferInputTensor, raw: Option<Vec<u8>>) -> Result<TensorElement, Refusal> {
     let Some((name, datatype)) = INPUTS.into_iter().find(|(name, _)| *name == input.name) else {
         let name: String = input.name.chars().take(100).collect();
         return Err(Refusal::invalid("inputs", format!("`{name}` is not supported")));
@@ -71,11 +71,11 @@ fn element(input: InferInputTensor, raw: Option<Vec<u8>>) -> Result<Element, Ref
     let contents = input.contents.unwrap_or_default();
     let one = || Refusal::invalid(name, "must have one element, as its shape says");
     match (datatype, raw) {
-        ("BOOL", Some(raw)) => <[u8; 1]>::try_from(raw).map(|[byte]| Element::Truth(byte != 0)).map_err(|_| one()),
+        ("BOOL", Some(raw)) => <[u8; 1]>::try_from(raw).map(|[byte]| TensorElement::Truth(byte != 0)).map_err(|_| one()),
         ("BOOL", None) => {
-            <[bool; 1]>::try_from(contents.bool_contents).map(|[it]| Element::Truth(it)).map_err(|_| one())
+            <[bool; 1]>::try_from(contents.bool_contents).map(|[it]| TensorElement::Truth(it)).map_err(|_| one())
         }
-        (_, Some(raw)) => text(name, unframed(raw).ok_or_else(one)?),
+        (_, Some(raw)) => text(name, strip_length_prefix(raw).ok_or_else(one)?),
         (_, None) => {
             let [bytes] = <[Vec<u8>; 1]>::try_from(contents.bytes_contents).map_err(|_| one())?;
             text(name, bytes)
@@ -83,19 +83,19 @@ fn element(input: InferInputTensor, raw: Option<Vec<u8>>) -> Result<Element, Ref
     }
 }
 
-fn text(name: &'static str, bytes: Vec<u8>) -> Result<Element, Refusal> {
-    String::from_utf8(bytes).map(Element::Text).map_err(|_| Refusal::invalid(name, "is not UTF-8"))
+fn text(name: &'static str, bytes: Vec<u8>) -> Result<TensorElement, Refusal> {
+    String::from_utf8(bytes).map(TensorElement::Text).map_err(|_| Refusal::invalid(name, "is not UTF-8"))
 }
 
 /// Reads one element and checks that nothing follows it.
 ///
 /// `[0, 4) length, the lowest byte first · [4, 4 + length) bytes`
-fn unframed(mut raw: Vec<u8>) -> Option<Vec<u8>> {
+fn strip_length_prefix(mut raw: Vec<u8>) -> Option<Vec<u8>> {
     let length = u32::from_le_bytes(*raw.first_chunk()?) as usize;
     (raw.len() - 4 == length).then(|| raw.split_off(4))
 }
 
-fn framed(bytes: &[u8]) -> Vec<u8> {
+fn with_length_prefix(bytes: &[u8]) -> Vec<u8> {
     let length = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
     [&length.to_le_bytes()[..], bytes].concat()
 }
@@ -133,12 +133,12 @@ pub fn parameters(
         Some(Ok(_)) => return Err(no_object("must be a JSON object".into())),
         Some(Err(error)) => return Err(no_object(format!("is not JSON: {error}"))),
     }
-    all.iter_mut().for_each(|(name, value)| loosen(name, value));
+    all.iter_mut().for_each(|(name, value)| parse_string_value(name, value));
     Ok(all)
 }
 
 /// Reads numbers and booleans that Triton's clients write as strings.
-fn loosen(name: &str, value: &mut Value) {
+fn parse_string_value(name: &str, value: &mut Value) {
     const TEXTS: [&str; 7] = ["stop", "bad_words", "guided_regex", "guided_grammar", "regex", "ebnf", "grammar"];
     let Value::String(text) = value else { return };
     let text = text.trim().to_lowercase();
@@ -180,7 +180,7 @@ pub fn response(id: &str, model: &str, text: String, reason: Option<&str>, is_ra
             ..InferOutputTensor::default()
         };
         match is_raw {
-            true => response.raw_output_contents.push(framed(&bytes)),
+            true => response.raw_output_contents.push(with_length_prefix(&bytes)),
             false => {
                 let contents = wire::InferTensorContents { bytes_contents: vec![bytes], ..Default::default() };
                 output.contents = Some(contents);
@@ -200,32 +200,32 @@ mod tests {
     }
 
     fn refused(inputs: Vec<InferInputTensor>, raw: Vec<Vec<u8>>) -> String {
-        Tensors::read(inputs, raw).unwrap_err().to_string()
+        InputTensors::read(inputs, raw).unwrap_err().to_string()
     }
 
     #[test]
     fn raw_contents_are_framed() {
-        assert_eq!(unframed(framed(b"Hi")).as_deref(), Some(&b"Hi"[..]));
-        assert_eq!(unframed(framed(b"")).as_deref(), Some(&b""[..]));
+        assert_eq!(strip_length_prefix(with_length_prefix(b"Hi")).as_deref(), Some(&b"Hi"[..]));
+        assert_eq!(strip_length_prefix(with_length_prefix(b"")).as_deref(), Some(&b""[..]));
         for bad in [&b""[..], b"\x01\0\0", b"\x03\0\0\0Hi", b"\x01\0\0\0Hi", b"\xff\xff\xff\xffHi"] {
-            assert_eq!(unframed(bad.to_vec()), None, "{bad:?}");
+            assert_eq!(strip_length_prefix(bad.to_vec()), None, "{bad:?}");
         }
         let inputs = vec![input("text_input", "BYTES", vec![1]), input("stream", "BOOL", vec![1])];
-        let read = Tensors::read(inputs, vec![framed("né".as_bytes()), vec![1]]).unwrap();
+        let read = InputTensors::read(inputs, vec![with_length_prefix("né".as_bytes()), vec![1]]).unwrap();
         assert_eq!((read.text.as_deref(), read.is_stream, read.exclude_input), (Some("né"), true, None));
     }
 
     #[test]
     fn inputs_that_are_not_one_text_are_refused() {
         let text = |shape| vec![input("text_input", "BYTES", shape)];
-        assert!(refused(text(vec![2]), vec![framed(b"Hi")]).starts_with("text_input"));
-        assert!(refused(text(vec![-1]), vec![framed(b"Hi")]).starts_with("text_input"));
-        assert!(refused(text(vec![1]), vec![framed(b"\xff")]).contains("UTF-8"));
+        assert!(refused(text(vec![2]), vec![with_length_prefix(b"Hi")]).starts_with("text_input"));
+        assert!(refused(text(vec![-1]), vec![with_length_prefix(b"Hi")]).starts_with("text_input"));
+        assert!(refused(text(vec![1]), vec![with_length_prefix(b"\xff")]).contains("UTF-8"));
         assert!(refused(text(vec![1]), Vec::new()).starts_with("text_input"));
-        assert!(refused(text(vec![1]), vec![framed(b"Hi"); 2]).starts_with("raw_input_contents"));
+        assert!(refused(text(vec![1]), vec![with_length_prefix(b"Hi"); 2]).starts_with("raw_input_contents"));
         assert!(refused(vec![input("stream", "BYTES", vec![1])], vec![vec![1]]).starts_with("stream"));
         assert!(refused(vec![input("stream", "BOOL", vec![1])], vec![vec![1, 1]]).starts_with("stream"));
-        assert!(refused(vec![input("image", "BYTES", vec![1])], vec![framed(b"Hi")]).contains("image"));
+        assert!(refused(vec![input("image", "BYTES", vec![1])], vec![with_length_prefix(b"Hi")]).contains("image"));
     }
 
     #[test]

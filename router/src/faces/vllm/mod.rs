@@ -2,7 +2,7 @@
 //! searched in the text. Has no knowledge of replicas.
 
 use crate::faces::doors::call::{call_deadline, status, tenant};
-use crate::faces::vllm::words::{Counts, input_logprobs, output_logprobs, sampling};
+use crate::faces::vllm::words::{TokenCounts, input_logprobs, output_logprobs, sampling};
 use crate::front::frontend::Frontend;
 use crate::front::generation::{Generation, GenerationEvent, SideOutput};
 use crate::front::parsed_request::ParsedRequest;
@@ -65,7 +65,7 @@ impl VllmEngine for EngineService {
         let constraint = words::constraint_name(request.get_ref());
         let (parsed, style) =
             self.parse_generate_request(request).inspect_err(|refusal| recorder.refused(refusal)).map_err(to_status)?;
-        let guard = self.running.enter(parsed.tenant, &style.request_id);
+        let guard = self.running.add(parsed.tenant, &style.request_id);
         let generation = self.front.generate(parsed, recorder).await;
         let generation = generation.map_err(|refusal| to_status(refusal.renamed(&[(structure::FIELD, constraint)])))?;
         let replies = EngineReplies::new(generation, style, guard);
@@ -136,7 +136,7 @@ impl VllmEngine for EngineService {
             timestamp: words::timestamp(crate::front::frontend::unix_seconds()),
             version: env!("CARGO_PKG_VERSION").into(),
             dp_rank_count: 1,
-            loads: vec![words::load(self.front.topologies())],
+            loads: vec![words::total_load(self.front.topologies())],
         }))
     }
 
@@ -145,7 +145,7 @@ impl VllmEngine for EngineService {
         request: Request<wire::GetTokenizerRequest>,
     ) -> Result<Response<Self::GetTokenizerStream>, Status> {
         tenant(&self.front, request.metadata()).map_err(to_status)?;
-        let (zip, sha256) = self.bundle.get_or_try_init(|| self.bundle()).await?.clone();
+        let (zip, sha256) = self.bundle.get_or_try_init(|| self.tokenizer_bundle()).await?.clone();
         let n_chunks = zip.len().div_ceil(CHUNK_BYTES);
         let chunk = move |i: usize| wire::GetTokenizerChunk {
             data: zip[i * CHUNK_BYTES..zip.len().min((i + 1) * CHUNK_BYTES)].to_vec(),
@@ -218,11 +218,11 @@ impl EngineService {
             pad_token_id: 0,
             bos_token_id: spec.bos.as_ref().map_or(0, id),
             max_req_input_len: i32::try_from(replica.context.saturating_sub(1)).unwrap_or(i32::MAX),
-            default_sampling_params_json: words::defaults(&text.defaults),
+            default_sampling_params_json: words::defaults_json(&text.defaults),
         })
     }
 
-    async fn bundle(&self) -> Result<(Bytes, String), Status> {
+    async fn tokenizer_bundle(&self) -> Result<(Bytes, String), Status> {
         let none = || Status::unimplemented("this router has no tokenizer to give away");
         let read = self.front.config.text_files.clone().ok_or_else(none)?;
         // This takes as long as a long text.
@@ -264,7 +264,7 @@ struct NamedStreams {
 
 impl RunningRequests {
     /// Adds a request. None if it has no id.
-    fn enter(&self, tenant: TenantId, id: &str) -> Option<Guard> {
+    fn add(&self, tenant: TenantId, id: &str) -> Option<RunningGuard> {
         if id.is_empty() {
             return None;
         }
@@ -273,7 +273,7 @@ impl RunningRequests {
         let fresh = || NamedStreams { abort: CancellationToken::new(), n_streams: 0 };
         let held = all.entry(name.clone()).or_insert_with(fresh);
         held.n_streams += 1;
-        Some(Guard { running: self.clone(), name, abort: held.abort.clone() })
+        Some(RunningGuard { running: self.clone(), name, abort: held.abort.clone() })
     }
 
     fn abort(&self, tenant: TenantId, id: String) {
@@ -283,7 +283,7 @@ impl RunningRequests {
         }
     }
 
-    fn leave(&self, name: &Name) {
+    fn remove_stream(&self, name: &Name) {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(held) = all.get_mut(name) {
             held.n_streams -= 1;
@@ -294,15 +294,15 @@ impl RunningRequests {
     }
 }
 
-struct Guard {
+struct RunningGuard {
     running: RunningRequests,
     name: Name,
     abort: CancellationToken,
 }
 
-impl Drop for Guard {
+impl Drop for RunningGuard {
     fn drop(&mut self) {
-        self.running.leave(&self.name);
+        self.running.remove_stream(&self.name);
     }
 }
 
@@ -323,7 +323,7 @@ pub struct EngineReplies {
     style: EngineReplyFormat,
     choices: Vec<ChoiceState>,
     ready: VecDeque<wire::GenerateResponse>,
-    _guard: Option<Guard>,
+    _guard: Option<RunningGuard>,
 }
 
 /// The state of one choice.
@@ -338,7 +338,7 @@ struct ChoiceState {
 }
 
 impl EngineReplies {
-    fn new(generation: Generation, style: EngineReplyFormat, guard: Option<Guard>) -> EngineReplies {
+    fn new(generation: Generation, style: EngineReplyFormat, guard: Option<RunningGuard>) -> EngineReplies {
         let aborted = guard.as_ref().map(|guard| Box::pin(guard.abort.clone().cancelled_owned()));
         let choices = (0..style.n_choices).map(|_| ChoiceState::default()).collect();
         EngineReplies { generation: Some(generation), aborted, style, choices, ready: VecDeque::new(), _guard: guard }
@@ -377,7 +377,7 @@ impl EngineReplies {
 
     fn finish(&mut self, index: u32, finished: &v1::Finished) {
         let usage = finished.usage.unwrap_or_default();
-        let counts = Counts { prompt: usage.prompt_tokens, cached: usage.cached_tokens };
+        let counts = TokenCounts { prompt: usage.prompt_tokens, cached: usage.cached_tokens };
         let choice = &mut self.choices[index as usize];
         let is_stop = finished.reason() != v1::finished::Reason::Length;
         let last = choice.token_ids.last().filter(|last| is_stop && self.style.stop_token_ids.contains(last)).copied();
@@ -392,7 +392,7 @@ impl EngineReplies {
 
     /// Ends the unfinished choices, and reports this to the reader, which may be another client than the aborting one.
     fn abort(&mut self) {
-        let counts = Counts { prompt: self.n_prompt(), cached: 0 };
+        let counts = TokenCounts { prompt: self.n_prompt(), cached: 0 };
         self.generation = None;
         for (index, choice) in self.choices.iter_mut().enumerate().filter(|(_, choice)| !choice.has_ended) {
             let complete = choice.complete(index as u32, counts, "abort", None, &self.style);
@@ -418,7 +418,7 @@ impl ChoiceState {
     fn complete(
         &mut self,
         index: u32,
-        counts: Counts,
+        counts: TokenCounts,
         reason: &str,
         matched_stop: Option<MatchedStop>,
         style: &EngineReplyFormat,

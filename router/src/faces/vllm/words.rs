@@ -12,7 +12,7 @@ use std::collections::HashMap;
 use types::Token;
 
 #[derive(Clone, Copy)]
-pub struct Counts {
+pub struct TokenCounts {
     pub prompt: u32,
     pub cached: u32,
 }
@@ -125,7 +125,7 @@ fn top(one: &v1::Logprob) -> wire::TopLogProbs {
 }
 
 /// Returns the sampling parameters that the model's authors recommend, as a JSON object; empty if there are none.
-pub fn defaults(defaults: &Defaults) -> String {
+pub fn defaults_json(defaults: &Defaults) -> String {
     let number = |value: Option<f32>| value.map(|value| Value::from(f64::from(value)));
     let all = [
         ("temperature", number(defaults.temperature)),
@@ -140,7 +140,7 @@ pub fn defaults(defaults: &Defaults) -> String {
 }
 
 /// Returns the load of all replicas together.
-pub fn load(pages: impl Iterator<Item = v1::Topology>) -> wire::SchedulerLoad {
+pub fn total_load(pages: impl Iterator<Item = v1::Topology>) -> wire::SchedulerLoad {
     let replicas: Vec<v1::ReplicaTopology> = pages.flat_map(|page| page.replicas).collect();
     let sum = |of: fn(&v1::ReplicaTopology) -> u64| replicas.iter().map(of).sum::<u64>();
     let count = |n: u64| i32::try_from(n).unwrap_or(i32::MAX);
@@ -191,7 +191,7 @@ mod tests {
             ..v1::ReplicaTopology::default()
         };
         let page = v1::Topology { replicas: vec![replica(2, 3), replica(1, 1)], ..v1::Topology::default() };
-        let load = load(std::iter::once(page));
+        let load = total_load(std::iter::once(page));
         assert_eq!((load.num_running_reqs, load.num_waiting_reqs, load.num_total_reqs), (3, 2, 5));
         assert_eq!((load.num_used_tokens, load.max_total_num_tokens, load.token_usage), (64, 256, 0.25));
     }

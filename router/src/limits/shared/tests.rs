@@ -95,15 +95,15 @@ async fn routers_together_grant_what_one_would_wherever_clients_go() {
 #[tokio::test(start_paused = true)]
 async fn while_the_store_is_away_each_router_keeps_its_last_share() {
     let store = MemoryStore::starting_at(1);
-    let (near, far) = (store.clone(), store.from_afar());
+    let (near, far) = (store.clone(), store.remote_view());
     let mut routers = vec![Router::start(&near, "near"), Router::start(&far, "far")];
     for _ in 0..20 {
-        far.look(|_| false);
+        far.refresh(|_| false);
         run_second(&mut routers, &[100, 50]).await;
     }
     let before = [routers[0].claim(), routers[1].claim()];
     assert!(before.iter().all(|claim| *claim > SHARE_ONE / 4), "{before:?}");
-    far.is_away();
+    far.report_away();
     routers.iter_mut().for_each(|router| router.granted = 0);
     for _ in 0..60 {
         // The other clients have gone, and the router that is cut off cannot see which router takes its part.

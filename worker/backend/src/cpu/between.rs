@@ -4,13 +4,13 @@ use super::isa::Kernel;
 use super::lanes::{LANES, Lanes};
 use super::math::{clamped_silu, gelu, gelu_erf, sigmoid, soft_cap};
 use super::memory::SharedPtr;
-use crate::{Clamp, Heads};
+use crate::{Clamp, AttentionHeads};
 use std::ops::Range;
 
 /// Norms each head of Q and of K in place. qkv: [n_rows, qkv_cols]
 pub(crate) struct NormHeads<'a> {
     pub qkv: SharedPtr<f32>,
-    pub heads: &'a Heads,
+    pub heads: &'a AttentionHeads,
     pub q: &'a [f32],
     pub k: &'a [f32],
     pub eps: f32,
@@ -20,7 +20,7 @@ pub(crate) struct NormHeads<'a> {
 impl Kernel for NormHeads<'_> {
     #[inline(always)]
     fn run<L: Lanes>(self) {
-        let Heads { n_heads, n_kv_heads, head_dim, .. } = *self.heads;
+        let AttentionHeads { n_heads, n_kv_heads, head_dim, .. } = *self.heads;
         let n = self.heads.qkv_cols();
         for row in self.rows.clone() {
             // SAFETY: the op checked the shape; one thread has each row.

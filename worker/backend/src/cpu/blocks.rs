@@ -3,11 +3,11 @@
 
 use super::quants::{COLUMNS_MAX, SIGN};
 use half::{bf16, f16};
-use types::{DigitBits, Dtype, Grouped, ScaleType};
+use types::{DigitBits, Dtype, GroupedDtype, ScaleType};
 
 /// Thirty-two numbers of one row.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Sub {
+pub(crate) struct SubBlock {
     pub q: [u8; 32],
     /// The header that the sub-blocks of a block share.
     pub head: [[u8; 2]; COLUMNS_MAX],
@@ -15,14 +15,14 @@ pub(crate) struct Sub {
 }
 
 /// Sub-block `i`, of thirty-two elements, of a block.
-pub(crate) fn sub_block(dtype: Dtype, block: &[u8], i: usize) -> Sub {
+pub(crate) fn sub_block(dtype: Dtype, block: &[u8], i: usize) -> SubBlock {
     match dtype {
-        Dtype::Q4_0 => simple(nibbles(block, 2), &[at(block, 0)]),
-        Dtype::Q4_1 => simple(nibbles(block, 4), &[at(block, 0), at(block, 2)]),
-        Dtype::Q5_0 => simple(fives(block, 2), &[at(block, 0)]),
-        Dtype::Q5_1 => simple(fives(block, 4), &[at(block, 0), at(block, 2)]),
-        Dtype::Q8_0 => simple(fixed::<32>(block, 2).map(|q| q ^ SIGN), &[at(block, 0)]),
-        Dtype::IQ4NL => simple(nibbles(block, 2).map(|name| IQ4NL[name as usize] as u8 ^ SIGN), &[at(block, 0)]),
+        Dtype::Q4_0 => simple(nibbles(block, 2), &[two_bytes_at(block, 0)]),
+        Dtype::Q4_1 => simple(nibbles(block, 4), &[two_bytes_at(block, 0), two_bytes_at(block, 2)]),
+        Dtype::Q5_0 => simple(fives(block, 2), &[two_bytes_at(block, 0)]),
+        Dtype::Q5_1 => simple(fives(block, 4), &[two_bytes_at(block, 0), two_bytes_at(block, 2)]),
+        Dtype::Q8_0 => simple(fixed::<32>(block, 2).map(|q| q ^ SIGN), &[two_bytes_at(block, 0)]),
+        Dtype::IQ4NL => simple(nibbles(block, 2).map(|name| IQ4NL[name as usize] as u8 ^ SIGN), &[two_bytes_at(block, 0)]),
         Dtype::MXFP4 => {
             simple(nibbles(block, 1).map(|name| MXFP4[name as usize] as u8 ^ SIGN), &[half_power(block[0])])
         }
@@ -32,7 +32,7 @@ pub(crate) fn sub_block(dtype: Dtype, block: &[u8], i: usize) -> Sub {
         Dtype::Q5K => q5_k(block, i),
         Dtype::Q6K => q6_k(block, i),
         Dtype::IQ4XS => iq4_xs(block, i),
-        Dtype::TQ1_0 => ternary(block, 52, std::array::from_fn(|j| fifth(block, i * 32 + j))),
+        Dtype::TQ1_0 => ternary(block, 52, std::array::from_fn(|j| ternary_digit(block, i * 32 + j))),
         Dtype::TQ2_0 => ternary(block, 64, bits(block, i / 4 * 32, i % 4 * 2, 3)),
         Dtype::Grouped(grouped) => simple(
             match grouped.digits {
@@ -53,10 +53,10 @@ const IQ4NL: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38
 const MXFP4: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
 #[inline(always)]
-fn simple(q: [u8; 32], columns: &[[u8; 2]]) -> Sub {
+fn simple(q: [u8; 32], columns: &[[u8; 2]]) -> SubBlock {
     let mut scales = [[0; 2]; COLUMNS_MAX];
     scales[..columns.len()].copy_from_slice(columns);
-    Sub { q, head: [[0; 2]; COLUMNS_MAX], scales }
+    SubBlock { q, head: [[0; 2]; COLUMNS_MAX], scales }
 }
 
 #[inline(always)]
@@ -67,13 +67,13 @@ fn fixed<const N: usize>(block: &[u8], at: usize) -> [u8; N] {
 }
 
 #[inline(always)]
-fn at(block: &[u8], at: usize) -> [u8; 2] {
+fn two_bytes_at(block: &[u8], at: usize) -> [u8; 2] {
     fixed(block, at)
 }
 
 /// An f16 with its sign flipped: minima in blocks of 256 are subtracted.
 #[inline(always)]
-fn minus(half: [u8; 2]) -> [u8; 2] {
+fn negate_f16(half: [u8; 2]) -> [u8; 2] {
     [half[0], half[1] ^ SIGN]
 }
 
@@ -121,44 +121,44 @@ fn join(low: [u8; 32], high: [u8; 32], shift: u8) -> [u8; 32] {
 }
 
 /// 16 scales and minima · 64 bytes of two bits · d · m
-fn q2_k(block: &[u8], i: usize) -> Sub {
+fn q2_k(block: &[u8], i: usize) -> SubBlock {
     let pair = |i: usize| [block[i] & 15, block[i] >> 4];
-    Sub {
+    SubBlock {
         q: bits(block, 16 + i / 4 * 32, i % 4 * 2, 3),
-        head: [at(block, 80), minus(at(block, 82))],
+        head: [two_bytes_at(block, 80), negate_f16(two_bytes_at(block, 82))],
         scales: [pair(2 * i), pair(2 * i + 1)],
     }
 }
 
 /// 32 bytes of third bits · 64 bytes of two bits · 12 bytes of scales · d
-fn q3_k(block: &[u8], i: usize) -> Sub {
+fn q3_k(block: &[u8], i: usize) -> SubBlock {
     // Scales are six bits with 32 added: four of them in the first eight bytes, two in the last four.
     let scale = |i: usize| {
         let low = block[96 + i % 8] >> (i / 8 * 4) & 15;
         let high = block[104 + i % 4] >> (i / 4 * 2) & 3;
         (low | high << 4) + (SIGN - 32)
     };
-    Sub {
+    SubBlock {
         q: join(bits(block, 32 + i / 4 * 32, i % 4 * 2, 3), bits(block, 0, i, 1), 2),
-        head: [at(block, 108), [0; 2]],
+        head: [two_bytes_at(block, 108), [0; 2]],
         scales: [[scale(2 * i), scale(2 * i + 1)], [0; 2]],
     }
 }
 
 /// d · m · 12 bytes of scales and minima · 128 bytes of nibbles
-fn q4_k(block: &[u8], i: usize) -> Sub {
-    Sub {
+fn q4_k(block: &[u8], i: usize) -> SubBlock {
+    SubBlock {
         q: bits(block, 16 + i / 2 * 32, i % 2 * 4, 15),
-        head: [at(block, 0), minus(at(block, 2))],
+        head: [two_bytes_at(block, 0), negate_f16(two_bytes_at(block, 2))],
         scales: [six_bits(block, i), [0; 2]],
     }
 }
 
 /// d · m · 12 bytes of scales and minima · 32 bytes of fifth bits · 128 bytes of nibbles
-fn q5_k(block: &[u8], i: usize) -> Sub {
-    Sub {
+fn q5_k(block: &[u8], i: usize) -> SubBlock {
+    SubBlock {
         q: join(bits(block, 48 + i / 2 * 32, i % 2 * 4, 15), bits(block, 16, i, 1), 4),
-        head: [at(block, 0), minus(at(block, 2))],
+        head: [two_bytes_at(block, 0), negate_f16(two_bytes_at(block, 2))],
         scales: [six_bits(block, i), [0; 2]],
     }
 }
@@ -176,31 +176,31 @@ fn six_bits(block: &[u8], i: usize) -> [u8; 2] {
 }
 
 /// 128 bytes of nibbles · 64 bytes of two bits · 16 × i8 scale · d
-fn q6_k(block: &[u8], i: usize) -> Sub {
+fn q6_k(block: &[u8], i: usize) -> SubBlock {
     let low = bits(block, i / 4 * 64 + i % 2 * 32, i % 4 / 2 * 4, 15);
     let high = bits(block, 128 + i / 4 * 32, i % 4 * 2, 3);
-    Sub {
+    SubBlock {
         q: join(low, high, 4),
-        head: [at(block, 208), [0; 2]],
+        head: [two_bytes_at(block, 208), [0; 2]],
         scales: [[block[192 + 2 * i] ^ SIGN, block[193 + 2 * i] ^ SIGN], [0; 2]],
     }
 }
 
 /// d · two upper bits of 8 scales · four lower bits · 128 bytes of names
-fn iq4_xs(block: &[u8], i: usize) -> Sub {
+fn iq4_xs(block: &[u8], i: usize) -> SubBlock {
     let low = block[4 + i / 2] >> (i % 2 * 4) & 15;
-    let high = (u16::from_le_bytes(at(block, 2)) >> (2 * i) & 3) as u8;
+    let high = (u16::from_le_bytes(two_bytes_at(block, 2)) >> (2 * i) & 3) as u8;
     // Six bits with 32 added, the same for both halves.
     let scale = (low | high << 4) + (SIGN - 32);
-    Sub {
+    SubBlock {
         q: nibbles(block, 8 + 16 * i).map(|name| IQ4NL[name as usize] as u8 ^ SIGN),
-        head: [at(block, 0), [0; 2]],
+        head: [two_bytes_at(block, 0), [0; 2]],
         scales: [[scale; 2], [0; 2]],
     }
 }
 
-fn ternary(block: &[u8], d: usize, q: [u8; 32]) -> Sub {
-    Sub { q, head: [at(block, d), [0; 2]], ..Sub::default() }
+fn ternary(block: &[u8], d: usize, q: [u8; 32]) -> SubBlock {
+    SubBlock { q, head: [two_bytes_at(block, d), [0; 2]], ..SubBlock::default() }
 }
 
 /// Returns digit `i` of 256. A byte has five digits, and each of the last four bytes has four. A byte is a fraction of
@@ -210,7 +210,7 @@ fn ternary(block: &[u8], d: usize, q: [u8; 32]) -> Sub {
 /// bytes 0..32     digits 0..160, number n of each after n × 32      32..48   160..240, after n × 16
 /// bytes 48..52    digits 240..256, after n × 4
 /// ```
-fn fifth(block: &[u8], i: usize) -> u8 {
+fn ternary_digit(block: &[u8], i: usize) -> u8 {
     const POWERS: [u8; 5] = [1, 3, 9, 27, 81];
     let (byte, n) = match i {
         0..160 => (i % 32, i / 32),
@@ -223,19 +223,19 @@ fn fifth(block: &[u8], i: usize) -> u8 {
 
 /// Returns the bytes of a group's scale, and the number that its zero adds to digits whose middle was subtracted. That
 /// number is exact in an f16, as every zero is a whole number of at most 256.
-pub(crate) fn group_head(grouped: Grouped, block: &[u8]) -> (&[u8], f16) {
+pub(crate) fn group_header(grouped: GroupedDtype, block: &[u8]) -> (&[u8], f16) {
     let (scale, rest) = block.split_at(grouped.scale.bytes());
     let middle = f32::from(grouped.digits.middle());
-    let zero = if grouped.has_zeros { f16::from_le_bytes(at(rest, 0)).to_f32() } else { middle };
+    let zero = if grouped.has_zeros { f16::from_le_bytes(two_bytes_at(rest, 0)).to_f32() } else { middle };
     (scale, f16::from_f32(middle - zero))
 }
 
 /// Returns the scale of a group, and the digit that represents zero.
-pub(crate) fn group_scale(grouped: Grouped, block: &[u8]) -> (f32, f32) {
-    let (scale, shift) = group_head(grouped, block);
+pub(crate) fn group_scale(grouped: GroupedDtype, block: &[u8]) -> (f32, f32) {
+    let (scale, shift) = group_header(grouped, block);
     let scale = match grouped.scale {
-        ScaleType::F16 => f16::from_le_bytes(at(scale, 0)).to_f32(),
-        ScaleType::BF16 => bf16::from_le_bytes(at(scale, 0)).to_f32(),
+        ScaleType::F16 => f16::from_le_bytes(two_bytes_at(scale, 0)).to_f32(),
+        ScaleType::BF16 => bf16::from_le_bytes(two_bytes_at(scale, 0)).to_f32(),
         ScaleType::F32 => f32::from_le_bytes(fixed(scale, 0)),
     };
     (scale, f32::from(grouped.digits.middle()) - shift.to_f32())

@@ -58,13 +58,13 @@ impl Routes {
     }
 
     /// A row's chosen experts in ascending order, and their weights.
-    pub fn of(&self, row: usize) -> (&[u32], &[f32]) {
+    pub fn choices_of_row(&self, row: usize) -> (&[u32], &[f32]) {
         let n = self.routing.n_used;
         (&self.chosen[row * n..][..n], &self.weights[row * n..][..n])
     }
 
     /// A counting sort of the choices by expert.
-    fn group(&mut self) {
+    fn group_by_expert(&mut self) {
         let chosen = &self.chosen[..self.n_rows * self.routing.n_used];
         self.starts.fill(0);
         chosen.iter().for_each(|expert| self.starts[*expert as usize + 1] += 1);
@@ -198,10 +198,10 @@ impl Experts for Cpu {
                 choose_corrected(scores, correction, &routing, sigmoids, chosen, weights);
             }
         });
-        routes.group();
+        routes.group_by_expert();
     }
 
-    fn experts(
+    fn apply_experts(
         &self,
         x: &Buffer,
         experts: &ExpertStack<Cpu>,
@@ -241,22 +241,22 @@ impl Cpu {
         let bias = stack.biases.as_ref().map(|biases| &biases[0]);
         match stack.activation {
             ExpertActivation::SquaredRelu => {
-                self.product(mine, &expert.gate_up, n, inner); // [n, inner]
+                self.multiply(mine, &expert.gate_up, n, inner); // [n, inner]
                 self.add_own_bias(inner, bias, i, n);
                 self.relu_squared(inner, n);
             }
             ExpertActivation::Silu => {
-                self.product(mine, &expert.gate_up, n, gate_up); // [n, 2 * inner]
+                self.multiply(mine, &expert.gate_up, n, gate_up); // [n, 2 * inner]
                 self.add_own_bias(gate_up, bias, i, n);
                 self.silu_mul(gate_up, n, inner); // [n, inner]
             }
             ExpertActivation::Clamped(clamp) => {
-                self.product(mine, &expert.gate_up, n, gate_up); // [n, 2 * inner]
+                self.multiply(mine, &expert.gate_up, n, gate_up); // [n, 2 * inner]
                 self.add_own_bias(gate_up, bias, i, n);
                 self.clamped_silu_mul(gate_up, clamp, n, inner); // [n, inner]
             }
         }
-        self.product(inner, &expert.down, n, y); // [n, hidden]
+        self.multiply(inner, &expert.down, n, y); // [n, hidden]
         self.add_own_bias(y, stack.biases.as_ref().map(|biases| &biases[1]), i, n);
         let made = made.shared(made.rows_max, hidden);
         let y = y.rows(n, hidden);
@@ -275,7 +275,7 @@ impl Cpu {
         let cols = x.cols();
         if let Some(biases) = biases {
             let (bias, x) = (&biases[i * cols..][..cols], x.shared(n, cols));
-            self.spread(n, |rows| AddBias { x, bias, rows });
+            self.run_on_team(n, |rows| AddBias { x, bias, rows });
         }
     }
 

@@ -6,33 +6,33 @@
 
 use super::isa::{Isa, Kernel, dispatch, dispatch_pairs};
 use super::lanes::{LANES, Lanes, add_products};
-use super::memory::{Pages, SharedPtr};
-use super::pack::{DEPTH_MAX, Leaf, Matrix, MatrixPart};
+use super::memory::{HostMemory, SharedPtr};
+use super::pack::{DEPTH_MAX, LeafEnd, Matrix, MatrixPart};
 use super::panels::{BLOCK, Fill, Operand, PANEL_ROWS, Panel, n_panels, panel};
 use super::quants::Ternary;
-use super::quants::{COLUMN_BYTES, Digits, Head, Packing, Quant, Scale, ScaleLayout, Width, at, packing, unpack};
+use super::quants::{COLUMN_BYTES, DigitPacking, ScaleHeader, Packing, Quant, StepScale, ScaleLayout, Width, ref_at, packing, unpack};
 use super::quants::{GroupedEights, GroupedFours, IQ4XS, MXFP4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
 use super::{Buffer, Cpu, panels};
 use crate::Linear;
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::ops::Range;
-use types::{Activations, DigitBits, Dtype, Grouped};
+use types::{Activations, DigitBits, Dtype, GroupedDtype};
 
 impl Linear for Cpu {
     fn linear(&self, x: &Buffer, w: &Matrix, n_rows: usize, out: &mut Buffer) {
         assert_eq!(w.n_runs, 1, "the product of a matrix of leaves that ends in one run");
-        self.product(x, w, n_rows, out);
+        self.multiply(x, w, n_rows, out);
     }
 
     fn linear_runs(&self, x: &Buffer, w: &Matrix, n_rows: usize, out: &mut Buffer) {
-        self.product(x, w, n_rows, out);
+        self.multiply(x, w, n_rows, out);
     }
 }
 
 impl Cpu {
     /// Fills the scratch panels with the rows of x as an operand.
-    fn fill(&self, x: &[f32], k: usize, n_rows: usize, to: &Pages, operand: Operand) {
+    fn fill(&self, x: &[f32], k: usize, n_rows: usize, to: &HostMemory, operand: Operand) {
         let (to, isa) = (SharedPtr::new(to.start().cast::<u32>()), self.config.isa);
         self.team.run(panels::n_panels(n_rows), &|panels| {
             let fill = Fill { x, k, n_rows, panels, to, operand };
@@ -40,7 +40,7 @@ impl Cpu {
         });
     }
 
-    pub(super) fn product(&self, x: &Buffer, w: &Matrix, n_rows: usize, out: &mut Buffer) {
+    pub(super) fn multiply(&self, x: &Buffer, w: &Matrix, n_rows: usize, out: &mut Buffer) {
         let x = x.rows(n_rows, w.k);
         let out = out.shared(w.n_runs * n_rows, w.n_out);
         if w.n_out == 0 || w.n_runs == 0 {
@@ -55,7 +55,7 @@ impl Cpu {
             }
         }
         let panels = scratch.panels.each_ref().map(|panels| panels.start().cast::<u32>().cast_const());
-        let product = Product { matrix: w, panels, activations, n_rows, out };
+        let product = ProductJob { matrix: w, panels, activations, n_rows, out };
         self.team.run(w.n_tiles(), &|tiles| product.run(self.config.isa, tiles));
     }
 }
@@ -72,7 +72,7 @@ fn operand(dtype: Dtype, activations: Activations) -> Operand {
 
 /// One product; `run` computes some of its tiles.
 #[derive(Clone, Copy)]
-pub(crate) struct Product<'a> {
+pub(crate) struct ProductJob<'a> {
     pub matrix: &'a Matrix,
     /// The same rows as each operand. Only those that a part meets are filled.
     pub panels: [*const u32; 3],
@@ -83,9 +83,9 @@ pub(crate) struct Product<'a> {
 }
 
 // SAFETY: the panels are only read while the product is computed.
-unsafe impl Sync for Product<'_> {}
+unsafe impl Sync for ProductJob<'_> {}
 
-impl Product<'_> {
+impl ProductJob<'_> {
     pub fn run(&self, isa: Isa, tiles: Range<usize>) {
         for part in &self.matrix.parts {
             let start = tiles.start.max(part.first_tile);
@@ -98,8 +98,8 @@ impl Product<'_> {
 
     fn run_part(&self, isa: Isa, part: &MatrixPart, tiles: Range<usize>) {
         match part.dtype {
-            Dtype::F32 => self.run_as::<F32>(isa, part, tiles),
-            Dtype::F16 => self.run_as::<F16>(isa, part, tiles),
+            Dtype::F32 => self.run_as::<F32Weights>(isa, part, tiles),
+            Dtype::F16 => self.run_as::<F16Weights>(isa, part, tiles),
             Dtype::BF16 => self.run_pairs(isa, part, tiles),
             Dtype::Q4_0 => self.run_quantized::<Q4_0>(isa, part, tiles),
             Dtype::Q4_1 => self.run_quantized::<Q4_1>(isa, part, tiles),
@@ -107,7 +107,7 @@ impl Product<'_> {
             Dtype::Q5_1 => self.run_quantized::<Q5_1>(isa, part, tiles),
             Dtype::Q8_0 | Dtype::IQ4NL => self.run_quantized::<Q8_0>(isa, part, tiles),
             Dtype::MXFP4 => self.run_quantized::<MXFP4>(isa, part, tiles),
-            Dtype::F8E4M3 => self.run_as::<F8>(isa, part, tiles),
+            Dtype::F8E4M3 => self.run_as::<F8Weights>(isa, part, tiles),
             Dtype::Q2K => self.run_quantized::<Q2K>(isa, part, tiles),
             Dtype::Q3K => self.run_quantized::<Q3K>(isa, part, tiles),
             Dtype::Q4K => self.run_quantized::<Q4K>(isa, part, tiles),
@@ -115,10 +115,10 @@ impl Product<'_> {
             Dtype::Q6K => self.run_quantized::<Q6K>(isa, part, tiles),
             Dtype::IQ4XS => self.run_quantized::<IQ4XS>(isa, part, tiles),
             Dtype::TQ1_0 | Dtype::TQ2_0 => self.run_quantized::<Ternary>(isa, part, tiles),
-            Dtype::Grouped(Grouped { digits: DigitBits::Four, .. }) => {
+            Dtype::Grouped(GroupedDtype { digits: DigitBits::Four, .. }) => {
                 self.run_quantized::<GroupedFours>(isa, part, tiles)
             }
-            Dtype::Grouped(Grouped { digits: DigitBits::Eight, .. }) => {
+            Dtype::Grouped(GroupedDtype { digits: DigitBits::Eight, .. }) => {
                 self.run_quantized::<GroupedEights>(isa, part, tiles)
             }
         }
@@ -126,32 +126,32 @@ impl Product<'_> {
 
     fn run_pairs(&self, isa: Isa, part: &MatrixPart, tiles: Range<usize>) {
         match operand(part.dtype, self.activations) {
-            Operand::Bf16 => dispatch_pairs(isa, Tiles::<Pairs> { product: self, part, tiles, weights: PhantomData }),
-            _ => self.run_as::<Floats<Pairs>>(isa, part, tiles),
+            Operand::Bf16 => dispatch_pairs(isa, ProductTiles::<Bf16Pairs> { product: self, part, tiles, weights: PhantomData }),
+            _ => self.run_as::<FloatActivations<Bf16Pairs>>(isa, part, tiles),
         }
     }
 
     fn run_quantized<Q: Quant>(&self, isa: Isa, part: &MatrixPart, tiles: Range<usize>) {
         match operand(part.dtype, self.activations) {
-            Operand::Int8 => self.run_as::<Int8<Q>>(isa, part, tiles),
-            _ => self.run_as::<Floats<Q>>(isa, part, tiles),
+            Operand::Int8 => self.run_as::<Int8Activations<Q>>(isa, part, tiles),
+            _ => self.run_as::<FloatActivations<Q>>(isa, part, tiles),
         }
     }
 
     fn run_as<W: WeightKernel>(&self, isa: Isa, part: &MatrixPart, tiles: Range<usize>) {
-        dispatch(isa, Tiles::<W> { product: self, part, tiles, weights: PhantomData });
+        dispatch(isa, ProductTiles::<W> { product: self, part, tiles, weights: PhantomData });
     }
 }
 
 /// Some tiles of one part. Generic, so that each weight type gets a function of its own.
-struct Tiles<'a, W> {
-    product: &'a Product<'a>,
+struct ProductTiles<'a, W> {
+    product: &'a ProductJob<'a>,
     part: &'a MatrixPart,
     tiles: Range<usize>,
     weights: PhantomData<W>,
 }
 
-impl<W: WeightKernel> Kernel for Tiles<'_, W> {
+impl<W: WeightKernel> Kernel for ProductTiles<'_, W> {
     #[inline(always)]
     fn run<L: Lanes>(self) {
         for tile in self.tiles.clone() {
@@ -161,7 +161,7 @@ impl<W: WeightKernel> Kernel for Tiles<'_, W> {
 }
 
 #[inline(always)]
-fn tile_by_panels<L: Lanes, W: WeightKernel>(product: &Product<'_>, part: &MatrixPart, tile: usize) {
+fn tile_by_panels<L: Lanes, W: WeightKernel>(product: &ProductJob<'_>, part: &MatrixPart, tile: usize) {
     for i in 0..n_panels(product.n_rows) {
         let panel = panel(product.n_rows, i);
         let cut = TileProduct { product, part, tile, panel };
@@ -184,11 +184,11 @@ trait WeightKernel {
     ///
     /// # Safety
     /// `w` is at a step of a tile, `a` at its words of a panel of width M.
-    unsafe fn step<L: Lanes, const M: usize>(head: &Head<L>, w: *const u8, a: *const u32, acc: &mut [L; M]);
+    unsafe fn step<L: Lanes, const M: usize>(head: &ScaleHeader<L>, w: *const u8, a: *const u32, acc: &mut [L; M]);
 }
 
 struct TileProduct<'a> {
-    product: &'a Product<'a>,
+    product: &'a ProductJob<'a>,
     part: &'a MatrixPart,
     tile: usize,
     panel: Panel,
@@ -206,17 +206,17 @@ impl TileProduct<'_> {
         // SAFETY: `pack` laid this tile out inside the pages; `panels::Fill` filled so many words of the panel.
         let (mut w, mut a) =
             unsafe { (matrix.pages.start().add(start).cast_const(), panels.add(self.panel.rows_start * row_words)) };
-        let mut pile = Pile::<L, M>::new();
-        let (mut head, head_form) = (Head::none(), self.part.head_form());
+        let mut pile = PartialSums::<L, M>::new();
+        let (mut head, head_form) = (ScaleHeader::none(), self.part.header_form());
         let (mut k, mut plane) = (0, 0);
-        for &Leaf { k_end, n_merges, ends_run } in &matrix.leaves {
+        for &LeafEnd { k_end, n_merges, ends_run } in &matrix.leaves {
             let mut acc = [L::splat(0.0); M];
             // Leaves end between pairs; a K that is odd does not, and its last pair has a zero.
             while k < k_end {
                 // SAFETY: k is below the matrix's, so a step of the tile and of the panel is left.
                 unsafe {
                     if W::PACKING.head.bytes() > 0 && head_form.is_before(self.part.first, k) {
-                        head = Head::read(head_form, w);
+                        head = ScaleHeader::read(head_form, w);
                         w = w.add(head_form.bytes());
                     }
                     W::step(&head, w, a, &mut acc);
@@ -251,15 +251,15 @@ impl TileProduct<'_> {
 }
 
 /// The stack of partial sums, one per unmerged run of leaves.
-struct Pile<L, const M: usize> {
+struct PartialSums<L, const M: usize> {
     sums: [MaybeUninit<[L; M]>; DEPTH_MAX],
     n: usize,
 }
 
-impl<L: Lanes, const M: usize> Pile<L, M> {
+impl<L: Lanes, const M: usize> PartialSums<L, M> {
     #[inline(always)]
-    fn new() -> Pile<L, M> {
-        Pile { sums: [const { MaybeUninit::uninit() }; DEPTH_MAX], n: 0 }
+    fn new() -> PartialSums<L, M> {
+        PartialSums { sums: [const { MaybeUninit::uninit() }; DEPTH_MAX], n: 0 }
     }
 
     #[inline(always)]
@@ -287,87 +287,87 @@ impl<L: Lanes, const M: usize> Pile<L, M> {
 /// Prefetch distance for weights, in bytes: a few blocks. The hardware prefetcher does not cross a page of 4 KB.
 const AHEAD: usize = 2304;
 
-struct F32;
-struct F16;
-struct F8;
+struct F32Weights;
+struct F16Weights;
+struct F8Weights;
 /// Pairs of bf16 times pairs of bf16.
-struct Pairs;
+struct Bf16Pairs;
 /// A quantized weight, or pairs of bf16, times f32 activations.
-struct Floats<Q>(PhantomData<Q>);
+struct FloatActivations<Q>(PhantomData<Q>);
 /// A quantized weight times int8 activations.
-struct Int8<Q>(PhantomData<Q>);
+struct Int8Activations<Q>(PhantomData<Q>);
 
-impl WeightKernel for F32 {
+impl WeightKernel for F32Weights {
     const PACKING: Packing = packing(Dtype::F32);
     const OPERAND: Operand = Operand::Floats;
 
     #[inline(always)]
-    unsafe fn step<L: Lanes, const M: usize>(_: &Head<L>, w: *const u8, a: *const u32, acc: &mut [L; M]) {
+    unsafe fn step<L: Lanes, const M: usize>(_: &ScaleHeader<L>, w: *const u8, a: *const u32, acc: &mut [L; M]) {
         // SAFETY: the caller's promise; tiles of f32 begin on 64 bytes.
-        unsafe { add_products(L::load(at(w)), a, acc) }
+        unsafe { add_products(L::load(ref_at(w)), a, acc) }
     }
 }
 
-impl WeightKernel for F16 {
+impl WeightKernel for F16Weights {
     const PACKING: Packing = packing(Dtype::F16);
     const OPERAND: Operand = Operand::Floats;
 
     #[inline(always)]
-    unsafe fn step<L: Lanes, const M: usize>(_: &Head<L>, w: *const u8, a: *const u32, acc: &mut [L; M]) {
+    unsafe fn step<L: Lanes, const M: usize>(_: &ScaleHeader<L>, w: *const u8, a: *const u32, acc: &mut [L; M]) {
         // SAFETY: the caller's promise; tiles begin on 32 bytes.
-        unsafe { add_products(L::from_f16(at(w)), a, acc) }
+        unsafe { add_products(L::from_f16(ref_at(w)), a, acc) }
     }
 }
 
-impl WeightKernel for Pairs {
+impl WeightKernel for Bf16Pairs {
     const PACKING: Packing = packing(Dtype::BF16);
     const OPERAND: Operand = Operand::Bf16;
 
     #[inline(always)]
-    unsafe fn step<L: Lanes, const M: usize>(_: &Head<L>, w: *const u8, a: *const u32, acc: &mut [L; M]) {
+    unsafe fn step<L: Lanes, const M: usize>(_: &ScaleHeader<L>, w: *const u8, a: *const u32, acc: &mut [L; M]) {
         // SAFETY: the caller's promise: sixteen pairs, and one of each row.
-        unsafe { L::add_pairs(L::bytes(at(w)), a, acc) }
+        unsafe { L::add_pairs(L::bytes(ref_at(w)), a, acc) }
     }
 }
 
-impl WeightKernel for Floats<Pairs> {
+impl WeightKernel for FloatActivations<Bf16Pairs> {
     const PACKING: Packing = packing(Dtype::BF16);
     const OPERAND: Operand = Operand::Floats;
 
     #[inline(always)]
-    unsafe fn step<L: Lanes, const M: usize>(_: &Head<L>, w: *const u8, a: *const u32, acc: &mut [L; M]) {
+    unsafe fn step<L: Lanes, const M: usize>(_: &ScaleHeader<L>, w: *const u8, a: *const u32, acc: &mut [L; M]) {
         // SAFETY: the caller's promise: sixteen pairs, and 2 × M words.
         unsafe {
-            let [even, odd] = L::pair_floats(L::bytes(at(w)));
+            let [even, odd] = L::pair_floats(L::bytes(ref_at(w)));
             add_products(even, a, acc);
             add_products(odd, a.add(M), acc);
         }
     }
 }
 
-impl WeightKernel for F8 {
+impl WeightKernel for F8Weights {
     const PACKING: Packing = packing(Dtype::F8E4M3);
     const OPERAND: Operand = Operand::Floats;
 
     #[inline(always)]
-    unsafe fn step<L: Lanes, const M: usize>(_: &Head<L>, w: *const u8, a: *const u32, acc: &mut [L; M]) {
+    unsafe fn step<L: Lanes, const M: usize>(_: &ScaleHeader<L>, w: *const u8, a: *const u32, acc: &mut [L; M]) {
         // SAFETY: the caller's promise: a step, which begins on 64 bytes, and 32 × M words.
         unsafe {
-            let (scale, numbers) = (L::load(at(w)), w.add(Self::PACKING.scale_columns * COLUMN_BYTES));
+            let (scale, numbers) = (L::load(ref_at(w)), w.add(Self::PACKING.scale_columns * COLUMN_BYTES));
             for k in 0..BLOCK {
-                let number = L::from_e4m3(at(numbers.add(LANES * k)));
+                let number = L::from_e4m3(ref_at(numbers.add(LANES * k)));
                 add_products(number.mul(scale), a.add(k * M), acc);
             }
         }
     }
 }
 
-impl<Q: Quant> WeightKernel for Floats<Q> {
+impl<Q: Quant> WeightKernel for FloatActivations<Q> {
     const PACKING: Packing = Q::PACKING;
     const OPERAND: Operand = Operand::Floats;
 
     #[inline(always)]
-    unsafe fn step<L: Lanes, const M: usize>(head: &Head<L>, w: *const u8, a: *const u32, acc: &mut [L; M]) {
+    unsafe fn step<L: Lanes, const M: usize>(head: &ScaleHeader<L>, w: *const u8, a: *const u32, acc: &mut [L; M]) {
         let mut numbers = [[0.0; LANES]; BLOCK];
         // SAFETY: the caller's promise: a step, and 32 × M words.
         unsafe {
@@ -379,12 +379,12 @@ impl<Q: Quant> WeightKernel for Floats<Q> {
     }
 }
 
-impl<Q: Quant> WeightKernel for Int8<Q> {
+impl<Q: Quant> WeightKernel for Int8Activations<Q> {
     const PACKING: Packing = Q::PACKING;
     const OPERAND: Operand = Operand::Int8;
 
     #[inline(always)]
-    unsafe fn step<L: Lanes, const M: usize>(head: &Head<L>, w: *const u8, a: *const u32, acc: &mut [L; M]) {
+    unsafe fn step<L: Lanes, const M: usize>(head: &ScaleHeader<L>, w: *const u8, a: *const u32, acc: &mut [L; M]) {
         // SAFETY: the caller's promise: a step, and 12 × M words.
         unsafe {
             let digits = w.add(Q::PACKING.scale_columns * COLUMN_BYTES);
@@ -392,12 +392,12 @@ impl<Q: Quant> WeightKernel for Int8<Q> {
                 let first = dots::<L, Q, M>(0..2, digits, a, a.add(11 * M));
                 let second = dots::<L, Q, M>(2..4, digits, a, a.add(12 * M));
                 let scales = Q::Scales::read(head, w);
-                scale::<L, Q, M>(scales[0], &first, a, a.add(13 * M), acc);
-                scale::<L, Q, M>(scales[1], &second, a, a.add(14 * M), acc);
+                add_scaled::<L, Q, M>(scales[0], &first, a, a.add(13 * M), acc);
+                add_scaled::<L, Q, M>(scales[1], &second, a, a.add(14 * M), acc);
             } else {
                 let whole = dots::<L, Q, M>(0..4, digits, a, a.add(9 * M));
                 let scales = Q::Scales::read(head, w);
-                scale::<L, Q, M>(scales[0], &whole, a, a.add(10 * M), acc);
+                add_scaled::<L, Q, M>(scales[0], &whole, a, a.add(10 * M), acc);
             }
         }
     }
@@ -448,8 +448,8 @@ unsafe fn dots<L: Lanes, Q: Quant, const M: usize>(
 /// # Safety
 /// 15 × M words at `a`, M at `scaled_sums`.
 #[inline(always)]
-unsafe fn scale<L: Lanes, Q: Quant, const M: usize>(
-    of: Scale<L>,
+unsafe fn add_scaled<L: Lanes, Q: Quant, const M: usize>(
+    of: StepScale<L>,
     dots: &[L::Int; M],
     a: *const u32,
     scaled_sums: *const u32,

@@ -56,12 +56,12 @@ pub(crate) fn ln<R: Real>(x: R) -> R {
     let y = e.fma(R::splat(LN_2_LOW), p.mul(f).mul(z));
     let y = z.fma(R::splat(-0.5), y);
     let y = e.fma(R::splat(LN_2_HIGH), f.add(y));
-    ends(x, y, zero)
+    ln_special_cases(x, y, zero)
 }
 
 /// The cases outside the polynomial: zero, negative numbers, infinity and NaN.
 #[inline(always)]
-fn ends<R: Real>(x: R, y: R, zero: R) -> R {
+fn ln_special_cases<R: Real>(x: R, y: R, zero: R) -> R {
     let largest = R::splat(f32::MAX);
     // Greater than the largest number, or not comparable: x itself. NaN is not less than anything.
     let y = x.if_less(R::splat(f32::INFINITY), y, x);

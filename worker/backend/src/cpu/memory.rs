@@ -6,13 +6,13 @@ use std::ops::Range;
 use std::ptr::NonNull;
 
 /// An allocation that never moves.
-pub(crate) struct Pages {
+pub(crate) struct HostMemory {
     start: NonNull<u8>,
     n_bytes: usize,
-    source: PageSource,
+    source: HostMemorySource,
 }
 
-enum PageSource {
+enum HostMemorySource {
     Heap(Layout),
     /// The system zeroes a page when a thread first touches it.
     #[cfg(target_os = "linux")]
@@ -23,36 +23,36 @@ enum PageSource {
 }
 
 // SAFETY: Pages owns its bytes, as a Vec does.
-unsafe impl Send for Pages {}
+unsafe impl Send for HostMemory {}
 // SAFETY: writing needs `&mut`, or a raw pointer whose user ensures exclusive access.
-unsafe impl Sync for Pages {}
+unsafe impl Sync for HostMemory {}
 
 const LINE: usize = 64;
 const PAGE: usize = 4096;
 const HUGE_PAGE: usize = 2 << 20;
 
-impl Pages {
-    pub fn zeroed(what: &'static str, n_bytes: usize) -> Result<Pages> {
-        let pages = if n_bytes < HUGE_PAGE { Pages::heap(n_bytes) } else { Pages::large(n_bytes) };
+impl HostMemory {
+    pub fn zeroed(what: &'static str, n_bytes: usize) -> Result<HostMemory> {
+        let pages = if n_bytes < HUGE_PAGE { HostMemory::heap(n_bytes) } else { HostMemory::large(n_bytes) };
         pages.ok_or(Error::OutOfMemory { what, n: n_bytes })
     }
 
-    fn heap(n_bytes: usize) -> Option<Pages> {
+    fn heap(n_bytes: usize) -> Option<HostMemory> {
         let n_bytes = n_bytes.max(1).checked_next_multiple_of(LINE)?;
         let layout = Layout::from_size_align(n_bytes, LINE).ok()?;
         // SAFETY: the size is not zero.
         let start = NonNull::new(unsafe { alloc_zeroed(layout) })?;
-        Some(Pages { start, n_bytes, source: PageSource::Heap(layout) })
+        Some(HostMemory { start, n_bytes, source: HostMemorySource::Heap(layout) })
     }
 
     #[cfg(not(target_os = "linux"))]
-    fn large(n_bytes: usize) -> Option<Pages> {
-        Pages::heap(n_bytes)
+    fn large(n_bytes: usize) -> Option<HostMemory> {
+        HostMemory::heap(n_bytes)
     }
 
     /// Allocates on huge pages if the system provides them. A huge page is aligned to its size, hence the surplus.
     #[cfg(target_os = "linux")]
-    fn large(n_bytes: usize) -> Option<Pages> {
+    fn large(n_bytes: usize) -> Option<HostMemory> {
         use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
         let n_bytes = n_bytes.checked_next_multiple_of(HUGE_PAGE)?;
         let len = n_bytes.checked_add(HUGE_PAGE)?;
@@ -67,16 +67,16 @@ impl Pages {
             let _ = madvise(start.cast(), n_bytes, Advice::LinuxHugepage);
             start
         };
-        Some(Pages { start: NonNull::new(start)?, n_bytes, source: PageSource::Map { base, len } })
+        Some(HostMemory { start: NonNull::new(start)?, n_bytes, source: HostMemorySource::Map { base, len } })
     }
 
     /// Has the system allocate these bytes now, not when a thread first touches them. Contents stay as they are, even
     /// under concurrent reads and writes. A system without this call allocates them later.
-    pub fn commit(&self, bytes: Range<usize>) -> std::io::Result<()> {
+    pub fn populate(&self, bytes: Range<usize>) -> std::io::Result<()> {
         match self.source {
-            PageSource::Heap(_) => Ok(()),
+            HostMemorySource::Heap(_) => Ok(()),
             #[cfg(target_os = "linux")]
-            PageSource::Map { .. } => {
+            HostMemorySource::Map { .. } => {
                 use rustix::{io::Errno, mm::Advice};
                 let (start, end) = (bytes.start / PAGE * PAGE, bytes.end.next_multiple_of(PAGE).min(self.n_bytes));
                 // SAFETY: whole pages of this mapping, whose contents the advice does not change.
@@ -98,9 +98,9 @@ impl Pages {
     /// Nothing reads or writes these bytes meanwhile.
     pub unsafe fn release(&self, bytes: Range<usize>) -> std::io::Result<()> {
         match self.source {
-            PageSource::Heap(_) => Ok(()),
+            HostMemorySource::Heap(_) => Ok(()),
             #[cfg(target_os = "linux")]
-            PageSource::Map { .. } => {
+            HostMemorySource::Map { .. } => {
                 let (start, end) = (bytes.start.next_multiple_of(PAGE), bytes.end.min(self.n_bytes) / PAGE * PAGE);
                 // SAFETY: whole pages of this mapping, which are unused by the caller's promise.
                 unsafe {
@@ -114,7 +114,7 @@ impl Pages {
 
     /// Whether the system allocates these bytes only when they are touched.
     pub fn is_lazy(&self) -> bool {
-        !matches!(self.source, PageSource::Heap(_))
+        !matches!(self.source, HostMemorySource::Heap(_))
     }
 
     pub fn start(&self) -> *mut u8 {
@@ -141,20 +141,20 @@ impl Pages {
     }
 }
 
-impl AsRef<[u8]> for Pages {
+impl AsRef<[u8]> for HostMemory {
     fn as_ref(&self) -> &[u8] {
         self.bytes()
     }
 }
 
-impl Drop for Pages {
+impl Drop for HostMemory {
     fn drop(&mut self) {
         match self.source {
             // SAFETY: allocated by `heap` with this layout.
-            PageSource::Heap(layout) => unsafe { dealloc(self.start(), layout) },
+            HostMemorySource::Heap(layout) => unsafe { dealloc(self.start(), layout) },
             #[cfg(target_os = "linux")]
             // SAFETY: mapped by `large`, and no reference to it is left.
-            PageSource::Map { base, len } => unsafe {
+            HostMemorySource::Map { base, len } => unsafe {
                 let _ = rustix::mm::munmap(base.cast(), len);
             },
         }

@@ -33,9 +33,9 @@ pub(crate) use isa::{Kernel, dispatch};
 
 use crate::{
     BlockMemory, ConvolvedChannels, Error, KvSpec, Memory, PackedBytes, RecurrentHeads, Result, RopeStyle, Routing,
-    Stored,
+    StoredMatrix,
 };
-use memory::{Pages, SharedPtr};
+use memory::{HostMemory, SharedPtr};
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 use team::Team;
@@ -62,19 +62,19 @@ pub struct Cpu {
 /// Memory for the panels of one product, grown when buffers are made.
 struct PanelScratch {
     /// By operand.
-    panels: [Pages; 3],
+    panels: [HostMemory; 3],
     n_words: usize,
 }
 
 /// Memory that no product writes to is not taken from the system.
-fn scratch_panels(n_bytes: usize) -> Result<[Pages; 3]> {
-    let pages = || Pages::zeroed("scratch", n_bytes);
+fn scratch_panels(n_bytes: usize) -> Result<[HostMemory; 3]> {
+    let pages = || HostMemory::zeroed("scratch", n_bytes);
     Ok([pages()?, pages()?, pages()?])
 }
 
 /// `[rows_max, cols]` of f32.
 pub struct Buffer {
-    pages: Pages,
+    pages: HostMemory,
     rows_max: usize,
     cols: usize,
 }
@@ -150,7 +150,7 @@ impl Cpu {
     }
 
     /// Runs a kernel over ranges of items on all threads.
-    fn spread<K: Kernel>(&self, n_items: usize, kernel: impl Fn(Range<usize>) -> K + Sync) {
+    fn run_on_team<K: Kernel>(&self, n_items: usize, kernel: impl Fn(Range<usize>) -> K + Sync) {
         self.team.run(n_items, &|items| dispatch(self.config.isa, kernel(items)));
     }
 }
@@ -171,22 +171,22 @@ impl Memory for Cpu {
         let too_big = || Error::Shape(format!("a buffer of {rows_max} x {cols}"));
         let n_bytes = rows_max.checked_mul(cols).and_then(|n| n.checked_mul(4)).ok_or_else(too_big)?;
         self.reserve(rows_max, cols)?;
-        Ok(Buffer { pages: Pages::zeroed("a buffer", n_bytes)?, rows_max, cols })
+        Ok(Buffer { pages: HostMemory::zeroed("a buffer", n_bytes)?, rows_max, cols })
     }
 
     fn vector(&self, values: &[f32]) -> Result<Vector> {
         Ok(Vector::new(values))
     }
 
-    fn share(&self, n_items: usize, work: &(dyn Fn(Range<usize>) + Sync)) {
+    fn parallel_for(&self, n_items: usize, work: &(dyn Fn(Range<usize>) + Sync)) {
         self.team.run(n_items, work);
     }
 
-    fn matrix(&self, parts: &[Stored<'_>]) -> Result<Matrix> {
+    fn matrix(&self, parts: &[StoredMatrix<'_>]) -> Result<Matrix> {
         Matrix::stack(parts, &self.team)
     }
 
-    fn matrix_leaves(&self, stored: Stored<'_>, leaves: &Leaves, owned: Range<u32>) -> Result<Matrix> {
+    fn matrix_leaves(&self, stored: StoredMatrix<'_>, leaves: &Leaves, owned: Range<u32>) -> Result<Matrix> {
         Matrix::of_leaves(stored, leaves, owned, &self.team)
     }
 
@@ -194,12 +194,12 @@ impl Memory for Cpu {
         Kv::new(spec, self.config.threads)
     }
 
-    fn recurrence(&self, heads: &RecurrentHeads) -> Result<()> {
-        recurrence::supported(heads)
+    fn check_recurrence(&self, heads: &RecurrentHeads) -> Result<()> {
+        recurrence::check_heads(heads)
     }
 
-    fn convolution(&self, channels: &ConvolvedChannels) -> Result<()> {
-        recurrence::convolves(channels)
+    fn check_convolution(&self, channels: &ConvolvedChannels) -> Result<()> {
+        recurrence::check_channels(channels)
     }
 
     fn clear(&self, kv: &mut Kv, blocks: &[BlockId]) {
@@ -226,7 +226,7 @@ impl Memory for Cpu {
         matrix.n_bytes
     }
 
-    fn packed(&self, matrix: &Matrix) -> Option<PackedBytes> {
+    fn packed_bytes(&self, matrix: &Matrix) -> Option<PackedBytes> {
         Some(PackedBytes::new(matrix.pages.clone(), matrix.n_bytes))
     }
 

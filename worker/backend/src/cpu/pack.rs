@@ -12,26 +12,26 @@
 //! ```
 //! Rows are padded to sixteen with zeros. A matrix is a list of parts, each with a type of its own.
 
-use super::blocks::{group_head, sub_block};
+use super::blocks::{group_header, sub_block};
 use super::lanes::LANES;
-use super::memory::{Pages, SharedPtr};
+use super::memory::{HostMemory, SharedPtr};
 use super::pairs::pack_row;
-use super::quants::{COLUMN_BYTES, HeadForm, Packing, Width, pack_digits, packing};
+use super::quants::{COLUMN_BYTES, ScaleHeaderForm, Packing, Width, pack_digits, packing};
 use super::team::Team;
-use crate::{Error, Result, Stored};
+use crate::{Error, Result, StoredMatrix};
 use std::ops::Range;
 use std::sync::Arc;
 use types::leaves::{Fold, aligned_runs};
-use types::{Dtype, Grouped, Leaves};
+use types::{Dtype, GroupedDtype, Leaves};
 
 /// A packed weight matrix, `[n_out, k]`.
 pub struct Matrix {
     pub(crate) k: usize,
     pub(crate) n_out: usize,
     pub(crate) parts: Vec<MatrixPart>,
-    pub(crate) leaves: Vec<Leaf>,
+    pub(crate) leaves: Vec<LeafEnd>,
     pub(crate) n_runs: usize,
-    pub(crate) pages: Arc<Pages>,
+    pub(crate) pages: Arc<HostMemory>,
     pub(crate) n_bytes: usize,
 }
 
@@ -56,14 +56,14 @@ impl MatrixPart {
         self.rows.div_ceil(LANES)
     }
 
-    pub fn head_form(&self) -> HeadForm {
+    pub fn header_form(&self) -> ScaleHeaderForm {
         packing(self.dtype).head
     }
 }
 
 /// What a kernel does at the end of a leaf: push the sum, merge, and perhaps write out a finished run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Leaf {
+pub(crate) struct LeafEnd {
     /// Where the leaf ends, in columns of this matrix.
     pub k_end: usize,
     pub n_merges: u32,
@@ -74,26 +74,26 @@ pub(crate) struct Leaf {
 pub(crate) const DEPTH_MAX: usize = 12;
 
 impl Matrix {
-    pub(crate) fn stack(parts: &[Stored<'_>], team: &Team) -> Result<Matrix> {
+    pub(crate) fn stack(parts: &[StoredMatrix<'_>], team: &Team) -> Result<Matrix> {
         let k = parts.first().map_or(0, |part| part.k);
-        let whole = vec![Leaf { k_end: k, n_merges: 0, ends_run: true }];
+        let whole = vec![LeafEnd { k_end: k, n_merges: 0, ends_run: true }];
         Matrix::pack(parts, whole, 1, team)
     }
 
-    pub(crate) fn of_leaves(stored: Stored<'_>, leaves: &Leaves, owned: Range<u32>, team: &Team) -> Result<Matrix> {
+    pub(crate) fn of_leaves(stored: StoredMatrix<'_>, leaves: &Leaves, owned: Range<u32>, team: &Team) -> Result<Matrix> {
         if owned.start > owned.end || owned.end as usize > leaves.len() {
             return Err(Error::Shape(format!("leaves {owned:?} of {}", leaves.len())));
         }
-        let (walk, n_runs) = walk(leaves, owned)?;
+        let (walk, n_runs) = merge_order(leaves, owned)?;
         Matrix::pack(&[stored], walk, n_runs, team)
     }
 
-    fn pack(stored: &[Stored<'_>], leaves: Vec<Leaf>, n_runs: usize, team: &Team) -> Result<Matrix> {
+    fn pack(stored: &[StoredMatrix<'_>], leaves: Vec<LeafEnd>, n_runs: usize, team: &Team) -> Result<Matrix> {
         let k = leaves.last().map_or(0, |leaf| leaf.k_end);
         stored.iter().try_for_each(|stored| check(stored, k, &leaves))?;
         let (parts, n_bytes) = lay_out(stored, k)?;
         let n_out = parts.iter().map(|part| part.rows).sum();
-        let pages = Pages::zeroed("a matrix", n_bytes)?;
+        let pages = HostMemory::zeroed("a matrix", n_bytes)?;
         for (stored, part) in stored.iter().zip(&parts).filter(|_| k > 0) {
             let place = SharedPtr::new(pages.start());
             team.run(part.n_tiles(), &|tiles| {
@@ -113,7 +113,7 @@ impl Matrix {
 }
 
 /// The order of pushes and merges over the leaves of `owned`, and the number of runs that it ends.
-fn walk(leaves: &Leaves, owned: Range<u32>) -> Result<(Vec<Leaf>, usize)> {
+fn merge_order(leaves: &Leaves, owned: Range<u32>) -> Result<(Vec<LeafEnd>, usize)> {
     let total = leaves.len() as u32;
     let runs = aligned_runs(owned.clone(), total);
     let origin = if owned.is_empty() { 0 } else { leaves.leaf(owned.start as usize).start };
@@ -133,13 +133,13 @@ fn walk(leaves: &Leaves, owned: Range<u32>) -> Result<(Vec<Leaf>, usize)> {
                 return Err(Error::Shape(format!("a sum of {total} leaves is deeper than {DEPTH_MAX}")));
             }
             let k_end = (leaves.leaf(leaf as usize).end - origin) as usize;
-            walk.push(Leaf { k_end, n_merges, ends_run });
+            walk.push(LeafEnd { k_end, n_merges, ends_run });
         }
     }
     Ok((walk, runs.len()))
 }
 
-fn check(stored: &Stored<'_>, k: usize, leaves: &[Leaf]) -> Result<()> {
+fn check(stored: &StoredMatrix<'_>, k: usize, leaves: &[LeafEnd]) -> Result<()> {
     let (rows, dtype) = (stored.rows, stored.dtype);
     let unit = dtype.unit();
     if stored.k != k {
@@ -156,12 +156,12 @@ fn check(stored: &Stored<'_>, k: usize, leaves: &[Leaf]) -> Result<()> {
     if rows > 0 && k > 0 { stored.check() } else { Ok(()) }
 }
 
-fn lay_out(stored: &[Stored<'_>], k: usize) -> Result<(Vec<MatrixPart>, usize)> {
+fn lay_out(stored: &[StoredMatrix<'_>], k: usize) -> Result<(Vec<MatrixPart>, usize)> {
     let mut parts = Vec::with_capacity(stored.len());
     let (mut first_out, mut first_tile, mut start) = (0usize, 0, 0usize);
     for stored in stored {
         let too_big = || Error::Shape(format!("a matrix of {} x {k} does not fit an address space", stored.rows));
-        let Stored { dtype, rows, first, .. } = *stored;
+        let StoredMatrix { dtype, rows, first, .. } = *stored;
         let tile_bytes = packing(dtype).tile_bytes(first, k).ok_or_else(too_big)?;
         let part = MatrixPart { dtype, rows, first_out, first_tile, first, start, tile_bytes };
         let n_bytes = part.n_tiles().checked_mul(tile_bytes).ok_or_else(too_big)?;
@@ -174,7 +174,7 @@ fn lay_out(stored: &[Stored<'_>], k: usize) -> Result<(Vec<MatrixPart>, usize)> 
 }
 
 /// Packs the tile whose first row is `row` into zeroed memory.
-fn pack_tile(stored: &Stored<'_>, row: usize, to: &mut [u8]) {
+fn pack_tile(stored: &StoredMatrix<'_>, row: usize, to: &mut [u8]) {
     let packing = packing(stored.dtype);
     if matches!(packing.width, Width::Element | Width::Pair) {
         return pack_elements(stored, row, packing, to);
@@ -215,7 +215,7 @@ fn pack_lane(dtype: Dtype, packing: Packing, row: &[u8], range: Range<usize>, la
         put_columns(&sub.scales, lane, scales);
         match dtype {
             _ if i > 0 => {}
-            Dtype::Grouped(grouped) => put_group_head(grouped, from, lane, head),
+            Dtype::Grouped(grouped) => put_group_header(grouped, from, lane, head),
             _ => put_columns(&sub.head, lane, head),
         }
         pack_digits(packing.width, &sub.q, lane, digits);
@@ -228,8 +228,8 @@ fn put_columns(columns: &[[u8; 2]], lane: usize, to: &mut [u8]) {
     }
 }
 
-fn put_group_head(grouped: Grouped, block: &[u8], lane: usize, to: &mut [u8]) {
-    let (scale, shift) = group_head(grouped, block);
+fn put_group_header(grouped: GroupedDtype, block: &[u8], lane: usize, to: &mut [u8]) {
+    let (scale, shift) = group_header(grouped, block);
     let (scales, shifts) = to.split_at_mut(LANES * scale.len());
     scales[lane * scale.len()..][..scale.len()].copy_from_slice(scale);
     if grouped.has_zeros {
@@ -240,7 +240,7 @@ fn put_group_head(grouped: Grouped, block: &[u8], lane: usize, to: &mut [u8]) {
 /// Steps along K that are packed for all sixteen rows before the next.
 const STRETCH: usize = 256;
 
-fn pack_elements(stored: &Stored<'_>, row: usize, packing: Packing, to: &mut [u8]) {
+fn pack_elements(stored: &StoredMatrix<'_>, row: usize, packing: Packing, to: &mut [u8]) {
     let size = packing.step_bytes / LANES;
     for (i, to) in to.chunks_mut(STRETCH * LANES * size).enumerate() {
         for lane in 0..LANES.min(stored.rows - row) {
@@ -254,7 +254,7 @@ fn pack_elements(stored: &Stored<'_>, row: usize, packing: Packing, to: &mut [u8
     }
 }
 
-fn pack_e4m3(stored: &Stored<'_>, row: usize, packing: Packing, to: &mut [u8]) {
+fn pack_e4m3(stored: &StoredMatrix<'_>, row: usize, packing: Packing, to: &mut [u8]) {
     for (group, step) in to.chunks_exact_mut(packing.step_bytes).enumerate() {
         let (scales, numbers) = step.split_at_mut(packing.scale_columns * COLUMN_BYTES);
         for lane in 0..LANES.min(stored.rows - row) {

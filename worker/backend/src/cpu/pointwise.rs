@@ -8,24 +8,24 @@ use super::memory::SharedPtr;
 use super::pack::{Matrix, MatrixPart};
 use super::panels::BLOCK;
 use super::quants::Ternary;
-use super::quants::{COLUMN_BYTES, Head, Quant, at, packing, unpack};
+use super::quants::{COLUMN_BYTES, ScaleHeader, Quant, ref_at, packing, unpack};
 use super::quants::{GroupedEights, GroupedFours, IQ4XS, MXFP4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
 use super::{Buffer, Cpu, Vector, between, kv, pairs};
-use crate::{Clamp, Heads, Pass, Pointwise};
+use crate::{Clamp, AttentionHeads, Pass, Pointwise};
 use half::f16;
 use std::ops::Range;
-use types::{DigitBits, Dtype, Grouped};
+use types::{DigitBits, Dtype, GroupedDtype};
 
 impl Pointwise for Cpu {
     fn embed(&self, table: &Matrix, first: u32, tokens: &[u32], out: &mut Buffer) {
         let out = out.shared(tokens.len(), table.k);
-        self.spread(tokens.len(), |rows| Embed { table, first, tokens, out, rows });
+        self.run_on_team(tokens.len(), |rows| Embed { table, first, tokens, out, rows });
     }
 
     fn rms_norm(&self, x: &Buffer, weight: &Vector, eps: f32, n_rows: usize, out: &mut Buffer) {
         let x = x.rows(n_rows, weight.len());
         let out = out.shared(n_rows, weight.len());
-        self.spread(n_rows, |rows| RmsNorm { x, residual: None, weight, eps, out, rows });
+        self.run_on_team(n_rows, |rows| RmsNorm { x, residual: None, weight, eps, out, rows });
     }
 
     fn add_rms_norm(
@@ -40,23 +40,23 @@ impl Pointwise for Cpu {
         let x = x.rows(n_rows, weight.len());
         let residual = Some(residual.shared(n_rows, weight.len()));
         let out = out.shared(n_rows, weight.len());
-        self.spread(n_rows, |rows| RmsNorm { x, residual, weight, eps, out, rows });
+        self.run_on_team(n_rows, |rows| RmsNorm { x, residual, weight, eps, out, rows });
     }
 
     fn add(&self, x: &Buffer, residual: &mut Buffer, n_rows: usize) {
         let cols = residual.cols();
         let x = x.rows(n_rows, cols);
         let residual = residual.shared(n_rows, cols);
-        self.spread(n_rows, |rows| Add { x, residual, cols, rows });
+        self.run_on_team(n_rows, |rows| Add { x, residual, cols, rows });
     }
 
     fn add_bias(&self, x: &mut Buffer, bias: &Vector, n_rows: usize) {
         let x = x.shared(n_rows, bias.len());
-        self.spread(n_rows, |rows| AddBias { x, bias, rows });
+        self.run_on_team(n_rows, |rows| AddBias { x, bias, rows });
     }
 
     fn silu_mul(&self, gate_up: &Buffer, n_rows: usize, out: &mut Buffer) {
-        self.gated(Gate::Silu, gate_up, n_rows, out);
+        self.apply_gate(Gate::Silu, gate_up, n_rows, out);
     }
 
     fn gather(&self, x: &Buffer, rows: &[u32], out: &mut Buffer) {
@@ -67,46 +67,46 @@ impl Pointwise for Cpu {
         }
     }
 
-    fn norm_heads(&self, qkv: &mut Buffer, heads: &Heads, q: &Vector, k: &Vector, eps: f32, n_rows: usize) {
+    fn norm_heads(&self, qkv: &mut Buffer, heads: &AttentionHeads, q: &Vector, k: &Vector, eps: f32, n_rows: usize) {
         assert!([q, k].iter().all(|weight| weight.len() == heads.head_dim), "weights are as long as a head");
         assert!(heads.head_dim <= kv::HEAD_DIM_MAX, "a head of {}", heads.head_dim);
         let qkv = qkv.shared(n_rows, heads.qkv_cols());
-        self.spread(n_rows, |rows| between::NormHeads { qkv, heads, q, k, eps, rows });
+        self.run_on_team(n_rows, |rows| between::NormHeads { qkv, heads, q, k, eps, rows });
     }
 
     fn layer_norm(&self, x: &Buffer, weight: &Vector, bias: &Vector, eps: f32, n_rows: usize, out: &mut Buffer) {
         let x = x.rows(n_rows, weight.len());
         let out = out.shared(n_rows, bias.len());
-        self.spread(n_rows, |rows| between::LayerNorm { x, weight, bias, eps, out, rows });
+        self.run_on_team(n_rows, |rows| between::LayerNorm { x, weight, bias, eps, out, rows });
     }
 
     fn gelu_mul(&self, gate_up: &Buffer, n_rows: usize, out: &mut Buffer) {
-        self.gated(Gate::Gelu, gate_up, n_rows, out);
+        self.apply_gate(Gate::Gelu, gate_up, n_rows, out);
     }
 
     fn gelu(&self, x: &mut Buffer, n_rows: usize) {
-        self.each(x, n_rows, between::ElementOp::Gelu);
+        self.apply_each(x, n_rows, between::ElementOp::Gelu);
     }
 
     fn gelu_erf(&self, x: &mut Buffer, n_rows: usize) {
-        self.each(x, n_rows, between::ElementOp::GeluErf);
+        self.apply_each(x, n_rows, between::ElementOp::GeluErf);
     }
 
     fn relu_squared(&self, x: &mut Buffer, n_rows: usize) {
-        self.each(x, n_rows, between::ElementOp::ReluSquared);
+        self.apply_each(x, n_rows, between::ElementOp::ReluSquared);
     }
 
     fn clamped_silu_mul(&self, gate_up: &Buffer, clamp: Clamp, n_rows: usize, out: &mut Buffer) {
         let inner = out.cols();
         let gate_up = gate_up.rows(n_rows, 2 * inner);
         let out = out.shared(n_rows, inner);
-        self.spread(n_rows, |rows| between::ClampedGate { clamp, gate_up, inner, out, rows });
+        self.run_on_team(n_rows, |rows| between::ClampedGate { clamp, gate_up, inner, out, rows });
     }
 
-    fn scale_queries(&self, qkv: &mut Buffer, heads: &Heads, factors: &Vector, pass: &Pass<'_>) {
+    fn scale_queries(&self, qkv: &mut Buffer, heads: &AttentionHeads, factors: &Vector, pass: &Pass<'_>) {
         let (n_rows, n_cols, n) = (pass.n_rows(), heads.qkv_cols(), heads.n_heads * heads.head_dim);
         let (qkv, positions) = (qkv.shared(n_rows, n_cols), pass.rows.positions);
-        self.spread(n_rows, |rows| between::ScaleQueries { qkv, n_cols, n, factors, positions, rows });
+        self.run_on_team(n_rows, |rows| between::ScaleQueries { qkv, n_cols, n, factors, positions, rows });
     }
 
     fn copy_columns(
@@ -135,7 +135,7 @@ impl Pointwise for Cpu {
         let (n_cols, n, first) = (x.cols(), whole.cols(), columns.start);
         assert!(columns.len() == weight.len() && columns.end <= n_cols, "a weight for each column");
         let (whole, x) = (whole.rows(n_rows, n), x.shared(n_rows, n_cols));
-        self.spread(n_rows, |rows| between::NormColumns { x, n_cols, first, whole, n, weight, eps, rows });
+        self.run_on_team(n_rows, |rows| between::NormColumns { x, n_cols, first, whole, n, weight, eps, rows });
     }
 
     fn sigmoid_mul(&self, gate: &Buffer, n_rows: usize, x: &mut Buffer) {
@@ -145,30 +145,30 @@ impl Pointwise for Cpu {
         }
         assert!(n > 0 && cols.is_multiple_of(n), "a gate of {n} for rows of {cols}");
         let (gate, x) = (gate.rows(n_rows, n), x.shared(n_rows, cols));
-        self.spread(n_rows, |rows| between::SigmoidMul { gate, n, x, cols, rows });
+        self.run_on_team(n_rows, |rows| between::SigmoidMul { gate, n, x, cols, rows });
     }
 
     fn scale(&self, x: &mut Buffer, factor: f32, n_rows: usize) {
-        self.each(x, n_rows, between::ElementOp::Scale(factor));
+        self.apply_each(x, n_rows, between::ElementOp::Scale(factor));
     }
 
     fn soft_cap(&self, x: &mut Buffer, cap: f32, n_rows: usize) {
-        self.each(x, n_rows, between::ElementOp::SoftCap(cap));
+        self.apply_each(x, n_rows, between::ElementOp::SoftCap(cap));
     }
 }
 
 impl Cpu {
-    fn each(&self, x: &mut Buffer, n_rows: usize, each: between::ElementOp) {
+    fn apply_each(&self, x: &mut Buffer, n_rows: usize, each: between::ElementOp) {
         let cols = x.cols();
         let x = x.shared(n_rows, cols);
-        self.spread(n_rows, |rows| between::Elementwise { x, cols, each, rows });
+        self.run_on_team(n_rows, |rows| between::Elementwise { x, cols, each, rows });
     }
 
-    fn gated(&self, gate: Gate, gate_up: &Buffer, n_rows: usize, out: &mut Buffer) {
+    fn apply_gate(&self, gate: Gate, gate_up: &Buffer, n_rows: usize, out: &mut Buffer) {
         let inner = out.cols();
         let gate_up = gate_up.rows(n_rows, 2 * inner);
         let out = out.shared(n_rows, inner);
-        self.spread(n_rows, |rows| Gated { gate, gate_up, inner, out, rows });
+        self.run_on_team(n_rows, |rows| GateMul { gate, gate_up, inner, out, rows });
     }
 }
 
@@ -212,7 +212,7 @@ pub(crate) enum Gate {
 
 impl Gate {
     #[inline(always)]
-    fn of<L: Lanes>(self, x: L) -> L {
+    fn apply<L: Lanes>(self, x: L) -> L {
         match self {
             Gate::Silu => silu(x),
             Gate::Gelu => gelu(x),
@@ -221,7 +221,7 @@ impl Gate {
 }
 
 /// out = gate(gate) * up. gate_up: [n_rows, 2 * inner]
-pub(crate) struct Gated<'a> {
+pub(crate) struct GateMul<'a> {
     pub gate: Gate,
     pub gate_up: &'a [f32],
     pub inner: usize,
@@ -229,7 +229,7 @@ pub(crate) struct Gated<'a> {
     pub rows: Range<usize>,
 }
 
-impl Kernel for Gated<'_> {
+impl Kernel for GateMul<'_> {
     #[inline(always)]
     fn run<L: Lanes>(self) {
         for row in self.rows.clone() {
@@ -238,8 +238,8 @@ impl Kernel for Gated<'_> {
             let out = unsafe { self.out.part(row * self.inner, self.inner) };
             for ((gate, up), out) in gate.chunks(LANES).zip(up.chunks(LANES)).zip(out.chunks_mut(LANES)) {
                 match (gate.first_chunk(), up.first_chunk(), out.first_chunk_mut()) {
-                    (Some(gate), Some(up), Some(out)) => self.gate.of(L::load(gate)).mul(L::load(up)).store(out),
-                    _ => self.gate.of(L::load_first(gate)).mul(L::load_first(up)).store_first(out),
+                    (Some(gate), Some(up), Some(out)) => self.gate.apply(L::load(gate)).mul(L::load(up)).store(out),
+                    _ => self.gate.apply(L::load_first(gate)).mul(L::load_first(up)).store_first(out),
                 }
             }
         }
@@ -312,10 +312,10 @@ fn unpack_row<L: Lanes>(table: &Matrix, row: usize, out: &mut [f32]) {
         Dtype::Q6K => unpack_steps::<L, Q6K>(part, tile, lane, out),
         Dtype::IQ4XS => unpack_steps::<L, IQ4XS>(part, tile, lane, out),
         Dtype::TQ1_0 | Dtype::TQ2_0 => unpack_steps::<L, Ternary>(part, tile, lane, out),
-        Dtype::Grouped(Grouped { digits: DigitBits::Four, .. }) => {
+        Dtype::Grouped(GroupedDtype { digits: DigitBits::Four, .. }) => {
             unpack_steps::<L, GroupedFours>(part, tile, lane, out)
         }
-        Dtype::Grouped(Grouped { digits: DigitBits::Eight, .. }) => {
+        Dtype::Grouped(GroupedDtype { digits: DigitBits::Eight, .. }) => {
             unpack_steps::<L, GroupedEights>(part, tile, lane, out)
         }
     }
@@ -335,7 +335,7 @@ fn unpack_e4m3<L: Lanes>(tile: &[u8], lane: usize, out: &mut [f32]) {
     for (step, to) in tile.chunks_exact(packing.step_bytes).zip(out.chunks_exact_mut(BLOCK)) {
         let (scales, numbers) = step.split_at(packing.scale_columns * COLUMN_BYTES);
         // SAFETY: an f32 for each lane; tiles, and all in them, begin on 32 bytes.
-        let scale = L::load(unsafe { at(scales.as_ptr()) });
+        let scale = L::load(unsafe { ref_at(scales.as_ptr()) });
         for (numbers, to) in numbers.as_chunks::<LANES>().0.iter().zip(to) {
             L::from_e4m3(numbers).mul(scale).store(&mut row);
             *to = row[lane];
@@ -348,13 +348,13 @@ fn unpack_e4m3<L: Lanes>(tile: &[u8], lane: usize, out: &mut [f32]) {
 fn unpack_steps<L: Lanes, Q: Quant>(part: &MatrixPart, tile: &[u8], lane: usize, out: &mut [f32]) {
     let packing = packing(part.dtype);
     let mut rest = tile;
-    let mut head = Head::<L>::none();
+    let mut head = ScaleHeader::<L>::none();
     let mut numbers = [[0.0; LANES]; BLOCK];
     for (i, to) in out.chunks_exact_mut(BLOCK).enumerate() {
         if packing.head.is_before(part.first, i * BLOCK) {
             let (from, after) = rest.split_at(packing.head.bytes());
             // SAFETY: a head; tiles, and all in them, begin on 32 bytes.
-            head = unsafe { Head::read(packing.head, from.as_ptr()) };
+            head = unsafe { ScaleHeader::read(packing.head, from.as_ptr()) };
             rest = after;
         }
         let (step, after) = rest.split_at(packing.step_bytes);

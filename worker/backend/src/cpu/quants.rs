@@ -5,7 +5,7 @@
 use super::lanes::{LANES, Lanes};
 use super::pairs::PAIR;
 use super::panels::BLOCK;
-use types::{DigitBits, Dtype, Grouped, ScaleType};
+use types::{DigitBits, Dtype, GroupedDtype, ScaleType};
 
 /// Added to signed bytes, which are stored unsigned.
 pub(crate) const SIGN: u8 = 0x80;
@@ -19,14 +19,14 @@ pub(crate) struct Packing {
     /// Elements per step: one, a pair, or a block of activations.
     pub unit: usize,
     pub step_bytes: usize,
-    pub head: HeadForm,
+    pub head: ScaleHeaderForm,
     pub scale_columns: usize,
     pub width: Width,
 }
 
 /// The header before the steps of a block: a scale, and perhaps a second number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct HeadForm {
+pub(crate) struct ScaleHeaderForm {
     /// Elements that share a head; none where there is no head.
     every: usize,
     scale: ScaleType,
@@ -34,16 +34,16 @@ pub(crate) struct HeadForm {
     has_second: bool,
 }
 
-impl HeadForm {
-    const NONE: HeadForm = HeadForm { every: 0, scale: ScaleType::F16, has_second: false };
+impl ScaleHeaderForm {
+    const NONE: ScaleHeaderForm = ScaleHeaderForm { every: 0, scale: ScaleType::F16, has_second: false };
 
     /// Of blocks of 256, with f16 in one or two columns.
-    const fn of_256(columns: usize) -> HeadForm {
-        HeadForm { every: if columns == 0 { 0 } else { 256 }, scale: ScaleType::F16, has_second: columns > 1 }
+    const fn of_256(columns: usize) -> ScaleHeaderForm {
+        ScaleHeaderForm { every: if columns == 0 { 0 } else { 256 }, scale: ScaleType::F16, has_second: columns > 1 }
     }
 
-    const fn of_groups(grouped: Grouped) -> HeadForm {
-        HeadForm { every: grouped.size.n(), scale: grouped.scale, has_second: grouped.has_zeros }
+    const fn of_groups(grouped: GroupedDtype) -> ScaleHeaderForm {
+        ScaleHeaderForm { every: grouped.size.n(), scale: grouped.scale, has_second: grouped.has_zeros }
     }
 
     pub const fn bytes(self) -> usize {
@@ -123,18 +123,18 @@ pub(crate) const fn packing(dtype: Dtype) -> Packing {
                 DigitBits::Four => Width::Four,
                 DigitBits::Eight => Width::Eight,
             };
-            Packing { head: HeadForm::of_groups(grouped), ..steps(0, 0, width) }
+            Packing { head: ScaleHeaderForm::of_groups(grouped), ..steps(0, 0, width) }
         }
     }
 }
 
 const fn elements(width: Width, unit: usize, size: usize) -> Packing {
-    Packing { unit, step_bytes: unit * size * LANES, head: HeadForm::NONE, scale_columns: 0, width }
+    Packing { unit, step_bytes: unit * size * LANES, head: ScaleHeaderForm::NONE, scale_columns: 0, width }
 }
 
 const fn steps(head_columns: usize, scale_columns: usize, width: Width) -> Packing {
     let step_bytes = scale_columns * COLUMN_BYTES + width.bytes();
-    Packing { unit: BLOCK, step_bytes, head: HeadForm::of_256(head_columns), scale_columns, width }
+    Packing { unit: BLOCK, step_bytes, head: ScaleHeaderForm::of_256(head_columns), scale_columns, width }
 }
 
 impl Packing {
@@ -148,15 +148,15 @@ impl Packing {
 /// A quantized type: `scale × (digit - OFFSET)`, or that plus a minimum.
 pub(crate) trait Quant {
     const PACKING: Packing;
-    type Digits: Digits;
+    type Digits: DigitPacking;
     type Scales: ScaleLayout;
     /// The offset that made digits unsigned, or their middle; none where a block has its own minimum.
     const OFFSET: u8;
 }
 
 /// Groups of each width, with the heads of their types.
-const FOURS: Dtype = Dtype::Grouped(Grouped::ALL[0]);
-const EIGHTS: Dtype = Dtype::Grouped(Grouped::ALL[Grouped::N - 1]);
+const FOURS: Dtype = Dtype::Grouped(GroupedDtype::ALL[0]);
+const EIGHTS: Dtype = Dtype::Grouped(GroupedDtype::ALL[GroupedDtype::N - 1]);
 
 macro_rules! quants {
     ($($name:ident: $dtype:expr, $width:ident, $scales:ident, $offset:expr;)*) => {$(
@@ -171,55 +171,55 @@ macro_rules! quants {
 }
 
 quants! {
-    Q4_0: Dtype::Q4_0, Fours, Half, 8;
-    Q4_1: Dtype::Q4_1, Fours, HalfAndMinimum, 0;
-    Q5_0: Dtype::Q5_0, Fives, Half, 16;
-    Q5_1: Dtype::Q5_1, Fives, HalfAndMinimum, 0;
-    Q8_0: Dtype::Q8_0, Eights, Half, SIGN;
-    MXFP4: Dtype::MXFP4, Eights, Power, SIGN;
-    Q2K: Dtype::Q2K, Fours, HeadTimesTwoPairs, 0;
-    Q3K: Dtype::Q3K, Fours, HeadTimesTwo, 4;
-    Q4K: Dtype::Q4K, Fours, HeadTimesPair, 0;
-    Q5K: Dtype::Q5K, Fives, HeadTimesPair, 0;
-    Q6K: Dtype::Q6K, Sixes, HeadTimesTwo, 32;
-    IQ4XS: Dtype::IQ4XS, Eights, HeadTimesTwo, SIGN;
-    Ternary: Dtype::TQ2_0, Fours, OfHead, 1;
-    GroupedFours: FOURS, Fours, OfHead, DigitBits::Four.middle();
-    GroupedEights: EIGHTS, Eights, OfHead, DigitBits::Eight.middle();
+    Q4_0: Dtype::Q4_0, FourBitDigits, F16Scale, 8;
+    Q4_1: Dtype::Q4_1, FourBitDigits, F16ScaleAndMinimum, 0;
+    Q5_0: Dtype::Q5_0, FiveBitDigits, F16Scale, 16;
+    Q5_1: Dtype::Q5_1, FiveBitDigits, F16ScaleAndMinimum, 0;
+    Q8_0: Dtype::Q8_0, EightBitDigits, F16Scale, SIGN;
+    MXFP4: Dtype::MXFP4, EightBitDigits, Bf16Scale, SIGN;
+    Q2K: Dtype::Q2K, FourBitDigits, HeaderTimesTwoPairs, 0;
+    Q3K: Dtype::Q3K, FourBitDigits, HeaderTimesTwo, 4;
+    Q4K: Dtype::Q4K, FourBitDigits, HeaderTimesPair, 0;
+    Q5K: Dtype::Q5K, FiveBitDigits, HeaderTimesPair, 0;
+    Q6K: Dtype::Q6K, SixBitDigits, HeaderTimesTwo, 32;
+    IQ4XS: Dtype::IQ4XS, EightBitDigits, HeaderTimesTwo, SIGN;
+    Ternary: Dtype::TQ2_0, FourBitDigits, HeaderScaleOnly, 1;
+    GroupedFours: FOURS, FourBitDigits, HeaderScaleOnly, DigitBits::Four.middle();
+    GroupedEights: EIGHTS, EightBitDigits, HeaderScaleOnly, DigitBits::Eight.middle();
 }
 
 /// The values that the steps up to the next head share: a scale, and perhaps a minimum or a term for digits.
 #[derive(Clone, Copy)]
-pub(crate) struct Head<L> {
+pub(crate) struct ScaleHeader<L> {
     scale: L,
     second: L,
 }
 
-impl<L: Lanes> Head<L> {
+impl<L: Lanes> ScaleHeader<L> {
     #[inline(always)]
-    pub fn none() -> Head<L> {
-        Head { scale: L::splat(0.0), second: L::splat(0.0) }
+    pub fn none() -> ScaleHeader<L> {
+        ScaleHeader { scale: L::splat(0.0), second: L::splat(0.0) }
     }
 
     /// # Safety
     /// A head of this form is at `w`.
     #[inline(always)]
-    pub unsafe fn read(form: HeadForm, w: *const u8) -> Head<L> {
+    pub unsafe fn read(form: ScaleHeaderForm, w: *const u8) -> ScaleHeader<L> {
         // SAFETY: the caller's promise; scales have the width of their type, and the second one follows them.
         unsafe {
             let scale = match form.scale {
                 ScaleType::F16 => column::<L>(w, 0),
-                ScaleType::BF16 => L::from_bf16(at(w)),
-                ScaleType::F32 => L::load(at(w)),
+                ScaleType::BF16 => L::from_bf16(ref_at(w)),
+                ScaleType::F32 => L::load(ref_at(w)),
             };
             let second = if form.has_second { column::<L>(w, form.scale.bytes() / 2) } else { L::splat(0.0) };
-            Head { scale, second }
+            ScaleHeader { scale, second }
         }
     }
 }
 
 #[derive(Clone, Copy)]
-pub(crate) struct Scale<L> {
+pub(crate) struct StepScale<L> {
     pub scale: L,
     /// Unused where the type has no minimum.
     pub minimum: L,
@@ -234,11 +234,11 @@ pub(crate) trait ScaleLayout {
     ///
     /// # Safety
     /// The scales of a step are at `w`.
-    unsafe fn read<L: Lanes>(head: &Head<L>, w: *const u8) -> [Scale<L>; 2];
+    unsafe fn read<L: Lanes>(head: &ScaleHeader<L>, w: *const u8) -> [StepScale<L>; 2];
 
     /// Returns a number from its digit, from which the offset is already subtracted. Rounds at most once.
     #[inline(always)]
-    fn number<L: Lanes>(_: &Head<L>, of: Scale<L>, digit: L) -> L {
+    fn dequantize<L: Lanes>(_: &ScaleHeader<L>, of: StepScale<L>, digit: L) -> L {
         if Self::HAS_MINIMUM { of.scale.fma(digit, of.minimum) } else { of.scale.mul(digit) }
     }
 }
@@ -248,7 +248,7 @@ pub(crate) trait ScaleLayout {
 /// # Safety
 /// The bytes of a `T` are there, and aligned for it.
 #[inline(always)]
-pub(crate) unsafe fn at<'a, T>(at: *const u8) -> &'a T {
+pub(crate) unsafe fn ref_at<'a, T>(at: *const u8) -> &'a T {
     // SAFETY: the caller's promise.
     unsafe { &*at.cast::<T>() }
 }
@@ -260,115 +260,115 @@ pub(crate) unsafe fn at<'a, T>(at: *const u8) -> &'a T {
 #[inline(always)]
 unsafe fn column<L: Lanes>(w: *const u8, i: usize) -> L {
     // SAFETY: the caller's promise; columns begin on 32 bytes.
-    unsafe { L::from_f16(at(w.add(COLUMN_BYTES * i))) }
+    unsafe { L::from_f16(ref_at(w.add(COLUMN_BYTES * i))) }
 }
 
 #[inline(always)]
-fn both<L: Lanes>(scale: L, minimum: L) -> [Scale<L>; 2] {
-    [Scale { scale, minimum }; 2]
+fn scale_both_halves<L: Lanes>(scale: L, minimum: L) -> [StepScale<L>; 2] {
+    [StepScale { scale, minimum }; 2]
 }
 
 /// One f16 scale.
-pub(crate) struct Half;
+pub(crate) struct F16Scale;
 /// An f16 scale and an f16 minimum.
-pub(crate) struct HalfAndMinimum;
+pub(crate) struct F16ScaleAndMinimum;
 /// A bf16 scale, because an f16 does not hold every power of two.
-pub(crate) struct Power;
+pub(crate) struct Bf16Scale;
 /// A six-bit scale and a six-bit minimum, times those of the head.
-pub(crate) struct HeadTimesPair;
+pub(crate) struct HeaderTimesPair;
 /// `HeadTimesPair` for each half.
-pub(crate) struct HeadTimesTwoPairs;
+pub(crate) struct HeaderTimesTwoPairs;
 /// A signed scale for each half, times that of the head.
-pub(crate) struct HeadTimesTwo;
+pub(crate) struct HeaderTimesTwo;
 /// The scale of the head, and the term that it adds to digits.
-pub(crate) struct OfHead;
+pub(crate) struct HeaderScaleOnly;
 
-impl ScaleLayout for Half {
+impl ScaleLayout for F16Scale {
     const HAS_MINIMUM: bool = false;
     const TWO: bool = false;
 
     #[inline(always)]
-    unsafe fn read<L: Lanes>(_: &Head<L>, w: *const u8) -> [Scale<L>; 2] {
+    unsafe fn read<L: Lanes>(_: &ScaleHeader<L>, w: *const u8) -> [StepScale<L>; 2] {
         // SAFETY: the caller's promise.
-        unsafe { both(column(w, 0), L::splat(0.0)) }
+        unsafe { scale_both_halves(column(w, 0), L::splat(0.0)) }
     }
 }
 
-impl ScaleLayout for HalfAndMinimum {
+impl ScaleLayout for F16ScaleAndMinimum {
     const HAS_MINIMUM: bool = true;
     const TWO: bool = false;
 
     #[inline(always)]
-    unsafe fn read<L: Lanes>(_: &Head<L>, w: *const u8) -> [Scale<L>; 2] {
+    unsafe fn read<L: Lanes>(_: &ScaleHeader<L>, w: *const u8) -> [StepScale<L>; 2] {
         // SAFETY: the caller's promise.
-        unsafe { both(column(w, 0), column(w, 1)) }
+        unsafe { scale_both_halves(column(w, 0), column(w, 1)) }
     }
 }
 
-impl ScaleLayout for Power {
+impl ScaleLayout for Bf16Scale {
     const HAS_MINIMUM: bool = false;
     const TWO: bool = false;
 
     #[inline(always)]
-    unsafe fn read<L: Lanes>(_: &Head<L>, w: *const u8) -> [Scale<L>; 2] {
+    unsafe fn read<L: Lanes>(_: &ScaleHeader<L>, w: *const u8) -> [StepScale<L>; 2] {
         // SAFETY: the caller's promise.
-        unsafe { both(L::from_bf16(at(w)), L::splat(0.0)) }
+        unsafe { scale_both_halves(L::from_bf16(ref_at(w)), L::splat(0.0)) }
     }
 }
 
-impl ScaleLayout for HeadTimesPair {
+impl ScaleLayout for HeaderTimesPair {
     const HAS_MINIMUM: bool = true;
     const TWO: bool = false;
 
     #[inline(always)]
-    unsafe fn read<L: Lanes>(head: &Head<L>, w: *const u8) -> [Scale<L>; 2] {
+    unsafe fn read<L: Lanes>(head: &ScaleHeader<L>, w: *const u8) -> [StepScale<L>; 2] {
         // SAFETY: the caller's promise.
-        let (scale, minimum) = unsafe { L::byte_pairs(at(w)) };
-        both(head.scale.mul(scale), head.second.mul(minimum))
+        let (scale, minimum) = unsafe { L::byte_pairs(ref_at(w)) };
+        scale_both_halves(head.scale.mul(scale), head.second.mul(minimum))
     }
 }
 
-impl ScaleLayout for HeadTimesTwoPairs {
+impl ScaleLayout for HeaderTimesTwoPairs {
     const HAS_MINIMUM: bool = true;
     const TWO: bool = true;
 
     #[inline(always)]
-    unsafe fn read<L: Lanes>(head: &Head<L>, w: *const u8) -> [Scale<L>; 2] {
+    unsafe fn read<L: Lanes>(head: &ScaleHeader<L>, w: *const u8) -> [StepScale<L>; 2] {
         // SAFETY: the caller's promise.
-        unsafe { [HeadTimesPair::read(head, w)[0], HeadTimesPair::read(head, w.add(COLUMN_BYTES))[0]] }
+        unsafe { [HeaderTimesPair::read(head, w)[0], HeaderTimesPair::read(head, w.add(COLUMN_BYTES))[0]] }
     }
 }
 
-impl ScaleLayout for HeadTimesTwo {
+impl ScaleLayout for HeaderTimesTwo {
     const HAS_MINIMUM: bool = false;
     const TWO: bool = true;
 
     #[inline(always)]
-    unsafe fn read<L: Lanes>(head: &Head<L>, w: *const u8) -> [Scale<L>; 2] {
+    unsafe fn read<L: Lanes>(head: &ScaleHeader<L>, w: *const u8) -> [StepScale<L>; 2] {
         // SAFETY: the caller's promise.
-        let (first, second) = unsafe { L::byte_pairs(at(w)) };
+        let (first, second) = unsafe { L::byte_pairs(ref_at(w)) };
         let sign = L::splat(f32::from(SIGN));
         let of = [head.scale.mul(first.sub(sign)), head.scale.mul(second.sub(sign))];
-        [Scale { scale: of[0], minimum: of[0] }, Scale { scale: of[1], minimum: of[1] }]
+        [StepScale { scale: of[0], minimum: of[0] }, StepScale { scale: of[1], minimum: of[1] }]
     }
 }
 
-impl ScaleLayout for OfHead {
+impl ScaleLayout for HeaderScaleOnly {
     const HAS_MINIMUM: bool = true;
     const TWO: bool = false;
 
     #[inline(always)]
-    unsafe fn read<L: Lanes>(head: &Head<L>, _: *const u8) -> [Scale<L>; 2] {
-        both(head.scale, head.scale.mul(head.second))
+    unsafe fn read<L: Lanes>(head: &ScaleHeader<L>, _: *const u8) -> [StepScale<L>; 2] {
+        scale_both_halves(head.scale, head.scale.mul(head.second))
     }
 
     #[inline(always)]
-    fn number<L: Lanes>(head: &Head<L>, of: Scale<L>, digit: L) -> L {
+    fn dequantize<L: Lanes>(head: &ScaleHeader<L>, of: StepScale<L>, digit: L) -> L {
         of.scale.mul(digit.add(head.second))
     }
 }
 
-pub(crate) trait Digits {
+pub(crate) trait DigitPacking {
     const WIDTH: Width;
 
     /// Elements 8i to 8i + 4, and from there to 8i + 8, as unsigned bytes.
@@ -378,54 +378,54 @@ pub(crate) trait Digits {
     unsafe fn pair<L: Lanes>(w: *const u8, i: usize) -> [L::Int; 2];
 }
 
-pub(crate) struct Fours;
+pub(crate) struct FourBitDigits;
 /// Nibbles, then 64 bytes of fifth bits: bit g of a byte belongs to group g.
-pub(crate) struct Fives;
+pub(crate) struct FiveBitDigits;
 /// Nibbles, then two times 64 bytes with the upper bits of four groups.
-pub(crate) struct Sixes;
-pub(crate) struct Eights;
+pub(crate) struct SixBitDigits;
+pub(crate) struct EightBitDigits;
 
-impl Digits for Fours {
+impl DigitPacking for FourBitDigits {
     const WIDTH: Width = Width::Four;
 
     #[inline(always)]
     unsafe fn pair<L: Lanes>(w: *const u8, i: usize) -> [L::Int; 2] {
         // SAFETY: the caller's promise.
-        let bytes = L::bytes(unsafe { at(w.add(64 * i)) });
+        let bytes = L::bytes(unsafe { ref_at(w.add(64 * i)) });
         [L::low_nibbles(bytes), L::high_nibbles(bytes)]
     }
 }
 
-impl Digits for Fives {
+impl DigitPacking for FiveBitDigits {
     const WIDTH: Width = Width::Five;
 
     #[inline(always)]
     unsafe fn pair<L: Lanes>(w: *const u8, i: usize) -> [L::Int; 2] {
         // SAFETY: the caller's promise: 256 bytes of nibbles, and 64 of bits.
-        let (low, bits) = unsafe { (Fours::pair::<L>(w, i), L::bytes(at(w.add(256)))) };
+        let (low, bits) = unsafe { (FourBitDigits::pair::<L>(w, i), L::bytes(ref_at(w.add(256)))) };
         [L::with_bits(low[0], bits, 2 * i as u32, 1), L::with_bits(low[1], bits, 2 * i as u32 + 1, 1)]
     }
 }
 
-impl Digits for Sixes {
+impl DigitPacking for SixBitDigits {
     const WIDTH: Width = Width::Six;
 
     #[inline(always)]
     unsafe fn pair<L: Lanes>(w: *const u8, i: usize) -> [L::Int; 2] {
         // SAFETY: the caller's promise: 256 bytes of nibbles, and two times 64 of bits.
-        let (low, bits) = unsafe { (Fours::pair::<L>(w, i), L::bytes(at(w.add(256 + i / 2 * 64)))) };
+        let (low, bits) = unsafe { (FourBitDigits::pair::<L>(w, i), L::bytes(ref_at(w.add(256 + i / 2 * 64)))) };
         let shift = i as u32 % 2 * 4;
         [L::with_bits(low[0], bits, shift, 3), L::with_bits(low[1], bits, shift + 2, 3)]
     }
 }
 
-impl Digits for Eights {
+impl DigitPacking for EightBitDigits {
     const WIDTH: Width = Width::Eight;
 
     #[inline(always)]
     unsafe fn pair<L: Lanes>(w: *const u8, i: usize) -> [L::Int; 2] {
         // SAFETY: the caller's promise.
-        unsafe { [L::bytes(at(w.add(128 * i))), L::bytes(at(w.add(128 * i + 64)))] }
+        unsafe { [L::bytes(ref_at(w.add(128 * i))), L::bytes(ref_at(w.add(128 * i + 64)))] }
     }
 }
 
@@ -435,7 +435,7 @@ impl Digits for Eights {
 /// # Safety
 /// A step of the type is at `w`.
 #[inline(always)]
-pub(crate) unsafe fn unpack<L: Lanes, Q: Quant>(head: &Head<L>, w: *const u8, to: &mut [[f32; LANES]; BLOCK]) {
+pub(crate) unsafe fn unpack<L: Lanes, Q: Quant>(head: &ScaleHeader<L>, w: *const u8, to: &mut [[f32; LANES]; BLOCK]) {
     // SAFETY: the caller's promise.
     let scales = unsafe { Q::Scales::read(head, w) };
     for i in 0..4 {
@@ -445,7 +445,7 @@ pub(crate) unsafe fn unpack<L: Lanes, Q: Quant>(head: &Head<L>, w: *const u8, to
             let digits = L::byte_floats(digits);
             for j in 0..4 {
                 let digit = if Q::OFFSET == 0 { digits[j] } else { digits[j].sub(L::splat(f32::from(Q::OFFSET))) };
-                Q::Scales::number(head, scales[i / 2], digit).store(&mut to[8 * i + 4 * group + j]);
+                Q::Scales::dequantize(head, scales[i / 2], digit).store(&mut to[8 * i + 4 * group + j]);
             }
         }
     }

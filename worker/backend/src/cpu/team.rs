@@ -60,7 +60,7 @@ impl Job<'_> {
     /// Takes ranges until there are none. A panic ends the job for all threads.
     fn help(&self) {
         let result = catch_unwind(AssertUnwindSafe(|| {
-            while let Some(range) = self.take() {
+            while let Some(range) = self.next_range() {
                 (self.work)(range);
             }
         }));
@@ -70,7 +70,7 @@ impl Job<'_> {
         }
     }
 
-    fn take(&self) -> Option<Range<usize>> {
+    fn next_range(&self) -> Option<Range<usize>> {
         let start = self.next.fetch_add(self.range_len, Ordering::Relaxed);
         (start < self.n_items).then(|| start..(start + self.range_len).min(self.n_items))
     }
@@ -179,12 +179,12 @@ impl TeamShared {
             let entered = self.word.compare_exchange(word, word + 1, Ordering::AcqRel, Ordering::Relaxed);
             if entered.is_ok() {
                 last = word & !(GENERATION - 1);
-                self.work_inside();
+                self.help_with_job();
             }
         }
     }
 
-    fn work_inside(&self) {
+    fn help_with_job(&self) {
         // SAFETY: this thread is inside, so the caller has not returned, and the job lives.
         let job = unsafe { &**self.job.get() };
         job.help();

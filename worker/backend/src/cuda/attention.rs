@@ -3,15 +3,15 @@
 
 use super::buffer::{Buffer, Vector};
 use super::device::Cuda;
-use super::driver::{Bytes, PitchedRows, Shape, Stream};
+use super::driver::{DeviceMemory, PitchedRows, LaunchShape, Stream};
 use super::kernels::{HeadShape, arguments, attend_shared_bytes};
 use super::lock::lock;
-use super::outline::{Outline, TILE, n_tiles};
+use super::outline::{PassOutline, TILE, n_tiles};
 use super::scratch::DeviceScratch;
 use super::table::Kernel;
 use super::uploads;
 use super::weights::GROUP;
-use crate::{Attention, AttentionCall, Error, Heads, KvSpec, Pass, Result, RopeStyle};
+use crate::{Attention, AttentionCall, Error, AttentionHeads, KvSpec, Pass, Result, RopeStyle};
 use types::{BLOCK_TOKENS, BlockId, KvDtype};
 
 const POSITIONS: usize = BLOCK_TOKENS as usize;
@@ -23,7 +23,7 @@ pub struct Kv {
     spec: KvSpec,
     n_kv_heads: usize,
     head_dim: usize,
-    pub(super) bytes: Bytes,
+    pub(super) bytes: DeviceMemory,
     layer_bytes: usize,
 }
 
@@ -48,24 +48,24 @@ impl Kv {
         let page_bytes = spec.layout.padded(GROUP as u32).page_bytes(spec.dtype);
         let (layer_bytes, n_bytes) = spec.sizes(page_bytes).ok_or_else(too_big)?;
         cuda.forget_graphs();
-        let bytes = Bytes::new(&cuda.context, "the KV cache", n_bytes)?;
+        let bytes = DeviceMemory::new(&cuda.context, "the KV cache", n_bytes)?;
         cuda.stream.fill(&bytes, 0)?;
         Ok(Kv { spec, n_kv_heads, head_dim, bytes, layer_bytes })
     }
 
     /// The operation's layer must match the layer that the cache was made for.
-    fn layer(&self, heads: &Heads, layer: usize) -> u64 {
+    fn layer_address(&self, heads: &AttentionHeads, layer: usize) -> u64 {
         let fits = self.n_kv_heads == heads.n_kv_heads && self.head_dim == heads.head_dim;
-        let is_read = heads.n_heads > 0 && heads.per_kv > 0 && heads.kv_of(heads.n_heads - 1) < heads.n_kv_heads;
+        let is_read = heads.n_heads > 0 && heads.per_kv > 0 && heads.kv_head_of(heads.n_heads - 1) < heads.n_kv_heads;
         let is_there = fits && is_read && layer < self.spec.n_layers;
         assert!(is_there, "{heads:?} of layer {layer} in a cache of {:?}", self.spec);
-        self.bytes.at(layer * self.layer_bytes)
+        self.bytes.address(layer * self.layer_bytes)
     }
 
     /// Zeroes the blocks in every layer. Adjacent blocks are filled at once.
     pub(super) fn clear(&self, stream: &Stream, blocks: &[BlockId]) -> Result<()> {
         for run in blocks.chunk_by(|block, next| block.0 + 1 == next.0) {
-            let (at, n_bytes) = self.block(0, run[0]);
+            let (at, n_bytes) = self.block_span(0, run[0]);
             let columns = PitchedRows { bytes: &self.bytes, at, pitch: self.layer_bytes };
             stream.clear_columns(columns, n_bytes * run.len(), self.spec.n_layers)?;
         }
@@ -73,7 +73,7 @@ impl Kv {
     }
 
     /// Returns where a block of a layer is, and its length.
-    pub(super) fn block(&self, layer: usize, block: BlockId) -> (usize, usize) {
+    pub(super) fn block_span(&self, layer: usize, block: BlockId) -> (usize, usize) {
         let n_bytes = self.layer_bytes / self.spec.n_blocks;
         (layer * self.layer_bytes + block.0 as usize * n_bytes, n_bytes)
     }
@@ -88,8 +88,8 @@ impl Kv {
 
 /// Cosines and sines, `[n_positions, half_dim]` each.
 pub struct Rope {
-    cos: Bytes,
-    sin: Bytes,
+    cos: DeviceMemory,
+    sin: DeviceMemory,
     half_dim: usize,
     n_positions: usize,
     style: RopeStyle,
@@ -117,7 +117,7 @@ struct AttentionPlan {
 
 impl AttentionPlan {
     /// Returns the plan, which is the same for all passes of an outline.
-    fn of(pass: &Pass<'_>, heads: &Heads, outline: Option<Outline>) -> AttentionPlan {
+    fn of(pass: &Pass<'_>, heads: &AttentionHeads, outline: Option<PassOutline>) -> AttentionPlan {
         let head_dim = heads.head_dim.next_multiple_of(GROUP);
         let many = if head_dim <= 128 { 64 } else { 32 };
         let rows_max = pass.slices.iter().map(|slice| slice.rows.len()).max().unwrap_or(0);
@@ -133,14 +133,14 @@ impl AttentionPlan {
         AttentionPlan { head_dim, queries, rows_per_item, tile_first, n_tiles }
     }
 
-    fn grid(&self, heads: &Heads, n_items: u32, depth: u32) -> Shape {
+    fn grid(&self, heads: &AttentionHeads, n_items: u32, depth: u32) -> LaunchShape {
         let columns = heads.n_kv_heads as u32 * (heads.per_kv as u32).div_ceil(self.queries);
         let shared_bytes = attend_shared_bytes(self.head_dim as u32, self.queries);
-        Shape { grid: [n_items, columns, depth], block: [128, 1, 1], shared_bytes }
+        LaunchShape { grid: [n_items, columns, depth], block: [128, 1, 1], shared_bytes }
     }
 
     /// Returns the bytes of the partial results of tiles.
-    fn partial_bytes(&self, heads: &Heads, n_rows: usize) -> usize {
+    fn partial_bytes(&self, heads: &AttentionHeads, n_rows: usize) -> usize {
         n_rows * heads.n_heads * self.n_tiles as usize * (self.head_dim + 2) * 4
     }
 
@@ -162,7 +162,7 @@ struct AttentionInputs {
 }
 
 impl Cuda {
-    fn attend_whole(&self, plan: &AttentionPlan, heads: &Heads, reads: &AttentionInputs, out: u64) {
+    fn attend_whole(&self, plan: &AttentionPlan, heads: &AttentionHeads, reads: &AttentionInputs, out: u64) {
         let AttentionInputs { qkv, kv, items, blocks, .. } = *reads;
         let args = arguments![qkv, kv, reads.heads, items, blocks, out];
         // SAFETY: items name rows of the pass, whose buffers and tables were checked to be large enough.
@@ -172,18 +172,18 @@ impl Cuda {
     fn attend_split(
         &self,
         plan: &AttentionPlan,
-        heads: &Heads,
+        heads: &AttentionHeads,
         reads: &AttentionInputs,
         scratch: &DeviceScratch,
         out: u64,
     ) {
         let AttentionInputs { qkv, kv, items, blocks, positions, .. } = *reads;
-        let partial = scratch.partial.at(0);
+        let partial = scratch.partial.address(0);
         let (tile_first, n_tiles) = (plan.tile_first, plan.n_tiles);
         let args = arguments![qkv, kv, reads.heads, items, blocks, tile_first, n_tiles, partial];
         // SAFETY: as above, and `partial` was checked to have room for all rows, heads and tiles.
         unsafe { self.launch(Kernel::attend_split(plan.head_dim), plan.grid(heads, reads.n_items, n_tiles), args) };
-        let shape = Shape { grid: [reads.n_rows, heads.n_heads as u32, 1], block: [32, 1, 1], shared_bytes: 0 };
+        let shape = LaunchShape { grid: [reads.n_rows, heads.n_heads as u32, 1], block: [32, 1, 1], shared_bytes: 0 };
         let args = arguments![partial, reads.heads, positions, tile_first, n_tiles, out];
         // SAFETY: as above.
         unsafe { self.launch(Kernel::AttendMerge, shape, args) };
@@ -202,16 +202,16 @@ impl Attention for Cuda {
         kv.check_blocks(pass, group);
         let known = rope.map_or(usize::MAX, |rope| rope.n_positions);
         assert!(pass.rows.positions.iter().all(|position| (*position as usize) < known), "positions that the rope has");
-        let kv = kv.layer(heads, layer);
+        let kv = kv.layer_address(heads, layer);
         let uploads = lock(&self.uploads);
         let Some(tables) = tables(&uploads, pass, group) else { return };
         let (positions, slots) = (uploads.batch.positions, tables.slots);
         let (cos, sin, half_dim, style) = rope.map_or((0, 0, 0, 0), |rope| {
-            (rope.cos.at(0), rope.sin.at(0), rope.half_dim as u32, u32::from(rope.style == RopeStyle::Pairs))
+            (rope.cos.address(0), rope.sin.address(0), rope.half_dim as u32, u32::from(rope.style == RopeStyle::Pairs))
         });
         let n_columns = (heads.n_heads + 2 * heads.n_kv_heads) as u32;
-        let shape = Shape { grid: [n_rows as u32, n_columns, 1], block: [32, 1, 1], shared_bytes: 0 };
-        let (qkv, heads) = (qkv.at(), HeadShape::of(heads));
+        let shape = LaunchShape { grid: [n_rows as u32, n_columns, 1], block: [32, 1, 1], shared_bytes: 0 };
+        let (qkv, heads) = (qkv.address(), HeadShape::of(heads));
         let args = arguments![qkv, cos, sin, half_dim, style, heads, positions, slots, kv];
         // SAFETY: qkv has the pass's rows, the rope its positions, and every slot is in a block of the cache.
         unsafe { self.launch(Kernel::RopeStore, shape, args) };
@@ -227,23 +227,23 @@ impl Attention for Cuda {
         out.check(n_rows, heads.n_heads * heads.head_dim);
         assert!(sinks.is_none_or(|sinks| sinks.len == heads.n_heads), "a sink for each query head");
         self.to_f32(qkv, n_rows);
-        out.becomes_bf16(true);
+        out.set_bf16(true);
         let mut uploads = lock(&self.uploads);
         let plan = AttentionPlan::of(pass, heads, uploads.batch.outline);
         let Some(tables) = tables(&uploads, pass, group) else { return };
-        let Some((items, n_items)) = self.note(uploads.items(&self.stream, pass, group, plan.rows_per_item)) else {
+        let Some((items, n_items)) = self.keep_error(uploads.items(&self.stream, pass, group, plan.rows_per_item)) else {
             return;
         };
-        let kv = kv.layer(heads, layer);
+        let kv = kv.layer_address(heads, layer);
         let (positions, n_rows, blocks) = (uploads.batch.positions, n_rows as u32, tables.blocks);
-        let shape = HeadShape::of(heads).with_sinks(sinks.map_or(0, Vector::at));
-        let reads = AttentionInputs { qkv: qkv.at(), kv, heads: shape, items, n_items, blocks, positions, n_rows };
+        let shape = HeadShape::of(heads).with_sinks(sinks.map_or(0, Vector::address));
+        let reads = AttentionInputs { qkv: qkv.address(), kv, heads: shape, items, n_items, blocks, positions, n_rows };
         let scratch = self.scratch();
         let n_blocks = n_items.saturating_mul(heads.n_kv_heads as u32);
         let is_idle = n_blocks < 2 * self.card.multiprocessors && plan.queries == FEW && plan.n_tiles > 1;
         match is_idle && plan.partial_bytes(heads, pass.n_rows()) <= scratch.partial.len() {
-            true => self.attend_split(&plan, heads, &reads, &scratch, out.at()),
-            false => self.attend_whole(&plan, heads, &reads, out.at()),
+            true => self.attend_split(&plan, heads, &reads, &scratch, out.address()),
+            false => self.attend_whole(&plan, heads, &reads, out.address()),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Buffers and vectors: numbers of the device, and the form that they have.
 
 use super::device::Cuda;
-use super::driver::Bytes;
+use super::driver::DeviceMemory;
 use super::kernels::{arguments, by_row};
 use super::table::Kernel;
 use super::weights::GROUP;
@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// `[rows_max, cols]`, in f32 or, where a product is what reads it, in bf16.
 pub struct Buffer {
-    pub(super) bytes: Bytes,
+    pub(super) bytes: DeviceMemory,
     pub(super) rows_max: usize,
     pub(super) cols: usize,
     pub(super) is_bf16: AtomicBool,
@@ -21,7 +21,7 @@ impl Buffer {
     }
 
     /// What an operation is about to write.
-    pub(super) fn becomes_bf16(&self, is_bf16: bool) {
+    pub(super) fn set_bf16(&self, is_bf16: bool) {
         self.is_bf16.store(is_bf16, Ordering::Relaxed);
     }
 
@@ -35,20 +35,20 @@ impl Buffer {
         assert!(fits, "{n_rows} rows of {cols} in a buffer of {} x {}", self.rows_max, self.cols);
     }
 
-    pub(super) fn at(&self) -> u64 {
-        self.bytes.at(0)
+    pub(super) fn address(&self) -> u64 {
+        self.bytes.address(0)
     }
 }
 
 /// A vector of f32.
 pub struct Vector {
-    pub(super) bytes: Bytes,
+    pub(super) bytes: DeviceMemory,
     pub(super) len: usize,
 }
 
 impl Vector {
-    pub(super) fn at(&self) -> u64 {
-        self.bytes.at(0)
+    pub(super) fn address(&self) -> u64 {
+        self.bytes.address(0)
     }
 }
 
@@ -62,16 +62,16 @@ impl Cuda {
     pub fn copy_rows(&self, from: &Buffer, to: &mut Buffer, n_rows: usize) {
         from.check(n_rows, to.cols);
         to.check(n_rows, to.cols);
-        to.becomes_bf16(from.is_bf16());
-        self.note(self.stream.copy(&to.bytes, 0, &from.bytes, 0, n_rows * from.row_bytes()));
+        to.set_bf16(from.is_bf16());
+        self.keep_error(self.stream.copy(&to.bytes, 0, &from.bytes, 0, n_rows * from.row_bytes()));
     }
 
     /// The rows in bf16: where they are, or rounded into the scratch. Another such call takes that away.
     pub(super) fn in_bf16(&self, x: &Buffer, n_rows: usize) -> u64 {
         if x.is_bf16() {
-            return x.at();
+            return x.address();
         }
-        let (from, cols, to) = (x.at(), x.cols as u32, self.scratch().rows.at(0));
+        let (from, cols, to) = (x.address(), x.cols as u32, self.scratch().rows.address(0));
         // SAFETY: x has so many rows, and `buffer` made the scratch as large as any buffer's rows in bf16.
         unsafe { self.launch(Kernel::RoundRows, by_row(n_rows), arguments![from, cols, to]) };
         to
@@ -84,11 +84,11 @@ impl Cuda {
         }
         let scratch = self.scratch();
         if n_rows > 0 && x.cols > 0 {
-            self.note(self.stream.copy(&scratch.rows, 0, &x.bytes, 0, n_rows * x.row_bytes()));
-            let (from, cols, to) = (scratch.rows.at(0), x.cols as u32, x.at());
+            self.keep_error(self.stream.copy(&scratch.rows, 0, &x.bytes, 0, n_rows * x.row_bytes()));
+            let (from, cols, to) = (scratch.rows.address(0), x.cols as u32, x.address());
             // SAFETY: the scratch has the rows in bf16, and x is as large in f32.
             unsafe { self.launch(Kernel::WidenRows, by_row(n_rows), arguments![from, cols, to]) };
         }
-        x.becomes_bf16(false);
+        x.set_bf16(false);
     }
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 /// More than may be under way at once, and the one before them.
 const RING: usize = 4;
 
-pub(super) struct Clock {
+pub(super) struct BusyClock {
     begins: [CudaEvent; RING],
     ends: [CudaEvent; RING],
     n_begun: u64,
@@ -22,8 +22,8 @@ fn place(pass: u64) -> usize {
     pass as usize % RING
 }
 
-impl Clock {
-    pub fn new(context: &Arc<Context>) -> Result<Clock> {
+impl BusyClock {
+    pub fn new(context: &Arc<Context>) -> Result<BusyClock> {
         let ring = || -> Result<[CudaEvent; RING]> {
             Ok([
                 CudaEvent::timed(context)?,
@@ -32,7 +32,7 @@ impl Clock {
                 CudaEvent::timed(context)?,
             ])
         };
-        Ok(Clock { begins: ring()?, ends: ring()?, n_begun: 0, last: 0, busy_micros: 0, idle_micros: 0 })
+        Ok(BusyClock { begins: ring()?, ends: ring()?, n_begun: 0, last: 0, busy_micros: 0, idle_micros: 0 })
     }
 
     pub fn begin(&mut self, stream: &Stream) -> Result<()> {
@@ -47,7 +47,7 @@ impl Clock {
     }
 
     /// It is through. What lies between it and a pass that drew nothing is not known.
-    pub fn is_through(&mut self, pass: u64) -> Result<()> {
+    pub fn add_finished(&mut self, pass: u64) -> Result<()> {
         let (begin, end) = (&self.begins[place(pass)], &self.ends[place(pass)]);
         let micros = |millis: f32| (millis.max(0.0) * 1e3) as u64;
         self.busy_micros += micros(end.millis_since(begin)?);

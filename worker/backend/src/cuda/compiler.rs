@@ -28,7 +28,7 @@ impl fmt::Display for Arch {
 
 /// A text, and the name by which others include it.
 #[derive(Clone, Copy, Debug)]
-pub struct Text {
+pub struct SourceText {
     pub name: &'static str,
     pub text: &'static str,
 }
@@ -36,8 +36,8 @@ pub struct Text {
 /// One translation unit and what it includes.
 #[derive(Clone, Copy, Debug)]
 pub struct Program {
-    pub main: Text,
-    pub headers: &'static [Text],
+    pub main: SourceText,
+    pub headers: &'static [SourceText],
     pub options: &'static [&'static str],
 }
 
@@ -75,10 +75,10 @@ struct NvrtcApi {
 impl NvrtcApi {
     fn of(library: RuntimeLibrary) -> Result<NvrtcApi> {
         let missing = |MissingFunction(name)| Error::Compiler(format!("the NVRTC of this machine has no {name}"));
-        NvrtcApi::filled(library).map_err(missing)
+        NvrtcApi::resolve(library).map_err(missing)
     }
 
-    fn filled(library: RuntimeLibrary) -> std::result::Result<NvrtcApi, MissingFunction> {
+    fn resolve(library: RuntimeLibrary) -> std::result::Result<NvrtcApi, MissingFunction> {
         // SAFETY: the functions have had these signatures since CUDA 11.1.
         unsafe {
             Ok(NvrtcApi {
@@ -138,7 +138,7 @@ impl Compiler {
     fn of(table: NvrtcApi) -> Result<Compiler> {
         let mut version = (0, 0);
         // SAFETY: writes two numbers.
-        done("tell its version", unsafe { (table.version)(&mut version.0, &mut version.1) })?;
+        check_answer("tell its version", unsafe { (table.version)(&mut version.0, &mut version.1) })?;
         Ok(Compiler { table, version })
     }
 
@@ -173,7 +173,7 @@ impl Compiler {
 
     pub fn compile(&self, program: &Program, arch: Arch) -> Result<Vec<u8>> {
         let options = program.options.iter().map(|option| (*option).to_owned());
-        let options = options.chain([format!("--gpu-architecture={arch}")]).map(terminated);
+        let options = options.chain([format!("--gpu-architecture={arch}")]).map(to_c_string);
         let options = options.collect::<Result<Vec<_>>>()?;
         let pointers: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
         let unit = NvrtcProgram::new(&self.table, program)?;
@@ -192,14 +192,14 @@ impl fmt::Display for Compiler {
     }
 }
 
-fn done(what: &str, answer: c_int) -> Result<()> {
+fn check_answer(what: &str, answer: c_int) -> Result<()> {
     match answer {
         SUCCESS => Ok(()),
         failed => Err(Error::Compiler(format!("NVRTC did not {what}: status {failed}"))),
     }
 }
 
-fn terminated(text: impl Into<Vec<u8>>) -> Result<CString> {
+fn to_c_string(text: impl Into<Vec<u8>>) -> Result<CString> {
     CString::new(text).map_err(|_| Error::Compiler("a text with a zero in it".into()))
 }
 
@@ -216,9 +216,9 @@ struct NvrtcProgram<'a> {
 
 impl<'a> NvrtcProgram<'a> {
     fn new(table: &'a NvrtcApi, program: &Program) -> Result<NvrtcProgram<'a>> {
-        let (text, name) = (terminated(program.main.text)?, terminated(program.main.name)?);
-        let headers = |of: fn(&Text) -> &'static str| {
-            program.headers.iter().map(|header| terminated(of(header))).collect::<Result<Vec<_>>>()
+        let (text, name) = (to_c_string(program.main.text)?, to_c_string(program.main.name)?);
+        let headers = |of: fn(&SourceText) -> &'static str| {
+            program.headers.iter().map(|header| to_c_string(of(header))).collect::<Result<Vec<_>>>()
         };
         let (texts, names) = (headers(|header| header.text)?, headers(|header| header.name)?);
         let pointers = |strings: &[CString]| strings.iter().map(|string| string.as_ptr()).collect::<Vec<_>>();
@@ -235,7 +235,7 @@ impl<'a> NvrtcProgram<'a> {
                 name_pointers.as_ptr(),
             )
         };
-        done("take a program", made)?;
+        check_answer("take a program", made)?;
         Ok(NvrtcProgram { table, raw })
     }
 
@@ -243,13 +243,13 @@ impl<'a> NvrtcProgram<'a> {
     fn log(&self) -> String {
         let mut n = 0;
         // SAFETY: writes one number.
-        if done("tell how much it has to say", unsafe { (self.table.log_size)(self.raw, &mut n) }).is_err() {
+        if check_answer("tell how much it has to say", unsafe { (self.table.log_size)(self.raw, &mut n) }).is_err() {
             return "no reason given".into();
         }
         let mut log = vec![0u8; n + 1];
         // SAFETY: there is room for the size that it reported.
         let status = unsafe { (self.table.log)(self.raw, log.as_mut_ptr().cast()) };
-        match (done("say it", status), CStr::from_bytes_until_nul(&log)) {
+        match (check_answer("say it", status), CStr::from_bytes_until_nul(&log)) {
             (Ok(()), Ok(log)) => log.to_string_lossy().trim().to_owned(),
             _ => "no reason given".into(),
         }
@@ -258,10 +258,10 @@ impl<'a> NvrtcProgram<'a> {
     fn cubin(&self) -> Result<Vec<u8>> {
         let mut n = 0;
         // SAFETY: writes one number.
-        done("size the code", unsafe { (self.table.cubin_size)(self.raw, &mut n) })?;
+        check_answer("size the code", unsafe { (self.table.cubin_size)(self.raw, &mut n) })?;
         let mut cubin = vec![0u8; n];
         // SAFETY: there is room for the size that it reported.
-        done("give the code", unsafe { (self.table.cubin)(self.raw, cubin.as_mut_ptr().cast()) })?;
+        check_answer("give the code", unsafe { (self.table.cubin)(self.raw, cubin.as_mut_ptr().cast()) })?;
         match n {
             0 => Err(Error::Compiler("NVRTC made no code".into())),
             _ => Ok(cubin),

@@ -1,10 +1,10 @@
 //! The device: its parts, how a kernel is launched on it, and how bytes are copied to and from it.
 
-use super::clock::Clock;
+use super::clock::BusyClock;
 use super::draws::DrawScratch;
-use super::driver::{Bytes, Card, Context, CudaEvent, Driver, Shape, Stream};
+use super::driver::{DeviceMemory, Card, Context, CudaEvent, Driver, LaunchShape, Stream};
 use super::fault::FirstError;
-use super::graphs::Graphs;
+use super::graphs::GraphCache;
 use super::kernels::Kernels;
 use super::lock::lock;
 use super::lt;
@@ -14,11 +14,11 @@ use super::table::Kernel;
 use super::uploads::{self, Uploads};
 use super::weights::Packer;
 use crate::cpu::{Cpu, CpuConfig};
-use crate::{Repeats, Result};
+use crate::{PassCounts, Result};
 use std::ffi::c_void;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
-use types::Mode;
+use types::NumericsMode;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CudaConfig {
@@ -26,7 +26,7 @@ pub struct CudaConfig {
     pub ordinal: u32,
     /// Where compiled kernels are kept between starts.
     pub cache: Option<PathBuf>,
-    pub mode: Mode,
+    pub mode: NumericsMode,
     /// The CPU beside it packs weights, and draws where the device has no kernel.
     pub host: CpuConfig,
     /// Whether similar passes are launched as one graph.
@@ -36,19 +36,19 @@ pub struct CudaConfig {
 /// Used by one thread at a time.
 pub struct Cuda {
     pub(super) card: Card,
-    pub(super) mode: Mode,
+    pub(super) mode: NumericsMode,
     pub(super) host: Cpu,
     pub(super) kernels: Kernels,
     pub(super) uploads: Mutex<Uploads>,
     pub(super) scratch: Mutex<DeviceScratch>,
     pub(super) draws: Mutex<DrawScratch>,
     pub(super) fault: FirstError,
-    pub(super) graphs: Mutex<Graphs>,
-    pub(super) clock: Mutex<Clock>,
+    pub(super) graphs: Mutex<GraphCache>,
+    pub(super) clock: Mutex<BusyClock>,
     /// The buffer that other ranks received last.
     pub(super) peer_buffer: Mutex<Option<Arc<PeerBuffer>>>,
     /// Present under `fast`.
-    pub(super) lt: Option<lt::Library>,
+    pub(super) lt: Option<lt::LtLibrary>,
     pub(super) stream: Stream,
     pub(super) context: Arc<Context>,
 }
@@ -67,10 +67,10 @@ impl Cuda {
             scratch: Mutex::new(DeviceScratch::new(&context)?),
             draws: Mutex::new(DrawScratch::new(&context)?),
             fault: FirstError::default(),
-            clock: Mutex::new(Clock::new(&context)?),
+            clock: Mutex::new(BusyClock::new(&context)?),
             peer_buffer: Mutex::new(None),
-            graphs: Mutex::new(Graphs::new(&card, config.graphs)),
-            lt: (config.mode == Mode::Fast).then(|| lt::Library::open(&context)).transpose()?,
+            graphs: Mutex::new(GraphCache::new(&card, config.graphs)),
+            lt: (config.mode == NumericsMode::Fast).then(|| lt::LtLibrary::open(&context)).transpose()?,
             stream: Stream::new(&context)?,
             card,
             context,
@@ -106,10 +106,10 @@ impl Cuda {
     ///
     /// # Safety
     /// As for `Kernels::launch`.
-    pub(super) unsafe fn launch(&self, kernel: Kernel, shape: Shape, args: &[*const c_void]) {
+    pub(super) unsafe fn launch(&self, kernel: Kernel, shape: LaunchShape, args: &[*const c_void]) {
         if self.is_well() {
             // SAFETY: the caller's promise.
-            self.note(unsafe { self.kernels.launch(&self.stream, kernel, shape, args) });
+            self.keep_error(unsafe { self.kernels.launch(&self.stream, kernel, shape, args) });
         }
     }
 
@@ -117,7 +117,7 @@ impl Cuda {
         !self.fault.is_there()
     }
 
-    pub(super) fn note<T>(&self, result: Result<T>) -> Option<T> {
+    pub(super) fn keep_error<T>(&self, result: Result<T>) -> Option<T> {
         match result {
             Ok(value) => Some(value),
             Err(error) => {
@@ -134,34 +134,34 @@ impl Cuda {
     /// Uploads words for the rest of the pass.
     pub(super) fn upload(&self, words: &[u32]) -> u64 {
         let uploaded = lock(&self.uploads).put(&self.stream, words.len(), |to| to.copy_from_slice(words));
-        self.note(uploaded).unwrap_or(0)
+        self.keep_error(uploaded).unwrap_or(0)
     }
 
     /// Copies from the device, and returns when the copy is complete.
     ///
     /// Panics on a failure, as the caller cannot continue and receives no error: a rank whose device has failed must
     /// not send its peers data that it does not have. The step fails as a whole.
-    pub(super) fn fetch(&self, from: &Bytes, at: usize, to: &mut [u8]) {
+    pub(super) fn fetch(&self, from: &DeviceMemory, at: usize, to: &mut [u8]) {
         // SAFETY: `to` is borrowed until the stream has finished.
         let fetched = unsafe { self.stream.read(from, at, to) }.and_then(|()| self.stream.finish());
-        self.note(fetched);
+        self.keep_error(fetched);
         self.fault.check();
     }
 
-    pub(super) fn place(&self, to: &Bytes, at: usize, from: &[u8]) -> Result<()> {
+    pub(super) fn upload_bytes(&self, to: &DeviceMemory, at: usize, from: &[u8]) -> Result<()> {
         // SAFETY: `from` is borrowed until the stream has finished.
         unsafe { self.stream.write(to, at, from) }?;
         self.stream.finish()
     }
 
     pub(super) fn packer<T>(&self, pack: impl FnOnce(Packer<'_>) -> Result<T>) -> Result<T> {
-        let write = |to: &Bytes, at: usize, from: &[u8]| self.place(to, at, from);
+        let write = |to: &DeviceMemory, at: usize, from: &[u8]| self.upload_bytes(to, at, from);
         pack(Packer { context: &self.context, team: &self.host.team, mode: self.mode, write: &write })
     }
 
-    pub(super) fn floats(&self, what: &'static str, values: &[f32]) -> Result<Bytes> {
-        let bytes = Bytes::new(&self.context, what, size_of_val(values))?;
-        self.place(&bytes, 0, bytemuck::cast_slice(values))?;
+    pub(super) fn floats(&self, what: &'static str, values: &[f32]) -> Result<DeviceMemory> {
+        let bytes = DeviceMemory::new(&self.context, what, size_of_val(values))?;
+        self.upload_bytes(&bytes, 0, bytemuck::cast_slice(values))?;
         Ok(bytes)
     }
 
@@ -175,7 +175,7 @@ impl Cuda {
         lock(&self.graphs).forget();
     }
 
-    pub(super) fn repeats_so_far(&self) -> Repeats {
+    pub(super) fn pass_counts_so_far(&self) -> PassCounts {
         lock(&self.graphs).counts
     }
 }

@@ -3,7 +3,7 @@
 
 use super::buffer::Buffer;
 use super::device::Cuda;
-use super::driver::{Bytes, CudaEvent, PitchedRows, Shape, Stream};
+use super::driver::{DeviceMemory, CudaEvent, PitchedRows, LaunchShape, Stream};
 use super::kernels::{arguments, by_row};
 use super::table::Kernel;
 use crate::Result;
@@ -15,7 +15,7 @@ const FLOAT: usize = 4;
 /// Numbers on the device, from an address on.
 #[derive(Clone, Copy)]
 pub struct DeviceFloats<'a> {
-    bytes: &'a Bytes,
+    bytes: &'a DeviceMemory,
     start: usize,
     len: usize,
 }
@@ -36,7 +36,7 @@ impl<'a> DeviceFloats<'a> {
     }
 
     pub fn address(self) -> u64 {
-        self.bytes.at(self.start * FLOAT)
+        self.bytes.address(self.start * FLOAT)
     }
 }
 
@@ -54,7 +54,7 @@ impl DeviceColumns<'_> {
 }
 
 /// Memory for numbers in transfer.
-pub struct TransferBuffer(Bytes);
+pub struct TransferBuffer(DeviceMemory);
 
 impl TransferBuffer {
     pub fn floats(&self) -> DeviceFloats<'_> {
@@ -63,13 +63,13 @@ impl TransferBuffer {
 }
 
 /// Words that stay on the device.
-pub struct DeviceWords(Bytes);
+pub struct DeviceWords(DeviceMemory);
 
 /// A point in a stream, which another thread may query.
 #[derive(Debug)]
-pub struct Mark(CudaEvent);
+pub struct StreamMark(CudaEvent);
 
-impl Mark {
+impl StreamMark {
     pub fn is_passed(&self) -> Result<bool> {
         self.0.is_passed()
     }
@@ -97,7 +97,7 @@ impl SideStream {
         self.stream.wait_for(&self.computed)
     }
 
-    pub fn mark(&self, mark: &Mark) -> Result<()> {
+    pub fn mark(&self, mark: &StreamMark) -> Result<()> {
         mark.0.record(&self.stream)
     }
 }
@@ -113,24 +113,24 @@ impl Cuda {
         self.stream.raw()
     }
 
-    pub fn room(&self, n_floats: usize) -> Result<TransferBuffer> {
+    pub fn transfer_buffer(&self, n_floats: usize) -> Result<TransferBuffer> {
         self.forget_graphs();
-        Ok(TransferBuffer(Bytes::new(&self.context, "numbers on their way", n_floats * FLOAT)?))
+        Ok(TransferBuffer(DeviceMemory::new(&self.context, "numbers on their way", n_floats * FLOAT)?))
     }
 
-    pub fn words(&self, bytes: &[u8]) -> Result<DeviceWords> {
-        let words = Bytes::new(&self.context, "words", bytes.len())?;
-        self.place(&words, 0, bytes)?;
+    pub fn upload_words(&self, bytes: &[u8]) -> Result<DeviceWords> {
+        let words = DeviceMemory::new(&self.context, "words", bytes.len())?;
+        self.upload_bytes(&words, 0, bytes)?;
         Ok(DeviceWords(words))
     }
 
-    pub fn new_mark(&self) -> Result<Mark> {
-        Ok(Mark(CudaEvent::new(&self.context)?))
+    pub fn new_mark(&self) -> Result<StreamMark> {
+        Ok(StreamMark(CudaEvent::new(&self.context)?))
     }
 
     /// Marks the point behind everything launched so far. During a recording nothing is marked: the code that launches
     /// the record marks it then.
-    pub fn mark(&self, mark: &Mark) -> Result<()> {
+    pub fn mark(&self, mark: &StreamMark) -> Result<()> {
         if self.is_recording() { Ok(()) } else { mark.0.record(&self.stream) }
     }
 
@@ -139,12 +139,12 @@ impl Cuda {
     }
 
     /// Lets the other stream follow everything computed so far.
-    pub fn hands_over(&self, side: &SideStream) -> Result<()> {
+    pub fn hand_over(&self, side: &SideStream) -> Result<()> {
         side.computed.record(&self.stream)
     }
 
     /// Makes later computations wait for that point.
-    pub fn waits_for(&self, mark: &Mark) -> Result<()> {
+    pub fn wait_for_mark(&self, mark: &StreamMark) -> Result<()> {
         self.stream.wait_for(&mark.0)
     }
 
@@ -177,8 +177,8 @@ impl Cuda {
         if out.is_empty() {
             return;
         }
-        let (from, n, to, merges) = (planes.address(), out.len as u64, out.address(), merges.0.at(0));
-        let shape = Shape { grid: [out.len.div_ceil(256) as u32, 1, 1], ..by_row(0) };
+        let (from, n, to, merges) = (planes.address(), out.len as u64, out.address(), merges.0.address(0));
+        let shape = LaunchShape { grid: [out.len.div_ceil(256) as u32, 1, 1], ..by_row(0) };
         // SAFETY: so many planes of so many numbers, a merge for each, and room for the sum.
         unsafe { self.launch(Kernel::FoldPlanes, shape, arguments![from, n_planes as u32, merges, n, to]) };
     }

@@ -1,6 +1,6 @@
 //! Working memory for the draws of a pass.
 
-use super::driver::{Bytes, Context, CudaEvent, PinnedMemory};
+use super::driver::{DeviceMemory, Context, CudaEvent, PinnedMemory};
 use crate::cpu::sample::{UneditedDraw, unedited};
 use crate::{Draw, DrawError, Result};
 use bytemuck::{Pod, Zeroable};
@@ -45,7 +45,7 @@ pub(super) struct DrawResult {
 /// Working memory for the draws of a pass.
 pub(super) struct DrawScratch {
     /// The results of both kernels for each row. [2, n_max]
-    pub drawn: Bytes,
+    pub drawn: DeviceMemory,
     n_max: usize,
     // Kept to reuse their memory.
     pub plain: Vec<DrawRow>,
@@ -82,7 +82,7 @@ impl DrawReadback {
 impl DrawScratch {
     pub fn new(context: &Arc<Context>) -> Result<DrawScratch> {
         let mut room = DrawScratch {
-            drawn: Bytes::new(context, "draws", 0)?,
+            drawn: DeviceMemory::new(context, "draws", 0)?,
             n_max: 0,
             plain: Vec::new(),
             filtered: Vec::new(),
@@ -100,7 +100,7 @@ impl DrawScratch {
     pub fn reserve(&mut self, context: &Arc<Context>, n_max: usize) -> Result<()> {
         if n_max > self.n_max {
             let n_bytes = 2 * n_max * size_of::<DrawResult>();
-            self.drawn = Bytes::new(context, "draws", n_bytes)?;
+            self.drawn = DeviceMemory::new(context, "draws", n_bytes)?;
             self.answers = [DrawReadback::new(context, n_bytes)?, DrawReadback::new(context, n_bytes)?];
             self.n_max = n_max;
             self.plain.reserve(n_max);
@@ -118,8 +118,8 @@ impl DrawScratch {
         &self.entries
     }
 
-    pub fn on_device(&self) -> u64 {
-        self.drawn.at(0)
+    pub fn device_address(&self) -> u64 {
+        self.drawn.address(0)
     }
 
     /// Writes the kernels' inputs for each row. For a row of another kernel they find the largest logit and go on.

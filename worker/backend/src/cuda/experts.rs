@@ -3,12 +3,12 @@
 
 use super::buffer::{Buffer, Vector};
 use super::device::Cuda;
-use super::driver::{Bytes, Shape};
+use super::driver::{DeviceMemory, LaunchShape};
 use super::kernels::{arguments, by_row};
 use super::linear::tiles_per_block;
 use super::lock::lock;
 use super::table::Kernel;
-use super::weights::{Kind, Matrix};
+use super::weights::{WeightKind, Matrix};
 use crate::{Error, ExpertActivation, ExpertStack, Experts, Memory, Pointwise, Result, Routing, Scoring};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -31,11 +31,11 @@ pub struct Routes {
     routing: Routing,
     n_rows: usize,
     rows_max: usize,
-    chosen: Bytes,   // [rows_max, n_used]
-    weights: Bytes,  // [rows_max, n_used]
-    starts: Bytes,   // [n_experts + 1]
-    order: Bytes,    // [rows_max * n_used]
-    place: Bytes,    // [rows_max * n_used]
+    chosen: DeviceMemory,   // [rows_max, n_used]
+    weights: DeviceMemory,  // [rows_max, n_used]
+    starts: DeviceMemory,   // [n_experts + 1]
+    order: DeviceMemory,    // [rows_max * n_used]
+    place: DeviceMemory,    // [rows_max * n_used]
     gate_up: Buffer, // [rows_max * n_used, 2 * inner]
     inner: Buffer,   // [rows_max * n_used, inner]
     y: Buffer,       // [rows_max * n_used, hidden]
@@ -44,7 +44,7 @@ pub struct Routes {
 
 /// The addresses of the weights of each layer's experts, in the kernels' form.
 struct ExpertAddresses {
-    bytes: Bytes,
+    bytes: DeviceMemory,
     end: usize,
     /// By the address of the digits of a layer's first matrix.
     known: BTreeMap<u64, (u64, u64)>,
@@ -61,10 +61,10 @@ impl Routes {
         if !routing.is_possible() || n_used > USED_MAX || n_experts > EXPERTS_MAX {
             return Err(too_big());
         }
-        let words = |n: usize| Bytes::new(&cuda.context, "choices of experts", n * WORD);
+        let words = |n: usize| DeviceMemory::new(&cuda.context, "choices of experts", n * WORD);
         // Two matrices of each expert, each with digits and scales; a stacked one may have two parts.
         let addresses =
-            Bytes::new(&cuda.context, "where experts are", LAYERS_MAX * 6 * n_experts * ADDRESS + RUNS_BYTES)?;
+            DeviceMemory::new(&cuda.context, "where experts are", LAYERS_MAX * 6 * n_experts * ADDRESS + RUNS_BYTES)?;
         Ok(Routes {
             routing,
             n_rows: 0,
@@ -90,21 +90,21 @@ impl Routes {
 impl ExpertAddresses {
     /// Returns the addresses of the digits and scales of one part of each matrix. They do not move, so they are
     /// uploaded once.
-    fn of(&mut self, cuda: &Cuda, matrices: &[&Matrix], part: usize) -> Result<(u64, u64)> {
+    fn part_addresses(&mut self, cuda: &Cuda, matrices: &[&Matrix], part: usize) -> Result<(u64, u64)> {
         let parts = || matrices.iter().filter_map(|matrix| matrix.parts.get(part));
-        let key = parts().next().map_or(0, |part| part.digits.at(0));
+        let key = parts().next().map_or(0, |part| part.digits.address(0));
         if let Some(known) = self.known.get(&key) {
             return Ok(*known);
         }
         let alike =
             |(a, b): (&Matrix, &Matrix)| a.pieces == b.pieces && a.parts.len() == b.parts.len() && a.n_out == b.n_out;
         let are_alike = matrices.windows(2).all(|pair| alike((pair[0], pair[1])));
-        let kinds: Vec<Kind> = parts().map(|part| part.kind).collect();
+        let kinds: Vec<WeightKind> = parts().map(|part| part.kind).collect();
         if !are_alike || kinds.len() != matrices.len() || kinds.windows(2).any(|pair| pair[0] != pair[1]) {
             return Err(types::Unsupported("experts of one layer that are stored differently, on CUDA").into());
         }
-        let digits: Vec<u64> = parts().map(|part| part.digits.at(0)).collect();
-        let scales: Vec<u64> = parts().map(|part| part.scales.at(0)).collect();
+        let digits: Vec<u64> = parts().map(|part| part.digits.address(0)).collect();
+        let scales: Vec<u64> = parts().map(|part| part.scales.address(0)).collect();
         let pointers = (self.put(cuda, bytemuck::cast_slice(&digits))?, self.put(cuda, bytemuck::cast_slice(&scales))?);
         self.known.insert(key, pointers);
         Ok(pointers)
@@ -128,32 +128,32 @@ impl ExpertAddresses {
         if at + n_bytes > self.bytes.len() {
             return Err(Error::OutOfMemory { what: "where experts are", n: at + n_bytes });
         }
-        cuda.place(&self.bytes, at, data)?;
+        cuda.upload_bytes(&self.bytes, at, data)?;
         self.end += n_bytes;
-        Ok(self.bytes.at(at))
+        Ok(self.bytes.address(at))
     }
 }
 
 /// One matrix of each expert, and the first expert's number.
-struct Matrices<'a> {
+struct MatrixPerExpert<'a> {
     all: Vec<&'a Matrix>,
     first: u32,
 }
 
 impl Cuda {
     /// Computes each expert's product with the rows that chose it: those in `order`, or the choices themselves.
-    fn grouped(&self, of: &Matrices<'_>, x: u64, order: u64, n_used: usize, routes: &Routes, out: &Buffer) {
+    fn grouped_product(&self, of: &MatrixPerExpert<'_>, x: u64, order: u64, n_used: usize, routes: &Routes, out: &Buffer) {
         let Some(model) = of.all.first() else { return };
-        out.becomes_bf16(false);
+        out.set_bf16(false);
         for (i, part) in model.parts.iter().enumerate() {
-            let pointers = lock(&routes.addresses).of(self, &of.all, i);
-            let Some((digits, scales)) = self.note(pointers) else { return };
+            let pointers = lock(&routes.addresses).part_addresses(self, &of.all, i);
+            let Some((digits, scales)) = self.keep_error(pointers) else { return };
             let columns = part.n_tiles().div_ceil(tiles_per_block(model.pieces.n)) as u32;
             let depth = of.all.len() as u32;
-            let shape = Shape { grid: [columns, routes.n_rows.div_ceil(ROWS) as u32, depth], ..by_row(0) };
-            let to = out.at() + part.first_out as u64 * WORD as u64;
+            let shape = LaunchShape { grid: [columns, routes.n_rows.div_ceil(ROWS) as u32, depth], ..by_row(0) };
+            let to = out.address() + part.first_out as u64 * WORD as u64;
             let (ld_out, n_out, n_used) = (model.n_out as u32, part.rows as u32, n_used as u32);
-            let (starts, first, pieces) = (routes.starts.at(0), of.first, model.pieces);
+            let (starts, first, pieces) = (routes.starts.address(0), of.first, model.pieces);
             let args = arguments![digits, scales, x, to, ld_out, n_out, starts, first, order, n_used, pieces];
             // SAFETY: the experts have one layout, `starts` and `order` are those of `group`, and out has a row for
             // each choice.
@@ -162,10 +162,10 @@ impl Cuda {
     }
 
     /// Groups the choices by expert, after `route`.
-    fn group(&self, routes: &Routes) {
-        let (chosen, n_choices) = (routes.chosen.at(0), (routes.n_rows * routes.routing.n_used) as u32);
-        let (starts, order, place) = (routes.starts.at(0), routes.order.at(0), routes.place.at(0));
-        let shape = Shape { grid: [routes.routing.n_experts as u32, 1, 1], block: [32, 1, 1], shared_bytes: 0 };
+    fn group_by_expert(&self, routes: &Routes) {
+        let (chosen, n_choices) = (routes.chosen.address(0), (routes.n_rows * routes.routing.n_used) as u32);
+        let (starts, order, place) = (routes.starts.address(0), routes.order.address(0), routes.place.address(0));
+        let shape = LaunchShape { grid: [routes.routing.n_experts as u32, 1, 1], block: [32, 1, 1], shared_bytes: 0 };
         // SAFETY: all have room for the choices of `rows_max` rows, or for a start of each expert.
         unsafe { self.launch(Kernel::GroupChoices, shape, arguments![chosen, n_choices, starts, order, place]) };
     }
@@ -174,7 +174,7 @@ impl Cuda {
     fn add_biases(&self, biases: &Vector, first: u32, routes: &Routes, x: &Buffer) {
         let n_choices = routes.n_rows * routes.routing.n_used;
         let (cols, n) = (x.cols as u32, (biases.len / x.cols.max(1)) as u32);
-        let (x, chosen, order, bias) = (x.at(), routes.chosen.at(0), routes.order.at(0), biases.at());
+        let (x, chosen, order, bias) = (x.address(), routes.chosen.address(0), routes.order.address(0), biases.address());
         let args = arguments![x, cols, chosen, order, first, n, bias];
         // SAFETY: x has a row for each choice, and there are n biases of its width.
         unsafe { self.launch(Kernel::AddExpertBias, by_row(n_choices), args) };
@@ -183,15 +183,15 @@ impl Cuda {
     /// One plane for each run of experts. out: [n_runs * n_rows, hidden]
     fn fold(&self, runs: &[Range<u32>], routes: &Routes, out: &Buffer) {
         let bounds = lock(&routes.addresses).bounds(self, runs);
-        let Some(runs_at) = self.note(bounds) else { return };
-        out.becomes_bf16(false);
-        let (y, place, chosen) = (routes.y.at(), routes.place.at(0), routes.chosen.at(0));
-        let (weights, n_used) = (routes.weights.at(0), routes.routing.n_used as u32);
-        let (cols, to) = (out.cols as u32, out.at());
+        let Some(runs_at) = self.keep_error(bounds) else { return };
+        out.set_bf16(false);
+        let (y, place, chosen) = (routes.y.address(), routes.place.address(0), routes.chosen.address(0));
+        let (weights, n_used) = (routes.weights.address(0), routes.routing.n_used as u32);
+        let (cols, to) = (out.cols as u32, out.address());
         let grid = [cols.div_ceil(256), routes.n_rows as u32, runs.len() as u32];
         let args = arguments![y, place, chosen, weights, n_used, runs_at, cols, to];
         // SAFETY: y has a row for each choice, and out was checked to hold all planes.
-        unsafe { self.launch(Kernel::FoldExperts, Shape { grid, ..by_row(0) }, args) };
+        unsafe { self.launch(Kernel::FoldExperts, LaunchShape { grid, ..by_row(0) }, args) };
     }
 }
 
@@ -206,9 +206,9 @@ impl Experts for Cuda {
             return;
         }
         self.to_f32(scores, n_rows);
-        let (scores, chosen, weights) = (scores.at(), routes.chosen.at(0), routes.weights.at(0));
+        let (scores, chosen, weights) = (scores.address(), routes.chosen.address(0), routes.weights.address(0));
         let (n_experts, n_used, normalized) = (n_experts as u32, n_used as u32, u32::from(normalized));
-        let shape = Shape { grid: [n_rows as u32, 1, 1], block: [32, 1, 1], shared_bytes: 0 };
+        let shape = LaunchShape { grid: [n_rows as u32, 1, 1], block: [32, 1, 1], shared_bytes: 0 };
         match scoring {
             Scoring::Softmax => {
                 let args = arguments![scores, n_experts, n_used, normalized, chosen, weights];
@@ -217,7 +217,7 @@ impl Experts for Cuda {
             }
             Scoring::Sigmoid { n_groups, n_used: of_groups, factor } => {
                 let (correction, n_groups, of_groups) =
-                    (correction.map_or(0, Vector::at), n_groups as u32, of_groups as u32);
+                    (correction.map_or(0, Vector::address), n_groups as u32, of_groups as u32);
                 let args = arguments![
                     scores, correction, n_experts, n_used, n_groups, of_groups, normalized, factor, chosen, weights
                 ];
@@ -225,10 +225,10 @@ impl Experts for Cuda {
                 unsafe { self.launch(Kernel::RouteSigmoid, shape, args) };
             }
         }
-        self.group(routes);
+        self.group_by_expert(routes);
     }
 
-    fn experts(
+    fn apply_experts(
         &self,
         x: &Buffer,
         experts: &ExpertStack<Cuda>,
@@ -244,10 +244,10 @@ impl Experts for Cuda {
             return;
         }
         let first = runs[0].start;
-        let gate_up = Matrices { all: experts.all.iter().map(|expert| &expert.gate_up).collect(), first };
-        let down = Matrices { all: experts.all.iter().map(|expert| &expert.down).collect(), first };
+        let gate_up = MatrixPerExpert { all: experts.all.iter().map(|expert| &expert.gate_up).collect(), first };
+        let down = MatrixPerExpert { all: experts.all.iter().map(|expert| &expert.down).collect(), first };
         let x = self.in_bf16(x, n_rows);
-        self.grouped(&gate_up, x, routes.order.at(0), n_used, routes, &routes.gate_up); // [n_choices, 2 * inner]
+        self.grouped_product(&gate_up, x, routes.order.address(0), n_used, routes, &routes.gate_up); // [n_choices, 2 * inner]
         if let Some([bias, _]) = &experts.biases {
             self.add_biases(bias, first, routes, &routes.gate_up);
         }
@@ -259,7 +259,7 @@ impl Experts for Cuda {
             }
             ExpertActivation::SquaredRelu => self.relu_squared(&mut routes.inner, n_choices),
         }
-        self.grouped(&down, routes.inner.at(), 0, 1, routes, &routes.y); // [n_choices, hidden]
+        self.grouped_product(&down, routes.inner.address(), 0, 1, routes, &routes.y); // [n_choices, hidden]
         if let Some([_, bias]) = &experts.biases {
             self.add_biases(bias, first, routes, &routes.y);
         }

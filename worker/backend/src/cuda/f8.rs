@@ -6,13 +6,13 @@
 
 use super::buffer::Buffer;
 use super::device::Cuda;
-use super::driver::Shape;
+use super::driver::LaunchShape;
 use super::kernels::{arguments, by_row};
 use super::linear::{FLOAT, Operands};
-use super::lt::Number;
+use super::lt::NumberType;
 use super::scratch::WIDENED_BYTES;
 use super::table::Kernel;
-use super::weights::{GROUP, Kind, Matrix, MatrixPart, TILE};
+use super::weights::{GROUP, WeightKind, Matrix, MatrixPart, TILE};
 use crate::Result;
 
 /// The first GPUs whose tensor cores take numbers of eight bits.
@@ -23,8 +23,8 @@ const WIDENED_ROWS: usize = 512;
 
 impl Cuda {
     /// Behind a matrix that was packed.
-    pub(super) fn with_room(&self, matrix: Matrix) -> Result<Matrix> {
-        if matrix.parts.iter().any(|part| part.kind == Kind::F8Plain) && !self.scratch().f8.is_made() {
+    pub(super) fn with_f8_scratch(&self, matrix: Matrix) -> Result<Matrix> {
+        if matrix.parts.iter().any(|part| part.kind == WeightKind::F8Plain) && !self.scratch().f8.is_made() {
             self.forget_graphs();
             self.scratch().reserve_f8(&self.context)?;
         }
@@ -41,10 +41,10 @@ impl Cuda {
     fn in_f8(&self, plain: &Operands, w: &Matrix, part: &MatrixPart) -> bool {
         let scratch = self.scratch();
         let (Some(places), Some(library)) = (scratch.f8.places(), &self.lt) else { return false };
-        let (to, of_rows) = (places.rows.at(0), places.scales.at(0));
-        let operands = Operands { number: Number::F8, x: to, ..*plain };
+        let (to, of_rows) = (places.rows.address(0), places.scales.address(0));
+        let operands = Operands { number: NumberType::F8, x: to, ..*plain };
         let mut products = w.pieces.runs().enumerate().map(|(plane, run)| operands.product(plane, run));
-        if !products.all(|product| self.note(library.has_way(&product)).unwrap_or(false)) {
+        if !products.all(|product| self.keep_error(library.has_algorithm(&product)).unwrap_or(false)) {
             return false;
         }
         let (from, n_groups) = (plain.x, w.pieces.n_groups);
@@ -53,8 +53,8 @@ impl Cuda {
         if !self.products_of_runs(&operands, w) {
             return false;
         }
-        let (ld_out, n_out, scales) = (plain.ld_out as u32, plain.n_out as u32, part.scales.at(0));
-        let shape = Shape { grid: [n_out.div_ceil(1024), plain.n_rows as u32, 1], ..by_row(0) };
+        let (ld_out, n_out, scales) = (plain.ld_out as u32, plain.n_out as u32, part.scales.address(0));
+        let shape = LaunchShape { grid: [n_out.div_ceil(1024), plain.n_rows as u32, 1], ..by_row(0) };
         for plane in 0..w.n_runs {
             let out = plain.out + (plane * plain.plane) as u64 * FLOAT;
             let args = arguments![out, ld_out, n_out, scales, n_groups, of_rows];
@@ -68,14 +68,14 @@ impl Cuda {
     fn widened(&self, plain: &Operands, w: &Matrix, part: &MatrixPart) -> bool {
         let scratch = self.scratch();
         let Some(places) = scratch.f8.places() else { return false };
-        let (to, n_groups) = (places.widened.at(0), w.pieces.n_groups);
+        let (to, n_groups) = (places.widened.address(0), w.pieces.n_groups);
         let rows_each = WIDENED_BYTES.checked_div(2 * plain.ld).unwrap_or(0) / TILE * TILE;
         if rows_each == 0 {
             return false;
         }
         (0..part.rows).step_by(rows_each).all(|first| {
             let n = rows_each.min(part.rows - first);
-            let (digits, scales) = (part.digits.at(first * plain.ld), part.scales.at(first * n_groups as usize * 4));
+            let (digits, scales) = (part.digits.address(first * plain.ld), part.scales.address(first * n_groups as usize * 4));
             let args = arguments![digits, scales, n_groups, to];
             // SAFETY: the part has so many rows from there on, a tile's first; there is room for them in bf16.
             unsafe { self.launch(Kernel::WidenWeights, by_row(n), args) };

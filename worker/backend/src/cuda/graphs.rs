@@ -8,9 +8,9 @@
 //! Instantiated graphs take memory of the device, up to a limit that is counted here and that `free_bytes` leaves out.
 //! The memory is not reserved before: a reservation would have to be freed piece by piece, between passes.
 
-use super::driver::{Card, Context, Graph, Record, Stream};
-use super::outline::Outline;
-use crate::{BatchLimits, Pass, Repeats, Result};
+use super::driver::{Card, Context, Graph, StreamRecord, Stream};
+use super::outline::PassOutline;
+use crate::{BatchLimits, Pass, PassCounts, Result};
 use std::collections::BTreeMap;
 
 /// The share of the device's memory for graphs, as a divisor; and their absolute limit.
@@ -20,15 +20,15 @@ const BYTES_MAX: u64 = 512 << 20;
 const NODE_BYTES: usize = 8 << 10;
 const PIECE: usize = 2 << 20;
 
-pub(super) struct Graphs {
+pub(super) struct GraphCache {
     is_on: bool,
     /// The rows of the buffers that passes use.
     rows_max: usize,
-    known: BTreeMap<Outline, GraphState>,
+    known: BTreeMap<PassOutline, GraphState>,
     /// In bytes: the limit of graphs, and their current use.
     n_max: usize,
     n_used: usize,
-    pub counts: Repeats,
+    pub counts: PassCounts,
     /// Whether a record is being made.
     pub is_recording: bool,
 }
@@ -43,17 +43,17 @@ enum GraphState {
 /// How a pass is run.
 pub(super) enum PassMode {
     Plain,
-    Record(Outline),
-    Replay(Outline),
+    Record(PassOutline),
+    Replay(PassOutline),
 }
 
-impl Graphs {
-    pub fn new(card: &Card, is_on: bool) -> Graphs {
+impl GraphCache {
+    pub fn new(card: &Card, is_on: bool) -> GraphCache {
         let n_max = if is_on { (card.memory_bytes / SHARE).min(BYTES_MAX) as usize } else { 0 };
         // A driver allocates memory for them in whole pieces.
         let n_max = n_max - n_max % PIECE;
-        let (known, counts) = (BTreeMap::new(), Repeats::default());
-        Graphs { is_on, rows_max: 0, known, n_max, n_used: 0, counts, is_recording: false }
+        let (known, counts) = (BTreeMap::new(), PassCounts::default());
+        GraphCache { is_on, rows_max: 0, known, n_max, n_used: 0, counts, is_recording: false }
     }
 
     /// Returns the bytes that graphs may still take.
@@ -61,15 +61,15 @@ impl Graphs {
         self.n_max.saturating_sub(self.n_used)
     }
 
-    pub fn fits(&mut self, limits: BatchLimits) {
+    pub fn set_limits(&mut self, limits: BatchLimits) {
         self.rows_max = limits.rows_max;
     }
 
     pub fn rows_for(&self, pass: &Pass<'_>) -> usize {
-        if self.is_on { Outline::rows_for(pass, self.rows_max) } else { pass.n_rows() }
+        if self.is_on { PassOutline::padded_rows(pass, self.rows_max) } else { pass.n_rows() }
     }
 
-    pub fn turn(&mut self, outline: Option<Outline>) -> PassMode {
+    pub fn mode_for(&mut self, outline: Option<PassOutline>) -> PassMode {
         let Some(outline) = outline.filter(|_| self.is_on && !self.is_recording) else {
             self.counts.plain += 1;
             return PassMode::Plain;
@@ -84,7 +84,7 @@ impl Graphs {
         PassMode::Plain
     }
 
-    pub fn replay(&mut self, outline: Outline, stream: &Stream) -> Result<()> {
+    pub fn replay(&mut self, outline: PassOutline, stream: &Stream) -> Result<()> {
         self.counts.replayed += 1;
         match self.known.get(&outline) {
             Some(GraphState::Kept(graph)) => stream.replay(graph),
@@ -93,7 +93,7 @@ impl Graphs {
     }
 
     /// Instantiates a graph of the record, if there is room for it.
-    pub fn keep(&mut self, outline: Outline, record: &Record, context: &Context, stream: &Stream) {
+    pub fn instantiate(&mut self, outline: PassOutline, record: &StreamRecord, context: &Context, stream: &Stream) {
         match self.make(record, context, stream) {
             Ok(Some(graph)) => {
                 self.counts.recorded += 1;
@@ -103,12 +103,12 @@ impl Graphs {
         }
     }
 
-    fn make(&mut self, record: &Record, context: &Context, stream: &Stream) -> Result<Option<Graph>> {
+    fn make(&mut self, record: &StreamRecord, context: &Context, stream: &Stream) -> Result<Option<Graph>> {
         let (n_bytes, before) = (record.n_nodes()? * NODE_BYTES, context.free_bytes()?);
         if n_bytes > self.n_left() || n_bytes as u64 > before {
             return Ok(None);
         }
-        let graph = record.ready(stream)?;
+        let graph = record.instantiate(stream)?;
         let taken = before.saturating_sub(context.free_bytes()?) as usize;
         // A graph beyond the limit uses memory that is promised to others.
         if taken > self.n_left() {
@@ -124,7 +124,7 @@ impl Graphs {
         self.n_used = 0;
     }
 
-    pub fn refuse(&mut self, outline: Outline) {
+    pub fn refuse(&mut self, outline: PassOutline) {
         self.counts.refused += 1;
         self.known.insert(outline, GraphState::Refused);
     }

@@ -2,9 +2,9 @@
 //! `kernels/kernels.cuh` describes each kernel's result.
 
 use super::compiler::{Arch, Compiler};
-use super::driver::{Card, Context, Driver, KernelFunction, Module, Shape, Stream};
+use super::driver::{Card, Context, Driver, KernelFunction, Module, LaunchShape, Stream};
 use super::table::{Kernel, UNITS, Unit};
-use crate::{Error, Heads, Result};
+use crate::{Error, AttentionHeads, Result};
 use std::ffi::{CString, c_void};
 use std::ops::Range;
 use std::path::Path;
@@ -49,7 +49,7 @@ pub(super) struct HeadShape {
 }
 
 impl HeadShape {
-    pub fn of(heads: &Heads) -> HeadShape {
+    pub fn of(heads: &AttentionHeads) -> HeadShape {
         HeadShape {
             n_heads: heads.n_heads as u32,
             n_kv_heads: heads.n_kv_heads as u32,
@@ -125,7 +125,7 @@ impl Kernels {
     /// # Safety
     /// The arguments are the kernel's, in order; their memory is as large as it reads and writes in this shape, and
     /// lives until the stream has finished.
-    pub unsafe fn launch(&self, stream: &Stream, kernel: Kernel, shape: Shape, args: &[*const c_void]) -> Result<()> {
+    pub unsafe fn launch(&self, stream: &Stream, kernel: Kernel, shape: LaunchShape, args: &[*const c_void]) -> Result<()> {
         // SAFETY: the module lives as long as self; the rest is the caller's promise.
         unsafe { stream.launch(self.functions[kernel as usize], shape, args) }
     }
@@ -177,8 +177,8 @@ pub(super) const fn attend_shared_bytes(head_dim: u32, queries: u32) -> u32 {
 }
 
 /// Returns a shape with a block of 256 threads for each row.
-pub(super) fn by_row(n_rows: usize) -> Shape {
-    Shape { grid: [n_rows as u32, 1, 1], block: [256, 1, 1], shared_bytes: 0 }
+pub(super) fn by_row(n_rows: usize) -> LaunchShape {
+    LaunchShape { grid: [n_rows as u32, 1, 1], block: [256, 1, 1], shared_bytes: 0 }
 }
 
 #[cfg(test)]

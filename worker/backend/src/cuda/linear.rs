@@ -3,11 +3,11 @@
 
 use super::buffer::Buffer;
 use super::device::Cuda;
-use super::driver::Shape;
+use super::driver::LaunchShape;
 use super::kernels::{arguments, by_row};
-use super::lt::{Number, Product};
+use super::lt::{NumberType, LtProduct};
 use super::table::Kernel;
-use super::weights::{GROUP, Kind, Matrix, MatrixPart};
+use super::weights::{GROUP, WeightKind, Matrix, MatrixPart};
 use crate::Linear;
 use std::ops::Range;
 
@@ -21,7 +21,7 @@ pub(super) fn tiles_per_block(n_pieces: u32) -> usize {
 /// The number of rows from which the library is used: with fewer, the time goes into reading the weights.
 const MANY_ROWS: usize = 33;
 
-fn kernel(part: &MatrixPart, n_pieces: u32, n_rows: usize) -> (Kernel, Shape) {
+fn kernel(part: &MatrixPart, n_pieces: u32, n_rows: usize) -> (Kernel, LaunchShape) {
     let few = [8, 16, 32];
     let choice = few.iter().position(|rows| n_rows <= *rows).unwrap_or(few.len());
     let grid = match few.get(choice) {
@@ -29,25 +29,25 @@ fn kernel(part: &MatrixPart, n_pieces: u32, n_rows: usize) -> (Kernel, Shape) {
         None => [part.rows.div_ceil(128), n_rows.div_ceil(64)],
     };
     let grid = [grid[0] as u32, grid[1] as u32, 1];
-    (Kernel::linear(part.kind)[choice], Shape { grid, ..by_row(0) })
+    (Kernel::linear(part.kind)[choice], LaunchShape { grid, ..by_row(0) })
 }
 
 impl Cuda {
-    fn product(&self, x: &Buffer, w: &Matrix, n_rows: usize, out: &Buffer) {
+    fn multiply(&self, x: &Buffer, w: &Matrix, n_rows: usize, out: &Buffer) {
         x.check(n_rows, w.k);
         out.check(w.n_runs * n_rows, w.n_out);
         if n_rows == 0 || w.n_out == 0 || w.n_runs == 0 {
             return;
         }
         let x = self.in_bf16(x, n_rows);
-        out.becomes_bf16(false);
+        out.set_bf16(false);
         for part in &w.parts {
             if n_rows >= MANY_ROWS && self.product_by_library(x, w, part, n_rows, out) {
                 continue;
             }
             let (kernel, shape) = kernel(part, w.pieces.n, n_rows);
-            let (digits, scales) = (part.digits.at(0), part.scales.at(0));
-            let to = out.at() + part.first_out as u64 * FLOAT;
+            let (digits, scales) = (part.digits.address(0), part.scales.address(0));
+            let to = out.address() + part.first_out as u64 * FLOAT;
             let (ld_out, n_out, n_rows) = (w.n_out as u32, part.rows as u32, n_rows as u32);
             let args = arguments![digits, scales, x, to, ld_out, n_out, n_rows, w.pieces];
             // SAFETY: the packer laid the part out for its kind, x has this many rows of k, and out was checked to hold
@@ -60,8 +60,8 @@ impl Cuda {
     /// it.
     fn product_by_library(&self, x: u64, w: &Matrix, part: &MatrixPart, n_rows: usize, out: &Buffer) -> bool {
         match part.kind {
-            Kind::Plain => self.products_of_runs(&Operands::plain(x, w, part, n_rows, out), w),
-            Kind::F8Plain => self.product_in_f8(x, w, part, n_rows, out),
+            WeightKind::Plain => self.products_of_runs(&Operands::plain(x, w, part, n_rows, out), w),
+            WeightKind::F8Plain => self.product_in_f8(x, w, part, n_rows, out),
             _ => false,
         }
     }
@@ -73,7 +73,7 @@ impl Cuda {
             // SAFETY: the packer gave the rows this distance and padded them with zeros, as are those of x; out was
             // checked to hold all planes, and all of it lives until the stream has finished.
             let begun = unsafe { library.multiply(&self.stream, &operands.product(plane, run)) };
-            match self.note(begun) {
+            match self.keep_error(begun) {
                 // The kernel overwrites planes that were begun, in the order of the stream.
                 Some(false) => return false,
                 Some(true) => {}
@@ -87,7 +87,7 @@ impl Cuda {
 /// The operands of a library product: rows of x with rows of weights, into columns of out.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Operands {
-    pub number: Number,
+    pub number: NumberType,
     pub x: u64,
     pub n_rows: usize,
     pub w: u64,
@@ -102,12 +102,12 @@ pub(super) struct Operands {
 impl Operands {
     pub fn plain(x: u64, w: &Matrix, part: &MatrixPart, n_rows: usize, out: &Buffer) -> Operands {
         Operands {
-            number: Number::Bf16,
+            number: NumberType::Bf16,
             x,
             n_rows,
-            w: part.digits.at(0),
+            w: part.digits.address(0),
             n_out: part.rows,
-            out: out.at() + part.first_out as u64 * FLOAT,
+            out: out.address() + part.first_out as u64 * FLOAT,
             plane: n_rows * w.n_out,
             ld: w.pieces.n_groups as usize * GROUP,
             ld_out: w.n_out,
@@ -115,13 +115,13 @@ impl Operands {
     }
 
     /// Returns the product over the pieces of one run.
-    pub fn product(&self, plane: usize, run: Range<u32>) -> Product {
+    pub fn product(&self, plane: usize, run: Range<u32>) -> LtProduct {
         let size = match self.number {
-            Number::Bf16 => 2,
-            Number::F8 => 1,
+            NumberType::Bf16 => 2,
+            NumberType::F8 => 1,
         };
         let start = u64::from(run.start) * (GROUP * size) as u64;
-        Product {
+        LtProduct {
             number: self.number,
             shape: [self.n_out, self.n_rows, run.len() * GROUP],
             w: self.w + start,
@@ -136,10 +136,10 @@ impl Operands {
 impl Linear for Cuda {
     fn linear(&self, x: &Buffer, w: &Matrix, n_rows: usize, out: &mut Buffer) {
         assert_eq!(w.n_runs, 1, "the product of a matrix of leaves that ends in one run");
-        self.product(x, w, n_rows, out);
+        self.multiply(x, w, n_rows, out);
     }
 
     fn linear_runs(&self, x: &Buffer, w: &Matrix, n_rows: usize, out: &mut Buffer) {
-        self.product(x, w, n_rows, out);
+        self.multiply(x, w, n_rows, out);
     }
 }

@@ -1,7 +1,7 @@
 //! cuBLASLt, if this machine has it: products of many rows, under `fast` only. The algorithm is chosen once for each
 //! shape, and all memory is allocated when the library is opened. Knows nothing of models.
 
-use super::driver::{Bytes, Context, Stream};
+use super::driver::{DeviceMemory, Context, Stream};
 use super::lock::lock;
 use crate::library::{MissingFunction, RuntimeLibrary};
 use crate::{Error, Result};
@@ -194,18 +194,18 @@ impl Drop for LtObject {
 
 /// The type of the numbers of w and x.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Number {
+pub(super) enum NumberType {
     Bf16,
     /// Eight bits, unscaled: the caller multiplies the result. The library only takes scales for a whole matrix, or for
     /// rows on some devices.
     F8,
 }
 
-impl Number {
+impl NumberType {
     fn code(self) -> c_int {
         match self {
-            Number::Bf16 => R_16BF,
-            Number::F8 => R_8F_E4M3,
+            NumberType::Bf16 => R_16BF,
+            NumberType::F8 => R_8F_E4M3,
         }
     }
 }
@@ -213,8 +213,8 @@ impl Number {
 /// out = x · wᵀ. w: `[n_out, k]` and x: `[n_rows, k]`, rows `ld` apart; out: f32 `[n_rows, n_out]`, rows `ld_out`
 /// apart.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Product {
-    pub number: Number,
+pub(super) struct LtProduct {
+    pub number: NumberType,
     /// n_out, n_rows, k
     pub shape: [usize; 3],
     pub w: u64,
@@ -227,7 +227,7 @@ pub(super) struct Product {
 /// The inputs that an algorithm depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct MatmulKey {
-    number: Number,
+    number: NumberType,
     shape: [usize; 3],
     ld: usize,
     ld_out: usize,
@@ -235,7 +235,7 @@ struct MatmulKey {
     alignments: [u32; 3],
 }
 
-impl Product {
+impl LtProduct {
     fn key(&self) -> MatmulKey {
         let alignment = |at: u64| 1 << at.trailing_zeros().min(ALIGNMENT_MAX.trailing_zeros());
         let alignments = [self.w, self.x, self.out].map(alignment);
@@ -261,31 +261,31 @@ struct MatmulPlan {
 }
 
 /// The library, opened for one device.
-pub(super) struct Library {
+pub(super) struct LtLibrary {
     /// None: it has no algorithm for these.
     plans: Mutex<HashMap<MatmulKey, Option<MatmulPlan>>>,
-    workspace: Bytes,
+    workspace: DeviceMemory,
     handle: LtObject,
     table: LtApi,
     context: Arc<Context>,
 }
 
 // SAFETY: the library's calls may come from any thread; the handle is for one at a time, and so is a device.
-unsafe impl Sync for Library {}
+unsafe impl Sync for LtLibrary {}
 
-impl Library {
-    pub fn open(context: &Arc<Context>) -> Result<Library> {
+impl LtLibrary {
+    pub fn open(context: &Arc<Context>) -> Result<LtLibrary> {
         let table = LtApi::find()?;
         context.enter()?;
         // SAFETY: writes one handle, for the context that is current.
         let handle = table.made("begin", table.destroy, |raw| unsafe { (table.create)(raw) })?;
-        let workspace = Bytes::new(context, "what cuBLASLt works in", WORKSPACE_BYTES)?;
-        Ok(Library { plans: Mutex::default(), workspace, handle, table, context: context.clone() })
+        let workspace = DeviceMemory::new(context, "what cuBLASLt works in", WORKSPACE_BYTES)?;
+        Ok(LtLibrary { plans: Mutex::default(), workspace, handle, table, context: context.clone() })
     }
 
     /// Whether there is an algorithm for such a product.
-    pub fn has_way(&self, product: &Product) -> Result<bool> {
-        if product.number == Number::F8 && !product.is_aligned() {
+    pub fn has_algorithm(&self, product: &LtProduct) -> Result<bool> {
+        if product.number == NumberType::F8 && !product.is_aligned() {
             return Ok(false);
         }
         let (key, mut plans) = (product.key(), lock(&self.plans));
@@ -300,7 +300,7 @@ impl Library {
             }
             // Libraries without these types report it with various errors.
             let plan = match self.plan(key) {
-                Err(_) if key.number == Number::F8 => None,
+                Err(_) if key.number == NumberType::F8 => None,
                 plan => plan?,
             };
             plans.insert(*key, plan);
@@ -312,7 +312,7 @@ impl Library {
     ///
     /// # Safety
     /// All operands of the product are in this context's memory, with its sizes, until the stream has finished.
-    pub unsafe fn multiply(&self, stream: &Stream, product: &Product) -> Result<bool> {
+    pub unsafe fn multiply(&self, stream: &Stream, product: &LtProduct) -> Result<bool> {
         let key = product.key();
         let mut plans = lock(&self.plans);
         self.planned(&mut plans, &key)?;
@@ -337,13 +337,13 @@ impl Library {
                 product.out,
                 plan.out.raw,
                 &plan.algorithm,
-                self.workspace.at(0),
+                self.workspace.address(0),
                 self.workspace.len(),
                 stream.raw(),
             )
         };
         // A library without a kernel for a type may report it only here.
-        if product.number == Number::F8 && matches!(answer, NOT_SUPPORTED | INVALID_VALUE) {
+        if product.number == NumberType::F8 && matches!(answer, NOT_SUPPORTED | INVALID_VALUE) {
             plans.insert(key, None);
             return Ok(false);
         }
@@ -440,7 +440,7 @@ mod tests {
 
     #[test]
     fn an_address_is_aligned_as_far_as_it_is() {
-        let product = |w| Product { number: Number::Bf16, shape: [1; 3], w, x: 64, out: 4, ld: 32, ld_out: 1 };
+        let product = |w| LtProduct { number: NumberType::Bf16, shape: [1; 3], w, x: 64, out: 4, ld: 32, ld_out: 1 };
         assert_eq!(product(4096).key().alignments, [256, 64, 4]);
         assert_eq!(product(48).key().alignments, [16, 64, 4]);
     }

@@ -3,7 +3,7 @@
 use super::attention::{Kv, Rope};
 use super::buffer::{Buffer, Vector, padded};
 use super::device::Cuda;
-use super::driver::{Bytes, Shape};
+use super::driver::{DeviceMemory, LaunchShape};
 use super::experts::Routes;
 use super::kernels::{arguments, by_row};
 use super::lock::lock;
@@ -11,12 +11,12 @@ use super::table::Kernel;
 use super::uploads::{self, Uploads};
 use super::weights::Matrix;
 use crate::{
-    BatchLimits, ConvolvedChannels, Error, KvSpec, Memory, Pass, RecurrentHeads, Result, RopeStyle, Routing, Stored,
+    BatchLimits, ConvolvedChannels, Error, KvSpec, Memory, Pass, RecurrentHeads, Result, RopeStyle, Routing, StoredMatrix,
 };
 use half::bf16;
 use std::ops::Range;
 use std::sync::atomic::AtomicBool;
-use types::{BlockId, DeviceClass, DeviceKind, Leaves, Mode};
+use types::{BlockId, DeviceClass, DeviceKind, Leaves, NumericsMode};
 
 impl Memory for Cuda {
     type Buffer = Buffer;
@@ -34,7 +34,7 @@ impl Memory for Cuda {
         self.card.device_kind()
     }
 
-    fn mode(&self) -> Mode {
+    fn numerics_mode(&self) -> NumericsMode {
         self.mode
     }
 
@@ -50,14 +50,14 @@ impl Memory for Cuda {
         {
             let mut scratch = self.scratch();
             if scratch.rows.len() < in_bf16 {
-                scratch.rows = Bytes::new(&self.context, "scratch", in_bf16)?;
+                scratch.rows = DeviceMemory::new(&self.context, "scratch", in_bf16)?;
             }
             scratch.rows_max = scratch.rows_max.max(rows_max);
             if scratch.f8.is_made() {
                 scratch.reserve_f8(&self.context)?;
             }
         }
-        let bytes = Bytes::new(&self.context, "a buffer", in_f32.max(in_bf16))?;
+        let bytes = DeviceMemory::new(&self.context, "a buffer", in_f32.max(in_bf16))?;
         self.stream.fill(&bytes, 0)?;
         Ok(Buffer { bytes, rows_max, cols, is_bf16: AtomicBool::new(false) })
     }
@@ -66,38 +66,38 @@ impl Memory for Cuda {
         Ok(Vector { bytes: self.floats("a vector", values)?, len: values.len() })
     }
 
-    fn share(&self, n_items: usize, work: &(dyn Fn(Range<usize>) + Sync)) {
+    fn parallel_for(&self, n_items: usize, work: &(dyn Fn(Range<usize>) + Sync)) {
         self.host.team.run(n_items, work);
     }
 
-    fn matrix(&self, parts: &[Stored<'_>]) -> Result<Matrix> {
-        self.packer(|packer| packer.stack(parts)).and_then(|matrix| self.with_room(matrix))
+    fn matrix(&self, parts: &[StoredMatrix<'_>]) -> Result<Matrix> {
+        self.packer(|packer| packer.stack(parts)).and_then(|matrix| self.with_f8_scratch(matrix))
     }
 
-    fn matrix_leaves(&self, stored: Stored<'_>, leaves: &Leaves, owned: Range<u32>) -> Result<Matrix> {
-        self.packer(|packer| packer.of_leaves(stored, leaves, owned)).and_then(|matrix| self.with_room(matrix))
+    fn matrix_leaves(&self, stored: StoredMatrix<'_>, leaves: &Leaves, owned: Range<u32>) -> Result<Matrix> {
+        self.packer(|packer| packer.of_leaves(stored, leaves, owned)).and_then(|matrix| self.with_f8_scratch(matrix))
     }
 
     fn kv(&self, spec: KvSpec) -> Result<Kv> {
         Kv::new(self, spec)
     }
 
-    fn recurrence(&self, _heads: &RecurrentHeads) -> Result<()> {
+    fn check_recurrence(&self, _heads: &RecurrentHeads) -> Result<()> {
         Err(super::recurrence::NO_RECURRENCE.into())
     }
 
-    fn convolution(&self, _channels: &ConvolvedChannels) -> Result<()> {
+    fn check_convolution(&self, _channels: &ConvolvedChannels) -> Result<()> {
         Err(super::recurrence::NO_RECURRENCE.into())
     }
 
     fn clear(&self, kv: &mut Kv, blocks: &[BlockId]) {
         if self.is_well() {
-            self.note(kv.clear(&self.stream, blocks));
+            self.keep_error(kv.clear(&self.stream, blocks));
         }
     }
 
     fn read_block(&self, kv: &Kv, layer: usize, block: BlockId) -> Vec<u8> {
-        let (at, n_bytes) = kv.block(layer, block);
+        let (at, n_bytes) = kv.block_span(layer, block);
         let mut bytes = vec![0; n_bytes];
         self.fetch(&kv.bytes, at, &mut bytes);
         bytes
@@ -107,25 +107,25 @@ impl Memory for Cuda {
         Rope::new(self, cos, sin, half_dim, style)
     }
 
-    fn batches(&self, limits: BatchLimits) -> Result<()> {
+    fn reserve_batches(&self, limits: BatchLimits) -> Result<()> {
         let n_bytes = uploads::bytes_for(limits).ok_or_else(|| Error::Shape(format!("batches of {limits:?}")))?;
         self.forget_graphs();
         *lock(&self.uploads) = Uploads::new(&self.context, n_bytes)?;
-        lock(&self.graphs).fits(limits);
+        lock(&self.graphs).set_limits(limits);
         lock(&self.draws).reserve(&self.context, limits.rows_max)
     }
 
-    fn begin(&self, pass: &Pass<'_>) {
+    fn begin_pass(&self, pass: &Pass<'_>) {
         let began = lock(&self.clock).begin(&self.stream);
-        self.note(began);
+        self.keep_error(began);
         let drawn = lock(&self.draws);
         let mut uploads = lock(&self.uploads);
         let begun = uploads.begin(&self.stream, pass, drawn.entries());
         let (tokens, (pairs, n)) = (uploads.batch.tokens, uploads.batch.taken);
-        if self.note(begun).is_some() && n > 0 {
-            let shape = Shape { grid: [n.div_ceil(256), 1, 1], ..by_row(0) };
+        if self.keep_error(begun).is_some() && n > 0 {
+            let shape = LaunchShape { grid: [n.div_ceil(256), 1, 1], ..by_row(0) };
             // SAFETY: so many pairs of a row of the pass and an entry of what the pass before has drawn.
-            unsafe { self.launch(Kernel::TakeDrawn, shape, arguments![tokens, pairs, n, drawn.on_device()]) };
+            unsafe { self.launch(Kernel::TakeDrawn, shape, arguments![tokens, pairs, n, drawn.device_address()]) };
         }
     }
 
@@ -156,7 +156,7 @@ impl Memory for Cuda {
         assert!(cols > 0 && values.len().is_multiple_of(cols), "{} values in rows of {cols}", values.len());
         buffer.check(row + values.len() / cols, cols);
         self.to_f32(buffer, buffer.rows_max);
-        self.note(self.place(&buffer.bytes, row * cols * 4, bytemuck::cast_slice(values)));
+        self.keep_error(self.upload_bytes(&buffer.bytes, row * cols * 4, bytemuck::cast_slice(values)));
     }
 
     fn cols(&self, buffer: &Buffer) -> usize {
@@ -184,6 +184,6 @@ impl Memory for Cuda {
         buffer.check(row + 1, buffer.cols);
         assert!(col + values.len() <= buffer.cols, "{} columns from {col} of {}", values.len(), buffer.cols);
         self.to_f32(buffer, buffer.rows_max);
-        self.note(self.place(&buffer.bytes, (row * buffer.cols + col) * 4, bytemuck::cast_slice(values)));
+        self.keep_error(self.upload_bytes(&buffer.bytes, (row * buffer.cols + col) * 4, bytemuck::cast_slice(values)));
     }
 }

@@ -62,13 +62,13 @@ mod weights;
 
 pub use attention::{Kv, Rope};
 pub use buffer::{Buffer, Vector};
-pub use compiler::{Arch, Compiler, Program, Text};
+pub use compiler::{Arch, Compiler, Program, SourceText};
 pub use device::{Cuda, CudaConfig};
-pub use direct::{DeviceColumns, DeviceFloats, DeviceWords, Mark, SideStream, TransferBuffer};
+pub use direct::{DeviceColumns, DeviceFloats, DeviceWords, StreamMark, SideStream, TransferBuffer};
 pub use driver::{Card, Driver};
 pub use experts::Routes;
 pub use kernels::{compile, kernel_names};
 pub use lt::{LtVersion, lt_version};
-pub use one_shot::{OneShot, Term};
+pub use one_shot::{OneShotSum, SumTerm};
 pub use peer_buffer::{MappedBuffer, PeerBuffer, SumControl};
 pub use weights::Matrix;

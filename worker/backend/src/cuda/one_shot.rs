@@ -3,7 +3,7 @@
 
 use super::device::Cuda;
 use super::direct::DeviceFloats;
-use super::driver::{Bytes, Driver, Handle, PeerMemory, PinnedMemory, Shape};
+use super::driver::{DeviceMemory, Driver, Handle, PeerMemory, PinnedMemory, LaunchShape};
 use super::kernels::{Argument, arguments};
 use super::lock::lock;
 use super::peer_buffer::{MappedBuffer, OpenedBuffer, PEER_BUFFERS, PeerBuffer, SumControl};
@@ -28,7 +28,7 @@ const LINE: usize = 32;
 
 /// One plane of a sum: its rank, its number among that rank's planes, and how many merges follow it.
 #[derive(Clone, Copy, Debug)]
-pub struct Term {
+pub struct SumTerm {
     pub rank: usize,
     pub number: usize,
     pub merges: u32,
@@ -53,17 +53,17 @@ unsafe impl Argument for OneShotRanks {}
 
 /// A sum over the planes of several ranks, of any number of numbers.
 #[derive(Clone, Debug)]
-pub struct OneShot {
+pub struct OneShotSum {
     ranks: OneShotRanks,
     /// The largest number of planes of one rank.
     n_planes_max: usize,
     n_own: usize,
 }
 
-impl OneShot {
+impl OneShotSum {
     /// Returns None where no kernel has room for it. The terms come in the order of their leaves.
-    pub fn new(buffers: &[MappedBuffer], me: usize, terms: &[Term]) -> Option<OneShot> {
-        if !OneShot::fits(buffers.len(), terms) {
+    pub fn new(buffers: &[MappedBuffer], me: usize, terms: &[SumTerm]) -> Option<OneShotSum> {
+        if !OneShotSum::fits(buffers.len(), terms) {
             return None;
         }
         let n_of = |rank: usize| terms.iter().filter(|term| term.rank == rank).count();
@@ -78,15 +78,15 @@ impl OneShot {
             number: [0; PLANES_MAX],
             merges: [0; PLANES_MAX],
         };
-        ranks.buffers.iter_mut().zip(buffers).for_each(|(at, buffer)| *at = buffer.at());
+        ranks.buffers.iter_mut().zip(buffers).for_each(|(at, buffer)| *at = buffer.address());
         for (i, term) in terms.iter().enumerate() {
             (ranks.rank[i], ranks.number[i], ranks.merges[i]) = (term.rank as u8, term.number as u8, term.merges as u8);
         }
-        Some(OneShot { ranks, n_planes_max, n_own: n_of(me) })
+        Some(OneShotSum { ranks, n_planes_max, n_own: n_of(me) })
     }
 
     /// Whether a kernel has room for such a sum of `n_ranks` ranks.
-    pub fn fits(n_ranks: usize, terms: &[Term]) -> bool {
+    pub fn fits(n_ranks: usize, terms: &[SumTerm]) -> bool {
         let n_of = |rank: usize| terms.iter().filter(|term| term.rank == rank).count();
         let mut depth = 0;
         let fits_stack = terms.iter().all(|term| {
@@ -120,7 +120,7 @@ impl Cuda {
     /// ranks that meet again have dropped it.
     pub fn peer_buffer(&self) -> Result<Arc<PeerBuffer>> {
         self.forget_graphs();
-        let bytes = Bytes::new(&self.context, "a buffer for sums", BUFFER_BYTES)?;
+        let bytes = DeviceMemory::new(&self.context, "a buffer for sums", BUFFER_BYTES)?;
         self.stream.fill(&bytes, 0)?;
         self.stream.finish()?;
         let buffer = Arc::new(PeerBuffer(bytes));
@@ -136,9 +136,9 @@ impl Cuda {
 
     /// Whether this device can access the memory of the one at this address of the machine. False for a device that
     /// this process does not see.
-    pub fn can_reach(&self, pci: [u32; 3]) -> Result<bool> {
+    pub fn can_access_peer(&self, pci: [u32; 3]) -> Result<bool> {
         match Driver::find()?.cards()?.iter().find(|card| card.pci == pci) {
-            Some(card) => self.context.can_reach(card),
+            Some(card) => self.context.can_access_peer(card),
             None => Ok(false),
         }
     }
@@ -147,7 +147,7 @@ impl Cuda {
     pub fn local_peer_buffer(&self, address: u64) -> Result<MappedBuffer> {
         let buffer = lock(&PEER_BUFFERS).get(&address).and_then(Weak::upgrade);
         let buffer = buffer.ok_or_else(|| Error::Shape("a buffer that is nobody's in this process".into()))?;
-        self.context.reach(buffer.0.context())?;
+        self.context.enable_peer_access(buffer.0.context())?;
         Ok(MappedBuffer::Local(buffer))
     }
 
@@ -164,7 +164,7 @@ impl Cuda {
     /// the sum there. No sum has more than `n_max` numbers.
     pub fn sum_one_shot(
         &self,
-        sum: &OneShot,
+        sum: &OneShotSum,
         planes: DeviceFloats<'_>,
         numbers: Range<usize>,
         stride: usize,
@@ -178,8 +178,8 @@ impl Cuda {
         assert!(n <= sum.n_max() && n_room <= planes.len(), "{numbers:?} of planes of {} numbers", planes.len());
         let ranks = OneShotRanks { per_block: per_block as u32, ..sum.ranks };
         let patience = u64::try_from(patience.as_nanos()).unwrap_or(u64::MAX);
-        let shape = Shape { grid: [n.div_ceil(per_block) as u32, 1, 1], block: [256, 1, 1], shared_bytes: 0 };
-        let (at, control_at) = (planes.part(numbers.start..planes.len()).address(), control.0.at());
+        let shape = LaunchShape { grid: [n.div_ceil(per_block) as u32, 1, 1], block: [256, 1, 1], shared_bytes: 0 };
+        let (at, control_at) = (planes.part(numbers.start..planes.len()).address(), control.0.device_address());
         // SAFETY: this rank's planes have the checked length, a buffer has room for everything that a block may copy
         // there, and the holder of the buffers and the words drops them when the stream has finished.
         unsafe {
@@ -227,7 +227,7 @@ mod tests {
                 number: [0; PLANES_MAX],
                 merges: [0; PLANES_MAX],
             };
-            let sum = OneShot { ranks, n_planes_max: n_planes, n_own: n_planes };
+            let sum = OneShotSum { ranks, n_planes_max: n_planes, n_own: n_planes };
             for n in [1, 31, 576, 4096, sum.n_max() - 1, sum.n_max()].map(|n| n.min(sum.n_max())) {
                 let per_block = sum.per_block(n);
                 assert!(per_block * n_planes <= REGION && n.div_ceil(per_block) <= BLOCKS_MAX, "{n} of {n_planes}");

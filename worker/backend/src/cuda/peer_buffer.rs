@@ -1,6 +1,6 @@
 //! Memory of a rank that other ranks' devices see, and the words that host and device exchange while a sum waits.
 
-use super::driver::{Bytes, PeerMemory, PinnedMemory};
+use super::driver::{DeviceMemory, PeerMemory, PinnedMemory};
 use crate::Result;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -8,12 +8,12 @@ use std::sync::{Arc, Mutex, Weak};
 
 /// The buffer to which a rank copies its planes for the others. It stays as long as a rank of this process may read it.
 #[derive(Debug)]
-pub struct PeerBuffer(pub(super) Bytes);
+pub struct PeerBuffer(pub(super) DeviceMemory);
 
 impl PeerBuffer {
     /// Returns the address by which another thread of this process finds it.
     pub fn address(&self) -> u64 {
-        self.0.at(0)
+        self.0.address(0)
     }
 
     /// Returns the handle by which another process opens it.
@@ -37,10 +37,10 @@ pub enum MappedBuffer {
 pub struct OpenedBuffer(pub(super) PeerMemory);
 
 impl MappedBuffer {
-    pub(super) fn at(&self) -> u64 {
+    pub(super) fn address(&self) -> u64 {
         match self {
             MappedBuffer::Local(buffer) => buffer.address(),
-            MappedBuffer::Opened(OpenedBuffer(opened)) => opened.at(),
+            MappedBuffer::Opened(OpenedBuffer(opened)) => opened.address(),
         }
     }
 }

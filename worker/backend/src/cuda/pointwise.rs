@@ -2,32 +2,32 @@
 
 use super::buffer::{Buffer, Vector, padded};
 use super::device::Cuda;
-use super::driver::Shape;
+use super::driver::LaunchShape;
 use super::kernels::{HeadShape, arguments, by_row, norm_bytes_max};
 use super::lock::lock;
 use super::recurrence::NO_RECURRENCE;
 use super::table::Kernel;
 use super::weights::Matrix;
-use crate::{Clamp, Error, Heads, Pass, Pointwise};
+use crate::{Clamp, Error, AttentionHeads, Pass, Pointwise};
 use std::ops::Range;
 
 /// As in the header.
 const X_BF16: u32 = 1;
 const OUT_BF16: u32 = 2;
 
-fn form(x: &Buffer) -> u32 {
+fn form_flag(x: &Buffer) -> u32 {
     if x.is_bf16() { X_BF16 } else { 0 }
 }
 
 impl Cuda {
     /// A row in shared memory, if it fits.
-    fn by_row_in_shared(&self, n_rows: usize, cols: usize) -> Option<Shape> {
+    fn by_row_in_shared(&self, n_rows: usize, cols: usize) -> Option<LaunchShape> {
         let shared_bytes = u32::try_from(cols * 4).ok().filter(|n| *n <= norm_bytes_max(&self.card));
         let fits = shared_bytes.ok_or_else(|| Error::Shape(format!("a norm over {cols} columns on this device")));
-        self.note(fits).map(|shared_bytes| Shape { shared_bytes, ..by_row(n_rows) })
+        self.keep_error(fits).map(|shared_bytes| LaunchShape { shared_bytes, ..by_row(n_rows) })
     }
 
-    fn gated(&self, kernel: Kernel, gate_up: &Buffer, n_rows: usize, out: &Buffer) {
+    fn apply_gate(&self, kernel: Kernel, gate_up: &Buffer, n_rows: usize, out: &Buffer) {
         let inner = out.cols;
         gate_up.check(n_rows, 2 * inner);
         out.check(n_rows, inner);
@@ -35,8 +35,8 @@ impl Cuda {
             return;
         }
         self.to_f32(gate_up, n_rows);
-        out.becomes_bf16(true);
-        let (from, cols, to) = (gate_up.at(), inner as u32, out.at());
+        out.set_bf16(true);
+        let (from, cols, to) = (gate_up.address(), inner as u32, out.address());
         // SAFETY: both have so many rows.
         unsafe { self.launch(kernel, by_row(n_rows), arguments![from, cols, to, OUT_BF16]) };
     }
@@ -45,7 +45,7 @@ impl Cuda {
     fn in_place(&self, x: &Buffer, n_rows: usize) -> Option<(u64, u32)> {
         x.check(n_rows, x.cols);
         self.to_f32(x, n_rows);
-        (n_rows > 0 && x.cols > 0).then(|| (x.at(), x.cols as u32))
+        (n_rows > 0 && x.cols > 0).then(|| (x.address(), x.cols as u32))
     }
 }
 
@@ -58,8 +58,8 @@ impl Cuda {
         if n_tokens == 0 {
             return;
         }
-        let (digits, scales) = (part.digits.at(0), part.scales.at(0));
-        let (n_table, k, to) = (part.rows as u32, table.k as u32, out.at());
+        let (digits, scales) = (part.digits.address(0), part.scales.address(0));
+        let (n_table, k, to) = (part.rows as u32, table.k as u32, out.address());
         let args = arguments![digits, scales, tokens, first, n_table, k, to];
         // SAFETY: the packer laid the table out for its kind; a token without a row in it is passed over.
         unsafe { self.launch(Kernel::embed(part.kind), by_row(n_tokens), args) };
@@ -87,9 +87,9 @@ impl Pointwise for Cuda {
         x.check(n_rows, weight.len);
         out.check(n_rows, weight.len);
         let Some(shape) = self.by_row_in_shared(n_rows, x.cols).filter(|_| n_rows > 0) else { return };
-        let forms = form(x) | OUT_BF16;
-        out.becomes_bf16(true);
-        let (x, weight, cols, to) = (x.at(), weight.at(), out.cols as u32, out.at());
+        let forms = form_flag(x) | OUT_BF16;
+        out.set_bf16(true);
+        let (x, weight, cols, to) = (x.address(), weight.address(), out.cols as u32, out.address());
         // SAFETY: both have so many rows as wide as the weight.
         unsafe { self.launch(Kernel::RmsNorm, shape, arguments![x, weight, eps, cols, to, forms]) };
     }
@@ -106,9 +106,9 @@ impl Pointwise for Cuda {
         [x, &*residual, &*out].iter().for_each(|rows| rows.check(n_rows, weight.len));
         let Some(shape) = self.by_row_in_shared(n_rows, x.cols).filter(|_| n_rows > 0) else { return };
         self.to_f32(residual, n_rows);
-        let forms = form(x) | OUT_BF16;
-        out.becomes_bf16(true);
-        let (x, residual, weight, cols, to) = (x.at(), residual.at(), weight.at(), out.cols as u32, out.at());
+        let forms = form_flag(x) | OUT_BF16;
+        out.set_bf16(true);
+        let (x, residual, weight, cols, to) = (x.address(), residual.address(), weight.address(), out.cols as u32, out.address());
         let args = arguments![x, residual, weight, eps, cols, to, forms];
         // SAFETY: all have so many rows as wide as the weight.
         unsafe { self.launch(Kernel::AddRmsNorm, shape, args) };
@@ -117,7 +117,7 @@ impl Pointwise for Cuda {
     fn add(&self, x: &Buffer, residual: &mut Buffer, n_rows: usize) {
         x.check(n_rows, residual.cols);
         let Some((residual, cols)) = self.in_place(residual, n_rows) else { return };
-        let (x, forms) = (x.at(), form(x));
+        let (x, forms) = (x.address(), form_flag(x));
         // SAFETY: both have so many rows.
         unsafe { self.launch(Kernel::AddRows, by_row(n_rows), arguments![x, residual, cols, forms]) };
     }
@@ -125,35 +125,35 @@ impl Pointwise for Cuda {
     fn add_bias(&self, x: &mut Buffer, bias: &Vector, n_rows: usize) {
         x.check(n_rows, bias.len);
         let Some((x, cols)) = self.in_place(x, n_rows) else { return };
-        let bias = bias.at();
+        let bias = bias.address();
         // SAFETY: x has so many rows as wide as the bias.
         unsafe { self.launch(Kernel::AddBias, by_row(n_rows), arguments![x, bias, cols]) };
     }
 
     fn silu_mul(&self, gate_up: &Buffer, n_rows: usize, out: &mut Buffer) {
-        self.gated(Kernel::SiluMul, gate_up, n_rows, out);
+        self.apply_gate(Kernel::SiluMul, gate_up, n_rows, out);
     }
 
     fn gather(&self, x: &Buffer, rows: &[u32], out: &mut Buffer) {
         out.check(rows.len(), x.cols);
         assert!(rows.iter().all(|row| (*row as usize) < x.rows_max), "rows of a buffer of {}", x.rows_max);
-        out.becomes_bf16(x.is_bf16());
+        out.set_bf16(x.is_bf16());
         if rows.is_empty() || x.cols == 0 {
             return;
         }
         let n_words = if x.is_bf16() { padded(x.cols) / 2 } else { x.cols } as u32;
-        let (x, rows_at, to) = (x.at(), self.upload(rows), out.at());
+        let (x, rows_at, to) = (x.address(), self.upload(rows), out.address());
         // SAFETY: every row is in x, and out has room for so many.
         unsafe { self.launch(Kernel::GatherRows, by_row(rows.len()), arguments![x, rows_at, n_words, to]) };
     }
 
-    fn norm_heads(&self, qkv: &mut Buffer, heads: &Heads, q: &Vector, k: &Vector, eps: f32, n_rows: usize) {
+    fn norm_heads(&self, qkv: &mut Buffer, heads: &AttentionHeads, q: &Vector, k: &Vector, eps: f32, n_rows: usize) {
         assert!([q, k].iter().all(|weight| weight.len == heads.head_dim), "weights are as long as a head");
         qkv.check(n_rows, heads.qkv_cols());
         let Some((qkv, _)) = self.in_place(qkv, n_rows) else { return };
         let n_normed = (heads.n_heads + heads.n_kv_heads) as u32;
-        let shape = Shape { grid: [n_rows as u32, n_normed, 1], block: [32, 1, 1], shared_bytes: 0 };
-        let (q, k, heads) = (q.at(), k.at(), HeadShape::of(heads));
+        let shape = LaunchShape { grid: [n_rows as u32, n_normed, 1], block: [32, 1, 1], shared_bytes: 0 };
+        let (q, k, heads) = (q.address(), k.address(), HeadShape::of(heads));
         // SAFETY: qkv has so many rows of these heads; `Kv::new` has refused heads that are too wide.
         unsafe { self.launch(Kernel::NormHeads, shape, arguments![qkv, q, k, eps, heads]) };
     }
@@ -162,15 +162,15 @@ impl Pointwise for Cuda {
         x.check(n_rows, weight.len);
         out.check(n_rows, bias.len);
         let Some(shape) = self.by_row_in_shared(n_rows, x.cols).filter(|_| n_rows > 0) else { return };
-        let forms = form(x) | OUT_BF16;
-        out.becomes_bf16(true);
-        let (x, weight, bias, cols, to) = (x.at(), weight.at(), bias.at(), out.cols as u32, out.at());
+        let forms = form_flag(x) | OUT_BF16;
+        out.set_bf16(true);
+        let (x, weight, bias, cols, to) = (x.address(), weight.address(), bias.address(), out.cols as u32, out.address());
         // SAFETY: both have so many rows as wide as the weight and the bias.
         unsafe { self.launch(Kernel::LayerNorm, shape, arguments![x, weight, bias, eps, cols, to, forms]) };
     }
 
     fn gelu_mul(&self, gate_up: &Buffer, n_rows: usize, out: &mut Buffer) {
-        self.gated(Kernel::GeluMul, gate_up, n_rows, out);
+        self.apply_gate(Kernel::GeluMul, gate_up, n_rows, out);
     }
 
     fn gelu(&self, x: &mut Buffer, n_rows: usize) {
@@ -197,20 +197,20 @@ impl Pointwise for Cuda {
             return;
         }
         self.to_f32(gate_up, n_rows);
-        out.becomes_bf16(true);
-        let (from, cols, to, Clamp { alpha, limit }) = (gate_up.at(), inner as u32, out.at(), clamp);
+        out.set_bf16(true);
+        let (from, cols, to, Clamp { alpha, limit }) = (gate_up.address(), inner as u32, out.address(), clamp);
         let args = arguments![from, cols, alpha, limit, to, OUT_BF16];
         // SAFETY: both have so many rows.
         unsafe { self.launch(Kernel::ClampedSiluMul, by_row(n_rows), args) };
     }
 
-    fn scale_queries(&self, qkv: &mut Buffer, heads: &Heads, factors: &Vector, pass: &Pass<'_>) {
+    fn scale_queries(&self, qkv: &mut Buffer, heads: &AttentionHeads, factors: &Vector, pass: &Pass<'_>) {
         let n_rows = pass.n_rows();
         qkv.check(n_rows, heads.qkv_cols());
         assert!(pass.rows.positions.iter().all(|at| (*at as usize) < factors.len), "positions that have a factor");
         let Some((x, ld)) = self.in_place(qkv, n_rows) else { return };
         let positions = lock(&self.uploads).batch.positions;
-        let (n, factors) = ((heads.n_heads * heads.head_dim) as u32, factors.at());
+        let (n, factors) = ((heads.n_heads * heads.head_dim) as u32, factors.address());
         // SAFETY: qkv has the pass's rows, and every position has a factor.
         unsafe { self.launch(Kernel::ScaleQueries, by_row(n_rows), arguments![x, ld, n, factors, positions]) };
     }
@@ -228,8 +228,8 @@ impl Pointwise for Cuda {
             return;
         }
         self.to_f32(from, first_row + n_rows);
-        to.becomes_bf16(false);
-        let at = |of: &Buffer, row: usize, col: usize| of.at() + ((row * of.cols + col) * 4) as u64;
+        to.set_bf16(false);
+        let at = |of: &Buffer, row: usize, col: usize| of.address() + ((row * of.cols + col) * 4) as u64;
         let (from_at, to_at) = (at(from, first_row, columns.start), at(to, to_row, col));
         let (ld_from, ld_to, n) = (from.cols as u32, to.cols as u32, columns.len() as u32);
         let args = arguments![from_at, ld_from, to_at, ld_to, n];
@@ -251,7 +251,7 @@ impl Pointwise for Cuda {
         let Some((at, ld)) = self.in_place(x, n_rows).filter(|_| !columns.is_empty()) else { return };
         self.to_f32(whole, n_rows);
         let (at, cols) = (at + columns.start as u64 * 4, columns.len() as u32);
-        let (whole, n, weight) = (whole.at(), whole.cols as u32, weight.at());
+        let (whole, n, weight) = (whole.address(), whole.cols as u32, weight.address());
         let args = arguments![at, ld, cols, whole, n, weight, eps];
         // SAFETY: both have so many rows, and x these columns.
         unsafe { self.launch(Kernel::NormColumns, by_row(n_rows), args) };

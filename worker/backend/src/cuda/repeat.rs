@@ -3,24 +3,24 @@
 use super::device::Cuda;
 use super::graphs::PassMode;
 use super::lock::lock;
-use super::outline::Outline;
-use crate::{Device, Pass, Repeat, Repeats, Result};
+use super::outline::PassOutline;
+use crate::{Device, Pass, RunOutcome, PassCounts, Result};
 
 impl Cuda {
-    pub(super) fn repeat_work<E>(
+    pub(super) fn replay_or_run<E>(
         &self,
         mut work: impl FnMut() -> std::result::Result<(), E>,
-    ) -> std::result::Result<Repeat, E> {
+    ) -> std::result::Result<RunOutcome, E> {
         let outline = lock(&self.uploads).batch.outline.filter(|_| self.is_well());
-        let turn = lock(&self.graphs).turn(outline);
+        let turn = lock(&self.graphs).mode_for(outline);
         match turn {
-            PassMode::Plain => work().map(|()| Repeat::Done),
+            PassMode::Plain => work().map(|()| RunOutcome::Done),
             PassMode::Replay(outline) => {
                 let begun = lock(&self.graphs).replay(outline, &self.stream);
-                self.note(begun);
-                Ok(Repeat::Begun)
+                self.keep_error(begun);
+                Ok(RunOutcome::Begun)
             }
-            PassMode::Record(outline) => self.record(outline, &mut work).map(|()| Repeat::Recorded),
+            PassMode::Record(outline) => self.record(outline, &mut work).map(|()| RunOutcome::Recorded),
         }
     }
 
@@ -28,7 +28,7 @@ impl Cuda {
     /// plainly, or does not matter.
     fn record<E>(
         &self,
-        outline: Outline,
+        outline: PassOutline,
         work: &mut impl FnMut() -> std::result::Result<(), E>,
     ) -> std::result::Result<(), E> {
         if self.stream.begin_record().is_err() {
@@ -43,7 +43,7 @@ impl Cuda {
         graphs.is_recording = false;
         done?;
         match record {
-            Ok(record) if fault.is_none() => graphs.keep(outline, &record, &self.context, &self.stream),
+            Ok(record) if fault.is_none() => graphs.instantiate(outline, &record, &self.context, &self.stream),
             _ => graphs.refuse(outline),
         }
         Ok(())
@@ -51,24 +51,24 @@ impl Cuda {
 }
 
 impl Device for Cuda {
-    fn settle(&self) -> Result<()> {
+    fn take_failure(&self) -> Result<()> {
         self.fault.take().map_or(Ok(()), Err)
     }
 
-    fn rows_for(&self, pass: &Pass<'_>) -> usize {
+    fn padded_rows(&self, pass: &Pass<'_>) -> usize {
         lock(&self.graphs).rows_for(pass)
     }
 
-    fn repeat<E>(&self, work: impl FnMut() -> std::result::Result<(), E>) -> std::result::Result<Repeat, E> {
-        self.repeat_work(work)
+    fn run_or_replay<E>(&self, work: impl FnMut() -> std::result::Result<(), E>) -> std::result::Result<RunOutcome, E> {
+        self.replay_or_run(work)
     }
 
-    fn forget(&self) {
+    fn forget_records(&self) {
         self.forget_graphs();
     }
 
-    fn repeats(&self) -> Repeats {
+    fn pass_counts(&self) -> PassCounts {
         let clock = lock(&self.clock);
-        Repeats { busy_micros: clock.busy_micros, idle_micros: clock.idle_micros, ..self.repeats_so_far() }
+        PassCounts { busy_micros: clock.busy_micros, idle_micros: clock.idle_micros, ..self.pass_counts_so_far() }
     }
 }

@@ -4,11 +4,11 @@
 use super::buffer::Buffer;
 use super::device::Cuda;
 use super::draws::{DrawPath, DrawReadback, DrawResult, DrawScratch, FilterRow};
-use super::driver::Shape;
+use super::driver::LaunchShape;
 use super::kernels::arguments;
 use super::lock::lock;
 use super::table::Kernel;
-use crate::{Draw, DrawError, DrawMask, Drawing, Sample};
+use crate::{Draw, DrawError, DrawMask, DrawsInFlight, Sample};
 use types::TokenOut;
 
 const NONE: u32 = u32::MAX;
@@ -34,14 +34,14 @@ impl Cuda {
         room.prepare(draws, logits.cols);
         room.n_vocab = logits.cols;
         let is_filtered = draws.iter().any(|draw| matches!(DrawPath::of(draw, logits.cols), DrawPath::Filtered(_)));
-        let (from, n_vocab) = (logits.at(), logits.cols as u32);
-        let shape = Shape { grid: [draws.len() as u32, 1, 1], block: [THREADS, 1, 1], shared_bytes: 0 };
-        let (rows, drawn) = (self.upload(bytemuck::cast_slice(&room.plain)), room.drawn.at(0));
+        let (from, n_vocab) = (logits.address(), logits.cols as u32);
+        let shape = LaunchShape { grid: [draws.len() as u32, 1, 1], block: [THREADS, 1, 1], shared_bytes: 0 };
+        let (rows, drawn) = (self.upload(bytemuck::cast_slice(&room.plain)), room.drawn.address(0));
         // SAFETY: there are logits, inputs and room for answers for this many rows.
         unsafe { self.launch(Kernel::Draw, shape, arguments![from, n_vocab, rows, drawn]) };
         if is_filtered {
             let rows = self.upload(bytemuck::cast_slice(&room.filtered));
-            let drawn = room.drawn.at(draws.len() * size_of::<DrawResult>());
+            let drawn = room.drawn.address(draws.len() * size_of::<DrawResult>());
             // SAFETY: as above; the second half of the answers is this kernel's.
             unsafe { self.launch(Kernel::DrawFiltered, shape, arguments![from, n_vocab, rows, drawn]) };
         }
@@ -71,10 +71,10 @@ impl Cuda {
         };
         if waited.is_ok() {
             // A failed measurement is no failure of the pass.
-            let _unmeasured = lock(&self.clock).is_through(room.answers[of].pass);
+            let _unmeasured = lock(&self.clock).add_finished(room.answers[of].pass);
         }
         // `settle` reports a failure; until then nothing is drawn.
-        let is_drawn = self.note(waited).is_some() && self.is_well();
+        let is_drawn = self.keep_error(waited).is_some() && self.is_well();
         for (row, draw) in draws.iter().enumerate() {
             let answer = match DrawPath::of(draw, n_vocab) {
                 DrawPath::Plain(_) => room.answer(of, row),
@@ -87,7 +87,7 @@ impl Cuda {
                 (Some(answer), _) => answer.token_out(draw),
                 (None, Some(logits)) => {
                     let drawn = self.draw_by_host(logits, row, draw, room);
-                    self.note(drawn).unwrap_or(Err(DrawError::NotNumbers))
+                    self.keep_error(drawn).unwrap_or(Err(DrawError::NotNumbers))
                 }
                 (None, None) => unreachable!("only what the device draws alone is answered later"),
             });
@@ -121,13 +121,13 @@ impl Sample for Cuda {
         self.to_f32(logits, draws.len());
         let mut room = lock(&self.draws);
         let begun = self.draw_on_device(logits, draws, &mut room);
-        match self.note(begun) {
+        match self.keep_error(begun) {
             Some(of) => self.collect(Some(logits), draws, logits.cols, &mut room, of, out),
             None => out.resize_with(draws.len(), || Err(DrawError::NotNumbers)),
         }
     }
 
-    fn draws_alone(&self, draw: &Draw<'_>, n_vocab: usize) -> bool {
+    fn can_draw_alone(&self, draw: &Draw<'_>, n_vocab: usize) -> bool {
         match DrawPath::of(draw, n_vocab) {
             DrawPath::Plain(_) => true,
             // The filter cannot keep more tokens than the device can order.
@@ -138,23 +138,23 @@ impl Sample for Cuda {
         }
     }
 
-    fn begin_draws(&self, logits: &Buffer, draws: &[Draw<'_>]) -> Option<Drawing> {
+    fn begin_draws(&self, logits: &Buffer, draws: &[Draw<'_>]) -> Option<DrawsInFlight> {
         logits.check(draws.len(), logits.cols);
-        if draws.is_empty() || !draws.iter().all(|draw| self.draws_alone(draw, logits.cols)) {
+        if draws.is_empty() || !draws.iter().all(|draw| self.can_draw_alone(draw, logits.cols)) {
             return None;
         }
         self.to_f32(logits, draws.len());
         let mut room = lock(&self.draws);
         let begun = self.draw_on_device(logits, draws, &mut room);
-        self.note(begun).map(Drawing)
+        self.keep_error(begun).map(DrawsInFlight)
     }
 
-    fn are_drawn(&self, drawing: &Drawing) -> bool {
+    fn are_drawn(&self, drawing: &DrawsInFlight) -> bool {
         let passed = lock(&self.draws).answers[drawing.0].passed.is_passed();
-        self.note(passed).unwrap_or(true)
+        self.keep_error(passed).unwrap_or(true)
     }
 
-    fn drawn(&self, drawing: &Drawing, draws: &[Draw<'_>], out: &mut Vec<Result<TokenOut, DrawError>>) {
+    fn collect_draws(&self, drawing: &DrawsInFlight, draws: &[Draw<'_>], out: &mut Vec<Result<TokenOut, DrawError>>) {
         out.clear();
         let mut room = lock(&self.draws);
         let n_vocab = room.n_vocab;

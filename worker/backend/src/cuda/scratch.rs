@@ -1,6 +1,6 @@
 //! What operations need besides their arguments. Grown when buffers are made, and never in a pass.
 
-use super::driver::{Bytes, Context};
+use super::driver::{DeviceMemory, Context};
 use crate::Result;
 use std::sync::Arc;
 
@@ -12,9 +12,9 @@ pub(super) const WIDENED_BYTES: usize = 64 << 20;
 /// What operations need besides their arguments, grown when buffers are made.
 pub(super) struct DeviceScratch {
     /// Rows on their way from one form to the other.
-    pub(super) rows: Bytes,
+    pub(super) rows: DeviceMemory,
     /// What the tiles of a split attention have made.
-    pub(super) partial: Bytes,
+    pub(super) partial: DeviceMemory,
     /// Of products with weights of eight bits.
     pub(super) f8: ScaledScratch,
     /// Of any buffer.
@@ -24,8 +24,8 @@ pub(super) struct DeviceScratch {
 impl DeviceScratch {
     pub fn new(context: &Arc<Context>) -> Result<DeviceScratch> {
         Ok(DeviceScratch {
-            rows: Bytes::new(context, "scratch", 0)?,
-            partial: Bytes::new(context, "scratch", PARTIAL_BYTES)?,
+            rows: DeviceMemory::new(context, "scratch", 0)?,
+            partial: DeviceMemory::new(context, "scratch", PARTIAL_BYTES)?,
             f8: ScaledScratch::default(),
             rows_max: 0,
         })
@@ -43,9 +43,9 @@ impl DeviceScratch {
 pub(super) struct ScaledScratch(Option<ScaledBuffers>);
 
 pub(super) struct ScaledBuffers {
-    pub rows: Bytes,   // [rows_max, k]
-    pub scales: Bytes, // [rows_max]
-    pub widened: Bytes,
+    pub rows: DeviceMemory,   // [rows_max, k]
+    pub scales: DeviceMemory, // [rows_max]
+    pub widened: DeviceMemory,
 }
 
 impl ScaledScratch {
@@ -56,9 +56,9 @@ impl ScaledScratch {
             // What is too small goes before its successor comes.
             self.0 = None;
             self.0 = Some(ScaledBuffers {
-                rows: Bytes::new(context, "rows in eight bits", n_numbers)?,
-                scales: Bytes::new(context, "scales of rows", 4 * rows_max)?,
-                widened: Bytes::new(context, "weights in bf16", WIDENED_BYTES)?,
+                rows: DeviceMemory::new(context, "rows in eight bits", n_numbers)?,
+                scales: DeviceMemory::new(context, "scales of rows", 4 * rows_max)?,
+                widened: DeviceMemory::new(context, "weights in bf16", WIDENED_BYTES)?,
             });
         }
         Ok(())

@@ -1,8 +1,8 @@
 //! The table of all kernels: the unit of each, and its name in a compiled module. Code that runs a kernel uses its
 //! number here; names matter only when modules are loaded.
 
-use super::compiler::{Program, Text};
-use super::weights::Kind;
+use super::compiler::{Program, SourceText};
+use super::weights::WeightKind;
 
 macro_rules! text {
     ($name:literal) => {
@@ -10,7 +10,7 @@ macro_rules! text {
     };
 }
 
-pub(super) const HEADERS: &[Text] =
+pub(super) const HEADERS: &[SourceText] =
     &[text!("kernels.cuh"), text!("device.cuh"), text!("math.cuh"), text!("rows.cuh"), text!("weights.cuh")];
 
 /// Only fusions in the source are made: the bits are those of the emulator.
@@ -18,7 +18,7 @@ const OPTIONS: &[&str] = &["-std=c++17", "-fmad=false", "-default-device"];
 
 /// A unit, and its kernels.
 pub(super) struct Unit {
-    pub main: Text,
+    pub main: SourceText,
     pub kernels: &'static [Kernel],
 }
 
@@ -175,48 +175,48 @@ kernels! {
 
 impl Kernel {
     /// Returns the products, for at most 8, 16 and 32 rows, and for more.
-    pub const fn linear(kind: Kind) -> [Kernel; 4] {
+    pub const fn linear(kind: WeightKind) -> [Kernel; 4] {
         match kind {
-            Kind::Bf16 => [Kernel::LinearBf16R8, Kernel::LinearBf16R16, Kernel::LinearBf16R32, Kernel::LinearBf16R64],
-            Kind::Plain => {
+            WeightKind::Bf16 => [Kernel::LinearBf16R8, Kernel::LinearBf16R16, Kernel::LinearBf16R32, Kernel::LinearBf16R64],
+            WeightKind::Plain => {
                 [Kernel::LinearPlainR8, Kernel::LinearPlainR16, Kernel::LinearPlainR32, Kernel::LinearPlainR64]
             }
-            Kind::W8 => [Kernel::LinearW8R8, Kernel::LinearW8R16, Kernel::LinearW8R32, Kernel::LinearW8R64],
-            Kind::W8h => [Kernel::LinearW8hR8, Kernel::LinearW8hR16, Kernel::LinearW8hR32, Kernel::LinearW8hR64],
-            Kind::W4 => [Kernel::LinearW4R8, Kernel::LinearW4R16, Kernel::LinearW4R32, Kernel::LinearW4R64],
-            Kind::W4h => [Kernel::LinearW4hR8, Kernel::LinearW4hR16, Kernel::LinearW4hR32, Kernel::LinearW4hR64],
-            Kind::F8 => [Kernel::LinearF8R8, Kernel::LinearF8R16, Kernel::LinearF8R32, Kernel::LinearF8R64],
-            Kind::F8Plain => {
+            WeightKind::W8 => [Kernel::LinearW8R8, Kernel::LinearW8R16, Kernel::LinearW8R32, Kernel::LinearW8R64],
+            WeightKind::W8h => [Kernel::LinearW8hR8, Kernel::LinearW8hR16, Kernel::LinearW8hR32, Kernel::LinearW8hR64],
+            WeightKind::W4 => [Kernel::LinearW4R8, Kernel::LinearW4R16, Kernel::LinearW4R32, Kernel::LinearW4R64],
+            WeightKind::W4h => [Kernel::LinearW4hR8, Kernel::LinearW4hR16, Kernel::LinearW4hR32, Kernel::LinearW4hR64],
+            WeightKind::F8 => [Kernel::LinearF8R8, Kernel::LinearF8R16, Kernel::LinearF8R32, Kernel::LinearF8R64],
+            WeightKind::F8Plain => {
                 [Kernel::LinearF8plainR8, Kernel::LinearF8plainR16, Kernel::LinearF8plainR32, Kernel::LinearF8plainR64]
             }
         }
     }
 
     /// Returns the products of experts, each with the rows that chose it.
-    pub const fn grouped(kind: Kind) -> Kernel {
+    pub const fn grouped(kind: WeightKind) -> Kernel {
         match kind {
-            Kind::Bf16 => Kernel::LinearGroupedBf16,
-            Kind::Plain => Kernel::LinearGroupedPlain,
-            Kind::W8 => Kernel::LinearGroupedW8,
-            Kind::W8h => Kernel::LinearGroupedW8h,
-            Kind::W4 => Kernel::LinearGroupedW4,
-            Kind::W4h => Kernel::LinearGroupedW4h,
-            Kind::F8 => Kernel::LinearGroupedF8,
-            Kind::F8Plain => Kernel::LinearGroupedF8plain,
+            WeightKind::Bf16 => Kernel::LinearGroupedBf16,
+            WeightKind::Plain => Kernel::LinearGroupedPlain,
+            WeightKind::W8 => Kernel::LinearGroupedW8,
+            WeightKind::W8h => Kernel::LinearGroupedW8h,
+            WeightKind::W4 => Kernel::LinearGroupedW4,
+            WeightKind::W4h => Kernel::LinearGroupedW4h,
+            WeightKind::F8 => Kernel::LinearGroupedF8,
+            WeightKind::F8Plain => Kernel::LinearGroupedF8plain,
         }
     }
 
     /// Rows of a table.
-    pub const fn embed(kind: Kind) -> Kernel {
+    pub const fn embed(kind: WeightKind) -> Kernel {
         match kind {
-            Kind::Bf16 => Kernel::EmbedBf16,
-            Kind::Plain => Kernel::EmbedPlain,
-            Kind::W8 => Kernel::EmbedW8,
-            Kind::W8h => Kernel::EmbedW8h,
-            Kind::W4 => Kernel::EmbedW4,
-            Kind::W4h => Kernel::EmbedW4h,
-            Kind::F8 => Kernel::EmbedF8,
-            Kind::F8Plain => Kernel::EmbedF8plain,
+            WeightKind::Bf16 => Kernel::EmbedBf16,
+            WeightKind::Plain => Kernel::EmbedPlain,
+            WeightKind::W8 => Kernel::EmbedW8,
+            WeightKind::W8h => Kernel::EmbedW8h,
+            WeightKind::W4 => Kernel::EmbedW4,
+            WeightKind::W4h => Kernel::EmbedW4h,
+            WeightKind::F8 => Kernel::EmbedF8,
+            WeightKind::F8Plain => Kernel::EmbedF8plain,
         }
     }
 

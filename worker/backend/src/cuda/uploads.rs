@@ -9,8 +9,8 @@
 //! tokens · positions · per group: slots · per group: items, where each slice is a row · per group: tables · the rest
 //! ```
 
-use super::driver::{Bytes, Context, CudaEvent, PinnedMemory, Stream};
-use super::outline::Outline;
+use super::driver::{DeviceMemory, Context, CudaEvent, PinnedMemory, Stream};
+use super::outline::PassOutline;
 use crate::{BatchLimits, Error, Pass, Result};
 use std::ops::Range;
 use std::sync::Arc;
@@ -44,7 +44,7 @@ pub(super) struct Uploads {
     halves: [UploadBuffer; 2],
     turn: usize,
     /// On the device; written in the order of the stream, so one is enough.
-    device: Bytes,
+    device: DeviceMemory,
     /// The place of the next data, in bytes.
     end: usize,
     pub batch: UploadedPass,
@@ -61,7 +61,7 @@ struct UploadBuffer {
 pub(super) struct UploadedPass {
     pub n_rows: usize,
     /// Its shared shape; None where no other pass is like it.
-    pub outline: Option<Outline>,
+    pub outline: Option<PassOutline>,
     pub tokens: u64,
     pub positions: u64,
     /// Pairs of a row and an entry of the drawn tokens: the address, and how many.
@@ -91,7 +91,7 @@ impl Uploads {
                 passed: CudaEvent::new(context)?,
             })
         };
-        let device = Bytes::new(context, "what a pass tells", n_bytes)?;
+        let device = DeviceMemory::new(context, "what a pass tells", n_bytes)?;
         Ok(Uploads { halves: [half()?, half()?], turn: 0, device, end: 0, batch: UploadedPass::default() })
     }
 
@@ -106,13 +106,13 @@ impl Uploads {
             passed.wait()?;
         }
         (self.end, self.batch) = (0, UploadedPass { n_rows: pass.n_rows(), ..std::mem::take(&mut self.batch) });
-        self.batch.outline = Outline::of(pass);
+        self.batch.outline = PassOutline::of(pass);
         self.batch.items.clear();
         self.batch.groups.clear();
-        self.batch.tokens = self.lay(pass.n_rows(), |to| to.copy_from_slice(pass.rows.tokens))?;
-        self.batch.positions = self.lay(pass.n_rows(), |to| to.copy_from_slice(pass.rows.positions))?;
+        self.batch.tokens = self.reserve(pass.n_rows(), |to| to.copy_from_slice(pass.rows.tokens))?;
+        self.batch.positions = self.reserve(pass.n_rows(), |to| to.copy_from_slice(pass.rows.positions))?;
         self.lay_groups(pass)?;
-        let pairs = self.lay(2 * pass.rows.drawn.len(), |to| {
+        let pairs = self.reserve(2 * pass.rows.drawn.len(), |to| {
             let pair = |(row, draw): &(u32, u32)| [*row, entries[*draw as usize]];
             to.as_chunks_mut::<2>().0.iter_mut().zip(pass.rows.drawn).for_each(|(to, drawn)| *to = pair(drawn));
         })?;
@@ -121,9 +121,9 @@ impl Uploads {
     }
 
     fn lay_groups(&mut self, pass: &Pass<'_>) -> Result<()> {
-        let (n_rows, n_groups, blocks) = (pass.n_rows(), pass.tables.n_groups(), self.device.at(0));
+        let (n_rows, n_groups, blocks) = (pass.n_rows(), pass.tables.n_groups(), self.device.address(0));
         for group in 0..n_groups {
-            let slots = self.lay(n_rows, |to| slots(pass, group, to))?;
+            let slots = self.reserve(n_rows, |to| slots(pass, group, to))?;
             self.batch.groups.push(UploadedGroup { slots, blocks, first: 0, single: None });
         }
         let n_items = if self.batch.outline.is_some() { n_rows } else { 0 };
@@ -131,14 +131,14 @@ impl Uploads {
         let (mut first, is_single) = (self.end / WORD, n_items > 0);
         first += n_groups * (n_items * ITEM_WORDS);
         for group in 0..n_groups {
-            let single = self.lay(n_items * ITEM_WORDS, |to| items(pass, group, (1, first as u32), to))?;
+            let single = self.reserve(n_items * ITEM_WORDS, |to| items(pass, group, (1, first as u32), to))?;
             self.batch.groups[group].single = is_single.then_some(single);
             self.batch.groups[group].first = first as u32;
             first += pass.tables.group(group).blocks.len().next_multiple_of(ALIGNMENT / WORD);
         }
         for group in 0..n_groups {
             let of_group = &pass.tables.group(group).blocks;
-            let at = self.lay(of_group.len(), |to| {
+            let at = self.reserve(of_group.len(), |to| {
                 // A block that no query sees may be anywhere, but it must exist.
                 let number = |block: &BlockId| if *block == BlockId::NONE { 0 } else { block.0 };
                 to.iter_mut().zip(of_group).for_each(|(to, block)| *to = number(block));
@@ -149,7 +149,7 @@ impl Uploads {
     }
 
     /// Reserves words that `fill` writes, and returns their address on the device once they are sent.
-    fn lay(&mut self, n_words: usize, fill: impl FnOnce(&mut [u32])) -> Result<u64> {
+    fn reserve(&mut self, n_words: usize, fill: impl FnOnce(&mut [u32])) -> Result<u64> {
         let (start, n_bytes) = (self.end, n_words * WORD);
         let half = &mut self.halves[self.turn];
         let Some(to) = half.pinned.bytes_mut().get_mut(start..start + n_bytes) else {
@@ -157,7 +157,7 @@ impl Uploads {
         };
         fill(bytemuck::cast_slice_mut(to));
         self.end = (start + n_bytes).next_multiple_of(ALIGNMENT);
-        Ok(self.device.at(start))
+        Ok(self.device.address(start))
     }
 
     fn send(&self, stream: &Stream, range: Range<usize>) -> Result<()> {
@@ -170,7 +170,7 @@ impl Uploads {
     /// Uploads words that were not known when the pass began, and returns their address on the device.
     pub fn put(&mut self, stream: &Stream, n_words: usize, fill: impl FnOnce(&mut [u32])) -> Result<u64> {
         let start = self.end;
-        let at = self.lay(n_words, fill)?;
+        let at = self.reserve(n_words, fill)?;
         self.send(stream, start..start + n_words * WORD)?;
         Ok(at)
     }
@@ -208,7 +208,7 @@ fn items(pass: &Pass<'_>, group: usize, (rows_max, first): (u32, u32), to: &mut 
 fn slots(pass: &Pass<'_>, group: usize, to: &mut [u32]) {
     to.fill(NO_SLOT);
     for (i, slice) in pass.slices.iter().enumerate() {
-        let table = pass.tables.group(group).of(i);
+        let table = pass.tables.group(group).blocks_of(i);
         for row in slice.rows.clone() {
             let position = pass.rows.positions[row as usize];
             let block = table[(position / BLOCK_TOKENS) as usize];

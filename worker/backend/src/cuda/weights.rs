@@ -5,17 +5,17 @@
 //! powers of two an f16 does not hold, groups, whose minima it would round, and unquantized weights become bf16.
 //! Numbers of eight bits stay unchanged, with an f32 for each thirty-two.
 
-use super::driver::{Bytes, Context};
+use super::driver::{DeviceMemory, Context};
 use super::kernels::{PIECES_MAX, SumPieces};
-use crate::cpu::blocks::{Sub, group_scale, sub_block};
+use crate::cpu::blocks::{SubBlock, group_scale, sub_block};
 use crate::cpu::memory::SharedPtr;
 use crate::cpu::team::Team;
-use crate::{Error, Result, Stored};
+use crate::{Error, Result, StoredMatrix};
 use half::{bf16, f16};
 use std::ops::Range;
 use std::sync::Arc;
 use types::leaves::{Fold, aligned_runs};
-use types::{Dtype, Leaves, Mode};
+use types::{Dtype, Leaves, NumericsMode};
 
 pub(super) const TILE: usize = 16;
 pub(super) const GROUP: usize = 32;
@@ -25,7 +25,7 @@ const STRETCH_BYTES: usize = 16 << 20;
 const STRANDS: u32 = 4;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum WeightKind {
     Bf16,
     /// Consecutive rows, which a library can read too.
     Plain,
@@ -38,20 +38,20 @@ pub(super) enum Kind {
     F8Plain,
 }
 
-impl Kind {
-    pub fn of(dtype: Dtype, mode: Mode) -> Kind {
+impl WeightKind {
+    pub fn of(dtype: Dtype, mode: NumericsMode) -> WeightKind {
         match dtype {
             Dtype::F32 | Dtype::F16 | Dtype::BF16 | Dtype::MXFP4 | Dtype::Grouped(_) => match mode {
-                Mode::Lockstep => Kind::Bf16,
-                Mode::Fast => Kind::Plain,
+                NumericsMode::Lockstep => WeightKind::Bf16,
+                NumericsMode::Fast => WeightKind::Plain,
             },
-            Dtype::Q4_0 | Dtype::Q4_1 | Dtype::Q4K | Dtype::TQ1_0 | Dtype::TQ2_0 => Kind::W4,
-            Dtype::Q2K | Dtype::Q3K => Kind::W4h,
-            Dtype::Q5_0 | Dtype::Q5_1 | Dtype::Q8_0 | Dtype::IQ4NL | Dtype::IQ4XS | Dtype::Q5K => Kind::W8,
-            Dtype::Q6K => Kind::W8h,
+            Dtype::Q4_0 | Dtype::Q4_1 | Dtype::Q4K | Dtype::TQ1_0 | Dtype::TQ2_0 => WeightKind::W4,
+            Dtype::Q2K | Dtype::Q3K => WeightKind::W4h,
+            Dtype::Q5_0 | Dtype::Q5_1 | Dtype::Q8_0 | Dtype::IQ4NL | Dtype::IQ4XS | Dtype::Q5K => WeightKind::W8,
+            Dtype::Q6K => WeightKind::W8h,
             Dtype::F8E4M3 => match mode {
-                Mode::Lockstep => Kind::F8,
-                Mode::Fast => Kind::F8Plain,
+                NumericsMode::Lockstep => WeightKind::F8,
+                NumericsMode::Fast => WeightKind::F8Plain,
             },
         }
     }
@@ -59,17 +59,17 @@ impl Kind {
     /// The digits of a tile's group.
     const fn digit_bytes(self) -> usize {
         match self {
-            Kind::Bf16 | Kind::Plain => 1024,
-            Kind::W8 | Kind::W8h | Kind::F8 | Kind::F8Plain => 512,
-            Kind::W4 | Kind::W4h => 256,
+            WeightKind::Bf16 | WeightKind::Plain => 1024,
+            WeightKind::W8 | WeightKind::W8h | WeightKind::F8 | WeightKind::F8Plain => 512,
+            WeightKind::W4 | WeightKind::W4h => 256,
         }
     }
 
     const fn scale_bytes(self) -> usize {
         match self {
-            Kind::Bf16 | Kind::Plain => 0,
-            Kind::W8 | Kind::W4 | Kind::F8 | Kind::F8Plain => 64,
-            Kind::W8h | Kind::W4h => 128,
+            WeightKind::Bf16 | WeightKind::Plain => 0,
+            WeightKind::W8 | WeightKind::W4 | WeightKind::F8 | WeightKind::F8Plain => 64,
+            WeightKind::W8h | WeightKind::W4h => 128,
         }
     }
 }
@@ -86,12 +86,12 @@ pub struct Matrix {
 
 /// Consecutive rows of one kind.
 pub(super) struct MatrixPart {
-    pub kind: Kind,
+    pub kind: WeightKind,
     pub rows: usize,
     /// The output column of the first row.
     pub first_out: usize,
-    pub digits: Bytes,
-    pub scales: Bytes,
+    pub digits: DeviceMemory,
+    pub scales: DeviceMemory,
     /// For F8: each row has one scale, which may be applied after the product.
     pub is_scaled_by_row: bool,
 }
@@ -103,24 +103,24 @@ impl MatrixPart {
 }
 
 /// Copies bytes to a place on the device, and returns when the copy is complete.
-type Write<'a> = dyn Fn(&Bytes, usize, &[u8]) -> Result<()> + 'a;
+type Write<'a> = dyn Fn(&DeviceMemory, usize, &[u8]) -> Result<()> + 'a;
 
 /// The context for packing weights.
 pub(super) struct Packer<'a> {
     pub context: &'a Arc<Context>,
     pub team: &'a Team,
-    pub mode: Mode,
+    pub mode: NumericsMode,
     pub write: &'a Write<'a>,
 }
 
 impl Packer<'_> {
     /// Stacks rows with the same input.
-    pub fn stack(&self, parts: &[Stored<'_>]) -> Result<Matrix> {
+    pub fn stack(&self, parts: &[StoredMatrix<'_>]) -> Result<Matrix> {
         let k = parts.first().map_or(0, |part| part.k);
         self.pack(parts, k, strands(k))
     }
 
-    pub fn of_leaves(&self, stored: Stored<'_>, leaves: &Leaves, owned: Range<u32>) -> Result<Matrix> {
+    pub fn of_leaves(&self, stored: StoredMatrix<'_>, leaves: &Leaves, owned: Range<u32>) -> Result<Matrix> {
         if owned.start > owned.end || owned.end as usize > leaves.len() || leaves.len() > PIECES_MAX {
             return Err(Error::Shape(format!("leaves {owned:?} of {}", leaves.len())));
         }
@@ -128,12 +128,12 @@ impl Packer<'_> {
         self.pack(&[stored], k, pieces_of(leaves, owned)?)
     }
 
-    fn pack(&self, stored: &[Stored<'_>], k: usize, (pieces, n_runs): (SumPieces, usize)) -> Result<Matrix> {
+    fn pack(&self, stored: &[StoredMatrix<'_>], k: usize, (pieces, n_runs): (SumPieces, usize)) -> Result<Matrix> {
         stored.iter().try_for_each(|stored| check(stored, k))?;
         let mut parts: Vec<MatrixPart> = Vec::new();
         let (mut first_out, mut n_bytes) = (0, 0);
         // Adjacent rows of one kind are one part: one launch computes them.
-        let kind = |stored: &Stored<'_>| Kind::of(stored.dtype, self.mode);
+        let kind = |stored: &StoredMatrix<'_>| WeightKind::of(stored.dtype, self.mode);
         for run in stored.chunk_by(|a, b| kind(a) == kind(b)) {
             let part = self.part(run, k, first_out)?;
             first_out += part.rows;
@@ -144,17 +144,17 @@ impl Packer<'_> {
         Ok(Matrix { k, n_out: first_out, n_runs, pieces, parts, n_bytes })
     }
 
-    fn part(&self, stored: &[Stored<'_>], k: usize, first_out: usize) -> Result<MatrixPart> {
-        let kind = stored.first().map_or(Kind::Bf16, |stored| Kind::of(stored.dtype, self.mode));
+    fn part(&self, stored: &[StoredMatrix<'_>], k: usize, first_out: usize) -> Result<MatrixPart> {
+        let kind = stored.first().map_or(WeightKind::Bf16, |stored| WeightKind::of(stored.dtype, self.mode));
         let rows = stored.iter().try_fold(0usize, |n, stored| n.checked_add(stored.rows));
         let too_big = || Error::Shape(format!("a matrix of k {k} that does not fit an address space"));
         let rows = rows.ok_or_else(too_big)?;
         let n_groups = k.div_ceil(GROUP);
         let cells = rows.div_ceil(TILE).checked_mul(n_groups).ok_or_else(too_big)?;
         let bytes = |each: usize| cells.checked_mul(each).ok_or_else(too_big);
-        let digits = Bytes::new(self.context, "weights", bytes(kind.digit_bytes())?)?;
-        let scales = Bytes::new(self.context, "scales", bytes(kind.scale_bytes())?)?;
-        let is_scaled_by_row = stored.iter().all(Stored::is_scaled_by_row);
+        let digits = DeviceMemory::new(self.context, "weights", bytes(kind.digit_bytes())?)?;
+        let scales = DeviceMemory::new(self.context, "scales", bytes(kind.scale_bytes())?)?;
+        let is_scaled_by_row = stored.iter().all(StoredMatrix::is_scaled_by_row);
         let part = MatrixPart { kind, rows, first_out, digits, scales, is_scaled_by_row };
         if cells > 0 {
             self.fill(&part, &StoredRows { stored, k, n_groups })?;
@@ -192,7 +192,7 @@ impl Packer<'_> {
     }
 }
 
-fn check(stored: &Stored<'_>, k: usize) -> Result<()> {
+fn check(stored: &StoredMatrix<'_>, k: usize) -> Result<()> {
     if stored.k != k {
         return Err(Error::Shape(format!("a matrix of {} x {} where k is {k}", stored.rows, stored.k)));
     }
@@ -256,13 +256,13 @@ fn push_runs(pieces: &mut SumPieces, runs: &[Range<u32>]) {
 
 /// The rows of several stored matrices, one after another.
 struct StoredRows<'a> {
-    stored: &'a [Stored<'a>],
+    stored: &'a [StoredMatrix<'a>],
     k: usize,
     n_groups: usize,
 }
 
 impl StoredRows<'_> {
-    fn find(&self, row: usize) -> Option<(&Stored<'_>, usize)> {
+    fn find(&self, row: usize) -> Option<(&StoredMatrix<'_>, usize)> {
         let mut row = row;
         for stored in self.stored {
             if row < stored.rows {
@@ -274,19 +274,19 @@ impl StoredRows<'_> {
     }
 
     /// Packs a tile into zeroed memory.
-    fn pack_tile(&self, kind: Kind, n_rows: usize, tile: usize, digits: &mut [u8], scales: &mut [u8]) {
+    fn pack_tile(&self, kind: WeightKind, n_rows: usize, tile: usize, digits: &mut [u8], scales: &mut [u8]) {
         for r in 0..TILE.min(n_rows - tile * TILE) {
             let Some((stored, row)) = self.find(tile * TILE + r) else { return };
             let bytes = stored.row(row);
             for group in 0..self.n_groups {
                 let elements = || elements(stored, bytes, group * GROUP, GROUP.min(self.k - group * GROUP));
                 match kind {
-                    Kind::Bf16 => put_elements(&by_lane(&elements()), &mut digits[2 * (group * TILE + r) * GROUP..]),
-                    Kind::Plain => put_elements(&elements(), &mut digits[2 * (r * self.n_groups + group) * GROUP..]),
-                    Kind::F8 | Kind::F8Plain => {
+                    WeightKind::Bf16 => put_elements(&by_lane(&elements()), &mut digits[2 * (group * TILE + r) * GROUP..]),
+                    WeightKind::Plain => put_elements(&elements(), &mut digits[2 * (r * self.n_groups + group) * GROUP..]),
+                    WeightKind::F8 | WeightKind::F8Plain => {
                         self.put_floats(kind, (stored, row), group, r, (&mut *digits, &mut *scales));
                     }
-                    Kind::W8 | Kind::W8h | Kind::W4 | Kind::W4h => {
+                    WeightKind::W8 | WeightKind::W8h | WeightKind::W4 | WeightKind::W4h => {
                         let digits = &mut digits[group * kind.digit_bytes()..][..kind.digit_bytes()];
                         let scales = &mut scales[group * kind.scale_bytes()..][..kind.scale_bytes()];
                         put_group(kind, &group_of(stored, bytes, group), r, digits, scales);
@@ -299,8 +299,8 @@ impl StoredRows<'_> {
     /// Writes thirty-two numbers of eight bits, and their scale, for row `r` of a tile.
     fn put_floats(
         &self,
-        kind: Kind,
-        (stored, row): (&Stored<'_>, usize),
+        kind: WeightKind,
+        (stored, row): (&StoredMatrix<'_>, usize),
         group: usize,
         r: usize,
         (digits, scales): (&mut [u8], &mut [u8]),
@@ -308,7 +308,7 @@ impl StoredRows<'_> {
         let numbers = &stored.row(row).as_chunks::<GROUP>().0[group];
         let at = (group * TILE + r % 8 * 2 + r / 8) * size_of::<f32>();
         scales[at..][..size_of::<f32>()].copy_from_slice(&stored.scale(row, group).to_le_bytes());
-        if kind == Kind::F8Plain {
+        if kind == WeightKind::F8Plain {
             return digits[(r * self.n_groups + group) * GROUP..][..GROUP].copy_from_slice(numbers);
         }
         for (i, eight) in by_lane(numbers).chunks_exact(8).enumerate() {
@@ -319,7 +319,7 @@ impl StoredRows<'_> {
 }
 
 /// Returns some numbers of a row, each rounded once to the nearest bf16.
-fn elements(stored: &Stored<'_>, row: &[u8], at: usize, n: usize) -> [bf16; GROUP] {
+fn elements(stored: &StoredMatrix<'_>, row: &[u8], at: usize, n: usize) -> [bf16; GROUP] {
     let mut out = [bf16::ZERO; GROUP];
     let two = |i: usize| [row[2 * (at + i)], row[2 * (at + i) + 1]];
     let out_n = out.iter_mut().enumerate().take(n);
@@ -365,20 +365,20 @@ struct DigitGroup {
 }
 
 /// Returns the block with these thirty-two numbers, and its unpacked description of them.
-fn block_of<'a>(stored: &Stored<'_>, row: &'a [u8], group: usize) -> (&'a [u8], Sub) {
+fn block_of<'a>(stored: &StoredMatrix<'_>, row: &'a [u8], group: usize) -> (&'a [u8], SubBlock) {
     let (block, block_bytes) = (stored.dtype.block(), stored.dtype.block_bytes());
     let at = stored.first + group * GROUP;
     let from = &row[at / block * block_bytes..][..block_bytes];
     (from, sub_block(stored.dtype, from, at % block / GROUP))
 }
 
-fn group_of(stored: &Stored<'_>, row: &[u8], group: usize) -> DigitGroup {
+fn group_of(stored: &StoredMatrix<'_>, row: &[u8], group: usize) -> DigitGroup {
     let (_, sub) = block_of(stored, row, group);
     DigitGroup { digits: sub.q, scales: [scales(stored.dtype, &sub, 0), scales(stored.dtype, &sub, 1)] }
 }
 
 /// Returns the scale of one half, and the term added to its multiples.
-fn scales(dtype: Dtype, sub: &Sub, half: usize) -> (f32, f32) {
+fn scales(dtype: Dtype, sub: &SubBlock, half: usize) -> (f32, f32) {
     let number = |bytes: [u8; 2]| f16::from_le_bytes(bytes).to_f32();
     let offset = |scale: f32, offset: f32| (scale, -offset * scale);
     let head = |scale: f32| number(sub.head[0]) * scale;
@@ -408,12 +408,12 @@ fn rounded(x: f32) -> f32 {
     f16::from_f32(x).to_f32()
 }
 
-fn put_group(kind: Kind, group: &DigitGroup, r: usize, digits: &mut [u8], scales: &mut [u8]) {
+fn put_group(kind: WeightKind, group: &DigitGroup, r: usize, digits: &mut [u8], scales: &mut [u8]) {
     let h = r / 8;
     for (i, eight) in by_lane(&group.digits).as_chunks::<8>().0.iter().enumerate() {
         let lane = r % 8 * 4 + i;
         match kind {
-            Kind::W4 | Kind::W4h => {
+            WeightKind::W4 | WeightKind::W4h => {
                 let word = eight.iter().rev().fold(0u32, |word, digit| word << 4 | u32::from(*digit));
                 digits[(lane * 2 + h) * 4..][..4].copy_from_slice(&word.to_le_bytes());
             }

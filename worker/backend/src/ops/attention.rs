@@ -5,7 +5,7 @@ use crate::Pass;
 
 /// The shape of one layer's attention on this rank.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Heads {
+pub struct AttentionHeads {
     pub n_heads: usize,
     pub n_kv_heads: usize,
     /// Query heads per KV head in the whole model.
@@ -20,15 +20,15 @@ pub struct Heads {
     pub cap: Option<f32>,
 }
 
-impl Heads {
+impl AttentionHeads {
     /// All heads of a layer, on one rank.
-    pub fn whole(n_heads: usize, n_kv_heads: usize, head_dim: usize, scale: f32) -> Heads {
+    pub fn whole(n_heads: usize, n_kv_heads: usize, head_dim: usize, scale: f32) -> AttentionHeads {
         let per_kv = n_heads / n_kv_heads;
-        Heads { n_heads, n_kv_heads, per_kv, first: 0, head_dim, scale, window: None, cap: None }
+        AttentionHeads { n_heads, n_kv_heads, per_kv, first: 0, head_dim, scale, window: None, cap: None }
     }
 
     /// The rank's KV head that its query head `head` reads.
-    pub fn kv_of(&self, head: usize) -> usize {
+    pub fn kv_head_of(&self, head: usize) -> usize {
         (self.first + head) / self.per_kv
     }
 
@@ -42,7 +42,7 @@ impl Heads {
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionCall<'a> {
     pub pass: &'a Pass<'a>,
-    pub heads: &'a Heads,
+    pub heads: &'a AttentionHeads,
     /// The cache group whose tables are used.
     pub group: usize,
     pub layer: usize,

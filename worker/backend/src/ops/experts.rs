@@ -83,7 +83,7 @@ pub trait Experts: Memory {
     /// Each row's weighted sum over its experts, by the tree whose leaves are the experts: one plane for each aligned
     /// run that this rank owns. `experts` are those of the runs, in order.
     /// x: [n_rows, hidden], out: [n_runs * n_rows, hidden]
-    fn experts(
+    fn apply_experts(
         &self,
         x: &Self::Buffer,
         experts: &ExpertStack<Self>,

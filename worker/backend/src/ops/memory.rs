@@ -1,10 +1,10 @@
 //! The memory of a device, and how data gets there.
 
 use super::{ConvolvedChannels, RecurrentHeads, Routing};
-use crate::{Error, Pass, Result, Stored};
+use crate::{Error, Pass, Result, StoredMatrix};
 use std::ops::Range;
 use std::sync::Arc;
-use types::{BlockId, DeviceClass, DeviceKind, KvDtype, KvLayout, Leaves, Mode};
+use types::{BlockId, DeviceClass, DeviceKind, KvDtype, KvLayout, Leaves, NumericsMode};
 
 /// The largest batch for which a device allocates memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,25 +67,25 @@ pub trait Memory {
         self.class().into()
     }
     /// The numerics mode, on devices that have a choice.
-    fn mode(&self) -> Mode {
-        Mode::Lockstep
+    fn numerics_mode(&self) -> NumericsMode {
+        NumericsMode::Lockstep
     }
 
     fn buffer(&self, rows_max: usize, cols: usize) -> Result<Self::Buffer>;
     fn vector(&self, values: &[f32]) -> Result<Self::Vector>;
     /// Calls `work` with ranges that together are `0..n_items`, each item once, on the threads that pack weights;
     /// returns when all are done. `work` must not call this device.
-    fn share(&self, n_items: usize, work: &(dyn Fn(Range<usize>) + Sync));
+    fn parallel_for(&self, n_items: usize, work: &(dyn Fn(Range<usize>) + Sync));
     /// Matrices that meet the same input are stacked by rows, so that it is quantized once. Their types may differ.
-    fn matrix(&self, parts: &[Stored<'_>]) -> Result<Self::Matrix>;
+    fn matrix(&self, parts: &[StoredMatrix<'_>]) -> Result<Self::Matrix>;
     /// A row-parallel matrix: `stored` holds the columns `leaves.elements(&owned)` of the whole, and the product is
     /// kept as the sums of the largest aligned runs of leaves in `owned`.
-    fn matrix_leaves(&self, stored: Stored<'_>, leaves: &Leaves, owned: Range<u32>) -> Result<Self::Matrix>;
+    fn matrix_leaves(&self, stored: StoredMatrix<'_>, leaves: &Leaves, owned: Range<u32>) -> Result<Self::Matrix>;
     fn kv(&self, spec: KvSpec) -> Result<Self::Kv>;
     /// Refuses recurrent layers of a shape that this device has no kernel for, before anything is read.
-    fn recurrence(&self, heads: &RecurrentHeads) -> Result<()>;
+    fn check_recurrence(&self, heads: &RecurrentHeads) -> Result<()>;
     /// The same for short convolutions.
-    fn convolution(&self, channels: &ConvolvedChannels) -> Result<()>;
+    fn check_convolution(&self, channels: &ConvolvedChannels) -> Result<()>;
     /// Zeroes these blocks in every layer, so that a later sequence finds nothing of an earlier one.
     fn clear(&self, kv: &mut Self::Kv, blocks: &[BlockId]);
     /// The memory of the cache's blocks. None if it is allocated when the cache is made.
@@ -97,12 +97,12 @@ pub trait Memory {
     /// `cos` and `sin`: `[context, head_dim / 2]`, made once by portable arithmetic.
     fn rope(&self, cos: &[f32], sin: &[f32], half_dim: usize, style: RopeStyle) -> Result<Self::Rope>;
     /// Allocates memory for the batches that `begin` takes.
-    fn batches(&self, _limits: BatchLimits) -> Result<()> {
+    fn reserve_batches(&self, _limits: BatchLimits) -> Result<()> {
         Ok(())
     }
 
     /// Called at the start of every pass, so that the device can upload what it needs before it computes.
-    fn begin(&self, _pass: &Pass<'_>) {}
+    fn begin_pass(&self, _pass: &Pass<'_>) {}
 
     /// Allocates routes for passes of up to `rows_max` rows through experts of `[inner, hidden]`.
     fn routes(&self, rows_max: usize, hidden: usize, inner: usize, routing: Routing) -> Result<Self::Routes>;
@@ -110,7 +110,7 @@ pub trait Memory {
     /// Bytes that the packed weights of a matrix occupy.
     fn matrix_bytes(&self, matrix: &Self::Matrix) -> usize;
     /// The packed weights themselves; None where they are in memory of the device's own.
-    fn packed(&self, _matrix: &Self::Matrix) -> Option<PackedBytes> {
+    fn packed_bytes(&self, _matrix: &Self::Matrix) -> Option<PackedBytes> {
         None
     }
     /// The same for a vector.

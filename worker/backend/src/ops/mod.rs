@@ -9,7 +9,7 @@ mod pointwise;
 mod recurrence;
 mod sample;
 
-pub use attention::{Attention, AttentionCall, Heads};
+pub use attention::{Attention, AttentionCall, AttentionHeads};
 pub use experts::{Clamp, Expert, ExpertActivation, ExpertStack, Experts, Routing, Scoring};
 pub use linear::Linear;
 pub use memory::{BatchLimits, BlockMemory, ChangeBlocks, KvSpec, Memory, PackedBytes, RopeStyle};
@@ -17,7 +17,7 @@ pub use pointwise::Pointwise;
 pub use recurrence::{
     ConvolutionCall, ConvolvedChannels, Recurrence, RecurrenceCall, RecurrentHeads, RecurrentWeights, StateRule,
 };
-pub use sample::{Draw, DrawError, DrawMask, Drawing, Sample, Score};
+pub use sample::{Draw, DrawError, DrawMask, DrawsInFlight, Sample, ScoreRequest};
 
 use crate::{Pass, Result};
 
@@ -25,33 +25,33 @@ use crate::{Pass, Result};
 /// result waits for it.
 pub trait Device: Linear + Attention + Recurrence + Pointwise + Experts + Sample + Send + Sync {
     /// Returns the failures of enqueued work since the last call. A pass is good if the call after it succeeds.
-    fn settle(&self) -> Result<()> {
+    fn take_failure(&self) -> Result<()> {
         Ok(())
     }
 
     /// The number of rows to which a pass is padded, where passes of fewer shapes begin faster.
-    fn rows_for(&self, pass: &Pass<'_>) -> usize {
+    fn padded_rows(&self, pass: &Pass<'_>) -> usize {
         pass.n_rows()
     }
 
     /// Runs `work`, which only enqueues operations of this device for the current pass, and the same ones for passes of
     /// the same shape. A device may record it and replay the record the next time. Returns what it did.
-    fn repeat<E>(&self, mut work: impl FnMut() -> std::result::Result<(), E>) -> std::result::Result<Repeat, E> {
-        work().map(|()| Repeat::Done)
+    fn run_or_replay<E>(&self, mut work: impl FnMut() -> std::result::Result<(), E>) -> std::result::Result<RunOutcome, E> {
+        work().map(|()| RunOutcome::Done)
     }
 
     /// Drops all records: they name other ranks' communicators, which are about to end.
-    fn forget(&self) {}
+    fn forget_records(&self) {}
 
     /// Counts of all `repeat` calls.
-    fn repeats(&self) -> Repeats {
-        Repeats::default()
+    fn pass_counts(&self) -> PassCounts {
+        PassCounts::default()
     }
 }
 
 /// How a call of `repeat` ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Repeat {
+pub enum RunOutcome {
     /// The work ran without a record.
     Done,
     /// Its record was replayed.
@@ -64,7 +64,7 @@ pub enum Repeat {
 
 /// Counts since the device was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Repeats {
+pub struct PassCounts {
     /// Records made.
     pub recorded: u64,
     /// Passes begun from a record.

@@ -1,6 +1,6 @@
 //! Operations on each row alone.
 
-use super::{Clamp, Heads, Memory};
+use super::{Clamp, AttentionHeads, Memory};
 use crate::Pass;
 use std::ops::Range;
 
@@ -36,7 +36,7 @@ pub trait Pointwise: Memory {
     fn norm_heads(
         &self,
         qkv: &mut Self::Buffer,
-        heads: &Heads,
+        heads: &AttentionHeads,
         q: &Self::Vector,
         k: &Self::Vector,
         eps: f32,
@@ -63,7 +63,7 @@ pub trait Pointwise: Memory {
     /// A gate with clamps. gate_up: [n_rows, 2 * inner] (gate, then up), out: [n_rows, inner]
     fn clamped_silu_mul(&self, gate_up: &Self::Buffer, clamp: Clamp, n_rows: usize, out: &mut Self::Buffer);
     /// Each row's queries *= the factor of its position. qkv: [n_rows, qkv_cols], factors: [context]
-    fn scale_queries(&self, qkv: &mut Self::Buffer, heads: &Heads, factors: &Self::Vector, pass: &Pass<'_>);
+    fn scale_queries(&self, qkv: &mut Self::Buffer, heads: &AttentionHeads, factors: &Self::Vector, pass: &Pass<'_>);
     /// Copies columns of `n_rows` rows, from a row on, to a row and a column on.
     fn copy_columns(
         &self,

@@ -25,7 +25,7 @@ pub struct RecurrentHeads {
 
 impl RecurrentHeads {
     /// The rank's key head that its value head `head` reads.
-    pub fn key_of(&self, head: usize) -> usize {
+    pub fn key_head_of(&self, head: usize) -> usize {
         (self.first + head) / self.per_key
     }
 

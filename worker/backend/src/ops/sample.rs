@@ -11,7 +11,7 @@ pub struct Draw<'a> {
     pub prompt: &'a [Token],
     pub output: &'a [Token],
     /// Set where nothing is drawn: the row's token is known, and its logprob is requested.
-    pub score: Option<Score>,
+    pub score: Option<ScoreRequest>,
     pub mask: DrawMask<'a>,
 }
 
@@ -48,7 +48,7 @@ pub enum DrawError {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub struct Score {
+pub struct ScoreRequest {
     pub token: Token,
     /// How many of the most likely tokens are returned beside it.
     pub n_top: u8,
@@ -71,23 +71,23 @@ pub trait Sample: Memory {
     fn draw(&self, logits: &Self::Buffer, draws: &[Draw<'_>], out: &mut Vec<Result<TokenOut, DrawError>>);
 
     /// Whether the device can answer this draw without the host, whatever the logits are.
-    fn draws_alone(&self, _draw: &Draw<'_>, _n_vocab: usize) -> bool {
+    fn can_draw_alone(&self, _draw: &Draw<'_>, _n_vocab: usize) -> bool {
         false
     }
 
     /// Begins the draws, if the device can answer all of them. Before the answers are read one more pass and its draws
     /// may begin, whose rows may use these tokens (`Rows::drawn`).
-    fn begin_draws(&self, _logits: &Self::Buffer, _draws: &[Draw<'_>]) -> Option<Drawing> {
+    fn begin_draws(&self, _logits: &Self::Buffer, _draws: &[Draw<'_>]) -> Option<DrawsInFlight> {
         None
     }
 
     /// Whether the answers are ready.
-    fn are_drawn(&self, _drawing: &Drawing) -> bool {
+    fn are_drawn(&self, _drawing: &DrawsInFlight) -> bool {
         true
     }
 
     /// Waits for the answers, which are those that `draw` would give.
-    fn drawn(&self, _drawing: &Drawing, draws: &[Draw<'_>], out: &mut Vec<Result<TokenOut, DrawError>>) {
+    fn collect_draws(&self, _drawing: &DrawsInFlight, draws: &[Draw<'_>], out: &mut Vec<Result<TokenOut, DrawError>>) {
         out.clear();
         out.resize_with(draws.len(), || Err(DrawError::NotNumbers));
     }
@@ -95,4 +95,4 @@ pub trait Sample: Memory {
 
 /// Draws in progress, with the index of their result buffer, one of two.
 #[derive(Debug)]
-pub struct Drawing(pub(crate) usize);
+pub struct DrawsInFlight(pub(crate) usize);

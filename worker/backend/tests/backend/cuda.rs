@@ -6,30 +6,30 @@ use crate::fake_cuda::on_fake_cuda;
 use crate::{fake_cuda, numbers, on_device};
 use backend::cpu::{CpuConfig, Isa};
 use backend::cuda::{Arch, Compiler, Cuda, CudaConfig, DeviceColumns, Driver, compile};
-use backend::{Batch, BatchLimits, BlockTables, Device, Error, Linear, Memory, PassSlice, Repeat, Repeats};
+use backend::{Batch, BatchLimits, BlockTables, Device, Error, Linear, Memory, PassSlice, RunOutcome, PassCounts};
 use half::bf16;
 use std::io::Write;
 use std::ops::Range;
 use std::path::PathBuf;
-use types::{Activations, Dtype, KvDtype, Mode, Want};
+use types::{Activations, Dtype, KvDtype, NumericsMode, Want};
 
 fn config(cache: Option<PathBuf>) -> CudaConfig {
     let host = CpuConfig { threads: 1, activations: Activations::F32, isa: Isa::detect(), spin: false };
-    CudaConfig { ordinal: 0, cache, mode: Mode::Lockstep, host, graphs: true }
+    CudaConfig { ordinal: 0, cache, mode: NumericsMode::Lockstep, host, graphs: true }
 }
 
 fn fast() -> Cuda {
-    Cuda::open(&CudaConfig { mode: Mode::Fast, ..config(None) }).unwrap()
+    Cuda::open(&CudaConfig { mode: NumericsMode::Fast, ..config(None) }).unwrap()
 }
 
 /// Whether the work was replayed from a record.
 fn repeat<E: std::fmt::Debug>(cuda: &Cuda, mut work: impl FnMut() -> Result<(), E>) -> bool {
-    let last = match cuda.repeat(&mut work).unwrap() {
-        Repeat::Recorded => cuda.repeat(&mut work).unwrap(),
+    let last = match cuda.run_or_replay(&mut work).unwrap() {
+        RunOutcome::Recorded => cuda.run_or_replay(&mut work).unwrap(),
         other => other,
     };
-    assert!(last != Repeat::Recorded, "it is tried once");
-    last == Repeat::Begun
+    assert!(last != RunOutcome::Recorded, "it is tried once");
+    last == RunOutcome::Begun
 }
 
 #[test]
@@ -56,7 +56,7 @@ fn in_eight_bits(cuda: &Cuda, block: [usize; 2], n_rows: usize) -> Vec<f32> {
     cuda.linear(&rows, &w, n_rows, &mut out);
     let mut values = vec![0.0; n_rows * 32];
     cuda.read(&out, 0..n_rows, &mut values);
-    cuda.settle().unwrap();
+    cuda.take_failure().unwrap();
     values
 }
 
@@ -99,7 +99,7 @@ fn a_record_of_a_pass_has_the_librarys_products_too() {
         let in_bf16 = numbers::File::random(rng, Dtype::BF16, 16, 64);
         for file in [in_bf16, numbers::File::in_eight_bits(rng, 16, 64, [1, 64])] {
             let (fast, n_rows) = (fast(), 64);
-            fast.batches(BatchLimits { rows_max: n_rows, context: 32, n_groups: 0 }).unwrap();
+            fast.reserve_batches(BatchLimits { rows_max: n_rows, context: 32, n_groups: 0 }).unwrap();
             let w = fast.matrix(&[file.stored()]).unwrap();
             let (mut x, mut out) = (fast.buffer(n_rows, 64).unwrap(), fast.buffer(n_rows, 16).unwrap());
             let slices = (0..n_rows as u32).map(|row| PassSlice::new(row..row + 1, 3, Want::Nothing)).collect();
@@ -108,7 +108,7 @@ fn a_record_of_a_pass_has_the_librarys_products_too() {
             for round in 0..4 {
                 // A record reads what its buffers hold when it is replayed.
                 fast.write(&mut x, 0, &numbers::Rng(round % 2).floats(n_rows * 64));
-                fast.begin(&batch.pass());
+                fast.begin_pass(&batch.pass());
                 let mut work = || -> Result<(), Error> {
                     fast.linear(&x, &w, n_rows, &mut out);
                     Ok(())
@@ -116,11 +116,11 @@ fn a_record_of_a_pass_has_the_librarys_products_too() {
                 repeat(&fast, &mut work);
                 let mut values = vec![0.0; n_rows * 16];
                 fast.read(&out, 0..n_rows, &mut values);
-                fast.settle().unwrap();
+                fast.take_failure().unwrap();
                 all.push(values);
             }
             assert!(all[0] == all[2] && all[1] == all[3] && all[0] != all[1]);
-            let repeats = fast.repeats();
+            let repeats = fast.pass_counts();
             assert_eq!((repeats.plain, repeats.recorded, repeats.replayed), (1, 1, 3));
         }
     });
@@ -142,10 +142,10 @@ fn a_library_that_fails_is_an_error_like_a_kernels() {
         let file = numbers::File::random(&mut numbers::Rng(1), Dtype::BF16, 16, 64);
         let w = fast.matrix(&[file.stored()]).unwrap();
         fast.linear(&x, &w, 40, &mut out);
-        let failed = fast.settle().err().unwrap();
+        let failed = fast.take_failure().err().unwrap();
         assert!(matches!(&failed, Error::Library(why) if why.contains("begin a product")), "{failed}");
         fast.linear(&x, &w, 8, &mut out);
-        assert!(fast.settle().is_ok(), "what was said is over");
+        assert!(fast.take_failure().is_ok(), "what was said is over");
     });
 }
 
@@ -181,7 +181,7 @@ fn a_product_adds_sixteen_elements_at_once_and_strands_from_the_left() {
                 cuda.linear(&x, w.as_ref().unwrap(), n_rows, &mut out);
                 let mut got = vec![0.0; n_rows * n_out];
                 cuda.read(&out, 0..n_rows, &mut got);
-                cuda.settle().unwrap();
+                cuda.take_failure().unwrap();
                 let of = |i: usize| {
                     let (x, w) = (&numbers[i / n_out * k..][..k], &weights[i % n_out * k..][..k]);
                     let strands = STRANDS.map(|strand| dot(&x[strand.clone()], &w[strand]));
@@ -215,7 +215,7 @@ fn graphs_take_only_unpromised_memory() {
     // A sixty-fourth of it is two MiB, and a graph takes 65 KiB.
     on_fake_cuda("graphs_take_only_unpromised_memory", &[("FAKE_CUDA_MIB", "128")], || {
         let cuda = Cuda::open(&config(None)).unwrap();
-        cuda.batches(BatchLimits { rows_max: 128, context: 8192, n_groups: 1 }).unwrap();
+        cuda.reserve_batches(BatchLimits { rows_max: 128, context: 8192, n_groups: 1 }).unwrap();
         let (from, mut to) = (cuda.buffer(16, 32).unwrap(), cuda.buffer(16, 32).unwrap());
         let free = cuda.free_bytes().unwrap();
         let rows = [1, 2, 4, 8, 16, 32, 64, 96, 128];
@@ -223,15 +223,15 @@ fn graphs_take_only_unpromised_memory() {
             rows.into_iter().flat_map(|n_rows| [0, 256, 1024, 4096].map(|at| (n_rows, at))).collect();
         let mut n_begun = 0;
         for (n_rows, position) in outlines.iter().copied().cycle().take(3 * outlines.len()) {
-            cuda.begin(&decoding(n_rows, position).pass());
+            cuda.begin_pass(&decoding(n_rows, position).pass());
             n_begun += u64::from(repeat(&cuda, || {
                 cuda.copy_rows(&from, &mut to, 1);
                 Ok::<_, ()>(())
             }));
-            cuda.settle().unwrap();
+            cuda.take_failure().unwrap();
             assert_eq!(cuda.free_bytes().unwrap(), free);
         }
-        let Repeats { recorded, replayed, refused, .. } = cuda.repeats();
+        let PassCounts { recorded, replayed, refused, .. } = cuda.pass_counts();
         assert_eq!((recorded, refused, replayed), (31, 5, n_begun), "of {} outlines", outlines.len());
     });
 }
@@ -240,7 +240,7 @@ fn graphs_take_only_unpromised_memory() {
 fn what_waits_for_the_device_is_not_recorded() {
     on_fake_cuda("what_waits_for_the_device_is_not_recorded", &[], || {
         let cuda = Cuda::open(&config(None)).unwrap();
-        cuda.batches(BatchLimits { rows_max: 8, context: 64, n_groups: 1 }).unwrap();
+        cuda.reserve_batches(BatchLimits { rows_max: 8, context: 64, n_groups: 1 }).unwrap();
         let (mut from, mut to) = (cuda.buffer(1, 32).unwrap(), cuda.buffer(1, 32).unwrap());
         let batch = Batch {
             tokens: vec![3],
@@ -256,7 +256,7 @@ fn what_waits_for_the_device_is_not_recorded() {
         };
         let mut pass = |n: f32, waits: bool| {
             cuda.write(&mut from, 0, &[n; 32]);
-            cuda.begin(&batch.pass());
+            cuda.begin_pass(&batch.pass());
             let work = || {
                 cuda.copy_rows(&from, &mut to, 1);
                 if waits {
@@ -265,15 +265,15 @@ fn what_waits_for_the_device_is_not_recorded() {
                 Ok::<_, ()>(())
             };
             let is_repeated = repeat(&cuda, work);
-            cuda.settle().unwrap();
+            cuda.take_failure().unwrap();
             (is_repeated, first_number(&cuda, &to))
         };
         // Work that waits runs plainly each time, and nothing else suffers.
         assert_eq!([1.0, 2.0, 3.0].map(|n| pass(n, true)), [(false, -1.0), (false, -2.0), (false, -3.0)]);
-        cuda.forget();
+        cuda.forget_records();
         // The second call is the first from a record, which reads its buffers at that time.
         assert_eq!([4.0, 5.0, 6.0].map(|n| pass(n, false)), [(false, 4.0), (true, 5.0), (true, 6.0)]);
-        let Repeats { recorded, replayed, plain, refused, .. } = cuda.repeats();
+        let PassCounts { recorded, replayed, plain, refused, .. } = cuda.pass_counts();
         assert_eq!((recorded, replayed, plain, refused), (1, 2, 4, 1));
     });
 }
@@ -343,7 +343,7 @@ fn only_columns_are_copied_as_columns() {
     let trace = std::env::temp_dir().join(format!("lockstep-columns-{}", std::process::id()));
     on_fake_cuda("only_columns_are_copied_as_columns", &[("FAKE_CUDA_TRACE", trace.to_str().unwrap())], || {
         let cuda = Cuda::open(&config(None)).unwrap();
-        let (from, to) = (cuda.room(60).unwrap(), cuda.room(60).unwrap());
+        let (from, to) = (cuda.transfer_buffer(60).unwrap(), cuda.transfer_buffer(60).unwrap());
         let side = |room: &backend::cuda::TransferBuffer, stride| {
             let columns = DeviceColumns { floats: room.floats(), stride };
             cuda.copy_columns(columns, DeviceColumns { floats: from.floats(), stride }, 4, 5).unwrap();
@@ -351,7 +351,7 @@ fn only_columns_are_copied_as_columns() {
         };
         side(&to, 10);
         side(&to, 4);
-        cuda.settle().unwrap();
+        cuda.take_failure().unwrap();
     });
     // Only the first process reads a trace; the other one wrote it.
     if let Ok(text) = std::fs::read_to_string(&trace) {

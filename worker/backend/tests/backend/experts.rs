@@ -52,7 +52,7 @@ impl Case {
         let stack = self.stack(cpu, owned.clone(), owned.map(expert).collect());
         let mut out = cpu.buffer(runs.len() * self.n_rows, HIDDEN).unwrap();
         let x = filled(cpu, self.n_rows, &self.x);
-        cpu.experts(&x, &stack, &runs, self.n_rows, &mut self.routes(cpu), &mut out);
+        cpu.apply_experts(&x, &stack, &runs, self.n_rows, &mut self.routes(cpu), &mut out);
         let planes = all(cpu, &out, runs.len() * self.n_rows);
         (runs, planes)
     }
@@ -175,8 +175,8 @@ fn sigmoids_are_chosen_within_their_groups() {
             cpu.route(&filled(&cpu, 40, &scores), Some(&cpu.vector(&correction).unwrap()), 40, &mut routes);
             for (row, scores) in scores.chunks(n_experts).enumerate() {
                 let (ids, weights) = chosen_by_letter(&routing, scores, &correction);
-                assert_eq!(routes.of(row).0, ids, "{path}, row {row}");
-                assert_close(&path, routes.of(row).1, &weights, 1e-5);
+                assert_eq!(routes.choices_of_row(row).0, ids, "{path}, row {row}");
+                assert_close(&path, routes.choices_of_row(row).1, &weights, 1e-5);
             }
         }
     }
@@ -257,7 +257,7 @@ fn ties_go_to_lower_expert_and_nan_last() {
         let routing = Routing { n_experts: scores.len(), n_used: 2, normalized: true, scoring: Scoring::Softmax };
         let mut routes = cpu.routes(1, 32, 32, routing).unwrap();
         cpu.route(&filled(&cpu, 1, scores), None, 1, &mut routes);
-        assert_eq!(routes.of(0).0, expect, "{scores:?}");
+        assert_eq!(routes.choices_of_row(0).0, expect, "{scores:?}");
     };
     check(&[1.0, 2.0, 2.0, 2.0], &[1, 2]);
     check(&[0.0, 0.0, 0.0], &[0, 1]);

@@ -2,15 +2,15 @@
 
 use crate::numbers::{File, Rng, all, assert_bits, assert_close, cpu, cpus, filled, is_quantized, kinds};
 use backend::cpu::{Cpu, Isa};
-use backend::{Error, Linear, Memory, Stored};
+use backend::{Error, Linear, Memory, StoredMatrix};
 use half::bf16;
 use types::leaves::{aligned_runs, sum_runs};
-use types::{Activations, DeviceClass, DigitBits, Dtype, GroupSize, Grouped, Leaves, ScaleType};
+use types::{Activations, DeviceClass, DigitBits, Dtype, GroupSize, GroupedDtype, Leaves, ScaleType};
 
 const POLICIES: [Activations; 2] = [Activations::Int8, Activations::F32];
 
 fn product(cpu: &Cpu, parts: &[&File], x: &[f32], n_rows: usize) -> Vec<f32> {
-    let stored: Vec<Stored<'_>> = parts.iter().map(|part| part.stored()).collect();
+    let stored: Vec<StoredMatrix<'_>> = parts.iter().map(|part| part.stored()).collect();
     let matrix = cpu.matrix(&stored).unwrap();
     let n_out = parts.iter().map(|part| part.rows).sum();
     let mut out = cpu.buffer(n_rows, n_out).unwrap();
@@ -160,7 +160,7 @@ fn extreme_bytes_do_not_saturate() {
             }
             for sign in [1.0, -1.0] {
                 let run = |cpu: &Cpu| {
-                    let matrix = cpu.matrix(&[Stored::whole(dtype, 1, k, &bytes)]).unwrap();
+                    let matrix = cpu.matrix(&[StoredMatrix::whole(dtype, 1, k, &bytes)]).unwrap();
                     let mut out = cpu.buffer(1, 1).unwrap();
                     cpu.linear(&filled(cpu, 1, &vec![sign; k]), &matrix, 1, &mut out);
                     all(cpu, &out, 1)
@@ -251,7 +251,7 @@ fn sum_is_independent_of_leaf_owners() {
     cuts.extend(blocks.map(|dtype| (heads(8, 96), dtype)));
     // Leaves of 96 columns cut groups of 128 too.
     let groups = [GroupSize::G64, GroupSize::G128].map(|size| {
-        let grouped = Grouped { digits: DigitBits::Four, scale: ScaleType::BF16, has_zeros: true, size };
+        let grouped = GroupedDtype { digits: DigitBits::Four, scale: ScaleType::BF16, has_zeros: true, size };
         (heads(8, 96), Dtype::Grouped(grouped))
     });
     cuts.extend(groups);
@@ -308,7 +308,7 @@ fn a_run_of_rows_gives_its_columns_of_the_product() {
 fn what_cannot_be_packed_is_refused() {
     let cpu = cpu(Isa::detect(), 2, Activations::Int8);
     let bytes = [0u8; 340];
-    let pack = |dtype, rows, k| cpu.matrix(&[Stored::whole(dtype, rows, k, &bytes)]).map(|_| ());
+    let pack = |dtype, rows, k| cpu.matrix(&[StoredMatrix::whole(dtype, rows, k, &bytes)]).map(|_| ());
     assert!(pack(Dtype::Q8_0, 10, 32).is_ok());
     assert!(matches!(pack(Dtype::Q8_0, 11, 32), Err(Error::Truncated { needed: 374, have: 340, .. })));
     assert!(matches!(pack(Dtype::Q8_0, 1, 33), Err(Error::Shape(_))));
@@ -316,11 +316,11 @@ fn what_cannot_be_packed_is_refused() {
     let hostile = [(usize::MAX, 8), (usize::MAX / 2, 32), (1 << 40, 1 << 40), (8, usize::MAX & !31)];
     for (rows, k) in hostile {
         for dtype in Dtype::ALL {
-            let stored = Stored { dtype, rows, k, first: 0, row_stride: 64, bytes: &bytes, scales: None };
+            let stored = StoredMatrix { dtype, rows, k, first: 0, row_stride: 64, bytes: &bytes, scales: None };
             assert!(cpu.matrix(&[stored]).is_err(), "{dtype:?} {rows} x {k}");
         }
     }
-    let (a, b) = (Stored::whole(Dtype::F32, 1, 8, &bytes), Stored::whole(Dtype::F32, 1, 9, &bytes));
+    let (a, b) = (StoredMatrix::whole(Dtype::F32, 1, 8, &bytes), StoredMatrix::whole(Dtype::F32, 1, 9, &bytes));
     assert!(matches!(cpu.matrix(&[a, b]), Err(Error::Shape(_))));
     assert!(matches!(cpu.matrix_leaves(a, &Leaves::whole(8), 0..2), Err(Error::Shape(_))));
     assert!(matches!(cpu.matrix_leaves(a, &Leaves::whole(16), 0..1), Err(Error::Shape(_))));

@@ -2,7 +2,7 @@
 
 use crate::numbers::{File, Rng, all, assert_bits, assert_close, cpu, cpus, filled};
 use backend::cpu::{Buffer, Cpu, Isa, Vector};
-use backend::{Batch, Clamp, Heads, Memory, Pointwise};
+use backend::{Batch, Clamp, AttentionHeads, Memory, Pointwise};
 use types::{Activations, Dtype};
 
 /// Runs `op` on all paths: equal bits, and close to `expected`.
@@ -128,7 +128,7 @@ fn layer_norm() {
 fn norm_heads() {
     let mut rng = Rng(12);
     for head_dim in [2, 16, 24, 256] {
-        let heads = Heads::whole(4, 2, head_dim, 1.0);
+        let heads = AttentionHeads::whole(4, 2, head_dim, 1.0);
         let n = heads.qkv_cols();
         let (qkv, q, k) = (rng.floats(3 * n), rng.floats(head_dim), rng.floats(head_dim));
         let head = |(i, x): (usize, &[f32])| {
@@ -225,7 +225,7 @@ fn columns_are_normed_by_the_whole_row() {
 #[test]
 fn queries_are_scaled_by_their_positions_and_columns_copied() {
     let cpu = cpu(Isa::detect(), 2, Activations::F32);
-    let heads = Heads::whole(1, 1, 2, 1.0);
+    let heads = AttentionHeads::whole(1, 1, 2, 1.0);
     let batch = Batch { tokens: vec![0; 2], positions: vec![2, 0], ..Batch::default() };
     let mut x = filled(&cpu, 2, &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
     cpu.scale_queries(&mut x, &heads, &Vector::new(&[1.0, 9.0, 0.5]), &batch.pass());

@@ -1,9 +1,9 @@
 //! Every quantized type: the numbers of a packed block are the file's, bit for bit, wherever its columns are cut.
 
 use crate::numbers::{File, Rng, assert_bits, cpus, dequantized};
-use backend::{Memory, Stored};
+use backend::{Memory, StoredMatrix};
 use half::{bf16, f16};
-use types::{Activations, DigitBits, Dtype, Grouped, ScaleType, Scales};
+use types::{Activations, DigitBits, Dtype, GroupedDtype, ScaleType, Scales};
 
 const N: usize = 512;
 
@@ -42,7 +42,7 @@ fn a_packed_number_is_the_files() {
         rest = after;
         let expected = without_signs_of_zero(numbers.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)));
         for (path, cpu) in cpus(Activations::Int8) {
-            let got = without_signs_of_zero(dequantized(&cpu, Stored::whole(dtype, 1, N, bytes)));
+            let got = without_signs_of_zero(dequantized(&cpu, StoredMatrix::whole(dtype, 1, N, bytes)));
             assert_bits(&format!("{dtype:?}, {path}"), &got, &expected);
         }
     }
@@ -50,7 +50,7 @@ fn a_packed_number_is_the_files() {
 }
 
 /// The numbers of a group by the letter of `types/src/grouped.rs`.
-fn group(grouped: Grouped, block: &[u8]) -> Vec<f32> {
+fn group(grouped: GroupedDtype, block: &[u8]) -> Vec<f32> {
     let two = |at: usize| [block[at], block[at + 1]];
     let scale = match grouped.scale {
         ScaleType::F16 => f16::from_le_bytes(two(0)).to_f32(),
@@ -70,7 +70,7 @@ fn group(grouped: Grouped, block: &[u8]) -> Vec<f32> {
 #[test]
 fn a_number_of_a_group_is_its_scale_times_its_distance_from_zero() {
     let mut rng = Rng(9);
-    for grouped in Grouped::ALL {
+    for grouped in GroupedDtype::ALL {
         let file = File::random(&mut rng, Dtype::Grouped(grouped), 18, 256);
         let numbers = file.bytes.chunks(grouped.block_bytes()).flat_map(|block| group(grouped, block));
         let expected = without_signs_of_zero(numbers);
@@ -86,7 +86,7 @@ fn a_number_of_a_group_is_its_scale_times_its_distance_from_zero() {
 fn a_groups_number_keeps_its_bits() {
     let cpu = &cpus(Activations::Int8)[0].1;
     let mut rng = Rng(10);
-    for grouped in Grouped::ALL {
+    for grouped in GroupedDtype::ALL {
         let file = File::random(&mut rng, Dtype::Grouped(grouped), 64, 512);
         let matrix = cpu.matrix(&[file.stored()]).unwrap();
         assert_eq!(cpu.matrix_bytes(&matrix), file.bytes.len(), "{}", grouped.name());
@@ -119,7 +119,7 @@ fn a_bf16_is_read_back_unless_it_is_below_the_least() {
     let all: Vec<u16> = (0..=u16::MAX).collect();
     let bytes: Vec<u8> = all.iter().flat_map(|bits| bits.to_le_bytes()).collect();
     for (path, cpu) in cpus(Activations::Int8) {
-        let got = dequantized(&cpu, Stored::whole(Dtype::BF16, 1, all.len(), &bytes));
+        let got = dequantized(&cpu, StoredMatrix::whole(Dtype::BF16, 1, all.len(), &bytes));
         for (bits, got) in all.iter().zip(got) {
             let number = f32::from_bits(u32::from(*bits) << 16);
             let expected = if number.abs() < 2f32.powi(-55) { 0.0 } else { number };
@@ -146,10 +146,10 @@ fn all_eight_bit_floats_match_the_format() {
     assert_eq!((eight_bits(0x7e), eight_bits(0x08), eight_bits(0x81)), (448.0, 2f32.powi(-6), -2f32.powi(-9)));
     let expected: Vec<f32> = all.iter().map(|bits| eight_bits(*bits)).collect();
     for (path, cpu) in cpus(Activations::Int8) {
-        assert_bits(&path, &dequantized(&cpu, Stored::whole(Dtype::F8E4M3, 1, 256, &all)), &expected);
+        assert_bits(&path, &dequantized(&cpu, StoredMatrix::whole(Dtype::F8E4M3, 1, 256, &all)), &expected);
         let mut one_is_none = all.clone();
         one_is_none[40] = 0xff;
-        let got = dequantized(&cpu, Stored::whole(Dtype::F8E4M3, 1, 256, &one_is_none));
+        let got = dequantized(&cpu, StoredMatrix::whole(Dtype::F8E4M3, 1, 256, &one_is_none));
         assert!(got[32..64].iter().all(|x| x.is_nan()), "{path}: its scale is none");
         assert_bits(&path, &got[64..], &expected[64..]);
     }
@@ -166,7 +166,7 @@ fn scales_are_found_wherever_a_matrix_is_cut() {
         let number = |row: usize, column: usize| eight_bits(bytes[row * k + column]) * of(row, column);
         let of_bytes = bytemuck::cast_slice(&scales);
         let beside = Scales { dtype: Dtype::F32, bytes: of_bytes, block, per_row, first: [0, 0] };
-        let whole = Stored::whole(Dtype::F8E4M3, rows, k, &bytes).scaled(beside);
+        let whole = StoredMatrix::whole(Dtype::F8E4M3, rows, k, &bytes).scaled(beside);
         for (path, cpu) in cpus(Activations::F32) {
             for (r, c) in [(0..rows, 0..k), (13..150, 0..k), (0..rows, 96..k), (127..129, 96..192), (20..90, 288..320)]
             {
@@ -181,12 +181,12 @@ fn scales_are_found_wherever_a_matrix_is_cut() {
         }
         let cpu = &cpus(Activations::F32)[0].1;
         let n_scales = rows.div_ceil(block[0]) * per_row;
-        let with = |bytes| Stored { scales: Some(Scales { bytes, ..beside }), ..whole };
+        let with = |bytes| StoredMatrix { scales: Some(Scales { bytes, ..beside }), ..whole };
         assert!(cpu.matrix(&[with(&of_bytes[..4 * n_scales])]).is_ok());
         assert!(cpu.matrix(&[with(&of_bytes[..4 * n_scales - 1])]).is_err(), "{block:?} with a scale too few");
         let odd = Scales { block: [1, 48], per_row: 7, ..beside };
-        assert!(cpu.matrix(&[Stored { scales: Some(odd), ..whole }]).is_err());
+        assert!(cpu.matrix(&[StoredMatrix { scales: Some(odd), ..whole }]).is_err());
         let none = Scales { block: [0, 0], ..beside };
-        assert!(cpu.matrix(&[Stored { scales: Some(none), ..whole }]).is_err());
+        assert!(cpu.matrix(&[StoredMatrix { scales: Some(none), ..whole }]).is_err());
     }
 }

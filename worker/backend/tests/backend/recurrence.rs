@@ -188,7 +188,7 @@ fn one_by_one(case: &Case, sequence: usize) -> Vec<f64> {
         };
         for head in 0..n_heads {
             let state = &mut states[head];
-            let key_at = case.heads.key_of(head) * key_dim;
+            let key_at = case.heads.key_head_of(head) * key_dim;
             let mut q: Vec<f64> = (0..key_dim).map(|i| channel(key_at + i)).collect();
             let mut k: Vec<f64> = (0..key_dim).map(|i| channel(n_keys + key_at + i)).collect();
             let v: Vec<f64> = (0..value_dim).map(|j| channel(2 * n_keys + head * value_dim + j)).collect();
@@ -341,13 +341,13 @@ fn ranks_that_divide_the_heads_have_the_same_bits() {
 #[test]
 fn shapes_without_a_kernel_are_refused_by_name() {
     let cpu = cpu(Isa::Plain, 1, Activations::F32);
-    let refused = |shape| cpu.recurrence(&heads(shape, true)).unwrap_err().to_string();
+    let refused = |shape| cpu.check_recurrence(&heads(shape, true)).unwrap_err().to_string();
     for (shape, name) in
         [([2, 1, 24, 32, 4], "24 by 32"), ([2, 1, 32, 512, 4], "32 by 512"), ([2, 1, 16, 16, 0], "0 taps")]
     {
         assert!(refused(shape).contains(name), "{}", refused(shape));
     }
-    assert!(SHAPES.into_iter().all(|shape| cpu.recurrence(&heads(shape, true)).is_ok()));
+    assert!(SHAPES.into_iter().all(|shape| cpu.check_recurrence(&heads(shape, true)).is_ok()));
 }
 
 /// A sequence's short convolution in chunks, with the pages that are needed.

@@ -2,9 +2,9 @@
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
 use backend::cpu::{Buffer, Cpu, CpuConfig, Isa};
-use backend::{Memory, Pointwise, Stored};
+use backend::{Memory, Pointwise, StoredMatrix};
 use half::{bf16, f16};
-use types::{Activations, DigitBits, Dtype, Grouped, ScaleType, Scales};
+use types::{Activations, DigitBits, Dtype, GroupedDtype, ScaleType, Scales};
 
 pub struct Rng(pub u64);
 
@@ -80,8 +80,8 @@ impl File {
         file
     }
 
-    pub fn stored(&self) -> Stored<'_> {
-        let stored = Stored::whole(self.dtype, self.rows, self.k, &self.bytes);
+    pub fn stored(&self) -> StoredMatrix<'_> {
+        let stored = StoredMatrix::whole(self.dtype, self.rows, self.k, &self.bytes);
         let Some((bytes, block)) = &self.scales else { return stored };
         let per_row = self.k.div_ceil(block[1]);
         stored.scaled(Scales { dtype: Dtype::F32, bytes, block: *block, per_row, first: [0, 0] })
@@ -137,7 +137,7 @@ pub fn random_block(rng: &mut Rng, dtype: Dtype) -> Vec<u8> {
 }
 
 /// A scale that makes numbers near one, any whole zero, any digits.
-fn random_group(rng: &mut Rng, grouped: Grouped) -> Vec<u8> {
+fn random_group(rng: &mut Rng, grouped: GroupedDtype) -> Vec<u8> {
     let n = 1usize << grouped.digits.bits();
     let scale = rng.unit() * if grouped.digits == DigitBits::Four { 0.1 } else { 0.006 };
     let mut block = match grouped.scale {
@@ -153,7 +153,7 @@ fn random_group(rng: &mut Rng, grouped: Grouped) -> Vec<u8> {
 }
 
 /// All numbers of a matrix, as an embedding reads them.
-pub fn dequantized(cpu: &Cpu, stored: Stored<'_>) -> Vec<f32> {
+pub fn dequantized(cpu: &Cpu, stored: StoredMatrix<'_>) -> Vec<f32> {
     let table = cpu.matrix(&[stored]).unwrap();
     let mut out = cpu.buffer(stored.rows, stored.k).unwrap();
     let rows: Vec<u32> = (0..stored.rows as u32).collect();

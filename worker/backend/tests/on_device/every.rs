@@ -5,9 +5,9 @@ use super::{Attended, Check, EXACT, Mixture, Operation, Product, ROUNDED, apart,
 use crate::numbers::{File, Rng, cpu};
 use backend::cpu::{Cpu, Isa};
 use backend::cuda::Cuda;
-use backend::{Batch, Device, Draw, DrawMask, Heads, Memory, PassSlice, Pointwise, Sample};
+use backend::{Batch, Device, Draw, DrawMask, AttentionHeads, Memory, PassSlice, Pointwise, Sample};
 use types::leaves::sum_runs;
-use types::{Activations, Dtype, KvDtype, Mode, Sampling, Want};
+use types::{Activations, Dtype, KvDtype, NumericsMode, Sampling, Want};
 
 /// One of each kind of weight on the device.
 pub const TYPES: [Dtype; 6] = [Dtype::BF16, Dtype::Q8_0, Dtype::Q6K, Dtype::Q4_0, Dtype::Q3K, Dtype::F8E4M3];
@@ -46,7 +46,7 @@ impl Operation for Embedded {
 }
 
 /// Heads of Q and K, each with a norm of its own.
-struct NormedHeads(Heads);
+struct NormedHeads(AttentionHeads);
 
 impl Operation for NormedHeads {
     fn name(&self) -> String {
@@ -77,7 +77,7 @@ fn reference() -> Cpu {
 /// All operations with weights of this type. Under `fast` products of many rows are the library's.
 pub fn of_type(device: &Cuda, dtype: Dtype, seed: u64) -> Vec<Check> {
     let (rng, reference) = (&mut Rng(seed), reference());
-    let rows = if device.mode() == Mode::Fast { &ROWS[..3] } else { &ROWS };
+    let rows = if device.numerics_mode() == NumericsMode::Fast { &ROWS[..3] } else { &ROWS };
     let product = |n_rows: &usize| {
         let product = Product { file: File::random(rng, dtype, 20, K) };
         product.check(device, &reference, rng, *n_rows)
@@ -91,7 +91,7 @@ pub fn of_type(device: &Cuda, dtype: Dtype, seed: u64) -> Vec<Check> {
 /// Attention with heads of this width: many rows, and then one, within a tile and behind one.
 pub fn of_width(device: &Cuda, head_dim: usize, seed: u64) -> Vec<Check> {
     let (rng, reference) = (&mut Rng(seed), reference());
-    let heads = Heads::whole(2, 1, head_dim, 0.1);
+    let heads = AttentionHeads::whole(2, 1, head_dim, 0.1);
     let of = |length| Attended { heads, lengths: vec![length], n_new: 1 };
     [of(20), of(258)].map(|attended| attended.check(device, KvDtype::Bf16, &reference, rng)).into()
 }
@@ -99,7 +99,7 @@ pub fn of_width(device: &Cuda, head_dim: usize, seed: u64) -> Vec<Check> {
 /// Operations that no model's pass covers.
 pub fn rest(device: &Cuda, seed: u64) -> Vec<Check> {
     let (rng, reference) = (&mut Rng(seed), reference());
-    let normed = NormedHeads(Heads::whole(4, 2, 64, 1.0)).check(device, &reference, rng, 5);
+    let normed = NormedHeads(AttentionHeads::whole(4, 2, 64, 1.0)).check(device, &reference, rng, 5);
     vec![normed, widened(device, rng), folded(device, rng), taken(device, rng)]
 }
 
@@ -122,7 +122,7 @@ fn folded(device: &Cuda, rng: &mut Rng) -> Check {
     const MERGES: [u8; 5] = [0, 1, 0, 2, 0];
     let numbers = rng.floats(MERGES.len() * N);
     let (planes, out) = (filled(device, MERGES.len(), &numbers), device.buffer(1, N).unwrap());
-    let merges = device.words(&MERGES).unwrap();
+    let merges = device.upload_words(&MERGES).unwrap();
     device.fold_planes(device.floats_of(&planes, MERGES.len()), MERGES.len(), &merges, device.floats_of(&out, 1));
     let got = read(device, &out, 1);
     let sum = |i: usize| {
@@ -148,10 +148,10 @@ fn taken(device: &Cuda, rng: &mut Rng) -> Check {
     let slices = (0..3).map(|row| PassSlice::new(row..row + 1, 0, Want::Nothing)).collect();
     let drawn = vec![(0, 2), (1, 0), (2, 1)];
     let batch = Batch { tokens: vec![0; 3], positions: vec![0; 3], slices, drawn, ..Batch::default() };
-    device.begin(&batch.pass());
+    device.begin_pass(&batch.pass());
     device.embed_pass(&table, 0, &batch.pass(), &mut out);
     let got = read(device, &out, 3);
-    device.drawn(&drawing, &draws, &mut results);
+    device.collect_draws(&drawing, &draws, &mut results);
     let token = |i: usize| results[i].as_ref().map_or(0, |drawn| drawn.token);
     device.embed(&table, 0, &[2, 0, 1].map(token), &mut out);
     let expected = read(device, &out, 3);

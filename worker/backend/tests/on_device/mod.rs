@@ -9,7 +9,7 @@ pub mod shapes;
 use crate::numbers::{File, Rng, cpu, kinds};
 use backend::cpu::{Cpu, Isa};
 use backend::{
-    AttentionCall, Batch, BlockTables, Device, Draw, DrawError, DrawMask, Expert, ExpertActivation, ExpertStack, Heads,
+    AttentionCall, Batch, BlockTables, Device, Draw, DrawError, DrawMask, Expert, ExpertActivation, ExpertStack, AttentionHeads,
     KvSpec, PassSlice, RopeStyle, Routing, Scoring,
 };
 use types::leaves::aligned_runs;
@@ -64,7 +64,7 @@ fn filled<D: Device>(device: &D, rows: usize, values: &[f32]) -> D::Buffer {
 fn read<D: Device>(device: &D, buffer: &D::Buffer, rows: usize) -> Vec<f32> {
     let mut out = vec![0.0; rows * device.cols(buffer)];
     device.read(buffer, 0..rows, &mut out);
-    device.settle().unwrap();
+    device.take_failure().unwrap();
     out
 }
 
@@ -322,14 +322,14 @@ impl Operation for Mixture {
         let n_experts = self.routing.n_experts as u32;
         let mut out = device.buffer(n_rows, hidden).unwrap();
         let whole = aligned_runs(0..n_experts, n_experts);
-        device.experts(&filled(device, n_rows, x), &experts, &whole, n_rows, &mut routes, &mut out);
+        device.apply_experts(&filled(device, n_rows, x), &experts, &whole, n_rows, &mut routes, &mut out);
         read(device, &out, n_rows)
     }
 }
 
 /// Sequences of one layer, attended together and one by one.
 struct Attended {
-    heads: Heads,
+    heads: AttentionHeads,
     lengths: Vec<usize>,
     /// Rows of each sequence computed now; earlier ones were stored by an earlier pass.
     n_new: usize,
@@ -339,7 +339,7 @@ const N_BLOCKS: usize = 64;
 
 impl Attended {
     fn name(&self) -> String {
-        let Heads { n_heads, n_kv_heads, head_dim, window, cap, .. } = self.heads;
+        let AttentionHeads { n_heads, n_kv_heads, head_dim, window, cap, .. } = self.heads;
         format!(
             "attention of {n_heads}/{n_kv_heads} heads of {head_dim}, window {window:?}, cap {cap:?}, {} new of {:?}",
             self.n_new, self.lengths
@@ -367,7 +367,7 @@ impl Attended {
         let (n_rows, cols) = (batch.n_rows(), self.heads.qkv_cols());
         // By sequence and position, whatever the pass: the first block identifies a sequence.
         let rows = batch.slices.iter().enumerate().flat_map(|(i, slice)| {
-            let seed = batch.tables[0].of(i)[0].0 as usize * 131;
+            let seed = batch.tables[0].blocks_of(i)[0].0 as usize * 131;
             batch.positions[slice.rows.start as usize..slice.rows.end as usize]
                 .iter()
                 .flat_map(move |position| (0..cols).map(move |c| (seed + *position as usize * 17 + c) % numbers.len()))
@@ -375,7 +375,7 @@ impl Attended {
         let qkv: Vec<f32> = rows.map(|i| numbers[i]).collect();
         let mut qkv = filled(device, n_rows, &qkv);
         let mut out = device.buffer(n_rows, self.heads.n_heads * self.heads.head_dim).unwrap();
-        device.begin(&batch.pass());
+        device.begin_pass(&batch.pass());
         device.rope_store(
             &mut qkv,
             Some(rope),
@@ -393,7 +393,7 @@ impl Attended {
     }
 
     fn run<D: Device>(&self, device: &D, dtype: KvDtype, which: &[usize], numbers: &[f32]) -> Vec<f32> {
-        let Heads { n_kv_heads, head_dim, .. } = self.heads;
+        let AttentionHeads { n_kv_heads, head_dim, .. } = self.heads;
         let mut kv = device
             .kv(KvSpec {
                 n_layers: 1,
@@ -427,15 +427,15 @@ impl Attended {
 }
 
 fn attentions() -> Vec<Attended> {
-    let heads = |n_heads, n_kv_heads, head_dim| Heads::whole(n_heads, n_kv_heads, head_dim, 0.2);
+    let heads = |n_heads, n_kv_heads, head_dim| AttentionHeads::whole(n_heads, n_kv_heads, head_dim, 0.2);
     let of = |heads, lengths: &[usize], n_new| Attended { heads, lengths: lengths.to_vec(), n_new };
     vec![
         of(heads(4, 2, 16), &[5, 30], 100),
         of(heads(6, 2, 64), &[40, 270], 1),
         of(heads(6, 2, 64), &[290], 21),
-        of(Heads { window: Some(24), ..heads(4, 4, 80) }, &[70, 12], 3),
-        of(Heads { cap: Some(2.0), ..heads(2, 1, 128) }, &[33], 20),
-        of(Heads { first: 1, n_heads: 3, n_kv_heads: 2, ..heads(4, 2, 32) }, &[20], 4),
+        of(AttentionHeads { window: Some(24), ..heads(4, 4, 80) }, &[70, 12], 3),
+        of(AttentionHeads { cap: Some(2.0), ..heads(2, 1, 128) }, &[33], 20),
+        of(AttentionHeads { first: 1, n_heads: 3, n_kv_heads: 2, ..heads(4, 2, 32) }, &[20], 4),
     ]
 }
 
@@ -443,12 +443,12 @@ fn attentions() -> Vec<Attended> {
 fn cleared<D: Device>(device: &D, dtype: KvDtype, rng: &mut Rng) -> Check {
     const N_LAYERS: usize = 3;
     const N_ROWS: usize = 90;
-    let heads = Heads::whole(2, 2, 64, 0.2);
+    let heads = AttentionHeads::whole(2, 2, 64, 0.2);
     let batch = Attended { heads, lengths: vec![N_ROWS], n_new: N_ROWS }.batch(&[0], |n| 0..n);
     let spec = KvSpec { n_layers: N_LAYERS, n_blocks: N_BLOCKS, layout: KvLayout::heads(2, 64), dtype };
     let mut kv = device.kv(spec).unwrap();
     let mut qkv = filled(device, N_ROWS, &rng.floats(N_ROWS * heads.qkv_cols()));
-    device.begin(&batch.pass());
+    device.begin_pass(&batch.pass());
     (0..N_LAYERS).for_each(|layer| {
         device.rope_store(
             &mut qkv,
@@ -467,10 +467,10 @@ fn cleared<D: Device>(device: &D, dtype: KvDtype, rng: &mut Rng) -> Check {
     let blocks = [BlockId(51), BlockId(57), BlockId(58)];
     device.clear(&mut kv, &blocks);
     let after = read(&kv);
-    device.settle().unwrap();
+    device.take_failure().unwrap();
     let is_right = |(place, (before, after)): (usize, (&Vec<u8>, &Vec<u8>))| {
         let block = BlockId((place % N_BLOCKS) as u32);
-        let was_written = batch.tables[0].of(0).contains(&block);
+        let was_written = batch.tables[0].blocks_of(0).contains(&block);
         let is_as_it_should = if blocks.contains(&block) { is_zero(after) } else { after == before };
         is_as_it_should && was_written != is_zero(before)
     };
@@ -506,7 +506,7 @@ fn draws<D: Device>(device: &D, reference: &Cpu, rng: &mut Rng, [n_rows, n_vocab
     ) -> Vec<Result<types::TokenOut, DrawError>> {
         let mut out = Vec::new();
         device.draw(&filled(device, n, logits), row_draws, &mut out);
-        device.settle().unwrap();
+        device.take_failure().unwrap();
         out
     }
     let (got, expected) = (drawn(device, n_rows, &logits, &row_draws), drawn(reference, n_rows, &logits, &row_draws));

@@ -5,7 +5,7 @@ use super::{Check, Mixture, Operation, PRODUCT, Row, Rows, apart, draws, filled,
 use crate::numbers::{File, Rng, cpu, random_block};
 use backend::cpu::{Cpu, Isa};
 use backend::{
-    AttentionCall, Batch, BatchLimits, BlockTables, Device, Heads, KvSpec, PassSlice, RopeStyle, Routing, Scoring,
+    AttentionCall, Batch, BatchLimits, BlockTables, Device, AttentionHeads, KvSpec, PassSlice, RopeStyle, Routing, Scoring,
 };
 use std::ops::Range;
 use types::cache::blocks_for;
@@ -175,7 +175,7 @@ pub fn experts<D: Device>(device: &D, sizes: &Sizes, seed: u64) -> Vec<Check> {
 
 /// Sequences with long contexts, in one layer: earlier positions are stored, new ones attended.
 struct Far {
-    heads: Heads,
+    heads: AttentionHeads,
     lengths: Vec<usize>,
     n_new: usize,
     /// The sequences that are attended alone as well.
@@ -187,7 +187,7 @@ const STORED_ROWS: usize = 1024;
 
 impl Far {
     fn name(&self) -> String {
-        let (Heads { n_heads, n_kv_heads, head_dim, .. }, longest) = (self.heads, self.lengths.iter().max());
+        let (AttentionHeads { n_heads, n_kv_heads, head_dim, .. }, longest) = (self.heads, self.lengths.iter().max());
         let (n, longest) = (self.lengths.len(), longest.copied().unwrap_or(0));
         format!("{n} sequences up to {longest}, {n_heads}/{n_kv_heads} heads of {head_dim}, {} new", self.n_new)
     }
@@ -228,11 +228,11 @@ impl Far {
     }
 
     fn run<D: Device>(&self, device: &D, dtype: KvDtype, which: &[usize], numbers: &[f32]) -> Vec<f32> {
-        let Heads { n_kv_heads, head_dim, .. } = self.heads;
+        let AttentionHeads { n_kv_heads, head_dim, .. } = self.heads;
         let context = self.lengths.iter().max().copied().unwrap_or(1);
         let n_new = |length: usize| self.n_new.min(length);
         let rows_max = STORED_ROWS.max(which.iter().map(|sequence| n_new(self.lengths[*sequence])).sum());
-        device.batches(BatchLimits { rows_max, context: context as u32, n_groups: 1 }).unwrap();
+        device.reserve_batches(BatchLimits { rows_max, context: context as u32, n_groups: 1 }).unwrap();
         let n_blocks = self.n_blocks(&self.lengths);
         let mut kv = device
             .kv(KvSpec { n_layers: 1, n_blocks, layout: KvLayout::heads(n_kv_heads as u32, head_dim as u32), dtype })
@@ -242,7 +242,7 @@ impl Far {
         let rope = device.rope(&cos, &sin, head_dim / 2, RopeStyle::Halves).unwrap();
         let mut store = |ranges: &[(usize, Range<usize>)]| {
             let (batch, mut qkv) = (self.batch(ranges), self.qkv(device, ranges, numbers));
-            device.begin(&batch.pass());
+            device.begin_pass(&batch.pass());
             device.rope_store(
                 &mut qkv,
                 Some(&rope),
@@ -293,7 +293,7 @@ impl Far {
 /// Attention: a few long sequences, many that decode together, and a chunk of a long prompt.
 pub fn attention<D: Device>(device: &D, sizes: &Sizes, [n_heads, n_kv_heads, head_dim]: [usize; 3]) -> Vec<Check> {
     let Sizes { context, chunk, company, .. } = *sizes;
-    let heads = Heads::whole(n_heads, n_kv_heads, head_dim, 1.0 / (head_dim as f32).sqrt());
+    let heads = AttentionHeads::whole(n_heads, n_kv_heads, head_dim, 1.0 / (head_dim as f32).sqrt());
     let numbers: Vec<f32> = Rng(head_dim as u64).floats(heads.qkv_cols() + 1_000_003).iter().map(|x| x * 1.5).collect();
     let spread = |n: usize| -> Vec<usize> { (0..n).map(|i| 1 + (i * 37 + 11) * 13 % (context / 4)).collect() };
     let all = [

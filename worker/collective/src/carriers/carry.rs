@@ -2,7 +2,7 @@
 
 use crate::error::Result;
 use crate::mesh::Mesh;
-use crate::sum::Sum;
+use crate::sum::RowParallelSum;
 use crate::transfer::OwnerFn;
 use backend::Memory;
 use std::fmt;
@@ -10,9 +10,9 @@ use std::fmt;
 /// Carries numbers between the memory of a rank's device and that of its peers. A carrier owns the one below it, which
 /// does what the carrier itself cannot. The lowest is the host's, which carries everything. `Ranks` documents the
 /// operations. An operation may be only enqueued when it returns: call `settle` before results are used.
-pub trait Carry<D: Memory>: fmt::Debug + Send {
+pub trait RankCarrier<D: Memory>: fmt::Debug + Send {
     /// Called only with several ranks; this rank's planes are those of the plan.
-    fn all_reduce(&mut self, mesh: &mut Mesh, device: &D, planes: &mut D::Buffer, sum: Sum<'_>) -> Result<()>;
+    fn all_reduce(&mut self, mesh: &mut Mesh, device: &D, planes: &mut D::Buffer, sum: RowParallelSum<'_>) -> Result<()>;
 
     fn share_rows(
         &mut self,
@@ -47,12 +47,12 @@ pub trait Carry<D: Memory>: fmt::Debug + Send {
         false
     }
 
-    fn has_repeated(&mut self, _mesh: &mut Mesh, _device: &D) -> Result<()> {
+    fn note_replay(&mut self, _mesh: &mut Mesh, _device: &D) -> Result<()> {
         Ok(())
     }
 
     /// Returns whether this carrier, or one below it, is of this kind.
-    fn has(&self, choice: CarrierChoice) -> bool;
+    fn uses_carrier(&self, choice: CarrierChoice) -> bool;
 
     /// Called before the peers are notified that this rank leaves in good order. Work in progress may end, if it does
     /// so soon.
@@ -63,7 +63,7 @@ pub trait Carry<D: Memory>: fmt::Debug + Send {
 }
 
 /// Leaves the mesh and its carrier: in good order, unless this rank has already failed.
-pub fn leave<D: Memory>(mesh: &mut Mesh, carrier: &mut dyn Carry<D>) {
+pub fn leave<D: Memory>(mesh: &mut Mesh, carrier: &mut dyn RankCarrier<D>) {
     // In both cases the peers are notified before communicators end, which may take long.
     if mesh.is_ended() || std::thread::panicking() {
         return mesh.leave();

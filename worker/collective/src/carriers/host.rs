@@ -2,12 +2,12 @@
 //! everything for any device. For a small sum every rank gathers all planes and folds them. For a large one the ranks
 //! exchange columns all to all, each rank folds its columns, and the finished columns are gathered.
 
-use super::carry::{CarrierChoice, Carry};
+use super::carry::{CarrierChoice, RankCarrier};
 use crate::error::Result;
 use crate::fold::{STACK, fold};
 use crate::frame::{FRAME_WORDS_MAX, FrameKind};
 use crate::mesh::Mesh;
-use crate::sum::{Plane, Sum};
+use crate::sum::{Plane, RowParallelSum};
 use crate::transfer::{Direction, NO_OWNERS, OwnerFn, Payload, Transfer};
 use backend::Memory;
 use std::ops::Range;
@@ -32,8 +32,8 @@ impl Default for HostCarrier {
     }
 }
 
-impl<D: Memory> Carry<D> for HostCarrier {
-    fn all_reduce(&mut self, mesh: &mut Mesh, device: &D, planes: &mut D::Buffer, sum: Sum<'_>) -> Result<()> {
+impl<D: Memory> RankCarrier<D> for HostCarrier {
+    fn all_reduce(&mut self, mesh: &mut Mesh, device: &D, planes: &mut D::Buffer, sum: RowParallelSum<'_>) -> Result<()> {
         if sum.plan.n_planes_max() * sum.size() <= SMALL_WORDS {
             self.sum_small(mesh, device, planes, sum)
         } else {
@@ -51,8 +51,8 @@ impl<D: Memory> Carry<D> for HostCarrier {
     ) -> Result<()> {
         let n_cols = device.cols(buffer);
         let n_owned = |tp: usize| (0..n_rows).filter(|row| owner_of(*row) as usize == tp).count();
-        for tp in mesh.others() {
-            let (rank, me) = (mesh.in_stage(tp), mesh.tp());
+        for tp in mesh.other_stage_ranks() {
+            let (rank, me) = (mesh.stage_rank(tp), mesh.tp());
             let to = Transfer::owned(rank, Direction::Out, me as u32, n_owned(me), n_cols);
             let from = Transfer::owned(rank, Direction::In, tp as u32, n_owned(tp), n_cols);
             mesh.plan([to, from]);
@@ -72,11 +72,11 @@ impl<D: Memory> Carry<D> for HostCarrier {
         let tag = u64::from(n_units) << 32 | n_rows as u64;
         let own = mesh.units_of(mesh.tp(), n_units);
         if mesh.tp() != 0 {
-            mesh.plan([Transfer::block(mesh.in_stage(0), Direction::Out, n_rows, 0..own.len())]);
+            mesh.plan([Transfer::block(mesh.stage_rank(0), Direction::Out, n_rows, 0..own.len())]);
             return mesh.exchange(FrameKind::Columns, tag, NO_OWNERS, &mut SentBuffer { device, buffer: mine });
         }
-        for tp in mesh.others() {
-            mesh.plan([Transfer::block(mesh.in_stage(tp), Direction::In, n_rows, mesh.units_of(tp, n_units))]);
+        for tp in mesh.other_stage_ranks() {
+            mesh.plan([Transfer::block(mesh.stage_rank(tp), Direction::In, n_rows, mesh.units_of(tp, n_units))]);
         }
         grow(&mut self.sum, own.len());
         for row in 0..n_rows {
@@ -99,7 +99,7 @@ impl<D: Memory> Carry<D> for HostCarrier {
         mesh.exchange(FrameKind::Stream, n_rows as u64, NO_OWNERS, &mut ExchangedBuffer { device, buffer })
     }
 
-    fn has(&self, choice: CarrierChoice) -> bool {
+    fn uses_carrier(&self, choice: CarrierChoice) -> bool {
         choice == CarrierChoice::Host
     }
 }
@@ -111,15 +111,15 @@ impl HostCarrier {
         mesh: &mut Mesh,
         device: &D,
         planes: &mut D::Buffer,
-        sum: Sum<'_>,
+        sum: RowParallelSum<'_>,
     ) -> Result<()> {
         let (n_own, size) = (sum.plan.n_planes(mesh.tp()), sum.size());
         grow(&mut self.planes, n_own * size);
         device.read(planes, 0..n_own * sum.n_rows, &mut self.planes[..n_own * size]);
-        for tp in mesh.others() {
-            let to = Transfer::block(mesh.in_stage(tp), Direction::Out, n_own * sum.n_rows, 0..sum.n_cols);
+        for tp in mesh.other_stage_ranks() {
+            let to = Transfer::block(mesh.stage_rank(tp), Direction::Out, n_own * sum.n_rows, 0..sum.n_cols);
             let n_theirs = sum.plan.n_planes(tp) * sum.n_rows;
-            let from = Transfer::block(mesh.in_stage(tp), Direction::Hold, n_theirs, 0..sum.n_cols);
+            let from = Transfer::block(mesh.stage_rank(tp), Direction::Hold, n_theirs, 0..sum.n_cols);
             mesh.plan([to, from]);
         }
         let mut own = ReadPlanes { floats: &self.planes, n_cols: sum.n_cols };
@@ -127,24 +127,24 @@ impl HostCarrier {
         self.fold_held(mesh, sum);
         device.write(planes, 0, &self.sum[..size]);
         // A rank without planes sends none: the frame that is here may belong to a later operation.
-        for tp in mesh.others().filter(|tp| sum.plan.n_planes(*tp) > 0) {
-            mesh.release(mesh.in_stage(tp));
+        for tp in mesh.other_stage_ranks().filter(|tp| sum.plan.n_planes(*tp) > 0) {
+            mesh.release(mesh.stage_rank(tp));
         }
         Ok(())
     }
 
-    fn fold_held(&mut self, mesh: &mut Mesh, sum: Sum<'_>) {
+    fn fold_held(&mut self, mesh: &mut Mesh, sum: RowParallelSum<'_>) {
         let begun = Instant::now();
         let (me, size) = (mesh.tp(), sum.size());
         grow(&mut self.sum, size);
         let own = self.planes.as_slice();
         let source = |plane: &Plane| {
-            let held = || bytemuck::cast_slice(mesh.held(mesh.in_stage(plane.tp)));
+            let held = || bytemuck::cast_slice(mesh.held_frame(mesh.stage_rank(plane.tp)));
             let from = if plane.tp == me { own } else { held() };
             &from[plane.number * size..][..size]
         };
         fold(&sum.plan.planes, source, &mut self.stack, &mut self.sum[..size]);
-        mesh.has_folded_since(begun);
+        mesh.add_fold_time(begun);
     }
 
     /// Each rank receives its columns of all planes and folds them; then all ranks receive the finished columns.
@@ -153,7 +153,7 @@ impl HostCarrier {
         mesh: &mut Mesh,
         device: &D,
         planes: &mut D::Buffer,
-        sum: Sum<'_>,
+        sum: RowParallelSum<'_>,
     ) -> Result<()> {
         self.gather_parts(mesh, device, planes, sum)?;
         self.fold_parts(mesh, sum);
@@ -161,8 +161,8 @@ impl HostCarrier {
         for (row, values) in rows_of(&self.sum, sum.n_rows, cols.len()).enumerate() {
             device.write_part(planes, row, cols.start, values);
         }
-        for tp in mesh.others() {
-            let (to, theirs) = (mesh.in_stage(tp), mesh.columns_of(tp, sum.n_cols));
+        for tp in mesh.other_stage_ranks() {
+            let (to, theirs) = (mesh.stage_rank(tp), mesh.columns_of(tp, sum.n_cols));
             let to_it = Transfer::block(to, Direction::Out, sum.n_rows, cols.clone());
             mesh.plan([to_it, Transfer::block(to, Direction::In, sum.n_rows, theirs)]);
         }
@@ -175,7 +175,7 @@ impl HostCarrier {
         mesh: &mut Mesh,
         device: &D,
         planes: &mut D::Buffer,
-        sum: Sum<'_>,
+        sum: RowParallelSum<'_>,
     ) -> Result<()> {
         let cols = mesh.columns_of(mesh.tp(), sum.n_cols);
         grow(&mut self.planes, sum.plan.planes.len() * sum.n_rows * cols.len());
@@ -184,18 +184,18 @@ impl HostCarrier {
             let at = (first + row) * cols.len();
             device.read_part(planes, row, cols.start, &mut self.planes[at..at + cols.len()]);
         }
-        for tp in mesh.others() {
-            let (rank, n_theirs) = (mesh.in_stage(tp), sum.plan.n_planes(tp) * sum.n_rows);
+        for tp in mesh.other_stage_ranks() {
+            let (rank, n_theirs) = (mesh.stage_rank(tp), sum.plan.n_planes(tp) * sum.n_rows);
             let to = Transfer::block(rank, Direction::Out, n_own * sum.n_rows, mesh.columns_of(tp, sum.n_cols));
             mesh.plan([to, Transfer::block(rank, Direction::In, n_theirs, cols.clone())]);
         }
-        let lowest = mesh.in_stage(0);
+        let lowest = mesh.stage_rank(0);
         let start = |rank: usize| sum.plan.first_of(rank - lowest) * sum.n_rows;
         let mut parts = PlaneColumns { device, planes, parts: &mut self.planes, cols, start };
         mesh.exchange(FrameKind::Parts, tag_of(sum), NO_OWNERS, &mut parts)
     }
 
-    fn fold_parts(&mut self, mesh: &mut Mesh, sum: Sum<'_>) {
+    fn fold_parts(&mut self, mesh: &mut Mesh, sum: RowParallelSum<'_>) {
         let begun = Instant::now();
         let size = sum.n_rows * mesh.columns_of(mesh.tp(), sum.n_cols).len();
         grow(&mut self.sum, size);
@@ -203,11 +203,11 @@ impl HostCarrier {
         let parts = &self.planes;
         let source = |plane: &Plane| &parts[(sum.plan.first_of(plane.tp) + plane.number) * size..][..size];
         fold(&sum.plan.planes, source, &mut self.stack, &mut self.sum[..size]);
-        mesh.has_folded_since(begun);
+        mesh.add_fold_time(begun);
     }
 }
 
-fn tag_of(sum: Sum<'_>) -> u64 {
+fn tag_of(sum: RowParallelSum<'_>) -> u64 {
     u64::from(sum.plan.n_leaves) << 32 | sum.n_rows as u64
 }
 

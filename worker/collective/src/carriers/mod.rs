@@ -20,7 +20,7 @@ use crate::mesh::Mesh;
 use backend::Memory;
 use backend::cpu::Cpu;
 use backend::cuda::Cuda;
-use carry::{CarrierChoice, Carry, ExchangeLimits, leave};
+use carry::{CarrierChoice, RankCarrier, ExchangeLimits, leave};
 use host::HostCarrier;
 use one_shot::OneShotCarrier;
 
@@ -34,7 +34,7 @@ pub trait RankDevice: Memory + Sized {
         choice: CarrierChoice,
         limits: &ExchangeLimits,
         cancel: &CancelFlag,
-    ) -> Result<Box<dyn Carry<Self>>>;
+    ) -> Result<Box<dyn RankCarrier<Self>>>;
 }
 
 impl RankDevice for Cpu {
@@ -44,7 +44,7 @@ impl RankDevice for Cpu {
         choice: CarrierChoice,
         _limits: &ExchangeLimits,
         _cancel: &CancelFlag,
-    ) -> Result<Box<dyn Carry<Cpu>>> {
+    ) -> Result<Box<dyn RankCarrier<Cpu>>> {
         match choice {
             CarrierChoice::Auto | CarrierChoice::Host => Ok(Box::new(HostCarrier::default())),
             CarrierChoice::Nccl => Err(Error::Plan("NCCL between processors")),
@@ -60,8 +60,8 @@ impl RankDevice for Cuda {
         choice: CarrierChoice,
         limits: &ExchangeLimits,
         cancel: &CancelFlag,
-    ) -> Result<Box<dyn Carry<Cuda>>> {
-        let mut below: Box<dyn Carry<Cuda>> = match nccl::meet(mesh, self, choice, limits, cancel)? {
+    ) -> Result<Box<dyn RankCarrier<Cuda>>> {
+        let mut below: Box<dyn RankCarrier<Cuda>> = match nccl::meet(mesh, self, choice, limits, cancel)? {
             Some(nccl) => Box::new(nccl),
             None => Box::new(HostCarrier::default()),
         };

@@ -19,7 +19,7 @@ use super::stream::{HandshakeResult, HandshakeStream};
 use crate::arrivals::{EPOCH, HELLO, MAGIC};
 use crate::error::{Error, JoinRefusal, Result};
 use crate::link::{LinkSeals, LinkSide, PeerLink, Seal, ShmLink, TcpLink};
-use crate::plan::{LinkEncryption, MeshPlan, Wire};
+use crate::plan::{LinkEncryption, MeshPlan, WireChoice};
 use crate::region::{Nonce, Region, RegionExport, boot_id};
 use crate::wiring::ring_words;
 use std::net::TcpStream;
@@ -37,14 +37,14 @@ const OFFER: usize = 4 + 32 + 4 + 2 * (4 + 32);
 const ANSWER: usize = 4 + 4 + 4 + 32;
 
 /// What each side of a connection needs for the handshake.
-pub struct Meeting<'a> {
+pub struct Handshake<'a> {
     pub plan: &'a MeshPlan,
     pub offer: Option<&'a RegionExport>,
     pub stream: HandshakeStream<'a>,
 }
 
 /// A peer that has proved its identity, and the chosen link.
-pub struct MetPeer {
+pub struct JoinedPeer {
     stream: TcpStream,
     memory: Option<(Arc<Region>, usize, Arc<Region>)>,
     seals: LinkSeals,
@@ -57,7 +57,7 @@ enum HandshakeSide {
     Acceptor,
 }
 
-impl MetPeer {
+impl JoinedPeer {
     pub fn into_link(self, plan: &MeshPlan, rank: Rank) -> Result<PeerLink> {
         match self.memory {
             Some((region, side, doorbell)) => {
@@ -65,14 +65,14 @@ impl MetPeer {
                 let side = LinkSide::new(region, side, doorbell);
                 Ok(PeerLink::Shm(ShmLink::new(side, words, Some(self.stream))))
             }
-            None if plan.wire == Wire::Memory => Err(Error::NoSharedMemory { rank }),
+            None if plan.wire == WireChoice::Memory => Err(Error::NoSharedMemory { rank }),
             None => Ok(PeerLink::Tcp(TcpLink::new(self.stream, self.seals))),
         }
     }
 }
 
 /// Returns random bytes that were never used before.
-pub fn fresh() -> Result<Nonce> {
+pub fn new_nonce() -> Result<Nonce> {
     let mut nonce = [0; 32];
     let flags = rustix::rand::GetRandomFlags::empty();
     match rustix::rand::getrandom(&mut nonce, flags) {
@@ -105,7 +105,7 @@ impl SessionKey {
     }
 
     /// Checks a MAC. blake3's hashes compare in constant time.
-    fn is_meant(&self, what: &str, body: &[u8], mac: [u8; MAC]) -> bool {
+    fn is_valid_mac(&self, what: &str, body: &[u8], mac: [u8; MAC]) -> bool {
         self.mac(what, body) == blake3::Hash::from_bytes(mac)
     }
 }
@@ -162,7 +162,7 @@ fn verdict(refusal: Option<JoinRefusal>) -> u32 {
 }
 
 /// Reads the verdict as the dialer, whose own epoch is `ours`.
-fn refusal(verdict: u32, plan: &MeshPlan, theirs: Epoch) -> HandshakeResult<()> {
+fn check_verdict(verdict: u32, plan: &MeshPlan, theirs: Epoch) -> HandshakeResult<()> {
     let (ours, encryption) = (plan.epoch, plan.encryption);
     Err(match verdict {
         0 => return Ok(()),
@@ -177,14 +177,14 @@ fn refusal(verdict: u32, plan: &MeshPlan, theirs: Epoch) -> HandshakeResult<()> 
     })
 }
 
-impl Meeting<'_> {
+impl Handshake<'_> {
     /// Identifies the peer that sent the Hello; `take` gives it its slot. A refusal names the slot that it leaves
     /// empty.
-    pub fn welcome(
+    pub fn accept(
         &mut self,
         hello: &[u8; HELLO],
         take: impl Fn(Rank) -> HandshakeResult<()>,
-    ) -> std::result::Result<(Rank, MetPeer), (Option<Rank>, JoinRefusal)> {
+    ) -> std::result::Result<(Rank, JoinedPeer), (Option<Rank>, JoinRefusal)> {
         let (rank, session) = self.recognize(hello, &take).map_err(|why| (None, why))?;
         let met = self.accept_wire(rank, &session).map_err(|why| (Some(rank), why))?;
         Ok((rank, met))
@@ -195,18 +195,18 @@ impl Meeting<'_> {
         hello: &[u8; HELLO],
         take: &impl Fn(Rank) -> HandshakeResult<()>,
     ) -> HandshakeResult<(Rank, SessionKey)> {
-        let judged = self.judge(hello);
+        let judged = self.check_hello(hello);
         if judged == Err(JoinRefusal::Garbage) {
             return Err(JoinRefusal::Garbage);
         }
-        let nonce = fresh().map_err(|_| JoinRefusal::Gone)?;
+        let nonce = new_nonce().map_err(|_| JoinRefusal::Gone)?;
         let code = verdict(judged.err()).to_le_bytes();
         let greeting = message::<GREETING>(&[&code, &epoch_bytes(self.plan.epoch), &nonce]);
         self.stream.send(&greeting)?;
         let rank = judged?;
         let session = SessionKey::new(&self.plan.secret, hello, &greeting);
         let proof = self.stream.receive()?;
-        let result = match session.is_meant("dial", &[], proof) {
+        let result = match session.is_valid_mac("dial", &[], proof) {
             true => take(rank),
             false => Err(JoinRefusal::WrongSecret),
         };
@@ -218,7 +218,7 @@ impl Meeting<'_> {
     }
 
     /// Returns the rank that sent the Hello, if it is an expected one.
-    fn judge(&self, hello: &[u8; HELLO]) -> HandshakeResult<Rank> {
+    fn check_hello(&self, hello: &[u8; HELLO]) -> HandshakeResult<Rank> {
         let mut fields = FieldReader(hello);
         let ours = self.plan.epoch;
         if &fields.take::<8>() != MAGIC {
@@ -243,34 +243,34 @@ impl Meeting<'_> {
     }
 
     /// Proves this rank's identity to `rank`, and agrees on the wire.
-    pub fn dial(&mut self, rank: Rank) -> HandshakeResult<MetPeer> {
+    pub fn dial(&mut self, rank: Rank) -> HandshakeResult<JoinedPeer> {
         let plan = self.plan;
         let (from, to) = (plan.rank.0.to_le_bytes(), rank.0.to_le_bytes());
-        let nonce = fresh().map_err(|_| JoinRefusal::Gone)?;
+        let nonce = new_nonce().map_err(|_| JoinRefusal::Gone)?;
         let (version, encryption) = (VERSION.to_le_bytes(), (plan.encryption as u16).to_le_bytes());
         let hello = message::<HELLO>(&[MAGIC, &version, &encryption, &epoch_bytes(plan.epoch), &from, &to, &nonce]);
         self.stream.send(&hello)?;
         let greeting = self.stream.receive::<GREETING>()?;
         let mut fields = FieldReader(&greeting);
         let (code, theirs) = (fields.u32(), fields.epoch());
-        refusal(code, plan, theirs)?;
+        check_verdict(code, plan, theirs)?;
         let session = SessionKey::new(&plan.secret, &hello, &greeting);
         self.stream.send(session.mac("dial", &[]).as_bytes())?;
         let answer = self.stream.receive::<{ 4 + MAC }>()?;
         let mut fields = FieldReader(&answer);
         let (code, proof) = (fields.take::<4>(), fields.take());
         // Read before the proof is checked: under a wrong secret there is no valid proof.
-        refusal(u32::from_le_bytes(code), plan, theirs)?;
-        match session.is_meant("accept", &code, proof) {
+        check_verdict(u32::from_le_bytes(code), plan, theirs)?;
+        match session.is_valid_mac("accept", &code, proof) {
             true => self.offer_wire(rank, &session),
             false => Err(JoinRefusal::WrongSecret),
         }
     }
 
     /// Makes the pair's region as the dialer, which is side 0.
-    fn offer_wire(&mut self, rank: Rank, session: &SessionKey) -> HandshakeResult<MetPeer> {
+    fn offer_wire(&mut self, rank: Rank, session: &SessionKey) -> HandshakeResult<JoinedPeer> {
         let pair = self.make_pair(rank);
-        let (host, pid) = (host(), std::process::id().to_le_bytes());
+        let (host, pid) = (host_id(), std::process::id().to_le_bytes());
         let offer = match (&pair, self.offer) {
             (Some((_, pair)), Some(doorbell)) => {
                 let [pair_number, bell_number] = [pair, doorbell].map(|offer| offer.number().to_le_bytes());
@@ -287,16 +287,16 @@ impl Meeting<'_> {
         let doorbell = is_opened.then(|| Region::open(pid, number, Region::doorbell_bytes(), &nonce).ok()).flatten();
         self.send_sealed(session, "settled", &u32::from(doorbell.is_some()).to_le_bytes())?;
         let memory = pair.zip(doorbell).map(|((region, _), doorbell)| (Arc::new(region), 0, Arc::new(doorbell)));
-        self.met(memory, session.seals(HandshakeSide::Dialer, self.plan.encryption))
+        self.joined_peer(memory, session.seals(HandshakeSide::Dialer, self.plan.encryption))
     }
 
     fn make_pair(&self, rank: Rank) -> Option<(Region, RegionExport)> {
         self.offer?;
         let words = ring_words(self.plan.layout.grid(), self.plan.rank, rank);
-        RegionExport::make(Region::pair_bytes(words), fresh().ok()?).ok()
+        RegionExport::make(Region::pair_bytes(words), new_nonce().ok()?).ok()
     }
 
-    fn accept_wire(&mut self, rank: Rank, session: &SessionKey) -> HandshakeResult<MetPeer> {
+    fn accept_wire(&mut self, rank: Rank, session: &SessionKey) -> HandshakeResult<JoinedPeer> {
         let offer = self.receive_sealed::<OFFER>(session, "offer")?;
         let regions = self.open(rank, &offer);
         let answer = match (&regions, self.offer) {
@@ -310,7 +310,7 @@ impl Meeting<'_> {
         let settled = self.receive_sealed::<4>(session, "settled")?;
         let is_settled = u32::from_le_bytes(settled) == 1;
         let memory = regions.filter(|_| is_settled).map(|(pair, doorbell)| (Arc::new(pair), 1, Arc::new(doorbell)));
-        self.met(memory, session.seals(HandshakeSide::Acceptor, self.plan.encryption))
+        self.joined_peer(memory, session.seals(HandshakeSide::Acceptor, self.plan.encryption))
     }
 
     /// Opens the pair's region and the peer's doorbell, if the peer is on this host and both match the offer.
@@ -318,7 +318,7 @@ impl Meeting<'_> {
         self.offer?;
         let mut fields = FieldReader(offer);
         let (is_offered, their_host) = (fields.u32() == 1, fields.take());
-        if !is_offered || host() != their_host {
+        if !is_offered || host_id() != their_host {
             return None;
         }
         let pid = fields.u32();
@@ -328,9 +328,9 @@ impl Meeting<'_> {
         Some((pair, doorbell))
     }
 
-    fn met(&self, memory: Option<(Arc<Region>, usize, Arc<Region>)>, seals: LinkSeals) -> HandshakeResult<MetPeer> {
+    fn joined_peer(&self, memory: Option<(Arc<Region>, usize, Arc<Region>)>, seals: LinkSeals) -> HandshakeResult<JoinedPeer> {
         let stream = self.stream.stream().map_err(|_| JoinRefusal::Gone)?;
-        Ok(MetPeer { stream, memory, seals })
+        Ok(JoinedPeer { stream, memory, seals })
     }
 
     fn send_sealed(&mut self, session: &SessionKey, what: &str, body: &[u8]) -> HandshakeResult<()> {
@@ -340,11 +340,11 @@ impl Meeting<'_> {
     fn receive_sealed<const N: usize>(&mut self, session: &SessionKey, what: &str) -> HandshakeResult<[u8; N]> {
         let body = self.stream.receive()?;
         let mac = self.stream.receive()?;
-        if session.is_meant(what, &body, mac) { Ok(body) } else { Err(JoinRefusal::Garbage) }
+        if session.is_valid_mac(what, &body, mac) { Ok(body) } else { Err(JoinRefusal::Garbage) }
     }
 }
 
 /// Returns a hash that identifies the machine's current boot, and reveals no more than that.
-fn host() -> [u8; 32] {
+fn host_id() -> [u8; 32] {
     *blake3::hash(&boot_id()).as_bytes()
 }

@@ -9,12 +9,12 @@ use crate::cancel::CancelFlag;
 use crate::error::{Error, JoinRefusal, Result};
 use crate::link::PeerLink;
 use crate::listener::{MeetingGuard, PeerListener};
-use crate::mesh::{Mesh, Wiring};
-use crate::plan::{MeshPlan, Wire};
+use crate::mesh::{Mesh, MeshParts};
+use crate::plan::{MeshPlan, WireChoice};
 use crate::region::{Region, RegionExport};
 use crate::wait::WaitPolicy;
 use crate::wiring::are_peers;
-use handshake::{Meeting, MetPeer, fresh};
+use handshake::{Handshake, JoinedPeer, new_nonce};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -31,7 +31,7 @@ const LOOK: Duration = Duration::from_millis(10);
 const AGAIN: Duration = Duration::from_millis(30);
 
 /// One rank's meeting with all its peers.
-pub(crate) struct Join<'a> {
+pub(crate) struct MeshJoin<'a> {
     listener: &'a PeerListener,
     plan: &'a MeshPlan,
     deadline: Instant,
@@ -85,7 +85,7 @@ fn join(listener: &PeerListener, plan: &MeshPlan, cancel: &CancelFlag) -> Result
     let peer = |rank| if are_peers(grid, plan.rank, Rank(rank)) { PeerState::Missing } else { PeerState::Unneeded };
     let peers = (0..grid.n_ranks()).map(peer).collect();
     let (doorbell, offer) = doorbell(plan)?;
-    let join = Join {
+    let join = MeshJoin {
         listener,
         plan,
         deadline,
@@ -101,8 +101,8 @@ fn join(listener: &PeerListener, plan: &MeshPlan, cancel: &CancelFlag) -> Result
 
 /// Makes the doorbell. It is exported to other processes if the plan allows it and this system supports it.
 fn doorbell(plan: &MeshPlan) -> Result<(Region, Option<RegionExport>)> {
-    if plan.wire != Wire::Socket
-        && let Ok((region, offer)) = RegionExport::make(Region::doorbell_bytes(), fresh()?)
+    if plan.wire != WireChoice::Socket
+        && let Ok((region, offer)) = RegionExport::make(Region::doorbell_bytes(), new_nonce()?)
     {
         return Ok((region, Some(offer)));
     }
@@ -110,7 +110,7 @@ fn doorbell(plan: &MeshPlan) -> Result<(Region, Option<RegionExport>)> {
     Ok((doorbell.map_err(|source| Error::Io { what: "memory for a doorbell", source })?, None))
 }
 
-impl Join<'_> {
+impl MeshJoin<'_> {
     fn meet(&self) {
         let hours = self.listener.open_meeting();
         std::thread::scope(|scope| {
@@ -118,7 +118,7 @@ impl Join<'_> {
                 scope.spawn(move || self.dial(rank));
             }
             while !self.is_over() {
-                if let Err(error) = self.let_in(scope, &hours) {
+                if let Err(error) = self.accept_next(scope, &hours) {
                     self.fail(error);
                 }
             }
@@ -137,7 +137,7 @@ impl Join<'_> {
         let plan = self.plan;
         let policy = WaitPolicy { deadline: plan.timeouts.op, spin: plan.spin };
         let (rank, epoch, encryption, doorbell) = (plan.rank, plan.epoch, plan.encryption, self.doorbell);
-        Mesh::new(&plan.layout, Wiring { rank, epoch, encryption, policy, doorbell, links: links.collect() })
+        Mesh::new(&plan.layout, MeshParts { rank, epoch, encryption, policy, doorbell, links: links.collect() })
     }
 
     fn state(&self) -> MutexGuard<'_, JoinState> {
@@ -170,7 +170,7 @@ impl Join<'_> {
 
     /// Waits a moment for a connection that has sent a Hello, and judges it on its own thread, so that a silent one
     /// delays no other.
-    fn let_in<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>, hours: &MeetingGuard<'_>) -> Result<()> {
+    fn accept_next<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>, hours: &MeetingGuard<'_>) -> Result<()> {
         if self.n_handshakes.load(Ordering::Relaxed) >= HANDSHAKES_MAX {
             std::thread::sleep(LOOK);
             return Ok(());
@@ -178,38 +178,38 @@ impl Join<'_> {
         let Some(arrival) = hours.next(LOOK)? else { return Ok(()) };
         self.n_handshakes.fetch_add(1, Ordering::Relaxed);
         let welcome = move || {
-            self.welcome(arrival);
+            self.accept(arrival);
             self.n_handshakes.fetch_sub(1, Ordering::Relaxed);
         };
         let thread = std::thread::Builder::new().spawn_scoped(scope, welcome);
         thread.map(|_| ()).map_err(|source| Error::Io { what: "a thread for a handshake", source })
     }
 
-    fn welcome(&self, arrival: WaitingPeer) {
+    fn accept(&self, arrival: WaitingPeer) {
         let WaitingPeer { stream, from, hello, .. } = arrival;
         let until = self.deadline.min(Instant::now() + HANDSHAKE);
-        let met = self.meeting(stream, until).and_then(|mut meeting| meeting.welcome(&hello, |rank| self.take(rank)));
+        let met = self.handshake(stream, until).and_then(|mut meeting| meeting.accept(&hello, |rank| self.take_slot(rank)));
         match met {
             Ok((rank, met)) => self.settle(rank, Ok(met)),
             Err((rank, why)) => {
                 // The slot is free again for the real rank.
                 self.free(rank);
-                self.listener.refused(from, why);
+                self.listener.record_refusal(from, why);
             }
         }
     }
 
-    fn meeting(
+    fn handshake(
         &self,
         stream: TcpStream,
         until: Instant,
-    ) -> std::result::Result<Meeting<'_>, (Option<Rank>, JoinRefusal)> {
+    ) -> std::result::Result<Handshake<'_>, (Option<Rank>, JoinRefusal)> {
         let stream = HandshakeStream::new(stream, until, Box::new(|| self.is_over())).map_err(|why| (None, why))?;
-        Ok(Meeting { plan: self.plan, offer: self.offer.as_ref(), stream })
+        Ok(Handshake { plan: self.plan, offer: self.offer.as_ref(), stream })
     }
 
     /// Takes the slot of a rank that has proved its identity.
-    fn take(&self, rank: Rank) -> std::result::Result<(), JoinRefusal> {
+    fn take_slot(&self, rank: Rank) -> std::result::Result<(), JoinRefusal> {
         match &mut self.state().peers[usize::from(rank.0)] {
             PeerState::Unneeded => Err(JoinRefusal::Unexpected),
             PeerState::Settling | PeerState::Linked(_) => Err(JoinRefusal::Duplicate),
@@ -226,7 +226,7 @@ impl Join<'_> {
         }
     }
 
-    fn settle(&self, rank: Rank, met: Result<MetPeer>) {
+    fn settle(&self, rank: Rank, met: Result<JoinedPeer>) {
         let link = met.and_then(|met| met.into_link(self.plan, rank));
         match link {
             Ok(link) => self.state().peers[usize::from(rank.0)] = PeerState::Linked(Box::new(link)),
@@ -254,14 +254,14 @@ impl Join<'_> {
         }
     }
 
-    fn dial_once(&self, rank: Rank) -> std::result::Result<MetPeer, JoinRefusal> {
+    fn dial_once(&self, rank: Rank) -> std::result::Result<JoinedPeer, JoinRefusal> {
         let time = self.deadline.saturating_duration_since(Instant::now()).min(HANDSHAKE);
         let peer = &self.plan.peers[usize::from(rank.0)];
         let addresses = peer.to_socket_addrs().map_err(|_| JoinRefusal::Gone)?;
         let connect = |address| TcpStream::connect_timeout(&address, time.max(LOOK)).ok();
         let stream = addresses.into_iter().find_map(connect).ok_or(JoinRefusal::Gone)?;
         // Until the deadline: the peer may still be in an earlier epoch, and not serve its listener yet.
-        let mut meeting = self.meeting(stream, self.deadline).map_err(|(_, why)| why)?;
+        let mut meeting = self.handshake(stream, self.deadline).map_err(|(_, why)| why)?;
         meeting.dial(rank)
     }
 }

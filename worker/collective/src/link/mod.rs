@@ -7,7 +7,7 @@ mod tcp;
 mod seal;
 
 pub use seal::{LinkSeals, Seal};
-pub use shm::{LinkSide, ShmLink, hung_up};
+pub use shm::{LinkSide, ShmLink, has_hung_up};
 pub use tcp::TcpLink;
 
 use crate::frame::FrameHead;
@@ -33,10 +33,10 @@ pub enum PeerLink {
 
 impl PeerLink {
     /// Returns memory for the next frame's payload, if there is room now.
-    pub fn frame(&mut self, n_words: usize) -> Result<Option<&mut [u32]>> {
+    pub fn reserve_frame(&mut self, n_words: usize) -> Result<Option<&mut [u32]>> {
         match self {
-            PeerLink::Shm(link) => link.frame(n_words),
-            PeerLink::Tcp(link) => link.frame(n_words),
+            PeerLink::Shm(link) => link.reserve_frame(n_words),
+            PeerLink::Tcp(link) => link.reserve_frame(n_words),
         }
     }
 

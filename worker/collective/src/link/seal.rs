@@ -160,7 +160,7 @@ mod tests {
                 assert_eq!(opened(&mut theirs, &changed), None, "{mode:?}, bit {bit}");
                 // An attacker makes the checksum of a changed frame right, as it has no key.
                 let words: &[u32; HEAD_WORDS] = changed.first_chunk().unwrap();
-                let meant = FrameHead::checked(words);
+                let meant = FrameHead::with_checksum(words);
                 changed[..HEAD_WORDS].copy_from_slice(&meant);
                 if changed != frame {
                     assert_eq!(opened(&mut theirs, &changed), None, "{mode:?}, bit {bit} and the checksum");

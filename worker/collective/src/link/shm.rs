@@ -44,11 +44,11 @@ impl LinkSide {
     fn end(&self, exit: u32) {
         let ours = &self.region.pair().exits[self.side].0;
         let _ = ours.compare_exchange(0, exit, Ordering::Release, Ordering::Relaxed);
-        self.doorbell.doorbell().always(futex::wake);
+        self.doorbell.doorbell().ring_always(futex::wake);
     }
 
     /// Returns whether the neighbour has ended, in either way.
-    pub fn is_left(&self) -> bool {
+    pub fn has_peer_ended(&self) -> bool {
         self.region.pair().exits[1 - self.side].0.load(Ordering::Acquire) != 0
     }
 
@@ -95,7 +95,7 @@ impl ShmLink {
         &self.side
     }
 
-    pub fn frame(&mut self, n_words: usize) -> Result<Option<&mut [u32]>> {
+    pub fn reserve_frame(&mut self, n_words: usize) -> Result<Option<&mut [u32]>> {
         let n = frame_words(n_words) as u32;
         let Some(room) = self.writer.reserve(self.side.outgoing(), n)? else { return Ok(None) };
         self.open = Some((room, n));
@@ -178,7 +178,7 @@ impl ShmLink {
     }
 
     pub fn has_ended(&mut self, thorough: bool) -> Option<LinkFault> {
-        let hung_up = thorough && self.control.as_ref().is_some_and(hung_up);
+        let hung_up = thorough && self.control.as_ref().is_some_and(has_hung_up);
         // Read after the connection: a leaving neighbour sets its exit before it hangs up. Acquire: a reader that sees
         // the exit also sees what was sent before it.
         let exit = self.side.region.pair().exits[1 - self.side.side].0.load(Ordering::Acquire);
@@ -192,18 +192,18 @@ impl ShmLink {
     fn out_at(&self, at: u32) -> *mut u32 {
         debug_assert!(at < self.ring_words);
         // SAFETY: within the ring, which `words` has found within the region.
-        unsafe { self.side.region.words(self.side.side, self.ring_words).add(at as usize) }
+        unsafe { self.side.region.ring_start(self.side.side, self.ring_words).add(at as usize) }
     }
 
     fn in_at(&self, at: u32) -> *const u32 {
         debug_assert!(at < self.ring_words);
         // SAFETY: as above.
-        unsafe { self.side.region.words(1 - self.side.side, self.ring_words).add(at as usize) }
+        unsafe { self.side.region.ring_start(1 - self.side.side, self.ring_words).add(at as usize) }
     }
 }
 
 /// Returns whether a control connection has closed. No data is ever sent on it.
-pub fn hung_up(control: &TcpStream) -> bool {
+pub fn has_hung_up(control: &TcpStream) -> bool {
     match control.peek(&mut [0]) {
         Ok(_) => true,
         Err(error) => !matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted),

@@ -36,7 +36,7 @@ impl TcpLink {
         &self.stream
     }
 
-    pub fn frame(&mut self, n_words: usize) -> Result<Option<&mut [u32]>> {
+    pub fn reserve_frame(&mut self, n_words: usize) -> Result<Option<&mut [u32]>> {
         if !self.flush()? {
             return Ok(None);
         }
@@ -68,11 +68,11 @@ impl TcpLink {
     }
 
     pub fn peek(&mut self) -> Result<Option<FrameHead>> {
-        if self.front.is_none() && self.whole()?.is_none() {
+        if self.front.is_none() && self.next_whole_frame()?.is_none() {
             self.receive()?;
-            self.whole()?;
+            self.next_whole_frame()?;
         }
-        match self.front.as_ref().and_then(last_word) {
+        match self.front.as_ref().and_then(announced_fault) {
             Some(fault) => Err(fault),
             None => Ok(self.front),
         }
@@ -81,7 +81,7 @@ impl TcpLink {
     /// Returns how the neighbour has ended, by its last frame or by hanging up, behind the bytes not read yet.
     pub fn has_ended(&mut self) -> Option<LinkFault> {
         let held = match self.front {
-            Some(head) if last_word(&head).is_none() => head,
+            Some(head) if announced_fault(&head).is_none() => head,
             _ => return self.peek().err(),
         };
         // The front frame is still in use: check the bytes behind it, as far as there is room.
@@ -92,13 +92,13 @@ impl TcpLink {
         let Some(words) = words.first_chunk() else { return received.err() };
         match FrameHead::decode(words) {
             // It has no payload, so its tag can be checked before the frame in front of it is released.
-            (FrameStart::Head(head), tag) => last_word(&head).filter(|_| self.seals.incoming.is_next(tag, words)),
+            (FrameStart::Head(head), tag) => announced_fault(&head).filter(|_| self.seals.incoming.is_next(tag, words)),
             _ => received.err(),
         }
     }
 
     /// Returns the next frame's header, once the frame is whole and its tag is right.
-    fn whole(&mut self) -> Result<Option<FrameHead>> {
+    fn next_whole_frame(&mut self) -> Result<Option<FrameHead>> {
         let words = &mut self.incoming[self.arrived.start / 4..self.arrived.end / 4];
         let Some(head_words) = words.first_chunk() else { return Ok(None) };
         let (front, tag) = FrameHead::decode(head_words);
@@ -175,7 +175,7 @@ impl TcpLink {
 }
 
 /// Returns the end of the sender that a frame announces, if it does.
-fn last_word(head: &FrameHead) -> Option<LinkFault> {
+fn announced_fault(head: &FrameHead) -> Option<LinkFault> {
     match head.kind {
         FrameKind::Break => Some(LinkFault::Lost(Some(Rank(head.tag as u16)))),
         FrameKind::Leave => Some(LinkFault::Left),

@@ -4,7 +4,7 @@ use crate::common;
 use crate::common::{cpu, each, plans};
 use backend::Memory;
 use backend::cpu::Cpu;
-use collective::{Error, Ranks, Wire};
+use collective::{Error, Ranks, WireChoice};
 use std::time::Duration;
 use types::{Grid, Layout, Rank, StepId};
 
@@ -14,7 +14,7 @@ fn layout(tp: u16, pp: u16) -> Layout {
 
 /// Shares rows with all ranks; every rank owns one.
 fn share(rank: &mut Ranks<Cpu>, cpu: &Cpu, n_cols: usize) -> Result<(), Error> {
-    let n_rows = rank.size() as usize;
+    let n_rows = rank.stage_size() as usize;
     let mut buffer = cpu.buffer(n_rows, n_cols).unwrap();
     rank.share_rows(cpu, &mut buffer, |row| row as u32, n_rows)
 }
@@ -92,7 +92,7 @@ fn chain_names_the_rank_that_broke_it() {
 
 #[test]
 fn silent_rank_is_named_at_the_deadline() {
-    for wire in [Wire::Memory, Wire::Socket] {
+    for wire in [WireChoice::Memory, WireChoice::Socket] {
         let mut plans = plans(&layout(2, 1), wire);
         plans.iter_mut().for_each(|(_, plan)| plan.timeouts.op = Duration::from_millis(100));
         let mut ranks = common::over_host(common::join_all(plans).into_iter().map(Result::unwrap).collect());
@@ -141,11 +141,11 @@ fn an_abort_before_an_operation_is_kept() {
 #[test]
 fn ranks_out_of_step_never_get_wrong_numbers() {
     for (wire, ranks) in common::wires(&layout(2, 1)) {
-        let errors = each(ranks, |rank, cpu| match rank.rank() {
+        let errors = each(ranks, |rank, cpu| match rank.stage_rank() {
             0 => share(rank, cpu, 10).unwrap_err(),
             _ => {
                 let mut planes = cpu.buffer(2, 10).unwrap();
-                let owned = rank.owned(4);
+                let owned = rank.owned_units(4);
                 rank.all_reduce(cpu, &mut planes, &[owned], 4, 1).unwrap_err()
             }
         });

@@ -2,7 +2,7 @@
 
 use crate::common;
 use crate::common::{EPOCH, join_all, plans};
-use collective::{CancelFlag, Error, JoinRefusal, LinkEncryption, Mesh, MeshPlan, PeerListener, RefusedPeer, Wire};
+use collective::{CancelFlag, Error, JoinRefusal, LinkEncryption, Mesh, MeshPlan, PeerListener, RefusedPeer, WireChoice};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::Duration;
@@ -27,7 +27,7 @@ fn talk(ranks: Vec<Mesh>) {
 
 #[test]
 fn missing_rank_is_named() {
-    let mut plans = plans(&layout(3), Wire::Any);
+    let mut plans = plans(&layout(3), WireChoice::Any);
     shortly(&mut plans);
     // Rank 1 has a listener and never comes.
     let absent = plans.remove(1);
@@ -39,7 +39,7 @@ fn missing_rank_is_named() {
 
 #[test]
 fn a_wrong_secret_is_refused_on_both_sides() {
-    let mut plans = plans(&layout(2), Wire::Any);
+    let mut plans = plans(&layout(2), WireChoice::Any);
     shortly(&mut plans);
     plans[1].1.secret[31] ^= 1;
     let (door, plan) = plans.remove(0);
@@ -58,7 +58,7 @@ fn a_wrong_secret_is_refused_on_both_sides() {
 #[test]
 fn ranks_of_which_one_encrypts_refuse_each_other_by_name() {
     for (ours, theirs) in [(LinkEncryption::Off, LinkEncryption::On), (LinkEncryption::On, LinkEncryption::Off)] {
-        let mut plans = plans(&layout(2), Wire::Any);
+        let mut plans = plans(&layout(2), WireChoice::Any);
         shortly(&mut plans);
         (plans[0].1.encryption, plans[1].1.encryption) = (theirs, ours);
         let (door, plan) = plans.remove(0);
@@ -79,7 +79,7 @@ fn ranks_of_which_one_encrypts_refuse_each_other_by_name() {
 
 #[test]
 fn an_epoch_that_is_over_is_refused() {
-    let mut plans = plans(&layout(2), Wire::Any);
+    let mut plans = plans(&layout(2), WireChoice::Any);
     shortly(&mut plans);
     let old = Epoch { n: EPOCH.n - 1, ..EPOCH };
     plans[1].1.epoch = old;
@@ -91,7 +91,7 @@ fn an_epoch_that_is_over_is_refused() {
 
 #[test]
 fn an_epoch_that_has_not_begun_is_awaited() {
-    let mut plans = plans(&layout(2), Wire::Any);
+    let mut plans = plans(&layout(2), WireChoice::Any);
     let (door, mut first) = plans.remove(0);
     let (their_door, second) = plans.remove(0);
     let theirs = second.clone();
@@ -113,7 +113,7 @@ fn an_epoch_that_has_not_begun_is_awaited() {
 
 #[test]
 fn a_listener_serves_one_epoch_after_another() {
-    let plans = plans(&layout(2), Wire::Any);
+    let plans = plans(&layout(2), WireChoice::Any);
     for n in 0..4 {
         let next: Vec<_> =
             plans.iter().map(|(door, plan)| (door, MeshPlan { epoch: Epoch { n, ..EPOCH }, ..plan.clone() })).collect();
@@ -128,7 +128,7 @@ fn a_listener_serves_one_epoch_after_another() {
 
 #[test]
 fn a_second_one_of_a_rank_is_refused() {
-    let mut plans = plans(&layout(3), Wire::Any);
+    let mut plans = plans(&layout(3), WireChoice::Any);
     let impostor = (PeerListener::bind("127.0.0.1:0").unwrap(), plans[1].1.clone());
     let last = plans.pop().unwrap();
     let results = std::thread::scope(|scope| {
@@ -146,7 +146,7 @@ fn a_second_one_of_a_rank_is_refused() {
 
 #[test]
 fn strangers_do_not_disturb_a_join() {
-    let mut plans = plans(&layout(2), Wire::Any);
+    let mut plans = plans(&layout(2), WireChoice::Any);
     let (door, plan) = plans.remove(0);
     let address = door.address();
     let knock = |bytes: &[u8]| {
@@ -181,7 +181,7 @@ fn strangers_do_not_disturb_a_join() {
 /// More strangers than any queue of the system holds, of several kinds, before a meeting and during it.
 #[test]
 fn strangers_are_dropped_and_block_no_join() {
-    let mut plans = plans(&layout(2), Wire::Any);
+    let mut plans = plans(&layout(2), WireChoice::Any);
     let (door, plan) = plans.remove(0);
     let address = door.address();
     let knock = |bytes: &[u8]| {
@@ -223,7 +223,7 @@ fn strangers_are_dropped_and_block_no_join() {
 #[test]
 fn another_version_is_refused() {
     for version in [1, 9] {
-        let mut plans = plans(&layout(2), Wire::Any);
+        let mut plans = plans(&layout(2), WireChoice::Any);
         shortly(&mut plans);
         let (door, plan) = plans.remove(0);
         let mut stranger = TcpStream::connect(door.address()).unwrap();
@@ -241,7 +241,7 @@ fn another_version_is_refused() {
 /// Answers like version 1: it read as many bytes, and its verdict on another version was the same.
 #[test]
 fn a_listener_of_another_version_is_named() {
-    let mut plans = plans(&layout(2), Wire::Any);
+    let mut plans = plans(&layout(2), WireChoice::Any);
     shortly(&mut plans);
     let old = TcpListener::bind("127.0.0.1:0").unwrap();
     let (door, mut plan) = plans.remove(1);
@@ -260,7 +260,7 @@ fn a_listener_of_another_version_is_named() {
 
 #[test]
 fn a_join_can_be_called_off() {
-    let mut plans = plans(&layout(2), Wire::Any);
+    let mut plans = plans(&layout(2), WireChoice::Any);
     let (door, plan) = plans.remove(0);
     let cancel = CancelFlag::default();
     let result = std::thread::scope(|scope| {
@@ -278,7 +278,7 @@ fn a_join_can_be_called_off() {
 
 #[test]
 fn plans_that_cannot_be_meant_are_refused() {
-    let (door, plan) = plans(&layout(2), Wire::Any).remove(0);
+    let (door, plan) = plans(&layout(2), WireChoice::Any).remove(0);
     let beyond = MeshPlan { rank: Rank(2), ..plan.clone() };
     assert!(matches!(Mesh::join(&door, beyond), Err(Error::Plan(_))));
     let unlisted = MeshPlan { peers: plan.peers[..1].to_vec(), ..plan.clone() };
@@ -289,9 +289,9 @@ fn plans_that_cannot_be_meant_are_refused() {
 
 #[test]
 fn memory_wire_fails_with_socket_peer() {
-    let mut plans = plans(&layout(2), Wire::Memory);
+    let mut plans = plans(&layout(2), WireChoice::Memory);
     shortly(&mut plans);
-    plans[1].1.wire = Wire::Socket;
+    plans[1].1.wire = WireChoice::Socket;
     let results = join_all(plans);
     assert!(matches!(results[0], Err(Error::NoSharedMemory { rank: Rank(1) })), "{results:?}");
 }

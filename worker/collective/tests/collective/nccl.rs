@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::channel;
 use std::sync::{Barrier, Mutex};
 use std::time::Duration;
-use types::{Activations, Grid, Layout, Mode, Rank};
+use types::{Activations, Grid, Layout, NumericsMode, Rank};
 
 const N_VOCAB: usize = 101;
 const N_ROWS: usize = 7;
@@ -30,7 +30,7 @@ const FOREVER: Duration = Duration::from_secs(24 * 3600);
 /// a kernel that waits for the allocating rank.
 const EACH: (&str, &str) = ("FAKE_CUDA_DEVICES", "4");
 
-fn cuda(rank: u32, mode: Mode) -> Cuda {
+fn cuda(rank: u32, mode: NumericsMode) -> Cuda {
     let n_devices = Driver::find().unwrap().cards().unwrap().len() as u32;
     let ordinal = rank % n_devices;
     let host = CpuConfig { threads: 1, activations: Activations::F32, isa: Isa::detect(), spin: false };
@@ -49,10 +49,10 @@ fn ranks(layout: &Layout, deadline: Duration) -> Vec<Mesh> {
 /// Runs each rank on a thread with its own device, opened before any rank waits for another. Returns the answers in
 /// rank order.
 fn each<T: Send>(ranks: Vec<Mesh>, run: impl Fn(Mesh, &Cuda) -> T + Sync) -> Vec<T> {
-    each_at(Mode::Lockstep, ranks, run)
+    each_at(NumericsMode::Lockstep, ranks, run)
 }
 
-fn each_at<T: Send>(mode: Mode, ranks: Vec<Mesh>, run: impl Fn(Mesh, &Cuda) -> T + Sync) -> Vec<T> {
+fn each_at<T: Send>(mode: NumericsMode, ranks: Vec<Mesh>, run: impl Fn(Mesh, &Cuda) -> T + Sync) -> Vec<T> {
     let are_open = Barrier::new(ranks.len());
     std::thread::scope(|scope| {
         let (run, are_open) = (&run, &are_open);
@@ -70,7 +70,7 @@ fn each_at<T: Send>(mode: Mode, ranks: Vec<Mesh>, run: impl Fn(Mesh, &Cuda) -> T
 
 /// Returns ranks over this carrier, with default chunk limits.
 fn take(mesh: Mesh, cuda: &Cuda, choice: CarrierChoice) -> Result<Ranks<Cuda>, Error> {
-    Ranks::on(cuda, mesh, choice, &limits(ChunkLimits::default()), &CancelFlag::default())
+    Ranks::with_carrier(cuda, mesh, choice, &limits(ChunkLimits::default()), &CancelFlag::default())
 }
 
 /// Runs all operations, within a stage and between stages, several times over, so that leftovers of one meet the next.
@@ -82,18 +82,18 @@ fn all_operations(rank: &mut Ranks<Cuda>, cuda: &Cuda) {
     let as_bits: Vec<u32> = stream.iter().map(|value| value.to_bits()).collect();
     let (part, n_units) = (rank.part().clone(), N_VOCAB as u32);
     let owner = |row: usize| u32::from(part.shares.owner(row as u32 * 37 % n_units, n_units));
-    let own = |i: usize| if owner(i / HIDDEN) == rank.rank() { stream[i] } else { -1.0 };
+    let own = |i: usize| if owner(i / HIDDEN) == rank.stage_rank() { stream[i] } else { -1.0 };
     let mut rows = filled(cuda, N_ROWS, HIDDEN, &(0..stream.len()).map(own).collect::<Vec<_>>());
     rank.share_rows(cuda, &mut rows, owner, N_ROWS).unwrap();
     assert_eq!(bits(cuda, &rows, N_ROWS, HIDDEN), as_bits);
     let logits = Rng(78).floats(N_ROWS * N_VOCAB);
-    let cols = rank.owned(n_units);
+    let cols = rank.owned_units(n_units);
     let mine = |row: usize| &logits[row * N_VOCAB..][cols.start as usize..cols.end as usize];
     let mine = filled(cuda, N_ROWS, cols.len(), &(0..N_ROWS).flat_map(mine).copied().collect::<Vec<_>>());
     let mut whole = filled(cuda, N_ROWS, N_VOCAB, &vec![-1.0; N_ROWS * N_VOCAB]);
     rank.gather_columns(cuda, &mine, &mut whole, n_units, N_ROWS).unwrap();
     let whole = bits(cuda, &whole, N_ROWS, N_VOCAB);
-    assert!(rank.rank() != 0 || whole == logits.iter().map(|value| value.to_bits()).collect::<Vec<_>>());
+    assert!(rank.stage_rank() != 0 || whole == logits.iter().map(|value| value.to_bits()).collect::<Vec<_>>());
     for round in 0..3 {
         let n_rows = N_ROWS - round;
         let mut here = filled(cuda, N_ROWS, HIDDEN, &vec![-1.0; N_ROWS * HIDDEN]);
@@ -121,9 +121,9 @@ fn every_operation_has_the_bits_of_one_rank() {
             let layout = if is_even { even() } else { rng.layout(tp.into(), pp.into()) };
             for chunks in [chunks, small] {
                 each(ranks(&layout, PATIENT), |mesh, cuda| {
-                    let took = Ranks::on(cuda, mesh, CarrierChoice::Nccl, &limits(chunks), &CancelFlag::default());
+                    let took = Ranks::with_carrier(cuda, mesh, CarrierChoice::Nccl, &limits(chunks), &CancelFlag::default());
                     let mut rank = took.unwrap();
-                    assert!(rank.has(CarrierChoice::Nccl), "tp {tp}, pp {pp}");
+                    assert!(rank.uses_carrier(CarrierChoice::Nccl), "tp {tp}, pp {pp}");
                     (0..2).for_each(|_| all_operations(&mut rank, cuda));
                 });
             }
@@ -139,9 +139,9 @@ fn under_fast_sums_are_nccls() {
         for (tp, is_even) in [(2, true), (3, false), (4, false)] {
             let layout =
                 if is_even { Layout::even(Grid { tp, pp: 1, ep: 1 }, 1).unwrap() } else { rng.layout(tp.into(), 1) };
-            let sums = each_at(Mode::Fast, ranks(&layout, PATIENT), |mesh, cuda| {
+            let sums = each_at(NumericsMode::Fast, ranks(&layout, PATIENT), |mesh, cuda| {
                 let mut rank = take(mesh, cuda, CarrierChoice::Nccl).unwrap();
-                assert!(rank.has(CarrierChoice::Nccl), "tp {tp}");
+                assert!(rank.uses_carrier(CarrierChoice::Nccl), "tp {tp}");
                 N_LEAVES.map(|n_leaves| sum(&mut rank, cuda, n_leaves, N_ROWS).unwrap())
             });
             assert!(sums.iter().all(|of_rank| *of_rank == sums[0]), "tp {tp}: all ranks have the same bits");
@@ -165,7 +165,7 @@ fn first_beside(deadline: Duration, instead: impl Fn(&mut Ranks<Cuda>) + Sync) -
     let mut errors = each(ranks(&layout, deadline), |mesh, cuda| {
         let rank = &mut take(mesh, cuda, CarrierChoice::Nccl).unwrap();
         assert_eq!(sum(rank, cuda, 8, 2).unwrap(), expected_sum(8, 2));
-        if rank.rank() == 1 {
+        if rank.stage_rank() == 1 {
             instead(rank);
             let _ended = wait.lock().unwrap().recv();
             return None;
@@ -252,7 +252,7 @@ fn nothing_remains_of_ranks_that_rejoin() {
         for round in 0..4 {
             let of_ranks = each(ranks(&layout, PATIENT), |mesh, cuda| {
                 let rank = &mut take(mesh, cuda, CarrierChoice::Nccl).unwrap();
-                assert!(rank.has(CarrierChoice::Nccl));
+                assert!(rank.uses_carrier(CarrierChoice::Nccl));
                 assert_eq!(sum(rank, cuda, 8, 2).unwrap(), expected_sum(8, 2));
                 let handle = rank.abort_handle();
                 // No rank breaks off before the others have its data.
@@ -286,7 +286,7 @@ fn a_name_is_made_when_all_have_agreed() {
         let trace = Beside::of("FAKE_CUDA_TRACE");
         let layout = Layout::even(Grid { tp: 2, pp: 2, ep: 1 }, 2).unwrap();
         let takes =
-            |mesh: Mesh, cuda: &Cuda, choice: CarrierChoice| take(mesh, cuda, choice).unwrap().has(CarrierChoice::Nccl);
+            |mesh: Mesh, cuda: &Cuda, choice: CarrierChoice| take(mesh, cuda, choice).unwrap().uses_carrier(CarrierChoice::Nccl);
         // The second stage goes through the host, and so does every exchange with it.
         each(ranks(&layout, PATIENT), |mesh, cuda| {
             let choice = if mesh.part().is_first() { CarrierChoice::Auto } else { CarrierChoice::Host };
@@ -329,7 +329,7 @@ fn a_wait_of_the_device_is_ended_from_outside() {
             });
             each(ranks(&layout, PATIENT), |mesh, cuda| {
                 let rank = &mut take(mesh, cuda, CarrierChoice::Nccl).unwrap();
-                if rank.rank() == 1 {
+                if rank.stage_rank() == 1 {
                     let _ended = wait.lock().unwrap().recv();
                     return;
                 }
@@ -374,7 +374,7 @@ fn rank_absent_from_communicator_ends_the_wait() {
         cancel.cancel();
         let errors = each(ranks(&layout, PATIENT), |mesh, cuda| {
             let limits = limits(ChunkLimits::default());
-            Ranks::on(cuda, mesh, CarrierChoice::Nccl, &limits, &cancel).err().unwrap()
+            Ranks::with_carrier(cuda, mesh, CarrierChoice::Nccl, &limits, &cancel).err().unwrap()
         });
         assert!(errors.iter().any(|error| matches!(error, Error::Aborted)), "{errors:?}");
     });
@@ -387,7 +387,7 @@ fn where_it_cannot_be_the_host_carries_or_it_is_refused() {
         each(ranks(&layout, PATIENT), |mesh, cuda| {
             // Both ranks are on one device, and this NCCL is too old for that.
             let rank = &mut take(mesh, cuda, CarrierChoice::Auto).unwrap();
-            assert!(!rank.has(CarrierChoice::Nccl));
+            assert!(!rank.uses_carrier(CarrierChoice::Nccl));
             assert_eq!(sum(rank, cuda, 8, 2).unwrap(), expected_sum(8, 2));
         });
         each(ranks(&layout, PATIENT), |mesh, cuda| {

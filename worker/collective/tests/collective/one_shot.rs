@@ -18,7 +18,7 @@ use std::process::{Child, Command};
 use std::sync::mpsc::channel;
 use std::sync::{Barrier, Mutex};
 use std::time::{Duration, Instant};
-use types::{Activations, Grid, Layout, Mode, Rank};
+use types::{Activations, Grid, Layout, NumericsMode, Rank};
 
 const N_LEAVES: [u32; 3] = [8, 5, 3];
 const ROWS: [usize; 3] = [1, 7, 19];
@@ -30,7 +30,7 @@ const IMPATIENT: Duration = Duration::from_secs(4);
 /// Each rank has its own device, and no usable NCCL.
 const ALONE: [(&str, &str); 2] = [("FAKE_CUDA_DEVICES", "4"), ("FAKE_NCCL_VERSION", "20000")];
 
-fn cuda(ordinal: u32, mode: Mode) -> Cuda {
+fn cuda(ordinal: u32, mode: NumericsMode) -> Cuda {
     let host = CpuConfig { threads: 1, activations: Activations::F32, isa: Isa::detect(), spin: false };
     Cuda::open(&CudaConfig { ordinal, cache: None, mode, host, graphs: false }).unwrap()
 }
@@ -46,18 +46,18 @@ fn even(tp: u16) -> Layout {
 }
 
 fn take(mesh: Mesh, cuda: &Cuda, choice: CarrierChoice) -> Result<Ranks<Cuda>, Error> {
-    Ranks::on(cuda, mesh, choice, &limits(), &CancelFlag::default())
+    Ranks::with_carrier(cuda, mesh, choice, &limits(), &CancelFlag::default())
 }
 
 /// Returns whether the rank exchanges through NCCL, and whether it sums over memory.
 fn ways(rank: &Ranks<Cuda>) -> (bool, bool) {
-    (rank.has(CarrierChoice::Nccl), rank.has(CarrierChoice::Ipc))
+    (rank.uses_carrier(CarrierChoice::Nccl), rank.uses_carrier(CarrierChoice::Ipc))
 }
 
 /// Runs each rank on a thread with its own device, opened before any rank waits for another. Returns the answers in
 /// rank order.
 fn each<T: Send>(
-    (layout, deadline, mode): (&Layout, Duration, Mode),
+    (layout, deadline, mode): (&Layout, Duration, NumericsMode),
     ordinal: impl Fn(u32) -> u32 + Sync,
     run: impl Fn(Mesh, &Cuda) -> T + Sync,
 ) -> Vec<T> {
@@ -99,7 +99,7 @@ fn sums_over_memory_have_the_bits_of_one_rank() {
     on_fake_cuda("sums_over_memory_have_the_bits_of_one_rank", &ALONE, || {
         let mut rng = Rng(5);
         let layouts = [even(2), rng.layout(3, 1), rng.layout(4, 1), rng.layout(2, 2)];
-        for (layout, mode) in layouts.iter().zip([Mode::Lockstep, Mode::Fast].into_iter().cycle()) {
+        for (layout, mode) in layouts.iter().zip([NumericsMode::Lockstep, NumericsMode::Fast].into_iter().cycle()) {
             each(
                 (layout, PATIENT, mode),
                 |rank| rank,
@@ -112,7 +112,7 @@ fn sums_over_memory_have_the_bits_of_one_rank() {
             );
         }
         each(
-            (&even(2), PATIENT, Mode::Lockstep),
+            (&even(2), PATIENT, NumericsMode::Lockstep),
             |rank| rank,
             |mesh, cuda| {
                 let rank = &mut take(mesh, cuda, CarrierChoice::Auto).unwrap();
@@ -126,7 +126,7 @@ fn sums_over_memory_have_the_bits_of_one_rank() {
 #[test]
 fn a_device_serves_one_epoch_after_another() {
     on_fake_cuda("a_device_serves_one_epoch_after_another", &ALONE, || {
-        let devices: Vec<_> = (0..2).map(|ordinal| cuda(ordinal, Mode::Lockstep)).collect();
+        let devices: Vec<_> = (0..2).map(|ordinal| cuda(ordinal, NumericsMode::Lockstep)).collect();
         let epoch = || {
             let ranks = Mesh::in_process_with(&even(2), WaitPolicy { deadline: PATIENT, spin: false }).unwrap();
             std::thread::scope(|scope| {
@@ -150,7 +150,7 @@ fn beside_nccl_small_sums_go_over_memory() {
     on_fake_cuda("beside_nccl_small_sums_go_over_memory", &[("FAKE_CUDA_DEVICES", "2")], || {
         for (choice, expected) in [(CarrierChoice::Auto, (true, true)), (CarrierChoice::Nccl, (true, false))] {
             each(
-                (&even(2), PATIENT, Mode::Lockstep),
+                (&even(2), PATIENT, NumericsMode::Lockstep),
                 |rank| rank,
                 |mesh, cuda| {
                     let rank = &mut take(mesh, cuda, choice).unwrap();
@@ -168,7 +168,7 @@ fn beside_nccl_small_sums_go_over_memory() {
 fn device_is_shared_only_on_request() {
     on_fake_cuda("device_is_shared_only_on_request", &[("FAKE_CUDA_ORDER", "1")], || {
         each(
-            (&even(2), PATIENT, Mode::Lockstep),
+            (&even(2), PATIENT, NumericsMode::Lockstep),
             |_| 0,
             |mesh, cuda| {
                 // An allocation might wait for the other rank's kernel, which waits for this rank.
@@ -179,7 +179,7 @@ fn device_is_shared_only_on_request() {
             },
         );
         each(
-            (&even(2), PATIENT, Mode::Lockstep),
+            (&even(2), PATIENT, NumericsMode::Lockstep),
             |_| 0,
             |mesh, cuda| {
                 let rank = &mut take(mesh, cuda, CarrierChoice::Auto).unwrap();
@@ -195,7 +195,7 @@ fn unreachable_peer_memory_falls_back_to_host() {
     let screws = [ALONE[0], ALONE[1], ("FAKE_CUDA_PEERS", "0")];
     on_fake_cuda("unreachable_peer_memory_falls_back_to_host", &screws, || {
         each(
-            (&even(2), PATIENT, Mode::Lockstep),
+            (&even(2), PATIENT, NumericsMode::Lockstep),
             |rank| rank,
             |mesh, cuda| {
                 let rank = &mut take(mesh, cuda, CarrierChoice::Auto).unwrap();
@@ -204,7 +204,7 @@ fn unreachable_peer_memory_falls_back_to_host() {
             },
         );
         each(
-            (&even(2), PATIENT, Mode::Lockstep),
+            (&even(2), PATIENT, NumericsMode::Lockstep),
             |rank| rank,
             |mesh, cuda| {
                 let error = take(mesh, cuda, CarrierChoice::Ipc);
@@ -218,12 +218,12 @@ fn unreachable_peer_memory_falls_back_to_host() {
 fn beside(tp: u16, deadline: Duration, instead: impl Fn(&mut Ranks<Cuda>) + Sync) -> Vec<Error> {
     let have_finished = Barrier::new(tp.into());
     let errors = each(
-        (&even(tp), deadline, Mode::Lockstep),
+        (&even(tp), deadline, NumericsMode::Lockstep),
         |rank| rank,
         |mesh, cuda| {
             let rank = &mut take(mesh, cuda, CarrierChoice::Auto).unwrap();
             assert_eq!(sum(rank, cuda, 8, 2).unwrap(), expected_sum(8, 2));
-            let is_last = rank.rank() == u32::from(tp) - 1;
+            let is_last = rank.stage_rank() == u32::from(tp) - 1;
             let error = if is_last { None } else { sum(rank, cuda, 8, 2).err() };
             if is_last {
                 instead(rank);
@@ -274,11 +274,11 @@ fn a_wait_of_a_kernel_is_ended_from_outside() {
                 handle.abort();
             });
             each(
-                (&even(2), PATIENT, Mode::Lockstep),
+                (&even(2), PATIENT, NumericsMode::Lockstep),
                 |rank| rank,
                 |mesh, cuda| {
                     let rank = &mut take(mesh, cuda, CarrierChoice::Auto).unwrap();
-                    if rank.rank() == 0 {
+                    if rank.stage_rank() == 0 {
                         sender.lock().unwrap().take().unwrap().send(rank.abort_handle()).unwrap();
                         let error = sum(rank, cuda, 8, 2).err().unwrap();
                         assert!(matches!(error, Error::Aborted), "{error}");
@@ -356,7 +356,7 @@ fn run_rank(arguments: &str) {
     let listener = PeerListener::bind("127.0.0.1:0").unwrap();
     board.post(&format!("address{rank}"), &listener.address().to_string());
     let peers = (0..tp).map(|rank| board.wait_for(&format!("address{rank}"))).collect();
-    let cuda = cuda(rank.into(), Mode::Lockstep);
+    let cuda = cuda(rank.into(), NumericsMode::Lockstep);
     let mut plan = MeshPlan::new(common::EPOCH, Rank(rank), even(tp), peers, [9; 32]);
     plan.timeouts.op = Duration::from_secs(seconds.into());
     let mut ranks = take(Mesh::join(&listener, plan).unwrap(), &cuda, CarrierChoice::Auto).unwrap();

@@ -34,7 +34,7 @@ impl Leaves {
 
     /// Sums a rank's share, and returns the bits of the result.
     fn sum(&self, rank: &mut Ranks<Cpu>, cpu: &Cpu) -> Vec<u32> {
-        let runs = aligned_runs(rank.owned(self.n_leaves), self.n_leaves);
+        let runs = aligned_runs(rank.owned_units(self.n_leaves), self.n_leaves);
         let mut planes = cpu.buffer(runs.len().max(1) * self.n_rows, self.n_cols).unwrap();
         for (i, run) in runs.iter().enumerate() {
             cpu.write(&mut planes, i * self.n_rows, &self.plane(run));
@@ -96,7 +96,7 @@ fn rows_come_from_their_owners() {
             each(ranks, |rank, cpu| {
                 for n_rows in [0, 1, 5, 90] {
                     let owner = |row: usize| (row * 7 % 5 % usize::from(tp)) as u32;
-                    let me = rank.rank();
+                    let me = rank.stage_rank();
                     let mut buffer =
                         filled(cpu, 90, N_COLS, |row, col| if owner(row) == me { mark(row, col) } else { -1.0 });
                     rank.share_rows(cpu, &mut buffer, owner, n_rows).unwrap();
@@ -118,14 +118,14 @@ fn columns_gather_on_the_first_rank() {
         let layout = rng.layout(tp, 1);
         for (wire, ranks) in common::wires(&layout) {
             each(ranks, |rank, cpu| {
-                let owned = rank.owned(n_units);
+                let owned = rank.owned_units(n_units);
                 let mine = filled(cpu, n_rows, owned.len().max(1), |row, col| mark(row, owned.start as usize + col));
                 let mut whole = cpu.buffer(n_rows, n_units as usize).unwrap();
                 rank.gather_columns(cpu, &mine, &mut whole, n_units, n_rows).unwrap();
                 let expected = filled(cpu, n_rows, n_units as usize, mark);
                 let same =
                     bits(cpu, &whole, n_rows, n_units as usize) == bits(cpu, &expected, n_rows, n_units as usize);
-                assert_eq!(same, rank.rank() == 0, "{wire}, {layout:?}");
+                assert_eq!(same, rank.stage_rank() == 0, "{wire}, {layout:?}");
             });
         }
     }
@@ -151,7 +151,7 @@ fn stages_hand_on_rows_and_tokens() {
 fn pipeline_step(rank: &mut Ranks<Cpu>, cpu: &Cpu, step: u64, layout: &Layout, wire: &str) {
     const N_COLS: usize = 576;
     let n_rows = [1, 9, 400][step as usize % 3];
-    let (part, tp) = (rank.part().clone(), rank.rank() as usize);
+    let (part, tp) = (rank.part().clone(), rank.stage_rank() as usize);
     let stream = filled(cpu, n_rows, N_COLS, |row, col| mark(row, col) + (step * 1000) as f32 + tp as f32);
     if !part.is_first() {
         let mut received = cpu.buffer(n_rows, N_COLS).unwrap();

@@ -35,7 +35,7 @@ fn sum_of(leaves: &[Vec<f32>], run: std::ops::Range<u32>) -> Vec<f32> {
 }
 
 pub fn sum(rank: &mut Ranks<Cuda>, cuda: &Cuda, n_leaves: u32, n_rows: usize) -> Result<Vec<u32>, Error> {
-    let n_runs = aligned_runs(rank.owned(n_leaves), n_leaves).len();
+    let n_runs = aligned_runs(rank.owned_units(n_leaves), n_leaves).len();
     sum_in(&mut filled(cuda, n_runs.max(1) * n_rows, HIDDEN, &[]), rank, cuda, n_leaves, n_rows)
 }
 
@@ -49,7 +49,7 @@ pub fn sum_in(
     n_rows: usize,
 ) -> Result<Vec<u32>, Error> {
     let leaves = leaves(n_leaves, n_rows);
-    let runs = aligned_runs(rank.owned(n_leaves), n_leaves);
+    let runs = aligned_runs(rank.owned_units(n_leaves), n_leaves);
     let planes: Vec<f32> = runs.iter().flat_map(|run| sum_of(&leaves, run.clone())).collect();
     if !planes.is_empty() {
         cuda.write(buffer, 0, &planes);

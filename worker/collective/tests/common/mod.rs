@@ -2,7 +2,7 @@
 #![allow(dead_code, reason = "each test uses its part")]
 
 use backend::cpu::{Cpu, CpuConfig, Isa};
-use collective::{Error, LinkEncryption, Mesh, MeshPlan, PeerListener, Ranks, WaitPolicy, Wire};
+use collective::{Error, LinkEncryption, Mesh, MeshPlan, PeerListener, Ranks, WaitPolicy, WireChoice};
 use std::time::Duration;
 use types::{Activations, Epoch, Layout, Rank, Shares, Stage};
 
@@ -68,9 +68,9 @@ pub fn wires(layout: &Layout) -> Vec<(&'static str, Vec<Ranks<Cpu>>)> {
     vec![
         ("memory of one process", over_host(Mesh::in_process(layout))),
         ("memory of one process, spinning", over_host(Mesh::in_process_with(layout, spinning).unwrap())),
-        ("shared memory", joined(layout, Wire::Memory)),
-        ("sockets", joined(layout, Wire::Socket)),
-        ("sockets, encrypted", joined_by(plans(layout, Wire::Socket), LinkEncryption::On)),
+        ("shared memory", joined(layout, WireChoice::Memory)),
+        ("sockets", joined(layout, WireChoice::Socket)),
+        ("sockets, encrypted", joined_by(plans(layout, WireChoice::Socket), LinkEncryption::On)),
     ]
 }
 
@@ -80,7 +80,7 @@ pub fn over_host(meshes: Vec<Mesh>) -> Vec<Ranks<Cpu>> {
     meshes.into_iter().map(Ranks::over_host).collect()
 }
 
-pub fn joined(layout: &Layout, wire: Wire) -> Vec<Ranks<Cpu>> {
+pub fn joined(layout: &Layout, wire: WireChoice) -> Vec<Ranks<Cpu>> {
     joined_by(plans(layout, wire), LinkEncryption::Off)
 }
 
@@ -90,7 +90,7 @@ fn joined_by(mut plans: Vec<(PeerListener, MeshPlan)>, encryption: LinkEncryptio
 }
 
 /// Returns a listener and a plan for each rank.
-pub fn plans(layout: &Layout, wire: Wire) -> Vec<(PeerListener, MeshPlan)> {
+pub fn plans(layout: &Layout, wire: WireChoice) -> Vec<(PeerListener, MeshPlan)> {
     let listeners: Vec<_> = (0..layout.grid().n_ranks()).map(|_| PeerListener::bind("127.0.0.1:0").unwrap()).collect();
     let peers: Vec<_> = listeners.iter().map(|listener| listener.address().to_string()).collect();
     let plan = |(rank, listener)| {

@@ -12,7 +12,7 @@ use serde_json::json;
 use std::path::Path;
 use std::time::Instant;
 use types::{
-    Activations, BlockId, Epoch, Grid, KvDtype, Layout, Mode, Rank, Request, RequestId, Slice, Step, StepId, Want,
+    Activations, BlockId, Epoch, Grid, KvDtype, Layout, NumericsMode, Rank, Request, RequestId, Slice, Step, StepId, Want,
 };
 use worker::{Assignment, CarrierChoice, ComputeDevice, Driver, MeshSecret, MeshTimeouts, ModelLoader, nccl_version};
 
@@ -80,7 +80,7 @@ pub fn groups(options: &Options) -> Vec<Group> {
 /// One model on one rank.
 fn model(options: &Options, name: &str, report: FindingSink<'_>) -> Done {
     let (models, cache, size) = (&options.models, &options.cache, if options.is_tiny { TINY } else { FULL });
-    let distance = distance(models, name, Mode::Lockstep, size.n_tokens, Some(cache));
+    let distance = distance(models, name, NumericsMode::Lockstep, size.n_tokens, Some(cache));
     let details = json!({ "farthest": distance.farthest, "typical": distance.typical });
     report(Finding::checked(format!("{name} beside the CPU"), distance.is_good(), details));
     let same_bits = keeps_its_bits(models, name, Some(cache));
@@ -101,7 +101,7 @@ fn deep(options: &Options) -> Result<Assignment, String> {
 
 /// Checks passes that are replayed as graphs.
 fn graphs(models: &Path, of: &str, cache: &Path) -> Finding {
-    let (same_bits, repeats) = graphs_keep_bits(models, of, Mode::Lockstep, Some(cache));
+    let (same_bits, repeats) = graphs_keep_bits(models, of, NumericsMode::Lockstep, Some(cache));
     let details = json!({ "same_bits": same_bits, "recorded": repeats.recorded, "replayed": repeats.replayed });
     Finding::checked(format!("{of} in graphs"), same_bits && repeats.replayed > 0, details)
 }
@@ -123,7 +123,7 @@ fn assignment(model: &Path) -> Assignment {
         model_path: model.to_owned(),
         activations: Activations::Bf16,
         kv_dtype: KvDtype::Bf16,
-        mode: Mode::Lockstep,
+        mode: NumericsMode::Lockstep,
         n_blocks: vec![crate::common::N_BLOCKS; spec.cache_groups().groups().len()],
         kv_bytes: 64 << 20,
         context: CONTEXT.min(spec.context),

@@ -7,7 +7,7 @@ use crate::on_device::{self, Check, every};
 use backend::cuda::Cuda;
 use serde_json::json;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
-use types::{Dtype, KvDtype, Mode};
+use types::{Dtype, KvDtype, NumericsMode};
 
 /// Row counts for pairs of products: they cover every kernel, and exceed the rows of a block.
 const ROWS: [usize; 6] = [1, 7, 13, 30, 64, 200];
@@ -28,13 +28,13 @@ fn found(check: Check, seed: u64) -> Finding {
 }
 
 /// Checks on the device in this mode, with numbers from a seed.
-fn group<C>(name: impl Into<String>, mode: Mode, checks: C) -> Group
+fn group<C>(name: impl Into<String>, mode: NumericsMode, checks: C) -> Group
 where
     C: Fn(&Cuda, &Options, u64) -> Vec<Check> + 'static,
 {
     let name = name.into();
     Group::new("kernels", name.clone(), move |options, report| {
-        if let (Mode::Fast, Err(why)) = (mode, worker::lt_version()) {
+        if let (NumericsMode::Fast, Err(why)) = (mode, worker::lt_version()) {
             report(Finding::not_run(&name, &why));
             return Ok(());
         }
@@ -47,19 +47,19 @@ where
 
 /// Returns the groups: small checks of all kernels first, and then the large shapes, which keep the CPU busiest.
 pub fn groups(options: &Options) -> Vec<Group> {
-    let mut groups = vec![Group::opened("kernels"), group("small shapes", Mode::Lockstep, small)];
+    let mut groups = vec![Group::opened("kernels"), group("small shapes", NumericsMode::Lockstep, small)];
     for dtype in every::TYPES {
         let name = format!("every kernel for {dtype:?}");
-        groups.push(group(name, Mode::Lockstep, move |cuda, _, seed| every::of_type(cuda, dtype, seed)));
+        groups.push(group(name, NumericsMode::Lockstep, move |cuda, _, seed| every::of_type(cuda, dtype, seed)));
     }
     for width in every::WIDTHS {
         let name = format!("every kernel for heads of {width}");
-        groups.push(group(name, Mode::Lockstep, move |cuda, _, seed| every::of_width(cuda, width, seed)));
+        groups.push(group(name, NumericsMode::Lockstep, move |cuda, _, seed| every::of_width(cuda, width, seed)));
     }
-    groups.push(group("every other kernel", Mode::Lockstep, |cuda, _, seed| every::rest(cuda, seed)));
-    groups.push(group("rows and draws", Mode::Lockstep, |cuda, of, seed| shapes::rows(cuda, sizes(of), seed)));
-    groups.push(group("experts", Mode::Lockstep, |cuda, of, seed| shapes::experts(cuda, sizes(of), seed)));
-    let under_fast = group("every kernel under fast", Mode::Fast, |cuda, _, seed| {
+    groups.push(group("every other kernel", NumericsMode::Lockstep, |cuda, _, seed| every::rest(cuda, seed)));
+    groups.push(group("rows and draws", NumericsMode::Lockstep, |cuda, of, seed| shapes::rows(cuda, sizes(of), seed)));
+    groups.push(group("experts", NumericsMode::Lockstep, |cuda, of, seed| shapes::experts(cuda, sizes(of), seed)));
+    let under_fast = group("every kernel under fast", NumericsMode::Fast, |cuda, _, seed| {
         let types = [Dtype::BF16, Dtype::F8E4M3];
         types.into_iter().flat_map(|dtype| every::of_type(cuda, dtype, seed)).collect()
     });
@@ -74,13 +74,13 @@ fn large(options: &Options) -> Vec<Group> {
     let mut groups = Vec::new();
     for heads in sizes(options).heads {
         let name = format!("attention of {heads:?}");
-        groups.push(group(name, Mode::Lockstep, |cuda, of, _| shapes::attention(cuda, sizes(of), *heads)));
+        groups.push(group(name, NumericsMode::Lockstep, |cuda, of, _| shapes::attention(cuda, sizes(of), *heads)));
     }
     for dtype in every::TYPES {
         let products = move |cuda: &Cuda, options: &Options, seed| shapes::products(cuda, sizes(options), dtype, seed);
-        groups.push(group(format!("products of {dtype:?}"), Mode::Lockstep, products));
+        groups.push(group(format!("products of {dtype:?}"), NumericsMode::Lockstep, products));
     }
-    groups.push(group("head", Mode::Lockstep, |cuda, of, seed| vec![shapes::head(cuda, sizes(of), seed)]));
+    groups.push(group("head", NumericsMode::Lockstep, |cuda, of, seed| vec![shapes::head(cuda, sizes(of), seed)]));
     groups
 }
 
@@ -95,7 +95,7 @@ fn fast(options: &Options, report: FindingSink<'_>) -> Done {
         report(Finding::not_run("products under fast", &why));
         return Ok(());
     }
-    let (fast, lockstep, seed) = (cuda(options, Mode::Fast)?, cuda(options, Mode::Lockstep)?, seed());
+    let (fast, lockstep, seed) = (cuda(options, NumericsMode::Fast)?, cuda(options, NumericsMode::Lockstep)?, seed());
     let rows = if options.is_tiny { &[1, 33][..] } else { &[1, 33, 200, 500] };
     let checks = on_device::fast_checks(&fast, rows, seed);
     let checks = checks.into_iter().chain([every::few_rows(&fast, &lockstep)]);

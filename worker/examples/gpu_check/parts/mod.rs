@@ -17,7 +17,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
-use types::{Activations, Mode};
+use types::{Activations, NumericsMode};
 
 /// A part of the error on devices with too little memory.
 const NO_ROOM: &str = "do not fit in memory";
@@ -158,7 +158,7 @@ pub fn groups(options: &Options) -> Vec<Group> {
 /// Opens the device, with kernels compiled or from the cache.
 fn opened(options: &Options, report: FindingSink<'_>) -> Done {
     let begun = Instant::now();
-    let cuda = cuda(options, Mode::Lockstep)?;
+    let cuda = cuda(options, NumericsMode::Lockstep)?;
     let free = cuda.free_bytes().map_err(|error| error.to_string())?;
     let details = json!({ "seconds": begun.elapsed().as_secs_f64(), "free_bytes": free });
     report(Finding::measured("opened, with kernels compiled or from the cache", details));
@@ -181,7 +181,7 @@ pub fn run_here(ids: &[&str], options: &Options) -> Result<(), String> {
         }
         // Keeps the device's context for all groups, because creating it is slow. A group that cannot open the device
         // reports that error itself.
-        kept_open = kept_open.or_else(|| cuda(options, Mode::Lockstep).ok());
+        kept_open = kept_open.or_else(|| cuda(options, NumericsMode::Lockstep).ok());
     }
     Ok(())
 }
@@ -310,7 +310,7 @@ fn settings(card: &Card) -> Value {
     }
 }
 
-pub fn cuda(options: &Options, mode: Mode) -> Result<Cuda, String> {
+pub fn cuda(options: &Options, mode: NumericsMode) -> Result<Cuda, String> {
     let host = CpuConfig { threads: cores(), activations: Activations::F32, isa: Isa::detect(), spin: false };
     let config = CudaConfig { ordinal: 0, cache: Some(options.cache.clone()), mode, host, graphs: true };
     Cuda::open(&config).map_err(|error| error.to_string())
@@ -321,9 +321,9 @@ pub fn cores() -> usize {
 }
 
 /// Returns the modes that this machine supports, and why it lacks the other one.
-pub fn modes() -> (Vec<Mode>, Option<String>) {
+pub fn modes() -> (Vec<NumericsMode>, Option<String>) {
     match worker::lt_version() {
-        Ok(_) => (vec![Mode::Lockstep, Mode::Fast], None),
-        Err(why) => (vec![Mode::Lockstep], Some(why.to_string())),
+        Ok(_) => (vec![NumericsMode::Lockstep, NumericsMode::Fast], None),
+        Err(why) => (vec![NumericsMode::Lockstep], Some(why.to_string())),
     }
 }

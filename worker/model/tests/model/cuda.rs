@@ -4,7 +4,7 @@
 use crate::fake_cuda::on_fake_cuda;
 use crate::whole::{NAMES, bits, distance, graphs_keep_bits, keeps_its_bits, log, on_cuda};
 use std::path::{Path, PathBuf};
-use types::Mode;
+use types::NumericsMode;
 
 fn models() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/reference")
@@ -14,7 +14,7 @@ fn models() -> PathBuf {
 fn logits_are_the_cpus_but_for_bf16() {
     on_fake_cuda("logits_are_the_cpus_but_for_bf16", &[], || {
         for name in NAMES {
-            let distance = distance(&models(), name, Mode::Lockstep, 24, None);
+            let distance = distance(&models(), name, NumericsMode::Lockstep, 24, None);
             println!("{name}: {:.1e} of the largest, {:.1e} of all", distance.farthest, distance.typical);
             assert!(distance.is_good(), "{name}: {} and {}", distance.farthest, distance.typical);
         }
@@ -27,7 +27,7 @@ fn under_fast_logits_are_the_cpus_but_for_bf16() {
     on_fake_cuda("under_fast_logits_are_the_cpus_but_for_bf16", &[], || {
         let in_eight_bits = ["fp8-tensor", "fp8-block"];
         for name in ["llama-bf16-odd", "gemma3", "gpt2", "qwen3-moe", "gguf-k-phi3"].into_iter().chain(in_eight_bits) {
-            let distance = distance(&models(), name, Mode::Fast, 40, None);
+            let distance = distance(&models(), name, NumericsMode::Fast, 40, None);
             println!("{name}: {:.1e} of the largest, {:.1e} of all", distance.farthest, distance.typical);
             assert!(distance.is_good(), "{name}: {} and {}", distance.farthest, distance.typical);
         }
@@ -37,9 +37,9 @@ fn under_fast_logits_are_the_cpus_but_for_bf16() {
                 let log = log(40, 1, rig.n_vocab);
                 bits(&rig.in_chunks(&log, chunk))
             };
-            let lockstep = at(Mode::Lockstep, 512);
-            assert!(at(Mode::Fast, 16) == lockstep, "{name}: few rows are multiplied by the same kernels");
-            assert!(at(Mode::Fast, 512) != lockstep, "{name}: many rows are the library's");
+            let lockstep = at(NumericsMode::Lockstep, 512);
+            assert!(at(NumericsMode::Fast, 16) == lockstep, "{name}: few rows are multiplied by the same kernels");
+            assert!(at(NumericsMode::Fast, 512) != lockstep, "{name}: many rows are the library's");
         }
     });
 }
@@ -65,7 +65,7 @@ fn the_order_of_threads_changes_no_bit() {
 fn passes_that_are_begun_again_change_no_bit() {
     on_fake_cuda("passes_that_are_begun_again_change_no_bit", &[], || {
         for name in ["llama-bf16-odd", "gemma2", "gpt2", "qwen3-moe", "cohere2", "ministral3", "gpt-oss"] {
-            let (is_same, repeats) = graphs_keep_bits(&models(), name, Mode::Lockstep, None);
+            let (is_same, repeats) = graphs_keep_bits(&models(), name, NumericsMode::Lockstep, None);
             println!("{name}: {repeats:?}");
             assert!(is_same, "{name}");
             assert!(repeats.recorded >= 3 && repeats.replayed >= 8 && repeats.refused == 0, "{name}: {repeats:?}");
@@ -76,7 +76,7 @@ fn passes_that_are_begun_again_change_no_bit() {
 #[test]
 fn without_room_for_graphs_there_are_none() {
     on_fake_cuda("without_room_for_graphs_there_are_none", &[("FAKE_CUDA_MIB", "100")], || {
-        let (is_same, repeats) = graphs_keep_bits(&models(), "llama-bf16-odd", Mode::Lockstep, None);
+        let (is_same, repeats) = graphs_keep_bits(&models(), "llama-bf16-odd", NumericsMode::Lockstep, None);
         assert!(is_same && repeats.refused > 0 && repeats.replayed == 0, "{repeats:?}");
     });
 }

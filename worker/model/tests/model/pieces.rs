@@ -45,7 +45,7 @@ fn joined(checkpoint: &Checkpoint, device: &Cpu, layout: &Layout) -> BTreeMap<(S
     let mut joined = BTreeMap::new();
     for rank in 0..layout.grid().n_ranks() {
         let model = Model::load(checkpoint, device, &layout.part(Rank(rank)), limits).unwrap();
-        for PieceRun { weight, n_pieces, first, hashes } in model.runs() {
+        for PieceRun { weight, n_pieces, first, hashes } in model.piece_runs() {
             assert!(first + hashes.len() as u32 <= *n_pieces, "{weight}");
             for (piece, hash) in (*first..).zip(hashes) {
                 let known = *joined.entry((weight.clone(), piece)).or_insert(*hash);

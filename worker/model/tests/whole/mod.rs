@@ -3,14 +3,14 @@
 
 use backend::cpu::{Cpu, CpuConfig, Isa};
 use backend::cuda::{Cuda, CudaConfig};
-use backend::{Batch, Device, PassSlice, Repeats};
+use backend::{Batch, Device, PassSlice, PassCounts};
 use checkpoint::Checkpoint;
 use collective::Ranks;
 use model::{KvCache, Model, PassLimits};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use types::cache::blocks_for;
-use types::{Activations, BlockId, CacheGroup, KvDtype, Mode, Token, Want};
+use types::{Activations, BlockId, CacheGroup, KvDtype, NumericsMode, Token, Want};
 
 /// Checkpoints that cover every family and format at least once.
 pub const NAMES: [&str; 24] = [
@@ -73,11 +73,11 @@ pub fn on_cpu(models: &Path, name: &str) -> Rig<Cpu> {
     Rig::new(models, name, Cpu::new(host()).unwrap(), KvDtype::F32)
 }
 
-pub fn on_cuda(models: &Path, name: &str, mode: Mode, cache: Option<&Path>) -> Rig<Cuda> {
+pub fn on_cuda(models: &Path, name: &str, mode: NumericsMode, cache: Option<&Path>) -> Rig<Cuda> {
     on_cuda_with(models, name, mode, cache, true)
 }
 
-fn on_cuda_with(models: &Path, name: &str, mode: Mode, cache: Option<&Path>, graphs: bool) -> Rig<Cuda> {
+fn on_cuda_with(models: &Path, name: &str, mode: NumericsMode, cache: Option<&Path>, graphs: bool) -> Rig<Cuda> {
     let config = CudaConfig { ordinal: 0, cache: cache.map(Path::to_owned), mode, host: host(), graphs };
     Rig::new(models, name, Cuda::open(&config).unwrap(), KvDtype::Bf16)
 }
@@ -119,12 +119,12 @@ impl<D: Device> Rig<D> {
         }
         let n_rows = batch.n_rows();
         batch.outputs.extend(0..n_rows as u32);
-        batch.pad(self.device.rows_for(&batch.pass()));
+        batch.pad(self.device.padded_rows(&batch.pass()));
         let logits =
             self.model.forward(&self.device, &mut self.collective, &batch.pass(), &mut self.kv).unwrap().unwrap();
         let mut rows = vec![0.0; n_rows * self.n_vocab];
         self.device.read(logits, 0..n_rows, &mut rows);
-        self.device.settle().unwrap();
+        self.device.take_failure().unwrap();
         rows.chunks_exact(self.n_vocab).map(<[f32]>::to_vec).collect()
     }
 
@@ -160,7 +160,7 @@ impl Distance {
     }
 }
 
-pub fn distance(models: &Path, name: &str, mode: Mode, n_tokens: u32, cache: Option<&Path>) -> Distance {
+pub fn distance(models: &Path, name: &str, mode: NumericsMode, n_tokens: u32, cache: Option<&Path>) -> Distance {
     let (mut cpu, mut cuda) = (on_cpu(models, name), on_cuda(models, name, mode, cache));
     let log = log(n_tokens, 1, cpu.n_vocab);
     let (expected, got) = (cpu.in_chunks(&log, 512).concat(), cuda.in_chunks(&log, 512).concat());
@@ -170,7 +170,7 @@ pub fn distance(models: &Path, name: &str, mode: Mode, n_tokens: u32, cache: Opt
     let farthest = if name.starts_with("llama") { TOLERANCE } else { 2.0 * TOLERANCE };
     // With one scale per row of weights, passes of many rows are rounded to eight bits: `fp8-block` only in
     // `down_proj`.
-    let is_rounded = mode == Mode::Fast && name.starts_with("fp8");
+    let is_rounded = mode == NumericsMode::Fast && name.starts_with("fp8");
     let limits = if is_rounded { EIGHT_BITS } else { (farthest, TOLERANCE) };
     Distance { farthest: largest(&apart) / largest(&expected), typical: norm(&apart) / norm(&expected), limits }
 }
@@ -178,7 +178,7 @@ pub fn distance(models: &Path, name: &str, mode: Mode, n_tokens: u32, cache: Opt
 /// The passes that a model is given: sequences of different lengths join and continue one by one, in batches of every
 /// size; one is recomputed in other blocks while others continue; some pass the end of a tile. Returns each pass's
 /// logits, and the counts of recorded and replayed passes.
-fn course(rig: &mut Rig<Cuda>) -> (Vec<Vec<Vec<u32>>>, Repeats) {
+fn course(rig: &mut Rig<Cuda>) -> (Vec<Vec<Vec<u32>>>, PassCounts) {
     const FIRST: [u32; SEQUENCES] = [251, 17, 3, 40, 16];
     let logs: Vec<Vec<Token>> = (0..).zip(FIRST).map(|(seed, n)| log(n + 40, seed, rig.n_vocab)).collect();
     let (mut ends, mut logits) = (FIRST, Vec::new());
@@ -206,11 +206,11 @@ fn course(rig: &mut Rig<Cuda>) -> (Vec<Vec<Vec<u32>>>, Repeats) {
     for company in [&[4, 2, 0][..], &[0, 4], &[2], &[0, 2, 4]] {
         on(rig, company, None);
     }
-    (logits, rig.device.repeats())
+    (logits, rig.device.pass_counts())
 }
 
 /// Whether replaying passes as graphs changes no bit of a model's logits, and the counts of replays.
-pub fn graphs_keep_bits(models: &Path, name: &str, mode: Mode, cache: Option<&Path>) -> (bool, Repeats) {
+pub fn graphs_keep_bits(models: &Path, name: &str, mode: NumericsMode, cache: Option<&Path>) -> (bool, PassCounts) {
     let (plain, none) = course(&mut on_cuda_with(models, name, mode, cache, false));
     let (repeated, repeats) = course(&mut on_cuda_with(models, name, mode, cache, true));
     let are_as_many = repeats.replayed + repeats.plain == none.plain && none.recorded + none.replayed == 0;
@@ -219,7 +219,7 @@ pub fn graphs_keep_bits(models: &Path, name: &str, mode: Mode, cache: Option<&Pa
 
 /// Whether chunks of any length and other sequences in the batch change no bit of a model's logits.
 pub fn keeps_its_bits(models: &Path, name: &str, cache: Option<&Path>) -> bool {
-    let mut rig = on_cuda(models, name, Mode::Lockstep, cache);
+    let mut rig = on_cuda(models, name, NumericsMode::Lockstep, cache);
     let logs: Vec<Vec<Token>> = (0..3).map(|seed| log([37, 21, 70][seed as usize], seed, rig.n_vocab)).collect();
     let alone: Vec<_> = logs.iter().map(|log| bits(&rig.in_chunks(log, 512))).collect();
     let in_chunks = [1, 5, 16].into_iter().all(|chunk| bits(&rig.in_chunks(&logs[0], chunk)) == alone[0]);

@@ -5,7 +5,7 @@
 //! hashes them again. It fetches none of the intact ones while the files stay as they are.
 
 use crate::fetch::CHUNK_BYTES;
-use crate::fetch::journal::{ChunkRun, JournalChunks};
+use crate::fetch::journal::{ChunkRecord, JournalChunks};
 use checkpoint::{SourceFile, Stamp, in_threads};
 use collective::CancelFlag;
 use std::collections::BTreeSet;
@@ -34,7 +34,7 @@ struct CheckedChunks {
 impl IntactChunks {
     /// Removes damaged chunks from the journal, so that they are fetched again. Returns how many there are; None if the
     /// check was cancelled.
-    pub(super) fn check(
+    pub(super) fn remove_damaged(
         &self,
         journal: &mut JournalChunks,
         files: &[PathBuf],
@@ -47,14 +47,14 @@ impl IntactChunks {
         if found.files != files || found.stamps != now {
             *found = CheckedChunks { files: files.to_vec(), stamps: now, chunks: BTreeSet::new() };
         }
-        let is_open = |record: &ChunkRun, chunk: u64| {
+        let is_open = |record: &ChunkRecord, chunk: u64| {
             required[record.file as usize].contains(&chunk) && !found.chunks.contains(&(record.file, chunk))
         };
-        let open = |record: &&ChunkRun| {
+        let open = |record: &&ChunkRecord| {
             (record.file as usize) < files.len() && record.chunks.clone().any(|chunk| is_open(record, chunk))
         };
-        let records: Vec<ChunkRun> = journal.records().iter().filter(open).cloned().collect();
-        let are_whole = whole(&records, files, cancel);
+        let records: Vec<ChunkRecord> = journal.records().iter().filter(open).cloned().collect();
+        let are_whole = which_match(&records, files, cancel);
         if cancel.is_cancelled() {
             return None;
         }
@@ -72,7 +72,7 @@ impl IntactChunks {
     }
 
     /// Records that the journal's required chunks are here, and were checked on arrival or later.
-    pub(super) fn fetched(&self, files: &[PathBuf], required: &[BTreeSet<u64>], journal: &JournalChunks) {
+    pub(super) fn record_fetched(&self, files: &[PathBuf], required: &[BTreeSet<u64>], journal: &JournalChunks) {
         let mut found = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         found.stamps = stamps(files);
         for (file, chunks) in (0..).zip(required) {
@@ -87,8 +87,8 @@ fn stamps(files: &[PathBuf]) -> Vec<Option<Stamp>> {
 }
 
 /// Returns whether each of these records still matches its file.
-fn whole(records: &[ChunkRun], files: &[PathBuf], cancel: &CancelFlag) -> Vec<bool> {
-    let is_whole = |record: &ChunkRun| {
+fn which_match(records: &[ChunkRecord], files: &[PathBuf], cancel: &CancelFlag) -> Vec<bool> {
+    let is_whole = |record: &ChunkRecord| {
         let hash = File::open(&files[record.file as usize]).and_then(|file| hash(&file, &record.chunks));
         // A chunk that cannot be read counts as missing.
         hash.is_ok_and(|hash| hash == record.hash)

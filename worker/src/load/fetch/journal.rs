@@ -20,13 +20,13 @@ pub(super) struct FetchJournal {
 /// The contents of a journal.
 #[derive(Default)]
 pub(super) struct JournalChunks {
-    records: Vec<ChunkRun>,
+    records: Vec<ChunkRecord>,
     chunks: BTreeSet<(u32, u64)>,
 }
 
 /// Chunks of a file that arrived together.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct ChunkRun {
+pub(super) struct ChunkRecord {
     pub file: u32,
     pub chunks: Range<u64>,
     /// The hash of their bytes.
@@ -58,7 +58,7 @@ impl FetchJournal {
     }
 
     pub fn add(&mut self, file: u32, chunks: Range<u64>, hash: [u8; 32]) -> io::Result<()> {
-        let record = ChunkRun { file, chunks, hash };
+        let record = ChunkRecord { file, chunks, hash };
         self.file.write_all(&encode(&record))?;
         self.there.note(record);
         Ok(())
@@ -100,21 +100,21 @@ impl JournalChunks {
         self.chunks.len()
     }
 
-    pub fn records(&self) -> &[ChunkRun] {
+    pub fn records(&self) -> &[ChunkRecord] {
         &self.records
     }
 
     /// Drops a record. It stays on disk: it is right again once the same chunks are fetched again.
-    pub fn forget(&mut self, record: &ChunkRun) {
+    pub fn forget(&mut self, record: &ChunkRecord) {
         self.chunks.retain(|(file, chunk)| *file != record.file || !record.chunks.contains(chunk));
     }
 
     /// Adds a record, even if an earlier one of the same chunks was dropped.
-    pub fn believe(&mut self, record: &ChunkRun) {
+    pub fn believe(&mut self, record: &ChunkRecord) {
         self.chunks.extend(record.chunks.clone().map(|chunk| (record.file, chunk)));
     }
 
-    fn note(&mut self, record: ChunkRun) {
+    fn note(&mut self, record: ChunkRecord) {
         self.believe(&record);
         self.records.push(record);
     }
@@ -133,7 +133,7 @@ fn head(files: &ModelFiles) -> [u8; HEAD_BYTES] {
     *hasher.finalize().as_bytes()
 }
 
-fn encode(ChunkRun { file, chunks, hash }: &ChunkRun) -> [u8; RECORD_BYTES] {
+fn encode(ChunkRecord { file, chunks, hash }: &ChunkRecord) -> [u8; RECORD_BYTES] {
     let mut record = [0; RECORD_BYTES];
     record[..4].copy_from_slice(&file.to_le_bytes());
     record[4..12].copy_from_slice(&chunks.start.to_le_bytes());
@@ -144,10 +144,10 @@ fn encode(ChunkRun { file, chunks, hash }: &ChunkRun) -> [u8; RECORD_BYTES] {
     record
 }
 
-fn decode(bytes: &[u8]) -> Option<ChunkRun> {
+fn decode(bytes: &[u8]) -> Option<ChunkRecord> {
     let file = u32::from_le_bytes(bytes[..4].try_into().ok()?);
     let start = u64::from_le_bytes(bytes[4..12].try_into().ok()?);
     let end = u64::from_le_bytes(bytes[12..20].try_into().ok()?);
-    let record = ChunkRun { file, chunks: start..end, hash: bytes[20..52].try_into().ok()? };
+    let record = ChunkRecord { file, chunks: start..end, hash: bytes[20..52].try_into().ok()? };
     (encode(&record)[..] == *bytes && start < end).then_some(record)
 }

@@ -14,8 +14,8 @@ use crate::assignment::{Assignment, LoadError};
 use crate::load::fetch::journal::FetchJournal;
 use checkpoint::Checkpoint;
 use collective::CancelFlag;
-use lock::Lock;
-use proto::Speaks;
+use lock::FolderLock;
+use proto::ProtocolRange;
 use proto::cluster::coordinator_client::CoordinatorClient;
 use proto::cluster::{GetModelRequest, ModelBytes, ModelFile, ModelFiles, ReadModelRequest};
 use std::collections::BTreeSet;
@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 use tokio::time::timeout;
 use tonic::Status;
 use tonic::transport::Channel;
-use types::Part;
+use types::RankPart;
 
 mod checks;
 mod error;
@@ -70,7 +70,7 @@ const LOCK_MAX: Duration = Duration::from_secs(600);
 
 /// The source of a fetch and its destination.
 #[derive(Clone, Debug)]
-pub struct Fetch {
+pub struct ModelFetcher {
     pub channel: Channel,
     pub runtime: tokio::runtime::Handle,
     pub cache: PathBuf,
@@ -78,15 +78,15 @@ pub struct Fetch {
     pub checked: IntactChunks,
 }
 
-impl Fetch {
+impl ModelFetcher {
     /// Returns the path of the model on this machine, with everything that this rank needs. Blocks: call it on a thread
     /// of its own.
-    pub(crate) fn model(&self, assignment: &Assignment, cancel: &CancelFlag) -> Result<PathBuf, LoadError> {
+    pub(crate) fn fetch_model(&self, assignment: &Assignment, cancel: &CancelFlag) -> Result<PathBuf, LoadError> {
         let part = assignment.layout.part(assignment.rank);
         let fetched = self.runtime.block_on(async {
             tokio::select! {
                 biased;
-                fetched = self.bring(&assignment.model_path, &part, cancel) => fetched,
+                fetched = self.fetch_part(&assignment.model_path, &part, cancel) => fetched,
                 // Chunks that the journal names by then are not fetched again.
                 () = until_cancelled(cancel) => Err(FetchError::BrokenOff),
             }
@@ -94,11 +94,11 @@ impl Fetch {
         fetched.map_err(|source| LoadError::Fetch { path: assignment.model_path.clone(), source })
     }
 
-    async fn bring(&self, model_path: &Path, part: &Part, cancel: &CancelFlag) -> Result<PathBuf, FetchError> {
+    async fn fetch_part(&self, model_path: &Path, part: &RankPart, cancel: &CancelFlag) -> Result<PathBuf, FetchError> {
         let mut client = CoordinatorClient::new(self.channel.clone()).max_decoding_message_size(proto::FRAME_BYTES_MAX);
-        let Speaks { version, protocols } = Speaks::default();
+        let ProtocolRange { version, protocols } = ProtocolRange::default();
         let listed = timeout(LIST_MAX, client.get_model(GetModelRequest { version, protocols })).await;
-        let files = listed.map_err(|_| FetchError::Silence)?.map_err(refused)?.into_inner();
+        let files = listed.map_err(|_| FetchError::Silence)?.map_err(refusal_error)?.into_inner();
         check(&files)?;
         if is_the_model(model_path, &files) {
             tracing::info!(path = %model_path.display(), "the model is here already");
@@ -106,17 +106,17 @@ impl Fetch {
         }
         let place = ModelFolder::open(&self.cache, files)?;
         let paths: Vec<PathBuf> = place.files.files.iter().map(|file| place.file(file)).collect();
-        let required: Vec<BTreeSet<u64>> = place.files.files.iter().map(|file| needed(file, part)).collect();
+        let required: Vec<BTreeSet<u64>> = place.files.files.iter().map(|file| needed_chunks(file, part)).collect();
         // Held until the digest has been checked.
-        let _lock = match place.found_whole(&self.checked, &paths, &required, cancel).await? {
+        let _lock = match place.check_and_lock(&self.checked, &paths, &required, cancel).await? {
             LockedFolder::Whole(lock) => lock,
             LockedFolder::Incomplete(lock) => {
-                let mut fetched = place.checked(&self.checked, &paths, &required, cancel)?;
-                place.fill(&mut client, &required, &mut fetched.journal).await?;
+                let mut fetched = place.check_chunks(&self.checked, &paths, &required, cancel)?;
+                place.fetch_with_retries(&mut client, &required, &mut fetched.journal).await?;
                 lock
             }
         };
-        let path = place.model();
+        let path = place.model_path();
         // A cache that failed is not trusted again.
         match Checkpoint::open(&path).and_then(|checkpoint| checkpoint.fingerprint()) {
             Ok(digest) if digest[..] == place.files.digest[..] => Ok(path),
@@ -143,7 +143,7 @@ async fn until_cancelled(cancel: &CancelFlag) {
     }
 }
 
-fn refused(status: Status) -> FetchError {
+fn refusal_error(status: Status) -> FetchError {
     FetchError::Refused(status.message().into())
 }
 
@@ -178,7 +178,7 @@ fn check(files: &ModelFiles) -> Result<(), FetchError> {
 }
 
 /// Returns the chunks of a file that a part needs, in ascending order.
-fn needed(file: &ModelFile, part: &Part) -> BTreeSet<u64> {
+fn needed_chunks(file: &ModelFile, part: &RankPart) -> BTreeSet<u64> {
     let mut chunks = BTreeSet::new();
     let mut want = |bytes: Range<u64>| {
         if !bytes.is_empty() {
@@ -205,7 +205,7 @@ fn needed(file: &ModelFile, part: &Part) -> BTreeSet<u64> {
 }
 
 /// Returns ranges of neighbouring chunks, one read request each.
-fn runs(chunks: &BTreeSet<u64>) -> Vec<Range<u64>> {
+fn chunk_ranges(chunks: &BTreeSet<u64>) -> Vec<Range<u64>> {
     let mut runs: Vec<Range<u64>> = Vec::new();
     for &chunk in chunks {
         match runs.last_mut() {
@@ -225,9 +225,9 @@ struct ModelFolder {
 /// Whether all required chunks are there. The answer holds while its lock is held.
 enum LockedFolder {
     /// No rank writes.
-    Whole(Lock),
+    Whole(FolderLock),
     /// No other rank reads or writes.
-    Incomplete(Lock),
+    Incomplete(FolderLock),
 }
 
 /// The chunks of a running fetch. However the fetch ends, even by a drop, they are not hashed again.
@@ -240,7 +240,7 @@ struct FetchedChunks<'a> {
 
 impl Drop for FetchedChunks<'_> {
     fn drop(&mut self) {
-        self.checked.fetched(self.paths, self.required, &self.journal);
+        self.checked.record_fetched(self.paths, self.required, &self.journal);
     }
 }
 
@@ -260,7 +260,7 @@ impl ModelFolder {
 
     /// Checks again after each write of another worker on this machine: most chunks may be there by then. It does not
     /// check again without a write: ranks that hash damaged chunks repeatedly would share the lock forever.
-    async fn found_whole(
+    async fn check_and_lock(
         &self,
         checked: &IntactChunks,
         paths: &[PathBuf],
@@ -269,7 +269,7 @@ impl ModelFolder {
     ) -> Result<LockedFolder, FetchError> {
         let (since, mut must_look) = (Instant::now(), true);
         while since.elapsed() <= LOCK_MAX {
-            match Lock::shared(&self.folder)? {
+            match FolderLock::shared(&self.folder)? {
                 Some(shared) if must_look => {
                     if self.is_whole(checked, paths, required, cancel)? {
                         return Ok(LockedFolder::Whole(shared));
@@ -279,7 +279,7 @@ impl ModelFolder {
                 Some(_) => {}
                 None => must_look = true,
             }
-            if !must_look && let Some(ours) = Lock::exclusive(&self.folder)? {
+            if !must_look && let Some(ours) = FolderLock::exclusive(&self.folder)? {
                 return Ok(LockedFolder::Incomplete(ours));
             }
             tokio::time::sleep(LOCK_POLL).await;
@@ -295,10 +295,10 @@ impl ModelFolder {
         required: &[BTreeSet<u64>],
         cancel: &CancelFlag,
     ) -> Result<bool, FetchError> {
-        let Some(mut there) = journal::read(&self.journal(), &self.files).map_err(io_at(&self.journal()))? else {
+        let Some(mut there) = journal::read(&self.journal_path(), &self.files).map_err(io_at(&self.journal_path()))? else {
             return Ok(false);
         };
-        checked.check(&mut there, paths, required, cancel).ok_or(FetchError::BrokenOff)?;
+        checked.remove_damaged(&mut there, paths, required, cancel).ok_or(FetchError::BrokenOff)?;
         let is_there = |(file, chunks): (u32, &BTreeSet<u64>)| chunks.iter().all(|chunk| there.has(file, *chunk));
         let is_long = |(path, file): (&PathBuf, &ModelFile)| {
             std::fs::metadata(path).is_ok_and(|found| found.len() == file.n_bytes)
@@ -307,7 +307,7 @@ impl ModelFolder {
     }
 
     /// Returns the path for `Checkpoint::open`.
-    fn model(&self) -> PathBuf {
+    fn model_path(&self) -> PathBuf {
         let folder = self.folder.join(&self.files.name);
         if self.files.is_folder { folder } else { folder.join(&self.files.name) }
     }
@@ -316,28 +316,28 @@ impl ModelFolder {
         self.folder.join(&self.files.name).join(&file.name)
     }
 
-    fn journal(&self) -> PathBuf {
+    fn journal_path(&self) -> PathBuf {
         self.folder.join(JOURNAL)
     }
 
     fn forget(&self) -> Result<(), FetchError> {
-        match std::fs::remove_file(self.journal()) {
+        match std::fs::remove_file(self.journal_path()) {
             // Another rank removed it first.
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-            forgotten => forgotten.map_err(io_at(&self.journal())),
+            forgotten => forgotten.map_err(io_at(&self.journal_path())),
         }
     }
 
     /// Checks the required chunks that are here, and removes damaged ones from the journal.
-    fn checked<'a>(
+    fn check_chunks<'a>(
         &self,
         checked: &'a IntactChunks,
         paths: &'a [PathBuf],
         required: &'a [BTreeSet<u64>],
         cancel: &CancelFlag,
     ) -> Result<FetchedChunks<'a>, FetchError> {
-        let mut journal = FetchJournal::open(&self.journal(), &self.files).map_err(io_at(&self.journal()))?;
-        let n_damaged = checked.check(&mut journal, paths, required, cancel).ok_or(FetchError::BrokenOff)?;
+        let mut journal = FetchJournal::open(&self.journal_path(), &self.files).map_err(io_at(&self.journal_path()))?;
+        let n_damaged = checked.remove_damaged(&mut journal, paths, required, cancel).ok_or(FetchError::BrokenOff)?;
         if n_damaged > 0 {
             let folder = self.folder.display();
             tracing::warn!(%folder, n_damaged, "what was fetched has been damaged since: it is fetched anew");
@@ -346,7 +346,7 @@ impl ModelFolder {
     }
 
     /// Fetches the required chunks that are missing, and repeats as long as an attempt brings any.
-    async fn fill(
+    async fn fetch_with_retries(
         &self,
         client: &mut CoordinatorClient<Channel>,
         required: &[BTreeSet<u64>],
@@ -397,8 +397,8 @@ impl ModelFolder {
             let out = OpenOptions::new().create(true).truncate(false).read(true).write(true).open(&path);
             let out = out.map_err(io_at(&path))?;
             out.set_len(file.n_bytes).map_err(io_at(&path))?;
-            let mut drain = Drain { index: index as u32, file, path: &path, out, journal };
-            for run in runs(chunks) {
+            let mut drain = FileDownload { index: index as u32, file, path: &path, out, journal };
+            for run in chunk_ranges(chunks) {
                 drain.fetch(client, &self.files.digest, run, &mut progress).await?;
             }
         }
@@ -407,7 +407,7 @@ impl ModelFolder {
 }
 
 /// Writes what arrives for one file.
-struct Drain<'a> {
+struct FileDownload<'a> {
     index: u32,
     file: &'a ModelFile,
     path: &'a Path,
@@ -415,7 +415,7 @@ struct Drain<'a> {
     journal: &'a mut FetchJournal,
 }
 
-impl Drain<'_> {
+impl FileDownload<'_> {
     async fn fetch(
         &mut self,
         client: &mut CoordinatorClient<Channel>,
@@ -426,7 +426,7 @@ impl Drain<'_> {
         let (start, end) = (chunks.start * CHUNK_BYTES, (chunks.end * CHUNK_BYTES).min(self.file.n_bytes));
         let request = ReadModelRequest { digest: digest.to_vec(), file: self.index, start, end };
         let opened = timeout(SILENCE_MAX, client.read_model(request)).await.map_err(|_| FetchError::Silence)?;
-        let mut messages = opened.map_err(refused)?.into_inner();
+        let mut messages = opened.map_err(refusal_error)?.into_inner();
         let (mut next, mut noted) = (start, start);
         let result = loop {
             if next == end {
@@ -434,7 +434,7 @@ impl Drain<'_> {
             }
             let message = match timeout(SILENCE_MAX, messages.message()).await {
                 Err(_) => break Err(FetchError::Silence),
-                Ok(Err(status)) => break Err(refused(status)),
+                Ok(Err(status)) => break Err(refusal_error(status)),
                 Ok(Ok(None)) => break Err(FetchError::Refused("the stream ended early".into())),
                 Ok(Ok(Some(message))) => message,
             };

@@ -21,7 +21,7 @@ fn files() -> ModelFiles {
 #[test]
 fn a_rank_needs_the_header_its_layers_and_the_ends_of_the_rest() {
     let layout = Layout::even(Grid { pp: 4, tp: 1, ep: 1 }, 4).unwrap();
-    let of = |rank| needed(&file(), &layout.part(Rank(rank)));
+    let of = |rank| needed_chunks(&file(), &layout.part(Rank(rank)));
     let mib = |n: u64| n * MIB / CHUNK_BYTES;
     for rank in 0..4u16 {
         let needed = of(rank);
@@ -33,10 +33,10 @@ fn a_rank_needs_the_header_its_layers_and_the_ends_of_the_rest() {
         assert!(needed.contains(&mib(1)) && needed.contains(&(mib(5) - 1)), "its ends");
     }
     assert_eq!(of(1).len() as u64, mib(1) + mib(4) + 2 * 4);
-    let solo = needed(&file(), &Layout::solo(4).part(Rank(0)));
+    let solo = needed_chunks(&file(), &Layout::solo(4).part(Rank(0)));
     assert_eq!(solo.len() as u64, mib(21));
-    assert_eq!(runs(&solo), std::slice::from_ref(&(0..mib(21))));
-    assert_eq!(runs(&BTreeSet::from([1, 2, 3, 7, 9, 10])), [1..4, 7..8, 9..11]);
+    assert_eq!(chunk_ranges(&solo), std::slice::from_ref(&(0..mib(21))));
+    assert_eq!(chunk_ranges(&BTreeSet::from([1, 2, 3, 7, 9, 10])), [1..4, 7..8, 9..11]);
 }
 
 #[test]
@@ -93,23 +93,23 @@ fn what_has_been_damaged_is_forgotten_and_nothing_else() {
         journal.add(0, run, hash).unwrap();
     }
     let (required, never) = ([BTreeSet::from([0, 1, 2, 3])], CancelFlag::default());
-    assert_eq!(IntactChunks::default().check(&mut journal, &files, &required, &never), Some(0));
+    assert_eq!(IntactChunks::default().remove_damaged(&mut journal, &files, &required, &never), Some(0));
     let over = CancelFlag::default();
     over.cancel();
-    assert_eq!(IntactChunks::default().check(&mut journal, &files, &required, &over), None);
+    assert_eq!(IntactChunks::default().remove_damaged(&mut journal, &files, &required, &over), None);
     *bytes.last_mut().unwrap() = 8;
     write(&bytes);
     assert_eq!(
-        IntactChunks::default().check(&mut journal, &files, &[BTreeSet::from([0, 1])], &never),
+        IntactChunks::default().remove_damaged(&mut journal, &files, &[BTreeSet::from([0, 1])], &never),
         Some(0),
         "it is not needed"
     );
-    assert_eq!(IntactChunks::default().check(&mut journal, &files, &required, &never), Some(2));
+    assert_eq!(IntactChunks::default().remove_damaged(&mut journal, &files, &required, &never), Some(2));
     assert!(journal.has(0, 1) && !journal.has(0, 2));
     // A newer record counts, whatever an older one contains.
     let hash = of(&(2..4));
     journal.add(0, 2..4, hash).unwrap();
-    assert_eq!(IntactChunks::default().check(&mut journal, &files, &required, &never), Some(0));
+    assert_eq!(IntactChunks::default().remove_damaged(&mut journal, &files, &required, &never), Some(0));
     std::fs::remove_dir_all(&folder).unwrap();
 }
 
@@ -119,24 +119,24 @@ async fn ranks_look_side_by_side_at_what_is_there_and_one_at_a_time_writes() {
     let place = ModelFolder::open(&cache, files()).unwrap();
     let (paths, required) = ([place.file(&place.files.files[0])], [BTreeSet::from([0, 1])]);
     let (checked, never) = (IntactChunks::default(), CancelFlag::default());
-    let found = || place.found_whole(&checked, &paths, &required, &never);
+    let found = || place.check_and_lock(&checked, &paths, &required, &never);
     let Ok(LockedFolder::Incomplete(ours)) = found().await else { panic!("nothing is there") };
-    assert!(Lock::shared(&place.folder).unwrap().is_none(), "nobody looks at what is written");
-    let mut fetched = place.checked(&checked, &paths, &required, &never).unwrap();
+    assert!(FolderLock::shared(&place.folder).unwrap().is_none(), "nobody looks at what is written");
+    let mut fetched = place.check_chunks(&checked, &paths, &required, &never).unwrap();
     let out = OpenOptions::new().create_new(true).read(true).write(true).open(&paths[0]).unwrap();
     out.set_len(place.files.files[0].n_bytes).unwrap();
     fetched.journal.add(0, 0..2, checks::hash(&out, &(0..2)).unwrap()).unwrap();
     drop((fetched, ours));
     // Another rank reads it meanwhile.
-    let other = Lock::shared(&place.folder).unwrap().unwrap();
+    let other = FolderLock::shared(&place.folder).unwrap().unwrap();
     let Ok(LockedFolder::Whole(shared)) = found().await else { panic!("all of it is there") };
-    assert!(Lock::exclusive(&place.folder).unwrap().is_none());
+    assert!(FolderLock::exclusive(&place.folder).unwrap().is_none());
     drop(shared);
     // A missing chunk is written once no rank reads any more.
     let more = [BTreeSet::from([0, 1, 2])];
-    let waits = place.found_whole(&checked, &paths, &more, &never);
+    let waits = place.check_and_lock(&checked, &paths, &more, &never);
     assert!(timeout(Duration::from_millis(300), waits).await.is_err(), "somebody looks");
     drop(other);
-    assert!(matches!(place.found_whole(&checked, &paths, &more, &never).await, Ok(LockedFolder::Incomplete(_))));
+    assert!(matches!(place.check_and_lock(&checked, &paths, &more, &never).await, Ok(LockedFolder::Incomplete(_))));
     std::fs::remove_dir_all(&cache).unwrap();
 }

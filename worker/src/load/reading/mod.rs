@@ -9,7 +9,7 @@ pub(crate) type FileStamps = Result<Vec<Stamp>, String>;
 
 /// The reading of the weights that a rank holds.
 #[derive(Debug)]
-pub(crate) struct Reading {
+pub(crate) struct WeightsReadRecord {
     of: ReadingNumber,
     /// The files' stamps when they were read.
     files: Vec<Stamp>,
@@ -45,10 +45,10 @@ impl ReadingNumber {
     }
 }
 
-impl Reading {
+impl WeightsReadRecord {
     /// Returns the reading of this checkpoint.
-    pub fn new(assignment: &Assignment, checkpoint: &Checkpoint) -> Reading {
-        Reading { of: ReadingNumber::of(assignment), files: checkpoint.stamps(), refused: None }
+    pub fn new(assignment: &Assignment, checkpoint: &Checkpoint) -> WeightsReadRecord {
+        WeightsReadRecord { of: ReadingNumber::of(assignment), files: checkpoint.stamps(), refused: None }
     }
 
     /// Decides whether to read again. A new number alone does not cause it while the files are unchanged; an operator's
@@ -56,7 +56,7 @@ impl Reading {
     pub fn plan_reload(&mut self, assignment: &Assignment) -> ReloadPlan {
         let now = ReadingNumber::of(assignment);
         let (is_same, is_of_other_life) = (now == self.of, now.incarnation != self.of.incarnation);
-        if self.is_kept_for(assignment) {
+        if self.satisfies(assignment) {
             return self.keep(now);
         }
         let files = Checkpoint::open(&assignment.model_path).map(|found| found.stamps()).map_err(|why| why.to_string());
@@ -70,7 +70,7 @@ impl Reading {
     }
 
     /// Returns whether the rank already holds what the assignment requires, without opening a file.
-    pub fn is_kept_for(&self, assignment: &Assignment) -> bool {
+    pub fn satisfies(&self, assignment: &Assignment) -> bool {
         let now = ReadingNumber::of(assignment);
         now == self.of && self.refused.is_none() || now.incarnation != self.of.incarnation && now.n == 0
     }
@@ -82,7 +82,7 @@ impl Reading {
 
     /// Records that the present files differ from the held weights: they are not opened again while they stay as they
     /// are.
-    pub fn refuse(&mut self, assignment: &Assignment, files: FileStamps, why: String) {
+    pub fn record_refused(&mut self, assignment: &Assignment, files: FileStamps, why: String) {
         (self.of, self.refused) = (ReadingNumber::of(assignment), Some(RefusedFiles { files, why }));
     }
 }

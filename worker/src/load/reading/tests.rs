@@ -4,7 +4,7 @@ use super::*;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
-use types::{Activations, Epoch, KvDtype, Layout, Mode, Rank};
+use types::{Activations, Epoch, KvDtype, Layout, NumericsMode, Rank};
 
 fn copy(to: &Path) {
     let from: PathBuf = [env!("CARGO_MANIFEST_DIR"), "../tests/reference/llama-f16-sharded"].iter().collect();
@@ -34,7 +34,7 @@ fn assignment(model_path: &Path) -> Assignment {
         model_path: model_path.to_owned(),
         activations: Activations::Int8,
         kv_dtype: KvDtype::F16,
-        mode: Mode::Lockstep,
+        mode: NumericsMode::Lockstep,
         n_blocks: vec![8],
         kv_bytes: 64 << 20,
         context: 100,
@@ -55,16 +55,16 @@ fn files_are_looked_at_for_an_operators_word_and_not_for_a_number() {
     let model = std::env::temp_dir().join(format!("lockstep-reading-{}", std::process::id()));
     copy(&model);
     let of = |incarnation, n, reading| Assignment { epoch: Epoch { incarnation, n }, reading, ..assignment(&model) };
-    let mut held = Reading::new(&of(1, 1, 0), &Checkpoint::open(&model).unwrap());
+    let mut held = WeightsReadRecord::new(&of(1, 1, 0), &Checkpoint::open(&model).unwrap());
     let is_read =
-        |held: &mut Reading, assignment: &Assignment| matches!(held.plan_reload(assignment), ReloadPlan::Read(Ok(_)));
+        |held: &mut WeightsReadRecord, assignment: &Assignment| matches!(held.plan_reload(assignment), ReloadPlan::Read(Ok(_)));
     assert_eq!(held.plan_reload(&of(1, 9, 0)), KEEP);
     // An operator requests a reading, and the present files are rejected: later epochs do not open them again.
     assert!(is_read(&mut held, &of(1, 10, 1)));
     assert!(is_read(&mut held, &of(1, 11, 1)), "the reading was broken off");
     touch(&model);
     let ReloadPlan::Read(files) = held.plan_reload(&of(1, 12, 1)) else { panic!("it is to be read") };
-    held.refuse(&of(1, 12, 1), files, "other bytes".into());
+    held.record_refused(&of(1, 12, 1), files, "other bytes".into());
     for n in 13..16 {
         assert_eq!(held.plan_reload(&of(1, n, 1)), ReloadPlan::Keep { unread: Some("other bytes".into()) });
     }
@@ -82,7 +82,7 @@ fn files_that_have_not_changed_are_not_read_again_for_another_coordinators_word(
     let model = std::env::temp_dir().join(format!("lockstep-reading-same-{}", std::process::id()));
     copy(&model);
     let of = |incarnation, reading| Assignment { epoch: Epoch { incarnation, n: 1 }, reading, ..assignment(&model) };
-    let mut held = Reading::new(&of(1, 3), &Checkpoint::open(&model).unwrap());
+    let mut held = WeightsReadRecord::new(&of(1, 3), &Checkpoint::open(&model).unwrap());
     assert_eq!(held.plan_reload(&of(2, 1)), KEEP);
     assert_eq!(held.plan_reload(&of(2, 1)), KEEP);
     touch(&model);
@@ -91,6 +91,6 @@ fn files_that_have_not_changed_are_not_read_again_for_another_coordinators_word(
     std::fs::remove_dir_all(&model).unwrap();
     let ReloadPlan::Read(files) = held.plan_reload(&of(3, 1)) else { panic!("it is to be read") };
     assert!(files.is_err());
-    held.refuse(&of(3, 1), files, "gone".into());
+    held.record_refused(&of(3, 1), files, "gone".into());
     assert_eq!(held.plan_reload(&of(3, 1)), ReloadPlan::Keep { unread: Some("gone".into()) });
 }

@@ -30,7 +30,7 @@ impl DraftSequence {
 
     /// Continues behind this log. Computes again the last token, whose row draws, and every cached position that has
     /// another token.
-    pub fn follow(&mut self, log: &[Token]) {
+    pub fn sync_with_log(&mut self, log: &[Token]) {
         let computed = self.tokens[..self.n_computed].iter();
         let n_same = computed.zip(log).take_while(|(one, other)| one == other).count();
         self.n_computed = n_same.min(log.len() - 1);
@@ -43,7 +43,7 @@ impl DraftSequence {
     }
 
     /// Returns prompt and output.
-    pub fn log(&self) -> (&[Token], &[Token]) {
+    pub fn prompt_and_output(&self) -> (&[Token], &[Token]) {
         self.tokens.split_at(self.n_prompt.min(self.tokens.len()))
     }
 }
@@ -90,7 +90,7 @@ mod tests {
         let mut drafted = DraftSequence::default();
         drafted.restart(&Request { prompt: vec![1, 2, 3], ..Request::default() }, 64);
         for log in logs {
-            drafted.follow(log);
+            drafted.sync_with_log(log);
             drafted.n_computed = drafted.tokens.len();
             drafted.tokens.extend_from_slice(guesses);
             drafted.n_computed = drafted.tokens.len() - 1;
@@ -103,7 +103,7 @@ mod tests {
         let check = |log: &[Token], n_computed| {
             let (tokens, n) = following(&[&[1, 2, 3]], &[7, 8, 9]);
             let mut drafted = DraftSequence { tokens, n_computed: n, ..DraftSequence::default() };
-            drafted.follow(log);
+            drafted.sync_with_log(log);
             assert_eq!((drafted.tokens.as_slice(), drafted.n_computed), (log, n_computed), "{log:?}");
         };
         // All tokens hold, and one more follows.

@@ -7,7 +7,7 @@
 mod drafted;
 
 use crate::load::draft_weights::DraftWeights;
-use crate::runner::emptied;
+use crate::runner::reuse_allocation;
 use crate::runner::guesses::GuessRequest;
 use backend::{Batch, Device, Draw, DrawError, DrawMask, PassSlice};
 use collective::Ranks;
@@ -107,15 +107,15 @@ impl<D: Device + 'static> DraftModelRunner<D> {
             drafted.restart(request, self.context);
             self.held.insert(request.id, drafted);
         }
-        self.clear(device);
+        self.clear_freed_blocks(device);
     }
 
     /// Forgets all sequences.
-    pub fn let_all_go(&mut self, device: &D) {
+    pub fn forget_all(&mut self, device: &D) {
         for (_, mut drafted) in self.held.drain() {
             self.free.take_back(&mut drafted.table);
         }
-        self.clear(device);
+        self.clear_freed_blocks(device);
     }
 
     fn forget(&mut self, id: RequestId) {
@@ -125,7 +125,7 @@ impl<D: Device + 'static> DraftModelRunner<D> {
         }
     }
 
-    fn clear(&mut self, device: &D) {
+    fn clear_freed_blocks(&mut self, device: &D) {
         if let Some(blocks) = self.free.uncleared() {
             self.kv.clear(device, blocks);
             blocks.iter_mut().for_each(Vec::clear);
@@ -142,11 +142,11 @@ impl<D: Device + 'static> DraftModelRunner<D> {
         for GuessRequest { id, n_max } in self.requests.drain(..) {
             let known = self.held.get_mut(&id).zip(log(id)).filter(|(_, log)| (1..=self.context).contains(&log.len()));
             let Some((drafted, log)) = known else { continue };
-            drafted.follow(log);
+            drafted.sync_with_log(log);
             self.turns.push(DraftTurn { id, n_max, n_log: log.len(), n_rows: 0, is_over: n_max == 0 });
         }
         while self.lay_out() {
-            self.pass(weights)?;
+            self.run_pass(weights)?;
             self.take_drawn();
         }
         Ok(())
@@ -154,7 +154,7 @@ impl<D: Device + 'static> DraftModelRunner<D> {
 
     /// Returns the guesses for each sequence. They are empty if the cache has not caught up with the log, or if there
     /// is no memory for it.
-    pub fn guessed(&self) -> impl Iterator<Item = (RequestId, &[Token])> {
+    pub fn guesses(&self) -> impl Iterator<Item = (RequestId, &[Token])> {
         let of = |turn: &DraftTurn| Some((turn.id, &self.held.get(&turn.id)?.tokens[turn.n_log..]));
         self.turns.iter().filter_map(of)
     }
@@ -179,24 +179,24 @@ impl<D: Device + 'static> DraftModelRunner<D> {
         self.batch.n_rows() > 0
     }
 
-    fn pass(&mut self, weights: &mut DraftWeights<D>) -> model::Result<()> {
+    fn run_pass(&mut self, weights: &mut DraftWeights<D>) -> model::Result<()> {
         let DraftWeights { device, model, .. } = weights;
-        let n_rows = device.rows_for(&self.batch.pass());
+        let n_rows = device.padded_rows(&self.batch.pass());
         self.batch.pad(n_rows);
         let logits = model.forward(device, &mut self.ranks, &self.batch.pass(), &mut self.kv)?;
         self.drawn.clear();
         if let Some(logits) = logits {
-            let mut draws = emptied(std::mem::take(&mut self.draws));
+            let mut draws = reuse_allocation(std::mem::take(&mut self.draws));
             for turn in &self.drawing {
                 let Some(drafted) = self.held.get(&self.turns[*turn].id) else { continue };
-                let (prompt, output) = drafted.log();
+                let (prompt, output) = drafted.prompt_and_output();
                 let (sampling, mask) = (&drafted.sampling, DrawMask::Open);
                 draws.push(Draw { sampling, prompt, output, score: None, mask });
             }
             device.draw(logits, &draws, &mut self.drawn);
-            self.draws = emptied(draws);
+            self.draws = reuse_allocation(draws);
         }
-        Ok(device.settle()?)
+        Ok(device.take_failure()?)
     }
 
     fn take_drawn(&mut self) {

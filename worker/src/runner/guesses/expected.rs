@@ -24,7 +24,7 @@ impl ExpectedTokens {
     }
 
     /// Returns the expected answer followed by the log.
-    pub fn before<'a>(&'a mut self, log: &'a [Token]) -> &'a [Token] {
+    pub fn joined_with<'a>(&'a mut self, log: &'a [Token]) -> &'a [Token] {
         if self.n_expected == 0 {
             return log;
         }
@@ -49,15 +49,15 @@ mod tests {
         let request = Request { prompt: vec![9, 8], predicted: vec![1, 2, 3], ..Request::default() };
         let mut expected = ExpectedTokens::default();
         assert_eq!(expected.restart(&request, 10), 13);
-        assert_eq!(expected.before(&[9, 8]), [1, 2, 3, 9, 8]);
+        assert_eq!(expected.joined_with(&[9, 8]), [1, 2, 3, 9, 8]);
         assert_eq!(expected.next(&[9, 8]), [1, 2, 3]);
-        assert_eq!(expected.before(&[9, 8, 1, 2]), [1, 2, 3, 9, 8, 1, 2]);
+        assert_eq!(expected.joined_with(&[9, 8, 1, 2]), [1, 2, 3, 9, 8, 1, 2]);
         assert_eq!(expected.next(&[9, 8, 1]), [2, 3]);
         assert_eq!(expected.next(&[9, 8, 1, 2, 3]), [] as [Token; 0]);
         assert_eq!(expected.next(&[9, 8, 2]), [] as [Token; 0]);
         // The next sequence expects nothing, so the log is all there is.
         assert_eq!(expected.restart(&Request { predicted: Vec::new(), ..request }, 10), 10);
-        assert_eq!(expected.before(&[9]), [9]);
+        assert_eq!(expected.joined_with(&[9]), [9]);
         assert_eq!(expected.next(&[9]), [] as [Token; 0]);
     }
 }

@@ -12,7 +12,7 @@ use ngrams::NgramIndex;
 use std::path::PathBuf;
 use std::sync::Arc;
 use types::{DRAFT_ROWS_MAX, NgramLimits, Request, RequestId, Token};
-use worth::{Acceptance, Pauses};
+use worth::{AcceptanceRate, DraftBackoff};
 
 /// The most tokens guessed in one step: more than a step can verify, so that many sequences get some.
 const GUESSES_PER_STEP_MAX: usize = 8 * DRAFT_ROWS_MAX as usize;
@@ -115,7 +115,7 @@ pub struct GuessRequest {
 
 /// One sequence's guesses. Their memory is allocated when the sequence begins.
 #[derive(Debug, Default)]
-pub(super) struct Guesses {
+pub(super) struct SequenceGuesses {
     source: GuessSource,
     ngrams: NgramIndex,
     expected: ExpectedTokens,
@@ -127,13 +127,13 @@ pub(super) struct Guesses {
     others: Vec<Token>,
     /// Whether `others` are the source's guesses.
     is_outdone: bool,
-    of_source: Acceptance,
-    of_model: Acceptance,
+    of_source: AcceptanceRate,
+    of_model: AcceptanceRate,
     /// None where no draft model guesses.
-    pauses: Option<Pauses>,
+    pauses: Option<DraftBackoff>,
 }
 
-impl Guesses {
+impl SequenceGuesses {
     /// Restarts for a log of up to `n_tokens_max` tokens. Guesses nothing if `may_guess` is false.
     pub fn restart(&mut self, config: &GuessConfig, may_guess: bool, request: &Request, n_tokens_max: usize) {
         let n_max = usize::from(config.n_max).min(DRAFT_ROWS_MAX as usize);
@@ -142,9 +142,9 @@ impl Guesses {
             tokens.reserve(n_max);
         }
         (self.guesser, self.is_outdone) = (Guesser::Source, false);
-        (self.of_source, self.of_model) = (Acceptance::of_source(), Acceptance::of_model());
+        (self.of_source, self.of_model) = (AcceptanceRate::of_source(), AcceptanceRate::of_model());
         self.source = if may_guess { config.source.clone() } else { GuessSource::Off };
-        self.pauses = (may_guess && config.draft_model.is_some()).then(Pauses::default);
+        self.pauses = (may_guess && config.draft_model.is_some()).then(DraftBackoff::default);
         if let GuessSource::Ngrams(limits) = self.source {
             self.ngrams.restart(limits, self.expected.restart(request, n_tokens_max));
         }
@@ -177,7 +177,7 @@ impl Guesses {
             GuessSource::Off if self.pauses.is_none() => return,
             GuessSource::Off => {}
             GuessSource::Ngrams(_) => {
-                let known = self.expected.before(log);
+                let known = self.expected.joined_with(log);
                 self.ngrams.extend(known);
                 self.ngrams.guess(known, n_max, &mut self.tokens);
                 let expected = self.expected.next(log);
@@ -199,7 +199,7 @@ impl Guesses {
 
     /// Returns how many tokens the draft model should guess, at most `n_max`, in a step that draws behind `n_draws`
     /// logs. Returns zero if the present guesses hold more often.
-    pub fn n_of_model(&mut self, cost: Option<DraftCost>, n_max: usize, n_draws: usize) -> usize {
+    pub fn n_model_guesses(&mut self, cost: Option<DraftCost>, n_max: usize, n_draws: usize) -> usize {
         let Some(pauses) = &mut self.pauses else { return 0 };
         let is_guessed = match self.guesser {
             Guesser::Grammar | Guesser::DraftModel => true,
@@ -209,7 +209,7 @@ impl Guesses {
     }
 
     /// Takes the draft model's guesses.
-    pub fn take_model(&mut self, guessed: &[Token]) {
+    pub fn set_model_guesses(&mut self, guessed: &[Token]) {
         if !guessed.is_empty() {
             std::mem::swap(&mut self.tokens, &mut self.others);
             self.tokens.clear();

@@ -51,7 +51,7 @@ impl NgramIndex {
     /// Guesses the tokens behind the earlier place with the longest match; the newest one if several are equally long.
     /// At the log's end the guess continues with itself, because a repetition is likely to go on.
     pub fn guess(&self, log: &[Token], n_max: usize, out: &mut Vec<Token>) {
-        let Some(from) = self.longest(log) else { return };
+        let Some(from) = self.longest_match(log) else { return };
         for at in from..from + n_max {
             let token = log.get(at).or_else(|| out.get(at - log.len()));
             out.extend(token.copied());
@@ -59,7 +59,7 @@ impl NgramIndex {
     }
 
     /// Returns the position behind the earlier place that matches the log's end for longest.
-    fn longest(&self, log: &[Token]) -> Option<usize> {
+    fn longest_match(&self, log: &[Token]) -> Option<usize> {
         let last = log.len().checked_sub(1)?;
         let (mut best, mut n_best) = (None, self.least - 1);
         let mut at = *self.before.get(last)?;

@@ -22,21 +22,21 @@ pub struct DraftCost {
 
 /// The probability that a guess holds if those before it held.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Acceptance(u32);
+pub struct AcceptanceRate(u32);
 
-impl Acceptance {
-    pub const fn percent(percent: u32) -> Acceptance {
-        Acceptance(SURE / 100 * percent)
+impl AcceptanceRate {
+    pub const fn percent(percent: u32) -> AcceptanceRate {
+        AcceptanceRate(SURE / 100 * percent)
     }
 
     /// The start value for a source, before any observation.
-    pub const fn of_source() -> Acceptance {
-        Acceptance::percent(50)
+    pub const fn of_source() -> AcceptanceRate {
+        AcceptanceRate::percent(50)
     }
 
     /// The start value for a draft model, before any observation.
-    pub const fn of_model() -> Acceptance {
-        Acceptance::percent(75)
+    pub const fn of_model() -> AcceptanceRate {
+        AcceptanceRate::percent(75)
     }
 
     /// Notes that the first `n_hit` of `n_tried` guesses held, and the next one did not.
@@ -50,20 +50,20 @@ impl Acceptance {
 
 /// When a draft model guesses for a sequence, and how many tokens.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Pauses {
+pub struct DraftBackoff {
     /// Draws until the next attempt, and the length of the last pause.
     left: u16,
     last: u16,
 }
 
-impl Pauses {
+impl DraftBackoff {
     /// Returns how many guesses pay among `n_rows` rows. If none does, it still tries one now and then, because texts
     /// change.
-    pub fn n_worth(&mut self, cost: Option<DraftCost>, holds: Acceptance, n_max: usize, n_rows: usize) -> usize {
+    pub fn n_worth(&mut self, cost: Option<DraftCost>, holds: AcceptanceRate, n_max: usize, n_rows: usize) -> usize {
         let Some(cost) = cost else { return n_max };
         let n = cost.n_paying(holds, n_max, n_rows.max(1) as u64);
         if n > 0 {
-            *self = Pauses::default();
+            *self = DraftBackoff::default();
             return n;
         }
         if self.left > 0 {
@@ -78,7 +78,7 @@ impl Pauses {
 
 impl DraftCost {
     /// Each of `n_rows` sequences shares the draft model's passes, and has a row of its own in the step that verifies.
-    fn n_paying(&self, Acceptance(acceptance): Acceptance, n_max: usize, n_rows: u64) -> usize {
+    fn n_paying(&self, AcceptanceRate(acceptance): AcceptanceRate, n_max: usize, n_rows: u64) -> usize {
         let (row, pass) = (u64::from(self.row_permille), u64::from(self.pass_permille));
         // Without guesses a step of this time gives one token per row.
         let step = 1000 + row * (n_rows - 1);
@@ -101,31 +101,31 @@ mod tests {
 
     #[test]
     fn as_many_are_guessed_as_pay() {
-        let n = |percent, n_rows| CHEAP.n_paying(Acceptance::percent(percent), 8, n_rows);
+        let n = |percent, n_rows| CHEAP.n_paying(AcceptanceRate::percent(percent), 8, n_rows);
         assert_eq!((n(95, 1), n(80, 1), n(60, 1), n(25, 1)), (8, 5, 2, 0));
         assert_eq!((n(90, 32), n(80, 32)), (0, 0), "among many a row is most of what its token would cost");
         let free = DraftCost { row_permille: 0, pass_permille: 0 };
-        assert_eq!(free.n_paying(Acceptance::percent(50), 8, 1), 8);
+        assert_eq!(free.n_paying(AcceptanceRate::percent(50), 8, 1), 8);
         let dear = DraftCost { row_permille: 0, pass_permille: 1000 };
-        assert_eq!(dear.n_paying(Acceptance::percent(99), 8, 1), 0, "a draft as dear as its target");
+        assert_eq!(dear.n_paying(AcceptanceRate::percent(99), 8, 1), 0, "a draft as dear as its target");
     }
 
     #[test]
     fn what_does_not_pay_is_tried_ever_more_seldom() {
-        let (mut pauses, bad) = (Pauses::default(), Acceptance::percent(10));
+        let (mut pauses, bad) = (DraftBackoff::default(), AcceptanceRate::percent(10));
         let tried: Vec<usize> = (0..200).filter(|_| pauses.n_worth(Some(CHEAP), bad, 8, 1) > 0).collect();
         assert_eq!(tried, [0, 17, 50, 115]);
-        assert_eq!(pauses.n_worth(Some(CHEAP), Acceptance::percent(95), 8, 1), 8);
+        assert_eq!(pauses.n_worth(Some(CHEAP), AcceptanceRate::percent(95), 8, 1), 8);
         assert_eq!((pauses.left, pauses.last), (0, 0));
         assert_eq!(pauses.n_worth(None, bad, 4, 1), 4, "a fixed number asks nothing");
     }
 
     #[test]
     fn acceptance_follows_what_held() {
-        let mut of = Acceptance::percent(50);
+        let mut of = AcceptanceRate::percent(50);
         (0..40).for_each(|_| of.note(4, 4));
-        assert!(of > Acceptance::percent(95), "{of:?}");
+        assert!(of > AcceptanceRate::percent(95), "{of:?}");
         (0..40).for_each(|_| of.note(4, 0));
-        assert!(of < Acceptance::percent(5), "{of:?}");
+        assert!(of < AcceptanceRate::percent(5), "{of:?}");
     }
 }

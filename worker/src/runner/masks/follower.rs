@@ -72,7 +72,7 @@ impl GrammarFollower {
     }
 
     /// Returns the newest mask.
-    pub fn words(&self) -> &[u32] {
+    pub fn mask(&self) -> &[u32] {
         self.mask.words()
     }
 
@@ -85,7 +85,7 @@ impl GrammarFollower {
     }
 
     /// Makes a mask behind each token of the only text that can follow, at most `n_max`. Call it after `catch_up`.
-    pub fn follow_only_way(&mut self, n_max: usize, takes: impl FnMut(Token, &[u32]) -> bool) {
+    pub fn follow_forced_tokens(&mut self, n_max: usize, takes: impl FnMut(Token, &[u32]) -> bool) {
         self.look_ahead(|matcher, mask, n| if n < n_max { matcher.only_way(mask) } else { None }, takes);
     }
 
@@ -109,12 +109,12 @@ impl GrammarFollower {
             }
         }
         if !is_sound || matcher.rewind(n_taken).is_err() {
-            self.begin_again();
+            self.restart();
         }
     }
 
     /// An error behind the log does not affect the log: the grammar reads it again.
-    fn begin_again(&mut self) {
+    fn restart(&mut self) {
         self.matcher = None;
         self.unseen.extend(self.seen.drain(..));
     }

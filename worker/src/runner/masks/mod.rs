@@ -19,13 +19,13 @@ mod threads;
 
 use crate::load::vocabulary::LazyVocabulary;
 use backend::DrawMask;
-use run::MaskRun;
-use slot::{MaskOutcome, Slot};
+use run::MaskSeries;
+use slot::{MaskOutcome, MaskSlot};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use telemetry::metrics;
-use threads::Threads;
+use threads::MaskThreads;
 use types::{Failure, Goal, GrammarFault, Request, RequestId, Step, Token};
 
 /// The threads and time limits of masks.
@@ -49,11 +49,11 @@ impl Default for MaskConfig {
     }
 }
 
-pub struct Masks {
+pub struct GrammarMasks {
     config: MaskConfig,
     vocabulary: Arc<LazyVocabulary>,
     /// None until the first request with a grammar.
-    threads: Option<Threads>,
+    threads: Option<MaskThreads>,
     running_max: usize,
     /// The most tokens guessed behind a log.
     n_guess_max: usize,
@@ -64,9 +64,9 @@ pub struct Masks {
 
 /// A request with a grammar.
 struct MaskedRequest {
-    slot: Arc<Slot>,
+    slot: Arc<MaskSlot>,
     /// The masks of a slice's draws. Their memory moves between this and the slot.
-    run: MaskRun,
+    run: MaskSeries,
     /// The time since when a draw waits for its mask.
     late_since: Option<Instant>,
 }
@@ -79,10 +79,10 @@ pub enum MaskStatus {
     Failed(Failure),
 }
 
-impl Masks {
-    pub fn new(config: MaskConfig, vocabulary: Arc<LazyVocabulary>, running_max: usize, n_guess_max: usize) -> Masks {
+impl GrammarMasks {
+    pub fn new(config: MaskConfig, vocabulary: Arc<LazyVocabulary>, running_max: usize, n_guess_max: usize) -> GrammarMasks {
         let live = HashMap::with_capacity(running_max);
-        Masks { config, vocabulary, threads: None, running_max, n_guess_max, live, wait_until: None }
+        GrammarMasks { config, vocabulary, threads: None, running_max, n_guess_max, live, wait_until: None }
     }
 
     /// Applies the ends and starts of a step.
@@ -101,14 +101,14 @@ impl Masks {
 
     fn start(&mut self, request: &Request) {
         let Some(grammar) = &request.grammar else { return };
-        let slot = Arc::new(Slot::new(grammar.clone(), &request.output, self.n_guess_max));
-        let live = MaskedRequest { slot, run: MaskRun::with_room(self.n_guess_max), late_since: None };
+        let slot = Arc::new(MaskSlot::new(grammar.clone(), &request.output, self.n_guess_max));
+        let live = MaskedRequest { slot, run: MaskSeries::with_room(self.n_guess_max), late_since: None };
         if self.threads.is_none() {
-            let started = Threads::start(self.config, self.vocabulary.clone(), 2 * self.running_max);
+            let started = MaskThreads::start(self.config, self.vocabulary.clone(), 2 * self.running_max);
             self.threads = started.inspect_err(|error| tracing::error!(%error, "no thread for masks")).ok();
         }
         match &self.threads {
-            Some(threads) => threads.see_to(&live.slot),
+            Some(threads) => threads.enqueue(&live.slot),
             None => live.slot.fail(GrammarFault::Broken),
         }
         self.live.insert(request.id, live);
@@ -121,10 +121,10 @@ impl Masks {
     }
 
     /// Has masks made for the drafts of a step that has begun, behind a log whose next draw is `n_output`.
-    pub fn draft(&self, id: RequestId, n_output: u32, drafts: &[Token]) {
+    pub fn request_draft_masks(&self, id: RequestId, n_output: u32, drafts: &[Token]) {
         if let (Some(live), Some(threads)) = (self.live.get(&id), &self.threads) {
-            live.slot.draft(n_output, drafts);
-            threads.see_to(&live.slot);
+            live.slot.set_drafts(n_output, drafts);
+            threads.enqueue(&live.slot);
         }
     }
 
@@ -144,7 +144,7 @@ impl Masks {
             return MaskStatus::Ready;
         }
         if let Some(threads) = &self.threads {
-            threads.see_to(&live.slot);
+            threads.enqueue(&live.slot);
         }
         let until = match may_be_late {
             true => *self.wait_until.get_or_insert_with(|| Instant::now() + wait_max),
@@ -172,28 +172,28 @@ impl Masks {
     }
 
     /// Returns the found mask of this request's draw behind `n_drafts` drafts.
-    pub fn of(&self, id: RequestId, n_drafts: usize) -> DrawMask<'_> {
+    pub fn mask_of(&self, id: RequestId, n_drafts: usize) -> DrawMask<'_> {
         let live = self.live.get(&id);
-        live.and_then(|live| live.run.behind(n_drafts)).map_or(DrawMask::Late, DrawMask::Of)
+        live.and_then(|live| live.run.mask_after(n_drafts)).map_or(DrawMask::Late, DrawMask::Of)
     }
 
     /// Adds drawn tokens, so that a thread can make the mask behind them.
-    pub fn drawn(&self, id: RequestId, tokens: impl Iterator<Item = Token>) {
+    pub fn push_drawn(&self, id: RequestId, tokens: impl Iterator<Item = Token>) {
         if let (Some(live), Some(threads)) = (self.live.get(&id), &self.threads) {
             live.slot.push(tokens);
-            threads.see_to(&live.slot);
+            threads.enqueue(&live.slot);
         }
     }
 
     /// Adds to `out` the tokens that must follow this output, because its grammar allows only one text.
-    pub fn only_way(&self, id: RequestId, output: &[Token], out: &mut Vec<Token>) {
+    pub fn add_forced_tokens(&self, id: RequestId, output: &[Token], out: &mut Vec<Token>) {
         if let Some(live) = self.live.get(&id) {
-            live.slot.only_way(output, out);
+            live.slot.add_forced_tokens(output, out);
         }
     }
 }
 
-impl Drop for Masks {
+impl Drop for GrammarMasks {
     fn drop(&mut self) {
         self.live.values().for_each(|live| live.slot.end());
         if !self.live.is_empty() {

@@ -6,7 +6,7 @@
 
 use crate::load::vocabulary::LazyVocabulary;
 use crate::runner::masks::MaskConfig;
-use crate::runner::masks::slot::{Slot, SlotWork};
+use crate::runner::masks::slot::{MaskSlot, SlotWork};
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -15,7 +15,7 @@ use telemetry::metrics;
 use types::GrammarFault;
 
 /// The threads end when this is dropped, after their present work.
-pub(super) struct Threads(Arc<MaskQueue>);
+pub(super) struct MaskThreads(Arc<MaskQueue>);
 
 struct MaskQueue {
     waiting: Mutex<WaitingSlots>,
@@ -28,8 +28,8 @@ struct MaskQueue {
 }
 
 struct WaitingSlots {
-    going_on: VecDeque<Arc<Slot>>,
-    beginning: VecDeque<Arc<Slot>>,
+    going_on: VecDeque<Arc<MaskSlot>>,
+    beginning: VecDeque<Arc<MaskSlot>>,
     /// The threads that begin an answer.
     n_beginning: usize,
     is_over: bool,
@@ -43,14 +43,14 @@ impl WaitingSlots {
     }
 }
 
-impl Threads {
+impl MaskThreads {
     /// Starts the threads. At most `queued_max` slots wait for them.
-    pub fn start(config: MaskConfig, vocabulary: Arc<LazyVocabulary>, queued_max: usize) -> std::io::Result<Threads> {
+    pub fn start(config: MaskConfig, vocabulary: Arc<LazyVocabulary>, queued_max: usize) -> std::io::Result<MaskThreads> {
         let beginning_max = config.threads.saturating_sub(1).max(1);
         let (waiting, came) = (Mutex::new(WaitingSlots::with_room(queued_max)), Condvar::new());
         let queue = Arc::new(MaskQueue { waiting, came, slots_max: queued_max, beginning_max });
         // If a thread cannot start, the drop ends those that have started.
-        let threads = Threads(queue.clone());
+        let threads = MaskThreads(queue.clone());
         for i in 0..config.threads {
             let (queue, vocabulary) = (queue.clone(), vocabulary.clone());
             let run = move || run(&queue, config, &vocabulary);
@@ -61,15 +61,15 @@ impl Threads {
 
     /// Sends a thread to this slot, unless it needs none or one is on its way. If too many slots wait, it sends none: a
     /// draw that misses its mask requests it again.
-    pub fn see_to(&self, slot: &Arc<Slot>) {
-        let Some(work) = slot.wants_a_thread() else { return };
+    pub fn enqueue(&self, slot: &Arc<MaskSlot>) {
+        let Some(work) = slot.claim_work() else { return };
         if !self.0.push(slot, work) {
-            slot.is_left();
+            slot.release_work();
         }
     }
 }
 
-impl Drop for Threads {
+impl Drop for MaskThreads {
     fn drop(&mut self) {
         self.0.waiting().is_over = true;
         self.0.came.notify_all();
@@ -82,7 +82,7 @@ impl MaskQueue {
     }
 
     /// Returns whether there was room.
-    fn push(&self, slot: &Arc<Slot>, work: SlotWork) -> bool {
+    fn push(&self, slot: &Arc<MaskSlot>, work: SlotWork) -> bool {
         let mut waiting = self.waiting();
         let has_room = waiting.going_on.len() + waiting.beginning.len() < self.slots_max;
         if has_room {
@@ -98,7 +98,7 @@ impl MaskQueue {
     }
 
     /// Waits for work. Returns None at the end.
-    fn next(&self) -> Option<(Arc<Slot>, SlotWork)> {
+    fn next(&self) -> Option<(Arc<MaskSlot>, SlotWork)> {
         let mut waiting = self.waiting();
         loop {
             if waiting.is_over {
@@ -117,7 +117,7 @@ impl MaskQueue {
         }
     }
 
-    fn has_begun(&self) {
+    fn finish_beginning(&self) {
         self.waiting().n_beginning -= 1;
         self.came.notify_one();
     }
@@ -129,7 +129,7 @@ fn run(queue: &MaskQueue, config: MaskConfig, vocabulary: &LazyVocabulary) {
         while goes_on {
             let begun = Instant::now();
             std::thread::sleep(config.delay);
-            let followed = catch_unwind(AssertUnwindSafe(|| slot.follow(vocabulary)));
+            let followed = catch_unwind(AssertUnwindSafe(|| slot.make_masks(vocabulary)));
             metrics::mask_made(begun.elapsed());
             goes_on = followed.unwrap_or_else(|_panic| {
                 slot.fail(GrammarFault::Broken);
@@ -137,7 +137,7 @@ fn run(queue: &MaskQueue, config: MaskConfig, vocabulary: &LazyVocabulary) {
             });
         }
         if work == SlotWork::Begins {
-            queue.has_begun();
+            queue.finish_beginning();
         }
     }
 }
@@ -151,7 +151,7 @@ mod tests {
     fn answers_that_go_on_come_first_and_one_thread_is_never_lent_to_those_that_begin() {
         let waiting = Mutex::new(WaitingSlots::with_room(4));
         let queue = MaskQueue { waiting, came: Condvar::new(), slots_max: 4, beginning_max: 1 };
-        let slots: Vec<Arc<Slot>> = (0..5).map(|_| Arc::new(Slot::new(Grammar::new(""), &[], 0))).collect();
+        let slots: Vec<Arc<MaskSlot>> = (0..5).map(|_| Arc::new(MaskSlot::new(Grammar::new(""), &[], 0))).collect();
         let push = |i: usize, work| queue.push(&slots[i], work);
         let next = |i: usize, work| {
             let (slot, got) = queue.next().unwrap();
@@ -163,7 +163,7 @@ mod tests {
         // Another answer may begin once this one has begun; work on a running answer comes now.
         assert!(push(3, SlotWork::GoesOn));
         next(3, SlotWork::GoesOn);
-        queue.has_begun();
+        queue.finish_beginning();
         next(1, SlotWork::Begins);
         assert!((0..4).all(|i| push(i, SlotWork::Begins)) && !push(4, SlotWork::GoesOn), "it is full");
         queue.waiting().is_over = true;

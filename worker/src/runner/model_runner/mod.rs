@@ -11,11 +11,11 @@
 use crate::load::weight_cache::{LoadedPart, PartInUse};
 use crate::runner::draft_counts::DraftCounts;
 use crate::runner::draft_model::DraftModelRunner;
-use crate::runner::kv_commit::KvCommit;
-use crate::runner::masks::{MaskConfig, Masks};
-use crate::runner::sequences::{SequenceLimits, Sequences, TokenSource, Violation};
-use crate::runner::{RunError, Runner, UpcomingSteps, emptied};
-use backend::{Batch, Device, Draw, DrawError, Drawing, Repeats};
+use crate::runner::kv_commit::KvPoolMemory;
+use crate::runner::masks::{MaskConfig, GrammarMasks};
+use crate::runner::sequences::{SequenceLimits, RankSequences, TokenSource, StepViolation};
+use crate::runner::{RunError, Runner, UpcomingSteps, reuse_allocation};
+use backend::{Batch, Device, Draw, DrawError, DrawsInFlight, PassCounts};
 use collective::{AbortHandle, Ranks};
 use model::KvCache;
 use std::time::{Duration, Instant};
@@ -28,10 +28,10 @@ pub struct ModelRunner<D: Device + 'static> {
     lent: PartInUse<D>,
     kv: KvCache<D>,
     /// None once it has been taken.
-    kv_commit: Option<KvCommit>,
-    sequences: Sequences,
+    kv_commit: Option<KvPoolMemory>,
+    sequences: RankSequences,
     /// Only the sampler has any.
-    masks: Masks,
+    masks: GrammarMasks,
     is_sampler: bool,
     // The buffers of a step, reused.
     batch: Batch,
@@ -44,7 +44,7 @@ pub struct ModelRunner<D: Device + 'static> {
     /// A step that began before its turn.
     ahead: Option<(StepId, DrawProgress)>,
     /// The device's pass counts at the last report.
-    counted: Repeats,
+    counted: PassCounts,
     draft_counts: DraftCounts,
     /// Only the sampler has one. Its weights are lent together with the sampler's part.
     draft_model: Option<DraftModelRunner<D>>,
@@ -56,14 +56,14 @@ enum DrawProgress {
     Empty,
     /// Everything is drawn.
     Done,
-    Drawing(Drawing),
+    Drawing(DrawsInFlight),
 }
 
 impl<D: Device + 'static> ModelRunner<D> {
     pub(super) fn new(
         lent: PartInUse<D>,
         ranks: Ranks<D>,
-        (kv, kv_commit): (KvCache<D>, Option<KvCommit>),
+        (kv, kv_commit): (KvCache<D>, Option<KvPoolMemory>),
         draft_model: Option<DraftModelRunner<D>>,
         limits: SequenceLimits,
         masks: MaskConfig,
@@ -71,14 +71,14 @@ impl<D: Device + 'static> ModelRunner<D> {
         let draft_counts = DraftCounts::new(&limits.guesses);
         let (outputs_max, message_words_max) = (limits.outputs_max(), limits.message_words_max());
         let n_guess_max = limits.guesses.n_max_among(1);
-        let masks = Masks::new(masks, lent.get().vocabulary.clone(), limits.running_max, n_guess_max);
+        let masks = GrammarMasks::new(masks, lent.get().vocabulary.clone(), limits.running_max, n_guess_max);
         let part = ranks.part();
-        let (sequences, is_sampler) = (Sequences::new(limits, TokenSource::of(part)), part.is_sampler());
+        let (sequences, is_sampler) = (RankSequences::new(limits, TokenSource::of(part)), part.is_sampler());
         let batch = sequences.new_batch();
         let (draws, drawn) = (Vec::with_capacity(outputs_max), Vec::with_capacity(outputs_max));
         let message = Vec::with_capacity(message_words_max);
         let state = vec![0.0; lent.get().spec.hidden as usize];
-        let counted = lent.get().device.repeats();
+        let counted = lent.get().device.pass_counts();
         ModelRunner {
             lent,
             ranks,
@@ -101,7 +101,7 @@ impl<D: Device + 'static> ModelRunner<D> {
 
     /// Applies a step up to the layout of its rows.
     fn begin(&mut self, step: &Step) -> Result<(), RunError> {
-        let protocol = |violation: Violation| RunError::Protocol { step: step.id.0, what: violation.to_string() };
+        let protocol = |violation: StepViolation| RunError::Protocol { step: step.id.0, what: violation.to_string() };
         self.sequences.begin(step).map_err(protocol)?;
         if self.is_sampler {
             self.masks.begin(step);
@@ -109,8 +109,8 @@ impl<D: Device + 'static> ModelRunner<D> {
         if let (Some(draft_model), Some(weights)) = (&mut self.draft_model, &self.lent.get().draft) {
             draft_model.begin(step, &weights.device);
         }
-        self.clear();
-        while let Some(earlier) = self.sequences.must_receive(step) {
+        self.clear_freed_blocks();
+        while let Some(earlier) = self.sequences.step_to_receive(step) {
             self.ranks.recv_tokens(earlier, &mut self.message)?;
             self.sequences.receive(&self.message).map_err(protocol)?;
         }
@@ -118,13 +118,13 @@ impl<D: Device + 'static> ModelRunner<D> {
         if self.is_sampler {
             self.sequences.request_draft_masks(step, &self.masks);
         }
-        let n_rows = self.lent.get().device.rows_for(&self.batch.pass());
+        let n_rows = self.lent.get().device.padded_rows(&self.batch.pass());
         self.batch.pad(n_rows);
         Ok(())
     }
 
     /// Clears freed blocks before anything is stored there again.
-    fn clear(&mut self) {
+    fn clear_freed_blocks(&mut self) {
         if let Some(blocks) = self.sequences.uncleared() {
             self.kv.clear(&self.lent.get().device, blocks);
             blocks.iter_mut().for_each(Vec::clear);
@@ -132,31 +132,31 @@ impl<D: Device + 'static> ModelRunner<D> {
     }
 
     /// Called when the assignment ends: frees and clears everything, so that the memory's next user finds no data.
-    fn let_all_go(&mut self) {
+    fn forget_all(&mut self) {
         self.sequences.forget_all();
-        self.clear();
+        self.clear_freed_blocks();
         if let (Some(draft_model), Some(weights)) = (&mut self.draft_model, &self.lent.get().draft) {
-            draft_model.let_all_go(&weights.device);
+            draft_model.forget_all(&weights.device);
         }
     }
 
-    fn pass(&mut self, step: &Step) -> model::Result<DrawProgress> {
+    fn run_pass(&mut self, step: &Step) -> model::Result<DrawProgress> {
         let LoadedPart { device, model, .. } = self.lent.get_mut();
         let logits = model.forward(device, &mut self.ranks, &self.batch.pass(), &mut self.kv)?;
         let mut begun = DrawProgress::Done;
         if let Some(logits) = logits {
-            let mut draws = emptied(std::mem::take(&mut self.draws));
+            let mut draws = reuse_allocation(std::mem::take(&mut self.draws));
             self.sequences.take_masks(step, &mut self.masks);
-            self.sequences.draws(step, &self.masks, &mut draws);
+            self.sequences.collect_draws(step, &self.masks, &mut draws);
             match device.begin_draws(logits, &draws) {
                 Some(drawing) => begun = DrawProgress::Drawing(drawing),
                 None => device.draw(logits, &draws, &mut self.drawn),
             }
-            self.draws = emptied(draws);
+            self.draws = reuse_allocation(draws);
         }
         if let (true, true, Some(hidden)) = (self.is_sampler, self.batch.pass().wants_hidden(), model.hidden()) {
             let read = |row: usize, state: &mut [f32]| device.read(hidden, row..row + 1, state);
-            self.sequences.pool(step, &self.batch.pass(), &mut self.state, read);
+            self.sequences.pool_rows(step, &self.batch.pass(), &mut self.state, read);
         }
         Ok(begun)
     }
@@ -168,8 +168,8 @@ impl<D: Device + 'static> ModelRunner<D> {
         if self.batch.n_rows() == 0 {
             return Ok(DrawProgress::Empty);
         }
-        self.lent.begin();
-        let passed = self.pass(step);
+        self.lent.mark_unsound();
+        let passed = self.run_pass(step);
         self.check_pass(passed)
     }
 
@@ -177,13 +177,13 @@ impl<D: Device + 'static> ModelRunner<D> {
     /// uses nothing of it.
     fn check_pass<T>(&mut self, passed: model::Result<T>) -> Result<T, RunError> {
         if matches!(passed, Err(model::Error::Collective(_))) {
-            self.lent.end();
+            self.lent.mark_sound();
         }
         passed.map_err(run_error)
     }
 
     /// While the device computes this step, begins the next one if possible.
-    fn follow(&mut self, step: &Step, drawing: &Drawing, upcoming: &mut dyn UpcomingSteps) -> Result<(), RunError> {
+    fn begin_next(&mut self, step: &Step, drawing: &DrawsInFlight, upcoming: &mut dyn UpcomingSteps) -> Result<(), RunError> {
         /// Checks of the queue before the thread first yields its core for longer.
         const LOOKS: u32 = 256;
         const PAUSE: Duration = Duration::from_micros(20);
@@ -206,32 +206,32 @@ impl<D: Device + 'static> ModelRunner<D> {
         if !self.sequences.can_follow(step, next) {
             return false;
         }
-        let mut draws = emptied(std::mem::take(&mut self.draws));
-        self.sequences.draws(next, &self.masks, &mut draws);
+        let mut draws = reuse_allocation(std::mem::take(&mut self.draws));
+        self.sequences.collect_draws(next, &self.masks, &mut draws);
         let LoadedPart { device, spec, .. } = self.lent.get();
-        let are_alone = draws.iter().all(|draw| device.draws_alone(draw, spec.vocab as usize));
-        self.draws = emptied(draws);
+        let are_alone = draws.iter().all(|draw| device.can_draw_alone(draw, spec.vocab as usize));
+        self.draws = reuse_allocation(draws);
         are_alone
     }
 
     /// Completes a step's draws, and checks that its pass is valid.
-    fn answer(&mut self, step: &Step, begun: DrawProgress) -> Result<(), RunError> {
+    fn complete_draws(&mut self, step: &Step, begun: DrawProgress) -> Result<(), RunError> {
         let device = &self.lent.get().device;
         match begun {
             DrawProgress::Empty => return Ok(()),
             DrawProgress::Done => {}
             DrawProgress::Drawing(drawing) => {
-                let mut draws = emptied(std::mem::take(&mut self.draws));
-                self.sequences.draws(step, &self.masks, &mut draws);
-                device.drawn(&drawing, &draws, &mut self.drawn);
-                self.draws = emptied(draws);
+                let mut draws = reuse_allocation(std::mem::take(&mut self.draws));
+                self.sequences.collect_draws(step, &self.masks, &mut draws);
+                device.collect_draws(&drawing, &draws, &mut self.drawn);
+                self.draws = reuse_allocation(draws);
             }
         }
         // A pass that a lost peer released computes on arbitrary numbers: the loss is the cause to report.
         let settled = self.ranks.settle().map_err(model::Error::from);
-        let settled = settled.and_then(|()| Ok(self.lent.get().device.settle()?));
+        let settled = settled.and_then(|()| Ok(self.lent.get().device.take_failure()?));
         if settled.is_ok() && self.ahead.is_none() {
-            self.lent.end();
+            self.lent.mark_sound();
         }
         self.check_pass(settled)
     }
@@ -257,9 +257,9 @@ impl<D: Device + 'static> ModelRunner<D> {
         // On a grid, tokens go through hosts.
         let is_alone = self.ranks.is_alone();
         if let (Some(upcoming), true, DrawProgress::Drawing(drawing)) = (upcoming, is_alone, &pass) {
-            self.follow(step, drawing, upcoming)?;
+            self.begin_next(step, drawing, upcoming)?;
         }
-        self.answer(step, pass)?;
+        self.complete_draws(step, pass)?;
         self.count();
         self.finish(step, done)?;
         done.micros = u32::try_from(begun.elapsed().as_micros()).unwrap_or(u32::MAX);
@@ -267,7 +267,7 @@ impl<D: Device + 'static> ModelRunner<D> {
     }
 
     fn count(&mut self) {
-        let (now, before) = (self.lent.get().device.repeats(), self.counted);
+        let (now, before) = (self.lent.get().device.pass_counts(), self.counted);
         let grown = [
             ("plain", now.plain - before.plain),
             ("recorded", now.recorded - before.recorded),
@@ -286,8 +286,8 @@ impl<D: Device + 'static> ModelRunner<D> {
         let (Some(draft_model), Some(weights)) = (draft_model, &mut lent.get_mut().draft) else { return Ok(()) };
         sequences.collect_guess_requests(step, &done.slices, &mut draft_model.requests);
         draft_model.guess(weights, |id| sequences.log(id))?;
-        for (id, guessed) in draft_model.guessed() {
-            sequences.take_model(id, guessed);
+        for (id, guessed) in draft_model.guesses() {
+            sequences.set_model_guesses(id, guessed);
         }
         Ok(())
     }
@@ -296,10 +296,10 @@ impl<D: Device + 'static> ModelRunner<D> {
     /// other steps.
     fn finish(&mut self, step: &Step, done: &mut StepDone) -> Result<(), RunError> {
         if !self.is_sampler {
-            self.sequences.pass_by(step);
+            self.sequences.note_remote_draws(step);
             return Ok(());
         }
-        self.sequences.settle(step, &mut self.drawn, &self.masks, &mut self.message, &mut done.slices);
+        self.sequences.apply_draws(step, &mut self.drawn, &self.masks, &mut self.message, &mut done.slices);
         self.draft_counts.count(step, done, |id| self.sequences.drafted_by(id));
         let guessed = self.guess_by_model(step, done);
         self.check_pass(guessed)?;
@@ -311,8 +311,8 @@ impl<D: Device + 'static> ModelRunner<D> {
 impl<D: Device + 'static> Drop for ModelRunner<D> {
     /// Clears the KV cache, and drops recorded graphs before the communicators that they name.
     fn drop(&mut self) {
-        self.let_all_go();
-        self.lent.get().device.forget();
+        self.forget_all();
+        self.lent.get().device.forget_records();
     }
 }
 
@@ -329,15 +329,15 @@ impl<D: Device + 'static> Runner for ModelRunner<D> {
         Some(self.ranks.abort_handle())
     }
 
-    fn kv_commit(&mut self) -> Option<KvCommit> {
+    fn take_kv_memory(&mut self) -> Option<KvPoolMemory> {
         self.kv_commit.take()
     }
 
-    fn repeats(&self) -> Repeats {
-        self.lent.get().device.repeats()
+    fn repeats(&self) -> PassCounts {
+        self.lent.get().device.pass_counts()
     }
 
-    fn waited(&self) -> Duration {
+    fn total_wait(&self) -> Duration {
         Duration::from_micros(self.ranks.times().waiting)
     }
 }

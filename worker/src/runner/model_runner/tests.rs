@@ -9,7 +9,7 @@ use backend::cpu::{Cpu, CpuConfig, Isa};
 use checkpoint::Checkpoint;
 use collective::CancelFlag;
 use std::path::PathBuf;
-use types::{Activations, BlockId, KvDtype, Layout, Mode, Rank, Request, RequestId, Slice, Want};
+use types::{Activations, BlockId, KvDtype, Layout, NumericsMode, Rank, Request, RequestId, Slice, Want};
 
 const N_BLOCKS: u32 = 8;
 
@@ -26,7 +26,7 @@ fn runner(zero_kv: bool) -> ModelRunner<Cpu> {
         model_path,
         activations: Activations::Int8,
         kv_dtype: KvDtype::F16,
-        mode: Mode::Lockstep,
+        mode: NumericsMode::Lockstep,
         n_blocks: vec![N_BLOCKS],
         kv_bytes: 64 << 20,
         context: 100,
@@ -112,7 +112,7 @@ fn preempted_sequence_leaves_zeros_in_its_blocks() {
 #[test]
 fn a_rank_that_leaves_its_place_leaves_zeros() {
     let mut runner = two_at_work(true);
-    runner.let_all_go();
+    runner.forget_all();
     assert!(written(&runner).is_empty() && runner.sequences.is_empty());
 }
 
@@ -121,6 +121,6 @@ fn nothing_is_cleared_without_zero_kv() {
     let mut runner = two_at_work(false);
     let before = pages(&runner);
     run(&mut runner, &[], &[], &[], &[1, 2]);
-    runner.let_all_go();
+    runner.forget_all();
     assert!(pages(&runner) == before);
 }

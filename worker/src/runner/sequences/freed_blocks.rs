@@ -32,7 +32,7 @@ impl FreedBlocks {
     }
 
     /// Before a slice is computed: frees the blocks before the window of its end, which no later slice reads.
-    pub fn pass(&mut self, tables: &[Vec<BlockId>], slice: &Range<u32>) {
+    pub fn free_passed(&mut self, tables: &[Vec<BlockId>], slice: &Range<u32>) {
         self.note(tables, |group, _| group.n_passed(slice.start) as usize..group.n_passed(slice.end) as usize);
     }
 

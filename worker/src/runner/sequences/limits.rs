@@ -38,14 +38,14 @@ impl SequenceLimits {
 
     /// Returns whether positions can be computed again after a late draw or a rejected draft. They cannot if blocks
     /// behind windows are cleared at once, because a repeated pass may still read those.
-    pub fn may_run_again(&self) -> bool {
+    pub fn can_recompute(&self) -> bool {
         !self.zero_kv || self.groups.iter().all(CacheGroup::keeps_all)
     }
 }
 
 /// How a step contradicts this rank's state.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Violation {
+pub enum StepViolation {
     #[error("request {0} is not held here")]
     Unknown(RequestId),
     #[error("request {id} goes on at {start}, its first {n_computed} positions are computed")]

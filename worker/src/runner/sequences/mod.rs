@@ -6,8 +6,8 @@
 //! be drawn.
 
 use crate::runner::guesses::{GuessRequest, GuessSource, Guesser};
-use crate::runner::masks::{MaskStatus, Masks};
-use backend::{Batch, Draw, DrawError, DrawMask, Pass, Score};
+use crate::runner::masks::{MaskStatus, GrammarMasks};
+use backend::{Batch, Draw, DrawError, DrawMask, Pass, ScoreRequest};
 use freed_blocks::FreedBlocks;
 use pending::{PendingDraw, PendingDraws, UNKNOWN, append_rest, read_message};
 use sequence::RankSequence;
@@ -20,10 +20,10 @@ mod limits;
 mod pending;
 mod sequence;
 
-pub use limits::{SequenceLimits, Violation};
+pub use limits::{SequenceLimits, StepViolation};
 pub use pending::TokenSource;
 
-pub struct Sequences {
+pub struct RankSequences {
     limits: SequenceLimits,
     tokens: TokenSource,
     /// The sampler's messages that are still due, in the order of steps.
@@ -43,8 +43,8 @@ pub struct Sequences {
     drew: Vec<usize>,
 }
 
-impl Sequences {
-    pub fn new(mut limits: SequenceLimits, tokens: TokenSource) -> Sequences {
+impl RankSequences {
+    pub fn new(mut limits: SequenceLimits, tokens: TokenSource) -> RankSequences {
         if tokens != TokenSource::Draws {
             // Other ranks receive the guesses.
             limits.guesses.source = GuessSource::Off;
@@ -55,7 +55,7 @@ impl Sequences {
             TokenSource::Draws | TokenSource::NeverKnows => 0,
         };
         let draws = VecDeque::with_capacity(n_pending * limits.outputs_max());
-        Sequences {
+        RankSequences {
             tokens,
             pending: PendingDraws { steps: VecDeque::with_capacity(n_pending), draws },
             held: HashMap::with_capacity(limits.running_max),
@@ -96,7 +96,7 @@ impl Sequences {
     }
 
     /// Applies the ends and starts of a step.
-    pub fn begin(&mut self, step: &Step) -> Result<(), Violation> {
+    pub fn begin(&mut self, step: &Step) -> Result<(), StepViolation> {
         self.n_begun += 1;
         step.ends.iter().for_each(|id| self.forget(*id));
         step.starts.iter().try_for_each(|request| self.start(request))
@@ -116,7 +116,7 @@ impl Sequences {
 
     /// Returns the step whose tokens this rank must receive before it can lay out the rows of the begun step. None if
     /// it needs no message; call again after each `receive`.
-    pub fn must_receive(&self, step: &Step) -> Option<StepId> {
+    pub fn step_to_receive(&self, step: &Step) -> Option<StepId> {
         let TokenSource::Receives { late_max } = self.tokens else { return None };
         let (oldest, _) = self.pending.steps.front()?;
         let needs = |slice: &Slice| self.held.get(&slice.id).is_some_and(|sequence| sequence.needs_pending(slice));
@@ -126,16 +126,16 @@ impl Sequences {
 
     /// Takes the tokens drawn in the step that `must_receive` named, in the order of its slices, and the guesses behind
     /// them.
-    pub fn receive(&mut self, words: &[Option<Token>]) -> Result<(), Violation> {
+    pub fn receive(&mut self, words: &[Option<Token>]) -> Result<(), StepViolation> {
         let Some((step, n_draws)) = self.pending.steps.pop_front() else { return Ok(()) };
         let Some(received) = read_message(words, n_draws) else {
-            return Err(Violation::NotAsManyTokens { step: step.0, n: words.len(), n_draws });
+            return Err(StepViolation::NotAsManyTokens { step: step.0, n: words.len(), n_draws });
         };
         let n_vocab = self.limits.n_vocab;
         for (draw, drawn) in self.pending.draws.drain(..n_draws).zip(received) {
             let mut tokens = drawn.first.iter().chain(drawn.more.iter().flatten()).chain(drawn.guess.iter().flatten());
             if let Some(&token) = tokens.find(|token| **token >= n_vocab) {
-                return Err(Violation::NoSuchToken { id: draw.id, token, n_vocab });
+                return Err(StepViolation::NoSuchToken { id: draw.id, token, n_vocab });
             }
             if let Some(sequence) = self.held.get_mut(&draw.id) {
                 sequence.receive(draw, &drawn);
@@ -145,35 +145,35 @@ impl Sequences {
     }
 
     /// Applies the slices of a step, and lays out its rows.
-    pub fn lay_out(&mut self, step: &Step, batch: &mut Batch) -> Result<(), Violation> {
+    pub fn lay_out(&mut self, step: &Step, batch: &mut Batch) -> Result<(), StepViolation> {
         batch.clear();
         let mut blocks = step.blocks.as_slice();
         for slice in &step.slices {
-            self.slice(slice, &mut blocks, batch)?;
+            self.apply_slice(slice, &mut blocks, batch)?;
         }
         if !blocks.is_empty() {
-            return Err(Violation::BlocksLeftOver(blocks.len()));
+            return Err(StepViolation::BlocksLeftOver(blocks.len()));
         }
         Ok(())
     }
 
-    fn start(&mut self, request: &Request) -> Result<(), Violation> {
+    fn start(&mut self, request: &Request) -> Result<(), StepViolation> {
         let id = request.id;
         let SequenceLimits { n_vocab, context, running_max, .. } = self.limits;
         let n_tokens = u32::try_from(request.n_tokens()).unwrap_or(u32::MAX);
         if n_tokens == 0 {
-            return Err(Violation::NoTokens(id));
+            return Err(StepViolation::NoTokens(id));
         }
         if n_tokens > context {
-            return Err(Violation::TooLong { id, end: n_tokens, context });
+            return Err(StepViolation::TooLong { id, end: n_tokens, context });
         }
         let mut tokens = request.prompt.iter().chain(&request.output);
         if let Some(&token) = tokens.find(|token| **token >= n_vocab) {
-            return Err(Violation::NoSuchToken { id, token, n_vocab });
+            return Err(StepViolation::NoSuchToken { id, token, n_vocab });
         }
         self.forget(id);
         if self.held.len() >= running_max {
-            return Err(Violation::TooManySequences { n: self.held.len() + 1, running_max });
+            return Err(StepViolation::TooManySequences { n: self.held.len() + 1, running_max });
         }
         let mut sequence = self.spare.pop().unwrap_or_default();
         sequence.restart(request, &self.limits, self.n_begun);
@@ -181,15 +181,15 @@ impl Sequences {
         Ok(())
     }
 
-    fn slice(&mut self, slice: &Slice, blocks: &mut &[BlockId], batch: &mut Batch) -> Result<(), Violation> {
-        let sequence = self.held.get_mut(&slice.id).ok_or(Violation::Unknown(slice.id))?;
+    fn apply_slice(&mut self, slice: &Slice, blocks: &mut &[BlockId], batch: &mut Batch) -> Result<(), StepViolation> {
+        let sequence = self.held.get_mut(&slice.id).ok_or(StepViolation::Unknown(slice.id))?;
         sequence.check(slice, &self.limits, self.n_begun)?;
-        if sequence.runs_again(slice) {
+        if sequence.is_recomputed_by(slice) {
             let is_known = self.tokens == TokenSource::Draws && sequence.late != Some(slice.range.end);
             if is_known {
-                return Err(Violation::NotLate { id: slice.id, position: slice.range.end });
+                return Err(StepViolation::NotLate { id: slice.id, position: slice.range.end });
             }
-            sequence.go_back(slice.range.start, self.n_begun);
+            sequence.rewind(slice.range.start, self.n_begun);
         }
         sequence.settle_by(slice);
         sequence.take_drafts(slice, self.tokens != TokenSource::NeverKnows)?;
@@ -197,32 +197,32 @@ impl Sequences {
         sequence.last_slice = self.n_begun;
         sequence.n_computed = slice.range.end;
         if let Some(freed) = &mut self.freed {
-            freed.pass(&sequence.tables, &slice.range);
+            freed.free_passed(&sequence.tables, &slice.range);
         }
         let n_rows = batch.n_rows() + slice.range.len();
         if n_rows > self.limits.rows_max {
-            return Err(Violation::TooManyRows { n: n_rows, rows_max: self.limits.rows_max });
+            return Err(StepViolation::TooManyRows { n: n_rows, rows_max: self.limits.rows_max });
         }
         sequence.mark_written(slice, &mut self.written, self.n_begun)?;
         sequence.lay_out(slice, batch);
         let (n, outputs_max) = (batch.outputs.len(), self.limits.outputs_max());
-        if n > outputs_max { Err(Violation::TooManyOutputs { n, outputs_max }) } else { Ok(()) }
+        if n > outputs_max { Err(StepViolation::TooManyOutputs { n, outputs_max }) } else { Ok(()) }
     }
 
     /// On the sampler: starts the masks for the draws behind the drafts of a step that is laid out.
-    pub fn request_draft_masks(&self, step: &Step, masks: &Masks) {
+    pub fn request_draft_masks(&self, step: &Step, masks: &GrammarMasks) {
         for slice in step.slices.iter().filter(|slice| slice.n_draft > 0) {
             if let Some(sequence) = self.held.get(&slice.id).filter(|sequence| sequence.has_grammar) {
                 let drafts = slice.first_drawn() as usize..slice.range.end as usize;
-                masks.draft(slice.id, sequence.n_output_before(slice), &sequence.tokens[drafts]);
+                masks.request_draft_masks(slice.id, sequence.n_output_before(slice), &sequence.tokens[drafts]);
             }
         }
     }
 
     /// Takes the masks of the step's draws that are ready, or that become ready within the time to wait.
-    pub fn take_masks(&mut self, step: &Step, masks: &mut Masks) {
+    pub fn take_masks(&mut self, step: &Step, masks: &mut GrammarMasks) {
         masks.begin_draws();
-        let may_be_late = self.limits.may_run_again();
+        let may_be_late = self.limits.can_recompute();
         for slice in &step.slices {
             let held = self.held.get_mut(&slice.id).filter(|sequence| sequence.has_grammar && sequence.draws(slice));
             let Some(sequence) = held else { continue };
@@ -239,19 +239,19 @@ impl Sequences {
     }
 
     /// Adds the draws of a step's outputs, in the order of `batch.outputs`.
-    pub fn draws<'a>(&'a self, step: &Step, masks: &'a Masks, draws: &mut Vec<Draw<'a>>) {
+    pub fn collect_draws<'a>(&'a self, step: &Step, masks: &'a GrammarMasks, draws: &mut Vec<Draw<'a>>) {
         draws.clear();
         for slice in &step.slices {
             let Some(sequence) = self.held.get(&slice.id) else { continue };
-            for (token, n_top) in sequence.scores(slice) {
+            for (token, n_top) in sequence.tokens_to_score(slice) {
                 let (prompt, output) = (&sequence.tokens[..0], &sequence.tokens[..0]);
-                let score = Some(Score { token, n_top });
+                let score = Some(ScoreRequest { token, n_top });
                 draws.push(Draw { sampling: &sequence.sampling, prompt, output, score, mask: DrawMask::Open });
             }
             if sequence.draws(slice) {
                 let mask = |n_drafts: u32| match sequence.has_grammar {
                     false => DrawMask::Open,
-                    true if sequence.is_masked => masks.of(slice.id, n_drafts as usize),
+                    true if sequence.is_masked => masks.mask_of(slice.id, n_drafts as usize),
                     true => DrawMask::Late,
                 };
                 // A row behind drafts counts only if they hold, and then they are part of the log.
@@ -287,7 +287,7 @@ impl Sequences {
         let drawing = step.slices.iter().filter(|slice| slice.want == Want::Last);
         for (slice, draw) in drawing.zip(0..) {
             let Some(sequence) = self.held.get_mut(&slice.id) else { return false };
-            if sequence.grow(slice.range.end, UNKNOWN) {
+            if sequence.append_drawn(slice.range.end, UNKNOWN) {
                 sequence.promised = Some((slice.range.end, draw));
             }
         }
@@ -299,23 +299,23 @@ impl Sequences {
     }
 
     /// Adds up the rows of the slices to pool; `read` copies a row into the given memory.
-    pub fn pool(&mut self, step: &Step, pass: &Pass<'_>, state: &mut [f32], mut read: impl FnMut(usize, &mut [f32])) {
+    pub fn pool_rows(&mut self, step: &Step, pass: &Pass<'_>, state: &mut [f32], mut read: impl FnMut(usize, &mut [f32])) {
         for (slice, laid) in step.slices.iter().zip(pass.slices).filter(|(slice, _)| slice.want == Want::Pool) {
             let Some(sequence) = self.held.get_mut(&slice.id) else { continue };
             for row in laid.rows.clone() {
                 read(row as usize, state);
-                sequence.pool(state);
+                sequence.add_to_pooled(state);
             }
         }
     }
 
     /// On the sampler: appends the drawn tokens to the logs, answers each slice, guesses, and leaves in `message` the
     /// first part of the message to the first stage, which has no token where none was drawn.
-    pub fn settle(
+    pub fn apply_draws(
         &mut self,
         step: &Step,
         drawn: &mut Vec<Result<TokenOut, DrawError>>,
-        masks: &Masks,
+        masks: &GrammarMasks,
         message: &mut Vec<Option<Token>>,
         done: &mut Vec<SliceDone>,
     ) {
@@ -327,29 +327,29 @@ impl Sequences {
         for (i, (slice, done)) in step.slices.iter().zip(&mut *done).enumerate() {
             clear(done);
             let Some(sequence) = self.held.get_mut(&slice.id) else { continue };
-            for _ in sequence.scored(slice) {
+            for _ in sequence.scored_positions(slice) {
                 let out = drawn.next().and_then(Result::ok);
-                sequence.fails_if(out.is_none());
+                sequence.fail_if(out.is_none());
                 done.scored.extend(out);
             }
             if slice.want == Want::Pool && slice.range.end as usize == sequence.n_prompt {
-                sequence.give_pooled(&mut done.pooled);
-                sequence.fails_if(done.pooled.is_empty());
+                sequence.write_pooled_mean(&mut done.pooled);
+                sequence.fail_if(done.pooled.is_empty());
             }
             if sequence.draws(slice) {
                 if slice.n_draft > 0 {
                     sequence.verify(slice, &mut drawn, &mut done.tokens);
                 } else {
                     done.tokens.extend(sequence.outcome(slice, drawn.next()));
-                    sequence.learn(slice.range.end, done.tokens.first().map_or(UNKNOWN, |out| out.token));
+                    sequence.set_drawn(slice.range.end, done.tokens.first().map_or(UNKNOWN, |out| out.token));
                 }
                 if sequence.has_grammar && !done.tokens.is_empty() {
-                    masks.drawn(slice.id, done.tokens.iter().map(|out| out.token));
+                    masks.push_drawn(slice.id, done.tokens.iter().map(|out| out.token));
                 }
                 message.push(done.tokens.first().map(|out| out.token));
                 done.n_hit = sequence.guesses.n_hit(done.tokens.iter().map(|out| out.token));
                 let n_guess_max = if done.tokens.is_empty() { 0 } else { n_guess_max };
-                sequence.guess(n_guess_max, |output, way| masks.only_way(slice.id, output, way));
+                sequence.guess(n_guess_max, |output, way| masks.add_forced_tokens(slice.id, output, way));
                 self.drew.push(i);
             }
             done.failed = sequence.failed;
@@ -366,7 +366,7 @@ impl Sequences {
             let (id, done) = (step.slices[*i].id, &done[*i]);
             let drew = !done.tokens.is_empty() && done.failed.is_none();
             if let Some(sequence) = self.held.get_mut(&id).filter(|_| drew) {
-                let n_max = sequence.guesses.n_of_model(cost, n_max, n_draws);
+                let n_max = sequence.guesses.n_model_guesses(cost, n_max, n_draws);
                 requests.extend((n_max > 0).then_some(GuessRequest { id, n_max }));
             }
         }
@@ -377,9 +377,9 @@ impl Sequences {
     }
 
     /// Takes a draft model's guesses for a sequence.
-    pub fn take_model(&mut self, id: RequestId, guessed: &[Token]) {
+    pub fn set_model_guesses(&mut self, id: RequestId, guessed: &[Token]) {
         if let Some(sequence) = self.held.get_mut(&id) {
-            sequence.guesses.take_model(guessed);
+            sequence.guesses.set_model_guesses(guessed);
         }
     }
 
@@ -404,13 +404,13 @@ impl Sequences {
     }
 
     /// On ranks that do not draw: the logs grow by the positions that other ranks draw.
-    pub fn pass_by(&mut self, step: &Step) {
+    pub fn note_remote_draws(&mut self, step: &Step) {
         let is_receiver = matches!(self.tokens, TokenSource::Receives { .. });
         let n_before = self.pending.draws.len();
         for slice in &step.slices {
             let held = self.held.get_mut(&slice.id);
             let Some(sequence) = held.filter(|sequence| sequence.draws(slice)) else { continue };
-            let has_grown = sequence.draw_elsewhere(slice, is_receiver);
+            let has_grown = sequence.note_remote_draw(slice, is_receiver);
             if is_receiver {
                 sequence.is_pending |= has_grown;
                 let (life, position) = (sequence.life, slice.first_drawn());

@@ -1,7 +1,7 @@
 //! How a rank receives drawn tokens, and the draws whose tokens it still lacks. Has no knowledge of sequences.
 
 use std::collections::VecDeque;
-use types::{Part, RequestId, StepId, Token};
+use types::{RankPart, RequestId, StepId, Token};
 
 /// The source of a rank's drawn tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,7 +16,7 @@ pub enum TokenSource {
 }
 
 impl TokenSource {
-    pub fn of(part: &Part) -> TokenSource {
+    pub fn of(part: &RankPart) -> TokenSource {
         match part.n_stages {
             _ if part.is_sampler() => TokenSource::Draws,
             _ if !part.is_first() => TokenSource::NeverKnows,

@@ -1,8 +1,8 @@
 //! One request on this rank: its token log, its block tables, its computed positions, and the rows of a slice. Has no
 //! knowledge of other requests or of the source of drawn tokens.
 
-use crate::runner::guesses::{Guesser, Guesses};
-use crate::runner::sequences::limits::{SequenceLimits, Violation};
+use crate::runner::guesses::{Guesser, SequenceGuesses};
+use crate::runner::sequences::limits::{SequenceLimits, StepViolation};
 use crate::runner::sequences::pending::{DrawnTokens, PendingDraw, UNKNOWN};
 use backend::{Batch, DrawError, PassSlice};
 use std::ops::Range;
@@ -24,7 +24,7 @@ pub(super) struct RankSequence {
     /// Whether the last token was drawn but not received.
     pub is_pending: bool,
     /// The guesses behind the log; on ranks that embed, as the sampler sent them.
-    pub guesses: Guesses,
+    pub guesses: SequenceGuesses,
     /// The guesser of the newest drafts.
     pub drafted_by: Guesser,
     /// On ranks that never receive tokens: the drafts of the last slice. The start of the next slice shows how many
@@ -73,7 +73,7 @@ impl RankSequence {
         self.n_started = self.tokens.len() as u32;
         self.late = None;
         self.is_masked = false;
-        let may_guess = request.goal == Goal::Generate && limits.may_run_again();
+        let may_guess = request.goal == Goal::Generate && limits.can_recompute();
         self.guesses.restart(&limits.guesses, may_guess, request, n_max);
         self.tables.resize_with(limits.groups.len(), Vec::new);
         for table in &mut self.tables {
@@ -82,28 +82,28 @@ impl RankSequence {
         }
     }
 
-    pub fn check(&self, slice: &Slice, limits: &SequenceLimits, step: u64) -> Result<(), Violation> {
+    pub fn check(&self, slice: &Slice, limits: &SequenceLimits, step: u64) -> Result<(), StepViolation> {
         let (id, start, end, context) = (slice.id, slice.range.start, slice.range.end, limits.context);
         if start >= end {
-            return Err(Violation::Empty { id, start });
+            return Err(StepViolation::Empty { id, start });
         }
         if self.last_slice == step {
-            return Err(Violation::TwoSlices(id));
+            return Err(StepViolation::TwoSlices(id));
         }
         // Only full blocks are shared, so a shared prefix ends at a block's end.
         let shared_prefix = self.last_slice == 0 && start.is_multiple_of(BLOCK_TOKENS) && !limits.zero_kv;
         let is_next = start == self.n_computed || self.is_settled_by(slice);
-        if !is_next && !shared_prefix && !self.runs_again(slice) {
-            return Err(Violation::Gap { id, start, n_computed: self.n_computed });
+        if !is_next && !shared_prefix && !self.is_recomputed_by(slice) {
+            return Err(StepViolation::Gap { id, start, n_computed: self.n_computed });
         }
         if end > context {
-            return Err(Violation::TooLong { id, end, context });
+            return Err(StepViolation::TooLong { id, end, context });
         }
         let settled = self.is_settled_by(slice).then_some(start + 1);
         let n_tokens = settled.unwrap_or(self.tokens.len() as u32);
         let end = slice.first_drawn();
         if end > n_tokens || (slice.n_draft > 0 && end != n_tokens) {
-            return Err(Violation::NotInLog { id, end, n_tokens });
+            return Err(StepViolation::NotInLog { id, end, n_tokens });
         }
         Ok(())
     }
@@ -124,10 +124,10 @@ impl RankSequence {
 
     /// Appends the slice's drafts to the log, where the ones that hold stay. `are_known` is false on ranks that compute
     /// what others embed.
-    pub fn take_drafts(&mut self, slice: &Slice, are_known: bool) -> Result<(), Violation> {
+    pub fn take_drafts(&mut self, slice: &Slice, are_known: bool) -> Result<(), StepViolation> {
         let (n_draft, n_guess) = (usize::from(slice.n_draft), self.guesses.tokens.len());
         if are_known && n_draft > n_guess {
-            return Err(Violation::NotGuessed { id: slice.id, n_draft: slice.n_draft, n_guess });
+            return Err(StepViolation::NotGuessed { id: slice.id, n_draft: slice.n_draft, n_guess });
         }
         if n_draft > 0 {
             self.drafted_by = self.guesses.guesser;
@@ -171,7 +171,7 @@ impl RankSequence {
 
     /// Returns whether the slice computes the log's last position again, because the token behind it was drawn late.
     /// Only the sampler has the position of that draw.
-    pub fn runs_again(&self, slice: &Slice) -> bool {
+    pub fn is_recomputed_by(&self, slice: &Slice) -> bool {
         let (start, end) = (slice.range.start, slice.range.end);
         let is_one = start + 1 == end && slice.want == Want::Last;
         let is_behind = start < self.n_computed && end >= self.n_started && self.last_slice != 0;
@@ -179,7 +179,7 @@ impl RankSequence {
     }
 
     /// `[0, start) computed · [start, start + 1) again`. Tokens drawn behind it before do not belong to this run.
-    pub fn go_back(&mut self, start: u32, life: u64) {
+    pub fn rewind(&mut self, start: u32, life: u64) {
         self.tokens.truncate(start as usize + 1);
         self.n_computed = start;
         self.life = life;
@@ -187,7 +187,7 @@ impl RankSequence {
         self.late = None;
     }
 
-    pub fn fails_if(&mut self, has_failed: bool) {
+    pub fn fail_if(&mut self, has_failed: bool) {
         if has_failed {
             self.failed.get_or_insert(Failure::Computation);
         }
@@ -217,19 +217,19 @@ impl RankSequence {
         slice: &Slice,
         blocks: &mut &[BlockId],
         limits: &SequenceLimits,
-    ) -> Result<(), Violation> {
+    ) -> Result<(), StepViolation> {
         let id = slice.id;
         for ((group, &n_blocks), table) in limits.groups.iter().zip(&limits.n_blocks).zip(&mut self.tables) {
             let needed = (group.n_blocks(slice.range.end) as usize).saturating_sub(table.len());
             let Some((new, rest)) = blocks.split_at_checked(needed) else {
-                return Err(Violation::TooFewBlocks { id, needed, n_left: blocks.len() });
+                return Err(StepViolation::TooFewBlocks { id, needed, n_left: blocks.len() });
             };
             // Positions behind every later window need no block, nor does a recurrence's middle.
             let may_lack = |i: u32| group.may_lack(i, &slice.range, slice.n_draft.into());
             let is_missing =
                 |(i, block): &(u32, &BlockId)| block.0 >= n_blocks && !(**block == BlockId::NONE && may_lack(*i));
             if let Some((_, block)) = (table.len() as u32..).zip(new).find(is_missing) {
-                return Err(Violation::NoSuchBlock { id, block: block.0, n_blocks });
+                return Err(StepViolation::NoSuchBlock { id, block: block.0, n_blocks });
             }
             table.extend_from_slice(new);
             *blocks = rest;
@@ -238,14 +238,14 @@ impl RankSequence {
     }
 
     /// Marks the slice's blocks as written. Many threads store rows at once, so no two slices may store into one block.
-    pub fn mark_written(&self, slice: &Slice, written: &mut [Vec<u64>], stamp: u64) -> Result<(), Violation> {
+    pub fn mark_written(&self, slice: &Slice, written: &mut [Vec<u64>], stamp: u64) -> Result<(), StepViolation> {
         let touched = slice.range.start / BLOCK_TOKENS..blocks_for(slice.range.end);
         for (table, written) in self.tables.iter().zip(written) {
             let touched = &table[touched.start as usize..touched.end as usize];
             for block in touched.iter().filter(|block| **block != BlockId::NONE) {
                 let last = &mut written[block.0 as usize];
                 if *last == stamp {
-                    return Err(Violation::WrittenTwice { id: slice.id, block: block.0 });
+                    return Err(StepViolation::WrittenTwice { id: slice.id, block: block.0 });
                 }
                 *last = stamp;
             }
@@ -255,7 +255,7 @@ impl RankSequence {
 
     /// Appends a drawn token at its position, unless the log already has that position. Returns whether it was
     /// appended.
-    pub fn grow(&mut self, position: u32, token: Token) -> bool {
+    pub fn append_drawn(&mut self, position: u32, token: Token) -> bool {
         let is_new = self.tokens.len() == position as usize;
         if is_new {
             self.tokens.push(token);
@@ -264,10 +264,10 @@ impl RankSequence {
     }
 
     /// Sets a drawn token, whether or not the log has counted it already.
-    pub fn learn(&mut self, position: u32, token: Token) {
+    pub fn set_drawn(&mut self, position: u32, token: Token) {
         match self.promised.take_if(|(promised, _)| *promised == position) {
             Some(_) => self.tokens[position as usize] = token,
-            None => drop(self.grow(position, token)),
+            None => drop(self.append_drawn(position, token)),
         }
     }
 
@@ -294,12 +294,12 @@ impl RankSequence {
 
     /// On ranks that do not draw: the log grows by a token that another rank draws. Returns whether it did.
     /// `is_receiver` means that this rank will receive the token, and how many of the drafts held.
-    pub fn draw_elsewhere(&mut self, slice: &Slice, is_receiver: bool) -> bool {
+    pub fn note_remote_draw(&mut self, slice: &Slice, is_receiver: bool) -> bool {
         if slice.n_draft > 0 && is_receiver {
             self.tokens.truncate(slice.first_drawn() as usize);
-            return self.grow(slice.first_drawn(), UNKNOWN);
+            return self.append_drawn(slice.first_drawn(), UNKNOWN);
         }
-        self.grow(slice.range.end, UNKNOWN)
+        self.append_drawn(slice.range.end, UNKNOWN)
     }
 
     /// Returns the number of output tokens before those that the slice draws.
@@ -328,7 +328,7 @@ impl RankSequence {
     }
 
     /// Returns the positions whose rows are scored: those with another prompt token behind them.
-    pub fn scored(&self, slice: &Slice) -> Range<u32> {
+    pub fn scored_positions(&self, slice: &Slice) -> Range<u32> {
         match slice.want {
             Want::All { .. } => {
                 slice.range.start..slice.range.end.min((self.n_prompt as u32).saturating_sub(1)).max(slice.range.start)
@@ -338,19 +338,19 @@ impl RankSequence {
     }
 
     /// Returns the token to score in each scored row, and how many likely tokens to report beside it.
-    pub fn scores(&self, slice: &Slice) -> Vec<(Token, u8)> {
+    pub fn tokens_to_score(&self, slice: &Slice) -> Vec<(Token, u8)> {
         let top_n = if let Want::All { top_n } = slice.want { top_n } else { 0 };
-        self.scored(slice).map(|position| (self.tokens[position as usize + 1], top_n)).collect()
+        self.scored_positions(slice).map(|position| (self.tokens[position as usize + 1], top_n)).collect()
     }
 
     /// Adds a position's hidden state. Positions come in order, so the sum has one order.
-    pub fn pool(&mut self, state: &[f32]) {
+    pub fn add_to_pooled(&mut self, state: &[f32]) {
         self.pooled.resize(state.len(), 0.0);
         self.pooled.iter_mut().zip(state).for_each(|(sum, value)| *sum += value);
     }
 
     /// Returns the mean over the prompt, if it consists of numbers.
-    pub fn give_pooled(&mut self, to: &mut Vec<f32>) {
+    pub fn write_pooled_mean(&mut self, to: &mut Vec<f32>) {
         let n = self.n_prompt as f32;
         to.extend(self.pooled.iter().map(|sum| sum / n));
         if !to.iter().all(|value| value.is_finite()) {
@@ -366,7 +366,7 @@ impl RankSequence {
         if let Some((position, draw)) = self.promised.filter(|(position, _)| slice.range.contains(position)) {
             batch.drawn.push((first + position - slice.range.start, draw));
         }
-        batch.outputs.extend(self.scored(slice).map(|position| first + position - slice.range.start));
+        batch.outputs.extend(self.scored_positions(slice).map(|position| first + position - slice.range.start));
         if self.draws(slice) {
             batch.outputs.extend(rows.end - 1 - u32::from(slice.n_draft)..rows.end);
         }

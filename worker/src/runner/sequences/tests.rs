@@ -11,12 +11,12 @@ use types::{CacheGroup, Failure, Goal, Grammar};
 
 const ID: RequestId = RequestId(1);
 
-fn sequences() -> Sequences {
+fn sequences() -> RankSequences {
     sequences_that(TokenSource::Draws)
 }
 
-fn sequences_that(tokens: TokenSource) -> Sequences {
-    Sequences::new(limits(), tokens)
+fn sequences_that(tokens: TokenSource) -> RankSequences {
+    RankSequences::new(limits(), tokens)
 }
 
 fn limits() -> SequenceLimits {
@@ -37,8 +37,8 @@ fn request(id: RequestId, n_prompt: u32) -> Request {
 }
 
 /// Returns masks for requests without a grammar.
-fn no_masks() -> Masks {
-    Masks::new(MaskConfig::default(), Arc::new(LazyVocabulary::new(Path::new("no/such/model"), 100, &[])), 2, 0)
+fn no_masks() -> GrammarMasks {
+    GrammarMasks::new(MaskConfig::default(), Arc::new(LazyVocabulary::new(Path::new("no/such/model"), 100, &[])), 2, 0)
 }
 
 fn slice(range: std::ops::Range<u32>, want: Want) -> Slice {
@@ -51,33 +51,33 @@ fn step(starts: &[Request], slices: &[Slice], blocks: &[u32]) -> Step {
 }
 
 fn finish(
-    sequences: &mut Sequences,
+    sequences: &mut RankSequences,
     step: &Step,
     drawn: &mut Vec<Result<TokenOut, DrawError>>,
-    masks: &Masks,
+    masks: &GrammarMasks,
     message: &mut Vec<Option<Token>>,
     done: &mut Vec<SliceDone>,
 ) {
-    sequences.settle(step, drawn, masks, message, done);
+    sequences.apply_draws(step, drawn, masks, message, done);
     sequences.report_guesses(step, message, done);
 }
 
 /// Runs a step in which every draw is the given token, or fails.
-fn run(sequences: &mut Sequences, step: &Step, token: Option<Token>) -> Result<(Batch, Vec<SliceDone>), Violation> {
+fn run(sequences: &mut RankSequences, step: &Step, token: Option<Token>) -> Result<(Batch, Vec<SliceDone>), StepViolation> {
     run_drawn(sequences, step, token.ok_or(DrawError::NotNumbers))
 }
 
 fn run_drawn(
-    sequences: &mut Sequences,
+    sequences: &mut RankSequences,
     step: &Step,
     token: Result<Token, DrawError>,
-) -> Result<(Batch, Vec<SliceDone>), Violation> {
+) -> Result<(Batch, Vec<SliceDone>), StepViolation> {
     let masks = no_masks();
     let mut batch = sequences.new_batch();
     sequences.begin(step)?;
     sequences.lay_out(step, &mut batch)?;
     let mut draws = Vec::new();
-    sequences.draws(step, &masks, &mut draws);
+    sequences.collect_draws(step, &masks, &mut draws);
     assert_eq!(draws.len(), batch.outputs.len());
     let out = |token| TokenOut { token, ..TokenOut::default() };
     let mut drawn: Vec<_> = draws.iter().map(|_| token.map(out)).collect();
@@ -98,8 +98,8 @@ fn a_batch_is_laid_out_slice_by_slice() {
     assert_eq!(batch.outputs, [18]);
     let slices = [PassSlice::new(0..17, 0, Want::Nothing), PassSlice::new(17..19, 0, Want::Last)];
     assert_eq!(batch.slices, slices);
-    assert_eq!(batch.tables[0].of(0), [BlockId(7), BlockId(3)]);
-    assert_eq!(batch.tables[0].of(1), [BlockId(5)]);
+    assert_eq!(batch.tables[0].blocks_of(0), [BlockId(7), BlockId(3)]);
+    assert_eq!(batch.tables[0].blocks_of(1), [BlockId(5)]);
     assert!(done[0].tokens.is_empty() && done[1].tokens[0].token == 42);
 
     let other = Slice { id: RequestId(2), ..slice(2..3, Want::Last) };
@@ -117,7 +117,7 @@ fn draws_see_the_log_before_the_token() {
     sequences.begin(&all).unwrap();
     sequences.lay_out(&all, &mut Batch { tables: vec![Default::default()], ..Batch::default() }).unwrap();
     let (masks, mut draws) = (no_masks(), Vec::new());
-    sequences.draws(&all, &masks, &mut draws);
+    sequences.collect_draws(&all, &masks, &mut draws);
     assert_eq!((draws[0].position(), draws[0].n_output()), (6, 2));
     assert_eq!((draws[0].prompt, draws[0].output), ([0, 1, 2, 3].as_slice(), [50, 51].as_slice()));
 }
@@ -147,15 +147,15 @@ fn a_request_that_draws_nothing_fails_alone() {
 
 /// Returns the rows that a rank lays out if it receives `token` for each draw, and how many steps' messages it
 /// received.
-fn run_receiving(sequences: &mut Sequences, step: &Step, token: Option<Token>) -> (Vec<Token>, usize) {
+fn run_receiving(sequences: &mut RankSequences, step: &Step, token: Option<Token>) -> (Vec<Token>, usize) {
     let (mut batch, mut n_received) = (sequences.new_batch(), 0);
     sequences.begin(step).unwrap();
-    while sequences.must_receive(step).is_some() {
+    while sequences.step_to_receive(step).is_some() {
         sequences.receive(&vec![token; sequences.pending.steps[0].1]).unwrap();
         n_received += 1;
     }
     sequences.lay_out(step, &mut batch).unwrap();
-    sequences.pass_by(step);
+    sequences.note_remote_draws(step);
     (batch.tokens, n_received)
 }
 
@@ -198,15 +198,15 @@ fn a_failed_draw_leaves_the_same_rows_on_all_ranks() {
 
 #[test]
 fn what_a_sampler_cannot_have_drawn_is_refused() {
-    let check = |words: &[Option<Token>], expected: Violation| {
+    let check = |words: &[Option<Token>], expected: StepViolation| {
         let mut sequences = sequences_that(TokenSource::Receives { late_max: 0 });
         run_receiving(&mut sequences, &step(&[request(ID, 3)], &[slice(0..3, Want::Last)], &[0]), None);
-        assert_eq!(sequences.must_receive(&Step::default()), Some(StepId(0)));
+        assert_eq!(sequences.step_to_receive(&Step::default()), Some(StepId(0)));
         assert_eq!(sequences.receive(words).unwrap_err(), expected);
     };
-    check(&[], Violation::NotAsManyTokens { step: 0, n: 0, n_draws: 1 });
-    check(&[Some(1), None], Violation::NotAsManyTokens { step: 0, n: 2, n_draws: 1 });
-    check(&[Some(100)], Violation::NoSuchToken { id: ID, token: 100, n_vocab: 100 });
+    check(&[], StepViolation::NotAsManyTokens { step: 0, n: 0, n_draws: 1 });
+    check(&[Some(1), None], StepViolation::NotAsManyTokens { step: 0, n: 2, n_draws: 1 });
+    check(&[Some(100)], StepViolation::NoSuchToken { id: ID, token: 100, n_vocab: 100 });
 }
 
 /// All draws are in flight: no message is received before it must be.
@@ -216,7 +216,7 @@ fn what_was_drawn_for_an_earlier_life_is_dropped() {
     let mut silent = |step: &Step| {
         sequences.begin(step).unwrap();
         sequences.lay_out(step, &mut sequences.new_batch()).unwrap();
-        sequences.pass_by(step);
+        sequences.note_remote_draws(step);
     };
     // Preempted with a draw on its way, it restarts from the same log and draws at the same position. Then it ends, and
     // another request takes its id.
@@ -227,11 +227,11 @@ fn what_was_drawn_for_an_earlier_life_is_dropped() {
     let next = step(&[], &[slice(3..4, Want::Last)], &[]);
     sequences.begin(&next).unwrap();
     for (token, is_received) in [(50, false), (51, false), (52, true)] {
-        assert!(sequences.must_receive(&next).is_some(), "a row needs what has not been told");
+        assert!(sequences.step_to_receive(&next).is_some(), "a row needs what has not been told");
         sequences.receive(&[Some(token)]).unwrap();
         assert_eq!(sequences.held[&ID].is_pending, !is_received, "{token}");
     }
-    assert_eq!(sequences.must_receive(&next), None);
+    assert_eq!(sequences.step_to_receive(&next), None);
     let mut batch = sequences.new_batch();
     sequences.lay_out(&next, &mut batch).unwrap();
     assert_eq!(batch.tokens, [52], "its own, once");
@@ -247,7 +247,7 @@ fn a_draw_of_a_log_that_has_gone_on_is_dropped() {
     for step in [&first, &again] {
         sequences.begin(step).unwrap();
         sequences.lay_out(step, &mut sequences.new_batch()).unwrap();
-        sequences.pass_by(step);
+        sequences.note_remote_draws(step);
     }
     let next = step(&[], &[slice(4..5, Want::Last)], &[]);
     assert_eq!(run_receiving(&mut sequences, &next, Some(77)), (vec![77], 2));
@@ -256,10 +256,10 @@ fn a_draw_of_a_log_that_has_gone_on_is_dropped() {
 
 #[test]
 fn freed_blocks_are_reported_once_before_reuse() {
-    let window = CacheGroup::FULL.within(20);
+    let window = CacheGroup::FULL.with_window(20);
     let groups = vec![CacheGroup::FULL, window];
     let limits = SequenceLimits { groups, n_blocks: vec![8, 8], zero_kv: true, ..limits() };
-    let mut sequences = Sequences::new(limits, TokenSource::Draws);
+    let mut sequences = RankSequences::new(limits, TokenSource::Draws);
     let mut after = |step: &Step| {
         sequences.begin(step).unwrap();
         let freed = sequences.uncleared().unwrap();
@@ -287,25 +287,25 @@ fn freed_blocks_are_reported_once_before_reuse() {
     let hit = step(&[request(ID, 50)], &[slice(16..50, Want::Last)], &[0, 1, 2, 3, 0, 1, 2, 3]);
     sequences.begin(&hit).unwrap();
     let refused = sequences.lay_out(&hit, &mut sequences.new_batch()).unwrap_err();
-    assert_eq!(refused, Violation::Gap { id: ID, start: 16, n_computed: 0 });
+    assert_eq!(refused, StepViolation::Gap { id: ID, start: 16, n_computed: 0 });
 }
 
 #[test]
 fn a_window_needs_no_block_behind_it_and_each_group_has_its_own_pool() {
-    let window = CacheGroup::FULL.within(20);
+    let window = CacheGroup::FULL.with_window(20);
     let windowed = || {
         let limits = SequenceLimits { groups: vec![CacheGroup::FULL, window], n_blocks: vec![8, 4], ..limits() };
-        Sequences::new(limits, TokenSource::Draws)
+        RankSequences::new(limits, TokenSource::Draws)
     };
     let none = BlockId::NONE.0;
     // Behind 48 positions, 29 to 47 are read, so the first of the three blocks is not.
     let hit =
         |blocks: &[u32]| run(&mut windowed(), &step(&[request(ID, 50)], &[slice(48..50, Want::Last)], blocks), Some(1));
     let (batch, _) = hit(&[4, 5, 6, 7, none, 1, 2, 3]).unwrap();
-    assert_eq!(batch.tables[0].of(0), [4, 5, 6, 7].map(BlockId));
-    assert_eq!(batch.tables[1].of(0), [none, 1, 2, 3].map(BlockId));
+    assert_eq!(batch.tables[0].blocks_of(0), [4, 5, 6, 7].map(BlockId));
+    assert_eq!(batch.tables[1].blocks_of(0), [none, 1, 2, 3].map(BlockId));
     hit(&[4, 5, 6, 7, 0, 1, 2, 3]).unwrap();
-    let refused = |block, n_blocks| Violation::NoSuchBlock { id: ID, block, n_blocks };
+    let refused = |block, n_blocks| StepViolation::NoSuchBlock { id: ID, block, n_blocks };
     assert_eq!(hit(&[4, 5, 6, 7, none, none, 2, 3]).unwrap_err(), refused(none, 4), "it is read");
     assert_eq!(hit(&[none, 5, 6, 7, none, 1, 2, 3]).unwrap_err(), refused(none, 8), "all is read");
     assert_eq!(hit(&[4, 5, 6, 7, none, 1, 2, 4]).unwrap_err(), refused(4, 4), "the pool is smaller");
@@ -319,18 +319,18 @@ fn a_recurrence_needs_the_page_that_it_goes_on_from_and_those_of_its_end() {
     let none = BlockId::NONE.0;
     let first = |blocks: &[u32], zero_kv| {
         let limits = SequenceLimits { groups: vec![CacheGroup::STATE], n_blocks: vec![4], zero_kv, ..limits() };
-        let mut sequences = Sequences::new(limits, TokenSource::Draws);
+        let mut sequences = RankSequences::new(limits, TokenSource::Draws);
         let ran = run(&mut sequences, &step(&[request(ID, 60)], &[slice(0..40, Want::Nothing)], blocks), None);
         ran.map(|(batch, _)| (sequences, batch))
     };
-    let refused = |block| Violation::NoSuchBlock { id: ID, block, n_blocks: 4 };
+    let refused = |block| StepViolation::NoSuchBlock { id: ID, block, n_blocks: 4 };
     let (mut sequences, batch) = first(&[none, none, 2], false).unwrap();
-    assert_eq!(batch.tables[0].of(0), [none, none, 2].map(BlockId));
+    assert_eq!(batch.tables[0].blocks_of(0), [none, none, 2].map(BlockId));
     assert_eq!(first(&[none, none, none], false).err(), Some(refused(none)), "the next slice goes on from it");
     assert_eq!(first(&[none, 9, 2], false).err(), Some(refused(9)), "no block, and not said to be none");
     let next = |blocks: &[u32]| step(&[], &[slice(40..60, Want::Last)], blocks);
     let (batch, _) = run(&mut sequences, &next(&[3]), Some(1)).unwrap();
-    assert_eq!(batch.tables[0].of(0), [none, none, 2, 3].map(BlockId));
+    assert_eq!(batch.tables[0].blocks_of(0), [none, none, 2, 3].map(BlockId));
     // A block that was never given is not freed either.
     let (mut sequences, _) = first(&[none, 0, 1], true).unwrap();
     run(&mut sequences, &next(&[3]), Some(1)).unwrap();
@@ -340,7 +340,7 @@ fn a_recurrence_needs_the_page_that_it_goes_on_from_and_those_of_its_end() {
     let hit = |blocks: &[u32]| {
         let limits = SequenceLimits { groups: vec![CacheGroup::STATE], n_blocks: vec![4], ..limits() };
         let hit = step(&[request(ID, 50)], &[slice(32..50, Want::Last)], blocks);
-        run(&mut Sequences::new(limits, TokenSource::Draws), &hit, Some(1))
+        run(&mut RankSequences::new(limits, TokenSource::Draws), &hit, Some(1))
     };
     hit(&[none, 1, 2, 3]).unwrap();
     hit(&[none, 1, none, 3]).unwrap();
@@ -364,39 +364,39 @@ fn a_prefix_computed_by_others_is_full_blocks() {
     let shared =
         |start| run(&mut sequences(), &step(&[request(ID, 40)], &[slice(start..40, Want::Last)], &[1, 2, 3]), Some(1));
     assert_eq!(shared(32).unwrap().0.positions[0], 32);
-    assert_eq!(shared(20).unwrap_err(), Violation::Gap { id: ID, start: 20, n_computed: 0 });
+    assert_eq!(shared(20).unwrap_err(), StepViolation::Gap { id: ID, start: 20, n_computed: 0 });
 }
 
 #[test]
 fn contradictions_are_refused_by_name() {
     let begun = step(&[request(ID, 20)], &[slice(0..10, Want::Nothing)], &[0]);
-    let check = |step: Step, expected: Violation| {
+    let check = |step: Step, expected: StepViolation| {
         let mut sequences = sequences();
         run(&mut sequences, &begun, None).unwrap();
         assert_eq!(run(&mut sequences, &step, Some(1)).unwrap_err(), expected);
     };
     let last = |range| slice(range, Want::Last);
     let (id, other) = (ID, RequestId(2));
-    check(step(&[], &[Slice { id: other, ..last(0..1) }], &[1]), Violation::Unknown(other));
-    check(step(&[], &[last(11..20)], &[1]), Violation::Gap { id, start: 11, n_computed: 10 });
-    check(step(&[], &[last(0..20)], &[1]), Violation::Gap { id, start: 0, n_computed: 10 });
-    check(step(&[], &[last(10..10)], &[]), Violation::Empty { id, start: 10 });
-    check(step(&[], &[last(10..21)], &[1]), Violation::NotInLog { id, end: 21, n_tokens: 20 });
-    check(step(&[], &[last(10..u32::MAX)], &[1]), Violation::TooLong { id, end: u32::MAX, context: 64 });
-    check(step(&[], &[last(10..12), last(12..20)], &[1]), Violation::TwoSlices(id));
-    check(step(&[], &[last(10..20)], &[]), Violation::TooFewBlocks { id, needed: 1, n_left: 0 });
-    check(step(&[], &[last(10..20)], &[8]), Violation::NoSuchBlock { id, block: 8, n_blocks: 8 });
-    check(step(&[], &[last(10..20)], &[1, 2]), Violation::BlocksLeftOver(1));
-    check(step(&[], &[last(10..20)], &[0]), Violation::WrittenTwice { id, block: 0 });
-    check(step(&[request(other, 0)], &[], &[]), Violation::NoTokens(other));
-    check(step(&[request(other, 65)], &[], &[]), Violation::TooLong { id: other, end: 65, context: 64 });
+    check(step(&[], &[Slice { id: other, ..last(0..1) }], &[1]), StepViolation::Unknown(other));
+    check(step(&[], &[last(11..20)], &[1]), StepViolation::Gap { id, start: 11, n_computed: 10 });
+    check(step(&[], &[last(0..20)], &[1]), StepViolation::Gap { id, start: 0, n_computed: 10 });
+    check(step(&[], &[last(10..10)], &[]), StepViolation::Empty { id, start: 10 });
+    check(step(&[], &[last(10..21)], &[1]), StepViolation::NotInLog { id, end: 21, n_tokens: 20 });
+    check(step(&[], &[last(10..u32::MAX)], &[1]), StepViolation::TooLong { id, end: u32::MAX, context: 64 });
+    check(step(&[], &[last(10..12), last(12..20)], &[1]), StepViolation::TwoSlices(id));
+    check(step(&[], &[last(10..20)], &[]), StepViolation::TooFewBlocks { id, needed: 1, n_left: 0 });
+    check(step(&[], &[last(10..20)], &[8]), StepViolation::NoSuchBlock { id, block: 8, n_blocks: 8 });
+    check(step(&[], &[last(10..20)], &[1, 2]), StepViolation::BlocksLeftOver(1));
+    check(step(&[], &[last(10..20)], &[0]), StepViolation::WrittenTwice { id, block: 0 });
+    check(step(&[request(other, 0)], &[], &[]), StepViolation::NoTokens(other));
+    check(step(&[request(other, 65)], &[], &[]), StepViolation::TooLong { id: other, end: 65, context: 64 });
     let foreign = Request { prompt: vec![100], ..request(other, 0) };
-    check(step(&[foreign], &[], &[]), Violation::NoSuchToken { id: other, token: 100, n_vocab: 100 });
+    check(step(&[foreign], &[], &[]), StepViolation::NoSuchToken { id: other, token: 100, n_vocab: 100 });
     let many = [request(other, 1), request(RequestId(3), 1)];
-    check(step(&many, &[], &[]), Violation::TooManySequences { n: 3, running_max: 2 });
+    check(step(&many, &[], &[]), StepViolation::TooManySequences { n: 3, running_max: 2 });
     let long = Slice { id: other, ..last(0..40) };
     let rows = step(&[request(other, 40)], &[last(10..20), long], &[1, 2, 3, 4]);
-    check(rows, Violation::TooManyRows { n: 50, rows_max: 40 });
+    check(rows, StepViolation::TooManyRows { n: 50, rows_max: 40 });
 }
 
 fn with_grammar(n_prompt: u32) -> Request {
@@ -443,17 +443,17 @@ fn a_late_draw_leaves_the_same_rows_on_all_ranks() {
         for step in &steps {
             let mut batch = sequences.new_batch();
             sequences.begin(step).unwrap();
-            while sequences.must_receive(step).is_some() {
+            while sequences.step_to_receive(step).is_some() {
                 sequences.receive(&[messages.next().unwrap()]).unwrap();
             }
             sequences.lay_out(step, &mut batch).unwrap();
-            sequences.pass_by(step);
+            sequences.note_remote_draws(step);
             laid.push(batch.tokens);
         }
         assert_eq!(laid, expected, "late by {late_max}");
     }
     let mut between = sequences_that(TokenSource::NeverKnows);
-    let n_rows = |sequences: &mut Sequences, step| run_receiving(sequences, step, None).0.len();
+    let n_rows = |sequences: &mut RankSequences, step| run_receiving(sequences, step, None).0.len();
     assert!(steps.iter().zip(&expected).all(|(step, rows)| n_rows(&mut between, step) == rows.len()));
 }
 
@@ -466,30 +466,30 @@ fn what_was_not_late_is_not_drawn_again() {
         run(&mut sequences, &behind, Some(43)).unwrap();
         run(&mut sequences, &again, Some(42)).unwrap_err()
     };
-    assert_eq!(refused(with_grammar(3)), Violation::NotLate { id: ID, position: 3 });
-    assert_eq!(refused(request(ID, 3)), Violation::Gap { id: ID, start: 2, n_computed: 4 });
+    assert_eq!(refused(with_grammar(3)), StepViolation::NotLate { id: ID, position: 3 });
+    assert_eq!(refused(request(ID, 3)), StepViolation::Gap { id: ID, start: 2, n_computed: 4 });
     // A prompt is never computed again.
     let mut sequences = sequences_that(TokenSource::NeverKnows);
     run_receiving(&mut sequences, &first, None);
     let within = step(&[], &[slice(1..2, Want::Last)], &[]);
     sequences.begin(&within).unwrap();
     let refused = sequences.lay_out(&within, &mut sequences.new_batch());
-    assert_eq!(refused, Err(Violation::Gap { id: ID, start: 1, n_computed: 3 }));
+    assert_eq!(refused, Err(StepViolation::Gap { id: ID, start: 1, n_computed: 3 }));
 }
 
 /// Returns sequences whose guesses are the log to be drawn: three more tokens behind the first four.
-fn guessing(tokens: TokenSource) -> Sequences {
+fn guessing(tokens: TokenSource) -> RankSequences {
     let recalled = RecalledLogs { logs: vec![vec![0, 1, 2, 50, 51, 52, 53, 54, 55, 56, 57, 58]], wrong: 0 };
     let guesses = GuessConfig { source: GuessSource::Recalled(Arc::new(recalled)), n_max: 4, ..GuessConfig::default() };
-    Sequences::new(SequenceLimits { guesses, ..limits() }, tokens)
+    RankSequences::new(SequenceLimits { guesses, ..limits() }, tokens)
 }
 
 /// Runs a step on the sampling rank, whose rows draw these tokens. Returns its rows, its answer and its message.
-fn verify(sequences: &mut Sequences, step: &Step, drawn: &[Option<Token>]) -> (Batch, SliceDone, Vec<Option<Token>>) {
+fn verify(sequences: &mut RankSequences, step: &Step, drawn: &[Option<Token>]) -> (Batch, SliceDone, Vec<Option<Token>>) {
     let (masks, mut batch, mut draws) = (no_masks(), sequences.new_batch(), Vec::new());
     sequences.begin(step).unwrap();
     sequences.lay_out(step, &mut batch).unwrap();
-    sequences.draws(step, &masks, &mut draws);
+    sequences.collect_draws(step, &masks, &mut draws);
     assert_eq!((draws.len(), batch.outputs.len()), (drawn.len(), drawn.len()));
     let positions: Vec<u32> = draws.iter().map(Draw::position).collect();
     assert_eq!(positions, (step.slices[0].first_drawn()..=step.slices[0].range.end).collect::<Vec<_>>());
@@ -571,11 +571,11 @@ fn drafts_leave_the_same_rows_on_all_ranks() {
         for ((step, _), (expected, ..)) in steps.iter().zip(&sampled) {
             let mut batch = sequences.new_batch();
             sequences.begin(step).unwrap();
-            while sequences.must_receive(step).is_some() {
+            while sequences.step_to_receive(step).is_some() {
                 sequences.receive(messages.next().unwrap()).unwrap();
             }
             sequences.lay_out(step, &mut batch).unwrap();
-            sequences.pass_by(step);
+            sequences.note_remote_draws(step);
             assert_eq!((&batch.tokens, rows(&batch)), (&expected.tokens, rows(expected)), "late by {late_max}");
         }
     }
@@ -584,7 +584,7 @@ fn drafts_leave_the_same_rows_on_all_ranks() {
         let mut batch = between.new_batch();
         between.begin(step).unwrap();
         between.lay_out(step, &mut batch).unwrap();
-        between.pass_by(step);
+        between.note_remote_draws(step);
         assert_eq!(rows(&batch), rows(expected));
     }
 }
@@ -601,11 +601,11 @@ fn unguessed_drafts_and_malformed_messages_are_refused() {
         sequences.begin(step).unwrap();
         sequences.lay_out(step, &mut sequences.new_batch()).unwrap_err()
     };
-    let too_many = Violation::NotGuessed { id: ID, n_draft: 4, n_guess: 3 };
+    let too_many = StepViolation::NotGuessed { id: ID, n_draft: 4, n_guess: 3 };
     assert_eq!(refused(TokenSource::Draws, &with_drafts(3..8, 4)), too_many);
-    let not_behind_the_log = Violation::NotInLog { id: ID, end: 3, n_tokens: 4 };
+    let not_behind_the_log = StepViolation::NotInLog { id: ID, end: 3, n_tokens: 4 };
     assert_eq!(refused(TokenSource::NeverKnows, &with_drafts(3..5, 2)), not_behind_the_log);
-    let behind = |start: u32| Violation::Gap { id: ID, start, n_computed: 7 };
+    let behind = |start: u32| StepViolation::Gap { id: ID, start, n_computed: 7 };
     for start in [3, 8] {
         let mut sequences = guessing(TokenSource::NeverKnows);
         run_receiving(&mut sequences, &first.0, None);
@@ -618,7 +618,7 @@ fn unguessed_drafts_and_malformed_messages_are_refused() {
         let mut sequences = guessing(TokenSource::Receives { late_max: 0 });
         run_receiving(&mut sequences, &first.0, None);
         let n = words.len();
-        assert_eq!(sequences.receive(&words).unwrap_err(), Violation::NotAsManyTokens { step: 0, n, n_draws: 1 });
+        assert_eq!(sequences.receive(&words).unwrap_err(), StepViolation::NotAsManyTokens { step: 0, n, n_draws: 1 });
     }
 }
 

@@ -19,7 +19,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
 use types::{BlockCopy, BlockId, Epoch, Grid, Layout, RequestId, Slice, Step, StepDone, StepId, Want};
-use worker::sim::Sim;
+use worker::sim::SimModel;
 use worker::{Assignment, CancelFlag, Load, LoadError, LoadedModel, ModelLoader, ReadyReport};
 
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -180,7 +180,7 @@ struct Scene {
 
 impl Scene {
     async fn start() -> Scene {
-        Scene::start_with(Box::new(Sim::default())).await
+        Scene::start_with(Box::new(SimModel::default())).await
     }
 
     async fn start_with(loader: Box<dyn Load>) -> Scene {
@@ -393,7 +393,7 @@ impl Load for Slow {
         while self.n_loads % 2 == 1 && !cancel.is_cancelled() {
             std::thread::sleep(Duration::from_millis(5));
         }
-        Sim::default().load(assignment, cancel)
+        SimModel::default().load(assignment, cancel)
     }
 }
 
@@ -449,7 +449,7 @@ impl Load for DistrustRecorder {
         self.sim.load(assignment, cancel)
     }
 
-    fn distrust(&mut self) {
+    fn reject_last_load(&mut self) {
         self.distrusts.send(()).unwrap();
     }
 }
@@ -460,7 +460,7 @@ async fn worker_refused_for_its_bytes_distrusts_its_copy() {
         [(Status::data_loss("other bytes"), true), (Status::failed_precondition("other"), false)]
     {
         let (distrusts, received) = std::sync::mpsc::channel();
-        let sim = Box::new(Sim::default());
+        let sim = Box::new(SimModel::default());
         let mut scene = Scene::start_with(Box::new(DistrustRecorder { sim, distrusts })).await;
         let mut joined = scene.joined().await;
         joined.seat().await;

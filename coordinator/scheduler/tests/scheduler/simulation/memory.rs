@@ -29,7 +29,7 @@ impl CommittedMemory {
     pub fn begin(&mut self, scheduler: &mut Scheduler) {
         if self.grows {
             self.parts = self.rng.between(0, KV_PARTS / 4);
-            scheduler.commit(self.parts);
+            scheduler.set_committed_parts(self.parts);
         }
     }
 
@@ -47,12 +47,12 @@ impl CommittedMemory {
             self.parts += granted;
             facts.memory_refused += u64::from(granted == 0);
             facts.memory_grown += u64::from(granted > 0);
-            scheduler.commit(self.parts);
+            scheduler.set_committed_parts(self.parts);
         } else if target < self.parts && self.rng.chance(20) {
             let least = target.max(scheduler.parts_held());
             facts.memory_returned += u64::from(least < self.parts);
             self.parts = self.parts.min(least);
-            scheduler.commit(self.parts);
+            scheduler.set_committed_parts(self.parts);
         }
     }
 

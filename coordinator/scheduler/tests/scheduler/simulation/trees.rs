@@ -6,7 +6,7 @@ use super::pipeline::Pipeline;
 use super::reference::run_alone;
 use super::rng::{Rng, mix};
 use super::worker::{Limits, Worker};
-use scheduler::{Config, Output, Scheduler};
+use scheduler::{Config, RequestOutput, Scheduler};
 use types::{BLOCK_TOKENS, CacheGroup, Epoch, Micros, Request, RequestId, Sampling, Step, Token};
 
 const CONTEXT: u32 = 4000;
@@ -26,7 +26,7 @@ impl Tree {
         let mut rng = Rng(mix(seed));
         let groups = match rng.below(3) {
             0 => vec![CacheGroup::STATE, CacheGroup::FULL],
-            1 => vec![CacheGroup::FULL, CacheGroup::FULL.within(100), CacheGroup::STATE],
+            1 => vec![CacheGroup::FULL, CacheGroup::FULL.with_window(100), CacheGroup::STATE],
             _ => vec![CacheGroup::FULL],
         };
         let of_group = |group: &CacheGroup| if group.is_state() { 200 } else { 4000 };
@@ -114,7 +114,7 @@ impl Tree {
             while let Some(&first) = self.pipeline.movable().first() {
                 self.pipeline.advance(first);
             }
-            let mut out: Vec<Output> = Vec::new();
+            let mut out: Vec<RequestOutput> = Vec::new();
             let Some((_, done)) = self.pipeline.deliver() else { continue };
             self.scheduler.apply(&done, &mut out).unwrap();
             for output in &out {

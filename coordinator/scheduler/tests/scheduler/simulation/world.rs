@@ -6,11 +6,11 @@ use super::pipeline::Pipeline;
 use super::reference::{DEADLY, Expected, POISONED, is_deadly, length_max, run_alone};
 use super::rng::{Rng, mix};
 use super::worker::{Limits, Worker};
-use scheduler::{Config, DraftPolicy, Loss, Output, RequestRejection, Scheduler, StaleAnswer};
+use scheduler::{Config, DraftPolicy, WorkerLoss, RequestOutput, RequestRejection, Scheduler, StaleAnswer};
 use std::collections::{BTreeMap, BTreeSet};
 use types::{
     BlockId, CacheGroup, DRAFT_ROWS_MAX, Epoch, Finish, Grammar, Micros, PolicyDigest, Priority, Request, RequestId,
-    Sampling, Slice, Step, StepDone, TenantId, Token, TokenOut, Want, Weight,
+    Sampling, Slice, Step, StepDone, TenantId, Token, TokenOut, Want, TenantWeight,
 };
 
 const REQUESTS_MAX: u64 = 24;
@@ -146,7 +146,7 @@ impl World {
             at if at < submits => self.submit(),
             at if at < submits + cancels => self.cancel(),
             at if at < submits + cancels + losses && self.rng.chance(25) => self.change_grid(),
-            at if at < submits + cancels + losses => self.lose_workers(Loss::Unexplained),
+            at if at < submits + cancels + losses => self.lose_workers(WorkerLoss::Unexplained),
             30..31 => self.submit_again(),
             31..33 => self.answer_wrongly(),
             33..37 => self.expire(),
@@ -190,7 +190,7 @@ impl World {
         Request {
             id: RequestId::new(7, self.n_submitted).unwrap(),
             tenant: TenantId(self.weather.tenants.draw(rng)),
-            weight: Weight(rng.between(0, 4) as u16),
+            weight: TenantWeight(rng.between(0, 4) as u16),
             prompt,
             sampling: Sampling {
                 seed: rng.next(),
@@ -259,7 +259,7 @@ impl World {
     fn apply_displaced(&mut self, by: &Request) {
         let tenants: BTreeSet<TenantId> = self.clients.values().map(|client| client.request.tenant).collect();
         let is_crowded = tenants.len() > self.config.tenants_max as usize;
-        while let Some(id) = self.scheduler.displaced() {
+        while let Some(id) = self.scheduler.take_displaced() {
             let client = self.clients.get_mut(&id).unwrap();
             assert!(client.live && client.tokens.is_empty());
             assert!(client.request.tenant != by.tenant || is_crowded, "nobody gives way to itself");
@@ -422,12 +422,12 @@ impl World {
 
     fn break_workers(&mut self) {
         self.facts.breaks += 1;
-        let loss = if self.rng.chance(50) { Loss::Reported } else { Loss::Unexplained };
+        let loss = if self.rng.chance(50) { WorkerLoss::Reported } else { WorkerLoss::Unexplained };
         self.lose_workers(loss);
     }
 
     /// Steps in flight are lost with the caches; the new workers may have more room, or less.
-    fn lose_workers(&mut self, loss: Loss) {
+    fn lose_workers(&mut self, loss: WorkerLoss) {
         for slice in self.pipeline.oldest().iter().flat_map(|on_its_way| &on_its_way.step.slices) {
             self.clients.get_mut(&slice.id).unwrap().suspicion += loss.weight();
         }
@@ -439,7 +439,7 @@ impl World {
             self.config.n_blocks = draw_n_blocks(&mut self.rng, &self.config);
             let context_max = self.config.context_max;
             self.room = if self.rng.chance(70) { context_max } else { self.rng.between(2, context_max) };
-            self.scheduler.narrow(self.room, true);
+            self.scheduler.limit_log_length(self.room, true);
             self.scheduler.requeue_into(self.epoch, &self.config.n_blocks, loss, &mut out);
         }
         self.pipeline = pipeline(&self.config, &self.weather, self.epoch);
@@ -452,7 +452,7 @@ impl World {
     fn change_grid(&mut self) {
         self.epoch.n += 1;
         let mut out = Vec::new();
-        self.scheduler.requeue_all(self.epoch, Loss::Planned, &mut out);
+        self.scheduler.requeue_all(self.epoch, WorkerLoss::Planned, &mut out);
         self.config.n_stages = self.rng.between(1, 4);
         self.config.steps_in_flight_max = self.rng.between(1, self.config.n_stages + 2);
         self.scheduler.reshape(self.config.n_stages, self.config.steps_in_flight_max).unwrap();
@@ -463,7 +463,7 @@ impl World {
     }
 
     /// Every token equals that of the request run alone, at the next position, and nothing follows an end.
-    fn apply_outputs(&mut self, out: &[Output], done: Option<&StepDone>) {
+    fn apply_outputs(&mut self, out: &[RequestOutput], done: Option<&StepDone>) {
         for output in out {
             let client = self.clients.get_mut(&output.id).expect("somebody asked for it");
             assert!(client.live, "{} has ended and speaks", output.id);
@@ -501,7 +501,7 @@ impl World {
             Finish::Failed if client.suspicion >= suspicion_max => {
                 let is_culprit = client.request.sampling.choice == DEADLY;
                 // A neighbour is in two losses at most.
-                let is_strict = suspicion_max <= 2 * Loss::Reported.weight();
+                let is_strict = suspicion_max <= 2 * WorkerLoss::Reported.weight();
                 assert!(is_culprit || !is_calm || is_strict, "{id} ends for what another breaks");
                 self.facts.given_up += 1;
             }
@@ -545,7 +545,7 @@ fn draw_n_blocks(rng: &mut Rng, config: &Config) -> Vec<u32> {
 fn draw_groups(rng: &mut Rng) -> Vec<CacheGroup> {
     let window = |rng: &mut Rng| {
         let n_positions_max = if rng.chance(50) { 20 } else { 70 };
-        CacheGroup::FULL.within(rng.between(1, n_positions_max))
+        CacheGroup::FULL.with_window(rng.between(1, n_positions_max))
     };
     match rng.below(14) {
         0..4 => vec![CacheGroup::FULL],

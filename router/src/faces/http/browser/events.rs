@@ -46,7 +46,7 @@ impl Topic {
 
     /// Returns the least time between two events of this topic. The loss of a rank must show within a second on
     /// clusters of any size. Requests and load take at most 62 KB a second for each viewer.
-    fn shown(self) -> ShowDuration {
+    fn refresh_interval(self) -> ShowDuration {
         let (looks, micros_each_byte) = match self {
             Topic::Cluster => (1, 1),
             Topic::Requests => (2, 16),
@@ -58,12 +58,12 @@ impl Topic {
     }
 
     /// Builds the whole event. All viewers of the same topic share it.
-    fn event(self, front: &Frontend, viewer: Viewer) -> Bytes {
+    fn build_event(self, front: &Frontend, viewer: Viewer) -> Bytes {
         let of = if self == Topic::Requests { viewer.tenant_filter() } else { None };
-        front.history.texts.get((self.name(), of), self.shown(), || {
+        front.history.texts.get((self.name(), of), self.refresh_interval(), || {
             let state = match self {
                 Topic::Cluster => topology::json(&front.topology(0)),
-                Topic::Requests => requests::listed(front, viewer, requests::WATCHED_MAX),
+                Topic::Requests => requests::list_json(front, viewer, requests::WATCHED_MAX),
                 Topic::Load => load::load_json(front),
             };
             format!("event: {}\ndata: {state}\n\n", self.name())
@@ -78,7 +78,7 @@ pub async fn watch(
 ) -> Result<Response, HttpError> {
     let mut fields = query.iter().flat_map(|query| query.split('&'));
     let names = fields.find_map(|field| field.strip_prefix("of=")).unwrap_or_default();
-    let topics = topics(names)?;
+    let topics = parse_topics(names)?;
     if topics.iter().any(|topic| *topic != Topic::Requests) && !viewer.sees_cluster {
         let message = "this key may watch `requests`; the rest is shown to keys with `role=operator`";
         return Err(HttpError::bad_request(StatusCode::FORBIDDEN, message));
@@ -97,7 +97,7 @@ pub async fn watch(
 }
 
 /// Reads the topics, each at most once, so that a viewer cannot multiply its traffic.
-fn topics(names: &str) -> Result<Vec<Topic>, Refusal> {
+fn parse_topics(names: &str) -> Result<Vec<Topic>, Refusal> {
     let mut topics = Vec::new();
     for name in names.split(',') {
         let topic = Topic::ALL.into_iter().find(|topic| topic.name() == name && !topics.contains(topic));
@@ -121,9 +121,9 @@ struct BrowserEvents {
 }
 
 impl BrowserEvents {
-    fn look(&mut self) {
+    fn check_topics(&mut self) {
         for (topic, shown) in &mut self.shown {
-            let event = topic.event(&self.front, self.viewer);
+            let event = topic.build_event(&self.front, self.viewer);
             if shown.as_ref().is_none_or(|shown| shown.as_ptr() != event.as_ptr()) {
                 self.found.push_back(event.clone());
                 *shown = Some(event);
@@ -155,7 +155,7 @@ impl Stream for BrowserEvents {
                 return Poll::Ready(None);
             }
             ready!(this.looks.poll_tick(context));
-            this.look();
+            this.check_topics();
         }
     }
 }

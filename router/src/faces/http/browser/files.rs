@@ -18,7 +18,7 @@ const STYLE: &str = "text/css; charset=utf-8";
 const SCRIPT: &str = "text/javascript; charset=utf-8";
 const PICTURE: &str = "image/svg+xml";
 
-struct File {
+struct PageFile {
     kind: &'static str,
     bytes: &'static [u8],
 }
@@ -34,9 +34,9 @@ macro_rules! rows {
 }
 
 /// Returns the routes of the page, or one that refuses it.
-pub fn files(are_served: bool) -> Vec<Route> {
+pub fn page_routes(are_served: bool) -> Vec<Route> {
     match are_served {
-        true => all(),
+        true => file_routes(),
         // Ollama's clients may send HEAD to the same path.
         false => {
             vec![get("/", "refused: the page is switched off", || async { HttpError::no_such_page(&Method::GET, "/") })]
@@ -44,7 +44,7 @@ pub fn files(are_served: bool) -> Vec<Route> {
     }
 }
 
-fn all() -> Vec<Route> {
+fn file_routes() -> Vec<Route> {
     rows![
         "/" "index.html" TEXT
         "/page/look.css" "look.css" STYLE
@@ -68,7 +68,7 @@ fn all() -> Vec<Route> {
 
 /// Returns the file, or 304 if the browser has it already. The browser revalidates each time, so that a new server's
 /// page shows at once.
-fn served(headers: &HeaderMap, file: &File) -> Response {
+fn file_response(headers: &HeaderMap, file: &PageFile) -> Response {
     let tag = format!("\"{}\"", &blake3::hash(file.bytes).to_hex()[..32]);
     let has_it =
         headers.get_all(IF_NONE_MATCH).iter().any(|given| given.to_str().is_ok_and(|given| given.contains(&tag)));

@@ -6,7 +6,7 @@ mod files;
 mod load;
 mod requests;
 
-pub use files::files;
+pub use files::page_routes;
 
 use crate::faces::http::door::Viewer;
 use crate::faces::http::table::{Route, get};
@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 
 /// Pages that show each key its own requests.
-pub fn own() -> Vec<Route> {
+pub fn tenant_routes() -> Vec<Route> {
     vec![
         get("/viewer", "what the page may show to this key", viewer),
         get("/requests", "requests under way and those that ended last", requests::list),
@@ -28,7 +28,7 @@ pub fn own() -> Vec<Route> {
 }
 
 /// Pages for operators.
-pub fn cluster() -> Vec<Route> {
+pub fn operator_routes() -> Vec<Route> {
     vec![get("/load/hour", "the last hour's load in bins", load::hour)]
 }
 

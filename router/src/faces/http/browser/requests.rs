@@ -17,7 +17,7 @@ const LISTED_MAX: usize = 10_000;
 pub const WATCHED_MAX: usize = 500;
 
 pub async fn list(State(front): State<Arc<Frontend>>, Extension(viewer): Extension<Viewer>) -> Json<Value> {
-    Json(listed(&front, viewer, LISTED_MAX))
+    Json(list_json(&front, viewer, LISTED_MAX))
 }
 
 pub async fn get_request(
@@ -26,12 +26,12 @@ pub async fn get_request(
     Extension(viewer): Extension<Viewer>,
 ) -> Result<Json<Value>, HttpError> {
     let none = || HttpError::bad_request(StatusCode::NOT_FOUND, "no request of this name is remembered here");
-    front.history.requests.find(viewer.tenant_filter(), &id).map(|timeline| Json(whole(&timeline))).ok_or_else(none)
+    front.history.requests.find(viewer.tenant_filter(), &id).map(|timeline| Json(timeline_json(&timeline))).ok_or_else(none)
 }
 
-pub fn listed(front: &Frontend, viewer: Viewer, n_max: usize) -> Value {
+pub fn list_json(front: &Frontend, viewer: Viewer, n_max: usize) -> Value {
     let mut requests = Vec::new();
-    front.history.requests.for_each(viewer.tenant_filter(), n_max, |timeline| requests.push(row(timeline)));
+    front.history.requests.for_each(viewer.tenant_filter(), n_max, |timeline| requests.push(summary_json(timeline)));
     // Tenants do not see how many requests of others wait.
     let counts = viewer.tenant_filter().is_none().then(|| front.history.requests.counts());
     json!({
@@ -45,7 +45,7 @@ fn millis(time: Duration) -> f64 {
     (time.as_micros() as f64 / 100.0).round() / 10.0
 }
 
-fn row(timeline: &Timeline) -> Value {
+fn summary_json(timeline: &Timeline) -> Value {
     json!({
         "number": timeline.number,
         "id": Some(&timeline.id).filter(|id| !id.is_empty()),
@@ -65,8 +65,8 @@ fn row(timeline: &Timeline) -> Value {
     })
 }
 
-fn whole(timeline: &Timeline) -> Value {
-    let mut whole = row(timeline);
+fn timeline_json(timeline: &Timeline) -> Value {
+    let mut whole = summary_json(timeline);
     whole["choices"] = timeline.n_choices.into();
     whole["events"] = timeline.events.iter().map(event).collect();
     whole["events_unkept"] = timeline.n_unkept.into();
@@ -75,7 +75,7 @@ fn whole(timeline: &Timeline) -> Value {
 }
 
 fn event(event: &TimelineEvent) -> Value {
-    let mut value = json!({ "at_ms": millis(event.at), "choice": event.choice, "what": name(&event.kind) });
+    let mut value = json!({ "at_ms": millis(event.at), "choice": event.choice, "what": kind_name(&event.kind) });
     match &event.kind {
         TimelineEventKind::Placed { replica } => value["replica"] = (&**replica).into(),
         TimelineEventKind::Started { n_cached } => value["cached"] = (*n_cached).into(),
@@ -88,7 +88,7 @@ fn event(event: &TimelineEvent) -> Value {
     value
 }
 
-fn name(what: &TimelineEventKind) -> &'static str {
+fn kind_name(what: &TimelineEventKind) -> &'static str {
     match what {
         TimelineEventKind::Placed { .. } => "placed",
         TimelineEventKind::Started { .. } => "started",

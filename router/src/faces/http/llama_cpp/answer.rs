@@ -8,7 +8,7 @@ use crate::faces::http::llama_cpp::completion::to_http_error;
 use crate::faces::http::llama_cpp::settings::resolved_settings;
 use crate::faces::http::sse::{self, EventWriter};
 use crate::faces::http::stopwatch::Stopwatch;
-use crate::faces::http::structure::renamed;
+use crate::faces::http::structure::rename_field;
 use crate::faces::http::timings::{add_progress, timings};
 use crate::front::frontend::Frontend;
 use crate::front::generation::{Generation, GenerationEvent, SideOutput};
@@ -52,7 +52,7 @@ pub async fn answer(
     watch: Stopwatch,
 ) -> Result<Response, HttpError> {
     let (is_stream, n_choices) = (options.is_stream, parsed.n_choices);
-    let named = |refusal| to_http_error(renamed(refusal, options.structure_field));
+    let named = |refusal| to_http_error(rename_field(refusal, options.structure_field));
     let mut generation = front.generate(parsed, recorder).await.map_err(named)?;
     let mut writer = CompletionWriter::of(&generation, options, watch, n_choices);
     if is_stream {
@@ -64,7 +64,7 @@ pub async fn answer(
         let (slot, event) = event.map_err(to_http_error)?;
         match event {
             GenerationEvent::Delta(delta) => writer.add_delta(slot, delta, true),
-            GenerationEvent::Finished(finished) => values[slot as usize] = writer.last(slot, &finished, &generation),
+            GenerationEvent::Finished(finished) => values[slot as usize] = writer.final_value(slot, &finished, &generation),
             GenerationEvent::Aside(_) => {}
         }
     }
@@ -113,7 +113,7 @@ impl CompletionWriter {
     }
 
     /// Returns a piece of an answer, or the whole answer.
-    fn piece(&self, slot: u32, content: &str, tokens: &[u32], logprobs: &[v1::Logprob], n_prompt: usize) -> Value {
+    fn content_value(&self, slot: u32, content: &str, tokens: &[u32], logprobs: &[v1::Logprob], n_prompt: usize) -> Value {
         let mut value = json!({
             "index": slot,
             "content": content,
@@ -130,10 +130,10 @@ impl CompletionWriter {
         value
     }
 
-    fn last(&self, slot: u32, finished: &v1::Finished, generation: &Generation) -> Value {
+    fn final_value(&self, slot: u32, finished: &v1::Finished, generation: &Generation) -> Value {
         let (choice, prompt) = (&self.choices[slot as usize], &generation.prompts[(slot / self.n_choices) as usize]);
         let tokens = if self.options.tokens { choice.tokens.as_slice() } else { &[] };
-        let mut value = self.piece(slot, &choice.content, tokens, &choice.logprobs, prompt.ids.len());
+        let mut value = self.content_value(slot, &choice.content, tokens, &choice.logprobs, prompt.ids.len());
         let usage = finished.usage.unwrap_or_default();
         let (context, seed) = (generation.replica.context, generation.started.seed);
         value["stop"] = true.into();
@@ -147,12 +147,12 @@ impl CompletionWriter {
         value["tokens_cached"] = usage.cached_tokens.into();
         value["timings"] = timings(&self.watch, Some(&usage), choice.n_tokens);
         certificate::add(&mut value, finished);
-        if self.options.members.is_empty() { value } else { only(&self.options.members, &value) }
+        if self.options.members.is_empty() { value } else { select_paths(&self.options.members, &value) }
     }
 }
 
 /// Returns the members that the client requested, under their paths.
-fn only(paths: &[String], value: &Value) -> Value {
+fn select_paths(paths: &[String], value: &Value) -> Value {
     let member = |path: &String| {
         let found = path.split('/').try_fold(value, |at, name| at.get(name))?;
         Some((path.clone(), found.clone()))
@@ -180,15 +180,15 @@ fn probability(tokenizer: &Tokenizer, logprob: &v1::Logprob) -> Value {
 }
 
 impl EventWriter for CompletionWriter {
-    fn opening(&mut self, _: &Generation, _: &mut String) {}
+    fn append_opening(&mut self, _: &Generation, _: &mut String) {}
 
-    fn event(&mut self, slot: u32, event: GenerationEvent, generation: &Generation, out: &mut String) {
+    fn append_event(&mut self, slot: u32, event: GenerationEvent, generation: &Generation, out: &mut String) {
         match event {
             GenerationEvent::Delta(delta) => {
                 let n_prompt = generation.prompts[(slot / self.n_choices) as usize].ids.len();
                 self.add_delta(slot, v1::Delta { logprobs: Vec::new(), ..delta.clone() }, false);
                 if !self.options.is_prompt_only {
-                    let mut piece = self.piece(slot, &delta.text, &delta.token_ids, &delta.logprobs, n_prompt);
+                    let mut piece = self.content_value(slot, &delta.text, &delta.token_ids, &delta.logprobs, n_prompt);
                     if self.options.timings_in_each {
                         piece["timings"] = timings(&self.watch, None, self.choices[slot as usize].n_tokens);
                     }
@@ -196,18 +196,18 @@ impl EventWriter for CompletionWriter {
                 }
             }
             GenerationEvent::Aside(SideOutput::Progress(progress)) => {
-                let mut piece = self.piece(slot, "", &[], &[], progress.total as usize);
+                let mut piece = self.content_value(slot, "", &[], &[], progress.total as usize);
                 add_progress(&mut piece, &mut self.watch, progress, self.options.timings_in_each);
                 sse::write(out, None, &piece);
             }
-            GenerationEvent::Finished(finished) => sse::write(out, None, &self.last(slot, &finished, generation)),
+            GenerationEvent::Finished(finished) => sse::write(out, None, &self.final_value(slot, &finished, generation)),
             GenerationEvent::Aside(_) => {}
         }
     }
 
-    fn ending(&mut self, _: &mut String) {}
+    fn append_ending(&mut self, _: &mut String) {}
 
-    fn fail(&mut self, refusal: Refusal, out: &mut String) {
+    fn append_failure(&mut self, refusal: Refusal, out: &mut String) {
         sse::write(out, None, &to_http_error(refusal).body());
     }
 }

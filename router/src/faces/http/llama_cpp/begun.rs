@@ -8,7 +8,7 @@ const FIELD: &str = "messages";
 
 /// Whether a chat ends with the beginning of its answer. Joins that message's parts to one text, with an empty line
 /// between them.
-pub fn begins_answer(fields: &mut Fields) -> Result<bool, Refusal> {
+pub fn join_begun_answer(fields: &mut Fields) -> Result<bool, Refusal> {
     let Some(mut messages) = fields.take(FIELD) else { return Ok(false) };
     let begins = match messages.as_array_mut().map(Vec::as_mut_slice) {
         Some([.., before, last]) if is_of_assistant(before) && is_of_assistant(last) => {

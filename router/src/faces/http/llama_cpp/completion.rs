@@ -43,7 +43,7 @@ pub async fn infill(State(front): State<Arc<Frontend>>, request: Request) -> Res
     let mut recorder = Recorder::start(Face::Http, &Caller::of_http(request.headers()));
     let read = read(&front, request).await;
     let mut page = record_refusal(&mut recorder, read)?;
-    let prompt = between(&front, &mut page.fields).await;
+    let prompt = read_infill_prompt(&front, &mut page.fields).await;
     let result = prompt.and_then(|(prompt, model)| parse_request(page, model, vec![prompt], &front));
     let (parsed, options) = record_refusal(&mut recorder, result.map_err(to_http_error))?;
     answer(&front, parsed, options, recorder, watch).await
@@ -60,7 +60,7 @@ async fn read_prompts(front: &Frontend, fields: &mut Fields) -> Result<(Vec<Inpu
 }
 
 /// Returns the prompt for the text between two texts, and the model that reads it.
-async fn between(front: &Frontend, fields: &mut Fields) -> Result<(Input, String), Refusal> {
+async fn read_infill_prompt(front: &Frontend, fields: &mut Fields) -> Result<(Input, String), Refusal> {
     let parts = Infill {
         files: files(fields.take("input_extra"))?,
         before: fields.string("input_prefix")?.unwrap_or_default(),
@@ -144,12 +144,12 @@ fn sampling(fields: &mut Fields, options: &mut CompletionOptions) -> Result<v1::
     sampling.logprobs = n_probs.filter(|n| *n > 0);
     sampling.prompt_logprobs = None;
     sampling.defaults = v1::sampling::Defaults::LlamaCpp.into();
-    check_order(samplers, sampling.temperature == Some(0.0))?;
+    check_sampler_order(samplers, sampling.temperature == Some(0.0))?;
     Ok(sampling)
 }
 
 /// Refuses another order of filters. The order is irrelevant if the most likely token is always taken.
-fn check_order(samplers: Option<Value>, is_greedy: bool) -> Result<(), Refusal> {
+fn check_sampler_order(samplers: Option<Value>, is_greedy: bool) -> Result<(), Refusal> {
     let message = || format!("only in the order of {}, or with the temperature 0", SAMPLERS.join(", "));
     match samplers {
         None => Ok(()),

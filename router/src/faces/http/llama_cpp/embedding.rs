@@ -18,7 +18,7 @@ pub async fn embedding(State(front): State<Arc<Frontend>>, request: Request) -> 
     let mut recorder = Recorder::start(Face::Http, &Caller::of_http(request.headers()));
     let read = read(&front, request).await;
     let page = record_refusal(&mut recorder, read)?;
-    embedded(&front, page, recorder).await
+    answer_embedding(&front, page, recorder).await
 }
 
 pub async fn either(State(front): State<Arc<Frontend>>, request: Request) -> Result<Json<Value>, HttpError> {
@@ -26,12 +26,12 @@ pub async fn either(State(front): State<Arc<Frontend>>, request: Request) -> Res
     let read = read(&front, request).await;
     let page = record_refusal(&mut recorder, read)?;
     match page.fields.has("content") {
-        true => embedded(&front, page, recorder).await,
+        true => answer_embedding(&front, page, recorder).await,
         false => embeddings::answer(&front, page, recorder).await,
     }
 }
 
-async fn embedded(front: &Arc<Frontend>, page: ApiRequest, mut recorder: Recorder) -> Result<Json<Value>, HttpError> {
+async fn answer_embedding(front: &Arc<Frontend>, page: ApiRequest, mut recorder: Recorder) -> Result<Json<Value>, HttpError> {
     let named = |refusal: Refusal| HttpError::of(refusal.renamed(&NAMES));
     let parsed = record_refusal(&mut recorder, parse_request(page).map_err(named))?;
     let reply = front.embed(parsed, &mut recorder).await.map_err(named)?;

@@ -11,7 +11,7 @@ mod prompts;
 mod server;
 mod settings;
 
-pub use begun::begins_answer;
+pub use begun::join_begun_answer;
 
 use crate::faces::http::error::with_error_body;
 use crate::faces::http::table::{Route, get, post};
@@ -28,7 +28,7 @@ pub async fn rewrite_errors(request: Request, next: Next) -> Response {
 pub fn routes(has_slots: bool) -> Vec<Route> {
     let slots = match has_slots {
         true => get("/slots", "places for requests, and which are taken", server::slots),
-        false => get("/slots", "refused: it is switched off", server::no_slots),
+        false => get("/slots", "refused: it is switched off", server::refuse_slots),
     };
     vec![
         post("/completion", "an answer to a text, in llama.cpp's form", completion::completion),
@@ -43,7 +43,7 @@ pub fn routes(has_slots: bool) -> Vec<Route> {
         post("/chat/completions", "an answer to a chat", chat::llama_chat),
         post("/chat/completions/input_tokens", "how many tokens a chat has", chat::input_tokens),
         post("/responses", "an answer to a chat, in items", responses::responses),
-        post("/slots/{id}", "refused: nothing is kept by slots", server::slot),
-        get("/models", "the models that are served, each with its other names", models::with_aliases),
+        post("/slots/{id}", "refused: nothing is kept by slots", server::refuse_slot_action),
+        get("/models", "the models that are served, each with its other names", models::list_with_aliases),
     ]
 }

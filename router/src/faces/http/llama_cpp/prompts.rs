@@ -1,7 +1,7 @@
 //! Prompts in llama.cpp's formats: text, tokens, objects with a text, and lists of these. One prompt may also mix texts
 //! and tokens.
 
-use crate::faces::http::fields::{token_ids, wrong};
+use crate::faces::http::fields::{token_ids, wrong_type};
 use crate::faces::http::known::NeutralValues;
 use crate::front::frontend::{Frontend, unix_seconds};
 use crate::refusal::Refusal;
@@ -26,11 +26,11 @@ pub async fn prompts(front: &Frontend, model: &str, value: Value) -> Result<Vec<
             Value::String(text) => Input::Text(text),
             Value::Object(_) => Input::Text(text_of(one)?),
             Value::Array(parts) if parts.iter().any(|part| !part.is_number()) => {
-                let ids = joined(front, &front.text(model)?, parts).await?;
+                let ids = join_parts(front, &front.text(model)?, parts).await?;
                 Input::TokenIds(v1::TokenIds { ids })
             }
             Value::Array(_) => Input::TokenIds(v1::TokenIds { ids: token_ids(FIELD, one)? }),
-            other => return Err(wrong(FIELD, "text, token ids, or a list of these", &other)),
+            other => return Err(wrong_type(FIELD, "text, token ids, or a list of these", &other)),
         });
     }
     Ok(inputs)
@@ -43,12 +43,12 @@ fn text_of(mut object: Value) -> Result<String, Refusal> {
     }
     match object["prompt_string"].take() {
         Value::String(text) => Ok(text),
-        other => Err(wrong("prompt_string", "a string", &other)),
+        other => Err(wrong_type("prompt_string", "a string", &other)),
     }
 }
 
 /// Joins alternating texts and tokens to one prompt. A text at its beginning gets the tokenizer's leading tokens.
-async fn joined(front: &Frontend, of: &Arc<ModelText>, parts: Vec<Value>) -> Result<Tokens, Refusal> {
+async fn join_parts(front: &Frontend, of: &Arc<ModelText>, parts: Vec<Value>) -> Result<Tokens, Refusal> {
     let mut ids = Tokens::new();
     for part in parts {
         match part {

@@ -52,12 +52,12 @@ pub async fn slots(State(front): State<Arc<Frontend>>, RawQuery(query): RawQuery
     Ok(Json((0..n_busy.max(front.config.limits.slots)).map(slot).collect()))
 }
 
-pub async fn no_slots() -> HttpError {
+pub async fn refuse_slots() -> HttpError {
     HttpError::not_supported("this server tells no slots: it was started with --no-slots")
 }
 
 /// Refuses to save, restore or erase a slot: caches belong to all requests, and to no slot.
-pub async fn slot() -> HttpError {
+pub async fn refuse_slot_action() -> HttpError {
     HttpError::not_supported("slots keep nothing here that could be saved, restored or erased")
 }
 

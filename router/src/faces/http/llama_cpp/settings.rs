@@ -31,14 +31,14 @@ pub fn requested_settings(sampling: &v1::Sampling) -> Value {
         "mirostat": 0,
         "adaptive_target": -1,
         "adaptive_decay": 0.9,
-        "logit_bias": sampling.logit_bias.iter().map(|(token, bias)| biased(*token, Some(*bias))).collect::<Vec<_>>(),
+        "logit_bias": sampling.logit_bias.iter().map(|(token, bias)| bias_pair(*token, Some(*bias))).collect::<Vec<_>>(),
         "stop": sampling.stop,
         "ignore_eos": sampling.ignore_eos,
         "n_probs": sampling.logprobs.unwrap_or(0),
     })
 }
 
-fn biased(token: Token, bias: Option<f32>) -> Value {
+fn bias_pair(token: Token, bias: Option<f32>) -> Value {
     json!({ "token": token, "bias": bias })
 }
 
@@ -47,7 +47,7 @@ pub fn resolved_settings(requested: &Value, of: &ModelText, n_ctx: u32, seed: u6
     let vendor = v1::sampling::Defaults::LlamaCpp.into();
     let (mut settings, defaults) = (requested.clone(), ResolvedDefaults::of(vendor, &of.defaults, &of.card));
     if let (Some(true), Some(biases)) = (requested["ignore_eos"].as_bool(), settings["logit_bias"].as_array_mut()) {
-        biases.extend(of.spec.eos.iter().map(|end| biased(*end, None)));
+        biases.extend(of.spec.eos.iter().map(|end| bias_pair(*end, None)));
     }
     let own: [(&str, Value); 6] = [
         ("temperature", defaults.temperature.into()),

@@ -10,49 +10,49 @@ const SIGNATURE_PURPOSE: &str = "lockstep 2026 thought";
 
 /// A change of a block.
 #[derive(Clone, Debug, PartialEq)]
-pub enum BlockEvent {
+pub enum ContentBlockEvent {
     Started { index: u32, block: Value },
-    Delta { index: u32, part: BlockPart, text: String },
+    Delta { index: u32, part: BlockDeltaKind, text: String },
     Stopped { index: u32 },
 }
 
 /// The member of a block that a piece of text extends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BlockPart {
+pub enum BlockDeltaKind {
     Text,
     Thinking,
     Signature,
     Input,
 }
 
-impl BlockPart {
+impl BlockDeltaKind {
     fn names(self) -> (&'static str, &'static str) {
         match self {
-            BlockPart::Text => ("text_delta", "text"),
-            BlockPart::Thinking => ("thinking_delta", "thinking"),
-            BlockPart::Signature => ("signature_delta", "signature"),
-            BlockPart::Input => ("input_json_delta", "partial_json"),
+            BlockDeltaKind::Text => ("text_delta", "text"),
+            BlockDeltaKind::Thinking => ("thinking_delta", "thinking"),
+            BlockDeltaKind::Signature => ("signature_delta", "signature"),
+            BlockDeltaKind::Input => ("input_json_delta", "partial_json"),
         }
     }
 }
 
-impl BlockEvent {
+impl ContentBlockEvent {
     pub fn value(&self) -> Value {
         match self {
-            BlockEvent::Started { index, block } => {
+            ContentBlockEvent::Started { index, block } => {
                 json!({ "type": "content_block_start", "index": index, "content_block": block })
             }
-            BlockEvent::Delta { index, part, text } => {
+            ContentBlockEvent::Delta { index, part, text } => {
                 let (kind, name) = part.names();
                 json!({ "type": "content_block_delta", "index": index, "delta": { "type": kind, name: text } })
             }
-            BlockEvent::Stopped { index } => json!({ "type": "content_block_stop", "index": index }),
+            ContentBlockEvent::Stopped { index } => json!({ "type": "content_block_stop", "index": index }),
         }
     }
 }
 
 /// Divides an answer into blocks as it arrives.
-pub struct Blocks {
+pub struct ContentBlockSplitter {
     n_begun: u32,
     open: Option<OpenBlock>,
     shows_thoughts: bool,
@@ -65,14 +65,14 @@ enum OpenBlock {
     Call(u32),
 }
 
-impl Blocks {
+impl ContentBlockSplitter {
     /// If `shows_thoughts` is false, a thought's block is empty.
-    pub fn new(shows_thoughts: bool) -> Blocks {
-        Blocks { n_begun: 0, open: None, shows_thoughts }
+    pub fn new(shows_thoughts: bool) -> ContentBlockSplitter {
+        ContentBlockSplitter { n_begun: 0, open: None, shows_thoughts }
     }
 
     /// Adds a delta. A delta that begins with the rest of an open call extends that call.
-    pub fn add_delta(&mut self, delta: &v1::Delta) -> Vec<BlockEvent> {
+    pub fn add_delta(&mut self, delta: &v1::Delta) -> Vec<ContentBlockEvent> {
         let mut events = Vec::new();
         let (new, open): (Vec<&v1::ToolCallDelta>, _) = delta.tool_calls.iter().partition(|part| !part.name.is_empty());
         open.into_iter().for_each(|part| self.add_arguments(part, &mut events));
@@ -87,13 +87,13 @@ impl Blocks {
     }
 
     /// Ends the answer.
-    pub fn end(&mut self) -> Vec<BlockEvent> {
+    pub fn end(&mut self) -> Vec<ContentBlockEvent> {
         let mut events = Vec::new();
         self.close(&mut events);
         events
     }
 
-    fn add_thought(&mut self, text: &str, events: &mut Vec<BlockEvent>) {
+    fn add_thought(&mut self, text: &str, events: &mut Vec<ContentBlockEvent>) {
         if !matches!(self.open, Some(OpenBlock::Thinking(_))) {
             let hasher = Box::new(blake3::Hasher::new_derive_key(SIGNATURE_PURPOSE));
             let block = json!({ "type": "thinking", "thinking": "", "signature": "" });
@@ -103,71 +103,71 @@ impl Blocks {
             hasher.update(text.as_bytes());
         }
         if self.shows_thoughts {
-            events.push(self.part(BlockPart::Thinking, text.to_owned()));
+            events.push(self.delta_event(BlockDeltaKind::Thinking, text.to_owned()));
         }
     }
 
-    fn add_text(&mut self, text: &str, events: &mut Vec<BlockEvent>) {
+    fn add_text(&mut self, text: &str, events: &mut Vec<ContentBlockEvent>) {
         if !matches!(self.open, Some(OpenBlock::Text)) {
             self.begin(OpenBlock::Text, json!({ "type": "text", "text": "", "citations": null }), events);
         }
-        events.push(self.part(BlockPart::Text, text.to_owned()));
+        events.push(self.delta_event(BlockDeltaKind::Text, text.to_owned()));
     }
 
-    fn add_call(&mut self, part: &v1::ToolCallDelta, events: &mut Vec<BlockEvent>) {
+    fn add_call(&mut self, part: &v1::ToolCallDelta, events: &mut Vec<ContentBlockEvent>) {
         let caller = json!({ "type": "direct" });
         let block = json!({ "type": "tool_use", "id": part.id, "name": part.name, "input": {}, "caller": caller });
         self.begin(OpenBlock::Call(part.index), block, events);
         self.add_arguments(part, events);
     }
 
-    fn add_arguments(&mut self, part: &v1::ToolCallDelta, events: &mut Vec<BlockEvent>) {
+    fn add_arguments(&mut self, part: &v1::ToolCallDelta, events: &mut Vec<ContentBlockEvent>) {
         let is_open = matches!(self.open, Some(OpenBlock::Call(index)) if index == part.index);
         if is_open && !part.arguments.is_empty() {
-            events.push(self.part(BlockPart::Input, part.arguments.clone()));
+            events.push(self.delta_event(BlockDeltaKind::Input, part.arguments.clone()));
         }
     }
 
-    fn begin(&mut self, block: OpenBlock, value: Value, events: &mut Vec<BlockEvent>) {
+    fn begin(&mut self, block: OpenBlock, value: Value, events: &mut Vec<ContentBlockEvent>) {
         self.close(events);
-        events.push(BlockEvent::Started { index: self.n_begun, block: value });
+        events.push(ContentBlockEvent::Started { index: self.n_begun, block: value });
         self.n_begun += 1;
         self.open = Some(block);
     }
 
     /// Closes the open block. A thought's signature is its hash. Clients send it back, and the server ignores it.
-    fn close(&mut self, events: &mut Vec<BlockEvent>) {
+    fn close(&mut self, events: &mut Vec<ContentBlockEvent>) {
         let Some(open) = self.open.take() else { return };
         if let OpenBlock::Thinking(hasher) = open {
-            events.push(self.part(BlockPart::Signature, Hex(hasher.finalize().as_bytes()).to_string()));
+            events.push(self.delta_event(BlockDeltaKind::Signature, Hex(hasher.finalize().as_bytes()).to_string()));
         }
-        events.push(BlockEvent::Stopped { index: self.n_begun - 1 });
+        events.push(ContentBlockEvent::Stopped { index: self.n_begun - 1 });
     }
 
     /// Returns the event that extends the newest block.
-    fn part(&self, part: BlockPart, text: String) -> BlockEvent {
-        BlockEvent::Delta { index: self.n_begun - 1, part, text }
+    fn delta_event(&self, part: BlockDeltaKind, text: String) -> ContentBlockEvent {
+        ContentBlockEvent::Delta { index: self.n_begun - 1, part, text }
     }
 }
 
 /// The blocks of a whole message, assembled as a client does it.
 #[derive(Default)]
-pub struct BlockList {
+pub struct BlockAssembler {
     blocks: Vec<Value>,
     input: String,
 }
 
-impl BlockList {
-    pub fn apply(&mut self, event: BlockEvent) {
+impl BlockAssembler {
+    pub fn apply(&mut self, event: ContentBlockEvent) {
         match event {
-            BlockEvent::Started { block, .. } => self.blocks.push(block),
-            BlockEvent::Delta { part: BlockPart::Input, text, .. } => self.input.push_str(&text),
-            BlockEvent::Delta { part, text, .. } => {
+            ContentBlockEvent::Started { block, .. } => self.blocks.push(block),
+            ContentBlockEvent::Delta { part: BlockDeltaKind::Input, text, .. } => self.input.push_str(&text),
+            ContentBlockEvent::Delta { part, text, .. } => {
                 if let Some(Value::String(content)) = self.blocks.last_mut().map(|block| &mut block[part.names().1]) {
                     content.push_str(&text);
                 }
             }
-            BlockEvent::Stopped { .. } => {
+            ContentBlockEvent::Stopped { .. } => {
                 if let Some(block) = self.blocks.last_mut().filter(|block| block["type"] == "tool_use") {
                     block["input"] = input_of(&std::mem::take(&mut self.input));
                 }

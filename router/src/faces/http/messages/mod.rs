@@ -13,10 +13,10 @@ mod tools;
 mod turns;
 
 use crate::faces::http::certificate;
-use crate::faces::http::door::RequestName;
+use crate::faces::http::door::RequestIdHeader;
 use crate::faces::http::error::{HttpError, with_error_body};
 use crate::faces::http::known::Endpoint;
-use crate::faces::http::messages::reply::{MessageWriter, whole};
+use crate::faces::http::messages::reply::{MessageWriter, collect_message};
 use crate::faces::http::messages::request::{MessageOptions, MessagesRequest};
 use crate::faces::http::page::{ApiRequest, read, record_refusal};
 use crate::faces::http::sse;
@@ -49,7 +49,7 @@ pub async fn messages(State(front): State<Arc<Frontend>>, request: Request) -> R
     if is_stream {
         return Ok(sse::stream(MessageWriter::new(&generation, shows_thoughts), generation, &front));
     }
-    let message = whole(&mut generation, shows_thoughts).await.map_err(to_http_error)?;
+    let message = collect_message(&mut generation, shows_thoughts).await.map_err(to_http_error)?;
     Ok(certificate::with_headers(Json(message).into_response(), &generation.started))
 }
 
@@ -80,7 +80,7 @@ const REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
 /// Rewrites a refusal of any inner layer into Anthropic's format, and copies the request id into the header that its
 /// clients read.
 pub async fn rewrite_errors(request: Request, next: Next) -> Response {
-    let name = request.extensions().get::<RequestName>().cloned();
+    let name = request.extensions().get::<RequestIdHeader>().cloned();
     let id = name.as_ref().and_then(|name| name.0.to_str().ok());
     let named = |error: &HttpError| {
         let mut value = error_value(error);
@@ -88,7 +88,7 @@ pub async fn rewrite_errors(request: Request, next: Next) -> Response {
         value
     };
     let mut response = with_error_body(next.run(request).await, named);
-    if let Some(RequestName(id)) = name {
+    if let Some(RequestIdHeader(id)) = name {
         response.headers_mut().insert(REQUEST_ID, id);
     }
     response

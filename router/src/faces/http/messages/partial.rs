@@ -5,12 +5,12 @@ use serde_json::{Map, Value};
 /// Returns a call's input. Text that does not begin as JSON gives no members.
 pub fn input_of(arguments: &str) -> Value {
     let whole = serde_json::from_str(arguments).ok().filter(Value::is_object);
-    let cut = || serde_json::from_str(&closed(arguments)?).ok().filter(Value::is_object);
+    let cut = || serde_json::from_str(&close_brackets(arguments)?).ok().filter(Value::is_object);
     whole.or_else(cut).unwrap_or_else(|| Value::Object(Map::new()))
 }
 
 /// Returns the text up to its last complete member, with the open brackets closed. None if no bracket is open.
-fn closed(text: &str) -> Option<String> {
+fn close_brackets(text: &str) -> Option<String> {
     let (mut open, mut best): (Vec<char>, Option<(usize, Vec<char>)>) = (Vec::new(), None);
     let (mut in_string, mut is_escaped) = (false, false);
     for (at, char) in text.char_indices() {

@@ -2,9 +2,9 @@
 
 use crate::faces::http::certificate;
 use crate::faces::http::format::add_reuse;
-use crate::faces::http::messages::blocks::{BlockEvent, BlockList, Blocks};
+use crate::faces::http::messages::blocks::{ContentBlockEvent, BlockAssembler, ContentBlockSplitter};
 use crate::faces::http::messages::{error_value, to_http_error};
-use crate::faces::http::sse::{self, EventWriter, Position};
+use crate::faces::http::sse::{self, EventWriter, StreamPosition};
 use crate::front::generation::{Generation, GenerationEvent, SideOutput};
 use crate::front::resume::ReadMark;
 use crate::refusal::Refusal;
@@ -12,8 +12,8 @@ use proto::v1;
 use serde_json::{Value, json};
 use tokio_stream::StreamExt;
 
-pub async fn whole(generation: &mut Generation, shows_thoughts: bool) -> Result<Value, Refusal> {
-    let (mut blocks, mut content) = (Blocks::new(shows_thoughts), BlockList::default());
+pub async fn collect_message(generation: &mut Generation, shows_thoughts: bool) -> Result<Value, Refusal> {
+    let (mut blocks, mut content) = (ContentBlockSplitter::new(shows_thoughts), BlockAssembler::default());
     let mut last = v1::Finished::default();
     while let Some(event) = generation.next().await {
         match event?.1 {
@@ -105,14 +105,14 @@ fn usage_value(usage: &v1::Usage) -> Value {
 /// A streamed answer. Only events that advance the client carry a position.
 pub struct MessageWriter {
     message: MessageStart,
-    blocks: Blocks,
-    position: Position,
+    blocks: ContentBlockSplitter,
+    position: StreamPosition,
 }
 
 impl MessageWriter {
     pub fn new(generation: &Generation, shows_thoughts: bool) -> MessageWriter {
-        let (message, position) = (MessageStart::of(generation), Position::of(generation));
-        MessageWriter { message, blocks: Blocks::new(shows_thoughts), position }
+        let (message, position) = (MessageStart::of(generation), StreamPosition::of(generation));
+        MessageWriter { message, blocks: ContentBlockSplitter::new(shows_thoughts), position }
     }
 
     fn mark(&mut self) -> &mut ReadMark {
@@ -129,7 +129,7 @@ impl MessageWriter {
 
     /// Only the last event of a delta carries the position: a client that was cut off before it receives all of them
     /// again.
-    fn write_events(&self, out: &mut String, events: &[BlockEvent]) {
+    fn write_events(&self, out: &mut String, events: &[ContentBlockEvent]) {
         let Some((last, before)) = events.split_last() else { return };
         before.iter().for_each(|event| self.write_event(out, &event.value()));
         self.write_event_with_position(out, &last.value());
@@ -153,7 +153,7 @@ impl MessageWriter {
 }
 
 impl EventWriter for MessageWriter {
-    fn opening(&mut self, _: &Generation, out: &mut String) {
+    fn append_opening(&mut self, _: &Generation, out: &mut String) {
         if *self.mark() != ReadMark::Nothing {
             return;
         }
@@ -162,7 +162,7 @@ impl EventWriter for MessageWriter {
         out.push_str(self.keep_alive());
     }
 
-    fn event(&mut self, _: u32, event: GenerationEvent, _: &Generation, out: &mut String) {
+    fn append_event(&mut self, _: u32, event: GenerationEvent, _: &Generation, out: &mut String) {
         match event {
             // Block numbers continue after the blocks that the client has.
             GenerationEvent::Aside(SideOutput::Replayed(delta)) => drop(self.blocks.add_delta(&delta)),
@@ -176,9 +176,9 @@ impl EventWriter for MessageWriter {
         }
     }
 
-    fn ending(&mut self, _: &mut String) {}
+    fn append_ending(&mut self, _: &mut String) {}
 
-    fn fail(&mut self, refusal: Refusal, out: &mut String) {
+    fn append_failure(&mut self, refusal: Refusal, out: &mut String) {
         self.write_event(out, &error_value(&to_http_error(refusal)));
     }
 

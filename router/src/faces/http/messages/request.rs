@@ -62,9 +62,9 @@ pub fn read_chat(fields: &mut Fields) -> Result<ChatInput, Refusal> {
     let system = turns::system(fields.take("system"))?;
     let messages = turns::messages(objects("messages", fields.take("messages"))?)?;
     let chat = v1::Chat { messages: system.into_iter().chain(messages).collect(), ..v1::Chat::default() };
-    let chat = tools::read(fields, turns::continued(chat)?)?;
+    let chat = tools::read(fields, turns::continue_last_turn(chat)?)?;
     let (output, older) = (fields.object("output_config")?, fields.object("output_format")?);
-    let OutputConfig { effort, structure, structure_field } = output_of(output, older)?;
+    let OutputConfig { effort, structure, structure_field } = parse_output_config(output, older)?;
     let mut variables = Map::new();
     variables.extend(effort.map(|effort| ("reasoning_effort".to_owned(), effort.into())));
     let (thinking, chat) = thinking::read(fields, chat, &mut variables)?;
@@ -79,7 +79,7 @@ struct OutputConfig {
 }
 
 /// `output_format` is the older place of `output_config.format`.
-fn output_of(config: Option<Fields>, older: Option<Fields>) -> Result<OutputConfig, Refusal> {
+fn parse_output_config(config: Option<Fields>, older: Option<Fields>) -> Result<OutputConfig, Refusal> {
     let (mut effort, mut format) = (None, None);
     if let Some(mut config) = config {
         effort = config.string("effort").map_err(|refusal| refusal.renamed(&[("effort", EFFORT)]))?;

@@ -1,7 +1,7 @@
 //! Tools in Anthropic's format. Tools that run on Anthropic's servers, or that only its models were trained on, are
 //! refused by name.
 
-use crate::faces::http::fields::{Fields, wrong};
+use crate::faces::http::fields::{Fields, wrong_type};
 use crate::faces::http::single::invalid;
 use crate::refusal::Refusal;
 use proto::v1;
@@ -16,7 +16,7 @@ pub fn read(fields: &mut Fields, chat: v1::Chat) -> Result<v1::Chat, Refusal> {
     let list = match fields.take("tools") {
         None => Vec::new(),
         Some(Value::Array(list)) => list,
-        Some(other) => return Err(wrong("tools", "a list of objects", &other)),
+        Some(other) => return Err(wrong_type("tools", "a list of objects", &other)),
     };
     let tools = list.into_iter().enumerate().map(|(i, one)| tool(i, one)).collect::<Result<_, _>>()?;
     let Some(mut choice) = fields.object("tool_choice")? else { return Ok(v1::Chat { tools, ..chat }) };
@@ -27,10 +27,10 @@ pub fn read(fields: &mut Fields, chat: v1::Chat) -> Result<v1::Chat, Refusal> {
 
 /// Returns a tool in the JSON format of `lockstep.v1`.
 fn tool(i: usize, value: Value) -> Result<String, Refusal> {
-    let Value::Object(members) = value else { return Err(wrong(format!("tools[{i}]"), "an object", &value)) };
+    let Value::Object(members) = value else { return Err(wrong_type(format!("tools[{i}]"), "an object", &value)) };
     let at = |name: &str| format!("tools[{i}].{name}");
     check_kind(at("type"), members.get("type"))?;
-    check_plain(i, &members)?;
+    check_tool_members(i, &members)?;
     let mut tool = Fields::of(members);
     let name = match tool.take("name") {
         Some(Value::String(name)) if !name.is_empty() => name,
@@ -46,7 +46,7 @@ fn tool(i: usize, value: Value) -> Result<String, Refusal> {
             None => {}
             Some(value) if is_right(&value) => function[name] = value,
             Some(other) => {
-                return Err(wrong(at(name), if name == "strict" { "true or false" } else { "a string" }, &other));
+                return Err(wrong_type(at(name), if name == "strict" { "true or false" } else { "a string" }, &other));
             }
         }
     }
@@ -64,13 +64,13 @@ fn check_kind(field: String, kind: Option<&Value>) -> Result<(), Refusal> {
                 &format!("`{kind}` is not supported here: only `custom` tools are, which say their schema"),
             ))
         }
-        Some(other) => Err(wrong(field, "a string", other)),
+        Some(other) => Err(wrong_type(field, "a string", other)),
     }
 }
 
 /// Refuses members that would change the model's prompt or the caller of the tool. Other members of Anthropic's
 /// (`cache_control`, `eager_input_streaming`) change no token.
-fn check_plain(i: usize, tool: &Map<String, Value>) -> Result<(), Refusal> {
+fn check_tool_members(i: usize, tool: &Map<String, Value>) -> Result<(), Refusal> {
     let is_neutral = |name: &str, value: &Value| match name {
         "defer_loading" => *value == false,
         "allowed_callers" => *value == json!(["direct"]),

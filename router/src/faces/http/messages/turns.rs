@@ -1,6 +1,6 @@
 //! A conversation in Anthropic's format: system prompt, turns, and the blocks of a turn. Has no knowledge of templates.
 
-use crate::faces::http::fields::{Fields, wrong};
+use crate::faces::http::fields::{Fields, wrong_type};
 use crate::faces::http::single::invalid;
 use crate::refusal::Refusal;
 use proto::v1;
@@ -24,7 +24,7 @@ pub fn system(content: Option<Value>) -> Result<Option<v1::ChatMessage>, Refusal
             .map(|(i, block)| text_of(&format!("system[{i}]"), &mut object(format!("system[{i}]"), block)?))
             .collect::<Result<Vec<_>, _>>()?,
         Some(Value::String(text)) => vec![text],
-        Some(other) => return Err(wrong("system", "a string or a list of blocks", &other)),
+        Some(other) => return Err(wrong_type("system", "a string or a list of blocks", &other)),
     };
     if texts.first().is_some_and(|first| first.starts_with(BILLING)) {
         let first = texts.remove(0);
@@ -43,9 +43,9 @@ pub fn messages(list: Vec<Fields>) -> Result<Vec<v1::ChatMessage>, Refusal> {
         let role = turn.take("role");
         let blocks = blocks(format!("{at}.content"), turn.take("content"))?;
         match role.as_ref().and_then(Value::as_str) {
-            Some("user") => turns.user(&at, blocks)?,
-            Some("assistant") => turns.assistant(&at, blocks)?,
-            Some("system") => turns.system(&at, blocks)?,
+            Some("user") => turns.add_user(&at, blocks)?,
+            Some("assistant") => turns.add_assistant(&at, blocks)?,
+            Some("system") => turns.add_system(&at, blocks)?,
             _ => return Err(invalid(format!("{at}.role"), "must be user, assistant or system")),
         }
     }
@@ -53,7 +53,7 @@ pub fn messages(list: Vec<Fields>) -> Result<Vec<v1::ChatMessage>, Refusal> {
 }
 
 /// Makes an assistant's turn at the end the beginning of the answer.
-pub fn continued(chat: v1::Chat) -> Result<v1::Chat, Refusal> {
+pub fn continue_last_turn(chat: v1::Chat) -> Result<v1::Chat, Refusal> {
     match chat.messages.last() {
         Some(last) if last.role == "assistant" && !last.tool_calls.is_empty() => {
             Err(Refusal::invalid("messages", "the last one has tool_use blocks, and their results are missing"))
@@ -73,14 +73,14 @@ struct MessageTurns {
 }
 
 impl MessageTurns {
-    fn user(&mut self, at: &str, blocks: Vec<Fields>) -> Result<(), Refusal> {
+    fn add_user(&mut self, at: &str, blocks: Vec<Fields>) -> Result<(), Refusal> {
         let (mut texts, is_empty) = (Vec::new(), blocks.is_empty());
         let mut has_results = false;
         for (j, mut block) in blocks.into_iter().enumerate() {
             let at = format!("{at}.content[{j}]");
             if kind(&at, &block)? == "tool_result" {
-                self.text("user", std::mem::take(&mut texts));
-                self.result(&at, block)?;
+                self.add_text("user", std::mem::take(&mut texts));
+                self.add_tool_result(&at, block)?;
                 has_results = true;
             } else {
                 texts.push(text_of(&at, &mut block)?);
@@ -94,7 +94,7 @@ impl MessageTurns {
 
     /// Adds a tool result. A result that is an error is marked in its text, because templates have no other place for
     /// it.
-    fn result(&mut self, at: &str, mut block: Fields) -> Result<(), Refusal> {
+    fn add_tool_result(&mut self, at: &str, mut block: Fields) -> Result<(), Refusal> {
         let id = string(format!("{at}.tool_use_id"), block.take("tool_use_id"))?;
         let Some(name) = self.called.get(&id).cloned() else {
             return Err(invalid(format!("{at}.tool_use_id"), "is the id of no tool_use block before it"));
@@ -102,7 +102,7 @@ impl MessageTurns {
         let is_error = match block.take("is_error") {
             None => false,
             Some(Value::Bool(is_error)) => is_error,
-            Some(other) => return Err(wrong(format!("{at}.is_error"), "true or false", &other)),
+            Some(other) => return Err(wrong_type(format!("{at}.is_error"), "true or false", &other)),
         };
         let parts = match block.take("content") {
             None => Vec::new(),
@@ -119,7 +119,7 @@ impl MessageTurns {
         Ok(())
     }
 
-    fn assistant(&mut self, at: &str, blocks: Vec<Fields>) -> Result<(), Refusal> {
+    fn add_assistant(&mut self, at: &str, blocks: Vec<Fields>) -> Result<(), Refusal> {
         let (mut texts, mut thoughts, mut tool_calls) = (Vec::new(), Vec::new(), Vec::new());
         for (j, mut block) in blocks.into_iter().enumerate() {
             let at = format!("{at}.content[{j}]");
@@ -141,21 +141,21 @@ impl MessageTurns {
         let name = string(format!("{at}.name"), block.take("name"))?;
         let arguments = match block.take("input") {
             Some(input @ Value::Object(_)) => input.to_string(),
-            Some(other) => return Err(wrong(format!("{at}.input"), "an object", &other)),
+            Some(other) => return Err(wrong_type(format!("{at}.input"), "an object", &other)),
             None => return Err(invalid(format!("{at}.input"), "is missing")),
         };
         self.called.insert(id.clone(), name.clone());
         Ok(v1::ToolCall { id, name, arguments })
     }
 
-    fn system(&mut self, at: &str, blocks: Vec<Fields>) -> Result<(), Refusal> {
+    fn add_system(&mut self, at: &str, blocks: Vec<Fields>) -> Result<(), Refusal> {
         let text = |(j, mut block): (usize, Fields)| text_of(&format!("{at}.content[{j}]"), &mut block);
         let texts = blocks.into_iter().enumerate().map(text).collect::<Result<_, _>>()?;
         self.messages.push(message("system", texts));
         Ok(())
     }
 
-    fn text(&mut self, role: &str, texts: Vec<String>) {
+    fn add_text(&mut self, role: &str, texts: Vec<String>) {
         if !texts.is_empty() {
             self.add(message(role, texts));
         }
@@ -195,7 +195,7 @@ fn blocks(field: String, content: Option<Value>) -> Result<Vec<Fields>, Refusal>
             list.into_iter().enumerate().map(|(j, block)| object(format!("{field}[{j}]"), block)).collect()
         }
         None => Err(invalid(field, "is missing")),
-        Some(other) => Err(wrong(field, "a string or a list of blocks", &other)),
+        Some(other) => Err(wrong_type(field, "a string or a list of blocks", &other)),
     }
 }
 
@@ -207,7 +207,7 @@ fn blocks_of_text(field: &str, content: Option<Value>) -> Result<Vec<String>, Re
 fn object(field: String, value: Value) -> Result<Fields, Refusal> {
     match value {
         Value::Object(members) => Ok(Fields::of(members)),
-        other => Err(wrong(field, "an object", &other)),
+        other => Err(wrong_type(field, "an object", &other)),
     }
 }
 
@@ -216,7 +216,7 @@ fn kind(at: &str, block: &Fields) -> Result<String, Refusal> {
     match block.get("type") {
         Some(Value::String(kind)) => Ok(kind.clone()),
         None => Err(invalid(format!("{at}.type"), "is missing")),
-        Some(other) => Err(wrong(format!("{at}.type"), "a string", other)),
+        Some(other) => Err(wrong_type(format!("{at}.type"), "a string", other)),
     }
 }
 
@@ -233,7 +233,7 @@ fn string(field: String, value: Option<Value>) -> Result<String, Refusal> {
     match value {
         Some(Value::String(text)) => Ok(text),
         None => Err(invalid(field, "is missing")),
-        Some(other) => Err(wrong(field, "a string", &other)),
+        Some(other) => Err(wrong_type(field, "a string", &other)),
     }
 }
 

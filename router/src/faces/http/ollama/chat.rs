@@ -5,7 +5,7 @@ use crate::faces::http::conversation;
 use crate::faces::http::error::HttpError;
 use crate::faces::http::fields::Fields;
 use crate::faces::http::known::{Endpoint, NeutralValues};
-use crate::faces::http::ollama::reply::{self, ReplyOptions, ReplyShape, answer, loaded};
+use crate::faces::http::ollama::reply::{self, ReplyOptions, ReplyShape, answer, report_loaded};
 use crate::faces::http::ollama::words::{served_name, to_http_error};
 use crate::faces::http::ollama::{options, shape};
 use crate::faces::http::page::{ApiRequest, read, record_refusal};
@@ -30,7 +30,7 @@ pub async fn chat(State(front): State<Arc<Frontend>>, request: Request) -> Resul
     let requested_model = record_refusal(&mut recorder, page.fields.string("model").map_err(to_http_error))?;
     let model = served_name(&front, requested_model);
     let Some(messages) = page.fields.take("messages").filter(|messages| !NeutralValues::Empty.contain(messages)) else {
-        return loaded(&front, page.tenant, ReplyShape::Chat, &model, recorder);
+        return report_loaded(&front, page.tenant, ReplyShape::Chat, &model, recorder);
     };
     let result = parse_request(page, model, messages, &front.config.limits).map_err(to_http_error);
     let (parsed, reply_options) = record_refusal(&mut recorder, result)?;

@@ -2,7 +2,7 @@
 
 use crate::faces::http::embeddings::check_dimensions;
 use crate::faces::http::error::HttpError;
-use crate::faces::http::fields::{Fields, wrong};
+use crate::faces::http::fields::{Fields, wrong_type};
 use crate::faces::http::known::Endpoint;
 use crate::faces::http::ollama::options;
 use crate::faces::http::ollama::reply::nanos;
@@ -23,7 +23,7 @@ use std::sync::Arc;
 
 pub async fn embed(State(front): State<Arc<Frontend>>, request: Request) -> Result<Json<Value>, HttpError> {
     let watch = Stopwatch::start();
-    let reply = embedded(&front, request, "input").await?;
+    let reply = embed_field(&front, request, "input").await?;
     let embeddings: Vec<Value> = reply.embeddings.iter().map(|one| one.values.as_slice().into()).collect();
     Ok(Json(json!({
         "model": reply.model,
@@ -35,13 +35,13 @@ pub async fn embed(State(front): State<Arc<Frontend>>, request: Request) -> Resu
 }
 
 pub async fn embeddings(State(front): State<Arc<Frontend>>, request: Request) -> Result<Json<Value>, HttpError> {
-    let reply = embedded(&front, request, "prompt").await?;
+    let reply = embed_field(&front, request, "prompt").await?;
     let values = reply.embeddings.first().map(|one| one.values.as_slice()).unwrap_or_default();
     Ok(Json(json!({ "embedding": values })))
 }
 
 /// Embeds the texts of a field.
-async fn embedded(front: &Arc<Frontend>, request: Request, field: &'static str) -> Result<v1::EmbedReply, HttpError> {
+async fn embed_field(front: &Arc<Frontend>, request: Request, field: &'static str) -> Result<v1::EmbedReply, HttpError> {
     let named = |refusal: Refusal| HttpError::of(refusal.renamed(&[("text", field), ("token_ids", field)]));
     let mut recorder = Recorder::start(Face::Http, &Caller::of_http(request.headers()));
     let read = read(front, request).await;
@@ -53,9 +53,9 @@ async fn embedded(front: &Arc<Frontend>, request: Request, field: &'static str) 
         record_refusal(&mut recorder, checked.map_err(named))?;
     }
     let prompts = if embed_fields.is_cut {
-        cut(front, &model, embed_fields.texts).await
+        truncate_texts(front, &model, embed_fields.texts).await
     } else {
-        Ok(as_they_are(embed_fields.texts))
+        Ok(to_text_inputs(embed_fields.texts))
     };
     let prompts = record_refusal(&mut recorder, prompts.map_err(named))?;
     let parsed = ParsedRequest { model, prompts, tenant: page.tenant, ..ParsedRequest::default() };
@@ -76,7 +76,7 @@ fn parse_fields(fields: &mut Fields, field: &'static str) -> Result<EmbedFields,
     let texts = match fields.take(field) {
         Some(Value::String(one)) => vec![one],
         Some(Value::Array(all)) if field == "input" => all.into_iter().map(text).collect::<Result<_, _>>()?,
-        Some(other) => return Err(wrong(field, "text", &other)),
+        Some(other) => return Err(wrong_type(field, "text", &other)),
         None => return Err(Refusal::invalid(field, "is missing")),
     };
     let is_cut = fields.boolean("truncate")?.unwrap_or(true);
@@ -88,17 +88,17 @@ fn parse_fields(fields: &mut Fields, field: &'static str) -> Result<EmbedFields,
 fn text(value: Value) -> Result<String, Refusal> {
     match value {
         Value::String(text) => Ok(text),
-        other => Err(wrong("input", "text or a list of texts", &other)),
+        other => Err(wrong_type("input", "text or a list of texts", &other)),
     }
 }
 
-fn as_they_are(texts: Vec<String>) -> Vec<Input> {
+fn to_text_inputs(texts: Vec<String>) -> Vec<Input> {
     texts.into_iter().map(Input::Text).collect()
 }
 
 /// Truncates texts that are too long. No token has less than one byte, so only texts with more bytes than the context
 /// are tokenized here, and only as many as one request may have. Other texts are tokenized later.
-async fn cut(front: &Frontend, model: &str, texts: Vec<String>) -> Result<Vec<Input>, Refusal> {
+async fn truncate_texts(front: &Frontend, model: &str, texts: Vec<String>) -> Result<Vec<Input>, Refusal> {
     let (text, context) = (front.text(model)?, front.model(model, VersionSelector::Weight)?.replica.context as usize);
     let mut inputs = Vec::with_capacity(texts.len());
     for one in texts {

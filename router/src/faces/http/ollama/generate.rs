@@ -4,7 +4,7 @@ use crate::faces::http::error::HttpError;
 use crate::faces::http::fields::Fields;
 use crate::faces::http::infill::{self, Infill};
 use crate::faces::http::known::Endpoint;
-use crate::faces::http::ollama::reply::{self, ReplyOptions, ReplyShape, answer, loaded};
+use crate::faces::http::ollama::reply::{self, ReplyOptions, ReplyShape, answer, report_loaded};
 use crate::faces::http::ollama::words::{served_name, to_http_error};
 use crate::faces::http::ollama::{options, shape};
 use crate::faces::http::page::{ApiRequest, read, record_refusal};
@@ -32,7 +32,7 @@ pub async fn generate(State(front): State<Arc<Frontend>>, request: Request) -> R
     let prompt_fields = record_refusal(&mut recorder, read)?;
     let model = served_name(&front, prompt_fields.model.clone());
     if prompt_fields.prompt.is_empty() && prompt_fields.suffix.is_empty() {
-        return loaded(&front, page.tenant, ReplyShape::Generate, &model, recorder);
+        return report_loaded(&front, page.tenant, ReplyShape::Generate, &model, recorder);
     }
     let is_raw = prompt_fields.is_raw;
     let prompt = prompt(&front, &model, prompt_fields).await.map_err(to_http_error);
@@ -84,7 +84,7 @@ async fn prompt(front: &Frontend, model: &str, prompt_fields: PromptFields) -> R
         return infill::prompt(front, &text, Infill { before: prompt, after: suffix, ..Infill::default() }, "suffix")
             .await;
     }
-    let input = if is_raw { Input::Text(prompt) } else { turn(&text, prompt, system, &thinking)? };
+    let input = if is_raw { Input::Text(prompt) } else { render_turn(&text, prompt, system, &thinking)? };
     if context.is_empty() {
         return Ok(input);
     }
@@ -104,7 +104,7 @@ fn without_bos<'a>(text: &ModelText, tokens: &'a [Token]) -> &'a [Token] {
 }
 
 /// Renders the prompt as a user's turn. A model without a template gets the prompt alone.
-fn turn(
+fn render_turn(
     text: &ModelText,
     prompt: String,
     system: Option<String>,

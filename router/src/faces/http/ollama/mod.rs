@@ -34,10 +34,10 @@ pub fn routes() -> Vec<Route> {
         post("/api/show", "one model", models::show),
         post("/api/pull", "says whether a model is there; fetches none", models::pull),
         get("/api/version", "the release of Ollama whose API this is", version),
-        post("/api/create", "refused: models are the operator's", managed),
-        post("/api/copy", "refused: models are the operator's", managed),
-        post("/api/push", "refused: models are the operator's", managed),
-        delete("/api/delete", "refused: models are the operator's", managed),
+        post("/api/create", "refused: models are the operator's", refuse_management),
+        post("/api/copy", "refused: models are the operator's", refuse_management),
+        post("/api/push", "refused: models are the operator's", refuse_management),
+        delete("/api/delete", "refused: models are the operator's", refuse_management),
     ]
 }
 
@@ -45,7 +45,7 @@ async fn version() -> Json<Value> {
     Json(json!({ "version": VERSION }))
 }
 
-async fn managed() -> HttpError {
+async fn refuse_management() -> HttpError {
     let message = "models are not made, copied or removed by clients: `lockstep pull` and `lockstep serve` do that";
     HttpError::bad_request(StatusCode::FORBIDDEN, message)
 }

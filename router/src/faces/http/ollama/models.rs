@@ -24,7 +24,7 @@ const NEVER: &str = "9999-12-31T23:59:59Z";
 pub async fn tags(State(front): State<Arc<Frontend>>) -> Json<Value> {
     let listed = front.models.listed(&front.replicas);
     let model = |(name, model): &(String, ResolvedModel)| {
-        let mut value = named(name, model);
+        let mut value = list_entry(name, model);
         value["modified_at"] = rfc3339(unix_seconds()).into();
         value
     };
@@ -34,7 +34,7 @@ pub async fn tags(State(front): State<Arc<Frontend>>) -> Json<Value> {
 pub async fn ps(State(front): State<Arc<Frontend>>) -> Json<Value> {
     let listed = front.models.listed(&front.replicas);
     let model = |(name, model): &(String, ResolvedModel)| {
-        let mut value = named(name, model);
+        let mut value = list_entry(name, model);
         (value["expires_at"], value["size_vram"]) = (NEVER.into(), 0.into());
         value["context_length"] = model.replica.context.into();
         value
@@ -44,7 +44,7 @@ pub async fn ps(State(front): State<Arc<Frontend>>) -> Json<Value> {
 }
 
 /// Returns a model as an entry of a list. Its digest is the policy digest.
-fn named(name: &str, model: &ResolvedModel) -> Value {
+fn list_entry(name: &str, model: &ResolvedModel) -> Value {
     let name = if name.contains(':') { name.to_owned() } else { format!("{name}{LATEST}") };
     let digest = Hex(&model.replica.digest.0).to_string();
     json!({ "name": name, "model": name, "size": 0, "digest": digest, "details": details(&model.text.spec) })
@@ -57,13 +57,13 @@ fn details(spec: &ModelSpec) -> Value {
         "format": "",
         "family": family,
         "families": [family],
-        "parameter_size": rounded(spec.n_parameters()),
+        "parameter_size": format_count(spec.n_parameters()),
         "quantization_level": "unknown",
     })
 }
 
 /// Formats a number as `134.5M`.
-fn rounded(n: u64) -> String {
+fn format_count(n: u64) -> String {
     let units = [("T", 1e12), ("B", 1e9), ("M", 1e6), ("K", 1e3)];
     let unit = units.into_iter().find(|(_, size)| n as f64 >= *size);
     unit.map_or_else(|| n.to_string(), |(letter, size)| format!("{:.1}{letter}", n as f64 / size))
@@ -127,7 +127,7 @@ fn capabilities(text: &ModelText) -> Vec<&'static str> {
     let own = [
         (true, "completion"),
         (has_tools, "tools"),
-        (infill::is_known(text), "insert"),
+        (infill::supports_infill(text), "insert"),
         (text.dialect.has_thoughts(), "thinking"),
     ];
     own.into_iter().filter_map(|(is_own, name)| is_own.then_some(name)).collect()
@@ -164,7 +164,7 @@ mod tests {
 
     #[test]
     fn numbers_of_parameters_are_rounded() {
-        let check = |n, text: &str| assert_eq!(rounded(n), text);
+        let check = |n, text: &str| assert_eq!(format_count(n), text);
         check(12, "12");
         check(12_345, "12.3K");
         check(134_515_008, "134.5M");

@@ -13,7 +13,7 @@ pub fn sampling(fields: &mut Fields) -> Result<v1::Sampling, Refusal> {
     let Some(mut options) = fields.object("options")? else {
         return Ok(v1::Sampling { defaults, ..v1::Sampling::default() });
     };
-    n_ctx(&mut options)?;
+    check_n_ctx(&mut options)?;
     let max_tokens = n_predict(options.integer("num_predict")?, "num_predict")?;
     let mut sampling = llama_words::sampling(&mut options)?;
     (sampling.max_tokens, sampling.prompt_logprobs, sampling.defaults) = (max_tokens, None, defaults);
@@ -24,7 +24,7 @@ pub fn sampling(fields: &mut Fields) -> Result<v1::Sampling, Refusal> {
 
 /// Checks `num_ctx`, which cannot change the server's context. A larger value gives the model's own context, as in
 /// Ollama. With a smaller value, a prompt that fits the context is not truncated.
-fn n_ctx(options: &mut Fields) -> Result<(), Refusal> {
+fn check_n_ctx(options: &mut Fields) -> Result<(), Refusal> {
     match options.integer("num_ctx")? {
         Some(..1) => Err(Refusal::invalid("num_ctx", "must be at least 1")),
         _ => Ok(()),

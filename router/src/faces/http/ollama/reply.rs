@@ -3,11 +3,11 @@
 
 use crate::faces::http::answer_content::AnswerContent;
 use crate::faces::http::error::HttpError;
-use crate::faces::http::format::{TokenNames, add_reuse, finish_reason, with_likely};
+use crate::faces::http::format::{TokenNames, add_reuse, finish_reason, token_logprob_values};
 use crate::faces::http::ollama::shape;
 use crate::faces::http::ollama::words::{error_value, to_http_error};
 use crate::faces::http::sse::{self, EventWriter};
-use crate::faces::http::stopwatch::{Stopwatch, Times, rfc3339};
+use crate::faces::http::stopwatch::{Stopwatch, AnswerTimes, rfc3339};
 use crate::faces::http::{certificate, fields::Fields};
 use crate::front::frontend::{Frontend, unix_seconds};
 use crate::front::generation::{Generation, GenerationEvent};
@@ -103,13 +103,13 @@ pub async fn answer(
             GenerationEvent::Aside(_) => {}
         }
     }
-    let answer = reply.whole(&last);
-    let whole = reply.last(&answer, &logprobs, &last);
+    let answer = reply.take_content(&last);
+    let whole = reply.final_value(&answer, &logprobs, &last);
     Ok(certificate::with_headers(Json(whole).into_response(), &generation.started))
 }
 
 /// Reports that a model is present, to a client that requests no answer.
-pub fn loaded(
+pub fn report_loaded(
     front: &Frontend,
     tenant: TenantId,
     shape: ReplyShape,
@@ -159,7 +159,7 @@ impl ReplyWriter {
     }
 
     /// Returns the whole answer, with the calls that are complete.
-    fn whole(&mut self, finished: &v1::Finished) -> AnswerContent {
+    fn take_content(&mut self, finished: &v1::Finished) -> AnswerContent {
         let mut content = std::mem::take(&mut self.content);
         content.calls.truncate(finished.tool_calls as usize);
         content
@@ -169,12 +169,12 @@ impl ReplyWriter {
         let mut value = json!({ "model": self.model, "created_at": rfc3339(unix_seconds()), "done": is_done });
         self.options.shape.write_content(&mut value, content);
         if self.options.logprobs && !logprobs.is_empty() {
-            value["logprobs"] = with_likely(TokenNames::texts(&self.text.tokenizer), logprobs).into();
+            value["logprobs"] = token_logprob_values(TokenNames::texts(&self.text.tokenizer), logprobs).into();
         }
         value
     }
 
-    fn last(&self, content: &AnswerContent, logprobs: &[v1::Logprob], finished: &v1::Finished) -> Value {
+    fn final_value(&self, content: &AnswerContent, logprobs: &[v1::Logprob], finished: &v1::Finished) -> Value {
         let mut value = self.value(content, logprobs, true);
         value["done_reason"] = finish_reason(finished).into();
         if self.options.context {
@@ -186,7 +186,7 @@ impl ReplyWriter {
     }
 }
 
-fn add_durations(value: &mut Value, times: &Times, usage: &v1::Usage) {
+fn add_durations(value: &mut Value, times: &AnswerTimes, usage: &v1::Usage) {
     value["total_duration"] = nanos(times.total());
     // No request waits for a model to load.
     value["load_duration"] = 0.into();
@@ -209,9 +209,9 @@ fn write(out: &mut String, value: &Value) {
 impl EventWriter for ReplyWriter {
     const CONTENT_TYPE: &'static str = "application/x-ndjson";
 
-    fn opening(&mut self, _: &Generation, _: &mut String) {}
+    fn append_opening(&mut self, _: &Generation, _: &mut String) {}
 
-    fn event(&mut self, _: u32, event: GenerationEvent, _: &Generation, out: &mut String) {
+    fn append_event(&mut self, _: u32, event: GenerationEvent, _: &Generation, out: &mut String) {
         match event {
             GenerationEvent::Delta(delta) => {
                 self.add_delta(&delta);
@@ -223,19 +223,19 @@ impl EventWriter for ReplyWriter {
                 }
             }
             GenerationEvent::Finished(finished) => {
-                let calls = self.whole(&finished).calls;
+                let calls = self.take_content(&finished).calls;
                 if !calls.is_empty() {
                     write(out, &self.value(&AnswerContent { calls, ..AnswerContent::default() }, &[], false));
                 }
-                write(out, &self.last(&AnswerContent::default(), &[], &finished));
+                write(out, &self.final_value(&AnswerContent::default(), &[], &finished));
             }
             GenerationEvent::Aside(_) => {}
         }
     }
 
-    fn ending(&mut self, _: &mut String) {}
+    fn append_ending(&mut self, _: &mut String) {}
 
-    fn fail(&mut self, refusal: Refusal, out: &mut String) {
+    fn append_failure(&mut self, refusal: Refusal, out: &mut String) {
         write(out, &error_value(&to_http_error(refusal)));
     }
 

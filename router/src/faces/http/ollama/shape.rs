@@ -1,6 +1,6 @@
 //! Ollama's formats of constraints and thinking, `format` and `think`, and of calls. Has no knowledge of pages.
 
-use crate::faces::http::fields::{Fields, wrong};
+use crate::faces::http::fields::{Fields, wrong_type};
 use crate::refusal::Refusal;
 use proto::v1;
 use proto::v1::structure::Form;
@@ -13,7 +13,7 @@ pub fn structure(fields: &mut Fields) -> Result<Option<v1::Structure>, Refusal> 
         Some(Value::String(word)) if word.is_empty() => return Ok(None),
         Some(Value::String(word)) if word == "json" => Form::JsonObject(true),
         Some(schema @ Value::Object(_)) => Form::JsonSchema(schema.to_string()),
-        Some(other) => return Err(wrong("format", "`json` or a JSON schema", &other)),
+        Some(other) => return Err(wrong_type("format", "`json` or a JSON schema", &other)),
     };
     Ok(Some(v1::Structure { form: Some(form) }))
 }
@@ -24,7 +24,7 @@ pub fn think(fields: &mut Fields) -> Result<Map<String, Value>, Refusal> {
         None => return Ok(Map::new()),
         Some(Value::Bool(thinks)) => ("chat_template_kwargs", json!({ "enable_thinking": thinks })),
         Some(Value::String(effort)) => ("reasoning_effort", effort.into()),
-        Some(other) => return Err(wrong("think", "true, false, or how much", &other)),
+        Some(other) => return Err(wrong_type("think", "true, false, or how much", &other)),
     };
     Ok(Map::from_iter([(name.to_owned(), value)]))
 }

@@ -3,7 +3,7 @@
 use crate::faces::http::certificate;
 use crate::faces::http::door::KeyRevoked;
 use crate::faces::http::error::HttpError;
-use crate::faces::http::responses::finalizer::{ContinuedConversation, ResponseFinalizer, ShownResponse};
+use crate::faces::http::responses::finalizer::{ContinuedConversation, ResponseFinalizer, RunningResponse};
 use crate::faces::http::responses::follow;
 use crate::faces::http::responses::output::{ItemEvents, OutputItems};
 use crate::faces::http::responses::reply::{ResponseReply, status};
@@ -34,18 +34,18 @@ pub fn start(
     let run = Arc::new(BackgroundRun::new(is_stream));
     let full = || HttpError::from(Refusal::Full { retry_after: front.config.timeouts.retry_after });
     let ResponseFinalizer { to_store, to_conversation } = finalizer;
-    let shown = to_store.and_then(|to_store| to_store.begin(&reply.value, run.clone())).ok_or_else(full)?;
+    let shown = to_store.and_then(|to_store| to_store.show_running(&reply.value, run.clone())).ok_or_else(full)?;
     let (queued, started) = (reply.value.clone(), generation.started.clone());
     let to_end = Some((shown, to_conversation));
     let mut writer = BackgroundWriter { reply, output, run: run.clone(), to_end, n_events: 0, error };
     let begun = |kind: &str| json!({ "type": format!("response.{kind}"), "response": queued });
     if !writer.append_events(vec![begun("created"), begun("queued")]) {
-        writer.end(End::Failed(no_room()));
+        writer.end(RunEnd::Failed(no_room()));
         return Err(full());
     }
     tokio::spawn(writer.run(generation, revoked));
     let answer = match is_stream {
-        true => follow::events(front, &run, 0),
+        true => follow::stream_events(front, &run, 0),
         false => Json(queued).into_response(),
     };
     Ok(certificate::with_headers(answer, &started))
@@ -56,7 +56,7 @@ struct BackgroundWriter {
     output: OutputItems,
     run: Arc<BackgroundRun>,
     /// None once it has ended.
-    to_end: Option<(ShownResponse, Option<ContinuedConversation>)>,
+    to_end: Option<(RunningResponse, Option<ContinuedConversation>)>,
     n_events: u32,
     error: fn(Refusal) -> HttpError,
 }
@@ -64,7 +64,7 @@ struct BackgroundWriter {
 /// The bytes of an event in addition to its response.
 const EVENT_BYTES: usize = 128;
 
-enum End {
+enum RunEnd {
     Finished(Box<v1::Finished>),
     Failed(Refusal),
     Cancelled,
@@ -80,16 +80,16 @@ impl BackgroundWriter {
         let end = loop {
             let event = tokio::select! {
                 biased;
-                () = run.cancelled() => break End::Cancelled,
-                () = revoked.0.cancelled() => break End::Failed(Refusal::UnknownKey),
+                () = run.cancelled() => break RunEnd::Cancelled,
+                () = revoked.0.cancelled() => break RunEnd::Failed(Refusal::UnknownKey),
                 event = generation.next() => event,
             };
             match event {
-                Some(Ok((_, GenerationEvent::Finished(finished)))) => break End::Finished(Box::new(finished)),
+                Some(Ok((_, GenerationEvent::Finished(finished)))) => break RunEnd::Finished(Box::new(finished)),
                 Some(Ok((_, event))) if self.add_event(&event) => {}
-                Some(Ok(_)) => break End::Failed(no_room()),
-                Some(Err(refusal)) => break End::Failed(refusal),
-                None => break End::Failed(Refusal::failed("its answer has no end")),
+                Some(Ok(_)) => break RunEnd::Failed(no_room()),
+                Some(Err(refusal)) => break RunEnd::Failed(refusal),
+                None => break RunEnd::Failed(Refusal::failed("its answer has no end")),
             }
         };
         self.end(end);
@@ -115,7 +115,7 @@ impl BackgroundWriter {
         }
         self.reply.value["status"] = "in_progress".into();
         if let Some((shown, _)) = &self.to_end {
-            shown.show(&self.reply.value);
+            shown.update_reply(&self.reply.value);
         }
         let event = json!({ "type": "response.in_progress", "response": self.reply.value });
         self.append_events(vec![event])
@@ -139,7 +139,7 @@ impl BackgroundWriter {
         };
         let texts: Vec<String> = events.into_iter().map(&mut number).collect();
         let n_bytes = texts.iter().map(String::len).sum();
-        let is_room = self.to_end.as_mut().is_none_or(|(shown, _)| shown.has_room(n_bytes));
+        let is_room = self.to_end.as_mut().is_none_or(|(shown, _)| shown.try_reserve(n_bytes));
         if is_room {
             self.run.append(texts);
         } else {
@@ -149,38 +149,38 @@ impl BackgroundWriter {
     }
 
     /// Stores the response before its last event is sent, so that a client that has read the event finds it.
-    fn end(&mut self, end: End) {
-        if let End::Finished(_) = &end {
+    fn end(&mut self, end: RunEnd) {
+        if let RunEnd::Finished(_) = &end {
             self.begin();
         }
         let mut events = self.events();
         let mut value = match &end {
-            End::Finished(finished) => {
+            RunEnd::Finished(finished) => {
                 self.output.end(finished, &mut events);
-                self.reply.ended(&self.output, finished)
+                self.reply.ended_reply(&self.output, finished)
             }
-            End::Failed(refusal) => self.reply.failed(&self.output, &(self.error)(refusal.clone())),
-            End::Cancelled => {
-                self.output.cut(&mut events);
-                self.reply.cancelled(&self.output)
+            RunEnd::Failed(refusal) => self.reply.failed_reply(&self.output, &(self.error)(refusal.clone())),
+            RunEnd::Cancelled => {
+                self.output.end_incomplete(&mut events);
+                self.reply.cancelled_reply(&self.output)
             }
         };
         let mut failed = self.reply.value.clone();
         failed["status"] = "failed".into();
         failed["error"] = json!({ "code": "server_error", "message": no_room().to_string() });
         let end = match &end {
-            End::Finished(finished) => status(finished),
-            End::Failed(_) => "failed",
-            End::Cancelled => "cancelled",
+            RunEnd::Finished(finished) => status(finished),
+            RunEnd::Failed(_) => "failed",
+            RunEnd::Cancelled => "cancelled",
         };
         if !self.append_events(events.into_list()) {
             value = failed.clone();
         }
         let Some((mut shown, to_conversation)) = self.to_end.take() else { return };
-        if self.run.is_streamed() && !shown.has_room(value.to_string().len() + EVENT_BYTES) {
+        if self.run.is_streamed() && !shown.try_reserve(value.to_string().len() + EVENT_BYTES) {
             value = failed.clone();
         }
-        ResponseFinalizer { to_store: None, to_conversation }.keep(&mut value);
+        ResponseFinalizer { to_store: None, to_conversation }.finish(&mut value);
         // The last event is sent in any case. Without room for the reply it reports that.
         if !shown.finish(&value, &failed) {
             value = failed;
@@ -195,7 +195,7 @@ impl BackgroundWriter {
 impl Drop for BackgroundWriter {
     fn drop(&mut self) {
         if self.to_end.is_some() {
-            self.end(End::Failed(Refusal::failed("the server broke on it")));
+            self.end(RunEnd::Failed(Refusal::failed("the server broke on it")));
         }
     }
 }

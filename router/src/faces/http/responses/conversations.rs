@@ -3,10 +3,10 @@
 
 use crate::faces::http::error::HttpError;
 use crate::faces::http::fields::Fields;
-use crate::faces::http::page::{ApiRequest, read, take_room};
+use crate::faces::http::page::{ApiRequest, read, reserve_body_bytes};
 use crate::faces::http::responses::items;
 use crate::faces::http::responses::lists::{PageQuery, list};
-use crate::faces::http::responses::stored::{HeldPage, KeptKind, sent};
+use crate::faces::http::responses::stored::{TextWithPermit, StoredKind, json_response};
 use crate::front::frontend::{Frontend, unix_seconds};
 use crate::front::parsed_request::BodyPermit;
 use crate::front::stored::{ChangeError, ConversationTurn, ReadConversation, StoredItem};
@@ -24,13 +24,13 @@ const PREFIX: &str = "conv_";
 const OF_PAGE: &str = "conversation_id";
 /// The field of a response.
 const FIELD: &str = "conversation";
-pub const CONVERSATION: KeptKind = KeptKind {
+pub const CONVERSATION: StoredKind = StoredKind {
     prefix: PREFIX,
     deleted: "conversation.deleted",
     unknown: |id| HttpError::no_such_conversation(OF_PAGE, id),
 };
 
-fn found(front: &Frontend, tenant: TenantId, id: &str, param: &str) -> Result<ReadConversation, HttpError> {
+fn find_conversation(front: &Frontend, tenant: TenantId, id: &str, param: &str) -> Result<ReadConversation, HttpError> {
     front.responses.conversation(tenant, id).ok_or_else(|| HttpError::no_such_conversation(param, id))
 }
 
@@ -39,7 +39,7 @@ fn conversation_json(id: &str, read: &ReadConversation) -> Json<Value> {
     Json(json!({ "id": id, "object": "conversation", "created_at": read.created, "metadata": metadata }))
 }
 
-fn not_changed(front: &Frontend, id: &str, why: ChangeError) -> HttpError {
+fn to_change_error(front: &Frontend, id: &str, why: ChangeError) -> HttpError {
     match why {
         ChangeError::Unknown => HttpError::no_such_conversation(OF_PAGE, id),
         ChangeError::NoRoom => no_room(front),
@@ -72,7 +72,7 @@ pub async fn get_conversation(
     Extension(tenant): Extension<TenantId>,
     Path(id): Path<String>,
 ) -> Result<Json<Value>, HttpError> {
-    Ok(conversation_json(&id, &found(&front, tenant, &id, OF_PAGE)?))
+    Ok(conversation_json(&id, &find_conversation(&front, tenant, &id, OF_PAGE)?))
 }
 
 pub async fn update(
@@ -81,11 +81,11 @@ pub async fn update(
     request: Request,
 ) -> Result<Json<Value>, HttpError> {
     let ApiRequest { mut fields, tenant, .. } = read(&front, request).await?;
-    found(&front, tenant, &id, OF_PAGE)?;
+    find_conversation(&front, tenant, &id, OF_PAGE)?;
     let metadata = items::metadata(&mut fields)?.ok_or_else(|| Refusal::invalid("metadata", "is missing"))?;
     let changed = front.responses.set_metadata(tenant, &id, metadata.into());
-    changed.map_err(|why| not_changed(&front, &id, why))?;
-    Ok(conversation_json(&id, &found(&front, tenant, &id, OF_PAGE)?))
+    changed.map_err(|why| to_change_error(&front, &id, why))?;
+    Ok(conversation_json(&id, &find_conversation(&front, tenant, &id, OF_PAGE)?))
 }
 
 pub async fn add_items(
@@ -94,13 +94,13 @@ pub async fn add_items(
     request: Request,
 ) -> Result<Json<Value>, HttpError> {
     let ApiRequest { mut fields, tenant, body: _room, .. } = read(&front, request).await?;
-    let before = found(&front, tenant, &id, OF_PAGE)?;
+    let before = find_conversation(&front, tenant, &id, OF_PAGE)?;
     let items = items::read(&mut fields)?.ok_or_else(|| Refusal::invalid("items", "is missing"))?;
     let items = items::stored_items(&front, items.iter());
     let n_bytes: usize = items.iter().map(|item| item.text.len()).sum();
     check_size(&front, before.n_bytes() + n_bytes, "items")?;
     let shown: Vec<Value> = items.iter().map(value).collect();
-    front.responses.append(tenant, &id, items).map_err(|why| not_changed(&front, &id, why))?;
+    front.responses.append(tenant, &id, items).map_err(|why| to_change_error(&front, &id, why))?;
     Ok(Json(list(&shown, false)))
 }
 
@@ -125,15 +125,15 @@ pub async fn items(
     Path(id): Path<String>,
     RawQuery(query): RawQuery,
 ) -> Result<Response, HttpError> {
-    let read = found(&front, tenant, &id, OF_PAGE)?;
+    let read = find_conversation(&front, tenant, &id, OF_PAGE)?;
     let page_query = PageQuery::read(query.as_deref())?;
     let n_bytes = read.n_bytes();
     let mut room = BodyPermit::None;
-    take_room(&front, &mut room, n_bytes)?;
+    reserve_body_bytes(&front, &mut room, n_bytes)?;
     let page =
         move || page_query.select(read.items.iter().map(|item| value(item)).collect()).map(|page| page.to_string());
     let text: Result<String, Refusal> = front.off_runtime(n_bytes, page).await?;
-    Ok(sent(Bytes::from_owner(HeldPage::new(text?, room))))
+    Ok(json_response(Bytes::from_owner(TextWithPermit::new(text?, room))))
 }
 
 pub async fn item(
@@ -141,7 +141,7 @@ pub async fn item(
     Extension(tenant): Extension<TenantId>,
     Path((id, item_id)): Path<(String, String)>,
 ) -> Result<Json<Value>, HttpError> {
-    let read = found(&front, tenant, &id, OF_PAGE)?;
+    let read = find_conversation(&front, tenant, &id, OF_PAGE)?;
     let item = read.items.iter().find(|item| item.id == item_id);
     item.map(|item| Json(value(item))).ok_or_else(|| HttpError::no_such_item(&item_id, &id))
 }
@@ -152,14 +152,14 @@ pub async fn forget_item(
     Path((id, item_id)): Path<(String, String)>,
 ) -> Result<Json<Value>, HttpError> {
     match front.responses.forget_item(tenant, &id, &item_id) {
-        Some(true) => Ok(conversation_json(&id, &found(&front, tenant, &id, OF_PAGE)?)),
+        Some(true) => Ok(conversation_json(&id, &find_conversation(&front, tenant, &id, OF_PAGE)?)),
         Some(false) => Err(HttpError::no_such_item(&item_id, &id)),
         None => Err(HttpError::no_such_conversation(OF_PAGE, &id)),
     }
 }
 
 /// Returns the conversation that a request names.
-pub fn named(fields: &mut Fields) -> Result<Option<String>, Refusal> {
+pub fn take_conversation_id(fields: &mut Fields) -> Result<Option<String>, Refusal> {
     let id = match fields.take(FIELD) {
         None => None,
         Some(Value::String(id)) => Some(id),
@@ -176,15 +176,15 @@ pub fn named(fields: &mut Fields) -> Result<Option<String>, Refusal> {
 /// Returns the items of a conversation. They take room beside the bodies that are being read, as if the client had sent
 /// them.
 pub async fn items_of(front: &Frontend, page: &mut ApiRequest, id: &str) -> Result<Vec<Value>, HttpError> {
-    let read = found(front, page.tenant, id, FIELD)?;
+    let read = find_conversation(front, page.tenant, id, FIELD)?;
     let n_bytes = read.n_bytes();
     check_size(front, n_bytes, FIELD)?;
-    page.take_room(front, n_bytes)?;
+    page.reserve_body_bytes(front, n_bytes)?;
     Ok(front.off_runtime(n_bytes, move || read.items.iter().map(|item| value(item)).collect()).await?)
 }
 
 /// Takes the turn in the conversation: only one response at a time may continue it.
-pub fn turn(front: &Frontend, tenant: TenantId, id: &str) -> Result<ConversationTurn, HttpError> {
+pub fn take_turn(front: &Frontend, tenant: TenantId, id: &str) -> Result<ConversationTurn, HttpError> {
     let turn = front.responses.turn(tenant, id).ok_or_else(|| HttpError::no_such_conversation(FIELD, id))?;
     turn.ok_or_else(HttpError::conversation_locked)
 }

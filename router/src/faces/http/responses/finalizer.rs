@@ -17,9 +17,9 @@ pub struct ResponseFinalizer {
 
 impl ResponseFinalizer {
     /// Runs the actions for a finished response, whose reply this is.
-    pub fn keep(self, reply: &mut Value) {
+    pub fn finish(self, reply: &mut Value) {
         self.to_conversation.into_iter().for_each(|to| to.append(reply));
-        self.to_store.into_iter().for_each(|to| to.keep(reply));
+        self.to_store.into_iter().for_each(|to| to.store(reply));
     }
 }
 
@@ -45,7 +45,7 @@ impl PendingStorage {
     }
 
     /// Stores the response under its id.
-    fn keep(self, reply: &Value) {
+    fn store(self, reply: &Value) {
         let PendingStorage { front, tenant, items, n_own, room } = self;
         let id = reply["id"].as_str().unwrap_or_default().to_owned();
         let stored = StoredResponse::new(reply.to_string().into(), items, n_own, None);
@@ -53,14 +53,14 @@ impl PendingStorage {
     }
 
     /// Makes the reply of a response visible that has begun and runs without its client. None without room for it.
-    pub fn begin(mut self, reply: &Value, run: Arc<BackgroundRun>) -> Option<ShownResponse> {
+    pub fn show_running(mut self, reply: &Value, run: Arc<BackgroundRun>) -> Option<RunningResponse> {
         let id = reply["id"].as_str().unwrap_or_default().to_owned();
         let text = reply.to_string();
         let PendingStorage { front, tenant, items, n_own, room } = &mut self;
         let is_room = front.responses.widen(*tenant, room, text.len() + id.len() + END_BYTES);
         let stored = StoredResponse::new(text.into(), items.clone(), *n_own, Some(run));
         let is_begun = is_room && front.responses.begin(*tenant, &id, stored);
-        is_begun.then(|| ShownResponse { id, events_left: 0, of: self })
+        is_begun.then(|| RunningResponse { id, events_left: 0, of: self })
     }
 }
 
@@ -70,16 +70,16 @@ const END_BYTES: usize = 1024;
 const EVENTS_BYTES: usize = 16 << 10;
 
 /// A visible response that is not finished.
-pub struct ShownResponse {
+pub struct RunningResponse {
     id: String,
     /// Reserved bytes that no event uses yet.
     events_left: usize,
     of: PendingStorage,
 }
 
-impl ShownResponse {
+impl RunningResponse {
     /// Reserves room for events. False if there is none.
-    pub fn has_room(&mut self, n_bytes: usize) -> bool {
+    pub fn try_reserve(&mut self, n_bytes: usize) -> bool {
         let PendingStorage { front, tenant, room, .. } = &mut self.of;
         if self.events_left < n_bytes {
             let n_more = n_bytes.max(EVENTS_BYTES);
@@ -92,7 +92,7 @@ impl ShownResponse {
         true
     }
 
-    pub fn show(&self, reply: &Value) {
+    pub fn update_reply(&self, reply: &Value) {
         self.of.front.responses.show(self.of.tenant, &self.id, reply.to_string().into());
     }
 

@@ -15,16 +15,16 @@ use tokio_stream::wrappers::ReceiverStream;
 const STILL_HERE: &str = ": still here\n";
 
 /// Streams the events after the first `n_had` as they arrive.
-pub fn events(front: &Frontend, run: &BackgroundRun, n_had: usize) -> Response {
+pub fn stream_events(front: &Frontend, run: &BackgroundRun, n_had: usize) -> Response {
     let (out, events) = mpsc::channel(1);
-    tokio::spawn(feed(run.log(), n_had, front.config.timeouts.sse_silence_max, out));
+    tokio::spawn(send_events(run.log(), n_had, front.config.timeouts.sse_silence_max, out));
     let headers = [("content-type", "text/event-stream"), ("cache-control", "no-cache"), ("x-accel-buffering", "no")];
     let body = Body::from_stream(front.reader_watch.watched(ReceiverStream::new(events)));
     (headers, body).into_response()
 }
 
 /// Sends events until there are no more, or the reader has left.
-async fn feed(
+async fn send_events(
     mut log: watch::Receiver<RunLog>,
     mut n_had: usize,
     silence_max: Duration,

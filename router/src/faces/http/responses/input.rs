@@ -1,7 +1,7 @@
 //! The input of a response as messages of a chat. The assistant's thought, text and calls are separate items there, and
 //! become one message again. Has no knowledge of answers.
 
-use crate::faces::http::fields::{Fields, wrong};
+use crate::faces::http::fields::{Fields, wrong_type};
 use crate::faces::http::single::{invalid, objects, text_message, text_of};
 use crate::refusal::Refusal;
 use proto::v1;
@@ -44,22 +44,22 @@ struct InputTurns {
 impl InputTurns {
     fn add(&mut self, field: &str, item: &Value) -> Result<(), Refusal> {
         match item.get("type").filter(|kind| !kind.is_null()).map(Value::as_str) {
-            None | Some(Some("message")) => self.message(field, item),
-            Some(Some("reasoning")) => self.thought(field, item),
-            Some(Some("function_call")) => self.call(field, item),
-            Some(Some("function_call_output")) => self.result(field, item),
+            None | Some(Some("message")) => self.add_message(field, item),
+            Some(Some("reasoning")) => self.add_thought(field, item),
+            Some(Some("function_call")) => self.add_call(field, item),
+            Some(Some("function_call_output")) => self.add_result(field, item),
             Some(_) => Err(invalid(format!("{field}.type"), NO_ITEM)),
         }
     }
 
-    fn message(&mut self, field: &str, item: &Value) -> Result<(), Refusal> {
+    fn add_message(&mut self, field: &str, item: &Value) -> Result<(), Refusal> {
         let role = match item["role"].as_str() {
             Some(role @ ("system" | "user" | "assistant")) => role,
             // The newer name of the same role.
             Some("developer") => "system",
             _ => return Err(invalid(format!("{field}.role"), "must be system, developer, user or assistant")),
         };
-        let content = text_of(&format!("{field}.content"), present(item, "content"), &TEXT_KINDS)?;
+        let content = text_of(&format!("{field}.content"), non_null_member(item, "content"), &TEXT_KINDS)?;
         match self.messages.last_mut() {
             Some(last) if role == "assistant" && is_thought_alone(last) => last.content = content,
             _ => self.messages.push(text_message(role, content)),
@@ -68,7 +68,7 @@ impl InputTurns {
     }
 
     /// Adds a thought, which comes before the assistant's text and calls.
-    fn thought(&mut self, field: &str, item: &Value) -> Result<(), Refusal> {
+    fn add_thought(&mut self, field: &str, item: &Value) -> Result<(), Refusal> {
         let reasoning = match parts(field, item, "content", "reasoning_text")? {
             text if text.is_empty() => parts(field, item, "summary", "summary_text")?,
             text => text,
@@ -83,7 +83,7 @@ impl InputTurns {
         Ok(())
     }
 
-    fn call(&mut self, field: &str, item: &Value) -> Result<(), Refusal> {
+    fn add_call(&mut self, field: &str, item: &Value) -> Result<(), Refusal> {
         let (id, name) = (string(field, item, "call_id")?, string(field, item, "name")?);
         let arguments = string(field, item, "arguments")?;
         if !arguments.trim().is_empty() && serde_json::from_str::<Value>(&arguments).is_err() {
@@ -98,9 +98,9 @@ impl InputTurns {
         Ok(())
     }
 
-    fn result(&mut self, field: &str, item: &Value) -> Result<(), Refusal> {
+    fn add_result(&mut self, field: &str, item: &Value) -> Result<(), Refusal> {
         let tool_call_id = string(field, item, "call_id")?;
-        let content = text_of(&format!("{field}.output"), present(item, "output"), &TEXT_KINDS)?;
+        let content = text_of(&format!("{field}.output"), non_null_member(item, "output"), &TEXT_KINDS)?;
         self.messages.push(v1::ChatMessage { tool_call_id, ..text_message("tool", content) });
         Ok(())
     }
@@ -113,7 +113,7 @@ fn is_thought_alone(message: &v1::ChatMessage) -> bool {
         && message.tool_calls.is_empty()
 }
 
-fn present(item: &Value, name: &str) -> Option<Value> {
+fn non_null_member(item: &Value, name: &str) -> Option<Value> {
     item.get(name).filter(|value| !value.is_null()).cloned()
 }
 
@@ -121,13 +121,13 @@ fn string(field: &str, item: &Value, name: &str) -> Result<String, Refusal> {
     match item.get(name) {
         Some(Value::String(text)) => Ok(text.clone()),
         None | Some(Value::Null) => Err(invalid(format!("{field}.{name}"), "is missing")),
-        Some(other) => Err(wrong(format!("{field}.{name}"), "a string", other)),
+        Some(other) => Err(wrong_type(format!("{field}.{name}"), "a string", other)),
     }
 }
 
 /// Returns the text of a thought's parts. Absent is empty.
 fn parts(field: &str, item: &Value, name: &str, kind: &str) -> Result<String, Refusal> {
-    match present(item, name) {
+    match non_null_member(item, name) {
         None => Ok(String::new()),
         content => text_of(&format!("{field}.{name}"), content, &[kind]),
     }

@@ -1,8 +1,8 @@
 //! Items of a conversation: the client's items after checks, and the stored format. Has no knowledge of responses.
 
-use crate::faces::http::fields::{Fields, wrong};
+use crate::faces::http::fields::{Fields, wrong_type};
 use crate::faces::http::responses::input;
-use crate::faces::http::responses::lists::shown;
+use crate::faces::http::responses::lists::listed_item;
 use crate::front::frontend::Frontend;
 use crate::front::stored::StoredItem;
 use crate::refusal::Refusal;
@@ -19,14 +19,14 @@ pub fn read(fields: &mut Fields) -> Result<Option<Vec<Value>>, Refusal> {
     let items = match fields.take("items") {
         None => return Ok(None),
         Some(Value::Array(items)) => items,
-        Some(other) => return Err(wrong("items", "a list of items", &other)),
+        Some(other) => return Err(wrong_type("items", "a list of items", &other)),
     };
     if items.len() > ITEMS_AT_ONCE_MAX {
         let why = format!("there are {}; at most {ITEMS_AT_ONCE_MAX} are added at once", items.len());
         return Err(Refusal::invalid("items", why));
     }
     if let Some((i, other)) = items.iter().enumerate().find(|(_, item)| !item.is_object()) {
-        return Err(wrong(format!("items[{i}]"), "an object", other));
+        return Err(wrong_type(format!("items[{i}]"), "an object", other));
     }
     input::messages(&items, 0, ("conversation", "items"))?;
     Ok(Some(items))
@@ -37,7 +37,7 @@ pub fn metadata(fields: &mut Fields) -> Result<Option<String>, Refusal> {
     let pairs = match fields.take("metadata") {
         None => return Ok(None),
         Some(Value::Object(members)) => members,
-        Some(other) => return Err(wrong("metadata", "an object", &other)),
+        Some(other) => return Err(wrong_type("metadata", "an object", &other)),
     };
     if pairs.len() > PAIRS_MAX {
         let why = format!("has {} pairs; at most {PAIRS_MAX} are kept", pairs.len());
@@ -59,7 +59,7 @@ pub fn stored_items<'a>(front: &Frontend, items: impl Iterator<Item = &'a Value>
         let id = format!("{}_{}", prefix(item), front.next_public_id());
         let mut item = item.as_object().cloned().unwrap_or_else(Map::new);
         item.remove("id");
-        StoredItem { text: shown(&Value::Object(item), id.clone()).to_string(), id }
+        StoredItem { text: listed_item(&Value::Object(item), id.clone()).to_string(), id }
     };
     items.map(stored).collect()
 }

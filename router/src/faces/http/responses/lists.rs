@@ -58,7 +58,7 @@ pub fn list(items: &[Value], has_more: bool) -> Value {
 }
 
 /// Returns an item with an id: this one, unless the client gave it one. Text is in parts, as clients expect it.
-pub fn shown(item: &Value, id: String) -> Value {
+pub fn listed_item(item: &Value, id: String) -> Value {
     let kind = item["type"].as_str().unwrap_or("message");
     let mut shown = Map::from_iter([("id".to_owned(), id.into()), ("type".to_owned(), kind.into())]);
     let given = item.as_object().into_iter().flatten().filter(|(_, value)| !value.is_null());

@@ -80,12 +80,12 @@ pub async fn responses(State(front): State<Arc<Frontend>>, request: Request) -> 
         return background::start(&front, generation, (reply, output), finalizer, (is_stream, revoked), to_error);
     }
     if is_stream {
-        let writer = ResponseWriter::new(reply, output, finalizer, &generation, to_error).timed(watch, timings_in_each);
+        let writer = ResponseWriter::new(reply, output, finalizer, &generation, to_error).with_timings(watch, timings_in_each);
         return Ok(sse::stream(writer, generation, &front));
     }
-    let finished = whole(&mut generation, &mut output).await.map_err(to_error)?;
-    let mut whole = reply.ended(&output, &finished);
-    finalizer.keep(&mut whole);
+    let finished = collect_answer(&mut generation, &mut output).await.map_err(to_error)?;
+    let mut whole = reply.ended_reply(&output, &finished);
+    finalizer.finish(&mut whole);
     Ok(certificate::with_headers(Json(whole).into_response(), &generation.started))
 }
 
@@ -117,7 +117,7 @@ struct PriorContext {
 impl PriorContext {
     async fn read(front: &Frontend, page: &mut ApiRequest) -> Result<PriorContext, HttpError> {
         let id = page.fields.string("previous_response_id").map_err(to_http_error)?.filter(|id| !id.is_empty());
-        let conversation = conversations::named(&mut page.fields).map_err(to_http_error)?;
+        let conversation = conversations::take_conversation_id(&mut page.fields).map_err(to_http_error)?;
         let items = match (&id, &conversation) {
             (Some(_), Some(_)) => {
                 return Err(HttpError::mutually_exclusive("previous_response_id", "conversation"));
@@ -130,7 +130,7 @@ impl PriorContext {
 
     /// Until this response has ended, no other one can continue the conversation.
     fn take_turn(&mut self, front: &Frontend, tenant: TenantId) -> Result<(), HttpError> {
-        let turn = self.conversation.as_deref().map(|id| conversations::turn(front, tenant, id));
+        let turn = self.conversation.as_deref().map(|id| conversations::take_turn(front, tenant, id));
         self.turn = turn.transpose()?;
         Ok(())
     }
@@ -147,7 +147,7 @@ impl PriorContext {
 }
 
 /// Reads an answer to its end.
-async fn whole(generation: &mut Generation, output: &mut OutputItems) -> Result<v1::Finished, Refusal> {
+async fn collect_answer(generation: &mut Generation, output: &mut OutputItems) -> Result<v1::Finished, Refusal> {
     let (mut events, mut last) = (ItemEvents::disabled(), v1::Finished::default());
     while let Some(event) = generation.next().await {
         match event?.1 {
@@ -200,7 +200,7 @@ impl ResponseRequest {
         fields.check(Endpoint::Responses)?;
         let model = fields.string("model")?.unwrap_or_default();
         let logprobs = settings::include(fields)?;
-        let mut settings = settings::repeated(fields);
+        let mut settings = settings::repeated_settings(fields);
         let instructions = fields.string("instructions")?;
         let own = input::items(fields)?;
         let (n_before, n_own, field) = (before.items.len(), own.len(), before.field());
@@ -252,7 +252,7 @@ impl ResponseRequest {
             thinking_token_budget: thinking::budget(fields)?,
             ..v1::Chat::default()
         };
-        let (needs_progress, timings_in_each) = times(fields, is_stream, is_background)?;
+        let (needs_progress, timings_in_each) = read_timing_options(fields, is_stream, is_background)?;
         let parsed =
             ParsedRequest { needs_progress, ..single::prompt_request(fields, model, Input::Chat(chat), sampling)? };
         // The stream of a background response is resumed by its number of events.
@@ -268,7 +268,7 @@ impl ResponseRequest {
 
 /// Returns whether the answer includes the progress of its prompt, and its times. Refuses both for a background
 /// response.
-fn times(fields: &mut Fields, is_stream: bool, is_background: bool) -> Result<(bool, bool), Refusal> {
+fn read_timing_options(fields: &mut Fields, is_stream: bool, is_background: bool) -> Result<(bool, bool), Refusal> {
     let needs_progress = fields.needs_progress(is_stream)?;
     let timings_in_each = fields.boolean("timings_per_token")?.unwrap_or(false);
     for (name, is_set) in [("return_progress", needs_progress), ("timings_per_token", timings_in_each)] {
@@ -302,7 +302,7 @@ impl StorageOptions {
         }
         let to_store = is_stored.then(|| PendingStorage::of(front, page.tenant, &items, n_own)).flatten();
         if is_background && to_store.is_none() {
-            return Err(unstored(front, &items));
+            return Err(storage_refusal(front, &items));
         }
         let own = items.split_off(items.len() - n_own);
         let to_conversation = before.conversation.map(|id| ContinuedConversation {
@@ -317,7 +317,7 @@ impl StorageOptions {
 }
 
 /// Returns why a response that must be stored is not. If there is no room, the client may retry.
-fn unstored(front: &Frontend, items: &[Value]) -> Refusal {
+fn storage_refusal(front: &Frontend, items: &[Value]) -> Refusal {
     let limits = &front.config.limits;
     let n_bytes = serde_json::to_string(items).map_or(usize::MAX, |text| text.len());
     match limits.stored.responses_max {

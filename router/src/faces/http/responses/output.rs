@@ -1,7 +1,7 @@
 //! The items of a response as they grow: thoughts, texts and calls in the order in which the model writes them, and
 //! their events. The same code builds a whole answer and a stream. Has no knowledge of requests.
 
-use crate::faces::http::format::{TokenNames, with_likely};
+use crate::faces::http::format::{TokenNames, token_logprob_values};
 use crate::faces::http::responses::raw::RawMessages;
 use crate::replicas::models::text::ModelText;
 use proto::v1;
@@ -137,7 +137,7 @@ impl OutputItems {
         if delta.text.is_empty() {
             return Vec::new();
         }
-        with_likely(TokenNames::texts(&names.tokenizer), &std::mem::take(&mut self.pending_logprobs))
+        token_logprob_values(TokenNames::texts(&names.tokenizer), &std::mem::take(&mut self.pending_logprobs))
     }
 
     /// Counts tokens. Tokens without text belong to the item before them; the first ones belong to the first item.
@@ -145,7 +145,7 @@ impl OutputItems {
         let n = delta.token_ids.len() as u32;
         let is_thought = !delta.reasoning.is_empty();
         let is_silent = !is_thought && delta.text.is_empty() && delta.tool_calls.is_empty();
-        let in_thought = matches!(self.open().map(|item| &item.body), Some(ItemBody::Thought { .. }));
+        let in_thought = matches!(self.open_item().map(|item| &item.body), Some(ItemBody::Thought { .. }));
         let n_leading = std::mem::take(&mut self.n_leading);
         if is_thought || (is_silent && in_thought) {
             self.n_thought_tokens += n_leading + n;
@@ -169,26 +169,26 @@ impl OutputItems {
     }
 
     /// Ends an incomplete answer.
-    pub fn cut(&mut self, events: &mut ItemEvents) {
+    pub fn end_incomplete(&mut self, events: &mut ItemEvents) {
         self.close(CUT, events);
     }
 
-    fn open(&mut self) -> Option<&mut OutputItem> {
+    fn open_item(&mut self) -> Option<&mut OutputItem> {
         if self.is_open { self.items.last_mut() } else { None }
     }
 
     fn add_thought(&mut self, part: &str, events: &mut ItemEvents) {
-        if !matches!(self.open().map(|item| &item.body), Some(ItemBody::Thought { .. })) {
+        if !matches!(self.open_item().map(|item| &item.body), Some(ItemBody::Thought { .. })) {
             self.begin(ItemBody::Thought { text: String::new(), in_summary: self.thoughts_in_summary }, events);
         }
-        self.grow(part, Vec::new(), events);
+        self.extend_last(part, Vec::new(), events);
     }
 
     fn add_text(&mut self, part: &str, logprobs: Vec<Value>, events: &mut ItemEvents) {
-        if !matches!(self.open().map(|item| &item.body), Some(ItemBody::Text { .. })) {
+        if !matches!(self.open_item().map(|item| &item.body), Some(ItemBody::Text { .. })) {
             self.begin(ItemBody::no_text(), events);
         }
-        self.grow(part, logprobs, events);
+        self.extend_last(part, logprobs, events);
     }
 
     fn add_call(&mut self, part: &v1::ToolCallDelta, events: &mut ItemEvents) {
@@ -198,7 +198,7 @@ impl OutputItems {
             self.begin(ItemBody::Call { id, name, arguments: String::new() }, events);
         }
         if !part.arguments.is_empty() {
-            self.grow(&part.arguments, Vec::new(), events);
+            self.extend_last(&part.arguments, Vec::new(), events);
         }
     }
 
@@ -206,7 +206,7 @@ impl OutputItems {
         self.close(WHOLE, events);
         let (index, prefix) = (self.items.len(), body.prefix());
         let item = OutputItem { id: format!("{prefix}_{}_{index}", self.id), status: GROWS, body };
-        events.push(|| json!({ "type": "response.output_item.added", "output_index": index, "item": item.begun() }));
+        events.push(|| json!({ "type": "response.output_item.added", "output_index": index, "item": item.empty_value() }));
         if let Some((kind, part)) = item.body.part() {
             events.push(|| item.event(index, &format!("{kind}_part.added"), "part", part));
         }
@@ -214,12 +214,12 @@ impl OutputItems {
         self.is_open = true;
     }
 
-    fn grow(&mut self, part: &str, logprobs: Vec<Value>, events: &mut ItemEvents) {
+    fn extend_last(&mut self, part: &str, logprobs: Vec<Value>, events: &mut ItemEvents) {
         let index = self.items.len().saturating_sub(1);
-        let Some(item) = self.open() else { return };
+        let Some(item) = self.open_item() else { return };
         item.body.text_mut().push_str(part);
         events.push(|| {
-            let mut event = item.event(index, &format!("{}.delta", item.body.stream()), "delta", part.into());
+            let mut event = item.event(index, &format!("{}.delta", item.body.event_name()), "delta", part.into());
             if let ItemBody::Text { .. } = &item.body {
                 event["logprobs"] = logprobs.clone().into();
             }
@@ -232,11 +232,11 @@ impl OutputItems {
 
     fn close(&mut self, status: &'static str, events: &mut ItemEvents) {
         let index = self.items.len().saturating_sub(1);
-        let Some(item) = self.open() else { return };
+        let Some(item) = self.open_item() else { return };
         item.status = status;
         events.push(|| {
-            let (name, text) = (item.body.whole_name(), item.body.text().into());
-            let mut event = item.event(index, &format!("{}.done", item.body.stream()), name, text);
+            let (name, text) = (item.body.text_member(), item.body.text().into());
+            let mut event = item.event(index, &format!("{}.done", item.body.event_name()), name, text);
             if let ItemBody::Text { logprobs, .. } = &item.body {
                 event["logprobs"] = logprobs.as_slice().into();
             }
@@ -260,7 +260,7 @@ impl OutputItem {
     }
 
     /// Returns the item before any content.
-    fn begun(&self) -> Value {
+    fn empty_value(&self) -> Value {
         self.with_parts(Vec::new())
     }
 
@@ -308,7 +308,7 @@ impl ItemBody {
     }
 
     /// Returns the name of the events that carry its text.
-    fn stream(&self) -> &'static str {
+    fn event_name(&self) -> &'static str {
         match self {
             ItemBody::Thought { in_summary: true, .. } => "reasoning_summary_text",
             ItemBody::Thought { .. } => "reasoning_text",
@@ -318,7 +318,7 @@ impl ItemBody {
     }
 
     /// Returns the member of an event that has the whole text.
-    fn whole_name(&self) -> &'static str {
+    fn text_member(&self) -> &'static str {
         if matches!(self, ItemBody::Call { .. }) { "arguments" } else { "text" }
     }
 

@@ -3,7 +3,7 @@
 
 use crate::faces::http::certificate;
 use crate::faces::http::error::HttpError;
-use crate::faces::http::format::{add_reuse, signed};
+use crate::faces::http::format::{add_reuse, signed_seed};
 use crate::faces::http::responses::output::OutputItems;
 use crate::front::frontend::unix_seconds;
 use crate::front::generation::Generation;
@@ -30,7 +30,7 @@ impl ResponseReply {
             "incomplete_details": null,
             "model": started.model,
             "output": [],
-            "seed": signed(started.seed),
+            "seed": signed_seed(started.seed),
             "service_tier": "default",
             "truncation": "disabled",
             "usage": null,
@@ -51,7 +51,7 @@ impl ResponseReply {
         self.value["id"].as_str().unwrap_or_default()
     }
 
-    pub fn ended(&self, output: &OutputItems, finished: &v1::Finished) -> Value {
+    pub fn ended_reply(&self, output: &OutputItems, finished: &v1::Finished) -> Value {
         let mut value = self.value.clone();
         match status(finished) {
             "incomplete" => value["incomplete_details"] = json!({ "reason": "max_output_tokens" }),
@@ -65,14 +65,14 @@ impl ResponseReply {
         value
     }
 
-    pub fn cancelled(&self, output: &OutputItems) -> Value {
+    pub fn cancelled_reply(&self, output: &OutputItems) -> Value {
         let mut value = self.value.clone();
         value["status"] = "cancelled".into();
         value["output"] = output.values();
         value
     }
 
-    pub fn failed(&self, output: &OutputItems, error: &HttpError) -> Value {
+    pub fn failed_reply(&self, output: &OutputItems, error: &HttpError) -> Value {
         let mut value = self.value.clone();
         value["status"] = "failed".into();
         value["output"] = output.values();

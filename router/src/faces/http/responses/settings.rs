@@ -1,7 +1,7 @@
 //! The fields of a response's request other than its input and tools, and their copies in the reply. Has no knowledge
 //! of answers.
 
-use crate::faces::http::fields::{Fields, wrong};
+use crate::faces::http::fields::{Fields, wrong_type};
 use crate::faces::http::single::invalid;
 use crate::refusal::Refusal;
 use proto::v1::structure::Form;
@@ -43,7 +43,7 @@ pub fn text(fields: &mut Fields) -> Result<TextSettings, Refusal> {
         match text_fields.take("format") {
             None => {}
             Some(Value::Object(of)) => (form, format) = format_of(Fields::of(of))?,
-            Some(other) => return Err(wrong("text.format", "an object", &other)),
+            Some(other) => return Err(wrong_type("text.format", "an object", &other)),
         }
     }
     Ok(TextSettings { form, shown: json!({ "format": format, "verbosity": verbosity }) })
@@ -56,7 +56,7 @@ fn format_of(mut format: Fields) -> Result<(Option<Form>, Value), Refusal> {
         Some("json_schema") => {
             let schema = match format.take("schema") {
                 Some(schema @ (Value::Object(_) | Value::Bool(_))) => schema,
-                Some(other) => return Err(wrong("text.format.schema", "a JSON schema", &other)),
+                Some(other) => return Err(wrong_type("text.format.schema", "a JSON schema", &other)),
                 None => return Err(Refusal::invalid("text.format.schema", "is missing")),
             };
             let strict = format
@@ -88,7 +88,7 @@ pub fn reasoning(fields: &mut Fields) -> Result<ReasoningSettings, Refusal> {
     let mut string = |name: &'static str| match members.take(name) {
         None => Ok(None),
         Some(Value::String(text)) => Ok(Some(text)),
-        Some(other) => Err(wrong(format!("reasoning.{name}"), "a string", &other)),
+        Some(other) => Err(wrong_type(format!("reasoning.{name}"), "a string", &other)),
     };
     let (effort, newer, older) = (string("effort")?, string("summary")?, string("generate_summary")?);
     let summary = newer.or(older);
@@ -111,7 +111,7 @@ pub fn include(fields: &mut Fields) -> Result<Option<u32>, Refusal> {
     let mut all = match fields.take("include") {
         None => Vec::new(),
         Some(Value::Array(all)) => all,
-        Some(other) => return Err(wrong("include", "a list of names", &other)),
+        Some(other) => return Err(wrong_type("include", "a list of names", &other)),
     };
     let n_all = all.len();
     all.retain(|name| name != LOGPROBS);
@@ -119,12 +119,12 @@ pub fn include(fields: &mut Fields) -> Result<Option<u32>, Refusal> {
     match all.iter().enumerate().find(|(_, name)| !name.as_str().is_some_and(|name| INCLUDED.contains(&name))) {
         None => Ok(needs_logprobs.then_some(n_top.unwrap_or(0))),
         Some((i, Value::String(_))) => Err(invalid(format!("include[{i}]"), "is not supported yet")),
-        Some((i, other)) => Err(wrong(format!("include[{i}]"), "a name", other)),
+        Some((i, other)) => Err(wrong_type(format!("include[{i}]"), "a name", other)),
     }
 }
 
 /// Fields that change no answer, as the reply repeats them; null for a value that the field cannot have.
-pub fn repeated(fields: &Fields) -> Value {
+pub fn repeated_settings(fields: &Fields) -> Value {
     let valid_field = |name: &str, is_right: fn(&Value) -> bool| fields.get(name).filter(|value| is_right(value));
     let is_metadata = |value: &Value| value.as_object().is_some_and(|all| all.values().all(Value::is_string));
     json!({

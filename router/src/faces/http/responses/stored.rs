@@ -1,9 +1,9 @@
 //! Pages for stored responses: read, delete, cancel and continue. Has no knowledge of generation.
 
 use crate::faces::http::error::HttpError;
-use crate::faces::http::page::{ApiRequest, take_room};
+use crate::faces::http::page::{ApiRequest, reserve_body_bytes};
 use crate::faces::http::responses::follow;
-use crate::faces::http::responses::lists::{PageQuery, query_param, shown};
+use crate::faces::http::responses::lists::{PageQuery, query_param, listed_item};
 use crate::faces::http::responses::reply::PREFIX;
 use crate::front::frontend::Frontend;
 use crate::front::parsed_request::BodyPermit;
@@ -28,7 +28,7 @@ const CANCEL_MAX: Duration = Duration::from_secs(5);
 /// room beside the bodies that are being read, as if the client had sent them.
 pub async fn items_before(front: &Frontend, page: &mut ApiRequest, id: Option<&str>) -> Result<Vec<Value>, HttpError> {
     let Some(id) = id else { return Ok(Vec::new()) };
-    let stored = found(front, page.tenant, id, "previous_response_id")?;
+    let stored = find_response(front, page.tenant, id, "previous_response_id")?;
     if let Some(run) = &stored.run
         && !matches!(run.end(), Some("completed" | "incomplete"))
     {
@@ -37,7 +37,7 @@ pub async fn items_before(front: &Frontend, page: &mut ApiRequest, id: Option<&s
         return Err(Refusal::invalid("previous_response_id", why).into());
     }
     let n_bytes = stored.items.len() + stored.reply.len();
-    page.take_room(front, n_bytes)?;
+    page.reserve_body_bytes(front, n_bytes)?;
     let read = move || -> Option<Vec<Value>> {
         let mut items: Vec<Value> = serde_json::from_str(&stored.items).ok()?;
         let mut reply: Value = serde_json::from_str(&stored.reply).ok()?;
@@ -48,7 +48,7 @@ pub async fn items_before(front: &Frontend, page: &mut ApiRequest, id: Option<&s
     items.ok_or_else(|| Refusal::failed("a stored response cannot be read").into())
 }
 
-fn found(front: &Frontend, tenant: TenantId, id: &str, param: &str) -> Result<Arc<StoredResponse>, HttpError> {
+fn find_response(front: &Frontend, tenant: TenantId, id: &str, param: &str) -> Result<Arc<StoredResponse>, HttpError> {
     front.responses.get(tenant, id).ok_or_else(|| HttpError::no_such_response(param, id))
 }
 
@@ -58,19 +58,19 @@ pub async fn get_response(
     Path(id): Path<String>,
     RawQuery(query): RawQuery,
 ) -> Result<Response, HttpError> {
-    let stored = found(&front, tenant, &id, "response_id")?;
+    let stored = find_response(&front, tenant, &id, "response_id")?;
     let query = query.as_deref();
     if query_param(query, "stream").is_some_and(|value| value != "false") {
         let after = query_param(query, "starting_after").map(str::parse::<u32>).transpose();
         let after = after.map_err(|_| Refusal::invalid("starting_after", "must be the number of an event"))?;
         return match &stored.run {
-            Some(run) if run.is_streamed() => Ok(follow::events(&front, run, after.map_or(0, |n| n as usize + 1))),
+            Some(run) if run.is_streamed() => Ok(follow::stream_events(&front, run, after.map_or(0, |n| n as usize + 1))),
             _ => Err(Refusal::invalid("stream", NOT_STREAMED).into()),
         };
     }
     // Sends the stored response's own memory, however slowly the client reads and even if the response is deleted
     // meanwhile.
-    Ok(sent(Bytes::from_owner(StoredReply(stored))))
+    Ok(json_response(Bytes::from_owner(StoredReply(stored))))
 }
 
 /// A stored reply that is being sent. Its room is freed afterwards.
@@ -83,39 +83,39 @@ impl AsRef<[u8]> for StoredReply {
 }
 
 /// A page for one client, and its room among the bodies that are being read.
-pub struct HeldPage {
+pub struct TextWithPermit {
     text: String,
     _room: BodyPermit,
 }
 
-impl HeldPage {
-    pub fn new(text: String, room: BodyPermit) -> HeldPage {
-        HeldPage { text, _room: room }
+impl TextWithPermit {
+    pub fn new(text: String, room: BodyPermit) -> TextWithPermit {
+        TextWithPermit { text, _room: room }
     }
 }
 
-impl AsRef<[u8]> for HeldPage {
+impl AsRef<[u8]> for TextWithPermit {
     fn as_ref(&self) -> &[u8] {
         self.text.as_bytes()
     }
 }
 
-pub fn sent(body: Bytes) -> Response {
+pub fn json_response(body: Bytes) -> Response {
     ([(CONTENT_TYPE, "application/json")], body).into_response()
 }
 
 /// A kind of stored object, and its message for an object that is gone or never existed.
-pub struct KeptKind {
+pub struct StoredKind {
     pub prefix: &'static str,
     pub deleted: &'static str,
     pub unknown: fn(&str) -> HttpError,
 }
 
-pub const RESPONSE: KeptKind =
-    KeptKind { prefix: PREFIX, deleted: "response", unknown: |id| HttpError::no_such_response("response_id", id) };
+pub const RESPONSE: StoredKind =
+    StoredKind { prefix: PREFIX, deleted: "response", unknown: |id| HttpError::no_such_response("response_id", id) };
 
-pub async fn forget(
-    kind: &'static KeptKind,
+pub async fn delete_stored(
+    kind: &'static StoredKind,
     State(front): State<Arc<Frontend>>,
     Extension(tenant): Extension<TenantId>,
     Path(id): Path<String>,
@@ -132,7 +132,7 @@ pub async fn cancel(
     Extension(tenant): Extension<TenantId>,
     Path(id): Path<String>,
 ) -> Result<Response, HttpError> {
-    let stored = found(&front, tenant, &id, "response_id")?;
+    let stored = find_response(&front, tenant, &id, "response_id")?;
     let Some(run) = &stored.run else { return Err(Refusal::invalid("response_id", SYNCHRONOUS).into()) };
     if run.end().is_none() {
         run.cancel();
@@ -140,7 +140,7 @@ pub async fn cancel(
         let _ = tokio::time::timeout(CANCEL_MAX, run.ended()).await;
     }
     match run.end() {
-        Some("cancelled") => Ok(sent(Bytes::from_owner(StoredReply(found(&front, tenant, &id, "response_id")?)))),
+        Some("cancelled") => Ok(json_response(Bytes::from_owner(StoredReply(find_response(&front, tenant, &id, "response_id")?)))),
         end => {
             let why = format!("Cannot cancel a response that is {}", end.unwrap_or("ending"));
             Err(Refusal::invalid("response_id", why).into())
@@ -152,7 +152,7 @@ const SYNCHRONOUS: &str = "Cannot cancel a synchronous response: it has ended, a
     `background`. To end one that runs, close its connection";
 const NOT_STREAMED: &str = "This response cannot be streamed: it was not created with `background` and `stream`";
 
-pub async fn compact() -> HttpError {
+pub async fn refuse_compact() -> HttpError {
     HttpError::unserved_page("a conversation is not compacted here: send as much of it as there is room for")
 }
 
@@ -163,14 +163,14 @@ pub async fn input_items(
     Path(id): Path<String>,
     RawQuery(query): RawQuery,
 ) -> Result<Response, HttpError> {
-    let stored = found(&front, tenant, &id, "response_id")?;
+    let stored = find_response(&front, tenant, &id, "response_id")?;
     let page_query = PageQuery::read(query.as_deref())?;
     let n_bytes = stored.items.len();
     let mut room = BodyPermit::None;
-    take_room(&front, &mut room, n_bytes)?;
+    reserve_body_bytes(&front, &mut room, n_bytes)?;
     let list = move || Ok(page_query.select(own_items(&stored, &id))?.to_string());
     let text: Result<String, Refusal> = front.off_runtime(n_bytes, list).await?;
-    Ok(sent(Bytes::from_owner(HeldPage::new(text?, room))))
+    Ok(json_response(Bytes::from_owner(TextWithPermit::new(text?, room))))
 }
 
 /// Returns a response's own input items, in the format of a list.
@@ -178,5 +178,5 @@ fn own_items(stored: &StoredResponse, id: &str) -> Vec<Value> {
     let all: Vec<Value> = serde_json::from_str(&stored.items).unwrap_or_default();
     let own = &all[all.len().saturating_sub(stored.n_own)..];
     let made_id = |i| format!("{}_in{i}", id.replacen("resp", "item", 1));
-    own.iter().enumerate().map(|(i, item)| shown(item, made_id(i))).collect()
+    own.iter().enumerate().map(|(i, item)| listed_item(item, made_id(i))).collect()
 }

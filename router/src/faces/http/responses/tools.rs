@@ -1,7 +1,7 @@
 //! The tools of a response, which are flat where a chat's are nested, and the tool choice. Only functions, which the
 //! client runs, are supported. Other kinds would run on the server, and are refused by name.
 
-use crate::faces::http::fields::{Fields, wrong};
+use crate::faces::http::fields::{Fields, wrong_type};
 use crate::faces::http::single::invalid;
 use crate::refusal::Refusal;
 use proto::v1;
@@ -28,7 +28,7 @@ pub fn read(fields: &mut Fields) -> Result<ToolSettings, Refusal> {
     let list = match fields.take("tools") {
         None => Vec::new(),
         Some(Value::Array(list)) => list,
-        Some(other) => return Err(wrong("tools", "a list of objects", &other)),
+        Some(other) => return Err(wrong_type("tools", "a list of objects", &other)),
     };
     let (mut functions, mut names) = (Vec::new(), HashSet::new());
     for (i, value) in list.into_iter().enumerate() {
@@ -61,7 +61,7 @@ struct FunctionTool {
 
 /// Returns None for a tool that is accepted and never enters the prompt.
 fn function(i: usize, value: Value) -> Result<Option<FunctionTool>, Refusal> {
-    let Value::Object(object) = value else { return Err(wrong(format!("tools[{i}]"), "an object", &value)) };
+    let Value::Object(object) = value else { return Err(wrong_type(format!("tools[{i}]"), "an object", &value)) };
     match object.get("type").and_then(Value::as_str) {
         Some("function") => {}
         // Codex sends this with every request: a search that may not leave the server, where there is nothing to find.
@@ -78,12 +78,12 @@ fn function(i: usize, value: Value) -> Result<Option<FunctionTool>, Refusal> {
     };
     match object.get("parameters") {
         None | Some(Value::Null | Value::Object(_)) => {}
-        Some(other) => return Err(wrong(format!("tools[{i}].parameters"), "a JSON schema, which is an object", other)),
+        Some(other) => return Err(wrong_type(format!("tools[{i}].parameters"), "a JSON schema, which is an object", other)),
     }
     let strict = match object.get("strict") {
         None | Some(Value::Null) => false,
         Some(Value::Bool(strict)) => *strict,
-        Some(other) => return Err(wrong(format!("tools[{i}].strict"), "true or false", other)),
+        Some(other) => return Err(wrong_type(format!("tools[{i}].strict"), "true or false", other)),
     };
     let member = |name: &str| object.get(name).cloned().unwrap_or(Value::Null);
     let shown = json!({
@@ -116,12 +116,12 @@ fn choice(value: &Value) -> Result<ToolSelection, Refusal> {
             let name = name_of(value).ok_or_else(|| Refusal::invalid("tool_choice", MUST))?;
             Ok(ToolSelection { tool_choice: Some(v1::ToolChoice { mode: Mode::Required.into(), name }), allowed: None })
         }
-        Some("allowed_tools") => allowed(value),
+        Some("allowed_tools") => parse_allowed_tools(value),
         _ => Err(Refusal::invalid("tool_choice", MUST)),
     }
 }
 
-fn allowed(value: &Value) -> Result<ToolSelection, Refusal> {
+fn parse_allowed_tools(value: &Value) -> Result<ToolSelection, Refusal> {
     let word = value["mode"].as_str().filter(|word| matches!(*word, "auto" | "required"));
     let tool_choice =
         word.and_then(mode).ok_or_else(|| Refusal::invalid("tool_choice.mode", "must be auto or required"))?;

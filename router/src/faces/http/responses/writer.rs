@@ -5,7 +5,7 @@ use crate::faces::http::error::HttpError;
 use crate::faces::http::responses::finalizer::ResponseFinalizer;
 use crate::faces::http::responses::output::{ItemEvents, OutputItems};
 use crate::faces::http::responses::reply::{ResponseReply, status};
-use crate::faces::http::sse::{self, EventWriter, Position};
+use crate::faces::http::sse::{self, EventWriter, StreamPosition};
 use crate::faces::http::stopwatch::Stopwatch;
 use crate::faces::http::timings::{add_progress, timings};
 use crate::front::generation::{Generation, GenerationEvent, SideOutput};
@@ -18,7 +18,7 @@ pub struct ResponseWriter {
     reply: ResponseReply,
     /// All items, including those that the client had before.
     output: OutputItems,
-    position: Position,
+    position: StreamPosition,
     n_events: u32,
     finalizer: ResponseFinalizer,
     watch: Stopwatch,
@@ -37,7 +37,7 @@ impl ResponseWriter {
         generation: &Generation,
         error: fn(Refusal) -> HttpError,
     ) -> ResponseWriter {
-        let position = Position::of(generation);
+        let position = StreamPosition::of(generation);
         let (watch, timings_in_each) = (Stopwatch::start(), false);
         ResponseWriter {
             reply,
@@ -53,7 +53,7 @@ impl ResponseWriter {
     }
 
     /// Adds the times since the request arrived, if each event of text includes them.
-    pub fn timed(self, watch: Stopwatch, timings_in_each: bool) -> ResponseWriter {
+    pub fn with_timings(self, watch: Stopwatch, timings_in_each: bool) -> ResponseWriter {
         ResponseWriter { watch, timings_in_each, ..self }
     }
 
@@ -81,8 +81,8 @@ impl ResponseWriter {
         *self.mark() = ReadMark::Tokens { n: self.mark().n_tokens(), ended: true };
         let mut events = ItemEvents::enabled();
         self.output.end(finished, &mut events);
-        let mut response = self.reply.ended(&self.output, finished);
-        std::mem::take(&mut self.finalizer).keep(&mut response);
+        let mut response = self.reply.ended_reply(&self.output, finished);
+        std::mem::take(&mut self.finalizer).finish(&mut response);
         let mut events = events.into_list();
         let mut ended = json!({ "type": format!("response.{}", status(finished)), "response": response });
         if self.timings_in_each {
@@ -95,7 +95,7 @@ impl ResponseWriter {
 }
 
 impl EventWriter for ResponseWriter {
-    fn opening(&mut self, _: &Generation, out: &mut String) {
+    fn append_opening(&mut self, _: &Generation, out: &mut String) {
         if *self.mark() != ReadMark::Nothing {
             self.n_events = self.position.marks.n_events.unwrap_or_default();
             return;
@@ -105,7 +105,7 @@ impl EventWriter for ResponseWriter {
         self.write_events(vec![begun("created"), begun("in_progress")], out);
     }
 
-    fn event(&mut self, _: u32, event: GenerationEvent, _: &Generation, out: &mut String) {
+    fn append_event(&mut self, _: u32, event: GenerationEvent, _: &Generation, out: &mut String) {
         match event {
             GenerationEvent::Aside(SideOutput::Replayed(delta)) => self.output.add(&delta, &mut ItemEvents::disabled()),
             GenerationEvent::Delta(delta) => {
@@ -134,11 +134,11 @@ impl EventWriter for ResponseWriter {
         }
     }
 
-    fn ending(&mut self, _: &mut String) {}
+    fn append_ending(&mut self, _: &mut String) {}
 
-    fn fail(&mut self, refusal: Refusal, out: &mut String) {
+    fn append_failure(&mut self, refusal: Refusal, out: &mut String) {
         tracing::debug!(id = self.reply.id(), %refusal, "a response failed while it was told");
-        let response = self.reply.failed(&self.output, &(self.error)(refusal));
+        let response = self.reply.failed_reply(&self.output, &(self.error)(refusal));
         let mut event = json!({ "type": "response.failed", "response": response });
         event["sequence_number"] = self.n_events.into();
         sse::write(out, Some("response.failed"), &event);

@@ -7,8 +7,8 @@ use crate::faces::http::chat::ChatFormat;
 use crate::faces::http::completions::LogprobLists;
 use crate::faces::http::conversation::conversation;
 use crate::faces::http::error::HttpError;
-use crate::faces::http::fields::{Fields, token_ids, wrong};
-use crate::faces::http::format::{AnswerFormat, TokenNames, choice_value, with_likely};
+use crate::faces::http::fields::{Fields, token_ids, wrong_type};
+use crate::faces::http::format::{AnswerFormat, TokenNames, choice_value, token_logprob_values};
 use crate::faces::http::known::Endpoint;
 use crate::faces::http::page::{ApiRequest, read};
 use crate::faces::http::single::objects;
@@ -43,7 +43,7 @@ pub async fn chat(State(front): State<Arc<Frontend>>, request: Request) -> Resul
     let n_prompt = fields.unsigned("prompt_tokens")?.unwrap_or(prompt_ids.map_or(0, |ids| ids.len() as u32));
     let GeneratedAnswers { id, answers, mut rest } = context.read_answers(generated)?;
     let (chat, tokens_as_ids) = context.chat(chat_request)?;
-    let format = ChatFormat::newer();
+    let format = ChatFormat::tools_format();
     let ids = answers.iter().map(|answer| answer.ids.clone()).collect();
     let read = front.derender(&context.text, chat, ids, unix_seconds()).await?;
     let usage = usage(n_prompt, &answers);
@@ -52,11 +52,11 @@ pub async fn chat(State(front): State<Arc<Frontend>>, request: Request) -> Resul
         let mut whole = AnswerContent::default();
         whole.add(&delta);
         whole.calls.truncate(n_calls as usize);
-        let content = |likely: &Vec<v1::Logprob>| json!({ "content": with_likely(names, likely) });
+        let content = |likely: &Vec<v1::Logprob>| json!({ "content": token_logprob_values(names, likely) });
         let logprobs = answer.logprobs.as_ref().map(content).unwrap_or_default();
         let has_called = n_calls > 0 && answer.reason.as_deref() == Some("stop");
         let reason = if has_called { Some(format.tool_calls_reason()) } else { answer.reason.as_deref() };
-        context.finished(&answer, choice_value(answer.index, format.whole(&whole), logprobs, reason))
+        context.finished_choice(&answer, choice_value(answer.index, format.whole_member(&whole), logprobs, reason))
     };
     let choices: Vec<Value> = answers.into_iter().zip(read).map(choice).collect();
     let mut reply = context.envelope(id, "chat.completion", choices, usage);
@@ -101,7 +101,7 @@ pub async fn completions(State(front): State<Arc<Frontend>>, request: Request) -
         let lists = |likely: &Vec<v1::Logprob>| LogprobLists::of(names, likely).value();
         let logprobs = answer.logprobs.as_ref().map(lists).unwrap_or_default();
         let text = ("text", read.delta.text.into());
-        context.finished(&answer, choice_value(i, text, logprobs, answer.reason.as_deref()))
+        context.finished_choice(&answer, choice_value(i, text, logprobs, answer.reason.as_deref()))
     };
     let choices: Vec<Value> = (0..).zip(answers.into_iter().zip(read)).map(choice).collect();
     let mut reply = context.envelope(id, "text_completion", choices, usage);
@@ -208,7 +208,7 @@ impl DerenderContext {
                 let ids = all.into_iter().map(|one| self.prompt_ids(Some(one)).map(Option::unwrap_or_default));
                 Some(ids.collect::<Result<Vec<Tokens>, Refusal>>()?)
             }
-            Some(other) => return Err(wrong("prompt_token_ids", "a list of lists of token ids", &other)),
+            Some(other) => return Err(wrong_type("prompt_token_ids", "a list of lists of token ids", &other)),
         };
         let lengths =
             [("prompt_tokens", counts.as_ref().map(Vec::len)), ("prompt_token_ids", prompts.as_ref().map(Vec::len))];
@@ -259,7 +259,7 @@ impl DerenderContext {
         let list = match fields.take("content") {
             None => return Ok(Vec::new()),
             Some(Value::Array(list)) => list,
-            Some(other) => return Err(wrong(FIELD, "a list as `content`", &other)),
+            Some(other) => return Err(wrong_type(FIELD, "a list as `content`", &other)),
         };
         if list.len() > self.context as usize {
             let why = format!("the logprobs.content length {} exceeds max_model_len {}", list.len(), self.context);
@@ -284,7 +284,7 @@ impl DerenderContext {
         Ok(v1::Logprob { top: likely.iter().map(one).collect::<Result<_, _>>()?, ..one(entry)? })
     }
 
-    fn finished(&self, answer: &GeneratedAnswer, mut choice: Value) -> Value {
+    fn finished_choice(&self, answer: &GeneratedAnswer, mut choice: Value) -> Value {
         choice["stop_reason"] = answer.stop_reason.clone();
         if self.token_ids {
             choice["token_ids"] = answer.ids.as_slice().into();

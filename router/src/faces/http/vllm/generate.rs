@@ -3,7 +3,7 @@
 use crate::config::RouterLimits;
 use crate::faces::http::certificate;
 use crate::faces::http::error::HttpError;
-use crate::faces::http::format::{TokenNames, finish_reason, stop_reason, with_likely};
+use crate::faces::http::format::{TokenNames, finish_reason, stop_reason, token_logprob_values};
 use crate::faces::http::known::Endpoint;
 use crate::faces::http::page::{ApiRequest, read, record_refusal};
 use crate::faces::http::sse::{self, EventWriter};
@@ -130,8 +130,8 @@ impl TokenWriter {
 
     /// Returns logprobs in the format of OpenAI's pages, with token ids as names. Without requested alternatives, the
     /// token itself is the only likely one.
-    fn likely(&self, logprobs: &[v1::Logprob]) -> Vec<Value> {
-        let mut values = with_likely(TokenNames::texts(&self.text.tokenizer), logprobs);
+    fn logprob_values(&self, logprobs: &[v1::Logprob]) -> Vec<Value> {
+        let mut values = token_logprob_values(TokenNames::texts(&self.text.tokenizer), logprobs);
         for (value, logprob) in values.iter_mut().zip(logprobs) {
             value["token_id"] = logprob.token_id.into();
             let likely = logprob.top.iter().map(|top| json!({ "token_id": top.token_id, "logprob": top.logprob }));
@@ -143,7 +143,7 @@ impl TokenWriter {
     }
 
     fn choice(&self, index: u32, output: &v1::Delta, end: Option<&v1::Finished>) -> Value {
-        let logprobs = self.logprobs.then(|| json!({ "content": self.likely(&output.logprobs) }));
+        let logprobs = self.logprobs.then(|| json!({ "content": self.logprob_values(&output.logprobs) }));
         let reason = end.map(finish_reason);
         let mut choice =
             json!({ "index": index, "token_ids": output.token_ids, "logprobs": logprobs, "finish_reason": reason });
@@ -154,9 +154,9 @@ impl TokenWriter {
 }
 
 impl EventWriter for TokenWriter {
-    fn opening(&mut self, _: &Generation, _: &mut String) {}
+    fn append_opening(&mut self, _: &Generation, _: &mut String) {}
 
-    fn event(&mut self, slot: u32, event: GenerationEvent, _: &Generation, out: &mut String) {
+    fn append_event(&mut self, slot: u32, event: GenerationEvent, _: &Generation, out: &mut String) {
         let choice = match &event {
             GenerationEvent::Delta(delta) => self.choice(slot, delta, None),
             GenerationEvent::Finished(finished) => self.choice(slot, &v1::Delta::default(), Some(finished)),
@@ -165,11 +165,11 @@ impl EventWriter for TokenWriter {
         sse::write(out, None, &self.value(vec![choice]));
     }
 
-    fn ending(&mut self, out: &mut String) {
+    fn append_ending(&mut self, out: &mut String) {
         out.push_str("data: [DONE]\n\n");
     }
 
-    fn fail(&mut self, refusal: Refusal, out: &mut String) {
+    fn append_failure(&mut self, refusal: Refusal, out: &mut String) {
         sse::write(out, None, &to_http_error(refusal).body());
     }
 }

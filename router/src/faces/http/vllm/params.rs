@@ -76,14 +76,14 @@ pub fn value(sampling: &v1::Sampling, n_choices: u32) -> Value {
     }
     all.retain(|_, value| !value.is_null());
     let mut all = Value::Object(all);
-    shorten(&mut all);
+    shorten_floats(&mut all);
     all
 }
 
 /// Writes 32-bit numbers as short as the client did: 0.1 is not 0.10000000149.
-fn shorten(value: &mut Value) {
+fn shorten_floats(value: &mut Value) {
     match value {
-        Value::Object(all) => all.values_mut().for_each(shorten),
+        Value::Object(all) => all.values_mut().for_each(shorten_floats),
         Value::Number(number) if number.is_f64() => {
             let short = number.as_f64().and_then(|number| (number as f32).to_string().parse::<f64>().ok());
             if let Some(short) = short {

@@ -5,9 +5,9 @@
 //! K and V is a hundred times coarser. A tile's sums stay below 2^30.
 
 use super::{
-    AttentionJob, AttentionState, HEAD_DIM_MAX, POSITIONS, QUERIES_MAX, Query, TILE, TILE_BLOCKS, out_of_sight,
+    AttentionJob, AttentionState, HEAD_DIM_MAX, POSITIONS, QUERIES_MAX, Query, TILE, TILE_BLOCKS, n_unseen_blocks,
 };
-use crate::cpu::kv::int8::{LEAST, WHOLE, n_turned, turn};
+use crate::cpu::kv::int8::{LEAST, WHOLE, hadamard_width, hadamard_transform};
 use crate::cpu::lanes::{LANES, Lanes};
 use crate::cpu::math::soft_cap;
 use types::BlockId;
@@ -47,7 +47,7 @@ impl SplitNumbers {
 
     /// Splits whole lanes of numbers. If one of them is not finite, their scale is not.
     #[inline(always)]
-    fn take<L: Lanes>(&mut self, numbers: &[[f32; LANES]]) {
+    fn split<L: Lanes>(&mut self, numbers: &[[f32; LANES]]) {
         let (mut largest, mut sum) = (L::splat(0.0), L::splat(0.0));
         for x in numbers {
             let x = L::load(x).abs();
@@ -93,8 +93,8 @@ impl AttentionJob<'_> {
             let mut numbers = [0.0; HEAD_DIM_MAX];
             let start = query.row * self.call.heads.qkv_cols() + query.head * dim;
             numbers[..dim].copy_from_slice(&self.qkv[start..][..dim]);
-            turn(&mut numbers[..dim]);
-            split.take::<L>(&numbers.as_chunks().0[..dim.div_ceil(LANES)]);
+            hadamard_transform(&mut numbers[..dim]);
+            split.split::<L>(&numbers.as_chunks().0[..dim.div_ceil(LANES)]);
         }
     }
 
@@ -110,9 +110,9 @@ impl AttentionJob<'_> {
     ) {
         let AttentionState { digits, scores, .. } = state;
         // A power of two divides it without rounding.
-        let scale = self.call.heads.scale / n_turned(self.call.heads.head_dim) as f32;
-        for (i, block) in blocks.iter().enumerate().skip(out_of_sight(queries, tile)) {
-            let k = self.kv.half_in_int8(self.kv.page(self.call.layer, block.0, kv_head));
+        let scale = self.call.heads.scale / hadamard_width(self.call.heads.head_dim) as f32;
+        for (i, block) in blocks.iter().enumerate().skip(n_unseen_blocks(queries, tile)) {
+            let k = self.kv.half_in_int8(self.kv.page_start(self.call.layer, block.0, kv_head));
             let scales = L::load(k.scales);
             let splits = digits.queries[..queries.len()].chunks(GROUP).zip(scores.chunks_mut(GROUP));
             for (splits, scores) in splits {
@@ -140,10 +140,10 @@ impl AttentionJob<'_> {
         tile: usize,
         state: &mut AttentionState,
     ) {
-        let skipped = out_of_sight(queries, tile);
+        let skipped = n_unseen_blocks(queries, tile);
         let mut starts = [0; TILE_BLOCKS];
         for (start, block) in starts.iter_mut().zip(blocks).skip(skipped) {
-            *start = self.kv.page(self.call.layer, block.0, kv_head) + self.kv.half_page();
+            *start = self.kv.page_start(self.call.layer, block.0, kv_head) + self.kv.k_to_v_distance();
         }
         let pages = skipped..blocks.len();
         let AttentionState { digits, scores, tile: to, .. } = state;
@@ -184,7 +184,7 @@ impl AttentionJob<'_> {
             let scores = &scores.as_chunks::<LANES>().0[i];
             L::load(scores).mul(L::load(&scales)).store(&mut weights[i]);
         }
-        split.take::<L>(&weights);
+        split.split::<L>(&weights);
     }
 
     /// Sums of sixteen columns of V, for as many queries as there are splits.

@@ -14,7 +14,7 @@ use super::lanes::{LANES, Lanes, Real};
 use super::math::exp;
 use super::memory::SharedPtr;
 use super::{Buffer, Cpu, Vector};
-use crate::{Attention, AttentionCall, Heads, Pass, PassSlice};
+use crate::{Attention, AttentionCall, AttentionHeads, Pass, PassSlice};
 use std::cell::RefCell;
 use std::ops::Range;
 use types::{BLOCK_TOKENS, BlockId, KvDtype};
@@ -30,7 +30,7 @@ impl Attention for Cpu {
         let n_rows = pass.n_rows();
         let qkv = qkv.shared(n_rows, heads.qkv_cols());
         let kv = &*kv;
-        self.spread(n_rows, |rows| RopeStore { qkv, rope, call, kv, rows });
+        self.run_on_team(n_rows, |rows| RopeStore { qkv, rope, call, kv, rows });
     }
 
     fn attend(&self, qkv: &mut Buffer, kv: &Kv, call: &AttentionCall<'_>, sinks: Option<&Vector>, out: &mut Buffer) {
@@ -70,19 +70,19 @@ pub(crate) struct AttentionJob<'a> {
 }
 
 /// Rows of a slice whose queries are walked together.
-fn rows_per_item(heads: &Heads) -> usize {
+fn rows_per_item(heads: &AttentionHeads) -> usize {
     (QUERIES_MAX / heads.per_kv).max(1)
 }
 
 /// The query heads that read a KV head: fewer than `per_kv` where a rank's boundary cuts the group.
-fn readers(heads: &Heads, kv_head: usize) -> Range<usize> {
+fn query_heads_of(heads: &AttentionHeads, kv_head: usize) -> Range<usize> {
     let start = (kv_head * heads.per_kv).saturating_sub(heads.first);
     let end = ((kv_head + 1) * heads.per_kv).saturating_sub(heads.first).min(heads.n_heads);
     start..end
 }
 
 /// How many items the rows of a pass make.
-pub(crate) fn n_items(pass: &Pass<'_>, heads: &Heads) -> usize {
+pub(crate) fn n_items(pass: &Pass<'_>, heads: &AttentionHeads) -> usize {
     let rows = rows_per_item(heads);
     pass.slices.iter().map(|slice| slice.rows.len().div_ceil(rows) * heads.n_kv_heads).sum()
 }
@@ -100,7 +100,7 @@ impl Kernel for AttentionItems<'_> {
                 let (cut, kv_head) = ((item - first) / n_kv_heads, (item - first) % n_kv_heads);
                 let row = slice.rows.start as usize + cut * rows_max;
                 let rows = row..(row + rows_max).min(slice.rows.end as usize);
-                attend.item::<L>(slice, tables.of(i), rows, kv_head, state);
+                attend.attend_item::<L>(slice, tables.blocks_of(i), rows, kv_head, state);
             }
             first += n;
         }
@@ -177,7 +177,7 @@ struct AttentionItems<'a> {
 impl AttentionJob<'_> {
     /// Walks the heads of one KV head of some rows, at most `QUERIES_MAX` at a time.
     #[inline(always)]
-    fn item<L: Lanes>(
+    fn attend_item<L: Lanes>(
         &self,
         slice: &PassSlice,
         blocks: &[BlockId],
@@ -185,7 +185,7 @@ impl AttentionJob<'_> {
         kv_head: usize,
         state: &mut AttentionState,
     ) {
-        let readers = readers(self.call.heads, kv_head);
+        let readers = query_heads_of(self.call.heads, kv_head);
         let mut queries = [Query::default(); QUERIES_MAX];
         let mut n = 0;
         for row in rows.clone() {
@@ -206,7 +206,7 @@ impl AttentionJob<'_> {
     /// All tiles that a query sees, chunk by chunk.
     #[inline(always)]
     fn walk<L: Lanes>(&self, queries: &[Query], blocks: &[BlockId], kv_head: usize, state: &mut AttentionState) {
-        let seen = seen(queries);
+        let seen = seen_by_any(queries);
         let n_lanes = self.call.heads.head_dim.next_multiple_of(LANES);
         let tiles = seen.start / TILE..seen.end.div_ceil(TILE);
         let blocks = &blocks[..seen.end.div_ceil(POSITIONS)];
@@ -249,9 +249,9 @@ impl AttentionJob<'_> {
     ) {
         let n = queries.len();
         let (q, scores) = (&state.queries[..n * self.call.heads.head_dim], &mut state.scores[..n]);
-        for (i, block) in blocks.iter().enumerate().skip(out_of_sight(queries, tile)) {
-            let k = self.kv.page(self.call.layer, block.0, kv_head);
-            match self.half::<L>(k, n, &mut state.page) {
+        for (i, block) in blocks.iter().enumerate().skip(n_unseen_blocks(queries, tile)) {
+            let k = self.kv.page_start(self.call.layer, block.0, kv_head);
+            match self.widened_plane::<L>(k, n, &mut state.page) {
                 KvPlane::F32(k) => self.score_page::<L, f32>(q, k, i, scores),
                 KvPlane::F16(k) => self.score_page::<L, u16>(q, k, i, scores),
             }
@@ -299,10 +299,10 @@ impl AttentionJob<'_> {
         let (scores, values) = (&state.scores[..n], &mut state.tile.values[..n]);
         let n_lanes = self.call.heads.head_dim.next_multiple_of(LANES);
         values.iter_mut().for_each(|values| values[..n_lanes].fill(0.0));
-        for (i, block) in blocks.iter().enumerate().skip(out_of_sight(queries, tile)) {
-            let v = self.kv.page(self.call.layer, block.0, kv_head) + self.kv.half_page();
+        for (i, block) in blocks.iter().enumerate().skip(n_unseen_blocks(queries, tile)) {
+            let v = self.kv.page_start(self.call.layer, block.0, kv_head) + self.kv.k_to_v_distance();
             let at = tile * TILE + i * POSITIONS;
-            match self.half::<L>(v, n, &mut state.page) {
+            match self.widened_plane::<L>(v, n, &mut state.page) {
                 KvPlane::F32(v) => self.add_page::<L, f32>(queries, v, at, scores, values),
                 KvPlane::F16(v) => self.add_page::<L, u16>(queries, v, at, scores, values),
             }
@@ -383,13 +383,13 @@ impl Query {
 
 /// What any of the queries sees.
 #[inline(always)]
-fn seen(queries: &[Query]) -> Range<usize> {
+fn seen_by_any(queries: &[Query]) -> Range<usize> {
     let first = queries.iter().map(|query| query.first).min().unwrap_or(0);
     first..queries.iter().map(|query| query.end).max().unwrap_or(0)
 }
 
 /// Blocks of a tile that no query sees any more: others may have them by now.
 #[inline(always)]
-fn out_of_sight(queries: &[Query], tile: usize) -> usize {
-    seen(queries).start.saturating_sub(tile * TILE) / POSITIONS
+fn n_unseen_blocks(queries: &[Query], tile: usize) -> usize {
+    seen_by_any(queries).start.saturating_sub(tile * TILE) / POSITIONS
 }

@@ -1,7 +1,7 @@
 //! A page met by all queries of a walk, in groups that share what is loaded of it.
 #![allow(clippy::needless_range_loop, reason = "an index into several arrays")]
 
-use super::products::{Number, dots, interleave, together, weighted};
+use super::products::{KvNumber, dots, interleave, queries_per_load, add_weighted};
 use super::{AttentionJob, POSITIONS, Query, TILE};
 use crate::cpu::kv::{HEAD_DIM_MAX, KvPlane};
 use crate::cpu::lanes::{LANES, Lanes};
@@ -16,7 +16,7 @@ impl AttentionJob<'_> {
     #[inline(always)]
     pub(super) fn lay_out<L: Lanes>(&self, queries: &[Query], to: &mut [f32]) {
         let (dim, n_cols) = (self.call.heads.head_dim, self.call.heads.qkv_cols());
-        for (queries, to) in queries.chunks(together::<L>()).zip(to.chunks_mut(together::<L>() * dim)) {
+        for (queries, to) in queries.chunks(queries_per_load::<L>()).zip(to.chunks_mut(queries_per_load::<L>() * dim)) {
             let of = |query: &Query| &self.qkv[query.row * n_cols + query.head * dim..][..dim];
             interleave(queries.iter().map(of), &mut to[..queries.len() * dim]);
         }
@@ -24,7 +24,7 @@ impl AttentionJob<'_> {
 
     /// A half page, widened where that is done once for many queries.
     #[inline(always)]
-    pub(super) fn half<'a, L: Lanes>(&'a self, start: usize, n_queries: usize, page: &'a mut [f32]) -> KvPlane<'a> {
+    pub(super) fn widened_plane<'a, L: Lanes>(&'a self, start: usize, n_queries: usize, page: &'a mut [f32]) -> KvPlane<'a> {
         let n = POSITIONS * self.call.heads.head_dim;
         match self.kv.half(start, n) {
             KvPlane::F16(_) if n_queries >= WIDENED_MIN => {
@@ -36,9 +36,9 @@ impl AttentionJob<'_> {
     }
 
     #[inline(always)]
-    pub(super) fn score_page<L: Lanes, T: Number>(&self, q: &[f32], k: &[T], i: usize, scores: &mut [[f32; TILE]]) {
-        let of_group = together::<L>() * self.call.heads.head_dim;
-        for (q, scores) in q.chunks(of_group).zip(scores.chunks_mut(together::<L>())) {
+    pub(super) fn score_page<L: Lanes, T: KvNumber>(&self, q: &[f32], k: &[T], i: usize, scores: &mut [[f32; TILE]]) {
+        let of_group = queries_per_load::<L>() * self.call.heads.head_dim;
+        for (q, scores) in q.chunks(of_group).zip(scores.chunks_mut(queries_per_load::<L>())) {
             match scores.len() {
                 4.. => self.score_group::<L, T, 4>(q, k, i, scores),
                 3 => self.score_group::<L, T, 3>(q, k, i, scores),
@@ -49,7 +49,7 @@ impl AttentionJob<'_> {
     }
 
     #[inline(always)]
-    fn score_group<L: Lanes, T: Number, const N: usize>(
+    fn score_group<L: Lanes, T: KvNumber, const N: usize>(
         &self,
         q: &[f32],
         k: &[T],
@@ -57,7 +57,7 @@ impl AttentionJob<'_> {
         scores: &mut [[f32; TILE]],
     ) {
         // Groups are no larger, and such code is not made.
-        if N > together::<L>() {
+        if N > queries_per_load::<L>() {
             unreachable!("a group of {N}");
         }
         let dots = dots::<L, T, N>(q.as_chunks().0, k.as_chunks().0);
@@ -73,7 +73,7 @@ impl AttentionJob<'_> {
 
     /// The page at position `at`.
     #[inline(always)]
-    pub(super) fn add_page<L: Lanes, T: Number>(
+    pub(super) fn add_page<L: Lanes, T: KvNumber>(
         &self,
         queries: &[Query],
         v: &[T],
@@ -81,7 +81,7 @@ impl AttentionJob<'_> {
         scores: &[[f32; TILE]],
         values: &mut [[f32; HEAD_DIM_MAX]],
     ) {
-        let n = together::<L>();
+        let n = queries_per_load::<L>();
         for ((queries, scores), values) in queries.chunks(n).zip(scores.chunks(n)).zip(values.chunks_mut(n)) {
             match queries.len() {
                 4.. => self.add_group::<L, T, 4>(queries, v, at, scores, values),
@@ -94,7 +94,7 @@ impl AttentionJob<'_> {
 
     /// What all of them see is read once for all, and what only some see, after that, for each.
     #[inline(always)]
-    fn add_group<L: Lanes, T: Number, const N: usize>(
+    fn add_group<L: Lanes, T: KvNumber, const N: usize>(
         &self,
         queries: &[Query],
         v: &[T],
@@ -103,7 +103,7 @@ impl AttentionJob<'_> {
         values: &mut [[f32; HEAD_DIM_MAX]],
     ) {
         // Groups are no larger, and such code is not made.
-        if N > together::<L>() {
+        if N > queries_per_load::<L>() {
             unreachable!("a group of {N}");
         }
         let dim = self.call.heads.head_dim;
@@ -113,13 +113,13 @@ impl AttentionJob<'_> {
         }
         let shared = seen_by_all(queries, at);
         if !shared.is_empty() {
-            weighted::<L, T, N>(&p, shared.clone(), v, dim, values);
+            add_weighted::<L, T, N>(&p, shared.clone(), v, dim, values);
         }
         for n in 0..N {
             let seen = queries[n].seen_of(at, POSITIONS);
             let rest = seen.start.max(shared.end)..seen.end;
             if !rest.is_empty() {
-                weighted::<L, T, 1>(&[p[n]], rest, v, dim, &mut values[n..]);
+                add_weighted::<L, T, 1>(&[p[n]], rest, v, dim, &mut values[n..]);
             }
         }
     }

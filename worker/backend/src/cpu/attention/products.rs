@@ -9,13 +9,13 @@ use crate::cpu::lanes::{LANES, Lanes};
 use std::ops::Range;
 
 /// A number as a cache has it.
-pub(crate) trait Number: Copy {
+pub(crate) trait KvNumber: Copy {
     fn lanes<L: Lanes>(from: &[Self; LANES]) -> L;
     /// Zeros behind what there is.
     fn first_lanes<L: Lanes>(from: &[Self]) -> L;
 }
 
-impl Number for f32 {
+impl KvNumber for f32 {
     #[inline(always)]
     fn lanes<L: Lanes>(from: &[f32; LANES]) -> L {
         L::load(from)
@@ -28,7 +28,7 @@ impl Number for f32 {
 }
 
 /// The bits of an f16.
-impl Number for u16 {
+impl KvNumber for u16 {
     #[inline(always)]
     fn lanes<L: Lanes>(from: &[u16; LANES]) -> L {
         L::from_f16(from)
@@ -43,7 +43,7 @@ impl Number for u16 {
 }
 
 /// How many queries share what is loaded of a page: as many as leave their sums in registers.
-pub(crate) const fn together<L: Lanes>() -> usize {
+pub(crate) const fn queries_per_load<L: Lanes>() -> usize {
     if L::SUMS < 16 { 2 } else { 4 }
 }
 
@@ -60,9 +60,9 @@ pub(crate) fn interleave<'a>(queries: impl ExactSizeIterator<Item = &'a [f32]>, 
 /// The virtual lane j of a product takes elements j, j + 16, ..: here it is a register, whose lanes are positions, and
 /// the tree over virtual lanes is plain addition. Lanes are finished in the tree's own order, so that few sums wait.
 #[inline(always)]
-pub(crate) fn dots<L: Lanes, T: Number, const N: usize>(q: &[[f32; N]], k: &[[T; LANES]]) -> [L; N] {
-    let even = both(both(pair(q, k, 0), pair(q, k, 4)), both(pair(q, k, 2), pair(q, k, 6)));
-    let odd = both(both(pair(q, k, 1), pair(q, k, 5)), both(pair(q, k, 3), pair(q, k, 7)));
+pub(crate) fn dots<L: Lanes, T: KvNumber, const N: usize>(q: &[[f32; N]], k: &[[T; LANES]]) -> [L; N] {
+    let even = both(both(dot_lane_pair(q, k, 0), dot_lane_pair(q, k, 4)), both(dot_lane_pair(q, k, 2), dot_lane_pair(q, k, 6)));
+    let odd = both(both(dot_lane_pair(q, k, 1), dot_lane_pair(q, k, 5)), both(dot_lane_pair(q, k, 3), dot_lane_pair(q, k, 7)));
     both(even, odd)
 }
 
@@ -77,7 +77,7 @@ fn both<L: Lanes, const N: usize>(a: [L; N], b: [L; N]) -> [L; N] {
 
 /// Virtual lanes `i` and `i + 8`, added.
 #[inline(always)]
-fn pair<L: Lanes, T: Number, const N: usize>(q: &[[f32; N]], k: &[[T; LANES]], i: usize) -> [L; N] {
+fn dot_lane_pair<L: Lanes, T: KvNumber, const N: usize>(q: &[[f32; N]], k: &[[T; LANES]], i: usize) -> [L; N] {
     let (mut low, mut high) = ([L::splat(0.0); N], [L::splat(0.0); N]);
     let (q_chunks, q_tail) = q.as_chunks::<LANES>();
     let (k_chunks, k_tail) = k.as_chunks::<LANES>();
@@ -95,7 +95,7 @@ fn pair<L: Lanes, T: Number, const N: usize>(q: &[[f32; N]], k: &[[T; LANES]], i
 }
 
 #[inline(always)]
-fn add_product<L: Lanes, T: Number, const N: usize>(q: &[f32; N], k: &[T; LANES], sums: &mut [L; N]) {
+fn add_product<L: Lanes, T: KvNumber, const N: usize>(q: &[f32; N], k: &[T; LANES], sums: &mut [L; N]) {
     let k = T::lanes::<L>(k);
     for n in 0..N {
         sums[n] = L::splat(q[n]).fma(k, sums[n]);
@@ -104,7 +104,7 @@ fn add_product<L: Lanes, T: Number, const N: usize>(q: &[f32; N], k: &[T; LANES]
 
 /// acc[n] += p[n][t] * v[t] for ascending t of `seen`, for each of N queries. v: [16, dim]
 #[inline(always)]
-pub(crate) fn weighted<L: Lanes, T: Number, const N: usize>(
+pub(crate) fn add_weighted<L: Lanes, T: KvNumber, const N: usize>(
     p: &[&[f32; LANES]; N],
     seen: Range<usize>,
     v: &[T],
@@ -129,7 +129,7 @@ pub(crate) fn weighted<L: Lanes, T: Number, const N: usize>(
 
 /// C registers of columns of each query.
 #[inline(always)]
-fn columns<L: Lanes, T: Number, const N: usize, const C: usize>(
+fn columns<L: Lanes, T: KvNumber, const N: usize, const C: usize>(
     p: &[&[f32; LANES]; N],
     seen: Range<usize>,
     v: &[T],
@@ -165,7 +165,7 @@ fn columns<L: Lanes, T: Number, const N: usize, const C: usize>(
 }
 
 #[inline(always)]
-fn last_columns<L: Lanes, T: Number, const N: usize>(
+fn last_columns<L: Lanes, T: KvNumber, const N: usize>(
     p: &[&[f32; LANES]; N],
     seen: Range<usize>,
     v: &[T],
@@ -231,7 +231,7 @@ mod tests {
             let v: Vec<u16> = numbers(dim * LANES, 9).iter().map(|x| f16::from_f32(*x).to_bits()).collect();
             let mut got = vec![[0.5; HEAD_DIM_MAX]; N];
             let p: [&[f32; LANES]; N] = std::array::from_fn(|n| &weights[n]);
-            weighted::<PlainFloat, u16, N>(&p, seen.clone(), &v, dim, &mut got);
+            add_weighted::<PlainFloat, u16, N>(&p, seen.clone(), &v, dim, &mut got);
             for n in 0..N {
                 for column in 0..dim {
                     let of = |sum: f32, t: usize| p[n][t].mul_add(f16::from_bits(v[t * dim + column]).to_f32(), sum);

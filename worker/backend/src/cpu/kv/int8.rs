@@ -53,15 +53,15 @@ fn v_place(slot: usize, i: usize) -> usize {
 
 /// How many numbers of a head are turned together: the largest power of two that divides it.
 #[inline(always)]
-pub(crate) fn n_turned(head_dim: usize) -> usize {
+pub(crate) fn hadamard_width(head_dim: usize) -> usize {
     1 << head_dim.trailing_zeros()
 }
 
 /// Turns each run of `n_turned` numbers of a head by a Hadamard matrix. Two rows that were both turned have `n_turned`
 /// times the product of the rows as they were.
 #[inline(always)]
-pub(crate) fn turn(head: &mut [f32]) {
-    let n = n_turned(head.len());
+pub(crate) fn hadamard_transform(head: &mut [f32]) {
+    let n = hadamard_width(head.len());
     let mut half = 1;
     while half < n {
         for pair in head.chunks_exact_mut(2 * half) {
@@ -83,7 +83,7 @@ pub(super) unsafe fn store_k<L: Lanes>(half: *mut u8, slot: usize, row: &[f32]) 
     let mut turned = [0.0; HEAD_DIM_MAX];
     let turned = &mut turned[..row.len()];
     turned.copy_from_slice(row);
-    turn(turned);
+    hadamard_transform(turned);
     // SAFETY: the caller promises it.
     unsafe { store::<L>(half, k_place, slot, turned) }
 }

@@ -10,9 +10,9 @@ pub(crate) mod int8;
 
 use super::isa::Kernel;
 use super::lanes::{LANES, Lanes};
-use super::memory::{Pages, SharedPtr};
+use super::memory::{HostMemory, SharedPtr};
 use super::vector::Vector;
-use crate::{AttentionCall, BlockMemory, ChangeBlocks, Error, Heads, KvSpec, PackedBytes, Result, RopeStyle};
+use crate::{AttentionCall, BlockMemory, ChangeBlocks, Error, AttentionHeads, KvSpec, PackedBytes, Result, RopeStyle};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, TryLockError};
 use types::{BLOCK_TOKENS, BlockId, KvDtype, KvLayout};
@@ -29,9 +29,9 @@ pub struct Kv {
     /// Elements of one head's K (or V) in one block; bytes in int8, whose scales are among them.
     half_page: usize,
     /// Shared with the thread that commits them.
-    pages: Arc<Pages>,
+    pages: Arc<HostMemory>,
     /// Working memory for each thread, where the pages are those of recurrent layers.
-    spare: Vec<Mutex<Pages>>,
+    spare: Vec<Mutex<HostMemory>>,
 }
 
 /// K or V of a page, `F16` as bits.
@@ -59,13 +59,13 @@ impl Kv {
                 // Two pages, and the values computed from the rows of a block.
                 let n_numbers = 2 * (state as usize + POSITIONS * row as usize) + 2 * POSITIONS * row as usize;
                 (0..n_threads)
-                    .map(|_| Ok(Mutex::new(Pages::zeroed("scratch", n_numbers * 4)?)))
+                    .map(|_| Ok(Mutex::new(HostMemory::zeroed("scratch", n_numbers * 4)?)))
                     .collect::<Result<_>>()?
             }
             _ => Vec::new(),
         };
         let half_page = POSITIONS * (spec.dtype.row_bytes(head_dim as u32) as usize / spec.dtype.bytes());
-        let pages = Arc::new(Pages::zeroed("the KV cache", n_bytes)?);
+        let pages = Arc::new(HostMemory::zeroed("the KV cache", n_bytes)?);
         Ok(Kv { spec, n_kv_heads, head_dim, half_page, pages, spare })
     }
 
@@ -74,9 +74,9 @@ impl Kv {
     }
 
     /// Checks that an operation's layer and heads are those of this cache.
-    pub(crate) fn check(&self, heads: &Heads, layer: usize) {
+    pub(crate) fn check(&self, heads: &AttentionHeads, layer: usize) {
         let fits = self.n_kv_heads == heads.n_kv_heads && self.head_dim == heads.head_dim;
-        let is_read = heads.n_heads > 0 && heads.per_kv > 0 && heads.kv_of(heads.n_heads - 1) < heads.n_kv_heads;
+        let is_read = heads.n_heads > 0 && heads.per_kv > 0 && heads.kv_head_of(heads.n_heads - 1) < heads.n_kv_heads;
         assert!(
             fits && is_read && layer < self.spec.n_layers,
             "{heads:?} of layer {layer} in a cache of {:?}",
@@ -108,7 +108,7 @@ impl Kv {
     #[inline(always)]
     #[expect(clippy::mut_from_ref, reason = "the caller promises that nobody else has this part")]
     pub(crate) unsafe fn recurrent_page(&self, layer: usize, block: BlockId, head: usize) -> &mut [f32] {
-        let (bytes, n) = (self.block(layer, block), self.spec.layout.page_bytes(self.spec.dtype) as usize / 4);
+        let (bytes, n) = (self.block_range(layer, block), self.spec.layout.page_bytes(self.spec.dtype) as usize / 4);
         let n_numbers = n / self.n_kv_heads;
         debug_assert!(self.spec.layout.is_state() && head < self.n_kv_heads);
         // SAFETY: inside the block, whose indices were checked; pages are aligned for f32. The rest is promised.
@@ -125,7 +125,7 @@ impl Kv {
         let pages = SharedPtr::new(self.pages.start());
         for layer in 0..self.spec.n_layers {
             for block in blocks {
-                let bytes = self.block(layer, *block);
+                let bytes = self.block_range(layer, *block);
                 // SAFETY: `block` checked its indices, and `&mut self` keeps operations away; committing reads nothing.
                 unsafe { pages.part(bytes.start, bytes.len()) }.fill(0);
             }
@@ -135,16 +135,16 @@ impl Kv {
     /// Returns the memory of its blocks. None if the system has already provided all of it.
     pub(crate) fn block_memory(&self) -> Option<BlockMemory> {
         // SAFETY: `BlockMemory::release` is for blocks that no pass uses.
-        let release = |pages: &Pages, bytes| unsafe { pages.release(bytes) };
+        let release = |pages: &HostMemory, bytes| unsafe { pages.release(bytes) };
         self.pages
             .is_lazy()
-            .then(|| BlockMemory { commit: self.in_every_layer(Pages::commit), release: self.in_every_layer(release) })
+            .then(|| BlockMemory { commit: self.change_every_layer(HostMemory::populate), release: self.change_every_layer(release) })
     }
 
     /// Calls `change` with the bytes of a range of blocks, once for each layer.
-    fn in_every_layer(
+    fn change_every_layer(
         &self,
-        change: impl Fn(&Pages, Range<usize>) -> std::io::Result<()> + Send + 'static,
+        change: impl Fn(&HostMemory, Range<usize>) -> std::io::Result<()> + Send + 'static,
     ) -> ChangeBlocks {
         let (pages, KvSpec { n_layers, n_blocks, .. }) = (self.pages.clone(), self.spec);
         let n_bytes = self.spec.layout.page_bytes(self.spec.dtype) as usize;
@@ -159,11 +159,11 @@ impl Kv {
     }
 
     pub(crate) fn read_block(&self, layer: usize, block: BlockId) -> Vec<u8> {
-        self.pages.bytes()[self.block(layer, block)].to_vec()
+        self.pages.bytes()[self.block_range(layer, block)].to_vec()
     }
 
     /// Returns the bytes of all heads' pages of a block.
-    fn block(&self, layer: usize, block: BlockId) -> Range<usize> {
+    fn block_range(&self, layer: usize, block: BlockId) -> Range<usize> {
         let (KvSpec { n_layers, n_blocks, .. }, block) = (self.spec, block.0 as usize);
         assert!(layer < n_layers && block < n_blocks, "block {block} of {n_blocks}, layer {layer} of {n_layers}");
         let n_bytes = self.spec.layout.page_bytes(self.spec.dtype) as usize;
@@ -172,16 +172,16 @@ impl Kv {
     }
 
     /// Returns the distance from K to V.
-    pub(crate) fn half_page(&self) -> usize {
+    pub(crate) fn k_to_v_distance(&self) -> usize {
         self.half_page
     }
 
     /// Returns the element at which a head's page begins: K, then V.
     #[inline(always)]
-    pub(crate) fn page(&self, layer: usize, block: u32, head: usize) -> usize {
+    pub(crate) fn page_start(&self, layer: usize, block: u32, head: usize) -> usize {
         debug_assert!(layer < self.spec.n_layers && head < self.n_kv_heads);
         assert!((block as usize) < self.spec.n_blocks, "block {block} of {}", self.spec.n_blocks);
-        ((layer * self.spec.n_blocks + block as usize) * self.n_kv_heads + head) * 2 * self.half_page()
+        ((layer * self.spec.n_blocks + block as usize) * self.n_kv_heads + head) * 2 * self.k_to_v_distance()
     }
 
     /// Converts a half page to f32.
@@ -191,7 +191,7 @@ impl Kv {
         match self.spec.dtype {
             KvDtype::F32 => to.copy_from_slice(&self.pages.floats()[start..start + n]),
             KvDtype::F16 => {
-                let from = &self.halves()[start..start + n];
+                let from = &self.f16_bits()[start..start + n];
                 for (from, to) in from.as_chunks::<LANES>().0.iter().zip(to.as_chunks_mut::<LANES>().0) {
                     L::from_f16(from).store(to);
                 }
@@ -206,13 +206,13 @@ impl Kv {
     pub(crate) fn half(&self, start: usize, n: usize) -> KvPlane<'_> {
         match self.spec.dtype {
             KvDtype::F32 => KvPlane::F32(&self.pages.floats()[start..start + n]),
-            KvDtype::F16 => KvPlane::F16(&self.halves()[start..start + n]),
+            KvDtype::F16 => KvPlane::F16(&self.f16_bits()[start..start + n]),
             KvDtype::Int8 => unreachable!("it is read as it is"),
             KvDtype::Bf16 | KvDtype::Fp8 => unreachable!("`new` refuses it"),
         }
     }
 
-    fn halves(&self) -> &[u16] {
+    fn f16_bits(&self) -> &[u16] {
         bytemuck::cast_slice(self.pages.bytes())
     }
 }
@@ -239,7 +239,7 @@ impl Rope {
 
     /// Turns the first `2 * half_dim` elements of a head.
     #[inline(always)]
-    fn turn(&self, head: &mut [f32], position: usize) {
+    fn rotate(&self, head: &mut [f32], position: usize) {
         let cos = &self.cos[position * self.half_dim..][..self.half_dim];
         let sin = &self.sin[position * self.half_dim..][..self.half_dim];
         match self.style {
@@ -279,7 +279,7 @@ impl Kernel for RopeStore<'_> {
         for (i, slice) in pass.slices.iter().enumerate() {
             let start = self.rows.start.max(slice.rows.start as usize);
             let end = self.rows.end.min(slice.rows.end as usize);
-            let blocks = pass.tables.group(group).of(i);
+            let blocks = pass.tables.group(group).blocks_of(i);
             for row in start..end {
                 let position = slice.range.start as usize + row - slice.rows.start as usize;
                 self.row::<L>(row, position, blocks[position / POSITIONS].0);
@@ -291,18 +291,18 @@ impl Kernel for RopeStore<'_> {
 impl RopeStore<'_> {
     #[inline(always)]
     fn row<L: Lanes>(&self, row: usize, position: usize, block: u32) {
-        let Heads { n_heads, n_kv_heads, head_dim, .. } = *self.call.heads;
+        let AttentionHeads { n_heads, n_kv_heads, head_dim, .. } = *self.call.heads;
         let n_cols = self.call.heads.qkv_cols();
         // SAFETY: the op checked the shape; one thread has each row.
         let row = unsafe { self.qkv.part(row * n_cols, n_cols) };
         let (turning, v) = row.split_at_mut((n_heads + n_kv_heads) * head_dim);
         if let Some(rope) = self.rope {
-            turning.chunks_exact_mut(head_dim).for_each(|head| rope.turn(head, position));
+            turning.chunks_exact_mut(head_dim).for_each(|head| rope.rotate(head, position));
         }
         let k = &turning[n_heads * head_dim..];
         for head in 0..n_kv_heads {
             let heads = head * head_dim..(head + 1) * head_dim;
-            let page = self.kv.page(self.call.layer, block, head);
+            let page = self.kv.page_start(self.call.layer, block, head);
             // SAFETY: a (block, position) belongs to one row of a step, and nothing reads it before the op is over.
             unsafe { self.kv.store::<L>(page, position % POSITIONS, &k[heads.clone()], &v[heads]) };
         }
@@ -314,7 +314,7 @@ impl Kv {
     /// No other thread touches this position of this page.
     #[inline(always)]
     unsafe fn store<L: Lanes>(&self, page: usize, slot: usize, k: &[f32], v: &[f32]) {
-        let v_start = page + self.half_page() + slot * self.head_dim;
+        let v_start = page + self.k_to_v_distance() + slot * self.head_dim;
         debug_assert!((v_start + v.len()) * self.spec.dtype.bytes() <= self.pages.n_bytes());
         // SAFETY: inside the page, which is inside the pages: `page` checked its indices.
         unsafe {

@@ -49,15 +49,15 @@ impl Kernel for ConvolutionItems<'_> {
         let ConvolutionCall { pass, channels, group, .. } = *self.of.call;
         for item in self.items {
             let (slice, head) = (item / channels.n, item % channels.n);
-            let blocks = pass.tables.group(group).of(slice);
-            self.of.item::<L>(&pass.slices[slice], blocks, head, &self.spare);
+            let blocks = pass.tables.group(group).blocks_of(slice);
+            self.of.convolve_item::<L>(&pass.slices[slice], blocks, head, &self.spare);
         }
     }
 }
 
 impl ConvolutionJob<'_> {
     #[inline(always)]
-    fn item<L: Lanes>(&self, slice: &PassSlice, blocks: &[BlockId], head: usize, spare: &SharedPtr<f32>) {
+    fn convolve_item<L: Lanes>(&self, slice: &PassSlice, blocks: &[BlockId], head: usize, spare: &SharedPtr<f32>) {
         let (start, end) = (slice.range.start as usize, slice.range.end as usize);
         let read = start.checked_sub(1).map(|before| blocks[before / POSITIONS]);
         assert!(read != Some(BlockId::NONE), "the page before position {start} is there");

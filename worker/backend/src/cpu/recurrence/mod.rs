@@ -16,8 +16,8 @@ use super::memory::SharedPtr;
 use super::{Buffer, Cpu, Vector};
 use crate::{ConvolutionCall, PassSlice, Recurrence, RecurrenceCall, RecurrentHeads, RecurrentWeights, StateRule};
 use convolution::ConvolutionJob;
-use page::{POSITIONS, StatePage, Widths};
-pub(super) use page::{convolves, supported};
+use page::{POSITIONS, StatePage, HeadWidths};
+pub(super) use page::{check_channels, check_heads};
 use std::ops::Range;
 use types::BlockId;
 
@@ -42,7 +42,7 @@ impl Recurrence for Cpu {
         let n_rows = pass.n_rows();
         let x = x.rows(n_rows, heads.n_cols());
         let out = out.shared(n_rows, heads.n_heads * heads.value_dim);
-        let recur = RecurrenceJob { x, weights, call, shape: Widths::of(heads), kv, out };
+        let recur = RecurrenceJob { x, weights, call, shape: HeadWidths::of(heads), kv, out };
         self.team.run(pass.slices.len() * heads.n_heads, &|items| recur.run(self.config.isa, items));
     }
 
@@ -71,7 +71,7 @@ fn check(heads: &RecurrentHeads, weights: &CpuRecurrentWeights) {
     };
     let fits = conv.len() == heads.taps * n_channels && conv_bias.as_ref().is_none_or(|bias| bias.len() == n_channels);
     assert!(fits && fits_rule && [rate, rate_bias].iter().all(|of| of.len() == heads.n_heads), "weights of {heads:?}");
-    assert!(supported(heads).is_ok() && heads.key_of(heads.n_heads - 1) < heads.n_key_heads, "{heads:?}");
+    assert!(check_heads(heads).is_ok() && heads.key_head_of(heads.n_heads - 1) < heads.n_key_heads, "{heads:?}");
 }
 
 struct RecurrenceJob<'a> {
@@ -79,7 +79,7 @@ struct RecurrenceJob<'a> {
     x: &'a [f32],
     weights: &'a CpuRecurrentWeights,
     call: &'a RecurrenceCall<'a>,
-    shape: Widths,
+    shape: HeadWidths,
     kv: &'a Kv,
     /// [n_rows, n_heads * value_dim]
     out: SharedPtr<f32>,
@@ -110,8 +110,8 @@ impl Kernel for RecurrenceItems<'_> {
         let pages = SharedPtr::new(self.pages.as_mut_ptr());
         for item in self.items {
             let (slice, head) = (item / heads.n_heads, item % heads.n_heads);
-            let blocks = pass.tables.group(group).of(slice);
-            self.recur.item::<L>(&pass.slices[slice], blocks, head, &pages, self.work);
+            let blocks = pass.tables.group(group).blocks_of(slice);
+            self.recur.compute_item::<L>(&pass.slices[slice], blocks, head, &pages, self.work);
         }
     }
 }
@@ -119,7 +119,7 @@ impl Kernel for RecurrenceItems<'_> {
 impl RecurrenceJob<'_> {
     /// Computes one head of one slice.
     #[inline(always)]
-    fn item<L: Lanes>(
+    fn compute_item<L: Lanes>(
         &self,
         slice: &PassSlice,
         blocks: &[BlockId],
@@ -135,12 +135,12 @@ impl RecurrenceJob<'_> {
             let positions = start.max(first)..end.min(first + POSITIONS);
             let mut page = self.page(blocks, block, head, pages);
             match block.checked_sub(1).filter(|_| positions.start == first) {
-                Some(before) => rows::go_on::<L>(&self.page(blocks, before, head, pages), &mut page, work),
-                None if first == positions.start => page.begin(),
+                Some(before) => rows::carry_state::<L>(&self.page(blocks, before, head, pages), &mut page, work),
+                None if first == positions.start => page.begin_sequence(),
                 None => {}
             }
             let row = slice.rows.start as usize + positions.start - start;
-            self.rows::<L>(head, row, positions.start - first..positions.end - first, &mut page, work);
+            self.compute_rows::<L>(head, row, positions.start - first..positions.end - first, &mut page, work);
         }
     }
 

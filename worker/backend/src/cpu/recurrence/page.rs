@@ -9,7 +9,7 @@ pub const POSITIONS: usize = BLOCK_TOKENS as usize;
 pub const DIM_MAX: usize = 256;
 
 /// Refuses shapes that no kernel here is for.
-pub fn supported(heads: &RecurrentHeads) -> Result<()> {
+pub fn check_heads(heads: &RecurrentHeads) -> Result<()> {
     let fits = |dim: usize| (1..=DIM_MAX).contains(&dim) && dim.is_multiple_of(LANES);
     match fits(heads.key_dim) && fits(heads.value_dim) && (1..=POSITIONS).contains(&heads.taps) {
         true => Ok(()),
@@ -21,7 +21,7 @@ pub fn supported(heads: &RecurrentHeads) -> Result<()> {
 }
 
 /// Refuses convolutions that reach over a whole block.
-pub fn convolves(channels: &ConvolvedChannels) -> Result<()> {
+pub fn check_channels(channels: &ConvolvedChannels) -> Result<()> {
     match (1..=POSITIONS).contains(&channels.taps) && channels.width > 0 {
         true => Ok(()),
         false => Err(Error::Shape(format!("a convolution of {} taps (up to {POSITIONS})", channels.taps))),
@@ -30,14 +30,14 @@ pub fn convolves(channels: &ConvolvedChannels) -> Result<()> {
 
 /// The widths of a head.
 #[derive(Clone, Copy)]
-pub struct Widths {
+pub struct HeadWidths {
     pub key: usize,
     pub value: usize,
     pub taps: usize,
 }
 
 pub struct StatePage<'a> {
-    pub shape: Widths,
+    pub shape: HeadWidths,
     /// At the block's start. [key, value]
     pub state: &'a mut [f32],
     /// What the convolution sees: of the positions before the block, and of the block's. [taps - 1 + 16, channels]
@@ -50,9 +50,9 @@ pub struct StatePage<'a> {
     pub decays: &'a mut [f32; POSITIONS],
 }
 
-impl Widths {
-    pub fn of(heads: &RecurrentHeads) -> Widths {
-        Widths { key: heads.key_dim, value: heads.value_dim, taps: heads.taps }
+impl HeadWidths {
+    pub fn of(heads: &RecurrentHeads) -> HeadWidths {
+        HeadWidths { key: heads.key_dim, value: heads.value_dim, taps: heads.taps }
     }
 
     /// Channels of Q, K and V.
@@ -77,7 +77,7 @@ impl Widths {
 
 impl<'a> StatePage<'a> {
     #[inline(always)]
-    pub fn of(shape: Widths, numbers: &'a mut [f32]) -> StatePage<'a> {
+    pub fn of(shape: HeadWidths, numbers: &'a mut [f32]) -> StatePage<'a> {
         let [state, inputs, keys, values] = shape.parts();
         let (state, rest) = numbers.split_at_mut(state);
         let (inputs, rest) = rest.split_at_mut(inputs);
@@ -88,7 +88,7 @@ impl<'a> StatePage<'a> {
     }
 
     /// The page of a sequence's first block: nothing is before it.
-    pub fn begin(&mut self) {
+    pub fn begin_sequence(&mut self) {
         self.state.fill(0.0);
         self.inputs[..self.shape.n_before()].fill(0.0);
     }

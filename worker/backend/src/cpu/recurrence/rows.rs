@@ -11,7 +11,7 @@
 #![allow(clippy::needless_range_loop, reason = "an index into several arrays of registers")]
 
 use super::RecurrenceJob;
-use super::page::{DIM_MAX, POSITIONS, StatePage, Widths};
+use super::page::{DIM_MAX, POSITIONS, StatePage, HeadWidths};
 use crate::StateRule;
 use crate::cpu::between::sum_of_squares;
 use crate::cpu::lanes::{LANES, Lanes};
@@ -35,7 +35,7 @@ struct ProbeRows<'a> {
 
 impl ProbeRows<'_> {
     #[inline(always)]
-    fn of(work: &mut [f32], Widths { key, value, .. }: Widths, n_probes: usize) -> ProbeRows<'_> {
+    fn of(work: &mut [f32], HeadWidths { key, value, .. }: HeadWidths, n_probes: usize) -> ProbeRows<'_> {
         let (probes, rest) = work.split_at_mut(POSITIONS * n_probes * key);
         let (answers, rest) = rest.split_at_mut(POSITIONS * n_probes * value);
         ProbeRows { n_probes, probes, answers, values: &mut rest[..POSITIONS * value], steps: [0.0; POSITIONS] }
@@ -44,8 +44,8 @@ impl ProbeRows<'_> {
 
 /// The state at a block's start, and the inputs before it, from the whole page of the block before.
 #[inline(always)]
-pub fn go_on<L: Lanes>(before: &StatePage<'_>, page: &mut StatePage<'_>, work: &mut [f32]) {
-    let Widths { key, value, .. } = page.shape;
+pub fn carry_state<L: Lanes>(before: &StatePage<'_>, page: &mut StatePage<'_>, work: &mut [f32]) {
+    let HeadWidths { key, value, .. } = page.shape;
     let n_before = page.shape.n_before();
     page.inputs[..n_before].copy_from_slice(&before.inputs[before.inputs.len() - n_before..]);
     let last = before.decays[POSITIONS - 1];
@@ -60,14 +60,14 @@ pub fn go_on<L: Lanes>(before: &StatePage<'_>, page: &mut StatePage<'_>, work: &
     let decay = exp(last);
     for column in (0..value).step_by(LANES) {
         for i in (0..key).step_by(WIDE) {
-            states::<L>(before, page, scaled, decay, i, column);
+            carry_state_rows::<L>(before, page, scaled, decay, i, column);
         }
     }
 }
 
 /// `WIDE` rows of the state in sixteen columns.
 #[inline(always)]
-fn states<L: Lanes>(
+fn carry_state_rows<L: Lanes>(
     before: &StatePage<'_>,
     page: &mut StatePage<'_>,
     scaled: &[f32],
@@ -75,7 +75,7 @@ fn states<L: Lanes>(
     i: usize,
     column: usize,
 ) {
-    let Widths { key, value, .. } = page.shape;
+    let HeadWidths { key, value, .. } = page.shape;
     let mut sums = [L::splat(0.0); WIDE];
     for n in 0..WIDE {
         sums[n] = lanes::<L>(before.state, (i + n) * value + column).mul(L::splat(decay));
@@ -113,7 +113,7 @@ struct HeadColumns {
 impl RecurrenceJob<'_> {
     /// Computes the rows of some slots of a block, of which the first is `row` of the pass.
     #[inline(always)]
-    pub fn rows<L: Lanes>(
+    pub fn compute_rows<L: Lanes>(
         &self,
         head: usize,
         row: usize,
@@ -124,9 +124,9 @@ impl RecurrenceJob<'_> {
         let n_probes = if self.call.heads.has_steps { 2 } else { 1 };
         let (columns, mut parts) = (self.columns(head), ProbeRows::of(work, self.shape, n_probes));
         for (row, slot) in (row..).zip(slots.clone()) {
-            self.take::<L>(head, self.row(row), &columns, slot, page, &mut parts);
+            self.prepare_row::<L>(head, self.row(row), &columns, slot, page, &mut parts);
         }
-        self.by_state::<L>(slots.clone(), page, &mut parts);
+        self.multiply_probes::<L>(slots.clone(), page, &mut parts);
         for (row, slot) in (row..).zip(slots) {
             self.solve::<L>(slot, page, &parts);
             self.finish::<L>(head, row, self.row(row), slot, page, &parts);
@@ -142,7 +142,7 @@ impl RecurrenceJob<'_> {
     #[inline(always)]
     fn columns(&self, head: usize) -> HeadColumns {
         let heads = self.call.heads;
-        let (key, n_keys) = (heads.key_of(head) * heads.key_dim, heads.n_key_heads * heads.key_dim);
+        let (key, n_keys) = (heads.key_head_of(head) * heads.key_dim, heads.n_key_heads * heads.key_dim);
         let (value, n_values) = (head * heads.value_dim, heads.n_heads * heads.value_dim);
         let z = heads.n_channels() + value;
         let b = heads.n_channels() + n_values + head;
@@ -152,7 +152,7 @@ impl RecurrenceJob<'_> {
 
     /// Keeps a row's inputs, convolves them, and makes its key, query, value, decay and step.
     #[inline(always)]
-    fn take<L: Lanes>(
+    fn prepare_row<L: Lanes>(
         &self,
         head: usize,
         x: &[f32],
@@ -161,7 +161,7 @@ impl RecurrenceJob<'_> {
         page: &mut StatePage<'_>,
         parts: &mut ProbeRows<'_>,
     ) {
-        let Widths { key, value, taps } = self.shape;
+        let HeadWidths { key, value, taps } = self.shape;
         let channels = self.shape.channels();
         let own = &mut page.inputs[(taps - 1 + slot) * channels..][..channels];
         let widths = [(0, key), (key, key), (2 * key, value)];
@@ -211,7 +211,7 @@ impl RecurrenceJob<'_> {
 
     /// The state times the probes of some rows: it is read once for up to four of them.
     #[inline(always)]
-    fn by_state<L: Lanes>(&self, slots: Range<usize>, page: &StatePage<'_>, parts: &mut ProbeRows<'_>) {
+    fn multiply_probes<L: Lanes>(&self, slots: Range<usize>, page: &StatePage<'_>, parts: &mut ProbeRows<'_>) {
         let (mut at, end) = (slots.start * parts.n_probes, slots.end * parts.n_probes);
         while at < end {
             match end - at {
@@ -225,7 +225,7 @@ impl RecurrenceJob<'_> {
     /// A row's value: what it adds to the state under its key.
     #[inline(always)]
     fn solve<L: Lanes>(&self, slot: usize, page: &mut StatePage<'_>, parts: &ProbeRows<'_>) {
-        let Widths { key, value, .. } = self.shape;
+        let HeadWidths { key, value, .. } = self.shape;
         let (solved, own) = page.values.split_at_mut(slot * value);
         let step = L::splat(parts.steps[slot]);
         let (keys, own_key) = page.keys.split_at(slot * key);
@@ -257,7 +257,7 @@ impl RecurrenceJob<'_> {
         page: &StatePage<'_>,
         parts: &ProbeRows<'_>,
     ) {
-        let Widths { key, value, .. } = self.shape;
+        let HeadWidths { key, value, .. } = self.shape;
         let query = &parts.probes[slot * parts.n_probes * key..][..key];
         let products = weighted_dots::<L>(page.keys, query, page.decays, slot, slot + 1);
         let decay = L::splat(exp(page.decays[slot]));
@@ -319,7 +319,7 @@ fn weighted_dots<L: Lanes>(keys: &[f32], x: &[f32], decays: &[f32; POSITIONS], t
 /// N probes from `at` on times the state, all columns. Returns N.
 #[inline(always)]
 fn multiply<L: Lanes, const N: usize>(page: &StatePage<'_>, at: usize, parts: &mut ProbeRows<'_>) -> usize {
-    let Widths { key, value, .. } = page.shape;
+    let HeadWidths { key, value, .. } = page.shape;
     let probes: [&[f32]; N] = std::array::from_fn(|n| &parts.probes[(at + n) * key..][..key]);
     let wide = value / (WIDE * LANES) * (WIDE * LANES);
     for column in (0..wide).step_by(WIDE * LANES) {

@@ -26,7 +26,7 @@ fn hides_stops(draw: &Draw<'_>) -> bool {
 }
 
 /// Whether something besides the mask forbids the token.
-pub(super) fn bans(draw: &Draw<'_>, token: Token) -> bool {
+pub(super) fn is_banned(draw: &Draw<'_>, token: Token) -> bool {
     let Sampling { allowed, bad_words, .. } = draw.sampling;
     let ends_word =
         |word: &Tokens| word.split_last().is_some_and(|(last, before)| draw.output.ends_with(before) && *last == token);
@@ -40,7 +40,7 @@ pub(super) fn edit(row: &[f32], draw: &Draw<'_>, edited: &mut Vec<f32>, marks: &
     let sampling = draw.sampling;
     allow(row, &sampling.allowed, edited);
     if let DrawMask::Of(words) = draw.mask {
-        hide(words, edited);
+        mask_unset(words, edited);
     }
     sampling.bad_words.iter().for_each(|word| forbid_end(edited, word, draw.output));
     if hides_stops(draw) {
@@ -72,7 +72,7 @@ fn allow(row: &[f32], allowed: &[Token], edited: &mut Vec<f32>) {
 }
 
 /// Masks what has no bit.
-fn hide(words: &[u32], row: &mut [f32]) {
+fn mask_unset(words: &[u32], row: &mut [f32]) {
     let words = words.iter().copied().chain(std::iter::repeat(0));
     for (logits, word) in row.chunks_mut(32).zip(words).filter(|(_, word)| *word != u32::MAX) {
         // Most words of a narrow mask.
@@ -109,7 +109,7 @@ fn forbid_end(row: &mut [f32], word: &[Token], output: &[Token]) {
 const IN_PROMPT: u32 = 1 << 31;
 
 fn penalize(row: &mut [f32], draw: &Draw<'_>, penalties: &Penalties, marks: &mut [u32]) {
-    let (prompt, output) = seen(draw, penalties.window);
+    let (prompt, output) = penalty_window(draw, penalties.window);
     // In a window a token of the prompt counts as one of the output does.
     let of_prompt = |mark: u32| if penalties.window > 0 { mark + 1 } else { mark | IN_PROMPT };
     for token in prompt.iter().filter(|token| (**token as usize) < row.len()) {
@@ -129,7 +129,7 @@ fn penalize(row: &mut [f32], draw: &Draw<'_>, penalties: &Penalties, marks: &mut
 }
 
 /// The tokens of prompt and output that penalties look at: the last `window` of both, or all.
-fn seen<'a>(draw: &Draw<'a>, window: u32) -> (&'a [Token], &'a [Token]) {
+fn penalty_window<'a>(draw: &Draw<'a>, window: u32) -> (&'a [Token], &'a [Token]) {
     if window == 0 {
         return (draw.prompt, draw.output);
     }

@@ -18,17 +18,17 @@ pub(super) struct ScaledLogits<'a> {
 }
 
 /// The factor for logits: one over the temperature.
-pub(super) fn scale(sampling: &Sampling) -> f64 {
+pub(super) fn inverse_temperature(sampling: &Sampling) -> f64 {
     1.0 / f64::from(sampling.temperature)
 }
 
 /// The scaled logit below which min_p drops a token.
-pub(super) fn least(min_p: f32) -> f64 {
+pub(super) fn min_p_logit(min_p: f32) -> f64 {
     if min_p > 0.0 { libm::log(f64::from(min_p)) } else { f64::NEG_INFINITY }
 }
 
 /// `scale` in f32. The inverse of the smallest temperatures is infinite there, and zero times that would be NaN.
-pub(super) fn scale_f32(sampling: &Sampling) -> f32 {
+pub(super) fn inverse_temperature_f32(sampling: &Sampling) -> f32 {
     (1.0 / sampling.temperature).min(f32::MAX)
 }
 
@@ -38,7 +38,7 @@ impl<'a> ScaledLogits<'a> {
             true => -f64::from(sampling.top_n_sigma) * deviation(row),
             false => f64::NEG_INFINITY,
         };
-        ScaledLogits { row, largest, sampling, isa, scale: scale(sampling), deviation, least: least(sampling.min_p) }
+        ScaledLogits { row, largest, sampling, isa, scale: inverse_temperature(sampling), deviation, least: min_p_logit(sampling.min_p) }
     }
 
     /// The logit over the temperature, shifted so that the largest is zero.
@@ -58,7 +58,7 @@ impl<'a> ScaledLogits<'a> {
 
     /// The probability relative to that of the largest.
     fn weight(&self, key: &LogitKey) -> f64 {
-        f64::from(math::exp((self.row[key.token() as usize] - self.largest) * scale_f32(self.sampling)))
+        f64::from(math::exp((self.row[key.token() as usize] - self.largest) * inverse_temperature_f32(self.sampling)))
     }
 
     fn top_k(&self) -> usize {
@@ -132,7 +132,7 @@ impl<'a> ScaledLogits<'a> {
     /// Tries a few of the most likely first: in most distributions they reach top_p.
     fn top_p_of_all(&self, keys: &mut Vec<LogitKey>) {
         const FIRST_LOOK: usize = 64;
-        let total = f64::from(rows::sum_exp(self.isa, self.row, self.largest, scale_f32(self.sampling)));
+        let total = f64::from(rows::sum_exp(self.isa, self.row, self.largest, inverse_temperature_f32(self.sampling)));
         let target = total * f64::from(self.sampling.top_p);
         let mut n_seen = FIRST_LOOK.min(self.row.len());
         loop {

@@ -155,8 +155,8 @@ pub(crate) fn unedited(draw: &Draw<'_>) -> Option<UneditedDraw> {
         return Some(UneditedDraw { key, scale: 1.0, scale_f32: 1.0, least, top_p: all, top_k: 0 });
     }
     let is_known = *typical_p >= 1.0 && *top_n_sigma <= 0.0 && xtc.probability == 0.0;
-    let (scale, scale_f32) = (filters::scale(sampling), filters::scale_f32(sampling));
-    let (least, top_p) = (filters::least(*min_p), f64::from(*top_p).min(all));
+    let (scale, scale_f32) = (filters::inverse_temperature(sampling), filters::inverse_temperature_f32(sampling));
+    let (least, top_p) = (filters::min_p_logit(*min_p), f64::from(*top_p).min(all));
     is_known.then_some(UneditedDraw { key, scale, scale_f32, least, top_p, top_k: *top_k })
 }
 
@@ -195,7 +195,7 @@ fn draw_row(row: &[f32], draw: &Draw<'_>, scratch: &mut SampleScratch) -> Result
 /// Takes the only token of a mask: no edit or filter can choose another one.
 fn forced(row: &[f32], only: Token, draw: &Draw<'_>) -> Result<Token, DrawError> {
     let is_there = row.get(only as usize).is_some_and(|logit| logit.is_finite());
-    if is_there && !edits::bans(draw, only) { Ok(only) } else { Err(DrawError::NothingLeft) }
+    if is_there && !edits::is_banned(draw, only) { Ok(only) } else { Err(DrawError::NothingLeft) }
 }
 
 fn drawn_edited(row: &[f32], draw: &Draw<'_>, scratch: &mut SampleScratch) -> Result<Token, DrawError> {
@@ -254,7 +254,7 @@ impl BestToken {
             return;
         }
         let bits = noise.bits(token);
-        if scaled + Noise::bound(bits) < self.score {
+        if scaled + Noise::gumbel_bound(bits) < self.score {
             return;
         }
         let score = scaled + Noise::gumbel_of(bits);

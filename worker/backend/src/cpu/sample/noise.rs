@@ -41,7 +41,7 @@ impl Noise {
     }
 
     /// An upper bound of `gumbel_of(bits)`: -ln u >= 1 - u, and 1 - u has as many leading zeros as u has leading ones.
-    pub(super) fn bound(bits: u64) -> f64 {
+    pub(super) fn gumbel_bound(bits: u64) -> f64 {
         const MORE_THAN_LN_2: f64 = 0.693_148;
         f64::from((bits & !0xfff).leading_ones() + 1) * MORE_THAN_LN_2
     }

@@ -246,7 +246,7 @@ fn no_noise_passes_its_bound() {
         // Rare ones too, with many leading ones.
         let bits = mix(i) | !(u64::MAX >> (i % 64));
         let gumbel = Noise::gumbel_of(bits);
-        assert!(gumbel <= Noise::bound(bits) && gumbel < Noise::MAX, "{bits:x}");
+        assert!(gumbel <= Noise::gumbel_bound(bits) && gumbel < Noise::MAX, "{bits:x}");
         assert!(gumbel.is_finite());
     }
     assert!(Noise::gumbel_of(0).is_finite() && Noise::gumbel_of(u64::MAX).is_finite());
@@ -461,7 +461,7 @@ fn a_mask_comes_before_everything_but_logprobs() {
             assert_eq!(token(&masked), token(&expected), "{sampling:?}");
             let Ok(out) = masked else { continue };
             assert!(allows(&words, out.token as usize));
-            let score = Some(crate::Score { token: out.token, n_top: 3 });
+            let score = Some(crate::ScoreRequest { token: out.token, n_top: 3 });
             assert_eq!(Ok(out), draw_row(&row, &Draw { sampling: &plain, score, ..open }, scratch), "of the whole row");
         }
     }
@@ -550,7 +550,7 @@ fn every_instruction_set_draws_the_same_bits() {
 fn known_token_is_reported_not_drawn() {
     let row = logits(500, 4);
     let sampling = Sampling { allowed: vec![3], logprobs: Some(5), ..hot(1.0) };
-    let score = Some(crate::Score { token: 77, n_top: 2 });
+    let score = Some(crate::ScoreRequest { token: 77, n_top: 2 });
     let draw = Draw { sampling: &sampling, prompt: &[1], output: &[], score, mask: DrawMask::Open };
     let out = draw_row(&row, &draw, &mut SampleScratch::new(0)).unwrap();
     let log_sum = row.iter().map(|&logit| f64::from(logit).exp()).sum::<f64>().ln();

@@ -229,7 +229,7 @@ impl Stream {
     /// The function is of a module that outlives the launch, and each argument points to a value of its parameter's
     /// type. Addresses among them are of this context's memory, as large as the kernel reads and writes, until the
     /// stream has finished.
-    pub unsafe fn launch(&self, function: KernelFunction, shape: Shape, args: &[*const c_void]) -> Result<()> {
+    pub unsafe fn launch(&self, function: KernelFunction, shape: LaunchShape, args: &[*const c_void]) -> Result<()> {
         let mut pointers = [std::ptr::null_mut::<c_void>(); ARGS_MAX];
         assert!(args.len() <= ARGS_MAX, "a kernel of {} arguments", args.len());
         pointers.iter_mut().zip(args).for_each(|(pointer, arg)| *pointer = arg.cast_mut());
@@ -251,30 +251,30 @@ impl Stream {
 
     /// # Safety
     /// `from` is pinned memory that its owner does not change until the stream has finished.
-    pub unsafe fn write(&self, to: &Bytes, at: usize, from: &[u8]) -> Result<()> {
+    pub unsafe fn write(&self, to: &DeviceMemory, at: usize, from: &[u8]) -> Result<()> {
         to.check(at, from.len());
         if from.is_empty() {
             return Ok(());
         }
         self.context.enter()?;
         // SAFETY: inside the allocation; the rest is the caller's promise.
-        check_status("copy to the device", unsafe { result::memcpy_htod_async(to.at(at), from, self.raw) })
+        check_status("copy to the device", unsafe { result::memcpy_htod_async(to.address(at), from, self.raw) })
     }
 
     /// # Safety
     /// No code reads `to` or frees it before the stream has finished.
-    pub unsafe fn read(&self, from: &Bytes, at: usize, to: &mut [u8]) -> Result<()> {
+    pub unsafe fn read(&self, from: &DeviceMemory, at: usize, to: &mut [u8]) -> Result<()> {
         from.check(at, to.len());
         if to.is_empty() {
             return Ok(());
         }
         self.context.enter()?;
         // SAFETY: inside the allocation; the rest is the caller's promise.
-        check_status("copy from the device", unsafe { result::memcpy_dtoh_async(to, from.at(at), self.raw) })
+        check_status("copy from the device", unsafe { result::memcpy_dtoh_async(to, from.address(at), self.raw) })
     }
 
     /// Within the device.
-    pub fn copy(&self, to: &Bytes, to_at: usize, from: &Bytes, from_at: usize, n: usize) -> Result<()> {
+    pub fn copy(&self, to: &DeviceMemory, to_at: usize, from: &DeviceMemory, from_at: usize, n: usize) -> Result<()> {
         to.check(to_at, n);
         from.check(from_at, n);
         if n == 0 {
@@ -282,7 +282,7 @@ impl Stream {
         }
         self.context.enter()?;
         // SAFETY: both ranges are inside their allocations, which outlive the stream's work: freeing waits for it.
-        let status = unsafe { result::memcpy_dtod_async(to.at(to_at), from.at(from_at), n, self.raw) };
+        let status = unsafe { result::memcpy_dtod_async(to.address(to_at), from.address(from_at), n, self.raw) };
         check_status("copy within the device", status)
     }
 
@@ -308,14 +308,14 @@ impl Stream {
             srcY: 0,
             srcMemoryType: device,
             srcHost: std::ptr::null(),
-            srcDevice: from.bytes.at(from.at),
+            srcDevice: from.bytes.address(from.at),
             srcArray: std::ptr::null_mut(),
             srcPitch: from.pitch,
             dstXInBytes: 0,
             dstY: 0,
             dstMemoryType: device,
             dstHost: std::ptr::null_mut(),
-            dstDevice: to.bytes.at(to.at),
+            dstDevice: to.bytes.address(to.at),
             dstArray: std::ptr::null_mut(),
             dstPitch: to.pitch,
             WidthInBytes: n_bytes,
@@ -340,19 +340,19 @@ impl Stream {
     }
 
     /// Sets every byte to `value`.
-    pub fn fill(&self, to: &Bytes, value: u8) -> Result<()> {
+    pub fn fill(&self, to: &DeviceMemory, value: u8) -> Result<()> {
         self.fill_part(to, 0, to.len, value)
     }
 
     /// Sets `n` bytes from `at` on to `value`.
-    pub fn fill_part(&self, to: &Bytes, at: usize, n: usize, value: u8) -> Result<()> {
+    pub fn fill_part(&self, to: &DeviceMemory, at: usize, n: usize, value: u8) -> Result<()> {
         to.check(at, n);
         if n == 0 {
             return Ok(());
         }
         self.context.enter()?;
         // SAFETY: inside the allocation.
-        check_status("fill memory", unsafe { result::memset_d8_async(to.at(at), value, n, self.raw) })
+        check_status("fill memory", unsafe { result::memset_d8_async(to.address(at), value, n, self.raw) })
     }
 }
 
@@ -367,14 +367,14 @@ impl Stream {
     }
 
     /// Returns everything since `begin_record`; an error if any of it could not be recorded.
-    pub fn end_record(&self) -> Result<Record> {
+    pub fn end_record(&self) -> Result<StreamRecord> {
         self.context.enter()?;
         // SAFETY: as above; a recording was begun by this thread.
         let raw = check_status("record", unsafe { result::stream::end_capture(self.raw) })?;
         if raw.is_null() {
             return Err(Error::Driver { what: "record", why: "there is no record".into() });
         }
-        Ok(Record { raw, context: self.context.clone() })
+        Ok(StreamRecord { raw, context: self.context.clone() })
     }
 
     /// Launches all of a record.
@@ -394,7 +394,7 @@ impl Stream {
         }
         to.bytes.check(to.at, (n_rows - 1) * to.pitch + n_bytes);
         self.context.enter()?;
-        let at = |row: usize| to.bytes.at(to.at + row * to.pitch);
+        let at = |row: usize| to.bytes.address(to.at + row * to.pitch);
         // SAFETY: the rows are inside the allocation, which outlives the stream's work: freeing waits for it.
         let status = unsafe {
             if to.pitch <= PITCH_MAX {
@@ -416,12 +416,12 @@ impl Drop for Stream {
 
 /// The operations launched on a stream, in their order.
 #[derive(Debug)]
-pub(crate) struct Record {
+pub(crate) struct StreamRecord {
     raw: sys::CUgraph,
     context: Arc<Context>,
 }
 
-impl Record {
+impl StreamRecord {
     /// Returns the number of operations in it.
     pub fn n_nodes(&self) -> Result<usize> {
         self.context.enter()?;
@@ -432,7 +432,7 @@ impl Record {
     }
 
     /// Instantiates the graph, with all the device memory that it needs.
-    pub fn ready(&self, stream: &Stream) -> Result<Graph> {
+    pub fn instantiate(&self, stream: &Stream) -> Result<Graph> {
         self.context.enter()?;
         // SAFETY: the record lives; no flag puts a requirement on the caller.
         let raw = unsafe { result::graph::instantiate(self.raw, sys::CUgraphInstantiate_flags(0)) };
@@ -443,7 +443,7 @@ impl Record {
     }
 }
 
-impl Drop for Record {
+impl Drop for StreamRecord {
     fn drop(&mut self) {
         // SAFETY: returned by `end_record`, and destroyed once; graphs made of it do not need it.
         let _gone = unsafe { self.context.enter().map(|()| result::graph::destroy(self.raw)) };
@@ -470,7 +470,7 @@ impl Drop for Graph {
 /// Rows with a fixed distance in bytes.
 #[derive(Clone, Copy)]
 pub(crate) struct PitchedRows<'a> {
-    pub bytes: &'a Bytes,
+    pub bytes: &'a DeviceMemory,
     pub at: usize,
     pub pitch: usize,
 }
@@ -480,7 +480,7 @@ const ARGS_MAX: usize = 32;
 
 /// The shape of a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Shape {
+pub(crate) struct LaunchShape {
     pub grid: [u32; 3],
     pub block: [u32; 3],
     /// Requested at the launch.
@@ -562,16 +562,16 @@ impl Drop for CudaEvent {
 
 /// Memory of the device.
 #[derive(Debug)]
-pub(crate) struct Bytes {
+pub(crate) struct DeviceMemory {
     start: sys::CUdeviceptr,
     len: usize,
     context: Arc<Context>,
 }
 
-impl Bytes {
+impl DeviceMemory {
     /// Allocates uninitialized memory. With length 0 it has no address.
-    pub fn new(context: &Arc<Context>, what: &'static str, len: usize) -> Result<Bytes> {
-        let mut bytes = Bytes { start: 0, len: 0, context: context.clone() };
+    pub fn new(context: &Arc<Context>, what: &'static str, len: usize) -> Result<DeviceMemory> {
+        let mut bytes = DeviceMemory { start: 0, len: 0, context: context.clone() };
         if len > 0 {
             context.enter()?;
             // SAFETY: `drop` frees it; nothing reads a byte that was not written.
@@ -587,7 +587,7 @@ impl Bytes {
     }
 
     /// Returns an address for a kernel's argument.
-    pub fn at(&self, byte: usize) -> u64 {
+    pub fn address(&self, byte: usize) -> u64 {
         self.start + byte as u64
     }
 
@@ -597,7 +597,7 @@ impl Bytes {
     }
 }
 
-impl Drop for Bytes {
+impl Drop for DeviceMemory {
     fn drop(&mut self) {
         if self.len > 0 {
             // SAFETY: allocated by `new`, and freed once; freeing waits for work that uses it.

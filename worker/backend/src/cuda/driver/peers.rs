@@ -1,7 +1,7 @@
 //! The driver's calls for devices that access each other's memory: whether they can, and memory that other processes
 //! open. Also words in host memory that a kernel reads while it runs.
 
-use super::{Bytes, Card, Context, PinnedMemory, check_status, result, sys};
+use super::{DeviceMemory, Card, Context, PinnedMemory, check_status, result, sys};
 use crate::Result;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
@@ -11,7 +11,7 @@ pub type Handle = [u8; 64];
 
 impl Context {
     /// Whether kernels of this device can access the memory of that one.
-    pub fn can_reach(&self, card: &Card) -> Result<bool> {
+    pub fn can_access_peer(&self, card: &Card) -> Result<bool> {
         let there = check_status("find a device", result::device::get(card.ordinal as i32))?;
         let mut can = 0;
         // SAFETY: writes one number; both devices are the driver's.
@@ -21,7 +21,7 @@ impl Context {
     }
 
     /// Gives its kernels access to the memory of `other`.
-    pub fn reach(&self, other: &Context) -> Result<()> {
+    pub fn enable_peer_access(&self, other: &Context) -> Result<()> {
         if self.raw == other.raw {
             return Ok(());
         }
@@ -35,7 +35,7 @@ impl Context {
     }
 }
 
-impl Bytes {
+impl DeviceMemory {
     /// Returns a handle for another process. The driver shares whole pieces of two MiB, so memory of that size shares
     /// no other data.
     pub fn handle(&self) -> Result<Handle> {
@@ -72,7 +72,7 @@ impl PeerMemory {
         Ok(PeerMemory { start, context: context.clone() })
     }
 
-    pub fn at(&self) -> u64 {
+    pub fn address(&self) -> u64 {
         self.start
     }
 }
@@ -86,7 +86,7 @@ impl Drop for PeerMemory {
 
 impl PinnedMemory {
     /// Returns the address for a kernel's argument: the device can use host addresses.
-    pub fn at(&self) -> u64 {
+    pub fn device_address(&self) -> u64 {
         self.start as u64
     }
 

@@ -28,7 +28,7 @@ pub(super) fn stored(row: &[f64]) -> Vec<f64> {
 /// Rows of very different sizes, so that a neighbour's scale, or another head's, is far off.
 fn case(rng: &mut Rng, shape: (usize, usize, usize), lengths: &[usize]) -> Case {
     let mut case = Case::new(rng, shape, KvDtype::Int8, RopeStyle::Halves, lengths);
-    let Heads { n_heads, head_dim, .. } = case.heads;
+    let AttentionHeads { n_heads, head_dim, .. } = case.heads;
     for sequence in &mut case.sequences {
         for (i, head) in sequence.qkv.chunks_exact_mut(head_dim).enumerate() {
             let is_query = i % (n_heads + 2 * shape.1) < n_heads;
@@ -46,7 +46,7 @@ fn every_path_gives_the_bits_of_the_plain_one() {
         for (window, cap) in [(None, None), (Some(37), Some(20.0))] {
             let n = 1 + rng.below(150);
             let mut case = case(&mut rng, shape, &[n]);
-            case.heads = Heads { window, cap, ..case.heads };
+            case.heads = AttentionHeads { window, cap, ..case.heads };
             let cpus = cpus(Activations::F32);
             for has_rope in [true, false] {
                 case.has_rope = has_rope;
@@ -104,7 +104,7 @@ fn chunks_and_neighbours_change_nothing() {
     const N: usize = 4200;
     for window in [None, Some(290)] {
         let mut case = case(&mut rng, (3, 1, 32), &[N, 500, 33]);
-        case.heads = Heads { window, ..case.heads };
+        case.heads = AttentionHeads { window, ..case.heads };
         let cpu = cpu(Isa::detect(), 2, Activations::F32);
         let alone: Vec<Vec<f32>> = (0..3).map(|i| case.whole(&cpu, i)).collect();
         let mut kv = case.kv(&cpu);

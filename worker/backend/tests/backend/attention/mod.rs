@@ -5,7 +5,7 @@ mod int8;
 
 use crate::numbers::{Rng, all, assert_bits, assert_close, cpu, cpus, filled};
 use backend::cpu::{Cpu, Isa, Kv, Vector};
-use backend::{Attention, AttentionCall, Batch, BlockTables, Heads, KvSpec, Memory, PassSlice, RopeStyle};
+use backend::{Attention, AttentionCall, Batch, BlockTables, AttentionHeads, KvSpec, Memory, PassSlice, RopeStyle};
 use half::f16;
 use types::{Activations, BlockId, KvDtype, KvLayout, Want};
 
@@ -21,7 +21,7 @@ struct Sequence {
 }
 
 struct Case {
-    heads: Heads,
+    heads: AttentionHeads,
     dtype: KvDtype,
     style: RopeStyle,
     has_rope: bool,
@@ -35,7 +35,7 @@ struct Case {
 impl Case {
     fn new(rng: &mut Rng, shape: (usize, usize, usize), dtype: KvDtype, style: RopeStyle, lengths: &[usize]) -> Case {
         let (n_heads, n_kv_heads, head_dim) = shape;
-        let heads = Heads::whole(n_heads, n_kv_heads, head_dim, 1.0 / (head_dim as f32).sqrt());
+        let heads = AttentionHeads::whole(n_heads, n_kv_heads, head_dim, 1.0 / (head_dim as f32).sqrt());
         let n_angles = lengths.iter().max().unwrap() * head_dim / 2;
         let angles: Vec<f32> = (0..n_angles).map(|_| rng.unit() * 3.0).collect();
         // The sequences' blocks are scattered over the pool.
@@ -57,7 +57,7 @@ impl Case {
     }
 
     fn kv(&self, cpu: &Cpu) -> Kv {
-        let Heads { n_kv_heads, head_dim, .. } = self.heads;
+        let AttentionHeads { n_kv_heads, head_dim, .. } = self.heads;
         cpu.kv(KvSpec {
             n_layers: 2,
             n_blocks: self.n_blocks,
@@ -108,7 +108,7 @@ impl Case {
 
     /// Textbook attention in f64 over what the cache holds.
     fn naive(&self, sequence: usize) -> Vec<f64> {
-        let Heads { n_heads, n_kv_heads, head_dim: d, scale, window, cap, .. } = self.heads;
+        let AttentionHeads { n_heads, n_kv_heads, head_dim: d, scale, window, cap, .. } = self.heads;
         let n = self.length(sequence);
         let head = |position: usize, head: usize| {
             let start = position * self.heads.qkv_cols() + head * d;
@@ -153,7 +153,7 @@ impl Case {
     /// What the values of even scores come to, by the letter: tiles are added up to chunks, and chunks to the row. All
     /// weights are one, so each sum is of plain numbers and nothing but the order of additions is seen.
     fn means(&self, sequence: usize, position: usize) -> Vec<f32> {
-        let Heads { n_heads, n_kv_heads, head_dim: d, window, .. } = self.heads;
+        let AttentionHeads { n_heads, n_kv_heads, head_dim: d, window, .. } = self.heads;
         let first = window.map_or(0, |window| (position + 1).saturating_sub(window));
         let run = |at: usize, size: usize| first.max(at / size * size)..(position + 1).min((at / size + 1) * size);
         let value = |at: usize, column: usize| self.sequences[sequence].qkv[at * self.heads.qkv_cols() + column];
@@ -257,7 +257,7 @@ fn however_rows_are_cut_chunks_of_positions_are_the_same() {
     const N: usize = 4400;
     for (window, dtype) in [(None, KvDtype::F16), (Some(4200), KvDtype::F32), (Some(290), KvDtype::F16)] {
         let mut case = Case::new(&mut rng, (3, 1, 16), dtype, RopeStyle::Halves, &[N]);
-        case.heads = Heads { window, ..case.heads };
+        case.heads = AttentionHeads { window, ..case.heads };
         let cpus = cpus(Activations::F32);
         let expected = case.whole(&cpus[0].1, 0);
         for (path, cpu) in &cpus[1..] {
@@ -316,7 +316,7 @@ fn sinks() {
     let mut rng = Rng(16);
     for window in [None, Some(1), Some(37), Some(270)] {
         let mut case = Case::new(&mut rng, (6, 2, 24), KvDtype::F32, RopeStyle::Halves, &[560]);
-        case.heads = Heads { window, ..case.heads };
+        case.heads = AttentionHeads { window, ..case.heads };
         case.sinks = Some(vec![-40.0, 0.0, 1.5, 3.0, 8.0, 30.0]);
         let cpus = cpus(Activations::F32);
         let expected = case.whole(&cpus[0].1, 0);
@@ -340,7 +340,7 @@ fn windows_and_caps() {
     let mut rng = Rng(6);
     for (window, cap) in [(1, None), (5, Some(2.0)), (16, None), (37, Some(0.5)), (256, None), (270, Some(30.0))] {
         let mut case = Case::new(&mut rng, (6, 2, 24), KvDtype::F32, RopeStyle::Halves, &[560]);
-        case.heads = Heads { window: Some(window), cap, ..case.heads };
+        case.heads = AttentionHeads { window: Some(window), cap, ..case.heads };
         let cpus = cpus(Activations::F32);
         let expected = case.whole(&cpus[0].1, 0);
         let name = format!("a window of {window}, a cap of {cap:?}");
@@ -362,7 +362,7 @@ fn windows_and_caps() {
 #[test]
 fn what_is_out_of_sight_is_not_read() {
     let mut case = Case::new(&mut Rng(7), (4, 2, 32), KvDtype::F16, RopeStyle::Halves, &[300]);
-    case.heads = Heads { window: Some(20), ..case.heads };
+    case.heads = AttentionHeads { window: Some(20), ..case.heads };
     let cpu = cpu(Isa::detect(), 2, Activations::F32);
     let clean = case.whole(&cpu, 0);
     let mut kv = case.kv(&cpu);
@@ -396,7 +396,7 @@ fn a_rank_may_begin_inside_a_group() {
     let expected = whole.whole(&cpu, 0);
     for owned in [0..2, 2..5, 4..9, 1..8, 5..6] {
         let kv = owned.start / 3..(owned.end - 1) / 3 + 1;
-        let heads = Heads { n_heads: owned.len(), n_kv_heads: kv.len(), first: owned.start % 3, ..whole.heads };
+        let heads = AttentionHeads { n_heads: owned.len(), n_kv_heads: kv.len(), first: owned.start % 3, ..whole.heads };
         let columns = [owned.clone(), 9 + kv.start..9 + kv.end, 12 + kv.start..12 + kv.end];
         let cut = |row: &[f32]| columns.iter().cloned().flat_map(|c| row[c.start * 32..c.end * 32].to_vec()).collect();
         let rows = whole.sequences[0].qkv.chunks(whole.heads.qkv_cols());

@@ -8,7 +8,7 @@ use super::pointwise::HeadShape;
 use crate::arguments;
 use crate::numbers::{Rng, assert_bits, cpu, filled};
 use backend::cpu::Isa;
-use backend::{Attention, AttentionCall, Batch, BlockTables, Heads, KvSpec, Memory as _, PassSlice, RopeStyle};
+use backend::{Attention, AttentionCall, Batch, BlockTables, AttentionHeads, KvSpec, Memory as _, PassSlice, RopeStyle};
 use std::ops::Range;
 use types::{Activations, BlockId, KvDtype, KvLayout, Want};
 
@@ -40,7 +40,7 @@ struct Sequence {
 type Step = [(usize, Range<usize>)];
 
 struct Case {
-    heads: Heads,
+    heads: AttentionHeads,
     /// One for each query head.
     sinks: Option<Vec<f32>>,
     sequences: Vec<Sequence>,
@@ -71,7 +71,7 @@ impl Part {
 }
 
 impl Case {
-    fn new(seed: u64, heads: Heads, lengths: &[usize]) -> Case {
+    fn new(seed: u64, heads: AttentionHeads, lengths: &[usize]) -> Case {
         let rng = &mut Rng(seed);
         // Some blocks belong to no sequence.
         let n_blocks = lengths.iter().map(|n| n.div_ceil(POSITIONS)).sum::<usize>() + 8;
@@ -85,7 +85,7 @@ impl Case {
 
     /// A sequence of two chunks and a little more, in which the first half of a head sums to nothing: the second chunk
     /// has the keys of the first with the opposite values. Tiles merged in any other way leave rounding errors.
-    fn cancelling(seed: u64, heads: Heads) -> Case {
+    fn cancelling(seed: u64, heads: AttentionHeads) -> Case {
         let mut case = Case::new(seed, heads, &[2 * CHUNK + 20]);
         let (cols, dim) = (heads.qkv_cols(), heads.head_dim);
         let (keys, values) = (heads.n_heads * dim, (heads.n_heads + heads.n_kv_heads) * dim);
@@ -136,7 +136,7 @@ impl Case {
     }
 
     fn stored(&self, sequence: usize, position: usize, head: usize, of: usize, i: usize) -> u16 {
-        let Heads { n_heads, n_kv_heads, head_dim, .. } = self.heads;
+        let AttentionHeads { n_heads, n_kv_heads, head_dim, .. } = self.heads;
         let column = (n_heads + of * n_kv_heads + head) * head_dim + i;
         let row = &self.sequences[sequence].qkv[position * self.heads.qkv_cols()..][..self.heads.qkv_cols()];
         if i < head_dim { half::bf16::from_f32(row[column]).to_bits() } else { 0 }
@@ -273,7 +273,7 @@ impl Case {
     }
 
     fn tile(&self, sequence: usize, q: &[f32], head: usize, tile: usize, seen: &Range<usize>) -> Part {
-        let (dim, kv_head) = (self.heads.head_dim, self.heads.kv_of(head));
+        let (dim, kv_head) = (self.heads.head_dim, self.heads.kv_head_of(head));
         let number = |position: usize, of: usize, i: usize| {
             half::bf16::from_bits(self.stored(sequence, position, kv_head, of, i)).to_f32()
         };
@@ -319,8 +319,8 @@ fn check(case: &Case, step: &Step, name: &str, orders: &[i32]) {
     }
 }
 
-fn heads(n_heads: usize, n_kv_heads: usize, head_dim: usize) -> Heads {
-    Heads::whole(n_heads, n_kv_heads, head_dim, 1.0 / (head_dim as f32).sqrt())
+fn heads(n_heads: usize, n_kv_heads: usize, head_dim: usize) -> AttentionHeads {
+    AttentionHeads::whole(n_heads, n_kv_heads, head_dim, 1.0 / (head_dim as f32).sqrt())
 }
 
 #[test]
@@ -366,7 +366,7 @@ fn tiles_are_merged_by_chunks() {
 fn a_chunk_that_a_row_does_not_see_changes_nothing() {
     let case = Case::new(28, heads(3, 1, 20), &[CHUNK + 2]);
     check(&case, &[(0, CHUNK - 2..CHUNK + 2)], "rows before a chunk and in it", &[0]);
-    let windowed = Heads { window: Some(20), ..heads(3, 1, 20) };
+    let windowed = AttentionHeads { window: Some(20), ..heads(3, 1, 20) };
     let case = Case::new(29, windowed, &[CHUNK + 30]);
     check(&case, &[(0, CHUNK + 10..CHUNK + 30)], "windows from a chunk before and from this one", &[1]);
 }
@@ -387,14 +387,14 @@ fn steps_cut_anywhere_give_the_same_rows() {
 
 #[test]
 fn windows_caps_and_cut_groups_give_the_contract() {
-    let windowed = Heads { window: Some(20), ..heads(2, 1, 32) };
+    let windowed = AttentionHeads { window: Some(20), ..heads(2, 1, 32) };
     let case = Case::new(22, windowed, &[300, 50]);
     check(&case, &[(0, 298..300), (1, 3..5)], "a window", &[0, 1]);
     check(&case, &[(0, 250..290)], "a window over a tile's end", &[2]);
-    let capped = Heads { cap: Some(5.0), ..heads(2, 2, 64) };
+    let capped = AttentionHeads { cap: Some(5.0), ..heads(2, 2, 64) };
     check(&Case::new(23, capped, &[30]), &[(0, 20..30)], "a cap", &[0]);
     // Query heads 2..7 of three for each KV head: the first and the last group are cut.
-    let cut = Heads { n_heads: 5, n_kv_heads: 3, per_kv: 3, first: 2, ..heads(3, 1, 32) };
+    let cut = AttentionHeads { n_heads: 5, n_kv_heads: 3, per_kv: 3, first: 2, ..heads(3, 1, 32) };
     check(&Case::new(24, cut, &[40]), &[(0, 30..37)], "cut groups", &[0, 77]);
     // More query heads on one KV head than a block of threads has.
     check(&Case::new(25, heads(71, 1, 32), &[20]), &[(0, 18..20)], "many heads", &[1]);
@@ -403,15 +403,15 @@ fn windows_caps_and_cut_groups_give_the_contract() {
 /// Sinks above, among and below all scores; of a window that begins in a later tile, and of a group that is cut.
 #[test]
 fn sinks_count_in_the_first_tile_that_is_seen() {
-    let with = |heads: Heads, seed: u64, lengths: &[usize], sinks: &[f32]| Case {
+    let with = |heads: AttentionHeads, seed: u64, lengths: &[usize], sinks: &[f32]| Case {
         sinks: Some(sinks.to_vec()),
         ..Case::new(seed, heads, lengths)
     };
     let case = with(heads(3, 1, 32), 41, &[530, 40], &[-30.0, 0.5, 6.0]);
     check(&case, &[(0, 525..530), (1, 3..5)], "sinks", &[0, 1]);
-    let windowed = Heads { window: Some(20), ..heads(2, 1, 64) };
+    let windowed = AttentionHeads { window: Some(20), ..heads(2, 1, 64) };
     check(&with(windowed, 42, &[300], &[1.0, 9.0]), &[(0, 250..290)], "sinks and a window", &[2]);
-    let cut = Heads { n_heads: 5, n_kv_heads: 3, per_kv: 3, first: 2, ..heads(3, 1, 32) };
+    let cut = AttentionHeads { n_heads: 5, n_kv_heads: 3, per_kv: 3, first: 2, ..heads(3, 1, 32) };
     check(&with(cut, 43, &[40], &[0.0, 1.0, 2.0, 3.0, -1.0]), &[(0, 30..37)], "sinks of cut groups", &[0]);
 }
 
@@ -482,7 +482,7 @@ fn stored(
     order: i32,
 ) {
     let (qkv, positions, _, _) = case.rows(step);
-    let Heads { n_heads, n_kv_heads, head_dim, .. } = case.heads;
+    let AttentionHeads { n_heads, n_kv_heads, head_dim, .. } = case.heads;
     let slot = |(sequence, range): &(usize, Range<usize>)| {
         let blocks = case.sequences[*sequence].blocks.clone();
         range.clone().map(move |position| blocks[position / 16] * 16 + position as u32 % 16)
@@ -523,7 +523,7 @@ fn stored(
 
 /// The rows after the CPU's rope.
 fn on_cpu(case: &Case, step: &Step, qkv: &[f32], rope: Option<(&[f32], &[f32], usize, RopeStyle)>) -> Vec<f32> {
-    let Heads { n_kv_heads, head_dim, .. } = case.heads;
+    let AttentionHeads { n_kv_heads, head_dim, .. } = case.heads;
     let cpu = cpu(Isa::Plain, 1, Activations::F32);
     let spec = KvSpec {
         n_layers: 1,

@@ -34,7 +34,7 @@ fn choices_are_the_cpus() {
             );
             for (row, (chosen, weights)) in chosen.read().chunks(n_used).zip(weights.read().chunks(n_used)).enumerate()
             {
-                let (expected_chosen, expected) = routes.of(row);
+                let (expected_chosen, expected) = routes.choices_of_row(row);
                 assert_eq!(chosen, expected_chosen, "row {row} of {n_experts}");
                 if expected.iter().all(|weight| !weight.is_nan()) {
                     assert_bits(&format!("row {row} of {n_experts}"), weights, expected);
@@ -170,7 +170,7 @@ fn sigmoids_are_chosen_as_on_the_cpu() {
             );
             let rows = chosen.read().into_iter().zip(weights.read()).collect::<Vec<_>>();
             for (row, got) in rows.chunks(n_used).enumerate() {
-                let (ids, expected) = routes.of(row);
+                let (ids, expected) = routes.choices_of_row(row);
                 assert_eq!(got.iter().map(|(id, _)| *id).collect::<Vec<_>>(), ids, "row {row} of {n_experts}");
                 let weights: Vec<f32> = got.iter().map(|(_, weight)| *weight).collect();
                 assert_bits(&format!("row {row} of {n_experts}"), &weights, expected);

@@ -5,7 +5,7 @@ use super::linear::{KINDS, Packed};
 use crate::arguments;
 use crate::numbers::{Rng, all, assert_bits, cpu, filled};
 use backend::cpu::{Buffer, Cpu, Isa, Vector};
-use backend::{Batch, Clamp, Heads, Memory as _, Pointwise};
+use backend::{Batch, Clamp, AttentionHeads, Memory as _, Pointwise};
 use types::Activations;
 
 /// Rows shorter than the lanes, uneven, longer than a block of threads, and a long one. (n_rows, cols)
@@ -29,7 +29,7 @@ pub struct HeadShape {
 }
 
 impl HeadShape {
-    pub fn of(heads: &Heads) -> HeadShape {
+    pub fn of(heads: &AttentionHeads) -> HeadShape {
         HeadShape {
             n_heads: heads.n_heads as u32,
             n_kv_heads: heads.n_kv_heads as u32,
@@ -182,7 +182,7 @@ fn clamped_gates_are_the_cpus() {
 
 #[test]
 fn columns_are_copied_scaled_and_normed_as_on_the_cpu() {
-    let (n_rows, cols, heads) = (5, 96, Heads::whole(3, 1, 20, 1.0));
+    let (n_rows, cols, heads) = (5, 96, AttentionHeads::whole(3, 1, 20, 1.0));
     let (x, whole, weight) = (numbers(60, n_rows * 100), numbers(61, n_rows * cols), numbers(62, 40));
     let cpu = host();
     let launch = Launch { order: 2, ..Launch::new([n_rows, 1, 1], 256) };
@@ -244,7 +244,7 @@ fn what_is_done_in_place_is_the_cpus() {
 #[test]
 fn heads_are_normed_as_on_the_cpu() {
     for (n_heads, n_kv_heads, head_dim) in [(3, 1, 64), (1, 1, 20), (2, 2, 256)] {
-        let heads = Heads::whole(n_heads, n_kv_heads, head_dim, 1.0);
+        let heads = AttentionHeads::whole(n_heads, n_kv_heads, head_dim, 1.0);
         let (x, q, k) = (numbers(40, 5 * heads.qkv_cols()), numbers(41, head_dim), numbers(42, head_dim));
         let cpu = host();
         let mut expected = filled(&cpu, 5, &x);

@@ -46,7 +46,7 @@ impl NcclSupport {
 
 /// The neighbours with which a rank exchanges without the host.
 #[derive(Clone, Copy)]
-pub(super) struct Partners {
+pub(super) struct NcclPartners {
     /// Whether these include the other ranks of its stage.
     pub stage: bool,
     /// Whether these include the same rank of the next stage, and of the previous one.
@@ -54,7 +54,7 @@ pub(super) struct Partners {
     pub before: bool,
 }
 
-impl Partners {
+impl NcclPartners {
     pub fn has_any(self) -> bool {
         self.stage || self.next || self.before
     }
@@ -94,9 +94,9 @@ fn agree(all: &[NcclSupport], encryption: LinkEncryption) -> Result<bool> {
 }
 
 /// Exchanges support with the neighbours and returns those that use NCCL. They get the same result.
-pub(super) fn partners(mesh: &mut Mesh, mine: &NcclSupport) -> Result<Partners> {
+pub(super) fn partners(mesh: &mut Mesh, mine: &NcclSupport) -> Result<NcclPartners> {
     let (me, tp_size) = (usize::from(mesh.rank().0), mesh.tp_size());
-    let stage: Vec<usize> = (0..tp_size).map(|tp| mesh.in_stage(tp)).collect();
+    let stage: Vec<usize> = (0..tp_size).map(|tp| mesh.stage_rank(tp)).collect();
     let next = (!mesh.part().is_last()).then(|| [me, me + tp_size]);
     let before = (!mesh.part().is_first()).then(|| [me - tp_size, me]);
     let groups = [&stage, next.as_slice().as_flattened(), before.as_slice().as_flattened()];
@@ -107,18 +107,18 @@ pub(super) fn partners(mesh: &mut Mesh, mine: &NcclSupport) -> Result<Partners> 
         let group: Vec<NcclSupport> = ranks.iter().map(|rank| NcclSupport::of(&all[*rank])).collect();
         if group.len() > 1 { agree(&group, encryption) } else { Ok(false) }
     };
-    Ok(Partners { stage: has_agreed(groups[0])?, next: has_agreed(groups[1])?, before: has_agreed(groups[2])? })
+    Ok(NcclPartners { stage: has_agreed(groups[0])?, next: has_agreed(groups[1])?, before: has_agreed(groups[2])? })
 }
 
 /// Lets the lowest rank of a stage, or of a pair of stages, make the id and send it. It does so only once all have
 /// agreed, because NCCL begins to listen for each id that it makes.
-pub(super) fn names(mesh: &mut Mesh, api: &NcclApi, partners: Partners) -> Result<CommIds> {
+pub(super) fn exchange_comm_ids(mesh: &mut Mesh, api: &NcclApi, partners: NcclPartners) -> Result<CommIds> {
     const WORDS: usize = 2 * ID_WORDS;
     let make = |is_mine: bool| if is_mine { api.unique_id() } else { Ok(UniqueId([0; ID_WORDS])) };
     let is_lowest = mesh.tp() == 0;
     let made = make(partners.stage && is_lowest).and_then(|stage| Ok([stage, make(partners.next)?]));
     let mine = made.map_err(|error| mesh.fail(error.into()))?;
-    let (me, tp_size, first) = (usize::from(mesh.rank().0), mesh.tp_size(), mesh.in_stage(0));
+    let (me, tp_size, first) = (usize::from(mesh.rank().0), mesh.tp_size(), mesh.stage_rank(0));
     let others = if partners.stage && is_lowest { first + 1..first + tp_size } else { 0..0 };
     let to: Vec<usize> = others.chain(partners.next.then_some(me + tp_size)).collect();
     let of_stage = (partners.stage && !is_lowest).then_some(first);

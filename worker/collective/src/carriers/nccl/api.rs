@@ -55,7 +55,7 @@ pub struct UniqueId(pub [u32; 32]);
 /// `ncclConfig_t` of 2.27. Older libraries read its beginning; newer ones fill in the rest by its version. Fields in
 /// between are set too: 2.26 also reads fields that are newer than the version it is given.
 #[repr(C)]
-struct Config {
+struct NcclConfig {
     size: usize,
     magic: u32,
     version: u32,
@@ -73,35 +73,35 @@ struct Config {
     nvls_ctas: c_int,
 }
 
-impl Config {
+impl NcclConfig {
     const VERSION: u32 = 22_700;
     const UNSAID: c_int = c_int::MIN;
 
-    fn of(comm: Comm) -> Config {
-        Config {
-            size: size_of::<Config>(),
+    fn of(comm: CommSpec) -> NcclConfig {
+        NcclConfig {
+            size: size_of::<NcclConfig>(),
             magic: 0xcafe_beef,
-            version: Config::VERSION,
+            version: NcclConfig::VERSION,
             blocking: 0,
-            cga_cluster_size: Config::UNSAID,
-            ctas_min: Config::UNSAID,
+            cga_cluster_size: NcclConfig::UNSAID,
+            ctas_min: NcclConfig::UNSAID,
             // Only a maximum is set: NCCL would reject a minimum above the default maximum.
-            ctas_max: comm.blocks_max.map_or(Config::UNSAID, c_int::from),
+            ctas_max: comm.blocks_max.map_or(NcclConfig::UNSAID, c_int::from),
             net_name: std::ptr::null(),
-            split_share: Config::UNSAID,
-            traffic_class: Config::UNSAID,
+            split_share: NcclConfig::UNSAID,
+            traffic_class: NcclConfig::UNSAID,
             comm_name: comm.name.as_ptr(),
-            collnet_enable: Config::UNSAID,
-            cta_policy: Config::UNSAID,
-            shrink_share: Config::UNSAID,
-            nvls_ctas: Config::UNSAID,
+            collnet_enable: NcclConfig::UNSAID,
+            cta_policy: NcclConfig::UNSAID,
+            shrink_share: NcclConfig::UNSAID,
+            nvls_ctas: NcclConfig::UNSAID,
         }
     }
 }
 
 /// A communicator to be created.
 #[derive(Clone, Copy)]
-pub struct Comm {
+pub struct CommSpec {
     pub n_ranks: usize,
     pub id: UniqueId,
     pub rank: usize,
@@ -122,7 +122,7 @@ type AllGather = unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, 
 pub struct NcclApi {
     get_version: unsafe extern "C" fn(*mut c_int) -> NcclStatus,
     get_unique_id: unsafe extern "C" fn(*mut UniqueId) -> NcclStatus,
-    init: unsafe extern "C" fn(*mut RawComm, c_int, UniqueId, c_int, *mut Config) -> NcclStatus,
+    init: unsafe extern "C" fn(*mut RawComm, c_int, UniqueId, c_int, *mut NcclConfig) -> NcclStatus,
     async_error: unsafe extern "C" fn(RawComm, *mut c_int) -> NcclStatus,
     finalize: CommFn,
     destroy: CommFn,
@@ -192,14 +192,14 @@ impl NcclApi {
 
     /// Begins a communicator on the calling thread's device; `state` reports when it is ready. A communicator that
     /// failed at once may exist all the same, and must be aborted.
-    pub fn init(&self, of: Comm) -> (Option<RawComm>, Result<(), NcclError>) {
-        let (mut made, mut config) = (std::ptr::null_mut(), Config::of(of));
-        let Comm { n_ranks, id, rank, .. } = of;
+    pub fn init(&self, of: CommSpec) -> (Option<RawComm>, Result<(), NcclError>) {
+        let (mut made, mut config) = (std::ptr::null_mut(), NcclConfig::of(of));
+        let CommSpec { n_ranks, id, rank, .. } = of;
         // SAFETY: writes one pointer; the configuration has its own length, and is read before this returns.
         let begun =
             self.check_status(unsafe { (self.init)(&mut made, n_ranks as c_int, id, rank as c_int, &mut config) });
         match begun {
-            Ok(()) if made.is_null() => (None, Err(self.failed(INTERNAL_ERROR))),
+            Ok(()) if made.is_null() => (None, Err(self.error_of(INTERNAL_ERROR))),
             begun => (Some(made).filter(|made| !made.is_null()), begun),
         }
     }
@@ -208,7 +208,7 @@ impl NcclApi {
     ///
     /// # Safety
     /// As for all below: the communicator comes from `init`, and was neither destroyed nor aborted.
-    pub unsafe fn state(&self, comm: RawComm) -> Result<bool, NcclError> {
+    pub unsafe fn has_accepted_calls(&self, comm: RawComm) -> Result<bool, NcclError> {
         let mut state = SUCCESS;
         // SAFETY: writes one number; the rest is the caller's promise.
         self.check_status(unsafe { (self.async_error)(comm, &mut state) })?;
@@ -293,11 +293,11 @@ impl NcclApi {
     fn check_status(&self, answer: c_int) -> Result<(), NcclError> {
         match answer {
             SUCCESS | IN_PROGRESS => Ok(()),
-            code => Err(self.failed(code)),
+            code => Err(self.error_of(code)),
         }
     }
 
-    fn failed(&self, code: c_int) -> NcclError {
+    fn error_of(&self, code: c_int) -> NcclError {
         // SAFETY: static texts, for the code and for the library's last warning; no communicator is involved.
         let texts = unsafe { [(self.error_text)(code), (self.last_error)(std::ptr::null_mut())] };
         let text = |at: *const c_char| {
@@ -334,8 +334,8 @@ mod tests {
 
     #[test]
     fn the_configuration_lies_as_nccl_has_it() {
-        let (net, name) = (std::mem::offset_of!(Config, net_name), std::mem::offset_of!(Config, comm_name));
-        assert_eq!((net, std::mem::offset_of!(Config, traffic_class), name, size_of::<Config>()), (32, 44, 48, 72));
+        let (net, name) = (std::mem::offset_of!(NcclConfig, net_name), std::mem::offset_of!(NcclConfig, comm_name));
+        assert_eq!((net, std::mem::offset_of!(NcclConfig, traffic_class), name, size_of::<NcclConfig>()), (32, 44, 48, 72));
         assert_eq!(size_of::<UniqueId>(), 128);
     }
 }

@@ -81,7 +81,7 @@ impl WatchedComms {
         let watchdog = Arc::new(CommWatchdog::new(api, marks, mesh.abort_state(), mesh.policy()));
         let thread = {
             let watchdog = watchdog.clone();
-            let thread = std::thread::Builder::new().name("nccl".into()).spawn(move || watchdog.keep());
+            let thread = std::thread::Builder::new().name("nccl".into()).spawn(move || watchdog.run());
             thread.map_err(|source| Error::Io { what: "a thread to look after NCCL", source })?
         };
         Ok(WatchedComms { watchdog, thread: Some(thread) })
@@ -95,13 +95,13 @@ impl WatchedComms {
         }
         match operation(mesh, &self.watchdog) {
             Ok(()) => Ok(()),
-            Err(BeginError::Fault(fault)) => Err(self.ended_by(mesh, fault)),
+            Err(BeginError::Fault(fault)) => Err(self.end_with(mesh, fault)),
             Err(BeginError::Device(error)) => Err(mesh.fail(error.into())),
         }
     }
 
     /// Notifies the peers first, because communicators may end slowly.
-    pub fn ended_by(&self, mesh: &mut Mesh, fault: CommFault) -> Error {
+    pub fn end_with(&self, mesh: &mut Mesh, fault: CommFault) -> Error {
         let blamed = fault.blame(mesh);
         let error = mesh.fail(blamed);
         self.watchdog.end(fault);
@@ -117,6 +117,6 @@ impl Drop for WatchedComms {
             // A panic of the thread has already been reported.
             let _ended = thread.join();
         }
-        self.watchdog.has_ended();
+        self.watchdog.wait_until_ended();
     }
 }

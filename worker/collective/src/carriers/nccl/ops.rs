@@ -4,18 +4,18 @@
 
 use super::comms::{BEFORE, HopComm, NEXT, STAGE, StageComm, WatchedComms};
 use super::stage::StageExchange;
-use super::watchdog::Lane;
-use crate::carriers::carry::{CarrierChoice, Carry, ChunkLimits};
+use super::watchdog::CommStream;
+use crate::carriers::carry::{CarrierChoice, RankCarrier, ChunkLimits};
 use crate::carriers::host::HostCarrier;
 use crate::error::Result;
 use crate::mesh::Mesh;
-use crate::sum::Sum;
+use crate::sum::RowParallelSum;
 use crate::transfer::OwnerFn;
 use backend::Memory;
 use backend::cuda::{Buffer, Cuda, DeviceColumns, DeviceFloats};
 use std::fmt;
 use std::ops::Range;
-use types::Mode;
+use types::NumericsMode;
 
 /// Exchanges with at least some of the neighbours without the host.
 pub struct NcclCarrier {
@@ -35,13 +35,13 @@ impl fmt::Debug for NcclCarrier {
     }
 }
 
-impl Carry<Cuda> for NcclCarrier {
-    fn all_reduce(&mut self, mesh: &mut Mesh, cuda: &Cuda, planes: &mut Buffer, sum: Sum<'_>) -> Result<()> {
+impl RankCarrier<Cuda> for NcclCarrier {
+    fn all_reduce(&mut self, mesh: &mut Mesh, cuda: &Cuda, planes: &mut Buffer, sum: RowParallelSum<'_>) -> Result<()> {
         let Some(stage) = &mut self.stage else { return self.host.all_reduce(mesh, cuda, planes, sum) };
         let n_own = sum.plan.n_planes(mesh.tp()).max(1);
         let (at, chunks) = (cuda.floats_of(planes, n_own * sum.n_rows), self.chunks);
         self.watched.begin(mesh, |mesh, watchdog| {
-            if cuda.mode() == Mode::Fast {
+            if cuda.numerics_mode() == NumericsMode::Fast {
                 StageExchange { mesh, cuda, watchdog, stage }.reduce(at, sum)?;
                 return Ok(cuda.mark(watchdog.mark(STAGE))?);
             }
@@ -110,12 +110,12 @@ impl Carry<Cuda> for NcclCarrier {
             in_chunks(self.chunks, n_rows, n_cols).try_for_each(|rows| {
                 let (from, aside) = of_hop(at, hop, rows.start * n_cols..rows.end * n_cols);
                 // The previous send from this buffer has finished.
-                cuda.waits_for(watchdog.mark(NEXT))?;
+                cuda.wait_for_mark(watchdog.mark(NEXT))?;
                 cuda.copy_columns(as_row(aside), as_row(from), from.len(), 1)?;
-                cuda.hands_over(&hop.side)?;
+                cuda.hand_over(&hop.side)?;
                 hop.side.follow()?;
                 // SAFETY: the buffer lives as long as the hop, which is dropped after its stream has passed.
-                let send = |lane: Lane<'_>| unsafe { lane.send(aside.address(), aside.len(), hop.peer) };
+                let send = |lane: CommStream<'_>| unsafe { lane.send(aside.address(), aside.len(), hop.peer) };
                 watchdog.begin(hop.comm, hop.side.raw(), send)?;
                 Ok(hop.side.mark(watchdog.mark(NEXT))?)
             })
@@ -132,12 +132,12 @@ impl Carry<Cuda> for NcclCarrier {
                 // The rows that were received there before are copied out by now.
                 hop.side.follow()?;
                 // SAFETY: as above.
-                let recv = |lane: Lane<'_>| unsafe { lane.recv(aside.address(), aside.len(), hop.peer) };
+                let recv = |lane: CommStream<'_>| unsafe { lane.recv(aside.address(), aside.len(), hop.peer) };
                 watchdog.begin(hop.comm, hop.side.raw(), recv)?;
                 hop.side.mark(watchdog.mark(BEFORE))?;
-                cuda.waits_for(watchdog.mark(BEFORE))?;
+                cuda.wait_for_mark(watchdog.mark(BEFORE))?;
                 cuda.copy_columns(as_row(to), as_row(aside), to.len(), 1)?;
-                Ok(cuda.hands_over(&hop.side)?)
+                Ok(cuda.hand_over(&hop.side)?)
             })
         })
     }
@@ -145,7 +145,7 @@ impl Carry<Cuda> for NcclCarrier {
     fn settle(&mut self, mesh: &mut Mesh) -> Result<()> {
         match self.watched.watchdog.fault().cloned() {
             None => Ok(()),
-            Some(fault) => Err(self.watched.ended_by(mesh, fault)),
+            Some(fault) => Err(self.watched.end_with(mesh, fault)),
         }
     }
 
@@ -154,18 +154,18 @@ impl Carry<Cuda> for NcclCarrier {
     }
 
     /// Called when a recorded graph runs again: the watchdog watches it like newly begun work.
-    fn has_repeated(&mut self, mesh: &mut Mesh, cuda: &Cuda) -> Result<()> {
+    fn note_replay(&mut self, mesh: &mut Mesh, cuda: &Cuda) -> Result<()> {
         if self.stage.is_none() {
             return Ok(());
         }
         self.watched.begin(mesh, |_, watchdog| {
-            watchdog.begins();
+            watchdog.start_deadline();
             Ok(cuda.mark(watchdog.mark(STAGE))?)
         })
     }
 
-    fn has(&self, choice: CarrierChoice) -> bool {
-        choice == CarrierChoice::Nccl || Carry::<Cuda>::has(&self.host, choice)
+    fn uses_carrier(&self, choice: CarrierChoice) -> bool {
+        choice == CarrierChoice::Nccl || RankCarrier::<Cuda>::uses_carrier(&self.host, choice)
     }
 
     fn finish(&mut self) {

@@ -3,9 +3,9 @@
 
 use super::api::NcclError;
 use super::comms::{BeginResult, StageComm};
-use super::watchdog::{CommWatchdog, Lane};
+use super::watchdog::{CommWatchdog, CommStream};
 use crate::mesh::Mesh;
-use crate::sum::{Sum, SumPlan};
+use crate::sum::{RowParallelSum, SumPlan};
 use backend::cuda::{Cuda, DeviceColumns, DeviceFloats, DeviceWords};
 use std::ops::Range;
 
@@ -16,7 +16,7 @@ impl StageComm {
             return Ok(at);
         }
         let counts: Vec<u8> = plan.merges().map(|merges| merges as u8).collect();
-        self.merges.push((plan.n_leaves, cuda.words(&counts)?));
+        self.merges.push((plan.n_leaves, cuda.upload_words(&counts)?));
         Ok(self.merges.len() - 1)
     }
 }
@@ -32,7 +32,7 @@ pub(super) struct StageExchange<'a> {
 
 impl StageExchange<'_> {
     /// Adds this rank's planes, and then lets NCCL add over all ranks.
-    pub fn reduce(self, at: DeviceFloats<'_>, sum: Sum<'_>) -> BeginResult {
+    pub fn reduce(self, at: DeviceFloats<'_>, sum: RowParallelSum<'_>) -> BeginResult {
         let (size, n_own) = (sum.size(), sum.plan.n_planes(self.mesh.tp()));
         let total = at.part(0..size);
         match n_own {
@@ -48,7 +48,7 @@ impl StageExchange<'_> {
     }
 
     /// Every rank receives all planes, in the order of their leaves, and folds them.
-    pub fn gather_and_fold(self, at: DeviceFloats<'_>, sum: Sum<'_>, merges: &DeviceWords) -> BeginResult {
+    pub fn gather_and_fold(self, at: DeviceFloats<'_>, sum: RowParallelSum<'_>, merges: &DeviceWords) -> BeginResult {
         let (size, me) = (sum.size(), self.mesh.tp());
         let n_of = |tp: usize| sum.plan.n_planes(tp) * size;
         let first_of = |tp: usize| sum.plan.first_of(tp) * size;
@@ -74,7 +74,7 @@ impl StageExchange<'_> {
     pub fn fold_by_column(
         self,
         at: DeviceFloats<'_>,
-        sum: Sum<'_>,
+        sum: RowParallelSum<'_>,
         merges: &DeviceWords,
         rows: Range<usize>,
     ) -> BeginResult {
@@ -139,13 +139,13 @@ impl StageExchange<'_> {
     ) -> BeginResult {
         let Some(whole) = whole else {
             // SAFETY: the buffer outlives the stream's work.
-            let send = |lane: Lane<'_>| unsafe { lane.send(mine.address(), mine.len(), 0) };
+            let send = |lane: CommStream<'_>| unsafe { lane.send(mine.address(), mine.len(), 0) };
             return if mine.is_empty() { Ok(()) } else { self.begin(send) };
         };
         let (n_whole, cols) = (n_units as usize, |tp: usize| self.mesh.units_of(tp, n_units));
         let part = |tp: usize| self.stage.parts.floats().part(n_rows * cols(tp).start..n_rows * cols(tp).end);
         self.begin(|lane| {
-            let mut others = self.mesh.others().filter(|tp| !cols(*tp).is_empty()).map(|tp| (tp, part(tp)));
+            let mut others = self.mesh.other_stage_ranks().filter(|tp| !cols(*tp).is_empty()).map(|tp| (tp, part(tp)));
             // SAFETY: as above.
             others.try_for_each(|(tp, to)| unsafe { lane.recv(to.address(), to.len(), tp) })
         })?;
@@ -160,11 +160,11 @@ impl StageExchange<'_> {
     /// Exchanges with every other rank of the stage, both ways.
     pub fn swap_floats<'a>(
         &self,
-        lane: Lane<'_>,
+        lane: CommStream<'_>,
         sends: impl Fn(usize) -> DeviceFloats<'a>,
         comes: impl Fn(usize) -> DeviceFloats<'a>,
     ) -> std::result::Result<(), NcclError> {
-        for tp in self.mesh.others() {
+        for tp in self.mesh.other_stage_ranks() {
             let (to, from) = (sends(tp), comes(tp));
             // SAFETY: device memory that outlives the stream's work: freeing waits for it.
             unsafe {
@@ -180,7 +180,7 @@ impl StageExchange<'_> {
     }
 
     /// Begins `calls` as one group.
-    pub fn begin(&self, calls: impl FnOnce(Lane<'_>) -> std::result::Result<(), NcclError>) -> BeginResult {
+    pub fn begin(&self, calls: impl FnOnce(CommStream<'_>) -> std::result::Result<(), NcclError>) -> BeginResult {
         Ok(self.watchdog.begin(self.stage.comm, self.cuda.raw_stream(), calls)?)
     }
 }

@@ -3,11 +3,11 @@
 //! NCCL reports a failure, at the deadline, or on request. The device then continues with wrong numbers, and the host
 //! checks for a fault here before it uses any of them.
 
-use super::api::{Comm, NcclApi, NcclError, RawComm};
+use super::api::{CommSpec, NcclApi, NcclError, RawComm};
 use crate::abort::{AbortState, DeviceWait};
 use crate::mesh::WaitFault;
 use crate::wait::WaitPolicy;
-use backend::cuda::Mark;
+use backend::cuda::StreamMark;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -57,7 +57,7 @@ pub struct CommWatchdog {
     comms: Mutex<Vec<LiveComm>>,
     /// Marks after the last operation of each stream. They also keep the device alive for the threads that end
     /// communicators.
-    marks: Arc<[Mark]>,
+    marks: Arc<[StreamMark]>,
     begun: Mutex<Instant>,
     /// Whether NCCL has not accepted a call that was begun: while NCCL connects peers, no mark covers it.
     is_beginning: AtomicBool,
@@ -105,14 +105,14 @@ impl std::fmt::Debug for CommWatchdog {
 
 /// One of the watchdog's communicators with the stream of its calls.
 #[derive(Clone, Copy)]
-pub struct Lane<'a> {
+pub struct CommStream<'a> {
     api: &'a NcclApi,
     comm: RawComm,
     stream: *mut c_void,
 }
 
 impl CommWatchdog {
-    pub fn new(api: &'static NcclApi, marks: Vec<Mark>, abort: Arc<AbortState>, policy: WaitPolicy) -> CommWatchdog {
+    pub fn new(api: &'static NcclApi, marks: Vec<StreamMark>, abort: Arc<AbortState>, policy: WaitPolicy) -> CommWatchdog {
         CommWatchdog {
             api,
             comms: Mutex::default(),
@@ -130,7 +130,7 @@ impl CommWatchdog {
         }
     }
 
-    pub fn mark(&self, idx: usize) -> &Mark {
+    pub fn mark(&self, idx: usize) -> &StreamMark {
         &self.marks[idx]
     }
 
@@ -139,7 +139,7 @@ impl CommWatchdog {
     }
 
     /// Begins one more communicator and returns its number.
-    pub fn add(&self, of: Comm) -> Result<usize, CommFault> {
+    pub fn add(&self, of: CommSpec) -> Result<usize, CommFault> {
         let mut comms = self.comms()?;
         let (made, begun) = self.api.init(of);
         comms.extend(made.map(LiveComm));
@@ -148,13 +148,13 @@ impl CommWatchdog {
     }
 
     /// Waits until the communicator has accepted its calls.
-    pub fn taken_up(&self, comm: usize, until: Instant, should_wait: impl Fn() -> bool) -> Result<(), CommFault> {
+    pub fn wait_until_accepted(&self, comm: usize, until: Instant, should_wait: impl Fn() -> bool) -> Result<(), CommFault> {
         let begun = Instant::now();
         loop {
             {
                 let comms = self.comms()?;
                 // SAFETY: a communicator in the list is live, and the list is locked.
-                if unsafe { self.api.state(comms[comm].0) }? {
+                if unsafe { self.api.has_accepted_calls(comms[comm].0) }? {
                     return Ok(());
                 }
             }
@@ -181,15 +181,15 @@ impl CommWatchdog {
         &self,
         comm: usize,
         stream: *mut c_void,
-        calls: impl FnOnce(Lane<'_>) -> Result<(), NcclError>,
+        calls: impl FnOnce(CommStream<'_>) -> Result<(), NcclError>,
     ) -> Result<(), CommFault> {
-        self.begins();
+        self.start_deadline();
         let _beginning = RaisedFlag::new(&self.is_beginning);
         let called = {
             // The lock is released here: the thread must be able to end a call that waits for a peer.
             let (lane, _calling) = {
                 let comms = self.comms()?;
-                (Lane { api: self.api, comm: comms[comm].0, stream }, RaisedFlag::new(&self.is_calling))
+                (CommStream { api: self.api, comm: comms[comm].0, stream }, RaisedFlag::new(&self.is_calling))
             };
             self.api.group(|| calls(lane))
         };
@@ -198,7 +198,7 @@ impl CommWatchdog {
             Some(fault) => Err(fault.clone()),
             None => called.map_err(CommFault::from),
         }?;
-        self.taken_up(comm, Instant::now() + self.policy.deadline, || true)
+        self.wait_until_accepted(comm, Instant::now() + self.policy.deadline, || true)
     }
 
     /// Waits until all begun work is done.
@@ -210,7 +210,7 @@ impl CommWatchdog {
     }
 
     /// Starts the deadline.
-    pub fn begins(&self) {
+    pub fn start_deadline(&self) {
         *lock(&self.begun) = Instant::now();
     }
 
@@ -223,18 +223,18 @@ impl CommWatchdog {
     }
 
     /// Runs the thread's loop.
-    pub fn keep(&self) {
+    pub fn run(&self) {
         let _first = self.thread.set(std::thread::current());
         let mut gone_since = None;
         while !self.is_over.load(Ordering::Acquire) {
-            if let Some(fault) = self.look(&mut gone_since) {
+            if let Some(fault) = self.find_fault(&mut gone_since) {
                 return self.end(fault);
             }
             std::thread::park_timeout(LOOK);
         }
     }
 
-    fn look(&self, gone_since: &mut Option<Instant>) -> Option<CommFault> {
+    fn find_fault(&self, gone_since: &mut Option<Instant>) -> Option<CommFault> {
         if self.is_unwanted.load(Ordering::Acquire) {
             return Some(WaitFault::Aborted.into());
         }
@@ -243,7 +243,7 @@ impl CommWatchdog {
             // A caller polls the state itself as soon as its call returns.
             let polled = if self.is_calling.load(Ordering::Acquire) { &[] } else { comms.as_slice() };
             // SAFETY: communicators in the list are live, and the list is locked.
-            let failed = polled.iter().find_map(|comm| unsafe { self.api.state(comm.0) }.err());
+            let failed = polled.iter().find_map(|comm| unsafe { self.api.has_accepted_calls(comm.0) }.err());
             if let Some(failed) = failed {
                 return Some(failed.into());
             }
@@ -252,7 +252,7 @@ impl CommWatchdog {
             *gone_since = None;
             return None;
         }
-        if self.abort.is_anybody_gone() {
+        if self.abort.is_any_peer_gone() {
             let since = gone_since.get_or_insert_with(Instant::now);
             return (since.elapsed() > GRACE).then(|| WaitFault::Gone.into());
         }
@@ -262,7 +262,7 @@ impl CommWatchdog {
     /// Returns whether begun work is not done yet.
     fn is_busy(&self) -> bool {
         // A device that returns an error has failed; the thread that waits for it receives that error.
-        let is_pending = |mark: &Mark| matches!(mark.is_passed(), Ok(false));
+        let is_pending = |mark: &StreamMark| matches!(mark.is_passed(), Ok(false));
         self.is_beginning.load(Ordering::Acquire) || self.marks.iter().any(is_pending)
     }
 
@@ -284,7 +284,7 @@ impl CommWatchdog {
             let end = move || {
                 let LiveComm(comm) = { comm };
                 // NCCL restores its caller's current device, and would open the first device for a thread without one.
-                let _entered = marks.first().map(Mark::enter);
+                let _entered = marks.first().map(StreamMark::enter);
                 how(api, comm, &is_calling);
             };
             // If no thread can start, the communicator stays: the process is about to end.
@@ -297,7 +297,7 @@ impl CommWatchdog {
     /// Waits for the communicators that are ending; no graph names them by now. The wait is limited: NCCL waits for
     /// everything that it has connected on a host, and a neighbour may be stuck. Such a communicator ends later, when
     /// the neighbour does.
-    pub fn has_ended(&self) {
+    pub fn wait_until_ended(&self) {
         let until = Instant::now() + FAREWELL;
         for thread in lock(&self.ending).drain(..) {
             while !thread.is_finished() && Instant::now() < until {
@@ -326,7 +326,7 @@ impl CommWatchdog {
             return self.end(WaitFault::Aborted.into());
         }
         let comms = std::mem::take(&mut *lock(&self.comms));
-        self.end_each(comms, part);
+        self.end_each(comms, finalize);
     }
 
     fn wake(&self) {
@@ -348,21 +348,21 @@ fn abort(api: &NcclApi, comm: RawComm, is_calling: &AtomicBool) {
 }
 
 /// Finalises first, so that work that needs the host completes.
-fn part(api: &NcclApi, comm: RawComm, _: &AtomicBool) {
+fn finalize(api: &NcclApi, comm: RawComm, _: &AtomicBool) {
     let until = Instant::now() + FAREWELL;
     // SAFETY: it is live until it is destroyed or aborted here, and in no list any more.
     unsafe {
-        let mut state = api.finalize(comm).and_then(|()| api.state(comm));
+        let mut state = api.finalize(comm).and_then(|()| api.has_accepted_calls(comm));
         while state == Ok(false) && Instant::now() < until {
             std::thread::sleep(LOOK_AGAIN);
-            state = api.state(comm);
+            state = api.has_accepted_calls(comm);
         }
         // The result of either call changes nothing.
         let _gone = if state == Ok(true) { api.destroy(comm) } else { api.abort(comm) };
     }
 }
 
-impl Lane<'_> {
+impl CommStream<'_> {
     /// # Safety
     /// `n` numbers of device memory stay valid at `from` until the stream has passed; so for all below.
     pub unsafe fn send(self, from: u64, n: usize, to: usize) -> Result<(), NcclError> {

@@ -8,12 +8,12 @@ use crate::error::{Error, Result};
 use crate::mesh::Mesh;
 use crate::region;
 use crate::sum::{Plane, SumPlan};
-use backend::cuda::{Cuda, MappedBuffer, OneShot, PeerBuffer, Term};
+use backend::cuda::{Cuda, MappedBuffer, OneShotSum, PeerBuffer, SumTerm};
 use std::sync::{Arc, OnceLock};
 
 /// The host and device of a rank, and the carrier that it was configured with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Hello {
+struct OneShotHello {
     carrier: u32,
     /// A machine's current boot; zero if it cannot be determined.
     host: [u32; 4],
@@ -24,7 +24,7 @@ struct Hello {
 
 const HELLO_WORDS: usize = 12;
 
-impl Hello {
+impl OneShotHello {
     fn words(&self) -> [u32; HELLO_WORDS] {
         let mut words = [0; HELLO_WORDS];
         words[0] = self.carrier;
@@ -34,14 +34,14 @@ impl Hello {
         words
     }
 
-    fn of(words: &[u32; HELLO_WORDS]) -> Hello {
+    fn of(words: &[u32; HELLO_WORDS]) -> OneShotHello {
         let four = |at: usize| std::array::from_fn(|i| words[at + i]);
-        Hello { carrier: words[0], host: four(1), pci: std::array::from_fn(|i| words[5 + i]), process: four(8) }
+        OneShotHello { carrier: words[0], host: four(1), pci: std::array::from_fn(|i| words[5 + i]), process: four(8) }
     }
 }
 
 /// Returns whether ranks at these places may sum over memory. All of them get the same result.
-fn agree(hellos: &[Hello]) -> Result<bool> {
+fn agree(hellos: &[OneShotHello]) -> Result<bool> {
     let is_chosen = |choice: CarrierChoice| hellos.iter().any(|hello| hello.carrier == choice as u32);
     if is_chosen(CarrierChoice::Host) || is_chosen(CarrierChoice::Nccl) {
         let why = "ranks that are to add over CUDA IPC, and their peers otherwise";
@@ -90,9 +90,9 @@ pub fn meet(
     if mesh.tp_size() == 1 {
         return Ok(None);
     }
-    let hello = Hello { carrier: choice as u32, host: host(), pci: cuda.card().pci, process: process()? };
-    let hellos: Vec<Hello> = swap_notes(mesh, 0, hello.words())?.iter().map(Hello::of).collect();
-    let buffers = if agree(&hellos)? { show_buffers(mesh, cuda, &hellos, limits)? } else { None };
+    let hello = OneShotHello { carrier: choice as u32, host: host_id(), pci: cuda.card().pci, process: process()? };
+    let hellos: Vec<OneShotHello> = swap_notes(mesh, 0, hello.words())?.iter().map(OneShotHello::of).collect();
+    let buffers = if agree(&hellos)? { exchange_buffers(mesh, cuda, &hellos, limits)? } else { None };
     match buffers {
         Some(buffers) => Ok(Some(buffers)),
         None if choice == CarrierChoice::Ipc => {
@@ -103,14 +103,14 @@ pub fn meet(
 }
 
 /// Returns the buffers of all ranks, if every rank could map all of them.
-fn show_buffers(
+fn exchange_buffers(
     mesh: &mut Mesh,
     cuda: &Cuda,
-    hellos: &[Hello],
+    hellos: &[OneShotHello],
     limits: &ExchangeLimits,
 ) -> Result<Option<PeerBuffers>> {
-    let fits = limits.n_leaves.iter().all(|n_leaves| OneShot::fits(mesh.tp_size(), &terms(mesh, *n_leaves)));
-    let reaches = || hellos.iter().all(|hello| matches!(cuda.can_reach(hello.pci), Ok(true)));
+    let fits = limits.n_leaves.iter().all(|n_leaves| OneShotSum::fits(mesh.tp_size(), &terms(mesh, *n_leaves)));
+    let reaches = || hellos.iter().all(|hello| matches!(cuda.can_access_peer(hello.pci), Ok(true)));
     // A failure here only means that another carrier is used.
     let own = if fits && reaches() { cuda.peer_buffer().ok() } else { None };
     let offer = own.as_ref().and_then(|own| offer(own, hellos)).unwrap_or(BufferOffer {
@@ -121,7 +121,7 @@ fn show_buffers(
     let offers: Vec<BufferOffer> = swap_notes(mesh, 1, offer.words())?.iter().map(BufferOffer::of).collect();
     let Some(own) = own.filter(|_| offers.iter().all(|offer| offer.is_able)) else { return Ok(None) };
     let me = mesh.tp();
-    let show = |(tp, (hello, offer)): (usize, (&Hello, &BufferOffer))| match hello.process == hellos[me].process {
+    let show = |(tp, (hello, offer)): (usize, (&OneShotHello, &BufferOffer))| match hello.process == hellos[me].process {
         _ if tp == me => Ok(MappedBuffer::Local(own.clone())),
         true => cuda.local_peer_buffer(offer.address),
         false => cuda.open_peer_buffer(&offer.handle),
@@ -134,16 +134,16 @@ fn show_buffers(
     let ready = ready.ok().filter(|_| are_ready.iter().all(|[is_ready]| *is_ready == 1));
     let Some((shown, control, mark)) = ready else { return Ok(None) };
     let watchdog = SumWatchdog::new(control, mark, mesh.abort_state(), mesh.policy().deadline);
-    watched(mesh, shown, watchdog, limits).map(Some)
+    peer_buffers(mesh, shown, watchdog, limits).map(Some)
 }
 
-fn terms(mesh: &Mesh, n_leaves: u32) -> Vec<Term> {
+fn terms(mesh: &Mesh, n_leaves: u32) -> Vec<SumTerm> {
     let plan = SumPlan::new(&mesh.part().shares, n_leaves);
-    let term = |(plane, merges): (&Plane, u32)| Term { rank: plane.tp, number: plane.number, merges };
+    let term = |(plane, merges): (&Plane, u32)| SumTerm { rank: plane.tp, number: plane.number, merges };
     plan.planes.iter().zip(plan.merges()).map(term).collect()
 }
 
-fn watched(
+fn peer_buffers(
     mesh: &Mesh,
     shown: Vec<MappedBuffer>,
     watchdog: SumWatchdog,
@@ -152,12 +152,12 @@ fn watched(
     let watchdog = Arc::new(watchdog);
     let thread = {
         let watchdog = watchdog.clone();
-        let thread = std::thread::Builder::new().name("one-shot".into()).spawn(move || watchdog.keep());
+        let thread = std::thread::Builder::new().name("one-shot".into()).spawn(move || watchdog.run());
         thread.map_err(|source| Error::Io { what: "a thread to look after sums", source })?
     };
-    mesh.abort_ends(&watchdog);
+    mesh.add_device_wait(&watchdog);
     let me = mesh.tp();
-    let sum = |n_leaves: &u32| Some((*n_leaves, OneShot::new(&shown, me, &terms(mesh, *n_leaves))?));
+    let sum = |n_leaves: &u32| Some((*n_leaves, OneShotSum::new(&shown, me, &terms(mesh, *n_leaves))?));
     let sums = limits.n_leaves.iter().filter_map(sum).collect();
     Ok(PeerBuffers { watchdog, thread: Some(thread), shown, sums })
 }
@@ -165,18 +165,18 @@ fn watched(
 /// Returns the notes of all ranks of the stage.
 fn swap_notes<const N: usize>(mesh: &mut Mesh, round: u64, mine: [u32; N]) -> Result<Vec<[u32; N]>> {
     // The tag's high bit separates these from the notes on NCCL, whose tag is their small word count.
-    mesh.swap_in_stage(1 << 32 | round, mine)
+    mesh.swap_stage_notes(1 << 32 | round, mine)
 }
 
 /// Makes this rank's offer. Handles are for other processes: the driver opens none in the process that made it.
-fn offer(own: &PeerBuffer, hellos: &[Hello]) -> Option<BufferOffer> {
+fn offer(own: &PeerBuffer, hellos: &[OneShotHello]) -> Option<BufferOffer> {
     let is_for_others = hellos.iter().any(|hello| hello.process != hellos[0].process);
     let handle = if is_for_others { own.handle().ok()? } else { [0; 64] };
     Some(BufferOffer { is_able: true, address: own.address(), handle })
 }
 
 /// Returns the machine's current boot, which is the same for all of its processes.
-fn host() -> [u32; 4] {
+fn host_id() -> [u32; 4] {
     match region::boot_id() {
         id if id.is_empty() => [0; 4],
         id => {
@@ -201,8 +201,8 @@ fn process() -> Result<[u32; 4]> {
 mod tests {
     use super::*;
 
-    fn hello(carrier: CarrierChoice, host: u32, bus: u32) -> Hello {
-        Hello { carrier: carrier as u32, host: [host; 4], pci: [0, bus, 0], process: [bus; 4] }
+    fn hello(carrier: CarrierChoice, host: u32, bus: u32) -> OneShotHello {
+        OneShotHello { carrier: carrier as u32, host: [host; 4], pci: [0, bus, 0], process: [bus; 4] }
     }
 
     #[test]
@@ -222,8 +222,8 @@ mod tests {
 
     #[test]
     fn hello_and_offer_survive_encoding() {
-        let hello = Hello { carrier: 3, host: [1, 2, 3, 4], pci: [5, 6, 7], process: [8, 9, 10, 11] };
-        assert_eq!(Hello::of(&hello.words()), hello);
+        let hello = OneShotHello { carrier: 3, host: [1, 2, 3, 4], pci: [5, 6, 7], process: [8, 9, 10, 11] };
+        assert_eq!(OneShotHello::of(&hello.words()), hello);
         let handle = std::array::from_fn(|i| i as u8 + 100);
         let back = BufferOffer::of(&BufferOffer { is_able: true, address: 0x1234_5678_9abc_def0, handle }.words());
         assert_eq!((back.is_able, back.address, back.handle), (true, 0x1234_5678_9abc_def0, handle));

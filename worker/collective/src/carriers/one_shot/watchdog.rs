@@ -5,7 +5,7 @@
 
 use crate::abort::{AbortState, DeviceWait};
 use crate::mesh::WaitFault;
-use backend::cuda::{Mark, SumControl};
+use backend::cuda::{StreamMark, SumControl};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::Thread;
@@ -26,7 +26,7 @@ const FAREWELL: Duration = Duration::from_secs(2);
 pub(crate) struct SumWatchdog {
     pub control: SumControl,
     /// A mark after the last sum.
-    pub mark: Mark,
+    pub mark: StreamMark,
     /// The deadline of one sum.
     pub deadline: Duration,
     begun: Mutex<Instant>,
@@ -43,7 +43,7 @@ impl DeviceWait for SumWatchdog {
 }
 
 impl SumWatchdog {
-    pub fn new(control: SumControl, mark: Mark, abort: Arc<AbortState>, deadline: Duration) -> SumWatchdog {
+    pub fn new(control: SumControl, mark: StreamMark, abort: Arc<AbortState>, deadline: Duration) -> SumWatchdog {
         let (begun, fault, is_over) = (Mutex::new(Instant::now()), OnceLock::new(), AtomicBool::new(false));
         SumWatchdog { control: control, mark, deadline, begun, fault, is_over, thread: OnceLock::new(), abort }
     }
@@ -54,7 +54,7 @@ impl SumWatchdog {
     }
 
     /// Returns why a begun sum is invalid, and the rank of the stage that did not take part.
-    pub fn verdict(&self) -> Option<(WaitFault, usize)> {
+    pub fn sum_fault(&self) -> Option<(WaitFault, usize)> {
         let missing = self.control.missing()?;
         Some((self.fault().unwrap_or(WaitFault::Late), missing))
     }
@@ -68,7 +68,7 @@ impl SumWatchdog {
     }
 
     /// Starts the deadline.
-    pub fn begins(&self) {
+    pub fn start_deadline(&self) {
         *self.begun.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
     }
 
@@ -80,23 +80,23 @@ impl SumWatchdog {
     }
 
     /// Runs the thread's loop.
-    pub fn keep(&self) {
+    pub fn run(&self) {
         let _first = self.thread.set(std::thread::current());
         let mut gone_since = None;
         while !self.is_over.load(Ordering::Acquire) && self.fault.get().is_none() {
-            if let Some(fault) = self.look(&mut gone_since) {
+            if let Some(fault) = self.find_fault(&mut gone_since) {
                 return self.end(fault);
             }
             std::thread::park_timeout(LOOK);
         }
     }
 
-    fn look(&self, gone_since: &mut Option<Instant>) -> Option<WaitFault> {
+    fn find_fault(&self, gone_since: &mut Option<Instant>) -> Option<WaitFault> {
         if !self.is_busy() {
             *gone_since = None;
             return None;
         }
-        if self.abort.is_anybody_gone() {
+        if self.abort.is_any_peer_gone() {
             let since = gone_since.get_or_insert_with(Instant::now);
             return (since.elapsed() > GRACE).then_some(WaitFault::Gone);
         }
@@ -121,7 +121,7 @@ impl SumWatchdog {
     }
 
     /// Waits until no kernel can read a buffer; returns false if one still may.
-    pub fn is_through(&self) -> bool {
+    pub fn wait_until_unused(&self) -> bool {
         let until = Instant::now() + FAREWELL;
         while self.is_busy() {
             if Instant::now() >= until {

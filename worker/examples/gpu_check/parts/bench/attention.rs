@@ -4,10 +4,10 @@ use super::super::{Done, Finding, FindingSink, Options, cuda};
 use super::{Copies, ROUNDS, Shape, Spread, shares, text};
 use crate::numbers::Rng;
 use backend::cuda::{Buffer, Cuda, Kv};
-use backend::{Attention, AttentionCall, Batch, BatchLimits, BlockTables, Device, Heads, KvSpec, Memory, PassSlice};
+use backend::{Attention, AttentionCall, Batch, BatchLimits, BlockTables, Device, AttentionHeads, KvSpec, Memory, PassSlice};
 use serde_json::json;
 use types::cache::blocks_for;
-use types::{BlockId, KvDtype, KvLayout, Mode, Want};
+use types::{BlockId, KvDtype, KvLayout, NumericsMode, Want};
 
 /// The aim, in operations a second.
 const AIM: f64 = 450e12;
@@ -18,7 +18,7 @@ const STORED_ROWS: usize = 1024;
 /// Sequences of equal length; the last rows attend.
 struct Attended<'a> {
     cuda: &'a Cuda,
-    heads: Heads,
+    heads: AttentionHeads,
     kv: Kv,
     qkv: Buffer,
     out: Buffer,
@@ -43,9 +43,9 @@ fn batch(n_sequences: usize, rows: std::ops::Range<usize>, length: usize) -> Bat
 impl Attended<'_> {
     fn new(cuda: &Cuda, shape: Shape, n_sequences: usize, length: usize, n_new: usize) -> Result<Attended<'_>, String> {
         let Shape { n_heads, n_kv_heads, head_dim, .. } = shape;
-        let heads = Heads::whole(n_heads, n_kv_heads, head_dim, 1.0 / (head_dim as f32).sqrt());
+        let heads = AttentionHeads::whole(n_heads, n_kv_heads, head_dim, 1.0 / (head_dim as f32).sqrt());
         let rows_max = STORED_ROWS.max(n_sequences * n_new);
-        cuda.batches(BatchLimits { rows_max, context: length as u32, n_groups: 1 }).map_err(text)?;
+        cuda.reserve_batches(BatchLimits { rows_max, context: length as u32, n_groups: 1 }).map_err(text)?;
         let n_blocks = n_sequences * blocks_for(length as u32) as usize;
         let spec = KvSpec {
             n_layers: 1,
@@ -58,7 +58,7 @@ impl Attended<'_> {
         let mut store = |batch: &Batch, rng: &mut Rng| -> Result<Buffer, String> {
             let mut qkv = cuda.buffer(batch.n_rows(), cols).map_err(text)?;
             cuda.write(&mut qkv, 0, &rng.floats(batch.n_rows() * cols));
-            cuda.begin(&batch.pass());
+            cuda.begin_pass(&batch.pass());
             cuda.rope_store(
                 &mut qkv,
                 None,
@@ -83,19 +83,19 @@ impl Attended<'_> {
     /// Returns the seconds of one attention.
     fn seconds(&mut self) -> Result<f64, String> {
         let Attended { cuda, heads, kv, qkv, out, batch } = self;
-        cuda.begin(&batch.pass());
+        cuda.begin_pass(&batch.pass());
         let seconds = cuda.seconds(|| {
             (0..TIMES).for_each(|_| {
                 cuda.attend(qkv, kv, &AttentionCall { pass: &batch.pass(), heads, group: 0, layer: 0 }, None, out)
             })
         });
-        cuda.settle().map_err(text)?;
+        cuda.take_failure().map_err(text)?;
         Ok(seconds.map_err(text)? / TIMES as f64)
     }
 }
 
 pub fn measure(options: &Options, report: FindingSink<'_>) -> Done {
-    let (shape, cuda) = (Shape::of(options), cuda(options, Mode::Lockstep)?);
+    let (shape, cuda) = (Shape::of(options), cuda(options, NumericsMode::Lockstep)?);
     let [n_prompt, n_sequences, length] = shape.attended;
     let mut prompt = Attended::new(&cuda, shape, 1, n_prompt, n_prompt)?;
     // Scores and values of all pairs of a row and a position to which it attends.

@@ -8,10 +8,10 @@ use std::path::Path;
 use std::time::Instant;
 use types::cache::blocks_for;
 use types::{
-    Activations, BlockId, Epoch, KvDtype, Layout, Mode, Rank, Request, RequestId, Sampling, Slice, Step, StepDone,
+    Activations, BlockId, Epoch, KvDtype, Layout, NumericsMode, Rank, Request, RequestId, Sampling, Slice, Step, StepDone,
     StepId, Want,
 };
-use worker::{Assignment, ComputeDevice, MeshSecret, MeshTimeouts, ModelLoader, Repeats, Runner, UpcomingSteps};
+use worker::{Assignment, ComputeDevice, MeshSecret, MeshTimeouts, ModelLoader, PassCounts, Runner, UpcomingSteps};
 
 /// A loaded model.
 pub struct Model {
@@ -30,7 +30,7 @@ pub struct Room {
 }
 
 impl Model {
-    pub fn load(options: &Options, path: &Path, mode: Mode, room: Room) -> Result<Model, String> {
+    pub fn load(options: &Options, path: &Path, mode: NumericsMode, room: Room) -> Result<Model, String> {
         let begun = Instant::now();
         let device = ComputeDevice::Cuda { ordinal: 0, cache: Some(options.cache.clone()) };
         let loader = ModelLoader { device, spin: false, ..ModelLoader::new(cores()) };
@@ -54,7 +54,7 @@ impl Model {
         Ok(times)
     }
 
-    pub fn repeats(&self) -> Repeats {
+    pub fn repeats(&self) -> PassCounts {
         self.runner.repeats()
     }
 }
@@ -68,7 +68,7 @@ impl UpcomingSteps for Given<'_> {
     }
 }
 
-fn assignment(model: &Path, shape: &Shape, mode: Mode, room: Room) -> Assignment {
+fn assignment(model: &Path, shape: &Shape, mode: NumericsMode, room: Room) -> Assignment {
     Assignment {
         epoch: Epoch::default(),
         rank: Rank(0),

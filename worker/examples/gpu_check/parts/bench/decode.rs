@@ -6,7 +6,7 @@ use super::course::{Course, Model, Room};
 use super::file::{Digits, Random};
 use super::{Copies, ROUNDS, Shape, Spread, shares};
 use serde_json::{Value, json};
-use types::Mode;
+use types::NumericsMode;
 
 /// Steps that are not counted, because they record graphs.
 const WARM: usize = 4;
@@ -49,7 +49,7 @@ pub fn measure(options: &Options, report: FindingSink<'_>) -> Done {
     }
     let mut all = Vec::new();
     let both = modes.into_iter().map(|mode| (mode.name(), Digits::Bf16, mode));
-    for (name, digits, mode) in both.chain([("int4", Digits::Int4, Mode::Lockstep)]) {
+    for (name, digits, mode) in both.chain([("int4", Digits::Int4, NumericsMode::Lockstep)]) {
         let random = Random::write(&options.cache, &shape, digits, room.context).map_err(|error| error.to_string())?;
         let model = Model::load(options, &random.path, mode, room)?;
         let details = json!({ "seconds": model.seconds, "weight_bytes": model.weight_bytes });

@@ -14,7 +14,7 @@ use super::{Done, Finding, FindingSink, Group, Options, cuda};
 use backend::Memory;
 use backend::cuda::{Buffer, Cuda};
 use serde_json::{Value, json};
-use types::Mode;
+use types::NumericsMode;
 
 const ROUNDS: usize = 5;
 
@@ -95,7 +95,7 @@ impl Shape {
 /// Returns the groups; whole models come first.
 pub fn groups(_: &Options) -> Vec<Group> {
     let group = |name: &str, work: fn(&Options, FindingSink<'_>) -> Done| Group::new("bench", name, work);
-    let throughput = |mode: Mode| {
+    let throughput = |mode: NumericsMode| {
         let name = format!("throughput under {}", mode.name());
         let measure = move |options: &Options, report: FindingSink<'_>| throughput::measure(options, mode, report);
         Group::new("bench", name, measure).within(120).in_process("throughput")
@@ -104,8 +104,8 @@ pub fn groups(_: &Options) -> Vec<Group> {
         Group::opened("bench"),
         group("copies", copies),
         group("decode", decode::measure).within(150),
-        throughput(Mode::Fast),
-        throughput(Mode::Lockstep),
+        throughput(NumericsMode::Fast),
+        throughput(NumericsMode::Lockstep),
         group("products", products::measure).in_process("operations"),
         group("attention", attention::measure).in_process("operations"),
     ]
@@ -149,7 +149,7 @@ struct Copies {
 
 impl Copies {
     fn new(options: &Options) -> Result<Copies, String> {
-        let (cuda, Shape { copied_rows: n_rows, hidden, .. }) = (cuda(options, Mode::Lockstep)?, Shape::of(options));
+        let (cuda, Shape { copied_rows: n_rows, hidden, .. }) = (cuda(options, NumericsMode::Lockstep)?, Shape::of(options));
         let mut from = cuda.buffer(n_rows, hidden).map_err(text)?;
         // Not zeros, which some memories move faster.
         for row in (0..n_rows).step_by(16) {

@@ -8,7 +8,7 @@ use crate::on_device::shapes::wide;
 use backend::cuda::{Buffer, Cuda, Matrix};
 use backend::{Device, Linear, Memory, Pointwise};
 use serde_json::json;
-use types::{Dtype, Mode};
+use types::{Dtype, NumericsMode};
 
 /// Products in a row, so that the start of a product does not count.
 const TIMES: usize = 10;
@@ -43,7 +43,7 @@ impl Product<'_> {
     fn seconds(&mut self) -> Result<f64, String> {
         let Product { cuda, w, x, out, n_rows } = self;
         let seconds = cuda.seconds(|| (0..TIMES).for_each(|_| cuda.linear(x, w, *n_rows, out)));
-        cuda.settle().map_err(text)?;
+        cuda.take_failure().map_err(text)?;
         Ok(seconds.map_err(text)? / TIMES as f64)
     }
 }
@@ -53,7 +53,7 @@ pub fn measure(options: &Options, report: FindingSink<'_>) -> Done {
     if let Some(why) = lacking {
         report(Finding::not_run("products of a prefill under fast", &why));
     }
-    let devices: Vec<(Mode, Cuda)> =
+    let devices: Vec<(NumericsMode, Cuda)> =
         modes.into_iter().map(|mode| Ok((mode, cuda(options, mode)?))).collect::<Result<_, String>>()?;
     let Shape { hidden, inner, rows, .. } = shape;
     let products =
@@ -61,15 +61,15 @@ pub fn measure(options: &Options, report: FindingSink<'_>) -> Done {
     for (name, n_out, k) in products {
         prefill(&devices, &shape, name, [n_out, k, rows], report)?;
     }
-    let lockstep = devices.iter().find(|(mode, _)| *mode == Mode::Lockstep).map(|(_, cuda)| cuda);
+    let lockstep = devices.iter().find(|(mode, _)| *mode == NumericsMode::Lockstep).map(|(_, cuda)| cuda);
     lockstep.map_or(Ok(()), |cuda| of_one_row(options, cuda, &shape, report))
 }
 
 /// Measures one of the products in each mode and the largest product, in turns.
-fn prefill(devices: &[(Mode, Cuda)], shape: &Shape, name: &str, of: [usize; 3], report: FindingSink<'_>) -> Done {
+fn prefill(devices: &[(NumericsMode, Cuda)], shape: &Shape, name: &str, of: [usize; 3], report: FindingSink<'_>) -> Done {
     let operations = |[n_out, k, n_rows]: [usize; 3]| 2.0 * n_out as f64 * k as f64 * n_rows as f64;
     let largest = [shape.peak; 3];
-    let fast = devices.iter().find(|(mode, _)| *mode == Mode::Fast);
+    let fast = devices.iter().find(|(mode, _)| *mode == NumericsMode::Fast);
     let mut peak = fast.map(|(_, cuda)| Product::new(cuda, Dtype::BF16, largest)).transpose()?;
     let each = devices.iter().map(|(mode, cuda)| Ok((*mode, Product::new(cuda, Dtype::BF16, of)?)));
     let mut each = each.collect::<Result<Vec<_>, String>>()?;
@@ -84,7 +84,7 @@ fn prefill(devices: &[(Mode, Cuda)], shape: &Shape, name: &str, of: [usize; 3], 
     }
     for ((mode, _), speeds) in each.iter().zip(speeds) {
         let of_peak = shares(&speeds, &peaks);
-        let aim = if *mode == Mode::Fast { AIM } else { 0.0 };
+        let aim = if *mode == NumericsMode::Fast { AIM } else { 0.0 };
         let details = json!({
             "operations_per_second": Spread::of(speeds).to_json(),
             "largest_operations_per_second": Spread::of(peaks.clone()).to_json(),

@@ -8,16 +8,16 @@ use super::file::{Digits, Random};
 use super::{ROUNDS, Shape, Spread};
 use serde_json::json;
 use std::time::Instant;
-use types::{Mode, Step, Want};
+use types::{NumericsMode, Step, Want};
 
 /// The aim, in tokens a second.
 const AIM: f64 = 7000.0;
 /// Steps of a round.
 const STEPS: usize = 64;
 
-pub fn measure(options: &Options, mode: Mode, report: FindingSink<'_>) -> Done {
+pub fn measure(options: &Options, mode: NumericsMode, report: FindingSink<'_>) -> Done {
     let (shape, name) = (Shape::of(options), format!("{}: throughput", mode.name()));
-    if let (Mode::Fast, Err(why)) = (mode, worker::lt_version()) {
+    if let (NumericsMode::Fast, Err(why)) = (mode, worker::lt_version()) {
         report(Finding::not_run(name, &why));
         return Ok(());
     }
@@ -51,6 +51,6 @@ pub fn measure(options: &Options, mode: Mode, report: FindingSink<'_>) -> Done {
         "prefill_tokens_per_second": f64::from(n_prefilled) / prefill,
         "load_seconds": model.seconds,
     });
-    report(Finding::aimed(name, rate.median(), if mode == Mode::Fast { AIM } else { 0.0 }, details));
+    report(Finding::aimed(name, rate.median(), if mode == NumericsMode::Fast { AIM } else { 0.0 }, details));
     Ok(())
 }

@@ -3,14 +3,14 @@
 
 use crate::load::vocabulary::LazyVocabulary;
 use crate::runner::masks::follower::{GrammarFollower, UNSEEN_ROOM};
-use crate::runner::masks::run::MaskRun;
+use crate::runner::masks::run::MaskSeries;
 use grammar::MatcherError;
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 use types::{Failure, Grammar, GrammarFault, Token};
 
-pub(super) struct Slot {
+pub(super) struct MaskSlot {
     state: Mutex<SlotState>,
     /// Notified when the state has changed.
     made: Condvar,
@@ -24,11 +24,11 @@ struct SlotState {
     /// Absent while a thread works with it.
     follower: Option<GrammarFollower>,
     /// The masks that no draw has taken.
-    run: MaskRun,
+    run: MaskSeries,
     /// Whether a mask was made before.
     has_begun: bool,
     drafts: Drafts,
-    way: ForcedRun,
+    way: ForcedTokens,
     failed: Option<Failure>,
     /// Whether the slot is in the threads' queue, or a thread works on it.
     is_seen_to: bool,
@@ -48,7 +48,7 @@ struct Drafts {
 
 /// The tokens of the only text that can follow, and the number of the draw that the first of them stands for.
 #[derive(Default)]
-struct ForcedRun {
+struct ForcedTokens {
     of: u32,
     tokens: Vec<Token>,
 }
@@ -80,25 +80,25 @@ impl SlotState {
     }
 }
 
-impl Slot {
+impl MaskSlot {
     /// Creates the slot of a request that begins with this output. At most `n_guess_max` tokens are guessed behind its
     /// log.
-    pub fn new(grammar: Grammar, output: &[Token], n_guess_max: usize) -> Slot {
+    pub fn new(grammar: Grammar, output: &[Token], n_guess_max: usize) -> MaskSlot {
         let mut unseen = VecDeque::with_capacity(output.len().max(UNSEEN_ROOM));
         unseen.extend(output);
         let room = || Vec::with_capacity(n_guess_max);
         let state = SlotState {
             unseen,
             follower: Some(GrammarFollower::new(grammar)),
-            run: MaskRun::with_room(n_guess_max),
+            run: MaskSeries::with_room(n_guess_max),
             has_begun: false,
             drafts: Drafts { tokens: room(), ..Drafts::default() },
-            way: ForcedRun { tokens: room(), ..ForcedRun::default() },
+            way: ForcedTokens { tokens: room(), ..ForcedTokens::default() },
             failed: None,
             is_seen_to: false,
             is_over: false,
         };
-        Slot { state: Mutex::new(state), made: Condvar::new(), n_guess_max }
+        MaskSlot { state: Mutex::new(state), made: Condvar::new(), n_guess_max }
     }
 
     fn state(&self) -> MutexGuard<'_, SlotState> {
@@ -112,9 +112,9 @@ impl Slot {
     }
 
     /// Adds the drafts that a step verifies behind the log, whose next draw is `n_output`.
-    pub fn draft(&self, n_output: u32, tokens: &[Token]) {
+    pub fn set_drafts(&self, n_output: u32, tokens: &[Token]) {
         let mut state = self.state();
-        let are_made = state.run.is_of(n_output) && state.run.n_among(tokens) == tokens.len();
+        let are_made = state.run.is_of(n_output) && state.run.n_matching(tokens) == tokens.len();
         let drafts = &mut state.drafts;
         drafts.tokens.clear();
         drafts.tokens.extend_from_slice(tokens);
@@ -122,7 +122,7 @@ impl Slot {
     }
 
     /// Adds the tokens that must follow this output, as far as they are known.
-    pub fn only_way(&self, output: &[Token], out: &mut Vec<Token>) {
+    pub fn add_forced_tokens(&self, output: &[Token], out: &mut Vec<Token>) {
         let state = self.state();
         let since = output.get(state.way.of as usize..).unwrap_or_default();
         if state.way.of as usize <= output.len() && state.way.tokens.starts_with(since) {
@@ -143,7 +143,7 @@ impl Slot {
     }
 
     /// Returns the work that no thread does yet; the caller must then send a thread.
-    pub fn wants_a_thread(&self) -> Option<SlotWork> {
+    pub fn claim_work(&self) -> Option<SlotWork> {
         let mut state = self.state();
         if !state.has_work() || !state.is_live() || state.is_seen_to {
             return None;
@@ -153,13 +153,13 @@ impl Slot {
     }
 
     /// Called if no thread comes after all.
-    pub fn is_left(&self) {
+    pub fn release_work(&self) {
         self.state().is_seen_to = false;
     }
 
     /// Swaps the mask for the draw `n_output` into `taken` if it is ready by `until`, with the masks behind drafts that
     /// are ready by then.
-    pub fn take(&self, n_output: u32, until: Instant, taken: &mut MaskRun) -> MaskOutcome {
+    pub fn take(&self, n_output: u32, until: Instant, taken: &mut MaskSeries) -> MaskOutcome {
         let mut state = self.state();
         loop {
             if let Some(failure) = state.failed {
@@ -178,7 +178,7 @@ impl Slot {
                     std::mem::swap(&mut state.run, taken);
                     state.run.forget();
                     let drafts = if state.drafts.of == n_output { &state.drafts.tokens[..] } else { &[] };
-                    taken.cut(taken.n_among(drafts));
+                    taken.cut(taken.n_matching(drafts));
                     state.drafts.are_pending = false;
                     return MaskOutcome::Mask;
                 }
@@ -189,7 +189,7 @@ impl Slot {
 
     /// Called on a thread: brings the grammar up to the last drawn token, makes the next mask, and the required ones
     /// behind it. Returns whether there is more to do.
-    pub fn follow(&self, vocabulary: &LazyVocabulary) -> bool {
+    pub fn make_masks(&self, vocabulary: &LazyVocabulary) -> bool {
         let mut state = self.state();
         let Some(mut follower) = state.follower.take().filter(|_| !state.is_over) else { return false };
         follower.unseen.extend(state.unseen.drain(..));
@@ -221,7 +221,7 @@ impl Slot {
         let of = follower.n_seen();
         let mut state = self.state();
         if is_new {
-            state.run.begin(of, follower.words());
+            state.run.begin(of, follower.mask());
             state.has_begun = true;
             state.way.tokens.clear();
             state.way.of = of;
@@ -238,16 +238,16 @@ impl Slot {
         drop(state);
         self.made.notify_all();
         if has_drafts {
-            follower.follow_drafts(|token, words| self.adds(of, token, words, false));
+            follower.follow_drafts(|token, words| self.add_mask(of, token, words, false));
             let mut state = self.state();
             state.drafts.are_pending &= state.drafts.tokens != follower.drafts || state.drafts.of != of;
         } else if is_new {
-            follower.follow_only_way(self.n_guess_max, |token, words| self.adds(of, token, words, true));
+            follower.follow_forced_tokens(self.n_guess_max, |token, words| self.add_mask(of, token, words, true));
         }
     }
 
     /// Adds a mask behind the draw `of`. Returns whether another one is needed.
-    fn adds(&self, of: u32, token: Token, words: &[u32], is_way: bool) -> bool {
+    fn add_mask(&self, of: u32, token: Token, words: &[u32], is_way: bool) -> bool {
         let mut state = self.state();
         if is_way {
             state.way.tokens.push(token);

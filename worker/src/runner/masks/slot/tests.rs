@@ -46,42 +46,42 @@ fn fresh(vocabulary: &LazyVocabulary, grammar: &Grammar, tokens: &[Token]) -> Op
     Some(mask.words().to_vec())
 }
 
-fn take(slot: &Slot, n_output: usize) -> MaskRun {
-    let mut run = MaskRun::default();
+fn take(slot: &MaskSlot, n_output: usize) -> MaskSeries {
+    let mut run = MaskSeries::default();
     assert_eq!(slot.take(n_output as u32, Instant::now(), &mut run), MaskOutcome::Mask);
     run
 }
 
 #[test]
 fn what_can_only_be_one_text_is_known_as_far_as_its_tokens_are_drawn() {
-    let (vocabulary, slot) = (vocabulary(), Slot::new(regex("qzx(d|e)f"), &[], N_GUESS_MAX));
+    let (vocabulary, slot) = (vocabulary(), MaskSlot::new(regex("qzx(d|e)f"), &[], N_GUESS_MAX));
     let way = |output: &str| {
         let mut way = Vec::new();
-        slot.only_way(&letters(output), &mut way);
+        slot.add_forced_tokens(&letters(output), &mut way);
         way
     };
-    slot.follow(&vocabulary);
+    slot.make_masks(&vocabulary);
     let known = ["", "q", "qz", "qzx", "w", "qzxd"].map(way);
     assert_eq!(known, [letters("qzx"), letters("zx"), letters("x"), vec![], vec![], vec![]]);
     slot.push(letters("qzxd").into_iter());
-    slot.follow(&vocabulary);
+    slot.make_masks(&vocabulary);
     assert_eq!([way("qzxd"), way("qzx")], [letters("f"), vec![]]);
 }
 
 #[test]
 fn masks_that_were_made_along_the_only_way_are_those_of_its_drafts() {
-    let (vocabulary, slot) = (vocabulary(), Slot::new(regex("qzx(d|e)f"), &[], N_GUESS_MAX));
-    slot.follow(&vocabulary);
-    slot.draft(0, &letters("qz"));
-    assert_eq!(slot.wants_a_thread(), None, "they are there");
+    let (vocabulary, slot) = (vocabulary(), MaskSlot::new(regex("qzx(d|e)f"), &[], N_GUESS_MAX));
+    slot.make_masks(&vocabulary);
+    slot.set_drafts(0, &letters("qz"));
+    assert_eq!(slot.claim_work(), None, "they are there");
     let run = take(&slot, 0);
-    assert!(run.behind(2).is_some() && run.behind(3).is_none(), "two drafts");
+    assert!(run.mask_after(2).is_some() && run.mask_after(3).is_none(), "two drafts");
     slot.push(letters("q").into_iter());
-    slot.draft(1, &letters("y"));
-    assert_eq!(slot.wants_a_thread(), Some(SlotWork::GoesOn));
-    slot.follow(&vocabulary);
+    slot.set_drafts(1, &letters("y"));
+    assert_eq!(slot.claim_work(), Some(SlotWork::GoesOn));
+    slot.make_masks(&vocabulary);
     let run = take(&slot, 1);
-    assert!(run.behind(0).is_some() && run.behind(1).is_none(), "what the grammar forbids is not drawn behind");
+    assert!(run.mask_after(0).is_some() && run.mask_after(1).is_none(), "what the grammar forbids is not drawn behind");
 }
 
 fn grammars() -> Vec<Grammar> {
@@ -120,11 +120,11 @@ fn masks_depend_on_nothing_that_was_looked_at_and_taken_back() {
             let allowed: Vec<Token> = allowed.filter(|token| *token != 2).collect();
             (!allowed.is_empty()).then(|| allowed[at % allowed.len()])
         };
-        let (slot, mut log) = (Slot::new(grammar.clone(), &[], N_GUESS_MAX), Vec::new());
+        let (slot, mut log) = (MaskSlot::new(grammar.clone(), &[], N_GUESS_MAX), Vec::new());
         for _ in 0..60 {
             let is_early = below(3) > 0;
             if is_early {
-                slot.follow(&vocabulary);
+                slot.make_masks(&vocabulary);
             }
             let mut drafts = Vec::new();
             for _ in 0..below(N_GUESS_MAX + 1) {
@@ -133,15 +133,15 @@ fn masks_depend_on_nothing_that_was_looked_at_and_taken_back() {
                 drafts.push(right.filter(|_| below(5) > 0).unwrap_or(below(N_VOCAB as usize) as Token));
             }
             if !drafts.is_empty() {
-                slot.draft(log.len() as u32, &drafts);
+                slot.set_drafts(log.len() as u32, &drafts);
             }
-            while slot.follow(&vocabulary) {}
+            while slot.make_masks(&vocabulary) {}
             let run = take(&slot, log.len());
             for n in 0..=drafts.len() {
                 let expected = fresh(&vocabulary, grammar, &[&log[..], &drafts[..n]].concat());
                 n_behind += usize::from(n > 0 && expected.is_some());
                 let ends = drafts[..n].contains(&2);
-                assert!(ends || run.behind(n) == expected.as_deref(), "grammar {i}: {log:?} and {:?}", &drafts[..n]);
+                assert!(ends || run.mask_after(n) == expected.as_deref(), "grammar {i}: {log:?} and {:?}", &drafts[..n]);
             }
             // All drafts that hold, and one drawn token.
             let words = |log: &[Token]| fresh(&vocabulary, grammar, log);
