@@ -43,7 +43,7 @@ fn parse_from(
     words: Vec<OsString>,
     variables: impl Iterator<Item = (String, String)>,
 ) -> Result<(Command, ArgMatches), clap::Error> {
-    let words: Vec<OsString> = words.into_iter().map(lengthened).collect();
+    let words: Vec<OsString> = words.into_iter().map(to_long_option).collect();
     let mut lockstep = Cli::command();
     let matches = lockstep.try_get_matches_from_mut(&words).map_err(|error| explained(error, &mut lockstep, &words))?;
     let known = environment::check(&lockstep, variables);
@@ -54,7 +54,7 @@ fn parse_from(
 }
 
 /// vLLM and llama.cpp write a few long names with one dash, as `-tp 2`, which clap would read as `-t` and `-p`.
-fn lengthened(word: OsString) -> OsString {
+fn to_long_option(word: OsString) -> OsString {
     const NAMES: [(&str, &str); 4] =
         [("-tp", "--tp"), ("-pp", "--pp"), ("-dp", "--replicas"), ("-md", "--draft-model")];
     let text = word.to_str().unwrap_or_default();
@@ -128,7 +128,7 @@ const OF_RUN: [&str; 18] = [
 ];
 
 /// `serve` has no certificate of a role, so the short names are those of the certificate that clients see.
-fn tls_towards_clients(argument: Arg) -> Arg {
+fn alias_api_tls(argument: Arg) -> Arg {
     match argument.get_id().as_str() {
         "api_tls_cert" => argument.alias("tls-cert"),
         "api_tls_key" => argument.alias("tls-key"),
@@ -136,7 +136,7 @@ fn tls_towards_clients(argument: Arg) -> Arg {
     }
 }
 
-fn without_others(argument: Arg) -> Arg {
+fn hide_unless_listed(argument: Arg) -> Arg {
     let is_listed = OF_RUN.contains(&argument.get_id().as_str());
     if is_listed { argument } else { argument.hide(true) }
 }
@@ -196,10 +196,10 @@ Example: lockstep reload --coordinator 127.0.0.1:50100";
 #[derive(Subcommand)]
 pub enum Command {
     /// Serve a model on this machine, with OpenAI's API over HTTP and with gRPC
-    #[command(after_help = serve_help(), mut_args(tls_towards_clients))]
+    #[command(after_help = serve_help(), mut_args(alias_api_tls))]
     Serve(ServeCommand),
     /// Answer one prompt, or chat in the terminal
-    #[command(after_help = RUN_HELP, mut_args(without_others))]
+    #[command(after_help = RUN_HELP, mut_args(hide_unless_listed))]
     Run(RunCommand),
     /// Run the coordinator of one replica, which plans the steps of its workers
     #[command(after_help = "Example: lockstep coordinator smollm2 --tp 2 --listen 0.0.0.0:50100 --token-file token")]

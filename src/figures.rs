@@ -1,26 +1,26 @@
 //! Derives from a model's figures, without its files, its spec and its shape for placement. Has no knowledge of model
 //! names.
 
-use checkpoint::catalogue::{CatalogueEntry, Figures};
-use checkpoint::{ModelSpec, Sizes};
+use checkpoint::catalogue::{CatalogueEntry, ConfigFigures};
+use checkpoint::{ModelSizes, ModelSpec};
 use coordinator::ModelShape;
 use serde_json::{Value, json};
 
 /// Parses the figures like a real `config.json`, so that a missing figure gets the family's default.
-pub fn spec(figures: &Figures, name: &str) -> anyhow::Result<ModelSpec> {
+pub fn spec(figures: &ConfigFigures, name: &str) -> anyhow::Result<ModelSpec> {
     Ok(ModelSpec::of_config(&config(figures), name)?)
 }
 
 /// Returns the shape of a model of the catalogue. The bytes of all its weights together are those of its file.
 pub fn shape(entry: &CatalogueEntry) -> anyhow::Result<ModelShape> {
     let spec = spec(&entry.figures, entry.name)?;
-    let n_numbers = Sizes::measured(&spec, |tensor| (tensor.shape[0] * tensor.shape[1]) as u64).total().max(1);
+    let n_numbers = ModelSizes::measured(&spec, |tensor| (tensor.shape[0] * tensor.shape[1]) as u64).total().max(1);
     let bytes_of = |n: u64| (u128::from(n) * u128::from(entry.bytes)).div_ceil(u128::from(n_numbers)) as u64;
-    let sizes = Sizes::measured(&spec, |tensor| bytes_of((tensor.shape[0] * tensor.shape[1]) as u64));
+    let sizes = ModelSizes::measured(&spec, |tensor| bytes_of((tensor.shape[0] * tensor.shape[1]) as u64));
     Ok(ModelShape::from_sizes(&spec, sizes))
 }
 
-fn config(figures: &Figures) -> Value {
+fn config(figures: &ConfigFigures) -> Value {
     let mut config = json!({
         "architectures": [figures.architecture],
         "hidden_size": figures.hidden,
@@ -84,7 +84,7 @@ mod tests {
         assert_eq!(CATALOGUE.map(|entry| entry.name), published.map(|(name, _)| name));
         for (entry, (name, billions)) in CATALOGUE.iter().zip(published) {
             let spec = spec(&entry.figures, name).unwrap();
-            let numbers = Sizes::measured(&spec, |tensor| (tensor.shape[0] * tensor.shape[1]) as u64);
+            let numbers = ModelSizes::measured(&spec, |tensor| (tensor.shape[0] * tensor.shape[1]) as u64);
             let got = numbers.total() as f64 / 1e9;
             assert!((got / billions - 1.0).abs() < 0.012, "{name}: {got} of {billions}");
             // Between the bits of Q4 and of Q8.

@@ -2,10 +2,10 @@
 //! devices.
 
 use crate::figures::spec;
-use crate::settings::hub::{self, Hub};
+use crate::settings::hub::{self, HubSettings};
 use anyhow::Context;
-use checkpoint::catalogue::{self, Figures, figures};
-use checkpoint::{Checkpoint, ModelSpec, Sizes, names};
+use checkpoint::catalogue::{self, ConfigFigures, figures};
+use checkpoint::{Checkpoint, ModelSizes, ModelSpec, names};
 use clap::ValueEnum;
 use coordinator::ModelShape;
 use std::path::Path;
@@ -55,7 +55,7 @@ pub struct SimulatedModel {
 
 impl SimulatedModel {
     fn sized(name: &str, spec: &ModelSpec, weights: WeightFormat) -> SimulatedModel {
-        let shape = ModelShape::from_sizes(spec, Sizes::measured(spec, |tensor| weights.bytes_of(tensor)));
+        let shape = ModelShape::from_sizes(spec, ModelSizes::measured(spec, |tensor| weights.bytes_of(tensor)));
         let weights_name = weights.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned());
         SimulatedModel { name: name.to_owned(), shape, weights: weights_name, is_fp8: weights == WeightFormat::Fp8 }
     }
@@ -76,7 +76,7 @@ impl SimulatedModel {
 
     /// Finds a model by name, by a `config.json`, or by local files. Fetches nothing. Without `weights`, files have
     /// their real size and all others are bf16.
-    pub fn find(name: &str, weights: Option<WeightFormat>, hub: &Hub) -> anyhow::Result<SimulatedModel> {
+    pub fn find(name: &str, weights: Option<WeightFormat>, hub: &HubSettings) -> anyhow::Result<SimulatedModel> {
         if let Some(model) = SimulatedModel::of_figures(name, weights)? {
             return Ok(model);
         }
@@ -99,7 +99,7 @@ pub fn known() -> String {
 }
 
 /// Models under the names of their makers.
-const ROWS: [(&str, Figures); 19] = [
+const ROWS: [(&str, ConfigFigures); 19] = [
     ("llama-3.2-1b", figures::LLAMA3_2_1B),
     ("llama-3.2-3b", figures::LLAMA3_2_3B),
     ("llama-3.1-8b", figures::LLAMA3_1_8B),
@@ -164,7 +164,7 @@ mod tests {
         let of = |weights| SimulatedModel::sized("llama-3.1-8b", &spec, weights).shape.sizes;
         let (bf16, fp8, int4) = (of(WeightFormat::Bf16), of(WeightFormat::Fp8), of(WeightFormat::Int4));
         assert_eq!((bf16.embedding, bf16.head), (int4.embedding, int4.head));
-        let mlp = |sizes: &Sizes| sizes.layers[0].mlp;
+        let mlp = |sizes: &ModelSizes| sizes.layers[0].mlp;
         assert_eq!((2 * mlp(&fp8), 32 * mlp(&int4)), (mlp(&bf16), 9 * mlp(&bf16)));
     }
 }

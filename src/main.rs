@@ -32,7 +32,7 @@ fn main() -> ExitCode {
         Ok(code) => code,
         Err(error) if error.is::<out::ReaderGone>() => ExitCode::SUCCESS,
         Err(error) => {
-            logs::write_line(&format!("lockstep: {}", out::for_people(&error)));
+            logs::write_line(&format!("lockstep: {}", out::error_text(&error)));
             ExitCode::FAILURE
         }
     };
@@ -70,5 +70,5 @@ fn run(command: Command, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
 }
 
 fn token() -> anyhow::Result<()> {
-    out::line(wire::JoinToken::random()?.expose())
+    out::print_line(wire::JoinToken::random()?.expose())
 }

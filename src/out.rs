@@ -25,17 +25,17 @@ pub fn print(text: &str) -> anyhow::Result<()> {
 }
 
 /// Prints a line.
-pub fn line(text: &str) -> anyhow::Result<()> {
+pub fn print_line(text: &str) -> anyhow::Result<()> {
     print(&format!("{text}\n"))
 }
 
 /// Prints a line of a command whose exit status has the same meaning, so a closed output is no error.
-pub fn last(text: &str) {
-    let _unread = line(text);
+pub fn print_last_line(text: &str) {
+    let _unread = print_line(text);
 }
 
 /// Formats an error with its causes, without the system's error numbers and without repetitions.
-pub fn for_people(error: &anyhow::Error) -> String {
+pub fn error_text(error: &anyhow::Error) -> String {
     let mut text = String::new();
     for cause in error.chain().map(ToString::to_string) {
         if !text.ends_with(&cause) {
@@ -57,8 +57,8 @@ mod tests {
     #[test]
     fn errors_are_printed_once_and_without_numbers() {
         let error = anyhow!("No such file (os error 2)").context("x: No such file (os error 2)").context("--tls-ca");
-        assert_eq!(for_people(&error), "--tls-ca: x: No such file");
-        assert_eq!(for_people(&anyhow!("a (os error 1) b (os error 22)")), "a b");
-        assert_eq!(for_people(&anyhow!("odd (os error ")), "odd (os error ");
+        assert_eq!(error_text(&error), "--tls-ca: x: No such file");
+        assert_eq!(error_text(&anyhow!("a (os error 1) b (os error 22)")), "a b");
+        assert_eq!(error_text(&anyhow!("odd (os error ")), "odd (os error ");
     }
 }

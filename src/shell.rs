@@ -28,5 +28,5 @@ pub fn man(command: &ManCommand, lockstep: Command) -> anyhow::Result<()> {
     let dir = command.dir.display();
     std::fs::create_dir_all(&command.dir).with_context(|| format!("{dir} cannot be made"))?;
     clap_mangen::generate_to(lockstep, &command.dir).with_context(|| format!("{dir} cannot be written to"))?;
-    out::line(&format!("manual pages are in {dir}: man -l {dir}/lockstep.1"))
+    out::print_line(&format!("manual pages are in {dir}: man -l {dir}/lockstep.1"))
 }

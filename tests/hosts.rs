@@ -10,7 +10,7 @@ mod ports;
 #[path = "common/star.rs"]
 mod star;
 
-use checkpoint::catalogue::{self, Sources};
+use checkpoint::catalogue::{self, ModelSources};
 use node::{BINARY, Folder, Node, complete, field, post};
 use serde_json::{Value, json};
 use star::Star;
@@ -28,7 +28,7 @@ fn smollm2() -> PathBuf {
     let from = |name: &str| std::env::var_os(name).map(PathBuf::from);
     let user_cache = || from("XDG_CACHE_HOME").or_else(|| from("HOME").map(|home| home.join(".cache")));
     let cache = from("LOCKSTEP_CACHE").or_else(|| user_cache().map(|cache| cache.join("lockstep"))).unwrap();
-    catalogue::locate("smollm2", &Sources::new(cache)).unwrap_or_else(|error| panic!("{error}: `make test`")).path
+    catalogue::locate("smollm2", &ModelSources::new(cache)).unwrap_or_else(|error| panic!("{error}: `make test`")).path
 }
 
 /// A long request whose answer does not end early.

@@ -34,7 +34,7 @@ impl Checkpoint {
             WeightFiles::Folder(_) => self.files_of_folder()?,
             WeightFiles::Gguf(parts) => self.files_of_gguf(parts)?,
         };
-        let zip = stored(&files).ok_or_else(|| {
+        let zip = zip_archive(&files).ok_or_else(|| {
             let what = "a tokenizer of more than 4 GiB".to_owned();
             Error::Unsupported { path: self.path.clone(), what }
         })?;
@@ -50,7 +50,7 @@ impl Checkpoint {
     fn files_of_gguf(&self, parts: &JoinedGguf) -> Result<Vec<(&'static str, Vec<u8>)>> {
         let JoinedGguf { header, bytes: of_header, .. } = parts;
         let tokenizer = crate::Tokenizer::json_of_gguf(header, of_header, &self.path)?;
-        let template = header.text(of_header, "tokenizer.chat_template").map_err(Error::fault(&self.path))?;
+        let template = header.text(of_header, "tokenizer.chat_template").map_err(Error::with_path(&self.path))?;
         let text = |which: &str| {
             let tokens = header.texts(of_header, "tokenizer.ggml.tokens").ok().flatten()?;
             let id = header.unsigned(&format!("tokenizer.ggml.{which}_token_id")).ok().flatten()?;
@@ -63,22 +63,22 @@ impl Checkpoint {
             "model_max_length": self.spec.context,
             "tokenizer_class": "PreTrainedTokenizerFast",
         });
-        Ok(vec![("tokenizer.json", bytes(&tokenizer)), ("tokenizer_config.json", bytes(&config))])
+        Ok(vec![("tokenizer.json", json_bytes(&tokenizer)), ("tokenizer_config.json", json_bytes(&config))])
     }
 }
 
-fn bytes(json: &Value) -> Vec<u8> {
+fn json_bytes(json: &Value) -> Vec<u8> {
     json.to_string().into_bytes()
 }
 
 /// A ZIP archive whose entries are stored uncompressed. None where an offset exceeds its 32 bits.
 ///
 /// `[header, name, bytes] for each file · [entry, name] for each file · end`
-fn stored(files: &[(&str, Vec<u8>)]) -> Option<Vec<u8>> {
+fn zip_archive(files: &[(&str, Vec<u8>)]) -> Option<Vec<u8>> {
     let (mut archive, mut directory) = (Vec::new(), Vec::new());
     for (name, bytes) in files {
         let offset = u32::try_from(archive.len()).ok()?;
-        let common = common(name, bytes)?;
+        let common = zip_entry_fields(name, bytes)?;
         archive.extend([b"PK\x03\x04", &common[..], name.as_bytes(), bytes].concat());
         // Made by version 2.0; no comment, first disk, no attributes.
         directory.extend([b"PK\x01\x02", &20u16.to_le_bytes()[..], &common, &[0; 10], &offset.to_le_bytes()].concat());
@@ -95,7 +95,7 @@ fn stored(files: &[(&str, Vec<u8>)]) -> Option<Vec<u8>> {
 
 /// The fields that a header and a directory entry share: version, flags, method, time, date, checksum, sizes, name,
 /// extra.
-fn common(name: &str, bytes: &[u8]) -> Option<Vec<u8>> {
+fn zip_entry_fields(name: &str, bytes: &[u8]) -> Option<Vec<u8>> {
     // The first of January 1980, so that the same files make the same archive.
     const DATE: u16 = 1 << 5 | 1;
     let size = u32::try_from(bytes.len()).ok()?.to_le_bytes();
@@ -106,11 +106,11 @@ fn common(name: &str, bytes: &[u8]) -> Option<Vec<u8>> {
 
 /// ZIP's checksum: reflected, with the polynomial 0xEDB88320.
 fn crc32(bytes: &[u8]) -> u32 {
-    const TABLE: [u32; 256] = table();
+    const TABLE: [u32; 256] = crc32_table();
     !bytes.iter().fold(!0, |crc: u32, byte| crc >> 8 ^ TABLE[((crc ^ u32::from(*byte)) & 0xff) as usize])
 }
 
-const fn table() -> [u32; 256] {
+const fn crc32_table() -> [u32; 256] {
     let mut table = [0; 256];
     let mut i = 0;
     while i < 256 {

@@ -35,8 +35,8 @@ impl Conversation {
 
     /// Returns the messages in a template's view: without members that are null, and with the thought under each of the
     /// names that templates use.
-    pub(crate) fn seen(&self) -> Result<Vec<Value>> {
-        let mut messages: Vec<Value> = self.messages.iter().map(seen).collect();
+    pub(crate) fn template_messages(&self) -> Result<Vec<Value>> {
+        let mut messages: Vec<Value> = self.messages.iter().map(template_message).collect();
         if self.continue_final_message {
             self.check_continued()?;
             let last = messages.last_mut().and_then(text_of).ok_or_else(nothing_to_continue)?;
@@ -54,7 +54,7 @@ impl Conversation {
     }
 
     /// Cuts the prompt that was rendered from the messages as `seen`.
-    pub(crate) fn ended(&self, mut rendered: String) -> Result<String> {
+    pub(crate) fn cut_at_continuation(&self, mut rendered: String) -> Result<String> {
         if !self.continue_final_message {
             return Ok(rendered);
         }
@@ -88,7 +88,7 @@ fn text_of(message: &mut Value) -> Option<&mut String> {
     }
 }
 
-fn seen(message: &Value) -> Value {
+fn template_message(message: &Value) -> Value {
     let Value::Object(members) = message else { return message.clone() };
     let given = || members.iter().filter(|(_, value)| !value.is_null());
     let thought = THOUGHT_FIELDS.iter().find_map(|name| given().find(|(given, _)| given == name));

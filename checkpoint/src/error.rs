@@ -48,7 +48,7 @@ impl Error {
         |source| Error::Io { path: path.to_owned(), source }
     }
 
-    pub(crate) fn fault(path: &Path) -> impl FnOnce(ParseError) -> Error + '_ {
+    pub(crate) fn with_path(path: &Path) -> impl FnOnce(ParseError) -> Error + '_ {
         |fault| match fault {
             ParseError::Malformed(what) => Error::Malformed { path: path.to_owned(), what },
             ParseError::Unsupported(what) => Error::Unsupported { path: path.to_owned(), what },

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 /// Properties that change when a file is cut short, extended, written to or replaced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stamp {
+pub struct FileStamp {
     n_bytes: u64,
     /// Seconds and nanoseconds.
     modified: (i64, i64),
@@ -19,9 +19,9 @@ pub struct Stamp {
     place: (u64, u64),
 }
 
-impl Stamp {
-    fn of(metadata: &Metadata) -> Stamp {
-        Stamp {
+impl FileStamp {
+    fn of(metadata: &Metadata) -> FileStamp {
+        FileStamp {
             n_bytes: metadata.len(),
             modified: (metadata.mtime(), metadata.mtime_nsec()),
             place: (metadata.dev(), metadata.ino()),
@@ -33,7 +33,7 @@ impl Stamp {
     }
 
     /// Returns what has changed since `self`, if anything.
-    fn difference(&self, now: &Stamp) -> Option<String> {
+    fn difference(&self, now: &FileStamp) -> Option<String> {
         if self.place != now.place {
             return Some("another file has taken its place".into());
         }
@@ -49,7 +49,7 @@ impl Stamp {
 pub struct SourceFile {
     path: PathBuf,
     file: File,
-    stamp: Stamp,
+    stamp: FileStamp,
 }
 
 impl SourceFile {
@@ -59,16 +59,16 @@ impl SourceFile {
             return Err(Error::Malformed { path: path.to_owned(), what: "not a file".into() });
         }
         let file = File::open(path).map_err(Error::io(path))?;
-        let stamp = Stamp::of(&file.metadata().map_err(Error::io(path))?);
+        let stamp = FileStamp::of(&file.metadata().map_err(Error::io(path))?);
         Ok(SourceFile { path: path.to_owned(), file, stamp })
     }
 
     /// Opens it again; refuses a file that no longer has this stamp.
-    pub fn open_again(path: &Path, stamp: &Stamp) -> Result<SourceFile> {
+    pub fn open_again(path: &Path, stamp: &FileStamp) -> Result<SourceFile> {
         let again = SourceFile::open(path)?;
         match stamp.difference(&again.stamp) {
             None => Ok(again),
-            Some(what) => Err(again.changed(what)),
+            Some(what) => Err(again.changed_error(what)),
         }
     }
 
@@ -90,7 +90,7 @@ impl SourceFile {
         self.stamp.n_bytes
     }
 
-    pub fn stamp(&self) -> Stamp {
+    pub fn stamp(&self) -> FileStamp {
         self.stamp
     }
 
@@ -99,25 +99,25 @@ impl SourceFile {
         match self.file.read_exact_at(to, at) {
             Ok(()) => Ok(()),
             Err(error) if error.kind() == ErrorKind::UnexpectedEof => {
-                Err(self.changed(format!("it ends before byte {}", at + to.len() as u64)))
+                Err(self.changed_error(format!("it ends before byte {}", at + to.len() as u64)))
             }
             Err(error) => Err(Error::io(&self.path)(error)),
         }
     }
 
     /// Checks that all reads saw one state of the file. Call it after the last read.
-    pub fn unchanged(&self) -> Result<()> {
+    pub fn check_unchanged(&self) -> Result<()> {
         let at_path = |error: io::Error| match error.kind() {
-            ErrorKind::NotFound => self.changed("it is gone".into()),
+            ErrorKind::NotFound => self.changed_error("it is gone".into()),
             _ => Error::io(&self.path)(error),
         };
         let open = self.file.metadata().map_err(Error::io(&self.path))?;
         let named = std::fs::metadata(&self.path).map_err(at_path)?;
-        let different = [open, named].iter().find_map(|now| self.stamp.difference(&Stamp::of(now)));
-        different.map_or(Ok(()), |what| Err(self.changed(what)))
+        let different = [open, named].iter().find_map(|now| self.stamp.difference(&FileStamp::of(now)));
+        different.map_or(Ok(()), |what| Err(self.changed_error(what)))
     }
 
-    fn changed(&self, what: String) -> Error {
+    fn changed_error(&self, what: String) -> Error {
         Error::Changed { path: self.path.clone(), what }
     }
 }

@@ -4,7 +4,7 @@
 use crate::error::Error;
 use crate::tensor::Tensor;
 use crate::threads::{StopFn, in_threads};
-use crate::{Checkpoint, Result, WeightPieces, Window, names};
+use crate::{Checkpoint, Result, TensorWindow, WeightPieces, names};
 use std::ops::Range;
 use types::{PieceHash, PieceRun};
 
@@ -28,14 +28,15 @@ impl Checkpoint {
     }
 
     /// The hash of a weight's scales, which are read as one piece.
-    pub fn scales_run(name: &str, bytes: &[u8]) -> PieceRun {
+    pub fn hash_scales(name: &str, bytes: &[u8]) -> PieceRun {
         let hashes = vec![PieceHash::of_parts([blake3::hash(bytes).into()])];
         PieceRun { weight: format!("{name}{SCALES}"), n_pieces: 1, first: 0, hashes }
     }
 
     /// The hashes of all weights, in ascending order of their names. Reads every file to its end.
-    pub fn hashes(&self) -> Result<Vec<PieceRun>> {
-        let mut names: Vec<String> = names::expected(&self.spec).into_iter().map(|expected| expected.name).collect();
+    pub fn hash_weights(&self) -> Result<Vec<PieceRun>> {
+        let mut names: Vec<String> =
+            names::required_tensors(&self.spec).into_iter().map(|expected| expected.name).collect();
         let scaled = names.iter().filter(|name| self.find(name).is_some_and(|tensor| tensor.scales.is_some()));
         let scales: Vec<String> = scaled.map(|name| format!("{name}{SCALES}")).collect();
         names.extend(scales);
@@ -50,7 +51,7 @@ impl Checkpoint {
 
     /// Returns the first weight whose bytes differ from `read`; None if none does. Stops when `is_over` is true: the
     /// result is then meaningless.
-    pub fn differs_from(&self, read: &[PieceRun], is_over: StopFn<'_>) -> Result<Option<String>> {
+    pub fn first_difference(&self, read: &[PieceRun], is_over: StopFn<'_>) -> Result<Option<String>> {
         let pieces = |run: &PieceRun| run.first as usize..run.first as usize + run.hashes.len();
         let ranges: Vec<_> = read.iter().map(|run| PieceRange { weight: &run.weight, pieces: pieces(run) }).collect();
         let now = self.hash_all(&ranges, is_over)?;
@@ -61,7 +62,7 @@ impl Checkpoint {
     fn hash_all(&self, ranges: &[PieceRange<'_>], is_over: StopFn<'_>) -> Result<Vec<PieceRun>> {
         let hashed = in_threads(ranges, is_over, |range| self.hash(range));
         let runs = hashed.into_iter().flatten().collect::<Result<Vec<_>>>()?;
-        self.unchanged()?;
+        self.check_unchanged()?;
         Ok(runs)
     }
 
@@ -71,11 +72,11 @@ impl Checkpoint {
             if pieces.end > cut.n() {
                 return Err(self.no_weight(weight));
             }
-            return Window::of_pieces(tensor, cut, pieces.clone()).hashed(weight);
+            return TensorWindow::of_pieces(tensor, cut, pieces.clone()).read_and_hash(weight);
         }
         let of = weight.strip_suffix(SCALES).and_then(|name| Some((name, self.find(name)?.scales?)));
         let (name, scales) = of.ok_or_else(|| self.no_weight(weight))?;
-        Ok(Checkpoint::scales_run(name, &scales.bytes.read()?))
+        Ok(Checkpoint::hash_scales(name, &scales.bytes.read()?))
     }
 
     fn no_weight(&self, name: &str) -> Error {

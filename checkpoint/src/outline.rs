@@ -23,22 +23,22 @@ impl Checkpoint {
         // The name is for people: two folders with the same weights are the same model.
         hasher.update(format!("{:?}", ModelSpec { name: String::new(), ..self.spec.clone() }));
         let mut sampled = HashSet::new();
-        for expected in names::expected(&self.spec) {
+        for expected in names::required_tensors(&self.spec) {
             let Some(source) = self.sources.get(&expected.name) else { continue };
-            let Some(tensor) = self.in_file(&source.file) else { continue };
+            let Some(tensor) = self.find_stored(&source.file) else { continue };
             hasher.update(format!("{} {} {:?}\n", expected.name, tensor.dtype.name(), expected.shape));
             // Several may share one tensor of the file.
             if sampled.insert(&source.file) {
-                sample(&mut hasher, &tensor)?;
+                hash_sample(&mut hasher, &tensor)?;
             }
         }
         Ok(hasher.finalize().into())
     }
 
     /// The file's names of tensors that no rank of any grid reads.
-    pub fn unread(&self) -> Vec<String> {
+    pub fn unread_tensors(&self) -> Vec<String> {
         let used: HashSet<Cow<'_, str>> =
-            self.sources.values().flat_map(|source| crate::in_folder(&source.file)).collect();
+            self.sources.values().flat_map(|source| crate::names_in_folder(&source.file)).collect();
         let is_used = |name: &str| {
             let scaled = SCALES.iter().find_map(|suffix| name.strip_suffix(suffix));
             used.contains(name) || scaled.is_some_and(|name| used.contains(name))
@@ -54,11 +54,11 @@ impl Checkpoint {
     }
 }
 
-fn sample(hasher: &mut Sha256, tensor: &Tensor<'_>) -> Result<()> {
-    hasher.update(tensor.ends(SAMPLE_BYTES)?);
+fn hash_sample(hasher: &mut Sha256, tensor: &Tensor<'_>) -> Result<()> {
+    hasher.update(tensor.edge_bytes(SAMPLE_BYTES)?);
     if let Some(scales) = tensor.scales {
         hasher.update(format!("scales {} {:?}\n", scales.dtype.name(), scales.block));
-        hasher.update(scales.bytes.ends(SAMPLE_BYTES)?);
+        hasher.update(scales.bytes.edge_bytes(SAMPLE_BYTES)?);
     }
     Ok(())
 }

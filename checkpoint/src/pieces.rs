@@ -16,7 +16,7 @@ const VOCABULARY_ROWS: usize = 64;
 
 /// The unit by which ranks divide a dimension of a weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum CutBy {
+pub(crate) enum CutUnit {
     Heads,
     KvHeads,
     /// Heads of K, and of V, of recurrent layers, and values that exist once for each V head.
@@ -39,37 +39,37 @@ pub struct WeightPieces {
     strips: Vec<usize>,
 }
 
-impl CutBy {
+impl CutUnit {
     fn bounds(self, spec: &ModelSpec, n: usize) -> Vec<usize> {
         // Leaves differ between devices: a piece ends wherever a leaf of any device does.
         let of_leaves = |leaves: fn(DeviceClass, &ModelSpec) -> Leaves| {
             let of_class = |class| leaves(class, spec).bounds().iter().map(|bound| *bound as usize).collect::<Vec<_>>();
-            ascending([DeviceClass::Cpu, DeviceClass::Cuda].into_iter().flat_map(of_class).collect())
+            sort_and_dedup([DeviceClass::Cpu, DeviceClass::Cuda].into_iter().flat_map(of_class).collect())
         };
         match self {
-            CutBy::Heads => of_leaves(|class, spec| Leaves::o_proj(class, spec.n_heads, spec.head_dim)),
-            CutBy::Inner => of_leaves(|class, spec| Leaves::down_proj(class, spec.inner)),
-            CutBy::SharedInner => {
+            CutUnit::Heads => of_leaves(|class, spec| Leaves::o_proj(class, spec.n_heads, spec.head_dim)),
+            CutUnit::Inner => of_leaves(|class, spec| Leaves::down_proj(class, spec.inner)),
+            CutUnit::SharedInner => {
                 of_leaves(|class, spec| Leaves::down_proj(class, spec.experts.map_or(0, |experts| experts.shared)))
             }
-            CutBy::KvHeads => steps(n, spec.head_dim as usize),
-            CutBy::Keys => steps(n, spec.recurrence.map_or(n, |of| of.key_dim as usize)),
-            CutBy::Values => of_leaves(|class, spec| {
+            CutUnit::KvHeads => step_bounds(n, spec.head_dim as usize),
+            CutUnit::Keys => step_bounds(n, spec.recurrence.map_or(n, |of| of.key_dim as usize)),
+            CutUnit::Values => of_leaves(|class, spec| {
                 spec.recurrence.map_or(Leaves::whole(0), |of| Leaves::o_proj(class, of.n_heads, of.value_dim))
             }),
-            CutBy::StateHeads => steps(n, 1),
-            CutBy::Convolved => of_leaves(|class, spec| {
+            CutUnit::StateHeads => step_bounds(n, 1),
+            CutUnit::Convolved => of_leaves(|class, spec| {
                 spec.convolution.map_or(Leaves::whole(0), |of| Leaves::o_proj(class, of.n, of.width))
             }),
-            CutBy::Vocabulary => steps(n, VOCABULARY_ROWS),
+            CutUnit::Vocabulary => step_bounds(n, VOCABULARY_ROWS),
         }
     }
 }
 
 impl WeightPieces {
     /// The pieces of a tensor whose rows and columns are divided by these units.
-    pub(crate) fn of(spec: &ModelSpec, [rows, cols]: [Option<CutBy>; 2], tensor: &Tensor<'_>) -> WeightPieces {
-        let strips = cols.map(|by| in_bytes(&by.bounds(spec, tensor.cols()), tensor.dtype));
+    pub(crate) fn of(spec: &ModelSpec, [rows, cols]: [Option<CutUnit>; 2], tensor: &Tensor<'_>) -> WeightPieces {
+        let strips = cols.map(|by| byte_bounds(&by.bounds(spec, tensor.cols()), tensor.dtype));
         WeightPieces {
             rows: rows.map_or_else(|| vec![0, tensor.rows()], |by| by.bounds(spec, tensor.rows())),
             strips: strips.unwrap_or_else(|| vec![0, tensor.row_bytes()]),
@@ -94,7 +94,7 @@ impl WeightPieces {
         covering(&self.strips, bytes)
     }
 
-    pub(crate) fn run(&self, i: usize) -> Range<usize> {
+    pub(crate) fn run_rows(&self, i: usize) -> Range<usize> {
         self.rows[i]..self.rows[i + 1]
     }
 
@@ -104,18 +104,18 @@ impl WeightPieces {
 }
 
 /// Bounds at the multiples of `step`, and at the end.
-fn steps(n: usize, step: usize) -> Vec<usize> {
+fn step_bounds(n: usize, step: usize) -> Vec<usize> {
     (0..n).step_by(step.max(1)).chain([n]).collect()
 }
 
 /// The bounds, in bytes, of the stored blocks in or between which the elements' bounds fall.
-fn in_bytes(bounds: &[usize], dtype: Dtype) -> Vec<usize> {
+fn byte_bounds(bounds: &[usize], dtype: Dtype) -> Vec<usize> {
     let (block, block_bytes) = (dtype.block(), dtype.block_bytes());
     let of_bound = |bound: &usize| [bound / block * block_bytes, bound.div_ceil(block) * block_bytes];
-    ascending(bounds.iter().flat_map(of_bound).collect())
+    sort_and_dedup(bounds.iter().flat_map(of_bound).collect())
 }
 
-fn ascending(mut bounds: Vec<usize>) -> Vec<usize> {
+fn sort_and_dedup(mut bounds: Vec<usize>) -> Vec<usize> {
     bounds.sort_unstable();
     bounds.dedup();
     bounds
@@ -145,9 +145,9 @@ mod tests {
     #[test]
     fn a_block_that_a_leaf_cuts_is_a_strip() {
         // Leaves of 96 in blocks of 256 numbers and 144 bytes.
-        assert_eq!(in_bytes(&[0, 96, 192, 256, 512], Dtype::Q4K), [0, 144, 288]);
-        assert_eq!(in_bytes(&[0, 384, 768], Dtype::Q4K), [0, 144, 288, 432]);
-        assert_eq!(in_bytes(&[0, 96, 192], Dtype::Q4_1), [0, 60, 120]);
-        assert_eq!(steps(130, 64), [0, 64, 128, 130]);
+        assert_eq!(byte_bounds(&[0, 96, 192, 256, 512], Dtype::Q4K), [0, 144, 288]);
+        assert_eq!(byte_bounds(&[0, 384, 768], Dtype::Q4K), [0, 144, 288, 432]);
+        assert_eq!(byte_bounds(&[0, 96, 192], Dtype::Q4_1), [0, 60, 120]);
+        assert_eq!(step_bounds(130, 64), [0, 64, 128, 130]);
     }
 }

@@ -2,11 +2,11 @@
 
 use crate::error::{Error, ParseError, Result};
 use crate::file::SourceFile;
-use crate::groups::codes::{Codes, codes};
-use crate::groups::join::{TensorPart, digits_of, matrix};
+use crate::groups::codes::{CodebookMatrix, codebook_matrix};
+use crate::groups::join::{TensorPart, digits_of, grouped_matrix};
 use crate::groups::method::QuantMethod;
-use crate::groups::{Groups, MatrixReader};
-use crate::scaling::Scaling;
+use crate::groups::{GroupQuantMatrix, MatrixReader};
+use crate::scaling::QuantConfig;
 use crate::small_files::{is_plain_name, read_json};
 use crate::tensor::{ScaleBytes, Tensor, rows_and_cols};
 use safetensors::tensor::{Dtype as Stored, Metadata};
@@ -31,7 +31,7 @@ pub(crate) const SCALES: [&str; 2] = ["_scale", "_scale_inv"];
 pub(crate) struct Shards {
     shards: Vec<SourceFile>,
     tensors: BTreeMap<String, ShardEntry>,
-    scaling: Scaling,
+    scaling: QuantConfig,
 }
 
 struct ShardEntry {
@@ -48,8 +48,8 @@ enum EntryTensors {
     Itself,
     /// MXFP4, whose nibbles and exponents are tensors of their own: the exponents' shard, and where they begin.
     Exponents(usize, usize),
-    Groups(Box<Groups>),
-    Codes(Box<Codes>),
+    Groups(Box<GroupQuantMatrix>),
+    Codes(Box<CodebookMatrix>),
 }
 
 impl EntryTensors {
@@ -85,13 +85,13 @@ const EXPONENTS: &str = "_scales";
 type TensorParts = BTreeMap<String, TensorPart>;
 
 impl Shards {
-    pub fn open(folder: &Path, scaling: Scaling) -> Result<Shards> {
+    pub fn open(folder: &Path, scaling: QuantConfig) -> Result<Shards> {
         let (mut shards, mut parts) =
             (Shards { shards: Vec::new(), tensors: BTreeMap::new(), scaling }, TensorParts::new());
         for file in shard_files(folder)? {
             shards.add(&file, &mut parts)?;
         }
-        shards.join_groups(&mut parts).and_then(|()| shards.join(&parts)).map_err(Error::fault(folder))?;
+        shards.join_groups(&mut parts).and_then(|()| shards.join_halves(&parts)).map_err(Error::with_path(folder))?;
         Ok(shards)
     }
 
@@ -106,11 +106,13 @@ impl Shards {
                 let mut take = |name: &str| parts.remove(name).or_else(|| tensors.remove(name)?.part());
                 let read = |part: &TensorPart, n: usize| read_part(shards, part, n);
                 let made_of = match method {
-                    QuantMethod::Codes => EntryTensors::Codes(Box::new(codes(stem, &digits, &mut take, &read)?)),
-                    _ => EntryTensors::Groups(Box::new(matrix(method, stem, &digits, &mut take, &read)?)),
+                    QuantMethod::Codes => {
+                        EntryTensors::Codes(Box::new(codebook_matrix(stem, &digits, &mut take, &read)?))
+                    }
+                    _ => EntryTensors::Groups(Box::new(grouped_matrix(method, stem, &digits, &mut take, &read)?)),
                 };
                 let Some(reader) = made_of.reader() else { continue };
-                let ((shard, start), shape, dtype) = (reader.place(), reader.shape(), reader.dtype());
+                let ((shard, start), shape, dtype) = (reader.file_and_start(), reader.shape(), reader.dtype());
                 let entry = ShardEntry { shard, dtype, shape, start, made_of };
                 if self.tensors.insert(format!("{stem}.weight"), entry).is_some() {
                     return ParseError::malformed(format!("the matrix {stem} is there twice"));
@@ -121,7 +123,7 @@ impl Shards {
     }
 
     /// Joins each pair of halves to one tensor.
-    fn join(&mut self, parts: &TensorParts) -> std::result::Result<(), ParseError> {
+    fn join_halves(&mut self, parts: &TensorParts) -> std::result::Result<(), ParseError> {
         for (name, half) in parts {
             let (nibbles, exponents) = (name.strip_suffix(NIBBLES), name.strip_suffix(EXPONENTS));
             let Some(stem) = nibbles.or(exponents).filter(|_| half.dtype == Stored::U8) else {
@@ -132,7 +134,7 @@ impl Shards {
                 return ParseError::unsupported(format!("the tensor {name} of the type U8 without {other}, which"));
             };
             if nibbles.is_some() {
-                let entry = joined(half, other).ok_or_else(|| {
+                let entry = mxfp4_entry(half, other).ok_or_else(|| {
                     ParseError::Malformed(format!(
                         "{stem} has blocks of {:?} and scales of {:?}",
                         half.dims, other.dims
@@ -166,11 +168,11 @@ impl Shards {
         let scales = self.scales(name, entry).ok().flatten();
         let file = &self.shards[entry.shard];
         if let Some(reader) = entry.made_of.reader() {
-            return Some(Tensor::made(reader, &self.shards));
+            return Some(Tensor::assembled(reader, &self.shards));
         }
         if let EntryTensors::Exponents(shard, start) = entry.made_of {
             let exponents = (&self.shards[shard], start);
-            return Some(Tensor::in_two((file, entry.start), exponents, entry.shape));
+            return Some(Tensor::with_split_exponents((file, entry.start), exponents, entry.shape));
         }
         Some(Tensor { scales, ..Tensor::new(file, entry.start, entry.dtype, entry.shape) })
     }
@@ -229,7 +231,7 @@ fn read_part(shards: &[SourceFile], part: &TensorPart, n_bytes: usize) -> Option
 }
 
 /// Blocks of 16 bytes and as many exponents.
-fn joined(nibbles: &TensorPart, exponents: &TensorPart) -> Option<ShardEntry> {
+fn mxfp4_entry(nibbles: &TensorPart, exponents: &TensorPart) -> Option<ShardEntry> {
     let (last, dims) = nibbles.dims.split_last()?;
     let (n_blocks, rows) = dims.split_last()?;
     if *last != 16 || dims != exponents.dims {
@@ -248,7 +250,7 @@ enum HeaderEntry {
 }
 
 /// Whether every file of a folder's index exists, each as long as its header requires.
-pub(crate) fn are_whole(folder: &Path) -> bool {
+pub(crate) fn has_all_shards(folder: &Path) -> bool {
     let is_whole = |file: &PathBuf| SourceFile::open(file).and_then(|file| read_metadata(&file)).is_ok();
     shard_files(folder).is_ok_and(|files| files.iter().all(is_whole))
 }
@@ -264,7 +266,7 @@ fn shard_files(folder: &Path) -> Result<Vec<PathBuf>> {
     if !index.exists() {
         return Ok(vec![folder.join(SINGLE)]);
     }
-    let names = index_files(&read_json(&index)?).map_err(Error::fault(&index))?;
+    let names = index_files(&read_json(&index)?).map_err(Error::with_path(&index))?;
     Ok(names.into_iter().map(|name| folder.join(name)).collect())
 }
 
@@ -336,11 +338,11 @@ fn read_header(file: &SourceFile, shard: usize) -> Result<Vec<(String, HeaderEnt
             }
             other => {
                 let fault = ParseError::unsupported(format!("the tensor {name} has type {other:?}, which"));
-                return fault.map_err(Error::fault(file.path()));
+                return fault.map_err(Error::with_path(file.path()));
             }
         };
         let dims: Vec<u64> = info.shape.iter().map(|dim| *dim as u64).collect();
-        let shape = shape_of(&name, &dims).map_err(Error::fault(file.path()))?;
+        let shape = shape_of(&name, &dims).map_err(Error::with_path(file.path()))?;
         let start = data + info.data_offsets.0;
         let entry = ShardEntry { shard, dtype, shape, start, made_of: EntryTensors::Itself };
         entries.push((name, HeaderEntry::Whole(entry)));

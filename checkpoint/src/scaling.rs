@@ -13,54 +13,54 @@ const COLUMNS: usize = 32;
 
 /// Which numbers of a matrix share a scale.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Scaling {
+pub(crate) struct QuantConfig {
     /// Rows and columns that share a scale, if the config names them; otherwise one scale per matrix or row.
     block: Option<[usize; 2]>,
     /// How matrices of few bits are stored, if there are any.
     pub method: QuantMethod,
 }
 
-impl From<QuantMethod> for Scaling {
-    fn from(method: QuantMethod) -> Scaling {
-        Scaling { block: None, method }
+impl From<QuantMethod> for QuantConfig {
+    fn from(method: QuantMethod) -> QuantConfig {
+        QuantConfig { block: None, method }
     }
 }
 
-impl Scaling {
+impl QuantConfig {
     /// Without a `quantization_config`, only a tensor's type can mark it as quantized.
-    pub fn from_config(config: &Value) -> Result<Scaling, ParseError> {
+    pub fn from_config(config: &Value) -> Result<QuantConfig, ParseError> {
         let Some(quantized) = config.get("quantization_config").filter(|value| !value.is_null()) else {
-            return Ok(Scaling::default());
+            return Ok(QuantConfig::default());
         };
         let method = quantized["quant_method"].as_str().unwrap_or("nobody knows what");
         match method {
-            "fp8" => Scaling::of_fp8(quantized),
+            "fp8" => QuantConfig::of_fp8(quantized),
             // The blocks of MXFP4 have scales of their own.
-            "fbgemm_fp8" | "mxfp4" => Ok(Scaling::default()),
-            "modelopt" if quantized["quant_algo"] == "FP8" => Ok(Scaling::default()),
-            "compressed-tensors" => Scaling::of_groups(quantized),
-            "gptq" => QuantMethod::of_gptq(quantized).map(Scaling::from),
-            "awq" => QuantMethod::of_awq(quantized).map(Scaling::from),
-            "bitsandbytes" => QuantMethod::of_bitsandbytes(quantized).map(Scaling::from),
+            "fbgemm_fp8" | "mxfp4" => Ok(QuantConfig::default()),
+            "modelopt" if quantized["quant_algo"] == "FP8" => Ok(QuantConfig::default()),
+            "compressed-tensors" => QuantConfig::of_groups(quantized),
+            "gptq" => QuantMethod::of_gptq(quantized).map(QuantConfig::from),
+            "awq" => QuantMethod::of_awq(quantized).map(QuantConfig::from),
+            "bitsandbytes" => QuantMethod::of_bitsandbytes(quantized).map(QuantConfig::from),
             _ => refused(&format!("by {method}")),
         }
     }
 
-    fn of_fp8(quantized: &Value) -> Result<Scaling, ParseError> {
+    fn of_fp8(quantized: &Value) -> Result<QuantConfig, ParseError> {
         match quantized.get("fmt").and_then(Value::as_str) {
-            None | Some("e4m3") => Scaling::of_block(quantized.get("weight_block_size")),
+            None | Some("e4m3") => QuantConfig::of_block(quantized.get("weight_block_size")),
             Some(other) => refused(&format!("as {other}")),
         }
     }
 
     /// The scaling that all groups share.
-    fn of_groups(quantized: &Value) -> Result<Scaling, ParseError> {
+    fn of_groups(quantized: &Value) -> Result<QuantConfig, ParseError> {
         let of_group = match quantized["format"].as_str() {
             None | Some("float-quantized" | "naive-quantized") => {
-                |group: &Value| Scaling::of_weights(&group["weights"])
+                |group: &Value| QuantConfig::of_weights(&group["weights"])
             }
             Some("pack-quantized" | "int-quantized") => {
-                |group: &Value| QuantMethod::of_integers(group).map(Scaling::from)
+                |group: &Value| QuantMethod::of_integers(group).map(QuantConfig::from)
             }
             _ => return refused(&format!("in the format {}", quantized["format"])),
         };
@@ -73,7 +73,7 @@ impl Scaling {
             return ParseError::malformed("quantization_config has no config_groups");
         };
         let mut all = groups.values().map(of_group);
-        let first = all.next().unwrap_or_else(|| Ok(Scaling::default()))?;
+        let first = all.next().unwrap_or_else(|| Ok(QuantConfig::default()))?;
         for other in all {
             if other? != first {
                 return refused("in groups that differ");
@@ -82,24 +82,24 @@ impl Scaling {
         Ok(first)
     }
 
-    fn of_weights(weights: &Value) -> Result<Scaling, ParseError> {
+    fn of_weights(weights: &Value) -> Result<QuantConfig, ParseError> {
         let (bits, kind) = (&weights["num_bits"], &weights["type"]);
         if *bits != 8 || kind != "float" || weights["symmetric"] == false {
             return refused(&format!("to {kind} of {bits} bits"));
         }
         match weights["strategy"].as_str() {
-            Some("tensor" | "channel") => Ok(Scaling::default()),
-            Some("block") => Scaling::of_block(weights.get("block_structure")),
+            Some("tensor" | "channel") => Ok(QuantConfig::default()),
+            Some("block") => QuantConfig::of_block(weights.get("block_structure")),
             other => refused(&format!("by the strategy {}", other.unwrap_or("of nobody"))),
         }
     }
 
-    fn of_block(block: Option<&Value>) -> Result<Scaling, ParseError> {
-        let Some(block) = block.filter(|block| !block.is_null()) else { return Ok(Scaling::default()) };
+    fn of_block(block: Option<&Value>) -> Result<QuantConfig, ParseError> {
+        let Some(block) = block.filter(|block| !block.is_null()) else { return Ok(QuantConfig::default()) };
         let length = |i: usize| block[i].as_u64().filter(|n| (1..1 << 24).contains(n)).map(|n| n as usize);
         match (length(0), length(1), block.as_array().map(Vec::len)) {
             (Some(rows), Some(columns), Some(2)) if columns.is_multiple_of(COLUMNS) => {
-                Ok(Scaling { block: Some([rows, columns]), ..Scaling::default() })
+                Ok(QuantConfig { block: Some([rows, columns]), ..QuantConfig::default() })
             }
             _ => refused(&format!("in blocks of {block}")),
         }
@@ -126,15 +126,15 @@ fn refused<T>(how: &str) -> Result<T, ParseError> {
 mod tests {
     use super::*;
 
-    fn read(quantized: &str) -> Result<Scaling, ParseError> {
+    fn read(quantized: &str) -> Result<QuantConfig, ParseError> {
         let config = format!(r#"{{"quantization_config": {quantized}}}"#);
-        Scaling::from_config(&serde_json::from_str(&config).unwrap())
+        QuantConfig::from_config(&serde_json::from_str(&config).unwrap())
     }
 
     #[test]
     fn what_hubs_have_is_read() {
-        let plain = Ok(Scaling::default());
-        let blocks = Ok(Scaling { block: Some([128, 128]), ..Scaling::default() });
+        let plain = Ok(QuantConfig::default());
+        let blocks = Ok(QuantConfig { block: Some([128, 128]), ..QuantConfig::default() });
         assert_eq!(read("null"), plain);
         assert_eq!(read(r#"{"quant_method": "fp8", "activation_scheme": "static"}"#), plain);
         assert_eq!(read(r#"{"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}"#), blocks);
@@ -186,7 +186,8 @@ mod tests {
 
     #[test]
     fn scales_are_counted() {
-        let (plain, blocks) = (Scaling::default(), Scaling { block: Some([128, 128]), ..Scaling::default() });
+        let (plain, blocks) =
+            (QuantConfig::default(), QuantConfig { block: Some([128, 128]), ..QuantConfig::default() });
         assert_eq!(plain.block_of([300, 576], [1, 1]), Ok([300, 576]));
         assert_eq!(plain.block_of([300, 576], [300, 1]), Ok([1, 576]));
         assert_eq!(plain.block_of([300, 576], [1, 300]), Ok([1, 576]));

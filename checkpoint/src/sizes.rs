@@ -6,7 +6,7 @@ use std::ops::{Add, Sub};
 use types::Dtype;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Sizes {
+pub struct ModelSizes {
     pub embedding: u64,
     /// One entry per layer, in order.
     pub layers: Vec<LayerSizes>,
@@ -30,9 +30,9 @@ pub struct LayerSizes {
     pub replicated: u64,
 }
 
-impl Sizes {
-    pub(crate) fn of(checkpoint: &Checkpoint) -> Sizes {
-        Sizes::measured(checkpoint.spec(), |expected| {
+impl ModelSizes {
+    pub(crate) fn of(checkpoint: &Checkpoint) -> ModelSizes {
+        ModelSizes::measured(checkpoint.spec(), |expected| {
             let dtype = checkpoint.find(&expected.name).map(|tensor| tensor.dtype);
             let n = (expected.shape[0] * expected.shape[1]) as u64;
             let bytes = dtype.and_then(|dtype| dtype.bytes_of(n)).unwrap_or(0);
@@ -42,13 +42,13 @@ impl Sizes {
     }
 
     /// The sizes of a model of this shape, with the bytes of each tensor from `bytes_of`.
-    pub fn measured(spec: &ModelSpec, bytes_of: impl Fn(&RequiredTensor) -> u64) -> Sizes {
+    pub fn measured(spec: &ModelSpec, bytes_of: impl Fn(&RequiredTensor) -> u64) -> ModelSizes {
         let no_layers = vec![LayerSizes::default(); spec.n_layers as usize];
-        let mut sizes = Sizes { layers: no_layers, ..Sizes::default() };
-        for expected in names::expected(spec) {
+        let mut sizes = ModelSizes { layers: no_layers, ..ModelSizes::default() };
+        for expected in names::required_tensors(spec) {
             let bytes = bytes_of(&expected);
             match (expected.layer, expected.name.as_str()) {
-                (Some(layer), name) => *sizes.layers[layer as usize].cut_of(name) += bytes,
+                (Some(layer), name) => *sizes.layers[layer as usize].field_of(name) += bytes,
                 (None, names::EMBEDDING | names::POSITIONS) => sizes.embedding += bytes,
                 (None, names::HEAD) => sizes.head += bytes,
                 (None, _) => sizes.norm += bytes,
@@ -68,7 +68,7 @@ const BY_HEADS: [&str; 9] =
 
 impl LayerSizes {
     /// The field that counts the tensor with this Hugging Face name.
-    fn cut_of(&mut self, name: &str) -> &mut u64 {
+    fn field_of(&mut self, name: &str) -> &mut u64 {
         let is_of = |parts: &[&str]| parts.iter().any(|part| name.contains(part));
         if is_of(&[".experts."]) {
             &mut self.experts
@@ -90,7 +90,7 @@ impl LayerSizes {
         self.heads + self.kv_heads + self.mlp + self.experts + self.replicated
     }
 
-    fn each(self, other: LayerSizes, with: impl Fn(u64, u64) -> u64) -> LayerSizes {
+    fn zip_with(self, other: LayerSizes, with: impl Fn(u64, u64) -> u64) -> LayerSizes {
         LayerSizes {
             heads: with(self.heads, other.heads),
             kv_heads: with(self.kv_heads, other.kv_heads),
@@ -105,7 +105,7 @@ impl Add for LayerSizes {
     type Output = LayerSizes;
 
     fn add(self, other: LayerSizes) -> LayerSizes {
-        self.each(other, |a, b| a + b)
+        self.zip_with(other, |a, b| a + b)
     }
 }
 
@@ -113,6 +113,6 @@ impl Sub for LayerSizes {
     type Output = LayerSizes;
 
     fn sub(self, other: LayerSizes) -> LayerSizes {
-        self.each(other, |a, b| a - b)
+        self.zip_with(other, |a, b| a - b)
     }
 }

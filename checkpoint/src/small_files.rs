@@ -31,7 +31,7 @@ pub(crate) fn read_bytes(path: &Path) -> Result<Vec<u8>> {
     }
     let mut bytes = vec![0; file.n_bytes() as usize];
     file.read_at(0, &mut bytes)?;
-    file.unchanged()?;
+    file.check_unchanged()?;
     Ok(bytes)
 }
 

@@ -2,7 +2,7 @@
 //! between machines; knows nothing of how a tensor is read.
 
 use crate::error::{Error, Result};
-use crate::file::{SourceFile, Stamp};
+use crate::file::{FileStamp, SourceFile};
 use crate::gguf::Gguf;
 use crate::safetensors;
 use crate::small_files::is_plain_name;
@@ -17,7 +17,7 @@ const FILES_MAX: usize = 8192;
 pub struct FileSpans {
     pub path: PathBuf,
     /// The file's stamp when its spans were read.
-    pub stamp: Stamp,
+    pub stamp: FileStamp,
     /// One per tensor, in the order of the file; bytes between them are header or padding.
     pub spans: Vec<TensorSpan>,
 }
@@ -54,18 +54,20 @@ fn of_file(path: &Path) -> Result<FileSpans> {
 
 fn of_gguf(file: &SourceFile) -> Result<Vec<TensorSpan>> {
     let (header, _) = Gguf::read(file)?;
-    let span = |name: &str, bytes: &Range<usize>| TensorSpan { layer: layer_of(name), bytes: wide(bytes) };
+    let span = |name: &str, bytes: &Range<usize>| TensorSpan { layer: layer_of(name), bytes: to_u64_range(bytes) };
     Ok(header.tensors().map(|(name, entry)| span(name, &entry.bytes)).collect())
 }
 
 fn of_safetensors(file: &SourceFile) -> Result<Vec<TensorSpan>> {
     let (data, header) = safetensors::read_metadata(file)?;
-    let span =
-        |name: &str, at: (usize, usize)| TensorSpan { layer: layer_of(name), bytes: wide(&(data + at.0..data + at.1)) };
+    let span = |name: &str, at: (usize, usize)| TensorSpan {
+        layer: layer_of(name),
+        bytes: to_u64_range(&(data + at.0..data + at.1)),
+    };
     Ok(header.tensors().iter().map(|(name, tensor)| span(name, tensor.data_offsets)).collect())
 }
 
-fn wide(range: &Range<usize>) -> Range<u64> {
+fn to_u64_range(range: &Range<usize>) -> Range<u64> {
     range.start as u64..range.end as u64
 }
 
@@ -140,7 +142,7 @@ mod tests {
                 let spans = file.spans.iter();
                 held.extend(spans.map(|s| bytes[s.bytes.start as usize..s.bytes.end as usize].to_vec()));
             }
-            for expected in crate::names::expected(checkpoint.spec()) {
+            for expected in crate::names::required_tensors(checkpoint.spec()) {
                 let tensor = checkpoint.tensor(&expected.name).unwrap();
                 assert!(held.contains(&tensor.read().unwrap()), "{name}: {}", expected.name);
             }

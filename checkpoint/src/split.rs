@@ -58,7 +58,7 @@ pub(crate) fn open(path: &Path) -> Result<JoinedGguf> {
 fn open_whole(path: &Path) -> Result<JoinedGguf> {
     let file = SourceFile::open_filled(path)?;
     let (header, bytes) = Gguf::read(&file)?;
-    match header.unsigned("split.count").map_err(Error::fault(path))? {
+    match header.unsigned("split.count").map_err(Error::with_path(path))? {
         None | Some(0 | 1) => Ok(JoinedGguf { header, bytes, files: vec![file] }),
         Some(count) => malformed(path, format!("one of {count} parts, and its name does not say which")),
     }
@@ -74,14 +74,14 @@ fn open_parts(path: &Path, part: GgufPart<'_>) -> Result<JoinedGguf> {
         }
         let file = SourceFile::open_filled(&path_of_part)?;
         let (parsed, bytes) = Gguf::read(&file)?;
-        check_place(&parsed, index as u64, part.count.into(), &path_of_part)?;
-        header.join(parsed, index).map_err(Error::fault(&path_of_part))?;
+        check_part_header(&parsed, index as u64, part.count.into(), &path_of_part)?;
+        header.add_part(parsed, index).map_err(Error::with_path(&path_of_part))?;
         if index == 0 {
             first = bytes;
         }
         files.push(file);
     }
-    let n_expected = header.unsigned("split.tensors.count").map_err(Error::fault(path))?;
+    let n_expected = header.unsigned("split.tensors.count").map_err(Error::with_path(path))?;
     let found = header.tensors().count() as u64;
     match n_expected {
         Some(n_expected) if n_expected == found => Ok(JoinedGguf { header, bytes: first, files }),
@@ -92,8 +92,8 @@ fn open_parts(path: &Path, part: GgufPart<'_>) -> Result<JoinedGguf> {
     }
 }
 
-fn check_place(header: &Gguf, index: u64, count: u64, path: &Path) -> Result<()> {
-    let read = |key: &str| header.unsigned(key).map_err(Error::fault(path));
+fn check_part_header(header: &Gguf, index: u64, count: u64, path: &Path) -> Result<()> {
+    let read = |key: &str| header.unsigned(key).map_err(Error::with_path(path));
     match (read("split.no")?, read("split.count")?) {
         (Some(no), Some(of)) if (no, of) == (index, count) => Ok(()),
         (Some(no), Some(of)) => {

@@ -62,7 +62,7 @@ impl ChatTemplate {
     }
 
     /// Returns another template with the same special tokens.
-    pub fn replaced(&self, source: &str) -> Result<ChatTemplate> {
+    pub fn with_source(&self, source: &str) -> Result<ChatTemplate> {
         ChatTemplate::new(source, self.bos.clone(), self.eos.clone())
     }
 
@@ -93,12 +93,12 @@ impl ChatTemplate {
             BTreeMap::from([("bos_token", text_or_undefined(&self.bos)), ("eos_token", text_or_undefined(&self.eos))]);
         variables.extend(chat.variables.iter().map(|(name, value)| (name.as_str(), Value::from(Serde(value)))));
         variables.extend([
-            ("messages", Value::from(Serde(chat.seen()?))),
+            ("messages", Value::from(Serde(chat.template_messages()?))),
             ("add_generation_prompt", chat.add_generation_prompt.into()),
             ("tools", Value::from(Serde(&chat.tools))),
             ("documents", Value::from(Serde(&chat.documents))),
         ]);
-        chat.ended(sound(|| template.render(variables))?)
+        chat.cut_at_continuation(catch_panics(|| template.render(variables))?)
     }
 }
 
@@ -107,16 +107,16 @@ fn add(environment: &mut Environment<'static>, name: &'static str, source: &str)
         let n = source.len();
         return Err(Error::Template(format!("{n} bytes are more than the {TEMPLATE_BYTES_MAX} of any template")));
     }
-    sound(|| environment.add_template_owned(name, without_generation_marks(source)))
+    catch_panics(|| environment.add_template_owned(name, without_generation_marks(source)))
 }
 
 fn variables(environment: &Environment<'static>, name: &str) -> Result<HashSet<String>> {
-    sound(|| Ok(environment.get_template(name)?.undeclared_variables(false)))
+    catch_panics(|| Ok(environment.get_template(name)?.undeclared_variables(false)))
 }
 
 /// Runs the engine and turns its panics into errors: it has some, for example when it reverses an empty string. Each
 /// call passes all input anew, so that a panic leaves no broken state.
-fn sound<T>(work: impl FnOnce() -> std::result::Result<T, minijinja::Error>) -> Result<T> {
+fn catch_panics<T>(work: impl FnOnce() -> std::result::Result<T, minijinja::Error>) -> Result<T> {
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(done) => done.map_err(failed),
         Err(_panic) => Err(Error::Template("the template engine stumbled over it".to_owned())),
@@ -125,7 +125,7 @@ fn sound<T>(work: impl FnOnce() -> std::result::Result<T, minijinja::Error>) -> 
 
 impl ChatTemplate {
     pub(crate) fn from_gguf(gguf: &Gguf, bytes: &[u8], path: &Path) -> Result<Option<ChatTemplate>> {
-        let Some(source) = gguf.text(bytes, "tokenizer.chat_template").map_err(Error::fault(path))? else {
+        let Some(source) = gguf.text(bytes, "tokenizer.chat_template").map_err(Error::with_path(path))? else {
             return Ok(None);
         };
         let text_of = |which: &str| -> std::result::Result<Option<String>, ParseError> {
@@ -133,10 +133,10 @@ impl ChatTemplate {
             let id = gguf.unsigned(&format!("tokenizer.ggml.{which}_token_id"))?;
             Ok(id.and_then(|id| tokens.get(usize::try_from(id).ok()?).map(|text| (*text).to_owned())))
         };
-        let bos = text_of("bos").map_err(Error::fault(path))?;
-        let eos = text_of("eos").map_err(Error::fault(path))?;
+        let bos = text_of("bos").map_err(Error::with_path(path))?;
+        let eos = text_of("eos").map_err(Error::with_path(path))?;
         let template = ChatTemplate::new(source, bos, eos)?;
-        match gguf.text(bytes, "tokenizer.chat_template.tool_use").map_err(Error::fault(path))? {
+        match gguf.text(bytes, "tokenizer.chat_template.tool_use").map_err(Error::with_path(path))? {
             Some(tool_use) => template.with_tool_use(tool_use).map(Some),
             None => Ok(Some(template)),
         }

@@ -12,7 +12,7 @@ use types::{Dtype, Scales};
 #[derive(Clone, Copy, Debug)]
 pub struct ScaleBytes<'a> {
     n_bytes: usize,
-    place: Location<'a>,
+    place: TensorLocation<'a>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -22,18 +22,18 @@ pub struct Tensor<'a> {
     pub shape: [usize; 2],
     /// Present only for F8_E4M3.
     pub scales: Option<Scales<ScaleBytes<'a>>>,
-    pub(crate) place: Location<'a>,
+    pub(crate) place: TensorLocation<'a>,
 }
 
 /// A position in a file.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Location<'a> {
+pub(crate) struct TensorLocation<'a> {
     file: &'a SourceFile,
     start: u64,
     /// Present if the file stores it transposed: the bytes from one of the file's rows to the next.
     turned: Option<u64>,
     /// Present if its rows are interleaved with those of others.
-    woven: Option<WovenRows>,
+    woven: Option<InterleavedRows>,
     apart: BlockTensors<'a>,
 }
 
@@ -53,21 +53,21 @@ enum BlockTensors<'a> {
 
 /// Rows interleaved with those of other matrices: a run of `run` in every `period` rows, after `before` of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct WovenRows {
+pub(crate) struct InterleavedRows {
     pub run: usize,
     pub before: usize,
     pub period: usize,
 }
 
-impl WovenRows {
+impl InterleavedRows {
     /// The index of row `row` among all interleaved rows.
     fn index(self, row: usize) -> usize {
         row / self.run * self.period + self.before + row % self.run
     }
 }
 
-impl Location<'_> {
-    fn ends(&self, n_bytes: usize, n: usize) -> Result<Vec<u8>> {
+impl TensorLocation<'_> {
+    fn edge_bytes(&self, n_bytes: usize, n: usize) -> Result<Vec<u8>> {
         let n = n.min(n_bytes);
         let mut ends = vec![0; 2 * n];
         let (first, last) = ends.split_at_mut(n);
@@ -80,7 +80,7 @@ impl Location<'_> {
 impl<'a> ScaleBytes<'a> {
     /// The scales of a whole tensor, from `start` on in the file.
     pub(crate) fn new(file: &'a SourceFile, start: usize, dtype: Dtype, shape: [usize; 2]) -> ScaleBytes<'a> {
-        let place = Location { file, start: start as u64, turned: None, woven: None, apart: BlockTensors::No };
+        let place = TensorLocation { file, start: start as u64, turned: None, woven: None, apart: BlockTensors::No };
         ScaleBytes { n_bytes: shape[0] * dtype.row_bytes(shape[1]), place }
     }
 
@@ -89,8 +89,8 @@ impl<'a> ScaleBytes<'a> {
     }
 
     /// The first and the last `n` bytes.
-    pub(crate) fn ends(&self, n: usize) -> Result<Vec<u8>> {
-        self.place.ends(self.n_bytes, n)
+    pub(crate) fn edge_bytes(&self, n: usize) -> Result<Vec<u8>> {
+        self.place.edge_bytes(self.n_bytes, n)
     }
 
     /// Reads all scales.
@@ -104,26 +104,26 @@ impl<'a> ScaleBytes<'a> {
 impl<'a> Tensor<'a> {
     /// A tensor from `start` on in the file.
     pub(crate) fn new(file: &'a SourceFile, start: usize, dtype: Dtype, shape: [usize; 2]) -> Tensor<'a> {
-        let place = Location { file, start: start as u64, turned: None, woven: None, apart: BlockTensors::No };
+        let place = TensorLocation { file, start: start as u64, turned: None, woven: None, apart: BlockTensors::No };
         Tensor { dtype, shape, scales: None, place }
     }
 
     /// MXFP4 whose nibbles begin at `nibbles`, neighbours in one byte, and whose exponents are stored separately.
-    pub(crate) fn in_two(
+    pub(crate) fn with_split_exponents(
         nibbles: (&'a SourceFile, usize),
         exponents: (&'a SourceFile, usize),
         shape: [usize; 2],
     ) -> Tensor<'a> {
         let whole = Tensor::new(nibbles.0, nibbles.1, Dtype::MXFP4, shape);
         let apart = BlockTensors::Exponents(exponents.0, exponents.1 as u64);
-        Tensor { place: Location { apart, ..whole.place }, ..whole }
+        Tensor { place: TensorLocation { apart, ..whole.place }, ..whole }
     }
 
     /// A matrix that is assembled from tensors of these files.
-    pub(crate) fn made(of: MatrixReader<'a>, files: &'a [SourceFile]) -> Tensor<'a> {
-        let (shard, start) = of.place();
+    pub(crate) fn assembled(of: MatrixReader<'a>, files: &'a [SourceFile]) -> Tensor<'a> {
+        let (shard, start) = of.file_and_start();
         let whole = Tensor::new(&files[shard], start, of.dtype(), of.shape());
-        Tensor { place: Location { apart: BlockTensors::All { of, files, first: 0 }, ..whole.place }, ..whole }
+        Tensor { place: TensorLocation { apart: BlockTensors::All { of, files, first: 0 }, ..whole.place }, ..whole }
     }
 
     /// Whether the file has its bytes unchanged, so that it may be read in other ways than by rows.
@@ -162,45 +162,45 @@ impl<'a> Tensor<'a> {
         };
         let scales = self.scales.map(|scales| scales.from(before, 0));
         let place = match self.place.apart {
-            BlockTensors::No => Location { start: self.place.start + start, ..self.place },
+            BlockTensors::No => TensorLocation { start: self.place.start + start, ..self.place },
             BlockTensors::Exponents(file, at) => {
                 let n_blocks = start / Dtype::MXFP4.block_bytes() as u64;
                 let start = self.place.start + n_blocks * NIBBLE_BYTES as u64;
-                Location { start, apart: BlockTensors::Exponents(file, at + n_blocks), ..self.place }
+                TensorLocation { start, apart: BlockTensors::Exponents(file, at + n_blocks), ..self.place }
             }
             // A matrix with only one row is no vector, so it has no parts by elements.
             BlockTensors::All { .. } if shape[1] != self.cols() => return None,
             BlockTensors::All { of, files, first } => {
                 let first = if shape[0] == 1 { first } else { first + before };
-                Location { apart: BlockTensors::All { of, files, first }, ..self.place }
+                TensorLocation { apart: BlockTensors::All { of, files, first }, ..self.place }
             }
         };
         is_within.then_some(Tensor { dtype: self.dtype, shape, scales, place })
     }
 
     /// Returns the transposed tensor, for a type without blocks.
-    pub(crate) fn turned(&self) -> Tensor<'a> {
+    pub(crate) fn transposed(&self) -> Tensor<'a> {
         let [rows, cols] = self.shape;
         let turned = Some(self.row_bytes() as u64);
-        Tensor { shape: [cols, rows], place: Location { turned, ..self.place }, ..*self }
+        Tensor { shape: [cols, rows], place: TensorLocation { turned, ..self.place }, ..*self }
     }
 
     /// Returns the tensor of this shape whose rows are interleaved in this one; for a vector, its elements.
-    pub(crate) fn woven(&self, woven: WovenRows, shape: [usize; 2]) -> Tensor<'a> {
-        Tensor { shape, place: Location { woven: Some(woven), ..self.place }, ..*self }
+    pub(crate) fn interleaved(&self, woven: InterleavedRows, shape: [usize; 2]) -> Tensor<'a> {
+        Tensor { shape, place: TensorLocation { woven: Some(woven), ..self.place }, ..*self }
     }
 
     /// Returns the first and the last `n` bytes of a tensor as the file has it.
-    pub(crate) fn ends(&self, n: usize) -> Result<Vec<u8>> {
+    pub(crate) fn edge_bytes(&self, n: usize) -> Result<Vec<u8>> {
         let (file, start) = match self.place.apart {
-            BlockTensors::No => return self.place.ends(self.n_bytes(), n),
+            BlockTensors::No => return self.place.edge_bytes(self.n_bytes(), n),
             BlockTensors::Exponents(file, start) => (file, start),
-            BlockTensors::All { of, files, .. } => return of.ends(files, n),
+            BlockTensors::All { of, files, .. } => return of.edge_bytes(files, n),
         };
         let n_blocks = self.n_bytes() / Dtype::MXFP4.block_bytes();
-        let mut ends = self.place.ends(n_blocks * NIBBLE_BYTES, n)?;
-        let exponents = Location { file, start, turned: None, woven: None, apart: BlockTensors::No };
-        ends.extend(exponents.ends(n_blocks, n)?);
+        let mut ends = self.place.edge_bytes(n_blocks * NIBBLE_BYTES, n)?;
+        let exponents = TensorLocation { file, start, turned: None, woven: None, apart: BlockTensors::No };
+        ends.extend(exponents.edge_bytes(n_blocks, n)?);
         Ok(ends)
     }
 
@@ -215,8 +215,8 @@ impl<'a> Tensor<'a> {
     pub fn read_rows(&self, rows: Range<usize>, to: &mut [u8]) -> Result<()> {
         assert!(rows.end <= self.rows() && to.len() == rows.len() * self.row_bytes(), "rows that it has, and room");
         match (self.place.woven, self.place.turned) {
-            (Some(woven), _) => self.read_woven(woven, rows, to),
-            (None, Some(stride)) => self.read_turned(rows, stride, to),
+            (Some(woven), _) => self.read_interleaved(woven, rows, to),
+            (None, Some(stride)) => self.read_transposed(rows, stride, to),
             (None, None) => self.read_run(rows, self.row_bytes(), to),
         }
     }
@@ -225,13 +225,13 @@ impl<'a> Tensor<'a> {
     fn read_run(&self, rows: Range<usize>, row_bytes: usize, to: &mut [u8]) -> Result<()> {
         match self.place.apart {
             BlockTensors::No => self.place.file.read_at(self.place.start + (rows.start * row_bytes) as u64, to),
-            BlockTensors::Exponents(file, at) => self.read_in_two(rows.start * row_bytes, (file, at), to),
+            BlockTensors::Exponents(file, at) => self.read_split_blocks(rows.start * row_bytes, (file, at), to),
             BlockTensors::All { of, files, first } => of.read_rows(files, first + rows.start..first + rows.end, to),
         }
     }
 
     /// Reads blocks of MXFP4 from this byte on, each joined with its exponent.
-    fn read_in_two(&self, from: usize, (file, at): (&SourceFile, u64), to: &mut [u8]) -> Result<()> {
+    fn read_split_blocks(&self, from: usize, (file, at): (&SourceFile, u64), to: &mut [u8]) -> Result<()> {
         let block_bytes = Dtype::MXFP4.block_bytes();
         let (first, n) = ((from / block_bytes) as u64, to.len() / block_bytes);
         let (mut nibbles, mut exponents) = (vec![0; n * NIBBLE_BYTES], vec![0; n]);
@@ -242,7 +242,7 @@ impl<'a> Tensor<'a> {
         Ok(())
     }
 
-    fn read_woven(&self, woven: WovenRows, rows: Range<usize>, mut to: &mut [u8]) -> Result<()> {
+    fn read_interleaved(&self, woven: InterleavedRows, rows: Range<usize>, mut to: &mut [u8]) -> Result<()> {
         // A vector has one row, and its elements are interleaved.
         let (rows, row_bytes) = match self.shape {
             [1, n] => (0..n, self.dtype.block_bytes()),
@@ -260,7 +260,7 @@ impl<'a> Tensor<'a> {
     }
 
     /// Each row of the file has one number for each of our rows.
-    fn read_turned(&self, rows: Range<usize>, stride: u64, to: &mut [u8]) -> Result<()> {
+    fn read_transposed(&self, rows: Range<usize>, stride: u64, to: &mut [u8]) -> Result<()> {
         let (size, cols) = (self.dtype.block_bytes(), self.cols());
         let mut column = vec![0; rows.len() * size];
         for col in 0..cols {
@@ -276,11 +276,11 @@ impl<'a> Tensor<'a> {
 
     /// Returns all numbers as f32: for norms and other vectors, which are never quantized. Devices unpack matrices.
     pub fn to_f32(&self) -> Result<Vec<f32>> {
-        Ok(self.numbers(&self.read()?))
+        Ok(self.decode_f32(&self.read()?))
     }
 
     /// Does the same from bytes that were already read.
-    pub fn numbers(&self, bytes: &[u8]) -> Vec<f32> {
+    pub fn decode_f32(&self, bytes: &[u8]) -> Vec<f32> {
         let (halves, floats) = (bytes.as_chunks::<2>().0.iter(), bytes.as_chunks::<4>().0.iter());
         match self.dtype {
             Dtype::F32 => floats.map(|bytes| f32::from_le_bytes(*bytes)).collect(),

@@ -16,7 +16,7 @@ use types::{PieceHash, PieceRun};
 /// The approximate bytes of the file in one band of rows. A piece's hash depends on it.
 const BAND_BYTES: usize = 128 << 10;
 
-pub struct Window<'a> {
+pub struct TensorWindow<'a> {
     tensor: Tensor<'a>,
     pieces: WeightPieces,
     /// The requested rows.
@@ -24,11 +24,11 @@ pub struct Window<'a> {
     /// The indices of the pieces' runs and strips that are read.
     runs: Range<usize>,
     strips: Range<usize>,
-    bands: Vec<Band>,
+    bands: Vec<RowBand>,
 }
 
 /// Rows of one piece.
-struct Band {
+struct RowBand {
     run: usize,
     rows: Range<usize>,
 }
@@ -36,37 +36,37 @@ struct Band {
 /// The hashes of a band: one for each strip of the window.
 pub type BandHashes = Vec<[u8; 32]>;
 
-impl<'a> Window<'a> {
+impl<'a> TensorWindow<'a> {
     /// The whole matrix.
-    pub fn whole(tensor: Tensor<'a>, pieces: WeightPieces) -> Window<'a> {
+    pub fn whole(tensor: Tensor<'a>, pieces: WeightPieces) -> TensorWindow<'a> {
         let rows = 0..tensor.rows();
-        Window::of_rows(tensor, pieces, rows)
+        TensorWindow::of_rows(tensor, pieces, rows)
     }
 
     /// A range of rows; it may be empty.
-    pub fn of_rows(tensor: Tensor<'a>, pieces: WeightPieces, rows: Range<usize>) -> Window<'a> {
+    pub fn of_rows(tensor: Tensor<'a>, pieces: WeightPieces, rows: Range<usize>) -> TensorWindow<'a> {
         let (runs, strips) = (pieces.runs_with(&rows), 0..pieces.n_strips());
-        Window::new(tensor, pieces, rows, [runs, strips])
+        TensorWindow::new(tensor, pieces, rows, [runs, strips])
     }
 
     /// All rows of a range of columns, widened to whole blocks of the tensor's type; it may be empty.
-    pub fn of_columns(tensor: Tensor<'a>, pieces: WeightPieces, columns: Range<usize>) -> Window<'a> {
+    pub fn of_columns(tensor: Tensor<'a>, pieces: WeightPieces, columns: Range<usize>) -> TensorWindow<'a> {
         let dtype = tensor.dtype;
         let bytes = dtype.row_bytes(columns.start / dtype.block() * dtype.block())..dtype.row_bytes(columns.end);
         let column_bytes = if columns.is_empty() { 0..0 } else { bytes };
         let (rows, strips) = (0..tensor.rows(), pieces.strips_with(&column_bytes));
         let runs = pieces.runs_with(&rows);
-        Window::new(tensor, pieces, rows, [runs, strips])
+        TensorWindow::new(tensor, pieces, rows, [runs, strips])
     }
 
     /// Some of the pieces, in the order of their numbers.
-    pub(crate) fn of_pieces(tensor: Tensor<'a>, pieces: WeightPieces, piece_numbers: Range<usize>) -> Window<'a> {
+    pub(crate) fn of_pieces(tensor: Tensor<'a>, pieces: WeightPieces, piece_numbers: Range<usize>) -> TensorWindow<'a> {
         let [runs, strips] = if pieces.n_strips() == 1 { [piece_numbers, 0..1] } else { [0..1, piece_numbers] };
         let rows = match runs.is_empty() {
             true => 0..0,
-            false => pieces.run(runs.start).start..pieces.run(runs.end - 1).end,
+            false => pieces.run_rows(runs.start).start..pieces.run_rows(runs.end - 1).end,
         };
-        Window::new(tensor, pieces, rows, [runs, strips])
+        TensorWindow::new(tensor, pieces, rows, [runs, strips])
     }
 
     fn new(
@@ -74,15 +74,15 @@ impl<'a> Window<'a> {
         pieces: WeightPieces,
         requested: Range<usize>,
         [runs, strips]: [Range<usize>; 2],
-    ) -> Window<'a> {
+    ) -> TensorWindow<'a> {
         let band_rows = (BAND_BYTES / tensor.row_bytes().max(1)).max(1);
         let of_run = |run: usize| {
-            let Range { start, end } = pieces.run(run);
+            let Range { start, end } = pieces.run_rows(run);
             let starts = (start..end).step_by(band_rows);
-            starts.map(move |start| Band { run, rows: start..(start + band_rows).min(end) })
+            starts.map(move |start| RowBand { run, rows: start..(start + band_rows).min(end) })
         };
         let bands = if strips.is_empty() { Vec::new() } else { runs.clone().flat_map(of_run).collect() };
-        Window { tensor, pieces, requested: requested, runs, strips, bands }
+        TensorWindow { tensor, pieces, requested: requested, runs, strips, bands }
     }
 
     pub fn tensor(&self) -> &Tensor<'a> {
@@ -124,7 +124,7 @@ impl<'a> Window<'a> {
     }
 
     /// Splits memory for the whole window into one part per band.
-    pub fn bands_of<'b>(&self, mut to: &'b mut [u8]) -> Vec<&'b mut [u8]> {
+    pub fn split_bands<'b>(&self, mut to: &'b mut [u8]) -> Vec<&'b mut [u8]> {
         let row_bytes = self.bytes_of_row().len();
         let mut bands = Vec::with_capacity(self.bands.len());
         for band in &self.bands {
@@ -147,21 +147,21 @@ impl<'a> Window<'a> {
                 to.copy_from_slice(&row[columns.clone()]);
             }
         }
-        Ok(self.hashes(to))
+        Ok(self.hash_band(to))
     }
 
     /// The hashes of the whole window, with one band in memory at a time.
-    pub(crate) fn hashed(&self, weight: &str) -> Result<PieceRun> {
+    pub(crate) fn read_and_hash(&self, weight: &str) -> Result<PieceRun> {
         let (row_bytes, mut bytes) = (self.bytes_of_row().len(), Vec::new());
         let hashes = self.bands.iter().enumerate().map(|(i, band)| {
             bytes.resize(band.rows.len() * row_bytes, 0);
             self.fill(i, &mut bytes)
         });
         let hashes = hashes.collect::<Result<Vec<_>>>()?;
-        Ok(self.run(weight, &hashes))
+        Ok(self.combine_hashes(weight, &hashes))
     }
 
-    fn hashes(&self, band: &[u8]) -> BandHashes {
+    fn hash_band(&self, band: &[u8]) -> BandHashes {
         let columns = self.bytes_of_row();
         let mut gathered = Vec::new();
         let of_strip = |strip: usize| {
@@ -180,7 +180,7 @@ impl<'a> Window<'a> {
     }
 
     /// Combines the hashes of all bands, in order.
-    pub fn run(&self, weight: &str, bands: &[BandHashes]) -> PieceRun {
+    pub fn combine_hashes(&self, weight: &str, bands: &[BandHashes]) -> PieceRun {
         let (mut rest, mut hashes) = (bands, Vec::new());
         for run in self.bands.chunk_by(|a, b| a.run == b.run) {
             let (mine, behind) = rest.split_at(run.len());

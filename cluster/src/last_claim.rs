@@ -1,6 +1,6 @@
 //! The last claim of a replica, and the sign that ends connections to the holder of an earlier claim.
 
-use crate::state::{MemberChange, Member, MemberWatch};
+use crate::state::{Member, MemberChange, MemberWatch};
 use std::collections::BTreeMap;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;

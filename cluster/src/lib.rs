@@ -18,12 +18,12 @@ mod store;
 
 pub use addresses::{Addresses, BadAddress};
 pub use claim::{Claim, ClaimLost};
-pub use etcd::{EtcdConfig, EtcdStore, EtcdTls, EtcdTimings};
+pub use etcd::{EtcdConfig, EtcdStore, EtcdTimings, EtcdTls};
 pub use last_claim::{LastClaim, follow_last_claim};
 pub use memory::MemoryStore;
 pub use others::{OtherReplicas, ReplicaCount};
 pub use post::Post;
-pub use state::{MemberChange, StoreHealth, Member, Members, Posts, Registration, MemberWatch};
+pub use state::{Member, MemberChange, MemberWatch, Members, Posts, Registration, StoreHealth};
 pub use store::Store;
 
 /// Why a store cannot be used.

@@ -3,7 +3,7 @@
 use crate::claim::{Claim, ClaimLost};
 use crate::others::OtherReplicas;
 use crate::post::{Post, PostKind};
-use crate::state::{ClaimHolder, StoreHealth, Member, Members, Registration, StoreState, MemberWatch};
+use crate::state::{ClaimHolder, Member, MemberWatch, Members, Registration, StoreHealth, StoreState};
 use std::sync::Arc;
 use tokio::sync::watch;
 

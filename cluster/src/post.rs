@@ -1,7 +1,7 @@
 //! The text that a process publishes to its whole cluster while it lives: one per process, under a name of its own.
 //! Does not know what the texts mean, nor where they are stored.
 
-use crate::state::{StoreHealth, Posts, StoreState};
+use crate::state::{Posts, StoreHealth, StoreState};
 use std::sync::Arc;
 use tokio::sync::watch;
 use tokio_util::sync::DropGuard;

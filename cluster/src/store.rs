@@ -5,7 +5,7 @@ use crate::claim::Claim;
 use crate::etcd::EtcdStore;
 use crate::memory::MemoryStore;
 use crate::post::Post;
-use crate::state::{StoreHealth, Member, Registration, MemberWatch};
+use crate::state::{Member, MemberWatch, Registration, StoreHealth};
 use crate::{Error, check_name};
 use tokio::sync::watch;
 

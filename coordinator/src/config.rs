@@ -5,7 +5,7 @@ use proto::cluster as wire;
 use scheduler::DraftPolicy;
 use std::path::PathBuf;
 use std::time::Duration;
-use types::{DeviceKind, Epoch, Grid, NumericsMode, NgramLimits, Numerics, PolicyDigest};
+use types::{DeviceKind, Epoch, Grid, NgramLimits, Numerics, NumericsMode, PolicyDigest};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {

@@ -16,8 +16,8 @@ mod worker_id;
 
 pub use config::{Config, DigestInputs, DraftModel, Limits, Speculation, Timings};
 pub use placement::{
-    Blueprint, Bottleneck, DraftModelCost, ExpertShape, Inventory, Link, Links, Machine, ModelShape, PlacementPolicy, PoolSize,
-    Prediction, Roofline, STAGES_MAX, Shard, ShortenedContext, Speed, StageTime, StepWork, Unplaceable,
+    Blueprint, Bottleneck, DraftModelCost, ExpertShape, Inventory, Link, Links, Machine, ModelShape, PlacementPolicy,
+    PoolSize, Prediction, Roofline, STAGES_MAX, Shard, ShortenedContext, Speed, StageTime, StepWork, Unplaceable,
     UnplaceableReason, plan, plan_fewer, predict,
 };
 pub use scheduler::DraftPolicy;

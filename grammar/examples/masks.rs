@@ -1,7 +1,7 @@
 //! How long masks take over 150,000 tokens: `make grammar-masks`. The vocabulary is made up, in the proportions of a
 //! real one: words with and without a space before them, numbers, blanks, signs, and characters of other scripts.
 
-use grammar::{GrammarLimits, GrammarSpec, Mask, Matcher, Vocabulary, compile};
+use grammar::{GrammarLimits, GrammarSpec, Matcher, TokenMask, Vocabulary, compile};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -52,14 +52,14 @@ fn row(times: &mut [Duration]) -> String {
 
 /// Tokens drawn from the masks, and how long each mask took.
 fn walk(matcher: &mut Matcher, seed: u64) -> Result<Vec<Duration>, grammar::MatcherError> {
-    let (mut state, mut mask, mut times) = (seed + 1, Mask::default(), Vec::new());
+    let (mut state, mut mask, mut times) = (seed + 1, TokenMask::default(), Vec::new());
     let mut below = |n: usize| {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (state >> 33) as usize % n
     };
     while times.len() < 200 {
         let from = Instant::now();
-        matcher.mask(&mut mask)?;
+        matcher.fill_mask(&mut mask)?;
         times.push(from.elapsed());
         // A sign that closes something is drawn more often than by chance: texts have an end.
         let closing = b"\"}],:".iter().map(|byte| Token::from(*byte)).find(|token| mask.allows(*token));

@@ -1,7 +1,7 @@
 //! Runs the JSON-Schema-Test-Suite through masks: `make grammar-suite`. Every accepted schema takes all its valid
 //! instances and completes no other; the rest are refused by name. The exit status is 1 if one result is wrong.
 
-use grammar::{GrammarLimits, GrammarRefused, GrammarSpec, Mask, Matcher, Vocabulary, compile};
+use grammar::{GrammarLimits, GrammarRefused, GrammarSpec, Matcher, TokenMask, Vocabulary, compile};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -88,9 +88,9 @@ fn bytes() -> Result<Vocabulary, Box<dyn std::error::Error>> {
 
 fn takes(vocabulary: &Vocabulary, grammar: &Grammar, text: &str) -> bool {
     let Ok(mut matcher) = Matcher::new(vocabulary, grammar, &GrammarLimits::default()) else { return false };
-    let mut mask = Mask::default();
+    let mut mask = TokenMask::default();
     text.bytes().all(|byte| matcher.accept(Token::from(byte)).is_ok())
-        && matcher.mask(&mut mask).is_ok()
+        && matcher.fill_mask(&mut mask).is_ok()
         && mask.allows(END)
 }
 

@@ -2,9 +2,9 @@
 
 use crate::ebnf::EbnfNotation;
 use crate::relax::RelaxedTag;
-use crate::rules::{RuleIdx, Rules};
-use crate::specials::Specials;
-use crate::words::{RegexNode, TextSet, plain};
+use crate::rules::{GrammarRules, RuleIdx};
+use crate::specials::SpecialTexts;
+use crate::words::{RegexNode, TextSet, whole_match};
 use crate::{GrammarLimits, GrammarRefused, GrammarSpec, ebnf, engine, schema, specials, tags};
 use serde_json::json;
 use types::Grammar;
@@ -24,17 +24,17 @@ pub fn compile(spec: &GrammarSpec, limits: &GrammarLimits) -> Result<Grammar, Gr
 fn compile_relaxed(mut relaxed: RelaxedTag, limits: &GrammarLimits) -> Result<Grammar, GrammarRefused> {
     for _ in 0..ROUNDS_MAX {
         match compile_whole(&GrammarSpec::StructuralTag(relaxed.tag.clone()), limits) {
-            Err(refused) if relaxed.take_away(&refused) => {}
+            Err(refused) if relaxed.remove_refused(&refused) => {}
             compiled => return compiled,
         }
     }
-    relaxed.keep_types();
+    relaxed.reduce_to_types();
     compile_whole(&GrammarSpec::StructuralTag(relaxed.tag), limits)
 }
 
 fn compile_whole(spec: &GrammarSpec, limits: &GrammarLimits) -> Result<Grammar, GrammarRefused> {
-    let mut specials = Specials::default();
-    let rules = rules(spec, &mut specials, limits)?;
+    let mut specials = SpecialTexts::default();
+    let rules = lark_rules(spec, &mut specials, limits)?;
     let text = specials.describe(&rules);
     limits.check_bytes(text.len())?;
     let lark = specials::resolve(&text, None).ok_or_else(|| GrammarRefused::invalid("grammar", "it has no rules"))?;
@@ -42,8 +42,12 @@ fn compile_whole(spec: &GrammarSpec, limits: &GrammarLimits) -> Result<Grammar, 
     Ok(Grammar::new(text))
 }
 
-fn rules(spec: &GrammarSpec, specials: &mut Specials, limits: &GrammarLimits) -> Result<String, GrammarRefused> {
-    let mut rules = Rules::default();
+fn lark_rules(
+    spec: &GrammarSpec,
+    specials: &mut SpecialTexts,
+    limits: &GrammarLimits,
+) -> Result<String, GrammarRefused> {
+    let mut rules = GrammarRules::default();
     let start = match spec {
         GrammarSpec::JsonObject => schema::write(&json!({"type": "object"}), &mut rules, limits)?,
         GrammarSpec::JsonSchema(schema) => schema::write(schema, &mut rules, limits)?,
@@ -52,8 +56,9 @@ fn rules(spec: &GrammarSpec, specials: &mut Specials, limits: &GrammarLimits) ->
         GrammarSpec::Gbnf(text) => ebnf::write(text, EbnfNotation::Gbnf, &mut rules, limits)?,
         GrammarSpec::Regex(regex) => {
             let pattern = RegexNode::read(regex, limits.depth_max, limits.repeat_max);
-            let words =
-                pattern.and_then(|pattern| plain(&pattern)).map_err(|why| GrammarRefused::invalid("regex", why))?;
+            let words = pattern
+                .and_then(|pattern| whole_match(&pattern))
+                .map_err(|why| GrammarRefused::invalid("regex", why))?;
             one_of(&mut rules, words)
         }
         GrammarSpec::Choice(texts) => {
@@ -71,7 +76,7 @@ fn rules(spec: &GrammarSpec, specials: &mut Specials, limits: &GrammarLimits) ->
     Ok(text)
 }
 
-fn one_of(rules: &mut Rules, words: TextSet) -> RuleIdx {
+fn one_of(rules: &mut GrammarRules, words: TextSet) -> RuleIdx {
     let words = rules.words(&words);
     rules.add(vec![vec![words]])
 }

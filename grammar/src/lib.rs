@@ -29,7 +29,7 @@ mod words;
 pub use compile::compile;
 pub use engine::{ENGINE, digest};
 pub use limits::GrammarLimits;
-pub use mask::Mask;
+pub use mask::TokenMask;
 pub use matcher::{Matcher, MatcherError};
 pub use refused::GrammarRefused;
 pub use spec::GrammarSpec;

@@ -4,15 +4,15 @@ use types::Token;
 
 /// A bit for each token of the vocabulary, the lowest bit of the first word for token 0.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Mask {
+pub struct TokenMask {
     words: Vec<u32>,
     n_vocab: usize,
 }
 
-impl Mask {
+impl TokenMask {
     /// Nothing is allowed.
-    pub fn none(n_vocab: usize) -> Mask {
-        Mask { words: vec![0; n_vocab.div_ceil(32)], n_vocab }
+    pub fn none(n_vocab: usize) -> TokenMask {
+        TokenMask { words: vec![0; n_vocab.div_ceil(32)], n_vocab }
     }
 
     /// As the engine made it, cut to the vocabulary.
@@ -21,7 +21,7 @@ impl Mask {
         self.words.clear();
         self.words.extend_from_slice(&words[..words.len().min(n_vocab.div_ceil(32))]);
         self.words.resize(n_vocab.div_ceil(32), 0);
-        self.cut();
+        self.clear_padding_bits();
     }
 
     pub(crate) fn clear(&mut self, n_vocab: usize) {
@@ -29,15 +29,15 @@ impl Mask {
     }
 
     /// Everything is allowed, also rows of the embedding that no token stands for: as without a mask.
-    pub(crate) fn open(&mut self, n_vocab: usize) {
+    pub(crate) fn allow_all(&mut self, n_vocab: usize) {
         self.words.clear();
         self.words.resize(n_vocab.div_ceil(32), u32::MAX);
         self.n_vocab = n_vocab;
-        self.cut();
+        self.clear_padding_bits();
     }
 
     /// Forbids all but one.
-    pub(crate) fn leave(&mut self, token: Token) {
+    pub(crate) fn allow_only(&mut self, token: Token) {
         self.words.fill(0);
         if let Some(word) = self.words.get_mut(token as usize / 32) {
             *word = 1 << (token % 32);
@@ -45,14 +45,14 @@ impl Mask {
     }
 
     /// Forbids all but these.
-    pub fn leave_all(&mut self, tokens: &[Token], n_vocab: usize) {
+    pub fn allow_only_these(&mut self, tokens: &[Token], n_vocab: usize) {
         self.clear(n_vocab);
         for token in tokens.iter().filter(|token| (**token as usize) < n_vocab) {
             self.words[*token as usize / 32] |= 1 << (token % 32);
         }
     }
 
-    fn cut(&mut self) {
+    fn clear_padding_bits(&mut self) {
         let n_vocab = self.n_vocab;
         if let Some(last) = self.words.last_mut().filter(|_| !n_vocab.is_multiple_of(32)) {
             *last &= (1 << (n_vocab % 32)) - 1;
@@ -101,7 +101,7 @@ mod tests {
 
     #[test]
     fn a_mask_counts_and_names_what_it_allows() {
-        let mut mask = Mask::none(70);
+        let mut mask = TokenMask::none(70);
         assert_eq!((mask.n_allowed(), mask.only()), (0, None));
         mask.set(&[0, 0, 1 << 5], 70);
         assert_eq!((mask.n_allowed(), mask.only(), mask.allows(69), mask.allows(68)), (1, Some(69), true, false));
@@ -109,7 +109,7 @@ mod tests {
         assert_eq!((mask.only(), mask.tokens().collect::<Vec<_>>()), (None, vec![0, 69]));
         mask.set(&[u32::MAX; 4], 70);
         assert_eq!((mask.n_allowed(), mask.allows(69), mask.allows(70), mask.allows(1000)), (70, true, false, false));
-        mask.leave_all(&[3, 69, 70], 70);
+        mask.allow_only_these(&[3, 69, 70], 70);
         assert_eq!(mask.tokens().collect::<Vec<_>>(), [3, 69]);
     }
 }

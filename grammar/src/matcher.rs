@@ -1,8 +1,8 @@
 //! Follows one answer through its grammar: which tokens may come next, step by step. Knows nothing of sampling.
 
-use crate::engine::{self, on_a_deep_stack, sound};
+use crate::engine::{self, catch_panics, on_a_deep_stack};
 use crate::thinking::{self, ThinkingProgress};
-use crate::{GrammarLimits, Mask, Vocabulary, specials};
+use crate::{GrammarLimits, TokenMask, Vocabulary, specials};
 use llguidance::api::{GrammarInit, StopReason, TopLevelGrammar};
 use llguidance::{Logger, Matcher as Parser};
 use thiserror::Error;
@@ -68,7 +68,7 @@ impl Matcher {
 
     /// Returns an independent matcher at the same position. None where the engine fails to copy.
     pub fn copy(&self) -> Option<Matcher> {
-        let parser = sound(|| self.parser.as_ref().map(Parser::deep_clone)).ok()?;
+        let parser = catch_panics(|| self.parser.as_ref().map(Parser::deep_clone)).ok()?;
         let (thinking, vocabulary) = (self.thinking.clone(), self.vocabulary.clone());
         let Matcher { n_tokens, is_ended, names_end, n_bytes, .. } = *self;
         Some(Matcher { parser, thinking, vocabulary, n_tokens, is_ended, names_end, n_bytes })
@@ -84,19 +84,19 @@ impl Matcher {
         if self.is_ended {
             return Err(MatcherError::Token(token));
         }
-        if self.parser.is_some() && self.takes_as_end(token)? {
+        if self.parser.is_some() && self.consume_token(token)? {
             return Ok(());
         }
         self.n_tokens += 1;
         if let Some(thinking) = &mut self.thinking {
-            thinking.take(token, &self.vocabulary);
+            thinking.accept(token, &self.vocabulary);
         }
         Ok(())
     }
 
     /// Gives the parser a token. Returns whether it is the end.
-    fn takes_as_end(&mut self, token: Token) -> Result<bool, MatcherError> {
-        let is_end = self.vocabulary.ends().contains(&token);
+    fn consume_token(&mut self, token: Token) -> Result<bool, MatcherError> {
+        let is_end = self.vocabulary.end_tokens().contains(&token);
         if is_end && self.is_complete()? {
             self.is_ended = true;
             return Ok(true);
@@ -110,14 +110,14 @@ impl Matcher {
 
     /// Writes which tokens may come next: at least one until an end was taken. Ends are among them exactly where the
     /// answer is complete.
-    pub fn mask(&mut self, mask: &mut Mask) -> Result<(), MatcherError> {
+    pub fn fill_mask(&mut self, mask: &mut TokenMask) -> Result<(), MatcherError> {
         let n_vocab = self.vocabulary.n_vocab();
         if self.is_ended {
             mask.clear(n_vocab);
             return Ok(());
         }
         match &self.parser {
-            None => mask.open(n_vocab),
+            None => mask.allow_all(n_vocab),
             Some(_) => {
                 let allowed = self.with_parser(None, |parser| parser.compute_mask_or_eos().map(Some))?;
                 mask.set(allowed.as_ref().map_or(&[], |allowed| allowed.as_slice()), n_vocab);
@@ -125,9 +125,9 @@ impl Matcher {
         }
         // A grammar that does not describe thoughts, and so none of their ends, takes precedence.
         if let Some(forced) =
-            self.thinking.as_ref().and_then(ThinkingProgress::forced).filter(|forced| mask.allows(*forced))
+            self.thinking.as_ref().and_then(ThinkingProgress::forced_token).filter(|forced| mask.allows(*forced))
         {
-            mask.leave(forced);
+            mask.allow_only(forced);
         }
         Ok(())
     }
@@ -147,20 +147,20 @@ impl Matcher {
     }
 
     /// Returns the one token that may come next, if there is exactly one. This computes a mask.
-    pub fn forced(&mut self) -> Result<Option<Token>, MatcherError> {
-        let mut mask = Mask::default();
-        self.mask(&mut mask)?;
+    pub fn forced_token(&mut self) -> Result<Option<Token>, MatcherError> {
+        let mut mask = TokenMask::default();
+        self.fill_mask(&mut mask)?;
         Ok(mask.only())
     }
 
     /// Returns the longest of a mask's tokens, if each of the others is a prefix of it: the text can continue in one
     /// way only, though several tokenizations exist.
-    pub fn only_way(&self, mask: &Mask) -> Option<Token> {
-        self.vocabulary.only_way(mask)
+    pub fn single_continuation(&self, mask: &TokenMask) -> Option<Token> {
+        self.vocabulary.single_continuation(mask)
     }
 
-    pub fn ends(&self) -> &[Token] {
-        self.vocabulary.ends()
+    pub fn end_tokens(&self) -> &[Token] {
+        self.vocabulary.end_tokens()
     }
 
     pub fn n_vocab(&self) -> usize {
@@ -198,7 +198,7 @@ impl Matcher {
         query: impl FnOnce(&mut Parser) -> Result<T, E>,
     ) -> Result<T, MatcherError> {
         let Some(parser) = &mut self.parser else { return Ok(default) };
-        let answer = sound(|| query(parser).map_err(|e| e.to_string()));
+        let answer = catch_panics(|| query(parser).map_err(|e| e.to_string()));
         answer.and_then(|answer| answer).map_err(|why| self.stuck(&why))
     }
 

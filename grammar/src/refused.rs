@@ -18,28 +18,28 @@ pub enum GrammarRefused {
 
 impl GrammarRefused {
     pub(crate) fn unsupported(at: impl Into<String>, what: impl Into<String>) -> GrammarRefused {
-        GrammarRefused::Unsupported { at: root(at.into()), what: what.into() }
+        GrammarRefused::Unsupported { at: slash_if_empty(at.into()), what: what.into() }
     }
 
     pub(crate) fn invalid(at: impl Into<String>, why: impl Into<String>) -> GrammarRefused {
-        GrammarRefused::Invalid { at: root(at.into()), why: why.into() }
+        GrammarRefused::Invalid { at: slash_if_empty(at.into()), why: why.into() }
     }
 
     pub(crate) fn unsatisfiable(at: impl Into<String>, why: impl Into<String>) -> GrammarRefused {
-        GrammarRefused::Unsatisfiable { at: root(at.into()), why: why.into() }
+        GrammarRefused::Unsatisfiable { at: slash_if_empty(at.into()), why: why.into() }
     }
 
     /// The same refusal at a path below one part of the input.
-    pub(crate) fn below(self, path: &str) -> GrammarRefused {
-        self.moved(|at| if at.starts_with('/') { path.to_owned() + at.trim_end_matches('/') } else { at })
+    pub(crate) fn prefix_path(self, path: &str) -> GrammarRefused {
+        self.map_path(|at| if at.starts_with('/') { path.to_owned() + at.trim_end_matches('/') } else { at })
     }
 
     /// Adds the path of the schema to a refusal that names only a keyword.
-    pub(crate) fn within(self, path: &str) -> GrammarRefused {
-        self.moved(|at| if at.starts_with('/') { at } else { format!("{path}/{at}") })
+    pub(crate) fn add_schema_path(self, path: &str) -> GrammarRefused {
+        self.map_path(|at| if at.starts_with('/') { at } else { format!("{path}/{at}") })
     }
 
-    fn moved(self, under: impl Fn(String) -> String) -> GrammarRefused {
+    fn map_path(self, under: impl Fn(String) -> String) -> GrammarRefused {
         match self {
             GrammarRefused::Unsupported { at, what } => GrammarRefused::Unsupported { at: under(at), what },
             GrammarRefused::Invalid { at, why } => GrammarRefused::Invalid { at: under(at), why },
@@ -54,6 +54,6 @@ impl GrammarRefused {
 }
 
 /// Names the root, as the empty path is hard to see in a message.
-fn root(at: String) -> String {
+fn slash_if_empty(at: String) -> String {
     if at.is_empty() { "/".to_owned() } else { at }
 }

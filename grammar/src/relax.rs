@@ -27,16 +27,18 @@ impl RelaxedTag<'_> {
         let (mut tag, mut is_relaxed) = (tag.clone(), false);
         each_relaxed(&mut tag, &mut |schema| {
             is_relaxed = true;
-            each_schema(schema, limits.depth_max, &mut |schema| schema.retain(|word, value| is_meant(word, value)));
+            each_schema(schema, limits.depth_max, &mut |schema| {
+                schema.retain(|word, value| is_constraint(word, value))
+            });
         });
         is_relaxed.then(|| RelaxedTag { tag, limits, begun: HashSet::new(), is_lean: false })
     }
 
     /// Removes the refused part. Returns false if it is no part of such a schema, or not valid.
-    pub(crate) fn take_away(&mut self, refused: &GrammarRefused) -> bool {
+    pub(crate) fn remove_refused(&mut self, refused: &GrammarRefused) -> bool {
         match refused {
             GrammarRefused::Unsupported { at, .. } => self.loosen_at(at),
-            GrammarRefused::TooLarge { .. } if std::mem::replace(&mut self.is_lean, true) => self.keep_types(),
+            GrammarRefused::TooLarge { .. } if std::mem::replace(&mut self.is_lean, true) => self.reduce_to_types(),
             GrammarRefused::TooLarge { .. } => {
                 let GrammarLimits { depth_max, repeat_max, .. } = *self.limits;
                 let lean = &mut |schema: &mut Map<String, Value>| make_monotone(schema, repeat_max);
@@ -54,13 +56,13 @@ impl RelaxedTag<'_> {
             each_schema(schema, self.limits.depth_max, &mut |schema| make_monotone(schema, self.limits.repeat_max));
             return true;
         }
-        loosen(schema, &rest, self.limits.depth_max) || replace(schema)
+        loosen(schema, &rest, self.limits.depth_max) || reduce_to_type(schema)
     }
 
     /// Reduces all such schemas to their types. Returns false if they contain nothing else.
-    pub(crate) fn keep_types(&mut self) -> bool {
+    pub(crate) fn reduce_to_types(&mut self) -> bool {
         let mut is_changed = false;
-        each_relaxed(&mut self.tag, &mut |schema| is_changed |= replace(schema));
+        each_relaxed(&mut self.tag, &mut |schema| is_changed |= reduce_to_type(schema));
         is_changed
     }
 
@@ -77,7 +79,7 @@ impl RelaxedTag<'_> {
 }
 
 /// Whether a keyword restricts which values are valid.
-fn is_meant(word: &str, value: &Value) -> bool {
+fn is_constraint(word: &str, value: &Value) -> bool {
     let is_format = |value: &Value| value.as_str().is_none_or(formats::is_known);
     word != "$schema" && keywords::is_known(word) && (word != "format" || is_format(value))
 }
@@ -104,7 +106,7 @@ fn each_schema(schema: &mut Value, depth_left: usize, change: &mut dyn FnMut(&mu
     let (Some(object), Some(depth_left)) = (schema.as_object_mut(), depth_left.checked_sub(1)) else { return };
     change(object);
     for (word, value) in object {
-        match (keywords::holds(word, value), value) {
+        match (keywords::keyword_value(word, value), value) {
             (KeywordValue::Schema, value) => each_schema(value, depth_left, change),
             (KeywordValue::List, Value::Array(list)) => {
                 list.iter_mut().for_each(|value| each_schema(value, depth_left, change));
@@ -148,7 +150,7 @@ fn loosen(root: &mut Value, at: &str, depth_max: usize) -> bool {
     for part in before {
         let next = match (&holds, &*value) {
             (KeywordValue::Schema, value) => {
-                value.get(part).map_or(KeywordValue::Nothing, |inner| keywords::holds(part, inner))
+                value.get(part).map_or(KeywordValue::Nothing, |inner| keywords::keyword_value(part, inner))
             }
             (KeywordValue::List | KeywordValue::Named, _) => KeywordValue::Schema,
             (KeywordValue::Nothing, _) => return false,
@@ -168,11 +170,11 @@ fn loosen(root: &mut Value, at: &str, depth_max: usize) -> bool {
             schema.retain(|word, _| word != last && !(is_naming && word == "additionalProperties"));
             true
         }
-        (KeywordValue::Schema, schema) => drop_word(schema, last, depth_max) || replace(schema),
+        (KeywordValue::Schema, schema) => drop_word(schema, last, depth_max) || reduce_to_type(schema),
         (KeywordValue::List, Value::Array(list)) => {
-            last.parse().ok().and_then(|i: usize| list.get_mut(i)).is_some_and(replace)
+            last.parse().ok().and_then(|i: usize| list.get_mut(i)).is_some_and(reduce_to_type)
         }
-        (KeywordValue::Named, Value::Object(named)) => named.get_mut(last).is_some_and(replace),
+        (KeywordValue::Named, Value::Object(named)) => named.get_mut(last).is_some_and(reduce_to_type),
         _ => false,
     }
 }
@@ -187,7 +189,7 @@ fn drop_word(schema: &mut Value, word: &str, depth_max: usize) -> bool {
     had_word
 }
 
-fn replace(schema: &mut Value) -> bool {
+fn reduce_to_type(schema: &mut Value) -> bool {
     let bare = type_of(schema);
     let is_changed = *schema != bare;
     *schema = bare;

@@ -23,7 +23,7 @@ pub(crate) enum Symbol {
 }
 
 #[derive(Default)]
-pub(crate) struct Rules {
+pub(crate) struct GrammarRules {
     /// The alternatives of each.
     rules: Vec<Vec<Vec<Symbol>>>,
     words: Vec<String>,
@@ -31,7 +31,7 @@ pub(crate) struct Rules {
     n_symbols: usize,
 }
 
-impl Rules {
+impl GrammarRules {
     pub(crate) fn reserve(&mut self) -> RuleIdx {
         self.rules.push(Vec::new());
         self.rules.len() - 1
@@ -75,11 +75,11 @@ impl Rules {
         is_written[start] = true;
         while let Some(rule) = left.pop() {
             let mut alternatives: Vec<String> = Vec::new();
-            for alternative in self.rules[rule].iter().filter(|parts| all(parts, &can)) {
+            for alternative in self.rules[rule].iter().filter(|parts| all_satisfiable(parts, &can)) {
                 let mut text = String::new();
                 self.sequence(alternative, prefix, &can, &mut text);
                 alternatives.push(if text.is_empty() { " \"\"".to_owned() } else { text });
-                note(alternative, &can, &mut |symbol| match symbol {
+                visit_symbols(alternative, &can, &mut |symbol| match symbol {
                     Symbol::Rule(rule) if !std::mem::replace(&mut is_written[*rule], true) => left.push(*rule),
                     Symbol::Words(index) => is_used[*index] = true,
                     _ => {}
@@ -99,7 +99,7 @@ impl Rules {
                 Symbol::Rule(rule) => _ = write!(out, " {prefix}{rule}"),
                 Symbol::Words(index) => _ = write!(out, " {}{index}", prefix.to_uppercase()),
                 Symbol::Named(name) => _ = write!(out, " {name}"),
-                Symbol::Maybe(inner) | Symbol::Many { of: inner, min: 0, .. } if !all(inner, can) => {}
+                Symbol::Maybe(inner) | Symbol::Many { of: inner, min: 0, .. } if !all_satisfiable(inner, can) => {}
                 Symbol::Many { max: Some(0), .. } => {}
                 Symbol::Maybe(inner) => {
                     *out += " (";
@@ -124,7 +124,7 @@ impl Rules {
         let mut waits: Vec<Vec<RuleIdx>> = vec![Vec::new(); self.rules.len()];
         for (rule, alternatives) in self.rules.iter().enumerate() {
             for alternative in alternatives {
-                note_all(alternative, &mut |symbol| {
+                visit_all_symbols(alternative, &mut |symbol| {
                     if let Symbol::Rule(needed) = symbol {
                         waits[*needed].push(rule);
                     }
@@ -133,7 +133,7 @@ impl Rules {
         }
         let mut left: Vec<RuleIdx> = (0..self.rules.len()).collect();
         while let Some(rule) = left.pop() {
-            if !can[rule] && self.rules[rule].iter().any(|parts| all(parts, &can)) {
+            if !can[rule] && self.rules[rule].iter().any(|parts| all_satisfiable(parts, &can)) {
                 can[rule] = true;
                 left.append(&mut waits[rule]);
             }
@@ -143,30 +143,32 @@ impl Rules {
 }
 
 /// Whether every part can be satisfied.
-fn all(parts: &[Symbol], can: &[bool]) -> bool {
+fn all_satisfiable(parts: &[Symbol], can: &[bool]) -> bool {
     parts.iter().all(|part| match part {
         Symbol::Rule(rule) => can[*rule],
-        Symbol::Many { of, min, .. } if *min > 0 => all(of, can),
+        Symbol::Many { of, min, .. } if *min > 0 => all_satisfiable(of, can),
         _ => true,
     })
 }
 
 /// Each symbol that is written.
-fn note(parts: &[Symbol], can: &[bool], see: &mut impl FnMut(&Symbol)) {
+fn visit_symbols(parts: &[Symbol], can: &[bool], see: &mut impl FnMut(&Symbol)) {
     for part in parts {
         match part {
             Symbol::Many { max: Some(0), .. } => {}
-            Symbol::Maybe(inner) | Symbol::Many { of: inner, .. } if all(inner, can) => note(inner, can, see),
+            Symbol::Maybe(inner) | Symbol::Many { of: inner, .. } if all_satisfiable(inner, can) => {
+                visit_symbols(inner, can, see)
+            }
             Symbol::Maybe(_) | Symbol::Many { .. } => {}
             other => see(other),
         }
     }
 }
 
-fn note_all(parts: &[Symbol], see: &mut impl FnMut(&Symbol)) {
+fn visit_all_symbols(parts: &[Symbol], see: &mut impl FnMut(&Symbol)) {
     for part in parts {
         match part {
-            Symbol::Maybe(inner) | Symbol::Many { of: inner, .. } => note_all(inner, see),
+            Symbol::Maybe(inner) | Symbol::Many { of: inner, .. } => visit_all_symbols(inner, see),
             other => see(other),
         }
     }

@@ -6,11 +6,11 @@ use std::fmt::Write;
 
 /// `special_0`, `special_1`, ..: rules that a description uses, and that are defined when the vocabulary is known.
 #[derive(Default)]
-pub(crate) struct Specials(Vec<String>);
+pub(crate) struct SpecialTexts(Vec<String>);
 
 const MARK: &str = "// special ";
 
-impl Specials {
+impl SpecialTexts {
     /// Returns the name of the rule for a text.
     pub(crate) fn rule(&mut self, text: &str) -> String {
         let known = self.0.iter().position(|other| other == text);

@@ -32,7 +32,7 @@ const MARK: &str = "// thinking ";
 impl ThinkingBudget {
     /// Returns the description of answers whose thoughts stay within this budget, followed by `behind`, or by any text.
     /// A grammar covers the thought too: `behind` allows the forced tokens.
-    pub fn before(&self, behind: Option<&Grammar>) -> Grammar {
+    pub fn to_grammar(&self, behind: Option<&Grammar>) -> Grammar {
         let ThinkingBudget { tokens_max, is_open, repeats, opens, closes } = self;
         let head = json!({
             "tokens_max": tokens_max, "is_open": is_open, "repeats": repeats, "opens": opens, "closes": closes,
@@ -107,20 +107,20 @@ enum ThinkingPhase {
 impl ThinkingProgress {
     /// None where the vocabulary cannot spell the closing text.
     pub fn new(budget: ThinkingBudget, vocabulary: &Vocabulary) -> Option<ThinkingProgress> {
-        let closing = vocabulary.spelled(budget.closes.first()?)?;
+        let closing = vocabulary.spell(budget.closes.first()?)?;
         let now = ThinkingState::start(&budget);
         Some(ThinkingProgress { budget, closing, tokens: Vec::new(), now, before: VecDeque::new() })
     }
 
     /// Returns the one token that may come next, once the budget is used up.
-    pub fn forced(&self) -> Option<Token> {
+    pub fn forced_token(&self) -> Option<Token> {
         let is_used = self.now.at == ThinkingPhase::Inside && self.now.n_thought >= self.budget.tokens_max;
         let is_forced = is_used && (self.now.n_closing > 0 || !ends_within_a_character(&self.now.tail));
         is_forced.then(|| self.closing.get(self.now.n_closing).copied()).flatten()
     }
 
-    pub fn take(&mut self, token: Token, vocabulary: &Vocabulary) {
-        let forced = self.forced();
+    pub fn accept(&mut self, token: Token, vocabulary: &Vocabulary) {
+        let forced = self.forced_token();
         if self.before.len() == BEFORE_MAX {
             self.before.pop_front();
         }
@@ -153,7 +153,7 @@ impl ThinkingProgress {
         tokens.truncate(tokens.len().saturating_sub(n));
         self.before.clear();
         self.now = ThinkingState::start(&self.budget);
-        tokens.into_iter().for_each(|token| self.take(token, vocabulary));
+        tokens.into_iter().for_each(|token| self.accept(token, vocabulary));
     }
 }
 
@@ -169,15 +169,15 @@ impl ThinkingState {
     fn advance(&mut self, budget: &ThinkingBudget) -> bool {
         match self.at {
             ThinkingPhase::Behind => self.tail.clear(),
-            ThinkingPhase::Before if !budget.repeats => return self.begins(budget),
+            ThinkingPhase::Before if !budget.repeats => return self.read_opening(budget),
             ThinkingPhase::Before => {
-                if self.reads(&budget.opens) {
+                if self.take_marker(&budget.opens) {
                     self.at = ThinkingPhase::Inside;
                     return true;
                 }
             }
             ThinkingPhase::Inside => {
-                if self.reads(&budget.closes) {
+                if self.take_marker(&budget.closes) {
                     self.at = if budget.repeats { ThinkingPhase::Before } else { ThinkingPhase::Behind };
                     self.n_closing = 0;
                     return true;
@@ -188,7 +188,7 @@ impl ThinkingState {
     }
 
     /// Whether the answer begins with an opening text, after whitespace.
-    fn begins(&mut self, budget: &ThinkingBudget) -> bool {
+    fn read_opening(&mut self, budget: &ThinkingBudget) -> bool {
         let n_blank = self.tail.iter().take_while(|byte| byte.is_ascii_whitespace()).count();
         self.tail.drain(..n_blank);
         let opened = budget.opens.iter().find(|open| self.tail.starts_with(open.as_bytes()));
@@ -205,7 +205,7 @@ impl ThinkingState {
 
     /// Whether one of the markers is in the tail. If so, the tail then begins behind the first one. Otherwise it keeps
     /// only what may be the start of a marker.
-    fn reads(&mut self, markers: &[String]) -> bool {
+    fn take_marker(&mut self, markers: &[String]) -> bool {
         let found = |marker: &String| Some(position(&self.tail, marker.as_bytes())? + marker.len());
         if let Some(end) = markers.iter().filter_map(found).min() {
             self.tail.drain(..end);

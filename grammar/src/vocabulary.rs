@@ -1,7 +1,7 @@
 //! The bytes of each token, and which tokens end an answer. Knows nothing of grammars.
 
-use crate::Mask;
-use crate::engine::{self, sound};
+use crate::TokenMask;
+use crate::engine::{self, catch_panics};
 use llguidance::ParserFactory;
 use llguidance::earley::SlicedBiasComputer;
 use std::collections::HashMap;
@@ -90,7 +90,7 @@ impl Vocabulary {
         self.0.n_vocab
     }
 
-    pub fn ends(&self) -> &[Token] {
+    pub fn end_tokens(&self) -> &[Token] {
         &self.0.ends
     }
 
@@ -111,7 +111,7 @@ impl Vocabulary {
 
     /// Returns tokens that spell a text: special ones where their texts occur, otherwise the longest first. None where
     /// a byte is in no token.
-    pub(crate) fn spelled(&self, text: &str) -> Option<Vec<Token>> {
+    pub(crate) fn spell(&self, text: &str) -> Option<Vec<Token>> {
         let mut tokens = Vec::new();
         let mut rest = text;
         while !rest.is_empty() {
@@ -134,7 +134,7 @@ impl Vocabulary {
     }
 
     /// Returns the longest of a mask's tokens, if each of the others is a prefix of it.
-    pub(crate) fn only_way(&self, mask: &Mask) -> Option<Token> {
+    pub(crate) fn single_continuation(&self, mask: &TokenMask) -> Option<Token> {
         /// Few tokens are prefixes of one text.
         const TOKENS_MAX: usize = 64;
         if mask.n_allowed() > TOKENS_MAX {
@@ -191,10 +191,10 @@ fn word(bytes: &[u8], is_special: bool) -> Vec<u8> {
 }
 
 fn factory(words: &[Vec<u8>], first_end: Token, ends: &[Token]) -> Result<ParserFactory, BadVocabulary> {
-    let made = sound(|| {
+    let made = catch_panics(|| {
         let info = TokRxInfo::new(words.len() as u32, first_end);
         let trie = TokTrie::from(&info, words).with_eos_tokens(ends);
-        let env: TokEnv = Arc::new(Env(trie));
+        let env: TokEnv = Arc::new(EngineEnv(trie));
         let slices = SlicedBiasComputer::general_slices();
         let mut factory =
             ParserFactory::new(&env, InferenceCapabilities::default(), &slices).map_err(|e| e.to_string())?;
@@ -206,9 +206,9 @@ fn factory(words: &[Vec<u8>], first_end: Token, ends: &[Token]) -> Result<Parser
 
 /// The engine's view. It reports that it does not tokenize as the model's tokenizer does: a forced text may come in any
 /// tokens that spell it.
-struct Env(TokTrie);
+struct EngineEnv(TokTrie);
 
-impl TokenizerEnv for Env {
+impl TokenizerEnv for EngineEnv {
     fn tok_trie(&self) -> &TokTrie {
         &self.0
     }

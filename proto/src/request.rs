@@ -4,7 +4,8 @@ use crate::cluster as wire;
 use crate::malformed::{Malformed, out_of_range};
 use prost::Message;
 use types::{
-    CacheSalt, Finish, Goal, Grammar, GrammarFault, Micros, Priority, Request, RequestId, TenantId, Unsupported, TenantWeight,
+    CacheSalt, Finish, Goal, Grammar, GrammarFault, Micros, Priority, Request, RequestId, TenantId, TenantWeight,
+    Unsupported,
 };
 
 impl From<&Request> for wire::Request {

@@ -7,7 +7,7 @@
 #![allow(unsafe_code, reason = "a global allocator is unsafe to implement; this one counts and passes on")]
 
 use proto::cluster::Cached;
-use router::board::pick::{PickInfo, PickPolicy, Standing, VersionId};
+use router::board::pick::{PickInfo, PickPolicy, ReplicaStanding, VersionId};
 use router::board::{ChoiceBuffers, ReplicaFacts, ReplicaTable, Salt, names};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -53,7 +53,7 @@ fn board(prompt: &[u64], shared: usize) -> ReplicaTable {
         let ledger = board.ledger();
         board.add_replica(place, ledger);
         let digest = PolicyDigest::default();
-        let (standing, version, id) = (Standing::Ready, VersionId::default(), name(place as u64));
+        let (standing, version, id) = (ReplicaStanding::Ready, VersionId::default(), name(place as u64));
         let facts =
             ReplicaFacts { standing, digest, version, context: 1 << 17, room: u32::MAX, salt: SALT, id, protocol: 1 };
         board.update_facts(place, &facts);

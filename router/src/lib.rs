@@ -50,7 +50,7 @@ use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use wire::{Incoming, ConnectionFuture};
+use wire::{ConnectionFuture, Incoming};
 
 /// How long the last output of streams may be on its way after all streams have ended.
 const LAST_WORDS_MAX: Duration = Duration::from_secs(1);
@@ -164,7 +164,7 @@ async fn serve_faces<F: Future<Output = Result<(), Error>>>(
     let audits = audited.map(|answers| tokio::spawn(audit::run(front.clone(), answers, end.clone())));
     let roster = tokio::spawn(roster.run());
     // The first connections wait in the listeners' queues for replicas that may be ready in a moment.
-    let known = tokio::time::timeout(introduction_max, front.replicas.known());
+    let known = tokio::time::timeout(introduction_max, front.replicas.wait_until_known());
     let _known = shutdown.run_until_cancelled(known).await;
     // Connections are accepted while streams end: a new client receives the reason, and readiness reports it too.
     let served = drain(faces(front, shutdown.clone(), end.clone()), &shutdown, &streams, drain_max, &end).await;

@@ -18,7 +18,7 @@ pub enum Refusal {
     NoKey,
     #[error("this API key is not known here")]
     UnknownKey,
-    #[error("the model `{model}` is not served here; {}", listed(served))]
+    #[error("the model `{model}` is not served here; {}", join_names(served))]
     NoModel { model: String, served: Vec<String> },
     #[error("too many requests are waiting; come again later")]
     Full { retry_after: Duration },
@@ -41,7 +41,7 @@ pub enum Refusal {
     )]
     Away { replica: String, why: String, waited: Duration, retry_after: Duration },
     #[error("the resume handle {0}")]
-    NoResume(#[from] NoResume),
+    NoResume(#[from] ResumeError),
     #[error("its replica was lost {times} times before it said a token: it may be the cause, and is not tried again")]
     LostTooOften { times: u32 },
     #[error("the stream was read too slowly: {unread} steps were left unread")]
@@ -82,7 +82,7 @@ impl fmt::Display for Limit {
 
 /// Why a stream cannot be resumed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum NoResume {
+pub enum ResumeError {
     #[error("is no resume handle with positions")]
     Garbled,
     #[error("was not made by this cluster for this client, or was changed")]
@@ -97,15 +97,15 @@ pub enum NoResume {
     Beyond { position: u32, end: u32 },
 }
 
-impl NoResume {
+impl ResumeError {
     /// From a small closed set, for programs.
     pub fn label(self) -> &'static str {
         match self {
-            NoResume::Garbled => "resume_garbled",
-            NoResume::Forged => "resume_forged",
-            NoResume::OtherRequest | NoResume::OtherChoices { .. } => "resume_other_request",
-            NoResume::OtherPolicy => "resume_other_policy",
-            NoResume::Beyond { .. } => "resume_beyond_end",
+            ResumeError::Garbled => "resume_garbled",
+            ResumeError::Forged => "resume_forged",
+            ResumeError::OtherRequest | ResumeError::OtherChoices { .. } => "resume_other_request",
+            ResumeError::OtherPolicy => "resume_other_policy",
+            ResumeError::Beyond { .. } => "resume_beyond_end",
         }
     }
 }
@@ -115,7 +115,7 @@ fn because(why: &str) -> String {
     if why.is_empty() { String::new() } else { format!(": {why}") }
 }
 
-fn listed(names: &[String]) -> String {
+fn join_names(names: &[String]) -> String {
     let quoted: Vec<String> = names.iter().map(|name| format!("`{name}`")).collect();
     match quoted.as_slice() {
         [] => "nothing is".into(),

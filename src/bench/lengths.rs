@@ -5,13 +5,13 @@ use std::fmt;
 use std::str::FromStr;
 
 /// A small generator (splitmix64) of our own: the same numbers everywhere, for ever.
-pub struct Random {
+pub struct SplitMix64 {
     state: u64,
 }
 
-impl Random {
-    pub fn new(seed: u64) -> Random {
-        Random { state: seed }
+impl SplitMix64 {
+    pub fn new(seed: u64) -> SplitMix64 {
+        SplitMix64 { state: seed }
     }
 
     pub fn next(&mut self) -> u64 {
@@ -38,7 +38,7 @@ impl Random {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Lengths {
+pub enum LengthDistribution {
     Fixed(usize),
     Uniform {
         from: usize,
@@ -55,18 +55,18 @@ pub enum Lengths {
     },
 }
 
-impl Lengths {
+impl LengthDistribution {
     /// The longest length, so that a typing mistake does not make a terabyte of prompt.
     const MAX: usize = 1 << 20;
 
-    pub fn draw(&self, random: &mut Random) -> usize {
+    pub fn draw(&self, random: &mut SplitMix64) -> usize {
         match *self {
-            Lengths::Fixed(n) => n,
-            Lengths::Uniform { from, to } => from + (random.next() % (to - from + 1) as u64) as usize,
-            Lengths::Normal { mean, deviation } => {
+            LengthDistribution::Fixed(n) => n,
+            LengthDistribution::Uniform { from, to } => from + (random.next() % (to - from + 1) as u64) as usize,
+            LengthDistribution::Normal { mean, deviation } => {
                 (mean + deviation * random.normal()).round().clamp(1.0, Self::MAX as f64) as usize
             }
-            Lengths::Lognormal { mean, deviation } => {
+            LengthDistribution::Lognormal { mean, deviation } => {
                 let variance = libm::log1p((deviation / mean) * (deviation / mean));
                 let middle = libm::log(mean) - variance / 2.0;
                 libm::exp(middle + variance.sqrt() * random.normal()).round().clamp(1.0, Self::MAX as f64) as usize
@@ -75,10 +75,10 @@ impl Lengths {
     }
 }
 
-impl FromStr for Lengths {
+impl FromStr for LengthDistribution {
     type Err = String;
 
-    fn from_str(text: &str) -> Result<Lengths, String> {
+    fn from_str(text: &str) -> Result<LengthDistribution, String> {
         let wrong = || format!("{text:?} is no length: use 128, uniform:64..256, normal:128,32 or lognormal:128,96");
         let number = |part: &str| part.trim().parse::<usize>().ok().filter(|n| (1..=Self::MAX).contains(n));
         let two = |rest: &str, between: &str| {
@@ -86,27 +86,29 @@ impl FromStr for Lengths {
             Some((number(a)?, number(b)?))
         };
         let lengths = match text.split_once(':') {
-            None => number(text).map(Lengths::Fixed),
-            Some(("uniform", rest)) => {
-                two(rest, "..").filter(|(from, to)| from <= to).map(|(from, to)| Lengths::Uniform { from, to })
-            }
+            None => number(text).map(LengthDistribution::Fixed),
+            Some(("uniform", rest)) => two(rest, "..")
+                .filter(|(from, to)| from <= to)
+                .map(|(from, to)| LengthDistribution::Uniform { from, to }),
             Some(("normal", rest)) => two(rest, ",")
-                .map(|(mean, deviation)| Lengths::Normal { mean: mean as f64, deviation: deviation as f64 }),
-            Some(("lognormal", rest)) => two(rest, ",")
-                .map(|(mean, deviation)| Lengths::Lognormal { mean: mean as f64, deviation: deviation as f64 }),
+                .map(|(mean, deviation)| LengthDistribution::Normal { mean: mean as f64, deviation: deviation as f64 }),
+            Some(("lognormal", rest)) => two(rest, ",").map(|(mean, deviation)| LengthDistribution::Lognormal {
+                mean: mean as f64,
+                deviation: deviation as f64,
+            }),
             Some(_) => None,
         };
         lengths.ok_or_else(wrong)
     }
 }
 
-impl fmt::Display for Lengths {
+impl fmt::Display for LengthDistribution {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Lengths::Fixed(n) => write!(f, "{n}"),
-            Lengths::Uniform { from, to } => write!(f, "uniform:{from}..{to}"),
-            Lengths::Normal { mean, deviation } => write!(f, "normal:{mean},{deviation}"),
-            Lengths::Lognormal { mean, deviation } => write!(f, "lognormal:{mean},{deviation}"),
+            LengthDistribution::Fixed(n) => write!(f, "{n}"),
+            LengthDistribution::Uniform { from, to } => write!(f, "uniform:{from}..{to}"),
+            LengthDistribution::Normal { mean, deviation } => write!(f, "normal:{mean},{deviation}"),
+            LengthDistribution::Lognormal { mean, deviation } => write!(f, "lognormal:{mean},{deviation}"),
         }
     }
 }
@@ -122,7 +124,7 @@ const WORDS: &str = "the of and to in is that it was for on are as with his they
     here must big high such follow act why ask men change went light kind off need house picture try again point \
     mother world near build self earth father";
 
-pub fn words(n: usize, random: &mut Random) -> String {
+pub fn words(n: usize, random: &mut SplitMix64) -> String {
     let all: Vec<&str> = WORDS.split_ascii_whitespace().collect();
     let chosen: Vec<&str> = (0..n).map(|_| all[(random.next() % all.len() as u64) as usize]).collect();
     chosen.join(" ")
@@ -135,18 +137,18 @@ mod tests {
     #[test]
     fn lengths_display_as_they_are_parsed() {
         for text in ["128", "uniform:64..256", "normal:128,32", "lognormal:512,256"] {
-            assert_eq!(text.parse::<Lengths>().unwrap().to_string(), text);
+            assert_eq!(text.parse::<LengthDistribution>().unwrap().to_string(), text);
         }
         for text in ["", "0", "-3", "uniform:9..3", "uniform:5", "normal:8", "zipf:3", "99999999999"] {
-            assert!(text.parse::<Lengths>().is_err(), "{text}");
+            assert!(text.parse::<LengthDistribution>().is_err(), "{text}");
         }
     }
 
     #[test]
     fn the_same_seed_draws_the_same_and_within_bounds() {
         let drawn = |seed| {
-            let mut random = Random::new(seed);
-            let lengths = Lengths::Uniform { from: 3, to: 9 };
+            let mut random = SplitMix64::new(seed);
+            let lengths = LengthDistribution::Uniform { from: 3, to: 9 };
             (0..500).map(|_| lengths.draw(&mut random)).collect::<Vec<_>>()
         };
         assert_eq!(drawn(1), drawn(1));
@@ -156,8 +158,8 @@ mod tests {
 
     #[test]
     fn most_lengths_are_short_and_few_are_long() {
-        let mut random = Random::new(3);
-        let lengths = Lengths::Lognormal { mean: 500.0, deviation: 500.0 };
+        let mut random = SplitMix64::new(3);
+        let lengths = LengthDistribution::Lognormal { mean: 500.0, deviation: 500.0 };
         let drawn: Vec<usize> = (0..20_000).map(|_| lengths.draw(&mut random)).collect();
         let mean = drawn.iter().sum::<usize>() as f64 / drawn.len() as f64;
         let shorter = drawn.iter().filter(|n| **n < 500).count();
@@ -166,7 +168,7 @@ mod tests {
 
     #[test]
     fn arrivals_have_the_requested_rate() {
-        let mut random = Random::new(7);
+        let mut random = SplitMix64::new(7);
         let mean = (0..20_000).map(|_| random.exponential(4.0)).sum::<f64>() / 20_000.0;
         assert!((mean - 0.25).abs() < 0.01, "{mean}");
     }

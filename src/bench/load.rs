@@ -1,15 +1,15 @@
 //! When requests are sent: as others end, or at times of a schedule. One thread per open request, because each only
 //! waits.
 
-use super::lengths::Random;
-use super::stream::{BenchRequest, RequestTiming, Server};
+use super::lengths::SplitMix64;
+use super::stream::{BenchRequest, BenchServer, RequestTiming};
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::{Mutex, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-pub enum Arrivals {
+pub enum ArrivalPattern {
     /// `concurrency` requests are open at any time.
     Closed { concurrency: usize },
     /// Poisson arrivals, `rate` a second on average, whatever else is open. One beyond `open_max` fails.
@@ -28,24 +28,24 @@ pub struct LoadResult {
 }
 
 pub fn run(
-    server: &Server,
+    server: &BenchServer,
     requests: &[BenchRequest],
-    arrivals: &Arrivals,
-    random: &mut Random,
+    arrivals: &ArrivalPattern,
+    random: &mut SplitMix64,
     ended: &(dyn Fn(&RequestOutcome) + Sync),
 ) -> LoadResult {
     let begun = Instant::now();
     let outcomes = match *arrivals {
-        Arrivals::Closed { concurrency } => closed(server, requests, concurrency, ended),
-        Arrivals::Open { rate, open_max } => {
-            open(server, requests, &schedule(requests.len(), rate, random), open_max, ended)
+        ArrivalPattern::Closed { concurrency } => run_closed_loop(server, requests, concurrency, ended),
+        ArrivalPattern::Open { rate, open_max } => {
+            run_open_loop(server, requests, &draw_send_times(requests.len(), rate, random), open_max, ended)
         }
     };
     LoadResult { outcomes, took: begun.elapsed() }
 }
 
-fn closed(
-    server: &Server,
+fn run_closed_loop(
+    server: &BenchServer,
     requests: &[BenchRequest],
     concurrency: usize,
     ended: &(dyn Fn(&RequestOutcome) + Sync),
@@ -64,7 +64,7 @@ fn closed(
 }
 
 /// The sending times of requests, from the beginning of the run.
-fn schedule(n: usize, rate: f64, random: &mut Random) -> Vec<Duration> {
+fn draw_send_times(n: usize, rate: f64, random: &mut SplitMix64) -> Vec<Duration> {
     let mut at = 0.0;
     (0..n)
         .map(|_| {
@@ -75,8 +75,8 @@ fn schedule(n: usize, rate: f64, random: &mut Random) -> Vec<Duration> {
         .collect()
 }
 
-fn open(
-    server: &Server,
+fn run_open_loop(
+    server: &BenchServer,
     requests: &[BenchRequest],
     schedule: &[Duration],
     open_max: usize,
@@ -102,7 +102,11 @@ fn open(
     outcomes.into_iter().collect()
 }
 
-fn run_request(server: &Server, request: &BenchRequest, ended: &(dyn Fn(&RequestOutcome) + Sync)) -> RequestOutcome {
+fn run_request(
+    server: &BenchServer,
+    request: &BenchRequest,
+    ended: &(dyn Fn(&RequestOutcome) + Sync),
+) -> RequestOutcome {
     let outcome = match server.request_completion(request) {
         Ok(timed) => RequestOutcome::Answered(timed),
         Err(why) => RequestOutcome::Failed(format!("{why:#}")),
@@ -111,11 +115,11 @@ fn run_request(server: &Server, request: &BenchRequest, ended: &(dyn Fn(&Request
     outcome
 }
 
-impl fmt::Display for Arrivals {
+impl fmt::Display for ArrivalPattern {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Arrivals::Closed { concurrency } => write!(f, "{concurrency} at once"),
-            Arrivals::Open { rate, .. } => write!(f, "{rate}/s"),
+            ArrivalPattern::Closed { concurrency } => write!(f, "{concurrency} at once"),
+            ArrivalPattern::Open { rate, .. } => write!(f, "{rate}/s"),
         }
     }
 }

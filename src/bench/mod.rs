@@ -11,12 +11,12 @@ use crate::server_trust::ServerTrust;
 use anyhow::{Context, ensure};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
-use lengths::{Lengths, Random};
-use load::{Arrivals, RequestOutcome};
-use report::{LoadMachine, Report, Run};
+use lengths::{LengthDistribution, SplitMix64};
+use load::{ArrivalPattern, RequestOutcome};
+use report::{BenchReport, LoadMachine, RunReport};
 use std::path::PathBuf;
 use std::time::Duration;
-use stream::{BenchRequest, Server};
+use stream::{BenchRequest, BenchServer};
 
 #[derive(Args)]
 pub struct BenchOptions {
@@ -45,10 +45,10 @@ pub struct BenchOptions {
     pub warm_up: usize,
     /// Words of a prompt, about a token each: 128, uniform:64..256, normal:128,32 or lognormal:128,96 (mean, deviation)
     #[arg(long, default_value = "128")]
-    pub prompt: Lengths,
+    pub prompt: LengthDistribution,
     /// Tokens of an answer, written as for --prompt
     #[arg(long, default_value = "64")]
-    pub output: Lengths,
+    pub output: LengthDistribution,
     /// Number of words that all prompts begin with in common
     #[arg(long, default_value_t = 0)]
     pub shared_prefix: usize,
@@ -71,22 +71,22 @@ const OPEN_MAX: usize = 4096;
 
 pub fn run(options: &BenchOptions) -> anyhow::Result<()> {
     let server = server(options)?;
-    let mut random = Random::new(options.seed);
+    let mut random = SplitMix64::new(options.seed);
     let prefix = lengths::words(options.shared_prefix, &mut random);
     let warm_up = draw_requests(options, options.warm_up, &prefix, &mut random);
-    load::run(&server, &warm_up, &Arrivals::Closed { concurrency: 1 }, &mut random, &|_| {});
+    load::run(&server, &warm_up, &ArrivalPattern::Closed { concurrency: 1 }, &mut random, &|_| {});
 
     let mut runs = Vec::new();
     for arrivals in arrivals(options)? {
         let requests = draw_requests(options, options.requests, &prefix, &mut random);
         let bar = bar(&arrivals, requests.len());
-        let measured = load::run(&server, &requests, &arrivals, &mut random, &|outcome| step(&bar, outcome));
+        let measured = load::run(&server, &requests, &arrivals, &mut random, &|outcome| advance_bar(&bar, outcome));
         bar.finish_and_clear();
-        let run = Run::of(&arrivals, &measured);
+        let run = RunReport::of(&arrivals, &measured);
         eprintln!("{}", run.summary());
         runs.push(run);
     }
-    let report = Report {
+    let report = BenchReport {
         url: options.url.clone(),
         model: server.model.clone(),
         machine: LoadMachine::here(),
@@ -106,7 +106,7 @@ pub fn run(options: &BenchOptions) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn server(options: &BenchOptions) -> anyhow::Result<Server> {
+fn server(options: &BenchOptions) -> anyhow::Result<BenchServer> {
     let key = match &options.api_key_file {
         None => None,
         Some(path) => {
@@ -116,20 +116,20 @@ fn server(options: &BenchOptions) -> anyhow::Result<Server> {
     };
     let timeout = Duration::from_secs(options.timeout);
     let config = ureq::Agent::config_builder().timeout_global(Some(timeout)).http_status_as_error(false);
-    Server::find(&options.url, options.model.as_deref(), key, options.trust.agent(config)?)
+    BenchServer::find(&options.url, options.model.as_deref(), key, options.trust.agent(config)?)
 }
 
-fn arrivals(options: &BenchOptions) -> anyhow::Result<Vec<Arrivals>> {
+fn arrivals(options: &BenchOptions) -> anyhow::Result<Vec<ArrivalPattern>> {
     let is_rate = |rate: &f64| rate.is_finite() && *rate > 0.0;
     ensure!(options.rate.iter().all(is_rate), "a rate is a positive number of requests a second");
     let within = |n: &usize| (1..=OPEN_MAX).contains(n);
     ensure!(options.concurrency.iter().all(within), "a concurrency is from 1 to {OPEN_MAX}");
-    let closed = options.concurrency.iter().map(|&concurrency| Arrivals::Closed { concurrency });
-    let open = options.rate.iter().map(|&rate| Arrivals::Open { rate, open_max: OPEN_MAX });
+    let closed = options.concurrency.iter().map(|&concurrency| ArrivalPattern::Closed { concurrency });
+    let open = options.rate.iter().map(|&rate| ArrivalPattern::Open { rate, open_max: OPEN_MAX });
     Ok(if options.rate.is_empty() { closed.collect() } else { open.collect() })
 }
 
-fn draw_requests(options: &BenchOptions, n: usize, prefix: &str, random: &mut Random) -> Vec<BenchRequest> {
+fn draw_requests(options: &BenchOptions, n: usize, prefix: &str, random: &mut SplitMix64) -> Vec<BenchRequest> {
     let draw_request = |_| {
         let n_words = options.prompt.draw(random).saturating_sub(options.shared_prefix).max(1);
         let own = lengths::words(n_words, random);
@@ -142,13 +142,13 @@ fn draw_requests(options: &BenchOptions, n: usize, prefix: &str, random: &mut Ra
     (0..n).map(draw_request).collect()
 }
 
-fn bar(arrivals: &Arrivals, n: usize) -> ProgressBar {
+fn bar(arrivals: &ArrivalPattern, n: usize) -> ProgressBar {
     let style = ProgressStyle::with_template("{msg} {wide_bar} {pos}/{len} {eta}");
     let bar = ProgressBar::new(n as u64).with_message(arrivals.to_string());
     bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }
 
-fn step(bar: &ProgressBar, outcome: &RequestOutcome) {
+fn advance_bar(bar: &ProgressBar, outcome: &RequestOutcome) {
     if let RequestOutcome::Failed(why) = outcome {
         bar.suspend(|| eprintln!("a request failed: {why}"));
     }

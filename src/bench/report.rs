@@ -1,13 +1,13 @@
 //! The figures of a run: percentiles, a table for people and JSON for programs.
 
-use super::load::{Arrivals, LoadResult, RequestOutcome};
+use super::load::{ArrivalPattern, LoadResult, RequestOutcome};
 use super::stream::RequestTiming;
 use serde::Serialize;
 use std::fmt;
 use std::time::Duration;
 
 #[derive(Serialize)]
-pub struct Report {
+pub struct BenchReport {
     pub url: String,
     pub model: String,
     pub machine: LoadMachine,
@@ -15,7 +15,7 @@ pub struct Report {
     pub output: String,
     pub shared_prefix: usize,
     pub seed: u64,
-    pub runs: Vec<Run>,
+    pub runs: Vec<RunReport>,
 }
 
 /// The machine that made the load; on loopback it also served it.
@@ -27,7 +27,7 @@ pub struct LoadMachine {
 }
 
 #[derive(Serialize)]
-pub struct Run {
+pub struct RunReport {
     pub load: String,
     pub n_answered: usize,
     pub n_failed: usize,
@@ -38,16 +38,16 @@ pub struct Run {
     pub cached_tokens: u64,
     pub output_tokens: u64,
     /// Time to the first text.
-    pub ttft_ms: Spread,
+    pub ttft_ms: DurationStats,
     /// Time between one piece of text and the next.
-    pub itl_ms: Spread,
+    pub itl_ms: DurationStats,
     /// Time per token after the first, one mean per request.
-    pub per_token_ms: Spread,
-    pub e2e_ms: Spread,
+    pub per_token_ms: DurationStats,
+    pub e2e_ms: DurationStats,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub struct Spread {
+pub struct DurationStats {
     pub mean: f64,
     pub p50: f64,
     pub p90: f64,
@@ -55,20 +55,20 @@ pub struct Spread {
     pub max: f64,
 }
 
-impl Spread {
-    fn of(durations: impl Iterator<Item = Duration>) -> Spread {
+impl DurationStats {
+    fn of(durations: impl Iterator<Item = Duration>) -> DurationStats {
         let mut sorted: Vec<f64> = durations.map(|d| d.as_secs_f64() * 1e3).collect();
         sorted.sort_by(f64::total_cmp);
-        let Some(max) = sorted.last().copied() else { return Spread::default() };
+        let Some(max) = sorted.last().copied() else { return DurationStats::default() };
         // The smallest value that `percent` of a hundred do not exceed.
         let at = |percent: usize| sorted[(sorted.len() * percent).div_ceil(100).max(1) - 1];
         let mean = sorted.iter().sum::<f64>() / sorted.len() as f64;
-        Spread { mean, p50: at(50), p90: at(90), p99: at(99), max }
+        DurationStats { mean, p50: at(50), p90: at(90), p99: at(99), max }
     }
 }
 
-impl Run {
-    pub fn of(arrivals: &Arrivals, measured: &LoadResult) -> Run {
+impl RunReport {
+    pub fn of(arrivals: &ArrivalPattern, measured: &LoadResult) -> RunReport {
         let answered: Vec<&RequestTiming> = measured
             .outcomes
             .iter()
@@ -80,7 +80,7 @@ impl Run {
         let sum = |of: fn(&RequestTiming) -> u64| answered.iter().map(|timed| of(timed)).sum::<u64>();
         let seconds = measured.took.as_secs_f64();
         let output_tokens = sum(|timed| timed.output_tokens);
-        Run {
+        RunReport {
             load: arrivals.to_string(),
             n_answered: answered.len(),
             n_failed: measured.outcomes.len() - answered.len(),
@@ -90,15 +90,15 @@ impl Run {
             prompt_tokens: sum(|timed| timed.prompt_tokens),
             cached_tokens: sum(|timed| timed.cached_tokens),
             output_tokens,
-            ttft_ms: Spread::of(answered.iter().map(|timed| timed.first())),
-            itl_ms: Spread::of(answered.iter().flat_map(|timed| timed.gaps())),
-            per_token_ms: Spread::of(answered.iter().filter_map(|timed| timed.per_token())),
-            e2e_ms: Spread::of(answered.iter().map(|timed| timed.whole)),
+            ttft_ms: DurationStats::of(answered.iter().map(|timed| timed.time_to_first_token())),
+            itl_ms: DurationStats::of(answered.iter().flat_map(|timed| timed.gaps())),
+            per_token_ms: DurationStats::of(answered.iter().filter_map(|timed| timed.per_token())),
+            e2e_ms: DurationStats::of(answered.iter().map(|timed| timed.whole)),
         }
     }
 
     pub fn summary(&self) -> String {
-        let Run { load, n_answered, n_failed, output_tokens_per_s, .. } = self;
+        let RunReport { load, n_answered, n_failed, output_tokens_per_s, .. } = self;
         format!("{load}: {n_answered} answered, {n_failed} failed, {output_tokens_per_s:.1} tokens/s")
     }
 }
@@ -116,9 +116,9 @@ impl LoadMachine {
     }
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for BenchReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Report { model, url, machine, prompt, output, .. } = self;
+        let BenchReport { model, url, machine, prompt, output, .. } = self;
         writeln!(f, "{model} at {url} · prompts of {prompt} words, answers of {output} tokens")?;
         writeln!(f, "{} · {} cores · kernel {}", machine.cpu, machine.cores, machine.kernel)?;
         let head = ["tokens/s", "requests/s", "failed", "ttft p50", "p99", "itl p50", "p99", "e2e p50", "p99 ms"];
@@ -126,7 +126,7 @@ impl fmt::Display for Report {
         head.iter().try_for_each(|cell| write!(f, "{cell:>11}"))?;
         writeln!(f)?;
         for run in &self.runs {
-            let Run { ttft_ms: ttft, itl_ms: itl, e2e_ms: e2e, .. } = run;
+            let RunReport { ttft_ms: ttft, itl_ms: itl, e2e_ms: e2e, .. } = run;
             write!(f, "{:<12}{:>11.1}{:>11.2}", run.load, run.output_tokens_per_s, run.requests_per_s)?;
             write!(f, "{:>11}", run.n_failed)?;
             let times = [ttft.p50, ttft.p99, itl.p50, itl.p99, e2e.p50, e2e.p99];
@@ -143,11 +143,11 @@ mod tests {
 
     #[test]
     fn percentiles_are_values_that_were_seen() {
-        let spread = Spread::of((1..=200).map(Duration::from_millis));
+        let spread = DurationStats::of((1..=200).map(Duration::from_millis));
         assert_eq!((spread.p50, spread.p90, spread.p99, spread.max), (100.0, 180.0, 198.0, 200.0));
-        let one = Spread::of(std::iter::once(Duration::from_millis(3)));
+        let one = DurationStats::of(std::iter::once(Duration::from_millis(3)));
         assert_eq!((one.p50, one.p99, one.mean), (3.0, 3.0, 3.0));
-        assert_eq!(Spread::of(std::iter::empty()), Spread::default());
+        assert_eq!(DurationStats::of(std::iter::empty()), DurationStats::default());
     }
 
     #[test]
@@ -155,7 +155,10 @@ mod tests {
         let timed =
             RequestTiming { pieces: vec![Duration::from_millis(5)], output_tokens: 4, ..RequestTiming::default() };
         let outcomes = vec![RequestOutcome::Answered(timed), RequestOutcome::Failed("no".into())];
-        let run = Run::of(&Arrivals::Closed { concurrency: 2 }, &LoadResult { outcomes, took: Duration::from_secs(2) });
+        let run = RunReport::of(
+            &ArrivalPattern::Closed { concurrency: 2 },
+            &LoadResult { outcomes, took: Duration::from_secs(2) },
+        );
         assert_eq!((run.n_answered, run.n_failed, run.output_tokens), (1, 1, 4));
         assert!((run.output_tokens_per_s - 2.0).abs() < 1e-9);
     }

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read};
 use std::time::{Duration, Instant};
 
-pub struct Server {
+pub struct BenchServer {
     agent: ureq::Agent,
     url: String,
     pub model: String,
@@ -35,10 +35,15 @@ pub struct RequestTiming {
 const EVENT_BYTES_MAX: u64 = 1 << 20;
 const ERROR_BYTES_MAX: u64 = 4096;
 
-impl Server {
-    pub fn find(url: &str, model: Option<&str>, key: Option<String>, agent: ureq::Agent) -> anyhow::Result<Server> {
+impl BenchServer {
+    pub fn find(
+        url: &str,
+        model: Option<&str>,
+        key: Option<String>,
+        agent: ureq::Agent,
+    ) -> anyhow::Result<BenchServer> {
         let url = url.trim_end_matches('/').trim_end_matches("/v1").to_owned();
-        let mut server = Server { agent, url, model: String::new(), key };
+        let mut server = BenchServer { agent, url, model: String::new(), key };
         server.model = match model {
             Some(model) => model.to_owned(),
             None => server.first_model()?,
@@ -94,14 +99,14 @@ fn read_events(reader: &mut impl BufRead, elapsed: impl Fn() -> Duration) -> any
         let Some(event) = line.strip_prefix("data:").map(str::trim) else { continue };
         if event == "[DONE]" {
             timed.whole = elapsed();
-            return timed.checked();
+            return timed.finish();
         }
-        timed.take(event, &elapsed)?;
+        timed.add_event(event, &elapsed)?;
     }
 }
 
 impl RequestTiming {
-    fn take(&mut self, event: &str, elapsed: impl Fn() -> Duration) -> anyhow::Result<()> {
+    fn add_event(&mut self, event: &str, elapsed: impl Fn() -> Duration) -> anyhow::Result<()> {
         let event: Value = serde_json::from_str(event).with_context(|| format!("no JSON in {event:?}"))?;
         if !event["error"].is_null() {
             bail!("{}", event["error"]);
@@ -119,7 +124,7 @@ impl RequestTiming {
         Ok(())
     }
 
-    fn checked(mut self) -> anyhow::Result<RequestTiming> {
+    fn finish(mut self) -> anyhow::Result<RequestTiming> {
         if self.pieces.is_empty() {
             bail!("the answer holds no text");
         }
@@ -130,7 +135,7 @@ impl RequestTiming {
         Ok(self)
     }
 
-    pub fn first(&self) -> Duration {
+    pub fn time_to_first_token(&self) -> Duration {
         self.pieces.first().copied().unwrap_or(self.whole)
     }
 
@@ -143,7 +148,7 @@ impl RequestTiming {
     pub fn per_token(&self) -> Option<Duration> {
         let last = *self.pieces.last()?;
         let n_after = u32::try_from(self.output_tokens.checked_sub(1)?).ok().filter(|n| *n > 0)?;
-        Some(last.saturating_sub(self.first()) / n_after)
+        Some(last.saturating_sub(self.time_to_first_token()) / n_after)
     }
 }
 

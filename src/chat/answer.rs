@@ -49,10 +49,10 @@ pub async fn answer(
     };
     let started = Instant::now();
     let mut progress = ProgressLine::default();
-    let mut replies = client.generate(request).await.map_err(refused)?.into_inner();
+    let mut replies = client.generate(request).await.map_err(refusal_error)?.into_inner();
     dialogue.messages.push(message(ASSISTANT, ""));
     let (mut first_token, mut terminal) = (None, LineWrapper::default());
-    while let Some(reply) = replies.message().await.map_err(refused)? {
+    while let Some(reply) = replies.message().await.map_err(refusal_error)? {
         match reply.event.context("a reply without an event")? {
             Event::Started(_) | Event::PromptLogprobs(_) => {}
             Event::PromptProgress(prompt) => progress.show(&prompt),
@@ -89,7 +89,7 @@ pub async fn answer(
     bail!("the stream ended before the answer did")
 }
 
-fn refused(status: Status) -> anyhow::Error {
+fn refusal_error(status: Status) -> anyhow::Error {
     anyhow!("{}", status.message())
 }
 

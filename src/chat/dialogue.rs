@@ -3,7 +3,7 @@
 
 use super::RunCommand;
 use super::input::TypedInput;
-use super::saved::{SavedChat, place};
+use super::saved::{SavedChat, chat_path};
 use crate::out;
 use proto::v1;
 use std::path::Path;
@@ -41,7 +41,7 @@ impl Dialogue {
     }
 
     /// Carries out a command and returns the text to print. Conversations are kept in `chats`.
-    pub fn change(&mut self, input: TypedInput, model: &str, chats: &Path) -> String {
+    pub fn execute(&mut self, input: TypedInput, model: &str, chats: &Path) -> String {
         match input {
             TypedInput::Wrong(why) => return format!("{why}\n"),
             TypedInput::Show => return self.show(model),
@@ -53,14 +53,14 @@ impl Dialogue {
                 self.messages.splice(0..0, instructions.map(|text| message(SYSTEM, &text)));
             }
             TypedInput::Save(name) => {
-                let path = place(&name, chats);
+                let path = chat_path(&name, chats);
                 let saved = SavedChat::of(model, &self.messages, &self.sampling).write(&path);
                 return saved.map_or_else(
-                    |error| format!("{}\n", out::for_people(&error)),
+                    |error| format!("{}\n", out::error_text(&error)),
                     |()| format!("saved as {}\n", path.display()),
                 );
             }
-            TypedInput::Load(name) => return self.load(&place(&name, chats)),
+            TypedInput::Load(name) => return self.load(&chat_path(&name, chats)),
             TypedInput::Help
             | TypedInput::Question(_)
             | TypedInput::Leave
@@ -74,10 +74,10 @@ impl Dialogue {
         match SavedChat::read(path) {
             Ok(saved) => {
                 let held_with = format!("{} messages, held with {}\n", saved.messages.len(), saved.model);
-                (self.messages, self.sampling) = saved.opened();
+                (self.messages, self.sampling) = saved.into_parts();
                 held_with
             }
-            Err(error) => format!("{}\n", out::for_people(&error)),
+            Err(error) => format!("{}\n", out::error_text(&error)),
         }
     }
 

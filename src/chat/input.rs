@@ -42,7 +42,7 @@ impl TypedMessage {
     }
 
     /// Adds a line; returns the message if this was its last line.
-    pub fn line(&mut self, line: &str) -> Option<String> {
+    pub fn add_line(&mut self, line: &str) -> Option<String> {
         let line = line.trim_end_matches(['\r', '\n']);
         let line = match line.trim_start().strip_prefix(QUOTES).filter(|_| !self.is_begun) {
             Some(first) => {
@@ -61,11 +61,11 @@ impl TypedMessage {
             self.text.push('\n');
         }
         self.is_begun = goes_on;
-        if goes_on { None } else { self.end() }
+        if goes_on { None } else { self.take_incomplete() }
     }
 
     /// The incomplete message, at the end of the input.
-    pub fn end(&mut self) -> Option<String> {
+    pub fn take_incomplete(&mut self) -> Option<String> {
         let TypedMessage { text, .. } = std::mem::take(self);
         Some(text.trim_end_matches('\n').to_owned()).filter(|text| !text.trim().is_empty())
     }
@@ -112,12 +112,12 @@ pub fn read(text: &str) -> TypedInput {
         ("/load", name) => TypedInput::Load(unquoted(name).to_owned()),
         ("/model", name) => TypedInput::Model(unquoted(name).to_owned()),
         ("/system", rest) => TypedInput::System(unquoted(rest).to_owned()),
-        ("/set", rest) => set(rest),
+        ("/set", rest) => parse_setting(rest),
         (other, _) => TypedInput::Wrong(format!("there is no command {other}; /help lists them")),
     }
 }
 
-fn set(rest: &str) -> TypedInput {
+fn parse_setting(rest: &str) -> TypedInput {
     // Ollama's syntax has an additional word here.
     let rest = rest.strip_prefix("parameter").map_or(rest, str::trim_start);
     let (name, value) = split(rest);
@@ -129,30 +129,34 @@ fn set(rest: &str) -> TypedInput {
         _ => {}
     }
     let setting = match name {
-        "temperature" => number(|sampling, to| sampling.temperature = to, value, (0.0, 2.0)),
-        "top_p" => number(|sampling, to| sampling.top_p = to, value, (f32::MIN_POSITIVE, 1.0)),
-        "min_p" => number(|sampling, to| sampling.min_p = to, value, (0.0, 1.0)),
+        "temperature" => parse_number(|sampling, to| sampling.temperature = to, value, (0.0, 2.0)),
+        "top_p" => parse_number(|sampling, to| sampling.top_p = to, value, (f32::MIN_POSITIVE, 1.0)),
+        "min_p" => parse_number(|sampling, to| sampling.min_p = to, value, (0.0, 1.0)),
         "repeat_penalty" | "repetition_penalty" => {
-            number(|sampling, to| sampling.repetition_penalty = to, value, (0.01, 100.0))
+            parse_number(|sampling, to| sampling.repetition_penalty = to, value, (0.01, 100.0))
         }
-        "presence_penalty" => number(|sampling, to| sampling.presence_penalty = to.unwrap_or(0.0), value, (-2.0, 2.0)),
+        "presence_penalty" => {
+            parse_number(|sampling, to| sampling.presence_penalty = to.unwrap_or(0.0), value, (-2.0, 2.0))
+        }
         "frequency_penalty" => {
-            number(|sampling, to| sampling.frequency_penalty = to.unwrap_or(0.0), value, (-2.0, 2.0))
+            parse_number(|sampling, to| sampling.frequency_penalty = to.unwrap_or(0.0), value, (-2.0, 2.0))
         }
-        "top_k" => whole(|sampling, to| sampling.top_k = to.map(narrow), value, 0),
-        "seed" => whole(|sampling, to| sampling.seed = to, value, 0),
-        "max_tokens" | "num_predict" => whole(|sampling, to| sampling.max_tokens = to.map(narrow), value, 1),
+        "top_k" => parse_whole_number(|sampling, to| sampling.top_k = to.map(saturate_u32), value, 0),
+        "seed" => parse_whole_number(|sampling, to| sampling.seed = to, value, 0),
+        "max_tokens" | "num_predict" => {
+            parse_whole_number(|sampling, to| sampling.max_tokens = to.map(saturate_u32), value, 1)
+        }
         "stop" => Ok(Setting::Stop(Some(unquoted(value)).filter(|value| *value != "none").map(str::to_owned))),
         other => return TypedInput::Wrong(format!("there is no parameter {other}; /help lists them")),
     };
     setting.map_or_else(|why| TypedInput::Wrong(format!("{name}: {why}")), TypedInput::Set)
 }
 
-fn narrow(n: u64) -> u32 {
+fn saturate_u32(n: u64) -> u32 {
     u32::try_from(n).unwrap_or(u32::MAX)
 }
 
-fn number(to: fn(&mut Sampling, Option<f32>), value: &str, (least, most): (f32, f32)) -> Result<Setting, String> {
+fn parse_number(to: fn(&mut Sampling, Option<f32>), value: &str, (least, most): (f32, f32)) -> Result<Setting, String> {
     let Some(number) = parsed::<f32>(value) else { return Err(format!("{value} is no number")) };
     // The bound of a value that must be above zero is no number that a user would write.
     let from = if least == f32::MIN_POSITIVE { "above 0".to_owned() } else { least.to_string() };
@@ -162,7 +166,7 @@ fn number(to: fn(&mut Sampling, Option<f32>), value: &str, (least, most): (f32, 
     }
 }
 
-fn whole(to: fn(&mut Sampling, Option<u64>), value: &str, least: u64) -> Result<Setting, String> {
+fn parse_whole_number(to: fn(&mut Sampling, Option<u64>), value: &str, least: u64) -> Result<Setting, String> {
     let Some(number) = parsed::<u64>(value) else { return Err(format!("{value} is no whole number")) };
     match number.is_none_or(|number| number >= least) {
         true => Ok(Setting::Whole(to, number)),
@@ -203,8 +207,8 @@ mod tests {
 
     fn messages(input: &str) -> Vec<String> {
         let mut message = TypedMessage::default();
-        let mut texts: Vec<String> = input.lines().filter_map(|line| message.line(line)).collect();
-        texts.extend(message.end());
+        let mut texts: Vec<String> = input.lines().filter_map(|line| message.add_line(line)).collect();
+        texts.extend(message.take_incomplete());
         texts
     }
 

@@ -22,13 +22,13 @@ use indicatif::{HumanBytes, ProgressBar};
 use input::{TypedInput, TypedMessage};
 use proto::v1;
 use proto::v1::inference_client::InferenceClient;
-use quiet::{Quiet, columns};
+use quiet::{EchoGuard, columns};
 use rustix::fs::FileType;
 use signals::{SignalWatch, Signals};
 use std::io::{IsTerminal, Read};
 use std::path::PathBuf;
 use std::time::Duration;
-use terminal::{InputLine, Lines};
+use terminal::{InputLine, LineReader};
 use tokio::signal::unix::{SignalKind, signal};
 use tonic::transport::Channel;
 
@@ -70,13 +70,13 @@ impl RunCommand {
     /// its model.
     pub fn run(self, matches: &ArgMatches) -> anyhow::Result<()> {
         // The model of a chat may have to be fetched first.
-        let quiet = if self.prompt.is_empty() { Quiet::begin() } else { None };
-        let watch = quiet.as_ref().map(Quiet::watch).transpose()?;
+        let quiet = if self.prompt.is_empty() { EchoGuard::begin() } else { None };
+        let watch = quiet.as_ref().map(EchoGuard::watch).transpose()?;
         let Some(mut server) = PrivateServer::prepare(self.settings.clone(), &self.source, matches)? else {
             return Ok(());
         };
         if !self.prompt.is_empty() {
-            let prompt = whole(&self.prompt.join(" "))?;
+            let prompt = with_stdin_text(&self.prompt.join(" "))?;
             return server
                 .serve_while(async |at| answer_once(wire::tcp(&at.grpc.to_string())?, &self, &server, &prompt).await);
         }
@@ -85,7 +85,10 @@ impl RunCommand {
         let mut chat = Chat::open(&self, kept, (quiet, watch))?;
         loop {
             let left = server.serve_while(async |at| {
-                chat.load(wire::tcp(&at.grpc.to_string())?, &server).await?.hold(&server, &self.source).await
+                chat.wait_for_model(wire::tcp(&at.grpc.to_string())?, &server)
+                    .await?
+                    .converse(&server, &self.source)
+                    .await
             })?;
             match left {
                 ChatEnd::ForGood => return Ok(()),
@@ -96,7 +99,7 @@ impl RunCommand {
 }
 
 /// Returns the prompt with the text of standard input: only that text for `-`, otherwise it follows the prompt.
-fn whole(prompt: &str) -> anyhow::Result<String> {
+fn with_stdin_text(prompt: &str) -> anyhow::Result<String> {
     let is_all = prompt == "-";
     let mut text = String::new();
     if is_all || is_piped()? {
@@ -121,7 +124,7 @@ const READY_POLLS_MAX: u32 = 30_000;
 const TICK: Duration = Duration::from_millis(100);
 
 /// Waits until the model is listed, so that it can be used. On a terminal a bar shows that it loads.
-async fn until_ready(client: &mut InferenceClient<Channel>, server: &PrivateServer) -> anyhow::Result<()> {
+async fn wait_until_ready(client: &mut InferenceClient<Channel>, server: &PrivateServer) -> anyhow::Result<()> {
     let bar = ProgressBar::new_spinner();
     let (model, n_bytes) = server.model();
     bar.set_message(format!("loading {model} ({})", HumanBytes(n_bytes)));
@@ -140,7 +143,7 @@ async fn until_ready(client: &mut InferenceClient<Channel>, server: &PrivateServ
 
 async fn answer_once(channel: Channel, run: &RunCommand, server: &PrivateServer, prompt: &str) -> anyhow::Result<()> {
     let mut client = InferenceClient::new(channel);
-    until_ready(&mut client, server).await?;
+    wait_until_ready(&mut client, server).await?;
     let spoken = answer(&mut client, &mut Dialogue::new(run), prompt).await?;
     if std::io::stderr().is_terminal() {
         eprintln!("{}", spoken.summary());
@@ -158,13 +161,13 @@ enum ChatEnd {
 struct Chat {
     dialogue: Dialogue,
     /// None while a line is read.
-    lines: Option<Lines>,
+    lines: Option<LineReader>,
     chats: PathBuf,
     is_terminal: bool,
     verbose: bool,
     client: Option<InferenceClient<Channel>>,
     /// Suppresses the echo between two reads. The editor then shows the typed text once, when it reads it.
-    quiet: Option<Quiet>,
+    quiet: Option<EchoGuard>,
     /// Catches signals until the chat catches them itself.
     watch: Option<SignalWatch>,
 }
@@ -173,9 +176,9 @@ impl Chat {
     fn open(
         run: &RunCommand,
         kept: Option<PathBuf>,
-        (quiet, watch): (Option<Quiet>, Option<SignalWatch>),
+        (quiet, watch): (Option<EchoGuard>, Option<SignalWatch>),
     ) -> anyhow::Result<Chat> {
-        let lines = Lines::open(kept.as_ref().map(|kept| kept.join("history")))?;
+        let lines = LineReader::open(kept.as_ref().map(|kept| kept.join("history")))?;
         let is_terminal = lines.is_terminal();
         let chats = kept.map_or_else(|| PathBuf::from("."), |kept| kept.join("chats"));
         let dialogue = Dialogue::new(run);
@@ -183,14 +186,14 @@ impl Chat {
     }
 
     /// Waits for the model; a signal ends that.
-    async fn load(&mut self, channel: Channel, server: &PrivateServer) -> anyhow::Result<&mut Chat> {
+    async fn wait_for_model(&mut self, channel: Channel, server: &PrivateServer) -> anyhow::Result<&mut Chat> {
         let is_first = self.client.is_none();
         let mut client = InferenceClient::new(channel);
         let mut signals = Signals::open()?;
         self.watch = None;
         tokio::select! {
-            ready = until_ready(&mut client, server) => ready?,
-            _ = signals.any() => bail!("interrupted while the model was loading"),
+            ready = wait_until_ready(&mut client, server) => ready?,
+            _ = signals.next_signal() => bail!("interrupted while the model was loading"),
         }
         if self.is_terminal && is_first {
             eprintln!("/help lists the commands; Ctrl-D leaves.");
@@ -201,12 +204,12 @@ impl Chat {
 
     /// Reads messages and answers them until the input ends. Each request has the whole conversation, whose beginning
     /// is in the prefix cache.
-    async fn hold(&mut self, server: &PrivateServer, source: &ConfigSource) -> anyhow::Result<ChatEnd> {
+    async fn converse(&mut self, server: &PrivateServer, source: &ConfigSource) -> anyhow::Result<ChatEnd> {
         let mut signals = Signals::open()?;
         loop {
             let message = tokio::select! {
                 message = self.next() => message?,
-                () = signals.ended() => bail!("ended by a signal"),
+                () = signals.wait_for_termination() => bail!("ended by a signal"),
             };
             let Some(message) = message else { return Ok(ChatEnd::ForGood) };
             match input::read(&message) {
@@ -214,25 +217,30 @@ impl Chat {
                 TypedInput::Question(question) => {
                     tokio::select! {
                         answered = self.answer(&question) => answered?,
-                        () = signals.ended() => bail!("ended by a signal"),
+                        () = signals.wait_for_termination() => bail!("ended by a signal"),
                     }
                 }
                 TypedInput::Verbose(to) => self.verbose = to,
                 TypedInput::Help => eprint!("{}", wrap::clipped(input::HELP, columns().unwrap_or(usize::MAX))),
-                TypedInput::Model(name) => match self.another(&name, server, source) {
+                TypedInput::Model(name) => match self.prepare_server(&name, server, source) {
                     Ok(other) => return Ok(ChatEnd::ForModel(Box::new(other))),
-                    Err(error) => print_wrapped(&format!("{}\n", out::for_people(&error))),
+                    Err(error) => print_wrapped(&format!("{}\n", out::error_text(&error))),
                 },
-                other => print_wrapped(&self.dialogue.change(other, server.model().0, &self.chats)),
+                other => print_wrapped(&self.dialogue.execute(other, server.model().0, &self.chats)),
             }
         }
     }
 
     /// Prepares a server for another model. Its files may have to be fetched first, which blocks until a signal ends
     /// it.
-    fn another(&self, name: &str, server: &PrivateServer, source: &ConfigSource) -> anyhow::Result<PrivateServer> {
-        let _watch = self.quiet.as_ref().map(Quiet::watch).transpose()?;
-        tokio::task::block_in_place(|| server.another(name, source))
+    fn prepare_server(
+        &self,
+        name: &str,
+        server: &PrivateServer,
+        source: &ConfigSource,
+    ) -> anyhow::Result<PrivateServer> {
+        let _watch = self.quiet.as_ref().map(EchoGuard::watch).transpose()?;
+        tokio::task::block_in_place(|| server.with_other_model(name, source))
     }
 
     /// Reads a message on a blocking thread, which is abandoned when the process ends.
@@ -247,7 +255,7 @@ impl Chat {
     /// Prints an answer with its figures or its error. A failed answer does not end the chat.
     async fn answer(&mut self, question: &str) -> anyhow::Result<()> {
         let client = self.client.as_mut().context("no model is loaded")?;
-        match interruptible(client, &mut self.dialogue, question, self.is_terminal).await {
+        match answer_until_interrupt(client, &mut self.dialogue, question, self.is_terminal).await {
             Ok(Some(spoken)) => {
                 if self.verbose {
                     eprintln!("{}", spoken.summary());
@@ -259,7 +267,7 @@ impl Chat {
             Ok(None) => {}
             Err(error) if error.is::<out::ReaderGone>() => return Err(error),
             Err(error) => {
-                print_wrapped(&format!("{}\n", out::for_people(&error)));
+                print_wrapped(&format!("{}\n", out::error_text(&error)));
                 if is_too_long(&error) {
                     print_wrapped("/clear forgets the conversation; /save NAME keeps it first.\n");
                 }
@@ -283,12 +291,12 @@ fn is_too_long(error: &anyhow::Error) -> bool {
 }
 
 /// A whole message, or None at the end of the input.
-fn next_message(lines: &mut Lines) -> anyhow::Result<Option<String>> {
+fn next_message(lines: &mut LineReader) -> anyhow::Result<Option<String>> {
     let mut message = TypedMessage::default();
     loop {
         let prompt = if message.is_begun() { "... " } else { ">>> " };
         let whole = match lines.next(prompt)? {
-            InputLine::Text(line) => message.line(&line),
+            InputLine::Text(line) => message.add_line(&line),
             InputLine::Dropped if message.is_begun() => {
                 message = TypedMessage::default();
                 None
@@ -297,7 +305,7 @@ fn next_message(lines: &mut Lines) -> anyhow::Result<Option<String>> {
                 eprintln!("Ctrl-D or /bye leaves.");
                 None
             }
-            InputLine::End => match message.end() {
+            InputLine::End => match message.take_incomplete() {
                 None => return Ok(None),
                 whole => whole,
             },
@@ -310,7 +318,7 @@ fn next_message(lines: &mut Lines) -> anyhow::Result<Option<String>> {
 }
 
 /// An answer that Ctrl-C stops on a terminal; None if that happened. The text so far stays in the conversation.
-async fn interruptible(
+async fn answer_until_interrupt(
     client: &mut InferenceClient<Channel>,
     dialogue: &mut Dialogue,
     question: &str,

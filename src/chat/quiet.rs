@@ -5,20 +5,20 @@ use super::signals::SignalWatch;
 use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
 
 /// Disables the terminal's echo until it is dropped.
-pub struct Quiet {
+pub struct EchoGuard {
     before: Termios,
 }
 
-impl Quiet {
+impl EchoGuard {
     /// Returns None where standard input is no terminal.
-    pub fn begin() -> Option<Quiet> {
+    pub fn begin() -> Option<EchoGuard> {
         let before = tcgetattr(std::io::stdin()).ok()?;
         let mut quiet = before.clone();
         quiet.local_modes.remove(LocalModes::ECHO);
         // Ctrl-C stops an answer and must not discard the line that is typed meanwhile.
         quiet.local_modes.insert(LocalModes::NOFLSH);
         tcsetattr(std::io::stdin(), OptionalActions::Now, &quiet).ok()?;
-        Some(Quiet { before })
+        Some(EchoGuard { before })
     }
 
     /// Catches signals while no other code does: a signal would end the process with the echo still off.
@@ -33,7 +33,7 @@ fn restore(before: &Termios) {
     let _restored = tcsetattr(std::io::stdin(), OptionalActions::Now, before);
 }
 
-impl Drop for Quiet {
+impl Drop for EchoGuard {
     fn drop(&mut self) {
         restore(&self.before);
     }

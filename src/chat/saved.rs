@@ -57,7 +57,7 @@ impl SavedChat {
         }
     }
 
-    pub fn opened(self) -> (Vec<ChatMessage>, Sampling) {
+    pub fn into_parts(self) -> (Vec<ChatMessage>, Sampling) {
         let message = |SavedMessage { role, content }| ChatMessage { role, content, ..ChatMessage::default() };
         let sampling = Sampling {
             temperature: self.temperature,
@@ -106,7 +106,7 @@ impl SavedChat {
 }
 
 /// Returns the file of a name: in `folder` unless the name is a path.
-pub fn place(name: &str, folder: &Path) -> PathBuf {
+pub fn chat_path(name: &str, folder: &Path) -> PathBuf {
     match name.contains('/') {
         true => PathBuf::from(name),
         false => folder.join(format!("{name}.json")),
@@ -128,9 +128,9 @@ mod tests {
             defaults: Defaults::LlamaCpp.into(),
             ..Sampling::default()
         };
-        let path = place("one", &folder);
+        let path = chat_path("one", &folder);
         SavedChat::of("m", std::slice::from_ref(&message), &sampling).write(&path).unwrap();
-        let (messages, loaded_sampling) = SavedChat::read(&path).unwrap().opened();
+        let (messages, loaded_sampling) = SavedChat::read(&path).unwrap().into_parts();
         assert_eq!((messages, loaded_sampling), (vec![message], sampling));
         for (text, part) in [
             ("no JSON", "no conversation"),
@@ -142,7 +142,7 @@ mod tests {
             assert!(error.contains(part), "{error}");
         }
         assert!(format!("{:#}", SavedChat::read(&folder.join("two.json")).unwrap_err()).contains("cannot be loaded"));
-        assert_eq!(place("./x", &folder), PathBuf::from("./x"));
+        assert_eq!(chat_path("./x", &folder), PathBuf::from("./x"));
         std::fs::remove_dir_all(&folder).unwrap();
     }
 }

@@ -18,7 +18,7 @@ impl Signals {
     }
 
     /// Returns the number of the signal that arrived.
-    pub async fn any(&mut self) -> i32 {
+    pub async fn next_signal(&mut self) -> i32 {
         let kind = tokio::select! {
             _ = self.interrupt.recv() => SignalKind::interrupt(),
             _ = self.terminate.recv() => SignalKind::terminate(),
@@ -27,7 +27,7 @@ impl Signals {
         kind.as_raw_value()
     }
 
-    pub async fn ended(&mut self) {
+    pub async fn wait_for_termination(&mut self) {
         tokio::select! {
             _ = self.terminate.recv() => {}
             _ = self.hangup.recv() => {}
@@ -50,7 +50,7 @@ impl SignalWatch {
         let (until, is_over) = oneshot::channel();
         let watch = async move {
             tokio::select! {
-                number = signals.any() => {
+                number = signals.next_signal() => {
                     restore();
                     // As shells report a process that a signal ended.
                     std::process::exit(128 + number);

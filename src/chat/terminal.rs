@@ -16,7 +16,7 @@ const HISTORY_FILE_LINES_MAX: usize = 2 * HISTORY_MAX;
 /// Longer messages are not kept.
 const REMEMBERED_BYTES_MAX: usize = 64 << 10;
 
-pub enum Lines {
+pub enum LineReader {
     Terminal { editor: Box<Editor<(), MemHistory>>, history: Option<PathBuf> },
     Pipe(BufReader<Stdin>),
 }
@@ -28,11 +28,11 @@ pub enum InputLine {
     End,
 }
 
-impl Lines {
+impl LineReader {
     /// Opens standard input, with the history file `history` if it is a terminal.
-    pub fn open(history: Option<PathBuf>) -> anyhow::Result<Lines> {
+    pub fn open(history: Option<PathBuf>) -> anyhow::Result<LineReader> {
         if !std::io::stdin().is_terminal() {
-            return Ok(Lines::Pipe(BufReader::new(std::io::stdin())));
+            return Ok(LineReader::Pipe(BufReader::new(std::io::stdin())));
         }
         // Answers may go to a file; the prompt is shown on the terminal all the same.
         let behavior = if std::io::stdout().is_terminal() { Behavior::Stdio } else { Behavior::PreferTerm };
@@ -43,23 +43,23 @@ impl Lines {
             remembered.add(&entry)?;
         }
         let editor = Editor::with_history(config, remembered).context("the terminal cannot be used")?;
-        Ok(Lines::Terminal { editor: Box::new(editor), history })
+        Ok(LineReader::Terminal { editor: Box::new(editor), history })
     }
 
     pub fn is_terminal(&self) -> bool {
-        matches!(self, Lines::Terminal { .. })
+        matches!(self, LineReader::Terminal { .. })
     }
 
     /// Waits for a line.
     pub fn next(&mut self, prompt: &str) -> anyhow::Result<InputLine> {
         match self {
-            Lines::Terminal { editor, .. } => match editor.readline(prompt) {
+            LineReader::Terminal { editor, .. } => match editor.readline(prompt) {
                 Ok(line) => Ok(InputLine::Text(line)),
                 Err(ReadlineError::Interrupted) => Ok(InputLine::Dropped),
                 Err(ReadlineError::Eof) => Ok(InputLine::End),
                 Err(error) => Err(error).context("the terminal cannot be read"),
             },
-            Lines::Pipe(input) => {
+            LineReader::Pipe(input) => {
                 let mut line = Vec::new();
                 let n = input.read_until(b'\n', &mut line).context("standard input cannot be read")?;
                 // Invalid UTF-8 does not end the chat.
@@ -70,7 +70,7 @@ impl Lines {
 
     /// Keeps a message for the arrow keys, now and in the next chat. A failure to store it is ignored.
     pub fn remember(&mut self, message: &str) {
-        let Lines::Terminal { editor, history } = self else { return };
+        let LineReader::Terminal { editor, history } = self else { return };
         let is_kept = message.len() <= REMEMBERED_BYTES_MAX;
         let is_new = is_kept && editor.add_history_entry(message).is_ok_and(|is_new| is_new);
         if let Some(history) = history.as_ref().filter(|_| is_new) {

@@ -28,9 +28,9 @@ impl LineWrapper {
             match c {
                 '\n' => self.end_line(&mut out),
                 '\r' => {}
-                '\t' => self.blank("    ", width, &mut out),
-                ' ' => self.blank(" ", width, &mut out),
-                c => self.letter(seen(c), width, &mut out),
+                '\t' => self.push_blank("    ", width, &mut out),
+                ' ' => self.push_blank(" ", width, &mut out),
+                c => self.push_letter(make_visible(c), width, &mut out),
             }
         }
         out
@@ -44,7 +44,7 @@ impl LineWrapper {
         (self.column, self.word, self.begin) = (0, String::new(), String::new());
     }
 
-    fn blank(&mut self, blank: &str, width: usize, out: &mut String) {
+    fn push_blank(&mut self, blank: &str, width: usize, out: &mut String) {
         self.word.clear();
         if self.column + blank.len() > width && !self.is_fenced {
             out.push('\n');
@@ -55,7 +55,7 @@ impl LineWrapper {
         }
     }
 
-    fn letter(&mut self, c: char, width: usize, out: &mut String) {
+    fn push_letter(&mut self, c: char, width: usize, out: &mut String) {
         if self.begin.len() < FENCE.len() {
             self.begin.push(c);
         }
@@ -63,7 +63,7 @@ impl LineWrapper {
         if self.column + n > width && !self.is_fenced {
             // A word that is longer than a line is broken at the end of the line.
             if of_word < self.column && of_word + n <= width {
-                out.push_str(&back_over(of_word));
+                out.push_str(&erase_columns(of_word));
                 out.push('\n');
                 out.push_str(&self.word);
                 self.column = of_word;
@@ -85,12 +85,12 @@ impl LineWrapper {
 }
 
 /// Erases the part of a word that is on the screen.
-fn back_over(n_columns: usize) -> String {
+fn erase_columns(n_columns: usize) -> String {
     if n_columns == 0 { String::new() } else { format!("\x1b[{n_columns}D\x1b[K") }
 }
 
 /// Replaces a control character, or one that changes the direction of text, by a visible one.
-fn seen(c: char) -> char {
+fn make_visible(c: char) -> char {
     let turns = matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     if c.is_control() || turns { '\u{fffd}' } else { c }
 }

@@ -10,21 +10,21 @@ use std::fmt;
 pub type Fits<'a> = &'a dyn Fn(&CatalogueEntry, u32) -> anyhow::Result<Result<Blueprint, Unplaceable>>;
 
 /// Whether one model fits, with this context.
-pub struct Fitting {
+pub struct CatalogueFit {
     context: u32,
     placed: Result<Blueprint, Unplaceable>,
 }
 
 /// Returns the result for each model of the catalogue, in its order.
-pub fn of_catalogue(context: u32, fits: Fits<'_>) -> anyhow::Result<Vec<Fitting>> {
+pub fn fit_catalogue(context: u32, fits: Fits<'_>) -> anyhow::Result<Vec<CatalogueFit>> {
     let fitting = |entry: &CatalogueEntry| {
         let context = context.min(entry.figures.context);
-        Ok(Fitting { context, placed: fits(entry, context)? })
+        Ok(CatalogueFit { context, placed: fits(entry, context)? })
     };
     CATALOGUE.iter().map(fitting).collect()
 }
 
-impl Fitting {
+impl CatalogueFit {
     pub fn json(&self) -> Value {
         let of = |bytes: fn(&coordinator::Shard) -> u64| match &self.placed {
             Ok(blueprint) => Some(blueprint.shards.iter().map(bytes).sum::<u64>()),
@@ -40,7 +40,7 @@ impl Fitting {
     }
 }
 
-impl fmt::Display for Fitting {
+impl fmt::Display for CatalogueFit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.placed {
             Ok(_) => write!(f, "yes, {} tokens", self.context),

@@ -7,16 +7,16 @@ const HOSTS: [&str; 3] = ["hf.co/", "huggingface.co/", "www.huggingface.co/"];
 
 /// Returns `org/name` for an address, with `@REVISION` and `:VARIANT` if the address has them. Other names stay
 /// unchanged.
-pub fn named(model: &str) -> Cow<'_, str> {
+pub fn to_hub_name(model: &str) -> Cow<'_, str> {
     let bare = ["https://", "http://"].iter().find_map(|scheme| model.strip_prefix(scheme)).unwrap_or(model);
     let Some(id) = HOSTS.iter().find_map(|host| bare.strip_prefix(host)) else { return model.into() };
     let id = id.split(['?', '#']).next().unwrap_or(id).trim_end_matches('/');
-    page_of(id).map_or(id.into(), Cow::Owned)
+    model_of_page(id).map_or(id.into(), Cow::Owned)
 }
 
 /// Returns the model of a page within a repository: `org/name/tree/REVISION`, or `/blob/` or `/resolve/` and the path
 /// of a file there.
-fn page_of(id: &str) -> Option<String> {
+fn model_of_page(id: &str) -> Option<String> {
     let mut parts = id.splitn(5, '/');
     let (org, name, kind, revision) = (parts.next()?, parts.next()?, parts.next()?, parts.next()?);
     let revision = if revision == "main" { String::new() } else { format!("@{revision}") };
@@ -55,7 +55,7 @@ mod tests {
             // A folder within a repository is no model.
             ("hf.co/org/name/tree/main/q4", "org/name/tree/main/q4"),
         ] {
-            assert_eq!(named(address), expect, "{address}");
+            assert_eq!(to_hub_name(address), expect, "{address}");
         }
     }
 }

@@ -10,12 +10,12 @@ pub use remove::{RemoveCommand, remove};
 pub use show::{ShowCommand, show};
 
 use crate::out;
-use crate::settings::hub::{Hub, sources};
+use crate::settings::hub::{HubSettings, sources};
 use anyhow::{Context, ensure};
 use checkpoint::Checkpoint;
-use checkpoint::catalogue::{self, CATALOGUE, CatalogueEntry, FetchProgress, ListedModel, LocatedModel, Origin};
+use checkpoint::catalogue::{self, CATALOGUE, CatalogueEntry, FetchProgress, ListedModel, LocatedModel, ModelOrigin};
 use clap::Args;
-use fitting::Fitting;
+use fitting::CatalogueFit;
 use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
 use std::path::Path;
@@ -32,7 +32,7 @@ pub struct PullCommand {
     #[arg(long, value_name = "HEX")]
     pub sha256: Option<String>,
     #[command(flatten)]
-    pub hub: Hub,
+    pub hub: HubSettings,
 }
 
 #[derive(Args)]
@@ -50,12 +50,12 @@ pub struct ModelsCommand {
     #[arg(long, value_name = "N", default_value_t = 8192, requires = "fit")]
     pub context: u32,
     #[command(flatten)]
-    pub hub: Hub,
+    pub hub: HubSettings,
 }
 
 /// Returns the model's files, and fetches them first if they are not here.
-pub fn ready(model: &str, hub: &Hub) -> anyhow::Result<LocatedModel> {
-    let name = &*hub_name::named(model);
+pub fn locate_or_fetch(model: &str, hub: &HubSettings) -> anyhow::Result<LocatedModel> {
+    let name = &*hub_name::to_hub_name(model);
     ensure!(
         !name.contains("://"),
         "{model} is no address of a model on the hub: name one as org/name or org/name:Q4_K_M, or fetch the file and \
@@ -70,14 +70,14 @@ pub fn ready(model: &str, hub: &Hub) -> anyhow::Result<LocatedModel> {
         // A path needs no folder for models, and so no home folder.
         return Ok(catalogue::at_path(path)?);
     }
-    let mut shown = ShownProgress::new();
+    let mut shown = FetchProgressDisplay::new();
     let result = catalogue::pull(name, &sources(hub)?, &mut |progress| shown.update(progress));
     shown.finish();
     Ok(result?)
 }
 
 pub fn pull(pull: &PullCommand) -> anyhow::Result<()> {
-    let located = ready(&pull.model, &pull.hub)?;
+    let located = locate_or_fetch(&pull.model, &pull.hub)?;
     catalogue::verify_recorded(&located.path)?;
     // A local or fetched file is a model only if it can be opened.
     Checkpoint::open(&located.path).with_context(|| {
@@ -87,7 +87,7 @@ pub fn pull(pull: &PullCommand) -> anyhow::Result<()> {
     if let Some(sha256) = &pull.sha256 {
         catalogue::verify(&located.path, sha256)?;
     }
-    out::line(&located.path.display().to_string())
+    out::print_line(&located.path.display().to_string())
 }
 
 /// One model's row in the output of `models`.
@@ -133,12 +133,12 @@ impl ModelRow {
     }
 }
 
-fn origin_name(origin: Origin) -> &'static str {
+fn origin_name(origin: ModelOrigin) -> &'static str {
     match origin {
-        Origin::Pulled => "pulled",
-        Origin::HuggingFace => "hugging face",
-        Origin::LlamaCpp => "llama.cpp",
-        Origin::Ollama => "ollama",
+        ModelOrigin::Pulled => "pulled",
+        ModelOrigin::HuggingFace => "hugging face",
+        ModelOrigin::LlamaCpp => "llama.cpp",
+        ModelOrigin::Ollama => "ollama",
     }
 }
 
@@ -146,9 +146,9 @@ fn origin_name(origin: Origin) -> &'static str {
 pub fn list(models: &ModelsCommand, fits: Fits<'_>) -> anyhow::Result<()> {
     let here = catalogue::list(&sources(&models.hub)?).into_iter();
     let rows: Vec<ModelRow> = here.map(|listed| ModelRow::of(listed, models.verify)).collect();
-    let fitting = models.fit.then(|| fitting::of_catalogue(models.context, fits)).transpose()?;
+    let fitting = models.fit.then(|| fitting::fit_catalogue(models.context, fits)).transpose()?;
     match models.json {
-        true => out::line(&format!("{:#}", page(&rows, fitting.as_deref()))),
+        true => out::print_line(&format!("{:#}", page(&rows, fitting.as_deref()))),
         false => out::print(&format!("{}\n{}", table(&rows), catalogue_table(&rows, fitting.as_deref()))),
     }
 }
@@ -157,7 +157,7 @@ fn is_here(rows: &[ModelRow], name: &str) -> bool {
     rows.iter().any(|row| row.listed.model == name)
 }
 
-fn page(rows: &[ModelRow], fitting: Option<&[Fitting]>) -> Value {
+fn page(rows: &[ModelRow], fitting: Option<&[CatalogueFit]>) -> Value {
     let entries = CATALOGUE.iter().enumerate().map(|(i, entry)| {
         let CatalogueEntry { name, also, about, licence, hub_id, file, bytes, .. } = *entry;
         let mut row = json!({
@@ -178,7 +178,7 @@ fn table(rows: &[ModelRow]) -> String {
     padded(&lines, 3)
 }
 
-fn catalogue_table(rows: &[ModelRow], fitting: Option<&[Fitting]>) -> String {
+fn catalogue_table(rows: &[ModelRow], fitting: Option<&[CatalogueFit]>) -> String {
     let mut lines = vec![["NAME", "HERE", "CONTEXT", "SIZE", "LICENCE"].map(str::to_owned).to_vec()];
     for entry in &CATALOGUE {
         let name = entry.also.map_or_else(|| entry.name.to_owned(), |also| format!("{} ({also})", entry.name));
@@ -208,7 +208,7 @@ fn padded(lines: &[Vec<String>], right: usize) -> String {
 }
 
 /// Shows the progress of a fetch: as a bar on a terminal, otherwise as a line every few seconds.
-struct ShownProgress {
+struct FetchProgressDisplay {
     bar: ProgressBar,
     /// The time of the next line, where there is no terminal.
     next_line: Instant,
@@ -216,9 +216,9 @@ struct ShownProgress {
     last: String,
 }
 
-impl ShownProgress {
-    fn new() -> ShownProgress {
-        ShownProgress { bar: ProgressBar::no_length(), next_line: Instant::now(), last: String::new() }
+impl FetchProgressDisplay {
+    fn new() -> FetchProgressDisplay {
+        FetchProgressDisplay { bar: ProgressBar::no_length(), next_line: Instant::now(), last: String::new() }
     }
 
     fn update(&mut self, progress: FetchProgress<'_>) {

@@ -1,10 +1,10 @@
 //! `rm`: removes models that this program has fetched. Does not touch the files of other programs.
 
-use super::hub_name::named;
+use super::hub_name::to_hub_name;
 use crate::out;
-use crate::settings::hub::{Hub, cache, sources};
+use crate::settings::hub::{HubSettings, cache, sources};
 use anyhow::{Context, anyhow, bail};
-use checkpoint::catalogue::{self, ListedModel, Origin};
+use checkpoint::catalogue::{self, ListedModel, ModelOrigin};
 use clap::Args;
 use indicatif::HumanBytes;
 use std::path::{Path, PathBuf};
@@ -15,25 +15,25 @@ pub struct RemoveCommand {
     #[arg(required = true)]
     pub models: Vec<String>,
     #[command(flatten)]
-    pub hub: Hub,
+    pub hub: HubSettings,
 }
 
 pub fn remove(command: &RemoveCommand) -> anyhow::Result<()> {
     let ours = cache(&command.hub)?.join("models");
     for model in &command.models {
         let here = catalogue::list(&sources(&command.hub)?);
-        let name = &*named(model);
+        let name = &*to_hub_name(model);
         let found = find(catalogue::entry(name).map_or(name, |entry| entry.name), &here)?;
         let folder = folder_of(found, &ours)?;
         let n_bytes = catalogue::bytes_of(&found.path);
         std::fs::remove_dir_all(&folder).with_context(|| format!("{} cannot be removed", folder.display()))?;
-        out::line(&format!("removed {} ({})", found.model, HumanBytes(n_bytes)))?;
+        out::print_line(&format!("removed {} ({})", found.model, HumanBytes(n_bytes)))?;
     }
     Ok(())
 }
 
 fn find<'a>(model: &str, here: &'a [ListedModel]) -> anyhow::Result<&'a ListedModel> {
-    let ours = |listed: &&ListedModel| listed.origin == Origin::Pulled;
+    let ours = |listed: &&ListedModel| listed.origin == ModelOrigin::Pulled;
     let same = |listed: &&ListedModel| listed.model == model;
     // Of two models with this name, the one that this program fetched is removed.
     let found = here.iter().filter(ours).find(same).or_else(|| here.iter().find(same));
@@ -57,9 +57,9 @@ fn folder_of(found: &ListedModel, ours: &Path) -> anyhow::Result<PathBuf> {
         None => {
             let (model, path) = (&found.model, found.path.display());
             let owner = match found.origin {
-                Origin::Ollama => "Ollama",
-                Origin::LlamaCpp => "llama.cpp",
-                Origin::HuggingFace | Origin::Pulled => "Hugging Face's tools",
+                ModelOrigin::Ollama => "Ollama",
+                ModelOrigin::LlamaCpp => "llama.cpp",
+                ModelOrigin::HuggingFace | ModelOrigin::Pulled => "Hugging Face's tools",
             };
             bail!("{model} was fetched by {owner} and is in {path}: remove it there")
         }

@@ -1,8 +1,8 @@
 //! `show`: prints a model's properties from its header. Reads no weights.
 
-use super::hub_name::named;
+use super::hub_name::to_hub_name;
 use crate::out;
-use crate::settings::hub::{Hub, sources};
+use crate::settings::hub::{HubSettings, sources};
 use anyhow::Context;
 use checkpoint::Checkpoint;
 use checkpoint::catalogue::{self, card_sampling};
@@ -17,16 +17,16 @@ pub struct ShowCommand {
     #[arg(long)]
     pub template: bool,
     #[command(flatten)]
-    pub hub: Hub,
+    pub hub: HubSettings,
 }
 
 pub fn show(command: &ShowCommand) -> anyhow::Result<()> {
-    let located = catalogue::locate(&named(&command.model), &sources(&command.hub)?)?;
+    let located = catalogue::locate(&to_hub_name(&command.model), &sources(&command.hub)?)?;
     let checkpoint = Checkpoint::open(&located.path)?;
     let template = checkpoint.chat_template()?;
     if command.template {
         let template = template.with_context(|| format!("{} has no chat template", command.model))?;
-        return out::line(template.source());
+        return out::print_line(template.source());
     }
     let mut rows = rows(&checkpoint);
     let n_bytes = catalogue::bytes_of(&located.path);

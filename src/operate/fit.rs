@@ -1,7 +1,7 @@
 //! Whether a model of the catalogue fits on this machine, as `serve` would place it with its default settings.
 
 use crate::figures;
-use crate::serve::plan::placed;
+use crate::serve::plan::place_shape;
 use crate::settings::ServeSettings;
 use checkpoint::catalogue::CatalogueEntry;
 use clap::Parser;
@@ -17,7 +17,7 @@ struct DefaultServeSettings {
 pub fn fit(entry: &CatalogueEntry, context: u32) -> anyhow::Result<Result<Blueprint, Unplaceable>> {
     let words = ["serve".to_owned(), entry.name.to_owned(), "--context".to_owned(), context.to_string()];
     let settings = DefaultServeSettings::try_parse_from(words)?.settings.resolved()?;
-    placed(&settings, &figures::shape(entry)?)
+    place_shape(&settings, &figures::shape(entry)?)
 }
 
 #[cfg(test)]
@@ -29,7 +29,7 @@ mod tests {
     fn on(words: &str, name: &str) -> Result<Blueprint, Unplaceable> {
         let settings =
             DefaultServeSettings::parse_from(format!("serve {words}").split(' ')).settings.resolved().unwrap();
-        placed(&settings, &figures::shape(entry(name).unwrap()).unwrap()).unwrap()
+        place_shape(&settings, &figures::shape(entry(name).unwrap()).unwrap()).unwrap()
     }
 
     #[test]

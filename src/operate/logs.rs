@@ -25,6 +25,6 @@ impl LogsCommand {
         );
         let page = RunningServer::new(self.look)?.get(&format!("/requests/{request}"));
         let page = page.with_context(|| format!("request {request}"))?;
-        out::line(&timeline(&page).join("\n"))
+        out::print_line(&timeline(&page).join("\n"))
     }
 }

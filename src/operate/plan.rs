@@ -4,7 +4,7 @@
 use crate::known_models::SimulatedModel;
 use crate::out;
 use crate::serve::plan::{table, table_of};
-use crate::serve::{resolved, with_model};
+use crate::serve::{resolve_or_print, with_model};
 use crate::settings::device::list;
 use crate::settings::{ConfigSource, ServeSettings};
 use checkpoint::Checkpoint;
@@ -27,7 +27,7 @@ impl PlanCommand {
         if self.devices {
             return out::print(&list());
         }
-        let Some(settings) = resolved(self.settings, &self.source, matches)? else { return Ok(()) };
+        let Some(settings) = resolve_or_print(self.settings, &self.source, matches)? else { return Ok(()) };
         // A model known by figures is not fetched; its weights count as bf16.
         if let Some(model) = SimulatedModel::of_figures(&settings.model.model, None)? {
             return out::print(&table_of(&settings, &model.name, &model.shape)?);

@@ -54,7 +54,7 @@ impl ScaleCommand {
         let ProtocolRange { version, protocols } = ProtocolRange::default();
         let request = ScaleRequest { version, tp: self.tp.into(), pp: self.pp.into(), protocols };
         let reply = self.coordinator_address.call(async |mut client| client.scale(request).await)?;
-        out::line(&scale_summary(&reply))?;
+        out::print_line(&scale_summary(&reply))?;
         if (reply.tp, reply.pp) != (self.tp.into(), self.pp.into()) {
             bail!("a rank was lost meanwhile: the replica goes over to the grid that was asked for when it can");
         }
@@ -67,7 +67,7 @@ impl ReloadCommand {
         let ProtocolRange { version, protocols } = ProtocolRange::default();
         let request = ReloadRequest { version, protocols };
         let reply = self.coordinator_address.call(async |mut client| client.reload(request).await)?;
-        out::line(&reload_summary(&reply))?;
+        out::print_line(&reload_summary(&reply))?;
         for Unread { rank, host, why } in &reply.unread {
             eprintln!("rank {rank} of {host} goes on with what it had: {why}");
         }
@@ -89,11 +89,11 @@ impl CoordinatorAddress {
             timeout(ANSWER_MAX, rpc(client)).await
         });
         let answer = answer.with_context(|| format!("{address} does not answer"))?;
-        Ok(answer.map_err(|status| refused(address, &status))?.into_inner())
+        Ok(answer.map_err(|status| refusal_error(address, &status))?.into_inner())
     }
 }
 
-fn refused(coordinator: &str, status: &Status) -> anyhow::Error {
+fn refusal_error(coordinator: &str, status: &Status) -> anyhow::Error {
     match HandshakeRefusal::cause_of(status) {
         Some(refused) => anyhow!("{coordinator}: {refused}"),
         None if status.message().starts_with("no connection") => anyhow!(

@@ -70,17 +70,17 @@ impl RunningServer {
         if let Some(key) = &self.look.api_key {
             request = request.header("authorization", format!("Bearer {key}"));
         }
-        let mut response = request.call().map_err(|error| self.silent(error))?;
+        let mut response = request.call().map_err(|error| self.no_answer_error(error))?;
         let text = response.body_mut().with_config().limit(PAGE_BYTES_MAX).read_to_string();
         let text = text.with_context(|| format!("{url} breaks off"))?;
         let page = serde_json::from_str::<Value>(&text);
         if !response.status().is_success() {
-            bail!("{}", refused(&url, response.status().as_u16(), page.ok()));
+            bail!("{}", refusal_message(&url, response.status().as_u16(), page.ok()));
         }
         page.with_context(|| format!("{url} does not answer with JSON: is it a Lockstep router?"))
     }
 
-    fn silent(&self, error: ureq::Error) -> anyhow::Error {
+    fn no_answer_error(&self, error: ureq::Error) -> anyhow::Error {
         let why = match error {
             ureq::Error::Io(error) => error.to_string(),
             ureq::Error::Timeout(_) => format!("no answer within {} s", ANSWER_MAX.as_secs()),
@@ -90,7 +90,7 @@ impl RunningServer {
     }
 }
 
-fn refused(url: &str, status: u16, page: Option<Value>) -> String {
+fn refusal_message(url: &str, status: u16, page: Option<Value>) -> String {
     let page = page.unwrap_or_default();
     let error_message = page["error"]["message"].as_str().or(page["message"].as_str()).or(page["error"].as_str());
     match (status, error_message) {
@@ -108,7 +108,8 @@ mod tests {
 
     #[test]
     fn refusal_has_server_message_and_advice() {
-        let check = |status, page: Value, expect: &str| assert_eq!(refused("http://h", status, Some(page)), expect);
+        let check =
+            |status, page: Value, expect: &str| assert_eq!(refusal_message("http://h", status, Some(page)), expect);
         let unknown = json!({ "error": { "message": "this API key is not known here" } });
         let expected = "http://h: this API key is not known here: give it with --api-key, or as LOCKSTEP_API_KEY";
         check(401, unknown, expected);

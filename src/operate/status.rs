@@ -75,7 +75,7 @@ pub fn models(models: &Value) -> String {
 }
 
 /// Returns how many blocks have memory, while not all have.
-fn growing(blocks: &Value) -> String {
+fn committed_blocks_text(blocks: &Value) -> String {
     let committed = blocks["committed"].as_u64().filter(|n| Some(*n) < blocks["total"].as_u64());
     committed.map_or_else(String::new, |n| format!(" ({n} have memory)"))
 }
@@ -104,7 +104,7 @@ fn replica(replica: &Value) -> String {
         replica["backlog_tokens"],
         blocks["used"],
         blocks["total"],
-        growing(blocks),
+        committed_blocks_text(blocks),
         replica["spares"],
     );
     let _written = writeln!(out, "{}", speed(&replica["tokens_per_s"]));
@@ -130,7 +130,7 @@ pub fn notes(replica: &Value) -> Vec<String> {
     if let Some(why) = text(&unplaced["why"]) {
         notes.push(format!("{} for {} s: {why}", text(&replica["phase"]).unwrap_or_default(), unplaced["seconds"]));
     }
-    notes.extend(list(&replica["lost"]).iter().map(lost));
+    notes.extend(list(&replica["lost"]).iter().map(loss_text));
     if let Some(why) = text(&shortened["why"]) {
         notes.push(format!("context {} and not {}: {why}", shortened["has"], shortened["asked"]));
     }
@@ -146,7 +146,7 @@ pub fn notes(replica: &Value) -> Vec<String> {
     if replica["suspected"] == true {
         notes.push("its coordinator is silent".to_owned());
     }
-    notes.extend(list(&replica["apart"]).iter().map(apart));
+    notes.extend(list(&replica["apart"]).iter().map(partition_text));
     notes
 }
 
@@ -158,7 +158,7 @@ pub fn target_grid_text(target: &Value) -> String {
 }
 
 /// Formats the last loss of a rank, and its cost.
-fn lost(lost: &Value) -> String {
+fn loss_text(lost: &Value) -> String {
     let text = |name: &str| lost[name].as_str().unwrap_or("-");
     let ago = lost["seconds_ago"].as_f64().unwrap_or(0.0);
     let since = match (lost["pause_seconds"].as_f64(), lost["successor"]["pid"].as_u64()) {
@@ -175,7 +175,7 @@ fn lost(lost: &Value) -> String {
     format!("rank {} was lost {ago:.0} s ago: pid {} on {host}, {cause} ({why}); {since}", lost["rank"], lost["pid"])
 }
 
-fn apart(apart: &Value) -> String {
+fn partition_text(apart: &Value) -> String {
     let text = |name: &str| apart[name].as_str().unwrap_or("-").to_owned();
     format!(
         "{} of {} and {} of {} do not reach each other: the first is left out for {} s: {}",

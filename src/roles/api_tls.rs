@@ -2,7 +2,7 @@
 
 use super::keys::LOOK_EVERY;
 use crate::settings::RouterSettings;
-use crate::settings::offered::OfferedFiles;
+use crate::settings::offered::ApiTlsFiles;
 use std::future::Future;
 use std::io;
 use telemetry::metrics;
@@ -10,23 +10,23 @@ use wire::OfferedTls;
 
 /// Returns the TLS settings that clients get at first, or None without TLS.
 pub fn read(settings: &RouterSettings) -> anyhow::Result<Option<OfferedTls>> {
-    let files = OfferedFiles::of(settings)?;
+    let files = ApiTlsFiles::of(settings)?;
     files.map(|files| Ok(OfferedTls::new(files.read()?))).transpose()
 }
 
 /// Reads the files again for as long as this is polled. Unusable files are logged once, and the earlier settings stay
 /// in force.
 pub fn follow(settings: &RouterSettings, offered: Option<&OfferedTls>) -> impl Future<Output = ()> + use<> {
-    let files = OfferedFiles::of(settings).ok().flatten().zip(offered.cloned());
+    let files = ApiTlsFiles::of(settings).ok().flatten().zip(offered.cloned());
     async move {
         match files {
-            Some((files, offered)) => each_change(&files, &offered).await,
+            Some((files, offered)) => reload_on_change(&files, &offered).await,
             None => std::future::pending().await,
         }
     }
 }
 
-async fn each_change(files: &OfferedFiles, offered: &OfferedTls) {
+async fn reload_on_change(files: &ApiTlsFiles, offered: &OfferedTls) {
     let mut last = None;
     loop {
         let read = files.clone();
@@ -34,7 +34,7 @@ async fn each_change(files: &OfferedFiles, offered: &OfferedTls) {
         if let Ok(now) = read
             && last.as_ref() != Some(&now)
         {
-            take(files, offered, last.is_none());
+            reload(files, offered, last.is_none());
             last = Some(now);
         }
         tokio::time::sleep(LOOK_EVERY).await;
@@ -43,11 +43,11 @@ async fn each_change(files: &OfferedFiles, offered: &OfferedTls) {
 
 /// Returns the contents of the files, or why one cannot be read. A mounted secret changes by links, so modification
 /// times do not show a change.
-fn contents(files: &OfferedFiles) -> Vec<Result<Vec<u8>, io::ErrorKind>> {
+fn contents(files: &ApiTlsFiles) -> Vec<Result<Vec<u8>, io::ErrorKind>> {
     files.paths().map(|path| std::fs::read(path).map_err(|error| error.kind())).collect()
 }
 
-fn take(files: &OfferedFiles, offered: &OfferedTls, is_first: bool) {
+fn reload(files: &ApiTlsFiles, offered: &OfferedTls, is_first: bool) {
     let read = files.read();
     metrics::config_reload("certificate", read.is_ok());
     if read.is_ok() {

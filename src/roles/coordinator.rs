@@ -1,12 +1,12 @@
 //! Builds a coordinator from its settings, within `serve` or in a process of its own.
 
-use super::process::{micros_since_1970, salt, stop_on_signals, watch};
+use super::process::{hash_salt, micros_since_1970, start_telemetry, stop_on_signals};
 use super::{drafts, page};
 use crate::models;
 use crate::out;
 use crate::settings::device::DeviceChoice;
 use crate::settings::memory_part::MemoryPart;
-use crate::settings::{ConfigSource, CoordinatorParts, CoordinatorRole, ServeSettings, machine, printed};
+use crate::settings::{ConfigSource, CoordinatorParts, CoordinatorRole, ServeSettings, config_text, machine};
 use anyhow::Context;
 use checkpoint::Checkpoint;
 use clap::{ArgMatches, Args};
@@ -32,18 +32,18 @@ pub struct CoordinatorCommand {
 impl CoordinatorCommand {
     pub fn run(self, matches: &ArgMatches) -> anyhow::Result<()> {
         let CoordinatorCommand { settings, source } = self;
-        let mut role = source.shared::<_, ServeSettings>(settings, matches)?.resolved()?;
+        let mut role = source.merge_shared_file::<_, ServeSettings>(settings, matches)?.resolved()?;
         if source.print_config {
-            out::print(&printed(&role)?)?;
+            out::print(&config_text(&role)?)?;
             return Ok(());
         }
-        let located = models::ready(&role.model.model, &source.hub)?;
-        role.model.named(located.name);
+        let located = models::locate_or_fetch(&role.model.model, &source.hub)?;
+        role.model.served_name_or(located.name);
         drafts::find(&mut role.coordinator.speculation, &source.hub)?;
         let steps = role.coordinator.otlp_steps;
         let collector = role.watch.collector()?.map(|collector| Collector { steps, ..collector });
         // Installed with or without a metrics page, so that the counters are the same as in `serve`.
-        let metrics = watch(&role.watch, collector.as_ref(), role.model.served_name())?;
+        let metrics = start_telemetry(&role.watch, collector.as_ref(), role.model.served_name())?;
         let checkpoint = Checkpoint::open(&located.path)?;
         Runtime::new()?.block_on(listen(&role, &checkpoint, metrics))
     }
@@ -71,7 +71,7 @@ async fn listen(role: &CoordinatorRole, checkpoint: &Checkpoint, metrics: router
     let claim = claim?;
     let (incarnation, tls, token) = (claim.incarnation(), trust.tls.is_some(), trust.token.is_some());
     tracing::info!(%address, replica, incarnation, store = store.kind(), tls, token, "coordinating");
-    let replica = ClaimedReplica { name: &replica, claim, salt: salt(trust.token.as_ref())? };
+    let replica = ClaimedReplica { name: &replica, claim, salt: hash_salt(trust.token.as_ref())? };
     let connections = wire::incoming_by(socket, follows);
     coordinate(role.parts(), checkpoint, replica, connections, shutdown)?.await
 }

@@ -2,7 +2,7 @@
 
 use super::coordinator::policy;
 use crate::models;
-use crate::settings::hub::Hub;
+use crate::settings::hub::HubSettings;
 use crate::settings::{CoordinatorParts, SpeculationSettings};
 use anyhow::{Context, bail, ensure};
 use checkpoint::Checkpoint;
@@ -10,10 +10,10 @@ use coordinator::{DraftModel, DraftModelCost, ModelShape};
 use types::DeviceClass;
 
 /// Finds the files of the draft model, if there is one, and fetches them if they are not here.
-pub fn find(settings: &mut SpeculationSettings, hub: &Hub) -> anyhow::Result<()> {
+pub fn find(settings: &mut SpeculationSettings, hub: &HubSettings) -> anyhow::Result<()> {
     let Some(draft) = settings.draft() else { return Ok(()) };
-    let located = models::ready(draft, hub).with_context(|| format!("the draft model {draft}"))?;
-    settings.found_draft(located.path.to_string_lossy().into_owned());
+    let located = models::locate_or_fetch(draft, hub).with_context(|| format!("the draft model {draft}"))?;
+    settings.set_draft_path(located.path.to_string_lossy().into_owned());
     Ok(())
 }
 
@@ -25,7 +25,7 @@ pub fn shape(parts: CoordinatorParts<'_>, checkpoint: &Checkpoint) -> anyhow::Re
     let class = parts.device.class();
     ensure!(class == DeviceClass::Cpu, "a draft model guesses on the CPU alone, and the device is {}", class.name());
     let opened = Checkpoint::open(path.as_ref()).with_context(|| format!("the draft model {path}"))?;
-    same_vocabulary(&opened, checkpoint).with_context(|| format!("the draft model {path}"))?;
+    check_same_vocabulary(&opened, checkpoint).with_context(|| format!("the draft model {path}"))?;
     let kv_memory = speculation.draft_kv_memory.map(|bytes| bytes.0);
     let needs = DraftModelCost::of(&ModelShape::of(&opened), &shape, &policy(parts), class, kv_memory)?;
     let draft = DraftModel {
@@ -38,7 +38,7 @@ pub fn shape(parts: CoordinatorParts<'_>, checkpoint: &Checkpoint) -> anyhow::Re
 }
 
 /// Fails unless each token id means the same to both models.
-fn same_vocabulary(draft: &Checkpoint, target: &Checkpoint) -> anyhow::Result<()> {
+fn check_same_vocabulary(draft: &Checkpoint, target: &Checkpoint) -> anyhow::Result<()> {
     let (of_draft, of_target) = (draft.spec().vocab, target.spec().vocab);
     ensure!(of_draft == of_target, "its vocabulary has {of_draft} tokens, and the model's has {of_target}");
     let (of_draft, of_target) = (draft.token_table()?, target.token_table()?);

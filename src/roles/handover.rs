@@ -32,7 +32,7 @@ pub fn line(token: &JoinToken, settings: &WorkerRole) -> anyhow::Result<String> 
 }
 
 /// Reads the line, on the child's side, and ends the child when the parent ends.
-pub fn take(shutdown: CancellationToken) -> anyhow::Result<HandedSettings> {
+pub fn receive(shutdown: CancellationToken) -> anyhow::Result<HandedSettings> {
     set_parent_process_death_signal(Some(Signal::KILL)).context("the parent's end cannot be watched")?;
     let mut line = String::new();
     std::io::stdin().lock().read_line(&mut line).context("what the parent says cannot be read")?;

@@ -55,7 +55,7 @@ async fn follow_file(path: Option<PathBuf>, mut file: KeyFile) {
     match path {
         // A pipe can be read only once.
         Some(path) if path.is_file() => loop {
-            file.look(text(&path).await, Instant::now());
+            file.handle_contents(read_contents(&path).await, Instant::now());
             tokio::time::sleep(LOOK_EVERY).await;
         },
         _ => std::future::pending().await,
@@ -85,21 +85,21 @@ impl KeyFile {
     }
 
     /// Handles the result of a look. The first look finds the text that was read at the start, or a newer one.
-    fn look(&mut self, text: Result<String, String>, now: Instant) {
+    fn handle_contents(&mut self, text: Result<String, String>, now: Instant) {
         let (is_same, is_first) = (self.last.as_ref() == Some(&text), self.last.is_none());
         match &text {
-            Err(problem) => self.find_unreadable(problem, is_same, now),
+            Err(problem) => self.note_unreadable(problem, is_same, now),
             Ok(_) if is_same && self.n_empty == 0 => {}
-            Ok(text) if ApiKeys::count(text) == 0 => self.find_empty(text),
+            Ok(text) if ApiKeys::count(text) == 0 => self.note_empty(text),
             Ok(text) => {
-                self.take(text, is_first);
+                self.replace_keys(text, is_first);
                 (self.n_empty, self.unreadable_since) = (0, None);
             }
         }
         self.last = Some(text);
     }
 
-    fn take(&self, text: &str, is_first: bool) {
+    fn replace_keys(&self, text: &str, is_first: bool) {
         let (name, keys) = (self.name, &self.keys);
         let replaced = keys.replace(&format!("{text}{}", self.flag));
         metrics::config_reload(name, replaced.is_ok());
@@ -113,7 +113,7 @@ impl KeyFile {
         }
     }
 
-    fn find_empty(&mut self, text: &str) {
+    fn note_empty(&mut self, text: &str) {
         (self.n_empty, self.unreadable_since) = ((self.n_empty + 1).min(EMPTY_LOOKS_MAX + 1), None);
         metrics::config_reload(self.name, false);
         match self.n_empty {
@@ -123,7 +123,7 @@ impl KeyFile {
         }
     }
 
-    fn find_unreadable(&mut self, problem: &str, is_same: bool, now: Instant) {
+    fn note_unreadable(&mut self, problem: &str, is_same: bool, now: Instant) {
         self.n_empty = 0;
         metrics::config_reload(self.name, false);
         if !is_same {
@@ -144,11 +144,11 @@ impl KeyFile {
 }
 
 /// Calls `take` with a file's contents, and again whenever they have changed. Never ends.
-pub async fn each_change(path: PathBuf, mut take: impl FnMut(&Result<String, String>, bool)) {
+pub async fn watch_file(path: PathBuf, mut take: impl FnMut(&Result<String, String>, bool)) {
     // The first look finds the text that was read at the start, or a newer one.
     let mut last = None;
     loop {
-        let now = text(&path).await;
+        let now = read_contents(&path).await;
         if last.as_ref() != Some(&now) {
             take(&now, last.is_none());
             last = Some(now);
@@ -157,7 +157,7 @@ pub async fn each_change(path: PathBuf, mut take: impl FnMut(&Result<String, Str
     }
 }
 
-async fn text(path: &Path) -> Result<String, String> {
+async fn read_contents(path: &Path) -> Result<String, String> {
     let path = path.to_owned();
     let read = tokio::task::spawn_blocking(move || std::fs::read_to_string(path)).await;
     read.map_err(|error| error.to_string())?.map_err(|error| error.to_string())
@@ -186,20 +186,20 @@ mod tests {
         for empty in ["", "# none", "alice:", "* weight=2"] {
             let mut file = file(None);
             let now = Instant::now();
-            file.look(ok("alice:k1\nbob:k2"), now);
+            file.handle_contents(ok("alice:k1\nbob:k2"), now);
             for n in 1..=3 {
-                file.look(ok(empty), now);
+                file.handle_contents(ok(empty), now);
                 assert_eq!(known(&file), if n < 3 { [true; 3] } else { [false, false, true] }, "{empty:?}, look {n}");
             }
-            file.look(ok(empty), now);
+            file.handle_contents(ok(empty), now);
             assert!(!file.keys.is_open());
-            file.look(ok("bob:k2"), now);
+            file.handle_contents(ok("bob:k2"), now);
             assert_eq!(known(&file), [false, true, true], "{empty:?}");
         }
         // The file was empty for a moment between two writes.
         let mut file = file(None);
         for text in ["", "", "alice:k1", "", ""] {
-            file.look(ok(text), Instant::now());
+            file.handle_contents(ok(text), Instant::now());
         }
         assert_eq!(known(&file), [true, false, true]);
     }
@@ -207,7 +207,7 @@ mod tests {
     #[test]
     fn of_a_file_with_a_bad_line_the_good_ones_are_keys() {
         let mut file = file(None);
-        file.look(ok("alice:k1\nbob:"), Instant::now());
+        file.handle_contents(ok("alice:k1\nbob:"), Instant::now());
         assert_eq!(known(&file), [true, false, true]);
     }
 
@@ -218,10 +218,10 @@ mod tests {
         {
             let (mut file, begun) = (file(grace), Instant::now());
             for at in [0, seconds / 2, seconds] {
-                file.look(Err("no such file".into()), begun + Duration::from_secs(at));
+                file.handle_contents(Err("no such file".into()), begun + Duration::from_secs(at));
             }
             assert_eq!(known(&file), expect, "{grace:?}");
-            file.look(ok("alice:k1\nbob:k2"), begun);
+            file.handle_contents(ok("alice:k1\nbob:k2"), begun);
             assert_eq!(known(&file), [true; 3]);
         }
     }

@@ -5,20 +5,20 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use types::{Step, StepDone};
 use worker::{
-    AbortHandle, Assignment, CancelFlag, KvPoolMemory, Load, LoadError, LoadedModel, ReadyReport, PassCounts, Rest, RunError,
-    Runner, UpcomingSteps,
+    AbortHandle, Assignment, CancelFlag, KvPoolMemory, Load, LoadError, LoadedModel, PassCounts, ReadyReport, Rest,
+    RunError, Runner, UpcomingSteps,
 };
 
 /// The flag of the current assignment. It shows the assignment's end immediately, even if the computing thread is busy.
 #[derive(Clone, Default)]
-pub struct Presence(Arc<Mutex<Option<CancelFlag>>>);
+pub struct RankPresence(Arc<Mutex<Option<CancelFlag>>>);
 
-impl Presence {
-    pub fn is_there(&self) -> bool {
-        self.place().as_ref().is_some_and(|cancel| !cancel.is_cancelled())
+impl RankPresence {
+    pub fn is_present(&self) -> bool {
+        self.lock().as_ref().is_some_and(|cancel| !cancel.is_cancelled())
     }
 
-    fn place(&self) -> MutexGuard<'_, Option<CancelFlag>> {
+    fn lock(&self) -> MutexGuard<'_, Option<CancelFlag>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -26,7 +26,7 @@ impl Presence {
 /// A loader whose ranks record their presence.
 pub struct PresenceLoader {
     pub loader: Box<dyn Load>,
-    pub presence: Presence,
+    pub presence: RankPresence,
 }
 
 impl Load for PresenceLoader {
@@ -50,25 +50,25 @@ impl Load for PresenceLoader {
 
 struct PresenceModel {
     loaded: Box<dyn LoadedModel>,
-    presence: Presence,
+    presence: RankPresence,
 }
 
 impl LoadedModel for PresenceModel {
     fn join_peers(self: Box<Self>, cancel: &CancelFlag) -> Result<Box<dyn Runner>, LoadError> {
         let runner = self.loaded.join_peers(cancel)?;
-        *self.presence.place() = Some(cancel.clone());
+        *self.presence.lock() = Some(cancel.clone());
         Ok(Box::new(PresenceRunner { runner, presence: self.presence }))
     }
 }
 
 struct PresenceRunner {
     runner: Box<dyn Runner>,
-    presence: Presence,
+    presence: RankPresence,
 }
 
 impl Drop for PresenceRunner {
     fn drop(&mut self) {
-        *self.presence.place() = None;
+        *self.presence.lock() = None;
     }
 }
 

@@ -12,7 +12,7 @@ use wire::JoinToken;
 
 /// Starts logs, spans and metrics of this process; returns the function that renders the metrics page. `model` is the
 /// label `model_name` of its metrics, by which dashboards made for vLLM select.
-pub fn watch(
+pub fn start_telemetry(
     settings: &WatchSettings,
     collector: Option<&Collector>,
     model: Option<&str>,
@@ -50,7 +50,7 @@ pub async fn stop_on_signals(shutdown: CancellationToken) {
 
 /// Returns the salt of block hashes. It is derived from the cluster's token, so that all replicas give the same tokens
 /// the same hash. Without a token each process has its own, because a cache does not outlive its process.
-pub fn salt(token: Option<&JoinToken>) -> anyhow::Result<[u8; 16]> {
+pub fn hash_salt(token: Option<&JoinToken>) -> anyhow::Result<[u8; 16]> {
     Ok(match token {
         Some(token) => BlockHash::salt(token.expose().as_bytes()),
         None => wire::random()?,

@@ -1,11 +1,11 @@
 //! Builds a router from its settings, within `serve` or in a process of its own.
 
-use super::process::{resume_key, stop_on_signals, watch};
+use super::process::{resume_key, start_telemetry, stop_on_signals};
 use super::routes::OtherModels;
 use super::{api_tls, keys, text};
 use crate::models;
 use crate::out;
-use crate::settings::{ConfigSource, GRPC_PORT, RouterParts, RouterRole, ServeSettings, printed};
+use crate::settings::{ConfigSource, GRPC_PORT, RouterParts, RouterRole, ServeSettings, config_text};
 use anyhow::{Context, anyhow};
 use checkpoint::Checkpoint;
 use clap::{ArgMatches, Args};
@@ -35,19 +35,19 @@ pub struct RouterCommand {
 impl RouterCommand {
     pub fn run(self, matches: &ArgMatches) -> anyhow::Result<()> {
         let RouterCommand { settings, source } = self;
-        let mut role = source.shared::<_, ServeSettings>(settings, matches)?.resolved()?;
+        let mut role = source.merge_shared_file::<_, ServeSettings>(settings, matches)?.resolved()?;
         if source.print_config {
-            out::print(&printed(&role)?)?;
+            out::print(&config_text(&role)?)?;
             return Ok(());
         }
         role.store.check()?;
-        let given = role.route.given(role.store.is_given())?;
-        let located = models::ready(&role.model.model, &source.hub)?;
-        let name = role.model.named(located.name);
+        let given = role.route.given_addresses(role.store.is_given())?;
+        let located = models::locate_or_fetch(&role.model.model, &source.hub)?;
+        let name = role.model.served_name_or(located.name);
         let others = OtherModels::of(&role.route, &name, &source.hub)?;
         let content = role.router.otlp_content;
         let collector = role.watch.collector()?.map(|collector| Collector { content, ..collector });
-        let metrics = watch(&role.watch, collector.as_ref(), Some(&name))?;
+        let metrics = start_telemetry(&role.watch, collector.as_ref(), Some(&name))?;
         let checkpoint = Checkpoint::open(&located.path)?;
         for address in given.iter().flat_map(|Addresses(addresses)| addresses) {
             role.trust.resolve("router", address, None)?;
@@ -55,10 +55,10 @@ impl RouterCommand {
         check_clients(role.parts())?;
         Runtime::new()?.block_on(async {
             let listeners = Listeners::open(role.parts()).await?;
-            listeners.greet(role.parts())?;
+            listeners.print_addresses(role.parts())?;
             let shutdown = CancellationToken::new();
             tokio::spawn(stop_on_signals(shutdown.clone()));
-            let membership = follow(&role, given).await?;
+            let membership = follow_coordinators(&role, given).await?;
             let resume_key = resume_key(role.trust.token()?.as_ref());
             let behind = ServedReplicas { membership, resume_key, others };
             route(role.parts(), &checkpoint, metrics, behind, listeners, shutdown)?.await
@@ -67,7 +67,7 @@ impl RouterCommand {
 }
 
 /// Follows the given coordinators, or those that are registered in a store.
-async fn follow(role: &RouterRole, given: Option<Addresses>) -> anyhow::Result<Membership> {
+async fn follow_coordinators(role: &RouterRole, given: Option<Addresses>) -> anyhow::Result<Membership> {
     let store = match (given, role.store.open().await?) {
         (Some(given), _) => Store::fixed(given, 0),
         (None, store) => store.context("neither --coordinator nor --etcd-endpoints is given")?,
@@ -106,7 +106,7 @@ impl Listeners {
                 tracing::info!(%usual, "another server has the usual gRPC port, so this one has a free one");
                 other
             }
-            Err(error) => return Err(taken("gRPC", "--grpc", usual, error)),
+            Err(error) => return Err(bind_error("gRPC", "--grpc", usual, error)),
             Ok(grpc) => grpc,
         };
         Listeners::open_with(parts, grpc).await
@@ -122,7 +122,7 @@ impl Listeners {
     }
 
     /// Prints the addresses, and how to send a request once the model is ready.
-    pub fn greet(&self, parts: RouterParts<'_>) -> anyhow::Result<()> {
+    pub fn print_addresses(&self, parts: RouterParts<'_>) -> anyhow::Result<()> {
         let (http, grpc) = (self.http.local_addr()?, self.grpc.local_addr()?);
         let model = parts.model.served_name().unwrap_or(&parts.model.model);
         let version = env!("CARGO_PKG_VERSION");
@@ -149,10 +149,10 @@ impl Listeners {
 }
 
 async fn bind(what: &str, flag: &str, address: SocketAddr) -> anyhow::Result<TcpListener> {
-    TcpListener::bind(address).await.map_err(|error| taken(what, flag, address, error))
+    TcpListener::bind(address).await.map_err(|error| bind_error(what, flag, address, error))
 }
 
-fn taken(what: &str, flag: &str, address: SocketAddr, error: std::io::Error) -> anyhow::Error {
+fn bind_error(what: &str, flag: &str, address: SocketAddr, error: std::io::Error) -> anyhow::Error {
     match error.kind() {
         ErrorKind::AddrInUse => {
             anyhow!("cannot listen for {what} on {address}: another server does already; {flag} takes another address")
@@ -183,7 +183,7 @@ pub struct ServedReplicas {
 
 impl ServedReplicas {
     /// The replicas of this machine, all with one model.
-    pub fn these(coordinators: Vec<router::CoordinatorChannel>) -> anyhow::Result<ServedReplicas> {
+    pub fn of_channels(coordinators: Vec<router::CoordinatorChannel>) -> anyhow::Result<ServedReplicas> {
         // No other process has to read these handles, so no other process can make any.
         let resume_key = router::ResumeKey::of(&wire::random::<32>()?);
         Ok(ServedReplicas { membership: coordinators.into(), resume_key, others: OtherModels::default() })
@@ -212,9 +212,9 @@ pub fn route(
     let routes = others.routes.clone();
     let readiness = listeners.readiness;
     let config = router::Config { resume_key, text_files, routes, readiness, ..config(parts, n_replicas, metrics)? };
-    let mut texts = router::ModelTexts::from(text::first(checkpoint, &parts.model.model, parts.router)?);
+    let mut texts = router::ModelTexts::from(text::first_model_text(checkpoint, &parts.model.model, parts.router)?);
     for (name, checkpoint) in &others.models {
-        texts = texts.and(name.clone(), text::other(checkpoint).with_context(|| format!("--text {name}"))?);
+        texts = texts.and(name.clone(), text::other_model_text(checkpoint).with_context(|| format!("--text {name}"))?);
     }
     let quotas_shared = shared_quotas(&membership, &config.keys)?;
     let (keys_followed, routes_followed) = (keys::follow(parts.router, &config.keys), others.follow());
@@ -331,7 +331,7 @@ mod tests {
         }
         let mut model = parse_settings::<ServeSettings>("").model;
         assert_eq!(model.served_name(), None);
-        assert_eq!(model.named("own".into()), "own");
+        assert_eq!(model.served_name_or("own".into()), "own");
     }
 
     #[test]

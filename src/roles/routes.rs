@@ -4,7 +4,7 @@
 use super::keys;
 use crate::models;
 use crate::settings::RouteSettings;
-use crate::settings::hub::Hub;
+use crate::settings::hub::HubSettings;
 use anyhow::{Context, ensure};
 use checkpoint::Checkpoint;
 use router::ModelRoutes;
@@ -23,11 +23,11 @@ pub struct OtherModels {
 
 impl OtherModels {
     /// Opens the other models and reads the routes. `first` is the name of the router's own model.
-    pub fn of(own: &RouteSettings, first: &str, hub: &Hub) -> anyhow::Result<OtherModels> {
+    pub fn of(own: &RouteSettings, first: &str, hub: &HubSettings) -> anyhow::Result<OtherModels> {
         let mut models: Vec<(String, Checkpoint)> = Vec::new();
         for word in own.text.iter().flatten() {
             let (name, model) = word.split_once('=').map_or((None, word.as_str()), |(name, of)| (Some(name), of));
-            let located = models::ready(model.trim(), hub).with_context(|| format!("--text {word}"))?;
+            let located = models::locate_or_fetch(model.trim(), hub).with_context(|| format!("--text {word}"))?;
             let name = name.map_or(located.name, |name| name.trim().to_owned());
             ensure!(!name.is_empty(), "--text {word}: no name stands before `=`");
             let is_known = name == first || models.iter().any(|(known, _)| *known == name);
@@ -46,7 +46,7 @@ impl OtherModels {
                 // A pipe can be read only once.
                 Some(path) if path.is_file() => {
                     let file = path.display().to_string();
-                    keys::each_change(path, |text, is_first| take(&file, text, &routes, is_first)).await;
+                    keys::watch_file(path, |text, is_first| replace_routes(&file, text, &routes, is_first)).await;
                 }
                 _ => std::future::pending().await,
             }
@@ -57,7 +57,7 @@ impl OtherModels {
 fn routes(own: &RouteSettings) -> anyhow::Result<ModelRoutes> {
     let Some(path) = &own.routes else {
         let lines = own.route.iter().flatten().map(String::as_str);
-        let lines = lines.map(one).collect::<anyhow::Result<Vec<_>>>()?;
+        let lines = lines.map(check_route_line).collect::<anyhow::Result<Vec<_>>>()?;
         return ModelRoutes::parse(&lines.join("\n")).context("--route");
     };
     ensure!(own.route.is_none(), "give --route or --routes: a file that is read again cannot leave flags in force");
@@ -67,13 +67,13 @@ fn routes(own: &RouteSettings) -> anyhow::Result<ModelRoutes> {
 }
 
 /// Checks a flag, which has the syntax of one line of the file.
-fn one(line: &str) -> anyhow::Result<&str> {
+fn check_route_line(line: &str) -> anyhow::Result<&str> {
     let routes = ModelRoutes::parse(line).map_err(|bad| anyhow::anyhow!("--route {line}: {}", bad.problem))?;
     ensure!(routes.table().len() == 1, "--route {line:?} is no route");
     Ok(line)
 }
 
-fn take(file: &str, text: &Result<String, String>, routes: &ModelRoutes, is_first: bool) {
+fn replace_routes(file: &str, text: &Result<String, String>, routes: &ModelRoutes, is_first: bool) {
     let taken = text.as_ref().map_err(Clone::clone).and_then(|text| routes.replace(text).map_err(|e| e.to_string()));
     metrics::config_reload("routes", taken.is_ok());
     match taken {

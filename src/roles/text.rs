@@ -4,17 +4,17 @@
 use crate::settings::RouterSettings;
 use anyhow::{Context as _, bail};
 use checkpoint::catalogue::{self, CardSampling};
-use checkpoint::{ChatTemplate, Checkpoint, Defaults};
+use checkpoint::{ChatTemplate, Checkpoint, SamplingDefaults};
 use router::ModelText;
 use std::path::Path;
 
 /// Returns the text of the router's first model, to which the settings refer. `model` is its name there.
-pub fn first(checkpoint: &Checkpoint, model: &str, settings: &RouterSettings) -> anyhow::Result<ModelText> {
+pub fn first_model_text(checkpoint: &Checkpoint, model: &str, settings: &RouterSettings) -> anyhow::Result<ModelText> {
     let mut text = ModelText::of(checkpoint)?;
-    text.card = catalogue::card_sampling(model).map_or_else(Defaults::default, recommended);
+    text.card = catalogue::card_sampling(model).map_or_else(SamplingDefaults::default, recommended);
     if let Some(given_template) = &settings.chat_template {
-        let source = template(given_template)?;
-        let like = |own: &ChatTemplate| own.replaced(&source);
+        let source = read_template(given_template)?;
+        let like = |own: &ChatTemplate| own.with_source(&source);
         let template = text.template.as_ref().map_or_else(|| ChatTemplate::new(&source, None, None), like);
         text = text.with_template(template.context("--chat-template")?);
     }
@@ -25,19 +25,19 @@ pub fn first(checkpoint: &Checkpoint, model: &str, settings: &RouterSettings) ->
     text.with_dialect(None, settings.reasoning_parser.as_deref()).context("--reasoning-parser")
 }
 
-fn recommended(card: CardSampling) -> Defaults {
+fn recommended(card: CardSampling) -> SamplingDefaults {
     let CardSampling { temperature, top_p, top_k } = card;
-    Defaults { temperature: Some(temperature), top_p: Some(top_p), top_k, ..Defaults::default() }
+    SamplingDefaults { temperature: Some(temperature), top_p: Some(top_p), top_k, ..SamplingDefaults::default() }
 }
 
 /// Checks that the given template can be read, before anything starts.
 pub fn check_template(settings: &RouterSettings) -> anyhow::Result<()> {
     let Some(given_template) = &settings.chat_template else { return Ok(()) };
-    ChatTemplate::new(&template(given_template)?, None, None).map(drop).context("--chat-template")
+    ChatTemplate::new(&read_template(given_template)?, None, None).map(drop).context("--chat-template")
 }
 
 /// Returns the text of another model.
-pub fn other(checkpoint: &Checkpoint) -> anyhow::Result<ModelText> {
+pub fn other_model_text(checkpoint: &Checkpoint) -> anyhow::Result<ModelText> {
     Ok(ModelText::of(checkpoint)?)
 }
 
@@ -46,7 +46,7 @@ fn variables(json: &str) -> anyhow::Result<serde_json::Map<String, serde_json::V
 }
 
 /// Returns the text of a template file, or the template itself: like vLLM's flag, ours accepts both.
-fn template(path_or_template: &str) -> anyhow::Result<String> {
+fn read_template(path_or_template: &str) -> anyhow::Result<String> {
     match std::fs::read_to_string(Path::new(path_or_template)) {
         Ok(source) => Ok(source),
         Err(_) if path_or_template.contains("{{") || path_or_template.contains("{%") => Ok(path_or_template.to_owned()),
@@ -62,7 +62,7 @@ mod tests {
 
     fn read(words: &str) -> anyhow::Result<ModelText> {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/reference/llama-f32-tied");
-        first(&Checkpoint::open(&folder)?, "smollm2", &parse_settings::<ServeSettings>(words).router)
+        first_model_text(&Checkpoint::open(&folder)?, "smollm2", &parse_settings::<ServeSettings>(words).router)
     }
 
     #[test]

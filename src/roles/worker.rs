@@ -2,14 +2,14 @@
 
 use super::coordinator_source::{CoordinatorSource, FoundCoordinator};
 use super::page;
-use super::presence::{Presence, PresenceLoader};
-use super::process::{stop_on_signals, watch};
+use super::presence::{PresenceLoader, RankPresence};
+use super::process::{start_telemetry, stop_on_signals};
 use crate::out;
 use crate::roles::handover::{self, HandedSettings};
 use crate::settings::device::DeviceChoice;
-use crate::settings::hub::{self, Hub};
+use crate::settings::hub::{self, HubSettings};
 use crate::settings::{
-    ConfigSource, CudaGraphs, JoinSettings, KvCommitChoice, WorkerRole, WorkerSettings, machine, printed,
+    ConfigSource, CudaGraphs, JoinSettings, KvCommitChoice, WorkerRole, WorkerSettings, config_text, machine,
 };
 use anyhow::{Context, ensure};
 use checkpoint::Checkpoint;
@@ -21,7 +21,7 @@ use tokio::runtime::{Builder, Handle};
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
 use wire::JoinToken;
-use worker::fetch::{ModelFetcher, IntactChunks};
+use worker::fetch::{IntactChunks, ModelFetcher};
 use worker::sim::SimModel;
 use worker::source::{self, ModelSource};
 use worker::{
@@ -49,29 +49,34 @@ impl WorkerCommand {
         let shutdown = CancellationToken::new();
         let (role, token) = match supervised {
             true => {
-                let HandedSettings { settings, token } = handover::take(shutdown.clone())?;
+                let HandedSettings { settings, token } = handover::receive(shutdown.clone())?;
                 (settings, Some(JoinToken::new(&token).context("from the parent")?))
             }
-            false => (source.under(settings, matches)?, None),
+            false => (source.merge_file(settings, matches)?, None),
         };
         let mut role = role.resolved()?;
         if source.print_config {
-            out::print(&printed(&role)?)?;
+            out::print(&config_text(&role)?)?;
             return Ok(());
         }
         let kernels = || hub::kernels(&source.hub);
         role.worker.kernel_cache = role.worker.kernel_cache.or_else(kernels);
-        compute(&role, token, &source.hub, shutdown)
+        run_worker(&role, token, &source.hub, shutdown)
     }
 }
 
 /// Runs a worker until `shutdown`, or until the coordinator rejects it for good.
-fn compute(role: &WorkerRole, token: Option<JoinToken>, hub: &Hub, shutdown: CancellationToken) -> anyhow::Result<()> {
+fn run_worker(
+    role: &WorkerRole,
+    token: Option<JoinToken>,
+    hub: &HubSettings,
+    shutdown: CancellationToken,
+) -> anyhow::Result<()> {
     let coordinator_source =
         CoordinatorSource::of(role.join.join.as_deref(), role.join.replica.as_deref(), &role.store)?;
     // The coordinator decides whether steps have spans.
     let collector = role.watch.collector()?.map(|collector| Collector { steps: true, ..collector });
-    let metrics = watch(&role.watch, collector.as_ref(), None)?;
+    let metrics = start_telemetry(&role.watch, collector.as_ref(), None)?;
     warn_if_crowded(role.device.device, role.join.local_workers);
     let link_key = role.trust.token()?.or_else(|| token.clone()).map(|token| MeshSecret(token.link_key()));
     let runtime = Builder::new_multi_thread().worker_threads(RUNTIME_THREADS).enable_all().build()?;
@@ -82,11 +87,11 @@ fn compute(role: &WorkerRole, token: Option<JoinToken>, hub: &Hub, shutdown: Can
         let Some(found) = finding.await else { return Ok(()) };
         let FoundCoordinator { address, channel } = found?;
         let WorkerSetup { loader, config } =
-            rank(role, &address, model_source(&role.join, channel.clone(), hub)?, link_key)?;
-        let presence = Presence::default();
+            set_up_worker(role, &address, model_source(&role.join, channel.clone(), hub)?, link_key)?;
+        let presence = RankPresence::default();
         let loader = Box::new(PresenceLoader { loader, presence: presence.clone() });
         if let Some(health) = role.health.health {
-            let address = page::open(health, metrics, move || presence.is_there()).await?;
+            let address = page::open(health, metrics, move || presence.is_present()).await?;
             tracing::info!(%address, "this worker tells of itself");
         }
         Ok(worker::serve(channel, loader, config, shutdown).await?)
@@ -99,7 +104,7 @@ struct WorkerSetup {
     config: worker::Config,
 }
 
-fn rank(
+fn set_up_worker(
     role: &WorkerRole,
     coordinator: &str,
     source: ModelSource,
@@ -107,7 +112,7 @@ fn rank(
 ) -> anyhow::Result<WorkerSetup> {
     let (n_local, device_choice) = (role.join.local_workers, role.device.device);
     let device = device_choice.of_worker(0)?;
-    let (door, mesh_address) = mesh(&role.join, coordinator)?;
+    let (door, mesh_address) = open_mesh_listener(&role.join, coordinator)?;
     let scrubber = scrubber(device, &role.worker)?;
     let peers = RankPeers { listener: Some(door), link_key };
     let loader = loader(device, &role.worker, n_local, peers, scrubber.clone())?;
@@ -123,7 +128,7 @@ fn rank(
 }
 
 /// Returns the listener for other workers, and the address that they receive.
-fn mesh(join: &JoinSettings, coordinator: &str) -> anyhow::Result<(Arc<PeerListener>, String)> {
+fn open_mesh_listener(join: &JoinSettings, coordinator: &str) -> anyhow::Result<(Arc<PeerListener>, String)> {
     let listen = match join.mesh_listen {
         Some(listen) => listen,
         None => SocketAddr::new(own_address(coordinator)?, 0),
@@ -136,13 +141,18 @@ fn mesh(join: &JoinSettings, coordinator: &str) -> anyhow::Result<(Arc<PeerListe
     Ok((door, address.to_string()))
 }
 
-fn model_source(join: &JoinSettings, coordinator: Channel, hub: &Hub) -> anyhow::Result<ModelSource> {
+fn model_source(join: &JoinSettings, coordinator: Channel, hub: &HubSettings) -> anyhow::Result<ModelSource> {
     Ok(match (&join.model_path, &join.models) {
         (Some(path), _) => ModelSource::Path(path.clone()),
         (None, Some(folder)) => ModelSource::Folder(folder.clone()),
         (None, None) if join.fetch => {
             let (runtime, cache) = (Handle::current(), hub::sources(hub)?.cache);
-            ModelSource::Fetched(ModelFetcher { channel: coordinator, runtime, cache, checked: IntactChunks::default() })
+            ModelSource::Fetched(ModelFetcher {
+                channel: coordinator,
+                runtime,
+                cache,
+                checked: IntactChunks::default(),
+            })
         }
         (None, None) => ModelSource::Assigned,
     })

@@ -33,7 +33,7 @@ const FAREWELL_MAX: Duration = Duration::from_secs(5);
 const DEVICE_QUEUES: (&str, &str) = ("CUDA_DEVICE_MAX_CONNECTIONS", "32");
 
 /// The worker processes to start.
-pub struct Order {
+pub struct WorkerLaunch {
     /// The number of the first worker in the logs. Workers of other orders may have lower numbers.
     pub first: u16,
     /// The line that each worker reads, with all of its settings. A pipe carries it, because every user of the machine
@@ -42,7 +42,7 @@ pub struct Order {
 }
 
 /// Keeps the children alive until `end`. Returns when all of them have ended.
-pub async fn run(order: Order, end: CancellationToken) -> anyhow::Result<()> {
+pub async fn run(order: WorkerLaunch, end: CancellationToken) -> anyhow::Result<()> {
     let (lost, mut losses) = mpsc::channel(order.settings_lines.len().max(1));
     let workers = (order.first..).zip(&order.settings_lines);
     let keepers: Vec<ChildKeeper> =
@@ -87,7 +87,7 @@ impl ChildKeeper {
 }
 
 /// Waits for at most `wait`; returns true if it is time to end.
-fn is_over(end: &Receiver<()>, wait: Duration) -> bool {
+fn wait_for_end(end: &Receiver<()>, wait: Duration) -> bool {
     end.recv_timeout(wait) != Err(RecvTimeoutError::Timeout)
 }
 
@@ -98,12 +98,12 @@ fn keep(worker: u16, settings_line: &str, end: &Receiver<()>) -> anyhow::Result<
     loop {
         let began = Instant::now();
         let mut life =
-            ChildProcess::begin(worker, settings_line).with_context(|| format!("worker {worker} cannot be started"))?;
-        let Some(status) = life.watch(end) else {
-            life.end();
+            ChildProcess::spawn(worker, settings_line).with_context(|| format!("worker {worker} cannot be started"))?;
+        let Some(status) = life.wait_for_exit(end) else {
+            life.stop();
             return Ok(());
         };
-        let last_words = life.last_words();
+        let last_words = life.failure_reason();
         if began.elapsed() > STEADY {
             (quick_deaths, wait) = (0, RESTART_MIN);
         }
@@ -114,7 +114,7 @@ fn keep(worker: u16, settings_line: &str, end: &Receiver<()>) -> anyhow::Result<
         if quick_deaths > QUICK_DEATHS_MAX {
             bail!("worker {worker} ended {quick_deaths} times in a row ({status}): {last_words}");
         }
-        if is_over(end, wait) {
+        if wait_for_end(end, wait) {
             return Ok(());
         }
         wait = (wait * 2).min(RESTART_MAX);
@@ -129,7 +129,7 @@ struct ChildProcess {
 }
 
 impl ChildProcess {
-    fn begin(worker: u16, settings_line: &str) -> std::io::Result<ChildProcess> {
+    fn spawn(worker: u16, settings_line: &str) -> std::io::Result<ChildProcess> {
         // This is the running file itself, even if the path has another file by now.
         let mut command = Command::new("/proc/self/exe");
         command.arg0("lockstep").args(["worker", "--supervised"]);
@@ -158,18 +158,18 @@ impl ChildProcess {
     }
 
     /// Returns the status with which the child died, or None if it is to end.
-    fn watch(&mut self, end: &Receiver<()>) -> Option<ExitStatus> {
+    fn wait_for_exit(&mut self, end: &Receiver<()>) -> Option<ExitStatus> {
         loop {
             if let Ok(Some(status)) = self.child.try_wait() {
                 return Some(status);
             }
-            if is_over(end, LOOK_EVERY) {
+            if wait_for_end(end, LOOK_EVERY) {
                 return None;
             }
         }
     }
 
-    fn end(mut self) {
+    fn stop(mut self) {
         drop(self.input.take());
         let deadline = Instant::now() + FAREWELL_MAX;
         while Instant::now() < deadline && matches!(self.child.try_wait(), Ok(None)) {
@@ -181,11 +181,11 @@ impl ChildProcess {
             let _ended = self.child.kill();
         }
         let _reaped = self.child.wait();
-        self.last_words();
+        self.failure_reason();
     }
 
     /// Returns the last line that was not a log entry: the reason why the child failed.
-    fn last_words(&mut self) -> String {
+    fn failure_reason(&mut self) -> String {
         let mut words = self.relays.drain(..).filter_map(|relay| relay.join().ok().flatten());
         words.next_back().unwrap_or_else(|| "it said nothing".into())
     }

@@ -48,7 +48,7 @@ pub async fn open(requested: Option<SocketAddr>, n_replicas: u16) -> anyhow::Res
 /// Serves until `end`.
 pub async fn serve(door: TcpListener, coordinator: Channel, end: CancellationToken) -> anyhow::Result<()> {
     let incoming = wire::incoming(door, Trust::default());
-    let server = wire::server().add_service(CoordinatorServer::new(Door { coordinator }));
+    let server = wire::server().add_service(CoordinatorServer::new(ControlService { coordinator }));
     let served = server.serve_with_incoming(incoming);
     // A caller that still waits at the end waits for a draining coordinator, and would get no answer.
     match end.run_until_cancelled(served).await {
@@ -57,16 +57,16 @@ pub async fn serve(door: TcpListener, coordinator: Channel, end: CancellationTok
     }
 }
 
-struct Door {
+struct ControlService {
     coordinator: Channel,
 }
 
-fn shut<T>() -> Result<Response<T>, Status> {
+fn deny<T>() -> Result<Response<T>, Status> {
     Err(Status::permission_denied("this door is for `scale` and `reload`: the server has its own workers and router"))
 }
 
 #[tonic::async_trait]
-impl Coordinator for Door {
+impl Coordinator for ControlService {
     type AttachStream = Empty<Result<ReplicaFrame, Status>>;
     type JoinStream = Empty<Result<RankFrame, Status>>;
     type ReadModelStream = Empty<Result<ModelBytes, Status>>;
@@ -80,23 +80,23 @@ impl Coordinator for Door {
     }
 
     async fn attach(&self, _: Request<Streaming<RouterFrame>>) -> Result<Response<Self::AttachStream>, Status> {
-        shut()
+        deny()
     }
 
     async fn join(&self, _: Request<Streaming<WorkerFrame>>) -> Result<Response<Self::JoinStream>, Status> {
-        shut()
+        deny()
     }
 
     async fn get_hashes(&self, _: Request<GetHashesRequest>) -> Result<Response<WeightHashes>, Status> {
-        shut()
+        deny()
     }
 
     async fn get_model(&self, _: Request<GetModelRequest>) -> Result<Response<ModelFiles>, Status> {
-        shut()
+        deny()
     }
 
     async fn read_model(&self, _: Request<ReadModelRequest>) -> Result<Response<Self::ReadModelStream>, Status> {
-        shut()
+        deny()
     }
 }
 

@@ -13,11 +13,11 @@ use crate::models;
 use crate::out;
 use crate::roles::coordinator::{ClaimedReplica, coordinate};
 use crate::roles::drafts;
-use crate::roles::process::{micros_since_1970, salt, stop_on_signals, watch};
+use crate::roles::process::{hash_salt, micros_since_1970, start_telemetry, stop_on_signals};
 use crate::roles::router::{Listeners, ServedReplicas, check_clients, route};
 use crate::roles::worker::warn_if_crowded;
 use crate::settings::hub;
-use crate::settings::{ConfigSource, ServeSettings, printed};
+use crate::settings::{ConfigSource, ServeSettings, config_text};
 use anyhow::Context;
 use checkpoint::Checkpoint;
 use checkpoint::catalogue::LocatedModel;
@@ -47,8 +47,8 @@ pub struct ServeCommand {
 
 impl ServeCommand {
     pub fn run(self, matches: &ArgMatches) -> anyhow::Result<()> {
-        let Some((settings, located)) = prepared(self.settings, &self.source, matches)? else { return Ok(()) };
-        let (metrics, checkpoint) = begun(&settings, &located)?;
+        let Some((settings, located)) = prepare(self.settings, &self.source, matches)? else { return Ok(()) };
+        let (metrics, checkpoint) = start_and_check(&settings, &located)?;
         check_clients(settings.router())?;
         Runtime::new()?.block_on(async {
             let listeners = match matches.value_source("grpc") {
@@ -56,7 +56,7 @@ impl ServeCommand {
                 None => Listeners::open_beside(settings.router()).await?,
             };
             let controls = control::open(settings.local.control, settings.local.replicas).await?;
-            listeners.greet(settings.router())?;
+            listeners.print_addresses(settings.router())?;
             let shutdown = CancellationToken::new();
             tokio::spawn(stop_on_signals(shutdown.clone()));
             serve(&settings, &checkpoint, metrics, listeners, controls, shutdown).await
@@ -65,26 +65,26 @@ impl ServeCommand {
 }
 
 /// Resolves the settings and finds the model, or prints the settings if a flag requests that.
-pub fn prepared(
+pub fn prepare(
     settings: ServeSettings,
     source: &ConfigSource,
     matches: &ArgMatches,
 ) -> anyhow::Result<Option<(ServeSettings, LocatedModel)>> {
-    let settings = resolved(settings, source, matches)?;
+    let settings = resolve_or_print(settings, source, matches)?;
     settings.map(|settings| with_model(settings, source)).transpose()
 }
 
 /// Fills in all settings that do not depend on the model. Returns None if they were printed instead.
-pub fn resolved(
+pub fn resolve_or_print(
     settings: ServeSettings,
     source: &ConfigSource,
     matches: &ArgMatches,
 ) -> anyhow::Result<Option<ServeSettings>> {
-    let mut settings = source.under(settings, matches)?.resolved()?;
+    let mut settings = source.merge_file(settings, matches)?.resolved()?;
     let kernels = || hub::kernels(&source.hub);
     settings.worker.kernel_cache = settings.worker.kernel_cache.or_else(kernels);
     if source.print_config {
-        out::print(&printed(&settings)?)?;
+        out::print(&config_text(&settings)?)?;
         return Ok(None);
     }
     Ok(Some(settings))
@@ -92,24 +92,27 @@ pub fn resolved(
 
 /// Finds the model of these settings, or fetches it.
 pub fn with_model(mut settings: ServeSettings, source: &ConfigSource) -> anyhow::Result<(ServeSettings, LocatedModel)> {
-    let located = models::ready(&settings.model.model, &source.hub)?;
-    settings.model.named(located.name.clone());
+    let located = models::locate_or_fetch(&settings.model.model, &source.hub)?;
+    settings.model.served_name_or(located.name.clone());
     drafts::find(&mut settings.coordinator.speculation, &source.hub)?;
     Ok((settings, located))
 }
 
 /// Starts logs and metrics, and checks that the model can be placed.
-pub fn begun(settings: &ServeSettings, located: &LocatedModel) -> anyhow::Result<(router::Render, Checkpoint)> {
+pub fn start_and_check(
+    settings: &ServeSettings,
+    located: &LocatedModel,
+) -> anyhow::Result<(router::Render, Checkpoint)> {
     let (steps, content) = (settings.coordinator.otlp_steps, settings.router.otlp_content);
     let collector = settings.watch.collector()?.map(|collector| Collector { steps, content, ..collector });
-    let metrics = watch(&settings.watch, collector.as_ref(), settings.model.served_name())?;
-    let checkpoint = checked(settings, located)?;
+    let metrics = start_telemetry(&settings.watch, collector.as_ref(), settings.model.served_name())?;
+    let checkpoint = open_placeable(settings, located)?;
     warn_if_crowded(settings.device.device, settings.n_workers());
     Ok((metrics, checkpoint))
 }
 
 /// Returns the model, if it can be placed.
-pub fn checked(settings: &ServeSettings, located: &LocatedModel) -> anyhow::Result<Checkpoint> {
+pub fn open_placeable(settings: &ServeSettings, located: &LocatedModel) -> anyhow::Result<Checkpoint> {
     let checkpoint = Checkpoint::open(&located.path)?;
     plan::blueprint(settings, &checkpoint)?;
     Ok(checkpoint)
@@ -131,19 +134,19 @@ pub async fn serve(
         tracing::info!(cublaslt = %version, "large products are cuBLASLt's");
     }
     let mut controls = controls.into_iter();
-    let (mut groups, mut coordinators, salt) = (Vec::new(), Vec::new(), salt(None)?);
+    let (mut groups, mut coordinators, salt) = (Vec::new(), Vec::new(), hash_salt(None)?);
     for n in 0..settings.local.replicas {
         let (mut group, coordinator) = ReplicaTasks::start(settings, checkpoint, salt, n).await?;
         if let Some(door) = controls.next() {
-            group.open(door, coordinator.channel.clone())?;
+            group.serve_control(door, coordinator.channel.clone())?;
         }
         groups.push(group);
         coordinators.push(coordinator);
     }
-    let behind = ServedReplicas::these(coordinators)?;
+    let behind = ServedReplicas::of_channels(coordinators)?;
     let router = route(settings.router(), checkpoint, metrics, behind, listeners, shutdown.clone())?;
     let end = CancellationToken::new();
-    let replicas = RoleTask::start("the replica", end.clone(), run_groups(groups, end));
+    let replicas = RoleTask::start("the replica", end.clone(), run_replicas(groups, end));
     run_all(vec![RoleTask::start("the router", shutdown, router), replicas]).await
 }
 
@@ -172,7 +175,7 @@ impl ReplicaTasks {
         if n_ranks == 1 || settings.local.inproc {
             let served = coordinate(coordinator, checkpoint, replica, Box::pin(pipes), end.clone())?;
             parts.push(RoleTask::start("the coordinator", end.clone(), served));
-            parts.extend(workers::threads(settings, &dialer, n * n_ranks)?);
+            parts.extend(workers::start_threads(settings, &dialer, n * n_ranks)?);
         } else {
             let socket = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.context("cannot listen for workers")?;
             let (address, token) = (socket.local_addr()?, JoinToken::random()?);
@@ -180,7 +183,7 @@ impl ReplicaTasks {
             let connections = Box::pin(pipes.merge(sockets));
             let served = coordinate(coordinator, checkpoint, replica, connections, end.clone())?;
             parts.push(RoleTask::start("the coordinator", end.clone(), served));
-            parts.push(workers::processes(settings, address, &token, n * n_ranks)?);
+            parts.push(workers::start_processes(settings, address, &token, n * n_ranks)?);
         }
         Ok((
             ReplicaTasks { name: name.clone(), end, parts },
@@ -189,7 +192,7 @@ impl ReplicaTasks {
     }
 
     /// Serves `scale` and `reload` until its coordinator has ended.
-    fn open(&mut self, door: TcpListener, coordinator: Channel) -> anyhow::Result<()> {
+    fn serve_control(&mut self, door: TcpListener, coordinator: Channel) -> anyhow::Result<()> {
         let (address, end) = (door.local_addr()?, CancellationToken::new());
         tracing::info!(replica = self.name, %address, "`scale` and `reload` reach this replica");
         self.parts.push(RoleTask::start("the door for --control", end.clone(), control::serve(door, coordinator, end)));
@@ -198,7 +201,7 @@ impl ReplicaTasks {
 }
 
 /// Runs replicas until `end`, or until none is left. A failed replica is logged, and the others continue.
-async fn run_groups(groups: Vec<ReplicaTasks>, end: CancellationToken) -> anyhow::Result<()> {
+async fn run_replicas(groups: Vec<ReplicaTasks>, end: CancellationToken) -> anyhow::Result<()> {
     let ends: Vec<CancellationToken> = groups.iter().map(|group| group.end.clone()).collect();
     let mut running = JoinSet::new();
     for group in groups {

@@ -25,7 +25,7 @@ impl RoleTask {
     }
 
     /// Cancel safe: the task is taken out only once it has ended.
-    async fn ended(&mut self) -> anyhow::Result<()> {
+    async fn wait(&mut self) -> anyhow::Result<()> {
         let Some(task) = &mut self.task else { return Ok(()) };
         let result = task.await;
         self.task = None;
@@ -36,7 +36,7 @@ impl RoleTask {
 /// Runs tasks until the first of them ends, and then ends the others one after another.
 pub async fn run_all(mut parts: Vec<RoleTask>) -> anyhow::Result<()> {
     let first = poll_fn(|cx| {
-        let ended = parts.iter_mut().find_map(|part| match pin!(part.ended()).poll(cx) {
+        let ended = parts.iter_mut().find_map(|part| match pin!(part.wait()).poll(cx) {
             Poll::Ready(ended) => Some(ended),
             Poll::Pending => None,
         });
@@ -46,7 +46,7 @@ pub async fn run_all(mut parts: Vec<RoleTask>) -> anyhow::Result<()> {
     for mut part in parts {
         part.end.cancel();
         // The first failure is the cause; the other tasks must end in any case.
-        let ended = part.ended().await;
+        let ended = part.wait().await;
         outcome = outcome.and(ended);
     }
     outcome

@@ -14,7 +14,7 @@ pub fn table(settings: &ServeSettings, checkpoint: &Checkpoint) -> anyhow::Resul
 
 /// Returns the same table for a model of this shape.
 pub fn table_of(settings: &ServeSettings, model: &str, shape: &ModelShape) -> anyhow::Result<String> {
-    let (blueprint, policy) = (placed(settings, shape)??, policy(settings.coordinator()));
+    let (blueprint, policy) = (place_shape(settings, shape)??, policy(settings.coordinator()));
     let prediction = coordinator::predict(&machines(settings)?, shape, &policy, &blueprint)?;
     let replicas = settings.local.replicas;
     let each = if replicas > 1 { format!("{replicas} replicas, each ") } else { String::new() };
@@ -24,11 +24,11 @@ pub fn table_of(settings: &ServeSettings, model: &str, shape: &ModelShape) -> an
 /// Returns the placement on this machine, or why there is none. Checked before anything starts.
 pub fn blueprint(settings: &ServeSettings, checkpoint: &Checkpoint) -> anyhow::Result<Blueprint> {
     let (shape, _) = drafts::shape(settings.coordinator(), checkpoint)?;
-    Ok(placed(settings, &shape)??)
+    Ok(place_shape(settings, &shape)??)
 }
 
 /// Returns the placement of a model of this shape on this machine, or why there is none.
-pub fn placed(settings: &ServeSettings, shape: &ModelShape) -> anyhow::Result<Result<Blueprint, Unplaceable>> {
+pub fn place_shape(settings: &ServeSettings, shape: &ModelShape) -> anyhow::Result<Result<Blueprint, Unplaceable>> {
     Ok(coordinator::plan(&machines(settings)?, shape, &policy(settings.coordinator()), None))
 }
 

@@ -1,6 +1,6 @@
 //! A server for one client within this process. No other process receives its ports, so it requires no key.
 
-use super::{begun, checked, prepared, serve};
+use super::{open_placeable, prepare, serve, start_and_check};
 use crate::models;
 use crate::roles::router::Listeners;
 use crate::settings::{ConfigSource, LOG, ServeSettings};
@@ -35,27 +35,27 @@ impl PrivateServer {
         source: &ConfigSource,
         matches: &ArgMatches,
     ) -> anyhow::Result<Option<PrivateServer>> {
-        let Some((mut settings, located)) = prepared(settings, source, matches)? else { return Ok(None) };
+        let Some((mut settings, located)) = prepare(settings, source, matches)? else { return Ok(None) };
         let any_port = Some(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
         (settings.router.http, settings.router.grpc) = (any_port, any_port);
         (settings.router.api_keys, settings.router.api_key) = (None, None);
         (settings.router.api_tls_cert, settings.router.api_tls_key, settings.router.api_client_ca) = (None, None, None);
-        settings.router.answers.none();
+        settings.router.answers.turn_off();
         if settings.watch.log == LOG {
             settings.watch.log = "warn".into();
         }
-        let (metrics, checkpoint) = begun(&settings, &located)?;
+        let (metrics, checkpoint) = start_and_check(&settings, &located)?;
         let n_bytes = bytes_of(&located.path);
         Ok(Some(PrivateServer { settings, checkpoint, metrics, name: located.name, n_bytes }))
     }
 
     /// Returns the same server for another model, which is fetched and checked first.
-    pub fn another(&self, model: &str, source: &ConfigSource) -> anyhow::Result<PrivateServer> {
+    pub fn with_other_model(&self, model: &str, source: &ConfigSource) -> anyhow::Result<PrivateServer> {
         let mut settings = self.settings.clone();
-        let located = models::ready(model, &source.hub)?;
+        let located = models::locate_or_fetch(model, &source.hub)?;
         (settings.model.model, settings.model.served_model_name) = (model.to_owned(), None);
-        settings.model.named(located.name.clone());
-        let checkpoint = checked(&settings, &located)?;
+        settings.model.served_name_or(located.name.clone());
+        let checkpoint = open_placeable(&settings, &located)?;
         let (metrics, n_bytes) = (self.metrics.clone(), bytes_of(&located.path));
         Ok(PrivateServer { settings, checkpoint, metrics, name: located.name, n_bytes })
     }

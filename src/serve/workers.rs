@@ -1,12 +1,12 @@
 //! The workers of one replica on this machine: threads of this process, or separate processes.
 
-use super::children::{self, Order};
+use super::children::{self, WorkerLaunch};
 use super::parts::RoleTask;
 use crate::roles::worker::RankPeers;
 use crate::roles::{handover, worker};
 use crate::settings::device::DeviceSettings;
 use crate::settings::{
-    ByteSize, HealthSettings, JoinSettings, LogFormat, ServeSettings, SpokenSettings, StoreSettings, TrustSettings,
+    ByteSize, HealthSettings, JoinSettings, LogFormat, ProtocolSettings, ServeSettings, StoreSettings, TrustSettings,
     WatchSettings, WorkerRole, WorkerSettings,
 };
 use std::net::{Ipv4Addr, SocketAddr};
@@ -17,7 +17,7 @@ const ANY_PORT: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCA
 
 /// Starts a worker for each rank within this process, each with a computing thread of its own; `first` is the first
 /// worker's number.
-pub fn threads(settings: &ServeSettings, dialer: &Dialer, first: u16) -> anyhow::Result<Vec<RoleTask>> {
+pub fn start_threads(settings: &ServeSettings, dialer: &Dialer, first: u16) -> anyhow::Result<Vec<RoleTask>> {
     let (n_ranks, n_workers) = (settings.coordinator.n_ranks(), settings.n_workers());
     let memory_bytes = settings.worker_memory()?;
     let start = |i| {
@@ -38,7 +38,7 @@ pub fn threads(settings: &ServeSettings, dialer: &Dialer, first: u16) -> anyhow:
 }
 
 /// Starts a process for each rank. The processes join over loopback; `first` is the first worker's number.
-pub fn processes(
+pub fn start_processes(
     settings: &ServeSettings,
     coordinator: SocketAddr,
     token: &JoinToken,
@@ -48,7 +48,7 @@ pub fn processes(
     let line = |number| handover::line(token, &role(settings, coordinator, number)?);
     let settings_lines = numbers.map(line).collect::<anyhow::Result<_>>()?;
     let end = CancellationToken::new();
-    Ok(RoleTask::start("the workers", end.clone(), children::run(Order { first, settings_lines }, end)))
+    Ok(RoleTask::start("the workers", end.clone(), children::run(WorkerLaunch { first, settings_lines }, end)))
 }
 
 /// Returns the settings of the worker with this number.
@@ -70,7 +70,7 @@ fn role(settings: &ServeSettings, coordinator: SocketAddr, number: u16) -> anyho
         health: HealthSettings::default(),
         store: StoreSettings::default(),
         trust: TrustSettings::default(),
-        spoken: SpokenSettings::default(),
+        spoken: ProtocolSettings::default(),
         watch: WatchSettings { log_format: LogFormat::Json, ..settings.watch.clone() },
     })
 }

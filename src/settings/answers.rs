@@ -65,7 +65,7 @@ impl AnswerSettings {
     }
 
     /// Turns both off, for a server without answers to record.
-    pub fn none(&mut self) {
+    pub fn turn_off(&mut self) {
         (self.record, self.record_prompts, self.audit) = (None, false, 0.0);
     }
 }

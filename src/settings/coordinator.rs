@@ -4,12 +4,12 @@ use super::bytes::ByteSize;
 use super::check::at_least_one;
 use super::device::{DeviceChoice, DeviceSettings};
 use super::health::HealthSettings;
-use super::kv::KvChoice;
+use super::kv::KvDtypeChoice;
 use super::memory_part::MemoryPart;
 use super::model::ModelSettings;
 use super::queue::QueueSettings;
 use super::speculation::SpeculationSettings;
-use super::spoken::SpokenSettings;
+use super::spoken::ProtocolSettings;
 use super::store::StoreSettings;
 use super::trust::TrustSettings;
 use super::watch::WatchSettings;
@@ -49,10 +49,10 @@ pub struct CoordinatorSettings {
     /// the CPU and bf16 on a GPU
     #[arg(
         long, env = "LOCKSTEP_KV_DTYPE", default_value = "auto",
-        value_parser = words::parser(KvChoice::ALL, KvChoice::name)
+        value_parser = words::parser(KvDtypeChoice::ALL, KvDtypeChoice::name)
     )]
     #[serde(default, with = "words")]
-    pub kv_dtype: KvChoice,
+    pub kv_dtype: KvDtypeChoice,
     /// Memory for the KV cache of each worker, such as 512MiB or 4GiB
     ///
     /// The default on the CPU is room for 8 full contexts, but at most a quarter of the worker's memory; on a GPU it is
@@ -136,7 +136,7 @@ impl CoordinatorSettings {
     }
 
     pub fn kv_dtype(&self, class: DeviceClass) -> KvDtype {
-        self.kv_dtype.on(class)
+        self.kv_dtype.dtype_on(class)
     }
 
     pub fn max_chunk_tokens(&self, queue: &QueueSettings) -> u32 {
@@ -150,7 +150,7 @@ impl CoordinatorSettings {
     /// Fills in everything that does not depend on the model, and checks it.
     pub fn resolved(mut self, queue: &QueueSettings, device: DeviceChoice) -> anyhow::Result<CoordinatorSettings> {
         self.activations = Some(self.activations(device.class()));
-        self.kv_dtype = KvChoice::Of(self.kv_dtype(device.class()));
+        self.kv_dtype = KvDtypeChoice::Of(self.kv_dtype(device.class()));
         self.max_chunk_tokens = Some(self.max_chunk_tokens(queue));
         self.prefix_cache = Some(self.prefix_cache());
         self.check(device.class())?;
@@ -225,7 +225,7 @@ pub struct CoordinatorRole {
     pub trust: TrustSettings,
     #[command(flatten)]
     #[serde(flatten)]
-    pub spoken: SpokenSettings,
+    pub spoken: ProtocolSettings,
     #[command(flatten)]
     #[serde(flatten)]
     pub model: ModelSettings,
@@ -269,5 +269,5 @@ pub struct CoordinatorParts<'a> {
     pub queue: &'a QueueSettings,
     pub coordinator: &'a CoordinatorSettings,
     pub device: DeviceChoice,
-    pub spoken: SpokenSettings,
+    pub spoken: ProtocolSettings,
 }

@@ -86,7 +86,7 @@ impl DeviceChoice {
     /// Replaces `auto` by the device that this machine has.
     pub fn resolved(self) -> DeviceChoice {
         match self {
-            DeviceChoice::Auto if usable().is_ok() => DeviceChoice::Cuda(None),
+            DeviceChoice::Auto if usable_gpus().is_ok() => DeviceChoice::Cuda(None),
             DeviceChoice::Auto => DeviceChoice::Cpu,
             choice => choice,
         }
@@ -104,7 +104,7 @@ impl DeviceChoice {
     pub fn of_worker(self, number: u16) -> anyhow::Result<DeviceChoice> {
         Ok(match self.resolved() {
             DeviceChoice::Cuda(None) => {
-                let ordinals = usable()?;
+                let ordinals = usable_gpus()?;
                 DeviceChoice::Cuda(Some(ordinals[usize::from(number) % ordinals.len()]))
             }
             one => one,
@@ -125,7 +125,7 @@ impl DeviceChoice {
         let (n_sharing, ordinal) = match ordinal {
             Some(ordinal) => (n_workers.into(), ordinal),
             None => {
-                let ordinals = usable()?;
+                let ordinals = usable_gpus()?;
                 (usize::from(n_workers).div_ceil(ordinals.len()), ordinals[0])
             }
         };
@@ -142,7 +142,7 @@ impl DeviceChoice {
             DeviceChoice::Cuda(ordinal) => ordinal,
             one => return one.memory_bytes(n_workers, of_machine),
         };
-        let ordinals = usable()?;
+        let ordinals = usable_gpus()?;
         let n_sharing = ordinal.map_or(n_workers, |_| n_workers.div_ceil(ordinals.len() as u16));
         let driver = Driver::find()?;
         let card = driver.card(ordinal.unwrap_or(ordinals[0]))?;
@@ -165,7 +165,7 @@ impl DeviceChoice {
 }
 
 /// Returns the GPUs that can run kernels; at least one.
-fn usable() -> anyhow::Result<Vec<u32>> {
+fn usable_gpus() -> anyhow::Result<Vec<u32>> {
     let cards = Driver::find()?.cards()?;
     let ordinals: Vec<u32> = cards.iter().filter(|card| card.check().is_ok()).map(|card| card.ordinal).collect();
     match cards.first() {
@@ -189,7 +189,8 @@ pub fn list() -> String {
             let _written = writeln!(out, "cuda    none: {why}");
         }
         Ok((driver, cards)) => {
-            let _written = writeln!(out, "cuda    driver for CUDA {driver}{}, {} devices", release(), cards.len());
+            let _written =
+                writeln!(out, "cuda    driver for CUDA {driver}{}, {} devices", driver_release(), cards.len());
             cards.iter().for_each(|card| out += &line(driver, card));
         }
     }
@@ -215,13 +216,13 @@ fn line(driver: Driver, card: &Card) -> String {
 }
 
 /// Returns the driver's release number, if its kernel module reports one.
-fn release() -> String {
+fn driver_release() -> String {
     let version_text = std::fs::read_to_string("/proc/driver/nvidia/version").unwrap_or_default();
-    release_in(&version_text).map_or_else(String::new, |release| format!(" ({release})"))
+    parse_release(&version_text).map_or_else(String::new, |release| format!(" ({release})"))
 }
 
 /// `NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  Tue Sep 23 ..` -> `580.95.05`
-fn release_in(version_text: &str) -> Option<&str> {
+fn parse_release(version_text: &str) -> Option<&str> {
     let is_release = |word: &&str| word.contains('.') && word.split('.').all(|part| part.parse::<u32>().is_ok());
     version_text.lines().next()?.split_whitespace().find(is_release)
 }
@@ -248,7 +249,7 @@ mod tests {
     fn driver_release_is_found_in_version_text() {
         let version_text =
             "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build\nGCC version: 12.3.0";
-        assert_eq!(release_in(version_text), Some("580.95.05"));
-        assert_eq!(release_in(""), None);
+        assert_eq!(parse_release(version_text), Some("580.95.05"));
+        assert_eq!(parse_release(""), None);
     }
 }

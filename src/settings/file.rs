@@ -1,6 +1,6 @@
 //! Merges flags and a file into one struct, and prints it or hands it on. Has no knowledge of single settings.
 
-use super::hub::Hub;
+use super::hub::HubSettings;
 use anyhow::{Context, bail};
 use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches, Args, Command};
@@ -18,30 +18,30 @@ pub struct ConfigSource {
     #[arg(long)]
     pub print_config: bool,
     #[command(flatten)]
-    pub hub: Hub,
+    pub hub: HubSettings,
 }
 
 impl ConfigSource {
     /// Returns these flags, with missing values taken from the file. `matches` distinguishes flags from defaults.
-    pub fn under<T>(&self, flags: T, matches: &ArgMatches) -> anyhow::Result<T>
+    pub fn merge_file<T>(&self, flags: T, matches: &ArgMatches) -> anyhow::Result<T>
     where
         T: Args + Serialize + DeserializeOwned,
     {
-        self.shared::<T, T>(flags, matches)
+        self.merge_shared_file::<T, T>(flags, matches)
     }
 
     /// Does the same as `under`, for a file that several roles share: keys that only `Other` has are skipped.
-    pub fn shared<T, Other>(&self, flags: T, matches: &ArgMatches) -> anyhow::Result<T>
+    pub fn merge_shared_file<T, Other>(&self, flags: T, matches: &ArgMatches) -> anyhow::Result<T>
     where
         T: Args + Serialize + DeserializeOwned,
         Other: Args,
     {
         let Some(path) = &self.config else { return Ok(flags) };
-        over::<T, Other>(flags, matches, &read(path)?).with_context(|| format!("in {}", path.display()))
+        merge_text::<T, Other>(flags, matches, &read(path)?).with_context(|| format!("in {}", path.display()))
     }
 }
 
-pub fn over<T, Other>(flags: T, matches: &ArgMatches, file: &str) -> anyhow::Result<T>
+pub fn merge_text<T, Other>(flags: T, matches: &ArgMatches, file: &str) -> anyhow::Result<T>
 where
     T: Args + Serialize + DeserializeOwned,
     Other: Args,
@@ -91,7 +91,7 @@ pub fn to_table(settings: &impl Serialize) -> anyhow::Result<toml::Table> {
 }
 
 /// Returns the output of `--print-config`: a file with these settings, without the values that the help hides too.
-pub fn printed<T: Args + Serialize>(settings: &T) -> anyhow::Result<String> {
+pub fn config_text<T: Args + Serialize>(settings: &T) -> anyhow::Result<String> {
     let mut table = to_table(settings)?;
     for secret in arguments::<T>().get_arguments().filter(|argument| argument.is_hide_env_values_set()) {
         table.remove(&name_of(secret));

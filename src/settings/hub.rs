@@ -1,13 +1,13 @@
 //! The folders and servers that models are kept in and fetched from, as configured on the user's machine.
 
 use anyhow::Context;
-use checkpoint::catalogue::Sources;
+use checkpoint::catalogue::ModelSources;
 use clap::Args;
 use std::path::PathBuf;
 
 /// Where models are kept and fetched from. The variables are those that other tools use, so most are set already.
 #[derive(Args, Clone)]
-pub struct Hub {
+pub struct HubSettings {
     /// Folder for fetched models [default: lockstep in the user's cache folder, usually ~/.cache/lockstep]
     #[arg(long, env = "LOCKSTEP_CACHE", value_name = "DIR")]
     pub cache: Option<PathBuf>,
@@ -32,8 +32,8 @@ pub struct Hub {
 }
 
 /// Returns the sources of models, as configured on the user's machine.
-pub fn sources(hub: &Hub) -> anyhow::Result<Sources> {
-    let mut sources = Sources::new(cache(hub)?);
+pub fn sources(hub: &HubSettings) -> anyhow::Result<ModelSources> {
+    let mut sources = ModelSources::new(cache(hub)?);
     sources.hub_token = hub.hf_token.clone();
     sources.hub_cache = hub_cache(hub);
     let in_home = |path: &str| hub.home.as_ref().map(|home| home.join(path));
@@ -46,22 +46,22 @@ pub fn sources(hub: &Hub) -> anyhow::Result<Sources> {
 }
 
 /// Returns the folder for files that this program fetches and keeps.
-pub fn cache(hub: &Hub) -> anyhow::Result<PathBuf> {
+pub fn cache(hub: &HubSettings) -> anyhow::Result<PathBuf> {
     let cache = hub.cache.clone().or_else(|| user_cache(hub).map(|cache| cache.join("lockstep")));
     cache.context("there is no home folder to keep models in: give --cache DIR")
 }
 
 /// Returns the folder for compiled kernels, if there is one.
-pub fn kernels(hub: &Hub) -> Option<PathBuf> {
+pub fn kernels(hub: &HubSettings) -> Option<PathBuf> {
     cache(hub).ok().map(|cache| cache.join("kernels"))
 }
 
-fn user_cache(hub: &Hub) -> Option<PathBuf> {
+fn user_cache(hub: &HubSettings) -> Option<PathBuf> {
     hub.xdg_cache_home.clone().or_else(|| hub.home.as_ref().map(|home| home.join(".cache")))
 }
 
 /// Returns the folder in which Hugging Face's own tools keep their files.
-fn hub_cache(hub: &Hub) -> Option<PathBuf> {
+fn hub_cache(hub: &HubSettings) -> Option<PathBuf> {
     let hf_home = || hub.hf_home.clone().or_else(|| hub.home.as_ref().map(|home| home.join(".cache/huggingface")));
     hub.hf_hub_cache.clone().or_else(|| hf_home().map(|home| home.join("hub")))
 }

@@ -37,7 +37,7 @@ const PKCS8_ED25519: [u8; 16] =
     [0x30, 0x2e, 0x02, 0x01, 0x00, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x04, 0x22, 0x04, 0x20];
 
 /// Returns certificates for both sides, signed by the authority derived from the token.
-pub fn of_token(token: &JoinToken, role: &str) -> anyhow::Result<Tls> {
+pub fn tls_of_token(token: &JoinToken, role: &str) -> anyhow::Result<Tls> {
     let leaves = Arc::new(RenewedCertificate {
         authority: Authority::of(token)?,
         role: role.into(),
@@ -61,7 +61,7 @@ pub fn ends_at(certificate: &Path) -> Option<i64> {
 }
 
 /// Returns certificates for both sides, from PEM files. They must be issued to `lockstep.cluster`.
-pub fn of_files(certificate: &Path, key: &Path, authority: &Path) -> anyhow::Result<Tls> {
+pub fn tls_of_files(certificate: &Path, key: &Path, authority: &Path) -> anyhow::Result<Tls> {
     let chain = certificates(certificate)?;
     let secret = private_key(key)?;
     let (server, client) = builders(certificates(authority)?)?;
@@ -118,7 +118,7 @@ impl Authority {
 
     fn params() -> anyhow::Result<CertificateParams> {
         let mut params = CertificateParams::new(Vec::new())?;
-        params.distinguished_name = named(AUTHORITY_NAME);
+        params.distinguished_name = common_name(AUTHORITY_NAME);
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
         Ok(params)
@@ -130,7 +130,7 @@ impl Authority {
 
     fn sign(&self, role: &str, now: OffsetDateTime, provider: &CryptoProvider) -> anyhow::Result<CertifiedKey> {
         let mut params = CertificateParams::new(vec![SERVER_NAME.to_owned()])?;
-        params.distinguished_name = named(role);
+        params.distinguished_name = common_name(role);
         params.not_before = now - CLOCKS_APART_MAX;
         params.not_after = now + VALID;
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
@@ -144,7 +144,7 @@ impl Authority {
     }
 }
 
-fn named(name: &str) -> DistinguishedName {
+fn common_name(name: &str) -> DistinguishedName {
     let mut distinguished = DistinguishedName::new();
     distinguished.push(DnType::CommonName, name);
     distinguished
@@ -170,7 +170,7 @@ impl RenewedCertificate {
         Ok(made)
     }
 
-    fn logged(&self) -> Option<Arc<CertifiedKey>> {
+    fn current_or_log(&self) -> Option<Arc<CertifiedKey>> {
         self.current().inspect_err(|error| tracing::error!(%error, "no certificate can be made")).ok()
     }
 }
@@ -183,13 +183,13 @@ impl std::fmt::Debug for RenewedCertificate {
 
 impl ResolvesServerCert for RenewedCertificate {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        self.logged()
+        self.current_or_log()
     }
 }
 
 impl ResolvesClientCert for RenewedCertificate {
     fn resolve(&self, _: &[&[u8]], _: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
-        self.logged()
+        self.current_or_log()
     }
 
     fn has_certs(&self) -> bool {
@@ -246,6 +246,6 @@ mod tests {
         check(tls("a", old), tls("a", young), Some(HandshakeRefusal::Expired)).await;
         check(tls("a", young), tls("a", old), Some(HandshakeRefusal::Expired)).await;
         let token = JoinToken::random().unwrap();
-        check(of_token(&token, "one").unwrap(), of_token(&token, "other").unwrap(), None).await;
+        check(tls_of_token(&token, "one").unwrap(), tls_of_token(&token, "other").unwrap(), None).await;
     }
 }

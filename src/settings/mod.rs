@@ -34,14 +34,14 @@ pub use bytes::ByteSize;
 pub use check::at_least_one;
 pub use choices::{CudaGraphs, KvCommitChoice, LogFormat, PickChoice};
 pub use coordinator::{CoordinatorParts, CoordinatorRole};
-pub use file::{ConfigSource, printed, to_table};
+pub use file::{ConfigSource, config_text, to_table};
 pub use health::HealthSettings;
 pub use identity::certificates;
 
 pub use router::{GRPC_PORT, RouteSettings, RouterParts, RouterRole, RouterSettings};
 pub use serve::ServeSettings;
 pub use speculation::SpeculationSettings;
-pub use spoken::SpokenSettings;
+pub use spoken::ProtocolSettings;
 pub use store::StoreSettings;
 pub use trust::TrustSettings;
 pub use watch::{LOG, WatchSettings};

@@ -27,7 +27,7 @@ impl ModelSettings {
     }
 
     /// Returns the name in replies: the model's own, unless one was given.
-    pub fn named(&mut self, own: String) -> String {
+    pub fn served_name_or(&mut self, own: String) -> String {
         let names = self.served_model_name.get_or_insert_default();
         match names.iter().find(|name| *name != ANY) {
             Some(name) => name.clone(),
@@ -47,7 +47,7 @@ mod tests {
     fn any_name_is_no_name_to_reply_with() {
         let named = |names: &[&str]| {
             let names = names.iter().map(|name| (*name).to_owned()).collect();
-            ModelSettings { model: "m".into(), served_model_name: Some(names) }.named("own".into())
+            ModelSettings { model: "m".into(), served_model_name: Some(names) }.served_name_or("own".into())
         };
         assert_eq!(
             (named(&["*", "a"]), named(&["a", "*"]), named(&["*"]), named(&[])),

@@ -11,17 +11,17 @@ use std::sync::Arc;
 
 /// The files of TLS towards clients.
 #[derive(Clone, Debug, PartialEq)]
-pub struct OfferedFiles {
+pub struct ApiTlsFiles {
     certificate: PathBuf,
     key: PathBuf,
     client_authority: Option<PathBuf>,
 }
 
-impl OfferedFiles {
+impl ApiTlsFiles {
     /// Returns None if clients are served without TLS.
-    pub fn of(settings: &RouterSettings) -> anyhow::Result<Option<OfferedFiles>> {
+    pub fn of(settings: &RouterSettings) -> anyhow::Result<Option<ApiTlsFiles>> {
         match (&settings.api_tls_cert, &settings.api_tls_key, &settings.api_client_ca) {
-            (Some(certificate), Some(key), authority) => Ok(Some(OfferedFiles {
+            (Some(certificate), Some(key), authority) => Ok(Some(ApiTlsFiles {
                 certificate: certificate.clone(),
                 key: key.clone(),
                 client_authority: authority.clone(),

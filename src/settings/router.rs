@@ -6,7 +6,7 @@ use super::check::at_least_one;
 use super::choices::PickChoice;
 use super::model::ModelSettings;
 use super::queue::QueueSettings;
-use super::spoken::SpokenSettings;
+use super::spoken::ProtocolSettings;
 use super::store::{StoreSettings, one_or_many};
 use super::trust::TrustSettings;
 use super::watch::WatchSettings;
@@ -235,7 +235,7 @@ pub struct RouteSettings {
 
 impl RouteSettings {
     /// Returns the given coordinators, or None if the router finds them in a store.
-    pub fn given(&self, has_store: bool) -> anyhow::Result<Option<Addresses>> {
+    pub fn given_addresses(&self, has_store: bool) -> anyhow::Result<Option<Addresses>> {
         let addresses = self.coordinator.clone().unwrap_or_default();
         ensure!(
             addresses.is_empty() == has_store,
@@ -265,7 +265,7 @@ pub struct RouterRole {
     pub trust: TrustSettings,
     #[command(flatten)]
     #[serde(flatten)]
-    pub spoken: SpokenSettings,
+    pub spoken: ProtocolSettings,
     #[command(flatten)]
     #[serde(flatten)]
     pub model: ModelSettings,
@@ -299,7 +299,7 @@ pub struct RouterParts<'a> {
     pub model: &'a ModelSettings,
     pub queue: &'a QueueSettings,
     pub router: &'a RouterSettings,
-    pub spoken: SpokenSettings,
+    pub spoken: ProtocolSettings,
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ const OTHERS_READ: u32 = 0o004;
 pub fn read_text(path: &Path) -> anyhow::Result<String> {
     let unreadable = || format!("cannot read {}", path.display());
     let mut file = File::open(path).with_context(unreadable)?;
-    if is_for_all(&file) {
+    if is_world_readable(&file) {
         // Only a warning: the user that starts this process cannot always change how a secret is mounted.
         let file = path.display().to_string();
         tracing::warn!(file, "everybody on this machine can read a secret: `chmod o-rwx` the file");
@@ -26,7 +26,7 @@ pub fn read_text(path: &Path) -> anyhow::Result<String> {
 }
 
 /// Returns whether every user may read the file. No other user can open a pipe such as `<(command)`.
-fn is_for_all(file: &File) -> bool {
+fn is_world_readable(file: &File) -> bool {
     file.metadata().is_ok_and(|found| found.is_file() && found.permissions().mode() & OTHERS_READ != 0)
 }
 
@@ -41,12 +41,12 @@ mod tests {
         std::fs::write(&path, "secret").unwrap();
         for (mode, expect) in [(0o600, false), (0o640, false), (0o440, false), (0o644, true), (0o604, true)] {
             std::fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
-            assert_eq!(is_for_all(&File::open(&path).unwrap()), expect, "{mode:o}");
+            assert_eq!(is_world_readable(&File::open(&path).unwrap()), expect, "{mode:o}");
             assert_eq!(read_text(&path).unwrap(), "secret");
         }
         std::fs::remove_file(&path).unwrap();
         let missing = format!("{:#}", read_text(&path).unwrap_err());
         assert!(missing.starts_with(&format!("cannot read {}", path.display())), "{missing}");
-        assert!(!is_for_all(&File::open("/dev/null").unwrap()));
+        assert!(!is_world_readable(&File::open("/dev/null").unwrap()));
     }
 }

@@ -8,7 +8,7 @@ use super::machine;
 use super::model::ModelSettings;
 use super::queue::QueueSettings;
 use super::router::{RouterParts, RouterSettings};
-use super::spoken::SpokenSettings;
+use super::spoken::ProtocolSettings;
 use super::watch::WatchSettings;
 use super::worker::WorkerSettings;
 use anyhow::ensure;
@@ -104,13 +104,13 @@ impl ServeSettings {
 
     pub fn router(&self) -> RouterParts<'_> {
         // All roles are of this build.
-        let spoken = SpokenSettings::default();
+        let spoken = ProtocolSettings::default();
         RouterParts { model: &self.model, queue: &self.queue, router: &self.router, spoken }
     }
 
     pub fn coordinator(&self) -> CoordinatorParts<'_> {
         let (model, queue) = (&self.model, &self.queue);
-        let (coordinator, device, spoken) = (&self.coordinator, self.device.device, SpokenSettings::default());
+        let (coordinator, device, spoken) = (&self.coordinator, self.device.device, ProtocolSettings::default());
         CoordinatorParts { model, queue, coordinator, device, spoken }
     }
 }
@@ -121,7 +121,7 @@ mod tests {
     use super::*;
     use crate::settings::ByteSize;
     use crate::settings::device::DeviceChoice;
-    use crate::settings::kv::KvChoice;
+    use crate::settings::kv::KvDtypeChoice;
     use types::{Activations, KvDtype};
 
     fn resolve(words: &str) -> anyhow::Result<ServeSettings> {
@@ -169,7 +169,7 @@ mod tests {
     #[test]
     fn what_is_printed_can_be_read_back() -> anyhow::Result<()> {
         let settings = resolve("--kv-memory 5MiB --port 81")?;
-        let again = from_file::<ServeSettings>("", &crate::settings::printed(&settings)?)?.resolved()?;
+        let again = from_file::<ServeSettings>("", &crate::settings::config_text(&settings)?)?.resolved()?;
         assert_eq!(again, settings);
         Ok(())
     }
@@ -178,14 +178,14 @@ mod tests {
     fn a_device_brings_its_numbers() -> anyhow::Result<()> {
         let cuda = resolve("--device cuda:1")?;
         let numbers = (cuda.coordinator.activations, cuda.coordinator.kv_dtype);
-        assert_eq!(numbers, (Some(Activations::Bf16), KvChoice::Of(KvDtype::Bf16)));
+        assert_eq!(numbers, (Some(Activations::Bf16), KvDtypeChoice::Of(KvDtype::Bf16)));
         for (words, dtype) in
             [("", KvDtype::F16), ("--kv-dtype auto", KvDtype::F16), ("--kv-dtype int8", KvDtype::Int8)]
         {
-            assert_eq!(resolve(words)?.coordinator.kv_dtype, KvChoice::Of(dtype), "{words}");
+            assert_eq!(resolve(words)?.coordinator.kv_dtype, KvDtypeChoice::Of(dtype), "{words}");
         }
         assert_eq!(cuda.device.device, DeviceChoice::Cuda(Some(1)));
-        let again = from_file::<ServeSettings>("", &crate::settings::printed(&cuda)?)?.resolved()?;
+        let again = from_file::<ServeSettings>("", &crate::settings::config_text(&cuda)?)?.resolved()?;
         assert_eq!(again, cuda);
         refused("--numerics fast", "--numerics fast is for GPUs");
         refused("--device cuda --kv-dtype int8", "--kv-dtype int8: both are bf16 on a GPU");

@@ -67,7 +67,7 @@ impl SpeculationSettings {
     }
 
     /// Sets the path at which the draft model was found.
-    pub fn found_draft(&mut self, path: String) {
+    pub fn set_draft_path(&mut self, path: String) {
         let of_config = self.speculative_config.as_mut().map(|config| &mut config.model);
         *of_config.unwrap_or(&mut self.draft_model) = Some(path);
     }
@@ -272,7 +272,7 @@ mod tests {
             SpeculationSettings { speculative_config: Some(json.parse().unwrap()), draft_model: None, ..named.clone() };
         config.check().unwrap();
         assert_eq!((config.speculation().drafting, config.is_draft_alone()), (DraftPolicy::Fixed(3), true));
-        config.found_draft("/models/small".into());
+        config.set_draft_path("/models/small".into());
         assert_eq!(config.draft(), Some("/models/small"));
         let unused = SpeculationSettings { draft_model: None, ..named };
         assert!(unused.check().unwrap_err().to_string().contains("needs a draft model"));

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 #[derive(Args, Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub struct SpokenSettings {
+pub struct ProtocolSettings {
     /// Newest protocol to speak with other roles [default: the newest that this build knows]
     ///
     /// What came with a newer one is not used, as if this were the build before: for an upgrade whose new features
@@ -18,7 +18,7 @@ pub struct SpokenSettings {
     pub protocol_max: Option<u32>,
 }
 
-impl SpokenSettings {
+impl ProtocolSettings {
     pub fn speaks(&self) -> ProtocolRange {
         self.protocol_max.map_or_else(ProtocolRange::default, ProtocolRange::up_to)
     }

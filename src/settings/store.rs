@@ -3,7 +3,7 @@
 use super::secret;
 use anyhow::{Context, bail, ensure};
 use clap::Args;
-use cluster::{EtcdConfig, EtcdStore, EtcdTls, EtcdTimings, Store};
+use cluster::{EtcdConfig, EtcdStore, EtcdTimings, EtcdTls, Store};
 use serde::{Deserialize, Deserializer, Serialize};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, UNIX_EPOCH};
@@ -75,7 +75,7 @@ impl StoreSettings {
             waits: lease.map_or_else(EtcdTimings::default, EtcdTimings::with_lease),
         };
         let store = Store::Etcd(EtcdStore::open(config).await.context("--etcd-endpoints")?);
-        tokio::spawn(measure(store.clone()));
+        tokio::spawn(record_reachability(store.clone()));
         Ok(Some(store))
     }
 
@@ -105,7 +105,7 @@ impl StoreSettings {
 }
 
 /// Records in the metrics whether the store can be reached, and since when. Ends with the process.
-async fn measure(store: Store) {
+async fn record_reachability(store: Store) {
     let mut health = store.health();
     loop {
         let (is_connected, since) = {

@@ -59,8 +59,10 @@ impl TrustSettings {
         );
         let tls = match (wants_tls, files, &token) {
             (false, _, _) => None,
-            (true, Some((certificate, key, authority)), _) => Some(identity::of_files(certificate, key, authority)?),
-            (true, None, Some(token)) => Some(identity::of_token(token, role)?),
+            (true, Some((certificate, key, authority)), _) => {
+                Some(identity::tls_of_files(certificate, key, authority)?)
+            }
+            (true, None, Some(token)) => Some(identity::tls_of_token(token, role)?),
             (true, None, None) => bail!("--tls on needs a join token or certificates"),
         };
         if tls.is_none() && !is_local {
@@ -75,7 +77,7 @@ impl TrustSettings {
         let first = self.resolve(role, &address, None)?;
         let (trust_tx, trust) = watch::channel(first.clone());
         if first.tls.is_some() && self.files()?.is_some() {
-            self.report_end();
+            self.report_expiry();
             tokio::spawn(renew(self.without_token_file(), role, address, first.token, trust_tx));
         }
         Ok(trust)
@@ -106,7 +108,7 @@ impl TrustSettings {
         TrustSettings { token_file: None, ..self.clone() }
     }
 
-    fn report_end(&self) {
+    fn report_expiry(&self) {
         metrics::certificate_ends("tls_cert", self.tls_cert.as_deref().and_then(identity::ends_at));
     }
 
@@ -152,7 +154,7 @@ async fn renew(
         match resolved {
             Ok(trust) => {
                 trust_tx.send_replace(trust);
-                settings.report_end();
+                settings.report_expiry();
                 tracing::info!(role, "the certificates were read again");
             }
             // The certificates are three files, which may not match between two writes.

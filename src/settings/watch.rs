@@ -5,7 +5,7 @@ use anyhow::{Context, bail, ensure};
 use clap::Args;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
-use telemetry::{Collector, Headers};
+use telemetry::{Collector, ExportHeaders};
 
 /// The default log filter. The tokenizer's crate logs its tables as it builds them, which does not help an operator.
 pub const LOG: &str = "info,tk_encode=warn";
@@ -62,7 +62,8 @@ impl WatchSettings {
             OtlpProtocol::Grpc => telemetry::Protocol::Grpc,
             OtlpProtocol::Http => telemetry::Protocol::Http,
         };
-        let headers = Headers::parse(self.otlp_headers.as_deref().unwrap_or_default()).context("--otlp-headers")?;
+        let headers =
+            ExportHeaders::parse(self.otlp_headers.as_deref().unwrap_or_default()).context("--otlp-headers")?;
         let read = |path: &String| std::fs::read(path).with_context(|| format!("cannot read {path}"));
         let authority = self.otlp_certificate.as_ref().map(read).transpose().context("--otlp-certificate")?;
         let metrics_every = (self.otlp_metrics_seconds > 0).then(|| Duration::from_secs(self.otlp_metrics_seconds));

@@ -5,7 +5,7 @@ use super::choices::{CudaGraphs, GpuCarrier, HostWire, Instructions, KvCommitCho
 use super::device::DeviceSettings;
 use super::health::HealthSettings;
 use super::machine;
-use super::spoken::SpokenSettings;
+use super::spoken::ProtocolSettings;
 use super::store::StoreSettings;
 use super::trust::TrustSettings;
 use super::watch::WatchSettings;
@@ -125,7 +125,7 @@ pub struct WorkerRole {
     pub trust: TrustSettings,
     #[command(flatten)]
     #[serde(flatten)]
-    pub spoken: SpokenSettings,
+    pub spoken: ProtocolSettings,
     #[command(flatten)]
     #[serde(flatten)]
     pub watch: WatchSettings,

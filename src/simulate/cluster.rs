@@ -2,11 +2,11 @@
 //! workers. One queue of events, ordered by time and then number; no clock, no thread, no randomness.
 
 use super::front::SimulatedRouter;
-use super::measure::{CountedTime, Level, SampledMean, TimeCounts};
+use super::measure::{MeasurementWindow, SampledMean, TimeHistogram, TimeWeightedCount};
 use super::traffic::{Arrival, Nanos, Traffic, token};
 use coordinator::{Roofline, StepWork};
 use router::PickPolicy;
-use router::board::ledger::Item;
+use router::board::ledger::RemainingWork;
 use scheduler::{RequestOutput, Scheduler};
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -21,14 +21,14 @@ const BEAT_NANOS: Nanos = 100_000_000;
 /// Interval between samples of each replica.
 const LOOK_NANOS: Nanos = 500_000_000;
 
-pub struct Setup {
+pub struct SimSetup {
     pub n_replicas: usize,
     pub policy: PickPolicy,
     pub planner: scheduler::Config,
     pub roofline: Roofline,
     /// Time per pass through a stage beyond the roofline: launches, the draw.
     pub overhead: Nanos,
-    pub window: CountedTime,
+    pub window: MeasurementWindow,
     pub slo: Slo,
 }
 
@@ -60,11 +60,11 @@ struct SimRequest {
     /// When its last drawn token reaches the first stage.
     drawn_at: Nanos,
     /// The work that the router counts for it until it has ended.
-    work: Option<Item>,
+    work: Option<RemainingWork>,
 }
 
 impl SimRequest {
-    fn new(arrival: Arrival, work: Item) -> SimRequest {
+    fn new(arrival: Arrival, work: RemainingWork) -> SimRequest {
         SimRequest { arrival, n_delivered: 0, n_in_window: 0, first_at: 0, last_at: 0, drawn_at: 0, work: Some(work) }
     }
 }
@@ -79,7 +79,7 @@ struct SimReplica {
 
 /// The result of a run.
 #[derive(Default)]
-pub struct Tally {
+pub struct SimOutcome {
     pub n_arrived: u64,
     pub n_ended: u64,
     pub n_refused: u64,
@@ -89,9 +89,9 @@ pub struct Tally {
     /// The part of the output tokens that belongs to requests within both limits.
     pub good_tokens: u64,
     pub counted_tokens: u64,
-    pub ttft: TimeCounts,
-    pub itl: TimeCounts,
-    pub e2e: TimeCounts,
+    pub ttft: TimeHistogram,
+    pub itl: TimeHistogram,
+    pub e2e: TimeHistogram,
     /// Tokens delivered within the window.
     pub output_tokens: u64,
     /// Prompt tokens, computed and cached, of requests that began within the window.
@@ -101,7 +101,7 @@ pub struct Tally {
     pub busy: Nanos,
     pub bytes_read: f64,
     pub operations: f64,
-    pub open: Level,
+    pub open: TimeWeightedCount,
     /// The used part of the cache, between 0 and 1.
     pub cache_used: SampledMean,
     /// Running requests of a replica.
@@ -115,8 +115,8 @@ pub struct Tally {
     pub tokens_delivered: u64,
 }
 
-pub struct Datacenter {
-    setup: Setup,
+pub struct SimulatedCluster {
+    setup: SimSetup,
     traffic: Traffic,
     next: Option<Arrival>,
     queue: BinaryHeap<Reverse<(Nanos, u64, SimEvent)>>,
@@ -129,11 +129,11 @@ pub struct Datacenter {
     work: StepWork,
     outputs: Vec<RequestOutput>,
     spare: Vec<StepDone>,
-    outcome: Tally,
+    outcome: SimOutcome,
 }
 
-impl Datacenter {
-    pub fn new(setup: Setup, traffic: Traffic) -> Result<Datacenter, types::Unsupported> {
+impl SimulatedCluster {
+    pub fn new(setup: SimSetup, traffic: Traffic) -> Result<SimulatedCluster, types::Unsupported> {
         let replica = || {
             Ok(SimReplica {
                 planner: Scheduler::new(setup.planner.clone(), Epoch::default())?,
@@ -142,7 +142,7 @@ impl Datacenter {
             })
         };
         let replicas = (0..setup.n_replicas).map(|_| replica()).collect::<Result<Vec<_>, types::Unsupported>>()?;
-        Ok(Datacenter {
+        Ok(SimulatedCluster {
             front: SimulatedRouter::new(setup.policy, setup.n_replicas, &setup.planner),
             groups: setup.planner.groups.clone(),
             setup,
@@ -156,14 +156,14 @@ impl Datacenter {
             work: StepWork::default(),
             outputs: Vec::new(),
             spare: Vec::new(),
-            outcome: Tally::default(),
+            outcome: SimOutcome::default(),
         })
     }
 
     /// Runs until the last request has ended. Calls `progress` with the virtual time at intervals.
-    pub fn run(mut self, mut progress: impl FnMut(Nanos)) -> Tally {
-        self.await_arrival();
-        let CountedTime { from, until } = self.setup.window;
+    pub fn run(mut self, mut progress: impl FnMut(Nanos)) -> SimOutcome {
+        self.schedule_next_arrival();
+        let MeasurementWindow { from, until } = self.setup.window;
         (from..until).step_by(LOOK_NANOS as usize).for_each(|at| self.push(at, SimEvent::Look));
         // Coordinators start at different times, so their reports are staggered.
         for replica in 0..self.setup.n_replicas as u32 {
@@ -175,10 +175,10 @@ impl Datacenter {
             match event {
                 SimEvent::Arrive => self.arrive(now),
                 SimEvent::Deliver { replica, request } => self.deliver(now, replica as usize, request),
-                SimEvent::Answer { replica } => self.answer(now, replica as usize),
-                SimEvent::Beat { replica } => self.beat(now, replica),
+                SimEvent::Answer { replica } => self.handle_answer(now, replica as usize),
+                SimEvent::Beat { replica } => self.handle_report(now, replica),
                 SimEvent::Look => {
-                    self.look();
+                    self.sample_replicas();
                     progress(now);
                 }
             }
@@ -196,7 +196,7 @@ impl Datacenter {
         self.queue.push(Reverse((at, self.n_pushed, event)));
     }
 
-    fn await_arrival(&mut self) {
+    fn schedule_next_arrival(&mut self) {
         self.next = self.traffic.next();
         if let Some(arrival) = self.next {
             self.push(arrival.at, SimEvent::Arrive);
@@ -207,15 +207,15 @@ impl Datacenter {
         let Some(arrival) = self.next.take() else { return };
         let request = self.tickets.len() as u32;
         self.outcome.n_arrived += 1;
-        self.outcome.n_counted += u64::from(self.setup.window.has(now));
+        self.outcome.n_counted += u64::from(self.setup.window.contains(now));
         self.outcome.open.change(1, now, &self.setup.window);
         let prompt = arrival.prompt(request.into());
         // Requests with the same prefix share a session.
         let session = Some(arrival.prefix).filter(|_| arrival.n_prefix > 0);
-        let (replica, work) = self.front.give(&prompt, session).expect("every replica is ready");
+        let (replica, work) = self.front.pick_replica(&prompt, session).expect("every replica is ready");
         self.tickets.push(SimRequest::new(arrival, work));
         self.push(now + ROUTER_NANOS, SimEvent::Deliver { replica: replica as u32, request });
-        self.await_arrival();
+        self.schedule_next_arrival();
     }
 
     fn deliver(&mut self, now: Nanos, replica: usize, request: u32) {
@@ -227,7 +227,7 @@ impl Datacenter {
         let displaced = std::iter::from_fn(|| self.replicas[replica].planner.take_displaced()).map(|id| id.0 as u32);
         for refused in displaced.chain(taken.err().map(|_| request)).collect::<Vec<_>>() {
             self.outcome.n_refused += 1;
-            self.end(now + ROUTER_NANOS, refused);
+            self.end_request(now + ROUTER_NANOS, refused);
         }
         self.plan(now, replica);
     }
@@ -237,7 +237,7 @@ impl Datacenter {
         while self.replicas[replica].planner.next_step(micros(now), &mut self.step) {
             let done_at = self.run_step(now, replica);
             let mut done = self.spare.pop().unwrap_or_default();
-            self.draw(&mut done, done_at);
+            self.draw_tokens(&mut done, done_at);
             self.replicas[replica].answers.push_back(done);
             self.push(done_at + RANKS_NANOS, SimEvent::Answer { replica: replica as u32 });
         }
@@ -255,7 +255,7 @@ impl Datacenter {
         if self.step.slices.is_empty() {
             return ready;
         }
-        let is_counted = self.setup.window.has(ready);
+        let is_counted = self.setup.window.contains(ready);
         for (stage, free_at) in self.replicas[replica].free_at.iter_mut().enumerate() {
             let took = self.setup.roofline.stage(stage, &self.work);
             let from = ready.max(*free_at);
@@ -271,7 +271,7 @@ impl Datacenter {
     }
 
     /// Gives each slice that draws a token that no other request has at this position.
-    fn draw(&mut self, done: &mut StepDone, done_at: Nanos) {
+    fn draw_tokens(&mut self, done: &mut StepDone, done_at: Nanos) {
         (done.id, done.epoch) = (self.step.id, self.step.epoch);
         done.slices.resize_with(self.step.slices.len(), SliceDone::default);
         for (slice, answer) in self.step.slices.iter().zip(&mut done.slices) {
@@ -284,7 +284,7 @@ impl Datacenter {
         }
     }
 
-    fn answer(&mut self, now: Nanos, replica: usize) {
+    fn handle_answer(&mut self, now: Nanos, replica: usize) {
         let Some(done) = self.replicas[replica].answers.pop_front() else { return };
         let mut outputs = std::mem::take(&mut self.outputs);
         self.replicas[replica].planner.apply(&done, &mut outputs).expect("answers come in the order of steps");
@@ -302,18 +302,18 @@ impl Datacenter {
             self.count_tokens(at, request, output);
         }
         if output.finish.is_some() {
-            self.end(at, request);
+            self.end_request(at, request);
         }
     }
 
     fn count_tokens(&mut self, at: Nanos, request: u32, output: &RequestOutput) {
         let (window, outcome) = (&self.setup.window, &mut self.outcome);
         let ticket = &mut self.tickets[request as usize];
-        let is_counted = window.has(ticket.arrival.at);
+        let is_counted = window.contains(ticket.arrival.at);
         if ticket.n_delivered == 0 {
             ticket.first_at = at;
-            ticket.work.iter_mut().for_each(Item::begun);
-            if window.has(at) {
+            ticket.work.iter_mut().for_each(RemainingWork::mark_prompt_computed);
+            if window.contains(at) {
                 outcome.prompt_tokens += u64::from(ticket.arrival.n_prompt);
                 outcome.cached_tokens += u64::from(output.n_cached);
             }
@@ -326,14 +326,14 @@ impl Datacenter {
         ticket.last_at = at;
         ticket.n_delivered += output.n_tokens;
         outcome.tokens_delivered += u64::from(output.n_tokens);
-        if window.has(at) {
+        if window.contains(at) {
             outcome.output_tokens += u64::from(output.n_tokens);
             ticket.n_in_window += output.n_tokens;
         }
     }
 
     /// Ends a request that was rejected or has all its tokens. Each request ends once.
-    fn end(&mut self, at: Nanos, request: u32) {
+    fn end_request(&mut self, at: Nanos, request: u32) {
         let (window, outcome) = (&self.setup.window, &mut self.outcome);
         let ticket = &mut self.tickets[request as usize];
         assert!(ticket.work.take().is_some(), "request {request} ends twice");
@@ -346,7 +346,7 @@ impl Datacenter {
         let is_good = has_begun && ticket.first_at - ticket.arrival.at <= slo.ttft && itl <= slo.itl;
         // A part of the window's output tokens. Requests from before the window have such tokens too.
         outcome.good_tokens += if is_good { u64::from(ticket.n_in_window) } else { 0 };
-        if !has_begun || !window.has(ticket.arrival.at) {
+        if !has_begun || !window.contains(ticket.arrival.at) {
             return;
         }
         outcome.e2e.add(at - ticket.arrival.at);
@@ -355,14 +355,14 @@ impl Datacenter {
     }
 
     /// Handles a report at the time of its arrival. Reports continue as long as requests arrive.
-    fn beat(&mut self, now: Nanos, replica: u32) {
+    fn handle_report(&mut self, now: Nanos, replica: u32) {
         self.front.apply_report(replica as usize, &mut self.replicas[replica as usize].planner);
         if self.next.is_some() {
             self.push(now + BEAT_NANOS, SimEvent::Beat { replica });
         }
     }
 
-    fn look(&mut self) {
+    fn sample_replicas(&mut self) {
         for replica in &self.replicas {
             let stats = replica.planner.stats();
             self.outcome.cache_used.add(f64::from(stats.blocks_used) / f64::from(stats.blocks_total));

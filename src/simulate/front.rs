@@ -3,8 +3,8 @@
 
 use proto::cluster::{Cached, Load};
 use router::PickPolicy;
-use router::board::ledger::{Item, Ledger};
-use router::board::pick::{PickInfo, Standing, VersionId};
+use router::board::ledger::{Ledger, RemainingWork};
+use router::board::pick::{PickInfo, ReplicaStanding, VersionId};
 use router::board::{ChoiceBuffers, ReplicaFacts, ReplicaTable, Salt, names};
 use scheduler::{BlockNameChange, Scheduler};
 use std::sync::Arc;
@@ -13,13 +13,13 @@ use types::{CacheOwner, PolicyDigest, Token};
 pub struct SimulatedRouter {
     policy: PickPolicy,
     board: ReplicaTable,
-    seats: Vec<Seat>,
+    seats: Vec<RoutedReplica>,
     scratch: ChoiceBuffers,
     n_picked: u64,
     changes: Vec<BlockNameChange>,
 }
 
-struct Seat {
+struct RoutedReplica {
     ledger: Arc<Ledger>,
     /// The number of the last report of its cache.
     sequence: u64,
@@ -32,23 +32,23 @@ impl SimulatedRouter {
             let ledger = board.ledger();
             board.add_replica(place, ledger.clone());
             let (digest, context, salt) = (planner.policy, planner.context_max, planner.salt);
-            let (standing, version, protocol) = (Standing::Ready, VersionId::default(), proto::NEWEST);
+            let (standing, version, protocol) = (ReplicaStanding::Ready, VersionId::default(), proto::NEWEST);
             let (room, id) = (u32::MAX, place as u64);
             board.update_facts(place, &ReplicaFacts { standing, digest, version, context, room, salt, id, protocol });
-            Seat { ledger, sequence: 0 }
+            RoutedReplica { ledger, sequence: 0 }
         };
         let seats = (0..n_replicas).map(seat).collect();
         SimulatedRouter { policy, board, seats, scratch: ChoiceBuffers::default(), n_picked: 0, changes: Vec::new() }
     }
 
     /// Picks the replica for a prompt. The item counts as work at the router until it is dropped.
-    pub fn give(&mut self, prompt: &[Token], session: Option<u64>) -> Option<(usize, Item)> {
+    pub fn pick_replica(&mut self, prompt: &[Token], session: Option<u64>) -> Option<(usize, RemainingWork)> {
         let (n_prompt, protocol) = (prompt.len() as u32, proto::OLDEST);
         let pick_info = PickInfo { n_prompt, session, n_before: self.n_picked, version: None, protocol };
         self.n_picked += 1;
         let called = |digest: &PolicyDigest, salt: &Salt| names(prompt, CacheOwner::default(), digest, salt);
         let chosen = self.board.choose(self.policy, &pick_info, Some(called), &mut self.scratch)?;
-        Some((chosen.place, self.seats[chosen.place].ledger.enter(prompt.len() as u64)))
+        Some((chosen.place, self.seats[chosen.place].ledger.add_work(prompt.len() as u64)))
     }
 
     /// Applies a coordinator's report, several times a second: its load, and the changes of names in its cache.

@@ -5,7 +5,7 @@ use coordinator::{Link, Links, Speed};
 
 /// Figures as advertised: dense, per GPU, links in one direction.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Gpu {
+pub struct GpuSpec {
     pub name: &'static str,
     pub memory_bytes: u64,
     pub bytes_per_s: f64,
@@ -33,8 +33,8 @@ const PCIE4: f64 = 32e9;
 /// a DGX B200's divided by eight; figures "with sparsity" are halved. Network: the bandwidth per GPU of a DGX of that
 /// kind, and 100 Gbit/s where there is no DGX. Prices: an estimate of on-demand prices per GPU at specialised clouds in
 /// 2025, rounded; the large clouds cost two to three times as much. `--price-per-gpu-hour` replaces it.
-pub const GPUS: [Gpu; 9] = [
-    Gpu {
+pub const GPUS: [GpuSpec; 9] = [
+    GpuSpec {
         name: "l4",
         memory_bytes: 24 * GB,
         bytes_per_s: 0.3 * TERA,
@@ -45,7 +45,7 @@ pub const GPUS: [Gpu; 9] = [
         net_bytes_per_s: 12.5e9,
         dollars_per_hour: 0.6,
     },
-    Gpu {
+    GpuSpec {
         name: "a10",
         memory_bytes: 24 * GB,
         bytes_per_s: 0.6 * TERA,
@@ -56,7 +56,7 @@ pub const GPUS: [Gpu; 9] = [
         net_bytes_per_s: 12.5e9,
         dollars_per_hour: 0.75,
     },
-    Gpu {
+    GpuSpec {
         name: "l40s",
         memory_bytes: 48 * GB,
         bytes_per_s: 0.864 * TERA,
@@ -67,11 +67,11 @@ pub const GPUS: [Gpu; 9] = [
         net_bytes_per_s: 12.5e9,
         dollars_per_hour: 1.0,
     },
-    Gpu { name: "a100-40gb", memory_bytes: 40 * GIB, bytes_per_s: 1.555 * TERA, dollars_per_hour: 1.3, ..A100 },
+    GpuSpec { name: "a100-40gb", memory_bytes: 40 * GIB, bytes_per_s: 1.555 * TERA, dollars_per_hour: 1.3, ..A100 },
     A100,
     H100,
-    Gpu { name: "h200", memory_bytes: 141 * GB, bytes_per_s: 4.8 * TERA, dollars_per_hour: 3.5, ..H100 },
-    Gpu {
+    GpuSpec { name: "h200", memory_bytes: 141 * GB, bytes_per_s: 4.8 * TERA, dollars_per_hour: 3.5, ..H100 },
+    GpuSpec {
         name: "h20",
         memory_bytes: 96 * GB,
         bytes_per_s: 4.0 * TERA,
@@ -80,7 +80,7 @@ pub const GPUS: [Gpu; 9] = [
         dollars_per_hour: 1.5,
         ..H100
     },
-    Gpu {
+    GpuSpec {
         name: "b200",
         memory_bytes: 180 * GB,
         bytes_per_s: 8.0 * TERA,
@@ -92,7 +92,7 @@ pub const GPUS: [Gpu; 9] = [
     },
 ];
 
-const A100: Gpu = Gpu {
+const A100: GpuSpec = GpuSpec {
     name: "a100",
     memory_bytes: 80 * GIB,
     bytes_per_s: 2.039 * TERA,
@@ -104,7 +104,7 @@ const A100: Gpu = Gpu {
     dollars_per_hour: 1.75,
 };
 
-const H100: Gpu = Gpu {
+const H100: GpuSpec = GpuSpec {
     name: "h100",
     memory_bytes: 80 * GIB,
     bytes_per_s: 3.35 * TERA,
@@ -126,7 +126,7 @@ const NET_HOP_MICROS: f64 = 15.0;
 /// The part of a link's bandwidth that is reached.
 const LINK_EFFICIENCY: f64 = 0.75;
 
-pub fn find(name: &str) -> Result<Gpu, String> {
+pub fn find(name: &str) -> Result<GpuSpec, String> {
     let known = || GPUS.iter().map(|gpu| gpu.name).collect::<Vec<_>>().join(", ");
     let found = GPUS.iter().find(|gpu| gpu.name.eq_ignore_ascii_case(name));
     found.copied().ok_or_else(|| format!("{name:?} is no GPU that is known here: {}", known()))
@@ -139,7 +139,7 @@ pub struct Efficiency {
     pub compute: f64,
 }
 
-impl Gpu {
+impl GpuSpec {
     /// Returns the speed. `is_fp8` means that both operands of products with weights are fp8.
     pub fn speed(&self, efficiency: Efficiency, is_fp8: bool) -> Speed {
         let flops = self.fp8_flops.filter(|_| is_fp8).unwrap_or(self.bf16_flops);

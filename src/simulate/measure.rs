@@ -5,13 +5,13 @@ use serde::Serialize;
 
 /// The window in which requests and tokens count: from the first time, up to but not including the second.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CountedTime {
+pub struct MeasurementWindow {
     pub from: Nanos,
     pub until: Nanos,
 }
 
-impl CountedTime {
-    pub fn has(&self, at: Nanos) -> bool {
+impl MeasurementWindow {
+    pub fn contains(&self, at: Nanos) -> bool {
         (self.from..self.until).contains(&at)
     }
 
@@ -36,7 +36,7 @@ pub struct Percentiles {
 /// A histogram of times. Classes are a hundred and twenty-eighth apart, so its size does not depend on the number of
 /// times.
 #[derive(Default)]
-pub struct TimeCounts {
+pub struct TimeHistogram {
     counts: Vec<u64>,
     pub n: u64,
     /// The sum of all times, in nanoseconds.
@@ -46,7 +46,7 @@ pub struct TimeCounts {
 /// A number's leading bits that determine its class.
 const CLASS_BITS: u32 = 7;
 
-impl TimeCounts {
+impl TimeHistogram {
     pub fn add(&mut self, nanos: Nanos) {
         let class = class(nanos);
         if class >= self.counts.len() {
@@ -71,7 +71,7 @@ impl TimeCounts {
     }
 
     /// Returns the percentiles, in milliseconds.
-    pub fn spread(&self) -> Percentiles {
+    pub fn percentiles(&self) -> Percentiles {
         let millis = |nanos: Nanos| nanos as f64 / 1e6;
         let at = |percent| millis(self.percentile(percent));
         let mean = self.sum as f64 / self.n.max(1) as f64 / 1e6;
@@ -94,20 +94,20 @@ fn middle(class: usize) -> Nanos {
 
 /// The number of open items over time.
 #[derive(Default)]
-pub struct Level {
+pub struct TimeWeightedCount {
     pub now: u64,
     since: Nanos,
     area: u128,
 }
 
-impl Level {
-    pub fn change(&mut self, by: i64, at: Nanos, window: &CountedTime) {
+impl TimeWeightedCount {
+    pub fn change(&mut self, by: i64, at: Nanos, window: &MeasurementWindow) {
         self.area += u128::from(self.now) * u128::from(window.overlap(self.since, at));
         self.now = self.now.checked_add_signed(by).expect("nobody leaves who has not come");
         self.since = at;
     }
 
-    pub fn mean(&self, window: &CountedTime) -> f64 {
+    pub fn mean(&self, window: &MeasurementWindow) -> f64 {
         self.area as f64 / (window.until - window.from).max(1) as f64
     }
 }
@@ -151,20 +151,20 @@ mod tests {
 
     #[test]
     fn percentiles_of_a_hundred_times() {
-        let mut times = TimeCounts::default();
+        let mut times = TimeHistogram::default();
         (1..=100).for_each(|ms| times.add(ms * 1_000_000));
-        let Percentiles { mean, p50, p90, p99 } = times.spread();
+        let Percentiles { mean, p50, p90, p99 } = times.percentiles();
         assert_eq!(mean, 50.5);
         for (got, expected) in [(p50, 50.0), (p90, 90.0), (p99, 99.0)] {
             assert!((got / expected - 1.0f64).abs() < 0.01, "{got} {expected}");
         }
-        assert_eq!(TimeCounts::default().spread(), Percentiles::default());
+        assert_eq!(TimeHistogram::default().percentiles(), Percentiles::default());
     }
 
     #[test]
     fn a_level_is_weighed_by_its_time_within_the_window() {
-        let window = CountedTime { from: 100, until: 200 };
-        let mut level = Level::default();
+        let window = MeasurementWindow { from: 100, until: 200 };
+        let mut level = TimeWeightedCount::default();
         level.change(2, 50, &window);
         level.change(2, 150, &window);
         level.change(-4, 300, &window);

@@ -10,20 +10,20 @@ mod report;
 mod tests;
 mod traffic;
 
-use crate::bench::lengths::Lengths;
+use crate::bench::lengths::LengthDistribution;
 use crate::known_models::{SimulatedModel, WeightFormat};
 use crate::out;
-use crate::settings::hub::Hub;
+use crate::settings::hub::HubSettings;
 use crate::settings::{PickChoice, words};
 use anyhow::{Context, ensure};
 use clap::Args;
-use cluster::{Datacenter, Setup, Slo, Tally};
+use cluster::{SimOutcome, SimSetup, SimulatedCluster, Slo};
 use coordinator::{Blueprint, Limits, Machine, PlacementPolicy, Roofline, WorkerId};
-use hardware::{Efficiency, GPUS_PER_NODE, Gpu};
-use measure::CountedTime;
+use hardware::{Efficiency, GPUS_PER_NODE, GpuSpec};
+use measure::MeasurementWindow;
 use report::SimulationReport;
 use std::path::PathBuf;
-use traffic::{Crowd, Nanos, Traffic, nanos};
+use traffic::{Nanos, RandomTraffic, Traffic, nanos};
 use types::{Activations, DeviceClass, Grid, KvDtype, PolicyDigest};
 
 #[derive(Args, Clone)]
@@ -33,7 +33,7 @@ pub struct SimulateOptions {
     pub model: String,
     /// GPU: h100, h200, b200, a100, a100-40gb, h20, l40s, l4 or a10
     #[arg(long, default_value = "h100", value_parser = hardware::find)]
-    pub gpu: Gpu,
+    pub gpu: GpuSpec,
     /// Data parallel size: number of replicas
     #[arg(long, default_value_t = 1)]
     pub replicas: usize,
@@ -75,10 +75,10 @@ pub struct SimulateOptions {
     pub warm_up: f64,
     /// Tokens of a prompt: 1024, uniform:64..256, normal:128,32 or lognormal:1024,800 (mean, deviation)
     #[arg(long, default_value = "1024")]
-    pub prompt: Lengths,
+    pub prompt: LengthDistribution,
     /// Tokens of an answer, written as for --prompt
     #[arg(long, default_value = "256")]
-    pub output: Lengths,
+    pub output: LengthDistribution,
     /// Fraction of each prompt that is a shared prefix
     #[arg(long, default_value_t = 0.0, value_name = "PART")]
     pub prefix_share: f64,
@@ -119,7 +119,7 @@ pub struct SimulateOptions {
     #[arg(long)]
     pub json: bool,
     #[command(flatten)]
-    pub hub: Hub,
+    pub hub: HubSettings,
 }
 
 /// KV types that can be simulated.
@@ -135,7 +135,7 @@ pub fn run(options: &SimulateOptions) -> anyhow::Result<()> {
         }
     })?;
     match options.json {
-        true => out::line(&serde_json::to_string_pretty(&report)?),
+        true => out::print_line(&serde_json::to_string_pretty(&report)?),
         false => out::print(&report.to_string()),
     }
 }
@@ -167,18 +167,24 @@ fn check(options: &SimulateOptions) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn traffic(options: &SimulateOptions) -> anyhow::Result<(Traffic, CountedTime)> {
+fn traffic(options: &SimulateOptions) -> anyhow::Result<(Traffic, MeasurementWindow)> {
     let from = nanos(options.warm_up);
     if let Some(path) = &options.trace {
         let (traffic, last) = Traffic::trace(path)?;
         ensure!(from <= last, "the trace ends before the warm-up does: give --warm-up 0");
-        return Ok((traffic, CountedTime { from, until: last + 1 }));
+        return Ok((traffic, MeasurementWindow { from, until: last + 1 }));
     }
     let until = from + nanos(options.duration);
     let (prefix_share, n_prefixes) = (options.prefix_share, options.prefixes);
-    let crowd =
-        Crowd { rate: options.rate, until, prompt: options.prompt, output: options.output, prefix_share, n_prefixes };
-    Ok((Traffic::crowd(crowd, options.seed), CountedTime { from, until }))
+    let crowd = RandomTraffic {
+        rate: options.rate,
+        until,
+        prompt: options.prompt,
+        output: options.output,
+        prefix_share,
+        n_prefixes,
+    };
+    Ok((Traffic::random_traffic(crowd, options.seed), MeasurementWindow { from, until }))
 }
 
 /// A replica placed on its GPUs.
@@ -217,10 +223,10 @@ impl PlacedReplica {
         &self,
         options: &SimulateOptions,
         traffic: Traffic,
-        window: CountedTime,
+        window: MeasurementWindow,
         progress: impl FnMut(Nanos),
-    ) -> anyhow::Result<Tally> {
-        let setup = Setup {
+    ) -> anyhow::Result<SimOutcome> {
+        let setup = SimSetup {
             n_replicas: options.replicas,
             policy: options.policy.into(),
             planner: self.config.scheduler(&self.blueprint, PolicyDigest::default()),
@@ -229,7 +235,7 @@ impl PlacedReplica {
             window,
             slo: Slo { ttft: nanos(options.slo_ttft / 1e3), itl: nanos(options.slo_itl / 1e3) },
         };
-        Ok(Datacenter::new(setup, traffic)?.run(progress))
+        Ok(SimulatedCluster::new(setup, traffic)?.run(progress))
     }
 }
 

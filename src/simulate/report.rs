@@ -1,7 +1,7 @@
 //! The report of a simulated run: a page for people, JSON for programs. Has no knowledge of the simulation itself.
 
-use super::cluster::Tally;
-use super::measure::{CountedTime, Percentiles};
+use super::cluster::SimOutcome;
+use super::measure::{MeasurementWindow, Percentiles};
 use super::{PlacedReplica, SimulateOptions};
 use crate::known_models::SimulatedModel;
 use crate::settings::PickChoice;
@@ -30,7 +30,7 @@ pub struct SimulationReport {
     /// Tokens of the largest pool, per replica; and the context that it serves.
     pub kv_tokens: u64,
     pub context: u32,
-    pub requests: Requests,
+    pub requests: RequestTotals,
     pub ttft_ms: Percentiles,
     pub itl_ms: Percentiles,
     pub e2e_ms: Percentiles,
@@ -43,7 +43,7 @@ pub struct SimulationReport {
 }
 
 #[derive(Serialize)]
-pub struct Requests {
+pub struct RequestTotals {
     /// All requests; some of them arrived in the window.
     pub arrived: u64,
     pub counted: u64,
@@ -102,14 +102,14 @@ impl SimulationReport {
         options: &SimulateOptions,
         model: &SimulatedModel,
         laid_out: &PlacedReplica,
-        window: CountedTime,
-        outcome: &Tally,
+        window: MeasurementWindow,
+        outcome: &SimOutcome,
     ) -> SimulationReport {
         let n_ranks = usize::from(options.tp) * usize::from(options.pp);
         let blueprint = &laid_out.blueprint;
         let largest = blueprint.pools.iter().map(coordinator::PoolSize::n_tokens).max();
         SimulationReport {
-            assumes: assumes(options),
+            assumes: assumptions(options),
             model: model.name.clone(),
             weights: model.weights.clone(),
             kv_dtype: options.kv_dtype.name(),
@@ -125,16 +125,16 @@ impl SimulationReport {
             weight_bytes: blueprint.shards.iter().map(|shard| shard.weight_bytes).max().unwrap_or(0),
             kv_tokens: largest.unwrap_or(0),
             context: blueprint.context,
-            requests: Requests {
+            requests: RequestTotals {
                 arrived: outcome.n_arrived,
                 counted: outcome.n_counted,
                 refused: outcome.n_refused,
                 preemptions: outcome.n_preemptions,
                 open: outcome.open.mean(&window),
             },
-            ttft_ms: outcome.ttft.spread(),
-            itl_ms: outcome.itl.spread(),
-            e2e_ms: outcome.e2e.spread(),
+            ttft_ms: outcome.ttft.percentiles(),
+            itl_ms: outcome.itl.percentiles(),
+            e2e_ms: outcome.e2e.percentiles(),
             throughput: throughput(window, outcome),
             goodput: goodput(options, window, outcome),
             utilisation: utilisation(options, n_ranks, window, outcome),
@@ -146,7 +146,7 @@ impl SimulationReport {
 }
 
 /// Returns the figures of the data sheet, and the parts of them that the run assumes to be reached.
-fn assumes(options: &SimulateOptions) -> String {
+fn assumptions(options: &SimulateOptions) -> String {
     let SimulateOptions { gpu, bandwidth_efficiency, compute_efficiency, .. } = options;
     format!(
         "assumed, not measured: a {} has {:.2} TB/s and {:.0} bf16 TFLOP/s by its data sheet, of which it reaches {} \
@@ -168,7 +168,7 @@ fn load(options: &SimulateOptions) -> String {
     format!("{rate} requests/s, prompt {prompt}{shared}, output {output}")
 }
 
-fn throughput(window: CountedTime, outcome: &Tally) -> Throughput {
+fn throughput(window: MeasurementWindow, outcome: &SimOutcome) -> Throughput {
     let seconds = window.seconds();
     Throughput {
         output_tokens: outcome.output_tokens as f64 / seconds,
@@ -177,7 +177,7 @@ fn throughput(window: CountedTime, outcome: &Tally) -> Throughput {
     }
 }
 
-fn goodput(options: &SimulateOptions, window: CountedTime, outcome: &Tally) -> Goodput {
+fn goodput(options: &SimulateOptions, window: MeasurementWindow, outcome: &SimOutcome) -> Goodput {
     Goodput {
         slo_ttft_ms: options.slo_ttft,
         slo_itl_ms: options.slo_itl,
@@ -187,7 +187,12 @@ fn goodput(options: &SimulateOptions, window: CountedTime, outcome: &Tally) -> G
     }
 }
 
-fn utilisation(options: &SimulateOptions, n_ranks: usize, window: CountedTime, outcome: &Tally) -> Utilisation {
+fn utilisation(
+    options: &SimulateOptions,
+    n_ranks: usize,
+    window: MeasurementWindow,
+    outcome: &SimOutcome,
+) -> Utilisation {
     let n_stages = (usize::from(options.pp) * options.replicas) as f64;
     let gpu_seconds = (n_ranks * options.replicas) as f64 * window.seconds();
     Utilisation {
@@ -201,7 +206,7 @@ fn utilisation(options: &SimulateOptions, n_ranks: usize, window: CountedTime, o
     }
 }
 
-fn cost(options: &SimulateOptions, n_ranks: usize, window: CountedTime, outcome: &Tally) -> Cost {
+fn cost(options: &SimulateOptions, n_ranks: usize, window: MeasurementWindow, outcome: &SimOutcome) -> Cost {
     let per_gpu_hour = options.price_per_gpu_hour.unwrap_or(options.gpu.dollars_per_hour);
     let per_hour = per_gpu_hour * (n_ranks * options.replicas) as f64;
     let spent = per_hour * window.seconds() / 3600.0;
@@ -230,14 +235,14 @@ impl fmt::Display for SimulationReport {
         )?;
         let policy = self.policy.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned());
         writeln!(f, "{load}; policy {policy}; {} s, seed {seed}\n", self.seconds)?;
-        self.times(f)?;
-        self.rates(f)?;
-        self.machines(f)
+        self.write_times(f)?;
+        self.write_rates(f)?;
+        self.write_machines(f)
     }
 }
 
 impl SimulationReport {
-    fn times(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    fn write_times(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{:<16}{:>10}{:>10}{:>10}{:>10}", "milliseconds", "p50", "p90", "p99", "mean")?;
         let rows = [("first token", self.ttft_ms), ("between tokens", self.itl_ms), ("end to end", self.e2e_ms)];
         for (what, Percentiles { mean, p50, p90, p99 }) in rows {
@@ -246,7 +251,7 @@ impl SimulationReport {
         writeln!(f)
     }
 
-    fn rates(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    fn write_rates(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Goodput { slo_ttft_ms, slo_itl_ms, share, requests, tokens } = &self.goodput;
         let share = percent(*share);
         write!(
@@ -257,7 +262,7 @@ impl SimulationReport {
         let Throughput { output_tokens, prompt_tokens, cached } = &self.throughput;
         write!(f, "throughput      {output_tokens:.0} output tokens/s, {prompt_tokens:.0} prompt tokens/s, ")?;
         writeln!(f, "of which caches had {}", percent(*cached))?;
-        let Requests { arrived, counted, refused, preemptions, open } = &self.requests;
+        let RequestTotals { arrived, counted, refused, preemptions, open } = &self.requests;
         write!(
             f,
             "requests        {arrived}, of which {counted} counted; {refused} refused, {preemptions} preempted, "
@@ -265,7 +270,7 @@ impl SimulationReport {
         writeln!(f, "{open:.1} open on average")
     }
 
-    fn machines(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    fn write_machines(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Utilisation { busy, bandwidth, flops, kv_mean, kv_max, running, waiting } = &self.utilisation;
         let [busy, bandwidth, flops] = [busy, bandwidth, flops].map(|part| percent(*part));
         writeln!(f, "utilisation     GPUs busy {busy}; of their bandwidth {bandwidth}, of their bf16 FLOP/s {flops}")?;

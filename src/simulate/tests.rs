@@ -17,7 +17,7 @@ fn report(line: &str) -> SimulationReport {
     simulate(&options(line), |_, _| {}).unwrap()
 }
 
-fn outcome(options: &SimulateOptions) -> (Tally, PlacedReplica) {
+fn outcome(options: &SimulateOptions) -> (SimOutcome, PlacedReplica) {
     let model = SimulatedModel::find(&options.model, options.weights, &options.hub).unwrap();
     let laid_out = PlacedReplica::new(options, &model).unwrap();
     let (traffic, window) = traffic(options).unwrap();

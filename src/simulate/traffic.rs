@@ -1,7 +1,7 @@
 //! The arrivals of requests and their lengths: drawn from a seed, or read from a trace. Has no knowledge of the
 //! cluster.
 
-use crate::bench::lengths::{Lengths, Random};
+use crate::bench::lengths::{LengthDistribution, SplitMix64};
 use anyhow::{Context, ensure};
 use serde::Deserialize;
 use std::path::Path;
@@ -27,25 +27,25 @@ pub struct Arrival {
 
 /// Independent requests.
 #[derive(Clone, Copy, Debug)]
-pub struct Crowd {
+pub struct RandomTraffic {
     /// Arrivals per second.
     pub rate: f64,
     pub until: Nanos,
-    pub prompt: Lengths,
-    pub output: Lengths,
+    pub prompt: LengthDistribution,
+    pub output: LengthDistribution,
     /// The part of each prompt that it shares with others, and the number of different shared texts.
     pub prefix_share: f64,
     pub n_prefixes: u64,
 }
 
 pub enum Traffic {
-    Crowd { crowd: Crowd, random: Random, at: f64 },
+    Crowd { crowd: RandomTraffic, random: SplitMix64, at: f64 },
     Trace(std::vec::IntoIter<Arrival>),
 }
 
 impl Traffic {
-    pub fn crowd(crowd: Crowd, seed: u64) -> Traffic {
-        Traffic::Crowd { crowd, random: Random::new(seed), at: 0.0 }
+    pub fn random_traffic(crowd: RandomTraffic, seed: u64) -> Traffic {
+        Traffic::Crowd { crowd, random: SplitMix64::new(seed), at: 0.0 }
     }
 
     /// Reads a line of JSON for each request: `{"at": 0.25, "prompt": 900, "output": 120}`, in seconds and tokens. The
@@ -65,7 +65,7 @@ impl Traffic {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct TrafficLine {
+struct TraceLine {
     at: f64,
     prompt: u32,
     output: u32,
@@ -79,7 +79,7 @@ struct TrafficLine {
 const TRACE_SECONDS_MAX: f64 = 7.0 * 86_400.0;
 
 fn arrival(line: &str) -> anyhow::Result<Arrival> {
-    let line: TrafficLine = serde_json::from_str(line)?;
+    let line: TraceLine = serde_json::from_str(line)?;
     ensure!((0.0..=TRACE_SECONDS_MAX).contains(&line.at), "\"at\" is a number of seconds, within a week");
     ensure!(line.prompt > 0 && line.output > 0, "a request has a prompt and an output of at least one token");
     ensure!(line.prefix_tokens <= line.prompt, "a prefix is no longer than its prompt");

@@ -7,7 +7,7 @@ use types::{Hex, Token, TokensHash};
 
 /// The answers of one response.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Answers {
+pub struct ResponseChoices {
     /// Each seed of the response, once. Two different seeds are a contradiction.
     pub seeds: Vec<u64>,
     /// Each policy digest of the response, in hexadecimal digits: all of them, or the first ones.
@@ -33,10 +33,10 @@ pub fn seed(value: &Value) -> Option<u64> {
 /// The limit of the number of choices. No response has more.
 const CHOICES_MAX: usize = 4096;
 
-impl Answers {
+impl ResponseChoices {
     /// Reads a whole body, or the events of a stream as one text.
-    pub fn read(response: &Value) -> anyhow::Result<Answers> {
-        let mut answers = Answers::default();
+    pub fn read(response: &Value) -> anyhow::Result<ResponseChoices> {
+        let mut answers = ResponseChoices::default();
         match response {
             Value::String(events) => {
                 for event in events.lines().filter_map(|line| line.strip_prefix("data:")).map(str::trim) {
@@ -53,8 +53,8 @@ impl Answers {
         }
         for choice in &answers.choices {
             let certificate = &choice.certificate;
-            add(&mut answers.seeds, seed(&certificate["seed"]));
-            add(&mut answers.digests, certificate["policy_digest"].as_str().map(str::to_owned));
+            push_if_new(&mut answers.seeds, seed(&certificate["seed"]));
+            push_if_new(&mut answers.digests, certificate["policy_digest"].as_str().map(str::to_owned));
         }
         Ok(answers)
     }
@@ -63,9 +63,9 @@ impl Answers {
         if !event["error"].is_null() {
             bail!("the response is an error: {}", event["error"]);
         }
-        add(&mut self.seeds, seed(&event["seed"]));
+        push_if_new(&mut self.seeds, seed(&event["seed"]));
         let digits = event["system_fingerprint"].as_str().and_then(|print| print.split_once('_'));
-        add(&mut self.digests, digits.map(|(_, digits)| digits.to_owned()));
+        push_if_new(&mut self.digests, digits.map(|(_, digits)| digits.to_owned()));
         for choice_json in event["choices"].as_array().into_iter().flatten() {
             let choice = self.choice(choice_json["index"].as_u64().unwrap_or(0) as usize)?;
             choice.read_choice(choice_json)?;
@@ -84,7 +84,7 @@ impl Answers {
 
     /// Reads an answer of `/v1/responses`.
     fn read_response(&mut self, response: &Value) -> anyhow::Result<()> {
-        add(&mut self.seeds, seed(&response["seed"]));
+        push_if_new(&mut self.seeds, seed(&response["seed"]));
         let choice = self.choice(0)?;
         choice.text.clear();
         // Thoughts, texts and calls are items of their own.
@@ -163,7 +163,7 @@ impl AnsweredChoice {
 }
 
 /// Adds an item to a list if it is new.
-pub fn add<T: PartialEq>(to: &mut Vec<T>, value: Option<T>) {
+pub fn push_if_new<T: PartialEq>(to: &mut Vec<T>, value: Option<T>) {
     if let Some(new_value) = value.filter(|item| !to.contains(item)) {
         to.push(new_value);
     }
@@ -189,8 +189,8 @@ mod tests {
         json!({ "policy_digest": "0707", "seed": seed, "tokens": 2, "prompt_hash": "aa" })
     }
 
-    fn read(response: Value) -> anyhow::Result<Answers> {
-        Answers::read(&response)
+    fn read(response: Value) -> anyhow::Result<ResponseChoices> {
+        ResponseChoices::read(&response)
     }
 
     fn sent(events: &[Value]) -> Value {

@@ -1,6 +1,6 @@
 //! Compares a past answer with the current one of a server, and names the first difference.
 
-use super::answer::{AnsweredChoice, Answers};
+use super::answer::{AnsweredChoice, ResponseChoices};
 use super::past::PastAnswer;
 use super::server::{AnsweringServer, TokenScore};
 use anyhow::{Context, ensure};
@@ -55,27 +55,28 @@ pub struct TokenDifference {
 type ShownToken = Option<(Token, Option<TokenScore>)>;
 
 /// Sends the request again and compares. An error means that there is nothing to compare.
-pub fn compared(past: &PastAnswer, server: &AnsweringServer) -> anyhow::Result<Verdict> {
+pub fn rerun_and_compare(past: &PastAnswer, server: &AnsweringServer) -> anyhow::Result<Verdict> {
     if let [first, second, ..] = past.seeds[..] {
         return Ok(Verdict::Different(Difference::Seeds(first, second)));
     }
     let served = server.digests()?;
     ensure!(!served.is_empty(), "no replica serves");
-    let is_served = |digest: &&String| served.iter().any(|served| agree(digest, served));
+    let is_served = |digest: &&String| served.iter().any(|served| digests_agree(digest, served));
     if let Some(recorded) = past.answers.digests.iter().find(|digest| !is_served(digest)) {
         return Ok(Verdict::Different(Difference::Digest { recorded: recorded.clone(), present: served }));
     }
-    let present = Answers::read(&server.post(&past.path, &past.rerun_request())?)?;
+    let present = ResponseChoices::read(&server.post(&past.path, &past.rerun_request())?)?;
     let (n_recorded, n_present) = (past.answers.choices.len(), present.choices.len());
     ensure!(n_recorded == n_present, "the response has {n_recorded} choices, and the present answer {n_present}");
     for (choice_idx, (old, new)) in past.answers.choices.iter().zip(&present.choices).enumerate() {
         let parted_by_token = || {
-            let mut difference = tokens_part(choice_idx, old, new)?;
+            let mut difference = token_difference(choice_idx, old, new)?;
             difference.score(past, new, server);
             Some(Difference::Token(Box::new(difference)))
         };
-        let found = prompts_part(choice_idx, old, new).or_else(parted_by_token);
-        let found = found.or_else(|| texts_part(choice_idx, old, new)).or_else(|| fields_part(choice_idx, old, new));
+        let found = prompt_difference(choice_idx, old, new).or_else(parted_by_token);
+        let found =
+            found.or_else(|| text_difference(choice_idx, old, new)).or_else(|| field_difference(choice_idx, old, new));
         if let Some(difference) = found {
             return Ok(Verdict::Different(difference));
         }
@@ -85,23 +86,23 @@ pub fn compared(past: &PastAnswer, server: &AnsweringServer) -> anyhow::Result<V
 }
 
 /// Whether two digests agree in the digits that both have.
-fn agree(a: &str, b: &str) -> bool {
+fn digests_agree(a: &str, b: &str) -> bool {
     !a.is_empty() && (a.starts_with(b) || b.starts_with(a))
 }
 
-fn prompts_part(choice_idx: usize, old: &AnsweredChoice, new: &AnsweredChoice) -> Option<Difference> {
+fn prompt_difference(choice_idx: usize, old: &AnsweredChoice, new: &AnsweredChoice) -> Option<Difference> {
     let both = old.prompt_hash().zip(new.prompt_hash());
     both.filter(|(old, new)| old != new).map(|_| Difference::Prompt { choice_idx })
 }
 
-fn tokens_part(choice_idx: usize, old: &AnsweredChoice, new: &AnsweredChoice) -> Option<TokenDifference> {
+fn token_difference(choice_idx: usize, old: &AnsweredChoice, new: &AnsweredChoice) -> Option<TokenDifference> {
     let (old, new) = old.token_ids.as_deref().zip(new.token_ids.as_deref())?;
     let position = first_difference(old.iter(), new.iter())?;
     let at = |ids: &[Token]| ids.get(position).map(|token| (*token, None));
     Some(TokenDifference { choice_idx, position, recorded: at(old), present: at(new) })
 }
 
-fn texts_part(choice_idx: usize, old: &AnsweredChoice, new: &AnsweredChoice) -> Option<Difference> {
+fn text_difference(choice_idx: usize, old: &AnsweredChoice, new: &AnsweredChoice) -> Option<Difference> {
     const SHOWN_CHARS: usize = 20;
     if old.text.is_empty() && old.token_ids.is_some() {
         // A router's record has no text, and its tokens are enough.
@@ -126,7 +127,7 @@ fn first_difference<T: PartialEq>(a: impl Iterator<Item = T>, b: impl Iterator<I
 }
 
 /// Compares how the choices ended, and their certificates. The recorded ids must match the hash in their certificate.
-fn fields_part(choice_idx: usize, old: &AnsweredChoice, new: &AnsweredChoice) -> Option<Difference> {
+fn field_difference(choice_idx: usize, old: &AnsweredChoice, new: &AnsweredChoice) -> Option<Difference> {
     const FIELDS: [&str; 8] =
         ["version", "policy_digest", "choice", "prompt_hash", "grammar_hash", "answer_hash", "tokens", "finish_reason"];
     let field = |name, recorded, present| Difference::Field { choice_idx, name, recorded, present };
@@ -190,12 +191,12 @@ impl Display for Difference {
 impl Display for TokenDifference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let TokenDifference { choice_idx, position, recorded, present } = self;
-        let (recorded, present) = (shown(recorded), shown(present));
+        let (recorded, present) = (format_token(recorded), format_token(present));
         write!(f, "choice {choice_idx}, position {position}: the token was {recorded}, and is {present}")
     }
 }
 
-fn shown(token: &ShownToken) -> String {
+fn format_token(token: &ShownToken) -> String {
     match token {
         None => "none, the answer is over".to_owned(),
         Some((token, None)) => format!("{token} (it cannot be scored)"),
@@ -220,8 +221,8 @@ mod tests {
 
     #[test]
     fn digests_agree_as_far_as_both_are_written() {
-        assert!(agree("0707", "070707") && agree("0707", "0707"));
-        assert!(!agree("0708", "070707") && !agree("", "07"));
+        assert!(digests_agree("0707", "070707") && digests_agree("0707", "0707"));
+        assert!(!digests_agree("0708", "070707") && !digests_agree("", "07"));
     }
 
     fn choice(ids: &[Token], text: &str, certificate: Value) -> AnsweredChoice {
@@ -241,7 +242,7 @@ mod tests {
             |tokens: u32| json!({ "answer_hash": Hex(&TokensHash::of(&[1]).0).to_string(), "tokens": tokens });
         let (old, new) = (choice(&[1], "a", certificate(1)), choice(&[1], "a", certificate(2)));
         let describe = |old: &AnsweredChoice, new: &AnsweredChoice| {
-            fields_part(0, old, new).map(|of| of.to_string()).unwrap_or_default()
+            field_difference(0, old, new).map(|of| of.to_string()).unwrap_or_default()
         };
         assert_eq!(describe(&old, &old), "");
         assert_eq!(describe(&old, &new), "choice 0: tokens was 1, and is 2");

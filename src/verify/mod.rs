@@ -14,7 +14,7 @@ use crate::settings::{ConfigSource, ServeSettings};
 use anyhow::{Context, bail};
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args};
-use compare::{Verdict, compared};
+use compare::{Verdict, rerun_and_compare};
 use past::PastAnswer;
 use server::AnsweringServer;
 use std::path::Path;
@@ -49,11 +49,11 @@ impl VerifyCommand {
         let code = match self.verdict(matches) {
             Ok(None) => EQUAL,
             Ok(Some(verdict)) => {
-                out::last(&verdict.to_string());
+                out::print_last_line(&verdict.to_string());
                 if matches!(verdict, Verdict::Equal { .. }) { EQUAL } else { DIFFERENT }
             }
             Err(error) => {
-                logs::write_line(&format!("lockstep: cannot be compared: {}", out::for_people(&error)));
+                logs::write_line(&format!("lockstep: cannot be compared: {}", out::error_text(&error)));
                 INCOMPARABLE
             }
         };
@@ -68,18 +68,18 @@ impl VerifyCommand {
         }
         if !names_model && !self.source.print_config {
             let key = self.settings.router.api_key.clone();
-            let server = AnsweringServer::at(self.url.as_deref().unwrap_or(URL), key).trusting(&self.trust)?;
-            let past = self.past(Some(&server))?;
-            return compared(&past, &server).map(Some);
+            let server = AnsweringServer::from_url(self.url.as_deref().unwrap_or(URL), key).trusting(&self.trust)?;
+            let past = self.find_past_answer(Some(&server))?;
+            return rerun_and_compare(&past, &server).map(Some);
         }
-        let past = self.past(None)?;
+        let past = self.find_past_answer(None)?;
         let Some(private) = PrivateServer::prepare(self.settings, &self.source, matches)? else { return Ok(None) };
         let verdict = private.serve_while(async |at| {
-            let server = AnsweringServer::at(&format!("http://{}", at.http), None);
+            let server = AnsweringServer::from_url(&format!("http://{}", at.http), None);
             let compare = move || {
-                server.until_ready()?;
+                server.wait_until_ready()?;
                 // The model may have another name here.
-                compared(&past.of_any_name(), &server)
+                rerun_and_compare(&past.without_model(), &server)
             };
             tokio::task::spawn_blocking(compare).await.context("the comparison panicked")?
         });
@@ -87,7 +87,7 @@ impl VerifyCommand {
     }
 
     /// Returns the recorded answer: from a file, from a folder of records, or from the server's record.
-    fn past(&self, server: Option<&AnsweringServer>) -> anyhow::Result<PastAnswer> {
+    fn find_past_answer(&self, server: Option<&AnsweringServer>) -> anyhow::Result<PastAnswer> {
         let (id, file) = (&self.answer, Path::new(&self.answer));
         if file.exists() {
             return PastAnswer::read(file);

@@ -1,6 +1,6 @@
 //! A past answer from a file: the request as it was sent, and its response. Has no knowledge of the server.
 
-use super::answer::{Answers, add, seed};
+use super::answer::{ResponseChoices, push_if_new, seed};
 use anyhow::{Context, bail, ensure};
 use serde_json::{Map, Value};
 use std::path::Path;
@@ -21,7 +21,7 @@ pub struct PastAnswer {
     /// The path of the request.
     pub path: String,
     request: Map<String, Value>,
-    pub answers: Answers,
+    pub answers: ResponseChoices,
     /// Each seed of request and response, once. Two different seeds are a contradiction.
     pub seeds: Vec<u64>,
 }
@@ -50,21 +50,21 @@ impl PastAnswer {
         );
         // Only a record of `lockstep.v1` can have it, and no HTTP endpoint accepts it.
         ensure!(!request.contains_key("first_choice"), "it is a later choice that was asked for alone, over gRPC");
-        let answers = Answers::read(response)?;
+        let answers = ResponseChoices::read(response)?;
         let path = match whole["path"].as_str() {
             Some(path @ (CHAT | COMPLETIONS | RESPONSES | MESSAGES)) => path,
             Some(other) => bail!("`path` is {other}, and not one of {CHAT}, {COMPLETIONS}, {RESPONSES}, {MESSAGES}"),
-            None => page_of(&request, response)?,
+            None => api_path_of(&request, response)?,
         };
         let mut seeds = answers.seeds.clone();
-        add(&mut seeds, request.get("seed").and_then(seed));
+        push_if_new(&mut seeds, request.get("seed").and_then(seed));
         let is_greedy = request.get("temperature").and_then(Value::as_f64) == Some(0.0);
         ensure!(is_greedy || !seeds.is_empty(), "neither the request nor the response says the seed");
         Ok(PastAnswer { path: path.to_owned(), request, answers, seeds })
     }
 
     /// Returns the same for a server whose only model may have another name.
-    pub fn of_any_name(mut self) -> PastAnswer {
+    pub fn without_model(mut self) -> PastAnswer {
         self.request.remove("model");
         self
     }
@@ -89,7 +89,7 @@ impl PastAnswer {
 }
 
 /// Returns the path for a response without one, derived from its fields.
-fn page_of(request: &Map<String, Value>, response: &Value) -> anyhow::Result<&'static str> {
+fn api_path_of(request: &Map<String, Value>, response: &Value) -> anyhow::Result<&'static str> {
     let has = |name: &str| request.contains_key(name);
     let is_anthropic = match response {
         Value::String(events) => events.contains("\"message_start\""),

@@ -1,6 +1,6 @@
 //! `replay`: runs all answers of a record again, and counts how many are equal.
 
-use super::compare::{Difference, Verdict, compared};
+use super::compare::{Difference, Verdict, rerun_and_compare};
 use super::past::PastAnswer;
 use super::server::AnsweringServer;
 use super::{DIFFERENT, EQUAL, INCOMPARABLE, URL};
@@ -72,21 +72,21 @@ struct ReplayCounts {
 
 impl ReplayCommand {
     pub fn run(self, matches: &ArgMatches) -> ExitCode {
-        match self.counts(matches) {
+        match self.count_outcomes(matches) {
             Ok(None) => EQUAL.into(),
             Ok(Some(counts)) => {
-                out::last(&counts.to_string());
+                out::print_last_line(&counts.to_string());
                 counts.code().into()
             }
             Err(error) => {
-                logs::write_line(&format!("lockstep: cannot be replayed: {}", out::for_people(&error)));
+                logs::write_line(&format!("lockstep: cannot be replayed: {}", out::error_text(&error)));
                 INCOMPARABLE.into()
             }
         }
     }
 
     /// Returns None if only the settings were to be printed.
-    fn counts(self, matches: &ArgMatches) -> anyhow::Result<Option<ReplayCounts>> {
+    fn count_outcomes(self, matches: &ArgMatches) -> anyhow::Result<Option<ReplayCounts>> {
         ensure!(self.concurrency > 0, "--concurrency must be at least 1");
         let is_factor = |speed: &f64| *speed > 0.0 && speed.is_finite();
         ensure!(self.speed.as_ref().is_none_or(is_factor), "--speed must be a number above 0");
@@ -107,18 +107,18 @@ impl ReplayCommand {
         let (concurrency, key) = (self.concurrency, self.settings.router.api_key.clone());
         if !names_model && !self.source.print_config {
             let url = self.url.as_deref().unwrap_or(URL).to_owned();
-            let server = AnsweringServer::at(&url, key).trusting(&self.trust)?;
-            return Ok(Some(replayed(lines, concurrency, &pace, &server, false)));
+            let server = AnsweringServer::from_url(&url, key).trusting(&self.trust)?;
+            return Ok(Some(replay_all(lines, concurrency, &pace, &server, false)));
         }
         let Some(private) = PrivateServer::prepare(self.settings, &self.source, matches)? else { return Ok(None) };
         let counts = private.serve_while(async |at| {
             let url = format!("http://{}", at.http);
             let replay = move || {
-                let server = AnsweringServer::at(&url, None);
-                server.until_ready()?;
+                let server = AnsweringServer::from_url(&url, None);
+                server.wait_until_ready()?;
                 let pace = ReplayPace { began: Instant::now(), ..pace };
                 // The model may have another name here.
-                Ok(replayed(lines, concurrency, &pace, &server, true))
+                Ok(replay_all(lines, concurrency, &pace, &server, true))
             };
             tokio::task::spawn_blocking(replay).await.context("the replay panicked")?
         });
@@ -173,7 +173,7 @@ impl ReplayPace {
 }
 
 /// Keeps so many requests in flight, and prints each difference when it is found.
-fn replayed(
+fn replay_all(
     lines: Vec<RecordedLine>,
     concurrency: usize,
     pace: &ReplayPace,
@@ -201,8 +201,8 @@ fn replayed(
 fn rerun(line: &RecordedLine, server: &AnsweringServer, any_name: bool) -> (String, anyhow::Result<Verdict>) {
     let value: Value = serde_json::from_str(&line.text).unwrap_or_default();
     let id = value["id"].as_str().unwrap_or("without an id").to_owned();
-    let past = PastAnswer::parse(&line.text).map(|past| if any_name { past.of_any_name() } else { past });
-    (id, past.and_then(|past| compared(&past, server)))
+    let past = PastAnswer::parse(&line.text).map(|past| if any_name { past.without_model() } else { past });
+    (id, past.and_then(|past| rerun_and_compare(&past, server)))
 }
 
 impl ReplayCounts {
@@ -215,11 +215,11 @@ impl ReplayCounts {
             Ok(Verdict::Different(Difference::Digest { .. })) => self.n_other_digest += 1,
             Ok(Verdict::Different(difference)) => {
                 self.n_different += 1;
-                out::last(&format!("{id}: different: {difference}"));
+                out::print_last_line(&format!("{id}: different: {difference}"));
             }
             Err(error) => {
                 self.n_incomparable += 1;
-                out::last(&format!("{id}: cannot be compared: {error:#}"));
+                out::print_last_line(&format!("{id}: cannot be compared: {error:#}"));
             }
         }
     }

@@ -33,7 +33,7 @@ fn agent_config() -> ConfigBuilder<AgentScope> {
 }
 
 impl AnsweringServer {
-    pub fn at(url: &str, key: Option<String>) -> AnsweringServer {
+    pub fn from_url(url: &str, key: Option<String>) -> AnsweringServer {
         let url = url.trim_end_matches('/').trim_end_matches("/v1").to_owned();
         AnsweringServer { agent: agent_config().build().into(), url, key }
     }
@@ -43,7 +43,7 @@ impl AnsweringServer {
         Ok(AnsweringServer { agent: trust.agent(agent_config())?, ..self })
     }
 
-    pub fn until_ready(&self) -> anyhow::Result<()> {
+    pub fn wait_until_ready(&self) -> anyhow::Result<()> {
         for _ in 0..READY_POLLS_MAX {
             let ready = self.agent.get(format!("{}/ready", self.url)).call();
             if ready.is_ok_and(|reply| reply.status().is_success()) {

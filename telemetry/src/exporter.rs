@@ -22,12 +22,12 @@ impl Exporter {
 
 fn rendered(handle: &PrometheusHandle) -> String {
     let page = handle.render();
-    ordered(&page).into_iter().filter(|line| !metrics::is_past(line)).flat_map(|line| [line, "\n"]).collect()
+    sorted_lines(&page).into_iter().filter(|line| !metrics::is_past(line)).flat_map(|line| [line, "\n"]).collect()
 }
 
 /// Returns the lines of a page with families sorted by name, and counters and gauges by labels, so that two pages
 /// differ only where something was counted.
-fn ordered(page: &str) -> Vec<&str> {
+fn sorted_lines(page: &str) -> Vec<&str> {
     let mut families: Vec<Vec<&str>> = page.split("\n\n").map(|family| family.lines().collect()).collect();
     for family in &mut families {
         let is_comment = |line: &&str| line.starts_with('#');
@@ -62,7 +62,7 @@ pub fn install(labels: &[(&str, &str)]) -> Result<Exporter, Error> {
         }
     })?;
     let page = handle.clone();
-    otlp::measure(move || rendered(&page));
+    otlp::export_metrics(move || rendered(&page));
     Ok(Exporter { handle })
 }
 
@@ -88,7 +88,7 @@ mod tests {
         );
         let sorted = "# HELP b of b\n# TYPE b gauge\nb{r=\"1\"} 9\nb{r=\"2\"} 1\n\n";
         let expected = format!("# TYPE a counter\na 1\n\n{sorted}{histogram}");
-        let lines: String = ordered(&page).into_iter().flat_map(|line| [line, "\n"]).collect();
+        let lines: String = sorted_lines(&page).into_iter().flat_map(|line| [line, "\n"]).collect();
         assert_eq!(lines, expected);
     }
 }

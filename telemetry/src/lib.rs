@@ -10,7 +10,7 @@ mod otlp;
 pub mod spans;
 mod usage;
 
-pub use otlp::{Collector, Headers, Protocol, TraceHeaders, flush};
+pub use otlp::{Collector, ExportHeaders, Protocol, TraceHeaders, flush};
 pub use usage::TokenUsage;
 
 /// Why telemetry cannot be set up.

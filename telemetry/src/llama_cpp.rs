@@ -32,7 +32,7 @@ struct MetricsPage<'a> {
 
 const ROWS: [LlamaMetric; 15] = [
     counter("prompt_tokens_total", "Prompt tokens of answered requests that had to be computed.", |page| {
-        page.computed()
+        page.computed_prompt_tokens()
     }),
     counter(
         "prompt_tokens_cached_total",
@@ -62,11 +62,11 @@ const ROWS: [LlamaMetric; 15] = [
         page.first_guesses.or(page.sum("lockstep:drafts_total"))
     }),
     gauge("prompt_tokens_seconds", "Prompt tokens computed in a second, over all time.", |page| {
-        Some(over(page.computed()?, page.sum("lockstep:request_prefill_seconds_sum")?))
+        Some(rate(page.computed_prompt_tokens()?, page.sum("lockstep:request_prefill_seconds_sum")?))
     }),
     gauge("predicted_tokens_seconds", "Answer tokens in a second of a request, over all time.", |page| {
         let n_tokens = page.sum("lockstep:request_generation_tokens_sum")?;
-        Some(over(n_tokens, page.sum("lockstep:request_decode_seconds_sum")?))
+        Some(rate(n_tokens, page.sum("lockstep:request_decode_seconds_sum")?))
     }),
     gauge("requests_processing", "Requests under way that do not wait.", |page| {
         let n_waiting = page.sum("lockstep:requests_waiting").unwrap_or(0.0);
@@ -74,7 +74,7 @@ const ROWS: [LlamaMetric; 15] = [
     }),
     gauge("requests_deferred", "Requests that wait.", |page| page.sum("lockstep:requests_waiting")),
     gauge("n_busy_slots_per_decode", "Requests in a step, over all time.", |page| {
-        Some(over(page.sum("lockstep:step_requests_sum")?, page.sum("lockstep:step_requests_count")?))
+        Some(rate(page.sum("lockstep:step_requests_sum")?, page.sum("lockstep:step_requests_count")?))
     }),
 ];
 
@@ -103,14 +103,14 @@ impl<'a> MetricsPage<'a> {
         self.sums.get(name).copied()
     }
 
-    fn computed(&self) -> Option<f64> {
+    fn computed_prompt_tokens(&self) -> Option<f64> {
         let n_cached = self.sum("lockstep:prompt_tokens_cached_total").unwrap_or(0.0);
         Some(self.sum("lockstep:request_prompt_tokens_sum")? - n_cached)
     }
 }
 
 /// Returns the rate, and 0 if no time has passed.
-fn over(n: f64, of: f64) -> f64 {
+fn rate(n: f64, of: f64) -> f64 {
     if of > 0.0 { n / of } else { 0.0 }
 }
 

@@ -535,7 +535,7 @@ pub fn load(of: &ReplicaLabel, n_running: u32, n_waiting: u32, blocks_used: u32,
 
 /// The layout of a replica's KV cache, under the names of vLLM's labels.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Cache {
+pub struct CacheLabels {
     pub block_size: u32,
     pub n_blocks: u32,
     pub dtype: String,
@@ -543,7 +543,7 @@ pub struct Cache {
 }
 
 /// Replaces the layout `before` by `now`.
-pub fn cache(of: &ReplicaLabel, before: Option<&Cache>, now: &Cache) {
+pub fn cache(of: &ReplicaLabel, before: Option<&CacheLabels>, now: &CacheLabels) {
     for (cache, is_so) in before.into_iter().map(|cache| (cache, 0.0)).chain([(now, 1.0)]) {
         let labels = [
             of.label(),
@@ -927,8 +927,8 @@ mod tests {
     use super::*;
     use crate::exporter::install;
 
-    fn cache_of(n_blocks: u32) -> Cache {
-        Cache { block_size: 16, n_blocks, dtype: "f16".into(), prefix_caching: true }
+    fn cache_of(n_blocks: u32) -> CacheLabels {
+        CacheLabels { block_size: 16, n_blocks, dtype: "f16".into(), prefix_caching: true }
     }
 
     fn happen(one: &ReplicaLabel, other: &ReplicaLabel) {

@@ -34,8 +34,8 @@ impl TracedSpan {
     }
 
     /// Returns the span's W3C Trace Context for the other side of a wire; empty if the span is not recorded.
-    pub fn carried(&self) -> TraceHeaders {
-        if self.is_recorded() { context::carried(&self.0) } else { TraceHeaders::default() }
+    pub fn trace_headers(&self) -> TraceHeaders {
+        if self.is_recorded() { context::trace_headers(&self.0) } else { TraceHeaders::default() }
     }
 
     /// Runs a closure that logs within this span.
@@ -62,14 +62,14 @@ impl TracedSpan {
         self
     }
 
-    fn failed(&self, why: &'static str) {
+    fn record_failure(&self, why: &'static str) {
         self.0.record("otel.status_code", "ERROR");
         self.0.record("error.type", why);
     }
 }
 
 /// OTLP has only signed numbers; unsigned ones would arrive as text.
-fn whole(n: u64) -> i64 {
+fn to_i64(n: u64) -> i64 {
     i64::try_from(n).unwrap_or(i64::MAX)
 }
 
@@ -132,69 +132,69 @@ impl TracedSpan {
             return;
         }
         let span = &self.0;
-        context::name(span, format!("{} {}", attributes.operation, attributes.model).trim_end());
+        context::rename(span, format!("{} {}", attributes.operation, attributes.model).trim_end());
         span.record("gen_ai.operation.name", attributes.operation);
-        span.record("gen_ai.request.choice.count", whole(attributes.n_choices));
-        span.record("gen_ai.request.max_tokens", attributes.max_tokens.map(whole));
+        span.record("gen_ai.request.choice.count", to_i64(attributes.n_choices));
+        span.record("gen_ai.request.max_tokens", attributes.max_tokens.map(to_i64));
         span.record("gen_ai.request.temperature", attributes.temperature);
         span.record("gen_ai.request.top_p", attributes.top_p);
-        span.record("gen_ai.request.top_k", attributes.top_k.map(whole));
-        span.record("gen_ai.request.seed", attributes.seed.map(whole));
+        span.record("gen_ai.request.top_k", attributes.top_k.map(to_i64));
+        span.record("gen_ai.request.seed", attributes.seed.map(to_i64));
         span.record("gen_ai.request.frequency_penalty", attributes.frequency_penalty);
         span.record("gen_ai.request.presence_penalty", attributes.presence_penalty);
         if !attributes.model.is_empty() {
             span.record("gen_ai.request.model", &*attributes.model);
         }
         if !attributes.stops.is_empty() && otlp::wants_content() {
-            context::list(span, "gen_ai.request.stop_sequences", attributes.stops.iter().map(String::as_str));
+            context::set_list(span, "gen_ai.request.stop_sequences", attributes.stops.iter().map(String::as_str));
         }
     }
 
     /// Called when the request goes to a replica.
-    pub fn begun(&self, id: &str, operation: &str, model: &str) {
+    pub fn record_dispatch(&self, id: &str, operation: &str, model: &str) {
         if !self.is_recorded() {
             return;
         }
-        context::name(&self.0, &format!("{operation} {model}"));
+        context::rename(&self.0, &format!("{operation} {model}"));
         self.0.record("gen_ai.response.model", model);
         if !id.is_empty() {
             self.0.record("gen_ai.response.id", id);
         }
     }
 
-    pub fn first_token(&self, after: Duration) {
+    pub fn record_first_token(&self, after: Duration) {
         self.0.record("gen_ai.response.time_to_first_chunk", after.as_secs_f64());
     }
 
     /// Sets prompts and answers in the conventions' message format. Only for spans that `wants_content`.
-    pub fn content(&self, input: &str, output: &str) {
+    pub fn record_content(&self, input: &str, output: &str) {
         for (name, text) in [("gen_ai.input.messages", input), ("gen_ai.output.messages", output)] {
             if !text.is_empty() {
-                context::text(&self.0, name, text);
+                context::set_text(&self.0, name, text);
             }
         }
     }
 
-    pub fn ended(&self, outcome: &'static str, usage: TokenUsage, reasons: &[&'static str]) {
+    pub fn record_end(&self, outcome: &'static str, usage: TokenUsage, reasons: &[&'static str]) {
         self.0.record("lockstep.outcome", outcome);
-        self.0.record("gen_ai.usage.input_tokens", whole(usage.n_prompt));
-        self.0.record("gen_ai.usage.output_tokens", whole(usage.n_output));
-        self.0.record("gen_ai.usage.cache_read.input_tokens", whole(usage.n_cached));
+        self.0.record("gen_ai.usage.input_tokens", to_i64(usage.n_prompt));
+        self.0.record("gen_ai.usage.output_tokens", to_i64(usage.n_output));
+        self.0.record("gen_ai.usage.cache_read.input_tokens", to_i64(usage.n_cached));
         if self.is_recorded() && !reasons.is_empty() {
-            context::list(&self.0, "gen_ai.response.finish_reasons", reasons.iter().copied());
+            context::set_list(&self.0, "gen_ai.response.finish_reasons", reasons.iter().copied());
         }
         if outcome != "ok" {
-            self.failed(outcome);
+            self.record_failure(outcome);
         }
     }
 
     /// Starts the router's span over template and tokenizer.
-    pub fn prepare(&self) -> TracedSpan {
+    pub fn preparation_span(&self) -> TracedSpan {
         TracedSpan(tracing::span!(target: TARGET, parent: &self.0, REQUESTS, "prepare", otel.kind = "internal"))
     }
 
     /// Starts the router's span from the tokens until the request is on its way to a replica.
-    pub fn place(&self) -> TracedSpan {
+    pub fn placement_span(&self) -> TracedSpan {
         TracedSpan(tracing::span!(target: TARGET, parent: &self.0, REQUESTS, "place", otel.kind = "internal"))
     }
 }
@@ -210,8 +210,8 @@ pub fn sequence(traceparent: &str, tracestate: &str, id: u64, n_prompt: u64, n_o
         otel.status_code = Empty,
         error.type = Empty,
         lockstep.id = format_args!("{id:016x}"),
-        lockstep.prompt_tokens = whole(n_prompt),
-        lockstep.resumed_tokens = whole(n_output),
+        lockstep.prompt_tokens = to_i64(n_prompt),
+        lockstep.resumed_tokens = to_i64(n_output),
         lockstep.cached_tokens = Empty,
         lockstep.reuse_ended = Empty,
         lockstep.reuse_position = Empty,
@@ -224,26 +224,26 @@ pub fn sequence(traceparent: &str, tracestate: &str, id: u64, n_prompt: u64, n_o
 
 impl TracedSpan {
     /// Starts the coordinator's span from a sequence's submission until its first slice in a step.
-    pub fn queue(&self) -> TracedSpan {
+    pub fn queue_span(&self) -> TracedSpan {
         TracedSpan(tracing::span!(target: TARGET, parent: &self.0, REQUESTS, "queue", otel.kind = "internal"))
     }
 
     pub fn sequence_started(&self, after: Duration, n_cached: u64) {
         self.0.record("lockstep.seconds_to_first_token", after.as_secs_f64());
-        self.0.record("lockstep.cached_tokens", whole(n_cached));
+        self.0.record("lockstep.cached_tokens", to_i64(n_cached));
     }
 
     /// Sets why and where the prefix cache stopped to match the prompt.
     pub fn reuse_ended(&self, why: &'static str, position: u64) {
         self.0.record("lockstep.reuse_ended", why);
-        self.0.record("lockstep.reuse_position", whole(position));
+        self.0.record("lockstep.reuse_position", to_i64(position));
     }
 
     pub fn sequence_ended(&self, finish: &'static str, n_steps: u64) {
         self.0.record("lockstep.finish", finish);
-        self.0.record("lockstep.steps", whole(n_steps));
+        self.0.record("lockstep.steps", to_i64(n_steps));
         if finish == "error" {
-            self.failed(finish);
+            self.record_failure(finish);
         }
     }
 }
@@ -256,10 +256,10 @@ pub fn step(id: u64, epoch: u32, n_slices: u64, n_positions: u64) -> TracedSpan 
         STEPS,
         "step",
         otel.kind = "client",
-        lockstep.step = whole(id),
+        lockstep.step = to_i64(id),
         lockstep.epoch = i64::from(epoch),
-        lockstep.slices = whole(n_slices),
-        lockstep.positions = whole(n_positions),
+        lockstep.slices = to_i64(n_slices),
+        lockstep.positions = to_i64(n_positions),
     ))
 }
 
@@ -283,7 +283,7 @@ pub fn recovery(epoch: u32) -> TracedSpan {
 
 impl TracedSpan {
     /// Sets, for a recovery, why the epoch ended, and which rank was lost, if any.
-    pub fn recovered_from(&self, cause: &'static str, lost: Option<(u16, &str)>) {
+    pub fn record_recovery_cause(&self, cause: &'static str, lost: Option<(u16, &str)>) {
         self.0.record("lockstep.cause", cause);
         if let Some((rank, host)) = lost {
             self.0.record("lockstep.rank", i64::from(rank));
@@ -292,10 +292,10 @@ impl TracedSpan {
     }
 
     /// Sets, for a recovery, the new grid, and how many tokens it computes again.
-    pub fn recovered_on(&self, tp: u16, pp: u16, n_tokens_replayed: u64) {
+    pub fn record_recovery_grid(&self, tp: u16, pp: u16, n_tokens_replayed: u64) {
         self.0.record("lockstep.tp", i64::from(tp));
         self.0.record("lockstep.pp", i64::from(pp));
-        self.0.record("lockstep.replayed_tokens", whole(n_tokens_replayed));
+        self.0.record("lockstep.replayed_tokens", to_i64(n_tokens_replayed));
     }
 }
 
@@ -307,7 +307,7 @@ pub fn pass(traceparent: &str, step: u64, rank: u16) -> TracedSpan {
         STEPS,
         "pass",
         otel.kind = "server",
-        lockstep.step = whole(step),
+        lockstep.step = to_i64(step),
         lockstep.rank = i64::from(rank),
         lockstep.wait_micros = Empty,
     );
@@ -316,7 +316,7 @@ pub fn pass(traceparent: &str, step: u64, rank: u16) -> TracedSpan {
 
 impl TracedSpan {
     /// Sets, for a pass, how long it waited for other ranks.
-    pub fn waited(&self, waited: Duration) {
+    pub fn record_wait(&self, waited: Duration) {
         if self.is_recorded() {
             self.0.record("lockstep.wait_micros", i64::try_from(waited.as_micros()).unwrap_or(i64::MAX));
         }

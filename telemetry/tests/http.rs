@@ -44,7 +44,7 @@ fn spans(n: usize, name: &str) {
             ..RequestAttributes::default()
         });
         assert!(span.wants_content());
-        span.content("[\"question\"]", "");
+        span.record_content("[\"question\"]", "");
     }
 }
 

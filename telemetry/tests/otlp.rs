@@ -33,37 +33,37 @@ fn one_request() {
         ..RequestAttributes::default()
     };
     request.record_request(&RequestAttributes { stops: vec!["secret".into()], ..attributes });
-    drop(request.prepare());
-    drop(request.place());
-    request.begun("chatcmpl-1", "chat", "toy-1");
-    let carried = request.carried();
+    drop(request.preparation_span());
+    drop(request.placement_span());
+    request.record_dispatch("chatcmpl-1", "chat", "toy-1");
+    let carried = request.trace_headers();
     assert_eq!(carried.state, "vendor=1");
     let sequence = spans::sequence(&carried.parent, &carried.state, 7, 5, 0);
-    let queue = sequence.queue();
+    let queue = sequence.queue_span();
     let step = spans::step(3, 1, 1, 5);
     step.link(&sequence);
     drop(queue);
-    let pass = spans::pass(&step.carried().parent, 3, 1);
-    pass.waited(Duration::from_micros(9));
+    let pass = spans::pass(&step.trace_headers().parent, 3, 1);
+    pass.record_wait(Duration::from_micros(9));
     drop((pass, step));
     sequence.sequence_started(Duration::from_millis(2), 4);
     sequence.sequence_ended("stop", 6);
     drop(sequence);
-    request.first_token(Duration::from_millis(3));
+    request.record_first_token(Duration::from_millis(3));
     request.log_within(|| tracing::info!(n = 4, "said in a request"));
-    request.ended("ok", TokenUsage { n_prompt: 5, n_cached: 4, n_output: 6 }, &["stop", "length"]);
+    request.record_end("ok", TokenUsage { n_prompt: 5, n_cached: 4, n_output: 6 }, &["stop", "length"]);
 }
 
 /// Makes a request whose caller is not sampled, which leaves no spans on either side of the wire.
 fn one_unsampled() {
     let request = spans::request("http", UNSAMPLED, "");
-    request.begun("chatcmpl-2", "chat", "toy-1");
-    let carried = request.carried();
+    request.record_dispatch("chatcmpl-2", "chat", "toy-1");
+    let carried = request.trace_headers();
     assert!(carried.parent.starts_with(&UNSAMPLED[..35]) && carried.parent.ends_with("-00"), "{}", carried.parent);
     let sequence = spans::sequence(&carried.parent, "", 8, 5, 0);
     let step = spans::step(99, 1, 1, 5);
     step.link(&sequence);
-    drop(spans::pass(&step.carried().parent, 99, 0));
+    drop(spans::pass(&step.trace_headers().parent, 99, 0));
 }
 
 fn check_tree(collector: &Collector) {
@@ -157,11 +157,11 @@ fn collector_gets_request_tree_metrics_and_logs() {
     one_request();
     one_unsampled();
     let refused = spans::request("grpc", "no traceparent at all", "");
-    refused.ended("full", TokenUsage::default(), &[]);
+    refused.record_end("full", TokenUsage::default(), &[]);
     drop(refused);
     let recovery = spans::recovery(4);
-    recovery.recovered_from("hung", Some((3, "there")));
-    recovery.recovered_on(2, 1, 77);
+    recovery.record_recovery_cause("hung", Some((3, "there")));
+    recovery.record_recovery_grid(2, 1, 77);
     drop(recovery);
     tracing::warn!("said alone");
     tracing::debug!("too quiet");

@@ -10,9 +10,11 @@ pub mod watched;
 use ::wire::Dialer;
 use ::wire::Trust;
 use checkpoint::Checkpoint;
-use checkpoint::catalogue::{self, Sources};
+use checkpoint::catalogue::{self, ModelSources};
 use cluster::MemoryStore;
-use coordinator::{Blueprint, DraftModel, Machine, ModelShape, PlacementPolicy, Speculation, Unplaceable, WorkerId, plan};
+use coordinator::{
+    Blueprint, DraftModel, Machine, ModelShape, PlacementPolicy, Speculation, Unplaceable, WorkerId, plan,
+};
 use node::Node;
 use proto::cluster as wire;
 use proto::cluster::coordinator_client::CoordinatorClient;
@@ -220,7 +222,7 @@ pub fn smollm2() -> PathBuf {
     let from = |name: &str| std::env::var_os(name).map(PathBuf::from);
     let user_cache = || from("XDG_CACHE_HOME").or_else(|| from("HOME").map(|home| home.join(".cache")));
     let cache = from("LOCKSTEP_CACHE").or_else(|| user_cache().map(|cache| cache.join("lockstep")));
-    let sources = Sources::new(cache.expect("a home folder, or LOCKSTEP_CACHE"));
+    let sources = ModelSources::new(cache.expect("a home folder, or LOCKSTEP_CACHE"));
     match catalogue::locate("smollm2", &sources) {
         Ok(located) => located.path,
         Err(error) => panic!("{error}: run `make test`, or `lockstep pull smollm2`"),

@@ -59,7 +59,7 @@ fn requests(model: &Path) -> Vec<Request> {
     let budget = ThinkingBudget { tokens_max: 5, is_open: true, closes, ..ThinkingBudget::default() };
     for (i, request) in requests.iter_mut().enumerate() {
         match i % 16 {
-            3 => request.grammar = Some(budget.before(None)),
+            3 => request.grammar = Some(budget.to_grammar(None)),
             8 | 11 => request.grammar = Some(call()),
             _ => {}
         }

@@ -37,7 +37,7 @@ async fn lost_ranks_and_late_masks_on_grids_cost_no_token() {
     let closes = vec!["zq".to_owned()];
     let budget = ThinkingBudget { tokens_max: 5, is_open: true, closes, ..ThinkingBudget::default() };
     let unlimited = requests.iter_mut().filter(|request| request.grammar.is_none());
-    unlimited.step_by(2).for_each(|request| request.grammar = Some(budget.before(None)));
+    unlimited.step_by(2).for_each(|request| request.grammar = Some(budget.to_grammar(None)));
     let expected = alone(&requests).await;
     assert!(requests.iter().filter(|request| request.grammar.is_some()).count() > 6);
     for (tp, pp, masks) in [(1, 1, late()), (2, 1, MaskConfig::default()), (1, 2, late()), (2, 2, late())] {

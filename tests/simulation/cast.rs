@@ -7,7 +7,7 @@ use crate::rank::{MESH_PORT, Mesh, SimRank};
 use crate::record::Record;
 use crate::registry::Registry;
 use crate::script::{CONTEXT, Host, ROUTERS, ReplicaPlan, Script, VOCAB, replica_name};
-use checkpoint::Sizes;
+use checkpoint::ModelSizes;
 use cluster::{Store, follow_last_claim};
 use coordinator::{ModelShape, PlacementPolicy};
 use std::sync::Arc;
@@ -143,7 +143,7 @@ impl Stage {
             experts: None,
             states: None,
             cache: LayerGroups::alike(4, KvLayout::heads(2, 32)),
-            sizes: Sizes::default(),
+            sizes: ModelSizes::default(),
             draft: 0,
         };
         let policy = PlacementPolicy {

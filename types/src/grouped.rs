@@ -102,7 +102,8 @@ impl GroupedDtype {
     pub const ALL: [GroupedDtype; GroupedDtype::N] = GroupedDtype::all();
 
     const fn all() -> [GroupedDtype; GroupedDtype::N] {
-        let first = GroupedDtype { digits: DigitBits::Four, scale: ScaleType::F16, has_zeros: false, size: GroupSize::G32 };
+        let first =
+            GroupedDtype { digits: DigitBits::Four, scale: ScaleType::F16, has_zeros: false, size: GroupSize::G32 };
         let mut all = [first; GroupedDtype::N];
         let mut i = 0;
         while i < GroupedDtype::N {

@@ -98,7 +98,8 @@ mod tests {
         ];
         assert!((1..all.len()).all(|i| !all[..i].contains(&all[i])), "{all:?}");
         let on_cpu = |kv_dtype| {
-            Numerics::plain(&DeviceClass::Cpu.into(), NumericsMode::Lockstep, Activations::Int8, kv_dtype, [5; 32]).digest()
+            Numerics::plain(&DeviceClass::Cpu.into(), NumericsMode::Lockstep, Activations::Int8, kv_dtype, [5; 32])
+                .digest()
         };
         assert!(on_cpu(KvDtype::F16) != on_cpu(KvDtype::Int8));
         // Processors are one class and have one mode.

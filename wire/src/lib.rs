@@ -16,11 +16,11 @@ mod tls;
 mod token;
 mod until;
 
-pub use connection::{Carrier, Connection, Incoming, ConnectionFuture};
-pub use dial::{DialTarget, channel, channel_to_where, channel_over, tcp};
+pub use connection::{Carrier, Connection, ConnectionFuture, Incoming};
+pub use dial::{DialTarget, channel, channel_over, channel_to_where, tcp};
 pub use greeting::Trust;
 pub use limits::{HEADERS_BYTES_MAX, RESETS_OWN_MAX, RESETS_PENDING_MAX, STREAMS_MAX, server};
-pub use listen::{incoming_clients, incoming, incoming_by, tcp_incoming};
+pub use listen::{incoming, incoming_by, incoming_clients, tcp_incoming};
 pub use offered::{AlpnProtocol, OfferedTls};
 pub use pipe::{Dialer, Pipes, in_memory};
 pub use refused::{ConnectError, HandshakeRefusal};

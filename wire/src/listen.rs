@@ -141,7 +141,11 @@ impl HandshakeSlots {
 }
 
 impl HandshakeSlot {
-    async fn prove(self, proof: &HandshakeKind, stream: TcpStream) -> Result<(Connection, OwnedSemaphorePermit), ConnectError> {
+    async fn prove(
+        self,
+        proof: &HandshakeKind,
+        stream: TcpStream,
+    ) -> Result<(Connection, OwnedSemaphorePermit), ConnectError> {
         let HandshakeSlot { permit, lost } = self;
         tokio::select! {
             proved = timeout(PROOF_MAX, proof.accept(stream)) => {

@@ -30,7 +30,8 @@ impl Tls {
 
     pub(crate) async fn connect(&self, stream: TcpStream) -> Result<TlsStream<TcpStream>, ConnectError> {
         let name = ServerName::try_from(SERVER_NAME).expect("a constant name that is valid");
-        let connected = TlsConnector::from(self.client.clone()).connect(name, stream).await.map_err(unwrap_tls_error)?;
+        let connected =
+            TlsConnector::from(self.client.clone()).connect(name, stream).await.map_err(unwrap_tls_error)?;
         Ok(connected.into())
     }
 }

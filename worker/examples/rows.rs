@@ -7,8 +7,8 @@ use checkpoint::Checkpoint;
 use std::time::{Duration, Instant};
 use types::cache::blocks_for;
 use types::{
-    Activations, BlockId, Epoch, KvDtype, Layout, NumericsMode, Rank, Request, RequestId, Sampling, Slice, Step, StepDone,
-    StepId, Token, Want,
+    Activations, BlockId, Epoch, KvDtype, Layout, NumericsMode, Rank, Request, RequestId, Sampling, Slice, Step,
+    StepDone, StepId, Token, Want,
 };
 use worker::{Assignment, GuessConfig, MeshSecret, MeshTimeouts, ModelLoader, Runner};
 

@@ -41,7 +41,12 @@ use wire::ConnectionFuture;
 
 /// Joins the coordinator behind `channel` and computes for it until `shutdown`, and dials again when the stream ends.
 /// At `shutdown` it announces that it leaves, so that another worker takes its rank before it is gone.
-pub fn serve(channel: Channel, loader: Box<dyn Load>, config: Config, shutdown: CancellationToken) -> ConnectionFuture<Error> {
+pub fn serve(
+    channel: Channel,
+    loader: Box<dyn Load>,
+    config: Config,
+    shutdown: CancellationToken,
+) -> ConnectionFuture<Error> {
     Box::pin(serve_on(ExecutionMode::Threads, channel, loader, config, shutdown))
 }
 

@@ -132,7 +132,7 @@ fn steady_steps_with_grammars_allocate_nothing_where_passes_run() {
         ThinkingBudget { tokens_max: 9, is_open: true, closes: vec!["zq".into()], ..ThinkingBudget::default() };
     let mut requests = decoding();
     for (i, request) in requests.iter_mut().enumerate() {
-        request.grammar = Some(if i % 2 == 0 { regex.clone() } else { budget.before(None) });
+        request.grammar = Some(if i % 2 == 0 { regex.clone() } else { budget.to_grammar(None) });
         (request.sampling.allowed, request.sampling.stop) = (Vec::new(), Vec::new());
         request.sampling.bad_words.clear();
     }

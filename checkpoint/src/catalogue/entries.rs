@@ -1,7 +1,7 @@
 //! The models that have a short name: data alone. Each file, its size and its checksum is as its publisher has it at
 //! that revision.
 
-use crate::catalogue::figures::{self, Figures};
+use crate::catalogue::figures::{self, ConfigFigures};
 
 /// A model that has a short name, which is also its name in Ollama.
 #[derive(Clone, Copy, Debug)]
@@ -21,7 +21,7 @@ pub struct CatalogueEntry {
     pub pip: Option<&'static str>,
     /// The sampling in its model card, if there is any: a GGUF has no `generation_config.json`.
     pub sampling: Option<CardSampling>,
-    pub figures: Figures,
+    pub figures: ConfigFigures,
 }
 
 /// The sampling that a model card recommends.

@@ -3,7 +3,7 @@
 
 /// The figures of one `config.json`.
 #[derive(Clone, Copy, Debug)]
-pub struct Figures {
+pub struct ConfigFigures {
     pub architecture: &'static str,
     pub hidden: u32,
     pub n_layers: u32,
@@ -20,7 +20,7 @@ pub struct Figures {
     pub experts: Option<(u32, u32, u32)>,
 }
 
-const LLAMA: Figures = Figures {
+const LLAMA: ConfigFigures = ConfigFigures {
     architecture: "LlamaForCausalLM",
     hidden: 4096,
     n_layers: 32,
@@ -34,12 +34,15 @@ const LLAMA: Figures = Figures {
     window: None,
     experts: None,
 };
-const QWEN3: Figures = Figures { architecture: "Qwen3ForCausalLM", vocab: 151_936, context: 40_960, ..LLAMA };
-const QWEN3_MOE: Figures = Figures { architecture: "Qwen3MoeForCausalLM", n_kv_heads: 4, ..QWEN3 };
-const MIXTRAL: Figures = Figures { architecture: "MixtralForCausalLM", vocab: 32_000, context: 32_768, ..LLAMA };
-const QWEN2: Figures = Figures { architecture: "Qwen2ForCausalLM", vocab: 152_064, context: 32_768, ..LLAMA };
-const SMOLLM2: Figures = Figures { head_dim: 64, vocab: 49_152, context: 8192, is_tied: true, ..LLAMA };
-const GEMMA3: Figures = Figures {
+const QWEN3: ConfigFigures =
+    ConfigFigures { architecture: "Qwen3ForCausalLM", vocab: 151_936, context: 40_960, ..LLAMA };
+const QWEN3_MOE: ConfigFigures = ConfigFigures { architecture: "Qwen3MoeForCausalLM", n_kv_heads: 4, ..QWEN3 };
+const MIXTRAL: ConfigFigures =
+    ConfigFigures { architecture: "MixtralForCausalLM", vocab: 32_000, context: 32_768, ..LLAMA };
+const QWEN2: ConfigFigures =
+    ConfigFigures { architecture: "Qwen2ForCausalLM", vocab: 152_064, context: 32_768, ..LLAMA };
+const SMOLLM2: ConfigFigures = ConfigFigures { head_dim: 64, vocab: 49_152, context: 8192, is_tied: true, ..LLAMA };
+const GEMMA3: ConfigFigures = ConfigFigures {
     architecture: "Gemma3ForCausalLM",
     head_dim: 256,
     vocab: 262_208,
@@ -47,18 +50,19 @@ const GEMMA3: Figures = Figures {
     window: Some(1024),
     ..LLAMA
 };
-const PHI3: Figures = Figures { architecture: "Phi3ForCausalLM", ..LLAMA };
+const PHI3: ConfigFigures = ConfigFigures { architecture: "Phi3ForCausalLM", ..LLAMA };
 
-pub const LLAMA3_2_1B: Figures =
-    Figures { hidden: 2048, n_layers: 16, head_dim: 64, inner: 8192, is_tied: true, ..LLAMA };
-pub const LLAMA3_2_3B: Figures =
-    Figures { hidden: 3072, n_layers: 28, n_heads: 24, inner: 8192, is_tied: true, ..LLAMA };
-pub const LLAMA3_1_8B: Figures = LLAMA;
-pub const LLAMA3_70B: Figures = Figures { hidden: 8192, n_layers: 80, n_heads: 64, inner: 28_672, ..LLAMA };
-pub const LLAMA3_1_405B: Figures = Figures { hidden: 16_384, n_layers: 126, n_heads: 128, inner: 53_248, ..LLAMA };
-pub const MISTRAL_7B: Figures = Figures { vocab: 32_768, context: 32_768, ..LLAMA };
-pub const MISTRAL_NEMO_12B: Figures = Figures { hidden: 5120, n_layers: 40, vocab: 131_072, ..LLAMA };
-pub const QWEN2_5_0_5B: Figures = Figures {
+pub const LLAMA3_2_1B: ConfigFigures =
+    ConfigFigures { hidden: 2048, n_layers: 16, head_dim: 64, inner: 8192, is_tied: true, ..LLAMA };
+pub const LLAMA3_2_3B: ConfigFigures =
+    ConfigFigures { hidden: 3072, n_layers: 28, n_heads: 24, inner: 8192, is_tied: true, ..LLAMA };
+pub const LLAMA3_1_8B: ConfigFigures = LLAMA;
+pub const LLAMA3_70B: ConfigFigures = ConfigFigures { hidden: 8192, n_layers: 80, n_heads: 64, inner: 28_672, ..LLAMA };
+pub const LLAMA3_1_405B: ConfigFigures =
+    ConfigFigures { hidden: 16_384, n_layers: 126, n_heads: 128, inner: 53_248, ..LLAMA };
+pub const MISTRAL_7B: ConfigFigures = ConfigFigures { vocab: 32_768, context: 32_768, ..LLAMA };
+pub const MISTRAL_NEMO_12B: ConfigFigures = ConfigFigures { hidden: 5120, n_layers: 40, vocab: 131_072, ..LLAMA };
+pub const QWEN2_5_0_5B: ConfigFigures = ConfigFigures {
     hidden: 896,
     n_layers: 24,
     n_heads: 14,
@@ -69,7 +73,7 @@ pub const QWEN2_5_0_5B: Figures = Figures {
     is_tied: true,
     ..QWEN2
 };
-pub const QWEN2_5_1_5B: Figures = Figures {
+pub const QWEN2_5_1_5B: ConfigFigures = ConfigFigures {
     hidden: 1536,
     n_layers: 28,
     n_heads: 12,
@@ -79,23 +83,24 @@ pub const QWEN2_5_1_5B: Figures = Figures {
     is_tied: true,
     ..QWEN2
 };
-pub const QWEN2_5_7B: Figures =
-    Figures { hidden: 3584, n_layers: 28, n_heads: 28, n_kv_heads: 4, inner: 18_944, ..QWEN2 };
-pub const QWEN2_5_72B: Figures = Figures { hidden: 8192, n_layers: 80, n_heads: 64, inner: 29_568, ..QWEN2 };
-pub const QWEN3_0_6B: Figures =
-    Figures { hidden: 1024, n_layers: 28, n_heads: 16, inner: 3072, is_tied: true, ..QWEN3 };
-pub const QWEN3_1_7B: Figures =
-    Figures { hidden: 2048, n_layers: 28, n_heads: 16, inner: 6144, is_tied: true, ..QWEN3 };
-pub const QWEN3_4B: Figures = Figures { hidden: 2560, n_layers: 36, inner: 9728, is_tied: true, ..QWEN3 };
-pub const QWEN3_8B: Figures = Figures { n_layers: 36, inner: 12_288, ..QWEN3 };
-pub const QWEN3_14B: Figures = Figures { hidden: 5120, n_layers: 40, n_heads: 40, inner: 17_408, ..QWEN3 };
-pub const QWEN3_32B: Figures = Figures { hidden: 5120, n_layers: 64, n_heads: 64, inner: 25_600, ..QWEN3 };
-pub const QWEN3_30B: Figures =
-    Figures { hidden: 2048, n_layers: 48, inner: 6144, experts: Some((128, 8, 768)), ..QWEN3_MOE };
-pub const QWEN3_235B: Figures =
-    Figures { n_layers: 94, n_heads: 64, inner: 12_288, experts: Some((128, 8, 1536)), ..QWEN3_MOE };
-pub const MIXTRAL_8X7B: Figures = Figures { experts: Some((8, 2, 14_336)), ..MIXTRAL };
-pub const MIXTRAL_8X22B: Figures = Figures {
+pub const QWEN2_5_7B: ConfigFigures =
+    ConfigFigures { hidden: 3584, n_layers: 28, n_heads: 28, n_kv_heads: 4, inner: 18_944, ..QWEN2 };
+pub const QWEN2_5_72B: ConfigFigures =
+    ConfigFigures { hidden: 8192, n_layers: 80, n_heads: 64, inner: 29_568, ..QWEN2 };
+pub const QWEN3_0_6B: ConfigFigures =
+    ConfigFigures { hidden: 1024, n_layers: 28, n_heads: 16, inner: 3072, is_tied: true, ..QWEN3 };
+pub const QWEN3_1_7B: ConfigFigures =
+    ConfigFigures { hidden: 2048, n_layers: 28, n_heads: 16, inner: 6144, is_tied: true, ..QWEN3 };
+pub const QWEN3_4B: ConfigFigures = ConfigFigures { hidden: 2560, n_layers: 36, inner: 9728, is_tied: true, ..QWEN3 };
+pub const QWEN3_8B: ConfigFigures = ConfigFigures { n_layers: 36, inner: 12_288, ..QWEN3 };
+pub const QWEN3_14B: ConfigFigures = ConfigFigures { hidden: 5120, n_layers: 40, n_heads: 40, inner: 17_408, ..QWEN3 };
+pub const QWEN3_32B: ConfigFigures = ConfigFigures { hidden: 5120, n_layers: 64, n_heads: 64, inner: 25_600, ..QWEN3 };
+pub const QWEN3_30B: ConfigFigures =
+    ConfigFigures { hidden: 2048, n_layers: 48, inner: 6144, experts: Some((128, 8, 768)), ..QWEN3_MOE };
+pub const QWEN3_235B: ConfigFigures =
+    ConfigFigures { n_layers: 94, n_heads: 64, inner: 12_288, experts: Some((128, 8, 1536)), ..QWEN3_MOE };
+pub const MIXTRAL_8X7B: ConfigFigures = ConfigFigures { experts: Some((8, 2, 14_336)), ..MIXTRAL };
+pub const MIXTRAL_8X22B: ConfigFigures = ConfigFigures {
     hidden: 6144,
     n_layers: 56,
     n_heads: 48,
@@ -105,11 +110,13 @@ pub const MIXTRAL_8X22B: Figures = Figures {
     experts: Some((8, 2, 16_384)),
     ..MIXTRAL
 };
-pub const SMOLLM2_135M: Figures =
-    Figures { hidden: 576, n_layers: 30, n_heads: 9, n_kv_heads: 3, inner: 1536, ..SMOLLM2 };
-pub const SMOLLM2_360M: Figures = Figures { hidden: 960, n_heads: 15, n_kv_heads: 5, inner: 2560, ..SMOLLM2 };
-pub const SMOLLM2_1_7B: Figures = Figures { hidden: 2048, n_layers: 24, n_kv_heads: 32, inner: 8192, ..SMOLLM2 };
-pub const SMOLLM3_3B: Figures = Figures {
+pub const SMOLLM2_135M: ConfigFigures =
+    ConfigFigures { hidden: 576, n_layers: 30, n_heads: 9, n_kv_heads: 3, inner: 1536, ..SMOLLM2 };
+pub const SMOLLM2_360M: ConfigFigures =
+    ConfigFigures { hidden: 960, n_heads: 15, n_kv_heads: 5, inner: 2560, ..SMOLLM2 };
+pub const SMOLLM2_1_7B: ConfigFigures =
+    ConfigFigures { hidden: 2048, n_layers: 24, n_kv_heads: 32, inner: 8192, ..SMOLLM2 };
+pub const SMOLLM3_3B: ConfigFigures = ConfigFigures {
     architecture: "SmolLM3ForCausalLM",
     hidden: 2048,
     n_layers: 36,
@@ -120,7 +127,7 @@ pub const SMOLLM3_3B: Figures = Figures {
     is_tied: true,
     ..LLAMA
 };
-pub const GEMMA3_1B: Figures = Figures {
+pub const GEMMA3_1B: ConfigFigures = ConfigFigures {
     hidden: 1152,
     n_layers: 26,
     n_heads: 4,
@@ -131,12 +138,13 @@ pub const GEMMA3_1B: Figures = Figures {
     window: Some(512),
     ..GEMMA3
 };
-pub const GEMMA3_4B: Figures =
-    Figures { hidden: 2560, n_layers: 34, n_heads: 8, n_kv_heads: 4, inner: 10_240, ..GEMMA3 };
-pub const GEMMA3_12B: Figures = Figures { hidden: 3840, n_layers: 48, n_heads: 16, inner: 15_360, ..GEMMA3 };
-pub const PHI4_MINI: Figures =
-    Figures { hidden: 3072, n_heads: 24, inner: 8192, vocab: 200_064, is_tied: true, ..PHI3 };
-pub const PHI4_14B: Figures = Figures {
+pub const GEMMA3_4B: ConfigFigures =
+    ConfigFigures { hidden: 2560, n_layers: 34, n_heads: 8, n_kv_heads: 4, inner: 10_240, ..GEMMA3 };
+pub const GEMMA3_12B: ConfigFigures =
+    ConfigFigures { hidden: 3840, n_layers: 48, n_heads: 16, inner: 15_360, ..GEMMA3 };
+pub const PHI4_MINI: ConfigFigures =
+    ConfigFigures { hidden: 3072, n_heads: 24, inner: 8192, vocab: 200_064, is_tied: true, ..PHI3 };
+pub const PHI4_14B: ConfigFigures = ConfigFigures {
     hidden: 5120,
     n_layers: 40,
     n_heads: 40,
@@ -146,7 +154,7 @@ pub const PHI4_14B: Figures = Figures {
     context: 16_384,
     ..PHI3
 };
-pub const GRANITE3_3_2B: Figures = Figures {
+pub const GRANITE3_3_2B: ConfigFigures = ConfigFigures {
     architecture: "GraniteForCausalLM",
     hidden: 2048,
     n_layers: 40,
@@ -156,9 +164,15 @@ pub const GRANITE3_3_2B: Figures = Figures {
     is_tied: true,
     ..LLAMA
 };
-pub const OLMO2_7B: Figures =
-    Figures { architecture: "Olmo2ForCausalLM", n_kv_heads: 32, inner: 11_008, vocab: 100_352, context: 4096, ..LLAMA };
-pub const GPT_OSS_20B: Figures = Figures {
+pub const OLMO2_7B: ConfigFigures = ConfigFigures {
+    architecture: "Olmo2ForCausalLM",
+    n_kv_heads: 32,
+    inner: 11_008,
+    vocab: 100_352,
+    context: 4096,
+    ..LLAMA
+};
+pub const GPT_OSS_20B: ConfigFigures = ConfigFigures {
     architecture: "GptOssForCausalLM",
     hidden: 2880,
     n_layers: 24,

@@ -3,9 +3,9 @@
 //! A file is written to `<name>.part`, which a later attempt resumes, and gets its name once its checksum matches.
 
 use crate::catalogue::entries::CatalogueEntry;
-use crate::catalogue::judge::GgufJudge;
-use crate::catalogue::landing::{forget, has_room, land, write_failed};
-use crate::catalogue::model::{FetchProgress, Sources};
+use crate::catalogue::judge::GgufHeaderChecker;
+use crate::catalogue::landing::{check_free_space, finalize_part, remove_with_record, write_failed};
+use crate::catalogue::model::{FetchProgress, ModelSources};
 use crate::error::{Error, Result};
 use sha2::{Digest, Sha256};
 use std::fs::{File, TryLockError};
@@ -22,7 +22,7 @@ const STANDSTILL_MAX: Duration = Duration::from_secs(600);
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// A file of a repository.
-pub struct Remote {
+pub struct HubFile {
     pub url: String,
     /// With the folders that it is in.
     pub name: String,
@@ -32,9 +32,9 @@ pub struct Remote {
     pub is_judged: bool,
 }
 
-impl Remote {
+impl HubFile {
     /// Whether the file at this path has this file's length.
-    fn is_at(&self, path: &Path) -> bool {
+    fn has_length_at(&self, path: &Path) -> bool {
         let there = std::fs::metadata(path).ok().map(|file| file.len());
         there.is_some_and(|there| self.bytes.is_none_or(|bytes| bytes == there))
     }
@@ -43,10 +43,10 @@ impl Remote {
 pub fn pull_entry(
     entry: &CatalogueEntry,
     path: &Path,
-    sources: &Sources,
+    sources: &ModelSources,
     progress: &mut dyn FnMut(FetchProgress<'_>),
 ) -> Result<()> {
-    let remote = Remote {
+    let remote = HubFile {
         url: file_url(sources, entry.hub_id, entry.revision, entry.file),
         name: entry.file.to_owned(),
         bytes: Some(entry.bytes),
@@ -56,12 +56,16 @@ pub fn pull_entry(
     fetch(&remote, path, sources, progress)
 }
 
-pub fn file_url(sources: &Sources, repo: &str, revision: &str, file: &str) -> String {
+pub fn file_url(sources: &ModelSources, repo: &str, revision: &str, file: &str) -> String {
     format!("{}/{repo}/resolve/{revision}/{file}", sources.hub_endpoint.trim_end_matches('/'))
 }
 
 /// Sends a GET for a file from byte `from` on. Errors name the address.
-pub fn get(url: &str, from: u64, sources: &Sources) -> std::result::Result<ureq::http::Response<ureq::Body>, String> {
+pub fn get(
+    url: &str,
+    from: u64,
+    sources: &ModelSources,
+) -> std::result::Result<ureq::http::Response<ureq::Body>, String> {
     let agent: ureq::Agent = ureq::Agent::config_builder()
         .timeout_resolve(Some(CONNECT_MAX))
         .timeout_connect(Some(CONNECT_MAX))
@@ -88,13 +92,18 @@ pub fn get(url: &str, from: u64, sources: &Sources) -> std::result::Result<ureq:
 }
 
 /// Fetches a file to this path. An existing file of another length is fetched again.
-pub fn fetch(file: &Remote, path: &Path, sources: &Sources, progress: &mut dyn FnMut(FetchProgress<'_>)) -> Result<()> {
-    if file.is_at(path) {
+pub fn fetch(
+    file: &HubFile,
+    path: &Path,
+    sources: &ModelSources,
+    progress: &mut dyn FnMut(FetchProgress<'_>),
+) -> Result<()> {
+    if file.has_length_at(path) {
         return Ok(());
     }
-    forget(path)?;
+    remove_with_record(path)?;
     let part = part_of(path);
-    let Some(mut out) = own_part(file, path, &part, progress)? else { return Ok(()) };
+    let Some(mut out) = lock_part(file, path, &part, progress)? else { return Ok(()) };
     if file.sha256.is_none() {
         // Otherwise nothing would show that the rest belongs to another file than the part.
         out.set_len(0).map_err(Error::io(&part))?;
@@ -104,7 +113,7 @@ pub fn fetch(file: &Remote, path: &Path, sources: &Sources, progress: &mut dyn F
     if file.bytes.is_none_or(|bytes| done < bytes) {
         // Without an announced length, only a full disk shows that there is no room.
         let folder = part.parent().unwrap_or(&part);
-        has_room(folder, file.bytes.map_or(0, |bytes| bytes.saturating_sub(done)))?;
+        check_free_space(folder, file.bytes.map_or(0, |bytes| bytes.saturating_sub(done)))?;
         let failed = |why: String| Error::Fetch { what: file.name.clone(), why };
         let response = get(&file.url, done, sources).map_err(|why| {
             if done == 0 {
@@ -121,11 +130,11 @@ pub fn fetch(file: &Remote, path: &Path, sources: &Sources, progress: &mut dyn F
             out.set_len(0).map_err(Error::io(&part))?;
             (hasher, done) = (Sha256::new(), 0);
         }
-        let judge = GgufJudge::of(file, done, sources.checks.start_of_gguf);
-        let mut disk = Disk { out, part: &part, write: sources.write, judge };
+        let judge = GgufHeaderChecker::of(file, done, sources.checks.start_of_gguf);
+        let mut disk = DownloadFile { out, part: &part, write: sources.write, judge };
         copy(response.into_body(), &mut disk, &mut hasher, &mut done, file, progress)?;
     }
-    finish(file, &part, path, done, hasher)
+    verify_and_rename(file, &part, path, done, hasher)
 }
 
 /// Whether the response begins at the requested byte.
@@ -135,8 +144,8 @@ fn begins_at(response: &ureq::http::Response<ureq::Body>, from: u64) -> bool {
 }
 
 /// Opens the part file for this process alone; None if another process has meanwhile fetched the whole file.
-fn own_part(
-    file: &Remote,
+fn lock_part(
+    file: &HubFile,
     path: &Path,
     part: &Path,
     progress: &mut dyn FnMut(FetchProgress<'_>),
@@ -146,11 +155,11 @@ fn own_part(
     loop {
         let out = File::options().create(true).read(true).append(true).open(part).map_err(Error::io(part))?;
         match out.try_lock() {
-            Ok(()) if file.is_at(path) => {
+            Ok(()) if file.has_length_at(path) => {
                 std::fs::remove_file(part).map_err(Error::io(part))?;
                 return Ok(None);
             }
-            Ok(()) if is_at(&out, part) => return Ok(Some(out)),
+            Ok(()) if is_same_file(&out, part) => return Ok(Some(out)),
             // The process that held it has renamed or removed it since it was opened.
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
@@ -170,7 +179,7 @@ fn own_part(
     }
 }
 
-fn is_at(file: &File, path: &Path) -> bool {
+fn is_same_file(file: &File, path: &Path) -> bool {
     let (Ok(open), Ok(there)) = (file.metadata(), std::fs::metadata(path)) else { return false };
     (open.dev(), open.ino()) == (there.dev(), there.ino())
 }
@@ -181,19 +190,19 @@ fn hash_file(file: &mut File, hasher: &mut Sha256) -> io::Result<u64> {
 }
 
 /// The file that the download is written to.
-struct Disk<'a> {
+struct DownloadFile<'a> {
     out: File,
     part: &'a Path,
     write: fn(&mut File, &[u8]) -> io::Result<()>,
-    judge: GgufJudge,
+    judge: GgufHeaderChecker,
 }
 
 fn copy(
     body: ureq::Body,
-    disk: &mut Disk<'_>,
+    disk: &mut DownloadFile<'_>,
     hasher: &mut Sha256,
     done: &mut u64,
-    file: &Remote,
+    file: &HubFile,
     progress: &mut dyn FnMut(FetchProgress<'_>),
 ) -> Result<()> {
     let failed = |error: io::Error| Error::Fetch { what: file.name.clone(), why: error.to_string() };
@@ -212,7 +221,7 @@ fn copy(
         let missing = file.bytes.map_or(n as u64, |bytes| bytes + n as u64 - *done);
         (disk.write)(&mut disk.out, &buffer[..n]).map_err(write_failed(disk.part, missing))?;
         hasher.update(&buffer[..n]);
-        if let Err(refused) = disk.judge.look(disk.part, *done) {
+        if let Err(refused) = disk.judge.check_part(disk.part, *done) {
             std::fs::remove_file(disk.part).map_err(Error::io(disk.part))?;
             return Err(refused);
         }
@@ -221,7 +230,7 @@ fn copy(
 }
 
 /// Renames the file if its checksum is right, and deletes it otherwise.
-fn finish(file: &Remote, part: &Path, path: &Path, done: u64, hasher: Sha256) -> Result<()> {
+fn verify_and_rename(file: &HubFile, part: &Path, path: &Path, done: u64, hasher: Sha256) -> Result<()> {
     if let Some(bytes) = file.bytes.filter(|bytes| done < *bytes) {
         let why = format!("it ended after {done} of {bytes} bytes; another try goes on from there");
         return Err(Error::Fetch { what: file.name.clone(), why });
@@ -232,7 +241,7 @@ fn finish(file: &Remote, part: &Path, path: &Path, done: u64, hasher: Sha256) ->
         std::fs::remove_file(part).map_err(Error::io(part))?;
         return Err(Error::Checksum { what: file.name.clone(), found, expected: expected.clone() });
     }
-    land(part, path, &sha256)
+    finalize_part(part, path, &sha256)
 }
 
 /// The checksum of a model: of its file, or of `sha256sum`'s lines for several, in the order of their names.

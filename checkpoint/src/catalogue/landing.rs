@@ -10,7 +10,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 /// Gives a whole file its name. A power cut leaves either a `part` or a whole file, never a named file of zeros.
-pub fn land(part: &Path, path: &Path, sha256: &[u8]) -> Result<()> {
+pub fn finalize_part(part: &Path, path: &Path, sha256: &[u8]) -> Result<()> {
     File::open(part).and_then(|file| file.sync_all()).map_err(Error::io(part))?;
     let record = record_of(path);
     let line = format!("{}\n", hex(sha256));
@@ -24,7 +24,7 @@ pub fn land(part: &Path, path: &Path, sha256: &[u8]) -> Result<()> {
 }
 
 /// Removes a file, if there is one, and the record of its checksum.
-pub fn forget(path: &Path) -> Result<()> {
+pub fn remove_with_record(path: &Path) -> Result<()> {
     for path in [path.to_owned(), record_of(path)] {
         match std::fs::remove_file(&path) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
@@ -51,7 +51,7 @@ fn record_of(path: &Path) -> PathBuf {
 }
 
 /// Returns the checksum that a file had when it was fetched, or has by the catalogue.
-fn expected(path: &Path) -> Option<String> {
+fn recorded_checksum(path: &Path) -> Option<String> {
     if let Ok(recorded) = std::fs::read_to_string(record_of(path)) {
         return Some(recorded.trim().to_owned());
     }
@@ -67,7 +67,7 @@ fn expected(path: &Path) -> Option<String> {
 pub fn verify_recorded(model: &Path) -> Result<usize> {
     let mut n_compared = 0;
     for path in files_of(model).into_iter().filter(|path| path.is_file()) {
-        let Some(expected) = expected(&path) else { continue };
+        let Some(expected) = recorded_checksum(&path) else { continue };
         let found = sha256_of(std::slice::from_ref(&path))?;
         if found != expected {
             return Err(Error::Damaged { path, found, expected });
@@ -84,7 +84,7 @@ pub fn free_bytes(path: &Path) -> std::io::Result<u64> {
 }
 
 /// Refuses a fetch that does not fit on the disk before it begins.
-pub fn has_room(folder: &Path, needed: u64) -> Result<()> {
+pub fn check_free_space(folder: &Path, needed: u64) -> Result<()> {
     let free = free_bytes(folder).map_err(Error::io(folder))?;
     match needed <= free {
         true => Ok(()),

@@ -15,9 +15,9 @@ mod repository;
 mod store;
 
 pub use entries::{CATALOGUE, CardSampling, CatalogueEntry, entry};
-pub use figures::Figures;
+pub use figures::ConfigFigures;
 pub use landing::{free_bytes, verify_recorded};
-pub use model::{FetchProgress, ListedModel, LocatedModel, ModelChecks, Origin, Sources};
+pub use model::{FetchProgress, ListedModel, LocatedModel, ModelChecks, ModelOrigin, ModelSources};
 
 use crate::error::{Error, Result};
 use crate::split::GgufPart;
@@ -38,17 +38,17 @@ pub fn card_sampling(model: &str) -> Option<CardSampling> {
 }
 
 /// Returns where a model is on this machine; if it is missing, the error explains how to fetch it.
-pub fn locate(model: &str, sources: &Sources) -> Result<LocatedModel> {
-    match read_name(model, sources)? {
+pub fn locate(model: &str, sources: &ModelSources) -> Result<LocatedModel> {
+    match parse_locator(model, sources)? {
         ModelLocator::Path(path) => Ok(LocatedModel { name: name_of(path), path: path.to_owned() }),
         ModelLocator::Ollama(path) => Ok(LocatedModel { name: model.to_owned(), path }),
-        ModelLocator::Entry(entry) => find_entry(entry, model, sources).ok_or_else(|| not_here(model)),
-        ModelLocator::Hub(id) => store::find_hub(id, sources)?.ok_or_else(|| not_here(model)),
+        ModelLocator::Entry(entry) => find_entry(entry, model, sources).ok_or_else(|| model_not_found(model)),
+        ModelLocator::Hub(id) => store::find_hub(id, sources)?.ok_or_else(|| model_not_found(model)),
     }
 }
 
 /// Returns the catalogue's file, or else Ollama's file of that name: no second copy is fetched.
-fn find_entry(entry: &CatalogueEntry, model: &str, sources: &Sources) -> Option<LocatedModel> {
+fn find_entry(entry: &CatalogueEntry, model: &str, sources: &ModelSources) -> Option<LocatedModel> {
     let of_ollama = || others::find_ollama(model, sources).map(|path| LocatedModel { name: model.to_owned(), path });
     store::find_entry(entry, sources).or_else(of_ollama)
 }
@@ -59,27 +59,27 @@ const VERIFIED_BYTES_MAX: u64 = 256 << 20;
 
 /// Fetches a model that is missing, verifies its checksum, and returns its location. A model that is already here is
 /// verified too, unless it is large.
-pub fn pull(model: &str, sources: &Sources, progress: &mut dyn FnMut(FetchProgress<'_>)) -> Result<LocatedModel> {
+pub fn pull(model: &str, sources: &ModelSources, progress: &mut dyn FnMut(FetchProgress<'_>)) -> Result<LocatedModel> {
     match locate(model, sources) {
-        Ok(here) => checked(here),
+        Ok(here) => verify_if_small(here),
         Err(_) => fetch(model, sources, progress),
     }
 }
 
 /// The model at a path.
 pub fn at_path(path: &Path) -> Result<LocatedModel> {
-    checked(LocatedModel { name: name_of(path), path: path.to_owned() })
+    verify_if_small(LocatedModel { name: name_of(path), path: path.to_owned() })
 }
 
-fn checked(here: LocatedModel) -> Result<LocatedModel> {
+fn verify_if_small(here: LocatedModel) -> Result<LocatedModel> {
     if bytes_of(&here.path) <= VERIFIED_BYTES_MAX {
         verify_recorded(&here.path)?;
     }
     Ok(here)
 }
 
-fn fetch(model: &str, sources: &Sources, progress: &mut dyn FnMut(FetchProgress<'_>)) -> Result<LocatedModel> {
-    match read_name(model, sources)? {
+fn fetch(model: &str, sources: &ModelSources, progress: &mut dyn FnMut(FetchProgress<'_>)) -> Result<LocatedModel> {
+    match parse_locator(model, sources)? {
         ModelLocator::Entry(entry) => pull_entry(entry, sources, progress),
         ModelLocator::Hub(id) => repository::pull(id, sources, progress),
         // These are either local or nowhere.
@@ -88,12 +88,12 @@ fn fetch(model: &str, sources: &Sources, progress: &mut dyn FnMut(FetchProgress<
 }
 
 /// The models on this machine: those that `pull` has fetched, and those in other programs' caches.
-pub fn list(sources: &Sources) -> Vec<ListedModel> {
+pub fn list(sources: &ModelSources) -> Vec<ListedModel> {
     let llama_cpp = others::list_llama_cpp(sources).into_iter();
     let llama_cpp =
-        llama_cpp.map(|path| ListedModel { model: path.display().to_string(), path, origin: Origin::LlamaCpp });
+        llama_cpp.map(|path| ListedModel { model: path.display().to_string(), path, origin: ModelOrigin::LlamaCpp });
     let ollama = others::list_ollama(sources).into_iter();
-    let ollama = ollama.map(|(model, path)| ListedModel { model, path, origin: Origin::Ollama });
+    let ollama = ollama.map(|(model, path)| ListedModel { model, path, origin: ModelOrigin::Ollama });
     store::list(sources).into_iter().chain(store::list_hub(sources)).chain(llama_cpp).chain(ollama).collect()
 }
 
@@ -118,7 +118,7 @@ pub fn verify(path: &Path, sha256: &str) -> Result<()> {
 
 fn pull_entry(
     entry: &CatalogueEntry,
-    sources: &Sources,
+    sources: &ModelSources,
     progress: &mut dyn FnMut(FetchProgress<'_>),
 ) -> Result<LocatedModel> {
     let folder = sources.folder(&entry.folder_name());
@@ -139,7 +139,7 @@ fn pull_entry(
     Ok(LocatedModel { name: entry.name.to_owned(), path })
 }
 
-fn not_here(model: &str) -> Error {
+fn model_not_found(model: &str) -> Error {
     Error::NotFound { model: model.to_owned(), why: format!("it has not been fetched: `lockstep pull {model}`") }
 }
 
@@ -149,7 +149,7 @@ fn is_meant_as_path(model: &str) -> bool {
 }
 
 /// A path that exists is taken as a path, whatever its name looks like.
-fn read_name<'a>(model: &'a str, sources: &Sources) -> Result<ModelLocator<'a>> {
+fn parse_locator<'a>(model: &'a str, sources: &ModelSources) -> Result<ModelLocator<'a>> {
     let path = Path::new(model);
     if !model.is_empty() && path.exists() {
         return Ok(ModelLocator::Path(path));
@@ -168,7 +168,7 @@ fn read_name<'a>(model: &'a str, sources: &Sources) -> Result<ModelLocator<'a>> 
     }
     let why = format!(
         "no path, none of the catalogue ({}), and no hub id like org/name or org/name:Q4_1",
-        match near::names(model).join(", ") {
+        match near::nearest_names(model).join(", ") {
             none if none.is_empty() => "`lockstep models` lists it".to_owned(),
             near => format!("near it are {near}; `lockstep models` lists all"),
         }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 /// Where models come from and where they are kept. The caller decides; nothing here reads the environment.
 #[derive(Clone, Debug)]
-pub struct Sources {
+pub struct ModelSources {
     /// This program keeps its models in `<cache>/models/<name>/`.
     pub cache: PathBuf,
     pub hub_endpoint: String,
@@ -38,15 +38,15 @@ pub struct ModelChecks {
 /// Checks the first bytes of a GGUF of this many bytes. False if its header continues behind them.
 pub type CheckStart = fn(&Path, u64) -> Result<bool>;
 
-impl Sources {
+impl ModelSources {
     pub const HUB_ENDPOINT: &str = "https://huggingface.co";
 
     /// The public hub, Python's pip, and this cache.
-    pub fn with_checks(cache: PathBuf, checks: ModelChecks) -> Sources {
-        let hub_endpoint = Sources::HUB_ENDPOINT.to_owned();
+    pub fn with_checks(cache: PathBuf, checks: ModelChecks) -> ModelSources {
+        let hub_endpoint = ModelSources::HUB_ENDPOINT.to_owned();
         let python = Some("python3".to_owned());
         let write = |file: &mut File, bytes: &[u8]| file.write_all(bytes);
-        Sources {
+        ModelSources {
             cache,
             hub_endpoint,
             hub_token: None,
@@ -88,12 +88,12 @@ pub struct ListedModel {
     /// The name by which `locate` finds it.
     pub model: String,
     pub path: PathBuf,
-    pub origin: Origin,
+    pub origin: ModelOrigin,
 }
 
 /// The owner of a model's folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Origin {
+pub enum ModelOrigin {
     /// Fetched by this program.
     Pulled,
     HuggingFace,

@@ -8,7 +8,7 @@ const NAMED_MAX: usize = 4;
 const SLIP_MAX: usize = 2;
 
 /// The nearest names, best first; none if nothing is near.
-pub fn names(query: &str) -> Vec<&'static str> {
+pub fn nearest_names(query: &str) -> Vec<&'static str> {
     let query = query.to_ascii_lowercase();
     let mut near: Vec<(usize, &CatalogueEntry)> =
         CATALOGUE.iter().filter_map(|entry| Some((distance(&query, entry)?, entry))).collect();
@@ -21,11 +21,11 @@ pub fn names(query: &str) -> Vec<&'static str> {
 fn distance(query: &str, entry: &CatalogueEntry) -> Option<usize> {
     let plain = |name: &str| name.replace(['-', '.', '_', ':'], "");
     let family = |name: &str| plain(name.split(':').next().unwrap_or(name));
-    let whole = steps(&plain(query), &plain(entry.name));
+    let whole = edit_distance(&plain(query), &plain(entry.name));
     if family(query) == family(entry.name) {
         return Some(whole);
     }
-    let slip = whole.min(steps(&family(query), &family(entry.name)));
+    let slip = whole.min(edit_distance(&family(query), &family(entry.name)));
     // A short word with this many wrong letters could be any other word.
     let is_slip = slip <= SLIP_MAX && 3 * slip <= family(query).len();
     // A name without a size matches any size.
@@ -33,7 +33,7 @@ fn distance(query: &str, entry: &CatalogueEntry) -> Option<usize> {
 }
 
 /// Returns how many letters were inserted, removed or changed between two words.
-fn steps(a: &str, b: &str) -> usize {
+fn edit_distance(a: &str, b: &str) -> usize {
     let mut row: Vec<usize> = (0..=b.len()).collect();
     for (i, x) in a.bytes().enumerate() {
         let mut before = std::mem::replace(&mut row[0], i + 1);
@@ -52,7 +52,7 @@ mod tests {
 
     #[test]
     fn other_sizes_and_slips_are_near_and_other_words_are_not() {
-        let check = |query, best: Option<&str>| assert_eq!(names(query).first().copied(), best, "{query}");
+        let check = |query, best: Option<&str>| assert_eq!(nearest_names(query).first().copied(), best, "{query}");
         check("qwen3:5b", Some("qwen3:4b"));
         check("Qwen3:4B", Some("qwen3:4b"));
         check("qwen3-4b", Some("qwen3:4b"));
@@ -63,14 +63,18 @@ mod tests {
         check("deepseek-r1:7b", None);
         check("no-such-model", None);
         check("", None);
-        assert!(names("qwen3:99b").iter().all(|name| name.starts_with("qwen3:")), "{:?}", names("qwen3:99b"));
-        assert!(names("qwen3:99b").len() == NAMED_MAX);
+        assert!(
+            nearest_names("qwen3:99b").iter().all(|name| name.starts_with("qwen3:")),
+            "{:?}",
+            nearest_names("qwen3:99b")
+        );
+        assert!(nearest_names("qwen3:99b").len() == NAMED_MAX);
     }
 
     #[test]
     fn steps_are_letters() {
         for (a, b, expected) in [("", "", 0), ("abc", "", 3), ("", "ab", 2), ("kitten", "sitting", 3), ("a", "a", 0)] {
-            assert_eq!(steps(a, b), expected, "{a} {b}");
+            assert_eq!(edit_distance(a, b), expected, "{a} {b}");
         }
     }
 }

@@ -5,7 +5,7 @@
 //! GGUF in `blobs/`. llama.cpp: `<org>_<repo>_<file>.gguf` in one folder.
 
 use crate::catalogue::files::{all_parts, file_names, gguf_choices};
-use crate::catalogue::model::{HubId, Sources};
+use crate::catalogue::model::{HubId, ModelSources};
 use crate::small_files::is_plain_name;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ const OLLAMA_WEIGHTS: &str = "application/vnd.ollama.image.model";
 const MANIFEST_BYTES_MAX: u64 = 1 << 20;
 
 /// Finds `name` or `name:tag` as Ollama does; without a tag it is `latest`.
-pub fn find_ollama(model: &str, sources: &Sources) -> Option<PathBuf> {
+pub fn find_ollama(model: &str, sources: &ModelSources) -> Option<PathBuf> {
     let store = sources.ollama.as_ref()?;
     let (name, tag) = model.split_once(':').unwrap_or((model, "latest"));
     if ![name, tag].into_iter().all(is_plain_name) {
@@ -26,7 +26,7 @@ pub fn find_ollama(model: &str, sources: &Sources) -> Option<PathBuf> {
 }
 
 /// Every model of Ollama's library that is here, as `name:tag`.
-pub fn list_ollama(sources: &Sources) -> Vec<(String, PathBuf)> {
+pub fn list_ollama(sources: &ModelSources) -> Vec<(String, PathBuf)> {
     let Some(store) = &sources.ollama else { return Vec::new() };
     let library = store.join(OLLAMA_LIBRARY);
     let names = file_names(&library).unwrap_or_default().into_iter();
@@ -52,7 +52,7 @@ fn weights(store: &Path, manifest: &Path) -> Option<PathBuf> {
 }
 
 /// The file of a hub id in llama.cpp's cache.
-pub fn find_llama_cpp(id: HubId<'_>, sources: &Sources) -> Option<PathBuf> {
+pub fn find_llama_cpp(id: HubId<'_>, sources: &ModelSources) -> Option<PathBuf> {
     let folder = sources.llama_cpp.as_ref()?;
     let prefix = format!("{}_", id.repo.replace('/', "_"));
     let files = file_names(folder).ok()?;
@@ -62,7 +62,7 @@ pub fn find_llama_cpp(id: HubId<'_>, sources: &Sources) -> Option<PathBuf> {
 }
 
 /// Every GGUF in llama.cpp's cache; for a split one, the first part.
-pub fn list_llama_cpp(sources: &Sources) -> Vec<PathBuf> {
+pub fn list_llama_cpp(sources: &ModelSources) -> Vec<PathBuf> {
     let Some(folder) = &sources.llama_cpp else { return Vec::new() };
     let files = file_names(folder).unwrap_or_default();
     let models = files.iter().filter(|file| file.ends_with(".gguf") && is_first(file, &files));

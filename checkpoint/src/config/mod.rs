@@ -47,7 +47,7 @@ pub struct ModelSpec {
     pub local_rope: Option<RopeSpec>,
     /// Logits become `cap * tanh(logit / cap)`.
     pub logits_cap: Option<f32>,
-    pub factors: Factors,
+    pub factors: ModelMultipliers,
     /// Attention and MLP both see the stream as it was before the layer.
     pub is_parallel: bool,
     /// The head is the embedding matrix; there is no `lm_head.weight`.
@@ -59,7 +59,7 @@ pub struct ModelSpec {
 
 /// What parts of a pass are multiplied by, where it is not one.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Factors {
+pub struct ModelMultipliers {
     /// Rows of the embedding.
     pub embedding: Option<f32>,
     /// A sublayer's output, before it is added to the stream.
@@ -77,7 +77,7 @@ pub struct AttentionSpec {
     pub has_bias: bool,
     pub query_key_norms: QueryKeyNorms,
     /// Queries grow with their positions.
-    pub temperature: Option<Temperature>,
+    pub temperature: Option<QueryTemperature>,
     /// Each query head has one more score, whose value is nothing.
     pub has_sinks: bool,
     /// What comes out is multiplied by the sigmoid of a projection as wide.
@@ -96,7 +96,7 @@ pub enum QueryKeyNorms {
 
 /// A query at position `p` is multiplied by `1 + beta * ln(1 + floor(p / every))`.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Temperature {
+pub struct QueryTemperature {
     pub beta: f32,
     pub every: u32,
 }
@@ -148,7 +148,7 @@ pub struct LayerSpec {
     pub mixer: MixerKind,
     /// A query attends to this many positions, its own among them. None: to all.
     pub window: Option<u32>,
-    pub positions: Positions,
+    pub positions: PositionEncoding,
     /// There is an MLP behind the mixer, or alone.
     pub has_mlp: bool,
     /// Its MLP is a mixture of experts.
@@ -157,7 +157,7 @@ pub struct LayerSpec {
 
 /// How positions enter a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Positions {
+pub enum PositionEncoding {
     Rope,
     LocalRope,
     /// Only through the embedding, or not at all.
@@ -214,7 +214,7 @@ pub enum RopeScaling {
 
 /// The sampling that the model's makers recommend, if any.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Defaults {
+pub struct SamplingDefaults {
     pub temperature: Option<f32>,
     pub top_p: Option<f32>,
     pub top_k: Option<u32>,
@@ -342,7 +342,7 @@ impl ModelSpec {
         if self.layers.iter().any(|layer| layer.window == Some(0)) {
             return ParseError::malformed("a layer that sees no position");
         }
-        let Factors { embedding, residual, logits } = self.factors;
+        let ModelMultipliers { embedding, residual, logits } = self.factors;
         let clamps = self.experts.iter().flat_map(|of| of.clamp).flat_map(|clamp| [clamp.alpha, clamp.limit]);
         let caps = [Some(self.attention.scale), self.attention.cap, self.logits_cap, embedding, residual, logits];
         let caps = caps.into_iter().flatten().chain(clamps).chain(self.experts.map(|of| of.factor));
@@ -350,7 +350,7 @@ impl ModelSpec {
             return ParseError::malformed(format!("a scale or a cap of {number}"));
         }
         match self.attention.temperature {
-            Some(Temperature { beta, every }) if every == 0 || !(beta.is_finite() && beta >= 0.0) => {
+            Some(QueryTemperature { beta, every }) if every == 0 || !(beta.is_finite() && beta >= 0.0) => {
                 return ParseError::malformed(format!("queries that grow by {beta} in steps of {every}"));
             }
             _ => {}
@@ -438,7 +438,7 @@ fn length(name: &str, number: u64) -> Result<u32, ParseError> {
     }
 }
 
-fn distinct(tokens: Vec<Token>) -> Result<Vec<Token>, ParseError> {
+fn dedup_eos(tokens: Vec<Token>) -> Result<Vec<Token>, ParseError> {
     let mut seen = Vec::new();
     for token in tokens {
         if !seen.contains(&token) {

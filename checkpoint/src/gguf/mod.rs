@@ -44,7 +44,7 @@ pub struct Gguf {
 }
 
 /// Why the beginning of a file is no valid header.
-enum Stop {
+enum HeaderError {
     Fault(ParseError),
     /// The header goes on behind what was read, at least up to here.
     Short(u64),
@@ -54,8 +54,8 @@ impl Gguf {
     /// Parses the header of a whole file.
     pub fn parse(bytes: &[u8]) -> Result<Gguf, ParseError> {
         let mut gguf = Gguf::parse_start(bytes, bytes.len() as u64).map_err(|stop| match stop {
-            Stop::Fault(fault) => fault,
-            Stop::Short(_) => cut_off(),
+            HeaderError::Fault(fault) => fault,
+            HeaderError::Short(_) => cut_off(),
         })?;
         for (name, range) in gguf.factor_ranges() {
             gguf.factors.insert(name, bytes[range].to_vec());
@@ -66,7 +66,7 @@ impl Gguf {
     /// Reads a file's header, and of the tensors only `FACTORS`. Ranges of the header point into the returned bytes.
     pub(crate) fn read(file: &SourceFile) -> Result<(Gguf, Vec<u8>), Error> {
         let read = Gguf::read_start(file, file.n_bytes())?;
-        let (mut gguf, mut bytes) = read.ok_or_else(|| Error::fault(file.path())(cut_off()))?;
+        let (mut gguf, mut bytes) = read.ok_or_else(|| Error::with_path(file.path())(cut_off()))?;
         for (name, range) in gguf.factor_ranges() {
             let mut factors = vec![0; range.len()];
             file.read_at(range.start as u64, &mut factors)?;
@@ -86,9 +86,9 @@ impl Gguf {
                     bytes.truncate(gguf.n_bytes);
                     return Ok(Some((gguf, bytes)));
                 }
-                Err(Stop::Fault(fault)) => return Err(Error::fault(start.path())(fault)),
-                Err(Stop::Short(_)) if bytes.len() as u64 == start.n_bytes() => return Ok(None),
-                Err(Stop::Short(n)) => n_needed = n.max(bytes.len() as u64 * HEADER_GROWTH),
+                Err(HeaderError::Fault(fault)) => return Err(Error::with_path(start.path())(fault)),
+                Err(HeaderError::Short(_)) if bytes.len() as u64 == start.n_bytes() => return Ok(None),
+                Err(HeaderError::Short(n)) => n_needed = n.max(bytes.len() as u64 * HEADER_GROWTH),
             }
         }
     }
@@ -101,9 +101,10 @@ impl Gguf {
     }
 
     /// Parses the first bytes of a file of `n_bytes`.
-    fn parse_start(bytes: &[u8], n_bytes: u64) -> Result<Gguf, Stop> {
+    fn parse_start(bytes: &[u8], n_bytes: u64) -> Result<Gguf, HeaderError> {
         let mut cursor = GgufCursor { bytes, at: 0, n_bytes, short_of: None };
-        Gguf::parse_header(&mut cursor).map_err(|fault| cursor.short_of.map_or(Stop::Fault(fault), Stop::Short))
+        Gguf::parse_header(&mut cursor)
+            .map_err(|fault| cursor.short_of.map_or(HeaderError::Fault(fault), HeaderError::Short))
     }
 
     fn parse_header(cursor: &mut GgufCursor<'_>) -> Result<Gguf, ParseError> {
@@ -125,7 +126,7 @@ impl Gguf {
         let data = place_data(cursor, alignment, headers.is_empty())?;
         let tensors = headers
             .into_iter()
-            .map(|(name, header)| Ok((name.clone(), header.place(&name, data, alignment, cursor.n_bytes)?)))
+            .map(|(name, header)| Ok((name.clone(), header.locate(&name, data, alignment, cursor.n_bytes)?)))
             .collect::<Result<_, ParseError>>()?;
         Ok(Gguf { values, tensors, factors: BTreeMap::new(), n_bytes: cursor.at })
     }
@@ -141,7 +142,7 @@ impl Gguf {
     }
 
     /// Adds the tensors of the next part; the metadata comes from the first.
-    pub(crate) fn join(&mut self, part: Gguf, file: usize) -> Result<(), ParseError> {
+    pub(crate) fn add_part(&mut self, part: Gguf, file: usize) -> Result<(), ParseError> {
         if file == 0 {
             (self.values, self.factors) = (part.values, part.factors);
         }

@@ -97,7 +97,7 @@ fn read_tensor_header(cursor: &mut GgufCursor<'_>, name: &str) -> Result<TensorH
     let Some((_, type_name)) = TYPES.iter().find(|row| row.0 == kind) else {
         return ParseError::unsupported(format!("the tensor {name} has the unknown type {kind}, which"));
     };
-    let Some(dtype) = served(type_name) else {
+    let Some(dtype) = supported_dtype(type_name) else {
         return ParseError::unsupported(format!("the tensor {name} has type {type_name}, which"));
     };
     if dims.contains(&0) {
@@ -117,7 +117,7 @@ fn read_tensor_header(cursor: &mut GgufCursor<'_>, name: &str) -> Result<TensorH
 }
 
 impl TensorHeader {
-    pub fn place(self, name: &str, data: u64, alignment: u64, file: u64) -> Result<TensorEntry, ParseError> {
+    pub fn locate(self, name: &str, data: u64, alignment: u64, file: u64) -> Result<TensorEntry, ParseError> {
         if !self.offset.is_multiple_of(alignment) {
             let offset = self.offset;
             return ParseError::malformed(format!(
@@ -137,7 +137,7 @@ impl TensorHeader {
     }
 }
 
-fn served(type_name: &str) -> Option<Dtype> {
+fn supported_dtype(type_name: &str) -> Option<Dtype> {
     Dtype::ALL.into_iter().find(|dtype| dtype.name() == type_name)
 }
 

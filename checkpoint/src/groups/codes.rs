@@ -8,7 +8,7 @@
 //! .quant_state.*      JSON: the shape, the type, the lengths of blocks
 //! ```
 
-use super::Cells;
+use super::ShardMatrix;
 use super::join::{TensorPart, TensorReader, TensorTaker, of_type};
 use crate::error::{ParseError, Result};
 use crate::file::SourceFile;
@@ -25,15 +25,15 @@ const NESTED_NAMES: usize = 256;
 
 /// One matrix.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Codes {
+pub(crate) struct CodebookMatrix {
     pub shape: [usize; 2],
     /// F32, F16 or BF16.
     pub dtype: Dtype,
-    pub digits: Cells,
+    pub digits: ShardMatrix,
     /// Numbers that share a factor.
     size: usize,
-    factors: Cells,
-    table: Cells,
+    factors: ShardMatrix,
+    table: ShardMatrix,
     nested: Option<NestedFactors>,
 }
 
@@ -41,18 +41,18 @@ pub(crate) struct Codes {
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct NestedFactors {
     size: usize,
-    factors: Cells,
-    table: Cells,
+    factors: ShardMatrix,
+    table: ShardMatrix,
     offset: f32,
 }
 
 /// The matrix whose digits are this tensor.
-pub(crate) fn codes(
+pub(crate) fn codebook_matrix(
     stem: &str,
     digits: &TensorPart,
     take: TensorTaker<'_>,
     read: TensorReader<'_>,
-) -> std::result::Result<Codes, ParseError> {
+) -> std::result::Result<CodebookMatrix, ParseError> {
     let mut of = |suffix: &str| take(&format!("{stem}.weight.{suffix}"));
     let state = of("quant_state.bitsandbytes__nf4").or_else(|| of("quant_state.bitsandbytes__fp4"));
     let state = state.and_then(|part| match part.dims[..] {
@@ -65,15 +65,15 @@ pub(crate) fn codes(
         return ParseError::malformed(format!("the matrix {stem} of four bits has no quant_state that can be read"));
     };
     let parts = ["absmax", "quant_map", "nested_absmax", "nested_quant_map"].map(&mut of);
-    let whole = made(digits, &state, &parts);
+    let whole = codebook_from_state(digits, &state, &parts);
     whole.ok_or_else(|| ParseError::Malformed(format!("the matrix {stem} contradicts its quant_state {state}")))
 }
 
-fn made(
+fn codebook_from_state(
     digits: &TensorPart,
     state: &Value,
     [factors, table, of_factors, table_of_factors]: &[Option<TensorPart>; 4],
-) -> Option<Codes> {
+) -> Option<CodebookMatrix> {
     let length = |value: &Value| value.as_u64().filter(|n| (1..1 << 40).contains(n)).map(|n| n as usize);
     let floats =
         |part: &Option<TensorPart>, n: usize| of_type(part.as_ref()?, Stored::F32).filter(|at| at.rows * at.cols == n);
@@ -106,22 +106,22 @@ fn made(
             (names, Some(NestedFactors { size, factors, table: floats(table_of_factors, NESTED_NAMES)?, offset }))
         }
     };
-    Some(Codes { shape, dtype, digits, size, factors, table: floats(table, NAMES)?, nested })
+    Some(CodebookMatrix { shape, dtype, digits, size, factors, table: floats(table, NAMES)?, nested })
 }
 
-impl Codes {
+impl CodebookMatrix {
     /// The first and the last bytes of all that it is made of.
-    pub fn ends(&self, files: &[SourceFile], n: usize) -> Result<Vec<u8>> {
+    pub fn edge_bytes(&self, files: &[SourceFile], n: usize) -> Result<Vec<u8>> {
         let nested = self.nested.iter().flat_map(|nested| [nested.factors, nested.table]);
         let all = [self.digits, self.factors, self.table].into_iter().chain(nested);
-        Ok(all.map(|cells| cells.ends(files, n)).collect::<Result<Vec<_>>>()?.concat())
+        Ok(all.map(|cells| cells.edge_bytes(files, n)).collect::<Result<Vec<_>>>()?.concat())
     }
 
     /// The numbers of some rows, one row after another.
     pub fn read_rows(&self, files: &[SourceFile], rows: Range<usize>, to: &mut [u8]) -> Result<()> {
         let all = rows.start * self.shape[1]..rows.end * self.shape[1];
-        let names = self.digits.flat(files, all.start / 2..all.end / 2)?;
-        let table = floats_of(&self.table.flat(files, 0..NAMES)?);
+        let names = self.digits.read_range(files, all.start / 2..all.end / 2)?;
+        let table = floats_of(&self.table.read_range(files, 0..NAMES)?);
         let blocks = all.start / self.size..all.end.div_ceil(self.size);
         let factors = self.factors(files, &blocks)?;
         for (i, to) in to.chunks_exact_mut(self.dtype.block_bytes()).enumerate() {
@@ -137,11 +137,11 @@ impl Codes {
     }
 
     fn factors(&self, files: &[SourceFile], blocks: &Range<usize>) -> Result<Vec<f32>> {
-        let stored = self.factors.flat(files, blocks.clone())?;
+        let stored = self.factors.read_range(files, blocks.clone())?;
         let Some(nested) = self.nested else { return Ok(floats_of(&stored)) };
         let of_blocks = blocks.start / nested.size..blocks.end.div_ceil(nested.size);
-        let factors = floats_of(&nested.factors.flat(files, of_blocks.clone())?);
-        let table = floats_of(&nested.table.flat(files, 0..NESTED_NAMES)?);
+        let factors = floats_of(&nested.factors.read_range(files, of_blocks.clone())?);
+        let table = floats_of(&nested.table.read_range(files, 0..NESTED_NAMES)?);
         let factor = |(i, name): (usize, &u8)| {
             table[usize::from(*name)] * factors[(blocks.start + i) / nested.size - of_blocks.start] + nested.offset
         };

@@ -1,7 +1,7 @@
 //! Decides by name which tensors of a folder form one matrix of few bits, and checks that their shapes agree.
 
 use super::method::QuantMethod;
-use super::{Cells, DigitLayout, Groups};
+use super::{DigitLayout, GroupQuantMatrix, ShardMatrix};
 use crate::error::ParseError;
 use safetensors::tensor::Dtype as Stored;
 use types::{DigitBits, GroupSize, GroupedDtype, ScaleType};
@@ -32,13 +32,13 @@ pub(crate) fn digits_of(method: QuantMethod) -> &'static [&'static str] {
 pub(crate) type TensorReader<'a> = &'a dyn Fn(&TensorPart, usize) -> Option<Vec<u8>>;
 
 /// Returns the matrix that has this tensor as its digits.
-pub(crate) fn matrix(
+pub(crate) fn grouped_matrix(
     method: QuantMethod,
     stem: &str,
     digits: &TensorPart,
     take: TensorTaker<'_>,
     read: TensorReader<'_>,
-) -> Result<Groups, ParseError> {
+) -> Result<GroupQuantMatrix, ParseError> {
     let mut of = |suffix: &str| take(&format!("{stem}{suffix}"));
     let none = |suffix: &str| ParseError::Malformed(format!("the matrix {stem} has no {stem}{suffix}"));
     let parts = match method {
@@ -70,17 +70,17 @@ pub(crate) fn matrix(
     of(".input_zero_point");
     let is_packed = digits.dtype == Stored::I32;
     let of_method = match (method, is_packed) {
-        (QuantMethod::Gptq { zero_plus }, true) => parts.down(digits, zero_plus),
-        (QuantMethod::Awq, true) => parts.across(digits),
-        (QuantMethod::Integers, true) => parts.along(digits),
-        (QuantMethod::Integers | QuantMethod::Int8, false) => parts.bytes(method, digits),
+        (QuantMethod::Gptq { zero_plus }, true) => parts.down_layout(digits, zero_plus),
+        (QuantMethod::Awq, true) => parts.across_layout(digits),
+        (QuantMethod::Integers, true) => parts.along_layout(digits),
+        (QuantMethod::Integers | QuantMethod::Int8, false) => parts.bytes_layout(method, digits),
         _ => None,
     };
     let Some(matrix) = of_method else {
         let dims = parts.described(digits);
         return ParseError::malformed(format!("the matrix {stem} cannot be made of {dims}"));
     };
-    matrix.sized(stem)
+    matrix.into_blocks(stem)
 }
 
 /// Reads the shape from a tensor that holds a matrix's shape.
@@ -101,16 +101,16 @@ struct CompanionTensors {
 }
 
 /// A matrix whose blocks are not known yet.
-struct GroupedMatrix {
+struct UnsizedMatrix {
     layout: DigitLayout,
     bits: DigitBits,
     shape: [usize; 2],
     n_groups: usize,
-    digits: Cells,
-    scales: (Cells, ScaleType),
-    zeros: Option<Cells>,
+    digits: ShardMatrix,
+    scales: (ShardMatrix, ScaleType),
+    zeros: Option<ShardMatrix>,
     zero_plus: u16,
-    order: Option<Cells>,
+    order: Option<ShardMatrix>,
     divisor: Option<u16>,
 }
 
@@ -120,7 +120,7 @@ fn per_word(bits: DigitBits) -> usize {
 }
 
 /// A tensor of two dimensions or fewer, none of them zero. One dimension is a column.
-fn cells(part: &TensorPart) -> Option<Cells> {
+fn cells(part: &TensorPart) -> Option<ShardMatrix> {
     let of = |dim: u64| usize::try_from(dim).ok().filter(|n| (1..1 << 40).contains(n));
     let (rows, cols) = match part.dims[..] {
         [] => (1, 1),
@@ -135,10 +135,10 @@ fn cells(part: &TensorPart) -> Option<Cells> {
         _ => return None,
     };
     rows.checked_mul(cols)?.checked_mul(64)?;
-    Some(Cells { shard: part.shard, start: part.start, rows, cols, size })
+    Some(ShardMatrix { shard: part.shard, start: part.start, rows, cols, size })
 }
 
-pub(super) fn of_type(part: &TensorPart, dtype: Stored) -> Option<Cells> {
+pub(super) fn of_type(part: &TensorPart, dtype: Stored) -> Option<ShardMatrix> {
     cells(part).filter(|_| part.dtype == dtype)
 }
 
@@ -151,7 +151,7 @@ impl CompanionTensors {
         each.join(", ") + &shape
     }
 
-    fn scales(&self) -> Option<(Cells, ScaleType)> {
+    fn scales(&self) -> Option<(ShardMatrix, ScaleType)> {
         let of = match self.scales.dtype {
             Stored::F16 => ScaleType::F16,
             Stored::BF16 => ScaleType::BF16,
@@ -162,42 +162,42 @@ impl CompanionTensors {
     }
 
     /// Returns the groups of `k` columns, in words; None if the file has them and they are invalid.
-    fn order(&self, k: usize) -> Option<Option<Cells>> {
+    fn order(&self, k: usize) -> Option<Option<ShardMatrix>> {
         let Some(order) = &self.order else { return Some(None) };
         of_type(order, Stored::I32).filter(|cells| cells.rows * cells.cols == k).map(Some)
     }
 
     /// Words of `n` numbers along K, below each other.
-    fn down(&self, digits: &TensorPart, zero_plus: u16) -> Option<GroupedMatrix> {
+    fn down_layout(&self, digits: &TensorPart, zero_plus: u16) -> Option<UnsizedMatrix> {
         let (words, zeros) = (of_type(digits, Stored::I32)?, of_type(self.zeros.as_ref()?, Stored::I32)?);
         let rows = words.cols;
         let bits = DigitBits::ALL.into_iter().find(|bits| zeros.cols.checked_mul(per_word(*bits)) == Some(rows))?;
         let shape = [rows, words.rows.checked_mul(per_word(bits))?];
-        self.below(DigitLayout::Down, bits, shape, (words, zeros), zero_plus)
+        self.with_line_per_group(DigitLayout::Down, bits, shape, (words, zeros), zero_plus)
     }
 
     /// Words of eight rows, for each of K.
-    fn across(&self, digits: &TensorPart) -> Option<GroupedMatrix> {
+    fn across_layout(&self, digits: &TensorPart) -> Option<UnsizedMatrix> {
         let (words, zeros) = (of_type(digits, Stored::I32)?, of_type(self.zeros.as_ref()?, Stored::I32)?);
         let shape = [words.cols.checked_mul(per_word(DigitBits::Four))?, words.rows];
         let is_whole = zeros.cols == words.cols;
-        is_whole.then(|| self.below(DigitLayout::Across, DigitBits::Four, shape, (words, zeros), 0))?
+        is_whole.then(|| self.with_line_per_group(DigitLayout::Across, DigitBits::Four, shape, (words, zeros), 0))?
     }
 
     /// One line of scales, and one of zeros, for each group.
-    fn below(
+    fn with_line_per_group(
         &self,
         layout: DigitLayout,
         bits: DigitBits,
         shape: [usize; 2],
-        (digits, zeros): (Cells, Cells),
+        (digits, zeros): (ShardMatrix, ShardMatrix),
         zero_plus: u16,
-    ) -> Option<GroupedMatrix> {
+    ) -> Option<UnsizedMatrix> {
         let (scales, n_groups) = (self.scales()?, zeros.rows);
         let order = self.order(shape[1])?;
         let fits = scales.0.rows == n_groups && scales.0.cols == shape[0];
         let zeros = Some(zeros);
-        fits.then_some(GroupedMatrix {
+        fits.then_some(UnsizedMatrix {
             layout,
             bits,
             shape,
@@ -212,7 +212,7 @@ impl CompanionTensors {
     }
 
     /// Words of `n` numbers along K, row after row.
-    fn along(&self, digits: &TensorPart) -> Option<GroupedMatrix> {
+    fn along_layout(&self, digits: &TensorPart) -> Option<UnsizedMatrix> {
         let (words, shape) = (of_type(digits, Stored::I32)?, self.shape??);
         let bits = DigitBits::ALL.into_iter().find(|bits| words.cols.checked_mul(per_word(*bits)) == Some(shape[1]))?;
         let zeros = match &self.zeros {
@@ -220,11 +220,12 @@ impl CompanionTensors {
             Some(zeros) => Some(of_type(zeros, Stored::I32)?),
         };
         let lines = shape[0].div_ceil(per_word(bits));
-        (words.rows == shape[0]).then(|| self.beside(DigitLayout::Along, bits, shape, words, (zeros, lines), None))?
+        (words.rows == shape[0])
+            .then(|| self.with_scales_per_row(DigitLayout::Along, bits, shape, words, (zeros, lines), None))?
     }
 
     /// Bytes, row after row.
-    fn bytes(&self, method: QuantMethod, digits: &TensorPart) -> Option<GroupedMatrix> {
+    fn bytes_layout(&self, method: QuantMethod, digits: &TensorPart) -> Option<UnsizedMatrix> {
         let cells = of_type(digits, Stored::I8).filter(|_| digits.dims.len() == 2)?;
         let zeros = match &self.zeros {
             None => None,
@@ -233,25 +234,27 @@ impl CompanionTensors {
         let divisor = (method == QuantMethod::Int8).then_some(127);
         let is_right = divisor.is_none() || self.scales.dtype == Stored::F32;
         let shape = [cells.rows, cells.cols];
-        is_right.then(|| self.beside(DigitLayout::Bytes, DigitBits::Eight, shape, cells, (zeros, shape[0]), divisor))?
+        is_right.then(|| {
+            self.with_scales_per_row(DigitLayout::Bytes, DigitBits::Eight, shape, cells, (zeros, shape[0]), divisor)
+        })?
     }
 
     /// Scales, and zeros, of each row.
-    fn beside(
+    fn with_scales_per_row(
         &self,
         layout: DigitLayout,
         bits: DigitBits,
         shape: [usize; 2],
-        digits: Cells,
-        (zeros, lines): (Option<Cells>, usize),
+        digits: ShardMatrix,
+        (zeros, lines): (Option<ShardMatrix>, usize),
         divisor: Option<u16>,
-    ) -> Option<GroupedMatrix> {
+    ) -> Option<UnsizedMatrix> {
         let (scales, order) = (self.scales()?, self.order(shape[1])?);
         let n_groups = scales.0.cols;
         let is_one = scales.0.rows == 1 && n_groups == 1 && zeros.is_none();
         let fits = is_one || scales.0.rows == shape[0];
         let fits = fits && zeros.is_none_or(|zeros| zeros.rows == lines && zeros.cols == n_groups);
-        fits.then_some(GroupedMatrix {
+        fits.then_some(UnsizedMatrix {
             layout,
             bits,
             shape,
@@ -266,9 +269,9 @@ impl CompanionTensors {
     }
 }
 
-impl GroupedMatrix {
+impl UnsizedMatrix {
     /// Returns the matrix in blocks of the size that its groups allow.
-    fn sized(self, name: &str) -> Result<Groups, ParseError> {
+    fn into_blocks(self, name: &str) -> Result<GroupQuantMatrix, ParseError> {
         let [_, k] = self.shape;
         let columns = k / self.n_groups;
         let size = GroupSize::dividing(columns).filter(|_| k.is_multiple_of(self.n_groups));
@@ -280,7 +283,7 @@ impl GroupedMatrix {
         };
         let has_zeros = self.zeros.is_some();
         let grouped = GroupedDtype { digits: self.bits, scale: self.scales.1, has_zeros, size };
-        Ok(Groups {
+        Ok(GroupQuantMatrix {
             layout: self.layout,
             grouped,
             shape: self.shape,

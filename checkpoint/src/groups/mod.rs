@@ -17,14 +17,14 @@ pub(crate) mod method;
 
 use crate::error::{Error, Result};
 use crate::file::SourceFile;
-use codes::Codes;
+use codes::CodebookMatrix;
 use half::f16;
 use std::ops::Range;
 use types::{DigitBits, Dtype, GroupedDtype};
 
 /// Numbers in a file, in rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Cells {
+pub(crate) struct ShardMatrix {
     pub shard: usize,
     pub start: usize,
     pub rows: usize,
@@ -33,7 +33,7 @@ pub(crate) struct Cells {
     pub size: usize,
 }
 
-impl Cells {
+impl ShardMatrix {
     /// Some columns of some rows, one row after another.
     fn read(&self, files: &[SourceFile], rows: Range<usize>, cols: Range<usize>) -> Result<Vec<u8>> {
         let (stride, width) = (self.cols * self.size, cols.len() * self.size);
@@ -51,14 +51,14 @@ impl Cells {
     }
 
     /// Reads a range of its numbers, counted through all rows.
-    fn flat(&self, files: &[SourceFile], cells: Range<usize>) -> Result<Vec<u8>> {
+    fn read_range(&self, files: &[SourceFile], cells: Range<usize>) -> Result<Vec<u8>> {
         let mut bytes = vec![0; cells.len() * self.size];
         files[self.shard].read_at((self.start + cells.start * self.size) as u64, &mut bytes)?;
         Ok(bytes)
     }
 
     /// The first and the last `n` bytes.
-    fn ends(&self, files: &[SourceFile], n: usize) -> Result<Vec<u8>> {
+    fn edge_bytes(&self, files: &[SourceFile], n: usize) -> Result<Vec<u8>> {
         let n_bytes = self.rows * self.cols * self.size;
         let n = n.min(n_bytes);
         let mut ends = vec![0; 2 * n];
@@ -80,8 +80,8 @@ pub(crate) enum DigitLayout {
 /// The reader of a matrix that consists of several tensors.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum MatrixReader<'a> {
-    Groups(&'a Groups),
-    Codes(&'a Codes),
+    Groups(&'a GroupQuantMatrix),
+    Codes(&'a CodebookMatrix),
 }
 
 impl MatrixReader<'_> {
@@ -100,7 +100,7 @@ impl MatrixReader<'_> {
     }
 
     /// Returns where its digits are: the file and the position.
-    pub fn place(&self) -> (usize, usize) {
+    pub fn file_and_start(&self) -> (usize, usize) {
         let digits = match self {
             MatrixReader::Groups(of) => of.digits,
             MatrixReader::Codes(of) => of.digits,
@@ -108,10 +108,10 @@ impl MatrixReader<'_> {
         (digits.shard, digits.start)
     }
 
-    pub fn ends(&self, files: &[SourceFile], n: usize) -> Result<Vec<u8>> {
+    pub fn edge_bytes(&self, files: &[SourceFile], n: usize) -> Result<Vec<u8>> {
         match self {
-            MatrixReader::Groups(of) => of.ends(files, n),
-            MatrixReader::Codes(of) => of.ends(files, n),
+            MatrixReader::Groups(of) => of.edge_bytes(files, n),
+            MatrixReader::Codes(of) => of.edge_bytes(files, n),
         }
     }
 
@@ -129,29 +129,29 @@ const IN_ORDER: [usize; 8] = [0, 1, 2, 3, 4, 5, 6, 7];
 
 /// One matrix.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Groups {
+pub(crate) struct GroupQuantMatrix {
     pub layout: DigitLayout,
     pub grouped: GroupedDtype,
     /// Rows and columns of the matrix.
     pub shape: [usize; 2],
     /// Columns that share a scale.
     pub columns: usize,
-    pub digits: Cells,
-    pub scales: Cells,
-    pub zeros: Option<Cells>,
+    pub digits: ShardMatrix,
+    pub scales: ShardMatrix,
+    pub zeros: Option<ShardMatrix>,
     /// Added to stored zeros.
     pub zero_plus: u16,
     /// For each column its group, in words. It must be the group that contains the column.
-    pub order: Option<Cells>,
+    pub order: Option<ShardMatrix>,
     /// Scales are relative to numbers that were divided by this.
     pub divisor: Option<u16>,
 }
 
-impl Groups {
+impl GroupQuantMatrix {
     /// The first and the last bytes of all its tensors.
-    pub fn ends(&self, files: &[SourceFile], n: usize) -> Result<Vec<u8>> {
+    pub fn edge_bytes(&self, files: &[SourceFile], n: usize) -> Result<Vec<u8>> {
         let all = [Some(self.digits), Some(self.scales), self.zeros].into_iter().flatten();
-        let ends = all.map(|cells| cells.ends(files, n)).collect::<Result<Vec<_>>>()?;
+        let ends = all.map(|cells| cells.edge_bytes(files, n)).collect::<Result<Vec<_>>>()?;
         Ok(ends.concat())
     }
 
@@ -191,7 +191,7 @@ impl Groups {
     }
 
     /// The digits of a word, the lowest first.
-    fn fields(&self, word: u32) -> impl Iterator<Item = u8> + use<> {
+    fn digits_of_word(&self, word: u32) -> impl Iterator<Item = u8> + use<> {
         let (bits, n) = (self.grouped.digits.bits(), self.per_word());
         (0..n).map(move |i| (word >> (i * bits) & ((1 << bits) - 1)) as u8)
     }
@@ -205,7 +205,7 @@ impl Groups {
                 let words = self.digits.read(files, 0..k / n, rows.clone())?;
                 for (i, word) in words_of(&words).enumerate() {
                     let at = i % rows.len() * k + i / rows.len() * n;
-                    digits[at..at + n].iter_mut().zip(self.fields(word)).for_each(|(to, digit)| *to = digit);
+                    digits[at..at + n].iter_mut().zip(self.digits_of_word(word)).for_each(|(to, digit)| *to = digit);
                 }
             }
             DigitLayout::Across => {
@@ -213,7 +213,7 @@ impl Groups {
                 let words = self.digits.read(files, 0..k, of_rows.clone())?;
                 for (i, word) in words_of(&words).enumerate() {
                     let (column, first) = (i / of_rows.len(), (of_rows.start + i % of_rows.len()) * n);
-                    for (row, digit) in self.row_order().iter().zip(self.fields(word)) {
+                    for (row, digit) in self.row_order().iter().zip(self.digits_of_word(word)) {
                         if rows.contains(&(first + row)) {
                             digits[(first + row - rows.start) * k + column] = digit;
                         }
@@ -222,7 +222,7 @@ impl Groups {
             }
             DigitLayout::Along => {
                 let words = self.digits.read(files, rows.clone(), 0..k / n)?;
-                let each = words_of(&words).flat_map(|word| self.fields(word));
+                let each = words_of(&words).flat_map(|word| self.digits_of_word(word));
                 digits.iter_mut().zip(each).for_each(|(to, digit)| *to = digit);
             }
             DigitLayout::Bytes => {
@@ -253,9 +253,9 @@ impl Groups {
                 _ => (i / of_rows.len(), i % of_rows.len()),
             };
             let first = (of_rows.start + word_row) * n;
-            for (row, zero) in self.row_order().iter().zip(self.fields(word)) {
+            for (row, zero) in self.row_order().iter().zip(self.digits_of_word(word)) {
                 if rows.contains(&(first + row)) {
-                    zeros[(first + row - rows.start) * n_groups + group] = self.zero(files, zero)?;
+                    zeros[(first + row - rows.start) * n_groups + group] = self.decode_zero(files, zero)?;
                 }
             }
         }
@@ -263,7 +263,7 @@ impl Groups {
     }
 
     /// Decodes a stored zero.
-    fn zero(&self, files: &[SourceFile], stored: u8) -> Result<u16> {
+    fn decode_zero(&self, files: &[SourceFile], stored: u8) -> Result<u16> {
         let largest = u8::MAX >> (8 - self.grouped.digits.bits());
         if self.zero_plus > 0 && stored == largest {
             let what =

@@ -7,9 +7,9 @@
 mod rows;
 
 use crate::config::{ExpertsSpec, Family, ModelSpec, RecurrenceSpec};
-use crate::pieces::CutBy;
-use crate::tensor::WovenRows;
-use rows::{Dim, TensorCut, TensorRow, layer_rows, outer_rows};
+use crate::pieces::CutUnit;
+use crate::tensor::InterleavedRows;
+use rows::{Dim, TensorCut, TensorMapping, layer_rows, outer_rows};
 use std::collections::HashMap;
 
 pub use rows::{EMBEDDING, GATE_UP_TOGETHER, HEAD, POSITIONS};
@@ -45,11 +45,11 @@ pub(crate) struct StoredTensor {
     /// Whether the file stores it transposed.
     pub is_turned: bool,
     /// Whether its rows are interleaved with those of others.
-    pub woven: Option<WovenRows>,
+    pub woven: Option<InterleavedRows>,
     /// For a vector that the file stores once per expert: how many.
     pub n_stacked: Option<usize>,
     /// The units by which ranks divide its rows and columns.
-    pub cut_by: [Option<CutBy>; 2],
+    pub cut_by: [Option<CutUnit>; 2],
 }
 
 impl StoredTensor {
@@ -78,17 +78,17 @@ impl StoredTensor {
 }
 
 /// Every tensor that a model of this spec must have, layers in order.
-pub fn expected(spec: &ModelSpec) -> Vec<RequiredTensor> {
+pub fn required_tensors(spec: &ModelSpec) -> Vec<RequiredTensor> {
     // Names and shapes do not depend on the format.
-    all(spec, FileKind::Folder).into_iter().map(|(expected, _)| expected).collect()
+    required_and_stored(spec, FileKind::Folder).into_iter().map(|(expected, _)| expected).collect()
 }
 
 /// The location of each tensor, by its Hugging Face name.
-pub(crate) fn sources(spec: &ModelSpec, format: FileKind) -> HashMap<String, StoredTensor> {
-    all(spec, format).into_iter().map(|(expected, source)| (expected.name, source)).collect()
+pub(crate) fn stored_tensors(spec: &ModelSpec, format: FileKind) -> HashMap<String, StoredTensor> {
+    required_and_stored(spec, format).into_iter().map(|(expected, source)| (expected.name, source)).collect()
 }
 
-fn all(spec: &ModelSpec, format: FileKind) -> Vec<(RequiredTensor, StoredTensor)> {
+fn required_and_stored(spec: &ModelSpec, format: FileKind) -> Vec<(RequiredTensor, StoredTensor)> {
     let outer = outer_rows(spec.family).iter().filter(|row| row.name != HEAD || !spec.tied_embeddings);
     let mut all: Vec<_> = outer.map(|row| expected_tensor(spec, format, row, None, None)).collect();
     for (i, layer) in (0..).zip(&spec.layers) {
@@ -109,13 +109,13 @@ fn n_experts(spec: &ModelSpec) -> u32 {
 fn expected_tensor(
     spec: &ModelSpec,
     format: FileKind,
-    row: &TensorRow,
+    row: &TensorMapping,
     layer: Option<u32>,
     expert: Option<u32>,
 ) -> (RequiredTensor, StoredTensor) {
     let place = match format {
         FileKind::Folder => row.folder,
-        FileKind::FolderOfStacks => row.together(),
+        FileKind::FolderOfStacks => row.stacked_source(),
         FileKind::Gguf => row.gguf,
     };
     let prefix = match (format, spec.family) {
@@ -141,7 +141,7 @@ fn expected_tensor(
             (expert.unwrap_or(0) as usize * each + sum(before), n * each, Some(n))
         }
     };
-    let weave = |(run, before, all)| WovenRows { run: length(run, spec), before: sum(before), period: sum(all) };
+    let weave = |(run, before, all)| InterleavedRows { run: length(run, spec), before: sum(before), period: sum(all) };
     let woven = place.woven.map(weave);
     let (file, is_turned, cut_by) = (in_layer(prefix, place.file), place.is_turned, cut_by(row.dims));
     let source = StoredTensor { file, shape, before, all, is_turned, woven, n_stacked, cut_by };
@@ -149,17 +149,17 @@ fn expected_tensor(
 }
 
 /// Every rank reads a vector whole, and a rank reads each of its experts whole.
-fn cut_by(dims: [Dim; 2]) -> [Option<CutBy>; 2] {
+fn cut_by(dims: [Dim; 2]) -> [Option<CutUnit>; 2] {
     let of_dim = |dim| match dim {
-        Dim::Heads => Some(CutBy::Heads),
-        Dim::KvHeads => Some(CutBy::KvHeads),
-        Dim::Convolved => Some(CutBy::Convolved),
-        Dim::Keys => Some(CutBy::Keys),
-        Dim::Values => Some(CutBy::Values),
-        Dim::StateHeads => Some(CutBy::StateHeads),
-        Dim::Inner => Some(CutBy::Inner),
-        Dim::SharedInner => Some(CutBy::SharedInner),
-        Dim::Vocab => Some(CutBy::Vocabulary),
+        Dim::Heads => Some(CutUnit::Heads),
+        Dim::KvHeads => Some(CutUnit::KvHeads),
+        Dim::Convolved => Some(CutUnit::Convolved),
+        Dim::Keys => Some(CutUnit::Keys),
+        Dim::Values => Some(CutUnit::Values),
+        Dim::StateHeads => Some(CutUnit::StateHeads),
+        Dim::Inner => Some(CutUnit::Inner),
+        Dim::SharedInner => Some(CutUnit::SharedInner),
+        Dim::Vocab => Some(CutUnit::Vocabulary),
         Dim::One | Dim::Hidden | Dim::OneHead | Dim::OneOfHeads => None,
         Dim::OneKey | Dim::OneValue | Dim::ValuesOfKey | Dim::HeadsOfKey | Dim::Taps => None,
         Dim::ExpertInner | Dim::Experts | Dim::Context => None,

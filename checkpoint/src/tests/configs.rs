@@ -123,9 +123,9 @@ fn layers_differ_as_configured() {
 
 fn letters(layer: &LayerSpec) -> String {
     let positions = match layer.positions {
-        Positions::Rope => "r",
-        Positions::LocalRope => "l",
-        Positions::None => "n",
+        PositionEncoding::Rope => "r",
+        PositionEncoding::LocalRope => "l",
+        PositionEncoding::None => "n",
     };
     let window = layer.window.map_or_else(String::new, |window| window.to_string());
     format!("{window}{positions}{}", if layer.has_experts { "x" } else { "" })

@@ -47,7 +47,10 @@ fn opens_a_folder_whole_or_in_shards() {
     let whole = Checkpoint::open(&folder.0).unwrap();
     assert_eq!((whole.spec().head_dim, whole.spec().rope.pairs, whole.spec().tied_embeddings), (8, false, false));
     assert_eq!(whole.spec().eos, [3, 2, 7]);
-    assert_eq!(*whole.defaults(), Defaults { temperature: Some(0.6), top_k: Some(20), ..Defaults::default() });
+    assert_eq!(
+        *whole.defaults(),
+        SamplingDefaults { temperature: Some(0.6), top_k: Some(20), ..SamplingDefaults::default() }
+    );
     assert_eq!(whole.tensor("lm_head.weight").unwrap().shape, [10, 32]);
     assert_eq!(whole.tensor("model.norm.weight").unwrap().shape, [1, 32]);
     let digest = whole.fingerprint().unwrap();
@@ -118,7 +121,7 @@ fn blocks_and_their_exponents_that_stand_apart_are_one_tensor() {
     let nibbles: Vec<u8> = (0..4 * 2 * 16u32).map(|i| (i * 7) as u8).collect();
     let exponents: Vec<u8> = (100..108).collect();
     let file = SourceFile::open(&folder.write("f", &[&[9; 5], &nibbles[..], &exponents[..]].concat())).unwrap();
-    let whole = crate::tensor::Tensor::in_two((&file, 5), (&file, 5 + nibbles.len()), [4, 64]);
+    let whole = crate::tensor::Tensor::with_split_exponents((&file, 5), (&file, 5 + nibbles.len()), [4, 64]);
     let block = |i: usize| {
         let number = |n: usize| nibbles[i * 16 + n / 2] >> (n % 2 * 4) & 0xf;
         let bytes = (0..16).map(|n| number(n) | number(n + 16) << 4);
@@ -128,12 +131,13 @@ fn blocks_and_their_exponents_that_stand_apart_are_one_tensor() {
     let read = |tensor: crate::tensor::Tensor<'_>| tensor.read().unwrap();
     assert_eq!(read(whole), rows(&[0, 1, 2, 3]));
     assert_eq!(read(whole.part(1, [2, 64]).unwrap()), rows(&[1, 2]));
-    let every_second = |nth| whole.woven(crate::tensor::WovenRows { run: 1, before: nth, period: 2 }, [2, 64]);
+    let every_second =
+        |nth| whole.interleaved(crate::tensor::InterleavedRows { run: 1, before: nth, period: 2 }, [2, 64]);
     assert_eq!((read(every_second(0)), read(every_second(1))), (rows(&[0, 2]), rows(&[1, 3])));
     let mut one = vec![0; 34];
     every_second(1).read_rows(1..2, &mut one).unwrap();
     assert_eq!(one, rows(&[3]));
-    assert_eq!(whole.ends(2).unwrap().len(), 8);
+    assert_eq!(whole.edge_bytes(2).unwrap().len(), 8);
 
     folder.write("config.json", CONFIG.as_bytes());
     let open = |more: &[(&str, &str, &[usize])]| {
@@ -142,7 +146,7 @@ fn blocks_and_their_exponents_that_stand_apart_are_one_tensor() {
         Checkpoint::open(&folder.0)
     };
     let blocks: (&str, &str, &[usize]) = ("x_blocks", "U8", &[4, 2, 16]);
-    assert_eq!(open(&[blocks, ("x_scales", "U8", &[4, 2])]).unwrap().unread(), ["x"]);
+    assert_eq!(open(&[blocks, ("x_scales", "U8", &[4, 2])]).unwrap().unread_tensors(), ["x"]);
     for (more, expect) in [
         (vec![blocks], "x_blocks of the type U8 without x_scales"),
         (vec![("x_scales", "U8", &[4, 2][..])], "x_scales of the type U8 without x_blocks"),

@@ -118,14 +118,17 @@ fn what_no_rank_reads_has_no_hash_and_is_listed() {
     let folder = Temporary::folder("unread");
     let open = |name: &str, writer: Writer| Checkpoint::open(&folder.write(name, &writer.bytes())).unwrap();
     let (plain, more) = (open("plain.gguf", tiny()), open("more.gguf", tiny().tensor("mtp.weight", &[64], 0, 256)));
-    assert_eq!((plain.unread(), more.unread()), (vec![], vec!["mtp.weight".to_owned()]));
-    let hashes = more.hashes().unwrap();
-    assert_eq!(plain.hashes().unwrap(), hashes);
+    assert_eq!((plain.unread_tensors(), more.unread_tensors()), (vec![], vec!["mtp.weight".to_owned()]));
+    let hashes = more.hash_weights().unwrap();
+    assert_eq!(plain.hash_weights().unwrap(), hashes);
     // It is the last tensor of the file.
     let mut bytes = tiny().tensor("mtp.weight", &[64], 0, 256).bytes();
     *bytes.last_mut().unwrap() ^= 1;
     let damaged = Checkpoint::open(&folder.write("damaged.gguf", &bytes)).unwrap();
-    assert_eq!((damaged.hashes().unwrap(), damaged.differs_from(&hashes, &|| false).unwrap()), (hashes, None));
+    assert_eq!(
+        (damaged.hash_weights().unwrap(), damaged.first_difference(&hashes, &|| false).unwrap()),
+        (hashes, None)
+    );
 }
 
 #[test]

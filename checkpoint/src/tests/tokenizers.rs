@@ -31,7 +31,7 @@ fn encodes_decodes_and_streams() {
 fn a_stream_may_show_some_control_tokens_and_hide_the_rest() {
     let folder = Temporary::folder("shown");
     let tokenizer = Checkpoint::open(&folder.write("t.gguf", &tiny().bytes())).unwrap().tokenizer().unwrap();
-    let mut stream = tokenizer.stream().showing([260].into());
+    let mut stream = tokenizer.stream().with_visible_tokens([260].into());
     let shown: String = [260, 258, 261, 262].map(|token| stream.push(token).to_owned()).concat();
     assert_eq!(shown, "<|im_start|>hell<tool>");
 }

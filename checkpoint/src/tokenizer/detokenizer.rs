@@ -21,7 +21,7 @@ impl Detokenizer {
     }
 
     /// The same with these control tokens spelled out.
-    pub fn showing(self, shown: Arc<[Token]>) -> Detokenizer {
+    pub fn with_visible_tokens(self, shown: Arc<[Token]>) -> Detokenizer {
         Detokenizer { shown, ..self }
     }
 

@@ -3,7 +3,7 @@
 use crate::error::{Error, ParseError, Result};
 use crate::gguf::Gguf;
 use crate::tokenizer::pieces::{Spelling, TokenBytes, missing_bytes};
-use crate::tokenizer::recipes::{Recipe, recipe};
+use crate::tokenizer::recipes::{PretokenizerRecipe, recipe};
 use crate::tokenizer::{
     KIND_BYTE, KIND_CONTROL, KIND_UNKNOWN, KIND_UNUSED, KIND_USER_DEFINED, Tokenizer, VOCAB_MAX, scores,
 };
@@ -19,9 +19,9 @@ use types::{Token, Tokens};
 
 impl Tokenizer {
     pub(crate) fn from_gguf(gguf: &Gguf, bytes: &[u8], path: &Path) -> Result<Tokenizer> {
-        let vocabulary = GgufVocabulary::read(gguf, bytes).map_err(Error::fault(path))?;
+        let vocabulary = GgufVocabulary::read(gguf, bytes).map_err(Error::with_path(path))?;
         let pipeline = vocabulary.pipeline()?;
-        let pieces = vocabulary.pieces().map_err(Error::fault(path))?;
+        let pieces = vocabulary.pieces().map_err(Error::with_path(path))?;
         Tokenizer::new(pipeline, pieces, vocabulary.before, vocabulary.after)
     }
 }
@@ -41,7 +41,7 @@ pub(super) struct GgufVocabulary<'a> {
 /// How tokens are merged, by `tokenizer.ggml.model`.
 pub(super) enum MergeRules<'a> {
     /// `gpt2`: bytes are merged in the order of a list.
-    ByteLevel { recipe: Recipe, merges: Vec<(&'a str, &'a str)> },
+    ByteLevel { recipe: PretokenizerRecipe, merges: Vec<(&'a str, &'a str)> },
     /// `llama`: characters are merged in the order of scores; unknown ones fall back to bytes.
     SentencePiece { scores: Vec<f64>, add_space_prefix: bool },
 }
@@ -70,12 +70,12 @@ impl<'a> GgufVocabulary<'a> {
             Some(recipe) => MergeRules::ByteLevel { recipe, merges: read_merges(gguf, bytes, &ids)? },
             None => read_scores(gguf, bytes, tokens.len())?,
         };
-        let (before, after) = read_surroundings(gguf, recipe.is_none_or(|recipe| recipe.add_bos), tokens.len())?;
+        let (before, after) = read_bos_and_eos(gguf, recipe.is_none_or(|recipe| recipe.add_bos), tokens.len())?;
         Ok(GgufVocabulary { tokens, kinds, ids, merging, before, after })
     }
 
     /// Whether a token is matched in a text as a whole.
-    pub fn added(&self, id: usize) -> bool {
+    pub fn is_added_token(&self, id: usize) -> bool {
         let is_unknown = self.kinds[id] == KIND_UNKNOWN && matches!(self.merging, MergeRules::SentencePiece { .. });
         is_unknown || matches!(self.kinds[id], KIND_CONTROL | KIND_USER_DEFINED)
     }
@@ -87,7 +87,7 @@ impl<'a> GgufVocabulary<'a> {
             let bytes = match self.kinds[id] {
                 KIND_UNUSED => Vec::new(),
                 KIND_BYTE if !is_byte_level => Spelling::SentencePiece.bytes(token),
-                _ if self.added(id) && is_byte_level => token.as_bytes().to_vec(),
+                _ if self.is_added_token(id) && is_byte_level => token.as_bytes().to_vec(),
                 _ if is_byte_level => Spelling::ByteLevel.bytes(token),
                 _ => token.replace('▁', " ").into_bytes(),
             };
@@ -104,11 +104,11 @@ impl<'a> GgufVocabulary<'a> {
                 (normalizers, recipe.pre_tokenizer().map_err(failed)?, self.byte_level_bpe(*recipe, merges))
             }
             MergeRules::SentencePiece { scores, add_space_prefix } => {
-                let normalizers = spaces_to_words(*add_space_prefix).map_err(failed)?;
+                let normalizers = space_normalizers(*add_space_prefix).map_err(failed)?;
                 (normalizers, PipelinePreTokenizer::None, self.sentence_piece_bpe(scores))
             }
         };
-        let added = (0..self.tokens.len()).filter(|id| self.added(*id)).map(|id| self.added_token(id));
+        let added = (0..self.tokens.len()).filter(|id| self.is_added_token(*id)).map(|id| self.added_token(id));
         let mut added_vocabulary = AddedVocabulary::new();
         let id_of = |text: &str| self.ids.get(text).copied();
         added_vocabulary
@@ -137,7 +137,7 @@ impl<'a> GgufVocabulary<'a> {
         self.ids.iter().filter(move |(_, id)| used(**id)).map(|(text, id)| ((*text).to_owned(), *id))
     }
 
-    pub fn byte_level_bpe(&self, recipe: Recipe, merges: &[(&str, &str)]) -> BpeConfig {
+    pub fn byte_level_bpe(&self, recipe: PretokenizerRecipe, merges: &[(&str, &str)]) -> BpeConfig {
         let used = |text: &str| self.ids.get(text).is_some_and(|id| self.kinds[*id as usize] != KIND_UNUSED);
         let missing = missing_bytes(used).into_iter().zip(self.tokens.len() as Token..);
         BpeConfig {
@@ -169,7 +169,7 @@ impl<'a> GgufVocabulary<'a> {
 }
 
 /// Words begin with `▁`, which stands for the space before them; the first word of a text may get one.
-fn spaces_to_words(add_space_prefix: bool) -> tokenizers::Result<Vec<PipelineNormalizer>> {
+fn space_normalizers(add_space_prefix: bool) -> tokenizers::Result<Vec<PipelineNormalizer>> {
     let prefix = add_space_prefix.then(|| PipelineNormalizer::Prepend(Prepend::new("▁".to_owned())));
     let spaces = PipelineNormalizer::Replace(Replace::new(" ", "▁")?);
     Ok(prefix.into_iter().chain([spaces]).collect())
@@ -184,7 +184,7 @@ fn read_scores<'a>(gguf: &Gguf, bytes: &[u8], n_vocab: usize) -> std::result::Re
     Ok(MergeRules::SentencePiece { scores, add_space_prefix })
 }
 
-fn read_recipe(gguf: &Gguf, bytes: &[u8]) -> std::result::Result<Recipe, ParseError> {
+fn read_recipe(gguf: &Gguf, bytes: &[u8]) -> std::result::Result<PretokenizerRecipe, ParseError> {
     let key = "tokenizer.ggml.pre";
     let Some(pre) = gguf.text(bytes, key)? else {
         // A guess would give other tokens than those of the training, without any error.
@@ -220,7 +220,7 @@ fn read_merges<'a>(
     Ok(merges)
 }
 
-fn read_surroundings(gguf: &Gguf, add_bos: bool, n_vocab: usize) -> std::result::Result<(Tokens, Tokens), ParseError> {
+fn read_bos_and_eos(gguf: &Gguf, add_bos: bool, n_vocab: usize) -> std::result::Result<(Tokens, Tokens), ParseError> {
     let surrounding = |which: &str, default: bool| -> std::result::Result<Tokens, ParseError> {
         if !gguf.bool(&format!("tokenizer.ggml.add_{which}_token"))?.unwrap_or(default) {
             return Ok(Tokens::new());

@@ -15,9 +15,9 @@ impl Tokenizer {
         let mut json = read_json(path)?;
         let failed = |what: String| Error::Malformed { path: path.to_owned(), what };
         tokenizers::canonicalize_value(&mut json).map_err(|error| failed(error.to_string()))?;
-        check_merges(&json).map_err(Error::fault(path))?;
-        let table = JsonVocabulary::read(&json).map_err(Error::fault(path))?;
-        complete(&mut json, table.pieces.len());
+        check_merges(&json).map_err(Error::with_path(path))?;
+        let table = JsonVocabulary::read(&json).map_err(Error::with_path(path))?;
+        add_missing_bytes(&mut json, table.pieces.len());
         let pipeline = tokenizers::from_json(&json.to_string()).map_err(|error| failed(error.to_string()))?;
         for (text, id) in &table.added {
             if pipeline.get_added_vocabulary().token_to_id(text) != Some(*id) {
@@ -29,7 +29,7 @@ impl Tokenizer {
 }
 
 /// Gives a byte-level vocabulary the bytes that it lacks, with ids from `n_vocab` on.
-fn complete(json: &mut Value, n_vocab: usize) {
+fn add_missing_bytes(json: &mut Value, n_vocab: usize) {
     let model = &mut json["model"];
     if model["byte_level"] == true
         && let Some(vocab) = model["vocab"].as_object_mut()

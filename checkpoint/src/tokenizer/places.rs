@@ -9,9 +9,9 @@ const SKIPPED_MAX: usize = 64;
 impl Tokenizer {
     /// For each token of a text the characters `start..end` that it stands for. A token that is part of a character has
     /// all of it, and one that stands for nothing in the text, such as one before all texts, has `(0, 0)`.
-    pub fn places(&self, text: &str, ids: &[Token]) -> Vec<(usize, usize)> {
+    pub fn char_spans(&self, text: &str, ids: &[Token]) -> Vec<(usize, usize)> {
         let mut cursor = TextCursor { text, at: 0, n_counted: 0 };
-        let place = |id: &Token| cursor.place(self.token_bytes(*id), self.is_special(*id)).unwrap_or_default();
+        let place = |id: &Token| cursor.next_span(self.token_bytes(*id), self.is_special(*id)).unwrap_or_default();
         ids.iter().map(place).collect()
     }
 }
@@ -24,7 +24,7 @@ struct TextCursor<'a> {
 }
 
 impl TextCursor<'_> {
-    fn place(&mut self, token: &[u8], is_special: bool) -> Option<(usize, usize)> {
+    fn next_span(&mut self, token: &[u8], is_special: bool) -> Option<(usize, usize)> {
         let (n_skipped, n) = self.find(token, is_special)?;
         self.advance(n_skipped);
         let is_whole = self.text.is_char_boundary(self.at);
@@ -63,7 +63,10 @@ mod tests {
     fn tokens_stand_where_their_text_does() {
         let places = |text: &str, tokens: &[(&[u8], bool)]| {
             let mut cursor = TextCursor { text, at: 0, n_counted: 0 };
-            tokens.iter().map(|(token, special)| cursor.place(token, *special).unwrap_or_default()).collect::<Vec<_>>()
+            tokens
+                .iter()
+                .map(|(token, special)| cursor.next_span(token, *special).unwrap_or_default())
+                .collect::<Vec<_>>()
         };
         let word = |text: &'static str| (text.as_bytes(), false);
         assert_eq!(places("naïve one", &[word("na"), word("ïve"), word(" one")]), [(0, 2), (2, 5), (5, 9)]);

@@ -50,7 +50,7 @@ enum PretokenizerStep {
 
 /// How a text is cut, and what else the name implies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Recipe {
+pub(super) struct PretokenizerRecipe {
     cuts: &'static [PretokenizerStep],
     /// Characters are first normalised to NFC.
     pub nfc: bool,
@@ -60,12 +60,12 @@ pub(super) struct Recipe {
     pub add_bos: bool,
 }
 
-const fn plain(cuts: &'static [PretokenizerStep]) -> Recipe {
-    Recipe { cuts, nfc: false, ignore_merges: false, add_bos: false }
+const fn plain(cuts: &'static [PretokenizerStep]) -> PretokenizerRecipe {
+    PretokenizerRecipe { cuts, nfc: false, ignore_merges: false, add_bos: false }
 }
 
 /// The recipe of a value of `tokenizer.ggml.pre`.
-pub(super) fn recipe(pre: &str) -> Option<Recipe> {
+pub(super) fn recipe(pre: &str) -> Option<PretokenizerRecipe> {
     use PretokenizerStep::{Digits, Regex};
     const DIGITS: &[PretokenizerStep] = &[Digits, Regex(GPT2)];
     Some(match pre {
@@ -73,14 +73,14 @@ pub(super) fn recipe(pre: &str) -> Option<Recipe> {
             plain(&[Regex(GPT2)])
         }
         "smollm" | "starcoder" | "refact" | "codeshell" | "exaone" | "minerva-7b" => plain(DIGITS),
-        "command-r" => Recipe { nfc: true, ..plain(DIGITS) },
+        "command-r" => PretokenizerRecipe { nfc: true, ..plain(DIGITS) },
         "llama-bpe" | "llama3" | "llama-v3" | "falcon3" | "falcon-h1" | "pixtral" | "midm-2.0" | "lfm2" => {
-            Recipe { ignore_merges: true, add_bos: true, ..plain(&[Regex(LLAMA3)]) }
+            PretokenizerRecipe { ignore_merges: true, add_bos: true, ..plain(&[Regex(LLAMA3)]) }
         }
         "dbrx" | "smaug-bpe" | "chatglm-bpe" | "glm4" => plain(&[Regex(LLAMA3)]),
-        "qwen2" | "deepseek-r1-qwen" | "megrez" => Recipe { nfc: true, ..plain(&[Regex(QWEN2)]) },
+        "qwen2" | "deepseek-r1-qwen" | "megrez" => PretokenizerRecipe { nfc: true, ..plain(&[Regex(QWEN2)]) },
         "stablelm2" => plain(&[Regex(QWEN2)]),
-        "tekken" => Recipe { ignore_merges: true, add_bos: true, ..plain(&[Regex(TEKKEN)]) },
+        "tekken" => PretokenizerRecipe { ignore_merges: true, add_bos: true, ..plain(&[Regex(TEKKEN)]) },
         "gpt-4o" | "llama4" => plain(&[Regex(GPT4O)]),
         "deepseek-llm" => plain(&[
             Regex("[\r\n]"),
@@ -101,7 +101,7 @@ pub(super) fn recipe(pre: &str) -> Option<Recipe> {
     })
 }
 
-impl Recipe {
+impl PretokenizerRecipe {
     /// The cuts in the form of `tokenizer.json`.
     pub fn cuts_as_json(self) -> Vec<Value> {
         let cut = |cut: &PretokenizerStep| match cut {

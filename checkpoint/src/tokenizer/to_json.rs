@@ -12,14 +12,14 @@ use types::Token;
 
 impl Tokenizer {
     pub(crate) fn json_of_gguf(gguf: &Gguf, bytes: &[u8], path: &Path) -> Result<Value> {
-        let vocabulary = GgufVocabulary::read(gguf, bytes).map_err(Error::fault(path))?;
+        let vocabulary = GgufVocabulary::read(gguf, bytes).map_err(Error::with_path(path))?;
         Ok(vocabulary.json())
     }
 }
 
 impl GgufVocabulary<'_> {
     fn json(&self) -> Value {
-        let added = (0..self.tokens.len()).filter(|id| self.added(*id));
+        let added = (0..self.tokens.len()).filter(|id| self.is_added_token(*id));
         let (normalizer, pre_tokenizer, decoder, bpe) = match &self.merging {
             MergeRules::ByteLevel { recipe, merges } => {
                 let normalizer = if recipe.nfc { json!({ "type": "NFC" }) } else { Value::Null };
@@ -30,7 +30,8 @@ impl GgufVocabulary<'_> {
                 (normalizer, pre_tokenizer, byte_level(), self.byte_level_bpe(*recipe, merges))
             }
             MergeRules::SentencePiece { scores, add_space_prefix } => {
-                let (normalizer, decoder) = (spaces_to_words(*add_space_prefix), words_to_spaces(*add_space_prefix));
+                let (normalizer, decoder) =
+                    (space_normalizer_json(*add_space_prefix), space_decoder_json(*add_space_prefix));
                 (normalizer, Value::Null, decoder, self.sentence_piece_bpe(scores))
             }
         };
@@ -41,7 +42,7 @@ impl GgufVocabulary<'_> {
             "added_tokens": added.map(|id| self.added_json(id)).collect::<Vec<_>>(),
             "normalizer": normalizer,
             "pre_tokenizer": pre_tokenizer,
-            "post_processor": self.surroundings(),
+            "post_processor": self.template_processing(),
             "decoder": decoder,
             "model": self.model(bpe),
         })
@@ -75,7 +76,7 @@ impl GgufVocabulary<'_> {
     }
 
     /// The special tokens around a single text, and around a pair.
-    fn surroundings(&self) -> Value {
+    fn template_processing(&self) -> Value {
         let around: Vec<Token> = self.before.iter().chain(&self.after).copied().collect();
         if around.is_empty() {
             return Value::Null;
@@ -102,14 +103,14 @@ fn byte_level() -> Value {
     json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false })
 }
 
-fn spaces_to_words(add_space_prefix: bool) -> Value {
+fn space_normalizer_json(add_space_prefix: bool) -> Value {
     let prefix = add_space_prefix.then(|| json!({ "type": "Prepend", "prepend": "▁" }));
     let spaces = json!({ "type": "Replace", "pattern": { "String": " " }, "content": "▁" });
     let both: Vec<Value> = prefix.into_iter().chain([spaces]).collect();
     json!({ "type": "Sequence", "normalizers": both })
 }
 
-fn words_to_spaces(has_space_prefix: bool) -> Value {
+fn space_decoder_json(has_space_prefix: bool) -> Value {
     let strip = has_space_prefix.then(|| json!({ "type": "Strip", "content": " ", "start": 1, "stop": 0 }));
     let steps = [
         json!({ "type": "Replace", "pattern": { "String": "▁" }, "content": " " }),

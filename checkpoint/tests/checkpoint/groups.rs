@@ -55,7 +55,7 @@ impl Parts {
         let bytes = [&(header.len() as u64).to_le_bytes()[..], &header, &self.data].concat();
         std::fs::write(scratch.0.join("model.safetensors"), bytes).unwrap();
         std::fs::write(scratch.0.join("config.json"), self.config.to_string()).unwrap();
-        let read = Checkpoint::open(&scratch.0).and_then(|checkpoint| checkpoint.hashes());
+        let read = Checkpoint::open(&scratch.0).and_then(|checkpoint| checkpoint.hash_weights());
         read.err().map_or(String::new(), |error| error.to_string())
     }
 }

@@ -29,7 +29,7 @@ impl Copy {
     }
 
     fn hashes_unless_refused(&self) -> checkpoint::Result<Vec<PieceRun>> {
-        Checkpoint::open(&self.model)?.hashes()
+        Checkpoint::open(&self.model)?.hash_weights()
     }
 }
 
@@ -87,7 +87,7 @@ fn a_byte_of_any_weight_changes_the_root() {
     for (name, path) in models() {
         // A changed bit of a table's names and factors may be rounded away: the hash covers the numbers.
         let is_named = ["nf4", "fp4"].contains(&name.as_str());
-        if is_named || !Checkpoint::open(&path).unwrap().unread().is_empty() {
+        if is_named || !Checkpoint::open(&path).unwrap().unread_tensors().is_empty() {
             continue;
         }
         let copy = Copy::of(&path, &name);
@@ -109,12 +109,12 @@ fn a_byte_of_any_weight_changes_the_root() {
                 // each.
                 assert!((1..=3).contains(&differ), "{name}: {differ} weights differ by byte {at}");
                 let checkpoint = Checkpoint::open(&copy.model).unwrap();
-                assert!(checkpoint.differs_from(&before, &|| false).unwrap().is_some());
+                assert!(checkpoint.first_difference(&before, &|| false).unwrap().is_some());
                 flip(&file.path, at);
             }
         }
         assert_eq!(copy.hashes(), before, "{name}");
-        assert_eq!(Checkpoint::open(&copy.model).unwrap().differs_from(&before, &|| false).unwrap(), None);
+        assert_eq!(Checkpoint::open(&copy.model).unwrap().first_difference(&before, &|| false).unwrap(), None);
     }
     assert!(n_bytes > 500, "{n_bytes}");
 }
@@ -140,9 +140,9 @@ fn a_byte_of_no_weight_changes_nothing() {
 #[test]
 fn a_root_knows_no_files() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/reference");
-    let runs = Checkpoint::open(&folder.join("llama-f16-sharded")).unwrap().hashes().unwrap();
+    let runs = Checkpoint::open(&folder.join("llama-f16-sharded")).unwrap().hash_weights().unwrap();
     assert!(runs.windows(2).all(|two| two[0].weight < two[1].weight));
     assert!(runs.iter().all(|run| run.first == 0 && run.hashes.len() == run.n_pieces as usize));
-    let tied = Checkpoint::open(&folder.join("llama-f32-tied")).unwrap().hashes().unwrap();
+    let tied = Checkpoint::open(&folder.join("llama-f32-tied")).unwrap().hash_weights().unwrap();
     assert!(tied.iter().all(|run| run.weight != "lm_head.weight"), "a head that is the embedding counts once");
 }

@@ -2,7 +2,7 @@
 //! whenever the stream is lost, whatever the reason: a lost leader, a compaction, an etcd that was restored.
 
 use super::keys::{StoreEntry, read_claim, read_member, read_post};
-use super::line::{CallError, EtcdConnection, Backoff, to_call_error};
+use super::line::{Backoff, CallError, EtcdConnection, to_call_error};
 use crate::state::{StoreHealth, StoreState};
 use etcd_client::{Event, EventType, GetOptions, KeyValue, WatchOptions, WatchStream};
 use std::sync::Arc;

@@ -2,7 +2,7 @@
 //! incarnation stays the same until a later claim.
 
 use super::keys::{claim_value, incarnation, member_value, read_claim};
-use super::line::{CallError, EtcdConnection, Backoff};
+use super::line::{Backoff, CallError, EtcdConnection};
 use super::written::{EntryRevision, KeepAction, REWRITE_MIN};
 use crate::Error;
 use crate::claim::ClaimLost;

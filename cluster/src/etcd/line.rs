@@ -1,6 +1,6 @@
 //! Calls to etcd, each with a deadline. Classifies failures by what to do about them. Does not know what keys mean.
 
-use super::config::{EtcdConfig, EtcdTls, EtcdTimings};
+use super::config::{EtcdConfig, EtcdTimings, EtcdTls};
 use super::keys::EtcdKeys;
 use crate::Error;
 use crate::state::StoreHealth;
@@ -58,7 +58,8 @@ impl EtcdConnection {
         if endpoints.is_empty() {
             return Err(Error::Endpoint(String::new(), "no address is given".into()));
         }
-        let bad = endpoints.iter().find_map(|endpoint| Some((endpoint, endpoint_error(endpoint, config.tls.is_some())?)));
+        let bad =
+            endpoints.iter().find_map(|endpoint| Some((endpoint, endpoint_error(endpoint, config.tls.is_some())?)));
         if let Some((endpoint, why)) = bad {
             return Err(Error::Endpoint(endpoint.clone(), why.into()));
         }

@@ -16,13 +16,13 @@ mod line;
 mod posting;
 mod written;
 
-pub use config::{EtcdConfig, EtcdTls, EtcdTimings};
+pub use config::{EtcdConfig, EtcdTimings, EtcdTls};
 
 use crate::Error;
 use crate::claim::{Claim, KeeperHandle};
 use crate::others::OtherReplicas;
 use crate::post::{Post, PostKind};
-use crate::state::{StoreHealth, Registration, StoreState, MemberWatch};
+use crate::state::{MemberWatch, Registration, StoreHealth, StoreState};
 use follow::StoreFollower;
 use keep::ClaimKeeper;
 use line::EtcdConnection;
@@ -109,6 +109,10 @@ impl EtcdStore {
             drop(store);
         });
         let others = OtherReplicas::new(self.shared.state.clone(), replica);
-        Ok(Claim::from_keeper(incarnation, others, KeeperHandle { registration_tx, lost, keeper, end: end.drop_guard() }))
+        Ok(Claim::from_keeper(
+            incarnation,
+            others,
+            KeeperHandle { registration_tx, lost, keeper, end: end.drop_guard() },
+        ))
     }
 }

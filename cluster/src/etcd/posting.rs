@@ -1,7 +1,7 @@
 //! Keeps one process's text in etcd under a lease, and writes it again whenever it changes, its lease has
 //! ended, or etcd shows something else.
 
-use super::line::{CallError, EtcdConnection, Backoff};
+use super::line::{Backoff, CallError, EtcdConnection};
 use super::written::{EntryRevision, KeepAction, REWRITE_MIN};
 use crate::Error;
 use crate::state::StoreState;

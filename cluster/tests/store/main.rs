@@ -10,7 +10,7 @@ mod ports;
 mod proof;
 mod proxy;
 
-use cluster::{MemberChange, Claim, EtcdConfig, EtcdStore, EtcdTimings, StoreHealth, Registration, Store, MemberWatch};
+use cluster::{Claim, EtcdConfig, EtcdStore, EtcdTimings, MemberChange, MemberWatch, Registration, Store, StoreHealth};
 use std::future::Future;
 use std::time::Duration;
 

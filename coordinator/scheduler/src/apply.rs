@@ -162,7 +162,13 @@ impl Scheduler {
         }
     }
 
-    fn push_output(&mut self, idx: SequenceIdx, result: SliceResult, finish: Option<Finish>, out: &mut Vec<RequestOutput>) {
+    fn push_output(
+        &mut self,
+        idx: SequenceIdx,
+        result: SliceResult,
+        finish: Option<Finish>,
+        out: &mut Vec<RequestOutput>,
+    ) {
         let sequence = &self.sequences[idx];
         let SliceResult { position, slice, n_tokens, scored_position, n_drafts } = result;
         let drafts_accepted = n_tokens.saturating_sub(1);

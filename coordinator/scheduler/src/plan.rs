@@ -103,7 +103,8 @@ impl Scheduler {
             };
             // Most decoding sequences have room left in their last block.
             let end = sequence.n_computed + n_requested;
-            let n_planned = if !sequence.lacks_blocks(end) || self.take_blocks_or_preempt(at, end) { n_requested } else { 0 };
+            let n_planned =
+                if !sequence.lacks_blocks(end) || self.take_blocks_or_preempt(at, end) { n_requested } else { 0 };
             let sequence = &mut self.sequences[idx];
             sequence.n_planned = n_planned;
             sequence.n_drafts = sequence.n_drafts.min(n_planned);
@@ -193,7 +194,9 @@ impl Scheduler {
                 return;
             }
             let is_room = !left.short && self.has_free_slot() && self.fits(idx, n_hits, &promised);
-            if (scores && left.n_scores == 0) || !(is_room || self.preempt_above_share(idx, n_hits, &mut promised, left)) {
+            if (scores && left.n_scores == 0)
+                || !(is_room || self.preempt_above_share(idx, n_hits, &mut promised, left))
+            {
                 return;
             }
             self.start(idx, n_hits, step);

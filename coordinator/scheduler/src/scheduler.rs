@@ -13,7 +13,7 @@ use crate::{Config, Stats};
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 use core::ops::Range;
-use types::{CacheGroup, Epoch, Finish, Micros, Request, RequestId, PrefixReuse, Unsupported};
+use types::{CacheGroup, Epoch, Finish, Micros, PrefixReuse, Request, RequestId, Unsupported};
 
 /// An event of a request: it got a token, or it ended, or both.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

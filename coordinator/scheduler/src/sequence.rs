@@ -9,7 +9,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 use core::ops::Range;
 use types::cache::blocks_for;
-use types::{BLOCK_TOKENS, BlockHash, Goal, Request, RequestId, PrefixReuse, Token, Want};
+use types::{BLOCK_TOKENS, BlockHash, Goal, PrefixReuse, Request, RequestId, Token, Want};
 
 pub(crate) type SequenceIdx = u32;
 

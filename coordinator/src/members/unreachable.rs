@@ -124,7 +124,9 @@ mod tests {
         assert_eq!((out(&unreachable, 9), out(&unreachable, 10)), (vec![(3, 2)], vec![]));
         // It had its second attempt: one miss is enough now.
         assert_eq!(missed(&mut unreachable, 3, 1, 100), Some(3));
-        assert!(unreachable.is_excluded(WorkerId(3), Micros(119)) && !unreachable.is_excluded(WorkerId(3), Micros(120)));
+        assert!(
+            unreachable.is_excluded(WorkerId(3), Micros(119)) && !unreachable.is_excluded(WorkerId(3), Micros(120))
+        );
         // Once it meets the others, nothing is remembered.
         unreachable.record_met([1, 2, 3].map(WorkerId).into_iter());
         assert_eq!(missed(&mut unreachable, 3, 1, 200), None);

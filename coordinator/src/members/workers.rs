@@ -416,7 +416,12 @@ impl JoinedWorkers {
 
     /// How each rank spent its time since the last look; `in_flight_micros` is how long steps were in flight. Call
     /// about once a second.
-    pub fn close_time_windows(&mut self, ranks: &RankHolders, now: Micros, in_flight_micros: u64) -> Vec<(Rank, wire::RankTimes)> {
+    pub fn close_time_windows(
+        &mut self,
+        ranks: &RankHolders,
+        now: Micros,
+        in_flight_micros: u64,
+    ) -> Vec<(Rank, wire::RankTimes)> {
         let held = self.workers.iter_mut().filter_map(|(worker, member)| Some((ranks.rank(*worker)?, member)));
         held.map(|(rank, member)| (rank, member.window.close(&member.last_beat, now, in_flight_micros))).collect()
     }

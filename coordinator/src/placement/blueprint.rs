@@ -3,7 +3,7 @@
 use super::unplaceable::UnplaceableReason;
 use crate::WorkerId;
 use std::ops::Range;
-use types::{Activations, BLOCK_TOKENS, CacheGroup, Grid, KvDtype, Layout, GridPlace, Rank};
+use types::{Activations, BLOCK_TOKENS, CacheGroup, Grid, GridPlace, KvDtype, Layout, Rank};
 
 /// The operator's requirements for a layout.
 #[derive(Clone, Debug, PartialEq, Eq)]

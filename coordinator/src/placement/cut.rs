@@ -6,9 +6,9 @@
 //! pools are large enough. Their size is a number of blocks on the scale of `Pools`.
 
 use super::pools::PoolSizing;
-use super::shape::{PartSizes, PartMeasurer};
+use super::shape::{PartMeasurer, PartSizes};
 use std::ops::Range;
-use types::{Layout, RankPart, GridPlace, Shares, Stage};
+use types::{GridPlace, Layout, RankPart, Shares, Stage};
 
 /// A machine as the cut sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -180,7 +180,8 @@ impl StageCutter<'_> {
         let mut starts = vec![0; usize::from(self.pp())];
         let mut end = self.measure.shape.n_layers;
         for stage in (1..self.pp()).rev() {
-            let can = |back: u32| self.assign_stage(stage, end - back..end, n_blocks).is_some_and(|dealt| dealt.time <= pace);
+            let can =
+                |back: u32| self.assign_stage(stage, end - back..end, n_blocks).is_some_and(|dealt| dealt.time <= pace);
             end -= last_layer_that(1, end.checked_sub(u32::from(stage))?, can)?;
             starts[usize::from(stage)] = end;
         }
@@ -202,7 +203,9 @@ impl StageCutter<'_> {
     }
 
     fn slowest(&self, ends: &[u32], n_blocks: u64) -> Option<f64> {
-        let times = stage_ranges(ends).enumerate().map(|(i, run)| self.assign_stage(i as u16, run, n_blocks).map(|dealt| dealt.time));
+        let times = stage_ranges(ends)
+            .enumerate()
+            .map(|(i, run)| self.assign_stage(i as u16, run, n_blocks).map(|dealt| dealt.time));
         times.collect::<Option<Vec<f64>>>().map(|times| times.into_iter().fold(0.0, f64::max))
     }
 

@@ -2,7 +2,7 @@
 //! pass. Knows no machines.
 
 use super::blueprint::PlacementPolicy;
-use super::shape::{PartMeasurer, ModelShape};
+use super::shape::{ModelShape, PartMeasurer};
 use types::cache::blocks_for;
 use types::{DeviceClass, Unsupported};
 
@@ -31,7 +31,8 @@ impl DraftModelCost {
         if draft.cache.groups().iter().any(|group| group.is_state()) {
             return Err(Unsupported("a draft model with recurrent layers: their states cannot be rewound"));
         }
-        let whole = |shape: &ModelShape| PartMeasurer::new(shape, class, policy.kv_dtype).stage(0, 1, 0..shape.n_layers);
+        let whole =
+            |shape: &ModelShape| PartMeasurer::new(shape, class, policy.kv_dtype).stage(0, 1, 0..shape.n_layers);
         let (of_draft, of_target) = (whole(draft), whole(target));
         let block_bytes: u64 = of_draft.block_bytes.iter().sum();
         let context = policy.context.unwrap_or(target.context).min(draft.context);

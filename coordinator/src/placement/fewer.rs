@@ -1,9 +1,9 @@
 //! The largest grid on which these machines can carry the model, when they cannot carry the configured grid.
 
 use super::blueprint::{Blueprint, PlacementPolicy};
-use super::machine::{Inventory, compatible_machines, class_of};
+use super::machine::{Inventory, class_of, compatible_machines};
 use super::plan::plan_grid;
-use super::shape::{PartMeasurer, ModelShape};
+use super::shape::{ModelShape, PartMeasurer};
 use super::unplaceable::{STAGES_MAX, Unplaceable, UnplaceableReason};
 use types::Grid;
 

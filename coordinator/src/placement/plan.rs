@@ -3,11 +3,11 @@
 
 use super::assign::machine_of_each_rank;
 use super::blueprint::{Blueprint, PlacementPolicy, PoolSize, Shard, ShortenedContext};
-use super::cut::{Capacity, StageCutter, KvRule, last_that};
-use super::machine::{Inventory, Machine, compatible_machines, class_of};
-use super::pools::{StateCacheSize, PoolSizing};
+use super::cut::{Capacity, KvRule, StageCutter, last_that};
+use super::machine::{Inventory, Machine, class_of, compatible_machines};
+use super::pools::{PoolSizing, StateCacheSize};
 use super::predict::speeds;
-use super::shape::{PartSizes, PartMeasurer, ModelShape};
+use super::shape::{ModelShape, PartMeasurer, PartSizes};
 use super::unplaceable::{STAGES_MAX, Unplaceable, UnplaceableReason};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -49,7 +49,12 @@ const RANKS_TRIED_MAX: u16 = 64;
 
 /// The grid that fits and is nearest to the configured one: in ranks, then in `tp`. If one axis is too long, the other
 /// stays if it can.
-fn nearest(machines: &[&Machine], shape: &ModelShape, policy: &PlacementPolicy, why: &UnplaceableReason) -> Option<Grid> {
+fn nearest(
+    machines: &[&Machine],
+    shape: &ModelShape,
+    policy: &PlacementPolicy,
+    why: &UnplaceableReason,
+) -> Option<Grid> {
     let requested = policy.grid;
     let n_max = RANKS_TRIED_MAX.min(u16::try_from(machines.len()).unwrap_or(u16::MAX));
     let of_tp = |tp: u16| (1..=n_max / tp).map(move |pp| Grid { pp, tp, ep: 1 });
@@ -89,7 +94,12 @@ pub(super) fn plan_grid(
     result
 }
 
-fn check(machines: &[&Machine], measure: &PartMeasurer, policy: &PlacementPolicy, grid: Grid) -> Result<(), UnplaceableReason> {
+fn check(
+    machines: &[&Machine],
+    measure: &PartMeasurer,
+    policy: &PlacementPolicy,
+    grid: Grid,
+) -> Result<(), UnplaceableReason> {
     let Grid { tp, pp, ep } = grid;
     if tp == 0 || pp == 0 {
         return Err(UnplaceableReason::NoGrid { tp, pp });

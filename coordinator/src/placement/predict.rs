@@ -116,7 +116,8 @@ pub fn predict(
 /// The speed that is left to each rank beside those that share its cores and its host's memory bandwidth.
 fn rank_speeds(blueprint: &Blueprint, machines: &[&Machine], crowding: &[f64]) -> Vec<Speed> {
     let speed = |((machine, bytes_per_s), crowding): ((&&Machine, f64), &f64)| {
-        let flops = 2.0 * device_performance(&machine.device).thread_operations * f64::from(machine.threads.max(1)) / crowding;
+        let flops =
+            2.0 * device_performance(&machine.device).thread_operations * f64::from(machine.threads.max(1)) / crowding;
         Speed { bytes_per_s: bytes_per_s / crowding, flops, attention_flops: flops }
     };
     machines.iter().zip(shared_speeds(blueprint, machines)).zip(crowding).map(speed).collect()

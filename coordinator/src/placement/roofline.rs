@@ -5,7 +5,7 @@
 //! A stage is as slow as its slowest rank. A rank multiplies with its weights (as slow as reading them or computing,
 //! whichever is slower), attends (likewise with K and V), and exchanges with its stage: two sums a layer.
 
-use super::shape::{PartSizes, PartMeasurer};
+use super::shape::{PartMeasurer, PartSizes};
 use super::{Blueprint, ModelShape, PlacementPolicy};
 use std::ops::Range;
 use types::{BLOCK_TOKENS, CacheGroup, DeviceClass, RankPart};

@@ -1,9 +1,9 @@
 //! The bytes of each part of a model: its weights, what a pass reads, and its KV, as a rank will find them. Knows no
 //! machines.
 
-use checkpoint::{Checkpoint, LayerSizes, ModelSpec, Sizes, StateHeads};
+use checkpoint::{Checkpoint, LayerSizes, ModelSizes, ModelSpec, StateHeads};
 use std::ops::Range;
-use types::{CacheGroup, DeviceClass, KvDtype, LayerGroups, Leaves, RankPart, GridPlace, Shares};
+use types::{CacheGroup, DeviceClass, GridPlace, KvDtype, LayerGroups, Leaves, RankPart, Shares};
 
 /// The properties of a model that placement needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,7 +24,7 @@ pub struct ModelShape {
     /// What each of its layers keeps of earlier positions.
     pub cache: LayerGroups,
     /// As stored in the file; packing adds only padding.
-    pub sizes: Sizes,
+    pub sizes: ModelSizes,
     /// Bytes of a draft model and its KV cache, which the rank that samples holds beside its part.
     pub draft: u64,
 }
@@ -45,7 +45,7 @@ impl ModelShape {
     }
 
     /// The shape of a model that is known by its spec and the sizes of its parts.
-    pub fn from_sizes(spec: &ModelSpec, sizes: Sizes) -> ModelShape {
+    pub fn from_sizes(spec: &ModelSpec, sizes: ModelSizes) -> ModelShape {
         ModelShape {
             n_layers: spec.n_layers,
             hidden: spec.hidden,

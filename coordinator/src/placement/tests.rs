@@ -3,10 +3,10 @@
 use super::shape::PartMeasurer;
 use super::*;
 use crate::WorkerId;
-use checkpoint::{LayerSizes, Sizes, StateHeads};
+use checkpoint::{LayerSizes, ModelSizes, StateHeads};
 use std::ops::Range;
 use types::cache::blocks_for;
-use types::{Activations, DeviceClass, Grid, KvDtype, KvLayout, LayerGroups, RankPart, GridPlace, Shares};
+use types::{Activations, DeviceClass, Grid, GridPlace, KvDtype, KvLayout, LayerGroups, RankPart, Shares};
 
 /// The KV heads of `smol`.
 const HEADS: KvLayout = KvLayout::heads(3, 64);
@@ -26,7 +26,7 @@ fn smol() -> ModelShape {
         experts: None,
         states: None,
         cache: LayerGroups::alike(30, HEADS),
-        sizes: Sizes { embedding: 9 * layer.total(), layers: vec![layer; 30], norm: 2304, head: 0 },
+        sizes: ModelSizes { embedding: 9 * layer.total(), layers: vec![layer; 30], norm: 2304, head: 0 },
         draft: 0,
     }
 }
@@ -82,7 +82,11 @@ fn figures_follow_from_memory() {
     check(64 << 30, policy(), Ok((8192, 8 * 512)));
     check(4 << 30, policy(), Ok((8192, (1 << 30) / 368_640)));
     check(64 << 30, PlacementPolicy { kv_memory: Some(368_640 * 600), ..policy() }, Ok((8192, 600)));
-    check(64 << 30, PlacementPolicy { kv_dtype: KvDtype::F32, kv_memory: Some(368_640 * 1200), ..policy() }, Ok((8192, 600)));
+    check(
+        64 << 30,
+        PlacementPolicy { kv_dtype: KvDtype::F32, kv_memory: Some(368_640 * 1200), ..policy() },
+        Ok((8192, 600)),
+    );
     // A part of a memory is as good as a smaller memory.
     let within = |permille| PlacementPolicy { memory_permille: Some(permille), ..policy() };
     let half = plan(&[machine(1, 4 << 30)], &smol(), &within(500), None).unwrap();
@@ -100,7 +104,7 @@ fn figures_follow_from_memory() {
 #[test]
 fn a_draft_model_is_counted_on_the_rank_that_samples_alone() {
     let draft = ModelShape { n_layers: 6, cache: LayerGroups::alike(6, HEADS), ..smol() };
-    let sizes = Sizes { layers: smol().sizes.layers[..6].to_vec(), ..smol().sizes };
+    let sizes = ModelSizes { layers: smol().sizes.layers[..6].to_vec(), ..smol().sizes };
     let draft = ModelShape { sizes, ..draft };
     let needs = |memory| DraftModelCost::of(&draft, &smol(), &policy(1, 1), DeviceClass::Cpu, memory);
     let some = needs(Some(1 << 20)).unwrap();
@@ -129,7 +133,7 @@ fn a_draft_model_is_counted_on_the_rank_that_samples_alone() {
 
 fn local() -> ModelShape {
     let kind = |layer: u32| if layer % 6 == 5 { HEADS } else { HEADS.with_window(512) };
-    let sizes = Sizes { layers: smol().sizes.layers[..28].to_vec(), ..smol().sizes };
+    let sizes = ModelSizes { layers: smol().sizes.layers[..28].to_vec(), ..smol().sizes };
     ModelShape { n_layers: 28, context: 32_768, cache: LayerGroups::of((0..28).map(kind)), sizes, ..smol() }
 }
 
@@ -165,7 +169,7 @@ fn a_window_takes_less_memory_and_leaves_more_for_the_rest() {
 /// Three layers of four are recurrent, with eight heads: a page of one weighs 21 of the others.
 fn hybrid() -> ModelShape {
     let state = KvLayout::State { n: 8, state: 4096, row: 256 };
-    let sizes = Sizes { layers: smol().sizes.layers[..28].to_vec(), ..smol().sizes };
+    let sizes = ModelSizes { layers: smol().sizes.layers[..28].to_vec(), ..smol().sizes };
     let kind = |layer: u32| if layer % 4 == 3 { HEADS } else { state };
     let (cache, states) = (LayerGroups::of((0..28).map(kind)), Some(StateHeads { n: 8, dim: 64 }));
     ModelShape { n_layers: 28, context: 32_768, cache, states, sizes, ..smol() }
@@ -216,7 +220,7 @@ fn states_are_cut_where_their_leaves_end() {
 #[test]
 fn a_stage_keeps_nothing_of_a_group_that_it_has_no_layer_of() {
     let kinds = [HEADS.with_window(64), HEADS.with_window(64), HEADS, HEADS];
-    let sizes = Sizes { embedding: 0, layers: smol().sizes.layers[..4].to_vec(), ..smol().sizes };
+    let sizes = ModelSizes { embedding: 0, layers: smol().sizes.layers[..4].to_vec(), ..smol().sizes };
     let shape = ModelShape { n_layers: 4, cache: LayerGroups::of(kinds), sizes, ..smol() };
     let plan = plan(&machines(2, 64 << 30), &shape, &policy(1, 2), None).unwrap();
     assert_eq!(layers(&plan), [0..2, 2..4]);
@@ -285,7 +289,7 @@ fn uneven_is_ordinary() {
 
 #[test]
 fn thirty_layers_over_four_stages() {
-    let without_head = ModelShape { sizes: Sizes { embedding: 0, ..smol().sizes }, ..smol() };
+    let without_head = ModelShape { sizes: ModelSizes { embedding: 0, ..smol().sizes }, ..smol() };
     let plan = plan(&machines(4, 64 << 30), &without_head, &policy(1, 4), None).unwrap();
     let mut n: Vec<usize> = layers(&plan).iter().map(Range::len).collect();
     n.sort_unstable();
@@ -320,7 +324,7 @@ fn layers_move_until_the_pool_is_balanced() {
 #[test]
 fn experts_are_spread_over_the_ranks() {
     let layer = LayerSizes { experts: 8 << 20, mlp: 0, ..smol().sizes.layers[0] };
-    let sizes = Sizes { layers: vec![layer; 4], ..smol().sizes };
+    let sizes = ModelSizes { layers: vec![layer; 4], ..smol().sizes };
     let moe = ModelShape {
         n_layers: 4,
         cache: LayerGroups::alike(4, HEADS),
@@ -381,7 +385,7 @@ fn predictions_hold_what_was_measured() {
     let default = predicted(&smol());
     assert!(holds(default, 150.0) && default.high / default.low < 2.3, "{default}");
     let layer = LayerSizes { heads: 32_768, kv_heads: 16_384, mlp: 98_304, experts: 0, replicated: 512 };
-    let sizes = Sizes { embedding: 81_920, layers: vec![layer; 2], norm: 256, head: 0 };
+    let sizes = ModelSizes { embedding: 81_920, layers: vec![layer; 2], norm: 256, head: 0 };
     let cache = LayerGroups::alike(2, KvLayout::heads(2, 16));
     let small = ModelShape { n_layers: 2, hidden: 64, n_heads: 4, n_kv_heads: 2, head_dim: 16, ..smol() };
     let tiny = predicted(&ModelShape { inner: 128, vocab: 320, cache, sizes, ..small });
@@ -440,7 +444,7 @@ impl Random {
             experts,
             states: None,
             cache: LayerGroups::alike(n_layers, HEADS),
-            sizes: Sizes { embedding: self.below(1 << 22), layers, norm: 1024, head },
+            sizes: ModelSizes { embedding: self.below(1 << 22), layers, norm: 1024, head },
             draft: 0,
         };
         let heads = KvLayout::heads(n_kv_heads, shape.head_dim);
@@ -470,7 +474,16 @@ impl Random {
         let grid = Grid { tp: 1 + self.below(4) as u16, pp: 1 + self.below(4) as u16, ep: 1 };
         let state_cache = (self.below(3) == 0).then(|| self.below(1 << 20));
         let memory_permille = (self.below(3) == 0).then(|| 300 + self.below(700) as u16);
-        PlacementPolicy { grid, kv_memory, memory_permille, state_cache, context, running_max, slice_max, ..policy(1, 1) }
+        PlacementPolicy {
+            grid,
+            kv_memory,
+            memory_permille,
+            state_cache,
+            context,
+            running_max,
+            slice_max,
+            ..policy(1, 1)
+        }
     }
 }
 
@@ -539,7 +552,13 @@ fn check_refusal(error: &Unplaceable, machines: &[Machine], shape: &ModelShape, 
 }
 
 /// A lost worker's rank goes to a spare. Returns whether all others kept their ranks.
-fn survives_loss(random: &mut Random, now: &Blueprint, machines: &[Machine], shape: &ModelShape, of: &PlacementPolicy) -> bool {
+fn survives_loss(
+    random: &mut Random,
+    now: &Blueprint,
+    machines: &[Machine],
+    shape: &ModelShape,
+    of: &PlacementPolicy,
+) -> bool {
     let lost = now.shards[random.below(now.shards.len() as u64) as usize].worker;
     let mut left: Vec<Machine> = machines.iter().filter(|machine| machine.worker != lost).cloned().collect();
     left.push(Machine { memory_bytes: 64 << 30, ..machine(99, 0) });

@@ -88,7 +88,9 @@ impl EpochEnding {
     pub fn loss(self) -> WorkerLoss {
         match self {
             // No request is to blame for a memory fault.
-            EpochEnding::Requested | EpochEnding::Left | EpochEnding::Lost(DismissalCause::Memory) => WorkerLoss::Planned,
+            EpochEnding::Requested | EpochEnding::Left | EpochEnding::Lost(DismissalCause::Memory) => {
+                WorkerLoss::Planned
+            }
             EpochEnding::Lost(DismissalCause::Failed) => WorkerLoss::Reported,
             EpochEnding::Lost(_) | EpochEnding::Doubt => WorkerLoss::Unexplained,
         }
@@ -134,8 +136,8 @@ impl Recovery {
         let n_replayed = tokens_requeued - self.tokens_requeued_before;
         let (cause, millis) = (self.why.label(), took.as_millis() as u64);
         let lost = self.lost.as_ref().map(|(rank, host)| (*rank, &**host));
-        self.span.recovered_from(cause, lost);
-        self.span.recovered_on(grid.tp, grid.pp, n_replayed);
+        self.span.record_recovery_cause(cause, lost);
+        self.span.record_recovery_grid(grid.tp, grid.pp, n_replayed);
         metrics::recovered(of, cause, took, n_replayed);
         self.span.log_within(|| tracing::info!(cause, millis, tokens_replayed = n_replayed, "the replica goes on"));
         RecoveryCost { took, n_replayed }

@@ -33,7 +33,9 @@ impl ModelPieceHashes {
     pub fn policy(&self, meant: PolicyDigest) -> PolicyDigest {
         match self.0.is_empty() {
             true => meant,
-            false => meant.with_weights(&WeightsRoot::of(self.0.iter().map(|(name, hashes)| (name.as_str(), &hashes[..])))),
+            false => {
+                meant.with_weights(&WeightsRoot::of(self.0.iter().map(|(name, hashes)| (name.as_str(), &hashes[..]))))
+            }
         }
     }
 

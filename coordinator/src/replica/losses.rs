@@ -55,7 +55,11 @@ impl Replica {
         };
         let Some(ranks) = self.phase.ranks() else { return };
         for (worker, at) in ranks.overdue(now, allowed) {
-            self.report_loss(worker, DismissalCause::Late, Status::deadline_exceeded(format!("this rank took too long {at}")));
+            self.report_loss(
+                worker,
+                DismissalCause::Late,
+                Status::deadline_exceeded(format!("this rank took too long {at}")),
+            );
         }
     }
 

@@ -30,7 +30,14 @@ pub(crate) struct Successor {
 }
 
 impl LostRanks {
-    pub fn record_loss(&mut self, at: Micros, rank: u16, (host, pid): (String, u32), cause: DismissalCause, why: String) {
+    pub fn record_loss(
+        &mut self,
+        at: Micros,
+        rank: u16,
+        (host, pid): (String, u32),
+        cause: DismissalCause,
+        why: String,
+    ) {
         if self.0.len() >= LOST_MAX {
             self.0.pop_front();
         }

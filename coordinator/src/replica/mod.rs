@@ -38,7 +38,7 @@ use phase::Phase;
 use readings::WeightReadings;
 use speed::Performance;
 use std::collections::VecDeque;
-use telemetry::metrics::{Cache, ReplicaLabel};
+use telemetry::metrics::{CacheLabels, ReplicaLabel};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
@@ -78,7 +78,7 @@ pub(crate) struct Replica {
     was_still: bool,
     looked: Micros,
     /// The cache's layout as last reported to the metrics.
-    cache: Option<Cache>,
+    cache: Option<CacheLabels>,
 }
 
 impl Replica {

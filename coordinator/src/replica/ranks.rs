@@ -65,11 +65,13 @@ impl Replica {
             return;
         }
         let Some(rank) = self.phase.rank(worker) else { return };
-        let facts =
-            match self.check_loaded(worker, loaded).and_then(|facts| self.accept_readings(rank, loaded).map(|()| facts)) {
-                Ok(facts) => facts,
-                Err(why) => return self.refuse_loaded(worker, why),
-            };
+        let facts = match self
+            .check_loaded(worker, loaded)
+            .and_then(|facts| self.accept_readings(rank, loaded).map(|()| facts))
+        {
+            Ok(facts) => facts,
+            Err(why) => return self.refuse_loaded(worker, why),
+        };
         let now = self.now();
         let Phase::Placing(placement) = &mut self.phase else { return };
         placement.ranks.record_loaded(worker, facts, &loaded.unread);

@@ -304,7 +304,10 @@ mod tests {
         assert_eq!(policy(&[&[], &[]]), MEANT);
         let mut served = WeightReadings::default();
         join_reports(&mut served, &[&whole]).unwrap();
-        assert_eq!((served.serve(MEANT), served.policy_of(MEANT, &whole), served.expected_policy()), (alone, alone, Some(MEANT)));
+        assert_eq!(
+            (served.serve(MEANT), served.policy_of(MEANT, &whole), served.expected_policy()),
+            (alone, alone, Some(MEANT))
+        );
         let other = [whole[0].clone(), run("b", 0, &[5, 6, 0, 8])];
         assert_eq!((served.differs(&whole), served.differs(&other)), (None, Some("b".into())));
         assert_ne!(served.policy_of(MEANT, &other), alone);
@@ -342,7 +345,10 @@ mod tests {
         let missing = ReadingMismatch::Missing { ranks: vec![Rank(1)], weight: "a".into(), piece: 3 };
         assert_eq!(join_reports(&mut WeightReadings::default(), &[&parts[..1], &parts[1..]]), Err(missing));
         let many = PieceRun { n_pieces: u32::MAX, ..run("a", 0, &[1]) };
-        assert!(matches!(join_reports(&mut WeightReadings::default(), &[&[many]]), Err(ReadingMismatch::Missing { .. })));
+        assert!(matches!(
+            join_reports(&mut WeightReadings::default(), &[&[many]]),
+            Err(ReadingMismatch::Missing { .. })
+        ));
     }
 
     #[test]

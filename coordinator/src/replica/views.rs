@@ -146,10 +146,9 @@ impl Replica {
             return;
         }
         self.looked = now;
-        let times = self
-            .phase
-            .ranks()
-            .map_or_else(Vec::new, |ranks| self.members.close_time_windows(ranks, now, self.performance.measured.in_flight_micros()));
+        let times = self.phase.ranks().map_or_else(Vec::new, |ranks| {
+            self.members.close_time_windows(ranks, now, self.performance.measured.in_flight_micros())
+        });
         for (rank, times) in &times {
             metrics::bubble(&self.of, rank.0, times.in_flight_micros.saturating_sub(times.compute_micros));
             metrics::rank_slow(&self.of, rank.0, self.phase.is_slow(*rank));
@@ -162,7 +161,7 @@ impl Replica {
 
     fn report_cache(&mut self) {
         let Phase::Serving(_) = &self.phase else { return };
-        let now = metrics::Cache {
+        let now = metrics::CacheLabels {
             block_size: BLOCK_TOKENS,
             n_blocks: self.requests.stats().blocks_total,
             dtype: self.config.policy.kv_dtype.to_string(),

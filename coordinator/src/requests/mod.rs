@@ -28,7 +28,7 @@ use crate::requests::traces::Traces;
 use bytes::Bytes;
 use proto::cluster as wire;
 use proto::{ProtocolRange, since};
-use scheduler::{WorkerLoss, RequestOutput, Scheduler, Stats};
+use scheduler::{RequestOutput, Scheduler, Stats, WorkerLoss};
 use telemetry::metrics::{self, ReplicaLabel};
 use types::{Epoch, Micros, PolicyDigest, RequestId, Step, Unsupported};
 

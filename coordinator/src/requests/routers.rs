@@ -213,7 +213,10 @@ impl Routers {
         let all = self.table.iter_mut().filter(|(_, router)| is_welcomed(router));
         let beats: Vec<(u32, wire::Beat)> = all
             .map(|(number, router)| {
-                (*number, wire::Beat { load: Some(load), cached: router.name_cursor.next_cached_names(changes, &names) })
+                (
+                    *number,
+                    wire::Beat { load: Some(load), cached: router.name_cursor.next_cached_names(changes, &names) },
+                )
             })
             .collect();
         beats.into_iter().flat_map(|(number, beat)| self.send(number, Frame::Beat(beat))).collect()

@@ -5,7 +5,7 @@ use scheduler::RequestOutput;
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 use telemetry::spans::{self, TracedSpan};
-use types::{Micros, RequestId, PrefixReuse, Step, StepId};
+use types::{Micros, PrefixReuse, RequestId, Step, StepId};
 
 #[derive(Default)]
 pub(crate) struct Traces {
@@ -39,7 +39,7 @@ pub(crate) fn submitted(request: &wire::Request) -> Option<SubmittedRequest> {
 impl Traces {
     pub fn request_accepted(&mut self, submitted: SubmittedRequest, now: Micros) {
         let SubmittedRequest { id, span } = submitted;
-        let queued = Some(span.queue());
+        let queued = Some(span.queue_span());
         self.sequences.insert(id, TracedSequence { span, queued, submitted: now, n_steps: 0, is_started: false });
     }
 
@@ -61,7 +61,7 @@ impl Traces {
         for sequence in step.slices.iter().filter_map(|slice| self.sequences.get(&slice.id)) {
             span.link(&sequence.span);
         }
-        let traceparent = span.carried().parent;
+        let traceparent = span.trace_headers().parent;
         self.steps.push_back((step.id, span));
         traceparent
     }

@@ -10,7 +10,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use types::Epoch;
-use wire::{Incoming, ConnectionFuture};
+use wire::{ConnectionFuture, Incoming};
 
 /// Serves a replica over incoming connections until `shutdown`; then accepts no requests, lets running ones finish, and
 /// returns.

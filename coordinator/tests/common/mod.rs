@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use ::wire::{Dialer, in_memory};
-use checkpoint::Sizes;
+use checkpoint::ModelSizes;
 use cluster::MemoryStore;
 use coordinator::{Config, Limits, ModelShape, PlacementPolicy, Timings};
 use proto::cluster as wire;
@@ -44,7 +44,7 @@ pub fn config(n_blocks: u64, context: u32, running_max: u32) -> Config {
         experts: None,
         states: None,
         cache: LayerGroups::alike(1, KvLayout::heads(1, 1)),
-        sizes: Sizes::default(),
+        sizes: ModelSizes::default(),
         draft: 0,
     };
     let policy = PlacementPolicy {

@@ -5,8 +5,8 @@
 //! a word in some set. Then the part is split, down to single characters if necessary. A grammar without recursion is
 //! one set.
 
-use super::{EbnfRules, Expr};
-use crate::rules::{RuleIdx, Rules, Symbol};
+use super::{EbnfExpr, EbnfRules};
+use crate::rules::{GrammarRules, RuleIdx, Symbol};
 use crate::words::TextSet;
 use crate::{GrammarLimits, GrammarRefused};
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -18,9 +18,9 @@ const SETS_MAX: usize = 80;
 /// The work limit for comparing two sets.
 const COMPARE_FUEL: u64 = 20_000;
 
-struct Lower<'g, 'r> {
+struct EbnfLowering<'g, 'r> {
     grammar: &'g EbnfRules,
-    rules: &'r mut Rules,
+    rules: &'r mut GrammarRules,
     /// The expression of each rule without recursion.
     regular: HashMap<&'g str, Option<String>>,
     /// Expressions that are split.
@@ -31,11 +31,15 @@ struct Lower<'g, 'r> {
     sets: BTreeMap<String, bool>,
 }
 
-pub(super) fn lower(grammar: &EbnfRules, rules: &mut Rules, limits: &GrammarLimits) -> Result<RuleIdx, GrammarRefused> {
+pub(super) fn lower(
+    grammar: &EbnfRules,
+    rules: &mut GrammarRules,
+    limits: &GrammarLimits,
+) -> Result<RuleIdx, GrammarRefused> {
     let mut apart = HashSet::new();
     loop {
         // No rules from an earlier round are written.
-        let mut lower = Lower {
+        let mut lower = EbnfLowering {
             grammar,
             rules,
             regular: regular(grammar),
@@ -89,7 +93,7 @@ fn ambiguous(sets: &BTreeMap<String, bool>) -> Vec<String> {
     found.into_iter().collect()
 }
 
-impl<'g> Lower<'g, '_> {
+impl<'g> EbnfLowering<'g, '_> {
     fn rule(&mut self, name: &'g str) -> RuleIdx {
         if let Some(rule) = self.known.get(name) {
             return *rule;
@@ -100,23 +104,23 @@ impl<'g> Lower<'g, '_> {
         rule
     }
 
-    fn symbols(&mut self, expr: &'g Expr) -> Vec<Symbol> {
-        let whole = spell(expr, &self.regular).filter(|_| !is_nullable(expr, self.grammar, 0));
+    fn symbols(&mut self, expr: &'g EbnfExpr) -> Vec<Symbol> {
+        let whole = expr_to_regex(expr, &self.regular).filter(|_| !is_nullable(expr, self.grammar, 0));
         if let Some(whole) = whole.filter(|whole| !self.apart.contains(whole)) {
-            let is_single = matches!(expr, Expr::Chars(_));
+            let is_single = matches!(expr, EbnfExpr::Chars(_));
             *self.sets.entry(whole.clone()).or_insert(true) &= is_single;
             return vec![self.rules.words(&TextSet::Regex(whole))];
         }
         match expr {
             // Always a set, as nothing is smaller.
-            Expr::Chars(chars) => vec![self.rules.words(&TextSet::Regex(chars.class()))],
-            Expr::Rule(name) => vec![Symbol::Rule(self.rule(name))],
-            Expr::Sequence(parts) => parts.iter().flat_map(|part| self.symbols(part)).collect(),
-            Expr::Either(options) => {
+            EbnfExpr::Chars(chars) => vec![self.rules.words(&TextSet::Regex(chars.class()))],
+            EbnfExpr::Rule(name) => vec![Symbol::Rule(self.rule(name))],
+            EbnfExpr::Sequence(parts) => parts.iter().flat_map(|part| self.symbols(part)).collect(),
+            EbnfExpr::Either(options) => {
                 let options = options.iter().map(|option| self.symbols(option)).collect();
                 vec![Symbol::Rule(self.rules.add(options))]
             }
-            Expr::Repeat { of, min, max } => {
+            EbnfExpr::Repeat { of, min, max } => {
                 let of = self.symbols(of);
                 let of = vec![Symbol::Rule(self.rules.add(vec![of]))];
                 vec![Symbol::Many { of, min: *min, max: *max }]
@@ -134,7 +138,7 @@ fn regular(grammar: &EbnfRules) -> HashMap<&str, Option<String>> {
         let mut fresh = Vec::new();
         for (name, expr) in grammar.iter().filter(|(name, _)| !known.contains_key(name.as_str())) {
             if uses(expr).iter().all(|used| known.contains_key(used)) {
-                fresh.push((name.as_str(), spell(expr, &known)));
+                fresh.push((name.as_str(), expr_to_regex(expr, &known)));
             }
         }
         if fresh.is_empty() {
@@ -144,30 +148,30 @@ fn regular(grammar: &EbnfRules) -> HashMap<&str, Option<String>> {
     }
 }
 
-fn uses(expr: &Expr) -> Vec<&str> {
+fn uses(expr: &EbnfExpr) -> Vec<&str> {
     match expr {
-        Expr::Chars(_) => Vec::new(),
-        Expr::Rule(name) => vec![name],
-        Expr::Sequence(parts) | Expr::Either(parts) => parts.iter().flat_map(uses).collect(),
-        Expr::Repeat { of, .. } => uses(of),
+        EbnfExpr::Chars(_) => Vec::new(),
+        EbnfExpr::Rule(name) => vec![name],
+        EbnfExpr::Sequence(parts) | EbnfExpr::Either(parts) => parts.iter().flat_map(uses).collect(),
+        EbnfExpr::Repeat { of, .. } => uses(of),
     }
 }
 
-fn spell(expr: &Expr, known: &HashMap<&str, Option<String>>) -> Option<String> {
+fn expr_to_regex(expr: &EbnfExpr, known: &HashMap<&str, Option<String>>) -> Option<String> {
     let text = match expr {
-        Expr::Chars(chars) => chars.class(),
-        Expr::Rule(name) => known.get(name.as_str())?.clone()?,
-        Expr::Sequence(parts) => {
-            let parts: Option<Vec<String>> = parts.iter().map(|part| spell(part, known)).collect();
+        EbnfExpr::Chars(chars) => chars.class(),
+        EbnfExpr::Rule(name) => known.get(name.as_str())?.clone()?,
+        EbnfExpr::Sequence(parts) => {
+            let parts: Option<Vec<String>> = parts.iter().map(|part| expr_to_regex(part, known)).collect();
             parts?.concat()
         }
-        Expr::Either(options) => {
-            let options: Option<Vec<String>> = options.iter().map(|option| spell(option, known)).collect();
+        EbnfExpr::Either(options) => {
+            let options: Option<Vec<String>> = options.iter().map(|option| expr_to_regex(option, known)).collect();
             format!("(?:{})", options?.join("|"))
         }
-        Expr::Repeat { of, min, max } => {
+        EbnfExpr::Repeat { of, min, max } => {
             let max = max.map_or(String::new(), |max| max.to_string());
-            format!("(?:{}){{{min},{max}}}", spell(of, known)?)
+            format!("(?:{}){{{min},{max}}}", expr_to_regex(of, known)?)
         }
     };
     (text.len() <= EXPRESSION_MAX).then_some(text)
@@ -175,12 +179,14 @@ fn spell(expr: &Expr, known: &HashMap<&str, Option<String>>) -> Option<String> {
 
 /// Whether the expression matches the empty text. Recursion is followed only to a limited depth, as a recursive
 /// expression is no set of words.
-fn is_nullable(expr: &Expr, grammar: &EbnfRules, depth: usize) -> bool {
+fn is_nullable(expr: &EbnfExpr, grammar: &EbnfRules, depth: usize) -> bool {
     match expr {
-        Expr::Chars(_) => false,
-        Expr::Rule(name) => depth > 100 || grammar.get(name).is_some_and(|expr| is_nullable(expr, grammar, depth + 1)),
-        Expr::Sequence(parts) => parts.iter().all(|part| is_nullable(part, grammar, depth)),
-        Expr::Either(options) => options.iter().any(|option| is_nullable(option, grammar, depth)),
-        Expr::Repeat { of, min, .. } => *min == 0 || is_nullable(of, grammar, depth),
+        EbnfExpr::Chars(_) => false,
+        EbnfExpr::Rule(name) => {
+            depth > 100 || grammar.get(name).is_some_and(|expr| is_nullable(expr, grammar, depth + 1))
+        }
+        EbnfExpr::Sequence(parts) => parts.iter().all(|part| is_nullable(part, grammar, depth)),
+        EbnfExpr::Either(options) => options.iter().any(|option| is_nullable(option, grammar, depth)),
+        EbnfExpr::Repeat { of, min, .. } => *min == 0 || is_nullable(of, grammar, depth),
     }
 }

@@ -4,8 +4,8 @@
 mod lower;
 mod reader;
 
-use crate::rules::{RuleIdx, Rules};
-use crate::words::Chars;
+use crate::rules::{GrammarRules, RuleIdx};
+use crate::words::CharSet;
 use crate::{GrammarLimits, GrammarRefused};
 use std::collections::HashMap;
 
@@ -17,21 +17,21 @@ pub(crate) enum EbnfNotation {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Expr {
-    Chars(Chars),
+pub(super) enum EbnfExpr {
+    Chars(CharSet),
     Rule(String),
-    Sequence(Vec<Expr>),
-    Either(Vec<Expr>),
-    Repeat { of: Box<Expr>, min: usize, max: Option<usize> },
+    Sequence(Vec<EbnfExpr>),
+    Either(Vec<EbnfExpr>),
+    Repeat { of: Box<EbnfExpr>, min: usize, max: Option<usize> },
 }
 
-pub(super) type EbnfRules = HashMap<String, Expr>;
+pub(super) type EbnfRules = HashMap<String, EbnfExpr>;
 
 /// The rule that `root` is.
 pub(crate) fn write(
     text: &str,
     form: EbnfNotation,
-    rules: &mut Rules,
+    rules: &mut GrammarRules,
     limits: &GrammarLimits,
 ) -> Result<RuleIdx, GrammarRefused> {
     limits.check_bytes(text.len())?;

@@ -1,7 +1,7 @@
 //! Text to rules, with the line and the column of what is wrong.
 
-use super::{EbnfNotation, EbnfRules, Expr};
-use crate::words::Chars;
+use super::{EbnfExpr, EbnfNotation, EbnfRules};
+use crate::words::CharSet;
 use crate::{GrammarLimits, GrammarRefused};
 
 struct EbnfReader<'t, 'l> {
@@ -25,7 +25,7 @@ pub(super) fn read(text: &str, form: EbnfNotation, limits: &GrammarLimits) -> Re
         if !reader.eat("::=") {
             return Err(reader.wrong("::= is expected"));
         }
-        let expr = reader.either()?;
+        let expr = reader.alternatives()?;
         if grammar.insert(name.clone(), expr).is_some() {
             return Err(reader.wrong_at(from, &format!("the rule {name} is defined twice")));
         }
@@ -44,18 +44,18 @@ impl EbnfReader<'_, '_> {
         self.wrong_at(self.at, why)
     }
 
-    fn place(&self, at: usize) -> String {
+    fn line_and_column(&self, at: usize) -> String {
         let before = &self.text[..at.min(self.text.len())];
         let column = before.rsplit('\n').next().map_or(0, |line| line.chars().count());
         format!("line {}, column {}", before.matches('\n').count() + 1, column + 1)
     }
 
     fn wrong_at(&self, at: usize, why: &str) -> GrammarRefused {
-        GrammarRefused::invalid(self.place(at), why)
+        GrammarRefused::invalid(self.line_and_column(at), why)
     }
 
     fn unsupported(&self, what: &str) -> GrammarRefused {
-        GrammarRefused::unsupported(self.place(self.at), what)
+        GrammarRefused::unsupported(self.line_and_column(self.at), what)
     }
 
     fn rest(&self) -> &str {
@@ -109,7 +109,7 @@ impl EbnfReader<'_, '_> {
         is_rule
     }
 
-    fn either(&mut self) -> Result<Expr, GrammarRefused> {
+    fn alternatives(&mut self) -> Result<EbnfExpr, GrammarRefused> {
         if self.depth == self.limits.depth_max {
             return Err(GrammarRefused::too_large("the depth of groups", self.limits.depth_max));
         }
@@ -119,10 +119,10 @@ impl EbnfReader<'_, '_> {
             options.push(self.sequence()?);
         }
         self.depth -= 1;
-        Ok(if options.len() == 1 { options.remove(0) } else { Expr::Either(options) })
+        Ok(if options.len() == 1 { options.remove(0) } else { EbnfExpr::Either(options) })
     }
 
-    fn sequence(&mut self) -> Result<Expr, GrammarRefused> {
+    fn sequence(&mut self) -> Result<EbnfExpr, GrammarRefused> {
         let mut parts = Vec::new();
         loop {
             self.blanks();
@@ -136,10 +136,10 @@ impl EbnfReader<'_, '_> {
                 }
             }
         }
-        Ok(if parts.len() == 1 { parts.remove(0) } else { Expr::Sequence(parts) })
+        Ok(if parts.len() == 1 { parts.remove(0) } else { EbnfExpr::Sequence(parts) })
     }
 
-    fn atom(&mut self, c: char) -> Result<Expr, GrammarRefused> {
+    fn atom(&mut self, c: char) -> Result<EbnfExpr, GrammarRefused> {
         match c {
             '"' => self.literal(),
             '[' => self.class(),
@@ -149,12 +149,12 @@ impl EbnfReader<'_, '_> {
                 if matches!(self.peek(), Some('=' | '!')) {
                     return Err(self.unsupported("a look-ahead"));
                 }
-                let inner = self.either()?;
+                let inner = self.alternatives()?;
                 if self.eat(")") { Ok(inner) } else { Err(self.wrong_at(from, "this group has no end")) }
             }
             '.' if self.form == EbnfNotation::Gbnf => {
                 self.at += 1;
-                Ok(Expr::Chars(Chars::all()))
+                Ok(EbnfExpr::Chars(CharSet::all()))
             }
             '<' | '!' => Err(self.unsupported("a token by its name")),
             '/' => Err(self.unsupported("a regular expression between slashes")),
@@ -165,12 +165,12 @@ impl EbnfReader<'_, '_> {
                     return Err(self.unsupported(&format!("the macro {name}")));
                 }
                 self.used.push((name.clone(), from));
-                Ok(Expr::Rule(name))
+                Ok(EbnfExpr::Rule(name))
             }
         }
     }
 
-    fn repeated(&mut self, of: Expr) -> Result<Expr, GrammarRefused> {
+    fn repeated(&mut self, of: EbnfExpr) -> Result<EbnfExpr, GrammarRefused> {
         let mut of = of;
         loop {
             let (min, max) = match self.peek() {
@@ -183,11 +183,11 @@ impl EbnfReader<'_, '_> {
             self.at += 1;
             if min.max(max.unwrap_or(0)) > self.limits.repeat_max {
                 return Err(GrammarRefused::too_large(
-                    format!("a repetition at {}", self.place(self.at)),
+                    format!("a repetition at {}", self.line_and_column(self.at)),
                     self.limits.repeat_max,
                 ));
             }
-            of = Expr::Repeat { of: Box::new(of), min, max };
+            of = EbnfExpr::Repeat { of: Box::new(of), min, max };
         }
     }
 
@@ -213,22 +213,22 @@ impl EbnfReader<'_, '_> {
         }
     }
 
-    fn literal(&mut self) -> Result<Expr, GrammarRefused> {
+    fn literal(&mut self) -> Result<EbnfExpr, GrammarRefused> {
         let from = self.at;
         self.at += 1;
         let mut parts = Vec::new();
         loop {
             match self.next() {
                 Some('"') => break,
-                Some('\\') => parts.push(Expr::Chars(Chars::one(self.escape()?))),
+                Some('\\') => parts.push(EbnfExpr::Chars(CharSet::one(self.escape()?))),
                 Some('\n') | None => return Err(self.wrong_at(from, "this text has no end")),
-                Some(c) => parts.push(Expr::Chars(Chars::one(c))),
+                Some(c) => parts.push(EbnfExpr::Chars(CharSet::one(c))),
             }
         }
-        Ok(if parts.len() == 1 { parts.remove(0) } else { Expr::Sequence(parts) })
+        Ok(if parts.len() == 1 { parts.remove(0) } else { EbnfExpr::Sequence(parts) })
     }
 
-    fn class(&mut self) -> Result<Expr, GrammarRefused> {
+    fn class(&mut self) -> Result<EbnfExpr, GrammarRefused> {
         let from = self.at;
         self.at += 1;
         let is_negated = self.eat("^");
@@ -247,8 +247,8 @@ impl EbnfReader<'_, '_> {
             }
             ranges.push((first as u32, last as u32));
         }
-        let chars = Chars::of(ranges);
-        Ok(Expr::Chars(if is_negated { chars.negated() } else { chars }))
+        let chars = CharSet::of(ranges);
+        Ok(EbnfExpr::Chars(if is_negated { chars.negated() } else { chars }))
     }
 
     fn member(&mut self, from: usize) -> Result<char, GrammarRefused> {

@@ -16,16 +16,16 @@ pub(super) fn claims_at(facts: &SchemaFacts, at: usize) -> Vec<SchemaClaim> {
 /// A position while a list is written: the place of the next item, and the counts so far. All places that no claim
 /// distinguishes count as one.
 #[derive(Clone, PartialEq, Eq, Hash)]
-struct Point {
+struct ListPosition {
     at: usize,
     counts: Vec<usize>,
 }
 
-struct List<'f, 'a> {
+struct CountedList<'f, 'a> {
     facts: &'f SchemaFacts<'a>,
     /// From here on, all places have the same claims.
     same_from: usize,
-    known: HashMap<Point, RuleIdx>,
+    known: HashMap<ListPosition, RuleIdx>,
 }
 
 impl<'a> SchemaWriter<'_, 'a> {
@@ -55,7 +55,7 @@ impl<'a> SchemaWriter<'_, 'a> {
     /// One or more items: those with places of their own, and any number of the others.
     fn plain_items(&mut self, facts: &SchemaFacts<'a>) -> Option<Vec<Symbol>> {
         let (min, max) = facts.n_items;
-        let n_own = same_from(facts);
+        let n_own = first_uniform_place(facts);
         let comma = self.rules.words(&blank::comma());
         let n_first = n_own.min(max.unwrap_or(n_own)).max(1);
         if max == Some(0) {
@@ -84,26 +84,26 @@ impl<'a> SchemaWriter<'_, 'a> {
     fn counted_items(&mut self, facts: &SchemaFacts<'a>) -> Result<Option<Vec<Symbol>>, GrammarRefused> {
         let (min, max) = facts.n_items;
         let last_from = facts.contains.iter().map(|contains| contains.from).max().unwrap_or(0);
-        let same_from = same_from(facts).max(last_from).max(min).max(max.unwrap_or(0));
+        let same_from = first_uniform_place(facts).max(last_from).max(min).max(max.unwrap_or(0));
         let counts = vec![0; facts.contains.len()];
-        let mut list = List { facts, same_from, known: HashMap::new() };
+        let mut list = CountedList { facts, same_from, known: HashMap::new() };
         let start = self.rules.reserve();
-        list.known.insert(Point { at: 0, counts: counts.clone() }, start);
-        let mut waiting = vec![(start, Point { at: 0, counts })];
+        list.known.insert(ListPosition { at: 0, counts: counts.clone() }, start);
+        let mut waiting = vec![(start, ListPosition { at: 0, counts })];
         while let Some((rule, point)) = waiting.pop() {
             self.spend(1)?;
-            let alternatives = self.steps(&mut list, &point, &mut waiting)?;
+            let alternatives = self.item_alternatives(&mut list, &point, &mut waiting)?;
             self.rules.define(rule, alternatives);
         }
         Ok(Some(vec![Symbol::Rule(start)]))
     }
 
     /// Returns what may follow at a point of a list: its end, or an item and what follows that.
-    fn steps(
+    fn item_alternatives(
         &mut self,
-        list: &mut List<'_, 'a>,
-        point: &Point,
-        waiting: &mut Vec<(RuleIdx, Point)>,
+        list: &mut CountedList<'_, 'a>,
+        point: &ListPosition,
+        waiting: &mut Vec<(RuleIdx, ListPosition)>,
     ) -> Result<Vec<Vec<Symbol>>, GrammarRefused> {
         let facts = list.facts;
         let (min, max) = facts.n_items;
@@ -136,10 +136,10 @@ impl<'a> SchemaWriter<'_, 'a> {
                     claims.push((claim.0, !claim.1));
                 }
             }
-            if !is_possible || self.is_nothing(&claims) {
+            if !is_possible || self.is_unsatisfiable(&claims) {
                 continue;
             }
-            let next = Point { at: (point.at + 1).min(list.same_from.max(1)), counts };
+            let next = ListPosition { at: (point.at + 1).min(list.same_from.max(1)), counts };
             let follows = *list.known.entry(next.clone()).or_insert_with(|| {
                 let rule = self.rules.reserve();
                 waiting.push((rule, next));
@@ -155,7 +155,7 @@ impl<'a> SchemaWriter<'_, 'a> {
 }
 
 /// Returns the first place from which all items have the same claims.
-pub(super) fn same_from(facts: &SchemaFacts) -> usize {
+pub(super) fn first_uniform_place(facts: &SchemaFacts) -> usize {
     let own = facts.item.iter().map(|(at, _)| at + 1);
     own.chain(facts.items.iter().map(|(from, _)| *from)).max().unwrap_or(0)
 }

@@ -46,7 +46,7 @@ impl Decimal {
     }
 
     /// Returns the shortest notation of the number.
-    pub(crate) fn plain(&self) -> String {
+    pub(crate) fn shortest_notation(&self) -> String {
         let (sign, whole) =
             (if self.is_negative { "-" } else { "" }, if self.whole.is_empty() { "0" } else { &self.whole });
         if self.part.is_empty() { format!("{sign}{whole}") } else { format!("{sign}{whole}.{}", self.part) }
@@ -57,7 +57,7 @@ impl Decimal {
     }
 
     /// Returns the digits as one whole number, and how many of them are behind the point.
-    pub(crate) fn scaled(&self) -> Option<(u64, usize)> {
+    pub(crate) fn to_scaled_integer(&self) -> Option<(u64, usize)> {
         (self.whole.clone() + &self.part).parse().ok().map(|digits| (digits, self.part.len()))
     }
 
@@ -93,7 +93,7 @@ impl Decimal {
     }
 
     /// All larger numbers among those that `number_words` has.
-    pub(crate) fn above(&self, or_equal: bool) -> TextSet {
+    pub(crate) fn larger_numbers(&self, or_equal: bool) -> TextSet {
         let positive = || TextSet::regex("[0-9.]+");
         if self.is_negative {
             let nearer = TextSet::not(TextSet::regex(format!("-(?:{})", self.magnitude_above(!or_equal))));
@@ -161,8 +161,16 @@ mod tests {
             let bound = Decimal::read(bound).unwrap();
             for text in texts {
                 let number = Decimal::read(text).unwrap();
-                assert_eq!(bound.above(true).has(text, 10_000).unwrap(), number >= bound, "{text} >= {bound:?}");
-                assert_eq!(bound.above(false).has(text, 10_000).unwrap(), number > bound, "{text} > {bound:?}");
+                assert_eq!(
+                    bound.larger_numbers(true).has(text, 10_000).unwrap(),
+                    number >= bound,
+                    "{text} >= {bound:?}"
+                );
+                assert_eq!(
+                    bound.larger_numbers(false).has(text, 10_000).unwrap(),
+                    number > bound,
+                    "{text} > {bound:?}"
+                );
                 assert_eq!(bound.words().has(text, 10_000).unwrap(), number == bound, "{text} == {bound:?}");
             }
         }

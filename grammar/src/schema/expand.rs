@@ -1,20 +1,20 @@
 //! Expands claims on a value to the ways in which they can hold, each a list of facts. Knows nothing of text.
 
-use super::facts::{EvaluatedParts, Fact, SchemaClaim, SchemaFacts};
+use super::facts::{EvaluatedParts, SchemaClaim, SchemaFact, SchemaFacts};
 use super::places::{SchemaIdx, SchemaPlaces};
-use super::{Structures, negative, positive};
+use super::{ValueSchemas, negative, positive};
 use crate::{GrammarLimits, GrammarRefused};
 use std::collections::HashSet;
 use std::rc::Rc;
 
 /// One way in which a keyword can hold.
 pub(super) struct Alternative<'a> {
-    pub(super) facts: Vec<Fact<'a>>,
+    pub(super) facts: Vec<SchemaFact<'a>>,
     pub(super) claims: Vec<SchemaClaim>,
 }
 
 impl<'a> Alternative<'a> {
-    pub(super) fn facts(facts: impl IntoIterator<Item = Fact<'a>>) -> Alternative<'a> {
+    pub(super) fn facts(facts: impl IntoIterator<Item = SchemaFact<'a>>) -> Alternative<'a> {
         Alternative { facts: facts.into_iter().collect(), claims: Vec::new() }
     }
 
@@ -28,7 +28,7 @@ pub(super) type Alternatives<'a> = Vec<Alternative<'a>>;
 
 /// Whether a schema around this one needs to know which of its parts held.
 #[derive(Clone, Copy)]
-pub(super) struct Scope {
+pub(super) struct EvaluationScope {
     pub(super) is_there: bool,
     /// Whether it needs to know which items they evaluated.
     pub(super) needs_items: bool,
@@ -72,7 +72,7 @@ fn too_many(limits: &GrammarLimits) -> GrammarRefused {
 /// Returns all ways in which the claims hold together.
 pub(super) fn expand<'a>(
     places: &SchemaPlaces<'a>,
-    structures: &Structures,
+    structures: &ValueSchemas,
     claims: &[SchemaClaim],
     limits: &GrammarLimits,
 ) -> Result<Vec<SchemaFacts<'a>>, GrammarRefused> {
@@ -103,15 +103,15 @@ pub(super) fn expand<'a>(
                             return Err(too_many(limits));
                         }
                         let mut branch = state.clone();
-                        branch.take(other, &scopes, &above);
+                        branch.apply_alternative(other, &scopes, &above);
                         states.push(branch);
                     }
-                    state.take(first, &scopes, &above);
+                    state.apply_alternative(first, &scopes, &above);
                 }
             }
         }
         if state.facts.kinds != 0 {
-            state.facts.settle();
+            state.facts.apply_unevaluated();
             done.push(state.facts);
         }
     }
@@ -119,7 +119,7 @@ pub(super) fn expand<'a>(
 }
 
 impl<'a> ExpansionState<'a> {
-    fn take(&mut self, way: &Alternative<'a>, scopes: &Rc<[usize]>, above: &Option<Rc<ClaimPath>>) {
+    fn apply_alternative(&mut self, way: &Alternative<'a>, scopes: &Rc<[usize]>, above: &Option<Rc<ClaimPath>>) {
         for fact in &way.facts {
             self.facts.add(fact.clone(), scopes);
         }
@@ -134,7 +134,7 @@ impl<'a> ExpansionState<'a> {
 
 fn expand_claim<'a>(
     places: &SchemaPlaces<'a>,
-    structures: &Structures,
+    structures: &ValueSchemas,
     claim: SchemaClaim,
     scopes: Rc<[usize]>,
     above: Option<Rc<ClaimPath>>,
@@ -153,7 +153,7 @@ fn expand_claim<'a>(
     let above = Some(Rc::new(ClaimPath { claim, before: above }));
     let (place, is) = claim;
     if !is {
-        let choice = Rc::new(negative::choice(places, structures, place)?);
+        let choice = Rc::new(negative::read_negation(places, structures, place)?);
         state.tasks.push(ExpansionTask::Choice { choice, scopes, above });
         return Ok(());
     }
@@ -165,7 +165,7 @@ fn expand_claim<'a>(
     } else {
         scopes.clone()
     };
-    let scope = Scope {
+    let scope = EvaluationScope {
         is_there: !inner.is_empty(),
         needs_items: inner.iter().any(|scope| state.facts.evaluated[*scope].needs_items),
     };

@@ -2,7 +2,7 @@
 
 use super::decimal::Decimal;
 use super::places::SchemaIdx;
-use super::values::{kinds, same};
+use super::values::{json_equal, kinds};
 use serde_json::Value;
 
 /// A schema that a value satisfies (true) or does not (false).
@@ -31,7 +31,7 @@ pub(crate) enum PropertyNames<'a> {
 }
 
 #[derive(Clone, Debug)]
-pub(crate) enum Fact<'a> {
+pub(crate) enum SchemaFact<'a> {
     Kinds(u8),
     Values(Vec<&'a Value>),
     /// No array and no object.
@@ -131,63 +131,63 @@ impl<'a> SchemaFacts<'a> {
     }
 
     /// Adds one fact. `scopes` are the schemas with `unevaluated..` that it is a part of.
-    pub(crate) fn add(&mut self, fact: Fact<'a>, scopes: &[usize]) {
-        self.note(&fact, scopes);
+    pub(crate) fn add(&mut self, fact: SchemaFact<'a>, scopes: &[usize]) {
+        self.note_evaluated(&fact, scopes);
         match fact {
-            Fact::Kinds(kinds) => self.kinds &= kinds,
-            Fact::Values(values) => match &mut self.values {
-                Some(known) => known.retain(|value| values.iter().any(|other| same(value, other))),
+            SchemaFact::Kinds(kinds) => self.kinds &= kinds,
+            SchemaFact::Values(values) => match &mut self.values {
+                Some(known) => known.retain(|value| values.iter().any(|other| json_equal(value, other))),
                 None => self.values = Some(values),
             },
-            Fact::Unlike(value) => self.unlike.push(value),
-            Fact::Lower(bound, or_equal) => {
+            SchemaFact::Unlike(value) => self.unlike.push(value),
+            SchemaFact::Lower(bound, or_equal) => {
                 let is_tighter = |(known, equal): &(Decimal, bool)| bound > *known || bound == *known && *equal;
                 if self.lower.as_ref().is_none_or(is_tighter) {
                     self.lower = Some((bound, or_equal));
                 }
             }
-            Fact::Upper(bound, or_equal) => {
+            SchemaFact::Upper(bound, or_equal) => {
                 let is_tighter = |(known, equal): &(Decimal, bool)| bound < *known || bound == *known && *equal;
                 if self.upper.as_ref().is_none_or(is_tighter) {
                     self.upper = Some((bound, or_equal));
                 }
             }
-            Fact::Multiple(of, is) => self.multiples.push((of, is)),
-            Fact::Pattern(pattern, is) => self.patterns.push((pattern, is)),
-            Fact::Format(format, is) => self.formats.push((format, is)),
-            Fact::MinLength(n) => self.length.0 = self.length.0.max(n),
-            Fact::MaxLength(n) => at_most(&mut self.length.1, n),
-            Fact::Item(at, claim) => self.item.push((at, claim)),
-            Fact::Items(from, claim) => self.items.push((from, claim)),
-            Fact::MinItems(n) => self.n_items.0 = self.n_items.0.max(n),
-            Fact::MaxItems(n) => at_most(&mut self.n_items.1, n),
-            Fact::Contains(contains) => self.contains.push(contains),
-            Fact::Unique => self.is_unique = true,
-            Fact::Property(name, claim) => self.property.push((name, claim)),
-            Fact::Properties(names, claim) => self.properties.push((names, claim)),
-            Fact::Required(name) => self.required.push(name),
-            Fact::MinProperties(n) => self.n_properties.0 = self.n_properties.0.max(n),
-            Fact::MaxProperties(n) => at_most(&mut self.n_properties.1, n),
-            Fact::Exists(names, claim) => self.exists.push((names, claim)),
+            SchemaFact::Multiple(of, is) => self.multiples.push((of, is)),
+            SchemaFact::Pattern(pattern, is) => self.patterns.push((pattern, is)),
+            SchemaFact::Format(format, is) => self.formats.push((format, is)),
+            SchemaFact::MinLength(n) => self.length.0 = self.length.0.max(n),
+            SchemaFact::MaxLength(n) => tighten_max(&mut self.length.1, n),
+            SchemaFact::Item(at, claim) => self.item.push((at, claim)),
+            SchemaFact::Items(from, claim) => self.items.push((from, claim)),
+            SchemaFact::MinItems(n) => self.n_items.0 = self.n_items.0.max(n),
+            SchemaFact::MaxItems(n) => tighten_max(&mut self.n_items.1, n),
+            SchemaFact::Contains(contains) => self.contains.push(contains),
+            SchemaFact::Unique => self.is_unique = true,
+            SchemaFact::Property(name, claim) => self.property.push((name, claim)),
+            SchemaFact::Properties(names, claim) => self.properties.push((names, claim)),
+            SchemaFact::Required(name) => self.required.push(name),
+            SchemaFact::MinProperties(n) => self.n_properties.0 = self.n_properties.0.max(n),
+            SchemaFact::MaxProperties(n) => tighten_max(&mut self.n_properties.1, n),
+            SchemaFact::Exists(names, claim) => self.exists.push((names, claim)),
         }
     }
 
-    fn note(&mut self, fact: &Fact<'a>, scopes: &[usize]) {
+    fn note_evaluated(&mut self, fact: &SchemaFact<'a>, scopes: &[usize]) {
         for scope in scopes {
             let evaluated = &mut self.evaluated[*scope];
             match fact {
-                Fact::Property(name, (_, true)) => evaluated.names.push(name),
-                Fact::Properties(PropertyNames::Pattern(pattern), _) => evaluated.patterns.push(pattern),
-                Fact::Properties(PropertyNames::Rest { .. }, _) => evaluated.all_properties = true,
-                Fact::Item(at, _) => evaluated.n_items = evaluated.n_items.max(at + 1),
-                Fact::Items(..) => evaluated.all_items = true,
+                SchemaFact::Property(name, (_, true)) => evaluated.names.push(name),
+                SchemaFact::Properties(PropertyNames::Pattern(pattern), _) => evaluated.patterns.push(pattern),
+                SchemaFact::Properties(PropertyNames::Rest { .. }, _) => evaluated.all_properties = true,
+                SchemaFact::Item(at, _) => evaluated.n_items = evaluated.n_items.max(at + 1),
+                SchemaFact::Items(..) => evaluated.all_items = true,
                 _ => {}
             }
         }
     }
 
     /// Fixes the rest: everything that no keyword has evaluated.
-    pub(crate) fn settle(&mut self) {
+    pub(crate) fn apply_unevaluated(&mut self) {
         for scope in std::mem::take(&mut self.evaluated) {
             let rest = PropertyNames::Rest { names: scope.names, patterns: scope.patterns };
             if let Some(claim) = scope.rest_properties.filter(|_| !scope.all_properties) {
@@ -200,6 +200,6 @@ impl<'a> SchemaFacts<'a> {
     }
 }
 
-fn at_most(bound: &mut Option<usize>, n: usize) {
+fn tighten_max(bound: &mut Option<usize>, n: usize) {
     *bound = Some(bound.map_or(n, |known| known.min(n)));
 }

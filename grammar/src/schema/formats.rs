@@ -14,7 +14,7 @@ const HOST: &str = "[a-zA-Z0-9](?:[a-zA-Z0-9-]*[a-zA-Z0-9])?";
 const NAME: &str = "[a-zA-Z0-9!#$%&'*+\\x2F=?^_`{|}~-]+";
 
 /// Returns the JSON strings that have the format; None if the format is not known.
-pub(super) fn words(format: &str) -> Option<TextSet> {
+pub(super) fn strings_with_format(format: &str) -> Option<TextSet> {
     let hex = |n: usize| format!("[0-9a-fA-F]{{{n}}}");
     let inner = match format {
         "date" => DATE.to_owned(),
@@ -41,7 +41,7 @@ pub(super) fn words(format: &str) -> Option<TextSet> {
 
 /// Whether the format is known here.
 pub(crate) fn is_known(format: &str) -> bool {
-    words(format).is_some()
+    strings_with_format(format).is_some()
 }
 
 /// Whether the set contains all texts of the format, so that any text outside it does not have the format.

@@ -3,7 +3,7 @@
 use super::decimal::Decimal;
 use super::expand::expand;
 use super::facts::{PropertyNames, SchemaClaim, SchemaFacts};
-use super::values::{kind, same};
+use super::values::{json_equal, kind};
 use super::writer::SchemaWriter;
 use crate::GrammarRefused;
 use serde_json::Value;
@@ -29,7 +29,7 @@ impl<'a> SchemaWriter<'_, 'a> {
     }
 
     fn fits(&mut self, facts: &SchemaFacts<'a>, value: &Value, depth: usize) -> Result<bool, GrammarRefused> {
-        let is_listed = facts.values.as_ref().is_none_or(|values| values.iter().any(|other| same(value, other)));
+        let is_listed = facts.values.as_ref().is_none_or(|values| values.iter().any(|other| json_equal(value, other)));
         Ok(is_listed && self.fits_beside_list(facts, value, depth)?)
     }
 
@@ -40,7 +40,7 @@ impl<'a> SchemaWriter<'_, 'a> {
         value: &Value,
         depth: usize,
     ) -> Result<bool, GrammarRefused> {
-        if facts.kinds & kind(value) == 0 || facts.unlike.iter().any(|other| same(value, other)) {
+        if facts.kinds & kind(value) == 0 || facts.unlike.iter().any(|other| json_equal(value, other)) {
             return Ok(false);
         }
         match value {
@@ -48,7 +48,7 @@ impl<'a> SchemaWriter<'_, 'a> {
                 let text = Decimal::of(number)
                     .ok_or_else(|| GrammarRefused::unsupported("", "a number with so many digits as a value"))?;
                 let words = self.number(facts)?;
-                self.has(&words, &text.plain())
+                self.has(&words, &text.shortest_notation())
             }
             Value::String(text) => {
                 let words = self.text(facts)?;
@@ -94,7 +94,7 @@ impl<'a> SchemaWriter<'_, 'a> {
                 return Ok(false);
             }
         }
-        if facts.is_unique && (1..list.len()).any(|i| list[..i].iter().any(|other| same(other, &list[i]))) {
+        if facts.is_unique && (1..list.len()).any(|i| list[..i].iter().any(|other| json_equal(other, &list[i]))) {
             return Ok(false);
         }
         for contains in &facts.contains {

@@ -79,7 +79,7 @@ const DRAFTS: &[&str] = &[
     "json-schema.org/draft-06/schema",
 ];
 
-pub(super) fn is_for_people(key: &str) -> bool {
+pub(super) fn is_annotation(key: &str) -> bool {
     FOR_PEOPLE.contains(&key) || key.starts_with("x-")
 }
 
@@ -93,7 +93,7 @@ pub(crate) enum KeywordValue {
     Nothing,
 }
 
-pub(crate) fn holds(word: &str, value: &Value) -> KeywordValue {
+pub(crate) fn keyword_value(word: &str, value: &Value) -> KeywordValue {
     match value {
         Value::Array(_) if LIST.contains(&word) => KeywordValue::List,
         Value::Object(_) if NAMED.contains(&word) => KeywordValue::Named,
@@ -104,11 +104,11 @@ pub(crate) fn holds(word: &str, value: &Value) -> KeywordValue {
 
 pub(crate) fn is_known(word: &str) -> bool {
     let tables = [ONE, LIST, NAMED, ENFORCED];
-    is_for_people(word) || tables.iter().any(|words| words.contains(&word))
+    is_annotation(word) || tables.iter().any(|words| words.contains(&word))
 }
 
 /// Returns the schemas within a schema, with their paths. Refuses an unknown keyword wherever it is.
-pub(super) fn children<'a>(schema: &'a Value, path: &str) -> Result<Vec<(String, &'a Value)>, GrammarRefused> {
+pub(super) fn subschemas<'a>(schema: &'a Value, path: &str) -> Result<Vec<(String, &'a Value)>, GrammarRefused> {
     let object = match schema {
         Value::Bool(_) => return Ok(Vec::new()),
         Value::Object(object) => object,
@@ -129,7 +129,7 @@ pub(super) fn children<'a>(schema: &'a Value, path: &str) -> Result<Vec<(String,
             }
             (key, _) if LIST.contains(&key) => return Err(GrammarRefused::invalid(at, "it is no list of schemas")),
             (key, _) if NAMED.contains(&key) => return Err(GrammarRefused::invalid(at, "it is no object of schemas")),
-            (key, _) if ENFORCED.contains(&key) || is_for_people(key) => {}
+            (key, _) if ENFORCED.contains(&key) || is_annotation(key) => {}
             (key, _) => return Err(GrammarRefused::unsupported(at, format!("the keyword {key:?}"))),
         }
     }

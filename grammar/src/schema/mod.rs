@@ -26,5 +26,5 @@ mod unique;
 mod values;
 mod writer;
 
-use structures::Structures;
+use structures::ValueSchemas;
 pub(crate) use writer::{write, write_parts};

@@ -9,11 +9,11 @@ const STATES_MAX: u64 = 400;
 const EXPRESSION_MAX: usize = 40_000;
 
 /// Returns the numbers that are multiples of the step. None if there is no expression of acceptable size.
-pub(super) fn words(step: &Decimal) -> Option<TextSet> {
-    let (mut left, places) = step.scaled().filter(|(digits, _)| *digits > 0)?;
+pub(super) fn multiples_of(step: &Decimal) -> Option<TextSet> {
+    let (mut left, places) = step.to_scaled_integer().filter(|(digits, _)| *digits > 0)?;
     let mut all = Vec::new();
     if left == 1 {
-        all.push(divided(1, places)?);
+        all.push(decimals_divisible_by(1, places)?);
     }
     let mut prime = 2;
     while left > 1 {
@@ -22,7 +22,7 @@ pub(super) fn words(step: &Decimal) -> Option<TextSet> {
             (left, power) = (left / prime, power * prime);
         }
         if power > 1 {
-            all.push(divided(power, places)?);
+            all.push(decimals_divisible_by(power, places)?);
         }
         prime += 1;
         if prime > STATES_MAX && left > 1 {
@@ -33,11 +33,11 @@ pub(super) fn words(step: &Decimal) -> Option<TextSet> {
 }
 
 /// Numbers whose first `places` digits behind the point make a multiple of `by`; any further digits are zeros.
-fn divided(by: u64, places: usize) -> Option<TextSet> {
+fn decimals_divisible_by(by: u64, places: usize) -> Option<TextSet> {
     if by * (places as u64 + 2) > STATES_MAX {
         return None;
     }
-    let expression = expression(&smallest(&automaton(by, places as u64)))?;
+    let expression = automaton_to_regex(&minimize(&automaton(by, places as u64)))?;
     Some(TextSet::Regex(format!("-?(?:{expression})")))
 }
 
@@ -78,7 +78,7 @@ fn automaton(by: u64, places: u64) -> DigitAutomaton {
 }
 
 /// Minimizes the automaton: merges states that no text distinguishes.
-fn smallest(automaton: &DigitAutomaton) -> DigitAutomaton {
+fn minimize(automaton: &DigitAutomaton) -> DigitAutomaton {
     let n = automaton.steps.len();
     let mut class: Vec<usize> = automaton.is_end.iter().map(|is| usize::from(*is)).collect();
     let mut n_classes = 0;
@@ -106,7 +106,7 @@ fn smallest(automaton: &DigitAutomaton) -> DigitAutomaton {
 }
 
 /// Converts an automaton to an expression by removing its states, those with the fewest paths through them first.
-fn expression(automaton: &DigitAutomaton) -> Option<String> {
+fn automaton_to_regex(automaton: &DigitAutomaton) -> Option<String> {
     let n = automaton.steps.len();
     let (start, end) = (n, n + 1);
     let mut edges: BTreeMap<(usize, usize), String> = BTreeMap::new();
@@ -131,12 +131,12 @@ fn expression(automaton: &DigitAutomaton) -> Option<String> {
             long_in * n_out + long_out * n_in + edges.get(&(state, state)).map_or(0, String::len) * n_in * n_out
         };
         let at = (0..left.len()).min_by_key(|i| cost(left[*i]))?;
-        take_away(left.remove(at), &mut edges)?;
+        eliminate_state(left.remove(at), &mut edges)?;
     }
     edges.remove(&(start, end))
 }
 
-fn take_away(state: usize, edges: &mut BTreeMap<(usize, usize), String>) -> Option<()> {
+fn eliminate_state(state: usize, edges: &mut BTreeMap<(usize, usize), String>) -> Option<()> {
     let round = edges.remove(&(state, state)).map_or(String::new(), |text| format!("(?:{text})*"));
     let take = |edges: &mut BTreeMap<(usize, usize), String>, is: &dyn Fn(&(usize, usize)) -> bool| {
         let keys: Vec<(usize, usize)> = edges.keys().filter(|key| is(key)).copied().collect();
@@ -166,7 +166,7 @@ mod tests {
     fn multiples_are_those_that_divide() {
         for step in ["1", "2", "3", "5", "10", "12", "60", "100", "0.01", "0.5", "1.5", "0.25"] {
             let step = Decimal::read(step).unwrap();
-            let words = words(&step).unwrap_or_else(|| panic!("{step:?}"));
+            let words = multiples_of(&step).unwrap_or_else(|| panic!("{step:?}"));
             let mut automaton = words.automaton(1_000_000).unwrap();
             for n in -300..300 {
                 for text in [format!("{n}"), format!("{n}.0"), format!("{n}.5"), format!("{n}.25"), format!("{n}.010")]
@@ -177,7 +177,7 @@ mod tests {
             }
         }
         for step in ["7", "0.123456789", "0"] {
-            assert!(words(&Decimal::read(step).unwrap()).is_none(), "{step}");
+            assert!(multiples_of(&Decimal::read(step).unwrap()).is_none(), "{step}");
         }
     }
 }

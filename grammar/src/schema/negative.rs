@@ -1,11 +1,11 @@
 //! The ways in which a value can fail a schema: each keyword's own.
 
-use super::Structures;
+use super::ValueSchemas;
 use super::expand::{Alternative, Alternatives};
-use super::facts::{ContainsClaim, Fact, PropertyNames};
+use super::facts::{ContainsClaim, PropertyNames, SchemaFact};
 use super::keywords;
 use super::places::{SchemaIdx, SchemaPlaces};
-use super::positive::{contained, first_items, other_names};
+use super::positive::{additional_names, contains_bounds, first_items};
 use super::read::{Keyword, texts};
 use super::values::kinds;
 use crate::GrammarRefused;
@@ -13,15 +13,15 @@ use serde_json::{Map, Value};
 
 struct NegativeReader<'p, 'a> {
     places: &'p SchemaPlaces<'a>,
-    structures: &'p Structures,
+    structures: &'p ValueSchemas,
     place: SchemaIdx,
     schema: &'a Map<String, Value>,
 }
 
 /// One of these holds for a value that does not satisfy the schema.
-pub(super) fn choice<'a>(
+pub(super) fn read_negation<'a>(
     places: &SchemaPlaces<'a>,
-    structures: &Structures,
+    structures: &ValueSchemas,
     place: SchemaIdx,
 ) -> Result<Alternatives<'a>, GrammarRefused> {
     let schema = match places.value(place) {
@@ -38,33 +38,34 @@ pub(super) fn choice<'a>(
     Ok(choice)
 }
 
-fn choice_of_kinds<'a>(kinds: u8, facts: impl IntoIterator<Item = Fact<'a>>) -> Alternatives<'a> {
-    vec![Alternative::facts([Fact::Kinds(kinds)].into_iter().chain(facts))]
+fn choice_of_kinds<'a>(kinds: u8, facts: impl IntoIterator<Item = SchemaFact<'a>>) -> Alternatives<'a> {
+    vec![Alternative::facts([SchemaFact::Kinds(kinds)].into_iter().chain(facts))]
 }
 
 impl<'a> NegativeReader<'_, 'a> {
     fn keyword(&self, word: &Keyword<'a>) -> Result<Alternatives<'a>, GrammarRefused> {
-        let fewer =
-            |n: usize, fact: fn(usize) -> Fact<'a>, kind| n.checked_sub(1).map(|n| choice_of_kinds(kind, [fact(n)]));
-        let array = |facts: Option<Fact<'a>>| choice_of_kinds(kinds::ARRAY, facts);
+        let fewer = |n: usize, fact: fn(usize) -> SchemaFact<'a>, kind| {
+            n.checked_sub(1).map(|n| choice_of_kinds(kind, [fact(n)]))
+        };
+        let array = |facts: Option<SchemaFact<'a>>| choice_of_kinds(kinds::ARRAY, facts);
         Ok(match word.name {
             "type" => choice_of_kinds(!word.kinds()?, []),
-            "enum" => self.unlike(word.list()?)?,
-            "const" => self.unlike(std::slice::from_ref(word.value))?,
-            "minimum" => choice_of_kinds(kinds::NUMBER, [Fact::Upper(word.number()?, false)]),
-            "exclusiveMinimum" => choice_of_kinds(kinds::NUMBER, [Fact::Upper(word.number()?, true)]),
-            "maximum" => choice_of_kinds(kinds::NUMBER, [Fact::Lower(word.number()?, false)]),
-            "exclusiveMaximum" => choice_of_kinds(kinds::NUMBER, [Fact::Lower(word.number()?, true)]),
-            "multipleOf" => choice_of_kinds(kinds::NUMBER, [Fact::Multiple(word.number()?, false)]),
-            "minLength" => fewer(word.count()?, Fact::MaxLength, kinds::STRING).unwrap_or_default(),
-            "maxLength" => choice_of_kinds(kinds::STRING, [Fact::MinLength(word.count()? + 1)]),
-            "pattern" => choice_of_kinds(kinds::STRING, [Fact::Pattern(word.text()?, false)]),
-            "format" => choice_of_kinds(kinds::STRING, [Fact::Format(word.text()?, false)]),
-            "minItems" => fewer(word.count()?, Fact::MaxItems, kinds::ARRAY).unwrap_or_default(),
-            "maxItems" => array(Some(Fact::MinItems(word.count()? + 1))),
+            "enum" => self.differs_from_values(word.list()?)?,
+            "const" => self.differs_from_values(std::slice::from_ref(word.value))?,
+            "minimum" => choice_of_kinds(kinds::NUMBER, [SchemaFact::Upper(word.number()?, false)]),
+            "exclusiveMinimum" => choice_of_kinds(kinds::NUMBER, [SchemaFact::Upper(word.number()?, true)]),
+            "maximum" => choice_of_kinds(kinds::NUMBER, [SchemaFact::Lower(word.number()?, false)]),
+            "exclusiveMaximum" => choice_of_kinds(kinds::NUMBER, [SchemaFact::Lower(word.number()?, true)]),
+            "multipleOf" => choice_of_kinds(kinds::NUMBER, [SchemaFact::Multiple(word.number()?, false)]),
+            "minLength" => fewer(word.count()?, SchemaFact::MaxLength, kinds::STRING).unwrap_or_default(),
+            "maxLength" => choice_of_kinds(kinds::STRING, [SchemaFact::MinLength(word.count()? + 1)]),
+            "pattern" => choice_of_kinds(kinds::STRING, [SchemaFact::Pattern(word.text()?, false)]),
+            "format" => choice_of_kinds(kinds::STRING, [SchemaFact::Format(word.text()?, false)]),
+            "minItems" => fewer(word.count()?, SchemaFact::MaxItems, kinds::ARRAY).unwrap_or_default(),
+            "maxItems" => array(Some(SchemaFact::MinItems(word.count()? + 1))),
             "uniqueItems" if word.flag()? => return Err(word.unsupported("uniqueItems in what must not hold")),
-            "minProperties" => fewer(word.count()?, Fact::MaxProperties, kinds::OBJECT).unwrap_or_default(),
-            "maxProperties" => choice_of_kinds(kinds::OBJECT, [Fact::MinProperties(word.count()? + 1)]),
+            "minProperties" => fewer(word.count()?, SchemaFact::MaxProperties, kinds::OBJECT).unwrap_or_default(),
+            "maxProperties" => choice_of_kinds(kinds::OBJECT, [SchemaFact::MinProperties(word.count()? + 1)]),
             "prefixItems" | "items" | "additionalItems" | "contains" => self.of_arrays(word)?,
             "unevaluatedItems" | "unevaluatedProperties" => {
                 return Err(word.unsupported("it, in what must not hold,"));
@@ -78,12 +79,12 @@ impl<'a> NegativeReader<'_, 'a> {
     }
 
     /// A list or an object differs from another as from a schema that only that one satisfies.
-    fn unlike(&self, values: &'a [Value]) -> Result<Alternatives<'a>, GrammarRefused> {
+    fn differs_from_values(&self, values: &'a [Value]) -> Result<Alternatives<'a>, GrammarRefused> {
         let mut way = Alternative::facts([]);
         for value in values {
             match value {
                 Value::Array(_) | Value::Object(_) => way.claims.push((self.structures.place(value)?, false)),
-                scalar => way.facts.push(Fact::Unlike(scalar)),
+                scalar => way.facts.push(SchemaFact::Unlike(scalar)),
             }
         }
         Ok(vec![way])
@@ -93,13 +94,13 @@ impl<'a> NegativeReader<'_, 'a> {
         let n_first = first_items(self.schema).len();
         let beyond = |item: &'a Value| -> Result<Alternatives<'a>, GrammarRefused> {
             let contains = ContainsClaim { from: n_first, claim: (self.inner(item)?, false), min: 1, max: None };
-            Ok(choice_of_kinds(kinds::ARRAY, [Fact::Contains(contains)]))
+            Ok(choice_of_kinds(kinds::ARRAY, [SchemaFact::Contains(contains)]))
         };
         match (word.name, word.value) {
             ("prefixItems" | "items", Value::Array(list)) => {
                 let way = |(i, item)| {
-                    let fact = Fact::Item(i, (self.inner(item)?, false));
-                    Ok(Alternative::facts([Fact::Kinds(kinds::ARRAY), Fact::MinItems(i + 1), fact]))
+                    let fact = SchemaFact::Item(i, (self.inner(item)?, false));
+                    Ok(Alternative::facts([SchemaFact::Kinds(kinds::ARRAY), SchemaFact::MinItems(i + 1), fact]))
                 };
                 list.iter().enumerate().map(way).collect()
             }
@@ -107,9 +108,9 @@ impl<'a> NegativeReader<'_, 'a> {
             ("additionalItems", item) if self.schema.get("items").is_some_and(Value::is_array) => beyond(item),
             ("contains", item) => {
                 let claim = (self.inner(item)?, true);
-                let (min, max) = contained(self.places, self.place, self.schema)?;
+                let (min, max) = contains_bounds(self.places, self.place, self.schema)?;
                 let of = |min, max| {
-                    choice_of_kinds(kinds::ARRAY, [Fact::Contains(ContainsClaim { from: 0, claim, min, max })])
+                    choice_of_kinds(kinds::ARRAY, [SchemaFact::Contains(ContainsClaim { from: 0, claim, min, max })])
                 };
                 let fewer = min.checked_sub(1).map(|most| of(0, Some(most))).unwrap_or_default();
                 let more = max.map(|max| of(max + 1, None)).unwrap_or_default();
@@ -120,18 +121,18 @@ impl<'a> NegativeReader<'_, 'a> {
     }
 
     fn of_objects(&self, word: &Keyword<'a>) -> Result<Alternatives<'a>, GrammarRefused> {
-        let object = Fact::Kinds(kinds::OBJECT);
-        let nothing = (self.places.nothing(), true);
-        let exists = |names, claim| Alternative::facts([object.clone(), Fact::Exists(names, claim)]);
+        let object = SchemaFact::Kinds(kinds::OBJECT);
+        let nothing = (self.places.false_schema(), true);
+        let exists = |names, claim| Alternative::facts([object.clone(), SchemaFact::Exists(names, claim)]);
         Ok(match word.name {
             "required" => {
-                let without = |name| Alternative::facts([object.clone(), Fact::Property(name, nothing)]);
+                let without = |name| Alternative::facts([object.clone(), SchemaFact::Property(name, nothing)]);
                 word.texts()?.into_iter().map(without).collect()
             }
             "properties" => {
                 let way = |(name, schema): (&'a String, &'a Value)| {
-                    let fact = Fact::Property(name, (self.inner(schema)?, false));
-                    Ok(Alternative::facts([object.clone(), Fact::Required(name), fact]))
+                    let fact = SchemaFact::Property(name, (self.inner(schema)?, false));
+                    Ok(Alternative::facts([object.clone(), SchemaFact::Required(name), fact]))
                 };
                 word.object()?.iter().map(way).collect::<Result<_, GrammarRefused>>()?
             }
@@ -141,20 +142,23 @@ impl<'a> NegativeReader<'_, 'a> {
                 };
                 word.object()?.iter().map(way).collect::<Result<_, GrammarRefused>>()?
             }
-            "additionalProperties" => vec![exists(other_names(self.schema), (self.inner(word.value)?, false))],
-            _ => vec![exists(PropertyNames::Claimed((self.inner(word.value)?, false)), (self.places.nothing(), false))],
+            "additionalProperties" => vec![exists(additional_names(self.schema), (self.inner(word.value)?, false))],
+            _ => vec![exists(
+                PropertyNames::Claimed((self.inner(word.value)?, false)),
+                (self.places.false_schema(), false),
+            )],
         })
     }
 
     fn dependent(&self, word: &Keyword<'a>) -> Result<Alternatives<'a>, GrammarRefused> {
-        let nothing = (self.places.nothing(), true);
+        let nothing = (self.places.false_schema(), true);
         let mut choice = Vec::new();
         for (name, value) in word.object()? {
-            let with = || Alternative::facts([Fact::Kinds(kinds::OBJECT), Fact::Required(name)]);
+            let with = || Alternative::facts([SchemaFact::Kinds(kinds::OBJECT), SchemaFact::Required(name)]);
             match texts(value).filter(|_| word.name != "dependentSchemas") {
                 Some(required) => choice.extend(required.into_iter().map(|required| {
                     let mut way = with();
-                    way.facts.push(Fact::Property(required, nothing));
+                    way.facts.push(SchemaFact::Property(required, nothing));
                     way
                 })),
                 None => {
@@ -170,8 +174,8 @@ impl<'a> NegativeReader<'_, 'a> {
     fn combining(&self, word: &Keyword<'a>) -> Result<Alternatives<'a>, GrammarRefused> {
         let fails = |place: SchemaIdx| Alternative::claims([(place, false)]);
         Ok(match word.name {
-            "$ref" => vec![fails(self.places.referred(self.place, word.text()?)?)],
-            "$dynamicRef" => vec![fails(self.places.dynamically_referred(self.place, word.text()?)?)],
+            "$ref" => vec![fails(self.places.resolve_ref(self.place, word.text()?)?)],
+            "$dynamicRef" => vec![fails(self.places.resolve_dynamic_ref(self.place, word.text()?)?)],
             "allOf" => self.list(word)?.into_iter().map(fails).collect(),
             "anyOf" => vec![Alternative::claims(self.list(word)?.into_iter().map(|place| (place, false)))],
             "oneOf" => {
@@ -202,6 +206,6 @@ impl<'a> NegativeReader<'_, 'a> {
     }
 
     fn inner(&self, schema: &'a Value) -> Result<SchemaIdx, GrammarRefused> {
-        self.places.known(schema)
+        self.places.schema_of(schema)
     }
 }

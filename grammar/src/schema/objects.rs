@@ -78,13 +78,13 @@ impl<'a> SchemaWriter<'_, 'a> {
     ) -> Result<(), GrammarRefused> {
         let comma = self.rules.words(&blank::comma());
         let Some(mut entries) = self.entries(facts)? else { return Ok(()) };
-        let others = self.others(facts, None)?;
+        let others = self.other_property(facts, None)?;
         if let Some(item) = others {
             let more = Symbol::Many { of: vec![comma.clone(), item.clone()], min: 0, max: None };
             entries.push(PropertyEntry { parts: vec![item, more], is_required: false, is_run: true });
         }
         if let Some(last) = last {
-            let Some(item) = self.others(facts, Some(last))? else { return Ok(()) };
+            let Some(item) = self.other_property(facts, Some(last))? else { return Ok(()) };
             entries.push(PropertyEntry { parts: vec![item], is_required: true, is_run: false });
         }
         let (min, max) = facts.n_properties;
@@ -122,7 +122,7 @@ impl<'a> SchemaWriter<'_, 'a> {
                 }
             }
             let is_required = required.contains(name);
-            if self.is_nothing(&claims) {
+            if self.is_unsatisfiable(&claims) {
                 if is_required {
                     return Ok(None);
                 }
@@ -137,7 +137,7 @@ impl<'a> SchemaWriter<'_, 'a> {
 
     /// One property without a name in the schema: one value for each combination of sets that contain its name. With
     /// `last`, its name is in those sets, and the claim holds for its value.
-    fn others(
+    fn other_property(
         &mut self,
         facts: &SchemaFacts<'a>,
         last: Option<&(PropertyNames<'a>, SchemaClaim)>,
@@ -183,7 +183,7 @@ impl<'a> SchemaWriter<'_, 'a> {
                 }
                 claims.push(*claim);
             }
-            if self.is_nothing(&claims) {
+            if self.is_unsatisfiable(&claims) {
                 continue;
             }
             let mut words = vec![strings(0, None)];

@@ -38,12 +38,17 @@ impl<'a> SchemaPlaces<'a> {
             dynamic: HashMap::new(),
         };
         for (document, path) in documents {
-            places.find(document, (*path).to_owned(), limits)?;
+            places.add_document(document, (*path).to_owned(), limits)?;
         }
         Ok(places)
     }
 
-    fn find(&mut self, document: &'a Value, path: String, limits: &GrammarLimits) -> Result<(), GrammarRefused> {
+    fn add_document(
+        &mut self,
+        document: &'a Value,
+        path: String,
+        limits: &GrammarLimits,
+    ) -> Result<(), GrammarRefused> {
         let mut left = vec![(document, path, None::<SchemaIdx>)];
         while let Some((value, path, parent)) = left.pop() {
             if self.all.len() == limits.nodes_max {
@@ -55,7 +60,7 @@ impl<'a> SchemaPlaces<'a> {
                 (parent.root, parent.base.clone())
             });
             if let Some(id) = value.get("$id").and_then(Value::as_str) {
-                (root, base) = (place, absolute(&base, id.trim_end_matches('#')));
+                (root, base) = (place, resolve_address(&base, id.trim_end_matches('#')));
                 if self.addresses.insert(base.clone(), place).is_some() {
                     return Err(GrammarRefused::invalid(path + "/$id", format!("{id} is the address of two schemas")));
                 }
@@ -64,7 +69,7 @@ impl<'a> SchemaPlaces<'a> {
             self.by_address.insert(value, place);
             self.note_anchors(place)?;
             let at = &self.all[place as usize];
-            for (path, child) in keywords::children(value, &at.path)? {
+            for (path, child) in keywords::subschemas(value, &at.path)? {
                 left.push((child, path, Some(place)));
             }
         }
@@ -94,12 +99,12 @@ impl<'a> SchemaPlaces<'a> {
     }
 
     /// The schema `false`, which is the first of the documents.
-    pub(crate) fn nothing(&self) -> SchemaIdx {
+    pub(crate) fn false_schema(&self) -> SchemaIdx {
         0
     }
 
     /// The place of a schema that a keyword holds.
-    pub(crate) fn known(&self, value: &'a Value) -> Result<SchemaIdx, GrammarRefused> {
+    pub(crate) fn schema_of(&self, value: &'a Value) -> Result<SchemaIdx, GrammarRefused> {
         self.place(value).ok_or_else(|| GrammarRefused::invalid("", "a schema that is out of place"))
     }
 
@@ -109,14 +114,14 @@ impl<'a> SchemaPlaces<'a> {
     }
 
     /// What `$ref` refers to.
-    pub(crate) fn referred(&self, from: SchemaIdx, reference: &str) -> Result<SchemaIdx, GrammarRefused> {
+    pub(crate) fn resolve_ref(&self, from: SchemaIdx, reference: &str) -> Result<SchemaIdx, GrammarRefused> {
         let SchemaPlace { base, root, path, .. } = &self.all[from as usize];
         let unknown = |why: &str| GrammarRefused::unsupported(format!("{path}/$ref"), format!("{reference:?}, {why},"));
         let (address, fragment) = reference.split_once('#').unwrap_or((reference, ""));
         let root = if address.is_empty() {
             *root
         } else {
-            let address = absolute(base, address);
+            let address = resolve_address(base, address);
             *self.addresses.get(&address).ok_or_else(|| unknown("which is not in the document"))?
         };
         let fragment = percent_decoded(fragment).ok_or_else(|| unknown("whose fragment is no text"))?;
@@ -133,8 +138,8 @@ impl<'a> SchemaPlaces<'a> {
 
     /// What `$dynamicRef` refers to, where that is the same from everywhere: the initial target, if it is not
     /// dynamic, or if no other place has its anchor.
-    pub(crate) fn dynamically_referred(&self, from: SchemaIdx, reference: &str) -> Result<SchemaIdx, GrammarRefused> {
-        let target = self.referred(from, reference)?;
+    pub(crate) fn resolve_dynamic_ref(&self, from: SchemaIdx, reference: &str) -> Result<SchemaIdx, GrammarRefused> {
+        let target = self.resolve_ref(from, reference)?;
         let name = reference.split_once('#').map_or("", |(_, fragment)| fragment);
         let is_dynamic = self.value(target).get("$dynamicAnchor").and_then(Value::as_str) == Some(name);
         if is_dynamic && self.dynamic.get(name).is_some_and(|places| places.len() > 1) {
@@ -165,7 +170,7 @@ fn percent_decoded(text: &str) -> Option<String> {
 }
 
 /// A reference against a base, as far as names need it: an address is only ever compared.
-fn absolute(base: &str, reference: &str) -> String {
+fn resolve_address(base: &str, reference: &str) -> String {
     let has_scheme = reference.split_once(':').is_some_and(|(scheme, _)| {
         !scheme.is_empty() && scheme.bytes().all(|b| b.is_ascii_alphanumeric() || b"+-.".contains(&b))
     });
@@ -195,7 +200,7 @@ fn absolute(base: &str, reference: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::absolute;
+    use super::resolve_address;
 
     #[test]
     fn references_are_joined_with_their_base() {
@@ -208,7 +213,7 @@ mod tests {
             ("http://a/b", "urn:x:y", "urn:x:y"),
         ];
         for (base, reference, expect) in cases {
-            assert_eq!(absolute(base, reference), expect, "{base} {reference}");
+            assert_eq!(resolve_address(base, reference), expect, "{base} {reference}");
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The requirements of a schema on a value that satisfies it, keyword by keyword.
 
-use super::expand::{Alternative, Alternatives, SchemaConstraints, Scope};
-use super::facts::{ContainsClaim, Fact, PropertyNames};
+use super::expand::{Alternative, Alternatives, EvaluationScope, SchemaConstraints};
+use super::facts::{ContainsClaim, PropertyNames, SchemaFact};
 use super::keywords;
 use super::places::{SchemaIdx, SchemaPlaces};
 use super::read::{Keyword, texts};
@@ -17,7 +17,7 @@ struct PositiveReader<'p, 'a> {
     places: &'p SchemaPlaces<'a>,
     place: SchemaIdx,
     schema: &'a Map<String, Value>,
-    scope: Scope,
+    scope: EvaluationScope,
     constraints: SchemaConstraints<'a>,
 }
 
@@ -25,7 +25,7 @@ struct PositiveReader<'p, 'a> {
 pub(super) fn read_constraints<'a>(
     places: &SchemaPlaces<'a>,
     place: SchemaIdx,
-    scope: Scope,
+    scope: EvaluationScope,
 ) -> Result<SchemaConstraints<'a>, GrammarRefused> {
     let schema = match places.value(place) {
         Value::Object(schema) => schema,
@@ -41,38 +41,38 @@ pub(super) fn read_constraints<'a>(
 }
 
 impl<'a> PositiveReader<'_, 'a> {
-    fn fact(&mut self, fact: Fact<'a>) {
+    fn add_fact(&mut self, fact: SchemaFact<'a>) {
         self.constraints.choices.push(vec![Alternative::facts([fact])]);
     }
 
-    fn all(&mut self, facts: impl IntoIterator<Item = Fact<'a>>) {
+    fn add_facts(&mut self, facts: impl IntoIterator<Item = SchemaFact<'a>>) {
         self.constraints.choices.push(vec![Alternative::facts(facts)]);
     }
 
-    fn choice(&mut self, choice: Alternatives<'a>) {
+    fn add_choice(&mut self, choice: Alternatives<'a>) {
         self.constraints.choices.push(choice);
     }
 
     fn keyword(&mut self, word: &Keyword<'a>) -> Result<(), GrammarRefused> {
         match word.name {
-            "type" => self.fact(Fact::Kinds(word.kinds()?)),
-            "enum" => self.fact(Fact::Values(word.list()?.iter().collect())),
-            "const" => self.fact(Fact::Values(vec![word.value])),
-            "minimum" => self.fact(Fact::Lower(word.number()?, true)),
-            "exclusiveMinimum" => self.fact(Fact::Lower(word.number()?, false)),
-            "maximum" => self.fact(Fact::Upper(word.number()?, true)),
-            "exclusiveMaximum" => self.fact(Fact::Upper(word.number()?, false)),
-            "multipleOf" => self.fact(Fact::Multiple(word.number()?, true)),
-            "minLength" => self.fact(Fact::MinLength(word.count()?)),
-            "maxLength" => self.fact(Fact::MaxLength(word.count()?)),
-            "pattern" => self.fact(Fact::Pattern(word.text()?, true)),
-            "format" => self.fact(Fact::Format(word.text()?, true)),
-            "minItems" => self.fact(Fact::MinItems(word.count()?)),
-            "maxItems" => self.fact(Fact::MaxItems(word.count()?)),
-            "uniqueItems" if word.flag()? => self.fact(Fact::Unique),
-            "minProperties" => self.fact(Fact::MinProperties(word.count()?)),
-            "maxProperties" => self.fact(Fact::MaxProperties(word.count()?)),
-            "required" => self.all(word.texts()?.into_iter().map(Fact::Required)),
+            "type" => self.add_fact(SchemaFact::Kinds(word.kinds()?)),
+            "enum" => self.add_fact(SchemaFact::Values(word.list()?.iter().collect())),
+            "const" => self.add_fact(SchemaFact::Values(vec![word.value])),
+            "minimum" => self.add_fact(SchemaFact::Lower(word.number()?, true)),
+            "exclusiveMinimum" => self.add_fact(SchemaFact::Lower(word.number()?, false)),
+            "maximum" => self.add_fact(SchemaFact::Upper(word.number()?, true)),
+            "exclusiveMaximum" => self.add_fact(SchemaFact::Upper(word.number()?, false)),
+            "multipleOf" => self.add_fact(SchemaFact::Multiple(word.number()?, true)),
+            "minLength" => self.add_fact(SchemaFact::MinLength(word.count()?)),
+            "maxLength" => self.add_fact(SchemaFact::MaxLength(word.count()?)),
+            "pattern" => self.add_fact(SchemaFact::Pattern(word.text()?, true)),
+            "format" => self.add_fact(SchemaFact::Format(word.text()?, true)),
+            "minItems" => self.add_fact(SchemaFact::MinItems(word.count()?)),
+            "maxItems" => self.add_fact(SchemaFact::MaxItems(word.count()?)),
+            "uniqueItems" if word.flag()? => self.add_fact(SchemaFact::Unique),
+            "minProperties" => self.add_fact(SchemaFact::MinProperties(word.count()?)),
+            "maxProperties" => self.add_fact(SchemaFact::MaxProperties(word.count()?)),
+            "required" => self.add_facts(word.texts()?.into_iter().map(SchemaFact::Required)),
             "prefixItems" | "items" | "additionalItems" | "contains" | "unevaluatedItems" => self.of_arrays(word)?,
             "properties" | "patternProperties" | "additionalProperties" | "propertyNames" | "unevaluatedProperties" => {
                 self.of_objects(word)?;
@@ -87,21 +87,24 @@ impl<'a> PositiveReader<'_, 'a> {
         let n_first = first_items(self.schema).len();
         match (word.name, word.value) {
             ("prefixItems", Value::Array(list)) | ("items", Value::Array(list)) => {
-                let facts: Result<Vec<_>, _> =
-                    list.iter().enumerate().map(|(i, item)| Ok(Fact::Item(i, (self.inner(item)?, true)))).collect();
-                self.all(facts?);
+                let facts: Result<Vec<_>, _> = list
+                    .iter()
+                    .enumerate()
+                    .map(|(i, item)| Ok(SchemaFact::Item(i, (self.inner(item)?, true))))
+                    .collect();
+                self.add_facts(facts?);
             }
-            ("items", item) => self.fact(Fact::Items(n_first, (self.inner(item)?, true))),
+            ("items", item) => self.add_fact(SchemaFact::Items(n_first, (self.inner(item)?, true))),
             ("additionalItems", item) if self.schema.get("items").is_some_and(Value::is_array) => {
-                self.fact(Fact::Items(n_first, (self.inner(item)?, true)));
+                self.add_fact(SchemaFact::Items(n_first, (self.inner(item)?, true)));
             }
             ("contains", item) => {
                 if self.scope.needs_items {
                     return Err(word.unsupported("contains beside unevaluatedItems"));
                 }
                 let claim = (self.inner(item)?, true);
-                let (min, max) = contained(self.places, self.place, self.schema)?;
-                self.all((min > 0 || max.is_some()).then_some(Fact::Contains(ContainsClaim {
+                let (min, max) = contains_bounds(self.places, self.place, self.schema)?;
+                self.add_facts((min > 0 || max.is_some()).then_some(SchemaFact::Contains(ContainsClaim {
                     from: 0,
                     claim,
                     min,
@@ -119,42 +122,42 @@ impl<'a> PositiveReader<'_, 'a> {
             "properties" => {
                 let named = word.object()?.iter();
                 let facts: Result<Vec<_>, _> =
-                    named.map(|(name, schema)| Ok(Fact::Property(name, (self.inner(schema)?, true)))).collect();
-                self.all(facts?);
+                    named.map(|(name, schema)| Ok(SchemaFact::Property(name, (self.inner(schema)?, true)))).collect();
+                self.add_facts(facts?);
             }
             "patternProperties" => {
                 let named = word.object()?.iter();
                 let fact = |(pattern, schema): (&'a String, &'a Value)| {
-                    Ok(Fact::Properties(PropertyNames::Pattern(pattern), (self.inner(schema)?, true)))
+                    Ok(SchemaFact::Properties(PropertyNames::Pattern(pattern), (self.inner(schema)?, true)))
                 };
                 let facts: Result<Vec<_>, GrammarRefused> = named.map(fact).collect();
-                self.all(facts?);
+                self.add_facts(facts?);
             }
             "additionalProperties" => {
-                self.fact(Fact::Properties(other_names(self.schema), (self.inner(word.value)?, true)));
+                self.add_fact(SchemaFact::Properties(additional_names(self.schema), (self.inner(word.value)?, true)));
             }
             "unevaluatedProperties" => self.constraints.rest_properties = Some((self.inner(word.value)?, true)),
             _ => {
                 // A property whose name is not such a string has no valid value.
                 let claim = (self.inner(word.value)?, false);
-                let nothing = (self.places.nothing(), true);
-                self.fact(Fact::Properties(PropertyNames::Claimed(claim), nothing));
+                let nothing = (self.places.false_schema(), true);
+                self.add_fact(SchemaFact::Properties(PropertyNames::Claimed(claim), nothing));
             }
         }
         Ok(())
     }
 
     fn dependent(&mut self, word: &Keyword<'a>) -> Result<(), GrammarRefused> {
-        let nothing = (self.places.nothing(), true);
+        let nothing = (self.places.false_schema(), true);
         for (name, value) in word.object()? {
-            let without = Alternative::facts([Fact::Property(name, nothing)]);
-            let mut with = Alternative::facts([Fact::Kinds(kinds::OBJECT), Fact::Required(name)]);
+            let without = Alternative::facts([SchemaFact::Property(name, nothing)]);
+            let mut with = Alternative::facts([SchemaFact::Kinds(kinds::OBJECT), SchemaFact::Required(name)]);
             match texts(value).filter(|_| word.name != "dependentSchemas") {
-                Some(required) => with.facts.extend(required.into_iter().map(Fact::Required)),
+                Some(required) => with.facts.extend(required.into_iter().map(SchemaFact::Required)),
                 None if word.name == "dependentRequired" => return Err(word.unsupported("what is no list of names")),
                 None => with.claims.push((self.inner(value)?, true)),
             }
-            self.choice(vec![without, with]);
+            self.add_choice(vec![without, with]);
         }
         Ok(())
     }
@@ -162,34 +165,34 @@ impl<'a> PositiveReader<'_, 'a> {
     fn combining(&mut self, word: &Keyword<'a>) -> Result<(), GrammarRefused> {
         match word.name {
             "$ref" => {
-                let target = self.places.referred(self.place, word.text()?)?;
-                self.choice(vec![Alternative::claims([(target, true)])]);
+                let target = self.places.resolve_ref(self.place, word.text()?)?;
+                self.add_choice(vec![Alternative::claims([(target, true)])]);
             }
             "$dynamicRef" => {
-                let target = self.places.dynamically_referred(self.place, word.text()?)?;
-                self.choice(vec![Alternative::claims([(target, true)])]);
+                let target = self.places.resolve_dynamic_ref(self.place, word.text()?)?;
+                self.add_choice(vec![Alternative::claims([(target, true)])]);
             }
             "allOf" => {
                 let all = self.list(word)?;
-                self.choice(vec![Alternative::claims(all.into_iter().map(|place| (place, true)))]);
+                self.add_choice(vec![Alternative::claims(all.into_iter().map(|place| (place, true)))]);
             }
             "anyOf" => {
                 let any = self.list(word)?;
                 let choice = match self.scope.is_there {
                     false => any.into_iter().map(|place| Alternative::claims([(place, true)])).collect(),
-                    true if any.len() <= EXACT_MAX => exactly(&any),
+                    true if any.len() <= EXACT_MAX => any_of_combinations(&any),
                     true => return Err(word.unsupported("a long anyOf beside unevaluatedProperties")),
                 };
-                self.choice(choice);
+                self.add_choice(choice);
             }
             "oneOf" => {
                 let one = self.list(word)?;
                 let only = |place: &SchemaIdx| Alternative::claims(one.iter().map(|other| (*other, other == place)));
-                self.choice(one.iter().map(only).collect());
+                self.add_choice(one.iter().map(only).collect());
             }
             "not" => {
                 let claim = (self.inner(word.value)?, false);
-                self.choice(vec![Alternative::claims([claim])]);
+                self.add_choice(vec![Alternative::claims([claim])]);
             }
             "if" => {
                 let condition = self.inner(word.value)?;
@@ -199,7 +202,7 @@ impl<'a> PositiveReader<'_, 'a> {
                 if then.is_some() || otherwise.is_some() || self.scope.is_there {
                     let yes = Alternative::claims([(condition, true)].into_iter().chain(then));
                     let no = Alternative::claims([(condition, false)].into_iter().chain(otherwise));
-                    self.choice(vec![yes, no]);
+                    self.add_choice(vec![yes, no]);
                 }
             }
             _ => {}
@@ -212,12 +215,12 @@ impl<'a> PositiveReader<'_, 'a> {
     }
 
     fn inner(&self, schema: &'a Value) -> Result<SchemaIdx, GrammarRefused> {
-        self.places.known(schema)
+        self.places.schema_of(schema)
     }
 }
 
 /// Returns every way in which at least one of them holds. Each way fixes for every schema whether it holds.
-fn exactly<'a>(any: &[SchemaIdx]) -> Alternatives<'a> {
+fn any_of_combinations<'a>(any: &[SchemaIdx]) -> Alternatives<'a> {
     let ways = 1..1usize << any.len();
     let way = |bits: usize| Alternative::claims(any.iter().enumerate().map(|(i, place)| (*place, bits >> i & 1 == 1)));
     ways.map(way).collect()
@@ -230,7 +233,7 @@ pub(super) fn first_items(schema: &Map<String, Value>) -> &[Value] {
 }
 
 /// Returns the number of items that `contains` requires.
-pub(super) fn contained<'a>(
+pub(super) fn contains_bounds<'a>(
     places: &SchemaPlaces<'a>,
     place: SchemaIdx,
     schema: &'a Map<String, Value>,
@@ -243,7 +246,7 @@ pub(super) fn contained<'a>(
 }
 
 /// Returns the names that `additionalProperties` covers.
-pub(super) fn other_names<'a>(schema: &'a Map<String, Value>) -> PropertyNames<'a> {
+pub(super) fn additional_names<'a>(schema: &'a Map<String, Value>) -> PropertyNames<'a> {
     let keys = |word: &str| schema.get(word).and_then(Value::as_object);
     let names = |word| keys(word).into_iter().flat_map(Map::keys).map(String::as_str).collect();
     PropertyNames::Rest { names: names("properties"), patterns: names("patternProperties") }

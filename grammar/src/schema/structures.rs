@@ -6,13 +6,13 @@ use serde_json::{Value, json};
 use std::collections::HashMap;
 
 /// The schema that stands for each list and object of an `enum` or a `const`.
-pub(crate) struct Structures(HashMap<*const Value, SchemaIdx>);
+pub(crate) struct ValueSchemas(HashMap<*const Value, SchemaIdx>);
 
-impl Structures {
-    pub(crate) fn of<'a>(values: &[&Value], schemas: &'a [Value], places: &SchemaPlaces<'a>) -> Structures {
+impl ValueSchemas {
+    pub(crate) fn of<'a>(values: &[&Value], schemas: &'a [Value], places: &SchemaPlaces<'a>) -> ValueSchemas {
         let pairs = values.iter().zip(schemas);
         let at = pairs.filter_map(|(value, schema)| Some((*value as *const Value, places.place(schema)?)));
-        Structures(at.collect())
+        ValueSchemas(at.collect())
     }
 
     pub(crate) fn place(&self, value: &Value) -> Result<SchemaIdx, GrammarRefused> {
@@ -22,7 +22,10 @@ impl Structures {
 }
 
 /// The lists and objects that are named as values anywhere.
-pub(crate) fn named<'a>(document: &'a Value, limits: &GrammarLimits) -> Result<Vec<&'a Value>, GrammarRefused> {
+pub(crate) fn structured_values<'a>(
+    document: &'a Value,
+    limits: &GrammarLimits,
+) -> Result<Vec<&'a Value>, GrammarRefused> {
     let (mut found, mut left, mut n_values) = (Vec::new(), vec![document], 0);
     while let Some(value) = left.pop() {
         n_values += 1;
@@ -44,10 +47,10 @@ pub(crate) fn named<'a>(document: &'a Value, limits: &GrammarLimits) -> Result<V
 }
 
 /// A schema that this value satisfies, and no other.
-pub(crate) fn structure(value: &Value) -> Value {
+pub(crate) fn schema_of_value(value: &Value) -> Value {
     match value {
         Value::Array(list) => {
-            let items: Vec<Value> = list.iter().map(structure).collect();
+            let items: Vec<Value> = list.iter().map(schema_of_value).collect();
             let bare = json!({"type": "array", "minItems": list.len(), "maxItems": list.len()});
             let mut schema = bare;
             if !items.is_empty() {
@@ -58,7 +61,7 @@ pub(crate) fn structure(value: &Value) -> Value {
         Value::Object(object) => {
             let properties: Value = object
                 .iter()
-                .map(|(name, value)| (name.clone(), structure(value)))
+                .map(|(name, value)| (name.clone(), schema_of_value(value)))
                 .collect::<serde_json::Map<_, _>>()
                 .into();
             let names: Vec<&String> = object.keys().collect();

@@ -6,7 +6,7 @@ use super::values::kinds;
 use super::writer::SchemaWriter;
 use super::{formats, multiples};
 use crate::GrammarRefused;
-use crate::words::{Chars, RegexNode, TextSet, json_chars, json_text};
+use crate::words::{CharSet, RegexNode, TextSet, json_chars, json_strings};
 use serde_json::Value;
 
 /// A string as we write it: every character in one way only, so that a text is equal to another if its value is.
@@ -17,7 +17,7 @@ pub(super) fn quoted(text: &str) -> String {
 /// Strings of so many characters.
 pub(super) fn strings(min: usize, max: Option<usize>) -> TextSet {
     let max = max.map_or(String::new(), |max| max.to_string());
-    TextSet::regex(format!("\"{}{{{min},{max}}}\"", json_chars(&Chars::all())))
+    TextSet::regex(format!("\"{}{{{min},{max}}}\"", json_chars(&CharSet::all())))
 }
 
 impl<'a> SchemaWriter<'_, 'a> {
@@ -39,7 +39,7 @@ impl<'a> SchemaWriter<'_, 'a> {
             all.push(if *is { words } else { TextSet::not(words) });
         }
         for (format, is) in &facts.formats {
-            let words = formats::words(format).filter(|_| *is || formats::is_exact(format));
+            let words = formats::strings_with_format(format).filter(|_| *is || formats::is_exact(format));
             let words = words.ok_or_else(|| GrammarRefused::unsupported("format", format!("the format {format:?}")))?;
             all.push(if *is { words } else { TextSet::not(words) });
         }
@@ -56,7 +56,7 @@ impl<'a> SchemaWriter<'_, 'a> {
         }
         let read = RegexNode::read(pattern, self.limits.depth_max, self.limits.repeat_max);
         let words =
-            read.and_then(|read| json_text(&read)).map_err(|why| GrammarRefused::unsupported("pattern", why))?;
+            read.and_then(|read| json_strings(&read)).map_err(|why| GrammarRefused::unsupported("pattern", why))?;
         self.patterns.insert(pattern.to_owned(), words.clone());
         Ok(words)
     }
@@ -70,14 +70,15 @@ impl<'a> SchemaWriter<'_, 'a> {
             _ => format!("(?:0|-?{WHOLE})(?:\\.[0-9]{{1,308}})?|-0\\.[0-9]{{0,307}}[1-9][0-9]{{0,308}}"),
         })];
         if let Some((bound, or_equal)) = &facts.lower {
-            all.push(bound.above(*or_equal));
+            all.push(bound.larger_numbers(*or_equal));
         }
         if let Some((bound, or_equal)) = &facts.upper {
-            all.push(TextSet::not(bound.above(!or_equal)));
+            all.push(TextSet::not(bound.larger_numbers(!or_equal)));
         }
         for (of, is) in &facts.multiples {
-            let words = multiples::words(of)
-                .ok_or_else(|| GrammarRefused::unsupported("multipleOf", format!("a step of {}", of.plain())))?;
+            let words = multiples::multiples_of(of).ok_or_else(|| {
+                GrammarRefused::unsupported("multipleOf", format!("a step of {}", of.shortest_notation()))
+            })?;
             all.push(if *is { words } else { TextSet::not(words) });
         }
         for number in facts.unlike.iter().filter_map(|value| value.as_number()) {
@@ -93,7 +94,7 @@ impl<'a> SchemaWriter<'_, 'a> {
         match value {
             Value::Null => Some("null".to_owned()),
             Value::Bool(is) => Some(is.to_string()),
-            Value::Number(number) => Decimal::of(number).map(|number| number.plain()),
+            Value::Number(number) => Decimal::of(number).map(|number| number.shortest_notation()),
             Value::String(text) => Some(quoted(text)),
             Value::Array(_) | Value::Object(_) => None,
         }

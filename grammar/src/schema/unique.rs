@@ -1,7 +1,7 @@
 //! Lists whose items all differ, where each item can only be one of a few values: a rule for each place and each set of
 //! values that were written. Of other items no grammar can remember which there were.
 
-use super::arrays::{claims_at, same_from};
+use super::arrays::{claims_at, first_uniform_place};
 use super::expand::expand;
 use super::facts::{SchemaClaim, SchemaFacts};
 use super::objects::blank;
@@ -37,10 +37,10 @@ impl<'a> SchemaWriter<'_, 'a> {
         if !facts.contains.is_empty() {
             return Err(unsupported("uniqueItems beside contains"));
         }
-        let same_from = same_from(facts);
+        let same_from = first_uniform_place(facts);
         let mut of_places = Vec::new();
         for at in 0..=same_from {
-            let values = self.few_values(&claims_at(facts, at))?;
+            let values = self.enumerate_values(&claims_at(facts, at))?;
             of_places.push(values.ok_or_else(|| unsupported("uniqueItems of items that are not among a few values"))?);
         }
         let values: Vec<String> = of_places.iter().flatten().cloned().collect::<BTreeSet<_>>().into_iter().collect();
@@ -95,8 +95,8 @@ impl<'a> SchemaWriter<'_, 'a> {
 
     /// The texts of all values of which the claims hold. None if there are others than listed ones, or some that are no
     /// scalars.
-    fn few_values(&mut self, claims: &[SchemaClaim]) -> Result<Option<BTreeSet<String>>, GrammarRefused> {
-        if self.is_nothing(claims) {
+    fn enumerate_values(&mut self, claims: &[SchemaClaim]) -> Result<Option<BTreeSet<String>>, GrammarRefused> {
+        if self.is_unsatisfiable(claims) {
             return Ok(Some(BTreeSet::new()));
         }
         let words = [(kinds::NULL, "null"), (kinds::FALSE, "false"), (kinds::TRUE, "true")];

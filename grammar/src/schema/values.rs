@@ -18,16 +18,16 @@ pub(super) mod kinds {
 }
 
 /// Equal as JSON Schema means it: 1 is 1.0.
-pub(super) fn same(a: &Value, b: &Value) -> bool {
+pub(super) fn json_equal(a: &Value, b: &Value) -> bool {
     match (a, b) {
         // Most numbers differ already as floats, which is quick to see.
         (Value::Number(a), Value::Number(b)) if a.as_f64() != b.as_f64() => false,
         (Value::Number(a), Value::Number(b)) => {
             a == b || Decimal::of(a).is_some_and(|of_a| Decimal::of(b).is_some_and(|of_b| of_a == of_b))
         }
-        (Value::Array(a), Value::Array(b)) => a.len() == b.len() && a.iter().zip(b).all(|(a, b)| same(a, b)),
+        (Value::Array(a), Value::Array(b)) => a.len() == b.len() && a.iter().zip(b).all(|(a, b)| json_equal(a, b)),
         (Value::Object(a), Value::Object(b)) => {
-            a.len() == b.len() && a.iter().all(|(name, a)| b.get(name).is_some_and(|b| same(a, b)))
+            a.len() == b.len() && a.iter().all(|(name, a)| b.get(name).is_some_and(|b| json_equal(a, b)))
         }
         (a, b) => a == b,
     }

@@ -3,9 +3,9 @@
 use super::expand::expand;
 use super::facts::{SchemaClaim, SchemaFacts};
 use super::places::SchemaPlaces;
-use super::structures::{Structures, named, structure};
+use super::structures::{ValueSchemas, schema_of_value, structured_values};
 use super::values::{kind, kinds};
-use crate::rules::{RuleIdx, Rules, Symbol};
+use crate::rules::{GrammarRules, RuleIdx, Symbol};
 use crate::words::{Automaton, TextSet};
 use crate::{GrammarLimits, GrammarRefused};
 use serde_json::Value;
@@ -14,9 +14,9 @@ use std::collections::HashMap;
 /// Makes the rules of one document.
 pub(super) struct SchemaWriter<'p, 'a> {
     pub(super) places: &'p SchemaPlaces<'a>,
-    pub(super) structures: &'p Structures,
+    pub(super) structures: &'p ValueSchemas,
     pub(super) limits: &'p GrammarLimits,
-    pub(super) rules: &'p mut Rules,
+    pub(super) rules: &'p mut GrammarRules,
     pub(super) patterns: HashMap<String, TextSet>,
     automata: HashMap<String, Automaton>,
     known: HashMap<Vec<SchemaClaim>, RuleIdx>,
@@ -25,7 +25,11 @@ pub(super) struct SchemaWriter<'p, 'a> {
 }
 
 /// The rule for values that satisfy a schema, among `rules`.
-pub(crate) fn write(schema: &Value, rules: &mut Rules, limits: &GrammarLimits) -> Result<RuleIdx, GrammarRefused> {
+pub(crate) fn write(
+    schema: &Value,
+    rules: &mut GrammarRules,
+    limits: &GrammarLimits,
+) -> Result<RuleIdx, GrammarRefused> {
     write_parts(schema, &[schema], rules, limits).map(|parts| parts[0])
 }
 
@@ -33,18 +37,18 @@ pub(crate) fn write(schema: &Value, rules: &mut Rules, limits: &GrammarLimits) -
 pub(crate) fn write_parts(
     schema: &Value,
     parts: &[&Value],
-    rules: &mut Rules,
+    rules: &mut GrammarRules,
     limits: &GrammarLimits,
 ) -> Result<Vec<RuleIdx>, GrammarRefused> {
-    shallow(schema, limits)?;
+    check_depth_and_size(schema, limits)?;
     let nothing = Value::Bool(false);
-    let values = named(schema, limits)?;
-    let shapes: Vec<Value> = values.iter().map(|value| structure(value)).collect();
+    let values = structured_values(schema, limits)?;
+    let shapes: Vec<Value> = values.iter().map(|value| schema_of_value(value)).collect();
     let mut documents = vec![(&nothing, "false"), (schema, "")];
     documents.extend(shapes.iter().map(|shape| (shape, "value")));
     let places = SchemaPlaces::of(&documents, limits)?;
-    let structures = Structures::of(&values, &shapes, &places);
-    let roots: Vec<_> = parts.iter().map(|part| places.known(part)).collect::<Result<_, _>>()?;
+    let structures = ValueSchemas::of(&values, &shapes, &places);
+    let roots: Vec<_> = parts.iter().map(|part| places.schema_of(part)).collect::<Result<_, _>>()?;
     let mut writer = SchemaWriter {
         places: &places,
         structures: &structures,
@@ -59,7 +63,7 @@ pub(crate) fn write_parts(
     let starts = roots.into_iter().map(|root| writer.rule(vec![(root, true)])).collect();
     while let Some((rule, claims)) = writer.waiting.pop() {
         let alternatives = writer.alternatives(&claims).map_err(|refused| match claims.first() {
-            Some((place, _)) => refused.within(places.path(*place)),
+            Some((place, _)) => refused.add_schema_path(places.path(*place)),
             None => refused,
         })?;
         writer.rules.define(rule, alternatives);
@@ -69,7 +73,7 @@ pub(crate) fn write_parts(
 }
 
 /// Before anything walks through it: what is too deep would be too deep for the walk, and what is too large too long.
-fn shallow(schema: &Value, limits: &GrammarLimits) -> Result<(), GrammarRefused> {
+fn check_depth_and_size(schema: &Value, limits: &GrammarLimits) -> Result<(), GrammarRefused> {
     let (mut left, mut n_bytes) = (vec![(schema, 0)], 0);
     while let Some((value, depth)) = left.pop() {
         if depth > limits.depth_max * 2 {
@@ -107,7 +111,7 @@ impl<'a> SchemaWriter<'_, 'a> {
     pub(super) fn rule(&mut self, mut claims: Vec<SchemaClaim>) -> RuleIdx {
         claims.sort_unstable();
         claims.dedup();
-        let everything = (self.places.nothing(), false);
+        let everything = (self.places.false_schema(), false);
         claims.retain(|claim| *claim != everything && self.places.value(claim.0) != &Value::Bool(claim.1));
         if let Some(rule) = self.known.get(&claims) {
             return *rule;
@@ -119,7 +123,7 @@ impl<'a> SchemaWriter<'_, 'a> {
     }
 
     /// Whether it is plain that nothing satisfies them.
-    pub(super) fn is_nothing(&self, claims: &[SchemaClaim]) -> bool {
+    pub(super) fn is_unsatisfiable(&self, claims: &[SchemaClaim]) -> bool {
         claims.iter().any(|(place, is)| self.places.value(*place) == &Value::Bool(!is))
     }
 

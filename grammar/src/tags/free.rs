@@ -11,7 +11,7 @@ fn one_of(signs: &[String]) -> String {
 }
 
 /// Text that has none of the signs in it, one character at least.
-pub(super) fn without(signs: &[String]) -> TextSet {
+pub(super) fn text_without(signs: &[String]) -> TextSet {
     let some = TextSet::regex(SOME);
     match signs.is_empty() {
         true => some,
@@ -21,7 +21,7 @@ pub(super) fn without(signs: &[String]) -> TextSet {
 
 /// Text whose first sign is this one, at its end. `signs` are all that may not come earlier, and `excluded` those
 /// that may not come at all.
-pub(super) fn up_to(sign: &str, signs: &[String], excluded: &[String]) -> TextSet {
+pub(super) fn text_up_to(sign: &str, signs: &[String], excluded: &[String]) -> TextSet {
     let ends = TextSet::regex(format!("{ANY}{}", regex_syntax::escape(sign)));
     let mut all = vec![ends, TextSet::not(TextSet::regex(format!("{ANY}{}{SOME}", one_of(signs))))];
     if !excluded.is_empty() {
@@ -31,7 +31,7 @@ pub(super) fn up_to(sign: &str, signs: &[String], excluded: &[String]) -> TextSe
 }
 
 /// What a set has, without the sign in it, and then the sign.
-pub(super) fn before(words: TextSet, sign: &str) -> TextSet {
+pub(super) fn text_before_sign(words: TextSet, sign: &str) -> TextSet {
     let content =
         TextSet::All(vec![words, TextSet::not(TextSet::regex(format!("{ANY}{}{ANY}", regex_syntax::escape(sign))))]);
     TextSet::Then(vec![content, TextSet::Text(sign.to_owned())])

@@ -33,7 +33,8 @@ pub(super) fn write(writer: &mut TagWriter, document: &Value, at: &str) -> Resul
         return Err(GrammarRefused::unsupported(format!("{at}/required"), format!("{name}, which is no property,")));
     }
     let parts: Vec<&Value> = properties.iter().map(|(_, part)| *part).collect();
-    let rules = schema::write_parts(document, &parts, writer.rules, writer.limits).map_err(|why| why.below(at))?;
+    let rules =
+        schema::write_parts(document, &parts, writer.rules, writer.limits).map_err(|why| why.prefix_path(at))?;
     let blank = Symbol::Maybe(vec![writer.rules.words(&TextSet::regex("[ \\n]{1,2}"))]);
     let mut symbols = Vec::new();
     for ((name, part), rule) in properties.into_iter().zip(rules) {
@@ -42,7 +43,7 @@ pub(super) fn write(writer: &mut TagWriter, document: &Value, at: &str) -> Resul
         }
         let begin = writer.rules.words(&TextSet::Text(format!("<parameter={name}>")));
         let end = writer.rules.words(&TextSet::regex(format!("\\n?{}", regex_syntax::escape(END))));
-        let text = writer.rules.words(&free::up_to(END, &[END.to_owned()], &[]));
+        let text = writer.rules.words(&free::text_up_to(END, &[END.to_owned()], &[]));
         let new_line = Symbol::Maybe(vec![writer.rules.words(&TextSet::Text("\n".to_owned()))]);
         let value = if is_plain_text(part) { vec![text] } else { vec![new_line, Symbol::Rule(rule), end] };
         let one = Symbol::Rule(writer.rules.add(vec![[vec![begin], value, vec![blank.clone()]].concat()]));

@@ -2,16 +2,16 @@
 
 use super::literal::{LiteralPiece, pieces};
 use super::{free, parameters};
-use crate::rules::{RuleIdx, Rules, Symbol};
-use crate::specials::Specials;
-use crate::words::{RegexNode, TextSet, plain};
+use crate::rules::{GrammarRules, RuleIdx, Symbol};
+use crate::specials::SpecialTexts;
+use crate::words::{RegexNode, TextSet, whole_match};
 use crate::{GrammarLimits, GrammarRefused, ebnf, schema};
 use serde_json::Value;
 
 /// Makes the rules of one value.
 pub(super) struct TagWriter<'w> {
-    pub(super) rules: &'w mut Rules,
-    pub(super) specials: &'w mut Specials,
+    pub(super) rules: &'w mut GrammarRules,
+    pub(super) specials: &'w mut SpecialTexts,
     pub(super) limits: &'w GrammarLimits,
     depth: usize,
 }
@@ -19,14 +19,14 @@ pub(super) struct TagWriter<'w> {
 /// The rule for texts that a structural tag describes.
 pub(crate) fn write(
     value: &Value,
-    rules: &mut Rules,
-    specials: &mut Specials,
+    rules: &mut GrammarRules,
+    specials: &mut SpecialTexts,
     limits: &GrammarLimits,
 ) -> Result<RuleIdx, GrammarRefused> {
     let mut writer = TagWriter { rules, specials, limits, depth: 0 };
     let symbols = match (value.get("format"), value.get("structures")) {
         (Some(format), None) => writer.format(format, "/format", &[])?,
-        (None, Some(structures)) => writer.older(value, structures)?,
+        (None, Some(structures)) => writer.legacy_tag(value, structures)?,
         _ => return Err(GrammarRefused::invalid("", "a structural tag has either a format or structures")),
     };
     Ok(writer.rules.add(vec![symbols]))
@@ -46,7 +46,7 @@ enum TagContent<'v> {
 }
 
 impl TagWriter<'_> {
-    fn older(&mut self, value: &Value, structures: &Value) -> Result<Vec<Symbol>, GrammarRefused> {
+    fn legacy_tag(&mut self, value: &Value, structures: &Value) -> Result<Vec<Symbol>, GrammarRefused> {
         let mut tags = Vec::new();
         for (i, structure) in list(structures, "/structures")?.iter().enumerate() {
             let at = format!("/structures/{i}");
@@ -54,7 +54,7 @@ impl TagWriter<'_> {
             tags.push(Tag { begin: text(structure, "begin", &at)?, content, ends: ends(structure, &at)?, at });
         }
         let triggers = texts(value, "triggers", "")?;
-        self.triggered(
+        self.write_triggered(
             &TriggeredText { tags, triggers, excludes: Vec::new(), at_least_one: false, only_one: false },
             &[],
         )
@@ -69,18 +69,18 @@ impl TagWriter<'_> {
             return Err(GrammarRefused::too_large("the size of the grammar", self.limits.symbols_max));
         }
         self.depth += 1;
-        let symbols = self.of_kind(format, at, ends);
+        let symbols = self.format_of_kind(format, at, ends);
         self.depth -= 1;
         symbols
     }
 
-    fn of_kind(&mut self, format: &Value, at: &str, ends: &[String]) -> Result<Vec<Symbol>, GrammarRefused> {
-        only_known(format, at)?;
+    fn format_of_kind(&mut self, format: &Value, at: &str, ends: &[String]) -> Result<Vec<Symbol>, GrammarRefused> {
+        check_fields(format, at)?;
         match text(format, "type", at)? {
             "any_text" => self.any_text(format, at, ends),
             "triggered_tags" => {
-                let triggered = triggered(format, at)?;
-                self.triggered(&triggered, ends)
+                let triggered = read_triggered(format, at)?;
+                self.write_triggered(&triggered, ends)
             }
             "sequence" => {
                 let elements = list_of(format, "elements", at)?;
@@ -96,7 +96,7 @@ impl TagWriter<'_> {
                     }
                     symbols.extend(self.format(element, &at, if is_last { ends } else { &[] })?);
                 }
-                if elements.is_empty() { Ok(self.ended(symbols, ends)) } else { Ok(symbols) }
+                if elements.is_empty() { Ok(self.append_end(symbols, ends)) } else { Ok(symbols) }
             }
             "or" => {
                 let mut alternatives = Vec::new();
@@ -108,12 +108,12 @@ impl TagWriter<'_> {
             "tag" => {
                 let tag = tag(format, at)?;
                 let symbols = self.tag(&tag, tag.begin)?;
-                Ok(self.ended(symbols, ends))
+                Ok(self.append_end(symbols, ends))
             }
             "regex" => self.regex(text(format, "pattern", at)?, at, ends),
             kind => {
                 let symbols = self.bounded(kind, format, at)?;
-                Ok(self.ended(symbols, ends))
+                Ok(self.append_end(symbols, ends))
             }
         }
     }
@@ -162,7 +162,7 @@ impl TagWriter<'_> {
     }
 
     pub(super) fn schema(&mut self, value: &Value, at: &str) -> Result<Vec<Symbol>, GrammarRefused> {
-        let rule = schema::write(value, self.rules, self.limits).map_err(|refused| refused.below(at))?;
+        let rule = schema::write(value, self.rules, self.limits).map_err(|refused| refused.prefix_path(at))?;
         Ok(vec![Symbol::Rule(rule)])
     }
 
@@ -176,7 +176,7 @@ impl TagWriter<'_> {
         pieces.map(symbol).collect()
     }
 
-    fn ended(&mut self, mut symbols: Vec<Symbol>, ends: &[String]) -> Vec<Symbol> {
+    fn append_end(&mut self, mut symbols: Vec<Symbol>, ends: &[String]) -> Vec<Symbol> {
         if !ends.is_empty() {
             let alternatives = ends.iter().map(|end| self.literal(end)).collect();
             symbols.push(Symbol::Rule(self.rules.add(alternatives)));
@@ -200,14 +200,14 @@ impl TagWriter<'_> {
         // An end may be excluded too, as text in between.
         let excludes: Vec<String> = excludes.iter().filter(|text| !ends.contains(text)).cloned().collect();
         let signs = [triggers, ends].concat();
-        let without = self.rules.words(&free::without(&[signs.as_slice(), &excludes].concat()));
+        let without = self.rules.words(&free::text_without(&[signs.as_slice(), &excludes].concat()));
         if ends.is_empty() {
             return vec![Vec::new(), vec![without]];
         }
         let excluded = [triggers, &excludes].concat();
         let mut alternatives = Vec::new();
         for end in ends {
-            alternatives.push(vec![self.rules.words(&free::up_to(end, &signs, &excluded))]);
+            alternatives.push(vec![self.rules.words(&free::text_up_to(end, &signs, &excluded))]);
             alternatives.extend(self.special(end).map(|end| vec![Symbol::Maybe(vec![without.clone()]), end]));
         }
         alternatives
@@ -221,14 +221,15 @@ impl TagWriter<'_> {
 
     fn regex(&mut self, pattern: &str, at: &str, ends: &[String]) -> Result<Vec<Symbol>, GrammarRefused> {
         let read = RegexNode::read(pattern, self.limits.depth_max, self.limits.repeat_max);
-        let words =
-            read.and_then(|read| plain(&read)).map_err(|why| GrammarRefused::invalid(format!("{at}/pattern"), why))?;
+        let words = read
+            .and_then(|read| whole_match(&read))
+            .map_err(|why| GrammarRefused::invalid(format!("{at}/pattern"), why))?;
         if ends.is_empty() {
             return Ok(vec![self.rules.words(&words)]);
         }
         let mut alternatives = Vec::new();
         for end in ends {
-            alternatives.push(vec![self.rules.words(&free::before(words.clone(), end))]);
+            alternatives.push(vec![self.rules.words(&free::text_before_sign(words.clone(), end))]);
             if let Some(end) = self.special(end) {
                 alternatives.push(vec![self.rules.words(&words), end]);
             }
@@ -245,7 +246,7 @@ impl TagWriter<'_> {
             }
             TagContent::Schema(value) => {
                 symbols.extend(self.schema(value, &format!("{}/schema", tag.at))?);
-                symbols = self.ended(symbols, &tag.ends);
+                symbols = self.append_end(symbols, &tag.ends);
             }
         }
         Ok(vec![Symbol::Rule(self.rules.add(vec![symbols]))])
@@ -266,7 +267,7 @@ impl TagWriter<'_> {
         Ok(if flag(format, "at_least_one") { symbols } else { vec![Symbol::Maybe(symbols)] })
     }
 
-    fn triggered(&mut self, format: &TriggeredText, ends: &[String]) -> Result<Vec<Symbol>, GrammarRefused> {
+    fn write_triggered(&mut self, format: &TriggeredText, ends: &[String]) -> Result<Vec<Symbol>, GrammarRefused> {
         let TriggeredText { tags, triggers, .. } = format;
         // What follows a trigger, by trigger; and whole tags, for the one that text begins with.
         let mut after: Vec<Vec<Vec<Symbol>>> = vec![Vec::new(); triggers.len()];
@@ -285,13 +286,13 @@ impl TagWriter<'_> {
             }
         }
         let rest = self.rules.reserve();
-        let then = if format.only_one { self.ended(Vec::new(), ends) } else { vec![Symbol::Rule(rest)] };
+        let then = if format.only_one { self.append_end(Vec::new(), ends) } else { vec![Symbol::Rule(rest)] };
         let mut alternatives = self.free(&format.excludes, triggers, ends);
         let signs = [triggers.as_slice(), ends].concat();
-        let without = self.rules.words(&free::without(&[signs.as_slice(), &format.excludes].concat()));
+        let without = self.rules.words(&free::text_without(&[signs.as_slice(), &format.excludes].concat()));
         for (trigger, tags) in triggers.iter().zip(after) {
             let tag = Symbol::Rule(self.rules.add(tags));
-            let found = self.rules.words(&free::up_to(trigger, &signs, &format.excludes));
+            let found = self.rules.words(&free::text_up_to(trigger, &signs, &format.excludes));
             alternatives.push([vec![found, tag.clone()], then.clone()].concat());
             if let Some(special) = self.special(trigger) {
                 let found = vec![Symbol::Maybe(vec![without.clone()]), special, tag];
@@ -316,7 +317,7 @@ struct TriggeredText<'v> {
     only_one: bool,
 }
 
-fn triggered<'v>(format: &'v Value, at: &str) -> Result<TriggeredText<'v>, GrammarRefused> {
+fn read_triggered<'v>(format: &'v Value, at: &str) -> Result<TriggeredText<'v>, GrammarRefused> {
     let triggers = texts(format, "triggers", at)?;
     let excludes = texts_or_none(format, "excludes", at)?;
     let (at_least_one, only_one) = (flag(format, "at_least_one"), flag(format, "stop_after_first"));
@@ -335,7 +336,7 @@ fn tag<'v>(value: &'v Value, at: &str) -> Result<Tag<'v>, GrammarRefused> {
 }
 
 /// The fields of each kind: one that is not among them would be ignored.
-fn only_known(format: &Value, at: &str) -> Result<(), GrammarRefused> {
+fn check_fields(format: &Value, at: &str) -> Result<(), GrammarRefused> {
     const FIELDS: &[(&str, &[&str])] = &[
         ("const_string", &["value"]),
         ("json_schema", &["json_schema", "style", "strict"]),

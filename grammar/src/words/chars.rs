@@ -2,12 +2,12 @@
 
 /// Sorted ranges that do not touch, without surrogates.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Chars(Vec<(u32, u32)>);
+pub(crate) struct CharSet(Vec<(u32, u32)>);
 
 const LAST: u32 = char::MAX as u32;
 
-impl Chars {
-    pub(crate) fn of(ranges: impl IntoIterator<Item = (u32, u32)>) -> Chars {
+impl CharSet {
+    pub(crate) fn of(ranges: impl IntoIterator<Item = (u32, u32)>) -> CharSet {
         let mut ranges: Vec<(u32, u32)> = ranges.into_iter().filter(|(from, to)| from <= to).collect();
         ranges.sort_unstable();
         let mut merged: Vec<(u32, u32)> = Vec::with_capacity(ranges.len());
@@ -17,22 +17,22 @@ impl Chars {
                 _ => merged.push((from, to)),
             }
         }
-        Chars(merged)
+        CharSet(merged)
     }
 
-    pub(crate) fn one(c: char) -> Chars {
-        Chars(vec![(c as u32, c as u32)])
+    pub(crate) fn one(c: char) -> CharSet {
+        CharSet(vec![(c as u32, c as u32)])
     }
 
-    pub(crate) fn all() -> Chars {
-        Chars(vec![(0, LAST)])
+    pub(crate) fn all() -> CharSet {
+        CharSet(vec![(0, LAST)])
     }
 
-    pub(crate) fn union(&self, other: &Chars) -> Chars {
-        Chars::of(self.0.iter().chain(&other.0).copied())
+    pub(crate) fn union(&self, other: &CharSet) -> CharSet {
+        CharSet::of(self.0.iter().chain(&other.0).copied())
     }
 
-    pub(crate) fn negated(&self) -> Chars {
+    pub(crate) fn negated(&self) -> CharSet {
         let mut left = Vec::with_capacity(self.0.len() + 1);
         let mut next = 0;
         for &(from, to) in &self.0 {
@@ -44,10 +44,10 @@ impl Chars {
         if next <= LAST {
             left.push((next, LAST));
         }
-        Chars(left)
+        CharSet(left)
     }
 
-    pub(crate) fn minus(&self, other: &Chars) -> Chars {
+    pub(crate) fn minus(&self, other: &CharSet) -> CharSet {
         self.negated().union(other).negated()
     }
 
@@ -85,11 +85,11 @@ mod tests {
 
     #[test]
     fn sets_are_joined_cut_and_negated() {
-        let letters = Chars::of([(b'a'.into(), b'f'.into()), (b'd'.into(), b'z'.into())]);
+        let letters = CharSet::of([(b'a'.into(), b'f'.into()), (b'd'.into(), b'z'.into())]);
         assert_eq!(letters.ranges(), [(97, 122)]);
-        assert_eq!(letters.minus(&Chars::one('b')).ranges(), [(97, 97), (99, 122)]);
+        assert_eq!(letters.minus(&CharSet::one('b')).ranges(), [(97, 97), (99, 122)]);
         assert_eq!(letters.negated().negated(), letters);
-        assert!(Chars::all().negated().is_empty());
-        assert_eq!(Chars::of([(0x61, 0x61), (0xd800, 0xe000)]).class(), "[\\x{61}-\\x{61}\\x{E000}-\\x{E000}]");
+        assert!(CharSet::all().negated().is_empty());
+        assert_eq!(CharSet::of([(0x61, 0x61), (0xd800, 0xe000)]).class(), "[\\x{61}-\\x{61}\\x{E000}-\\x{E000}]");
     }
 }

@@ -5,7 +5,7 @@ mod expr;
 mod pattern;
 mod translate;
 
-pub(crate) use chars::Chars;
+pub(crate) use chars::CharSet;
 pub(crate) use expr::{Automaton, TextSet};
 pub(crate) use pattern::RegexNode;
-pub(crate) use translate::{json_chars, json_text, plain};
+pub(crate) use translate::{json_chars, json_strings, whole_match};

@@ -1,12 +1,12 @@
 //! Regular expressions in ECMA-262 syntax with the `u` flag: text to a tree. Refuses expressions that are no regular
 //! language.
 
-use super::Chars;
+use super::CharSet;
 
 /// A regular expression's parts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum RegexNode {
-    Chars(Chars),
+    Chars(CharSet),
     Sequence(Vec<RegexNode>),
     Either(Vec<RegexNode>),
     Repeat { of: Box<RegexNode>, min: u32, max: Option<u32> },
@@ -28,7 +28,7 @@ impl RegexNode {
     pub(crate) fn read(text: &str, depth_max: usize, repeat_max: usize) -> Result<RegexNode, String> {
         let repeat_max = u32::try_from(repeat_max).unwrap_or(u32::MAX);
         let mut reader = RegexReader { chars: text.chars().collect(), at: 0, depth: 0, depth_max, repeat_max, text };
-        let pattern = reader.either()?;
+        let pattern = reader.alternatives()?;
         if reader.at < reader.chars.len() { Err(reader.wrong("an unmatched )")) } else { Ok(pattern) }
     }
 }
@@ -49,7 +49,7 @@ impl RegexReader<'_> {
         is_here
     }
 
-    fn either(&mut self) -> Result<RegexNode, String> {
+    fn alternatives(&mut self) -> Result<RegexNode, String> {
         if self.depth == self.depth_max {
             return Err(self.wrong("groups nested too deeply"));
         }
@@ -81,7 +81,7 @@ impl RegexReader<'_> {
             '[' => self.class().map(RegexNode::Chars),
             '\\' => self.escape().map(RegexNode::Chars),
             '*' | '+' | '?' => Err(self.wrong("nothing to repeat")),
-            c => Ok(RegexNode::Chars(Chars::one(c))),
+            c => Ok(RegexNode::Chars(CharSet::one(c))),
         }
     }
 
@@ -98,7 +98,7 @@ impl RegexReader<'_> {
                 return Err(self.wrong("a look-around, which is not supported,"));
             }
         }
-        let inner = self.either()?;
+        let inner = self.alternatives()?;
         if self.eat(")") { Ok(inner) } else { Err(self.wrong("a group without an end")) }
     }
 
@@ -111,10 +111,10 @@ impl RegexReader<'_> {
             _ => return Ok(part),
         };
         self.at += 1;
-        self.made(part, min, max)
+        self.finish_repetition(part, min, max)
     }
 
-    fn made(&mut self, part: RegexNode, min: u32, max: Option<u32>) -> Result<RegexNode, String> {
+    fn finish_repetition(&mut self, part: RegexNode, min: u32, max: Option<u32>) -> Result<RegexNode, String> {
         // A lazy repetition matches the same texts.
         self.eat("?");
         if matches!(part, RegexNode::Start | RegexNode::End) {
@@ -140,7 +140,7 @@ impl RegexReader<'_> {
         if !self.eat("}") {
             return Err(self.wrong("a repetition without an end"));
         }
-        self.made(part, min, max)
+        self.finish_repetition(part, min, max)
     }
 
     fn number(&mut self) -> Result<u32, String> {
@@ -149,9 +149,9 @@ impl RegexReader<'_> {
         digits.parse().map_err(|_| self.wrong("no count of repetitions"))
     }
 
-    fn class(&mut self) -> Result<Chars, String> {
+    fn class(&mut self) -> Result<CharSet, String> {
         let is_negated = self.eat("^");
-        let mut set = Chars::default();
+        let mut set = CharSet::default();
         while !self.eat("]") {
             let from = self.member()?;
             let is_range = self.peek() == Some('-') && self.chars.get(self.at + 1).is_some_and(|c| *c != ']');
@@ -160,7 +160,7 @@ impl RegexReader<'_> {
                 let to = self.member()?;
                 match (from.ranges(), to.ranges()) {
                     ([(from, last)], [(to, other)]) if from == last && to == other && from <= to => {
-                        Chars::of([(*from, *to)])
+                        CharSet::of([(*from, *to)])
                     }
                     _ => return Err(self.wrong("a range of no characters")),
                 }
@@ -171,21 +171,21 @@ impl RegexReader<'_> {
         Ok(if is_negated { set.negated() } else { set })
     }
 
-    fn member(&mut self) -> Result<Chars, String> {
+    fn member(&mut self) -> Result<CharSet, String> {
         let c = self.peek().ok_or_else(|| self.wrong("a class without an end"))?;
         self.at += 1;
         match c {
-            '\\' if self.eat("b") => Ok(Chars::one('\u{8}')),
+            '\\' if self.eat("b") => Ok(CharSet::one('\u{8}')),
             '\\' => self.escape(),
-            c => Ok(Chars::one(c)),
+            c => Ok(CharSet::one(c)),
         }
     }
 
-    fn escape(&mut self) -> Result<Chars, String> {
+    fn escape(&mut self) -> Result<CharSet, String> {
         let c = self.peek().ok_or_else(|| self.wrong("a \\ at the end"))?;
         self.at += 1;
-        let digits = || Chars::of([(0x30, 0x39)]);
-        let word = || Chars::of([(0x30, 0x39), (0x41, 0x5a), (0x5f, 0x5f), (0x61, 0x7a)]);
+        let digits = || CharSet::of([(0x30, 0x39)]);
+        let word = || CharSet::of([(0x30, 0x39), (0x41, 0x5a), (0x5f, 0x5f), (0x61, 0x7a)]);
         Ok(match c {
             'd' => digits(),
             'D' => digits().negated(),
@@ -193,28 +193,28 @@ impl RegexReader<'_> {
             'W' => word().negated(),
             's' => spaces(),
             'S' => spaces().negated(),
-            'n' => Chars::one('\n'),
-            'r' => Chars::one('\r'),
-            't' => Chars::one('\t'),
-            'v' => Chars::one('\u{b}'),
-            'f' => Chars::one('\u{c}'),
-            '0' if !self.peek().is_some_and(|c| c.is_ascii_digit()) => Chars::one('\0'),
+            'n' => CharSet::one('\n'),
+            'r' => CharSet::one('\r'),
+            't' => CharSet::one('\t'),
+            'v' => CharSet::one('\u{b}'),
+            'f' => CharSet::one('\u{c}'),
+            '0' if !self.peek().is_some_and(|c| c.is_ascii_digit()) => CharSet::one('\0'),
             'c' => self.control()?,
-            'x' => Chars::one(self.hex(2)?),
+            'x' => CharSet::one(self.hex(2)?),
             'u' => self.unicode()?,
             'p' => self.property()?,
             'P' => self.property()?.negated(),
             'b' | 'B' => return Err(self.wrong("a word boundary, which is not supported,")),
             '1'..='9' | 'k' => return Err(self.wrong("a back-reference, which is not supported,")),
             c if c.is_alphanumeric() => return Err(self.wrong("an escape that has no meaning")),
-            c => Chars::one(c),
+            c => CharSet::one(c),
         })
     }
 
-    fn control(&mut self) -> Result<Chars, String> {
+    fn control(&mut self) -> Result<CharSet, String> {
         let letter = self.peek().filter(char::is_ascii_alphabetic).ok_or_else(|| self.wrong("no control letter"))?;
         self.at += 1;
-        Ok(Chars::of([(letter as u32 % 32, letter as u32 % 32)]))
+        Ok(CharSet::of([(letter as u32 % 32, letter as u32 % 32)]))
     }
 
     fn hex(&mut self, n: usize) -> Result<char, String> {
@@ -229,24 +229,24 @@ impl RegexReader<'_> {
         code.ok_or_else(|| self.wrong("no hexadecimal digits"))
     }
 
-    fn unicode(&mut self) -> Result<Chars, String> {
+    fn unicode(&mut self) -> Result<CharSet, String> {
         if self.eat("{") {
             let n = self.chars[self.at..].iter().take_while(|c| c.is_ascii_hexdigit()).count();
             let c = self.hex(n.clamp(1, 8))?;
-            return if self.eat("}") { Ok(Chars::one(c)) } else { Err(self.wrong("an escape without an end")) };
+            return if self.eat("}") { Ok(CharSet::one(c)) } else { Err(self.wrong("an escape without an end")) };
         }
         let high = self.code(4)?;
         if (0xd800..0xdc00).contains(&high) && self.eat("\\u") {
             let low = self.code(4)?;
             let code = 0x10000 + ((high - 0xd800) << 10) + low.wrapping_sub(0xdc00);
             let c = char::from_u32(code).filter(|_| (0xdc00..0xe000).contains(&low));
-            return c.map(Chars::one).ok_or_else(|| self.wrong("half a character"));
+            return c.map(CharSet::one).ok_or_else(|| self.wrong("half a character"));
         }
-        char::from_u32(high).map(Chars::one).ok_or_else(|| self.wrong("half a character"))
+        char::from_u32(high).map(CharSet::one).ok_or_else(|| self.wrong("half a character"))
     }
 
     /// `\p{L}`, by the tables of the crate with which the engine reads expressions.
-    fn property(&mut self) -> Result<Chars, String> {
+    fn property(&mut self) -> Result<CharSet, String> {
         let name: String = self.chars[self.at..].iter().take_while(|c| **c != '}').collect();
         let is_name = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '=');
         let inner = name.strip_prefix('{').filter(|inner| !inner.is_empty() && inner.chars().all(is_name));
@@ -255,18 +255,18 @@ impl RegexReader<'_> {
         self.at += name.chars().count() + 1;
         match hir.into_kind() {
             regex_syntax::hir::HirKind::Class(regex_syntax::hir::Class::Unicode(class)) => {
-                Ok(Chars::of(class.iter().map(|range| (range.start() as u32, range.end() as u32))))
+                Ok(CharSet::of(class.iter().map(|range| (range.start() as u32, range.end() as u32))))
             }
             _ => Err(self.wrong("an unknown property")),
         }
     }
 }
 
-fn line_ends() -> Chars {
-    Chars::of([(0x0a, 0x0a), (0x0d, 0x0d), (0x2028, 0x2029)])
+fn line_ends() -> CharSet {
+    CharSet::of([(0x0a, 0x0a), (0x0d, 0x0d), (0x2028, 0x2029)])
 }
 
-fn spaces() -> Chars {
+fn spaces() -> CharSet {
     let ascii = [(0x09, 0x0d), (0x20, 0x20), (0xa0, 0xa0), (0x1680, 0x1680), (0x2000, 0x200a), (0x2028, 0x2029)];
-    Chars::of(ascii.into_iter().chain([(0x202f, 0x202f), (0x205f, 0x205f), (0x3000, 0x3000), (0xfeff, 0xfeff)]))
+    CharSet::of(ascii.into_iter().chain([(0x202f, 0x202f), (0x205f, 0x205f), (0x3000, 0x3000), (0xfeff, 0xfeff)]))
 }

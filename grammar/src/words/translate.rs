@@ -1,21 +1,21 @@
 //! Converts a pattern to a set of texts: those that match anywhere or as a whole, in plain form or in JSON's form.
 
-use super::{Chars, RegexNode, TextSet};
+use super::{CharSet, RegexNode, TextSet};
 
 /// Texts that match as a whole.
-pub(crate) fn plain(pattern: &RegexNode) -> Result<TextSet, String> {
-    Ok(TextSet::Regex(spell(&anchored(pattern, false)?, &|chars| chars.class())))
+pub(crate) fn whole_match(pattern: &RegexNode) -> Result<TextSet, String> {
+    Ok(TextSet::Regex(pattern_to_regex(&remove_anchors(pattern, false)?, &|chars| chars.class())))
 }
 
 /// JSON strings, with their quotes, whose text contains a match of the pattern.
-pub(crate) fn json_text(pattern: &RegexNode) -> Result<TextSet, String> {
-    let spelled = spell(&anchored(pattern, true)?, &json_chars);
+pub(crate) fn json_strings(pattern: &RegexNode) -> Result<TextSet, String> {
+    let spelled = pattern_to_regex(&remove_anchors(pattern, true)?, &json_chars);
     Ok(TextSet::Regex(format!("\"(?:{spelled})\"")))
 }
 
 /// JSON's form of one of the characters, exactly one for each: unescaped if possible, otherwise the shortest escape.
-pub(crate) fn json_chars(chars: &Chars) -> String {
-    let escaped = Chars::of([(0, 0x1f), (0x22, 0x22), (0x5c, 0x5c)]);
+pub(crate) fn json_chars(chars: &CharSet) -> String {
+    let escaped = CharSet::of([(0, 0x1f), (0x22, 0x22), (0x5c, 0x5c)]);
     let raw = chars.minus(&escaped);
     let mut ways: Vec<String> = if raw.is_empty() { Vec::new() } else { vec![raw.class()] };
     for code in (0..0x20).chain([0x22, 0x5c]) {
@@ -32,20 +32,20 @@ pub(crate) fn json_chars(chars: &Chars) -> String {
             });
         }
     }
-    if ways.is_empty() { Chars::default().class() } else { format!("(?:{})", ways.join("|")) }
+    if ways.is_empty() { CharSet::default().class() } else { format!("(?:{})", ways.join("|")) }
 }
 
-fn spell(pattern: &RegexNode, chars: &impl Fn(&Chars) -> String) -> String {
+fn pattern_to_regex(pattern: &RegexNode, chars: &impl Fn(&CharSet) -> String) -> String {
     match pattern {
         RegexNode::Chars(set) => chars(set),
-        RegexNode::Sequence(parts) => parts.iter().map(|part| spell(part, chars)).collect(),
+        RegexNode::Sequence(parts) => parts.iter().map(|part| pattern_to_regex(part, chars)).collect(),
         RegexNode::Either(options) => {
-            let options: Vec<String> = options.iter().map(|option| spell(option, chars)).collect();
+            let options: Vec<String> = options.iter().map(|option| pattern_to_regex(option, chars)).collect();
             format!("(?:{})", options.join("|"))
         }
         RegexNode::Repeat { of, min, max } => {
             let max = max.map_or(String::new(), |max| max.to_string());
-            format!("(?:{}){{{min},{max}}}", spell(of, chars))
+            format!("(?:{}){{{min},{max}}}", pattern_to_regex(of, chars))
         }
         // None is left: see `anchored`.
         RegexNode::Start | RegexNode::End => String::new(),
@@ -54,8 +54,8 @@ fn spell(pattern: &RegexNode, chars: &impl Fn(&Chars) -> String) -> String {
 
 /// Returns the pattern without anchors, for whole texts. With `search`, anything may surround it except where it has an
 /// anchor.
-fn anchored(pattern: &RegexNode, search: bool) -> Result<RegexNode, String> {
-    let any = || RegexNode::Repeat { of: Box::new(RegexNode::Chars(Chars::all())), min: 0, max: None };
+fn remove_anchors(pattern: &RegexNode, search: bool) -> Result<RegexNode, String> {
+    let any = || RegexNode::Repeat { of: Box::new(RegexNode::Chars(CharSet::all())), min: 0, max: None };
     let options = match pattern {
         RegexNode::Either(options) => options.as_slice(),
         other => std::slice::from_ref(other),
@@ -112,7 +112,7 @@ fn wrapped(group: &RegexNode, before: bool, after: bool, search: bool) -> Result
         let (first, last) = (anchor(before, RegexNode::Start), anchor(after, RegexNode::End));
         RegexNode::Sequence(first.into_iter().chain(parts).chain(last).collect())
     };
-    anchored(&RegexNode::Either(options.into_iter().map(bound).collect()), search)
+    remove_anchors(&RegexNode::Either(options.into_iter().map(bound).collect()), search)
 }
 
 fn has_anchor(pattern: &RegexNode) -> bool {
@@ -144,7 +144,7 @@ mod tests {
             ("^\"\\\\\\n\\cA$", &["\"\\\n\u{1}"], &["\"\\n"]),
         ];
         for (pattern, yes, no) in cases {
-            let words = json_text(&RegexNode::read(pattern, 64, 1000).unwrap()).unwrap();
+            let words = json_strings(&RegexNode::read(pattern, 64, 1000).unwrap()).unwrap();
             for (text, expect) in yes.iter().map(|t| (t, true)).chain(no.iter().map(|t| (t, false))) {
                 let quoted = serde_json::to_string(text).unwrap();
                 assert_eq!(words.has(&quoted, 100_000).unwrap(), expect, "{pattern} and {text:?}");
@@ -160,6 +160,6 @@ mod tests {
             let error = RegexNode::read(pattern, 64, 1000).unwrap_err();
             assert!(error.contains("at character"), "{error}");
         }
-        assert!(json_text(&RegexNode::read("a^b", 64, 1000).unwrap()).is_err());
+        assert!(json_strings(&RegexNode::read("a^b", 64, 1000).unwrap()).is_err());
     }
 }

@@ -1,6 +1,6 @@
 //! A small vocabulary, and texts through matchers.
 
-use grammar::{GrammarLimits, GrammarRefused, GrammarSpec, Mask, Matcher, Vocabulary, compile};
+use grammar::{GrammarLimits, GrammarRefused, GrammarSpec, Matcher, TokenMask, Vocabulary, compile};
 use types::{Grammar, Token};
 
 /// Every byte is token 0 to 255; then words, two special tokens, and the end.
@@ -29,16 +29,16 @@ pub fn matcher(vocabulary: &Vocabulary, spec: &GrammarSpec) -> Matcher {
 /// Whether the bytes, one token each, are a complete answer. Each is looked up in the mask before it is taken.
 pub fn takes(vocabulary: &Vocabulary, grammar: &Grammar, text: &str) -> bool {
     let mut matcher = Matcher::new(vocabulary, grammar, &GrammarLimits::default()).unwrap();
-    let mut mask = Mask::default();
+    let mut mask = TokenMask::default();
     for byte in text.bytes() {
-        matcher.mask(&mut mask).unwrap();
+        matcher.fill_mask(&mut mask).unwrap();
         let is_allowed = mask.allows(Token::from(byte));
         assert_eq!(matcher.accept(Token::from(byte)).is_ok(), is_allowed, "{text:?} at {byte}");
         if !is_allowed {
             return false;
         }
     }
-    matcher.mask(&mut mask).unwrap();
+    matcher.fill_mask(&mut mask).unwrap();
     assert_eq!(mask.allows(END), matcher.is_complete().unwrap(), "{text:?}");
     mask.allows(END)
 }

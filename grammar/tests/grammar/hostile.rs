@@ -1,7 +1,7 @@
 //! Hostile input is refused, or takes bounded time and memory: no panic, no hang, no stack overflow.
 
 use crate::common::{N_VOCAB, compiled, vocabulary};
-use grammar::{BadVocabulary, GrammarLimits, GrammarSpec, Mask, Matcher, MatcherError, Vocabulary};
+use grammar::{BadVocabulary, GrammarLimits, GrammarSpec, Matcher, MatcherError, TokenMask, Vocabulary};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 use types::Grammar;
@@ -118,10 +118,10 @@ fn nothing_hostile_hangs_or_panics() {
         let n_bytes = compiled.as_ref().map_or(0, Grammar::n_bytes);
         if let Ok(grammar) = &compiled {
             // Takes the first tokens, so that masks are made too.
-            let mut mask = Mask::default();
+            let mut mask = TokenMask::default();
             if let Ok(mut matcher) = Matcher::new(&vocabulary, grammar, &GrammarLimits::default()) {
                 for _ in 0..50 {
-                    let masked = matcher.mask(&mut mask);
+                    let masked = matcher.fill_mask(&mut mask);
                     assert!(masked.is_err() || matcher.is_ended() || mask.n_allowed() > 0, "{name}");
                     let Some(token) = masked.ok().and_then(|()| mask.tokens().next()) else { break };
                     matcher.accept(token).unwrap();
@@ -161,7 +161,7 @@ fn a_vocabulary_that_cannot_be_masked_is_refused() {
     assert_ne!(vocabulary.hash(), other.hash());
     let grammar = compiled(&GrammarSpec::Regex("[^]*".to_owned())).unwrap();
     let mut matcher = Matcher::new(&vocabulary, &grammar, &GrammarLimits::default()).unwrap();
-    let mut mask = Mask::default();
-    matcher.mask(&mut mask).unwrap();
+    let mut mask = TokenMask::default();
+    matcher.fill_mask(&mut mask).unwrap();
     assert_eq!(mask.tokens().collect::<Vec<_>>(), [1, 3]);
 }

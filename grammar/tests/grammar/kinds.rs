@@ -1,7 +1,7 @@
 //! Each kind of constraint, and the tokens that its masks allow.
 
 use crate::common::{END, N_VOCAB, TOOL, check, matcher, vocabulary};
-use grammar::{GrammarSpec, Mask, MatcherError};
+use grammar::{GrammarSpec, MatcherError, TokenMask};
 use serde_json::json;
 use types::Token;
 
@@ -32,9 +32,9 @@ fn each_kind_takes_its_texts_and_no_others() {
 fn only_an_end_follows_where_nothing_else_can() {
     let vocabulary = vocabulary();
     let mut matcher = matcher(&vocabulary, &GrammarSpec::Choice(vec!["ab".to_owned(), "abc".to_owned()]));
-    let mut mask = Mask::default();
+    let mut mask = TokenMask::default();
     let mut allowed = |matcher: &mut grammar::Matcher| -> Vec<Token> {
-        matcher.mask(&mut mask).unwrap();
+        matcher.fill_mask(&mut mask).unwrap();
         assert_eq!(mask.n_vocab(), N_VOCAB);
         mask.tokens().collect()
     };
@@ -45,7 +45,7 @@ fn only_an_end_follows_where_nothing_else_can() {
     assert_eq!(allowed(&mut matcher), [Token::from(b'c'), END]);
     assert_eq!(matcher.accept(Token::from(b'd')), Err(MatcherError::Token(u32::from(b'd'))));
     matcher.accept(Token::from(b'c')).unwrap();
-    assert_eq!((allowed(&mut matcher), matcher.forced().unwrap()), (vec![END], Some(END)));
+    assert_eq!((allowed(&mut matcher), matcher.forced_token().unwrap()), (vec![END], Some(END)));
     matcher.accept(END).unwrap();
     assert_eq!((allowed(&mut matcher), matcher.is_ended()), (vec![], true));
     assert_eq!(matcher.accept(END), Err(MatcherError::Token(END)));
@@ -61,8 +61,8 @@ fn only_an_end_follows_where_nothing_else_can() {
 fn special_tokens_are_in_no_free_text() {
     let vocabulary = vocabulary();
     let mut matcher = matcher(&vocabulary, &GrammarSpec::Regex("[^]*".to_owned()));
-    let mut mask = Mask::default();
-    matcher.mask(&mut mask).unwrap();
+    let mut mask = TokenMask::default();
+    matcher.fill_mask(&mut mask).unwrap();
     assert!(mask.allows(Token::from(b'<')) && mask.allows(256 + 9) && mask.allows(END));
     assert!(!mask.allows(TOOL) && !mask.allows(TOOL + 1) && !mask.allows(END + 1), "special, and ids without bytes");
 }

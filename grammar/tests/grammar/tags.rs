@@ -1,7 +1,7 @@
 //! Structural tags: free text and constrained parts by turns, with special tokens where a vocabulary has them.
 
 use crate::common::{END, TOOL, check, compiled, matcher, vocabulary};
-use grammar::{GrammarRefused, GrammarSpec, Mask};
+use grammar::{GrammarRefused, GrammarSpec, TokenMask};
 use serde_json::{Value, json};
 use types::Token;
 
@@ -78,14 +78,14 @@ fn a_special_token_is_as_good_as_its_text() {
     check(&spec, &["x", "<tool_call>\n12\n</tool_call>", "a<tool_call>\n1\n</tool_call>b"], &["<tool_call>"]);
     let vocabulary = vocabulary();
     let mut matcher = matcher(&vocabulary, &spec);
-    let mut mask = Mask::default();
+    let mut mask = TokenMask::default();
     let byte = |byte: u8| Token::from(byte);
     for token in [byte(b'a'), TOOL, byte(b'\n'), byte(b'1'), byte(b'\n'), TOOL + 1, byte(b'b')] {
-        matcher.mask(&mut mask).unwrap();
+        matcher.fill_mask(&mut mask).unwrap();
         assert!(mask.allows(token), "{token}");
         matcher.accept(token).unwrap();
     }
-    matcher.mask(&mut mask).unwrap();
+    matcher.fill_mask(&mut mask).unwrap();
     assert!(mask.allows(END) && mask.allows(TOOL) && !mask.allows(TOOL + 1));
 }
 

@@ -1,7 +1,7 @@
 //! Budgets for thoughts: the closing text is forced where one is used up, and nowhere else.
 
 use crate::common::{END, N_VOCAB, TOOL, compiled, vocabulary};
-use grammar::{GrammarLimits, GrammarSpec, Mask, Matcher, ThinkingBudget, Vocabulary};
+use grammar::{GrammarLimits, GrammarSpec, Matcher, ThinkingBudget, TokenMask, Vocabulary};
 use serde_json::json;
 use types::{Grammar, Token};
 
@@ -21,9 +21,9 @@ fn bytes(text: &str) -> Vec<Token> {
 /// Returns what is allowed before each token of an answer, and what is drawn: the token of `preferred` where it is
 /// allowed, otherwise the lowest id.
 fn drawn(matcher: &mut Matcher, preferred: &[Token]) -> Vec<(Token, usize)> {
-    let mut mask = Mask::default();
+    let mut mask = TokenMask::default();
     let draw = |preferred_token: &Token| {
-        matcher.mask(&mut mask).unwrap();
+        matcher.fill_mask(&mut mask).unwrap();
         let token = if mask.allows(*preferred_token) { *preferred_token } else { mask.tokens().next().unwrap() };
         matcher.accept(token).unwrap();
         (token, mask.n_allowed())
@@ -39,7 +39,7 @@ fn text(drawn: &[(Token, usize)]) -> String {
 fn a_thought_is_ended_where_its_budget_is_used_up() {
     let vocabulary = vocabulary();
     let check = |budget: ThinkingBudget, preferred: &str, expected: &str, n_forced: usize| {
-        let drawn = drawn(&mut matcher(&vocabulary, &budget.before(None)), &bytes(preferred));
+        let drawn = drawn(&mut matcher(&vocabulary, &budget.to_grammar(None)), &bytes(preferred));
         assert_eq!(text(&drawn), expected, "{budget:?}");
         let n_one = drawn.iter().filter(|(_, n_allowed)| *n_allowed == 1).count();
         let n_open = drawn.iter().filter(|(_, n_allowed)| *n_allowed == N_VOCAB).count();
@@ -62,7 +62,7 @@ fn a_thought_is_ended_where_its_budget_is_used_up() {
     check(budget(4, true), "a</taaaaaaaaaaaa", "a</t</think>aaaa", 8);
     // A character is not cut.
     let snow: Vec<Token> = bytes("a☃☃aaaaaaaaaa");
-    let drawn = drawn(&mut matcher(&vocabulary, &budget(2, true).before(None)), &snow);
+    let drawn = drawn(&mut matcher(&vocabulary, &budget(2, true).to_grammar(None)), &snow);
     let output: Vec<u8> = drawn.iter().map(|(token, _)| *token as u8).collect();
     assert_eq!(String::from_utf8(output).unwrap(), "a☃</think>aaaaa");
 }
@@ -77,11 +77,11 @@ fn a_closing_text_that_is_a_special_token_is_forced_as_one() {
     };
     let a = Token::from(b'a');
     let preferred = [TOOL, a, a, a, a, a, TOOL, a, a, a, a, a];
-    let mut once = matcher(&vocabulary, &budget.before(None));
+    let mut once = matcher(&vocabulary, &budget.to_grammar(None));
     let tokens: Vec<Token> = drawn(&mut once, &preferred).into_iter().map(|(token, _)| token).collect();
     assert_eq!(tokens, [TOOL, a, a, a, TOOL + 1, a, TOOL, a, a, a, a, a]);
     // Repeated thoughts share one budget.
-    let mut again = matcher(&vocabulary, &ThinkingBudget { repeats: true, ..budget }.before(None));
+    let mut again = matcher(&vocabulary, &ThinkingBudget { repeats: true, ..budget }.to_grammar(None));
     let tokens: Vec<Token> = drawn(&mut again, &preferred).into_iter().map(|(token, _)| token).collect();
     assert_eq!(tokens, [TOOL, a, a, a, TOOL + 1, a, TOOL, TOOL + 1, a, a, a, a]);
     // An end ends nothing here: the answer goes on if ends are ignored.
@@ -95,21 +95,21 @@ fn a_grammar_behind_a_thought_goes_on_where_its_end_was_forced() {
     let choice = json!({"type": "const_string", "value": "yes"});
     let tag = json!({"type": "structural_tag", "format": {"type": "sequence", "elements": [thought, choice]}});
     let grammar = compiled(&GrammarSpec::StructuralTag(tag)).unwrap();
-    let mut limited = matcher(&vocabulary, &budget(4, true).before(Some(&grammar)));
+    let mut limited = matcher(&vocabulary, &budget(4, true).to_grammar(Some(&grammar)));
     let output = drawn(&mut limited, &bytes("aaaaaaaaaaaaaaa"));
     assert_eq!(text(&output), "aaaa</think>yes");
     limited.accept(END).unwrap();
     assert!(limited.is_ended());
     // A grammar without a thought takes precedence.
     let yes = compiled(&GrammarSpec::Choice(vec!["yes".into()])).unwrap();
-    let mut blind = matcher(&vocabulary, &budget(0, true).before(Some(&yes)));
+    let mut blind = matcher(&vocabulary, &budget(0, true).to_grammar(Some(&yes)));
     assert_eq!(text(&drawn(&mut blind, &bytes("aaa"))), "yes");
 }
 
 #[test]
 fn a_budget_is_a_function_of_the_tokens_alone() {
     let vocabulary = vocabulary();
-    let grammar = budget(6, false).before(None);
+    let grammar = budget(6, false).to_grammar(None);
     let preferred = bytes("<think>ab☃defghijklmnopqrstuvwxyz");
     let mut whole = matcher(&vocabulary, &grammar);
     let expected = drawn(&mut whole, &preferred);

@@ -1,7 +1,7 @@
 //! Random walks: with any tokens from the masks, the text satisfies its schema, and no mask is empty before the end.
 
 use crate::common::{END, compiled, vocabulary};
-use grammar::{GrammarLimits, GrammarSpec, Mask, Matcher};
+use grammar::{GrammarLimits, GrammarSpec, Matcher, TokenMask};
 use serde_json::{Value, json};
 use types::Token;
 
@@ -169,9 +169,9 @@ fn has_type(kind: &Value, value: &Value) -> bool {
 fn walk(matcher: &mut Matcher, random: &mut Random) -> Option<Vec<u8>> {
     const LONG: usize = 40;
     const TOKENS_MAX: usize = 600;
-    let (mut mask, mut text) = (Mask::default(), Vec::new());
+    let (mut mask, mut text) = (TokenMask::default(), Vec::new());
     for n in 0..TOKENS_MAX {
-        matcher.mask(&mut mask).unwrap();
+        matcher.fill_mask(&mut mask).unwrap();
         assert!(mask.n_allowed() > 0, "an empty mask after {:?}", String::from_utf8_lossy(&text));
         if mask.allows(END) && (n > LONG || random.below(4) == 0 || mask.only().is_some()) {
             matcher.accept(END).unwrap();
@@ -199,19 +199,19 @@ fn a_mask_is_a_function_of_the_tokens_so_far() {
         let Ok(grammar) = compiled(&GrammarSpec::JsonSchema(schema(&mut random, 2))) else { continue };
         let new = || Matcher::new(&vocabulary, &grammar, &limits).unwrap();
         let (mut always, mut seldom, mut back) = (new(), new(), new());
-        let (mut mask, mut other) = (Mask::default(), Mask::default());
+        let (mut mask, mut other) = (TokenMask::default(), TokenMask::default());
         for n in 0..30 {
-            always.mask(&mut mask).unwrap();
+            always.fill_mask(&mut mask).unwrap();
             let tokens: Vec<Token> = mask.tokens().collect();
             if n % 7 == 6 {
-                seldom.mask(&mut other).unwrap();
+                seldom.fill_mask(&mut other).unwrap();
                 assert_eq!(mask, other);
                 n_compared += 1;
             }
             // Another way, and back again.
             back.accept(random.of(&tokens)).unwrap();
             back.rewind(1).unwrap();
-            back.mask(&mut other).unwrap();
+            back.fill_mask(&mut other).unwrap();
             assert_eq!(mask, other);
             let token = random.of(&tokens);
             for matcher in [&mut always, &mut seldom, &mut back] {

@@ -2,13 +2,13 @@
 //! answers.
 
 use crate::families::{CallForm, ThoughtForm};
-use crate::forms::frame::Frame;
-use crate::forms::harmony::{self, Harmony};
+use crate::forms::frame::FrameForm;
+use crate::forms::harmony::{self, HarmonyForm};
 use crate::forms::{Form, PlainForm};
 use crate::names::{CALLS, TEMPLATE_CALLS, TEMPLATE_THOUGHTS, THOUGHTS};
-use crate::sink::Sink;
-use crate::thoughts::{Opening, Thought};
-use crate::{Speech, ToolChoice, Tools, enforce};
+use crate::sink::PieceSink;
+use crate::thoughts::{AnswerStart, ThoughtReader};
+use crate::{AnswerParser, ToolChoice, Tools, enforce};
 use serde_json::Value;
 
 /// How a family writes calls and thoughts.
@@ -75,12 +75,12 @@ impl Dialect {
     }
 
     /// Returns this dialect with the calls of that name.
-    pub fn tools_named(self, name: &str) -> Result<Dialect, UnknownDialect> {
+    pub fn with_call_form(self, name: &str) -> Result<Dialect, UnknownDialect> {
         by_name(CALLS, name).map(|calls| Dialect::of(calls, self.thoughts))
     }
 
     /// Returns this dialect with the thoughts of that name.
-    pub fn thoughts_named(self, name: &str) -> Result<Dialect, UnknownDialect> {
+    pub fn with_thought_form(self, name: &str) -> Result<Dialect, UnknownDialect> {
         by_name(THOUGHTS, name).map(|thoughts| Dialect::of(self.calls, thoughts))
     }
 
@@ -111,46 +111,46 @@ impl Dialect {
     }
 
     /// Returns where an answer begins, after a prompt with this end.
-    pub fn opens_thought(&self, prompt_tail: &str) -> Opening {
+    pub fn opens_thought(&self, prompt_tail: &str) -> AnswerStart {
         let is_open = match self.thoughts {
             ThoughtForm::None => false,
             ThoughtForm::Marked(marks) => marks.is_open_at_end_of(prompt_tail),
             ThoughtForm::Harmony => prompt_tail.ends_with(harmony::THOUGHT_OPEN),
         };
-        if is_open { Opening::Thought } else { Opening::Answer }
+        if is_open { AnswerStart::Thought } else { AnswerStart::Answer }
     }
 
     /// Returns a reader for one answer. Without tools the answer contains no calls.
-    pub fn speech(&self, tools: &Tools, opening: Opening) -> Speech {
-        let in_thought = opening == Opening::Thought;
-        let sink = if tools.is_empty() { Sink::plain() } else { Sink::default() };
+    pub fn answer_parser(&self, tools: &Tools, opening: AnswerStart) -> AnswerParser {
+        let in_thought = opening == AnswerStart::Thought;
+        let sink = if tools.is_empty() { PieceSink::plain() } else { PieceSink::default() };
         if self.thoughts == ThoughtForm::Harmony {
             let has_tools = self.calls == CallForm::Harmony && !tools.is_empty();
-            return Speech::new(None, Box::new(Harmony::new(has_tools, in_thought)), sink);
+            return AnswerParser::new(None, Box::new(HarmonyForm::new(has_tools, in_thought)), sink);
         }
         let form: Box<dyn Form> = match self.calls {
-            CallForm::Framed(style) if !tools.is_empty() => Box::new(Frame::new(style, tools.clone())),
+            CallForm::Framed(style) if !tools.is_empty() => Box::new(FrameForm::new(style, tools.clone())),
             _ => Box::new(PlainForm),
         };
         let thought = match self.thoughts {
-            ThoughtForm::Marked(marks) => Some(Thought::new(marks, opening)),
+            ThoughtForm::Marked(marks) => Some(ThoughtReader::new(marks, opening)),
             _ => None,
         };
-        Speech::new(thought, form, sink)
+        AnswerParser::new(thought, form, sink)
     }
 
     /// Returns the structural tag that makes a text contain the required calls, or None if any text is valid. `opening`
     /// is where the answer begins; `think` allows a thought first.
-    pub fn enforced(
+    pub fn structural_tag(
         &self,
         tools: &Tools,
         choice: &ToolChoice,
         parallel: bool,
-        opening: Opening,
+        opening: AnswerStart,
         think: bool,
     ) -> Option<Value> {
         let calls = enforce::calls(&self.calls.layout()?, tools, choice, parallel)?;
-        Some(enforce::structural_tag(self.behind_thought(calls, opening, think)))
+        Some(enforce::structural_tag(self.put_after_thought(calls, opening, think)))
     }
 
     /// Returns the texts around a thought. None if the dialect has no thoughts.
@@ -168,7 +168,7 @@ impl Dialect {
     }
 
     /// Puts a format of a structural tag after the thought that the answer has, or may have.
-    pub fn behind_thought(&self, format: Value, opening: Opening, think: bool) -> Value {
-        enforce::behind_thought(format, self.thoughts, opening, think)
+    pub fn put_after_thought(&self, format: Value, opening: AnswerStart, think: bool) -> Value {
+        enforce::put_after_thought(format, self.thoughts, opening, think)
     }
 }

@@ -3,8 +3,8 @@
 
 use crate::families::ThoughtForm;
 use crate::forms::harmony;
-use crate::tag::{CallLayout, any_text, either, regex, sequence, tag, text};
-use crate::thoughts::Opening;
+use crate::tag::{CallLayout, any_text, either, literal_text, regex, sequence, tag};
+use crate::thoughts::AnswerStart;
 use crate::{Tool, ToolChoice, Tools};
 use serde_json::{Value, json};
 
@@ -23,7 +23,7 @@ pub(crate) fn calls(layout: &CallLayout, tools: &Tools, choice: &ToolChoice, par
     }
     let is_single = !parallel || matches!(choice, ToolChoice::Named(_));
     let tags = allowed.iter().map(|tool| (layout.tag)(tool, &arguments_schema(tool, is_auto))).collect();
-    Some(if is_auto { triggered(layout, tags, is_single) } else { required(layout, tags, is_single) })
+    Some(if is_auto { triggered_tags(layout, tags, is_single) } else { required_tags(layout, tags, is_single) })
 }
 
 /// Returns the schema of a tool's arguments. With a free choice, only a strict tool requires more than an object.
@@ -36,7 +36,7 @@ fn arguments_schema(tool: &Tool, is_auto: bool) -> Value {
     }
 }
 
-fn several(separator: &str, tags: Vec<Value>, is_single: bool) -> Value {
+fn separated_tags(separator: &str, tags: Vec<Value>, is_single: bool) -> Value {
     json!({
         "type": "tags_with_separator",
         "tags": tags,
@@ -46,19 +46,19 @@ fn several(separator: &str, tags: Vec<Value>, is_single: bool) -> Value {
     })
 }
 
-fn required(layout: &CallLayout, tags: Vec<Value>, is_single: bool) -> Value {
-    let calls = several(layout.separator, tags, is_single);
+fn required_tags(layout: &CallLayout, tags: Vec<Value>, is_single: bool) -> Value {
+    let calls = separated_tags(layout.separator, tags, is_single);
     if layout.open.is_empty() && layout.close.is_empty() {
         return calls;
     }
-    let framed = [text(layout.open), calls, text(layout.close)];
+    let framed = [literal_text(layout.open), calls, literal_text(layout.close)];
     sequence(framed.into_iter().filter(|element| element["value"] != "").collect())
 }
 
-fn triggered(layout: &CallLayout, tags: Vec<Value>, is_single: bool) -> Value {
+fn triggered_tags(layout: &CallLayout, tags: Vec<Value>, is_single: bool) -> Value {
     let (tags, is_single) = match layout.open {
         "" => (tags, is_single),
-        open => (vec![tag(open, several(layout.separator, tags, is_single), layout.close)], true),
+        open => (vec![tag(open, separated_tags(layout.separator, tags, is_single), layout.close)], true),
     };
     json!({
         "type": "triggered_tags",
@@ -70,7 +70,7 @@ fn triggered(layout: &CallLayout, tags: Vec<Value>, is_single: bool) -> Value {
 }
 
 /// Puts `calls` after the thought that the answer has, or may have.
-pub(crate) fn behind_thought(calls: Value, thoughts: ThoughtForm, opening: Opening, think: bool) -> Value {
+pub(crate) fn put_after_thought(calls: Value, thoughts: ThoughtForm, opening: AnswerStart, think: bool) -> Value {
     let (open, close, between) = match thoughts {
         ThoughtForm::None => return calls,
         // Models write this between a thought and a call.
@@ -82,9 +82,9 @@ pub(crate) fn behind_thought(calls: Value, thoughts: ThoughtForm, opening: Openi
         sequence([tag(open, any_text(), close)].into_iter().chain(between).chain([calls]).collect())
     };
     match (opening, think) {
-        (Opening::Thought, _) => behind("", calls),
-        (Opening::Answer, true) => either(vec![behind(&open, calls.clone()), calls]),
-        (Opening::Answer, false) => calls,
+        (AnswerStart::Thought, _) => behind("", calls),
+        (AnswerStart::Answer, true) => either(vec![behind(&open, calls.clone()), calls]),
+        (AnswerStart::Answer, false) => calls,
     }
 }
 

@@ -11,7 +11,7 @@ pub(crate) struct ValueScan {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Scanned {
+pub(crate) enum ScanResult {
     /// The value ends after this many bytes.
     Whole(usize),
     /// All of the text belongs to the value, and more will follow.
@@ -26,27 +26,27 @@ impl ValueScan {
         self.is_scalar
     }
 
-    pub fn scan(&mut self, text: &str) -> Scanned {
+    pub fn scan(&mut self, text: &str) -> ScanResult {
         for (at, byte) in text.bytes().enumerate() {
             if self.in_string {
                 self.scan_string(byte);
                 if !self.in_string && self.depth == 0 {
-                    return Scanned::Whole(at + 1);
+                    return ScanResult::Whole(at + 1);
                 }
                 continue;
             }
             match byte {
-                _ if self.is_scalar && !is_of_scalar(byte) => return Scanned::Whole(at),
+                _ if self.is_scalar && !is_of_scalar(byte) => return ScanResult::Whole(at),
                 b'"' => self.in_string = true,
                 b'{' | b'[' => self.depth += 1,
-                b'}' | b']' if self.depth <= 1 => return Scanned::Whole(at + self.depth),
+                b'}' | b']' if self.depth <= 1 => return ScanResult::Whole(at + self.depth),
                 b'}' | b']' => self.depth -= 1,
                 b',' | b':' | b' ' | b'\t' | b'\n' | b'\r' if self.depth > 0 => {}
                 _ if is_of_scalar(byte) => self.is_scalar = self.depth == 0,
-                _ => return Scanned::Foreign(at),
+                _ => return ScanResult::Foreign(at),
             }
         }
-        Scanned::Open
+        ScanResult::Open
     }
 
     fn scan_string(&mut self, byte: u8) {

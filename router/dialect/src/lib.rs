@@ -22,7 +22,7 @@ mod thoughts;
 mod tools;
 
 pub use dialect::{Dialect, ThoughtTexts, UnknownDialect};
-pub use piece::Piece;
-pub use speech::Speech;
-pub use thoughts::Opening;
+pub use piece::AnswerPiece;
+pub use speech::AnswerParser;
+pub use thoughts::AnswerStart;
 pub use tools::{Tool, ToolChoice, Tools};

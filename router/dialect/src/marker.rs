@@ -11,7 +11,7 @@ pub(crate) enum MarkerPrefix {
 }
 
 /// If `last` is set, nothing comes after `text`. No marker may be the beginning of another.
-pub(crate) fn begins(text: &str, markers: &[&str], last: bool) -> MarkerPrefix {
+pub(crate) fn match_prefix(text: &str, markers: &[&str], last: bool) -> MarkerPrefix {
     if let Some(i) = markers.iter().position(|marker| text.starts_with(marker)) {
         return MarkerPrefix::With(i);
     }
@@ -34,7 +34,7 @@ pub(crate) fn find(text: &str, markers: &[&str], last: bool) -> MarkerMatch {
         if !is_first(byte) {
             continue;
         }
-        match begins(&text[at..], markers, last) {
+        match match_prefix(&text[at..], markers, last) {
             MarkerPrefix::With(i) => return MarkerMatch::At(at, i),
             MarkerPrefix::Perhaps => return MarkerMatch::Perhaps(at),
             MarkerPrefix::No => {}

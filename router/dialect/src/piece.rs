@@ -2,7 +2,7 @@
 
 /// A part of an answer. Consecutive pieces of one kind are one text.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Piece {
+pub enum AnswerPiece {
     Content(String),
     Reasoning(String),
     /// A call begins. `id` is the model's own id of the call, if the family writes one.

@@ -1,11 +1,11 @@
 //! Collects the results of forms: joins pieces of one kind, counts calls, and drops white space between a thought,
 //! calls and content. Has no knowledge of forms.
 
-use crate::Piece;
+use crate::AnswerPiece;
 
 #[derive(Debug, Default)]
-pub(crate) struct Sink {
-    pieces: Vec<Piece>,
+pub(crate) struct PieceSink {
+    pieces: Vec<AnswerPiece>,
     n_calls: usize,
     /// Whether the open call has arguments.
     has_arguments: Option<bool>,
@@ -18,13 +18,13 @@ pub(crate) struct Sink {
     has_thought: bool,
 }
 
-impl Sink {
+impl PieceSink {
     /// Returns a sink for a text without calls: it holds back no content.
-    pub fn plain() -> Sink {
-        Sink { in_content: true, ..Sink::default() }
+    pub fn plain() -> PieceSink {
+        PieceSink { in_content: true, ..PieceSink::default() }
     }
 
-    pub fn content(&mut self, text: &str) {
+    pub fn add_content(&mut self, text: &str) {
         if !self.in_content {
             self.margin.push_str(text);
             if text.trim_start().is_empty() {
@@ -40,13 +40,13 @@ impl Sink {
 
     fn push_content(&mut self, text: &str) {
         match self.pieces.last_mut() {
-            Some(Piece::Content(last_text)) => last_text.push_str(text),
-            _ => self.pieces.push(Piece::Content(text.to_owned())),
+            Some(AnswerPiece::Content(last_text)) => last_text.push_str(text),
+            _ => self.pieces.push(AnswerPiece::Content(text.to_owned())),
         }
     }
 
     /// Adds to a thought. Newlines at its start and end are not part of it.
-    pub fn reasoning(&mut self, text: &str) {
+    pub fn add_reasoning(&mut self, text: &str) {
         let text = if self.in_thought { text } else { text.trim_start_matches('\n') };
         if text.is_empty() {
             return;
@@ -75,8 +75,8 @@ impl Sink {
 
     fn push_reasoning(&mut self, text: &str) {
         match self.pieces.last_mut() {
-            Some(Piece::Reasoning(last_text)) => last_text.push_str(text),
-            _ => self.pieces.push(Piece::Reasoning(text.to_owned())),
+            Some(AnswerPiece::Reasoning(last_text)) => last_text.push_str(text),
+            _ => self.pieces.push(AnswerPiece::Reasoning(text.to_owned())),
         }
     }
 
@@ -95,7 +95,7 @@ impl Sink {
         self.in_content = false;
         self.n_calls += 1;
         self.has_arguments = Some(false);
-        self.pieces.push(Piece::CallBegin { index, name: name.to_owned(), id: id.map(str::to_owned) });
+        self.pieces.push(AnswerPiece::CallBegin { index, name: name.to_owned(), id: id.map(str::to_owned) });
     }
 
     pub fn arguments(&mut self, text: &str) {
@@ -104,8 +104,8 @@ impl Sink {
         }
         self.has_arguments = Some(true);
         match self.pieces.last_mut() {
-            Some(Piece::CallArguments { text: last_text, .. }) => last_text.push_str(text),
-            _ => self.pieces.push(Piece::CallArguments { index: self.n_calls - 1, text: text.to_owned() }),
+            Some(AnswerPiece::CallArguments { text: last_text, .. }) => last_text.push_str(text),
+            _ => self.pieces.push(AnswerPiece::CallArguments { index: self.n_calls - 1, text: text.to_owned() }),
         }
     }
 
@@ -115,7 +115,7 @@ impl Sink {
             self.arguments("{}");
         }
         if self.has_arguments.take().is_some() {
-            self.pieces.push(Piece::CallEnd { index: self.n_calls - 1 });
+            self.pieces.push(AnswerPiece::CallEnd { index: self.n_calls - 1 });
         }
     }
 
@@ -130,7 +130,7 @@ impl Sink {
         self.has_arguments = None;
     }
 
-    pub fn drain_into(&mut self, output: &mut Vec<Piece>) {
+    pub fn drain_into(&mut self, output: &mut Vec<AnswerPiece>) {
         output.append(&mut self.pieces);
     }
 }

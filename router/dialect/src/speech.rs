@@ -4,37 +4,37 @@
 //! `[0, said) given out · [said, len - unread) given out now, or held by a form until it is a call or none ·
 //! [len - unread, len) may become a marker`
 
-use crate::Piece;
+use crate::AnswerPiece;
 use crate::forms::{Form, FormStep};
-use crate::sink::Sink;
-use crate::thoughts::{Thought, ThoughtStep};
+use crate::sink::PieceSink;
+use crate::thoughts::{ThoughtReader, ThoughtStep};
 
 /// No marker is longer, so at most this many bytes are read twice.
 const UNREAD_MAX: usize = 64;
 const IDLE_MAX: usize = 8;
 
 /// The reader of one answer of a model.
-pub struct Speech {
+pub struct AnswerParser {
     unread: String,
-    thought: Option<Thought>,
+    thought: Option<ThoughtReader>,
     form: Box<dyn Form>,
-    sink: Sink,
+    sink: PieceSink,
     is_finished: bool,
 }
 
-impl std::fmt::Debug for Speech {
+impl std::fmt::Debug for AnswerParser {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Speech").field("unread", &self.unread).field("thought", &self.thought).finish_non_exhaustive()
     }
 }
 
-impl Speech {
-    pub(crate) fn new(thought: Option<Thought>, form: Box<dyn Form>, sink: Sink) -> Speech {
-        Speech { unread: String::new(), thought, form, sink, is_finished: false }
+impl AnswerParser {
+    pub(crate) fn new(thought: Option<ThoughtReader>, form: Box<dyn Form>, sink: PieceSink) -> AnswerParser {
+        AnswerParser { unread: String::new(), thought, form, sink, is_finished: false }
     }
 
     /// Reads more text, and appends to `output` the pieces that are certain now. Text after the end is ignored.
-    pub fn push(&mut self, text: &str, output: &mut Vec<Piece>) {
+    pub fn push(&mut self, text: &str, output: &mut Vec<AnswerPiece>) {
         if self.is_finished {
             return;
         }
@@ -45,7 +45,7 @@ impl Speech {
     }
 
     /// Ends the text: a possible marker becomes text, and a possible call becomes content.
-    pub fn finish(&mut self, output: &mut Vec<Piece>) {
+    pub fn finish(&mut self, output: &mut Vec<AnswerPiece>) {
         if self.is_finished {
             return;
         }

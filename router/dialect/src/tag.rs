@@ -19,7 +19,7 @@ pub(crate) struct CallLayout {
 pub(crate) type TagFn = Box<dyn Fn(&Tool, &Value) -> Value>;
 
 /// Returns a property's schema with the definitions to which it may refer.
-pub(crate) fn within(property: &Value, root: &Value) -> Value {
+pub(crate) fn with_definitions(property: &Value, root: &Value) -> Value {
     let mut property = property.clone();
     let Some(of) = property.as_object_mut() else { return property };
     for key in ["$defs", "definitions"] {
@@ -41,7 +41,7 @@ pub(crate) fn properties(schema: &Value) -> Option<Vec<(&str, &Value, bool)>> {
 }
 
 pub(crate) fn optional(format: Value) -> Value {
-    either(vec![format, text("")])
+    either(vec![format, literal_text("")])
 }
 
 /// Returns properties with separators: first the required ones, then the others, each in the schema's order.
@@ -53,7 +53,7 @@ pub(crate) fn members(
 ) -> Value {
     let Some(properties) = properties(schema) else { return any_text() };
     let member = |before: &str, name: &str, property: &Value| {
-        sequence(vec![text(&format!("{before}{}", key(name))), value(property)])
+        sequence(vec![literal_text(&format!("{before}{}", key(name))), value(property)])
     };
     let (required, others): (Vec<_>, Vec<_>) = properties.into_iter().partition(|(_, _, is_required)| *is_required);
     let behind = |others: &[(&str, &Value, bool)]| -> Vec<Value> {
@@ -65,7 +65,7 @@ pub(crate) fn members(
             let (name, property, _) = others[i];
             sequence([vec![member("", name, property)], behind(&others[i + 1..])].concat())
         };
-        return either((0..others.len()).map(first).chain([text("")]).collect());
+        return either((0..others.len()).map(first).chain([literal_text("")]).collect());
     }
     let before = |i: usize| if i == 0 { "" } else { separator };
     let required = required.iter().enumerate().map(|(i, (name, property, _))| member(before(i), name, property));
@@ -76,7 +76,7 @@ pub(crate) fn any_text() -> Value {
     json!({"type": "any_text"})
 }
 
-pub(crate) fn text(value: &str) -> Value {
+pub(crate) fn literal_text(value: &str) -> Value {
     json!({"type": "const_string", "value": value})
 }
 

@@ -3,8 +3,8 @@
 //!
 //! `blank · open · label · reasoning · close · newlines · the rest`
 
-use crate::marker::{MarkerMatch, MarkerPrefix, begins, blank, find};
-use crate::sink::Sink;
+use crate::marker::{MarkerMatch, MarkerPrefix, blank, find, match_prefix};
+use crate::sink::PieceSink;
 
 /// How thoughts are written. A marker of `until` ends a thought too, and is no part of it.
 #[derive(Debug, PartialEq)]
@@ -43,7 +43,7 @@ impl ThoughtMarks {
 
 /// Where an answer begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Opening {
+pub enum AnswerStart {
     Answer,
     /// The prompt ends within a thought, which the answer continues.
     Thought,
@@ -51,7 +51,7 @@ pub enum Opening {
 
 /// Reads the thought of one answer.
 #[derive(Debug)]
-pub(crate) struct Thought {
+pub(crate) struct ThoughtReader {
     marks: &'static ThoughtMarks,
     /// The ends of a thought: the closing markers, then those of `until`.
     ends: Vec<&'static str>,
@@ -76,25 +76,25 @@ pub(crate) enum ThoughtStep {
     Over,
 }
 
-impl Thought {
-    pub fn new(marks: &'static ThoughtMarks, opening: Opening) -> Thought {
+impl ThoughtReader {
+    pub fn new(marks: &'static ThoughtMarks, opening: AnswerStart) -> ThoughtReader {
         let ends = marks.close.iter().chain(marks.until).copied().collect();
         let at = match opening {
-            Opening::Answer => ThoughtState::Start,
-            Opening::Thought => ThoughtState::Label,
+            AnswerStart::Answer => ThoughtState::Start,
+            AnswerStart::Thought => ThoughtState::Label,
         };
-        Thought { marks, ends, at, held: String::new() }
+        ThoughtReader { marks, ends, at, held: String::new() }
     }
 
     pub fn held(&self) -> &str {
         &self.held
     }
 
-    pub fn step(&mut self, rest: &str, last: bool, sink: &mut Sink) -> ThoughtStep {
+    pub fn step(&mut self, rest: &str, last: bool, sink: &mut PieceSink) -> ThoughtStep {
         match self.at {
             ThoughtState::Start => self.start(rest, last),
             ThoughtState::Label => self.label(rest, last),
-            ThoughtState::Inside => self.inside(rest, last, sink),
+            ThoughtState::Inside => self.read_thought(rest, last, sink),
             ThoughtState::Behind => {
                 let n = rest.len() - rest.trim_start_matches('\n').len();
                 if n == 0 { ThoughtStep::Over } else { ThoughtStep::Took(n) }
@@ -108,7 +108,7 @@ impl Thought {
             self.held.push_str(&rest[..n]);
             return ThoughtStep::Took(n);
         }
-        match begins(rest, self.marks.open, last) {
+        match match_prefix(rest, self.marks.open, last) {
             MarkerPrefix::With(i) => {
                 self.held.clear();
                 self.at = ThoughtState::Label;
@@ -121,7 +121,7 @@ impl Thought {
 
     fn label(&mut self, rest: &str, last: bool) -> ThoughtStep {
         let label =
-            if self.marks.label.is_empty() { MarkerPrefix::No } else { begins(rest, &[self.marks.label], last) };
+            if self.marks.label.is_empty() { MarkerPrefix::No } else { match_prefix(rest, &[self.marks.label], last) };
         match label {
             MarkerPrefix::Perhaps => ThoughtStep::More,
             MarkerPrefix::With(_) => {
@@ -135,7 +135,7 @@ impl Thought {
         }
     }
 
-    fn inside(&mut self, rest: &str, last: bool, sink: &mut Sink) -> ThoughtStep {
+    fn read_thought(&mut self, rest: &str, last: bool, sink: &mut PieceSink) -> ThoughtStep {
         match find(rest, &self.ends, last) {
             MarkerMatch::At(0, i) => {
                 sink.end_reasoning();
@@ -144,11 +144,11 @@ impl Thought {
             }
             MarkerMatch::Perhaps(0) => ThoughtStep::More,
             MarkerMatch::At(n, _) | MarkerMatch::Perhaps(n) => {
-                sink.reasoning(&rest[..n]);
+                sink.add_reasoning(&rest[..n]);
                 ThoughtStep::Took(n)
             }
             MarkerMatch::Nowhere => {
-                sink.reasoning(rest);
+                sink.add_reasoning(rest);
                 ThoughtStep::Took(rest.len())
             }
         }

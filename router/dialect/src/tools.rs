@@ -31,32 +31,32 @@ pub enum ToolChoice {
 
 /// The JSON types that a parameter may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Types(u8);
+pub(crate) struct JsonTypes(u8);
 
-impl Default for Types {
-    fn default() -> Types {
-        Types::ANY
+impl Default for JsonTypes {
+    fn default() -> JsonTypes {
+        JsonTypes::ANY
     }
 }
 
-impl Types {
-    pub const ANY: Types = Types(0b11_1111);
-    pub const TEXT: Types = Types(0b00_0001);
+impl JsonTypes {
+    pub const ANY: JsonTypes = JsonTypes(0b11_1111);
+    pub const TEXT: JsonTypes = JsonTypes(0b00_0001);
 
-    fn named(name: &str) -> Types {
-        Types(match name {
+    fn named(name: &str) -> JsonTypes {
+        JsonTypes(match name {
             "string" => 0b00_0001,
             "integer" | "number" => 0b00_0010,
             "boolean" => 0b00_0100,
             "null" => 0b00_1000,
             "object" => 0b01_0000,
             "array" => 0b10_0000,
-            _ => return Types::ANY,
+            _ => return JsonTypes::ANY,
         })
     }
 
-    fn of(value: &Value) -> Types {
-        Types::named(match value {
+    fn of(value: &Value) -> JsonTypes {
+        JsonTypes::named(match value {
             Value::String(_) => "string",
             Value::Number(_) => "number",
             Value::Bool(_) => "boolean",
@@ -66,19 +66,19 @@ impl Types {
         })
     }
 
-    fn all(types: impl Iterator<Item = Types>) -> Types {
+    fn all(types: impl Iterator<Item = JsonTypes>) -> JsonTypes {
         match types.fold(0, |all, types| all | types.0) {
-            0 => Types::ANY,
-            types => Types(types),
+            0 => JsonTypes::ANY,
+            types => JsonTypes(types),
         }
     }
 
     pub fn allow(self, value: &Value) -> bool {
-        self.0 & Types::of(value).0 != 0
+        self.0 & JsonTypes::of(value).0 != 0
     }
 
     pub fn allow_text(self) -> bool {
-        self.0 & Types::TEXT.0 != 0
+        self.0 & JsonTypes::TEXT.0 != 0
     }
 }
 
@@ -99,15 +99,15 @@ impl Tools {
         self.0.iter().find(|tool| tool.name == name)
     }
 
-    pub(crate) fn types(&self, tool: &str, parameter: &str) -> Types {
-        self.get(tool).map_or(Types::ANY, |tool| tool.types(parameter))
+    pub(crate) fn types(&self, tool: &str, parameter: &str) -> JsonTypes {
+        self.get(tool).map_or(JsonTypes::ANY, |tool| tool.types(parameter))
     }
 }
 
 impl Tool {
-    fn types(&self, parameter: &str) -> Types {
+    fn types(&self, parameter: &str) -> JsonTypes {
         let schema = self.parameters.get("properties").and_then(|properties| properties.get(parameter));
-        schema.map_or(Types::ANY, |schema| types_of(schema, &self.parameters, 0))
+        schema.map_or(JsonTypes::ANY, |schema| types_of(schema, &self.parameters, 0))
     }
 
     /// Returns the name of the parameter at this position, for calls with positional arguments.
@@ -118,27 +118,29 @@ impl Tool {
 }
 
 /// Returns the types that a schema allows; all, if it names none.
-pub(crate) fn types_of(schema: &Value, root: &Value, depth: usize) -> Types {
+pub(crate) fn types_of(schema: &Value, root: &Value, depth: usize) -> JsonTypes {
     // A schema may refer to itself.
     const DEPTH_MAX: usize = 16;
     if depth == DEPTH_MAX {
-        return Types::ANY;
+        return JsonTypes::ANY;
     }
     match schema.get("type") {
-        Some(Value::String(name)) => return Types::named(name),
-        Some(Value::Array(names)) => return Types::all(names.iter().filter_map(Value::as_str).map(Types::named)),
+        Some(Value::String(name)) => return JsonTypes::named(name),
+        Some(Value::Array(names)) => {
+            return JsonTypes::all(names.iter().filter_map(Value::as_str).map(JsonTypes::named));
+        }
         _ => {}
     }
     if let Some(values) = schema.get("enum").and_then(Value::as_array) {
-        return Types::all(values.iter().map(Types::of));
+        return JsonTypes::all(values.iter().map(JsonTypes::of));
     }
     if let Some(value) = schema.get("const") {
-        return Types::of(value);
+        return JsonTypes::of(value);
     }
     if let Some(target) = schema.get("$ref").and_then(Value::as_str) {
         let target = target.strip_prefix('#').and_then(|pointer| root.pointer(pointer));
-        return target.map_or(Types::ANY, |schema| types_of(schema, root, depth + 1));
+        return target.map_or(JsonTypes::ANY, |schema| types_of(schema, root, depth + 1));
     }
     let several = ["anyOf", "oneOf"].iter().find_map(|key| schema.get(*key)?.as_array());
-    several.map_or(Types::ANY, |all| Types::all(all.iter().map(|one| types_of(one, root, depth + 1))))
+    several.map_or(JsonTypes::ANY, |all| JsonTypes::all(all.iter().map(|one| types_of(one, root, depth + 1))))
 }

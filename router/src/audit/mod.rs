@@ -10,7 +10,7 @@ mod rerun;
 use crate::front::finished_answer::{AnswerQueue, AuditShare, FinishedAnswer, QueuedAnswer};
 use crate::front::frontend::Frontend;
 use compare::first_difference;
-use rerun::{Rerun, RerunPlace, Reruns};
+use rerun::{RerunOutcome, RerunPlace, Reruns};
 use std::sync::Arc;
 use telemetry::metrics;
 use tokio::sync::mpsc;
@@ -74,9 +74,9 @@ async fn audit_choice(reruns: &Reruns<'_>, answer: &Arc<FinishedAnswer>, slot: u
     }
     let first = RerunPlace { name: answer.replica.name.clone(), on: reruns.ranks_of(&answer.replica.name) };
     let second = match reruns.rerun(answer, slot, &[&first.name]).await {
-        Rerun::Finished(tokens, place) => (tokens, place),
-        Rerun::Busy => return AuditOutcome::Dropped,
-        Rerun::Lost => return AuditOutcome::Failed,
+        RerunOutcome::Finished(tokens, place) => (tokens, place),
+        RerunOutcome::Busy => return AuditOutcome::Dropped,
+        RerunOutcome::Lost => return AuditOutcome::Failed,
     };
     let Some(position) = first_difference(original, &second.0) else {
         return if second.1.name == first.name { AuditOutcome::EqualInPlace } else { AuditOutcome::Equal };
@@ -92,11 +92,11 @@ fn report_difference(
     slot: usize,
     position: usize,
     [(original, first), (repeated, second)]: [(&Tokens, &RerunPlace); 2],
-    third: &Rerun,
+    third: &RerunOutcome,
 ) {
     let token = |tokens: &Tokens| tokens.get(position).map_or("none".to_owned(), Token::to_string);
     let (third, third_on) = match third {
-        Rerun::Finished(tokens, place) => {
+        RerunOutcome::Finished(tokens, place) => {
             let verdict = match (tokens == original, tokens == repeated) {
                 (true, _) => "as the first",
                 (_, true) => "as the second",
@@ -104,7 +104,7 @@ fn report_difference(
             };
             (verdict, format!("{} ({})", place.name, place.on))
         }
-        Rerun::Busy | Rerun::Lost => ("not to be had", String::new()),
+        RerunOutcome::Busy | RerunOutcome::Lost => ("not to be had", String::new()),
     };
     tracing::error!(
         id = answer.id,

@@ -1,15 +1,15 @@
 //! Runs one request again at a replica that has room for it. Knows replicas by their names and their load.
 
-use crate::board::pick::Need;
+use crate::board::pick::ContinuationNeed;
 use crate::front::finished_answer::FinishedAnswer;
-use crate::link::request::{Call, SlotOutput};
+use crate::link::request::{ClientCall, SlotOutput};
 use crate::replicas::pool::{IdleReplica, Replicas};
 use std::sync::Arc;
 use std::time::Duration;
 use telemetry::TraceHeaders;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
-use types::{Goal, Priority, Request, Tokens, TenantWeight};
+use types::{Goal, Priority, Request, TenantWeight, Tokens};
 
 /// How often an audit checks whether a replica has become idle, or busy.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
@@ -24,7 +24,7 @@ pub struct Reruns<'a> {
 }
 
 /// The result of running a request again.
-pub enum Rerun {
+pub enum RerunOutcome {
     Finished(Tokens, RerunPlace),
     Busy,
     Lost,
@@ -46,11 +46,11 @@ enum Attempt {
 
 impl Reruns<'_> {
     /// Runs a choice's request again, at a replica with a name that is not in `besides` if there is one.
-    pub async fn rerun(&self, answer: &FinishedAnswer, slot: usize, besides: &[&str]) -> Rerun {
+    pub async fn rerun(&self, answer: &FinishedAnswer, slot: usize, besides: &[&str]) -> RerunOutcome {
         let request = request(answer, slot);
         let n_tokens = request.prompt.len() as u64 + u64::from(request.sampling.tokens_max);
         let (n_known, protocol) = (request.prompt.len() as u64, proto::needed(&request));
-        let need = Need { digest: answer.replica.digest, n_tokens, n_known, protocol };
+        let need = ContinuationNeed { digest: answer.replica.digest, n_tokens, n_known, protocol };
         let until = Instant::now() + WAIT_MAX;
         let mut n_attempts = 0;
         while Instant::now() < until && n_attempts < ATTEMPTS_MAX {
@@ -62,13 +62,13 @@ impl Reruns<'_> {
             match self.attempt(&request, &idle).await {
                 Attempt::Finished(tokens) => {
                     let name = idle.replica.name.clone();
-                    return Rerun::Finished(tokens, RerunPlace { on: self.ranks_of(&name), name });
+                    return RerunOutcome::Finished(tokens, RerunPlace { on: self.ranks_of(&name), name });
                 }
                 Attempt::Interrupted => {}
-                Attempt::Lost => return Rerun::Lost,
+                Attempt::Lost => return RerunOutcome::Lost,
             }
         }
-        Rerun::Busy
+        RerunOutcome::Busy
     }
 
     /// The hosts and devices of a replica's ranks, each once.
@@ -78,7 +78,7 @@ impl Reruns<'_> {
 
     async fn attempt(&self, request: &Request, idle: &IdleReplica) -> Attempt {
         let (outputs, mut outputs_rx) = mpsc::channel(request.sampling.tokens_max as usize + 1);
-        let call = Call {
+        let call = ClientCall {
             first_key: idle.link.keys(1),
             deadline: Some(Instant::now() + RUN_MAX),
             digest: idle.replica.digest,

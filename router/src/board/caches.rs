@@ -18,15 +18,15 @@ pub type Id = u16;
 
 /// A set of replicas, as bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ids([u64; WORDS]);
+pub struct ReplicaSet([u64; WORDS]);
 
-impl Default for Ids {
-    fn default() -> Ids {
-        Ids([0; WORDS])
+impl Default for ReplicaSet {
+    fn default() -> ReplicaSet {
+        ReplicaSet([0; WORDS])
     }
 }
 
-impl Ids {
+impl ReplicaSet {
     #[inline]
     pub fn insert(&mut self, id: Id) {
         self.0[usize::from(id) / 64] |= 1 << (id % 64);
@@ -46,7 +46,7 @@ impl Ids {
     }
 
     #[inline]
-    fn is_within(&self, others: &Ids) -> bool {
+    fn is_within(&self, others: &ReplicaSet) -> bool {
         // The loop has no branch for each word, because it runs for every block of a prompt.
         self.0.iter().zip(&others.0).fold(0, |all, (word, other)| all | (word & !other)) == 0
     }
@@ -56,8 +56,8 @@ impl Ids {
     }
 
     #[inline]
-    fn minus(&self, others: &Ids) -> Ids {
-        Ids(std::array::from_fn(|word| self.0[word] & !others.0[word]))
+    fn minus(&self, others: &ReplicaSet) -> ReplicaSet {
+        ReplicaSet(std::array::from_fn(|word| self.0[word] & !others.0[word]))
     }
 
     fn iter(&self) -> impl Iterator<Item = Id> + '_ {
@@ -75,7 +75,7 @@ impl Ids {
 
 /// The replicas that have a block: a few inline, more as an index into `many`.
 #[derive(Clone, Copy, Debug)]
-enum Holders {
+enum BlockHolders {
     Few { n: u8, ids: [Id; FEW] },
     Many(u32),
 }
@@ -103,20 +103,20 @@ impl Hasher for IdentityHasher {
 }
 
 #[derive(Default)]
-pub struct Caches {
-    names: HashMap<u64, Holders, BuildHasherDefault<IdentityHasher>>,
-    many: Vec<Ids>,
+pub struct CacheIndex {
+    names: HashMap<u64, BlockHolders, BuildHasherDefault<IdentityHasher>>,
+    many: Vec<ReplicaSet>,
     /// The unused entries of `many`.
     many_free: Vec<u32>,
-    given: Ids,
-    void: Ids,
+    given: ReplicaSet,
+    void: ReplicaSet,
     /// How many names each number has.
     counts: Vec<u32>,
 }
 
 /// A report of the replica is missing: the present one does not follow the last.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Gap;
+pub struct ReportGap;
 
 /// The state of one replica's reports.
 #[derive(Clone, Copy, Debug, Default)]
@@ -125,15 +125,15 @@ pub struct CacheReporter {
     last_sequence: u64,
 }
 
-impl Caches {
+impl CacheIndex {
     /// Applies a replica's report. After a gap, the replica's blocks are unknown until it reports all names anew.
-    pub fn apply(&mut self, reporter: &mut CacheReporter, report: &proto::cluster::Cached) -> Result<(), Gap> {
+    pub fn apply(&mut self, reporter: &mut CacheReporter, report: &proto::cluster::Cached) -> Result<(), ReportGap> {
         if report.anew {
             self.forget(reporter);
             reporter.id = self.allocate_id();
         } else if report.sequence != reporter.last_sequence + 1 {
             self.forget(reporter);
-            return Err(Gap);
+            return Err(ReportGap);
         }
         reporter.last_sequence = report.sequence;
         if let Some(id) = reporter.id {
@@ -157,13 +157,13 @@ impl Caches {
 
     /// Writes into `depths`, by number, how many of these names in a row each replica of `among` has, counted from the
     /// first name. Reads names until no replica has one, and a few more.
-    pub fn depths(&self, names: impl IntoIterator<Item = u64>, mut among: Ids, depths: &mut [u32; IDS_MAX]) {
+    pub fn depths(&self, names: impl IntoIterator<Item = u64>, mut among: ReplicaSet, depths: &mut [u32; IDS_MAX]) {
         let mut names = names.into_iter().fuse();
         let mut n_found = 0;
         let mut n_among = among.len();
         loop {
             // Each look-up waits for memory; batching lets the waits overlap.
-            let found: [Option<Option<&Holders>>; AT_ONCE] =
+            let found: [Option<Option<&BlockHolders>>; AT_ONCE] =
                 std::array::from_fn(|_| names.next().map(|name| self.names.get(&name)));
             for holders in found {
                 let Some(holders) = holders else {
@@ -171,7 +171,7 @@ impl Caches {
                 };
                 // Usually the replicas that had the last block have this one too: then no new set is needed.
                 if !holders.is_some_and(|holders| self.have(&among, n_among, holders)) {
-                    let lost = holders.map_or(among, |holders| self.without(&among, holders));
+                    let lost = holders.map_or(among, |holders| self.without_block(&among, holders));
                     lost.iter().for_each(|id| depths[usize::from(id)] = n_found);
                     among = among.minus(&lost);
                     n_among = among.len();
@@ -186,20 +186,20 @@ impl Caches {
 
     /// Whether all of `among` have the block.
     #[inline]
-    fn have(&self, among: &Ids, n_among: usize, holders: &Holders) -> bool {
+    fn have(&self, among: &ReplicaSet, n_among: usize, holders: &BlockHolders) -> bool {
         match holders {
-            Holders::Many(at) => among.is_within(&self.many[*at as usize]),
-            Holders::Few { n, ids } => {
+            BlockHolders::Many(at) => among.is_within(&self.many[*at as usize]),
+            BlockHolders::Few { n, ids } => {
                 ids[..usize::from(*n)].iter().filter(|id| among.contains(**id)).count() == n_among
             }
         }
     }
 
     /// Those of `among` that do not have the block.
-    fn without(&self, among: &Ids, holders: &Holders) -> Ids {
+    fn without_block(&self, among: &ReplicaSet, holders: &BlockHolders) -> ReplicaSet {
         match holders {
-            Holders::Many(at) => among.minus(&self.many[*at as usize]),
-            Holders::Few { n, ids } => {
+            BlockHolders::Many(at) => among.minus(&self.many[*at as usize]),
+            BlockHolders::Few { n, ids } => {
                 let mut left = *among;
                 ids[..usize::from(*n)].iter().for_each(|id| left.remove(*id));
                 left
@@ -212,36 +212,36 @@ impl Caches {
         let is_new = match self.names.get_mut(&name) {
             None if is_full => false,
             None => {
-                self.names.insert(name, Holders::Few { n: 1, ids: [id, 0, 0] });
+                self.names.insert(name, BlockHolders::Few { n: 1, ids: [id, 0, 0] });
                 true
             }
-            Some(Holders::Many(at)) => {
+            Some(BlockHolders::Many(at)) => {
                 let many = &mut self.many[*at as usize];
                 let is_new = !many.contains(id);
                 many.insert(id);
                 is_new
             }
-            Some(Holders::Few { n, ids }) if ids[..usize::from(*n)].contains(&id) => false,
-            Some(Holders::Few { n, ids }) if usize::from(*n) < FEW => {
+            Some(BlockHolders::Few { n, ids }) if ids[..usize::from(*n)].contains(&id) => false,
+            Some(BlockHolders::Few { n, ids }) if usize::from(*n) < FEW => {
                 ids[usize::from(*n)] = id;
                 *n += 1;
                 true
             }
-            Some(holders @ Holders::Few { .. }) => {
-                let mut all = Ids::default();
-                if let Holders::Few { ids, .. } = holders {
+            Some(holders @ BlockHolders::Few { .. }) => {
+                let mut all = ReplicaSet::default();
+                if let BlockHolders::Few { ids, .. } = holders {
                     ids.iter().for_each(|id| all.insert(*id));
                 }
                 all.insert(id);
                 let at = match self.many_free.pop() {
                     Some(at) => at,
                     None => {
-                        self.many.push(Ids::default());
+                        self.many.push(ReplicaSet::default());
                         (self.many.len() - 1) as u32
                     }
                 };
                 self.many[at as usize] = all;
-                *holders = Holders::Many(at);
+                *holders = BlockHolders::Many(at);
                 true
             }
         };
@@ -251,13 +251,13 @@ impl Caches {
     fn drop_name(&mut self, id: Id, name: u64) {
         let Some(holders) = self.names.get_mut(&name) else { return };
         let (had_it, is_empty) = match holders {
-            Holders::Many(at) => {
+            BlockHolders::Many(at) => {
                 let many = &mut self.many[*at as usize];
                 let had_it = many.contains(id);
                 many.remove(id);
                 (had_it, many.is_empty())
             }
-            Holders::Few { n, ids } => match ids[..usize::from(*n)].iter().position(|of| *of == id) {
+            BlockHolders::Few { n, ids } => match ids[..usize::from(*n)].iter().position(|of| *of == id) {
                 None => (false, false),
                 Some(at) => {
                     *n -= 1;
@@ -267,7 +267,7 @@ impl Caches {
             },
         };
         self.counts[usize::from(id)] -= u32::from(had_it);
-        if is_empty && let Some(Holders::Many(at)) = self.names.remove(&name) {
+        if is_empty && let Some(BlockHolders::Many(at)) = self.names.remove(&name) {
             self.many_free.push(at);
         }
     }
@@ -293,9 +293,9 @@ impl Caches {
     /// Frees all void numbers.
     fn sweep(&mut self) {
         let void = std::mem::take(&mut self.void);
-        let Caches { names, many, many_free, given, .. } = self;
+        let CacheIndex { names, many, many_free, given, .. } = self;
         names.retain(|_, holders| match holders {
-            Holders::Few { n, ids } => {
+            BlockHolders::Few { n, ids } => {
                 let left = ids[..usize::from(*n)].iter().filter(|id| !void.contains(**id)).count();
                 let mut kept = [0; FEW];
                 let all = ids[..usize::from(*n)].iter().filter(|id| !void.contains(**id));
@@ -303,7 +303,7 @@ impl Caches {
                 (*n, *ids) = (left as u8, kept);
                 left > 0
             }
-            Holders::Many(at) => {
+            BlockHolders::Many(at) => {
                 let set = &mut many[*at as usize];
                 *set = set.minus(&void);
                 if set.is_empty() {
@@ -326,8 +326,8 @@ mod tests {
         Cached { sequence, anew, added: added.to_vec(), dropped: dropped.to_vec() }
     }
 
-    fn depth(caches: &Caches, reporter: &CacheReporter, names: &[u64]) -> u32 {
-        let (mut among, mut depths) = (Ids::default(), [0; IDS_MAX]);
+    fn depth(caches: &CacheIndex, reporter: &CacheReporter, names: &[u64]) -> u32 {
+        let (mut among, mut depths) = (ReplicaSet::default(), [0; IDS_MAX]);
         let Some(id) = reporter.id else { return 0 };
         among.insert(id);
         caches.depths(names.iter().copied(), among, &mut depths);
@@ -336,7 +336,7 @@ mod tests {
 
     #[test]
     fn reported_names_are_found_and_gaps_are_detected() {
-        let (mut caches, mut reporter) = (Caches::default(), CacheReporter::default());
+        let (mut caches, mut reporter) = (CacheIndex::default(), CacheReporter::default());
         assert_eq!(
             caches.apply(&mut reporter, &report(1, false, &[1], &[])),
             Ok(()),
@@ -350,9 +350,9 @@ mod tests {
         assert_eq!((depth(&caches, &one, &[1, 2]), depth(&caches, &one, &[2, 9, 3])), (0, 3));
         assert_eq!((depth(&caches, &two, &[1]), caches.n_names(one.id.unwrap())), (1, 3));
         // A report is missing: nothing is known until all names are reported.
-        assert_eq!(caches.apply(&mut one, &report(4, false, &[5], &[])), Err(Gap));
+        assert_eq!(caches.apply(&mut one, &report(4, false, &[5], &[])), Err(ReportGap));
         assert_eq!(depth(&caches, &one, &[2]), 0);
-        assert_eq!(caches.apply(&mut one, &report(5, false, &[5], &[])), Err(Gap));
+        assert_eq!(caches.apply(&mut one, &report(5, false, &[5], &[])), Err(ReportGap));
         caches.apply(&mut one, &report(6, true, &[5], &[])).unwrap();
         caches.apply(&mut one, &report(7, false, &[6], &[])).unwrap();
         assert_eq!((depth(&caches, &one, &[5, 6]), depth(&caches, &one, &[2])), (2, 0));
@@ -360,7 +360,7 @@ mod tests {
 
     #[test]
     fn caches_know_what_plain_sets_would() {
-        let mut caches = Caches::default();
+        let mut caches = CacheIndex::default();
         let mut reporters: Vec<(CacheReporter, BTreeSet<u64>, u64)> = (0..9).map(|_| Default::default()).collect();
         let mut state = 1_u64;
         let mut draw = |n: u64| {
@@ -381,7 +381,7 @@ mod tests {
             caches.apply(reporter, &report(*last_sequence, anew, &added, &dropped)).unwrap();
             assert_eq!(caches.n_names(reporter.id.unwrap()), knows.len() as u32);
             let prompt_names: Vec<u64> = (0..4).map(|_| draw(40)).collect();
-            let (mut among, mut depths) = (Ids::default(), [0; IDS_MAX]);
+            let (mut among, mut depths) = (ReplicaSet::default(), [0; IDS_MAX]);
             reporters.iter().filter_map(|(reporter, ..)| reporter.id).for_each(|id| among.insert(id));
             caches.depths(prompt_names.iter().copied(), among, &mut depths);
             for (reporter, knows, _) in &reporters {
@@ -394,7 +394,7 @@ mod tests {
         caches.sweep();
         assert_eq!(caches.names.len(), all.len());
         assert_eq!(caches.given.iter().count(), 9);
-        let n_many = caches.names.values().filter(|holders| matches!(holders, Holders::Many(_))).count();
+        let n_many = caches.names.values().filter(|holders| matches!(holders, BlockHolders::Many(_))).count();
         assert_eq!(caches.many.len(), n_many + caches.many_free.len());
     }
 }

@@ -130,7 +130,7 @@ impl Circuit {
     }
 
     /// Judges one look, numbered by `second`. Breaks and slow looks are counted even if the circuit may not open.
-    pub fn look(
+    pub fn judge_window(
         &mut self,
         second: u64,
         seen: &LatencyWindow,
@@ -205,7 +205,7 @@ mod tests {
     #[test]
     fn a_slow_replica_is_shunned_then_tried_and_trusted_again() {
         let mut circuit = Circuit::default();
-        let mut look = |second, window: LatencyWindow| circuit.look(second, &window, &usual(), true);
+        let mut look = |second, window: LatencyWindow| circuit.judge_window(second, &window, &usual(), true);
         for second in 0..4 {
             assert_eq!(look(second, decoding(90_000)), None);
         }
@@ -229,7 +229,7 @@ mod tests {
     fn a_replica_that_breaks_often_is_shunned_longer_each_time_and_tried_with_one_request() {
         let mut circuit = Circuit::default();
         let breaks = |n_breaks| LatencyWindow { n_breaks, ..LatencyWindow::default() };
-        let mut look = |second, n| circuit.look(second, &breaks(n), &MedianTimes::default(), true);
+        let mut look = |second, n| circuit.judge_window(second, &breaks(n), &MedianTimes::default(), true);
         // Two breaks in a minute change nothing.
         assert_eq!([look(0, 1), look(30, 1), look(70, 1), look(85, 0)], [None; 4]);
         assert_eq!(look(91, 1), None);
@@ -242,7 +242,7 @@ mod tests {
             assert_eq!(look(second, 1), SHUNNED(ShunCause::Breaks, seconds));
         }
         assert!(!circuit.admits(0));
-        while circuit.look(second, &breaks(0), &MedianTimes::default(), true) != Some(CircuitChange::Tried) {
+        while circuit.judge_window(second, &breaks(0), &MedianTimes::default(), true) != Some(CircuitChange::Tried) {
             second += 1;
         }
         assert!(circuit.admits(0) && !circuit.admits(1));
@@ -252,10 +252,13 @@ mod tests {
     fn a_replica_that_may_not_be_shunned_stays() {
         let mut circuit = Circuit::default();
         for second in 0..20 {
-            assert_eq!(circuit.look(second, &LatencyWindow { n_breaks: 9, ..decoding(90_000) }, &usual(), false), None);
+            assert_eq!(
+                circuit.judge_window(second, &LatencyWindow { n_breaks: 9, ..decoding(90_000) }, &usual(), false),
+                None
+            );
         }
         // The breaks are remembered.
-        assert_eq!(circuit.look(20, &LatencyWindow::default(), &usual(), true), SHUNNED(ShunCause::Breaks, 10));
+        assert_eq!(circuit.judge_window(20, &LatencyWindow::default(), &usual(), true), SHUNNED(ShunCause::Breaks, 10));
     }
 
     #[test]

@@ -157,28 +157,28 @@ impl Ledger {
         self.loads.numbers()
     }
 
-    pub fn first_token(&self, after: Duration) {
+    pub fn record_first_token(&self, after: Duration) {
         self.seen.n_first.fetch_add(1, Relaxed);
         self.seen.first_micros.fetch_add(after.as_micros() as u64, Relaxed);
     }
 
     /// `n_tokens` came together, `apart` after those before.
-    pub fn between_tokens(&self, n_tokens: usize, apart: Duration) {
+    pub fn record_token_gap(&self, n_tokens: usize, apart: Duration) {
         self.seen.n_between.fetch_add(n_tokens as u64, Relaxed);
         self.seen.between_micros.fetch_add(apart.as_micros() as u64, Relaxed);
     }
 
-    pub fn done(&self) {
+    pub fn record_done(&self) {
         self.seen.n_done.fetch_add(1, Relaxed);
     }
 
     /// The replica's stream was lost, the replica was silent, or it failed.
-    pub fn broke(&self) {
+    pub fn record_break(&self) {
         self.seen.n_breaks.fetch_add(1, Relaxed);
     }
 
     /// What happened since the last look.
-    pub fn look(&self) -> LatencyWindow {
+    pub fn take_window(&self) -> LatencyWindow {
         let take = |counter: &AtomicU64| counter.swap(0, Relaxed);
         let seen = &self.seen;
         LatencyWindow {
@@ -245,7 +245,7 @@ impl Ledger {
     }
 
     /// The replica is gone. It may come back on another machine, so no measurement is kept.
-    pub fn gone(&self) {
+    pub fn reset_measurements(&self) {
         let numbers = self.numbers();
         numbers.others.store(0, Relaxed);
         self.n_waiting.store(0, Relaxed);
@@ -264,50 +264,50 @@ impl Ledger {
         if self.work() == 0 && n_waiting == 0 {
             return None;
         }
-        let computing = known(&self.micros_computing)
+        let computing = measured_mean(&self.micros_computing)
             .map(|micros| (u128::from(self.work()) + u128::from(n_tokens)) * u128::from(micros) / 1000);
-        let between = known(&self.micros_between).filter(|_| n_waiting > 0);
+        let between = measured_mean(&self.micros_between).filter(|_| n_waiting > 0);
         let beginning = between.map(|micros| (u128::from(n_waiting) + 1) * u128::from(micros));
         let micros = computing.max(beginning)?;
         Some(Duration::from_micros(u64::try_from(micros).unwrap_or(u64::MAX)))
     }
 
     /// Adds this much work, until the result is dropped.
-    pub fn enter(self: &Arc<Self>, n_tokens: u64) -> Item {
+    pub fn add_work(self: &Arc<Self>, n_tokens: u64) -> RemainingWork {
         self.numbers().own.fetch_add(n_tokens, Relaxed);
         self.numbers().n_own.fetch_add(1, Relaxed);
-        Item { ledger: self.clone(), n_tokens }
+        RemainingWork { ledger: self.clone(), n_tokens }
     }
 }
 
 /// Mixes into `mean` the time of each of `n`, multiplied by `times`. Each look counts for a quarter.
 fn mix(mean: &AtomicU64, micros: u64, times: u64, n: u64) {
     let now = u128::from(micros) * u128::from(times) / u128::from(n.max(1));
-    let mixed = known(mean).map_or(now, |before| (3 * u128::from(before) + now) / 4);
+    let mixed = measured_mean(mean).map_or(now, |before| (3 * u128::from(before) + now) / 4);
     mean.store(u64::try_from(mixed).unwrap_or(u64::MAX).max(1), Relaxed);
 }
 
-fn known(mean: &AtomicU64) -> Option<u64> {
+fn measured_mean(mean: &AtomicU64) -> Option<u64> {
     Some(mean.load(Relaxed)).filter(|micros| *micros > 0)
 }
 
 /// The remaining work of one request, as far as it is known.
 #[derive(Debug)]
-pub struct Item {
+pub struct RemainingWork {
     ledger: Arc<Ledger>,
     n_tokens: u64,
 }
 
-impl Item {
+impl RemainingWork {
     /// The request's first token has come: its prompt is computed, and each further step computes one token.
-    pub fn begun(&mut self) {
+    pub fn mark_prompt_computed(&mut self) {
         let done = self.n_tokens.saturating_sub(1);
         self.n_tokens -= done;
         self.ledger.numbers().own.fetch_sub(done, Relaxed);
     }
 }
 
-impl Drop for Item {
+impl Drop for RemainingWork {
     fn drop(&mut self) {
         self.ledger.numbers().own.fetch_sub(self.n_tokens, Relaxed);
         self.ledger.numbers().n_own.fetch_sub(1, Relaxed);
@@ -326,17 +326,17 @@ mod tests {
     #[test]
     fn own_work_counts_at_once_others_when_reported() {
         let ledger = Arc::new(Ledger::default());
-        let mut item = ledger.enter(500);
+        let mut item = ledger.add_work(500);
         assert_eq!(ledger.work(), 500);
         ledger.apply_state(&backlog(700));
         assert_eq!(ledger.work(), 700);
-        item.begun();
-        item.begun();
+        item.mark_prompt_computed();
+        item.mark_prompt_computed();
         assert_eq!(ledger.work(), 201);
         drop(item);
         assert_eq!(ledger.work(), 200);
         // Part of what this router has sent has not arrived at the replica.
-        let _item = ledger.enter(500);
+        let _item = ledger.add_work(500);
         ledger.apply_state(&backlog(20));
         assert_eq!(ledger.work(), 500);
     }
@@ -364,7 +364,7 @@ mod tests {
         // It has become slower.
         (1..40).for_each(|second| report(5210 + 100 * second, 4010, 20_000_000 + 1_000_000 * second));
         assert_eq!(seconds(&ledger, 1000), Some(40));
-        ledger.gone();
+        ledger.reset_measurements();
         assert_eq!((seconds(&ledger, 1000), ledger.work()), (None, 0));
         report(0, 0, 0);
         report(0, 0, u64::MAX);

@@ -1,10 +1,10 @@
 //! The table from which a choice picks a replica: what is known of each, counters that change by themselves, and which
 //! blocks each has cached. Knows no links, and nothing of what people are shown.
 
-use crate::board::caches::{CacheReporter, Caches, Gap, IDS_MAX, Id, Ids};
+use crate::board::caches::{CacheIndex, CacheReporter, IDS_MAX, Id, ReplicaSet, ReportGap};
 use crate::board::circuit::{Circuit, CircuitChange, MedianTimes};
 use crate::board::ledger::{Ledger, Ledgers, Loads};
-use crate::board::pick::{self, Candidate, OpenReplicas, PickInfo, PickPolicy, ReplicaRow, Standing, VersionId};
+use crate::board::pick::{self, Candidate, OpenReplicas, PickInfo, PickPolicy, ReplicaRow, ReplicaStanding, VersionId};
 use proto::cluster as wire;
 use std::sync::Arc;
 use types::{BLOCK_TOKENS, BlockHash, CacheOwner, PolicyDigest, Token};
@@ -25,7 +25,7 @@ pub struct ReplicaTable {
     /// The digests that the numbers in `summary` stand for.
     digests: Vec<PolicyDigest>,
     salts: Vec<Salt>,
-    caches: Caches,
+    caches: CacheIndex,
     ledgers: Ledgers,
 }
 
@@ -47,7 +47,7 @@ struct EntrySummary {
     protocol: u32,
     digest: u16,
     salt: u16,
-    standing: Standing,
+    standing: ReplicaStanding,
     /// Its circuit lets every request through.
     is_trusted: bool,
 }
@@ -55,7 +55,7 @@ struct EntrySummary {
 /// The fields of a replica's view that a choice needs.
 #[derive(Clone, Copy, Debug)]
 pub struct ReplicaFacts {
-    pub standing: Standing,
+    pub standing: ReplicaStanding,
     pub digest: PolicyDigest,
     pub version: VersionId,
     pub context: u32,
@@ -72,7 +72,7 @@ pub struct ReplicaFacts {
 pub struct ChoiceBuffers {
     open: OpenReplicas,
     /// For each salt, the open replicas that name their blocks from it.
-    salts: Vec<(u16, Ids)>,
+    salts: Vec<(u16, ReplicaSet)>,
     depths: Box<[u32; IDS_MAX]>,
 }
 
@@ -104,7 +104,7 @@ impl ReplicaTable {
 
     pub fn add_replica(&mut self, place: usize, ledger: Arc<Ledger>) {
         debug_assert!(self.entries.last().is_none_or(|last| last.place < place), "no place is given twice");
-        let (digest, salt, standing) = (PolicyDigest::default(), Salt::default(), Standing::Absent);
+        let (digest, salt, standing) = (PolicyDigest::default(), Salt::default(), ReplicaStanding::Absent);
         let version = VersionId::default();
         let facts = ReplicaFacts { standing, digest, version, context: 0, room: 0, salt, id: 0, protocol: 0 };
         let (loads, reporter, circuit) = (ledger.loads().clone(), CacheReporter::default(), Circuit::default());
@@ -127,7 +127,7 @@ impl ReplicaTable {
 
     pub fn remove_replica(&mut self, place: usize) {
         self.reset_reports(place);
-        if let Some(at) = self.at(place) {
+        if let Some(at) = self.row_index(place) {
             self.entries.remove(at);
             self.summary.remove(at);
             self.renumber();
@@ -135,7 +135,7 @@ impl ReplicaTable {
     }
 
     pub fn update_facts(&mut self, place: usize, facts: &ReplicaFacts) {
-        let Some(at) = self.at(place) else { return };
+        let Some(at) = self.row_index(place) else { return };
         let before = std::mem::replace(&mut self.entries[at].facts, *facts);
         let summary = &mut self.summary[at];
         (summary.standing, summary.context, summary.id) = (facts.standing, facts.room.min(facts.context), facts.id);
@@ -158,15 +158,15 @@ impl ReplicaTable {
 
     /// Another stream to the replica begins: its cache's content is no longer known.
     pub fn reset_reports(&mut self, place: usize) {
-        if let Some(at) = self.at(place) {
+        if let Some(at) = self.row_index(place) {
             self.caches.forget(&mut self.entries[at].reporter);
             self.entries[at].reporter = CacheReporter::default();
             self.summary[at].reporter = None;
         }
     }
 
-    pub fn apply_report(&mut self, place: usize, report: &wire::Cached) -> Result<(), Gap> {
-        let Some(at) = self.at(place) else { return Ok(()) };
+    pub fn apply_report(&mut self, place: usize, report: &wire::Cached) -> Result<(), ReportGap> {
+        let Some(at) = self.row_index(place) else { return Ok(()) };
         let result = self.caches.apply(&mut self.entries[at].reporter, report);
         self.summary[at].reporter = self.entries[at].reporter.id;
         result
@@ -175,16 +175,16 @@ impl ReplicaTable {
     /// Judges all replicas, once a second. Returns which ones get no new requests for a while, and which ones are tried
     /// or trusted again.
     pub fn judge(&mut self, second: u64) -> Vec<(usize, CircuitChange)> {
-        let windows: Vec<_> = self.entries.iter().map(|entry| entry.ledger.look()).collect();
+        let windows: Vec<_> = self.entries.iter().map(|entry| entry.ledger.take_window()).collect();
         let mut n_shunned = self.summary.iter().filter(|summary| !summary.is_trusted).count();
-        let n_ready = self.summary.iter().filter(|summary| summary.standing <= Standing::Shunned).count();
+        let n_ready = self.summary.iter().filter(|summary| summary.standing <= ReplicaStanding::Shunned).count();
         let mut turns = Vec::new();
         for (at, (entry, summary)) in self.entries.iter_mut().zip(&mut self.summary).enumerate() {
             let usual = MedianTimes::of_others(&windows, at);
             let is_open = entry.circuit.is_open();
             // At most half of all are shunned: if most of them are worse than before, shunning gains nothing.
             let may_open = is_open || (n_shunned + 1) * 2 <= n_ready;
-            if let Some(turn) = entry.circuit.look(second, &windows[at], &usual, may_open) {
+            if let Some(turn) = entry.circuit.judge_window(second, &windows[at], &usual, may_open) {
                 n_shunned += usize::from(!is_open && entry.circuit.is_open());
                 turns.push((entry.place, turn));
             }
@@ -194,7 +194,7 @@ impl ReplicaTable {
     }
 
     pub fn row_of(&self, place: usize) -> Option<ReplicaRow> {
-        Some(self.row(self.at(place)?))
+        Some(self.row(self.row_index(place)?))
     }
 
     pub fn rows(&self) -> impl Iterator<Item = (usize, ReplicaRow)> + '_ {
@@ -215,7 +215,7 @@ impl ReplicaTable {
             // the request uses.
             standing: match info.matches(summary.version, summary.protocol) {
                 true => self.standing(at, summary),
-                false => Standing::Absent,
+                false => ReplicaStanding::Absent,
             },
             digest: summary.digest,
             context: summary.context,
@@ -224,7 +224,7 @@ impl ReplicaTable {
         self.fill(&mut scratch.open);
         // A single open replica gets the request whatever its cache has.
         if let Some(names) = names.filter(|_| policy.reads_caches(info) && scratch.open.len() > 1) {
-            self.look_up(info, names, scratch);
+            self.fill_prefix_depths(info, names, scratch);
         }
         let at = pick::pick(policy, &scratch.open, info)?;
         let n_cached = scratch.open.n_cached[scratch.open.rows.binary_search(&(at as u32)).ok()?];
@@ -250,7 +250,7 @@ impl ReplicaTable {
     }
 
     /// Finds how much of the prompt the cache of each open replica has.
-    fn look_up<I: Iterator<Item = u64>>(
+    fn fill_prefix_depths<I: Iterator<Item = u64>>(
         &self,
         info: &PickInfo,
         names: impl Fn(&PolicyDigest, &Salt) -> I,
@@ -265,7 +265,7 @@ impl ReplicaTable {
             let Some(id) = reporter else { continue };
             let known = salts.iter().position(|(of, _)| of == salt);
             if known.is_none() && salts.len() < SALTS_MAX {
-                salts.push((*salt, Ids::default()));
+                salts.push((*salt, ReplicaSet::default()));
             }
             let at = known.unwrap_or(salts.len() - 1);
             if salts[at].0 == *salt {
@@ -283,15 +283,15 @@ impl ReplicaTable {
         }
     }
 
-    fn at(&self, place: usize) -> Option<usize> {
+    fn row_index(&self, place: usize) -> Option<usize> {
         self.entries.binary_search_by_key(&place, |entry| entry.place).ok()
     }
 
     #[inline]
-    fn standing(&self, at: usize, summary: &EntrySummary) -> Standing {
+    fn standing(&self, at: usize, summary: &EntrySummary) -> ReplicaStanding {
         let admits = || summary.is_trusted || self.entries[at].circuit.admits(summary.loads.n_own());
         match summary.standing {
-            Standing::Ready if !admits() => Standing::Shunned,
+            ReplicaStanding::Ready if !admits() => ReplicaStanding::Shunned,
             standing => standing,
         }
     }
@@ -357,7 +357,7 @@ mod tests {
 
     fn facts(salt: u8, id: u64) -> ReplicaFacts {
         let (digest, version) = (PolicyDigest::default(), VersionId::default());
-        let (standing, context, room, protocol) = (Standing::Ready, 4096, u32::MAX, 1);
+        let (standing, context, room, protocol) = (ReplicaStanding::Ready, 4096, u32::MAX, 1);
         ReplicaFacts { standing, digest, version, context, room, salt: [salt; 16], id, protocol }
     }
 
@@ -398,7 +398,7 @@ mod tests {
         let chosen = board.choose(PickPolicy::Prefix, &info, Some(others), &mut ChoiceBuffers::default()).unwrap();
         assert_eq!((chosen.place, chosen.n_cached), (0, 0));
         let ledger = board.entries[2].ledger.clone();
-        let busy = ledger.enter(49);
+        let busy = ledger.add_work(49);
         assert_eq!(choose(&board, &prompt), (1, 48));
         drop(busy);
         assert_eq!(choose(&board, &prompt), (2, 96));

@@ -5,7 +5,7 @@ use crate::faces::SESSION;
 use crate::faces::doors::call::{call_deadline, status, tenant};
 use crate::front::frontend::{Frontend, unix_seconds};
 use crate::front::generation::{Generation, GenerationEvent, SideOutput};
-use crate::front::parsed_request::{ParsedRequest, Purpose, after};
+use crate::front::parsed_request::{ParsedRequest, Purpose, deadline_after};
 use crate::front::progress::PromptProgress;
 use crate::front::reader_watch::WatchedStream;
 use crate::front::recorder::{Caller, Face, Recorder};
@@ -39,8 +39,10 @@ impl Inference for InferenceService {
 
     async fn generate(&self, request: Request<v1::GenerateRequest>) -> Result<Response<Self::GenerateStream>, Status> {
         let mut recorder = Recorder::start(Face::Grpc, &Caller::of_grpc(request.metadata()));
-        let parsed =
-            self.parse_generate_request(request).inspect_err(|refusal| recorder.refused(refusal)).map_err(status)?;
+        let parsed = self
+            .parse_generate_request(request)
+            .inspect_err(|refusal| recorder.record_refusal(refusal))
+            .map_err(status)?;
         let generation = self.front.generate(parsed, recorder).await.map_err(status)?;
         let started = Some(generation.started.clone());
         let has_tokens = generation.marks.choices.iter().any(|mark| mark.n_tokens() > 0);
@@ -50,8 +52,10 @@ impl Inference for InferenceService {
 
     async fn embed(&self, request: Request<v1::EmbedRequest>) -> Result<Response<v1::EmbedReply>, Status> {
         let mut recorder = Recorder::start(Face::Grpc, &Caller::of_grpc(request.metadata()));
-        let parsed =
-            self.parse_embed_request(request).inspect_err(|refusal| recorder.refused(refusal)).map_err(status)?;
+        let parsed = self
+            .parse_embed_request(request)
+            .inspect_err(|refusal| recorder.record_refusal(refusal))
+            .map_err(status)?;
         let reply = self.front.embed(parsed, &mut recorder).await.map_err(status)?;
         Ok(Response::new(reply))
     }
@@ -77,7 +81,7 @@ impl Inference for InferenceService {
         let request = request.into_inner();
         let text = self.front.text(&request.model).map_err(status)?;
         text.check_ids("token_ids", &request.token_ids).map_err(status)?;
-        let text = self.front.detokenized(&text, request.token_ids).await.map_err(status)?;
+        let text = self.front.detokenize(&text, request.token_ids).await.map_err(status)?;
         Ok(Response::new(v1::DetokenizeReply { text }))
     }
 
@@ -100,7 +104,7 @@ impl Inference for InferenceService {
 
     async fn get_topology(&self, request: Request<v1::GetTopologyRequest>) -> Result<Response<v1::Topology>, Status> {
         let authorization = request.metadata().get("authorization").and_then(|value| value.to_str().ok());
-        let admitted = self.front.config.keys.admitted(authorization).ok_or(Refusal::NoKey).map_err(status)?;
+        let admitted = self.front.config.keys.authorized_client(authorization).ok_or(Refusal::NoKey).map_err(status)?;
         if !self.front.shows_cluster_to(admitted.role) {
             return Err(Status::permission_denied("the cluster is shown to keys with `role=operator`"));
         }
@@ -133,7 +137,7 @@ impl InferenceService {
             first_choice: request.choice,
             purpose: Purpose::Generate(Box::new(request.sampling.unwrap_or_default())),
             priority: request.priority,
-            deadline: [call, after(request.deadline_ms)].into_iter().flatten().min(),
+            deadline: [call, deadline_after(request.deadline_ms)].into_iter().flatten().min(),
             tenant,
             session,
             resume: request.resume.map(resume).transpose()?,
@@ -155,7 +159,7 @@ impl InferenceService {
         Ok(ParsedRequest {
             model: request.model,
             prompts: request.inputs.into_iter().map(input).collect::<Result<_, _>>()?,
-            deadline: [call, after(request.deadline_ms)].into_iter().flatten().min(),
+            deadline: [call, deadline_after(request.deadline_ms)].into_iter().flatten().min(),
             tenant,
             ..ParsedRequest::default()
         })

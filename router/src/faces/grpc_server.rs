@@ -53,14 +53,19 @@ pub async fn serve(
 
 /// Yields connections that have a place among the others. Connections beyond the limit are closed before anything is
 /// read from them.
-fn limit_connections(front: &Frontend, incoming: Incoming) -> impl Stream<Item = io::Result<LimitedSocket<WriteCoalescer<Connection>>>> {
+fn limit_connections(
+    front: &Frontend,
+    incoming: Incoming,
+) -> impl Stream<Item = io::Result<LimitedSocket<WriteCoalescer<Connection>>>> {
     let Timeouts { unread_max, headers_max, .. } = front.config.timeouts;
     let connections_max = front.config.limits.connections_max.clamp(1, Semaphore::MAX_PERMITS);
     let places = Arc::new(Semaphore::new(connections_max));
     incoming.filter_map(move |accepted| match accepted {
         Ok(connection) => {
             let place = places.clone().try_acquire_owned().ok()?;
-            Some(Ok(LimitedSocket::new(WriteCoalescer::new(connection), place, unread_max).with_start_deadline(headers_max)))
+            Some(Ok(
+                LimitedSocket::new(WriteCoalescer::new(connection), place, unread_max).with_start_deadline(headers_max)
+            ))
         }
         Err(error) => Some(Err(error)),
     })

@@ -69,7 +69,7 @@ impl BeamRules {
 
     /// Returns the divisor for the score of an answer of this length. Computed with twice the digits, so that every
     /// machine rounds to the same.
-    fn by_length(&self, n_tokens: usize) -> f32 {
+    fn length_divisor(&self, n_tokens: usize) -> f32 {
         (n_tokens as f64).powf(self.length_penalty.into()) as f32
     }
 }
@@ -92,7 +92,7 @@ impl Beams {
         let candidates = self.candidates(tops);
         let n_tokens = self.running.first().map_or(0, |beam| beam.tokens.len()) + 1;
         let is_longest = n_tokens >= self.rules.tokens_max as usize;
-        let by_length = self.rules.by_length(n_tokens);
+        let by_length = self.rules.length_divisor(n_tokens);
         let (mut running, mut whole) = (Vec::new(), Vec::new());
         for (i, candidate) in candidates.iter().enumerate() {
             let is_stop = self.rules.stop.contains(&candidate.next.token);
@@ -152,7 +152,7 @@ impl Beams {
             true => tokens_max as usize,
             false => n_tokens,
         };
-        self.whole.len() < width || best.score / self.rules.by_length(length) > worst.score
+        self.whole.len() < width || best.score / self.rules.length_divisor(length) > worst.score
     }
 }
 

@@ -1,7 +1,7 @@
 //! Converts pieces of an answer to parts of a delta. A call's id is a function of the answer's own id, so a stream that
 //! is resumed or run again has the same ids. Knows no dialect.
 
-use dialect::Piece;
+use dialect::AnswerPiece;
 use proto::v1;
 use types::TokensHash;
 
@@ -47,23 +47,23 @@ impl DeltaWriter {
         self.n_whole
     }
 
-    pub fn add(&mut self, piece: Piece, delta: &mut v1::Delta) {
+    pub fn add(&mut self, piece: AnswerPiece, delta: &mut v1::Delta) {
         match piece {
-            Piece::Content(text) => delta.text.push_str(&text),
-            Piece::Reasoning(text) if self.includes_reasoning => delta.reasoning.push_str(&text),
-            Piece::Reasoning(_) => {}
-            Piece::CallBegin { index, name, id } => {
+            AnswerPiece::Content(text) => delta.text.push_str(&text),
+            AnswerPiece::Reasoning(text) if self.includes_reasoning => delta.reasoning.push_str(&text),
+            AnswerPiece::Reasoning(_) => {}
+            AnswerPiece::CallBegin { index, name, id } => {
                 if let Some(index) = self.counted(index) {
                     let id = id.unwrap_or_else(|| self.ids.id(index));
                     delta.tool_calls.push(v1::ToolCallDelta { index, id, name, arguments: String::new() });
                 }
             }
-            Piece::CallArguments { index, text } => {
+            AnswerPiece::CallArguments { index, text } => {
                 if let Some(index) = self.counted(index) {
                     part_of(delta, index).arguments.push_str(&text);
                 }
             }
-            Piece::CallEnd { index } => self.n_whole += u32::from(self.counted(index).is_some()),
+            AnswerPiece::CallEnd { index } => self.n_whole += u32::from(self.counted(index).is_some()),
         }
     }
 
@@ -103,19 +103,19 @@ mod tests {
     fn pieces_become_one_part_for_each_call() {
         let mut writer = DeltaWriter::new(ids(7, 0, &[1]), true, false);
         let mut delta = v1::Delta::default();
-        let begin = |index, name: &str, id: Option<&str>| Piece::CallBegin {
+        let begin = |index, name: &str, id: Option<&str>| AnswerPiece::CallBegin {
             index,
             name: name.into(),
             id: id.map(str::to_owned),
         };
-        let arguments = |index, text: &str| Piece::CallArguments { index, text: text.into() };
+        let arguments = |index, text: &str| AnswerPiece::CallArguments { index, text: text.into() };
         for piece in [
-            Piece::Reasoning("hm".into()),
-            Piece::Content("a".into()),
+            AnswerPiece::Reasoning("hm".into()),
+            AnswerPiece::Content("a".into()),
             begin(0, "f", Some("own")),
             arguments(0, "{"),
             arguments(0, "}"),
-            Piece::CallEnd { index: 0 },
+            AnswerPiece::CallEnd { index: 0 },
             begin(1, "g", None),
             arguments(1, "{"),
         ] {
@@ -133,8 +133,8 @@ mod tests {
         let mut writer = DeltaWriter::new(ids(7, 0, &[1]), false, true);
         let mut delta = v1::Delta::default();
         for index in 0..2 {
-            writer.add(Piece::CallBegin { index, name: "f".into(), id: None }, &mut delta);
-            writer.add(Piece::CallEnd { index }, &mut delta);
+            writer.add(AnswerPiece::CallBegin { index, name: "f".into(), id: None }, &mut delta);
+            writer.add(AnswerPiece::CallEnd { index }, &mut delta);
         }
         assert_eq!((delta.tool_calls.len(), writer.n_whole()), (1, 1));
     }

@@ -6,21 +6,21 @@ use proto::v1;
 
 /// Deltas in the order in which their tokens came.
 #[derive(Default)]
-pub struct DeltaRun {
+pub struct DeltaSequence {
     deltas: Vec<v1::Delta>,
     /// Whether there is anything but text. Text alone has no order to keep.
     has_order: bool,
 }
 
-impl DeltaRun {
-    pub fn new(has_order: bool) -> DeltaRun {
-        DeltaRun { deltas: Vec::new(), has_order }
+impl DeltaSequence {
+    pub fn new(has_order: bool) -> DeltaSequence {
+        DeltaSequence { deltas: Vec::new(), has_order }
     }
 
     /// Adds the content that one token reveals. It joins the last delta if that loses no order.
     pub fn add(&mut self, one: v1::Delta) {
         match self.deltas.last_mut() {
-            Some(last) if !self.has_order || goes_on(last, &one) => join(last, one),
+            Some(last) if !self.has_order || can_join(last, &one) => join(last, one),
             _ => self.deltas.push(one),
         }
     }
@@ -31,7 +31,7 @@ impl DeltaRun {
 }
 
 /// A token without content belongs to the delta before it. A thought's tokens are counted, so they stay apart.
-fn goes_on(before: &v1::Delta, next: &v1::Delta) -> bool {
+fn can_join(before: &v1::Delta, next: &v1::Delta) -> bool {
     if !has_content(next) {
         return true;
     }
@@ -67,7 +67,7 @@ mod tests {
 
     /// Returns the tokens of each delta, joined.
     fn cuts(has_order: bool, all: &[(&str, &str, &str)]) -> Vec<Vec<u32>> {
-        let mut run = DeltaRun::new(has_order);
+        let mut run = DeltaSequence::new(has_order);
         (0..).zip(all).for_each(|(token, (reasoning, text, call))| run.add(delta(token, reasoning, text, call)));
         run.into_deltas().into_iter().map(|delta| delta.token_ids).collect()
     }

@@ -4,7 +4,7 @@
 use crate::front::calls::CallIds;
 use crate::front::frontend::{Frontend, TOKEN_TEXT_BYTES};
 use crate::front::stop::Stops;
-use crate::front::text::Assembly;
+use crate::front::text::AnswerAssembly;
 use crate::refusal::Refusal;
 use crate::replicas::models::text::{EncodedInput, ModelText};
 use proto::v1;
@@ -41,7 +41,7 @@ impl Frontend {
 }
 
 fn derender_answer(of: &ModelText, read: Option<&EncodedInput>, choice: u32, ids: &Tokens) -> DerenderedAnswer {
-    let mut assembly = Assembly::new(&of.tokenizer, Arc::new(Stops::new(Vec::new())), 0, false);
+    let mut assembly = AnswerAssembly::new(&of.tokenizer, Arc::new(Stops::new(Vec::new())), 0, false);
     if let Some(EncodedInput { ids: prompt, talk: Some(talk) }) = read {
         // The seed is not known here, because the tokens were drawn elsewhere: ids of calls are a function of the
         // prompt alone.

@@ -21,20 +21,20 @@ impl Frontend {
         let parsed = ParsedRequest { purpose: Purpose::Pool, ..parsed };
         recorder.record_request(&parsed);
         let tenant = self.config.keys.tenant_limits(parsed.tenant);
-        recorder.seen(&self.history, parsed.tenant, tenant.label().clone());
-        let embedded = match self.enter(&tenant) {
+        recorder.show_in_history(&self.history, parsed.tenant, tenant.label().clone());
+        let embedded = match self.count_tenant_visit(&tenant) {
             Ok(_visit) => {
                 let embedded = self.embed_all(parsed, &recorder.trace()).await;
-                embedded.inspect_err(|refusal| tenant.refused(refusal))
+                embedded.inspect_err(|refusal| tenant.count_refusal(refusal))
             }
             Err(refusal) => Err(refusal),
         };
         match &embedded {
             Ok(reply) => {
                 recorder.embedded(reply);
-                recorder.finished("ok");
+                recorder.record_outcome("ok");
             }
-            Err(refusal) => recorder.refused(refusal),
+            Err(refusal) => recorder.record_refusal(refusal),
         }
         embedded
     }

@@ -116,7 +116,7 @@ impl AuditShare {
     }
 
     /// Whether this answer is one of the share: evenly spread, and exact over many.
-    fn takes_next(&self) -> bool {
+    fn sample_next(&self) -> bool {
         let n = self.n_seen.fetch_add(1, Relaxed) as f64;
         ((n + 1.0) * self.share).floor() > (n * self.share).floor()
     }
@@ -125,7 +125,7 @@ impl AuditShare {
 impl AnswerQueues {
     /// Returns the queues that receive the answers to the next request, or None if there are none.
     pub fn subscribers(&self) -> Option<Vec<AnswerQueue>> {
-        let audit = self.audit.as_ref().filter(|audit| audit.takes_next()).map(|audit| &audit.queue);
+        let audit = self.audit.as_ref().filter(|audit| audit.sample_next()).map(|audit| &audit.queue);
         let queues: Vec<AnswerQueue> = self.record.iter().chain(audit).cloned().collect();
         (!queues.is_empty()).then_some(queues)
     }
@@ -159,7 +159,7 @@ impl AnswerSubscription {
         numbers: Range<u32>,
         certified: bool,
     ) -> AnswerKeeper {
-        let sampling = self.resolved(&base_request);
+        let sampling = self.resolved_sampling(&base_request);
         let answer = FinishedAnswer {
             id: started.id.clone(),
             began: self.began,
@@ -177,7 +177,7 @@ impl AnswerSubscription {
     }
 
     /// Returns the client's sampling with every default filled in. Logprobs are left out: they change no token.
-    fn resolved(&self, base_request: &Request) -> v1::Sampling {
+    fn resolved_sampling(&self, base_request: &Request) -> v1::Sampling {
         let sampling = &base_request.sampling;
         v1::Sampling {
             temperature: Some(sampling.temperature),
@@ -269,7 +269,7 @@ mod tests {
     fn a_share_is_exact_and_spread() {
         let of = |share: f64, n: usize| {
             let audit = AuditShare::new(AnswerQueue::new(1, 1, || ()).0, share);
-            (0..n).filter(|_| audit.takes_next()).count()
+            (0..n).filter(|_| audit.sample_next()).count()
         };
         assert_eq!((of(1.0, 100), of(0.25, 100), of(0.01, 1000), of(0.01, 99)), (100, 25, 10, 0));
     }

@@ -91,12 +91,12 @@ impl Frontend {
 
     /// Counts a request that is no generation.
     pub fn visit(&self, tenant: TenantId) -> Result<Visit, Refusal> {
-        self.enter(&self.config.keys.tenant_limits(tenant))
+        self.count_tenant_visit(&self.config.keys.tenant_limits(tenant))
     }
 
     /// Counts a request of a tenant, if the tenant's limits let it in.
-    pub fn enter(&self, tenant: &Arc<TenantLimits>) -> Result<Visit, Refusal> {
-        tenant.enter(self.config.timeouts.retry_after).inspect_err(|refusal| tenant.refused(refusal))
+    pub fn count_tenant_visit(&self, tenant: &Arc<TenantLimits>) -> Result<Visit, Refusal> {
+        tenant.enter(self.config.timeouts.retry_after).inspect_err(|refusal| tenant.count_refusal(refusal))
     }
 
     /// Returns the model that a client names, and the version of it that answers. An empty name means the first.
@@ -154,7 +154,7 @@ impl Frontend {
     }
 
     /// Returns a prompt's tokens, and what its answer must be, including what the calls of a chat require.
-    pub async fn rendered_request(
+    pub async fn render_request(
         &self,
         of: &Arc<ModelText>,
         input: Input,
@@ -173,13 +173,13 @@ impl Frontend {
     }
 
     /// Returns the text of the prompt that a chat becomes, as `tokens` would read it.
-    pub async fn rendered(&self, of: &Arc<ModelText>, chat: v1::Chat, now: u64) -> Result<String, Refusal> {
+    pub async fn render_chat(&self, of: &Arc<ModelText>, chat: v1::Chat, now: u64) -> Result<String, Refusal> {
         let of = of.clone();
         self.off_runtime(chat_length(&chat), move || of.render(chat, now).map(|(text, _)| text)).await?
     }
 
     /// Returns the text of tokens that were checked, without special ones.
-    pub async fn detokenized(&self, of: &Arc<ModelText>, ids: Tokens) -> Result<String, Refusal> {
+    pub async fn detokenize(&self, of: &Arc<ModelText>, ids: Tokens) -> Result<String, Refusal> {
         let of = of.clone();
         self.off_runtime(TOKEN_TEXT_BYTES * ids.len(), move || of.tokenizer.decode(&ids, false)).await
     }
@@ -191,26 +191,26 @@ impl Frontend {
         n_bytes: usize,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Refusal> {
-        if n_bytes <= BYTES_INLINE_MAX { Ok(work()) } else { self.on_a_thread(work).await }
+        if n_bytes <= BYTES_INLINE_MAX { Ok(work()) } else { self.on_text_thread(work).await }
     }
 
     /// Runs work on one of a few threads, so that no stream waits for it.
-    pub async fn on_a_thread<T: Send + 'static>(
+    pub async fn on_text_thread<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Refusal> {
-        self.on_a_thread_of(&self.long_texts, work).await
+        self.on_limited_thread(&self.long_texts, work).await
     }
 
     /// Searches a record on a thread that no text needs. One client searches at a time: the record may be gigabytes.
-    pub async fn on_the_record<T: Send + 'static>(
+    pub async fn on_record_thread<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Refusal> {
-        self.on_a_thread_of(&self.record_reads, work).await
+        self.on_limited_thread(&self.record_reads, work).await
     }
 
-    async fn on_a_thread_of<T: Send + 'static>(
+    async fn on_limited_thread<T: Send + 'static>(
         &self,
         places: &Arc<Semaphore>,
         work: impl FnOnce() -> T + Send + 'static,

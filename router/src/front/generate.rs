@@ -4,7 +4,7 @@
 //! A `ParsedRequest` is let in, its prompts become tokens and its sampling is checked (`PreparedRequest`). Then a
 //! replica is picked (`Destination`), and each answer becomes one `Request` to it, which a link carries.
 
-use crate::board::pick::Need;
+use crate::board::pick::ContinuationNeed;
 use crate::front::calls::CallIds;
 use crate::front::certificate::CertificateDraft;
 use crate::front::finished_answer::AnswerSubscription;
@@ -15,18 +15,18 @@ use crate::front::prepared::{PreparedRequest, longest, room};
 use crate::front::progress::is_watched;
 use crate::front::recorder::Recorder;
 use crate::front::resume::{Fingerprint, ReadMarks, Resume, ResumeHandle};
-use crate::front::sampling::Wording;
-use crate::front::search::Search;
+use crate::front::sampling::AnswerTextSettings;
+use crate::front::search::AnswerSearch;
 use crate::front::structure;
-use crate::front::text::Assembly;
+use crate::front::text::AnswerAssembly;
 use crate::limits::admission::AdmissionPermit;
 use crate::limits::tenants::{Charge, TenantLimits};
-use crate::link::request::{Adoption, Call};
-use crate::link::versions::Version;
+use crate::link::request::{Adoption, ClientCall};
+use crate::link::versions::ServedVersion;
 use crate::link::view::ReplicaInfo;
-use crate::refusal::{NoResume, Refusal};
+use crate::refusal::{Refusal, ResumeError};
 use crate::replicas::models::table::VersionSelector;
-use crate::replicas::models::talk::Talk;
+use crate::replicas::models::talk::AnswerParseContext;
 use crate::replicas::models::text::{EncodedInput, ModelText};
 use crate::replicas::pool::PickedReplica;
 use grammar::GrammarSpec;
@@ -53,18 +53,18 @@ impl Frontend {
     pub async fn begin(self: &Arc<Self>, parsed: ParsedRequest, mut recorder: Recorder) -> Result<Generation, Refusal> {
         let tenant = self.config.keys.tenant_limits(parsed.tenant);
         let parsed = ParsedRequest { deadline: self.deadline(parsed.deadline), ..parsed };
-        recorder.seen(&self.history, parsed.tenant, tenant.label().clone());
-        let visit = self.enter(&tenant).inspect_err(|refusal| recorder.refused(refusal))?;
+        recorder.show_in_history(&self.history, parsed.tenant, tenant.label().clone());
+        let visit = self.count_tenant_visit(&tenant).inspect_err(|refusal| recorder.record_refusal(refusal))?;
         recorder.record_request(&parsed);
         let begun = self.generate_part(parsed, &recorder.trace()).await;
         let mut generation = begun.inspect_err(|refusal| {
-            recorder.refused(refusal);
-            tenant.refused(refusal);
+            recorder.record_refusal(refusal);
+            tenant.count_refusal(refusal);
         })?;
-        recorder.begun(&generation.started, generation.label.as_ref(), &generation.replica);
+        recorder.record_begun(&generation.started, generation.label.as_ref(), &generation.replica);
         if !generation.is_running() {
             // The client already had all of it.
-            recorder.finished("ok");
+            recorder.record_outcome("ok");
         }
         (generation.visit, generation.recorder) = (Some(visit), Some(recorder));
         Ok(generation)
@@ -78,15 +78,15 @@ impl Frontend {
     ) -> Result<Generation, Refusal> {
         let priority = level(parsed.priority)?;
         let tenant = self.config.keys.tenant_limits(parsed.tenant);
-        let (search, parsed) = Search::from_request(parsed, &self.config.limits)?;
+        let (search, parsed) = AnswerSearch::from_request(parsed, &self.config.limits)?;
         parsed.purpose.check_sizes(&self.config.limits)?;
         let mut permit = self.admit(&parsed, priority, &tenant)?;
         let (prepared, resume) = self.prepare(parsed, priority, &tenant, trace).await?;
-        let _placing = trace.place();
+        let _placing = trace.placement_span();
         // This comes before each answer gets its own request, with a copy of prompt and lists.
         prepared.check_copies(self.config.limits.copies_bytes_max)?;
         self.admission.admit_tokens(&mut permit, prepared.n_waiting())?;
-        let (destination, requests) = self.place(&prepared, resume)?;
+        let (destination, requests) = self.pick_destination(&prepared, resume)?;
         let charge = tenant.charge(tokens_max(&prepared.prompts, &requests))?;
         self.check_in_time(&prepared, &destination.picked, &tenant)?;
         let held = (Some(permit), Some(charge));
@@ -138,8 +138,8 @@ impl Frontend {
         let model = self.model(&model, by)?;
         let structure = purpose.take_structure();
         let subscription = self.subscribe_answer(&purpose);
-        let (base_request, wording) = self.read(purpose, &model.text, seed).await?;
-        let preparing = trace.prepare();
+        let (base_request, wording) = self.parse_purpose(purpose, &model.text, seed).await?;
+        let preparing = trace.preparation_span();
         let mut read = Vec::with_capacity(prompts.len());
         for input in prompts {
             let (mut prompt, of) = (self.prompt(&model.text, input, echo, created).await?, &model.text);
@@ -147,7 +147,7 @@ impl Frontend {
                 && truncation.cut(&mut prompt.ids, room(model.replica.context, &base_request.goal))?
                 && echo
             {
-                prompt.text = Some(self.detokenized(of, prompt.ids.clone()).await?);
+                prompt.text = Some(self.detokenize(of, prompt.ids.clone()).await?);
             }
             read.push(prompt);
         }
@@ -184,16 +184,16 @@ impl Frontend {
 
     /// Completes the digest of a resume handle, which has only its beginning.
     fn complete_digest(&self, mut resume: Resume) -> Resume {
-        resume.handle.complete(self.replicas.versions().iter().map(Version::digest));
+        resume.handle.complete(self.replicas.versions().iter().map(ServedVersion::digest));
         resume
     }
 
-    async fn read(
+    async fn parse_purpose(
         &self,
         purpose: Purpose,
         of: &Arc<ModelText>,
         seed: Option<u64>,
-    ) -> Result<(Request, Wording), Refusal> {
+    ) -> Result<(Request, AnswerTextSettings), Refusal> {
         let (of, limits) = (of.clone(), self.config.limits.clone());
         self.off_runtime(purpose.work(), move || purpose.read(&of, seed, &limits)).await?
     }
@@ -205,7 +205,7 @@ impl Frontend {
         };
         let EncodedInput { ids, talk } = self.encoded(of, input, true, now).await?;
         let text = match text {
-            None if echo => Some(self.detokenized(of, ids.clone()).await?),
+            None if echo => Some(self.detokenize(of, ids.clone()).await?),
             text => text,
         };
         Ok(Prompt { ids, text, talk })
@@ -235,15 +235,15 @@ impl Frontend {
             Some(spec) => Some(self.grammar(spec, talk).await?),
             None => None,
         };
-        Ok(match talk.and_then(Talk::thinking_budget) {
-            Some(budget) => Some(budget.before(grammar.as_ref())),
+        Ok(match talk.and_then(AnswerParseContext::thinking_budget) {
+            Some(budget) => Some(budget.to_grammar(grammar.as_ref())),
             None => grammar,
         })
     }
 
     /// Picks the replica once everything that matters about the request is known, and as late as possible: by then
     /// other requests may have finished.
-    pub(super) fn place(
+    pub(super) fn pick_destination(
         &self,
         prepared: &PreparedRequest,
         resume: Option<Resume>,
@@ -266,7 +266,12 @@ impl Frontend {
         let n_tokens = requests.iter().map(|request| request.prompt.len() + request.sampling.tokens_max as usize).max();
         let n_known = requests.iter().map(|request| request.prompt.len()).max().unwrap_or(0) as u64;
         let n_tokens = n_tokens.unwrap_or(0) as u64;
-        let need = Need { digest: handle.digest, n_tokens, n_known, protocol: proto::needed(&prepared.base_request) };
+        let need = ContinuationNeed {
+            digest: handle.digest,
+            n_tokens,
+            n_known,
+            protocol: proto::needed(&prepared.base_request),
+        };
         let picked = self.replicas.pick_resumed(need, |of| handle.is_of(&of.name, of.incarnation))?;
         Ok((Destination { picked, print, before: Some(handle), marks }, requests))
     }
@@ -303,8 +308,8 @@ impl Frontend {
         // Caches were looked up only for the first prompt.
         let n_cached = if prompts.len() == 1 { n_cached } else { 0 };
         let (outputs, outputs_rx) = mpsc::channel(self.unread_max(&requests, needs_progress));
-        let (first_key, digest, trace) = (link.keys(requests.len() as u64), replica.digest, trace.carried());
-        let call = Arc::new(Call { first_key, deadline, digest, n_cached, trace, needs_progress, outputs });
+        let (first_key, digest, trace) = (link.keys(requests.len() as u64), replica.digest, trace.trace_headers());
+        let call = Arc::new(ClientCall { first_key, deadline, digest, n_cached, trace, needs_progress, outputs });
         let subscription = subscription.map(|pending| pending.for_requests(&requests, unix_millis()));
         let mut choices = Vec::new();
         for (slot, (request, mark)) in (0..).zip(requests.into_iter().zip(&marks.choices)) {
@@ -329,7 +334,7 @@ impl Frontend {
         let sealed = handle.seal(&self.config.resume_key, &print, base_request.tenant);
         // If there is only one model, all metrics already have its name.
         let label = model.version.map(|_| Arc::from(model.name.as_str()));
-        let started = started(&handle, &sealed, model.name, &prompts, &hashes);
+        let started = started_event(&handle, &sealed, model.name, &prompts, &hashes);
         let keeper = subscription.map(|pending| {
             Box::new(pending.into_keeper(base_request, &started, &replica, numbers, prepared.certified))
         });
@@ -393,10 +398,10 @@ pub(super) fn assembly(
     text: &ModelText,
     (prompt, hash): (&Prompt, TokensHash),
     request: &Request,
-    wording: &Wording,
-) -> Assembly {
+    wording: &AnswerTextSettings,
+) -> AnswerAssembly {
     let (tokens_min, stops) = (request.sampling.tokens_min, wording.stops.clone());
-    let assembly = Assembly::new(&text.tokenizer, stops, tokens_min, wording.show_special);
+    let assembly = AnswerAssembly::new(&text.tokenizer, stops, tokens_min, wording.show_special);
     match &prompt.talk {
         Some(talk) => assembly.of_chat(talk, call_ids(request, hash)),
         None => assembly,
@@ -427,14 +432,14 @@ fn tokens_max(prompts: &[Prompt], requests: &[Request]) -> u64 {
     n_prompt as u64 + generating.map(|request| u64::from(request.sampling.tokens_max)).sum::<u64>()
 }
 
-fn check_marks(marks: &ReadMarks, requests: &[Request]) -> Result<(), NoResume> {
+fn check_marks(marks: &ReadMarks, requests: &[Request]) -> Result<(), ResumeError> {
     let (expected, got) = (requests.len(), marks.choices.len());
     if expected != got {
-        return Err(NoResume::OtherChoices { expected, got });
+        return Err(ResumeError::OtherChoices { expected, got });
     }
     let ends = requests.iter().map(|request| request.sampling.tokens_max);
     let beyond = marks.choices.iter().zip(ends).find(|(mark, end)| mark.n_tokens() > *end);
-    beyond.map_or(Ok(()), |(mark, end)| Err(NoResume::Beyond { position: mark.n_tokens(), end }))
+    beyond.map_or(Ok(()), |(mark, end)| Err(ResumeError::Beyond { position: mark.n_tokens(), end }))
 }
 
 /// Returns the id under which the same replica, in the same incarnation, may still have the request.
@@ -444,7 +449,7 @@ fn adopted(request: &Request, before: Option<&ResumeHandle>, replica: &ReplicaIn
     (request.goal == Goal::Generate).then_some(RequestId(before.first_id + u64::from(slot)))
 }
 
-fn started(
+fn started_event(
     handle: &ResumeHandle,
     sealed: &str,
     model: String,

@@ -1,20 +1,20 @@
 //! The way out: turns a running request's outputs into events. Knows tokens and text, and no face.
 
 use crate::front::certificate::CertificateDraft;
-use crate::front::deltas::DeltaRun;
+use crate::front::deltas::DeltaSequence;
 use crate::front::finished_answer::AnswerKeeper;
 use crate::front::progress::{PromptProgress, WatchedPrompt};
 use crate::front::recorder::Recorder;
 use crate::front::resume::ReadMarks;
 use crate::front::stop::Stops;
-use crate::front::text::Assembly;
+use crate::front::text::AnswerAssembly;
 use crate::limits::admission::AdmissionPermit;
 use crate::limits::tenants::{Charge, Visit};
 use crate::link::request::SlotOutput;
 use crate::link::ticket::Ticket;
 use crate::link::view::ReplicaInfo;
-use crate::refusal::{NoResume, Refusal};
-use crate::replicas::models::talk::Talk;
+use crate::refusal::{Refusal, ResumeError};
+use crate::replicas::models::talk::AnswerParseContext;
 use crate::replicas::models::text::ModelText;
 use proto::cluster as wire;
 use proto::v1;
@@ -28,7 +28,7 @@ use tokio::sync::mpsc;
 use tokio::time::Sleep;
 use tokio_stream::Stream;
 use tokio_util::task::task_tracker::TaskTrackerToken;
-use types::{Finish, Goal, Request, PrefixReuse, Token, Tokens};
+use types::{Finish, Goal, PrefixReuse, Request, Token, Tokens};
 
 /// An event of a stream, as in `lockstep.v1`. `Started` is known before the first event.
 #[derive(Debug)]
@@ -58,7 +58,7 @@ pub struct Prompt {
     /// Its text, if that is to be echoed.
     pub text: Option<String>,
     /// How the answer to a chat is read.
-    pub(crate) talk: Option<Talk>,
+    pub(crate) talk: Option<AnswerParseContext>,
 }
 
 /// A running request. Dropping it cancels all choices that have not finished.
@@ -100,7 +100,7 @@ pub struct Generation {
 pub(crate) struct Choice {
     /// Present until the choice has finished.
     ticket: Option<Ticket>,
-    assembly: Assembly,
+    assembly: AnswerAssembly,
     stop_tokens: Tokens,
     /// The stop tokens that the client did not request.
     own_ends: Tokens,
@@ -162,7 +162,7 @@ impl Generation {
     /// Fails all choices, because the client requested all of them.
     fn fail(&mut self, refusal: Refusal) {
         if let Some(recorder) = &mut self.recorder {
-            recorder.refused(&refusal);
+            recorder.record_refusal(&refusal);
         }
         self.failed = Some(refusal);
         self.choices.iter_mut().for_each(|choice| choice.ticket = None);
@@ -181,9 +181,9 @@ impl Generation {
         let has_begun = !output.tokens.is_empty() || finish.is_some();
         // Progress of a prompt brings no token: until there is one, the request waits.
         if let Some(permit) = self.permit.take_if(|_| has_begun || choice.watched.is_none()) {
-            permit.served();
+            permit.free_places();
             let n_prompt = self.prompts.iter().map(|prompt| prompt.ids.len() as u64).sum();
-            self.charge.iter_mut().for_each(|charge| charge.began(n_prompt));
+            self.charge.iter_mut().for_each(|charge| charge.begin_answer(n_prompt));
         }
         self.charge.iter_mut().for_each(|charge| charge.add_output(choice.n_new(&output)));
         if !choice.add_scores(output.scored_position, &output.scored) {
@@ -214,10 +214,10 @@ impl Generation {
             self.ready.push_back((choice_idx, GenerationEvent::Aside(SideOutput::Pooled(pooled))));
         }
         let has_finish = finish.is_some();
-        let Advance { replayed, new, finished } = choice.advance(output, finish, &self.stops);
+        let ChoiceAdvance { replayed, new, finished } = choice.advance(output, finish, &self.stops);
         let (end, position) = (choice.assembly.n_tokens(), choice.n_sent);
         if (has_finish || finished.is_some()) && end < position {
-            return self.fail(NoResume::Beyond { position, end }.into());
+            return self.fail(ResumeError::Beyond { position, end }.into());
         }
         if let Some(recorder) = &mut self.recorder {
             new.iter().for_each(|delta| recorder.record_text(choice_idx, &delta.text));
@@ -247,7 +247,7 @@ impl Generation {
 
     fn record_finished(&mut self) {
         if let (false, Some(recorder)) = (self.is_running(), &mut self.recorder) {
-            recorder.finished("ok");
+            recorder.record_outcome("ok");
         }
     }
 }
@@ -261,7 +261,7 @@ fn record_progress(
 ) -> Option<GenerationEvent> {
     let watched = choice.watched.as_mut()?;
     let progress = watched.update(output, has_begun)?;
-    recorder.inspect(|recorder| recorder.computed(progress.processed));
+    recorder.inspect(|recorder| recorder.record_computed(progress.processed));
     watched.for_client.then_some(GenerationEvent::Aside(SideOutput::Progress(progress)))
 }
 
@@ -278,7 +278,7 @@ fn record_passages(
     if let Some(recorder) = recorder {
         recorder.record_passages(choice_idx, &output.passages);
         if !output.tokens.is_empty() {
-            recorder.tokens(choice_idx, output.tokens.len());
+            recorder.record_tokens(choice_idx, output.tokens.len());
         }
     }
 }
@@ -300,7 +300,7 @@ impl Stream for Generation {
 impl Choice {
     /// Returns a choice that has not begun. A choice that the client has to its end stays like this.
     pub fn new(
-        assembly: Assembly,
+        assembly: AnswerAssembly,
         request: &Request,
         own_ends: &[Token],
         n_sent: u32,
@@ -363,7 +363,7 @@ impl Choice {
 
     /// Turns an output into events: first the part that the client already has, then the new part, and the end if it
     /// came.
-    fn advance(&mut self, output: wire::Output, finish: Option<Finish>, stops: &Stops) -> Advance {
+    fn advance(&mut self, output: wire::Output, finish: Option<Finish>, stops: &Stops) -> ChoiceAdvance {
         let reuse = output.reuse();
         let wire::Output { position, tokens, cached_tokens, drafts_accepted, drafts_rejected, .. } = output;
         if position == 0 {
@@ -373,7 +373,7 @@ impl Choice {
         self.n_accepted += drafts_accepted;
         self.n_rejected += drafts_rejected;
         let has_order = self.assembly.separates_calls();
-        let (mut replayed, mut new) = (DeltaRun::new(has_order), DeltaRun::new(has_order));
+        let (mut replayed, mut new) = (DeltaSequence::new(has_order), DeltaSequence::new(has_order));
         let (n_tokens, mut stopped, mut stop_token) = (tokens.len(), None, None);
         for (i, out) in tokens.into_iter().enumerate() {
             let is_sent = position + (i as u32) < self.n_sent;
@@ -422,7 +422,7 @@ impl Choice {
         let stop = stopped.map(|stop| stops.string(stop));
         let stop_token = stop_token.filter(|_| stop.is_none());
         let finished = self.end(finish, stop).map(|finished| v1::Finished { stop_token, ..finished });
-        Advance { replayed: replayed.into_deltas(), new: new.into_deltas(), finished }
+        ChoiceAdvance { replayed: replayed.into_deltas(), new: new.into_deltas(), finished }
     }
 
     fn end(&mut self, finish: Option<Finish>, stop: Option<&str>) -> Option<v1::Finished> {
@@ -464,7 +464,7 @@ impl Choice {
 }
 
 /// What an output means for the client.
-struct Advance {
+struct ChoiceAdvance {
     /// The deltas that the client has already.
     replayed: Vec<v1::Delta>,
     new: Vec<v1::Delta>,

@@ -5,7 +5,7 @@ use crate::front::certificate::GrammarHash;
 use crate::front::frontend::Frontend;
 use crate::front::structure::FIELD;
 use crate::refusal::Refusal;
-use crate::replicas::models::talk::{PARAMETERS, Talk};
+use crate::replicas::models::talk::{AnswerParseContext, PARAMETERS};
 use crate::replicas::models::text::ModelText;
 use dialect::{Tool, ToolChoice};
 use grammar::{GrammarLimits, GrammarRefused, GrammarSpec};
@@ -50,7 +50,7 @@ impl Grammars {
 
     /// Returns the refusal of a grammar that contains tools' parameters: it names the parameters that are refused by
     /// themselves.
-    fn refusal_with_tools(&self, talk: &Talk, refused: &GrammarRefused) -> Refusal {
+    fn refusal_with_tools(&self, talk: &AnswerParseContext, refused: &GrammarRefused) -> Refusal {
         let of_tool = |(i, tool): (usize, &Tool)| {
             let schema = json!({ "type": "json_schema", "json_schema": tool.parameters, "strict": tool.strict });
             let tag = GrammarSpec::StructuralTag(json!({ "format": schema }));
@@ -109,18 +109,22 @@ fn key(spec: &GrammarSpec) -> GrammarKey {
 impl Frontend {
     /// Returns the grammar for an answer to this chat. It is compiled once: off the runtime, because a short text can
     /// mean much work.
-    pub(super) async fn grammar(&self, spec: GrammarSpec, talk: Option<&Talk>) -> Result<Grammar, Refusal> {
+    pub(super) async fn grammar(
+        &self,
+        spec: GrammarSpec,
+        talk: Option<&AnswerParseContext>,
+    ) -> Result<Grammar, Refusal> {
         let key = key(&spec);
         let grammars = self.grammars.clone();
         let compiled = match self.grammars.cached(&key) {
             Some(kept) => kept,
-            None => self.on_a_thread(move || grammars.compile(key, &spec)).await?,
+            None => self.on_text_thread(move || grammars.compile(key, &spec)).await?,
         };
         match (compiled, talk) {
             (Ok(grammar), _) => Ok(grammar),
             (Err(refused), Some(talk)) if !talk.tools.is_empty() => {
                 let (grammars, talk) = (self.grammars.clone(), talk.clone());
-                Err(self.on_a_thread(move || grammars.refusal_with_tools(&talk, &refused)).await?)
+                Err(self.on_text_thread(move || grammars.refusal_with_tools(&talk, &refused)).await?)
             }
             (Err(refused), _) => Err(refusal(&refused)),
         }
@@ -134,7 +138,7 @@ impl Frontend {
             Some(hash) => hash,
             None => {
                 let of = of.clone();
-                self.on_a_thread(move || of.hash_of_tokens()).await?
+                self.on_text_thread(move || of.hash_of_tokens()).await?
             }
         };
         Ok(grammar::digest(grammar, &tokens))

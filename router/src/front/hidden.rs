@@ -1,6 +1,6 @@
 //! Drops the logprobs of thoughts that a client does not receive: they name the thoughts' tokens. Knows no dialect.
 
-use dialect::Piece;
+use dialect::AnswerPiece;
 use proto::v1;
 
 /// The content that a token reveals: the strongest kind of it.
@@ -14,9 +14,9 @@ pub enum TokenContent {
 }
 
 impl TokenContent {
-    pub fn of(piece: &Piece) -> TokenContent {
+    pub fn of(piece: &AnswerPiece) -> TokenContent {
         match piece {
-            Piece::Reasoning(_) => TokenContent::Thought,
+            AnswerPiece::Reasoning(_) => TokenContent::Thought,
             _ => TokenContent::Answer,
         }
     }

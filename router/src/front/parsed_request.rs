@@ -3,7 +3,7 @@
 use crate::config::RouterLimits;
 use crate::front::grammars;
 use crate::front::resume::Resume;
-use crate::front::sampling::{Wording, check, random_seed, work};
+use crate::front::sampling::{AnswerTextSettings, check, random_seed, work};
 use crate::front::stop::Stops;
 use crate::front::structure;
 use crate::refusal::Refusal;
@@ -154,7 +154,7 @@ impl Purpose {
         of: &ModelText,
         seed: Option<u64>,
         limits: &RouterLimits,
-    ) -> Result<(Request, Wording), Refusal> {
+    ) -> Result<(Request, AnswerTextSettings), Refusal> {
         match self {
             Purpose::Generate(mut sampling) => {
                 sampling.seed = sampling.seed.or(seed);
@@ -164,7 +164,7 @@ impl Purpose {
                 let sampling = Sampling { tokens_max: 1, ..Sampling::default() };
                 let request = Request { sampling, goal: Goal::Pool, cache_bypass: true, ..Request::default() };
                 let stops = Arc::new(Stops::new(Vec::new()));
-                Ok((request, Wording { stops, show_special: false, own_ends: Tokens::new() }))
+                Ok((request, AnswerTextSettings { stops, show_special: false, own_ends: Tokens::new() }))
             }
         }
     }
@@ -194,7 +194,7 @@ fn message_length(message: &v1::ChatMessage) -> usize {
 }
 
 /// Returns a deadline this many milliseconds from now; zero means none.
-pub fn after(millis: u32) -> Option<Instant> {
+pub fn deadline_after(millis: u32) -> Option<Instant> {
     (millis > 0).then(|| Instant::now() + Duration::from_millis(millis.into()))
 }
 

@@ -5,7 +5,7 @@ use crate::front::certificate::GrammarHash;
 use crate::front::finished_answer::AnswerSubscription;
 use crate::front::generation::Prompt;
 use crate::front::resume::Fingerprint;
-use crate::front::sampling::Wording;
+use crate::front::sampling::AnswerTextSettings;
 use crate::refusal::Refusal;
 use crate::replicas::models::table::ResolvedModel;
 use std::ops::Range;
@@ -18,7 +18,7 @@ pub struct PreparedRequest {
     /// The part that the requests of all its answers share: all but the prompt, the choice, and the room for the
     /// answer.
     pub base_request: Request,
-    pub wording: Wording,
+    pub wording: AnswerTextSettings,
     pub numbers: Range<u32>,
     /// Whether the client watches how far its prompts are.
     pub needs_progress: bool,
@@ -57,7 +57,7 @@ impl PreparedRequest {
         &self,
         prompts: Vec<Tokens>,
         base_request: Request,
-        wording: Wording,
+        wording: AnswerTextSettings,
         numbers: Range<u32>,
     ) -> PreparedRequest {
         PreparedRequest {

@@ -32,9 +32,9 @@ const NOTHING: u64 = u64::MAX;
 
 /// Counts rounds, the unit of time here.
 #[derive(Default)]
-struct Rounds(AtomicU64);
+struct RoundCounter(AtomicU64);
 
-impl Rounds {
+impl RoundCounter {
     fn now(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
@@ -44,7 +44,7 @@ impl Rounds {
 #[derive(Default)]
 pub struct ReaderWatch {
     slots: Mutex<StreamSlots>,
-    rounds: Arc<Rounds>,
+    rounds: Arc<RoundCounter>,
 }
 
 #[derive(Default)]
@@ -127,7 +127,7 @@ struct StreamState<S> {
 /// The waker that a stream gets: it notes when a reply is available, and wakes the reader. A reader that had every
 /// reply but has full buffers of its own is woken and does not poll: its earlier poll is no sign of life.
 struct ReaderWaker {
-    rounds: Arc<Rounds>,
+    rounds: Arc<RoundCounter>,
     /// The round since which the reader could have requested the next reply.
     untaken: AtomicU64,
     reader: Mutex<Option<Waker>>,

@@ -3,7 +3,7 @@
 
 use crate::front::frontend::unix_millis;
 use crate::front::parsed_request::{ParsedRequest, Purpose};
-use crate::history::{ArrivedRequest, History, Sighting};
+use crate::history::{ArrivedRequest, History, TimelineRecorder};
 use crate::link::view::ReplicaInfo;
 use crate::refusal::Refusal;
 use http::HeaderMap;
@@ -89,7 +89,7 @@ pub struct Recorder {
     /// Present if the trace is to contain it.
     content: Option<TraceContent>,
     /// Present from when its tenant is known until its end.
-    sighting: Option<Sighting>,
+    sighting: Option<TimelineRecorder>,
 }
 
 /// Prompts and answers as text.
@@ -132,9 +132,9 @@ impl Recorder {
     }
 
     /// The request's tenant is known: from now on the pages show the request.
-    pub fn seen(&mut self, history: &History, tenant: TenantId, label: Arc<str>) {
+    pub fn show_in_history(&mut self, history: &History, tenant: TenantId, label: Arc<str>) {
         let arrival = ArrivedRequest { face: self.face.label(), tenant, label, unix_millis: unix_millis() };
-        self.sighting = Some(history.arrived(arrival));
+        self.sighting = Some(history.add_request(arrival));
     }
 
     /// The request was read.
@@ -156,7 +156,7 @@ impl Recorder {
         let nonzero = |n: f32| (n != 0.0).then_some(f64::from(n));
         let attributes = RequestAttributes {
             operation,
-            model: named(&parsed.model),
+            model: cut_model_name(&parsed.model),
             n_choices: parsed.n_choices.into(),
             ..RequestAttributes::default()
         };
@@ -177,11 +177,11 @@ impl Recorder {
     }
 
     /// Records the request as it was read.
-    pub fn begun(&mut self, started: &v1::Started, label: Option<&Arc<str>>, replica: &ReplicaInfo) {
+    pub fn record_begun(&mut self, started: &v1::Started, label: Option<&Arc<str>>, replica: &ReplicaInfo) {
         let version = &replica.model;
         if let Some(sighting) = &self.sighting {
             let n_prompt = u64::from(started.prompt_tokens);
-            sighting.placed(&started.id, &started.model, &replica.name, (n_prompt, self.n_choices));
+            sighting.record_placed(&started.id, &started.model, &replica.name, (n_prompt, self.n_choices));
         }
         self.id.clone_from(&started.id);
         self.model.clone_from(&started.model);
@@ -189,12 +189,12 @@ impl Recorder {
         if self.label.is_some() {
             self.version.clone_from(version);
         }
-        self.trace.begun(&started.id, self.operation, &started.model);
+        self.trace.record_dispatch(&started.id, self.operation, &started.model);
     }
 
     pub fn embedded(&mut self, reply: &v1::EmbedReply) {
         self.model.clone_from(&reply.model);
-        self.trace.begun("", self.operation, &reply.model);
+        self.trace.record_dispatch("", self.operation, &reply.model);
         self.used.n_prompt = reply.usage.map_or(0, |usage| usage.prompt_tokens.into());
     }
 
@@ -217,19 +217,19 @@ impl Recorder {
     }
 
     /// Records that so many tokens of the prompt are computed or cached.
-    pub fn computed(&self, n_tokens: u32) {
-        self.sighting.iter().for_each(|sighting| sighting.computed(n_tokens));
+    pub fn record_computed(&self, n_tokens: u32) {
+        self.sighting.iter().for_each(|sighting| sighting.record_computed(n_tokens));
     }
 
-    pub fn tokens(&mut self, choice_idx: u32, n_tokens: usize) {
+    pub fn record_tokens(&mut self, choice_idx: u32, n_tokens: usize) {
         if let Some(sighting) = &mut self.sighting {
-            sighting.tokens(choice_idx, n_tokens as u32);
+            sighting.record_tokens(choice_idx, n_tokens as u32);
         }
         let now = Instant::now();
         match self.last_token.replace(now) {
             None => {
                 self.first_token = Some(now - self.arrived);
-                self.trace.first_token(now - self.arrived);
+                self.trace.record_first_token(now - self.arrived);
                 metrics::first_token(self.label.as_ref(), now - self.arrived);
             }
             Some(last) => {
@@ -255,16 +255,16 @@ impl Recorder {
         });
     }
 
-    pub fn finished(&mut self, reason: &'static str) {
+    pub fn record_outcome(&mut self, reason: &'static str) {
         self.end(reason);
     }
 
-    pub fn refused(&mut self, refusal: &Refusal) {
+    pub fn record_refusal(&mut self, refusal: &Refusal) {
         self.end(refusal.label());
     }
 
     /// Records that a face refuses the request in its own terms, with a metric's label.
-    pub fn refused_as(&mut self, label: &'static str) {
+    pub fn record_refusal_as(&mut self, label: &'static str) {
         self.end(label);
     }
 
@@ -278,7 +278,7 @@ impl Recorder {
         }
         metrics::request(self.label.as_ref(), self.face.label(), outcome, took);
         self.report_metrics(outcome, took);
-        self.trace.ended(outcome, self.used, &self.reasons);
+        self.trace.record_end(outcome, self.used, &self.reasons);
         let TokenUsage { n_prompt, n_cached, n_output } = self.used;
         let (id, face, millis) = (&*self.id, self.face.label(), took.as_millis() as u64);
         let first_token_millis = self.first_token.map(|after| after.as_millis() as u64);
@@ -305,13 +305,13 @@ impl Recorder {
             n_longest: self.n_longest,
         });
         if let Some(content) = &self.content {
-            self.trace.content(&content.input, &content.answers(&self.reasons));
+            self.trace.record_content(&content.input, &content.answers(&self.reasons));
         }
     }
 }
 
 /// Cuts a model's name, because a client may send any.
-fn named(model: &str) -> String {
+fn cut_model_name(model: &str) -> String {
     model.chars().take(MODEL_CHARS_MAX).collect()
 }
 

@@ -5,7 +5,7 @@
 //! the cluster's key. With a changed letter, another request or another tenant it is invalid. A stream is a function of
 //! its request, so a handle reveals nothing that the request itself would not.
 
-use crate::refusal::NoResume;
+use crate::refusal::ResumeError;
 use std::fmt::{self, Display};
 use types::{PolicyDigest, Request, TenantId};
 
@@ -116,12 +116,12 @@ pub struct UncheckedHandle {
 }
 
 impl UncheckedHandle {
-    pub fn read(text: &str) -> Result<UncheckedHandle, NoResume> {
+    pub fn read(text: &str) -> Result<UncheckedHandle, ResumeError> {
         let mut bytes =
-            Some(text).filter(|text| text.len() <= TEXT_CHARS_MAX).and_then(decode).ok_or(NoResume::Garbled)?;
-        let at = bytes.len().checked_sub(CODE_BYTES).ok_or(NoResume::Garbled)?;
-        let code = bytes.split_off(at).try_into().map_err(|_| NoResume::Garbled)?;
-        let unchecked = fields(&bytes).ok_or(NoResume::Garbled)?;
+            Some(text).filter(|text| text.len() <= TEXT_CHARS_MAX).and_then(decode).ok_or(ResumeError::Garbled)?;
+        let at = bytes.len().checked_sub(CODE_BYTES).ok_or(ResumeError::Garbled)?;
+        let code = bytes.split_off(at).try_into().map_err(|_| ResumeError::Garbled)?;
+        let unchecked = fields(&bytes).ok_or(ResumeError::Garbled)?;
         Ok(UncheckedHandle { unchecked, bytes, code })
     }
 
@@ -134,15 +134,15 @@ impl UncheckedHandle {
     }
 
     /// Returns the handle, if it was made by this cluster for this request of this tenant.
-    pub fn check(self, key: &ResumeKey, print: &Fingerprint, tenant: TenantId) -> Result<ResumeHandle, NoResume> {
+    pub fn check(self, key: &ResumeKey, print: &Fingerprint, tenant: TenantId) -> Result<ResumeHandle, ResumeError> {
         // All bytes are compared to the end, so that timing does not show how much of a guess was right.
         let expected = code(key, &self.bytes, tenant);
         let differs = expected.iter().zip(&self.code).fold(0, |all, (a, b)| all | (a ^ b));
         if std::hint::black_box(differs) != 0 {
-            return Err(NoResume::Forged);
+            return Err(ResumeError::Forged);
         }
         let is_of_it = self.bytes[PRINT_AT..PRINT_AT + PRINT_BYTES] == print.0;
-        if is_of_it { Ok(self.unchecked) } else { Err(NoResume::OtherRequest) }
+        if is_of_it { Ok(self.unchecked) } else { Err(ResumeError::OtherRequest) }
     }
 }
 
@@ -154,7 +154,7 @@ fn fields(bytes: &[u8]) -> Option<ResumeHandle> {
     let mut digest = PolicyDigest::default();
     digest.0[..DIGEST_BYTES].copy_from_slice(&begins);
     let _print: [u8; PRINT_BYTES] = take(&mut rest)?;
-    let mut number = || number(&mut rest);
+    let mut number = || read_varint(&mut rest);
     let (seed, public, created, moved, incarnation) = (number()?, number()?, number()?, number()?, number()?);
     let (context, nonce) = (u32::try_from(number()?).ok()?, u32::try_from(number()?).ok()?);
     let first_id = moved ^ public;
@@ -178,7 +178,7 @@ fn put(bytes: &mut Vec<u8>, mut number: u64) {
     bytes.push(number as u8);
 }
 
-fn number(rest: &mut &[u8]) -> Option<u64> {
+fn read_varint(rest: &mut &[u8]) -> Option<u64> {
     let mut number = 0u64;
     for at in (0..u64::BITS).step_by(7) {
         let [byte] = take(rest)?;
@@ -281,15 +281,15 @@ pub struct Resume {
 
 impl Resume {
     /// Parses a `Last-Event-ID`: the handle, a colon, a mark for each choice, and optionally the number of events.
-    pub fn parse(text: &str, choices_max: usize) -> Result<Resume, NoResume> {
-        let (handle, marks) = text.trim().split_once(':').ok_or(NoResume::Garbled)?;
+    pub fn parse(text: &str, choices_max: usize) -> Result<Resume, ResumeError> {
+        let (handle, marks) = text.trim().split_once(':').ok_or(ResumeError::Garbled)?;
         let (marks, n_events) = match marks.split_once('@') {
-            Some((marks, n)) => (marks, Some(whole_number(n).ok_or(NoResume::Garbled)?)),
+            Some((marks, n)) => (marks, Some(whole_number(n).ok_or(ResumeError::Garbled)?)),
             None => (marks, None),
         };
         let (marks, usage) = marks.strip_suffix('!').map_or((marks, false), |marks| (marks, true));
         let choices = marks.split(',').take(choices_max + 1).map(ReadMark::parse);
-        let choices = choices.collect::<Option<Vec<_>>>().ok_or(NoResume::Garbled)?;
+        let choices = choices.collect::<Option<Vec<_>>>().ok_or(ResumeError::Garbled)?;
         Ok(Resume { handle: UncheckedHandle::read(handle)?, marks: ReadMarks { choices, usage, n_events } })
     }
 }
@@ -353,9 +353,9 @@ mod tests {
         assert_eq!(opened.unchecked, handle());
         let check = |key: &ResumeKey, print: &Fingerprint, tenant| opened.clone().check(key, print, tenant);
         assert_eq!(check(&key, &print, tenant), Ok(handle()));
-        assert_eq!(check(&ResumeKey::of(b"another"), &print, tenant), Err(NoResume::Forged));
-        assert_eq!(check(&key, &print, TenantId(8)), Err(NoResume::Forged));
-        assert_eq!(check(&key, &self::print(&[1, 3]), tenant), Err(NoResume::OtherRequest));
+        assert_eq!(check(&ResumeKey::of(b"another"), &print, tenant), Err(ResumeError::Forged));
+        assert_eq!(check(&key, &print, TenantId(8)), Err(ResumeError::Forged));
+        assert_eq!(check(&key, &self::print(&[1, 3]), tenant), Err(ResumeError::OtherRequest));
         // Every change is noticed, and most before any field is trusted.
         for at in 0..text.len() {
             let mut changed = text.clone().into_bytes();
@@ -395,10 +395,10 @@ mod tests {
             assert_eq!(resume.marks.to_string(), text);
         }
         for text in ["", "e", "-e", "1,", "+1", "1!2", "4294967296", "!", "0x1", "1@", "@1", "1@+2", "1@2!"] {
-            assert_eq!(Resume::parse(&format!("{handle}:{text}"), 3), Err(NoResume::Garbled), "{text:?}");
+            assert_eq!(Resume::parse(&format!("{handle}:{text}"), 3), Err(ResumeError::Garbled), "{text:?}");
         }
-        assert_eq!(Resume::parse(&handle, 3), Err(NoResume::Garbled));
-        assert_eq!(Resume::parse(":1", 3), Err(NoResume::Garbled));
+        assert_eq!(Resume::parse(&handle, 3), Err(ResumeError::Garbled));
+        assert_eq!(Resume::parse(":1", 3), Err(ResumeError::Garbled));
         // No more marks are kept than a stream can have.
         let many = Resume::parse(&format!("{handle}:{}1", "1,".repeat(100_000)), 3).unwrap();
         assert_eq!(many.marks.choices.len(), 4);

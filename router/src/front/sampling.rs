@@ -16,7 +16,7 @@ const BREAKERS: [&str; 4] = ["\n", ":", "\"", "*"];
 
 /// How a request's tokens become text.
 #[derive(Clone)]
-pub struct Wording {
+pub struct AnswerTextSettings {
     pub stops: Arc<Stops>,
     /// Whether special tokens are part of the text.
     pub show_special: bool,
@@ -31,7 +31,7 @@ impl ModelText {
         &self,
         requested: v1::Sampling,
         limits: &RouterLimits,
-    ) -> Result<(Request, Wording), Refusal> {
+    ) -> Result<(Request, AnswerTextSettings), Refusal> {
         let tokens_max = requested.max_tokens.unwrap_or(u32::MAX);
         check("max_tokens", tokens_max, tokens_max > 0, "at least 1")?;
         check("min_tokens", requested.min_tokens, requested.min_tokens <= tokens_max, "at most max_tokens")?;
@@ -62,7 +62,7 @@ impl ModelText {
         let cache_bypass = goal != Goal::Generate;
         let predicted = self.predicted(&requested.prediction)?;
         let request = Request { sampling, goal, cache_bypass, predicted, ..Request::default() };
-        Ok((request, Wording { stops, show_special: requested.show_special, own_ends }))
+        Ok((request, AnswerTextSettings { stops, show_special: requested.show_special, own_ends }))
     }
 
     /// Each token with a requested logprob costs as much as one of the most likely ones.

@@ -1,7 +1,7 @@
 //! Values for sampling parameters that a request leaves out: those of the model's files, or else those of the
 //! catalogue's card, or else the vendor's own defaults. Knows no request.
 
-use checkpoint::Defaults;
+use checkpoint::SamplingDefaults;
 use proto::v1::sampling::Defaults as Vendor;
 
 /// The sampling of a request that sets none.
@@ -33,16 +33,16 @@ const OLLAMA: ResolvedDefaults = ResolvedDefaults {
 
 impl ResolvedDefaults {
     /// `card` is the catalogue's: vendors with neutral defaults have none.
-    pub fn of(vendor: i32, files: &Defaults, card: &Defaults) -> ResolvedDefaults {
+    pub fn of(vendor: i32, files: &SamplingDefaults, card: &SamplingDefaults) -> ResolvedDefaults {
         match Vendor::try_from(vendor).unwrap_or_default() {
-            Vendor::Unspecified => NEUTRAL.under(files),
-            Vendor::LlamaCpp => LLAMA_CPP.under(card).under(files),
-            Vendor::Ollama => OLLAMA.under(card).under(files),
+            Vendor::Unspecified => NEUTRAL.filled_from(files),
+            Vendor::LlamaCpp => LLAMA_CPP.filled_from(card).filled_from(files),
+            Vendor::Ollama => OLLAMA.filled_from(card).filled_from(files),
         }
     }
 
     /// Uses these values for parameters that `recommended` leaves out.
-    fn under(self, recommended: &Defaults) -> ResolvedDefaults {
+    fn filled_from(self, recommended: &SamplingDefaults) -> ResolvedDefaults {
         ResolvedDefaults {
             temperature: recommended.temperature.unwrap_or(self.temperature),
             top_k: recommended.top_k.unwrap_or(self.top_k),
@@ -79,9 +79,9 @@ mod tests {
 
     #[test]
     fn files_come_before_cards_and_cards_before_vendors() {
-        let none = Defaults::default();
-        let files = Defaults { temperature: Some(0.6), top_k: Some(20), ..none };
-        let card = Defaults { temperature: Some(0.2), top_p: Some(0.9), ..none };
+        let none = SamplingDefaults::default();
+        let files = SamplingDefaults { temperature: Some(0.6), top_k: Some(20), ..none };
+        let card = SamplingDefaults { temperature: Some(0.2), top_p: Some(0.9), ..none };
         let of = |vendor: Vendor, files, card| ResolvedDefaults::of(vendor.into(), files, card);
         assert_eq!(of(Vendor::Unspecified, &none, &card), NEUTRAL);
         assert_eq!(of(Vendor::LlamaCpp, &none, &none), LLAMA_CPP);

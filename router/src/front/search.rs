@@ -15,7 +15,7 @@ use crate::front::generation::{Choice, Generation, GenerationEvent};
 use crate::front::parsed_request::{ParsedRequest, Purpose};
 use crate::front::prepared::PreparedRequest;
 use crate::front::resume::ReadMarks;
-use crate::front::sampling::Wording;
+use crate::front::sampling::AnswerTextSettings;
 use crate::front::stop::Stops;
 use crate::link::ticket::Ticket;
 use crate::refusal::Refusal;
@@ -28,7 +28,7 @@ use tokio_stream::StreamExt;
 use types::{Finish, Goal, Penalties, Request, Sampling, Tokens, TokensHash};
 
 /// The kind of search of a request, and how many of the found answers are sent.
-pub struct Search {
+pub struct AnswerSearch {
     n_returned: u32,
     kind: SearchKind,
 }
@@ -46,12 +46,12 @@ struct FoundAnswer {
     n_cached: u32,
 }
 
-impl Search {
+impl AnswerSearch {
     /// Returns the search of a request, if it has one, and the request for as many answers as the search needs.
     pub fn from_request(
         mut parsed: ParsedRequest,
         limits: &RouterLimits,
-    ) -> Result<(Option<Search>, ParsedRequest), Refusal> {
+    ) -> Result<(Option<AnswerSearch>, ParsedRequest), Refusal> {
         let Purpose::Generate(sampling) = &mut parsed.purpose else { return Ok((None, parsed)) };
         let (n_returned, best_of, beams) =
             (parsed.n_choices, std::mem::take(&mut sampling.best_of), sampling.beams.take());
@@ -75,7 +75,7 @@ impl Search {
         if parsed.resume.is_some() {
             return Err(Refusal::invalid("resume", "what is found is told at once: ask again"));
         }
-        Ok((Some(Search { n_returned, kind }), ParsedRequest { n_choices: n_kept, ..parsed }))
+        Ok((Some(AnswerSearch { n_returned, kind }), ParsedRequest { n_choices: n_kept, ..parsed }))
     }
 }
 
@@ -119,24 +119,24 @@ fn check_beam_fields(requested: &v1::Sampling) -> Result<(), Refusal> {
 impl Frontend {
     pub(super) async fn search(
         self: &Arc<Self>,
-        search: Search,
+        search: AnswerSearch,
         prepared: PreparedRequest,
         held: Held,
         trace: &TracedSpan,
     ) -> Result<Generation, Refusal> {
         let n_returned = search.n_returned as usize;
         let (first, found) = match search.kind {
-            SearchKind::BestOf => self.best_drawn(&prepared, n_returned, held, trace).await?,
+            SearchKind::BestOf => self.draw_best(&prepared, n_returned, held, trace).await?,
             SearchKind::Beams { length_penalty, patience } => {
                 let rules = beam_rules(&prepared, length_penalty, patience)?;
-                self.best_beams(&prepared, &rules, n_returned, held, trace).await?
+                self.search_beams(&prepared, &rules, n_returned, held, trace).await?
             }
         };
         Ok(replay_answers(first, prepared, search.n_returned, found))
     }
 
     /// Draws all answers, and keeps the likeliest of each prompt: those with the largest sum of logprobs.
-    async fn best_drawn(
+    async fn draw_best(
         self: &Arc<Self>,
         prepared: &PreparedRequest,
         n_returned: usize,
@@ -166,7 +166,7 @@ impl Frontend {
     }
 
     /// Searches after each prompt in turn.
-    async fn best_beams(
+    async fn search_beams(
         self: &Arc<Self>,
         prepared: &PreparedRequest,
         rules: &BeamRules,
@@ -202,7 +202,7 @@ impl Frontend {
         held: Held,
         trace: &TracedSpan,
     ) -> Result<Generation, Refusal> {
-        let (destination, requests) = self.place(&part, None)?;
+        let (destination, requests) = self.pick_destination(&part, None)?;
         self.submit(part, destination, requests, held, trace)
     }
 }
@@ -243,7 +243,8 @@ fn one_token(prepared: &PreparedRequest, rules: &BeamRules, prompts: Vec<Tokens>
     };
     let base_request =
         Request { sampling, goal: Goal::Generate, predicted: Tokens::new(), ..prepared.base_request.clone() };
-    let wording = Wording { stops: Arc::new(Stops::new(Vec::new())), show_special: false, own_ends: Tokens::new() };
+    let wording =
+        AnswerTextSettings { stops: Arc::new(Stops::new(Vec::new())), show_special: false, own_ends: Tokens::new() };
     prepared.part(prompts, base_request, wording, 0..1)
 }
 

@@ -14,14 +14,14 @@ const ROOT: u32 = 0;
 #[derive(Debug)]
 pub struct Stops {
     strings: Vec<String>,
-    nodes: Vec<Node>,
+    nodes: Vec<StopNode>,
     edges: BTreeMap<(u32, u8), u32>,
     /// Whether the matched stop string is part of the text.
     included: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Node {
+struct StopNode {
     /// The number of bytes from the root.
     depth: u32,
     /// The node of the longest proper suffix of this one's string.
@@ -33,7 +33,7 @@ struct Node {
 impl Stops {
     /// The caller refuses empty strings.
     pub fn new(strings: Vec<String>) -> Stops {
-        let root = Node { depth: 0, fallback: ROOT, stop: None };
+        let root = StopNode { depth: 0, fallback: ROOT, stop: None };
         let mut stops = Stops { strings: Vec::new(), nodes: vec![root], edges: BTreeMap::new(), included: false };
         for (i, string) in strings.iter().enumerate() {
             debug_assert!(!string.is_empty(), "an empty string stops everything");
@@ -68,7 +68,7 @@ impl Stops {
             let next = self.nodes.len() as u32;
             at = *self.edges.entry((at, *byte)).or_insert(next);
             if at == next {
-                self.nodes.push(Node { depth, fallback: ROOT, stop: None });
+                self.nodes.push(StopNode { depth, fallback: ROOT, stop: None });
             }
         }
         // Among equal strings, the first counts.
@@ -110,16 +110,16 @@ impl Stops {
 /// Filters one text. The stop string that ends first counts, and among those that end together the longest: so the
 /// result does not depend on how the text was cut into pieces.
 #[derive(Debug)]
-pub struct Filter {
+pub struct StopFilter {
     stops: Arc<Stops>,
     state: u32,
     /// The text that was not shown yet.
     held: String,
 }
 
-impl Filter {
-    pub fn new(stops: Arc<Stops>) -> Filter {
-        Filter { stops, state: ROOT, held: String::new() }
+impl StopFilter {
+    pub fn new(stops: Arc<Stops>) -> StopFilter {
+        StopFilter { stops, state: ROOT, held: String::new() }
     }
 
     /// Appends to `shown` what can be shown. Returns the index of a stop string that ends in this piece: the text ends
@@ -158,7 +158,7 @@ mod tests {
     /// Pushes the pieces, and checks what was shown after each and which stop string ended the text.
     fn check(stops: &[&str], pieces: &[&str], shown_after: &[&str], stopped: Option<&str>) {
         let stops = Arc::new(Stops::new(stops.iter().map(|stop| stop.to_string()).collect()));
-        let mut filter = Filter::new(stops.clone());
+        let mut filter = StopFilter::new(stops.clone());
         let mut shown = String::new();
         for (piece, expected) in pieces.iter().zip(shown_after) {
             let stop = filter.push(piece, &mut shown);
@@ -187,7 +187,7 @@ mod tests {
 
     #[test]
     fn stop_string_is_included_on_request() {
-        let mut filter = Filter::new(Arc::new(Stops::new(vec!["END".into()]).included(true)));
+        let mut filter = StopFilter::new(Arc::new(Stops::new(vec!["END".into()]).included(true)));
         let mut shown = String::new();
         assert_eq!(filter.push("a EN", &mut shown), None);
         assert_eq!((filter.push("D b", &mut shown), shown.as_str()), (Some(0), "a END"));
@@ -195,7 +195,7 @@ mod tests {
 
     #[test]
     fn text_held_back_at_the_end_is_shown() {
-        let mut filter = Filter::new(Arc::new(Stops::new(vec!["xEND".into()])));
+        let mut filter = StopFilter::new(Arc::new(Stops::new(vec!["xEND".into()])));
         let mut shown = String::new();
         assert_eq!(filter.push("a xEN", &mut shown), None);
         assert_eq!(shown, "a ");
@@ -231,7 +231,7 @@ mod tests {
             let text = random.word(0, 40);
             let expected = naive(&stops, &text);
             let filter_stops = Arc::new(Stops::new(stops.clone()));
-            let mut filter = Filter::new(filter_stops);
+            let mut filter = StopFilter::new(filter_stops);
             let (mut shown, mut stopped, mut rest) = (String::new(), None, text.as_str());
             while !rest.is_empty() && stopped.is_none() {
                 let cut = rest.char_indices().map(|(i, _)| i).nth(1 + random.below(4)).unwrap_or(rest.len());
@@ -249,7 +249,7 @@ mod tests {
     #[test]
     fn thousands_of_strings_cost_what_one_costs() {
         let stops: Vec<String> = (0..4096).map(|i| format!("{}{i:05}", "x".repeat(50))).collect();
-        let mut filter = Filter::new(Arc::new(Stops::new(stops)));
+        let mut filter = StopFilter::new(Arc::new(Stops::new(stops)));
         let mut shown = String::new();
         assert_eq!(filter.push(&"x".repeat(100_000), &mut shown), None);
         assert_eq!(shown.len(), 100_000 - 50);

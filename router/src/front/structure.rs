@@ -2,7 +2,7 @@
 //! token and no request.
 
 use crate::refusal::Refusal;
-use crate::replicas::models::talk::Talk;
+use crate::replicas::models::talk::AnswerParseContext;
 use dialect::ToolChoice;
 use grammar::GrammarSpec;
 use proto::v1;
@@ -13,7 +13,10 @@ use serde_json::{Value, json};
 pub const FIELD: &str = "structure";
 
 /// Returns what the answer must be, or None if every text is allowed.
-pub fn grammar_spec(structure: Option<v1::Structure>, talk: Option<&Talk>) -> Result<Option<GrammarSpec>, Refusal> {
+pub fn grammar_spec(
+    structure: Option<v1::Structure>,
+    talk: Option<&AnswerParseContext>,
+) -> Result<Option<GrammarSpec>, Refusal> {
     let structure = structure.and_then(|structure| structure.form).map(form).transpose()?.flatten();
     let Some(talk) = talk else { return Ok(structure) };
     match (structure, &talk.choice) {
@@ -22,18 +25,18 @@ pub fn grammar_spec(structure: Option<v1::Structure>, talk: Option<&Talk>) -> Re
         (Some(structure), ToolChoice::Auto) if !talk.tools.is_empty() => {
             let calls = talk.calls_format().ok_or_else(no_form)?;
             let either = json!({ "type": "or", "elements": [format_of(&structure)?, calls] });
-            Ok(Some(GrammarSpec::StructuralTag(talk.behind_thought(either))))
+            Ok(Some(GrammarSpec::StructuralTag(talk.put_after_thought(either))))
         }
         (Some(structure), _) if talk.may_think() => {
-            Ok(Some(GrammarSpec::StructuralTag(talk.behind_thought(format_of(&structure)?))))
+            Ok(Some(GrammarSpec::StructuralTag(talk.put_after_thought(format_of(&structure)?))))
         }
         (structure, _) => Ok(structure),
     }
 }
 
 /// Returns the calls that an answer must have, or may have in one form alone.
-fn calls(talk: &Talk) -> Result<Option<GrammarSpec>, Refusal> {
-    let enforced = talk.enforced(&talk.choice);
+fn calls(talk: &AnswerParseContext) -> Result<Option<GrammarSpec>, Refusal> {
+    let enforced = talk.structural_tag(&talk.choice);
     let must = match &talk.choice {
         ToolChoice::None => false,
         ToolChoice::Auto => talk.tools.iter().any(|tool| tool.strict),

@@ -5,25 +5,25 @@
 
 use crate::front::calls::{CallIds, DeltaWriter};
 use crate::front::hidden::{HiddenThoughts, TokenContent};
-use crate::front::stop::{Filter, Stops};
-use crate::replicas::models::talk::Talk;
+use crate::front::stop::{StopFilter, Stops};
+use crate::replicas::models::talk::AnswerParseContext;
 use checkpoint::{Detokenizer, Tokenizer};
-use dialect::Speech;
+use dialect::AnswerParser;
 use proto::v1;
 use std::sync::Arc;
 use types::Token;
 
 /// The text of one choice as it grows.
-pub struct Assembly {
+pub struct AnswerAssembly {
     detokenizer: Detokenizer,
-    filter: Filter,
+    filter: StopFilter,
     /// How many tokens at the beginning cannot complete a stop string.
     n_unstoppable: u32,
     n_tokens: u32,
     /// How many tokens had come at the last piece of reasoning.
     n_reasoning: u32,
     /// None if the answer is text and nothing else.
-    reader: Option<Box<SpeechReader>>,
+    reader: Option<Box<ChatAnswerReader>>,
     /// None if thoughts are shown.
     hidden: Option<HiddenThoughts>,
     /// The text that the filter has let through, empty between calls.
@@ -31,17 +31,17 @@ pub struct Assembly {
 }
 
 /// How the text of a chat's answer becomes content, reasoning and calls.
-struct SpeechReader {
-    speech: Speech,
+struct ChatAnswerReader {
+    speech: AnswerParser,
     writer: DeltaWriter,
 }
 
-impl Assembly {
-    pub fn new(tokenizer: &Tokenizer, stops: Arc<Stops>, tokens_min: u32, show_special: bool) -> Assembly {
+impl AnswerAssembly {
+    pub fn new(tokenizer: &Tokenizer, stops: Arc<Stops>, tokens_min: u32, show_special: bool) -> AnswerAssembly {
         let detokenizer = if show_special { tokenizer.stream_with_special() } else { tokenizer.stream() };
-        Assembly {
+        AnswerAssembly {
             detokenizer,
-            filter: Filter::new(stops),
+            filter: StopFilter::new(stops),
             n_unstoppable: tokens_min,
             n_tokens: 0,
             n_reasoning: 0,
@@ -52,12 +52,12 @@ impl Assembly {
     }
 
     /// Reads the answer of a chat.
-    pub fn of_chat(self, talk: &Talk, ids: CallIds) -> Assembly {
-        let Some(speech) = talk.speech() else { return self };
+    pub fn of_chat(self, talk: &AnswerParseContext, ids: CallIds) -> AnswerAssembly {
+        let Some(speech) = talk.answer_parser() else { return self };
         let writer = DeltaWriter::new(ids, talk.is_parallel, talk.includes_reasoning);
-        let detokenizer = self.detokenizer.showing(talk.markers.clone());
+        let detokenizer = self.detokenizer.with_visible_tokens(talk.markers.clone());
         let hidden = (!talk.includes_reasoning).then(HiddenThoughts::default);
-        Assembly { detokenizer, reader: Some(Box::new(SpeechReader { speech, writer })), hidden, ..self }
+        AnswerAssembly { detokenizer, reader: Some(Box::new(ChatAnswerReader { speech, writer })), hidden, ..self }
     }
 
     /// Whether calls and thoughts are split from the text.
@@ -142,7 +142,7 @@ impl Assembly {
     }
 }
 
-impl SpeechReader {
+impl ChatAnswerReader {
     fn read(&mut self, text: &str, is_last: bool, delta: &mut v1::Delta) -> TokenContent {
         let mut pieces = Vec::new();
         if !text.is_empty() {

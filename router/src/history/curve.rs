@@ -6,18 +6,18 @@ const BINS_MAX: usize = 128;
 const FIRST_WIDTH: Duration = Duration::from_millis(50);
 
 #[derive(Clone, Debug)]
-pub struct Curve {
+pub struct TokenCurve {
     pub width: Duration,
     pub counts: Vec<u32>,
 }
 
-impl Default for Curve {
-    fn default() -> Curve {
-        Curve { width: FIRST_WIDTH, counts: Vec::new() }
+impl Default for TokenCurve {
+    fn default() -> TokenCurve {
+        TokenCurve { width: FIRST_WIDTH, counts: Vec::new() }
     }
 }
 
-impl Curve {
+impl TokenCurve {
     pub fn add(&mut self, at: Duration, n: u32) {
         while at.as_micros() / self.width.as_micros() >= BINS_MAX as u128 {
             self.widen();
@@ -41,7 +41,7 @@ mod tests {
 
     #[test]
     fn a_curve_keeps_every_token_in_so_many_bins() {
-        let mut curve = Curve::default();
+        let mut curve = TokenCurve::default();
         for ms in 0..100_000 {
             curve.add(Duration::from_millis(ms), 1);
         }

@@ -15,12 +15,12 @@ const WAIT_MIN_MICROS: f64 = 100.0;
 
 pub struct LastHour {
     began: Instant,
-    bins: Mutex<VecDeque<Bin>>,
+    bins: Mutex<VecDeque<LoadBin>>,
 }
 
 /// What happened within ten seconds.
 #[derive(Clone, Debug, Default)]
-pub struct Bin {
+pub struct LoadBin {
     /// Counted from when the router began.
     pub number: u64,
     pub n_arrived: u32,
@@ -73,7 +73,7 @@ impl Default for LastHour {
 impl LastHour {
     /// Returns the bins of the last hour, the oldest first; how old the newest bin's beginning is; and for how long
     /// there have been any.
-    pub fn bins(&self, now: Instant) -> (Vec<Bin>, u64, Duration) {
+    pub fn bins(&self, now: Instant) -> (Vec<LoadBin>, u64, Duration) {
         let lives = now.saturating_duration_since(self.began);
         let number = lives.as_secs() / BIN.as_secs();
         let oldest = (number + 1).saturating_sub(BINS_MAX as u64);
@@ -81,25 +81,25 @@ impl LastHour {
         (bins, number, lives)
     }
 
-    fn lock(&self) -> MutexGuard<'_, VecDeque<Bin>> {
+    fn lock(&self) -> MutexGuard<'_, VecDeque<LoadBin>> {
         self.bins.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn in_bin(&self, write: impl FnOnce(&mut Bin)) {
+    fn in_bin(&self, write: impl FnOnce(&mut LoadBin)) {
         let number = self.began.elapsed().as_secs() / BIN.as_secs();
         let mut bins = self.lock();
         if bins.back().is_none_or(|last| last.number < number) {
             if bins.len() >= BINS_MAX {
                 bins.pop_front();
             }
-            bins.push_back(Bin { number, ..Bin::default() });
+            bins.push_back(LoadBin { number, ..LoadBin::default() });
         }
         if let Some(last) = bins.back_mut() {
             write(last);
         }
     }
 
-    pub(super) fn arrived(&self, n_waiting: u32, n_running: u32) {
+    pub(super) fn record_arrival(&self, n_waiting: u32, n_running: u32) {
         self.in_bin(|bin| {
             bin.n_arrived += 1;
             bin.waiting_max = bin.waiting_max.max(n_waiting);
@@ -107,11 +107,11 @@ impl LastHour {
         });
     }
 
-    pub(super) fn first_token(&self, after: Duration) {
+    pub(super) fn record_first_token(&self, after: Duration) {
         self.in_bin(|bin| bin.first_token.add(after));
     }
 
-    pub(super) fn tokens(&self, tenant: &Arc<str>, n: u32, since_last: Option<Duration>) {
+    pub(super) fn record_tokens(&self, tenant: &Arc<str>, n: u32, since_last: Option<Duration>) {
         self.in_bin(|bin| {
             bin.n_output += u64::from(n);
             if let Some(took) = since_last {
@@ -163,13 +163,13 @@ mod tests {
     fn the_ring_is_bounded_and_an_hour_long() {
         let began = Instant::now().checked_sub(Duration::from_secs(2 * 3600)).unwrap();
         let load = LastHour { began, bins: Mutex::default() };
-        load.lock().extend((0..BINS_MAX as u64).map(|number| Bin { number, ..Bin::default() }));
-        load.arrived(3, 4);
+        load.lock().extend((0..BINS_MAX as u64).map(|number| LoadBin { number, ..LoadBin::default() }));
+        load.record_arrival(3, 4);
         let (bins, now, _) = load.bins(Instant::now());
         assert_eq!((bins.len(), bins[0].number, now), (1, 720, 720), "what is older than an hour is not told");
         assert_eq!((load.lock().len(), bins[0].waiting_max, bins[0].running_max), (BINS_MAX, 3, 4));
         for tenant in 0..500 {
-            load.tokens(&format!("t{tenant}").into(), 2, None);
+            load.record_tokens(&format!("t{tenant}").into(), 2, None);
         }
         assert_eq!(load.lock().back().unwrap().tenants.len(), TENANTS_MAX);
         assert_eq!(load.lock().back().unwrap().n_output, 1000);

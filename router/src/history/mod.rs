@@ -10,9 +10,9 @@ mod requests;
 mod texts;
 mod timeline;
 
-pub use load::{BIN, Bin, LastHour, WaitCounts};
-pub use requests::{Sighting, Sightings};
-pub use texts::{ShowDuration, Texts, WatcherPlace};
+pub use load::{BIN, LastHour, LoadBin, WaitCounts};
+pub use requests::{RequestTimelines, TimelineRecorder};
+pub use texts::{SharedTexts, ShowDuration, WatcherPlace};
 pub use timeline::{Timeline, TimelineEvent, TimelineEventKind};
 
 use std::sync::Arc;
@@ -31,14 +31,14 @@ pub struct ArrivedRequest {
 /// What happened lately at this router.
 #[derive(Default)]
 pub struct History {
-    pub requests: Sightings,
+    pub requests: RequestTimelines,
     pub load: Arc<LastHour>,
-    pub texts: Texts,
+    pub texts: SharedTexts,
 }
 
 impl History {
     /// Adds a request that has come.
-    pub fn arrived(&self, arrival: ArrivedRequest) -> Sighting {
-        self.requests.arrived(arrival, self.load.clone())
+    pub fn add_request(&self, arrival: ArrivedRequest) -> TimelineRecorder {
+        self.requests.add_request(arrival, self.load.clone())
     }
 }

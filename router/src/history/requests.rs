@@ -18,10 +18,10 @@ const ENDED_MAX: usize = 1024;
 type SharedTimeline = Arc<Mutex<Timeline>>;
 
 #[derive(Clone, Default)]
-pub struct Sightings(Arc<Rings>);
+pub struct RequestTimelines(Arc<TimelineRings>);
 
 #[derive(Default)]
-struct Rings {
+struct TimelineRings {
     n_arrived: AtomicU64,
     /// Of those under way: without a token yet, and with one.
     n_waiting: AtomicU32,
@@ -31,15 +31,15 @@ struct Rings {
 }
 
 /// One request, for its recorder.
-pub struct Sighting {
+pub struct TimelineRecorder {
     number: u64,
     timeline: SharedTimeline,
     last_token: Option<Instant>,
-    rings: Sightings,
+    rings: RequestTimelines,
     load: Arc<LastHour>,
 }
 
-impl std::fmt::Debug for Sighting {
+impl std::fmt::Debug for TimelineRecorder {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Sighting({})", self.number)
     }
@@ -49,14 +49,14 @@ fn locked<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
     of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Sightings {
-    pub(super) fn arrived(&self, arrival: ArrivedRequest, load: Arc<LastHour>) -> Sighting {
+impl RequestTimelines {
+    pub(super) fn add_request(&self, arrival: ArrivedRequest, load: Arc<LastHour>) -> TimelineRecorder {
         let number = self.0.n_arrived.fetch_add(1, Relaxed) + 1;
         let timeline = Arc::new(Mutex::new(Timeline::new(number, arrival)));
         locked(&self.0.live).insert(number, timeline.clone());
         let n_waiting = self.0.n_waiting.fetch_add(1, Relaxed) + 1;
-        load.arrived(n_waiting, self.0.n_running.load(Relaxed));
-        Sighting { number, timeline, last_token: None, rings: self.clone(), load }
+        load.record_arrival(n_waiting, self.0.n_running.load(Relaxed));
+        TimelineRecorder { number, timeline, last_token: None, rings: self.clone(), load }
     }
 
     /// How many requests have no token yet.
@@ -106,14 +106,14 @@ impl Sightings {
         live.or_else(|| locked(&self.0.ended).iter().find(|ended| locked(ended).number == number).cloned())
     }
 
-    pub fn counts(&self) -> (u32, u32) {
+    pub fn waiting_and_running(&self) -> (u32, u32) {
         (self.0.n_waiting.load(Relaxed), self.0.n_running.load(Relaxed))
     }
 }
 
-impl Sighting {
+impl TimelineRecorder {
     /// Records that the request went to a replica.
-    pub fn placed(&self, id: &str, model: &str, replica: &str, (n_prompt, n_choices): (u64, u32)) {
+    pub fn record_placed(&self, id: &str, model: &str, replica: &str, (n_prompt, n_choices): (u64, u32)) {
         let mut timeline = locked(&self.timeline);
         id.clone_into(&mut timeline.id);
         model.clone_into(&mut timeline.model);
@@ -141,12 +141,12 @@ impl Sighting {
     }
 
     /// Records that so many tokens of its prompt are computed or cached.
-    pub fn computed(&self, n: u32) {
+    pub fn record_computed(&self, n: u32) {
         let mut timeline = locked(&self.timeline);
         timeline.n_computed = timeline.n_computed.max(n.into());
     }
 
-    pub fn tokens(&mut self, choice: u32, n: u32) {
+    pub fn record_tokens(&mut self, choice: u32, n: u32) {
         let now = Instant::now();
         let mut timeline = locked(&self.timeline);
         let at = now.saturating_duration_since(timeline.arrived);
@@ -156,11 +156,11 @@ impl Sighting {
             timeline.record(Duration::ZERO, choice, TimelineEventKind::FirstToken);
             self.rings.0.n_waiting.fetch_sub(1, Relaxed);
             self.rings.0.n_running.fetch_add(1, Relaxed);
-            self.load.first_token(at);
+            self.load.record_first_token(at);
         }
         timeline.n_output += u64::from(n);
         timeline.tokens.add(at, n);
-        self.load.tokens(&timeline.arrival.label, n, since_last);
+        self.load.record_tokens(&timeline.arrival.label, n, since_last);
     }
 
     /// Ends the request. `used` has the tokens of its prompt, and how many of them were cached.
@@ -175,7 +175,7 @@ impl Sighting {
     }
 }
 
-impl Drop for Sighting {
+impl Drop for TimelineRecorder {
     fn drop(&mut self) {
         let rings = &self.rings.0;
         let counted = if self.last_token.is_some() { &rings.n_running } else { &rings.n_waiting };
@@ -211,16 +211,16 @@ mod tests {
     #[test]
     fn tenant_sees_only_its_own_requests() {
         let history = History::default();
-        let (one, mut two) = (history.arrived(arrival(1)), history.arrived(arrival(2)));
+        let (one, mut two) = (history.add_request(arrival(1)), history.add_request(arrival(2)));
         assert_eq!((numbers(&history, None), numbers(&history, Some(2))), (vec![1, 2], vec![2]));
-        two.placed("00ab", "m", "r", (7, 1));
-        two.tokens(0, 1);
-        assert_eq!(history.requests.counts(), (1, 1));
+        two.record_placed("00ab", "m", "r", (7, 1));
+        two.record_tokens(0, 1);
+        assert_eq!(history.requests.waiting_and_running(), (1, 1));
         assert!(history.requests.find(Some(TenantId(1)), "2").is_none());
         assert_eq!(history.requests.find(Some(TenantId(2)), "cmpl-00ab").unwrap().number, 2);
         one.ended("full", (0, 0));
         two.ended("ok", (7, 4));
-        assert_eq!((numbers(&history, None), history.requests.counts()), (vec![2, 1], (0, 0)));
+        assert_eq!((numbers(&history, None), history.requests.waiting_and_running()), (vec![2, 1], (0, 0)));
         let (bins, _, _) = history.load.bins(Instant::now());
         let bin = &bins[0];
         assert_eq!((bin.n_arrived, bin.n_refused, bin.n_ended, bin.n_cached, bin.n_output), (2, 1, 1, 4, 1));
@@ -230,7 +230,7 @@ mod tests {
     fn those_that_have_ended_are_forgotten_in_their_order() {
         let history = History::default();
         for _ in 0..ENDED_MAX + 10 {
-            history.arrived(arrival(1)).ended("ok", (0, 0));
+            history.add_request(arrival(1)).ended("ok", (0, 0));
         }
         let mut n = 0;
         history.requests.for_each(None, usize::MAX, |_| n += 1);
@@ -241,13 +241,13 @@ mod tests {
     #[test]
     fn events_are_in_order_and_relative_to_arrival() {
         let history = History::default();
-        let mut sighting = history.arrived(arrival(1));
-        sighting.placed("a", "m", "r", (9, 1));
+        let mut sighting = history.add_request(arrival(1));
+        sighting.record_placed("a", "m", "r", (9, 1));
         let passage = |kind: Kind, start, end| wire::Passage { kind: kind.into(), micros_ago: 0, start, end };
         sighting.record_passages(0, &[passage(Kind::Started, 4, 4), passage(Kind::Chunk, 4, 9)]);
-        sighting.computed(6);
+        sighting.record_computed(6);
         assert_eq!(history.requests.find(None, "1").unwrap().n_computed, 6);
-        sighting.tokens(0, 2);
+        sighting.record_tokens(0, 2);
         sighting.record_passages(0, &[passage(Kind::Lost, 0, 0)]);
         let timeline = history.requests.find(None, "1").unwrap();
         assert_eq!(timeline.state(), "moving");

@@ -24,7 +24,7 @@ pub struct ShowDuration {
 }
 
 #[derive(Default)]
-pub struct Texts {
+pub struct SharedTexts {
     made: Mutex<HashMap<TextKey, (Instant, Bytes)>>,
     watchers: Arc<Mutex<Watchers>>,
 }
@@ -64,7 +64,7 @@ impl Watchers {
     }
 }
 
-impl Texts {
+impl SharedTexts {
     /// Returns a text that is shown for so long. All clients that watch the same share its bytes. If a new text equals
     /// the one before, the one before is kept.
     pub fn get(&self, key: TextKey, shown: ShowDuration, make: impl FnOnce() -> String) -> Bytes {
@@ -122,7 +122,7 @@ mod tests {
 
     #[test]
     fn ten_watchers_of_one_text_render_it_once() {
-        let (texts, mut n) = (Texts::default(), 0);
+        let (texts, mut n) = (SharedTexts::default(), 0);
         let long = at_least(600);
         for _ in 0..10 {
             let text = texts.get(("a", None), long, || {
@@ -147,7 +147,7 @@ mod tests {
 
     #[test]
     fn so_many_may_watch() {
-        let texts = Texts::default();
+        let texts = SharedTexts::default();
         let watch = |of: Option<u64>| texts.watch(of.map(TenantId));
         let mut places: Vec<_> = (0..OF_TENANT_MAX).map(|_| watch(Some(1)).unwrap()).collect();
         assert!(watch(Some(1)).is_none(), "one tenant keeps nobody else from watching");

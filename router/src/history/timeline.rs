@@ -1,7 +1,7 @@
 //! One request's timeline: the events and their times, and how many tokens came when. Bounded, whatever happens.
 
 use crate::history::ArrivedRequest;
-use crate::history::curve::Curve;
+use crate::history::curve::TokenCurve;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -27,7 +27,7 @@ pub struct Timeline {
     /// How many events found no room.
     pub n_unkept: u32,
     pub first_token: Option<Duration>,
-    pub tokens: Curve,
+    pub tokens: TokenCurve,
     /// How it ended, and after which time.
     pub ended: Option<(&'static str, Duration)>,
 }
@@ -77,7 +77,7 @@ impl Timeline {
             events: Vec::new(),
             n_unkept: 0,
             first_token: None,
-            tokens: Curve::default(),
+            tokens: TokenCurve::default(),
             ended: None,
         }
     }

@@ -37,7 +37,7 @@ pub struct AdmissionPermit {
 
 impl AdmissionPermit {
     /// The request's first token has come: its places are free for others.
-    pub fn served(self) {
+    pub fn free_places(self) {
         self.retry_estimator.freed(self.places.num_permits() as u32);
     }
 }

@@ -214,7 +214,7 @@ impl ApiKeys {
     }
 
     /// Returns the tenants with limits that routers divide.
-    pub(crate) fn limited(&self) -> Vec<(TenantId, Arc<TenantLimits>)> {
+    pub(crate) fn limited_tenants(&self) -> Vec<(TenantId, Arc<TenantLimits>)> {
         let table = self.table();
         let limited = table.tenants.iter().filter(|(_, tenant)| tenant.is_limited());
         limited.map(|(id, tenant)| (*id, tenant.clone())).collect()
@@ -242,11 +242,11 @@ impl ApiKeys {
 
     /// Returns the tenant of a key. The search takes as long for a nearly right key as for any other.
     pub fn tenant(&self, key: &str) -> Option<TenantId> {
-        self.admitted_by(key).map(|admitted| admitted.tenant)
+        self.client_of_key(key).map(|admitted| admitted.tenant)
     }
 
     /// Does the same, and returns the signal of the key's end too.
-    pub fn admitted_by(&self, key: &str) -> Option<AdmittedClient> {
+    pub fn client_of_key(&self, key: &str) -> Option<AdmittedClient> {
         let offered = hash(key);
         let mut found = None;
         for known in &self.table().known {
@@ -262,18 +262,18 @@ impl ApiKeys {
 
     /// Returns the tenant of an `authorization` header. Without keys, all clients are one tenant.
     pub fn authorized(&self, authorization: Option<&str>) -> Option<TenantId> {
-        self.admitted(authorization).map(|admitted| admitted.tenant)
+        self.authorized_client(authorization).map(|admitted| admitted.tenant)
     }
 
     /// Does the same, and returns the signal of the key's end too.
-    pub fn admitted(&self, authorization: Option<&str>) -> Option<AdmittedClient> {
+    pub fn authorized_client(&self, authorization: Option<&str>) -> Option<AdmittedClient> {
         if self.is_open() {
             // A client of a server without keys is its operator.
             let (tenant, revoked) = (TenantId::default(), CancellationToken::new());
             return Some(AdmittedClient { tenant, role: Role::Operator, revoked });
         }
         let (scheme, key) = authorization?.trim().split_once(' ')?;
-        if scheme.eq_ignore_ascii_case("bearer") { self.admitted_by(key.trim()) } else { None }
+        if scheme.eq_ignore_ascii_case("bearer") { self.client_of_key(key.trim()) } else { None }
     }
 
     /// Returns a tenant, with its limits and use.
@@ -317,11 +317,11 @@ mod tests {
     #[test]
     fn a_key_ends_when_the_file_has_it_no_more_or_for_another() {
         let keys = ApiKeys::parse("a:k1\na:k2\nb:k3\nb:k4").unwrap();
-        let admitted = ["k1", "k2", "k3", "k4"].map(|key| keys.admitted_by(key).unwrap());
+        let admitted = ["k1", "k2", "k3", "k4"].map(|key| keys.client_of_key(key).unwrap());
         let ended = || admitted.each_ref().map(|admitted| admitted.revoked.is_cancelled());
         keys.replace("a:k1 weight=2\na:k3\nb:k4\nc:k5").unwrap();
         assert_eq!(ended(), [false, true, true, false]);
-        let readmitted = keys.admitted_by("k3").unwrap();
+        let readmitted = keys.client_of_key("k3").unwrap();
         assert!(readmitted.tenant == admitted[0].tenant && !readmitted.revoked.is_cancelled());
         keys.replace("a:k3").unwrap();
         assert_eq!(ended(), [true; 4]);
@@ -331,14 +331,14 @@ mod tests {
     #[test]
     fn a_key_may_be_an_operator_s() {
         let keys = ApiKeys::parse("alice:k1 weight=2\nann:k2 role=operator weight=3").unwrap();
-        let role = |key| keys.admitted_by(key).unwrap().role;
+        let role = |key| keys.client_of_key(key).unwrap().role;
         assert_eq!((role("k1"), role("k2"), keys.name_operators()), (Role::Tenant, Role::Operator, true));
-        let admitted = keys.admitted_by("k2").unwrap();
+        let admitted = keys.client_of_key("k2").unwrap();
         keys.replace("alice:k1 role=operator\nann:k2").unwrap();
         assert!(admitted.revoked.is_cancelled(), "what an operator looks at ends with the role");
         keys.replace("alice:k1\nann:k2").unwrap();
-        assert!(!keys.name_operators() && keys.admitted_by("k1").unwrap().role == Role::Tenant);
-        assert_eq!(ApiKeys::default().admitted(None).unwrap().role, Role::Operator);
+        assert!(!keys.name_operators() && keys.client_of_key("k1").unwrap().role == Role::Tenant);
+        assert_eq!(ApiKeys::default().authorized_client(None).unwrap().role, Role::Operator);
         for bad in ["a:k role=admin", "* role=operator", "a:k role="] {
             assert!(ApiKeys::parse(bad).unwrap_err().problem.contains("role=operator"), "{bad}");
         }
@@ -375,7 +375,10 @@ mod tests {
         let text = "* weight=2 concurrent=8\nalice:k1 weight=5\nalice:k2 requests_per_minute=60\nbob:k3\nk4 weight=1";
         let keys = ApiKeys::parse(text).unwrap();
         let weight = |key| keys.tenant_limits(keys.tenant(key).unwrap()).weight();
-        assert_eq!(["k1", "k2", "k3", "k4"].map(weight), [TenantWeight(5), TenantWeight(5), TenantWeight(2), TenantWeight(1)]);
+        assert_eq!(
+            ["k1", "k2", "k3", "k4"].map(weight),
+            [TenantWeight(5), TenantWeight(5), TenantWeight(2), TenantWeight(1)]
+        );
         assert_eq!(keys.tenant("*"), None);
         let cases = [
             ("a:b\n\n:c", 3, "no key"),
@@ -402,7 +405,7 @@ mod tests {
         assert_eq!((ApiKeys::count("alice:\nbob:k2"), ApiKeys::count("# none\n* weight=2")), (1, 0));
         for none in ["", "# none", "* weight=2", "alice:"] {
             let keys = ApiKeys::parse("alice:k1 weight=5").unwrap();
-            let admitted = keys.admitted_by("k1").unwrap();
+            let admitted = keys.client_of_key("k1").unwrap();
             let _bad = keys.replace(none);
             assert!(!keys.is_open() && admitted.revoked.is_cancelled(), "{none:?}");
             assert!(keys.authorized(None).is_none() && keys.authorized(Some("Bearer k1")).is_none(), "{none:?}");

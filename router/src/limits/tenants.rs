@@ -275,12 +275,12 @@ impl TenantLimits {
         let n_before = self.used.n_under_way.fetch_add(1, Relaxed);
         let visit = Visit(self.clone());
         match self.quotas.concurrent {
-            Some(max) if n_before >= max.into() => Err(limited(Limit::Concurrent(max), retry_after)),
+            Some(max) if n_before >= max.into() => Err(limit_refusal(Limit::Concurrent(max), retry_after)),
             _ => self.take(&self.used.requests, 1, self.quotas.requests_per_minute, Limit::Requests).map(|()| visit),
         }
     }
 
-    pub fn refused(&self, refusal: &Refusal) {
+    pub fn count_refusal(&self, refusal: &Refusal) {
         metrics::tenant_refused(&self.label, refusal.label());
     }
 
@@ -295,7 +295,7 @@ impl TenantLimits {
     fn take(&self, bucket: &Mutex<Bucket>, n: u64, max: Option<u32>, limit: fn(u32) -> Limit) -> Result<(), Refusal> {
         let Some(max) = max else { return Ok(()) };
         let taken = locked(bucket).take(n, self.rate(max), Instant::now());
-        taken.map_err(|wait| limited(limit(max), wait))
+        taken.map_err(|wait| limit_refusal(limit(max), wait))
     }
 
     /// Returns the remainder of its limits of requests and of tokens, in this order, if it has them.
@@ -314,7 +314,7 @@ fn locked(bucket: &Mutex<Bucket>) -> MutexGuard<'_, Bucket> {
     bucket.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn limited(limit: Limit, wait: Duration) -> Refusal {
+fn limit_refusal(limit: Limit, wait: Duration) -> Refusal {
     Refusal::Limited { limit, retry_after: Duration::from_secs(whole_seconds(wait)) }
 }
 
@@ -374,7 +374,7 @@ pub struct Charge {
 
 impl Charge {
     /// The replica has begun to answer.
-    pub fn began(&mut self, n_prompt: u64) {
+    pub fn begin_answer(&mut self, n_prompt: u64) {
         self.n_prompt = n_prompt;
         metrics::tenant_waited(&self.tenant.label, self.since.elapsed());
     }
@@ -433,7 +433,7 @@ mod tests {
             tenant.charge(200).unwrap_err(),
             Refusal::Limited { limit: Limit::Tokens(600), retry_after: SECOND * 10 }
         );
-        charge.began(50);
+        charge.begin_answer(50);
         charge.add_output(7);
         drop(charge);
         assert_eq!(left(), 543);
@@ -443,7 +443,7 @@ mod tests {
         // A request for more than the limit takes all of it. Its use beyond the limit is owed.
         let mut charge = tenant.charge(10_000).unwrap();
         assert_eq!(left(), 0);
-        charge.began(900);
+        charge.begin_answer(900);
         drop(charge);
         let Err(Refusal::Limited { retry_after, .. }) = tenant.charge(1) else { panic!("it owes 300") };
         assert_eq!(retry_after, Duration::from_secs(31));

@@ -6,12 +6,12 @@ use tokio::time::Instant;
 /// How long no replica has computed a request, since its last token. Absences are added up: otherwise ranks that come
 /// and go could make it wait for ever.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Absence {
+pub(super) struct ComputeAbsence {
     since: Option<Instant>,
     before: Duration,
 }
 
-impl Absence {
+impl ComputeAbsence {
     pub fn begins(&mut self, now: Instant) {
         self.since.get_or_insert(now);
     }
@@ -45,7 +45,7 @@ mod tests {
     #[test]
     fn absences_add_up_until_a_token_arrives() {
         let now = Instant::now();
-        let mut absence = Absence::default();
+        let mut absence = ComputeAbsence::default();
         assert_eq!(absence.lasts_until(3 * SECOND), None);
         absence.begins(now);
         absence.begins(now + SECOND);

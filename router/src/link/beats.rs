@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 #[derive(Debug, Default)]
-pub struct Beats {
+pub struct BeatMonitor {
     /// None if the coordinator promises no beats.
     every: Option<Duration>,
     missed_max: u32,
@@ -13,10 +13,10 @@ pub struct Beats {
     next: Option<Instant>,
 }
 
-impl Beats {
-    pub fn every(every: Duration, missed_max: u32, now: Instant) -> Beats {
+impl BeatMonitor {
+    pub fn every(every: Duration, missed_max: u32, now: Instant) -> BeatMonitor {
         let every = Some(every).filter(|every| !every.is_zero());
-        Beats { every, missed_max, n_missed: 0, next: every.map(|every| now + every) }
+        BeatMonitor { every, missed_max, n_missed: 0, next: every.map(|every| now + every) }
     }
 
     /// A frame arrived. True if the coordinator had been suspected.
@@ -58,9 +58,9 @@ mod tests {
     #[test]
     fn suspected_after_eight_missed_beats_until_next_frame() {
         let mut now = Instant::now();
-        let mut beats = Beats::every(EVERY, 8, now);
+        let mut beats = BeatMonitor::every(EVERY, 8, now);
         assert!(!beats.pass(now));
-        let mut miss = |beats: &mut Beats| {
+        let mut miss = |beats: &mut BeatMonitor| {
             now += EVERY;
             (beats.pass(now), now)
         };
@@ -74,10 +74,10 @@ mod tests {
     #[test]
     fn a_router_that_stood_still_missed_one_beat_and_without_beats_none_is_suspected() {
         let now = Instant::now();
-        let mut beats = Beats::every(EVERY, 2, now);
+        let mut beats = BeatMonitor::every(EVERY, 2, now);
         assert!(!beats.pass(now + 50 * EVERY) && !beats.pass(now + 50 * EVERY));
         assert!(beats.pass(now + 51 * EVERY));
-        let mut none = Beats::every(Duration::ZERO, 0, now);
+        let mut none = BeatMonitor::every(Duration::ZERO, 0, now);
         assert!(none.due().is_none() && !none.pass(now + EVERY) && !none.is_suspected());
     }
 }

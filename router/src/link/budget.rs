@@ -12,7 +12,7 @@ const PER_SECOND: f64 = 10.0;
 
 /// The budget that all links of a router share.
 #[derive(Debug)]
-pub struct Budget {
+pub struct RetryBudget {
     max: f64,
     state: Mutex<BudgetState>,
 }
@@ -23,11 +23,11 @@ struct BudgetState {
     since: Instant,
 }
 
-impl Budget {
+impl RetryBudget {
     /// The budget begins full: all running requests may lose their replica at once.
-    pub fn new(requests_max: usize, now: Instant) -> Budget {
+    pub fn new(requests_max: usize, now: Instant) -> RetryBudget {
         let max = requests_max as f64;
-        Budget { max, state: Mutex::new(BudgetState { left: max, since: now }) }
+        RetryBudget { max, state: Mutex::new(BudgetState { left: max, since: now }) }
     }
 
     pub fn record_answer(&self) {
@@ -56,7 +56,7 @@ mod tests {
     #[test]
     fn all_requests_may_move_once_and_then_a_share_of_those_answered() {
         let now = Instant::now();
-        let budget = Budget::new(100, now);
+        let budget = RetryBudget::new(100, now);
         let takes = |now, n| (0..n).filter(|_| budget.take(now).is_ok()).count();
         assert_eq!(takes(now, 1000), 100);
         assert!(budget.take(now).is_err_and(|wait| wait <= Duration::from_millis(110)));

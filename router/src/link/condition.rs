@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Condition {
+pub(super) enum ReplicaCondition {
     /// Its ranks take steps.
     Serves,
     /// It finishes its requests, and takes no new ones.
@@ -19,25 +19,27 @@ pub(super) enum Condition {
     Stranded { since: Instant, why: String },
 }
 
-impl Condition {
+impl ReplicaCondition {
     /// The condition after a state that the replica reported.
-    pub fn after(&self, state: &wire::State, now: Instant, recovery_max: Duration) -> Condition {
+    pub fn after_state(&self, state: &wire::State, now: Instant, recovery_max: Duration) -> ReplicaCondition {
         let since = self.since().unwrap_or(now);
         match (state.phase(), &state.unplaced) {
             (_, Some(unplaced)) => {
-                Condition::Stranded { since, why: format!("its ranks cannot be placed: {}", unplaced.why) }
+                ReplicaCondition::Stranded { since, why: format!("its ranks cannot be placed: {}", unplaced.why) }
             }
-            (Phase::Draining, None) => Condition::Drains,
-            (Phase::Recovering | Phase::Loading, None) => Condition::Recovers { since }.at(now, recovery_max),
-            (Phase::Ready | Phase::Unspecified, None) => Condition::Serves,
+            (Phase::Draining, None) => ReplicaCondition::Drains,
+            (Phase::Recovering | Phase::Loading, None) => {
+                ReplicaCondition::Recovers { since }.at_time(now, recovery_max)
+            }
+            (Phase::Ready | Phase::Unspecified, None) => ReplicaCondition::Serves,
         }
     }
 
     /// The condition at a later moment.
-    pub fn at(self, now: Instant, recovery_max: Duration) -> Condition {
+    pub fn at_time(self, now: Instant, recovery_max: Duration) -> ReplicaCondition {
         match self {
-            Condition::Recovers { since } if since + recovery_max <= now => {
-                Condition::Stranded { since, why: "it has been without its ranks for too long".into() }
+            ReplicaCondition::Recovers { since } if since + recovery_max <= now => {
+                ReplicaCondition::Stranded { since, why: "it has been without its ranks for too long".into() }
             }
             same => same,
         }
@@ -46,34 +48,34 @@ impl Condition {
     /// When the condition changes by itself.
     pub fn due(&self, recovery_max: Duration) -> Option<Instant> {
         match self {
-            Condition::Recovers { since } => Some(*since + recovery_max),
-            Condition::Serves | Condition::Drains | Condition::Stranded { .. } => None,
+            ReplicaCondition::Recovers { since } => Some(*since + recovery_max),
+            ReplicaCondition::Serves | ReplicaCondition::Drains | ReplicaCondition::Stranded { .. } => None,
         }
     }
 
     pub fn is_stranded(&self) -> bool {
-        matches!(self, Condition::Stranded { .. })
+        matches!(self, ReplicaCondition::Stranded { .. })
     }
 
     /// Whether the replica computes the requests that it has.
     pub fn computes(&self) -> bool {
-        matches!(self, Condition::Serves | Condition::Drains)
+        matches!(self, ReplicaCondition::Serves | ReplicaCondition::Drains)
     }
 
     /// Why its requests do not advance there.
     pub fn why(&self) -> Option<&str> {
         match self {
-            Condition::Serves => None,
-            Condition::Drains => Some("it is draining"),
-            Condition::Recovers { .. } => Some("it is getting its ranks again"),
-            Condition::Stranded { why, .. } => Some(why),
+            ReplicaCondition::Serves => None,
+            ReplicaCondition::Drains => Some("it is draining"),
+            ReplicaCondition::Recovers { .. } => Some("it is getting its ranks again"),
+            ReplicaCondition::Stranded { why, .. } => Some(why),
         }
     }
 
     fn since(&self) -> Option<Instant> {
         match self {
-            Condition::Serves | Condition::Drains => None,
-            Condition::Recovers { since } | Condition::Stranded { since, .. } => Some(*since),
+            ReplicaCondition::Serves | ReplicaCondition::Drains => None,
+            ReplicaCondition::Recovers { since } | ReplicaCondition::Stranded { since, .. } => Some(*since),
         }
     }
 }
@@ -88,24 +90,24 @@ mod tests {
     fn an_unplaced_replica_is_stranded_at_once_and_a_recovering_one_after_a_while() {
         let (now, max) = (Instant::now(), 10 * SECOND);
         let state = |phase: Phase| wire::State { phase: phase.into(), ..wire::State::default() };
-        let recovers = Condition::Serves.after(&state(Phase::Recovering), now, max);
-        assert_eq!((&recovers, recovers.due(max)), (&Condition::Recovers { since: now }, Some(now + max)));
-        assert_eq!(recovers.clone().at(now + max - SECOND, max), recovers);
-        assert!(recovers.clone().at(now + max, max).is_stranded());
+        let recovers = ReplicaCondition::Serves.after_state(&state(Phase::Recovering), now, max);
+        assert_eq!((&recovers, recovers.due(max)), (&ReplicaCondition::Recovers { since: now }, Some(now + max)));
+        assert_eq!(recovers.clone().at_time(now + max - SECOND, max), recovers);
+        assert!(recovers.clone().at_time(now + max, max).is_stranded());
         let unplaced = Some(wire::Unplaced { why: "too few".into(), micros: 0 });
         for phase in [Phase::Recovering, Phase::Draining] {
             let stranded =
-                recovers.after(&wire::State { unplaced: unplaced.clone(), ..state(phase) }, now + SECOND, max);
+                recovers.after_state(&wire::State { unplaced: unplaced.clone(), ..state(phase) }, now + SECOND, max);
             assert!(
                 stranded.is_stranded() && stranded.why().unwrap().contains("too few") && stranded.due(max).is_none()
             );
             // Its ranks are being placed again: requests wait as before, unless that time is over.
             let placing = state(Phase::Recovering);
-            assert_eq!(stranded.after(&placing, now + 2 * SECOND, max), recovers);
-            assert!(stranded.after(&placing, now + max, max).is_stranded());
-            assert_eq!(stranded.after(&state(Phase::Ready), now + max, max), Condition::Serves);
+            assert_eq!(stranded.after_state(&placing, now + 2 * SECOND, max), recovers);
+            assert!(stranded.after_state(&placing, now + max, max).is_stranded());
+            assert_eq!(stranded.after_state(&state(Phase::Ready), now + max, max), ReplicaCondition::Serves);
         }
-        let drains = recovers.after(&state(Phase::Draining), now, max);
-        assert!(drains == Condition::Drains && drains.computes() && !recovers.computes());
+        let drains = recovers.after_state(&state(Phase::Draining), now, max);
+        assert!(drains == ReplicaCondition::Drains && drains.computes() && !recovers.computes());
     }
 }

@@ -1,7 +1,7 @@
 //! Which requests have a replica that computes them, and which have waited too long for one: these end with a refusal
 //! that contains the reason. Knows no frames.
 
-use crate::link::condition::Condition;
+use crate::link::condition::ReplicaCondition;
 use crate::link::request::LinkRequest;
 use crate::link::task::LinkTask;
 use crate::link::ticket::Cancel;
@@ -10,12 +10,12 @@ use tokio::time::Instant;
 
 impl LinkTask {
     /// Sets the replica's condition. Requests at a replica that does not compute count as absent until it does.
-    pub(super) fn fares(&mut self, condition: Condition, now: Instant) {
+    pub(super) fn set_condition(&mut self, condition: ReplicaCondition, now: Instant) {
         let computed = std::mem::replace(&mut self.condition, condition).computes();
         match (computed, self.condition.computes()) {
             (true, false) => {
                 let all: Vec<u64> = self.table.keys().copied().collect();
-                all.into_iter().for_each(|key| self.absence_begins(key, now));
+                all.into_iter().for_each(|key| self.begin_absence(key, now));
             }
             (false, true) => {
                 let parked = &self.parked;
@@ -27,7 +27,7 @@ impl LinkTask {
     }
 
     /// Marks that no replica computes the request from now on.
-    pub(super) fn absence_begins(&mut self, key: u64, now: Instant) {
+    pub(super) fn begin_absence(&mut self, key: u64, now: Instant) {
         let Some(entry) = self.table.get_mut(&key) else { return };
         entry.absence.begins(now);
         let over = entry.absence.lasts_until(self.timeouts.replica_absence_max);
@@ -53,7 +53,7 @@ impl LinkTask {
         let Some(entry) = self.table.get(&key) else { return };
         let refusal = Refusal::Away {
             replica: self.peers.name(self.place),
-            why: self.why_not(entry),
+            why: self.absence_reason(entry),
             waited: entry.absence.so_far(now),
             retry_after: self.timeouts.retry_after,
         };
@@ -64,7 +64,7 @@ impl LinkTask {
     }
 
     /// Returns why the replica does not continue the request.
-    fn why_not(&self, entry: &LinkRequest) -> String {
+    fn absence_reason(&self, entry: &LinkRequest) -> String {
         match self.condition.why() {
             _ if self.replica.is_none() => format!("its coordinator is lost ({})", self.reason),
             Some(why) => why.to_owned(),

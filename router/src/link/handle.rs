@@ -1,9 +1,9 @@
 //! The handle of a link, for the rest of the router and the other links. Knows no frames.
 
 use crate::board::ledger::Ledger;
-use crate::link::absence::Absence;
-use crate::link::request::{Adoption, Call, LinkRequest};
-use crate::link::ticket::{Cancel, Home, Ticket};
+use crate::link::absence::ComputeAbsence;
+use crate::link::request::{Adoption, ClientCall, LinkRequest};
+use crate::link::ticket::{Cancel, CancelRoute, Ticket};
 use crate::refusal::Refusal;
 use proto::cluster::passage::Kind;
 use std::sync::Arc;
@@ -56,13 +56,13 @@ impl ReplicaLink {
         request: Request,
         slot: u32,
         adopts: Option<Adoption>,
-        call: &Arc<Call>,
+        call: &Arc<ClientCall>,
     ) -> Result<Ticket, Refusal> {
         let full = || Refusal::Full { retry_after: self.retry_after };
         let cancel = self.cancels.clone().try_reserve_owned().map_err(|_| full())?;
         let last = call.outputs.clone().try_reserve_owned().map_err(|_| full())?;
         let n_missing = (request.n_tokens() as u64).saturating_sub(call.n_cached.into());
-        let (key, home) = (call.first_key + u64::from(slot), Home::at(cancel));
+        let (key, home) = (call.first_key + u64::from(slot), CancelRoute::to_link(cancel));
         let ticket = Ticket::new(key, home.clone());
         let entry = LinkRequest {
             request,
@@ -71,9 +71,9 @@ impl ReplicaLink {
             adopts,
             last,
             home,
-            work: self.ledger.enter(n_missing),
+            work: self.ledger.add_work(n_missing),
             since: Instant::now(),
-            absence: Absence::default(),
+            absence: ComputeAbsence::default(),
             n_lost: 0,
             n_coordinators_lost: 0,
             last_token_at: None,
@@ -94,7 +94,7 @@ impl ReplicaLink {
             return Err(entry);
         };
         if entry.home.move_to(cancel) {
-            entry.work = self.ledger.enter(entry.request.n_tokens() as u64);
+            entry.work = self.ledger.add_work(entry.request.n_tokens() as u64);
             (entry.adopts, entry.last_token_at) = (None, None);
             entry.record_event(Kind::Moved, Instant::now());
             place.send((key, entry));

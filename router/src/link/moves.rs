@@ -11,14 +11,14 @@ impl LinkTask {
     /// Moves requests that wait here to links that can continue them at once.
     pub(super) fn move_away(&mut self) {
         let waiting: Vec<u64> = self.parked.keys().copied().collect();
-        let mut others = self.peers.besides(self.place);
+        let mut others = self.peers.links_besides(self.place);
         for key in waiting {
             self.move_to(key, &mut others);
         }
     }
 
     pub(super) fn move_one(&mut self, key: u64) -> bool {
-        let mut others = self.peers.besides(self.place);
+        let mut others = self.peers.links_besides(self.place);
         self.move_to(key, &mut others)
     }
 
@@ -50,7 +50,7 @@ impl LinkTask {
 
     /// Returns why the requests had better leave this replica, if others can continue them at once, or None if they had
     /// better stay.
-    pub(super) fn is_better_left(&self) -> Option<&'static str> {
+    pub(super) fn reason_to_leave(&self) -> Option<&'static str> {
         if self.beats.is_suspected() {
             return Some("a replica is silent: its requests move");
         }
@@ -58,14 +58,14 @@ impl LinkTask {
     }
 
     pub(super) fn leave_if_better(&mut self) {
-        if let Some(why) = self.is_better_left() {
+        if let Some(why) = self.reason_to_leave() {
             self.leave_to_others(why);
         }
     }
 
     /// Moves the replica's requests to other replicas that can continue them at once.
     pub(super) fn leave_to_others(&mut self, why: &'static str) {
-        let others = self.peers.besides(self.place);
+        let others = self.peers.links_besides(self.place);
         let at_the_replica = self.table.iter().filter(|(key, _)| !self.parked.contains_key(key));
         let movable = at_the_replica.filter(|(_, entry)| others.is_any_ready_for(entry.need()));
         let movable: Vec<u64> = movable.map(|(key, _)| *key).collect();
@@ -90,14 +90,14 @@ impl LinkTask {
         }
         let times = entry.n_lost;
         let is_suspect = times > self.losses_max || entry.n_coordinators_lost > self.coordinator_losses_max;
-        self.absence_begins(key, now);
+        self.begin_absence(key, now);
         if is_suspect {
             self.end(key, Refusal::LostTooOften { times });
         }
     }
 
     /// Handles a request that the replica has ended and that still has a client.
-    pub(super) fn put_out(&mut self, key: u64) {
+    pub(super) fn move_or_retry(&mut self, key: u64) {
         self.park(key, false);
         if self.move_one(key) {
             return;

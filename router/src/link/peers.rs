@@ -1,15 +1,15 @@
 //! What the links of a router know of each other, and the table from which a choice picks one. Knows no tokens' values
 //! and no clients.
 
-use crate::board::caches::Gap;
+use crate::board::caches::ReportGap;
 use crate::board::circuit::CircuitChange;
 use crate::board::ledger::Ledger;
-use crate::board::pick::{self, Need, PickInfo, PickPolicy, ReplicaRow, Standing, hashed};
+use crate::board::pick::{self, ContinuationNeed, PickInfo, PickPolicy, ReplicaRow, ReplicaStanding, hashed};
 use crate::board::{ChoiceBuffers, ReplicaChoice, ReplicaFacts, ReplicaTable, Salt};
-use crate::link::budget::Budget;
+use crate::link::budget::RetryBudget;
 use crate::link::handle::ReplicaLink;
-use crate::link::versions::{Version, version_of, versions};
-use crate::link::view::{ReplicaInfo, View};
+use crate::link::versions::{ServedVersion, version_of, versions};
+use crate::link::view::{ReplicaInfo, ReplicaView};
 use proto::cluster as wire;
 use proto::cluster::state::Phase;
 use std::collections::BTreeMap;
@@ -19,13 +19,13 @@ use types::PolicyDigest;
 
 /// The links and their views, each under its own number, its place. Replicas come and go; no place is reused.
 #[derive(Clone)]
-pub struct Peers {
+pub struct ReplicaLinks {
     table: Arc<RwLock<LinkTable>>,
     /// In order of arrival, which is the order of their places.
-    views: Arc<watch::Sender<Vec<View>>>,
+    views: Arc<watch::Sender<Vec<ReplicaView>>>,
     /// The versions that the replicas serve. Changes together with the views, under their lock.
-    versions: Arc<RwLock<Arc<[Version]>>>,
-    pub budget: Arc<Budget>,
+    versions: Arc<RwLock<Arc<[ServedVersion]>>>,
+    pub budget: Arc<RetryBudget>,
 }
 
 #[derive(Default)]
@@ -34,14 +34,14 @@ struct LinkTable {
     board: ReplicaTable,
 }
 
-impl Peers {
-    pub fn new(budget: Budget) -> Peers {
+impl ReplicaLinks {
+    pub fn new(budget: RetryBudget) -> ReplicaLinks {
         let (table, views, versions) = (Arc::default(), Arc::default(), Arc::default());
-        Peers { table, views, versions, budget: Arc::new(budget) }
+        ReplicaLinks { table, views, versions, budget: Arc::new(budget) }
     }
 
     /// Adds a view. Its link follows by `add_link`.
-    pub fn add_view(&self, view: View) {
+    pub fn add_view(&self, view: ReplicaView) {
         self.views.send_modify(|views| views.push(view));
     }
 
@@ -67,11 +67,11 @@ impl Peers {
         table.links.remove(&place);
     }
 
-    pub fn views(&self) -> watch::Receiver<Vec<View>> {
+    pub fn views(&self) -> watch::Receiver<Vec<ReplicaView>> {
         self.views.subscribe()
     }
 
-    pub fn update_view(&self, place: usize, change: impl FnOnce(&mut View)) {
+    pub fn update_view(&self, place: usize, change: impl FnOnce(&mut ReplicaView)) {
         let mut shown = None;
         self.views.send_if_modified(|views| {
             let Ok(at) = views.binary_search_by_key(&place, |view| view.place) else { return false };
@@ -95,11 +95,11 @@ impl Peers {
         at.map_or_else(|_| String::new(), |at| views[at].name.clone())
     }
 
-    fn update_versions(&self, views: &[View]) {
+    fn update_versions(&self, views: &[ReplicaView]) {
         *self.versions.write().unwrap_or_else(PoisonError::into_inner) = versions(views);
     }
 
-    pub fn versions(&self) -> Arc<[Version]> {
+    pub fn versions(&self) -> Arc<[ServedVersion]> {
         self.versions.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
@@ -108,7 +108,7 @@ impl Peers {
         self.write().board.reset_reports(place);
     }
 
-    pub fn apply_report(&self, place: usize, report: &wire::Cached) -> Result<(), Gap> {
+    pub fn apply_report(&self, place: usize, report: &wire::Cached) -> Result<(), ReportGap> {
         self.write().board.apply_report(place, report)
     }
 
@@ -144,7 +144,7 @@ impl Peers {
     }
 
     /// All links but one, as they are now.
-    pub fn besides(&self, place: usize) -> Neighbours {
+    pub fn links_besides(&self, place: usize) -> Neighbours {
         let (places, rows) = self.read().board.rows().filter(|(of, _)| *of != place).unzip();
         Neighbours { rows, places, peers: self.clone() }
     }
@@ -162,36 +162,36 @@ impl Peers {
 pub struct Neighbours {
     rows: Vec<ReplicaRow>,
     places: Vec<usize>,
-    peers: Peers,
+    peers: ReplicaLinks,
 }
 
 impl Neighbours {
     /// A link that can continue a request at once. Earlier results of this call count as the links' work.
-    pub fn ready_for(&mut self, need: Need, n_tokens: u64) -> Option<ReplicaLink> {
-        let idx = pick::pick_equivalent(&self.rows, need, Standing::Shunned)?;
+    pub fn ready_for(&mut self, need: ContinuationNeed, n_tokens: u64) -> Option<ReplicaLink> {
+        let idx = pick::pick_equivalent(&self.rows, need, ReplicaStanding::Shunned)?;
         self.rows[idx].work += n_tokens;
         self.peers.link(self.places[idx])
     }
 
-    pub fn is_any_ready_for(&self, need: Need) -> bool {
-        pick::pick_equivalent(&self.rows, need, Standing::Shunned).is_some()
+    pub fn is_any_ready_for(&self, need: ContinuationNeed) -> bool {
+        pick::pick_equivalent(&self.rows, need, ReplicaStanding::Shunned).is_some()
     }
 
     /// Whether any link may become able to continue it. An absent replica could turn out to be any.
-    pub fn may_come_for(&self, need: Need) -> bool {
+    pub fn may_come_for(&self, need: ContinuationNeed) -> bool {
         self.rows.iter().any(|row| row.may_come_for(need))
     }
 }
 
 /// The facts about a replica that a choice needs, from its view.
-fn facts(view: &View) -> ReplicaFacts {
+fn facts(view: &ReplicaView) -> ReplicaFacts {
     let standing = match (&view.replica, view.phase()) {
-        (None, _) => Standing::Absent,
-        (Some(_), Phase::Recovering | Phase::Loading) if view.is_unplaced() => Standing::Unplaced,
-        (Some(_), Phase::Ready) if view.is_suspected => Standing::Recovering,
-        (Some(_), Phase::Ready) => Standing::Ready,
-        (Some(_), Phase::Draining) => Standing::Draining,
-        (Some(_), Phase::Recovering | Phase::Loading | Phase::Unspecified) => Standing::Recovering,
+        (None, _) => ReplicaStanding::Absent,
+        (Some(_), Phase::Recovering | Phase::Loading) if view.is_unplaced() => ReplicaStanding::Unplaced,
+        (Some(_), Phase::Ready) if view.is_suspected => ReplicaStanding::Recovering,
+        (Some(_), Phase::Ready) => ReplicaStanding::Ready,
+        (Some(_), Phase::Draining) => ReplicaStanding::Draining,
+        (Some(_), Phase::Recovering | Phase::Loading | Phase::Unspecified) => ReplicaStanding::Recovering,
     };
     let of = |replica: &Arc<ReplicaInfo>| (replica.digest, replica.context, replica.salt);
     let (digest, context, salt) = view.replica.as_ref().map(of).unwrap_or_default();

@@ -1,6 +1,6 @@
 //! Handles a replica's frames: its welcome, its condition, and its requests' tokens.
 
-use crate::link::beats::Beats;
+use crate::link::beats::BeatMonitor;
 use crate::link::connection::up;
 use crate::link::task::LinkTask;
 use crate::link::ticket::Cancel;
@@ -24,15 +24,15 @@ impl LinkTask {
             self.peers.update_view(self.place, |view| view.is_suspected = false);
         }
         match frame {
-            Frame::Welcome(welcome) => self.welcome(welcome),
-            Frame::State(state) => self.state(state),
-            Frame::Refused(refused) => self.refused(refused),
-            Frame::Beat(beat) => self.beat(&beat),
-            Frame::Outputs(outputs) => outputs.outputs.into_iter().for_each(|output| self.output(output, now)),
+            Frame::Welcome(welcome) => self.receive_welcome(welcome),
+            Frame::State(state) => self.receive_state(state),
+            Frame::Refused(refused) => self.receive_refused(refused),
+            Frame::Beat(beat) => self.receive_beat(&beat),
+            Frame::Outputs(outputs) => outputs.outputs.into_iter().for_each(|output| self.receive_output(output, now)),
         }
     }
 
-    pub(super) fn beat(&mut self, beat: &wire::Beat) {
+    pub(super) fn receive_beat(&mut self, beat: &wire::Beat) {
         beat.load.iter().for_each(|load| self.ledger.apply_load(load));
         let applied = beat.cached.as_ref().map_or(Ok(()), |report| self.peers.apply_report(self.place, report));
         if applied.is_err() {
@@ -45,19 +45,19 @@ impl LinkTask {
     /// continue them at once; the others wait, because it may still come back.
     pub(super) fn suspect(&mut self) {
         tracing::warn!(requests = self.table.len(), "a replica is silent: it is suspected");
-        self.ledger.broke();
+        self.ledger.record_break();
         metrics::replica_suspected(self.replica.as_ref().map_or("", |replica| &replica.name));
         self.peers.update_view(self.place, |view| view.is_suspected = true);
         self.leave_if_better();
     }
 
-    pub(super) fn state(&mut self, state: wire::State) {
+    pub(super) fn receive_state(&mut self, state: wire::State) {
         self.ledger.apply_state(&state);
         let now = Instant::now();
         self.room = room(&state);
-        self.fares(self.condition.after(&state, now, self.timeouts.recovery_max), now);
+        self.set_condition(self.condition.after_state(&state, now, self.timeouts.recovery_max), now);
         self.peers.update_view(self.place, |view| view.state = Some(state));
-        if self.takes() {
+        if self.accepts_requests() {
             self.send_all();
         } else {
             self.move_away();
@@ -65,20 +65,21 @@ impl LinkTask {
         self.leave_if_better();
     }
 
-    pub(super) fn welcome(&mut self, welcome: wire::Welcome) {
+    pub(super) fn receive_welcome(&mut self, welcome: wire::Welcome) {
         let welcome_beats = u64::from(welcome.beat_millis);
         let replica = match ReplicaInfo::of(welcome, &self.speaks) {
             Ok(replica) => replica,
-            Err(status) => return self.lost(&status),
+            Err(status) => return self.receive_lost(&status),
         };
         if replica.incarnation < self.target.borrow().incarnation {
-            return self.lost(&Status::failed_precondition("the coordinator's claim is not the last one"));
+            return self.receive_lost(&Status::failed_precondition("the coordinator's claim is not the last one"));
         }
         tracing::info!(replica = %replica.name, model = %replica.model, digest = %replica.digest, "attached");
         self.reattach = self.timeouts.reattach_min;
         // The former number is sent when this router attaches again, so that the replica does not compute for a stream
         // that is gone.
-        self.beats = Beats::every(Duration::from_millis(welcome_beats), self.timeouts.beats_missed_max, Instant::now());
+        self.beats =
+            BeatMonitor::every(Duration::from_millis(welcome_beats), self.timeouts.beats_missed_max, Instant::now());
         self.former = Some(wire::FormerNumber { incarnation: replica.incarnation, router: replica.first_id.router() });
         let replica = Arc::new(replica);
         self.replica = Some(replica.clone());
@@ -93,7 +94,7 @@ impl LinkTask {
         has_it.then_some(key)
     }
 
-    pub(super) fn refused(&mut self, refused: wire::Refused) {
+    pub(super) fn receive_refused(&mut self, refused: wire::Refused) {
         let Some(key) = self.key(refused.id) else { return };
         let Some(entry) = self.table.get(&key) else { return };
         let refusal = self.refusal(&refused, entry.request.prompt.len());
@@ -129,7 +130,7 @@ impl LinkTask {
         }
     }
 
-    pub(super) fn output(&mut self, mut output: wire::Output, now: Instant) {
+    pub(super) fn receive_output(&mut self, mut output: wire::Output, now: Instant) {
         // This runs for every token: the table is looked up once, and `parked` only if it has entries.
         let Some(key) = self.replica.as_ref().and_then(|replica| output.id.checked_sub(replica.first_id.0)) else {
             return;
@@ -141,31 +142,32 @@ impl LinkTask {
         let finish = match output.finished() {
             // The replica cancelled the request, and not this router: it drains and ends its remaining requests. Others
             // can continue them.
-            Ok(Some(Finish::Cancelled | Finish::Outgrown)) => return self.put_out(key),
+            Ok(Some(Finish::Cancelled | Finish::Outgrown)) => return self.move_or_retry(key),
             Ok(finish) => finish,
-            Err(error) => return self.broken(key, error.to_string()),
+            Err(error) => return self.end_broken(key, error.to_string()),
         };
         let n_sent = entry.request.output.len() as u32;
         if !splice(n_sent, &mut output) {
-            return self.broken(key, format!("the replica left a gap: position {} after {n_sent}", output.position));
+            return self
+                .end_broken(key, format!("the replica left a gap: position {} after {n_sent}", output.position));
         }
         entry.request.output.extend(output.tokens.iter().map(|out| out.token));
         if !output.tokens.is_empty() {
-            entry.work.begun();
+            entry.work.mark_prompt_computed();
             (entry.n_lost, entry.n_coordinators_lost) = (0, 0);
             entry.absence.forget();
             match entry.last_token_at.replace(now) {
-                Some(last) => self.ledger.between_tokens(output.tokens.len(), now.saturating_duration_since(last)),
+                Some(last) => self.ledger.record_token_gap(output.tokens.len(), now.saturating_duration_since(last)),
                 None => {
                     self.peers.budget.record_answer();
                     // A request that had begun elsewhere did not wait only for this replica.
                     if n_sent == 0 {
-                        self.ledger.first_token(now.saturating_duration_since(entry.since));
+                        self.ledger.record_first_token(now.saturating_duration_since(entry.since));
                     }
                 }
             }
         }
-        let finish = finish.or_else(|| entry.finished());
+        let finish = finish.or_else(|| entry.known_finish());
         let is_silent = output.tokens.is_empty() && output.scored.is_empty() && output.computed.is_none();
         if is_silent && finish.is_none() {
             return;
@@ -173,8 +175,8 @@ impl LinkTask {
         entry.report_events(&mut output, now);
         if let Some(finish) = finish {
             match finish {
-                Finish::Failed => self.ledger.broke(),
-                _ => self.ledger.done(),
+                Finish::Failed => self.ledger.record_break(),
+                _ => self.ledger.record_done(),
             }
             return self.finish(key, output, finish);
         }
@@ -189,7 +191,7 @@ impl LinkTask {
     }
 
     /// Ends a request after its replica has sent something impossible.
-    pub(super) fn broken(&mut self, key: u64, message: String) {
+    pub(super) fn end_broken(&mut self, key: u64, message: String) {
         self.send_cancel(Cancel { key, stopped: false });
         self.end(key, Refusal::failed(message));
     }

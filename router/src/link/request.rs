@@ -1,10 +1,10 @@
 //! A request at a link: how it is submitted, what its owner receives, and all that another link needs to continue it.
 //! Knows no wire, and of replicas only their digest.
 
-use crate::board::ledger::Item;
-use crate::board::pick::Need;
-use crate::link::absence::Absence;
-use crate::link::ticket::Home;
+use crate::board::ledger::RemainingWork;
+use crate::board::pick::ContinuationNeed;
+use crate::link::absence::ComputeAbsence;
+use crate::link::ticket::CancelRoute;
 use crate::refusal::Refusal;
 use proto::cluster as wire;
 use proto::cluster::passage::Kind;
@@ -16,7 +16,7 @@ use tokio::time::Instant;
 use types::{Finish, Goal, PolicyDigest, Request, RequestId};
 
 /// What all requests of one client's call have in common. Each has a slot, its owner's number for it.
-pub struct Call {
+pub struct ClientCall {
     /// The key of slot zero, unique among all links of this router. Those of the other slots follow.
     pub first_key: u64,
     pub deadline: Option<Instant>,
@@ -55,15 +55,15 @@ pub(super) struct LinkRequest {
     /// together with the prompt it is the token log.
     pub(super) request: Request,
     pub(super) slot: u32,
-    pub(super) call: Arc<Call>,
+    pub(super) call: Arc<ClientCall>,
     pub(super) adopts: Option<Adoption>,
     // A place in the owner's queue that is kept for the end, so that it reaches a slow reader too.
     pub(super) last: mpsc::OwnedPermit<SlotOutput>,
-    pub(super) home: Arc<Home>,
-    pub(super) work: Item,
+    pub(super) home: Arc<CancelRoute>,
+    pub(super) work: RemainingWork,
     /// When it began to wait for its first token at this replica.
     pub(super) since: Instant,
-    pub(super) absence: Absence,
+    pub(super) absence: ComputeAbsence,
     /// How often its replica was lost since its last token.
     pub(super) n_lost: u32,
     /// How often of these its coordinator was lost too.
@@ -114,13 +114,13 @@ impl LinkRequest {
         !self.request.output.is_empty() || self.n_lost > 0
     }
 
-    pub(super) fn need(&self) -> Need {
+    pub(super) fn need(&self) -> ContinuationNeed {
         let request = &self.request;
         // Nothing is drawn behind a pooled prompt, which may fill the whole context.
         let undrawn = u64::from(request.goal == Goal::Pool);
         let n_tokens = request.prompt.len() as u64 + u64::from(request.sampling.tokens_max) - undrawn;
         let (n_known, protocol) = (request.n_tokens() as u64 - undrawn, proto::needed(request));
-        Need { digest: self.call.digest, n_tokens, n_known, protocol }
+        ContinuationNeed { digest: self.call.digest, n_tokens, n_known, protocol }
     }
 
     pub(super) fn frame(&mut self, id: RequestId, now: Instant) -> Frame {
@@ -139,7 +139,7 @@ impl LinkRequest {
 
     /// Returns how the request ended, if its log is complete. That saves waiting for the replica to report it, which
     /// could be lost first.
-    pub(super) fn finished(&self) -> Option<Finish> {
+    pub(super) fn known_finish(&self) -> Option<Finish> {
         let Request { output, sampling, .. } = &self.request;
         let n_output = output.len() as u32;
         match output.last() {

@@ -3,16 +3,16 @@
 
 use crate::board::ledger::Ledger;
 use crate::config::{Config, Timeouts};
-use crate::link::beats::Beats;
-use crate::link::condition::Condition;
+use crate::link::beats::BeatMonitor;
+use crate::link::condition::ReplicaCondition;
 use crate::link::connection::{CoordinatorStream, attach, send_first, up};
 use crate::link::event::{AttachedStream, LinkEvent};
 use crate::link::handle::ReplicaLink;
-use crate::link::peers::Peers;
+use crate::link::peers::ReplicaLinks;
 use crate::link::request::LinkRequest;
 use crate::link::target::LinkTarget;
 use crate::link::ticket::Cancel;
-use crate::link::view::{ReplicaInfo, View};
+use crate::link::view::{ReplicaInfo, ReplicaView};
 use crate::refusal::Refusal;
 use proto::ProtocolRange;
 use proto::cluster as wire;
@@ -42,8 +42,8 @@ pub struct LinkTask {
     pub(super) speaks: ProtocolRange,
     pub(super) submitted: mpsc::Receiver<(u64, Box<LinkRequest>)>,
     pub(super) cancelled: mpsc::Receiver<Cancel>,
-    pub(super) peers: Peers,
-    pub(super) views: watch::Receiver<Vec<View>>,
+    pub(super) peers: ReplicaLinks,
+    pub(super) views: watch::Receiver<Vec<ReplicaView>>,
     /// Its number among the links.
     pub(super) place: usize,
     pub(super) ledger: Arc<Ledger>,
@@ -51,12 +51,12 @@ pub struct LinkTask {
     pub(super) replica: Option<Arc<ReplicaInfo>>,
     /// This router's number at the replica, in this attachment or the last one.
     pub(super) former: Option<wire::FormerNumber>,
-    pub(super) condition: Condition,
+    pub(super) condition: ReplicaCondition,
     /// How many tokens of a request its ranks have room for, as last reported.
     pub(super) room: u32,
     /// At or before the moment at which some request's absence exceeds the limit.
     pub(super) next_give_up: Option<Instant>,
-    pub(super) beats: Beats,
+    pub(super) beats: BeatMonitor,
     pub(super) connection: CoordinatorStream,
     pub(super) reattach: Duration,
     pub(super) outbound: Option<mpsc::Sender<wire::RouterFrame>>,
@@ -74,7 +74,7 @@ impl LinkTask {
     /// Makes the task of a link, which the caller has to run, and introduces the link to the others.
     pub fn new(
         target: watch::Receiver<LinkTarget>,
-        peers: Peers,
+        peers: ReplicaLinks,
         place: usize,
         next_key: Arc<AtomicU64>,
         config: &Config,
@@ -101,10 +101,10 @@ impl LinkTask {
             ledger,
             replica: None,
             former: None,
-            condition: Condition::Serves,
+            condition: ReplicaCondition::Serves,
             room: u32::MAX,
             next_give_up: None,
-            beats: Beats::default(),
+            beats: BeatMonitor::default(),
             connection: CoordinatorStream::Down { until: Instant::now() },
             reattach: config.timeouts.reattach_min,
             outbound: None,
@@ -156,7 +156,7 @@ impl LinkTask {
         if let Some(key) = of {
             self.end(key, Refusal::failed("this router broke on it"));
         }
-        self.lost(&Status::internal("this link broke on what it heard"));
+        self.receive_lost(&Status::internal("this link broke on what it heard"));
     }
 
     pub(super) fn dispatch(&mut self, event: LinkEvent) {
@@ -164,15 +164,15 @@ impl LinkTask {
             LinkEvent::Submit(key, entry) => self.submit(key, *entry),
             LinkEvent::Cancel(cancel) => self.cancel(cancel),
             LinkEvent::Dial => self.dial(),
-            LinkEvent::Attached(attached) => self.attached(attached),
+            LinkEvent::Attached(attached) => self.receive_attached(attached),
             LinkEvent::Frame(frame) => self.receive(frame),
-            LinkEvent::Lost(status) => self.lost(&status),
+            LinkEvent::Lost(status) => self.receive_lost(&status),
             LinkEvent::Seen => {
                 self.move_away();
                 self.leave_if_better();
             }
             LinkEvent::Target => self.retarget(),
-            LinkEvent::Due => self.due(Instant::now()),
+            LinkEvent::Due => self.handle_due(Instant::now()),
             LinkEvent::Sent | LinkEvent::End => {}
         }
     }
@@ -193,7 +193,7 @@ impl LinkTask {
         if of_connection < incarnation {
             self.reattach = self.timeouts.reattach_min;
             if !matches!(self.connection, CoordinatorStream::Down { .. }) {
-                self.lost(&Status::aborted("another coordinator has claimed the replica"));
+                self.receive_lost(&Status::aborted("another coordinator has claimed the replica"));
             }
             self.connection = CoordinatorStream::Down { until: Instant::now() };
         }
@@ -209,9 +209,9 @@ impl LinkTask {
     pub(super) async fn next_event(&mut self, end: &CancellationToken) -> LinkEvent {
         let due = self.next_due();
         let takes_requests = self.outbox.len() < FRAMES_UNSENT_MAX;
-        let looks_elsewhere = match self.is_better_left() {
+        let looks_elsewhere = match self.reason_to_leave() {
             Some(_) => !self.table.is_empty(),
-            None => (!self.takes() || self.room < u32::MAX) && !self.parked.is_empty(),
+            None => (!self.accepts_requests() || self.room < u32::MAX) && !self.parked.is_empty(),
         };
         // The branches are tried in a fixed order, so that the same arrivals give the same frames.
         tokio::select! {
@@ -234,7 +234,7 @@ impl LinkTask {
         }
         self.table.insert(key, entry);
         self.parked.insert(key, None);
-        self.absence_begins(key, Instant::now());
+        self.begin_absence(key, Instant::now());
         if self.replica.is_some() {
             self.send(key);
         } else {
@@ -243,8 +243,8 @@ impl LinkTask {
     }
 
     /// Whether the replica may get the waiting requests.
-    pub(super) fn takes(&self) -> bool {
-        self.replica.is_some() && self.condition != Condition::Drains
+    pub(super) fn accepts_requests(&self) -> bool {
+        self.replica.is_some() && self.condition != ReplicaCondition::Drains
     }
 
     /// Sends a parked request to the attached replica, or ends it if no replica can continue it.
@@ -254,20 +254,20 @@ impl LinkTask {
         if entry.call.deadline.is_some_and(|deadline| deadline <= now) {
             self.end(key, Refusal::Deadline);
         } else if need.digest != replica.digest || need.n_tokens > replica.context.into() {
-            if !self.move_one(key) && !self.peers.besides(self.place).may_come_for(need) {
+            if !self.move_one(key) && !self.peers.links_besides(self.place).may_come_for(need) {
                 self.end(key, Refusal::Lost);
             }
         } else if need.n_known >= self.room.into() {
             if !self.move_one(key) {
-                self.lacks_room(key);
+                self.end_without_room(key);
             }
         } else if !self.condition.is_stranded() || !self.move_one(key) {
-            self.hand(key, &replica, now);
+            self.send_to_replica(key, &replica, now);
         }
     }
 
     /// No replica has room for the request at present. One that has begun waits for room.
-    fn lacks_room(&mut self, key: u64) {
+    fn end_without_room(&mut self, key: u64) {
         if self.table.get(&key).is_some_and(|entry| !entry.has_begun()) {
             let why = format!(
                 "the ranks that are left hold {} tokens of a request; try again when there are more",
@@ -277,7 +277,7 @@ impl LinkTask {
         }
     }
 
-    fn hand(&mut self, key: u64, replica: &ReplicaInfo, now: Instant) {
+    fn send_to_replica(&mut self, key: u64, replica: &ReplicaInfo, now: Instant) {
         let Some(entry) = self.table.get_mut(&key) else { return };
         if entry.n_lost > 0
             && let Err(wait) = self.peers.budget.take(now)
@@ -322,7 +322,7 @@ impl LinkTask {
         }
     }
 
-    pub(super) fn attached(&mut self, attached: AttachedStream) {
+    pub(super) fn receive_attached(&mut self, attached: AttachedStream) {
         self.outbound = Some(attached.outbound);
         self.connection = CoordinatorStream::Up { inbound: attached.inbound, last_frame: Instant::now() };
     }
@@ -331,16 +331,16 @@ impl LinkTask {
     pub(super) fn detach(&mut self) -> bool {
         self.peers.update_view(self.place, |view| (view.replica, view.state, view.is_suspected) = (None, None, false));
         self.peers.reset_reports(self.place);
-        self.beats = Beats::default();
-        self.ledger.gone();
-        (self.condition, self.room) = (Condition::Serves, u32::MAX);
+        self.beats = BeatMonitor::default();
+        self.ledger.reset_measurements();
+        (self.condition, self.room) = (ReplicaCondition::Serves, u32::MAX);
         self.replica.take().is_some()
     }
 
-    pub(super) fn lost(&mut self, status: &Status) {
+    pub(super) fn receive_lost(&mut self, status: &Status) {
         let was_attached = self.detach();
         if was_attached {
-            self.ledger.broke();
+            self.ledger.record_break();
         }
         if was_attached || self.reason != status.message() {
             self.reason = status.message().to_owned();
@@ -361,9 +361,9 @@ impl LinkTask {
         retries.chain([recovered, self.beats.due(), self.next_give_up]).flatten().min()
     }
 
-    pub(super) fn due(&mut self, now: Instant) {
+    pub(super) fn handle_due(&mut self, now: Instant) {
         if self.condition.due(self.timeouts.recovery_max).is_some_and(|due| due <= now) {
-            self.condition = self.condition.clone().at(now, self.timeouts.recovery_max);
+            self.condition = self.condition.clone().at_time(now, self.timeouts.recovery_max);
             self.leave_if_better();
         }
         if self.beats.pass(now) {
@@ -377,7 +377,7 @@ impl LinkTask {
                 if !is_put_off {
                     self.parked.insert(key, None);
                 }
-                if self.takes() {
+                if self.accepts_requests() {
                     self.send(key);
                 }
             }

@@ -1,16 +1,16 @@
 //! A link's task without a connection: the frames that it handles, those that it would send, and requests that move.
 
-use super::budget::Budget;
+use super::budget::RetryBudget;
 use super::connection::CoordinatorStream;
 use super::event::LinkEvent;
 use super::handle::ReplicaLink;
-use super::peers::Peers;
+use super::peers::ReplicaLinks;
 use super::receive::splice;
-use super::request::{Call, SlotOutput};
+use super::request::{ClientCall, SlotOutput};
 use super::target::LinkTarget;
 use super::task::LinkTask;
 use super::ticket::Ticket;
-use super::view::View;
+use super::view::ReplicaView;
 use crate::config::Config;
 use crate::refusal::Refusal;
 use proto::cluster as wire;
@@ -47,11 +47,11 @@ fn given(dialer: &::wire::Dialer) -> (watch::Sender<LinkTarget>, watch::Receiver
     watch::channel(LinkTarget { channel: dialer.channel(), incarnation: 0, is_listed: true })
 }
 
-fn peers() -> Peers {
-    Peers::new(Budget::new(1000, Instant::now()))
+fn peers() -> ReplicaLinks {
+    ReplicaLinks::new(RetryBudget::new(1000, Instant::now()))
 }
 
-fn links(peers: &Peers) -> Vec<ReplicaLink> {
+fn links(peers: &ReplicaLinks) -> Vec<ReplicaLink> {
     peers.rows().0.into_iter().map(|place| peers.link(place).unwrap()).collect()
 }
 
@@ -60,7 +60,7 @@ fn attached(unread_max: usize) -> (ReplicaLink, LinkTask) {
     let limits = crate::config::RouterLimits { outputs_unread_max: unread_max, ..Default::default() };
     let (dialer, _) = ::wire::in_memory();
     let peers = peers();
-    peers.add_view(View::default());
+    peers.add_view(ReplicaView::default());
     let config = Config { limits, ..Config::default() };
     let mut task = LinkTask::new(given(&dialer).1, peers.clone(), 0, Arc::new(AtomicU64::new(1)), &config);
     task.receive(Frame::Welcome(welcome(1)));
@@ -77,7 +77,8 @@ fn submit(link: &ReplicaLink, n_places: usize) -> (Ticket, mpsc::Receiver<SlotOu
     let sampling = types::Sampling { tokens_max: 50, stop: vec![9], ..Default::default() };
     let request = Request { prompt: vec![1, 2], sampling, ..Request::default() };
     let (digest, trace, first_key) = (PolicyDigest::default(), TraceHeaders::default(), link.keys(1));
-    let call = Arc::new(Call { first_key, deadline: None, digest, n_cached: 0, trace, needs_progress: false, outputs });
+    let call =
+        Arc::new(ClientCall { first_key, deadline: None, digest, n_cached: 0, trace, needs_progress: false, outputs });
     (link.submit(request, 0, None, &call).unwrap(), outputs_rx)
 }
 
@@ -172,7 +173,7 @@ async fn a_hundred_thousand_cancels_leave_nothing() {
             task.receive(token(id(&task, ticket), 0, 5));
         }
         if round % 100 == 50 {
-            task.lost(&Status::unavailable("gone"));
+            task.receive_lost(&Status::unavailable("gone"));
             task.receive(Frame::Welcome(welcome(round)));
         }
         let in_a_queue: Vec<_> = (0..25).map(|_| submit(&link, 3)).collect();
@@ -202,7 +203,7 @@ async fn a_lost_replica_gets_the_log_and_a_complete_one_is_at_its_end() {
     task.receive(token(id(&task, &complete), 0, 9));
     let end = complete_rx.try_recv();
     assert!(matches!(&end, Ok((0, Ok(output))) if output.finished().unwrap() == Some(Finish::Stop)), "{end:?}");
-    task.lost(&Status::unavailable("gone"));
+    task.receive_lost(&Status::unavailable("gone"));
     assert!(task.replica.is_none());
     task.receive(Frame::Welcome(welcome(2)));
     let id = id(&task, &goes_on);
@@ -216,7 +217,7 @@ async fn a_lost_replica_gets_the_log_and_a_complete_one_is_at_its_end() {
 /// Two links with ready replicas, and their tasks.
 fn neighbours() -> (Vec<ReplicaLink>, LinkTask, LinkTask) {
     let peers = peers();
-    (0..2).for_each(|place| peers.add_view(View { place, ..View::default() }));
+    (0..2).for_each(|place| peers.add_view(ReplicaView { place, ..ReplicaView::default() }));
     let (config, keys) = (Config::default(), Arc::new(AtomicU64::new(1)));
     let new = |place| {
         let (dialer, _) = ::wire::in_memory();
@@ -240,7 +241,7 @@ async fn requests_of_a_lost_replica_move_and_their_cancels_follow() {
     // The first link learns nothing of the request that ends meanwhile: after a move, its end arrives at the link that
     // has it.
     drop((unwanted, gone));
-    one.lost(&Status::unavailable("gone"));
+    one.receive_lost(&Status::unavailable("gone"));
     assert!(one.table.is_empty() && one.parked.is_empty());
     assert_eq!((links[0].work(), links[1].work()), (0, 5));
     take(&mut two);
@@ -276,7 +277,7 @@ async fn requests_of_a_replica_that_recovers_for_too_long_move() {
     let recovers = wire::State { phase: wire::state::Phase::Recovering.into(), ..Default::default() };
     one.receive(Frame::State(recovers));
     let due = one.next_due().unwrap();
-    one.due(due);
+    one.handle_due(due);
     assert_eq!((sent(&mut one), one.table.len()), (vec![(id(&two, &ticket).0, None)], 0));
     take(&mut two);
     assert_eq!(sent(&mut two), [(id(&two, &ticket).0, Some(vec![]))]);
@@ -340,7 +341,7 @@ async fn a_request_waits_as_long_as_it_may_at_a_replica_that_does_not_compute_it
     task.receive(Frame::State(unplaced()));
     let is_due = |task: &mut LinkTask| {
         let due = task.next_due().unwrap();
-        task.due(due);
+        task.handle_due(due);
         due
     };
     running_rx.try_recv().unwrap().1.unwrap();
@@ -369,18 +370,18 @@ async fn ranks_that_come_and_go_without_a_token_are_one_absence() {
         // It may take as long as it needs where it is computed.
         assert!(task.next_due().is_none_or(|due| due <= Instant::now() + max));
         tokio::time::advance(max).await;
-        task.due(Instant::now());
+        task.handle_due(Instant::now());
         assert!(outputs_rx.try_recv().is_err());
     }
     task.receive(token(id(&task, &ticket), 0, 5));
     outputs_rx.try_recv().unwrap().1.unwrap();
     task.receive(Frame::State(recovers()));
     tokio::time::advance(max * 9 / 10).await;
-    task.due(Instant::now());
+    task.handle_due(Instant::now());
     assert!(outputs_rx.try_recv().is_err(), "it has said a token since");
-    task.lost(&Status::unavailable("gone"));
+    task.receive_lost(&Status::unavailable("gone"));
     tokio::time::advance(max / 9).await;
-    task.due(Instant::now());
+    task.handle_due(Instant::now());
     let end = outputs_rx.try_recv().unwrap().1;
     let Err(refusal @ Refusal::Away { .. }) = &end else { panic!("{end:?}") };
     assert!(refusal.to_string().contains("its coordinator is lost (gone)"), "{refusal}");
@@ -401,7 +402,7 @@ async fn a_request_that_has_outgrown_a_replica_waits_for_more_room_there_or_else
     one.receive(narrow(3));
     sent(&mut one);
     assert_eq!((one.table.len(), one.parked.len(), two.table.len()), (1, 1, 0));
-    one.due(Instant::now() + Duration::from_secs(5));
+    one.handle_due(Instant::now() + Duration::from_secs(5));
     assert_eq!((sent(&mut one), one.parked.len()), (vec![], 1), "it has three tokens by now");
     // There is some room for it elsewhere.
     two.receive(narrow(4));
@@ -428,13 +429,13 @@ async fn a_request_moves_only_to_the_same_policy_and_room_and_not_for_ever() {
         [wire::Welcome { context: 51, ..welcome(1) }, wire::Welcome { policy_digest: vec![1; 32], ..welcome(1) }]
     {
         two.receive(Frame::Welcome(welcome));
-        one.lost(&Status::unavailable("gone"));
+        one.receive_lost(&Status::unavailable("gone"));
         assert_eq!((one.table.len(), one.parked.len()), (1, 1));
         one.receive(Frame::Welcome(self::welcome(1)));
         assert!(one.parked.is_empty());
     }
     assert!(outputs_rx.try_recv().is_err());
-    one.lost(&Status::unavailable("gone"));
+    one.receive_lost(&Status::unavailable("gone"));
     let end = outputs_rx.try_recv();
     assert!(matches!(end, Ok((0, Err(Refusal::LostTooOften { times: 3 })))), "{end:?}");
 }
@@ -457,7 +458,7 @@ fn n_losses(lose: impl Fn(&mut LinkTask, RequestId), speaks_at: Option<u32>) -> 
         }
         task.receive(Frame::Welcome(welcome(1)));
         // A replica that has ended the request gets it again after a while.
-        task.due(Instant::now() + Duration::from_secs(5));
+        task.handle_due(Instant::now() + Duration::from_secs(5));
         assert!(task.parked.is_empty(), "it is at the replica again");
     }
     panic!("it is never given up")
@@ -465,7 +466,7 @@ fn n_losses(lose: impl Fn(&mut LinkTask, RequestId), speaks_at: Option<u32>) -> 
 
 #[tokio::test]
 async fn a_request_is_given_up_earlier_for_coordinators_that_die_with_it_than_for_ranks() {
-    let dies = |task: &mut LinkTask, _: RequestId| task.lost(&Status::unavailable("gone"));
+    let dies = |task: &mut LinkTask, _: RequestId| task.receive_lost(&Status::unavailable("gone"));
     let ends_it = |task: &mut LinkTask, id: RequestId| {
         let output = wire::Output { id: id.0, finish: wire::Finish::Cancelled.into(), ..Default::default() };
         task.receive(Frame::Outputs(wire::Outputs { outputs: vec![output] }));
@@ -483,17 +484,17 @@ async fn a_request_that_may_not_move_yet_is_tried_again() {
     sent(&mut one);
     let spend_all = |one: &LinkTask| while one.peers.budget.take(Instant::now()).is_ok() {};
     spend_all(&one);
-    one.lost(&Status::unavailable("gone"));
+    one.receive_lost(&Status::unavailable("gone"));
     for _ in 0..3 {
         let again = one.parked[&ticket.key()].expect("a time at which it is tried again");
         assert!(again > Instant::now());
         tokio::time::advance(again - Instant::now()).await;
         spend_all(&one);
-        one.due(Instant::now());
+        one.handle_due(Instant::now());
         assert_eq!((one.table.len(), links[1].work()), (1, 0));
     }
     tokio::time::advance(Duration::from_secs(1)).await;
-    one.due(Instant::now());
+    one.handle_due(Instant::now());
     assert!(one.table.is_empty() && links[1].work() > 0);
 }
 
@@ -554,7 +555,7 @@ fn claimed() -> (watch::Sender<LinkTarget>, LinkTask) {
     let (dialer, _) = ::wire::in_memory();
     let (target, aim) = given(&dialer);
     let peers = peers();
-    peers.add_view(View::default());
+    peers.add_view(ReplicaView::default());
     let mut task = LinkTask::new(aim, peers, 0, Arc::new(AtomicU64::new(1)), &Config::default());
     target.send_modify(|target| target.incarnation = 5);
     task.retarget();
@@ -589,7 +590,7 @@ async fn a_replica_that_vanishes_from_the_store_stays_while_its_stream_stands() 
     target.send_modify(|target| target.is_listed = false);
     task.retarget();
     assert!(task.replica.is_some() && !task.is_forsaken());
-    task.lost(&Status::unavailable("gone"));
+    task.receive_lost(&Status::unavailable("gone"));
     assert!(task.is_forsaken());
     target.send_modify(|target| target.is_listed = true);
     task.retarget();

@@ -8,7 +8,7 @@ use tokio::sync::mpsc;
 #[derive(Debug)]
 pub struct Ticket {
     key: u64,
-    home: Arc<Home>,
+    home: Arc<CancelRoute>,
 }
 
 /// The end of a request, which its replica does not know yet.
@@ -22,11 +22,11 @@ pub struct Cancel {
 /// The link that has a request. A place in that link's queue of cancels is reserved, so that a cancel never finds it
 /// full.
 #[derive(Debug)]
-pub struct Home(Mutex<Option<mpsc::OwnedPermit<Cancel>>>);
+pub struct CancelRoute(Mutex<Option<mpsc::OwnedPermit<Cancel>>>);
 
-impl Home {
-    pub fn at(cancel: mpsc::OwnedPermit<Cancel>) -> Arc<Home> {
-        Arc::new(Home(Mutex::new(Some(cancel))))
+impl CancelRoute {
+    pub fn to_link(cancel: mpsc::OwnedPermit<Cancel>) -> Arc<CancelRoute> {
+        Arc::new(CancelRoute(Mutex::new(Some(cancel))))
     }
 
     /// Sends the end to another link from now on. Returns false if the request is over already.
@@ -48,13 +48,13 @@ impl Home {
 }
 
 impl Ticket {
-    pub fn new(key: u64, home: Arc<Home>) -> Ticket {
+    pub fn new(key: u64, home: Arc<CancelRoute>) -> Ticket {
         Ticket { key, home }
     }
 
     /// Returns the ticket of an answer that no replica gives.
     pub fn detached() -> Ticket {
-        Ticket { key: 0, home: Arc::new(Home(Mutex::new(None))) }
+        Ticket { key: 0, home: Arc::new(CancelRoute(Mutex::new(None))) }
     }
 
     #[cfg(test)]
@@ -94,7 +94,7 @@ mod tests {
         let (first, mut first_rx) = mpsc::channel(4);
         let (second, mut second_rx) = mpsc::channel(4);
         let reserve = |queue: &mpsc::Sender<Cancel>| queue.clone().try_reserve_owned().unwrap();
-        let home = Home::at(reserve(&first));
+        let home = CancelRoute::to_link(reserve(&first));
         let ticket = Ticket::new(7, home.clone());
         assert!(home.move_to(reserve(&second)) && !home.is_over());
         ticket.stop();
@@ -102,10 +102,10 @@ mod tests {
         assert!(matches!(second_rx.try_recv(), Ok(Cancel { key: 7, stopped: true })));
         assert!(first_rx.try_recv().is_err() && second_rx.try_recv().is_err());
         // A request that is over is not cancelled, and its place in the queue is free again.
-        let home = Home::at(reserve(&first));
+        let home = CancelRoute::to_link(reserve(&first));
         Ticket::new(8, home.clone()).finish();
         assert!(home.is_over() && first_rx.try_recv().is_err() && first.capacity() == 4);
-        drop(Ticket::new(9, Home::at(reserve(&first))));
+        drop(Ticket::new(9, CancelRoute::to_link(reserve(&first))));
         assert!(matches!(first_rx.try_recv(), Ok(Cancel { key: 9, stopped: false })));
     }
 }

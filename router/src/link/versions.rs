@@ -1,7 +1,7 @@
 //! Groups replicas into versions: those of one model name and one policy digest. Knows no requests and no weights.
 
 use crate::board::pick::{VersionId, fnv};
-use crate::link::view::{ReplicaInfo, View};
+use crate::link::view::{ReplicaInfo, ReplicaView};
 use std::sync::Arc;
 use types::PolicyDigest;
 
@@ -12,7 +12,7 @@ pub fn version_of(replica: &ReplicaInfo) -> VersionId {
 }
 
 #[derive(Clone, Debug)]
-pub struct Version {
+pub struct ServedVersion {
     pub id: VersionId,
     /// A replica that serves it: the first that is ready, or else the first.
     pub replica: Arc<ReplicaInfo>,
@@ -20,7 +20,7 @@ pub struct Version {
     pub n_replicas: usize,
 }
 
-impl Version {
+impl ServedVersion {
     pub fn digest(&self) -> PolicyDigest {
         self.replica.digest
     }
@@ -35,14 +35,14 @@ impl Version {
 }
 
 /// The ready version that most replicas have, and of equals the first.
-pub fn most_common<'a>(versions: impl DoubleEndedIterator<Item = &'a Version>) -> Option<&'a Version> {
+pub fn most_common<'a>(versions: impl DoubleEndedIterator<Item = &'a ServedVersion>) -> Option<&'a ServedVersion> {
     // Of equals, `max_by_key` takes the last.
     versions.rev().filter(|version| version.is_ready()).max_by_key(|version| version.n_replicas)
 }
 
 /// All versions, in the order in which their first replicas came.
-pub fn versions(views: &[View]) -> Arc<[Version]> {
-    let mut versions: Vec<Version> = Vec::new();
+pub fn versions(views: &[ReplicaView]) -> Arc<[ServedVersion]> {
+    let mut versions: Vec<ServedVersion> = Vec::new();
     for view in views {
         let Some(replica) = &view.replica else { continue };
         let id = version_of(replica);
@@ -57,7 +57,7 @@ pub fn versions(views: &[View]) -> Arc<[Version]> {
             }
             None => {
                 let n_ready = usize::from(view.is_ready());
-                versions.push(Version { id, replica: replica.clone(), n_ready, n_replicas: 1 });
+                versions.push(ServedVersion { id, replica: replica.clone(), n_ready, n_replicas: 1 });
             }
         }
     }

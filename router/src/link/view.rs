@@ -84,7 +84,7 @@ pub(super) fn room(state: &wire::State) -> u32 {
 
 /// The present state of a replica as this router knows it.
 #[derive(Clone, Debug, Default)]
-pub struct View {
+pub struct ReplicaView {
     /// The link's number among the links.
     pub place: usize,
     /// The replica's own name, or until that is known, its address.
@@ -108,9 +108,9 @@ pub struct PieceDifference {
     pub piece: u32,
 }
 
-impl View {
-    pub fn of(name: &str) -> View {
-        View { name: name.to_owned(), ..View::default() }
+impl ReplicaView {
+    pub fn of(name: &str) -> ReplicaView {
+        ReplicaView { name: name.to_owned(), ..ReplicaView::default() }
     }
 
     pub fn phase(&self) -> wire::state::Phase {

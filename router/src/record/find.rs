@@ -14,7 +14,7 @@ pub fn lines(dir: &Path) -> io::Result<impl Iterator<Item = io::Result<String>> 
     let files = files(dir)?;
     Ok(files.into_iter().flat_map(|path| match WholeLines::of(&path) {
         Ok(lines) => LinesOrError::Lines(lines),
-        Err(error) => LinesOrError::Failed(Some(named(&path, error))),
+        Err(error) => LinesOrError::Failed(Some(with_path(&path, error))),
     }))
 }
 
@@ -79,12 +79,12 @@ impl Iterator for WholeLines {
     fn next(&mut self) -> Option<io::Result<String>> {
         let mut line = String::new();
         match self.file.by_ref().take(LINE_BYTES_MAX).read_line(&mut line) {
-            Err(error) => Some(Err(named(&self.path, error))),
+            Err(error) => Some(Err(with_path(&self.path, error))),
             Ok(_) => line.strip_suffix('\n').map(|line| Ok(line.to_owned())),
         }
     }
 }
 
-fn named(path: &Path, error: io::Error) -> io::Error {
+fn with_path(path: &Path, error: io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("{}: {error}", path.display()))
 }

@@ -2,8 +2,8 @@
 //! to find the first weight in which they differ. Knows no requests. The result stands in the replica's view until it
 //! has gone.
 
-use crate::link::peers::Peers;
-use crate::link::view::{PieceDifference, ReplicaInfo, View};
+use crate::link::peers::ReplicaLinks;
+use crate::link::view::{PieceDifference, ReplicaInfo, ReplicaView};
 use proto::ProtocolRange;
 use proto::cluster::coordinator_client::CoordinatorClient;
 use proto::cluster::{GetHashesRequest, WeightHash, WeightHashes};
@@ -72,14 +72,14 @@ impl Pair {
 
 impl Comparisons {
     /// Call about once a second. `channel` is the one to the replica at a place.
-    pub fn look(&mut self, peers: &Peers, channel: impl Fn(usize) -> Option<Channel>) {
+    pub fn look(&mut self, peers: &ReplicaLinks, channel: impl Fn(usize) -> Option<Channel>) {
         self.n_looks += 1;
         while let Some(joined) = self.requests.try_join_next() {
             // The result of a broken task has no digests: its pair stays `Requested`, until it goes.
             let Ok((digests, answer)) = joined else { continue };
             self.apply_answer(digests, answer);
         }
-        let (pairs, shown) = seen(&peers.views().borrow());
+        let (pairs, shown) = differing_replicas(&peers.views().borrow());
         let current: BTreeSet<Digests> = pairs.iter().map(Pair::digests).collect();
         self.known.retain(|digests, _| current.contains(digests));
         let mut differ = BTreeMap::new();
@@ -94,7 +94,7 @@ impl Comparisons {
                 Some(ComparisonState::Silent { .. }) | None => self.request_comparison(pair, &channel),
             }
         }
-        show(peers, &shown, differ);
+        update_differences(peers, &shown, differ);
     }
 
     fn request_comparison(&mut self, pair: &Pair, channel: impl Fn(usize) -> Option<Channel>) {
@@ -125,12 +125,16 @@ impl Comparisons {
 }
 
 /// Returns the replicas that differ, and what is shown of that.
-fn seen(views: &[View]) -> (Vec<Pair>, BTreeMap<usize, PieceDifference>) {
+fn differing_replicas(views: &[ReplicaView]) -> (Vec<Pair>, BTreeMap<usize, PieceDifference>) {
     let shown = views.iter().filter_map(|view| Some((view.place, view.differs.clone()?)));
-    (pairs(views), shown.collect())
+    (differing_pairs(views), shown.collect())
 }
 
-fn show(peers: &Peers, shown: &BTreeMap<usize, PieceDifference>, found: BTreeMap<usize, PieceDifference>) {
+fn update_differences(
+    peers: &ReplicaLinks,
+    shown: &BTreeMap<usize, PieceDifference>,
+    found: BTreeMap<usize, PieceDifference>,
+) {
     for place in shown.keys().filter(|place| !found.contains_key(place)) {
         peers.update_view(*place, |view| view.differs = None);
     }
@@ -142,20 +146,20 @@ fn show(peers: &Peers, shown: &BTreeMap<usize, PieceDifference>, found: BTreeMap
 }
 
 /// A replica's view, and what it serves.
-type ServingView<'a> = (&'a View, &'a Arc<ReplicaInfo>);
+type ServingView<'a> = (&'a ReplicaView, &'a Arc<ReplicaInfo>);
 
 /// Returns the replicas that mean the same model as others and have another digest than most of these.
-fn pairs(views: &[View]) -> Vec<Pair> {
+fn differing_pairs(views: &[ReplicaView]) -> Vec<Pair> {
     let mut alike: BTreeMap<(&str, [u8; 32]), Vec<ServingView<'_>>> = BTreeMap::new();
     for (view, replica) in views.iter().filter_map(|view| Some((view, view.replica.as_ref()?))) {
         if let Some(PolicyDigest(meant)) = replica.meant {
             alike.entry((&replica.model, meant)).or_default().push((view, replica));
         }
     }
-    alike.into_values().flat_map(|alike| strangers(&alike)).collect()
+    alike.into_values().flat_map(|alike| minority_pairs(&alike)).collect()
 }
 
-fn strangers(alike: &[ServingView<'_>]) -> Vec<Pair> {
+fn minority_pairs(alike: &[ServingView<'_>]) -> Vec<Pair> {
     if alike.iter().all(|(_, of)| of.digest == alike[0].1.digest) {
         return Vec::new();
     }
@@ -214,15 +218,15 @@ fn first_weight(ours: &[WeightHash], theirs: &[WeightHash]) -> Option<String> {
 mod tests {
     use super::*;
 
-    fn view(place: usize, meant: Option<u8>, digest: u8) -> View {
+    fn view(place: usize, meant: Option<u8>, digest: u8) -> ReplicaView {
         let meant = meant.map(|byte| PolicyDigest([byte; 32]));
         let mut replica = ReplicaInfo::for_test("m", PolicyDigest([digest; 32]));
         replica.meant = meant;
-        View { place, replica: Some(Arc::new(replica)), ..View::of(&place.to_string()) }
+        ReplicaView { place, replica: Some(Arc::new(replica)), ..ReplicaView::of(&place.to_string()) }
     }
 
-    fn found(views: &[View]) -> Vec<(usize, usize)> {
-        pairs(views).iter().map(|pair| (pair.place, pair.other_place)).collect()
+    fn found(views: &[ReplicaView]) -> Vec<(usize, usize)> {
+        differing_pairs(views).iter().map(|pair| (pair.place, pair.other_place)).collect()
     }
 
     #[test]
@@ -232,7 +236,7 @@ mod tests {
         assert_eq!(found(&all[..2]), [(1, 0)], "of as many, the first is the measure");
         // Another model is meant to differ. A replica that does not report what it means is compared with no other.
         assert_eq!(found(&[view(0, Some(1), 7), view(1, Some(2), 8), view(2, None, 9)]), []);
-        assert_eq!(found(&[View::of("away"), view(1, Some(1), 8)]), []);
+        assert_eq!(found(&[ReplicaView::of("away"), view(1, Some(1), 8)]), []);
     }
 
     #[test]

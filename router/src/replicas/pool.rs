@@ -1,16 +1,16 @@
 //! The replicas behind this router: a link to each, a table of what is known of them, and the choice of one for each
 //! request. Knows no text and no tokens' values.
 
-use crate::board::pick::{Need, PickInfo, PickPolicy, ReplicaRow, Standing, pick_equivalent};
+use crate::board::pick::{ContinuationNeed, PickInfo, PickPolicy, ReplicaRow, ReplicaStanding, pick_equivalent};
 use crate::board::{self, ChoiceBuffers, Salt};
 use crate::config::{Config, Timeouts};
-use crate::link::budget::Budget;
+use crate::link::budget::RetryBudget;
 use crate::link::handle::ReplicaLink;
-use crate::link::peers::Peers;
-use crate::link::versions::{Version, most_common};
-use crate::link::view::{ReplicaInfo, View};
-use crate::refusal::{NoResume, Refusal};
-use crate::replicas::roster::{Membership, Roster};
+use crate::link::peers::ReplicaLinks;
+use crate::link::versions::{ServedVersion, most_common};
+use crate::link::view::{ReplicaInfo, ReplicaView};
+use crate::refusal::{Refusal, ResumeError};
+use crate::replicas::roster::{LinkSupervisor, Membership};
 use crate::replicas::topology::{self, StoreView};
 use cluster::StoreHealth;
 use proto::cluster::state::Phase;
@@ -25,8 +25,8 @@ use types::{CacheOwner, PolicyDigest, Token};
 
 /// All replicas, in order of arrival.
 pub struct Replicas {
-    peers: Peers,
-    views: watch::Receiver<Vec<View>>,
+    peers: ReplicaLinks,
+    views: watch::Receiver<Vec<ReplicaView>>,
     /// The kind of the store that lists them, and whether it is reachable. None if they were given as flags.
     store: Option<(&'static str, watch::Receiver<StoreHealth>)>,
     /// Whether it has been logged that a replica gets no requests.
@@ -63,13 +63,13 @@ impl IdleReplica {
 }
 
 /// The replicas, and the roster that begins and ends their links, which the caller has to run.
-pub fn attach(membership: Membership, config: &Config, end: CancellationToken) -> (Replicas, Roster) {
+pub fn attach(membership: Membership, config: &Config, end: CancellationToken) -> (Replicas, LinkSupervisor) {
     let store = match &membership {
         Membership::Given(_) => None,
         Membership::Followed { store, .. } => Some((store.kind(), store.health())),
     };
-    let peers = Peers::new(Budget::new(config.limits.requests_max, Instant::now()));
-    let roster = Roster::new(membership, peers.clone(), config, end);
+    let peers = ReplicaLinks::new(RetryBudget::new(config.limits.requests_max, Instant::now()));
+    let roster = LinkSupervisor::new(membership, peers.clone(), config, end);
     let Timeouts { retry_after, .. } = config.timeouts;
     let views = peers.views();
     let replicas = Replicas {
@@ -86,7 +86,7 @@ pub fn attach(membership: Membership, config: &Config, end: CancellationToken) -
 }
 
 impl Replicas {
-    pub fn views(&self) -> watch::Receiver<Vec<View>> {
+    pub fn views(&self) -> watch::Receiver<Vec<ReplicaView>> {
         self.views.clone()
     }
 
@@ -102,17 +102,17 @@ impl Replicas {
     }
 
     pub fn is_any_ready(&self) -> bool {
-        self.views.borrow().iter().any(View::is_ready)
+        self.views.borrow().iter().any(ReplicaView::is_ready)
     }
 
     /// Waits until each replica has reported whether it serves.
-    pub async fn known(&self) {
+    pub async fn wait_until_known(&self) {
         let mut views = self.views();
         // An error: the links have ended, and no report comes any more.
-        let _known = views.wait_for(|views| !views.is_empty() && views.iter().all(View::is_known)).await;
+        let _known = views.wait_for(|views| !views.is_empty() && views.iter().all(ReplicaView::is_known)).await;
     }
 
-    pub fn versions(&self) -> Arc<[Version]> {
+    pub fn versions(&self) -> Arc<[ServedVersion]> {
         self.peers.versions()
     }
 
@@ -151,21 +151,25 @@ impl Replicas {
         tracing::warn!(replica, "gets no requests: its policy differs, and it would answer otherwise than the rest");
     }
 
-    fn view<T>(&self, place: usize, of: impl FnOnce(&View) -> T) -> Option<T> {
+    fn view<T>(&self, place: usize, of: impl FnOnce(&ReplicaView) -> T) -> Option<T> {
         let views = self.views.borrow();
         let at = views.binary_search_by_key(&place, |view| view.place).ok()?;
         Some(of(&views[at]))
     }
 
     /// Picks a replica for a resumed stream: the one that has it, or else one that gives the same tokens.
-    pub fn pick_resumed(&self, need: Need, has_it: impl Fn(&ReplicaInfo) -> bool) -> Result<PickedReplica, Refusal> {
+    pub fn pick_resumed(
+        &self,
+        need: ContinuationNeed,
+        has_it: impl Fn(&ReplicaInfo) -> bool,
+    ) -> Result<PickedReplica, Refusal> {
         let (places, rows) = self.peers.rows();
         let had_it = |(place, row): (&usize, &ReplicaRow)| {
-            let is_it = |view: &View| view.replica.as_deref().is_some_and(&has_it);
-            row.standing <= Standing::Shunned && row.meets(need) && self.view(*place, is_it) == Some(true)
+            let is_it = |view: &ReplicaView| view.replica.as_deref().is_some_and(&has_it);
+            row.standing <= ReplicaStanding::Shunned && row.meets(need) && self.view(*place, is_it) == Some(true)
         };
         let idx = places.iter().zip(&rows).position(had_it);
-        let idx = idx.or_else(|| pick_equivalent(&rows, need, Standing::Unplaced));
+        let idx = idx.or_else(|| pick_equivalent(&rows, need, ReplicaStanding::Unplaced));
         let picked = idx.and_then(|idx| {
             let (link, replica) =
                 (self.peers.link(places[idx])?, self.view(places[idx], |view| view.replica.clone())??);
@@ -173,16 +177,17 @@ impl Replicas {
         });
         picked.ok_or_else(|| match rows.iter().any(|row| row.may_come_for(need)) {
             true => Refusal::NotReady { retry_after: self.retry_after, why: String::new() },
-            false => NoResume::OtherPolicy.into(),
+            false => ResumeError::OtherPolicy.into(),
         })
     }
 
     /// Returns a ready replica that has no requests and meets the need. One with a name in `besides` is returned only
     /// if there is no other, busy or not.
-    pub fn idle(&self, need: Need, besides: &[&str]) -> Option<IdleReplica> {
+    pub fn idle(&self, need: ContinuationNeed, besides: &[&str]) -> Option<IdleReplica> {
         let (places, rows) = self.peers.rows();
         let views = self.views.borrow();
-        let able = places.into_iter().zip(rows).filter(|(_, row)| row.standing == Standing::Ready && row.meets(need));
+        let able =
+            places.into_iter().zip(rows).filter(|(_, row)| row.standing == ReplicaStanding::Ready && row.meets(need));
         let seen = |(place, row): (usize, ReplicaRow)| {
             let at = views.binary_search_by_key(&place, |view| view.place).ok()?;
             Some((row, &views[at], views[at].replica.as_ref()?))
@@ -201,7 +206,7 @@ impl Replicas {
 
     /// Whether it serves under the same placement as when it was picked.
     pub fn is_unchanged(&self, idle: &IdleReplica) -> bool {
-        let is_same = |view: &View| {
+        let is_same = |view: &ReplicaView| {
             let replica = view.replica.as_deref();
             let is_it = replica
                 .is_some_and(|now| (&now.name, now.incarnation) == (&idle.replica.name, idle.replica.incarnation));
@@ -234,6 +239,6 @@ impl Replicas {
     }
 }
 
-fn epoch(view: &View) -> u32 {
+fn epoch(view: &ReplicaView) -> u32 {
     view.state.as_ref().map_or(0, |state| state.epoch_n)
 }

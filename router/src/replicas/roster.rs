@@ -3,13 +3,13 @@
 
 use crate::board::circuit::CircuitChange;
 use crate::config::Config;
-use crate::link::peers::Peers;
+use crate::link::peers::ReplicaLinks;
 use crate::link::target::LinkTarget;
 use crate::link::task::LinkTask;
-use crate::link::view::View;
+use crate::link::view::ReplicaView;
 use crate::replicas::compare::Comparisons;
 use crate::replicas::models::unserved::{RouteChange, UnservedVersions};
-use cluster::{MemberChange, Member, Store, MemberWatch};
+use cluster::{Member, MemberChange, MemberWatch, Store};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -47,10 +47,10 @@ impl From<Vec<CoordinatorChannel>> for Membership {
 }
 
 /// Owns the links' tasks.
-pub struct Roster {
+pub struct LinkSupervisor {
     watch: Option<MemberWatch>,
     dial: Dial,
-    peers: Peers,
+    peers: ReplicaLinks,
     config: Config,
     /// Counts the keys of all links, so that each request of this router has its own.
     keys: Arc<AtomicU64>,
@@ -80,9 +80,9 @@ struct LinkHandle {
     address: String,
 }
 
-impl Roster {
+impl LinkSupervisor {
     /// Makes links to all replicas known by now. Needs a runtime, in which their tasks begin.
-    pub fn new(membership: Membership, peers: Peers, config: &Config, end: CancellationToken) -> Roster {
+    pub fn new(membership: Membership, peers: ReplicaLinks, config: &Config, end: CancellationToken) -> LinkSupervisor {
         let unreachable: Dial = Box::new(|_| Err("no replica can be added".into()));
         let (given, watch, dial) = match membership {
             Membership::Given(given) => (given, None, unreachable),
@@ -91,7 +91,7 @@ impl Roster {
         let config = config.clone();
         let (keys, seats, links) = (Arc::new(AtomicU64::new(1)), BTreeMap::new(), JoinSet::new());
         let (places, comparisons, unserved) = (HashMap::new(), Comparisons::default(), UnservedVersions::default());
-        let mut roster = Roster {
+        let mut roster = LinkSupervisor {
             watch,
             dial,
             peers,
@@ -108,7 +108,7 @@ impl Roster {
         };
         for CoordinatorChannel { name, channel } in given {
             // Dropped, because the target of a given replica never changes.
-            drop(roster.sit(&name, LinkTarget { channel, incarnation: 0, is_listed: true }, Duration::ZERO));
+            drop(roster.spawn_link(&name, LinkTarget { channel, incarnation: 0, is_listed: true }, Duration::ZERO));
         }
         let there = roster.watch.as_mut().map(MemberWatch::take_available).unwrap_or_default();
         there.into_iter().for_each(|change| roster.apply(change));
@@ -125,8 +125,8 @@ impl Roster {
                 biased;
                 change = next(&mut self.watch), if !end.is_cancelled() => self.apply(change),
                 Some(ended) = self.links.join_next_with_id() => match ended {
-                    Ok((id, ())) => self.ended(id, false),
-                    Err(error) => self.ended(error.id(), true),
+                    Ok((id, ())) => self.handle_link_end(id, false),
+                    Err(error) => self.handle_link_end(error.id(), true),
                 },
                 () = end.cancelled(), if !end.is_cancelled() => {}
                 _ = looks.tick(), if !end.is_cancelled() => {
@@ -184,7 +184,9 @@ impl Roster {
     /// Logs versions that a route names and no replica serves.
     fn report_unserved(&mut self) {
         let (table, versions) = (self.config.routes.table(), self.peers.versions());
-        for RouteChange { name, version, is_served, like } in self.unserved.look(&table, &versions, Instant::now()) {
+        for RouteChange { name, version, is_served, like } in
+            self.unserved.update_missed(&table, &versions, Instant::now())
+        {
             metrics::route_unserved(&name, &version, !is_served);
             let meant = like.map_or_else(String::new, |like| format!(": did you mean `{like}`?"));
             match is_served {
@@ -230,18 +232,18 @@ impl Roster {
             }
             None => {
                 tracing::info!(replica = name, address, incarnation = member.incarnation, "the store has a replica");
-                let (place, target) = self.sit(name, target, Duration::ZERO);
+                let (place, target) = self.spawn_link(name, target, Duration::ZERO);
                 self.seats.insert(name.into(), LinkHandle { place, target, address: address.clone() });
             }
         }
     }
 
     /// Makes a link. Its task begins after the delay `after`.
-    fn sit(&mut self, name: &str, target: LinkTarget, after: Duration) -> (usize, watch::Sender<LinkTarget>) {
+    fn spawn_link(&mut self, name: &str, target: LinkTarget, after: Duration) -> (usize, watch::Sender<LinkTarget>) {
         let place = self.next_place;
         self.next_place += 1;
         let (target, aim) = watch::channel(target);
-        self.peers.add_view(View { place, ..View::of(name) });
+        self.peers.add_view(ReplicaView { place, ..ReplicaView::of(name) });
         let task = LinkTask::new(aim.clone(), self.peers.clone(), place, self.keys.clone(), &self.config);
         let end = self.end.clone();
         let begun = self.links.spawn(async move {
@@ -257,7 +259,7 @@ impl Roster {
 
     /// Handles the end of a link's task. If its replica is still listed, it gets another link: the replica came back
     /// while the link ended, or the link's task panicked and its requests ended with it.
-    fn ended(&mut self, id: Id, has_panicked: bool) {
+    fn handle_link_end(&mut self, id: Id, has_panicked: bool) {
         let Some(LinkRecord { place, name, target }) = self.places.remove(&id) else { return };
         if has_panicked {
             tracing::error!(replica = name, "a link's task broke: another takes its place");
@@ -273,7 +275,7 @@ impl Roster {
         }
         // The cause of the panic may come again, so the next link waits a little.
         let after = if has_panicked { self.config.timeouts.reattach_max } else { Duration::ZERO };
-        let (place, target) = self.sit(&name, target, after);
+        let (place, target) = self.spawn_link(&name, target, after);
         if let Some(seat) = seat.flatten() {
             self.seats.insert(name, LinkHandle { place, target, address: seat.address });
         }

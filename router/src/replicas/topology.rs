@@ -1,7 +1,7 @@
 //! The live cluster for people: the same facts for gRPC and, as JSON, for `/cluster`. Large clusters have several
 //! pages. Knows nothing of requests.
 
-use crate::link::view::{PieceDifference, View};
+use crate::link::view::{PieceDifference, ReplicaView};
 use cluster::StoreHealth;
 use proto::cluster as wire;
 use proto::v1;
@@ -22,7 +22,12 @@ pub struct StoreView {
 
 /// Returns one page of all replicas that this router knows of, attached or not: those from the place `from` on. The
 /// next page begins where this one ends.
-pub fn topology(views: &[View], from: u64, store: Option<StoreView>, models: Vec<v1::ModelTopology>) -> v1::Topology {
+pub fn topology(
+    views: &[ReplicaView],
+    from: u64,
+    store: Option<StoreView>,
+    models: Vec<v1::ModelTopology>,
+) -> v1::Topology {
     let mut left = views.iter().skip_while(|view| (view.place as u64) < from).peekable();
     let (mut replicas, mut n_ranks) = (Vec::new(), 0);
     while replicas.len() < REPLICAS_MAX && n_ranks < RANKS_MAX {
@@ -48,7 +53,7 @@ fn unix_seconds(time: SystemTime) -> u64 {
     time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }
 
-fn replica(view: &View) -> v1::ReplicaTopology {
+fn replica(view: &ReplicaView) -> v1::ReplicaTopology {
     let Some(mut state) = view.state.clone() else {
         let phase = if view.replica.is_some() { "ready" } else { "absent" };
         return with_name(view, v1::ReplicaTopology { phase: phase.into(), ..v1::ReplicaTopology::default() });
@@ -137,7 +142,7 @@ fn differs(PieceDifference { replica, weight, piece }: PieceDifference) -> v1::r
     v1::replica_topology::Differs { replica, weight, piece }
 }
 
-fn with_name(view: &View, mut replica: v1::ReplicaTopology) -> v1::ReplicaTopology {
+fn with_name(view: &ReplicaView, mut replica: v1::ReplicaTopology) -> v1::ReplicaTopology {
     replica.replica.clone_from(&view.name);
     replica.suspected = view.is_suspected;
     replica.protocol = view.protocol();
@@ -360,7 +365,7 @@ mod tests {
         let at_target = wire::State { pp: 2, ..state.clone() };
         assert_eq!((target_grid(&at_target), target_grid(&wire::State::default())), (None, None));
         let differs = Some(PieceDifference { replica: "there".into(), weight: "w".into(), piece: 3 });
-        let views = [View { state: Some(state), differs, ..View::of("here") }, View::of("there")];
+        let views = [ReplicaView { state: Some(state), differs, ..ReplicaView::of("here") }, ReplicaView::of("there")];
         let since = UNIX_EPOCH + std::time::Duration::from_secs(7);
         let health = StoreHealth { since, away: Some("no answer".into()) };
         let topology = topology(&views, 0, Some(StoreView { kind: "etcd", health }), Vec::new());
@@ -412,9 +417,9 @@ mod tests {
             let ranks = (64 * place..64 * place + 64).map(rank_of).collect();
             let state = Some(wire::State { tp: 8, pp: 8, ranks, ..wire::State::default() });
             // Other replicas have come and gone, so places have gaps.
-            View { place: 3 * place as usize, state, ..View::of(&format!("replica-{place}")) }
+            ReplicaView { place: 3 * place as usize, state, ..ReplicaView::of(&format!("replica-{place}")) }
         };
-        let views: Vec<View> = (0..1000).map(of).collect();
+        let views: Vec<ReplicaView> = (0..1000).map(of).collect();
         let (mut from, mut names, mut n_ranks, mut n_pages) = (Some(0), Vec::new(), 0, 0);
         while let Some(at) = from {
             let page = topology(&views, at, None, Vec::new());
@@ -430,7 +435,8 @@ mod tests {
         // The replica at which the next page began has left: the page begins with the one after it.
         assert_eq!(topology(&views, 4, None, Vec::new()).replicas[0].replica, "replica-2");
         // Absent replicas have no ranks, and end a page all the same.
-        let absent: Vec<View> = (0..2000).map(|place| View { place, ..View::of("away") }).collect();
+        let absent: Vec<ReplicaView> =
+            (0..2000).map(|place| ReplicaView { place, ..ReplicaView::of("away") }).collect();
         let page = topology(&absent, 0, None, Vec::new());
         assert_eq!((page.replicas.len(), page.next), (1024, Some(1024)));
         assert_eq!(topology(&absent, 1024, None, Vec::new()).next, None);

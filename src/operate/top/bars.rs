@@ -7,7 +7,7 @@ use serde_json::Value;
 const EIGHTHS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
 /// Replaces characters in foreign text that control a terminal or change the direction of text.
-pub fn plain(text: &str) -> String {
+pub fn replace_control_chars(text: &str) -> String {
     let is_unseen = |c: char| {
         c.is_control()
             || matches!(c, '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
@@ -18,7 +18,7 @@ pub fn plain(text: &str) -> String {
 pub fn text(value: &Value) -> String {
     match value {
         Value::Null => "-".to_owned(),
-        Value::String(text) => plain(text),
+        Value::String(text) => replace_control_chars(text),
         other => other.to_string(),
     }
 }
@@ -36,7 +36,7 @@ fn filled(part: f64, n_cells: usize) -> usize {
 }
 
 /// Returns parts of one whole side by side, each in its colour.
-pub fn parts(parts: &[(f64, char, Color)], n_cells: usize) -> Vec<Span<'static>> {
+pub fn stacked_bar(parts: &[(f64, char, Color)], n_cells: usize) -> Vec<Span<'static>> {
     let mut left = n_cells;
     let mut spans = Vec::new();
     for (part, sign, colour) in parts {
@@ -50,7 +50,7 @@ pub fn parts(parts: &[(f64, char, Color)], n_cells: usize) -> Vec<Span<'static>>
 
 /// Returns one character for each value, relative to the largest. A value that was not measured is a gap, and not a
 /// zero.
-pub fn curve(values: &[Option<f64>]) -> String {
+pub fn sparkline(values: &[Option<f64>]) -> String {
     let most = values.iter().flatten().copied().fold(0.0, f64::max);
     let sign = |value: &Option<f64>| match value {
         None => ' ',
@@ -102,9 +102,9 @@ mod tests {
             (bar(0.0, 4), bar(0.01, 4), bar(1.0, 4), bar(7.0, 2)),
             ("░░░░".into(), "█░░░".into(), "████".into(), "██".into())
         );
-        assert_eq!(curve(&[None, Some(0.0), Some(5.0), Some(10.0)]), " ▁▅█");
-        assert_eq!(curve(&[Some(0.0), None]), "▁ ");
-        let spans = parts(&[(0.5, 'a', Color::Red), (0.4, 'b', Color::Red), (0.9, 'c', Color::Red)], 8);
+        assert_eq!(sparkline(&[None, Some(0.0), Some(5.0), Some(10.0)]), " ▁▅█");
+        assert_eq!(sparkline(&[Some(0.0), None]), "▁ ");
+        let spans = stacked_bar(&[(0.5, 'a', Color::Red), (0.4, 'b', Color::Red), (0.9, 'c', Color::Red)], 8);
         let text: String = spans.iter().map(|span| &*span.content).collect();
         assert_eq!(text, "aaaabbbc");
     }
@@ -121,6 +121,6 @@ mod tests {
 
     #[test]
     fn what_others_wrote_orders_no_terminal_about() {
-        assert_eq!(plain("a\x1b[2Jb\u{202e}c\u{200b}"), "a\u{fffd}[2Jb\u{fffd}c\u{fffd}");
+        assert_eq!(replace_control_chars("a\x1b[2Jb\u{202e}c\u{200b}"), "a\u{fffd}[2Jb\u{fffd}c\u{fffd}");
     }
 }

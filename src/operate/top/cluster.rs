@@ -1,6 +1,6 @@
 //! The view of the cluster: a line for each rank of each replica, and above them the problems.
 
-use super::bars::{bar, memory, parts, plain, text, time};
+use super::bars::{bar, memory, replace_control_chars, stacked_bar, text, time};
 use crate::operate::status::{models, notes, speed, store, target_grid_text};
 use ratatui::style::{Color, Style, Stylize};
 use ratatui::text::{Line, Span};
@@ -30,7 +30,7 @@ pub fn lines(page: &Value, width: u16) -> Vec<Line<'static>> {
 }
 
 fn each(text: &str) -> Vec<Line<'static>> {
-    text.lines().map(|line| Line::from(plain(line))).collect()
+    text.lines().map(|line| Line::from(replace_control_chars(line))).collect()
 }
 
 fn replica(replica: &Value, width: u16) -> Vec<Line<'static>> {
@@ -57,7 +57,7 @@ fn replica(replica: &Value, width: u16) -> Vec<Line<'static>> {
         requests["running"], requests["waiting"], blocks["used"], blocks["total"]
     )));
     lines.push(Line::from(speed(&replica["tokens_per_s"])));
-    lines.extend(notes(replica).iter().map(|note| Line::from(plain(note)).yellow()));
+    lines.extend(notes(replica).iter().map(|note| Line::from(replace_control_chars(note)).yellow()));
     let ranks = replica["ranks"].as_array().map_or(&[][..], Vec::as_slice);
     if !ranks.is_empty() {
         lines.push(legend(width));
@@ -107,7 +107,7 @@ fn rank(rank: &Value, width: u16) -> Line<'static> {
     let share = |name: &str| number(&rank["time"][name]);
     let shares = [share("compute"), share("wait"), share("idle")];
     let of_time: Vec<_> = shares.into_iter().zip(COLOURS).map(|(part, (sign, colour))| (part, sign, colour)).collect();
-    spans.extend(parts(&of_time, TIME_CELLS));
+    spans.extend(stacked_bar(&of_time, TIME_CELLS));
     Line::from(spans)
 }
 

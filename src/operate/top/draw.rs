@@ -1,7 +1,7 @@
 //! Draws the screen: a line of views, the selected view, and a line of keys. Long lines are cut off; long lists are
 //! scrolled.
 
-use super::bars::plain;
+use super::bars::replace_control_chars;
 use super::screen::{Screen, TopView};
 use super::{cluster, load, requests};
 use ratatui::Frame;
@@ -58,11 +58,11 @@ fn title(screen: &Screen) -> Line<'static> {
 
 /// Returns why there is nothing to show, or how old it is.
 fn notice(screen: &Screen, now: Instant) -> Line<'static> {
-    let shown = screen.shown();
+    let shown = screen.current_state();
     let age = shown.received_at.map(|at| now.saturating_duration_since(at));
     match (&shown.error, age) {
-        (Some(why), Some(age)) => Line::from(format!("{} s old: {}", age.as_secs(), plain(why))).red(),
-        (Some(why), None) => Line::from(plain(why)).red(),
+        (Some(why), Some(age)) => Line::from(format!("{} s old: {}", age.as_secs(), replace_control_chars(why))).red(),
+        (Some(why), None) => Line::from(replace_control_chars(why)).red(),
         (None, Some(age)) if age > FRESH_MAX => Line::from(format!("{} s old", age.as_secs())).yellow(),
         (None, Some(_)) => Line::default(),
         (None, None) => Line::from("asking ..").dim(),
@@ -70,7 +70,7 @@ fn notice(screen: &Screen, now: Instant) -> Line<'static> {
 }
 
 fn page(frame: &mut Frame<'_>, screen: &mut Screen, area: Rect) {
-    let Some(page) = &screen.shown().page else { return };
+    let Some(page) = &screen.current_state().page else { return };
     let lines = match (&screen.opened, screen.view) {
         (Some(_), _) => requests::timeline(page).into_iter().map(Line::from).collect(),
         (None, TopView::Load) => load::lines(page, area.width),
@@ -83,7 +83,7 @@ fn page(frame: &mut Frame<'_>, screen: &mut Screen, area: Rect) {
 
 /// Draws the list of requests, whose head stays and whose selected row is visible. Formats only the visible rows.
 fn list(frame: &mut Frame<'_>, screen: &mut Screen, area: Rect) {
-    let Some(page) = &screen.shown().page else { return };
+    let Some(page) = &screen.current_state().page else { return };
     let rows = requests::rows(page);
     let mut lines = requests::head(page, area.width);
     let room = usize::from(area.height).saturating_sub(lines.len()).max(1);

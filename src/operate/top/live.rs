@@ -26,7 +26,7 @@ type TopReply = (TopQuestion, Result<Value, String>);
 
 /// Shows the server until a key or a signal ends it, or after `looks` answers.
 pub fn run(server: &RunningServer, every: Duration, looks: Option<u64>) -> anyhow::Result<()> {
-    let (_signals, is_over) = ended_by_signal()?;
+    let (_signals, is_over) = flag_on_signal()?;
     end_without_a_terminal(is_over.clone());
     let (question_tx, question_rx) = sync_channel(1);
     let (answer, answers) = sync_channel(1);
@@ -45,7 +45,7 @@ pub fn run(server: &RunningServer, every: Duration, looks: Option<u64>) -> anyho
 }
 
 /// Sets a flag on a signal, so that the terminal is restored before the process ends.
-fn ended_by_signal() -> anyhow::Result<(Runtime, Arc<AtomicBool>)> {
+fn flag_on_signal() -> anyhow::Result<(Runtime, Arc<AtomicBool>)> {
     let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     let is_over = Arc::new(AtomicBool::new(false));
     for kind in [SignalKind::terminate(), SignalKind::hangup(), SignalKind::interrupt()] {

@@ -1,6 +1,6 @@
 //! The view of the load: the last hour in bins, a curve for each figure. A bin in which nothing happened has no value.
 
-use super::bars::{bar, count, curve, plain, time};
+use super::bars::{bar, count, replace_control_chars, sparkline, time};
 use ratatui::style::Stylize;
 use ratatui::text::{Line, Span};
 use serde_json::Value;
@@ -10,29 +10,29 @@ const NAME_WIDTH: usize = 22;
 const LAST_WIDTH: usize = 9;
 const TENANTS_SHOWN: usize = 8;
 
-struct Figure {
+struct LoadFigure {
     name: &'static str,
     of: fn(&Value, f64) -> Option<f64>,
     shown: fn(f64) -> String,
 }
 
-fn share(part: f64) -> String {
+fn format_percent(part: f64) -> String {
     format!("{:.0}%", part * 100.0)
 }
 
-const FIGURES: [Figure; 9] = [
-    Figure { name: "tokens/s", of: |bin, seconds| Some(bin["output"].as_f64()? / seconds), shown: count },
-    Figure { name: "first token, p50", of: |bin, _| bin["first_token_s"]["p50"].as_f64(), shown: time },
-    Figure { name: "first token, p99", of: |bin, _| bin["first_token_s"]["p99"].as_f64(), shown: time },
-    Figure { name: "between tokens, p50", of: |bin, _| bin["between_tokens_s"]["p50"].as_f64(), shown: time },
-    Figure { name: "between tokens, p99", of: |bin, _| bin["between_tokens_s"]["p99"].as_f64(), shown: time },
-    Figure { name: "most that ran", of: |bin, _| bin["running_max"].as_f64(), shown: count },
-    Figure { name: "most that waited", of: |bin, _| bin["waiting_max"].as_f64(), shown: count },
-    Figure { name: "refused", of: |bin, _| bin["refused"].as_f64(), shown: count },
-    Figure {
+const FIGURES: [LoadFigure; 9] = [
+    LoadFigure { name: "tokens/s", of: |bin, seconds| Some(bin["output"].as_f64()? / seconds), shown: count },
+    LoadFigure { name: "first token, p50", of: |bin, _| bin["first_token_s"]["p50"].as_f64(), shown: time },
+    LoadFigure { name: "first token, p99", of: |bin, _| bin["first_token_s"]["p99"].as_f64(), shown: time },
+    LoadFigure { name: "between tokens, p50", of: |bin, _| bin["between_tokens_s"]["p50"].as_f64(), shown: time },
+    LoadFigure { name: "between tokens, p99", of: |bin, _| bin["between_tokens_s"]["p99"].as_f64(), shown: time },
+    LoadFigure { name: "most that ran", of: |bin, _| bin["running_max"].as_f64(), shown: count },
+    LoadFigure { name: "most that waited", of: |bin, _| bin["waiting_max"].as_f64(), shown: count },
+    LoadFigure { name: "refused", of: |bin, _| bin["refused"].as_f64(), shown: count },
+    LoadFigure {
         name: "prompts from the cache",
         of: |bin, _| Some(bin["cached"].as_f64()? / bin["prompt"].as_f64().filter(|n| *n > 0.0)?),
-        shown: share,
+        shown: format_percent,
     },
 ];
 
@@ -58,7 +58,7 @@ pub fn lines(page: &Value, width: u16) -> Vec<Line<'static>> {
         let last = last.map_or_else(|| "-".to_owned(), |value| (figure.shown)(*value));
         lines.push(Line::from(vec![
             Span::raw(format!("{:<NAME_WIDTH$} {last:>LAST_WIDTH$} ", figure.name)),
-            Span::raw(curve(&values)).cyan(),
+            Span::raw(sparkline(&values)).cyan(),
         ]));
     }
     lines.extend(tenants(&bins));
@@ -69,7 +69,7 @@ pub fn lines(page: &Value, width: u16) -> Vec<Line<'static>> {
 fn tenants(bins: &BTreeMap<u64, &Value>) -> Vec<Line<'static>> {
     let mut tokens: BTreeMap<String, f64> = BTreeMap::new();
     for (name, n) in bins.values().filter_map(|bin| bin["tenants"].as_object()).flatten() {
-        *tokens.entry(plain(name)).or_default() += n.as_f64().unwrap_or(0.0);
+        *tokens.entry(replace_control_chars(name)).or_default() += n.as_f64().unwrap_or(0.0);
     }
     let all: f64 = tokens.values().sum();
     if tokens.is_empty() || all <= 0.0 {
@@ -79,7 +79,12 @@ fn tenants(bins: &BTreeMap<u64, &Value>) -> Vec<Line<'static>> {
     tokens.sort_by(|(_, one), (_, other)| other.total_cmp(one));
     let row = |(name, n): &(String, f64)| {
         let name: String = name.chars().take(NAME_WIDTH).collect();
-        Line::from(format!("{name:<NAME_WIDTH$} {:>LAST_WIDTH$} {} {}", count(*n), bar(n / all, 20), share(n / all)))
+        Line::from(format!(
+            "{name:<NAME_WIDTH$} {:>LAST_WIDTH$} {} {}",
+            count(*n),
+            bar(n / all, 20),
+            format_percent(n / all)
+        ))
     };
     let more = tokens.len().saturating_sub(TENANTS_SHOWN);
     let mut lines = vec![Line::default(), Line::from("tokens by tenant, the last hour").dim()];

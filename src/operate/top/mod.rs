@@ -42,7 +42,7 @@ impl TopCommand {
     fn print(&self, server: &RunningServer) -> anyhow::Result<()> {
         let mut n_looks = 0;
         loop {
-            out::line(&render(&server.cluster()?))?;
+            out::print_line(&render(&server.cluster()?))?;
             n_looks += 1;
             if self.looks.is_some_and(|max| n_looks >= max) {
                 return Ok(());

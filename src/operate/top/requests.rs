@@ -1,6 +1,6 @@
 //! The view of requests: running, waiting and recently ended ones, and the timeline of one. Has no text of any request.
 
-use super::bars::{count, curve, text, time};
+use super::bars::{count, sparkline, text, time};
 use ratatui::style::{Color, Style, Stylize};
 use ratatui::text::{Line, Span};
 use serde_json::Value;
@@ -39,14 +39,14 @@ pub fn row(request: &Value, width: u16) -> Line<'static> {
     };
     let mut spans = vec![
         Span::raw(format!("{:>6} ", text(&request["number"]))),
-        Span::styled(format!("{:<10} ", short(&state, 10)), Style::new().fg(colour)),
+        Span::styled(format!("{:<10} ", shorten(&state, 10)), Style::new().fg(colour)),
     ];
     if width >= WIDE {
         let (tenant, replica) = (text(&request["tenant"]), text(&request["replica"]));
-        spans.push(Span::raw(format!("{:<12} {:<16} ", short(&tenant, 12), short(&replica, 16))));
+        spans.push(Span::raw(format!("{:<12} {:<16} ", shorten(&tenant, 12), shorten(&replica, 16))));
     }
     if width >= MIDDLE {
-        spans.push(Span::raw(format!("{:<6} ", short(&text(&request["api"]), 6))));
+        spans.push(Span::raw(format!("{:<6} ", shorten(&text(&request["api"]), 6))));
     }
     spans.push(Span::raw(format!(
         "{:>6} {:>6} {:>6} {:>7} {:>7}",
@@ -67,7 +67,7 @@ fn state(request: &Value) -> String {
     }
 }
 
-fn short(text: &str, n: usize) -> String {
+fn shorten(text: &str, n: usize) -> String {
     text.chars().take(n).collect()
 }
 
@@ -98,18 +98,18 @@ pub fn timeline(request: &Value) -> Vec<String> {
         lines.push(format!("{:>9}  {n} more events were not kept", ""));
     }
     if request["over"] == true {
-        lines.push(format!("{:>9}  ended: {}", at(&request["took_ms"]), text(&request["state"])));
+        lines.push(format!("{:>9}  ended: {}", format_millis(&request["took_ms"]), text(&request["state"])));
     }
     let counts = request["tokens"]["counts"].as_array().map_or(&[][..], Vec::as_slice);
     if !counts.is_empty() {
         let width = request["tokens"]["width_ms"].as_f64().unwrap_or(0.0);
         let counts: Vec<Option<f64>> = counts.iter().map(Value::as_f64).collect();
-        lines.extend([String::new(), format!("tokens, {} a column:", time(width / 1e3)), curve(&counts)]);
+        lines.extend([String::new(), format!("tokens, {} a column:", time(width / 1e3)), sparkline(&counts)]);
     }
     lines
 }
 
-fn at(millis: &Value) -> String {
+fn format_millis(millis: &Value) -> String {
     format!("{:.0} ms", millis.as_f64().unwrap_or(0.0))
 }
 
@@ -127,7 +127,7 @@ fn event(event: &Value, several: bool) -> String {
         other => other.to_owned(),
     };
     let choice = if several { format!(" (answer {})", text(&event["choice"])) } else { String::new() };
-    format!("{:>9}  {what}{choice}", at(&event["at_ms"]))
+    format!("{:>9}  {what}{choice}", format_millis(&event["at_ms"]))
 }
 
 #[cfg(test)]

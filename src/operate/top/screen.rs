@@ -23,7 +23,7 @@ impl TopView {
         }
     }
 
-    fn beside(self, by: usize) -> TopView {
+    fn cycle(self, by: usize) -> TopView {
         TopView::ALL[(self as usize + by) % TopView::ALL.len()]
     }
 }
@@ -81,7 +81,7 @@ impl Screen {
         }
     }
 
-    pub fn shown(&self) -> &ViewState {
+    pub fn current_state(&self) -> &ViewState {
         match &self.opened {
             Some((_, shown)) => shown,
             None => &self.pages[self.view as usize],
@@ -106,7 +106,7 @@ impl Screen {
         self.pages[TopView::Requests as usize].page.as_ref().map_or(0, |page| rows(page).len())
     }
 
-    fn lists(&self) -> bool {
+    fn is_list_shown(&self) -> bool {
         self.view == TopView::Requests && self.opened.is_none()
     }
 
@@ -125,25 +125,25 @@ impl Screen {
         match key.code {
             KeyCode::Char('q') => return false,
             KeyCode::Char('?' | 'h') => self.is_help = true,
-            KeyCode::Tab | KeyCode::Right => self.go(self.view.beside(1)),
-            KeyCode::BackTab | KeyCode::Left => self.go(self.view.beside(2)),
-            KeyCode::Char('1') => self.go(TopView::Cluster),
-            KeyCode::Char('2') => self.go(TopView::Requests),
-            KeyCode::Char('3') => self.go(TopView::Load),
-            KeyCode::Enter if self.lists() => self.open(),
+            KeyCode::Tab | KeyCode::Right => self.switch_to(self.view.cycle(1)),
+            KeyCode::BackTab | KeyCode::Left => self.switch_to(self.view.cycle(2)),
+            KeyCode::Char('1') => self.switch_to(TopView::Cluster),
+            KeyCode::Char('2') => self.switch_to(TopView::Requests),
+            KeyCode::Char('3') => self.switch_to(TopView::Load),
+            KeyCode::Enter if self.is_list_shown() => self.open_selected(),
             KeyCode::Esc | KeyCode::Backspace => self.close(),
-            KeyCode::Down | KeyCode::Char('j') => self.step(1, true),
-            KeyCode::Up | KeyCode::Char('k') => self.step(1, false),
-            KeyCode::PageDown | KeyCode::Char(' ') => self.step(PAGE, true),
-            KeyCode::PageUp => self.step(PAGE, false),
-            KeyCode::Home => self.step(usize::MAX, false),
-            KeyCode::End => self.step(usize::MAX, true),
+            KeyCode::Down | KeyCode::Char('j') => self.move_by(1, true),
+            KeyCode::Up | KeyCode::Char('k') => self.move_by(1, false),
+            KeyCode::PageDown | KeyCode::Char(' ') => self.move_by(PAGE, true),
+            KeyCode::PageUp => self.move_by(PAGE, false),
+            KeyCode::Home => self.move_by(usize::MAX, false),
+            KeyCode::End => self.move_by(usize::MAX, true),
             _ => {}
         }
         true
     }
 
-    fn go(&mut self, view: TopView) {
+    fn switch_to(&mut self, view: TopView) {
         (self.view, self.scroll, self.opened) = (view, 0, None);
     }
 
@@ -151,16 +151,16 @@ impl Screen {
         (self.scroll, self.opened) = (0, None);
     }
 
-    fn open(&mut self) {
+    fn open_selected(&mut self) {
         let page = self.pages[TopView::Requests as usize].page.as_ref();
         let number = page.and_then(|page| rows(page).get(self.selected)?["number"].as_u64());
         self.opened = number.map(|number| (number, ViewState::default()));
         self.scroll = 0;
     }
 
-    fn step(&mut self, by: usize, is_down: bool) {
+    fn move_by(&mut self, by: usize, is_down: bool) {
         let last = self.n_requests().saturating_sub(1);
-        let (place, last) = match self.lists() {
+        let (place, last) = match self.is_list_shown() {
             true => (&mut self.selected, last),
             // Only the drawing has the length of the text.
             false => (&mut self.scroll, usize::MAX),
@@ -207,11 +207,14 @@ mod tests {
         pressed(&mut screen, &[KeyCode::Char('2'), KeyCode::Down, KeyCode::End, KeyCode::Down, KeyCode::Enter]);
         assert_eq!(screen.question(), TopQuestion::Timeline(3));
         screen.receive(TopQuestion::Timeline(2), Ok(json!({ "number": 2 })), now);
-        assert!(screen.shown().page.is_none(), "another one's timeline");
+        assert!(screen.current_state().page.is_none(), "another one's timeline");
         screen.receive(TopQuestion::Timeline(3), Ok(json!({ "number": 3 })), now);
-        assert_eq!(screen.shown().page.as_ref().unwrap()["number"], 3);
+        assert_eq!(screen.current_state().page.as_ref().unwrap()["number"], 3);
         screen.receive(TopQuestion::Timeline(3), Err("gone".into()), now);
-        assert!(screen.shown().page.is_some() && screen.shown().error.is_some(), "what was heard stays");
+        assert!(
+            screen.current_state().page.is_some() && screen.current_state().error.is_some(),
+            "what was heard stays"
+        );
         pressed(&mut screen, &[KeyCode::Esc]);
         screen.receive(TopQuestion::Page(TopView::Requests), Ok(list(1)), now);
         assert_eq!((screen.question(), screen.selected), (TopQuestion::Page(TopView::Requests), 0));

@@ -63,7 +63,7 @@ impl LogQueue {
     /// Returns false if there is no room; the line then counts as dropped.
     #[must_use]
     pub fn put(&self, line: &[u8]) -> bool {
-        let mut queued = self.queued();
+        let mut queued = self.lock();
         let has_room = queued.n_lines < self.lines_max && line.len() <= self.bytes_max - queued.n_bytes;
         let fits = has_room && queued.n_dropped == 0;
         if fits {
@@ -77,9 +77,9 @@ impl LogQueue {
     }
 
     /// Waits for lines and returns what to write next; the caller then calls `written`.
-    pub fn take(&self) -> Vec<LogEntry> {
+    pub fn next_batch(&self) -> Vec<LogEntry> {
         let is_idle = |queued: &mut QueuedEntries| queued.entries.is_empty() && queued.n_dropped == 0;
-        let queued = self.filled.wait_while(self.queued(), is_idle);
+        let queued = self.filled.wait_while(self.lock(), is_idle);
         let mut queued = queued.unwrap_or_else(PoisonError::into_inner);
         if queued.n_dropped > 0 && queued.n_lines <= self.lines_max / 2 && queued.n_bytes <= self.bytes_max / 2 {
             let n = std::mem::take(&mut queued.n_dropped);
@@ -96,8 +96,8 @@ impl LogQueue {
     }
 
     /// Frees the room of lines that were taken.
-    pub fn written(&self, batch: &[LogEntry]) {
-        let mut queued = self.queued();
+    pub fn free_batch(&self, batch: &[LogEntry]) {
+        let mut queued = self.lock();
         queued.n_lines -= batch.len();
         queued.n_bytes -= batch.iter().map(LogEntry::n_bytes).sum::<usize>();
         drop(queued);
@@ -105,18 +105,18 @@ impl LogQueue {
     }
 
     /// Waits until all lines are written, at most for `wait_max`. Returns false if some are not.
-    pub fn until_written(&self, wait_max: Duration) -> bool {
+    pub fn wait_until_written(&self, wait_max: Duration) -> bool {
         let is_busy = |queued: &mut QueuedEntries| queued.n_lines > 0 || queued.n_dropped > 0;
-        let waited = self.emptied.wait_timeout_while(self.queued(), wait_max, is_busy);
+        let waited = self.emptied.wait_timeout_while(self.lock(), wait_max, is_busy);
         !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
     }
 
     /// Returns true while the writing thread is so late that lines are lost.
     pub fn is_dropping(&self) -> bool {
-        self.queued().n_dropped > 0
+        self.lock().n_dropped > 0
     }
 
-    fn queued(&self) -> MutexGuard<'_, QueuedEntries> {
+    fn lock(&self) -> MutexGuard<'_, QueuedEntries> {
         self.queued.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -163,36 +163,36 @@ mod tests {
     fn dropped_lines_are_reported_in_their_place() {
         let queue = LogQueue::new(4, 100);
         assert_eq!(put(&queue, 0..6), [true, true, true, true, false, false]);
-        let batch = queue.take();
+        let batch = queue.next_batch();
         assert_eq!(batch, [line(0), line(1), line(2), line(3)]);
         // The lines are still being written, so there is no more room than before.
         assert_eq!(put(&queue, 6..7), [false]);
-        queue.written(&batch);
+        queue.free_batch(&batch);
         // The queue accepts no line before the missing ones are reported.
         assert_eq!(put(&queue, 7..8), [false]);
         assert!(queue.is_dropping());
-        let batch = queue.take();
+        let batch = queue.next_batch();
         assert_eq!(batch, [LogEntry::Dropped(4)]);
         assert_eq!(put(&queue, 8..9), [true]);
-        queue.written(&batch);
-        assert_eq!(queue.take(), [line(8)]);
+        queue.free_batch(&batch);
+        assert_eq!(queue.next_batch(), [line(8)]);
     }
 
     #[test]
     fn bytes_are_limited_as_lines_are() {
         let queue = LogQueue::new(100, 10);
         assert!(queue.put(b"12345678") && !queue.put(b"901") && !queue.put(b"9"));
-        let batch = queue.take();
-        queue.written(&batch);
-        let report = queue.take();
+        let batch = queue.next_batch();
+        queue.free_batch(&batch);
+        let report = queue.next_batch();
         assert_eq!(report, [LogEntry::Dropped(2)]);
-        queue.written(&report);
+        queue.free_batch(&report);
         // A line that is too long for the whole queue is dropped alone.
         assert!(!queue.put(b"12345678901"));
-        let report = queue.take();
+        let report = queue.next_batch();
         assert_eq!(report, [LogEntry::Dropped(1)]);
-        queue.written(&report);
-        assert!(queue.put(b"1234567890") && !queue.until_written(SOON));
+        queue.free_batch(&report);
+        assert!(queue.put(b"1234567890") && !queue.wait_until_written(SOON));
     }
 
     #[test]
@@ -202,26 +202,26 @@ mod tests {
         assert_eq!([0; 5].map(|_| queue.put(&long)), [true, true, true, true, false]);
         let mut batches = Vec::new();
         while queue.is_dropping() {
-            let batch = queue.take();
-            queue.written(&batch);
+            let batch = queue.next_batch();
+            queue.free_batch(&batch);
             batches.push(batch);
         }
         assert_eq!(batches.len(), 3, "each is a batch");
-        assert_eq!(queue.take(), [LogEntry::Line(long)]);
-        assert_eq!(queue.take(), [LogEntry::Dropped(1)]);
+        assert_eq!(queue.next_batch(), [LogEntry::Line(long)]);
+        assert_eq!(queue.next_batch(), [LogEntry::Dropped(1)]);
     }
 
     #[test]
     fn flush_waits_for_writes_up_to_its_timeout() {
         let queue = Arc::new(LogQueue::default());
-        assert!(queue.until_written(SOON), "there is nothing to write");
+        assert!(queue.wait_until_written(SOON), "there is nothing to write");
         assert!(queue.put(b"last"));
-        assert!(!queue.until_written(SOON));
-        let batch = queue.take();
-        assert!(!queue.until_written(SOON), "it is not written yet");
+        assert!(!queue.wait_until_written(SOON));
+        let batch = queue.next_batch();
+        assert!(!queue.wait_until_written(SOON), "it is not written yet");
         let writer = queue.clone();
-        let writing = std::thread::spawn(move || writer.written(&batch));
-        assert!(queue.until_written(Duration::from_secs(60)));
+        let writing = std::thread::spawn(move || writer.free_batch(&batch));
+        assert!(queue.wait_until_written(Duration::from_secs(60)));
         writing.join().unwrap();
     }
 
@@ -241,7 +241,7 @@ mod tests {
             .collect();
         let (mut next, mut n_written, mut n_dropped) = ([0; PUTTERS], 0, 0);
         while n_written + n_dropped < PUTTERS * EACH {
-            let batch = queue.take();
+            let batch = queue.next_batch();
             for entry in &batch {
                 match entry {
                     LogEntry::Dropped(n) => n_dropped += *n as usize,
@@ -255,7 +255,7 @@ mod tests {
                     }
                 }
             }
-            queue.written(&batch);
+            queue.free_batch(&batch);
         }
         let n_taken: usize = putters.into_iter().map(|putter| putter.join().unwrap()).sum();
         assert_eq!((n_taken, n_taken + n_dropped), (n_written, PUTTERS * EACH));

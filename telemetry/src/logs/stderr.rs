@@ -52,7 +52,7 @@ pub fn write_line(text: &str) {
 /// Waits until all output is written, within a limit. For the end of the process.
 pub fn flush() {
     if let Some(queue) = QUEUE.get() {
-        queue.until_written(LAST_MAX);
+        queue.wait_until_written(LAST_MAX);
     }
 }
 
@@ -71,7 +71,7 @@ fn write_panic(queue: &LogQueue, panic: &PanicHookInfo<'_>) {
     }
     put(queue, &text);
     if !queue.is_dropping() {
-        queue.until_written(PANIC_MAX);
+        queue.wait_until_written(PANIC_MAX);
     }
 }
 
@@ -86,8 +86,8 @@ struct LogWriter<W> {
 impl<W: Write> LogWriter<W> {
     /// Waits for lines, and then for stderr's reader.
     fn write_next(&mut self) {
-        let batch = self.queue.take();
-        let lost = (self.n_lost > 0).then(|| dropped(self.format, self.n_lost));
+        let batch = self.queue.next_batch();
+        let lost = (self.n_lost > 0).then(|| dropped_line(self.format, self.n_lost));
         let mut bytes = lost.unwrap_or_default().into_bytes();
         let (mut n_lines, mut n_dropped) = (0, 0);
         for entry in &batch {
@@ -97,7 +97,7 @@ impl<W: Write> LogWriter<W> {
                     n_lines += 1;
                 }
                 LogEntry::Dropped(n) => {
-                    bytes.extend(dropped(self.format, *n).into_bytes());
+                    bytes.extend(dropped_line(self.format, *n).into_bytes());
                     n_dropped += n;
                 }
             }
@@ -110,7 +110,7 @@ impl<W: Write> LogWriter<W> {
                 self.n_lost += n_lines + n_dropped;
             }
         }
-        self.queue.written(&batch);
+        self.queue.free_batch(&batch);
     }
 }
 
@@ -129,7 +129,7 @@ fn write_all(out: &mut impl Write, mut bytes: &[u8]) -> io::Result<()> {
 
 /// Returns the line that reports dropped lines. It looks like an event but is none: no filter may hide it, and it needs
 /// room.
-fn dropped(format: Format, n: u64) -> String {
+fn dropped_line(format: Format, n: u64) -> String {
     let mut now = String::new();
     // A line without a time is still a line.
     let _formatted = time().format_time(&mut format::Writer::new(&mut now));
@@ -184,7 +184,7 @@ mod tests {
         put(&writer.queue, "one\ntwo\n");
         writer.write_next();
         assert_eq!(read(&writer), "one\ntwo\n");
-        assert!(writer.queue.until_written(Duration::ZERO));
+        assert!(writer.queue.wait_until_written(Duration::ZERO));
     }
 
     #[test]

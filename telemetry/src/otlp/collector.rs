@@ -1,6 +1,6 @@
 //! An operator's settings for a collector. Opens no connection.
 
-use super::reach::Headers;
+use super::reach::ExportHeaders;
 use std::time::Duration;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -18,7 +18,7 @@ pub struct Collector {
     pub endpoint: String,
     pub protocol: Protocol,
     /// Headers that go with each batch, such as a key.
-    pub headers: Headers,
+    pub headers: ExportHeaders,
     /// The authority of its certificate, as PEM. None means the web's authorities.
     pub authority: Option<Vec<u8>>,
     /// The fraction of the traces begun here that is recorded; for a caller's trace the caller's sampling flag decides.
@@ -36,7 +36,7 @@ impl Default for Collector {
         Collector {
             endpoint: String::new(),
             protocol: Protocol::Grpc,
-            headers: Headers::default(),
+            headers: ExportHeaders::default(),
             authority: None,
             sample: 1.0,
             steps: false,

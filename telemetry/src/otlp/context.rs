@@ -53,7 +53,7 @@ pub(crate) fn link(span: &Span, to: &Span) {
 }
 
 /// Returns the headers that make the other side's spans children of this one. Their flag is set if the span is sampled.
-pub(crate) fn carried(span: &Span) -> TraceHeaders {
+pub(crate) fn trace_headers(span: &Span) -> TraceHeaders {
     let context = span.context();
     let of = context.span().span_context().clone();
     match of.is_valid() {
@@ -66,17 +66,17 @@ pub(crate) fn carried(span: &Span) -> TraceHeaders {
 }
 
 /// Renames a span once its work is known. `tracing` can rename only before the first child.
-pub(crate) fn name(span: &Span, name: &str) {
+pub(crate) fn rename(span: &Span, name: &str) {
     span.context().span().update_name(name.to_owned());
 }
 
 /// Sets an attribute that is a list, which `tracing` does not support.
-pub(crate) fn list<'a>(span: &Span, name: &'static str, of: impl Iterator<Item = &'a str>) {
+pub(crate) fn set_list<'a>(span: &Span, name: &'static str, of: impl Iterator<Item = &'a str>) {
     let of: Vec<StringValue> = of.map(|text| text.to_owned().into()).collect();
     span.set_attribute(name, Value::Array(Array::String(of)));
 }
 
 /// Sets an attribute that only some spans have, if the operator has enabled it.
-pub(crate) fn text(span: &Span, name: &'static str, text: &str) {
+pub(crate) fn set_text(span: &Span, name: &'static str, text: &str) {
     span.set_attribute(name, text.to_owned());
 }

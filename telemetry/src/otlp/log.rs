@@ -18,13 +18,13 @@ use tracing_subscriber::registry::LookupSpan;
 /// Longer values are cut, because they have to fit into a queue.
 const VALUE_BYTES_MAX: usize = 4096;
 
-pub struct Logs {
+pub struct LogLayer {
     queue: ExportQueue<ScopedRecord>,
 }
 
-impl Logs {
-    pub fn new(queue: ExportQueue<ScopedRecord>) -> Logs {
-        Logs { queue }
+impl LogLayer {
+    pub fn new(queue: ExportQueue<ScopedRecord>) -> LogLayer {
+        LogLayer { queue }
     }
 
     /// Returns the trace id, span id and flags.
@@ -41,7 +41,7 @@ impl Logs {
     }
 }
 
-impl<S> Layer<S> for Logs
+impl<S> Layer<S> for LogLayer
 where
     S: Subscriber + for<'span> LookupSpan<'span>,
 {
@@ -91,7 +91,7 @@ impl EventFields {
         self.attributes.push(KeyValue { key: field.name().into(), value, ..KeyValue::default() });
     }
 
-    fn text(&mut self, field: &Field, mut text: String) {
+    fn add_text(&mut self, field: &Field, mut text: String) {
         if let Some(end) =
             (VALUE_BYTES_MAX.saturating_sub(3)..=VALUE_BYTES_MAX).rev().find(|i| text.is_char_boundary(*i))
         {
@@ -116,7 +116,7 @@ impl Visit for EventFields {
     fn record_u64(&mut self, field: &Field, value: u64) {
         match i64::try_from(value) {
             Ok(value) => self.add(field, Value::IntValue(value)),
-            Err(_) => self.text(field, value.to_string()),
+            Err(_) => self.add_text(field, value.to_string()),
         }
     }
 
@@ -125,10 +125,10 @@ impl Visit for EventFields {
     }
 
     fn record_str(&mut self, field: &Field, value: &str) {
-        self.text(field, value.to_owned());
+        self.add_text(field, value.to_owned());
     }
 
     fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
-        self.text(field, format!("{value:?}"));
+        self.add_text(field, format!("{value:?}"));
     }
 }

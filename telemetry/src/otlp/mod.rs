@@ -15,7 +15,7 @@ mod wire;
 
 pub use collector::{Collector, Protocol};
 pub use context::TraceHeaders;
-pub use reach::Headers;
+pub use reach::ExportHeaders;
 
 use crate::{Error, metrics};
 use opentelemetry::trace::TracerProvider;
@@ -96,7 +96,7 @@ where
     let provider = SdkTracerProvider::builder()
         .with_resource(resource)
         .with_sampler(sample::Sampler::new(collector.sample))
-        .with_span_processor(queue::Spans(spans))
+        .with_span_processor(queue::QueueSpanProcessor(spans))
         .build();
     let tracer = provider.tracer("lockstep");
     if SENDING.set(sending).is_err() {
@@ -104,11 +104,11 @@ where
     }
     // The source file and the thread belong in logs.
     let layer = OpenTelemetryLayer::new(tracer).with_location(false).with_threads(false).with_target(false);
-    Ok((layer.with_tracked_inactivity(false).with_context_activation(false), log::Logs::new(logs)))
+    Ok((layer.with_tracked_inactivity(false).with_context_activation(false), log::LogLayer::new(logs)))
 }
 
 /// Sends the page of the metrics at intervals. `page` renders it.
-pub(crate) fn measure(page: impl Fn() -> String + Send + 'static) {
+pub(crate) fn export_metrics(page: impl Fn() -> String + Send + 'static) {
     let Some(sending) = SENDING.get() else { return };
     let Some(every) = sending.metrics_every else { return };
     let (sender, wire, ending) = (sending.sender.clone(), sending.wire.clone(), sending.ending.subscribe());
@@ -140,13 +140,13 @@ fn resource() -> Resource {
     }
     // Distinguishes two processes that count the same metrics.
     if configured.get(&Key::from_static_str("service.instance.id")).is_none() {
-        resource = resource.with_attribute(KeyValue::new("service.instance.id", life()));
+        resource = resource.with_attribute(KeyValue::new("service.instance.id", instance_id()));
     }
     resource.build()
 }
 
 /// Returns a UUID of this run of the process.
-fn life() -> String {
+fn instance_id() -> String {
     let draw = || RandomState::new().build_hasher().finish();
     let (high, low) = (draw() & !0xf000 | 0x4000, draw() & !(0b11 << 62) | 1 << 63);
     let (low_head, low_tail) = (low >> 48, low & 0xffff_ffff_ffff);

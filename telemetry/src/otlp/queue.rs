@@ -42,7 +42,7 @@ impl<T> ExportQueue<T> {
 pub struct ExportTask<T> {
     queue: mpsc::Receiver<T>,
     pack: Pack<T>,
-    sender: Sender,
+    sender: BatchSender,
 }
 
 pub fn open<T>(
@@ -52,7 +52,7 @@ pub fn open<T>(
     ending: watch::Receiver<bool>,
 ) -> (ExportQueue<T>, ExportTask<T>) {
     let (sender, receiver) = mpsc::channel(QUEUED_MAX);
-    let leaving = ExportTask { queue: receiver, pack, sender: Sender { signal, wire, ending, complained: None } };
+    let leaving = ExportTask { queue: receiver, pack, sender: BatchSender { signal, wire, ending, complained: None } };
     (ExportQueue { signal, queue: sender }, leaving)
 }
 
@@ -60,7 +60,7 @@ impl<T> ExportTask<T> {
     /// Ends with the process, after it has tried to send everything in the queue.
     pub async fn run(&mut self) {
         loop {
-            let batch = self.gather().await;
+            let batch = self.next_batch().await;
             if batch.is_empty() {
                 return;
             }
@@ -71,7 +71,7 @@ impl<T> ExportTask<T> {
     }
 
     /// Returns the next batch, which is empty at the end.
-    async fn gather(&mut self) -> Vec<T> {
+    async fn next_batch(&mut self) -> Vec<T> {
         let mut batch = Vec::new();
         let mut ending = self.sender.ending.clone();
         tokio::select! {
@@ -109,7 +109,7 @@ pub async fn repeat(
     wire: CollectorClient,
     mut ending: watch::Receiver<bool>,
 ) {
-    let mut sender = Sender { signal: "metrics", wire, ending: ending.clone(), complained: None };
+    let mut sender = BatchSender { signal: "metrics", wire, ending: ending.clone(), complained: None };
     loop {
         let is_last = tokio::select! {
             _ = ending.wait_for(|is_ending| *is_ending) => true,
@@ -124,14 +124,14 @@ pub async fn repeat(
 }
 
 /// Sends batches one after another, and counts the outcomes.
-struct Sender {
+struct BatchSender {
     signal: &'static str,
     wire: CollectorClient,
     ending: watch::Receiver<bool>,
     complained: Option<Instant>,
 }
 
-impl Sender {
+impl BatchSender {
     async fn send(&mut self, batch: &ExportBatch, n: u64) {
         let mut tries = 0;
         let failed = loop {
@@ -142,7 +142,7 @@ impl Sender {
                     metrics::sent(self.signal, n - n_refused);
                     if n_refused > 0 || !refused.why.is_empty() {
                         metrics::not_sent(self.signal, "refused", n_refused);
-                        self.complain(&refused.why);
+                        self.log_failure(&refused.why);
                     }
                     return;
                 }
@@ -157,11 +157,11 @@ impl Sender {
             }
         };
         metrics::not_sent(self.signal, if failed.is_passing { "unreachable" } else { "refused" }, n);
-        self.complain(&failed.why);
+        self.log_failure(&failed.why);
     }
 
     /// Logs to stderr only: a line for the collector would be one more item to send.
-    fn complain(&mut self, why: &str) {
+    fn log_failure(&mut self, why: &str) {
         let now = Instant::now();
         if self.complained.is_none_or(|last| now - last >= COMPLAIN_EVERY) {
             self.complained = Some(now);
@@ -172,9 +172,9 @@ impl Sender {
 
 /// Takes spans that have ended.
 #[derive(Debug)]
-pub struct Spans(pub ExportQueue<SpanData>);
+pub struct QueueSpanProcessor(pub ExportQueue<SpanData>);
 
-impl SpanProcessor for Spans {
+impl SpanProcessor for QueueSpanProcessor {
     fn on_start(&self, _: &mut Span, _: &Context) {}
 
     fn on_end(&self, span: SpanData) {

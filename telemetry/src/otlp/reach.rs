@@ -16,12 +16,12 @@ const CONNECT_MAX: Duration = Duration::from_secs(3);
 
 /// Headers of every batch. Most are keys, so Debug does not show them.
 #[derive(Clone, Default, PartialEq)]
-pub struct Headers(HeaderMap);
+pub struct ExportHeaders(HeaderMap);
 
-impl Headers {
+impl ExportHeaders {
     /// Parses `name=value,name=value`, the format of `OTEL_EXPORTER_OTLP_HEADERS`, with special characters in values as
     /// %41.
-    pub fn parse(text: &str) -> Result<Headers, Error> {
+    pub fn parse(text: &str) -> Result<ExportHeaders, Error> {
         let pairs = text.split(',').map(str::trim).filter(|pair| !pair.is_empty());
         let mut headers = HeaderMap::new();
         for (at, pair) in pairs.enumerate() {
@@ -30,14 +30,14 @@ impl Headers {
             let (name, value) = pair.split_once('=').ok_or_else(wrong)?;
             let name = HeaderName::from_bytes(name.trim().as_bytes()).map_err(|_| wrong())?;
             let value = unescaped(value.trim()).filter(|value| value.is_ascii()).ok_or_else(wrong)?;
-            if is_taken(&name) {
+            if is_reserved(&name) {
                 return Err(wrong());
             }
             let mut value = HeaderValue::from_bytes(&value).map_err(|_| wrong())?;
             value.set_sensitive(true);
             headers.append(name, value);
         }
-        Ok(Headers(headers))
+        Ok(ExportHeaders(headers))
     }
 
     pub(super) fn map(&self) -> &HeaderMap {
@@ -45,14 +45,14 @@ impl Headers {
     }
 }
 
-impl fmt::Debug for Headers {
+impl fmt::Debug for ExportHeaders {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_list().entries(self.0.keys()).finish()
     }
 }
 
 /// Returns true for headers that the request sets itself or that are not text.
-fn is_taken(name: &HeaderName) -> bool {
+fn is_reserved(name: &HeaderName) -> bool {
     const TAKEN: [HeaderName; 5] =
         [header::CONTENT_TYPE, header::CONTENT_LENGTH, header::TRANSFER_ENCODING, header::HOST, header::TE];
     TAKEN.contains(name) || name.as_str().starts_with("grpc-") || name.as_str().ends_with("-bin")
@@ -92,7 +92,8 @@ pub fn address(endpoint: &str, authority: Option<&[u8]>) -> Result<(String, Uri)
 /// Returns a channel that dials when it is first used. `authority` is PEM and replaces the web's authorities.
 pub fn channel(endpoint: &str, authority: Option<&[u8]>, answer_max: Duration) -> Result<Channel, Error> {
     let (endpoint, uri) = address(endpoint, authority)?;
-    let wrong = |error: tonic::transport::Error| Error::Collector { endpoint: endpoint.clone(), why: chain(&error) };
+    let wrong =
+        |error: tonic::transport::Error| Error::Collector { endpoint: endpoint.clone(), why: error_chain(&error) };
     let mut dial = Endpoint::from_shared(endpoint.clone()).map_err(wrong)?;
     if uri.scheme_str() == Some("https") {
         let tls = match authority {
@@ -139,7 +140,7 @@ fn roots(endpoint: &str, authority: Option<&[u8]>) -> Result<RootCertStore, Erro
 }
 
 /// Formats an error with its causes, because the outermost error is just "connection error".
-pub(super) fn chain(error: &dyn std::error::Error) -> String {
+pub(super) fn error_chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
@@ -156,11 +157,11 @@ mod tests {
 
     #[test]
     fn headers_read_as_the_variable_s_standard_has_them() {
-        let headers = Headers::parse(" api-key=a%20b%3D=c , X-Team = blue,,").unwrap();
+        let headers = ExportHeaders::parse(" api-key=a%20b%3D=c , X-Team = blue,,").unwrap();
         let value = |name: &str| headers.0.get(name).map(HeaderValue::as_bytes);
         assert_eq!((value("api-key"), value("x-team"), headers.0.len()), (Some(&b"a b==c"[..]), Some(&b"blue"[..]), 2));
         assert_eq!(format!("{headers:?}"), r#"["api-key", "x-team"]"#, "values are shown to nobody");
-        assert_eq!(Headers::parse("").unwrap(), Headers::default());
+        assert_eq!(ExportHeaders::parse("").unwrap(), ExportHeaders::default());
         for wrong in [
             "secret",
             "=secret",
@@ -172,7 +173,7 @@ mod tests {
             "a-bin=secret",
             "host=secret",
         ] {
-            let error = Headers::parse(&format!("fine=1,{wrong}")).unwrap_err().to_string();
+            let error = ExportHeaders::parse(&format!("fine=1,{wrong}")).unwrap_err().to_string();
             assert!(error.contains('2') && !error.contains("secret"), "{error}");
         }
     }

@@ -19,7 +19,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 use time::OffsetDateTime;
-use types::{Activations, DeviceClass, NumericsMode, Numerics, PolicyDigest};
+use types::{Activations, DeviceClass, Numerics, NumericsMode, PolicyDigest};
 use wire::{JoinToken, Trust, channel};
 
 pub const MODEL: &str = "tests/reference/llama-f32-tied";
@@ -217,8 +217,14 @@ fn model() -> Checkpoint {
 /// The policy of ranks of this model, by its fingerprint.
 fn policy(kv_dtype: &str) -> PolicyDigest {
     let weights = model().fingerprint().unwrap();
-    Numerics::plain(&DeviceClass::Cpu.into(), NumericsMode::Lockstep, Activations::F32, kv_dtype.parse().unwrap(), weights)
-        .digest()
+    Numerics::plain(
+        &DeviceClass::Cpu.into(),
+        NumericsMode::Lockstep,
+        Activations::F32,
+        kv_dtype.parse().unwrap(),
+        weights,
+    )
+    .digest()
 }
 
 #[test]
@@ -235,13 +241,13 @@ fn another_model_or_policy_is_refused_by_name_and_the_cluster_goes_on() {
     // The same model, with another cache type than the coordinator's.
     let mut intruder = Intruder::join(&address, "").unwrap();
     intruder.assigned();
-    intruder.loaded(policy("f32"), &model().hashes().unwrap());
+    intruder.loaded(policy("f32"), &model().hash_weights().unwrap());
     let end = intruder.ended();
     assert_eq!(end.code(), tonic::Code::FailedPrecondition);
     assert!(refusal.iter().all(|words| end.message().contains(words)), "{end:?}");
     let mut twin = Intruder::join(&address, "").unwrap();
     twin.assigned();
-    twin.loaded(policy("f16"), &model().hashes().unwrap());
+    twin.loaded(policy("f16"), &model().hash_weights().unwrap());
     twin.ready();
     coordinator.until(&["the replica is ready"]);
     drop(twin);
@@ -294,7 +300,7 @@ fn rank_that_sends_garbage_is_blamed_by_name() {
     let join = ["worker", "--threads", "1", "--local-workers", "2", "--join", &address];
     let _first = Node::start(&join);
     intruder.assigned();
-    intruder.loaded(policy("f16"), &model().hashes().unwrap());
+    intruder.loaded(policy("f16"), &model().hash_weights().unwrap());
     // The correct worker dials once both have loaded.
     let (mut peer, _) = door.accept().unwrap();
     peer.write_all(&[0x5a; 400]).unwrap();

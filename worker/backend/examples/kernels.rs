@@ -6,7 +6,9 @@
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a program to look at")]
 
 use backend::cpu::{Cpu, CpuConfig, Isa};
-use backend::{Attention, AttentionCall, Batch, BlockTables, AttentionHeads, KvSpec, Linear, Memory, PassSlice, StoredMatrix};
+use backend::{
+    Attention, AttentionCall, AttentionHeads, Batch, BlockTables, KvSpec, Linear, Memory, PassSlice, StoredMatrix,
+};
 use std::hint::black_box;
 use std::time::Instant;
 use types::{Activations, BlockId, Dtype, KvDtype, KvLayout, Want};

@@ -14,12 +14,12 @@ pub mod stored;
 
 pub use error::Error;
 pub use ops::{
-    Attention, AttentionCall, BatchLimits, BlockMemory, ChangeBlocks, Clamp, ConvolutionCall, ConvolvedChannels,
-    Device, Draw, DrawError, DrawMask, DrawsInFlight, Expert, ExpertActivation, ExpertStack, Experts, AttentionHeads, KvSpec, Linear,
-    Memory, PackedBytes, Pointwise, Recurrence, RecurrenceCall, RecurrentHeads, RecurrentWeights, RunOutcome, PassCounts,
-    RopeStyle, Routing, Sample, ScoreRequest, Scoring, StateRule,
+    Attention, AttentionCall, AttentionHeads, BatchLimits, BlockMemory, ChangeBlocks, Clamp, ConvolutionCall,
+    ConvolvedChannels, Device, Draw, DrawError, DrawMask, DrawsInFlight, Expert, ExpertActivation, ExpertStack,
+    Experts, KvSpec, Linear, Memory, PackedBytes, PassCounts, Pointwise, Recurrence, RecurrenceCall, RecurrentHeads,
+    RecurrentWeights, RopeStyle, Routing, RunOutcome, Sample, ScoreRequest, Scoring, StateRule,
 };
-pub use pass::{Batch, BlockTables, Pass, PassSlice, Rows, GroupBlockTables};
+pub use pass::{Batch, BlockTables, GroupBlockTables, Pass, PassSlice, Rows};
 pub use stored::StoredMatrix;
 
 pub type Result<T> = std::result::Result<T, Error>;

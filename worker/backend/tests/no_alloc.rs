@@ -8,8 +8,8 @@ mod common;
 use allocations::n_allocations;
 use backend::cpu::{Cpu, Isa, Kv, Vector};
 use backend::{
-    Attention, AttentionCall, Batch, BlockTables, AttentionHeads, KvSpec, Linear, Memory, PassSlice, Pointwise, Recurrence,
-    RecurrenceCall, RecurrentHeads, RecurrentWeights, RopeStyle, StateRule,
+    Attention, AttentionCall, AttentionHeads, Batch, BlockTables, KvSpec, Linear, Memory, PassSlice, Pointwise,
+    Recurrence, RecurrenceCall, RecurrentHeads, RecurrentWeights, RopeStyle, StateRule,
 };
 use common::{File, Rng, cpu, filled};
 use types::{Activations, BlockId, Dtype, KvDtype, KvLayout, Leaves, Want};

@@ -26,8 +26,11 @@ fn mesh(link: PeerLink, doorbell: Arc<Region>, deadline: Duration) -> Mesh {
     let layout = Layout::even(Grid { pp: 1, tp: 10, ep: 1 }, 1).unwrap();
     let policy = WaitPolicy { deadline, spin: false };
     let links = [None, Some(link)].into_iter().chain((2..10).map(|_| None)).collect();
-    Mesh::new(&layout, MeshParts { rank: Rank(0), epoch: EPOCH, encryption: LinkEncryption::Off, policy, doorbell, links })
-        .unwrap()
+    Mesh::new(
+        &layout,
+        MeshParts { rank: Rank(0), epoch: EPOCH, encryption: LinkEncryption::Off, policy, doorbell, links },
+    )
+    .unwrap()
 }
 
 /// Receives a row from rank 1.
@@ -279,7 +282,8 @@ fn what_is_meant_arrives_through_memory() {
 #[test]
 fn nonsense_in_shared_memory_is_named() {
     for written in [1, RING + LINE_WORDS, 1 << 31, u32::MAX] {
-        let result = receive_over_memory(|region, _| region.pair().cursors[1].written.0.store(written, Ordering::Release));
+        let result =
+            receive_over_memory(|region, _| region.pair().cursors[1].written.0.store(written, Ordering::Release));
         assert!(matches!(result, Err(Error::Garbage { rank: PEER, .. })), "{written}: {result:?}");
     }
     for (at, word) in [(0, 7), (1, 99), (3, u32::MAX), (3, 1000), (0, FrameHead::skip())] {

@@ -70,7 +70,7 @@ pub use cancel::CancelFlag;
 pub use carriers::RankDevice;
 pub use carriers::carry::{CarrierChoice, ChunkLimits, ExchangeLimits};
 pub use carriers::nccl::api::{NcclError, NcclVersion, nccl_version};
-pub use error::{ExpectedFrame, Error, JoinRefusal, Result};
+pub use error::{Error, ExpectedFrame, JoinRefusal, Result};
 pub use frame::FrameKind;
 pub use listener::{PeerListener, RefusedPeer};
 pub use mesh::{ExchangeTimes, Mesh};

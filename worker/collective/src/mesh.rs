@@ -2,7 +2,7 @@
 //! full rings do not wait for each other.
 
 use crate::abort::{AbortHandle, AbortState, DeviceWait};
-use crate::error::{ExpectedFrame, Error, Result};
+use crate::error::{Error, ExpectedFrame, Result};
 use crate::frame::{FrameHead, FrameKind};
 use crate::link::{LinkFault, PeerLink};
 use crate::plan::LinkEncryption;
@@ -12,7 +12,7 @@ use crate::wait::{IdleWait, WaitPolicy};
 use std::ops::Range;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
-use types::{Epoch, Grid, Layout, RankPart, Rank};
+use types::{Epoch, Grid, Layout, Rank, RankPart};
 
 /// The columns that a rank finishes for the stage begin on multiples of this: one cache line.
 pub(crate) const COLUMNS_MULTIPLE: usize = 16;

@@ -3,7 +3,7 @@
 use crate::abort::AbortHandle;
 use crate::cancel::CancelFlag;
 use crate::carriers::RankDevice;
-use crate::carriers::carry::{self, CarrierChoice, RankCarrier, ExchangeLimits};
+use crate::carriers::carry::{self, CarrierChoice, ExchangeLimits, RankCarrier};
 use crate::carriers::host::HostCarrier;
 use crate::error::{Error, Result};
 use crate::mesh::{ExchangeTimes, Mesh};

@@ -7,8 +7,8 @@ use crate::layers::{ColumnParallel, OwnedHeads, RowParallel};
 use crate::limits::PassLimits;
 use crate::spread::{GatheredRows, parts_of_stage};
 use crate::weights::{MatrixRows, WeightLoader};
-use backend::{AttentionCall, Device, AttentionHeads, Memory};
-use checkpoint::{LayerSpec, ModelSpec, Positions, QueryKeyNorms};
+use backend::{AttentionCall, AttentionHeads, Device, Memory};
+use checkpoint::{LayerSpec, ModelSpec, PositionEncoding, QueryKeyNorms};
 use std::ops::Range;
 use types::{DeviceClass, RankPart};
 
@@ -21,7 +21,7 @@ pub struct SelfAttention<M: Memory> {
     gate: Option<ColumnParallel<M>>, // g_proj [n_heads * head_dim, hidden]
     output: RowParallel<M>, // o_proj [hidden, n_heads * head_dim]
     heads: AttentionHeads,
-    positions: Positions,
+    positions: PositionEncoding,
     /// The cache group, and this layer's index among the rank's layers of that group.
     place: (usize, usize),
 }
@@ -29,7 +29,7 @@ pub struct SelfAttention<M: Memory> {
 /// Norms of Q and of K, applied before the rope.
 enum QueryKeyNorm<M: Memory> {
     None,
-    Heads(NormPair<M>),      // q_norm.weight, k_norm.weight [head_dim]
+    Heads(NormPair<M>),           // q_norm.weight, k_norm.weight [head_dim]
     Projection(CrossRankNorm<M>), // [n_heads * head_dim], [n_kv_heads * head_dim]
 }
 

@@ -5,7 +5,7 @@ use crate::error::Result;
 use crate::layers::{ColumnParallel, OwnedHeads, RowParallel};
 use crate::limits::PassLimits;
 use crate::weights::{MatrixRows, WeightLoader};
-use backend::{ConvolutionCall, ConvolvedChannels, Device, AttentionHeads, Memory};
+use backend::{AttentionHeads, ConvolutionCall, ConvolvedChannels, Device, Memory};
 use checkpoint::{ConvolutionSpec, ModelSpec};
 use std::ops::Range;
 use types::{DeviceClass, Leaves, RankPart};
@@ -26,7 +26,11 @@ pub struct ConvolutionScratch<M: Memory> {
 }
 
 /// A rank's channels, which of all they are, and the leaves of the sum of `out_proj` over all.
-pub fn owned_channels(class: DeviceClass, part: &RankPart, of: &ConvolutionSpec) -> (ConvolvedChannels, Range<usize>, Leaves) {
+pub fn owned_channels(
+    class: DeviceClass,
+    part: &RankPart,
+    of: &ConvolutionSpec,
+) -> (ConvolvedChannels, Range<usize>, Leaves) {
     let (n, width) = (of.n as usize, of.width as usize);
     let OwnedHeads { query, leaves, .. } = OwnedHeads::of(class, part, AttentionHeads::whole(n, n, width, 1.0));
     let channels = ConvolvedChannels { n: query.len() / width, width, taps: of.taps as usize };

@@ -26,7 +26,7 @@ use crate::ctx::Ctx;
 use crate::error::Result;
 use crate::limits::PassLimits;
 use crate::weights::{MatrixRows, WeightLoader};
-use backend::{Device, AttentionHeads, Memory, RunOutcome};
+use backend::{AttentionHeads, Device, Memory, RunOutcome};
 use checkpoint::ModelSpec;
 use std::ops::Range;
 use std::sync::Arc;

@@ -35,7 +35,9 @@ use checkpoint::{Checkpoint, Family, ModelSpec, StateHeads};
 use collective::{CancelFlag, Ranks};
 use decoder::{Decoder, DecoderVariant};
 use layers::OwnedHeads;
-use types::{Activations, CacheGroup, DeviceClass, KvDtype, KvLayout, Leaves, Numerics, RankPart, PieceRun, PolicyDigest};
+use types::{
+    Activations, CacheGroup, DeviceClass, KvDtype, KvLayout, Leaves, Numerics, PieceRun, PolicyDigest, RankPart,
+};
 use weights::{LoadTotals, WeightLoader};
 
 /// One rank's part of a model, on a device.
@@ -61,7 +63,11 @@ impl<M: Memory> Model<M> {
         cancel: &CancelFlag,
     ) -> Result<Model<M>> {
         let n_groups = checkpoint.spec().cache_groups().groups().len();
-        checkpoint.spec().recurrence.as_ref().map_or(Ok(()), |of| device.check_recurrence(&recurrence::whole_heads(of)))?;
+        checkpoint
+            .spec()
+            .recurrence
+            .as_ref()
+            .map_or(Ok(()), |of| device.check_recurrence(&recurrence::whole_heads(of)))?;
         checkpoint
             .spec()
             .convolution
@@ -72,7 +78,7 @@ impl<M: Memory> Model<M> {
         let all = WeightLoader::new(checkpoint, device, part, &intake, cancel);
         let spec = checkpoint.spec();
         let decoder = Decoder::load(&all, spec, variant_of(spec), limits)?;
-        checkpoint.unchanged()?;
+        checkpoint.check_unchanged()?;
         let (runs, packed) = (intake.runs.into_inner(), intake.packed.into_inner());
         Ok(Model { decoder, weight_bytes: intake.n_bytes.get(), runs, packed })
     }
@@ -151,7 +157,13 @@ fn variant_of(spec: &ModelSpec) -> &'static DecoderVariant {
 
 /// The KV cache that a rank keeps of each cache group, for pools of `n_blocks`. A rank without heads keeps none, and
 /// neither does a stage without layers of the group.
-pub fn kv_specs(spec: &ModelSpec, part: &RankPart, class: DeviceClass, dtype: KvDtype, n_blocks: &[u32]) -> Vec<KvSpec> {
+pub fn kv_specs(
+    spec: &ModelSpec,
+    part: &RankPart,
+    class: DeviceClass,
+    dtype: KvDtype,
+    n_blocks: &[u32],
+) -> Vec<KvSpec> {
     let n_kv_heads = OwnedHeads::of(class, part, attention::heads(spec)).heads.n_kv_heads as u32;
     let of_states = |of: StateHeads| part.owned_heads(&Leaves::o_proj(class, of.n, of.dim), of.dim).len() as u32;
     let n_states = spec.state_heads().map_or(0, of_states);

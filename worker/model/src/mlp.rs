@@ -165,7 +165,12 @@ impl<D: Device> Dense<D> {
 }
 
 impl<M: Memory> ExpertMixture<M> {
-    fn load(at: &WeightLoader<'_, M>, hidden: usize, spec: &ExpertsSpec, activation: Activation) -> Result<ExpertMixture<M>> {
+    fn load(
+        at: &WeightLoader<'_, M>,
+        hidden: usize,
+        spec: &ExpertsSpec,
+        activation: Activation,
+    ) -> Result<ExpertMixture<M>> {
         let owned = at.part().owned(spec.n);
         let inner = spec.inner as usize;
         let expert = |e: u32| {
@@ -222,7 +227,8 @@ impl<D: Device> ExpertMixture<D> {
         // [runs * n_rows, hidden]
         device.apply_experts(x, &self.experts, &self.runs, n_rows, &mut scratch.routes, out);
         ctx.ranks.all_reduce(device, out, &self.runs, self.n_experts, n_rows)?;
-        if let (Some(shared), Some(SharedExpertScratch { dense, out: its, gate })) = (&self.shared, &mut scratch.shared) {
+        if let (Some(shared), Some(SharedExpertScratch { dense, out: its, gate })) = (&self.shared, &mut scratch.shared)
+        {
             shared.forward(ctx, x, dense, its)?; // [n_rows, hidden]
             if let Some(weight) = &self.shared_gate {
                 device.linear(x, weight, n_rows, gate); // [n_rows, 1]
@@ -286,7 +292,12 @@ impl<M: Memory> DenseScratch<M> {
 }
 
 impl<M: Memory> SharedExpertScratch<M> {
-    fn new(all: &WeightLoader<'_, M>, hidden: usize, inner: usize, limits: PassLimits) -> Result<SharedExpertScratch<M>> {
+    fn new(
+        all: &WeightLoader<'_, M>,
+        hidden: usize,
+        inner: usize,
+        limits: PassLimits,
+    ) -> Result<SharedExpertScratch<M>> {
         let (device, n_leaves) = (all.device(), owned_inner(all.device().class(), all.part(), inner).1.len() as u32);
         let n_planes = aligned_runs(all.part().owned(n_leaves), n_leaves).len().max(1);
         let out = device.buffer(n_planes * limits.rows_max, hidden)?;
@@ -296,7 +307,12 @@ impl<M: Memory> SharedExpertScratch<M> {
 }
 
 impl<M: Memory> MixtureScratch<M> {
-    fn new(all: &WeightLoader<'_, M>, hidden: usize, spec: &ExpertsSpec, limits: PassLimits) -> Result<MixtureScratch<M>> {
+    fn new(
+        all: &WeightLoader<'_, M>,
+        hidden: usize,
+        spec: &ExpertsSpec,
+        limits: PassLimits,
+    ) -> Result<MixtureScratch<M>> {
         let device = all.device();
         let scoring = match spec.scores {
             ExpertScores::Softmax => Scoring::Softmax,

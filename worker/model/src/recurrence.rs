@@ -8,7 +8,7 @@ use crate::layers::{ColumnParallel, OwnedHeads, RowParallel};
 use crate::limits::PassLimits;
 use crate::spread::{GatheredRows, parts_of_stage};
 use crate::weights::{MatrixRows, WeightLoader};
-use backend::{Device, AttentionHeads, Memory, RecurrenceCall, RecurrentHeads, RecurrentWeights, StateRule};
+use backend::{AttentionHeads, Device, Memory, RecurrenceCall, RecurrentHeads, RecurrentWeights, StateRule};
 use checkpoint::{ModelSpec, RecurrenceRule, RecurrenceSpec};
 use std::ops::Range;
 use types::{DeviceClass, Leaves, RankPart};
@@ -100,7 +100,8 @@ impl<M: Memory> Recurrent<M> {
     /// `layer` is its number in the model.
     pub fn load(at: &WeightLoader<'_, M>, spec: &ModelSpec, of: &RecurrenceSpec, layer: usize) -> Result<Recurrent<M>> {
         let (hidden, whole) = (spec.hidden as usize, whole_heads(of));
-        let OwnedRecurrentHeads { heads, keys, values, leaves } = OwnedRecurrentHeads::of(at.device().class(), at.part(), of);
+        let OwnedRecurrentHeads { heads, keys, values, leaves } =
+            OwnedRecurrentHeads::of(at.device().class(), at.part(), of);
         let rows = |name, n: usize, owned: &Range<usize>, dim: usize| MatrixRows {
             name,
             n: n * dim,

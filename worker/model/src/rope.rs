@@ -3,7 +3,7 @@
 use crate::error::Result;
 use crate::weights::WeightLoader;
 use backend::{Memory, RopeStyle};
-use checkpoint::{ModelSpec, Positions, RopeScaling, RopeSpec, Temperature};
+use checkpoint::{ModelSpec, PositionEncoding, QueryTemperature, RopeScaling, RopeSpec};
 
 /// The ropes of a model's layers, and how its queries grow.
 pub struct Ropes<M: Memory> {
@@ -17,8 +17,8 @@ impl<M: Memory> Ropes<M> {
     /// Loads the ropes that some layer uses.
     pub fn load(all: &WeightLoader<'_, M>, spec: &ModelSpec, context: u32) -> Result<Ropes<M>> {
         let is_used = |positions| spec.layers.iter().any(|layer| layer.positions == positions);
-        let global = Some(&spec.rope).filter(|_| is_used(Positions::Rope));
-        let local = spec.local_rope.as_ref().filter(|_| is_used(Positions::LocalRope));
+        let global = Some(&spec.rope).filter(|_| is_used(PositionEncoding::Rope));
+        let local = spec.local_rope.as_ref().filter(|_| is_used(PositionEncoding::LocalRope));
         Ok(Ropes {
             global: global.map(|rope| load(all, rope, context)).transpose()?,
             local: local.map(|rope| load(all, rope, context)).transpose()?,
@@ -29,16 +29,16 @@ impl<M: Memory> Ropes<M> {
         })
     }
 
-    pub fn rope_for(&self, positions: Positions) -> Option<&M::Rope> {
+    pub fn rope_for(&self, positions: PositionEncoding) -> Option<&M::Rope> {
         match positions {
-            Positions::Rope => self.global.as_ref(),
-            Positions::LocalRope => self.local.as_ref(),
-            Positions::None => None,
+            PositionEncoding::Rope => self.global.as_ref(),
+            PositionEncoding::LocalRope => self.local.as_ref(),
+            PositionEncoding::None => None,
         }
     }
 }
 
-fn query_factors(of: &Temperature, context: u32) -> Vec<f32> {
+fn query_factors(of: &QueryTemperature, context: u32) -> Vec<f32> {
     let grown = |position: u32| libm::log(1.0 + f64::from(position / of.every));
     (0..context).map(|position| (1.0 + f64::from(of.beta) * grown(position)) as f32).collect()
 }

@@ -4,7 +4,7 @@ use crate::ctx::Ctx;
 use crate::error::Result;
 use crate::limits::PassLimits;
 use backend::{Device, Memory};
-use types::{RankPart, GridPlace};
+use types::{GridPlace, RankPart};
 
 /// What each rank of this one's stage holds.
 pub fn parts_of_stage(part: &RankPart) -> impl Iterator<Item = RankPart> {
@@ -19,7 +19,11 @@ pub struct GatheredRows<M: Memory> {
 
 impl<M: Memory> GatheredRows<M> {
     /// Room for ranks with so many columns each.
-    pub fn new(device: &M, limits: PassLimits, widths: impl ExactSizeIterator<Item = usize>) -> Result<GatheredRows<M>> {
+    pub fn new(
+        device: &M,
+        limits: PassLimits,
+        widths: impl ExactSizeIterator<Item = usize>,
+    ) -> Result<GatheredRows<M>> {
         let n_ranks = widths.len();
         let n_rows = if n_ranks > 1 { n_ranks * limits.rows_max } else { 0 };
         Ok(GatheredRows { n_ranks, all: device.buffer(n_rows, widths.max().unwrap_or(0))? })

@@ -6,12 +6,12 @@
 
 use crate::error::{Error, Result};
 use backend::{Memory, PackedBytes, RopeStyle, StoredMatrix};
-use checkpoint::{BandHashes, Checkpoint, Tensor, Window};
+use checkpoint::{BandHashes, Checkpoint, Tensor, TensorWindow};
 use collective::CancelFlag;
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
-use types::{Leaves, RankPart, PieceRun};
+use types::{Leaves, PieceRun, RankPart};
 
 /// The rows of one matrix that a rank owns.
 pub struct MatrixRows<'a> {
@@ -128,15 +128,15 @@ impl<'a, M: Memory> WeightLoader<'a, M> {
     /// A vector as it is stored, or a small matrix that meets no input.
     pub fn numbers(&self, name: &str, shape: [usize; 2]) -> Result<Vec<f32>> {
         let (path, tensor) = self.tensor(name, shape)?;
-        let read = self.read(&path, Window::whole(tensor, self.checkpoint.pieces(&path)?))?;
-        Ok(tensor.numbers(&read.bytes))
+        let read = self.read(&path, TensorWindow::whole(tensor, self.checkpoint.pieces(&path)?))?;
+        Ok(tensor.decode_f32(&read.bytes))
     }
 
     /// Rows of `{name}.weight`, matrices of `k` columns that meet the same input, stacked.
     pub fn rows(&self, k: usize, parts: &[MatrixRows<'_>]) -> Result<M::Matrix> {
         let read = |part: &MatrixRows<'_>| {
             let (path, tensor) = self.tensor(&format!("{}.weight", part.name), [part.n, k])?;
-            self.read(&path, Window::of_rows(tensor, self.checkpoint.pieces(&path)?, part.owned.clone()))
+            self.read(&path, TensorWindow::of_rows(tensor, self.checkpoint.pieces(&path)?, part.owned.clone()))
         };
         let read = parts.iter().map(read).collect::<Result<Vec<_>>>()?;
         let stored: Vec<_> = read.iter().map(LoadedWindow::stored).collect();
@@ -150,7 +150,7 @@ impl<'a, M: Memory> WeightLoader<'a, M> {
         let elements = leaves.elements(&owned);
         let column_range = elements.start as usize..elements.end as usize;
         let pieces = self.checkpoint.pieces(&path)?;
-        let read = self.read(&path, Window::of_columns(tensor, pieces, column_range.clone()))?;
+        let read = self.read(&path, TensorWindow::of_columns(tensor, pieces, column_range.clone()))?;
         let first = read.window.columns().start;
         let stored = match column_range.is_empty() {
             true => read.stored(),
@@ -161,20 +161,20 @@ impl<'a, M: Memory> WeightLoader<'a, M> {
     }
 
     /// Reads on all threads of the device.
-    fn read(&self, path: &str, window: Window<'a>) -> Result<LoadedWindow<'a>> {
+    fn read(&self, path: &str, window: TensorWindow<'a>) -> Result<LoadedWindow<'a>> {
         let mut bytes = vec![0; window.n_bytes()];
         let bands = self.fill(&window, &mut bytes)?;
         let scales = window.tensor().scales.map(|of| of.bytes.read()).transpose()?;
         let mut runs = self.intake.runs.borrow_mut();
         // A rank that owns nothing of the tensor has read nothing.
-        runs.extend((!bands.is_empty()).then(|| window.run(path, &bands)));
-        runs.extend(scales.as_ref().map(|bytes| Checkpoint::scales_run(path, bytes)));
+        runs.extend((!bands.is_empty()).then(|| window.combine_hashes(path, &bands)));
+        runs.extend(scales.as_ref().map(|bytes| Checkpoint::hash_scales(path, bytes)));
         Ok(LoadedWindow { window, bytes, scales })
     }
 
-    fn fill(&self, window: &Window<'a>, bytes: &mut [u8]) -> Result<Vec<BandHashes>> {
+    fn fill(&self, window: &TensorWindow<'a>, bytes: &mut [u8]) -> Result<Vec<BandHashes>> {
         let places: Vec<Mutex<(&mut [u8], BandHashes)>> =
-            window.bands_of(bytes).into_iter().map(|place| Mutex::new((place, BandHashes::new()))).collect();
+            window.split_bands(bytes).into_iter().map(|place| Mutex::new((place, BandHashes::new()))).collect();
         let failed = Mutex::new(None);
         self.device.parallel_for(places.len(), &|bands| {
             for band in bands {
@@ -225,7 +225,7 @@ impl<'a, M: Memory> WeightLoader<'a, M> {
 
 /// A part of a matrix in memory.
 struct LoadedWindow<'a> {
-    window: Window<'a>,
+    window: TensorWindow<'a>,
     bytes: Vec<u8>,
     /// All scales of the tensor.
     scales: Option<Vec<u8>>,

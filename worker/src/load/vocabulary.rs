@@ -3,7 +3,7 @@
 
 use crate::load::kept_matchers::MatcherCache;
 use checkpoint::Checkpoint;
-use grammar::{GrammarLimits, Mask, Matcher, MatcherError, Vocabulary};
+use grammar::{GrammarLimits, Matcher, MatcherError, TokenMask, Vocabulary};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use types::{Grammar, Token};
@@ -35,7 +35,7 @@ impl LazyVocabulary {
         let vocabulary = self.get().map_err(MatcherError::Grammar)?;
         let mut matcher = Matcher::new(&vocabulary, grammar, &GrammarLimits::default())?;
         // The first mask is the same for all. Every matcher makes it, so that keeping copies changes no limit's count.
-        matcher.mask(&mut Mask::default())?;
+        matcher.fill_mask(&mut TokenMask::default())?;
         if let Some(copy) = matcher.copy() {
             self.matchers().keep(grammar, copy);
         }

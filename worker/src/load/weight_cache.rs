@@ -15,7 +15,7 @@ use model::Model;
 use std::any::Any;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use types::{RankPart, PolicyDigest};
+use types::{PolicyDigest, RankPart};
 
 /// The weights kept by one loader. A copy of the loader has another cache.
 #[derive(Default)]

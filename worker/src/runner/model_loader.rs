@@ -13,7 +13,9 @@ use crate::runner::refused;
 use backend::Device;
 use backend::cpu::{Cpu, CpuConfig, Isa};
 use backend::cuda::{Cuda, CudaConfig};
-use collective::{CancelFlag, CarrierChoice, LinkEncryption, Mesh, MeshPlan, PeerListener, RankDevice, Ranks, WireChoice};
+use collective::{
+    CancelFlag, CarrierChoice, LinkEncryption, Mesh, MeshPlan, PeerListener, RankDevice, Ranks, WireChoice,
+};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use types::{Activations, NumericsMode, RankPart, Unsupported};

@@ -3,7 +3,7 @@
 
 use crate::assignment::{Assignment, LoadError, ReadyReport};
 use crate::load::draft_weights::{DraftSpec, DraftWeights};
-use crate::load::reading::{FileStamps, WeightsReadRecord, ReloadPlan};
+use crate::load::reading::{FileStamps, ReloadPlan, WeightsReadRecord};
 use crate::load::scrub::{HashedPart, Scrubber};
 use crate::load::vocabulary::LazyVocabulary;
 use crate::load::weight_cache::{LoadedPart, PartInUse, PartKey, WeightCache};
@@ -16,7 +16,7 @@ use collective::{CancelFlag, ChunkLimits, ExchangeLimits};
 use model::{KvCache, Model, PassLimits};
 use std::sync::Arc;
 use std::time::Instant;
-use types::{BLOCKS_MAX, DeviceClass, RankPart, PolicyDigest, Unsupported};
+use types::{BLOCKS_MAX, DeviceClass, PolicyDigest, RankPart, Unsupported};
 
 /// A runner without its connection to the other ranks.
 pub(super) struct ModelPart<D: Device + 'static> {
@@ -130,7 +130,7 @@ fn difference<D: Device>(
         let ours = kept.policy;
         return Ok(Some(format!("what is there is of policy {found}, the replica serves under {ours}")));
     }
-    let differs = checkpoint.differs_from(kept.model.piece_runs(), &|| cancel.is_cancelled())?;
+    let differs = checkpoint.first_difference(kept.model.piece_runs(), &|| cancel.is_cancelled())?;
     Ok(differs.map(|weight| format!("there are other bytes of the weight {weight} than the replica serves")))
 }
 
@@ -145,7 +145,7 @@ fn read<D: Device>(
     let (rows_max, outputs_max) = (limits.rows_max, limits.outputs_max());
     let limits = PassLimits { rows_max, outputs_max, context: assignment.context };
     let model = Model::load_until(&checkpoint, &device, part, limits, cancel).map_err(load_failed(assignment))?;
-    let unread = checkpoint.unread();
+    let unread = checkpoint.unread_tensors();
     if !unread.is_empty() {
         tracing::debug!(?unread, "the model has no use for some of its file: the policy does not know of them");
     }

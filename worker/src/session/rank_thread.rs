@@ -332,7 +332,12 @@ impl LoadedRank {
         })
     }
 
-    async fn join_peers(self, leases: &ThreadLeases, counters: &Arc<StepCounters>, memory: KvMemory) -> Option<RunningRank> {
+    async fn join_peers(
+        self,
+        leases: &ThreadLeases,
+        counters: &Arc<StepCounters>,
+        memory: KvMemory,
+    ) -> Option<RunningRank> {
         let LoadedRank { epoch, rank, lease, answers, reporting, loaded, reports } = self;
         let met = catch_panic(|| {
             let mut runner = loaded.join_peers(&lease.0)?;
@@ -399,7 +404,7 @@ impl RunningRank {
         }
         let waited = self.note(begun.elapsed(), progress);
         if let Some(pass) = pass {
-            pass.waited(waited);
+            pass.record_wait(waited);
         }
         let (message, guilty) = match result {
             Ok(Ok(())) if self.answers => {

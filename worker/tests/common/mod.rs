@@ -7,8 +7,8 @@ use std::collections::VecDeque;
 use std::path::PathBuf;
 use types::cache::blocks_for;
 use types::{
-    Activations, BlockId, Epoch, KvDtype, Layout, NumericsMode, Rank, Request, RequestId, Sampling, Slice, Step, StepDone,
-    StepId, TokenOut, Want,
+    Activations, BlockId, Epoch, KvDtype, Layout, NumericsMode, Rank, Request, RequestId, Sampling, Slice, Step,
+    StepDone, StepId, TokenOut, Want,
 };
 use worker::{Assignment, MeshSecret, MeshTimeouts, RecalledLogs, Runner};
 

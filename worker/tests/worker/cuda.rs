@@ -10,8 +10,8 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 use types::{
-    Activations, Grid, KvDtype, Layout, NumericsMode, Numerics, PolicyDigest, Request, RequestId, Slice, Step, StepDone,
-    StepId, Want,
+    Activations, Grid, KvDtype, Layout, Numerics, NumericsMode, PolicyDigest, Request, RequestId, Slice, Step,
+    StepDone, StepId, Want,
 };
 use worker::{Assignment, CarrierChoice, ComputeDevice, LoadError, ModelLoader, RunError, Runner};
 

@@ -212,7 +212,7 @@ fn thinking(n: u64) -> Vec<Request> {
         // Only letters: otherwise a character of several bytes would end before its thought.
         request.sampling.allowed = if i % 3 == 2 { Vec::new() } else { (b'a'..=b'z').map(letter).collect() };
         let budget = budget([0, 3, 7, 1000][i % 4]);
-        request.grammar = Some(budget.before((i % 3 == 2).then_some(&behind)));
+        request.grammar = Some(budget.to_grammar((i % 3 == 2).then_some(&behind)));
     }
     requests
 }

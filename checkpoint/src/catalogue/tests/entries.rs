@@ -47,7 +47,7 @@ fn entries_have_what_fetch_and_reader_need() {
 #[test]
 fn a_name_and_its_second_name_are_one_model_in_one_folder() {
     let catalogue_entry = entry("qwen3:8b").unwrap();
-    let sources = Sources { python: None, ..Sources::new(temporary("entries")) };
+    let sources = ModelSources { python: None, ..ModelSources::new(temporary("entries")) };
     let folder = sources.cache.join("models/qwen3-8b");
     std::fs::create_dir_all(&folder).unwrap();
     let path = folder.join(catalogue_entry.file);
@@ -56,7 +56,7 @@ fn a_name_and_its_second_name_are_one_model_in_one_folder() {
     for name in ["qwen3:8b", "qwen3"] {
         assert_eq!(locate(name, &sources).unwrap(), LocatedModel { name: "qwen3:8b".into(), path: path.clone() });
     }
-    let listed = ListedModel { model: "qwen3:8b".into(), path: path.clone(), origin: Origin::Pulled };
+    let listed = ListedModel { model: "qwen3:8b".into(), path: path.clone(), origin: ModelOrigin::Pulled };
     assert_eq!(list(&sources), [listed]);
     std::fs::File::create(&path).unwrap().set_len(catalogue_entry.bytes - 1).unwrap();
     let refused = locate("qwen3", &sources).unwrap_err().to_string();
@@ -95,7 +95,7 @@ fn what_ollama_has_by_a_name_of_the_catalogue_is_used() {
     std::fs::write(&manifest, serde_json::json!({ "layers": [layer] }).to_string()).unwrap();
     let blob = root.join(format!("blobs/sha256-{digest}"));
     std::fs::write(&blob, b"GGUF").unwrap();
-    let sources = Sources { ollama: Some(root.clone()), ..Sources::new(root.join("cache")) };
+    let sources = ModelSources { ollama: Some(root.clone()), ..ModelSources::new(root.join("cache")) };
     assert_eq!(locate("qwen3:4b", &sources).unwrap(), LocatedModel { name: "qwen3:4b".into(), path: blob });
     assert!(locate("qwen3:8b", &sources).is_err());
     std::fs::remove_dir_all(&root).unwrap();

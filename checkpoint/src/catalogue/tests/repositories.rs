@@ -50,16 +50,16 @@ fn sharded(names: [&str; 2]) -> HashMap<String, Vec<u8>> {
     listed(files)
 }
 
-fn pulled(model: &str, sources: &Sources) -> Result<PathBuf> {
+fn pulled(model: &str, sources: &ModelSources) -> Result<PathBuf> {
     pull(model, sources, &mut |_| {}).map(|located| located.path)
 }
 
 /// What is left in the folder of fetched models.
-fn kept(sources: &Sources) -> Vec<String> {
+fn kept(sources: &ModelSources) -> Vec<String> {
     files::file_names_below(&sources.cache.join("models")).unwrap_or_default()
 }
 
-fn remove(sources: &Sources) {
+fn remove(sources: &ModelSources) {
     let _ = std::fs::remove_dir_all(&sources.cache);
 }
 
@@ -224,7 +224,7 @@ fn files_in_folders_and_of_revisions_are_fetched_and_found() {
     remove(&sources);
 }
 
-fn list_names(sources: &Sources) -> Vec<String> {
+fn list_names(sources: &ModelSources) -> Vec<String> {
     super::list(sources).into_iter().map(|listed| listed.model).collect()
 }
 

@@ -7,11 +7,11 @@ mod rope;
 mod tables;
 
 use super::{
-    AttentionSpec, ClampedSilu, Defaults, ExpertScores, ExpertsSpec, Factors, Family, LayerSpec, MixerKind, ModelSpec,
-    Positions, QueryKeyNorms, distinct,
+    AttentionSpec, ClampedSilu, ExpertScores, ExpertsSpec, Family, LayerSpec, MixerKind, ModelMultipliers, ModelSpec,
+    PositionEncoding, QueryKeyNorms, SamplingDefaults, dedup_eos,
 };
 use crate::error::ParseError;
-use crate::scaling::Scaling;
+use crate::scaling::QuantConfig;
 use keys::JsonKeys;
 use serde_json::Value;
 use tables::{FamilyTable, table_of};
@@ -24,7 +24,7 @@ impl ModelSpec {
         tokenizer: &Value,
         folder_name: &str,
     ) -> Result<ModelSpec, ParseError> {
-        let text = tables::text_of(config);
+        let text = tables::text_config(config);
         let config = text.as_ref();
         let keys = JsonKeys(config);
         let table = table_of(&keys)?;
@@ -62,7 +62,7 @@ impl ModelSpec {
             rope: rope::rope(&keys, table, "full_attention", head_dim, context)?,
             local_rope: rope::local_rope(&keys, table, head_dim, context)?,
             logits_cap: keys.float("final_logit_softcapping")?.filter(|_| is_gemma(family)),
-            factors: factors(&keys, family, hidden)?,
+            factors: multipliers(&keys, family, hidden)?,
             is_parallel: is_parallel(&keys, family)?,
             tied_embeddings: tied_embeddings(&keys, family)?,
             bos: first_token(config, "bos_token_id").or_else(|| first_token(generation, "bos_token_id")),
@@ -122,7 +122,7 @@ fn refuse_unserved(keys: &JsonKeys<'_>, table: &FamilyTable) -> Result<(), Parse
     if keys.bool("scale_attn_weights")? == Some(false) {
         return ParseError::unsupported("a model without scale_attn_weights");
     }
-    Scaling::from_config(keys.0)?;
+    QuantConfig::from_config(keys.0)?;
     match keys.text(table.names.activation) {
         Some(other) if !table.activations.contains(&other) => {
             ParseError::unsupported(format!("the activation {other}"))
@@ -169,21 +169,22 @@ fn attention(keys: &JsonKeys<'_>, family: Family, head_dim: u32, context: u32) -
     })
 }
 
-fn factors(keys: &JsonKeys<'_>, family: Family, hidden: u32) -> Result<Factors, ParseError> {
+fn multipliers(keys: &JsonKeys<'_>, family: Family, hidden: u32) -> Result<ModelMultipliers, ParseError> {
     let given = |key: &str| Ok(keys.float(key)?.filter(|factor| *factor != 1.0));
     match family {
         Family::Gemma2 | Family::Gemma3 => {
-            Ok(Factors { embedding: Some((hidden as f32).sqrt()), ..Factors::default() })
+            Ok(ModelMultipliers { embedding: Some((hidden as f32).sqrt()), ..ModelMultipliers::default() })
         }
-        Family::Granite | Family::GraniteMoe | Family::GraniteHybrid => Ok(Factors {
+        Family::Granite | Family::GraniteMoe | Family::GraniteHybrid => Ok(ModelMultipliers {
             embedding: given("embedding_multiplier")?,
             residual: given("residual_multiplier")?,
             logits: given("logits_scaling")?.map(|divisor| 1.0 / divisor),
         }),
-        Family::Cohere2 => {
-            Ok(Factors { logits: Some(keys.float("logit_scale")?.unwrap_or(0.0625)), ..Factors::default() })
-        }
-        _ => Ok(Factors::default()),
+        Family::Cohere2 => Ok(ModelMultipliers {
+            logits: Some(keys.float("logit_scale")?.unwrap_or(0.0625)),
+            ..ModelMultipliers::default()
+        }),
+        _ => Ok(ModelMultipliers::default()),
     }
 }
 
@@ -350,26 +351,26 @@ fn is_local(keys: &JsonKeys<'_>, family: Family, layer: u32) -> Result<bool, Par
         Family::Olmo3 => every(4),
         Family::Cohere2 => every(keys.optional("sliding_window_pattern")?.unwrap_or(4)),
         Family::Gemma3 => every(keys.optional("sliding_window_pattern")?.unwrap_or(6)),
-        Family::SmolLm3 => Ok(positions(keys, family, layer, false)? == Positions::None),
+        Family::SmolLm3 => Ok(positions(keys, family, layer, false)? == PositionEncoding::None),
         _ => Ok(false),
     }
 }
 
-fn positions(keys: &JsonKeys<'_>, family: Family, layer: u32, is_local: bool) -> Result<Positions, ParseError> {
+fn positions(keys: &JsonKeys<'_>, family: Family, layer: u32, is_local: bool) -> Result<PositionEncoding, ParseError> {
     match family {
-        Family::Gpt2 => Ok(Positions::None),
-        Family::GraniteHybrid if keys.text("position_embedding_type") != Some("rope") => Ok(Positions::None),
-        Family::Gemma3 | Family::Olmo3 if is_local => Ok(Positions::LocalRope),
-        Family::Cohere2 if !is_local => Ok(Positions::None),
+        Family::Gpt2 => Ok(PositionEncoding::None),
+        Family::GraniteHybrid if keys.text("position_embedding_type") != Some("rope") => Ok(PositionEncoding::None),
+        Family::Gemma3 | Family::Olmo3 if is_local => Ok(PositionEncoding::LocalRope),
+        Family::Cohere2 if !is_local => Ok(PositionEncoding::None),
         Family::SmolLm3 => {
             // In this list, one means that a layer has a rope, despite the list's name.
             let has_rope = match keys.lengths("no_rope_layers")? {
                 Some(list) => list.get(layer as usize).is_none_or(|flag| *flag != 0),
                 None => !(layer + 1).is_multiple_of(keys.optional("no_rope_layer_interval")?.unwrap_or(4).max(1)),
             };
-            Ok(if has_rope { Positions::Rope } else { Positions::None })
+            Ok(if has_rope { PositionEncoding::Rope } else { PositionEncoding::None })
         }
-        _ => Ok(Positions::Rope),
+        _ => Ok(PositionEncoding::Rope),
     }
 }
 
@@ -397,17 +398,17 @@ fn config_eos(config: &Value, generation: &Value, tokenizer: &Value) -> Result<V
             eos.extend(id.parse::<Token>());
         }
     }
-    distinct(eos)
+    dedup_eos(eos)
 }
 
-impl Defaults {
-    pub(crate) fn from_generation_config(generation: &Value) -> Defaults {
+impl SamplingDefaults {
+    pub(crate) fn from_generation_config(generation: &Value) -> SamplingDefaults {
         let number = |key: &str| generation.get(key).and_then(Value::as_f64).map(|number| number as f32);
         // Without `do_sample` the other fields have no effect.
         if generation.get("do_sample").and_then(Value::as_bool) != Some(true) {
-            return Defaults::default();
+            return SamplingDefaults::default();
         }
-        Defaults {
+        SamplingDefaults {
             temperature: number("temperature"),
             top_p: number("top_p"),
             top_k: generation.get("top_k").and_then(Value::as_u64).and_then(|k| u32::try_from(k).ok()),

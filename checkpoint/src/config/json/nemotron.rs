@@ -3,7 +3,8 @@
 use super::keys::JsonKeys;
 use super::recurrence::step_limits;
 use crate::config::{
-    ExpertScores, ExpertsSpec, LAYERS_MAX, LayerSpec, MixerKind, Positions, RecurrenceRule, RecurrenceSpec, length,
+    ExpertScores, ExpertsSpec, LAYERS_MAX, LayerSpec, MixerKind, PositionEncoding, RecurrenceRule, RecurrenceSpec,
+    length,
 };
 use crate::error::ParseError;
 
@@ -56,7 +57,7 @@ pub(super) fn layers(keys: &JsonKeys<'_>) -> Result<Vec<LayerSpec>, ParseError> 
             Sublayer::Mlp | Sublayer::Experts => MixerKind::None,
         },
         window: None,
-        positions: Positions::None,
+        positions: PositionEncoding::None,
         has_mlp: matches!(of, Sublayer::Mlp | Sublayer::Experts),
         has_experts: of == Sublayer::Experts,
     };

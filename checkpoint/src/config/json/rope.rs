@@ -2,7 +2,7 @@
 
 use super::keys::JsonKeys;
 use super::tables::FamilyTable;
-use crate::config::{Family, RopeScaling, RopeSpec, Temperature};
+use crate::config::{Family, QueryTemperature, RopeScaling, RopeSpec};
 use crate::error::ParseError;
 use serde_json::Value;
 
@@ -109,9 +109,9 @@ fn yarn(own: &JsonKeys<'_>, original_context: u32, context: u32) -> Result<RopeS
 }
 
 /// How queries grow with their positions.
-pub(super) fn temperature(keys: &JsonKeys<'_>, context: u32) -> Result<Option<Temperature>, ParseError> {
+pub(super) fn temperature(keys: &JsonKeys<'_>, context: u32) -> Result<Option<QueryTemperature>, ParseError> {
     let own = JsonKeys(keys.object("rope_parameters").or(keys.object("rope_scaling")).unwrap_or(&Value::Null));
     let Some(beta) = own.float("llama_4_scaling_beta")? else { return Ok(None) };
     let every = own.optional("original_max_position_embeddings")?.unwrap_or(context);
-    Ok(Some(Temperature { beta, every }))
+    Ok(Some(QueryTemperature { beta, every }))
 }

@@ -166,7 +166,7 @@ const GEMMA3_DEFAULTS: [(&str, u32); 7] = [
 
 /// Returns the text model's config: the whole, or the text part of a model for images, with the shared outer fields
 /// added.
-pub(super) fn text_of(config: &Value) -> Cow<'_, Value> {
+pub(super) fn text_config(config: &Value) -> Cow<'_, Value> {
     let architecture = config["architectures"][0].as_str().unwrap_or_default();
     let part = config.get("text_config").and_then(Value::as_object).filter(|_| WITH_IMAGES.contains(&architecture));
     let Some(part) = part else { return Cow::Borrowed(config) };

@@ -1,7 +1,7 @@
 //! Several stages: which sequences are in which step, how prompts are cut for them, and that no stage waits without
 //! need.
 
-use scheduler::{Config, WorkerLoss, RequestOutput, Scheduler, Stats};
+use scheduler::{Config, RequestOutput, Scheduler, Stats, WorkerLoss};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use types::{Epoch, Micros, Request, RequestId, Sampling, SliceDone, Step, StepDone, Token, TokenOut, Want};
 

@@ -1,6 +1,6 @@
 //! What is planned, case by case: admission, chunks, prefix hits, preemption, order, ends.
 
-use scheduler::{Config, WorkerLoss, RequestOutput, RequestRejection, Scheduler, StaleAnswer};
+use scheduler::{Config, RequestOutput, RequestRejection, Scheduler, StaleAnswer, WorkerLoss};
 use types::{
     CacheGroup, CacheSalt, Epoch, Failure, Finish, Goal, Grammar, GrammarFault, Micros, Priority, Request, RequestId,
     SCORED_ROWS_MAX, Sampling, SliceDone, Step, StepDone, StepId, TenantId, Token, TokenOut, Unsupported, Want,

@@ -3,7 +3,8 @@
 use super::by_hand::{plan, request};
 use scheduler::{Config, RequestOutput, Scheduler};
 use types::{
-    CacheGroup, CacheSalt, Epoch, Goal, Micros, Request, PrefixReuse, ReuseEnd, SliceDone, StepDone, TenantId, TokenOut, Want,
+    CacheGroup, CacheSalt, Epoch, Goal, Micros, PrefixReuse, Request, ReuseEnd, SliceDone, StepDone, TenantId,
+    TokenOut, Want,
 };
 
 fn config(groups: &[CacheGroup], n_blocks: &[u32]) -> Config {

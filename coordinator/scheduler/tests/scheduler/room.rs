@@ -1,6 +1,6 @@
 //! What happens to requests when there are fewer ranks, which hold less of a log than the promised context.
 
-use scheduler::{Config, WorkerLoss, RequestOutput, RequestRejection, Scheduler};
+use scheduler::{Config, RequestOutput, RequestRejection, Scheduler, WorkerLoss};
 use types::{Epoch, Finish, KV_PARTS, Micros, Request, RequestId, Sampling, SliceDone, Step, StepDone, TokenOut, Want};
 
 fn request(id: u64, n_prompt: u32, tokens_max: u32) -> Request {

@@ -2,7 +2,7 @@
 
 use scheduler::{Config, RequestRejection, Scheduler};
 use std::collections::BTreeMap;
-use types::{Epoch, Micros, Request, RequestId, Sampling, Step, StepDone, TenantId, TokenOut, Want, TenantWeight};
+use types::{Epoch, Micros, Request, RequestId, Sampling, Step, StepDone, TenantId, TenantWeight, TokenOut, Want};
 
 const HEAVY: u64 = 1;
 const LIGHT: u64 = 2;

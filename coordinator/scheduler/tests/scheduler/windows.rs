@@ -1,7 +1,7 @@
 //! Cache groups with a window: what a step carries for each, what is released, and what a prefix hit needs.
 
 use super::by_hand::{apply, plan, request, run_out};
-use scheduler::{Config, WorkerLoss, RequestRejection, Scheduler};
+use scheduler::{Config, RequestRejection, Scheduler, WorkerLoss};
 use types::cache::blocks_for;
 use types::{BlockId, CacheGroup, Epoch, Micros, SliceDone, Step, StepDone};
 

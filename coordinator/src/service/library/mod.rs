@@ -2,7 +2,7 @@
 //! reads no other files.
 
 use crate::event::ModelOnDisk;
-use checkpoint::{Checkpoint, SourceFile, Stamp, spans};
+use checkpoint::{Checkpoint, FileStamp, SourceFile, spans};
 use proto::cluster::{LayerBytes, ModelBytes, ModelFile, ModelFiles, ReadModelRequest};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -32,7 +32,7 @@ pub(crate) struct ModelLibrary {
 struct SharedFiles {
     files: ModelFiles,
     /// The paths, and their stamps when they were opened: all that is served belongs to one model.
-    lent: Vec<(PathBuf, Stamp)>,
+    lent: Vec<(PathBuf, FileStamp)>,
 }
 
 impl ModelLibrary {
@@ -90,7 +90,7 @@ impl ModelLibrary {
 
 fn read_model_at(model: &Path) -> checkpoint::Result<ModelOnDisk> {
     let checkpoint = Checkpoint::open(model)?;
-    Ok(ModelOnDisk { fingerprint: checkpoint.fingerprint()?, runs: checkpoint.hashes()? })
+    Ok(ModelOnDisk { fingerprint: checkpoint.fingerprint()?, runs: checkpoint.hash_weights()? })
 }
 
 impl SharedFiles {
@@ -121,7 +121,7 @@ fn name_of(path: &Path) -> String {
 
 /// Ends when the range is read or the reader is gone.
 fn send_range(
-    (path, stamp): &(PathBuf, Stamp),
+    (path, stamp): &(PathBuf, FileStamp),
     range: std::ops::Range<u64>,
     messages: &mpsc::Sender<Result<ModelBytes, Status>>,
     _turn: OwnedSemaphorePermit,
@@ -134,7 +134,7 @@ fn send_range(
             let mut bytes = vec![0; n_bytes];
             file.read_at(start, &mut bytes)?;
             // Checked before the bytes are sent: whatever a reader has was checked.
-            file.unchanged()?;
+            file.check_unchanged()?;
             let checksum = blake3::hash(&bytes).as_bytes().to_vec();
             if messages.blocking_send(Ok(ModelBytes { start, bytes, checksum })).is_err() {
                 break;

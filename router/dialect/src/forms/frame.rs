@@ -7,10 +7,10 @@ use super::function::{FunctionCall, FunctionStyle};
 use super::headed::{HeadedCall, HeadedStyle};
 use super::object::CallObject;
 use super::xml::{XmlCall, XmlStyle};
-use super::{CallStep, Form, FormStep, Rule};
+use super::{CallRule, CallStep, Form, FormStep};
 use crate::json::quoted;
-use crate::marker::{MarkerPrefix, begins, blank};
-use crate::sink::Sink;
+use crate::marker::{MarkerPrefix, blank, match_prefix};
+use crate::sink::PieceSink;
 use crate::tag::{CallLayout, schema, tag};
 use crate::{Tool, Tools};
 use serde_json::Value;
@@ -23,7 +23,7 @@ pub(crate) struct FrameStyle {
     /// Follow the calls. They are optional.
     pub closers: &'static [&'static str],
     /// Other markers around calls of known tools: models write them in addition to their own form, or instead.
-    pub fences: &'static [Fence],
+    pub fences: &'static [FenceMarkers],
     /// Whether a call or a list in the family's own form needs no opener at the start of a line.
     pub is_bare: bool,
     /// The kinds that are read. The first one is written.
@@ -33,7 +33,7 @@ pub(crate) struct FrameStyle {
 
 /// A marker after which text is a call only if it names a tool, and the markers that end it.
 #[derive(Debug, PartialEq)]
-pub(crate) struct Fence {
+pub(crate) struct FenceMarkers {
     pub open: &'static str,
     pub close: &'static [&'static str],
 }
@@ -114,15 +114,15 @@ impl CallKind {
         }
     }
 
-    fn begins(self, rest: &str, last: bool) -> MarkerPrefix {
+    fn match_opening(self, rest: &str, last: bool) -> MarkerPrefix {
         match self.begin() {
             "" if rest.starts_with(|c: char| c.is_alphabetic() || c == '_') => MarkerPrefix::With(0),
             "" => MarkerPrefix::No,
-            begin => begins(rest, &[begin], last),
+            begin => match_prefix(rest, &[begin], last),
         }
     }
 
-    fn call(self, rule: Rule, held: String) -> CallReader {
+    fn new_reader(self, rule: CallRule, held: String) -> CallReader {
         match self {
             CallKind::Object => CallReader::Object(Box::new(CallObject::new(rule, held))),
             CallKind::Function(style) => CallReader::Function(Box::new(FunctionCall::new(style, rule, held))),
@@ -140,7 +140,7 @@ enum CallReader {
 }
 
 impl CallReader {
-    fn step(&mut self, rest: &str, last: bool, frame: &Frame, sink: &mut Sink) -> CallStep {
+    fn step(&mut self, rest: &str, last: bool, frame: &FrameForm, sink: &mut PieceSink) -> CallStep {
         let (closers, tools) = (frame.closers, &frame.tools);
         match self {
             CallReader::Object(call) => call.step(rest, closers, last, tools, sink),
@@ -161,7 +161,7 @@ impl CallReader {
     }
 
     /// Handles the end of the text within the call: emits the call so far, or content.
-    fn finish(&mut self, sink: &mut Sink) {
+    fn finish(&mut self, sink: &mut PieceSink) {
         match self {
             CallReader::Object(call) => call.finish(sink),
             CallReader::Function(call) => call.finish(sink),
@@ -171,7 +171,7 @@ impl CallReader {
     }
 }
 
-pub(crate) struct Frame {
+pub(crate) struct FrameForm {
     style: &'static FrameStyle,
     tools: Tools,
     /// The openers of the style, then those of fences.
@@ -188,10 +188,10 @@ pub(crate) struct Frame {
 enum FrameState {
     Text,
     /// After an opener or a bracket, which are held.
-    Opened(Rule, String),
-    Call(Rule, CallReader),
+    Opened(CallRule, String),
+    Call(CallRule, CallReader),
     /// After a call. Text that may precede the next call is held.
-    Behind(Rule, String),
+    Behind(CallRule, String),
     /// After a closer. White space is held, and other closers may follow.
     Closed(String),
 }
@@ -203,26 +203,35 @@ enum CallStart {
     None,
 }
 
-impl Frame {
+impl FrameForm {
     /// Returns a reader of the family's own form. It also reads bare and fenced calls, unless a tool is strict: strict
     /// arguments are enforced only in the family's own form.
-    pub fn new(style: &'static FrameStyle, tools: Tools) -> Frame {
+    pub fn new(style: &'static FrameStyle, tools: Tools) -> FrameForm {
         let is_lenient = style.is_bare || tools.iter().all(|tool| !tool.strict);
         let fences = if is_lenient { style.fences } else { &[] };
         let openers = style.openers.iter().copied().chain(fences.iter().map(|fence| fence.open)).collect();
         let reads_bare = style.is_bare || !fences.is_empty();
         let closers = style.closers;
-        Frame { style, tools, openers, closers, reads_bare, at: FrameState::Text, in_list: false, at_line_start: true }
+        FrameForm {
+            style,
+            tools,
+            openers,
+            closers,
+            reads_bare,
+            at: FrameState::Text,
+            in_list: false,
+            at_line_start: true,
+        }
     }
 
-    fn text(&mut self, rest: &str, last: bool, sink: &mut Sink) -> FormStep {
+    fn read_text(&mut self, rest: &str, last: bool, sink: &mut PieceSink) -> FormStep {
         let is_first = |byte: u8| self.openers.iter().any(|opener| opener.as_bytes()[0] == byte);
         let mut at_line_start = self.at_line_start;
         for (at, byte) in rest.bytes().enumerate() {
-            let may_open = is_first(byte) && begins(&rest[at..], &self.openers, last) != MarkerPrefix::No;
+            let may_open = is_first(byte) && match_prefix(&rest[at..], &self.openers, last) != MarkerPrefix::No;
             if may_open || (self.reads_bare && at_line_start && matches!(byte, b'{' | b'[')) {
                 self.at_line_start = at_line_start;
-                return if at == 0 { self.open(rest, last) } else { emit_content(&rest[..at], sink) };
+                return if at == 0 { self.read_opener(rest, last) } else { emit_content(&rest[..at], sink) };
             }
             at_line_start = byte == b'\n' || (at_line_start && matches!(byte, b' ' | b'\t' | b'\r'));
         }
@@ -231,23 +240,23 @@ impl Frame {
     }
 
     /// Reads an opener, or a text that may become one.
-    fn open(&mut self, rest: &str, last: bool) -> FormStep {
-        let (rule, held) = match begins(rest, &self.openers, last) {
+    fn read_opener(&mut self, rest: &str, last: bool) -> FormStep {
+        let (rule, held) = match match_prefix(rest, &self.openers, last) {
             MarkerPrefix::With(i) => match i.checked_sub(self.style.openers.len()) {
                 Some(fence) => {
                     self.closers = self.style.fences[fence].close;
-                    (Rule::Bare, self.openers[i])
+                    (CallRule::Bare, self.openers[i])
                 }
                 None => {
                     self.closers = self.style.closers;
                     let is_of_call = self.style.kinds.iter().any(|kind| kind.begin() == self.openers[i]);
-                    (Rule::Marked, if is_of_call { "" } else { self.openers[i] })
+                    (CallRule::Marked, if is_of_call { "" } else { self.openers[i] })
                 }
             },
             MarkerPrefix::Perhaps => return FormStep::More,
             MarkerPrefix::No => {
                 self.closers = self.style.closers;
-                (Rule::Bare, "")
+                (CallRule::Bare, "")
             }
         };
         self.at = FrameState::Opened(rule, held.to_owned());
@@ -257,7 +266,7 @@ impl Frame {
     fn next_call(&self, rest: &str, last: bool) -> CallStart {
         let mut next = CallStart::None;
         for kind in self.style.kinds {
-            match kind.begins(rest, last) {
+            match kind.match_opening(rest, last) {
                 MarkerPrefix::With(_) => return CallStart::Call(*kind),
                 MarkerPrefix::Perhaps => next = CallStart::Perhaps,
                 MarkerPrefix::No => {}
@@ -266,7 +275,14 @@ impl Frame {
         next
     }
 
-    fn opened(&mut self, rule: Rule, mut held: String, rest: &str, last: bool, sink: &mut Sink) -> FormStep {
+    fn read_after_opener(
+        &mut self,
+        rule: CallRule,
+        mut held: String,
+        rest: &str,
+        last: bool,
+        sink: &mut PieceSink,
+    ) -> FormStep {
         let n = blank(rest).max(usize::from(!self.in_list && rest.starts_with('[')));
         if n > 0 {
             self.in_list |= rest.starts_with('[');
@@ -275,7 +291,7 @@ impl Frame {
             return FormStep::Took(n);
         }
         match self.next_call(rest, last) {
-            CallStart::Call(kind) => self.call(kind, rule, held),
+            CallStart::Call(kind) => self.begin_call(kind, rule, held),
             CallStart::Perhaps => {
                 self.at = FrameState::Opened(rule, held);
                 FormStep::More
@@ -290,12 +306,19 @@ impl Frame {
         }
     }
 
-    fn call(&mut self, kind: CallKind, rule: Rule, held: String) -> FormStep {
-        self.at = FrameState::Call(rule, kind.call(rule, held));
+    fn begin_call(&mut self, kind: CallKind, rule: CallRule, held: String) -> FormStep {
+        self.at = FrameState::Call(rule, kind.new_reader(rule, held));
         FormStep::Took(0)
     }
 
-    fn in_call(&mut self, rule: Rule, mut call: CallReader, rest: &str, last: bool, sink: &mut Sink) -> FormStep {
+    fn read_call(
+        &mut self,
+        rule: CallRule,
+        mut call: CallReader,
+        rest: &str,
+        last: bool,
+        sink: &mut PieceSink,
+    ) -> FormStep {
         match call.step(rest, last, self, sink) {
             CallStep::Took(n) => {
                 self.at = FrameState::Call(rule, call);
@@ -317,7 +340,14 @@ impl Frame {
         }
     }
 
-    fn behind(&mut self, rule: Rule, mut held: String, rest: &str, last: bool, sink: &mut Sink) -> FormStep {
+    fn read_after_call(
+        &mut self,
+        rule: CallRule,
+        mut held: String,
+        rest: &str,
+        last: bool,
+        sink: &mut PieceSink,
+    ) -> FormStep {
         let n = blank(rest).max(usize::from(rest.starts_with([',', ';'])));
         if n > 0 {
             held.push_str(&rest[..n]);
@@ -329,7 +359,7 @@ impl Frame {
             self.at = FrameState::Behind(rule, String::new());
             return FormStep::Took(1);
         }
-        match begins(rest, self.closers, last) {
+        match match_prefix(rest, self.closers, last) {
             MarkerPrefix::With(i) => return self.close(i),
             MarkerPrefix::Perhaps => {
                 self.at = FrameState::Behind(rule, held);
@@ -338,7 +368,7 @@ impl Frame {
             MarkerPrefix::No => {}
         }
         match self.next_call(rest, last) {
-            CallStart::Call(kind) => self.call(kind, rule, held),
+            CallStart::Call(kind) => self.begin_call(kind, rule, held),
             CallStart::Perhaps => {
                 self.at = FrameState::Behind(rule, held);
                 FormStep::More
@@ -352,7 +382,7 @@ impl Frame {
         FormStep::Took(self.closers[closer].len())
     }
 
-    fn closed(&mut self, mut held: String, rest: &str, last: bool, sink: &mut Sink) -> FormStep {
+    fn read_after_closer(&mut self, mut held: String, rest: &str, last: bool, sink: &mut PieceSink) -> FormStep {
         let n = blank(rest);
         if n > 0 {
             held.push_str(&rest[..n]);
@@ -360,8 +390,8 @@ impl Frame {
             return FormStep::Took(n);
         }
         // An opener may begin with a closer's text, and has precedence.
-        let opener = begins(rest, &self.openers, last);
-        let closer = begins(rest, self.closers, last);
+        let opener = match_prefix(rest, &self.openers, last);
+        let closer = match_prefix(rest, self.closers, last);
         match (opener, closer) {
             (MarkerPrefix::With(_), _) | (MarkerPrefix::No, MarkerPrefix::No) => self.back_to_text(&held, sink),
             (MarkerPrefix::No, MarkerPrefix::With(i)) => self.close(i),
@@ -372,8 +402,8 @@ impl Frame {
         }
     }
 
-    fn back_to_text(&mut self, held: &str, sink: &mut Sink) -> FormStep {
-        sink.content(held);
+    fn back_to_text(&mut self, held: &str, sink: &mut PieceSink) -> FormStep {
+        sink.add_content(held);
         let line = held.trim_end_matches([' ', '\t', '\r']);
         self.at_line_start = line.is_empty() || line.ends_with('\n');
         self.in_list = false;
@@ -382,26 +412,28 @@ impl Frame {
     }
 }
 
-fn emit_content(text: &str, sink: &mut Sink) -> FormStep {
-    sink.content(text);
+fn emit_content(text: &str, sink: &mut PieceSink) -> FormStep {
+    sink.add_content(text);
     FormStep::Took(text.len())
 }
 
-impl Form for Frame {
-    fn step(&mut self, rest: &str, last: bool, sink: &mut Sink) -> FormStep {
+impl Form for FrameForm {
+    fn step(&mut self, rest: &str, last: bool, sink: &mut PieceSink) -> FormStep {
         match std::mem::replace(&mut self.at, FrameState::Text) {
-            FrameState::Text => self.text(rest, last, sink),
-            FrameState::Opened(rule, held) => self.opened(rule, held, rest, last, sink),
-            FrameState::Call(rule, call) => self.in_call(rule, call, rest, last, sink),
-            FrameState::Behind(rule, held) => self.behind(rule, held, rest, last, sink),
-            FrameState::Closed(held) => self.closed(held, rest, last, sink),
+            FrameState::Text => self.read_text(rest, last, sink),
+            FrameState::Opened(rule, held) => self.read_after_opener(rule, held, rest, last, sink),
+            FrameState::Call(rule, call) => self.read_call(rule, call, rest, last, sink),
+            FrameState::Behind(rule, held) => self.read_after_call(rule, held, rest, last, sink),
+            FrameState::Closed(held) => self.read_after_closer(held, rest, last, sink),
         }
     }
 
-    fn finish(&mut self, sink: &mut Sink) {
+    fn finish(&mut self, sink: &mut PieceSink) {
         match &mut self.at {
             FrameState::Text => {}
-            FrameState::Opened(_, held) | FrameState::Behind(_, held) | FrameState::Closed(held) => sink.content(held),
+            FrameState::Opened(_, held) | FrameState::Behind(_, held) | FrameState::Closed(held) => {
+                sink.add_content(held)
+            }
             FrameState::Call(_, call) => call.finish(sink),
         }
     }

@@ -2,12 +2,12 @@
 //! `call:f{a:<escape>x<escape>}`. Reads the brackets and the text before the name. Has no knowledge of how values are
 //! written.
 
-use super::loose::{Loose, Syntax};
-use super::{CallStep, NAME_MAX, Rule};
-use crate::marker::{MarkerPrefix, begins, blank};
-use crate::sink::Sink;
-use crate::tag::{any_text, either, members, schema, tag, text, within};
-use crate::tools::{Types, types_of};
+use super::loose::{ArgumentSyntax, LooseArguments};
+use super::{CallRule, CallStep, NAME_MAX};
+use crate::marker::{MarkerPrefix, blank, match_prefix};
+use crate::sink::PieceSink;
+use crate::tag::{any_text, either, literal_text, members, schema, tag, with_definitions};
+use crate::tools::{JsonTypes, types_of};
 use crate::{Tool, Tools};
 use serde_json::Value;
 
@@ -15,20 +15,20 @@ use serde_json::Value;
 pub(crate) struct FunctionStyle {
     /// The text before the name.
     pub begin: &'static str,
-    syntax: Syntax,
+    syntax: ArgumentSyntax,
 }
 
 pub(crate) const PYTHON: FunctionStyle = FunctionStyle {
     begin: "",
-    syntax: Syntax { assign: '=', open: '(', quotes: &["\"\"\"", "'''", "\"", "'"], has_places: true },
+    syntax: ArgumentSyntax { assign: '=', open: '(', quotes: &["\"\"\"", "'''", "\"", "'"], has_places: true },
 };
 pub(crate) const FUNCTION_GEMMA: FunctionStyle = FunctionStyle {
     begin: "call:",
-    syntax: Syntax { assign: ':', open: '{', quotes: &["<escape>", "\""], has_places: false },
+    syntax: ArgumentSyntax { assign: ':', open: '{', quotes: &["<escape>", "\""], has_places: false },
 };
 pub(crate) const GEMMA4: FunctionStyle = FunctionStyle {
     begin: "call:",
-    syntax: Syntax { assign: ':', open: '{', quotes: &["<|\"|>", "\""], has_places: false },
+    syntax: ArgumentSyntax { assign: ':', open: '{', quotes: &["<|\"|>", "\""], has_places: false },
 };
 
 impl FunctionStyle {
@@ -53,10 +53,10 @@ impl FunctionStyle {
         match property.get("enum").and_then(Value::as_array) {
             Some(values) if has_markers && values.iter().all(Value::is_string) => {
                 let values = values.iter().filter_map(Value::as_str);
-                either(values.map(|value| text(&format!("{quote}{value}{quote}"))).collect())
+                either(values.map(|value| literal_text(&format!("{quote}{value}{quote}"))).collect())
             }
-            _ if has_markers && types_of(property, root, 0) == Types::TEXT => tag(quote, any_text(), quote),
-            _ => schema(&within(property, root), is_strict),
+            _ if has_markers && types_of(property, root, 0) == JsonTypes::TEXT => tag(quote, any_text(), quote),
+            _ => schema(&with_definitions(property, root), is_strict),
         }
     }
 }
@@ -65,11 +65,11 @@ impl FunctionStyle {
 #[derive(Debug)]
 pub(super) struct FunctionCall {
     style: &'static FunctionStyle,
-    rule: Rule,
+    rule: CallRule,
     held: String,
     at: FunctionState,
     name: String,
-    arguments: Option<Loose>,
+    arguments: Option<LooseArguments>,
     /// Whether the call is within `print(..)`.
     is_printed: bool,
 }
@@ -83,7 +83,7 @@ enum FunctionState {
 }
 
 impl FunctionCall {
-    pub fn new(style: &'static FunctionStyle, rule: Rule, held: String) -> FunctionCall {
+    pub fn new(style: &'static FunctionStyle, rule: CallRule, held: String) -> FunctionCall {
         let (at, name) = (FunctionState::Begin, String::new());
         FunctionCall { style, rule, held, at, name, arguments: None, is_printed: false }
     }
@@ -92,18 +92,18 @@ impl FunctionCall {
         &self.held
     }
 
-    pub fn finish(&mut self, sink: &mut Sink) {
+    pub fn finish(&mut self, sink: &mut PieceSink) {
         match &mut self.arguments {
             Some(arguments) => arguments.finish(sink),
-            None => sink.content(&self.held),
+            None => sink.add_content(&self.held),
         }
     }
 
-    pub fn step(&mut self, rest: &str, last: bool, tools: &Tools, sink: &mut Sink) -> CallStep {
+    pub fn step(&mut self, rest: &str, last: bool, tools: &Tools, sink: &mut PieceSink) -> CallStep {
         match self.at {
             FunctionState::Begin => self.begin(rest, last),
-            FunctionState::Name => self.name(rest, tools, sink),
-            FunctionState::Arguments => self.arguments(rest, last, tools, sink),
+            FunctionState::Name => self.read_name(rest, tools, sink),
+            FunctionState::Arguments => self.read_arguments(rest, last, tools, sink),
             FunctionState::Printed => match blank(rest) {
                 0 => CallStep::Done(usize::from(rest.starts_with(')'))),
                 n => CallStep::Took(n),
@@ -112,7 +112,7 @@ impl FunctionCall {
     }
 
     fn begin(&mut self, rest: &str, last: bool) -> CallStep {
-        match begins(rest, &[self.style.begin], last) {
+        match match_prefix(rest, &[self.style.begin], last) {
             MarkerPrefix::With(_) => {
                 self.held.push_str(self.style.begin);
                 self.at = FunctionState::Name;
@@ -123,7 +123,7 @@ impl FunctionCall {
         }
     }
 
-    fn name(&mut self, rest: &str, tools: &Tools, sink: &mut Sink) -> CallStep {
+    fn read_name(&mut self, rest: &str, tools: &Tools, sink: &mut PieceSink) -> CallStep {
         let is_of_name = |c: char| c.is_alphanumeric() || matches!(c, '_' | '.' | '-');
         let n = rest.find(|c| !is_of_name(c)).unwrap_or(rest.len());
         let n = n.min(floor(rest, (NAME_MAX + 1).saturating_sub(self.name.len())));
@@ -135,11 +135,11 @@ impl FunctionCall {
         if self.name.is_empty() || self.name.len() > NAME_MAX || !rest[n..].starts_with(self.style.syntax.open) {
             return CallStep::Failed(n);
         }
-        self.opened(n, tools, sink)
+        self.read_open_bracket(n, tools, sink)
     }
 
     /// Reads the bracket after the name.
-    fn opened(&mut self, n: usize, tools: &Tools, sink: &mut Sink) -> CallStep {
+    fn read_open_bracket(&mut self, n: usize, tools: &Tools, sink: &mut PieceSink) -> CallStep {
         let is_known = tools.get(&self.name).is_some();
         if self.name == "print" && !is_known && !self.is_printed {
             self.is_printed = true;
@@ -147,16 +147,16 @@ impl FunctionCall {
             self.held.push(self.style.syntax.open);
             return CallStep::Took(n + 1);
         }
-        if self.rule == Rule::Bare && !is_known {
+        if self.rule == CallRule::Bare && !is_known {
             return CallStep::Failed(n);
         }
         sink.begin_call(&self.name, None);
-        self.arguments = Some(Loose::new(&self.style.syntax, &self.name));
+        self.arguments = Some(LooseArguments::new(&self.style.syntax, &self.name));
         self.at = FunctionState::Arguments;
         CallStep::Took(n + 1)
     }
 
-    fn arguments(&mut self, rest: &str, last: bool, tools: &Tools, sink: &mut Sink) -> CallStep {
+    fn read_arguments(&mut self, rest: &str, last: bool, tools: &Tools, sink: &mut PieceSink) -> CallStep {
         let Some(arguments) = &mut self.arguments else { return CallStep::Failed(0) };
         match arguments.step(rest, last, tools, sink) {
             CallStep::Done(n) if self.is_printed => {

@@ -2,10 +2,10 @@
 //!
 //! `<|channel|> · header · <|message|> · body · <|end|> · <|start|> · header · ..`
 
-use super::raw::Raw;
+use super::raw::RawValue;
 use super::{Form, FormStep};
-use crate::marker::{MarkerMatch, MarkerPrefix, begins, blank, find};
-use crate::sink::Sink;
+use crate::marker::{MarkerMatch, MarkerPrefix, blank, find, match_prefix};
+use crate::sink::PieceSink;
 use crate::tag::{CallLayout, schema, tag};
 
 const CHANNEL: &str = "<|channel|>";
@@ -35,7 +35,7 @@ pub(crate) fn layout() -> CallLayout {
     }
 }
 
-pub(crate) struct Harmony {
+pub(crate) struct HarmonyForm {
     has_tools: bool,
     at: HarmonyState,
 }
@@ -48,16 +48,16 @@ enum HarmonyState {
     Header(String),
     Reasoning,
     Content,
-    Arguments(Raw),
+    Arguments(RawValue),
 }
 
-impl Harmony {
-    pub fn new(has_tools: bool, in_thought: bool) -> Harmony {
-        Harmony { has_tools, at: if in_thought { HarmonyState::Reasoning } else { HarmonyState::Start } }
+impl HarmonyForm {
+    pub fn new(has_tools: bool, in_thought: bool) -> HarmonyForm {
+        HarmonyForm { has_tools, at: if in_thought { HarmonyState::Reasoning } else { HarmonyState::Start } }
     }
 
     fn start(&mut self, rest: &str, last: bool) -> FormStep {
-        self.at = match begins(rest, &[" to="], last) {
+        self.at = match match_prefix(rest, &[" to="], last) {
             MarkerPrefix::With(_) => HarmonyState::Header(String::new()),
             MarkerPrefix::Perhaps => return FormStep::More,
             MarkerPrefix::No => HarmonyState::Text,
@@ -66,7 +66,7 @@ impl Harmony {
     }
 
     /// Between messages, where no text belongs: any text is content.
-    fn text(&mut self, rest: &str, last: bool, sink: &mut Sink) -> FormStep {
+    fn read_text(&mut self, rest: &str, last: bool, sink: &mut PieceSink) -> FormStep {
         match find(rest, &[CHANNEL, START], last) {
             MarkerMatch::At(0, _) => {
                 self.at = HarmonyState::Header(String::new());
@@ -78,10 +78,10 @@ impl Harmony {
         }
     }
 
-    fn header(&mut self, mut header: String, rest: &str, last: bool, sink: &mut Sink) -> FormStep {
+    fn read_header(&mut self, mut header: String, rest: &str, last: bool, sink: &mut PieceSink) -> FormStep {
         match find(rest, &[MESSAGE, ENDS[0], ENDS[1], ENDS[2]], last) {
             MarkerMatch::At(0, 0) => {
-                self.at = self.message(&header, sink);
+                self.at = self.state_after_header(&header, sink);
                 FormStep::Took(MESSAGE.len())
             }
             // A message without a body has no content.
@@ -107,7 +107,7 @@ impl Harmony {
     }
 
     /// Returns the state for the body of a message with this header.
-    fn message(&self, header: &str, sink: &mut Sink) -> HarmonyState {
+    fn state_after_header(&self, header: &str, sink: &mut PieceSink) -> HarmonyState {
         let is_end = |c: char| c.is_whitespace() || c == '<';
         let word = |text: &str| text.split(is_end).next().unwrap_or_default().to_owned();
         let channel = header.rsplit_once(CHANNEL).map(|(_, channel)| word(channel.trim_start()));
@@ -116,7 +116,7 @@ impl Harmony {
             (Some(recipient), _) => match recipient.strip_prefix("functions.") {
                 Some(name) if self.has_tools && !name.is_empty() => {
                     sink.begin_call(name, None);
-                    HarmonyState::Arguments(Raw::default())
+                    HarmonyState::Arguments(RawValue::default())
                 }
                 Some(_) => HarmonyState::Content,
                 // A message to a tool of the model's own is not for the client.
@@ -128,7 +128,7 @@ impl Harmony {
     }
 
     /// Reads a body up to its end, and returns how much of it is text.
-    fn body(&mut self, rest: &str, last: bool) -> (usize, FormStep) {
+    fn read_body(&mut self, rest: &str, last: bool) -> (usize, FormStep) {
         match find(rest, &ENDS, last) {
             MarkerMatch::At(0, i) => {
                 let n = if i < N_OWN_ENDS { ENDS[i].len() } else { 0 };
@@ -141,24 +141,24 @@ impl Harmony {
         }
     }
 
-    fn reasoning(&mut self, rest: &str, last: bool, sink: &mut Sink) -> FormStep {
+    fn read_reasoning(&mut self, rest: &str, last: bool, sink: &mut PieceSink) -> FormStep {
         self.at = HarmonyState::Reasoning;
-        let (n, turn) = self.body(rest, last);
-        sink.reasoning(&rest[..n]);
+        let (n, turn) = self.read_body(rest, last);
+        sink.add_reasoning(&rest[..n]);
         if matches!(self.at, HarmonyState::Text) {
             sink.end_reasoning();
         }
         turn
     }
 
-    fn content(&mut self, rest: &str, last: bool, sink: &mut Sink) -> FormStep {
+    fn read_content(&mut self, rest: &str, last: bool, sink: &mut PieceSink) -> FormStep {
         self.at = HarmonyState::Content;
-        let (n, turn) = self.body(rest, last);
-        sink.content(&rest[..n]);
+        let (n, turn) = self.read_body(rest, last);
+        sink.add_content(&rest[..n]);
         turn
     }
 
-    fn arguments(&mut self, mut raw: Raw, rest: &str, last: bool, sink: &mut Sink) -> FormStep {
+    fn read_arguments(&mut self, mut raw: RawValue, rest: &str, last: bool, sink: &mut PieceSink) -> FormStep {
         let n = if raw.is_begun() { 0 } else { blank(rest) };
         if n > 0 {
             self.at = HarmonyState::Arguments(raw);
@@ -177,28 +177,28 @@ impl Harmony {
     }
 }
 
-fn emit_content(text: &str, sink: &mut Sink) -> FormStep {
-    sink.content(text);
+fn emit_content(text: &str, sink: &mut PieceSink) -> FormStep {
+    sink.add_content(text);
     FormStep::Took(text.len())
 }
 
-impl Form for Harmony {
-    fn step(&mut self, rest: &str, last: bool, sink: &mut Sink) -> FormStep {
+impl Form for HarmonyForm {
+    fn step(&mut self, rest: &str, last: bool, sink: &mut PieceSink) -> FormStep {
         match std::mem::replace(&mut self.at, HarmonyState::Text) {
             HarmonyState::Start => {
                 self.at = HarmonyState::Start;
                 self.start(rest, last)
             }
-            HarmonyState::Text => self.text(rest, last, sink),
-            HarmonyState::Header(header) => self.header(header, rest, last, sink),
-            HarmonyState::Reasoning => self.reasoning(rest, last, sink),
-            HarmonyState::Content => self.content(rest, last, sink),
-            HarmonyState::Arguments(raw) => self.arguments(raw, rest, last, sink),
+            HarmonyState::Text => self.read_text(rest, last, sink),
+            HarmonyState::Header(header) => self.read_header(header, rest, last, sink),
+            HarmonyState::Reasoning => self.read_reasoning(rest, last, sink),
+            HarmonyState::Content => self.read_content(rest, last, sink),
+            HarmonyState::Arguments(raw) => self.read_arguments(raw, rest, last, sink),
         }
     }
 
     /// An unfinished header is no text, and is dropped.
-    fn finish(&mut self, sink: &mut Sink) {
+    fn finish(&mut self, sink: &mut PieceSink) {
         if let HarmonyState::Arguments(raw) = &mut self.at {
             sink.arguments(&raw.rest());
         }

@@ -3,12 +3,12 @@
 //!
 //! `begin · header · separator · [name] · [fence] · arguments · end`
 
-use super::raw::Raw;
+use super::raw::RawValue;
 use super::{CallStep, NAME_MAX};
 use crate::Tool;
-use crate::marker::{MarkerPrefix, begins, blank};
-use crate::sink::Sink;
-use crate::tag::{regex, schema, sequence, tag, text};
+use crate::marker::{MarkerPrefix, blank, match_prefix};
+use crate::sink::PieceSink;
+use crate::tag::{literal_text, regex, schema, sequence, tag};
 use serde_json::Value;
 
 #[derive(Debug, PartialEq)]
@@ -65,7 +65,7 @@ impl HeadedStyle {
                 tag(&begin, arguments, &format!("\n{FENCE}{after}"))
             }
             Header::Numbered => {
-                let content = sequence(vec![regex("[0-9]+"), text(separator), arguments]);
+                let content = sequence(vec![regex("[0-9]+"), literal_text(separator), arguments]);
                 tag(&format!("{before}{begin}functions.{name}:"), content, &after)
             }
         }
@@ -87,7 +87,7 @@ pub(super) struct HeadedCall {
     /// Whether white space has followed the word.
     is_ended: bool,
     name: String,
-    raw: Raw,
+    raw: RawValue,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -106,31 +106,31 @@ enum HeadedState {
 impl HeadedCall {
     pub fn new(style: &'static HeadedStyle, held: String) -> HeadedCall {
         let (word, name) = (String::new(), String::new());
-        HeadedCall { style, held, at: HeadedState::Begin, word, is_ended: false, name, raw: Raw::default() }
+        HeadedCall { style, held, at: HeadedState::Begin, word, is_ended: false, name, raw: RawValue::default() }
     }
 
     pub fn held(&self) -> &str {
         &self.held
     }
 
-    pub fn finish(&mut self, sink: &mut Sink) {
+    pub fn finish(&mut self, sink: &mut PieceSink) {
         match self.at {
             HeadedState::Before | HeadedState::Behind => {}
             HeadedState::Arguments => sink.arguments(&self.raw.rest()),
-            _ => sink.content(&self.held),
+            _ => sink.add_content(&self.held),
         }
     }
 
-    pub fn step(&mut self, rest: &str, closers: &[&str], last: bool, sink: &mut Sink) -> CallStep {
+    pub fn step(&mut self, rest: &str, closers: &[&str], last: bool, sink: &mut PieceSink) -> CallStep {
         match self.at {
             HeadedState::Begin => self.begin(rest, last),
-            HeadedState::Header => self.header(rest, last, sink),
-            HeadedState::Typed => self.typed(rest, sink),
-            HeadedState::Line => self.line(rest, sink),
-            HeadedState::Id => self.id(rest, last, sink),
-            HeadedState::Before => self.before(rest, last),
-            HeadedState::Arguments => self.arguments(rest, closers, last, sink),
-            HeadedState::Behind => self.behind(rest, last),
+            HeadedState::Header => self.read_header(rest, last, sink),
+            HeadedState::Typed => self.read_after_type(rest, sink),
+            HeadedState::Line => self.read_name_line(rest, sink),
+            HeadedState::Id => self.read_id(rest, last, sink),
+            HeadedState::Before => self.read_before_arguments(rest, last),
+            HeadedState::Arguments => self.read_arguments(rest, closers, last, sink),
+            HeadedState::Behind => self.read_after_arguments(rest, last),
         }
     }
 
@@ -140,7 +140,7 @@ impl HeadedCall {
     }
 
     fn begin(&mut self, rest: &str, last: bool) -> CallStep {
-        match begins(rest, &[self.style.begin], last) {
+        match match_prefix(rest, &[self.style.begin], last) {
             MarkerPrefix::With(_) => {
                 self.at = HeadedState::Header;
                 self.hold(self.style.begin)
@@ -150,12 +150,12 @@ impl HeadedCall {
         }
     }
 
-    fn header(&mut self, rest: &str, last: bool, sink: &mut Sink) -> CallStep {
+    fn read_header(&mut self, rest: &str, last: bool, sink: &mut PieceSink) -> CallStep {
         if self.style.header == Header::Direct && rest.starts_with('{') {
-            return self.named(None, "", sink);
+            return self.begin_call(None, "", sink);
         }
-        match begins(rest, self.style.separators, last) {
-            MarkerPrefix::With(i) => self.separated(self.style.separators[i], sink),
+        match match_prefix(rest, self.style.separators, last) {
+            MarkerPrefix::With(i) => self.take_separator(self.style.separators[i], sink),
             MarkerPrefix::Perhaps => CallStep::More,
             MarkerPrefix::No => self.spell(rest),
         }
@@ -177,7 +177,7 @@ impl HeadedCall {
         self.hold(&rest[..c.len_utf8()])
     }
 
-    fn separated(&mut self, separator: &'static str, sink: &mut Sink) -> CallStep {
+    fn take_separator(&mut self, separator: &'static str, sink: &mut PieceSink) -> CallStep {
         let is_typed = matches!(self.style.header, Header::Name | Header::Typed);
         if is_typed && self.word == "function" {
             self.at = HeadedState::Typed;
@@ -188,17 +188,17 @@ impl HeadedCall {
             (self.at, self.is_ended) = (HeadedState::Id, false);
             return self.hold(separator);
         }
-        self.named(None, separator, sink)
+        self.begin_call(None, separator, sink)
     }
 
     /// Takes the word before `separator` as the name.
-    fn named(&mut self, id: Option<&str>, separator: &str, sink: &mut Sink) -> CallStep {
+    fn begin_call(&mut self, id: Option<&str>, separator: &str, sink: &mut PieceSink) -> CallStep {
         let word = std::mem::take(&mut self.word);
         if word.is_empty() {
             return CallStep::Failed(0);
         }
         let (name, id) = match self.style.header {
-            Header::Numbered => (numbered(&word), Some(word.as_str())),
+            Header::Numbered => (strip_call_number(&word), Some(word.as_str())),
             _ => (word.as_str(), id),
         };
         sink.begin_call(name, id);
@@ -206,9 +206,9 @@ impl HeadedCall {
         CallStep::Took(separator.len())
     }
 
-    fn typed(&mut self, rest: &str, sink: &mut Sink) -> CallStep {
+    fn read_after_type(&mut self, rest: &str, sink: &mut PieceSink) -> CallStep {
         if rest.starts_with(['{', '`']) {
-            return self.named(None, "", sink);
+            return self.begin_call(None, "", sink);
         }
         self.word.clear();
         self.is_ended = false;
@@ -216,30 +216,30 @@ impl HeadedCall {
         CallStep::Took(0)
     }
 
-    fn line(&mut self, rest: &str, sink: &mut Sink) -> CallStep {
+    fn read_name_line(&mut self, rest: &str, sink: &mut PieceSink) -> CallStep {
         if rest.starts_with('\n') && !self.word.is_empty() {
-            return self.named(None, "\n", sink);
+            return self.begin_call(None, "\n", sink);
         }
         self.spell(rest)
     }
 
-    fn id(&mut self, rest: &str, last: bool, sink: &mut Sink) -> CallStep {
-        let separator = match begins(rest, &self.style.separators[..1], last) {
+    fn read_id(&mut self, rest: &str, last: bool, sink: &mut PieceSink) -> CallStep {
+        let separator = match match_prefix(rest, &self.style.separators[..1], last) {
             MarkerPrefix::With(_) => self.style.separators[0],
             MarkerPrefix::Perhaps => return CallStep::More,
             MarkerPrefix::No if rest.starts_with('{') => "",
             MarkerPrefix::No => return self.spell(rest),
         };
         let id = std::mem::replace(&mut self.word, std::mem::take(&mut self.name));
-        self.named(Some(&id), separator, sink)
+        self.begin_call(Some(&id), separator, sink)
     }
 
-    fn before(&mut self, rest: &str, last: bool) -> CallStep {
+    fn read_before_arguments(&mut self, rest: &str, last: bool) -> CallStep {
         let n = blank(rest);
         if n > 0 {
             return CallStep::Took(n);
         }
-        match begins(rest, &["```json"], last) {
+        match match_prefix(rest, &["```json"], last) {
             MarkerPrefix::With(_) => CallStep::Took("```json".len()),
             MarkerPrefix::Perhaps => CallStep::More,
             MarkerPrefix::No => {
@@ -249,7 +249,7 @@ impl HeadedCall {
         }
     }
 
-    fn arguments(&mut self, rest: &str, closers: &[&str], last: bool, sink: &mut Sink) -> CallStep {
+    fn read_arguments(&mut self, rest: &str, closers: &[&str], last: bool, sink: &mut PieceSink) -> CallStep {
         let ends = [self.style.end];
         let closers = if self.style.end.is_empty() { closers } else { &ends };
         let Some(step) = self.raw.step(rest, closers, last) else { return CallStep::More };
@@ -261,12 +261,12 @@ impl HeadedCall {
         if self.style.end.is_empty() { CallStep::Done(step.n) } else { CallStep::Took(step.n) }
     }
 
-    fn behind(&mut self, rest: &str, last: bool) -> CallStep {
+    fn read_after_arguments(&mut self, rest: &str, last: bool) -> CallStep {
         let n = blank(rest);
         if n > 0 {
             return CallStep::Took(n);
         }
-        match begins(rest, &[FENCE, self.style.end], last) {
+        match match_prefix(rest, &[FENCE, self.style.end], last) {
             MarkerPrefix::With(0) => CallStep::Took(FENCE.len()),
             MarkerPrefix::With(_) => CallStep::Done(self.style.end.len()),
             MarkerPrefix::Perhaps => CallStep::More,
@@ -276,7 +276,7 @@ impl HeadedCall {
 }
 
 /// Returns the name in `functions.NAME:INDEX`.
-fn numbered(word: &str) -> &str {
+fn strip_call_number(word: &str) -> &str {
     let word = word.strip_prefix("functions.").unwrap_or(word);
     match word.rsplit_once(':') {
         Some((name, number)) if !name.is_empty() && number.bytes().all(|digit| digit.is_ascii_digit()) => name,

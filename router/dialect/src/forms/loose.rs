@@ -5,13 +5,13 @@ use super::typed::json_of;
 use super::{CallStep, NAME_MAX};
 use crate::Tools;
 use crate::json::{escape, quoted};
-use crate::marker::{MarkerPrefix, begins, blank};
-use crate::sink::Sink;
-use crate::tools::Types;
+use crate::marker::{MarkerPrefix, blank, match_prefix};
+use crate::sink::PieceSink;
+use crate::tools::JsonTypes;
 
 /// How arguments are written.
 #[derive(Debug, PartialEq)]
-pub(super) struct Syntax {
+pub(super) struct ArgumentSyntax {
     /// Between an argument's name and its value.
     pub assign: char,
     /// Precedes the first argument. Any bracket closes after the last.
@@ -23,11 +23,11 @@ pub(super) struct Syntax {
 }
 
 #[derive(Debug)]
-pub(super) struct Loose {
-    syntax: &'static Syntax,
+pub(super) struct LooseArguments {
+    syntax: &'static ArgumentSyntax,
     tool: String,
     n_arguments: usize,
-    types: Types,
+    types: JsonTypes,
     /// For each open bracket, whether it belongs to a dictionary.
     open: Vec<bool>,
     at: LooseState,
@@ -56,13 +56,13 @@ enum LooseState {
     Comma,
 }
 
-impl Loose {
-    pub fn new(syntax: &'static Syntax, tool: &str) -> Loose {
-        Loose {
+impl LooseArguments {
+    pub fn new(syntax: &'static ArgumentSyntax, tool: &str) -> LooseArguments {
+        LooseArguments {
             syntax,
             tool: tool.to_owned(),
             n_arguments: 0,
-            types: Types::ANY,
+            types: JsonTypes::ANY,
             open: Vec::new(),
             at: LooseState::Argument,
             is_empty: true,
@@ -74,17 +74,17 @@ impl Loose {
         }
     }
 
-    pub fn step(&mut self, rest: &str, last: bool, tools: &Tools, sink: &mut Sink) -> CallStep {
+    pub fn step(&mut self, rest: &str, last: bool, tools: &Tools, sink: &mut PieceSink) -> CallStep {
         match self.at {
-            LooseState::Text => self.text(rest, last, sink),
-            LooseState::Word => self.word(rest, sink),
-            LooseState::Name => self.name(rest, tools, sink),
-            _ => self.between(rest, last, tools, sink),
+            LooseState::Text => self.read_string(rest, last, sink),
+            LooseState::Word => self.read_word(rest, sink),
+            LooseState::Name => self.read_name(rest, tools, sink),
+            _ => self.read_between(rest, last, tools, sink),
         }
     }
 
     /// Handles the end of the text within the arguments.
-    pub fn finish(&mut self, sink: &mut Sink) {
+    pub fn finish(&mut self, sink: &mut PieceSink) {
         if self.at == LooseState::Word {
             sink.arguments(self.word.trim());
         }
@@ -95,7 +95,7 @@ impl Loose {
         CallStep::Took(n)
     }
 
-    fn between(&mut self, rest: &str, last: bool, tools: &Tools, sink: &mut Sink) -> CallStep {
+    fn read_between(&mut self, rest: &str, last: bool, tools: &Tools, sink: &mut PieceSink) -> CallStep {
         let n = blank(rest);
         if n > 0 {
             return CallStep::Took(n);
@@ -104,13 +104,13 @@ impl Loose {
         match (self.at, c) {
             (LooseState::Argument, ')' | ']' | '}') => self.close(sink),
             (LooseState::Argument | LooseState::Comma | LooseState::Key, ',') => self.comma(),
-            (LooseState::Argument, _) => self.argument(rest, last, tools, sink),
+            (LooseState::Argument, _) => self.read_argument_start(rest, last, tools, sink),
             (LooseState::Comma | LooseState::Value | LooseState::Key, ')' | ']' | '}') => self.close(sink),
             (LooseState::Assign, ':') => {
                 sink.arguments(": ");
                 self.go(LooseState::Value, 1)
             }
-            (LooseState::Value | LooseState::Key, _) => self.value(rest, last, sink),
+            (LooseState::Value | LooseState::Key, _) => self.read_value(rest, last, sink),
             // Text after a value is part of no literal.
             _ => CallStep::Took(c.len_utf8()),
         }
@@ -126,7 +126,7 @@ impl Loose {
     }
 
     /// Closes the innermost bracket.
-    fn close(&mut self, sink: &mut Sink) -> CallStep {
+    fn close(&mut self, sink: &mut PieceSink) -> CallStep {
         if self.at == LooseState::Value && self.open.last() != Some(&false) {
             // A name without a value.
             sink.arguments("null");
@@ -140,7 +140,7 @@ impl Loose {
         self.go(LooseState::Comma, 1)
     }
 
-    fn argument(&mut self, rest: &str, last: bool, tools: &Tools, sink: &mut Sink) -> CallStep {
+    fn read_argument_start(&mut self, rest: &str, last: bool, tools: &Tools, sink: &mut PieceSink) -> CallStep {
         let is_name = rest.starts_with(|c: char| c.is_alphanumeric() || c == '_');
         if is_name || !self.syntax.has_places {
             self.word.clear();
@@ -154,21 +154,21 @@ impl Loose {
     }
 
     /// Begins a positional argument.
-    fn place(&mut self, tools: &Tools, sink: &mut Sink) {
+    fn place(&mut self, tools: &Tools, sink: &mut PieceSink) {
         let tool = tools.get(&self.tool);
         let name = tool.and_then(|tool| tool.parameter_at(self.n_arguments)).map(str::to_owned);
         let name = name.unwrap_or_else(|| self.n_arguments.to_string());
         self.begin_argument(&name, tools, sink);
     }
 
-    fn begin_argument(&mut self, name: &str, tools: &Tools, sink: &mut Sink) {
+    fn begin_argument(&mut self, name: &str, tools: &Tools, sink: &mut PieceSink) {
         let before = if self.n_arguments == 0 { "{" } else { ", " };
         sink.arguments(&format!("{before}{}: ", quoted(name)));
         self.n_arguments += 1;
         self.types = tools.types(&self.tool, name);
     }
 
-    fn name(&mut self, rest: &str, tools: &Tools, sink: &mut Sink) -> CallStep {
+    fn read_name(&mut self, rest: &str, tools: &Tools, sink: &mut PieceSink) -> CallStep {
         let has_places = self.syntax.has_places;
         let ends = |c: char| match c {
             ',' | ')' | '}' => true,
@@ -208,7 +208,7 @@ impl Loose {
         Some(fitting.max_by_key(|quote| quote.len()).copied().unwrap_or(""))
     }
 
-    fn value(&mut self, rest: &str, last: bool, sink: &mut Sink) -> CallStep {
+    fn read_value(&mut self, rest: &str, last: bool, sink: &mut PieceSink) -> CallStep {
         let Some(quote) = self.quote_of(rest, last) else { return CallStep::More };
         self.separate(sink);
         self.is_key = self.at == LooseState::Key;
@@ -229,7 +229,7 @@ impl Loose {
     }
 
     /// Writes the comma before each member except the first of a list or dictionary.
-    fn separate(&mut self, sink: &mut Sink) {
+    fn separate(&mut self, sink: &mut PieceSink) {
         let is_in_dictionary = self.open.last() == Some(&true);
         let is_element = self.open.last() == Some(&false) || (is_in_dictionary && self.at == LooseState::Key);
         if is_element && !std::mem::take(&mut self.is_empty) {
@@ -237,7 +237,7 @@ impl Loose {
         }
     }
 
-    fn word(&mut self, rest: &str, sink: &mut Sink) -> CallStep {
+    fn read_word(&mut self, rest: &str, sink: &mut PieceSink) -> CallStep {
         for (at, c) in rest.char_indices() {
             let ends = self.word_depth == 0
                 && (matches!(c, ',' | ')' | ']' | '}') || (self.is_key && self.at == LooseState::Word && c == ':'));
@@ -256,7 +256,7 @@ impl Loose {
         CallStep::Took(rest.len())
     }
 
-    fn end_word(&mut self, sink: &mut Sink) {
+    fn end_word(&mut self, sink: &mut PieceSink) {
         let word = std::mem::take(&mut self.word);
         let word = word.trim();
         if std::mem::take(&mut self.is_key) {
@@ -264,19 +264,19 @@ impl Loose {
             self.at = LooseState::Assign;
             return;
         }
-        let types = if self.open.is_empty() { self.types } else { Types::ANY };
+        let types = if self.open.is_empty() { self.types } else { JsonTypes::ANY };
         sink.arguments(&json_of(word, types));
         self.at = LooseState::Comma;
     }
 
-    fn text(&mut self, rest: &str, last: bool, sink: &mut Sink) -> CallStep {
+    fn read_string(&mut self, rest: &str, last: bool, sink: &mut PieceSink) -> CallStep {
         let mut json = String::new();
-        let member = self.text_to(rest, last, &mut json);
+        let member = self.read_string_into(rest, last, &mut json);
         sink.arguments(&json);
         member
     }
 
-    fn text_to(&mut self, rest: &str, last: bool, json: &mut String) -> CallStep {
+    fn read_string_into(&mut self, rest: &str, last: bool, json: &mut String) -> CallStep {
         let has_escapes = self.quote.starts_with(['"', '\'']);
         for (at, c) in rest.char_indices() {
             if self.escape.as_ref().is_some_and(|escape| belongs(escape, c)) {
@@ -287,7 +287,7 @@ impl Loose {
             if c == '\\' && has_escapes {
                 self.escape = Some(String::new());
             } else if self.quote.starts_with(c) {
-                match begins(&rest[at..], &[self.quote], last) {
+                match match_prefix(&rest[at..], &[self.quote], last) {
                     MarkerPrefix::With(_) => {
                         json.push('"');
                         let is_key = std::mem::take(&mut self.is_key);
@@ -316,7 +316,7 @@ impl Loose {
     /// Keeps an escape that Python does not have as it is written.
     fn flush(&mut self, json: &mut String) {
         if let Some(written) = self.escape.take() {
-            match meaning(&written) {
+            match decode_escape(&written) {
                 Some(text) => escape(&text, json),
                 None => escape(&format!("\\{written}"), json),
             }
@@ -345,7 +345,7 @@ fn is_whole(escape: &str) -> bool {
 }
 
 /// Returns the meaning of the escape whose text after the backslash is `escape`.
-fn meaning(escape: &str) -> Option<String> {
+fn decode_escape(escape: &str) -> Option<String> {
     let of_code = |digits: &str| u32::from_str_radix(digits, 16).ok().and_then(char::from_u32);
     let c = match *escape.as_bytes().first()? {
         b'n' => '\n',

@@ -14,7 +14,7 @@ pub(crate) mod xml;
 
 pub(crate) use plain::PlainForm;
 
-use crate::sink::Sink;
+use crate::sink::PieceSink;
 
 /// A longer name or key means that the text is no call.
 const NAME_MAX: usize = 256;
@@ -31,15 +31,15 @@ pub(crate) enum FormStep {
 /// Reads content and calls.
 pub(crate) trait Form: Send {
     /// Reads the start of `rest`, which is not empty. If `last` is set, nothing comes after it.
-    fn step(&mut self, rest: &str, last: bool, sink: &mut Sink) -> FormStep;
+    fn step(&mut self, rest: &str, last: bool, sink: &mut PieceSink) -> FormStep;
 
     /// Handles the end of the text, all of which was read.
-    fn finish(&mut self, sink: &mut Sink);
+    fn finish(&mut self, sink: &mut PieceSink);
 }
 
 /// When a text is a call.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Rule {
+pub(crate) enum CallRule {
     /// After a marker: as soon as it has a name.
     Marked,
     /// Without a marker: as soon as it has a tool's name, and arguments.

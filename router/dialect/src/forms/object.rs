@@ -2,16 +2,16 @@
 //! Reads member by member, and holds the original text while it may be no call. Has no knowledge of the text around the
 //! object.
 
-use super::raw::Raw;
-use super::{CallStep, NAME_MAX, Rule};
+use super::raw::RawValue;
+use super::{CallRule, CallStep, NAME_MAX};
 use crate::Tools;
 use crate::json::{Unescape, decoded};
 use crate::marker::blank;
-use crate::sink::Sink;
+use crate::sink::PieceSink;
 
 #[derive(Debug)]
 pub(super) struct CallObject {
-    rule: Rule,
+    rule: CallRule,
     /// The text so far, while it may be no call.
     held: String,
     at: ObjectState,
@@ -25,7 +25,7 @@ pub(super) struct CallObject {
     /// The key or the name that is being read.
     word: String,
     is_escaped: bool,
-    raw: Raw,
+    raw: RawValue,
     unescape: Unescape,
 }
 
@@ -55,7 +55,7 @@ enum CallKey {
 
 impl CallObject {
     /// `held` is the text before the object. If the object is no call, both are content.
-    pub fn new(rule: Rule, held: String) -> CallObject {
+    pub fn new(rule: CallRule, held: String) -> CallObject {
         CallObject {
             rule,
             held,
@@ -68,15 +68,15 @@ impl CallObject {
             is_begun: false,
             word: String::new(),
             is_escaped: false,
-            raw: Raw::default(),
+            raw: RawValue::default(),
             unescape: Unescape::default(),
         }
     }
 
     /// Handles the end of the text within the object: emits the call so far, or content.
-    pub fn finish(&mut self, sink: &mut Sink) {
+    pub fn finish(&mut self, sink: &mut PieceSink) {
         if !self.is_begun {
-            sink.content(&self.held);
+            sink.add_content(&self.held);
         } else if self.at == ObjectState::InArguments {
             sink.arguments(&self.raw.rest());
         }
@@ -87,16 +87,16 @@ impl CallObject {
         &self.held
     }
 
-    pub fn step(&mut self, rest: &str, closers: &[&str], last: bool, tools: &Tools, sink: &mut Sink) -> CallStep {
+    pub fn step(&mut self, rest: &str, closers: &[&str], last: bool, tools: &Tools, sink: &mut PieceSink) -> CallStep {
         let member = match self.at {
-            ObjectState::InKey => self.in_key(rest),
-            ObjectState::InName => self.in_name(rest, tools, sink),
-            ObjectState::InText => self.in_text(rest, sink),
-            ObjectState::InArguments | ObjectState::InOther => match self.in_value(rest, closers, last, sink) {
+            ObjectState::InKey => self.read_key(rest),
+            ObjectState::InName => self.read_name(rest, tools, sink),
+            ObjectState::InText => self.read_text(rest, sink),
+            ObjectState::InArguments | ObjectState::InOther => match self.read_value(rest, closers, last, sink) {
                 Some(member) => member,
                 None => return CallStep::More,
             },
-            _ => self.between(rest, tools, sink),
+            _ => self.read_between(rest, tools, sink),
         };
         self.hold(rest, member);
         match member {
@@ -115,7 +115,7 @@ impl CallObject {
         }
     }
 
-    fn between(&mut self, rest: &str, tools: &Tools, sink: &mut Sink) -> CallStep {
+    fn read_between(&mut self, rest: &str, tools: &Tools, sink: &mut PieceSink) -> CallStep {
         let n = blank(rest);
         if n > 0 {
             return CallStep::Took(n);
@@ -127,7 +127,7 @@ impl CallObject {
             (ObjectState::Key | ObjectState::Comma, b'}') => self.close(),
             (ObjectState::Colon, b':') => self.go(ObjectState::Value, 1),
             (ObjectState::Comma, b',') => self.go(ObjectState::Key, 1),
-            (ObjectState::Value, _) => self.value(byte, tools, sink),
+            (ObjectState::Value, _) => self.begin_value(byte, tools, sink),
             _ => CallStep::Failed(0),
         }
     }
@@ -146,7 +146,7 @@ impl CallObject {
     }
 
     /// Reads up to the closing quote, and returns the text before it.
-    fn quoted(&mut self, rest: &str) -> Result<(usize, String), CallStep> {
+    fn read_quoted(&mut self, rest: &str) -> Result<(usize, String), CallStep> {
         for (at, c) in rest.char_indices() {
             match c {
                 _ if self.word.len() + at > NAME_MAX => return Err(CallStep::Failed(at)),
@@ -163,8 +163,8 @@ impl CallObject {
         Err(CallStep::Took(rest.len()))
     }
 
-    fn in_key(&mut self, rest: &str) -> CallStep {
-        let (n, key) = match self.quoted(rest) {
+    fn read_key(&mut self, rest: &str) -> CallStep {
+        let (n, key) = match self.read_quoted(rest) {
             Ok(key) => key,
             Err(member) => return member,
         };
@@ -180,7 +180,7 @@ impl CallObject {
         self.go(ObjectState::Colon, n)
     }
 
-    fn value(&mut self, byte: u8, tools: &Tools, sink: &mut Sink) -> CallStep {
+    fn begin_value(&mut self, byte: u8, tools: &Tools, sink: &mut PieceSink) -> CallStep {
         match (self.key, byte) {
             (CallKey::Name, b'"') => self.go(ObjectState::InName, 1),
             (CallKey::Name, _) => CallStep::Failed(0),
@@ -198,17 +198,17 @@ impl CallObject {
     }
 
     fn scan_value(&mut self, at: ObjectState) -> CallStep {
-        self.raw = Raw::default();
+        self.raw = RawValue::default();
         self.go(at, 0)
     }
 
-    fn in_name(&mut self, rest: &str, tools: &Tools, sink: &mut Sink) -> CallStep {
-        let (n, name) = match self.quoted(rest) {
+    fn read_name(&mut self, rest: &str, tools: &Tools, sink: &mut PieceSink) -> CallStep {
+        let (n, name) = match self.read_quoted(rest) {
             Ok(name) => name,
             Err(member) => return member,
         };
         let name = decoded(&name).filter(|name| !name.is_empty());
-        let Some(name) = name.filter(|name| self.rule == Rule::Marked || tools.get(name).is_some()) else {
+        let Some(name) = name.filter(|name| self.rule == CallRule::Marked || tools.get(name).is_some()) else {
             return CallStep::Failed(n);
         };
         self.name = Some(name);
@@ -217,9 +217,9 @@ impl CallObject {
     }
 
     /// Begins the call, if it is certain to be one.
-    fn begin(&mut self, tools: &Tools, sink: &mut Sink) {
+    fn begin(&mut self, tools: &Tools, sink: &mut PieceSink) {
         let Some(name) = &self.name else { return };
-        let is_call = self.rule == Rule::Marked || (self.has_arguments && tools.get(name).is_some());
+        let is_call = self.rule == CallRule::Marked || (self.has_arguments && tools.get(name).is_some());
         if is_call && !self.is_begun {
             self.is_begun = true;
             sink.begin_call(name, None);
@@ -227,11 +227,11 @@ impl CallObject {
         }
     }
 
-    fn emit_arguments(&mut self, text: &str, sink: &mut Sink) {
+    fn emit_arguments(&mut self, text: &str, sink: &mut PieceSink) {
         if self.is_begun { sink.arguments(text) } else { self.early.push_str(text) }
     }
 
-    fn in_text(&mut self, rest: &str, sink: &mut Sink) -> CallStep {
+    fn read_text(&mut self, rest: &str, sink: &mut PieceSink) -> CallStep {
         let mut meant = String::new();
         let (n, is_whole) = self.unescape.read(rest, &mut meant);
         self.emit_arguments(&meant, sink);
@@ -239,7 +239,7 @@ impl CallObject {
     }
 
     /// Reads a value without parsing it. Reads nothing where a closing marker may begin.
-    fn in_value(&mut self, rest: &str, closers: &[&str], last: bool, sink: &mut Sink) -> Option<CallStep> {
+    fn read_value(&mut self, rest: &str, closers: &[&str], last: bool, sink: &mut PieceSink) -> Option<CallStep> {
         let step = self.raw.step(rest, closers, last)?;
         if self.at == ObjectState::InArguments {
             self.emit_arguments(&step.text, sink);

@@ -1,15 +1,15 @@
 //! Text without calls.
 
 use super::{Form, FormStep};
-use crate::sink::Sink;
+use crate::sink::PieceSink;
 
 pub(crate) struct PlainForm;
 
 impl Form for PlainForm {
-    fn step(&mut self, rest: &str, _last: bool, sink: &mut Sink) -> FormStep {
-        sink.content(rest);
+    fn step(&mut self, rest: &str, _last: bool, sink: &mut PieceSink) -> FormStep {
+        sink.add_content(rest);
         FormStep::Took(rest.len())
     }
 
-    fn finish(&mut self, _sink: &mut Sink) {}
+    fn finish(&mut self, _sink: &mut PieceSink) {}
 }

@@ -1,11 +1,11 @@
 //! Arguments that are already JSON, which are passed on unchanged. Finds where they end. Has no knowledge of calls.
 
-use crate::json::{Scanned, ValueScan};
-use crate::marker::{MarkerPrefix, begins};
+use crate::json::{ScanResult, ValueScan};
+use crate::marker::{MarkerPrefix, match_prefix};
 use std::borrow::Cow;
 
 #[derive(Debug, Default)]
-pub(super) struct Raw {
+pub(super) struct RawValue {
     scan: ValueScan,
     /// A number or a word, held until its end: `null` means no arguments.
     word: String,
@@ -19,7 +19,7 @@ pub(super) struct RawStep<'t> {
     pub is_whole: bool,
 }
 
-impl Raw {
+impl RawValue {
     pub fn is_begun(&self) -> bool {
         self.is_begun
     }
@@ -28,15 +28,15 @@ impl Raw {
     /// marker may begin.
     pub fn step<'t>(&mut self, rest: &'t str, closers: &[&str], last: bool) -> Option<RawStep<'t>> {
         let (n, is_whole) = match self.scan.scan(rest) {
-            Scanned::Whole(n) => (n, true),
-            Scanned::Open => (rest.len(), false),
-            Scanned::Foreign(0) => match begins(rest, closers, last) {
+            ScanResult::Whole(n) => (n, true),
+            ScanResult::Open => (rest.len(), false),
+            ScanResult::Foreign(0) => match match_prefix(rest, closers, last) {
                 MarkerPrefix::With(_) => (0, true),
                 MarkerPrefix::Perhaps => return None,
                 // Invalid JSON stays as it was written.
                 MarkerPrefix::No => (rest.chars().next().map_or(0, char::len_utf8), false),
             },
-            Scanned::Foreign(n) => (n, false),
+            ScanResult::Foreign(n) => (n, false),
         };
         self.is_begun |= n > 0;
         let text = self.emit_text(&rest[..n], is_whole);

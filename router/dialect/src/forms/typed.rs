@@ -2,13 +2,13 @@
 //! is passed on character by character. Any other waits for its end. Has no knowledge of markers.
 
 use crate::json::{escape, quoted};
-use crate::sink::Sink;
-use crate::tools::Types;
+use crate::sink::PieceSink;
+use crate::tools::JsonTypes;
 
 #[derive(Debug, Default)]
 pub(super) struct TypedMembers {
     n_members: usize,
-    types: Types,
+    types: JsonTypes,
     /// A value that may be something other than a string.
     held: String,
     /// Whether one newline at the start and one at the end are not part of the value.
@@ -18,21 +18,21 @@ pub(super) struct TypedMembers {
 }
 
 impl TypedMembers {
-    pub fn key(&mut self, key: &str, types: Types, is_framed: bool, sink: &mut Sink) {
+    pub fn key(&mut self, key: &str, types: JsonTypes, is_framed: bool, sink: &mut PieceSink) {
         let before = if self.n_members == 0 { "{" } else { ", " };
         sink.arguments(&format!("{before}{}: ", quoted(key)));
         self.n_members += 1;
         (self.types, self.is_framed, self.at_start) = (types, is_framed, true);
-        if types == Types::TEXT {
+        if types == JsonTypes::TEXT {
             sink.arguments("\"");
         }
     }
 
-    pub fn text(&mut self, text: &str, sink: &mut Sink) {
+    pub fn push_text(&mut self, text: &str, sink: &mut PieceSink) {
         if text.is_empty() {
             return;
         }
-        if self.types != Types::TEXT {
+        if self.types != JsonTypes::TEXT {
             self.held.push_str(text);
             return;
         }
@@ -51,9 +51,9 @@ impl TypedMembers {
         sink.arguments(&json);
     }
 
-    pub fn end_value(&mut self, sink: &mut Sink) {
+    pub fn end_value(&mut self, sink: &mut PieceSink) {
         self.has_newline = false;
-        if self.types == Types::TEXT {
+        if self.types == JsonTypes::TEXT {
             sink.arguments("\"");
             return;
         }
@@ -63,18 +63,18 @@ impl TypedMembers {
         sink.arguments(&json_of(text, self.types));
     }
 
-    pub fn end(&mut self, sink: &mut Sink) {
+    pub fn end(&mut self, sink: &mut PieceSink) {
         sink.arguments(if self.n_members == 0 { "{}" } else { "}" });
     }
 
     /// Handles the end of the text within the object.
-    pub fn finish(&mut self, sink: &mut Sink) {
+    pub fn finish(&mut self, sink: &mut PieceSink) {
         sink.arguments(std::mem::take(&mut self.held).trim());
     }
 }
 
 /// Returns a text as JSON of one of the types, or else as a string.
-pub(super) fn json_of(text: &str, types: Types) -> String {
+pub(super) fn json_of(text: &str, types: JsonTypes) -> String {
     let word = text.trim();
     let word = match word {
         "True" => "true",

@@ -5,10 +5,10 @@
 
 use super::typed::TypedMembers;
 use super::{CallStep, NAME_MAX};
-use crate::marker::{MarkerMatch, MarkerPrefix, begins, blank, find};
-use crate::sink::Sink;
-use crate::tag::{any_text, either, optional, properties, schema, sequence, tag, text, within};
-use crate::tools::{Types, types_of};
+use crate::marker::{MarkerMatch, MarkerPrefix, blank, find, match_prefix};
+use crate::sink::PieceSink;
+use crate::tag::{any_text, either, literal_text, optional, properties, schema, sequence, tag, with_definitions};
+use crate::tools::{JsonTypes, types_of};
 use crate::{Tool, Tools};
 use serde_json::Value;
 
@@ -82,7 +82,7 @@ impl XmlStyle {
             Some(properties) => {
                 let parameters = properties.iter().map(|(name, property, is_required)| {
                     let parameter =
-                        sequence(vec![self.parameter_tag(name, property, arguments, tool.strict), text("\n")]);
+                        sequence(vec![self.parameter_tag(name, property, arguments, tool.strict), literal_text("\n")]);
                     if *is_required { parameter } else { optional(parameter) }
                 });
                 sequence(parameters.collect())
@@ -92,7 +92,7 @@ impl XmlStyle {
     }
 
     fn parameter_tag(&self, name: &str, property: &Value, root: &Value, is_strict: bool) -> Value {
-        let is_text = types_of(property, root, 0) == Types::TEXT;
+        let is_text = types_of(property, root, 0) == JsonTypes::TEXT;
         let line = if self.is_framed { "\n" } else { "" };
         let behind = match (self.has_attributes, self.value) {
             // DeepSeek writes whether the value is a string.
@@ -106,12 +106,12 @@ impl XmlStyle {
         let texts = property.get("enum").and_then(Value::as_array).filter(|_| is_text);
         match texts {
             Some(texts) => {
-                let texts = texts.iter().filter_map(Value::as_str).map(text);
+                let texts = texts.iter().filter_map(Value::as_str).map(literal_text);
                 tag(&begin, either(texts.collect()), &format!("{line}{end}"))
             }
             // Only the marker ends a text, wherever it is; the model writes the newline before it.
             None if is_text => tag(&begin, any_text(), end),
-            None => tag(&begin, schema(&within(property, root), is_strict), &format!("{line}{end}")),
+            None => tag(&begin, schema(&with_definitions(property, root), is_strict), &format!("{line}{end}")),
         }
     }
 
@@ -165,23 +165,23 @@ impl XmlCall {
         &self.held
     }
 
-    pub fn finish(&mut self, sink: &mut Sink) {
+    pub fn finish(&mut self, sink: &mut PieceSink) {
         match self.at {
-            XmlState::Begin | XmlState::Name | XmlState::NameAttributes => sink.content(&self.held),
+            XmlState::Begin | XmlState::Name | XmlState::NameAttributes => sink.add_content(&self.held),
             _ => self.members.finish(sink),
         }
     }
 
-    pub fn step(&mut self, rest: &str, closers: &[&str], last: bool, tools: &Tools, sink: &mut Sink) -> CallStep {
+    pub fn step(&mut self, rest: &str, closers: &[&str], last: bool, tools: &Tools, sink: &mut PieceSink) -> CallStep {
         match self.at {
             XmlState::Begin => self.begin(rest, last),
-            XmlState::Name => self.name(rest, closers, last, sink),
-            XmlState::NameAttributes => self.name_attributes(rest, sink),
-            XmlState::Between => self.between(rest, closers, last, sink),
-            XmlState::Key => self.key(rest, last, tools, sink),
-            XmlState::KeyAttributes => self.key_attributes(rest, tools, sink),
-            XmlState::ValueMarker => self.value_marker(rest, last),
-            XmlState::Value => self.value(rest, last, sink),
+            XmlState::Name => self.read_name(rest, closers, last, sink),
+            XmlState::NameAttributes => self.read_name_attributes(rest, sink),
+            XmlState::Between => self.read_between_parameters(rest, closers, last, sink),
+            XmlState::Key => self.read_key(rest, last, tools, sink),
+            XmlState::KeyAttributes => self.read_key_attributes(rest, tools, sink),
+            XmlState::ValueMarker => self.read_value_marker(rest, last),
+            XmlState::Value => self.read_value(rest, last, sink),
         }
     }
 
@@ -196,7 +196,7 @@ impl XmlCall {
     }
 
     fn begin(&mut self, rest: &str, last: bool) -> CallStep {
-        match begins(rest, &[self.style.begin], last) {
+        match match_prefix(rest, &[self.style.begin], last) {
             MarkerPrefix::With(_) => {
                 self.at = XmlState::Name;
                 self.hold(self.style.begin)
@@ -206,12 +206,12 @@ impl XmlCall {
         }
     }
 
-    fn name(&mut self, rest: &str, closers: &[&str], last: bool, sink: &mut Sink) -> CallStep {
+    fn read_name(&mut self, rest: &str, closers: &[&str], last: bool, sink: &mut PieceSink) -> CallStep {
         let end = self.style.name_end;
         let is_over = if end.is_empty() {
-            begins(rest, &[&[self.style.parameter], closers].concat(), last)
+            match_prefix(rest, &[&[self.style.parameter], closers].concat(), last)
         } else {
-            begins(rest, &[end], last)
+            match_prefix(rest, &[end], last)
         };
         match is_over {
             MarkerPrefix::With(_) if self.name.is_empty() => CallStep::Failed(0),
@@ -219,7 +219,7 @@ impl XmlCall {
                 self.at = XmlState::NameAttributes;
                 self.hold(end)
             }
-            MarkerPrefix::With(_) => self.named(end.len(), sink),
+            MarkerPrefix::With(_) => self.begin_call(end.len(), sink),
             MarkerPrefix::Perhaps => CallStep::More,
             MarkerPrefix::No => self.spell(rest),
         }
@@ -241,27 +241,27 @@ impl XmlCall {
         self.hold(&rest[..c.len_utf8()])
     }
 
-    fn named(&mut self, n: usize, sink: &mut Sink) -> CallStep {
+    fn begin_call(&mut self, n: usize, sink: &mut PieceSink) -> CallStep {
         sink.begin_call(&self.name, None);
         self.go(XmlState::Between, n)
     }
 
-    fn name_attributes(&mut self, rest: &str, sink: &mut Sink) -> CallStep {
+    fn read_name_attributes(&mut self, rest: &str, sink: &mut PieceSink) -> CallStep {
         match rest.chars().next() {
-            Some('>') => self.named(1, sink),
+            Some('>') => self.begin_call(1, sink),
             Some(c) if c != '<' && c != '\n' && self.held.len() < 2 * NAME_MAX => self.hold(&rest[..c.len_utf8()]),
             _ => CallStep::Failed(0),
         }
     }
 
-    fn between(&mut self, rest: &str, closers: &[&str], last: bool, sink: &mut Sink) -> CallStep {
+    fn read_between_parameters(&mut self, rest: &str, closers: &[&str], last: bool, sink: &mut PieceSink) -> CallStep {
         let n = blank(rest);
         if n > 0 {
             return CallStep::Took(n);
         }
         let own = [self.style.parameter, self.style.end, self.style.begin];
         let markers: Vec<&str> = own.iter().chain(closers).copied().filter(|marker| !marker.is_empty()).collect();
-        match begins(rest, &markers, last) {
+        match match_prefix(rest, &markers, last) {
             MarkerPrefix::With(0) => {
                 self.key.clear();
                 self.go(XmlState::Key, self.style.parameter.len())
@@ -277,7 +277,7 @@ impl XmlCall {
         }
     }
 
-    fn key(&mut self, rest: &str, last: bool, tools: &Tools, sink: &mut Sink) -> CallStep {
+    fn read_key(&mut self, rest: &str, last: bool, tools: &Tools, sink: &mut PieceSink) -> CallStep {
         match find(rest, &[self.style.key_end], last) {
             MarkerMatch::Perhaps(0) => CallStep::More,
             MarkerMatch::At(n, _) => {
@@ -301,7 +301,7 @@ impl XmlCall {
         }
     }
 
-    fn key_attributes(&mut self, rest: &str, tools: &Tools, sink: &mut Sink) -> CallStep {
+    fn read_key_attributes(&mut self, rest: &str, tools: &Tools, sink: &mut PieceSink) -> CallStep {
         let Some(n) = rest.find('>') else {
             self.attributes.push_str(rest);
             return CallStep::Took(rest.len());
@@ -311,29 +311,29 @@ impl XmlCall {
         CallStep::Took(n + 1)
     }
 
-    fn begin_value(&mut self, tools: &Tools, sink: &mut Sink) {
+    fn begin_value(&mut self, tools: &Tools, sink: &mut PieceSink) {
         let types = match self.attributes.trim() {
-            "string=\"true\"" => Types::TEXT,
-            "string=\"false\"" => Types::ANY,
+            "string=\"true\"" => JsonTypes::TEXT,
+            "string=\"false\"" => JsonTypes::ANY,
             _ => tools.types(&self.name, self.key.trim()),
         };
         self.members.key(self.key.trim(), types, self.style.is_framed, sink);
         self.at = if self.style.value.is_empty() { XmlState::Value } else { XmlState::ValueMarker };
     }
 
-    fn value_marker(&mut self, rest: &str, last: bool) -> CallStep {
+    fn read_value_marker(&mut self, rest: &str, last: bool) -> CallStep {
         let n = blank(rest);
         if n > 0 {
             return CallStep::Took(n);
         }
-        match begins(rest, &[self.style.value], last) {
+        match match_prefix(rest, &[self.style.value], last) {
             MarkerPrefix::With(_) => self.go(XmlState::Value, self.style.value.len()),
             MarkerPrefix::Perhaps => CallStep::More,
             MarkerPrefix::No => self.go(XmlState::Value, 0),
         }
     }
 
-    fn value(&mut self, rest: &str, last: bool, sink: &mut Sink) -> CallStep {
+    fn read_value(&mut self, rest: &str, last: bool, sink: &mut PieceSink) -> CallStep {
         match find(rest, self.style.value_ends, last) {
             MarkerMatch::At(0, i) => {
                 self.members.end_value(sink);
@@ -341,11 +341,11 @@ impl XmlCall {
             }
             MarkerMatch::Perhaps(0) => CallStep::More,
             MarkerMatch::At(n, _) | MarkerMatch::Perhaps(n) => {
-                self.members.text(&rest[..n], sink);
+                self.members.push_text(&rest[..n], sink);
                 CallStep::Took(n)
             }
             MarkerMatch::Nowhere => {
-                self.members.text(rest, sink);
+                self.members.push_text(rest, sink);
                 CallStep::Took(rest.len())
             }
         }

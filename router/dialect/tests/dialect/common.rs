@@ -1,6 +1,6 @@
 //! Reads a text whole, by characters, with random cuts, and cut off anywhere. The results must always agree.
 
-use dialect::{Dialect, Opening, Piece, Tool, Tools};
+use dialect::{AnswerPiece, AnswerStart, Dialect, Tool, Tools};
 use serde_json::{Value, json};
 
 /// A short form of a text's pieces: `reasoning`, `content`, and calls as `name(arguments)`, with `..` if a call has no
@@ -18,25 +18,25 @@ pub fn answer(reasoning: &str, content: &str, calls: &[&str]) -> Answer {
 }
 
 impl Answer {
-    pub fn of(pieces: &[Piece]) -> Answer {
+    pub fn of(pieces: &[AnswerPiece]) -> Answer {
         let mut answer = Answer::default();
         for piece in pieces {
             match piece {
-                Piece::Content(text) => answer.content.push_str(text),
-                Piece::Reasoning(text) => answer.reasoning.push_str(text),
-                Piece::CallBegin { index, name, id } => {
+                AnswerPiece::Content(text) => answer.content.push_str(text),
+                AnswerPiece::Reasoning(text) => answer.reasoning.push_str(text),
+                AnswerPiece::CallBegin { index, name, id } => {
                     assert_eq!(*index, answer.calls.len(), "calls are counted");
                     let id = id.as_ref().map_or(String::new(), |id| format!("{id}="));
                     answer.calls.push(format!("{id}{name}(.."));
                 }
-                Piece::CallArguments { index, text } => {
+                AnswerPiece::CallArguments { index, text } => {
                     assert_eq!(*index + 1, answer.calls.len(), "arguments belong to the last call");
                     let call = answer.calls.last_mut().unwrap();
                     call.truncate(call.len() - 2);
                     call.push_str(text);
                     call.push_str("..");
                 }
-                Piece::CallEnd { .. } => {
+                AnswerPiece::CallEnd { .. } => {
                     let call = answer.calls.last_mut().unwrap();
                     call.truncate(call.len() - 2);
                     call.push(')');
@@ -72,13 +72,13 @@ pub fn tools() -> Tools {
 }
 
 /// Joins neighbours of one kind to one piece.
-fn joined(pieces: Vec<Piece>) -> Vec<Piece> {
-    let mut all: Vec<Piece> = Vec::new();
+fn joined(pieces: Vec<AnswerPiece>) -> Vec<AnswerPiece> {
+    let mut all: Vec<AnswerPiece> = Vec::new();
     for piece in pieces {
         match (all.last_mut(), piece) {
-            (Some(Piece::Content(last_text)), Piece::Content(text))
-            | (Some(Piece::Reasoning(last_text)), Piece::Reasoning(text))
-            | (Some(Piece::CallArguments { text: last_text, .. }), Piece::CallArguments { text, .. }) => {
+            (Some(AnswerPiece::Content(last_text)), AnswerPiece::Content(text))
+            | (Some(AnswerPiece::Reasoning(last_text)), AnswerPiece::Reasoning(text))
+            | (Some(AnswerPiece::CallArguments { text: last_text, .. }), AnswerPiece::CallArguments { text, .. }) => {
                 last_text.push_str(&text)
             }
             (_, piece) => all.push(piece),
@@ -87,13 +87,14 @@ fn joined(pieces: Vec<Piece>) -> Vec<Piece> {
     all
 }
 
-fn is_prefix(some: &[Piece], all: &[Piece]) -> bool {
+fn is_prefix(some: &[AnswerPiece], all: &[AnswerPiece]) -> bool {
     let Some((last, whole)) = some.split_last() else { return true };
     let goes_on = match (last, all.get(whole.len())) {
-        (Piece::Content(a), Some(Piece::Content(b))) | (Piece::Reasoning(a), Some(Piece::Reasoning(b))) => {
+        (AnswerPiece::Content(a), Some(AnswerPiece::Content(b)))
+        | (AnswerPiece::Reasoning(a), Some(AnswerPiece::Reasoning(b))) => b.starts_with(a),
+        (AnswerPiece::CallArguments { text: a, .. }, Some(AnswerPiece::CallArguments { text: b, .. })) => {
             b.starts_with(a)
         }
-        (Piece::CallArguments { text: a, .. }, Some(Piece::CallArguments { text: b, .. })) => b.starts_with(a),
         (last, at) => Some(last) == at,
     };
     goes_on && all.starts_with(whole)
@@ -102,18 +103,18 @@ fn is_prefix(some: &[Piece], all: &[Piece]) -> bool {
 pub struct Reader {
     pub dialect: Dialect,
     pub tools: Tools,
-    pub opening: Opening,
+    pub opening: AnswerStart,
 }
 
 impl Reader {
     pub fn new(calls: &str, thoughts: &str) -> Reader {
-        let dialect = Dialect::NONE.tools_named(calls).unwrap().thoughts_named(thoughts).unwrap();
-        Reader { dialect, tools: tools(), opening: Opening::Answer }
+        let dialect = Dialect::NONE.with_call_form(calls).unwrap().with_thought_form(thoughts).unwrap();
+        Reader { dialect, tools: tools(), opening: AnswerStart::Answer }
     }
 
     /// Returns the pieces after the cuts, and after the end.
-    pub fn read<'a>(&self, pieces: impl IntoIterator<Item = &'a str>) -> (Vec<Piece>, Vec<Piece>) {
-        let mut speech = self.dialect.speech(&self.tools, self.opening);
+    pub fn read<'a>(&self, pieces: impl IntoIterator<Item = &'a str>) -> (Vec<AnswerPiece>, Vec<AnswerPiece>) {
+        let mut speech = self.dialect.answer_parser(&self.tools, self.opening);
         let mut output = Vec::new();
         pieces.into_iter().for_each(|piece| speech.push(piece, &mut output));
         let before = joined(output.clone());
@@ -130,7 +131,7 @@ impl Reader {
     }
 
     #[track_caller]
-    pub fn check_cuts(&self, text: &str, before: &[Piece], output: &[Piece]) {
+    pub fn check_cuts(&self, text: &str, before: &[AnswerPiece], output: &[AnswerPiece]) {
         let chars: Vec<&str> = text.split_inclusive(|_| true).collect();
         let read = |pieces: Vec<&str>| {
             let (early, late) = self.read(pieces.iter().copied());

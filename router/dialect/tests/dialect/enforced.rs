@@ -1,7 +1,7 @@
 //! The structural tags: a short form of each, and conforming texts, which are read back.
 
 use crate::common::{Random, Reader};
-use dialect::{Dialect, Opening, Piece, Tool, ToolChoice, Tools};
+use dialect::{AnswerPiece, AnswerStart, Dialect, Tool, ToolChoice, Tools};
 use serde_json::{Map, Value, json};
 
 fn tool(name: &str, parameters: Value, strict: bool) -> Tool {
@@ -14,7 +14,7 @@ fn one_tool(strict: bool) -> Tools {
 }
 
 fn dialect(calls: &str, thoughts: &str) -> Dialect {
-    Dialect::NONE.tools_named(calls).unwrap().thoughts_named(thoughts).unwrap()
+    Dialect::NONE.with_call_form(calls).unwrap().with_thought_form(thoughts).unwrap()
 }
 
 /// A short form of a format: `'constant'`, `/pattern/`, `any`, `json`, `(this | that)`, `[begin content end]`, and
@@ -114,7 +114,8 @@ const WRITTEN: &[(&str, &str)] = &[
 
 #[track_caller]
 fn check_written(form: &str, expect: &str) {
-    let tag = dialect(form, "none").enforced(&one_tool(false), &ToolChoice::Required, true, Opening::Answer, false);
+    let tag =
+        dialect(form, "none").structural_tag(&one_tool(false), &ToolChoice::Required, true, AnswerStart::Answer, false);
     assert_eq!(brief(&tag.unwrap()["format"]), expect, "{form}");
 }
 
@@ -151,8 +152,9 @@ fn hermes_calls(is_single: bool) -> Value {
 #[test]
 fn a_required_call_is_the_whole_answer() {
     let hermes = dialect("hermes", "none");
-    let tag =
-        |choice: &ToolChoice, parallel| hermes.enforced(&one_tool(true), choice, parallel, Opening::Answer, false);
+    let tag = |choice: &ToolChoice, parallel| {
+        hermes.structural_tag(&one_tool(true), choice, parallel, AnswerStart::Answer, false)
+    };
     let of = |format: Value| Some(json!({"type": "structural_tag", "format": format}));
     assert_eq!(tag(&ToolChoice::Required, true), of(hermes_calls(false)));
     assert_eq!(tag(&ToolChoice::Required, false), of(hermes_calls(true)));
@@ -160,14 +162,16 @@ fn a_required_call_is_the_whole_answer() {
     assert_eq!(tag(&ToolChoice::Named("g".into()), true), None);
     assert_eq!(tag(&ToolChoice::None, true), None);
     // Without `strict` the schema holds as far as it can be enforced.
-    let free = hermes.enforced(&one_tool(false), &ToolChoice::Required, false, Opening::Answer, false).unwrap();
+    let free =
+        hermes.structural_tag(&one_tool(false), &ToolChoice::Required, false, AnswerStart::Answer, false).unwrap();
     assert_eq!(free["format"]["tags"][0]["content"]["strict"], false);
 }
 
 #[test]
 fn a_tool_without_parameters_has_none() {
     let tools = Tools::new(vec![tool("f", Value::Null, true)]);
-    let tag = |form| dialect(form, "none").enforced(&tools, &ToolChoice::Required, false, Opening::Answer, false);
+    let tag =
+        |form| dialect(form, "none").structural_tag(&tools, &ToolChoice::Required, false, AnswerStart::Answer, false);
     let empty = json!({"type": "object", "properties": {}, "additionalProperties": false});
     assert_eq!(tag("hermes").unwrap()["format"]["tags"][0], hermes_call(empty));
     assert_eq!(brief(&tag("pythonic").unwrap()["format"]), "'[' {['f(' ('') ')']}', '1 ']'");
@@ -178,7 +182,7 @@ fn parameters_bring_their_definitions() {
     let root = json!({"properties": {"p": {"$ref": "#/$defs/P"}}, "$defs": {"P": {"type": "integer"}}});
     let tools = Tools::new(vec![tool("f", root, false)]);
     let qwen = dialect("qwen3_coder", "none");
-    let tag = qwen.enforced(&tools, &ToolChoice::Required, false, Opening::Answer, false).unwrap();
+    let tag = qwen.structural_tag(&tools, &ToolChoice::Required, false, AnswerStart::Answer, false).unwrap();
     let parameter = &tag["format"]["tags"][0]["content"]["elements"][0]["elements"][0]["elements"][0];
     let expect = json!({"$ref": "#/$defs/P", "$defs": {"P": {"type": "integer"}}});
     assert_eq!(parameter["content"]["json_schema"], expect);
@@ -188,20 +192,20 @@ fn parameters_bring_their_definitions() {
 fn a_thought_may_come_first() {
     let tag = |calls, thoughts, opening, think| {
         let dialect = dialect(calls, thoughts);
-        let tag = dialect.enforced(&one_tool(false), &ToolChoice::Required, false, opening, think).unwrap();
+        let tag = dialect.structural_tag(&one_tool(false), &ToolChoice::Required, false, opening, think).unwrap();
         brief(&tag["format"])
     };
     let calls = brief(&hermes_calls(true));
-    assert_eq!(tag("hermes", "qwen3", Opening::Answer, false), calls);
-    assert_eq!(tag("hermes", "qwen3", Opening::Thought, true), format!("['' any '</think>'] /\\n{{0,2}}/ {calls}"));
+    assert_eq!(tag("hermes", "qwen3", AnswerStart::Answer, false), calls);
+    assert_eq!(tag("hermes", "qwen3", AnswerStart::Thought, true), format!("['' any '</think>'] /\\n{{0,2}}/ {calls}"));
     assert_eq!(
-        tag("hermes", "qwen3", Opening::Answer, true),
+        tag("hermes", "qwen3", AnswerStart::Answer, true),
         format!("(['<think>' any '</think>'] /\\n{{0,2}}/ {calls} | {calls})")
     );
-    let calls = tag("openai", "openai_gptoss", Opening::Answer, false);
+    let calls = tag("openai", "openai_gptoss", AnswerStart::Answer, false);
     let thought = "any '<|end|><|start|>assistant']";
     assert_eq!(
-        tag("openai", "openai_gptoss", Opening::Answer, true),
+        tag("openai", "openai_gptoss", AnswerStart::Answer, true),
         format!("(['<|channel|>analysis<|message|>' {thought} {calls} | {calls})")
     );
 }
@@ -209,7 +213,7 @@ fn a_thought_may_come_first() {
 #[test]
 fn auto_enforces_strict_tools_from_the_trigger_on() {
     let tag = |form, tools: &Tools| {
-        let tag = dialect(form, "none").enforced(tools, &ToolChoice::Auto, true, Opening::Answer, false);
+        let tag = dialect(form, "none").structural_tag(tools, &ToolChoice::Auto, true, AnswerStart::Answer, false);
         tag.map(|tag| tag["format"].clone())
     };
     assert_eq!(tag("hermes", &one_tool(false)), None);
@@ -369,11 +373,13 @@ fn many_tools() -> Tools {
 #[test]
 fn what_conforms_is_read_back() {
     for reader in crate::hostile::forms().into_iter().filter(|reader| reader.dialect.has_calls()) {
-        for (opening, think) in [(Opening::Answer, false), (Opening::Answer, true), (Opening::Thought, true)] {
+        for (opening, think) in
+            [(AnswerStart::Answer, false), (AnswerStart::Answer, true), (AnswerStart::Thought, true)]
+        {
             let reader = Reader { tools: many_tools(), opening, dialect: reader.dialect };
             for seed in 0..40 {
                 let choice = if seed % 4 == 0 { ToolChoice::Named("one".into()) } else { ToolChoice::Required };
-                let tag = reader.dialect.enforced(&reader.tools, &choice, seed % 3 > 0, opening, think).unwrap();
+                let tag = reader.dialect.structural_tag(&reader.tools, &choice, seed % 3 > 0, opening, think).unwrap();
                 check_read_back(&reader, &tag["format"], seed);
             }
         }
@@ -385,15 +391,15 @@ fn check_read_back(reader: &Reader, format: &Value, seed: u64) {
     writer.write(format);
     let (_, output) = reader.read([writer.text.as_str()]);
     let arguments = output.iter().filter_map(|piece| match piece {
-        Piece::CallArguments { text, .. } => Some(text),
+        AnswerPiece::CallArguments { text, .. } => Some(text),
         piece => {
-            assert!(!matches!(piece, Piece::Content(_)), "{:?} says {output:?}", writer.text);
+            assert!(!matches!(piece, AnswerPiece::Content(_)), "{:?} says {output:?}", writer.text);
             None
         }
     });
     let arguments: Vec<&String> = arguments.collect();
     assert_eq!(arguments.len(), writer.calls.len(), "{:?} says {output:?}", writer.text);
-    let n_ends = output.iter().filter(|piece| matches!(piece, Piece::CallEnd { .. })).count();
+    let n_ends = output.iter().filter(|piece| matches!(piece, AnswerPiece::CallEnd { .. })).count();
     assert_eq!(n_ends, writer.calls.len(), "{:?} says {output:?}", writer.text);
     for (arguments, values) in arguments.into_iter().zip(&writer.calls) {
         let read: Value =

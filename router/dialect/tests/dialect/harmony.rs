@@ -1,10 +1,10 @@
 //! Messages on channels.
 
 use crate::common::{Reader, answer};
-use dialect::{Opening, Tools};
+use dialect::{AnswerStart, Tools};
 
 #[track_caller]
-fn check(opening: Opening, text: &str, reasoning: &str, content: &str, calls: &[&str]) {
+fn check(opening: AnswerStart, text: &str, reasoning: &str, content: &str, calls: &[&str]) {
     Reader { opening, ..Reader::new("openai", "openai_gptoss") }.check(text, &answer(reasoning, content, calls));
 }
 
@@ -13,7 +13,7 @@ const CALL: &str =
 
 #[test]
 fn each_harmony_channel_has_its_own_output() {
-    use Opening::{Answer, Thought};
+    use AnswerStart::{Answer, Thought};
     let thought = "<|channel|>analysis<|message|>Hm.\n<|end|>";
     let last = "<|channel|>final<|message|>It is.";
     let call = r#"get_weather({"city": "<|end|>"})"#;
@@ -43,9 +43,9 @@ fn each_harmony_channel_has_its_own_output() {
 
 #[test]
 fn text_without_channels_is_content() {
-    check(Opening::Answer, "It is < that.", "", "It is < that.", &[]);
-    check(Opening::Answer, " to be", "", " to be", &[]);
-    check(Opening::Answer, "<|channel|>anal", "", "", &[]);
+    check(AnswerStart::Answer, "It is < that.", "", "It is < that.", &[]);
+    check(AnswerStart::Answer, " to be", "", " to be", &[]);
+    check(AnswerStart::Answer, "<|channel|>anal", "", "", &[]);
     let reader = Reader { tools: Tools::default(), ..Reader::new("openai", "openai_gptoss") };
     reader.check(&CALL.replace("<|end|>", ""), &answer("", "{\"city\": \"\"}", &[]));
 }

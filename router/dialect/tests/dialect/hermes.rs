@@ -1,7 +1,7 @@
 //! `<tool_call>` around a JSON object.
 
 use crate::common::{Reader, answer};
-use dialect::{Dialect, Opening, Piece, Tool, Tools};
+use dialect::{AnswerPiece, AnswerStart, Dialect, Tool, Tools};
 use serde_json::json;
 
 #[track_caller]
@@ -140,12 +140,12 @@ fn a_strict_tool_is_called_in_the_form_that_is_enforced_alone() {
     let text = "{\"name\": \"f\", \"arguments\": {}}\n```json\n{\"name\": \"f\", \"arguments\": {}}\n```";
     let read = |strict: bool| {
         let tool = Tool { name: "f".into(), parameters: json!({"type": "object"}), strict };
-        let dialect = Dialect::NONE.tools_named("hermes").unwrap();
-        let mut speech = dialect.speech(&Tools::new(vec![tool]), Opening::Answer);
+        let dialect = Dialect::NONE.with_call_form("hermes").unwrap();
+        let mut speech = dialect.answer_parser(&Tools::new(vec![tool]), AnswerStart::Answer);
         let mut output = Vec::new();
         speech.push(text, &mut output);
         speech.finish(&mut output);
-        output.iter().filter(|piece| matches!(piece, Piece::CallEnd { .. })).count()
+        output.iter().filter(|piece| matches!(piece, AnswerPiece::CallEnd { .. })).count()
     };
     assert_eq!((read(false), read(true)), (2, 0));
 }

@@ -1,11 +1,11 @@
 //! Hostile texts that would cost time or memory, or hold back the answer.
 
 use crate::common::{Random, Reader, answer};
-use dialect::Piece;
+use dialect::AnswerPiece;
 
 /// Every form that has a name, with a form of thoughts.
 pub fn forms() -> Vec<Reader> {
-    let known = dialect::Dialect::NONE.tools_named("?").unwrap_err().known;
+    let known = dialect::Dialect::NONE.with_call_form("?").unwrap_err().known;
     let thoughts = |form: &str| match form {
         "openai" => "openai_gptoss",
         "kimi_k2" => "kimi_k2",
@@ -81,15 +81,15 @@ fn text_without_calls_is_unchanged_content() {
     let fragments = fragments();
     let mut random = Random(12);
     let mut n_plain = 0;
-    let known = dialect::Dialect::NONE.tools_named("?").unwrap_err().known;
+    let known = dialect::Dialect::NONE.with_call_form("?").unwrap_err().known;
     let readers = known.into_iter().map(|form| Reader::new(form, "none"));
     for reader in readers.filter(|reader| !reader.dialect.has_thoughts()) {
         for _ in 0..100 {
             let n = 1 + random.below(8);
             let text: String = (0..n).map(|_| fragments[random.below(fragments.len())]).collect();
             let (_, output) = reader.read([text.as_str()]);
-            if output.iter().all(|piece| matches!(piece, Piece::Content(_))) {
-                assert_eq!(output, [Piece::Content(text)]);
+            if output.iter().all(|piece| matches!(piece, AnswerPiece::Content(_))) {
+                assert_eq!(output, [AnswerPiece::Content(text)]);
                 n_plain += 1;
             }
         }
@@ -102,7 +102,7 @@ fn deep_braces_are_given_on() {
     let braces = "{\"a\":[".repeat(50_000);
     let text = format!("<tool_call>{{\"name\": \"f\", \"arguments\": {braces}");
     let (_, output) = Reader::new("hermes", "none").read([text.as_str()]);
-    assert_eq!(output[1], Piece::CallArguments { index: 0, text: braces.clone() });
+    assert_eq!(output[1], AnswerPiece::CallArguments { index: 0, text: braces.clone() });
     for form in ["pythonic", "qwen3_coder", "generic", "glm45", "functiongemma", "mistral", "openai"] {
         let reader = Reader::new(form, "qwen3");
         for opener in ["[get_time(a=", "<tool_call><function=f><parameter=a>", "", "<tool_call>f<arg_key>a</arg_key>"] {
@@ -156,7 +156,7 @@ fn time_grows_with_the_text_and_no_faster() {
         let chars: Vec<char> = text.chars().collect();
         let pieces: Vec<String> = chars.chunks(piece).map(|piece| piece.iter().collect()).collect();
         let once = || {
-            let mut speech = reader.dialect.speech(&reader.tools, reader.opening);
+            let mut speech = reader.dialect.answer_parser(&reader.tools, reader.opening);
             let mut output = Vec::new();
             let start = std::time::Instant::now();
             pieces.iter().for_each(|piece| speech.push(piece, &mut output));
@@ -181,8 +181,8 @@ fn time_grows_with_the_text_and_no_faster() {
 fn a_literal_marker_is_not_silence() {
     let reader = Reader::new("hermes", "none");
     let (before, _) = reader.read(["Write <tool_call> and", " then"]);
-    assert_eq!(before, [Piece::Content("Write <tool_call> and then".into())]);
+    assert_eq!(before, [AnswerPiece::Content("Write <tool_call> and then".into())]);
     let (before, _) = reader.read(["Write <tool_call>"]);
-    assert_eq!(before, [Piece::Content("Write ".into())]);
+    assert_eq!(before, [AnswerPiece::Content("Write ".into())]);
     reader.check("<tool_call>\n{\"x", &answer("", "<tool_call>\n{\"x", &[]));
 }

@@ -3,7 +3,7 @@
 use dialect::{Dialect, UnknownDialect};
 
 fn dialect(calls: &str, thoughts: &str) -> Dialect {
-    Dialect::NONE.tools_named(calls).unwrap().thoughts_named(thoughts).unwrap()
+    Dialect::NONE.with_call_form(calls).unwrap().with_thought_form(thoughts).unwrap()
 }
 
 #[test]
@@ -70,13 +70,13 @@ fn a_template_shows_its_dialect() {
 
 #[test]
 fn unknown_dialect_name_is_refused() {
-    let error = Dialect::NONE.tools_named("hermess").unwrap_err();
+    let error = Dialect::NONE.with_call_form("hermess").unwrap_err();
     assert_eq!(error.name, "hermess");
     assert!(error.to_string().contains("hermes, hunyuan_a13b"), "{error}");
-    let known = Dialect::NONE.thoughts_named("").unwrap_err().known;
+    let known = Dialect::NONE.with_thought_form("").unwrap_err().known;
     assert!(known.contains(&"deepseek_r1"));
-    assert!(known.iter().all(|name| Dialect::NONE.thoughts_named(name).is_ok()));
-    assert!(error.known.iter().all(|name| Dialect::NONE.tools_named(name).is_ok()));
+    assert!(known.iter().all(|name| Dialect::NONE.with_thought_form(name).is_ok()));
+    assert!(error.known.iter().all(|name| Dialect::NONE.with_call_form(name).is_ok()));
     let _: &UnknownDialect = &error;
 }
 

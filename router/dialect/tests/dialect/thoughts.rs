@@ -1,10 +1,10 @@
 //! Thoughts before an answer.
 
 use crate::common::{Reader, answer};
-use dialect::{Dialect, Opening, Tools};
+use dialect::{AnswerStart, Dialect, Tools};
 
 #[track_caller]
-fn check(form: &str, opening: Opening, text: &str, reasoning: &str, content: &str) {
+fn check(form: &str, opening: AnswerStart, text: &str, reasoning: &str, content: &str) {
     let mut reader = Reader { opening, ..Reader::new("hermes", form) };
     reader.check(text, &answer(reasoning, content, &[]));
     reader.tools = Tools::default();
@@ -13,7 +13,7 @@ fn check(form: &str, opening: Opening, text: &str, reasoning: &str, content: &st
 
 #[test]
 fn a_thought_ends_before_the_answer() {
-    use Opening::{Answer, Thought};
+    use AnswerStart::{Answer, Thought};
     check("qwen3", Answer, "<think>\nHm.\n\nYes.\n</think>\n\nIt is.", "Hm.\n\nYes.", "It is.");
     check("qwen3", Answer, "\n<think>a</think>b", "a", "b");
     check("qwen3", Answer, "<think>\n\n</think>\n\nb", "", "b");
@@ -39,16 +39,16 @@ fn calls_follow_a_thought() {
 #[test]
 fn prompt_end_determines_whether_thought_is_open() {
     let cases = [
-        ("qwen3", "<|im_start|>assistant\n<think>\n", Opening::Thought),
-        ("qwen3", "<|im_start|>assistant\n<think>", Opening::Thought),
-        ("qwen3", "<|im_start|>assistant\n", Opening::Answer),
-        ("qwen3", "<|im_start|>assistant\n<think>\n\n</think>\n\n", Opening::Answer),
-        ("gemma4", "<|turn>model\n<|channel>thought\n", Opening::Thought),
-        ("gemma4", "<|turn>model\n<|channel>thought\n<channel|>", Opening::Answer),
-        ("none", "<think>", Opening::Answer),
+        ("qwen3", "<|im_start|>assistant\n<think>\n", AnswerStart::Thought),
+        ("qwen3", "<|im_start|>assistant\n<think>", AnswerStart::Thought),
+        ("qwen3", "<|im_start|>assistant\n", AnswerStart::Answer),
+        ("qwen3", "<|im_start|>assistant\n<think>\n\n</think>\n\n", AnswerStart::Answer),
+        ("gemma4", "<|turn>model\n<|channel>thought\n", AnswerStart::Thought),
+        ("gemma4", "<|turn>model\n<|channel>thought\n<channel|>", AnswerStart::Answer),
+        ("none", "<think>", AnswerStart::Answer),
     ];
     for (form, prompt, opening) in cases {
-        let dialect = Dialect::NONE.thoughts_named(form).unwrap();
+        let dialect = Dialect::NONE.with_thought_form(form).unwrap();
         assert_eq!(dialect.opens_thought(prompt), opening, "{form} {prompt}");
     }
 }

@@ -15,7 +15,9 @@ mod round_robin;
 mod row;
 
 pub use hash::{fnv, hashed, scatter};
-pub use row::{Candidate, Need, OpenReplicas, PickInfo, PickPolicy, ReplicaRow, Standing, VersionId, load};
+pub use row::{
+    Candidate, ContinuationNeed, OpenReplicas, PickInfo, PickPolicy, ReplicaRow, ReplicaStanding, VersionId, load,
+};
 
 /// Returns the row of the replica that gets the request, or None if no replica is open to it.
 pub fn pick(policy: PickPolicy, open: &OpenReplicas, info: &PickInfo) -> Option<usize> {
@@ -32,7 +34,7 @@ pub fn pick(policy: PickPolicy, open: &OpenReplicas, info: &PickInfo) -> Option<
 /// Returns the row of a replica that can continue a request with the same tokens. Its standing is at least `worst`.
 /// Among the replicas of the best standing, those with room for the whole request come first, and then those with the
 /// least work.
-pub fn pick_equivalent(table: &[ReplicaRow], need: Need, worst: Standing) -> Option<usize> {
+pub fn pick_equivalent(table: &[ReplicaRow], need: ContinuationNeed, worst: ReplicaStanding) -> Option<usize> {
     let able = table.iter().enumerate().filter(|(_, row)| row.standing <= worst && row.meets(need));
     let is_narrow = |row: &ReplicaRow| u64::from(row.room) < need.n_tokens;
     able.min_by_key(|(_, row)| (row.standing, is_narrow(row), row.load())).map(|(idx, _)| idx)
@@ -40,11 +42,11 @@ pub fn pick_equivalent(table: &[ReplicaRow], need: Need, worst: Standing) -> Opt
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use super::Standing::{Absent, Draining, Ready, Recovering, Shunned};
+    use super::ReplicaStanding::{Absent, Draining, Ready, Recovering, Shunned};
     use super::*;
     use types::PolicyDigest;
 
-    pub fn row(standing: Standing, work: u64) -> ReplicaRow {
+    pub fn row(standing: ReplicaStanding, work: u64) -> ReplicaRow {
         ReplicaRow {
             standing,
             digest: PolicyDigest::default(),
@@ -103,7 +105,7 @@ pub(crate) mod tests {
     }
 
     #[track_caller]
-    fn check(rows: &[(Standing, u64)], expect: Option<usize>) {
+    fn check(rows: &[(ReplicaStanding, u64)], expect: Option<usize>) {
         let table: Vec<ReplicaRow> = rows.iter().map(|(standing, work)| row(*standing, *work)).collect();
         assert_eq!(least_work(&table, 10), expect, "{rows:?}");
         assert_eq!(stranger(&table), None);
@@ -122,7 +124,7 @@ pub(crate) mod tests {
         check(&[(Absent, 0), (Ready, 9), (Draining, 0)], Some(1));
         for (policy, n_before) in ALL.into_iter().flat_map(|policy| (0..9).map(move |n_before| (policy, n_before))) {
             let info = PickInfo { n_before, ..TEN };
-            let pick = |rows: &[(Standing, u64)]| {
+            let pick = |rows: &[(ReplicaStanding, u64)]| {
                 let table: Vec<ReplicaRow> = rows.iter().map(|(standing, work)| row(*standing, *work)).collect();
                 pick(policy, &table, &info)
             };
@@ -194,7 +196,7 @@ pub(crate) mod tests {
 
     #[test]
     fn only_a_replica_of_the_same_policy_and_room_takes_a_request_over() {
-        let need = Need { digest: PolicyDigest([1; 32]), n_tokens: 90, n_known: 40, protocol: 1 };
+        let need = ContinuationNeed { digest: PolicyDigest([1; 32]), n_tokens: 90, n_known: 40, protocol: 1 };
         let same = |standing, work| ReplicaRow { digest: need.digest, ..row(standing, work) };
         let small = ReplicaRow { context: 89, ..same(Ready, 0) };
         let check =
@@ -208,7 +210,7 @@ pub(crate) mod tests {
         let may_come = [same(Recovering, 0), row(Absent, 0)];
         assert!(may_come.iter().all(|row| row.may_come_for(need)));
         assert!(![row(Ready, 0), small, same(Draining, 0)].iter().any(|row| row.may_come_for(need)));
-        let newer = Need { protocol: 2, ..need };
+        let newer = ContinuationNeed { protocol: 2, ..need };
         let older = same(Ready, 0);
         assert!(older.meets(need) && !older.meets(newer) && ReplicaRow { protocol: 2, ..older }.meets(newer));
         assert!(older.may_come_for(newer), "its ranks may be replaced");

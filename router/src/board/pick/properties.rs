@@ -1,7 +1,7 @@
 //! Properties of each policy, over random tables from a seed, and over a day of requests.
 
 use super::tests::{pick, row};
-use super::{PickInfo, PickPolicy, ReplicaRow, Standing, scatter};
+use super::{PickInfo, PickPolicy, ReplicaRow, ReplicaStanding, scatter};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A seeded generator of numbers.
@@ -25,7 +25,7 @@ fn tables(n: u64) -> impl Iterator<Item = (Vec<ReplicaRow>, PickInfo)> {
             n_cached: 16 * numbers.below(8) as u32,
             n_names: numbers.below(100) as u32,
             id: scatter(id),
-            ..row(Standing::Ready, numbers.below(600))
+            ..row(ReplicaStanding::Ready, numbers.below(600))
         });
         let table = table.collect();
         (
@@ -47,8 +47,8 @@ fn without_caches(table: &[ReplicaRow]) -> Vec<ReplicaRow> {
 
 #[test]
 fn a_prefix_is_followed_until_the_load_costs_more_than_it_saves() {
-    let has_it = |work| ReplicaRow { n_cached: 96, context: 1000, ..row(Standing::Ready, work) };
-    let others = |work| ReplicaRow { context: 1000, ..row(Standing::Ready, work) };
+    let has_it = |work| ReplicaRow { n_cached: 96, context: 1000, ..row(ReplicaStanding::Ready, work) };
+    let others = |work| ReplicaRow { context: 1000, ..row(ReplicaStanding::Ready, work) };
     let info = PickInfo { n_prompt: 100, ..PickInfo::default() };
     let picks = |work| pick(PickPolicy::Prefix, &[others(0), has_it(work), others(0)], &info);
     assert_eq!((picks(0), picks(95)), (Some(1), Some(1)));
@@ -106,7 +106,7 @@ fn no_replica_is_far_above_the_mean_for_a_session() {
         let table: Vec<ReplicaRow> = loads
             .iter()
             .enumerate()
-            .map(|(idx, load)| ReplicaRow { context: 10_000, id: idx as u64, ..row(Standing::Ready, *load) })
+            .map(|(idx, load)| ReplicaRow { context: 10_000, id: idx as u64, ..row(ReplicaStanding::Ready, *load) })
             .collect();
         // Half of all requests are of one session.
         let session = Some(numbers.below(2) * numbers.below(1000));
@@ -147,7 +147,7 @@ fn no_replica_starves_under_any_policy() {
                     n_cached: if idx == 3 { 400 } else { 0 },
                     context: 10_000,
                     id: idx as u64,
-                    ..row(Standing::Ready, *load)
+                    ..row(ReplicaStanding::Ready, *load)
                 })
                 .collect();
             let session = Some(numbers.below(1000));
@@ -164,7 +164,8 @@ fn no_replica_starves_under_any_policy() {
 
 #[test]
 fn the_same_draws_give_the_same_picks_and_two_different_ones_are_compared() {
-    let table: Vec<ReplicaRow> = (0..5).map(|id| ReplicaRow { id, ..row(Standing::Ready, 10 * (id + 1)) }).collect();
+    let table: Vec<ReplicaRow> =
+        (0..5).map(|id| ReplicaRow { id, ..row(ReplicaStanding::Ready, 10 * (id + 1)) }).collect();
     let picks = || {
         (0..1000).map(|n_before| {
             pick(PickPolicy::PowerOfTwo, &table, &PickInfo { n_before, ..PickInfo::default() }).unwrap()

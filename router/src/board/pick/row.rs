@@ -10,7 +10,7 @@ pub struct VersionId(pub u64);
 /// One replica, as the router knows it at this moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReplicaRow {
-    pub standing: Standing,
+    pub standing: ReplicaStanding,
     pub digest: PolicyDigest,
     pub version: VersionId,
     pub context: u32,
@@ -33,7 +33,7 @@ pub struct ReplicaRow {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Standing {
+pub enum ReplicaStanding {
     Ready,
     /// It could serve, but others serve better: it gets no new requests while there are any.
     Shunned,
@@ -75,7 +75,7 @@ pub struct PickInfo {
 
 /// What a replica needs to continue a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Need {
+pub struct ContinuationNeed {
     pub digest: PolicyDigest,
     /// The length of its log at its end: with less context it would end sooner.
     pub n_tokens: u64,
@@ -120,7 +120,7 @@ pub struct OpenReplicas {
 /// What decides whether a replica is open to a request. Digests are only compared, so they may be numbers.
 #[derive(Clone, Copy, Debug)]
 pub struct Candidate<D> {
-    pub standing: Standing,
+    pub standing: ReplicaStanding,
     pub digest: D,
     pub context: u32,
 }
@@ -136,7 +136,7 @@ impl OpenReplicas {
     ) -> Option<usize> {
         self.rows.clear();
         let best = all.clone().map(|candidate| candidate.standing).min();
-        let best = best.filter(|best| *best <= Standing::Unplaced)?;
+        let best = best.filter(|best| *best <= ReplicaStanding::Unplaced)?;
         let candidates = all.clone().enumerate().filter(|(_, candidate)| candidate.standing == best);
         let mut digests = candidates.clone().map(|(_, candidate)| candidate.digest);
         let first = digests.next();
@@ -176,9 +176,9 @@ impl OpenReplicas {
 /// Returns the digest that most replicas have, among the digests of which at least one replica has this standing.
 /// Replicas that recover count too, so that a loss does not change what is served. Of equal counts, the digest that was
 /// known first wins.
-fn most_common<D: Copy + PartialEq>(all: impl Iterator<Item = Candidate<D>>, standing: Standing) -> Option<D> {
+fn most_common<D: Copy + PartialEq>(all: impl Iterator<Item = Candidate<D>>, standing: ReplicaStanding) -> Option<D> {
     let mut counts = [const { None::<DigestCount<D>> }; DIGESTS_MAX];
-    for candidate in all.filter(|candidate| candidate.standing <= Standing::Unplaced) {
+    for candidate in all.filter(|candidate| candidate.standing <= ReplicaStanding::Unplaced) {
         let is_its = |of: &&mut Option<DigestCount<D>>| of.as_ref().is_none_or(|of| of.digest == candidate.digest);
         let Some(of) = counts.iter_mut().find(is_its) else { continue };
         let of = of.get_or_insert(DigestCount { digest: candidate.digest, n: 0, is_open: false });
@@ -212,19 +212,22 @@ impl PickInfo {
 impl ReplicaRow {
     /// Whether the replica can continue the request at present. If its ranks have less room than its context, a request
     /// runs as far as it fits. Older ranks may be replaced by newer ones, and fewer ranks by more.
-    pub fn meets(&self, need: Need) -> bool {
+    pub fn meets(&self, need: ContinuationNeed) -> bool {
         self.may_meet(need) && u64::from(self.room) > need.n_known && self.protocol >= need.protocol
     }
 
-    fn may_meet(&self, need: Need) -> bool {
+    fn may_meet(&self, need: ContinuationNeed) -> bool {
         self.digest == need.digest && u64::from(self.context) >= need.n_tokens
     }
 
-    pub fn may_come_for(&self, need: Need) -> bool {
+    pub fn may_come_for(&self, need: ContinuationNeed) -> bool {
         match self.standing {
-            Standing::Absent => true,
-            Standing::Ready | Standing::Shunned | Standing::Recovering | Standing::Unplaced => self.may_meet(need),
-            Standing::Draining => false,
+            ReplicaStanding::Absent => true,
+            ReplicaStanding::Ready
+            | ReplicaStanding::Shunned
+            | ReplicaStanding::Recovering
+            | ReplicaStanding::Unplaced => self.may_meet(need),
+            ReplicaStanding::Draining => false,
         }
     }
 

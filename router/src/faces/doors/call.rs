@@ -1,7 +1,7 @@
 //! The tenant and deadline of a gRPC call, and the status of a refusal. Has no knowledge of methods.
 
 use crate::front::frontend::Frontend;
-use crate::refusal::{NoResume, Refusal, whole_millis, whole_seconds};
+use crate::refusal::{Refusal, ResumeError, whole_millis, whole_seconds};
 use http::HeaderMap;
 use proto::StatusDetail;
 use std::time::Duration;
@@ -19,8 +19,8 @@ pub fn tenant(front: &Frontend, metadata: &MetadataMap) -> Result<TenantId, Refu
 pub fn status(refusal: Refusal) -> Status {
     let code = match &refusal {
         Refusal::Invalid { .. } | Refusal::TooLong { .. } | Refusal::TooLarge { .. } => Code::InvalidArgument,
-        Refusal::NoResume(NoResume::OtherPolicy) => Code::FailedPrecondition,
-        Refusal::NoResume(NoResume::Forged) => Code::PermissionDenied,
+        Refusal::NoResume(ResumeError::OtherPolicy) => Code::FailedPrecondition,
+        Refusal::NoResume(ResumeError::Forged) => Code::PermissionDenied,
         Refusal::NoResume(_) | Refusal::NoToken { .. } => Code::InvalidArgument,
         Refusal::Grammar { fault, .. } => match fault {
             GrammarFault::Late => Code::Unavailable,

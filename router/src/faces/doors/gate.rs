@@ -63,7 +63,7 @@ impl<S> GatedService<S> {
             return Some(CancellationToken::new());
         }
         let authorization = request.headers().get(AUTHORIZATION).and_then(|value| value.to_str().ok());
-        self.front.config.keys.admitted(authorization).map(|admitted| admitted.revoked)
+        self.front.config.keys.authorized_client(authorization).map(|admitted| admitted.revoked)
     }
 }
 

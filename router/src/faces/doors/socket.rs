@@ -40,7 +40,11 @@ impl<IO> LimitedSocket<IO> {
     }
 
     /// Returns the result of a write, or an error if the client has not read for too long.
-    fn check_write_stall(&mut self, context: &mut Context<'_>, wrote: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
+    fn check_write_stall(
+        &mut self,
+        context: &mut Context<'_>,
+        wrote: Poll<io::Result<usize>>,
+    ) -> Poll<io::Result<usize>> {
         if wrote.is_ready() {
             self.unread = None;
             return wrote;

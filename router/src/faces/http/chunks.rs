@@ -54,7 +54,9 @@ impl<S: AnswerFormat> EventWriter for ChunkWriter<S> {
     fn append_event(&mut self, slot: u32, event: GenerationEvent, generation: &Generation, out: &mut String) {
         self.envelope.record_event(&event, generation);
         match event {
-            GenerationEvent::Aside(SideOutput::Prompt(prompt)) => self.write_echo(slot, &prompt.logprobs, generation, out),
+            GenerationEvent::Aside(SideOutput::Prompt(prompt)) => {
+                self.write_echo(slot, &prompt.logprobs, generation, out)
+            }
             // Its logprobs count, because they determine where the next token's text begins.
             GenerationEvent::Aside(SideOutput::Replayed(delta)) => {
                 drop(self.envelope.logprobs_of(&mut self.shape, slot, &delta.logprobs))

@@ -173,7 +173,13 @@ impl AnswerFormat for CompletionFormat {
         table.value()
     }
 
-    fn echo(&mut self, names: TokenNames<'_>, choice: u32, prompt: &Prompt, scored: &[v1::Logprob]) -> Option<PromptEcho> {
+    fn echo(
+        &mut self,
+        names: TokenNames<'_>,
+        choice: u32,
+        prompt: &Prompt,
+        scored: &[v1::Logprob],
+    ) -> Option<PromptEcho> {
         let mut table = LogprobLists::default();
         let offset = &mut self.offsets[choice as usize];
         // The first token has no prediction, and so no logprob.

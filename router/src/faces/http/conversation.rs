@@ -94,7 +94,9 @@ fn message(i: usize, value: Value) -> Result<v1::ChatMessage, Refusal> {
         Some(Value::Array(parts)) => text_of(i, parts)?,
         // A reply without text, which a client sends back unchanged.
         None | Some(Value::Null) if is_assistant => String::new(),
-        other => return Err(wrong_type(format!("messages[{i}].content"), "a string or a list of parts", &other.into())),
+        other => {
+            return Err(wrong_type(format!("messages[{i}].content"), "a string or a list of parts", &other.into()));
+        }
     };
     let thought = string(i, &mut message, "reasoning_content")?;
     let reasoning = if thought.is_empty() { string(i, &mut message, "reasoning")? } else { thought };

@@ -96,12 +96,17 @@ pub async fn authorize_operator(State(front): State<Arc<Frontend>>, mut request:
 
 /// The same for pages whose clients may also send the key as `x-api-key`.
 pub async fn authorize_bearer_or_bare(State(front): State<Arc<Frontend>>, request: Request, next: Next) -> Response {
-    let bare = || front.config.keys.admitted_by(header_text(request.headers(), "x-api-key")?.trim());
+    let bare = || front.config.keys.client_of_key(header_text(request.headers(), "x-api-key")?.trim());
     let admitted = admitted_client(&front, request.headers()).or_else(bare);
     run_if_admitted(&front, admitted, request, next).await
 }
 
-async fn run_if_admitted(front: &Frontend, admitted: Option<AdmittedClient>, mut request: Request, next: Next) -> Response {
+async fn run_if_admitted(
+    front: &Frontend,
+    admitted: Option<AdmittedClient>,
+    mut request: Request,
+    next: Next,
+) -> Response {
     let no_key = no_key(request.headers());
     let Some(AdmittedClient { tenant, role, revoked }) = admitted else { return no_key.into_response() };
     request.extensions_mut().insert(tenant);
@@ -164,7 +169,7 @@ fn format_duration(time: Duration) -> String {
 }
 
 fn admitted_client(front: &Frontend, headers: &HeaderMap) -> Option<AdmittedClient> {
-    front.config.keys.admitted(header_text(headers, AUTHORIZATION.as_str()))
+    front.config.keys.authorized_client(header_text(headers, AUTHORIZATION.as_str()))
 }
 
 fn header_text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {

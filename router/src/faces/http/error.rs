@@ -1,6 +1,6 @@
 //! A refusal in OpenAI's format.
 
-use crate::refusal::{Limit, NoResume, Refusal, whole_millis, whole_seconds};
+use crate::refusal::{Limit, Refusal, ResumeError, whole_millis, whole_seconds};
 use axum::Json;
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
@@ -215,10 +215,10 @@ fn limit_name(limit: Limit) -> &'static str {
     }
 }
 
-fn resume_status(why: NoResume) -> StatusCode {
+fn resume_status(why: ResumeError) -> StatusCode {
     match why {
-        NoResume::Forged => StatusCode::FORBIDDEN,
-        NoResume::OtherPolicy => StatusCode::CONFLICT,
+        ResumeError::Forged => StatusCode::FORBIDDEN,
+        ResumeError::OtherPolicy => StatusCode::CONFLICT,
         _ => StatusCode::BAD_REQUEST,
     }
 }

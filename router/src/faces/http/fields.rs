@@ -6,7 +6,7 @@ use crate::faces::http::biases;
 use crate::faces::http::error::HttpError;
 use crate::faces::http::known::{self, Endpoint, NeutralValues};
 use crate::faces::http::searches;
-use crate::front::parsed_request::{CutSide, Truncation, after};
+use crate::front::parsed_request::{CutSide, Truncation, deadline_after};
 use crate::front::sampling_defaults;
 use crate::refusal::Refusal;
 use http::StatusCode;
@@ -331,7 +331,7 @@ impl Fields {
 
     /// Reads `deadline_ms`, as in `lockstep.v1`: after this many milliseconds the request ends or is refused.
     pub fn deadline(&mut self) -> Result<Option<Instant>, Refusal> {
-        Ok(after(self.unsigned("deadline_ms")?.unwrap_or(0)))
+        Ok(deadline_after(self.unsigned("deadline_ms")?.unwrap_or(0)))
     }
 
     /// Reads `n`, the number of choices of one prompt.

@@ -43,7 +43,13 @@ pub trait AnswerFormat: Send + Unpin + 'static {
 
     fn logprobs(&mut self, names: TokenNames<'_>, choice: u32, logprobs: &[v1::Logprob]) -> Value;
     /// Returns the prompt before an answer, as a member and its logprobs, if the endpoint repeats it.
-    fn echo(&mut self, names: TokenNames<'_>, choice: u32, prompt: &Prompt, scored: &[v1::Logprob]) -> Option<PromptEcho>;
+    fn echo(
+        &mut self,
+        names: TokenNames<'_>,
+        choice: u32,
+        prompt: &Prompt,
+        scored: &[v1::Logprob],
+    ) -> Option<PromptEcho>;
 }
 
 /// A prompt that the answer repeats.
@@ -142,7 +148,8 @@ impl Envelope {
         prompt: &Prompt,
         scored: &[v1::Logprob],
     ) -> Option<PromptEcho> {
-        let echo = if self.options.echo { shape.echo(self.token_names(), choice, prompt, scored)? } else { return None };
+        let echo =
+            if self.options.echo { shape.echo(self.token_names(), choice, prompt, scored)? } else { return None };
         // Logprobs that the client did not request were not computed.
         let logprobs = if self.options.logprobs { echo.logprobs } else { Value::Null };
         Some(PromptEcho { logprobs, ..echo })

@@ -121,9 +121,9 @@ fn routes(front: Arc<Frontend>, visitors: Arc<OriginPolicy>) -> Router {
                 pages.route_layer(reported).route_layer(from_fn_with_state(front.clone(), door::authorize))
             }
             KeyRequirement::Operator => pages.route_layer(from_fn_with_state(front.clone(), door::authorize_cluster)),
-            KeyRequirement::BearerOrBare => {
-                pages.route_layer(reported).route_layer(from_fn_with_state(front.clone(), door::authorize_bearer_or_bare))
-            }
+            KeyRequirement::BearerOrBare => pages
+                .route_layer(reported)
+                .route_layer(from_fn_with_state(front.clone(), door::authorize_bearer_or_bare)),
         };
         // This layer is outermost, so that a client without a key also gets its error in its API's format.
         all = all.merge(match api.name {
@@ -166,14 +166,22 @@ fn api_table(config: &Config) -> Vec<ApiRoutes> {
     let bearer = |name, routes| ApiRoutes { name, keys: KeyRequirement::Bearer, routes };
     let mut all = vec![
         ApiRoutes { name: "Lockstep", keys: KeyRequirement::NotRequired, routes: probe_routes() },
-        ApiRoutes { name: "Lockstep", keys: KeyRequirement::NotRequired, routes: browser::page_routes(!config.pages_off.ui) },
+        ApiRoutes {
+            name: "Lockstep",
+            keys: KeyRequirement::NotRequired,
+            routes: browser::page_routes(!config.pages_off.ui),
+        },
         bearer("Lockstep", browser::tenant_routes()),
         bearer("Lockstep", vec![get("/records/{id}", "a recorded answer", records::get_record)]),
         bearer("OpenAI", openai_routes()),
         ApiRoutes { name: OPENAI_OR_ANTHROPIC, keys: KeyRequirement::BearerOrBare, routes: model_list() },
         ApiRoutes { name: ANTHROPIC, keys: KeyRequirement::BearerOrBare, routes: anthropic_routes() },
         bearer(OLLAMA, ollama::routes()),
-        ApiRoutes { name: LLAMA_CPP, keys: KeyRequirement::BearerOrBare, routes: llama_cpp::routes(!config.pages_off.slots) },
+        ApiRoutes {
+            name: LLAMA_CPP,
+            keys: KeyRequirement::BearerOrBare,
+            routes: llama_cpp::routes(!config.pages_off.slots),
+        },
         bearer("vLLM", vllm::routes()),
     ];
     if config.operators.is_none() {

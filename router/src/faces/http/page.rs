@@ -73,7 +73,7 @@ impl ApiRequest {
 
 /// Counts a refusal that occurs before the request exists.
 pub fn record_refusal<T>(recorder: &mut Recorder, read: Result<T, HttpError>) -> Result<T, HttpError> {
-    read.inspect_err(|error| recorder.refused_as(error.label()))
+    read.inspect_err(|error| recorder.record_refusal_as(error.label()))
 }
 
 /// Reads the JSON object of a request's body, within its limits of size and time.
@@ -92,7 +92,7 @@ pub async fn read(front: &Frontend, request: Request) -> Result<ApiRequest, Http
     let (mut bytes, mut body) = with_body_timeout(front, read_body(front, request.into_body())).await??;
     if packing? == BodyEncoding::Gzip {
         let bytes_max = limits.body_bytes_max;
-        bytes = front.on_a_thread(move || decompress_gzip(&bytes, bytes_max)).await??;
+        bytes = front.on_text_thread(move || decompress_gzip(&bytes, bytes_max)).await??;
         reserve_body_bytes(front, &mut body, bytes.len())?;
     }
     let mut fields = front.off_runtime(bytes.len(), move || Fields::parse(&bytes)).await??;

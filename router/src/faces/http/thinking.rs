@@ -40,7 +40,9 @@ pub fn anthropic_budget(thinking: &Value) -> Result<Option<u32>, Refusal> {
 fn tokens(name: &'static str, value: &Value) -> Result<Option<u32>, Refusal> {
     match value.as_i64() {
         Some(-1) => Ok(None),
-        Some(n) => u32::try_from(n).map(Some).map_err(|_| wrong_type(name, "a number of tokens, or -1 for no limit", value)),
+        Some(n) => {
+            u32::try_from(n).map(Some).map_err(|_| wrong_type(name, "a number of tokens, or -1 for no limit", value))
+        }
         None => Err(wrong_type(name, "a number of tokens, or -1 for no limit", value)),
     }
 }

@@ -38,7 +38,7 @@ pub async fn tokenize(State(front): State<Arc<Frontend>>, request: Request) -> R
         Some(text) => Input::Text(text),
         // A template writes the leading tokens itself. A client that sends `true` gets them twice.
         None if add_special == Some(true) => {
-            Input::Text(front.rendered(&text, chat(&mut fields)?, unix_seconds()).await?)
+            Input::Text(front.render_chat(&text, chat(&mut fields)?, unix_seconds()).await?)
         }
         None => Input::Chat(chat(&mut fields)?),
     };
@@ -71,7 +71,7 @@ pub async fn detokenize(State(front): State<Arc<Frontend>>, request: Request) ->
     let text = front.text(model.as_deref().unwrap_or_default())?;
     let tokens = fields.token_ids("tokens")?.ok_or_else(|| Refusal::invalid("tokens", "is missing"))?;
     text.check_ids("tokens", &tokens)?;
-    let text = front.detokenized(&text, tokens).await?;
+    let text = front.detokenize(&text, tokens).await?;
     // vLLM's name, and llama.cpp's, whose clients name no model.
     Ok(Json(if model.is_some() { json!({ "prompt": text }) } else { json!({ "prompt": text, "content": text }) }))
 }

@@ -105,10 +105,10 @@ impl GrpcInferenceService for KserveService {
     ) -> Result<Response<wire::ModelInferResponse>, Status> {
         let mut recorder = Recorder::start(Face::Kserve, &Caller::of_grpc(request.metadata()));
         let result = self.call_context(request.metadata()).and_then(|caller| read(request.into_inner(), &caller));
-        let (parsed, style) = result.inspect_err(|refusal| recorder.refused(refusal)).map_err(status)?;
+        let (parsed, style) = result.inspect_err(|refusal| recorder.record_refusal(refusal)).map_err(status)?;
         if style.is_stream {
             let refusal = Refusal::invalid("stream", "is for ModelStreamInfer");
-            recorder.refused(&refusal);
+            recorder.record_refusal(&refusal);
             return Err(status(refusal));
         }
         let generation = self.front.generate(parsed, recorder).await;
@@ -132,7 +132,7 @@ impl GrpcInferenceService for KserveService {
                     let tenant = match tenant(&service.front, &metadata) {
                         Ok(tenant) => tenant,
                         Err(refusal) => {
-                            recorder.refused(&refusal);
+                            recorder.record_refusal(&refusal);
                             service.send_reply(&replies, Err(status(refusal))).await?;
                             break;
                         }
@@ -177,7 +177,7 @@ impl KserveService {
         let result = match read(request, caller) {
             Ok((parsed, style)) => self.send_replies(parsed, style, recorder, replies).await,
             Err(refusal) => {
-                recorder.refused(&refusal);
+                recorder.record_refusal(&refusal);
                 Err(refusal)
             }
         };

@@ -71,7 +71,9 @@ fn element(input: InferInputTensor, raw: Option<Vec<u8>>) -> Result<TensorElemen
     let contents = input.contents.unwrap_or_default();
     let one = || Refusal::invalid(name, "must have one element, as its shape says");
     match (datatype, raw) {
-        ("BOOL", Some(raw)) => <[u8; 1]>::try_from(raw).map(|[byte]| TensorElement::Truth(byte != 0)).map_err(|_| one()),
+        ("BOOL", Some(raw)) => {
+            <[u8; 1]>::try_from(raw).map(|[byte]| TensorElement::Truth(byte != 0)).map_err(|_| one())
+        }
         ("BOOL", None) => {
             <[bool; 1]>::try_from(contents.bool_contents).map(|[it]| TensorElement::Truth(it)).map_err(|_| one())
         }

@@ -63,8 +63,10 @@ impl VllmEngine for EngineService {
     ) -> Result<Response<Self::GenerateStream>, Status> {
         let mut recorder = Recorder::start(Face::Vllm, &Caller::of_grpc(request.metadata()));
         let constraint = words::constraint_name(request.get_ref());
-        let (parsed, style) =
-            self.parse_generate_request(request).inspect_err(|refusal| recorder.refused(refusal)).map_err(to_status)?;
+        let (parsed, style) = self
+            .parse_generate_request(request)
+            .inspect_err(|refusal| recorder.record_refusal(refusal))
+            .map_err(to_status)?;
         let guard = self.running.add(parsed.tenant, &style.request_id);
         let generation = self.front.generate(parsed, recorder).await;
         let generation = generation.map_err(|refusal| to_status(refusal.renamed(&[(structure::FIELD, constraint)])))?;
@@ -74,8 +76,10 @@ impl VllmEngine for EngineService {
 
     async fn embed(&self, request: Request<wire::EmbedRequest>) -> Result<Response<wire::EmbedResponse>, Status> {
         let mut recorder = Recorder::start(Face::Vllm, &Caller::of_grpc(request.metadata()));
-        let parsed =
-            self.parse_embed_request(request).inspect_err(|refusal| recorder.refused(refusal)).map_err(to_status)?;
+        let parsed = self
+            .parse_embed_request(request)
+            .inspect_err(|refusal| recorder.record_refusal(refusal))
+            .map_err(to_status)?;
         let reply = self.front.embed(parsed, &mut recorder).await.map_err(to_status)?;
         let embedding = reply.embeddings.into_iter().next().unwrap_or_default().values;
         let (prompt_tokens, embedding_dim) = (reply.usage.unwrap_or_default().prompt_tokens, embedding.len() as u32);

@@ -2,7 +2,7 @@
 
 use crate::front::structure::vllm_grammar;
 use crate::refusal::Refusal;
-use checkpoint::Defaults;
+use checkpoint::SamplingDefaults;
 use proto::v1;
 use proto::v1::structure::{Choices, Form};
 use proto::vllm as wire;
@@ -125,7 +125,7 @@ fn top(one: &v1::Logprob) -> wire::TopLogProbs {
 }
 
 /// Returns the sampling parameters that the model's authors recommend, as a JSON object; empty if there are none.
-pub fn defaults_json(defaults: &Defaults) -> String {
+pub fn defaults_json(defaults: &SamplingDefaults) -> String {
     let number = |value: Option<f32>| value.map(|value| Value::from(f64::from(value)));
     let all = [
         ("temperature", number(defaults.temperature)),

@@ -91,14 +91,14 @@ impl ResponseStore {
         ResponseStore { limits, n_bytes: Arc::default(), kept: Mutex::default() }
     }
 
-    fn kept(&self) -> MutexGuard<'_, HashMap<TenantId, TenantStore>> {
+    fn lock_tenants(&self) -> MutexGuard<'_, HashMap<TenantId, TenantStore>> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Reserves room for a text of this tenant, by forgetting older responses if needed. Returns None if there is none.
     pub fn reserve(&self, tenant: TenantId, n_text: usize) -> Option<RoomPermit> {
         let n = n_text.saturating_add(ENTRY_BYTES);
-        let mut kept = self.kept();
+        let mut kept = self.lock_tenants();
         let under_way = kept.get(&tenant).map_or(0, TenantStore::n_under_way);
         if self.limits.responses_max == 0 || under_way.saturating_add(n) > self.limits.bytes_max / 2 {
             return None;
@@ -126,7 +126,7 @@ impl ResponseStore {
     /// Keeps a response with room for its items. It is not kept if there is no room for its reply.
     pub fn keep(&self, tenant: TenantId, id: String, response: StoredResponse, mut room: RoomPermit) {
         if self.widen(tenant, &mut room, response.reply.len() + id.len()) {
-            self.put(&mut self.kept(), tenant, id, response, room);
+            self.put(&mut self.lock_tenants(), tenant, id, response, room);
         }
     }
 
@@ -149,7 +149,7 @@ impl ResponseStore {
     /// Shows a response that is not over. Returns false if as many run as may be stored, or half of them for one
     /// tenant.
     pub fn begin(&self, tenant: TenantId, id: &str, response: StoredResponse) -> bool {
-        let mut kept = self.kept();
+        let mut kept = self.lock_tenants();
         let n_all: usize = kept.values().map(|store| store.running.len()).sum();
         let n_own = kept.get(&tenant).map_or(0, |store| store.running.len());
         let is_room = n_all < self.limits.responses_max && n_own < self.limits.responses_max.div_ceil(2);
@@ -161,7 +161,7 @@ impl ResponseStore {
 
     /// Shows another reply of a response that is not over, of about the same length.
     pub fn show(&self, tenant: TenantId, id: &str, reply: Arc<str>) {
-        let mut kept = self.kept();
+        let mut kept = self.lock_tenants();
         let running = kept.get_mut(&tenant).and_then(|store| store.running.get_mut(id));
         if let Some(response) = running {
             let StoredResponse { items, n_own, run, .. } = &**response;
@@ -172,14 +172,14 @@ impl ResponseStore {
     /// Keeps the reply of a response that was shown and is over, unless it was forgotten meanwhile. The room must be
     /// enough for it.
     pub fn finish(&self, tenant: TenantId, id: &str, reply: Arc<str>, room: RoomPermit) {
-        let mut kept = self.kept();
+        let mut kept = self.lock_tenants();
         let Some(shown) = kept.get_mut(&tenant).and_then(|store| store.running.remove(id)) else { return };
         let response = StoredResponse::new(reply, shown.items.clone(), shown.n_own, shown.run.clone());
         self.put(&mut kept, tenant, id.to_owned(), response, room);
     }
 
     pub fn get(&self, tenant: TenantId, id: &str) -> Option<Arc<StoredResponse>> {
-        let mut kept = self.kept();
+        let mut kept = self.lock_tenants();
         self.tidy(&mut kept, Instant::now());
         let store = kept.get(&tenant)?;
         store.responses.get(id).or_else(|| store.running.get(id)).cloned()
@@ -190,7 +190,7 @@ impl ResponseStore {
         let n_items: usize = read.items.iter().map(|item| item.n_bytes()).sum();
         let Some(mut room) = self.reserve(tenant, read.metadata.len() + id.len() + n_items) else { return false };
         room.arrive();
-        let mut kept = self.kept();
+        let mut kept = self.lock_tenants();
         let store = kept.entry(tenant).or_default();
         store.keep(id.clone(), room.n());
         store.conversations.insert(id, StoredConversation::new(read, room));
@@ -199,14 +199,14 @@ impl ResponseStore {
     }
 
     pub fn conversation(&self, tenant: TenantId, id: &str) -> Option<ReadConversation> {
-        let mut kept = self.kept();
+        let mut kept = self.lock_tenants();
         self.tidy(&mut kept, Instant::now());
         kept.get(&tenant)?.conversations.get(id).map(|conversation| conversation.read.clone())
     }
 
     /// Returns the turn to continue a conversation: `Some(None)` while another response has it.
-    pub fn turn(&self, tenant: TenantId, id: &str) -> Option<Option<ConversationTurn>> {
-        let mut kept = self.kept();
+    pub fn take_turn(&self, tenant: TenantId, id: &str) -> Option<Option<ConversationTurn>> {
+        let mut kept = self.lock_tenants();
         kept.get_mut(&tenant)?.conversations.get_mut(id).map(StoredConversation::take_turn)
     }
 
@@ -236,11 +236,11 @@ impl ResponseStore {
         change: impl FnOnce(&mut ReadConversation),
     ) -> Result<(), ChangeError> {
         // The conversation itself is the last to be forgotten for its own growth.
-        if !self.kept().get_mut(&tenant).is_some_and(|store| store.touch(id)) {
+        if !self.lock_tenants().get_mut(&tenant).is_some_and(|store| store.touch(id)) {
             return Err(ChangeError::Unknown);
         }
         let mut more = self.reserve(tenant, n_bytes).ok_or(ChangeError::NoRoom)?;
-        let mut kept = self.kept();
+        let mut kept = self.lock_tenants();
         let store = kept.get_mut(&tenant).ok_or(ChangeError::NoRoom)?;
         let conversation = store.conversations.get_mut(id).ok_or(ChangeError::NoRoom)?;
         more.arrive();
@@ -258,7 +258,7 @@ impl ResponseStore {
         id: &str,
         change: impl FnOnce(&mut StoredConversation) -> Option<usize>,
     ) -> Option<bool> {
-        let mut kept = self.kept();
+        let mut kept = self.lock_tenants();
         let store = kept.get_mut(&tenant)?;
         let conversation = store.conversations.get_mut(id)?;
         let n_free = change(conversation);
@@ -268,7 +268,7 @@ impl ResponseStore {
 
     /// Forgets a response or a conversation. Returns whether there was one.
     pub fn forget(&self, tenant: TenantId, id: &str) -> bool {
-        let mut kept = self.kept();
+        let mut kept = self.lock_tenants();
         self.tidy(&mut kept, Instant::now());
         let is_gone = kept.get_mut(&tenant).is_some_and(|store| store.forget(id));
         kept.retain(|_, store| !store.is_empty());
@@ -398,7 +398,10 @@ mod tests {
         assert!(keep(&store, BOB, "b3", 0) && keep(&store, BOB, "b4", 0));
         assert_eq!(has(&store, BOB, &["b1", "b2", "b3", "b4"]), [true; 4]);
         drop(reserved);
-        assert_eq!((store.kept()[&BOB].n_under_way(), store.n_bytes.load(Relaxed)), (0, 4 * (2 * ENTRY_BYTES + 2)));
+        assert_eq!(
+            (store.lock_tenants()[&BOB].n_under_way(), store.n_bytes.load(Relaxed)),
+            (0, 4 * (2 * ENTRY_BYTES + 2))
+        );
         assert!(keep(&store, ALICE, "a1", 0));
     }
 
@@ -413,7 +416,7 @@ mod tests {
         assert_eq!(has(&store, ALICE, &["a2", "a3", "a4"]), [false, true, true]);
         let read = store.get(ALICE, "a3").unwrap();
         assert!(store.forget(ALICE, "a3") && store.forget(ALICE, "a4"));
-        assert!(store.n_bytes.load(Relaxed) > 1000 && store.kept().is_empty());
+        assert!(store.n_bytes.load(Relaxed) > 1000 && store.lock_tenants().is_empty());
         drop(read);
         assert_eq!(store.n_bytes.load(Relaxed), 0);
         assert!(!keep(&self::store(0, 1 << 20), ALICE, "a", 1));

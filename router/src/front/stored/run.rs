@@ -63,7 +63,7 @@ impl BackgroundRun {
     }
 
     /// Waits until it is over.
-    pub async fn ended(&self) {
+    pub async fn wait_until_over(&self) {
         let mut log = self.log.subscribe();
         let _ = log.wait_for(|log| log.end.is_some()).await;
     }
@@ -79,7 +79,7 @@ impl RunLog {
     }
 
     /// Returns some events behind the first `n`, and how many there are up to their end.
-    pub fn behind(&self, n: usize) -> (&str, usize) {
+    pub fn events_after(&self, n: usize) -> (&str, usize) {
         let Some(begin) = n.checked_sub(1).map_or(Some(0), |last| self.ends.get(last).copied()) else { return ("", n) };
         let n_fit = self.ends.partition_point(|end| *end <= begin + BYTES_AT_ONCE_MAX);
         let n_read = n_fit.max(n + 1).min(self.ends.len());
@@ -95,15 +95,15 @@ mod tests {
     #[test]
     fn events_are_read_from_anywhere() {
         let run = BackgroundRun::new(true);
-        assert_eq!(run.log().borrow().behind(0), ("", 0));
+        assert_eq!(run.log().borrow().events_after(0), ("", 0));
         run.append(vec!["a".into(), "bc".into(), "x".repeat(BYTES_AT_ONCE_MAX + 1), "d".into()]);
         let log = run.log();
         let log = log.borrow();
-        assert_eq!(log.behind(0), ("abc", 2));
-        assert_eq!(log.behind(1), ("bc", 2));
-        assert_eq!((log.behind(2).0.len(), log.behind(2).1), (BYTES_AT_ONCE_MAX + 1, 3));
-        assert_eq!(log.behind(3), ("d", 4));
-        assert_eq!(log.behind(4), ("", 4));
-        assert_eq!(log.behind(9), ("", 9));
+        assert_eq!(log.events_after(0), ("abc", 2));
+        assert_eq!(log.events_after(1), ("bc", 2));
+        assert_eq!((log.events_after(2).0.len(), log.events_after(2).1), (BYTES_AT_ONCE_MAX + 1, 3));
+        assert_eq!(log.events_after(3), ("d", 4));
+        assert_eq!(log.events_after(4), ("", 4));
+        assert_eq!(log.events_after(9), ("", 9));
     }
 }

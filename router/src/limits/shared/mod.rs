@@ -95,13 +95,13 @@ impl SharedQuotas {
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             ticks.tick().await;
-            self.look();
+            self.update_shares();
         }
     }
 
-    fn look(&mut self) {
+    fn update_shares(&mut self) {
         let since = self.looked.replace(Instant::now()).map_or(EVERY, |looked| looked.elapsed());
-        let limited = self.keys.limited();
+        let limited = self.keys.limited_tenants();
         let demand_rate = |tenant: &TenantLimits| tenant.take_demand() / since.as_secs_f64().max(0.001);
         let rates: Vec<f64> = limited.iter().map(|(_, tenant)| demand_rate(tenant)).collect();
         if !self.post.is_connected() {

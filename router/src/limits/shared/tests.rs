@@ -48,7 +48,7 @@ async fn run_second(routers: &mut [Router], demands: &[u32]) {
         }
         tokio::time::advance(SECOND / 10).await;
     }
-    routers.iter_mut().for_each(|router| router.shared.look());
+    routers.iter_mut().for_each(|router| router.shared.update_shares());
     let claims: u64 = routers.iter().map(|router| u64::from(router.claim())).sum();
     assert!(claims <= u64::from(SHARE_ONE), "never more than there is: {claims}");
 }
@@ -162,7 +162,7 @@ async fn of_more_tenants_than_a_value_holds_each_router_grants_all() {
     let keys = ApiKeys::parse(&text).unwrap();
     let other = store.post("other");
     let mut shared = SharedQuotas::new(&keys, store.post("own"));
-    (0..4).for_each(|_| shared.look());
+    (0..4).for_each(|_| shared.update_shares());
     assert!(other.others()["own"].len() < 64 << 10, "{}", other.others()["own"].len());
     let admitted = (0..TENANTS_MAX + 5).filter(|i| {
         let tenant = keys.tenant_limits(keys.tenant(&format!("k{i}")).unwrap());

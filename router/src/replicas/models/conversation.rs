@@ -17,7 +17,7 @@ const NAME_BYTES_MAX: usize = 256;
 const ROLES: [&str; 4] = ["system", "user", "assistant", "tool"];
 
 /// A chat that was read.
-pub(super) struct ReadChat {
+pub(super) struct ParsedChat {
     pub conversation: Conversation,
     /// Empty if no calls are to be read.
     pub tools: Tools,
@@ -32,7 +32,7 @@ pub(super) struct ReadChat {
     pub thinking_token_budget: Option<u32>,
 }
 
-pub(super) fn read(chat: v1::Chat) -> Result<ReadChat, Refusal> {
+pub(super) fn read(chat: v1::Chat) -> Result<ParsedChat, Refusal> {
     if chat.messages.is_empty() {
         return Err(Refusal::invalid("chat", "there are no messages"));
     }
@@ -53,7 +53,7 @@ pub(super) fn read(chat: v1::Chat) -> Result<ReadChat, Refusal> {
         add_generation_prompt: chat.add_generation_prompt.unwrap_or(!continued),
         continue_final_message: continued,
     };
-    Ok(ReadChat {
+    Ok(ParsedChat {
         conversation,
         tools: if has_tools { tools } else { Tools::default() },
         choice,
@@ -75,7 +75,7 @@ fn tools(texts: &[String]) -> Result<(Vec<Value>, Tools), Refusal> {
         let value = json_of(&format!("tools[{i}]"), text)?;
         let one = tool(i, &value)?;
         if read.iter().any(|other| other.name == one.name) {
-            return Err(at(format!("tools[{i}].function.name"), "another tool has this name"));
+            return Err(refusal_at(format!("tools[{i}].function.name"), "another tool has this name"));
         }
         shown.push(value);
         read.push(one);
@@ -85,21 +85,21 @@ fn tools(texts: &[String]) -> Result<(Vec<Value>, Tools), Refusal> {
 
 fn tool(i: usize, value: &Value) -> Result<Tool, Refusal> {
     if value["type"] != "function" {
-        return Err(at(format!("tools[{i}].type"), "must be `function`; no other tools are supported"));
+        return Err(refusal_at(format!("tools[{i}].type"), "must be `function`; no other tools are supported"));
     }
     let function = &value["function"];
     let name = function["name"].as_str().unwrap_or_default();
     if name.is_empty() || name.len() > NAME_BYTES_MAX || name.chars().any(char::is_control) {
-        return Err(at(format!("tools[{i}].function.name"), "must be a name of 1 to 256 bytes"));
+        return Err(refusal_at(format!("tools[{i}].function.name"), "must be a name of 1 to 256 bytes"));
     }
     let parameters = function["parameters"].clone();
     if !parameters.is_null() && !parameters.is_object() {
-        return Err(at(format!("tools[{i}].{PARAMETERS}"), "must be a JSON schema, which is an object"));
+        return Err(refusal_at(format!("tools[{i}].{PARAMETERS}"), "must be a JSON schema, which is an object"));
     }
     let strict = match &function["strict"] {
         Value::Null => false,
         Value::Bool(strict) => *strict,
-        _ => return Err(at(format!("tools[{i}].function.strict"), "must be true or false")),
+        _ => return Err(refusal_at(format!("tools[{i}].function.strict"), "must be true or false")),
     };
     Ok(Tool { name: name.to_owned(), parameters, strict })
 }
@@ -180,10 +180,10 @@ fn variables(source: &str) -> Result<Map<String, Value>, Refusal> {
 }
 
 fn json_of(field: &str, text: &str) -> Result<Value, Refusal> {
-    serde_json::from_str(text).map_err(|error| at(field.to_owned(), format!("is not JSON: {error}")))
+    serde_json::from_str(text).map_err(|error| refusal_at(field.to_owned(), format!("is not JSON: {error}")))
 }
 
-fn at(field: String, message: impl Into<String>) -> Refusal {
+fn refusal_at(field: String, message: impl Into<String>) -> Refusal {
     Refusal::Invalid { field: field.into(), message: message.into() }
 }
 

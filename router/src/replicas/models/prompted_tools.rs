@@ -11,7 +11,7 @@ const BEHIND: &str = "To call a function, write a JSON object with its name and 
 
 /// Returns the chat as a template without tools can show it. With `is_in_system` the system message describes the
 /// tools, or else the first message of all begins with them.
-pub(super) fn plain(chat: &Conversation, is_in_system: bool) -> Conversation {
+pub(super) fn without_tools(chat: &Conversation, is_in_system: bool) -> Conversation {
     let mut messages: Vec<Value> = chat.messages.iter().map(plain_message).collect();
     if let Some(text) = chat.tools.as_ref().and_then(Value::as_array).map(|tools| instructions(tools)) {
         insert_instructions(&mut messages, text, is_in_system);
@@ -73,7 +73,7 @@ mod tests {
             ])
         };
         assert!(is_needed(&chat) && !is_needed(&Conversation::new(chat.messages[..1].to_vec())));
-        let plain_chat = plain(&chat, true);
+        let plain_chat = without_tools(&chat, true);
         assert!(plain_chat.tools.is_none());
         assert_eq!(plain_chat.messages[0]["role"], "system");
         assert!(plain_chat.messages[0]["content"].as_str().unwrap().contains("\n{\"name\":\"f\"}\n"));
@@ -82,7 +82,7 @@ mod tests {
         assert_eq!(plain_chat.messages[2], called);
         assert_eq!(plain_chat.messages[3], json!({ "role": "user", "content": "The result of f:\n2" }));
         // A template without system messages has them before the first of the user's.
-        let folded = plain(&chat, false);
+        let folded = without_tools(&chat, false);
         assert_eq!((folded.messages.len(), &folded.messages[0]["role"]), (3, &json!("user")));
         assert!(folded.messages[0]["content"].as_str().unwrap().ends_with("\n\nHi"));
     }

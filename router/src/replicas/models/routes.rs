@@ -4,7 +4,7 @@
 
 use crate::board::pick::scatter;
 use crate::lines::{self, BadLine, nearest};
-use crate::link::versions::{Version, most_common};
+use crate::link::versions::{ServedVersion, most_common};
 use std::collections::BTreeMap;
 use std::fmt::{self, Display};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -21,11 +21,11 @@ const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 #[derive(Clone, Debug, Default)]
 pub struct ModelRoutes(Arc<RwLock<Arc<RouteTable>>>);
 
-pub type RouteTable = BTreeMap<String, Vec<Share>>;
+pub type RouteTable = BTreeMap<String, Vec<VersionShare>>;
 
 /// A version's share of the requests for a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Share {
+pub struct VersionShare {
     pub of: VersionPattern,
     pub weight: u32,
 }
@@ -45,22 +45,22 @@ impl VersionPattern {
 
     /// Returns, among several matching versions, the ready one that most replicas have, and of equals the first: so one
     /// version answers under a name, and one replica with a damaged file never does.
-    pub fn among<'a>(&self, versions: &'a [Version]) -> Option<&'a Version> {
-        let meant = || versions.iter().filter(|version| self.means(version));
+    pub fn pick_version<'a>(&self, versions: &'a [ServedVersion]) -> Option<&'a ServedVersion> {
+        let meant = || versions.iter().filter(|version| self.matches(version));
         most_common(meant()).or_else(|| meant().next())
     }
 
-    pub fn means(&self, version: &Version) -> bool {
+    pub fn matches(&self, version: &ServedVersion) -> bool {
         let is_of_it = || version.digest().to_string().starts_with(&self.digest);
         version.model() == self.model && (self.digest.is_empty() || is_of_it())
     }
 
     /// Returns a served version that this one may mean, if no replica serves this one: the operator may have misspelt
     /// it.
-    pub fn like(&self, versions: &[Version]) -> Option<String> {
+    pub fn similar_version(&self, versions: &[ServedVersion]) -> Option<String> {
         let of_its_name = versions.iter().find(|version| version.model() == self.model);
         let other_digest = of_its_name.map(|version| format!("{}@{}", version.model(), version.digest()));
-        other_digest.or_else(|| nearest(&self.model, versions.iter().map(Version::model)).map(str::to_owned))
+        other_digest.or_else(|| nearest(&self.model, versions.iter().map(ServedVersion::model)).map(str::to_owned))
     }
 }
 
@@ -108,18 +108,18 @@ fn parse(text: &str) -> Result<RouteTable, BadLine> {
     Ok(table)
 }
 
-fn route_of(line: &str) -> Result<(&str, Vec<Share>), String> {
+fn route_of(line: &str) -> Result<(&str, Vec<VersionShare>), String> {
     let (name, shares) = line.split_once('=').ok_or("a line is `NAME = VERSION:WEIGHT, VERSION:WEIGHT`")?;
     let name = name.trim();
     if name.is_empty() {
         return Err("no name stands before `=`".into());
     }
-    let shares: Vec<Share> = shares.split(',').map(share_of).collect::<Result<_, _>>()?;
+    let shares: Vec<VersionShare> = shares.split(',').map(share_of).collect::<Result<_, _>>()?;
     if shares.len() > SHARES_MAX {
         return Err(format!("`{name}` has more than {SHARES_MAX} versions"));
     }
     let twice = shares.iter().enumerate().find(|(i, share)| shares[..*i].iter().any(|before| before.of == share.of));
-    if let Some((_, Share { of, .. })) = twice {
+    if let Some((_, VersionShare { of, .. })) = twice {
         return Err(format!("`{name}` has `{}` twice", of.model));
     }
     if shares.iter().all(|share| share.weight == 0) {
@@ -128,7 +128,7 @@ fn route_of(line: &str) -> Result<(&str, Vec<Share>), String> {
     Ok((name, shares))
 }
 
-fn share_of(word: &str) -> Result<Share, String> {
+fn share_of(word: &str) -> Result<VersionShare, String> {
     let word = word.trim();
     let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     // A model's own name may have a colon, as `smollm2:Q4_K_M` has; what looks like a number is taken as a weight.
@@ -151,21 +151,21 @@ fn share_of(word: &str) -> Result<Share, String> {
         return Err(format!("`{digest}` is no beginning of a policy digest, as `lockstep status` shows them"));
     }
     let of = VersionPattern { model: model.into(), digest: digest.to_ascii_lowercase() };
-    Ok(Share { of, weight })
+    Ok(VersionShare { of, weight })
 }
 
 /// Returns the version that answers. The key falls on a scale that the weights divide, in their order: so a version
 /// with a growing weight keeps its keys. While no replica of a version is ready, its share goes to the others by their
 /// weights. If no version is ready at all, requests wait for the one of their key.
-pub fn route<'a>(shares: &[Share], versions: &'a [Version], key: u64) -> Option<&'a Version> {
-    let meant = || shares.iter().map(|share| (share.weight, share.of.among(versions)));
+pub fn route<'a>(shares: &[VersionShare], versions: &'a [ServedVersion], key: u64) -> Option<&'a ServedVersion> {
+    let meant = || shares.iter().map(|share| (share.weight, share.of.pick_version(versions)));
     let drawn = at(meant().map(|(weight, _)| weight), key.wrapping_mul(GOLDEN));
     let drawn = drawn.and_then(|idx| meant().nth(idx)?.1);
-    if drawn.is_some_and(Version::is_ready) {
+    if drawn.is_some_and(ServedVersion::is_ready) {
         return drawn;
     }
-    let weight_if_ready = |(weight, version): (u32, Option<&Version>)| {
-        let is_ready = version.is_some_and(Version::is_ready);
+    let weight_if_ready = |(weight, version): (u32, Option<&ServedVersion>)| {
+        let is_ready = version.is_some_and(ServedVersion::is_ready);
         if is_ready { weight } else { 0 }
     };
     // The number differs from the one before: all keys that come here fell on the same part of the scale.
@@ -174,8 +174,9 @@ pub fn route<'a>(shares: &[Share], versions: &'a [Version], key: u64) -> Option<
 }
 
 /// Returns the version with the most requests: for questions about a name without a request.
-pub fn heaviest<'a>(shares: &[Share], versions: &'a [Version]) -> Option<&'a Version> {
-    let mut meant: Vec<_> = shares.iter().filter_map(|share| Some((share.weight, share.of.among(versions)?))).collect();
+pub fn heaviest<'a>(shares: &[VersionShare], versions: &'a [ServedVersion]) -> Option<&'a ServedVersion> {
+    let mut meant: Vec<_> =
+        shares.iter().filter_map(|share| Some((share.weight, share.of.pick_version(versions)?))).collect();
     meant.sort_by_key(|(weight, version)| (!version.is_ready(), std::cmp::Reverse(*weight)));
     meant.first().map(|(_, version)| *version)
 }

@@ -6,10 +6,10 @@
 //! could not read its tokens.
 
 use crate::board::pick::VersionId;
-use crate::link::versions::Version;
+use crate::link::versions::ServedVersion;
 use crate::link::view::ReplicaInfo;
-use crate::refusal::{NoResume, Refusal};
-use crate::replicas::models::routes::{ModelRoutes, RouteTable, Share, VersionPattern, heaviest, route};
+use crate::refusal::{Refusal, ResumeError};
+use crate::replicas::models::routes::{ModelRoutes, RouteTable, VersionPattern, VersionShare, heaviest, route};
 use crate::replicas::models::text::ModelText;
 use crate::replicas::pool::Replicas;
 use proto::v1;
@@ -90,7 +90,7 @@ pub struct OfferedShare {
     pub weight: u32,
     pub model: String,
     /// None if no replica serves it.
-    pub version: Option<Version>,
+    pub version: Option<ServedVersion>,
     /// A served version that a route may have meant with one that no replica serves.
     pub like: Option<String>,
 }
@@ -126,7 +126,7 @@ impl ModelTable {
             VersionSelector::Digest(digest) => {
                 let version = self.version_of_digest(&table, &shares, &versions, digest);
                 if version.is_none() && !replicas.is_any_away() {
-                    return Err(NoResume::OtherPolicy.into());
+                    return Err(ResumeError::OtherPolicy.into());
                 }
                 version
             }
@@ -142,12 +142,13 @@ impl ModelTable {
     fn version_of_digest<'a>(
         &self,
         table: &RouteTable,
-        shares: &[Share],
-        versions: &'a [Version],
+        shares: &[VersionShare],
+        versions: &'a [ServedVersion],
         digest: PolicyDigest,
-    ) -> Option<&'a Version> {
-        let able = |version: &&Version| version.digest() == digest && self.text_of(table, version.model()).is_some();
-        let is_routed = |version: &&Version| shares.iter().any(|share| share.of.means(version));
+    ) -> Option<&'a ServedVersion> {
+        let able =
+            |version: &&ServedVersion| version.digest() == digest && self.text_of(table, version.model()).is_some();
+        let is_routed = |version: &&ServedVersion| shares.iter().any(|share| share.of.matches(version));
         let routed = versions.iter().filter(able).find(is_routed);
         routed.or_else(|| versions.iter().find(able))
     }
@@ -185,12 +186,12 @@ impl ModelTable {
     }
 
     /// The name that replies carry, and the versions behind it.
-    fn shares<'a>(&'a self, table: &'a RouteTable, requested: &'a str) -> Option<(&'a str, Cow<'a, [Share]>)> {
+    fn shares<'a>(&'a self, table: &'a RouteTable, requested: &'a str) -> Option<(&'a str, Cow<'a, [VersionShare]>)> {
         let requested = if requested.is_empty() { self.names.first()? } else { requested };
         if let Some(shares) = table.get(requested) {
             return Some((requested, Cow::Borrowed(shares)));
         }
-        let alone = |model: &str| Share { of: VersionPattern::named(model), weight: 1 };
+        let alone = |model: &str| VersionShare { of: VersionPattern::named(model), weight: 1 };
         if self.texts.others.contains_key(requested) {
             return Some((requested, Cow::Owned(vec![alone(requested)])));
         }
@@ -221,7 +222,7 @@ impl ModelTable {
         names
     }
 
-    fn warn_strangers(&self, table: &RouteTable, versions: &[Version]) {
+    fn warn_strangers(&self, table: &RouteTable, versions: &[ServedVersion]) {
         for version in versions.iter().filter(|version| self.text_of(table, version.model()).is_none()) {
             let mut warned = self.strangers.lock().unwrap_or_else(PoisonError::into_inner);
             if warned.insert(version.id) {
@@ -241,9 +242,9 @@ impl ModelTable {
         let offer = |name: String| {
             let shares = self.shares(&table, &name).map(|(_, shares)| shares.into_owned()).unwrap_or_default();
             let is_routed = table.contains_key(&name);
-            let offered = |share: Share| {
-                let version = share.of.among(&versions).cloned();
-                let like = if is_routed && version.is_none() { share.of.like(&versions) } else { None };
+            let offered = |share: VersionShare| {
+                let version = share.of.pick_version(&versions).cloned();
+                let like = if is_routed && version.is_none() { share.of.similar_version(&versions) } else { None };
                 OfferedShare { weight: share.weight, version, like, model: share.of.model }
             };
             let shares: Vec<OfferedShare> = shares.into_iter().map(offered).collect();
@@ -255,8 +256,8 @@ impl ModelTable {
     /// The digest of the first ready replica is in force: replicas with another one get no requests.
     fn one_offer(&self, replicas: &Replicas) -> Option<ModelOffer> {
         let replica = replicas.any()?;
-        let weight = |version: &Version| u32::from(version.digest() == replica.digest);
-        let offered = |version: &Version| OfferedShare {
+        let weight = |version: &ServedVersion| u32::from(version.digest() == replica.digest);
+        let offered = |version: &ServedVersion| OfferedShare {
             weight: weight(version),
             model: version.model().to_owned(),
             version: Some(version.clone()),

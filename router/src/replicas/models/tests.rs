@@ -1,29 +1,29 @@
 //! Routes as lines, and which version gets which key.
 
-use super::routes::{ModelRoutes, Share, VersionPattern, heaviest, route};
+use super::routes::{ModelRoutes, VersionPattern, VersionShare, heaviest, route};
 use super::unserved::{RouteChange, UnservedVersions};
-use crate::link::versions::{Version, versions};
-use crate::link::view::{ReplicaInfo, View};
+use crate::link::versions::{ServedVersion, versions};
+use crate::link::view::{ReplicaInfo, ReplicaView};
 use proto::cluster as wire;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 use types::PolicyDigest;
 
-fn view(model: &str, digest: u8, is_ready: bool) -> View {
+fn view(model: &str, digest: u8, is_ready: bool) -> ReplicaView {
     let replica = ReplicaInfo::for_test(model, PolicyDigest([digest; 32]));
     let phase = if is_ready { wire::state::Phase::Ready } else { wire::state::Phase::Recovering };
     let state = Some(wire::State { phase: phase.into(), ..wire::State::default() });
-    View { replica: Some(Arc::new(replica)), state, ..View::default() }
+    ReplicaView { replica: Some(Arc::new(replica)), state, ..ReplicaView::default() }
 }
 
-fn shares(line: &str) -> Vec<Share> {
+fn shares(line: &str) -> Vec<VersionShare> {
     let table = ModelRoutes::parse(line).unwrap().table();
     table.values().next().unwrap().clone()
 }
 
 /// Returns how many of the keys from 0 on each version gets.
-fn counts(shares: &[Share], versions: &[Version], n_keys: u64) -> Vec<usize> {
+fn counts(shares: &[VersionShare], versions: &[ServedVersion], n_keys: u64) -> Vec<usize> {
     let mut counts = vec![0; versions.len()];
     for key in 0..n_keys {
         let got = route(shares, versions, key).unwrap();
@@ -34,10 +34,12 @@ fn counts(shares: &[Share], versions: &[Version], n_keys: u64) -> Vec<usize> {
 
 #[test]
 fn replicas_of_one_name_and_one_digest_are_a_version() {
-    let views = [view("a", 1, false), View::of("away"), view("a", 2, true), view("b", 1, true), view("a", 1, true)];
+    let views =
+        [view("a", 1, false), ReplicaView::of("away"), view("a", 2, true), view("b", 1, true), view("a", 1, true)];
     let found = versions(&views);
-    let of =
-        |version: &Version| (version.model().to_owned(), version.digest().0[0], version.n_ready, version.n_replicas);
+    let of = |version: &ServedVersion| {
+        (version.model().to_owned(), version.digest().0[0], version.n_ready, version.n_replicas)
+    };
     let summaries: Vec<_> = found.iter().map(of).collect();
     assert_eq!(summaries, [("a".into(), 1, 1, 2), ("a".into(), 2, 1, 1), ("b".into(), 1, 1, 1)]);
 }
@@ -46,9 +48,9 @@ fn replicas_of_one_name_and_one_digest_are_a_version() {
 fn lines_are_read_as_they_are_meant() {
     let share = |model: &str, digest: &str, weight| {
         let of = VersionPattern { model: model.into(), digest: digest.into() };
-        Share { of, weight }
+        VersionShare { of, weight }
     };
-    let check = |line: &str, expect: &[Share]| assert_eq!(shares(line), expect, "{line}");
+    let check = |line: &str, expect: &[VersionShare]| assert_eq!(shares(line), expect, "{line}");
     check("chat=v1", &[share("v1", "", 1)]);
     check("chat = v1:90 , v2:10", &[share("v1", "", 90), share("v2", "", 10)]);
     check("chat=org/m:Q4_K_M:3,org/m:Q8_0", &[share("org/m:Q4_K_M", "", 3), share("org/m:Q8_0", "", 1)]);
@@ -135,8 +137,8 @@ fn persistently_unserved_version_is_reported_once() {
     let routes = ModelRoutes::parse("chat=smollm2:90,smollm-2:10\nsoon=v3:1,v4:0\ndigest=smollm2@02").unwrap();
     let served = versions(&[view("smollm2", 1, false)]);
     let (mut unserved, start) = (UnservedVersions::default(), Instant::now());
-    let mut look = |routes: &ModelRoutes, served: &[Version], after| {
-        unserved.look(&routes.table(), served, start + Duration::from_secs(after))
+    let mut look = |routes: &ModelRoutes, served: &[ServedVersion], after| {
+        unserved.update_missed(&routes.table(), served, start + Duration::from_secs(after))
     };
     let change = |name: &str, version: &str, is_served, like: Option<&str>| RouteChange {
         name: name.into(),

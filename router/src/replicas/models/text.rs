@@ -1,11 +1,11 @@
 //! Tokenizer, template and dialect of one model. Knows no replica and no other model.
 
 use crate::refusal::Refusal;
-use crate::replicas::models::conversation::{self, ReadChat};
+use crate::replicas::models::conversation::{self, ParsedChat};
 use crate::replicas::models::fallback::fallback;
 use crate::replicas::models::prompted_tools;
-use crate::replicas::models::talk::{Talk, markers, may_open_thought};
-use checkpoint::{ChatTemplate, Checkpoint, Conversation, Defaults, ModelSpec, TokenTable, Tokenizer};
+use crate::replicas::models::talk::{AnswerParseContext, markers, may_open_thought};
+use checkpoint::{ChatTemplate, Checkpoint, Conversation, ModelSpec, SamplingDefaults, TokenTable, Tokenizer};
 use dialect::{Dialect, UnknownDialect};
 use grammar::Vocabulary;
 use proto::v1;
@@ -29,9 +29,9 @@ pub struct ModelText {
     pub template: Option<ChatTemplate>,
     pub spec: ModelSpec,
     /// The sampling that the model's files recommend.
-    pub defaults: Defaults,
+    pub defaults: SamplingDefaults,
     /// The sampling that the catalogue recommends.
-    pub card: Defaults,
+    pub card: SamplingDefaults,
     /// How the model writes calls and thoughts.
     pub dialect: Dialect,
     /// Whether clients may send a chat template of their own.
@@ -47,7 +47,7 @@ pub struct ModelText {
 /// An input as tokens. For a chat it also has how the answer is read.
 pub(crate) struct EncodedInput {
     pub ids: Tokens,
-    pub talk: Option<Talk>,
+    pub talk: Option<AnswerParseContext>,
 }
 
 /// The characters `start..end` of a text that each of its tokens stands for.
@@ -60,7 +60,7 @@ impl ModelText {
             template: None,
             spec: checkpoint.spec().clone(),
             defaults: *checkpoint.defaults(),
-            card: Defaults::default(),
+            card: SamplingDefaults::default(),
             dialect: Dialect::NONE,
             trusts_templates: false,
             variables: Map::new(),
@@ -81,8 +81,8 @@ impl ModelText {
 
     /// Returns the same model with calls and thoughts of these names, if they are given.
     pub fn with_dialect(self, calls: Option<&str>, thoughts: Option<&str>) -> Result<ModelText, UnknownDialect> {
-        let dialect = calls.map_or(Ok(self.dialect), |name| self.dialect.tools_named(name))?;
-        let dialect = thoughts.map_or(Ok(dialect), |name| dialect.thoughts_named(name))?;
+        let dialect = calls.map_or(Ok(self.dialect), |name| self.dialect.with_call_form(name))?;
+        let dialect = thoughts.map_or(Ok(dialect), |name| dialect.with_thought_form(name))?;
         Ok(ModelText { dialect, ..self })
     }
 
@@ -103,7 +103,7 @@ impl ModelText {
     /// Returns an input's tokens. `add_special` is for plain text; a template writes its special tokens itself. `now`
     /// is the time for a template that reads it, in Unix seconds.
     pub(crate) fn encode(&self, input: Input, add_special: bool, now: u64) -> Result<EncodedInput, Refusal> {
-        Ok(self.encoded_of(input, add_special, now)?.0)
+        Ok(self.encode_input(input, add_special, now)?.0)
     }
 
     /// Returns the same, and where each token stands in the text. Token ids that were sent stand in no text.
@@ -112,12 +112,17 @@ impl ModelText {
         input: Input,
         now: u64,
     ) -> Result<(EncodedInput, Option<TokenSpans>), Refusal> {
-        let (encoded, text) = self.encoded_of(input, true, now)?;
-        let places = text.map(|text| self.tokenizer.places(&text, &encoded.ids));
+        let (encoded, text) = self.encode_input(input, true, now)?;
+        let places = text.map(|text| self.tokenizer.char_spans(&text, &encoded.ids));
         Ok((encoded, places))
     }
 
-    fn encoded_of(&self, input: Input, add_special: bool, now: u64) -> Result<(EncodedInput, Option<String>), Refusal> {
+    fn encode_input(
+        &self,
+        input: Input,
+        add_special: bool,
+        now: u64,
+    ) -> Result<(EncodedInput, Option<String>), Refusal> {
         let (field, text, talk) = match input {
             Input::TokenIds(ids) => return Ok((EncodedInput { ids: self.checked(ids.ids)?, talk: None }, None)),
             Input::Text(text) => ("text", text, None),
@@ -153,7 +158,7 @@ impl ModelText {
     }
 
     /// Returns the prompt of a chat, and how its answer is read.
-    pub(crate) fn render(&self, chat: v1::Chat, now: u64) -> Result<(String, Talk), Refusal> {
+    pub(crate) fn render(&self, chat: v1::Chat, now: u64) -> Result<(String, AnswerParseContext), Refusal> {
         let mut read = conversation::read(chat)?;
         let sent = read.template.as_deref().map(|source| self.sent_template(source)).transpose()?;
         let template = match sent.as_ref().or(self.template.as_ref()) {
@@ -171,10 +176,10 @@ impl ModelText {
             let why = "cannot be kept: the form in which this model thinks is unknown (--reasoning-parser names it)";
             return Err(Refusal::invalid(THINKING_BUDGET, why));
         }
-        let rendered = rendered(template, &read, now)?;
+        let rendered = render_template(template, &read, now)?;
         let opening = self.dialect.opens_thought(&rendered);
-        let ReadChat { tools, choice, is_parallel, includes_reasoning, thinking_token_budget, .. } = read;
-        let talk = Talk {
+        let ParsedChat { tools, choice, is_parallel, includes_reasoning, thinking_token_budget, .. } = read;
+        let talk = AnswerParseContext {
             dialect: self.dialect,
             tools,
             choice,
@@ -212,7 +217,7 @@ impl ModelText {
             let why = "the operator does not allow it (--trust-request-chat-template)";
             return Err(Refusal::invalid("chat_template", why));
         }
-        let like = |own: &ChatTemplate| own.replaced(source);
+        let like = |own: &ChatTemplate| own.with_source(source);
         let template = self.template.as_ref().map_or_else(|| ChatTemplate::new(source, None, None), like);
         template.map_err(|error| Refusal::invalid("chat_template", error.to_string()))
     }
@@ -224,7 +229,7 @@ fn dialect_of(template: &ChatTemplate) -> Dialect {
         return dialect;
     }
     // Every build has the generic form.
-    dialect.tools_named(PROMPTED_CALLS).unwrap_or(dialect)
+    dialect.with_call_form(PROMPTED_CALLS).unwrap_or(dialect)
 }
 
 /// Sets how much the model is to think in the template's variables. A template that has only a switch gets it on or
@@ -252,13 +257,13 @@ fn apply_effort(
     if is_applied { Ok(()) } else { Err(Refusal::invalid(EFFORT, why)) }
 }
 
-fn rendered(template: &ChatTemplate, read: &ReadChat, now: u64) -> Result<String, Refusal> {
+fn render_template(template: &ChatTemplate, read: &ParsedChat, now: u64) -> Result<String, Refusal> {
     let chat = &read.conversation;
     let refused = |error: checkpoint::Error| Refusal::invalid("chat", error.to_string());
     if template.uses_tools() || !prompted_tools::is_needed(chat) {
         return template.render(chat, now).map_err(refused);
     }
-    let in_system = template.render(&prompted_tools::plain(chat, true), now);
+    let in_system = template.render(&prompted_tools::without_tools(chat, true), now);
     // Some templates take no system message.
-    in_system.or_else(|_| template.render(&prompted_tools::plain(chat, false), now)).map_err(refused)
+    in_system.or_else(|_| template.render(&prompted_tools::without_tools(chat, false), now)).map_err(refused)
 }

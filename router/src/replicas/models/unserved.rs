@@ -1,7 +1,7 @@
 //! Which versions of the routes no replica serves, as after a slip in a name. Their requests go elsewhere without an
 //! error, so the operator needs a warning. Knows no requests.
 
-use crate::link::versions::Version;
+use crate::link::versions::ServedVersion;
 use crate::replicas::models::routes::RouteTable;
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -31,9 +31,9 @@ pub struct RouteChange {
 
 impl UnservedVersions {
     /// Compares the routes with what replicas serve. A version that is to get nothing is not missed.
-    pub fn look(&mut self, table: &RouteTable, versions: &[Version], now: Instant) -> Vec<RouteChange> {
+    pub fn update_missed(&mut self, table: &RouteTable, versions: &[ServedVersion], now: Instant) -> Vec<RouteChange> {
         let routed = table.iter().flat_map(|(name, shares)| shares.iter().map(move |share| (name, share)));
-        let missed = routed.filter(|(_, share)| share.weight > 0 && share.of.among(versions).is_none());
+        let missed = routed.filter(|(_, share)| share.weight > 0 && share.of.pick_version(versions).is_none());
         let missed: BTreeMap<_, _> =
             missed.map(|(name, share)| ((name.clone(), share.of.to_string()), share)).collect();
         let mut changes = Vec::new();
@@ -50,7 +50,7 @@ impl UnservedVersions {
             let before = self.0.entry(of).or_insert(MissedVersion { since: now, is_reported: false });
             if !before.is_reported && now.duration_since(before.since) >= MISSED_MAX {
                 before.is_reported = true;
-                changes.push(RouteChange { name, version, is_served: false, like: share.of.like(versions) });
+                changes.push(RouteChange { name, version, is_served: false, like: share.of.similar_version(versions) });
             }
         }
         changes

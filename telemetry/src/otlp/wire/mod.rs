@@ -2,7 +2,7 @@
 //! waiting and reading have limits. Has no knowledge of queues.
 
 use super::collector::{Collector, Protocol};
-use super::reach::{self, Headers, chain};
+use super::reach::{self, ExportHeaders, error_chain};
 use crate::Error;
 use bytes::Bytes;
 use http::{HeaderMap, Method, Request, StatusCode, header};
@@ -98,7 +98,7 @@ impl ExportBatch {
     }
 
     /// Returns how many items an answer rejects, and why.
-    fn refused(&self, answer: &[u8]) -> Result<PartialSuccess, prost::DecodeError> {
+    fn partial_success(&self, answer: &[u8]) -> Result<PartialSuccess, prost::DecodeError> {
         Ok(match self {
             ExportBatch::Spans(_) => of_spans(ExportTraceServiceResponse::decode(answer)?),
             ExportBatch::Metrics(_) => of_metrics(ExportMetricsServiceResponse::decode(answer)?),
@@ -151,7 +151,7 @@ pub struct ExportFailure {
 }
 
 impl ExportFailure {
-    fn passing(why: impl std::fmt::Display) -> ExportFailure {
+    fn transient(why: impl std::fmt::Display) -> ExportFailure {
         ExportFailure { why: why.to_string(), is_passing: true }
     }
 }
@@ -159,7 +159,7 @@ impl ExportFailure {
 #[derive(Clone, Debug)]
 pub struct CollectorClient {
     way: ExportTransport,
-    headers: Headers,
+    headers: ExportHeaders,
 }
 
 #[derive(Clone, Debug)]
@@ -194,7 +194,7 @@ impl CollectorClient {
                 ExportTransport::Http { client, base } => by_http(client, base, batch, headers).await,
             }
         };
-        timeout(ANSWER_MAX, sent).await.unwrap_or_else(|_| Err(ExportFailure::passing("no answer in time")))
+        timeout(ANSWER_MAX, sent).await.unwrap_or_else(|_| Err(ExportFailure::transient("no answer in time")))
     }
 }
 
@@ -219,7 +219,7 @@ async fn by_grpc(channel: Channel, batch: ExportBatch, headers: &HeaderMap) -> R
     };
     // The division into temporary and final failures follows OTLP's specification.
     answer.map_err(|status| ExportFailure {
-        why: format!("{:?}: {}", status.code(), status.source().map_or(status.message().into(), chain)),
+        why: format!("{:?}: {}", status.code(), status.source().map_or(status.message().into(), error_chain)),
         is_passing: matches!(
             status.code(),
             Code::Cancelled
@@ -246,7 +246,7 @@ async fn by_http(
         .body(Full::new(batch.bytes()))
         .map_err(|error| ExportFailure { why: error.to_string(), is_passing: false })?;
     request.headers_mut().extend(headers.clone());
-    let answer = client.request(request).await.map_err(|error| ExportFailure::passing(chain(&error)))?;
+    let answer = client.request(request).await.map_err(|error| ExportFailure::transient(error_chain(&error)))?;
     let status = answer.status();
     let read = Limited::new(answer.into_body(), ANSWER_BYTES_MAX).collect().await;
     let body = read.map_err(|error| ExportFailure { why: error.to_string(), is_passing: false })?.to_bytes();
@@ -261,7 +261,7 @@ async fn by_http(
         return Err(ExportFailure { why: status.to_string(), is_passing });
     }
     batch
-        .refused(&body)
+        .partial_success(&body)
         .map_err(|error| ExportFailure { why: format!("an answer of no meaning: {error}"), is_passing: false })
 }
 

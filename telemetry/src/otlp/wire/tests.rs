@@ -88,7 +88,7 @@ async fn over_tls_only_trusted_collectors_get_the_key() {
     let [by_grpc, by_http] = collectors(&certified).await;
     for (protocol, port) in [(Protocol::Grpc, by_grpc), (Protocol::Http, by_http)] {
         let endpoint = format!("https://localhost:{port}");
-        let headers = Headers::parse("x-key=a%20key%2C%20a%20%3D%20and%20a%20%25").unwrap();
+        let headers = ExportHeaders::parse("x-key=a%20key%2C%20a%20%3D%20and%20a%20%25").unwrap();
         let authority = Some(certified.authority.clone().into_bytes());
         let right = Collector { endpoint, protocol, headers, authority, ..Collector::default() };
         let send = async |collector: &Collector| {
@@ -98,7 +98,7 @@ async fn over_tls_only_trusted_collectors_get_the_key() {
                 .await
         };
         assert_eq!(send(&right).await.unwrap(), PartialSuccess::default(), "{protocol:?}");
-        let keyless = send(&Collector { headers: Headers::default(), ..right.clone() }).await.unwrap_err();
+        let keyless = send(&Collector { headers: ExportHeaders::default(), ..right.clone() }).await.unwrap_err();
         assert!(!keyless.is_passing && (keyless.why.contains("401") || keyless.why.contains("Unauth")), "{keyless:?}");
         let by_the_web = send(&Collector { authority: None, ..right.clone() }).await.unwrap_err();
         assert!(by_the_web.why.contains("certificate"), "{by_the_web:?}");

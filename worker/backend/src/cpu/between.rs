@@ -4,7 +4,7 @@ use super::isa::Kernel;
 use super::lanes::{LANES, Lanes};
 use super::math::{clamped_silu, gelu, gelu_erf, sigmoid, soft_cap};
 use super::memory::SharedPtr;
-use crate::{Clamp, AttentionHeads};
+use crate::{AttentionHeads, Clamp};
 use std::ops::Range;
 
 /// Norms each head of Q and of K in place. qkv: [n_rows, qkv_cols]

@@ -22,7 +22,9 @@ pub(crate) fn sub_block(dtype: Dtype, block: &[u8], i: usize) -> SubBlock {
         Dtype::Q5_0 => simple(fives(block, 2), &[two_bytes_at(block, 0)]),
         Dtype::Q5_1 => simple(fives(block, 4), &[two_bytes_at(block, 0), two_bytes_at(block, 2)]),
         Dtype::Q8_0 => simple(fixed::<32>(block, 2).map(|q| q ^ SIGN), &[two_bytes_at(block, 0)]),
-        Dtype::IQ4NL => simple(nibbles(block, 2).map(|name| IQ4NL[name as usize] as u8 ^ SIGN), &[two_bytes_at(block, 0)]),
+        Dtype::IQ4NL => {
+            simple(nibbles(block, 2).map(|name| IQ4NL[name as usize] as u8 ^ SIGN), &[two_bytes_at(block, 0)])
+        }
         Dtype::MXFP4 => {
             simple(nibbles(block, 1).map(|name| MXFP4[name as usize] as u8 ^ SIGN), &[half_power(block[0])])
         }

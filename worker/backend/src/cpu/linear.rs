@@ -10,7 +10,9 @@ use super::memory::{HostMemory, SharedPtr};
 use super::pack::{DEPTH_MAX, LeafEnd, Matrix, MatrixPart};
 use super::panels::{BLOCK, Fill, Operand, PANEL_ROWS, Panel, n_panels, panel};
 use super::quants::Ternary;
-use super::quants::{COLUMN_BYTES, DigitPacking, ScaleHeader, Packing, Quant, StepScale, ScaleLayout, Width, ref_at, packing, unpack};
+use super::quants::{
+    COLUMN_BYTES, DigitPacking, Packing, Quant, ScaleHeader, ScaleLayout, StepScale, Width, packing, ref_at, unpack,
+};
 use super::quants::{GroupedEights, GroupedFours, IQ4XS, MXFP4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
 use super::{Buffer, Cpu, panels};
 use crate::Linear;
@@ -126,7 +128,9 @@ impl ProductJob<'_> {
 
     fn run_pairs(&self, isa: Isa, part: &MatrixPart, tiles: Range<usize>) {
         match operand(part.dtype, self.activations) {
-            Operand::Bf16 => dispatch_pairs(isa, ProductTiles::<Bf16Pairs> { product: self, part, tiles, weights: PhantomData }),
+            Operand::Bf16 => {
+                dispatch_pairs(isa, ProductTiles::<Bf16Pairs> { product: self, part, tiles, weights: PhantomData })
+            }
             _ => self.run_as::<FloatActivations<Bf16Pairs>>(isa, part, tiles),
         }
     }

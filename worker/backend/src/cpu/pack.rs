@@ -16,7 +16,7 @@ use super::blocks::{group_header, sub_block};
 use super::lanes::LANES;
 use super::memory::{HostMemory, SharedPtr};
 use super::pairs::pack_row;
-use super::quants::{COLUMN_BYTES, ScaleHeaderForm, Packing, Width, pack_digits, packing};
+use super::quants::{COLUMN_BYTES, Packing, ScaleHeaderForm, Width, pack_digits, packing};
 use super::team::Team;
 use crate::{Error, Result, StoredMatrix};
 use std::ops::Range;
@@ -80,7 +80,12 @@ impl Matrix {
         Matrix::pack(parts, whole, 1, team)
     }
 
-    pub(crate) fn of_leaves(stored: StoredMatrix<'_>, leaves: &Leaves, owned: Range<u32>, team: &Team) -> Result<Matrix> {
+    pub(crate) fn of_leaves(
+        stored: StoredMatrix<'_>,
+        leaves: &Leaves,
+        owned: Range<u32>,
+        team: &Team,
+    ) -> Result<Matrix> {
         if owned.start > owned.end || owned.end as usize > leaves.len() {
             return Err(Error::Shape(format!("leaves {owned:?} of {}", leaves.len())));
         }

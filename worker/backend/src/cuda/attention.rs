@@ -3,7 +3,7 @@
 
 use super::buffer::{Buffer, Vector};
 use super::device::Cuda;
-use super::driver::{DeviceMemory, PitchedRows, LaunchShape, Stream};
+use super::driver::{DeviceMemory, LaunchShape, PitchedRows, Stream};
 use super::kernels::{HeadShape, arguments, attend_shared_bytes};
 use super::lock::lock;
 use super::outline::{PassOutline, TILE, n_tiles};
@@ -11,7 +11,7 @@ use super::scratch::DeviceScratch;
 use super::table::Kernel;
 use super::uploads;
 use super::weights::GROUP;
-use crate::{Attention, AttentionCall, Error, AttentionHeads, KvSpec, Pass, Result, RopeStyle};
+use crate::{Attention, AttentionCall, AttentionHeads, Error, KvSpec, Pass, Result, RopeStyle};
 use types::{BLOCK_TOKENS, BlockId, KvDtype};
 
 const POSITIONS: usize = BLOCK_TOKENS as usize;
@@ -231,7 +231,8 @@ impl Attention for Cuda {
         let mut uploads = lock(&self.uploads);
         let plan = AttentionPlan::of(pass, heads, uploads.batch.outline);
         let Some(tables) = tables(&uploads, pass, group) else { return };
-        let Some((items, n_items)) = self.keep_error(uploads.items(&self.stream, pass, group, plan.rows_per_item)) else {
+        let Some((items, n_items)) = self.keep_error(uploads.items(&self.stream, pass, group, plan.rows_per_item))
+        else {
             return;
         };
         let kv = kv.layer_address(heads, layer);

@@ -2,7 +2,7 @@
 
 use super::clock::BusyClock;
 use super::draws::DrawScratch;
-use super::driver::{DeviceMemory, Card, Context, CudaEvent, Driver, LaunchShape, Stream};
+use super::driver::{Card, Context, CudaEvent, DeviceMemory, Driver, LaunchShape, Stream};
 use super::fault::FirstError;
 use super::graphs::GraphCache;
 use super::kernels::Kernels;

@@ -3,7 +3,7 @@
 
 use super::buffer::Buffer;
 use super::device::Cuda;
-use super::driver::{DeviceMemory, CudaEvent, PitchedRows, LaunchShape, Stream};
+use super::driver::{CudaEvent, DeviceMemory, LaunchShape, PitchedRows, Stream};
 use super::kernels::{arguments, by_row};
 use super::table::Kernel;
 use crate::Result;

@@ -1,6 +1,6 @@
 //! Working memory for the draws of a pass.
 
-use super::driver::{DeviceMemory, Context, CudaEvent, PinnedMemory};
+use super::driver::{Context, CudaEvent, DeviceMemory, PinnedMemory};
 use crate::cpu::sample::{UneditedDraw, unedited};
 use crate::{Draw, DrawError, Result};
 use bytemuck::{Pod, Zeroable};

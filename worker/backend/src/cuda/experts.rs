@@ -8,7 +8,7 @@ use super::kernels::{arguments, by_row};
 use super::linear::tiles_per_block;
 use super::lock::lock;
 use super::table::Kernel;
-use super::weights::{WeightKind, Matrix};
+use super::weights::{Matrix, WeightKind};
 use crate::{Error, ExpertActivation, ExpertStack, Experts, Memory, Pointwise, Result, Routing, Scoring};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -31,14 +31,14 @@ pub struct Routes {
     routing: Routing,
     n_rows: usize,
     rows_max: usize,
-    chosen: DeviceMemory,   // [rows_max, n_used]
-    weights: DeviceMemory,  // [rows_max, n_used]
-    starts: DeviceMemory,   // [n_experts + 1]
-    order: DeviceMemory,    // [rows_max * n_used]
-    place: DeviceMemory,    // [rows_max * n_used]
-    gate_up: Buffer, // [rows_max * n_used, 2 * inner]
-    inner: Buffer,   // [rows_max * n_used, inner]
-    y: Buffer,       // [rows_max * n_used, hidden]
+    chosen: DeviceMemory,  // [rows_max, n_used]
+    weights: DeviceMemory, // [rows_max, n_used]
+    starts: DeviceMemory,  // [n_experts + 1]
+    order: DeviceMemory,   // [rows_max * n_used]
+    place: DeviceMemory,   // [rows_max * n_used]
+    gate_up: Buffer,       // [rows_max * n_used, 2 * inner]
+    inner: Buffer,         // [rows_max * n_used, inner]
+    y: Buffer,             // [rows_max * n_used, hidden]
     addresses: Mutex<ExpertAddresses>,
 }
 
@@ -142,7 +142,15 @@ struct MatrixPerExpert<'a> {
 
 impl Cuda {
     /// Computes each expert's product with the rows that chose it: those in `order`, or the choices themselves.
-    fn grouped_product(&self, of: &MatrixPerExpert<'_>, x: u64, order: u64, n_used: usize, routes: &Routes, out: &Buffer) {
+    fn grouped_product(
+        &self,
+        of: &MatrixPerExpert<'_>,
+        x: u64,
+        order: u64,
+        n_used: usize,
+        routes: &Routes,
+        out: &Buffer,
+    ) {
         let Some(model) = of.all.first() else { return };
         out.set_bf16(false);
         for (i, part) in model.parts.iter().enumerate() {
@@ -174,7 +182,8 @@ impl Cuda {
     fn add_biases(&self, biases: &Vector, first: u32, routes: &Routes, x: &Buffer) {
         let n_choices = routes.n_rows * routes.routing.n_used;
         let (cols, n) = (x.cols as u32, (biases.len / x.cols.max(1)) as u32);
-        let (x, chosen, order, bias) = (x.address(), routes.chosen.address(0), routes.order.address(0), biases.address());
+        let (x, chosen, order, bias) =
+            (x.address(), routes.chosen.address(0), routes.order.address(0), biases.address());
         let args = arguments![x, cols, chosen, order, first, n, bias];
         // SAFETY: x has a row for each choice, and there are n biases of its width.
         unsafe { self.launch(Kernel::AddExpertBias, by_row(n_choices), args) };

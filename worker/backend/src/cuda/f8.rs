@@ -12,7 +12,7 @@ use super::linear::{FLOAT, Operands};
 use super::lt::NumberType;
 use super::scratch::WIDENED_BYTES;
 use super::table::Kernel;
-use super::weights::{GROUP, WeightKind, Matrix, MatrixPart, TILE};
+use super::weights::{GROUP, Matrix, MatrixPart, TILE, WeightKind};
 use crate::Result;
 
 /// The first GPUs whose tensor cores take numbers of eight bits.
@@ -75,7 +75,8 @@ impl Cuda {
         }
         (0..part.rows).step_by(rows_each).all(|first| {
             let n = rows_each.min(part.rows - first);
-            let (digits, scales) = (part.digits.address(first * plain.ld), part.scales.address(first * n_groups as usize * 4));
+            let (digits, scales) =
+                (part.digits.address(first * plain.ld), part.scales.address(first * n_groups as usize * 4));
             let args = arguments![digits, scales, n_groups, to];
             // SAFETY: the part has so many rows from there on, a tile's first; there is room for them in bf16.
             unsafe { self.launch(Kernel::WidenWeights, by_row(n), args) };

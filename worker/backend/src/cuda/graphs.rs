@@ -8,7 +8,7 @@
 //! Instantiated graphs take memory of the device, up to a limit that is counted here and that `free_bytes` leaves out.
 //! The memory is not reserved before: a reservation would have to be freed piece by piece, between passes.
 
-use super::driver::{Card, Context, Graph, StreamRecord, Stream};
+use super::driver::{Card, Context, Graph, Stream, StreamRecord};
 use super::outline::PassOutline;
 use crate::{BatchLimits, Pass, PassCounts, Result};
 use std::collections::BTreeMap;

@@ -2,9 +2,9 @@
 //! `kernels/kernels.cuh` describes each kernel's result.
 
 use super::compiler::{Arch, Compiler};
-use super::driver::{Card, Context, Driver, KernelFunction, Module, LaunchShape, Stream};
+use super::driver::{Card, Context, Driver, KernelFunction, LaunchShape, Module, Stream};
 use super::table::{Kernel, UNITS, Unit};
-use crate::{Error, AttentionHeads, Result};
+use crate::{AttentionHeads, Error, Result};
 use std::ffi::{CString, c_void};
 use std::ops::Range;
 use std::path::Path;
@@ -125,7 +125,13 @@ impl Kernels {
     /// # Safety
     /// The arguments are the kernel's, in order; their memory is as large as it reads and writes in this shape, and
     /// lives until the stream has finished.
-    pub unsafe fn launch(&self, stream: &Stream, kernel: Kernel, shape: LaunchShape, args: &[*const c_void]) -> Result<()> {
+    pub unsafe fn launch(
+        &self,
+        stream: &Stream,
+        kernel: Kernel,
+        shape: LaunchShape,
+        args: &[*const c_void],
+    ) -> Result<()> {
         // SAFETY: the module lives as long as self; the rest is the caller's promise.
         unsafe { stream.launch(self.functions[kernel as usize], shape, args) }
     }

@@ -5,9 +5,9 @@ use super::buffer::Buffer;
 use super::device::Cuda;
 use super::driver::LaunchShape;
 use super::kernels::{arguments, by_row};
-use super::lt::{NumberType, LtProduct};
+use super::lt::{LtProduct, NumberType};
 use super::table::Kernel;
-use super::weights::{GROUP, WeightKind, Matrix, MatrixPart};
+use super::weights::{GROUP, Matrix, MatrixPart, WeightKind};
 use crate::Linear;
 use std::ops::Range;
 

@@ -1,7 +1,7 @@
 //! cuBLASLt, if this machine has it: products of many rows, under `fast` only. The algorithm is chosen once for each
 //! shape, and all memory is allocated when the library is opened. Knows nothing of models.
 
-use super::driver::{DeviceMemory, Context, Stream};
+use super::driver::{Context, DeviceMemory, Stream};
 use super::lock::lock;
 use crate::library::{MissingFunction, RuntimeLibrary};
 use crate::{Error, Result};

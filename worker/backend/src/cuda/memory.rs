@@ -11,7 +11,8 @@ use super::table::Kernel;
 use super::uploads::{self, Uploads};
 use super::weights::Matrix;
 use crate::{
-    BatchLimits, ConvolvedChannels, Error, KvSpec, Memory, Pass, RecurrentHeads, Result, RopeStyle, Routing, StoredMatrix,
+    BatchLimits, ConvolvedChannels, Error, KvSpec, Memory, Pass, RecurrentHeads, Result, RopeStyle, Routing,
+    StoredMatrix,
 };
 use half::bf16;
 use std::ops::Range;

@@ -64,7 +64,7 @@ pub use attention::{Kv, Rope};
 pub use buffer::{Buffer, Vector};
 pub use compiler::{Arch, Compiler, Program, SourceText};
 pub use device::{Cuda, CudaConfig};
-pub use direct::{DeviceColumns, DeviceFloats, DeviceWords, StreamMark, SideStream, TransferBuffer};
+pub use direct::{DeviceColumns, DeviceFloats, DeviceWords, SideStream, StreamMark, TransferBuffer};
 pub use driver::{Card, Driver};
 pub use experts::Routes;
 pub use kernels::{compile, kernel_names};

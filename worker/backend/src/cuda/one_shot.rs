@@ -3,7 +3,7 @@
 
 use super::device::Cuda;
 use super::direct::DeviceFloats;
-use super::driver::{DeviceMemory, Driver, Handle, PeerMemory, PinnedMemory, LaunchShape};
+use super::driver::{DeviceMemory, Driver, Handle, LaunchShape, PeerMemory, PinnedMemory};
 use super::kernels::{Argument, arguments};
 use super::lock::lock;
 use super::peer_buffer::{MappedBuffer, OpenedBuffer, PEER_BUFFERS, PeerBuffer, SumControl};

@@ -8,7 +8,7 @@ use super::lock::lock;
 use super::recurrence::NO_RECURRENCE;
 use super::table::Kernel;
 use super::weights::Matrix;
-use crate::{Clamp, Error, AttentionHeads, Pass, Pointwise};
+use crate::{AttentionHeads, Clamp, Error, Pass, Pointwise};
 use std::ops::Range;
 
 /// As in the header.
@@ -108,7 +108,8 @@ impl Pointwise for Cuda {
         self.to_f32(residual, n_rows);
         let forms = form_flag(x) | OUT_BF16;
         out.set_bf16(true);
-        let (x, residual, weight, cols, to) = (x.address(), residual.address(), weight.address(), out.cols as u32, out.address());
+        let (x, residual, weight, cols, to) =
+            (x.address(), residual.address(), weight.address(), out.cols as u32, out.address());
         let args = arguments![x, residual, weight, eps, cols, to, forms];
         // SAFETY: all have so many rows as wide as the weight.
         unsafe { self.launch(Kernel::AddRmsNorm, shape, args) };
@@ -164,7 +165,8 @@ impl Pointwise for Cuda {
         let Some(shape) = self.by_row_in_shared(n_rows, x.cols).filter(|_| n_rows > 0) else { return };
         let forms = form_flag(x) | OUT_BF16;
         out.set_bf16(true);
-        let (x, weight, bias, cols, to) = (x.address(), weight.address(), bias.address(), out.cols as u32, out.address());
+        let (x, weight, bias, cols, to) =
+            (x.address(), weight.address(), bias.address(), out.cols as u32, out.address());
         // SAFETY: both have so many rows as wide as the weight and the bias.
         unsafe { self.launch(Kernel::LayerNorm, shape, arguments![x, weight, bias, eps, cols, to, forms]) };
     }

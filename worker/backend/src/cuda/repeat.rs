@@ -4,7 +4,7 @@ use super::device::Cuda;
 use super::graphs::PassMode;
 use super::lock::lock;
 use super::outline::PassOutline;
-use crate::{Device, Pass, RunOutcome, PassCounts, Result};
+use crate::{Device, Pass, PassCounts, Result, RunOutcome};
 
 impl Cuda {
     pub(super) fn replay_or_run<E>(

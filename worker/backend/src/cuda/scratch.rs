@@ -1,6 +1,6 @@
 //! What operations need besides their arguments. Grown when buffers are made, and never in a pass.
 
-use super::driver::{DeviceMemory, Context};
+use super::driver::{Context, DeviceMemory};
 use crate::Result;
 use std::sync::Arc;
 

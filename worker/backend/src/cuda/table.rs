@@ -177,7 +177,9 @@ impl Kernel {
     /// Returns the products, for at most 8, 16 and 32 rows, and for more.
     pub const fn linear(kind: WeightKind) -> [Kernel; 4] {
         match kind {
-            WeightKind::Bf16 => [Kernel::LinearBf16R8, Kernel::LinearBf16R16, Kernel::LinearBf16R32, Kernel::LinearBf16R64],
+            WeightKind::Bf16 => {
+                [Kernel::LinearBf16R8, Kernel::LinearBf16R16, Kernel::LinearBf16R32, Kernel::LinearBf16R64]
+            }
             WeightKind::Plain => {
                 [Kernel::LinearPlainR8, Kernel::LinearPlainR16, Kernel::LinearPlainR32, Kernel::LinearPlainR64]
             }

@@ -9,7 +9,7 @@
 //! tokens · positions · per group: slots · per group: items, where each slice is a row · per group: tables · the rest
 //! ```
 
-use super::driver::{DeviceMemory, Context, CudaEvent, PinnedMemory, Stream};
+use super::driver::{Context, CudaEvent, DeviceMemory, PinnedMemory, Stream};
 use super::outline::PassOutline;
 use crate::{BatchLimits, Error, Pass, Result};
 use std::ops::Range;

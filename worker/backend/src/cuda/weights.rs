@@ -5,7 +5,7 @@
 //! powers of two an f16 does not hold, groups, whose minima it would round, and unquantized weights become bf16.
 //! Numbers of eight bits stay unchanged, with an f32 for each thirty-two.
 
-use super::driver::{DeviceMemory, Context};
+use super::driver::{Context, DeviceMemory};
 use super::kernels::{PIECES_MAX, SumPieces};
 use crate::cpu::blocks::{SubBlock, group_scale, sub_block};
 use crate::cpu::memory::SharedPtr;
@@ -281,8 +281,12 @@ impl StoredRows<'_> {
             for group in 0..self.n_groups {
                 let elements = || elements(stored, bytes, group * GROUP, GROUP.min(self.k - group * GROUP));
                 match kind {
-                    WeightKind::Bf16 => put_elements(&by_lane(&elements()), &mut digits[2 * (group * TILE + r) * GROUP..]),
-                    WeightKind::Plain => put_elements(&elements(), &mut digits[2 * (r * self.n_groups + group) * GROUP..]),
+                    WeightKind::Bf16 => {
+                        put_elements(&by_lane(&elements()), &mut digits[2 * (group * TILE + r) * GROUP..])
+                    }
+                    WeightKind::Plain => {
+                        put_elements(&elements(), &mut digits[2 * (r * self.n_groups + group) * GROUP..])
+                    }
                     WeightKind::F8 | WeightKind::F8Plain => {
                         self.put_floats(kind, (stored, row), group, r, (&mut *digits, &mut *scales));
                     }

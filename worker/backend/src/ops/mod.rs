@@ -36,7 +36,10 @@ pub trait Device: Linear + Attention + Recurrence + Pointwise + Experts + Sample
 
     /// Runs `work`, which only enqueues operations of this device for the current pass, and the same ones for passes of
     /// the same shape. A device may record it and replay the record the next time. Returns what it did.
-    fn run_or_replay<E>(&self, mut work: impl FnMut() -> std::result::Result<(), E>) -> std::result::Result<RunOutcome, E> {
+    fn run_or_replay<E>(
+        &self,
+        mut work: impl FnMut() -> std::result::Result<(), E>,
+    ) -> std::result::Result<RunOutcome, E> {
         work().map(|()| RunOutcome::Done)
     }
 

@@ -1,6 +1,6 @@
 //! Operations on each row alone.
 
-use super::{Clamp, AttentionHeads, Memory};
+use super::{AttentionHeads, Clamp, Memory};
 use crate::Pass;
 use std::ops::Range;
 

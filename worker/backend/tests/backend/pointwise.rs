@@ -2,7 +2,7 @@
 
 use crate::numbers::{File, Rng, all, assert_bits, assert_close, cpu, cpus, filled};
 use backend::cpu::{Buffer, Cpu, Isa, Vector};
-use backend::{Batch, Clamp, AttentionHeads, Memory, Pointwise};
+use backend::{AttentionHeads, Batch, Clamp, Memory, Pointwise};
 use types::{Activations, Dtype};
 
 /// Runs `op` on all paths: equal bits, and close to `expected`.

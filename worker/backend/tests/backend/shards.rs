@@ -2,7 +2,7 @@
 //! empty matrices, heads and leaves.
 
 use crate::numbers::{File, Rng, all, assert_bits, cpus, filled};
-use backend::{Attention, AttentionCall, Batch, AttentionHeads, KvSpec, Linear, Memory, Pointwise, RopeStyle};
+use backend::{Attention, AttentionCall, AttentionHeads, Batch, KvSpec, Linear, Memory, Pointwise, RopeStyle};
 use types::{Activations, KvDtype, KvLayout, Leaves};
 
 #[test]
@@ -61,8 +61,16 @@ fn nothing_is_done_with_nothing() {
         assert_eq!(all(&cpu, &out, 3), [5.0; 3 * 40]);
         cpu.embed(&no_rows, 9, &[8, 9, 10], &mut filled(&cpu, 3, &[1.0; 3 * 64]));
         let spec = KvSpec { n_layers: 2, n_blocks: 4, layout: KvLayout::heads(0, 16), dtype: KvDtype::F16 };
-        let heads =
-            AttentionHeads { n_heads: 0, n_kv_heads: 0, per_kv: 3, first: 0, head_dim: 16, scale: 1.0, window: None, cap: None };
+        let heads = AttentionHeads {
+            n_heads: 0,
+            n_kv_heads: 0,
+            per_kv: 3,
+            first: 0,
+            head_dim: 16,
+            scale: 1.0,
+            window: None,
+            cap: None,
+        };
         let (mut kv, mut qkv) = (cpu.kv(spec).unwrap(), cpu.buffer(3, 0).unwrap());
         let rope = cpu.rope(&[1.0; 8], &[0.0; 8], 8, RopeStyle::Halves).unwrap();
         cpu.rope_store(

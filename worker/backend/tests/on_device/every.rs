@@ -5,7 +5,7 @@ use super::{Attended, Check, EXACT, Mixture, Operation, Product, ROUNDED, apart,
 use crate::numbers::{File, Rng, cpu};
 use backend::cpu::{Cpu, Isa};
 use backend::cuda::Cuda;
-use backend::{Batch, Device, Draw, DrawMask, AttentionHeads, Memory, PassSlice, Pointwise, Sample};
+use backend::{AttentionHeads, Batch, Device, Draw, DrawMask, Memory, PassSlice, Pointwise, Sample};
 use types::leaves::sum_runs;
 use types::{Activations, Dtype, KvDtype, NumericsMode, Sampling, Want};
 

@@ -9,8 +9,8 @@ pub mod shapes;
 use crate::numbers::{File, Rng, cpu, kinds};
 use backend::cpu::{Cpu, Isa};
 use backend::{
-    AttentionCall, Batch, BlockTables, Device, Draw, DrawError, DrawMask, Expert, ExpertActivation, ExpertStack, AttentionHeads,
-    KvSpec, PassSlice, RopeStyle, Routing, Scoring,
+    AttentionCall, AttentionHeads, Batch, BlockTables, Device, Draw, DrawError, DrawMask, Expert, ExpertActivation,
+    ExpertStack, KvSpec, PassSlice, RopeStyle, Routing, Scoring,
 };
 use types::leaves::aligned_runs;
 use types::{Activations, BlockId, Dtype, KvDtype, KvLayout, Leaves, Sampling, Want};

@@ -5,7 +5,8 @@ use super::{Check, Mixture, Operation, PRODUCT, Row, Rows, apart, draws, filled,
 use crate::numbers::{File, Rng, cpu, random_block};
 use backend::cpu::{Cpu, Isa};
 use backend::{
-    AttentionCall, Batch, BatchLimits, BlockTables, Device, AttentionHeads, KvSpec, PassSlice, RopeStyle, Routing, Scoring,
+    AttentionCall, AttentionHeads, Batch, BatchLimits, BlockTables, Device, KvSpec, PassSlice, RopeStyle, Routing,
+    Scoring,
 };
 use std::ops::Range;
 use types::cache::blocks_for;

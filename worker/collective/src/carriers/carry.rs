@@ -12,7 +12,13 @@ use std::fmt;
 /// operations. An operation may be only enqueued when it returns: call `settle` before results are used.
 pub trait RankCarrier<D: Memory>: fmt::Debug + Send {
     /// Called only with several ranks; this rank's planes are those of the plan.
-    fn all_reduce(&mut self, mesh: &mut Mesh, device: &D, planes: &mut D::Buffer, sum: RowParallelSum<'_>) -> Result<()>;
+    fn all_reduce(
+        &mut self,
+        mesh: &mut Mesh,
+        device: &D,
+        planes: &mut D::Buffer,
+        sum: RowParallelSum<'_>,
+    ) -> Result<()>;
 
     fn share_rows(
         &mut self,

@@ -33,7 +33,13 @@ impl Default for HostCarrier {
 }
 
 impl<D: Memory> RankCarrier<D> for HostCarrier {
-    fn all_reduce(&mut self, mesh: &mut Mesh, device: &D, planes: &mut D::Buffer, sum: RowParallelSum<'_>) -> Result<()> {
+    fn all_reduce(
+        &mut self,
+        mesh: &mut Mesh,
+        device: &D,
+        planes: &mut D::Buffer,
+        sum: RowParallelSum<'_>,
+    ) -> Result<()> {
         if sum.plan.n_planes_max() * sum.size() <= SMALL_WORDS {
             self.sum_small(mesh, device, planes, sum)
         } else {

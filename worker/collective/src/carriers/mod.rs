@@ -20,7 +20,7 @@ use crate::mesh::Mesh;
 use backend::Memory;
 use backend::cpu::Cpu;
 use backend::cuda::Cuda;
-use carry::{CarrierChoice, RankCarrier, ExchangeLimits, leave};
+use carry::{CarrierChoice, ExchangeLimits, RankCarrier, leave};
 use host::HostCarrier;
 use one_shot::OneShotCarrier;
 

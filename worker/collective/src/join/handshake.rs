@@ -328,7 +328,11 @@ impl Handshake<'_> {
         Some((pair, doorbell))
     }
 
-    fn joined_peer(&self, memory: Option<(Arc<Region>, usize, Arc<Region>)>, seals: LinkSeals) -> HandshakeResult<JoinedPeer> {
+    fn joined_peer(
+        &self,
+        memory: Option<(Arc<Region>, usize, Arc<Region>)>,
+        seals: LinkSeals,
+    ) -> HandshakeResult<JoinedPeer> {
         let stream = self.stream.stream().map_err(|_| JoinRefusal::Gone)?;
         Ok(JoinedPeer { stream, memory, seals })
     }

@@ -188,7 +188,8 @@ impl MeshJoin<'_> {
     fn accept(&self, arrival: WaitingPeer) {
         let WaitingPeer { stream, from, hello, .. } = arrival;
         let until = self.deadline.min(Instant::now() + HANDSHAKE);
-        let met = self.handshake(stream, until).and_then(|mut meeting| meeting.accept(&hello, |rank| self.take_slot(rank)));
+        let met =
+            self.handshake(stream, until).and_then(|mut meeting| meeting.accept(&hello, |rank| self.take_slot(rank)));
         match met {
             Ok((rank, met)) => self.settle(rank, Ok(met)),
             Err((rank, why)) => {

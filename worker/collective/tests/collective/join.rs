@@ -2,7 +2,9 @@
 
 use crate::common;
 use crate::common::{EPOCH, join_all, plans};
-use collective::{CancelFlag, Error, JoinRefusal, LinkEncryption, Mesh, MeshPlan, PeerListener, RefusedPeer, WireChoice};
+use collective::{
+    CancelFlag, Error, JoinRefusal, LinkEncryption, Mesh, MeshPlan, PeerListener, RefusedPeer, WireChoice,
+};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::Duration;

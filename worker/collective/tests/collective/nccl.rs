@@ -121,7 +121,8 @@ fn every_operation_has_the_bits_of_one_rank() {
             let layout = if is_even { even() } else { rng.layout(tp.into(), pp.into()) };
             for chunks in [chunks, small] {
                 each(ranks(&layout, PATIENT), |mesh, cuda| {
-                    let took = Ranks::with_carrier(cuda, mesh, CarrierChoice::Nccl, &limits(chunks), &CancelFlag::default());
+                    let took =
+                        Ranks::with_carrier(cuda, mesh, CarrierChoice::Nccl, &limits(chunks), &CancelFlag::default());
                     let mut rank = took.unwrap();
                     assert!(rank.uses_carrier(CarrierChoice::Nccl), "tp {tp}, pp {pp}");
                     (0..2).for_each(|_| all_operations(&mut rank, cuda));
@@ -285,8 +286,9 @@ fn a_name_is_made_when_all_have_agreed() {
     on_fake_cuda("a_name_is_made_when_all_have_agreed", &screws, || {
         let trace = Beside::of("FAKE_CUDA_TRACE");
         let layout = Layout::even(Grid { tp: 2, pp: 2, ep: 1 }, 2).unwrap();
-        let takes =
-            |mesh: Mesh, cuda: &Cuda, choice: CarrierChoice| take(mesh, cuda, choice).unwrap().uses_carrier(CarrierChoice::Nccl);
+        let takes = |mesh: Mesh, cuda: &Cuda, choice: CarrierChoice| {
+            take(mesh, cuda, choice).unwrap().uses_carrier(CarrierChoice::Nccl)
+        };
         // The second stage goes through the host, and so does every exchange with it.
         each(ranks(&layout, PATIENT), |mesh, cuda| {
             let choice = if mesh.part().is_first() { CarrierChoice::Auto } else { CarrierChoice::Host };

@@ -12,7 +12,8 @@ use serde_json::json;
 use std::path::Path;
 use std::time::Instant;
 use types::{
-    Activations, BlockId, Epoch, Grid, KvDtype, Layout, NumericsMode, Rank, Request, RequestId, Slice, Step, StepId, Want,
+    Activations, BlockId, Epoch, Grid, KvDtype, Layout, NumericsMode, Rank, Request, RequestId, Slice, Step, StepId,
+    Want,
 };
 use worker::{Assignment, CarrierChoice, ComputeDevice, Driver, MeshSecret, MeshTimeouts, ModelLoader, nccl_version};
 

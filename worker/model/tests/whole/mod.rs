@@ -3,7 +3,7 @@
 
 use backend::cpu::{Cpu, CpuConfig, Isa};
 use backend::cuda::{Cuda, CudaConfig};
-use backend::{Batch, Device, PassSlice, PassCounts};
+use backend::{Batch, Device, PassCounts, PassSlice};
 use checkpoint::Checkpoint;
 use collective::Ranks;
 use model::{KvCache, Model, PassLimits};

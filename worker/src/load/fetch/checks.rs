@@ -6,7 +6,7 @@
 
 use crate::fetch::CHUNK_BYTES;
 use crate::fetch::journal::{ChunkRecord, JournalChunks};
-use checkpoint::{SourceFile, Stamp, in_threads};
+use checkpoint::{FileStamp, SourceFile, in_threads};
 use collective::CancelFlag;
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -27,7 +27,7 @@ pub struct IntactChunks(Arc<Mutex<CheckedChunks>>);
 struct CheckedChunks {
     files: Vec<PathBuf>,
     /// The files' stamps at that time.
-    stamps: Vec<Option<Stamp>>,
+    stamps: Vec<Option<FileStamp>>,
     chunks: BTreeSet<(u32, u64)>,
 }
 
@@ -82,7 +82,7 @@ impl IntactChunks {
     }
 }
 
-fn stamps(files: &[PathBuf]) -> Vec<Option<Stamp>> {
+fn stamps(files: &[PathBuf]) -> Vec<Option<FileStamp>> {
     files.iter().map(|file| SourceFile::open(file).ok().map(|file| file.stamp())).collect()
 }
 

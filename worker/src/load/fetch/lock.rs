@@ -22,7 +22,10 @@ impl FolderLock {
 
     /// Opens the file anew each time: if one open file locks twice, the effect on its first lock depends on the
     /// platform.
-    fn attempt(folder: &Path, lock: impl Fn(&File) -> Result<(), TryLockError>) -> Result<Option<FolderLock>, FetchError> {
+    fn attempt(
+        folder: &Path,
+        lock: impl Fn(&File) -> Result<(), TryLockError>,
+    ) -> Result<Option<FolderLock>, FetchError> {
         let path = folder.join("lock");
         let file = match OpenOptions::new().create(true).truncate(false).write(true).open(&path) {
             Ok(file) => file,

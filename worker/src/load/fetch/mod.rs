@@ -295,7 +295,8 @@ impl ModelFolder {
         required: &[BTreeSet<u64>],
         cancel: &CancelFlag,
     ) -> Result<bool, FetchError> {
-        let Some(mut there) = journal::read(&self.journal_path(), &self.files).map_err(io_at(&self.journal_path()))? else {
+        let Some(mut there) = journal::read(&self.journal_path(), &self.files).map_err(io_at(&self.journal_path()))?
+        else {
             return Ok(false);
         };
         checked.remove_damaged(&mut there, paths, required, cancel).ok_or(FetchError::BrokenOff)?;

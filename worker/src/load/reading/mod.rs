@@ -2,17 +2,17 @@
 //! Compares files by their stamps; has no knowledge of their contents.
 
 use crate::assignment::Assignment;
-use checkpoint::{Checkpoint, Stamp};
+use checkpoint::{Checkpoint, FileStamp};
 
 /// The stamps of the model's present files, or why they cannot be opened.
-pub(crate) type FileStamps = Result<Vec<Stamp>, String>;
+pub(crate) type FileStamps = Result<Vec<FileStamp>, String>;
 
 /// The reading of the weights that a rank holds.
 #[derive(Debug)]
 pub(crate) struct WeightsReadRecord {
     of: ReadingNumber,
     /// The files' stamps when they were read.
-    files: Vec<Stamp>,
+    files: Vec<FileStamp>,
     refused: Option<RefusedFiles>,
 }
 

@@ -56,8 +56,9 @@ fn files_are_looked_at_for_an_operators_word_and_not_for_a_number() {
     copy(&model);
     let of = |incarnation, n, reading| Assignment { epoch: Epoch { incarnation, n }, reading, ..assignment(&model) };
     let mut held = WeightsReadRecord::new(&of(1, 1, 0), &Checkpoint::open(&model).unwrap());
-    let is_read =
-        |held: &mut WeightsReadRecord, assignment: &Assignment| matches!(held.plan_reload(assignment), ReloadPlan::Read(Ok(_)));
+    let is_read = |held: &mut WeightsReadRecord, assignment: &Assignment| {
+        matches!(held.plan_reload(assignment), ReloadPlan::Read(Ok(_)))
+    };
     assert_eq!(held.plan_reload(&of(1, 9, 0)), KEEP);
     // An operator requests a reading, and the present files are rejected: later epochs do not open them again.
     assert!(is_read(&mut held, &of(1, 10, 1)));

@@ -7,8 +7,8 @@
 mod drafted;
 
 use crate::load::draft_weights::DraftWeights;
-use crate::runner::reuse_allocation;
 use crate::runner::guesses::GuessRequest;
+use crate::runner::reuse_allocation;
 use backend::{Batch, Device, Draw, DrawError, DrawMask, PassSlice};
 use collective::Ranks;
 use drafted::{DraftSequence, FreeDraftBlocks};

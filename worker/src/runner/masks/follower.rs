@@ -9,7 +9,7 @@
 //! Then it rolls those tokens back, so that the log's next token finds it at the log's end.
 
 use crate::load::vocabulary::LazyVocabulary;
-use grammar::{Mask, Matcher, MatcherError};
+use grammar::{Matcher, MatcherError, TokenMask};
 use std::collections::VecDeque;
 use types::{Grammar, Token};
 
@@ -18,7 +18,7 @@ pub(super) struct GrammarFollower {
     matcher: Option<Matcher>,
     /// The tokens of the log that the grammar has accepted.
     seen: Vec<Token>,
-    mask: Mask,
+    mask: TokenMask,
     /// The tokens of the log that the grammar has not accepted yet.
     pub unseen: VecDeque<Token>,
     /// The drafts along which it looks ahead.
@@ -34,7 +34,7 @@ impl GrammarFollower {
             grammar,
             matcher: None,
             seen: Vec::new(),
-            mask: Mask::default(),
+            mask: TokenMask::default(),
             unseen: VecDeque::with_capacity(UNSEEN_ROOM),
             drafts: Vec::with_capacity(UNSEEN_ROOM),
         }
@@ -60,15 +60,15 @@ impl GrammarFollower {
         while let Some(token) = self.unseen.pop_front() {
             self.seen.push(token);
             // Behind its end an answer continues with end tokens, if the request does not stop at them.
-            if !(matcher.is_ended() && matcher.ends().contains(&token)) {
+            if !(matcher.is_ended() && matcher.end_tokens().contains(&token)) {
                 matcher.accept(token)?;
             }
         }
         if matcher.is_ended() {
-            self.mask.leave_all(matcher.ends(), matcher.n_vocab());
+            self.mask.allow_only_these(matcher.end_tokens(), matcher.n_vocab());
             return Ok(());
         }
-        matcher.mask(&mut self.mask)
+        matcher.fill_mask(&mut self.mask)
     }
 
     /// Returns the newest mask.
@@ -86,24 +86,25 @@ impl GrammarFollower {
 
     /// Makes a mask behind each token of the only text that can follow, at most `n_max`. Call it after `catch_up`.
     pub fn follow_forced_tokens(&mut self, n_max: usize, takes: impl FnMut(Token, &[u32]) -> bool) {
-        self.look_ahead(|matcher, mask, n| if n < n_max { matcher.only_way(mask) } else { None }, takes);
+        self.look_ahead(|matcher, mask, n| if n < n_max { matcher.single_continuation(mask) } else { None }, takes);
     }
 
     fn look_ahead(
         &mut self,
-        next: impl Fn(&Matcher, &Mask, usize) -> Option<Token>,
+        next: impl Fn(&Matcher, &TokenMask, usize) -> Option<Token>,
         mut takes: impl FnMut(Token, &[u32]) -> bool,
     ) {
         let Some(matcher) = self.matcher.as_mut().filter(|matcher| matcher.goes_back()) else { return };
         let (mut n_taken, mut is_sound) = (0, true);
         // An end is an answer's last token: no draw follows an end that was not drawn itself.
-        while let Some(token) = next(matcher, &self.mask, n_taken).filter(|token| !matcher.ends().contains(token)) {
+        while let Some(token) = next(matcher, &self.mask, n_taken).filter(|token| !matcher.end_tokens().contains(token))
+        {
             if let Err(stuck) = matcher.accept(token) {
                 is_sound = matches!(stuck, MatcherError::Token(_));
                 break;
             }
             n_taken += 1;
-            is_sound = matcher.mask(&mut self.mask).is_ok();
+            is_sound = matcher.fill_mask(&mut self.mask).is_ok();
             if !is_sound || !takes(token, self.mask.words()) {
                 break;
             }

@@ -80,7 +80,12 @@ pub enum MaskStatus {
 }
 
 impl GrammarMasks {
-    pub fn new(config: MaskConfig, vocabulary: Arc<LazyVocabulary>, running_max: usize, n_guess_max: usize) -> GrammarMasks {
+    pub fn new(
+        config: MaskConfig,
+        vocabulary: Arc<LazyVocabulary>,
+        running_max: usize,
+        n_guess_max: usize,
+    ) -> GrammarMasks {
         let live = HashMap::with_capacity(running_max);
         GrammarMasks { config, vocabulary, threads: None, running_max, n_guess_max, live, wait_until: None }
     }

@@ -45,7 +45,11 @@ impl WaitingSlots {
 
 impl MaskThreads {
     /// Starts the threads. At most `queued_max` slots wait for them.
-    pub fn start(config: MaskConfig, vocabulary: Arc<LazyVocabulary>, queued_max: usize) -> std::io::Result<MaskThreads> {
+    pub fn start(
+        config: MaskConfig,
+        vocabulary: Arc<LazyVocabulary>,
+        queued_max: usize,
+    ) -> std::io::Result<MaskThreads> {
         let beginning_max = config.threads.saturating_sub(1).max(1);
         let (waiting, came) = (Mutex::new(WaitingSlots::with_room(queued_max)), Condvar::new());
         let queue = Arc::new(MaskQueue { waiting, came, slots_max: queued_max, beginning_max });

@@ -12,8 +12,8 @@ use crate::load::weight_cache::{LoadedPart, PartInUse};
 use crate::runner::draft_counts::DraftCounts;
 use crate::runner::draft_model::DraftModelRunner;
 use crate::runner::kv_commit::KvPoolMemory;
-use crate::runner::masks::{MaskConfig, GrammarMasks};
-use crate::runner::sequences::{SequenceLimits, RankSequences, TokenSource, StepViolation};
+use crate::runner::masks::{GrammarMasks, MaskConfig};
+use crate::runner::sequences::{RankSequences, SequenceLimits, StepViolation, TokenSource};
 use crate::runner::{RunError, Runner, UpcomingSteps, reuse_allocation};
 use backend::{Batch, Device, Draw, DrawError, DrawsInFlight, PassCounts};
 use collective::{AbortHandle, Ranks};
@@ -183,7 +183,12 @@ impl<D: Device + 'static> ModelRunner<D> {
     }
 
     /// While the device computes this step, begins the next one if possible.
-    fn begin_next(&mut self, step: &Step, drawing: &DrawsInFlight, upcoming: &mut dyn UpcomingSteps) -> Result<(), RunError> {
+    fn begin_next(
+        &mut self,
+        step: &Step,
+        drawing: &DrawsInFlight,
+        upcoming: &mut dyn UpcomingSteps,
+    ) -> Result<(), RunError> {
         /// Checks of the queue before the thread first yields its core for longer.
         const LOOKS: u32 = 256;
         const PAUSE: Duration = Duration::from_micros(20);

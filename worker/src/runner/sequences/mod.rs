@@ -6,7 +6,7 @@
 //! be drawn.
 
 use crate::runner::guesses::{GuessRequest, GuessSource, Guesser};
-use crate::runner::masks::{MaskStatus, GrammarMasks};
+use crate::runner::masks::{GrammarMasks, MaskStatus};
 use backend::{Batch, Draw, DrawError, DrawMask, Pass, ScoreRequest};
 use freed_blocks::FreedBlocks;
 use pending::{PendingDraw, PendingDraws, UNKNOWN, append_rest, read_message};
@@ -299,7 +299,13 @@ impl RankSequences {
     }
 
     /// Adds up the rows of the slices to pool; `read` copies a row into the given memory.
-    pub fn pool_rows(&mut self, step: &Step, pass: &Pass<'_>, state: &mut [f32], mut read: impl FnMut(usize, &mut [f32])) {
+    pub fn pool_rows(
+        &mut self,
+        step: &Step,
+        pass: &Pass<'_>,
+        state: &mut [f32],
+        mut read: impl FnMut(usize, &mut [f32]),
+    ) {
         for (slice, laid) in step.slices.iter().zip(pass.slices).filter(|(slice, _)| slice.want == Want::Pool) {
             let Some(sequence) = self.held.get_mut(&slice.id) else { continue };
             for row in laid.rows.clone() {

@@ -63,7 +63,11 @@ fn finish(
 }
 
 /// Runs a step in which every draw is the given token, or fails.
-fn run(sequences: &mut RankSequences, step: &Step, token: Option<Token>) -> Result<(Batch, Vec<SliceDone>), StepViolation> {
+fn run(
+    sequences: &mut RankSequences,
+    step: &Step,
+    token: Option<Token>,
+) -> Result<(Batch, Vec<SliceDone>), StepViolation> {
     run_drawn(sequences, step, token.ok_or(DrawError::NotNumbers))
 }
 
@@ -485,7 +489,11 @@ fn guessing(tokens: TokenSource) -> RankSequences {
 }
 
 /// Runs a step on the sampling rank, whose rows draw these tokens. Returns its rows, its answer and its message.
-fn verify(sequences: &mut RankSequences, step: &Step, drawn: &[Option<Token>]) -> (Batch, SliceDone, Vec<Option<Token>>) {
+fn verify(
+    sequences: &mut RankSequences,
+    step: &Step,
+    drawn: &[Option<Token>],
+) -> (Batch, SliceDone, Vec<Option<Token>>) {
     let (masks, mut batch, mut draws) = (no_masks(), sequences.new_batch(), Vec::new());
     sequences.begin(step).unwrap();
     sequences.lay_out(step, &mut batch).unwrap();

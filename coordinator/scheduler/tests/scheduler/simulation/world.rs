@@ -6,11 +6,11 @@ use super::pipeline::Pipeline;
 use super::reference::{DEADLY, Expected, POISONED, is_deadly, length_max, run_alone};
 use super::rng::{Rng, mix};
 use super::worker::{Limits, Worker};
-use scheduler::{Config, DraftPolicy, WorkerLoss, RequestOutput, RequestRejection, Scheduler, StaleAnswer};
+use scheduler::{Config, DraftPolicy, RequestOutput, RequestRejection, Scheduler, StaleAnswer, WorkerLoss};
 use std::collections::{BTreeMap, BTreeSet};
 use types::{
     BlockId, CacheGroup, DRAFT_ROWS_MAX, Epoch, Finish, Grammar, Micros, PolicyDigest, Priority, Request, RequestId,
-    Sampling, Slice, Step, StepDone, TenantId, Token, TokenOut, Want, TenantWeight,
+    Sampling, Slice, Step, StepDone, TenantId, TenantWeight, Token, TokenOut, Want,
 };
 
 const REQUESTS_MAX: u64 = 24;

@@ -2,7 +2,7 @@
 //! without any request are absent, and values without a measurement are null.
 
 use crate::front::frontend::Frontend;
-use crate::history::{BIN, Bin, WaitCounts};
+use crate::history::{BIN, LoadBin, WaitCounts};
 use axum::Json;
 use axum::extract::State;
 use serde_json::{Map, Value, json};
@@ -23,7 +23,7 @@ pub fn load_json(front: &Frontend) -> Value {
     })
 }
 
-fn bin(bin: &Bin) -> Value {
+fn bin(bin: &LoadBin) -> Value {
     let tenants: Map<String, Value> = bin.tenants.iter().map(|(name, n)| (name.to_string(), (*n).into())).collect();
     let waits = |of: &WaitCounts| json!({ "p50": of.quantile(0.5), "p99": of.quantile(0.99) });
     json!({

@@ -26,14 +26,19 @@ pub async fn get_request(
     Extension(viewer): Extension<Viewer>,
 ) -> Result<Json<Value>, HttpError> {
     let none = || HttpError::bad_request(StatusCode::NOT_FOUND, "no request of this name is remembered here");
-    front.history.requests.find(viewer.tenant_filter(), &id).map(|timeline| Json(timeline_json(&timeline))).ok_or_else(none)
+    front
+        .history
+        .requests
+        .find(viewer.tenant_filter(), &id)
+        .map(|timeline| Json(timeline_json(&timeline)))
+        .ok_or_else(none)
 }
 
 pub fn list_json(front: &Frontend, viewer: Viewer, n_max: usize) -> Value {
     let mut requests = Vec::new();
     front.history.requests.for_each(viewer.tenant_filter(), n_max, |timeline| requests.push(summary_json(timeline)));
     // Tenants do not see how many requests of others wait.
-    let counts = viewer.tenant_filter().is_none().then(|| front.history.requests.counts());
+    let counts = viewer.tenant_filter().is_none().then(|| front.history.requests.waiting_and_running());
     json!({
         "waiting": counts.map(|(waiting, _)| waiting),
         "running": counts.map(|(_, running)| running),

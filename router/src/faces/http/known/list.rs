@@ -52,7 +52,12 @@ const UNLIMITED: NeutralValues = These(&["-1"]);
 pub const KNOWN_FIELDS: &[KnownField] = &[
     // The prompt
     supported("model", "O A V L M S", NAMED, r#""toy""#),
-    supported("messages", "O A V L M S", &[Chat, Messages, CountTokens, Tokenize], r#"[{"role": "user", "content": "Hi"}]"#),
+    supported(
+        "messages",
+        "O A V L M S",
+        &[Chat, Messages, CountTokens, Tokenize],
+        r#"[{"role": "user", "content": "Hi"}]"#,
+    ),
     supported("prompt", "O V L M S", &[Completions, Tokenize], r#""Hi""#),
     unsupported("prompt", "O V", &[Responses], r#"{"id": "pmpt_1"}"#).with_neutral(Empty),
     supported("input", "O V M", &[Responses, Embeddings], r#""Hi""#),
@@ -76,22 +81,34 @@ pub const KNOWN_FIELDS: &[KnownField] = &[
     unsupported("thread", "A", &[Messages, CountTokens], r#"{"type": "create"}"#),
     unsupported("container", "A", HTTP, r#""c1""#).with_neutral(Empty),
     unsupported("context_management", "O", &[Responses], r#"[{"type": "compaction"}]"#).with_neutral(Empty),
-    unsupported("context_management", "A", &[Messages, CountTokens], r#"{"edits": [{"type": "clear_tool_uses_20250919"}]}"#)
-        .with_neutral(These(&["{}", r#"{"edits": []}"#, r#"{"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}"#])),
+    unsupported(
+        "context_management",
+        "A",
+        &[Messages, CountTokens],
+        r#"{"edits": [{"type": "clear_tool_uses_20250919"}]}"#,
+    )
+    .with_neutral(These(&[
+        "{}",
+        r#"{"edits": []}"#,
+        r#"{"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}"#,
+    ])),
     // Rendering
     supported("add_generation_prompt", "V S", &[Chat, Tokenize], "false"),
     unsupported("add_generation_prompt", "V S", &[Responses, Messages, CountTokens], "false").with_neutral(TRUE),
     supported("continue_final_message", "V S", &[Chat, Tokenize], "false"),
-    unsupported("continue_final_message", "V S", &[Completions, Responses, Messages, CountTokens], "true").with_neutral(FALSE),
+    unsupported("continue_final_message", "V S", &[Completions, Responses, Messages, CountTokens], "true")
+        .with_neutral(FALSE),
     // Only if the operator allows it.
     supported("chat_template", "V", &[Chat, Tokenize], r#""{{ 1 }}""#),
     unsupported("chat_template", "V", &[Completions, Responses, Messages, CountTokens], r#""{{ 1 }}""#),
     unsupported("template", "M", TALKS, r#""{{ 1 }}""#).with_neutral(Empty),
     unsupported("raw", "M", TALKS, "true").with_neutral(FALSE),
     supported("chat_template_kwargs", "V L S", &[Chat, Responses, Tokenize], r#"{"a": 1}"#),
-    unsupported("chat_template_kwargs", "V L S", &[Completions, Messages, CountTokens], r#"{"a": 1}"#).with_neutral(Empty),
+    unsupported("chat_template_kwargs", "V L S", &[Completions, Messages, CountTokens], r#"{"a": 1}"#)
+        .with_neutral(Empty),
     supported("documents", "V", &[Chat, Tokenize], r#"[{"text": "a"}]"#),
-    unsupported("documents", "V", &[Completions, Responses, Messages, CountTokens], r#"[{"text": "a"}]"#).with_neutral(Empty),
+    unsupported("documents", "V", &[Completions, Responses, Messages, CountTokens], r#"[{"text": "a"}]"#)
+        .with_neutral(Empty),
     unsupported("media_io_kwargs", "V", TALKS, r#"{"image": {}}"#).with_neutral(Empty),
     unsupported("mm_processor_kwargs", "V", READS, r#"{"a": 1}"#).with_neutral(Empty),
     // A template writes its special tokens itself, and plain text always gets them.
@@ -105,7 +122,8 @@ pub const KNOWN_FIELDS: &[KnownField] = &[
     supported("truncate_prompt_tokens", "V", &[Chat, Completions, Embeddings], "2"),
     unsupported("truncate_prompt_tokens", "V", &[Responses, Messages, CountTokens, Tokenize, Infer], "2"),
     supported("truncation_side", "V", &[Chat, Completions, Embeddings], r#""left""#),
-    unsupported("truncation_side", "V", &[Responses, Messages, CountTokens, Tokenize, Infer], r#""left""#).with_neutral(All),
+    unsupported("truncation_side", "V", &[Responses, Messages, CountTokens, Tokenize, Infer], r#""left""#)
+        .with_neutral(All),
     unsupported("truncation", "O V", &[Responses], r#""x""#).with_neutral(These(&[r#""disabled""#, r#""auto""#])),
     unsupported("truncate", "M", READS, "true").with_neutral(FALSE),
     unsupported("n_keep", "L", GENERATING, "5").with_neutral(All),
@@ -171,7 +189,12 @@ pub const KNOWN_FIELDS: &[KnownField] = &[
         .with_neutral(These(&[r#"{"type": "text"}"#])),
     supported("text", "O V", &[Responses], r#"{"format": {"type": "json_object"}}"#),
     supported("output_config", "A", &[Messages, CountTokens], r#"{"effort": "low"}"#),
-    supported("output_format", "A", &[Messages, CountTokens], r#"{"type": "json_schema", "schema": {"type": "object"}}"#),
+    supported(
+        "output_format",
+        "A",
+        &[Messages, CountTokens],
+        r#"{"type": "json_schema", "schema": {"type": "object"}}"#,
+    ),
     unsupported("format", "M", GENERATING, r#""json""#).with_neutral(Empty),
     supported("structured_outputs", "V", SHAPED, r#"{"regex": "a"}"#),
     unsupported("structured_outputs", "V", &[Responses, Messages], r#"{"regex": "a"}"#).with_neutral(Empty),
@@ -202,7 +225,8 @@ pub const KNOWN_FIELDS: &[KnownField] = &[
     supported("tools", "O V L", &[Responses], r#"[{"type": "function", "name": "f"}]"#),
     unsupported("tools", "O V L M S", &[Completions], r#"[{"type": "function"}]"#).with_neutral(Empty),
     supported("tool_choice", "O V L S", &[Chat, Responses, Tokenize], r#""none""#),
-    unsupported("tool_choice", "O V L S", &[Completions], r#""required""#).with_neutral(These(&[r#""none""#, r#""auto""#])),
+    unsupported("tool_choice", "O V L S", &[Completions], r#""required""#)
+        .with_neutral(These(&[r#""none""#, r#""auto""#])),
     supported("tool_choice", "A", &[Messages, CountTokens], r#"{"type": "none"}"#),
     supported("parallel_tool_calls", "O V L", &[Chat, Responses, Tokenize], "false"),
     unsupported("parallel_tool_calls", "O V L", &[Completions, Messages], "false").with_neutral(All),
@@ -210,13 +234,15 @@ pub const KNOWN_FIELDS: &[KnownField] = &[
     supported("functions", "O", &[Chat, Tokenize], r#"[{"name": "f"}]"#),
     unsupported("functions", "O", &[Completions], r#"[{"name": "f"}]"#).with_neutral(Empty),
     supported("function_call", "O", &[Chat, Tokenize], r#""auto""#),
-    unsupported("function_call", "O", &[Completions], r#"{"name": "f"}"#).with_neutral(These(&[r#""none""#, r#""auto""#])),
+    unsupported("function_call", "O", &[Completions], r#"{"name": "f"}"#)
+        .with_neutral(These(&[r#""none""#, r#""auto""#])),
     unsupported("parse_tool_calls", "L", &[Chat], "true").with_neutral(All),
     unsupported("web_search_options", "O", BOTH, "{}"),
     unsupported("mcp_servers", "A", &[Messages, CountTokens], r#"[{"url": "a"}]"#).with_neutral(Empty),
     // Thinking
     supported("reasoning_effort", "O V L S", &[Chat, Tokenize], r#""high""#),
-    unsupported("reasoning_effort", "O V L S", &[Completions, Responses, Messages], r#""high""#).with_neutral(These(&[r#""none""#])),
+    unsupported("reasoning_effort", "O V L S", &[Completions, Responses, Messages], r#""high""#)
+        .with_neutral(These(&[r#""none""#])),
     supported("reasoning", "O V", &[Chat, Responses, Tokenize], r#"{"effort": "high"}"#),
     unsupported("reasoning", "O V", &[Completions, Messages], r#"{"effort": "high"}"#)
         .with_neutral(These(&[r#"{"effort": "none", "summary": null, "generate_summary": null}"#])),
@@ -251,7 +277,9 @@ pub const KNOWN_FIELDS: &[KnownField] = &[
     unsupported("min_new_tokens", "S", GENERATING, "5").with_neutral(ZERO).replaced_by("min_tokens"),
     supported("stop", "O V L S", GENERATING, r#"["a"]"#),
     supported("stop_sequences", "A", &[Messages], r#"["a"]"#),
-    unsupported("stop_sequences", "A", &[Chat, Completions, Responses, Infer], r#"["a"]"#).with_neutral(Empty).replaced_by("stop"),
+    unsupported("stop_sequences", "A", &[Chat, Completions, Responses, Infer], r#"["a"]"#)
+        .with_neutral(Empty)
+        .replaced_by("stop"),
     supported("stop_token_ids", "V S", GENERATING, "[65]"),
     unsupported("stop_regex", "S", GENERATING, r#""a""#).with_neutral(Empty),
     unsupported("no_stop_trim", "S", GENERATING, "true").with_neutral(FALSE).replaced_by("include_stop_str_in_output"),

@@ -64,7 +64,9 @@ pub async fn answer(
         let (slot, event) = event.map_err(to_http_error)?;
         match event {
             GenerationEvent::Delta(delta) => writer.add_delta(slot, delta, true),
-            GenerationEvent::Finished(finished) => values[slot as usize] = writer.final_value(slot, &finished, &generation),
+            GenerationEvent::Finished(finished) => {
+                values[slot as usize] = writer.final_value(slot, &finished, &generation)
+            }
             GenerationEvent::Aside(_) => {}
         }
     }
@@ -113,7 +115,14 @@ impl CompletionWriter {
     }
 
     /// Returns a piece of an answer, or the whole answer.
-    fn content_value(&self, slot: u32, content: &str, tokens: &[u32], logprobs: &[v1::Logprob], n_prompt: usize) -> Value {
+    fn content_value(
+        &self,
+        slot: u32,
+        content: &str,
+        tokens: &[u32],
+        logprobs: &[v1::Logprob],
+        n_prompt: usize,
+    ) -> Value {
         let mut value = json!({
             "index": slot,
             "content": content,
@@ -200,7 +209,9 @@ impl EventWriter for CompletionWriter {
                 add_progress(&mut piece, &mut self.watch, progress, self.options.timings_in_each);
                 sse::write(out, None, &piece);
             }
-            GenerationEvent::Finished(finished) => sse::write(out, None, &self.final_value(slot, &finished, generation)),
+            GenerationEvent::Finished(finished) => {
+                sse::write(out, None, &self.final_value(slot, &finished, generation))
+            }
             GenerationEvent::Aside(_) => {}
         }
     }

@@ -31,7 +31,11 @@ pub async fn either(State(front): State<Arc<Frontend>>, request: Request) -> Res
     }
 }
 
-async fn answer_embedding(front: &Arc<Frontend>, page: ApiRequest, mut recorder: Recorder) -> Result<Json<Value>, HttpError> {
+async fn answer_embedding(
+    front: &Arc<Frontend>,
+    page: ApiRequest,
+    mut recorder: Recorder,
+) -> Result<Json<Value>, HttpError> {
     let named = |refusal: Refusal| HttpError::of(refusal.renamed(&NAMES));
     let parsed = record_refusal(&mut recorder, parse_request(page).map_err(named))?;
     let reply = front.embed(parsed, &mut recorder).await.map_err(named)?;

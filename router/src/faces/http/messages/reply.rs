@@ -2,7 +2,7 @@
 
 use crate::faces::http::certificate;
 use crate::faces::http::format::add_reuse;
-use crate::faces::http::messages::blocks::{ContentBlockEvent, BlockAssembler, ContentBlockSplitter};
+use crate::faces::http::messages::blocks::{BlockAssembler, ContentBlockEvent, ContentBlockSplitter};
 use crate::faces::http::messages::{error_value, to_http_error};
 use crate::faces::http::sse::{self, EventWriter, StreamPosition};
 use crate::front::generation::{Generation, GenerationEvent, SideOutput};

@@ -41,7 +41,11 @@ pub async fn embeddings(State(front): State<Arc<Frontend>>, request: Request) ->
 }
 
 /// Embeds the texts of a field.
-async fn embed_field(front: &Arc<Frontend>, request: Request, field: &'static str) -> Result<v1::EmbedReply, HttpError> {
+async fn embed_field(
+    front: &Arc<Frontend>,
+    request: Request,
+    field: &'static str,
+) -> Result<v1::EmbedReply, HttpError> {
     let named = |refusal: Refusal| HttpError::of(refusal.renamed(&[("text", field), ("token_ids", field)]));
     let mut recorder = Recorder::start(Face::Http, &Caller::of_http(request.headers()));
     let read = read(front, request).await;

@@ -7,7 +7,7 @@ use crate::faces::http::format::{TokenNames, add_reuse, finish_reason, token_log
 use crate::faces::http::ollama::shape;
 use crate::faces::http::ollama::words::{error_value, to_http_error};
 use crate::faces::http::sse::{self, EventWriter};
-use crate::faces::http::stopwatch::{Stopwatch, AnswerTimes, rfc3339};
+use crate::faces::http::stopwatch::{AnswerTimes, Stopwatch, rfc3339};
 use crate::faces::http::{certificate, fields::Fields};
 use crate::front::frontend::{Frontend, unix_seconds};
 use crate::front::generation::{Generation, GenerationEvent};
@@ -117,8 +117,8 @@ pub fn report_loaded(
     mut recorder: Recorder,
 ) -> Result<Response, HttpError> {
     let found = front.visit(tenant).and_then(|_visit| front.text(model));
-    found.inspect_err(|refusal| recorder.refused(refusal)).map_err(to_http_error)?;
-    recorder.finished("ok");
+    found.inspect_err(|refusal| recorder.record_refusal(refusal)).map_err(to_http_error)?;
+    recorder.record_outcome("ok");
     let mut value = json!({ "model": model, "created_at": rfc3339(unix_seconds()), "done": true });
     shape.write_content(&mut value, &AnswerContent::default());
     value["done_reason"] = "load".into();

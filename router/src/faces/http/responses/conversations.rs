@@ -6,7 +6,7 @@ use crate::faces::http::fields::Fields;
 use crate::faces::http::page::{ApiRequest, read, reserve_body_bytes};
 use crate::faces::http::responses::items;
 use crate::faces::http::responses::lists::{PageQuery, list};
-use crate::faces::http::responses::stored::{TextWithPermit, StoredKind, json_response};
+use crate::faces::http::responses::stored::{StoredKind, TextWithPermit, json_response};
 use crate::front::frontend::{Frontend, unix_seconds};
 use crate::front::parsed_request::BodyPermit;
 use crate::front::stored::{ChangeError, ConversationTurn, ReadConversation, StoredItem};
@@ -185,6 +185,6 @@ pub async fn items_of(front: &Frontend, page: &mut ApiRequest, id: &str) -> Resu
 
 /// Takes the turn in the conversation: only one response at a time may continue it.
 pub fn take_turn(front: &Frontend, tenant: TenantId, id: &str) -> Result<ConversationTurn, HttpError> {
-    let turn = front.responses.turn(tenant, id).ok_or_else(|| HttpError::no_such_conversation(FIELD, id))?;
+    let turn = front.responses.take_turn(tenant, id).ok_or_else(|| HttpError::no_such_conversation(FIELD, id))?;
     turn.ok_or_else(HttpError::conversation_locked)
 }

@@ -33,7 +33,7 @@ async fn send_events(
     loop {
         let (text, is_over) = {
             let log = log.borrow_and_update();
-            let (text, n) = log.behind(n_had);
+            let (text, n) = log.events_after(n_had);
             n_had = n;
             (Bytes::copy_from_slice(text.as_bytes()), log.is_over())
         };

@@ -80,7 +80,8 @@ pub async fn responses(State(front): State<Arc<Frontend>>, request: Request) -> 
         return background::start(&front, generation, (reply, output), finalizer, (is_stream, revoked), to_error);
     }
     if is_stream {
-        let writer = ResponseWriter::new(reply, output, finalizer, &generation, to_error).with_timings(watch, timings_in_each);
+        let writer =
+            ResponseWriter::new(reply, output, finalizer, &generation, to_error).with_timings(watch, timings_in_each);
         return Ok(sse::stream(writer, generation, &front));
     }
     let finished = collect_answer(&mut generation, &mut output).await.map_err(to_error)?;

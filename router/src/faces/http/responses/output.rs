@@ -206,7 +206,9 @@ impl OutputItems {
         self.close(WHOLE, events);
         let (index, prefix) = (self.items.len(), body.prefix());
         let item = OutputItem { id: format!("{prefix}_{}_{index}", self.id), status: GROWS, body };
-        events.push(|| json!({ "type": "response.output_item.added", "output_index": index, "item": item.empty_value() }));
+        events.push(
+            || json!({ "type": "response.output_item.added", "output_index": index, "item": item.empty_value() }),
+        );
         if let Some((kind, part)) = item.body.part() {
             events.push(|| item.event(index, &format!("{kind}_part.added"), "part", part));
         }

@@ -3,7 +3,7 @@
 use crate::faces::http::error::HttpError;
 use crate::faces::http::page::{ApiRequest, reserve_body_bytes};
 use crate::faces::http::responses::follow;
-use crate::faces::http::responses::lists::{PageQuery, query_param, listed_item};
+use crate::faces::http::responses::lists::{PageQuery, listed_item, query_param};
 use crate::faces::http::responses::reply::PREFIX;
 use crate::front::frontend::Frontend;
 use crate::front::parsed_request::BodyPermit;
@@ -64,7 +64,9 @@ pub async fn get_response(
         let after = query_param(query, "starting_after").map(str::parse::<u32>).transpose();
         let after = after.map_err(|_| Refusal::invalid("starting_after", "must be the number of an event"))?;
         return match &stored.run {
-            Some(run) if run.is_streamed() => Ok(follow::stream_events(&front, run, after.map_or(0, |n| n as usize + 1))),
+            Some(run) if run.is_streamed() => {
+                Ok(follow::stream_events(&front, run, after.map_or(0, |n| n as usize + 1)))
+            }
             _ => Err(Refusal::invalid("stream", NOT_STREAMED).into()),
         };
     }
@@ -137,10 +139,12 @@ pub async fn cancel(
     if run.end().is_none() {
         run.cancel();
         // The response's task receives the cancellation at once. The reply has its state after that.
-        let _ = tokio::time::timeout(CANCEL_MAX, run.ended()).await;
+        let _ = tokio::time::timeout(CANCEL_MAX, run.wait_until_over()).await;
     }
     match run.end() {
-        Some("cancelled") => Ok(json_response(Bytes::from_owner(StoredReply(find_response(&front, tenant, &id, "response_id")?)))),
+        Some("cancelled") => {
+            Ok(json_response(Bytes::from_owner(StoredReply(find_response(&front, tenant, &id, "response_id")?))))
+        }
         end => {
             let why = format!("Cannot cancel a response that is {}", end.unwrap_or("ending"));
             Err(Refusal::invalid("response_id", why).into())

@@ -78,7 +78,9 @@ fn function(i: usize, value: Value) -> Result<Option<FunctionTool>, Refusal> {
     };
     match object.get("parameters") {
         None | Some(Value::Null | Value::Object(_)) => {}
-        Some(other) => return Err(wrong_type(format!("tools[{i}].parameters"), "a JSON schema, which is an object", other)),
+        Some(other) => {
+            return Err(wrong_type(format!("tools[{i}].parameters"), "a JSON schema, which is an object", other));
+        }
     }
     let strict = match object.get("strict") {
         None | Some(Value::Null) => false,

@@ -136,7 +136,7 @@ async fn bodies(front: &Frontend, repeated: RepeatedFields, parsed: ParsedReques
     let mut bodies = Vec::with_capacity(n_prompts);
     for (i, input) in prompts.into_iter().enumerate() {
         let requested_structure = sampling.structure.clone();
-        let rendered = front.rendered_request(&text, input, requested_structure, repeated.needs_offsets, now).await?;
+        let rendered = front.render_request(&text, input, requested_structure, repeated.needs_offsets, now).await?;
         let RenderedPrompt { mut ids, mut places, structure } = rendered;
         if let Some(truncation) = truncation {
             truncation.cut(&mut ids, room)?;

@@ -7,7 +7,7 @@
 use super::{
     AttentionJob, AttentionState, HEAD_DIM_MAX, POSITIONS, QUERIES_MAX, Query, TILE, TILE_BLOCKS, n_unseen_blocks,
 };
-use crate::cpu::kv::int8::{LEAST, WHOLE, hadamard_width, hadamard_transform};
+use crate::cpu::kv::int8::{LEAST, WHOLE, hadamard_transform, hadamard_width};
 use crate::cpu::lanes::{LANES, Lanes};
 use crate::cpu::math::soft_cap;
 use types::BlockId;

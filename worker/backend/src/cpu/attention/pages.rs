@@ -1,7 +1,7 @@
 //! A page met by all queries of a walk, in groups that share what is loaded of it.
 #![allow(clippy::needless_range_loop, reason = "an index into several arrays")]
 
-use super::products::{KvNumber, dots, interleave, queries_per_load, add_weighted};
+use super::products::{KvNumber, add_weighted, dots, interleave, queries_per_load};
 use super::{AttentionJob, POSITIONS, Query, TILE};
 use crate::cpu::kv::{HEAD_DIM_MAX, KvPlane};
 use crate::cpu::lanes::{LANES, Lanes};
@@ -24,7 +24,12 @@ impl AttentionJob<'_> {
 
     /// A half page, widened where that is done once for many queries.
     #[inline(always)]
-    pub(super) fn widened_plane<'a, L: Lanes>(&'a self, start: usize, n_queries: usize, page: &'a mut [f32]) -> KvPlane<'a> {
+    pub(super) fn widened_plane<'a, L: Lanes>(
+        &'a self,
+        start: usize,
+        n_queries: usize,
+        page: &'a mut [f32],
+    ) -> KvPlane<'a> {
         let n = POSITIONS * self.call.heads.head_dim;
         match self.kv.half(start, n) {
             KvPlane::F16(_) if n_queries >= WIDENED_MIN => {

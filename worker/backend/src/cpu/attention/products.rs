@@ -61,8 +61,14 @@ pub(crate) fn interleave<'a>(queries: impl ExactSizeIterator<Item = &'a [f32]>, 
 /// the tree over virtual lanes is plain addition. Lanes are finished in the tree's own order, so that few sums wait.
 #[inline(always)]
 pub(crate) fn dots<L: Lanes, T: KvNumber, const N: usize>(q: &[[f32; N]], k: &[[T; LANES]]) -> [L; N] {
-    let even = both(both(dot_lane_pair(q, k, 0), dot_lane_pair(q, k, 4)), both(dot_lane_pair(q, k, 2), dot_lane_pair(q, k, 6)));
-    let odd = both(both(dot_lane_pair(q, k, 1), dot_lane_pair(q, k, 5)), both(dot_lane_pair(q, k, 3), dot_lane_pair(q, k, 7)));
+    let even = both(
+        both(dot_lane_pair(q, k, 0), dot_lane_pair(q, k, 4)),
+        both(dot_lane_pair(q, k, 2), dot_lane_pair(q, k, 6)),
+    );
+    let odd = both(
+        both(dot_lane_pair(q, k, 1), dot_lane_pair(q, k, 5)),
+        both(dot_lane_pair(q, k, 3), dot_lane_pair(q, k, 7)),
+    );
     both(even, odd)
 }
 

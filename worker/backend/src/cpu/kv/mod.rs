@@ -12,7 +12,7 @@ use super::isa::Kernel;
 use super::lanes::{LANES, Lanes};
 use super::memory::{HostMemory, SharedPtr};
 use super::vector::Vector;
-use crate::{AttentionCall, BlockMemory, ChangeBlocks, Error, AttentionHeads, KvSpec, PackedBytes, Result, RopeStyle};
+use crate::{AttentionCall, AttentionHeads, BlockMemory, ChangeBlocks, Error, KvSpec, PackedBytes, Result, RopeStyle};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, TryLockError};
 use types::{BLOCK_TOKENS, BlockId, KvDtype, KvLayout};
@@ -136,9 +136,10 @@ impl Kv {
     pub(crate) fn block_memory(&self) -> Option<BlockMemory> {
         // SAFETY: `BlockMemory::release` is for blocks that no pass uses.
         let release = |pages: &HostMemory, bytes| unsafe { pages.release(bytes) };
-        self.pages
-            .is_lazy()
-            .then(|| BlockMemory { commit: self.change_every_layer(HostMemory::populate), release: self.change_every_layer(release) })
+        self.pages.is_lazy().then(|| BlockMemory {
+            commit: self.change_every_layer(HostMemory::populate),
+            release: self.change_every_layer(release),
+        })
     }
 
     /// Calls `change` with the bytes of a range of blocks, once for each layer.

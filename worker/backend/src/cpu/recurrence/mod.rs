@@ -16,7 +16,7 @@ use super::memory::SharedPtr;
 use super::{Buffer, Cpu, Vector};
 use crate::{ConvolutionCall, PassSlice, Recurrence, RecurrenceCall, RecurrentHeads, RecurrentWeights, StateRule};
 use convolution::ConvolutionJob;
-use page::{POSITIONS, StatePage, HeadWidths};
+use page::{HeadWidths, POSITIONS, StatePage};
 pub(super) use page::{check_channels, check_heads};
 use std::ops::Range;
 use types::BlockId;

@@ -11,7 +11,7 @@
 #![allow(clippy::needless_range_loop, reason = "an index into several arrays of registers")]
 
 use super::RecurrenceJob;
-use super::page::{DIM_MAX, POSITIONS, StatePage, HeadWidths};
+use super::page::{DIM_MAX, HeadWidths, POSITIONS, StatePage};
 use crate::StateRule;
 use crate::cpu::between::sum_of_squares;
 use crate::cpu::lanes::{LANES, Lanes};

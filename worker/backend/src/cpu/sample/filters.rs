@@ -38,7 +38,15 @@ impl<'a> ScaledLogits<'a> {
             true => -f64::from(sampling.top_n_sigma) * deviation(row),
             false => f64::NEG_INFINITY,
         };
-        ScaledLogits { row, largest, sampling, isa, scale: inverse_temperature(sampling), deviation, least: min_p_logit(sampling.min_p) }
+        ScaledLogits {
+            row,
+            largest,
+            sampling,
+            isa,
+            scale: inverse_temperature(sampling),
+            deviation,
+            least: min_p_logit(sampling.min_p),
+        }
     }
 
     /// The logit over the temperature, shifted so that the largest is zero.

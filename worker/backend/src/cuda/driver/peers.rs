@@ -1,7 +1,7 @@
 //! The driver's calls for devices that access each other's memory: whether they can, and memory that other processes
 //! open. Also words in host memory that a kernel reads while it runs.
 
-use super::{DeviceMemory, Card, Context, PinnedMemory, check_status, result, sys};
+use super::{Card, Context, DeviceMemory, PinnedMemory, check_status, result, sys};
 use crate::Result;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;

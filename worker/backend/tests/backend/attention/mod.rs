@@ -5,7 +5,7 @@ mod int8;
 
 use crate::numbers::{Rng, all, assert_bits, assert_close, cpu, cpus, filled};
 use backend::cpu::{Cpu, Isa, Kv, Vector};
-use backend::{Attention, AttentionCall, Batch, BlockTables, AttentionHeads, KvSpec, Memory, PassSlice, RopeStyle};
+use backend::{Attention, AttentionCall, AttentionHeads, Batch, BlockTables, KvSpec, Memory, PassSlice, RopeStyle};
 use half::f16;
 use types::{Activations, BlockId, KvDtype, KvLayout, Want};
 
@@ -396,7 +396,8 @@ fn a_rank_may_begin_inside_a_group() {
     let expected = whole.whole(&cpu, 0);
     for owned in [0..2, 2..5, 4..9, 1..8, 5..6] {
         let kv = owned.start / 3..(owned.end - 1) / 3 + 1;
-        let heads = AttentionHeads { n_heads: owned.len(), n_kv_heads: kv.len(), first: owned.start % 3, ..whole.heads };
+        let heads =
+            AttentionHeads { n_heads: owned.len(), n_kv_heads: kv.len(), first: owned.start % 3, ..whole.heads };
         let columns = [owned.clone(), 9 + kv.start..9 + kv.end, 12 + kv.start..12 + kv.end];
         let cut = |row: &[f32]| columns.iter().cloned().flat_map(|c| row[c.start * 32..c.end * 32].to_vec()).collect();
         let rows = whole.sequences[0].qkv.chunks(whole.heads.qkv_cols());

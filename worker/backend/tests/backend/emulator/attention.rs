@@ -8,7 +8,9 @@ use super::pointwise::HeadShape;
 use crate::arguments;
 use crate::numbers::{Rng, assert_bits, cpu, filled};
 use backend::cpu::Isa;
-use backend::{Attention, AttentionCall, Batch, BlockTables, AttentionHeads, KvSpec, Memory as _, PassSlice, RopeStyle};
+use backend::{
+    Attention, AttentionCall, AttentionHeads, Batch, BlockTables, KvSpec, Memory as _, PassSlice, RopeStyle,
+};
 use std::ops::Range;
 use types::{Activations, BlockId, KvDtype, KvLayout, Want};
 

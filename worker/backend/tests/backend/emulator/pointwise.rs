@@ -5,7 +5,7 @@ use super::linear::{KINDS, Packed};
 use crate::arguments;
 use crate::numbers::{Rng, all, assert_bits, cpu, filled};
 use backend::cpu::{Buffer, Cpu, Isa, Vector};
-use backend::{Batch, Clamp, AttentionHeads, Memory as _, Pointwise};
+use backend::{AttentionHeads, Batch, Clamp, Memory as _, Pointwise};
 use types::Activations;
 
 /// Rows shorter than the lanes, uneven, longer than a block of threads, and a long one. (n_rows, cols)

@@ -335,7 +335,10 @@ mod tests {
     #[test]
     fn the_configuration_lies_as_nccl_has_it() {
         let (net, name) = (std::mem::offset_of!(NcclConfig, net_name), std::mem::offset_of!(NcclConfig, comm_name));
-        assert_eq!((net, std::mem::offset_of!(NcclConfig, traffic_class), name, size_of::<NcclConfig>()), (32, 44, 48, 72));
+        assert_eq!(
+            (net, std::mem::offset_of!(NcclConfig, traffic_class), name, size_of::<NcclConfig>()),
+            (32, 44, 48, 72)
+        );
         assert_eq!(size_of::<UniqueId>(), 128);
     }
 }

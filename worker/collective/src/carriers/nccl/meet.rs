@@ -1,7 +1,7 @@
 //! Sets up NCCL for ranks that have met as a mesh: buffers on the device, and communicators. Each communicator
 //! exchanges once before it is used.
 
-use super::agree::{CommIds, NcclSupport, NcclPartners, exchange_comm_ids, partners};
+use super::agree::{CommIds, NcclPartners, NcclSupport, exchange_comm_ids, partners};
 use super::api::{CommSpec, NcclApi, UniqueId};
 use super::comms::{BEFORE, BeginError, BeginResult, HopComm, NEXT, STAGE, StageComm, WatchedComms};
 use super::ops::NcclCarrier;
@@ -174,7 +174,9 @@ fn warm_up_stage(exchange: StageExchange<'_>, limits: &ExchangeLimits) -> BeginR
             unsafe {
                 match cuda.numerics_mode() {
                     NumericsMode::Fast => lane.all_reduce(all.address(), n),
-                    NumericsMode::Lockstep => lane.all_gather(stage.out.floats().part(0..n).address(), parts.address(), n),
+                    NumericsMode::Lockstep => {
+                        lane.all_gather(stage.out.floats().part(0..n).address(), parts.address(), n)
+                    }
                 }
             }
         })?;

@@ -5,7 +5,7 @@
 use super::comms::{BEFORE, HopComm, NEXT, STAGE, StageComm, WatchedComms};
 use super::stage::StageExchange;
 use super::watchdog::CommStream;
-use crate::carriers::carry::{CarrierChoice, RankCarrier, ChunkLimits};
+use crate::carriers::carry::{CarrierChoice, ChunkLimits, RankCarrier};
 use crate::carriers::host::HostCarrier;
 use crate::error::Result;
 use crate::mesh::Mesh;

@@ -3,7 +3,7 @@
 
 use super::api::NcclError;
 use super::comms::{BeginResult, StageComm};
-use super::watchdog::{CommWatchdog, CommStream};
+use super::watchdog::{CommStream, CommWatchdog};
 use crate::mesh::Mesh;
 use crate::sum::{RowParallelSum, SumPlan};
 use backend::cuda::{Cuda, DeviceColumns, DeviceFloats, DeviceWords};

@@ -112,7 +112,12 @@ pub struct CommStream<'a> {
 }
 
 impl CommWatchdog {
-    pub fn new(api: &'static NcclApi, marks: Vec<StreamMark>, abort: Arc<AbortState>, policy: WaitPolicy) -> CommWatchdog {
+    pub fn new(
+        api: &'static NcclApi,
+        marks: Vec<StreamMark>,
+        abort: Arc<AbortState>,
+        policy: WaitPolicy,
+    ) -> CommWatchdog {
         CommWatchdog {
             api,
             comms: Mutex::default(),
@@ -148,7 +153,12 @@ impl CommWatchdog {
     }
 
     /// Waits until the communicator has accepted its calls.
-    pub fn wait_until_accepted(&self, comm: usize, until: Instant, should_wait: impl Fn() -> bool) -> Result<(), CommFault> {
+    pub fn wait_until_accepted(
+        &self,
+        comm: usize,
+        until: Instant,
+        should_wait: impl Fn() -> bool,
+    ) -> Result<(), CommFault> {
         let begun = Instant::now();
         loop {
             {

@@ -121,7 +121,8 @@ fn exchange_buffers(
     let offers: Vec<BufferOffer> = swap_notes(mesh, 1, offer.words())?.iter().map(BufferOffer::of).collect();
     let Some(own) = own.filter(|_| offers.iter().all(|offer| offer.is_able)) else { return Ok(None) };
     let me = mesh.tp();
-    let show = |(tp, (hello, offer)): (usize, (&OneShotHello, &BufferOffer))| match hello.process == hellos[me].process {
+    let show = |(tp, (hello, offer)): (usize, (&OneShotHello, &BufferOffer))| match hello.process == hellos[me].process
+    {
         _ if tp == me => Ok(MappedBuffer::Local(own.clone())),
         true => cuda.local_peer_buffer(offer.address),
         false => cuda.open_peer_buffer(&offer.handle),

@@ -108,7 +108,14 @@ impl RankCarrier<Cuda> for OneShotCarrier {
 }
 
 impl PeerBuffers {
-    fn add(&self, mesh: &mut Mesh, cuda: &Cuda, planes: &Buffer, one_shot: &OneShotSum, sum: RowParallelSum<'_>) -> Result<()> {
+    fn add(
+        &self,
+        mesh: &mut Mesh,
+        cuda: &Cuda,
+        planes: &Buffer,
+        one_shot: &OneShotSum,
+        sum: RowParallelSum<'_>,
+    ) -> Result<()> {
         let watchdog = &self.watchdog;
         if let Some(fault) = watchdog.fault() {
             return Err(fail_and_blame(mesh, fault, None));

@@ -4,7 +4,9 @@ use super::super::{Done, Finding, FindingSink, Options, cuda};
 use super::{Copies, ROUNDS, Shape, Spread, shares, text};
 use crate::numbers::Rng;
 use backend::cuda::{Buffer, Cuda, Kv};
-use backend::{Attention, AttentionCall, Batch, BatchLimits, BlockTables, Device, AttentionHeads, KvSpec, Memory, PassSlice};
+use backend::{
+    Attention, AttentionCall, AttentionHeads, Batch, BatchLimits, BlockTables, Device, KvSpec, Memory, PassSlice,
+};
 use serde_json::json;
 use types::cache::blocks_for;
 use types::{BlockId, KvDtype, KvLayout, NumericsMode, Want};

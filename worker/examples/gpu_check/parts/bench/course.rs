@@ -8,8 +8,8 @@ use std::path::Path;
 use std::time::Instant;
 use types::cache::blocks_for;
 use types::{
-    Activations, BlockId, Epoch, KvDtype, Layout, NumericsMode, Rank, Request, RequestId, Sampling, Slice, Step, StepDone,
-    StepId, Want,
+    Activations, BlockId, Epoch, KvDtype, Layout, NumericsMode, Rank, Request, RequestId, Sampling, Slice, Step,
+    StepDone, StepId, Want,
 };
 use worker::{Assignment, ComputeDevice, MeshSecret, MeshTimeouts, ModelLoader, PassCounts, Runner, UpcomingSteps};
 

@@ -149,7 +149,8 @@ struct Copies {
 
 impl Copies {
     fn new(options: &Options) -> Result<Copies, String> {
-        let (cuda, Shape { copied_rows: n_rows, hidden, .. }) = (cuda(options, NumericsMode::Lockstep)?, Shape::of(options));
+        let (cuda, Shape { copied_rows: n_rows, hidden, .. }) =
+            (cuda(options, NumericsMode::Lockstep)?, Shape::of(options));
         let mut from = cuda.buffer(n_rows, hidden).map_err(text)?;
         // Not zeros, which some memories move faster.
         for row in (0..n_rows).step_by(16) {

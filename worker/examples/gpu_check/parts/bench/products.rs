@@ -66,7 +66,13 @@ pub fn measure(options: &Options, report: FindingSink<'_>) -> Done {
 }
 
 /// Measures one of the products in each mode and the largest product, in turns.
-fn prefill(devices: &[(NumericsMode, Cuda)], shape: &Shape, name: &str, of: [usize; 3], report: FindingSink<'_>) -> Done {
+fn prefill(
+    devices: &[(NumericsMode, Cuda)],
+    shape: &Shape,
+    name: &str,
+    of: [usize; 3],
+    report: FindingSink<'_>,
+) -> Done {
     let operations = |[n_out, k, n_rows]: [usize; 3]| 2.0 * n_out as f64 * k as f64 * n_rows as f64;
     let largest = [shape.peak; 3];
     let fast = devices.iter().find(|(mode, _)| *mode == NumericsMode::Fast);

@@ -1,7 +1,7 @@
 //! Tests a slot step by step, without threads, against matchers that have accepted the same tokens and nothing else.
 
 use super::*;
-use grammar::{GrammarLimits, GrammarSpec, Mask, ThinkingBudget, compile};
+use grammar::{GrammarLimits, GrammarSpec, ThinkingBudget, TokenMask, compile};
 use serde_json::json;
 use std::path::Path;
 
@@ -37,12 +37,12 @@ fn regex(pattern: &str) -> Grammar {
 
 /// Returns the mask of a fresh matcher behind these tokens; None if the grammar does not allow them.
 fn fresh(vocabulary: &LazyVocabulary, grammar: &Grammar, tokens: &[Token]) -> Option<Vec<u32>> {
-    let (mut matcher, mut mask) = (vocabulary.matcher(grammar).unwrap(), Mask::default());
+    let (mut matcher, mut mask) = (vocabulary.matcher(grammar).unwrap(), TokenMask::default());
     tokens.iter().try_for_each(|token| matcher.accept(*token)).ok()?;
     if matcher.is_ended() {
         return None;
     }
-    matcher.mask(&mut mask).unwrap();
+    matcher.fill_mask(&mut mask).unwrap();
     Some(mask.words().to_vec())
 }
 
@@ -99,8 +99,8 @@ fn grammars() -> Vec<Grammar> {
         schema,
         regex("([a-d]{1,3}-){20,}x"),
         regex("(ab|ba){15,}c"),
-        budget.before(None),
-        budget.before(Some(&behind)),
+        budget.to_grammar(None),
+        budget.to_grammar(Some(&behind)),
     ]
 }
 
@@ -141,7 +141,11 @@ fn masks_depend_on_nothing_that_was_looked_at_and_taken_back() {
                 let expected = fresh(&vocabulary, grammar, &[&log[..], &drafts[..n]].concat());
                 n_behind += usize::from(n > 0 && expected.is_some());
                 let ends = drafts[..n].contains(&2);
-                assert!(ends || run.mask_after(n) == expected.as_deref(), "grammar {i}: {log:?} and {:?}", &drafts[..n]);
+                assert!(
+                    ends || run.mask_after(n) == expected.as_deref(),
+                    "grammar {i}: {log:?} and {:?}",
+                    &drafts[..n]
+                );
             }
             // All drafts that hold, and one drawn token.
             let words = |log: &[Token]| fresh(&vocabulary, grammar, log);
