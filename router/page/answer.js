@@ -63,8 +63,8 @@ function hear(turn, event, news) {
   const told = JSON.parse(event.data);
   if (told.error) {
     turn.broken = told.error.message;
-    // An `invalid_request_error` (an expired key or deadline) and any error before the first event are final. After other
-    // errors the answer is resumed.
+    // Final are an `invalid_request_error` (an expired key or deadline) and any error before the first event. After
+    // other errors the answer is resumed.
     if (!turn.last || ["invalid_request_error"].includes(told.error.type)) turn.over = "failed";
     return news();
   }
