@@ -1,14 +1,14 @@
-// One answer as it is streamed: asked, resumed where it broke off, and asked again to see that it is the same.
+// Streams one answer, resumes it after a lost connection, and requests it a second time to compare both.
 
 import {Refused, events, pause, post} from "./server.js";
 
 const PATH = "v1/chat/completions";
-/** A stream that breaks off more often in a row without a token is given up. */
+/** A stream that breaks off more often than this in a row, without an event between, is given up. */
 const TRIES_MAX = 30;
 
 /**
- * Streams into `turn`, which can be stored at any moment and gone on with: `turn.last` is the last event that it has.
- * `news` is called when there is something new.
+ * Streams into `turn`. It can be stored at any moment and continued later: `turn.last` is the id of its last event.
+ * Calls `news` after each change.
  */
 export async function stream(turn, body, news, signal) {
   let tries = 0;
@@ -63,13 +63,14 @@ function hear(turn, event, news) {
   const told = JSON.parse(event.data);
   if (told.error) {
     turn.broken = told.error.message;
-    // What ends with its key, or by its deadline, ends for good; the rest is asked for again.
+    // Final are an `invalid_request_error` (an expired key or deadline) and any error before the first event. After
+    // other errors the answer is resumed.
     if (!turn.last || ["invalid_request_error"].includes(told.error.type)) turn.over = "failed";
     return news();
   }
   turn.answer = told.id ?? turn.answer;
   turn.model = told.model ?? turn.model;
-  // How far the prompt is, until there is a token.
+  // Progress through the prompt, until the first token.
   turn.progress = told.prompt_progress ?? null;
   for (const choice of told.choices ?? []) {
     turn.text += choice.delta?.content ?? "";
@@ -81,7 +82,7 @@ function hear(turn, event, news) {
     if (choice.certificate) turn.certificate = choice.certificate;
   }
   if (told.usage) turn.usage = told.usage;
-  // It counts only now: whoever is cut off before reads the event again.
+  // `last` moves only here: after an earlier break the resumed stream repeats this event.
   if (event.id) turn.last = event.id;
   news();
 }
@@ -89,7 +90,7 @@ function hear(turn, event, news) {
 /** An answer that has not begun. */
 export const blank = (parent, asked) => ({role: "assistant", parent, text: "", thought: "", calls: "", ids: [], tokens: [], asked, over: null, last: null, broken: null});
 
-/** Asks the same again, and compares token by token. */
+/** Requests the same answer again with the same seed, and compares it token by token. */
 export async function again(turn, body, signal) {
   const other = blank(null, null);
   await stream(other, {...body, seed: Number(turn.seed), max_tokens: Math.max(turn.ids.length, 1)}, () => {}, signal);

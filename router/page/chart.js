@@ -1,4 +1,4 @@
-// Lines over time. A value that is not there is a gap and no zero.
+// Lines over time. A missing value is a gap, not zero.
 
 import {draw, make} from "./dom.js";
 
@@ -35,7 +35,7 @@ function path(values, top) {
       return;
     }
     const [x, y] = [at * step, HEIGHT - 1 - (value / top) * (HEIGHT - HEAD)];
-    // A value between two gaps is a short line: a point would not be seen.
+    // A value between two gaps is a short line, because a point would not be visible.
     out += pen ? `L${x.toFixed(1)} ${y.toFixed(1)}` : `M${x.toFixed(1)} ${y.toFixed(1)}h1`;
     pen = true;
   });

@@ -1,4 +1,4 @@
-// Chats with the models that are served. What a model says is shown by `markdown.js` as nodes, and never read as HTML.
+// Chats with the served models. `markdown.js` turns the text of a model into nodes; it is never parsed as HTML.
 
 import {again, blank} from "./answer.js";
 import * as kept from "./conversations.js";
@@ -8,13 +8,13 @@ import {markdown, settled, visible} from "./markdown.js";
 import {get} from "./server.js";
 
 const SETTINGS = "lockstep chat settings";
-/** Longer answers are shown as plain text at first: nobody waits for their markup. */
+/** Longer answers are shown as plain text, because their markup takes too long to draw. */
 const MARKUP_MAX = 200000;
-/** Shorter prompts are read before their progress could be. */
+/** The progress of shorter prompts is not shown: they are computed too fast. */
 const PROMPT_SHOWN_MIN = 256;
-/** Where the list of conversations is beside the chat, as in `look.css`. */
+/** Matches windows in which the list of conversations stands beside the chat, as in `look.css`. */
 const WIDE = "(min-width: 44.01rem)";
-/** Token by token at most so many are shown. */
+/** At most this many tokens of an answer are shown with their probabilities. */
 const TOKENS_SHOWN_MAX = 4000;
 const NUMBERS = [
   ["temperature", "Temperature", {min: 0, step: 0.1}], ["top_p", "Top p", {min: 0, max: 1, step: 0.05}], ["top_k", "Top k", {min: 0, step: 1}],
@@ -77,7 +77,7 @@ export class Chat {
     else this.listed();
   }
 
-  /** Opens a conversation as it is stored now: it may have grown since it was listed. */
+  /** Opens a conversation as it is stored now: it may have grown since the list was drawn. */
   async choose(id) {
     if (id === this.conversation?.id) return;
     const conversation = await kept.one(id);
@@ -85,14 +85,14 @@ export class Chat {
   }
 
   open(conversation) {
-    // While its answer is under way, there is one object of a conversation that grows.
+    // While an answer is under way, only the object of its run grows.
     this.conversation = runs.running(conversation.id)?.conversation ?? conversation;
     this.shown.clear();
     this.turns.replaceChildren();
     this.draw();
     this.buttons();
     this.listed();
-    // A stream that was under way when the page went goes on after its last event.
+    // If an answer was under way when the page was closed, it continues after its last event.
     const last = kept.path(this.conversation).at(-1);
     if (last?.role === "assistant" && !last.over && last.asked && !this.isBusy()) this.answer(last);
   }
@@ -120,13 +120,13 @@ export class Chat {
     this.tell(text, this.conversation.at);
   }
 
-  /** A turn of the one who asks, below `parent`, and an answer below that. */
+  /** Adds a turn of the user below `parent`, and an answer below that turn. */
   tell(text, parent) {
     const turn = kept.add(this.conversation, {role: "user", parent, text});
     this.reply(turn, {...this.settings.body(), system: this.settings.system()});
   }
 
-  /** An answer below `turn`, which may have others already. */
+  /** Adds an answer below `turn`, which may already have others. */
   reply(turn, asked) {
     const answer = kept.add(this.conversation, blank(turn.id, asked));
     this.draw();
@@ -140,7 +140,7 @@ export class Chat {
     this.listed();
   }
 
-  /** An answer has grown, here or in a conversation that is not shown. */
+  /** Called when an answer has grown, in this conversation or in one that is not shown. */
   heard({conversation, turn}, over) {
     if (over) this.listed();
     if (conversation !== this.conversation) return;
@@ -161,7 +161,7 @@ export class Chat {
       if (below) scrollTo(0, document.documentElement.scrollHeight);
       this.took = performance.now() - began;
     });
-    // What takes long to draw is drawn less often, so that most of the time is the reader's.
+    // A slow drawing is repeated less often, so that the page responds most of the time.
     if (this.took > 8) setTimeout(draw, Math.min(this.took * 4, 1000));
     else draw();
   }
@@ -242,7 +242,7 @@ class Turn {
     if (this.turn.thought) say(this.thought.lastChild, visible(this.turn.thought));
   }
 
-  /** What will not change any more is drawn once; only the rest is drawn again. */
+  /** Draws the final part of an answer once, and only the rest again. */
   showSaid() {
     const text = this.turn.calls ? `${this.turn.text}\n\n\`\`\`json\n${this.turn.calls}\n\`\`\`` : this.turn.text;
     if (this.drawn === text) return;
@@ -296,7 +296,7 @@ class Turn {
     say(said, same ? `Equal, bit for bit: ${why}` : same === null ? `Not compared: ${why}` : `Different: ${why}`);
   }
 
-  /** Each token by its probability; what else might have stood there, for whoever points at it or goes there. */
+  /** Shows each token by its probability, and the alternatives to the token under the pointer or the focus. */
   tokens() {
     if (this.extra.querySelector(".tokens")) return this.extra.replaceChildren();
     const {tokens} = this.turn;
@@ -333,7 +333,7 @@ function alternatives(token) {
   return make("table", {}, make("tbody", {}, row(token, true), others.map((other) => row(other, false))));
 }
 
-/** The model, its system prompt and its sampling, as this browser was last told. */
+/** The form for the model, the system prompt and the sampling, with the values that this browser has stored. */
 function settings() {
   const said = JSON.parse(localStorage.getItem(SETTINGS) ?? "{}");
   const model = make("select", {name: "model"});

@@ -1,5 +1,5 @@
-// The grid of ranks of every replica, what was lost and what it cost, versions and their shares, and the plan beside what
-// is measured.
+// The grid of ranks of every replica, lost ranks and the cost of each loss, versions with their shares, and planned
+// beside measured speed.
 
 import {bytes, count, draw, facts, make, millis, percent, put, redraw, say} from "./dom.js";
 import {nearby} from "./near.js";
@@ -10,7 +10,7 @@ export class Cluster {
   constructor() {
     this.about = make("div");
     this.replicas = make("div");
-    /** What is shown of each replica and rank, by its name: updated and not made anew. */
+    /** The shown replicas by name. They are updated in place. */
     this.shown = new Map();
     this.node = make("section", {"aria-labelledby": "cluster"},
       make("h1", {id: "cluster"}, "Cluster"),
@@ -68,7 +68,10 @@ export class Cluster {
   }
 }
 
-/** What is wrong with it is there wherever it stands; the rest only while it is near what is seen. */
+/**
+ * The problems and losses of a replica are always nodes. The rest are nodes only while the replica is near the visible
+ * part of the page.
+ */
 class Replica {
   constructor() {
     this.head = make("h2");
@@ -127,7 +130,10 @@ class Replica {
   }
 }
 
-/** The ranks of a stage are nodes only while it is near what is seen: a grid of thousands costs what a window of it costs. */
+/**
+ * The ranks of a stage are nodes only while the stage is near the visible part of the page. A grid of thousands costs
+ * no more than one window of it.
+ */
 class Stage {
   constructor() {
     this.node = make("ul", {class: "stage"});
@@ -150,7 +156,7 @@ class Stage {
     }
     this.ranks = [];
     this.node.replaceChildren();
-    // Without a height it is in no document, and nobody knows how high it is.
+    // Without a height the node is in no document, and its real height is unknown.
     if (height) this.node.style.minHeight = `${height}px`;
   }
 

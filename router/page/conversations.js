@@ -1,11 +1,12 @@
-// Conversations, in this browser alone: a tree of turns each, so that what was edited or asked again stays beside it.
+// Conversations, stored in this browser only. Each is a tree of turns, so that an edited message or a repeated answer
+// stands beside the earlier one.
 
 const [BASE, STORE] = ["lockstep", "conversations"];
-/** More are forgotten, the oldest first. */
+/** Beyond this number the oldest conversations are deleted. */
 const KEPT_MAX = 200;
 const TITLE_MAX = 60;
 
-/** One answer to each request of the database. */
+/** A promise of the result of a database request. */
 const done = (request) => new Promise((resolve, reject) => {
   request.onsuccess = () => resolve(request.result);
   request.onerror = () => reject(request.error);
@@ -41,7 +42,7 @@ export function fresh() {
   return {id: crypto.randomUUID?.() ?? `${Date.now()}-${Math.random()}`, changed: Date.now(), turns: [], at: null, next: 1};
 }
 
-/** Adds a turn below another one and goes there. */
+/** Adds a turn and makes it the current one. */
 export function add(conversation, turn) {
   const added = {id: conversation.next, ...turn};
   conversation.next += 1;
@@ -52,7 +53,7 @@ export function add(conversation, turn) {
 
 const byId = (conversation) => new Map(conversation.turns.map((turn) => [turn.id, turn]));
 
-/** The turns from the first to the one at `at`, which is the one that is shown last. */
+/** The turns from the first to the one at `at`, which is shown last. */
 export function path(conversation, at = conversation.at) {
   const turns = byId(conversation);
   const out = [];
@@ -60,7 +61,7 @@ export function path(conversation, at = conversation.at) {
   return out.reverse();
 }
 
-/** The request that a turn answers. The messages before it are those of its branch, and are stored there alone. */
+/** The request that a turn answers. Its messages come from the branch before the turn and are stored only there. */
 export function body(conversation, turn) {
   const {system, ...asked} = turn.asked;
   if (asked.messages) return asked;
@@ -70,7 +71,7 @@ export function body(conversation, turn) {
 
 export const siblings = (conversation, turn) => conversation.turns.filter((other) => other.parent === turn.parent);
 
-/** The end of the branch that begins at a turn, by the newest turns. */
+/** The end of the branch that begins at a turn: follows the newest turn each time. */
 export function end(conversation, turn) {
   let last = turn;
   for (;;) {

@@ -1,8 +1,8 @@
-// Makes nodes. Text becomes text nodes and nothing else here: no string is ever read as HTML.
+// Makes nodes. Text becomes text nodes only: no string is ever parsed as HTML.
 
 const SVG = "http://www.w3.org/2000/svg";
 
-/** A node: `make("p", {class: "quiet"}, "text", child)`. A property that is a function hears the event of its name. */
+/** A node: `make("p", {class: "quiet"}, "text", child)`. A function as a property listens to the event of its name. */
 export function make(name, properties = {}, ...children) {
   return filled(document.createElement(name), properties, children);
 }
@@ -21,7 +21,7 @@ function filled(node, properties, children) {
   return node;
 }
 
-/** Says to those who see and to those who listen. */
+/** Shows a message in the status line, which screen readers announce. */
 export function tell(text) {
   const told = document.getElementById("told");
   if (told && told.textContent !== text) told.textContent = text;
@@ -32,14 +32,14 @@ export function say(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
 
-/** As `say`, of an attribute. */
+/** The same as `say` for an attribute. */
 export function put(node, name, value) {
   if (node.getAttribute(name) !== value) node.setAttribute(name, value);
 }
 
 const drawn = new WeakMap();
 
-/** Fills a place anew where what it shows has changed. */
+/** Replaces the nodes of a place if `shows` has changed. */
 export function redraw(place, shows, nodes) {
   const key = JSON.stringify(shows);
   if (drawn.get(place) === key) return;

@@ -1,11 +1,11 @@
-// A list of any length: only the rows that can be seen are nodes, and they are used again.
+// A list of any length: only the visible rows are nodes, and the nodes are reused.
 
 import {make} from "./dom.js";
 
 const SPARE = 6;
 
 /**
- * `row()` makes an empty row, `fill(node, item)` writes into one. Rows are as high as the style says, which is asked once.
+ * `row()` makes an empty row, `fill(node, item)` writes into one. The style sets the row height, measured once.
  */
 export class List {
   constructor(label, row, fill) {
@@ -22,7 +22,7 @@ export class List {
     this.ask();
   }
 
-  /** Draws once a frame, however often it is asked. */
+  /** Draws once per frame, however often it is called. */
   ask() {
     if (this.asked) return;
     this.asked = true;
@@ -35,7 +35,7 @@ export class List {
   draw() {
     if (!this.height) this.height = this.measured();
     if (!this.height) return;
-    // Asked before anything is written: what is asked after it is laid out at once.
+    // Reads the layout before it writes: a read after a write would force a new layout at once.
     const {scrollTop, clientHeight} = this.node;
     const first = Math.max(0, Math.floor(scrollTop / this.height) - SPARE);
     const n = Math.max(0, Math.min(this.items.length - first, Math.ceil(clientHeight / this.height) + 2 * SPARE));

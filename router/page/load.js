@@ -1,5 +1,5 @@
-// The last hour, as the router keeps it. A bin in which nothing happened has rates of zero and no waits; one from before the
-// router began is not drawn.
+// The last hour, as the router records it. A bin in which nothing happened has rates of zero and no waits. A bin from
+// before the router began is not drawn.
 
 import {count, make, millis, percent, say} from "./dom.js";
 import {chart} from "./chart.js";

@@ -1,4 +1,4 @@
-// Which view is shown, who looks, and the one stream of changes that the view watches.
+// Chooses the view, loads the viewer's rights, and runs the one stream of changes for the shown view.
 
 import {Chat} from "./chat.js";
 import {Cluster} from "./cluster.js";
@@ -27,11 +27,11 @@ const answers = async (path) => {
   }
 };
 
-/** Who looks decides what there is: the server says so, and refuses the rest whatever is shown here. */
+/** Loads the viewer's rights. They decide which views exist; the server refuses the rest whatever is shown here. */
 async function enter() {
   try {
     viewer = await get("viewer");
-    // Where operators have a port of their own, each port has its part of the pages.
+    // If operators have their own port, each port serves only a part of the pages.
     const [chats, cluster] = await Promise.all([answers("v1/models"), viewer.sees.cluster ? answers("cluster") : false]);
     Object.assign(viewer, {chats});
     viewer.sees.elsewhere = viewer.sees.cluster && !cluster;
@@ -76,7 +76,7 @@ function show() {
   follow();
 }
 
-/** Watches what the view shows, and only while somebody sees it. */
+/** Watches the topics of the shown view, and only while the page is visible. */
 function follow() {
   watching?.abort();
   const topics = shown?.topics() ?? [];

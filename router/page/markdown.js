@@ -1,14 +1,14 @@
-// Markdown as nodes: paragraphs, headings, lists, quotes, tables, code, emphasis and links. What it does not know stays text.
-// It reads each line once, makes no HTML and runs nothing; a link goes where its text says, by http or https alone.
+// Markdown as nodes: paragraphs, headings, lists, quotes, tables, code, emphasis and links. Other syntax stays text.
+// Reads each line once, makes no HTML and runs nothing. A link shows its target and uses http or https only.
 
 import {make} from "./dom.js";
 
-/** More is shown as it was written. */
+/** Text beyond this number of nodes is shown as it was written. */
 const NODES_MAX = 20000;
 const DEPTH_MAX = 8;
-/** A longer paragraph has no marks in it. */
+/** In a longer paragraph, marks stay text. */
 const INLINE_MAX = 20000;
-/** Marks that turn text around, and those that end a terminal's patience: shown by their numbers. */
+/** Marks that change the direction of text, and control characters: shown by their code points. */
 const UNSEEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]/g;
 
 export const visible = (text) => text.replace(UNSEEN, (sign) => `\u2039${sign.codePointAt(0).toString(16).padStart(4, "0")}\u203a`);
@@ -21,7 +21,7 @@ export function markdown(text) {
   return out;
 }
 
-/** How much of an answer that grows will not change: up to the last empty line outside code. */
+/** The length of the final part of a growing answer: up to the last empty line outside code. */
 export function settled(text, from = 0) {
   let [end, at, inCode] = [from, from, false];
   while (at < text.length) {
@@ -54,7 +54,7 @@ function block(lines, at, out, budget, depth) {
   if (fence) return code(lines, at, fence, out);
   const heading = /^ {0,3}(#{1,6})\s+(.*)$/s.exec(line);
   if (heading) {
-    // A model's headings are no part of the page's outline.
+    // A model's headings are not part of the page's outline.
     out.append(inline(make("p", {class: `heading h${heading[1].length}`}), heading[2].replace(/\s#+\s*$/, ""), budget));
     return at + 1;
   }
@@ -68,7 +68,7 @@ function block(lines, at, out, budget, depth) {
   return paragraph(lines, at, out, budget);
 }
 
-/** The line below a table's head. One class of characters, so that no line is tried twice. */
+/** The line below a table's head. The pattern is one class of characters, so that it never backtracks. */
 const isRule = (line) => /^[\s:|-]+$/.test(line) && line.includes("|") && line.includes("-");
 
 function code(lines, at, [, mark, language], out) {
@@ -137,7 +137,7 @@ function paragraph(lines, at, out, budget) {
   return end;
 }
 
-// Each alternative ends at its own mark, so that no text is tried twice from each of its signs.
+// Each alternative ends at its own mark, so that the pattern does not scan a text again from each of its characters.
 const MARKS = /(?<!`)(`{1,3})([^`]+)\1(?!`)|\*\*([^*\n]+)\*\*|__([^_\n]+)__|\*([^*\s][^*\n]*)\*|\b_([^_\n]+)_\b|~~([^~\n]+)~~|\[([^\]\n]{1,500})\]\((https?:\/\/[^)\s]{1,2000})\)|(https?:\/\/[^\s<>"')\]]{1,2000})|(\n)/g;
 
 function inline(node, text, budget) {
@@ -159,7 +159,7 @@ function inline(node, text, budget) {
   return node;
 }
 
-/** A link whose text is another address than its own says where it goes. */
+/** If the text of a link differs from its target, the link shows both. */
 function link(label, target) {
   const told = label === target ? label : `${label} (${target})`;
   return make("a", {href: target, rel: "noreferrer noopener nofollow", target: "_blank"}, told);

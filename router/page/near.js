@@ -1,4 +1,4 @@
-// What is near the part of the page that is seen.
+// Reports which nodes are near the visible part of the page.
 
 const MARGIN = "300px";
 const hearing = new WeakMap();
@@ -6,7 +6,7 @@ const observer = new IntersectionObserver((entries) => {
   for (const {target, isIntersecting, boundingClientRect} of entries) hearing.get(target)(isIntersecting, boundingClientRect.height);
 }, {rootMargin: MARGIN});
 
-/** `hear(isNear, height)` whenever a node comes near or goes; not near is what it is told to be until then. */
+/** Calls `hear(isNear, height)` whenever a node comes near or leaves. Returns false, the state until the first call. */
 export function nearby(node, hear) {
   hearing.set(node, hear);
   observer.observe(node);

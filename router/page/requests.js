@@ -1,4 +1,4 @@
-// Requests under way and those that ended last; and of one, what befell it when.
+// Requests under way and those that ended last; for one request, its events with their times.
 
 import {count, draw, facts, make, millis, put, say} from "./dom.js";
 import {get} from "./server.js";
@@ -6,7 +6,7 @@ import {List} from "./list.js";
 
 const COLUMNS = ["number", "state", "id", "prompt", "cached", "output", "first_token_ms", "took_ms"];
 const NAMES = ["Request", "State", "Answer", "Prompt", "Cached", "Output", "First token", "Took"];
-/** Left out where there is little room. */
+/** The columns that narrow windows leave out. */
 const LEAST = new Set(["prompt", "cached", "output", "first_token_ms"]);
 
 export class Requests {
@@ -31,7 +31,7 @@ export class Requests {
     say(this.counts, own ? `Your requests: ${requests.filter((of) => !of.over).length} under way` : `${waiting} without a token yet, ${running} answering`);
     say(this.empty, requests.length ? "" : "No request has come since this router began.");
     this.list.show(requests);
-    // One that is looked at is asked for again while it runs.
+    // Loads the open request again while it runs.
     const mine = this.shown && requests.find((of) => of.number === this.shown);
     if (mine && (!mine.over || !this.isOver)) this.open(this.shown);
   }
@@ -80,7 +80,7 @@ const SAID = {
   moved: () => "Moved to another replica",
 };
 
-/** Marks what a choice did again, after a preemption or a loss. */
+/** Marks events that a choice repeats after a preemption or a loss. */
 export function told(events) {
   const starts = new Map();
   return events.map((event) => {
@@ -121,7 +121,7 @@ function picture(request, events) {
     since = at;
   };
   const {counts, width_ms} = request.tokens;
-  // Nothing says that what was computed again is done: the next token does.
+  // No event marks the end of a recomputation: the next token does.
   const tokenAfter = (ms) => {
     const first = Math.ceil(ms / width_ms);
     const at = counts.findIndex((n, bin) => bin >= first && n);

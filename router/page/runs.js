@@ -1,26 +1,26 @@
-// Answers under way, one in each conversation at most. They go on whichever conversation is shown, and where none is.
+// Answers under way, at most one in each conversation. They continue whichever conversation or view is shown.
 
 import {stream} from "./answer.js";
 import * as kept from "./conversations.js";
 
-/** How long a growing answer's news may wait for the browser's storage. */
+/** A growing answer is written to the browser's storage at most this often. */
 const STORE_EVERY_MS = 500;
 
 const runs = new Map();
 const watchers = new Set();
 
-/** Calls `heard(run, over)` when an answer has grown or is over, until the function that it returns is called. */
+/** Calls `heard(run, over)` when an answer has grown or has ended. Returns a function that ends the calls. */
 export function watch(heard) {
   watchers.add(heard);
   return () => watchers.delete(heard);
 }
 
-/** The run of a conversation: `{conversation, turn}`. While it goes on, that object of the conversation is the one that grows. */
+/** The run of a conversation: `{conversation, turn}`. During the run, only this object of the conversation grows. */
 export const running = (id) => runs.get(id);
 
 export const stop = (id) => runs.get(id)?.abort.abort();
 
-/** Answers `turn`, which may have begun before. */
+/** Streams the answer `turn`, which may have begun before. */
 export async function answer(conversation, turn) {
   const run = {conversation, turn, abort: new AbortController()};
   runs.set(conversation.id, run);
@@ -40,7 +40,7 @@ export async function answer(conversation, turn) {
   say(true);
 }
 
-/** A conversation that was forgotten meanwhile stays forgotten. */
+/** Does not store a conversation that the user has deleted during the run. */
 const store = (run) => (run.isForgotten ? null : kept.keep(run.conversation));
 
 export function forget(id) {

@@ -1,4 +1,5 @@
-// Asks this page's own server, with the key if there is one. Nothing of a conversation is in an address: it is in bodies.
+// Sends requests to this page's own server, with the API key if there is one. The text of conversations is in bodies,
+// never in addresses.
 
 const KEY = "lockstep key";
 
@@ -7,7 +8,7 @@ export const key = {
   set: (value) => (value ? sessionStorage.setItem(KEY, value) : sessionStorage.removeItem(KEY)),
 };
 
-/** What the server said no with. */
+/** An error reply of the server. */
 export class Refused extends Error {
   constructor(status, message, retryAfter) {
     super(message);
@@ -27,7 +28,7 @@ async function refused(reply) {
   try {
     message = JSON.parse(text).error?.message ?? text;
   } catch {
-    // Something in between answered in its own words.
+    // The reply is not JSON: a proxy sent it.
   }
   return new Refused(reply.status, message || `status ${reply.status}`, Number(reply.headers.get("retry-after-ms")) || 1000);
 }
@@ -44,7 +45,7 @@ export async function post(path, body, {signal, more = {}} = {}) {
   return reply;
 }
 
-/** The events of a stream: `{name, id, data}`. An event counts once its empty line has come. */
+/** The events of a stream: `{name, id, data}`. An event counts once its empty line has arrived. */
 export async function* events(reply) {
   const reader = reply.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
@@ -84,7 +85,10 @@ const pause = (ms, signal) => new Promise((resolve) => {
   signal?.addEventListener("abort", () => (clearTimeout(timer), resolve()), {once: true});
 });
 
-/** Watches what `of` names until `signal`; begins again when the stream ends. Hears `(name, data)`, and how it is going. */
+/**
+ * Watches the topics `of` until `signal` aborts, and reconnects when the stream ends. Calls `hear(name, data)` for each
+ * event and `going` when the state of the connection changes.
+ */
 export async function watch(of, hear, going, signal) {
   let wait = 250;
   while (!signal.aborted) {

@@ -1,4 +1,4 @@
-// The fibers of a block, their barriers, and launching by name. Knows no kernel.
+// The fibers of a block, their barriers, and launches by name. Independent of the kernels.
 #include "emulator.h"
 
 #include <stdio.h>
@@ -22,7 +22,7 @@ thread_local Block block;
 namespace {
 
 constexpr size_t STACK_BYTES = 64 << 10;
-// What a block of an H100 may have.
+// The most shared memory that a block of an H100 may have.
 constexpr size_t SHARED_BYTES = 227 << 10;
 
 struct Kernel {
@@ -139,7 +139,7 @@ void run(Fiber& next) {
     emulator_switch(&last.stack_pointer, next.stack_pointer);
 }
 
-// The next in order that can. An eager machine looks from the first of whom it is not known that they cannot.
+// Runs the next thread in order that can run. An eager machine searches from `first_ready`: all before it are waiting.
 void run_others() {
     size_t n = machine.fibers.size(), start = machine.is_eager ? machine.first_ready : machine.place[fiber->index] + 1;
     for (size_t i = start; i < (machine.is_eager ? n : start + n); i++) {
@@ -344,7 +344,7 @@ struct Launch {
     int order;
 };
 
-// By the thread that calls; what went wrong, if something did.
+// Runs a block in the calling thread. Returns the error, or an empty string.
 std::string run_in(const Launch& launch, uint64_t at) {
     machine.error.clear();
     machine.kernel = launch.kernel;
@@ -385,7 +385,7 @@ std::string run_together(const Launch& launch, uint64_t n_blocks) {
 
 extern "C" {
 
-// Launches a kernel, with pointers to its arguments. 0, or why not is in `emulator_error`.
+// Launches a kernel, with pointers to its arguments. Returns 0, or 1 with the reason in `emulator_error`.
 int emulator_launch(const char* name, const unsigned* grid, const unsigned* size, unsigned n_dynamic, void** arguments,
                     int order) {
     using namespace emulator;
@@ -410,7 +410,7 @@ int emulator_waits(const char* name) {
     return found != emulator::kernels().end() && found->second.is_together;
 }
 
-// What the last launch of this thread did wrong.
+// The error of the last launch of this thread.
 const char* emulator_error() { return emulator::machine.error.c_str(); }
 
 // How many arguments a kernel has, and their sizes; -1 if there is no such kernel.

@@ -1,11 +1,11 @@
-// Runs CUDA kernels on the CPU: what `device.cuh` and the kernels ask of a compiler and of a device. One fiber for each
-// thread of a block, one block at a time, blocks of a launch one after another, but for kernels that wait for others.
+// Runs CUDA kernels on the CPU: provides what `device.cuh` and the kernels need of a compiler and of a device. Each
+// thread of a block is a fiber. The blocks of a launch run one after another, except for kernels that wait for others.
 //
-// A thread runs until it waits at a barrier or meets its warp, and then the next of a fixed order: ascending,
-// descending, shuffled, or one warp as far ahead of the others as it gets. What is missing between two threads shows up
-// as another result in another order. Shared memory
-// is full of NaN when a block begins; asynchronous copies land no sooner than they are waited for. Not emulated: caches
-// and the order of writes to global memory, other blocks at the same time, the sums inside a tensor core.
+// A thread runs until it waits at a barrier or meets its warp. Then the next thread of a fixed order runs: ascending,
+// descending, shuffled, or one warp as far ahead of the others as possible. A missing barrier shows up as another
+// result in another order. Shared memory is full of NaN when a block begins. Asynchronous copies land only when the
+// thread waits for them. Not emulated: caches and the order of writes to global memory, blocks that run at the same
+// time, the sums inside a tensor core.
 #pragma once
 #include <math.h>
 #include <stddef.h>
@@ -38,7 +38,7 @@ namespace emulator {
 
 enum class State : uint8_t { Ready, AtBarrier, InWarp, Done };
 
-// What a warp exchanges: each lane writes its part, the last to come computes for all.
+// The exchange of a warp: each lane writes its part, and the last to arrive computes for all.
 struct Warp {
     unsigned n_arrived = 0;
     int operation = 0;
@@ -69,10 +69,10 @@ struct Block {
 extern thread_local Fiber* fiber;
 extern thread_local Block block;
 
-// Ends the launch with a word on what the kernel did wrong.
+// Ends the launch with an error that names the fault of the kernel.
 [[noreturn]] void fail(const char* why);
 void barrier(int place);
-// Lets others run until the warp has been computed for.
+// Lets other threads run until the exchange of the warp is computed.
 void wait_for_warp();
 void release_warp(Warp& warp);
 void* shared(const char* place, size_t n_bytes);
@@ -80,7 +80,7 @@ unsigned char* shared_dynamic();
 void copy_async(void* to, const void* from);
 void commit_copies();
 void copies_arrived(int n_under_way);
-// Of the time of day, for kernels that wait for others; and a rest for these.
+// A clock for kernels that wait for others, and a pause between two of their checks.
 unsigned long long nanoseconds();
 void wait_a_little();
 void multiply_tiles(float (&acc)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1);
@@ -111,7 +111,7 @@ static inline float widen_f16(uint32_t bits) {
     return cast<float>(sign | wide << 23 | fraction << 13);
 }
 
-// All lanes of a warp bring `in`; `compute(lane)` makes what the lane gets, once all are there.
+// All lanes of a warp bring `in`. Once all have arrived, `compute(warp)` writes the output of each lane.
 template <class Out, class In, class Compute>
 static inline Out meet(int operation, const In& in, Compute compute) {
     static_assert(sizeof(In) <= sizeof(Warp::in[0]) && sizeof(Out) <= sizeof(Warp::out[0]), "a slot");
@@ -162,7 +162,7 @@ static inline unsigned ballot(bool is) {
     });
 }
 
-// By name, with pointers to the arguments, as a driver launches.
+// Kernels are launched by name, with pointers to the arguments, as a driver does.
 using Trampoline = void (*)(void** arguments);
 struct Registered {
     Registered(const char* name, Trampoline call, std::vector<size_t> sizes, bool is_together);
@@ -189,7 +189,7 @@ static inline std::vector<size_t> sizes(void (*)(A...)) {
     static emulator::Registered kernel##_is_registered(     \
         #kernel, [](void** p) { emulator::call(&kernel, p); }, emulator::sizes(&kernel), is_together);
 #define EMULATED(kernel) REGISTERED(kernel, false)
-// Its blocks wait for those of other launches, so they run at the same time, each in a thread of the operating system.
+// For a kernel with blocks that wait for other launches: all run at the same time, each in an operating system thread.
 #define EMULATED_TOGETHER(kernel) REGISTERED(kernel, true)
 
 #define threadIdx (emulator::fiber->thread)

@@ -1,4 +1,4 @@
-// Kernels with a bug each, and one without: what the emulator must catch. Threads of two warps, or of one, hand numbers
+// Kernels with a bug each that the emulator must catch, and one without. Threads of two warps, or of one, hand numbers
 // to each other.
 #include "../src/cuda/kernels/device.cuh"
 

@@ -1,10 +1,10 @@
-// What the libraries that stand over the fake driver ask of it. Each finds it as it would find a real one: by name.
+// The functions of the fake driver for the libraries over it. Each library finds them by name, as in a real driver.
 #pragma once
 
 #include <dlfcn.h>
 #include <stddef.h>
 
-// Work of a stream's: see `fake_cuda_begin`.
+// Begins work in a stream: see `fake_cuda_begin`.
 using Begin = int (*)(void*, int (*)(void*), void*, void* (*)(void*), void (*)(void*), void (*)(void*));
 using IsMemory = int (*)(const void*, size_t);
 

@@ -1,8 +1,8 @@
-// A libcublasLt.so.13 over the fake driver: products of bf16, or of numbers of eight bits, into f32, one way for each
-// shape, begun in a stream as the driver's own work is. It looks at what it is told as the real one does, and where that
-// one would compute something else or nothing, it ends the process: a way that is used for another shape, an address
-// that is aligned worse than was said, memory that is not there. A way is asked for once: whoever asks again has kept
-// nothing.
+// A libcublasLt.so.13 over the fake driver: products of bf16, or of numbers of eight bits, into f32. Each shape has one
+// algorithm, called a way here. Products run in a stream like the driver's own work. The library checks its arguments
+// as the real one does. Where the real one would compute something else or nothing, this one ends the process: a way
+// that is used for another shape, an address that is aligned worse than declared, memory that does not exist. The host
+// may request the way of a shape only once: a second request means that it did not keep the first.
 #include <math.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -65,7 +65,7 @@ float widen(uint16_t bits) {
     return out;
 }
 
-// A sign, four bits of exponent, three of fraction; the largest of all is none.
+// A sign, four bits of exponent, three of fraction; the largest code is NaN.
 float widen_e4m3(uint8_t bits) {
     int exponent = bits >> 3 & 15;
     float fraction = (bits & 7) / 8.0f;
@@ -86,7 +86,7 @@ float number_at(const void* numbers, const Algorithm& way, uint64_t i) {
                             : widen_e4m3(static_cast<const uint8_t*>(numbers)[i]);
 }
 
-// Four sums, each from the end to the beginning: another order than any kernel's.
+// Four sums, each from the end to the beginning: an order that no kernel uses.
 int run(void* it) {
     Work* work = static_cast<Work*>(it);
     const Algorithm& way = work->way;
@@ -157,7 +157,7 @@ CALL cublasLtMatmulAlgoGetHeuristic(Handle* handle, Desc* desc, Layout* a, Layou
     must(c->rows == d->rows && c->cols == d->cols && c->ld == d->ld, "C is not like D");
     must(a->ld == b->ld && a->ld >= (int64_t)a->rows && d->ld >= (int64_t)d->rows, "rows that overlap");
     if (type == E4M3) {
-        // What is asked of numbers of eight bits: all of it on sixteen bytes.
+        // Numbers of eight bits require all sizes and addresses on sixteen bytes.
         must(a->rows % 16 == 0 && d->rows % 16 == 0 && a->ld % 16 == 0 && d->ld % 4 == 0, "a matrix of odd rows");
         for (uint32_t alignment : preference->alignments) must(alignment >= 16, "an address that is not on 16 bytes");
         if (getenv("FAKE_CUBLASLT_HAS_NO_F8")) return NOT_SUPPORTED;

@@ -1,15 +1,19 @@
-// A libcuda.so for machines without a GPU: the calls of the driver that the host makes, over host memory and the
-// emulator of kernels. Built by mod.rs for tests; knows nothing of models.
+// A libcuda.so for machines without a GPU: the driver calls that the host makes, over host memory and the emulator of
+// kernels. Built by mod.rs for tests; independent of models.
 //
-// As a device does, it begins what it is asked and does it later: a stream's work waits until somebody waits for it. So
-// whoever writes pinned memory too early, or reads too early, sees it. Memory is full of NaN when it is given, stands
-// between guards, and what is not there cannot be copied. Work may have to wait for other streams or other processes:
-// then streams go on without being asked, as those of a device do. Who asks how far a stream is finds it a little
-// further each time. While a thread records, it is refused what a real driver refuses then; a record has copies of
-// arguments, and not of what they point to. Memory of whole pieces of two MiB is a file that other processes may open. A
-// kernel that waits for others runs in threads of its own meanwhile, and may reach another device's memory only where
-// that was asked for. Who allocates memory or gives it back waits for all that its context has begun, in every stream: a
-// real driver may, and where a kernel there waits for a peer that waits so, neither comes to an end.
+// Calls only begin work, as on a device: the work of a stream runs when a call waits for it. So code that writes or
+// reads pinned memory too early gets wrong data. New memory is full of NaN and lies between guards. Memory that does
+// not exist cannot be copied.
+//
+// Work may have to wait for other streams or other processes. Then streams run by themselves, as those of a device do.
+// Each query of an event moves every stream a little further. A kernel that waits for others runs in threads of its own
+// meanwhile. A kernel may reach another device's memory only after its context has enabled the access.
+//
+// While a thread records, it gets the refusals of a real driver. A record has copies of arguments, but not of the
+// memory that they point to. Memory in whole pieces of two MiB is a file that other processes may open.
+//
+// Calls that allocate or free memory wait for all work that their context has begun, in every stream. A real driver may
+// do so: if a kernel there waits for a peer that waits in the same way, neither ends.
 #include <fcntl.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -46,7 +50,7 @@ enum Code { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, 
             CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901, CAPTURE_UNMATCHED = 903, CAPTURE_ISOLATION = 905,
             CAPTURE_IMPLICIT = 906, CAPTURED_EVENT = 907 };
 
-// What work answers that has to wait for others.
+// The result of work that has to wait for others.
 constexpr int PENDING = -1;
 constexpr size_t GUARD = 256;
 constexpr unsigned char GUARD_BYTE = 0xa5;
@@ -56,7 +60,7 @@ using Work = std::function<int()>;
 
 struct Event {
     long n_recorded = 0, n_passed = 0;
-    // Last marked where it was recorded and not done.
+    // Whether its last mark is in a capture and is not executed.
     bool is_captured = false;
     bool has_time = true;
 };
@@ -71,30 +75,30 @@ struct Graph {
     std::vector<Node> nodes;
 };
 
-// Nodes are gone when nothing made of a record names them any more.
+// The nodes of a record live until nothing that was made of it is left.
 struct Executable {
     std::shared_ptr<Graph> graph;
     size_t n_bytes;
 };
 
 struct Stream {
-    // No two have the same, in the life of the process.
+    // Unique in the life of the process.
     long id;
     void* context;
-    // Of its work.
+    // Counts of its work.
     long n_begun = 0, n_done = 0;
     std::deque<Work> work;
     std::shared_ptr<Graph> capture;
     bool is_invalid = false;
 };
 
-// Memory that other processes may open: a file of nobody but those who have it.
+// Memory that other processes may open: a file without a name.
 struct Shared {
     int file;
     size_t whole;
 };
 
-// What another process is told of it.
+// The handle that another process opens it with.
 struct Handle {
     int process, file;
     size_t whole;
@@ -107,7 +111,7 @@ struct Module {
 
 struct Function {
     std::string name;
-    // Where nobody has asked for it the first launch loads it.
+    // If the host has not loaded it, the first launch does.
     bool is_loaded = false;
 };
 
@@ -120,24 +124,24 @@ struct Driver {
     std::mutex mutex;
     std::map<uintptr_t, size_t> memory, pinned;
     std::map<uintptr_t, Shared> shared;
-    // Of other processes, by where they lie here.
+    // Memory of other processes, by its address in this one.
     std::map<uintptr_t, size_t> opened;
-    // Which context memory belongs to, and which context may reach which other's.
+    // The context that memory belongs to, and pairs of contexts: the first may reach the memory of the second.
     std::map<uintptr_t, void*> owners;
     std::set<std::pair<void*, void*>> reached;
     std::vector<Stream*> streams;
     long n_streams = 0;
     size_t n_bytes = 0;
-    // Streams go on by themselves.
+    // Whether streams run by themselves.
     bool is_running = false;
-    // Once something has failed on the device, all is over.
+    // The first failure on the device; all later calls return it.
     int failed = SUCCESS;
     long n_devices = number("FAKE_CUDA_DEVICES", 1);
     long n_bytes_max = number("FAKE_CUDA_MIB", 2048) << 20;
     long order = number("FAKE_CUDA_ORDER", 0);
     // The launch, counted from 1, that fails; 0: none.
     long failing_launch = number("FAKE_CUDA_FAIL_LAUNCH", 0), n_launches = 0;
-    // One that does not come to its end, likewise.
+    // The launch that never ends, counted in the same way.
     long hanging_launch = number("FAKE_CUDA_HANG_LAUNCH", 0);
 };
 
@@ -147,10 +151,10 @@ Driver& driver() {
 }
 
 thread_local void* context = nullptr;
-// What this thread records.
+// The stream that this thread records.
 thread_local Stream* capturing = nullptr;
 
-// What was asked, a word or two a line, where somebody wants to know.
+// Appends a call to the file that FAKE_CUDA_TRACE names, if any: a word or two in a line.
 void trace(const char* what, const std::string& of = "") {
     static FILE* file = getenv("FAKE_CUDA_TRACE") ? fopen(getenv("FAKE_CUDA_TRACE"), "a") : nullptr;
     if (!file) return;
@@ -174,7 +178,7 @@ int fail(int code, const char* why) {
 
 using Held = std::unique_lock<std::mutex>;
 
-// False where the next work has to wait.
+// Runs the next work of the stream. Returns false if it has to wait, or if there is none.
 bool run_one(Stream& stream) {
     if (stream.work.empty()) return false;
     if (!driver().failed && stream.work.front()() == PENDING && !driver().failed) return false;
@@ -183,7 +187,7 @@ bool run_one(Stream& stream) {
     return true;
 }
 
-// All that has nothing to wait for.
+// Runs all work that has nothing to wait for.
 bool run_all() {
     bool has_moved = false;
     auto& streams = driver().streams;
@@ -193,7 +197,7 @@ bool run_all() {
     return has_moved;
 }
 
-// A piece of each stream.
+// Runs one piece of work of each stream.
 bool run_some() {
     bool has_moved = false;
     auto& streams = driver().streams;
@@ -201,7 +205,7 @@ bool run_some() {
     return has_moved;
 }
 
-// Runs the stream, and others where it has to wait for them, until `is_done`; without one all of them, no further.
+// Runs the stream until `is_done`, and others if it has to wait for them. Without one, runs each a piece at a time.
 template <class Done>
 int run_until(Held& held, Stream* stream, Done is_done) {
     while (!driver().failed && !is_done()) {
@@ -218,9 +222,9 @@ int finish(Held& held, Stream& stream) {
     return run_until(held, &stream, [&] { return stream.work.empty(); });
 }
 
-// Waits for what all streams of the calling thread's context have begun by now. NVIDIA's guide says that allocating and
-// freeing memory of a device synchronizes across all streams, and that page-locked memory and the loading of a kernel
-// may; what is unmapped, and modules that are unloaded, are memory that is freed. Meanwhile others may begin more: if
+// Waits for all work that the streams of the calling thread's context have begun by now. According to NVIDIA's guide,
+// allocating and freeing device memory synchronizes across all streams, and page-locked memory and the loading of a
+// kernel may do so. Unmapping memory and unloading a module count as freeing. Meanwhile others may begin more: if
 // their device has to wait for the caller's next kernel, this does not end.
 int finish_context(Held& held) {
     std::map<long, long> due;
@@ -236,7 +240,7 @@ int finish_context(Held& held) {
     });
 }
 
-// Everything but the few calls that need no context.
+// Begins each call except the few that need no context.
 struct Call {
     Held held;
     int code;
@@ -245,7 +249,7 @@ struct Call {
 
 Stream& stream_of(void* stream) { return *static_cast<Stream*>(stream); }
 
-// Done when the stream comes to it, or each time that a record of it is replayed.
+// Runs `work` when the stream reaches it, or each time that a record of it is replayed.
 int push(void* at, Work work) {
     // The legacy stream waits for all others, so nothing of ours may be on it.
     if (!at) return capturing ? (int)CAPTURE_IMPLICIT : (int)INVALID_HANDLE;
@@ -255,7 +259,7 @@ int push(void* at, Work work) {
     return SUCCESS;
 }
 
-// What may wait, allocate or free: not while this thread records.
+// Refuses calls that may wait, allocate or free while this thread records.
 int refuse_capture() {
     if (!capturing) return SUCCESS;
     capturing->is_invalid = true;
@@ -271,7 +275,7 @@ int refuse_capture() {
 #define ENTER_UNSAFE     \
     ENTER;               \
     if (int refused = refuse_capture()) return refused
-// The same, of what waits for the whole context; a line for who reads along.
+// The same for calls that wait for the whole context. Also writes a line to the trace.
 #define ENTER_WAITING(what) \
     ENTER_UNSAFE;           \
     trace(what);            \
@@ -292,10 +296,10 @@ CALL cuDeviceGetAttribute(int* value, int attribute, int device) {
     static const std::map<int, int> known = {{16, 132}, {97, 227 << 10}, {75, 0}, {76, 0}, {33, 0}, {34, 0}, {50, 0}};
     auto found = known.find(attribute);
     if (found == known.end()) return INVALID_VALUE;
-    // Which architecture it is: 80 for sm_80.
+    // The architecture: 80 for sm_80.
     if (attribute == 75) return *value = (int)number("FAKE_CUDA_SM", 90) / 10, SUCCESS;
     if (attribute == 76) return *value = (int)number("FAKE_CUDA_SM", 90) % 10, SUCCESS;
-    // Each device has a bus, and so has each process that is to look like another host.
+    // Each device has its own bus, and so has each process that acts as another host.
     *value = attribute == 33 ? device + (int)number("FAKE_CUDA_BUS", 0) : found->second;
     return SUCCESS;
 }
@@ -334,7 +338,7 @@ namespace {
 
 constexpr size_t SHARED_PIECE = 2 << 20;
 
-// Between guards, and full of what nobody has meant.
+// Allocates memory between guards, filled with NaN.
 char* allocate(size_t n) {
     bool is_shared = n % SHARED_PIECE == 0;
     size_t line = is_shared ? 4096 : 256, whole = (n + 2 * GUARD + line - 1) / line * line;
@@ -514,7 +518,7 @@ CALL cuCtxEnablePeerAccess(void* other, unsigned flags) {
 CALL cuIpcGetMemHandle(Handle* handle, uintptr_t at) {
     ENTER;
     auto found = driver().shared.find(at);
-    // A real one would show what lies beside it too.
+    // The handle of a real driver would expose neighbouring memory too.
     if (found == driver().shared.end()) return INVALID_VALUE;
     return *handle = {getpid(), found->second.file, found->second.whole, {}}, SUCCESS;
 }
@@ -592,7 +596,7 @@ CALL cuEventRecord(void* it, void* stream) {
 CALL cuStreamWaitEvent(void* stream, void* it, unsigned) {
     ENTER;
     Event* event = static_cast<Event*>(it);
-    // What is recorded and what is done do not wait for each other.
+    // Recorded work and executed work cannot wait for each other.
     if (stream && (bool)stream_of(stream).capture != event->is_captured) {
         stream_of(stream).is_invalid = true;
         return CAPTURE_ISOLATION;
@@ -602,7 +606,7 @@ CALL cuStreamWaitEvent(void* stream, void* it, unsigned) {
     return push(stream, [=] { return event->n_passed >= number ? (int)SUCCESS : PENDING; });
 }
 
-// As time goes by: every stream does something meanwhile.
+// Time passes with each query: every stream runs one piece of work.
 CALL cuEventQuery(void* it) {
     ENTER_UNSAFE;
     Event* event = static_cast<Event*>(it);
@@ -613,7 +617,7 @@ CALL cuEventQuery(void* it) {
     return event->n_passed >= event->n_recorded ? SUCCESS : NOT_READY;
 }
 
-// No further than it must.
+// Runs streams no further than the event requires.
 CALL cuEventSynchronize(void* it) {
     ENTER_UNSAFE;
     Event* event = static_cast<Event*>(it);
@@ -625,7 +629,7 @@ CALL cuEventSynchronize(void* it) {
 
 // ---- graphs ---------------------------------------------------------------------------------------------------------
 
-// What a real one takes for a record, about.
+// Roughly the memory that a real driver uses for a record.
 constexpr size_t GRAPH_BYTES = 64 << 10, NODE_BYTES = 1 << 10;
 
 namespace {
@@ -640,7 +644,7 @@ void finished(Graph* graph) {
 CALL cuStreamBeginCapture_v2(void* it, int mode) {
     ENTER;
     if (!it) return CAPTURE_IMPLICIT;
-    // 1: what this thread does, and not what all do.
+    // 1: the capture restricts only this thread.
     if (mode != 1 || capturing || stream_of(it).capture) return INVALID_VALUE;
     trace("record");
     stream_of(it).capture = std::shared_ptr<Graph>(new Graph, finished);
@@ -676,7 +680,7 @@ CALL cuGraphDestroy(std::shared_ptr<Graph>* graph) {
 CALL cuGraphInstantiateWithFlags(Executable** made, std::shared_ptr<Graph>* graph, unsigned long long) {
     ENTER_UNSAFE;
     trace("instantiate");
-    // It takes memory of the device. Nobody says that it waits for that, nor that it does not.
+    // It takes memory of the device. NVIDIA documents neither that it waits for that, nor that it does not.
     if (number("FAKE_CUDA_GRAPHS_WAIT", 0)) {
         if (int failed = finish_context(call.held)) return failed;
     }
@@ -692,7 +696,7 @@ CALL cuGraphUpload(Executable*, void*) {
     return SUCCESS;
 }
 
-// What is under way goes on, and is gone when it is done: nobody waits for it.
+// Replays under way continue, and their nodes go when they are done. The call does not wait for them.
 CALL cuGraphExecDestroy(Executable* executable) {
     ENTER_UNSAFE;
     driver().n_bytes -= executable->n_bytes;
@@ -737,7 +741,7 @@ CALL cuModuleGetFunction(void** made, void*, const char* name) {
     ENTER;
     const size_t* sizes;
     if (emulator_parameters(name, &sizes) < 0) return NOT_FOUND;
-    // As long as the process: nobody gives functions back.
+    // Lives as long as the process: the driver has no call that frees a function.
     *made = new Function{name};
     return SUCCESS;
 }
@@ -751,7 +755,7 @@ CALL cuFuncLoad(void* it) {
     return function.is_loaded = true, SUCCESS;
 }
 
-// Besides what a kernel has without asking, which is something in all but the emptiest.
+// Leaves room for static shared memory, which nearly every kernel has.
 CALL cuFuncSetAttribute(void*, int, int value) { return value + 16 <= 227 << 10 ? SUCCESS : INVALID_VALUE; }
 
 namespace {
@@ -762,7 +766,7 @@ struct Launch {
     std::vector<std::string> values;
 };
 
-// With arguments of its own: a kernel may change them. What went wrong, if something did.
+// Runs a kernel with its own copy of the arguments, which it may change. Returns the error, or an empty string.
 std::string run_kernel(const Launch& launch, long order) {
     std::vector<std::string> own = launch.values;
     std::vector<void*> pointers;
@@ -772,7 +776,7 @@ std::string run_kernel(const Launch& launch, long order) {
     return failed ? launch.name + ": " + emulator_error() : "";
 }
 
-// Streams go on without being asked.
+// Starts a thread that runs all streams from now on.
 void keep_running() {
     if (driver().is_running) return;
     driver().is_running = true;
@@ -784,7 +788,7 @@ void keep_running() {
     }).detach();
 }
 
-// A kernel that waits for others': it runs while the driver does something else.
+// The work of a kernel that waits for other kernels: it runs while the driver does other work.
 Work beside(const Launch& launch, long order) {
     struct Running {
         bool has_begun = false;
@@ -805,7 +809,7 @@ Work beside(const Launch& launch, long order) {
     };
 }
 
-// Whether all memory that the arguments name is this device's, or was reached for.
+// Whether all memory that the arguments name belongs to this context or is enabled for it.
 bool reaches(const Launch& launch) {
     for (const std::string& value : launch.values) {
         for (size_t at = 0; at + sizeof(uintptr_t) <= value.size(); at += sizeof(uintptr_t)) {
@@ -857,8 +861,8 @@ CALL cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, unsig
 
 // ---- for a library that begins work of its own ----------------------------------------------------------------------
 
-// `work` is asked until it answers something else than PENDING. Where it is recorded, each replay works on a copy that
-// `fresh` makes of it, and `gone` is told when there will be none any more; before, `kept` that there may be some.
+// Calls `work` until it returns something other than PENDING. In a record, each replay works on a copy that `fresh`
+// makes. The recording calls `kept`; `gone` is called when no replay can follow.
 CALL fake_cuda_begin(void* stream, int (*work)(void*), void* of, void* (*fresh)(void*), void (*kept)(void*),
                      void (*gone)(void*)) {
     ENTER;
@@ -878,6 +882,6 @@ CALL fake_cuda_begin(void* stream, int (*work)(void*), void* of, void* (*fresh)(
 
 CALL fake_cuda_is_memory(const void* at, size_t n) { return is_in(driver().memory, at, n); }
 
-// Whether the calling thread has a device; and a line for who reads along.
+// Whether the calling thread has a device; and a way to write a line to the trace.
 CALL fake_cuda_has_device() { return context != nullptr; }
 CALL fake_cuda_trace(const char* what) { return trace(what), SUCCESS; }

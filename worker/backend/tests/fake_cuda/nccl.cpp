@@ -1,12 +1,12 @@
-// A libnccl.so.2 over the fake driver: ranks are threads or processes of one host, and find each other in a file of
-// shared memory whose name is in the unique id. Whatever is begun goes on in the order of its stream, piece by piece,
-// and for ever if nobody comes. One that a graph names is neither destroyed nor aborted before the graph is gone: who
-// calls is kept so long.
+// A libnccl.so.2 over the fake driver. Ranks are threads or processes of one host, and find each other in a file of
+// shared memory that the unique id names. Work runs in the order of its stream, piece by piece, and waits for ever if a
+// peer does not come. Destroying or aborting a communicator blocks the caller until no graph names it.
 //
-// Communicators do not block: what is begun is taken up by a thread, when peers that have never exchanged before have
-// begun theirs; until then whoever begins more is refused. Screws make it worse: each exchange waits for its peers so,
-// the call itself does, an abort does not come back. Who ends a communicator has a device, or the first one would be
-// opened for it. A configuration is as long as its version says, and has no word that nobody chose.
+// Communicators do not block. A thread takes up begun work as soon as peers that have never exchanged before have begun
+// theirs; until then the communicator refuses more work. Environment variables make it worse: each exchange waits for
+// its peers in this way (FAKE_NCCL_CONNECTS), the call itself waits (FAKE_NCCL_BLOCKING), an abort does not return
+// (FAKE_NCCL_HOLD). A thread that ends a communicator must have a device, or NCCL would open the first one for it. A
+// configuration must have the size of its version, and default values in the fields that the host does not set.
 #include <fcntl.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -30,7 +30,7 @@ enum Code { SUCCESS = 0, SYSTEM_ERROR = 2, INVALID_ARGUMENT = 4, INVALID_USAGE =
 constexpr int PENDING = -1;
 constexpr size_t PIECE = 16 << 10;
 
-// From one rank to one other.
+// The data from one rank to one other.
 struct Box {
     std::atomic<uint32_t> n;  // 0: empty
     std::atomic<uint32_t> n_begun;  // exchanges with that rank, either way
@@ -64,19 +64,19 @@ struct Transfer {
     int peer;
 };
 
-// What one group begins in one stream.
+// The work that one group begins in one stream.
 struct Work {
     std::vector<Transfer> transfers;
-    // Within this rank, when the stream comes to it.
+    // A copy within this rank, made when the stream reaches the work.
     char *copy_to = nullptr, *copy_from = nullptr;
     size_t n_copied = 0;
     bool fails = false;
-    // What ranks have sent by rank, to be added up in place where this rank's own is.
+    // The terms that ranks have sent, by rank. Their sum replaces this rank's own term.
     std::vector<std::vector<float>> terms;
     float* sum_to = nullptr;
 };
 
-// The last thing that was wrong, in words.
+// The last error, in words.
 char last_error[256] = "";
 
 int refuse(int code, const char* why) {
@@ -95,7 +95,7 @@ thread_local std::vector<Work*> begun;
 thread_local std::vector<void*> streams;
 std::atomic<long> n_begun{0};
 
-// As far as it goes now.
+// Moves as much as it can now. Returns whether all has moved.
 bool move_on(Transfer& transfer) {
     Comm& comm = *transfer.comm;
     while (transfer.n_done < transfer.n) {
@@ -123,7 +123,7 @@ int run(void* it) {
     if (work->copy_to) memmove(work->copy_to, work->copy_from, work->n_copied);
     work->copy_to = nullptr;
     bool is_done = true;
-    // Of one pair and direction, one after the other.
+    // Transfers of one pair and direction run one after the other.
     std::map<std::pair<int, bool>, bool> waits;
     for (Transfer& transfer : work->transfers) {
         if (transfer.comm->is_over) return SUCCESS;
@@ -133,7 +133,7 @@ int run(void* it) {
         is_done = is_done && !must_wait;
     }
     if (is_done && work->sum_to) {
-        // From the last to the first: all ranks the same, and not as the leaves' tree has it.
+        // From the last rank to the first: the same order on all ranks, but not that of the tree of leaves.
         size_t n = work->terms[0].size(), me = work->transfers[0].comm->rank;
         work->terms[me].assign(work->sum_to, work->sum_to + n);
         for (size_t i = 0; i < n; i++) {
@@ -147,7 +147,7 @@ int run(void* it) {
 
 void* fresh(void* it) {
     Work* own = new Work(*static_cast<Work*>(it));
-    // What comes to be added up goes to this one's own memory.
+    // Received terms go to the memory of this copy.
     for (Transfer& transfer : own->transfers) {
         if (own->sum_to && !transfer.is_sent) transfer.at = reinterpret_cast<char*>(own->terms[transfer.peer].data());
     }
@@ -162,7 +162,7 @@ void add_graphs(void* it, long n) {
 void kept(void* it) { add_graphs(it, 1); }
 void gone(void* it) { add_graphs(it, -1); }
 
-// Work that names it ends at once; whoever comes here waits for graphs.
+// Ends the work of the communicator at once, and waits until no graph names it.
 int end(Comm* comm) {
     must(has_device(), "a communicator ends in a thread without a device");
     comm->is_over = true;
@@ -185,7 +185,7 @@ Work* work_in(void* stream) {
     return begun.back();
 }
 
-// What one group begins, and how many exchanges each peer must have begun before.
+// The work of one group, and how many exchanges each peer must have begun before it.
 struct Group {
     Comm* comm;
     std::vector<Work*> works;
@@ -200,7 +200,7 @@ bool are_met(const Group& group) {
     return true;
 }
 
-// In its streams, when all have begun; or never, if it is aborted before.
+// Begins the work in its streams once all peers have begun theirs, or never if it is aborted before.
 int take_up(Group group, void* device) {
     while (!are_met(group)) {
         if (group.comm->is_over) return REMOTE_ERROR;
@@ -235,7 +235,7 @@ int hand_over() {
     }
     if (!group.comm) return SUCCESS;
     Comm* comm = group.comm;
-    // Peers that have exchanged before are connected, unless each size is to take another way.
+    // Peers that have exchanged before are connected, unless each exchange is to connect anew.
     static bool is_connected_anew = getenv("FAKE_NCCL_CONNECTS");
     for (int peer : peers) {
         uint32_t n = ++comm->box(comm->rank, peer).n_begun;
@@ -281,7 +281,7 @@ struct Config {
 
 constexpr int UNSAID = -0x7fffffff - 1;
 
-// Up to where versions have it; what they read beyond is of no version.
+// Checks the size of the declared version, and the fields up to that size.
 bool is_sound(const Config* config) {
     static const std::map<unsigned, size_t> sizes = {{2180, 48}, {2260, 48}, {2270, 72},
                                                      {2280, 80}, {2290, 88}, {2300, 96}};
@@ -309,7 +309,7 @@ CALL ncclGetUniqueId(UniqueId* id) {
     trace("id");
     memset(id, 0, sizeof *id);
     snprintf(id->bytes, sizeof id->bytes, "/dev/shm/lockstep-fake-nccl-%d-%d", getpid(), n++);
-    // A process that was killed may have had this number, and left its meeting.
+    // A killed process may have had this number and left its file.
     unlink(id->bytes);
     return SUCCESS;
 }
@@ -344,7 +344,7 @@ extern "C" __attribute__((visibility("default"))) const char* ncclGetLastError(C
 CALL ncclCommGetAsyncError(Comm* comm, int* state) {
     if (comm->error) return *state = comm->error, SUCCESS;
     bool are_all_here = comm->meeting->n_here >= (uint32_t)comm->n_ranks;
-    // Who has met needs the name no more.
+    // Once all ranks have met, none needs the name.
     if (are_all_here) unlink(comm->path.c_str());
     *state = comm->is_ready() ? SUCCESS : IN_PROGRESS;
     return SUCCESS;

@@ -1,5 +1,5 @@
-// A libnvrtc.so.12 or .13 that compiles nothing: its cubins name a unit and an architecture, which is what the fake driver wants
-// to see. It does look whether all that is included is there, and whether it was told what to compile for.
+// A libnvrtc.so.12 or .13 that compiles nothing. Its cubins name a unit and an architecture, which the fake driver
+// checks. It fails if an included header is missing, or if no option names the architecture.
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,7 +17,7 @@ struct Program {
 
 const std::string INCLUDE = "#include \"";
 
-// The name of something that is included and not there.
+// The name of an included header that is missing.
 std::string missing(const Program& program, const std::string& text) {
     for (size_t at = text.find(INCLUDE); at != std::string::npos; at = text.find(INCLUDE, at + 1)) {
         if (at > 0 && text[at - 1] != '\n') continue;
@@ -39,7 +39,7 @@ Program& of(void* program) { return *static_cast<Program*>(program); }
 
 #define CALL extern "C" __attribute__((visibility("default"))) int
 
-// Its file's name says what it is.
+// The name of the library's file gives its version.
 CALL nvrtcVersion(int* major, int* minor) {
     Dl_info own = {};
     dladdr(reinterpret_cast<void*>(&nvrtcVersion), &own);

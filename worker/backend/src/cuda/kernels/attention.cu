@@ -1,4 +1,4 @@
-// Attention over paged K and V, tile by tile, on the tensor cores; and what is stored before.
+// Attention over paged K and V, tile by tile, on the tensor cores; and the kernel that stores K and V before it.
 //
 // Queries are the left operand: sixteen heads of one KV head, of consecutive rows. Four warps share a tile: for the
 // scores each takes blocks of positions, for the weighted values each takes a quarter of the head.
@@ -53,13 +53,13 @@ KERNEL(32) rope_store(float* qkv, const float* cos, const float* sin, u32 half_d
     }
 }
 
-// ---- what the tiles of a chunk before have come to, or the chunks of a row -----------------------------------------
+// ---- merging the tiles of a chunk, or the chunks of a row -----------------------------------------------------------
 
 struct Merge {
     float largest, sum, keep, take;
 };
 
-// acc becomes acc * keep + next * take. A part that is not seen, and the first that is, change no number of the rest.
+// acc becomes acc * keep + next * take. An unseen part leaves acc unchanged, and the first seen part replaces it.
 DEVICE Merge merge_parts(float largest, float sum, float next_largest, float next_sum) {
     if (next_largest == minus_infinity()) {
         return {largest, sum, 1.0f, 0.0f};
@@ -72,7 +72,7 @@ DEVICE Merge merge_parts(float largest, float sum, float next_largest, float nex
     return {both, fmaf(sum, keep, next_sum * take), keep, take};
 }
 
-// What a row sees has come to this. A part that it does not see may have made a zero positive, so all are.
+// The result of a row. An unseen part may have made a zero positive, so the addition makes all zeros positive.
 DEVICE float weighted(float acc, float sum) { return acc / sum + 0.0f; }
 
 // ---- a block's queries and its room ---------------------------------------------------------------------------------
@@ -102,7 +102,7 @@ struct Room {
     }
 };
 
-// What a block has to do: rows of a sequence, and the heads of them that read one KV head.
+// The work of a block: rows of a sequence, and those of their heads that read one KV head.
 struct Work {
     u32 kv_head, head, n_heads;
     u32 row, n_rows, n_queries;
@@ -226,7 +226,7 @@ DEVICE void weigh_tile(const Room<D, QUERIES>& room, const HeadShape& heads, u32
         }
         const float sink = sink_of(room, heads, q, tile);
         largest = larger(sink, tree_largest(largest));
-        // All lanes have read the row, and now it is written anew.
+        // All lanes have read the row, and now it is overwritten.
         __syncwarp();
         UNROLL
         for (u32 i = 0; i < TILE / 16; i++) {
@@ -251,7 +251,7 @@ DEVICE void weigh_tile(const Room<D, QUERIES>& room, const HeadShape& heads, u32
     }
 }
 
-// Which halves of a pair of positions are seen by any query: what others' blocks hold behind the end is nobody's.
+// The mask of a pair of positions: the halves that any query sees. Other positions may hold undefined data.
 DEVICE u32 seen_pair(const Work& work, u32 position) {
     u32 low = work.seen_first <= position && position < work.seen_end ? 0xffffu : 0;
     u32 high = work.seen_first <= position + 1 && position + 1 < work.seen_end ? 0xffff0000u : 0;
@@ -264,7 +264,7 @@ DEVICE void add_values(const Room<D, QUERIES>& room, const bf16* kv, const HeadS
                        float (&acc)[QUERIES / 16][D / 32][4]) {
     const u32 warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     const Seen seen = seen_blocks(work, tile);
-    // So many blocks are asked for at once.
+    // This many blocks are loaded at once.
     UNROLL_BY(QUERIES == 16 ? 4 : 2)
     for (u32 block = seen.first; block < seen.end; block++) {
         const bf16* v = page_of<D>(kv, heads, work, tile, block) + POSITIONS * D + (warp * (D / 4) + g) * POSITIONS;
@@ -300,7 +300,7 @@ DEVICE void put_pair(bf16* out, const HeadShape& heads, u32 place, u32 at, float
     }
 }
 
-// Where element i of a lane's accumulators belongs: a query, and an element of the head.
+// The place of element i of a lane's accumulators: a query, and an element of the head.
 struct Place {
     u32 query, at;
 };
@@ -311,8 +311,8 @@ DEVICE Place place_of(u32 i) {
     return {i / (4 * n) * 16 + g + i % 4 / 2 * 8, warp * (D / 4) + i / 4 % n * 8 + 2 * t + i % 2};
 }
 
-// The chunk that has ended is added to those before: acc becomes their sum, or zero where another chunk follows. Until
-// then the sum waits in qkv in place of the query, which has been read: a third accumulator finds no registers.
+// Adds the chunk that has ended to those before. acc becomes their sum, or zero if another chunk follows. In that case
+// the sum waits in qkv in place of the query, which has been read: registers do not suffice for a third accumulator.
 template <int D, int QUERIES>
 DEVICE void merge_chunk(const Room<D, QUERIES>& room, float* qkv, const HeadShape& heads, const Work& work,
                         bool is_first, bool is_last, float (&acc)[QUERIES / 16][D / 32][4]) {
@@ -438,14 +438,14 @@ DEFINE_ATTEND(192, 16) DEFINE_ATTEND(192, 32) DEFINE_SPLIT(192)
 DEFINE_ATTEND(224, 16) DEFINE_ATTEND(224, 32) DEFINE_SPLIT(224)
 DEFINE_ATTEND(256, 16) DEFINE_ATTEND(256, 32) DEFINE_SPLIT(256)
 
-// What some parts of a row have come to: a lane has pairs of elements 2 * lane, 2 * lane + 64, ..
+// The merged result of some parts of a row: a lane has pairs of elements 2 * lane, 2 * lane + 64, ..
 struct Merged {
     static constexpr u32 PAIRS = 4;
     float largest, sum, acc[PAIRS * 2];
 
     DEVICE_MEMBER Merged() : largest(minus_infinity()), sum(0.0f), acc() {}
 
-    // Which element of the head number i of the lane is.
+    // The element of the head that is number i of the lane.
     static DEVICE_MEMBER u32 at(u32 i) { return i / 2 * 64 + threadIdx.x * 2 + i % 2; }
 
     // Merges the part that comes next; `number(i)` is the lane's number i of it.

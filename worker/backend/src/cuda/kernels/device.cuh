@@ -1,5 +1,5 @@
-// What a kernel needs of a device, under names that nvcc, NVRTC and the emulator all know. The only place with inline
-// PTX: each function that has some has an emulated twin. Includes no header of CUDA's.
+// The operations of a device that kernels use, under names that nvcc, NVRTC and the emulator all support. The only
+// place with inline PTX: each function with PTX has an emulated twin. Includes no header of CUDA.
 #pragma once
 
 typedef unsigned char u8;
@@ -11,17 +11,17 @@ typedef unsigned long long u64;
 #include "emulator.h"
 #else
 #define KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads)
-// So many blocks at least share a multiprocessor.
+// At least this many blocks share a multiprocessor.
 #define KERNEL_SHARING(threads, blocks) extern "C" __global__ void __launch_bounds__(threads, blocks)
 #define DEVICE static DEVICE_MEMBER
 #define DEVICE_MEMBER __device__ __forceinline__
-// Memory of a block: of a size known here, or told at the launch.
+// Shared memory of a block: of a static size, or of the size that the launch gives.
 #define SHARED(type, name, n) __shared__ __align__(16) type name[n]
 #define SHARED_DYNAMIC(name) extern __shared__ __align__(16) u8 name[]
 #define UNROLL _Pragma("unroll")
 #define PRAGMA(words) _Pragma(#words)
 #define UNROLL_BY(n) PRAGMA(unroll n)
-// Of a shape that is passed by value: it may be indexed where it lies.
+// For a struct that is passed by value: it can be indexed in place.
 #define BY_VALUE const __grid_constant__
 #endif
 
@@ -32,7 +32,7 @@ struct bf16 {
 DEVICE u32 min_of(u32 a, u32 b) { return a < b ? a : b; }
 DEVICE u32 max_of(u32 a, u32 b) { return a > b ? a : b; }
 DEVICE u32 ceil_div(u32 a, u32 b) { return (a + b - 1) / b; }
-// The row of bf16 that holds so many numbers.
+// The length of a row of bf16 that holds n numbers.
 DEVICE u32 padded(u32 n) { return (n + 31) & ~31u; }
 
 DEVICE float bits_to_float(u32 bits) {
@@ -72,7 +72,7 @@ DEVICE float minus_infinity() { return bits_to_float(0xff800000u); }
 DEVICE float widen(bf16 x) { return bits_to_float((u32)x.bits << 16); }
 DEVICE float low_bf16(u32 pair) { return bits_to_float(pair << 16); }
 
-// Two numbers to the nearest bf16, ties to even; a NaN becomes 0x7fff. `low` stands in the lower half.
+// Two numbers to the nearest bf16, ties to even; a NaN becomes 0x7fff. `low` is in the lower half.
 DEVICE u32 pack_bf16(float low, float high) {
 #ifdef EMULATOR
     return emulator::round_bf16(low) | emulator::round_bf16(high) << 16;
@@ -123,12 +123,12 @@ DEVICE void multiply_tiles(float (&acc)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 
 #endif
 }
 
-// Where element i stands in a row that lanes read by sixteen bytes: of each 32 elements lane t finds 4t .. 4t + 3 of
+// The place of element i in a row that lanes read by sixteen bytes: of each 32 elements lane t finds 4t .. 4t + 3 of
 // both steps of sixteen side by side. In `multiply_tiles` the first two of a step are columns 2t and 2t + 1, the others
-// 2t + 8 and 2t + 9: which of the sixteen stands in which column is free, as long as both operands agree.
+// 2t + 8 and 2t + 9. The sixteen may have any order of columns, as long as both operands have the same.
 DEVICE u32 by_lane(u32 i) { return i / 32 * 32 + i / 4 % 4 * 8 + i / 16 % 2 * 4 + i % 4; }
 
-// Begins to copy 16 bytes to shared memory. They are there after `copies_arrived` of their group, and a barrier.
+// Begins to copy 16 bytes to shared memory. They have arrived after `copies_arrived` of their group and a barrier.
 DEVICE void copy_async(void* shared, const void* global) {
 #ifdef EMULATOR
     emulator::copy_async(shared, global);
@@ -190,7 +190,7 @@ DEVICE u32 load_once(const u32* from) {
 #endif
 }
 
-// Of all 32 lanes, whose warp is whole.
+// For all 32 lanes of a whole warp.
 DEVICE float shuffle_xor(float x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
 DEVICE u32 shuffle_xor(u32 x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
 DEVICE double shuffle_xor(double x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
@@ -198,7 +198,7 @@ DEVICE float shuffle(float x, int lane) { return __shfl_sync(0xffffffffu, x, lan
 DEVICE u32 votes(bool is) { return __ballot_sync(0xffffffffu, is); }
 DEVICE u32 count_ones(u32 x) { return (u32)__popc(x); }
 
-// Adds one to a count that threads of a block share, and gives what it was.
+// Adds one to a count that threads of a block share, and returns its old value.
 DEVICE u32 count_up(u32* at) {
 #ifdef EMULATOR
     return (*at)++;
@@ -207,8 +207,8 @@ DEVICE u32 count_up(u32* at) {
 #endif
 }
 
-// What ranks tell each other through memory that several devices reach: who sees what was stored sees all that was
-// written before it, by its whole block if a barrier lies between.
+// Ranks signal each other through memory that several devices reach. A rank that loads a stored value also sees all
+// writes before that store, and those of the whole block if a barrier lies between.
 DEVICE void store_release(u64* at, u64 value) {
 #ifdef EMULATOR
     __atomic_store_n(at, value, __ATOMIC_RELEASE);
@@ -245,7 +245,7 @@ DEVICE u32 load_acquire(const u32* at) {
 #endif
 }
 
-// Of a clock that only goes forward.
+// Reads a clock that only goes forward.
 DEVICE u64 nanoseconds() {
 #ifdef EMULATOR
     return emulator::nanoseconds();
@@ -256,7 +256,7 @@ DEVICE u64 nanoseconds() {
 #endif
 }
 
-// Between two looks at what somebody else is to write. On a device a look takes long enough.
+// Pauses between two loads of a flag that another block will write. On a device the load takes long enough.
 DEVICE void wait_a_little() {
 #ifdef EMULATOR
     emulator::wait_a_little();

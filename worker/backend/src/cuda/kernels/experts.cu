@@ -1,5 +1,5 @@
-// Mixtures of experts: who is chosen, in which order they are computed, and the sum of what they made. The products
-// between are `linear_grouped_*`.
+// Mixtures of experts: the choice of experts, the order in which they are computed, and the sum of their results. The
+// products between are `linear_grouped_*`.
 #include "kernels.cuh"
 #include "math.cuh"
 
@@ -26,7 +26,7 @@ struct Candidate {
     u32 id;
     float score;
 
-    // The larger score, of equals the lower id; what is no number only where there is nothing else.
+    // Keeps the larger score, and the lower id of equal scores. Keeps a NaN only if there is nothing else.
     DEVICE_MEMBER void offer(u32 other, float its_score) {
         bool is_better = its_score > score || (is_nan(score) && !is_nan(its_score));
         bool is_equal = its_score == score || (is_nan(score) && is_nan(its_score));
@@ -156,7 +156,7 @@ KERNEL(32) route_sigmoid(const float* scores, const float* correction, u32 n_exp
     }
 }
 
-// A warp for each expert looks at all choices: nobody waits for another's count.
+// A warp for each expert reads all choices, so that no warp waits for the count of another.
 KERNEL(32) group_choices(const u32* chosen, u32 n_choices, u32* starts, u32* order, u32* place) {
     const u32 expert = blockIdx.x;
     u32 start = 0;
@@ -184,7 +184,7 @@ KERNEL(32) group_choices(const u32* chosen, u32 n_choices, u32* starts, u32* ord
 // Deep enough for 2^10 experts.
 #define DEPTH 11
 
-// The sums that wait, the topmost first, and above which bit of their ids the tree joins each with what follows it.
+// The waiting sums, the topmost first, and the level of ids at which the tree joins each with its successor.
 struct Waiting {
     float sums[DEPTH];
     u32 levels[DEPTH];

@@ -1,18 +1,18 @@
-// Every kernel: what it computes, how it is launched, how its data lie. The host is written against this page, and each
-// .cu includes it, so that a signature that differs does not compile. Knows nothing of models, requests or ranks.
+// Every kernel: its result, its launch and the layout of its data. The host code follows this header, and each .cu
+// includes it, so that a signature that differs does not compile. Independent of models and requests.
 //
 // COMPILING   Each .cu is a unit of its own; headers are found by name. `-std=c++17 -fmad=false`, no fast math: a
-//             multiply and an add are fused only where `fmaf` says so. sm_80 or later.
+//             multiply and an add are fused only by `fmaf`. sm_80 or later.
 // LAUNCHING   No kernel is launched with an empty grid: without rows, columns or heads there is nothing to do. Shared
-//             memory is static except where a size is told. Pointers to rows and weights are aligned to 16 bytes.
+//             memory is static except where a size is given. Pointers to rows and weights are aligned to 16 bytes.
 // ROWS        f32: `[n_rows, cols]`, one after another. bf16: `[n_rows, padded(cols)]`, padded(n) = n rounded up to a
-//             multiple of 32, and the padding is zero: whoever writes bf16 rows writes it. `FORM_*` flags say which
-//             form an argument has where both are taken. Products are f32, and so is the residual stream; what feeds a
-//             product is bf16, rounded to the nearest, ties to even.
+//             multiple of 32, and the padding is zero: a kernel that writes bf16 rows writes the padding too. Where
+//             an argument may have either form, `FORM_*` flags select it. Products and the residual stream are f32.
+//             The inputs of a product are bf16, rounded to the nearest, ties to even.
 //
-// STEPS       What tensor cores multiply advances in steps of 16 elements that lie side by side, ascending. One
-//             accumulator in f32 takes the sixteen products of a step at once, in an inner order that is the
-//             hardware's; the emulator adds one by one: 4t, 4t + 1 for t = 0..4, and then 4t + 2, 4t + 3 for t = 0..4.
+// STEPS       Tensor cores multiply in steps of 16 elements that lie side by side, ascending. One accumulator in f32
+//             takes the sixteen products of a step at once, in the inner order of the hardware. The emulator adds them
+//             one by one: 4t, 4t + 1 for t = 0..4, and then 4t + 2, 4t + 3 for t = 0..4.
 //             Where rows are stored for this, they are `by_lane`: element e of 32 is at e / 4 % 4 * 8 + e / 16 * 4 +
 //             e % 4, so that a lane finds its part of two steps side by side.
 //
@@ -24,14 +24,14 @@
 //               plain                  of bf16 too, rows of the whole padded k as in the matrix, one after another: for
 //                                      a library
 //               w8, w8h     512 bytes  [lane][h][p % 8] of u8
-//               w4, w4h     256 bytes  [lane][h] of u32, whose nibble p % 8 is the element
+//               w4, w4h     256 bytes  [lane][h] of u32: nibble p % 8 is the element
 //               f8          512 bytes  [lane][h][p % 8] of u8, each a float: sign, 4 bits of exponent, 3 of fraction
 //               f8plain                of these, rows of the whole padded k as in the matrix: for a library
-//             `scales` (none for bf16 and plain) is, tile after tile and group after group, pairs of f16 (scale, minimum):
+//             `scales` (none for bf16 and plain) is, tile by tile and group by group, pairs of f16 (scale, minimum):
 //               w8, w4       64 bytes  [r % 8][h] one pair for the 32 elements
 //               w8h, w4h    128 bytes  [r % 8][e / 16][h] one pair for each 16
 //               f8, f8plain  64 bytes  [r % 8][h] no pair but one f32 for the 32 elements
-//             weight = bf16(fmaf(scale, digit, minimum)): the one number that stands for it wherever it is used.
+//             weight = bf16(fmaf(scale, digit, minimum)): this number is the weight wherever it is used.
 //             Of f8 it is bf16(float * scale), the product rounded to f32 first. No digit is a NaN: where the file has
 //             one, its scale is NaN.
 //             Signed or offset digits are stored unsigned, with minimum = -offset * scale, which is exact.
@@ -39,8 +39,8 @@
 // PRODUCTS    K is cut in at most PIECES_MAX pieces at multiples of 32 (`Pieces`): the owned leaves of a row-parallel
 //             matrix; of any other 4 strands, piece i ending at group (i + 1) * n_groups / 4 (fewer if there are fewer
 //             groups: then n = n_groups). Within a piece: one accumulator from 0, step by step. Leaves are added by the
-//             tree of `types::leaves`, strands from the left: ((0 + 1) + 2) + 3. How many rows there are, and which
-//             kernel computes them, does not enter.
+//             tree of `types::leaves`, strands from the left: ((0 + 1) + 2) + 3. Neither the number of rows
+//             nor the choice of kernel changes the order.
 // ATTENTION   Tiles of 256 positions from 0, chunks of 16 tiles. score = q . k in bf16 on the tensor cores, step
 //             by step along head_dim; times scale; softly capped; -inf where a row does not see. p = bf16(exp(score -
 //             largest of the tile)); sum of p in 16 lanes (lane = position % 16, ascending) and one tree (halves onto
@@ -81,7 +81,7 @@ struct HeadShape {
     const float* sinks;  // [n_heads], or null
 };
 
-// Consecutive rows of one sequence that a block of threads attends together; none (`n_rows` 0) does nothing.
+// Consecutive rows of one sequence that a block of threads attends together. Does nothing if `n_rows` is 0.
 struct AttendItem {
     u32 row;
     u32 n_rows;  // n_rows * min(per_kv, QUERIES) <= QUERIES of the kernel
@@ -89,7 +89,7 @@ struct AttendItem {
     u32 table;  // where its sequence's block table begins in `blocks`
 };
 
-// What a row's draw depends on besides its logits.
+// The inputs of a row's draw besides its logits.
 struct DrawRow {
     u64 key;  // of (seed, choice, position): the CPU's `Noise::new`
     double scale;  // 1 / temperature; unused where greedy
@@ -110,23 +110,23 @@ struct FilterRow {
     u32 unused;
 };
 
-// Tokens that a filter keeps on the device; where it takes more to know, the host draws.
+// The most tokens that a filter considers on the device. If it needs more, the host draws.
 #define SURVIVORS_MAX 1024u
 
 struct Drawn {
-    u32 token;  // DRAWN_NONE: the row holds something that is no number, or nothing that can be drawn
-    float logprob;  // logit - log_sum, if it was wanted
+    u32 token;  // DRAWN_NONE: the row holds a NaN, or no token that can be drawn
+    float logprob;  // logit - log_sum, if `wants_logprob`
     float largest;
-    float log_sum;  // largest + ln(sum of e^(logit - largest)), if the logprob was wanted
+    float log_sum;  // largest + ln(sum of e^(logit - largest)), if `wants_logprob`
 };
 #define DRAWN_NONE 0xffffffffu
 #define DRAWN_BY_HOST 0xfffffffeu
 
-// A sum of the ranks of a stage that reach each other's memory. Each rank has a buffer, of ONE_SHOT_BUFFER bytes on
-// its own device, zeroed before anybody uses it:
+// A sum over the ranks of a stage that reach each other's memory. Each rank has a buffer of ONE_SHOT_BUFFER bytes on
+// its own device, zeroed before its first use:
 //   0               u64 [BLOCKS]         sums that this rank's blocks have finished, written by itself
 //   ONE_SHOT_FLAGS  u64 [BLOCKS][RANKS]  the last sum for which that rank's block has copied its planes to its buffer
-//   ONE_SHOT_BROKEN u64                  not 0: this rank has given up a sum, and says no more to the others
+//   ONE_SHOT_BROKEN u64                  not 0: this rank has given up a sum, and raises no more flags
 //   ONE_SHOT_DATA   f32 [2][BLOCKS][REGION]  planes, side by side: of even sums and of odd ones
 #define ONE_SHOT_RANKS 8
 #define ONE_SHOT_PLANES 128
@@ -143,7 +143,7 @@ struct OneShot {
     u32 me;
     u32 n_planes;  // of all ranks
     u32 per_block;  // numbers of each plane; per_block * planes of any rank <= ONE_SHOT_REGION
-    // By plane, in the order of their leaves: whose it is, its number among that rank's planes, and how often to merge
+    // By plane, in the order of their leaves: its rank, its number among that rank's planes, and how often to merge
     // behind it. At most ONE_SHOT_DEPTH sums wait at a time.
     u8 rank[ONE_SHOT_PLANES];
     u8 number[ONE_SHOT_PLANES];
@@ -154,7 +154,7 @@ struct OneShot {
 #define FORM_X_BF16 1u
 #define FORM_OUT_BF16 2u
 
-// ---- rows (rows.cu): grid (n_rows), block 256, unless told otherwise ---------------------------------------------
+// ---- rows (rows.cu): grid (n_rows), block 256, unless noted otherwise --------------------------------------------
 
 // Between the two forms of rows.
 KERNEL(256) round_rows(const float* x, u32 cols, bf16* out);
@@ -180,11 +180,11 @@ KERNEL(256) clamped_silu_mul(const float* gate_up, u32 inner, float alpha, float
 KERNEL(256) scale_queries(float* x, u32 ld, u32 n, const float* factors, const u32* positions);
 // to[row * ld_to + i] = from[row * ld_from + i] for i below n; f32
 KERNEL(256) copy_columns(const float* from, u32 ld_from, float* to, u32 ld_to, u32 n);
-// x[row * cols + i] += bias[(expert - first) * cols + i], where expert = chosen[order[row]] is one of the n from `first`
-// on; other rows are left unchanged. grid (n of choices)
+// x[row * cols + i] += bias[(expert - first) * cols + i], where expert = chosen[order[row]] is one of the n from
+// `first` on; other rows are left unchanged. grid (n of choices)
 KERNEL(256) add_expert_bias(float* x, u32 cols, const u32* chosen, const u32* order, u32 first, u32 n,
                             const float* bias);
-// out[i] = row tokens[i] - first of the table, if it has that row: the weights' numbers, f32. grid (n of tokens)
+// out[i] = row tokens[i] - first of the table, if the table has that row: values of weights, f32. grid (n of tokens)
 #define EMBED(name)                                                                                                 \
     KERNEL(256) name(const void* digits, const void* scales, const u32* tokens, u32 first, u32 n_table, u32 k,      \
                      float* out)
@@ -196,18 +196,18 @@ EMBED(embed_w4);
 EMBED(embed_w4h);
 EMBED(embed_f8);
 EMBED(embed_f8plain);
-// Rows of bf16 (padded(cols) = 32 * n_groups) to f8, as a library multiplies it: scale = largest / 448 of the row, where
-// the largest is at least 2^-100, and out = f8(x * (448 / largest)), to the nearest, ties to even. A row with what is no
-// finite number has a scale that is none, and zeros. out: [n_rows, 32 * n_groups]
+// Rows of bf16 (padded(cols) = 32 * n_groups) to f8, as a library multiplies it: scale = largest / 448 of the row, and
+// out = f8(x * (448 / largest)), to the nearest, ties to even. The largest is taken as at least 2^-100. A row with an
+// infinity or a NaN has a scale of NaN, and zeros. out: [n_rows, 32 * n_groups]
 KERNEL(256) quantize_rows(const bf16* x, u32 n_groups, u8* out, float* scales);
-// out[row * ld_out + column] = out * scale of the column's weights * of_rows[row], f32, where each row of the weights has
-// one scale. grid (ceil(n_out / 1024), n_rows), block 256
+// out[row * ld_out + column] = out * scale of the column's weights * of_rows[row], f32, where each row of the weights
+// has one scale. grid (ceil(n_out / 1024), n_rows), block 256
 KERNEL(256) scale_product(float* out, u32 ld_out, u32 n_out, const float* scales, u32 n_groups, const float* of_rows);
 // Weights as f8plain -> as plain. grid (n of rows of the weights)
 KERNEL(256) widen_weights(const void* digits, const void* scales, u32 n_groups, bf16* out);
 
 // ---- norms (norms.cu): grid (n_rows), block 256 -------------------------------------------------------------------
-// Shared memory: 4 * cols bytes, dynamic (over 48 KiB: ask the driver for it). weight, bias: f32 [cols]
+// Shared memory: 4 * cols bytes, dynamic (over 48 KiB the host must raise the limit). weight, bias: f32 [cols]
 
 KERNEL(256) rms_norm(const void* x, const float* weight, float eps, u32 cols, void* out, u32 forms);
 // residual += x, then out = norm(residual). `residual` f32
@@ -228,7 +228,7 @@ KERNEL(32) norm_heads(float* qkv, const float* q, const float* k, float eps, Hea
 //   linear_{kind}_r8, _r16, _r32   few rows: that many for each block. grid (ceil(n_tiles / (8 / P)), ceil(n_rows / R))
 //                                  where n_tiles = ceil(n_out / 16), P = pieces.n rounded up to a power of two
 //   linear_{kind}_r64              many rows: 64 for each block. grid (ceil(n_out / 128), ceil(n_rows / 64))
-// kind: bf16, plain, w8, w8h, w4, w4h, f8, f8plain. Any of the four may compute any number of rows; the bits are the same.
+// kind: bf16, plain, w8, w8h, w4, w4h, f8, f8plain. Each of the four computes any number of rows, with the same bits.
 
 #define LINEAR(name)                                                                                                \
     KERNEL(256) name(const void* digits, const void* scales, const bf16* x, float* out, u32 ld_out, u32 n_out,      \
@@ -244,7 +244,7 @@ LINEARS(w4h);
 LINEARS(f8);
 LINEARS(f8plain);
 
-// Experts: matrix e of `digits` and `scales` (device pointers, n of them = grid z) is that of expert first + e, whose
+// Experts: matrix e of `digits` and `scales` (device pointers, n of them = grid z) is that of expert first + e. Its
 // rows are choices starts[first + e] .. starts[first + e + 1] in the order of `group_choices`. Choice i reads row
 // order[i] / n_used of x, or row i where `order` is null, and writes row i of out: [n_choices, ld_out].
 // grid (ceil(n_tiles / (8 / P)), ceil(n_rows / 16), n_experts of this rank), n_rows those of the pass
@@ -267,12 +267,12 @@ KERNEL(256) fold_planes(const float* planes, u32 n_planes, const u8* merges, u64
 
 // ---- sums of several devices (one_shot.cu) --------------------------------------------------------------------------
 
-// The first n numbers of the first plane become the sum of all ranks' planes by the tree. `planes`: this rank's, `stride`
-// numbers apart, or room for the sum if it has none. All ranks launch the same sums in the same order, each once the one
-// before has ended. Ranks that share a device need room there for the blocks of all. grid (ceil(n / per_block)), at
-// most ONE_SHOT_BLOCKS; block 256.
-// told: memory of the host. [0]: not 0 ends all waiting; so do `patience` nanoseconds. Where a rank did not come the
-// sum is not written, and [1] becomes that rank's number + 1, unless it says so already.
+// The first n numbers of the first plane become the sum of all ranks' planes by the tree. `planes`: this rank's,
+// `stride` numbers apart, or room for the sum if it has none. All ranks launch the same sums in the same order, each
+// after the one before has ended. Ranks that share a device need room there for the blocks of all.
+// grid (ceil(n / per_block)), at most ONE_SHOT_BLOCKS; block 256.
+// told: host memory. A nonzero [0] ends all waiting, and so do `patience` nanoseconds. If a rank is missing, the sum is
+// not written, and [1] becomes the number + 1 of the first missing rank, unless [1] is set already.
 KERNEL(256) sum_one_shot(float* planes, u64 stride, u32 n, BY_VALUE OneShot ranks, u32* told, u64 patience);
 
 // ---- attention (attention.cu) -------------------------------------------------------------------------------------
@@ -280,7 +280,7 @@ KERNEL(256) sum_one_shot(float* planes, u64 stride, u32 n, BY_VALUE OneShot rank
 // Each row of K is by lane. The host zeroes it once. Query heads, KV heads and `first` as in `backend::Heads`.
 
 // Turns Q and K of qkv (f32 [n_rows, (n_heads + 2 n_kv_heads) * head_dim]) in place, where `cos` is not null, and
-// stores K and V. slots[row] = block * 16 + position % 16, or NO_SLOT: the row is nobody's. cos, sin: f32
+// stores K and V. slots[row] = block * 16 + position % 16, or NO_SLOT: the row is left as it is. cos, sin: f32
 // [context, half_dim].
 // style 0: i and i + half_dim turn together; 1: 2i and 2i + 1. grid (n_rows, n_heads + 2 n_kv_heads), block 32
 #define NO_SLOT 0xffffffffu
@@ -290,8 +290,8 @@ KERNEL(32) rope_store(float* qkv, const float* cos, const float* sin, u32 half_d
 // attend_d{D}_q{QUERIES}: D = padded(head_dim) of 32, 64, 96, 128, 160, 192, 224, 256; QUERIES 16 for all (few rows),
 // and 64 up to D = 128, 32 beyond (many rows). A block of threads takes an item's rows for a KV head and walks all
 // tiles. grid (n_items, n_kv_heads * ceil(per_kv / QUERIES)), block 128, dynamic shared memory
-// ATTEND_SMEM(D, QUERIES), which may be over 48 KiB (89 KiB for d128_q64: ask the driver for it).
-// out: bf16 rows of n_heads * head_dim. Q of qkv is lost: a block that sees several chunks keeps their sum in its place
+// ATTEND_SMEM(D, QUERIES), which may be over 48 KiB (89 KiB for d128_q64): then the host must raise the limit.
+// out: bf16 rows of n_heads * head_dim. Q of qkv is lost: a block with several chunks keeps their sum in its place.
 //
 // attend_split_d{D}_q16: a block takes one tile, counted from `tile_first`: grid z = n of tiles at most. It writes
 // partial[((row * n_heads + head) * n_tiles + tile) * (D + 2)]: largest, sum, acc[D], f32, of tiles that the row sees;
@@ -315,18 +315,19 @@ KERNEL(32) attend_merge(const float* partial, HeadShape heads, const u32* positi
 
 // ---- experts (experts.cu) -----------------------------------------------------------------------------------------
 
-// Softmax of each row's scores (f32 [n_rows, n_experts]), the n_used best in ascending order of id, and what each
-// counts. chosen, weights: [n_rows, n_used]. grid (n_rows), block 32; n_used at most 32, n_experts at most 1024
+// Softmax of each row's scores (f32 [n_rows, n_experts]), the n_used best in ascending order of id, and the weight
+// of each. chosen, weights: [n_rows, n_used]. grid (n_rows), block 32; n_used at most 32, n_experts at most 1024
 KERNEL(32) route(const float* scores, u32 n_experts, u32 n_used, u32 normalized, u32* chosen, float* weights);
-// The same by sigmoids: correction ([n_experts], or null) is added for the choice, which is made in the best
-// n_groups_used of n_groups equal groups (at most 32), each of which counts as its two best; weights times factor.
+// The same by sigmoids. correction ([n_experts], or null) is added for the choice only. Experts come from the best
+// n_groups_used of n_groups equal groups (at most 32); a group's score is the sum of its two best. Weights are
+// multiplied by factor.
 KERNEL(32) route_sigmoid(const float* scores, const float* correction, u32 n_experts, u32 n_used, u32 n_groups,
                          u32 n_groups_used, u32 normalized, float factor, u32* chosen, float* weights);
 // The choices in order of expert, then choice: order[starts[e] .. starts[e + 1]] are those of expert e, and
 // place[order[i]] = i. n_choices = n_rows * n_used; starts: [n_experts + 1]. grid (n_experts), block 32
 KERNEL(32) group_choices(const u32* chosen, u32 n_choices, u32* starts, u32* order, u32* place);
-// out[(run * n_rows + row) * cols + column]: the sum of y[place[choice]] * weights[choice] over the row's choices whose
-// expert is in runs[2 * run] .. runs[2 * run + 1], by the tree whose leaves are the experts; -0.0 where there is none.
+// out[(run * n_rows + row) * cols + column]: the sum of y[place[choice]] * weights[choice] over the row's choices with
+// an expert in runs[2 * run] .. runs[2 * run + 1], by the tree with the experts as leaves; -0.0 where there is none.
 // y: f32 [n_choices, cols]. grid (ceil(cols / 256), n_rows, n_runs), block 256
 KERNEL(256) fold_experts(const float* y, const u32* place, const u32* chosen, const float* weights, u32 n_used,
                          const u32* runs, u32 cols, float* out);
@@ -334,7 +335,7 @@ KERNEL(256) fold_experts(const float* y, const u32* place, const u32* chosen, co
 // ---- sampling (sample.cu) -----------------------------------------------------------------------------------------
 
 // Draws from each row of logits (f32 [n_rows, n_vocab]) as the CPU does, bit for bit: greedy, or temperature with or
-// without min_p. What edits logits (penalties, bias, ..) has been done before. grid (n_rows), block 512
+// without min_p. Edits of logits (penalties, bias, ..) come before. grid (n_rows), block 512
 KERNEL_SHARING(512, 2) draw(const float* logits, u32 n_vocab, const DrawRow* draws, Drawn* out);
 // The same with top_k and top_p. DRAWN_BY_HOST where they keep, or min_p keeps before top_p, more than SURVIVORS_MAX.
 // Not for other filters (top_n_sigma, typical_p, XTC). grid (n_rows), block 512

@@ -1,8 +1,8 @@
 // Products of rows with packed weights. The weights are the left operand of the tensor cores (16 outputs), the rows the
-// right one (8 rows): an output's bits know neither how many rows there are nor which of the kernels computed it.
+// right one (8 rows). The bits of an output depend neither on the number of rows nor on the kernel that computed it.
 #include "weights.cuh"
 
-// Partial sums that wait for their neighbours: of eight pieces at most three do. Shifted, so that no index is dynamic.
+// Partial sums that wait for their neighbours: at most three of eight pieces. Shifted, so that no index is dynamic.
 template <int N>
 struct Stack {
     float waiting[3][N];
@@ -27,7 +27,7 @@ struct Stack {
     }
 };
 
-// Of a row: what a lane takes of each step of sixteen, which lies where it is in the row.
+// The part of a row that a lane takes: four elements of each step of sixteen, as they lie in the row.
 struct Group {
     Words2 steps[2];
 };
@@ -57,13 +57,13 @@ struct Rows {
 template <class Kind, int NR>
 DEVICE void multiply_piece(const void* digits, const void* scales, const Rows& rows, u32 row_first, u32 tile,
                            u32 n_groups, u32 begin, u32 end, float (&acc)[NR][4]) {
-    // Groups that are asked for at once.
+    // Groups that are loaded at once.
     const int AHEAD = NR > 2 ? 2 : 4;
     const u32 lane = threadIdx.x % 32;
     const Words2* x[NR];
     UNROLL
     for (int n = 0; n < NR; n++) {
-        // What is computed of rows that do not exist is not written.
+        // Results of rows that do not exist are not written.
         u32 row = min_of(row_first + n * 8 + lane / 4, rows.n_rows - 1);
         u32 from = rows.order ? rows.order[row] / rows.n_used : row;
         x[n] = (const Words2*)(rows.x + (u64)from * n_groups * 32) + lane % 4;
@@ -148,11 +148,11 @@ DEVICE void few_rows(const void* digits, const void* scales, const Rows& rows, c
 #define STAGES 4
 #define TILE_ROWS 64
 
-// Where a step of a group lies in a row of a stage: in every other pair of rows the two steps have changed places, so
-// that four rows of a step, which are read at once, meet no bank twice.
+// The place of a step of a group in a row of a stage. In every other pair of rows the two steps have swapped places, so
+// that four rows of a step, which are read at once, use no bank twice.
 DEVICE u32 place_in_stage(u32 row, u32 step) { return step ^ (row / 2 % 2); }
 
-// Asks for one group of all rows of the block: 16 bytes, half a step, for each thread.
+// Starts to copy one group of all rows of the block: 16 bytes, half a step, for each thread.
 DEVICE void copy_group(Words4* stage, const bf16* x, u32 row_first, u32 n_rows, u32 n_groups, u32 group) {
     const u32 in_stage = threadIdx.x / 4, step = threadIdx.x % 4 / 2, half = threadIdx.x % 2;
     u32 row = min_of(row_first + in_stage, n_rows - 1);
@@ -217,7 +217,7 @@ DEVICE void many_rows(const void* digits, const void* scales, const bf16* x, flo
     u32 piece = 0;
     for (u32 group = 0; group < n_groups; group++) {
         copies_arrived<STAGES - 2>();
-        // All threads' copies are there, and nobody reads the stage before any more.
+        // The copies of all threads have arrived, and all threads have read the stage before.
         __syncthreads();
         u32 ahead = group + STAGES - 1;
         if (ahead < n_groups) {

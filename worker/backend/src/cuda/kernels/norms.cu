@@ -1,9 +1,9 @@
-// Norms: one block for each row, which all threads bring to shared memory and half a warp reduces in sixteen lanes.
+// Norms: one block for each row. All threads bring the row to shared memory; half a warp reduces it in sixteen lanes.
 #include "kernels.cuh"
 #include "math.cuh"
 #include "rows.cuh"
 
-// Lane j of sixteen takes elements j, j + 16, ..; of a whole warp, whose two halves do the same.
+// Lane j of sixteen takes elements j, j + 16, ..; both halves of a whole warp do the same.
 template <class Number>
 DEVICE float sum_of_squares(u32 n, Number number) {
     float sum = 0.0f;
@@ -105,7 +105,7 @@ KERNEL(32) norm_heads(float* qkv, const float* q, const float* k, float eps, Hea
     const u32 n_cols = (heads.n_heads + 2 * heads.n_kv_heads) * heads.head_dim;
     float* x = qkv + (u64)blockIdx.x * n_cols + blockIdx.y * heads.head_dim;
     const float* weight = blockIdx.y < heads.n_heads ? q : k;
-    // The lanes meet in the sum: nobody writes before all have read.
+    // The lanes meet in the sum, so no lane writes before all have read.
     float scale = scale_of(sum_of_squares(heads.head_dim, [=](u32 i) { return x[i]; }), heads.head_dim, eps);
     for (u32 i = threadIdx.x; i < heads.head_dim; i += 32) {
         x[i] = x[i] * scale * weight[i];

@@ -1,18 +1,19 @@
-// A sum of all ranks of a stage whose devices reach each other's memory, in one launch: each block copies its part of
-// this rank's planes to this rank's buffer, tells the same block of every other rank, waits for those, and adds what
-// lies in all buffers.
+// A sum over all ranks of a stage with devices that reach each other's memory, in one launch. Each block copies its
+// part of this rank's planes to this rank's buffer, signals the same block of every other rank, and waits for their
+// signals. Then it adds the planes of all buffers.
 //
-// One meeting a sum is enough, because buffers have two sides. Whoever writes a side again, two sums later, has met
-// everybody in the sum between, and who came there had read this side: a kernel begins when the one before has ended.
+// One meeting per sum is enough, because buffers have two sides. A rank writes a side again two sums later. By then it
+// has met all ranks in the sum between, and they had read this side before: a kernel begins when the one before has
+// ended.
 //
-// Blocks count for themselves, so no block waits for another of its own launch, and a launch that is recorded in a graph
-// goes on counting when it is begun again.
+// Each block has its own count, so no block waits for another of its own launch. A launch that a graph has recorded
+// continues the count in each replay.
 #include "kernels.cuh"
 
-// Numbers of a thread at a time, and planes that are on their way at once: one way to the other devices and back.
+// Numbers per thread at a time, and planes that are loaded at once, to pay the latency of other devices once for all.
 #define EACH 2
 #define AHEAD 8
-// Looks at a flag between two looks at the clock, and at what the host says: that one is far away.
+// Loads of a flag between two checks of the clock and of the host's flag, which is far away.
 #define LOOKS 256
 
 DEVICE float* part_of(u64 buffer, u32 side) {
@@ -23,7 +24,7 @@ DEVICE u64* flag_of(u64 buffer, u32 rank) {
     return (u64*)(buffer + ONE_SHOT_FLAGS) + blockIdx.x * ONE_SHOT_RANKS + rank;
 }
 
-// False where it was not worth waiting any longer.
+// Waits for a flag. Returns false if the host ends the wait or `patience` runs out.
 DEVICE bool is_raised(const u64* flag, u64 count, const u32* told, u64 patience) {
     const u64 since = nanoseconds();
     for (u32 looks = 1; load_acquire(flag) < count; looks++) {
@@ -35,8 +36,8 @@ DEVICE bool is_raised(const u64* flag, u64 count, const u32* told, u64 patience)
     return true;
 }
 
-// With the first warp, a lane for each rank: who has not come, a bit each. A rank that has given up a sum has nothing
-// right to show in the next, and stays silent.
+// Runs in the first warp, with a lane for each rank. Returns the missing ranks, one bit each. A rank that has given up
+// a sum has no valid planes for the next one, so it raises no flags.
 DEVICE u32 meet(const OneShot& ranks, u64 count, u32* told, u64 patience) {
     const u32 lane = threadIdx.x;
     const u64 buffer = ranks.buffers[ranks.me];
@@ -45,7 +46,7 @@ DEVICE u32 meet(const OneShot& ranks, u64 count, u32* told, u64 patience) {
     if (is_other && !is_broken) {
         store_release(flag_of(ranks.buffers[lane], ranks.me), count);
     }
-    // All are told before this rank waits for anybody.
+    // This rank raises all its flags before it waits for another rank.
     __syncwarp();
     return votes(is_other && (is_broken || !is_raised(flag_of(buffer, lane), count, told, patience)));
 }
@@ -94,7 +95,7 @@ struct Tree {
     }
 };
 
-// The numbers at, at + 256, .. of all planes, as far as this block has them.
+// Adds the numbers at, at + 256, .. of all planes, as far as this block has them.
 DEVICE void fold(const OneShot& ranks, const float* own, u64 stride, u32 side, u32 at, u32 n_here, float (&sum)[EACH]) {
     Tree tree = {};
     for (u32 first = 0; first < ranks.n_planes; first += AHEAD) {

@@ -1,4 +1,4 @@
-// What happens to each row alone, between the products: one block for each row.
+// Operations on single rows, between the products: one block for each row.
 #include "math.cuh"
 #include "rows.cuh"
 #include "weights.cuh"
@@ -125,7 +125,7 @@ DEFINE_EMBED(f8plain, KindF8Plain)
 
 // ---- numbers of eight bits ----------------------------------------------------------------------------------------
 
-// The bits of the largest size of a row; all threads have it. What is no number is the largest of all.
+// The bits of the largest size of a row; all threads have it. A NaN is the largest of all.
 DEVICE u32 largest_bits(const Words4* row, u32 n_eights) {
     SHARED(u32, of_warps, 8);
     u32 most = 0;

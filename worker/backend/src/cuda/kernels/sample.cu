@@ -1,10 +1,10 @@
-// Draws a token from each row of logits: the CPU's draw (`cpu/sample`), bit for bit. One block for each row. Knows no
-// log: what edits logits has been done before.
+// Draws a token from each row of logits: the CPU's draw (`cpu/sample`), bit for bit. One block for each row. Edits
+// of logits come before.
 #include "kernels.cuh"
 #include "math.cuh"
 
 #define THREADS 512
-// Logits whose e^x are made together, before sixteen lanes add them.
+// The number of e^x that are computed together, before sixteen lanes add them.
 #define CHUNK 4096
 
 // ---- the largest ----------------------------------------------------------------------------------------------------
@@ -125,7 +125,7 @@ DEVICE u32 best_of_all(Best best, double* scores, u32* tokens) {
 DEVICE u32 drawn(const float* row, u32 n, const Largest& largest, const DrawRow& draw) {
     SHARED(double, scores, THREADS);
     SHARED(u32, tokens, THREADS);
-    // The most likely raises the bar that the rest must pass.
+    // The most likely token comes first: the bound of most others is below its score.
     Best best = {gumbel_of(noise_bits(draw.key, largest.first)), largest.first};
     for (u32 i = threadIdx.x; i < n; i += THREADS) {
         double scaled = (double)(row[i] - largest.value) * draw.scale;
@@ -140,8 +140,8 @@ DEVICE u32 drawn(const float* row, u32 n, const Largest& largest, const DrawRow&
     return best_of_all(best, scores, tokens);
 }
 
-// The sum of e^((x - largest) * scale), which sixteen lanes add: all threads make the terms of a chunk, half a warp
-// adds them.
+// The sum of e^((x - largest) * scale) in sixteen lanes: all threads compute the terms of a chunk, and half a warp adds
+// them.
 DEVICE float sum_exp_of(const float* row, u32 n, float largest, float scale) {
     SHARED(float, terms, CHUNK);
     SHARED(float, whole, 1);
@@ -170,7 +170,7 @@ DEVICE float sum_exp_of(const float* row, u32 n, float largest, float scale) {
     return *whole;
 }
 
-// The token that was drawn, and its logprob if it is asked for.
+// The drawn token, and its logprob if `wants_logprob`.
 DEVICE Drawn told(const float* row, u32 n, const Largest& largest, u32 token, bool wants_logprob) {
     Drawn out = {token, 0.0f, largest.value, 0.0f};
     if (wants_logprob && token < n) {
@@ -180,7 +180,7 @@ DEVICE Drawn told(const float* row, u32 n, const Largest& largest, u32 token, bo
     return out;
 }
 
-// Whether there is anything to draw: only numbers, and not only masks.
+// Whether a token can be drawn: the row has no NaN and not only masks.
 DEVICE bool is_drawable(const Largest& largest) {
     return !largest.holds_nan && fabsf(largest.value) < bits_to_float(0x7f800000u);
 }
@@ -209,8 +209,8 @@ DEVICE u64 key_of(float logit, u32 token) {
     return (u64)falling << 32 | token;
 }
 
-// The n-th smallest key of a row, n from 1: bytes from the top, each time those that begin like it are counted by their
-// next byte.
+// The n-th smallest key of a row, n from 1. Finds its bytes from the top: each round takes the keys that share the
+// known prefix and counts them by their next byte.
 DEVICE u64 nth_key(const float* row, u32 n_vocab, u32 n) {
     SHARED(u32, counts, 256);
     SHARED(u32, chosen, 2);
@@ -276,7 +276,7 @@ DEVICE void sort_keys(const float* row, u32 n_vocab, u64 last, u64* keys) {
     __syncthreads();
 }
 
-// How many of n weights it takes to reach what is wanted; more than n if they do not. One by one, as the CPU does.
+// How many of n weights reach `wanted`; n + 1 if all together do not. Adds them one by one, as the CPU does.
 DEVICE u32 n_reaching(const double* weights, u32 n, double wanted) {
     double reached = 0.0;
     for (u32 i = 0; i < n; i++) {
@@ -288,7 +288,7 @@ DEVICE u32 n_reaching(const double* weights, u32 n, double wanted) {
     return n + 1;
 }
 
-// How many of the sorted keys the filters keep; none if the host has to look at more.
+// How many of the sorted keys the filters keep; 0 if the host has to consider more.
 DEVICE u32 n_kept(const float* row, u32 n_vocab, const Largest& largest, const FilterRow& filter, u64* keys) {
     SHARED(double, weights, SURVIVORS_MAX);
     SHARED(u32, kept, 1);
@@ -298,11 +298,11 @@ DEVICE u32 n_kept(const float* row, u32 n_vocab, const Largest& largest, const F
     sort_keys(row, n_vocab, nth_key(row, n_vocab, n), keys);
     for (u32 i = threadIdx.x; i < n; i += THREADS) {
         float below = row[(u32)keys[i]] - largest.value;
-        // What min_p does not keep weighs less than nothing.
+        // A token that min_p removes has a negative weight.
         bool is_kept = i == 0 || (double)below * filter.scale >= filter.least;
         weights[i] = is_kept ? (double)exp_of(below * filter.scale_f32) : -1.0;
     }
-    // Where nothing but top_p is asked for, it is of the whole row.
+    // Without top_k and min_p, top_p is a share of the whole row.
     const bool has_top_p = filter.top_p < 1.0;
     const float whole = is_whole && has_top_p ? sum_exp_of(row, n_vocab, largest.value, filter.scale_f32) : 0.0f;
     __syncthreads();

@@ -5,7 +5,7 @@
 #pragma once
 #include "kernels.cuh"
 
-// Sixteen rows of thirty-two weights for the tensor cores: a[step][register], as `multiply_tiles` wants them.
+// Sixteen rows of thirty-two weights for the tensor cores: a[step][register], in the order of `multiply_tiles`.
 struct Fragment {
     u32 a[2][4];
 };
@@ -159,11 +159,11 @@ typedef KindQuantized<4, true> KindW4h;
 
 // ---- numbers of eight bits ----------------------------------------------------------------------------------------
 
-// The lowest eight bits of a word: all but those that stand for no number. Their exponent counts from another number than
-// that of a float does, also where there is no leading one.
+// Widens the lowest eight bits of a word, except NaN. The factor corrects the bias of the exponent, for subnormal
+// numbers too.
 DEVICE float widen_f8(u32 bits) { return bits_to_float((bits & 0x80u) << 24 | (bits & 0x7fu) << 20) * 0x1p120f; }
 
-// The nearest, ties to even, of a number of at most 448.
+// Rounds a number of at most 448 to the nearest, ties to even.
 DEVICE u32 narrow_f8(float x) {
     const float size = fabsf(x), floor = 16384.0f;
     // Below 2^-6 numbers are 2^-9 apart, as those of a float are from `floor` on.
