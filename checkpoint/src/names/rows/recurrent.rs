@@ -67,38 +67,46 @@ const QWEN3_NEXT: &[TensorMapping] = &[
 macro_rules! mamba {
     ($at:literal) => {
         &[
-            of("linear_attn.z_proj.weight", [Values, Hidden], part(concat!($at, ".in_proj.weight"), &[], MAMBA_ALL)),
-            of(
+            tensor(
+                "linear_attn.z_proj.weight",
+                [Values, Hidden],
+                part(concat!($at, ".in_proj.weight"), &[], MAMBA_ALL),
+            ),
+            tensor(
                 "linear_attn.v_proj.weight",
                 [Values, Hidden],
                 part(concat!($at, ".in_proj.weight"), &[Values], MAMBA_ALL),
             ),
-            of(
+            tensor(
                 "linear_attn.k_proj.weight",
                 [Keys, Hidden],
                 part(concat!($at, ".in_proj.weight"), &[Values, Values], MAMBA_ALL),
             ),
-            of(
+            tensor(
                 "linear_attn.q_proj.weight",
                 [Keys, Hidden],
                 part(concat!($at, ".in_proj.weight"), &[Values, Values, Keys], MAMBA_ALL),
             ),
-            of(
+            tensor(
                 "linear_attn.a_proj.weight",
                 [StateHeads, Hidden],
                 part(concat!($at, ".in_proj.weight"), &[Values, Values, Keys, Keys], MAMBA_ALL),
             ),
-            of("linear_attn.conv_v.weight", [Values, Taps], part(concat!($at, ".conv1d.weight"), &[], XBC)),
-            of("linear_attn.conv_k.weight", [Keys, Taps], part(concat!($at, ".conv1d.weight"), &[Values], XBC)),
-            of("linear_attn.conv_q.weight", [Keys, Taps], part(concat!($at, ".conv1d.weight"), &[Values, Keys], XBC)),
-            of("linear_attn.conv_v.bias", [One, Values], part(concat!($at, ".conv1d.bias"), &[], XBC)),
-            of("linear_attn.conv_k.bias", [One, Keys], part(concat!($at, ".conv1d.bias"), &[Values], XBC)),
-            of("linear_attn.conv_q.bias", [One, Keys], part(concat!($at, ".conv1d.bias"), &[Values, Keys], XBC)),
-            of("linear_attn.A_log", [One, StateHeads], at(concat!($at, ".A_log"))),
-            of("linear_attn.D", [One, StateHeads], at(concat!($at, ".D"))),
-            of("linear_attn.dt_bias", [One, StateHeads], at(concat!($at, ".dt_bias"))),
-            of("linear_attn.norm.weight", [One, Values], at(concat!($at, ".norm.weight"))),
-            of("linear_attn.out_proj.weight", [Hidden, Values], at(concat!($at, ".out_proj.weight"))),
+            tensor("linear_attn.conv_v.weight", [Values, Taps], part(concat!($at, ".conv1d.weight"), &[], XBC)),
+            tensor("linear_attn.conv_k.weight", [Keys, Taps], part(concat!($at, ".conv1d.weight"), &[Values], XBC)),
+            tensor(
+                "linear_attn.conv_q.weight",
+                [Keys, Taps],
+                part(concat!($at, ".conv1d.weight"), &[Values, Keys], XBC),
+            ),
+            tensor("linear_attn.conv_v.bias", [One, Values], part(concat!($at, ".conv1d.bias"), &[], XBC)),
+            tensor("linear_attn.conv_k.bias", [One, Keys], part(concat!($at, ".conv1d.bias"), &[Values], XBC)),
+            tensor("linear_attn.conv_q.bias", [One, Keys], part(concat!($at, ".conv1d.bias"), &[Values, Keys], XBC)),
+            tensor("linear_attn.A_log", [One, StateHeads], whole(concat!($at, ".A_log"))),
+            tensor("linear_attn.D", [One, StateHeads], whole(concat!($at, ".D"))),
+            tensor("linear_attn.dt_bias", [One, StateHeads], whole(concat!($at, ".dt_bias"))),
+            tensor("linear_attn.norm.weight", [One, Values], whole(concat!($at, ".norm.weight"))),
+            tensor("linear_attn.out_proj.weight", [Hidden, Values], whole(concat!($at, ".out_proj.weight"))),
         ]
     };
 }

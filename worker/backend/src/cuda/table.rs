@@ -6,7 +6,7 @@ use super::weights::WeightKind;
 
 macro_rules! text {
     ($name:literal) => {
-        Text { name: $name, text: include_str!(concat!("kernels/", $name)) }
+        SourceText { name: $name, text: include_str!(concat!("kernels/", $name)) }
     };
 }
 

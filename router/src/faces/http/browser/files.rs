@@ -28,7 +28,7 @@ macro_rules! rows {
     ($($path:literal $name:literal $kind:ident)*) => {
         vec![$(get($path, concat!("the page: ", $name), |headers: HeaderMap| async move {
             let bytes = include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/page/", $name));
-            served(&headers, &File { kind: $kind, bytes })
+            file_response(&headers, &PageFile { kind: $kind, bytes })
         })),*]
     };
 }
