@@ -244,7 +244,7 @@ impl Load {
         let http = alone.http();
         alone.until_ready(&http);
         let expected = start_streams(std::slice::from_ref(&http), &requests).wait();
-        Load { requests: requests, expected }
+        Load { requests, expected }
     }
 
     /// Runs all streams at once, and the fault in the middle of them.

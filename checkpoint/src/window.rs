@@ -82,7 +82,7 @@ impl<'a> TensorWindow<'a> {
             starts.map(move |start| RowBand { run, rows: start..(start + band_rows).min(end) })
         };
         let bands = if strips.is_empty() { Vec::new() } else { runs.clone().flat_map(of_run).collect() };
-        TensorWindow { tensor, pieces, requested: requested, runs, strips, bands }
+        TensorWindow { tensor, pieces, requested, runs, strips, bands }
     }
 
     pub fn tensor(&self) -> &Tensor<'a> {

@@ -31,7 +31,7 @@ impl Post {
         (state, health): (watch::Receiver<StoreState>, watch::Receiver<StoreHealth>),
         kind: PostKind,
     ) -> Post {
-        Post { name: name.into(), state, health, kind: kind }
+        Post { name: name.into(), state, health, kind }
     }
 
     /// Replaces this process's text. Others read it when the store has taken it.

@@ -103,7 +103,7 @@ impl MemberWatch {
     pub(crate) fn given(members: Vec<(String, Member)>) -> MemberWatch {
         let reported = members.iter().cloned().collect();
         let due = members.into_iter().map(|(name, member)| MemberChange::Is(name, member)).collect();
-        MemberWatch { state: watch::channel(StoreState::default()).1, reported: reported, due, has_looked: true }
+        MemberWatch { state: watch::channel(StoreState::default()).1, reported, due, has_looked: true }
     }
 
     /// The changes that are already available.

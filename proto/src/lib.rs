@@ -48,5 +48,5 @@ pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descrip
 /// A frame may carry whole logs, when many requests start or a replica replays. Set on both ends of both services.
 pub const FRAME_BYTES_MAX: usize = 64 << 20;
 
-/// The build's version. `Speaks` decides which builds can work together.
+/// The build's version. `ProtocolRange` decides which builds can work together.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");

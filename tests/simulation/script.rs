@@ -163,7 +163,7 @@ impl Script {
             prefix_cache: !random.once_in(4),
             is_context_set: true,
             failover_millis: None,
-            calls: calls,
+            calls,
             faults,
         }
     }

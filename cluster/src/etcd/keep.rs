@@ -135,17 +135,7 @@ impl ClaimKeeper {
         taken: TakenClaim,
     ) -> ClaimKeeper {
         let (replica, written) = (replica.to_owned(), EntryRevision::default());
-        ClaimKeeper {
-            line,
-            state,
-            registration_rx: registration_rx,
-            lost,
-            replica,
-            taken,
-            lease: None,
-            written,
-            is_logged: false,
-        }
+        ClaimKeeper { line, state, registration_rx, lost, replica, taken, lease: None, written, is_logged: false }
     }
 
     /// Runs until `end` or a later claim; then deletes its entry.

@@ -1,5 +1,5 @@
 //! Which decoding sequences are in a step. With several stages, as many steps run at once, and a sequence has one
-//! position at a time: so they are spread evenly over the steps, and each has its turn in every `n_turns`-th.
+//! position at a time: so they are spread evenly over the steps, and each has its turn in every `steps_per_turn`-th.
 //!
 //! ```text
 //! five sequences, two stages:  a b c | d e | a b c | d e | ..    stage 1 draws for d e while stage 0 runs a b c
@@ -74,7 +74,7 @@ impl Scheduler {
         self.turns.iter().map(|turn| turn.n_tokens).sum()
     }
 
-    /// This step's share: any `n_turns` steps together have all of them, and two steps differ by one at most.
+    /// This step's share: any `steps_per_turn` steps together have all of them, and two steps differ by one at most.
     fn n_turns_of_step(&self, n_decoding: u32) -> u32 {
         let n_turns = self.steps_per_turn();
         let has_one_more = self.n_steps % u64::from(n_turns) < u64::from(n_decoding % n_turns);

@@ -3,7 +3,7 @@
 //!
 //! The slowest stage sets the pace, so the cut makes it as fast as possible; but first it makes room. Pools of block
 //! ids are as large as the smallest rank holds, so a rank that is short of memory gives up layers or shares until the
-//! pools are large enough. Their size is a number of blocks on the scale of `Pools`.
+//! pools are large enough. Their size is a number of blocks on the scale of `PoolSizing`.
 
 use super::pools::PoolSizing;
 use super::shape::{PartMeasurer, PartSizes};

@@ -44,7 +44,7 @@ impl GridRequirements<'_> {
 
 impl GridChooser {
     pub fn new(requested: Grid) -> GridChooser {
-        GridChooser { requested: requested, last: None, n_fruitless: 0, fewer_from: None, n_relapses: 0 }
+        GridChooser { requested, last: None, n_fruitless: 0, fewer_from: None, n_relapses: 0 }
     }
 
     /// Records that an epoch ended because ranks do not reach each other, or because it is unknown which one hangs.

@@ -93,7 +93,7 @@ impl Dialect {
         self.thoughts != ThoughtForm::None
     }
 
-    /// Returns the special tokens whose text a [`Speech`] must receive.
+    /// Returns the special tokens whose text a [`AnswerParser`] must receive.
     pub fn markers(&self) -> Vec<&'static str> {
         let mut markers = match self.thoughts {
             ThoughtForm::None => Vec::new(),

@@ -142,7 +142,7 @@ pub struct AnswerSubscription {
 
 impl AnswerSubscription {
     pub fn new(sampling: Box<v1::Sampling>, queues: Vec<AnswerQueue>) -> AnswerSubscription {
-        AnswerSubscription { sampling: sampling, queues, n_slots: 0, tokens_max: None, began: 0 }
+        AnswerSubscription { sampling, queues, n_slots: 0, tokens_max: None, began: 0 }
     }
 
     /// Adds the requests that are submitted at this time.

@@ -317,7 +317,7 @@ impl Choice {
             stop_tokens,
             own_ends,
             n_prompt,
-            n_sent: n_sent,
+            n_sent,
             n_cached,
             reuse: PrefixReuse::default(),
             n_accepted,

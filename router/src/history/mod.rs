@@ -2,7 +2,7 @@
 //! in bounded rings. They are written as things happen and by no timer, so that they cost nothing while no page reads
 //! them. Knows no text, no token and no key.
 //!
-//! The recorder of a request writes its `Sighting`; pages read `requests` and `load`.
+//! The recorder of a request writes its `TimelineRecorder`; pages read `requests` and `load`.
 
 mod curve;
 mod load;

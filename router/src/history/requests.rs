@@ -1,5 +1,5 @@
-//! The requests under way, and those that ended last. A request's recorder holds its `Sighting`; when that is dropped,
-//! the request is over.
+//! The requests under way, and those that ended last. A request's recorder holds its `TimelineRecorder`; when that is
+//! dropped, the request is over.
 
 use crate::history::ArrivedRequest;
 use crate::history::load::LastHour;

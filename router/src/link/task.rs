@@ -1,5 +1,5 @@
-//! The loop of a link, which owns the stream and the table of requests. What a replica's frames mean is in `receive.rs`;
-//! how requests go to other links is in `moves.rs`.
+//! The loop of a link, which owns the stream and the table of requests. What a replica's frames mean is in
+//! `receive.rs`; how requests go to other links is in `moves.rs`.
 
 use crate::board::ledger::Ledger;
 use crate::config::{Config, Timeouts};

@@ -5,7 +5,7 @@ use half::{bf16, f16};
 use std::ops::Range;
 use types::{Dtype, Scales};
 
-/// Numbers that `Stored::scale` covers at a time.
+/// Numbers that `StoredMatrix::scale` covers at a time.
 const GROUP: usize = Dtype::F8E4M3.unit();
 
 fn scale_at(scales: &Scales<&[u8]>, row: usize, column: usize) -> f32 {

@@ -16,7 +16,7 @@ mod ring;
 use loom::cell::UnsafeCell;
 use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
-use ring::{Cursors, Doorbell, InvalidCursor, LINE_WORDS, Reader, Writer};
+use ring::{Cursors, Doorbell, InvalidCursor, LINE_WORDS, RingReader, RingWriter};
 use sync::{AtomicU32, Ordering};
 
 /// A ring of two lines, with one word of each in use.
@@ -76,7 +76,7 @@ fn words_arrive_whole_and_in_order() {
         let shared = Shared::new();
         let theirs = shared.clone();
         let writer = thread::spawn(move || {
-            let mut writer = Writer::new(CAPACITY);
+            let mut writer = RingWriter::new(CAPACITY);
             for value in 1..=3 {
                 let room = loop {
                     match writer.reserve(&theirs.cursors, LINE_WORDS).unwrap() {
@@ -89,7 +89,7 @@ fn words_arrive_whole_and_in_order() {
                 writer.publish(&theirs.cursors, room.skip + LINE_WORDS);
             }
         });
-        let mut reader = Reader::new(CAPACITY);
+        let mut reader = RingReader::new(CAPACITY);
         let mut expected = 1;
         while expected <= 3 {
             let filled = reader.filled(&shared.cursors).unwrap();
@@ -120,7 +120,7 @@ fn a_sleeper_is_woken() {
         let shared = Shared::new();
         let theirs = shared.clone();
         let writer = thread::spawn(move || {
-            let mut writer = Writer::new(CAPACITY);
+            let mut writer = RingWriter::new(CAPACITY);
             for value in 1..=2 {
                 let room = writer.reserve(&theirs.cursors, LINE_WORDS).unwrap().unwrap();
                 // SAFETY: the ring has reserved the word for the writer.
@@ -129,7 +129,7 @@ fn a_sleeper_is_woken() {
                 theirs.doorbell.ring(|_| theirs.futex.wake());
             }
         });
-        let mut reader = Reader::new(CAPACITY);
+        let mut reader = RingReader::new(CAPACITY);
         for _ in 0..2 {
             wait_for_word(&shared, &mut reader);
             reader.release(&shared.cursors, LINE_WORDS);
@@ -139,8 +139,8 @@ fn a_sleeper_is_woken() {
 }
 
 /// Waits like `Idle`: check, arm, check again, sleep.
-fn wait_for_word(shared: &Shared, reader: &mut Reader) {
-    let has_word = |reader: &mut Reader| reader.filled(&shared.cursors).unwrap().n > 0;
+fn wait_for_word(shared: &Shared, reader: &mut RingReader) {
+    let has_word = |reader: &mut RingReader| reader.filled(&shared.cursors).unwrap().n > 0;
     while !has_word(reader) {
         let seen = shared.doorbell.arm();
         if !has_word(reader) {
@@ -182,13 +182,13 @@ fn two_ringers_lose_no_sleeper() {
 fn nonsense_is_named() {
     loom::model(|| {
         let cursors = Cursors::default();
-        let mut writer = Writer::new(CAPACITY);
+        let mut writer = RingWriter::new(CAPACITY);
         writer.publish(&cursors, CAPACITY);
         for ahead in [CAPACITY + 1, 1 << 31, u32::MAX] {
             cursors.read.0.store(ahead, Ordering::Release);
             assert_eq!(writer.reserve(&cursors, LINE_WORDS), Err(InvalidCursor));
         }
-        let mut reader = Reader::new(CAPACITY);
+        let mut reader = RingReader::new(CAPACITY);
         for written in [CAPACITY + LINE_WORDS, 1, 1 << 31, u32::MAX] {
             cursors.written.0.store(written, Ordering::Release);
             assert_eq!(reader.filled(&cursors), Err(InvalidCursor));

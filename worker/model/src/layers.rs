@@ -15,8 +15,8 @@
 //! - `load` needs no more than a `Memory`: `Weights` carries the device and the rank's `Part`. It makes the layers
 //!   `part.layers`, and numbers them from 0 for the KV cache.
 //! - `OwnedHeads::of` returns which rows of Q, K and V are this rank's and which `Heads` its attention has;
-//! `owned_inner` returns the columns of an MLP. Both may be empty: then a buffer has no columns, and operations do
-//! nothing.
+//!   `owned_inner` returns the columns of an MLP. Both may be empty: then a buffer has no columns, and operations do
+//!   nothing.
 //! - `Residual` is the stream between sublayers. A sublayer writes to `residual.due(..)`; the next `Norm::forward` adds
 //!   that and normalizes in one pass over the row. A norm of a sublayer's own output is `Norm::plain`.
 //! - A bias is added where the checkpoint has one: `q_proj.bias` beside `q_proj.weight`.

@@ -1,5 +1,5 @@
 //! The forms in which families write calls. All but harmony use a frame of markers, and differ in the calls within.
-//! Readers pass their results to a [`Sink`].
+//! Readers pass their results to a [`PieceSink`].
 
 pub(crate) mod frame;
 pub(crate) mod function;

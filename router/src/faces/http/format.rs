@@ -101,7 +101,7 @@ impl Envelope {
             fingerprint: format!("b_{}", generation.replica.digest),
             seed: started.seed,
             service_tier: F::SERVICE_TIER,
-            options: options,
+            options,
             watch,
             scheduled: None,
             prompt_text: generation.prompts.first().and_then(|prompt| prompt.text.clone()).filter(|_| options.verbose),
@@ -293,7 +293,7 @@ pub struct UsageSum {
 impl UsageSum {
     pub fn new(n_choices: u32, options: &RequestOptions) -> UsageSum {
         let is_prompt_only = options.is_prompt_only;
-        UsageSum { n_choices, is_prompt_only: is_prompt_only, ..UsageSum::default() }
+        UsageSum { n_choices, is_prompt_only, ..UsageSum::default() }
     }
 
     pub fn add(&mut self, slot: u32, finished: &v1::Finished) {

@@ -78,15 +78,7 @@ impl SharedQuotas {
     pub fn new(keys: &ApiKeys, post: Post) -> SharedQuotas {
         keys.divide();
         let (tenants, reports) = (BTreeMap::new(), BTreeMap::new());
-        SharedQuotas {
-            keys: keys.clone(),
-            post,
-            tenants,
-            reports: reports,
-            sent: String::new(),
-            looked: None,
-            n_looks: 0,
-        }
+        SharedQuotas { keys: keys.clone(), post, tenants, reports, sent: String::new(), looked: None, n_looks: 0 }
     }
 
     /// Looks once a second. Never ends.

@@ -276,7 +276,7 @@ pub(crate) struct F16ScaleAndMinimum;
 pub(crate) struct Bf16Scale;
 /// A six-bit scale and a six-bit minimum, times those of the head.
 pub(crate) struct HeaderTimesPair;
-/// `HeadTimesPair` for each half.
+/// `HeaderTimesPair` for each half.
 pub(crate) struct HeaderTimesTwoPairs;
 /// A signed scale for each half, times that of the head.
 pub(crate) struct HeaderTimesTwo;

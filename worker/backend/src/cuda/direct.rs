@@ -92,7 +92,7 @@ impl SideStream {
         self.stream.raw()
     }
 
-    /// Operations launched here wait for everything computed before the last `Cuda::hands_over`.
+    /// Operations launched here wait for everything computed before the last `Cuda::hand_over`.
     pub fn follow(&self) -> Result<()> {
         self.stream.wait_for(&self.computed)
     }

@@ -256,7 +256,8 @@ impl Experts for Cuda {
         let gate_up = MatrixPerExpert { all: experts.all.iter().map(|expert| &expert.gate_up).collect(), first };
         let down = MatrixPerExpert { all: experts.all.iter().map(|expert| &expert.down).collect(), first };
         let x = self.in_bf16(x, n_rows);
-        self.grouped_product(&gate_up, x, routes.order.address(0), n_used, routes, &routes.gate_up); // [n_choices, 2 * inner]
+        // [n_choices, 2 * inner]
+        self.grouped_product(&gate_up, x, routes.order.address(0), n_used, routes, &routes.gate_up);
         if let Some([bias, _]) = &experts.biases {
             self.add_biases(bias, first, routes, &routes.gate_up);
         }

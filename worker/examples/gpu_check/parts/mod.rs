@@ -88,17 +88,17 @@ pub struct Finding {
 
 impl Finding {
     pub fn checked(name: impl Into<String>, is_good: bool, details: Value) -> Finding {
-        Finding { name: name.into(), outcome: if is_good { Outcome::Good } else { Outcome::Wrong }, details: details }
+        Finding { name: name.into(), outcome: if is_good { Outcome::Good } else { Outcome::Wrong }, details }
     }
 
     pub fn measured(name: impl Into<String>, details: Value) -> Finding {
-        Finding { name: name.into(), outcome: Outcome::Good, details: details }
+        Finding { name: name.into(), outcome: Outcome::Good, details }
     }
 
     /// A figure with the aim that it should reach.
     pub fn aimed(name: impl Into<String>, figure: f64, aim: f64, details: Value) -> Finding {
         let outcome = if figure >= aim { Outcome::Good } else { Outcome::Below };
-        Finding { name: name.into(), outcome, details: details }
+        Finding { name: name.into(), outcome, details }
     }
 
     pub fn not_run(name: impl Into<String>, why: &dyn std::fmt::Display) -> Finding {

@@ -90,7 +90,7 @@ impl<D: Device + 'static> ModelRunner<D> {
             batch,
             draws,
             drawn,
-            message: message,
+            message,
             state,
             ahead: None,
             counted,

@@ -124,8 +124,8 @@ impl RankSequences {
         must.then_some(*oldest)
     }
 
-    /// Takes the tokens drawn in the step that `must_receive` named, in the order of its slices, and the guesses behind
-    /// them.
+    /// Takes the tokens drawn in the step that `step_to_receive` named, in the order of its slices, and the guesses
+    /// behind them.
     pub fn receive(&mut self, words: &[Option<Token>]) -> Result<(), StepViolation> {
         let Some((step, n_draws)) = self.pending.steps.pop_front() else { return Ok(()) };
         let Some(received) = read_message(words, n_draws) else {

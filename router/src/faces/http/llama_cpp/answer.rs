@@ -96,7 +96,7 @@ struct ChoiceOutput {
 impl CompletionWriter {
     fn of(generation: &Generation, options: CompletionOptions, watch: Stopwatch, n_choices: u32) -> CompletionWriter {
         let choices = vec![ChoiceOutput::default(); generation.prompts.len() * n_choices as usize];
-        CompletionWriter { options: options, text: generation.text.clone(), watch, n_choices, choices }
+        CompletionWriter { options, text: generation.text.clone(), watch, n_choices, choices }
     }
 
     fn add_delta(&mut self, slot: u32, delta: v1::Delta, keep: bool) {

@@ -31,7 +31,7 @@ pub fn requested_settings(sampling: &v1::Sampling) -> Value {
         "mirostat": 0,
         "adaptive_target": -1,
         "adaptive_decay": 0.9,
-        "logit_bias": sampling.logit_bias.iter().map(|(token, bias)| bias_pair(*token, Some(*bias))).collect::<Vec<_>>(),
+        "logit_bias": sampling.logit_bias.iter().map(|(id, bias)| bias_pair(*id, Some(*bias))).collect::<Vec<_>>(),
         "stop": sampling.stop,
         "ignore_eos": sampling.ignore_eos,
         "n_probs": sampling.logprobs.unwrap_or(0),

@@ -141,7 +141,7 @@ impl ReplyWriter {
         let prompt = generation.prompts.first().filter(|_| options.context);
         let context = prompt.map(|prompt| prompt.ids.clone()).unwrap_or_default();
         ReplyWriter {
-            options: options,
+            options,
             model: generation.started.model.clone(),
             text: generation.text.clone(),
             watch,

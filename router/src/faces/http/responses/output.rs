@@ -79,7 +79,7 @@ impl OutputItems {
             n_leading,
             n_thought_tokens,
             names,
-            pending_logprobs: pending_logprobs,
+            pending_logprobs,
             raw,
         }
     }

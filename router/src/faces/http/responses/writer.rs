@@ -39,17 +39,7 @@ impl ResponseWriter {
     ) -> ResponseWriter {
         let position = StreamPosition::of(generation);
         let (watch, timings_in_each) = (Stopwatch::start(), false);
-        ResponseWriter {
-            reply,
-            output,
-            position,
-            n_events: 0,
-            finalizer: finalizer,
-            watch,
-            prompt: None,
-            timings_in_each: timings_in_each,
-            error,
-        }
+        ResponseWriter { reply, output, position, n_events: 0, finalizer, watch, prompt: None, timings_in_each, error }
     }
 
     /// Adds the times since the request arrived, if each event of text includes them.

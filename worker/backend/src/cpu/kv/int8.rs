@@ -57,8 +57,8 @@ pub(crate) fn hadamard_width(head_dim: usize) -> usize {
     1 << head_dim.trailing_zeros()
 }
 
-/// Turns each run of `n_turned` numbers of a head by a Hadamard matrix. Two rows that were both turned have `n_turned`
-/// times the product of the rows as they were.
+/// Turns each run of `hadamard_width` numbers of a head by a Hadamard matrix. Two rows that were both turned have
+/// `hadamard_width` times the product of the rows as they were.
 #[inline(always)]
 pub(crate) fn hadamard_transform(head: &mut [f32]) {
     let n = hadamard_width(head.len());

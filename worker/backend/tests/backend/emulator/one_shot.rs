@@ -46,7 +46,7 @@ impl Stage {
         let n_ranks = bounds.len() - 1;
         let buffers = (0..n_ranks).map(|_| Memory::filled(BUFFER, 0u8)).collect();
         let controls = (0..n_ranks).map(|_| Memory::filled(2, 0u32)).collect();
-        Stage { bounds: bounds.to_vec(), buffers, controls: controls }
+        Stage { bounds: bounds.to_vec(), buffers, controls }
     }
 
     fn n_ranks(&self) -> usize {

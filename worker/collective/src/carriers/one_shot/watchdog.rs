@@ -45,7 +45,7 @@ impl DeviceWait for SumWatchdog {
 impl SumWatchdog {
     pub fn new(control: SumControl, mark: StreamMark, abort: Arc<AbortState>, deadline: Duration) -> SumWatchdog {
         let (begun, fault, is_over) = (Mutex::new(Instant::now()), OnceLock::new(), AtomicBool::new(false));
-        SumWatchdog { control: control, mark, deadline, begun, fault, is_over, thread: OnceLock::new(), abort }
+        SumWatchdog { control, mark, deadline, begun, fault, is_over, thread: OnceLock::new(), abort }
     }
 
     /// Returns why no further sum may begin.
