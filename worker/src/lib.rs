@@ -31,7 +31,7 @@ pub use runner::{Rest, RunError, Runner, UpcomingSteps};
 pub use runner::{sequences, sim};
 
 use config::ExecutionMode;
-use session::{Worker, heartbeat, rank_thread, scrubbing};
+use session::{Worker, heartbeat, leases, rank_thread, scrubbing};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
@@ -70,7 +70,7 @@ async fn serve_on(
 ) -> Result<(), Error> {
     let (work, queue) = mpsc::channel(config.steps_queued_max);
     let progress = Arc::new(heartbeat::StepCounters::default());
-    let leases = Arc::new(rank_thread::ThreadLeases::default());
+    let leases = Arc::new(leases::ThreadLeases::default());
     let (counters, places) = (progress.clone(), leases.clone());
     // The thread ends when `work` is dropped, after its present step.
     let (memory, scrubber) = (config.kv_memory, config.scrubber.clone());

@@ -300,7 +300,7 @@ impl Frontend {
         trace: &TracedSpan,
     ) -> Result<Generation, Refusal> {
         let PreparedRequest { prompts, base_request, wording, numbers, subscription, grammar_hash, .. } = prepared;
-        let for_client = prepared.needs_progress;
+        let (for_client, certified) = (prepared.needs_progress, prepared.certified);
         let needs_progress = is_watched(longest(&prompts), for_client);
         let (model, deadline, created) = (prepared.model, prepared.deadline, prepared.created);
         let Destination { picked: PickedReplica { link, replica, n_cached }, print, before, marks } = destination;
@@ -318,7 +318,7 @@ impl Frontend {
             let n_had = mark.n_tokens();
             let adopts = adopted(&request, before.as_ref(), &replica, slot).map(|of| Adoption { of, n_had });
             let draft = || CertificateDraft::new(replica.digest, &request, hashes[of_prompt], grammar_hash);
-            let draft = (prepared.certified || subscription.is_some()).then(|| Box::new(draft()));
+            let draft = (certified || subscription.is_some()).then(|| Box::new(draft()));
             let choice = Choice::new(assembly, &request, &wording.own_ends, n_had, draft);
             let mut choice = choice.with_kept_tokens(subscription.is_some());
             if needs_progress {
@@ -335,9 +335,8 @@ impl Frontend {
         // If there is only one model, all metrics already have its name.
         let label = model.version.map(|_| Arc::from(model.name.as_str()));
         let started = started_event(&handle, &sealed, model.name, &prompts, &hashes);
-        let keeper = subscription.map(|pending| {
-            Box::new(pending.into_keeper(base_request, &started, &replica, numbers, prepared.certified))
-        });
+        let keeper = subscription
+            .map(|pending| Box::new(pending.into_keeper(base_request, &started, &replica, numbers, certified)));
         Ok(Generation {
             started,
             label,

@@ -2,7 +2,7 @@
 //! does not look like a dead rank. On modelled time a task does it, because no step takes any time there.
 
 use crate::config::ExecutionMode;
-use crate::session::rank_thread::ThreadLeases;
+use crate::session::leases::ThreadLeases;
 use proto::cluster::{Heartbeat, KvCommitted, WorkerFrame, worker_frame::Frame};
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};

@@ -3,6 +3,7 @@
 
 pub mod committing;
 pub mod heartbeat;
+pub mod leases;
 pub mod rank_thread;
 pub mod scrubbing;
 
@@ -12,7 +13,8 @@ use crate::error::Error;
 use crate::runner::guesses::{DraftCost, DraftModelConfig, GuessConfig, GuessSource};
 use crate::session::committing::KvReporting;
 use crate::session::heartbeat::{HeartbeatSender, HeartbeatSource, StepCounters};
-use crate::session::rank_thread::{RankLost, RankWork, ReportSender, ThreadLeases};
+use crate::session::leases::ThreadLeases;
+use crate::session::rank_thread::{RankLost, RankWork, ReportSender};
 use collective::MeshTimeouts;
 use proto::cluster::coordinator_client::CoordinatorClient;
 use proto::cluster::{

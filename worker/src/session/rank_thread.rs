@@ -9,13 +9,13 @@ use crate::load::scrub::{Scrubber, SpoiltWeight};
 use crate::runner::{Runner, UpcomingSteps};
 use crate::session::committing::{CommitContext, InitialKvMemory, KvCommitter, KvReporting};
 use crate::session::heartbeat::StepCounters;
-use collective::{AbortHandle, CancelFlag};
+use crate::session::leases::{ThreadLease, ThreadLeases};
 use proto::cluster::{Failed, KvTarget, Loaded, PieceRun, Ready, WorkerFrame, worker_frame::Frame};
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Wake};
 use std::thread::Thread;
 use std::time::Duration;
@@ -45,58 +45,6 @@ pub(crate) enum RankWork {
     Spoilt,
     /// The assignment is over because its loaded bytes were bad. Answered once no copy of them is trusted.
     Distrust { done: oneshot::Sender<()> },
-}
-
-/// One assignment's lease on the thread, and the flag that ends it.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct ThreadLease(CancelFlag);
-
-/// Lets a session free the thread from a finished assignment, by ending its work and its waits.
-#[derive(Default)]
-pub(crate) struct ThreadLeases(Mutex<LeaseState>);
-
-#[derive(Default)]
-struct LeaseState {
-    last: ThreadLease,
-    running: Option<AbortHandle>,
-}
-
-impl ThreadLeases {
-    /// Ends every lease before this one.
-    pub fn next(&self) -> ThreadLease {
-        let mut state = self.state();
-        state.last.0.cancel();
-        state.last = ThreadLease::default();
-        if let Some(handle) = state.running.take() {
-            handle.abort();
-        }
-        state.last.clone()
-    }
-
-    /// Returns the rank for which the thread waits at this moment, within a step.
-    pub fn waits_for(&self) -> Option<Rank> {
-        self.state().running.as_ref()?.waits_for()
-    }
-
-    /// Returns false if the lease has ended: then no wait begins.
-    fn register_abort(&self, lease: &ThreadLease, handle: Option<AbortHandle>) -> bool {
-        let mut state = self.state();
-        let is_on = !lease.is_over();
-        if is_on {
-            state.running = handle;
-        }
-        is_on
-    }
-
-    fn state(&self) -> MutexGuard<'_, LeaseState> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl ThreadLease {
-    fn is_over(&self) -> bool {
-        self.0.is_cancelled()
-    }
 }
 
 /// The channels to one session. They are weak, so that a session's stream ends with the session and not with a step
@@ -310,7 +258,7 @@ impl LoadedRank {
             return None;
         }
         let (epoch, rank) = (assignment.epoch, assignment.rank);
-        let attempt = catch_panic(|| loader.load(assignment, &lease.0));
+        let attempt = catch_panic(|| loader.load(assignment, lease.cancel_flag()));
         let (loaded, ready) = reports.ok_or_report(epoch, &lease, attempt).await?;
         let message = Loaded {
             epoch_incarnation: epoch.incarnation,
@@ -340,7 +288,7 @@ impl LoadedRank {
     ) -> Option<RunningRank> {
         let LoadedRank { epoch, rank, lease, answers, reporting, loaded, reports } = self;
         let met = catch_panic(|| {
-            let mut runner = loaded.join_peers(&lease.0)?;
+            let mut runner = loaded.join_peers(lease.cancel_flag())?;
             let (reports, counters) = (reports.clone(), counters.clone());
             let rank = || CommitContext { epoch, reports, counters, memory, reporting };
             let committing = runner.take_kv_memory().map(|commit| KvCommitter::begin(commit, rank())).transpose()?;
