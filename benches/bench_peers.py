@@ -93,8 +93,8 @@ class Run:
         self.lockstep = engines.Lockstep("lockstep", arguments.lockstep, arguments.threads)
         self.control = engines.Lockstep("lockstep (control)", arguments.lockstep, arguments.threads)
         work = arguments.work.resolve()
-        wanted = [name for name in engines.PEERS if not arguments.peer or name in arguments.peer]
-        self.peers = [engines.peer(name, work, arguments.threads) for name in wanted]
+        names = [name for name in engines.PEERS if not arguments.peer or name in arguments.peer]
+        self.peers = [engines.peer(name, work, arguments.threads) for name in names]
         self.engines = [self.lockstep, *self.peers, self.control]
         self.machine = machine(arguments.work, arguments.threads)
         # (value, cores that others used) by (engine, model, format, test, unit).
@@ -103,7 +103,7 @@ class Run:
     # -- parts
 
     def formats(self):
-        for kind in self.wanted(FORMATS):
+        for kind in self.selected(FORMATS):
             self.speeds(DEFAULT, kind, self.file(DEFAULT, kind), ["prefill-512", "decode-128"])
 
     def context(self):
@@ -111,20 +111,20 @@ class Run:
         self.speeds(DEFAULT, "Q8_0", self.file(DEFAULT, "Q8_0"), tests)
 
     def http(self):
-        for kind in self.wanted(["Q4_0", "Q8_0"]):
+        for kind in self.selected(["Q4_0", "Q8_0"]):
             for clients in CLIENTS:
                 self.loads(DEFAULT, kind, self.file(DEFAULT, kind), clients)
 
     def shapes(self):
         for model, kinds, tests in SHAPES:
-            for kind in self.wanted(kinds):
+            for kind in self.selected(kinds):
                 self.speeds(model, kind, self.file(model, kind), tests)
 
     def agent(self):
         model, kind, n = AGENT
         self.speeds(model, kind, self.file(model, kind), [f"prefill-{n}", f"decode-at-{n}"])
 
-    def wanted(self, kinds):
+    def selected(self, kinds):
         return [kind for kind in kinds if not self.arguments.format or kind in self.arguments.format]
 
     # -- rounds
@@ -147,8 +147,8 @@ class Run:
             for engine in filter(lambda engine: engine.serves, self.turn(i)):
                 with engine.open(path, 1024, clients) as server:
                     def figures():
-                        asker = engine if isinstance(engine, engines.Lockstep) else self.lockstep
-                        seen = asker.load(server, clients, requests, i)
+                        client = engine if isinstance(engine, engines.Lockstep) else self.lockstep
+                        seen = client.load(server, clients, requests, i)
                         return [seen["output_tokens_per_s"], seen["itl_ms"]["p50"], seen["itl_ms"]["p99"],
                                 seen["ttft_ms"]["p50"]]
                     names = [(engine.name, model, kind, f"http-{clients}{end}", unit) for end, unit in keys]
@@ -168,9 +168,9 @@ class Run:
             self.figures.setdefault(key, [])
         for key, value in zip(keys, figures or [], strict=False):
             self.figures[key].append((value, foreign))
-        told = f"{figures[0]:.1f}" if figures else "no quiet window"
+        figure = f"{figures[0]:.1f}" if figures else "no quiet window"
         engine, model, kind, test, unit = keys[0]
-        line = f"{i} {model} {kind} {test} {engine}: {told} {unit}, others {foreign:.2f} cores"
+        line = f"{i} {model} {kind} {test} {engine}: {figure} {unit}, others {foreign:.2f} cores"
         print(line, file=sys.stderr, flush=True)
 
     # -- files

@@ -99,7 +99,7 @@ impl SavedChat {
             serde_json::from_str(&text).with_context(|| format!("{}: it is no conversation", what()))?;
         let is_known = |message: &SavedMessage| matches!(&*message.role, "system" | "user" | "assistant");
         match saved.messages.iter().find(|message| !is_known(message)) {
-            Some(SavedMessage { role, .. }) => bail!("{}: nobody has the role {role:?} in a chat", what()),
+            Some(SavedMessage { role, .. }) => bail!("{}: a chat has no role {role:?}", what()),
             None => Ok(saved),
         }
     }
@@ -134,7 +134,7 @@ mod tests {
         assert_eq!((messages, loaded_sampling), (vec![message], sampling));
         for (text, part) in [
             ("no JSON", "no conversation"),
-            ("{\"messages\": [{\"role\": \"root\", \"content\": \"x\"}]}", "nobody has the role \"root\""),
+            ("{\"messages\": [{\"role\": \"root\", \"content\": \"x\"}]}", "a chat has no role \"root\""),
             ("{\"mesages\": []}", "no conversation"),
         ] {
             std::fs::write(&path, text).unwrap();

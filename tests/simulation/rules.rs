@@ -79,7 +79,9 @@ impl Rules {
     }
 
     fn judge_deadline(&self, plan: &PlannedCall, at_millis: u64) -> Result<(), String> {
-        let Some(deadline) = plan.deadline_millis else { return Err("a deadline that nobody set".into()) };
+        let Some(deadline) = plan.deadline_millis else {
+            return Err("a deadline that the request does not have".into());
+        };
         // Milliseconds are rounded in transit.
         if at_millis + 2 < plan.at_millis + deadline {
             return Err(format!("a deadline of {deadline} ms has passed after {}", at_millis - plan.at_millis));

@@ -2,7 +2,7 @@
 //! is a person.
 
 use super::{SOURCES, hold};
-use crate::source::{files, strip, words};
+use crate::source::{files, line, strip, words};
 
 /// Parts of names that make a process a person. A name describes what a thing is or does.
 const BANNED_PARTS: &[&str] = &[
@@ -28,7 +28,7 @@ fn names_describe_what_things_are() {
     for (path, code) in rust.chain(protos) {
         for (at, word) in words(&code) {
             let banned = parts(word).into_iter().filter(|part| BANNED_PARTS.contains(&part.as_str()));
-            found.extend(banned.map(|_| format!("{path}:{} names {word}", 1 + code[..at].matches('\n').count())));
+            found.extend(banned.map(|_| format!("{path}:{} names {word}", line(&code, at))));
         }
     }
     let n = found.len();

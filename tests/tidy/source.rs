@@ -349,12 +349,7 @@ pub fn structs(code: &str) -> Vec<(&str, &str)> {
 /// The names of the types that are defined here, with their offsets: private ones too, aliases only if they are public.
 pub fn types(code: &str) -> Vec<(usize, &str)> {
     let words: Vec<(usize, &str)> = words(code).collect();
-    let defines = |three: &&[(usize, &str)]| {
-        let is_alias = three[0].1 == "pub" && three[1].1 == "type";
-        is_alias || matches!(three[1].1, "struct" | "enum" | "trait")
-    };
-    // The first word of a file has none before it.
-    let first = words.first().filter(|(_, word)| matches!(*word, "struct" | "enum" | "trait"));
-    let first = first.and_then(|_| words.get(1).copied());
-    first.into_iter().chain(words.windows(3).filter(defines).map(|three| three[2])).collect()
+    let defined = words.windows(2).filter(|two| matches!(two[0].1, "struct" | "enum" | "trait")).map(|two| two[1]);
+    let is_alias = |three: &&[(usize, &str)]| three[0].1 == "pub" && three[1].1 == "type";
+    defined.chain(words.windows(3).filter(is_alias).map(|three| three[2])).collect()
 }

@@ -469,7 +469,7 @@ fn a_type_name_means_one_thing() {
         |all: &[&Source]| matches!(all, [a, b] if home(a).is_some() && home(b).is_some_and(|b| Some(b) != home(a)));
     let many = defined.iter().filter(|(_, all)| all.len() > 1 && !are_homes(all));
     hold(
-        "A public type name is defined once: who reads it need not ask which one is meant.",
+        "A type name is defined once in the workspace, so it has one meaning everywhere.",
         many.map(|(name, all)| {
             let files: Vec<&str> = all.iter().map(|source| source.path.as_str()).collect();
             format!("{name}: {}", files.join(", "))

@@ -220,9 +220,9 @@ impl EbnfReader<'_, '_> {
         loop {
             match self.next() {
                 Some('"') => break,
-                Some('\\') => parts.push(EbnfExpr::Chars(CharSet::one(self.escape()?))),
+                Some('\\') => parts.push(EbnfExpr::Chars(CharSet::single(self.escape()?))),
                 Some('\n') | None => return Err(self.wrong_at(from, "this text has no end")),
-                Some(c) => parts.push(EbnfExpr::Chars(CharSet::one(c))),
+                Some(c) => parts.push(EbnfExpr::Chars(CharSet::single(c))),
             }
         }
         Ok(if parts.len() == 1 { parts.remove(0) } else { EbnfExpr::Sequence(parts) })

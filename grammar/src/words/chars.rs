@@ -20,7 +20,7 @@ impl CharSet {
         CharSet(merged)
     }
 
-    pub(crate) fn one(c: char) -> CharSet {
+    pub(crate) fn single(c: char) -> CharSet {
         CharSet(vec![(c as u32, c as u32)])
     }
 
@@ -87,7 +87,7 @@ mod tests {
     fn sets_are_joined_cut_and_negated() {
         let letters = CharSet::of([(b'a'.into(), b'f'.into()), (b'd'.into(), b'z'.into())]);
         assert_eq!(letters.ranges(), [(97, 122)]);
-        assert_eq!(letters.minus(&CharSet::one('b')).ranges(), [(97, 97), (99, 122)]);
+        assert_eq!(letters.minus(&CharSet::single('b')).ranges(), [(97, 97), (99, 122)]);
         assert_eq!(letters.negated().negated(), letters);
         assert!(CharSet::all().negated().is_empty());
         assert_eq!(CharSet::of([(0x61, 0x61), (0xd800, 0xe000)]).class(), "[\\x{61}-\\x{61}\\x{E000}-\\x{E000}]");

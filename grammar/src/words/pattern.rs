@@ -81,7 +81,7 @@ impl RegexReader<'_> {
             '[' => self.class().map(RegexNode::Chars),
             '\\' => self.escape().map(RegexNode::Chars),
             '*' | '+' | '?' => Err(self.wrong("nothing to repeat")),
-            c => Ok(RegexNode::Chars(CharSet::one(c))),
+            c => Ok(RegexNode::Chars(CharSet::single(c))),
         }
     }
 
@@ -175,9 +175,9 @@ impl RegexReader<'_> {
         let c = self.peek().ok_or_else(|| self.wrong("a class without an end"))?;
         self.at += 1;
         match c {
-            '\\' if self.eat("b") => Ok(CharSet::one('\u{8}')),
+            '\\' if self.eat("b") => Ok(CharSet::single('\u{8}')),
             '\\' => self.escape(),
-            c => Ok(CharSet::one(c)),
+            c => Ok(CharSet::single(c)),
         }
     }
 
@@ -193,21 +193,21 @@ impl RegexReader<'_> {
             'W' => word().negated(),
             's' => spaces(),
             'S' => spaces().negated(),
-            'n' => CharSet::one('\n'),
-            'r' => CharSet::one('\r'),
-            't' => CharSet::one('\t'),
-            'v' => CharSet::one('\u{b}'),
-            'f' => CharSet::one('\u{c}'),
-            '0' if !self.peek().is_some_and(|c| c.is_ascii_digit()) => CharSet::one('\0'),
+            'n' => CharSet::single('\n'),
+            'r' => CharSet::single('\r'),
+            't' => CharSet::single('\t'),
+            'v' => CharSet::single('\u{b}'),
+            'f' => CharSet::single('\u{c}'),
+            '0' if !self.peek().is_some_and(|c| c.is_ascii_digit()) => CharSet::single('\0'),
             'c' => self.control()?,
-            'x' => CharSet::one(self.hex(2)?),
+            'x' => CharSet::single(self.hex(2)?),
             'u' => self.unicode()?,
             'p' => self.property()?,
             'P' => self.property()?.negated(),
             'b' | 'B' => return Err(self.wrong("a word boundary, which is not supported,")),
             '1'..='9' | 'k' => return Err(self.wrong("a back-reference, which is not supported,")),
             c if c.is_alphanumeric() => return Err(self.wrong("an escape that has no meaning")),
-            c => CharSet::one(c),
+            c => CharSet::single(c),
         })
     }
 
@@ -233,16 +233,16 @@ impl RegexReader<'_> {
         if self.eat("{") {
             let n = self.chars[self.at..].iter().take_while(|c| c.is_ascii_hexdigit()).count();
             let c = self.hex(n.clamp(1, 8))?;
-            return if self.eat("}") { Ok(CharSet::one(c)) } else { Err(self.wrong("an escape without an end")) };
+            return if self.eat("}") { Ok(CharSet::single(c)) } else { Err(self.wrong("an escape without an end")) };
         }
         let high = self.code(4)?;
         if (0xd800..0xdc00).contains(&high) && self.eat("\\u") {
             let low = self.code(4)?;
             let code = 0x10000 + ((high - 0xd800) << 10) + low.wrapping_sub(0xdc00);
             let c = char::from_u32(code).filter(|_| (0xdc00..0xe000).contains(&low));
-            return c.map(CharSet::one).ok_or_else(|| self.wrong("half a character"));
+            return c.map(CharSet::single).ok_or_else(|| self.wrong("half a character"));
         }
-        char::from_u32(high).map(CharSet::one).ok_or_else(|| self.wrong("half a character"))
+        char::from_u32(high).map(CharSet::single).ok_or_else(|| self.wrong("half a character"))
     }
 
     /// `\p{L}`, by the tables of the crate with which the engine reads expressions.

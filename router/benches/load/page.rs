@@ -87,7 +87,7 @@ pub async fn page() -> bool {
     assert_eq!(streams.len(), STREAMS, "a stream ended early");
     println!("{STREAMS} streams, {VIEWERS} viewers, {ROUNDS} rounds; others used {:.2} cores", machine.foreign_cores());
     println!("{:<24}{:>28}{:>12}{:>14}", "percent of a core", "median (least to most)", "events/s", "KB/s");
-    println!("{:<24}{:>28}", "nobody looks", format_costs(&mut before));
+    println!("{:<24}{:>28}", "no viewer", format_costs(&mut before));
     println!("{:<24}{:>28}", "after them - before", format_costs(&mut left));
     let watched = (ROUNDS + 1) as f64 * (WINDOW + SETTLE).as_secs_f64();
     for ((view, costs), read) in VIEWS.iter().zip(&mut costs).zip(&reads) {

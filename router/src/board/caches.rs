@@ -340,7 +340,7 @@ mod tests {
         assert_eq!(
             caches.apply(&mut reporter, &report(1, false, &[1], &[])),
             Ok(()),
-            "who begins with nothing has no gap"
+            "a reporter without earlier names has no gap"
         );
         let (mut one, mut two) = (CacheReporter::default(), CacheReporter::default());
         caches.apply(&mut one, &report(1, true, &[1, 2, 3], &[])).unwrap();

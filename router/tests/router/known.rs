@@ -133,7 +133,7 @@ fn every_known_field_is_done_or_taken_or_refused_by_its_name() {
                 check(house.http, known, *on).await;
             }
         }
-        assert_eq!(refusal_message(house.http, Endpoint::Chat, "unheard_of", &json!([1, 2])).await, None);
+        assert_eq!(refusal_message(house.http, Endpoint::Chat, "unknown_field", &json!([1, 2])).await, None);
         house.close().await;
     });
 }

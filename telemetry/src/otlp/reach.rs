@@ -160,7 +160,7 @@ mod tests {
         let headers = ExportHeaders::parse(" api-key=a%20b%3D=c , X-Team = blue,,").unwrap();
         let value = |name: &str| headers.0.get(name).map(HeaderValue::as_bytes);
         assert_eq!((value("api-key"), value("x-team"), headers.0.len()), (Some(&b"a b==c"[..]), Some(&b"blue"[..]), 2));
-        assert_eq!(format!("{headers:?}"), r#"["api-key", "x-team"]"#, "values are shown to nobody");
+        assert_eq!(format!("{headers:?}"), r#"["api-key", "x-team"]"#, "values are not shown");
         assert_eq!(ExportHeaders::parse("").unwrap(), ExportHeaders::default());
         for wrong in [
             "secret",

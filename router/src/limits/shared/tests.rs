@@ -168,7 +168,7 @@ async fn of_more_tenants_than_a_value_holds_each_router_grants_all() {
         let tenant = keys.tenant_limits(keys.tenant(&format!("k{i}")).unwrap());
         tenant.enter(SECOND).is_ok()
     });
-    assert_eq!(admitted.count(), TENANTS_MAX + 5, "nobody is left without a share");
+    assert_eq!(admitted.count(), TENANTS_MAX + 5, "each tenant has a share");
 }
 
 #[test]
