@@ -78,8 +78,8 @@ def found(path):
     ours = {}
     for finding in findings:
         pace, _, rest = finding["name"].partition(": ")
-        if rest.endswith(" sequences decode") and "tokens_per_second" in finding["told"]:
-            ours[pace, int(rest.split()[0])] = finding["told"]["tokens_per_second"]["median"]
+        if rest.endswith(" sequences decode") and "tokens_per_second" in finding["details"]:
+            ours[pace, int(rest.split()[0])] = finding["details"]["tokens_per_second"]["median"]
     return ours
 
 

@@ -69,7 +69,7 @@ const FAULTS: [Fault; 19] = [
     ANY,
     Fault { name: "worker killed", strike: Missed(|city, dice| city.kill_worker(city.any_worker(dice))), ..ANY },
     Fault { name: "worker stopped", strike: Missed(|city, dice| city.stop_worker(city.any_worker(dice))), ..ANY },
-    Fault { name: "worker told to end", strike: Seen(|city, dice| city.end_worker(city.any_worker(dice))), ..ANY },
+    Fault { name: "worker terminated", strike: Seen(|city, dice| city.end_worker(city.any_worker(dice))), ..ANY },
     Fault { name: "worker cut off", strike: Missed(|city, _| city.cut_worker()), needs_hosts: true, ..ANY },
     Fault {
         name: "three workers killed in a row",

@@ -42,7 +42,7 @@ const TABLE: &[(&str, &str)] = &[
     ("serve $MODEL --tp 0", "lockstep: --tp is 0; it must be at least 1"),
     (
         "serve $MODEL --context 999999",
-        "lockstep: a context of 999999 was asked for, the model was made for 512: ask for at most that",
+        "lockstep: the requested context of 999999 exceeds the model's 512: set at most 512",
     ),
     (
         "serve $MODEL --api-keys $HOME/none",

@@ -275,8 +275,8 @@ fn clocks_are_for_people() {
     let broken = named(CLOCKS, |_| true);
     let is_allowed = |place: &String| CLOCK_READERS.iter().any(|file| place.starts_with(file));
     hold(
-        "No decision looks at a wall clock, so machines may disagree about the time: what is sent are durations, and \
-         what is earlier is told by revisions of the store.",
+        "No decision reads a wall clock, so machines may disagree about the time: messages carry durations, and \
+         revisions of the store order events.",
         broken.into_iter().filter(|place| !is_allowed(place)).collect(),
     );
 }

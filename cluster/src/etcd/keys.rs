@@ -77,7 +77,7 @@ pub(super) fn claim_value(holder: &str, address: &str, floor: u64) -> Vec<u8> {
 /// A claim that cannot be read has no holder, but still a revision.
 pub(super) fn read_claim(value: &[u8], revision: i64) -> ClaimHolder {
     let record = reject_oversized(value).and_then(|value| serde_json::from_slice(value).ok());
-    let unknown = || ClaimRecord { holder: String::new(), address: "nobody".into(), floor: 0 };
+    let unknown = || ClaimRecord { holder: String::new(), address: "unknown".into(), floor: 0 };
     let ClaimRecord { holder, address, floor } = record.unwrap_or_else(unknown);
     ClaimHolder { incarnation: incarnation(revision, floor), holder, address }
 }

@@ -240,7 +240,7 @@ fn refusals_show_the_arithmetic() {
     check(200 << 20, much, Err(beside));
     let long = PlacementPolicy { context: Some(8192), kv_memory: Some(368_640 * 10), ..policy() };
     check(64 << 30, long, Err("needs 180 MiB of KV on rank 0 (at most 360 KiB per 16 tokens), there is 3.5 MiB"));
-    check(64 << 30, PlacementPolicy { context: Some(9000), ..policy() }, Err("asked for, the model was made for 8192"));
+    check(64 << 30, PlacementPolicy { context: Some(9000), ..policy() }, Err("exceeds the model's 8192"));
     // A type that no device computes with does not get this far: no policy has it.
     assert!("int3".parse::<KvDtype>().is_err_and(|unknown| unknown.to_string().contains("int3")));
 }

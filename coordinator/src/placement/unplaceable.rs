@@ -31,7 +31,7 @@ pub enum UnplaceableReason {
     Layers { pp: u16, n_layers: u32 },
     #[error("pp {pp} is more than {STAGES_MAX} stages: each has a step of its own under way, and ranks queue no more")]
     Stages { pp: u16 },
-    #[error("a context of {requested} was asked for, the model was made for {model}: ask for at most that")]
+    #[error("the requested context of {requested} exceeds the model's {model}: set at most {model}")]
     Context { requested: u32, model: u32 },
     #[error(
         "{host} has {}, the weights of rank {rank} need {}{}: \
@@ -46,7 +46,7 @@ pub enum UnplaceableReason {
     KvMemory { rank: u16, host: String, weights: u64, needed: u64, available: u64 },
     #[error(
         "a context of {context} needs {} of KV on rank {rank} (at most {} per {BLOCK_TOKENS} tokens), there is {}: \
-         ask for a shorter context (--context) or more KV memory (--kv-memory)",
+         set a shorter context (--context) or more KV memory (--kv-memory)",
         HumanBytes(*.needed), HumanBytes(*.block_bytes), HumanBytes(*.available)
     )]
     Kv { rank: u16, context: u32, block_bytes: u64, needed: u64, available: u64 },

@@ -74,7 +74,7 @@ impl EpochEnding {
         match self {
             EpochEnding::Lost(cause) => cause.label(),
             EpochEnding::Doubt => "doubt",
-            EpochEnding::Requested => "wanted",
+            EpochEnding::Requested => "requested",
             EpochEnding::Left => "left",
         }
     }

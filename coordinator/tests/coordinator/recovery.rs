@@ -378,7 +378,7 @@ async fn another_grid_takes_over_and_no_stream_ends() {
         assert!(status.code() == code && status.message().contains(part), "{status:?}");
     }
     finish_on(router, epoch).await;
-    assert!(counted("recovery_seconds_count", "scales", "cause=\"wanted\"") >= 8.0);
+    assert!(counted("recovery_seconds_count", "scales", "cause=\"requested\"") >= 8.0);
     assert_eq!(counted("ranks_lost_total", "scales", ""), 0.0);
     cluster.stop().await;
 }

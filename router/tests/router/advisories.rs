@@ -169,7 +169,7 @@ fn metrics_have_no_label_of_a_clients_choice() {
         let exporter = telemetry::exporter::install(&[]).unwrap();
         let is_first = AtomicBool::new(true);
         let metrics: router::Render = Arc::new(move || {
-            assert!(!is_first.swap(false, Ordering::Relaxed), "as this test wants it");
+            assert!(!is_first.swap(false, Ordering::Relaxed), "planned by this test");
             exporter.render()
         });
         let house = House::open(Config { metrics, ..config() }).await;
@@ -309,8 +309,8 @@ fn messages_beyond_their_limit_are_refused() {
 #[test]
 fn a_panic_ends_one_request() {
     run_within(PATIENCE, async {
-        let metrics: router::Render = Arc::new(|| -> String { panic!("as this test wants it") });
-        let text_files: router::ReadTextFiles = Arc::new(|| panic!("as this test wants it"));
+        let metrics: router::Render = Arc::new(|| -> String { panic!("planned by this test") });
+        let text_files: router::ReadTextFiles = Arc::new(|| panic!("planned by this test"));
         let house = House::open(Config { metrics, text_files: Some(text_files), ..config() }).await;
         let reply = get(house.http, "/metrics").await;
         assert_eq!((reply.status, &reply.json()["error"]["type"]), (500, &json!("server_error")));

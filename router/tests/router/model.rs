@@ -25,7 +25,7 @@ pub fn text() -> router::ModelText {
 const FILLING: [&str; 4] = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|file_sep|>"];
 
 /// The same model, with tokens for filling in between two texts.
-#[allow(dead_code, reason = "one of the two crates that have this file asks for it")]
+#[allow(dead_code, reason = "only one of the two test crates uses it")]
 pub fn coder() -> router::ModelText {
     read_with("coder", &FILLING)
 }

@@ -1,7 +1,7 @@
 //! Tensors and kernels: the few fused operations of a device, and the devices that implement them.
 //!
 //! Knows nothing of models, requests or ranks. `unsafe` lives here, beside the reason that makes it sound.
-#![allow(unsafe_code, reason = "kernels and their memory; each block says why it holds")]
+#![allow(unsafe_code, reason = "kernels and their memory; each block has its SAFETY comment")]
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test may panic"))]
 
 pub mod cpu;

@@ -35,7 +35,7 @@
 //! ring       indices and the doorbell; region is the memory that they lie in
 //! wait       spinning and sleeping; abort and cancel end it from outside
 //! ```
-#![allow(unsafe_code, reason = "memory that processes share; each block says why it holds")]
+#![allow(unsafe_code, reason = "memory that processes share; each block has its SAFETY comment")]
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test may panic"))]
 
 mod error;

@@ -45,7 +45,7 @@ impl Mesh {
                 tokens.extend(words.iter().map(|word| (*word != NOTHING).then_some(*word)));
                 Ok(())
             }
-            _ => Err(Error::Garbage { rank, what: "tokens of another number than it says" }),
+            _ => Err(Error::Garbage { rank, what: "a count that differs from the number of tokens" }),
         };
         self.release(rank.0.into());
         result

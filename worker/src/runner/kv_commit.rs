@@ -39,11 +39,11 @@ struct CommittedPool {
 #[derive(Debug, thiserror::Error)]
 pub enum KvShortage {
     #[error(
-        "the KV cache needs {needed} more bytes for one context of {context} tokens and this machine has {left} to \
-         give: ask for a shorter --context, or leave this machine more memory"
+        "the KV cache needs {needed} more bytes for one context of {context} tokens and this machine has \
+         {left} left: set a shorter --context, or free memory on this machine"
     )]
     Context { context: u32, needed: u64, left: u64 },
-    #[error("the system does not give the memory of the KV cache: {0}")]
+    #[error("the system refuses memory for the KV cache: {0}")]
     System(#[from] std::io::Error),
 }
 

@@ -205,7 +205,7 @@ fn gpu_check_reports_every_group_of_failing_device() {
         let findings = page["findings"].as_array().unwrap();
         assert!(!is_good && page["good"] == false && page["whole"] == true, "{page:#}");
         let is_reported = |finding: &&serde_json::Value| {
-            finding["outcome"] == "WRONG" && finding["told"]["why"].to_string().contains("a kernel failed")
+            finding["outcome"] == "WRONG" && finding["details"]["why"].to_string().contains("a kernel failed")
         };
         // Nothing is launched when a device is opened.
         let n_groups = parts::kernels::groups(&gpu_check_options()).len();
@@ -230,7 +230,7 @@ fn gpu_check_writes_its_page_when_the_time_is_over() {
         assert!(findings.len() >= n_groups, "each group has something to tell: {page:#}");
         let is_left = |finding: &&serde_json::Value| {
             finding["outcome"] == "not run"
-                && finding["told"]["why"].to_string().contains("the time for its part was over")
+                && finding["details"]["why"].to_string().contains("the time for its part was over")
         };
         let of_bench = findings.iter().filter(|finding| finding["part"] == "bench").collect::<Vec<_>>();
         assert!(!of_bench.is_empty() && of_bench.iter().all(is_left), "{page:#}");
@@ -242,7 +242,7 @@ fn gpu_check_measures_nothing_that_has_no_room() {
     on_fake_cuda("gpu_check_measures_nothing_that_has_no_room", &[("FAKE_CUDA_MIB", "34")], || {
         let (is_good, page) = gpu_check(&["bench/decode"]);
         let last = page["findings"].as_array().unwrap().last().unwrap();
-        let why = last["told"]["why"].as_str().unwrap();
+        let why = last["details"]["why"].as_str().unwrap();
         assert!(is_good && last["outcome"] == "not run" && why.contains("do not fit in memory"), "{page:#}");
     });
 }
@@ -256,7 +256,7 @@ fn gpu_check_runs_nothing_that_this_machine_lacks_something_for() {
         let why = "1 devices for 2 ranks, which NCCL 2.27.3 lets share none: 2.30.0 does";
         assert!(is_good && findings.len() == 4, "{page:#}");
         assert!(findings.iter().all(|finding| finding["outcome"] == "not run"), "{page:#}");
-        assert_eq!(findings[0]["told"]["why"], why);
+        assert_eq!(findings[0]["details"]["why"], why);
     });
 }
 

@@ -87,11 +87,11 @@ impl Uploads {
         let n_bytes = n_bytes.next_multiple_of(ALIGNMENT);
         let half = || -> Result<UploadBuffer> {
             Ok(UploadBuffer {
-                pinned: PinnedMemory::zeroed(context, "what a pass tells", n_bytes)?,
+                pinned: PinnedMemory::zeroed(context, "the upload of a pass", n_bytes)?,
                 passed: CudaEvent::new(context)?,
             })
         };
-        let device = DeviceMemory::new(context, "what a pass tells", n_bytes)?;
+        let device = DeviceMemory::new(context, "the upload of a pass", n_bytes)?;
         Ok(Uploads { halves: [half()?, half()?], turn: 0, device, end: 0, batch: UploadedPass::default() })
     }
 
@@ -153,7 +153,7 @@ impl Uploads {
         let (start, n_bytes) = (self.end, n_words * WORD);
         let half = &mut self.halves[self.turn];
         let Some(to) = half.pinned.bytes_mut().get_mut(start..start + n_bytes) else {
-            return Err(Error::OutOfMemory { what: "what a pass tells", n: start + n_bytes });
+            return Err(Error::OutOfMemory { what: "the upload of a pass", n: start + n_bytes });
         };
         fill(bytemuck::cast_slice_mut(to));
         self.end = (start + n_bytes).next_multiple_of(ALIGNMENT);

@@ -220,5 +220,5 @@ fn lost(assignment: &Assignment, cache: &Path, carrier: CarrierChoice, way: &str
     let errors = grid.without(1, step);
     let texts: Vec<String> = errors.iter().map(ToString::to_string).collect();
     let is_good = errors.len() == 1 && errors[0].guilty() == Some(Rank(1));
-    Finding::checked(name, is_good, json!({ "said": texts, "seconds": begun.elapsed().as_secs_f64() }))
+    Finding::checked(name, is_good, json!({ "errors": texts, "seconds": begun.elapsed().as_secs_f64() }))
 }

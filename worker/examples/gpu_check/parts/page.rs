@@ -42,7 +42,7 @@ impl Page {
     fn write(&self, is_whole: bool) -> io::Result<()> {
         let each = self.findings.iter().map(|(part, finding)| {
             let Finding { name, outcome, details } = finding;
-            json!({ "part": part, "name": name, "outcome": outcome.name(), "told": details })
+            json!({ "part": part, "name": name, "outcome": outcome.name(), "details": details })
         });
         let page = json!({
             "seconds_since_1970": self.begun,

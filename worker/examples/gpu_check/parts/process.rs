@@ -9,7 +9,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
 
 /// Prefix of lines for the parent process; libraries print other lines.
-const MARK: &str = "gpu-check tells ";
+const MARK: &str = "gpu-check line: ";
 const LINES_MAX: usize = 256;
 /// Time for a finished or killed process to release its resources.
 const FAREWELL: Duration = Duration::from_secs(10);
@@ -34,7 +34,7 @@ impl Word {
 /// Reports a finding to the parent process.
 pub fn send_finding(found: &Finding) {
     let Finding { name, outcome, details } = found;
-    println!("{MARK}{}", json!({ "name": name, "outcome": outcome.name(), "told": details }));
+    println!("{MARK}{}", json!({ "name": name, "outcome": outcome.name(), "details": details }));
 }
 
 pub fn send_word(word: Word) {
@@ -43,7 +43,7 @@ pub fn send_word(word: Word) {
 
 fn parse_finding(value: &Value) -> Option<Finding> {
     let outcome = Outcome::ALL.iter().find(|(_, name)| value["outcome"] == *name)?.0;
-    Some(Finding { name: value["name"].as_str()?.to_owned(), outcome, details: value["told"].clone() })
+    Some(Finding { name: value["name"].as_str()?.to_owned(), outcome, details: value["details"].clone() })
 }
 
 /// A line from a group's process.
@@ -236,7 +236,7 @@ mod tests {
     }
 
     fn finding_script(name: &str) -> String {
-        format!("echo 'a word {MARK}{{\"name\":\"{name}\",\"outcome\":\"good\",\"told\":1}}'")
+        format!("echo 'a word {MARK}{{\"name\":\"{name}\",\"outcome\":\"good\",\"details\":1}}'")
     }
 
     fn word_script(word: Word) -> String {

@@ -2,7 +2,7 @@
 //!
 //! SAFETY, for every block of this file: the instructions are there, because `isa::dispatch` names this type only when
 //! `Isa::is_supported` found them; loads and stores are unaligned and inside the arrays that they are given.
-#![allow(clippy::undocumented_unsafe_blocks, reason = "said once, above")]
+#![allow(clippy::undocumented_unsafe_blocks, reason = "the comment above covers all blocks")]
 
 use super::{E4M3, LANES, Lanes, Real};
 use std::arch::x86_64::*;

@@ -155,7 +155,7 @@ impl RecurrenceJob<'_> {
 /// Returns the numbers of a head's page of a block: its own, or spare memory where the table has none. Neighbouring
 /// blocks get different spare memory.
 #[inline(always)]
-#[expect(clippy::mut_from_ref, reason = "who asks has the page of this head alone, or reads a full one")]
+#[expect(clippy::mut_from_ref, reason = "a caller owns the page of this head, or reads a full one")]
 fn numbers_of<'s>(
     kv: &'s Kv,
     layer: usize,

@@ -207,7 +207,7 @@ fn timed_out_sum_ends_and_writes_nothing() {
     let short = Duration::from_millis(100);
     let found = each(&[0, 1], |rank| sum(&stage, rank, of(2, short)));
     assert_eq!(found, [own(0, 2), own(1, 2)], "no sum is written");
-    assert_eq!([0, 1].map(|rank: usize| stage.controls[rank].read()), [[0, 3]; 2], "it is told who was missing");
+    assert_eq!([0, 1].map(|rank: usize| stage.controls[rank].read()), [[0, 3]; 2], "the control names it");
     // The next sum ends at once, whatever its patience, and no rank uses data of one that gave up.
     let late = sum(&stage, 0, of(3, PATIENT));
     assert_eq!((late, stage.controls[0].read()[1]), (own(0, 3), 3));
