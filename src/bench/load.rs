@@ -2,7 +2,7 @@
 //! waits.
 
 use super::lengths::SplitMix64;
-use super::stream::{BenchRequest, BenchServer, RequestTiming};
+use super::stream::{BenchClient, BenchRequest, RequestTiming};
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::{Mutex, PoisonError, mpsc};
@@ -28,7 +28,7 @@ pub struct LoadResult {
 }
 
 pub fn run(
-    server: &BenchServer,
+    server: &BenchClient,
     requests: &[BenchRequest],
     arrivals: &ArrivalPattern,
     random: &mut SplitMix64,
@@ -45,7 +45,7 @@ pub fn run(
 }
 
 fn run_closed_loop(
-    server: &BenchServer,
+    server: &BenchClient,
     requests: &[BenchRequest],
     concurrency: usize,
     ended: &(dyn Fn(&RequestOutcome) + Sync),
@@ -76,7 +76,7 @@ fn draw_send_times(n: usize, rate: f64, random: &mut SplitMix64) -> Vec<Duration
 }
 
 fn run_open_loop(
-    server: &BenchServer,
+    server: &BenchClient,
     requests: &[BenchRequest],
     schedule: &[Duration],
     open_max: usize,
@@ -103,7 +103,7 @@ fn run_open_loop(
 }
 
 fn run_request(
-    server: &BenchServer,
+    server: &BenchClient,
     request: &BenchRequest,
     ended: &(dyn Fn(&RequestOutcome) + Sync),
 ) -> RequestOutcome {

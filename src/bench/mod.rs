@@ -16,7 +16,7 @@ use load::{ArrivalPattern, RequestOutcome};
 use report::{BenchReport, LoadMachine, RunReport};
 use std::path::PathBuf;
 use std::time::Duration;
-use stream::{BenchRequest, BenchServer};
+use stream::{BenchClient, BenchRequest};
 
 #[derive(Args)]
 pub struct BenchOptions {
@@ -106,7 +106,7 @@ pub fn run(options: &BenchOptions) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn server(options: &BenchOptions) -> anyhow::Result<BenchServer> {
+fn server(options: &BenchOptions) -> anyhow::Result<BenchClient> {
     let key = match &options.api_key_file {
         None => None,
         Some(path) => {
@@ -116,7 +116,7 @@ fn server(options: &BenchOptions) -> anyhow::Result<BenchServer> {
     };
     let timeout = Duration::from_secs(options.timeout);
     let config = ureq::Agent::config_builder().timeout_global(Some(timeout)).http_status_as_error(false);
-    BenchServer::find(&options.url, options.model.as_deref(), key, options.trust.agent(config)?)
+    BenchClient::find(&options.url, options.model.as_deref(), key, options.trust.agent(config)?)
 }
 
 fn arrivals(options: &BenchOptions) -> anyhow::Result<Vec<ArrivalPattern>> {

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read};
 use std::time::{Duration, Instant};
 
-pub struct BenchServer {
+pub struct BenchClient {
     agent: ureq::Agent,
     url: String,
     pub model: String,
@@ -35,15 +35,15 @@ pub struct RequestTiming {
 const EVENT_BYTES_MAX: u64 = 1 << 20;
 const ERROR_BYTES_MAX: u64 = 4096;
 
-impl BenchServer {
+impl BenchClient {
     pub fn find(
         url: &str,
         model: Option<&str>,
         key: Option<String>,
         agent: ureq::Agent,
-    ) -> anyhow::Result<BenchServer> {
+    ) -> anyhow::Result<BenchClient> {
         let url = url.trim_end_matches('/').trim_end_matches("/v1").to_owned();
-        let mut server = BenchServer { agent, url, model: String::new(), key };
+        let mut server = BenchClient { agent, url, model: String::new(), key };
         server.model = match model {
             Some(model) => model.to_owned(),
             None => server.first_model()?,

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use types::{Step, StepDone};
 use worker::{
-    AbortHandle, Assignment, CancelFlag, KvPoolMemory, Load, LoadError, LoadedModel, PassCounts, ReadyReport, Rest,
+    AbortHandle, Assignment, CancelFlag, KvPoolMemory, Load, LoadError, LoadedModel, PassStats, ReadyReport, Rest,
     RunError, Runner, UpcomingSteps,
 };
 
@@ -93,8 +93,8 @@ impl Runner for PresenceRunner {
         self.runner.take_kv_memory()
     }
 
-    fn repeats(&self) -> PassCounts {
-        self.runner.repeats()
+    fn pass_stats(&self) -> PassStats {
+        self.runner.pass_stats()
     }
 
     fn total_wait(&self) -> Duration {

@@ -2,7 +2,7 @@
 
 use super::answer::{AnsweredChoice, ResponseChoices};
 use super::past::PastAnswer;
-use super::server::{AnsweringServer, TokenScore};
+use super::server::{TokenScore, VerifyClient};
 use anyhow::{Context, ensure};
 use std::fmt::{self, Display};
 use types::{Hex, Token, TokensHash};
@@ -55,7 +55,7 @@ pub struct TokenDifference {
 type ShownToken = Option<(Token, Option<TokenScore>)>;
 
 /// Sends the request again and compares. An error means that there is nothing to compare.
-pub fn rerun_and_compare(past: &PastAnswer, server: &AnsweringServer) -> anyhow::Result<Verdict> {
+pub fn rerun_and_compare(past: &PastAnswer, server: &VerifyClient) -> anyhow::Result<Verdict> {
     if let [first, second, ..] = past.seeds[..] {
         return Ok(Verdict::Different(Difference::Seeds(first, second)));
     }
@@ -150,7 +150,7 @@ fn field_difference(choice_idx: usize, old: &AnsweredChoice, new: &AnsweredChoic
 
 impl TokenDifference {
     /// Scores both tokens at the first difference. A token that cannot be scored has no score.
-    fn score(&mut self, past: &PastAnswer, new: &AnsweredChoice, server: &AnsweringServer) {
+    fn score(&mut self, past: &PastAnswer, new: &AnsweredChoice, server: &VerifyClient) {
         let (Some(prompt), Some(ids)) = (&new.prompt_ids, &new.token_ids) else { return };
         let common: Vec<Token> = prompt.iter().chain(&ids[..self.position]).copied().collect();
         for (token, score) in [&mut self.recorded, &mut self.present].into_iter().flatten() {

@@ -16,7 +16,7 @@ use clap::parser::ValueSource;
 use clap::{ArgMatches, Args};
 use compare::{Verdict, rerun_and_compare};
 use past::PastAnswer;
-use server::AnsweringServer;
+use server::VerifyClient;
 use std::path::Path;
 use std::process::ExitCode;
 use telemetry::logs;
@@ -68,14 +68,14 @@ impl VerifyCommand {
         }
         if !names_model && !self.source.print_config {
             let key = self.settings.router.api_key.clone();
-            let server = AnsweringServer::from_url(self.url.as_deref().unwrap_or(URL), key).trusting(&self.trust)?;
+            let server = VerifyClient::from_url(self.url.as_deref().unwrap_or(URL), key).trusting(&self.trust)?;
             let past = self.find_past_answer(Some(&server))?;
             return rerun_and_compare(&past, &server).map(Some);
         }
         let past = self.find_past_answer(None)?;
         let Some(private) = PrivateServer::prepare(self.settings, &self.source, matches)? else { return Ok(None) };
         let verdict = private.serve_while(async |at| {
-            let server = AnsweringServer::from_url(&format!("http://{}", at.http), None);
+            let server = VerifyClient::from_url(&format!("http://{}", at.http), None);
             let compare = move || {
                 server.wait_until_ready()?;
                 // The model may have another name here.
@@ -87,7 +87,7 @@ impl VerifyCommand {
     }
 
     /// Returns the recorded answer: from a file, from a folder of records, or from the server's record.
-    fn find_past_answer(&self, server: Option<&AnsweringServer>) -> anyhow::Result<PastAnswer> {
+    fn find_past_answer(&self, server: Option<&VerifyClient>) -> anyhow::Result<PastAnswer> {
         let (id, file) = (&self.answer, Path::new(&self.answer));
         if file.exists() {
             return PastAnswer::read(file);

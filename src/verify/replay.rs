@@ -2,7 +2,7 @@
 
 use super::compare::{Difference, Verdict, rerun_and_compare};
 use super::past::PastAnswer;
-use super::server::AnsweringServer;
+use super::server::VerifyClient;
 use super::{DIFFERENT, EQUAL, INCOMPARABLE, URL};
 use crate::out;
 use crate::serve::private::PrivateServer;
@@ -107,14 +107,14 @@ impl ReplayCommand {
         let (concurrency, key) = (self.concurrency, self.settings.router.api_key.clone());
         if !names_model && !self.source.print_config {
             let url = self.url.as_deref().unwrap_or(URL).to_owned();
-            let server = AnsweringServer::from_url(&url, key).trusting(&self.trust)?;
+            let server = VerifyClient::from_url(&url, key).trusting(&self.trust)?;
             return Ok(Some(replay_all(lines, concurrency, &pace, &server, false)));
         }
         let Some(private) = PrivateServer::prepare(self.settings, &self.source, matches)? else { return Ok(None) };
         let counts = private.serve_while(async |at| {
             let url = format!("http://{}", at.http);
             let replay = move || {
-                let server = AnsweringServer::from_url(&url, None);
+                let server = VerifyClient::from_url(&url, None);
                 server.wait_until_ready()?;
                 let pace = ReplayPace { began: Instant::now(), ..pace };
                 // The model may have another name here.
@@ -177,7 +177,7 @@ fn replay_all(
     lines: Vec<RecordedLine>,
     concurrency: usize,
     pace: &ReplayPace,
-    server: &AnsweringServer,
+    server: &VerifyClient,
     any_name: bool,
 ) -> ReplayCounts {
     let n_threads = concurrency.min(lines.len());
@@ -198,7 +198,7 @@ fn replay_all(
     counts.into_inner().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn rerun(line: &RecordedLine, server: &AnsweringServer, any_name: bool) -> (String, anyhow::Result<Verdict>) {
+fn rerun(line: &RecordedLine, server: &VerifyClient, any_name: bool) -> (String, anyhow::Result<Verdict>) {
     let value: Value = serde_json::from_str(&line.text).unwrap_or_default();
     let id = value["id"].as_str().unwrap_or("without an id").to_owned();
     let past = PastAnswer::parse(&line.text).map(|past| if any_name { past.without_model() } else { past });

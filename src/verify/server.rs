@@ -8,7 +8,7 @@ use types::Token;
 use ureq::config::ConfigBuilder;
 use ureq::typestate::AgentScope;
 
-pub struct AnsweringServer {
+pub struct VerifyClient {
     agent: ureq::Agent,
     url: String,
     key: Option<String>,
@@ -32,15 +32,15 @@ fn agent_config() -> ConfigBuilder<AgentScope> {
     ureq::Agent::config_builder().timeout_global(Some(ANSWER_MAX)).http_status_as_error(false)
 }
 
-impl AnsweringServer {
-    pub fn from_url(url: &str, key: Option<String>) -> AnsweringServer {
+impl VerifyClient {
+    pub fn from_url(url: &str, key: Option<String>) -> VerifyClient {
         let url = url.trim_end_matches('/').trim_end_matches("/v1").to_owned();
-        AnsweringServer { agent: agent_config().build().into(), url, key }
+        VerifyClient { agent: agent_config().build().into(), url, key }
     }
 
     /// Returns the same server, whose certificate must be signed by the given authority.
-    pub fn trusting(self, trust: &ServerTrust) -> anyhow::Result<AnsweringServer> {
-        Ok(AnsweringServer { agent: trust.agent(agent_config())?, ..self })
+    pub fn trusting(self, trust: &ServerTrust) -> anyhow::Result<VerifyClient> {
+        Ok(VerifyClient { agent: trust.agent(agent_config())?, ..self })
     }
 
     pub fn wait_until_ready(&self) -> anyhow::Result<()> {

@@ -10,7 +10,7 @@ pub mod runner;
 mod session;
 
 pub use assignment::{Assignment, Load, LoadError, LoadedModel, MeshSecret, ReadyReport};
-pub use backend::PassCounts;
+pub use backend::PassStats;
 pub use backend::cpu::Isa;
 pub use backend::cuda::{Card, Compiler, Driver, lt_version};
 pub use collective::{

@@ -72,7 +72,7 @@ pub(crate) fn grouped_matrix(
     let of_method = match (method, is_packed) {
         (QuantMethod::Gptq { zero_plus }, true) => parts.down_layout(digits, zero_plus),
         (QuantMethod::Awq, true) => parts.across_layout(digits),
-        (QuantMethod::Integers, true) => parts.along_layout(digits),
+        (QuantMethod::Integers, true) => parts.row_words_layout(digits),
         (QuantMethod::Integers | QuantMethod::Int8, false) => parts.bytes_layout(method, digits),
         _ => None,
     };
@@ -212,7 +212,7 @@ impl CompanionTensors {
     }
 
     /// Words of `n` numbers along K, row after row.
-    fn along_layout(&self, digits: &TensorPart) -> Option<UnsizedMatrix> {
+    fn row_words_layout(&self, digits: &TensorPart) -> Option<UnsizedMatrix> {
         let (words, shape) = (of_type(digits, Stored::I32)?, self.shape??);
         let bits = DigitBits::ALL.into_iter().find(|bits| words.cols.checked_mul(per_word(*bits)) == Some(shape[1]))?;
         let zeros = match &self.zeros {

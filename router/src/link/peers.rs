@@ -75,9 +75,9 @@ impl ReplicaLinks {
         let mut shown = None;
         self.views.send_if_modified(|views| {
             let Ok(at) = views.binary_search_by_key(&place, |view| view.place) else { return false };
-            let before = views[at].serves();
+            let before = views[at].serving();
             change(&mut views[at]);
-            if views[at].serves() != before {
+            if views[at].serving() != before {
                 self.update_versions(views);
             }
             shown = Some(facts(&views[at]));
@@ -120,7 +120,7 @@ impl ReplicaLinks {
         self.read().links.get(&place).cloned()
     }
 
-    /// False if no link would take another request.
+    /// Whether any link accepts another request now. True without links: those requests wait.
     pub fn has_room(&self) -> bool {
         let table = self.read();
         table.links.is_empty() || table.links.values().any(ReplicaLink::has_room)

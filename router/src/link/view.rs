@@ -139,7 +139,7 @@ impl ReplicaView {
     }
 
     /// Returns the replica in its present incarnation, and whether it is ready.
-    pub fn serves(&self) -> Option<(Arc<ReplicaInfo>, bool)> {
+    pub fn serving(&self) -> Option<(Arc<ReplicaInfo>, bool)> {
         self.replica.clone().map(|replica| (replica, self.is_ready()))
     }
 

@@ -32,12 +32,12 @@ type Digests = ([u8; 32], [u8; 32]);
 /// What is known of replicas that differ.
 #[derive(Default)]
 pub struct Comparisons {
-    known: BTreeMap<Digests, ComparisonState>,
+    known: BTreeMap<Digests, WeightComparisonState>,
     requests: JoinSet<(Digests, Result<WeightPiece, Status>)>,
     n_looks: u64,
 }
 
-enum ComparisonState {
+enum WeightComparisonState {
     Requested,
     Found(WeightPiece),
     /// Compared again at this look.
@@ -85,13 +85,13 @@ impl Comparisons {
         let mut differ = BTreeMap::new();
         for pair in &pairs {
             match self.known.get(&pair.digests()) {
-                Some(ComparisonState::Found(WeightPiece { weight, piece })) => {
+                Some(WeightComparisonState::Found(WeightPiece { weight, piece })) => {
                     let (replica, weight, piece) = (pair.other_name.clone(), weight.clone(), *piece);
                     differ.insert(pair.place, PieceDifference { replica, weight, piece });
                 }
-                Some(ComparisonState::Requested) => {}
-                Some(ComparisonState::Silent { until }) if self.n_looks < *until => {}
-                Some(ComparisonState::Silent { .. }) | None => self.request_comparison(pair, &channel),
+                Some(WeightComparisonState::Requested) => {}
+                Some(WeightComparisonState::Silent { until }) if self.n_looks < *until => {}
+                Some(WeightComparisonState::Silent { .. }) | None => self.request_comparison(pair, &channel),
             }
         }
         update_differences(peers, &shown, differ);
@@ -105,7 +105,7 @@ impl Comparisons {
         let (replica, than) = (&pair.name, &pair.other_name);
         tracing::warn!(replica, than, "two replicas of one model have read other bytes of it: they are compared");
         let (digests, expected) = (pair.digests(), [pair.replica.digest, pair.other.digest]);
-        self.known.insert(digests, ComparisonState::Requested);
+        self.known.insert(digests, WeightComparisonState::Requested);
         self.requests.spawn(async move {
             let answer = timeout(ANSWERS_MAX, first_difference([of, other], expected)).await;
             (digests, answer.unwrap_or_else(|_| Err(Status::deadline_exceeded("they do not answer in time"))))
@@ -114,10 +114,10 @@ impl Comparisons {
 
     fn apply_answer(&mut self, digests: Digests, answer: Result<WeightPiece, Status>) {
         let known = match answer {
-            Ok(piece) => ComparisonState::Found(piece),
+            Ok(piece) => WeightComparisonState::Found(piece),
             Err(why) => {
                 tracing::warn!(why = why.message(), "it is not known in which weight two replicas differ");
-                ComparisonState::Silent { until: self.n_looks + LOOKS_UNTIL_AGAIN }
+                WeightComparisonState::Silent { until: self.n_looks + LOOKS_UNTIL_AGAIN }
             }
         };
         self.known.insert(digests, known);

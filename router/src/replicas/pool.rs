@@ -96,7 +96,7 @@ impl Replicas {
         topology::topology(&self.views.borrow(), from, store, models)
     }
 
-    /// False if any replica that is picked would refuse.
+    /// Whether any replica accepts another request now.
     pub fn has_room(&self) -> bool {
         self.peers.has_room()
     }

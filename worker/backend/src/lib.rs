@@ -16,7 +16,7 @@ pub use error::Error;
 pub use ops::{
     Attention, AttentionCall, AttentionHeads, BatchLimits, BlockMemory, ChangeBlocks, Clamp, ConvolutionCall,
     ConvolvedChannels, Device, Draw, DrawError, DrawMask, DrawsInFlight, Expert, ExpertActivation, ExpertStack,
-    Experts, KvSpec, Linear, Memory, PackedBytes, PassCounts, Pointwise, Recurrence, RecurrenceCall, RecurrentHeads,
+    Experts, KvSpec, Linear, Memory, PackedBytes, PassStats, Pointwise, Recurrence, RecurrenceCall, RecurrentHeads,
     RecurrentWeights, RopeStyle, Routing, RunOutcome, Sample, ScoreRequest, Scoring, StateRule,
 };
 pub use pass::{Batch, BlockTables, GroupBlockTables, Pass, PassSlice, Rows};

@@ -19,7 +19,7 @@ pub const HANDSHAKE: Duration = Duration::from_secs(5);
 const WAITING_MAX: usize = 128;
 
 /// A connection, and the bytes of its Hello so far.
-pub struct WaitingPeer {
+pub struct IncomingConnection {
     pub stream: TcpStream,
     pub from: SocketAddr,
     pub hello: [u8; HELLO],
@@ -29,15 +29,15 @@ pub struct WaitingPeer {
 
 /// The waiting connections, each list in the order of its deadlines.
 #[derive(Default)]
-pub struct WaitingPeers {
-    without_hello: VecDeque<WaitingPeer>,
-    with_hello: VecDeque<WaitingPeer>,
+pub struct IncomingConnections {
+    without_hello: VecDeque<IncomingConnection>,
+    with_hello: VecDeque<IncomingConnection>,
 }
 
-impl WaitingPeer {
-    pub fn new(stream: TcpStream, from: SocketAddr, now: Instant) -> io::Result<WaitingPeer> {
+impl IncomingConnection {
+    pub fn new(stream: TcpStream, from: SocketAddr, now: Instant) -> io::Result<IncomingConnection> {
         stream.set_nonblocking(true)?;
-        Ok(WaitingPeer { stream, from, hello: [0; HELLO], n_received: 0, until: now + HANDSHAKE })
+        Ok(IncomingConnection { stream, from, hello: [0; HELLO], n_received: 0, until: now + HANDSHAKE })
     }
 
     fn has_hello(&self) -> bool {
@@ -66,28 +66,28 @@ impl WaitingPeer {
     }
 }
 
-impl WaitingPeers {
+impl IncomingConnections {
     pub fn streams(&self) -> impl Iterator<Item = &TcpStream> {
         self.with_hello.iter().chain(&self.without_hello).map(|arrival| &arrival.stream)
     }
 
     /// Returns when the first connection exceeds its time.
     pub fn next_deadline(&self) -> Option<Instant> {
-        let first = |list: &VecDeque<WaitingPeer>| list.front().map(|arrival| arrival.until);
+        let first = |list: &VecDeque<IncomingConnection>| list.front().map(|arrival| arrival.until);
         first(&self.without_hello).into_iter().chain(first(&self.with_hello)).min()
     }
 
-    pub fn add(&mut self, arrival: WaitingPeer, refused: impl FnMut(SocketAddr, JoinRefusal)) {
+    pub fn add(&mut self, arrival: IncomingConnection, refused: impl FnMut(SocketAddr, JoinRefusal)) {
         push(&mut self.without_hello, arrival, refused);
     }
 
     /// Returns the next connection for a meeting.
-    pub fn take(&mut self) -> Option<WaitingPeer> {
+    pub fn take(&mut self) -> Option<IncomingConnection> {
         self.with_hello.pop_front()
     }
 
     /// Takes back a connection that its meeting did not process. It goes before the others, as it was here first.
-    pub fn give_back(&mut self, arrival: WaitingPeer) {
+    pub fn give_back(&mut self, arrival: IncomingConnection) {
         self.with_hello.push_front(arrival);
         self.with_hello.truncate(WAITING_MAX);
     }
@@ -113,7 +113,11 @@ impl WaitingPeers {
     }
 }
 
-fn push(list: &mut VecDeque<WaitingPeer>, arrival: WaitingPeer, mut refused: impl FnMut(SocketAddr, JoinRefusal)) {
+fn push(
+    list: &mut VecDeque<IncomingConnection>,
+    arrival: IncomingConnection,
+    mut refused: impl FnMut(SocketAddr, JoinRefusal),
+) {
     if list.len() >= WAITING_MAX
         && let Some(oldest) = list.pop_front()
     {

@@ -1,7 +1,7 @@
 //! The socket on which a worker's peers connect, one for all epochs. One thread accepts connections at any time and
 //! hands those that have sent a Hello to the meeting, once there is one. Has no knowledge of the peers' identities.
 
-use crate::arrivals::{WaitingPeer, WaitingPeers};
+use crate::arrivals::{IncomingConnection, IncomingConnections};
 use crate::error::{Error, JoinRefusal, Result};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fd::OwnedFd;
@@ -51,7 +51,7 @@ struct ListenerShared {
 struct ListenerState {
     n_meetings: usize,
     is_over: bool,
-    handed: VecDeque<WaitingPeer>,
+    handed: VecDeque<IncomingConnection>,
     failed: Option<io::Error>,
     refusals: VecDeque<RefusedPeer>,
 }
@@ -108,7 +108,7 @@ impl Drop for PeerListener {
 
 impl MeetingGuard<'_> {
     /// Returns the next connection that has sent a Hello, if one comes within this time.
-    pub fn next(&self, wait: Duration) -> Result<Option<WaitingPeer>> {
+    pub fn next(&self, wait: Duration) -> Result<Option<IncomingConnection>> {
         let is_idle = |state: &mut ListenerState| state.handed.is_empty() && state.failed.is_none();
         let waited = self.0.handed.wait_timeout_while(self.0.state(), wait, is_idle);
         let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
@@ -144,7 +144,7 @@ impl ListenerShared {
 
     /// Hands the meeting as many arrivals as it can take, or takes back those that it left. Returns false when the
     /// listener is gone.
-    fn hand_over(&self, arrivals: &mut WaitingPeers) -> bool {
+    fn hand_over(&self, arrivals: &mut IncomingConnections) -> bool {
         let mut state = self.state();
         if state.n_meetings == 0 {
             state.failed = None;
@@ -180,7 +180,7 @@ impl std::fmt::Debug for ListenerState {
 
 /// Accepts and reads until the listener is dropped. Sleeps while no connection arrives and none waits.
 fn accept_all(listener: &TcpListener, shared: &ListenerShared) {
-    let mut arrivals = WaitingPeers::default();
+    let mut arrivals = IncomingConnections::default();
     while shared.hand_over(&mut arrivals) {
         let is_ready = wait(listener, shared, &arrivals);
         let refused = |from, why| shared.state().record_refusal(from, why);
@@ -195,7 +195,7 @@ fn accept_all(listener: &TcpListener, shared: &ListenerShared) {
 
 /// Waits until an arrival has sent bytes, a new connection has come, or time is over. Returns which arrivals have
 /// bytes.
-fn wait(listener: &TcpListener, shared: &ListenerShared, arrivals: &WaitingPeers) -> Vec<bool> {
+fn wait(listener: &TcpListener, shared: &ListenerShared, arrivals: &IncomingConnections) -> Vec<bool> {
     let left = arrivals.next_deadline().map(|until| until.saturating_duration_since(Instant::now()));
     // Rounded up, so that the deadline has passed when this wakes.
     let left = left.map(|left| left + Duration::from_millis(1));
@@ -211,11 +211,12 @@ fn wait(listener: &TcpListener, shared: &ListenerShared, arrivals: &WaitingPeers
 
 fn accept_some(
     listener: &TcpListener,
-    arrivals: &mut WaitingPeers,
+    arrivals: &mut IncomingConnections,
     refused: impl Fn(SocketAddr, JoinRefusal) + Copy,
 ) -> io::Result<()> {
     for _ in 0..ACCEPTED_MAX {
-        let accepted = listener.accept().and_then(|(stream, from)| WaitingPeer::new(stream, from, Instant::now()));
+        let accepted =
+            listener.accept().and_then(|(stream, from)| IncomingConnection::new(stream, from, Instant::now()));
         match accepted {
             Ok(arrival) => arrivals.add(arrival, refused),
             Err(error) => match error.kind() {

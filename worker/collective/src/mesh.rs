@@ -182,7 +182,7 @@ impl Mesh {
 
     /// Returns the peer that has broken off or died, or the rank that it blames.
     pub(crate) fn lost_peer_error(&mut self) -> Option<Error> {
-        let (rank, fault) = self.ended_peer(true, || [].iter())?;
+        let (rank, fault) = self.find_lost_peer(true, || [].iter())?;
         Some(self.blamed(rank, fault))
     }
 
@@ -375,7 +375,7 @@ impl Mesh {
         if idle.is_late() {
             return Err(Error::Deadline { rank: late });
         }
-        if let Some((rank, fault)) = self.ended_peer(idle.has_slept(), pending) {
+        if let Some((rank, fault)) = self.find_lost_peer(idle.has_slept(), pending) {
             // Frames that the peer sent before its end may have come since the last round: one more round, then it is
             // lost.
             return if idle.is_first_check() { Ok(()) } else { Err(self.blamed(rank, fault)) };
@@ -389,7 +389,7 @@ impl Mesh {
     }
 
     /// Returns the first peer that has broken off, or has left while this rank waits for it.
-    fn ended_peer<'m, P: Iterator<Item = &'m Transfer>>(
+    fn find_lost_peer<'m, P: Iterator<Item = &'m Transfer>>(
         &mut self,
         thorough: bool,
         pending: impl Fn() -> P,

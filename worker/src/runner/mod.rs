@@ -12,7 +12,7 @@ mod refused;
 pub mod sequences;
 pub mod sim;
 
-use backend::{Draw, PassCounts};
+use backend::{Draw, PassStats};
 use collective::AbortHandle;
 use kv_commit::KvPoolMemory;
 use std::pin::Pin;
@@ -62,8 +62,8 @@ pub trait Runner: Send {
     }
 
     /// Returns how many of the device's passes were plain, recorded, replayed or refused.
-    fn repeats(&self) -> PassCounts {
-        PassCounts::default()
+    fn pass_stats(&self) -> PassStats {
+        PassStats::default()
     }
 
     /// Returns the total time for which its steps waited for other ranks.
@@ -93,8 +93,8 @@ impl<R: Runner + ?Sized> Runner for Box<R> {
         (**self).take_kv_memory()
     }
 
-    fn repeats(&self) -> PassCounts {
-        (**self).repeats()
+    fn pass_stats(&self) -> PassStats {
+        (**self).pass_stats()
     }
 
     fn total_wait(&self) -> Duration {

@@ -216,7 +216,7 @@ impl Kernel for ClampedGate<'_> {
 }
 
 /// Queries times the factor of their position. qkv: [n_rows, n_cols], of which the first `n` are queries.
-pub(crate) struct ScaleQueries<'a> {
+pub(crate) struct ScaleQueriesByPosition<'a> {
     pub qkv: SharedPtr<f32>,
     pub n_cols: usize,
     pub n: usize,
@@ -225,7 +225,7 @@ pub(crate) struct ScaleQueries<'a> {
     pub rows: Range<usize>,
 }
 
-impl Kernel for ScaleQueries<'_> {
+impl Kernel for ScaleQueriesByPosition<'_> {
     #[inline(always)]
     fn run<L: Lanes>(self) {
         for row in self.rows.clone() {

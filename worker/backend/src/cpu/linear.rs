@@ -11,7 +11,7 @@ use super::pack::{DEPTH_MAX, LeafEnd, Matrix, MatrixPart};
 use super::panels::{BLOCK, Fill, Operand, PANEL_ROWS, Panel, n_panels, panel};
 use super::quants::Ternary;
 use super::quants::{
-    COLUMN_BYTES, DigitPacking, Packing, Quant, ScaleHeader, ScaleLayout, StepScale, Width, packing, ref_at, unpack,
+    COLUMN_BYTES, DigitPacking, Packing, Quant, ScaleLayout, SharedScales, StepScale, Width, packing, ref_at, unpack,
 };
 use super::quants::{GroupedEights, GroupedFours, IQ4XS, MXFP4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
 use super::{Buffer, Cpu, panels};
@@ -188,7 +188,7 @@ trait WeightKernel {
     ///
     /// # Safety
     /// `w` is at a step of a tile, `a` at its words of a panel of width M.
-    unsafe fn step<L: Lanes, const M: usize>(head: &ScaleHeader<L>, w: *const u8, a: *const u32, acc: &mut [L; M]);
+    unsafe fn step<L: Lanes, const M: usize>(head: &SharedScales<L>, w: *const u8, a: *const u32, acc: &mut [L; M]);
 }
 
 struct TileProduct<'a> {
@@ -211,7 +211,7 @@ impl TileProduct<'_> {
         let (mut w, mut a) =
             unsafe { (matrix.pages.start().add(start).cast_const(), panels.add(self.panel.rows_start * row_words)) };
         let mut pile = PartialSums::<L, M>::new();
-        let (mut head, head_form) = (ScaleHeader::none(), self.part.header_form());
+        let (mut head, head_form) = (SharedScales::none(), self.part.header_form());
         let (mut k, mut plane) = (0, 0);
         for &LeafEnd { k_end, n_merges, ends_run } in &matrix.leaves {
             let mut acc = [L::splat(0.0); M];
@@ -220,7 +220,7 @@ impl TileProduct<'_> {
                 // SAFETY: k is below the matrix's, so a step of the tile and of the panel is left.
                 unsafe {
                     if W::PACKING.head.bytes() > 0 && head_form.is_before(self.part.first, k) {
-                        head = ScaleHeader::read(head_form, w);
+                        head = SharedScales::read(head_form, w);
                         w = w.add(head_form.bytes());
                     }
                     W::step(&head, w, a, &mut acc);
@@ -306,7 +306,7 @@ impl WeightKernel for F32Weights {
     const OPERAND: Operand = Operand::Floats;
 
     #[inline(always)]
-    unsafe fn step<L: Lanes, const M: usize>(_: &ScaleHeader<L>, w: *const u8, a: *const u32, acc: &mut [L; M]) {
+    unsafe fn step<L: Lanes, const M: usize>(_: &SharedScales<L>, w: *const u8, a: *const u32, acc: &mut [L; M]) {
         // SAFETY: the caller's promise; tiles of f32 begin on 64 bytes.
         unsafe { add_products(L::load(ref_at(w)), a, acc) }
     }
@@ -317,7 +317,7 @@ impl WeightKernel for F16Weights {
     const OPERAND: Operand = Operand::Floats;
 
     #[inline(always)]
-    unsafe fn step<L: Lanes, const M: usize>(_: &ScaleHeader<L>, w: *const u8, a: *const u32, acc: &mut [L; M]) {
+    unsafe fn step<L: Lanes, const M: usize>(_: &SharedScales<L>, w: *const u8, a: *const u32, acc: &mut [L; M]) {
         // SAFETY: the caller's promise; tiles begin on 32 bytes.
         unsafe { add_products(L::from_f16(ref_at(w)), a, acc) }
     }
@@ -328,7 +328,7 @@ impl WeightKernel for Bf16Pairs {
     const OPERAND: Operand = Operand::Bf16;
 
     #[inline(always)]
-    unsafe fn step<L: Lanes, const M: usize>(_: &ScaleHeader<L>, w: *const u8, a: *const u32, acc: &mut [L; M]) {
+    unsafe fn step<L: Lanes, const M: usize>(_: &SharedScales<L>, w: *const u8, a: *const u32, acc: &mut [L; M]) {
         // SAFETY: the caller's promise: sixteen pairs, and one of each row.
         unsafe { L::add_pairs(L::bytes(ref_at(w)), a, acc) }
     }
@@ -339,7 +339,7 @@ impl WeightKernel for FloatActivations<Bf16Pairs> {
     const OPERAND: Operand = Operand::Floats;
 
     #[inline(always)]
-    unsafe fn step<L: Lanes, const M: usize>(_: &ScaleHeader<L>, w: *const u8, a: *const u32, acc: &mut [L; M]) {
+    unsafe fn step<L: Lanes, const M: usize>(_: &SharedScales<L>, w: *const u8, a: *const u32, acc: &mut [L; M]) {
         // SAFETY: the caller's promise: sixteen pairs, and 2 × M words.
         unsafe {
             let [even, odd] = L::pair_floats(L::bytes(ref_at(w)));
@@ -354,7 +354,7 @@ impl WeightKernel for F8Weights {
     const OPERAND: Operand = Operand::Floats;
 
     #[inline(always)]
-    unsafe fn step<L: Lanes, const M: usize>(_: &ScaleHeader<L>, w: *const u8, a: *const u32, acc: &mut [L; M]) {
+    unsafe fn step<L: Lanes, const M: usize>(_: &SharedScales<L>, w: *const u8, a: *const u32, acc: &mut [L; M]) {
         // SAFETY: the caller's promise: a step, which begins on 64 bytes, and 32 × M words.
         unsafe {
             let (scale, numbers) = (L::load(ref_at(w)), w.add(Self::PACKING.scale_columns * COLUMN_BYTES));
@@ -371,7 +371,7 @@ impl<Q: Quant> WeightKernel for FloatActivations<Q> {
     const OPERAND: Operand = Operand::Floats;
 
     #[inline(always)]
-    unsafe fn step<L: Lanes, const M: usize>(head: &ScaleHeader<L>, w: *const u8, a: *const u32, acc: &mut [L; M]) {
+    unsafe fn step<L: Lanes, const M: usize>(head: &SharedScales<L>, w: *const u8, a: *const u32, acc: &mut [L; M]) {
         let mut numbers = [[0.0; LANES]; BLOCK];
         // SAFETY: the caller's promise: a step, and 32 × M words.
         unsafe {
@@ -388,7 +388,7 @@ impl<Q: Quant> WeightKernel for Int8Activations<Q> {
     const OPERAND: Operand = Operand::Int8;
 
     #[inline(always)]
-    unsafe fn step<L: Lanes, const M: usize>(head: &ScaleHeader<L>, w: *const u8, a: *const u32, acc: &mut [L; M]) {
+    unsafe fn step<L: Lanes, const M: usize>(head: &SharedScales<L>, w: *const u8, a: *const u32, acc: &mut [L; M]) {
         // SAFETY: the caller's promise: a step, and 12 × M words.
         unsafe {
             let digits = w.add(Q::PACKING.scale_columns * COLUMN_BYTES);

@@ -8,7 +8,7 @@ use super::memory::SharedPtr;
 use super::pack::{Matrix, MatrixPart};
 use super::panels::BLOCK;
 use super::quants::Ternary;
-use super::quants::{COLUMN_BYTES, Quant, ScaleHeader, packing, ref_at, unpack};
+use super::quants::{COLUMN_BYTES, Quant, SharedScales, packing, ref_at, unpack};
 use super::quants::{GroupedEights, GroupedFours, IQ4XS, MXFP4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
 use super::{Buffer, Cpu, Vector, between, kv, pairs};
 use crate::{AttentionHeads, Clamp, Pass, Pointwise};
@@ -106,7 +106,7 @@ impl Pointwise for Cpu {
     fn scale_queries(&self, qkv: &mut Buffer, heads: &AttentionHeads, factors: &Vector, pass: &Pass<'_>) {
         let (n_rows, n_cols, n) = (pass.n_rows(), heads.qkv_cols(), heads.n_heads * heads.head_dim);
         let (qkv, positions) = (qkv.shared(n_rows, n_cols), pass.rows.positions);
-        self.run_on_team(n_rows, |rows| between::ScaleQueries { qkv, n_cols, n, factors, positions, rows });
+        self.run_on_team(n_rows, |rows| between::ScaleQueriesByPosition { qkv, n_cols, n, factors, positions, rows });
     }
 
     fn copy_columns(
@@ -348,13 +348,13 @@ fn unpack_e4m3<L: Lanes>(tile: &[u8], lane: usize, out: &mut [f32]) {
 fn unpack_steps<L: Lanes, Q: Quant>(part: &MatrixPart, tile: &[u8], lane: usize, out: &mut [f32]) {
     let packing = packing(part.dtype);
     let mut rest = tile;
-    let mut head = ScaleHeader::<L>::none();
+    let mut head = SharedScales::<L>::none();
     let mut numbers = [[0.0; LANES]; BLOCK];
     for (i, to) in out.chunks_exact_mut(BLOCK).enumerate() {
         if packing.head.is_before(part.first, i * BLOCK) {
             let (from, after) = rest.split_at(packing.head.bytes());
             // SAFETY: a head; tiles, and all in them, begin on 32 bytes.
-            head = unsafe { ScaleHeader::read(packing.head, from.as_ptr()) };
+            head = unsafe { SharedScales::read(packing.head, from.as_ptr()) };
             rest = after;
         }
         let (step, after) = rest.split_at(packing.step_bytes);

@@ -190,21 +190,21 @@ quants! {
 
 /// The values that the steps up to the next head share: a scale, and perhaps a minimum or a term for digits.
 #[derive(Clone, Copy)]
-pub(crate) struct ScaleHeader<L> {
+pub(crate) struct SharedScales<L> {
     scale: L,
     second: L,
 }
 
-impl<L: Lanes> ScaleHeader<L> {
+impl<L: Lanes> SharedScales<L> {
     #[inline(always)]
-    pub fn none() -> ScaleHeader<L> {
-        ScaleHeader { scale: L::splat(0.0), second: L::splat(0.0) }
+    pub fn none() -> SharedScales<L> {
+        SharedScales { scale: L::splat(0.0), second: L::splat(0.0) }
     }
 
     /// # Safety
     /// A head of this form is at `w`.
     #[inline(always)]
-    pub unsafe fn read(form: ScaleHeaderForm, w: *const u8) -> ScaleHeader<L> {
+    pub unsafe fn read(form: ScaleHeaderForm, w: *const u8) -> SharedScales<L> {
         // SAFETY: the caller's promise; scales have the width of their type, and the second one follows them.
         unsafe {
             let scale = match form.scale {
@@ -213,7 +213,7 @@ impl<L: Lanes> ScaleHeader<L> {
                 ScaleType::F32 => L::load(ref_at(w)),
             };
             let second = if form.has_second { column::<L>(w, form.scale.bytes() / 2) } else { L::splat(0.0) };
-            ScaleHeader { scale, second }
+            SharedScales { scale, second }
         }
     }
 }
@@ -234,11 +234,11 @@ pub(crate) trait ScaleLayout {
     ///
     /// # Safety
     /// The scales of a step are at `w`.
-    unsafe fn read<L: Lanes>(head: &ScaleHeader<L>, w: *const u8) -> [StepScale<L>; 2];
+    unsafe fn read<L: Lanes>(head: &SharedScales<L>, w: *const u8) -> [StepScale<L>; 2];
 
     /// Returns a number from its digit, from which the offset is already subtracted. Rounds at most once.
     #[inline(always)]
-    fn dequantize<L: Lanes>(_: &ScaleHeader<L>, of: StepScale<L>, digit: L) -> L {
+    fn dequantize<L: Lanes>(_: &SharedScales<L>, of: StepScale<L>, digit: L) -> L {
         if Self::HAS_MINIMUM { of.scale.fma(digit, of.minimum) } else { of.scale.mul(digit) }
     }
 }
@@ -288,7 +288,7 @@ impl ScaleLayout for F16Scale {
     const TWO: bool = false;
 
     #[inline(always)]
-    unsafe fn read<L: Lanes>(_: &ScaleHeader<L>, w: *const u8) -> [StepScale<L>; 2] {
+    unsafe fn read<L: Lanes>(_: &SharedScales<L>, w: *const u8) -> [StepScale<L>; 2] {
         // SAFETY: the caller's promise.
         unsafe { scale_both_halves(column(w, 0), L::splat(0.0)) }
     }
@@ -299,7 +299,7 @@ impl ScaleLayout for F16ScaleAndMinimum {
     const TWO: bool = false;
 
     #[inline(always)]
-    unsafe fn read<L: Lanes>(_: &ScaleHeader<L>, w: *const u8) -> [StepScale<L>; 2] {
+    unsafe fn read<L: Lanes>(_: &SharedScales<L>, w: *const u8) -> [StepScale<L>; 2] {
         // SAFETY: the caller's promise.
         unsafe { scale_both_halves(column(w, 0), column(w, 1)) }
     }
@@ -310,7 +310,7 @@ impl ScaleLayout for Bf16Scale {
     const TWO: bool = false;
 
     #[inline(always)]
-    unsafe fn read<L: Lanes>(_: &ScaleHeader<L>, w: *const u8) -> [StepScale<L>; 2] {
+    unsafe fn read<L: Lanes>(_: &SharedScales<L>, w: *const u8) -> [StepScale<L>; 2] {
         // SAFETY: the caller's promise.
         unsafe { scale_both_halves(L::from_bf16(ref_at(w)), L::splat(0.0)) }
     }
@@ -321,7 +321,7 @@ impl ScaleLayout for HeaderTimesPair {
     const TWO: bool = false;
 
     #[inline(always)]
-    unsafe fn read<L: Lanes>(head: &ScaleHeader<L>, w: *const u8) -> [StepScale<L>; 2] {
+    unsafe fn read<L: Lanes>(head: &SharedScales<L>, w: *const u8) -> [StepScale<L>; 2] {
         // SAFETY: the caller's promise.
         let (scale, minimum) = unsafe { L::byte_pairs(ref_at(w)) };
         scale_both_halves(head.scale.mul(scale), head.second.mul(minimum))
@@ -333,7 +333,7 @@ impl ScaleLayout for HeaderTimesTwoPairs {
     const TWO: bool = true;
 
     #[inline(always)]
-    unsafe fn read<L: Lanes>(head: &ScaleHeader<L>, w: *const u8) -> [StepScale<L>; 2] {
+    unsafe fn read<L: Lanes>(head: &SharedScales<L>, w: *const u8) -> [StepScale<L>; 2] {
         // SAFETY: the caller's promise.
         unsafe { [HeaderTimesPair::read(head, w)[0], HeaderTimesPair::read(head, w.add(COLUMN_BYTES))[0]] }
     }
@@ -344,7 +344,7 @@ impl ScaleLayout for HeaderTimesTwo {
     const TWO: bool = true;
 
     #[inline(always)]
-    unsafe fn read<L: Lanes>(head: &ScaleHeader<L>, w: *const u8) -> [StepScale<L>; 2] {
+    unsafe fn read<L: Lanes>(head: &SharedScales<L>, w: *const u8) -> [StepScale<L>; 2] {
         // SAFETY: the caller's promise.
         let (first, second) = unsafe { L::byte_pairs(ref_at(w)) };
         let sign = L::splat(f32::from(SIGN));
@@ -358,12 +358,12 @@ impl ScaleLayout for HeaderScaleOnly {
     const TWO: bool = false;
 
     #[inline(always)]
-    unsafe fn read<L: Lanes>(head: &ScaleHeader<L>, _: *const u8) -> [StepScale<L>; 2] {
+    unsafe fn read<L: Lanes>(head: &SharedScales<L>, _: *const u8) -> [StepScale<L>; 2] {
         scale_both_halves(head.scale, head.scale.mul(head.second))
     }
 
     #[inline(always)]
-    fn dequantize<L: Lanes>(head: &ScaleHeader<L>, of: StepScale<L>, digit: L) -> L {
+    fn dequantize<L: Lanes>(head: &SharedScales<L>, of: StepScale<L>, digit: L) -> L {
         of.scale.mul(digit.add(head.second))
     }
 }
@@ -435,7 +435,7 @@ impl DigitPacking for EightBitDigits {
 /// # Safety
 /// A step of the type is at `w`.
 #[inline(always)]
-pub(crate) unsafe fn unpack<L: Lanes, Q: Quant>(head: &ScaleHeader<L>, w: *const u8, to: &mut [[f32; LANES]; BLOCK]) {
+pub(crate) unsafe fn unpack<L: Lanes, Q: Quant>(head: &SharedScales<L>, w: *const u8, to: &mut [[f32; LANES]; BLOCK]) {
     // SAFETY: the caller's promise.
     let scales = unsafe { Q::Scales::read(head, w) };
     for i in 0..4 {

@@ -309,11 +309,11 @@ impl CachedCubin {
 }
 
 /// `Vec::split_off` that does not panic.
-trait SplitOff {
+trait CheckedSplitOff {
     fn split_off_checked(&mut self, at: usize) -> Option<Vec<u8>>;
 }
 
-impl SplitOff for Vec<u8> {
+impl CheckedSplitOff for Vec<u8> {
     fn split_off_checked(&mut self, at: usize) -> Option<Vec<u8>> {
         (at <= self.len()).then(|| self.split_off(at))
     }

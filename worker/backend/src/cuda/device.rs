@@ -14,7 +14,7 @@ use super::table::Kernel;
 use super::uploads::{self, Uploads};
 use super::weights::Packer;
 use crate::cpu::{Cpu, CpuConfig};
-use crate::{PassCounts, Result};
+use crate::{PassStats, Result};
 use std::ffi::c_void;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -175,7 +175,7 @@ impl Cuda {
         lock(&self.graphs).forget();
     }
 
-    pub(super) fn pass_counts_so_far(&self) -> PassCounts {
+    pub(super) fn pass_counts_so_far(&self) -> PassStats {
         lock(&self.graphs).counts
     }
 }

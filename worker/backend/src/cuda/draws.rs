@@ -114,7 +114,7 @@ impl DrawScratch {
         bytemuck::cast_slice(self.answers[of].pinned.bytes()).get(i).copied()
     }
 
-    pub fn entries(&self) -> &[u32] {
+    pub fn drawn_entries(&self) -> &[u32] {
         &self.entries
     }
 

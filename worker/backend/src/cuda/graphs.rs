@@ -10,7 +10,7 @@
 
 use super::driver::{Card, Context, Graph, Stream, StreamRecord};
 use super::outline::PassOutline;
-use crate::{BatchLimits, Pass, PassCounts, Result};
+use crate::{BatchLimits, Pass, PassStats, Result};
 use std::collections::BTreeMap;
 
 /// The share of the device's memory for graphs, as a divisor; and their absolute limit.
@@ -28,7 +28,7 @@ pub(super) struct GraphCache {
     /// In bytes: the limit of graphs, and their current use.
     n_max: usize,
     n_used: usize,
-    pub counts: PassCounts,
+    pub counts: PassStats,
     /// Whether a record is being made.
     pub is_recording: bool,
 }
@@ -52,7 +52,7 @@ impl GraphCache {
         let n_max = if is_on { (card.memory_bytes / SHARE).min(BYTES_MAX) as usize } else { 0 };
         // A driver allocates memory for them in whole pieces.
         let n_max = n_max - n_max % PIECE;
-        let (known, counts) = (BTreeMap::new(), PassCounts::default());
+        let (known, counts) = (BTreeMap::new(), PassStats::default());
         GraphCache { is_on, rows_max: 0, known, n_max, n_used: 0, counts, is_recording: false }
     }
 

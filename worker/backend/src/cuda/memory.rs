@@ -121,7 +121,7 @@ impl Memory for Cuda {
         self.keep_error(began);
         let drawn = lock(&self.draws);
         let mut uploads = lock(&self.uploads);
-        let begun = uploads.begin(&self.stream, pass, drawn.entries());
+        let begun = uploads.begin(&self.stream, pass, drawn.drawn_entries());
         let (tokens, (pairs, n)) = (uploads.batch.tokens, uploads.batch.taken);
         if self.keep_error(begun).is_some() && n > 0 {
             let shape = LaunchShape { grid: [n.div_ceil(256), 1, 1], ..by_row(0) };

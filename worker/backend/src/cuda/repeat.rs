@@ -4,7 +4,7 @@ use super::device::Cuda;
 use super::graphs::PassMode;
 use super::lock::lock;
 use super::outline::PassOutline;
-use crate::{Device, Pass, PassCounts, Result, RunOutcome};
+use crate::{Device, Pass, PassStats, Result, RunOutcome};
 
 impl Cuda {
     pub(super) fn replay_or_run<E>(
@@ -67,8 +67,8 @@ impl Device for Cuda {
         self.forget_graphs();
     }
 
-    fn pass_counts(&self) -> PassCounts {
+    fn pass_counts(&self) -> PassStats {
         let clock = lock(&self.clock);
-        PassCounts { busy_micros: clock.busy_micros, idle_micros: clock.idle_micros, ..self.pass_counts_so_far() }
+        PassStats { busy_micros: clock.busy_micros, idle_micros: clock.idle_micros, ..self.pass_counts_so_far() }
     }
 }

@@ -47,8 +47,8 @@ pub trait Device: Linear + Attention + Recurrence + Pointwise + Experts + Sample
     fn forget_records(&self) {}
 
     /// Counts of all `repeat` calls.
-    fn pass_counts(&self) -> PassCounts {
-        PassCounts::default()
+    fn pass_counts(&self) -> PassStats {
+        PassStats::default()
     }
 }
 
@@ -67,7 +67,7 @@ pub enum RunOutcome {
 
 /// Counts since the device was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PassCounts {
+pub struct PassStats {
     /// Records made.
     pub recorded: u64,
     /// Passes begun from a record.

@@ -6,7 +6,7 @@ use crate::fake_cuda::on_fake_cuda;
 use crate::{fake_cuda, numbers, on_device};
 use backend::cpu::{CpuConfig, Isa};
 use backend::cuda::{Arch, Compiler, Cuda, CudaConfig, DeviceColumns, Driver, compile};
-use backend::{Batch, BatchLimits, BlockTables, Device, Error, Linear, Memory, PassCounts, PassSlice, RunOutcome};
+use backend::{Batch, BatchLimits, BlockTables, Device, Error, Linear, Memory, PassSlice, PassStats, RunOutcome};
 use half::bf16;
 use std::io::Write;
 use std::ops::Range;
@@ -231,7 +231,7 @@ fn graphs_take_only_unpromised_memory() {
             cuda.take_failure().unwrap();
             assert_eq!(cuda.free_bytes().unwrap(), free);
         }
-        let PassCounts { recorded, replayed, refused, .. } = cuda.pass_counts();
+        let PassStats { recorded, replayed, refused, .. } = cuda.pass_counts();
         assert_eq!((recorded, refused, replayed), (31, 5, n_begun), "of {} outlines", outlines.len());
     });
 }
@@ -273,7 +273,7 @@ fn what_waits_for_the_device_is_not_recorded() {
         cuda.forget_records();
         // The second call is the first from a record, which reads its buffers at that time.
         assert_eq!([4.0, 5.0, 6.0].map(|n| pass(n, false)), [(false, 4.0), (true, 5.0), (true, 6.0)]);
-        let PassCounts { recorded, replayed, plain, refused, .. } = cuda.pass_counts();
+        let PassStats { recorded, replayed, plain, refused, .. } = cuda.pass_counts();
         assert_eq!((recorded, replayed, plain, refused), (1, 2, 4, 1));
     });
 }

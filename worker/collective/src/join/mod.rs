@@ -4,7 +4,7 @@
 mod handshake;
 mod stream;
 
-use crate::arrivals::{HANDSHAKE, WaitingPeer};
+use crate::arrivals::{HANDSHAKE, IncomingConnection};
 use crate::cancel::CancelFlag;
 use crate::error::{Error, JoinRefusal, Result};
 use crate::link::PeerLink;
@@ -185,8 +185,8 @@ impl MeshJoin<'_> {
         thread.map(|_| ()).map_err(|source| Error::Io { what: "a thread for a handshake", source })
     }
 
-    fn accept(&self, arrival: WaitingPeer) {
-        let WaitingPeer { stream, from, hello, .. } = arrival;
+    fn accept(&self, arrival: IncomingConnection) {
+        let IncomingConnection { stream, from, hello, .. } = arrival;
         let until = self.deadline.min(Instant::now() + HANDSHAKE);
         let met =
             self.handshake(stream, until).and_then(|mut meeting| meeting.accept(&hello, |rank| self.take_slot(rank)));

@@ -3,7 +3,7 @@
 
 use backend::cpu::{Cpu, CpuConfig, Isa};
 use backend::cuda::{Cuda, CudaConfig};
-use backend::{Batch, Device, PassCounts, PassSlice};
+use backend::{Batch, Device, PassSlice, PassStats};
 use checkpoint::Checkpoint;
 use collective::Ranks;
 use model::{KvCache, Model, PassLimits};
@@ -178,7 +178,7 @@ pub fn distance(models: &Path, name: &str, mode: NumericsMode, n_tokens: u32, ca
 /// The passes that a model is given: sequences of different lengths join and continue one by one, in batches of every
 /// size; one is recomputed in other blocks while others continue; some pass the end of a tile. Returns each pass's
 /// logits, and the counts of recorded and replayed passes.
-fn course(rig: &mut Rig<Cuda>) -> (Vec<Vec<Vec<u32>>>, PassCounts) {
+fn course(rig: &mut Rig<Cuda>) -> (Vec<Vec<Vec<u32>>>, PassStats) {
     const FIRST: [u32; SEQUENCES] = [251, 17, 3, 40, 16];
     let logs: Vec<Vec<Token>> = (0..).zip(FIRST).map(|(seed, n)| log(n + 40, seed, rig.n_vocab)).collect();
     let (mut ends, mut logits) = (FIRST, Vec::new());
@@ -210,7 +210,7 @@ fn course(rig: &mut Rig<Cuda>) -> (Vec<Vec<Vec<u32>>>, PassCounts) {
 }
 
 /// Whether replaying passes as graphs changes no bit of a model's logits, and the counts of replays.
-pub fn graphs_keep_bits(models: &Path, name: &str, mode: NumericsMode, cache: Option<&Path>) -> (bool, PassCounts) {
+pub fn graphs_keep_bits(models: &Path, name: &str, mode: NumericsMode, cache: Option<&Path>) -> (bool, PassStats) {
     let (plain, none) = course(&mut on_cuda_with(models, name, mode, cache, false));
     let (repeated, repeats) = course(&mut on_cuda_with(models, name, mode, cache, true));
     let are_as_many = repeats.replayed + repeats.plain == none.plain && none.recorded + none.replayed == 0;

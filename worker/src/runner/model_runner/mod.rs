@@ -15,7 +15,7 @@ use crate::runner::kv_commit::KvPoolMemory;
 use crate::runner::masks::{GrammarMasks, MaskConfig};
 use crate::runner::sequences::{RankSequences, SequenceLimits, StepViolation, TokenSource};
 use crate::runner::{RunError, Runner, UpcomingSteps, reuse_allocation};
-use backend::{Batch, Device, Draw, DrawError, DrawsInFlight, PassCounts};
+use backend::{Batch, Device, Draw, DrawError, DrawsInFlight, PassStats};
 use collective::{AbortHandle, Ranks};
 use model::KvCache;
 use std::time::{Duration, Instant};
@@ -44,7 +44,7 @@ pub struct ModelRunner<D: Device + 'static> {
     /// A step that began before its turn.
     ahead: Option<(StepId, DrawProgress)>,
     /// The device's pass counts at the last report.
-    counted: PassCounts,
+    counted: PassStats,
     draft_counts: DraftCounts,
     /// Only the sampler has one. Its weights are lent together with the sampler's part.
     draft_model: Option<DraftModelRunner<D>>,
@@ -338,7 +338,7 @@ impl<D: Device + 'static> Runner for ModelRunner<D> {
         self.kv_commit.take()
     }
 
-    fn repeats(&self) -> PassCounts {
+    fn pass_stats(&self) -> PassStats {
         self.lent.get().device.pass_counts()
     }
 

@@ -224,7 +224,7 @@ impl AttentionJob<'_> {
             } else {
                 self.score::<L>(queries, blocks, kv_head, tile, state);
                 self.weigh::<L>(queries, tile, state);
-                self.add_values::<L>(queries, blocks, kv_head, tile, state);
+                self.accumulate_values::<L>(queries, blocks, kv_head, tile, state);
             }
             let (chunk_start, end) = (tile / CHUNK_TILES * CHUNK, (tile + 1) * TILE);
             merge::<L>(queries, tile * TILE..end, &state.tile, chunk_start, &mut state.chunk, n_lanes);
@@ -287,7 +287,7 @@ impl AttentionJob<'_> {
 
     /// tile = p · V over the positions that a query sees, ascending: [n_queries, head_dim]
     #[inline(always)]
-    fn add_values<L: Lanes>(
+    fn accumulate_values<L: Lanes>(
         &self,
         queries: &[Query],
         blocks: &[BlockId],

@@ -134,13 +134,13 @@ impl fmt::Display for Driver {
 
 impl Card {
     /// Cards of one architecture agree in every bit that their kernels compute.
-    pub fn architecture(&self) -> String {
+    pub fn gpu_architecture(&self) -> String {
         format!("sm_{}{}", self.capability.0, self.capability.1)
     }
 
     /// Returns the device kind that a worker reports.
     pub fn device_kind(&self) -> DeviceKind {
-        DeviceKind::cuda(&self.architecture())
+        DeviceKind::cuda(&self.gpu_architecture())
     }
 
     /// Whether the kernels can run there.

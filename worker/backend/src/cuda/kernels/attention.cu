@@ -260,7 +260,7 @@ DEVICE u32 seen_pair(const Work& work, u32 position) {
 
 // acc = p . v over the tile's positions, ascending; a warp has a quarter of the head. acc[16 queries][8 elements][..]
 template <int D, int QUERIES>
-DEVICE void add_values(const Room<D, QUERIES>& room, const bf16* kv, const HeadShape& heads, const Work& work, u32 tile,
+DEVICE void accumulate_values(const Room<D, QUERIES>& room, const bf16* kv, const HeadShape& heads, const Work& work, u32 tile,
                        float (&acc)[QUERIES / 16][D / 32][4]) {
     const u32 warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     const Seen seen = seen_blocks(work, tile);
@@ -364,7 +364,7 @@ DEVICE void attend(float* qkv, const bf16* kv, const HeadShape& heads, const Att
         weigh_tile<D, QUERIES, false>(room, heads, tile);
         __syncthreads();
         float now[QT][ND][4] = {};
-        add_values(room, kv, heads, work, tile, now);
+        accumulate_values(room, kv, heads, work, tile, now);
         UNROLL
         for (u32 i = 0; i < QT * ND * 4; i++) {
             u32 query = place_of<D>(i).query;
@@ -405,7 +405,7 @@ DEVICE void attend_split(const float* qkv, const bf16* kv, const HeadShape& head
     weigh_tile<D, QUERIES, true>(room, heads, tile);
     __syncthreads();
     float acc[QT][ND][4] = {};
-    add_values(room, kv, heads, work, tile, acc);
+    accumulate_values(room, kv, heads, work, tile, acc);
     UNROLL
     for (u32 i = 0; i < QT * ND * 4; i++) {
         Place place = place_of<D>(i);

@@ -11,7 +11,7 @@ use types::{
     Activations, BlockId, Epoch, KvDtype, Layout, NumericsMode, Rank, Request, RequestId, Sampling, Slice, Step,
     StepDone, StepId, Want,
 };
-use worker::{Assignment, ComputeDevice, MeshSecret, MeshTimeouts, ModelLoader, PassCounts, Runner, UpcomingSteps};
+use worker::{Assignment, ComputeDevice, MeshSecret, MeshTimeouts, ModelLoader, PassStats, Runner, UpcomingSteps};
 
 /// A loaded model.
 pub struct Model {
@@ -54,8 +54,8 @@ impl Model {
         Ok(times)
     }
 
-    pub fn repeats(&self) -> PassCounts {
-        self.runner.repeats()
+    pub fn pass_stats(&self) -> PassStats {
+        self.runner.pass_stats()
     }
 }
 

@@ -105,9 +105,9 @@ fn together(shape: &Shape, n: u32, room: Room, all: &mut [Runs], copies: &mut Co
 fn round(shape: &Shape, model: &mut Model, course: &mut Course, figures: &mut Figures) -> Done {
     let first = vec![course.next()];
     model.drive(first)?;
-    let before = model.repeats();
+    let before = model.pass_stats();
     let times = model.drive((0..shape.steps).map(|_| course.next()).collect())?;
-    let after = model.repeats();
+    let after = model.pass_stats();
     figures.steps.push(Spread::of(times).median());
     figures.busy += after.busy_micros - before.busy_micros;
     figures.idle += after.idle_micros - before.idle_micros;
