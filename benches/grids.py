@@ -117,7 +117,7 @@ def report(arguments, figures):
         return [mine[i]["tokens_per_s"] / base[i]["tokens_per_s"] for i in mine if i in base]
 
     lines = [f"{quiet.machine()}. {arguments.model}, {arguments.rounds} interleaved rounds, answers of "
-             f"{arguments.output} tokens; median (range). Windows in which others used more than "
+             f"{arguments.output} tokens; median (range). Windows in which other processes used more than "
              f"{arguments.foreign_max} cores are dropped.", "",
              "| grid | at once | decode tokens/s | microseconds of a step |", "|---|---|---|---|"]
     for key in RUNS:
