@@ -124,7 +124,7 @@ def turned(x, y):
 
 
 def number(value):
-    """Formats with at most one digit behind the point."""
+    """Formats with at most one digit after the point."""
     text = f"{value:.1f}".removesuffix(".0")
     return "0" if text == "-0" else text
 

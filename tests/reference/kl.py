@@ -62,7 +62,7 @@ def parse():
     return parser.parse_args()
 
 
-class Ours:
+class LockstepLogits:
     """The example `logits` in a separate process; rows come through a pipe."""
 
     def __init__(self, arguments, ids, activations, kv, n_vocab):
@@ -114,11 +114,11 @@ class Distribution:
 
 def compare(arguments, ids, models, file):
     n_vocab = next(iter(models.values())).n_vocab
-    reference = Ours(arguments, file, "f32", "f32", n_vocab)
-    engines = {OURS: Ours(arguments, file, "int8", "f16", n_vocab)}
+    reference = LockstepLogits(arguments, file, "f32", "f32", n_vocab)
+    engines = {OURS: LockstepLogits(arguments, file, "int8", "f16", n_vocab)}
     if arguments.parts:
-        engines["Lockstep, f32 and f16"] = Ours(arguments, file, "f32", "f16", n_vocab)
-        engines["Lockstep, int8 and f32"] = Ours(arguments, file, "int8", "f32", n_vocab)
+        engines["Lockstep, f32 and f16"] = LockstepLogits(arguments, file, "f32", "f16", n_vocab)
+        engines["Lockstep, int8 and f32"] = LockstepLogits(arguments, file, "int8", "f32", n_vocab)
     divergences = {name: Divergence() for name in [*engines, *models]}
     for start in range(0, len(ids), arguments.window):
         window = ids[start:start + arguments.window]
@@ -150,7 +150,7 @@ def against_transformers(arguments, ids, file):
         arguments.model.parent, gguf_file=arguments.model.name, dtype=torch.float32, attn_implementation="eager").eval()
     with torch.inference_mode():
         expected = model(torch.tensor([ids[:n]])).logits[0].numpy()
-    ours = Ours(arguments, file, "f32", "f32", expected.shape[1])
+    ours = LockstepLogits(arguments, file, "f32", "f32", expected.shape[1])
     rows = ours.rows(n)
     ours.process.kill()
     ours.close()
@@ -185,7 +185,7 @@ def report(arguments, divergences, check):
 
 
 def interval(ours, theirs, block=64, n_draws=2000):
-    """Returns the interval of the ratio of the means, by drawing whole blocks of positions: neighbours are alike."""
+    """Returns the interval of the ratio of the means, by resampling whole blocks of positions, because neighbours are similar."""
     n = len(ours) // block
     sums = np.stack([x[:n * block].reshape(n, block).sum(axis=1) for x in (ours, theirs)])
     drawn = sums[:, np.random.default_rng(1).integers(0, n, (n_draws, n))].sum(axis=2)

@@ -87,7 +87,7 @@ CHECKPOINTS = {
     "gemma2": (21, lambda: Gemma2Config(
         **SMALL | dict(hidden_size=32), head_dim=32, sliding_window=18, query_pre_attn_scalar=24,
         attn_logit_softcapping=2.0, final_logit_softcapping=3.0), [1, 40, 270]),
-    # Five local layers with their own rope to one global whose rope is scaled; normed heads.
+    # Five local layers with their own rope for each global layer, which has a scaled rope; normed heads.
     "gemma3": (22, lambda: Gemma3TextConfig(
         **SMALL | dict(num_hidden_layers=6, hidden_size=32, intermediate_size=64), head_dim=16, sliding_window=18,
         query_pre_attn_scalar=16, rope_parameters=dict(
@@ -96,7 +96,7 @@ CHECKPOINTS = {
     # Learned positions, LayerNorm, transposed matrices.
     "gpt2": (23, lambda: GPT2Config(
         n_embd=48, n_layer=2, n_head=3, n_positions=512, vocab_size=264), [1, 40, 270]),
-    # Norms behind each sublayer and none before; Q and K normed over all heads together, of which there are six on two.
+    # Norms after each sublayer and none before; Q and K normed over all heads together, six on two KV heads.
     "olmo2": (24, lambda: Olmo2Config(
         **TINY | dict(num_attention_heads=6)), [1, 40, 270]),
     # The same with a window on three layers of four; only the fourth has the stretched rope.
@@ -141,12 +141,12 @@ CHECKPOINTS = {
         **TINY, rope_parameters=rope(
             rope_type="yarn", factor=8.0, original_max_position_embeddings=64, beta_fast=32.0, beta_slow=1.0,
             mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.4)), [1, 40, 270]),
-    # Attention and MLP side by side behind one LayerNorm without a bias; windows with a rope, and every fourth layer
+    # Attention and MLP in parallel after one LayerNorm without a bias; windows with a rope, and every fourth layer
     # without either.
     "cohere2": (34, lambda: Cohere2Config(
         **TINY | dict(num_hidden_layers=4, hidden_size=64, intermediate_size=32), sliding_window=18,
         logit_scale=0.25), [1, 40, 270]),
-    # Side by side, each behind a LayerNorm of its own; Q, K and V of a head together; RoPE on a quarter of a head.
+    # In parallel, each after its own LayerNorm; Q, K and V of a head together; RoPE on a quarter of a head.
     "gpt-neox": (35, lambda: GPTNeoXConfig(
         hidden_size=96, num_hidden_layers=2, num_attention_heads=3, intermediate_size=96, vocab_size=264,
         max_position_embeddings=512), [1, 40, 270]),

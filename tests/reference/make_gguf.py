@@ -1,4 +1,4 @@
-"""Writes a tiny GGUF of each family with llama.cpp's own converter, and beside each what transformers computes in f32
+"""Writes a tiny GGUF of each family with llama.cpp's own converter, and beside each the results of transformers in f32
 from the same weights.
 
 The weights are first rounded to what a Q8_0 can hold, so the file and the model that transformers runs are the same
@@ -112,7 +112,7 @@ def convert(folder, out, kind="MOSTLY_Q8_0"):
     from conversion.base import ModelBase, ModelType, TextModel, get_model_architecture
 
     # The converter identifies pre-tokenizers by their result for one text, and lacks ours. Some families expect a
-    # SentencePiece model, which has nothing to do with what is tested.
+    # SentencePiece model, which these tests do not need.
     AutoTokenizer.from_pretrained = PreTrainedTokenizerFast.from_pretrained
     TextModel.get_vocab_base_pre = lambda self, tokenizer: "gpt-2"
     hparams = ModelBase.load_hparams(folder, False)

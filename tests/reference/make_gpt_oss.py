@@ -1,5 +1,5 @@
 """Writes a tiny random gpt-oss whose experts are stored as in the published model: MXFP4, blocks and scales apart. The
-reference beside it is what transformers computes in f32 with the numbers that they stand for.
+reference beside it has the results of transformers in f32 with the numbers that they stand for.
 
     python make_gpt_oss.py
 """
@@ -57,7 +57,7 @@ def quantize_experts(model):
     made = {}
     for name, weight in model.named_parameters():
         if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
-            # [experts, in, out]: a block runs along what a product sums over.
+            # [experts, in, out]: a block runs along the dimension that a product sums over.
             nibbles, exponents = quantize(weight.transpose(1, 2).contiguous())
             weight.copy_(numbers(nibbles, exponents).transpose(1, 2))
             made[name] = (nibbles[..., ::2] | nibbles[..., 1::2] << 4, exponents)

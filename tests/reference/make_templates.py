@@ -1,4 +1,4 @@
-"""The chat templates of popular models, and what transformers renders with each.
+"""The chat templates of popular models, and the texts that transformers renders with each.
 
     python make_templates.py     reads templates/*.jinja, writes templates/expected.json
 """

@@ -167,7 +167,7 @@ def test_one_that_is_cancelled(cluster):
 
 
 def test_one_that_is_recovered(cluster):
-    """A worker is killed in mid-stream: the same sequence has steps of two epochs, and the client sees no error. The
+    """A worker is killed in mid-stream: the same sequence has steps of two epochs, and the client gets no error. The
     speed of a stream depends on the machine, so this is repeated until a stream has steps of both."""
     for n in range(3):
         trace = new_trace()
