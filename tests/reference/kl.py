@@ -185,7 +185,7 @@ def report(arguments, divergences, check):
 
 
 def interval(ours, theirs, block=64, n_draws=2000):
-    """Returns the interval of the ratio of the means, from resamples of whole blocks of positions: neighbours are similar."""
+    """Returns the interval of the ratio of the means. Resamples blocks of positions, because neighbours are similar."""
     n = len(ours) // block
     sums = np.stack([x[:n * block].reshape(n, block).sum(axis=1) for x in (ours, theirs)])
     drawn = sums[:, np.random.default_rng(1).integers(0, n, (n_draws, n))].sum(axis=2)
