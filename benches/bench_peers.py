@@ -1,7 +1,7 @@
 """Lockstep beside other engines on this machine: the same files, the same threads, in interleaved rounds, with Lockstep
-a second time as the control. Windows in which other programs used the processor are dropped and taken again. Writes
-one file of results, from which `report.py` makes the README's section and plots. Parts that run on one day, of one
-commit and on one machine, go to one file.
+a second time as the control. Windows in which other programs used the processor are dropped and repeated. Writes
+one file of results, from which `report.py` makes the README's section and plots. Parts of the same day,
+commit and machine go to one file.
 
     python bench_peers.py LOCKSTEP MODEL.gguf [--part formats,context,http,shapes,agent] [--rounds N] [--work FOLDER]
 """
@@ -55,7 +55,7 @@ def main():
 def parse():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("lockstep", type=Path)
-    parser.add_argument("model", type=Path, help="the default model, of which other formats are made")
+    parser.add_argument("model", type=Path, help="the default model; other formats are converted from it")
     parser.add_argument("--part", type=lambda text: text.split(","), default=PARTS[:4])
     parser.add_argument("--peer", action="append", choices=engines.PEERS,
                         help="only these peers; repeatable [default: all]")
@@ -63,7 +63,7 @@ def parse():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=quiet.CORES)
     parser.add_argument("--work", type=Path, default=Path("target/peers"), help="for programs, packages and models")
-    parser.add_argument("--foreign-max", type=float, default=0.1, help="cores that others may use in a window")
+    parser.add_argument("--foreign-max", type=float, default=0.1, help="cores that other processes may use in a window")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     unknown = set(arguments.part) - set(PARTS)
@@ -73,12 +73,12 @@ def parse():
 
 
 def refuse_contended(most):
-    """Figures of a machine that others use would be of no use."""
+    """Exits if other processes use the machine, because the figures would be useless."""
     watch = quiet.Watch()
     subprocess.run(["sleep", str(SETTLE_S)], check=True)
     foreign = watch.foreign_cores()
     if foreign > most:
-        sys.exit(f"others use {foreign:.2f} cores of this machine, and at most {most} may be: end them, or wait")
+        sys.exit(f"other processes use {foreign:.2f} cores of this machine, and the limit is {most}: stop them")
 
 
 def slug(text):
@@ -97,7 +97,7 @@ class Run:
         self.peers = [engines.peer(name, work, arguments.threads) for name in names]
         self.engines = [self.lockstep, *self.peers, self.control]
         self.machine = machine(arguments.work, arguments.threads)
-        # (value, cores that others used) by (engine, model, format, test, unit).
+        # (value, cores that other processes used) by (engine, model, format, test, unit).
         self.figures = {}
 
     # -- parts
@@ -131,14 +131,15 @@ class Run:
 
     def speeds(self, model, kind, path, tests):
         context = max(engines.CONTEXT, *(sum(engines.parsed(test)[1:]) + 64 for test in tests))
-        can = {engine: [test for test in tests if engine.can(path, kind, test)] for engine in self.engines}
+        supported = {engine: [test for test in tests if engine.supports(path, kind, test)] for engine in self.engines}
         with contextlib.ExitStack() as stack:
-            places = {engine: stack.enter_context(engine.open_alone(path, context)) for engine in can if can[engine]}
+            opened = {engine: stack.enter_context(engine.open_alone(path, context))
+                      for engine in supported if supported[engine]}
             for i in range(self.arguments.rounds):
                 for engine in self.turn(i):
-                    for test in can[engine]:
+                    for test in supported[engine]:
                         key = (engine.name, model, kind, test, RATE)
-                        self.take(i, [key], lambda: [engine.speed(places[engine], test)])
+                        self.take(i, [key], lambda: [engine.speed(opened[engine], test)])
 
     def loads(self, model, kind, path, clients):
         keys = [("", RATE), ("-itl-p50", "ms"), ("-itl-p99", "ms"), ("-ttft-p50", "ms")]
@@ -158,7 +159,7 @@ class Run:
                         self.figures.setdefault((engine.name, model, kind, "memory-peak", "MB"), []).append((peak, 0.0))
 
     def turn(self, i):
-        """Each engine begins some rounds."""
+        """Rotates the engines, so that each is the first in some rounds."""
         first = i % len(self.engines)
         return self.engines[first:] + self.engines[:first]
 
@@ -170,13 +171,13 @@ class Run:
             self.figures[key].append((value, foreign))
         figure = f"{figures[0]:.1f}" if figures else "no quiet window"
         engine, model, kind, test, unit = keys[0]
-        line = f"{i} {model} {kind} {test} {engine}: {figure} {unit}, others {foreign:.2f} cores"
+        line = f"{i} {model} {kind} {test} {engine}: {figure} {unit}, other processes {foreign:.2f} cores"
         print(line, file=sys.stderr, flush=True)
 
     # -- files
 
     def file(self, model, kind):
-        """The model in this format: the default model's is made by llama.cpp's own tool, the others by chance."""
+        """Returns the model's file in this format: llama.cpp converts the default model, others have random weights."""
         if model == DEFAULT and kind in self.arguments.model.name:
             return self.arguments.model
         path = self.arguments.work / f"{model}-{kind}.gguf"
@@ -194,7 +195,7 @@ class Run:
     # -- results
 
     def results(self, beside):
-        """All cells, with those of the same day, machine and commit that were not measured again."""
+        """Returns all cells, and earlier ones of the same day, machine and commit that were not measured again."""
         cells = [self.cell(key, figures) for key, figures in self.figures.items() if figures]
         keys = {cell_key(cell) for cell in cells}
         try:
@@ -215,7 +216,7 @@ class Run:
         }
 
     def left_out(self):
-        """Peers that this run was not to measure."""
+        """Returns the peers that this run skips."""
         names = {peer.name for peer in self.peers}
         return [{"engine": name, "why": "this run left it out"} for name in engines.PEERS if name not in names]
 
@@ -239,7 +240,7 @@ class Run:
 
 
     def best_peer(self, model, kind, test, unit):
-        """The median of the fastest peer, or of the one that takes the least; None if none has this test."""
+        """Returns the median of the best peer: the highest rate, or the least time or memory; None without peers."""
         figures = [self.figures.get((peer.name, model, kind, test, unit)) for peer in self.peers]
         medians = [statistics.median(value for value, _ in each) for each in figures if each]
         return (max if unit == RATE else min)(medians, default=None)
@@ -250,13 +251,13 @@ def cell_key(cell):
 
 
 def peak_mb(pid):
-    """The most memory that a process had at once."""
+    """Returns the peak memory of a process."""
     text = Path(f"/proc/{pid}/status").read_text()
     return int(re.search(r"VmHWM:\s+(\d+) kB", text).group(1)) / 1000
 
 
 def machine(work, threads):
-    """This processor, and what its memory and integer units give at most."""
+    """Describes this processor, and the peak throughput of its memory and integer units."""
     text = Path("/proc/cpuinfo").read_text()
     model = re.search(r"model name\s*: (.*)", text)
     flags = set(re.search(r"flags\s*: (.*)", text).group(1).split())
@@ -277,7 +278,7 @@ def total_gb():
 
 
 def zen(family, model):
-    """The generation of an AMD processor, whose name a virtual machine may hide."""
+    """Returns the generation of an AMD processor, because a virtual machine may hide its name."""
     if family == 0x19:
         return " (Zen 4)" if model in range(0x10, 0x20) or model in range(0x60, 0x80) or model >= 0xa0 else " (Zen 3)"
     return {0x17: " (Zen 2)", 0x1a: " (Zen 5)"}.get(family, "")

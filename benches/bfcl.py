@@ -4,7 +4,7 @@
 Each request forces a call: `tool_choice` names the function if the set has only one, and else is `required`. A call
 that ends by itself must name a tool and have arguments that the tool's schema accepts. A call that `max_tokens` cuts
 off must have the finish reason for that, and is counted apart. The number of calls that match the leaderboard's
-expectation is printed, but it decides nothing: it depends on the model. Exits with 1 if a set is refused or a call is
+expectation is printed, but has no effect: it depends on the model. Exits with 1 if a set is refused or a call is
 wrong.
 """
 
@@ -28,26 +28,26 @@ TYPES = {
     "array": ["array", "list", "tuple", "arraylist", "queue", "stack"],
     "object": ["object", "dict", "hashmap", "hashtable"],
 }
-RESTATED = {theirs: ours for ours, all_theirs in TYPES.items() for theirs in all_theirs}
+JSON_SCHEMA_TYPES = {theirs: ours for ours, all_theirs in TYPES.items() for theirs in all_theirs}
 # Annotations in the schemas of its files that JSON Schema does not define.
 NOTES = {"optional", "format", "default"}
 
 
-def restated(schema):
+def to_json_schema(schema):
     """Converts a schema of the leaderboard to JSON Schema."""
     kept = {key: value for key, value in schema.items() if key not in NOTES}
-    kept["type"] = RESTATED[schema.get("type", "object").lower()]
+    kept["type"] = JSON_SCHEMA_TYPES[schema.get("type", "object").lower()]
     if "properties" in kept:
-        kept["properties"] = {name: restated(value) for name, value in kept["properties"].items()}
+        kept["properties"] = {name: to_json_schema(value) for name, value in kept["properties"].items()}
     if "items" in kept:
-        kept["items"] = restated(kept["items"])
+        kept["items"] = to_json_schema(kept["items"])
     return kept
 
 
 def tools_of(entry):
     """Returns the tools by the names that a server gets; such a name has no dots."""
     named = {tool["name"].replace(".", "_"): tool for tool in entry["function"]}
-    return {name: (tool["description"], restated(tool["parameters"])) for name, tool in named.items()}
+    return {name: (tool["description"], to_json_schema(tool["parameters"])) for name, tool in named.items()}
 
 
 def body(entry, tools, options, tokens):
@@ -68,16 +68,16 @@ def body(entry, tools, options, tokens):
     }
 
 
-def ask(address, asked):
+def post(address, request):
     connection = http.client.HTTPConnection(*address, timeout=600)
-    connection.request("POST", "/v1/chat/completions", json.dumps(asked), {"content-type": "application/json"})
+    connection.request("POST", "/v1/chat/completions", json.dumps(request), {"content-type": "application/json"})
     reply = connection.getresponse()
     answer = json.loads(reply.read())
     connection.close()
     return reply.status, answer
 
 
-def judged(status, answer, tools):
+def outcome_of(status, answer, tools):
     """Returns a word for the outcome, what is wrong, and the calls."""
     if status != 200:
         return "refused", json.dumps(answer.get("error")), []
@@ -91,7 +91,7 @@ def judged(status, answer, tools):
     for call in calls:
         name, text = call["function"]["name"], call["function"]["arguments"]
         if name not in tools:
-            return "wrong", f"nobody has {name!r}", []
+            return "wrong", f"no tool is named {name!r}", []
         try:
             arguments = json.loads(text)
             jsonschema.validate(arguments, tools[name][1], cls=jsonschema.Draft202012Validator)
@@ -130,27 +130,27 @@ def are_expected(made, expected):
 
 
 def entries(folder, name, n_max):
-    """Returns a sample of a file, spread over all of it, each entry with its expected calls."""
+    """Returns all entries of a file, and a random sample with their expected calls."""
     lines = lambda path: [json.loads(line) for line in path.read_text().splitlines()]
-    asked = lines(folder / f"BFCL_v4_{name}.json")
+    all_entries = lines(folder / f"BFCL_v4_{name}.json")
     answers = {one["id"]: one["ground_truth"] for one in lines(folder / "possible_answer" / f"BFCL_v4_{name}.json")}
-    picked = random.Random(1).sample(asked, min(n_max, len(asked)))
+    picked = random.Random(1).sample(all_entries, min(n_max, len(all_entries)))
     for entry in picked:
         entry["expected"] = answers[entry["id"]]
         entry["is_simple"], entry["is_parallel"] = name.startswith("simple"), name.startswith("parallel")
-    return asked, picked
+    return all_entries, picked
 
 
 def compiles(address, entry, options):
     entry.setdefault("is_simple", len(entry["function"]) == 1)
     entry.setdefault("is_parallel", True)
-    status, answer = ask(address, body(entry, tools_of(entry), options, 1))
+    status, answer = post(address, body(entry, tools_of(entry), options, 1))
     return None if status == 200 else f"{entry['id']}: {json.dumps(answer)}"
 
 
 def calls(address, entry, options):
     tools = tools_of(entry)
-    word, what, made = judged(*ask(address, body(entry, tools, options, options.tokens)), tools)
+    word, what, made = outcome_of(*post(address, body(entry, tools, options, options.tokens)), tools)
     return word, what and f"{entry['id']}: {what}", word == "valid" and are_expected(made, entry["expected"])
 
 
@@ -159,8 +159,8 @@ def main():
     parser.add_argument("address", help="HOST:PORT of a server")
     parser.add_argument("folder", type=pathlib.Path, help="the leaderboard's data")
     parser.add_argument("--files", nargs="+", choices=FILES, default=FILES)
-    parser.add_argument("--sets", type=int, default=10_000, help="of each file that are compiled, at most")
-    parser.add_argument("--calls", type=int, default=10_000, help="of each file that are called, at most")
+    parser.add_argument("--sets", type=int, default=10_000, help="the most tool sets of each file to compile")
+    parser.add_argument("--calls", type=int, default=10_000, help="the most tool sets of each file to call")
     parser.add_argument("--tokens", type=int, default=400)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--together", type=int, default=16)
@@ -169,17 +169,17 @@ def main():
     address, is_bad = (host, int(port)), False
     with concurrent.futures.ThreadPoolExecutor(options.together) as pool:
         for name in options.files:
-            asked, picked = entries(options.folder, name, options.calls)
-            compiled = pool.map(lambda it: compiles(address, it, options), asked[: options.sets])
+            all_entries, picked = entries(options.folder, name, options.calls)
+            compiled = pool.map(lambda it: compiles(address, it, options), all_entries[: options.sets])
             refused = [what for what in compiled if what]
-            became = list(pool.map(lambda it: calls(address, it, options), picked))
-            for what in refused + [what for _, what, _ in became if what]:
+            outcomes = list(pool.map(lambda it: calls(address, it, options), picked))
+            for what in refused + [what for _, what, _ in outcomes if what]:
                 print(what)
-            counts = collections.Counter(word for word, _, _ in became)
-            told = ", ".join(f"{counts[word]} {word}" for word in ["valid", "cut", "refused", "wrong"])
-            n_expected = sum(expected for _, _, expected in became)
-            n_sets = min(options.sets, len(asked))
-            print(f"{name}: {n_sets - len(refused)} of {n_sets} sets compile; calls: {told}; "
+            counts = collections.Counter(word for word, _, _ in outcomes)
+            summary = ", ".join(f"{counts[word]} {word}" for word in ["valid", "cut", "refused", "wrong"])
+            n_expected = sum(expected for _, _, expected in outcomes)
+            n_sets = min(options.sets, len(all_entries))
+            print(f"{name}: {n_sets - len(refused)} of {n_sets} sets compile; calls: {summary}; "
                   f"{n_expected} as expected", flush=True)
             is_bad |= bool(refused or counts["wrong"] or counts["refused"] or picked and not counts["valid"])
     if is_bad:

@@ -1,5 +1,5 @@
-"""The cells of one file of results, as `make bench-peers` writes it, and what they are called in words. Any cell may be
-missing. Knows neither plots nor the README.
+"""The cells of one file of results, as `make bench-peers` writes it, and descriptions of tests. Any cell may be
+missing. Independent of plots and of the README.
 """
 
 import json
@@ -12,7 +12,7 @@ RATE = "tokens/s"
 
 
 def newest(folder):
-    """The newest file of results by its date, then by its name; None where there is none."""
+    """Returns the newest file of results by its date, then by its name; None if there is none."""
     found = [(read(path).get("date") or "", path.name, path) for path in folder.glob("*-peers.json")]
     return max(found)[2] if found else None
 
@@ -41,23 +41,23 @@ class Results:
         self.cells = [cell for cell in content.get("cells") or [] if cell.get("median") is not None]
         self.by_key = {}
         for cell in self.cells:
-            # One figure for each key: that of the most threads, and the first of these.
+            # For each key the first cell with the most threads counts.
             key = (cell.get("engine"), cell.get("model"), cell.get("format"), cell.get("test"))
             if key not in self.by_key or (cell.get("threads") or 0) > (self.by_key[key].get("threads") or 0):
                 self.by_key[key] = cell
 
     def get(self, engine, model, kind, test):
-        """The cell of an engine; None where it is missing. `kind` is the format of the weights."""
+        """Returns the cell of an engine; None if it is missing. `kind` is the format of the weights."""
         return self.by_key.get((engine, model, kind, test))
 
     def names(self):
-        """Lockstep, then each peer in the order of the file; without the control."""
+        """Returns Lockstep, then each peer in the order of the file, without the control."""
         all_of_them = [*self.engines, *(cell.get("engine") for cell in self.cells)]
         peers = dict.fromkeys(name for name in all_of_them if name not in (None, LOCKSTEP, CONTROL))
         return [LOCKSTEP, *peers]
 
     def best_peer(self, model, kind, test):
-        """The cell of the peer that is fastest, or takes the least."""
+        """Returns the cell of the best peer: the highest rate, or the least time or memory."""
         cells = [self.get(engine, model, kind, test) for engine in self.names()[1:]]
         cells = [cell for cell in cells if cell]
         if not cells:
@@ -65,19 +65,19 @@ class Results:
         return (max if more_is_better(cells[0]) else min)(cells, key=lambda cell: cell["median"])
 
     def format_of(self, prefix, preferred):
-        """The format to show tests by that begin with `prefix`: the preferred one, or else the first that has any."""
+        """Returns the format for tests that begin with `prefix`: the preferred one, or the first with such cells."""
         with_cells = {key[2] for key in self.by_key if key[1] == DEFAULT_MODEL and (key[3] or "").startswith(prefix)}
         return next((kind for kind in [preferred, *FORMATS] if kind in with_cells), preferred)
 
     def behind(self):
-        """Lockstep's cells that are worse than the best peer's."""
+        """Returns Lockstep's cells that are worse than the best peer's."""
         return [cell for cell in self.by_key.values() if cell["engine"] == LOCKSTEP and is_behind(cell)]
 
     def compared(self):
         return [cell for cell in self.by_key.values() if cell["engine"] == LOCKSTEP and ratio(cell) is not None]
 
     def noise(self):
-        """The most by which the control differs from Lockstep, as a share; None without a control."""
+        """Returns the largest relative difference between the control and Lockstep; None without a control."""
         pairs = [(cell, self.get(CONTROL, *key[1:])) for key, cell in self.by_key.items() if key[0] == LOCKSTEP]
         shares = [abs(again["median"] / cell["median"] - 1) for cell, again in pairs if again and cell["median"]]
         return max(shares, default=None)
@@ -97,14 +97,14 @@ def is_behind(cell):
 
 
 def words(test):
-    """A test in words: `decode-at-4096` is the decode behind 4,096 positions."""
-    fixed = {"memory-peak": "peak of memory", "prefill-512": "prefill", "decode-128": "decode"}
+    """Describes a test: `decode-at-4096` is the decode after 4,096 positions."""
+    fixed = {"memory-peak": "peak memory", "prefill-512": "prefill", "decode-128": "decode"}
     if test in fixed:
         return fixed[test]
     kind, _, rest = test.partition("-")
     positions = rest.removeprefix("at-")
     if kind in ("prefill", "decode") and positions != rest and positions.isdigit():
-        return f"{kind} behind {int(positions):,} positions"
+        return f"{kind} after {int(positions):,} positions"
     count, _, figure = rest.partition("-")
     if kind == "http" and count.isdigit():
         clients = "one client" if count == "1" else f"{count} clients"

@@ -1,5 +1,5 @@
-"""The engines that are measured beside each other: how each is made and started, and the speed that it reports of a
-test. All serve the same file with the same number of threads. Knows nothing of rounds.
+"""The engines that the benchmark compares: how to build and start each, and the speed that it reports for a test. All
+serve the same file with the same number of threads. Independent of rounds.
 """
 
 import contextlib
@@ -17,17 +17,17 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "tests" / "peers"))
 import sources  # noqa: E402
 
-# The package whose source has the engine's, and options of its server.
+# The name, the package with the engine's source, its version, and options of its server.
 LLAMA = ("llama.cpp", "llama-cpp-python", "0.3.36", ["--no-webui"])
 IK_LLAMA = ("ik_llama.cpp", "ik-llama-cpp-python", "0.1.5", [])
 # Building the second takes an hour on two cores: its kernels are templates.
 LLAMAS = [LLAMA, IK_LLAMA]
 OPENVINO = "OpenVINO GenAI"
-# The second has the library that the first is linked against.
+# The second package has the library that the first links to.
 OPENVINO_PACKAGES = ["openvino-genai==2026.4.0.0", "openvino==2026.4.0"]
-# Of others it unpacks no tensor, or not those of five bits that `Q4_K_M` has here.
+# It cannot unpack other formats, nor the tensors of five bits that `Q4_K_M` has here.
 OPENVINO_FORMATS = ["Q4_0", "Q4_1", "Q8_0"]
-# It unpacks what it reads, and two servers of Lockstep stand beside it.
+# It unpacks the file into memory, beside two Lockstep servers.
 OPENVINO_BYTES_MAX = 3e9
 PEERS = [*(name for name, *_ in LLAMAS), OPENVINO]
 LLAMA_OPTIONS = ["-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON", "-DLLAMA_CURL=OFF", "-DLLAMA_BUILD_TESTS=OFF",
@@ -35,14 +35,14 @@ LLAMA_OPTIONS = ["-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON", "-DLLAMA_CURL
 LLAMA_PROGRAMS = ["llama-bench", "llama-server", "llama-quantize"]
 PACKAGES = ["cmake", "ninja", "gguf", "numpy"]
 REQUEST_S = 1800
-# Of the smallest model that is measured.
+# The context of the smallest model that is measured.
 CONTEXT = 8192
-# The same words for every prompt of tokens: ids that every tokenizer here has and that end nothing.
+# The token ids of all prompts: every tokenizer here has them, and none ends a sequence.
 FIRST_TOKEN, N_TOKENS = 1000, 20000
 
 
 def packages(folder):
-    """Installs what builds and writes models into a folder of its own, and makes it importable."""
+    """Installs the packages that build engines and write models into a folder, and makes it importable."""
     place = installed(folder / "packages", PACKAGES)
     sys.path.insert(0, str(place))
     return place
@@ -58,7 +58,7 @@ def installed(place, packages):
 
 
 def llama_programs(folder, name, package, version):
-    """Builds llama.cpp or a fork for this machine out of the source that its Python binding is published with."""
+    """Builds llama.cpp or a fork for this machine from the source in the package of its Python binding."""
     source = folder / name
     programs = source / "build" / "bin"
     if not all((programs / program).exists() for program in LLAMA_PROGRAMS):
@@ -81,19 +81,19 @@ def run(command, **options):
 
 
 def tokens(n, seed):
-    """A prompt of n tokens that shares no prefix with one of another seed."""
+    """Returns a prompt of n tokens that shares no prefix with one of another seed."""
     return [FIRST_TOKEN + (seed * 7919 + i * 31) % N_TOKENS for i in range(n)]
 
 
 def peer(name, folder, threads):
-    """The engine of this name, installed or built where it is not yet."""
+    """Returns the engine of this name, and installs or builds it if it is missing."""
     if name == OPENVINO:
         return OpenVino(folder, threads)
     return LlamaCpp(folder, threads, *next(one for one in LLAMAS if one[0] == name))
 
 
 class Lockstep:
-    """A server that stays up while its model is measured; each test is a request or a load."""
+    """A server that runs while its model is measured; each test is a request or a load."""
 
     serves = True
 
@@ -112,7 +112,7 @@ class Lockstep:
             f"{quiet.LOOPBACK}:{quiet.free_port()}", "--threads", self.threads, "--context", context,
         ]], port, "/ready")
 
-    def can(self, _model, _kind, _test):
+    def supports(self, _model, _kind, _test):
         return True
 
     def complete(self, server, prompt, n_predict, cached):
@@ -123,7 +123,7 @@ class Lockstep:
             return json.load(answer)["timings"]
 
     def speed(self, server, test):
-        """Tokens a second of a test, as `/completion` reports them."""
+        """Returns the tokens per second of a test, as `/completion` reports them."""
         kind, n, depth = parsed(test)
         self.n_prompts += 1
         before = tokens(depth, self.n_prompts)
@@ -141,7 +141,7 @@ class Lockstep:
 
 
 class LlamaCpp:
-    """llama.cpp or a fork: `llama-bench` for a test by itself, `llama-server` for loads."""
+    """llama.cpp or a fork: `llama-bench` for single tests, `llama-server` for loads."""
 
     serves = True
 
@@ -162,21 +162,21 @@ class LlamaCpp:
             "-np", clients, "-c", context * clients, *self.options,
         ]], port)
 
-    def can(self, _model, _kind, test):
+    def supports(self, _model, _kind, test):
         return self.has_depth or parsed(test)[2] == 0
 
     def speed(self, model, test):
-        """Tokens a second of a test."""
+        """Returns the tokens per second of a test."""
         kind, n, depth = parsed(test)
         counts = ["-p", n, "-n", 0] if kind == "prefill" else ["-p", 0, "-n", n]
-        behind = ["-d", depth] if depth else []
-        out = run([self.programs / "llama-bench", "-m", model, "-t", self.threads, *counts, *behind, "-r", 1, "-o",
+        depth_flags = ["-d", depth] if depth else []
+        out = run([self.programs / "llama-bench", "-m", model, "-t", self.threads, *counts, *depth_flags, "-r", 1, "-o",
                    "json"])
         return json.loads(out)[0]["avg_ts"]
 
 
 class OpenVino:
-    """OpenVINO GenAI with its defaults. Its package has no server, and no prefill behind a context."""
+    """OpenVINO GenAI with its defaults. Its package has no server, and no prefill after a context."""
 
     serves = False
 
@@ -197,13 +197,13 @@ class OpenVino:
             finally:
                 process.stdin.close()
 
-    def can(self, model, kind, test):
+    def supports(self, model, kind, test):
         what, _, depth = parsed(test)
         is_small = Path(model).stat().st_size <= OPENVINO_BYTES_MAX
         return kind in OPENVINO_FORMATS and is_small and (what == "decode" or depth == 0)
 
     def speed(self, process, test):
-        """Tokens a second of a test."""
+        """Returns the tokens per second of a test."""
         kind, n, depth = parsed(test)
         self.n_prompts += 1
         prompt, n_predict = (n, 1) if kind == "prefill" else (depth or 8, n + 1)
@@ -219,7 +219,7 @@ def answer(process):
 
 
 def parsed(test):
-    """(kind, tokens, positions before them): `decode-128`, `prefill-at-4096`, `decode-32-at-0`."""
+    """Returns (kind, tokens, positions before them): `decode-128`, `prefill-at-4096`, `decode-32-at-0`."""
     kind, _, rest = test.partition("-")
     if rest.startswith("at-"):
         depth = int(rest.removeprefix("at-"))
@@ -228,7 +228,7 @@ def parsed(test):
 
 
 def commit():
-    """The last commit that changed code; with a plus where code has changed since."""
+    """Returns the last commit that changed code, with a plus if code has changed since."""
     code = ["--", "*.rs", "*.toml", "*.lock", "*.cu", "*.cuh"]
 
     def git(*words):

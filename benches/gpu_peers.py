@@ -5,7 +5,7 @@ same run. Random weights; no network.
 
     python gpu_peers.py CHECK.json [--shape llama|tiny] [--device cuda|cpu] [--eager] [--out FILE]
 
-`--device cpu` is for trying this script where there is no GPU: its times compare to nothing.
+`--device cpu` is for trying this script without a GPU: its times are not comparable.
 """
 
 import argparse
@@ -30,7 +30,7 @@ WARM = 4
 def main():
     arguments = parse()
     torch, transformers = libraries(arguments.device)
-    ours = found(arguments.check)
+    ours = lockstep_rates(arguments.check)
     torch.manual_seed(1)
     shape = SHAPES[arguments.shape]
     model = build(torch, transformers, shape, arguments.device)
@@ -43,7 +43,7 @@ def main():
             "device": torch.cuda.get_device_name() if arguments.device == "cuda" else "cpu", "rows": rows}
     arguments.out.write_text(json.dumps(page, indent=2) + "\n")
     for row in rows:
-        ratios = ", ".join(f"{pace} {ratio:.2f}x" for pace, ratio in row["ratio"].items()) or "nothing beside it"
+        ratios = ", ".join(f"{pace} {ratio:.2f}x" for pace, ratio in row["ratio"].items()) or "no result to compare"
         print(f"{row['sequences']:>3} sequences: {row['tokens_per_second']:.1f} tokens/s, prefill "
               f"{row['prefill_tokens_per_second']:.0f} tokens/s; ours: {ratios}")
 
@@ -63,18 +63,18 @@ def libraries(device):
         import torch
         import transformers
     except ImportError as missing:
-        sys.exit(f"gpu-peers: {missing.name} is not here: it takes torch and transformers")
+        sys.exit(f"gpu-peers: {missing.name} is missing: install torch and transformers")
     if device == "cuda" and not torch.cuda.is_available():
-        sys.exit("gpu-peers: torch sees no CUDA device")
+        sys.exit("gpu-peers: torch finds no CUDA device")
     return torch, transformers
 
 
-def found(path):
+def lockstep_rates(path):
     """Returns tokens per second by pace and batch, from the findings of gpu_check."""
     try:
         findings = json.loads(path.read_text())["findings"]
     except (OSError, ValueError, KeyError) as why:
-        sys.exit(f"gpu-peers: {path} is no page of gpu_check's: {why}")
+        sys.exit(f"gpu-peers: {path} is no JSON of gpu_check: {why}")
     ours = {}
     for finding in findings:
         pace, _, rest = finding["name"].partition(": ")
@@ -110,7 +110,7 @@ def measure(torch, transformers, model, shape, batch, arguments):
     tokens = (torch.arange(prompt, device=arguments.device)[None] * 37 + rows * 101) % shape["vocab"]
     times = []
     with torch.inference_mode():
-        # The first pass of a shape is slow for reasons that do not recur.
+        # The first pass of a shape is slow, because it includes work that is done once.
         for _ in range(2):
             cache.reset()
             begun = synchronized()

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""How much decoding costs with grammars: rounds with and without them by turns, at one server or several.
+"""Measures the cost of grammars in decoding: rounds with and without them in turn, at one server or more.
 
-A round is `--batch` requests at once, each with a schema of its own; its figure is the tokens behind each request's
-first one, over the time from the last first token to the first end. The schemas let no answer end before `--tokens`.
+A round is `--batch` concurrent requests, each with its own schema. It counts the tokens per second while all requests
+decode: from the last first token to the first end. The schemas let no answer end before `--tokens`.
 """
 
 import argparse
@@ -14,7 +14,7 @@ import time
 
 
 def schema(i):
-    """One of many that differ: names, order and depth."""
+    """Returns a schema with names and limits that differ for each `i`."""
     word = {"type": "string", "minLength": 1, "maxLength": 30}
     item = {
         "type": "object",
@@ -30,8 +30,8 @@ def schema(i):
     return {"type": "array", "items": item, "minItems": 200, "maxItems": 300}
 
 
-def ask(address, i, options, with_grammar):
-    """The times of the tokens of one streamed answer."""
+def stream(address, i, options, with_grammar):
+    """Returns the times of the tokens of one streamed answer."""
     body = {
         "messages": [{"role": "user", "content": f"List the orders of shop {i} as JSON."}],
         "max_tokens": options.tokens,
@@ -65,10 +65,10 @@ def ask(address, i, options, with_grammar):
 
 
 def one_round(address, options, with_grammar, first):
-    """Tokens a second while all of a batch decode."""
+    """Returns the tokens per second while all requests of a batch decode."""
     with concurrent.futures.ThreadPoolExecutor(options.batch) as pool:
-        asked = [pool.submit(ask, address, first + i, options, with_grammar) for i in range(options.batch)]
-        answers = [one.result() for one in asked]
+        futures = [pool.submit(stream, address, first + i, options, with_grammar) for i in range(options.batch)]
+        answers = [one.result() for one in futures]
     begin, end = max(times[0] for times in answers), min(times[-1] for times in answers)
     n = sum(sum(begin < at <= end for at in times) for times in answers)
     return n / (end - begin)
@@ -76,11 +76,11 @@ def one_round(address, options, with_grammar, first):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("address", nargs="+", help="HOST:PORT of a server; rounds go from one to the next")
+    parser.add_argument("address", nargs="+", help="HOST:PORT of a server; each round measures all of them")
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--fresh", action="store_true", help="schemas that no round before has used")
+    parser.add_argument("--fresh", action="store_true", help="use new schemas in each round")
     options = parser.parse_args()
     addresses = [(host, int(port)) for host, port in (text.rsplit(":", 1) for text in options.address)]
     for address in addresses:
@@ -92,8 +92,8 @@ def main():
             kinds = [False, True] if i % 2 else [True, False]
             rates = {kind: one_round(address, options, kind, first) for kind in kinds}
             ratios[address].append(rates[True] / rates[False])
-            told = f"{rates[False]:.1f} tokens/s without, {rates[True]:.1f} with: {ratios[address][-1]:.3f}"
-            print(f"round {i}, {address[1]}: {told}", flush=True)
+            summary = f"{rates[False]:.1f} tokens/s without, {rates[True]:.1f} with: {ratios[address][-1]:.3f}"
+            print(f"round {i}, {address[1]}: {summary}", flush=True)
     for (host, port), of in ratios.items():
         print(f"{host}:{port}: median {statistics.median(of):.3f} ({min(of):.3f} to {max(of):.3f}, n={len(of)})")
 

@@ -24,7 +24,7 @@ KEPT = [("tp=2 over shm, batch 1", (TP, 1), (ONE, 1)), ("tp=2 over shm, batch 8"
 KEPT_MIN, TCP_MAX_MICROS = 0.90, 45
 CORES = 2
 # The coordinator samples the timings of its ranks once a second.
-LOOK_S = 1.0
+SAMPLE_S = 1.0
 
 
 def main():
@@ -45,11 +45,11 @@ def parse():
     parser.add_argument("lockstep", type=Path)
     parser.add_argument("model")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--layers", type=int, default=30, help="of the model: a step has two sums in each")
-    parser.add_argument("--requests", type=int, default=2, help="for each that is under way at once")
+    parser.add_argument("--layers", type=int, default=30, help="the model's layers: a step has two sums in each")
+    parser.add_argument("--requests", type=int, default=2, help="requests for each concurrent client")
     parser.add_argument("--output", default="128")
-    parser.add_argument("--only-alone", action="store_true", help="one sequence at a time, none of the batches")
-    parser.add_argument("--foreign-max", type=float, default=0.1, help="cores that others may use in a window")
+    parser.add_argument("--only-alone", action="store_true", help="measure single sequences only, no batches")
+    parser.add_argument("--foreign-max", type=float, default=0.1, help="cores that other processes may use in a window")
     parser.add_argument("--out", type=Path)
     return parser.parse_args()
 
@@ -65,37 +65,37 @@ def server(arguments, grid):
 def run(arguments, figures, grid, n_at_once, seed):
     with server(arguments, grid) as one:
         def measure():
-            with Looks(one) as looks:
+            with StepSamples(one) as samples:
                 measured = quiet.load(arguments.lockstep, one.url, n_at_once, arguments.requests * n_at_once, "16",
                                       arguments.output, seed)
             # Each concurrent request makes a token in the time that one request waits for its next token.
             speed = n_at_once * 1000 / measured["per_token_ms"]["mean"]
-            return {"tokens_per_s": speed, "parts": looks.parts()}
+            return {"tokens_per_s": speed, "parts": samples.parts()}
         measured, foreign = quiet.quietly(measure, arguments.foreign_max)
     print(f"round {seed}, {grid}, {n_at_once} at once: "
           + (f"{measured['tokens_per_s']:.1f} tokens/s" if measured else "no quiet window")
-          + f", others {foreign:.2f} cores", file=sys.stderr, flush=True)
+          + f", other processes {foreign:.2f} cores", file=sys.stderr, flush=True)
     if measured:
         figures.setdefault((grid, n_at_once), {})[seed] = measured
 
 
-class Looks:
+class StepSamples:
     """Reads the ranks' steps from `/cluster` once a second while the block runs."""
 
     def __init__(self, one):
-        self.one, self.seen, self.over = one, [], threading.Event()
-        self.thread = threading.Thread(target=self.look, daemon=True)
+        self.one, self.seen, self.stopped = one, [], threading.Event()
+        self.thread = threading.Thread(target=self.sample, daemon=True)
 
     def __enter__(self):
         self.thread.start()
         return self
 
     def __exit__(self, *_):
-        self.over.set()
+        self.stopped.set()
         self.thread.join()
 
-    def look(self):
-        while not self.over.wait(LOOK_S):
+    def sample(self):
+        while not self.stopped.wait(SAMPLE_S):
             for replica in json.loads(self.one.get("/cluster"))["replicas"]:
                 self.seen += [rank["step_micros"] for rank in replica["ranks"]]
 
@@ -117,21 +117,21 @@ def report(arguments, figures):
         return [mine[i]["tokens_per_s"] / base[i]["tokens_per_s"] for i in mine if i in base]
 
     lines = [f"{quiet.machine()}. {arguments.model}, {arguments.rounds} interleaved rounds, answers of "
-             f"{arguments.output} tokens; median (range). Windows in which others used more than "
+             f"{arguments.output} tokens; median (range). Windows in which other processes used more than "
              f"{arguments.foreign_max} cores are dropped.", "",
              "| grid | at once | decode tokens/s | microseconds of a step |", "|---|---|---|---|"]
     for key in RUNS:
         step = statistics.median(1e6 * key[1] / speed for speed in speeds(key)) if speeds(key) else float("nan")
         lines.append(f"| {key[0]} | {key[1]} | {quiet.spread(speeds(key))} | {step:.0f} |")
-    lines += ["", "| what is kept, round by round | of its speed | asked |", "|---|---|---|"]
+    lines += ["", "| comparison, by round | share of the speed | required |", "|---|---|---|"]
     for name, mine, base in KEPT:
         lines.append(f"| {name} | {quiet.spread(kept(mine, base), 3)} | {KEPT_MIN:.2f} |")
-    lines += ["", *tcp(arguments, figures), "", *where(figures)]
+    lines += ["", *tcp(arguments, figures), "", *parts_table(figures)]
     return "\n".join(lines) + "\n"
 
 
 def tcp(arguments, figures):
-    lines = ["| what TCP adds at batch 1 | microseconds | asked |", "|---|---|---|"]
+    lines = ["| what TCP adds at batch 1 | microseconds | limit |", "|---|---|---|"]
     # Two sums in each layer, the embedding's rows, the logits' columns; a hop of rows and one of tokens.
     n_sums = 2 * arguments.layers
     for name, over_tcp, over_shm, n in [("a collective", TP_TCP, TP, n_sums + 2), ("a hop", PP_TCP, PP, 2)]:
@@ -141,10 +141,10 @@ def tcp(arguments, figures):
     return lines
 
 
-def where(figures):
+def parts_table(figures):
     """Lists every part of a rank's step that the page has, so that a new part appears without a change here."""
     names = sorted({part for runs in figures.values() for one in runs.values() for part in one["parts"]})
-    lines = ["Microseconds of a rank in a step, as `/cluster` tells them:", "",
+    lines = ["Microseconds of a rank in a step, as `/cluster` reports them:", "",
              "| grid | at once | " + " | ".join(names) + " |", "|---|---|" + "---|" * len(names)]
     for key in RUNS:
         runs = figures.get(key, {}).values()

@@ -29,7 +29,7 @@ def times(pipeline, tokens, n_predict):
     metrics = pipeline.generate(prompt, config).perf_metrics
     n = metrics.get_num_generated_tokens()
     if n != n_predict:
-        sys.exit(f"{n} tokens came, and {n_predict} were wanted")
+        sys.exit(f"the model generated {n} tokens, not {n_predict}")
     return {"ttft_ms": metrics.get_ttft().mean, "tpot_ms": metrics.get_tpot().mean if n > 1 else None}
 
 

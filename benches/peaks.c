@@ -1,5 +1,5 @@
-// What this machine's memory and integer units give at most: GB/s that all threads read together, and billions of
-// operations a second of 8-bit multiply-adds, each counted as two. `peaks THREADS` prints both.
+// Measures the peak throughput of this machine: GB/s that all threads read together, and billions of operations
+// a second of 8-bit multiply-adds, each counted as two. `peaks THREADS` prints both.
 #include <immintrin.h>
 #include <pthread.h>
 #include <stdint.h>

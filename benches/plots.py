@@ -1,10 +1,10 @@
-"""Which plots the README shows, and which cells of the results each of them takes. Knows the tests; `svg` draws."""
+"""The plots of the README, and the cells of the results that each needs. `svg` draws them."""
 
 import cells
 import svg
 
 THEMES = tuple(svg.THEMES)
-# Context without a test of its own: the plain tests begin at zero.
+# The tests of each context: the plain tests begin at zero.
 CONTEXTS = {0: ("prefill-512", "decode-128"), 4096: ("prefill-at-4096", "decode-at-4096"),
             7800: ("prefill-at-7800", "decode-at-7800")}
 
@@ -14,12 +14,12 @@ def file_name(plot, theme):
 
 
 def every_file():
-    """All names that a plot may have, also those without cells."""
+    """Returns the names of all plots' files, including plots without cells."""
     return [file_name(plot, theme) for plot in PLOTS for theme in THEMES]
 
 
 def draw(results):
-    """The text of each file, by its name. A plot without cells is left out."""
+    """Returns the text of each file by its name, without plots that have no cells."""
     files = {}
     for plot, panels_of in PLOTS.items() if results else ():
         title, panels = panels_of(results)
@@ -61,16 +61,16 @@ def context(results):
     def of(i, title):
         series = several(results, lambda engine: {
             n: results.get(engine, cells.DEFAULT_MODEL, kind, tests[i]) for n, tests in CONTEXTS.items()})
-        # The plain tests alone are a point, and no line: they stand in another plot.
+        # The plain tests alone are a point and no line: another plot shows them.
         is_line = any(len(one.points) > 1 for one in series)
         places = in_use(list(CONTEXTS), series)
         return svg.Panel(title, "positions before", cells.RATE, places, series if is_line else [], "lines")
-    panels = [of(0, f"Prefill behind a context, {kind}"), of(1, f"Decode behind a context, {kind}")]
-    return f"Prefill and decode of {cells.DEFAULT_MODEL} behind a context", panels
+    panels = [of(0, f"Prefill after a context, {kind}"), of(1, f"Decode after a context, {kind}")]
+    return f"Prefill and decode of {cells.DEFAULT_MODEL} after a context", panels
 
 
 def several(results, cells_of, is_dashed=False):
-    """A series for each engine that has any of these cells; an engine has one colour in all plots."""
+    """Returns a series for each engine with any of these cells; an engine has one colour in all plots."""
     series = []
     for i, engine in enumerate(results.names()):
         found = {place: cell for place, cell in cells_of(engine).items() if cell}
@@ -81,7 +81,7 @@ def several(results, cells_of, is_dashed=False):
 
 
 def above_zero(series):
-    """What a log axis can show."""
+    """Removes values that a log axis cannot show."""
     points = {place: point for place, point in series.points.items() if point.median > 0}
     points = {place: point if (point.least or 0) > 0 else svg.Point(point.median, None, None)
               for place, point in points.items()}

@@ -135,7 +135,7 @@ def quietly(measure, foreign_max, tries=5):
         foreign.append(watch.foreign_cores())
         if foreign[-1] <= foreign_max:
             return figures, foreign[-1]
-        print(f"  dropped: others used {foreign[-1]:.2f} cores", file=sys.stderr, flush=True)
+        print(f"  dropped: other processes used {foreign[-1]:.2f} cores", file=sys.stderr, flush=True)
     return None, min(foreign)
 
 

@@ -24,7 +24,7 @@ import quiet
 
 SHAPES = Path(__file__).parent / "../tests/reference/llama-bf16-odd"
 POLL_S = 0.002
-PATIENCE_S = 60
+TIMEOUT_S = 60
 
 
 def main():
@@ -60,7 +60,7 @@ def once(build, model):
     process = subprocess.Popen([str(part) for part in command], stderr=subprocess.DEVNULL)
     try:
         while not is_ready(http):
-            if time.monotonic() - began > PATIENCE_S or process.poll() is not None:
+            if time.monotonic() - began > TIMEOUT_S or process.poll() is not None:
                 raise SystemExit(f"{build} did not become ready")
             time.sleep(POLL_S)
         return (time.monotonic() - began) * 1e3, (quiet.own_seconds() - computed) * 1e3

@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 HEADING = "## How fast"
 BY_HAND = re.compile(r"\d[\d.,]*\s*(?:tokens/s|ms\b|[µμ]s\b)")
-NOTHING_YET = "No figure stands here yet: `make bench-peers` measures it, and `make report` writes it here."
+NOTHING_YET = "There are no figures yet: `make bench-peers` measures them, and `make report` writes them here."
 # The rows are the formats, HTTP with each number of clients, and one large model.
 LARGE = ("random-8B", "Q4_K")
 SHOWN_PLOTS = ("speed-formats", "speed-load")
@@ -154,8 +154,8 @@ def section(arguments, results, drawn):
     last = f"Every figure, with its range: [{results.path.name}]({Path(link).as_posix()})."
     context = plots.file_name("speed-context", "light")
     if context in drawn:
-        last += f" Behind longer contexts: [a plot]({folder}/{context})."
-    blocks = [wrapped(sentence(results)), table(results), *pictures, wrapped(standing(results)),
+        last += f" After longer contexts: [a plot]({folder}/{context})."
+    blocks = [wrapped(sentence(results)), table(results), *pictures, wrapped(comparison(results)),
               wrapped(not_run(results)), wrapped(last)]
     return "\n\n".join(block for block in blocks if block)
 
@@ -170,7 +170,7 @@ def sentence(results):
     where = [machine.get("cpu"), f"{cores} {'core' if cores == 1 else 'cores'}" if cores else None,
              ", ".join(machine.get("isa") or []).upper(),
              f"Linux {machine['kernel']}" if machine.get("kernel") else None]
-    where = ", ".join(part for part in where if part) or "a machine without a name"
+    where = ", ".join(part for part in where if part) or "an unnamed machine"
     engines = [engine(results, name) for name in results.names() if name in results.engines]
     ours = [cell for cell in results.by_key.values() if cell["engine"] == cells.LOCKSTEP]
     threads = " or ".join(str(n) for n in sorted({cell["threads"] for cell in ours if cell.get("threads")}))
@@ -252,16 +252,16 @@ def picture(plot, folder):
             f'  <img src="{light}" alt="{words[plot]}">\n</picture>')
 
 
-def standing(results):
+def comparison(results):
     """Returns where Lockstep is slower, and by how much two runs of it differ."""
     compared, behind = results.compared(), results.behind()
     if not compared:
-        text = "No peer has a figure beside these."
+        text = "No peer has figures to compare."
     elif not behind:
         text = f"Lockstep is behind the best peer in none of {len(compared)} cells."
     else:
         text = f"Lockstep is behind the best peer in {len(behind)} of {len(compared)} cells: {named(behind)}."
-    text += " The ratio is Lockstep's median by the best peer's: of milliseconds and MB less is better."
+    text += " The ratio is Lockstep's median divided by the best peer's; for milliseconds and MB, lower is better."
     noise = results.noise()
     return text if noise is None else f"{text} Two runs of Lockstep differ by up to {100 * noise:.0f}%."
 
@@ -297,7 +297,7 @@ def outside_of_the_table(folder):
     wrong = [f"{shown(path)} is in no row of MEASURES in benches/report.py" for path in result_files(folder)
              if measured_by(path.name) is None]
     gone = {path for paths in MEASURES.values() for path in paths if not (ROOT / path).exists()}
-    return wrong + [f"{path} is no more, and MEASURES in benches/report.py names it" for path in sorted(gone)]
+    return wrong + [f"MEASURES in benches/report.py names {path}, which does not exist" for path in sorted(gone)]
 
 
 def stale(folder):

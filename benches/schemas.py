@@ -63,10 +63,10 @@ def schema(draw, depth):
     return scalar(draw)
 
 
-def ask(address, options, i):
+def check_one(address, options, i):
     draw = random.Random(options.seed * 10_000 + i)
     names = draw.sample(WORDS, 2)
-    wanted = {
+    expected = {
         "type": "object",
         "properties": {name: schema(draw, 2) for name in names},
         "required": names,
@@ -77,30 +77,30 @@ def ask(address, options, i):
         "max_tokens": options.tokens,
         "temperature": 1.0,
         "seed": i,
-        "response_format": {"type": "json_schema", "json_schema": {"name": "it", "schema": wanted}},
+        "response_format": {"type": "json_schema", "json_schema": {"name": "it", "schema": expected}},
     }
     connection = http.client.HTTPConnection(*address, timeout=600)
     connection.request("POST", "/v1/chat/completions", json.dumps(body), {"content-type": "application/json"})
     reply = connection.getresponse()
     answer = json.loads(reply.read())
     connection.close()
-    return judged(reply.status, answer, wanted)
+    return outcome_of(reply.status, answer, expected)
 
 
-def judged(status, answer, wanted):
+def outcome_of(status, answer, expected):
     """Returns a word for the outcome, and what is wrong."""
     if status != 200:
-        return "refused", f"{answer.get('error', {}).get('message')}: {json.dumps(wanted)}"
+        return "refused", f"{answer.get('error', {}).get('message')}: {json.dumps(expected)}"
     choice = answer["choices"][0]
     text = choice["message"]["content"]
     if choice["finish_reason"] == "length":
         return "cut", None
     if choice["finish_reason"] != "stop":
-        return "wrong", f"it ended with {choice['finish_reason']}"
+        return "wrong", f"the finish reason is {choice['finish_reason']}"
     try:
-        jsonschema.validate(json.loads(text), wanted, format_checker=CHECKED)
+        jsonschema.validate(json.loads(text), expected, format_checker=CHECKED)
     except (ValueError, jsonschema.ValidationError) as error:
-        return "wrong", f"{text!r}: {error} of {json.dumps(wanted)}"
+        return "wrong", f"{text!r}: {error} of {json.dumps(expected)}"
     return "valid", None
 
 
@@ -114,11 +114,11 @@ def main():
     options = parser.parse_args()
     host, port = options.address.rsplit(":", 1)
     with concurrent.futures.ThreadPoolExecutor(options.together) as pool:
-        became = list(pool.map(lambda i: ask((host, int(port)), options, i), range(options.schemas)))
-    for i, (word, what) in enumerate(became):
+        outcomes = list(pool.map(lambda i: check_one((host, int(port)), options, i), range(options.schemas)))
+    for i, (word, what) in enumerate(outcomes):
         if what:
             print(f"schema {i}, {word}: {what}")
-    counts = collections.Counter(word for word, _ in became)
+    counts = collections.Counter(word for word, _ in outcomes)
     words = ["valid", "cut", "refused", "wrong"]
     print(f"of {options.schemas}: " + ", ".join(f"{counts[word]} {word}" for word in words))
     if counts["wrong"] or counts["refused"] or not counts["valid"]:

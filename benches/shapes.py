@@ -1,5 +1,5 @@
-"""Models of real shapes with weights by chance, as GGUF: `shapes.py NAME FORMAT TOKENIZER.gguf OUT.gguf`. Speed does
-not depend on the weights' values, as long as they stay finite; the words are those of another file's tokenizer.
+"""Writes models of real shapes with random weights, as GGUF: `shapes.py NAME FORMAT TOKENIZER.gguf OUT.gguf`. Speed
+does not depend on the weights' values, as long as they stay finite; the tokenizer comes from another file.
 
 Needs the packages `gguf` and `numpy`.
 """
@@ -15,7 +15,7 @@ SHAPES = {
     "random-1.5B": (1536, 8960, 28, 12, 2, 32768),
     "random-8B": (4096, 14336, 32, 32, 8, 32768),
 }
-# Of a block: its elements, the bytes of its scales and of its digits, and about how wide the digits spread.
+# For a block: its elements, the bytes of its scales and of its digits, and the approximate spread of the digits.
 FORMATS = {
     "Q4_0": (gguf.GGMLQuantizationType.Q4_0, 32, 2, 16, 4.6),
     "Q8_0": (gguf.GGMLQuantizationType.Q8_0, 32, 2, 32, 74.0),
@@ -83,14 +83,14 @@ def copy_tokenizer(reader, writer):
 
 
 def packed(random, kind, n_out, n_in):
-    """Blocks whose digits are by chance, and whose scales keep a product's size that of its input."""
+    """Returns blocks with random digits, and with scales that keep a product as large as its input."""
     _, n_elements, n_scales, n_digits, spread = FORMATS[kind]
     n_blocks = n_out * n_in // n_elements
     blocks = numpy.empty((n_blocks, n_scales + n_digits), numpy.uint8)
     scale = numpy.float16(1 / (spread * n_in ** 0.5))
     blocks[:, :2] = numpy.frombuffer(scale.tobytes(), numpy.uint8)
     if kind == "Q4_K":
-        # Sub-scales of six bits by chance, and smallest values that move the digits' middle to zero.
+        # Random sub-scales of six bits, and minimums that move the digits' middle to zero.
         blocks[:, 2:4] = numpy.frombuffer(numpy.float16(7.5 * scale).tobytes(), numpy.uint8)
         blocks[:, 4:n_scales] = random.integers(0, 256, (n_blocks, n_scales - 4), numpy.uint8)
     blocks[:, n_scales:] = random.integers(0, 256, (n_blocks, n_digits), numpy.uint8)

@@ -82,7 +82,7 @@ class Canvas:
         self.parts.append(f"<polyline{look}/>")
 
     def mark(self, x, y, i):
-        """Draws a shape for each colour, for readers to whom colours look alike."""
+        """Draws a shape for each colour, so that lines differ without colours."""
         shapes = [[(0, -4), (4, 0), (0, 4), (-4, 0)], [(-3.5, -3.5), (3.5, -3.5), (3.5, 3.5), (-3.5, 3.5)],
                   [(0, -4.5), (4.5, 3.5), (-4.5, 3.5)], [(-4.5, -3.5), (4.5, -3.5), (0, 4.5)]]
         points = " ".join(f"{number(x + dx)},{number(y + dy)}" for dx, dy in shapes[i % len(shapes)])
@@ -124,7 +124,7 @@ def turned(x, y):
 
 
 def number(value):
-    """Formats with at most one digit behind the point."""
+    """Formats with at most one digit after the point."""
     text = f"{value:.1f}".removesuffix(".0")
     return "0" if text == "-0" else text
 

@@ -1,4 +1,4 @@
-"""Of `report.py`, over results made up here: python3 -m unittest benches/test_report.py"""
+"""Tests of `report.py` with invented results: python3 -m unittest benches/test_report.py"""
 
 import contextlib
 import io
@@ -89,7 +89,7 @@ class Report(unittest.TestCase):
         (self.results / name).write_text(json.dumps(content))
 
     def run_with(self, *flags):
-        """The status and all that was printed."""
+        """Returns the status and all that was printed."""
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
             status = report.main([*flags, "--results", str(self.results), "--readme", str(self.readme),
@@ -190,9 +190,9 @@ class Report(unittest.TestCase):
         self.check_fails_with("How fast")
 
     def test_a_result_in_no_row(self):
-        (self.results / "unheard-of.md").write_text("")
+        (self.results / "unknown.md").write_text("")
         self.run_with()
-        self.check_fails_with("unheard-of.md is in no row")
+        self.check_fails_with("unknown.md is in no row")
 
     def git(self, *words, at):
         # Within a hook of git these name the repository of the hook.
@@ -208,7 +208,7 @@ class Report(unittest.TestCase):
         self.git("add", name, at=at)
         self.git("commit", "--quiet", "--message", name, at=at)
 
-    @unittest.skipUnless(shutil.which("git"), "git is not here")
+    @unittest.skipUnless(shutil.which("git"), "git is missing")
     def test_stale(self):
         day, began = report.DAY_S, 1_700_000_000
         self.git("init", "--quiet", at=began)
@@ -251,7 +251,7 @@ class Report(unittest.TestCase):
             self.assertEqual({"transform" in one.attrib for one in values}, {is_turned})
 
     def test_words(self):
-        for test, words in [("prefill-512", "prefill"), ("decode-at-4096", "decode behind 4,096 positions"),
+        for test, words in [("prefill-512", "prefill"), ("decode-at-4096", "decode after 4,096 positions"),
                             ("http-1", "output with one client"),
                             ("prefill-12000", "prefill of 12,000 tokens"),
                             ("http-32-ttft-p50", "p50 time to first token with 32 clients"),

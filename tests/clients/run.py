@@ -1,6 +1,6 @@
 """Runs the tests that use real clients: `run.py BINARY [TEST ..]`, as `run.py target/debug/lockstep test_openai`.
 
-Ends with how many passed and failed, and with 1 if any failed or none ran.
+Prints how many tests passed and failed. Exits with 1 if any failed or none ran.
 """
 
 import os
@@ -12,7 +12,7 @@ HERE = Path(__file__).resolve().parent
 
 
 class Result(unittest.TextTestResult):
-    """Prints the log of the module's server beside the failure that it may explain."""
+    """Prints the log of the module's server after each failure."""
 
     def addError(self, test, error):
         super().addError(test, error)
@@ -36,7 +36,7 @@ def main(binary, *names):
     tests = loader.loadTestsFromNames(names) if names else loader.discover(str(HERE))
     result = unittest.TextTestRunner(verbosity=2, resultclass=Result, stream=sys.stdout).run(tests)
     n_failed = len(result.failures) + len(result.errors) + len(result.unexpectedSuccesses)
-    # What fails before its first test (a server that does not start) is an error without a test.
+    # A module whose server does not start is an error without a test.
     n_passed = max(0, result.testsRun - n_failed - len(result.skipped))
     print(f"{n_passed} passed, {n_failed} failed")
     sys.exit(0 if n_passed and not n_failed else 1)

@@ -53,7 +53,7 @@ class Server:
     def metric(self, name):
         """Returns the sum of a metric over all labels; fails if the page has no line of it."""
         status, page = self.get("/metrics")
-        assert status == 200, f"/metrics answered {status}"
+        assert status == 200, f"/metrics returned {status}"
         lines = [line for line in page.splitlines() if line.startswith((name + "{", name + " "))]
         assert lines, f"/metrics has no {name}:\n{page}"
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
@@ -63,9 +63,9 @@ class Server:
         gauges = ["lockstep:requests_running", "lockstep:requests_waiting", "lockstep:kv_usage_ratio"]
         return all(self.metric(name) == 0 for name in gauges)
 
-    def wait_until(self, holds, seconds, what):
+    def wait_until(self, condition, seconds, what):
         deadline = time.monotonic() + seconds
-        while not holds():
+        while not condition():
             if time.monotonic() > deadline:
                 raise AssertionError(f"not {what} within {seconds} s")
             time.sleep(0.05)
@@ -73,16 +73,16 @@ class Server:
     def terminate(self):
         self.process.send_signal(signal.SIGTERM)
 
-    def ended(self):
+    def exit_status(self):
         """Returns the exit status after the process has ended."""
         return self.process.wait(timeout=STOP_MAX_S)
 
     def stop(self):
-        """Ends the server as an operator would, and fails if it does not end well."""
+        """Stops the server as an operator would, and fails if its exit status is not 0."""
         if self.process.poll() is None:
             self.terminate()
         try:
-            status = self.ended()
+            status = self.exit_status()
         except subprocess.TimeoutExpired:
             self.process.kill()
             status = self.process.wait()

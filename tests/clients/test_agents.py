@@ -1,4 +1,4 @@
-"""`openai-agents`, unmodified, against `/v1/responses`: loops of calls and results, whole and in events."""
+"""`openai-agents`, unmodified, against `/v1/responses`: loops of calls and results, whole and streamed."""
 
 import asyncio
 import unittest
@@ -32,19 +32,19 @@ def tearDownModule():
 
 
 class Loop:
-    """An agent that must call, and is done after its third result."""
+    """An agent that must call a tool, and stops after its third result."""
 
     def __init__(self, **settings):
-        self.asked = []
+        self.calls = []
 
         @function_tool
         def weather(city: Literal["Paris", "Rome"], day: Literal["today", "tomorrow"]) -> str:
             """The weather in a city."""
-            self.asked.append((city, day))
-            return f"{20 + len(self.asked)} degrees in {city}"
+            self.calls.append((city, day))
+            return f"{20 + len(self.calls)} degrees in {city}"
 
         def behavior(_context, results):
-            is_done = len(self.asked) >= N_TURNS
+            is_done = len(self.calls) >= N_TURNS
             return ToolsToFinalOutputResult(is_final_output=is_done, final_output=results[-1].output)
 
         client = openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=120)
@@ -74,7 +74,7 @@ class Loop:
 
 class Agents(unittest.TestCase):
     def check(self, loop, result):
-        self.assertEqual(len(loop.asked), N_TURNS)
+        self.assertEqual(len(loop.calls), N_TURNS)
         self.assertTrue(result.final_output.startswith(f"{20 + N_TURNS} degrees in "), result.final_output)
         self.assertEqual(len(result.raw_responses), N_TURNS)
         kinds = [item.type for item in result.new_items]
@@ -84,12 +84,12 @@ class Agents(unittest.TestCase):
         loop = Loop()
         self.check(loop, loop.whole())
 
-    def test_the_same_in_events(self):
+    def test_a_streamed_loop_is_the_same(self):
         whole, streamed = Loop(), Loop()
         whole.whole()
         result, names = streamed.streamed()
         self.check(streamed, result)
-        self.assertEqual(streamed.asked, whole.asked)
+        self.assertEqual(streamed.calls, whole.calls)
         self.assertEqual(names.count("response.completed"), N_TURNS)
         self.assertGreater(names.count("response.function_call_arguments.delta"), N_TURNS)
 
@@ -101,7 +101,7 @@ class Agents(unittest.TestCase):
             stored.agent, "How is the weather?", max_turns=N_TURNS, auto_previous_response_id=True
         )
         self.check(stored, asyncio.run(run))
-        self.assertEqual(stored.asked, whole.asked)
+        self.assertEqual(stored.calls, whole.calls)
 
 
 if __name__ == "__main__":

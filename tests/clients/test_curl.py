@@ -1,4 +1,4 @@
-"""What a person types: curl against every page, and bodies that no client library would send."""
+"""curl against every page, and bodies that no client library sends."""
 
 import json
 import subprocess
@@ -35,7 +35,7 @@ class Curl(unittest.TestCase):
 
     def test_chat_streams_events(self):
         blocks = [block.split("\n") for block in chat(stream=True).split("\n\n") if block]
-        # Where to go on from, and then the data.
+        # An id to resume from, and then the data.
         self.assertTrue(all(block[0].startswith("id: ") for block in blocks[:-1]), blocks)
         events = [block[-1] for block in blocks]
         self.assertTrue(all(event.startswith("data: ") for event in events), events)

@@ -1,4 +1,4 @@
-"""A gRPC client that has no generated code: all it knows comes from the server's reflection."""
+"""A gRPC client without generated code: it gets all types from the server's reflection."""
 
 import unittest
 
@@ -28,7 +28,7 @@ def tearDownModule():
 
 
 def call(service, method, /, **fields):
-    """Calls a method found by reflection; the reply, or an iterator of replies."""
+    """Calls a method found by reflection. Returns the reply, or an iterator of replies."""
     found = pool.FindServiceByName(service).FindMethodByName(method)
     kind = channel.unary_stream if found.server_streaming else channel.unary_unary
     Request, Reply = GetMessageClass(found.input_type), GetMessageClass(found.output_type)
@@ -41,7 +41,7 @@ def inference(method, **fields):
 
 
 class Answer:
-    """A whole stream of Generate, with what every stream has asserted."""
+    """Runs one Generate, and asserts what holds for every stream."""
 
     def __init__(self, test, **fields):
         events = list(inference("Generate", **fields))
@@ -83,7 +83,7 @@ class Generate(unittest.TestCase):
         same = Answer(self, token_ids={"ids": ids}, sampling=GREEDY)
         self.assertEqual((same.ids, same.text), (chat.ids, chat.text))
 
-    def test_started_tells_the_seed_that_repeats_it(self):
+    def test_started_has_the_seed_that_repeats_it(self):
         drawn = Answer(self, chat=CHAT, sampling={"temperature": 1, "max_tokens": 12})
         again = Answer(self, chat=CHAT, sampling={"temperature": 1, "max_tokens": 12, "seed": drawn.started.seed})
         self.assertEqual(again.ids, drawn.ids)

@@ -40,7 +40,7 @@ def call(name, /, **fields):
 
 
 def infer(text, sampling="{}", **more):
-    """Encodes a request as Triton's clients do: contents apart from their tensors, each element after its length."""
+    """Encodes a request as Triton's clients do: contents in a field of their own, each element after its length."""
     values = [("text_input", "BYTES", framed(text)), ("sampling_parameters", "BYTES", framed(sampling))]
     values += [(name, "BOOL", struct.pack("?", value)) for name, value in more.items()]
     inputs = [{"name": name, "datatype": kind, "shape": [1]} for name, kind, _ in values]
@@ -51,7 +51,7 @@ def framed(text):
     return struct.pack("<I", len(text.encode())) + text.encode()
 
 
-def said(response):
+def text_of(response):
     raw = response.raw_output_contents[0]
     assert struct.unpack("<I", raw[:4])[0] == len(raw) - 4
     return raw[4:].decode()
@@ -62,21 +62,21 @@ GREEDY = '{"temperature": 0, "max_tokens": "12"}'
 
 class Infer(unittest.TestCase):
     def test_text(self):
-        whole = said(call("ModelInfer", **infer("The capital of France is", GREEDY)))
+        whole = text_of(call("ModelInfer", **infer("The capital of France is", GREEDY)))
         self.assertTrue(whole.startswith("The capital of France is"))
         self.assertIn("Paris", whole)
-        answer = said(call("ModelInfer", **infer("The capital of France is", GREEDY, exclude_input_in_output=True)))
+        answer = text_of(call("ModelInfer", **infer("The capital of France is", GREEDY, exclude_input_in_output=True)))
         self.assertEqual(whole, "The capital of France is" + answer)
 
     def test_stream(self):
         Request, Reply, path = method("ModelStreamInfer")
-        asked = Request(**infer("The capital of France is", GREEDY, stream=True))
+        request = Request(**infer("The capital of France is", GREEDY, stream=True))
         stub = channel.stream_stream(path, Request.SerializeToString, Reply.FromString)
-        replies = list(stub(iter([asked]), timeout=WAIT_S))
+        replies = list(stub(iter([request]), timeout=WAIT_S))
         self.assertGreater(len(replies), 2)
         self.assertEqual([reply.error_message for reply in replies if reply.error_message], [])
-        whole = said(call("ModelInfer", **infer("The capital of France is", GREEDY, exclude_input_in_output=True)))
-        self.assertEqual("".join(said(reply.infer_response) for reply in replies), whole)
+        whole = text_of(call("ModelInfer", **infer("The capital of France is", GREEDY, exclude_input_in_output=True)))
+        self.assertEqual("".join(text_of(reply.infer_response) for reply in replies), whole)
 
     def test_refusals(self):
         for more, code in (

@@ -21,11 +21,11 @@ def tearDownModule():
     server.stop()
 
 
-def stream(of, max_tokens, prompt="Once upon a time"):
+def stream(target, max_tokens, prompt="Once upon a time"):
     """Opens an event stream of a request that does not end before `max_tokens`."""
     body = {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True, "stream": True}
     headers = {"content-type": "application/json"}
-    request = urllib.request.Request(f"{of.url}/v1/completions", data=json.dumps(body).encode(), headers=headers)
+    request = urllib.request.Request(f"{target.url}/v1/completions", data=json.dumps(body).encode(), headers=headers)
     return urllib.request.urlopen(request, timeout=60)
 
 
@@ -45,8 +45,8 @@ def read(reply, n_events=None):
     return text
 
 
-class Vanishing(unittest.TestCase):
-    def test_blocks_come_back(self):
+class Disconnects(unittest.TestCase):
+    def test_disconnects_free_blocks(self):
         with stream(server, 24) as reply:
             alone = read(reply)
         leaving = [stream(server, 4000, f"{i}. Once upon a time") for i in range(4)]
@@ -88,8 +88,8 @@ class Ending(unittest.TestCase):
             for thread in clients:
                 thread.join(WAIT_S * 2)
             self.assertEqual(errors, [])
-            self.assertEqual((len(texts), len(set(texts))), (n_streams, 1), "every stream ended whole, and alike")
-            self.assertEqual(own.ended(), 0)
+            self.assertEqual((len(texts), len(set(texts))), (n_streams, 1), "every stream is whole, and all are equal")
+            self.assertEqual(own.exit_status(), 0)
         finally:
             own.stop()
 

@@ -10,7 +10,7 @@ from server import Server
 
 server = None
 client = None
-ASK = [{"role": "user", "content": "Name three colours."}]
+MESSAGES = [{"role": "user", "content": "Name three colours."}]
 GREEDY = {"temperature": 0, "num_predict": 24}
 KEY = "the-key"
 
@@ -27,44 +27,44 @@ def tearDownModule():
 
 class Chat(unittest.TestCase):
     def test_answer(self):
-        reply = client.chat("smollm2", ASK, options=GREEDY)
+        reply = client.chat("smollm2", MESSAGES, options=GREEDY)
         self.assertEqual((reply.message.role, reply.done), ("assistant", True))
         self.assertIn(reply.done_reason, ["stop", "length"])
         self.assertTrue(reply.message.content.strip())
         self.assertGreater(reply.eval_count, 0)
         self.assertGreater(reply.prompt_eval_count, 0)
         self.assertGreaterEqual(reply.total_duration, reply.prompt_eval_duration + reply.eval_duration)
-        plain = client.chat("smollm2", ASK, options={**GREEDY, "repeat_penalty": 1.0})
+        plain = client.chat("smollm2", MESSAGES, options={**GREEDY, "repeat_penalty": 1.0})
         with openai.OpenAI(base_url=f"{server.url}/v1", api_key=KEY, max_retries=0, timeout=60) as other:
-            # Ollama penalises what the last 64 tokens have, and OpenAI does not.
+            # Ollama penalises repetition in the last 64 tokens by default, and OpenAI does not.
             for defaults, reply in (("ollama", reply), ("openai", plain)):
-                same = other.chat.completions.create(model="smollm2", messages=ASK, temperature=0, max_tokens=24,
+                same = other.chat.completions.create(model="smollm2", messages=MESSAGES, temperature=0, max_tokens=24,
                                                      extra_body={"sampling_defaults": defaults})
                 self.assertEqual(same.choices[0].message.content, reply.message.content, defaults)
 
-    def test_stream_says_the_same(self):
-        whole = client.chat("smollm2:latest", ASK, options=GREEDY)
-        parts = list(client.chat("smollm2:latest", ASK, options=GREEDY, stream=True))
+    def test_stream_equals_the_answer(self):
+        whole = client.chat("smollm2:latest", MESSAGES, options=GREEDY)
+        parts = list(client.chat("smollm2:latest", MESSAGES, options=GREEDY, stream=True))
         self.assertEqual("".join(part.message.content for part in parts), whole.message.content)
         self.assertEqual([part.done for part in parts], [False] * (len(parts) - 1) + [True])
         self.assertEqual(parts[-1].eval_count, whole.eval_count)
 
     def test_refusals_name_the_field(self):
         with self.assertRaises(ollama.ResponseError) as caught:
-            client.chat("smollm2", ASK, options={"mirostat": 2})
+            client.chat("smollm2", MESSAGES, options={"mirostat": 2})
         self.assertEqual(caught.exception.status_code, 400)
         self.assertIn("mirostat", caught.exception.error)
         with self.assertRaises(ollama.ResponseError) as caught:
-            client.chat("no-such-model", ASK)
+            client.chat("no-such-model", MESSAGES)
         self.assertEqual(caught.exception.status_code, 404)
-        stranger = ollama.Client(host=server.url, headers={"authorization": "Bearer nobody"})
+        without_key = ollama.Client(host=server.url, headers={"authorization": "Bearer wrong"})
         with self.assertRaises(ollama.ResponseError) as caught:
-            stranger.list()
+            without_key.list()
         self.assertEqual(caught.exception.status_code, 401)
 
 
 class Generate(unittest.TestCase):
-    def test_context_goes_on(self):
+    def test_context_continues(self):
         first = client.generate("smollm2", "Name a colour.", options=GREEDY)
         self.assertTrue(first.response.strip())
         next_one = client.generate("smollm2", "Another.", context=first.context, options=GREEDY)

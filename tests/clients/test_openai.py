@@ -10,7 +10,7 @@ from server import Server
 
 server = None
 client = None
-ASK = [{"role": "user", "content": "Name three colours."}]
+MESSAGES = [{"role": "user", "content": "Name three colours."}]
 
 
 def setUpModule():
@@ -25,7 +25,7 @@ def tearDownModule():
 
 
 def chat(**more):
-    options = {"model": "smollm2", "messages": ASK, "temperature": 0, "max_tokens": 24}
+    options = {"model": "smollm2", "messages": MESSAGES, "temperature": 0, "max_tokens": 24}
     return client.chat.completions.create(**(options | more))
 
 
@@ -46,7 +46,7 @@ class Chat(unittest.TestCase):
         # The template puts its system message in front, so the prompt has more than 30 tokens, as in the reference.
         self.assertGreater(usage.prompt_tokens, 20)
 
-    def test_stream_says_the_same(self):
+    def test_stream_equals_the_answer(self):
         whole = chat().choices[0]
         chunks = list(chat(stream=True))
         self.assertEqual(text(chunks), whole.message.content)
@@ -70,7 +70,7 @@ class Chat(unittest.TestCase):
     def test_stop(self):
         whole = chat(max_tokens=40).choices[0].message.content
         stop = whole[len(whole) // 2 :][:3]
-        cut = chat(max_tokens=40, stop=[stop, "never said"])
+        cut = chat(max_tokens=40, stop=[stop, "no such text"])
         self.assertEqual(cut.choices[0].message.content, whole[: whole.index(stop)])
         self.assertEqual(cut.choices[0].finish_reason, "stop")
         self.assertEqual(text(chat(max_tokens=40, stop=stop, stream=True)), whole[: whole.index(stop)])
@@ -165,19 +165,19 @@ class Completions(unittest.TestCase):
 
     def test_echo_with_logprobs(self):
         reply = self.complete(echo=True, logprobs=2)
-        told, whole = reply.choices[0].logprobs, reply.choices[0].text
-        self.assertEqual("".join(told.tokens), whole)
-        self.assertEqual(len(told.tokens), reply.usage.prompt_tokens + reply.usage.completion_tokens)
-        self.assertIsNone(told.token_logprobs[0])
-        self.assertTrue(all(logprob <= 0 for logprob in told.token_logprobs[1:]))
-        stand = [whole[at:].startswith(token) for at, token in zip(told.text_offset, told.tokens)]
-        self.assertEqual(stand, [True] * len(told.tokens))
+        logprobs, whole = reply.choices[0].logprobs, reply.choices[0].text
+        self.assertEqual("".join(logprobs.tokens), whole)
+        self.assertEqual(len(logprobs.tokens), reply.usage.prompt_tokens + reply.usage.completion_tokens)
+        self.assertIsNone(logprobs.token_logprobs[0])
+        self.assertTrue(all(logprob <= 0 for logprob in logprobs.token_logprobs[1:]))
+        is_at_offset = [whole[at:].startswith(token) for at, token in zip(logprobs.text_offset, logprobs.tokens)]
+        self.assertEqual(is_at_offset, [True] * len(logprobs.tokens))
         # An answer that is scored as a prompt has the same logprobs as before.
         again = self.complete(prompt=whole, echo=True, logprobs=2, max_tokens=0)
         self.assertEqual(again.choices[0].text, whole)
-        self.assertEqual(again.choices[0].logprobs.token_logprobs, told.token_logprobs)
+        self.assertEqual(again.choices[0].logprobs.token_logprobs, logprobs.token_logprobs)
 
-    def test_stream_says_the_same(self):
+    def test_stream_equals_the_answer(self):
         whole = self.complete().choices[0].text
         streamed = "".join(chunk.choices[0].text for chunk in self.complete(stream=True) if chunk.choices)
         self.assertEqual(streamed, whole)
@@ -188,7 +188,7 @@ class Embeddings(unittest.TestCase):
         reply = client.embeddings.create(model="smollm2", input=texts, **more)
         return [one.embedding for one in reply.data]
 
-    def test_like_is_near(self):
+    def test_similar_texts_are_near(self):
         same, near, far = self.embed(["A cat sat on the mat.", "A cat sat on a mat.", "def f(x): return x + 1"])
         self.assertEqual(len(same), 576)
         self.assertAlmostEqual(sum(a * a for a in same), 1, places=4)
@@ -224,14 +224,14 @@ class Refusals(unittest.TestCase):
     def test_a_key_is_needed(self):
         keyed = Server("--api-key", "k1")
         try:
-            with openai.OpenAI(base_url=f"{keyed.url}/v1", api_key="none", max_retries=0) as stranger:
-                self.refused(openai.AuthenticationError, "key", call=stranger.models.list)
-            with openai.OpenAI(base_url=f"{keyed.url}/v1", api_key="k1", max_retries=0) as friend:
-                self.assertEqual(len(list(friend.models.list())), 1)
+            with openai.OpenAI(base_url=f"{keyed.url}/v1", api_key="none", max_retries=0) as without_key:
+                self.refused(openai.AuthenticationError, "key", call=without_key.models.list)
+            with openai.OpenAI(base_url=f"{keyed.url}/v1", api_key="k1", max_retries=0) as with_key:
+                self.assertEqual(len(list(with_key.models.list())), 1)
         finally:
             keyed.stop()
 
-    def test_pages_that_are_not(self):
+    def test_unknown_page(self):
         self.refused(openai.NotFoundError, call=lambda: client.post("/nothing", cast_to=object, body={}))
 
     def test_values_out_of_range(self):
@@ -247,7 +247,7 @@ class Refusals(unittest.TestCase):
     def test_a_field_that_would_change_the_answer(self):
         self.refused(openai.BadRequestError, "tools", tools=[{"type": "web_search"}])
         self.refused(openai.BadRequestError, "thinking_token_budget", extra_body={"thinking_token_budget": 9})
-        schema = {"type": "object", "unheardOf": 1}
+        schema = {"type": "object", "unknownKeyword": 1}
         schema = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
         self.refused(openai.BadRequestError, "response_format", response_format=schema)
 
@@ -273,27 +273,27 @@ class Structures(unittest.TestCase):
 
     def test_a_tool_that_must_be_called_is_called(self):
         tool = {"type": "function", "function": {"name": "look_at", "description": "Looks.", "parameters": PLACE}}
-        ask = {"tools": [tool], "tool_choice": "required", "max_tokens": 100, "parallel_tool_calls": False}
-        whole = chat(**ask).choices[0]
+        arguments = {"tools": [tool], "tool_choice": "required", "max_tokens": 100, "parallel_tool_calls": False}
+        whole = chat(**arguments).choices[0]
         self.assertEqual(whole.finish_reason, "tool_calls")
         function = whole.message.tool_calls[0].function
         self.assertEqual((function.name, list(json.loads(function.arguments))), ("look_at", ["city"]))
-        parts = [part for chunk in chat(stream=True, **ask) for part in chunk.choices[0].delta.tool_calls or []]
+        parts = [part for chunk in chat(stream=True, **arguments) for part in chunk.choices[0].delta.tool_calls or []]
         self.assertEqual(parts[0].function.name, "look_at")
         self.assertEqual("".join(part.function.arguments for part in parts), function.arguments)
         called = {"role": "assistant", "content": None, "tool_calls": [whole.message.tool_calls[0].model_dump()]}
         result = {"role": "tool", "tool_call_id": whole.message.tool_calls[0].id, "content": "It is sunny."}
-        self.assertTrue(chat(messages=[*ASK, called, result], tools=[tool]).choices[0].finish_reason)
+        self.assertTrue(chat(messages=[*MESSAGES, called, result], tools=[tool]).choices[0].finish_reason)
 
     def test_three_turns_of_calls_streamed_and_whole(self):
         tool = {"type": "function", "function": {"name": "look_at", "description": "Looks.", "parameters": PLACE}}
 
-        def whole(**ask):
-            message = chat(**ask).choices[0].message
+        def whole(**arguments):
+            message = chat(**arguments).choices[0].message
             return message.content, message.tool_calls[0].model_dump() if message.tool_calls else None
 
-        def streamed(**ask):
-            with client.chat.completions.stream(**({"model": "smollm2", "temperature": 0} | ask)) as stream:
+        def streamed(**arguments):
+            with client.chat.completions.stream(**({"model": "smollm2", "temperature": 0} | arguments)) as stream:
                 message = stream.get_final_completion().choices[0].message
             if not message.tool_calls:
                 return message.content, None
@@ -301,21 +301,21 @@ class Structures(unittest.TestCase):
             function = {"name": call.function.name, "arguments": call.function.arguments}
             return message.content, {"id": call.id, "type": "function", "function": function}
 
-        def loop(say):
-            messages, said = list(ASK), []
+        def loop(send):
+            messages, results = list(MESSAGES), []
             # A call's id is a function of the seed too.
-            ask = {"tools": [tool], "max_tokens": 60, "parallel_tool_calls": False, "seed": 7}
+            arguments = {"tools": [tool], "max_tokens": 60, "parallel_tool_calls": False, "seed": 7}
             for turn in range(3):
-                _, call = say(messages=messages, tool_choice="required", **ask)
+                _, call = send(messages=messages, tool_choice="required", **arguments)
                 called = {"role": "assistant", "content": None, "tool_calls": [call]}
                 messages += [called, {"role": "tool", "tool_call_id": call["id"], "content": f"Result {turn}."}]
-                said.append((call["id"], call["function"]))
-            said.append(say(messages=messages, tool_choice="none", **ask))
-            return said
+                results.append((call["id"], call["function"]))
+            results.append(send(messages=messages, tool_choice="none", **arguments))
+            return results
 
         self.assertEqual(loop(whole), loop(streamed))
 
-    def test_what_validators_ask_for_is_there(self):
+    def test_fields_that_validators_require(self):
         reply = chat()
         self.assertEqual((reply.service_tier, reply.choices[0].message.annotations), ("default", []))
         self.assertEqual(reply.usage.completion_tokens_details.reasoning_tokens, 0)

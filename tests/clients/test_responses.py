@@ -33,13 +33,13 @@ def tearDownModule():
     server.stop()
 
 
-def asked(**more):
+def request(**more):
     return {"model": "smollm2", "input": "Name three colours.", "temperature": 0, "max_output_tokens": 24} | more
 
 
 class Responses(unittest.TestCase):
-    def test_answer_is_that_of_chat(self):
-        reply = client.responses.create(**asked())
+    def test_answer_equals_chat(self):
+        reply = client.responses.create(**request())
         chat = client.chat.completions.create(
             model="smollm2", messages=[{"role": "user", "content": "Name three colours."}], temperature=0, max_tokens=24
         )
@@ -49,9 +49,9 @@ class Responses(unittest.TestCase):
         self.assertEqual((reply.usage.input_tokens, reply.usage.output_tokens), (chat.usage.prompt_tokens, 24))
         self.assertEqual((reply.store, reply.previous_response_id), (True, None))
 
-    def test_stream_says_the_same(self):
-        whole = client.responses.create(**asked())
-        events = list(client.responses.create(**asked(stream=True)))
+    def test_stream_equals_the_answer(self):
+        whole = client.responses.create(**request())
+        events = list(client.responses.create(**request(stream=True)))
         self.assertEqual(events[0].type, "response.created")
         self.assertEqual(events[-1].type, "response.incomplete")
         self.assertEqual([event.sequence_number for event in events], list(range(len(events))))
@@ -61,9 +61,9 @@ class Responses(unittest.TestCase):
             "input_tokens_details": events[-1].response.usage.input_tokens_details}))
 
     def test_the_clients_own_stream(self):
-        with client.responses.stream(**asked()) as stream:
+        with client.responses.stream(**request()) as stream:
             text = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
-        self.assertEqual(text, client.responses.create(**asked()).output_text)
+        self.assertEqual(text, client.responses.create(**request()).output_text)
 
     def test_messages_and_instructions(self):
         turns = [
@@ -71,20 +71,20 @@ class Responses(unittest.TestCase):
             {"role": "assistant", "content": [{"type": "output_text", "text": "Hello, Ada."}]},
             {"role": "user", "content": [{"type": "input_text", "text": "What is my name?"}]},
         ]
-        reply = client.responses.create(**asked(input=turns, instructions="Be brief."))
-        same = client.responses.create(**asked(input=[{"role": "system", "content": "Be brief."}, *turns]))
+        reply = client.responses.create(**request(input=turns, instructions="Be brief."))
+        same = client.responses.create(**request(input=[{"role": "system", "content": "Be brief."}, *turns]))
         self.assertEqual(reply.output_text, same.output_text)
         self.assertEqual(reply.instructions, "Be brief.")
 
-    def test_a_call_is_that_of_chat(self):
+    def test_a_call_equals_chat(self):
         # The ids of calls come from the seed.
-        body = asked(tools=[TOOL], tool_choice="required", max_output_tokens=64, extra_body={"seed": 5})
+        body = request(tools=[TOOL], tool_choice="required", max_output_tokens=64, extra_body={"seed": 5})
         called = client.responses.create(**body)
         (call,) = called.output
         self.assertEqual((call.type, call.name, call.status), ("function_call", "get_weather", "completed"))
         self.assertEqual(set(json.loads(call.arguments)), {"city"})
         function = {name: value for name, value in TOOL.items() if name != "type"}
-        messages = [{"role": "user", "content": asked()["input"]}]
+        messages = [{"role": "user", "content": request()["input"]}]
         chat = client.chat.completions.create(
             model="smollm2", messages=messages, tools=[{"type": "function", "function": function}],
             tool_choice="required", temperature=0, max_tokens=64, seed=5,
@@ -97,37 +97,37 @@ class Responses(unittest.TestCase):
         self.assertEqual(("".join(parts), final.output[0].arguments), (call.arguments, call.arguments))
 
     def test_three_turns_of_calls(self):
-        """Sent whole each time, and by the id of the response before: the same."""
+        """Sends the whole conversation each time, or the previous response's id: the calls are equal."""
         calls = []
         for is_stored in (False, True):
-            said, turn, before = [], [{"role": "user", "content": "How is the weather?"}], openai.omit
+            items, turn, previous = [], [{"role": "user", "content": "How is the weather?"}], openai.omit
             for _ in range(3):
-                said += turn
-                reply = client.responses.create(**asked(
-                    input=turn if is_stored else said, previous_response_id=before, store=is_stored, tools=[TOOL],
+                items += turn
+                reply = client.responses.create(**request(
+                    input=turn if is_stored else items, previous_response_id=previous, store=is_stored, tools=[TOOL],
                     tool_choice={"type": "function", "name": "get_weather"}, max_output_tokens=64,
                 ))
                 (call,) = reply.output
                 calls.append((call.name, call.arguments))
-                said += [call.model_dump(exclude_none=True)]
+                items += [call.model_dump(exclude_none=True)]
                 turn = [{"type": "function_call_output", "call_id": call.call_id, "output": "21 degrees"}]
-                before = reply.id if is_stored else openai.omit
+                previous = reply.id if is_stored else openai.omit
         self.assertEqual(calls[:3], calls[3:])
 
-    def test_text_in_a_form(self):
+    def test_text_with_a_schema(self):
         class Colour(pydantic.BaseModel):
             name: Literal["red", "green"]
             number: int
 
-        reply = client.responses.parse(**asked(text_format=Colour, max_output_tokens=64))
+        reply = client.responses.parse(**request(text_format=Colour, max_output_tokens=64))
         self.assertIn(reply.output_parsed.name, ["red", "green"])
         self.assertEqual(reply.text.format.type, "json_schema")
 
     def test_stored_responses(self):
-        first = client.responses.create(**asked())
+        first = client.responses.create(**request())
         self.assertEqual(client.responses.retrieve(first.id).model_dump(), first.model_dump())
         items = client.responses.input_items.list(first.id).data
-        self.assertEqual([item.content[0].text for item in items], [asked()["input"]])
+        self.assertEqual([item.content[0].text for item in items], [request()["input"]])
         with self.assertRaises(openai.BadRequestError):
             client.responses.cancel(first.id)
         client.responses.delete(first.id)
@@ -135,15 +135,15 @@ class Responses(unittest.TestCase):
             client.responses.retrieve(first.id)
 
     def test_in_the_background(self):
-        whole = client.responses.create(**asked())
-        begun = client.responses.create(**asked(background=True))
+        whole = client.responses.create(**request())
+        begun = client.responses.create(**request(background=True))
         self.assertEqual((begun.status, begun.background), ("queued", True))
         ended = self.ended(begun)
         self.assertEqual((ended.status, ended.output_text), ("incomplete", whole.output_text))
         with self.assertRaises(openai.BadRequestError):
             client.responses.cancel(begun.id)
         endless = {"ignore_eos": True}
-        long = client.responses.create(**asked(background=True, max_output_tokens=2000, extra_body=endless))
+        long = client.responses.create(**request(background=True, max_output_tokens=2000, extra_body=endless))
         self.assertEqual(client.responses.cancel(long.id).status, "cancelled")
         self.assertEqual(client.responses.retrieve(long.id).status, "cancelled")
 
@@ -155,9 +155,9 @@ class Responses(unittest.TestCase):
             time.sleep(0.1)
         return response
 
-    def test_a_background_stream_is_taken_up(self):
+    def test_a_background_stream_is_resumed(self):
         first = []
-        with client.responses.create(**asked(background=True, stream=True)) as stream:
+        with client.responses.create(**request(background=True, stream=True)) as stream:
             for event in stream:
                 first.append(event)
                 if event.type == "response.output_text.delta":
@@ -178,16 +178,16 @@ class Responses(unittest.TestCase):
         self.assertEqual(client.conversations.retrieve(conversation.id), conversation)
         changed = client.conversations.update(conversation.id, metadata={"topic": "names"})
         self.assertEqual((changed.id, changed.metadata), (conversation.id, {"topic": "names"}))
-        reply = client.responses.create(**asked(conversation=conversation.id))
+        reply = client.responses.create(**request(conversation=conversation.id))
         self.assertEqual(reply.conversation.id, conversation.id)
-        turns = [{"role": "user", "content": "My name is Ada."}, {"role": "user", "content": asked()["input"]}]
-        self.assertEqual(reply.output_text, client.responses.create(**asked(input=turns)).output_text)
+        turns = [{"role": "user", "content": "My name is Ada."}, {"role": "user", "content": request()["input"]}]
+        self.assertEqual(reply.output_text, client.responses.create(**request(input=turns)).output_text)
         added = client.conversations.items.create(
             conversation.id, items=[{"type": "message", "role": "user", "content": "And now?"}]
         )
         items = list(client.conversations.items.list(conversation.id, order="asc", limit=2))
         texts = [item.content[0].text for item in items]
-        self.assertEqual(texts, ["My name is Ada.", asked()["input"], reply.output_text, "And now?"])
+        self.assertEqual(texts, ["My name is Ada.", request()["input"], reply.output_text, "And now?"])
         self.assertEqual(items[-1], added.data[0])
         one = client.conversations.items.retrieve(items[0].id, conversation_id=conversation.id)
         self.assertEqual(one, items[0])
@@ -204,13 +204,13 @@ class Responses(unittest.TestCase):
             ({"conversation": "conv_1", "previous_response_id": "resp_1"}, "conversation"),
         ):
             with self.assertRaises(openai.BadRequestError) as caught:
-                client.responses.create(**asked(**more))
+                client.responses.create(**request(**more))
             self.assertEqual(caught.exception.param, param)
-        # A model that does not think has no degrees of it, and no prompt is cut here.
-        taken = client.responses.create(**asked(reasoning={"effort": "high"}, truncation="auto"))
-        self.assertEqual(taken.output_text, client.responses.create(**asked()).output_text)
+        # A model without reasoning ignores the effort, and no prompt is truncated here.
+        reply = client.responses.create(**request(reasoning={"effort": "high"}, truncation="auto"))
+        self.assertEqual(reply.output_text, client.responses.create(**request()).output_text)
         with self.assertRaises(openai.NotFoundError) as caught:
-            client.responses.create(**asked(previous_response_id="resp_1"))
+            client.responses.create(**request(previous_response_id="resp_1"))
         self.assertEqual(caught.exception.param, "previous_response_id")
 
 

@@ -13,7 +13,7 @@ server = None
 gateway = None
 through = None
 direct = None
-ASK = [{"role": "user", "content": "Name three colours."}]
+MESSAGES = [{"role": "user", "content": "Name three colours."}]
 
 
 def setUpModule():
@@ -36,7 +36,7 @@ def tearDownModule():
 
 
 def chat(client, **more):
-    options = {"model": "smollm2", "messages": ASK, "temperature": 0, "max_tokens": 24}
+    options = {"model": "smollm2", "messages": MESSAGES, "temperature": 0, "max_tokens": 24}
     return client.chat.completions.create(**(options | more))
 
 
@@ -54,7 +54,7 @@ class Chat(unittest.TestCase):
         self.assertEqual(theirs.usage.prompt_tokens, ours.usage.prompt_tokens)
         self.assertEqual(theirs.usage.completion_tokens, ours.usage.completion_tokens)
 
-    def test_stream_says_the_same(self):
+    def test_stream_equals_the_answer(self):
         chunks = list(chat(through, stream=True))
         self.assertGreater(len(chunks), 3)
         self.assertEqual(text(chunks), chat(direct).choices[0].message.content)
@@ -102,7 +102,7 @@ class Others(unittest.TestCase):
     def test_model_is_known_by_name(self):
         self.assertIn("smollm2", [model.id for model in through.models.list().data])
 
-    def test_refusal_comes_through(self):
+    def test_refusal_is_passed_on(self):
         with self.assertRaises(openai.APIStatusError) as caught:
             chat(through, messages=[{"role": "user", "content": "word " * 10_000}])
         self.assertGreaterEqual(caught.exception.status_code, 400)

@@ -21,7 +21,7 @@ def docker(*arguments, stdin=None, seconds=120):
     return done.stdout.decode()
 
 
-def is_there():
+def has_daemon():
     """Returns whether a daemon answers."""
     try:
         docker("version", seconds=20)
@@ -35,9 +35,9 @@ def cannot_run():
     name = "lockstep-test/probe"
     try:
         with tempfile.TemporaryDirectory() as folder:
-            program = linked("/bin/true")
+            program = with_libraries("/bin/true")
             subprocess.run(["cp", "-L", "--parents", *program, folder], check=True, timeout=60)
-            imported(name, folder, [])
+            import_image(name, folder, [])
         docker("run", "--rm", name, "/bin/true")
         return None
     except AssertionError as error:
@@ -46,36 +46,36 @@ def cannot_run():
         subprocess.run(["docker", "image", "rm", "--force", name], capture_output=True, timeout=60)
 
 
-def of_lockstep(name, binary):
+def make_lockstep_image(name, binary):
     """Makes an image from the small image's file system around a binary, without its debug information."""
     with tempfile.TemporaryDirectory() as folder:
         program, root = f"{folder}/lockstep", f"{folder}/root"
         subprocess.run(["strip", "--strip-all", "-o", program, str(binary)], check=True, timeout=60)
         subprocess.run([str(ROOT / "deploy" / "rootfs.sh"), program, root], check=True, timeout=60)
-        imported(name, root, SETTINGS)
+        import_image(name, root, SETTINGS)
 
 
-def of_etcd(name, program):
+def make_etcd_image(name, program):
     """Makes an image of the distribution's etcd, with the libraries that it is linked with."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / "root"
         (root / "tmp").mkdir(parents=True)
-        subprocess.run(["cp", "-L", "--parents", *linked(program), str(root)], check=True, timeout=60)
-        imported(name, root, ["ENV PATH=" + str(Path(program).parent)])
+        subprocess.run(["cp", "-L", "--parents", *with_libraries(program), str(root)], check=True, timeout=60)
+        import_image(name, root, ["ENV PATH=" + str(Path(program).parent)])
 
 
-def linked(program):
+def with_libraries(program):
     """Returns the paths of the program and of its libraries. A static program has none."""
-    said = subprocess.run(["ldd", program], capture_output=True, text=True, timeout=20).stdout
-    words = (word for line in said.splitlines() for word in line.split())
+    output = subprocess.run(["ldd", program], capture_output=True, text=True, timeout=20).stdout
+    words = (word for line in output.splitlines() for word in line.split())
     return [program, *(word for word in words if word.startswith("/"))]
 
 
-def imported(name, root, settings):
+def import_image(name, root, settings):
     """Imports a file system as an image. The user owns the caches, as in the Dockerfile: new volumes take the owner."""
     def owned(entry):
-        mine = entry.name.split("/")[1:2] in (["cache"], ["tmp"])
-        entry.uid = entry.gid = USER if mine else 0
+        is_writable = entry.name.split("/")[1:2] in (["cache"], ["tmp"])
+        entry.uid = entry.gid = USER if is_writable else 0
         return entry
 
     tar = io.BytesIO()
@@ -85,7 +85,7 @@ def imported(name, root, settings):
     docker("import", *changes, "-", name, stdin=tar.getvalue())
 
 
-def filled(volume, image, folder, into):
+def fill_volume(volume, image, folder, into):
     """Copies a folder into a volume, with the image's user as the owner of the files."""
     tar = io.BytesIO()
 

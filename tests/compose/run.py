@@ -1,8 +1,8 @@
 """Starts deploy/compose.yaml and injects faults: `run.py BINARY`. Runs four ranks, a coordinator and a router in
 separate containers, with etcd between them. While streams run, a rank is killed, stopped and cut from its network, and
-the coordinator is killed. Every answer must be the same as without faults. In the end nothing is left.
+the coordinator is killed. Every answer must be the same as without faults. At the end nothing is left.
 
-Without a Docker daemon it prints so and tests nothing.
+Without a Docker daemon it prints a line and tests nothing.
 """
 
 import http.client
@@ -55,13 +55,13 @@ class Cluster:
         return docker("network", "ls", "-q", "--filter", f"name={self.name}").split()[0]
 
     def up(self, binary):
-        images.of_lockstep(self.images["LOCKSTEP_IMAGE"], binary)
-        images.of_etcd(self.images["ETCD_IMAGE"], shutil.which("etcd"))
-        # Made before, so that no container fetches the model; Compose uses an existing volume of its name.
+        images.make_lockstep_image(self.images["LOCKSTEP_IMAGE"], binary)
+        images.make_etcd_image(self.images["ETCD_IMAGE"], shutil.which("etcd"))
+        # Created first, so that no container fetches the model; Compose uses an existing volume of this name.
         volume = f"{self.name}_models"
         labels = [f"com.docker.compose.project={self.name}", "com.docker.compose.volume=models"]
         docker("volume", "create", *(word for label in labels for word in ("--label", label)), volume)
-        images.filled(volume, self.images["LOCKSTEP_IMAGE"], model_folder(binary), "models/smollm2")
+        images.fill_volume(volume, self.images["LOCKSTEP_IMAGE"], model_folder(binary), "models/smollm2")
         self.compose("up", "-d", *SERVICES)
         self.wait_until_ready()
 
@@ -86,7 +86,7 @@ class Cluster:
         self.compose("down", "--volumes", "--timeout", "50")
         docker("image", "rm", *self.images.values())
 
-    def left(self):
+    def remaining(self):
         """Returns what is left of the project."""
         found = [docker("ps", "-aq", "--filter", f"label=com.docker.compose.project={self.name}")]
         found += [docker(kind, "ls", "-q", "--filter", f"name={self.name}") for kind in ("network", "volume")]
@@ -110,11 +110,11 @@ class Stream(threading.Thread):
             answer = connection.getresponse()
             assert answer.status == 200, answer.read()
             for line in answer:
-                self.hear(line.decode().strip())
-        except Exception as error:  # noqa: BLE001 the main thread judges it
+                self.read_line(line.decode().strip())
+        except Exception as error:  # noqa: BLE001 the main thread reports it
             self.error = error
 
-    def hear(self, line):
+    def read_line(self, line):
         if line == "data: [DONE]":
             self.is_whole = True
         elif line.startswith("data: "):
@@ -124,7 +124,7 @@ class Stream(threading.Thread):
                 self.ids += choice.get("token_ids") or []
 
 
-def started(cluster):
+def start_streams(cluster):
     streams = [Stream(cluster.port, seed) for seed in range(STREAMS)]
     for stream in streams:
         stream.start()
@@ -138,9 +138,9 @@ def answers(streams):
     return [stream.ids for stream in streams]
 
 
-def hurt(cluster, fault, expected):
+def run_with_fault(cluster, fault, expected):
     """Injects a fault while streams run, and returns the seconds from the fault to the last token."""
-    streams = started(cluster)
+    streams = start_streams(cluster)
     give_up = time.monotonic() + ANSWER_MAX_S
     while min(len(stream.ids) for stream in streams) < TOKENS // 8:
         assert time.monotonic() < give_up, "streams did not begin"
@@ -153,21 +153,21 @@ def hurt(cluster, fault, expected):
     return time.monotonic() - begun
 
 
-def killed(cluster, service):
+def kill(cluster, service):
     """Kills a container like the OOM killer does, and starts it again as its restart policy would."""
     container = cluster.container(service)
     docker("kill", container)
     docker("start", container)
 
 
-def stood_still(cluster, service):
+def pause(cluster, service):
     container = cluster.container(service)
     docker("pause", container)
     time.sleep(4)
     docker("unpause", container)
 
 
-def cut_off(cluster, service):
+def disconnect(cluster, service):
     network, container = cluster.network(), cluster.container(service)
     docker("network", "disconnect", network, container)
     time.sleep(4)
@@ -175,20 +175,20 @@ def cut_off(cluster, service):
 
 
 FAULTS = [
-    ("a rank killed", killed, "worker-1"),
-    ("a rank paused", stood_still, "worker-2"),
-    ("a rank cut from its network", cut_off, "worker-0"),
-    ("the coordinator killed", killed, "coordinator"),
+    ("a rank killed", kill, "worker-1"),
+    ("a rank paused", pause, "worker-2"),
+    ("a rank cut from its network", disconnect, "worker-0"),
+    ("the coordinator killed", kill, "coordinator"),
 ]
 
 
 def free_ports(n):
     import socket
 
-    doors = [socket.create_server(("127.0.0.1", 0)) for _ in range(n)]
-    ports = [door.getsockname()[1] for door in doors]
-    for door in doors:
-        door.close()
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(n)]
+    ports = [probe.getsockname()[1] for probe in sockets]
+    for probe in sockets:
+        probe.close()
     return ports
 
 
@@ -205,9 +205,9 @@ def compose_command():
 
 
 def main(binary):
-    missing = [what for what, there in [("a Docker daemon", images.is_there()), ("etcd", shutil.which("etcd")),
-                                        ("Compose", compose_command()[0] == "docker" or shutil.which("docker-compose"))]
-               if not there]
+    needed = [("a Docker daemon", images.has_daemon()), ("etcd", shutil.which("etcd")),
+              ("Compose", compose_command()[0] == "docker" or shutil.which("docker-compose"))]
+    missing = [what for what, is_present in needed if not is_present]
     if missing:
         print(f"NOT RUN: Compose, because there is no {' and no '.join(missing)}")
         return
@@ -220,11 +220,11 @@ def main(binary):
         cluster.up(binary)
         size = int(docker("image", "inspect", "--format", "{{.Size}}", cluster.images["LOCKSTEP_IMAGE"]))
         seconds = time.monotonic() - began
-        print(f"ready after {seconds:.1f} s, from the images' making on; the image has {size >> 20} MiB")
-        expected = answers(started(cluster))
+        print(f"ready after {seconds:.1f} s, the builds of the images included; the image has {size >> 20} MiB")
+        expected = answers(start_streams(cluster))
         assert all(len(ids) == TOKENS for ids in expected) and len({tuple(ids) for ids in expected}) == STREAMS
         for name, fault, service in FAULTS:
-            seconds = hurt(cluster, lambda fault=fault, service=service: fault(cluster, service), expected)
+            seconds = run_with_fault(cluster, lambda fault=fault, service=service: fault(cluster, service), expected)
             print(f"{name}: {STREAMS} of {STREAMS} streams equal, {seconds:.1f} s to the last token")
             cluster.wait_until_ready()
     except BaseException:
@@ -232,7 +232,7 @@ def main(binary):
         raise
     finally:
         cluster.down()
-    assert not cluster.left(), cluster.left()
+    assert not cluster.remaining(), cluster.remaining()
     print("down: nothing is left")
 
 

@@ -7,24 +7,24 @@ import sys
 
 from server import command
 
-# The flags of llama-server that take a value; all other flags take none.
-ALONE = {
+# The flags of llama-server that take no value; all other flags take one.
+WITHOUT_VALUE = {
     "--offline", "--cont-batching", "--embedding", "--reranking", "--metrics", "--kv-unified", "--swa-full", "--slots",
     "--no-slots", "--verbose", "--context-shift", "--no-ui", "--no-models-autoload", "--jinja", "--no-jinja",
     "--no-mmproj", "--no-cache-idle-slots", "--ui-mcp-proxy", "--backend_sampling",
 }
 
 
-def read(arguments):
-    values, rest = {}, list(arguments)
+def read(command_line):
+    values, rest = {}, list(command_line)
     while rest:
         name = rest.pop(0)
-        values[name] = True if name in ALONE else rest.pop(0)
+        values[name] = True if name in WITHOUT_VALUE else rest.pop(0)
     return values
 
 
 # The template variable that `--reasoning` sets.
-THINKS = {"on": True, "auto": True, "off": False}
+ENABLE_THINKING = {"on": True, "auto": True, "off": False}
 
 
 def flags(values):
@@ -32,7 +32,7 @@ def flags(values):
     # llama-server has one model and ignores the name in requests. Its names are a sorted set; the first is the model's.
     names = sorted(set((values.get("--alias") or "default").split(",")))
     own = ["--served-model-name", ",".join([*names, "*"])]
-    # In llama-server these pages are off by default, and the one for browsers is on.
+    # In llama-server the first two pages are off by default, and the page for browsers is on.
     off = {"--no-metrics": "--metrics" not in values, "--no-slots": "--slots" not in values,
            "--no-ui": "--no-ui" in values}
     own += [flag for flag, is_off in off.items() if is_off]
@@ -51,7 +51,7 @@ def flags(values):
     if "--chat-template-file" in values:
         own += ["--chat-template", values["--chat-template-file"]]
     if "--reasoning" in values:
-        variables = {"enable_thinking": THINKS[values["--reasoning"]]}
+        variables = {"enable_thinking": ENABLE_THINKING[values["--reasoning"]]}
         own += ["--default-chat-template-kwargs", json.dumps(variables)]
     if "--seed" in values:
         own += ["--seed", values["--seed"]]
@@ -61,6 +61,6 @@ def flags(values):
 
 
 if __name__ == "__main__":
-    asked = read(sys.argv[1:])
-    line = command(asked["--host"].split(",")[0], asked["--port"], flags(asked))
+    arguments = read(sys.argv[1:])
+    line = command(arguments["--host"].split(",")[0], arguments["--port"], flags(arguments))
     os.execv(line[0], line)

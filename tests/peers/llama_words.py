@@ -1,8 +1,8 @@
 """A pytest plugin for llama.cpp's tests. It replaces the words and token counts that depend on their model by those of
-the served model. It also sets flags that are fields of a request here in each request.
+the served model. It also sends, in each request, flags that are request fields here.
 
 Their model, of 260,000 parameters, writes stories of a girl and her toys. A pattern for those words matches any words
-here. The number of prompt tokens in a test's table is counted again, by the tokenizer of the served model.
+here. The number of prompt tokens in a test's table is recomputed with the tokenizer of the served model.
 """
 
 import re
@@ -20,17 +20,17 @@ def pytest_configure():
     exact = utils.match_regex
 
     def match_words(regex, text):
-        # Structures and templates are the server's own work: their patterns stay as they are.
+        # Structures and templates do not depend on the model: their patterns stay unchanged.
         is_words = WORDS.match(regex) or not set(regex) & set('"\\{}[]<')
         return bool(text) if is_words else exact(regex, text)
 
     utils.match_regex = match_words
-    utils.ServerProcess.make_request = asking(utils.ServerProcess.make_request)
+    utils.ServerProcess.make_request = with_verbose(utils.ServerProcess.make_request)
     utils.ServerPreset.load_all = staticmethod(lambda: None)
 
 
-def asking(make_request):
-    def asked(self, method, path, data=None, *args, **kwargs):
+def with_verbose(make_request):
+    def request(self, method, path, data=None, *args, **kwargs):
         # `--verbose` of their server is a field of each request here.
         if self.debug and isinstance(data, dict):
             data = {"verbose": True, **data}
@@ -39,7 +39,7 @@ def asking(make_request):
         answer.headers = CaseInsensitiveDict(answer.headers)
         return answer
 
-    return asked
+    return request
 
 
 def pytest_collection_modifyitems(items):
@@ -52,12 +52,12 @@ def pytest_collection_modifyitems(items):
 
 
 # The messages in the test of a prompt's progress.
-WATCHED = [{"role": "user", "content": "This is a test" * 10}]
+PROGRESS_MESSAGES = [{"role": "user", "content": "This is a test" * 10}]
 
 
 def n_reports(n_batch):
     """Returns the number of progress reports: one before all batches, and one after each."""
-    n_prompt = len(tokenizer().apply_chat_template(WATCHED, add_generation_prompt=True)["input_ids"])
+    n_prompt = len(tokenizer().apply_chat_template(PROGRESS_MESSAGES, add_generation_prompt=True)["input_ids"])
     return 1 + -(-n_prompt // n_batch)
 
 

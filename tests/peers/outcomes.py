@@ -1,5 +1,5 @@
-"""A pytest plugin: writes how each test ended, as lines of JSON, to the file that PEER_OUTCOMES names. What
-PEER_LEFT_OUT lists, in JSON, is not run, and is written down as left out.
+"""A pytest plugin: writes how each test ended, as lines of JSON, to the file that PEER_OUTCOMES names. Tests that
+PEER_LEFT_OUT lists, in JSON, do not run, and get the outcome `left out`.
 """
 
 import fnmatch
@@ -10,7 +10,7 @@ import pytest
 
 
 def fits(test, pattern):
-    """Brackets stand for themselves."""
+    """Returns whether the pattern matches. Brackets are literal."""
     return fnmatch.fnmatchcase(test, pattern.replace("[", "[[]"))
 
 

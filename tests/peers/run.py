@@ -22,21 +22,20 @@ TABLE = HERE.parents[1] / "benches/results/peer_tests.md"
 TEST_SECONDS = 240
 SUITE_SECONDS = 5400
 OUTCOMES = ["passed", "failed", "skipped", "left out"]
-# The kinds of tests that are left out: those that do not belong to the set, and those of pages that only the peer has.
-LEFT_OUT = {"needs": "what it needs", "not_served": "what is not served"}
+# The kinds of tests that are left out: those outside of the set, and those of features that only the peer has.
+LEFT_OUT = {"needs": "other requirements", "not_served": "not served"}
 PASSED = ("passed", "")
 ABOUT = """# vLLM's and llama.cpp's own server tests
 
-`make peer-tests ARGS=--write`: the tests that ask a server over HTTP, against `lockstep serve smollm2`.
-The set: what needs one small model and no images, and asks for something that is served here. What is left out of it
-is listed with its reason, and so is what fails: both stand in `tests/peers/suites.toml`, and a run that ends otherwise
-fails. Beside each share stands the one in which tests of pages that a peer has, and this server has not, count as
-failing.
-In llama.cpp's tables numbers of prompt tokens, and of the batches they make, are counted anew by the tokenizer of that
-model, and the words of
-llama.cpp's own model of stories are taken to be any words. A flag that is a field of requests here is said in each
-request, a context longer than the model's is the model's, and names of headers are the same in any case. Nothing else
-is changed. Tests of a peer's insides are not counted.
+`make peer-tests ARGS=--write` runs the tests that call a server over HTTP, against `lockstep serve smollm2`.
+The set: tests that need one small model, no images, and only features that this server has. `tests/peers/suites.toml`
+lists the tests that are left out, and those that fail, with a reason for each. A run with any other result fails.
+The second share of a suite also counts, as failures, the tests of features that only the peer has.
+
+In llama.cpp's tests the counts of prompt tokens and batches are recomputed with the tokenizer of the served model.
+Patterns for the words of llama.cpp's own story model match any words. Flags that are request fields here are sent in
+each request. A context longer than the model's becomes the model's. Header names are case-insensitive. Nothing else
+is changed. Tests of a peer's internals do not count.
 """
 
 SUITES = {
@@ -54,13 +53,13 @@ def outcomes(name, suite, sources, binary, model):
     _, plugin, further = SUITES[name]
     cwd = folder(sources, name)
     with tempfile.TemporaryDirectory() as logs:
-        told = Path(logs, "outcomes.jsonl")
-        told.touch()
+        path = Path(logs, "outcomes.jsonl")
+        path.touch()
         environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join([str(HERE), str(cwd), os.environ.get("PYTHONPATH", "")]),
             "LLAMA_SERVER_BIN_PATH": str(HERE / "llama_server.py"),
-            "PEER_BINARY": binary, "PEER_LOGS": logs, "PEER_MODEL": model, "PEER_OUTCOMES": str(told),
+            "PEER_BINARY": binary, "PEER_LOGS": logs, "PEER_MODEL": model, "PEER_OUTCOMES": str(path),
             "PEER_LEFT_OUT": json.dumps([pattern for kind in LEFT_OUT for pattern in suite[kind]]),
             "PEER_TEMPLATES": str(Path(sources, "llama.cpp/models/templates").resolve()),
         }
@@ -74,7 +73,7 @@ def outcomes(name, suite, sources, binary, model):
             print(f"{name}: stopped after {SUITE_SECONDS} s", file=sys.stderr)
             return None
         ended = {}
-        for report in map(json.loads, told.read_text(encoding="utf-8").splitlines()):
+        for report in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
             # A test with a failure in its teardown failed.
             if ended.get(report["test"], PASSED) == PASSED:
                 ended[report["test"]] = (report["outcome"], report["why"])
@@ -90,28 +89,28 @@ def fits(patterns, test):
 def surprises(suite, ended):
     """Returns the tests with an outcome that differs from the list."""
     unused = {pattern for kind in ["fails", *LEFT_OUT] for pattern in suite[kind]}
-    all_told = []
+    found = []
     for test, (outcome, why) in sorted(ended.items()):
         listed = left_out(suite) if outcome == "left out" else suite["fails"]
         pattern = fits(listed, test)
         unused.discard(pattern)
         if outcome == "failed" and pattern is None:
-            all_told.append(f"fails, and is not listed: {test}: {' '.join(why.split())}")
+            found.append(f"fails, and is not listed: {test}: {' '.join(why.split())}")
         elif outcome == "passed" and pattern is not None:
-            all_told.append(f"passes, and is listed as failing: {test}: {listed[pattern]}")
-    return all_told + [f"fits no test: {pattern}" for pattern in sorted(unused)]
+            found.append(f"passes, and is listed as failing: {test}: {listed[pattern]}")
+    return found + [f"matches no test: {pattern}" for pattern in sorted(unused)]
 
 
 def left_out(suite):
     return {pattern: why for kind in LEFT_OUT for pattern, why in suite[kind].items()}
 
 
-def unnamed(folder, suite):
+def unlisted(folder, suite):
     """Returns test files that call a server and are neither run nor listed."""
-    asks = re.compile(suite["asks"])
+    calls_server = re.compile(suite["calls_server"])
     files = sorted(Path(folder).glob(suite["among"]))
-    all_asking = [str(file.relative_to(folder)) for file in files if asks.search(file.read_text(encoding="utf-8"))]
-    return [file for file in all_asking if file not in suite["files"] and fits(suite["other_files"], file) is None]
+    callers = [str(file.relative_to(folder)) for file in files if calls_server.search(file.read_text(encoding="utf-8"))]
+    return [file for file in callers if file not in suite["files"] and fits(suite["other_files"], file) is None]
 
 
 def table(name, suite, ended):
@@ -125,7 +124,7 @@ def table(name, suite, ended):
     n_passed, n_counted = sums["passed"], sums["passed"] + sums["failed"]
     n_with_pages = n_counted + sum(by_kind["not_served"].values())
     rows = [f"## {name}: {share(n_passed, n_counted)}", ""]
-    rows += [f"With the tests of what is not served: {share(n_passed, n_with_pages)}.", ""]
+    rows += [f"With the tests of features that are not served: {share(n_passed, n_with_pages)}.", ""]
     rows += [f"| file | {' | '.join(OUTCOMES)} |", "|---|---|---|---|---|"]
     rows += [f"| {file} | {' | '.join(str(of[outcome]) for outcome in OUTCOMES)} |" for file, of in files.items()]
     rows += reasons("fails", suite["fails"], counted(suite["fails"], ended, "failed"))
@@ -136,10 +135,10 @@ def table(name, suite, ended):
     return "\n".join(rows) + "\n"
 
 
-def counted(patterns, ended, asked):
+def counted(patterns, ended, counted_outcome):
     """Counts the tests with this outcome for each pattern. A test without a pattern counts as not known."""
-    all_fitting = [fits(patterns, test) for test, (outcome, _) in sorted(ended.items()) if outcome == asked]
-    return collections.Counter(one for one in all_fitting if one is not None or asked == "failed")
+    all_fitting = [fits(patterns, test) for test, (outcome, _) in sorted(ended.items()) if outcome == counted_outcome]
+    return collections.Counter(one for one in all_fitting if one is not None or counted_outcome == "failed")
 
 
 def share(n, of):
@@ -151,23 +150,24 @@ def reasons(title, patterns, numbers):
     return rows + [f"| `{pattern}` | {n} | {patterns.get(pattern, 'not known')} |" for pattern, n in numbers.items()]
 
 
-def main(binary, sources, *asked):
+def main(binary, sources, *arguments):
     suites = tomllib.loads((HERE / "suites.toml").read_text(encoding="utf-8"))
-    names = [name for name in asked if name != "--write"] or list(SUITES)
+    names = [name for name in arguments if name != "--write"] or list(SUITES)
     binary = str(Path(binary).resolve())
     model = subprocess.run([binary, "pull", "smollm2"], check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
     all_ended = {name: outcomes(name, suites[name], sources, binary, model) for name in names}
     if not all(all_ended.values()):
-        sys.exit("a suite has not run to its end")
+        sys.exit("a suite did not run to its end")
     text = "\n".join([ABOUT, *(table(name, suites[name], ended) for name, ended in all_ended.items())])
     print(text)
-    if "--write" in asked:
+    if "--write" in arguments:
         TABLE.write_text(text, encoding="utf-8")
-    told = [line for name, ended in all_ended.items() for line in surprises(suites[name], ended)]
+    found = [line for name, ended in all_ended.items() for line in surprises(suites[name], ended)]
     for name in names:
-        told += [f"asks a server, and is not named: {file}" for file in unnamed(folder(sources, name), suites[name])]
-    print("\n".join(told), file=sys.stderr)
-    sys.exit(1 if told else 0)
+        files = unlisted(folder(sources, name), suites[name])
+        found += [f"calls a server, and is not listed: {file}" for file in files]
+    print("\n".join(found), file=sys.stderr)
+    sys.exit(1 if found else 0)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The tokenizer of the model that is served, for tests that count tokens. Made of the model's GGUF."""
+"""The tokenizer of the model that is served, for tests that count tokens. Built from the model's GGUF."""
 
 import functools
 import os

@@ -22,37 +22,37 @@ SOURCES = {
         "vendor/llama.cpp/models/templates": "llama.cpp/models/templates",
     },
 }
-# It imports all of vLLM; the plugin defines what the tests need of it.
-UNWANTED = ["vllm/tests/conftest.py"]
+# This file imports all of vLLM; the plugin defines the parts that the tests need.
+REMOVED = ["vllm/tests/conftest.py"]
 OWN_INDEX = "from pip._internal.models.index import PyPI; print(PyPI.simple_url)"
-PATIENCE_S = 60
+TIMEOUT_S = 60
 
 
 def index():
     """Returns the index that pip would use: the configured one, or its own default."""
-    asked = subprocess.run([sys.executable, "-m", "pip", "config", "get", "global.index-url"], capture_output=True)
-    told = os.environ.get("PIP_INDEX_URL") or asked.stdout.decode().strip()
-    return told or subprocess.check_output([sys.executable, "-c", OWN_INDEX], text=True).strip()
+    configured = subprocess.run([sys.executable, "-m", "pip", "config", "get", "global.index-url"], capture_output=True)
+    url = os.environ.get("PIP_INDEX_URL") or configured.stdout.decode().strip()
+    return url or subprocess.check_output([sys.executable, "-c", OWN_INDEX], text=True).strip()
 
 
 def fetched(name, version, to):
     page_url = f"{index().rstrip('/')}/{name}/"
-    with urllib.request.urlopen(page_url, timeout=PATIENCE_S) as page:
+    with urllib.request.urlopen(page_url, timeout=TIMEOUT_S) as page:
         links = re.findall(r'href="([^"]+)"[^>]*>([^<]+)<', page.read().decode())
     file = f"{name.replace('-', '_')}-{version}.tar.gz"
     link = next(html.unescape(url) for url, text in links if text == file)
     path = to / file
     url = urllib.parse.urljoin(page_url, link).split("#")[0]
-    with urllib.request.urlopen(url, timeout=PATIENCE_S) as packed, open(path, "wb") as out:
+    with urllib.request.urlopen(url, timeout=TIMEOUT_S) as packed, open(path, "wb") as out:
         shutil.copyfileobj(packed, out)
     return path
 
 
-def unpack(path, wanted, to):
+def unpack(path, folders, to):
     with tarfile.open(path) as packed:
         for member in packed:
             inner = member.name.split("/", 1)[-1]
-            for folder, place in wanted.items():
+            for folder, place in folders.items():
                 if member.isfile() and inner.startswith(folder + "/"):
                     out = to / (place + inner[len(folder):])
                     out.parent.mkdir(parents=True, exist_ok=True)
@@ -63,11 +63,11 @@ def main(folder):
     to = Path(folder)
     shutil.rmtree(to, ignore_errors=True)
     to.mkdir(parents=True)
-    for (name, version), wanted in SOURCES.items():
+    for (name, version), folders in SOURCES.items():
         path = fetched(name, version, to)
-        unpack(path, wanted, to)
+        unpack(path, folders, to)
         path.unlink()
-    for path in UNWANTED:
+    for path in REMOVED:
         (to / path).unlink()
 
 

@@ -1,7 +1,7 @@
 """A pytest plugin for vLLM's tests: `tests.utils` with a Lockstep server, and stand-ins for modules that exist only in
 vLLM's own process.
 
-A stand-in is an empty module or class: enough to import a test file. A test that starts a server is one of a server.
+A stand-in is an empty module or class: enough to import a test file. A test that starts a server is a server test.
 """
 
 import copy
@@ -32,11 +32,11 @@ FLAGS = {
 # Flags with another name here.
 RENAMED = {"--shutdown-timeout": "--drain-seconds"}
 # vLLM's flags that are fields of a request here, and those fields.
-SAID = {
+FIELDS = {
     "--return-tokens-as-token-ids": {"return_tokens_as_token_ids": True},
     "--enable-force-include-usage": {"stream_options": {"include_usage": True, "continuous_usage_stats": True}},
 }
-# The template of the served model has no tools or thoughts. llama.cpp's folder has the template of the tests' model.
+# The served model's template has no tools and no reasoning. llama.cpp's folder has the template of the tests' model.
 TEMPLATES = {"Qwen/Qwen3": "Qwen-Qwen3-0.6B.jinja"}
 # Requests without a seed get the same answer in every run.
 SEED = "1"
@@ -102,7 +102,7 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 class RemoteOpenAIServer:
     DUMMY_API_KEY = "token-abc123"
-    # It listens on no Unix socket, and hides no metrics.
+    # This server listens on no Unix socket, and hides no metrics.
     uds = None
     show_hidden_metrics = False
 
@@ -111,7 +111,7 @@ class RemoteOpenAIServer:
         flags.update(translated(vllm_serve_args))
         self.server = Server([part for name, values in flags.items() for part in [name, *values]], env_dict)
         self.host, self.port, self.proc = self.server.host, self.server.port, self.server.process
-        self.said = {name: value for flag in vllm_serve_args for name, value in SAID.get(flag, {}).items()}
+        self.fields = {name: value for flag in vllm_serve_args for name, value in FIELDS.get(flag, {}).items()}
 
     def __enter__(self):
         return self
@@ -131,20 +131,20 @@ class RemoteOpenAIServer:
         return {"base_url": self.url_for(path), "api_key": self.DUMMY_API_KEY, "max_retries": 0, **options}
 
     def get_client(self, **options):
-        return self._saying(openai.OpenAI(**self._options(options, "v1")))
+        return self._with_fields(openai.OpenAI(**self._options(options, "v1")))
 
     def get_async_client(self, **options):
-        return self._saying(openai.AsyncOpenAI(**self._options(options, "v1")))
+        return self._with_fields(openai.AsyncOpenAI(**self._options(options, "v1")))
 
-    def _saying(self, client):
+    def _with_fields(self, client):
         """Returns a client that sends the fields that are flags of vLLM's server."""
         build = client._build_request
 
         def built(options, **kwargs):
             body = options.json_data
             if isinstance(body, dict):
-                wanted = {n: v for n, v in self.said.items() if n != "stream_options" or body.get("stream")}
-                options.json_data = {**wanted, **body}
+                fields = {n: v for n, v in self.fields.items() if n != "stream_options" or body.get("stream")}
+                options.json_data = {**fields, **body}
             return build(options, **kwargs)
 
         client._build_request = built
@@ -197,17 +197,17 @@ def split(argument):
 
 @pytest.fixture
 def local_asset_server():
-    """Needed by tests of images, which do not count, and named by others too."""
+    """Tests of images need it, which do not count; other tests name it too."""
 
 
 def pytest_collection_modifyitems(items):
     """Keeps the tests that call a server."""
-    items[:] = [item for item in items if asks_server(item)]
+    items[:] = [item for item in items if calls_server(item)]
 
 
-def asks_server(item):
+def calls_server(item):
     has_fixture = any("server" in name or "client" in name for name in item.fixturenames if name != "request")
-    # A function that a stand-in has decorated is a stand-in too, and not a test of a server.
+    # A function that a stand-in has decorated is a stand-in too, and no server test.
     code = getattr(item.function, "__code__", None)
     names = code.co_names if type(code) is types.CodeType else ()
     return has_fixture or any(name.startswith("Remote") for name in names)

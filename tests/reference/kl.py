@@ -1,5 +1,5 @@
-"""How far int8 activations and an f16 KV take the default model from f32: mean KL(f32 || engine) over every position of
-a text, for Lockstep and for llama.cpp.
+"""Measures the error of int8 activations and an f16 KV in the default model: mean KL(f32 || engine) over every position
+of a text, for Lockstep and for llama.cpp.
 
     python kl.py MODEL.gguf LOGITS [--positions N] [--window N] [--threads N] [--transformers N] [--parts] [--out FILE]
 
@@ -27,7 +27,7 @@ OURS, THEIRS = "Lockstep, int8 and f16", "llama.cpp, f16 and flash attention"
 
 def main():
     arguments = parse()
-    peer.settle()
+    peer.start_llama_cpp()
     flash = {THEIRS: peer.FLASH_AUTO} | ({"llama.cpp, flash attention off": peer.FLASH_OFF} if arguments.parts else {})
     models = {
         name: peer.Model(arguments.model, arguments.window, peer.F16, flash, arguments.threads, CHUNK)
@@ -39,13 +39,13 @@ def main():
     with tempfile.NamedTemporaryFile("w", suffix=".ids") as file:
         file.write(" ".join(map(str, ids)))
         file.flush()
-        far = compare(arguments, ids, models, file.name)
+        divergences = compare(arguments, ids, models, file.name)
         check = against_transformers(arguments, ids, file.name) if arguments.transformers else None
-    text = report(arguments, far, check)
+    text = report(arguments, divergences, check)
     print(text)
     if arguments.out:
         arguments.out.write_text(text)
-    ours, theirs = far[OURS], far[THEIRS]
+    ours, theirs = divergences[OURS], divergences[THEIRS]
     sys.exit(0 if ours.mean <= LIMIT * theirs.mean else 1)
 
 
@@ -57,12 +57,12 @@ def parse():
     parser.add_argument("--window", type=int, default=8192)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--transformers", type=int, default=512)
-    parser.add_argument("--parts", action="store_true", help="also either half of the change, and other settings")
+    parser.add_argument("--parts", action="store_true", help="also measure each half of the change, and other settings")
     parser.add_argument("--out", type=Path)
     return parser.parse_args()
 
 
-class Ours:
+class LockstepLogits:
     """The example `logits` in a separate process; rows come through a pipe."""
 
     def __init__(self, arguments, ids, activations, kv, n_vocab):
@@ -81,7 +81,7 @@ class Ours:
         self.process.wait(timeout=60)
 
 
-class Far:
+class Divergence:
     """The results of one engine compared with the reference."""
 
     def __init__(self):
@@ -89,8 +89,8 @@ class Far:
 
     def add(self, reference, rows):
         """sum p (x - y) - (log-sum-exp x - log-sum-exp y), where p is the softmax of x."""
-        away = np.einsum("ij,ij->i", reference.exp, reference.rows - rows) / reference.sum
-        self.kls.append(away - (reference.log_sum - Distribution(rows).log_sum))
+        difference = np.einsum("ij,ij->i", reference.exp, reference.rows - rows) / reference.sum
+        self.kls.append(difference - (reference.log_sum - Distribution(rows).log_sum))
         self.same_best.append(reference.rows.argmax(axis=1) == rows.argmax(axis=1))
 
     def all(self):
@@ -114,12 +114,12 @@ class Distribution:
 
 def compare(arguments, ids, models, file):
     n_vocab = next(iter(models.values())).n_vocab
-    reference = Ours(arguments, file, "f32", "f32", n_vocab)
-    engines = {OURS: Ours(arguments, file, "int8", "f16", n_vocab)}
+    reference = LockstepLogits(arguments, file, "f32", "f32", n_vocab)
+    engines = {OURS: LockstepLogits(arguments, file, "int8", "f16", n_vocab)}
     if arguments.parts:
-        engines["Lockstep, f32 and f16"] = Ours(arguments, file, "f32", "f16", n_vocab)
-        engines["Lockstep, int8 and f32"] = Ours(arguments, file, "int8", "f32", n_vocab)
-    far = {name: Far() for name in [*engines, *models]}
+        engines["Lockstep, f32 and f16"] = LockstepLogits(arguments, file, "f32", "f16", n_vocab)
+        engines["Lockstep, int8 and f32"] = LockstepLogits(arguments, file, "int8", "f32", n_vocab)
+    divergences = {name: Divergence() for name in [*engines, *models]}
     for start in range(0, len(ids), arguments.window):
         window = ids[start:start + arguments.window]
         theirs = {name: model.rows(window) for name, model in models.items()}
@@ -127,14 +127,15 @@ def compare(arguments, ids, models, file):
             n = min(CHUNK, len(window) - at)
             expected = Distribution(reference.rows(n))
             for name, engine in engines.items():
-                far[name].add(expected, engine.rows(n))
+                divergences[name].add(expected, engine.rows(n))
             for name, rows in theirs.items():
-                far[name].add(expected, next(rows))
+                divergences[name].add(expected, next(rows))
             print(f"{start + at + n} of {len(ids)}: "
-                  + ", ".join(f"{name} {seen.mean:.6f}" for name, seen in far.items()), file=sys.stderr, flush=True)
+                  + ", ".join(f"{name} {seen.mean:.6f}" for name, seen in divergences.items()),
+                  file=sys.stderr, flush=True)
     for engine in [reference, *engines.values()]:
         engine.close()
-    return far
+    return divergences
 
 
 def against_transformers(arguments, ids, file):
@@ -149,24 +150,24 @@ def against_transformers(arguments, ids, file):
         arguments.model.parent, gguf_file=arguments.model.name, dtype=torch.float32, attn_implementation="eager").eval()
     with torch.inference_mode():
         expected = model(torch.tensor([ids[:n]])).logits[0].numpy()
-    ours = Ours(arguments, file, "f32", "f32", expected.shape[1])
+    ours = LockstepLogits(arguments, file, "f32", "f32", expected.shape[1])
     rows = ours.rows(n)
     ours.process.kill()
     ours.close()
-    seen = Far()
+    seen = Divergence()
     seen.add(Distribution(expected), rows)
     return n, float(np.abs(rows - expected).max() / np.abs(expected).max()), seen.mean
 
 
-def report(arguments, far, check):
-    kls = {name: seen.all() for name, seen in far.items()}
+def report(arguments, divergences, check):
+    kls = {name: seen.all() for name, seen in divergences.items()}
     ours, theirs = kls[OURS], kls[THEIRS]
     low, high = interval(ours, theirs)
     lines = [
         "| engine | mean KL | median | p99 | largest | same best token |",
         "|---|---|---|---|---|---|",
     ]
-    for name, seen in far.items():
+    for name, seen in divergences.items():
         kl = kls[name]
         best = 100 * np.concatenate(seen.same_best).mean()
         lines.append(f"| {name} | {kl.mean():.6f} | {np.median(kl):.6f} | {np.quantile(kl, 0.99):.5f} "
@@ -174,17 +175,17 @@ def report(arguments, far, check):
     lines.append("")
     lines.append(f"{arguments.positions} positions in windows of {arguments.window}. Lockstep's mean is "
                  f"{ours.mean() / theirs.mean():.3f} of llama.cpp's (95% of resamples: {low:.3f} to {high:.3f}); "
-                 f"at most {LIMIT} was asked.")
+                 f"the limit is {LIMIT}.")
     if check:
-        n, furthest, kl = check
+        n, distance, kl = check
         lines.append("")
-        lines.append(f"The reference beside transformers over the first {n} positions: logits at most {furthest:.1e} "
+        lines.append(f"The reference beside transformers over the first {n} positions: logits at most {distance:.1e} "
                      f"of the largest apart, mean KL {kl:.1e}.")
     return "\n".join(lines) + "\n"
 
 
 def interval(ours, theirs, block=64, n_draws=2000):
-    """Returns the interval of the ratio of the means, by drawing whole blocks of positions: neighbours are alike."""
+    """Returns the interval of the ratio of the means. Resamples blocks of positions, because neighbours are similar."""
     n = len(ours) // block
     sums = np.stack([x[:n * block].reshape(n, block).sum(axis=1) for x in (ours, theirs)])
     drawn = sums[:, np.random.default_rng(1).integers(0, n, (n_draws, n))].sum(axis=2)

@@ -19,7 +19,7 @@ import reference
 FAMILIES = ["llama-f32-tied", "qwen3-moe", "gemma2", "lfm2"]
 N_PROMPTS = 20
 WIDTHS = [2, 4, 8]
-# Of the search: how many tokens, transformers' `early_stopping`, and the length penalty.
+# For a search: the number of tokens, transformers' `early_stopping`, and the length penalty.
 RULES = [(12, False, 1.0), (12, True, 1.0), (16, "never", 0.5), (12, False, -1.0), (10, False, 2.0)]
 DEFAULT_MODEL_TOKENS = 12
 
@@ -51,7 +51,7 @@ def search(model, prompt, width, rules, stop):
 
 
 def frequent(model, prompts):
-    """Two tokens that are often among the beams, and not their first."""
+    """Returns two tokens that beams often have after their first."""
     seen = Counter()
     for prompt in prompts:
         for answer in search(model, prompt, 4, (8, False, 1.0), []):
@@ -59,7 +59,7 @@ def frequent(model, prompts):
     return [token for token, _ in seen.most_common(2)]
 
 
-def of(model, name, prompts, rules_of, stop):
+def search_all(model, name, prompts, rules_of, stop):
     cases = []
     for i, prompt in enumerate(prompts):
         for width in WIDTHS:
@@ -76,7 +76,7 @@ def of(model, name, prompts, rules_of, stop):
 
 
 def main(path):
-    reference.settle()
+    reference.configure_torch()
     cases = []
     for family in FAMILIES:
         model = AutoModelForCausalLM.from_pretrained(
@@ -85,14 +85,14 @@ def main(path):
         dice = random.Random(7)
         prompts = [[dice.randrange(model.config.vocab_size) for _ in range(3 + i)] for i in range(N_PROMPTS)]
         stop = frequent(model, prompts[:4])
-        cases += of(model, family, prompts, lambda i: RULES[i % len(RULES)], stop)
+        cases += search_all(model, family, prompts, lambda i: RULES[i % len(RULES)], stop)
     model = AutoModelForCausalLM.from_pretrained(
         path.parent, gguf_file=path.name, dtype=torch.float32, attn_implementation="eager"
     ).eval()
     known = json.loads((reference.HERE / "smollm2.json").read_text())["cases"]
     rules = [(DEFAULT_MODEL_TOKENS, *rest) for _, *rest in RULES]
     stop = model.config.eos_token_id
-    cases += of(model, "smollm2", [case["prompt"] for case in known], lambda i: rules[i % len(rules)], [stop])
+    cases += search_all(model, "smollm2", [case["prompt"] for case in known], lambda i: rules[i % len(rules)], [stop])
     reference.write(reference.HERE / "beams.json", {"versions": reference.versions()}, cases)
 
 

@@ -1,4 +1,4 @@
-"""Writes beside some folders of `make_families.py` and `make_gpt_oss.py` the GGUF that llama.cpp's converter makes of
+"""Writes into some folders of `make_families.py` and `make_gpt_oss.py` the GGUF that llama.cpp's converter makes of
 them: its names, its keys, its permuted and stacked tensors, and the same numbers, so that `expected.json` holds for
 both. The file has no tokenizer.
 
@@ -24,7 +24,7 @@ ATTENTION = {
 MLP = {"mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down"}
 NORMS = {"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}
 HEAD_NORMS = {"self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm"}
-BEHIND = {"post_attention_layernorm": "post_attention_norm", "post_feedforward_layernorm": "post_ffw_norm"}
+POST_NORMS = {"post_attention_layernorm": "post_attention_norm", "post_feedforward_layernorm": "post_ffw_norm"}
 OTHER_NORMS = NORMS | {"post_attention_layernorm": "post_attention_norm"}
 OUTER = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 
@@ -73,7 +73,7 @@ def common(writer, config):
 
 
 def add(writer, name, tensor):
-    """A matrix stays bf16, and a vector becomes f32, as the converter has it."""
+    """Stores a matrix as bf16, and a vector as f32, as the converter does."""
     if isinstance(tensor, tuple):
         writer.add_tensor(name, tensor[0].numpy(), raw_dtype=T.MXFP4)
     elif tensor.dim() == 1 or name.endswith(".bias"):
@@ -83,7 +83,7 @@ def add(writer, name, tensor):
 
 
 def renamed(tensors, layers, names, outer=OUTER, prefix=MODEL):
-    """Tensors whose names alone change."""
+    """Yields tensors of which only the names change."""
     for ours, theirs in outer.items():
         for kind in ("weight", "bias"):
             if f"{ours}.{kind}" in tensors:
@@ -96,7 +96,7 @@ def renamed(tensors, layers, names, outer=OUTER, prefix=MODEL):
 
 
 def permuted(config, pairs):
-    """Rows of Q and K in the order in which neighbours turn together."""
+    """Yields rows of Q and K in the order in which RoPE rotates neighbours."""
     for name, tensor in pairs:
         heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
         n = heads.get(name.split(".")[2] if name.startswith("blk") else "")
@@ -121,7 +121,7 @@ def olmo2(writer, config, tensors):
         # The converter writes the factor of YaRN's numbers only where the config has one.
         own = config["rope_parameters"]["full_attention"]
         writer.add_rope_scaling_attn_factors(own["attention_factor"] / (0.1 * np.log(own["factor"]) + 1.0))
-    return renamed(tensors, config["num_hidden_layers"], ATTENTION | MLP | HEAD_NORMS | BEHIND)
+    return renamed(tensors, config["num_hidden_layers"], ATTENTION | MLP | HEAD_NORMS | POST_NORMS)
 
 
 def granite(writer, config, tensors):
@@ -219,7 +219,7 @@ def gpt_oss(writer, config, tensors):
 
 
 def joined(blocks, scales):
-    """Neighbours in one byte become numbers i and i + 16 in one, behind the exponent."""
+    """Puts numbers i and i + 16 in one byte, instead of neighbours, after the exponent."""
     numbers = torch.stack([blocks & 0xF, blocks >> 4], dim=-1).flatten(-2)
     low, high = numbers.chunk(2, dim=-1)
     return (torch.cat([scales[..., None], low | high << 4], dim=-1).flatten(-2).contiguous(),)

@@ -4,7 +4,7 @@ get some, and not as many), seven leaves of an MLP, a prime vocabulary, quantize
 
     python make_deep.py     writes llama-deep.gguf and llama-wide.gguf
 
-There is no reference beside them: every grid must give what one rank gives.
+There is no reference beside them: every grid must give the results of one rank.
 """
 
 import pathlib

@@ -77,7 +77,7 @@ CHECKPOINTS = {
         **SMALL, original_max_position_embeddings=32, rope_parameters=rope(
             rope_type="longrope", partial_rotary_factor=0.5, short_factor=[1.0, 1.1, 1.3, 1.7],
             long_factor=[1.2, 2.0, 3.5, 8.0])), [40, 270]),
-    # The same served for no more than its original context: the other set.
+    # The same with only its original context, which uses the other set.
     "phi3-short": (20, lambda: Phi3Config(
         **SMALL | dict(max_position_embeddings=64), sliding_window=17, tie_word_embeddings=True,
         original_max_position_embeddings=64, rope_parameters=rope(
@@ -87,7 +87,7 @@ CHECKPOINTS = {
     "gemma2": (21, lambda: Gemma2Config(
         **SMALL | dict(hidden_size=32), head_dim=32, sliding_window=18, query_pre_attn_scalar=24,
         attn_logit_softcapping=2.0, final_logit_softcapping=3.0), [1, 40, 270]),
-    # Five local layers with their own rope to one global whose rope is scaled; normed heads.
+    # Five local layers with their own rope for each global layer, which has a scaled rope; normed heads.
     "gemma3": (22, lambda: Gemma3TextConfig(
         **SMALL | dict(num_hidden_layers=6, hidden_size=32, intermediate_size=64), head_dim=16, sliding_window=18,
         query_pre_attn_scalar=16, rope_parameters=dict(
@@ -96,7 +96,7 @@ CHECKPOINTS = {
     # Learned positions, LayerNorm, transposed matrices.
     "gpt2": (23, lambda: GPT2Config(
         n_embd=48, n_layer=2, n_head=3, n_positions=512, vocab_size=264), [1, 40, 270]),
-    # Norms behind each sublayer and none before; Q and K normed over all heads together, of which there are six on two.
+    # Norms after each sublayer and none before; Q and K normed over all heads together, six on two KV heads.
     "olmo2": (24, lambda: Olmo2Config(
         **TINY | dict(num_attention_heads=6)), [1, 40, 270]),
     # The same with a window on three layers of four; only the fourth has the stretched rope.
@@ -113,7 +113,7 @@ CHECKPOINTS = {
     "granite-moe": (27, lambda: GraniteMoeConfig(
         **TINY | dict(intermediate_size=32), num_local_experts=5, num_experts_per_tok=2,
         embedding_multiplier=2.0, attention_multiplier=0.2, residual_multiplier=0.5, logits_scaling=1.5), [1, 40]),
-    # Norms around each sublayer, pairs of neighbours turned on half of a head, a bias on Q, K and V.
+    # Norms around each sublayer, RoPE on neighbours in half of a head, a bias on Q, K and V.
     "glm4": (28, lambda: Glm4Config(
         **TINY, rope_parameters=rope(rope_type="default", partial_rotary_factor=0.5)), [1, 40, 270]),
     # Sigmoid scores, three groups of which two count, a correction, a shared expert, a dense first layer.
@@ -127,7 +127,7 @@ CHECKPOINTS = {
         **TINY, n_routed_experts=4, num_experts_per_tok=2,
         moe_intermediate_size=32, first_k_dense_replace=0, n_shared_experts=1, norm_topk_prob=False, num_mtp_layers=0,
         rope_parameters=rope(rope_type="default", partial_rotary_factor=0.5)), [1, 40]),
-    # As Phi-4-mini's: three quarters of a head turned, the embedding as head.
+    # As Phi-4-mini's: RoPE on three quarters of a head, the embedding as head.
     "phi4-mini": (31, lambda: Phi3Config(
         **TINY | dict(hidden_size=64), tie_word_embeddings=True, partial_rotary_factor=0.75,
         original_max_position_embeddings=32,
@@ -141,19 +141,19 @@ CHECKPOINTS = {
         **TINY, rope_parameters=rope(
             rope_type="yarn", factor=8.0, original_max_position_embeddings=64, beta_fast=32.0, beta_slow=1.0,
             mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.4)), [1, 40, 270]),
-    # Attention and MLP side by side behind one LayerNorm without a bias; windows with a rope, and every fourth layer
+    # Attention and MLP in parallel after one LayerNorm without a bias; windows with a rope, and every fourth layer
     # without either.
     "cohere2": (34, lambda: Cohere2Config(
         **TINY | dict(num_hidden_layers=4, hidden_size=64, intermediate_size=32), sliding_window=18,
         logit_scale=0.25), [1, 40, 270]),
-    # Side by side, each behind a LayerNorm of its own; Q, K and V of a head together; a quarter of a head turned.
+    # In parallel, each after its own LayerNorm; Q, K and V of a head together; RoPE on a quarter of a head.
     "gpt-neox": (35, lambda: GPTNeoXConfig(
         hidden_size=96, num_hidden_layers=2, num_attention_heads=3, intermediate_size=96, vocab_size=264,
         max_position_embeddings=512), [1, 40, 270]),
     "gpt-neox-in-turn": (36, lambda: GPTNeoXConfig(
         hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64, vocab_size=264,
         max_position_embeddings=512, use_parallel_residual=False, tie_word_embeddings=True), [1, 40]),
-    # Three layers of the gated delta rule to one of attention. Attention has an output gate and turns a quarter of each
+    # Three layers of the gated delta rule to one of attention. Attention has an output gate, and RoPE on half of each
     # head. Two value heads to a key head, of another width; experts, and a shared one with a gate.
     "qwen3-next": (37, lambda: Qwen3NextConfig(
         **TINY | dict(num_hidden_layers=4), **DELTA, linear_value_head_dim=32, num_experts=4, num_experts_per_tok=2,
@@ -186,7 +186,7 @@ CHECKPOINTS = {
         linear_value_head_dim=16, layer_types=["linear_attention", "full_attention"], num_experts=3,
         num_experts_per_tok=2, moe_intermediate_size=32, shared_expert_intermediate_size=32,
         rope_parameters=rope(rope_type="default", partial_rotary_factor=0.5)), [1, 40]),
-    # Mamba-2 with two groups, attention with half of a head turned, and other names for most tensors.
+    # Mamba-2 with two groups, attention with RoPE on half of a head, and other names for most tensors.
     "bamba": (45, lambda: BambaConfig(
         **TINY | dict(num_hidden_layers=3), **MAMBA, mamba_n_groups=2, attn_layer_indices=[1],
         tie_word_embeddings=True), [1, 40, 270]),
@@ -213,7 +213,7 @@ CHECKPOINTS = {
 
 
 def main():
-    reference.settle()
+    reference.configure_torch()
     for name, folder in reference.folders(CHECKPOINTS):
         make(name, folder, *CHECKPOINTS[name])
 
@@ -237,7 +237,7 @@ def make(name, folder, seed, config, lengths):
 
 
 def randomize(model, generator):
-    """As in make_llama; also norms that are stored less one, biases and routers."""
+    """As in make_llama; also norms that are stored minus one, biases and routers."""
     for name, weight in model.named_parameters():
         noise = torch.randn(weight.shape, generator=generator)
         is_gemma = "gemma" in model.config.model_type
@@ -245,7 +245,7 @@ def randomize(model, generator):
         if name.endswith("bias"):
             weight.copy_(0.3 * noise)
         elif name.endswith("A_log"):
-            # So slow that a state lasts for many blocks.
+            # A decay so slow that a state lasts for many blocks.
             weight.copy_(-2.5 + 0.7 * noise)
         elif weight.dim() == 1:
             weight.copy_((0.0 if is_less_one and "linear_attn.norm" not in name else 1.0) + 0.25 * noise)

@@ -184,7 +184,7 @@ CHECKPOINTS = {
 
 
 def main():
-    reference.settle()
+    reference.configure_torch()
     for name, folder in reference.folders(CHECKPOINTS):
         make(name, folder, *CHECKPOINTS[name])
 

@@ -47,7 +47,7 @@ CHECKPOINTS = {
 
 
 def main():
-    reference.settle()
+    reference.configure_torch()
     for name, folder in reference.folders(CHECKPOINTS):
         make(name, folder, **CHECKPOINTS[name])
 
@@ -98,7 +98,7 @@ def rounded(weight, block, dtype):
     for i in range(n_rows):
         for j in range(n_columns):
             part = weight[i * height : (i + 1) * height, j * width : (j + 1) * width]
-            # Not every maker uses the whole range; here one number in a few has the largest value.
+            # Here a number in each block has the largest value; not all quantizers use the whole range.
             scale[i, j] = part.abs().max() / LARGEST
     scale = scale.to(dtype)
     wide = scale.float().repeat_interleave(height, 0)[:rows].repeat_interleave(width, 1)[:, :columns]

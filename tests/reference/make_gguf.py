@@ -1,9 +1,8 @@
-"""Writes a tiny GGUF of each family with llama.cpp's own converter, and beside each what transformers computes in f32
+"""Writes a tiny GGUF of each family with llama.cpp's own converter, and beside each the results of transformers in f32
 from the same weights.
 
 The weights are first rounded to what a Q8_0 can hold, so the file and the model that transformers runs are the same
-numbers, and whatever the converter did to them (permuted Q and K, norms plus one, fused and stacked tensors) is met as
-in the wild.
+numbers. So the tests cover the converter's changes: permuted Q and K, norms plus one, fused and stacked tensors.
 
     python make_gguf.py LLAMA_CPP [NAME ..]          LLAMA_CPP: a folder with `conversion/` and `gguf-py/`
 """
@@ -66,7 +65,7 @@ CHECKPOINTS = {
 def main():
     llama_cpp = Path(sys.argv[1])
     sys.path[:0] = [str(llama_cpp / "gguf-py"), str(llama_cpp)]
-    reference.settle()
+    reference.configure_torch()
     for name in sys.argv[2:] or CHECKPOINTS:
         folder = reference.HERE / name
         shutil.rmtree(folder, ignore_errors=True)
@@ -94,17 +93,17 @@ def make(name, folder, scratch, seed, config, lengths):
 
 
 def round_weights(model):
-    """To the nearest that a Q8_0 can hold, along the dimension that a product runs over."""
+    """Rounds to the nearest number of a Q8_0, along the dimension that a product sums over."""
     import gguf
 
     kind = gguf.GGMLQuantizationType.Q8_0
     for name, weight in model.named_parameters():
         if weight.dim() < 2:
             continue
-        is_turned = model.config.model_type == "gpt2" and "wte" not in name and "wpe" not in name
-        rows = (weight.T if is_turned else weight).contiguous().numpy()
+        is_transposed = model.config.model_type == "gpt2" and "wte" not in name and "wpe" not in name
+        rows = (weight.T if is_transposed else weight).contiguous().numpy()
         rounded = torch.from_numpy(gguf.quants.dequantize(gguf.quants.quantize(rows, kind), kind))
-        weight.copy_(rounded.T if is_turned else rounded)
+        weight.copy_(rounded.T if is_transposed else rounded)
 
 
 def convert(folder, out, kind="MOSTLY_Q8_0"):
@@ -112,8 +111,8 @@ def convert(folder, out, kind="MOSTLY_Q8_0"):
     from conversion import get_model_class
     from conversion.base import ModelBase, ModelType, TextModel, get_model_architecture
 
-    # The converter knows pre-tokenizers by what they do with one text, and has not met ours. Some families expect a
-    # SentencePiece model, which has nothing to do with what is tested.
+    # The converter identifies pre-tokenizers by their result for one text, and lacks ours. Some families expect a
+    # SentencePiece model, which these tests do not need.
     AutoTokenizer.from_pretrained = PreTrainedTokenizerFast.from_pretrained
     TextModel.get_vocab_base_pre = lambda self, tokenizer: "gpt-2"
     hparams = ModelBase.load_hparams(folder, False)

@@ -1,5 +1,5 @@
-"""Writes a tiny random gpt-oss whose experts are stored as its makers store them: MXFP4, blocks and scales apart. The
-reference beside it is what transformers computes in f32 with the numbers that they stand for.
+"""Writes a tiny random gpt-oss whose experts are stored as in the published model: MXFP4, blocks and scales apart. The
+reference beside it has the results of transformers in f32 with the numbers that they stand for.
 
     python make_gpt_oss.py
 """
@@ -30,7 +30,7 @@ def config():
 
 
 def main():
-    reference.settle()
+    reference.configure_torch()
     folder = reference.HERE / NAME
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
@@ -40,7 +40,7 @@ def main():
         if name.endswith("sinks"):
             weight.copy_(torch.linspace(-2.0, 3.0, len(weight)))
         if name.endswith("gate_up_proj"):
-            # Gates that their clamps meet.
+            # So large that the gates' clamps apply.
             weight.mul_(4.0)
     experts = quantize_experts(model)
     for name, weight in model.named_parameters():
@@ -53,11 +53,11 @@ def main():
 
 
 def quantize_experts(model):
-    """The experts' matrices become what MXFP4 can hold. Returns the two tensors of each, by its name."""
+    """Rounds the experts' matrices to numbers of MXFP4. Returns the two tensors of each, by its name."""
     made = {}
     for name, weight in model.named_parameters():
         if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
-            # [experts, in, out]: a block runs along what a product sums over.
+            # [experts, in, out]: a block runs along the dimension that a product sums over.
             nibbles, exponents = quantize(weight.transpose(1, 2).contiguous())
             weight.copy_(numbers(nibbles, exponents).transpose(1, 2))
             made[name] = (nibbles[..., ::2] | nibbles[..., 1::2] << 4, exponents)

@@ -74,8 +74,8 @@ CHECKPOINTS = {
 def main():
     llama_cpp_folder = Path(sys.argv[1])
     sys.path[:0] = [str(llama_cpp_folder / "gguf-py"), str(llama_cpp_folder)]
-    reference.settle()
-    peer.settle()
+    reference.configure_torch()
+    peer.start_llama_cpp()
     for name in sys.argv[2:] or CHECKPOINTS:
         folder = reference.HERE / name
         shutil.rmtree(folder, ignore_errors=True)

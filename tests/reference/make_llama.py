@@ -58,7 +58,7 @@ CHECKPOINTS = {
 
 
 def main():
-    reference.settle()
+    reference.configure_torch()
     for name, folder in reference.folders(CHECKPOINTS):
         make(name, folder, dict(CHECKPOINTS[name]))
 
@@ -72,7 +72,7 @@ def make(name, folder, shape):
     randomize(model, torch.Generator().manual_seed(seed))
     model.to(dtype).save_pretrained(folder, max_shard_size=shard)
     if older:
-        name_rope_as_before(folder / "config.json")
+        use_older_rope_names(folder / "config.json")
     write_tokenizer(folder, config.vocab_size)
 
     # The reference runs on the stored weights: stored narrow, computed in f32.
@@ -96,7 +96,7 @@ def randomize(model, generator):
             weight.copy_(1.4 * noise / weight.shape[1] ** 0.5)
 
 
-def name_rope_as_before(path):
+def use_older_rope_names(path):
     config = json.loads(path.read_text())
     rope = config.pop("rope_parameters")
     config |= {"rope_theta": rope.pop("rope_theta"), "rope_scaling": rope}

@@ -22,12 +22,12 @@ import reference
 
 # The size of the context selects LongRoPE's factors: it is on the same side of the original context as in the tests.
 N_CTX = 512
-# Relative to the largest logit. llama.cpp looks GELU up in a table of f16.
-FURTHEST, FURTHEST_WITH_GELU = 1e-4, 1e-3
+# Relative to the largest logit. llama.cpp computes GELU with a table of f16.
+DIFFERENCE_MAX, DIFFERENCE_MAX_WITH_GELU = 1e-4, 1e-3
 
 
 def main():
-    peer.settle()
+    peer.start_llama_cpp()
     for folder in map(reference.HERE.joinpath, sys.argv[1:]) if sys.argv[1:] else sorted(reference.HERE.glob("gguf-*")):
         make(folder)
 
@@ -48,7 +48,7 @@ def make(folder):
     head = {key: value for key, value in expected.items() if key != "cases"}
     head["llama_cpp"] = {"stored_off_by": float(f"{off:.4g}")}
     reference.write(folder / "expected.json", head, expected["cases"])
-    print(f"{folder.name}: as it stands off by {off:.1e}")
+    print(f"{folder.name}: the unchanged file is off by {off:.1e}")
 
 
 def dequantize(source, to):
@@ -65,14 +65,14 @@ def rows_of(path, logs, kv, flash):
 
 def check(name, cases, rows):
     """Checks that llama.cpp and transformers compute the same model, before either becomes a reference."""
-    furthest = 0.0
-    allowed = FURTHEST_WITH_GELU if any(family in name for family in ("gemma", "gpt2")) else FURTHEST
+    largest = 0.0
+    allowed = DIFFERENCE_MAX_WITH_GELU if any(family in name for family in ("gemma", "gpt2")) else DIFFERENCE_MAX
     for case, rows in zip(cases, rows):
         for spot in case["logits"]:
             values = np.array(spot["values"])
-            furthest = max(furthest, float(np.abs(rows[spot["position"]] - values).max() / np.abs(values).max()))
-    print(f"{name}: llama.cpp and transformers at most {furthest:.1e} of the largest logit apart")
-    assert furthest < allowed, f"{name}: {furthest}"
+            largest = max(largest, float(np.abs(rows[spot["position"]] - values).max() / np.abs(values).max()))
+    print(f"{name}: llama.cpp and transformers at most {largest:.1e} of the largest logit apart")
+    assert largest < allowed, f"{name}: {largest}"
 
 
 if __name__ == "__main__":

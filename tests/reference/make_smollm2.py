@@ -27,7 +27,7 @@ LONG = (
 )
 
 
-def said(*turns, system=None):
+def chat(*turns, system=None):
     roles = ["user", "assistant"]
     messages = [{"role": roles[i % 2], "content": text} for i, text in enumerate(turns)]
     return {"messages": ([{"role": "system", "content": system}] if system else []) + messages}
@@ -45,20 +45,20 @@ PROMPTS = [
     {"text": "naïve café — “quotes”, 東京, Привет, 🙂🏳️‍🌈 and 12345.678e-9"},
     {"text": "<html>\n<head><title>Home</title></head>\n<body>\n"},
     {"text": LONG * 12},
-    said("What is the capital of France?"),
-    said("Write a haiku about the sea."),
-    said("Explain in one sentence why the sky is blue."),
-    said("List three fruits, one on each line.", system="You answer in as few words as you can."),
-    said("My name is Ada.", "Hello Ada, how can I help you?", "What is my name?"),
-    said("Translate to Spanish: Good morning, my friend."),
-    said("Write a Python function that reverses a string."),
-    said("Summarize this: " + LONG * 20),
-    said("Count from 1 to 20.", system="You are a patient teacher."),
+    chat("What is the capital of France?"),
+    chat("Write a haiku about the sea."),
+    chat("Explain in one sentence why the sky is blue."),
+    chat("List three fruits, one on each line.", system="You answer in as few words as you can."),
+    chat("My name is Ada.", "Hello Ada, how can I help you?", "What is my name?"),
+    chat("Translate to Spanish: Good morning, my friend."),
+    chat("Write a Python function that reverses a string."),
+    chat("Summarize this: " + LONG * 20),
+    chat("Count from 1 to 20.", system="You are a patient teacher."),
 ]
 
 
 def main(path):
-    reference.settle()
+    reference.configure_torch()
     sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
     assert sha256 == SHA256, f"{path} is another file: {sha256}"
     encode, template = from_gguf(path)

@@ -1,4 +1,4 @@
-"""The chat templates of popular models, and what transformers renders with each.
+"""The chat templates of popular models, and the texts that transformers renders with each.
 
     python make_templates.py     reads templates/*.jinja, writes templates/expected.json
 """
@@ -33,26 +33,26 @@ def call(id, name, arguments):
     return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-ASKED = {"role": "user", "content": "Is it warm in Paris & Rome?"}
+QUESTION = {"role": "user", "content": "Is it warm in Paris & Rome?"}
 CALLS = [call("a23456789", "get_weather", {"city": "Paris", "days": 1}),
          call("b23456789", "get_weather", {"city": "Rome <it>", "unit": "°C"})]
 ANSWERS = [{"role": "tool", "name": "get_weather", "tool_call_id": "a23456789", "content": "{\"degrees\": 21.5}"},
            {"role": "tool", "name": "get_weather", "tool_call_id": "b23456789", "content": "warm"}]
-# With tools, and what else a chat may have.
+# Chats with tools, and with other features.
 MORE = {
-    "tools": {"messages": [ASKED], "tools": [WEATHER, CLOCK]},
-    "tools and system": {"messages": [CHATS["system"][0], ASKED], "tools": [WEATHER]},
-    "one call": {"messages": [ASKED, {"role": "assistant", "content": None, "tool_calls": CALLS[:1]}, ANSWERS[0]],
+    "tools": {"messages": [QUESTION], "tools": [WEATHER, CLOCK]},
+    "tools and system": {"messages": [CHATS["system"][0], QUESTION], "tools": [WEATHER]},
+    "one call": {"messages": [QUESTION, {"role": "assistant", "content": None, "tool_calls": CALLS[:1]}, ANSWERS[0]],
                  "tools": [WEATHER]},
-    "two calls": {"messages": [ASKED, {"role": "assistant", "content": "", "tool_calls": CALLS}, *ANSWERS],
+    "two calls": {"messages": [QUESTION, {"role": "assistant", "content": "", "tool_calls": CALLS}, *ANSWERS],
                   "tools": [WEATHER, CLOCK]},
-    "calls and text": {"messages": [ASKED, {"role": "assistant", "content": "I look.", "tool_calls": CALLS[:1]},
+    "calls and text": {"messages": [QUESTION, {"role": "assistant", "content": "I look.", "tool_calls": CALLS[:1]},
                                     ANSWERS[0], {"role": "assistant", "content": "Yes."},
                                     {"role": "user", "content": "And Rome?"}], "tools": [WEATHER]},
-    "thought and call": {"messages": [ASKED, {"role": "assistant", "content": "", "reasoning_content": "Look it up.",
+    "thought and call": {"messages": [QUESTION, {"role": "assistant", "content": "", "reasoning_content": "Look it up.",
                                               "tool_calls": CALLS[:1]}, ANSWERS[0]], "tools": [WEATHER]},
-    "no thinking": {"messages": [ASKED], "variables": {"enable_thinking": False}},
-    "thinking": {"messages": [ASKED], "variables": {"enable_thinking": True}},
+    "no thinking": {"messages": [QUESTION], "variables": {"enable_thinking": False}},
+    "thinking": {"messages": [QUESTION], "variables": {"enable_thinking": True}},
     "continued": {"messages": [*CHATS["one"], {"role": "assistant", "content": "Well, "}], "continue": True},
     "continued thought": {"messages": [*CHATS["one"], {"role": "assistant", "content": " <think>\nso"}],
                           "continue": True},
@@ -63,7 +63,7 @@ CASES = [{"name": name, "messages": messages, "prompt": prompt} for name, messag
 CASES += [{"name": name, **case, "prompt": "continue" not in case} for name, case in MORE.items()]
 expected = {}
 for path in sorted(pathlib.Path("templates").glob("*.jinja")):
-    # The template of all methods reverses each content, at which the engine stumbles if there is none.
+    # `methods.jinja` reverses each content, and fails in the engine for messages without content.
     for case in CASES[:len(CHATS) * 2] if path.stem == "methods" else CASES:
         try:
             text = tokenizer.apply_chat_template(

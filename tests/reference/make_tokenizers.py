@@ -1,4 +1,4 @@
-"""Small tokenizers of every kind, trained here, and what transformers makes of a megabyte of mixed text with each.
+"""Small tokenizers of every kind, trained here, and the ids of transformers for a megabyte of mixed text with each.
 
     python make_tokenizers.py     writes tokenizers/: corpus.json, bpe.json, llama.json, llama.gguf, unigram.json,
                                   expected.json
@@ -113,7 +113,7 @@ FINNISH = r" ?[^(\s|.,!?…。，、।۔،)]+"
 WHOLE = [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)]
 BYTES = [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
 DIGITS = [pre_tokenizers.Digits(individual_digits=True)]
-# The name in a GGUF, how its model's tokenizer.json cuts, whether it normalizes to NFC, whether it ignores merges.
+# The name in a GGUF, how its model's tokenizer.json splits, whether it normalizes to NFC, whether it ignores merges.
 CUTS = {
     "gpt-2": (WHOLE, False, False), "smollm": (DIGITS + WHOLE, False, False), "command-r": (DIGITS + WHOLE, True,
     False),

@@ -1,6 +1,6 @@
 """llama.cpp, through the C API that `llama-cpp-python` binds: logits of every position of a log, and its quantizer.
 
-Knows nothing of Lockstep or of what the logits are compared with.
+Independent of Lockstep and of the comparison.
 """
 
 import ctypes
@@ -14,14 +14,14 @@ WARNING = 3
 
 
 @c.llama_log_callback
-def _say(level, text, _):
+def _print_log(level, text, _):
     if level >= WARNING and level != 5:
         print(text.decode("utf-8", "replace"), end="")
 
 
-def settle():
+def start_llama_cpp():
     c.llama_backend_init()
-    c.llama_log_set(_say, ctypes.c_void_p(0))
+    c.llama_log_set(_print_log, ctypes.c_void_p(0))
 
 
 class Model:
@@ -68,19 +68,19 @@ class Model:
                 self.batch.n_seq_id[i], self.batch.seq_id[i][0] = 1, 0
                 self.batch.logits[i] = True
             code = c.llama_decode(self.context, self.batch)
-            assert code == 0, f"llama_decode says {code}"
+            assert code == 0, f"llama_decode returns {code}"
             rows = c.llama_get_logits(self.context)
             yield np.ctypeslib.as_array(rows, (len(tokens) * self.n_vocab,)).reshape(-1, self.n_vocab).copy()
 
 
 def quantize(source, to, ftype, **more):
-    """As `llama-quantize` does. `ftype` is one of `llama_cpp.LLAMA_FTYPE_*`."""
+    """Quantizes as `llama-quantize` does. `ftype` is one of `llama_cpp.LLAMA_FTYPE_*`."""
     params = c.llama_model_quantize_default_params()
     params.ftype, params.nthread, params.allow_requantize = ftype, 1, True
     for name, value in more.items():
         setattr(params, name, value)
     code = c.llama_model_quantize(str(source).encode(), str(to).encode(), ctypes.byref(params))
-    assert code == 0, f"{source}: llama.cpp's quantizer says {code}"
+    assert code == 0, f"{source}: llama.cpp's quantizer returns {code}"
 
 
 def version():

@@ -1,4 +1,4 @@
-"""Code that both makers share: a greedy decode that records its results, and the file format.
+"""Code that all `make_*.py` share: a greedy decode that records its results, and the file format.
 
 Independent of Lockstep: everything here is transformers and torch in f32, with eager attention.
 """
@@ -15,7 +15,7 @@ import transformers
 HERE = Path(__file__).resolve().parent
 
 
-def settle():
+def configure_torch():
     """Makes every run the same: f32 throughout, two threads, no gradients."""
     torch.set_num_threads(2)
     torch.set_grad_enabled(False)

@@ -24,7 +24,7 @@ BINARY = pathlib.Path(os.environ.get("LOCKSTEP", ROOT / "target" / "debug" / "lo
 TOOLS = ROOT / "target" / "helm-tools"
 MODEL = ROOT / "tests" / "reference" / "llama-f32-rope3"
 # The limit of every wait: far beyond the usual time on a busy machine.
-PATIENCE_S = 120
+WAIT_MAX_S = 120
 
 
 def addresses(n):
@@ -37,7 +37,7 @@ def addresses(n):
 
 
 def wait_until(what, condition, explain=lambda: ""):
-    give_up = time.monotonic() + PATIENCE_S
+    give_up = time.monotonic() + WAIT_MAX_S
     while not (found := condition()):
         assert time.monotonic() < give_up, f"{what}\n{explain()}"
         time.sleep(0.1)
@@ -47,7 +47,7 @@ def wait_until(what, condition, explain=lambda: ""):
 def get(url):
     """Returns (status, text); the status is None if no process listens."""
     try:
-        with urllib.request.urlopen(url, timeout=PATIENCE_S) as answer:
+        with urllib.request.urlopen(url, timeout=WAIT_MAX_S) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as refused:
         return refused.code, refused.read().decode()
@@ -59,7 +59,7 @@ class Cluster:
     def __init__(self, folder):
         self.folder, self.processes, self.sink = folder, {}, Sink()
         self.grpc, self.over_http, self.etcd, self.peer, self.coordinator, *more = addresses(12)
-        self.http, self.door, self.prometheus_at, *self.health = more
+        self.http, self.router_grpc, self.prometheus_at, *self.health = more
 
     def start(self, name, *command):
         log = open(self.folder / f"{name}.log", "wb")
@@ -89,23 +89,23 @@ class Cluster:
                    "--initial-cluster", f"default={peer}")
         (self.folder / "join").write_bytes(subprocess.run([BINARY, "token"], capture_output=True, check=True).stdout)
         # One role over HTTP, the others over gRPC.
-        told = ["--token-file", self.folder / "join", "--otlp-metrics-seconds", "1", "--log", "router=debug,info"]
-        by_grpc = [*told, "--otlp", f"http://{self.grpc}"]
-        by_http = [*told, "--otlp", f"http://{self.over_http}", "--otlp-protocol", "http/protobuf"]
-        found = ["--etcd-endpoints", self.etcd]
+        common = ["--token-file", self.folder / "join", "--otlp-metrics-seconds", "1", "--log", "router=debug,info"]
+        by_grpc = [*common, "--otlp", f"http://{self.grpc}"]
+        by_http = [*common, "--otlp", f"http://{self.over_http}", "--otlp-protocol", "http/protobuf"]
+        etcd_flags = ["--etcd-endpoints", self.etcd]
         self.start("coordinator", BINARY, "coordinator", MODEL, "--tp", "2", "--listen", self.coordinator,
                    "--advertise", self.coordinator, "--health", self.health[0], "--max-running", "4",
-                   "--max-waiting", "4", "--otlp-steps", *found, *by_grpc)
+                   "--max-waiting", "4", "--otlp-steps", *etcd_flags, *by_grpc)
         self.by_grpc = by_grpc
         for n in range(3):
             self.start_worker(n, "--health", self.health[n + 1])
-        # A file without routes, which is nevertheless read again.
+        # The router reads this file again although it has no routes.
         routes = self.folder / "routes"
         routes.write_text("# none\n")
-        self.start("router", BINARY, "router", MODEL, "--http", self.http, "--grpc", self.door, "--routes", routes,
-                   *found, *by_http)
+        self.start("router", BINARY, "router", MODEL, "--http", self.http, "--grpc", self.router_grpc, "--routes",
+                   routes, *etcd_flags, *by_http)
         self.prometheus()
-        wait_until("it is never ready", lambda: get(f"http://{self.http}/ready")[0] == 200, self.logs)
+        wait_until("the router does not become ready", lambda: get(f"http://{self.http}/ready")[0] == 200, self.logs)
 
     def start_worker(self, n, *more):
         self.start(f"worker-{n}", BINARY, "worker", "--join", self.coordinator, "--model-path", MODEL,
@@ -126,17 +126,17 @@ class Cluster:
 
     def query(self, expression):
         """Returns Prometheus's result of an expression: (status, its series)."""
-        asked = urllib.parse.urlencode({"query": expression})
-        status, text = get(f"http://{self.prometheus_at}/api/v1/query?{asked}")
+        query = urllib.parse.urlencode({"query": expression})
+        status, text = get(f"http://{self.prometheus_at}/api/v1/query?{query}")
         if status is None:
             return None, []
-        said = json.loads(text)
-        return said["status"], said.get("data", {}).get("result", [])
+        reply = json.loads(text)
+        return reply["status"], reply.get("data", {}).get("result", [])
 
     @contextlib.contextmanager
-    def ask(self, path, body, trace=None, sampled=True):
-        """Opens an answer after its head; the caller reads the body or closes it early."""
-        connection = http.client.HTTPConnection(*self.http.split(":"), timeout=PATIENCE_S)
+    def post(self, path, body, trace=None, sampled=True):
+        """Yields an answer after its head; the caller reads the body or closes it early."""
+        connection = http.client.HTTPConnection(*self.http.split(":"), timeout=WAIT_MAX_S)
         headers = {"content-type": "application/json"}
         if trace:
             headers |= {"traceparent": f"00-{trace}-b7ad6b7169203331-{int(sampled):02x}", "tracestate": "vendor=1"}
@@ -146,22 +146,22 @@ class Cluster:
         finally:
             connection.close()
 
-    def ask_by_grpc(self, request, trace):
+    def generate_by_grpc(self, request, trace):
         """Returns the replies to a request of `lockstep.v1`, in bytes; the caller's context travels in gRPC's
         metadata."""
         metadata = [("traceparent", f"00-{trace}-b7ad6b7169203331-01"), ("tracestate", "vendor=1")]
-        with grpc.insecure_channel(self.door, options=[("grpc.enable_http_proxy", 0)]) as channel:
+        with grpc.insecure_channel(self.router_grpc, options=[("grpc.enable_http_proxy", 0)]) as channel:
             generate = channel.unary_stream("/lockstep.v1.Inference/Generate")
-            return list(generate(request, metadata=metadata, timeout=PATIENCE_S))
+            return list(generate(request, metadata=metadata, timeout=WAIT_MAX_S))
 
-    def spans(self, trace=None, name=None, **wanted):
+    def spans(self, trace=None, name=None, **expected):
         chosen = list(self.sink.spans)
         if trace:
             chosen = [span for span in chosen if span.trace == trace]
         if name:
             chosen = [span for span in chosen if span.name == name]
         return [span for span in chosen
-                if all(span.attributes.get(key.replace("__", ".")) == of for key, of in wanted.items())]
+                if all(span.attributes.get(key.replace("__", ".")) == of for key, of in expected.items())]
 
     def end(self):
         # Ends the program first, so that its last telemetry still arrives.
@@ -169,7 +169,7 @@ class Cluster:
             process = self.processes[name]
             process.terminate()
             try:
-                process.wait(PATIENCE_S)
+                process.wait(WAIT_MAX_S)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()

@@ -66,8 +66,8 @@ class Sink:
         for of in ExportLogsServiceRequest.FromString(body).resource_logs:
             for scope in of.scope_logs:
                 for log in scope.log_records:
-                    said = {"body": value(log.body), "trace": log.trace_id.hex(), "span": log.span_id.hex()}
-                    self.logs.append(said | {"sender": attributes(of.resource), "scope": scope.scope.name})
+                    record = {"body": value(log.body), "trace": log.trace_id.hex(), "span": log.span_id.hex()}
+                    self.logs.append(record | {"sender": attributes(of.resource), "scope": scope.scope.name})
 
     def points(self, body):
         for of in ExportMetricsServiceRequest.FromString(body).resource_metrics:

@@ -7,7 +7,7 @@ import json
 import re
 import secrets
 
-import asked
+import queries
 import pytest
 from cluster import ROOT, running, wait_until
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
@@ -28,7 +28,7 @@ def body(**more):
 
 
 def whole(cluster, path="/v1/completions", trace=None, sampled=True, **more):
-    with cluster.ask(path, body(**more), trace, sampled) as answer:
+    with cluster.post(path, body(**more), trace, sampled) as answer:
         return answer.status, json.loads(answer.read())
 
 
@@ -60,7 +60,7 @@ def check_parents(cluster, request, sequences, caller=CALLER):
 
 
 def steps_of(cluster, sequence):
-    """Returns a sequence's steps after all have arrived; a step that was planned and never answered counts too."""
+    """Returns a sequence's steps after all have arrived; a step without a result counts too."""
     n = sequence.attributes["lockstep.steps"]
     def linked():
         steps = [span for span in cluster.spans(name="step") if (sequence.trace, sequence.id) in span.links]
@@ -104,11 +104,11 @@ def test_one_that_is_answered_whole(cluster):
 def test_a_chat_that_is_streamed(cluster):
     trace = new_trace()
     chat = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 8, "stream": True}
-    with cluster.ask("/v1/chat/completions", chat, trace) as answer:
-        said = answer.read().decode()
+    with cluster.post("/v1/chat/completions", chat, trace) as answer:
+        text = answer.read().decode()
     # A checkpoint without a template answers no chat; the telemetry of both outcomes is checked.
     if answer.status == 200:
-        assert said.rstrip().endswith("[DONE]")
+        assert text.rstrip().endswith("[DONE]")
         check_parents(cluster, *tree(cluster, trace, f"chat {MODEL}"))
     else:
         request, _ = tree(cluster, trace, f"chat {MODEL}", 0)
@@ -117,14 +117,14 @@ def test_a_chat_that_is_streamed(cluster):
 
 def test_a_completion_that_is_streamed(cluster):
     trace = new_trace()
-    with cluster.ask("/v1/completions", body(stream=True), trace) as answer:
+    with cluster.post("/v1/completions", body(stream=True), trace) as answer:
         assert answer.read().decode().rstrip().endswith("[DONE]")
     request, sequences = tree(cluster, trace, f"text_completion {MODEL}")
     check_parents(cluster, request, sequences)
     assert request.attributes["gen_ai.response.time_to_first_chunk"] > 0
 
 
-def of_protos(name):
+def message_class(name):
     """Returns a message of the last release's protos, which the server supports as long as such clients exist."""
     pool = descriptor_pool.DescriptorPool()
     for file in descriptor_pb2.FileDescriptorSet.FromString(BASELINE.read_bytes()).file:
@@ -134,9 +134,9 @@ def of_protos(name):
 
 def test_one_over_grpc(cluster):
     trace = new_trace()
-    request = of_protos("lockstep.v1.GenerateRequest")(model=MODEL, text="hello")
+    request = message_class("lockstep.v1.GenerateRequest")(model=MODEL, text="hello")
     request.sampling.max_tokens, request.sampling.ignore_eos, request.sampling.seed = 8, True, 1
-    replies = cluster.ask_by_grpc(request.SerializeToString(), trace)
+    replies = cluster.generate_by_grpc(request.SerializeToString(), trace)
     assert len(replies) > 1
     request, sequences = tree(cluster, trace, f"text_completion {MODEL}")
     check_parents(cluster, request, sequences)
@@ -145,7 +145,7 @@ def test_one_over_grpc(cluster):
     assert request.attributes["gen_ai.usage.output_tokens"] == 8
 
 
-def test_one_that_nobody_records(cluster):
+def test_one_that_is_not_sampled(cluster):
     """The steps have no spans at any role either: all roles respect the caller's flag."""
     trace, after = new_trace(), new_trace()
     assert whole(cluster, trace=trace, sampled=False)[0] == 200
@@ -156,9 +156,9 @@ def test_one_that_nobody_records(cluster):
     assert all(link[0] != trace for step in cluster.spans(name="step") for link in step.links)
 
 
-def test_one_that_is_left(cluster):
+def test_one_that_is_cancelled(cluster):
     trace = new_trace()
-    with cluster.ask("/v1/completions", body(stream=True, max_tokens=1500), trace) as answer:
+    with cluster.post("/v1/completions", body(stream=True, max_tokens=1500), trace) as answer:
         answer.read(10)
     request, (sequence,) = tree(cluster, trace, f"text_completion {MODEL}")
     check_parents(cluster, request, [sequence])
@@ -167,11 +167,11 @@ def test_one_that_is_left(cluster):
 
 
 def test_one_that_is_recovered(cluster):
-    """A worker is killed in mid-stream: the same sequence has steps of two epochs, and the client sees no error. The
-    speed of a stream depends on the machine, so this is repeated until a stream was hit."""
+    """A worker is killed in mid-stream: the same sequence has steps of two epochs, and the client gets no error. The
+    speed of a stream depends on the machine, so this is repeated until a stream has steps of both."""
     for n in range(3):
         trace = new_trace()
-        with cluster.ask("/v1/completions", body(stream=True, max_tokens=1500), trace) as answer:
+        with cluster.post("/v1/completions", body(stream=True, max_tokens=1500), trace) as answer:
             first = answer.read(10)
             replace_one(cluster, n)
             assert (first + answer.read()).decode().rstrip().endswith("[DONE]")
@@ -179,15 +179,15 @@ def test_one_that_is_recovered(cluster):
         epochs = {step.attributes["lockstep.epoch"] for step in steps_of(cluster, sequence)}
         if len(epochs) > 1:
             break
-    assert len(epochs) > 1, "no stream was under way when its worker died"
+    assert len(epochs) > 1, "no stream was running when its worker was killed"
     check_parents(cluster, request, [sequence])
     assert request.attributes["lockstep.outcome"] == "ok" and request.attributes["gen_ai.usage.output_tokens"] == 1500
     recovery = wait_until("the recovery never arrives", lambda: cluster.spans(name="recovery"))[0]
     assert recovery.sender["process.pid"] == cluster.pid("coordinator")
     assert recovery.attributes["lockstep.replayed_tokens"] > 0
-    said = wait_until("it is not said in the recovery's span", lambda: [
+    logs = wait_until("the recovery's span has no log", lambda: [
         log for log in cluster.sink.logs if log["body"] == "the replica goes on" and log["span"] == recovery.id])
-    assert said[0]["trace"] == recovery.trace
+    assert logs[0]["trace"] == recovery.trace
 
 
 def replace_one(cluster, n):
@@ -234,22 +234,22 @@ def test_metrics_are_sent_as_the_pages_have_them(cluster):
     assert len(cache) == 1 and cache[0]["block_size"] == "16" and int(cache[0]["num_gpu_blocks"]) > 0
 
 
-def test_prometheus_has_every_metric_that_is_asked_for(cluster):
+def test_prometheus_has_every_metric_that_is_queried(cluster):
     """Sends the queries of dashboards and rules, unchanged, to a Prometheus that scrapes the pages."""
-    # At least coordinator and router are up; pages of dead workers are gone.
-    wait_until("a page is not read", lambda: len(cluster.query("up == 1")[1]) >= 2, cluster.logs)
+    # At least coordinator and router are up; killed workers have no page.
+    wait_until("Prometheus reads fewer than two pages", lambda: len(cluster.query("up == 1")[1]) >= 2, cluster.logs)
     # Roles and clients use no certificates from files here.
-    names = set(asked.names()) - {"lockstep:certificate_expiry_timestamp_seconds"}
+    names = set(queries.names()) - {"lockstep:certificate_expiry_timestamp_seconds"}
     assert len(names) > 30
     def missing():
         return {name for name in names if not cluster.query(f"last_over_time({name}[10m])")[1]}
-    wait_until("not every metric is there", lambda: not missing(), lambda: f"{missing()}")
-    for where, expression in asked.expressions():
+    wait_until("Prometheus lacks metrics", lambda: not missing(), lambda: f"{missing()}")
+    for where, expression in queries.expressions():
         status, _ = cluster.query(expression)
         assert status == "success", f"{where}: {expression}"
 
 
-def test_what_is_read_by_others_is_on_the_page(cluster):
+def test_metrics_for_autoscalers_exist(cluster):
     """Autoscalers and the Gateway API inference extension read these by name and label."""
     for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "gpu_cache_usage_perc"):
         found = cluster.query(f"vllm:{name}")[1]

@@ -10,7 +10,7 @@ from langchain_openai import ChatOpenAI, OpenAI, OpenAIEmbeddings
 from server import Server
 
 server = None
-ASK = [SystemMessage("You are brief."), HumanMessage("Name three colours.")]
+MESSAGES = [SystemMessage("You are brief."), HumanMessage("Name three colours.")]
 
 
 def setUpModule():
@@ -32,22 +32,22 @@ class Chat(unittest.TestCase):
         return ChatOpenAI(**options(temperature=0, max_tokens=16, **more))
 
     def test_answer(self):
-        reply = self.model().invoke(ASK)
+        reply = self.model().invoke(MESSAGES)
         self.assertTrue(reply.content.strip())
         usage = reply.usage_metadata
         self.assertEqual(usage["total_tokens"], usage["input_tokens"] + usage["output_tokens"])
         self.assertIn(reply.response_metadata["finish_reason"], ["stop", "length"])
 
-    def test_stream_says_the_same(self):
-        chunks = list(self.model(stream_usage=True).stream(ASK))
-        self.assertEqual("".join(chunk.content for chunk in chunks), self.model().invoke(ASK).content)
+    def test_stream_equals_the_answer(self):
+        chunks = list(self.model(stream_usage=True).stream(MESSAGES))
+        self.assertEqual("".join(chunk.content for chunk in chunks), self.model().invoke(MESSAGES).content)
         self.assertTrue(any(chunk.usage_metadata for chunk in chunks))
 
     def test_stop_and_logprobs(self):
-        whole = self.model().invoke(ASK).content
+        whole = self.model().invoke(MESSAGES).content
         stop = whole[len(whole) // 2 :][:3]
-        self.assertEqual(self.model().invoke(ASK, stop=[stop]).content, whole[: whole.index(stop)])
-        reply = self.model(logprobs=True, top_logprobs=2).invoke(ASK)
+        self.assertEqual(self.model().invoke(MESSAGES, stop=[stop]).content, whole[: whole.index(stop)])
+        reply = self.model(logprobs=True, top_logprobs=2).invoke(MESSAGES)
         content = reply.response_metadata["logprobs"]["content"]
         self.assertEqual({len(one["top_logprobs"]) for one in content}, {2})
 
@@ -65,17 +65,17 @@ def look_at(city: Literal["Oslo", "Lima"]) -> str:
 class Tools(unittest.TestCase):
     """Calls are forced: the tests check how a call is passed, not how well a small model chooses."""
 
-    def loop(self, say):
+    def loop(self, send):
         # A call's id is a function of the seed too.
         plain = ChatOpenAI(**options(temperature=0, max_tokens=80, seed=7))
         forced = plain.bind_tools([look_at], tool_choice="required", parallel_tool_calls=False)
-        messages, calls = list(ASK), []
+        messages, calls = list(MESSAGES), []
         for _ in range(3):
-            reply = say(forced, messages)
+            reply = send(forced, messages)
             self.assertEqual([call["name"] for call in reply.tool_calls], ["look_at"])
             messages += [reply, look_at.invoke(reply.tool_calls[0])]
             calls += reply.tool_calls
-        last = say(plain.bind_tools([look_at], tool_choice="none"), messages)
+        last = send(plain.bind_tools([look_at], tool_choice="none"), messages)
         self.assertEqual(last.tool_calls, [])
         return calls, last.content
 
@@ -91,7 +91,7 @@ class Tools(unittest.TestCase):
                   "required": ["city"], "additionalProperties": False}
         model = ChatOpenAI(**options(temperature=0, max_tokens=80))
         for method in ["json_schema", "function_calling"]:
-            self.assertEqual(list(model.with_structured_output(schema, method=method).invoke(ASK)), ["city"])
+            self.assertEqual(list(model.with_structured_output(schema, method=method).invoke(MESSAGES)), ["city"])
 
 
 class Completions(unittest.TestCase):
@@ -107,7 +107,7 @@ class Completions(unittest.TestCase):
 
 
 class Embeddings(unittest.TestCase):
-    def test_like_is_near(self):
+    def test_similar_texts_are_near(self):
         model = OpenAIEmbeddings(**options(check_embedding_ctx_length=False))
         vectors = model.embed_documents(["A cat sat on the mat.", "A cat sat on a mat.", "def f(x): return x + 1"])
         near, far = (sum(a * b for a, b in zip(vectors[0], other)) for other in vectors[1:])

@@ -12,7 +12,7 @@ import litellm
 from server import Server
 
 server = None
-ASK = [{"role": "user", "content": "Name three colours."}]
+MESSAGES = [{"role": "user", "content": "Name three colours."}]
 
 
 def setUpModule():
@@ -31,7 +31,7 @@ def options(**more):
 
 
 def chat(**more):
-    return litellm.completion(**({"model": "openai/smollm2", "messages": ASK} | options() | more))
+    return litellm.completion(**({"model": "openai/smollm2", "messages": MESSAGES} | options() | more))
 
 
 class LiteLlm(unittest.TestCase):
@@ -40,7 +40,7 @@ class LiteLlm(unittest.TestCase):
         self.assertTrue(reply.choices[0].message.content.strip())
         self.assertEqual(reply.usage.total_tokens, reply.usage.prompt_tokens + reply.usage.completion_tokens)
 
-    def test_stream_says_the_same(self):
+    def test_stream_equals_the_answer(self):
         text = "".join(chunk.choices[0].delta.content or "" for chunk in chat(stream=True))
         self.assertEqual(text, chat().choices[0].message.content)
 
@@ -60,22 +60,22 @@ class LiteLlm(unittest.TestCase):
                       "required": ["city"], "additionalProperties": False}
         tool = {"type": "function", "function": {"name": "look_at", "description": "Looks.", "parameters": parameters}}
 
-        def whole(**ask):
-            return chat(**ask).choices[0].message
+        def whole(**arguments):
+            return chat(**arguments).choices[0].message
 
-        def streamed(**ask):
-            chunks = list(chat(stream=True, **ask))
+        def streamed(**arguments):
+            chunks = list(chat(stream=True, **arguments))
             return litellm.stream_chunk_builder(chunks).choices[0].message
 
-        def loop(say, **more):
-            messages, calls = list(ASK), []
+        def loop(send, **more):
+            messages, calls = list(MESSAGES), []
             for turn in range(3):
-                message = say(messages=messages, tools=[tool], tool_choice="required", max_tokens=80, **more)
+                message = send(messages=messages, tools=[tool], tool_choice="required", max_tokens=80, **more)
                 call = message.tool_calls[0]
                 messages.append({"role": "assistant", "content": "", "tool_calls": [call.model_dump()]})
                 messages.append({"role": "tool", "tool_call_id": call.id, "content": f"Result {turn}."})
                 calls.append((call.function.name, list(json.loads(call.function.arguments))))
-            self.assertTrue(say(messages=messages, tools=[tool], **more).role)
+            self.assertTrue(send(messages=messages, tools=[tool], **more).role)
             return calls
 
         anthropic = {"model": "anthropic/smollm2", "api_base": server.url}

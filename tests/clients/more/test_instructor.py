@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 from server import Server
 
 server = None
-ASK = [{"role": "user", "content": "Which city do you like?"}]
+MESSAGES = [{"role": "user", "content": "Which city do you like?"}]
 
 
 class Place(BaseModel):
@@ -28,8 +28,8 @@ def tearDownModule():
 
 class Instructor(unittest.TestCase):
     def check(self, client, **more):
-        ask = {"model": "smollm2", "max_tokens": 100, "messages": ASK, "response_model": Place, "max_retries": 0}
-        place = client.create(**(ask | more))
+        options = {"model": "smollm2", "max_tokens": 100, "messages": MESSAGES, "max_retries": 0}
+        place = client.create(response_model=Place, **(options | more))
         self.assertIsInstance(place, Place)
         return place
 
@@ -39,7 +39,7 @@ class Instructor(unittest.TestCase):
             client = instructor.from_openai(base, mode=mode)
             self.assertEqual(self.check(client, temperature=0).city, self.check(client, temperature=0).city)
             *_, last = client.create_partial(
-                model="smollm2", max_tokens=100, messages=ASK, response_model=Place, temperature=0
+                model="smollm2", max_tokens=100, messages=MESSAGES, response_model=Place, temperature=0
             )
             self.assertTrue(last.city)
 

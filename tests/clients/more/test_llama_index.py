@@ -46,9 +46,9 @@ class Tools(unittest.TestCase):
 
     def test_streamed_and_whole(self):
         tool = FunctionTool.from_defaults(fn=look_at)
-        ask = {"user_msg": "Which city?", "tool_required": True}
-        whole = model().get_tool_calls_from_response(model().chat_with_tools([tool], **ask))
-        *_, last = model().stream_chat_with_tools([tool], **ask)
+        arguments = {"user_msg": "Which city?", "tool_required": True}
+        whole = model().get_tool_calls_from_response(model().chat_with_tools([tool], **arguments))
+        *_, last = model().stream_chat_with_tools([tool], **arguments)
         streamed = model().get_tool_calls_from_response(last)
         self.assertEqual([call.tool_kwargs for call in whole], [call.tool_kwargs for call in streamed])
 

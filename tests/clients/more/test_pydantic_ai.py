@@ -37,7 +37,7 @@ def models():
 
 class Agents(unittest.IsolatedAsyncioTestCase):
     def agent(self, model):
-        """It has to answer by a call, of its own tool or of the one that is its answer: so every call is forced."""
+        """It must answer with a call of its own tool or of the output tool, so every call is forced."""
         agent = Agent(model, output_type=Place, retries=3, model_settings=ModelSettings(max_tokens=100, temperature=0))
         self.seen = []
 
@@ -49,12 +49,12 @@ class Agents(unittest.IsolatedAsyncioTestCase):
 
         return agent
 
-    async def test_an_answer_is_of_its_class(self):
+    async def test_an_answer_has_its_class(self):
         for model in models():
             try:
                 result = await self.agent(model).run("Which city?", usage_limits=UsageLimits(request_limit=4))
             except UsageLimitExceeded:
-                # A small model may look again and again: each of its turns has calls, and their results.
+                # A small model may call the tool up to the limit: each of its turns has calls and their results.
                 self.assertGreaterEqual(len(self.seen), 4)
                 continue
             self.assertIsInstance(result.output, Place)

@@ -1,4 +1,4 @@
-"""The queries of dashboards and rules to Prometheus, as they are in the chart. Depends on the form of those files."""
+"""The Prometheus queries of the chart's dashboards and rules. Depends on the format of those files."""
 
 import json
 import pathlib
@@ -8,7 +8,7 @@ import yaml
 
 FILES = pathlib.Path(__file__).resolve().parents[2] / "helm" / "lockstep" / "files"
 SERIES = re.compile(r"(?<![\w:])(?:(?:lockstep|vllm):|gen_ai_(?:server|client)_)\w+")
-# Grafana's variables, as Prometheus would get them.
+# Grafana's variables, as Prometheus gets them.
 VARIABLES = {"$__rate_interval": "5m", "$__range": "1h", "$namespace": ".*", "$model": ".*", "$replica": ".*"}
 
 
