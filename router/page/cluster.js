@@ -175,8 +175,9 @@ class Stage {
 function reasons(replica) {
   const why = [];
   if (replica.unplaced) why.push(`Not placed for ${replica.unplaced.seconds} s: ${replica.unplaced.why}`);
-  if (replica.wanted) why.push(`tp ${replica.wanted.tp} × pp ${replica.wanted.pp} is wanted`);
-  if (replica.shortened) why.push(`Context ${replica.shortened.has} instead of ${replica.shortened.asked}: ${replica.shortened.why}`);
+  const grid = replica.requested_grid;
+  if (grid) why.push(`The requested grid is tp ${grid.tp} × pp ${grid.pp}`);
+  if (replica.shortened) why.push(`Context ${replica.shortened.has} instead of ${replica.shortened.requested}: ${replica.shortened.why}`);
   if (replica.suspected) why.push("Its coordinator is silent");
   if (replica.shunned) why.push(`Gets no new requests: ${replica.shunned}`);
   if (replica.differs) why.push(`Other weights than ${replica.differs.replica}: ${replica.differs.weight}, piece ${replica.differs.piece}`);
