@@ -61,7 +61,7 @@ export function path(conversation, at = conversation.at) {
   return out.reverse();
 }
 
-/** The sampling parameters and system prompt of an answer. Earlier builds stored them as `asked`, with all messages. */
+/** The sampling parameters and system prompt of an answer. Earlier builds stored them as `asked`, some with messages. */
 export const requestOf = (turn) => turn.request ?? turn.asked;
 
 /** The request of an answer. Its messages come from the branch before the turn and are stored only there. */
