@@ -1,14 +1,14 @@
 // The grid of ranks of every replica, lost ranks and the cost of each loss, versions with their shares, and planned
 // beside measured speed.
 
-import {bytes, count, draw, facts, make, millis, percent, put, redraw, say} from "./dom.js";
+import {bytes, count, draw, facts, make, millis, percent, redraw, setAttr, setText} from "./dom.js";
 import {nearby} from "./near.js";
 
 const PARTS = ["compute", "wait", "idle"];
 
 export class Cluster {
   constructor() {
-    this.about = make("div");
+    this.summary = make("div");
     this.replicas = make("div");
     /** The shown replicas by name. They are updated in place. */
     this.shown = new Map();
@@ -17,16 +17,16 @@ export class Cluster {
       make("ul", {class: "legend", "aria-label": "Colours of a rank's time"},
         PARTS.map((part) => make("li", {}, make("span", {class: `swatch ${part}`}), part === "wait" ? "waits for peers" : part)),
         make("li", {}, make("span", {class: "swatch kv"}), "KV in use")),
-      this.about, this.replicas);
+      this.summary, this.replicas);
   }
 
   topics() {
     return ["cluster"];
   }
 
-  hear(_, cluster) {
+  update(_, cluster) {
     const {store, models, next} = cluster;
-    redraw(this.about, [store, models, next, !cluster.replicas.length], () => this.aboutAll(cluster));
+    redraw(this.summary, [store, models, next, !cluster.replicas.length], () => this.summaryNodes(cluster));
     const names = new Set();
     cluster.replicas.forEach((replica, at) => {
       const name = `${at} ${replica.replica}`;
@@ -45,26 +45,26 @@ export class Cluster {
     }
   }
 
-  aboutAll({store, models, replicas, next}) {
-    const about = [];
-    if (!replicas.length) about.push(make("p", {class: "warn"}, "No replica is attached."));
+  summaryNodes({store, models, replicas, next}) {
+    const nodes = [];
+    if (!replicas.length) nodes.push(make("p", {class: "warn"}, "No replica is attached."));
     if (store) {
-      const text = store.connected ? `${store.kind} answers` : `${store.kind} is away: ${store.reason}`;
-      about.push(make("p", {class: store.connected ? "quiet" : "bad"}, `Store: ${text}`));
+      const text = store.connected ? `${store.kind} is connected` : `${store.kind} is not connected: ${store.reason}`;
+      nodes.push(make("p", {class: store.connected ? "quiet" : "bad"}, `Store: ${text}`));
     }
     if (next !== null && next !== undefined) {
-      about.push(make("p", {class: "quiet"}, "There are more replicas than this page shows: lockstep status lists all."));
+      nodes.push(make("p", {class: "quiet"}, "There are more replicas than this page shows: lockstep status lists all."));
     }
     const versions = models.flatMap((model) => model.versions.map((version) => ({name: model.name, ...version})));
     if (versions.length > 1) {
-      about.push(make("div", {class: "wide"}, make("table", {},
+      nodes.push(make("div", {class: "wide"}, make("table", {},
         make("caption", {}, "Versions"),
         make("thead", {}, make("tr", {}, ["Name", "Model", "Policy", "Share", "Replicas"].map((name) => make("th", {scope: "col"}, name)))),
         make("tbody", {}, versions.map((of) => make("tr", {},
           make("td", {}, of.name), make("td", {}, of.model), make("td", {class: "mono"}, (of.policy_digest ?? "–").slice(0, 12)),
           make("td", {}, `${of.weight ?? "–"}`), make("td", {}, `${of.ready} of ${of.replicas} ready`)))))));
     }
-    return about;
+    return nodes;
   }
 }
 
@@ -82,13 +82,13 @@ class Replica {
     this.stages = [];
     this.far = [this.head];
     this.node = make("article", {class: "card"}, this.head);
-    this.isNear = nearby(this.node, (isNear, height) => this.come(isNear, height));
+    this.isNear = nearby(this.node, (isNear, height) => this.setNear(isNear, height));
   }
 
   show(replica) {
-    this.told = replica;
-    say(this.head, `${replica.replica ?? "replica"} · ${replica.phase}${replica.model ? ` · ${replica.model}` : ""}`);
-    put(this.head, "class", replica.phase === "ready" ? "good" : "warn");
+    this.replica = replica;
+    setText(this.head, `${replica.replica ?? "replica"} · ${replica.phase}${replica.model ? ` · ${replica.model}` : ""}`);
+    setAttr(this.head, "class", replica.phase === "ready" ? "good" : "warn");
     const why = reasons(replica);
     redraw(this.why, why, () => why.map((of) => make("p", {class: "warn"}, of)));
     const lost = (replica.lost ?? []).map((of) => ({...of, seconds_ago: Math.floor(of.seconds_ago)}));
@@ -98,7 +98,7 @@ class Replica {
     else if (this.node.childElementCount !== this.far.length) this.node.replaceChildren(...this.far);
   }
 
-  come(isNear, height) {
+  setNear(isNear, height) {
     if (isNear === this.isNear) return;
     this.isNear = isNear;
     if (isNear) {
@@ -111,22 +111,22 @@ class Replica {
   }
 
   draw() {
-    const replica = this.told;
+    const {replica} = this;
     if (!replica) return;
-    const pairs = about(replica);
+    const pairs = factPairs(replica);
     redraw(this.facts, pairs, () => [facts(pairs)]);
     const stages = new Map();
     for (const rank of replica.ranks) {
       if (!stages.has(rank.stage)) stages.set(rank.stage, []);
       stages.get(rank.stage).push(rank);
     }
-    const gone = (replica.lost ?? []).filter((lost) => lost.pause_seconds === null && !replica.ranks.some((rank) => rank.rank === lost.rank && rank.state === "ready"));
+    const unreplaced = (replica.lost ?? []).filter((lost) => lost.pause_seconds === null && !replica.ranks.some((rank) => rank.rank === lost.rank && rank.state === "ready"));
     while (this.stages.length > stages.size) this.stages.pop().node.remove();
     while (this.stages.length < stages.size) {
       this.stages.push(new Stage());
       this.grid.append(this.stages.at(-1).node);
     }
-    [...stages.entries()].sort(([a], [b]) => a - b).forEach(([stage, ranks], at) => this.stages[at].show(stage, ranks, gone));
+    [...stages.entries()].sort(([a], [b]) => a - b).forEach(([stage, ranks], at) => this.stages[at].show(stage, ranks, unreplaced));
   }
 }
 
@@ -138,16 +138,16 @@ class Stage {
   constructor() {
     this.node = make("ul", {class: "stage"});
     this.ranks = [];
-    this.isNear = nearby(this.node, (isNear, height) => this.come(isNear, height));
+    this.isNear = nearby(this.node, (isNear, height) => this.setNear(isNear, height));
   }
 
-  show(number, ranks, gone) {
-    this.told = [number, ranks, gone];
-    put(this.node, "aria-label", `Stage ${number}`);
+  show(number, ranks, unreplaced) {
+    this.data = [ranks, unreplaced];
+    setAttr(this.node, "aria-label", `Stage ${number}`);
     if (this.isNear) this.draw();
   }
 
-  come(isNear, height) {
+  setNear(isNear, height) {
     if (isNear === this.isNear) return;
     this.isNear = isNear;
     if (isNear) {
@@ -161,30 +161,31 @@ class Stage {
   }
 
   draw() {
-    if (!this.told) return;
-    const [, ranks, gone] = this.told;
+    if (!this.data) return;
+    const [ranks, unreplaced] = this.data;
     while (this.ranks.length > ranks.length) this.ranks.pop().node.remove();
     while (this.ranks.length < ranks.length) {
       this.ranks.push(new Rank());
       this.node.append(this.ranks.at(-1).node);
     }
-    ranks.forEach((rank, at) => this.ranks[at].show(rank, gone.find((lost) => lost.rank === rank.rank)));
+    ranks.forEach((rank, at) => this.ranks[at].show(rank, unreplaced.find((lost) => lost.rank === rank.rank)));
   }
 }
 
 function reasons(replica) {
   const why = [];
   if (replica.unplaced) why.push(`Not placed for ${replica.unplaced.seconds} s: ${replica.unplaced.why}`);
-  if (replica.wanted) why.push(`tp ${replica.wanted.tp} × pp ${replica.wanted.pp} is wanted`);
-  if (replica.shortened) why.push(`Context ${replica.shortened.has} instead of ${replica.shortened.asked}: ${replica.shortened.why}`);
-  if (replica.suspected) why.push("Its coordinator is silent");
+  const grid = replica.requested_grid;
+  if (grid) why.push(`The requested grid is tp ${grid.tp} × pp ${grid.pp}`);
+  if (replica.shortened) why.push(`Context ${replica.shortened.has} instead of ${replica.shortened.requested}: ${replica.shortened.why}`);
+  if (replica.suspected) why.push("The coordinator does not respond");
   if (replica.shunned) why.push(`Gets no new requests: ${replica.shunned}`);
-  if (replica.differs) why.push(`Other weights than ${replica.differs.replica}: ${replica.differs.weight}, piece ${replica.differs.piece}`);
+  if (replica.differs) why.push(`Its weights differ from those of ${replica.differs.replica}: ${replica.differs.weight}, piece ${replica.differs.piece}`);
   for (const apart of replica.apart ?? []) why.push(`${apart.host} and ${apart.other_host} do not reach each other: ${apart.why}`);
   return why;
 }
 
-function about(replica) {
+function factPairs(replica) {
   const speed = replica.tokens_per_s ?? {};
   const planned = speed.predicted ? `${speed.predicted.low.toFixed(1)} to ${speed.predicted.high.toFixed(1)} tokens/s (${speed.predicted.bottleneck})` : null;
   const {used, total} = replica.blocks;
@@ -196,21 +197,21 @@ function about(replica) {
     ["Requests", `${replica.requests.running} run, ${replica.requests.waiting} wait`],
     ["KV blocks", total ? `${count(used)} of ${count(total)}` : null],
     ["Spares", replica.spares],
-    ["One alone: planned", planned],
-    ["One alone: measured", speed.alone ? `${speed.alone.toFixed(1)} tokens/s` : planned ? "not yet" : null],
-    ["All together: measured", speed.busy ? `${speed.busy.toFixed(1)} tokens/s` : null],
+    ["One request: planned", planned],
+    ["One request: measured", speed.alone ? `${speed.alone.toFixed(1)} tokens/s` : planned ? "not yet" : null],
+    ["All requests: measured", speed.busy ? `${speed.busy.toFixed(1)} tokens/s` : null],
   ];
 }
 
 function losses(lost) {
   if (!lost.length) return [];
-  const said = [...lost].reverse().map((of) => {
+  const items = [...lost].reverse().map((of) => {
     const pause = of.pause_seconds === null ? "the replica pauses" : `the replica paused ${millis(of.pause_seconds * 1000)}, ${of.tokens_replayed} positions were computed again`;
-    const since = of.successor ? `, pid ${of.successor.pid} on ${of.successor.host} holds it since` : of.pause_seconds === null ? "" : ", the grid goes on without it";
+    const since = of.successor ? `, pid ${of.successor.pid} on ${of.successor.host} replaced it` : of.pause_seconds === null ? "" : ", the grid continues without it";
     return make("li", {}, make("strong", {}, `Rank ${of.rank} was lost`),
       ` ${millis(of.seconds_ago * 1000)} ago: pid ${of.pid} on ${of.host}, ${of.cause} (${of.why}); ${pause}${since}.`);
   });
-  return [make("h3", {}, "Lost"), make("ul", {class: "losses"}, said)];
+  return [make("h3", {}, "Lost"), make("ul", {class: "losses"}, items)];
 }
 
 class Rank {
@@ -224,23 +225,23 @@ class Rank {
 
   show(rank, lost) {
     const state = lost ? "lost" : rank.state;
-    put(this.node, "class", `rank ${state}`);
-    say(this.head, `Rank ${rank.rank} · stage ${rank.stage} · ${lost ? `${state}, ${rank.state} again` : state}`);
-    say(this.where, `${rank.host} · pid ${rank.pid} · ${rank.device} · layers ${rank.layers[0]}–${rank.layers[1] - 1}`);
+    setAttr(this.node, "class", `rank ${state}`);
+    setText(this.head, `Rank ${rank.rank} · stage ${rank.stage} · ${lost ? `${state}, ${rank.state} again` : state}`);
+    setText(this.where, `${rank.host} · pid ${rank.pid} · ${rank.device} · layers ${rank.layers[0]}–${rank.layers[1] - 1}`);
     let x = 0;
     for (const part of PARTS) {
       const share = rank.time[part] ?? 0;
-      put(this.time[part], "x", x.toFixed(1));
-      put(this.time[part], "width", (share * 100).toFixed(1));
+      setAttr(this.time[part], "x", x.toFixed(1));
+      setAttr(this.time[part], "width", (share * 100).toFixed(1));
       x += share * 100;
     }
-    put(this.kv, "width", ((rank.kv.used ?? 0) * 100).toFixed(1));
+    setAttr(this.kv, "width", ((rank.kv.used ?? 0) * 100).toFixed(1));
     const shares = PARTS.map((part) => `${part} ${percent(rank.time[part] ?? 0)}`).join(", ");
-    put(this.bars[0], "aria-label", `Time: ${shares}, bubble ${percent(rank.time.bubble ?? 0)}`);
-    put(this.bars[1], "aria-label", `KV in use: ${percent(rank.kv.used ?? 0)}`);
-    say(this.memory, `${bytes(rank.memory.weights)} weights, ${bytes(rank.memory.kv)} KV of ${bytes(rank.memory.total)}`);
+    setAttr(this.bars[0], "aria-label", `Time: ${shares}, bubble ${percent(rank.time.bubble ?? 0)}`);
+    setAttr(this.bars[1], "aria-label", `KV in use: ${percent(rank.kv.used ?? 0)}`);
+    setText(this.memory, `${bytes(rank.memory.weights)} weights, ${bytes(rank.memory.kv)} KV of ${bytes(rank.memory.total)}`);
     const {steps, compute, wait} = rank.step_micros;
-    say(this.step, steps ? `a step: ${millis(compute / 1000)} + ${millis(wait / 1000)} waiting; bubble ${percent(rank.time.bubble)}` : "no step in the last second");
+    setText(this.step, steps ? `a step: ${millis(compute / 1000)} + ${millis(wait / 1000)} waiting; bubble ${percent(rank.time.bubble)}` : "no step in the last second");
   }
 }
 

@@ -1,41 +1,41 @@
-// Conversations, stored in this browser only. Each is a tree of turns, so that an edited message or a repeated answer
-// stands beside the earlier one.
+// Conversations, stored in this browser only. Each is a tree of turns: an edited message or a repeated answer is a
+// branch beside the earlier one.
 
-const [BASE, STORE] = ["lockstep", "conversations"];
+const [DATABASE, STORE] = ["lockstep", "conversations"];
 /** Beyond this number the oldest conversations are deleted. */
-const KEPT_MAX = 200;
+const CONVERSATIONS_MAX = 200;
 const TITLE_MAX = 60;
 
 /** A promise of the result of a database request. */
-const done = (request) => new Promise((resolve, reject) => {
+const result = (request) => new Promise((resolve, reject) => {
   request.onsuccess = () => resolve(request.result);
   request.onerror = () => reject(request.error);
 });
 
 function opened() {
-  const request = indexedDB.open(BASE, 1);
+  const request = indexedDB.open(DATABASE, 1);
   request.onupgradeneeded = () => request.result.createObjectStore(STORE, {keyPath: "id"});
-  return done(request);
+  return result(request);
 }
 
 const store = async (mode) => (await opened()).transaction(STORE, mode).objectStore(STORE);
 
 export async function all() {
-  const kept = await done((await store("readonly")).getAll());
-  return kept.sort((a, b) => b.changed - a.changed);
+  const stored = await result((await store("readonly")).getAll());
+  return stored.sort((a, b) => b.changed - a.changed);
 }
 
-export const one = async (id) => done((await store("readonly")).get(id));
+export const one = async (id) => result((await store("readonly")).get(id));
 
-export async function keep(conversation) {
-  const kept = await store("readwrite");
-  await done(kept.put({...conversation, changed: Date.now()}));
-  if ((await done(kept.count())) <= KEPT_MAX) return;
-  for (const old of (await all()).slice(KEPT_MAX)) await forget(old.id);
+export async function save(conversation) {
+  const objects = await store("readwrite");
+  await result(objects.put({...conversation, changed: Date.now()}));
+  if ((await result(objects.count())) <= CONVERSATIONS_MAX) return;
+  for (const old of (await all()).slice(CONVERSATIONS_MAX)) await remove(old.id);
 }
 
-export async function forget(id) {
-  await done((await store("readwrite")).delete(id));
+export async function remove(id) {
+  await result((await store("readwrite")).delete(id));
 }
 
 export function fresh() {
@@ -53,7 +53,7 @@ export function add(conversation, turn) {
 
 const byId = (conversation) => new Map(conversation.turns.map((turn) => [turn.id, turn]));
 
-/** The turns from the first to the one at `at`, which is shown last. */
+/** The turns of the branch that ends at the turn `at`. */
 export function path(conversation, at = conversation.at) {
   const turns = byId(conversation);
   const out = [];
@@ -61,17 +61,20 @@ export function path(conversation, at = conversation.at) {
   return out.reverse();
 }
 
-/** The request that a turn answers. Its messages come from the branch before the turn and are stored only there. */
+/** The sampling parameters and system prompt of an answer. Earlier builds stored them as `asked`, some with messages. */
+export const requestOf = (turn) => turn.request ?? turn.asked;
+
+/** The request of an answer. Its messages come from the branch before the turn and are stored only there. */
 export function body(conversation, turn) {
-  const {system, ...asked} = turn.asked;
-  if (asked.messages) return asked;
+  const {system, ...request} = requestOf(turn);
+  if (request.messages) return request;
   const messages = path(conversation, turn.parent).map(({role, text}) => ({role, content: text}));
-  return {...asked, messages: system ? [{role: "system", content: system}, ...messages] : messages};
+  return {...request, messages: system ? [{role: "system", content: system}, ...messages] : messages};
 }
 
 export const siblings = (conversation, turn) => conversation.turns.filter((other) => other.parent === turn.parent);
 
-/** The end of the branch that begins at a turn: follows the newest turn each time. */
+/** The last turn of the newest branch below a turn. */
 export function end(conversation, turn) {
   let last = turn;
   for (;;) {

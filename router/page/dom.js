@@ -2,7 +2,7 @@
 
 const SVG = "http://www.w3.org/2000/svg";
 
-/** A node: `make("p", {class: "quiet"}, "text", child)`. A function as a property listens to the event of its name. */
+/** A node: `make("p", {class: "quiet"}, "text", child)`. A function as a property handles the event of that name. */
 export function make(name, properties = {}, ...children) {
   return filled(document.createElement(name), properties, children);
 }
@@ -22,32 +22,33 @@ function filled(node, properties, children) {
 }
 
 /** Shows a message in the status line, which screen readers announce. */
-export function tell(text) {
-  const told = document.getElementById("told");
-  if (told && told.textContent !== text) told.textContent = text;
+export function showStatus(text) {
+  const status = document.getElementById("status");
+  if (status) setText(status, text);
 }
 
-/** Replaces a text only where it has changed, so that a selection and a reader's place stay. */
-export function say(node, text) {
+/** Replaces a text only if it has changed, so that a selection and a reader's place stay. */
+export function setText(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
 
-/** The same as `say` for an attribute. */
-export function put(node, name, value) {
+/** The same as `setText` for an attribute. */
+export function setAttr(node, name, value) {
   if (node.getAttribute(name) !== value) node.setAttribute(name, value);
 }
 
 const drawn = new WeakMap();
 
-/** Replaces the nodes of a place if `shows` has changed. */
-export function redraw(place, shows, nodes) {
-  const key = JSON.stringify(shows);
+/** Replaces the child nodes of `place` if `data`, which they show, has changed. */
+export function redraw(place, data, nodes) {
+  const key = JSON.stringify(data);
   if (drawn.get(place) === key) return;
   drawn.set(place, key);
   place.replaceChildren(...nodes());
 }
 
-export function mark(node, name, is) {
+/** Sets an attribute to `true`, or removes it. */
+export function setFlag(node, name, is) {
   if (is) node.setAttribute(name, "true");
   else node.removeAttribute(name);
 }

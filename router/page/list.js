@@ -5,58 +5,58 @@ import {make} from "./dom.js";
 const SPARE = 6;
 
 /**
- * `row()` makes an empty row, `fill(node, item)` writes into one. The style sets the row height, measured once.
+ * `row()` makes an empty row, `fill(node, item)` writes into one. The style sheet sets the row height.
  */
 export class List {
   constructor(label, row, fill) {
     [this.row, this.fill, this.items, this.nodes] = [row, fill, [], []];
-    this.tall = make("div", {class: "tall"});
-    this.node = make("div", {class: "list", tabindex: "0", role: "region", "aria-label": label, scroll: () => this.ask()}, this.tall);
+    this.rows = make("div", {class: "rows"});
+    this.node = make("div", {class: "list", tabindex: "0", role: "region", "aria-label": label, scroll: () => this.drawSoon()}, this.rows);
     this.height = 0;
-    this.asked = false;
-    new ResizeObserver(() => this.ask()).observe(this.node);
+    this.isScheduled = false;
+    new ResizeObserver(() => this.drawSoon()).observe(this.node);
   }
 
   show(items) {
     this.items = items;
-    this.ask();
+    this.drawSoon();
   }
 
-  /** Draws once per frame, however often it is called. */
-  ask() {
-    if (this.asked) return;
-    this.asked = true;
+  /** Draws at the next frame, once for all calls before it. */
+  drawSoon() {
+    if (this.isScheduled) return;
+    this.isScheduled = true;
     requestAnimationFrame(() => {
-      this.asked = false;
+      this.isScheduled = false;
       this.draw();
     });
   }
 
   draw() {
-    if (!this.height) this.height = this.measured();
+    if (!this.height) this.height = this.rowHeight();
     if (!this.height) return;
-    // Reads the layout before it writes: a read after a write would force a new layout at once.
+    // Reads the layout before it writes: a read after a write forces a second layout.
     const {scrollTop, clientHeight} = this.node;
     const first = Math.max(0, Math.floor(scrollTop / this.height) - SPARE);
     const n = Math.max(0, Math.min(this.items.length - first, Math.ceil(clientHeight / this.height) + 2 * SPARE));
-    if (this.n_items !== this.items.length) this.tall.style.height = `${this.items.length * this.height}px`;
+    if (this.n_items !== this.items.length) this.rows.style.height = `${this.items.length * this.height}px`;
     this.n_items = this.items.length;
     while (this.nodes.length < n) {
       const node = this.row();
       this.nodes.push(node);
-      this.tall.append(node);
+      this.rows.append(node);
     }
     while (this.nodes.length > n) this.nodes.pop().remove();
     this.nodes.forEach((node, at) => {
-      const place = `translateY(${(first + at) * this.height}px)`;
-      if (node.style.transform !== place) node.style.transform = place;
+      const transform = `translateY(${(first + at) * this.height}px)`;
+      if (node.style.transform !== transform) node.style.transform = transform;
       this.fill(node, this.items[first + at]);
     });
   }
 
-  measured() {
+  rowHeight() {
     const probe = this.row();
-    this.tall.append(probe);
+    this.rows.append(probe);
     const {height} = probe.getBoundingClientRect();
     probe.remove();
     return height;

@@ -1,17 +1,17 @@
 // Markdown as nodes: paragraphs, headings, lists, quotes, tables, code, emphasis and links. Other syntax stays text.
-// Reads each line once, makes no HTML and runs nothing. A link shows its target and uses http or https only.
+// Reads each line once, makes no HTML and runs no code. A link shows its target and uses http or https only.
 
 import {make} from "./dom.js";
 
-/** Text beyond this number of nodes is shown as it was written. */
+/** Text beyond this number of nodes is shown as plain text. */
 const NODES_MAX = 20000;
 const DEPTH_MAX = 8;
 /** In a longer paragraph, marks stay text. */
 const INLINE_MAX = 20000;
 /** Marks that change the direction of text, and control characters: shown by their code points. */
-const UNSEEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]/g;
+const INVISIBLE = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]/g;
 
-export const visible = (text) => text.replace(UNSEEN, (sign) => `\u2039${sign.codePointAt(0).toString(16).padStart(4, "0")}\u203a`);
+export const visible = (text) => text.replace(INVISIBLE, (char) => `\u2039${char.codePointAt(0).toString(16).padStart(4, "0")}\u203a`);
 
 export function markdown(text) {
   const out = document.createDocumentFragment();
@@ -22,14 +22,14 @@ export function markdown(text) {
 }
 
 /** The length of the final part of a growing answer: up to the last empty line outside code. */
-export function settled(text, from = 0) {
+export function finalLength(text, from = 0) {
   let [end, at, inCode] = [from, from, false];
   while (at < text.length) {
     const line = text.indexOf("\n", at);
     if (line < 0) break;
-    const said = text.slice(at, line);
-    if (/^ {0,3}(```|~~~)/.test(said)) inCode = !inCode;
-    if (!inCode && said.trim() === "") end = line + 1;
+    const content = text.slice(at, line);
+    if (/^ {0,3}(```|~~~)/.test(content)) inCode = !inCode;
+    if (!inCode && content.trim() === "") end = line + 1;
     at = line + 1;
   }
   return end;
@@ -68,7 +68,7 @@ function block(lines, at, out, budget, depth) {
   return paragraph(lines, at, out, budget);
 }
 
-/** The line below a table's head. The pattern is one class of characters, so that it never backtracks. */
+/** The line below a table's head. The pattern is one class of characters, so it never backtracks. */
 const isRule = (line) => /^[\s:|-]+$/.test(line) && line.includes("|") && line.includes("-");
 
 function code(lines, at, [, mark, language], out) {
@@ -104,11 +104,11 @@ function list(lines, at, out, budget, depth) {
       inside.push(lines[at].replace(new RegExp(`^ {0,${width}}`), ""));
       at += 1;
     }
-    const held = make("li");
+    const itemNode = make("li");
     budget.left -= 1;
-    if (inside.length === 1) inline(held, inside[0], budget);
-    else blocks(inside, held, budget, depth + 1);
-    node.append(held);
+    if (inside.length === 1) inline(itemNode, inside[0], budget);
+    else blocks(inside, itemNode, budget, depth + 1);
+    node.append(itemNode);
     while (at + 1 < lines.length && lines[at].trim() === "" && item(lines[at + 1])?.[1].length === indent.length) at += 1;
   }
   out.append(node);
@@ -146,12 +146,12 @@ function inline(node, text, budget) {
     if (budget.left <= 0) break;
     budget.left -= 1;
     if (found.index > from) node.append(text.slice(from, found.index));
-    const [all, , code, strong, strong2, em, em2, gone, label, target, bare, line] = found;
+    const [all, , code, strong, strong2, em, em2, deleted, label, target, bare, line] = found;
     from = found.index + all.length;
     if (code !== undefined) node.append(make("code", {}, code));
     else if (strong ?? strong2) node.append(make("strong", {}, strong ?? strong2));
     else if (em ?? em2) node.append(make("em", {}, em ?? em2));
-    else if (gone) node.append(make("del", {}, gone));
+    else if (deleted) node.append(make("del", {}, deleted));
     else if (target ?? bare) node.append(link(label ?? bare, target ?? bare));
     else if (line) node.append(make("br"));
   }
@@ -161,6 +161,6 @@ function inline(node, text, budget) {
 
 /** If the text of a link differs from its target, the link shows both. */
 function link(label, target) {
-  const told = label === target ? label : `${label} (${target})`;
-  return make("a", {href: target, rel: "noreferrer noopener nofollow", target: "_blank"}, told);
+  const text = label === target ? label : `${label} (${target})`;
+  return make("a", {href: target, rel: "noreferrer noopener nofollow", target: "_blank"}, text);
 }

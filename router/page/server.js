@@ -9,7 +9,7 @@ export const key = {
 };
 
 /** An error reply of the server. */
-export class Refused extends Error {
+export class HttpError extends Error {
   constructor(status, message, retryAfter) {
     super(message);
     this.status = status;
@@ -18,11 +18,11 @@ export class Refused extends Error {
 }
 
 function headers(more) {
-  const held = key.get();
-  return {...(held ? {authorization: `Bearer ${held}`} : {}), ...more};
+  const apiKey = key.get();
+  return {...(apiKey ? {authorization: `Bearer ${apiKey}`} : {}), ...more};
 }
 
-async function refused(reply) {
+async function toError(reply) {
   const text = await reply.text();
   let message = text;
   try {
@@ -30,18 +30,18 @@ async function refused(reply) {
   } catch {
     // The reply is not JSON: a proxy sent it.
   }
-  return new Refused(reply.status, message || `status ${reply.status}`, Number(reply.headers.get("retry-after-ms")) || 1000);
+  return new HttpError(reply.status, message || `status ${reply.status}`, Number(reply.headers.get("retry-after-ms")) || 1000);
 }
 
 export async function get(path, signal) {
   const reply = await fetch(path, {headers: headers(), signal, cache: "no-store"});
-  if (!reply.ok) throw await refused(reply);
+  if (!reply.ok) throw await toError(reply);
   return reply.json();
 }
 
 export async function post(path, body, {signal, more = {}} = {}) {
   const reply = await fetch(path, {method: "POST", headers: headers({"content-type": "application/json", ...more}), body: JSON.stringify(body), signal});
-  if (!reply.ok) throw await refused(reply);
+  if (!reply.ok) throw await toError(reply);
   return reply;
 }
 
@@ -86,28 +86,28 @@ const pause = (ms, signal) => new Promise((resolve) => {
 });
 
 /**
- * Watches the topics `of` until `signal` aborts, and reconnects when the stream ends. Calls `hear(name, data)` for each
- * event and `going` when the state of the connection changes.
+ * Watches `topics` until `signal` aborts, and reconnects when the stream ends. Calls `onEvent(name, data)` for
+ * each event, and `onState(problem, hasEnded)` when the state of the connection changes.
  */
-export async function watch(of, hear, going, signal) {
+export async function watch(topics, onEvent, onState, signal) {
   let wait = 250;
   while (!signal.aborted) {
     try {
-      const reply = await fetch(`events?of=${of.join(",")}`, {headers: headers(), signal, cache: "no-store"});
-      if (!reply.ok) throw await refused(reply);
+      const reply = await fetch(`events?of=${topics.join(",")}`, {headers: headers(), signal, cache: "no-store"});
+      if (!reply.ok) throw await toError(reply);
       wait = 250;
       for await (const event of events(reply)) {
-        if (event.name === "draining") going("the server is ending");
-        else if (event.name === "error") throw new Refused(401, JSON.parse(event.data).error?.message ?? "the key has ended");
+        if (event.name === "draining") onState("the server is shutting down");
+        else if (event.name === "error") throw new HttpError(401, JSON.parse(event.data).error?.message ?? "the API key is no longer valid");
         else {
-          going(null);
-          hear(event.name, JSON.parse(event.data));
+          onState(null);
+          onEvent(event.name, JSON.parse(event.data));
         }
       }
     } catch (error) {
       if (signal.aborted) return;
-      if (error instanceof Refused && error.status < 500 && error.status !== 429) return going(error.message, true);
-      going("the server does not answer: asking again");
+      if (error instanceof HttpError && error.status < 500 && error.status !== 429) return onState(error.message, true);
+      onState("the server does not respond: retrying");
     }
     await pause(wait, signal);
     wait = Math.min(wait * 2, 5000);

@@ -98,7 +98,7 @@ fn replica(replica: &Value) -> String {
         text(&replica["epoch"]),
         grid["tp"],
         grid["pp"],
-        target_grid_text(&replica["wanted"]),
+        target_grid_text(&replica["requested_grid"]),
         requests["running"],
         requests["waiting"],
         replica["backlog_tokens"],
@@ -132,7 +132,7 @@ pub fn notes(replica: &Value) -> Vec<String> {
     }
     notes.extend(list(&replica["lost"]).iter().map(loss_text));
     if let Some(why) = text(&shortened["why"]) {
-        notes.push(format!("context {} and not {}: {why}", shortened["has"], shortened["asked"]));
+        notes.push(format!("context {} and not {}: {why}", shortened["has"], shortened["requested"]));
     }
     if let (Some(other), Some(weight)) = (text(&differs["replica"]), text(&differs["weight"])) {
         let piece = &differs["piece"];
@@ -153,7 +153,7 @@ pub fn notes(replica: &Value) -> Vec<String> {
 pub fn target_grid_text(target: &Value) -> String {
     match target.is_null() {
         true => String::new(),
-        false => format!(" (wanted: tp {} x pp {})", target["tp"], target["pp"]),
+        false => format!(" (requested: tp {} x pp {})", target["tp"], target["pp"]),
     }
 }
 
@@ -262,7 +262,7 @@ mod tests {
         });
         let page = json!({ "replicas": [{
             "replica": "local", "model": "m", "phase": "ready", "epoch": "1.1", "grid": { "tp": 1, "pp": 1 },
-            "wanted": { "tp": 2, "pp": 1 },
+            "requested_grid": { "tp": 2, "pp": 1 },
             "apart": [{
                 "host": "h", "address": "a:1", "other_host": "i", "other_address": "b:2", "why": "mute", "seconds": 9,
             }],
@@ -272,7 +272,7 @@ mod tests {
                   "pause_seconds": 1.5, "tokens_replayed": 48, "successor": { "host": "i", "pid": 9 } },
                 { "rank": 2, "host": "h", "pid": 6, "cause": "silent", "why": "mute", "seconds_ago": 1.0 },
             ],
-            "shortened": { "asked": 9, "has": 5, "why": "too little" },
+            "shortened": { "requested": 9, "has": 5, "why": "too little" },
             "differs": { "replica": "there", "weight": "w", "piece": 3 },
             "requests": { "running": 2, "waiting": 0 }, "spares": 0,
             "blocks": { "used": 1, "committed": 2, "total": 4 },
@@ -281,7 +281,7 @@ mod tests {
         }] });
         let text = render(&page);
         for part in [
-            "tp 1 x pp 1 (wanted: tp 2 x pp 1) ·",
+            "tp 1 x pp 1 (requested: tp 2 x pp 1) ·",
             "ready for 7 s: too few",
             "rank 1 was lost 4 s ago: pid 8 on h, gone (closed); a pause of 1.5 s, 48 positions computed again, pid 9",
             "rank 2 was lost 1 s ago: pid 6 on h, silent (mute); its replica pauses",

@@ -1,6 +1,6 @@
-"""Headless Chromium, driven by the DevTools protocol: the browser, its tabs and their requests; independent of pages.
+"""Headless Chromium, driven by the DevTools protocol: the browser, its tabs and their requests. Knows no page.
 
-An error in a tab (an exception, a blocked script, a request to another origin) fails the test that calls `trouble`.
+Each tab records its requests, exceptions and console errors.
 """
 
 import base64
@@ -55,14 +55,14 @@ class Browser:
     def call(self, method, **params):
         self.socket.send(json.dumps({"id": 1, "method": method, "params": params}))
         while True:
-            told = json.loads(self.socket.recv(timeout=ANSWER_MAX_S))
-            if told.get("id") == 1:
-                return told["result"]
+            message = json.loads(self.socket.recv(timeout=ANSWER_MAX_S))
+            if message.get("id") == 1:
+                return message["result"]
 
     def tab(self, url="about:blank", **view):
-        """Opens a tab with separate storage, as another person has."""
-        person = self.call("Target.createBrowserContext")["browserContextId"]
-        target = self.call("Target.createTarget", url="about:blank", browserContextId=person)["targetId"]
+        """Opens a tab with separate storage, like another browser profile."""
+        context = self.call("Target.createBrowserContext")["browserContextId"]
+        target = self.call("Target.createTarget", url="about:blank", browserContextId=context)["targetId"]
         return Tab(f"ws://127.0.0.1:{self.port}/devtools/page/{target}", url, **view)
 
     def close(self):
@@ -78,12 +78,12 @@ class Browser:
 
 
 class Tab:
-    """One page. `asked` has all of its requests, `wrong` every console error and exception."""
+    """One page. `requested` has the URLs of all its requests, `errors` every console error and exception."""
 
     def __init__(self, address, url, width=1280, height=900, scheme="light"):
         self.socket = connect(address, max_size=None, open_timeout=30)
         self.number, self.answers, self.lock = 0, {}, threading.Condition()
-        self.asked, self.wrong = [], []
+        self.requested, self.errors = [], []
         threading.Thread(target=self.listen, daemon=True).start()
         for domain in ("Page", "Runtime", "Network", "Log"):
             self.call(f"{domain}.enable")
@@ -94,28 +94,28 @@ class Tab:
     def listen(self):
         try:
             for text in self.socket:
-                told = json.loads(text)
+                message = json.loads(text)
                 with self.lock:
-                    if "id" in told:
-                        self.answers[told["id"]] = told
+                    if "id" in message:
+                        self.answers[message["id"]] = message
                     else:
-                        self.heard(told["method"], told["params"])
+                        self.on_event(message["method"], message["params"])
                     self.lock.notify_all()
         except Exception:
             pass
 
-    def heard(self, method, told):
+    def on_event(self, method, params):
         if method == "Network.requestWillBeSent":
-            self.asked.append(told["request"]["url"])
+            self.requested.append(params["request"]["url"])
         elif method == "Runtime.exceptionThrown":
-            details = told["exceptionDetails"]
-            self.wrong.append(details.get("exception", {}).get("description") or details["text"])
-        elif (
-            method == "Log.entryAdded" and told["entry"]["level"] == "error" and told["entry"]["source"] != "network"
-        ):
-            self.wrong.append(told["entry"]["text"])
+            details = params["exceptionDetails"]
+            self.errors.append(details.get("exception", {}).get("description") or details["text"])
+        elif method == "Log.entryAdded":
+            entry = params["entry"]
+            if entry["level"] == "error" and entry["source"] != "network":
+                self.errors.append(entry["text"])
         elif method == "Page.javascriptDialogOpening":
-            self.wrong.append(f"a dialog: {told['message']}")
+            self.errors.append(f"a dialog: {params['message']}")
 
     def call(self, method, **params):
         with self.lock:
@@ -123,10 +123,10 @@ class Tab:
             number = self.number
         self.socket.send(json.dumps({"id": number, "method": method, "params": params}))
         with self.lock:
-            assert self.lock.wait_for(lambda: number in self.answers, ANSWER_MAX_S), f"{method} is not answered"
-            told = self.answers.pop(number)
-        assert "error" not in told, f"{method}: {told['error']}"
-        return told["result"]
+            assert self.lock.wait_for(lambda: number in self.answers, ANSWER_MAX_S), f"no answer to {method}"
+            answer = self.answers.pop(number)
+        assert "error" not in answer, f"{method}: {answer['error']}"
+        return answer["result"]
 
     def size(self, width, height):
         self.call(
@@ -139,15 +139,16 @@ class Tab:
 
     def run(self, script, **values):
         """Returns the value of an async function's body, in which each name of `values` is defined."""
-        given = "".join(f"const {name} = {json.dumps(value)};\n" for name, value in values.items())
-        told = self.call(
+        constants = "".join(f"const {name} = {json.dumps(value)};\n" for name, value in values.items())
+        answer = self.call(
             "Runtime.evaluate",
-            expression=f"(async () => {{ {given} {script} }})()",
+            expression=f"(async () => {{ {constants} {script} }})()",
             awaitPromise=True,
             returnByValue=True,
         )
-        assert "exceptionDetails" not in told, told["exceptionDetails"].get("exception", {}).get("description", told)
-        return told["result"].get("value")
+        if details := answer.get("exceptionDetails"):
+            raise AssertionError(details.get("exception", {}).get("description", answer))
+        return answer["result"].get("value")
 
     def text(self, of="body"):
         return self.run("return document.querySelector(of)?.innerText ?? ''", of=of)
@@ -163,15 +164,15 @@ class Tab:
                 raise
 
         def shown():
-            return f"{what}; the page shows:\n{self.text()[:2000]}\nwrong: {self.wrong}"
+            return f"{what}; the page shows:\n{self.text()[:2000]}\nerrors: {self.errors}"
 
         return until(holds, seconds, shown)
 
     def click(self, of, text=None):
-        """Clicks as a person does: in the middle of the visible part."""
+        """Clicks with the mouse, in the middle of the element."""
         script = """
-            const says = (node) => text === null || node.innerText.trim() === text;
-            const node = [...document.querySelectorAll(of)].filter(says).at(-1);
+            const matches = (node) => text === null || node.innerText.trim() === text;
+            const node = [...document.querySelectorAll(of)].filter(matches).at(-1);
             if (!node) return null;
             node.scrollIntoView({block: "center"});
             const {x, y, width, height} = node.getBoundingClientRect();
@@ -197,9 +198,9 @@ class Tab:
                 **more,
             )
 
-    def picture(self, path):
-        told = self.call("Page.captureScreenshot", format="png")
-        Path(path).write_bytes(base64.b64decode(told["data"]))
+    def screenshot(self, path):
+        screenshot = self.call("Page.captureScreenshot", format="png")
+        Path(path).write_bytes(base64.b64decode(screenshot["data"]))
 
     def close(self):
         try:

@@ -1,4 +1,4 @@
-"""One browser for all tests, tabs that are checked at their end, and requests to the server beside the page."""
+"""One browser for all tests, tabs that are checked at the end, and requests to the server without the page."""
 
 import atexit
 import json
@@ -41,22 +41,22 @@ class PageTest(unittest.TestCase):
         own = url or self.server.url
         tab = browser().tab(own + path, **view)
 
-        def judge():
-            strange = [asked for asked in tab.asked if not asked.startswith((own + "/", "about:"))]
-            wrong = tab.wrong
+        def check():
+            foreign = [url for url in tab.requested if not url.startswith((own + "/", "about:"))]
+            errors = tab.errors
             tab.close()
-            self.assertEqual((strange, wrong), ([], []))
+            self.assertEqual((foreign, errors), ([], []))
 
-        self.addCleanup(judge)
+        self.addCleanup(check)
         return tab
 
-    def judge_access(self, tab, what):
-        """Checks that axe-core finds no violation."""
+    def check_accessibility(self, tab, what):
+        """Checks that axe-core finds no violation of accessibility rules."""
         tab.call("Runtime.evaluate", expression=axe())
         found = tab.run(
-            "const told = await axe.run(document, {resultTypes: ['violations']});"
+            "const report = await axe.run(document, {resultTypes: ['violations']});"
             "const first = (of) => of.nodes.slice(0, 3).map((node) => node.html + ' ' + node.failureSummary);"
-            "return told.violations.map((of) => [of.id, of.help, first(of)]);"
+            "return report.violations.map((of) => [of.id, of.help, first(of)]);"
         )
         self.assertEqual(found, [], f"{what}: {json.dumps(found, indent=1)}")
 
@@ -64,26 +64,26 @@ class PageTest(unittest.TestCase):
         for kind, view in VIEWS.items():
             tab = self.tab(path, **view)
             ready(tab)
-            self.judge_access(tab, f"{name}, {kind}")
+            self.check_accessibility(tab, f"{name}, {kind}")
             wide = tab.run("return document.documentElement.scrollWidth - innerWidth")
             self.assertLessEqual(wide, 0, f"{name}, {kind}: the page is wider than its window")
-            tab.picture(PICTURES / f"{name}-{kind}.png")
+            tab.screenshot(PICTURES / f"{name}-{kind}.png")
 
-    def ask(self, path, body=None, key=None, base=None):
+    def request(self, path, body=None, key=None, base=None):
         head = {"content-type": "application/json", **({"authorization": f"Bearer {key}"} if key else {})}
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request((base or self.server.url) + path, data=data, headers=head)
-        with urllib.request.urlopen(request, timeout=120) as reply:
+        message = urllib.request.Request((base or self.server.url) + path, data=data, headers=head)
+        with urllib.request.urlopen(message, timeout=120) as reply:
             return json.load(reply)
 
 
-def settle(tab, **settings):
+def store_settings(tab, **settings):
     """Writes the values under "Model and sampling" to this browser's storage, as a user's last settings."""
-    tab.run("localStorage.setItem('lockstep chat settings', JSON.stringify(said))", said=settings)
+    tab.run("localStorage.setItem('lockstep chat settings', JSON.stringify(values))", values=settings)
 
 
-def say(tab, text):
-    tab.until("document.querySelector('.ask button[type=submit]:enabled')", 20, "the chat is there")
+def send(tab, text):
+    tab.until("document.querySelector('.compose button[type=submit]:enabled')", 20, "the chat is ready")
     tab.write("textarea[name=text]", text)
     tab.press("Enter")
 

@@ -43,7 +43,7 @@ ANSWERS = {
 
 class Hostile:
     def __init__(self, real):
-        self.asked = []
+        self.requests = []
         hostile = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -71,7 +71,7 @@ class Hostile:
 
             def do_POST(self):
                 body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-                hostile.asked.append(body)
+                hostile.requests.append(body)
                 text = ANSWERS.get(body["messages"][-1]["content"], "?")
                 self.send_response(200)
                 for name, value in (
@@ -104,7 +104,7 @@ class Hostile:
                 self.close_connection = True
 
             def event(self, value):
-                self.wfile.write(f"id: h:{len(hostile.asked)}\ndata: {json.dumps(value)}\n\n".encode())
+                self.wfile.write(f"id: h:{len(hostile.requests)}\ndata: {json.dumps(value)}\n\n".encode())
 
             def json(self, value):
                 self.answer(json.dumps(value).encode(), "application/json", "default-src 'none'")

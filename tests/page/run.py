@@ -1,7 +1,7 @@
-"""The page in a real browser, beside a real server: `run.py BINARY PICTURES [TEST ..]`.
+"""Tests the page in a real browser with a real server: `run.py BINARY PICTURES [TEST ..]`.
 
-Pictures of each view, light, dark and as wide as a phone, are left in PICTURES. Ends with 1 if any test failed, or if
-none ran.
+Writes pictures of each view to PICTURES: light, dark and as wide as a phone. Exits with 1 if a test failed, or if none
+ran.
 """
 
 import os

@@ -1,13 +1,15 @@
-"""Chats with a model: what is shown is what the API answers, through reloads, edits and a second run."""
+"""Chats with a model: the page shows what the API returns, through reloads, edits and a second run."""
 
 import re
 import unittest
 
-from common import LAST, OVER, PageTest, say, settle
+from common import LAST, OVER, PageTest, send, store_settings
 
 PROMPT = "Write a long story about a lighthouse, a storm and a ship."
 STORED = """
-    const done = (ask) => new Promise((resolve) => { ask.onsuccess = () => resolve(ask.result); });
+    const done = (request) => new Promise((resolve) => {
+      request.onsuccess = () => resolve(request.result);
+    });
     const opened = await done(indexedDB.open("lockstep", 1));
     const all = await done(opened.transaction("conversations").objectStore("conversations").getAll());
     opened.close();
@@ -22,86 +24,86 @@ class Chats(PageTest):
 
     def chat(self, **settings):
         tab = self.tab("/")
-        settle(tab, model="smollm2", **settings)
+        store_settings(tab, model="smollm2", **settings)
         tab.open(self.server.url + "/#chat")
         tab.run("location.reload()")
         tab.until("document.querySelector('select[name=model]')?.options.length > 0", 20, "the models are listed")
         return tab
 
-    def answered(self, turn):
+    def api_choice(self, turn):
         body = {**turn["body"], "seed": int(turn["seed"])}
-        return self.ask("/v1/chat/completions", body)["choices"][0]
+        return self.request("/v1/chat/completions", body)["choices"][0]
 
-    def test_an_answer_is_what_the_api_answers(self):
+    def test_an_answer_is_what_the_api_returns(self):
         tab = self.chat(temperature=0.8, seed=7, max_tokens=48, logprobs=True)
-        say(tab, "Name three colours.")
+        send(tab, "Name three colours.")
         tab.until(OVER, 60, "the answer is over")
         turn = tab.run(STORED)
-        choice = self.answered(turn)
+        choice = self.api_choice(turn)
         self.assertEqual((turn["text"], turn["ids"]), (choice["message"]["content"], choice["token_ids"]))
         self.assertEqual(turn["certificate"], choice["certificate"])
-        # What is shown is the text, but for its markup.
-        shown = tab.run(f"return {LAST}.querySelector('.said').innerText")
+        # The page shows the text without its markup.
+        shown = tab.run(f"return {LAST}.querySelector('.content').innerText")
         words = re.compile(r"[A-Za-z]{2,}")
         self.assertEqual(words.findall(shown), words.findall(turn["text"]))
-        tab.click(".turn.assistant button", "Same again?")
+        tab.click(".turn.assistant button", "Repeat and compare")
         tab.until(
-            f"{LAST}.innerText.includes('Equal, bit for bit: {len(turn['ids'])} of')", 60, "it is the same again"
+            f"{LAST}.innerText.includes('Equal, bit for bit: {len(turn['ids'])} of')", 60, "the second answer is equal"
         )
         tab.click(".turn.assistant button", "Tokens")
         tab.until(f"{LAST}.querySelectorAll('.token').length === {len(turn['tokens'])}", 10, "its tokens are shown")
         tab.run(f"{LAST}.querySelector('.token').focus()")
         tab.press("ArrowRight")
         self.assertIn("%", tab.text(".alternatives"))
-        self.judge_access(tab, "tokens")
+        self.check_accessibility(tab, "tokens")
 
-    def test_a_reload_in_mid_stream_goes_on(self):
+    def test_an_answer_continues_after_a_reload(self):
         tab = self.chat(temperature=1, seed=11, max_tokens=400, logprobs=False)
-        say(tab, PROMPT)
-        tab.until(f"{LAST}?.querySelector('.said').innerText.length > 60", 60, "the answer has begun")
+        send(tab, PROMPT)
+        tab.until(f"{LAST}?.querySelector('.content').innerText.length > 60", 60, "the answer has begun")
         tab.run("location.reload()")
-        tab.until("document.querySelector('.turn.assistant')", 20, "the conversation is there again")
-        self.assertFalse(tab.run(f"return {OVER}"), "it was in its middle")
-        tab.until(OVER, 180, "the answer goes on to its end")
+        tab.until("document.querySelector('.turn.assistant')", 20, "the conversation is shown again")
+        self.assertFalse(tab.run(f"return {OVER}"), "the answer was not over")
+        tab.until(OVER, 180, "the answer is complete")
         turn = tab.run(STORED)
         self.assertEqual((turn["over"], turn["broken"]), ("ended", None))
-        choice = self.answered(turn)
+        choice = self.api_choice(turn)
         self.assertEqual((turn["text"], turn["ids"]), (choice["message"]["content"], choice["token_ids"]))
 
     def test_stop_edit_branch_and_seeds(self):
         tab = self.chat(temperature=1, max_tokens=300, logprobs=False)
-        say(tab, PROMPT)
-        tab.until(f"{LAST}?.querySelector('.said').innerText.length > 20", 60, "the answer has begun")
-        tab.click(".ask button", "Stop")
-        tab.until(f"{OVER} && {LAST}.innerText.includes('stopped')", 10, "it stops")
+        send(tab, PROMPT)
+        tab.until(f"{LAST}?.querySelector('.content').innerText.length > 20", 60, "the answer has begun")
+        tab.click(".compose button", "Stop")
+        tab.until(f"{OVER} && {LAST}.innerText.includes('stopped')", 10, "the answer stops")
         first = tab.run(STORED)
         tab.click(".turn.assistant button", "Again, same seed")
-        tab.until(f"!({OVER})", 20, "it is asked again")
-        tab.until(f"{LAST}.querySelector('.said').innerText.length > 40", 60, "it comes again")
-        tab.click(".ask button", "Stop")
-        tab.until(OVER, 10, "it stops again")
+        tab.until(f"!({OVER})", 20, "a new answer begins")
+        tab.until(f"{LAST}.querySelector('.content').innerText.length > 40", 60, "the new answer has text")
+        tab.click(".compose button", "Stop")
+        tab.until(OVER, 10, "the new answer stops")
         second = tab.run(STORED)
         n = min(len(first["ids"]), len(second["ids"]))
-        self.assertTrue(n > 0 and first["ids"][:n] == second["ids"][:n], "the same seed says the same")
+        self.assertTrue(n > 0 and first["ids"][:n] == second["ids"][:n], "the same seed gives the same tokens")
         self.assertIn("2 of 2", tab.text(".turn.assistant"))
-        tab.click("button[aria-label='The one before']")
-        tab.until(f"{LAST}.innerText.includes('1 of 2')", 10, "the branch before")
+        tab.click("button[aria-label='Previous version']")
+        tab.until(f"{LAST}.innerText.includes('1 of 2')", 10, "the previous branch")
         tab.click(".turn.user button", "Edit")
         tab.run("document.querySelector('.turn.user textarea').value = 'Say hello.'")
-        tab.click(".turn.user button", "Ask this instead")
+        tab.click(".turn.user button", "Send edited message")
         tab.until(f"document.querySelector('.turn.user').innerText.includes('Say hello.')", 10, "the edited turn")
         tab.until(OVER, 90, "its answer")
         self.assertIn("2 of 2", tab.text(".turn.user"))
 
-    def test_another_conversation_ends_no_answer(self):
+    def test_answers_continue_while_another_conversation_is_shown(self):
         tab = self.chat(temperature=1, seed=12, max_tokens=200, logprobs=False)
-        say(tab, PROMPT)
-        tab.until(f"{LAST}?.querySelector('.said').innerText.length > 20", 60, "the answer has begun")
+        send(tab, PROMPT)
+        tab.until(f"{LAST}?.querySelector('.content').innerText.length > 20", 60, "the answer has begun")
         tab.click(".chats button", "New conversation")
         tab.until("!document.querySelector('.turn')", 10, "the new conversation is empty")
-        say(tab, "Say hello.")
+        send(tab, "Say hello.")
         tab.click("nav a", "Requests")
-        tab.until("!document.querySelector('.ask')", 10, "another view")
+        tab.until("!document.querySelector('.compose')", 10, "another view")
         tab.click("nav a", "Chat")
         tab.until("document.querySelectorAll('.chats li').length === 2", 20, "both are listed")
         tab.until("!document.querySelector('.chats button[aria-busy]')", 120, "both answers are over")
@@ -116,7 +118,7 @@ class Chats(PageTest):
     def test_a_conversation_is_stored_once(self):
         tab = self.chat(max_tokens=4, logprobs=False)
         n_bytes = tab.run("""
-            const {fresh, add, keep, one, body} = await import("/page/conversations.js");
+            const {fresh, add, save, one, body} = await import("/page/conversations.js");
             const {blank} = await import("/page/answer.js");
             const all = fresh();
             for (let n = 0; n < 100; n++) {
@@ -124,14 +126,14 @@ class Chats(PageTest):
               const answer = add(all, blank(all.at, {model: "m", system: "Be brief."}));
               Object.assign(answer, {text: "an answer ".repeat(100), over: "ended"});
             }
-            await keep(all);
-            const kept = await one(all.id);
-            const {messages} = body(kept, kept.turns.at(-1));
-            return [JSON.stringify(kept).length, messages.length, messages[0].content];""")
+            await save(all);
+            const stored = await one(all.id);
+            const {messages} = body(stored, stored.turns.at(-1));
+            return [JSON.stringify(stored).length, messages.length, messages[0].content];""")
         self.assertEqual(n_bytes[1:], [200, "Be brief."])
-        self.assertLess(n_bytes[0], 260_000, "210,000 characters were said")
+        self.assertLess(n_bytes[0], 260_000, "the messages have 210,000 characters")
 
-    def test_a_long_prompt_shows_how_far_it_is(self):
+    def test_a_long_prompt_shows_its_progress(self):
         tab = self.chat(max_tokens=4, logprobs=False)
         tab.run("""
             window.states = new Set();
@@ -139,22 +141,22 @@ class Chats(PageTest):
             const look = () => states().forEach((state) => window.states.add(state));
             const all = {subtree: true, childList: true, characterData: true};
             new MutationObserver(look).observe(document.body, all);""")
-        say(tab, "one two three four five six seven eight " * 90)
+        send(tab, "one two three four five six seven eight " * 90)
         tab.until(OVER, 120, "the answer is over")
         states = tab.run("return [...window.states]")
         self.assertTrue(any(re.match(r"reading the prompt: \d+ of \d+ tokens", state) for state in states), states)
 
     def test_on_a_phone_the_chat_comes_first(self):
         tab = self.tab("/#chat", width=390, height=800)
-        tab.until("document.querySelector('.chats details')", 20, "the chat is there")
+        tab.until("document.querySelector('.chats details')", 20, "the chat is shown")
         self.assertFalse(tab.run("return document.querySelector('.chats details').open"))
         top = tab.run("return document.querySelector('textarea[name=text]').getBoundingClientRect().bottom")
-        self.assertLess(top, 800, "what is asked is written on the first screen")
+        self.assertLess(top, 800, "the message box is on the first screen")
 
     def test_two_hundred_messages(self):
         tab = self.chat(max_tokens=4)
         tab.run("""
-            const {fresh, add, keep} = await import("/page/conversations.js");
+            const {fresh, add, save} = await import("/page/conversations.js");
             const {blank} = await import("/page/answer.js");
             const all = fresh();
             for (let n = 0; n < 100; n++) {
@@ -162,17 +164,17 @@ class Chats(PageTest):
               const text = `**Answer** ${n}\\n\\n~~~\\ncode ${n}\\n~~~`;
               Object.assign(add(all, blank(all.at, null)), {text, over: "ended"});
             }
-            await keep(all);
+            await save(all);
             location.reload();""")
-        tab.until("document.querySelectorAll('.turn').length === 200", 20, "all turns are there")
+        tab.until("document.querySelectorAll('.turn').length === 200", 20, "all turns are shown")
         self.assertEqual(tab.run("return document.querySelectorAll('.turn.assistant pre').length"), 100)
 
     def test_pictures(self):
         def ready(tab):
-            settle(tab, model="smollm2", temperature=0, max_tokens=40, logprobs=True)
+            store_settings(tab, model="smollm2", temperature=0, max_tokens=40, logprobs=True)
             tab.run("location.reload()")
             tab.until("document.querySelector('select[name=model]')?.options.length > 0", 20, "the models are listed")
-            say(tab, "Name three colours.")
+            send(tab, "Name three colours.")
             tab.until(OVER, 60, "the answer is over")
             tab.click(".turn.assistant button", "Tokens")
             tab.run("document.querySelector('.token:nth-child(4)').focus()")

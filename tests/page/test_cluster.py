@@ -1,4 +1,4 @@
-"""The grid of ranks, requests and load, of a cluster that is hurt while it is looked at."""
+"""The views of the cluster, requests and load, while ranks are lost and requests are preempted."""
 
 import os
 import signal
@@ -20,18 +20,18 @@ LONG = {
 
 
 class Clusters(PageTest):
-    # Room for one context: a second request beside it is preempted sooner or later.
+    # The KV memory holds one context, so a second request is preempted.
     flags = ("--tp", "2", "--context", "512", "--kv-memory", "16MiB", "--max-running", "4")
 
     def ranks(self):
-        return self.ask("/cluster")["replicas"][0]["ranks"]
+        return self.request("/cluster")["replicas"][0]["ranks"]
 
-    def answered(self, n=1):
-        """Answers under way, and where they will be."""
+    def start_requests(self, n=1):
+        """Starts `n` requests. Returns a list that their answers fill, and their threads."""
         answers = [None] * n
 
         def one(at):
-            answers[at] = self.ask("/v1/chat/completions", {**LONG, "seed": 3 + at})["choices"][0]
+            answers[at] = self.request("/v1/chat/completions", {**LONG, "seed": 3 + at})["choices"][0]
 
         threads = [threading.Thread(target=one, args=(at,)) for at in range(n)]
         for thread in threads:
@@ -39,24 +39,24 @@ class Clusters(PageTest):
         return answers, threads
 
     def requests(self, n):
-        return self.ask("/requests")["requests"][:n]
+        return self.request("/requests")["requests"][:n]
 
-    def whole(self):
+    def wait_until_ready(self):
         until(
             lambda: len(self.ranks()) == 2 and all(rank["state"] == "ready" for rank in self.ranks()),
             60,
             "both ranks are ready",
         )
 
-    def test_a_worker_that_is_killed_is_named_within_a_second_and_requests_say_what_befell_them(self):
-        self.whole()
+    def test_a_killed_worker_is_shown_within_a_second_and_in_the_timeline(self):
+        self.wait_until_ready()
         tab = self.tab("/#cluster")
         tab.until("document.querySelectorAll('.rank.ready').length === 2", 20, "two ranks")
-        told, threads = self.answered()
+        before, threads = self.start_requests()
         for thread in threads:
             thread.join()
-        expected = told[0]["token_ids"]
-        answers, threads = self.answered()
+        expected = before[0]["token_ids"]
+        answers, threads = self.start_requests()
         until(lambda: not self.requests(1)[0]["over"] and self.requests(1)[0]["output"] > 40, 60, "tokens come")
         pid = self.ranks()[1]["pid"]
         began = time.monotonic()
@@ -64,15 +64,15 @@ class Clusters(PageTest):
         tab.until(
             f"document.body.innerText.includes('was lost') && document.body.innerText.includes('pid {pid}')",
             10,
-            "the loss is named",
+            "the loss is shown",
         )
         took = time.monotonic() - began
-        print(f"a killed worker is named after {took:.2f} s")
+        print(f"a killed worker is shown after {took:.2f} s")
         self.assertLess(took, 1.0)
         loss = tab.text(".losses")
         self.assertRegex(loss, rf"Rank 1 was lost .* pid {pid} on .*, gone")
         tab.until(
-            "document.querySelector('.losses').innerText.includes('holds it since')", 60, "its successor is named"
+            "document.querySelector('.losses').innerText.includes('replaced it')", 60, "its successor is shown"
         )
         self.assertRegex(tab.text(".losses"), r"the replica paused .*, \d+ positions were computed again")
         for thread in threads:
@@ -81,47 +81,47 @@ class Clusters(PageTest):
         number = self.requests(1)[0]["number"]
         tab.open(f"{self.server.url}/#requests/{number}")
         tab.until("document.querySelector('article table')", 20, "its timeline")
-        self.assertIn("Lost: the ranks that had it are gone", tab.text("article table"))
+        self.assertIn("Lost: a rank of its replica was lost", tab.text("article table"))
         self.assertRegex(
             tab.text("article table"), r"(?s)First token.*Lost.*Begins again.*Replays positions 0 to .*Ends: ok"
         )
-        timeline = self.ask(f"/requests/{number}")
+        timeline = self.request(f"/requests/{number}")
         self.assertEqual(sum(timeline["tokens"]["counts"]), len(expected))
         times = [event["at_ms"] for event in timeline["events"]]
         self.assertEqual(times, sorted(times))
         drawn = "document.querySelectorAll('.timeline .span')"
         spans = tab.run(f"return [...{drawn}].map((of) => of.classList[1] ?? 'waits')")
-        self.assertEqual(spans[-4:], ["answered", "waits", "again", "answered"], "what it did, drawn")
+        self.assertEqual(spans[-4:], ["answered", "waits", "again", "answered"], "the timeline's spans")
         tab.run("document.querySelector('article').scrollIntoView()")
-        tab.picture(PICTURES / "timeline-lost.png")
+        tab.screenshot(PICTURES / "timeline-lost.png")
 
-    def test_a_preempted_request_says_so(self):
-        self.whole()
-        answers, threads = self.answered(4)
+    def test_a_preemption_is_in_the_timeline(self):
+        self.wait_until_ready()
+        answers, threads = self.start_requests(4)
         for thread in threads:
             thread.join()
-        timelines = [self.ask(f"/requests/{of['number']}") for of in self.requests(4)]
+        timelines = [self.request(f"/requests/{of['number']}") for of in self.requests(4)]
         preempted = [of for of in timelines if any(event["what"] == "preempted" for event in of["events"])]
         self.assertTrue(preempted, timelines)
         what = [event["what"] for event in preempted[0]["events"]]
         at = what.index("preempted")
         self.assertEqual(what[0], "placed")
-        self.assertIn("started", what[at:], "it began again")
+        self.assertIn("started", what[at:], "the request began again")
         tab = self.tab(f"/#requests/{preempted[0]['number']}")
-        tab.until("document.querySelector('article table')?.innerText.includes('Preempted')", 20, "it is shown")
+        tab.until("document.querySelector('article table')?.innerText.includes('Preempted')", 20, "its preemption")
         shown = tab.text("article table")
-        self.assertRegex(shown, r"(?s)Preempted: gave its blocks.*Begins again.*Replays positions \d+ to \d+")
+        self.assertRegex(shown, r"(?s)Preempted: released its blocks.*Begins again.*Replays positions \d+ to \d+")
         n_rows = tab.run("return document.querySelectorAll('article tbody tr').length")
         self.assertEqual(n_rows, len(what) + 1, "a line for each event, and one for the end")
-        self.judge_access(tab, "timeline")
-        alone = self.ask("/v1/chat/completions", LONG)["choices"][0]
+        self.check_accessibility(tab, "timeline")
+        alone = self.request("/v1/chat/completions", LONG)["choices"][0]
         self.assertEqual(answers[0]["token_ids"], alone["token_ids"])
 
     def test_pictures(self):
-        self.whole()
-        self.ask("/v1/chat/completions", {**LONG, "max_tokens": 30})
+        self.wait_until_ready()
+        self.request("/v1/chat/completions", {**LONG, "max_tokens": 30})
         number = self.requests(1)[0]["number"]
-        answers, threads = self.answered()
+        answers, threads = self.start_requests()
         self.pictures(
             "/#cluster",
             "cluster",
@@ -142,9 +142,9 @@ class Clusters(PageTest):
         for thread in threads:
             thread.join()
 
-    def test_by_keyboard_alone(self):
+    def test_the_keyboard_reaches_every_view(self):
         tab = self.tab("/#cluster")
-        tab.until("document.querySelectorAll('nav a').length === 4", 20, "the views are named")
+        tab.until("document.querySelectorAll('nav a').length === 4", 20, "four views")
         tab.press("Tab")
         self.assertEqual(tab.run("return document.activeElement.className"), "skip")
         names = []
@@ -153,14 +153,14 @@ class Clusters(PageTest):
             names.append(tab.run("return document.activeElement.textContent"))
         self.assertEqual(names, ["Chat", "Cluster", "Requests", "Load"])
         tab.press("Enter")
-        tab.until("document.querySelector('h1')?.textContent === 'Load'", 10, "the view by Enter")
+        tab.until("document.querySelector('h1')?.textContent === 'Load'", 10, "Enter opens the view")
 
-    def test_nobody_is_asked_while_nobody_looks(self):
+    def test_the_chat_view_sends_no_requests_in_the_background(self):
         tab = self.tab("/#cluster")
         tab.until("document.querySelector('.rank')", 20, "ranks")
         tab.open(self.server.url + "/#chat")
         tab.until("document.querySelector('h1')?.textContent === 'Chat'", 10, "the chat")
         time.sleep(0.5)
-        before = len(tab.asked)
+        before = len(tab.requested)
         time.sleep(1.5)
-        self.assertEqual(tab.asked[before:], [])
+        self.assertEqual(tab.requested[before:], [])

@@ -1,17 +1,17 @@
-"""The page's content security policy as the browser takes it: what is tried in the page is refused by its name."""
+"""The page's content security policy: the browser blocks each attempt, and names the directive."""
 
 from common import PageTest, browser
 
-# Each is tried apart: what a script that got in would do first.
-TRIED = {
-    "a request elsewhere": ("connect-src", "await fetch('http://127.0.0.1:9/').catch(() => {});"),
-    "a picture from elsewhere": ("img-src", "put('img', {src: 'http://127.0.0.1:9/a.png'});"),
+# What an injected script may try, the directive that blocks it, and the script.
+ATTEMPTS = {
+    "a request to another origin": ("connect-src", "await fetch('http://127.0.0.1:9/').catch(() => {});"),
+    "a picture of another origin": ("img-src", "put('img', {src: 'http://127.0.0.1:9/a.png'});"),
     "a style in an attribute": ("style-src-attr", "put('p', {style: 'color: red'});"),
     "a style in the document": ("style-src-elem", "put('style', {}).textContent = 'p { color: red }';"),
     "a frame": ("frame-src", "put('iframe', {src: 'http://127.0.0.1:9/'});"),
     "another base": ("base-uri", "put('base', {href: 'http://127.0.0.1:9/'});"),
     "an object": ("require-trusted-types-for", "put('object', {data: '/page/icon.svg'});"),
-    "a form that is sent": ("form-action", "put('form', {action: '/elsewhere', method: 'post'}).submit();"),
+    "a form submission": ("form-action", "put('form', {action: '/other', method: 'post'}).submit();"),
     "a script of text": ("require-trusted-types-for", "put('script', {}).textContent = 'window.harmed = 1';"),
     "text as HTML": ("require-trusted-types-for", "put('p', {}).innerHTML = '<b>x</b>';"),
     "a policy of its own": ("trusted-types", "trustedTypes.createPolicy('mine', {createHTML: (text) => text});"),
@@ -19,8 +19,8 @@ TRIED = {
 }
 TRY = """
     const seen = [];
-    const hear = (event) => seen.push(event.effectiveDirective);
-    document.addEventListener("securitypolicyviolation", hear);
+    const onViolation = (event) => seen.push(event.effectiveDirective);
+    document.addEventListener("securitypolicyviolation", onViolation);
     const put = (name, attributes) => {
       const node = document.createElement(name);
       for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
@@ -29,17 +29,17 @@ TRY = """
     };
     try { %s } catch (error) { if (!(error instanceof TypeError)) throw error; }
     await new Promise((resolve) => setTimeout(resolve, 100));
-    document.removeEventListener("securitypolicyviolation", hear);
+    document.removeEventListener("securitypolicyviolation", onViolation);
     return [seen, window.harmed ?? null];"""
 
 
 class Policy(PageTest):
-    def test_what_a_script_that_got_in_would_try_is_refused(self):
-        # Not `self.tab`, which takes a refusal for a fault of the page.
+    def test_the_attempts_of_an_injected_script_are_blocked(self):
+        # Not `self.tab`, which fails on any console error.
         tab = browser().tab(self.server.url + "/#cluster")
         self.addCleanup(tab.close)
         tab.until("document.querySelector('h1')", 20, "the page")
-        for what, (directive, script) in TRIED.items():
+        for what, (directive, script) in ATTEMPTS.items():
             with self.subTest(what=what):
                 seen, harmed = tab.run(TRY % script)
                 self.assertIn(directive, seen)

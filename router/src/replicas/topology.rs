@@ -243,12 +243,12 @@ fn replica_json(replica: &v1::ReplicaTopology) -> Value {
         "phase": replica.phase,
         "epoch": named(&replica.epoch),
         "grid": { "tp": replica.tp, "pp": replica.pp },
-        "wanted": replica.requested_grid.map(|grid| json!({ "tp": grid.tp, "pp": grid.pp })),
+        "requested_grid": replica.requested_grid.map(|grid| json!({ "tp": grid.tp, "pp": grid.pp })),
         "apart": replica.apart.iter().map(apart_json).collect::<Vec<_>>(),
         "lost": replica.lost.iter().map(lost_json).collect::<Vec<_>>(),
         "unplaced": replica.unplaced.as_ref().map(|of| json!({ "why": of.why, "seconds": of.seconds })),
         "shortened": replica.shortened.as_ref().map(|context| {
-            json!({ "asked": context.requested, "has": context.has, "why": context.why })
+            json!({ "requested": context.requested, "has": context.has, "why": context.why })
         }),
         "requests": { "waiting": replica.n_waiting, "running": replica.n_running },
         "backlog_tokens": replica.backlog_tokens,
@@ -379,10 +379,10 @@ mod tests {
         assert!(replica["tokens_per_s"]["alone"].is_null() && replica["replica"] == "here");
         assert_eq!(replica["ranks"][0]["step_micros"]["compute"], 5000.0);
         assert_eq!(replica["blocks"], json!({ "used": 1, "committed": 3, "total": 4 }));
-        assert_eq!(replica["wanted"], json!({ "tp": 2, "pp": 2 }));
+        assert_eq!(replica["requested_grid"], json!({ "tp": 2, "pp": 2 }));
         assert_eq!((&replica["apart"][0]["host"], &replica["apart"][0]["seconds"]), (&json!("a"), &json!(2)));
         assert_eq!(replica["unplaced"], json!({ "why": "too few", "seconds": 2 }));
-        assert_eq!(replica["shortened"], json!({ "asked": 9, "has": 5, "why": "too little" }));
+        assert_eq!(replica["shortened"], json!({ "requested": 9, "has": 5, "why": "too little" }));
         assert_eq!(replica["differs"], json!({ "replica": "there", "weight": "w", "piece": 3 }));
         let store = json!({ "kind": "etcd", "connected": false, "since": 7, "reason": "no answer" });
         assert_eq!(page["store"], store);

@@ -47,7 +47,7 @@ fn replica(replica: &Value, width: u16) -> Vec<Line<'static>> {
         text(&replica["model"]),
         grid["tp"],
         grid["pp"],
-        target_grid_text(&replica["wanted"]),
+        target_grid_text(&replica["requested_grid"]),
         text(&replica["epoch"]),
         replica["spares"],
     )));
