@@ -96,7 +96,7 @@ impl Replicas {
         topology::topology(&self.views.borrow(), from, store, models)
     }
 
-    /// False if any replica that is picked would refuse.
+    /// Returns whether the link of at least one replica has room for another request. Also true without any link.
     pub fn has_room(&self) -> bool {
         self.peers.has_room()
     }

@@ -75,11 +75,11 @@ DEVICE Merge merge_parts(float largest, float sum, float next_largest, float nex
 // The result of a row. An unseen part may have made a zero positive, so the addition makes all zeros positive.
 DEVICE float weighted(float acc, float sum) { return acc / sum + 0.0f; }
 
-// ---- a block's queries and its room ---------------------------------------------------------------------------------
+// ---- a block's queries and its shared memory ------------------------------------------------------------------------
 
 template <int D, int QUERIES>
 struct Room {
-    // Words from one query to the next; 64 bytes more than a head, so that two rows meet no bank twice.
+    // Words from one query to the next; 64 bytes more than a head, so that two rows use no bank twice.
     static constexpr u32 QUERY_WORDS = D / 2 + 16;
     u32* queries;   // [QUERIES, QUERY_WORDS] of two bf16, each row by lane, as those of K
     float* scores;  // [QUERIES, SCORES_LD], then as many bf16 of e^score in the same rows
