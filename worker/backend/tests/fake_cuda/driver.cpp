@@ -382,7 +382,7 @@ CALL cuMemFree_v2(uintptr_t at) {
     unsigned char* memory = reinterpret_cast<unsigned char*>(at);
     for (size_t i = 0; i < GUARD; i++) {
         if (memory[-1 - (long)i] != GUARD_BYTE || memory[found->second + i] != GUARD_BYTE) {
-            fprintf(stderr, "fake driver: a kernel wrote beside %zu bytes\n", found->second);
+            fprintf(stderr, "fake driver: a kernel wrote outside an allocation of %zu bytes\n", found->second);
             abort();
         }
     }
