@@ -10,7 +10,7 @@ const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NcclError {
-    #[error("there is no NCCL (libnccl.so.2) on this machine")]
+    #[error("this machine has no NCCL (libnccl.so.2)")]
     Missing,
     #[error("the NCCL of this machine has no {0}")]
     Symbol(&'static str),
