@@ -95,8 +95,8 @@ int run(void* it) {
         for (uint64_t row = 0; row < algo.m; row++) {
             float sums[4] = {};
             for (uint64_t i = algo.k; i-- > 0;) {
-                float a = number_at(work->a, algo, row * algo.ld + i), b = number_at(work->b, algo, column * algo.ld + i);
-                sums[i % 4] += a * b;
+                float a = number_at(work->a, algo, row * algo.ld + i);
+                sums[i % 4] += a * number_at(work->b, algo, column * algo.ld + i);
             }
             work->d[column * algo.ld_out + row] = (sums[0] + sums[1]) + (sums[2] + sums[3]);
         }

@@ -290,7 +290,7 @@ DEVICE void add_values(const Room<D, QUERIES>& room, const bf16* kv, const HeadS
 
 // ---- the kernels ----------------------------------------------------------------------------------------------------
 
-// Writes two neighbours of a head's output, and behind the last head the padding.
+// Writes two neighbours of a head's output, and after the last head the padding.
 DEVICE void put_pair(bf16* out, const HeadShape& heads, u32 place, u32 at, float low, float high) {
     const u32 cols = heads.n_heads * heads.head_dim, row = place / heads.n_heads, head = place % heads.n_heads;
     if (at < heads.head_dim) {

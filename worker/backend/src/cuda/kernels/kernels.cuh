@@ -98,7 +98,7 @@ struct DrawRow {
     u32 wants_logprob;
 };
 
-// The same where tokens have to be ordered: top_k, top_p, and min_p beside them.
+// The same where tokens have to be ordered: top_k, top_p, and with them min_p.
 struct FilterRow {
     u64 key;
     double scale;
@@ -144,7 +144,7 @@ struct OneShot {
     u32 n_planes;  // of all ranks
     u32 per_block;  // numbers of each plane; per_block * planes of any rank <= ONE_SHOT_REGION
     // By plane, in the order of their leaves: its rank, its number among that rank's planes, and how often to merge
-    // behind it. At most ONE_SHOT_DEPTH sums wait at a time.
+    // after it. At most ONE_SHOT_DEPTH sums wait at a time.
     u8 rank[ONE_SHOT_PLANES];
     u8 number[ONE_SHOT_PLANES];
     u8 merges[ONE_SHOT_PLANES];
