@@ -51,7 +51,7 @@ fn a_grid_of_gpus_answers_as_one_does() {
 #[test]
 fn a_process_that_is_killed_while_devices_exchange_costs_no_token() {
     for (collective, log_line) in
-        [("nccl", "NCCL carries between devices"), ("ipc", "sums go over the devices' memory")]
+        [("nccl", "devices exchange through NCCL"), ("ipc", "devices sum over each other's memory")]
     {
         killed_while_devices_exchange(collective, log_line);
     }

@@ -215,7 +215,7 @@ fn a_flipped_bit_of_a_fetched_part_is_found_by_the_fetch() {
         worker.kill();
         let place = flip_in_file(&file, &mut dice);
         worker = Node::start_in(&folder.0, &fetch);
-        worker.until(&["damaged since: it is fetched anew"]);
+        worker.until(&["damaged: they are fetched again"]);
         assert_eq!(router.answers(), answers, "flip {n}: {place:?}");
     }
 }
@@ -243,7 +243,7 @@ fn a_flipped_bit_of_packed_weights_is_found_by_the_scrub_and_the_tokens_are_the_
 
 /// Returns the weight that the scrub has found, once the replica continues without the damage.
 fn found_and_mended(node: &mut Node, since: usize) -> String {
-    let found = node.until_since(since, &["a weight in memory is not what was loaded"]);
+    let found = node.until_since(since, &["a weight in memory differs from what was loaded"]);
     let (rank, weight) = (field(&found, "rank"), field(&found, "weight").to_owned());
     assert!(!weight.contains("layers.") || weight.contains(&format!("layers.{rank}.")), "{found}");
     let lost = node.until_since(since, &["a worker is lost", "kind=\"memory\""]);
@@ -260,7 +260,7 @@ fn a_flipped_bit_of_a_norm_is_found_by_the_scrub_and_the_tokens_are_the_same() {
         let (answers, workers) = (node.answers(), node.workers());
         // Each stage is one layer. The first worker to join gets the first stage.
         let stage = n % 2;
-        let holder = field(&node.until(&["taking a place", &format!("rank={stage} ")]), "pid").parse().unwrap();
+        let holder = field(&node.until(&["received an assignment", &format!("rank={stage} ")]), "pid").parse().unwrap();
         let before = node.log_len();
         let Some(n_places) = flip_in_norm(holder, stage, &mut dice) else {
             return not_run("flips in norms");

@@ -224,7 +224,7 @@ fn restart(coordinator: &mut Node, model: &Path, workers: &mut [Node], http: &st
         }
         signal(coordinator, Signal::TERM);
         assert!(coordinator.ended().success(), "a drain ends well:\n{}", coordinator.log());
-        workers[0].until(&["the coordinator lets this worker go", "drained"]);
+        workers[0].until(&["the coordinator dismissed this worker", "drained"]);
         *coordinator = self::coordinator(model, &address);
         let answers: Vec<Value> = clients.into_iter().map(|client| client.join().unwrap()).collect();
         assert_eq!(answers, expected);

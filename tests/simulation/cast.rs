@@ -76,7 +76,7 @@ impl Stage {
     /// back when the other one is gone.
     async fn judge_end(&self, host: Host, error: &str) {
         match host {
-            Host::Worker(..) if error.contains("hangs: it has not come back") => {}
+            Host::Worker(..) if error.contains("hangs: it has been busy") => {}
             Host::Coordinator(replica) if error.contains("claim lost") => self.until_disputed(replica, false).await,
             Host::Rival(_) if error.contains("claim lost") => {}
             _ => self.record.violation(format!("{} ended by itself: {error}", host.name())),

@@ -116,7 +116,7 @@ fn print_rate(is_sampler: bool, what: &str, n_tokens: u32, begun: Instant) {
 fn args() -> Result<Args, Fault> {
     let mut words = std::env::args().skip(1);
     let mut args = Args {
-        model: words.next().ok_or("which model?")?,
+        model: words.next().ok_or("the first argument is a model")?,
         activations: Activations::Int8,
         kv_dtype: KvDtype::F16,
         threads: 1,
@@ -136,5 +136,5 @@ fn args() -> Result<Args, Fault> {
             token => args.prompt.push(token.parse()?),
         }
     }
-    if args.prompt.is_empty() || args.n_tokens == 0 { Err("a prompt of token ids, please".into()) } else { Ok(args) }
+    if args.prompt.is_empty() || args.n_tokens == 0 { Err("the prompt must be token ids".into()) } else { Ok(args) }
 }

@@ -23,7 +23,7 @@ const ROWS: [u32; 7] = [1, 2, 3, 4, 5, 9, 17];
 
 fn main() -> Result<(), Fault> {
     let mut words = std::env::args().skip(1);
-    let model = words.next().ok_or("which model?")?;
+    let model = words.next().ok_or("the first argument is a model")?;
     let threads: usize = words.next().map_or(Ok(1), |word| word.parse())?;
     let checkpoint = Checkpoint::open(model.as_ref())?;
     let assignment = assignment(&model, &checkpoint);

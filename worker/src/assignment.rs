@@ -109,12 +109,12 @@ pub enum LoadError {
     /// A file of the model was cut short, written to or replaced while it was read.
     #[error(transparent)]
     Changed(checkpoint::Error),
-    #[error("{what} needs {needed} bytes, {available} are there")]
+    #[error("{what} needs {needed} bytes, but {available} are available")]
     Memory { what: &'static str, needed: u64, available: u64 },
     /// The machine does not provide the memory that was planned for the KV cache.
     #[error(transparent)]
     Kv(#[from] KvShortage),
-    #[error("the ranks do not come together: {0}")]
+    #[error("the ranks cannot connect: {0}")]
     Collective(#[from] collective::Error),
     #[error("{path} cannot be fetched: {source}", path = path.display())]
     Fetch { path: PathBuf, source: FetchError },

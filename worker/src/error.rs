@@ -15,6 +15,6 @@ pub enum Error {
     Thread(#[from] io::Error),
     #[error("the computing thread is gone")]
     ThreadGone,
-    #[error("the computing thread hangs: it has not come back for {} s", .0.as_secs())]
+    #[error("the computing thread hangs: it has been busy for {} s", .0.as_secs())]
     Hung(Duration),
 }

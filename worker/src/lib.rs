@@ -94,7 +94,7 @@ async fn keep_joined(worker: &Worker, channel: &Channel) -> Result<(), Error> {
         let begun = tokio::time::Instant::now();
         let ended = worker.session(channel.clone()).await?;
         if let session::SessionEnd::Left(reason) = &ended {
-            tracing::info!(reason, "the coordinator lets this worker go: it waits for the next one");
+            tracing::info!(reason, "the coordinator dismissed this worker: it joins again later");
             // A coordinator that dismisses its ranks is about to exit, and its successor is not there yet.
             wait = wait.max(worker.config.redial_after_leave);
         }
@@ -129,7 +129,7 @@ async fn wait_for_free_thread(worker: &Worker) -> Result<(), Error> {
             return Err(Error::Hung(worker.config.come_back_max));
         }
         if begun.elapsed() > WARN_AFTER && !std::mem::replace(&mut has_warned, true) {
-            tracing::warn!("the computing thread is still busy with what is over: this worker joins when it is free");
+            tracing::warn!("the computing thread still runs an ended assignment: this worker joins when it is free");
         }
         tokio::time::sleep(LOOK).await;
     }

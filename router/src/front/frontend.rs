@@ -141,7 +141,7 @@ impl Frontend {
         Ok(self.encoded(of, input, add_special, now).await?.ids)
     }
 
-    /// Returns the same, and how the answer to a chat is read.
+    /// Returns an input's tokens, as `tokens` does, and for a chat also how its answer is read.
     pub(super) async fn encoded(
         &self,
         of: &Arc<ModelText>,

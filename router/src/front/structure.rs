@@ -87,7 +87,7 @@ fn json_of(text: &str) -> Result<Value, Refusal> {
     serde_json::from_str(text).map_err(|error| Refusal::invalid(FIELD, format!("is not JSON: {error}")))
 }
 
-/// Returns the same as a part of a structural tag, which may stand beside others.
+/// Converts a grammar to one element of a structural tag.
 fn format_of(spec: &GrammarSpec) -> Result<Value, Refusal> {
     Ok(match spec {
         GrammarSpec::JsonObject => json!({ "type": "json_schema", "json_schema": { "type": "object" } }),

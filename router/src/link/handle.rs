@@ -40,7 +40,7 @@ impl ReplicaLink {
         self.ledger.wait(n_tokens)
     }
 
-    /// Whether the link accepts another request now.
+    /// Returns whether the link's queue has room for another request.
     pub fn has_room(&self) -> bool {
         self.cancels.capacity() > 0
     }

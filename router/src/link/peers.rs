@@ -120,7 +120,7 @@ impl ReplicaLinks {
         self.read().links.get(&place).cloned()
     }
 
-    /// Whether any link accepts another request now. Also true without links.
+    /// Returns whether at least one link has room for another request. Also true without any link.
     pub fn has_room(&self) -> bool {
         let table = self.read();
         table.links.is_empty() || table.links.values().any(ReplicaLink::has_room)

@@ -31,7 +31,7 @@ pub struct ClientCall {
     pub outputs: OutputSender,
 }
 
-/// The most events that are kept of a request that moves to and fro without a token.
+/// The most events of a request between two of its outputs. Later ones are dropped.
 const EVENTS_MAX: usize = 32;
 
 /// A request that the replica may have already.
@@ -79,7 +79,8 @@ impl LinkRequest {
         self.last(Err(refusal));
     }
 
-    /// Records that something happened to it here.
+    /// Records that something happened to it here. Silently drops the event if `EVENTS_MAX` are already recorded since
+    /// its last output.
     pub(super) fn record_event(&mut self, kind: Kind, now: Instant) {
         if self.events.len() < EVENTS_MAX {
             self.events.push((kind, now));

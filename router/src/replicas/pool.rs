@@ -96,7 +96,7 @@ impl Replicas {
         topology::topology(&self.views.borrow(), from, store, models)
     }
 
-    /// Whether any replica accepts another request now.
+    /// Returns whether the link of at least one replica has room for another request. Also true without any link.
     pub fn has_room(&self) -> bool {
         self.peers.has_room()
     }

@@ -109,7 +109,7 @@ pub fn channel(endpoint: &str, authority: Option<&[u8]>, answer_max: Duration) -
     Ok(dial.connect_timeout(CONNECT_MAX).timeout(answer_max).connect_lazy())
 }
 
-/// Returns the same for HTTP/1.1.
+/// Returns a connector for HTTP/1.1. `authority` is PEM and replaces the web's authorities.
 pub fn connector(endpoint: &str, authority: Option<&[u8]>) -> Result<HttpsConnector<HttpConnector>, Error> {
     let (endpoint, _) = address(endpoint, authority)?;
     let wrong = |error: rustls::Error| Error::Collector { endpoint: endpoint.clone(), why: error.to_string() };

@@ -114,7 +114,7 @@ fn a_fetched_model_that_is_damaged_is_fetched_anew() {
     let place = PathBuf::from(field(&fetched, "folder")).join("llama-f32-tied");
     damage(&place.join(WEIGHTS), true);
     let mut again = Node::start_in(&folder.0, &fetch);
-    again.until(&["damaged since: it is fetched anew"]);
+    again.until(&["damaged: they are fetched again"]);
     assert_eq!(router.answers(), answers);
 }
 
@@ -148,7 +148,7 @@ fn what_was_fetched_of_a_damaged_file_is_fetched_anew_when_it_is_refused() {
     repaired.until(&["the replica is ready"]);
     good.kill();
     let mut refused = fetch(&address);
-    refused.until(&["what was fetched is not believed any more"]);
+    refused.until(&["the fetched model is not trusted any more"]);
     refused.until(&["lockstep:", "model.layers.", "than the replica"]);
     assert!(!refused.ended().success());
     let mut again = fetch(&address);
@@ -183,7 +183,7 @@ fn replicas_that_differ_are_reported_by_weight_name() {
     assert_eq!(router.answers(), serve(&[]).answers());
     let output = Command::new(BINARY).args(["status", "--url", &http]).output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
-    assert!(text.contains("other bytes of the weight model.layers."), "{text}");
+    assert!(text.contains("the bytes of weight model.layers."), "{text}");
     let of_replica = |replica: &Value| replica["tokens"].as_u64().unwrap();
     assert_eq!(of_replica(&self::replicas(&http)[0]), 0, "it gets nothing");
 }

@@ -169,7 +169,7 @@ fn foreign_peers_are_refused_and_the_cluster_continues() {
     coordinator.until(&["a peer is refused", "no role of a cluster"]);
     coordinator.until(&["a peer is refused", "nothing was heard for too long"]);
     another_version(&address, token);
-    worker.until(&["taking a place"]);
+    worker.until(&["received an assignment"]);
     let arguments = ["router", MODEL, "--coordinator", &address, "--token-file", &good];
     let mut router = Node::start(&[&arguments[..], &DOORS[..4]].concat());
     assert_eq!(router.answers(), serve(&[]).answers());
@@ -253,7 +253,7 @@ fn another_model_or_policy_is_refused_by_name_and_the_cluster_goes_on() {
     drop(twin);
 
     let mut worker = Node::start(&join);
-    worker.until(&["taking a place"]);
+    worker.until(&["received an assignment"]);
     assert_eq!(router(&address).answers(), serve(&[]).answers());
 }
 
@@ -279,7 +279,7 @@ fn a_second_one_of_a_place_is_refused_by_name_and_the_cluster_goes_on() {
     loud.write_all(&[0x5a; 400]).unwrap();
     assert!(is_let_go(silent) && is_let_go(loud));
     let _second = Node::start(&join);
-    first.until(&["a rank is refused", "no handshake, but garbage", "silence"]);
+    first.until(&["a rank is refused", "the handshake is invalid", "no answer until the deadline"]);
     assert_eq!(router(&address).answers(), serve(&[]).answers());
 }
 
@@ -304,7 +304,7 @@ fn rank_that_sends_garbage_is_blamed_by_name() {
     // The correct worker dials once both have loaded.
     let (mut peer, _) = door.accept().unwrap();
     peer.write_all(&[0x5a; 400]).unwrap();
-    coordinator.until(&["a rank is blamed by a peer", "rank=0", "no handshake, but garbage"]);
+    coordinator.until(&["a rank is blamed by a peer", "rank=0", "the handshake is invalid"]);
     let _second = Node::start(&join);
     assert_eq!(router(&address).answers(), serve(&[]).answers());
 }
@@ -373,12 +373,12 @@ fn an_expired_certificate_is_refused_by_name_and_its_successor_is_taken_without_
     expired.until(&["no connection to this address", "expired"]);
     coordinator.until(&["a peer is refused", "expired"]);
     files("old", 3600);
-    expired.until(&["taking a place"]);
+    expired.until(&["received an assignment"]);
     expired.kill();
     let mut plain = Node::start(&join);
     plain.until(&["lockstep:", "the listener speaks TLS"]);
     let mut worker = with(&join, &good);
-    worker.until(&["taking a place"]);
+    worker.until(&["received an assignment"]);
     let arguments = [&["router", MODEL, "--coordinator", &address], &DOORS[..4]].concat();
     let http = {
         let mut router = with(&arguments, &good);
@@ -395,7 +395,7 @@ fn an_expired_certificate_is_refused_by_name_and_its_successor_is_taken_without_
     waits.until(&["no connection to this address", "expired"]);
     files("late", 3600);
     listener.until(&["the certificates were read again"]);
-    waits.until(&["taking a place"]);
+    waits.until(&["received an assignment"]);
 }
 
 /// The coordinator's path does not exist in the worker's folder, so the worker fetches the model; the second time it
@@ -413,7 +413,7 @@ fn a_worker_without_the_model_fetches_it() {
     assert_eq!(answers, serve(&[]).answers());
     worker.kill();
     let mut again = Node::start_in(&folder.0, &fetch);
-    again.until(&["taking a place"]);
+    again.until(&["received an assignment"]);
     assert_eq!(router.answers(), answers);
     assert!(!again.log().contains("fetching"), "{}", again.log());
 }

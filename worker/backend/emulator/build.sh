@@ -8,7 +8,7 @@ shift
 objects=$(mktemp -d)
 trap 'rm -rf "$objects"' EXIT
 compile() {
-    # Aliasing and contraction are as on a device: the compiler assumes none and contracts nothing.
+    # As on a device: no strict aliasing, and no contraction to fused multiply-adds.
     "${CXX:-c++}" -std=c++17 -O1 -Wall -Wextra -Wno-unused-function -DEMULATOR -fPIC -fno-strict-aliasing \
         -ffp-contract=off -I"$here" "$@"
 }

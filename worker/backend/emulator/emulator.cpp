@@ -149,12 +149,12 @@ void run_others() {
             return run(next);
         }
     }
-    fail("no thread can run: some wait at a barrier or for their warp, and others have left or wait elsewhere");
+    fail("no thread can run: some wait at a barrier or for their warp, others have returned or wait elsewhere");
 }
 
 void run_fiber() {
     machine.kernel->call(machine.arguments);
-    if (!fiber->copies.empty()) fail("a thread left before its copies had arrived");
+    if (!fiber->copies.empty()) fail("a thread returned before its copies had arrived");
     fiber->state = State::Done;
     if (--machine.n_running == 0) leave();
     run_others();
@@ -251,7 +251,7 @@ void* shared(const char* place, size_t n_bytes) {
     auto found = machine.placed.find(place);
     if (found == machine.placed.end()) {
         size_t start = (machine.n_shared + 127) / 128 * 128;
-        if (start + n_bytes > SHARED_BYTES) fail("the block's shared memory is used up");
+        if (start + n_bytes > SHARED_BYTES) fail("the block has no shared memory left");
         machine.n_shared = start + n_bytes;
         found = machine.placed.emplace(place, start).first;
     }
@@ -393,9 +393,9 @@ int emulator_launch(const char* name, const unsigned* grid, const unsigned* size
     auto found = kernels().find(name);
     unsigned n = size[0] * size[1] * size[2];
     bool is_empty = n == 0 || grid[0] == 0 || grid[1] == 0 || grid[2] == 0;
-    if (found == kernels().end()) machine.error = std::string("no kernel is named ") + name;
-    else if (is_empty || n > 1024 || n % 32 != 0) machine.error = "an empty or too large launch, or half a warp";
-    else if (n_dynamic > SHARED_BYTES) machine.error = "a block has no so much shared memory";
+    if (found == kernels().end()) machine.error = std::string("unknown kernel ") + name;
+    else if (is_empty || n > 1024 || n % 32 != 0) machine.error = "an empty or too large launch, or a partial warp";
+    else if (n_dynamic > SHARED_BYTES) machine.error = "a block has less shared memory than the launch requires";
     if (!machine.error.empty()) return 1;
     Dim3 in_grid = {grid[0], grid[1], grid[2]}, in_block = {size[0], size[1], size[2]};
     Launch launch = {&found->second, arguments, in_grid, in_block, n_dynamic, order};

@@ -1,10 +1,10 @@
 // Runs CUDA kernels on the CPU: provides what `device.cuh` and the kernels need of a compiler and of a device. Each
 // thread of a block is a fiber. The blocks of a launch run one after another, except for kernels that wait for others.
 //
-// A thread runs until it waits at a barrier or meets its warp. Then the next thread of a fixed order runs: ascending,
+// A thread runs until it waits at a barrier or for its warp. Then the next thread of a fixed order runs: ascending,
 // descending, shuffled, or one warp as far ahead of the others as possible. A missing barrier shows up as another
-// result in another order. Shared memory is full of NaN when a block begins. Asynchronous copies land only when the
-// thread waits for them. Not emulated: caches and the order of writes to global memory, blocks that run at the same
+// result in another order. Shared memory is full of NaN when a block begins. Asynchronous copies are made only when
+// the thread waits for them. Not emulated: caches and the order of writes to global memory, blocks that run at the same
 // time, the sums inside a tensor core.
 #pragma once
 #include <math.h>
@@ -197,7 +197,7 @@ static inline std::vector<size_t> sizes(void (*)(A...)) {
 #define blockDim (emulator::block.size)
 #define gridDim (emulator::block.grid)
 #define __syncthreads() emulator::barrier(__COUNTER__)
-// Kernels name all lanes, always.
+// The mask is unused: kernels always pass that of all lanes.
 #define __shfl_xor_sync(mask, x, with) emulator::shuffle(x, emulator::fiber->lane ^ (unsigned)(with))
 #define __shfl_sync(mask, x, lane) emulator::shuffle(x, (unsigned)(lane))
 #define __ballot_sync(mask, is) emulator::ballot(is)

@@ -1,5 +1,5 @@
-// Kernels with a bug each that the emulator must catch, and one without. Threads of two warps, or of one, hand numbers
-// to each other.
+// Kernels with a bug each that the emulator must catch, and one without. Threads of two warps, or of one, exchange
+// numbers.
 #include "../src/cuda/kernels/device.cuh"
 
 // out[i] = in[n - 1 - i], through shared memory.

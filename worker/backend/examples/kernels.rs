@@ -3,7 +3,7 @@
 //! `cargo run -p backend --release --example kernels [avx512bf16|avx512|avx2|plain] [threads] [all|attention|small]`
 //!
 //! Times are the calling thread's own, which computes as long as any: what else the machine does is not in them.
-#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a program to look at")]
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a program for measurements")]
 
 use backend::cpu::{Cpu, CpuConfig, Isa};
 use backend::{
@@ -117,13 +117,13 @@ fn attention(cpu: &Cpu, n_slices: usize, n_rows: usize, start: usize) {
 fn main() {
     let mut args = std::env::args().skip(1);
     let named = |name: String| Isa::ALL.into_iter().find(|isa| isa.name() == name);
-    let isa = args.next().map_or_else(Isa::detect, |name| named(name).expect("the name of instructions"));
+    let isa = args.next().map_or_else(Isa::detect, |name| named(name).expect("an instruction set"));
     let threads = args.next().map_or(2, |n| n.parse().unwrap());
     match args.next().as_deref() {
         None | Some("all") => all(isa, threads),
         Some("attention") => every_attention(&cpu(isa, threads, Activations::F32)),
         Some("small") => small_products(&cpu(isa, threads, Activations::Int8)),
-        Some(other) => panic!("{other}: all, attention or small"),
+        Some(other) => panic!("unknown part {other}: set all, attention or small"),
     }
 }
 

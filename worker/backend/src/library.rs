@@ -45,9 +45,9 @@ mod tests {
 
     #[test]
     fn the_first_that_is_there_is_taken() {
-        assert!(RuntimeLibrary::first(&["libof-nobody.so.13", "libof-nobody.so"]).is_none());
+        assert!(RuntimeLibrary::first(&["libmissing.so.13", "libmissing.so"]).is_none());
         // A library that exists everywhere.
-        let libc = RuntimeLibrary::first(&["libof-nobody.so.13", "libc.so.6"]).unwrap();
+        let libc = RuntimeLibrary::first(&["libmissing.so.13", "libc.so.6"]).unwrap();
         // SAFETY: C's signature.
         let abs = unsafe { libc.function::<unsafe extern "C" fn(c_int) -> c_int>("abs") }.unwrap();
         // SAFETY: the argument has a positive counterpart.

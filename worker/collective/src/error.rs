@@ -14,7 +14,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 pub enum Error {
     #[error("{0}")]
     Unsupported(#[from] Unsupported),
-    #[error("leaves {have:?} are here, but this rank owns others of {n_leaves}")]
+    #[error("this rank has leaves {have:?} of {n_leaves}, but owns others")]
     LeavesMissing { have: Vec<Range<u32>>, n_leaves: u32 },
     /// The peer ended, its connection broke, or it gave up.
     #[error("rank {} is gone", .rank.0)]
@@ -25,25 +25,25 @@ pub enum Error {
     /// Aborted by `AbortHandle`, or because an earlier operation had failed.
     #[error("the collective was aborted")]
     Aborted,
-    #[error("rank {} is in epoch {theirs}, this one in {ours}", .rank.0)]
+    #[error("rank {} is in epoch {theirs}, this rank in {ours}", .rank.0)]
     Stale { rank: Rank, ours: Epoch, theirs: Epoch },
     #[error("rank {} sent {what}", .rank.0)]
     Garbage { rank: Rank, what: &'static str },
     /// The ranks do not run the same operations in the same order.
-    #[error("rank {} sent {found} where {expected} was due", .rank.0)]
+    #[error("rank {} sent {found} instead of {expected}", .rank.0)]
     OutOfStep { rank: Rank, expected: ExpectedFrame, found: ExpectedFrame },
-    #[error("rank {} refused this one: {why}", .rank.0)]
+    #[error("rank {} refused this rank: {why}", .rank.0)]
     Refused { rank: Rank, why: JoinRefusal },
     #[error("this rank has no {0}")]
     NoPeer(&'static str),
-    #[error("no memory can be shared with rank {}, and the plan allows nothing else", .rank.0)]
+    #[error("this rank and rank {} cannot share memory, and the plan allows no other link", .rank.0)]
     NoSharedMemory { rank: Rank },
-    #[error("a plan that cannot be meant: {0}")]
+    #[error("invalid plan: {0}")]
     Plan(&'static str),
     #[error(transparent)]
     Nccl(#[from] NcclError),
     /// Several peers could be to blame.
-    #[error("a device waited for others until the deadline, or they are gone")]
+    #[error("a device waited for other ranks until the deadline, or they are gone")]
     Silence,
     #[error(transparent)]
     Device(#[from] backend::Error),
@@ -75,19 +75,19 @@ pub enum JoinRefusal {
     WrongSecret,
     #[error("--link-encryption is {theirs} there and {ours} here")]
     Encryption { ours: LinkEncryption, theirs: LinkEncryption },
-    #[error("epoch {theirs} is over, it is {ours}")]
+    #[error("epoch {theirs} has ended: the current epoch is {ours}")]
     Stale { ours: Epoch, theirs: Epoch },
-    #[error("epoch {theirs} has not begun, it is {ours}")]
+    #[error("epoch {theirs} has not begun: the current epoch is {ours}")]
     Early { ours: Epoch, theirs: Epoch },
-    #[error("that rank is here already")]
+    #[error("the rank is already connected")]
     Duplicate,
-    #[error("that rank is not expected here")]
+    #[error("the rank is not expected")]
     Unexpected,
-    #[error("no handshake, but garbage")]
+    #[error("the handshake is invalid")]
     Garbage,
-    #[error("silence")]
+    #[error("no answer until the deadline")]
     Silence,
-    #[error("it hung up")]
+    #[error("the peer closed the connection")]
     Gone,
 }
 

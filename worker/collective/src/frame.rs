@@ -104,12 +104,12 @@ impl FrameHead {
         let kind = match words[0] {
             SKIP => return (FrameStart::Skip, NONE),
             MAGIC if wide(14) == checksum(&words[..14]) => FrameKind::of(words[1]),
-            MAGIC => return (FrameStart::Garbage("a head whose checksum is wrong"), NONE),
-            _ => return (FrameStart::Garbage("no message where one should begin"), NONE),
+            MAGIC => return (FrameStart::Garbage("a head with a wrong checksum"), NONE),
+            _ => return (FrameStart::Garbage("words that are no head of a message"), NONE),
         };
         let Some(kind) = kind else { return (FrameStart::Garbage("an unknown kind of message"), NONE) };
         if words[3] as usize > FRAME_WORDS_MAX {
-            return (FrameStart::Garbage("a message longer than any"), NONE);
+            return (FrameStart::Garbage("a message longer than the limit"), NONE);
         }
         let epoch = Epoch { incarnation: wide(6), n: words[8] };
         let head = FrameHead { kind, seq: words[2], n_words: words[3], tag: wide(4), epoch };
@@ -189,6 +189,6 @@ mod tests {
     #[test]
     fn a_length_beyond_the_limit_is_garbage() {
         let long = FrameHead { n_words: FRAME_WORDS_MAX as u32 + 1, ..head() };
-        assert_eq!(FrameHead::decode(&long.encode(SEAL)).0, FrameStart::Garbage("a message longer than any"));
+        assert_eq!(FrameHead::decode(&long.encode(SEAL)).0, FrameStart::Garbage("a message longer than the limit"));
     }
 }

@@ -78,4 +78,4 @@ pub use plan::{LinkEncryption, MeshPlan, MeshTimeouts, WireChoice};
 pub use ranks::Ranks;
 pub use wait::WaitPolicy;
 
-const _: () = assert!(cfg!(target_endian = "little"), "words travel as they lie in memory");
+const _: () = assert!(cfg!(target_endian = "little"), "words are sent in memory order");

@@ -174,7 +174,7 @@ impl ListenerState {
 
 impl std::fmt::Debug for ListenerState {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "State({} meetings, {} handed over)", self.n_meetings, self.handed.len())
+        write!(f, "State({} joins, {} handed over)", self.n_meetings, self.handed.len())
     }
 }
 

@@ -14,7 +14,7 @@ const TOKENS_MAX: usize = FRAME_WORDS_MAX - 1;
 impl Mesh {
     pub(crate) fn send_tokens(&mut self, step: StepId, tokens: &[Option<Token>]) -> Result<()> {
         if !self.part().is_sampler() {
-            return Err(Error::NoPeer("tokens to send: it does not draw"));
+            return Err(Error::NoPeer("tokens to send, because it does not sample"));
         }
         if tokens.len() > TOKENS_MAX {
             return Err(types::Unsupported("a step that draws more than 16383 tokens").into());
@@ -61,6 +61,6 @@ impl Payload for WordRow<'_> {
     }
 
     fn write(&mut self, _peer: usize, _row: usize, _col: usize, _words: &[u32]) {
-        unreachable!("what arrives is held where it is");
+        unreachable!("received words stay in the ring");
     }
 }

@@ -7,7 +7,7 @@
 //! Groups of checks run in child processes. A device with a failed or endless kernel fails everything after it in its
 //! process, so the remaining groups run in another process. Each part has its own time (`parts::SECONDS`); groups that
 //! do not fit are reported as not run.
-#![allow(clippy::unwrap_used, reason = "a check may panic: it is a check that failed")]
+#![allow(clippy::unwrap_used, reason = "a check that panics has failed")]
 
 #[path = "../../backend/tests/common/mod.rs"]
 mod numbers;
@@ -56,10 +56,12 @@ fn arguments() -> Result<Arguments, String> {
             "--models" => arguments.options.models = value.into(),
             "--out" => arguments.out = value.into(),
             "--cache" => arguments.options.cache = value.into(),
-            "--seconds" => arguments.seconds = value.parse().map_err(|_| format!("{value} seconds"))?,
+            "--seconds" => {
+                arguments.seconds = value.parse().map_err(|_| format!("--seconds {value} is not a number"))?
+            }
             "--tiny" => arguments.options.is_tiny = value == "1",
             "--group" => arguments.groups.push(value),
-            _ => return Err(format!("{name} {value} is not known; parts are {PARTS:?}")),
+            _ => return Err(format!("unknown option {name} {value}; parts are {PARTS:?}")),
         }
     }
     Ok(arguments)

@@ -42,7 +42,7 @@ fn parse(arguments: &[String]) -> Result<Arguments> {
     let named = |name: &String| Isa::ALL.into_iter().find(|isa| isa.name() == name);
     let isa = match isa.first() {
         None => Isa::detect(),
-        Some(name) => named(name).ok_or_else(|| format!("no instructions are called {name}"))?,
+        Some(name) => named(name).ok_or_else(|| format!("unknown instruction set {name}"))?,
     };
     let ids = std::fs::read_to_string(ids)?;
     Ok(Arguments {
@@ -70,7 +70,7 @@ fn write_logits(arguments: &Arguments) -> Result<()> {
         for (i, chunk) in window.chunks(CHUNK).enumerate() {
             let batch = batch_of(chunk, i * CHUNK, pools.len())?;
             let logits = model.forward(&device, &mut collective, &batch.pass(), &mut kv)?;
-            let logits = logits.ok_or("no logits where all were wanted")?;
+            let logits = logits.ok_or("the pass returns all logits")?;
             let rows = &mut rows[..chunk.len() * spec.vocab as usize]; // [chunk, vocab]
             device.read(logits, 0..chunk.len(), rows);
             for logit in rows {

@@ -4,7 +4,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("tensor {tensor} is {shape:?}, {expected:?} was expected")]
+    #[error("tensor {tensor} has shape {shape:?}, not {expected:?}")]
     Shape { tensor: String, shape: [usize; 2], expected: [usize; 2] },
     #[error(transparent)]
     Unsupported(#[from] types::Unsupported),
@@ -14,6 +14,6 @@ pub enum Error {
     Backend(#[from] backend::Error),
     #[error(transparent)]
     Collective(#[from] collective::Error),
-    #[error("the load was broken off")]
+    #[error("the load was cancelled")]
     BrokenOff,
 }

@@ -77,7 +77,7 @@ impl<D: Device> Mixer<D> {
             (Mixer::Attention(attention), ..) => attention.forward(ctx, x, of_attention, out),
             (Mixer::Recurrence(recurrence), Some(scratch), _) => recurrence.forward(ctx, x, scratch, out),
             (Mixer::Convolution(convolution), _, Some(scratch)) => convolution.forward(ctx, x, scratch, out),
-            _ => unreachable!("a spec with such layers made room for them"),
+            _ => unreachable!("a spec with such layers has a scratch for them"),
         }
     }
 }

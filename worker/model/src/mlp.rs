@@ -108,7 +108,7 @@ impl<D: Device> Mlp<D> {
         match (self, &mut scratch.mixture) {
             (Mlp::Dense(dense), _) => dense.forward(ctx, x, &mut scratch.dense, out),
             (Mlp::Mixture(mixture), Some(scratch)) => mixture.forward(ctx, x, scratch, out),
-            (Mlp::Mixture(_), None) => unreachable!("a spec with experts made room for them"),
+            (Mlp::Mixture(_), None) => unreachable!("a spec with experts has a scratch for them"),
         }
     }
 }

@@ -59,7 +59,7 @@ impl<D: Device> DraftWeights<D> {
         let context = of.context.min(spec.context);
         let limits = PassLimits { rows_max: of.rows_max as usize, outputs_max: of.n_outputs_max(), context };
         let model = Model::load_until(&checkpoint, &device, &part, limits, cancel).map_err(failed)?;
-        tracing::info!(path = %of.path.display(), bytes = model.weight_bytes(), "holding a draft model");
+        tracing::info!(path = %of.path.display(), bytes = model.weight_bytes(), "loaded a draft model");
         Ok(DraftWeights { device, model, spec, of })
     }
 
@@ -76,7 +76,7 @@ impl<D: Device> DraftWeights<D> {
 
 fn check(spec: &ModelSpec, n_vocab: u32) -> Result<(), Unsupported> {
     if spec.vocab != n_vocab {
-        return Err(Unsupported("a draft model with another vocabulary than the model's"));
+        return Err(Unsupported("a draft model whose vocabulary differs from the model's"));
     }
     if spec.cache_groups().groups().iter().any(|group| group.is_state()) {
         return Err(Unsupported("a draft model with recurrent layers: their states cannot be rewound"));

@@ -205,7 +205,7 @@ mod tests {
         drop((part, packed));
         assert!(
             matches!(scrubber.check_next_piece(), ScrubResult::Nothing) && scrubber.spoilt().is_none(),
-            "it keeps nothing alive"
+            "the scrubber keeps no weights alive"
         );
     }
 }

@@ -127,11 +127,11 @@ impl fmt::Debug for WeightCache {
 
 impl<D: Device + 'static> PartInUse<D> {
     pub fn get(&self) -> &LoadedPart<D> {
-        self.held.as_ref().expect("it is there until this is dropped")
+        self.held.as_ref().expect("the part is present until this is dropped")
     }
 
     pub fn get_mut(&mut self) -> &mut LoadedPart<D> {
-        self.held.as_mut().expect("it is there until this is dropped")
+        self.held.as_mut().expect("the part is present until this is dropped")
     }
 
     /// Any end of the runner between `begin` and `end` discards the weights, and keeps none for the next runner.

@@ -39,7 +39,7 @@ struct CommittedPool {
 #[derive(Debug, thiserror::Error)]
 pub enum KvShortage {
     #[error(
-        "the KV cache needs {needed} more bytes for one context of {context} tokens and this machine has \
+        "the KV cache needs {needed} more bytes for one context of {context} tokens, but this machine has \
          {left} left: set a shorter --context, or free memory on this machine"
     )]
     Context { context: u32, needed: u64, left: u64 },
@@ -261,7 +261,7 @@ mod tests {
         let n_missing = 100 - n_blocks(&changes.lock().unwrap()[0]);
         assert!(error.contains(&format!("needs {} more bytes", n_missing * MIB)), "{error}");
         assert!(error.contains(&format!("has {} to give", 26 * MIB)) && error.contains("1600 tokens"), "{error}");
-        assert_eq!(changes.lock().unwrap()[0].len(), 1, "nothing was asked of a system that has nothing");
+        assert_eq!(changes.lock().unwrap()[0].len(), 1, "nothing is committed if the system has nothing left");
     }
 
     #[test]

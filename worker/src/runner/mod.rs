@@ -120,7 +120,7 @@ pub enum RunError {
     Protocol { step: u64, what: String },
     #[error("the pass failed: {0}")]
     Pass(#[source] Box<dyn std::error::Error + Send + Sync>),
-    #[error("the ranks do not work together: {0}")]
+    #[error("the ranks cannot exchange data: {0}")]
     Collective(#[from] collective::Error),
 }
 

@@ -119,7 +119,7 @@ impl ModelLoader {
             return Ok(JoinMethod::Alone { n_layers: layout.n_layers() });
         }
         let Some(listener) = self.listener.clone() else {
-            return Err(Unsupported("a grid of several ranks, of a worker that has no address for peers").into());
+            return Err(Unsupported("a grid of several ranks on a worker without an address for peers").into());
         };
         let plan = MeshPlan::new(*epoch, *rank, layout.clone(), mesh_addresses.clone(), mesh_secret.0);
         let (wire, encryption, spin, timeouts) = (self.wire, self.encryption, self.spin, *timeouts);
@@ -219,10 +219,10 @@ impl<D: Device + RankDevice + 'static> PreparedPart for ModelPart<D> {
         let ModelPart { lent, kv, kv_commit, draft_model, limits, direct } = *self;
         let ranks = Ranks::with_carrier(&lent.get().device, mesh, carrier, &direct, cancel)?;
         if ranks.uses_carrier(CarrierChoice::Nccl) {
-            tracing::info!(rank = ranks.part().place.tp, "NCCL carries between devices");
+            tracing::info!(rank = ranks.part().place.tp, "devices exchange through NCCL");
         }
         if ranks.uses_carrier(CarrierChoice::Ipc) {
-            tracing::info!(rank = ranks.part().place.tp, "sums go over the devices' memory");
+            tracing::info!(rank = ranks.part().place.tp, "devices sum over each other's memory");
         }
         Ok(Box::new(ModelRunner::new(lent, ranks, (kv, kv_commit), draft_model, limits, masks)))
     }

@@ -108,7 +108,7 @@ fn reload<D: Device>(
     }
     if let Some(why) = why {
         let path = assignment.model_path.display();
-        tracing::warn!(%path, why, "the model cannot be read again: this rank goes on with what it has");
+        tracing::warn!(%path, why, "the model cannot be read again: this rank keeps its weights");
         let why = format!("{path}: {why}");
         kept.reading.record_refused(assignment, files, why.clone());
         return Ok((kept, Some(why)));
@@ -128,10 +128,10 @@ fn difference<D: Device>(
     let found = model::policy(&checkpoint, &kept.device, assignment.activations, assignment.kv_dtype)?;
     if found != kept.policy {
         let ours = kept.policy;
-        return Ok(Some(format!("what is there is of policy {found}, the replica serves under {ours}")));
+        return Ok(Some(format!("the file has policy {found}, but the replica serves {ours}")));
     }
     let differs = checkpoint.first_difference(kept.model.piece_runs(), &|| cancel.is_cancelled())?;
-    Ok(differs.map(|weight| format!("there are other bytes of the weight {weight} than the replica serves")))
+    Ok(differs.map(|weight| format!("the bytes of weight {weight} differ from those that the replica serves")))
 }
 
 fn read<D: Device>(
@@ -147,7 +147,7 @@ fn read<D: Device>(
     let model = Model::load_until(&checkpoint, &device, part, limits, cancel).map_err(load_failed(assignment))?;
     let unread = checkpoint.unread_tensors();
     if !unread.is_empty() {
-        tracing::debug!(?unread, "the model has no use for some of its file: the policy does not know of them");
+        tracing::debug!(?unread, "the model does not use some tensors of its file: the policy does not cover them");
     }
     let (policy, spec) = (policy(assignment, &checkpoint, &device)?, checkpoint.spec().clone());
     let vocabulary = Arc::new(LazyVocabulary::new(&assignment.model_path, spec.vocab, &spec.eos));
@@ -167,7 +167,7 @@ fn sizes(
     class: DeviceClass,
 ) -> Result<(SequenceLimits, Vec<KvSpec>), LoadError> {
     if assignment.layout.n_layers() != spec.n_layers {
-        return Err(Unsupported("a layout with other layers than the model's").into());
+        return Err(Unsupported("a layout whose number of layers differs from the model's").into());
     }
     if assignment.context > spec.context {
         return Err(Unsupported("a context longer than the model's").into());
@@ -175,11 +175,11 @@ fn sizes(
     let groups = spec.cache_groups().groups().to_vec();
     let n_blocks = assignment.n_blocks.clone();
     if n_blocks.len() != groups.len() {
-        return Err(Unsupported("other than one pool for each cache group of the model").into());
+        return Err(Unsupported("any number of pools other than one for each cache group of the model").into());
     }
     // A rank without heads stores nothing, so its memory sets no bound.
     if n_blocks.iter().any(|n_blocks| !(1..=BLOCKS_MAX).contains(n_blocks)) {
-        return Err(Unsupported("a pool of no block, or of more than 2^24").into());
+        return Err(Unsupported("a pool without blocks, or with more than 2^24").into());
     }
     let specs = model::kv_specs(spec, part, class, assignment.kv_dtype, &n_blocks);
     let needed = kv_bytes(&specs);

@@ -113,7 +113,7 @@ impl Load for SimModel {
     ) -> Result<(Box<dyn LoadedModel>, ReadyReport), LoadError> {
         let n_blocks = &assignment.n_blocks;
         if n_blocks.len() != self.groups.len() {
-            return Err(Unsupported("other than one pool for each cache group of the model").into());
+            return Err(Unsupported("any number of pools other than one for each cache group of the model").into());
         }
         if let Some(n_blocks) = n_blocks.iter().find(|n_blocks| **n_blocks > BLOCKS_MAX) {
             let (needed, available) = ((*n_blocks).into(), BLOCKS_MAX.into());
@@ -168,10 +168,10 @@ impl SimRunner {
 
     fn run_slice(&mut self, slice: &Slice, blocks: &mut impl Iterator<Item = BlockId>) -> Result<SliceDone, String> {
         if slice.n_draft > 0 {
-            return Err(format!("{} has drafts, and the sim runner guesses none", slice.id));
+            return Err(format!("{} has drafts, but the sim runner guesses none", slice.id));
         }
         let Some(sequence) = self.sequences.get_mut(&slice.id) else {
-            return Err(format!("{} has a slice and was not started", slice.id));
+            return Err(format!("{} has a slice, but was not started", slice.id));
         };
         let groups = || self.sim.groups.iter().copied();
         for ((group, table), pages) in groups().zip(&mut sequence.tables).zip(&self.pages) {
@@ -201,12 +201,12 @@ impl SimRunner {
         }
         if sequence.request.grammar.is_some() {
             // The answer is a hash, but a grammar needs the bytes of tokens.
-            tracing::warn!(request = %slice.id, "the sim runner has no vocabulary: it serves no grammar");
+            tracing::warn!(request = %slice.id, "the sim runner serves no grammar, because it has no vocabulary");
             sequence.log.push(0);
             return Ok(SliceDone { failed: Some(Failure::Grammar(GrammarFault::Broken)), ..done });
         }
         if sequence.log.len() != slice.range.end as usize {
-            return Err(format!("{} draws position {}, which it has", slice.id, slice.range.end));
+            return Err(format!("{} draws position {}, which it already has", slice.id, slice.range.end));
         }
         let out = self.sim.draw_out(sequence);
         sequence.log.push(out.token);
@@ -215,7 +215,7 @@ impl SimRunner {
 
     fn apply(&mut self, step: &Step, done: &mut StepDone) -> Result<(), String> {
         for id in &step.ends {
-            self.sequences.remove(id).ok_or_else(|| format!("{id} ends and was not held"))?;
+            self.sequences.remove(id).ok_or_else(|| format!("{id} ends, but was not started"))?;
         }
         for request in &step.starts {
             self.sequences.insert(request.id, SimSequence::new(request.clone(), self.pages.len()));
@@ -227,7 +227,7 @@ impl SimRunner {
         }
         match blocks.count() {
             0 => {}
-            n_left => return Err(format!("{n_left} blocks are for nobody")),
+            n_left => return Err(format!("the step has {n_left} blocks too many")),
         }
         Ok(())
     }
@@ -268,7 +268,7 @@ impl SimSequence {
         }
         self.has_begun = true;
         if start != self.n_computed() {
-            return Err(format!("{} goes on at {start} and has computed {}", slice.id, self.n_computed()));
+            return Err(format!("{} continues at {start}, but has computed {}", slice.id, self.n_computed()));
         }
         Ok(())
     }
@@ -281,7 +281,10 @@ impl SimSequence {
             let end = ((i_block + 1) * BLOCK_TOKENS).min(n_computed);
             let expected = SimPage { n_filled: end - i_block * BLOCK_TOKENS, chain: self.chain[end as usize] };
             if pages.get(block.0 as usize) != Some(&expected) {
-                return Err(format!("{} reads block {} of group {i} and finds another's", self.request.id, block.0));
+                return Err(format!(
+                    "{} reads block {} of group {i}, which has other content",
+                    self.request.id, block.0
+                ));
             }
         }
         Ok(())
@@ -428,13 +431,13 @@ mod tests {
         let start = || vec![request(0..20)];
         refused(run(&mut runner, &step(start(), vec![slice(0..20, Want::Last)], &[0])), "lacks a block");
         refused(run(&mut runner, &step(start(), vec![slice(0..20, Want::Last)], &[0, 9])), "block 9 of 4");
-        refused(run(&mut runner, &step(start(), vec![slice(0..20, Want::Last)], &[0, 1, 2])), "for nobody");
-        refused(run(&mut runner, &step(start(), vec![slice(3..20, Want::Last)], &[0, 1])), "goes on at 3");
+        refused(run(&mut runner, &step(start(), vec![slice(0..20, Want::Last)], &[0, 1, 2])), "too many");
+        refused(run(&mut runner, &step(start(), vec![slice(3..20, Want::Last)], &[0, 1])), "continues at 3");
         refused(run(&mut runner, &step(start(), vec![slice(0..21, Want::Last)], &[0, 1])), "not known");
-        refused(run(&mut runner, &step(start(), vec![slice(0..8, Want::Last)], &[0])), "which it has");
-        refused(run(&mut runner, &step(start(), vec![slice(16..20, Want::Last)], &[3, 1])), "finds another's");
+        refused(run(&mut runner, &step(start(), vec![slice(0..8, Want::Last)], &[0])), "which it already has");
+        refused(run(&mut runner, &step(start(), vec![slice(16..20, Want::Last)], &[3, 1])), "which has other content");
         let end = Step { ends: vec![RequestId(9)], ..step(vec![], vec![], &[]) };
-        refused(run(&mut runner, &end), "not held");
+        refused(run(&mut runner, &end), "was not started");
         let drafts = Slice { n_draft: 1, ..slice(0..1, Want::Last) };
         refused(run(&mut runner, &step(vec![], vec![drafts], &[])), "drafts");
     }
@@ -448,7 +451,7 @@ mod tests {
         run(&mut runner, &step(vec![twin], vec![hit], &[0, 2])).unwrap();
         let stranger = Request { id: RequestId(3), ..request(1..19) };
         let miss = Slice { id: RequestId(3), ..slice(16..18, Want::Last) };
-        refused(run(&mut runner, &step(vec![stranger], vec![miss], &[0, 3])), "finds another's");
+        refused(run(&mut runner, &step(vec![stranger], vec![miss], &[0, 3])), "which has other content");
     }
 
     #[test]
@@ -466,8 +469,8 @@ mod tests {
         };
         let none = BlockId::NONE.0;
         refused(run(&mut runner, &twin(&[0, 1, 2, 3, none, none, 2, 0])), "block 4294967295 of 3");
-        refused(run(&mut runner, &twin(&[0, 1, 2, 3, none, 2, 1, 0])), "of group 1 and finds another's");
-        refused(run(&mut runner, &twin(&[1, 0, 2, 3, none, 1, 2, 0])), "of group 0 and finds another's");
+        refused(run(&mut runner, &twin(&[0, 1, 2, 3, none, 2, 1, 0])), "of group 1, which has other content");
+        refused(run(&mut runner, &twin(&[1, 0, 2, 3, none, 1, 2, 0])), "of group 0, which has other content");
         run(&mut runner, &twin(&[0, 1, 2, 3, none, 1, 2, 0])).unwrap();
     }
 
@@ -489,7 +492,7 @@ mod tests {
             step(vec![twin], vec![Slice { id: RequestId(2), ..slice(32..40, Want::Last) }], blocks)
         };
         refused(run(&mut runner, &twin(&[none, none, 2])), "block 4294967295 of 3");
-        refused(run(&mut runner, &twin(&[none, 1, 2])), "finds another's");
+        refused(run(&mut runner, &twin(&[none, 1, 2])), "which has other content");
         run(&mut runner, &twin(&[none, 0, 2])).unwrap();
     }
 }

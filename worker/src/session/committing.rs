@@ -166,7 +166,7 @@ fn run(mut commit: KvPoolMemory, rank: &CommitContext, target: &TargetSlot, woke
             answered = requested.n;
             if let Err(error) = commit.set_target(requested.parts) {
                 // The memory stays with this process, which is no reason to end.
-                tracing::warn!(%error, "the system does not take memory of the KV cache back");
+                tracing::warn!(%error, "memory of the KV cache cannot be returned to the system");
             }
         }
         let piece = Instant::now();
@@ -187,7 +187,7 @@ fn run(mut commit: KvPoolMemory, rank: &CommitContext, target: &TargetSlot, woke
                 }
             }
             Err(short) => {
-                let (error, message) = (LoadError::Kv(short), "the rank ends before its memory does");
+                let (error, message) = (LoadError::Kv(short), "too little memory for the KV cache: this rank ends");
                 tracing::error!(%error, message);
                 return block_on(rank.reports.report_lost(rank.epoch, error.to_string(), None, RankLost::Load(error)));
             }

@@ -38,11 +38,11 @@ use wire::HandshakeRefusal;
 pub(crate) enum SessionEnd {
     #[error("the coordinator is gone: {0}")]
     Gone(String),
-    #[error("the coordinator told this rank to leave: {0}")]
+    #[error("the coordinator dismissed this rank: {0}")]
     Left(String),
     #[error("this rank failed: {0}")]
     Failed(String),
-    #[error("this worker was told to end")]
+    #[error("this worker received a stop signal")]
     Stopped,
 }
 
@@ -83,7 +83,7 @@ impl Worker {
         let join = timeout(self.config.join_timeout, client.join(ReceiverStream::new(frames)));
         let Some(joined) = self.shutdown.run_until_cancelled(join).await else { return Ok(SessionEnd::Stopped) };
         let down = match joined {
-            Err(_) => return Ok(SessionEnd::Gone("no answer to the hello".into())),
+            Err(_) => return Ok(SessionEnd::Gone("it did not answer the hello".into())),
             Ok(Err(status)) if status.code() == Code::FailedPrecondition => {
                 return Err(Error::Refused(status.message().into()));
             }
@@ -178,7 +178,7 @@ impl Session<'_> {
             rank_frame::Frame::Assign(assign) => self.assign(assign).await,
             rank_frame::Frame::Step(bytes) => match proto::decode_traced_step(&bytes) {
                 Ok((step, traceparent)) => self.step(step, traceparent).await,
-                Err(malformed) => self.fail(format!("a step that cannot be read: {malformed}")).await,
+                Err(malformed) => self.fail(format!("invalid step: {malformed}")).await,
             },
             rank_frame::Frame::Meet(meet) => self.meet(meet).await,
             rank_frame::Frame::KvTarget(requested) => self.set_kv_target(requested).await,
@@ -190,13 +190,13 @@ impl Session<'_> {
     async fn assign(&mut self, assign: Assign) -> Option<SessionEnd> {
         let (protocol, reporting) = (assign.protocol, KvReporting::of(assign.protocol, assign.sends_kv_target));
         if assign.guesses.is_some() && !self.knows(since::GUESSES) {
-            return self.fail("guesses, which this build does not know".into()).await;
+            return self.fail("this build does not support guesses".into()).await;
         }
         let assignment = match assignment(assign) {
             Ok(assignment) => assignment,
-            Err(malformed) => return self.fail(format!("a place that cannot be meant: {malformed}")).await,
+            Err(malformed) => return self.fail(format!("invalid assignment: {malformed}")).await,
         };
-        tracing::info!(epoch = %assignment.epoch, rank = assignment.rank.0, protocol, "taking a place");
+        tracing::info!(epoch = %assignment.epoch, rank = assignment.rank.0, protocol, "received an assignment");
         self.epoch = Some(assignment.epoch);
         let lease = self.worker.leases.next();
         let (assignment, reports) = (Box::new(assignment), self.reports.clone());
@@ -206,7 +206,7 @@ impl Session<'_> {
     async fn meet(&mut self, meet: Meet) -> Option<SessionEnd> {
         let epoch = Epoch { incarnation: meet.epoch_incarnation, n: meet.epoch_n };
         if self.epoch != Some(epoch) {
-            tracing::warn!(%epoch, "a word to meet in another epoch is not heeded");
+            tracing::warn!(%epoch, "ignoring a meet frame of another epoch");
             return None;
         }
         self.hand_over(RankWork::Meet { epoch }).await
@@ -233,19 +233,19 @@ impl Session<'_> {
             is_done.await
         };
         if !matches!(timeout(self.worker.config.farewell_timeout, forgotten).await, Ok(Ok(()))) {
-            tracing::warn!("what was fetched may be believed again: the computing thread is busy");
+            tracing::warn!("the next process may trust the rejected bytes again: the computing thread is busy");
         }
     }
 
     async fn step(&mut self, step: Step, traceparent: String) -> Option<SessionEnd> {
         if self.epoch != Some(step.epoch) {
-            tracing::warn!(step = step.id.0, epoch = %step.epoch, "a step of another epoch is dropped");
+            tracing::warn!(step = step.id.0, epoch = %step.epoch, "dropping a step of another epoch");
             return None;
         }
         let knows_all = self.knows(since::NEWEST_OF_REQUESTS);
         if !knows_all && step.starts.iter().any(Request::needs_newest_features) {
             return self
-                .fail("a grammar, named logprobs or a penalty window, which this build does not know".into())
+                .fail("this build does not support a request's grammar, named logprobs or penalty window".into())
                 .await;
         }
         match step.supported() {

@@ -214,7 +214,7 @@ impl RankState {
             RankState::Idle => return,
         };
         let Some(SpoiltWeight { weight, piece, .. }) = spoilt else { return };
-        let message = format!("the weight {weight} (piece {piece}) in its memory is not what was loaded");
+        let message = format!("the weight {weight} (piece {piece}) in memory differs from what was loaded");
         reports.report_spoilt(epoch, weight, message).await;
     }
 }
@@ -336,7 +336,7 @@ impl RunningRank {
         }
         if step.epoch != self.epoch {
             let (step, epoch) = (step.id.0, step.epoch);
-            tracing::warn!(step, %epoch, ours = %self.epoch, "a step of another epoch is dropped");
+            tracing::warn!(step, %epoch, ours = %self.epoch, "dropping a step of another epoch");
             return Some(self);
         }
         self.done.id = step.id;

@@ -34,7 +34,7 @@ pub(crate) fn start(
                 ScrubResult::Sound => pause_after(begun.elapsed(), scrubber.share()),
                 ScrubResult::Spoilt(spoilt) => {
                     let (weight, piece, rank) = (&spoilt.weight, spoilt.piece, spoilt.rank.0);
-                    tracing::error!(weight, piece, rank, "a weight in memory is not what was loaded");
+                    tracing::error!(weight, piece, rank, "a weight in memory differs from what was loaded");
                     if let Some(work) = work.upgrade() {
                         // The computing thread is gone only when the whole process ends.
                         let _gone = work.blocking_send(RankWork::Spoilt);

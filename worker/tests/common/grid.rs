@@ -115,7 +115,7 @@ impl Ranks for Threads {
         self.answers.recv_timeout(PATIENCE).unwrap_or_else(|why| {
             self.steps.clear();
             let results: Vec<_> = self.threads.drain(..).map(|thread| thread.join().unwrap()).collect();
-            panic!("no answer ({why}): the ranks say {results:?}")
+            panic!("no answer ({why}): the ranks return {results:?}")
         })
     }
 }

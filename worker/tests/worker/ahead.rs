@@ -180,7 +180,7 @@ fn host_submits_next_step_before_its_only_wait() {
             // While a rank makes a graph, the begun pass may have ended.
             let has_recorded = count(&calls, "record") > 0;
             assert!(waits.map_or(has_recorded, |waits| uploaded_at < waits), "step {}: {calls:?}", step.id.0);
-            assert!(calls.iter().any(|line| line == "launch take_drawn"), "its tokens are the device's: {calls:?}");
+            assert!(calls.iter().any(|line| line == "launch take_drawn"), "it takes tokens on the device: {calls:?}");
         }
         assert!(n_graphs >= 8, "{n_graphs} graphs");
     });

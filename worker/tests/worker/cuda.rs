@@ -227,7 +227,7 @@ fn gpu_check_writes_its_page_when_the_time_is_over() {
         let findings = page["findings"].as_array().unwrap();
         let n_groups =
             parts::kernels::groups(&gpu_check_options()).len() + parts::bench::groups(&gpu_check_options()).len();
-        assert!(findings.len() >= n_groups, "each group has something to tell: {page:#}");
+        assert!(findings.len() >= n_groups, "each group has a result: {page:#}");
         let is_left = |finding: &&serde_json::Value| {
             finding["outcome"] == "not run"
                 && finding["details"]["why"].to_string().contains("the time for its part was over")
@@ -253,7 +253,7 @@ fn gpu_check_runs_nothing_that_this_machine_lacks_something_for() {
     on_fake_cuda(name, &[("FAKE_NCCL_VERSION", "22703")], || {
         let (is_good, page) = gpu_check(&["cluster/grids through NCCL", "cluster/a rank is gone, through NCCL"]);
         let findings = page["findings"].as_array().unwrap();
-        let why = "1 devices for 2 ranks, which NCCL 2.27.3 lets share none: 2.30.0 does";
+        let why = "2 ranks share 1 devices, but NCCL 2.27.3 cannot share a device: 2.30.0 can";
         assert!(is_good && findings.len() == 4, "{page:#}");
         assert!(findings.iter().all(|finding| finding["outcome"] == "not run"), "{page:#}");
         assert_eq!(findings[0]["details"]["why"], why);

@@ -80,7 +80,7 @@ fn drive(ranks: &mut dyn Ranks, config: Config, requests: &[Request]) -> Driven 
             n_in_flight += 1;
             held.extend(step.slices.last().map(|slice| (slice.range.end, scheduler.stats().blocks_used)));
         }
-        assert!(n_in_flight > 0, "somebody runs");
+        assert!(n_in_flight > 0, "a sequence runs");
         let done = ranks.answer();
         n_in_flight -= 1;
         scheduler.apply(&done, &mut new_outputs).unwrap();
@@ -133,7 +133,7 @@ fn a_sequence_far_beyond_its_window_holds_no_more_than_the_window() {
         assert!(n_held <= n_blocks[0], "{name}: {n_held} blocks held");
         assert_eq!((n_blocks[0], n_all, driven.counters.preemptions), (5, 25, 0), "{name}");
         let Counters { blocks_passed, .. } = driven.counters;
-        assert!(blocks_passed >= u64::from(n_all - n_blocks[0]), "{name}: {blocks_passed} given back");
+        assert!(blocks_passed >= u64::from(n_all - n_blocks[0]), "{name}: {blocks_passed} freed");
     }
 }
 
@@ -202,7 +202,7 @@ fn a_token_of_an_earlier_life_is_dropped_where_it_is_embedded() {
             n_redrawn += driven.counters.tokens_redrawn;
         }
     }
-    assert!(n_redrawn > 0, "nobody was preempted while a token of it was on its way");
+    assert!(n_redrawn > 0, "no sequence was preempted with a token in flight");
 }
 
 /// Blocks behind a window are cleared while their sequence runs. The blocks of an ended or preempted sequence are

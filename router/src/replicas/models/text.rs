@@ -106,7 +106,7 @@ impl ModelText {
         Ok(self.encode_input(input, add_special, now)?.0)
     }
 
-    /// Returns the same, and where each token stands in the text. Token ids that were sent stand in no text.
+    /// Encodes as `encode` does, and also returns the span of each token in the text. Token ids in a request have none.
     pub(crate) fn encode_with_places(
         &self,
         input: Input,

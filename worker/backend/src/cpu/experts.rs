@@ -210,7 +210,7 @@ impl Experts for Cpu {
         routes: &mut Routes,
         out: &mut Buffer,
     ) {
-        assert_eq!(routes.n_rows, n_rows, "the rows were routed");
+        assert_eq!(routes.n_rows, n_rows, "the rows differ from those that were routed");
         let first = runs.first().map_or(0, |run| run.start);
         for (i, expert) in experts.all.iter().enumerate() {
             let choices = routes.of_expert(first + i as u32);

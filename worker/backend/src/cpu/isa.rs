@@ -80,7 +80,7 @@ pub(crate) fn dispatch<K: Kernel>(isa: Isa, kernel: K) {
         // SAFETY: the instructions were found.
         Isa::Avx512 | Isa::Avx512Bf16 => unsafe { with_avx512(kernel) },
         #[cfg(not(target_arch = "x86_64"))]
-        Isa::Avx2 | Isa::Avx512 | Isa::Avx512Bf16 => unreachable!("not supported here"),
+        Isa::Avx2 | Isa::Avx512 | Isa::Avx512Bf16 => unreachable!("not supported on this architecture"),
     }
 }
 

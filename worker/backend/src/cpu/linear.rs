@@ -23,7 +23,7 @@ use types::{Activations, DigitBits, Dtype, GroupedDtype};
 
 impl Linear for Cpu {
     fn linear(&self, x: &Buffer, w: &Matrix, n_rows: usize, out: &mut Buffer) {
-        assert_eq!(w.n_runs, 1, "the product of a matrix of leaves that ends in one run");
+        assert_eq!(w.n_runs, 1, "`linear` requires a matrix whose leaves end in one run");
         self.multiply(x, w, n_rows, out);
     }
 
@@ -49,7 +49,10 @@ impl Cpu {
             return;
         }
         let scratch = self.scratch();
-        assert!(panels::n_words(n_rows, w.k).is_some_and(|n| n <= scratch.n_words), "x made room for itself");
+        assert!(
+            panels::n_words(n_rows, w.k).is_some_and(|n| n <= scratch.n_words),
+            "the scratch is smaller than x's panels"
+        );
         let activations = self.config.activations;
         for (of, panels) in Operand::ALL.into_iter().zip(&scratch.panels) {
             if w.parts.iter().any(|part| operand(part.dtype, activations) == of) {
@@ -418,7 +421,12 @@ unsafe fn dots<L: Lanes, Q: Quant, const M: usize>(
     a: *const u32,
     sums: *const u32,
 ) -> [L::Int; M] {
-    const { assert!(Q::PACKING.width as usize == Q::Digits::WIDTH as usize, "read as they are packed") };
+    const {
+        assert!(
+            Q::PACKING.width as usize == Q::Digits::WIDTH as usize,
+            "digits are read with the width of their packing"
+        )
+    };
     let is_wide = Q::PACKING.width as usize == Width::Eight as usize;
     let n_lines = Q::PACKING.step_bytes.div_ceil(64);
     let mut dots = [L::int_splat(0); M];

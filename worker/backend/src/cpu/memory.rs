@@ -177,7 +177,7 @@ impl<T> SharedPtr<T> {
 
     /// # Safety
     /// `[at, at + n)` lies in the allocation, and no other thread touches it while the slice lives.
-    #[expect(clippy::mut_from_ref, reason = "the caller promises that nobody else has this part")]
+    #[expect(clippy::mut_from_ref, reason = "the caller promises exclusive access to this part")]
     pub unsafe fn part(&self, at: usize, n: usize) -> &mut [T] {
         // SAFETY: the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.0.add(at), n) }

@@ -151,7 +151,7 @@ fn check(stored: &StoredMatrix<'_>, k: usize, leaves: &[LeafEnd]) -> Result<()> 
         return Err(Error::Shape(format!("a matrix of {rows} x {} where k is {k}", stored.k)));
     }
     if leaves.iter().any(|leaf| !leaf.k_end.is_multiple_of(unit)) {
-        return Err(Error::Shape(format!("{dtype:?} of {rows} x {k}: a row or a leaf is not whole units of {unit}")));
+        return Err(Error::Shape(format!("{dtype:?} of {rows} x {k}: a row or a leaf is no multiple of {unit}")));
     }
     let row_bytes = stored.row_bytes();
     if rows > 1 && stored.row_stride < row_bytes {

@@ -82,7 +82,7 @@ impl Kv {
     fn check_blocks(&self, pass: &Pass<'_>, group: usize) {
         let n_blocks = self.spec.n_blocks;
         let is_inside = |block: &BlockId| *block == BlockId::NONE || (block.0 as usize) < n_blocks;
-        assert!(pass.tables.group(group).blocks.iter().all(is_inside), "a block beyond the {n_blocks} of the cache");
+        assert!(pass.tables.group(group).blocks.iter().all(is_inside), "a block is beyond the {n_blocks} of the cache");
     }
 }
 
@@ -252,6 +252,6 @@ impl Attention for Cuda {
 /// Returns the tables of the current pass; None if their upload has failed.
 fn tables(uploads: &uploads::Uploads, pass: &Pass<'_>, group: usize) -> Option<uploads::UploadedGroup> {
     let tables = uploads.batch.groups.get(group).copied();
-    assert!(tables.is_none() || uploads.batch.n_rows == pass.n_rows(), "a pass that was not begun");
+    assert!(tables.is_none() || uploads.batch.n_rows == pass.n_rows(), "the tables belong to another pass");
     tables
 }

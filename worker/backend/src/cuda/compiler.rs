@@ -115,7 +115,7 @@ impl Compiler {
         Compiler::newest(&NAMES, major).map_err(|later| match later {
             None => missing(),
             Some(found) => Error::Compiler(format!(
-                "NVRTC {found} makes code that this driver, for CUDA {driver}, does not load: it takes NVRTC {major} \
+                "this driver, for CUDA {driver}, does not load code of NVRTC {found}: install NVRTC {major} \
                  (libnvrtc.so.{major}), or a newer driver"
             )),
         })
@@ -138,7 +138,7 @@ impl Compiler {
     fn of(table: NvrtcApi) -> Result<Compiler> {
         let mut version = (0, 0);
         // SAFETY: writes two numbers.
-        check_answer("tell its version", unsafe { (table.version)(&mut version.0, &mut version.1) })?;
+        check_answer("report its version", unsafe { (table.version)(&mut version.0, &mut version.1) })?;
         Ok(Compiler { table, version })
     }
 
@@ -195,17 +195,17 @@ impl fmt::Display for Compiler {
 fn check_answer(what: &str, answer: c_int) -> Result<()> {
     match answer {
         SUCCESS => Ok(()),
-        failed => Err(Error::Compiler(format!("NVRTC did not {what}: status {failed}"))),
+        failed => Err(Error::Compiler(format!("NVRTC failed to {what}: status {failed}"))),
     }
 }
 
 fn to_c_string(text: impl Into<Vec<u8>>) -> Result<CString> {
-    CString::new(text).map_err(|_| Error::Compiler("a text with a zero in it".into()))
+    CString::new(text).map_err(|_| Error::Compiler("a source or an option contains a NUL byte".into()))
 }
 
 fn missing() -> Error {
     let names = NAMES[..2].join(" or ");
-    Error::Compiler(format!("NVRTC is not on this machine, as {names} where libraries are looked for"))
+    Error::Compiler(format!("NVRTC is missing: install {names} in the library search path"))
 }
 
 /// NVRTC's handle of a program.
@@ -235,7 +235,7 @@ impl<'a> NvrtcProgram<'a> {
                 name_pointers.as_ptr(),
             )
         };
-        check_answer("take a program", made)?;
+        check_answer("create a program", made)?;
         Ok(NvrtcProgram { table, raw })
     }
 
@@ -243,13 +243,13 @@ impl<'a> NvrtcProgram<'a> {
     fn log(&self) -> String {
         let mut n = 0;
         // SAFETY: writes one number.
-        if check_answer("tell how much it has to say", unsafe { (self.table.log_size)(self.raw, &mut n) }).is_err() {
+        if check_answer("report the size of its log", unsafe { (self.table.log_size)(self.raw, &mut n) }).is_err() {
             return "no reason given".into();
         }
         let mut log = vec![0u8; n + 1];
         // SAFETY: there is room for the size that it reported.
         let status = unsafe { (self.table.log)(self.raw, log.as_mut_ptr().cast()) };
-        match (check_answer("say it", status), CStr::from_bytes_until_nul(&log)) {
+        match (check_answer("return its log", status), CStr::from_bytes_until_nul(&log)) {
             (Ok(()), Ok(log)) => log.to_string_lossy().trim().to_owned(),
             _ => "no reason given".into(),
         }
@@ -258,10 +258,10 @@ impl<'a> NvrtcProgram<'a> {
     fn cubin(&self) -> Result<Vec<u8>> {
         let mut n = 0;
         // SAFETY: writes one number.
-        check_answer("size the code", unsafe { (self.table.cubin_size)(self.raw, &mut n) })?;
+        check_answer("report the size of the code", unsafe { (self.table.cubin_size)(self.raw, &mut n) })?;
         let mut cubin = vec![0u8; n];
         // SAFETY: there is room for the size that it reported.
-        check_answer("give the code", unsafe { (self.table.cubin)(self.raw, cubin.as_mut_ptr().cast()) })?;
+        check_answer("return the code", unsafe { (self.table.cubin)(self.raw, cubin.as_mut_ptr().cast()) })?;
         match n {
             0 => Err(Error::Compiler("NVRTC made no code".into())),
             _ => Ok(cubin),
@@ -325,7 +325,7 @@ mod tests {
 
     #[test]
     fn what_is_missing_is_an_error() {
-        assert_eq!(Compiler::newest(&["libnvrtc-of-nobody.so.13"], 13).err(), Some(None));
+        assert_eq!(Compiler::newest(&["libnvrtc-missing.so.13"], 13).err(), Some(None));
         // A library that exists everywhere and is no compiler.
         let other = NvrtcApi::of(RuntimeLibrary::first(&["libc.so.6"]).unwrap()).err().unwrap();
         assert!(other.to_string().contains("has no nvrtcVersion"), "{other}");

@@ -115,7 +115,7 @@ impl Cuda {
 
     pub fn transfer_buffer(&self, n_floats: usize) -> Result<TransferBuffer> {
         self.forget_graphs();
-        Ok(TransferBuffer(DeviceMemory::new(&self.context, "numbers on their way", n_floats * FLOAT)?))
+        Ok(TransferBuffer(DeviceMemory::new(&self.context, "a transfer buffer", n_floats * FLOAT)?))
     }
 
     pub fn upload_words(&self, bytes: &[u8]) -> Result<DeviceWords> {

@@ -63,8 +63,11 @@ impl Routes {
         }
         let words = |n: usize| DeviceMemory::new(&cuda.context, "choices of experts", n * WORD);
         // Two matrices of each expert, each with digits and scales; a stacked one may have two parts.
-        let addresses =
-            DeviceMemory::new(&cuda.context, "where experts are", LAYERS_MAX * 6 * n_experts * ADDRESS + RUNS_BYTES)?;
+        let addresses = DeviceMemory::new(
+            &cuda.context,
+            "addresses of experts",
+            LAYERS_MAX * 6 * n_experts * ADDRESS + RUNS_BYTES,
+        )?;
         Ok(Routes {
             routing,
             n_rows: 0,
@@ -101,7 +104,7 @@ impl ExpertAddresses {
         let are_alike = matrices.windows(2).all(|pair| alike((pair[0], pair[1])));
         let kinds: Vec<WeightKind> = parts().map(|part| part.kind).collect();
         if !are_alike || kinds.len() != matrices.len() || kinds.windows(2).any(|pair| pair[0] != pair[1]) {
-            return Err(types::Unsupported("experts of one layer that are stored differently, on CUDA").into());
+            return Err(types::Unsupported("experts of one layer with different formats on CUDA").into());
         }
         let digits: Vec<u64> = parts().map(|part| part.digits.address(0)).collect();
         let scales: Vec<u64> = parts().map(|part| part.scales.address(0)).collect();
@@ -126,7 +129,7 @@ impl ExpertAddresses {
     fn put(&mut self, cuda: &Cuda, data: &[u8]) -> Result<u64> {
         let (at, n_bytes) = (self.end, data.len());
         if at + n_bytes > self.bytes.len() {
-            return Err(Error::OutOfMemory { what: "where experts are", n: at + n_bytes });
+            return Err(Error::OutOfMemory { what: "addresses of experts", n: at + n_bytes });
         }
         cuda.upload_bytes(&self.bytes, at, data)?;
         self.end += n_bytes;
@@ -246,7 +249,7 @@ impl Experts for Cuda {
         routes: &mut Routes,
         out: &mut Buffer,
     ) {
-        assert_eq!(routes.n_rows, n_rows, "the rows were routed");
+        assert_eq!(routes.n_rows, n_rows, "the rows differ from those that were routed");
         out.check(runs.len() * n_rows, x.cols);
         let n_used = routes.routing.n_used;
         if n_rows == 0 || runs.is_empty() {

@@ -88,7 +88,7 @@ impl GraphCache {
         self.counts.replayed += 1;
         match self.known.get(&outline) {
             Some(GraphState::Kept(graph)) => stream.replay(graph),
-            _ => unreachable!("it is this turn because it is kept"),
+            _ => unreachable!("only a stored graph is replayed"),
         }
     }
 

@@ -113,7 +113,8 @@ impl Kernels {
             let module = Module::load(context, &cubin)?;
             for kernel in unit.kernels {
                 let name = kernel.name();
-                let text = CString::new(name).map_err(|_| Error::Compiler(format!("a kernel called {name:?}")))?;
+                let text = CString::new(name)
+                    .map_err(|_| Error::Compiler(format!("the kernel name {name:?} contains a NUL byte")))?;
                 debug_assert_eq!(functions.len(), *kernel as usize, "the table's order");
                 functions.push(module.function(&text, shared_bytes_max(*kernel, card))?);
             }
@@ -222,7 +223,7 @@ mod tests {
             assert!(declared.iter().any(|declared| declared == name), "{name} is not in the header");
         }
         let unknown: Vec<_> = declared.iter().filter(|name| !known.contains(&name.as_str())).collect();
-        assert!(unknown.is_empty(), "{unknown:?} are in the header alone");
+        assert!(unknown.is_empty(), "{unknown:?} are in the header and not in the table");
     }
 
     #[test]

@@ -135,7 +135,7 @@ impl Operands {
 
 impl Linear for Cuda {
     fn linear(&self, x: &Buffer, w: &Matrix, n_rows: usize, out: &mut Buffer) {
-        assert_eq!(w.n_runs, 1, "the product of a matrix of leaves that ends in one run");
+        assert_eq!(w.n_runs, 1, "`linear` requires a matrix whose leaves end in one run");
         self.multiply(x, w, n_rows, out);
     }
 

@@ -121,9 +121,9 @@ impl LtApi {
     }
 
     fn load(names: &[&str]) -> Result<LtApi> {
-        let missing = || Error::Library(format!("it is not on this machine, as {}", NAMES[..2].join(" or ")));
+        let missing = || Error::Library(format!("the library is missing: install {}", NAMES[..2].join(" or ")));
         let library = RuntimeLibrary::first(names).ok_or_else(missing)?;
-        let missing = |MissingFunction(name)| Error::Library(format!("the one of this machine has no {name}"));
+        let missing = |MissingFunction(name)| Error::Library(format!("the library of this machine has no {name}"));
         LtApi::filled(library).map_err(missing)
     }
 
@@ -172,7 +172,7 @@ pub fn lt_version() -> Result<LtVersion> {
 fn check_status(what: &'static str, answer: LtStatus) -> Result<()> {
     match answer {
         SUCCESS => Ok(()),
-        failed => Err(Error::Library(format!("it could not {what}: status {failed}"))),
+        failed => Err(Error::Library(format!("the library failed to {what}: status {failed}"))),
     }
 }
 
@@ -278,8 +278,8 @@ impl LtLibrary {
         let table = LtApi::find()?;
         context.enter()?;
         // SAFETY: writes one handle, for the context that is current.
-        let handle = table.made("begin", table.destroy, |raw| unsafe { (table.create)(raw) })?;
-        let workspace = DeviceMemory::new(context, "what cuBLASLt works in", WORKSPACE_BYTES)?;
+        let handle = table.made("create a handle", table.destroy, |raw| unsafe { (table.create)(raw) })?;
+        let workspace = DeviceMemory::new(context, "the workspace of cuBLASLt", WORKSPACE_BYTES)?;
         Ok(LtLibrary { plans: Mutex::default(), workspace, handle, table, context: context.clone() })
     }
 
@@ -347,7 +347,7 @@ impl LtLibrary {
             plans.insert(key, None);
             return Ok(false);
         }
-        check_status("begin a product", answer).map(|()| true)
+        check_status("launch a product", answer).map(|()| true)
     }
 
     /// The library is column-major: consecutive rows of w are its columns. So w is transposed, x is not, and out's rows
@@ -359,7 +359,9 @@ impl LtLibrary {
         let desc = table.made("describe a product", table.end_desc, make)?;
         let turned = std::ptr::from_ref(&TRANSPOSED).cast();
         // SAFETY: reads so many bytes of one number.
-        check_status("turn a matrix", unsafe { (table.set_desc)(desc.raw, DESC_TRANSA, turned, size_of::<c_int>()) })?;
+        check_status("transpose a matrix", unsafe {
+            (table.set_desc)(desc.raw, DESC_TRANSA, turned, size_of::<c_int>())
+        })?;
         let layout = |dtype, rows: usize, cols: usize, ld: usize| {
             // SAFETY: writes one description.
             let make = |raw| unsafe { (table.make_layout)(raw, dtype, rows as u64, cols as u64, ld as i64) };
@@ -377,10 +379,10 @@ impl LtLibrary {
         let table = &self.table;
         // SAFETY: writes one description.
         let make = |raw| unsafe { (table.make_preference)(raw) };
-        let preference = table.made("describe a choice", table.end_preference, make)?;
+        let preference = table.made("create a preference", table.end_preference, make)?;
         let set = |attribute, value: *const c_void, n_bytes| {
             // SAFETY: reads so many bytes of one number, which the caller holds.
-            check_status("take a preference", unsafe {
+            check_status("set a preference", unsafe {
                 (table.set_preference)(preference.raw, attribute, value, n_bytes)
             })
         };
@@ -410,7 +412,7 @@ impl LtLibrary {
         if answer == NOT_SUPPORTED {
             return Ok(None);
         }
-        check_status("find a way", answer)?;
+        check_status("find an algorithm", answer)?;
         let is_usable = n_found > 0 && found.state == SUCCESS && found.workspace_bytes <= self.workspace.len();
         Ok(is_usable.then_some(found.algorithm))
     }
@@ -422,10 +424,10 @@ mod tests {
 
     #[test]
     fn what_is_missing_is_an_error() {
-        let missing = LtApi::load(&["libcublasLt-of-nobody.so.13"]).err().unwrap();
+        let missing = LtApi::load(&["libcublasLt-missing.so.13"]).err().unwrap();
         assert_eq!(
             missing.to_string(),
-            "cuBLASLt: it is not on this machine, as libcublasLt.so.13 or libcublasLt.so.12"
+            "cuBLASLt: the library is missing: install libcublasLt.so.13 or libcublasLt.so.12"
         );
         // A library that exists everywhere and is not cuBLASLt.
         let other = LtApi::load(&["libc.so.6"]).err().unwrap();

@@ -146,7 +146,8 @@ impl Cuda {
     /// Returns the buffer of another thread's device.
     pub fn local_peer_buffer(&self, address: u64) -> Result<MappedBuffer> {
         let buffer = lock(&PEER_BUFFERS).get(&address).and_then(Weak::upgrade);
-        let buffer = buffer.ok_or_else(|| Error::Shape("a buffer that is nobody's in this process".into()))?;
+        let buffer =
+            buffer.ok_or_else(|| Error::Shape(format!("this process has no buffer at address {address:#x}")))?;
         self.context.enable_peer_access(buffer.0.context())?;
         Ok(MappedBuffer::Local(buffer))
     }
@@ -157,7 +158,7 @@ impl Cuda {
     }
 
     pub fn sum_control(&self) -> Result<SumControl> {
-        Ok(SumControl(PinnedMemory::zeroed(&self.context, "words for sums", 2 * size_of::<AtomicU32>())?))
+        Ok(SumControl(PinnedMemory::zeroed(&self.context, "control words of sums", 2 * size_of::<AtomicU32>())?))
     }
 
     /// Begins to add these numbers of all ranks' planes; planes are `stride` apart. A rank without planes has room for

@@ -55,7 +55,7 @@ mod tests {
     fn batches_are_filled_up_to_few_outlines() {
         let rows = |n, rows_max| PassOutline::padded_rows(&batch(n, 5).pass(), rows_max);
         assert_eq!([1, 3, 5, 64, 65, 257].map(|n| rows(n, 512)), [1, 4, 8, 64, 96, 257]);
-        assert_eq!([5, 7].map(|n| rows(n, 7)), [5, 7], "no more rows than buffers have");
+        assert_eq!([5, 7].map(|n| rows(n, 7)), [5, 7], "padding stops at the rows of the buffers");
         let mut long = batch(3, 5);
         long.slices.truncate(1);
         long.slices[0].rows = 0..3;
@@ -69,7 +69,7 @@ mod tests {
         let tiles = |position| PassOutline::of(&batch(4, position).pass()).map(|outline| outline.n_tiles);
         let positions = [0, 255, 256, 1023, 1024, 16 * 256 - 1, 16 * 256];
         assert_eq!(positions.map(tiles), [1, 1, 4, 4, 16, 16, 64].map(Some));
-        assert_eq!(PassOutline::of(&batch(3, 5).pass()), None, "three rows are filled up first");
+        assert_eq!(PassOutline::of(&batch(3, 5).pass()), None, "three rows have no outline before padding");
         let mut filled = batch(3, 5);
         filled.pad(4);
         assert!(filled.pass().is_tiled() && filled.n_padding == 1);

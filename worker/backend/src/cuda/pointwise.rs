@@ -188,7 +188,7 @@ impl Pointwise for Cuda {
     }
 
     fn relu_squared(&self, _x: &mut Buffer, _n_rows: usize) {
-        unreachable!("{NO_RECURRENCE}: models with this activation have them, and `Memory::recurrence` refuses them");
+        unreachable!("{NO_RECURRENCE}: `Memory::recurrence` rejects the models that have this activation");
     }
 
     fn clamped_silu_mul(&self, gate_up: &Buffer, clamp: Clamp, n_rows: usize, out: &mut Buffer) {

@@ -15,10 +15,10 @@ impl Recurrence for Cuda {
         _kv: &mut Kv,
         _out: &mut Buffer,
     ) {
-        unreachable!("{NO_RECURRENCE}: `Memory::recurrence` and `Memory::kv` refuse them");
+        unreachable!("{NO_RECURRENCE}: `Memory::recurrence` and `Memory::kv` reject them");
     }
 
     fn convolve(&self, _x: &Buffer, _weight: &Vector, _call: &ConvolutionCall<'_>, _kv: &mut Kv, _out: &mut Buffer) {
-        unreachable!("{NO_RECURRENCE}: `Memory::convolution` and `Memory::kv` refuse them");
+        unreachable!("{NO_RECURRENCE}: `Memory::convolution` and `Memory::kv` reject them");
     }
 }

@@ -89,7 +89,7 @@ impl Cuda {
                     let drawn = self.draw_by_host(logits, row, draw, room);
                     self.keep_error(drawn).unwrap_or(Err(DrawError::NotNumbers))
                 }
-                (None, None) => unreachable!("only what the device draws alone is answered later"),
+                (None, None) => unreachable!("a draw by the host has its logits"),
             });
         }
     }

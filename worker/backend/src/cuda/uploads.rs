@@ -97,7 +97,7 @@ impl Uploads {
 
     /// Starts over with another pass. `entries` has the place of each draw of the previous pass.
     pub fn begin(&mut self, stream: &Stream, pass: &Pass<'_>, entries: &[u32]) -> Result<()> {
-        assert!(pass.is_tiled(), "each row belongs to one slice, or to none behind them");
+        assert!(pass.is_tiled(), "each row belongs to one slice, or is padding after them");
         self.halves[self.turn].passed.record(stream)?;
         self.turn = 1 - self.turn;
         let passed = &self.halves[self.turn].passed;

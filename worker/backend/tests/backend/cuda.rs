@@ -28,7 +28,7 @@ fn repeat<E: std::fmt::Debug>(cuda: &Cuda, mut work: impl FnMut() -> Result<(), 
         RunOutcome::Recorded => cuda.run_or_replay(&mut work).unwrap(),
         other => other,
     };
-    assert!(last != RunOutcome::Recorded, "it is tried once");
+    assert!(last != RunOutcome::Recorded, "the pass is recorded at most once");
     last == RunOutcome::Begun
 }
 
@@ -87,7 +87,9 @@ fn weights_of_eight_bits_are_the_librarys_where_it_has_a_way() {
             ("FAKE_CUDA_SM", "80", "bf16"),
         ];
         for (screw, how, what) in without {
-            on_fake_cuda(name, &[(screw, how), ("EIGHT_BITS", what)], || unreachable!("another process has it"));
+            on_fake_cuda(name, &[(screw, how), ("EIGHT_BITS", what)], || {
+                unreachable!("the child process runs the body")
+            });
         }
     }
 }
@@ -143,9 +145,9 @@ fn a_library_that_fails_is_an_error_like_a_kernels() {
         let w = fast.matrix(&[file.stored()]).unwrap();
         fast.linear(&x, &w, 40, &mut out);
         let failed = fast.take_failure().err().unwrap();
-        assert!(matches!(&failed, Error::Library(why) if why.contains("begin a product")), "{failed}");
+        assert!(matches!(&failed, Error::Library(why) if why.contains("launch a product")), "{failed}");
         fast.linear(&x, &w, 8, &mut out);
-        assert!(fast.take_failure().is_ok(), "what was said is over");
+        assert!(fast.take_failure().is_ok(), "the failure is reported once");
     });
 }
 
@@ -305,7 +307,11 @@ fn compiled_kernels_are_kept_and_what_is_broken_is_made_anew() {
         assert_eq!(again.iter().filter(|cubin| **cubin == planted).count(), made.len() - 3);
         assert_eq!(std::fs::read(&first[0]).unwrap(), contents);
         compile(elsewhere, Some(&folder)).unwrap();
-        assert_eq!(files().len(), 2 * made.len(), "another architecture is another file, and nothing is left behind");
+        assert_eq!(
+            files().len(),
+            2 * made.len(),
+            "each architecture has files of its own, and no partial file is left"
+        );
         std::fs::remove_dir_all(&folder).unwrap();
     });
 }
@@ -314,7 +320,7 @@ fn compiled_kernels_are_kept_and_what_is_broken_is_made_anew() {
 fn a_compiler_that_refuses_is_quoted() {
     on_fake_cuda("a_compiler_that_refuses_is_quoted", &[("FAKE_NVRTC_FAILS", "1")], || {
         let failed = Cuda::open(&config(None)).err().unwrap();
-        assert!(matches!(&failed, Error::Compiler(why) if why.contains("it was to fail")), "{failed}");
+        assert!(matches!(&failed, Error::Compiler(why) if why.contains("FAKE_NVRTC_FAILS")), "{failed}");
     });
 }
 

@@ -175,7 +175,7 @@ fn what_is_done_to_each_number() {
         let gelu_erf = |x: f64| 0.5 * x * (1.0 + erf(x * std::f64::consts::FRAC_1_SQRT_2));
         check("gelu with erf", &each(&gelu_erf), 1e-5, |cpu| in_place(cpu, &|x| cpu.gelu_erf(x, 3)));
         let squared = each(&|x| x.max(0.0).powi(2));
-        check("what is positive, squared", &squared, 1e-5, |cpu| in_place(cpu, &|x| cpu.relu_squared(x, 3)));
+        check("relu squared", &squared, 1e-5, |cpu| in_place(cpu, &|x| cpu.relu_squared(x, 3)));
         check("scale", &each(&|x| x * 2.5), 1e-5, |cpu| in_place(cpu, &|x| cpu.scale(x, 2.5, 3)));
         let capped = each(&|x| 3.0 * (x / 3.0).tanh());
         check("cap", &capped, 1e-5, |cpu| in_place(cpu, &|x| cpu.soft_cap(x, 3.0, 3)));

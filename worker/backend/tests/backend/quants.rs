@@ -150,7 +150,7 @@ fn all_eight_bit_floats_match_the_format() {
         let mut one_is_none = all.clone();
         one_is_none[40] = 0xff;
         let got = dequantized(&cpu, StoredMatrix::whole(Dtype::F8E4M3, 1, 256, &one_is_none));
-        assert!(got[32..64].iter().all(|x| x.is_nan()), "{path}: its scale is none");
+        assert!(got[32..64].iter().all(|x| x.is_nan()), "{path}: a NaN scale makes all weights NaN");
         assert_bits(&path, &got[64..], &expected[64..]);
     }
 }
@@ -183,7 +183,7 @@ fn scales_are_found_wherever_a_matrix_is_cut() {
         let n_scales = rows.div_ceil(block[0]) * per_row;
         let with = |bytes| StoredMatrix { scales: Some(Scales { bytes, ..beside }), ..whole };
         assert!(cpu.matrix(&[with(&of_bytes[..4 * n_scales])]).is_ok());
-        assert!(cpu.matrix(&[with(&of_bytes[..4 * n_scales - 1])]).is_err(), "{block:?} with a scale too few");
+        assert!(cpu.matrix(&[with(&of_bytes[..4 * n_scales - 1])]).is_err(), "{block:?} with one scale too few");
         let odd = Scales { block: [1, 48], per_row: 7, ..beside };
         assert!(cpu.matrix(&[StoredMatrix { scales: Some(odd), ..whole }]).is_err());
         let none = Scales { block: [0, 0], ..beside };

@@ -1,8 +1,8 @@
 // A libcublasLt.so.13 over the fake driver: products of bf16, or of numbers of eight bits, into f32. Each shape has one
-// algorithm, called a way here. Products run in a stream like the driver's own work. The library checks its arguments
-// as the real one does. Where the real one would compute something else or nothing, this one ends the process: a way
-// that is used for another shape, an address that is aligned worse than declared, memory that does not exist. The host
-// may request the way of a shape only once: a second request means that it did not keep the first.
+// algorithm. Products run in a stream like the driver's own work. The library checks its arguments as the real one
+// does. Where the real one would compute something else or nothing, this one aborts the process: an algorithm that is
+// used for another shape, an address that is aligned worse than declared, memory that was not allocated. The host may
+// request the algorithm of a shape only once: a second request means that the host did not keep the first.
 #include <math.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -49,7 +49,7 @@ struct Found {
 };
 
 struct Handle {
-    std::set<std::string> asked;
+    std::set<std::string> requested;
 };
 
 void must(bool holds, const char* what) {
@@ -75,29 +75,30 @@ float widen_e4m3(uint8_t bits) {
 }
 
 struct Work {
-    Algorithm way;
+    Algorithm algo;
     const void *a, *b;
     float* d;
     char* workspace;
 };
 
-float number_at(const void* numbers, const Algorithm& way, uint64_t i) {
-    return way.type == BF16 ? widen(static_cast<const uint16_t*>(numbers)[i])
+float number_at(const void* numbers, const Algorithm& algo, uint64_t i) {
+    return algo.type == BF16 ? widen(static_cast<const uint16_t*>(numbers)[i])
                             : widen_e4m3(static_cast<const uint8_t*>(numbers)[i]);
 }
 
 // Four sums, each from the end to the beginning: an order that no kernel uses.
 int run(void* it) {
     Work* work = static_cast<Work*>(it);
-    const Algorithm& way = work->way;
+    const Algorithm& algo = work->algo;
     memset(work->workspace, 0xff, WORKSPACE);
-    for (uint64_t column = 0; column < way.n; column++) {
-        for (uint64_t row = 0; row < way.m; row++) {
+    for (uint64_t column = 0; column < algo.n; column++) {
+        for (uint64_t row = 0; row < algo.m; row++) {
             float sums[4] = {};
-            for (uint64_t i = way.k; i-- > 0;) {
-                sums[i % 4] += number_at(work->a, way, row * way.ld + i) * number_at(work->b, way, column * way.ld + i);
+            for (uint64_t i = algo.k; i-- > 0;) {
+                float a = number_at(work->a, algo, row * algo.ld + i);
+                sums[i % 4] += a * number_at(work->b, algo, column * algo.ld + i);
             }
-            work->d[column * way.ld_out + row] = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+            work->d[column * algo.ld_out + row] = (sums[0] + sums[1]) + (sums[2] + sums[3]);
         }
     }
     return SUCCESS;
@@ -166,31 +167,32 @@ CALL cublasLtMatmulAlgoGetHeuristic(Handle* handle, Desc* desc, Layout* a, Layou
     found->algorithm = {d->rows, d->cols, a->rows, (uint64_t)a->ld, (uint64_t)d->ld,
                         alignments_of(preference->alignments), type, 0};
     std::string key(reinterpret_cast<char*>(&found->algorithm), sizeof(Algorithm));
-    must(handle->asked.insert(key).second, "a way that was asked for before");
+    must(handle->requested.insert(key).second, "the host requests the algorithm of a shape again");
     found->workspace = WORKSPACE;
     return *n_found = 1, SUCCESS;
 }
 
 CALL cublasLtMatmul(Handle* handle, Desc* desc, const float* alpha, const void* a, Layout* of_a, const void* b,
                     Layout* of_b, const float* beta, const void* c, Layout*, void* d, Layout* of_d,
-                    const Algorithm* way, void* workspace, size_t n_workspace, void* stream) {
+                    const Algorithm* algo, void* workspace, size_t n_workspace, void* stream) {
     if (getenv("FAKE_CUBLASLT_FAILS")) return EXECUTION_FAILED;
-    if (way->type == E4M3 && getenv("FAKE_CUBLASLT_REFUSES_F8")) return NOT_SUPPORTED;
-    must(handle->asked.count(std::string(reinterpret_cast<const char*>(way), sizeof *way)), "a way of somebody else's");
+    if (algo->type == E4M3 && getenv("FAKE_CUBLASLT_REFUSES_F8")) return NOT_SUPPORTED;
+    std::string key(reinterpret_cast<const char*>(algo), sizeof *algo);
+    must(handle->requested.count(key), "an algorithm that this handle did not return");
     must(desc->turns_a == 1 && *alpha == 1.0f && *beta == 0.0f && c == d, "other than D = A' B");
-    must(way->m == of_d->rows && way->n == of_d->cols && way->k == of_a->rows, "a way for another shape");
-    must((int64_t)way->ld == of_a->ld && of_a->ld == of_b->ld && (int64_t)way->ld_out == of_d->ld, "other rows");
+    must(algo->m == of_d->rows && algo->n == of_d->cols && algo->k == of_a->rows, "an algorithm for another shape");
+    must((int64_t)algo->ld == of_a->ld && of_a->ld == of_b->ld && (int64_t)algo->ld_out == of_d->ld, "other rows");
     const void* all[4] = {a, b, c, d};
     for (int i = 0; i < 4; i++) {
-        uint64_t alignment = way->alignments >> (16 * i) & 0xffff;
-        must(reinterpret_cast<uintptr_t>(all[i]) % alignment == 0, "an address that is not aligned as was said");
+        uint64_t alignment = algo->alignments >> (16 * i) & 0xffff;
+        must(reinterpret_cast<uintptr_t>(all[i]) % alignment == 0, "an address is aligned worse than declared");
     }
-    must(way->type == (uint64_t)of_a->type && of_b->type == of_a->type, "a way for another type");
-    const uint64_t size = way->type == BF16 ? 2 : 1;
-    must(is_memory(a, ((way->m - 1) * way->ld + way->k) * size), "weights that are not there");
-    must(is_memory(b, ((way->n - 1) * way->ld + way->k) * size), "rows that are not there");
-    must(is_memory(d, ((way->n - 1) * way->ld_out + way->m) * 4), "no room for the product");
+    must(algo->type == (uint64_t)of_a->type && of_b->type == of_a->type, "an algorithm for another type");
+    const uint64_t size = algo->type == BF16 ? 2 : 1;
+    must(is_memory(a, ((algo->m - 1) * algo->ld + algo->k) * size), "weights in memory that was not allocated");
+    must(is_memory(b, ((algo->n - 1) * algo->ld + algo->k) * size), "rows in memory that was not allocated");
+    must(is_memory(d, ((algo->n - 1) * algo->ld_out + algo->m) * 4), "no room for the product");
     must(n_workspace >= WORKSPACE && is_memory(workspace, n_workspace), "no workspace");
-    Work* work = new Work{*way, a, b, static_cast<float*>(d), static_cast<char*>(workspace)};
+    Work* work = new Work{*algo, a, b, static_cast<float*>(d), static_cast<char*>(workspace)};
     return of_driver<Begin>("fake_cuda_begin")(stream, run, work, fresh, nothing, nothing);
 }

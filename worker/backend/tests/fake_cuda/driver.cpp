@@ -2,15 +2,15 @@
 // kernels. Built by mod.rs for tests; independent of models.
 //
 // Calls only begin work, as on a device: the work of a stream runs when a call waits for it. So code that writes or
-// reads pinned memory too early gets wrong data. New memory is full of NaN and lies between guards. Memory that does
-// not exist cannot be copied.
+// reads pinned memory too early gets wrong data. New memory is full of NaN, with guards on both sides. A copy fails if
+// its memory was not allocated.
 //
-// Work may have to wait for other streams or other processes. Then streams run by themselves, as those of a device do.
-// Each query of an event moves every stream a little further. A kernel that waits for others runs in threads of its own
+// Work may have to wait for other streams or other processes. Then a thread runs all streams in the background. Each
+// query of an event runs one piece of work of every stream. A kernel that waits for others runs in threads of its own
 // meanwhile. A kernel may reach another device's memory only after its context has enabled the access.
 //
-// While a thread records, it gets the refusals of a real driver. A record has copies of arguments, but not of the
-// memory that they point to. Memory in whole pieces of two MiB is a file that other processes may open.
+// While a thread records, calls return the same errors as a real driver's. A record has copies of arguments, but not of
+// the memory that they point to. Memory in whole pieces of two MiB is a file that other processes may open.
 //
 // Calls that allocate or free memory wait for all work that their context has begun, in every stream. A real driver may
 // do so: if a kernel there waits for a peer that waits in the same way, neither ends.
@@ -75,7 +75,7 @@ struct Graph {
     std::vector<Node> nodes;
 };
 
-// The nodes of a record live until nothing that was made of it is left.
+// The nodes of a record live until no graph that was made from it exists.
 struct Executable {
     std::shared_ptr<Graph> graph;
     size_t n_bytes;
@@ -132,7 +132,7 @@ struct Driver {
     std::vector<Stream*> streams;
     long n_streams = 0;
     size_t n_bytes = 0;
-    // Whether streams run by themselves.
+    // Whether a thread runs all streams in the background.
     bool is_running = false;
     // The first failure on the device; all later calls return it.
     int failed = SUCCESS;
@@ -187,7 +187,7 @@ bool run_one(Stream& stream) {
     return true;
 }
 
-// Runs all work that has nothing to wait for.
+// Runs all work that need not wait.
 bool run_all() {
     bool has_moved = false;
     auto& streams = driver().streams;
@@ -224,8 +224,8 @@ int finish(Held& held, Stream& stream) {
 
 // Waits for all work that the streams of the calling thread's context have begun by now. According to NVIDIA's guide,
 // allocating and freeing device memory synchronizes across all streams, and page-locked memory and the loading of a
-// kernel may do so. Unmapping memory and unloading a module count as freeing. Meanwhile others may begin more: if
-// their device has to wait for the caller's next kernel, this does not end.
+// kernel may do so. Unmapping memory and unloading a module count as freeing. Meanwhile other threads may begin
+// more: if their device has to wait for the caller's next kernel, this does not end.
 int finish_context(Held& held) {
     std::map<long, long> due;
     for (Stream* stream : driver().streams) {
@@ -251,7 +251,7 @@ Stream& stream_of(void* stream) { return *static_cast<Stream*>(stream); }
 
 // Runs `work` when the stream reaches it, or each time that a record of it is replayed.
 int push(void* at, Work work) {
-    // The legacy stream waits for all others, so nothing of ours may be on it.
+    // The legacy stream waits for all others, so the host must not use it.
     if (!at) return capturing ? (int)CAPTURE_IMPLICIT : (int)INVALID_HANDLE;
     Stream& stream = stream_of(at);
     if (!stream.capture) return stream.n_begun++, stream.work.push_back(work), SUCCESS;
@@ -382,7 +382,7 @@ CALL cuMemFree_v2(uintptr_t at) {
     unsigned char* memory = reinterpret_cast<unsigned char*>(at);
     for (size_t i = 0; i < GUARD; i++) {
         if (memory[-1 - (long)i] != GUARD_BYTE || memory[found->second + i] != GUARD_BYTE) {
-            fprintf(stderr, "fake driver: a kernel wrote beside %zu bytes\n", found->second);
+            fprintf(stderr, "fake driver: a kernel wrote outside an allocation of %zu bytes\n", found->second);
             abort();
         }
     }
@@ -415,7 +415,7 @@ CALL cuMemFreeHost(void* at) {
 CALL cuMemcpyHtoDAsync_v2(uintptr_t to, const void* from, size_t n, void* stream) {
     ENTER;
     void* at = reinterpret_cast<void*>(to);
-    if (!is_in(driver().memory, at, n)) return fail(INVALID_VALUE, "a copy to memory that is not there");
+    if (!is_in(driver().memory, at, n)) return fail(INVALID_VALUE, "a copy to memory that was not allocated");
     trace("upload");
     if (is_in(driver().pinned, from, n)) return push(stream, [=] { return memcpy(at, from, n), SUCCESS; });
     if (stream && stream_of(stream).capture) return stream_of(stream).is_invalid = true, CAPTURE_UNSUPPORTED;
@@ -427,7 +427,7 @@ CALL cuMemcpyHtoDAsync_v2(uintptr_t to, const void* from, size_t n, void* stream
 CALL cuMemcpyDtoHAsync_v2(void* to, uintptr_t from, size_t n, void* stream) {
     ENTER;
     const void* at = reinterpret_cast<const void*>(from);
-    if (!is_in(driver().memory, at, n)) return fail(INVALID_VALUE, "a copy of memory that is not there");
+    if (!is_in(driver().memory, at, n)) return fail(INVALID_VALUE, "a copy of memory that was not allocated");
     trace("download");
     if (stream && stream_of(stream).capture && !is_in(driver().pinned, to, n)) {
         return stream_of(stream).is_invalid = true, CAPTURE_UNSUPPORTED;
@@ -439,7 +439,7 @@ CALL cuMemcpyDtoDAsync_v2(uintptr_t to, uintptr_t from, size_t n, void* stream) 
     ENTER;
     void *at = reinterpret_cast<void*>(to), *source = reinterpret_cast<void*>(from);
     if (!is_in(driver().memory, at, n) || !is_in(driver().memory, source, n)) {
-        return fail(INVALID_VALUE, "a copy within memory that is not there");
+        return fail(INVALID_VALUE, "a copy within memory that was not allocated");
     }
     return push(stream, [=] { return memmove(at, source, n), SUCCESS; });
 }
@@ -458,9 +458,9 @@ struct Copy2D {
     size_t to_pitch, width, height;
 };
 
-CALL cuMemcpy2DAsync_v2(const Copy2D* asked, void* stream) {
+CALL cuMemcpy2DAsync_v2(const Copy2D* requested, void* stream) {
     ENTER;
-    Copy2D copy = *asked;
+    Copy2D copy = *requested;
     if (copy.from_type != 2 || copy.to_type != 2 || copy.from_x + copy.from_y + copy.to_x + copy.to_y != 0) {
         return fail(INVALID_VALUE, "a copy of columns other than within the device");
     }
@@ -468,7 +468,7 @@ CALL cuMemcpy2DAsync_v2(const Copy2D* asked, void* stream) {
     size_t last = copy.height - 1;
     if (!is_in(driver().memory, (void*)copy.from, last * copy.from_pitch + copy.width) ||
         !is_in(driver().memory, (void*)copy.to, last * copy.to_pitch + copy.width)) {
-        return fail(INVALID_VALUE, "a copy of columns that are not there");
+        return fail(INVALID_VALUE, "a copy of columns that were not allocated");
     }
     trace("columns");
     return push(stream, [=] {
@@ -482,7 +482,7 @@ CALL cuMemcpy2DAsync_v2(const Copy2D* asked, void* stream) {
 CALL cuMemsetD8Async(uintptr_t to, unsigned char value, size_t n, void* stream) {
     ENTER;
     void* at = reinterpret_cast<void*>(to);
-    if (!is_in(driver().memory, at, n)) return fail(INVALID_VALUE, "filling memory that is not there");
+    if (!is_in(driver().memory, at, n)) return fail(INVALID_VALUE, "filling memory that was not allocated");
     return push(stream, [=] { return memset(at, value, n), SUCCESS; });
 }
 
@@ -491,7 +491,7 @@ CALL cuMemsetD2D8Async(uintptr_t to, size_t pitch, unsigned char value, size_t w
     char* at = reinterpret_cast<char*>(to);
     if (height == 0 || pitch > INT32_MAX || (height > 1 && width > pitch) ||
         !is_in(driver().memory, at, (height - 1) * pitch + width)) {
-        return fail(INVALID_VALUE, "filling columns that are not there");
+        return fail(INVALID_VALUE, "filling columns that were not allocated");
     }
     return push(stream, [=] {
         for (size_t row = 0; row < height; row++) memset(at + row * pitch, value, width);
@@ -501,7 +501,7 @@ CALL cuMemsetD2D8Async(uintptr_t to, size_t pitch, unsigned char value, size_t w
 
 // ---- memory of others -----------------------------------------------------------------------------------------------
 
-static_assert(sizeof(Handle) == 64, "as the driver's");
+static_assert(sizeof(Handle) == 64, "the size of the driver's");
 
 CALL cuDeviceCanAccessPeer(int* can, int device, int other) {
     if (device >= driver().n_devices || other >= driver().n_devices) return INVALID_DEVICE;
@@ -581,7 +581,7 @@ CALL cuEventCreate(void** made, unsigned flags) {
     return *made = event, SUCCESS;
 }
 
-// It stays, for streams that still wait for it.
+// The event is not freed, because streams may still wait for it.
 CALL cuEventDestroy_v2(void*) { return SUCCESS; }
 
 CALL cuEventRecord(void* it, void* stream) {
@@ -606,7 +606,7 @@ CALL cuStreamWaitEvent(void* stream, void* it, unsigned) {
     return push(stream, [=] { return event->n_passed >= number ? (int)SUCCESS : PENDING; });
 }
 
-// Time passes with each query: every stream runs one piece of work.
+// Each query runs one piece of work of every stream.
 CALL cuEventQuery(void* it) {
     ENTER_UNSAFE;
     Event* event = static_cast<Event*>(it);
@@ -680,7 +680,7 @@ CALL cuGraphDestroy(std::shared_ptr<Graph>* graph) {
 CALL cuGraphInstantiateWithFlags(Executable** made, std::shared_ptr<Graph>* graph, unsigned long long) {
     ENTER_UNSAFE;
     trace("instantiate");
-    // It takes memory of the device. NVIDIA documents neither that it waits for that, nor that it does not.
+    // This allocates device memory. NVIDIA does not document whether the allocation waits.
     if (number("FAKE_CUDA_GRAPHS_WAIT", 0)) {
         if (int failed = finish_context(call.held)) return failed;
     }
@@ -696,7 +696,7 @@ CALL cuGraphUpload(Executable*, void*) {
     return SUCCESS;
 }
 
-// Replays under way continue, and their nodes go when they are done. The call does not wait for them.
+// Replays under way continue, and their nodes are freed when they end. The call does not wait for them.
 CALL cuGraphExecDestroy(Executable* executable) {
     ENTER_UNSAFE;
     driver().n_bytes -= executable->n_bytes;
@@ -741,7 +741,7 @@ CALL cuModuleGetFunction(void** made, void*, const char* name) {
     ENTER;
     const size_t* sizes;
     if (emulator_parameters(name, &sizes) < 0) return NOT_FOUND;
-    // Lives as long as the process: the driver has no call that frees a function.
+    // Never freed: the driver has no call that frees a function.
     *made = new Function{name};
     return SUCCESS;
 }
@@ -852,7 +852,7 @@ CALL cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, unsig
         return SUCCESS;
     }
     return push(stream, [=] {
-        if (fails) return fail(LAUNCH_FAILED, "a launch that was to fail");
+        if (fails) return fail(LAUNCH_FAILED, "the launch that FAKE_CUDA_FAIL_LAUNCH selects");
         while (hangs) std::this_thread::sleep_for(std::chrono::seconds(1));
         std::string error = run_kernel(launch, order);
         return error.empty() ? (int)SUCCESS : fail(LAUNCH_FAILED, error.c_str());

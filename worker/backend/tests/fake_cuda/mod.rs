@@ -30,7 +30,7 @@ pub fn on_fake_cuda<Body: FnOnce()>(test: &str, screws: &[(&str, &str)], body: B
     let output = command.envs(screws.iter().copied()).output().unwrap();
     let streams = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
     assert!(output.status.success(), "{test} over the fake driver:\n{}\n{}", streams[0], streams[1]);
-    assert!(streams[0].contains("1 passed"), "no test is called {test}:\n{}", streams[0]);
+    assert!(streams[0].contains("1 passed"), "there is no test {test}:\n{}", streams[0]);
 }
 
 /// Returns the test's name in the harness: with the module of its body's closure, without the crate.
@@ -56,7 +56,7 @@ fn backend() -> PathBuf {
     // The test may be in any crate, as all crates are in one repository.
     let own = Path::new(env!("CARGO_MANIFEST_DIR"));
     let root = own.ancestors().find(|folder| folder.join("worker/backend/tests/fake_cuda").exists());
-    root.expect("tests run from their repository").join("worker/backend")
+    root.expect("tests run in a checkout of the repository").join("worker/backend")
 }
 
 fn build() -> PathBuf {

@@ -1,10 +1,10 @@
 // A libnccl.so.2 over the fake driver. Ranks are threads or processes of one host, and find each other in a file of
 // shared memory that the unique id names. Work runs in the order of its stream, piece by piece, and waits for ever if a
-// peer does not come. Destroying or aborting a communicator blocks the caller until no graph names it.
+// peer is missing. Destroying or aborting a communicator blocks the caller until no graph uses it.
 //
-// Communicators do not block. A thread takes up begun work as soon as peers that have never exchanged before have begun
-// theirs; until then the communicator refuses more work. Environment variables make it worse: each exchange waits for
-// its peers in this way (FAKE_NCCL_CONNECTS), the call itself waits (FAKE_NCCL_BLOCKING), an abort does not return
+// Communicators do not block. A thread runs begun work as soon as peers that have never exchanged before have begun
+// theirs; until then the communicator refuses more work. Environment variables add faults: each exchange waits for its
+// peers in this way (FAKE_NCCL_CONNECTS), the call itself waits (FAKE_NCCL_BLOCKING), an abort does not return
 // (FAKE_NCCL_HOLD). A thread that ends a communicator must have a device, or NCCL would open the first one for it. A
 // configuration must have the size of its version, and default values in the fields that the host does not set.
 #include <fcntl.h>
@@ -76,7 +76,7 @@ struct Work {
     float* sum_to = nullptr;
 };
 
-// The last error, in words.
+// The text of the last error.
 char last_error[256] = "";
 
 int refuse(int code, const char* why) {
@@ -95,7 +95,7 @@ thread_local std::vector<Work*> begun;
 thread_local std::vector<void*> streams;
 std::atomic<long> n_begun{0};
 
-// Moves as much as it can now. Returns whether all has moved.
+// Moves as many bytes as possible now. Returns whether all have moved.
 bool move_on(Transfer& transfer) {
     Comm& comm = *transfer.comm;
     while (transfer.n_done < transfer.n) {
@@ -162,12 +162,12 @@ void add_graphs(void* it, long n) {
 void kept(void* it) { add_graphs(it, 1); }
 void gone(void* it) { add_graphs(it, -1); }
 
-// Ends the work of the communicator at once, and waits until no graph names it.
+// Ends the work of the communicator at once, and waits until no graph uses it.
 int end(Comm* comm) {
     must(has_device(), "a communicator ends in a thread without a device");
     comm->is_over = true;
     for (int waited = 0; comm->n_graphs > 0; waited++) {
-        must(waited < 60000, "a graph names a communicator that is to end, for a minute");
+        must(waited < 60000, "for a minute, a graph has used a communicator that is to end");
         usleep(1000);
     }
     const char* until = getenv("FAKE_NCCL_HOLD");
@@ -200,7 +200,7 @@ bool are_met(const Group& group) {
     return true;
 }
 
-// Begins the work in its streams once all peers have begun theirs, or never if it is aborted before.
+// Begins the work in its streams once all peers have begun theirs. Returns an error if it is aborted before.
 int take_up(Group group, void* device) {
     while (!are_met(group)) {
         if (group.comm->is_over) return REMOTE_ERROR;
@@ -256,7 +256,7 @@ int hand_over() {
 }
 
 int transfer(void* at, size_t n, int type, int peer, Comm* comm, void* stream, bool is_sent) {
-    if (!comm->is_ready()) return refuse(INVALID_ARGUMENT, "a communicator is used before it has taken up the last");
+    if (!comm->is_ready()) return refuse(INVALID_ARGUMENT, "a communicator is used before it has begun its last work");
     if (type != 7 || peer < 0 || peer >= comm->n_ranks || peer == comm->rank) return INVALID_ARGUMENT;
     if (!is_memory(at, n * 4)) return INVALID_ARGUMENT;
     work_in(stream)->transfers.push_back({comm, stream, is_sent, static_cast<char*>(at), n * 4, 0, peer});
@@ -279,7 +279,7 @@ struct Config {
     int rest[10];
 };
 
-constexpr int UNSAID = -0x7fffffff - 1;
+constexpr int UNSET = -0x7fffffff - 1;
 
 // Checks the size of the declared version, and the fields up to that size.
 bool is_sound(const Config* config) {
@@ -287,12 +287,12 @@ bool is_sound(const Config* config) {
                                                      {2280, 80}, {2290, 88}, {2300, 96}};
     auto size = sizes.find(config->version / 10);
     if (config->magic != 0xcafebeef || size == sizes.end() || config->size != size->second) return false;
-    if (config->blocking != 0 || config->cluster != UNSAID || config->net || config->share != UNSAID) return false;
+    if (config->blocking != 0 || config->cluster != UNSET || config->net || config->share != UNSET) return false;
     if (config->blocks_min > config->blocks_max || config->blocks_max == 0) return false;
-    if (config->traffic_class != UNSAID) return false;
+    if (config->traffic_class != UNSET) return false;
     if (config->size <= offsetof(Config, name)) return true;
     for (size_t i = 0; i < (config->size - offsetof(Config, rest)) / sizeof(int); i++) {
-        if (config->rest[i] != UNSAID) return false;
+        if (config->rest[i] != UNSET) return false;
     }
     return config->name && strncmp(config->name, "lockstep", 8) == 0;
 }
@@ -316,7 +316,7 @@ CALL ncclGetUniqueId(UniqueId* id) {
 
 CALL ncclCommInitRankConfig(Comm** made, int n_ranks, UniqueId id, int rank, Config* config) {
     must(has_device(), "a communicator begins in a thread without a device");
-    if (!is_sound(config)) return refuse(INVALID_ARGUMENT, "a configuration of nobody's");
+    if (!is_sound(config)) return refuse(INVALID_ARGUMENT, "the configuration is invalid");
     if (rank < 0 || rank >= n_ranks) return INVALID_ARGUMENT;
     int file = open(id.bytes, O_RDWR | O_CREAT, 0600);
     size_t n = sizeof(Meeting) + sizeof(Box) * n_ranks * n_ranks;
@@ -344,7 +344,7 @@ extern "C" __attribute__((visibility("default"))) const char* ncclGetLastError(C
 CALL ncclCommGetAsyncError(Comm* comm, int* state) {
     if (comm->error) return *state = comm->error, SUCCESS;
     bool are_all_here = comm->meeting->n_here >= (uint32_t)comm->n_ranks;
-    // Once all ranks have met, none needs the name.
+    // Once all ranks have joined, none needs the file's name.
     if (are_all_here) unlink(comm->path.c_str());
     *state = comm->is_ready() ? SUCCESS : IN_PROGRESS;
     return SUCCESS;
@@ -352,11 +352,11 @@ CALL ncclCommGetAsyncError(Comm* comm, int* state) {
 
 CALL ncclCommFinalize(Comm* comm) {
     must(has_device(), "a communicator is finalized in a thread without a device");
-    if (comm->is_finalized || !comm->is_ready()) return refuse(INVALID_ARGUMENT, "it is finalized too often, or early");
+    if (comm->is_finalized || !comm->is_ready()) return refuse(INVALID_ARGUMENT, "it is finalized twice or too early");
     comm->is_finalized = true;
     return IN_PROGRESS;
 }
-// The communicator stays, for work that still names it.
+// The communicator is not freed, because work may still use it.
 CALL ncclCommDestroy(Comm* comm) { return end(comm); }
 CALL ncclCommAbort(Comm* comm) {
     unlink(comm->path.c_str());
@@ -392,7 +392,7 @@ CALL ncclAllGather(const void* from, void* to, size_t n, int type, Comm* comm, v
 }
 
 CALL ncclAllReduce(const void* from, void* to, size_t n, int type, int op, Comm* comm, void* stream) {
-    if (!comm->is_ready()) return refuse(INVALID_ARGUMENT, "a communicator is used before it has taken up the last");
+    if (!comm->is_ready()) return refuse(INVALID_ARGUMENT, "a communicator is used before it has begun its last work");
     if (from != to || type != 7 || op != 0 || depth != 1 || n == 0) return INVALID_ARGUMENT;
     if (!is_memory(to, n * 4)) return INVALID_ARGUMENT;
     Work* work = work_in(stream);

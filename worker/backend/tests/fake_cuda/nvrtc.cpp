@@ -26,7 +26,7 @@ std::string missing(const Program& program, const std::string& text) {
         auto found = program.headers.find(name);
         if (name == "emulator.h") continue;
         if (found == program.headers.end()) return name;
-        if (found->second.find("#pragma once") == std::string::npos) return name + " (again and again)";
+        if (found->second.find("#pragma once") == std::string::npos) return name + " (without #pragma once)";
         std::string deeper = missing(program, found->second);
         if (!deeper.empty()) return deeper;
     }
@@ -67,10 +67,10 @@ CALL nvrtcCompileProgram(void* it, int n, const char* const* options) {
         if (FILE* file = fopen(path, "a")) fprintf(file, "compile %s\n", program.name.c_str()), fclose(file);
     }
     std::string lacks = missing(program, program.text);
-    if (!lacks.empty()) program.log = lacks + " is not there";
+    if (!lacks.empty()) program.log = lacks + " is missing";
     if (program.text.empty()) program.log = "an empty unit";
     if (program.cubin.empty()) program.log = "no architecture";
-    if (getenv("FAKE_NVRTC_FAILS")) program.log = "it was to fail";
+    if (getenv("FAKE_NVRTC_FAILS")) program.log = "FAKE_NVRTC_FAILS is set";
     return program.log.empty() ? 0 : 6;
 }
 

@@ -42,7 +42,7 @@ const EXACT: f32 = 0.0;
 
 /// The largest difference over the largest number; NaN if any number is NaN.
 fn apart(got: &[f32], expected: &[f32]) -> f32 {
-    assert_eq!(got.len(), expected.len(), "as many numbers");
+    assert_eq!(got.len(), expected.len(), "both have equally many numbers");
     let largest = expected.iter().fold(1e-20f32, |largest, x| largest.max(x.abs()));
     let differs = |worst: f32, (got, expected): (&f32, &f32)| {
         let difference = (got - expected).abs();

@@ -255,7 +255,7 @@ impl<M: Memory> Payload for SentBuffer<'_, M> {
     }
 
     fn write(&mut self, _peer: usize, _row: usize, _col: usize, _words: &[u32]) {
-        unreachable!("nothing is received into what is only sent");
+        unreachable!("this payload is only sent");
     }
 }
 
@@ -271,7 +271,7 @@ impl Payload for ReadPlanes<'_> {
     }
 
     fn write(&mut self, _peer: usize, _row: usize, _col: usize, _words: &[u32]) {
-        unreachable!("what arrives is held where it is");
+        unreachable!("received words stay in the ring");
     }
 }
 

@@ -47,8 +47,8 @@ impl RankDevice for Cpu {
     ) -> Result<Box<dyn RankCarrier<Cpu>>> {
         match choice {
             CarrierChoice::Auto | CarrierChoice::Host => Ok(Box::new(HostCarrier::default())),
-            CarrierChoice::Nccl => Err(Error::Plan("NCCL between processors")),
-            CarrierChoice::Ipc => Err(Error::Plan("CUDA IPC between processors")),
+            CarrierChoice::Nccl => Err(Error::Plan("NCCL requires CUDA devices")),
+            CarrierChoice::Ipc => Err(Error::Plan("CUDA IPC requires CUDA devices")),
         }
     }
 }

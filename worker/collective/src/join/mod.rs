@@ -80,7 +80,7 @@ fn join(listener: &PeerListener, plan: &MeshPlan, cancel: &CancelFlag) -> Result
     let deadline = Instant::now() + plan.timeouts.join;
     let grid = plan.layout.grid();
     if plan.rank.0 >= grid.n_ranks() || plan.peers.len() != usize::from(grid.n_ranks()) {
-        return Err(Error::Plan("a rank outside of the grid, or not one address for each rank"));
+        return Err(Error::Plan("the rank is outside of the grid, or some rank has no address"));
     }
     let peer = |rank| if are_peers(grid, plan.rank, Rank(rank)) { PeerState::Missing } else { PeerState::Unneeded };
     let peers = (0..grid.n_ranks()).map(peer).collect();

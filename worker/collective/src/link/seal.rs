@@ -56,7 +56,7 @@ impl Seal {
         let nonce = nonce(self.n_frames);
         let (plain, secret) = self.encryption.parts(frame);
         let tag = self.key.seal_in_place_separate_tag(nonce, Aad::from(plain), secret);
-        let tag = tag.expect("a frame is far shorter than what a key may seal at once");
+        let tag = tag.expect("a frame is shorter than the limit of one seal");
         let mut words = [0; TAG_WORDS];
         bytemuck::bytes_of_mut(&mut words).copy_from_slice(tag.as_ref());
         frame[..HEAD_WORDS].copy_from_slice(&head.encode(words));
@@ -142,7 +142,7 @@ mod tests {
                 (0..).zip(lengths).map(|(seq, n)| (head(seq, n), sealed(&mut ours, &head(seq, n)))).collect();
             for (n, (head, frame)) in frames.iter().enumerate() {
                 for (_, other) in frames.iter().enumerate().filter(|(i, _)| *i != n).map(|(_, frame)| frame) {
-                    assert_eq!(opened(&mut theirs, other), None, "{mode:?}: another frame is taken for no. {n}");
+                    assert_eq!(opened(&mut theirs, other), None, "{mode:?}: another frame is accepted as no. {n}");
                 }
                 assert_eq!(opened(&mut theirs, frame), Some((*head, payload(head.n_words as usize))), "{mode:?}");
             }

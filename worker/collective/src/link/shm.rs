@@ -81,7 +81,7 @@ pub struct ShmLink {
 
 impl From<InvalidCursor> for LinkFault {
     fn from(_: InvalidCursor) -> LinkFault {
-        LinkFault::Garbage("an index that cannot be meant")
+        LinkFault::Garbage("an invalid index")
     }
 }
 
@@ -129,7 +129,7 @@ impl ShmLink {
         match front {
             None => Ok(None),
             Some(FrameStart::Head(head)) => Ok(Some(head)),
-            Some(FrameStart::Skip) => Err(LinkFault::Garbage("nothing but what is to be skipped")),
+            Some(FrameStart::Skip) => Err(LinkFault::Garbage("a skip without a message after it")),
             Some(FrameStart::Garbage(what)) => Err(LinkFault::Garbage(what)),
         }
     }
@@ -147,13 +147,13 @@ impl ShmLink {
         let (front, _) = FrameHead::decode(&words);
         match front {
             FrameStart::Head(head) if frame_words(head.n_words as usize) > filled.n as usize => {
-                return Err(LinkFault::Garbage("a message that is shorter than it says"));
+                return Err(LinkFault::Garbage("a message that is shorter than its head declares"));
             }
             FrameStart::Head(head) => self.front = Some((head, filled.at)),
             FrameStart::Skip if filled.at + filled.n == self.ring_words => {
                 self.reader.release(self.side.incoming(), filled.n);
             }
-            FrameStart::Skip => return Err(LinkFault::Garbage("a skip that does not end with the ring")),
+            FrameStart::Skip => return Err(LinkFault::Garbage("a skip that does not end at the end of the ring")),
             FrameStart::Garbage(_) => {}
         }
         Ok(Some(front))

@@ -109,7 +109,7 @@ impl TcpLink {
         };
         let Some(frame) = words.get_mut(..frame_words(head.n_words as usize)) else { return Ok(None) };
         let opened = self.seals.incoming.open(tag, frame);
-        opened.map_err(|ForgedFrame| LinkFault::Garbage("a message whose seal is wrong"))?;
+        opened.map_err(|ForgedFrame| LinkFault::Garbage("a message with a wrong seal"))?;
         self.front = Some(head);
         Ok(self.front)
     }

@@ -187,7 +187,7 @@ fn strangers_are_dropped_and_block_no_join() {
     let (door, plan) = plans.remove(0);
     let address = door.address();
     let knock = |bytes: &[u8]| {
-        let mut stranger = TcpStream::connect_timeout(&address, Duration::from_secs(2)).expect("somebody accepts");
+        let mut stranger = TcpStream::connect_timeout(&address, Duration::from_secs(2)).expect("the listener accepts");
         stranger.write_all(bytes).unwrap();
         stranger.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         stranger
@@ -214,7 +214,7 @@ fn strangers_are_dropped_and_block_no_join() {
         vec![here.join().unwrap(), there]
     });
     talk(ranks);
-    assert!(is_let_go(silent), "its time is over");
+    assert!(is_let_go(silent), "the handshake has timed out");
     // Read while the others are connected: a hang-up is a refusal too, and a listener keeps only the last few.
     let refusals = door.refusals();
     drop((early, crowd));

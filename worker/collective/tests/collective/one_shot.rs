@@ -141,7 +141,7 @@ fn a_device_serves_one_epoch_after_another() {
             devices[0].free_bytes().unwrap()
         };
         let first = epoch();
-        assert_eq!([epoch(), epoch()], [first; 2], "the buffers of an epoch go when there is another");
+        assert_eq!([epoch(), epoch()], [first; 2], "the buffers of an epoch are freed in the next");
     });
 }
 
@@ -255,7 +255,7 @@ fn break_off_is_named_long_before_the_deadline() {
     on_fake_cuda("break_off_is_named_long_before_the_deadline", &ALONE, || {
         let begun = Instant::now();
         let errors = beside(3, PATIENT, |rank| rank.abort_handle().abort());
-        assert!(begun.elapsed() < PATIENT / 2, "a kernel was told to stop, and did not come to its own clock");
+        assert!(begun.elapsed() < PATIENT / 2, "a stopped kernel ends before its own deadline");
         assert_eq!(errors.len(), 2);
         assert!(errors.iter().all(|error| matches!(error, Error::PeerLost { rank: Rank(2) })), "{errors:?}");
     });
@@ -311,7 +311,7 @@ impl Board {
             match std::fs::read_to_string(self.0.join(name)) {
                 Ok(word) => return word,
                 Err(_) if Instant::now() < until => std::thread::sleep(Duration::from_millis(5)),
-                Err(error) => panic!("nobody says {name}: {error}"),
+                Err(error) => panic!("no error contains {name}: {error}"),
             }
         }
     }
@@ -412,7 +412,7 @@ fn a_process_that_is_killed_ends_the_waits_for_it() {
     as_processes(TEST, || {
         let begun = Instant::now();
         assert_eq!(results_of_survivors(TEST, PATIENT, Signal::KILL), ["PeerLost { rank: Rank(2) }"; 2]);
-        assert!(begun.elapsed() < PATIENT / 2, "a kernel was told to stop, and did not come to its own clock");
+        assert!(begun.elapsed() < PATIENT / 2, "a stopped kernel ends before its own deadline");
     });
 }
 

@@ -86,7 +86,7 @@ fn model(options: &Options, name: &str, report: FindingSink<'_>) -> Done {
     report(Finding::checked(format!("{name} beside the CPU"), distance.is_good(), details));
     let same_bits = keeps_its_bits(models, name, Some(cache));
     let details = json!({ "same_bits": same_bits });
-    report(Finding::checked(format!("{name} alone, in chunks and in company"), same_bits, details));
+    report(Finding::checked(format!("{name} alone, in chunks and in a batch"), same_bits, details));
     report(graphs(models, name, cache));
     Ok(())
 }
@@ -151,8 +151,9 @@ fn lacking(carrier: CarrierChoice, n_ranks: usize) -> Option<String> {
     }
     let is_short = n_cards < n_ranks && version < NcclVersion::SHARING;
     let least = NcclVersion::SHARING;
-    is_short
-        .then(|| format!("{n_cards} devices for {n_ranks} ranks, which NCCL {version} lets share none: {least} does"))
+    is_short.then(|| {
+        format!("{n_ranks} ranks share {n_cards} devices, but NCCL {version} cannot share a device: {least} can")
+    })
 }
 
 /// Returns a loader for each rank: on separate devices if there are enough, otherwise all on the first one.

@@ -222,7 +222,7 @@ pub fn run(
     let groups = groups(options);
     let is_any = |name: &&String| groups.iter().any(|group| *name == group.part || **name == group.id());
     if let Some(unknown) = parts.iter().find(|name| !is_any(name)) {
-        return Err(format!("there is no part or group {unknown}"));
+        return Err(format!("unknown part or group {unknown}"));
     }
     let end = Instant::now() + limit;
     let mut page = Page::new(device().map_err(|error| error.to_string())?, out);

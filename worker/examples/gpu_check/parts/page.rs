@@ -72,7 +72,7 @@ impl Page {
             Outcome::ALL.iter().map(|(outcome, name)| format!("{} {name}", count(*outcome))).collect();
         let verdict = match (self.is_good(), is_whole) {
             (true, true) => "all good",
-            (true, false) => "good, but NOT WHOLE: the time was over",
+            (true, false) => "good, but NOT COMPLETE: the time was over",
             (false, _) => "NOT GOOD",
         };
         println!("{verdict} ({}) in {}", counts.join(", "), self.out.display());

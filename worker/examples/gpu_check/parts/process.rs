@@ -182,7 +182,7 @@ fn ended(child: &mut Child, is_late: bool) -> String {
         let until = Instant::now() + FAREWELL;
         while matches!(child.try_wait(), Ok(None)) {
             if Instant::now() >= until {
-                return "it was killed, and did not go".into();
+                return "it was killed, and has not ended".into();
             }
             std::thread::sleep(Duration::from_millis(20));
         }

@@ -38,8 +38,8 @@ fn under_fast_logits_are_the_cpus_but_for_bf16() {
                 bits(&rig.in_chunks(&log, chunk))
             };
             let lockstep = at(NumericsMode::Lockstep, 512);
-            assert!(at(NumericsMode::Fast, 16) == lockstep, "{name}: few rows are multiplied by the same kernels");
-            assert!(at(NumericsMode::Fast, 512) != lockstep, "{name}: many rows are the library's");
+            assert!(at(NumericsMode::Fast, 16) == lockstep, "{name}: the same kernels multiply few rows");
+            assert!(at(NumericsMode::Fast, 512) != lockstep, "{name}: the library multiplies many rows");
         }
     });
 }

@@ -382,7 +382,7 @@ fn instructions_and_threads_give_the_same_bits() {
 fn one_kv_type_is_not_another() {
     let log = &logs(FOLDERS[0])[2];
     let run = |kv| bits(&rig(FOLDERS[0], Isa::detect(), 1, Activations::F32, kv).in_chunks(log, 512));
-    assert!(run(KvDtype::F16) != run(KvDtype::F32), "the cache has the type that was asked for");
+    assert!(run(KvDtype::F16) != run(KvDtype::F32), "the cache has the requested type");
 }
 
 /// llama.cpp's logits at every position; `tests/reference/make_llama_cpp.py` made them.

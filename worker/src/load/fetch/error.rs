@@ -10,24 +10,24 @@ pub(super) const SILENCE_MAX: Duration = Duration::from_secs(30);
 /// Why the model could not be fetched to this machine.
 #[derive(Debug, thiserror::Error)]
 pub enum FetchError {
-    #[error("the coordinator does not give the model: {0}")]
+    #[error("the coordinator does not send the model: {0}")]
     Refused(String),
-    #[error("nothing came for {} s", SILENCE_MAX.as_secs())]
+    #[error("the coordinator sent nothing for {} s", SILENCE_MAX.as_secs())]
     Silence,
-    #[error("what the coordinator says of the model cannot be meant: {0}")]
+    #[error("the coordinator's manifest of the model is invalid: {0}")]
     Manifest(String),
-    #[error("bytes {start} of {file} came damaged")]
+    #[error("{file} arrived damaged at byte {start}")]
     Damaged { file: String, start: u64 },
     #[error("{path} cannot be written", path = path.display())]
     Io { path: PathBuf, source: io::Error },
-    #[error("there is no room at {}: {needed} bytes are needed, {free} are free", path.display())]
+    #[error("the disk of {} has {free} bytes free, but {needed} bytes are needed", path.display())]
     NoRoom { path: PathBuf, needed: u64, free: u64 },
     #[error("another worker of this machine has been fetching this model for too long")]
     Locked,
-    #[error("what was fetched is another model: its digest differs")]
+    #[error("the fetched files are another model: their digest differs")]
     OtherModel,
-    #[error("what was fetched cannot be opened")]
+    #[error("the fetched model cannot be opened")]
     Unreadable(#[from] checkpoint::Error),
-    #[error("the fetch was broken off")]
+    #[error("the fetch was cancelled")]
     BrokenOff,
 }

@@ -101,7 +101,7 @@ impl ModelFetcher {
         let files = listed.map_err(|_| FetchError::Silence)?.map_err(refusal_error)?.into_inner();
         check(&files)?;
         if is_the_model(model_path, &files) {
-            tracing::info!(path = %model_path.display(), "the model is here already");
+            tracing::info!(path = %model_path.display(), "this machine already has the model");
             return Ok(model_path.to_owned());
         }
         let place = ModelFolder::open(&self.cache, files)?;
@@ -131,8 +131,8 @@ impl ModelFetcher {
         let fetched = self.cache.join(FETCHED);
         let Some(folder) = model.ancestors().find(|folder| folder.parent() == Some(&fetched)) else { return };
         match std::fs::remove_file(folder.join(JOURNAL)) {
-            Ok(()) => tracing::warn!(folder = %folder.display(), "what was fetched is not believed any more"),
-            Err(error) => tracing::warn!(folder = %folder.display(), %error, "what was fetched cannot be forgotten"),
+            Ok(()) => tracing::warn!(folder = %folder.display(), "the fetched model is not trusted any more"),
+            Err(error) => tracing::warn!(folder = %folder.display(), %error, "the fetched model cannot be distrusted"),
         }
     }
 }
@@ -165,14 +165,14 @@ fn check(files: &ModelFiles) -> Result<(), FetchError> {
         ends.is_sorted() && file.spans.last().is_none_or(|span| span.end <= file.n_bytes)
     };
     match () {
-        () if files.digest.len() != 32 => wrong("its digest has not 32 bytes"),
-        () if files.files.is_empty() || files.files.len() > FILES_MAX => wrong("the number of its files"),
-        () if !plain(&files.name) => wrong("its name is no plain name"),
-        () if !files.files.iter().all(|file| plain(&file.name)) => wrong("a file's name is no plain name"),
+        () if files.digest.len() != 32 => wrong("its digest does not have 32 bytes"),
+        () if files.files.is_empty() || files.files.len() > FILES_MAX => wrong("it has no file, or too many"),
+        () if !plain(&files.name) => wrong("its name is not a plain file name"),
+        () if !files.files.iter().all(|file| plain(&file.name)) => wrong("a file's name is not a plain file name"),
         () if names.len() != files.files.len() => wrong("two files have one name"),
-        () if !files.is_folder && !names.contains(&files.name) => wrong("the file that it is named by is none of it"),
-        () if total.is_none_or(|total| total > MODEL_BYTES_MAX) => wrong("it is larger than any model"),
-        () if !files.files.iter().all(spans_lie_in) => wrong("layers that lie outside of their file, or overlap"),
+        () if !files.is_folder && !names.contains(&files.name) => wrong("it lists no file with its own name"),
+        () if total.is_none_or(|total| total > MODEL_BYTES_MAX) => wrong("it is larger than the limit for a model"),
+        () if !files.files.iter().all(spans_lie_in) => wrong("layers are outside of their file, or overlap"),
         () => Ok(()),
     }
 }
@@ -341,7 +341,7 @@ impl ModelFolder {
         let n_damaged = checked.remove_damaged(&mut journal, paths, required, cancel).ok_or(FetchError::BrokenOff)?;
         if n_damaged > 0 {
             let folder = self.folder.display();
-            tracing::warn!(%folder, n_damaged, "what was fetched has been damaged since: it is fetched anew");
+            tracing::warn!(%folder, n_damaged, "some fetched bytes are damaged: they are fetched again");
         }
         Ok(FetchedChunks { checked, paths, required, journal })
     }
@@ -365,7 +365,7 @@ impl ModelFolder {
             if futile >= FUTILE_MAX || matches!(error, FetchError::Io { .. } | FetchError::NoRoom { .. }) {
                 return Err(error);
             }
-            tracing::warn!(%error, n_chunks = journal.len(), n_required, "the model is fetched on from here");
+            tracing::warn!(%error, n_chunks = journal.len(), n_required, "the fetch failed: it continues from here");
             tokio::time::sleep(wait).await;
             wait = (wait * 2).min(RETRY_MAX);
         }

@@ -102,7 +102,7 @@ fn what_has_been_damaged_is_forgotten_and_nothing_else() {
     assert_eq!(
         IntactChunks::default().remove_damaged(&mut journal, &files, &[BTreeSet::from([0, 1])], &never),
         Some(0),
-        "it is not needed"
+        "no rank needs the damaged chunk"
     );
     assert_eq!(IntactChunks::default().remove_damaged(&mut journal, &files, &required, &never), Some(2));
     assert!(journal.has(0, 1) && !journal.has(0, 2));
@@ -120,8 +120,8 @@ async fn ranks_look_side_by_side_at_what_is_there_and_one_at_a_time_writes() {
     let (paths, required) = ([place.file(&place.files.files[0])], [BTreeSet::from([0, 1])]);
     let (checked, never) = (IntactChunks::default(), CancelFlag::default());
     let found = || place.check_and_lock(&checked, &paths, &required, &never);
-    let Ok(LockedFolder::Incomplete(ours)) = found().await else { panic!("nothing is there") };
-    assert!(FolderLock::shared(&place.folder).unwrap().is_none(), "nobody looks at what is written");
+    let Ok(LockedFolder::Incomplete(ours)) = found().await else { panic!("the folder is empty") };
+    assert!(FolderLock::shared(&place.folder).unwrap().is_none(), "no reader holds the folder");
     let mut fetched = place.check_chunks(&checked, &paths, &required, &never).unwrap();
     let out = OpenOptions::new().create_new(true).read(true).write(true).open(&paths[0]).unwrap();
     out.set_len(place.files.files[0].n_bytes).unwrap();
@@ -129,13 +129,13 @@ async fn ranks_look_side_by_side_at_what_is_there_and_one_at_a_time_writes() {
     drop((fetched, ours));
     // Another rank reads it meanwhile.
     let other = FolderLock::shared(&place.folder).unwrap().unwrap();
-    let Ok(LockedFolder::Whole(shared)) = found().await else { panic!("all of it is there") };
+    let Ok(LockedFolder::Whole(shared)) = found().await else { panic!("the folder has all chunks") };
     assert!(FolderLock::exclusive(&place.folder).unwrap().is_none());
     drop(shared);
     // A missing chunk is written once no rank reads any more.
     let more = [BTreeSet::from([0, 1, 2])];
     let waits = place.check_and_lock(&checked, &paths, &more, &never);
-    assert!(timeout(Duration::from_millis(300), waits).await.is_err(), "somebody looks");
+    assert!(timeout(Duration::from_millis(300), waits).await.is_err(), "a reader holds the folder");
     drop(other);
     assert!(matches!(place.check_and_lock(&checked, &paths, &more, &never).await, Ok(LockedFolder::Incomplete(_))));
     std::fs::remove_dir_all(&cache).unwrap();

@@ -62,9 +62,9 @@ fn files_are_looked_at_for_an_operators_word_and_not_for_a_number() {
     assert_eq!(held.plan_reload(&of(1, 9, 0)), KEEP);
     // An operator requests a reading, and the present files are rejected: later epochs do not open them again.
     assert!(is_read(&mut held, &of(1, 10, 1)));
-    assert!(is_read(&mut held, &of(1, 11, 1)), "the reading was broken off");
+    assert!(is_read(&mut held, &of(1, 11, 1)), "the reading was cancelled");
     touch(&model);
-    let ReloadPlan::Read(files) = held.plan_reload(&of(1, 12, 1)) else { panic!("it is to be read") };
+    let ReloadPlan::Read(files) = held.plan_reload(&of(1, 12, 1)) else { panic!("the model is read again") };
     held.record_refused(&of(1, 12, 1), files, "other bytes".into());
     for n in 13..16 {
         assert_eq!(held.plan_reload(&of(1, n, 1)), ReloadPlan::Keep { unread: Some("other bytes".into()) });
@@ -90,7 +90,7 @@ fn files_that_have_not_changed_are_not_read_again_for_another_coordinators_word(
     assert!(matches!(held.plan_reload(&of(3, 1)), ReloadPlan::Read(Ok(_))));
     // A missing file is not opened again and again either.
     std::fs::remove_dir_all(&model).unwrap();
-    let ReloadPlan::Read(files) = held.plan_reload(&of(3, 1)) else { panic!("it is to be read") };
+    let ReloadPlan::Read(files) = held.plan_reload(&of(3, 1)) else { panic!("the model is read again") };
     assert!(files.is_err());
     held.record_refused(&of(3, 1), files, "gone".into());
     assert_eq!(held.plan_reload(&of(3, 1)), ReloadPlan::Keep { unread: Some("gone".into()) });

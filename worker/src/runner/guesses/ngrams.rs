@@ -96,7 +96,10 @@ mod tests {
     #[test]
     fn what_followed_the_same_tokens_is_guessed() {
         assert_eq!(guessed(&[1, 2, 3, 4, 5, 9, 2, 3], 2, 4, 3), [4, 5, 9]);
-        assert!(guessed(&[1, 2, 3, 4, 5, 9, 2, 3], 3, 4, 3).is_empty(), "two are the same, and three are asked for");
+        assert!(
+            guessed(&[1, 2, 3, 4, 5, 9, 2, 3], 3, 4, 3).is_empty(),
+            "two tokens are the same, and three are required"
+        );
         assert!(guessed(&[1, 2, 3], 1, 4, 3).is_empty());
         assert!(guessed(&[], 1, 4, 3).is_empty());
     }
@@ -105,7 +108,7 @@ mod tests {
     fn the_longest_place_is_taken_and_of_equal_ones_the_newest() {
         let log = [1, 2, 3, 10, 9, 2, 3, 11, 8, 2, 3, 12, 1, 2, 3];
         assert_eq!(guessed(&log, 2, 4, 1), [10], "three tokens are the same");
-        assert_eq!(guessed(&log, 2, 2, 1), [12], "two are looked at, and the newest place is that of 12");
+        assert_eq!(guessed(&log, 2, 2, 1), [12], "two are compared, and the newest match is at 12");
     }
 
     #[test]

@@ -107,7 +107,7 @@ mod tests {
         let free = DraftCost { row_permille: 0, pass_permille: 0 };
         assert_eq!(free.n_paying(AcceptanceRate::percent(50), 8, 1), 8);
         let dear = DraftCost { row_permille: 0, pass_permille: 1000 };
-        assert_eq!(dear.n_paying(AcceptanceRate::percent(99), 8, 1), 0, "a draft as dear as its target");
+        assert_eq!(dear.n_paying(AcceptanceRate::percent(99), 8, 1), 0, "a draft that costs as much as its target");
     }
 
     #[test]
@@ -117,7 +117,7 @@ mod tests {
         assert_eq!(tried, [0, 17, 50, 115]);
         assert_eq!(pauses.n_worth(Some(CHEAP), AcceptanceRate::percent(95), 8, 1), 8);
         assert_eq!((pauses.left, pauses.last), (0, 0));
-        assert_eq!(pauses.n_worth(None, bad, 4, 1), 4, "a fixed number asks nothing");
+        assert_eq!(pauses.n_worth(None, bad, 4, 1), 4, "a fixed number requires no measurement");
     }
 
     #[test]

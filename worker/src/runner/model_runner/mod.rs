@@ -251,7 +251,7 @@ impl<D: Device + 'static> ModelRunner<D> {
         let pass = match self.ahead.take() {
             Some((id, pass)) if id == step.id => pass,
             Some((id, _)) => {
-                let what = format!("step {} was begun, and is not what comes next", id.0);
+                let what = format!("step {} was begun, but another step is next", id.0);
                 return Err(RunError::Protocol { step: step.id.0, what });
             }
             None => {

@@ -103,7 +103,7 @@ fn preempted_sequence_leaves_zeros_in_its_blocks() {
     assert_eq!(written(&runner), [0, 1, 2]);
     let mut fresh = self::runner(true);
     run(&mut fresh, &[request(3, 6)], &[(3, 5)], &[2], &[]);
-    assert!(pages(&runner)[2] == pages(&fresh)[2], "nothing of who was there before");
+    assert!(pages(&runner)[2] == pages(&fresh)[2], "the state of the earlier sequence is cleared");
     // The second sequence restarts in the step that would have ended it, in other blocks and from its first position.
     run(&mut runner, &[request(2, 21)], &[(2, 10)], &[6], &[]);
     assert_eq!(written(&runner), [2, 6]);

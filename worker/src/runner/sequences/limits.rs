@@ -46,40 +46,40 @@ impl SequenceLimits {
 /// How a step contradicts this rank's state.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StepViolation {
-    #[error("request {0} is not held here")]
+    #[error("this rank does not have request {0}")]
     Unknown(RequestId),
-    #[error("request {id} goes on at {start}, its first {n_computed} positions are computed")]
+    #[error("request {id} continues at {start}, but {n_computed} positions are computed")]
     Gap { id: RequestId, start: u32, n_computed: u32 },
     #[error("request {id} has an empty slice at {start}")]
     Empty { id: RequestId, start: u32 },
     #[error("request {id} draws position {position} again, which was not late")]
     NotLate { id: RequestId, position: u32 },
-    #[error("request {id} has a slice with {n_draft} drafts, {n_guess} tokens are guessed")]
+    #[error("request {id} has a slice with {n_draft} drafts, but {n_guess} tokens are guessed")]
     NotGuessed { id: RequestId, n_draft: u16, n_guess: usize },
-    #[error("request {id} is to be computed up to {end}, its log has {n_tokens} tokens")]
+    #[error("request {id} has a slice up to {end}, but its log has {n_tokens} tokens")]
     NotInLog { id: RequestId, end: u32, n_tokens: u32 },
     #[error("request {0} has two slices in one step")]
     TwoSlices(RequestId),
-    #[error("request {id} reaches {end} positions, the context has {context}")]
+    #[error("request {id} reaches {end} positions, but the context has {context}")]
     TooLong { id: RequestId, end: u32, context: u32 },
     #[error("request {0} starts without tokens")]
     NoTokens(RequestId),
-    #[error("request {id} has token {token}, the vocabulary has {n_vocab}")]
+    #[error("request {id} has token {token}, but the vocabulary has {n_vocab}")]
     NoSuchToken { id: RequestId, token: Token, n_vocab: u32 },
-    #[error("request {id} gets block {block}, there are {n_blocks}")]
+    #[error("request {id} gets block {block}, but there are {n_blocks}")]
     NoSuchBlock { id: RequestId, block: u32, n_blocks: u32 },
-    #[error("block {block} is written by two slices, the second of request {id}")]
+    #[error("two slices write block {block}, the second of request {id}")]
     WrittenTwice { id: RequestId, block: u32 },
-    #[error("request {id} needs {needed} more blocks, {n_left} are left")]
+    #[error("request {id} needs {needed} more blocks, but {n_left} are left")]
     TooFewBlocks { id: RequestId, needed: usize, n_left: usize },
-    #[error("{n} words on drawn tokens were told of step {step}, which are no message on its {n_draws} draws")]
+    #[error("step {step} has {n_draws} draws, but {n} words arrived for its drawn tokens")]
     NotAsManyTokens { step: u64, n: usize, n_draws: usize },
-    #[error("{0} blocks are left over")]
+    #[error("the step has {0} blocks too many")]
     BlocksLeftOver(usize),
-    #[error("{n} rows, {rows_max} at most")]
+    #[error("the step has {n} rows, but at most {rows_max} are allowed")]
     TooManyRows { n: usize, rows_max: usize },
-    #[error("{n} rows with logits, {outputs_max} at most")]
+    #[error("the step has {n} rows with logits, but at most {outputs_max} are allowed")]
     TooManyOutputs { n: usize, outputs_max: usize },
-    #[error("{n} sequences, {running_max} at most")]
+    #[error("the step has {n} sequences, but at most {running_max} are allowed")]
     TooManySequences { n: usize, running_max: usize },
 }

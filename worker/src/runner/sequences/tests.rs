@@ -231,7 +231,7 @@ fn what_was_drawn_for_an_earlier_life_is_dropped() {
     let next = step(&[], &[slice(3..4, Want::Last)], &[]);
     sequences.begin(&next).unwrap();
     for (token, is_received) in [(50, false), (51, false), (52, true)] {
-        assert!(sequences.step_to_receive(&next).is_some(), "a row needs what has not been told");
+        assert!(sequences.step_to_receive(&next).is_some(), "a row needs a token that has not been received");
         sequences.receive(&[Some(token)]).unwrap();
         assert_eq!(sequences.held[&ID].is_pending, !is_received, "{token}");
     }
@@ -313,7 +313,11 @@ fn a_window_needs_no_block_behind_it_and_each_group_has_its_own_pool() {
     assert_eq!(hit(&[4, 5, 6, 7, none, none, 2, 3]).unwrap_err(), refused(none, 4), "it is read");
     assert_eq!(hit(&[none, 5, 6, 7, none, 1, 2, 3]).unwrap_err(), refused(none, 8), "all is read");
     assert_eq!(hit(&[4, 5, 6, 7, none, 1, 2, 4]).unwrap_err(), refused(4, 4), "the pool is smaller");
-    assert_eq!(hit(&[4, 5, 6, 7, 9, 1, 2, 3]).unwrap_err(), refused(9, 4), "no block, and not said to be none");
+    assert_eq!(
+        hit(&[4, 5, 6, 7, 9, 1, 2, 3]).unwrap_err(),
+        refused(9, 4),
+        "a missing block that is not marked as none"
+    );
     // The same id in two groups is not the same block.
     hit(&[3, 2, 1, 0, none, 2, 1, 0]).unwrap();
 }
@@ -330,8 +334,8 @@ fn a_recurrence_needs_the_page_that_it_goes_on_from_and_those_of_its_end() {
     let refused = |block| StepViolation::NoSuchBlock { id: ID, block, n_blocks: 4 };
     let (mut sequences, batch) = first(&[none, none, 2], false).unwrap();
     assert_eq!(batch.tables[0].blocks_of(0), [none, none, 2].map(BlockId));
-    assert_eq!(first(&[none, none, none], false).err(), Some(refused(none)), "the next slice goes on from it");
-    assert_eq!(first(&[none, 9, 2], false).err(), Some(refused(9)), "no block, and not said to be none");
+    assert_eq!(first(&[none, none, none], false).err(), Some(refused(none)), "the next slice continues from it");
+    assert_eq!(first(&[none, 9, 2], false).err(), Some(refused(9)), "a missing block that is not marked as none");
     let next = |blocks: &[u32]| step(&[], &[slice(40..60, Want::Last)], blocks);
     let (batch, _) = run(&mut sequences, &next(&[3]), Some(1)).unwrap();
     assert_eq!(batch.tables[0].blocks_of(0), [none, none, 2, 3].map(BlockId));
@@ -427,7 +431,11 @@ fn a_late_draw_comes_again_and_what_was_planned_behind_it_is_void() {
     assert_eq!(run(&behind, Ok(77)), (vec![UNKNOWN], vec![3], vec![], None));
     assert_eq!(run(&behind_that, Err(DrawError::NotNumbers)), (vec![UNKNOWN], vec![4], vec![], None));
     for _ in 0..2 {
-        assert_eq!(run(&again, Err(DrawError::Late)), (vec![2], vec![2], vec![], None), "as often as need be");
+        assert_eq!(
+            run(&again, Err(DrawError::Late)),
+            (vec![2], vec![2], vec![], None),
+            "recomputed any number of times"
+        );
     }
     assert_eq!(run(&again, Ok(42)), (vec![2], vec![2], vec![42], None));
     assert_eq!(run(&next, Err(DrawError::NothingLeft)), (vec![42], vec![3], vec![], Some(Failure::NoToken)));
@@ -546,10 +554,10 @@ fn drafts_are_kept_as_far_as_they_are_what_is_drawn() {
     let (batch, done, message) = verify(&mut sequences, &part.0, &part.1);
     assert_eq!((batch.tokens, batch.outputs), (vec![50, 51, 52, 53], vec![0, 1, 2, 3]));
     assert_eq!((tokens_of(&done), done.n_hit, done.failed), (vec![51, 52, 99], 2, None));
-    assert_eq!((message, done.n_guess), (vec![Some(51), Some(52), Some(99), None, None], 0), "nothing recalls 99");
+    assert_eq!((message, done.n_guess), (vec![Some(51), Some(52), Some(99), None, None], 0), "99 has no guesses");
     let (batch, done, message) = verify(&mut sequences, &plain.0, &plain.1);
-    assert_eq!((batch.tokens, tokens_of(&done)), (vec![99], vec![54]), "the log goes on behind what was drawn");
-    assert_eq!(message, [Some(54)], "a message without guesses is as it always was");
+    assert_eq!((batch.tokens, tokens_of(&done)), (vec![99], vec![54]), "the log continues after the drawn tokens");
+    assert_eq!(message, [Some(54)], "without guesses, the message keeps its old form");
     verify(&mut sequences, &again.0, &again.1);
     let (batch, done, _) = verify(&mut sequences, &whole.0, &whole.1);
     assert_eq!((batch.tokens, tokens_of(&done), done.n_hit), (vec![52, 53, 54, 55], vec![53, 54, 55, 56], 4));

@@ -19,7 +19,7 @@ const BASE: f32 = 128.0;
 const N_WORDS: usize = HEAD_DIM_MAX / FOUR;
 /// Of a block's positions.
 const WORDS: usize = POSITIONS / FOUR;
-const _: () = assert!(HEAD_DIM_MAX == TILE, "a query and a tile's weights have equal room");
+const _: () = assert!(HEAD_DIM_MAX == TILE, "a query and a tile's weights have buffers of equal size");
 
 /// The digits of queries, and of a tile's weights.
 pub(super) struct TileDigits {

@@ -106,7 +106,7 @@ impl Kv {
     /// # Safety
     /// No other thread writes the page while it lives, and a writer has exclusive access.
     #[inline(always)]
-    #[expect(clippy::mut_from_ref, reason = "the caller promises that nobody else has this part")]
+    #[expect(clippy::mut_from_ref, reason = "the caller promises exclusive access to this part")]
     pub(crate) unsafe fn recurrent_page(&self, layer: usize, block: BlockId, head: usize) -> &mut [f32] {
         let (bytes, n) = (self.block_range(layer, block), self.spec.layout.page_bytes(self.spec.dtype) as usize / 4);
         let n_numbers = n / self.n_kv_heads;
@@ -197,7 +197,7 @@ impl Kv {
                     L::from_f16(from).store(to);
                 }
             }
-            KvDtype::Int8 => unreachable!("it is read as it is"),
+            KvDtype::Int8 => unreachable!("int8 is read without conversion"),
             KvDtype::Bf16 | KvDtype::Fp8 => unreachable!("`new` refuses it"),
         }
     }
@@ -208,7 +208,7 @@ impl Kv {
         match self.spec.dtype {
             KvDtype::F32 => KvPlane::F32(&self.pages.floats()[start..start + n]),
             KvDtype::F16 => KvPlane::F16(&self.f16_bits()[start..start + n]),
-            KvDtype::Int8 => unreachable!("it is read as it is"),
+            KvDtype::Int8 => unreachable!("int8 is read without conversion"),
             KvDtype::Bf16 | KvDtype::Fp8 => unreachable!("`new` refuses it"),
         }
     }

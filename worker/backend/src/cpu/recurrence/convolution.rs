@@ -60,7 +60,7 @@ impl ConvolutionJob<'_> {
     fn convolve_item<L: Lanes>(&self, slice: &PassSlice, blocks: &[BlockId], head: usize, spare: &SharedPtr<f32>) {
         let (start, end) = (slice.range.start as usize, slice.range.end as usize);
         let read = start.checked_sub(1).map(|before| blocks[before / POSITIONS]);
-        assert!(read != Some(BlockId::NONE), "the page before position {start} is there");
+        assert!(read != Some(BlockId::NONE), "the page before position {start} is missing");
         let page = |block| numbers_of(self.kv, self.call.layer, blocks, (block, head), spare, self.n_numbers());
         let n_before = (self.call.channels.taps - 1) * self.call.channels.width;
         for block in start / POSITIONS..end.div_ceil(POSITIONS) {

@@ -129,7 +129,7 @@ impl RecurrenceJob<'_> {
     ) {
         let (start, end) = (slice.range.start as usize, slice.range.end as usize);
         let read = start.checked_sub(1).map(|before| blocks[before / POSITIONS]);
-        assert!(read != Some(BlockId::NONE), "the page before position {start} is there");
+        assert!(read != Some(BlockId::NONE), "the page before position {start} is missing");
         for block in start / POSITIONS..end.div_ceil(POSITIONS) {
             let first = block * POSITIONS;
             let positions = start.max(first)..end.min(first + POSITIONS);
@@ -155,7 +155,7 @@ impl RecurrenceJob<'_> {
 /// Returns the numbers of a head's page of a block: its own, or spare memory where the table has none. Neighbouring
 /// blocks get different spare memory.
 #[inline(always)]
-#[expect(clippy::mut_from_ref, reason = "a caller owns the page of this head, or reads a full one")]
+#[expect(clippy::mut_from_ref, reason = "the caller owns the page of this head, or reads a full one")]
 fn numbers_of<'s>(
     kv: &'s Kv,
     layer: usize,

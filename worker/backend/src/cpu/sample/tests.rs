@@ -283,7 +283,7 @@ fn logprobs_are_of_the_row_before_temperature_and_filters() {
     assert!(reported.token == out.token && reported.top.iter().all(|top| close(top.token, top.logprob)));
     let sampling = Sampling { logprob_token_ids: vec![5], logprobs: Some(0), ..Sampling::default() };
     let alone = Draw { sampling: &sampling, prompt: &[], output: &[], score: None, mask: DrawMask::Open };
-    assert!(unedited(&alone).is_none(), "a device tells of the drawn token alone");
+    assert!(unedited(&alone).is_none(), "a device reports only the drawn token");
 }
 
 /// Every filter alone and some together.
@@ -323,7 +323,7 @@ fn every_filter_matches_naive_sampler() {
                 distinct.insert((seed, drawn));
             }
         }
-        assert!(distinct.len() > 8, "{sampling:?} draws the same always");
+        assert!(distinct.len() > 8, "{sampling:?} always draws the same tokens");
     }
 }
 
@@ -384,7 +384,7 @@ fn edits_match_reference() {
             edits::edit(&row, &draw, &mut scratch.edited, &mut scratch.marks);
             let expected = edited(&row, sampling, prompt, output);
             assert_eq!(scratch.edited, expected, "{sampling:?} after {prompt:?} {output:?}");
-            assert!(scratch.marks.iter().all(|mark| *mark == 0), "marks are taken away");
+            assert!(scratch.marks.iter().all(|mark| *mark == 0), "marks are cleared");
             n_changed += usize::from(row != expected);
         }
         assert!(n_changed > 5, "edit {i} changed {n_changed} rows");
@@ -462,7 +462,11 @@ fn a_mask_comes_before_everything_but_logprobs() {
             let Ok(out) = masked else { continue };
             assert!(allows(&words, out.token as usize));
             let score = Some(crate::ScoreRequest { token: out.token, n_top: 3 });
-            assert_eq!(Ok(out), draw_row(&row, &Draw { sampling: &plain, score, ..open }, scratch), "of the whole row");
+            assert_eq!(
+                Ok(out),
+                draw_row(&row, &Draw { sampling: &plain, score, ..open }, scratch),
+                "logprobs are of the whole row"
+            );
         }
     }
 }
@@ -515,7 +519,7 @@ fn undrawn_row_reports_its_cause() {
         assert_eq!(token(&row, &late), Err(DrawError::Late));
         let mut broken = row.clone();
         broken[40] = f32::NAN;
-        assert_eq!(token(&broken, &draw), Err(DrawError::NotNumbers), "a fault is not hidden by a mask");
+        assert_eq!(token(&broken, &draw), Err(DrawError::NotNumbers), "a mask hides no NaN");
     }
     assert!(
         unedited(&Draw { sampling: &hot(1.0), prompt: &[1], output: &[], score: None, mask: DrawMask::Of(&one) })

@@ -63,12 +63,12 @@ impl Driver {
     pub fn find() -> Result<Driver> {
         // SAFETY: opens the library and closes it again; it is the system's own, under its own name.
         if !unsafe { sys::is_culib_present() } {
-            return Err(Error::NoCuda("there is no driver (libcuda.so.1) on this machine".into()));
+            return Err(Error::NoCuda("this machine has no driver (libcuda.so.1)".into()));
         }
         let mut version = 0;
         // SAFETY: writes one number.
         let status = unsafe { sys::cuDriverGetVersion(&mut version) };
-        check_status("tell its version", status.result())?;
+        check_status("report its version", status.result())?;
         let driver = Driver { version };
         if version < VERSION_MIN {
             return Err(Error::NoCuda(format!("the driver is for CUDA {driver}; 12.8 or later is needed")));
@@ -183,12 +183,12 @@ impl Context {
     /// If it is already current, this takes some nanoseconds.
     pub fn enter(&self) -> Result<()> {
         // SAFETY: it is retained for as long as self lives.
-        check_status("enter a context", unsafe { result::ctx::set_current(self.raw) })
+        check_status("make a context current", unsafe { result::ctx::set_current(self.raw) })
     }
 
     pub fn free_bytes(&self) -> Result<u64> {
         self.enter()?;
-        Ok(check_status("tell what memory is free", result::mem_get_info())?.0 as u64)
+        Ok(check_status("report the free memory", result::mem_get_info())?.0 as u64)
     }
 }
 
@@ -214,7 +214,7 @@ unsafe impl Sync for Stream {}
 impl Stream {
     pub fn new(context: &Arc<Context>) -> Result<Stream> {
         context.enter()?;
-        let raw = check_status("make a stream", result::stream::create(result::stream::StreamKind::NonBlocking))?;
+        let raw = check_status("create a stream", result::stream::create(result::stream::StreamKind::NonBlocking))?;
         Ok(Stream { raw, context: context.clone() })
     }
 
@@ -222,7 +222,7 @@ impl Stream {
     pub fn finish(&self) -> Result<()> {
         self.context.enter()?;
         // SAFETY: the stream lives as long as self.
-        check_status("finish its work", unsafe { result::stream::synchronize(self.raw) })
+        check_status("synchronize a stream", unsafe { result::stream::synchronize(self.raw) })
     }
 
     /// # Safety
@@ -331,7 +331,7 @@ impl Stream {
         self.context.enter()?;
         let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
         // SAFETY: both live as long as their owners.
-        check_status("wait within the device", unsafe { result::stream::wait_event(self.raw, event.raw, flags) })
+        check_status("wait for an event in a stream", unsafe { result::stream::wait_event(self.raw, event.raw, flags) })
     }
 
     /// Returns the handle, for a library that launches operations of its own there.
@@ -363,16 +363,16 @@ impl Stream {
         self.context.enter()?;
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream lives as long as self, and is not the legacy one.
-        check_status("begin to record", unsafe { result::stream::begin_capture(self.raw, mode) })
+        check_status("begin the recording of a graph", unsafe { result::stream::begin_capture(self.raw, mode) })
     }
 
     /// Returns everything since `begin_record`; an error if any of it could not be recorded.
     pub fn end_record(&self) -> Result<StreamRecord> {
         self.context.enter()?;
         // SAFETY: as above; a recording was begun by this thread.
-        let raw = check_status("record", unsafe { result::stream::end_capture(self.raw) })?;
+        let raw = check_status("record a graph", unsafe { result::stream::end_capture(self.raw) })?;
         if raw.is_null() {
-            return Err(Error::Driver { what: "record", why: "there is no record".into() });
+            return Err(Error::Driver { what: "record a graph", why: "the recording is empty".into() });
         }
         Ok(StreamRecord { raw, context: self.context.clone() })
     }
@@ -382,7 +382,7 @@ impl Stream {
         self.context.enter()?;
         // SAFETY: both live as long as their owners; by its maker's promise, the memory that the record reads and
         // writes lives as long as the graph.
-        check_status("begin a graph", unsafe { result::graph::launch(graph.raw, self.raw) })
+        check_status("launch a graph", unsafe { result::graph::launch(graph.raw, self.raw) })
     }
 
     /// Zeroes columns of rows: `n_bytes` of each row.
@@ -428,7 +428,7 @@ impl StreamRecord {
         let mut n = 0;
         // SAFETY: the record lives; without room for nodes their number alone is written.
         let status = unsafe { sys::cuGraphGetNodes(self.raw, std::ptr::null_mut(), &mut n) };
-        check_status("count what was recorded", status.result()).map(|()| n)
+        check_status("count the nodes of a graph", status.result()).map(|()| n)
     }
 
     /// Instantiates the graph, with all the device memory that it needs.
@@ -436,9 +436,9 @@ impl StreamRecord {
         self.context.enter()?;
         // SAFETY: the record lives; no flag puts a requirement on the caller.
         let raw = unsafe { result::graph::instantiate(self.raw, sys::CUgraphInstantiate_flags(0)) };
-        let graph = Graph { raw: check_status("make a graph", raw)?, context: self.context.clone() };
+        let graph = Graph { raw: check_status("instantiate a graph", raw)?, context: self.context.clone() };
         // SAFETY: both live.
-        check_status("bring a graph to the device", unsafe { result::graph::upload(graph.raw, stream.raw) })?;
+        check_status("upload a graph", unsafe { result::graph::upload(graph.raw, stream.raw) })?;
         Ok(graph)
     }
 }
@@ -512,21 +512,21 @@ impl CudaEvent {
 
     fn with(context: &Arc<Context>, flags: sys::CUevent_flags) -> Result<CudaEvent> {
         context.enter()?;
-        let raw = check_status("make an event", result::event::create(flags))?;
+        let raw = check_status("create an event", result::event::create(flags))?;
         Ok(CudaEvent { raw, context: context.clone() })
     }
 
     pub fn record(&self, stream: &Stream) -> Result<()> {
         self.context.enter()?;
         // SAFETY: both live as long as their owners.
-        check_status("mark a point", unsafe { result::event::record(self.raw, stream.raw) })
+        check_status("record an event", unsafe { result::event::record(self.raw, stream.raw) })
     }
 
     /// Waits until the stream has passed it. One that was never recorded is passed.
     pub fn wait(&self) -> Result<()> {
         self.context.enter()?;
         // SAFETY: it lives as long as self.
-        check_status("wait for a point", unsafe { result::event::synchronize(self.raw) })
+        check_status("wait for an event", unsafe { result::event::synchronize(self.raw) })
     }
 
     pub fn enter(&self) -> Result<()> {
@@ -539,7 +539,7 @@ impl CudaEvent {
         // SAFETY: it lives as long as self.
         match unsafe { result::event::query(self.raw) } {
             Err(error) if error.0 == sys::cudaError_enum::CUDA_ERROR_NOT_READY => Ok(false),
-            answer => check_status("look at a point", answer).map(|()| true),
+            answer => check_status("query an event", answer).map(|()| true),
         }
     }
 
@@ -548,7 +548,7 @@ impl CudaEvent {
         let mut millis = 0.0;
         // SAFETY: both live, and one number is written.
         let status = unsafe { sys::cuEventElapsedTime_v2(&mut millis, earlier.raw, self.raw) };
-        check_status("measure", status.result())?;
+        check_status("measure the time between events", status.result())?;
         Ok(millis)
     }
 }
@@ -673,22 +673,22 @@ impl Module {
     pub fn load(context: &Arc<Context>, cubin: &[u8]) -> Result<Module> {
         context.enter()?;
         // SAFETY: the image is whole: it comes from the compiler, or its checksum was verified.
-        let raw = check_status("load the kernels", unsafe { result::module::load_data(cubin.as_ptr().cast()) })?;
+        let raw = check_status("load a module", unsafe { result::module::load_data(cubin.as_ptr().cast()) })?;
         Ok(Module { raw, context: context.clone() })
     }
 
     /// Returns a kernel that may be launched with this much dynamic shared memory.
     pub fn function(&self, name: &CStr, shared_bytes: u32) -> Result<KernelFunction> {
         /// The shared memory of a block without a request.
-        const SHARED_UNASKED: u32 = 48 << 10;
+        const SHARED_DEFAULT: u32 = 48 << 10;
         self.context.enter()?;
         // SAFETY: the module is loaded.
         let raw = check_status("find a kernel", unsafe { result::module::get_function(self.raw, name.into()) })?;
-        if shared_bytes > SHARED_UNASKED {
+        if shared_bytes > SHARED_DEFAULT {
             let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
             // SAFETY: the function was just found.
             let status = unsafe { result::function::set_function_attribute(raw, attribute, shared_bytes as i32) };
-            check_status("give a kernel shared memory", status)?;
+            check_status("raise the shared memory of a kernel", status)?;
         }
         // Loaded here and not at its first launch: loading may wait for the whole context, where a peer's kernel may
         // wait for the launch.

@@ -16,7 +16,7 @@ impl Context {
         let mut can = 0;
         // SAFETY: writes one number; both devices are the driver's.
         let status = unsafe { sys::cuDeviceCanAccessPeer(&mut can, self.device, there) };
-        check_status("tell which devices it reaches", status.result())?;
+        check_status("report peer access", status.result())?;
         Ok(can != 0 || there == self.device)
     }
 
@@ -30,7 +30,7 @@ impl Context {
         let status = unsafe { sys::cuCtxEnablePeerAccess(other.raw, 0) };
         match status {
             sys::cudaError_enum::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => Ok(()),
-            _ => check_status("reach another device", status.result()),
+            _ => check_status("enable peer access", status.result()),
         }
     }
 }
@@ -42,7 +42,10 @@ impl DeviceMemory {
         self.context.enter()?;
         let mut handle = sys::CUipcMemHandle { reserved: [0; 64] };
         // SAFETY: writes the handle; the memory was allocated by `new`, and lives.
-        check_status("show memory to others", unsafe { sys::cuIpcGetMemHandle(&mut handle, self.start) }.result())?;
+        check_status(
+            "share memory with other processes",
+            unsafe { sys::cuIpcGetMemHandle(&mut handle, self.start) }.result(),
+        )?;
         Ok(handle.reserved.map(|byte| byte.cast_unsigned()))
     }
 
@@ -66,7 +69,7 @@ impl PeerMemory {
         let mut start = 0;
         // SAFETY: writes one address; the driver rejects an invalid handle. `drop` closes it.
         check_status(
-            "open another's memory",
+            "open the memory of another process",
             unsafe { sys::cuIpcOpenMemHandle_v2(&mut start, handle, flags) }.result(),
         )?;
         Ok(PeerMemory { start, context: context.clone() })

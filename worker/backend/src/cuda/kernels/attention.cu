@@ -75,11 +75,11 @@ DEVICE Merge merge_parts(float largest, float sum, float next_largest, float nex
 // The result of a row. An unseen part may have made a zero positive, so the addition makes all zeros positive.
 DEVICE float weighted(float acc, float sum) { return acc / sum + 0.0f; }
 
-// ---- a block's queries and its room ---------------------------------------------------------------------------------
+// ---- a block's queries and its shared memory ------------------------------------------------------------------------
 
 template <int D, int QUERIES>
 struct Room {
-    // Words from one query to the next; 64 bytes more than a head, so that two rows meet no bank twice.
+    // Words from one query to the next; 64 bytes more than a head, so that two rows use no bank twice.
     static constexpr u32 QUERY_WORDS = D / 2 + 16;
     u32* queries;   // [QUERIES, QUERY_WORDS] of two bf16, each row by lane, as those of K
     float* scores;  // [QUERIES, SCORES_LD], then as many bf16 of e^score in the same rows
@@ -290,7 +290,7 @@ DEVICE void accumulate_values(const Room<D, QUERIES>& room, const bf16* kv, cons
 
 // ---- the kernels ----------------------------------------------------------------------------------------------------
 
-// Writes two neighbours of a head's output, and behind the last head the padding.
+// Writes two neighbours of a head's output, and after the last head the padding.
 DEVICE void put_pair(bf16* out, const HeadShape& heads, u32 place, u32 at, float low, float high) {
     const u32 cols = heads.n_heads * heads.head_dim, row = place / heads.n_heads, head = place % heads.n_heads;
     if (at < heads.head_dim) {

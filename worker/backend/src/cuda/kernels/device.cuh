@@ -123,9 +123,9 @@ DEVICE void multiply_tiles(float (&acc)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 
 #endif
 }
 
-// The place of element i in a row that lanes read by sixteen bytes: of each 32 elements lane t finds 4t .. 4t + 3 of
-// both steps of sixteen side by side. In `multiply_tiles` the first two of a step are columns 2t and 2t + 1, the others
-// 2t + 8 and 2t + 9. The sixteen may have any order of columns, as long as both operands have the same.
+// The place of element i in a row that lanes read by sixteen bytes: of each 32 elements lane t reads 4t .. 4t + 3 of
+// both steps of sixteen, which are adjacent. In `multiply_tiles` the first two of a step are columns 2t and 2t + 1, the
+// others 2t + 8 and 2t + 9. The sixteen may have any order of columns, as long as both operands have the same.
 DEVICE u32 by_lane(u32 i) { return i / 32 * 32 + i / 4 % 4 * 8 + i / 16 % 2 * 4 + i % 4; }
 
 // Begins to copy 16 bytes to shared memory. They have arrived after `copies_arrived` of their group and a barrier.
@@ -208,7 +208,7 @@ DEVICE u32 count_up(u32* at) {
 }
 
 // Ranks signal each other through memory that several devices reach. A rank that loads a stored value also sees all
-// writes before that store, and those of the whole block if a barrier lies between.
+// writes before that store, and those of the whole block if a barrier precedes the store.
 DEVICE void store_release(u64* at, u64 value) {
 #ifdef EMULATOR
     __atomic_store_n(at, value, __ATOMIC_RELEASE);

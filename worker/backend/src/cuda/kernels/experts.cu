@@ -1,9 +1,9 @@
 // Mixtures of experts: the choice of experts, the order in which they are computed, and the sum of their results. The
-// products between are `linear_grouped_*`.
+// products between them are `linear_grouped_*`.
 #include "kernels.cuh"
 #include "math.cuh"
 
-#define NOBODY 0xffffffffu
+#define NO_EXPERT 0xffffffffu
 
 // Lane j of sixteen takes scores j, j + 16, ..; both halves of the warp do the same.
 DEVICE float largest_of(const float* scores, u32 n) {
@@ -30,16 +30,16 @@ struct Candidate {
     DEVICE_MEMBER void offer(u32 other, float its_score) {
         bool is_better = its_score > score || (is_nan(score) && !is_nan(its_score));
         bool is_equal = its_score == score || (is_nan(score) && is_nan(its_score));
-        if (other != NOBODY && (id == NOBODY || is_better || (is_equal && other < id))) {
+        if (other != NO_EXPERT && (id == NO_EXPERT || is_better || (is_equal && other < id))) {
             id = other;
             score = its_score;
         }
     }
 };
 
-// The best of those that are not taken. Bit j of a lane's `taken` is expert 32 j + lane.
+// The best expert that is not taken. Bit j of a lane's `taken` is expert 32 j + lane.
 DEVICE u32 best_of(const float* scores, u32 n, u32 taken) {
-    Candidate best = {NOBODY, 0.0f};
+    Candidate best = {NO_EXPERT, 0.0f};
     for (u32 i = threadIdx.x; i < n; i += 32) {
         if (!(taken >> i / 32 & 1)) {
             best.offer(i, scores[i]);
@@ -201,7 +201,7 @@ struct Waiting {
         depth++;
     }
 
-    // Joins the topmost with `sum`, which stands behind it.
+    // Adds the topmost and `sum`, which follows it in the tree.
     DEVICE_MEMBER float pop(float sum) {
         sum = sums[0] + sum;
         UNROLL
@@ -222,14 +222,14 @@ KERNEL(256) fold_experts(const float* y, const u32* place, const u32* chosen, co
     }
     Waiting waiting = {};
     float sum = -0.0f;
-    u32 last = NOBODY;
+    u32 last = NO_EXPERT;
     for (u32 choice = row * n_used; choice < (row + 1) * n_used; choice++) {
         u32 expert = chosen[choice];
         if (expert < runs[2 * blockIdx.z] || expert >= runs[2 * blockIdx.z + 1]) {
             continue;
         }
         float made = y[(u64)place[choice] * cols + column] * weights[choice];
-        if (last != NOBODY) {
+        if (last != NO_EXPERT) {
             u32 level = 32 - __clz(last ^ expert);
             while (waiting.depth > 0 && waiting.levels[0] < level) {
                 sum = waiting.pop(sum);

@@ -10,11 +10,11 @@
 //             an argument may have either form, `FORM_*` flags select it. Products and the residual stream are f32.
 //             The inputs of a product are bf16, rounded to the nearest, ties to even.
 //
-// STEPS       Tensor cores multiply in steps of 16 elements that lie side by side, ascending. One accumulator in f32
+// STEPS       Tensor cores multiply in steps of 16 adjacent elements, ascending. One accumulator in f32
 //             takes the sixteen products of a step at once, in the inner order of the hardware. The emulator adds them
 //             one by one: 4t, 4t + 1 for t = 0..4, and then 4t + 2, 4t + 3 for t = 0..4.
 //             Where rows are stored for this, they are `by_lane`: element e of 32 is at e / 4 % 4 * 8 + e / 16 * 4 +
-//             e % 4, so that a lane finds its part of two steps side by side.
+//             e % 4, so that a lane reads its part of two steps from adjacent elements.
 //
 // WEIGHTS     A matrix [n_out, k] is cut in tiles of 16 outputs, and k in groups of 32; both are padded with zeros (a
 //             digit of 0 with a scale and a minimum of 0). n_groups = padded(k) / 32. `digits` is, tile after tile and
@@ -31,9 +31,9 @@
 //               w8, w4       64 bytes  [r % 8][h] one pair for the 32 elements
 //               w8h, w4h    128 bytes  [r % 8][e / 16][h] one pair for each 16
 //               f8, f8plain  64 bytes  [r % 8][h] no pair but one f32 for the 32 elements
-//             weight = bf16(fmaf(scale, digit, minimum)): this number is the weight wherever it is used.
-//             Of f8 it is bf16(float * scale), the product rounded to f32 first. No digit is a NaN: where the file has
-//             one, its scale is NaN.
+//             weight = bf16(fmaf(scale, digit, minimum)): all kernels use exactly this number.
+//             For f8 it is bf16(float * scale), the product rounded to f32 first. No digit is a NaN: where the file
+//             has one, its scale is NaN.
 //             Signed or offset digits are stored unsigned, with minimum = -offset * scale, which is exact.
 //
 // PRODUCTS    K is cut in at most PIECES_MAX pieces at multiples of 32 (`Pieces`): the owned leaves of a row-parallel
@@ -42,14 +42,14 @@
 //             tree of `types::leaves`, strands from the left: ((0 + 1) + 2) + 3. Neither the number of rows
 //             nor the choice of kernel changes the order.
 // ATTENTION   Tiles of 256 positions from 0, chunks of 16 tiles. score = q . k in bf16 on the tensor cores, step
-//             by step along head_dim; times scale; softly capped; -inf where a row does not see. p = bf16(exp(score -
-//             largest of the tile)); sum of p in 16 lanes (lane = position % 16, ascending) and one tree (halves onto
-//             halves); p . v in steps of 16 positions. Tiles merge in ascending order into their chunk, chunks in
-//             ascending order into the row: largest = max, acc = fmaf(acc, keep, next * take), where keep and take are
-//             exp of what acc's largest and the next one's are below the new largest; out = acc / sum + 0. A tile or
-//             chunk that a row does not see changes nothing. Split or not, decode or prefill: the same bits. A sink is
-//             one more score of the first tile that a row sees: it may be the largest, and exp(sink - largest), in f32,
-//             is added to the sum of p.
+//             by step along head_dim; times scale; softly capped; -inf where the row may not attend. p = bf16(exp(
+//             score - largest of the tile)); sum of p in 16 lanes (lane = position % 16, ascending) and one tree
+//             (halves onto halves); p . v in steps of 16 positions. Tiles merge in ascending order into their chunk,
+//             chunks in ascending order into the row: largest = max, acc = fmaf(acc, keep, next * take), where keep =
+//             exp(acc's largest - new largest) and take = exp(next one's largest - new largest); out = acc / sum + 0.
+//             A tile or chunk that a row does not see changes nothing. Split or not, decode or prefill: the same bits.
+//             A sink is one more score of the first tile that a row sees: it may be the largest, and exp(sink -
+//             largest), in f32, is added to the sum of p.
 // FUNCTIONS   exp, ln, tanh, silu, gelu, soft cap and the reductions over a row are the CPU's, operation for operation,
 //             so pointwise results in f32 are the CPU's bits.
 #pragma once
@@ -98,7 +98,7 @@ struct DrawRow {
     u32 wants_logprob;
 };
 
-// The same where tokens have to be ordered: top_k, top_p, and min_p beside them.
+// The same where tokens have to be ordered: top_k, top_p, and with them min_p.
 struct FilterRow {
     u64 key;
     double scale;
@@ -126,8 +126,8 @@ struct Drawn {
 // its own device, zeroed before its first use:
 //   0               u64 [BLOCKS]         sums that this rank's blocks have finished, written by itself
 //   ONE_SHOT_FLAGS  u64 [BLOCKS][RANKS]  the last sum for which that rank's block has copied its planes to its buffer
-//   ONE_SHOT_BROKEN u64                  not 0: this rank has given up a sum, and raises no more flags
-//   ONE_SHOT_DATA   f32 [2][BLOCKS][REGION]  planes, side by side: of even sums and of odd ones
+//   ONE_SHOT_BROKEN u64                  not 0: this rank has aborted a sum, and raises no more flags
+//   ONE_SHOT_DATA   f32 [2][BLOCKS][REGION]  planes, one after another: of even sums and of odd ones
 #define ONE_SHOT_RANKS 8
 #define ONE_SHOT_PLANES 128
 #define ONE_SHOT_BLOCKS 64
@@ -138,13 +138,13 @@ struct Drawn {
 #define ONE_SHOT_DATA 8192
 #define ONE_SHOT_BUFFER (2 << 20)
 struct OneShot {
-    u64 buffers[ONE_SHOT_RANKS];  // where they begin, as this device sees them
+    u64 buffers[ONE_SHOT_RANKS];  // their addresses on this device
     u32 n_ranks;
     u32 me;
     u32 n_planes;  // of all ranks
     u32 per_block;  // numbers of each plane; per_block * planes of any rank <= ONE_SHOT_REGION
     // By plane, in the order of their leaves: its rank, its number among that rank's planes, and how often to merge
-    // behind it. At most ONE_SHOT_DEPTH sums wait at a time.
+    // after it. At most ONE_SHOT_DEPTH sums wait at a time.
     u8 rank[ONE_SHOT_PLANES];
     u8 number[ONE_SHOT_PLANES];
     u8 merges[ONE_SHOT_PLANES];
@@ -223,7 +223,7 @@ KERNEL(32) norm_heads(float* qkv, const float* q, const float* k, float eps, Hea
 
 // ---- products (linear.cu): block 256 ------------------------------------------------------------------------------
 // x: bf16 [n_rows, 32 * pieces.n_groups]; out[(plane * n_rows + row) * ld_out + column], f32, columns below n_out:
-// parts of a stacked matrix write side by side. One plane for each piece that ends a run, so one where nothing is cut.
+// parts of a stacked matrix write adjacent columns. One plane for each piece that ends a run, so one if K is not cut.
 //
 //   linear_{kind}_r8, _r16, _r32   few rows: that many for each block. grid (ceil(n_tiles / (8 / P)), ceil(n_rows / R))
 //                                  where n_tiles = ceil(n_out / 16), P = pieces.n rounded up to a power of two
@@ -271,16 +271,16 @@ KERNEL(256) fold_planes(const float* planes, u32 n_planes, const u8* merges, u64
 // `stride` numbers apart, or room for the sum if it has none. All ranks launch the same sums in the same order, each
 // after the one before has ended. Ranks that share a device need room there for the blocks of all.
 // grid (ceil(n / per_block)), at most ONE_SHOT_BLOCKS; block 256.
-// told: host memory. A nonzero [0] ends all waiting, and so do `patience` nanoseconds. If a rank is missing, the sum is
-// not written, and [1] becomes the number + 1 of the first missing rank, unless [1] is set already.
-KERNEL(256) sum_one_shot(float* planes, u64 stride, u32 n, BY_VALUE OneShot ranks, u32* told, u64 patience);
+// control: host memory. A nonzero [0] ends all waiting, and so do `patience` nanoseconds. If a rank is missing, the sum
+// is not written, and [1] becomes the number + 1 of the first missing rank, unless [1] is set already.
+KERNEL(256) sum_one_shot(float* planes, u64 stride, u32 n, BY_VALUE OneShot ranks, u32* control, u64 patience);
 
 // ---- attention (attention.cu) -------------------------------------------------------------------------------------
 // kv: bf16, of one layer: [n_blocks][n_kv_heads][K: [16 positions][D] | V: [D][16 positions]], D = padded(head_dim).
 // Each row of K is by lane. The host zeroes it once. Query heads, KV heads and `first` as in `backend::Heads`.
 
 // Turns Q and K of qkv (f32 [n_rows, (n_heads + 2 n_kv_heads) * head_dim]) in place, where `cos` is not null, and
-// stores K and V. slots[row] = block * 16 + position % 16, or NO_SLOT: the row is left as it is. cos, sin: f32
+// stores K and V. slots[row] = block * 16 + position % 16, or NO_SLOT: the row is left unchanged. cos, sin: f32
 // [context, half_dim].
 // style 0: i and i + half_dim turn together; 1: 2i and 2i + 1. grid (n_rows, n_heads + 2 n_kv_heads), block 32
 #define NO_SLOT 0xffffffffu
@@ -291,7 +291,7 @@ KERNEL(32) rope_store(float* qkv, const float* cos, const float* sin, u32 half_d
 // and 64 up to D = 128, 32 beyond (many rows). A block of threads takes an item's rows for a KV head and walks all
 // tiles. grid (n_items, n_kv_heads * ceil(per_kv / QUERIES)), block 128, dynamic shared memory
 // ATTEND_SMEM(D, QUERIES), which may be over 48 KiB (89 KiB for d128_q64): then the host must raise the limit.
-// out: bf16 rows of n_heads * head_dim. Q of qkv is lost: a block with several chunks keeps their sum in its place.
+// out: bf16 rows of n_heads * head_dim. Overwrites Q in qkv: a block with several chunks keeps their sum there.
 //
 // attend_split_d{D}_q16: a block takes one tile, counted from `tile_first`: grid z = n of tiles at most. It writes
 // partial[((row * n_heads + head) * n_tiles + tile) * (D + 2)]: largest, sum, acc[D], f32, of tiles that the row sees;

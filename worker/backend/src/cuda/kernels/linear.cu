@@ -2,7 +2,8 @@
 // right one (8 rows). The bits of an output depend neither on the number of rows nor on the kernel that computed it.
 #include "weights.cuh"
 
-// Partial sums that wait for their neighbours: at most three of eight pieces. Shifted, so that no index is dynamic.
+// Partial sums that wait for their neighbours: at most three of eight pieces. The stack shifts, so that no index is
+// dynamic.
 template <int N>
 struct Stack {
     float waiting[3][N];
@@ -27,7 +28,7 @@ struct Stack {
     }
 };
 
-// The part of a row that a lane takes: four elements of each step of sixteen, as they lie in the row.
+// The part of a row that a lane takes: four elements of each step of sixteen, in the order of the row.
 struct Group {
     Words2 steps[2];
 };

@@ -10,9 +10,9 @@ DEVICE bool is_nan(float x) { return x != x; }
 // 2^x for an integer in -126..=127.
 DEVICE float pow2(float x) { return bits_to_float((u32)((int)x + 127) << 23); }
 
-// e^x within 2 ulp. Exactly 0 for what is too small, infinity for what is too large.
+// e^x within 2 ulp. Exactly 0 if x is too small, infinity if it is too large.
 DEVICE float exp_of(float x) {
-    // The constant stands first: a NaN in x is what comes out.
+    // The constant comes first, so that a NaN in x is the result.
     x = smaller(89.0f, larger(-104.0f, x));
     if (is_nan(x)) {
         return x;
@@ -32,7 +32,7 @@ DEVICE float exp_of(float x) {
     return p * pow2(half) * pow2(n - half);
 }
 
-// The natural logarithm of a positive normal number, within 2 ulp: what a sum of e^(x - largest) is.
+// The natural logarithm of a positive normal number, such as a sum of e^(x - largest), within 2 ulp.
 DEVICE float ln_of(float x) {
     u32 bits = float_to_bits(x);
     float e = (float)(bits >> 23 & 0xffu) - 126.0f;

@@ -105,7 +105,7 @@ KERNEL(32) norm_heads(float* qkv, const float* q, const float* k, float eps, Hea
     const u32 n_cols = (heads.n_heads + 2 * heads.n_kv_heads) * heads.head_dim;
     float* x = qkv + (u64)blockIdx.x * n_cols + blockIdx.y * heads.head_dim;
     const float* weight = blockIdx.y < heads.n_heads ? q : k;
-    // The lanes meet in the sum, so no lane writes before all have read.
+    // The sum synchronizes the lanes, so no lane writes before all have read.
     float scale = scale_of(sum_of_squares(heads.head_dim, [=](u32 i) { return x[i]; }), heads.head_dim, eps);
     for (u32 i = threadIdx.x; i < heads.head_dim; i += 32) {
         x[i] = x[i] * scale * weight[i];

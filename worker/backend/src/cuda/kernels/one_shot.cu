@@ -2,19 +2,19 @@
 // part of this rank's planes to this rank's buffer, signals the same block of every other rank, and waits for their
 // signals. Then it adds the planes of all buffers.
 //
-// One meeting per sum is enough, because buffers have two sides. A rank writes a side again two sums later. By then it
-// has met all ranks in the sum between, and they had read this side before: a kernel begins when the one before has
-// ended.
+// One exchange of signals per sum is enough, because buffers have two sides. A rank writes a side again two sums later.
+// By then it has exchanged signals with all ranks in the sum between, and they had read this side before: a kernel
+// begins when the one before has ended.
 //
 // Each block has its own count, so no block waits for another of its own launch. A launch that a graph has recorded
 // continues the count in each replay.
 #include "kernels.cuh"
 
-// Numbers per thread at a time, and planes that are loaded at once, to pay the latency of other devices once for all.
+// Numbers per thread at a time, and planes that are loaded at once: the loads from other devices overlap.
 #define EACH 2
 #define AHEAD 8
-// Loads of a flag between two checks of the clock and of the host's flag, which is far away.
-#define LOOKS 256
+// Loads of a flag between two checks of the clock and of the host's flag, which is slow to load.
+#define LOADS_PER_CHECK 256
 
 DEVICE float* part_of(u64 buffer, u32 side) {
     return (float*)(buffer + ONE_SHOT_DATA) + (u64)(side * ONE_SHOT_BLOCKS + blockIdx.x) * ONE_SHOT_REGION;
@@ -25,10 +25,10 @@ DEVICE u64* flag_of(u64 buffer, u32 rank) {
 }
 
 // Waits for a flag. Returns false if the host ends the wait or `patience` runs out.
-DEVICE bool is_raised(const u64* flag, u64 count, const u32* told, u64 patience) {
+DEVICE bool wait_for_flag(const u64* flag, u64 count, const u32* control, u64 patience) {
     const u64 since = nanoseconds();
-    for (u32 looks = 1; load_acquire(flag) < count; looks++) {
-        if (looks % LOOKS == 0 && (load_acquire(told) != 0 || nanoseconds() - since > patience)) {
+    for (u32 n_loads = 1; load_acquire(flag) < count; n_loads++) {
+        if (n_loads % LOADS_PER_CHECK == 0 && (load_acquire(control) != 0 || nanoseconds() - since > patience)) {
             return false;
         }
         wait_a_little();
@@ -36,9 +36,9 @@ DEVICE bool is_raised(const u64* flag, u64 count, const u32* told, u64 patience)
     return true;
 }
 
-// Runs in the first warp, with a lane for each rank. Returns the missing ranks, one bit each. A rank that has given up
-// a sum has no valid planes for the next one, so it raises no flags.
-DEVICE u32 meet(const OneShot& ranks, u64 count, u32* told, u64 patience) {
+// Runs in the first warp, with a lane for each rank. Returns the missing ranks, one bit each. A rank that has aborted a
+// sum has no valid planes for the next one, so it raises no flags.
+DEVICE u32 meet(const OneShot& ranks, u64 count, u32* control, u64 patience) {
     const u32 lane = threadIdx.x;
     const u64 buffer = ranks.buffers[ranks.me];
     const bool is_other = lane < ranks.n_ranks && lane != ranks.me;
@@ -48,17 +48,17 @@ DEVICE u32 meet(const OneShot& ranks, u64 count, u32* told, u64 patience) {
     }
     // This rank raises all its flags before it waits for another rank.
     __syncwarp();
-    return votes(is_other && (is_broken || !is_raised(flag_of(buffer, lane), count, told, patience)));
+    return votes(is_other && (is_broken || !wait_for_flag(flag_of(buffer, lane), count, control, patience)));
 }
 
-DEVICE void give_up(u64 buffer, u32 missing, u32* told) {
+DEVICE void abort_sum(u64 buffer, u32 missing, u32* control) {
     store_release((u64*)(buffer + ONE_SHOT_BROKEN), 1);
-    if (load_acquire(told + 1) == 0) {
+    if (load_acquire(control + 1) == 0) {
         u32 first = 0;
         while ((missing >> first & 1) == 0) {
             first++;
         }
-        store_release(told + 1, first + 1);
+        store_release(control + 1, first + 1);
     }
 }
 
@@ -95,7 +95,7 @@ struct Tree {
     }
 };
 
-// Adds the numbers at, at + 256, .. of all planes, as far as this block has them.
+// Adds the numbers at, at + 256, .. of all planes, up to the end of this block's part.
 DEVICE void fold(const OneShot& ranks, const float* own, u64 stride, u32 side, u32 at, u32 n_here, float (&sum)[EACH]) {
     Tree tree = {};
     for (u32 first = 0; first < ranks.n_planes; first += AHEAD) {
@@ -127,7 +127,7 @@ DEVICE void fold(const OneShot& ranks, const float* own, u64 stride, u32 side, u
     }
 }
 
-KERNEL(256) sum_one_shot(float* planes, u64 stride, u32 n, BY_VALUE OneShot ranks, u32* told, u64 patience) {
+KERNEL(256) sum_one_shot(float* planes, u64 stride, u32 n, BY_VALUE OneShot ranks, u32* control, u64 patience) {
     SHARED(u32, missing, 1);
     const u32 begin = blockIdx.x * ranks.per_block, n_here = min_of(ranks.per_block, n - begin);
     const u64 buffer = ranks.buffers[ranks.me];
@@ -145,12 +145,12 @@ KERNEL(256) sum_one_shot(float* planes, u64 stride, u32 n, BY_VALUE OneShot rank
     }
     __syncthreads();
     if (threadIdx.x < 32) {
-        const u32 who = meet(ranks, count, told, patience);
+        const u32 absent = meet(ranks, count, control, patience);
         if (threadIdx.x == 0) {
-            missing[0] = who;
+            missing[0] = absent;
             *counted = count;
-            if (who != 0) {
-                give_up(buffer, who, told);
+            if (absent != 0) {
+                abort_sum(buffer, absent, control);
             }
         }
     }

@@ -96,7 +96,7 @@ KERNEL(256) add_expert_bias(float* x, u32 cols, const u32* chosen, const u32* or
     }
 }
 
-// A token of another rank's table leaves its row as it is.
+// A token of another rank's part of the table leaves its row unchanged.
 template <class Kind>
 DEVICE void embed(const void* digits, const void* scales, const u32* tokens, u32 first, u32 n_table, u32 k,
                   float* out) {

@@ -1,5 +1,5 @@
-// Draws a token from each row of logits: the CPU's draw (`cpu/sample`), bit for bit. One block for each row. Edits
-// of logits come before.
+// Draws a token from each row of logits: the CPU's draw (`cpu/sample`), bit for bit. One block for each row. Logits are
+// already edited (penalties, bias, ..).
 #include "kernels.cuh"
 #include "math.cuh"
 
@@ -122,7 +122,7 @@ DEVICE u32 best_of_all(Best best, double* scores, u32* tokens) {
     return best.token;
 }
 
-DEVICE u32 drawn(const float* row, u32 n, const Largest& largest, const DrawRow& draw) {
+DEVICE u32 draw_token(const float* row, u32 n, const Largest& largest, const DrawRow& draw) {
     SHARED(double, scores, THREADS);
     SHARED(u32, tokens, THREADS);
     // The most likely token comes first: the bound of most others is below its score.
@@ -171,7 +171,7 @@ DEVICE float sum_exp_of(const float* row, u32 n, float largest, float scale) {
 }
 
 // The drawn token, and its logprob if `wants_logprob`.
-DEVICE Drawn told(const float* row, u32 n, const Largest& largest, u32 token, bool wants_logprob) {
+DEVICE Drawn drawn_token(const float* row, u32 n, const Largest& largest, u32 token, bool wants_logprob) {
     Drawn out = {token, 0.0f, largest.value, 0.0f};
     if (wants_logprob && token < n) {
         out.log_sum = largest.value + ln_of(sum_exp_of(row, n, largest.value, 1.0f));
@@ -191,9 +191,9 @@ KERNEL_SHARING(512, 2) draw(const float* logits, u32 n_vocab, const DrawRow* dra
     const Largest largest = largest_of(row, n_vocab);
     u32 token = DRAWN_NONE;
     if (is_drawable(largest)) {
-        token = draw.is_greedy ? largest.first : drawn(row, n_vocab, largest, draw);
+        token = draw.is_greedy ? largest.first : draw_token(row, n_vocab, largest, draw);
     }
-    Drawn now = told(row, n_vocab, largest, token, draw.wants_logprob);
+    Drawn now = drawn_token(row, n_vocab, largest, token, draw.wants_logprob);
     if (threadIdx.x == 0) {
         out[blockIdx.x] = now;
     }
@@ -276,19 +276,19 @@ DEVICE void sort_keys(const float* row, u32 n_vocab, u64 last, u64* keys) {
     __syncthreads();
 }
 
-// How many of n weights reach `wanted`; n + 1 if all together do not. Adds them one by one, as the CPU does.
-DEVICE u32 n_reaching(const double* weights, u32 n, double wanted) {
+// How many of n weights reach `target`; n + 1 if all together do not. Adds them one by one, as the CPU does.
+DEVICE u32 n_reaching(const double* weights, u32 n, double target) {
     double reached = 0.0;
     for (u32 i = 0; i < n; i++) {
         reached = reached + weights[i];
-        if (reached >= wanted) {
+        if (reached >= target) {
             return i + 1;
         }
     }
     return n + 1;
 }
 
-// How many of the sorted keys the filters keep; 0 if the host has to consider more.
+// How many of the sorted keys the filters keep; 0 if they may keep more than SURVIVORS_MAX, so that the host draws.
 DEVICE u32 n_kept(const float* row, u32 n_vocab, const Largest& largest, const FilterRow& filter, u64* keys) {
     SHARED(double, weights, SURVIVORS_MAX);
     SHARED(u32, kept, 1);
@@ -342,7 +342,7 @@ KERNEL_SHARING(512, 2) draw_filtered(const float* logits, u32 n_vocab, const Fil
         }
         token = n == 0 ? DRAWN_BY_HOST : best_of_all(best, scores, tokens);
     }
-    Drawn now = told(row, n_vocab, largest, token, filter.wants_logprob);
+    Drawn now = drawn_token(row, n_vocab, largest, token, filter.wants_logprob);
     if (threadIdx.x == 0) {
         out[blockIdx.x] = now;
     }

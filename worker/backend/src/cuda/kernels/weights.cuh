@@ -1,7 +1,7 @@
 // Packed weights, as `kernels.cuh` lays them out: how a lane reads its part of sixteen rows of thirty-two elements.
 //
-// A kind has `Raw`, what a lane loads; `fetch`, which loads it; `widen`, which makes bf16 of it; and `one`, a
-// single weight. `first` is a tile's first group of all; a group counts from there.
+// A kind has `Raw`, what a lane loads; `fetch`, which loads it; `widen`, which converts it to bf16; and `one`, a single
+// weight. `first` is the index of a tile's first group among all groups; `group` counts from there.
 #pragma once
 #include "kernels.cuh"
 
@@ -40,7 +40,7 @@ struct KindBf16 {
     }
 };
 
-// Rows as they are in the matrix: a library reads them too.
+// Rows in the matrix's own layout, because a library reads them too.
 struct KindPlain : KindBf16 {
     static DEVICE_MEMBER Raw fetch(const void* digits, const void*, u64 first, u32 group, u32 n_groups, u32 lane) {
         const Words2* from = (const Words2*)digits + (first * 16 + lane / 4 * n_groups + group) * 8 + lane % 4;
@@ -173,7 +173,7 @@ DEVICE u32 narrow_f8(float x) {
     return (float_to_bits(x) >> 24 & 0x80u) | (size < 0x1p-6f ? small : large);
 }
 
-// PLAIN: rows as they are in the matrix: a library reads them too.
+// PLAIN: rows in the matrix's own layout, because a library reads them too.
 template <bool PLAIN>
 struct KindFloat8 {
     struct Raw {

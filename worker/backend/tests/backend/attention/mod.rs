@@ -146,7 +146,7 @@ impl Case {
             KvDtype::F32 => row,
             KvDtype::Int8 if is_key => int8::stored_key(&row),
             KvDtype::Int8 => int8::stored(&row),
-            KvDtype::Bf16 | KvDtype::Fp8 => unreachable!("the processor has no such cache"),
+            KvDtype::Bf16 | KvDtype::Fp8 => unreachable!("the CPU has no cache of this type"),
         }
     }
 

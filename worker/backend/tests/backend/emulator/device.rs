@@ -179,7 +179,7 @@ impl<T: bytemuck::Pod> Memory<T> {
         let start = self.start().addr() - bytes.as_ptr().addr();
         let end = start + self.n * size_of::<T>();
         let mut fences = bytes[..start].iter().chain(&bytes[end..]);
-        assert!(fences.all(|byte| *byte == FENCE), "a kernel wrote beside its memory");
+        assert!(fences.all(|byte| *byte == FENCE), "a kernel wrote outside its memory");
         bytes[start..end].chunks_exact(size_of::<T>()).map(bytemuck::pod_read_unaligned).collect()
     }
 }

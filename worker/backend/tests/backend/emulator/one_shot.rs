@@ -129,7 +129,10 @@ fn sum(stage: &Stage, rank: usize, sum: Sum) -> Vec<u32> {
         arguments![planes.start(), stride as u64, sum.n as u32, ranks, stage.controls[rank].start(), patience],
     );
     let left = planes.read();
-    assert!(left[sum.n..stride].iter().all(|x| x.to_bits() == UNWRITTEN.to_bits()), "a number behind the sum");
+    assert!(
+        left[sum.n..stride].iter().all(|x| x.to_bits() == UNWRITTEN.to_bits()),
+        "the kernel wrote past the end of the sum"
+    );
     left[..sum.n].iter().map(|x| x.to_bits()).collect()
 }
 
@@ -207,7 +210,11 @@ fn timed_out_sum_ends_and_writes_nothing() {
     let short = Duration::from_millis(100);
     let found = each(&[0, 1], |rank| sum(&stage, rank, of(2, short)));
     assert_eq!(found, [own(0, 2), own(1, 2)], "no sum is written");
-    assert_eq!([0, 1].map(|rank: usize| stage.controls[rank].read()), [[0, 3]; 2], "the control names it");
+    assert_eq!(
+        [0, 1].map(|rank: usize| stage.controls[rank].read()),
+        [[0, 3]; 2],
+        "the control names the missing rank"
+    );
     // The next sum ends at once, whatever its patience, and no rank uses data of one that gave up.
     let late = sum(&stage, 0, of(3, PATIENT));
     assert_eq!((late, stage.controls[0].read()[1]), (own(0, 3), 3));

@@ -58,7 +58,7 @@ fn what_would_hang_or_harm_ends_with_a_word() {
             assert!(error.contains(word), "{kernel}: {error}");
         }
     }
-    // And the next launch is not the worse for it.
+    // An error does not affect the next launch.
     assert_eq!(run("nothing", 64, 2).unwrap(), reversed(64));
 }
 
@@ -72,5 +72,5 @@ fn launches_that_cannot_be_are_refused() {
     assert!(launch(Launch::new([0, 1, 1], 64)).contains("empty"));
     assert!(launch(Launch::new([1, 1, 1], 1056)).contains("too large"));
     assert!(launch(Launch { shared: 228 << 10, ..Launch::new([1, 1, 1], 64) }).contains("shared memory"));
-    assert!(run("nobody", 64, 0).unwrap_err().contains("no kernel is named"));
+    assert!(run("no_such_kernel", 64, 0).unwrap_err().contains("unknown kernel"));
 }

@@ -71,7 +71,7 @@ pub(super) struct CommIds {
 fn agree(all: &[NcclSupport], encryption: LinkEncryption) -> Result<bool> {
     let is_chosen = |choice: CarrierChoice| all.iter().any(|one| one.carrier == choice as u32);
     if is_chosen(CarrierChoice::Nccl) && is_chosen(CarrierChoice::Host) {
-        return Err(Error::Plan("ranks that are to exchange through NCCL, and their peers through the host"));
+        return Err(Error::Plan("some ranks exchange through NCCL, and their peers through the host"));
     }
     let version = all[0].version;
     let is_there = version >= NcclVersion::MIN.0 && all.iter().all(|one| one.version == version);
@@ -79,13 +79,13 @@ fn agree(all: &[NcclSupport], encryption: LinkEncryption) -> Result<bool> {
     // NCCL's own connections are not encrypted.
     let is_overheard = encryption == LinkEncryption::On && all.iter().any(|one| one.host != all[0].host);
     if is_chosen(CarrierChoice::Nccl) && is_overheard {
-        return Err(Error::Plan("NCCL between hosts, which encrypts nothing, though links are to be encrypted"));
+        return Err(Error::Plan("NCCL cannot encrypt links between hosts, which --link-encryption on requires"));
     }
     let is_able = is_there && !is_overheard && (!is_shared || NcclVersion(version) >= NcclVersion::SHARING);
     if is_chosen(CarrierChoice::Nccl) && !is_able {
         return Err(Error::Plan(match is_there {
-            true => "NCCL before 2.30 for ranks that share a device",
-            false => "NCCL (libnccl.so.2, 2.19 or later) for ranks that do not all have the same",
+            true => "ranks that share a device require NCCL 2.30 or later",
+            false => "NCCL requires the same libnccl.so.2, of version 2.19 or later, on all ranks",
         }));
     }
     // NCCL's own environment must allow a shared device, so devices are shared only if the configuration requires NCCL.

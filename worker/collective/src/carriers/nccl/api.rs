@@ -10,7 +10,7 @@ const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NcclError {
-    #[error("there is no NCCL (libnccl.so.2) on this machine")]
+    #[error("this machine has no NCCL (libnccl.so.2)")]
     Missing,
     #[error("the NCCL of this machine has no {0}")]
     Symbol(&'static str),
@@ -326,7 +326,7 @@ mod tests {
 
     #[test]
     fn what_is_missing_is_an_error() {
-        assert_eq!(NcclApi::load(&["libnccl-of-nobody.so.2"]).err(), Some(NcclError::Missing));
+        assert_eq!(NcclApi::load(&["libnccl-missing.so.2"]).err(), Some(NcclError::Missing));
         // A library that every process has, and that is not NCCL.
         assert_eq!(NcclApi::load(&["libc.so.6"]).err(), Some(NcclError::Symbol("ncclGetVersion")));
         assert_eq!(NcclVersion(23007).to_string(), "2.30.7");

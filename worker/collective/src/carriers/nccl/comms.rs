@@ -82,7 +82,7 @@ impl WatchedComms {
         let thread = {
             let watchdog = watchdog.clone();
             let thread = std::thread::Builder::new().name("nccl".into()).spawn(move || watchdog.run());
-            thread.map_err(|source| Error::Io { what: "a thread to look after NCCL", source })?
+            thread.map_err(|source| Error::Io { what: "the thread that watches NCCL", source })?
         };
         Ok(WatchedComms { watchdog, thread: Some(thread) })
     }

@@ -44,7 +44,7 @@ impl OneShotHello {
 fn agree(hellos: &[OneShotHello]) -> Result<bool> {
     let is_chosen = |choice: CarrierChoice| hellos.iter().any(|hello| hello.carrier == choice as u32);
     if is_chosen(CarrierChoice::Host) || is_chosen(CarrierChoice::Nccl) {
-        let why = "ranks that are to add over CUDA IPC, and their peers otherwise";
+        let why = "some ranks sum over CUDA IPC, and their peers do not";
         return if is_chosen(CarrierChoice::Ipc) { Err(Error::Plan(why)) } else { Ok(false) };
     }
     let is_one_host = hellos.iter().all(|hello| hello.host == hellos[0].host && hello.host != [0; 4]);
@@ -96,7 +96,7 @@ pub fn meet(
     match buffers {
         Some(buffers) => Ok(Some(buffers)),
         None if choice == CarrierChoice::Ipc => {
-            Err(Error::Plan("CUDA IPC for devices that do not all reach each other's memory"))
+            Err(Error::Plan("CUDA IPC requires that all devices can access each other's memory"))
         }
         None => Ok(None),
     }
@@ -154,7 +154,7 @@ fn peer_buffers(
     let thread = {
         let watchdog = watchdog.clone();
         let thread = std::thread::Builder::new().name("one-shot".into()).spawn(move || watchdog.run());
-        thread.map_err(|source| Error::Io { what: "a thread to look after sums", source })?
+        thread.map_err(|source| Error::Io { what: "the thread that watches sums", source })?
     };
     mesh.add_device_wait(&watchdog);
     let me = mesh.tp();
@@ -211,8 +211,8 @@ mod tests {
         let auto = |host, bus| hello(CarrierChoice::Auto, host, bus);
         assert!(agree(&[auto(1, 1), auto(1, 2)]).unwrap());
         assert!(!agree(&[auto(1, 1), auto(2, 2)]).unwrap(), "two hosts");
-        assert!(!agree(&[auto(0, 1), auto(0, 2)]).unwrap(), "hosts that nobody knows");
-        assert!(!agree(&[auto(1, 1), auto(1, 1)]).unwrap(), "one device, unasked");
+        assert!(!agree(&[auto(0, 1), auto(0, 2)]).unwrap(), "unknown hosts");
+        assert!(!agree(&[auto(1, 1), auto(1, 1)]).unwrap(), "one device, and no explicit choice");
         for other in [CarrierChoice::Host, CarrierChoice::Nccl] {
             assert!(!agree(&[auto(1, 1), hello(other, 1, 2)]).unwrap());
             assert!(agree(&[hello(CarrierChoice::Ipc, 1, 1), hello(other, 1, 2)]).is_err());

@@ -200,7 +200,7 @@ impl MaskSlot {
             Ok(()) => self.look_ahead(&mut follower, is_behind),
             Err(stuck) => {
                 let position = follower.n_seen();
-                tracing::warn!(%stuck, position, "a grammar cannot be followed: its request ends");
+                tracing::warn!(%stuck, position, "a grammar failed: its request ends");
                 self.state().failed = Some(failure(&stuck));
             }
         }

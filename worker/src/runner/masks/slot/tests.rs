@@ -73,7 +73,7 @@ fn masks_that_were_made_along_the_only_way_are_those_of_its_drafts() {
     let (vocabulary, slot) = (vocabulary(), MaskSlot::new(regex("qzx(d|e)f"), &[], N_GUESS_MAX));
     slot.make_masks(&vocabulary);
     slot.set_drafts(0, &letters("qz"));
-    assert_eq!(slot.claim_work(), None, "they are there");
+    assert_eq!(slot.claim_work(), None, "all masks are ready");
     let run = take(&slot, 0);
     assert!(run.mask_after(2).is_some() && run.mask_after(3).is_none(), "two drafts");
     slot.push(letters("q").into_iter());
@@ -81,7 +81,7 @@ fn masks_that_were_made_along_the_only_way_are_those_of_its_drafts() {
     assert_eq!(slot.claim_work(), Some(SlotWork::GoesOn));
     slot.make_masks(&vocabulary);
     let run = take(&slot, 1);
-    assert!(run.mask_after(0).is_some() && run.mask_after(1).is_none(), "what the grammar forbids is not drawn behind");
+    assert!(run.mask_after(0).is_some() && run.mask_after(1).is_none(), "no mask after a forbidden draft");
 }
 
 fn grammars() -> Vec<Grammar> {
