@@ -32,13 +32,10 @@ const TABLE: &[(&str, &str)] = &[
     ),
     (
         "serve $MODEL --tp 64",
-        "lockstep: tp 64 is more than the model can be cut into: its attention has 2 runs of heads; the nearest \
+        "lockstep: the model cannot be split into tp 64: its attention has 2 runs of heads; the nearest \
          grid that fits is tp 2 x pp 1",
     ),
-    (
-        "serve $MODEL --pp 9",
-        "lockstep: pp 9 is more than the model has layers: 2; the nearest grid that fits is tp 1 x pp 2",
-    ),
+    ("serve $MODEL --pp 9", "lockstep: pp 9 exceeds the model's 2 layers; the nearest grid that fits is tp 1 x pp 2"),
     ("serve $MODEL --tp 0", "lockstep: --tp is 0; it must be at least 1"),
     (
         "serve $MODEL --context 999999",
@@ -173,7 +170,7 @@ const TABLE: &[(&str, &str)] = &[
     ),
     (
         "serve $MODEL --kv-memory 1",
-        "lockstep: a context of 512 needs 128 KiB of KV on rank 0 {}: ask for a shorter \
+        "lockstep: a context of 512 needs 128 KiB of KV on rank 0 {}: set a shorter \
                                     context (--context) or more KV memory (--kv-memory); no other grid fits either",
     ),
     ("serve $MODEL --context 1", "lockstep: --context is below 2: a prompt and its answer need a token each"),

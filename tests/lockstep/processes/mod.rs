@@ -66,7 +66,7 @@ fn serve_takes_another_grid_and_reads_its_model_again() {
     assert!(done.status.success() && done.stdout.starts_with(b"tp 1 x pp 2 after "), "{done:?}");
     assert_eq!(grid.answers(), alone);
     let refused = run_command(&door, &["scale", "--tp", "2", "--pp", "2"]);
-    assert!(String::from_utf8_lossy(&refused.stderr).contains("needs 4 workers, 2 are there"), "{refused:?}");
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("needs 4 workers, but 2 are available"), "{refused:?}");
     let done = run_command(&door, &["reload"]);
     assert!(done.status.success() && done.stdout.starts_with(b"2 of 2 ranks have read"), "{done:?}");
     assert_eq!(grid.answers(), alone);
@@ -233,7 +233,7 @@ fn another_model_or_policy_is_refused_by_name_and_the_cluster_goes_on() {
     let join = ["worker", "--threads", "1", "--join", &address];
     // The foreign worker joins first, with a model of the same shape.
     let mut stranger = Node::start(&[&join[..], &["--model-path", "tests/reference/llama-linear"]].concat());
-    let refusal = ["computes under", "another model, or other numerics"];
+    let refusal = ["computes under", "its model, numerics or GPU architecture differs"];
     stranger.until(&["lockstep:", refusal[0], refusal[1]]);
     assert!(!stranger.ended().success());
     coordinator.until(&["a worker is lost", refusal[0], refusal[1]]);
