@@ -155,19 +155,19 @@ fn foreign_peers_are_refused_and_the_cluster_continues() {
     let join = ["worker", "--threads", "1", "--join", &address];
     let mut worker = Node::start(&[&join[..], &["--token-file", &good]].concat());
     let mut stranger = Node::start(&[&join[..], &["--token-file", &bad]].concat());
-    stranger.until(&["lockstep:", "the join tokens are not the same"]);
+    stranger.until(&["lockstep:", "the join tokens differ"]);
     assert!(!stranger.ended().success());
-    coordinator.until(&["a peer is refused", "the join tokens are not the same"]);
+    coordinator.until(&["a peer is refused", "the join tokens differ"]);
     let mut tokenless = Node::start(&join);
-    tokenless.until(&["lockstep:", "the listener asks for a join token"]);
+    tokenless.until(&["lockstep:", "the listener requires a join token"]);
     assert!(!tokenless.ended().success());
     let mut half = TcpStream::connect(&address).unwrap();
     half.write_all(b"LOCKSTP1").unwrap();
     for garbage in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0xff; 300]] {
         send_bytes(&address, garbage);
     }
-    coordinator.until(&["a peer is refused", "no role of a cluster"]);
-    coordinator.until(&["a peer is refused", "nothing was heard for too long"]);
+    coordinator.until(&["a peer is refused", "not a role of a cluster"]);
+    coordinator.until(&["a peer is refused", "the connection timed out"]);
     another_version(&address, token);
     worker.until(&["taking a place"]);
     let arguments = ["router", MODEL, "--coordinator", &address, "--token-file", &good];
@@ -195,7 +195,7 @@ fn repeated_refusals_are_logged_once_a_second() {
     let unsaid = |line: &String| if line.contains(" unsaid=") { field(line, "unsaid").parse().unwrap() } else { 0 };
     let deadline = Instant::now() + PATIENCE;
     let lines = loop {
-        let lines = coordinator.lines_since(0, &["a peer is refused", "no role of a cluster"], usize::MAX);
+        let lines = coordinator.lines_since(0, &["a peer is refused", "not a role of a cluster"], usize::MAX);
         if lines.len() + lines.iter().map(unsaid).sum::<usize>() == KNOCKS + 1 {
             break lines;
         }
@@ -376,7 +376,7 @@ fn an_expired_certificate_is_refused_by_name_and_its_successor_is_taken_without_
     expired.until(&["taking a place"]);
     expired.kill();
     let mut plain = Node::start(&join);
-    plain.until(&["lockstep:", "the listener speaks TLS"]);
+    plain.until(&["lockstep:", "the listener uses TLS"]);
     let mut worker = with(&join, &good);
     worker.until(&["taking a place"]);
     let arguments = [&["router", MODEL, "--coordinator", &address], &DOORS[..4]].concat();
