@@ -165,7 +165,7 @@ impl Routers {
             "a router does not read its frames and is disconnected"
         );
         if let Attachment::Up { frames, .. } = router.attachment {
-            frames.close(Status::resource_exhausted("this router has left too many frames unread"));
+            frames.close(Status::resource_exhausted("this router has too many unread frames"));
         }
         sorted(router.live)
     }
