@@ -121,7 +121,7 @@ fn two_hosts_answer_as_one_and_a_cut_link_is_named() {
 fn cut(hosts: &Star, coordinator: &mut Node) -> Instant {
     let begun = Instant::now();
     hosts.set_link(THERE, "down");
-    let line = coordinator.until(&["a worker is lost", "rank=", "was not heard of for too long"]);
+    let line = coordinator.until(&["a worker is lost", "rank=", "sent no frame for too long"]);
     println!("{} ms after the link went down: {line}", begun.elapsed().as_millis());
     std::thread::sleep(CUT.saturating_sub(begun.elapsed()));
     hosts.set_link(THERE, "up");

@@ -61,7 +61,7 @@ impl Conversation {
         let mut last = self.messages.last().cloned().ok_or_else(nothing_to_continue)?;
         let last = text_of(&mut last).ok_or_else(nothing_to_continue)?;
         let at = rendered.rfind(CONTINUE_HERE.trim_end()).filter(|_| rendered.contains(last.trim()));
-        let at = at.ok_or_else(|| Error::Template("it does not show the final message as it is".to_owned()))?;
+        let at = at.ok_or_else(|| Error::Template("it does not render the final message unchanged".to_owned()))?;
         // A template that trims messages has also trimmed the mark's own space.
         let keeps_space = rendered[at..].starts_with(CONTINUE_HERE);
         rendered.truncate(at);
@@ -73,7 +73,7 @@ impl Conversation {
 }
 
 fn nothing_to_continue() -> Error {
-    Error::Template("continue_final_message is set, and the final message has no text".to_owned())
+    Error::Template("continue_final_message is set, but the final message has no text".to_owned())
 }
 
 /// Returns the text of a message, or the last text among its parts.

@@ -37,9 +37,9 @@ pub enum Error {
         `lockstep pull` fetches it again", path.display()
     )]
     Damaged { path: PathBuf, found: String, expected: String },
-    #[error("there is no room at {}: {needed} bytes are needed, {free} are free", path.display())]
+    #[error("there is not enough space at {}: {needed} bytes are needed, {free} are free", path.display())]
     NoRoom { path: PathBuf, needed: u64, free: u64 },
-    #[error("{what} has the sha256 {found}, and {expected} was expected")]
+    #[error("{what} has the sha256 {found}, but {expected} was expected")]
     Checksum { what: String, found: String, expected: String },
 }
 

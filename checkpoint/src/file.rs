@@ -35,10 +35,10 @@ impl FileStamp {
     /// Returns what has changed since `self`, if anything.
     fn difference(&self, now: &FileStamp) -> Option<String> {
         if self.place != now.place {
-            return Some("another file has taken its place".into());
+            return Some("another file has replaced it".into());
         }
         if self.n_bytes != now.n_bytes {
-            return Some(format!("it has {} bytes, where it had {}", now.n_bytes, self.n_bytes));
+            return Some(format!("it has {} bytes, but had {} before", now.n_bytes, self.n_bytes));
         }
         (self.modified != now.modified).then(|| "it has been written to".into())
     }

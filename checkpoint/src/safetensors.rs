@@ -115,7 +115,7 @@ impl Shards {
                 let ((shard, start), shape, dtype) = (reader.file_and_start(), reader.shape(), reader.dtype());
                 let entry = ShardEntry { shard, dtype, shape, start, made_of };
                 if self.tensors.insert(format!("{stem}.weight"), entry).is_some() {
-                    return ParseError::malformed(format!("the matrix {stem} is there twice"));
+                    return ParseError::malformed(format!("the matrix {stem} occurs twice"));
                 }
             }
         }
@@ -314,7 +314,8 @@ pub(crate) fn read_metadata(file: &SourceFile) -> Result<(usize, Metadata)> {
         Some(end) if end as u64 == file.n_bytes() => Ok((data, header)),
         _ => {
             let (n, all) = (header.data_len(), file.n_bytes());
-            let what = format!("its tensors have {n} bytes behind a header of {data}, the file {all}: is it cut off?");
+            let what =
+                format!("its tensors have {n} bytes after a header of {data}, but the file has {all}: is it cut off?");
             Err(malformed(what))
         }
     }

@@ -32,7 +32,7 @@ impl QuantConfig {
         let Some(quantized) = config.get("quantization_config").filter(|value| !value.is_null()) else {
             return Ok(QuantConfig::default());
         };
-        let method = quantized["quant_method"].as_str().unwrap_or("nobody knows what");
+        let method = quantized["quant_method"].as_str().unwrap_or("an unknown method");
         match method {
             "fp8" => QuantConfig::of_fp8(quantized),
             // The blocks of MXFP4 have scales of their own.
@@ -90,7 +90,7 @@ impl QuantConfig {
         match weights["strategy"].as_str() {
             Some("tensor" | "channel") => Ok(QuantConfig::default()),
             Some("block") => QuantConfig::of_block(weights.get("block_structure")),
-            other => refused(&format!("by the strategy {}", other.unwrap_or("of nobody"))),
+            other => refused(&format!("by the strategy {}", other.unwrap_or("null"))),
         }
     }
 
@@ -176,7 +176,7 @@ mod tests {
             (r#"{"quant_method": "fp8", "weight_block_size": 128}"#, "blocks of 128"),
             (r#"{"quant_method": "compressed-tensors", "format": "marlin-24"}"#, "marlin-24"),
             (r#"{"quant_method": "compressed-tensors", "transform_config": {"a": 1}}"#, "transform_config"),
-            ("{}", "nobody knows what"),
+            ("{}", "an unknown method"),
         ] {
             let Err(ParseError::Unsupported(why)) = read(quantized) else { panic!("{quantized}") };
             assert!(why.contains(expect) && why.contains("quantization_config"), "{why}");

@@ -26,7 +26,7 @@ pub(crate) fn read_text(path: &Path) -> Result<String> {
 pub(crate) fn read_bytes(path: &Path) -> Result<Vec<u8>> {
     let file = SourceFile::open(path)?;
     if file.n_bytes() > JSON_BYTES_MAX {
-        let what = format!("more than the {JSON_BYTES_MAX} bytes that are read");
+        let what = format!("the file exceeds the limit of {JSON_BYTES_MAX} bytes");
         return Err(Error::Malformed { path: path.to_owned(), what });
     }
     let mut bytes = vec![0; file.n_bytes() as usize];

@@ -34,7 +34,7 @@ pub struct TensorSpan {
 pub fn of_model(path: &Path) -> Result<Vec<FileSpans>> {
     let files = if path.is_dir() { folder_files(path)? } else { gguf_files(path) };
     if files.len() > FILES_MAX {
-        let what = format!("{} files, where at most {FILES_MAX} are read", files.len());
+        let what = format!("the model has {} files: at most {FILES_MAX} are supported", files.len());
         return Err(Error::Malformed { path: path.to_owned(), what });
     }
     files.iter().map(|file| of_file(file)).collect()

@@ -60,7 +60,7 @@ fn open_whole(path: &Path) -> Result<JoinedGguf> {
     let (header, bytes) = Gguf::read(&file)?;
     match header.unsigned("split.count").map_err(Error::with_path(path))? {
         None | Some(0 | 1) => Ok(JoinedGguf { header, bytes, files: vec![file] }),
-        Some(count) => malformed(path, format!("one of {count} parts, and its name does not say which")),
+        Some(count) => malformed(path, format!("it is one of {count} parts, but its name has no part number")),
     }
 }
 
@@ -88,7 +88,7 @@ fn open_parts(path: &Path, part: GgufPart<'_>) -> Result<JoinedGguf> {
         Some(n_expected) => {
             malformed(path, format!("its parts have {found} tensors in all, and should have {n_expected}"))
         }
-        None => malformed(path, "the first part does not say how many tensors there are in all".to_owned()),
+        None => malformed(path, "the first part has no split.tensors.count".to_owned()),
     }
 }
 
@@ -97,9 +97,9 @@ fn check_part_header(header: &Gguf, index: u64, count: u64, path: &Path) -> Resu
     match (read("split.no")?, read("split.count")?) {
         (Some(no), Some(of)) if (no, of) == (index, count) => Ok(()),
         (Some(no), Some(of)) => {
-            malformed(path, format!("by its name part {} of {count}, by its header {} of {of}", index + 1, no + 1))
+            malformed(path, format!("its name is part {} of {count}, but its header is {} of {of}", index + 1, no + 1))
         }
-        _ => malformed(path, "named as a part, and its header does not say of how many".to_owned()),
+        _ => malformed(path, "it is named as a part, but its header has no split.no and split.count".to_owned()),
     }
 }
 

@@ -105,7 +105,7 @@ impl ChatTemplate {
 fn add(environment: &mut Environment<'static>, name: &'static str, source: &str) -> Result<()> {
     if source.len() > TEMPLATE_BYTES_MAX {
         let n = source.len();
-        return Err(Error::Template(format!("{n} bytes are more than the {TEMPLATE_BYTES_MAX} of any template")));
+        return Err(Error::Template(format!("{n} bytes are more than the limit of {TEMPLATE_BYTES_MAX}")));
     }
     catch_panics(|| environment.add_template_owned(name, without_generation_marks(source)))
 }
@@ -119,7 +119,7 @@ fn variables(environment: &Environment<'static>, name: &str) -> Result<HashSet<S
 fn catch_panics<T>(work: impl FnOnce() -> std::result::Result<T, minijinja::Error>) -> Result<T> {
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(done) => done.map_err(failed),
-        Err(_panic) => Err(Error::Template("the template engine stumbled over it".to_owned())),
+        Err(_panic) => Err(Error::Template("the template engine panicked".to_owned())),
     }
 }
 
@@ -269,7 +269,7 @@ mod bounded {
     const WIDTH_DIGITS_MAX: usize = 4;
 
     pub fn too_many() -> Error {
-        Error::new(ErrorKind::InvalidOperation, format!("a template may ask for at most {COUNT_MAX} at once"))
+        Error::new(ErrorKind::InvalidOperation, format!("a template may create at most {COUNT_MAX} at once"))
     }
 
     fn check(count: Option<usize>) -> Result<(), Error> {
@@ -407,7 +407,7 @@ mod date {
                 Some('M') => out.push_str(&format!("{:02}", second / 60 % 60)),
                 Some('S') => out.push_str(&format!("{:02}", second % 60)),
                 Some('%') => out.push('%'),
-                other => return Err(format!("strftime_now does not know %{}", other.map_or(' ', |other| other))),
+                other => return Err(format!("strftime_now does not support %{}", other.map_or(' ', |other| other))),
             }
         }
         Ok(out)

@@ -213,7 +213,10 @@ impl<'a> Tensor<'a> {
 
     /// Reads some rows, one after another. Needs no alignment.
     pub fn read_rows(&self, rows: Range<usize>, to: &mut [u8]) -> Result<()> {
-        assert!(rows.end <= self.rows() && to.len() == rows.len() * self.row_bytes(), "rows that it has, and room");
+        assert!(
+            rows.end <= self.rows() && to.len() == rows.len() * self.row_bytes(),
+            "the rows exist, and the buffer has their size"
+        );
         match (self.place.woven, self.place.turned) {
             (Some(woven), _) => self.read_interleaved(woven, rows, to),
             (None, Some(stride)) => self.read_transposed(rows, stride, to),
@@ -306,7 +309,7 @@ pub(crate) fn rows_and_cols(dims: &[u64]) -> std::result::Result<[usize; 2], Par
     let Some((cols, slower)) = dims.split_last() else {
         return ParseError::malformed("a tensor without dimensions");
     };
-    let too_large = || ParseError::Malformed(format!("the dimensions {dims:?} are larger than any memory"));
+    let too_large = || ParseError::Malformed(format!("the dimensions {dims:?} are too large"));
     let rows = slower.iter().try_fold(1u64, |rows, dim| rows.checked_mul(*dim)).ok_or_else(too_large)?;
     rows.checked_mul(*cols).filter(|n| *n <= isize::MAX as u64 / 8).ok_or_else(too_large)?;
     Ok([rows as usize, *cols as usize])

@@ -6,7 +6,7 @@ use std::str::FromStr;
 pub struct Addresses(pub Vec<String>);
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no address: it reads host:port")]
+#[error("{0:?} is not an address: use host:port")]
 pub struct BadAddress(String);
 
 impl FromStr for Addresses {

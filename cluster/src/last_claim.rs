@@ -53,7 +53,7 @@ pub async fn follow_last_claim(mut members: MemberWatch, replica: String) -> wat
             let last = claims.apply(member);
             if last_claim_tx.borrow().address != last.address {
                 let LastClaim { address, incarnation, .. } = &last;
-                tracing::info!(replica, address, incarnation, "the coordinator of this replica is elsewhere now");
+                tracing::info!(replica, address, incarnation, "the coordinator of this replica has moved");
             }
             last_claim_tx.send_replace(last);
         }

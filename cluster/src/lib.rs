@@ -29,13 +29,13 @@ pub use store::Store;
 /// Why a store cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    #[error("{0:?} is no replica's name: it has 1 to {NAME_BYTES_MAX} printable characters, and no / or space")]
+    #[error("{0:?} is not a replica's name: use 1 to {NAME_BYTES_MAX} printable characters without / or space")]
     Name(String),
     #[error("etcd at {0:?}: {1}")]
     Endpoint(String, String),
     #[error("the store refuses this user: {0}")]
     Refused(String),
-    #[error("the store is away: {0}")]
+    #[error("the store is unreachable: {0}")]
     Away(String),
 }
 

@@ -27,7 +27,7 @@ pub use worker_id::WorkerId;
 /// Why a coordinator cannot serve, or go on serving.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("the limits cannot be met")]
+    #[error("these limits are not supported")]
     Limits(#[from] types::Unsupported),
     #[error("connections are no longer accepted")]
     Server(#[source] Box<dyn std::error::Error + Send + Sync>),

@@ -71,7 +71,7 @@ mod tests {
         assert!(!queue.is_full_for(0));
         assert!(queue.is_full_for(1), "one frame is unread");
         drop(stream);
-        assert!(!queue.is_full_for(2), "nobody is there to read");
-        assert!(!closed.is_cancelled(), "the loop has not given it up: the reader says that the peer is gone");
+        assert!(!queue.is_full_for(2), "a closed stream is not full");
+        assert!(!closed.is_cancelled(), "the loop keeps the queue: the reader reports that the peer is gone");
     }
 }

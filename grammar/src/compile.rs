@@ -71,7 +71,7 @@ fn lark_rules(
         GrammarSpec::Lark(text) => return user_lark(text, limits),
     };
     let mut text = format!("start: r{start}\n");
-    let unsatisfiable = || GrammarRefused::unsatisfiable("", "no text is left that would satisfy it");
+    let unsatisfiable = || GrammarRefused::unsatisfiable("", "its parts exclude every text");
     rules.write(start, "r", &mut text).ok_or_else(unsatisfiable)?;
     Ok(text)
 }

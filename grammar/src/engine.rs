@@ -48,7 +48,7 @@ pub(crate) fn check(lark: &str, limits: &GrammarLimits) -> Result<(), GrammarRef
 /// Runs the engine and turns its panics into errors. Each call passes all input anew, so that a panic leaves no broken
 /// state behind.
 pub(crate) fn catch_panics<T>(work: impl FnOnce() -> T) -> Result<T, String> {
-    catch_unwind(AssertUnwindSafe(work)).map_err(|_panic| "the grammar engine stumbled over it".to_owned())
+    catch_unwind(AssertUnwindSafe(work)).map_err(|_panic| "the grammar engine panicked".to_owned())
 }
 
 /// Does the same on a stack of known size. The thread ends before this returns.
@@ -56,7 +56,7 @@ pub(crate) fn on_a_deep_stack<T: Send>(work: impl FnOnce() -> T + Send) -> Resul
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new().stack_size(STACK_BYTES).spawn_scoped(scope, || catch_panics(work));
         let thread = thread.map_err(|e| format!("no thread to compile on: {e}"))?;
-        thread.join().unwrap_or_else(|_panic| Err("the grammar engine stumbled over it".to_owned()))
+        thread.join().unwrap_or_else(|_panic| Err("the grammar engine panicked".to_owned()))
     })
 }
 

@@ -34,13 +34,13 @@ pub struct Matcher {
 pub enum MatcherError {
     #[error("the grammar does not compile for this vocabulary: {0}")]
     Grammar(String),
-    #[error("token {0} is not what the grammar allows")]
+    #[error("the grammar does not allow token {0}")]
     Token(Token),
-    #[error("the grammar needs more work for a mask than is allowed: {0}")]
+    #[error("a mask of the grammar exceeds the work limit: {0}")]
     TooComplex(String),
     #[error("the vocabulary has no token that the grammar allows")]
     NoToken,
-    #[error("{requested} tokens cannot be taken back of {held}")]
+    #[error("cannot remove {requested} of {held} tokens")]
     Rewind { requested: usize, held: usize },
     #[error("the grammar engine failed: {0}")]
     Engine(String),
@@ -48,9 +48,9 @@ pub enum MatcherError {
 
 impl Matcher {
     pub fn new(vocabulary: &Vocabulary, grammar: &Grammar, limits: &GrammarLimits) -> Result<Matcher, MatcherError> {
-        let no_description = || MatcherError::Grammar("it is not a description".to_owned());
+        let no_description = || MatcherError::Grammar("its description is malformed".to_owned());
         let (budget, rules) = thinking::split(grammar.as_str()).ok_or_else(no_description)?;
-        let no_close = || MatcherError::Grammar("no token spells what ends a thought".to_owned());
+        let no_close = || MatcherError::Grammar("no token spells the end of a thought".to_owned());
         let thinking =
             budget.map(|budget| ThinkingProgress::new(budget, vocabulary).ok_or_else(no_close)).transpose()?;
         let (parser, of_lexer) = match thinking.is_some() && rules.is_empty() {

@@ -24,7 +24,7 @@ struct VocabularyData {
 
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum BadVocabulary {
-    #[error("a vocabulary of {0} tokens; from 1 to {max} can be masked", max = Vocabulary::TOKENS_MAX)]
+    #[error("the vocabulary has {0} tokens: it must have 1 to {max}", max = Vocabulary::TOKENS_MAX)]
     Size(usize),
     #[error("{0} tokens for a vocabulary of {1}")]
     TooMany(usize, usize),

@@ -89,11 +89,11 @@ mod tests {
         assert_eq!((old.kv_dtype().unwrap(), old.mode().unwrap()), (KvDtype::F16, NumericsMode::Lockstep));
         assert_eq!(assign("", "", "fast").mode().unwrap(), NumericsMode::Fast);
         let wrong = assign("int4", "", "slow");
-        assert!(wrong.activations().unwrap_err().to_string().starts_with("assign.activations: \"int4\" is no"));
-        assert!(wrong.kv_dtype().unwrap_err().to_string().starts_with("assign.kv_dtype: \"\" is no"));
-        assert!(wrong.mode().unwrap_err().to_string().starts_with("assign.numerics: \"slow\" is no"));
+        assert!(wrong.activations().unwrap_err().to_string().starts_with("assign.activations: \"int4\" is not a"));
+        assert!(wrong.kv_dtype().unwrap_err().to_string().starts_with("assign.kv_dtype: \"\" is not a"));
+        assert!(wrong.mode().unwrap_err().to_string().starts_with("assign.numerics: \"slow\" is not a"));
         let hello = |device: &str| wire::WorkerHello { device: device.into(), ..wire::WorkerHello::default() }.device();
         assert_eq!(hello("").unwrap().class(), DeviceClass::Cpu);
-        assert!(hello("gpu").unwrap_err().to_string().starts_with("hello.device: \"gpu\" is no device"));
+        assert!(hello("gpu").unwrap_err().to_string().starts_with("hello.device: \"gpu\" is not a device"));
     }
 }

@@ -319,11 +319,14 @@ mod tests {
         }
         std::fs::remove_dir_all(&folder).unwrap();
         let slip = pulled("qwen3:5b");
-        assert!(slip.contains("near it are qwen3:4b, ") && slip.contains("`lockstep models` lists all"), "{slip}");
+        assert!(
+            slip.contains("similar names are qwen3:4b, ") && slip.contains("`lockstep models` lists all"),
+            "{slip}"
+        );
         // None of these exists on any machine.
         for name in ["org/..", "org/a--b", "no-such-model"] {
             let refused = pulled(name);
-            assert!(refused.contains(&format!("there is no model {name}: no path")), "{refused}");
+            assert!(refused.contains(&format!("there is no model {name}: not a path")), "{refused}");
         }
         for name in ["../../no/such", "../org", "./nofile.gguf", "/no/folder", "model.safetensors"] {
             let refused = pulled(name);

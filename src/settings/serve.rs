@@ -200,7 +200,7 @@ mod tests {
         let wrong = |file: &str| from_file::<ServeSettings>("", file).map_err(|e| format!("{e:#}")).unwrap_err();
         assert!(wrong("treads = 1").contains("treads"));
         assert!(wrong("threads = \"two\"").contains("threads"));
-        assert!(wrong("kv-dtype = \"int3\"").contains("\"int3\" is no KV dtype"));
+        assert!(wrong("kv-dtype = \"int3\"").contains("\"int3\" is not a KV dtype"));
         refused("--pp 17", "--pp 17 is more than 16 stages");
         refused("--threads 0", "--threads is 0");
         refused("--request-seconds 0", "--request-seconds is 0");

@@ -16,13 +16,13 @@ pub use usage::TokenUsage;
 /// Why telemetry cannot be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("{filter:?} is no log filter: {source}")]
+    #[error("{filter:?} is not a log filter: {source}")]
     Filter { filter: String, source: tracing_subscriber::filter::ParseError },
-    #[error("logs are set up already")]
+    #[error("logs are already set up")]
     LogsTwice,
-    #[error("nothing can be sent to {endpoint}: {why}")]
+    #[error("cannot send to {endpoint}: {why}")]
     Collector { endpoint: String, why: String },
-    #[error("of the collector's headers number {nth} does not read as name=value")]
+    #[error("the collector's header number {nth} is not name=value")]
     Headers { nth: usize },
     #[error("metrics cannot be set up: {0}")]
     Metrics(#[from] metrics_exporter_prometheus::BuildError),

@@ -78,7 +78,7 @@ fn collector_failures_are_counted_and_block_nothing() {
     until("lockstep:otlp_dropped_total{signal=\"traces\",reason=\"full\"}", 1);
     let began = Instant::now();
     telemetry::flush();
-    assert!(began.elapsed() < Duration::from_secs(30), "the end of a process waits for a collector");
+    assert!(began.elapsed() < Duration::from_secs(30), "the process waits too long for a collector when it ends");
     let page = exporter.render();
     assert_eq!((value(&page, sent), value(&page, refused)), (1, 3));
     let received = collector.spans();

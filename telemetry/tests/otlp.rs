@@ -50,7 +50,7 @@ fn one_request() {
     sequence.sequence_ended("stop", 6);
     drop(sequence);
     request.record_first_token(Duration::from_millis(3));
-    request.log_within(|| tracing::info!(n = 4, "said in a request"));
+    request.log_within(|| tracing::info!(n = 4, "logged in a request"));
     request.record_end("ok", TokenUsage { n_prompt: 5, n_cached: 4, n_output: 6 }, &["stop", "length"]);
 }
 
@@ -118,11 +118,11 @@ fn check_logs(collector: &Collector) {
     let request = collector.spans().into_iter().find(|span| span.name == "chat toy-1").unwrap();
     let records = collector.records();
     let find_by = |body: &str| records.iter().find(|(_, log)| log.body.clone().unwrap().value == text(body));
-    let (scope, within) = find_by("said in a request").unwrap();
+    let (scope, within) = find_by("logged in a request").unwrap();
     assert_eq!((&within.trace_id, &within.span_id), (&request.trace_id, &request.span_id));
     assert_eq!((&**scope, &*within.severity_text, within.flags), ("otlp", "INFO", 1));
     assert_eq!(find(&within.attributes, "n"), Some(Value::IntValue(4)));
-    let (_, alone) = find_by("said alone").unwrap();
+    let (_, alone) = find_by("logged alone").unwrap();
     assert_eq!((alone.trace_id.len(), &*alone.severity_text), (0, "WARN"));
     assert!(find_by("too quiet").is_none() && find_by("of sending itself").is_none());
 }
@@ -163,7 +163,7 @@ fn collector_gets_request_tree_metrics_and_logs() {
     recovery.record_recovery_cause("hung", Some((3, "there")));
     recovery.record_recovery_grid(2, 1, 77);
     drop(recovery);
-    tracing::warn!("said alone");
+    tracing::warn!("logged alone");
     tracing::debug!("too quiet");
     tracing::warn!(target: "telemetry", "of sending itself");
     metrics::load(&ReplicaLabel::replica("one"), 3, 2, 1, 4);

@@ -48,7 +48,7 @@ fn in_a_process_of_its_own() {
             std::process::exit(0);
         }
         _ => {
-            (0..N_LINES).for_each(|n| tracing::info!(n, "a line that nobody reads, like those before it"));
+            (0..N_LINES).for_each(|n| tracing::info!(n, "a line that is not read, like those before it"));
             (0..N_PANICS).for_each(|_| panic_once());
             logs::flush();
             println!("it ends");

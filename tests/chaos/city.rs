@@ -618,7 +618,7 @@ impl Tally {
         Tally {
             n_alarms: lines(WORKER_SILENT).len()
                 + COORDINATOR_SILENT.map(|words| lines(words).len()).into_iter().max().unwrap_or(0),
-            n_replayed: sum("the replica goes on", "tokens_replayed"),
+            n_replayed: sum("the replica serves again", "tokens_replayed"),
             // Streams move as soon as their coordinator is suspected, if another replica can continue them.
             n_moved: MISSED.map(|words| sum(words, "requests")).into_iter().sum(),
         }

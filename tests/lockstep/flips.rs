@@ -248,7 +248,7 @@ fn found_and_mended(node: &mut Node, since: usize) -> String {
     assert!(!weight.contains("layers.") || weight.contains(&format!("layers.{rank}.")), "{found}");
     let lost = node.until_since(since, &["a worker is lost", "kind=\"memory\""]);
     assert!(lost.contains("the weight") && lost.contains("host="), "{lost}");
-    node.until_since(since, &["the replica goes on"]);
+    node.until_since(since, &["the replica serves again"]);
     weight
 }
 

@@ -189,7 +189,7 @@ fn workers_follow_the_coordinator_in_etcd() {
     first.kill();
     let mut second = coordinator("name", &flags);
     second.until(&["coordinating"]);
-    worker.until(&["the coordinator of this replica is elsewhere now", "name"]);
+    worker.until(&["the coordinator of this replica has moved", "name"]);
     until("the second has its worker", &http, |page| ranks(page, "name") == 1);
     assert_eq!(answer(&http, "hello"), expect);
     assert!(!other.log().contains("a worker joins"), "{}", other.log());

@@ -10,13 +10,13 @@ const TABLE: &[(&str, &str)] = &[
     ("run ./nofile.gguf hi", "lockstep: there is no model ./nofile.gguf: no such file or folder"),
     (
         "run no-such-model hi",
-        "lockstep: there is no model no-such-model: no path, none of the catalogue (`lockstep models` lists it), and \
-         no hub id like org/name or org/name:Q4_1",
+        "lockstep: there is no model no-such-model: not a path, not in the catalogue (`lockstep models` lists it), \
+         and not a hub id like org/name or org/name:Q4_1",
     ),
     (
         "run lama3.3 hi",
-        "lockstep: there is no model lama3.3: no path, none of the catalogue (near it are llama3.3:70b, {}; `lockstep \
-         models` lists all), and no hub id like org/name or org/name:Q4_1",
+        "lockstep: there is no model lama3.3: not a path, not in the catalogue (similar names are llama3.3:70b, {}; \
+         `lockstep models` lists all), and not a hub id like org/name or org/name:Q4_1",
     ),
     ("run $HOME/bad.gguf hi", "lockstep: $HOME/bad.gguf: this is not a GGUF file: it does not begin with GGUF"),
     (
@@ -32,13 +32,10 @@ const TABLE: &[(&str, &str)] = &[
     ),
     (
         "serve $MODEL --tp 64",
-        "lockstep: tp 64 is more than the model can be cut into: its attention has 2 runs of heads; the nearest \
+        "lockstep: the model cannot be split into tp 64: its attention has 2 runs of heads; the nearest \
          grid that fits is tp 2 x pp 1",
     ),
-    (
-        "serve $MODEL --pp 9",
-        "lockstep: pp 9 is more than the model has layers: 2; the nearest grid that fits is tp 1 x pp 2",
-    ),
+    ("serve $MODEL --pp 9", "lockstep: pp 9 exceeds the model's 2 layers; the nearest grid that fits is tp 1 x pp 2"),
     ("serve $MODEL --tp 0", "lockstep: --tp is 0; it must be at least 1"),
     (
         "serve $MODEL --context 999999",
@@ -173,7 +170,7 @@ const TABLE: &[(&str, &str)] = &[
     ),
     (
         "serve $MODEL --kv-memory 1",
-        "lockstep: a context of 512 needs 128 KiB of KV on rank 0 {}: ask for a shorter \
+        "lockstep: a context of 512 needs 128 KiB of KV on rank 0 {}: set a shorter \
                                     context (--context) or more KV memory (--kv-memory); no other grid fits either",
     ),
     ("serve $MODEL --context 1", "lockstep: --context is below 2: a prompt and its answer need a token each"),
@@ -184,9 +181,9 @@ const TABLE: &[(&str, &str)] = &[
     ),
     ("run $MODEL hi --top-p 2", "lockstep: top_p: must be 0 to 1, and is 2"),
     ("scale --tp 0 --pp 1", "lockstep: --tp is 0; it must be at least 1"),
-    ("scale --tp 1 --pp 1 --coordinator one", "lockstep: --coordinator: \"one\" is no address: it reads host:port"),
-    ("worker --join 127.0.0.1", "lockstep: --join: \"127.0.0.1\" is no address: it reads host:port"),
-    ("router $MODEL --coordinator one", "lockstep: --coordinator: \"one\" is no address: it reads host:port"),
+    ("scale --tp 1 --pp 1 --coordinator one", "lockstep: --coordinator: \"one\" is not an address: use host:port"),
+    ("worker --join 127.0.0.1", "lockstep: --join: \"127.0.0.1\" is not an address: use host:port"),
+    ("router $MODEL --coordinator one", "lockstep: --coordinator: \"one\" is not an address: use host:port"),
     (
         "worker --join 192.0.2.1:50100",
         "lockstep: 192.0.2.1:50100 is not loopback: give the cluster's join token with --token-file FILE (`lockstep \

@@ -186,7 +186,7 @@ def test_one_that_is_recovered(cluster):
     assert recovery.sender["process.pid"] == cluster.pid("coordinator")
     assert recovery.attributes["lockstep.replayed_tokens"] > 0
     logs = wait_until("the recovery's span has no log", lambda: [
-        log for log in cluster.sink.logs if log["body"] == "the replica goes on" and log["span"] == recovery.id])
+        log for log in cluster.sink.logs if log["body"] == "the replica serves again" and log["span"] == recovery.id])
     assert logs[0]["trace"] == recovery.trace
 
 

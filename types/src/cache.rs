@@ -95,7 +95,7 @@ impl CacheGroup {
 
     pub fn supported(&self) -> Result<(), Unsupported> {
         match self.layout.window() {
-            Some(0) => Err(Unsupported("a window of no position")),
+            Some(0) => Err(Unsupported("a window of 0 positions")),
             _ => Ok(()),
         }
     }
@@ -148,7 +148,7 @@ impl LayerGroups {
     /// Where a rank that has `layers` keeps one of them: the group's index, and the layer's number within that group.
     /// The layer keeps something.
     pub fn place(&self, layers: &Range<u32>, layer: u32) -> (usize, usize) {
-        let group = self.of_layers[layer as usize].expect("a layer that keeps something");
+        let group = self.of_layers[layer as usize].expect("the layer has a cache group");
         let before = &self.of_layers[layers.start as usize..layer as usize];
         (group, before.iter().filter(|of| **of == Some(group)).count())
     }
@@ -218,7 +218,7 @@ mod tests {
         assert_eq!(lacks(0..65, 0), [0, 1, 2], "the last position may be computed again, and reads block 3");
         assert_eq!(lacks(0..66, 0), [0, 1, 2, 3]);
         assert_eq!(lacks(32..64, 0), [0, 2], "the first query reads block 1");
-        assert_eq!(lacks(33..64, 0), [0, 1], "and this one block 2");
+        assert_eq!(lacks(33..64, 0), [0, 1], "this query reads block 2");
         assert_eq!(lacks(40..73, 32), [0, 1]);
         assert_eq!(lacks(16..17, 0), []);
         assert_eq!(CacheGroup::FULL.n_carried(100, 0), 0);
@@ -244,7 +244,7 @@ mod tests {
                     let held = |start: u32| blocks_for((start + slice).min(n_tokens)) - group.n_passed(start);
                     let most = starts.map(held).max().unwrap_or(0);
                     let bound = group.n_held_max(n_tokens, slice);
-                    assert!(most <= bound, "{most} held, {bound} said: {window} {slice} {n_tokens}");
+                    assert!(most <= bound, "{most} held, at most {bound} expected: {window} {slice} {n_tokens}");
                     assert!(bound <= blocks_for(n_tokens) && bound <= most + 1);
                 }
             }

@@ -50,7 +50,7 @@ impl Shares {
         let ends = bounds.len() >= 2 && bounds[0] == 0 && bounds[bounds.len() - 1] == Shares::WHOLE;
         match ends && bounds.is_sorted() && u16::try_from(bounds.len()).is_ok() {
             true => Ok(Shares { bounds }),
-            false => Err(Unsupported("shares that do not ascend from nothing to the whole")),
+            false => Err(Unsupported("shares that do not ascend from 0 to the whole")),
         }
     }
 

@@ -9,7 +9,7 @@ use core::str::FromStr;
 
 /// A word that is not in a closed set.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{word:?} is no {of}: use {known}")]
+#[error("{word:?} is not a {of}: use {known}")]
 pub struct UnknownWord {
     pub word: String,
     /// The name of the set.

@@ -48,7 +48,7 @@ impl Service<Uri> for Dialer {
         let dialled = self.dialled.clone();
         Box::pin(async move {
             let (ours, theirs) = tokio::io::duplex(PIPE_BYTES_MAX);
-            let refused = |_| io::Error::new(io::ErrorKind::ConnectionRefused, "nobody accepts in this process");
+            let refused = |_| io::Error::new(io::ErrorKind::ConnectionRefused, "this process accepts no connections");
             dialled.send(theirs).await.map_err(refused)?;
             Ok(TokioIo::new(ours))
         })

@@ -9,21 +9,21 @@ pub enum HandshakeRefusal {
     /// Or it is not valid yet: TLS has one word for both.
     #[error("the certificate has expired or is not valid yet, or this machine's clock is wrong")]
     Expired,
-    #[error("the certificate is not of this cluster: is it the same join token, or the same authority?")]
+    #[error("the certificate does not belong to this cluster: check the join token or the authority")]
     Stranger,
     #[error("the certificate is refused: {0}")]
     Certificate(String),
-    #[error("the dialler speaks TLS, and the listener does not")]
+    #[error("the dialler uses TLS, but the listener does not")]
     TlsUnwanted,
-    #[error("the listener speaks TLS, and the dialler does not")]
+    #[error("the listener uses TLS, but the dialler does not")]
     TlsMissing,
-    #[error("the join tokens are not the same")]
+    #[error("the join tokens differ")]
     TokenWrong,
-    #[error("the listener asks for a join token, and the dialler has none")]
+    #[error("the listener requires a join token, but the dialler has none")]
     TokenMissing,
-    #[error("the dialler has a join token, and the listener asks for none")]
+    #[error("the dialler has a join token, but the listener requires none")]
     TokenUnwanted,
-    #[error("what speaks there is no role of a cluster of this version")]
+    #[error("the peer is not a role of a cluster of this version")]
     Garbage,
 }
 
@@ -34,9 +34,9 @@ pub enum ConnectError {
     Refused(#[from] HandshakeRefusal),
     #[error("no connection: {0}")]
     Io(#[from] io::Error),
-    #[error("nothing was heard for too long")]
+    #[error("the connection timed out")]
     Late,
-    #[error("nothing was proved in the usual time, and others wait to be heard")]
+    #[error("the handshake took longer than usual while other connections waited")]
     Displaced,
     #[error(transparent)]
     NoRandomness(#[from] NoRandomness),

@@ -60,7 +60,8 @@ async fn unauthenticated_peers_block_no_others() {
     }
     for _ in 0..2 {
         let joined = async { (dial(&address, &trust).await, incoming.next().await) };
-        let (dialled, taken) = tokio::time::timeout(JOINED_MAX, joined).await.expect("it waits behind them");
+        let (dialled, taken) =
+            tokio::time::timeout(JOINED_MAX, joined).await.expect("a peer is not blocked by idle connections");
         assert!(dialled.is_ok() && taken.unwrap().is_ok());
     }
 }
@@ -98,6 +99,6 @@ async fn garbage_ends_its_own_connection() {
     assert_eq!(
         replay.read_u8().await.unwrap(),
         GreetingVerdict::TokenWrong as u8,
-        "a listener's proof is no dialler's"
+        "a listener's proof is not accepted from a dialler"
     );
 }

@@ -58,7 +58,7 @@ impl fmt::Debug for JoinToken {
 pub struct BadToken;
 
 #[derive(Debug, thiserror::Error)]
-#[error("this system gives no random bytes")]
+#[error("this system provides no random bytes")]
 pub struct NoRandomness;
 
 /// Returns bytes that cannot be guessed.

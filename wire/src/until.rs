@@ -21,7 +21,7 @@ impl<IO> CancellableIo<IO> {
 impl<IO: AsyncRead + Unpin> AsyncRead for CancellableIo<IO> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         if self.end.as_mut().poll(cx).is_ready() {
-            let why = "another coordinator has claimed the replica since";
+            let why = "another coordinator has claimed the replica";
             return Poll::Ready(Err(io::Error::new(io::ErrorKind::ConnectionAborted, why)));
         }
         Pin::new(&mut self.io).poll_read(cx, buf)

@@ -85,9 +85,9 @@ pub fn get(
     let response = request.call().map_err(|error| format!("{url}: {error}"))?;
     match response.status().as_u16() {
         200 | 206 => Ok(response),
-        401 | 403 => Err(format!("{url} is not open to us: does it need HF_TOKEN, or its terms accepted?")),
-        404 => Err(format!("there is no {url}")),
-        status => Err(format!("{url} answered {status}")),
+        401 | 403 => Err(format!("{url} denies access: set HF_TOKEN, or accept the model's terms")),
+        404 => Err(format!("{url} does not exist")),
+        status => Err(format!("{url} returned {status}")),
     }
 }
 
@@ -123,7 +123,7 @@ pub fn fetch(
             failed(why)
         })?;
         if !begins_at(&response, done) {
-            return Err(failed(format!("the hub sends another part than the one from byte {done}")));
+            return Err(failed(format!("the hub did not send the part from byte {done}")));
         }
         if done > 0 && response.status().as_u16() != 206 {
             // The server begins from the start, so the file does too.
@@ -168,7 +168,7 @@ fn lock_part(
                     since = Instant::now();
                 }
                 if since.elapsed() > STANDSTILL_MAX {
-                    let why = format!("another process fetches it, and stands still at {done} bytes");
+                    let why = format!("another process is fetching it, and has stopped at {done} bytes");
                     return Err(failed(why));
                 }
                 progress(FetchProgress { what: &file.name, done, total: file.bytes });
@@ -215,7 +215,7 @@ fn copy(
         }
         *done += n as u64;
         if let Some(bytes) = file.bytes.filter(|bytes| *done > *bytes) {
-            let why = format!("more than the {bytes} bytes that were announced");
+            let why = format!("it has more than the announced {bytes} bytes");
             return Err(Error::Fetch { what: file.name.clone(), why });
         }
         let missing = file.bytes.map_or(n as u64, |bytes| bytes + n as u64 - *done);
@@ -232,7 +232,7 @@ fn copy(
 /// Renames the file if its checksum is right, and deletes it otherwise.
 fn verify_and_rename(file: &HubFile, part: &Path, path: &Path, done: u64, hasher: Sha256) -> Result<()> {
     if let Some(bytes) = file.bytes.filter(|bytes| done < *bytes) {
-        let why = format!("it ended after {done} of {bytes} bytes; another try goes on from there");
+        let why = format!("it ended after {done} of {bytes} bytes: fetch it again to resume");
         return Err(Error::Fetch { what: file.name.clone(), why });
     }
     let sha256 = hasher.finalize();

@@ -167,10 +167,10 @@ fn parse_locator<'a>(model: &'a str, sources: &ModelSources) -> Result<ModelLoca
         return Ok(ModelLocator::Ollama(path));
     }
     let why = format!(
-        "no path, none of the catalogue ({}), and no hub id like org/name or org/name:Q4_1",
+        "not a path, not in the catalogue ({}), and not a hub id like org/name or org/name:Q4_1",
         match near::nearest_names(model).join(", ") {
             none if none.is_empty() => "`lockstep models` lists it".to_owned(),
-            near => format!("near it are {near}; `lockstep models` lists all"),
+            near => format!("similar names are {near}; `lockstep models` lists all"),
         }
     );
     Err(Error::NotFound { model: model.to_owned(), why })

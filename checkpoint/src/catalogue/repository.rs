@@ -130,7 +130,7 @@ impl<'a> Repository<'a> {
     fn check_config(&self, path: &Path, sources: &ModelSources) -> Result<()> {
         (sources.checks.config)(path)?;
         if self.file("tokenizer.json").is_none() {
-            let why = "it has no tokenizer.json, which a model of safetensors is served with; transformers' \
+            let why = "it has no tokenizer.json, which a safetensors model requires; transformers' \
                        AutoTokenizer writes one (`save_pretrained`)";
             return Err(self.not_found(why.to_owned()));
         }
@@ -182,7 +182,7 @@ impl<'a> Repository<'a> {
             Some(variant) if !models.is_empty() => {
                 format!("none of its GGUFs is {variant}; name one as {repo}:<VARIANT>: [{}]", models.join(", "))
             }
-            Some(_) => "it has no GGUF; without a variant its safetensors are served, if it has some".to_owned(),
+            Some(_) => "it has no GGUF: omit the variant to serve its safetensors, if it has any".to_owned(),
             None if self.file("adapter_config.json").is_some() => {
                 "it is an adapter (LoRA) for another model, which is not served".to_owned()
             }
@@ -192,7 +192,7 @@ impl<'a> Repository<'a> {
                     .to_owned()
             }
             None if has(".safetensors") => {
-                format!("it has safetensors, and not {SINGLE} or {INDEX} beside a {CONFIG}")
+                format!("it has safetensors, but not {SINGLE} or {INDEX} beside a {CONFIG}")
             }
             None => "it has neither a GGUF of a text model nor safetensors".to_owned(),
         };
@@ -213,7 +213,7 @@ fn read_page(url: &str, sources: &ModelSources) -> std::result::Result<(serde_js
     let mut text = String::new();
     let mut body = response.into_body();
     body.as_reader().take(LIST_BYTES_MAX).read_to_string(&mut text).map_err(|error| format!("{url}: {error}"))?;
-    let page = serde_json::from_str(&text).map_err(|error| format!("{url} is no list of files: {error}"))?;
+    let page = serde_json::from_str(&text).map_err(|error| format!("{url} is not a list of files: {error}"))?;
     Ok((page, link))
 }
 

@@ -400,7 +400,7 @@ impl GgufKeys<'_> {
             return ParseError::malformed(format!("{name} is not {n} numbers of type F32 in the first part"));
         }
         let Some(bytes) = self.gguf.factors(name) else {
-            return ParseError::malformed(format!("{name} has more numbers than any rope"));
+            return ParseError::malformed(format!("{name} has too many numbers for a rope"));
         };
         Ok(Some(bytes.as_chunks().0.iter().map(|number| f32::from_le_bytes(*number)).collect()))
     }

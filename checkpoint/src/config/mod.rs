@@ -297,17 +297,17 @@ impl ModelSpec {
             return ParseError::malformed(format!("the {name} is zero"));
         }
         if u64::from(self.n_layers) > LAYERS_MAX {
-            return ParseError::malformed(format!(
-                "{} layers are more than the {LAYERS_MAX} that are believed",
-                self.n_layers
-            ));
+            return ParseError::malformed(format!("{} layers exceed the limit of {LAYERS_MAX}", self.n_layers));
         }
         let (heads, kv_heads) = (self.n_heads, self.n_kv_heads);
         if !heads.is_multiple_of(kv_heads) {
             return ParseError::malformed(format!("{heads} heads cannot share {kv_heads} KV heads evenly"));
         }
         if u64::from(heads) * u64::from(self.head_dim) > LENGTH_MAX {
-            return ParseError::malformed(format!("{heads} heads of {} are wider than any model", self.head_dim));
+            return ParseError::malformed(format!(
+                "{heads} heads of {} exceed the width limit of {LENGTH_MAX}",
+                self.head_dim
+            ));
         }
         if !(self.norm_eps.is_finite() && self.norm_eps > 0.0 && self.norm_eps < 1.0) {
             return ParseError::malformed(format!("the norm's epsilon is {}", self.norm_eps));
@@ -332,7 +332,7 @@ impl ModelSpec {
     fn check_families(&self) -> Result<(), ParseError> {
         if self.layers.len() != self.n_layers as usize {
             return ParseError::malformed(format!(
-                "{} layers are described and {} are there",
+                "{} layers are described, but the model has {}",
                 self.layers.len(),
                 self.n_layers
             ));
@@ -340,18 +340,20 @@ impl ModelSpec {
         self.recurrence.as_ref().map_or(Ok(()), RecurrenceSpec::check)?;
         self.convolution.as_ref().map_or(Ok(()), ConvolutionSpec::check)?;
         if self.layers.iter().any(|layer| layer.window == Some(0)) {
-            return ParseError::malformed("a layer that sees no position");
+            return ParseError::malformed("a layer has a window of 0 positions");
         }
         let ModelMultipliers { embedding, residual, logits } = self.factors;
         let clamps = self.experts.iter().flat_map(|of| of.clamp).flat_map(|clamp| [clamp.alpha, clamp.limit]);
         let caps = [Some(self.attention.scale), self.attention.cap, self.logits_cap, embedding, residual, logits];
         let caps = caps.into_iter().flatten().chain(clamps).chain(self.experts.map(|of| of.factor));
         if let Some(number) = caps.into_iter().find(|number| !is_positive(number)) {
-            return ParseError::malformed(format!("a scale or a cap of {number}"));
+            return ParseError::malformed(format!("a scale or a cap is {number}, and must be positive"));
         }
         match self.attention.temperature {
             Some(QueryTemperature { beta, every }) if every == 0 || !(beta.is_finite() && beta >= 0.0) => {
-                return ParseError::malformed(format!("queries that grow by {beta} in steps of {every}"));
+                return ParseError::malformed(format!(
+                    "the query temperature is invalid: {beta} every {every} positions"
+                ));
             }
             _ => {}
         }
@@ -359,15 +361,15 @@ impl ModelSpec {
             Some(ExpertsSpec { n, n_used, inner, .. })
                 if *n_used == 0 || n_used > n || *n > EXPERTS_MAX || *inner == 0 =>
             {
-                ParseError::malformed(format!("{n_used} of {n} experts of the width {inner}"))
+                ParseError::malformed(format!("cannot use {n_used} of {n} experts of the width {inner}"))
             }
             Some(ExpertsSpec { n, n_used, scores: ExpertScores::Sigmoid { n: groups, n_used: of_groups }, .. })
                 if !are_groups(*n, *n_used, *groups, *of_groups) =>
             {
-                ParseError::malformed(format!("{n_used} of {n} experts in {of_groups} of {groups} groups"))
+                ParseError::malformed(format!("cannot use {n_used} of {n} experts in {of_groups} of {groups} groups"))
             }
             None if self.layers.iter().any(|layer| layer.has_experts) => {
-                ParseError::malformed("layers of experts without any")
+                ParseError::malformed("layers use experts, but the model has none")
             }
             _ => Ok(()),
         }
@@ -387,7 +389,7 @@ fn is_positive(number: &f32) -> bool {
 impl RopeSpec {
     fn check(&self, head_dim: u32) -> Result<(), ParseError> {
         if self.dim > head_dim || !self.dim.is_multiple_of(2) {
-            return ParseError::malformed(format!("a rope of {} in heads of {head_dim}", self.dim));
+            return ParseError::malformed(format!("a rope of {} does not fit heads of {head_dim}", self.dim));
         }
         if !(self.theta.is_finite() && self.theta >= 1.0) {
             return ParseError::malformed(format!("the rope's base is {}", self.theta));
@@ -422,7 +424,7 @@ impl RopeScaling {
             }
             RopeScaling::Divisors(divisors) => divisors.iter().all(positive),
         };
-        if sound { Ok(()) } else { ParseError::malformed(format!("the rope scaling {self:?} is not possible")) }
+        if sound { Ok(()) } else { ParseError::malformed(format!("the rope scaling {self:?} is invalid")) }
     }
 }
 
@@ -434,7 +436,7 @@ fn yarn_magnitude(factor: f32, scale: f32) -> f32 {
 fn length(name: &str, number: u64) -> Result<u32, ParseError> {
     match u32::try_from(number) {
         Ok(small) if number <= LENGTH_MAX => Ok(small),
-        _ => ParseError::malformed(format!("{name} is {number}, more than the {LENGTH_MAX} that are believed")),
+        _ => ParseError::malformed(format!("{name} is {number}, which exceeds the limit of {LENGTH_MAX}")),
     }
 }
 

@@ -55,7 +55,10 @@ impl ConvolutionSpec {
     pub(super) fn check(&self) -> Result<(), ParseError> {
         match (1..=TAPS_MAX).contains(&self.taps) && self.n > 0 && (1..=DIM_MAX).contains(&self.width) {
             true => Ok(()),
-            false => ParseError::malformed(format!("convolutions of {} channels with {} taps", self.width, self.taps)),
+            false => ParseError::malformed(format!(
+                "cannot use convolutions of {} channels with {} taps",
+                self.width, self.taps
+            )),
         }
     }
 }
@@ -92,7 +95,7 @@ impl RecurrenceSpec {
         let RecurrenceSpec { n_heads, n_key_heads, key_dim, value_dim, taps, rule } = *self;
         let dims = [n_heads, n_key_heads, key_dim, value_dim];
         if dims.iter().any(|dim| !(1..=DIM_MAX).contains(dim)) || !(1..=TAPS_MAX).contains(&taps) {
-            return ParseError::malformed(format!("recurrent layers of {dims:?} with {taps} taps"));
+            return ParseError::malformed(format!("cannot use recurrent layers of {dims:?} with {taps} taps"));
         }
         if !n_heads.is_multiple_of(n_key_heads) {
             return ParseError::malformed(format!("{n_heads} recurrent heads cannot share {n_key_heads} keys evenly"));
@@ -103,7 +106,7 @@ impl RecurrenceSpec {
                     && (step_max == f32::INFINITY || is_positive(&step_max))
                     && step_min < step_max) =>
             {
-                ParseError::malformed(format!("steps between {step_min} and {step_max}"))
+                ParseError::malformed(format!("the limits are invalid: steps between {step_min} and {step_max}"))
             }
             _ => Ok(()),
         }

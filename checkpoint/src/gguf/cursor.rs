@@ -20,7 +20,7 @@ impl<'a> GgufCursor<'a> {
         let left = self.n_bytes - self.at as u64;
         if n > left {
             return ParseError::malformed(format!(
-                "{what}: {n} bytes at {}, where {left} are left: is the file cut off?",
+                "{what} needs {n} bytes at {}, but {left} are left: is the file cut off?",
                 self.at
             ));
         }
@@ -32,7 +32,7 @@ impl<'a> GgufCursor<'a> {
             }
             None => {
                 self.short_of = Some(end);
-                ParseError::malformed(format!("{what}: it ends at {end}, and is not read so far"))
+                ParseError::malformed(format!("{what} ends at {end}, which was not read yet"))
             }
         }
     }
@@ -59,7 +59,9 @@ impl<'a> GgufCursor<'a> {
     pub fn text(&mut self, bytes_max: u64, what: &str) -> Result<&'a [u8], ParseError> {
         let len = self.u64(what)?;
         if len > bytes_max {
-            return ParseError::malformed(format!("{what}: a name of {len} bytes, longer than {bytes_max}"));
+            return ParseError::malformed(format!(
+                "{what} has a name of {len} bytes, which exceeds the limit of {bytes_max}"
+            ));
         }
         self.take(len, what)
     }

@@ -223,7 +223,7 @@ impl Gguf {
                 let mut cursor = GgufCursor::within(bytes, range);
                 (0..*n).map(|_| utf8(cursor.text(u64::MAX, key)?, key)).collect::<Result<_, _>>().map(Some)
             }
-            Some(_) => wrong_kind(key, "a list of texts"),
+            Some(_) => wrong_kind(key, "a list of strings"),
         }
     }
 
@@ -236,7 +236,7 @@ impl Gguf {
     }
 
     pub fn bools(&self, bytes: &[u8], key: &str) -> Result<Option<Vec<bool>>, ParseError> {
-        self.numbers(bytes, key, "a list of true and false", |value| match value {
+        self.numbers(bytes, key, "a list of booleans", |value| match value {
             Value::Bool(truth) => Some(truth),
             _ => None,
         })
@@ -282,7 +282,7 @@ fn cut_off() -> ParseError {
 fn read_on(file: &SourceFile, bytes: &mut Vec<u8>, n_needed: u64) -> Result<(), Error> {
     let (n_had, n) = (bytes.len(), n_needed.min(HEADER_BYTES_MAX).min(file.n_bytes()) as usize);
     if n <= n_had && n_had > 0 {
-        let what = format!("a header of more than the {HEADER_BYTES_MAX} bytes that are read");
+        let what = format!("the header exceeds the limit of {HEADER_BYTES_MAX} bytes");
         return Err(Error::Malformed { path: file.path().to_owned(), what });
     }
     bytes.resize(n, 0);

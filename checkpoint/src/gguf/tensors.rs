@@ -121,7 +121,7 @@ impl TensorHeader {
         if !self.offset.is_multiple_of(alignment) {
             let offset = self.offset;
             return ParseError::malformed(format!(
-                "the tensor {name} lies at {offset}, not aligned to {alignment} bytes"
+                "the tensor {name} starts at {offset}, which is not aligned to {alignment} bytes"
             ));
         }
         let start = data.checked_add(self.offset);

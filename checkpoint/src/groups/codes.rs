@@ -62,7 +62,7 @@ pub(crate) fn codebook_matrix(
         _ => None,
     });
     let Some(state) = state else {
-        return ParseError::malformed(format!("the matrix {stem} of four bits has no quant_state that can be read"));
+        return ParseError::malformed(format!("the 4-bit matrix {stem} has no quant_state that can be read"));
     };
     let parts = ["absmax", "quant_map", "nested_absmax", "nested_quant_map"].map(&mut of);
     let whole = codebook_from_state(digits, &state, &parts);

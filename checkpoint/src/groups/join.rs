@@ -147,7 +147,7 @@ impl CompanionTensors {
         let all = [Some(digits), Some(&self.scales), self.zeros.as_ref(), self.order.as_ref()].into_iter().flatten();
         let each = all.map(|part| format!("{:?} {:?}", part.dtype, part.dims)).collect::<Vec<_>>();
         let shape =
-            self.shape.map_or(String::new(), |shape| format!(", where it says {:?}", shape.unwrap_or_default()));
+            self.shape.map_or(String::new(), |shape| format!(", but weight_shape is {:?}", shape.unwrap_or_default()));
         each.join(", ") + &shape
     }
 
@@ -278,7 +278,7 @@ impl UnsizedMatrix {
         let Some(size) = size else {
             let n = self.n_groups;
             return ParseError::unsupported(format!(
-                "the matrix {name} of {k} columns in {n} groups, which are no whole 32s,"
+                "the matrix {name} of {k} columns in {n} groups, whose size is not a multiple of 32,"
             ));
         };
         let has_zeros = self.zeros.is_some();

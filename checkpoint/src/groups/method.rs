@@ -36,7 +36,7 @@ impl QuantMethod {
             return refused("by gptq in act-order (desc_act)");
         }
         if quantized["is_marlin_format"] == true || !is_one_of(&quantized["pack_dtype"], &["int32"]) {
-            return refused("by gptq and packed anew");
+            return refused("by gptq and repacked");
         }
         match quantized["checkpoint_format"].as_str() {
             None | Some("gptq") => Ok(QuantMethod::Gptq { zero_plus: 1 }),
@@ -132,7 +132,7 @@ mod tests {
             (gptq(r#"{"bits": 3}"#), "to 3 bits"),
             (gptq(r#"{"bits": 4, "desc_act": true, "group_size": 128}"#), "act-order"),
             (gptq(r#"{"bits": 4, "checkpoint_format": "marlin"}"#), "marlin"),
-            (gptq(r#"{"bits": 4, "pack_dtype": "int16"}"#), "packed anew"),
+            (gptq(r#"{"bits": 4, "pack_dtype": "int16"}"#), "repacked"),
             (QuantMethod::of_awq(&json(r#"{"bits": 4, "version": "gemv"}"#)), "version gemv"),
             (QuantMethod::of_awq(&json(r#"{"bits": 4, "zero_point": false}"#)), "without zeros"),
             (QuantMethod::of_awq(&json(r#"{"bits": 8}"#)), "to 8 bits"),

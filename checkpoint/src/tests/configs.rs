@@ -47,7 +47,7 @@ fn reads_configs() {
     let long = r#"{"rope_scaling": {"rope_type": "longrope", "short_factor": [1], "long_factor": [2]}}"#;
     check(long, Err("1 and 1 factors for a rope of 8"));
     check(r#"{"rope_scaling": {"type": "linear"}}"#, Err("factor is missing"));
-    check(r#"{"rope_scaling": {"type": "linear", "factor": 0}}"#, Err("not possible"));
+    check(r#"{"rope_scaling": {"type": "linear", "factor": 0}}"#, Err("is invalid"));
     check(r#"{"architectures": ["MambaForCausalLM"]}"#, Err("MambaForCausalLM"));
     check(r#"{"attention_bias": true}"#, Err("attention_bias"));
     check(r#"{"hidden_act": "gelu"}"#, Err("gelu"));
@@ -108,7 +108,7 @@ fn layers_differ_as_configured() {
     let of_groups = r#", "n_group": 2, "topk_group": 3"#;
     check("Glm4MoeForCausalLM", &format!("{glm}{of_groups}}}"), "2 of 4 experts in 3 of 2 groups");
     check("GraniteForCausalLM", r#"{"attention_bias": true}"#, "attention_bias");
-    check("GraniteForCausalLM", r#"{"logits_scaling": 0.0}"#, "a scale or a cap of inf");
+    check("GraniteForCausalLM", r#"{"logits_scaling": 0.0}"#, "a scale or a cap is inf");
     check("GPTNeoXForCausalLM", r#"{"hidden_act": "gelu", "attention_bias": false}"#, "without attention_bias");
     check("GPTNeoXForCausalLM", r#"{"hidden_act": "gelu_fast"}"#, "the activation gelu_fast");
     for other in ["Llama4ForCausalLM", "FalconH1ForCausalLM", "OlmoHybridForCausalLM", "CohereForCausalLM"] {
@@ -117,7 +117,7 @@ fn layers_differ_as_configured() {
     check(
         "Qwen2ForCausalLM",
         r#"{"sliding_window": 0, "use_sliding_window": true, "max_window_layers": 0}"#,
-        "no position",
+        "a window of 0 positions",
     );
 }
 

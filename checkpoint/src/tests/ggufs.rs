@@ -70,7 +70,7 @@ fn opens_a_gguf_in_parts() {
     let mut parts = in_parts(3);
     parts.swap(1, 2);
     write(&parts);
-    refused("by its name part 2 of 3, by its header 3 of 3");
+    refused("its name is part 2 of 3, but its header is 3 of 3");
     let mut parts = in_parts(3);
     parts[2].tensors.pop();
     write(&parts);
@@ -81,7 +81,7 @@ fn opens_a_gguf_in_parts() {
     write(&parts);
     refused("is in another part too");
     let alone = Checkpoint::open(&folder.write("alone.gguf", &in_parts(3)[0].bytes())).err().unwrap().to_string();
-    assert!(alone.contains("one of 3 parts, and its name does not say which"), "{alone}");
+    assert!(alone.contains("one of 3 parts, but its name has no part number"), "{alone}");
 }
 
 #[test]

@@ -51,12 +51,15 @@ impl<'a> GgufVocabulary<'a> {
         let model = match gguf.text(bytes, "tokenizer.ggml.model")? {
             Some(model @ ("gpt2" | "llama")) => model,
             Some(other) => return ParseError::unsupported(format!("the tokenizer model {other}")),
-            None => return ParseError::malformed("there is no tokenizer in the file"),
+            None => return ParseError::malformed("the file has no tokenizer"),
         };
         let recipe = if model == "gpt2" { Some(read_recipe(gguf, bytes)?) } else { None };
         let tokens = gguf.texts(bytes, "tokenizer.ggml.tokens")?.unwrap_or_default();
         if tokens.is_empty() || tokens.len() > VOCAB_MAX {
-            return ParseError::malformed(format!("a vocabulary of {} tokens", tokens.len()));
+            return ParseError::malformed(format!(
+                "the vocabulary has {} tokens: it must have 1 to {VOCAB_MAX}",
+                tokens.len()
+            ));
         }
         let kinds = gguf.integers(bytes, "tokenizer.ggml.token_type")?.unwrap_or_else(|| vec![1; tokens.len()]);
         if kinds.len() != tokens.len() {
@@ -228,7 +231,7 @@ fn read_bos_and_eos(gguf: &Gguf, add_bos: bool, n_vocab: usize) -> std::result::
         let key = format!("tokenizer.ggml.{which}_token_id");
         match gguf.unsigned(&key)? {
             Some(id) if id < n_vocab as u64 => Ok(vec![id as Token]),
-            _ => ParseError::malformed(format!("{which} is to be added to texts, and {key} does not say what it is")),
+            _ => ParseError::malformed(format!("tokenizer.ggml.add_{which}_token is set, but {key} is not a token")),
         }
     };
     Ok((surrounding("bos", add_bos)?, surrounding("eos", false)?))

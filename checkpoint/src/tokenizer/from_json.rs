@@ -50,7 +50,7 @@ impl JsonVocabulary {
         let mut tokens: Vec<(Vec<u8>, bool)> = Vec::new();
         let mut put = |id: u64, bytes: Vec<u8>, special: bool| {
             let Some(id) = usize::try_from(id).ok().filter(|id| *id < VOCAB_MAX) else {
-                return ParseError::malformed(format!("a token has the id {id}, where {VOCAB_MAX} are believed"));
+                return ParseError::malformed(format!("a token has the id {id}: ids must be below {VOCAB_MAX}"));
             };
             if tokens.len() <= id {
                 tokens.resize(id + 1, (Vec::new(), false));

@@ -102,7 +102,7 @@ fn a_file_that_grows_is_written_to_or_is_replaced_is_refused() {
         let checkpoint = Checkpoint::open(&copy.model).unwrap();
         let n_bytes = copy.n_bytes();
         copy.set_len(n_bytes + 1);
-        refused(&copy, read_all(&checkpoint, |_| {}), "bytes, where it had");
+        refused(&copy, read_all(&checkpoint, |_| {}), "bytes, but had");
     }
     for copy in Copy::both("written") {
         let checkpoint = Checkpoint::open(&copy.model).unwrap();
@@ -115,7 +115,7 @@ fn a_file_that_grows_is_written_to_or_is_replaced_is_refused() {
         let other = copy.folder.join("other");
         std::fs::copy(&copy.file, &other).unwrap();
         std::fs::rename(&other, &copy.file).unwrap();
-        refused(&copy, read_all(&checkpoint, |_| {}), "another file has taken its place");
+        refused(&copy, read_all(&checkpoint, |_| {}), "another file has replaced it");
     }
     for copy in Copy::both("gone") {
         let checkpoint = Checkpoint::open(&copy.model).unwrap();

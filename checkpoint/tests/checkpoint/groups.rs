@@ -88,7 +88,7 @@ fn what_contradicts_itself_is_refused_with_a_reason() {
         ("gptq-4", |of| of.tensor(".qzeros")["shape"] = json!([4, 8]), "cannot be made of"),
         ("gptq-4", |of| of.config["quantization_config"]["bits"] = json!(3), "gptq to 3 bits"),
         ("gptq-8", |of| of.bytes(".qzeros")[0] = 0xff, ""),
-        ("packed-4", |of| of.bytes(".weight_shape")[8] = 96, "where it says [128, 96]"),
+        ("packed-4", |of| of.bytes(".weight_shape")[8] = 96, "but weight_shape is [128, 96]"),
         ("packed-4", |of| of.bytes(".weight_shape").fill(0xff), "cannot be made of"),
         ("packed-4", |of| of.tensor(".weight_scale")["shape"] = json!([4, WIDTH]), "cannot be made of"),
         ("packed-4", |of| of.tensor(".weight_scale")["dtype"] = json!("F8_E4M3"), "not safetensors"),

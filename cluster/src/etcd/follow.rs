@@ -137,7 +137,10 @@ impl StoreFollower {
             CallError::LeaseGone => "the lease has ended".into(),
         };
         if !std::mem::replace(is_logged, true) {
-            tracing::warn!(why, "etcd is away: nobody joins or leaves until it is back, all else goes on");
+            tracing::warn!(
+                why,
+                "etcd is unreachable: no member joins or leaves until it returns, but serving continues"
+            );
         }
         self.health.send_if_modified(|health| {
             if health.away.as_ref() == Some(&why) {

@@ -158,10 +158,13 @@ impl ClaimKeeper {
                 KeepError::Failed(failed) => failed,
             };
             if failed == CallError::LeaseGone {
-                tracing::info!(replica = self.replica, "the lease has ended: a new one under the same incarnation");
+                tracing::info!(
+                    replica = self.replica,
+                    "the lease has ended: taking a new one with the same incarnation"
+                );
                 self.lease = None;
             } else if !std::mem::replace(&mut self.is_logged, true) {
-                tracing::warn!(replica = self.replica, why = %Error::from(failed), "the registration is not kept");
+                tracing::warn!(replica = self.replica, why = %Error::from(failed), "the registration cannot be kept");
             }
             pause.wait().await;
         }
@@ -235,7 +238,7 @@ impl ClaimKeeper {
             }
             self.contest(&claim, claim_entry(&done)).await?;
         }
-        Err(KeepError::Failed(CallError::Away("the claim changes all the time".into())))
+        Err(KeepError::Failed(CallError::Away("the claim keeps changing".into())))
     }
 
     /// Handles a claim's key that has another value than the one written there. A later claim ends this one; if there
@@ -257,7 +260,7 @@ impl ClaimKeeper {
         )]);
         let done = transact(&self.line, &txn).await?;
         if done.succeeded() {
-            tracing::warn!(replica = self.replica, incarnation = ours, "etcd had forgotten the claim");
+            tracing::warn!(replica = self.replica, incarnation = ours, "etcd had lost the claim: it is written again");
             self.taken.record = record;
         }
         Ok(())

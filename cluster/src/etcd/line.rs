@@ -157,9 +157,9 @@ fn endpoint_error(endpoint: &str, has_tls: bool) -> Option<&'static str> {
     let (scheme, address) = endpoint.split_once("://").map_or((None, endpoint), |(s, rest)| (Some(s), rest));
     match scheme {
         Some("https") if !has_tls => Some("https needs the authority that has signed etcd's certificate"),
-        Some("http") if has_tls => Some("certificates are given, and http does not ask for any"),
+        Some("http") if has_tls => Some("certificates are set, but http does not use them"),
         Some("http" | "https") | None if crate::addresses::is_address(address) => None,
-        _ => Some("it reads host:port, http://host:port or https://host:port"),
+        _ => Some("use host:port, http://host:port or https://host:port"),
     }
 }
 

@@ -39,7 +39,7 @@ impl PostKeeper {
             if failed == CallError::LeaseGone {
                 self.lease = None;
             } else if !std::mem::replace(&mut is_logged, true) {
-                tracing::warn!(name = self.name, why = %Error::from(failed), "the others are not told");
+                tracing::warn!(name = self.name, why = %Error::from(failed), "the post cannot be kept in etcd");
             }
             pause.wait().await;
         }

@@ -21,11 +21,11 @@ const CLAIMS: &[(&str, Case)] = &[
 /// Cases for stores that show claims to others.
 const SHARED_CASES: &[(&str, Case)] = &[
     ("claim", |one, other| Box::pin(a_claim_is_seen_until_it_is_released(one, other))),
-    ("told-fence", |one, other| Box::pin(a_second_claim_fences_the_first(one, other))),
+    ("seen-fence", |one, other| Box::pin(a_second_claim_fences_the_first(one, other))),
     ("order", |one, other| Box::pin(changes_come_in_order(one, other))),
     ("late", |one, other| Box::pin(late_watch_sees_all_members(one, other))),
     ("posts", |one, other| Box::pin(post_is_read_until_its_process_ends(one, other))),
-    ("told-race", |one, other| Box::pin(of_many_claims_the_last_stands(one, other))),
+    ("seen-race", |one, other| Box::pin(of_many_claims_the_last_stands(one, other))),
 ];
 
 #[tokio::test]
@@ -162,7 +162,7 @@ async fn wait_for_posts(post: &Post, expect: Posts) {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    within("what the others say", all).await;
+    within("the posts of the others", all).await;
 }
 
 async fn a_second_claim_ends_the_first(one: Store, other: Store) {

@@ -138,7 +138,7 @@ async fn a_watch_that_etcd_refuses_for_a_compaction_begins_again() {
         until(&router, false).await;
         proxy.hold_behind("/faults/", 1);
         proxy.mend();
-        within("all is read, and the watch is on its way", proxy.until_held()).await;
+        within("the listing is read, and the watch is requested", proxy.until_held()).await;
         let n_connections = proxy.n_connections();
         for address in [format!("h:{round}1"), format!("h:{round}2")] {
             held.update_registration(|registration| registration.address.clone_from(&address));
@@ -152,7 +152,7 @@ async fn a_watch_that_etcd_refuses_for_a_compaction_begins_again() {
             return;
         }
     }
-    panic!("no line has lasted from the list to the watch in {ROUNDS} rounds");
+    panic!("no connection lasted from the listing to the watch in {ROUNDS} rounds");
 }
 
 /// A coordinator that is cut off for longer than its lease, and what another one does meanwhile.

@@ -158,7 +158,7 @@ fn look_ups(first: &mut Vec<Duration>, again: &mut Vec<Duration>) {
         let began = Instant::now();
         assert!(scheduler.next_step(Micros(0), &mut step));
         first.push(began.elapsed());
-        assert!(step.slices[0].range.start >= N_PROMPT - BLOCK_TOKENS, "it was all there");
+        assert!(step.slices[0].range.start >= N_PROMPT - BLOCK_TOKENS, "the cache has all full blocks");
         answer(&step, &mut done);
         scheduler.apply(&done, &mut out).unwrap();
     }
@@ -202,7 +202,7 @@ fn look_again(
     plan(scheduler);
     for _ in 0..N_LOOKS_IN_VAIN {
         let took = plan(scheduler);
-        assert_eq!(scheduler.stats().n_waiting, 1, "it has no room");
+        assert_eq!(scheduler.stats().n_waiting, 1, "it waits for blocks");
         again.push(took.saturating_sub(alone));
     }
 }

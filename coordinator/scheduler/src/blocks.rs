@@ -328,7 +328,7 @@ mod tests {
         let mut table = take(&mut pool, 2);
         assert_eq!((table.blocks.clone(), pool.take(), pool.n_used()), (vec![BlockId(0), BlockId(1)], None, 2));
         pool.set_committed(1);
-        assert_eq!((pool.n_committed(), pool.n_used()), (2, 2), "what is taken stays");
+        assert_eq!((pool.n_committed(), pool.n_used()), (2, 2), "taken blocks stay committed");
         pool.set_committed(4);
         assert_eq!((pool.take(), pool.n_available()), (Some(BlockId(2)), 1));
         pool.release(&mut table);
@@ -344,7 +344,7 @@ mod tests {
         pool.name(BlockId(1), name(1));
         pool.release(&mut rest);
         pool.set_committed(0);
-        assert_eq!((pool.n_committed(), pool.n_cached()), (3, 1), "what is cached stays");
+        assert_eq!((pool.n_committed(), pool.n_cached()), (3, 1), "cached blocks stay");
     }
 
     #[test]

@@ -53,7 +53,7 @@ impl Scheduler {
                 (tenant.n_waiting, tenant.n_running)
             );
         }
-        assert_eq!(self.displaced.len(), 0, "whoever gave way is told so");
+        assert_eq!(self.displaced.len(), 0, "every displaced request has been reported");
     }
 
     fn check_limits(&self) {
@@ -73,7 +73,7 @@ impl Scheduler {
             (n_known, sequence.n_output()),
             (sequence.request.n_tokens() as u32, sequence.request.output.len() as u32)
         );
-        assert_eq!(sequence.n_planned, 0, "only while a step is planned");
+        assert_eq!(sequence.n_planned, 0, "it is nonzero only while a step is planned");
         assert!(sequence.hashes.len() as u32 <= n_known / BLOCK_TOKENS);
         match sequence.state {
             SequenceState::Waiting => {
@@ -88,14 +88,18 @@ impl Scheduler {
                 assert!(n_known < length_max && n_known + n_drawing <= length_max && n_computed < length_max);
                 assert!(n_drawing <= 1 + self.beyond_max());
                 assert!(n_computed <= n_known + self.beyond_max());
-                assert_eq!(sequence.n_drafts, 0, "only while a step is planned");
+                assert_eq!(sequence.n_drafts, 0, "it is nonzero only while a step is planned");
                 assert!(sequence.n_drafts_target <= sequence.n_guess.min(self.config.drafting.max()));
                 let draws = sequence.request.goal != Goal::Pool;
-                assert_eq!(n_drawing > 0, draws && n_computed >= n_known, "who has caught up draws");
+                assert_eq!(
+                    n_drawing > 0,
+                    draws && n_computed >= n_known,
+                    "a sequence draws once all known tokens are computed"
+                );
                 self.check_tables(sequence);
             }
             SequenceState::Ending => {
-                assert!(sequence.n_slices_in_flight > 0, "an ended sequence waits for its slices only");
+                assert!(sequence.n_slices_in_flight > 0, "an ended sequence waits only for its slices");
                 self.check_tables(sequence);
             }
         }
@@ -116,19 +120,25 @@ impl Scheduler {
             // planned again soon.
             let furthest = sequence.n_computed.max(sequence.n_known() + self.beyond_max());
             assert!((blocks_for(sequence.n_computed)..=blocks_for(furthest)).contains(&n_entries));
-            assert_eq!(n_entries, sequence.n_sent, "the ranks have what it holds");
-            assert!(*n_passed <= pool.group.n_passed(sequence.earliest_start()), "what a query may read is held");
+            assert_eq!(n_entries, sequence.n_sent, "the ranks have all of its entries");
+            assert!(
+                *n_passed <= pool.group.n_passed(sequence.earliest_start()),
+                "blocks that a query may read are held"
+            );
             let earliest = sequence.earliest_start();
             // Of a recurrence: from the block that the next slice reads on.
             let n_carried = if pool.group.is_state() { pool.group.n_passed(earliest) } else { 0 };
             for (i, block) in (0..).zip(blocks) {
                 let is_none = *block == BlockId::NONE;
-                assert!(is_none || i >= *n_passed, "what is passed is at the front");
-                assert!(!is_none || i < (*n_passed).max(n_carried), "what a later slice may begin from is there");
+                assert!(is_none || i >= *n_passed, "passed blocks are at the front");
+                assert!(
+                    !is_none || i < (*n_passed).max(n_carried),
+                    "blocks from which a later slice may begin are held"
+                );
             }
             assert_eq!(table.held().count() as u32, *n_held);
             if sequence.state == SequenceState::Running && sequence.n_slices_in_flight == 0 {
-                assert_eq!(*n_passed, pool.group.n_passed(sequence.n_computed), "and nothing else is held");
+                assert_eq!(*n_passed, pool.group.n_passed(sequence.n_computed), "no other blocks are held");
             }
         }
     }
@@ -136,7 +146,7 @@ impl Scheduler {
     /// A sequence's counts in flight equal those of the steps in flight.
     fn check_in_flight(&self) {
         let first = self.in_flight.oldest().map_or(0, |step| step.id.0);
-        assert!(self.in_flight.iter().zip(first..).all(|(step, id)| step.id.0 == id), "steps without gaps");
+        assert!(self.in_flight.iter().zip(first..).all(|(step, id)| step.id.0 == id), "the step ids have no gaps");
         for (idx, sequence) in self.sequences.iter().filter(|(_, sequence)| sequence.state != SequenceState::Waiting) {
             let all = self.in_flight.iter().flat_map(|step| &step.slices);
             let own = all.filter(|planned| planned.sequence == idx && planned.generation == sequence.generation);
@@ -174,7 +184,7 @@ impl Scheduler {
                 let is_full = (i as u32 + 1) * BLOCK_TOKENS <= sequence.n_sure;
                 n_writers[block.0 as usize] += u32::from(!is_full);
                 if let Some(name) = pool.name_of(block) {
-                    assert_eq!(sequence.hashes.get(i), Some(name), "a name is the hash of what is in the block");
+                    assert_eq!(sequence.hashes.get(i), Some(name), "a name is the hash of the block's tokens");
                     assert!(is_full, "a block that is written has no name");
                 }
             }
@@ -184,13 +194,13 @@ impl Scheduler {
         let (mut n_used, mut n_named) = (0, 0);
         for block in (0..pool.n_total()).map(BlockId) {
             let (holders, at) = (pool.refs(block), block.0 as usize);
-            assert_eq!(holders, n_holders[at], "references are what tables hold");
+            assert_eq!(holders, n_holders[at], "reference counts equal the table entries");
             assert!(n_writers[at] == 0 || holders == 1, "a block that is written has one holder");
             let name = pool.name_of(block);
             assert!(name.is_none_or(|name| pool.find(name) == Some(block)), "a name leads to its block");
             assert_eq!(pool.is_cached(block), holders == 0 && name.is_some());
             let has_memory = block.0 < pool.n_committed();
-            assert!(has_memory || (holders == 0 && name.is_none()), "a block without memory is nobody's");
+            assert!(has_memory || (holders == 0 && name.is_none()), "a block without memory has no holder");
             assert_eq!(is_free[at], has_memory && holders == 0 && name.is_none());
             n_used += u32::from(holders > 0);
             n_named += u32::from(name.is_some());
@@ -202,7 +212,7 @@ impl Scheduler {
 
     fn check_ends(&self) {
         let ended: Vec<_> = self.ends.iter().filter(|id| self.is_held(id)).collect();
-        assert!(ended.is_empty(), "the ranks are not told to forget what they run: {ended:?}");
+        assert!(ended.is_empty(), "a running request must not be in ends: {ended:?}");
     }
 
     fn is_held(&self, id: &types::RequestId) -> bool {

@@ -61,7 +61,7 @@ impl Scheduler {
             }
             SequenceState::Running => {
                 let at = self.running.iter().position(|&other| other == idx);
-                self.running.remove(at.expect("what runs is among the running"));
+                self.running.remove(at.expect("a running sequence is in the list of running ones"));
                 self.tenants.remove_running(tenant);
                 self.is_ranked = false;
             }

@@ -52,7 +52,7 @@ mod tests {
     fn what_is_not_looked_at_for_too_long_is_torn_and_whole_again_after_a_look() {
         let (mut journal, mut seen) = (BlockNameJournal::new(), Vec::new());
         journal.note(1, true);
-        assert!(!journal.take(&mut seen) && seen.is_empty(), "what was before the first look is not known");
+        assert!(!journal.take(&mut seen) && seen.is_empty(), "changes before the first look are unknown");
         journal.note(1, true);
         journal.note(1, false);
         assert!(journal.take(&mut seen));

@@ -55,7 +55,7 @@ impl Scheduler {
     /// so placement should give them blocks for a full context if it can. So do those above the limit of suspicion.
     pub fn requeue_into(&mut self, epoch: Epoch, n_blocks: &[u32], loss: WorkerLoss, out: &mut Vec<RequestOutput>) {
         assert_eq!(n_blocks.len(), self.config.groups.len(), "one pool for each cache group");
-        debug_assert!(epoch > self.epoch, "step ids begin again, so an answer of the old epoch must be known by it");
+        debug_assert!(epoch > self.epoch, "step ids start again, so only the epoch identifies an old answer");
         self.epoch = epoch;
         self.n_steps = 0;
         self.accuse_oldest_step(loss.weight());
@@ -73,7 +73,7 @@ impl Scheduler {
 
     /// Sets the number of stages and of steps in flight. Call between two epochs.
     pub fn reshape(&mut self, n_stages: u32, steps_in_flight_max: u32) -> Result<(), Unsupported> {
-        assert!(self.in_flight.is_empty(), "no step is on its way through stages that are no more");
+        assert!(self.in_flight.is_empty(), "no step is in flight in stages of the old epoch");
         let config = Config { n_stages, steps_in_flight_max, ..self.config.clone() };
         config.supported()?;
         self.in_flight.reserve(steps_in_flight_max, config.running_max);

@@ -63,7 +63,7 @@ impl Scheduler {
                 let is_spared = || may_name && sequence.may_resume_after(i, stride);
                 let is_taken = i >= first || (is_spared() && pool.n_available() > n_lacking + n_spared);
                 let block = if is_taken { pool.take() } else { Some(BlockId::NONE) };
-                table.push(block.expect("as many blocks as were counted"));
+                table.push(block.expect("there are as many blocks as counted"));
             }
             self.counters.evictions += pool.n_evictions() - before;
         }

@@ -293,7 +293,7 @@ impl Tenants {
         assert_eq!(self.all.iter().map(|tenant| tenant.n_waiting as usize).sum::<usize>(), n_waiting);
         assert_eq!(self.all.iter().map(|tenant| tenant.n_running as usize).sum::<usize>(), n_running);
         assert_eq!(self.all.iter().map(|tenant| tenant.waiting_tokens).sum::<u64>(), waiting_tokens);
-        assert!(self.all.len() <= self.places_max as usize + 1, "tenants have a limit");
+        assert!(self.all.len() <= self.places_max as usize + 1, "the number of tenants is limited");
         let ids = self.all.iter().filter_map(|tenant| tenant.id);
         assert!(ids.clone().all(|id| ids.clone().filter(|other| *other == id).count() == 1), "a tenant has one place");
     }
@@ -353,7 +353,7 @@ mod tests {
         assert_eq!(tenants.waiting_in_order(), [2, 1]);
         tenants.plan(2, 101);
         tenants.charge();
-        assert_eq!(tenants.waiting_in_order(), [1, 2], "two steps of the other, and not a hundred, are made up for");
+        assert_eq!(tenants.waiting_in_order(), [1, 2], "the credit is two steps and not a hundred");
     }
 
     #[test]

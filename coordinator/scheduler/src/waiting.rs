@@ -40,7 +40,7 @@ impl WaitingQueue {
 
     pub fn remove(&mut self, tenant: TenantIdx, key: QueueKey, n_tokens: u32) {
         let removed = self.order.remove(&(tenant, key));
-        debug_assert!(removed.is_some(), "only what waits is removed");
+        debug_assert!(removed.is_some(), "only a waiting sequence is removed");
         self.n_tokens -= u64::from(n_tokens);
     }
 

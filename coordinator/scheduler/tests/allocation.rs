@@ -111,9 +111,9 @@ fn check_steady_steps(n_stages: u32) {
     assert!(scheduler.name_changes(&mut changes) && changes.len() >= 12 * N_SEQUENCES as usize);
     assert_eq!(N_ALLOCATIONS.get() - before, 0, "{n_stages} stages");
     let n_outputs = out.len() as u64 * u64::from(n_stages);
-    assert_eq!(n_outputs, N_SEQUENCES, "every sequence said a token in the last steps");
+    assert_eq!(n_outputs, N_SEQUENCES, "every sequence returned a token in the last steps");
     assert!(scheduler.stats().blocks_used >= blocks_before + 12 * N_SEQUENCES as u32, "blocks were taken");
-    assert!(scheduler.stats().blocks_passed >= 12 * N_SEQUENCES, "and given back behind the window");
+    assert!(scheduler.stats().blocks_passed >= 12 * N_SEQUENCES, "blocks behind the window were released");
     assert!(scheduler.stats().preemptions == 0 && scheduler.stats().evictions > 0);
     scheduler.check();
 }

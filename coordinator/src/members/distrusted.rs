@@ -73,7 +73,7 @@ mod tests {
         let mut distrusted = DistrustedHosts::default();
         let until = |distrusted: &mut DistrustedHosts, now| distrusted.record_refusal("bad", Micros(now), WAITS).0;
         assert_eq!(until(&mut distrusted, 0), 10);
-        assert_eq!(until(&mut distrusted, 5), 10, "two ranks of one host are one refusal");
+        assert_eq!(until(&mut distrusted, 5), 10, "two refused ranks of one host count once");
         assert!(distrusted.is_excluded("bad", Micros(9)) && !distrusted.is_excluded("bad", Micros(10)));
         assert!(distrusted.has("bad") && !distrusted.has("good") && !distrusted.is_excluded("good", Micros(0)));
         assert_eq!((distrusted.next(Micros(9)), distrusted.next(Micros(10))), (Some(Micros(10)), None));

@@ -70,7 +70,7 @@ mod tests {
         let mut target = KvTarget::new(1000);
         let needs = |needed: u32, held: u32| KvNeeds { target: needed, spare: needed + 100, held };
         assert_eq!(target.lower(needs(200, 50), Micros(0), 10), None, "not yet");
-        assert_eq!(target.lower(needs(950, 50), Micros(9), 10), None, "it is of use again");
+        assert_eq!(target.lower(needs(950, 50), Micros(9), 10), None, "the blocks are needed again");
         assert_eq!(target.lower(needs(200, 50), Micros(10), 10), None);
         assert_eq!(target.lower(needs(200, 950), Micros(19), 10), None, "a block is held near the end");
         assert_eq!(target.lower(needs(200, 50), Micros(20), 10), None);

@@ -110,7 +110,9 @@ impl RankHolders {
     pub fn overdue(&self, now: Micros, allowed: ReadyTimeouts) -> Vec<(WorkerId, &'static str)> {
         let overdue = |holder: &Holder| match holder.readiness {
             Readiness::Loading { since } if now.since(since).0 > allowed.load_micros => Some("to load"),
-            Readiness::Meeting { since, .. } if now.since(since).0 > allowed.meet_micros => Some("to meet the others"),
+            Readiness::Meeting { since, .. } if now.since(since).0 > allowed.meet_micros => {
+                Some("to connect to its peers")
+            }
             _ => None,
         };
         self.holders.iter().filter_map(|(worker, holder)| Some((*worker, overdue(holder)?))).collect()

@@ -126,7 +126,7 @@ impl JoinedWorkers {
         let is_same = |member: &&WorkerEntry| !mesh_address.is_empty() && member.mesh_address == mesh_address;
         if let Some(other) = self.workers.values().find(is_same) {
             frames.close(Status::already_exists(format!(
-                "{} of {} has the mesh address {mesh_address} already",
+                "{} of {} already has the mesh address {mesh_address}",
                 other.machine.worker, other.machine.host
             )));
             return Err(WorkerRefusal::SamePlace(other.machine.worker));
@@ -160,7 +160,7 @@ impl JoinedWorkers {
                 tracing::warn!(%worker, host, pid, %other, unsaid, "refused: its mesh address is another worker's");
             }
             WorkerRefusal::Unknown(why) => {
-                tracing::warn!(%worker, host, pid, %why, unsaid, "refused: nobody knows what it computes on");
+                tracing::warn!(%worker, host, pid, %why, unsaid, "refused: its device is unknown");
             }
         }
     }
@@ -198,7 +198,7 @@ impl JoinedWorkers {
         let host = self.host(worker).to_owned();
         let until = self.distrusted.record_refusal(&host, now, [micros(waits.replace_min), micros(waits.replace_max)]);
         let millis = until.since(now).0 / 1000;
-        tracing::warn!(%worker, host, millis, "a host has loaded what is not served: its workers are taken last");
+        tracing::warn!(%worker, host, millis, "a host loaded weights that differ: its workers are chosen last");
     }
 
     fn inventory(&self) -> Vec<Machine> {
@@ -324,7 +324,7 @@ impl JoinedWorkers {
         let (seconds, why) = (out.until.since(now).0 / 1_000_000, &out.why);
         tracing::warn!(
             %worker, host, address, other = %out.from, other_host = from_host, other_address = from, seconds, why,
-            "two workers do not reach each other: the first is left out"
+            "two workers do not reach each other: the first is excluded"
         );
         true
     }

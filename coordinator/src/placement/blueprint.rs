@@ -43,7 +43,7 @@ pub struct Blueprint {
 
 /// A context that the memory for KV shortens.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the context is {has} and not {requested}: {why}")]
+#[error("the context is {has} instead of {requested}: {why}")]
 pub struct ShortenedContext {
     pub requested: u32,
     pub has: u32,

@@ -175,7 +175,7 @@ fn links(blueprint: &Blueprint, crowding: &[f64]) -> Vec<Links> {
 impl fmt::Display for Prediction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Prediction { low, high, bottleneck, .. } = self;
-        write!(f, "{low:.0} to {high:.0} tokens/s for one sequence, held back by {bottleneck}")
+        write!(f, "{low:.0} to {high:.0} tokens/s for one sequence, limited by {bottleneck}")
     }
 }
 

@@ -161,7 +161,7 @@ fn a_window_takes_less_memory_and_leaves_more_for_the_rest() {
     let with_context = PlacementPolicy { context: Some(32_768), ..scarce };
     let error = plan(&[machine(1, 64 << 30)], &local(), &with_context, None).unwrap_err().to_string();
     assert!(
-        error.contains("needs 114 MiB of KV on rank 0 (at most 336 KiB per 16 tokens), there is 64.0 MiB"),
+        error.contains("needs 114 MiB of KV on rank 0 (at most 336 KiB per 16 tokens), but 64.0 MiB is available"),
         "{error}"
     );
 }
@@ -234,12 +234,16 @@ fn a_stage_keeps_nothing_of_a_group_that_it_has_no_layer_of() {
 #[test]
 fn refusals_show_the_arithmetic() {
     let policy = || policy(1, 1);
-    check(50 << 20, policy(), Err("has 50.0 MiB, the weights of rank 0 need 91.5 MiB"));
+    check(50 << 20, policy(), Err("has 50.0 MiB, but the weights of rank 0 need 91.5 MiB"));
     let much = PlacementPolicy { kv_memory: Some(1 << 30), ..policy() };
     let beside = "--kv-memory 1.0 GiB does not fit: host-1 has 108 MiB left beside 91.5 MiB of weights of rank 0";
     check(200 << 20, much, Err(beside));
     let long = PlacementPolicy { context: Some(8192), kv_memory: Some(368_640 * 10), ..policy() };
-    check(64 << 30, long, Err("needs 180 MiB of KV on rank 0 (at most 360 KiB per 16 tokens), there is 3.5 MiB"));
+    check(
+        64 << 30,
+        long,
+        Err("needs 180 MiB of KV on rank 0 (at most 360 KiB per 16 tokens), but 3.5 MiB is available"),
+    );
     check(64 << 30, PlacementPolicy { context: Some(9000), ..policy() }, Err("exceeds the model's 8192"));
     // A type that no device computes with does not get this far: no policy has it.
     assert!("int3".parse::<KvDtype>().is_err_and(|unknown| unknown.to_string().contains("int3")));
@@ -254,17 +258,22 @@ fn refused(machines: &[Machine], policy: &PlacementPolicy, why: &str, nearest: O
 
 #[test]
 fn a_refusal_names_the_nearest_grid_that_fits() {
-    refused(&[], &policy(1, 1), "needs 1 workers, 0 are there; no other grid", None);
-    refused(&machines(3, 8 << 30), &policy(2, 2), "needs 4 workers, 3 are there; the nearest grid", Some((1, 3)));
+    refused(&[], &policy(1, 1), "needs 1 workers, but 0 are available; no other grid", None);
+    refused(
+        &machines(3, 8 << 30),
+        &policy(2, 2),
+        "needs 4 workers, but 3 are available; the nearest grid",
+        Some((1, 3)),
+    );
     refused(&machines(16, 8 << 30), &policy(12, 1), "its attention has 9 runs of heads", Some((9, 1)));
-    refused(&machines(40, 8 << 30), &policy(1, 40), "more than the model has layers: 30", Some((1, 16)));
+    refused(&machines(40, 8 << 30), &policy(1, 40), "exceeds the model's 30 layers", Some((1, 16)));
     // 97 MB of weights, of which a machine holds 70.
     refused(&machines(3, 70 << 20), &policy(1, 1), "the weights of rank 0 need", Some((1, 2)));
     refused(&machines(1, 50 << 20), &policy(1, 1), "no other grid fits", None);
     refused(
         &machines(9, 8 << 30),
         &PlacementPolicy { grid: Grid { tp: 0, pp: 1, ep: 1 }, ..policy(1, 1) },
-        "no grid",
+        "is not a grid",
         Some((1, 1)),
     );
 }

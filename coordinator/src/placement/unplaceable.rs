@@ -19,22 +19,25 @@ pub struct Unplaceable {
 pub enum UnplaceableReason {
     #[error(transparent)]
     Unsupported(#[from] Unsupported),
-    #[error("tp {tp} x pp {pp} is no grid: both must be at least 1")]
+    #[error("tp {tp} x pp {pp} is not a grid: both must be at least 1")]
     NoGrid { tp: u16, pp: u16 },
-    #[error("tp {tp} x pp {pp} needs {needed} workers, {there} {} there", if *there == 1 { "is" } else { "are" })]
+    #[error(
+        "tp {tp} x pp {pp} needs {needed} workers, but {there} {} available",
+        if *there == 1 { "is" } else { "are" }
+    )]
     TooFew { tp: u16, pp: u16, needed: usize, there: usize },
-    #[error("tp {tp} x pp {pp} needs {needed} workers of one kind, and those that are there differ: {kinds}")]
+    #[error("tp {tp} x pp {pp} needs {needed} workers of one kind, but the available ones differ: {kinds}")]
     Kinds { tp: u16, pp: u16, needed: usize, kinds: String },
-    #[error("tp {tp} is more than the model can be cut into: its attention has {n_leaves} runs of heads")]
+    #[error("the model cannot be split into tp {tp}: its attention has {n_leaves} runs of heads")]
     Heads { tp: u16, n_leaves: u32 },
-    #[error("pp {pp} is more than the model has layers: {n_layers}")]
+    #[error("pp {pp} exceeds the model's {n_layers} layers")]
     Layers { pp: u16, n_layers: u32 },
-    #[error("pp {pp} is more than {STAGES_MAX} stages: each has a step of its own under way, and ranks queue no more")]
+    #[error("pp {pp} exceeds the limit of {STAGES_MAX} stages: a rank queues one step per stage, and no more")]
     Stages { pp: u16 },
     #[error("the requested context of {requested} exceeds the model's {model}: set at most {model}")]
     Context { requested: u32, model: u32 },
     #[error(
-        "{host} has {}, the weights of rank {rank} need {}{}: \
+        "{host} has {}, but the weights of rank {rank} need {}{}: \
          use a larger machine, more ranks or a smaller quantization",
         HumanBytes(*.available), HumanBytes(*.needed), describe_total(.all_needed, .all_available)
     )]
@@ -45,15 +48,15 @@ pub enum UnplaceableReason {
     )]
     KvMemory { rank: u16, host: String, weights: u64, needed: u64, available: u64 },
     #[error(
-        "a context of {context} needs {} of KV on rank {rank} (at most {} per {BLOCK_TOKENS} tokens), there is {}: \
-         set a shorter context (--context) or more KV memory (--kv-memory)",
+        "a context of {context} needs {} of KV on rank {rank} (at most {} per {BLOCK_TOKENS} tokens), but {} is \
+         available: set a shorter context (--context) or more KV memory (--kv-memory)",
         HumanBytes(*.needed), HumanBytes(*.block_bytes), HumanBytes(*.available)
     )]
     Kv { rank: u16, context: u32, block_bytes: u64, needed: u64, available: u64 },
 }
 
 fn describe_total(needed: &u64, available: &u64) -> String {
-    format!(" (all ranks need {}, their machines have {})", HumanBytes(*needed), HumanBytes(*available))
+    format!(" (all ranks together need {}, and their machines have {})", HumanBytes(*needed), HumanBytes(*available))
 }
 
 /// Bytes as a person reads them: free memory is rounded down, so that it never looks like enough.

@@ -32,10 +32,13 @@ impl Replica {
             return send_reply(reply, Err(refused));
         }
         let Grid { tp, pp, .. } = grid;
-        tracing::info!(tp, pp, "another grid is asked for");
+        tracing::info!(tp, pp, "another grid is requested");
         self.grids.requested = grid;
         if let Some(before) = self.changes.scale.replace(reply) {
-            send_reply(before, Err(Status::aborted(format!("then tp {tp} x pp {pp} was asked for"))));
+            send_reply(
+                before,
+                Err(Status::aborted(format!("a later request for tp {tp} x pp {pp} replaced this one"))),
+            );
         }
         self.change();
     }
@@ -63,10 +66,10 @@ impl Replica {
         if let Err(refused) = self.may_reload(found) {
             return send_reply(reply, Err(refused));
         }
-        tracing::info!("the model is to be read again");
+        tracing::info!("reloading the model");
         self.changes.reading += 1;
         if let Some(before) = self.changes.reload.replace(reply) {
-            send_reply(before, Err(Status::aborted("then the same was asked for again")));
+            send_reply(before, Err(Status::aborted("a later reload request replaced this one")));
         }
         self.change();
     }

@@ -139,7 +139,8 @@ impl Recovery {
         self.span.record_recovery_cause(cause, lost);
         self.span.record_recovery_grid(grid.tp, grid.pp, n_replayed);
         metrics::recovered(of, cause, took, n_replayed);
-        self.span.log_within(|| tracing::info!(cause, millis, tokens_replayed = n_replayed, "the replica goes on"));
+        self.span
+            .log_within(|| tracing::info!(cause, millis, tokens_replayed = n_replayed, "the replica serves again"));
         RecoveryCost { took, n_replayed }
     }
 }

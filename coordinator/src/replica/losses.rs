@@ -21,7 +21,7 @@ fn readable_reason(why: Status) -> Status {
     match why.code() {
         Code::Unknown => {
             tracing::debug!(cause = why.message(), "a worker's connection broke");
-            Status::new(why.code(), "its connection closed without a goodbye: killed or crashed?")
+            Status::new(why.code(), "its connection closed unexpectedly: was it killed, or did it crash?")
         }
         _ => why,
     }
@@ -41,7 +41,7 @@ impl Replica {
 
     pub(super) fn drop_silent_workers(&mut self, _: Micros) {
         for worker in self.members.find_silent(self.config.waits.beats_missed_max) {
-            let why = Status::deadline_exceeded("this rank was not heard of for too long");
+            let why = Status::deadline_exceeded("this rank sent no frame for too long");
             self.report_loss(worker, DismissalCause::Silent, why);
         }
     }
@@ -66,7 +66,7 @@ impl Replica {
     pub(super) fn drop_stalled_ranks(&mut self, now: Micros) {
         let Some(ranks) = self.phase.ranks() else { return };
         for (worker, why) in self.members.stuck_suspects(ranks, now, micros(self.config.waits.suspect_max)) {
-            let why = Status::deadline_exceeded(format!("this rank beats and does not compute: {why}"));
+            let why = Status::deadline_exceeded(format!("this rank sends heartbeats but does not compute: {why}"));
             self.report_loss(worker, DismissalCause::Hung, why);
         }
     }
@@ -84,15 +84,11 @@ impl Replica {
         let suspects = hangs::hang_suspects(&self.members.reports(ranks, grid.sampler()));
         match suspects[..] {
             [worker] => {
-                let why = format!("this rank does not answer its step: it hangs since {seconds:.1} s");
+                let why = format!("this rank has not answered its step for {seconds:.1} s");
                 self.report_loss(worker, DismissalCause::Hung, Status::deadline_exceeded(why));
             }
             _ => {
-                tracing::warn!(
-                    ?suspects,
-                    seconds,
-                    "a step is not answered, and the ranks do not show whose fault it is"
-                );
+                tracing::warn!(?suspects, seconds, "a step is not answered, and no single rank is suspect");
                 for worker in suspects {
                     let why = format!("a step was not answered for {seconds:.1} s");
                     self.members.mark_suspect(worker, ranks.rank(worker), why);
@@ -107,7 +103,7 @@ impl Replica {
     /// Handles a worker that was signalled to end: its rank goes to another at once, and nothing is lost but time.
     pub(super) fn worker_leaves(&mut self, worker: WorkerId) {
         let rank = self.phase.rank(worker);
-        let why = Status::cancelled("this worker leaves, and its place is another's");
+        let why = Status::cancelled("this worker leaves, and another worker takes its rank");
         let Some(DismissedWorker { host, .. }) = self.members.dismiss(worker, why) else { return };
         tracing::info!(%worker, rank = rank.map(|rank| rank.0), host, "a worker leaves");
         self.phase.crowd_changed();
@@ -149,7 +145,7 @@ impl Replica {
                 self.phase.crowd_changed();
             }
         }
-        self.members.mark_suspect(blamed, self.phase.rank(blamed), format!("{of} says: {message}"));
+        self.members.mark_suspect(blamed, self.phase.rank(blamed), format!("{of} reports: {message}"));
         self.end_epoch(EpochEnding::Doubt);
     }
 

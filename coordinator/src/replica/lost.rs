@@ -93,7 +93,7 @@ mod tests {
         let reported = lost.report(Micros(40));
         let paused: Vec<_> = reported.iter().rev().take(2).map(|of| (of.pause_micros, of.tokens_replayed)).collect();
         assert_eq!(paused, [(None, 0), (Some(5), 3)]);
-        assert!(reported[0].successor_host.is_empty(), "the grid has no such rank any more");
+        assert!(reported[0].successor_host.is_empty(), "the grid no longer has this rank");
         assert_eq!((&*reported[14].successor_host, reported[14].successor_pid), ("new", 9));
     }
 }

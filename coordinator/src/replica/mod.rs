@@ -127,7 +127,7 @@ impl Replica {
         }
         self.requests.check_when_idle();
         let n_left = self.requests.all_live().len();
-        tracing::info!(n_left, "drained: what is left is for the routers to go on with elsewhere");
+        tracing::info!(n_left, "drained: routers move the remaining requests to other replicas");
         self.performance.log(&self.requests.stats().counters);
         self.members.leave_all("the coordinator has drained");
         self.requests.close_all(&Status::unavailable("the coordinator has drained"));

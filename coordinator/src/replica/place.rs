@@ -12,7 +12,7 @@ use std::time::Duration;
 use tonic::Status;
 use types::{Grid, Micros};
 
-pub(super) const UNREAD: &str = "this rank leaves its frames unread";
+pub(super) const UNREAD: &str = "this rank does not read its frames";
 
 impl Replica {
     pub(super) fn grid_requirements(&self) -> GridRequirements<'_> {
@@ -138,7 +138,7 @@ impl Replica {
         let is_due = serving.is_wider_for_long(now, &self.config.waits, self.grids.n_relapses);
         if is_due && !self.is_needed(now) {
             let (from_tp, from_pp, Grid { tp, pp, .. }) = (grid.tp, grid.pp, wider);
-            tracing::info!(from_tp, from_pp, tp, pp, "workers have come back: the model is spread over them");
+            tracing::info!(from_tp, from_pp, tp, pp, "workers have joined: moving to a larger grid");
             self.end_epoch(EpochEnding::Requested);
             if let Phase::Waiting(waiting) = &mut self.phase {
                 waiting.is_growing = true;

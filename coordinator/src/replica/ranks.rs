@@ -52,7 +52,7 @@ impl Replica {
     /// A build before that number would ignore these parts and use memory that is not there: the rank should not have
     /// sent them.
     fn refuse_unknown_parts(&mut self, worker: WorkerId) {
-        let why = "a part of a KV cache, while this build uses all of it at once";
+        let why = "the rank reports a part of its KV cache, which this build does not support";
         self.report_loss(worker, DismissalCause::Wrong, Status::invalid_argument(why));
     }
 
@@ -119,8 +119,8 @@ impl Replica {
         let ours = self.expected_policy(worker).or_else(loaded_before);
         if let Some(ours) = ours.filter(|ours| *ours != policy) {
             return Err(Status::failed_precondition(format!(
-                "this rank computes under {policy}, the replica under {ours}: another model, or other numerics \
-                 (a GPU's architecture is among them)"
+                "this rank computes under {policy}, the replica under {ours}: its model, numerics or GPU architecture \
+                 differs"
             )));
         }
         Ok(RankFacts { policy, weight_bytes: loaded.weight_bytes })

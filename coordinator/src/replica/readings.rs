@@ -42,8 +42,8 @@ impl Default for WeightReadings {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ReadingMismatch {
     #[error(
-        "{} read other bytes of the weight {weight} (piece {piece}) than {than}: a file of the model is damaged, or of \
-         another model",
+        "{} read other bytes of the weight {weight} (piece {piece}) than {than}: a file is damaged or \
+         belongs to another model",
         named(ranks)
     )]
     Bytes { ranks: Vec<Rank>, than: &'static str, weight: String, piece: u32 },
@@ -226,7 +226,7 @@ impl Replica {
     pub(super) fn accept_readings(&mut self, rank: Rank, loaded: &wire::Loaded) -> Result<(), Status> {
         let runs = loaded.runs().map_err(|malformed| Status::invalid_argument(malformed.to_string()))?;
         if runs.is_empty() && self.config.policy_digest.is_some() {
-            let why = "this rank does not say which bytes of the model it has read: it is of another release";
+            let why = "this rank does not report hashes of the model's bytes: it has another release";
             return Err(Status::failed_precondition(why));
         }
         self.readings.record(rank, runs);
@@ -320,7 +320,7 @@ mod tests {
             missing @ ReadingMismatch::Missing { .. } => panic!("{missing}"),
         };
         let (good, bad) = ([run("a", 0, &[1, 2, 3, 4])], [run("a", 0, &[1, 2, 0, 4])]);
-        assert_eq!(bytes(&[&good, &bad]), (vec![Rank(0), Rank(1)], "a".into(), 2), "nobody knows who is right");
+        assert_eq!(bytes(&[&good, &bad]), (vec![Rank(0), Rank(1)], "a".into(), 2), "either of the two may be wrong");
         assert_eq!(bytes(&[&bad, &good, &good]), (vec![Rank(0)], "a".into(), 2));
         let mut served = WeightReadings::default();
         join_reports(&mut served, &[&good]).unwrap();

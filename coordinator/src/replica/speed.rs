@@ -21,7 +21,7 @@ impl Performance {
     /// Another placement: earlier measurements do not apply.
     pub fn placed(&mut self, predicted: Option<Prediction>) {
         if let Some(prediction) = &predicted {
-            tracing::info!(%prediction, "this layout should give");
+            tracing::info!(%prediction, "predicted speed of this layout");
         }
         (self.measured, self.predicted) = (MeasuredSpeed::default(), predicted);
     }
@@ -38,7 +38,7 @@ impl Performance {
     pub fn log(&self, planned: &Counters) {
         let actual = self.measured.report(planned);
         let Some(prediction) = self.predicted.as_ref().filter(|_| self.measured.n_steps > 0) else { return };
-        let text = |per_s: f64| if per_s > 0.0 { format!("{per_s:.0} tokens/s") } else { "none ran so".into() };
+        let text = |per_s: f64| if per_s > 0.0 { format!("{per_s:.0} tokens/s") } else { "none".into() };
         tracing::info!(
             predicted = %prediction,
             alone = text(actual.alone_tokens_per_s),

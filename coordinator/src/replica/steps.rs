@@ -24,7 +24,7 @@ impl Replica {
             }
             serving.patience.sent(patience::work(self.requests.last_step()));
             if let Err(worker) = self.members.send_step(&serving.placement.ranks, &step) {
-                let why = Status::resource_exhausted("this rank leaves its steps unread");
+                let why = Status::resource_exhausted("this rank does not read its steps");
                 return self.report_loss(worker, DismissalCause::Deaf, why);
             }
         }
@@ -38,7 +38,7 @@ impl Replica {
         }
         let is_token = |slice: &SliceDone| slice.tokens.iter().all(|out| out.token < vocab);
         if !done.slices.iter().all(is_token) {
-            let why = Status::invalid_argument("a token outside the vocabulary");
+            let why = Status::invalid_argument("the answer has a token outside the vocabulary");
             return self.report_loss(worker, DismissalCause::Wrong, why);
         }
         match self.requests.apply(done, now) {

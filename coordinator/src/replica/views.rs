@@ -186,7 +186,7 @@ impl Replica {
         let times: Vec<RankTime> = times.iter().map(time).collect();
         for SlownessChange { rank, is_slow, micros, others_micros } in serving.slowness.look(&times) {
             let host = blueprint.shards.iter().find(|shard| shard.rank == rank).map_or("", |shard| &shard.host);
-            let word = if is_slow { "a rank is slow" } else { "a rank is as fast as others again" };
+            let word = if is_slow { "a rank is slow" } else { "a rank is no longer slow" };
             tracing::warn!(rank = rank.0, host, micros, others_micros, "{word}");
             metrics::rank_slow(&self.of, rank.0, is_slow);
             self.state_changed = true;

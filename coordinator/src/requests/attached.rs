@@ -32,7 +32,7 @@ impl LiveRequests {
     /// Keeps the requests of a router that is gone for a grace period: a router that was only cut off may come back by
     /// then.
     pub fn router_gone(&mut self, router: u32, why: Status, now: Micros) {
-        tracing::info!(router, why = why.message(), "a router is gone");
+        tracing::info!(router, why = why.message(), "a router has disconnected");
         self.routers.gone(router, why, now);
     }
 

@@ -80,7 +80,7 @@ impl Routers {
     pub fn forget(&mut self, number: u32) -> Vec<RequestId> {
         let Some(router) = self.table.remove(&number) else { return Vec::new() };
         if let Attachment::Up { frames, .. } = router.attachment {
-            frames.close(Status::aborted("this router has come again"));
+            frames.close(Status::aborted("this router has attached again"));
         }
         sorted(router.live)
     }
@@ -162,10 +162,10 @@ impl Routers {
         tracing::warn!(
             router = number,
             n_requests = router.live.len(),
-            "a router leaves its frames unread and is cut off"
+            "a router does not read its frames and is disconnected"
         );
         if let Attachment::Up { frames, .. } = router.attachment {
-            frames.close(Status::resource_exhausted("this router has left too many frames unread"));
+            frames.close(Status::resource_exhausted("this router has too many unread frames"));
         }
         sorted(router.live)
     }
@@ -325,6 +325,10 @@ mod tests {
         }
         assert_eq!(cursor.recited, None);
         assert_eq!(known, named.iter().flatten().copied().collect());
-        assert!(cursor.next_cached_names(&BlockNameChanges::default(), |_, _| panic!("all is known")).is_none());
+        assert!(
+            cursor
+                .next_cached_names(&BlockNameChanges::default(), |_, _| panic!("the router knows all names"))
+                .is_none()
+        );
     }
 }

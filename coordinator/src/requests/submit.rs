@@ -114,7 +114,7 @@ impl LiveRequests {
 
     /// Removes a waiting request: a request of a tenant with less waiting takes its place.
     fn displace(&mut self, id: RequestId, now: Micros) {
-        let message = "the queue is full, and other tenants have less in it; try again later".into();
+        let message = "the queue is full, and other tenants have fewer requests in it: try again later".into();
         self.traces.request_retracted(id);
         self.times.request_retracted(id);
         self.passages.request_retracted(id);

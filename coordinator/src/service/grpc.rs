@@ -52,7 +52,7 @@ impl CoordinatorService {
 
     async fn hello<T>(&self, inbound: &mut Streaming<T>) -> Result<T, Status> {
         match tokio::time::timeout(self.hello_max, inbound.message()).await {
-            Err(_) => Err(Status::deadline_exceeded("no hello came")),
+            Err(_) => Err(Status::deadline_exceeded("no hello arrived in time")),
             Ok(Ok(None)) => Err(Status::invalid_argument("the stream ended before a hello")),
             Ok(Ok(Some(frame))) => Ok(frame),
             Ok(Err(status)) => Err(unreadable(status)),
@@ -65,8 +65,8 @@ impl CoordinatorService {
         self.send_event(event(reply)).await?;
         match tokio::time::timeout(self.change_max, answer).await {
             Ok(Ok(answer)) => answer.map(Response::new),
-            Ok(Err(_)) => Err(Status::unavailable("this coordinator is ending")),
-            Err(_) => Err(Status::deadline_exceeded("the change is not in force yet; the coordinator goes on trying")),
+            Ok(Err(_)) => Err(Status::unavailable("this coordinator is shutting down")),
+            Err(_) => Err(Status::deadline_exceeded("the change is not in force yet: the coordinator keeps trying")),
         }
     }
 
@@ -78,7 +78,7 @@ impl CoordinatorService {
     }
 
     async fn send_event(&self, event: Event) -> Result<(), Status> {
-        self.events.send(event).await.map_err(|_| Status::unavailable("this coordinator is ending"))
+        self.events.send(event).await.map_err(|_| Status::unavailable("this coordinator is shutting down"))
     }
 }
 
@@ -86,11 +86,11 @@ impl CoordinatorService {
 fn unreadable(status: Status) -> Status {
     match status.code() {
         Code::Internal | Code::OutOfRange | Code::Unimplemented => {
-            Status::invalid_argument(format!("a frame that cannot be read: {}", status.message()))
+            Status::invalid_argument(format!("malformed frame: {}", status.message()))
         }
         // The transport's message about a lost connection does not show which peer left.
         code if status.message().ends_with("error reading a body from connection") => {
-            Status::new(code, "its connection closed without a goodbye: was it killed, or did it crash?")
+            Status::new(code, "its connection closed unexpectedly: was it killed, or did it crash?")
         }
         _ => status,
     }
@@ -116,7 +116,7 @@ impl Coordinator for CoordinatorService {
         let ScaleRequest { version, tp, pp, protocols } = request.into_inner();
         self.agree_on_protocol(&version, protocols)?;
         let (Ok(tp), Ok(pp)) = (u16::try_from(tp), u16::try_from(pp)) else {
-            return Err(Status::invalid_argument(format!("tp {tp} x pp {pp} is no grid")));
+            return Err(Status::invalid_argument(format!("tp {tp} x pp {pp} is not a grid")));
         };
         self.change(|reply| Event::Scale { grid: Grid { tp, pp, ep: 1 }, reply }).await
     }
@@ -133,10 +133,10 @@ impl Coordinator for CoordinatorService {
         self.agree_on_protocol(&version, protocols)?;
         let (reply, served) = oneshot::channel();
         self.send_event(Event::Weights { reply }).await?;
-        let served = served.await.map_err(|_| Status::unavailable("this coordinator is ending"))??;
+        let served = served.await.map_err(|_| Status::unavailable("this coordinator is shutting down"))??;
         // This takes a while with some hundred thousand weights.
         let hashes = tokio::task::spawn_blocking(move || served.hashes(&weight)).await;
-        hashes.map(Response::new).map_err(|_| Status::internal("the weights cannot be told"))
+        hashes.map(Response::new).map_err(|_| Status::internal("the weights cannot be hashed"))
     }
 
     async fn attach(&self, request: Request<Streaming<RouterFrame>>) -> Result<Response<Self::AttachStream>, Status> {
@@ -201,7 +201,7 @@ impl<T> FrameReader<T> {
             match event(frame) {
                 Ok(event) => {
                     if self.events.send(event).await.is_err() {
-                        return Status::unavailable("this coordinator is ending");
+                        return Status::unavailable("this coordinator is shutting down");
                     }
                 }
                 Err(status) => return status,
@@ -219,7 +219,7 @@ fn router_event(router: u32, frame: RouterFrame) -> Result<Event, Status> {
         Some(router_frame::Frame::Adopt(adopt)) => match &adopt.request {
             Some(request) if RequestId(request.id).router() == router => Ok(Event::Adopt(Box::new(adopt))),
             Some(request) => Err(not_of(router, request.id)),
-            None => Err(Status::invalid_argument("an adoption of no request")),
+            None => Err(Status::invalid_argument("an adoption without a request")),
         },
         Some(router_frame::Frame::Cancel(cancel)) => {
             Ok(Event::Cancel { router, id: RequestId(cancel.id), stopped: cancel.stopped })
@@ -231,7 +231,7 @@ fn router_event(router: u32, frame: RouterFrame) -> Result<Event, Status> {
 }
 
 fn not_of(router: u32, id: u64) -> Status {
-    Status::invalid_argument(format!("request {} is not of router {router:x}", RequestId(id)))
+    Status::invalid_argument(format!("request {} does not belong to router {router:x}", RequestId(id)))
 }
 
 fn worker_event(worker: WorkerId, frame: WorkerFrame) -> Result<Event, Status> {

@@ -31,7 +31,7 @@ async fn run(incoming: Incoming, config: Config, mut claim: Claim, shutdown: Can
         tokio::select! {
             biased;
             ended = &mut server => break match ended {
-                Ok(()) => Err(Error::Server("no more connections can come".into())),
+                Ok(()) => Err(Error::Server("the listener has ended".into())),
                 Err(error) => Err(Error::Server(error.into())),
             },
             // Ends at once: the holder of the later claim serves, and frames of this one's epochs are refused.

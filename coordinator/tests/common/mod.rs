@@ -149,7 +149,7 @@ impl Cluster {
             match next(&mut down).await.unwrap() {
                 Frame::Welcome(welcome) => break welcome,
                 Frame::State(state) => states.push(state),
-                other => panic!("{other:?} came before a welcome"),
+                other => panic!("{other:?} arrived before a welcome"),
             }
         };
         Router { up, down, welcome, state: states.pop().unwrap_or_default(), streams: HashMap::new(), n_requests: 0 }
@@ -203,7 +203,7 @@ pub async fn attach(
 }
 
 pub async fn next(down: &mut Streaming<wire::ReplicaFrame>) -> Result<Frame, Status> {
-    match timeout(PATIENCE, down.message()).await.expect("a frame in time")? {
+    match timeout(PATIENCE, down.message()).await.expect("a frame arrives in time")? {
         Some(frame) => Ok(frame.frame.unwrap()),
         None => Err(Status::ok("the stream has ended")),
     }
@@ -259,7 +259,7 @@ impl Router {
         match next(&mut self.down).await.unwrap() {
             Frame::Outputs(outputs) => outputs.outputs.into_iter().map(|output| self.apply_output(output)).collect(),
             Frame::Refused(refused) => {
-                let stream = self.streams.remove(&RequestId(refused.id)).expect("what is refused was submitted");
+                let stream = self.streams.remove(&RequestId(refused.id)).expect("only a submitted request is refused");
                 vec![RouterEvent::Refused(refused, Box::new(stream.request))]
             }
             Frame::State(state) => {
@@ -273,8 +273,8 @@ impl Router {
 
     pub fn apply_output(&mut self, output: wire::Output) -> RouterEvent {
         let id = RequestId(output.id);
-        let stream = self.streams.get_mut(&id).expect("an output is of a request that runs");
-        assert_eq!(stream.finish, None, "{id} says more after its end");
+        let stream = self.streams.get_mut(&id).expect("an output belongs to a running request");
+        assert_eq!(stream.finish, None, "{id} returns output after its end");
         assert_eq!(output.position as usize, stream.output.len(), "{id} has a gap");
         stream.output.extend(output.tokens.iter().map(|out| out.token));
         stream.finish = output.finished().unwrap();

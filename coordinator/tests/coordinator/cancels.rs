@@ -52,7 +52,7 @@ async fn a_hundred_thousand_cancels_leave_nothing() {
     }
     router.receive_until_idle().await;
     assert_eq!((router.state.blocks_total, router.state.backlog_tokens), (64, 0));
-    assert!(n_full < N_ROUNDS * N_AT_ONCE / 2, "most were taken before they were given up: {n_full} were not");
+    assert!(n_full < N_ROUNDS * N_AT_ONCE / 2, "most were accepted before they were cancelled: {n_full} were refused");
     // The same replica serves the next request.
     router.check_one(&sim()).await;
     cluster.stop().await;

@@ -63,9 +63,9 @@ async fn routers_see_unplaceable_grid_and_recovery_at_once() {
     assert_eq!(why(&router.state), "");
     workers.pop_front().unwrap().kill().await;
     router.receive_until(|state| state.phase() == Phase::Recovering && !why(state).is_empty()).await;
-    assert!(why(&router.state).contains("tp 2 x pp 1 needs 2 workers, 1 is there"), "{:?}", router.state);
+    assert!(why(&router.state).contains("tp 2 x pp 1 needs 2 workers, but 1 is available"), "{:?}", router.state);
     workers.pop_front().unwrap().kill().await;
-    router.receive_until(|state| why(state).contains("0 are there")).await;
+    router.receive_until(|state| why(state).contains("0 are available")).await;
     router.receive_until(|state| state.unplaced.as_ref().is_some_and(|unplaced| unplaced.micros > 0)).await;
     workers.extend([cluster.worker(slow()), cluster.worker(slow())]);
     ready_on(&mut router, 2, 1).await;
@@ -98,7 +98,7 @@ async fn worker_that_leaves_is_replaced_without_ending_requests() {
     for worker in workers {
         worker.leave().await;
     }
-    router.receive_until(|state| why(state).contains("0 are there")).await;
+    router.receive_until(|state| why(state).contains("0 are available")).await;
     cluster.stop().await;
 }
 
@@ -151,8 +151,8 @@ async fn requests_too_long_for_fewer_ranks_end_as_outgrown() {
     assert_eq!(end(&mut router, short).await.unwrap(), Finish::Length);
     assert_eq!(end(&mut router, grows).await.unwrap(), Finish::Outgrown);
     let stream = &router.streams[&grows];
-    assert_eq!(stream.output.len(), 54, "as much as there is room for");
-    assert!(step.reference(&stream.request).starts_with(&stream.output), "and nothing else than it would have said");
+    assert_eq!(stream.output.len(), 54, "all tokens that fit");
+    assert!(step.reference(&stream.request).starts_with(&stream.output), "the tokens equal those of the reference");
     let refused = router.submit(request(vec![4; 70], 5)).await;
     let refused = end(&mut router, refused).await.unwrap_err();
     assert_eq!(refused.reason(), Reason::NotReady);
@@ -182,7 +182,7 @@ async fn context_shortened_by_memory_is_reported_from_the_start() {
     ready_on(&mut router, 2, 1).await;
     let shortened = router.state.shortened.clone().unwrap();
     assert_eq!((router.welcome.context, shortened.requested, shortened.has), (128, 4096, 128));
-    assert!(shortened.why.contains("ask for a shorter context (--context) or more KV memory"), "{shortened:?}");
+    assert!(shortened.why.contains("set a shorter context (--context) or more KV memory"), "{shortened:?}");
     router.check_one(&grid_sim()).await;
     cluster.stop().await;
 }

@@ -17,7 +17,7 @@ async fn receive_progress(router: &mut Router, with_progress: bool) -> Vec<(u32,
         loop {
             let Frame::Outputs(outputs) = next(&mut router.down).await.unwrap() else { continue };
             for output in outputs.outputs {
-                assert!(output.computed.is_none() || n_tokens == 0, "a prompt is told of before the first token");
+                assert!(output.computed.is_none() || n_tokens == 0, "progress is reported only before the first token");
                 progress.extend(output.computed.map(|computed| (computed, output.cached_tokens)));
                 n_tokens += output.tokens.len();
                 if output.finish() != wire::Finish::Unspecified {

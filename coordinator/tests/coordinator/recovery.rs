@@ -233,7 +233,7 @@ async fn fewer_ranks_carry_on_and_more_take_over_again() {
     ready_on(&mut router, 2, 2).await;
     let epoch = router.state.epoch_n;
     router.receive_all().await;
-    assert_eq!(router.state.epoch_n, epoch, "and it stays there");
+    assert_eq!(router.state.epoch_n, epoch, "the epoch does not change again");
     finish(router, &grid_sim()).await;
     cluster.stop().await;
 }
@@ -339,7 +339,7 @@ async fn unreachable_worker_is_left_out_of_a_serving_replica() {
     router.receive_until(|state| !state.apart.is_empty()).await;
     assert_eq!(router.state.apart[0].address, UNREACHABLE);
     ready_on(&mut router, 1, 3).await;
-    assert_eq!(router.state.apart.len(), 1, "it is left out still");
+    assert_eq!(router.state.apart.len(), 1, "the worker is still excluded");
     finish(router, &grid_sim()).await;
     cluster.stop().await;
 }
@@ -369,9 +369,9 @@ async fn another_grid_takes_over_and_no_stream_ends() {
     assert_eq!((again.micros, again.tokens_replayed), (0, 0), "that grid is in force already");
     let epoch = router.state.epoch_n;
     let refused = [
-        (4, 2, Code::FailedPrecondition, "needs 8 workers, 4 are there"),
+        (4, 2, Code::FailedPrecondition, "needs 8 workers, but 4 are available"),
         (0, 1, Code::FailedPrecondition, "both must be at least 1"),
-        (1 << 20, 1, Code::InvalidArgument, "is no grid"),
+        (1 << 20, 1, Code::InvalidArgument, "is not a grid"),
     ];
     for (tp, pp, code, part) in refused {
         let status = scale(&cluster, tp, pp).await.unwrap_err();
@@ -464,7 +464,7 @@ async fn a_router_that_comes_again_has_its_old_requests_dropped_at_once() {
             break status;
         }
     };
-    assert!(end.code() == Code::Aborted && end.message().contains("come again"), "{end:?}");
+    assert!(end.code() == Code::Aborted && end.message().contains("attached again"), "{end:?}");
     drop((strange, fresh, again));
     neighbour.check_one(&grid_sim()).await;
     cluster.stop().await;

@@ -31,7 +31,7 @@ pub(super) fn read(text: &str, form: EbnfNotation, limits: &GrammarLimits) -> Re
         }
     }
     if !grammar.contains_key("root") {
-        return Err(reader.wrong_at(0, "there is no rule root"));
+        return Err(reader.wrong_at(0, "the rule root is missing"));
     }
     match reader.used.iter().find(|(name, _)| !grammar.contains_key(name)) {
         Some((name, at)) => Err(reader.wrong_at(*at, &format!("the rule {name} is not defined"))),
@@ -243,7 +243,7 @@ impl EbnfReader<'_, '_> {
                 first
             };
             if first > last {
-                return Err(self.wrong_at(from, "a range of no characters"));
+                return Err(self.wrong_at(from, "an empty range of characters"));
             }
             ranges.push((first as u32, last as u32));
         }
@@ -261,7 +261,7 @@ impl EbnfReader<'_, '_> {
 
     fn escape(&mut self) -> Result<char, GrammarRefused> {
         let from = self.at - 1;
-        let wrong = |reader: &Self| reader.wrong_at(from, "an escape that has no meaning");
+        let wrong = |reader: &Self| reader.wrong_at(from, "an unknown escape");
         let c = self.next().ok_or_else(|| wrong(self))?;
         let n_digits = match c {
             'x' => 2,
@@ -279,6 +279,6 @@ impl EbnfReader<'_, '_> {
         let digits = self.rest().get(..n_digits).filter(|digits| digits.bytes().all(|b| b.is_ascii_hexdigit()));
         let code = digits.and_then(|digits| u32::from_str_radix(digits, 16).ok()).and_then(char::from_u32);
         self.at += n_digits;
-        code.ok_or_else(|| self.wrong_at(from, "an escape of no character"))
+        code.ok_or_else(|| self.wrong_at(from, "an escape of an invalid character"))
     }
 }

@@ -119,7 +119,7 @@ impl<'a> SchemaWriter<'_, 'a> {
         let own = claims_at(facts, point.at);
         let open: Vec<usize> = (0..facts.contains.len()).filter(|i| facts.contains[*i].from <= point.at).collect();
         if open.len() > 4 {
-            return Err(GrammarRefused::unsupported("contains", "more than four of them about one list"));
+            return Err(GrammarRefused::unsupported("contains", "more than four of them for one list"));
         }
         for bits in 0..1usize << open.len() {
             let (mut claims, mut counts) = (own.clone(), point.counts.clone());

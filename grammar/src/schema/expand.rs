@@ -143,7 +143,7 @@ fn expand_claim<'a>(
     let mut before = &above;
     while let Some(link) = before {
         if link.claim.0 == claim.0 {
-            return Err(GrammarRefused::invalid(places.path(claim.0), "it refers to itself and says nothing"));
+            return Err(GrammarRefused::invalid(places.path(claim.0), "it refers only to itself"));
         }
         before = &link.before;
     }

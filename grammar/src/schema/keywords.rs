@@ -127,8 +127,10 @@ pub(super) fn subschemas<'a>(schema: &'a Value, path: &str) -> Result<Vec<(Strin
                 let schemas = named.iter().filter(|(_, schema)| key != "dependencies" || !schema.is_array());
                 found.extend(schemas.map(|(name, schema)| (format!("{at}/{}", escaped(name)), schema)));
             }
-            (key, _) if LIST.contains(&key) => return Err(GrammarRefused::invalid(at, "it is no list of schemas")),
-            (key, _) if NAMED.contains(&key) => return Err(GrammarRefused::invalid(at, "it is no object of schemas")),
+            (key, _) if LIST.contains(&key) => return Err(GrammarRefused::invalid(at, "it is not a list of schemas")),
+            (key, _) if NAMED.contains(&key) => {
+                return Err(GrammarRefused::invalid(at, "it is not an object of schemas"));
+            }
             (key, _) if ENFORCED.contains(&key) || is_annotation(key) => {}
             (key, _) => return Err(GrammarRefused::unsupported(at, format!("the keyword {key:?}"))),
         }
@@ -137,7 +139,7 @@ pub(super) fn subschemas<'a>(schema: &'a Value, path: &str) -> Result<Vec<(Strin
 }
 
 fn known_draft(value: &Value, at: &str) -> Result<(), GrammarRefused> {
-    let text = value.as_str().ok_or_else(|| GrammarRefused::invalid(at, "it is not a text"))?;
+    let text = value.as_str().ok_or_else(|| GrammarRefused::invalid(at, "it is not a string"))?;
     let name = text.trim_start_matches("https://").trim_start_matches("http://").trim_end_matches('#');
     if DRAFTS.contains(&name) { Ok(()) } else { Err(GrammarRefused::unsupported(at, format!("the dialect {text:?}"))) }
 }

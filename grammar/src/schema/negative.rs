@@ -63,12 +63,12 @@ impl<'a> NegativeReader<'_, 'a> {
             "format" => choice_of_kinds(kinds::STRING, [SchemaFact::Format(word.text()?, false)]),
             "minItems" => fewer(word.count()?, SchemaFact::MaxItems, kinds::ARRAY).unwrap_or_default(),
             "maxItems" => array(Some(SchemaFact::MinItems(word.count()? + 1))),
-            "uniqueItems" if word.flag()? => return Err(word.unsupported("uniqueItems in what must not hold")),
+            "uniqueItems" if word.flag()? => return Err(word.unsupported("uniqueItems in a negated schema")),
             "minProperties" => fewer(word.count()?, SchemaFact::MaxProperties, kinds::OBJECT).unwrap_or_default(),
             "maxProperties" => choice_of_kinds(kinds::OBJECT, [SchemaFact::MinProperties(word.count()? + 1)]),
             "prefixItems" | "items" | "additionalItems" | "contains" => self.of_arrays(word)?,
             "unevaluatedItems" | "unevaluatedProperties" => {
-                return Err(word.unsupported("it, in what must not hold,"));
+                return Err(word.unsupported("this keyword in a negated schema"));
             }
             "required" | "properties" | "patternProperties" | "additionalProperties" | "propertyNames" => {
                 self.of_objects(word)?

@@ -54,7 +54,7 @@ impl<'a> SchemaWriter<'_, 'a> {
             return self.one_object(facts, None, out);
         };
         if !exists.is_empty() {
-            return Err(GrammarRefused::unsupported("not", "two properties that must be there by what they are not"));
+            return Err(GrammarRefused::unsupported("not", "a schema that requires two properties by negation"));
         }
         // The required property is a named one, or the last of the others: a later one of the same name would replace
         // it.
@@ -252,7 +252,7 @@ impl<'a> SchemaWriter<'_, 'a> {
         let has_run = entries.iter().any(|entry| entry.is_run);
         // Two properties of a run may have the same name, and then are one property.
         if has_run && min > n_required + 1 {
-            return Err(GrammarRefused::unsupported("minProperties", "a minimum of properties that are not named"));
+            return Err(GrammarRefused::unsupported("minProperties", "a minimum of unnamed properties"));
         }
         let most = max.unwrap_or(min).min(entries.len() + self.limits.repeat_max);
         if most > self.limits.repeat_max {

@@ -105,7 +105,7 @@ impl<'a> SchemaPlaces<'a> {
 
     /// The place of a schema that a keyword holds.
     pub(crate) fn schema_of(&self, value: &'a Value) -> Result<SchemaIdx, GrammarRefused> {
-        self.place(value).ok_or_else(|| GrammarRefused::invalid("", "a schema that is out of place"))
+        self.place(value).ok_or_else(|| GrammarRefused::invalid("", "it is not a place for a schema"))
     }
 
     /// The place of a schema that lies in a known place.
@@ -124,16 +124,16 @@ impl<'a> SchemaPlaces<'a> {
             let address = resolve_address(base, address);
             *self.addresses.get(&address).ok_or_else(|| unknown("which is not in the document"))?
         };
-        let fragment = percent_decoded(fragment).ok_or_else(|| unknown("whose fragment is no text"))?;
+        let fragment = percent_decoded(fragment).ok_or_else(|| unknown("whose fragment is not UTF-8"))?;
         if fragment.is_empty() {
             return Ok(root);
         }
         if !fragment.starts_with('/') {
             let address = format!("{}#{fragment}", self.all[root as usize].base);
-            return self.addresses.get(&address).copied().ok_or_else(|| unknown("an anchor that is nowhere"));
+            return self.addresses.get(&address).copied().ok_or_else(|| unknown("an anchor that does not exist"));
         }
-        let value = self.value(root).pointer(&fragment).ok_or_else(|| unknown("which leads nowhere"))?;
-        self.place(value).ok_or_else(|| unknown("which leads to no schema"))
+        let value = self.value(root).pointer(&fragment).ok_or_else(|| unknown("which points to no value"))?;
+        self.place(value).ok_or_else(|| unknown("which points to no schema"))
     }
 
     /// What `$dynamicRef` refers to, where that is the same from everywhere: the initial target, if it is not

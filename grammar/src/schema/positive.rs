@@ -154,7 +154,9 @@ impl<'a> PositiveReader<'_, 'a> {
             let mut with = Alternative::facts([SchemaFact::Kinds(kinds::OBJECT), SchemaFact::Required(name)]);
             match texts(value).filter(|_| word.name != "dependentSchemas") {
                 Some(required) => with.facts.extend(required.into_iter().map(SchemaFact::Required)),
-                None if word.name == "dependentRequired" => return Err(word.unsupported("what is no list of names")),
+                None if word.name == "dependentRequired" => {
+                    return Err(word.unsupported("a value that is not a list of names"));
+                }
                 None => with.claims.push((self.inner(value)?, true)),
             }
             self.add_choice(vec![without, with]);

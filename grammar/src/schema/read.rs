@@ -35,7 +35,7 @@ impl<'a> Keyword<'a> {
     }
 
     pub(super) fn text(&self) -> Result<&'a str, GrammarRefused> {
-        self.value.as_str().ok_or_else(|| self.wrong("a text"))
+        self.value.as_str().ok_or_else(|| self.wrong("a string"))
     }
 
     pub(super) fn flag(&self) -> Result<bool, GrammarRefused> {
@@ -51,7 +51,7 @@ impl<'a> Keyword<'a> {
     }
 
     pub(super) fn texts(&self) -> Result<Vec<&'a str>, GrammarRefused> {
-        texts(self.value).ok_or_else(|| self.wrong("a list of texts"))
+        texts(self.value).ok_or_else(|| self.wrong("a list of strings"))
     }
 
     pub(super) fn kinds(&self) -> Result<u8, GrammarRefused> {

@@ -41,11 +41,11 @@ impl<'a> SchemaWriter<'_, 'a> {
         let mut of_places = Vec::new();
         for at in 0..=same_from {
             let values = self.enumerate_values(&claims_at(facts, at))?;
-            of_places.push(values.ok_or_else(|| unsupported("uniqueItems of items that are not among a few values"))?);
+            of_places.push(values.ok_or_else(|| unsupported("uniqueItems of items without a small set of values"))?);
         }
         let values: Vec<String> = of_places.iter().flatten().cloned().collect::<BTreeSet<_>>().into_iter().collect();
         if values.len() > VALUES_MAX {
-            return Err(GrammarRefused::too_large("the values of items that differ", VALUES_MAX));
+            return Err(GrammarRefused::too_large("the number of values of unique items", VALUES_MAX));
         }
         let bits = |of: &BTreeSet<String>| (0..values.len()).filter(|i| of.contains(&values[*i])).map(|i| 1 << i).sum();
         let at = of_places.iter().map(bits).collect();

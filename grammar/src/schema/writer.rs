@@ -142,7 +142,7 @@ impl<'a> SchemaWriter<'_, 'a> {
             return Ok(false);
         }
         words.is_empty(self.limits.compile_fuel).map_err(|why| {
-            GrammarRefused::unsupported("pattern", format!("so complex a set of texts ({})", first_line(&why)))
+            GrammarRefused::unsupported("pattern", format!("such a complex set of texts ({})", first_line(&why)))
         })
     }
 

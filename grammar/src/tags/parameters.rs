@@ -24,13 +24,13 @@ pub(super) fn write(writer: &mut TagWriter, document: &Value, at: &str) -> Resul
     ];
     let object = document.as_object().ok_or_else(|| GrammarRefused::invalid(at, "it is not an object"))?;
     if let Some(word) = object.keys().find(|word| !KNOWN.contains(&word.as_str())) {
-        return Err(GrammarRefused::unsupported(format!("{at}/{word}"), format!("{word:?} about parameters")));
+        return Err(GrammarRefused::unsupported(format!("{at}/{word}"), format!("{word:?} for parameters")));
     }
     let properties = object.get("properties").and_then(Value::as_object);
     let properties: Vec<(&String, &Value)> = properties.into_iter().flatten().collect();
     let required = object.get("required").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
     if let Some(name) = required.iter().find(|name| !properties.iter().any(|(known, _)| *name == known.as_str())) {
-        return Err(GrammarRefused::unsupported(format!("{at}/required"), format!("{name}, which is no property,")));
+        return Err(GrammarRefused::unsupported(format!("{at}/required"), format!("{name}, which is not a property,")));
     }
     let parts: Vec<&Value> = properties.iter().map(|(_, part)| *part).collect();
     let rules =

@@ -89,10 +89,7 @@ impl TagWriter<'_> {
                     let is_last = i + 1 == elements.len();
                     let at = format!("{at}/elements/{i}");
                     if !is_last && is_free(element) {
-                        return Err(GrammarRefused::unsupported(
-                            at,
-                            "free text that something other than an end follows",
-                        ));
+                        return Err(GrammarRefused::unsupported(at, "free text that is not followed by an end"));
                     }
                     symbols.extend(self.format(element, &at, if is_last { ends } else { &[] })?);
                 }
@@ -142,7 +139,7 @@ impl TagWriter<'_> {
     fn repeated(&mut self, kind: &str, format: &Value, at: &str) -> Result<Vec<Symbol>, GrammarRefused> {
         let content = format.get("content").ok_or_else(|| missing(at, "content"))?;
         if is_free(content) {
-            return Err(GrammarRefused::unsupported(at, "free text that is repeated"));
+            return Err(GrammarRefused::unsupported(at, "repeated free text"));
         }
         let of = self.format(content, &format!("{at}/content"), &[])?;
         let count = |name: &str| {
@@ -156,7 +153,7 @@ impl TagWriter<'_> {
             _ => (count("min")?.unwrap_or(0), count("max")?),
         };
         if min.max(max.unwrap_or(0)) > self.limits.repeat_max || max.is_some_and(|max| max < min) {
-            return Err(GrammarRefused::invalid(at, "a repetition beyond the limits"));
+            return Err(GrammarRefused::invalid(at, "the repetition exceeds the limits"));
         }
         Ok(vec![Symbol::Many { of: vec![Symbol::Rule(self.rules.add(vec![of]))], min, max }])
     }
@@ -277,7 +274,7 @@ impl TagWriter<'_> {
             let [(index, trigger)] = fits.collect::<Vec<_>>()[..] else {
                 return Err(GrammarRefused::invalid(
                     format!("{}/begin", tag.at),
-                    "it begins with no trigger, or with several",
+                    "it must begin with exactly one trigger",
                 ));
             };
             after[index].push(self.tag(tag, &tag.begin[trigger.len()..])?);
@@ -378,7 +375,7 @@ fn is_free(format: &Value) -> bool {
 }
 
 fn missing(at: &str, name: &str) -> GrammarRefused {
-    GrammarRefused::invalid(at, format!("{name} is missing, or is not what it must be"))
+    GrammarRefused::invalid(at, format!("{name} is missing or has the wrong type"))
 }
 
 fn text<'v>(value: &'v Value, name: &str, at: &str) -> Result<&'v str, GrammarRefused> {

@@ -121,7 +121,7 @@ impl RegexReader<'_> {
             return Err(self.wrong("an anchor that is repeated"));
         }
         if min > self.repeat_max || max.is_some_and(|max| max > self.repeat_max || max < min) {
-            return Err(self.wrong("a repetition beyond the limits"));
+            return Err(self.wrong("a repetition that exceeds the limits"));
         }
         if matches!(self.peek(), Some('*' | '+' | '?' | '{')) {
             return Err(self.wrong("a repetition of a repetition"));
@@ -146,7 +146,7 @@ impl RegexReader<'_> {
     fn number(&mut self) -> Result<u32, String> {
         let digits: String = self.chars[self.at..].iter().take_while(|c| c.is_ascii_digit()).collect();
         self.at += digits.len();
-        digits.parse().map_err(|_| self.wrong("no count of repetitions"))
+        digits.parse().map_err(|_| self.wrong("an invalid repetition count"))
     }
 
     fn class(&mut self) -> Result<CharSet, String> {
@@ -162,7 +162,7 @@ impl RegexReader<'_> {
                     ([(from, last)], [(to, other)]) if from == last && to == other && from <= to => {
                         CharSet::of([(*from, *to)])
                     }
-                    _ => return Err(self.wrong("a range of no characters")),
+                    _ => return Err(self.wrong("an empty range of characters")),
                 }
             } else {
                 from
@@ -206,27 +206,28 @@ impl RegexReader<'_> {
             'P' => self.property()?.negated(),
             'b' | 'B' => return Err(self.wrong("a word boundary, which is not supported,")),
             '1'..='9' | 'k' => return Err(self.wrong("a back-reference, which is not supported,")),
-            c if c.is_alphanumeric() => return Err(self.wrong("an escape that has no meaning")),
+            c if c.is_alphanumeric() => return Err(self.wrong("an unknown escape")),
             c => CharSet::single(c),
         })
     }
 
     fn control(&mut self) -> Result<CharSet, String> {
-        let letter = self.peek().filter(char::is_ascii_alphabetic).ok_or_else(|| self.wrong("no control letter"))?;
+        let letter =
+            self.peek().filter(char::is_ascii_alphabetic).ok_or_else(|| self.wrong("an invalid control letter"))?;
         self.at += 1;
         Ok(CharSet::of([(letter as u32 % 32, letter as u32 % 32)]))
     }
 
     fn hex(&mut self, n: usize) -> Result<char, String> {
         let code = self.code(n)?;
-        char::from_u32(code).ok_or_else(|| self.wrong("half a character"))
+        char::from_u32(code).ok_or_else(|| self.wrong("an invalid code point"))
     }
 
     fn code(&mut self, n: usize) -> Result<u32, String> {
         let digits: String = self.chars[self.at..].iter().take(n).collect();
         let code = u32::from_str_radix(&digits, 16).ok().filter(|_| digits.len() == n && !digits.starts_with('+'));
         self.at += digits.chars().count();
-        code.ok_or_else(|| self.wrong("no hexadecimal digits"))
+        code.ok_or_else(|| self.wrong("invalid hexadecimal digits"))
     }
 
     fn unicode(&mut self) -> Result<CharSet, String> {
@@ -240,9 +241,9 @@ impl RegexReader<'_> {
             let low = self.code(4)?;
             let code = 0x10000 + ((high - 0xd800) << 10) + low.wrapping_sub(0xdc00);
             let c = char::from_u32(code).filter(|_| (0xdc00..0xe000).contains(&low));
-            return c.map(CharSet::single).ok_or_else(|| self.wrong("half a character"));
+            return c.map(CharSet::single).ok_or_else(|| self.wrong("an invalid code point"));
         }
-        char::from_u32(high).map(CharSet::single).ok_or_else(|| self.wrong("half a character"))
+        char::from_u32(high).map(CharSet::single).ok_or_else(|| self.wrong("an invalid code point"))
     }
 
     /// `\p{L}`, by the tables of the crate with which the engine reads expressions.
@@ -250,7 +251,7 @@ impl RegexReader<'_> {
         let name: String = self.chars[self.at..].iter().take_while(|c| **c != '}').collect();
         let is_name = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '=');
         let inner = name.strip_prefix('{').filter(|inner| !inner.is_empty() && inner.chars().all(is_name));
-        let inner = inner.ok_or_else(|| self.wrong("no property of characters"))?;
+        let inner = inner.ok_or_else(|| self.wrong("an invalid character property"))?;
         let hir = regex_syntax::parse(&format!("\\p{{{inner}}}")).map_err(|_| self.wrong("an unknown property"))?;
         self.at += name.chars().count() + 1;
         match hir.into_kind() {

@@ -11,7 +11,7 @@ use serde_json::json;
 use std::time::{Duration, Instant};
 use tonic::Code;
 
-const WHY: &str = "tp 2 x pp 1 needs 2 workers, 1 are there";
+const WHY: &str = "tp 2 x pp 1 needs 2 workers, but 1 is available";
 const MAX: Duration = Duration::from_millis(500);
 
 fn lose_workers(house: &House) {

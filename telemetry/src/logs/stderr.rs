@@ -133,7 +133,7 @@ fn dropped_line(format: Format, n: u64) -> String {
     let mut now = String::new();
     // A line without a time is still a line.
     let _formatted = time().format_time(&mut format::Writer::new(&mut now));
-    let message = format!("{n} log lines were dropped: nobody read them in time");
+    let message = format!("{n} log lines were dropped: stderr was not read in time");
     match format {
         Format::Text => format!("{now}  WARN telemetry: {message}\n"),
         // No character in it needs an escape.
@@ -209,7 +209,7 @@ mod tests {
         let report = read(&writer);
         let (start, rest) = report.split_once("Z\",").unwrap();
         assert!(start.starts_with("{\"timestamp\":\"20"), "{report}");
-        let message = "2 log lines were dropped: nobody read them in time";
+        let message = "2 log lines were dropped: stderr was not read in time";
         let expected =
             format!("\"level\":\"WARN\",\"message\":\"{message}\",\"dropped\":2,\"target\":\"telemetry\"}}\n");
         assert_eq!(rest, expected);

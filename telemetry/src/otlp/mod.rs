@@ -167,6 +167,6 @@ pub fn flush() {
     let sent = sending.runtime.block_on(async { tokio::time::timeout(LAST_MAX, all).await });
     if sent.is_err() {
         metrics::not_sent("all", "end", 1);
-        tracing::warn!(target: "telemetry", "not all that was to be told was sent to the collector in time");
+        tracing::warn!(target: "telemetry", "some telemetry was not sent to the collector in time");
     }
 }

@@ -165,7 +165,7 @@ impl BatchSender {
         let now = Instant::now();
         if self.complained.is_none_or(|last| now - last >= COMPLAIN_EVERY) {
             self.complained = Some(now);
-            tracing::warn!(target: "telemetry", signal = self.signal, why, "the collector does not take what is sent");
+            tracing::warn!(target: "telemetry", signal = self.signal, why, "the collector does not accept the data");
         }
     }
 }

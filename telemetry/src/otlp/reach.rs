@@ -81,10 +81,10 @@ pub fn address(endpoint: &str, authority: Option<&[u8]>) -> Result<(String, Uri)
     let wrong = |why: String| Error::Collector { endpoint: endpoint.clone(), why };
     let uri: Uri = endpoint.parse().map_err(|error| wrong(format!("{error}")))?;
     if !matches!(uri.scheme_str(), Some("http" | "https")) || uri.authority().is_none() {
-        return Err(wrong("an address reads as http://host:port or https://host:port".into()));
+        return Err(wrong("use http://host:port or https://host:port".into()));
     }
     if authority.is_some() && uri.scheme_str() != Some("https") {
-        return Err(wrong("an authority was given for its certificate, and it has none: https:// is TLS".into()));
+        return Err(wrong("an authority is set, but the address has no TLS: use https://".into()));
     }
     Ok((endpoint, uri))
 }
@@ -134,7 +134,7 @@ fn roots(endpoint: &str, authority: Option<&[u8]>) -> Result<RootCertStore, Erro
         roots.add(certificate).map_err(|error| wrong(format!("its authority cannot be used: {error}")))?;
     }
     if roots.is_empty() {
-        return Err(wrong("there is no certificate in what was given as its authority".into()));
+        return Err(wrong("its authority has no certificate".into()));
     }
     Ok(roots)
 }

@@ -54,7 +54,7 @@ fn ranks_with_other_bytes_are_refused_by_the_weights_name() {
     let join = ["worker", "--threads", "1", "--local-workers", "2", "--join", &address];
     let mut good = Node::start(&join);
     let mut bad = Node::start(&[&join[..], &["--model-path", folder.0.to_str().unwrap()]].concat());
-    let why = [EMBEDDING, "a file of the model is damaged"];
+    let why = [EMBEDDING, "a file is damaged"];
     // Neither is trusted, because no process can decide which file is right.
     for worker in [&mut good, &mut bad] {
         worker.until(&["lockstep:", why[0], why[1]]);

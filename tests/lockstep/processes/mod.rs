@@ -66,7 +66,7 @@ fn serve_takes_another_grid_and_reads_its_model_again() {
     assert!(done.status.success() && done.stdout.starts_with(b"tp 1 x pp 2 after "), "{done:?}");
     assert_eq!(grid.answers(), alone);
     let refused = run_command(&door, &["scale", "--tp", "2", "--pp", "2"]);
-    assert!(String::from_utf8_lossy(&refused.stderr).contains("needs 4 workers, 2 are there"), "{refused:?}");
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("needs 4 workers, but 2 are available"), "{refused:?}");
     let done = run_command(&door, &["reload"]);
     assert!(done.status.success() && done.stdout.starts_with(b"2 of 2 ranks have read"), "{done:?}");
     assert_eq!(grid.answers(), alone);
@@ -155,19 +155,19 @@ fn foreign_peers_are_refused_and_the_cluster_continues() {
     let join = ["worker", "--threads", "1", "--join", &address];
     let mut worker = Node::start(&[&join[..], &["--token-file", &good]].concat());
     let mut stranger = Node::start(&[&join[..], &["--token-file", &bad]].concat());
-    stranger.until(&["lockstep:", "the join tokens are not the same"]);
+    stranger.until(&["lockstep:", "the join tokens differ"]);
     assert!(!stranger.ended().success());
-    coordinator.until(&["a peer is refused", "the join tokens are not the same"]);
+    coordinator.until(&["a peer is refused", "the join tokens differ"]);
     let mut tokenless = Node::start(&join);
-    tokenless.until(&["lockstep:", "the listener asks for a join token"]);
+    tokenless.until(&["lockstep:", "the listener requires a join token"]);
     assert!(!tokenless.ended().success());
     let mut half = TcpStream::connect(&address).unwrap();
     half.write_all(b"LOCKSTP1").unwrap();
     for garbage in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0xff; 300]] {
         send_bytes(&address, garbage);
     }
-    coordinator.until(&["a peer is refused", "no role of a cluster"]);
-    coordinator.until(&["a peer is refused", "nothing was heard for too long"]);
+    coordinator.until(&["a peer is refused", "not a role of a cluster"]);
+    coordinator.until(&["a peer is refused", "the connection timed out"]);
     another_version(&address, token);
     worker.until(&["received an assignment"]);
     let arguments = ["router", MODEL, "--coordinator", &address, "--token-file", &good];
@@ -195,7 +195,7 @@ fn repeated_refusals_are_logged_once_a_second() {
     let unsaid = |line: &String| if line.contains(" unsaid=") { field(line, "unsaid").parse().unwrap() } else { 0 };
     let deadline = Instant::now() + PATIENCE;
     let lines = loop {
-        let lines = coordinator.lines_since(0, &["a peer is refused", "no role of a cluster"], usize::MAX);
+        let lines = coordinator.lines_since(0, &["a peer is refused", "not a role of a cluster"], usize::MAX);
         if lines.len() + lines.iter().map(unsaid).sum::<usize>() == KNOCKS + 1 {
             break lines;
         }
@@ -233,7 +233,7 @@ fn another_model_or_policy_is_refused_by_name_and_the_cluster_goes_on() {
     let join = ["worker", "--threads", "1", "--join", &address];
     // The foreign worker joins first, with a model of the same shape.
     let mut stranger = Node::start(&[&join[..], &["--model-path", "tests/reference/llama-linear"]].concat());
-    let refusal = ["computes under", "another model, or other numerics"];
+    let refusal = ["computes under", "its model, numerics or GPU architecture differs"];
     stranger.until(&["lockstep:", refusal[0], refusal[1]]);
     assert!(!stranger.ended().success());
     coordinator.until(&["a worker is lost", refusal[0], refusal[1]]);
@@ -376,7 +376,7 @@ fn an_expired_certificate_is_refused_by_name_and_its_successor_is_taken_without_
     expired.until(&["received an assignment"]);
     expired.kill();
     let mut plain = Node::start(&join);
-    plain.until(&["lockstep:", "the listener speaks TLS"]);
+    plain.until(&["lockstep:", "the listener uses TLS"]);
     let mut worker = with(&join, &good);
     worker.until(&["received an assignment"]);
     let arguments = [&["router", MODEL, "--coordinator", &address], &DOORS[..4]].concat();

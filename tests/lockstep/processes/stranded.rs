@@ -84,11 +84,11 @@ fn fewer_ranks_carry_on_with_the_context_that_they_hold() {
     let sizes = ["--kv-memory", "8KiB", "--activations", "f32"];
     let plan = Command::new(BINARY).args(["plan", MODEL, "--tp", "2"]).args(sizes).output().unwrap();
     let plan = String::from_utf8(plan.stdout).unwrap();
-    assert!(plan.contains("\nthe context is 64 and not 512: a context of 512 needs"), "{plan}");
+    assert!(plan.contains("\nthe context is 64 instead of 512: a context of 512 needs"), "{plan}");
 
     let mut grid = serve(&["--tp", "2", "--kv-memory", "8KiB", "--failover-max", "60", "--replan-seconds", "1"]);
     let http = grid.http();
-    grid.until(&["the context is 64 and not 512"]);
+    grid.until(&["the context is 64 instead of 512"]);
     grid.until_ready(&http);
     let request = || answer(&http, json!({ "max_tokens": 20 }));
     let text = |(status, answer): (u16, String)| {

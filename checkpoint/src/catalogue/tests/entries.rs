@@ -61,7 +61,7 @@ fn a_name_and_its_second_name_are_one_model_in_one_folder() {
     std::fs::File::create(&path).unwrap().set_len(catalogue_entry.bytes - 1).unwrap();
     let refused = locate("qwen3", &sources).unwrap_err().to_string();
     assert!(refused.contains("`lockstep pull qwen3`"), "{refused}");
-    assert_eq!(list(&sources), [], "a part of a file is no model");
+    assert_eq!(list(&sources), [], "a part of a file is not a model");
     std::fs::remove_dir_all(&sources.cache).unwrap();
 }
 
@@ -77,9 +77,12 @@ fn a_name_is_pulled_from_its_repository_and_checked() {
     assert_eq!(
         *hub.requests.lock().unwrap(),
         [format!("/{hub_id}/resolve/{revision}/{file} 0")],
-        "no list is asked for"
+        "no list is requested"
     );
-    assert!(sources.cache.join("models/llama3.2-3b").join(format!("{file}.part")).exists(), "it can go on");
+    assert!(
+        sources.cache.join("models/llama3.2-3b").join(format!("{file}.part")).exists(),
+        "the download can be resumed"
+    );
     std::fs::remove_dir_all(&sources.cache).unwrap();
 }
 

@@ -186,7 +186,7 @@ fn names() {
         check(bad, None);
     }
     let error = locate("smolm4:3b", &ModelSources::new("nowhere".into())).unwrap_err().to_string();
-    assert!(error.contains("smolm4:3b") && error.contains("near it are smollm3:3b"), "{error}");
+    assert!(error.contains("smolm4:3b") && error.contains("similar names are smollm3:3b"), "{error}");
     let error = locate("smollm2", &ModelSources::new("nowhere".into())).unwrap_err().to_string();
     assert!(error.contains("lockstep pull smollm2"), "{error}");
 }
@@ -220,7 +220,7 @@ fn pulls_once_and_checks() {
     assert_eq!(hub.requests.lock().unwrap().len(), 2);
     assert_eq!(pull("org/m:Q4_1", &sources, &mut |_| {}).unwrap(), located);
     assert_eq!(locate("org/m:Q4_1", &sources).unwrap(), located);
-    assert_eq!(hub.requests.lock().unwrap().len(), 2, "what is here is not asked for");
+    assert_eq!(hub.requests.lock().unwrap().len(), 2, "a fetched file is not requested again");
     assert_eq!(list(&sources)[0].path, located.path);
     std::fs::remove_dir_all(&sources.cache).unwrap();
 }
@@ -268,7 +268,7 @@ fn one_flipped_bit_of_a_part_is_found() {
         flip(&part, bit);
         let refused = pull("org/m:Q4_1", &sources, &mut |_| {}).unwrap_err();
         assert!(matches!(refused, Error::Checksum { .. }), "bit {bit}: {refused}");
-        assert!(!part.exists(), "it is not gone on with");
+        assert!(!part.exists(), "the part is not resumed");
     }
     std::fs::remove_dir_all(&sources.cache).unwrap();
 }
@@ -296,7 +296,7 @@ fn a_fetch_that_the_disk_has_no_room_for_is_not_begun() {
     let sources = sources("room", &hub);
     let refused = pull("org/m:Q4_1", &sources, &mut |_| {}).unwrap_err();
     assert!(matches!(&refused, Error::NoRoom { needed, .. } if *needed == u64::MAX / 2), "{refused}");
-    assert_eq!(hub.requests.lock().unwrap().len(), 1, "the file is not asked for");
+    assert_eq!(hub.requests.lock().unwrap().len(), 1, "the file is not requested");
     std::fs::remove_dir_all(&sources.cache).unwrap();
 }
 
@@ -347,9 +347,9 @@ fn waits_for_another_process() {
     });
     assert!(requests.is_empty(), "the other one has fetched it: {requests:?}");
     let requests = pull_behind_another("ended", |held, _| drop(held));
-    assert_eq!(requests, ["/org/m/resolve/main/m-Q4_1.gguf 1234"], "it goes on where the other one ended");
+    assert_eq!(requests, ["/org/m/resolve/main/m-Q4_1.gguf 1234"], "it resumes where the other process ended");
     let requests = pull_behind_another("dropped", |_held, part| std::fs::remove_file(part).unwrap());
-    assert_eq!(requests, ["/org/m/resolve/main/m-Q4_1.gguf 0"], "what the other one has dropped is not gone on with");
+    assert_eq!(requests, ["/org/m/resolve/main/m-Q4_1.gguf 0"], "a part that the other process dropped is not resumed");
 }
 
 #[test]

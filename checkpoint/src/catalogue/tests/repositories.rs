@@ -75,10 +75,10 @@ fn shards_have_the_names_of_the_index_and_what_is_missing_is_fetched_again() {
     for damage in [None, Some(&whole[..whole.len() - 1])] {
         std::fs::remove_file(&second).unwrap();
         damage.iter().for_each(|bytes| std::fs::write(&second, bytes).unwrap());
-        assert!(locate("org/m", &sources).is_err(), "it is not whole");
+        assert!(locate("org/m", &sources).is_err(), "the model is incomplete");
         let n_before = hub.file_requests().len();
         assert_eq!(pulled("org/m", &sources).unwrap(), folder);
-        assert_eq!(hub.file_requests()[n_before..], [format!("{} 0", path_of(names[1]))], "what is here stays");
+        assert_eq!(hub.file_requests()[n_before..], [format!("{} 0", path_of(names[1]))], "fetched files stay");
         Checkpoint::open(&folder).unwrap();
     }
     remove(&sources);
@@ -154,7 +154,7 @@ fn error_names_files_of_repository_without_model() {
         (vec!["config.json", "pytorch_model.bin"], "PyTorch's .bin files"),
         (vec!["adapter_config.json", "adapter_model.safetensors"], "it is an adapter"),
         (vec!["m-mmproj-F16.gguf"], "neither a GGUF of a text model nor safetensors"),
-        (vec!["consolidated.safetensors", "params.json"], "it has safetensors, and not model.safetensors"),
+        (vec!["consolidated.safetensors", "params.json"], "it has safetensors, but not model.safetensors"),
         (vec!["config.json", "model.safetensors"], "architecture"),
     ];
     for (names, expect) in cases {

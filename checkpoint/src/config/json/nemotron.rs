@@ -36,7 +36,7 @@ fn sublayers(keys: &JsonKeys<'_>) -> Result<Vec<Sublayer>, ParseError> {
         (None, None) => return ParseError::malformed("layers_block_type is missing in config.json"),
     };
     if all.len() as u64 > LAYERS_MAX {
-        return ParseError::malformed(format!("{} layers are more than the {LAYERS_MAX} that are believed", all.len()));
+        return ParseError::malformed(format!("{} layers exceed the limit of {LAYERS_MAX}", all.len()));
     }
     if !all.contains(&Sublayer::Recurrence) {
         return ParseError::unsupported("a Nemotron-H without recurrent layers");

@@ -47,7 +47,7 @@ fn state_space(keys: &JsonKeys<'_>, hidden: u32) -> Result<RecurrenceSpec, Parse
     let value_dim = given.unwrap_or(inner / n_heads.max(1));
     if u64::from(n_heads) * u64::from(value_dim) != u64::from(inner) {
         return ParseError::malformed(format!(
-            "{n_heads} recurrent heads of {value_dim} are not the {inner} of mamba_expand"
+            "{n_heads} recurrent heads of {value_dim} do not add up to mamba_expand's {inner}"
         ));
     }
     let [step_min, step_max] = step_limits(keys)?;
@@ -72,7 +72,7 @@ pub(super) fn step_limits(keys: &JsonKeys<'_>) -> Result<[f32; 2], ParseError> {
         None => Ok([0.0, f32::INFINITY]),
         Some(limits) => match limits[..] {
             [min, max] => Ok([min, max]),
-            _ => ParseError::malformed(format!("time_step_limit has {} numbers", limits.len())),
+            _ => ParseError::malformed(format!("time_step_limit has {} numbers instead of 2", limits.len())),
         },
     }
 }

@@ -99,7 +99,7 @@ fn sixteen_sequences_on_two_stages_alternate_by_eights() {
         assert_eq!((pair[0].len(), pair[1].len()), (8, 8));
         assert!(pair[0].is_disjoint(&pair[1]), "{pair:?}");
     }
-    assert!(steady.windows(3).all(|three| three[0] == three[2]), "each in every second step");
+    assert!(steady.windows(3).all(|three| three[0] == three[2]), "each sequence is in every second step");
     assert!(pipeline.busy[8..].iter().all(|&n_busy| n_busy == 2), "no stage waits: {:?}", pipeline.busy);
 }
 
@@ -122,12 +122,12 @@ fn any_number_of_sequences_is_spread_evenly_over_any_number_of_stages() {
             }
             for round in steady.windows(n_groups) {
                 let all: BTreeSet<u64> = round.iter().flat_map(ids).collect();
-                assert_eq!(all.len(), n_sequences as usize, "{case}: each once in {n_groups} steps");
+                assert_eq!(all.len(), n_sequences as usize, "{case}: each sequence once in {n_groups} steps");
             }
             let n_busy: usize = pipeline.busy.iter().rev().take(60).sum();
             assert_eq!(n_busy, 60 * n_groups, "{case}: as many stages compute as can");
             let n_early = pipeline.stats().steps_early - early_before;
-            assert_eq!(n_early > 0, n_groups < n_stages, "{case}: and the planner knows when some cannot");
+            assert_eq!(n_early > 0, n_groups < n_stages, "{case}: steps_early counts steps for which a stage waits");
         }
     }
 }
@@ -195,7 +195,7 @@ fn prompt_is_not_slowed_by_a_decoding_request() {
     let chunks = pipeline.planned[n_before..].iter().filter(|step| ids(step).contains(&2));
     assert!(chunks.clone().count() >= 20, "a chunk in every beat");
     let both: Vec<bool> = chunks.map(|step| ids(step).contains(&1)).collect();
-    assert!(both.windows(2).all(|pair| pair[0] != pair[1]), "who decodes rides in every second: {both:?}");
+    assert!(both.windows(2).all(|pair| pair[0] != pair[1]), "the decoding request is in every second chunk: {both:?}");
 }
 
 #[test]
@@ -209,7 +209,7 @@ fn no_request_starves_while_others_come_and_go() {
         }
         for output in pipeline.beat() {
             let before = last_output_beats.insert(output.id, beat).unwrap_or(beat);
-            assert!(beat - before <= 9, "{} said nothing for {} beats", output.id, beat - before);
+            assert!(beat - before <= 9, "{} returned no token for {} beats", output.id, beat - before);
             if output.finish.is_some() {
                 last_output_beats.remove(&output.id);
             }
@@ -229,7 +229,7 @@ fn bubbles_are_counted_once_each() {
     assert_eq!((pipeline.stats().steps, pipeline.stats().tokens_drawn), (6 + 1, 6));
     assert_eq!(pipeline.stats().starved, 6);
     assert!((0..9).all(|_| !pipeline.scheduler.next_step(Micros(0), &mut step)));
-    assert_eq!(pipeline.stats().starved, 6, "nothing runs, so nobody waits");
+    assert_eq!(pipeline.stats().starved, 6, "nothing runs, so no stage starves");
 }
 
 #[test]
@@ -244,7 +244,7 @@ fn beside_a_suspect_there_is_one_step_and_so_one_group() {
         assert!(scheduler.next_step(Micros(0), &mut step));
         assert_eq!(step.slices.len(), n_slices);
         let is_last = scheduler.next_step(Micros(0), &mut Step::default());
-        assert_eq!(is_last, n_slices == 4, "again two at once when all have said a token");
+        assert_eq!(is_last, n_slices == 4, "two steps in flight again once each request has returned a token");
         if !is_last {
             scheduler.apply(&answer(&step), &mut Vec::new()).unwrap();
         }

@@ -158,7 +158,7 @@ fn a_slice_past_a_stop_is_discarded_and_its_blocks_wait_for_it() {
     let out = apply(&mut scheduler, &first, 3);
     assert_eq!((out[0].position, out[0].n_tokens, out[0].finish), (0, 1, Some(Finish::Stop)));
     let last = plan(&mut scheduler).unwrap();
-    assert_eq!((slices(&last), &last.ends), (vec![], &vec![RequestId(1)]), "a step of ends alone");
+    assert_eq!((slices(&last), &last.ends), (vec![], &vec![RequestId(1)]), "the step has only ends");
     assert_eq!(scheduler.stats().blocks_used, 1);
     assert_eq!(apply(&mut scheduler, &ahead, 5), []);
     assert_eq!((scheduler.stats().blocks_used, scheduler.stats().tokens_discarded), (0, 1));
@@ -219,7 +219,7 @@ fn a_request_apart_from_the_cache_leaves_nothing_there() {
     assert_eq!(run_out(&mut scheduler).len(), 30);
     scheduler.submit(request(1, 40, 1), Micros(0)).unwrap();
     let step = plan(&mut scheduler).unwrap();
-    assert_eq!(step.slices[0].range.start, 0, "it has filled the cache");
+    assert_eq!(step.slices[0].range.start, 0, "the request apart has filled the cache");
     apply(&mut scheduler, &step, 7);
     // Blocks that others have filled stay unchanged when it runs and ends.
     scheduler.submit(apart, Micros(0)).unwrap();
@@ -265,7 +265,7 @@ fn the_least_urgent_is_preempted_and_begins_again_from_its_log() {
             *n += output.n_tokens;
         }
     }
-    assert_eq!(started[..3], [(1, 0), (3, 0), (2, 0)], "in the order of priority, then of arrival");
+    assert_eq!(started[..3], [(1, 0), (3, 0), (2, 0)], "ordered by priority, then by arrival");
     assert!(started.len() > 3 && started[3..].iter().all(|&(id, n_output)| id == 2 && n_output > 0), "{started:?}");
     assert_eq!(n_tokens_by_id.into_values().collect::<Vec<_>>(), [40, 40, 40]);
     assert_eq!(scheduler.stats().preemptions as usize, started.len() - 3);
@@ -360,7 +360,7 @@ fn refusals_have_specific_reasons() {
 #[test]
 fn impossible_configurations_are_refused_by_name() {
     let cases = [
-        (Config { groups: vec![window(0)], ..config() }, "a window of no position"),
+        (Config { groups: vec![window(0)], ..config() }, "a window of 0 positions"),
         (Config { groups: vec![CacheGroup::FULL; 2], ..config() }, "other than one n_blocks for each cache group"),
         (Config { groups: vec![], ..config() }, "no cache groups"),
         (Config { groups: vec![window(4); 9], n_blocks: vec![9; 9], ..config() }, "more than 8 cache groups"),
@@ -406,7 +406,7 @@ fn deadlines_end_what_waits_and_what_runs() {
     assert_eq!(expire(&mut scheduler, 150), [(1, Finish::Deadline)]);
     apply(&mut scheduler, &step, 7);
     let mut late = Step::default();
-    assert!(scheduler.next_step(Micros(200), &mut late), "who is past its deadline is not begun");
+    assert!(scheduler.next_step(Micros(200), &mut late), "a request past its deadline does not begin");
     assert_eq!((slices(&late), late.starts.len(), late.ends), (vec![], 0, vec![RequestId(1)]));
 }
 
@@ -515,12 +515,12 @@ fn ranks_never_hold_more_than_may_run() {
             scheduler.submit(request(3, 5, 3), Micros(0)).unwrap();
         }
         let step = plan(&mut scheduler).unwrap();
-        assert!(step.ends.iter().all(|id| held.remove(id)), "what ends was held: {step:?}");
+        assert!(step.ends.iter().all(|id| held.remove(id)), "only held requests end: {step:?}");
         held.extend(step.starts.iter().map(|request| request.id));
         assert!(held.len() <= 2, "{held:?}");
         scheduler.apply(&answer(&step, 7), &mut Vec::new()).unwrap();
     }
-    assert!(is_third_here, "somebody was preempted");
+    assert!(is_third_here, "a request was preempted");
 }
 
 #[test]
@@ -657,7 +657,7 @@ fn no_request_fails_for_losses_without_a_culprit() {
         plan(&mut scheduler).unwrap();
         let mut out = Vec::new();
         scheduler.requeue_all(Epoch { incarnation: 0, n }, WorkerLoss::Planned, &mut out);
-        assert_eq!(out, [], "what is planned is nobody's fault");
+        assert_eq!(out, [], "a planned loss counts against no request");
     }
     let ended = run_out(&mut scheduler);
     assert_eq!(ended.iter().filter(|output| output.finish == Some(Finish::Length)).count(), 4);
@@ -800,7 +800,7 @@ fn a_draw_that_does_not_come_is_planned_again_and_what_was_planned_behind_it_is_
     let behind_again = plan(&mut scheduler);
     assert_eq!(behind_again, None, "as many steps as may be are in flight");
 
-    assert_eq!(apply(&mut scheduler, &behind, 9), [], "whatever was drawn from nothing");
+    assert_eq!(apply(&mut scheduler, &behind, 9), [], "the draws of slices without input are void");
     assert_eq!(scheduler.stats().tokens_discarded, 1);
     let behind_again = plan(&mut scheduler).unwrap();
     assert_eq!((slices(&behind_again), behind_again.blocks.len()), (vec![(1, 32, 33)], 0));
@@ -822,10 +822,18 @@ fn draws_may_fail_to_come_again_and_again() {
     scored.slices[0].scored = vec![TokenOut::default(); 9];
     let mut out = Vec::new();
     scheduler.apply(&scored, &mut out).unwrap();
-    assert_eq!((out[0].n_tokens, out[0].scored_position, out[0].finish), (0, 1, None), "what was scored is said");
+    assert_eq!(
+        (out[0].n_tokens, out[0].scored_position, out[0].finish),
+        (0, 1, None),
+        "the scored position is reported"
+    );
     for _ in 0..5 {
         let again = plan(&mut scheduler).unwrap();
-        assert_eq!((slices(&again), again.slices[0].want), (vec![(1, 9, 10)], Want::Last), "and not scored again");
+        assert_eq!(
+            (slices(&again), again.slices[0].want),
+            (vec![(1, 9, 10)], Want::Last),
+            "the position is not scored again"
+        );
         scheduler.apply(&late(&again), &mut out).unwrap();
         scheduler.check();
     }
@@ -887,5 +895,5 @@ fn step_result_without_a_token_fails_the_check() {
     let masked = plan(&mut with_grammar).unwrap();
     assert_eq!(with_grammar.check_all_drawn(&late(&masked)), Ok(()), "its draw waits for a mask");
     let of_another = StepDone { id: StepId(9), ..late(&step) };
-    assert_eq!(scheduler.check_all_drawn(&of_another), Ok(()), "that is refused as an answer");
+    assert_eq!(scheduler.check_all_drawn(&of_another), Ok(()), "apply refuses it as an answer");
 }

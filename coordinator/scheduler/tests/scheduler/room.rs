@@ -82,7 +82,11 @@ fn request_waits_for_uncommitted_blocks_without_harming_others() {
     scheduler.submit(request(1, 20, 10), Micros(0)).unwrap();
     scheduler.submit(request(2, 100, 10), Micros(0)).unwrap();
     scheduler.submit(request(3, 20, 60), Micros(0)).unwrap();
-    assert_eq!(ends(&run_out(&mut scheduler)), [(1, 10, Finish::Length)], "the second holds up the third, and waits");
+    assert_eq!(
+        ends(&run_out(&mut scheduler)),
+        [(1, 10, Finish::Length)],
+        "the second waits, and the third waits behind it"
+    );
     scheduler.set_committed_parts(KV_PARTS / 8);
     let mut got = ends(&run_out(&mut scheduler));
     got.sort_by_key(|end| end.0);

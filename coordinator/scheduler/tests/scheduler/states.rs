@@ -104,9 +104,13 @@ fn where_prompts_part_the_second_keeps_a_state_and_the_third_finds_it() {
     let mut scheduler = scheduler(Config { state_stride: 0, ..config([64, 200]) });
     let after_system = |own: u32| (0..300).chain(own * 1000..own * 1000 + 50);
     assert_eq!(begins_at(&mut scheduler, request(1, after_system(1), 1)), 0);
-    assert_eq!(begins_at(&mut scheduler, request(2, after_system(2), 1)), 0, "there are blocks and no state");
+    assert_eq!(begins_at(&mut scheduler, request(2, after_system(2), 1)), 0, "the cache has blocks but no state");
     assert_eq!(begins_at(&mut scheduler, request(3, after_system(3), 1)), 288);
-    assert_eq!(begins_at(&mut scheduler, request(4, after_system(3), 1)), 336, "an equal prompt has its end");
+    assert_eq!(
+        begins_at(&mut scheduler, request(4, after_system(3), 1)),
+        336,
+        "an equal prompt finds the state at its end"
+    );
 }
 
 #[test]

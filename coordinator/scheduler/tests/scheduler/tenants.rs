@@ -133,12 +133,12 @@ fn one_at_fifty_times_its_share_is_not_waited_for() {
             house.step();
             house.n_ended.get(&LIGHT).copied().unwrap_or(0) > n_before
         });
-        assert!(n_steps.unwrap() <= 6, "and it says a token in every step: {n_steps:?}");
+        assert!(n_steps.unwrap() <= 6, "it returns a token in every step: {n_steps:?}");
     }
     assert_eq!(house.n_ended[&LIGHT], 20);
     let before = house.tokens[&HEAVY];
     (0..10).for_each(|_| drop(house.step()));
-    assert_eq!(house.tokens[&HEAVY], before + 640, "what the light one leaves is the heavy one's");
+    assert_eq!(house.tokens[&HEAVY], before + 640, "the heavy tenant gets the rest");
 }
 
 #[test]
@@ -177,12 +177,12 @@ fn full_queue_admits_a_tenant_with_less_in_it() {
     assert!(matches!(house.offer(HEAVY, 1, 10, 10), Err(RequestRejection::Full { limit: "waiting_max", max: 10 })));
     for n in 1..=5 {
         house.submit(LIGHT, 1, 10, 10);
-        assert_eq!(house.scheduler.take_displaced(), Some(heavy[10 - n]), "the last gives way");
+        assert_eq!(house.scheduler.take_displaced(), Some(heavy[10 - n]), "the last one is displaced");
         assert_eq!(house.scheduler.take_displaced(), None);
         house.scheduler.check();
     }
-    assert!(house.offer(LIGHT, 1, 10, 10).is_err(), "half of it is enough");
-    assert!(house.offer(LIGHT, 3, 10, 10).is_ok(), "for a weight of three it is not");
+    assert!(house.offer(LIGHT, 1, 10, 10).is_err(), "half of the queue is the share of an equal weight");
+    assert!(house.offer(LIGHT, 3, 10, 10).is_ok(), "a weight of three has a larger share");
     assert!(house.scheduler.take_displaced().is_some());
     // The same for tokens.
     let mut house = House::open(Config { context_max: 100, waiting_tokens_max: 100, ..config() });
@@ -208,6 +208,6 @@ fn tenants_without_end_share_the_common_place() {
     while house.n_ended.values().sum::<u64>() < 60 {
         house.step();
         n_steps += 1;
-        assert!(n_steps < 1000, "nobody starves");
+        assert!(n_steps < 1000, "no tenant starves");
     }
 }

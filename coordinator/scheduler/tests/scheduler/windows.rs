@@ -25,7 +25,7 @@ fn config(n_blocks: [u32; 2]) -> Config {
 /// The first slice's runs of blocks: of the full group, and of the windowed one.
 fn runs(step: &Step, n_held: u32) -> (&[BlockId], &[BlockId]) {
     let n_new = blocks_for(step.slices[0].range.end) - n_held;
-    assert_eq!(step.blocks.len() as u32, 2 * n_new, "as many entries in each group");
+    assert_eq!(step.blocks.len() as u32, 2 * n_new, "each group has as many entries");
     step.blocks.split_at(n_new as usize)
 }
 
@@ -118,7 +118,7 @@ fn blocks_of_slices_in_flight_keep_their_names_until_they_are_computed() {
     let steps: Vec<Step> = core::iter::from_fn(|| plan(&mut scheduler)).collect();
     assert_eq!((steps.len(), scheduler.stats().blocks_passed), (4, 0));
     apply(&mut scheduler, &steps[0]);
-    assert_eq!(scheduler.stats().blocks_passed, 2, "of those that are computed, all that are behind the window");
+    assert_eq!(scheduler.stats().blocks_passed, 2, "all computed blocks behind the window are passed");
     steps[1..].iter().for_each(|step| apply(&mut scheduler, step));
     run_out(&mut scheduler);
     scheduler.submit(request(2, (0..40).chain(900..910), 1), Micros(0)).unwrap();

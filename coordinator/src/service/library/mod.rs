@@ -48,7 +48,7 @@ impl ModelLibrary {
     pub async fn read_from_disk(&self) -> Result<ModelOnDisk, Status> {
         let model = self.model.clone();
         let found = tokio::task::spawn_blocking(move || read_model_at(&model)).await;
-        let found = found.map_err(|_| Status::internal("the model's file cannot be looked at"))?;
+        let found = found.map_err(|_| Status::internal("the model's files cannot be read"))?;
         found.map_err(|error| {
             Status::failed_precondition(format!("the model cannot be read: {error}. Nothing has changed"))
         })
@@ -59,7 +59,9 @@ impl ModelLibrary {
             let model = self.model.clone();
             let opened = tokio::task::spawn_blocking(move || SharedFiles::open(&model)).await;
             let opened = opened.map_err(|_| Status::internal("the model's files cannot be listed"))?;
-            opened.map(Arc::new).map_err(|error| Status::internal(format!("the model cannot be lent: {error}")))
+            opened
+                .map(Arc::new)
+                .map_err(|error| Status::internal(format!("the model's files cannot be shared: {error}")))
         };
         self.shared.get_or_try_init(|| open).await.cloned()
     }
@@ -67,7 +69,7 @@ impl ModelLibrary {
     pub async fn read(&self, request: &ReadModelRequest) -> Result<ModelStream, Status> {
         let shared = self.shared().await?;
         if request.digest != shared.files.digest {
-            return Err(Status::failed_precondition("another model is served here"));
+            return Err(Status::failed_precondition("this replica serves another model"));
         }
         let file = request.file as usize;
         let Some(known) = shared.files.files.get(file) else {
@@ -75,7 +77,9 @@ impl ModelLibrary {
         };
         if request.start > request.end || request.end > known.n_bytes {
             let (start, end, n_bytes) = (request.start, request.end, known.n_bytes);
-            return Err(Status::invalid_argument(format!("bytes {start}..{end} of a file of {n_bytes}")));
+            return Err(Status::invalid_argument(format!(
+                "bytes {start}..{end} are outside the file of {n_bytes} bytes"
+            )));
         }
         let turn = tokio::time::timeout(TURN_MAX, self.reads.clone().acquire_owned()).await;
         let Ok(Ok(turn)) = turn else {

@@ -48,7 +48,7 @@ async fn changed_file_is_not_served() {
     file.set_len(copy.files.files[0].n_bytes / 2).unwrap();
     let refused = copy.read_all().await.unwrap_err();
     assert_eq!(refused.code(), tonic::Code::DataLoss);
-    for expect in ["model.gguf has changed while it was read", "bytes, where it had"] {
+    for expect in ["model.gguf has changed while it was read", "bytes, but had"] {
         assert!(refused.message().contains(expect), "{refused}");
     }
     // It is no longer a valid model either, which a reload would require.

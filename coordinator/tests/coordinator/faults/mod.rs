@@ -272,7 +272,7 @@ async fn frames_that_cannot_be_meant_end_their_own_stream() {
         (vec![foreign.clone()], Code::InvalidArgument, "must be its hello"),
         (vec![ours(), ours()], Code::InvalidArgument, "a second hello"),
         (vec![ours(), empty()], Code::InvalidArgument, "without content"),
-        (vec![ours(), foreign], Code::InvalidArgument, "is not of router"),
+        (vec![ours(), foreign], Code::InvalidArgument, "does not belong to router"),
     ];
     // Five bytes each exceed the limit of a frame.
     let too_long = submit_frame(1, |request| request.prompt.resize(proto::FRAME_BYTES_MAX / 5 + 1, u32::MAX));
@@ -381,7 +381,7 @@ impl RawWorker {
     }
 
     async fn meet_with(&mut self, kv_parts: Option<u32>, kv_grows: bool) {
-        let rank_frame::Frame::Meet(meet) = self.next().await.unwrap() else { panic!("the word to meet follows") };
+        let rank_frame::Frame::Meet(meet) = self.next().await.unwrap() else { panic!("Meet follows") };
         let wire::Meet { epoch_incarnation, epoch_n } = meet;
         assert_eq!(epoch_n, self.last.epoch_n);
         self.send(worker_frame::Frame::Ready(wire::Ready { epoch_incarnation, epoch_n, kv_parts, kv_grows })).await;
@@ -483,7 +483,7 @@ async fn ranks_that_lie_are_dismissed_by_name() {
 
     let mut idle = RawWorker::join(&cluster, proto::VERSION).await.unwrap();
     idle.ready(sim_digest()).await;
-    let rank_frame::Frame::Step(bytes) = idle.next().await.unwrap() else { panic!("the step comes again") };
+    let rank_frame::Frame::Step(bytes) = idle.next().await.unwrap() else { panic!("the step is sent again") };
     let step = proto::decode_step(&bytes).unwrap();
     // An answer without the step's one token.
     let slices = vec![types::SliceDone::default()];
@@ -717,7 +717,7 @@ async fn of_two_ranks_in_a_step_the_one_that_does_not_wait_hangs() {
     waits.beat_in_step(Some(1)).await;
     hangs.beat_in_step(None).await;
     let end = hangs.ended().await;
-    assert!(end.message().contains("does not answer its step") && end.message().contains("hangs"), "{end:?}");
+    assert!(end.message().contains("has not answered its step") && end.message().contains("hangs"), "{end:?}");
     // The other one is released at once, and gets the next assignment.
     assert!(matches!(waits.next().await, Ok(rank_frame::Frame::Release(_))));
     let _other = RawWorker::join_at(&cluster, proto::VERSION, "elsewhere:1").await.unwrap();
@@ -737,7 +737,7 @@ async fn no_rank_is_dismissed_while_the_hung_one_is_unknown() {
     (one.last, other.last) = (one.assigned().await, other.assigned().await);
     one.beat(1).await;
     let end = other.ended().await;
-    assert!(end.message().contains("beats and does not compute"), "{end:?}");
+    assert!(end.message().contains("sends heartbeats but does not compute"), "{end:?}");
     let _third = RawWorker::join_at(&cluster, proto::VERSION, "elsewhere:1").await.unwrap();
     assert_eq!(one.assigned().await.mesh_addresses, ["here:1", "elsewhere:1"]);
     cluster.stop().await;
@@ -750,7 +750,7 @@ async fn a_rank_that_is_silent_is_dismissed() {
     let cluster = Cluster::start(config);
     let silent = RawWorker::join(&cluster, proto::VERSION).await.unwrap();
     let end = silent.ended().await;
-    assert!(end.message().contains("not heard of"), "{end:?}");
+    assert!(end.message().contains("sent no frame for too long"), "{end:?}");
     let _worker = cluster.worker(sim());
     cluster.router().await.check_one(&sim()).await;
     cluster.stop().await;

@@ -262,7 +262,7 @@ async fn by_http(
     }
     batch
         .partial_success(&body)
-        .map_err(|error| ExportFailure { why: format!("an answer of no meaning: {error}"), is_passing: false })
+        .map_err(|error| ExportFailure { why: format!("malformed answer: {error}"), is_passing: false })
 }
 
 #[cfg(test)]

@@ -42,7 +42,7 @@ impl TraceService for Guarded {
         if key == Some(KEY) {
             Ok(Response::new(ExportTraceServiceResponse::default()))
         } else {
-            Err(Status::unauthenticated("who are you?"))
+            Err(Status::unauthenticated("unknown key"))
         }
     }
 }
@@ -103,7 +103,7 @@ async fn over_tls_only_trusted_collectors_get_the_key() {
         let by_the_web = send(&Collector { authority: None, ..right.clone() }).await.unwrap_err();
         assert!(by_the_web.why.contains("certificate"), "{by_the_web:?}");
         let elsewhere = send(&Collector { endpoint: format!("https://127.0.0.1:{port}"), ..right.clone() }).await;
-        assert!(elsewhere.unwrap_err().why.contains("certificate"), "{protocol:?}: a name is looked at");
+        assert!(elsewhere.unwrap_err().why.contains("certificate"), "{protocol:?}: the name is checked");
         let by_another = Some(self::certified().authority.into_bytes());
         let by_another = send(&Collector { authority: by_another, ..right }).await.unwrap_err();
         assert!(by_another.why.contains("certificate"), "{by_another:?}");

@@ -53,7 +53,7 @@ fn every_stream_equals_the_request_run_alone() {
     let mut facts = Facts::default();
     (0..SEEDS).for_each(|seed| facts.add(&check_seed(seed)));
     println!("{facts:#?}");
-    assert_eq!(facts.missing(), [""; 0], "everything happened somewhere");
+    assert_eq!(facts.missing(), [""; 0], "each event happened in some seed");
 }
 
 #[test]

@@ -122,7 +122,7 @@ impl Tree {
                     .extend(done.slices[output.slice].tokens[..output.n_tokens as usize].iter().map(|out| out.token));
             }
         }
-        assert_eq!(output_tokens, expected.tokens, "an answer is the cold one");
+        assert_eq!(output_tokens, expected.tokens, "the answer equals that of a cold cache");
         self.turns.push(request.prompt.into_iter().chain(output_tokens).collect());
     }
 }

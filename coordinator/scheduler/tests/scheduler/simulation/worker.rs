@@ -216,9 +216,9 @@ impl Worker {
         assert!(step.slices.iter().all(|slice| slice.range.len() as u32 <= self.limits.chunk_tokens_max));
         let with_slice: BTreeSet<_> = step.slices.iter().map(|slice| slice.id).collect();
         assert_eq!(with_slice.len(), step.slices.len(), "one slice of a sequence in a step");
-        assert!(step.ends.iter().all(|id| !with_slice.contains(id)), "who ends has no slice any more");
-        assert!(step.starts.iter().all(|request| with_slice.contains(&request.id)), "who starts has a slice");
-        assert!(!step.slices.is_empty() || !step.ends.is_empty(), "a step says something");
+        assert!(step.ends.iter().all(|id| !with_slice.contains(id)), "an ended sequence has no slice");
+        assert!(step.starts.iter().all(|request| with_slice.contains(&request.id)), "a started sequence has a slice");
+        assert!(!step.slices.is_empty() || !step.ends.is_empty(), "a step is not empty");
     }
 
     /// A slice begins where the one before has ended. Only behind a draw that did not come is a position computed
@@ -233,7 +233,7 @@ impl Worker {
         }
         if let Some(n_computed) = held.n_computed.filter(|_| held.n_unsettled > 0) {
             let behind = n_computed.saturating_sub(slice.range.start);
-            assert!(behind <= held.n_unsettled, "what is computed again was a draft");
+            assert!(behind <= held.n_unsettled, "only drafts are computed again");
             held.prefixes.truncate(slice.range.start as usize);
             held.n_computed = Some(slice.range.start);
         }
@@ -249,14 +249,14 @@ impl Worker {
         let knows = held.prefixes.len() as u32 == slice.first_drawn() && !held.failed && n_draft > 0;
         // The stages between learn the log's hashes from the rows.
         if knows && (input.is_none() || held.guess.len() >= n_draft) {
-            assert!(n_draft <= held.guess.len(), "drafts that nobody has guessed");
+            assert!(n_draft <= held.guess.len(), "a slice has more drafts than were guessed");
             let drafts: Vec<Token> = held.guess.drain(..n_draft).collect();
             drafts.into_iter().for_each(|draft| held.push(draft));
         }
     }
 
     fn take_blocks(&mut self, slice: &Slice, blocks: &mut impl Iterator<Item = BlockId>) {
-        let held = self.held.get_mut(&slice.id).expect("it has just gone on");
+        let held = self.held.get_mut(&slice.id).expect("go_on has just found it");
         for ((cache, table), passed) in self.caches.iter().zip(&mut held.tables).zip(&mut self.passed) {
             let first = table.len() as u32;
             let n_missing = (cache.group.n_blocks(slice.range.end) as usize).saturating_sub(table.len());
@@ -264,12 +264,12 @@ impl Worker {
             assert_eq!(new.len(), n_missing, "a block for every position");
             for (i, &block) in (first..).zip(&new) {
                 let may_lack = cache.group.may_lack(i, &slice.range, slice.n_draft.into());
-                assert!(block != BlockId::NONE || may_lack, "NONE is what no query will read");
+                assert!(block != BlockId::NONE || may_lack, "only a block that no query will read is NONE");
                 let is_behind = i < cache.group.n_passed(slice.range.start);
-                assert!(block == BlockId::NONE || !is_behind, "what no query will read is NONE");
+                assert!(block == BlockId::NONE || !is_behind, "a block that no query will read is NONE");
             }
             let is_clean = |block: &BlockId| *block == BlockId::NONE || cache.blocks[block.0 as usize] == EMPTY;
-            assert!(!self.limits.clears || new.iter().all(is_clean), "a block is given that nobody has cleared");
+            assert!(!self.limits.clears || new.iter().all(is_clean), "a new block has not been cleared");
             table.extend(new);
             if self.limits.clears {
                 let behind = cache.group.n_passed(slice.range.start)..cache.group.n_passed(slice.range.end);
@@ -332,10 +332,15 @@ impl Worker {
             };
             for position in first..end {
                 let found = page(position).cells[(position % BLOCK_TOKENS) as usize];
-                assert_eq!(found, Some(cell(position)), "{} reads what is not its own", slice.id);
+                assert_eq!(found, Some(cell(position)), "{} reads another sequence's rows", slice.id);
             }
             if cache.group.is_state() && first < end {
-                assert_eq!(page(first).state, Some(cell(first)), "{} goes on from another's state", slice.id);
+                assert_eq!(
+                    page(first).state,
+                    Some(cell(first)),
+                    "{} continues from another sequence's state",
+                    slice.id
+                );
             }
         }
         Rows::Computed(held.prefixes[slice.range.start as usize..slice.range.end as usize].to_vec())
@@ -416,10 +421,10 @@ impl Held {
         }
         let n_log = self.prefixes.len() as u32;
         if slice.want == Want::Nothing {
-            assert!(slice.range.end < n_log, "the last position of a log is wanted");
+            assert!(slice.range.end < n_log, "the last position of the log is requested");
             return SliceDone::default();
         }
-        assert_eq!((slice.want, slice.range.end), (Want::Last, n_log), "a draw stands at the end of the log");
+        assert_eq!((slice.want, slice.range.end), (Want::Last, n_log), "a draw is at the end of the log");
         if slice.n_draft > 0 {
             return self.verify(slice);
         }

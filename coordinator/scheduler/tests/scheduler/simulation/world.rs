@@ -162,7 +162,7 @@ impl World {
     fn check_end(&mut self) {
         let stats = self.scheduler.stats();
         assert_eq!((stats.blocks_used, stats.n_running, stats.n_waiting), (0, 0, 0), "a block leaked");
-        assert_eq!(self.pipeline.n_held(), 0, "the workers were told to forget all");
+        assert_eq!(self.pipeline.n_held(), 0, "the workers have dropped all requests");
         assert_eq!(self.pipeline.len(), 0);
         assert!(self.clients.values().all(|client| !client.live), "every stream has ended");
         self.facts.count(&stats);
@@ -262,7 +262,7 @@ impl World {
         while let Some(id) = self.scheduler.take_displaced() {
             let client = self.clients.get_mut(&id).unwrap();
             assert!(client.live && client.tokens.is_empty());
-            assert!(client.request.tenant != by.tenant || is_crowded, "nobody gives way to itself");
+            assert!(client.request.tenant != by.tenant || is_crowded, "a request does not displace itself");
             client.live = false;
             self.facts.displaced += 1;
         }
@@ -319,7 +319,7 @@ impl World {
         let was_live = client.live;
         client.cancelled = true;
         self.scheduler.cancel(id, &mut out);
-        assert_eq!(out.len(), usize::from(was_live), "a cancel ends what lives, once");
+        assert_eq!(out.len(), usize::from(was_live), "a cancel ends a live request exactly once");
         let after = self.scheduler.stats();
         self.facts.cancelled_waiting += u64::from(before.n_waiting - after.n_waiting);
         self.facts.cancelled_running += u64::from(before.n_running - after.n_running);
@@ -341,7 +341,7 @@ impl World {
             assert!(step.slices.is_empty() && step.starts.is_empty() && step.ends.is_empty());
             return;
         }
-        assert!(step.starts.iter().all(|request| request.deadline.is_none()), "a deadline does not travel");
+        assert!(step.starts.iter().all(|request| request.deadline.is_none()), "no step carries a deadline");
         self.trace = trace(self.trace, &step);
         self.facts.ends_only += u64::from(step.slices.is_empty());
         let in_flight: BTreeSet<RequestId> = self.pipeline.slices().map(|slice| slice.id).collect();
@@ -465,8 +465,8 @@ impl World {
     /// Every token equals that of the request run alone, at the next position, and nothing follows an end.
     fn apply_outputs(&mut self, out: &[RequestOutput], done: Option<&StepDone>) {
         for output in out {
-            let client = self.clients.get_mut(&output.id).expect("somebody asked for it");
-            assert!(client.live, "{} has ended and speaks", output.id);
+            let client = self.clients.get_mut(&output.id).expect("the output belongs to a submitted request");
+            assert!(client.live, "{} returns output after its end", output.id);
             assert_eq!(output.position as usize, client.tokens.len(), "positions have no gap");
             assert!(output.n_cached as usize <= client.request.prompt.len() + client.expected.tokens.len());
             let drawn_tokens =
@@ -474,7 +474,11 @@ impl World {
             assert_eq!(drawn_tokens.len(), output.n_tokens as usize);
             client.suspicion = if drawn_tokens.is_empty() { client.suspicion } else { 0 };
             client.tokens.extend(drawn_tokens.iter().map(|drawn| drawn.token));
-            assert!(client.expected.tokens.starts_with(&client.tokens), "{} says what it says alone", output.id);
+            assert!(
+                client.expected.tokens.starts_with(&client.tokens),
+                "{} returns the same tokens as when it runs alone",
+                output.id
+            );
             self.facts.tokens += drawn_tokens.len() as u64;
             if let Some(finish) = output.finish {
                 let n_drawn = done.map_or(0, |done| done.slices[output.slice].tokens.len());
@@ -495,14 +499,14 @@ impl World {
             Finish::Deadline => assert!(client.request.deadline.unwrap() <= self.now),
             Finish::Outgrown => {
                 assert!(client.request.prompt.len() + client.tokens.len() >= room);
-                assert!(room < length_max(&client.request, context_max) as usize, "it would go on");
+                assert!(room < length_max(&client.request, context_max) as usize, "the request would continue");
             }
             Finish::Failed if !fits => self.facts.outgrown += 1,
             Finish::Failed if client.suspicion >= suspicion_max => {
                 let is_culprit = client.request.sampling.choice == DEADLY;
                 // A neighbour is in two losses at most.
                 let is_strict = suspicion_max <= 2 * WorkerLoss::Reported.weight();
-                assert!(is_culprit || !is_calm || is_strict, "{id} ends for what another breaks");
+                assert!(is_culprit || !is_calm || is_strict, "{id} fails because of another request");
                 self.facts.given_up += 1;
             }
             _ => assert_eq!((&client.tokens, finish), (&client.expected.tokens, client.expected.finish)),
