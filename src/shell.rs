@@ -26,7 +26,7 @@ pub fn completions(command: &CompletionsCommand, mut lockstep: Command) -> anyho
 
 pub fn man(command: &ManCommand, lockstep: Command) -> anyhow::Result<()> {
     let dir = command.dir.display();
-    std::fs::create_dir_all(&command.dir).with_context(|| format!("{dir} cannot be made"))?;
+    std::fs::create_dir_all(&command.dir).with_context(|| format!("{dir} cannot be created"))?;
     clap_mangen::generate_to(lockstep, &command.dir).with_context(|| format!("{dir} cannot be written to"))?;
     out::print_line(&format!("manual pages are in {dir}: man -l {dir}/lockstep.1"))
 }

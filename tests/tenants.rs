@@ -227,7 +227,7 @@ fn limits_are_reported_and_follow_their_file() {
     // The valid lines of a file with an invalid one are keys, and an empty file revokes all; clients without a key stay
     // rejected.
     folder.write("keys", "alice:ka weight=none\nbob:kb\n");
-    node.until(&["only the good lines are keys"]);
+    node.until(&["only the other lines are keys"]);
     assert_eq!(["ka", "kb"].map(|key| complete_http(&http, key, 5).0), [401, 200]);
     folder.write("keys", "");
     node.until(&["all keys of the file are revoked"]);

@@ -121,9 +121,9 @@ fn server(options: &BenchOptions) -> anyhow::Result<BenchServer> {
 
 fn arrivals(options: &BenchOptions) -> anyhow::Result<Vec<ArrivalPattern>> {
     let is_rate = |rate: &f64| rate.is_finite() && *rate > 0.0;
-    ensure!(options.rate.iter().all(is_rate), "a rate is a positive number of requests a second");
+    ensure!(options.rate.iter().all(is_rate), "--rate must be a positive number of requests a second");
     let within = |n: &usize| (1..=OPEN_MAX).contains(n);
-    ensure!(options.concurrency.iter().all(within), "a concurrency is from 1 to {OPEN_MAX}");
+    ensure!(options.concurrency.iter().all(within), "--concurrency must be from 1 to {OPEN_MAX}");
     let closed = options.concurrency.iter().map(|&concurrency| ArrivalPattern::Closed { concurrency });
     let open = options.rate.iter().map(|&rate| ArrivalPattern::Open { rate, open_max: OPEN_MAX });
     Ok(if options.rate.is_empty() { closed.collect() } else { open.collect() })

@@ -245,7 +245,7 @@ impl Chat {
 
     /// Reads a message on a blocking thread, which is abandoned when the process ends.
     async fn next(&mut self) -> anyhow::Result<Option<String>> {
-        let mut lines = self.lines.take().context("standard input is read already")?;
+        let mut lines = self.lines.take().context("standard input was already read")?;
         let read = move || next_message(&mut lines).map(|message| (message, lines));
         let (message, lines) = tokio::task::spawn_blocking(read).await??;
         self.lines = Some(lines);

@@ -58,13 +58,12 @@ pub fn locate_or_fetch(model: &str, hub: &HubSettings) -> anyhow::Result<Located
     let name = &*hub_name::to_hub_name(model);
     ensure!(
         !name.contains("://"),
-        "{model} is no address of a model on the hub: name one as org/name or org/name:Q4_K_M, or fetch the file and \
-         give its path"
+        "{model} is not a hub id: give one such as org/name or org/name:Q4_K_M, or download the file and give its path"
     );
     let path = Path::new(name);
     ensure!(
         !path.is_dir() || path.join("config.json").exists(),
-        "{name} is no model but a folder without a config.json: give a model's folder, or a .gguf file"
+        "{name} is a folder without a config.json: give a model's folder, or a .gguf file"
     );
     if path.exists() {
         // A path needs no folder for models, and so no home folder.
@@ -82,7 +81,7 @@ pub fn pull(pull: &PullCommand) -> anyhow::Result<()> {
     // A local or fetched file is a model only if it can be opened.
     Checkpoint::open(&located.path).with_context(|| {
         let path = located.path.display();
-        format!("{path} is here and is no model that can be served: give a .gguf file, or a folder with config.json")
+        format!("{path} is not a supported model: give a .gguf file, or a folder with config.json")
     })?;
     if let Some(sha256) = &pull.sha256 {
         catalogue::verify(&located.path, sha256)?;

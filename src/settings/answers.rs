@@ -46,11 +46,8 @@ impl AnswerSettings {
             self.record_bytes,
             self.record_files
         );
-        ensure!(
-            self.record.is_some() || !self.record_prompts,
-            "--record-prompts says what is kept, and --record DIR, which says where, is not given"
-        );
-        ensure!((0.0..=1.0).contains(&self.audit), "--audit {} is no share from 0 to 1", self.audit);
+        ensure!(self.record.is_some() || !self.record_prompts, "--record-prompts needs --record DIR");
+        ensure!((0.0..=1.0).contains(&self.audit), "--audit is {}; it must be from 0 to 1", self.audit);
         Ok(())
     }
 
@@ -87,8 +84,8 @@ mod tests {
         check("--record records --record-bytes 1MiB --record-files 17", Some("64 KiB"));
         check("--record records --record-files 1", Some("less than 2"));
         check("--audit 0.01", None);
-        check("--audit 1.5", Some("no share from 0 to 1"));
-        check("--audit NaN", Some("no share from 0 to 1"));
+        check("--audit 1.5", Some("it must be from 0 to 1"));
+        check("--audit NaN", Some("it must be from 0 to 1"));
         let kept =
             parse_settings::<ServeSettings>("--record r --record-bytes 8MiB --record-files 4").router.answers.record();
         let kept = kept.unwrap();

@@ -19,9 +19,9 @@ impl std::str::FromStr for ByteSize {
             "MiB" | "M" => 1 << 20,
             "GiB" | "G" => 1 << 30,
             "TiB" | "T" => 1 << 40,
-            other => return Err(format!("{other:?} is no unit of bytes: use KiB, MiB, GiB or TiB")),
+            other => return Err(format!("{other:?} is not a unit of bytes: use KiB, MiB, GiB or TiB")),
         };
-        number.checked_mul(scale).map(ByteSize).ok_or_else(|| format!("{text} is more than can be counted"))
+        number.checked_mul(scale).map(ByteSize).ok_or_else(|| format!("{text} is too large"))
     }
 }
 

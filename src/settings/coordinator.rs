@@ -169,7 +169,7 @@ impl CoordinatorSettings {
         ensure!(self.context.is_none_or(|n| n >= 2), "--context is below 2: a prompt and its answer need a token each");
         ensure!(
             !(self.zero_kv && self.prefix_cache()),
-            "--zero-kv with --prefix-cache true: what others may find cannot be overwritten; leave one of them out"
+            "--zero-kv with --prefix-cache true: cached blocks cannot be overwritten; set only one of them"
         );
         self.check_numerics(class)
     }
@@ -185,7 +185,7 @@ impl CoordinatorSettings {
             ),
         }
         if self.numerics == NumericsMode::Fast && class != DeviceClass::Cuda {
-            bail!("--numerics fast is for GPUs: elsewhere there is one way to compute");
+            bail!("--numerics fast is for GPUs: other devices have one mode");
         }
         Ok(())
     }

@@ -57,7 +57,7 @@ where
             let known: Vec<String> = ours.get_arguments().chain(others.get_arguments()).map(name_of).collect();
             let like = router::nearest(&name, known.iter().map(String::as_str));
             let like = like.map_or_else(String::new, |like| format!(": a setting with a similar name is {like}"));
-            bail!("{name} is no setting of this command{like}");
+            bail!("{name} is not a setting of this command{like}");
         };
         let mut with = merged.clone();
         with.insert(name.clone(), value);

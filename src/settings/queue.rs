@@ -30,7 +30,7 @@ impl QueueSettings {
         at_least_one("max-waiting", self.max_waiting)?;
         ensure!(
             self.max_running <= self.max_batch_tokens,
-            "--max-running {} is more than --max-batch-tokens {}: not all of them could take a step",
+            "--max-running {} is more than --max-batch-tokens {}: not all of them could run in one step",
             self.max_running,
             self.max_batch_tokens
         );

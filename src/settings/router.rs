@@ -190,7 +190,7 @@ impl RouterSettings {
     pub fn resolved(mut self) -> anyhow::Result<RouterSettings> {
         ensure!(
             self.enable_auto_tool_choice,
-            "--enable-auto-tool-choice=false cannot be had: a client that wants no calls says `tool_choice` none"
+            "--enable-auto-tool-choice=false is not supported: clients can send `tool_choice` none"
         );
         self.request_seconds.map_or(Ok(()), |seconds| at_least_one("request-seconds", seconds))?;
         at_least_one("max-choices", self.max_choices)?;
@@ -239,8 +239,7 @@ impl RouteSettings {
         let addresses = self.coordinator.clone().unwrap_or_default();
         ensure!(
             addresses.is_empty() == has_store,
-            "give --coordinator HOST:PORT, where a replica is reached, or --etcd-endpoints HOST:PORT, which tells: one \
-             of them"
+            "give either --coordinator HOST:PORT, a replica's address, or --etcd-endpoints HOST:PORT, to find replicas"
         );
         if has_store {
             return Ok(None);

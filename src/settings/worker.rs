@@ -62,7 +62,7 @@ impl WorkerSettings {
         let threads = self.threads(n_workers);
         ensure!(threads > 0, "--threads is 0; it must be at least 1");
         ensure!(threads <= 1024, "--threads is {threads}; it must be at most 1024");
-        ensure!((0.0..=1.0).contains(&self.scrub), "--scrub {} is no share from 0 to 1", self.scrub);
+        ensure!((0.0..=1.0).contains(&self.scrub), "--scrub is {}; it must be from 0 to 1", self.scrub);
         self.threads = Some(threads);
         Ok(self)
     }

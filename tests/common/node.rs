@@ -131,7 +131,7 @@ impl Node {
     /// The process ids of the workers that it has started, from its log.
     pub fn workers(&self) -> Vec<u32> {
         let log = self.log();
-        let begun = log.lines().filter(|line| line.contains("a worker process begins"));
+        let begun = log.lines().filter(|line| line.contains("a worker process starts"));
         begun.map(|line| field(line, "pid").parse().unwrap()).collect()
     }
 

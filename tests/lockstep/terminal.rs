@@ -111,7 +111,7 @@ fn answers(chat: &mut Chat) {
     chat.enter_line("/save kept", "kept.json");
     chat.enter_line("/clear", ">>>");
     chat.enter_line("/show", "messages 1");
-    chat.enter_line("/load kept", "9 messages, held with");
+    chat.enter_line("/load kept", "9 messages, model");
     let long = "words ".repeat(400);
     chat.enter_line("/set max_tokens none", ">>>");
     let seen = chat.enter_line(&long, "/clear forgets the conversation");
@@ -133,7 +133,7 @@ fn keys(chat: &mut Chat) {
     chat.terminal.type_in("\x15");
     chat.settled("nothing", |_| true);
     chat.terminal.resize((100, 30));
-    chat.enter_line("/help", "/show what is set");
+    chat.enter_line("/help", "/show show the settings");
     // An answer without an end, until it is stopped; its text stays in the conversation.
     for line in ["/clear", "/set stop none", "/set max_tokens none", "/set verbose"] {
         chat.enter_line(line, ">>>");
@@ -285,7 +285,7 @@ fn top_shows_its_views_at_every_width_and_leaves_no_trace() {
     terminal.until("a request", |seen| seen.contains("0 run, 0 wait") && seen.contains(" 1 ok"));
     terminal.type_in("\r");
     let seen = terminal.until_seen("ended: ok");
-    assert!(seen.contains("started: nothing of it is cached") && seen.contains("sent to local"), "{seen}");
+    assert!(seen.contains("started: no tokens are cached") && seen.contains("sent to local"), "{seen}");
     terminal.type_in("\t");
     terminal.until_seen("first token, p50");
     terminal.resize((60, 10));
