@@ -14,7 +14,7 @@ pub struct CompletionsCommand {
 
 #[derive(Args)]
 pub struct ManCommand {
-    /// Folder for the pages, one for each command; made if it is not there
+    /// Folder for the pages, one for each command; created if missing
     pub dir: PathBuf,
 }
 

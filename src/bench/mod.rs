@@ -40,7 +40,7 @@ pub struct BenchOptions {
     /// Number of requests of each run
     #[arg(long, default_value_t = 64)]
     pub requests: usize,
-    /// Number of requests before the first run, which do not count
+    /// Number of requests before the first run, which are not measured
     #[arg(long, default_value_t = 2)]
     pub warm_up: usize,
     /// Words of a prompt, about a token each: 128, uniform:64..256, normal:128,32 or lognormal:128,96 (mean, deviation)
@@ -49,7 +49,7 @@ pub struct BenchOptions {
     /// Tokens of an answer, written as for --prompt
     #[arg(long, default_value = "64")]
     pub output: LengthDistribution,
-    /// Number of words that all prompts begin with in common
+    /// Number of words at the beginning that all prompts share
     #[arg(long, default_value_t = 0)]
     pub shared_prefix: usize,
     /// Let answers end at the model's end token, which is ignored by default

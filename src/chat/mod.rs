@@ -40,7 +40,7 @@ pub struct RunCommand {
     /// Draw from the most likely tokens that together have this probability [default: the model's, or 0.95]
     #[arg(long)]
     pub top_p: Option<f32>,
-    /// Draw from so many most likely tokens [default: the model's, or 40]
+    /// Draw from this many of the most likely tokens [default: the model's, or 40]
     #[arg(long)]
     pub top_k: Option<u32>,
     /// Draw from tokens at least this likely, as a part of the most likely one's probability [default: the model's, or
@@ -58,7 +58,7 @@ pub struct RunCommand {
     pub system: Option<String>,
     #[command(flatten)]
     pub settings: ServeSettings,
-    /// Prompt, or - to read it from standard input; without it a chat begins. What is piped in besides is added to it
+    /// Prompt, or - to read it from standard input; without it a chat begins. Piped input is added to it
     #[arg(index = 2)]
     pub prompt: Vec<String>,
     #[command(flatten)]

@@ -24,7 +24,7 @@ use telemetry::logs;
 
 #[derive(Args)]
 pub struct PullCommand {
-    /// Name from `lockstep models`, hub id such as org/name or org/name:Q4_K_M, or path of a model that is here
+    /// Name from `lockstep models`, hub id such as org/name or org/name:Q4_K_M, or path of a local model
     pub model: String,
     /// Expected SHA-256 of the model's file
     ///
@@ -40,7 +40,7 @@ pub struct ModelsCommand {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
-    /// Read every model whole, and compare it with the checksums that it had when it was fetched
+    /// Read every model completely, and compare it with the checksums of its download
     #[arg(long)]
     pub verify: bool,
     /// Show which models of the catalogue this machine has memory for: their weights, and KV beside them

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 /// The sources of settings besides the flags.
 #[derive(Args)]
 pub struct ConfigSource {
-    /// TOML file of settings, named as the flags; flags and LOCKSTEP_* variables win over it
+    /// TOML file of settings, with the flags' names; flags and LOCKSTEP_* variables override it
     #[arg(long, env = "LOCKSTEP_CONFIG", value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// Print the settings from flags, environment and file as TOML, and exit

@@ -24,12 +24,12 @@ pub struct SpeculationSettings {
         conflicts_with = "speculative_config"
     )]
     pub speculation: SpeculationChoice,
-    /// The same as vLLM takes it: {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 5,
+    /// The same in vLLM's form: {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 5,
     /// "prompt_lookup_min": 3}, or {"model": "DRAFT", "num_speculative_tokens": 5}
     #[arg(long, env = "LOCKSTEP_SPECULATIVE_CONFIG", value_name = "JSON")]
     pub speculative_config: Option<SpeculativeConfig>,
-    /// A smaller model of the same vocabulary that guesses too; `--speculation auto` is then the default. It is on the
-    /// machine of the worker that samples, at the same path or in its `--models`
+    /// A smaller model of the same vocabulary that guesses too; `--speculation auto` is then the default. The machine of
+    /// the worker that samples must have it, at the same path or in its `--models`
     #[arg(
         long,
         alias = "model-draft",

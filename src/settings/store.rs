@@ -33,7 +33,7 @@ pub struct StoreSettings {
     /// File with the password of --etcd-user
     #[arg(long, env = "LOCKSTEP_ETCD_PASSWORD_FILE", value_name = "FILE")]
     pub etcd_password_file: Option<PathBuf>,
-    /// Seconds without contact after which etcd drops a coordinator; its open streams go on [default: 10]
+    /// Seconds without contact after which etcd drops a coordinator; its open streams continue [default: 10]
     #[arg(long, env = "LOCKSTEP_ETCD_LEASE_SECONDS", value_name = "N")]
     pub etcd_lease_seconds: Option<u64>,
 }

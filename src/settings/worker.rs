@@ -46,8 +46,8 @@ pub struct WorkerSettings {
     pub kv_commit: Option<KvCommitChoice>,
     /// Share of one core's time, from 0 to 1, in which each worker hashes its weights in memory again, while it is idle
     ///
-    /// A weight that changed in memory is named in the log and counted, and its rank loads anew: tokens are the same.
-    /// On CPUs.
+    /// A weight that changed in memory is logged and counted, and its rank loads again: tokens are the same. Only on
+    /// CPUs.
     #[arg(long, env = "LOCKSTEP_SCRUB", value_name = "RATIO", default_value_t = 0.0)]
     pub scrub: f64,
 }
@@ -82,7 +82,7 @@ pub struct JoinSettings {
     /// Address to listen on for other workers [default: any free port, on the interface towards the coordinator]
     #[arg(long, env = "LOCKSTEP_MESH_LISTEN", value_name = "ADDR")]
     pub mesh_listen: Option<SocketAddr>,
-    /// Path of the model on this machine [default: the coordinator's path of it]
+    /// Path of the model on this machine [default: the coordinator's path]
     #[arg(long, env = "LOCKSTEP_MODEL_PATH", value_name = "PATH")]
     pub model_path: Option<PathBuf>,
     /// Folder that holds the model, under the same file name as at the coordinator

@@ -55,13 +55,13 @@ pub struct SimulateOptions {
     /// Fraction of each GPU's memory for weights and KV cache
     #[arg(long, default_value_t = 0.9, value_name = "PART")]
     pub memory_utilization: f64,
-    /// Most tokens of one step
+    /// Maximum tokens of one step
     #[arg(long, default_value_t = 2048, value_name = "TOKENS")]
     pub max_batch_tokens: u32,
-    /// Most requests that run at once, per replica
+    /// Maximum number of requests that run at once, per replica
     #[arg(long, default_value_t = 256, value_name = "REQUESTS")]
     pub max_running: u32,
-    /// Most requests that wait, per replica; more are refused
+    /// Maximum number of requests that wait, per replica; more are refused
     #[arg(long, default_value_t = 1024, value_name = "REQUESTS")]
     pub max_waiting: u32,
     /// Requests per second for all replicas together, as Poisson arrivals
@@ -70,7 +70,7 @@ pub struct SimulateOptions {
     /// Length of the measurement in seconds
     #[arg(long, default_value_t = 60.0, value_name = "SECONDS")]
     pub duration: f64,
-    /// Seconds of the same load before the measurement, which do not count
+    /// Seconds of the same load before the measurement
     #[arg(long, default_value_t = 10.0, value_name = "SECONDS")]
     pub warm_up: f64,
     /// Tokens of a prompt: 1024, uniform:64..256, normal:128,32 or lognormal:1024,800 (mean, deviation)

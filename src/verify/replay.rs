@@ -46,11 +46,11 @@ pub struct ReplayCommand {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum ReplayOrder {
-    /// As they came
+    /// As in the record
     Recorded,
-    /// The last first
+    /// In reverse
     Reversed,
-    /// Mixed, the same way each time
+    /// Shuffled, the same way each time
     Shuffled,
 }
 
