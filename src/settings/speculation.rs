@@ -28,8 +28,8 @@ pub struct SpeculationSettings {
     /// "prompt_lookup_min": 3}, or {"model": "DRAFT", "num_speculative_tokens": 5}
     #[arg(long, env = "LOCKSTEP_SPECULATIVE_CONFIG", value_name = "JSON")]
     pub speculative_config: Option<SpeculativeConfig>,
-    /// A smaller model of the same vocabulary that guesses too; `--speculation auto` is then the default. The machine of
-    /// the worker that samples must have it, at the same path or in its `--models`
+    /// A smaller model of the same vocabulary that guesses too; `--speculation auto` is then the default. The machine
+    /// of the worker that samples must have it, at the same path or in its `--models`
     #[arg(
         long,
         alias = "model-draft",

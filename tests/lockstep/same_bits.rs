@@ -139,7 +139,7 @@ async fn scores_and_pooled_states() {
         for _ in 0..2 {
             let got = replica.run(&requests).await;
             let differing: Vec<usize> = (0..requests.len()).filter(|&i| got[i] != expected[i]).collect();
-            assert!(differing.is_empty(), "{way}: requests {differing:?} differ from what they are alone");
+            assert!(differing.is_empty(), "{way}: requests {differing:?} differ from their answers alone");
         }
         assert_eq!(replica.seen().hits, 0, "{way}: what needs all rows reads no cache");
         replica.stop().await;

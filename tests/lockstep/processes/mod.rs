@@ -102,7 +102,7 @@ fn until_status(page: &str, status: u16) {
     let agent = ureq::Agent::config_builder().timeout_global(Some(PATIENCE)).http_status_as_error(false).build();
     let (agent, deadline) = (ureq::Agent::from(agent), Instant::now() + PATIENCE);
     while agent.get(page).call().unwrap().status() != status {
-        assert!(Instant::now() < deadline, "{page} never says {status}");
+        assert!(Instant::now() < deadline, "{page} never has status {status}");
         std::thread::sleep(Duration::from_millis(20));
     }
 }

@@ -49,7 +49,7 @@ fn until(what: &str, holds: impl Fn() -> bool) {
 fn routed_models_and_versions_answer_as_alone() {
     let seeds: Vec<u64> = (0..10).collect();
     let [first, second, rope] = VERSIONS.map(|version| alone(version, &seeds));
-    assert!(first != second && first != rope, "there is nothing to tell apart");
+    assert!(first != second && first != rope, "the models give the same answers");
     let replicas = VERSIONS.map(replica);
     let folder = Folder::new("routes");
     let routes = folder.write("routes", "# a canary\nchat = v1:50, v2:50\n");
