@@ -314,7 +314,7 @@ mod tests {
         for path in [&folder, &file] {
             let path = path.display().to_string();
             let refused = pulled(&path);
-            assert!(refused.starts_with(&path) && refused.contains("is no model"), "{refused}");
+            assert!(refused.starts_with(&path) && refused.contains("a .gguf file"), "{refused}");
         }
         std::fs::remove_dir_all(&folder).unwrap();
         let slip = pulled("qwen3:5b");

@@ -69,7 +69,7 @@ fn routes(own: &RouteSettings) -> anyhow::Result<ModelRoutes> {
 /// Checks a flag, which has the syntax of one line of the file.
 fn check_route_line(line: &str) -> anyhow::Result<&str> {
     let routes = ModelRoutes::parse(line).map_err(|bad| anyhow::anyhow!("--route {line}: {}", bad.problem))?;
-    ensure!(routes.table().len() == 1, "--route {line:?} is no route");
+    ensure!(routes.table().len() == 1, "--route {line:?} is not a route");
     Ok(line)
 }
 

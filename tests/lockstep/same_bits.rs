@@ -124,7 +124,7 @@ async fn scores_and_pooled_states() {
             Goal::Pool => assert!(answer.pooled.len() == 64 && answer.drawn.is_empty() && answer.scored.is_empty()),
             _ => assert_eq!((answer.scored.len() + 1, answer.pooled.len()), (request.prompt.len(), 0)),
         }
-        assert!(request.goal == Goal::Pool || !answer.drawn.is_empty(), "and then it goes on");
+        assert!(request.goal == Goal::Pool || !answer.drawn.is_empty(), "it continues after that");
     }
     let small = Setup { n_blocks: 50, prefix_cache: true, ..base.clone() };
     let ways = [

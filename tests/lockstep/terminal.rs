@@ -39,7 +39,7 @@ impl Chat {
         }
         terminal.type_in("/set temperature 0\r");
         let mut chat = Chat { terminal, n_steps: 1, _folder: folder };
-        let seen = chat.settled("what was typed ahead", |seen| seen.contains("/set temperature 0"));
+        let seen = chat.settled("the text typed ahead", |seen| seen.contains("/set temperature 0"));
         assert_eq!(seen.matches("/set temperature 0").count(), 1, "echoed once:\n{seen}");
         assert!(seen.contains("/help lists the commands"), "{seen}");
         chat
@@ -213,7 +213,7 @@ fn what_is_typed_ahead_is_the_next_lines_beginning() {
         assert!(!seen.contains(&expect) && !seen.contains("tokens, first"), "an answer without an end:\n{seen}");
         chat.terminal.type_in("\x03");
         let last = format!("\n>>> {expect}");
-        let seen = chat.terminal.until("what was typed ahead", |seen| seen.ends_with(&last));
+        let seen = chat.terminal.until("the text typed ahead", |seen| seen.ends_with(&last));
         assert_eq!(seen.matches(&expect).count(), 1, "{seen}");
         chat.terminal.type_in("\x15");
         chat.settled("an empty line", |_| true);

@@ -237,7 +237,7 @@ fn whatever_was_changed_is_found() {
     let mut broken = streamed.clone();
     let events = streamed["response"].as_str().unwrap();
     broken["response"] = events.split_inclusive("\n\n").take(5).collect::<String>().into();
-    records.check(&broken, &["--url", &http], 2, &["cannot be compared", "breaks off"]);
+    records.check(&broken, &["--url", &http], 2, &["cannot be compared", "ends before"]);
     records.check(&streamed, &["--url", "http://127.0.0.1:9"], 2, &["cannot be compared", "does not answer"]);
     check(&|record| record["response"] = Value::Null, 2, &["it has no `response`"]);
 }

@@ -204,7 +204,7 @@ mod tests {
         let last = seen(&mut screen, (60, 10));
         assert!(last[8].trim_start().starts_with("40 ") && last[3].contains("cached"), "{last:#?}");
         press(&mut screen, KeyCode::Up);
-        assert_eq!(seen(&mut screen, (60, 10)), last, "moving within what is seen scrolls nothing");
+        assert_eq!(seen(&mut screen, (60, 10)), last, "a move within the screen does not scroll");
         press(&mut screen, KeyCode::Home);
         assert_eq!(seen(&mut screen, (60, 10)), first);
     }

@@ -148,7 +148,7 @@ fn what_was_fetched_of_a_damaged_file_is_fetched_anew_when_it_is_refused() {
     repaired.until(&["the replica is ready"]);
     good.kill();
     let mut refused = fetch(&address);
-    refused.until(&["the fetched copy is no longer trusted"]);
+    refused.until(&["what was fetched is not believed any more"]);
     refused.until(&["lockstep:", "model.layers.", "than the replica"]);
     assert!(!refused.ended().success());
     let mut again = fetch(&address);
