@@ -88,7 +88,7 @@ mod tests {
         check(None, Some("name"), &etcd, Ok(true));
         check(None, None, &none, Err("--join HOST:PORT"));
         check(None, None, &etcd, Err("--replica NAME"));
-        check(Some("a:1"), Some("name"), &etcd, Err("one of them"));
+        check(Some("a:1"), Some("name"), &etcd, Err("give either"));
         check(Some("a:1"), Some("name"), &none, Err("--replica needs"));
     }
 }

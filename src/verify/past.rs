@@ -153,6 +153,6 @@ mod tests {
         let mut hashes = file(&json!({ "seed": 1 }));
         (hashes["began_ms"], hashes["path"]) = (1.into(), COMPLETIONS.into());
         check(hashes, "--record-prompts");
-        check(file(&json!({ "prompt": [[1]], "first_choice": 3 })), "over gRPC");
+        check(file(&json!({ "prompt": [[1]], "first_choice": 3 })), "a gRPC client");
     }
 }
