@@ -98,11 +98,11 @@ Examples: lockstep serve smollm2 --http 127.0.0.1:8000
           lockstep serve smollm2 --replicas 2       two replicas behind one address";
 
 const RUN_HELP: &str = "\
-All flags of `lockstep serve` are taken too; these are the ones that an answer in the terminal needs.
+All flags of `lockstep serve` work too; this help lists those that a chat in the terminal needs.
 
 Examples: lockstep run smollm2 \"Why is the sky blue?\"
           lockstep run smollm2                      a chat; /help lists its commands
-          git diff | lockstep run smollm2 - --system \"Say what this changes.\"
+          git diff | lockstep run smollm2 - --system \"Summarize this diff.\"
           lockstep run hf.co/Qwen/Qwen3-0.6B-GGUF:Q8_0";
 
 /// The flags that the help of `run` lists. `run` accepts more.
@@ -142,10 +142,10 @@ fn hide_unless_listed(argument: Arg) -> Arg {
 }
 
 const SCALE_HELP: &str = "\
-Further workers must have joined already: `lockstep status` shows spares. A grid that does not fit is refused with
-the reason, and nothing changes. A coordinator that is started again begins with the grid of its own flags.
+Further workers must have joined already: `lockstep status` shows spares. If the grid does not fit, the
+command fails with the reason, and nothing changes. A restarted coordinator begins with the grid of its own flags.
 
-`lockstep serve` listens for this at 127.0.0.1:50100, or at its --control.
+`lockstep serve` accepts this command at 127.0.0.1:50100, or at its --control address.
 
 Example: lockstep scale --coordinator 127.0.0.1:50100 --tp 2 --pp 1";
 
@@ -157,23 +157,23 @@ Examples: lockstep simulate --replicas 256 --gpu h100 --model llama-3.1-70b --tp
           lockstep simulate --model qwen3-32b --weights fp8 --tp 2 --rate 4 --prompt lognormal:1500,1500 --json";
 
 const VERIFY_HELP: &str = "\
-An ID is that of an answer in a folder of --record, or at the server of --url if that records; as its response says it.
-FILE is JSON: {\"request\": what was sent, \"response\": what came back}. The response is the whole body, or the
-events of a stream as one string. Ask with \"certificate\": true, and with \"return_token_ids\": true to see where
-tokens differ. With MODEL a server is started for it, on any grid; otherwise the one at --url is asked.
+ID is the id of a response. Its record is in the folder of --record, or on the server at --url if that server records.
+FILE is JSON: {\"request\": .., \"response\": ..}. The response is the whole body, or the events of a stream as one
+string. The request needs \"certificate\": true, and \"return_token_ids\": true to see where tokens differ.
+With MODEL, the command starts a server for it, on any grid. Otherwise it uses the server at --url.
 
-Ends with 0 if the answer is equal, 1 if it is not, 2 if it cannot be compared.
+The exit status is 0 if the answer is equal, 1 if it is not, 2 if it cannot be compared.
 
 Examples: lockstep verify answer.json
           lockstep verify answer.json smollm2 --tp 2
           lockstep verify cmpl-1f2e3d4c0000000000000007 --record records";
 
 const REPLAY_HELP: &str = "\
-DIR is what a router or server has kept with --record DIR --record-prompts. With MODEL a server is started for it, on
-any grid; otherwise the one at --url is asked.
+DIR is the record that a router or server wrote with --record DIR --record-prompts. With MODEL, the command starts a
+server for it, on any grid. Otherwise it uses the server at --url.
 
-Ends with 0 if all answers that could be compared are equal, 1 if one is not, 2 if none could be compared. An answer of
-another policy digest is not run: its tokens may differ by right.
+The exit status is 0 if all compared answers are equal, 1 if one is not, 2 if none could be compared. The command skips
+answers of another policy digest: their tokens may differ legitimately.
 
 Examples: lockstep replay records --concurrency 32 --order shuffled
           lockstep replay records smollm2 --pp 2 --speed 10";
@@ -188,8 +188,8 @@ Example: lockstep worker --join coordinator:50100 --token-file token
          lockstep worker --etcd-endpoints etcd:2379 --replica one --token-file token";
 
 const RELOAD_HELP: &str = "\
-Streams go on with the same tokens. If the file holds another model now, that is refused and nothing changes: start
-another replica for it instead. A rank that cannot read its copy keeps what it had, and is named.
+Streams continue with the same tokens. If the file holds another model now, the command fails and nothing changes:
+start another replica for it instead. A rank that cannot read its copy keeps its weights, and the output names it.
 
 Example: lockstep reload --coordinator 127.0.0.1:50100";
 
@@ -220,7 +220,7 @@ pub enum Command {
     /// List the models on this machine, and those that have a short name
     #[command(after_help = "Example: lockstep models --fit --context 16384", visible_alias = "list", alias = "ls")]
     Models(ModelsCommand),
-    /// Show what a model on this machine is
+    /// Show details of a model on this machine
     #[command(after_help = "Example: lockstep show smollm2")]
     Show(ShowCommand),
     /// Remove models that were fetched
@@ -235,16 +235,16 @@ pub enum Command {
     /// Show a running cluster: each rank's place, its memory and where its time goes
     #[command(after_help = "Example: lockstep status --url http://127.0.0.1:8000\n         lockstep status --devices")]
     Status(StatusCommand),
-    /// Watch a running cluster, its requests and its load; as text where there is no terminal
+    /// Watch a running cluster, its requests and its load; prints text if there is no terminal
     #[command(after_help = "Example: lockstep top --every 2")]
     Top(top::TopCommand),
-    /// Show what befell one request: when it waited, was computed, preempted, lost or moved
+    /// Show the timeline of one request: when it waited, was computed, preempted, lost or moved
     #[command(after_help = "Example: lockstep logs 7\n         lockstep logs chatcmpl-1f2e3d4c0000000000000007")]
     Logs(LogsCommand),
     /// Change the grid of a replica while it serves: the same tokens, and no failed request
     #[command(after_help = SCALE_HELP)]
     Scale(scale::ScaleCommand),
-    /// Have every rank of a replica read its model's files again while it serves, after a file was restored for example
+    /// Read the model's files again on every rank of a replica while it serves, for example after a file was restored
     #[command(after_help = RELOAD_HELP)]
     Reload(scale::ReloadCommand),
     /// Run an answer again and compare
@@ -359,8 +359,8 @@ mod tests {
     #[test]
     fn variables_that_no_command_knows_are_refused_and_another_role_s_are_not() {
         check_with(&["LOCKSTEP_THREADS", "LOCKSTEP_API_KEYS"], "lockstep coordinator --tp 2", None);
-        let meant = "LOCKSTEP_API_KEYES, which no command knows: a setting with a similar name is LOCKSTEP_API_KEYS";
+        let meant = "variable LOCKSTEP_API_KEYES: a setting with a similar name is LOCKSTEP_API_KEYS";
         check_with(&["HOME", "LOCKSTEP_API_KEYES"], "lockstep router", Some(meant));
-        check_with(&["LOCKSTEP_MOOD"], "lockstep serve", Some("LOCKSTEP_MOOD, which no command knows"));
+        check_with(&["LOCKSTEP_MOOD"], "lockstep serve", Some("unknown environment variable LOCKSTEP_MOOD"));
     }
 }

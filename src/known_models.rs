@@ -81,7 +81,7 @@ impl SimulatedModel {
             return Ok(model);
         }
         let located = catalogue::locate(name, &hub::sources(hub)?)
-            .with_context(|| format!("{name} is no file that is here, no config.json, and none of {}", known()))?;
+            .with_context(|| format!("{name} is neither a local model, a config.json nor one of {}", known()))?;
         let checkpoint = Checkpoint::open(&located.path)?;
         if let Some(weights) = weights {
             return Ok(SimulatedModel::sized(&located.name, checkpoint.spec(), weights));

@@ -9,21 +9,21 @@ const ROLES: [&str; 4] = ["router", "coordinator", "worker", "serve"];
 
 /// Flags of other servers that users try, with the alternative here. Flags with the same meaning are aliases instead.
 const ELSEWHERE: [(&str, &str); 5] = [
-    ("dtype", "weights stay what their file has; --activations and --kv-dtype choose the rest"),
-    ("quantization", "weights stay what their file has: give a model that is quantized, such as org/name:Q4_K_M"),
-    ("quantize", "weights stay what their file has: give a model that is quantized, such as org/name:Q4_K_M"),
+    ("dtype", "weights keep the dtype of their file; --activations and --kv-dtype set the others"),
+    ("quantization", "weights keep the dtype of their file: give a quantized model, such as org/name:Q4_K_M"),
+    ("quantize", "weights keep the dtype of their file: give a quantized model, such as org/name:Q4_K_M"),
     ("n-gpu-layers", "--device cuda computes all layers on GPUs"),
-    ("enforce-eager", "there is one way to compute, with the same tokens however steps are launched"),
+    ("enforce-eager", "tokens are the same with CUDA graphs; --cuda-graphs off turns them off"),
 ];
 
 /// Messages of value parsers, and their replacements for users.
 const PLAIN: [(&str, &str); 6] = [
-    ("invalid digit found in string", "is no whole number"),
+    ("invalid digit found in string", "is not a whole number"),
     ("number too large to fit in target type", "is too large"),
-    ("cannot parse integer from empty string", "is no whole number"),
-    ("invalid float literal", "is no number"),
-    ("invalid IP address syntax", "is no IP address: it looks like 127.0.0.1, or 0.0.0.0 for all of this machine's"),
-    ("invalid socket address syntax", "is no address: it looks like 127.0.0.1:8000"),
+    ("cannot parse integer from empty string", "is not a whole number"),
+    ("invalid float literal", "is not a number"),
+    ("invalid IP address syntax", "is not an IP address: give 127.0.0.1, or 0.0.0.0 for all of this machine"),
+    ("invalid socket address syntax", "is not an address: give one such as 127.0.0.1:8000"),
 ];
 
 /// Returns the same error with a message that helps the user to correct the line.
@@ -44,7 +44,7 @@ fn unknown(argument: &str, lockstep: &clap::Command, words: &[OsString]) -> Opti
         return Some(message);
     }
     let (_, instead) = ELSEWHERE.iter().find(|(name, _)| *name == flag)?;
-    Some(format!("there is no --{flag} here: {instead}"))
+    Some(format!("--{flag} is not supported: {instead}"))
 }
 
 /// Returns a message if another role has the flag: each role accepts only the flags that it uses.
@@ -58,7 +58,7 @@ fn of_another_role(flag: &str, lockstep: &clap::Command, words: &[OsString]) -> 
         })
     };
     let other = ROLES.into_iter().find(takes_flag)?;
-    Some(format!("`lockstep {role}` does not heed --{flag}: it is for `lockstep {other}`"))
+    Some(format!("`lockstep {role}` has no --{flag}: it is for `lockstep {other}`"))
 }
 
 fn wrong_value(error: &clap::Error, argument: &str) -> Option<String> {

@@ -9,7 +9,7 @@ pub struct ReaderGone;
 
 impl Display for ReaderGone {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "nobody reads standard output any more")
+        write!(f, "standard output is closed")
     }
 }
 

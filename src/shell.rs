@@ -14,7 +14,7 @@ pub struct CompletionsCommand {
 
 #[derive(Args)]
 pub struct ManCommand {
-    /// Folder for the pages, one for each command; made if it is not there
+    /// Folder for the pages, one for each command; created if missing
     pub dir: PathBuf,
 }
 
@@ -26,7 +26,7 @@ pub fn completions(command: &CompletionsCommand, mut lockstep: Command) -> anyho
 
 pub fn man(command: &ManCommand, lockstep: Command) -> anyhow::Result<()> {
     let dir = command.dir.display();
-    std::fs::create_dir_all(&command.dir).with_context(|| format!("{dir} cannot be made"))?;
+    std::fs::create_dir_all(&command.dir).with_context(|| format!("{dir} cannot be created"))?;
     clap_mangen::generate_to(lockstep, &command.dir).with_context(|| format!("{dir} cannot be written to"))?;
     out::print_line(&format!("manual pages are in {dir}: man -l {dir}/lockstep.1"))
 }

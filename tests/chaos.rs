@@ -90,7 +90,7 @@ const FAULTS: [Fault; 19] = [
         ..ANY
     },
     Fault {
-        name: "coordinator told to end",
+        name: "coordinator terminated",
         strike: Seen(|city, dice| city.end_coordinator(city.any_coordinator(dice))),
         ..ANY
     },
@@ -103,7 +103,7 @@ const FAULTS: [Fault; 19] = [
     },
     Fault { name: "router stopped", strike: Seen(|city, dice| city.stop_router(city.any_router(dice))), ..ANY },
     Fault {
-        name: "router told to end",
+        name: "router terminated",
         strike: Seen(|city, dice| city.end_router(city.any_router(dice))),
         of_routers: true,
         ..ANY
@@ -197,7 +197,9 @@ fn rounds(
             };
             // The streams of the lost process may have ended, or been at another one; then the fault is repeated.
             let row = (0..TRIES).map(once).find(Row::has_hit);
-            report.add(row.unwrap_or_else(|| panic!("{}: {TRIES} times nobody's streams ran there", fault.name)));
+            report.add(
+                row.unwrap_or_else(|| panic!("{}: no stream ran on the lost process in {TRIES} tries", fault.name)),
+            );
         }
         write_report(&report);
     }
@@ -215,7 +217,7 @@ fn selected_faults(faults: Vec<&'static Fault>) -> Vec<&'static Fault> {
     let Ok(names) = std::env::var("LOCKSTEP_FAULTS") else { return faults };
     let names: Vec<&str> = names.split(',').map(str::trim).filter(|name| !name.is_empty()).collect();
     let unknown = names.iter().find(|name| FAULTS.iter().all(|fault| fault.name != **name));
-    assert_eq!(unknown, None, "is no fault");
+    assert_eq!(unknown, None, "an unknown fault");
     faults.into_iter().filter(|fault| names.is_empty() || names.contains(&fault.name)).collect()
 }
 
@@ -254,7 +256,7 @@ impl Load {
         let expected: Vec<usize> = self.expected.iter().map(StreamOutcome::n_tokens).collect();
         let n_each = streams.wait_for_tokens(expected.iter().sum::<usize>() * (10 + dice.below(50)) / 100);
         let (n_received, n_under_way) = (n_each.iter().sum(), n_under_way(&n_each, &expected));
-        assert!(n_under_way > 0, "{}: no stream is under way that it could hit: {n_each:?}", fault.name);
+        assert!(n_under_way > 0, "{}: no stream is running: {n_each:?}", fault.name);
         let found_out = match fault.strike {
             Missed(strike) => Some(strike(city, dice)),
             Seen(strike) => {

@@ -190,7 +190,7 @@ fn run(plan: &Plan) -> (Cluster, Seen, Flood, Seen) {
     let streams = begin();
     std::thread::sleep(plan.peace);
     let peace = streams.end();
-    check_bits(&peace, N_STREAMS, "in peace");
+    check_bits(&peace, N_STREAMS, "before the attack");
     let before = cluster.held();
     let streams = begin();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
@@ -201,7 +201,7 @@ fn run(plan: &Plan) -> (Cluster, Seen, Flood, Seen) {
     assert_eq!(n_made, plan.n_connections);
     for (counts, (port, address)) in flood.counts.iter().zip(&cluster.ports) {
         assert_eq!((counts[2], counts[3]), (0, 0), "{port}: refused, or neither read nor ended");
-        assert!(TcpStream::connect(address).is_ok(), "{port} is still there");
+        assert!(TcpStream::connect(address).is_ok(), "{port} still accepts connections");
     }
     check_mesh(&cluster, &flood);
     check_let_go(&cluster, &before);
@@ -246,7 +246,7 @@ fn run_tools(n_rounds: usize, peace: Duration) -> [Seen; 2] {
     }
     let beside = streams.end();
     assert!(wrong.is_empty(), "{wrong:#?}");
-    check_bits(&in_peace, N_NEIGHBOURS, "in peace");
+    check_bits(&in_peace, N_NEIGHBOURS, "without hostile tools");
     check_bits(&beside, N_NEIGHBOURS, "beside hostile tools");
     for (name, node) in &cluster.nodes {
         assert!(!node.log().contains("panicked"), "{name}: {}", node.log());
@@ -261,8 +261,8 @@ fn hostile_tools_are_bounded_and_change_no_stream() {
     let [peace, beside] = run_tools(n_rounds.unwrap_or(1), peace);
     if n_rounds.is_some() {
         let (before, after) = (peace.within(99), beside.within(99));
-        println!("{} machine: p99 of gaps {before:.1} ms in peace, {after:.1} ms beside hostile tools", load());
-        assert!(after <= GAPS_MAX * before, "{after} ms, {before} in peace");
+        println!("{} machine: p99 of gaps {before:.1} ms without, {after:.1} ms beside hostile tools", load());
+        assert!(after <= GAPS_MAX * before, "{after} ms, {before} without them");
     }
 }
 
@@ -276,7 +276,7 @@ fn judge(plan: &Plan, cluster: &Cluster, [peace, attacked]: [&Seen; 2], flood: &
     let mut flat = Vec::new();
     for (i, (name, _)) in cluster.nodes.iter().enumerate() {
         let n = flood.held.len() / 3;
-        assert!(n > 0, "an attack of {:?} has no thirds in which memory was looked at", flood.took);
+        assert!(n > 0, "an attack of {:?} is too short to measure memory in thirds", flood.took);
         let third = |part: usize| {
             let looks = flood.held[part * n..(part + 1) * n].iter().map(|held| &held[i]);
             Held { n_files: 0.0, ..Held::median(&looks.collect::<Vec<_>>()) }
@@ -288,17 +288,17 @@ fn judge(plan: &Plan, cluster: &Cluster, [peace, attacked]: [&Seen; 2], flood: &
     }
     let gaps = |seen: &Seen| format!("{:.1} | {:.1} | {:.1}", seen.within(50), seen.within(99), seen.within(100));
     let text = format!(
-        "# Connections that nobody means\n\n\
+        "# Hostile connections\n\n\
         Made by `make hostile` on {}, {} at its end: {} connections at {rate:.0} a second, a tenth of each kind (idle \
         for {} s, a byte at a time, half closed, one byte, 100 HTTP/2 streams opened and reset, another protocol, \
         broken TLS, a header of 1 MiB, 100,000 headers, a request that is aborted), against every port of a router, a \
         coordinator and a worker in processes of their own, while {} clients stream. Clients, attackers and servers \
-        share the machine. Every answer had the bits that it has in peace: {} answers in peace, {} under attack.\n\n\
+        share the machine. Every answer had the same bits as before the attack: {} answers before, {} under attack.\n\n\
         | gaps of streams, ms | median | p99 | worst |\n|---|---:|---:|---:|\n\
-        | in peace | {} |\n| under attack | {} |\n\n\
-        Asked: a p99 at most doubled; it is {:.2} times as long.\n\n\
+        | before the attack | {} |\n| under attack | {} |\n\n\
+        Required: a p99 at most twice as long; it is {:.2} times as long.\n\n\
         | port | connections | ended or answered by the port | left by the attacker |\n|---|---:|---:|---:|\n{rows}\n\
-        RSS in the thirds of the attack, MiB; asked: flat.\n\n\
+        RSS in the thirds of the attack, MiB; required: flat.\n\n\
         | process | first | second | last |\n|---|---:|---:|---:|\n{memory}",
         machine(),
         load(),
@@ -316,7 +316,7 @@ fn judge(plan: &Plan, cluster: &Cluster, [peace, attacked]: [&Seen; 2], flood: &
     assert!(flat.iter().all(|(_, is_flat)| *is_flat), "{flat:?}");
     assert!(
         attacked.within(99) <= GAPS_MAX * peace.within(99),
-        "{} ms, {} in peace",
+        "{} ms, {} before",
         attacked.within(99),
         peace.within(99)
     );

@@ -113,7 +113,7 @@ fn two_hosts_answer_as_one_and_a_cut_link_is_named() {
     }
     let cut_at = cut_at.expect("a stream of more than eight events");
     println!("the stream went on, and ended {} ms after the cut", cut_at.elapsed().as_millis());
-    assert_eq!(text, whole[0]["text"].as_str().unwrap(), "the stream goes on with the same tokens");
+    assert_eq!(text, whole[0]["text"].as_str().unwrap(), "the stream continues with the same tokens");
     assert_eq!(short(&http), expected, "and so does the cluster");
 }
 

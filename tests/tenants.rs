@@ -68,7 +68,7 @@ impl House {
         }
         let (deadline, is_much) = (Instant::now() + PATIENCE, n_heavy > (RUNNING_MAX + WAITING_MAX) as usize);
         while n_heavy > 0 && (n_served.load(Relaxed) == 0 || (is_much && n_refused.load(Relaxed) == 0)) {
-            assert!(Instant::now() < deadline, "the heavy one is never heavy");
+            assert!(Instant::now() < deadline, "no request of the heavy tenant was refused");
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
         let mut load = Load::default();
@@ -119,9 +119,7 @@ async fn tenant_above_its_share_does_not_delay_others() {
     let house = open().await;
     let n_requests = 12;
     let Load { n_served, n_refused, .. } = house.load(N_HEAVY, n_requests).await;
-    println!(
-        "{n_served} of the heavy one's requests ended during the light one's {n_requests}; {n_refused} were refused"
-    );
+    println!("{n_served} heavy requests ended during {n_requests} light ones; {n_refused} were refused");
     // No request of the light tenant is rejected: that would have panicked. During each of them the running requests
     // may end. If it were behind the queue, all waiting ones would end before it each time.
     assert!(n_refused > 0 && n_served < n_requests as u64 * u64::from(WAITING_MAX) / 2, "{n_served}");
@@ -135,8 +133,8 @@ async fn how_long_the_light_one_waits() {
     let house = open().await;
     let kinds = [
         ("alone", 0),
-        ("beside one at its share", RUNNING_MAX as usize / 2),
-        ("beside one at 50 times its share", N_HEAVY),
+        ("beside a tenant at its share", RUNNING_MAX as usize / 2),
+        ("beside a tenant at 50 times its share", N_HEAVY),
     ];
     let mut loads = kinds.map(|_| Load::default());
     let rounds: Option<usize> = std::env::var("LOCKSTEP_TENANTS").ok().map(|rounds| rounds.parse().unwrap());
@@ -149,7 +147,9 @@ async fn how_long_the_light_one_waits() {
             all.n_refused += load.n_refused;
         }
     }
-    println!("| the light tenant | requests | first token p50 | p99 | answer p50 | p99 | the heavy one was refused |");
+    println!(
+        "| the light tenant | requests | first token p50 | p99 | answer p50 | p99 | refusals of the heavy tenant |"
+    );
     println!("|---|--:|--:|--:|--:|--:|--:|");
     for ((kind, _), load) in kinds.iter().zip(&mut loads) {
         let [a, b] = [&mut load.first_tokens, &mut load.answers].map(|times| {
@@ -158,7 +158,7 @@ async fn how_long_the_light_one_waits() {
         });
         let n = load.answers.len();
         println!(
-            "| {kind} | {n} | {:.1} ms | {:.1} ms | {:.1} ms | {:.1} ms | {} times |",
+            "| {kind} | {n} | {:.1} ms | {:.1} ms | {:.1} ms | {:.1} ms | {} |",
             a[0], a[1], b[0], b[1], load.n_refused
         );
     }
@@ -227,7 +227,7 @@ fn limits_are_reported_and_follow_their_file() {
     // The valid lines of a file with an invalid one are keys, and an empty file revokes all; clients without a key stay
     // rejected.
     folder.write("keys", "alice:ka weight=none\nbob:kb\n");
-    node.until(&["only the good lines are keys"]);
+    node.until(&["only the other lines are keys"]);
     assert_eq!(["ka", "kb"].map(|key| complete_http(&http, key, 5).0), [401, 200]);
     folder.write("keys", "");
     node.until(&["all keys of the file are revoked"]);

@@ -40,7 +40,7 @@ pub struct BenchOptions {
     /// Number of requests of each run
     #[arg(long, default_value_t = 64)]
     pub requests: usize,
-    /// Number of requests before the first run, which do not count
+    /// Number of requests before the first run, which are not measured
     #[arg(long, default_value_t = 2)]
     pub warm_up: usize,
     /// Words of a prompt, about a token each: 128, uniform:64..256, normal:128,32 or lognormal:128,96 (mean, deviation)
@@ -49,7 +49,7 @@ pub struct BenchOptions {
     /// Tokens of an answer, written as for --prompt
     #[arg(long, default_value = "64")]
     pub output: LengthDistribution,
-    /// Number of words that all prompts begin with in common
+    /// Number of words at the beginning that all prompts share
     #[arg(long, default_value_t = 0)]
     pub shared_prefix: usize,
     /// Let answers end at the model's end token, which is ignored by default
@@ -121,9 +121,9 @@ fn server(options: &BenchOptions) -> anyhow::Result<BenchClient> {
 
 fn arrivals(options: &BenchOptions) -> anyhow::Result<Vec<ArrivalPattern>> {
     let is_rate = |rate: &f64| rate.is_finite() && *rate > 0.0;
-    ensure!(options.rate.iter().all(is_rate), "a rate is a positive number of requests a second");
+    ensure!(options.rate.iter().all(is_rate), "--rate must be a positive number of requests a second");
     let within = |n: &usize| (1..=OPEN_MAX).contains(n);
-    ensure!(options.concurrency.iter().all(within), "a concurrency is from 1 to {OPEN_MAX}");
+    ensure!(options.concurrency.iter().all(within), "--concurrency must be from 1 to {OPEN_MAX}");
     let closed = options.concurrency.iter().map(|&concurrency| ArrivalPattern::Closed { concurrency });
     let open = options.rate.iter().map(|&rate| ArrivalPattern::Open { rate, open_max: OPEN_MAX });
     Ok(if options.rate.is_empty() { closed.collect() } else { open.collect() })

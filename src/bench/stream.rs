@@ -107,7 +107,7 @@ fn read_events(reader: &mut impl BufRead, elapsed: impl Fn() -> Duration) -> any
 
 impl RequestTiming {
     fn add_event(&mut self, event: &str, elapsed: impl Fn() -> Duration) -> anyhow::Result<()> {
-        let event: Value = serde_json::from_str(event).with_context(|| format!("no JSON in {event:?}"))?;
+        let event: Value = serde_json::from_str(event).with_context(|| format!("{event:?} is not JSON"))?;
         if !event["error"].is_null() {
             bail!("{}", event["error"]);
         }

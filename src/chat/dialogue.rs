@@ -73,7 +73,7 @@ impl Dialogue {
     fn load(&mut self, path: &Path) -> String {
         match SavedChat::read(path) {
             Ok(saved) => {
-                let held_with = format!("{} messages, held with {}\n", saved.messages.len(), saved.model);
+                let held_with = format!("{} messages, model {}\n", saved.messages.len(), saved.model);
                 (self.messages, self.sampling) = saved.into_parts();
                 held_with
             }

@@ -11,19 +11,19 @@ pub const HELP: &str = "\
 /help, /?           this page
 /bye, /exit, Ctrl-D leave
 /clear              forget the conversation
-/model NAME         go on with another model
-/save NAME          keep the conversation
-/load NAME          take up one that was kept
-/system TEXT        instructions; without TEXT none
+/model NAME         switch to another model
+/save NAME          save the conversation
+/load NAME          load a saved conversation
+/system TEXT        system message; without TEXT none
 /set NAME VALUE     a parameter, or `none`: temperature,
                     top_k, top_p, min_p, seed, stop,
                     max_tokens (num_predict),
                     repeat_penalty, presence_penalty,
                     frequency_penalty
-/set verbose, quiet show how fast an answer came or not
-/show               what is set
+/set verbose, quiet show an answer's speed, or not
+/show               show the settings
 \"\"\"                 begins and ends several lines
-\\ at a line's end   goes on in the next line
+\\ at a line's end   continues on the next line
 Ctrl-C              stops an answer
 ";
 
@@ -157,8 +157,8 @@ fn saturate_u32(n: u64) -> u32 {
 }
 
 fn parse_number(to: fn(&mut Sampling, Option<f32>), value: &str, (least, most): (f32, f32)) -> Result<Setting, String> {
-    let Some(number) = parsed::<f32>(value) else { return Err(format!("{value} is no number")) };
-    // The bound of a value that must be above zero is no number that a user would write.
+    let Some(number) = parsed::<f32>(value) else { return Err(format!("{value} is not a number")) };
+    // The bound of a value that must be above zero is not a number that a user would write.
     let from = if least == f32::MIN_POSITIVE { "above 0".to_owned() } else { least.to_string() };
     match number.is_none_or(|number| (least..=most).contains(&number)) {
         true => Ok(Setting::Number(to, number)),
@@ -167,7 +167,7 @@ fn parse_number(to: fn(&mut Sampling, Option<f32>), value: &str, (least, most): 
 }
 
 fn parse_whole_number(to: fn(&mut Sampling, Option<u64>), value: &str, least: u64) -> Result<Setting, String> {
-    let Some(number) = parsed::<u64>(value) else { return Err(format!("{value} is no whole number")) };
+    let Some(number) = parsed::<u64>(value) else { return Err(format!("{value} is not a whole number")) };
     match number.is_none_or(|number| number >= least) {
         true => Ok(Setting::Whole(to, number)),
         false => Err(format!("{value} is less than {least}")),
@@ -241,13 +241,13 @@ mod tests {
         check("/load a", &TypedInput::Load("a".into()));
         check("/model org/name:Q4_0", &TypedInput::Model("org/name:Q4_0".into()));
         for (wrong, part) in [
-            ("/set temperature hot", "temperature: hot is no number"),
+            ("/set temperature hot", "temperature: hot is not a number"),
             ("/set temperature 2.1", "temperature: 2.1 is not within 0 to 2"),
             ("/set top_p 0", "top_p: 0 is not within above 0 to 1"),
             ("/set top_p NaN", "top_p: NaN is not within"),
             ("/set presence_penalty -3", "presence_penalty: -3 is not within -2 to 2"),
             ("/set max_tokens 0", "max_tokens: 0 is less than 1"),
-            ("/set top_k 0.5", "top_k: 0.5 is no whole number"),
+            ("/set top_k 0.5", "top_k: 0.5 is not a whole number"),
             ("/set", "/set NAME VALUE"),
             ("/set seed", "/set NAME VALUE"),
             ("/set beam 3", "there is no parameter beam"),

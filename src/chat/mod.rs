@@ -40,7 +40,7 @@ pub struct RunCommand {
     /// Draw from the most likely tokens that together have this probability [default: the model's, or 0.95]
     #[arg(long)]
     pub top_p: Option<f32>,
-    /// Draw from so many most likely tokens [default: the model's, or 40]
+    /// Draw from this many of the most likely tokens [default: the model's, or 40]
     #[arg(long)]
     pub top_k: Option<u32>,
     /// Draw from tokens at least this likely, as a part of the most likely one's probability [default: the model's, or
@@ -58,7 +58,7 @@ pub struct RunCommand {
     pub system: Option<String>,
     #[command(flatten)]
     pub settings: ServeSettings,
-    /// Prompt, or - to read it from standard input; without it a chat begins. What is piped in besides is added to it
+    /// Prompt, or - to read it from standard input; without it a chat begins. Piped input is added to it
     #[arg(index = 2)]
     pub prompt: Vec<String>,
     #[command(flatten)]
@@ -245,7 +245,7 @@ impl Chat {
 
     /// Reads a message on a blocking thread, which is abandoned when the process ends.
     async fn next(&mut self) -> anyhow::Result<Option<String>> {
-        let mut lines = self.lines.take().context("standard input is read already")?;
+        let mut lines = self.lines.take().context("standard input was already read")?;
         let read = move || next_message(&mut lines).map(|message| (message, lines));
         let (message, lines) = tokio::task::spawn_blocking(read).await??;
         self.lines = Some(lines);

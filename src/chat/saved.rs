@@ -96,10 +96,10 @@ impl SavedChat {
         ensure!(n_bytes <= FILE_BYTES_MAX, "{}: it is larger than {} MiB", what(), FILE_BYTES_MAX >> 20);
         let text = std::fs::read_to_string(path).with_context(what)?;
         let saved: SavedChat =
-            serde_json::from_str(&text).with_context(|| format!("{}: it is no conversation", what()))?;
+            serde_json::from_str(&text).with_context(|| format!("{}: it is not a conversation", what()))?;
         let is_known = |message: &SavedMessage| matches!(&*message.role, "system" | "user" | "assistant");
         match saved.messages.iter().find(|message| !is_known(message)) {
-            Some(SavedMessage { role, .. }) => bail!("{}: a chat has no role {role:?}", what()),
+            Some(SavedMessage { role, .. }) => bail!("{}: unknown role {role:?}", what()),
             None => Ok(saved),
         }
     }
@@ -133,9 +133,9 @@ mod tests {
         let (messages, loaded_sampling) = SavedChat::read(&path).unwrap().into_parts();
         assert_eq!((messages, loaded_sampling), (vec![message], sampling));
         for (text, part) in [
-            ("no JSON", "no conversation"),
-            ("{\"messages\": [{\"role\": \"root\", \"content\": \"x\"}]}", "a chat has no role \"root\""),
-            ("{\"mesages\": []}", "no conversation"),
+            ("no JSON", "not a conversation"),
+            ("{\"messages\": [{\"role\": \"root\", \"content\": \"x\"}]}", "unknown role \"root\""),
+            ("{\"mesages\": []}", "not a conversation"),
         ] {
             std::fs::write(&path, text).unwrap();
             let error = format!("{:#}", SavedChat::read(&path).unwrap_err());

@@ -74,7 +74,8 @@ impl LineReader {
         let is_kept = message.len() <= REMEMBERED_BYTES_MAX;
         let is_new = is_kept && editor.add_history_entry(message).is_ok_and(|is_new| is_new);
         if let Some(history) = history.as_ref().filter(|_| is_new) {
-            append_history(history, message).unwrap_or_else(|error| tracing::debug!(%error, "no history is kept"));
+            append_history(history, message)
+                .unwrap_or_else(|error| tracing::debug!(%error, "the chat history cannot be saved"));
         }
     }
 }

@@ -24,7 +24,7 @@ use telemetry::logs;
 
 #[derive(Args)]
 pub struct PullCommand {
-    /// Name from `lockstep models`, hub id such as org/name or org/name:Q4_K_M, or path of a model that is here
+    /// Name from `lockstep models`, hub id such as org/name or org/name:Q4_K_M, or path of a local model
     pub model: String,
     /// Expected SHA-256 of the model's file
     ///
@@ -40,7 +40,7 @@ pub struct ModelsCommand {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
-    /// Read every model whole, and compare it with the checksums that it had when it was fetched
+    /// Read every model completely, and compare it with the checksums of its download
     #[arg(long)]
     pub verify: bool,
     /// Show which models of the catalogue this machine has memory for: their weights, and KV beside them
@@ -58,13 +58,12 @@ pub fn locate_or_fetch(model: &str, hub: &HubSettings) -> anyhow::Result<Located
     let name = &*hub_name::to_hub_name(model);
     ensure!(
         !name.contains("://"),
-        "{model} is no address of a model on the hub: name one as org/name or org/name:Q4_K_M, or fetch the file and \
-         give its path"
+        "{model} is not a hub id: give one such as org/name or org/name:Q4_K_M, or download the file and give its path"
     );
     let path = Path::new(name);
     ensure!(
         !path.is_dir() || path.join("config.json").exists(),
-        "{name} is no model but a folder without a config.json: give a model's folder, or a .gguf file"
+        "{name} is a folder without a config.json: give a model's folder, or a .gguf file"
     );
     if path.exists() {
         // A path needs no folder for models, and so no home folder.
@@ -82,7 +81,7 @@ pub fn pull(pull: &PullCommand) -> anyhow::Result<()> {
     // A local or fetched file is a model only if it can be opened.
     Checkpoint::open(&located.path).with_context(|| {
         let path = located.path.display();
-        format!("{path} is here and is no model that can be served: give a .gguf file, or a folder with config.json")
+        format!("{path} is not a supported model: give a .gguf file, or a folder with config.json")
     })?;
     if let Some(sha256) = &pull.sha256 {
         catalogue::verify(&located.path, sha256)?;
@@ -315,7 +314,7 @@ mod tests {
         for path in [&folder, &file] {
             let path = path.display().to_string();
             let refused = pulled(&path);
-            assert!(refused.starts_with(&path) && refused.contains("is no model"), "{refused}");
+            assert!(refused.starts_with(&path) && refused.contains("a .gguf file"), "{refused}");
         }
         std::fs::remove_dir_all(&folder).unwrap();
         let slip = pulled("qwen3:5b");

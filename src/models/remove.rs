@@ -45,7 +45,7 @@ fn find<'a>(model: &str, here: &'a [ListedModel]) -> anyhow::Result<&'a ListedMo
         }
         let like = router::nearest(model, here.iter().map(|listed| &*listed.model));
         let like = like.map_or_else(String::new, |like| format!("; did you mean {like}?"));
-        anyhow!("there is no model {model} here: `lockstep list` shows those there are{like}")
+        anyhow!("there is no model {model} here: `lockstep list` shows all{like}")
     })
 }
 

@@ -33,7 +33,7 @@ pub fn show(command: &ShowCommand) -> anyhow::Result<()> {
     rows.push(("size", HumanBytes(n_bytes).to_string()));
     rows.push((
         "chat template",
-        if template.is_some() { "yes (--template prints it)" } else { "none: it completes" }.into(),
+        if template.is_some() { "yes (--template prints it)" } else { "none: use completions" }.into(),
     ));
     rows.push(("sampling", sampling(&command.model, &checkpoint)));
     rows.push(("path", located.path.display().to_string()));

@@ -56,7 +56,7 @@ impl ScaleCommand {
         let reply = self.coordinator_address.call(async |mut client| client.scale(request).await)?;
         out::print_line(&scale_summary(&reply))?;
         if (reply.tp, reply.pp) != (self.tp.into(), self.pp.into()) {
-            bail!("a rank was lost meanwhile: the replica goes over to the grid that was asked for when it can");
+            bail!("a rank was lost meanwhile: the replica changes to the requested grid when it can");
         }
         Ok(())
     }
@@ -69,7 +69,7 @@ impl ReloadCommand {
         let reply = self.coordinator_address.call(async |mut client| client.reload(request).await)?;
         out::print_line(&reload_summary(&reply))?;
         for Unread { rank, host, why } in &reply.unread {
-            eprintln!("rank {rank} of {host} goes on with what it had: {why}");
+            eprintln!("rank {rank} of {host} keeps its earlier weights: {why}");
         }
         ensure!(reply.unread.is_empty(), "not every rank could read the model again");
         Ok(())
@@ -97,7 +97,7 @@ fn refusal_error(coordinator: &str, status: &Status) -> anyhow::Error {
     match HandshakeRefusal::cause_of(status) {
         Some(refused) => anyhow!("{coordinator}: {refused}"),
         None if status.message().starts_with("no connection") => anyhow!(
-            "no coordinator answers at {coordinator}: {}. --coordinator names another; `lockstep serve` says its own",
+            "no coordinator answers at {coordinator}: {}. Set --coordinator; `lockstep serve` logs its address",
             status.message()
         ),
         None => anyhow!("{coordinator}: {}", status.message()),
@@ -108,7 +108,7 @@ fn scale_summary(reply: &ScaleReply) -> String {
     let ScaleReply { tp, pp, micros, tokens_replayed } = reply;
     let seconds = Duration::from_micros(*micros).as_secs_f64();
     match micros {
-        0 => format!("tp {tp} x pp {pp} is in force already"),
+        0 => format!("tp {tp} x pp {pp} is already in use"),
         _ => format!("tp {tp} x pp {pp} after {seconds:.2} s, {tokens_replayed} tokens computed again"),
     }
 }

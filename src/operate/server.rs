@@ -36,7 +36,7 @@ impl RunningServer {
         let url = &look.url;
         ensure!(
             url.starts_with("http://") || url.starts_with("https://"),
-            "--url {url} is no address of a server: it looks like http://127.0.0.1:8000"
+            "--url {url} is not a server's address: give one such as http://127.0.0.1:8000"
         );
         let config = ureq::Agent::config_builder().timeout_global(Some(ANSWER_MAX)).http_status_as_error(false);
         Ok(RunningServer { agent: look.trust.agent(config)?, look })
@@ -72,7 +72,7 @@ impl RunningServer {
         }
         let mut response = request.call().map_err(|error| self.no_answer_error(error))?;
         let text = response.body_mut().with_config().limit(PAGE_BYTES_MAX).read_to_string();
-        let text = text.with_context(|| format!("{url} breaks off"))?;
+        let text = text.with_context(|| format!("{url} ended its answer early"))?;
         let page = serde_json::from_str::<Value>(&text);
         if !response.status().is_success() {
             bail!("{}", refusal_message(&url, response.status().as_u16(), page.ok()));

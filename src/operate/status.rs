@@ -45,8 +45,8 @@ pub fn store(store: &Value) -> String {
     let since = UNIX_EPOCH + Duration::from_secs(store["since"].as_u64().unwrap_or(0));
     let seconds = since.elapsed().unwrap_or_default().as_secs();
     match store["reason"].as_str() {
-        None => format!("store: {kind} · there for {seconds} s\n"),
-        Some(reason) => format!("store: {kind} · away for {seconds} s, nobody joins or leaves: {reason}\n"),
+        None => format!("store: {kind} · connected for {seconds} s\n"),
+        Some(reason) => format!("store: {kind} · unreachable for {seconds} s, no member joins or leaves: {reason}\n"),
     }
 }
 
@@ -137,7 +137,7 @@ pub fn notes(replica: &Value) -> Vec<String> {
     if let (Some(other), Some(weight)) = (text(&differs["replica"]), text(&differs["weight"])) {
         let piece = &differs["piece"];
         notes.push(format!(
-            "other bytes of the weight {weight} (piece {piece}) than {other} has: a file of one of the two is damaged"
+            "the bytes of the weight {weight} (piece {piece}) differ from those of {other}: one of the files is damaged"
         ));
     }
     if let Some(why) = text(&replica["shunned"]) {
@@ -165,7 +165,7 @@ fn loss_text(lost: &Value) -> String {
         (None, _) => "its replica pauses".to_owned(),
         (Some(pause), successor) => {
             let holder = successor.map_or_else(
-                || "the grid goes on without it".to_owned(),
+                || "the grid continues without it".to_owned(),
                 |pid| format!("pid {pid} on {} holds it", lost["successor"]["host"].as_str().unwrap_or("-")),
             );
             format!("a pause of {pause:.1} s, {} positions computed again, {holder}", lost["tokens_replayed"])
@@ -178,7 +178,7 @@ fn loss_text(lost: &Value) -> String {
 fn partition_text(apart: &Value) -> String {
     let text = |name: &str| apart[name].as_str().unwrap_or("-").to_owned();
     format!(
-        "{} of {} and {} of {} do not reach each other: the first is left out for {} s: {}",
+        "{} of {} and {} of {} cannot reach each other: the first is excluded for {} s: {}",
         text("address"),
         text("host"),
         text("other_address"),
@@ -200,7 +200,11 @@ pub fn speed(tokens_per_s: &Value) -> String {
             predicted["bottleneck"].as_str().unwrap_or("-")
         ),
     };
-    format!("tokens/s: {band} · one alone {} · all {}", number(&tokens_per_s["alone"]), number(&tokens_per_s["busy"]))
+    format!(
+        "tokens/s: {band} · one sequence {} · all {}",
+        number(&tokens_per_s["alone"]),
+        number(&tokens_per_s["busy"])
+    )
 }
 
 fn rank(rank: &Value) -> [String; 17] {
@@ -287,11 +291,11 @@ mod tests {
             "rank 2 was lost 1 s ago: pid 6 on h, silent (mute); its replica pauses",
             "context 5 and not 9: too little",
             "1/4 blocks (2 have memory) ·",
-            "other bytes of the weight w (piece 3) than there has",
-            "a:1 of h and b:2 of i do not reach",
+            "the bytes of the weight w (piece 3) differ from those of there",
+            "a:1 of h and b:2 of i cannot reach",
             "local · m · ready",
             "predicted 5 to 9",
-            "one alone 7 · all -",
+            "one sequence 7 · all -",
             "0..30",
             "cuda",
             "5 MiB",
@@ -307,11 +311,12 @@ mod tests {
         let store = json!({ "kind": "etcd", "connected": false, "since": 7, "reason": "no answer" });
         let store_text = render(&json!({ "store": store, "replicas": [] }));
         assert!(
-            store_text.starts_with("store: etcd · away for ") && store_text.ends_with("no replica is attached\n"),
+            store_text.starts_with("store: etcd · unreachable for ")
+                && store_text.ends_with("no replica is attached\n"),
             "{store_text}"
         );
         assert!(
-            render(&json!({ "store": { "kind": "static", "since": 7 } })).starts_with("store: static · there for ")
+            render(&json!({ "store": { "kind": "static", "since": 7 } })).starts_with("store: static · connected for ")
         );
         // A page of another kind is shown as far as possible.
         assert!(render(&json!({ "replicas": [{}] })).contains("predicted -"));

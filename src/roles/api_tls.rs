@@ -57,12 +57,12 @@ fn reload(files: &ApiTlsFiles, offered: &OfferedTls, is_first: bool) {
         Ok(config) => {
             offered.replace(config);
             if !is_first {
-                tracing::info!("clients are offered another certificate from now on: its files have changed");
+                tracing::info!("clients get a new certificate: its files have changed");
             }
         }
         Err(problem) => {
             let problem = format!("{problem:#}");
-            tracing::warn!(problem, "clients are offered the same certificate: its new files cannot be used");
+            tracing::warn!(problem, "clients still get the last certificate: its new files cannot be used");
         }
     }
 }

@@ -26,8 +26,7 @@ impl<'a> CoordinatorSource<'a> {
         ensure!(replica.is_none() || store.is_given(), "--replica needs --etcd-endpoints HOST:PORT");
         ensure!(
             join.is_some() != store.is_given(),
-            "give --join HOST:PORT, the coordinator to compute for, or --etcd-endpoints HOST:PORT, which tells where \
-             that of --replica NAME is: one of them"
+            "give either --join HOST:PORT, the coordinator's address, or --etcd-endpoints HOST:PORT with --replica NAME"
         );
         match join {
             Some(address) => {
@@ -35,7 +34,7 @@ impl<'a> CoordinatorSource<'a> {
                 Ok(CoordinatorSource::At(address))
             }
             None => {
-                let replica = replica.context("--etcd-endpoints needs --replica NAME: for whom to compute")?;
+                let replica = replica.context("--etcd-endpoints needs --replica NAME")?;
                 Ok(CoordinatorSource::InStore { store, replica })
             }
         }
@@ -89,7 +88,7 @@ mod tests {
         check(None, Some("name"), &etcd, Ok(true));
         check(None, None, &none, Err("--join HOST:PORT"));
         check(None, None, &etcd, Err("--replica NAME"));
-        check(Some("a:1"), Some("name"), &etcd, Err("one of them"));
+        check(Some("a:1"), Some("name"), &etcd, Err("give either"));
         check(Some("a:1"), Some("name"), &none, Err("--replica needs"));
     }
 }

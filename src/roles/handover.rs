@@ -33,10 +33,10 @@ pub fn line(token: &JoinToken, settings: &WorkerRole) -> anyhow::Result<String> 
 
 /// Reads the line, on the child's side, and ends the child when the parent ends.
 pub fn receive(shutdown: CancellationToken) -> anyhow::Result<HandedSettings> {
-    set_parent_process_death_signal(Some(Signal::KILL)).context("the parent's end cannot be watched")?;
+    set_parent_process_death_signal(Some(Signal::KILL)).context("the parent process cannot be watched")?;
     let mut line = String::new();
-    std::io::stdin().lock().read_line(&mut line).context("what the parent says cannot be read")?;
-    let handed = serde_json::from_str(&line).context("what the parent says is no worker's settings")?;
+    std::io::stdin().lock().read_line(&mut line).context("the parent's message cannot be read")?;
+    let handed = serde_json::from_str(&line).context("the parent's message is not a worker's settings")?;
     std::thread::Builder::new().name("parent".into()).spawn(move || {
         // The parent sends nothing more: this returns when the parent ends or closes the pipe.
         let _ended = std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink());

@@ -24,7 +24,7 @@ pub fn read(settings: &RouterSettings) -> anyhow::Result<ApiKeys> {
 fn keys_of(path: &Path) -> anyhow::Result<String> {
     let what = || format!("API keys in {}", path.display());
     let text = secret::read_text(path).with_context(what)?;
-    ensure!(!ApiKeys::parse(&text).with_context(what)?.is_open(), "{}: there are none", what());
+    ensure!(!ApiKeys::parse(&text).with_context(what)?.is_open(), "{}: the file has no key", what());
     Ok(text)
 }
 
@@ -108,7 +108,7 @@ impl KeyFile {
             Ok(()) => tracing::info!(file = name, ?keys, "the API keys were read again"),
             Err(bad) => {
                 let problem = bad.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
-                tracing::error!(file = name, problem, ?keys, "only the good lines are keys");
+                tracing::error!(file = name, problem, ?keys, "bad lines are ignored: only the other lines are keys");
             }
         }
     }

@@ -31,7 +31,7 @@ pub fn start_telemetry(
 pub async fn stop_on_signals(shutdown: CancellationToken) {
     let (Ok(mut terminate), Ok(mut interrupt)) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
     else {
-        tracing::error!("signals cannot be watched: only SIGKILL ends this process");
+        tracing::error!("signals cannot be handled: only SIGKILL ends this process");
         return;
     };
     for is_first in [true, false] {
@@ -43,7 +43,7 @@ pub async fn stop_on_signals(shutdown: CancellationToken) {
             telemetry::logs::flush();
             std::process::exit(130);
         }
-        tracing::info!("draining: what runs may finish, nothing new is taken");
+        tracing::info!("draining: running requests may finish, new ones are refused");
         shutdown.cancel();
     }
 }

@@ -103,7 +103,7 @@ impl Listeners {
         let grpc = match TcpListener::bind(usual).await {
             Err(error) if error.kind() == ErrorKind::AddrInUse && usual.port() == GRPC_PORT => {
                 let other = bind("gRPC", "--grpc", SocketAddr::new(usual.ip(), 0)).await?;
-                tracing::info!(%usual, "another server has the usual gRPC port, so this one has a free one");
+                tracing::info!(%usual, "the default gRPC port is in use, so this server uses a free one");
                 other
             }
             Err(error) => return Err(bind_error("gRPC", "--grpc", usual, error)),
@@ -130,7 +130,7 @@ impl Listeners {
         let addresses = format!("{web}://{http}/v1 and {rpc}://{grpc}");
         logs::write_line(&format!("lockstep {version} listens on {addresses} for {model}, which is not ready yet"));
         if let Some(admin) = &self.admin {
-            logs::write_line(&format!("operators ask http://{}", admin.local_addr()?));
+            logs::write_line(&format!("operators' pages: http://{}", admin.local_addr()?));
         }
         let ready = format!(
             "lockstep {version} serves {model} on {addresses}\n\
@@ -155,12 +155,12 @@ async fn bind(what: &str, flag: &str, address: SocketAddr) -> anyhow::Result<Tcp
 fn bind_error(what: &str, flag: &str, address: SocketAddr, error: std::io::Error) -> anyhow::Error {
     match error.kind() {
         ErrorKind::AddrInUse => {
-            anyhow!("cannot listen for {what} on {address}: another server does already; {flag} takes another address")
+            anyhow!("cannot listen for {what} on {address}: the address is in use; set {flag}")
         }
         ErrorKind::PermissionDenied => {
-            anyhow!("cannot listen for {what} on {address}: this user may not; {flag} takes another address")
+            anyhow!("cannot listen for {what} on {address}: this user has no permission; set {flag}")
         }
-        _ => anyhow!("cannot listen for {what} on {address}: {error}; {flag} takes another address"),
+        _ => anyhow!("cannot listen for {what} on {address}: {error}; set {flag}"),
     }
 }
 

@@ -29,9 +29,9 @@ impl OtherModels {
             let (name, model) = word.split_once('=').map_or((None, word.as_str()), |(name, of)| (Some(name), of));
             let located = models::locate_or_fetch(model.trim(), hub).with_context(|| format!("--text {word}"))?;
             let name = name.map_or(located.name, |name| name.trim().to_owned());
-            ensure!(!name.is_empty(), "--text {word}: no name stands before `=`");
+            ensure!(!name.is_empty(), "--text {word}: there is no name before `=`");
             let is_known = name == first || models.iter().any(|(known, _)| *known == name);
-            ensure!(!is_known, "--text {word}: how `{name}` is read is said already");
+            ensure!(!is_known, "--text {word}: `{name}` already has a tokenizer");
             models.push((name, Checkpoint::open(&located.path)?));
         }
         let (routes, file) = (routes(own)?, own.routes.clone());
@@ -60,7 +60,7 @@ fn routes(own: &RouteSettings) -> anyhow::Result<ModelRoutes> {
         let lines = lines.map(check_route_line).collect::<anyhow::Result<Vec<_>>>()?;
         return ModelRoutes::parse(&lines.join("\n")).context("--route");
     };
-    ensure!(own.route.is_none(), "give --route or --routes: a file that is read again cannot leave flags in force");
+    ensure!(own.route.is_none(), "give --route or --routes, not both: reading the file again replaces all routes");
     let what = || format!("routes in {}", path.display());
     let text = std::fs::read_to_string(path).with_context(what)?;
     ModelRoutes::parse(&text).with_context(what)
@@ -69,7 +69,7 @@ fn routes(own: &RouteSettings) -> anyhow::Result<ModelRoutes> {
 /// Checks a flag, which has the syntax of one line of the file.
 fn check_route_line(line: &str) -> anyhow::Result<&str> {
     let routes = ModelRoutes::parse(line).map_err(|bad| anyhow::anyhow!("--route {line}: {}", bad.problem))?;
-    ensure!(routes.table().len() == 1, "--route {line:?} is no route");
+    ensure!(routes.table().len() == 1, "--route {line:?} is not a route");
     Ok(line)
 }
 
@@ -79,6 +79,6 @@ fn replace_routes(file: &str, text: &Result<String, String>, routes: &ModelRoute
     match taken {
         Ok(()) if is_first => {}
         Ok(()) => tracing::info!(file, names = routes.table().len(), "the routes were read again"),
-        Err(problem) => tracing::warn!(file, problem, "the routes stay what they were: the file cannot be used"),
+        Err(problem) => tracing::warn!(file, problem, "the routes stay unchanged: the file cannot be used"),
     }
 }

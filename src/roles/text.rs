@@ -50,7 +50,7 @@ fn read_template(path_or_template: &str) -> anyhow::Result<String> {
     match std::fs::read_to_string(Path::new(path_or_template)) {
         Ok(source) => Ok(source),
         Err(_) if path_or_template.contains("{{") || path_or_template.contains("{%") => Ok(path_or_template.to_owned()),
-        Err(error) => bail!("--chat-template {path_or_template} cannot be read, and is no template itself: {error}"),
+        Err(error) => bail!("--chat-template {path_or_template} is neither a readable file nor a template: {error}"),
     }
 }
 

@@ -92,7 +92,7 @@ fn run_worker(
         let loader = Box::new(PresenceLoader { loader, presence: presence.clone() });
         if let Some(health) = role.health.health {
             let address = page::open(health, metrics, move || presence.is_present()).await?;
-            tracing::info!(%address, "this worker tells of itself");
+            tracing::info!(%address, "this worker serves its health pages");
         }
         Ok(worker::serve(channel, loader, config, shutdown).await?)
     })
@@ -160,7 +160,7 @@ fn model_source(join: &JoinSettings, coordinator: Channel, hub: &HubSettings) ->
 
 /// Returns this machine's address as the coordinator sees it, unless something translates addresses. Sends no packet.
 fn own_address(coordinator: &str) -> anyhow::Result<IpAddr> {
-    let unknown = || format!("no own address towards {coordinator}: give --mesh-listen ADDR");
+    let unknown = || format!("this worker's address for {coordinator} is unknown: give --mesh-listen ADDR");
     let there = coordinator.to_socket_addrs().with_context(unknown)?.next().with_context(unknown)?;
     let any: IpAddr = if there.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
     let socket = UdpSocket::bind((any, 0)).with_context(unknown)?;
@@ -187,7 +187,7 @@ pub fn scrubber(device: DeviceChoice, settings: &WorkerSettings) -> anyhow::Resu
         return Ok(None);
     }
     let is_cpu = device.compute_device(None)? == Some(ComputeDevice::Cpu);
-    ensure!(is_cpu, "--scrub looks through weights in the memory of CPUs, and the device is {}", device.device_kind()?);
+    ensure!(is_cpu, "--scrub needs weights in CPU memory, and the device is {}", device.device_kind()?);
     Ok(Some(Scrubber::new(settings.scrub)))
 }
 
@@ -199,7 +199,8 @@ pub fn warn_if_crowded(device: DeviceChoice, n_ranks: u16) {
         && n_ranks > 1
         && usize::from(n_ranks) > free_cores
     {
-        let each = "ranks may wait for one another's cores: those of --tp in each layer, those of --pp once for a step";
+        let each =
+            "there are fewer free cores than ranks: --tp ranks may wait in each layer, --pp ranks once in a step";
         tracing::warn!(n_ranks, free_cores, "{each}");
     }
 }

@@ -57,12 +57,12 @@ pub async fn run(order: WorkerLaunch, end: CancellationToken) -> anyhow::Result<
     let ended = tokio::task::spawn_blocking(move || {
         for thread in threads {
             if thread.join().is_err() {
-                tracing::error!("a thread that keeps a worker panicked");
+                tracing::error!("the thread that restarts a worker panicked");
             }
         }
     });
     if ended.await.is_err() {
-        tracing::error!("the workers' end could not be awaited");
+        tracing::error!("cannot wait for the workers to end");
     }
     result
 }
@@ -153,7 +153,7 @@ impl ChildProcess {
         let mut relays = Vec::new();
         relays.extend(child.stdout.take().map(|out| relay::start(worker, child.id(), out)));
         relays.extend(child.stderr.take().map(|out| relay::start(worker, child.id(), out)));
-        tracing::info!(worker, pid = child.id(), "a worker process begins");
+        tracing::info!(worker, pid = child.id(), "a worker process starts");
         Ok(ChildProcess { child, input, relays })
     }
 
@@ -176,7 +176,7 @@ impl ChildProcess {
             std::thread::sleep(LOOK_EVERY);
         }
         if matches!(self.child.try_wait(), Ok(None)) {
-            tracing::warn!(pid = self.child.id(), "a worker process does not end, and is killed");
+            tracing::warn!(pid = self.child.id(), "a worker process did not end, and is killed");
             // The child may have ended in the meantime.
             let _ended = self.child.kill();
         }
@@ -187,6 +187,6 @@ impl ChildProcess {
     /// Returns the last line that was not a log entry: the reason why the child failed.
     fn failure_reason(&mut self) -> String {
         let mut words = self.relays.drain(..).filter_map(|relay| relay.join().ok().flatten());
-        words.next_back().unwrap_or_else(|| "it said nothing".into())
+        words.next_back().unwrap_or_else(|| "no output".into())
     }
 }

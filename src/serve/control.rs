@@ -25,7 +25,7 @@ pub async fn open(requested: Option<SocketAddr>, n_replicas: u16) -> anyhow::Res
     let first = requested.unwrap_or(DEFAULT);
     ensure!(
         first.ip().is_loopback(),
-        "--control {first} is not loopback: who is to be reached from elsewhere runs `lockstep coordinator`"
+        "--control {first} is not loopback: for other machines, run `lockstep coordinator`"
     );
     let mut listeners = Vec::new();
     for n in 0..n_replicas {
@@ -36,7 +36,7 @@ pub async fn open(requested: Option<SocketAddr>, n_replicas: u16) -> anyhow::Res
         match TcpListener::bind(address).await {
             Ok(door) => listeners.push(door),
             Err(why) if requested.is_none() => {
-                tracing::warn!(%address, %why, "`scale` and `reload` do not reach this server: give --control ADDR");
+                tracing::warn!(%address, %why, "`scale` and `reload` cannot reach this server: give --control ADDR");
                 return Ok(Vec::new());
             }
             Err(why) => return Err(why).with_context(|| format!("cannot listen for --control on {address}")),
@@ -52,7 +52,7 @@ pub async fn serve(door: TcpListener, coordinator: Channel, end: CancellationTok
     let served = server.serve_with_incoming(incoming);
     // A caller that still waits at the end waits for a draining coordinator, and would get no answer.
     match end.run_until_cancelled(served).await {
-        Some(ended) => ended.context("the door for --control is shut"),
+        Some(ended) => ended.context("the server at --control has ended"),
         None => Ok(()),
     }
 }
@@ -62,7 +62,9 @@ struct ControlService {
 }
 
 fn deny<T>() -> Result<Response<T>, Status> {
-    Err(Status::permission_denied("this door is for `scale` and `reload`: the server has its own workers and router"))
+    Err(Status::permission_denied(
+        "this address is for `scale` and `reload`: the server has its own workers and router",
+    ))
 }
 
 #[tonic::async_trait]

@@ -131,7 +131,7 @@ pub async fn serve(
 ) -> anyhow::Result<()> {
     if settings.coordinator.numerics == NumericsMode::Fast {
         let version = worker::lt_version().context("--numerics fast")?;
-        tracing::info!(cublaslt = %version, "large products are cuBLASLt's");
+        tracing::info!(cublaslt = %version, "cuBLASLt computes large products");
     }
     let mut controls = controls.into_iter();
     let (mut groups, mut coordinators, salt) = (Vec::new(), Vec::new(), hash_salt(None)?);
@@ -194,8 +194,12 @@ impl ReplicaTasks {
     /// Serves `scale` and `reload` until its coordinator has ended.
     fn serve_control(&mut self, door: TcpListener, coordinator: Channel) -> anyhow::Result<()> {
         let (address, end) = (door.local_addr()?, CancellationToken::new());
-        tracing::info!(replica = self.name, %address, "`scale` and `reload` reach this replica");
-        self.parts.push(RoleTask::start("the door for --control", end.clone(), control::serve(door, coordinator, end)));
+        tracing::info!(replica = self.name, %address, "`scale` and `reload` can reach this replica");
+        self.parts.push(RoleTask::start(
+            "the server at --control",
+            end.clone(),
+            control::serve(door, coordinator, end),
+        ));
         Ok(())
     }
 }

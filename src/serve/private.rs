@@ -79,7 +79,7 @@ impl PrivateServer {
                 served = &mut served => return served.and(Err(anyhow!("the roles ended before the answer"))),
             };
             shutdown.cancel();
-            let served = served.await.context("the roles did not end well");
+            let served = served.await.context("the roles ended with an error");
             result.and_then(|value| served.map(|()| value))
         });
         // A read of the terminal cannot be cancelled, and its line is of no use at this point.

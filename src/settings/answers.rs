@@ -12,26 +12,26 @@ const FILE_BYTES_MIN: u64 = 64 << 10;
 #[derive(Args, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct AnswerSettings {
-    /// Folder in which finished answers are kept, as JSON lines, for `lockstep verify` and `lockstep replay`
+    /// Folder in which the server records finished answers, as JSON lines, for `lockstep verify` and `lockstep replay`
     ///
     /// Each has its certificate, sampling and seed, and a hash of the client's key.
     #[arg(long, env = "LOCKSTEP_RECORD", value_name = "DIR")]
     pub record: Option<PathBuf>,
-    /// Also keep tokens of prompts and answers, stop strings and grammars: without them nothing can be run again
+    /// Also record tokens of prompts and answers, stop strings and grammars, which `verify` and `replay` need
     #[arg(
         long, env = "LOCKSTEP_RECORD_PROMPTS", action = ArgAction::Set, num_args = 0..=1, default_value_t = false,
         default_missing_value = "true"
     )]
     pub record_prompts: bool,
-    /// Most bytes of all files of --record: the oldest are removed
+    /// Maximum bytes of all files of --record; the oldest files are removed
     #[arg(long, env = "LOCKSTEP_RECORD_BYTES", value_name = "SIZE", default_value = "1GiB")]
     pub record_bytes: ByteSize,
-    /// Most files of --record, each with its share of the bytes
+    /// Maximum number of files of --record, each with its share of the bytes
     #[arg(long, env = "LOCKSTEP_RECORD_FILES", value_name = "N", default_value_t = 16)]
     pub record_files: u32,
-    /// Share of finished answers, from 0 to 1, that is run again and compared while nothing else is to be done
+    /// Share of finished answers, from 0 to 1, that an idle replica computes again, to compare the tokens
     ///
-    /// At another replica where there is one. What differs is named in the log and counted.
+    /// It is another replica if there is one. The log and a metric report each difference.
     #[arg(long, env = "LOCKSTEP_AUDIT", value_name = "RATIO", default_value_t = 0.0)]
     pub audit: f64,
 }
@@ -46,11 +46,8 @@ impl AnswerSettings {
             self.record_bytes,
             self.record_files
         );
-        ensure!(
-            self.record.is_some() || !self.record_prompts,
-            "--record-prompts says what is kept, and --record DIR, which says where, is not given"
-        );
-        ensure!((0.0..=1.0).contains(&self.audit), "--audit {} is no share from 0 to 1", self.audit);
+        ensure!(self.record.is_some() || !self.record_prompts, "--record-prompts needs --record DIR");
+        ensure!((0.0..=1.0).contains(&self.audit), "--audit is {}; it must be from 0 to 1", self.audit);
         Ok(())
     }
 
@@ -87,8 +84,8 @@ mod tests {
         check("--record records --record-bytes 1MiB --record-files 17", Some("64 KiB"));
         check("--record records --record-files 1", Some("less than 2"));
         check("--audit 0.01", None);
-        check("--audit 1.5", Some("no share from 0 to 1"));
-        check("--audit NaN", Some("no share from 0 to 1"));
+        check("--audit 1.5", Some("it must be from 0 to 1"));
+        check("--audit NaN", Some("it must be from 0 to 1"));
         let kept =
             parse_settings::<ServeSettings>("--record r --record-bytes 8MiB --record-files 4").router.answers.record();
         let kept = kept.unwrap();

@@ -19,9 +19,9 @@ impl std::str::FromStr for ByteSize {
             "MiB" | "M" => 1 << 20,
             "GiB" | "G" => 1 << 30,
             "TiB" | "T" => 1 << 40,
-            other => return Err(format!("{other:?} is no unit of bytes: use KiB, MiB, GiB or TiB")),
+            other => return Err(format!("{other:?} is not a unit of bytes: use KiB, MiB, GiB or TiB")),
         };
-        number.checked_mul(scale).map(ByteSize).ok_or_else(|| format!("{text} is more than can be counted"))
+        number.checked_mul(scale).map(ByteSize).ok_or_else(|| format!("{text} is too large"))
     }
 }
 
@@ -69,7 +69,7 @@ mod tests {
         check_bytes("4G", Ok(4 << 30));
         check_bytes("17", Ok(17));
         check_bytes("many", Err("whole number"));
-        check_bytes("4Gb", Err("no unit"));
+        check_bytes("4Gb", Err("not a unit"));
         check_bytes("99999999TiB", Err("more than"));
         assert_eq!(ByteSize(1536 << 20).to_string(), "1536MiB");
         assert_eq!(ByteSize(3 << 30).to_string(), "3GiB");

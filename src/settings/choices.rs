@@ -60,7 +60,7 @@ impl From<PickChoice> for router::PickPolicy {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum KvCommitChoice {
-    /// As requests need it; what is not needed is given back
+    /// As requests need it; unused memory is released
     Grow,
     /// All of it, while the worker begins to serve
     All,
@@ -92,9 +92,9 @@ impl From<HostWire> for worker::WireChoice {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LinkPrivacy {
-    /// Others can read what is sent, and cannot change it
+    /// Authenticated, not encrypted
     Off,
-    /// Others can neither read nor change it
+    /// Authenticated and encrypted
     On,
 }
 

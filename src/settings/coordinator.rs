@@ -72,11 +72,11 @@ pub struct CoordinatorSettings {
     /// [default: as much as keys and values have]
     #[arg(long, env = "LOCKSTEP_STATE_CACHE", value_name = "BYTES")]
     pub state_cache: Option<ByteSize>,
-    /// Context length: most tokens of a request, prompt and answer together [default: the model's, or as much of it as
-    /// the KV cache holds]
+    /// Context length: maximum tokens of a request, prompt and answer together [default: the model's, or as much of it
+    /// as the KV cache holds]
     #[arg(long, alias = "max-model-len", env = "LOCKSTEP_CONTEXT")]
     pub context: Option<u32>,
-    /// Most tokens of one request in one step [default: --max-batch-tokens]
+    /// Maximum tokens of one request in one step [default: --max-batch-tokens]
     #[arg(long, env = "LOCKSTEP_MAX_CHUNK_TOKENS")]
     pub max_chunk_tokens: Option<u32>,
     /// Prefix caching: prompts that begin alike share KV blocks [default: true; false with --zero-kv]
@@ -91,16 +91,16 @@ pub struct CoordinatorSettings {
     #[command(flatten)]
     #[serde(flatten)]
     pub speculation: SpeculationSettings,
-    /// Seconds to wait for a worker in place of a lost one, before the replica goes on with fewer ranks
+    /// Seconds to wait for a worker in place of a lost one, before the replica continues with fewer ranks
     #[arg(long, env = "LOCKSTEP_REPLAN_SECONDS", default_value_t = 10)]
     pub replan_seconds: u64,
     /// Seconds that enough workers must have been present before the replica returns to more ranks
     #[arg(long, env = "LOCKSTEP_REGROW_SECONDS", default_value_t = 10)]
     pub regrow_seconds: u64,
-    /// Seconds after it took over streams of another replica in which a replica does not return to more ranks
+    /// Seconds after a takeover of another replica's streams in which the replica does not return to more ranks
     #[arg(long, env = "LOCKSTEP_TAKEOVER_SECONDS", default_value_t = 60)]
     pub takeover_seconds: u64,
-    /// Most seconds that a worker may take to load its part of the model
+    /// Maximum seconds for a worker to load its part of the model
     #[arg(long, env = "LOCKSTEP_LOAD_SECONDS", default_value_t = 600)]
     pub load_seconds: u64,
     /// Also send a trace span for every step and rank, not only for requests
@@ -169,7 +169,7 @@ impl CoordinatorSettings {
         ensure!(self.context.is_none_or(|n| n >= 2), "--context is below 2: a prompt and its answer need a token each");
         ensure!(
             !(self.zero_kv && self.prefix_cache()),
-            "--zero-kv with --prefix-cache true: what others may find cannot be overwritten; leave one of them out"
+            "--zero-kv with --prefix-cache true: cached blocks cannot be overwritten; set only one of them"
         );
         self.check_numerics(class)
     }
@@ -185,7 +185,7 @@ impl CoordinatorSettings {
             ),
         }
         if self.numerics == NumericsMode::Fast && class != DeviceClass::Cuda {
-            bail!("--numerics fast is for GPUs: elsewhere there is one way to compute");
+            bail!("--numerics fast is for GPUs: other devices have one mode");
         }
         Ok(())
     }

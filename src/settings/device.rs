@@ -51,7 +51,7 @@ impl FromStr for DeviceChoice {
             None if text == "cuda" => Ok(DeviceChoice::Cuda(None)),
             None if text == "sim" => Ok(DeviceChoice::Sim),
             Some(("cuda", number)) if number.parse::<u32>().is_ok() => Ok(DeviceChoice::Cuda(number.parse().ok())),
-            _ => Err(format!("{text:?} is no device: auto, cpu, cuda, cuda:N or sim")),
+            _ => Err(format!("{text:?} is not a device: give auto, cpu, cuda, cuda:N or sim")),
         }
     }
 }

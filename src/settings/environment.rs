@@ -33,10 +33,10 @@ pub fn check(program: &Command, variables: impl IntoIterator<Item = (String, Str
     };
     let Some((name, _)) = variables.into_iter().find(is_strange) else { return Ok(()) };
     let like = router::nearest(&name, known).map_or_else(
-        || "`lockstep serve --help` shows those there are".to_owned(),
+        || "`lockstep serve --help` lists the settings".to_owned(),
         |like| format!("a setting with a similar name is {like}"),
     );
-    Err(format!("the environment has {name}, which no command knows: {like}"))
+    Err(format!("unknown environment variable {name}: {like}"))
 }
 
 /// Whether Kubernetes has set it, for example `LOCKSTEP_ETCD_SERVICE_HOST` or `LOCKSTEP_ETCD_PORT_2379_TCP` for a
@@ -78,10 +78,10 @@ mod tests {
         for (name, expected) in [
             ("LOCKSTEP_THREAD", "a setting with a similar name is LOCKSTEP_THREADS"),
             ("LOCKSTEP_HTPP", "a setting with a similar name is LOCKSTEP_HTTP"),
-            ("LOCKSTEP_TESTS", "LOCKSTEP_TESTS, which no command knows"),
+            ("LOCKSTEP_TESTS", "unknown environment variable LOCKSTEP_TESTS"),
             ("LOCKSTEP_HTTP_PORT", "a setting with a similar name is LOCKSTEP_HTTP"),
-            ("LOCKSTEP_SERVICE_HOSTS", "LOCKSTEP_SERVICE_HOSTS, which"),
-            ("LOCKSTEP_", "LOCKSTEP_, which no command knows"),
+            ("LOCKSTEP_SERVICE_HOSTS", "variable LOCKSTEP_SERVICE_HOSTS:"),
+            ("LOCKSTEP_", "unknown environment variable LOCKSTEP_:"),
         ] {
             let refused = checked(&["LOCKSTEP_THREADS", name]).unwrap_err();
             assert!(refused.contains(expected), "{refused}");

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 /// The sources of settings besides the flags.
 #[derive(Args)]
 pub struct ConfigSource {
-    /// TOML file of settings, named as the flags; flags and LOCKSTEP_* variables win over it
+    /// TOML file of settings, with the flags' names; flags and LOCKSTEP_* variables override it
     #[arg(long, env = "LOCKSTEP_CONFIG", value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// Print the settings from flags, environment and file as TOML, and exit
@@ -57,7 +57,7 @@ where
             let known: Vec<String> = ours.get_arguments().chain(others.get_arguments()).map(name_of).collect();
             let like = router::nearest(&name, known.iter().map(String::as_str));
             let like = like.map_or_else(String::new, |like| format!(": a setting with a similar name is {like}"));
-            bail!("{name} is no setting of this command{like}");
+            bail!("{name} is not a setting of this command{like}");
         };
         let mut with = merged.clone();
         with.insert(name.clone(), value);

@@ -45,7 +45,7 @@ pub fn tls_of_token(token: &JoinToken, role: &str) -> anyhow::Result<Tls> {
         current: Mutex::new(None),
     });
     // Made once now, so that an error is reported at the start.
-    leaves.current().context("no certificate can be made")?;
+    leaves.current().context("cannot create a certificate")?;
     let roots = [leaves.authority.certificate()?];
     let (server, client) = builders(roots)?;
     let server = server.with_cert_resolver(leaves.clone());
@@ -65,7 +65,7 @@ pub fn tls_of_files(certificate: &Path, key: &Path, authority: &Path) -> anyhow:
     let chain = certificates(certificate)?;
     let secret = private_key(key)?;
     let (server, client) = builders(certificates(authority)?)?;
-    let unusable = || format!("{} and {} do not go together", certificate.display(), key.display());
+    let unusable = || format!("{} and {} do not match", certificate.display(), key.display());
     let server = server.with_single_cert(chain.clone(), secret.clone_key()).with_context(unusable)?;
     let client = client.with_client_auth_cert(chain, secret).with_context(unusable)?;
     Ok(Tls { server: Arc::new(server), client: Arc::new(client) })
@@ -112,7 +112,8 @@ impl Authority {
     fn of(token: &JoinToken) -> anyhow::Result<Authority> {
         let secret = blake3::derive_key(AUTHORITY_PURPOSE, token.expose().as_bytes());
         let key = PrivatePkcs8KeyDer::from([&PKCS8_ED25519[..], &secret].concat());
-        let key = KeyPair::from_pkcs8_der_and_sign_algo(&key, &PKCS_ED25519).context("no key from this token")?;
+        let key = KeyPair::from_pkcs8_der_and_sign_algo(&key, &PKCS_ED25519)
+            .context("cannot derive a key from this token")?;
         Ok(Authority { key })
     }
 
@@ -171,7 +172,7 @@ impl RenewedCertificate {
     }
 
     fn current_or_log(&self) -> Option<Arc<CertifiedKey>> {
-        self.current().inspect_err(|error| tracing::error!(%error, "no certificate can be made")).ok()
+        self.current().inspect_err(|error| tracing::error!(%error, "cannot create a certificate")).ok()
     }
 }
 
@@ -231,7 +232,7 @@ mod tests {
                 assert_eq!(HandshakeRefusal::cause_of(&status), Some(&expect), "{status:?}");
             }
             None => tokio::select! {
-                answered = call => panic!("nobody serves: {answered:?}"),
+                answered = call => panic!("no server answers: {answered:?}"),
                 connection = incoming.next() => assert!(connection.unwrap().is_ok()),
             },
         }

@@ -97,7 +97,7 @@ mod tests {
         write("memory.max", "max\n")?;
         assert_eq!(cgroup_left(&folder), None, "no limit");
         std::fs::remove_dir_all(&folder)?;
-        assert!(memory_left().is_some_and(|left| left > 1 << 20), "this machine tells");
+        assert!(memory_left().is_some_and(|left| left > 1 << 20), "this machine reports its memory");
         Ok(())
     }
 }

@@ -18,7 +18,7 @@ impl TryFrom<f64> for MemoryPart {
     fn try_from(part: f64) -> Result<MemoryPart, String> {
         let permille = (part * 1000.0).round();
         if !(1.0..=1000.0).contains(&permille) {
-            return Err(format!("{part} is no part of a memory: it is from 0.001 to 1"));
+            return Err(format!("{part} is out of range: give a part of the memory from 0.001 to 1"));
         }
         Ok(MemoryPart(permille as u16))
     }
@@ -34,7 +34,7 @@ impl std::str::FromStr for MemoryPart {
     type Err = String;
 
     fn from_str(text: &str) -> Result<MemoryPart, String> {
-        text.parse::<f64>().map_err(|_| format!("{text:?} is no number"))?.try_into()
+        text.parse::<f64>().map_err(|_| format!("{text:?} is not a number"))?.try_into()
     }
 }
 

@@ -27,7 +27,7 @@ impl ApiTlsFiles {
                 client_authority: authority.clone(),
             })),
             (None, None, None) => Ok(None),
-            _ => bail!("--api-tls-cert and --api-tls-key go together, and --api-client-ca needs both"),
+            _ => bail!("give both --api-tls-cert and --api-tls-key; --api-client-ca needs both"),
         }
     }
 
@@ -58,7 +58,7 @@ impl ApiTlsFiles {
             }
         };
         let (certificate, key) = (&self.certificate, &self.key);
-        let unusable = || format!("{} and {} do not go together", certificate.display(), key.display());
+        let unusable = || format!("{} and {} do not match", certificate.display(), key.display());
         builder.with_single_cert(certificates(certificate)?, private_key(key)?).with_context(unusable)
     }
 }

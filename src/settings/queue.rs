@@ -9,16 +9,16 @@ use serde::{Deserialize, Serialize};
 #[derive(Args, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct QueueSettings {
-    /// Most tokens of one step, all requests together
+    /// Maximum tokens of one step, all requests together
     #[arg(long, alias = "max-num-batched-tokens", env = "LOCKSTEP_MAX_BATCH_TOKENS", default_value_t = 512)]
     pub max_batch_tokens: u32,
-    /// Most requests that run at once, per replica
+    /// Maximum number of requests that run at once, per replica
     #[arg(long, alias = "max-num-seqs", env = "LOCKSTEP_MAX_RUNNING", default_value_t = 64)]
     pub max_running: u32,
-    /// Most requests that wait, per replica; more are refused with status 429
+    /// Maximum number of requests that wait, per replica; more are refused with status 429
     #[arg(long, env = "LOCKSTEP_MAX_WAITING", default_value_t = 1024)]
     pub max_waiting: u32,
-    /// Most seconds that running requests get to finish after SIGTERM
+    /// Maximum seconds for running requests to finish after SIGTERM
     #[arg(long, env = "LOCKSTEP_DRAIN_SECONDS", default_value_t = 30)]
     pub drain_seconds: u64,
 }
@@ -30,7 +30,7 @@ impl QueueSettings {
         at_least_one("max-waiting", self.max_waiting)?;
         ensure!(
             self.max_running <= self.max_batch_tokens,
-            "--max-running {} is more than --max-batch-tokens {}: not all of them could take a step",
+            "--max-running {} is more than --max-batch-tokens {}: not all of them could run in one step",
             self.max_running,
             self.max_batch_tokens
         );

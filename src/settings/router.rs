@@ -42,11 +42,11 @@ pub struct RouterSettings {
     ///
     /// Keys of one name are one tenant, which shares no cache with others. A tenant's limits may follow its key:
     /// weight=4 requests_per_minute=600 tokens_per_minute=90000 concurrent=16. A line that begins with * has the limits
-    /// of all tenants without their own. The file is read again when it changes; one without keys on three looks
-    /// revokes them all. Where no key was ever given, every client is served.
+    /// of all tenants without their own. The file is read again when it changes; a file without keys in three
+    /// checks revokes all. If no key was ever given, every client is served.
     #[arg(long, env = "LOCKSTEP_API_KEYS", value_name = "FILE")]
     pub api_keys: Option<PathBuf>,
-    /// Seconds for which the keys of a file that has become unreadable stay in force [default: for ever]
+    /// Seconds for which keys stay valid after their file became unreadable [default: forever]
     #[arg(long, env = "LOCKSTEP_API_KEYS_GRACE", value_name = "SECONDS")]
     pub api_keys_grace: Option<u64>,
     /// An API key, besides those of --api-keys
@@ -69,14 +69,14 @@ pub struct RouterSettings {
         requires = "api_tls_cert"
     )]
     pub api_client_ca: Option<PathBuf>,
-    /// Address of an HTTP server for operators, without TLS: /metrics and /cluster, which the HTTP API then has no
-    /// more, and /livez, /health and /ready [default: none]
+    /// Address of an HTTP server for operators, without TLS: /metrics and /cluster, which the HTTP API then no
+    /// longer has, and /livez, /health and /ready [default: none]
     #[arg(long, env = "LOCKSTEP_ADMIN", value_name = "ADDR")]
     pub admin: Option<SocketAddr>,
     /// File of operators' keys, one per line, for /metrics and /cluster at --admin [default: no key is required]
     #[arg(long, env = "LOCKSTEP_ADMIN_KEYS", value_name = "FILE", requires = "admin")]
     pub admin_keys: Option<PathBuf>,
-    /// Host names that the HTTP API answers to on a loopback address without keys, such as a proxy's [default:
+    /// Host names that the HTTP API accepts on a loopback address without keys, such as a proxy's [default:
     /// localhost and loopback addresses; * is any]
     #[arg(long, env = "LOCKSTEP_ALLOWED_HOSTS", value_name = "HOST", value_delimiter = ',')]
     #[serde(default, deserialize_with = "one_or_many")]
@@ -104,26 +104,26 @@ pub struct RouterSettings {
         default_missing_value = "true"
     )]
     pub no_ui: bool,
-    /// Words that /models shows beside the model, as llama.cpp's server has them [default: none]
+    /// Tags that /models shows beside the model, as in llama.cpp's server [default: none]
     #[arg(long, env = "LOCKSTEP_TAGS", value_name = "TAG", value_delimiter = ',')]
     #[serde(default, deserialize_with = "one_or_many")]
     pub tags: Option<Vec<String>>,
-    /// Most seconds that a request waits, after its coordinator or workers were lost, until it is computed again
+    /// Maximum seconds that a request waits to be computed again after its coordinator or workers were lost
     #[arg(long, env = "LOCKSTEP_FAILOVER_MAX", value_name = "SECONDS", default_value_t = 60)]
     pub failover_max: u64,
-    /// Most seconds that a request may take, whatever deadline its client gives [default: no limit]
+    /// Maximum seconds of a request, whatever deadline its client sets [default: no limit]
     #[arg(long, env = "LOCKSTEP_REQUEST_SECONDS", value_name = "SECONDS")]
     pub request_seconds: Option<u64>,
-    /// Most choices of one prompt, the field n
+    /// Maximum choices of one prompt, the field n
     #[arg(long, env = "LOCKSTEP_MAX_CHOICES", default_value_t = 128)]
     pub max_choices: u32,
-    /// Seed of requests that give none [default: another for each]
+    /// Seed of requests without one [default: a random one for each]
     #[arg(long, env = "LOCKSTEP_SEED")]
     pub seed: Option<u64>,
     /// Largest body of a request, over HTTP and gRPC
     #[arg(long, env = "LOCKSTEP_MAX_BODY_BYTES", value_name = "SIZE", default_value = "4MiB")]
     pub max_body_bytes: ByteSize,
-    /// Most responses of /v1/responses that are stored, so that later ones can go on with them; 0 stores none
+    /// Maximum number of stored responses of /v1/responses, which later requests can continue; 0 stores none
     #[arg(long, env = "LOCKSTEP_STORED_RESPONSES", default_value_t = 4096)]
     pub stored_responses: u32,
     /// Memory for stored responses
@@ -141,10 +141,10 @@ pub struct RouterSettings {
     /// Form in which the model writes tool calls, such as hermes or llama3_json [default: found in its chat template]
     #[arg(long, env = "LOCKSTEP_TOOL_CALL_PARSER", value_name = "NAME")]
     pub tool_call_parser: Option<String>,
-    /// Form in which the model writes its thoughts, such as deepseek_r1 or qwen3 [default: found in its chat template]
+    /// Form in which the model writes its reasoning, such as deepseek_r1 or qwen3 [default: found in its chat template]
     #[arg(long, env = "LOCKSTEP_REASONING_PARSER", value_name = "NAME")]
     pub reasoning_parser: Option<String>,
-    /// Whether a model may choose by itself to call a tool; it always may, and the flag is taken as vLLM has it
+    /// Let a model choose itself to call a tool; this is always on, and the flag exists for users of vLLM
     #[arg(
         long, env = "LOCKSTEP_ENABLE_AUTO_TOOL_CHOICE", action = ArgAction::Set, num_args = 0..=1,
         default_value_t = true, default_missing_value = "true"
@@ -190,7 +190,7 @@ impl RouterSettings {
     pub fn resolved(mut self) -> anyhow::Result<RouterSettings> {
         ensure!(
             self.enable_auto_tool_choice,
-            "--enable-auto-tool-choice=false cannot be had: a client that wants no calls says `tool_choice` none"
+            "--enable-auto-tool-choice=false is not supported: clients can send `tool_choice` none"
         );
         self.request_seconds.map_or(Ok(()), |seconds| at_least_one("request-seconds", seconds))?;
         at_least_one("max-choices", self.max_choices)?;
@@ -216,7 +216,7 @@ pub struct RouteSettings {
     pub coordinator: Option<Vec<String>>,
     /// Another model that replicas serve, for its tokenizer and chat template
     ///
-    /// NAME is the name that its replicas serve [default: the model's own]. Names in routes that no --text explains use
+    /// NAME is the name that its replicas serve [default: the model's own]. Names in routes without a --text use
     /// the tokenizer and chat template of the router's first model.
     #[arg(long, env = "LOCKSTEP_TEXT", value_name = "NAME=MODEL", value_delimiter = ',')]
     #[serde(default, deserialize_with = "one_or_many")]
@@ -239,8 +239,7 @@ impl RouteSettings {
         let addresses = self.coordinator.clone().unwrap_or_default();
         ensure!(
             addresses.is_empty() == has_store,
-            "give --coordinator HOST:PORT, where a replica is reached, or --etcd-endpoints HOST:PORT, which tells: one \
-             of them"
+            "give either --coordinator HOST:PORT, a replica's address, or --etcd-endpoints HOST:PORT, to find replicas"
         );
         if has_store {
             return Ok(None);

@@ -18,7 +18,7 @@ pub fn read_text(path: &Path) -> anyhow::Result<String> {
     if is_world_readable(&file) {
         // Only a warning: the user that starts this process cannot always change how a secret is mounted.
         let file = path.display().to_string();
-        tracing::warn!(file, "everybody on this machine can read a secret: `chmod o-rwx` the file");
+        tracing::warn!(file, "every user of this machine can read a secret: `chmod o-rwx` the file");
     }
     let mut text = String::new();
     file.read_to_string(&mut text).with_context(unreadable)?;

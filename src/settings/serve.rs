@@ -22,7 +22,7 @@ use std::net::SocketAddr;
 pub struct LocalSettings {
     /// Loopback address where `lockstep scale` and `lockstep reload` reach this server [default: 127.0.0.1:50100]
     ///
-    /// Each further replica takes the next port. If the default port is taken, the server goes on without.
+    /// Each further replica takes the next port. If the default port is in use, the server starts without one.
     #[arg(long, env = "LOCKSTEP_CONTROL", value_name = "ADDR")]
     pub control: Option<SocketAddr>,
     /// Data parallel size: number of replicas behind the router, each with workers of its own

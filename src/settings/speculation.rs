@@ -24,12 +24,12 @@ pub struct SpeculationSettings {
         conflicts_with = "speculative_config"
     )]
     pub speculation: SpeculationChoice,
-    /// The same as vLLM takes it: {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 5,
+    /// The same in vLLM's form: {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 5,
     /// "prompt_lookup_min": 3}, or {"model": "DRAFT", "num_speculative_tokens": 5}
     #[arg(long, env = "LOCKSTEP_SPECULATIVE_CONFIG", value_name = "JSON")]
     pub speculative_config: Option<SpeculativeConfig>,
-    /// A smaller model of the same vocabulary that guesses too; `--speculation auto` is then the default. It is on the
-    /// machine of the worker that samples, at the same path or in its `--models`
+    /// A smaller model of the same vocabulary that guesses too; `--speculation auto` is then the default. The machine
+    /// of the worker that samples must have it, at the same path or in its `--models`
     #[arg(
         long,
         alias = "model-draft",
@@ -102,7 +102,7 @@ impl FromStr for SpeculationChoice {
             number => match number.parse() {
                 Ok(0) => Ok(SpeculationChoice::Off),
                 Ok(n) if u32::from(n) <= types::DRAFT_ROWS_MAX => Ok(SpeculationChoice::Fixed(n)),
-                _ => Err(format!("{word:?} is none of: off, auto, ngram, a number up to {}", types::DRAFT_ROWS_MAX)),
+                _ => Err(format!("{word:?} is not one of: off, auto, ngram, a number up to {}", types::DRAFT_ROWS_MAX)),
             },
         }
     }
@@ -159,27 +159,27 @@ impl SpeculativeConfig {
             let max = types::DRAFT_ROWS_MAX;
             ensure!(
                 (1..=max).contains(&n.into()),
-                "--speculative-config: num_speculative_tokens is {n}, and may be from 1 to {max}"
+                "--speculative-config: num_speculative_tokens is {n}; it must be from 1 to {max}"
             );
         }
         let looks_up = self.prompt_lookup_max.or(self.prompt_lookup_min).is_some();
         match (self.method, &self.model) {
             (Some(SpeculationMethod::Ngram), None) | (Some(SpeculationMethod::DraftModel) | None, Some(_)) => {}
             (Some(SpeculationMethod::Ngram), Some(model)) => {
-                bail!("--speculative-config: n-grams need no model, it names {model:?}")
+                bail!("--speculative-config: ngram has no model, and `model` is {model:?}")
             }
             (Some(SpeculationMethod::DraftModel) | None, None) => {
-                bail!("--speculative-config: it names no model to guess by")
+                bail!("--speculative-config: `model` is missing")
             }
         }
         ensure!(
             self.model.is_none() || !looks_up,
-            "--speculative-config: a draft model looks nothing up; --draft-model with --speculation guesses from both"
+            "--speculative-config: a draft model has no prompt lookup; give --draft-model and --speculation for both"
         );
         let NgramLimits { least, most } = self.ngrams();
         ensure!(
             (1..=most).contains(&least),
-            "--speculative-config: prompt_lookup_min {least} and prompt_lookup_max {most} leave nothing to look up"
+            "--speculative-config: prompt_lookup_min is {least}; it must be from 1 to prompt_lookup_max, {most}"
         );
         Ok(())
     }
@@ -220,7 +220,7 @@ mod tests {
         assert!(matches!(drafting("auto").unwrap(), DraftPolicy::Adaptive { .. }));
         assert_eq!(drafting("ngram").unwrap(), drafting("auto").unwrap());
         for wrong in ["33", "-1", "eagle", ""] {
-            assert!(drafting(wrong).unwrap_err().to_string().contains("none of: off, auto, ngram"), "{wrong}");
+            assert!(drafting(wrong).unwrap_err().to_string().contains("not one of: off, auto, ngram"), "{wrong}");
         }
         for word in ["off", "auto", "ngram", "7"] {
             assert_eq!(word.parse::<SpeculationChoice>().unwrap().to_string(), word);
@@ -246,12 +246,12 @@ mod tests {
         refused(r#"{"method":"ngram","num_speculative_tokens":0}"#, "num_speculative_tokens is 0");
         refused(
             r#"{"method":"ngram","num_speculative_tokens":3,"prompt_lookup_max":2,"prompt_lookup_min":3}"#,
-            "leave nothing to look up",
+            "it must be from 1 to prompt_lookup_max",
         );
         refused("5", "invalid type");
-        refused(r#"{"num_speculative_tokens":3}"#, "names no model");
-        refused(r#"{"method":"draft_model","num_speculative_tokens":3}"#, "names no model");
-        refused(r#"{"model":"small","num_speculative_tokens":3,"prompt_lookup_max":2}"#, "looks nothing up");
+        refused(r#"{"num_speculative_tokens":3}"#, "`model` is missing");
+        refused(r#"{"method":"draft_model","num_speculative_tokens":3}"#, "`model` is missing");
+        refused(r#"{"model":"small","num_speculative_tokens":3,"prompt_lookup_max":2}"#, "has no prompt lookup");
     }
 
     #[test]

@@ -7,10 +7,10 @@ use serde::{Deserialize, Serialize};
 #[derive(Args, Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct ProtocolSettings {
-    /// Newest protocol to speak with other roles [default: the newest that this build knows]
+    /// Newest protocol version to use with other roles [default: the newest that this build knows]
     ///
-    /// What came with a newer one is not used, as if this were the build before: for an upgrade whose new features
-    /// begin when every role has been replaced.
+    /// Features of newer versions stay off. An upgrade can so keep its new features off until every role has been
+    /// replaced.
     #[arg(
         long, env = "LOCKSTEP_PROTOCOL_MAX", value_name = "N",
         value_parser = clap::value_parser!(u32).range(i64::from(OLDEST)..=i64::from(NEWEST))

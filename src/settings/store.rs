@@ -33,7 +33,7 @@ pub struct StoreSettings {
     /// File with the password of --etcd-user
     #[arg(long, env = "LOCKSTEP_ETCD_PASSWORD_FILE", value_name = "FILE")]
     pub etcd_password_file: Option<PathBuf>,
-    /// Seconds without contact after which etcd drops a coordinator; its open streams go on [default: 10]
+    /// Seconds without contact after which etcd drops a coordinator; its open streams continue [default: 10]
     #[arg(long, env = "LOCKSTEP_ETCD_LEASE_SECONDS", value_name = "N")]
     pub etcd_lease_seconds: Option<u64>,
 }
@@ -83,11 +83,11 @@ impl StoreSettings {
         let identity = match (&self.etcd_cert, &self.etcd_key) {
             (Some(certificate), Some(key)) => Some((read(certificate)?, secret::read_text(key)?.into_bytes())),
             (None, None) => None,
-            _ => bail!("--etcd-cert and --etcd-key go together"),
+            _ => bail!("give both --etcd-cert and --etcd-key"),
         };
         match &self.etcd_ca {
             Some(authority) => Ok(Some(EtcdTls { authority: read(authority)?, identity })),
-            None if identity.is_some() => bail!("--etcd-cert needs --etcd-ca FILE: who has signed etcd's certificate"),
+            None if identity.is_some() => bail!("--etcd-cert needs --etcd-ca FILE, the CA of etcd's certificate"),
             None => Ok(None),
         }
     }
@@ -99,7 +99,7 @@ impl StoreSettings {
                 Ok(Some((name.clone(), password.trim_end_matches(['\r', '\n']).to_owned())))
             }
             (None, None) => Ok(None),
-            _ => bail!("--etcd-user and --etcd-password-file go together"),
+            _ => bail!("give both --etcd-user and --etcd-password-file"),
         }
     }
 }
@@ -158,8 +158,8 @@ mod tests {
         check(&none, Ok(false));
         check(&etcd, Ok(true));
         check(&StoreSettings { etcd_user: Some("a".into()), ..none }, Err("--etcd-user needs --etcd-endpoints"));
-        check(&StoreSettings { etcd_user: Some("a".into()), ..etcd.clone() }, Err("go together"));
-        check(&StoreSettings { etcd_cert: somewhere(), ..etcd.clone() }, Err("go together"));
+        check(&StoreSettings { etcd_user: Some("a".into()), ..etcd.clone() }, Err("give both"));
+        check(&StoreSettings { etcd_cert: somewhere(), ..etcd.clone() }, Err("give both"));
         check(&StoreSettings { etcd_ca: somewhere(), ..etcd.clone() }, Err("no/such/file"));
         check(&StoreSettings { etcd_lease_seconds: Some(0), ..etcd.clone() }, Err("at least 1"));
         let unsafe_ca = StoreSettings { etcd_endpoints: Some(vec!["https://h:1".into()]), ..etcd };

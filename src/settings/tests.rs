@@ -30,11 +30,11 @@ fn roles_share_a_file_and_unknown_keys_are_refused() {
     let role = merge_text::<CoordinatorRole, ServeSettings>(flags.clone(), &matches, file).unwrap();
     assert_eq!((role.coordinator.tp, role.listen.listen.port()), (2, 2));
     let worse = merge_text::<CoordinatorRole, ServeSettings>(flags.clone(), &matches, "worse = 1").unwrap_err();
-    assert!(worse.to_string().contains("worse is no setting"));
+    assert!(worse.to_string().contains("worse is not a setting"));
     let slip = merge_text::<CoordinatorRole, ServeSettings>(flags, &matches, "max-batch-token = 1").unwrap_err();
     assert!(slip.to_string().ends_with("a setting with a similar name is max-batch-tokens"), "{slip}");
     let alone = from_file::<WorkerRole>("", "http = \"127.0.0.1:1\"").unwrap_err();
-    assert!(alone.to_string().contains("http is no setting"));
+    assert!(alone.to_string().contains("http is not a setting"));
 }
 
 #[test]

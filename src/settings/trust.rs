@@ -66,7 +66,7 @@ impl TrustSettings {
             (true, None, None) => bail!("--tls on needs a join token or certificates"),
         };
         if tls.is_none() && !is_local {
-            tracing::warn!(address, "what roles say to each other is not encrypted: --tls is off");
+            tracing::warn!(address, "traffic between roles is not encrypted: --tls is off");
         }
         Ok(Trust { token, tls })
     }
@@ -97,7 +97,7 @@ impl TrustSettings {
             None => first.clone(),
             Some(Ok(trust)) => trust,
             Some(Err(error)) => {
-                tracing::warn!(role, error = format!("{error:#}"), "the certificates stay what they were");
+                tracing::warn!(role, error = format!("{error:#}"), "the certificates stay unchanged");
                 first.clone()
             }
         })
@@ -127,7 +127,7 @@ impl TrustSettings {
         match (&self.tls_cert, &self.tls_key, &self.tls_ca) {
             (Some(certificate), Some(key), Some(authority)) => Ok(Some((certificate, key, authority))),
             (None, None, None) => Ok(None),
-            _ => bail!("--tls-cert, --tls-key and --tls-ca go together"),
+            _ => bail!("give all of --tls-cert, --tls-key and --tls-ca"),
         }
     }
 }
@@ -158,7 +158,7 @@ async fn renew(
                 tracing::info!(role, "the certificates were read again");
             }
             // The certificates are three files, which may not match between two writes.
-            Err(error) => tracing::warn!(role, error = format!("{error:#}"), "the certificates stay what they were"),
+            Err(error) => tracing::warn!(role, error = format!("{error:#}"), "the certificates stay unchanged"),
         }
         last = now;
     }

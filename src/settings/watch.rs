@@ -48,7 +48,7 @@ impl WatchSettings {
         self.otlp_certificate = self.otlp_certificate.filter(is_set);
         let is_url = |url: &String| url.contains(':') && !url.contains(char::is_whitespace);
         if let Some(endpoint) = self.otlp_endpoint.as_ref().filter(|url| !is_url(url)) {
-            bail!("--otlp-endpoint {endpoint} is no URL of a collector: it looks like http://127.0.0.1:4317");
+            bail!("--otlp-endpoint {endpoint} is not a collector's URL: give one such as http://127.0.0.1:4317");
         }
         let ratio = self.otlp_sample;
         ensure!((0.0..=1.0).contains(&ratio), "--otlp-sample is {ratio}; it must be from 0 to 1");

@@ -27,7 +27,7 @@ where
         if meaning(*member).is_empty() { value } else { value.help(meaning(*member)) }
     });
     let of_all = move |word: String| all.iter().copied().find(|member| name(*member) == word);
-    PossibleValuesParser::new(possible).try_map(move |word| of_all(word).ok_or("no such word"))
+    PossibleValuesParser::new(possible).try_map(move |word| of_all(word).ok_or("unknown word"))
 }
 
 pub fn serialize<T: Display, S: Serializer>(value: &T, to: S) -> Result<S::Ok, S::Error> {

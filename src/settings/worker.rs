@@ -46,8 +46,8 @@ pub struct WorkerSettings {
     pub kv_commit: Option<KvCommitChoice>,
     /// Share of one core's time, from 0 to 1, in which each worker hashes its weights in memory again, while it is idle
     ///
-    /// A weight that changed in memory is named in the log and counted, and its rank loads anew: tokens are the same.
-    /// On CPUs.
+    /// A weight that changed in memory is logged and counted, and its rank loads again: tokens are the same. Only on
+    /// CPUs.
     #[arg(long, env = "LOCKSTEP_SCRUB", value_name = "RATIO", default_value_t = 0.0)]
     pub scrub: f64,
 }
@@ -62,7 +62,7 @@ impl WorkerSettings {
         let threads = self.threads(n_workers);
         ensure!(threads > 0, "--threads is 0; it must be at least 1");
         ensure!(threads <= 1024, "--threads is {threads}; it must be at most 1024");
-        ensure!((0.0..=1.0).contains(&self.scrub), "--scrub {} is no share from 0 to 1", self.scrub);
+        ensure!((0.0..=1.0).contains(&self.scrub), "--scrub is {}; it must be from 0 to 1", self.scrub);
         self.threads = Some(threads);
         Ok(self)
     }
@@ -82,7 +82,7 @@ pub struct JoinSettings {
     /// Address to listen on for other workers [default: any free port, on the interface towards the coordinator]
     #[arg(long, env = "LOCKSTEP_MESH_LISTEN", value_name = "ADDR")]
     pub mesh_listen: Option<SocketAddr>,
-    /// Path of the model on this machine [default: the coordinator's path of it]
+    /// Path of the model on this machine [default: the coordinator's path]
     #[arg(long, env = "LOCKSTEP_MODEL_PATH", value_name = "PATH")]
     pub model_path: Option<PathBuf>,
     /// Folder that holds the model, under the same file name as at the coordinator

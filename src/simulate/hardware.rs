@@ -129,7 +129,7 @@ const LINK_EFFICIENCY: f64 = 0.75;
 pub fn find(name: &str) -> Result<GpuSpec, String> {
     let known = || GPUS.iter().map(|gpu| gpu.name).collect::<Vec<_>>().join(", ");
     let found = GPUS.iter().find(|gpu| gpu.name.eq_ignore_ascii_case(name));
-    found.copied().ok_or_else(|| format!("{name:?} is no GPU that is known here: {}", known()))
+    found.copied().ok_or_else(|| format!("{name:?} is not a known GPU: {}", known()))
 }
 
 /// The part of a GPU's figures that is reached.

@@ -103,7 +103,7 @@ pub struct TimeWeightedCount {
 impl TimeWeightedCount {
     pub fn change(&mut self, by: i64, at: Nanos, window: &MeasurementWindow) {
         self.area += u128::from(self.now) * u128::from(window.overlap(self.since, at));
-        self.now = self.now.checked_add_signed(by).expect("nobody leaves who has not come");
+        self.now = self.now.checked_add_signed(by).expect("no more requests end than begin");
         self.since = at;
     }
 

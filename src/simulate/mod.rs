@@ -55,13 +55,13 @@ pub struct SimulateOptions {
     /// Fraction of each GPU's memory for weights and KV cache
     #[arg(long, default_value_t = 0.9, value_name = "PART")]
     pub memory_utilization: f64,
-    /// Most tokens of one step
+    /// Maximum tokens of one step
     #[arg(long, default_value_t = 2048, value_name = "TOKENS")]
     pub max_batch_tokens: u32,
-    /// Most requests that run at once, per replica
+    /// Maximum number of requests that run at once, per replica
     #[arg(long, default_value_t = 256, value_name = "REQUESTS")]
     pub max_running: u32,
-    /// Most requests that wait, per replica; more are refused
+    /// Maximum number of requests that wait, per replica; more are refused
     #[arg(long, default_value_t = 1024, value_name = "REQUESTS")]
     pub max_waiting: u32,
     /// Requests per second for all replicas together, as Poisson arrivals
@@ -70,7 +70,7 @@ pub struct SimulateOptions {
     /// Length of the measurement in seconds
     #[arg(long, default_value_t = 60.0, value_name = "SECONDS")]
     pub duration: f64,
-    /// Seconds of the same load before the measurement, which do not count
+    /// Seconds of the same load before the measurement
     #[arg(long, default_value_t = 10.0, value_name = "SECONDS")]
     pub warm_up: f64,
     /// Tokens of a prompt: 1024, uniform:64..256, normal:128,32 or lognormal:1024,800 (mean, deviation)
@@ -153,17 +153,26 @@ fn simulate(options: &SimulateOptions, progress: impl Fn(Nanos, Nanos)) -> anyho
 fn check(options: &SimulateOptions) -> anyhow::Result<()> {
     let is_part = |part: f64| part > 0.0 && part <= 1.0;
     let within = |n: f64, max: f64| n.is_finite() && (0.0..=max).contains(&n);
-    ensure!((1..=REPLICAS_MAX).contains(&options.replicas), "replicas are from 1 to {REPLICAS_MAX}");
-    ensure!(options.rate > 0.0 && within(options.rate, 1e6), "a rate is a positive number of requests a second");
-    ensure!(options.duration > 0.0 && within(options.duration, 86_400.0), "a duration is a number of seconds of a day");
-    ensure!(within(options.warm_up, 86_400.0), "a warm-up is a number of seconds of a day");
-    ensure!(within(options.prefix_share, 1.0), "a part of a prompt is from 0 to 1");
-    ensure!(options.prefixes > 0, "there is at least one prefix");
-    ensure!(within(options.slo_ttft, 1e9) && within(options.slo_itl, 1e9), "an SLO is a number of milliseconds");
-    ensure!(within(options.overhead, 1e9), "an overhead is a number of microseconds");
-    ensure!(options.price_per_gpu_hour.is_none_or(|price| within(price, 1e6)), "a price is a number of dollars");
+    ensure!((1..=REPLICAS_MAX).contains(&options.replicas), "--replicas must be from 1 to {REPLICAS_MAX}");
+    ensure!(options.rate > 0.0 && within(options.rate, 1e6), "--rate must be a positive number of requests a second");
+    ensure!(
+        options.duration > 0.0 && within(options.duration, 86_400.0),
+        "--duration must be a number of seconds, at most a day"
+    );
+    ensure!(within(options.warm_up, 86_400.0), "--warm-up must be a number of seconds, at most a day");
+    ensure!(within(options.prefix_share, 1.0), "--prefix-share must be from 0 to 1");
+    ensure!(options.prefixes > 0, "--prefixes must be at least 1");
+    ensure!(
+        within(options.slo_ttft, 1e9) && within(options.slo_itl, 1e9),
+        "--slo-ttft and --slo-itl must be numbers of milliseconds"
+    );
+    ensure!(within(options.overhead, 1e9), "--overhead must be a number of microseconds");
+    ensure!(
+        options.price_per_gpu_hour.is_none_or(|price| within(price, 1e6)),
+        "--price-per-gpu-hour must be a number of dollars"
+    );
     let parts = [options.memory_utilization, options.bandwidth_efficiency, options.compute_efficiency];
-    ensure!(parts.into_iter().all(is_part), "what is used of a GPU is above 0 and at most 1");
+    ensure!(parts.into_iter().all(is_part), "--memory-utilization and both efficiencies must be above 0 and at most 1");
     Ok(())
 }
 

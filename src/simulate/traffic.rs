@@ -82,7 +82,7 @@ fn arrival(line: &str) -> anyhow::Result<Arrival> {
     let line: TraceLine = serde_json::from_str(line)?;
     ensure!((0.0..=TRACE_SECONDS_MAX).contains(&line.at), "\"at\" is a number of seconds, within a week");
     ensure!(line.prompt > 0 && line.output > 0, "a request has a prompt and an output of at least one token");
-    ensure!(line.prefix_tokens <= line.prompt, "a prefix is no longer than its prompt");
+    ensure!(line.prefix_tokens <= line.prompt, "a prefix cannot be longer than its prompt");
     let (n_prompt, n_output, n_prefix) = (line.prompt, line.output, line.prefix_tokens);
     Ok(Arrival { at: nanos(line.at), n_prompt, n_output, prefix: line.prefix, n_prefix })
 }

@@ -49,7 +49,7 @@ impl ResponseChoices {
         }
         ensure!(!answers.choices.is_empty(), "the response has no answer");
         for (i, choice) in answers.choices.iter().enumerate() {
-            ensure!(choice.finish_reason.is_some(), "the response breaks off before the end of choice {i}");
+            ensure!(choice.finish_reason.is_some(), "the response ends before the end of choice {i}");
         }
         for choice in &answers.choices {
             let certificate = &choice.certificate;
@@ -176,7 +176,7 @@ fn text(value: &Value) -> &str {
 fn ids(value: &Value) -> anyhow::Result<Option<Vec<Token>>> {
     let Some(all) = value.as_array() else { return Ok(None) };
     let id = |value: &Value| value.as_u64().and_then(|id| Token::try_from(id).ok());
-    let ids = all.iter().map(|value| id(value).with_context(|| format!("{value} is no token id")));
+    let ids = all.iter().map(|value| id(value).with_context(|| format!("{value} is not a token id")));
     ids.collect::<anyhow::Result<_>>().map(Some)
 }
 
@@ -213,7 +213,7 @@ mod tests {
             choice("delta", json!({}), &[], "stop".into()),
         ];
         assert_eq!(read(sent(&streamed)).unwrap(), whole);
-        assert!(read(sent(&streamed[..3])).unwrap_err().to_string().contains("breaks off"));
+        assert!(read(sent(&streamed[..3])).unwrap_err().to_string().contains("ends before"));
         let call = |function: Value| json!({ "tool_calls": [{ "index": 0, "id": "i", "function": function }] });
         let called =
             read(choice("message", call(json!({ "name": "f", "arguments": "{}" })), &[1], "stop".into())).unwrap();
@@ -259,6 +259,6 @@ mod tests {
         check(json!("data: {\n\n"), "not JSON");
         check(json!({ "error": { "message": "full" } }), "full");
         check(json!({ "choices": [{ "index": 5000 }] }), "beyond");
-        check(json!({ "choices": [{ "text": "a", "token_ids": [-1] }] }), "no token id");
+        check(json!({ "choices": [{ "text": "a", "token_ids": [-1] }] }), "not a token id");
     }
 }

@@ -172,7 +172,7 @@ impl Display for Verdict {
 impl Display for Difference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Difference::Seeds(a, b) => write!(f, "the record contradicts itself: it says the seeds {a} and {b}"),
+            Difference::Seeds(a, b) => write!(f, "the record contradicts itself: it has the seeds {a} and {b}"),
             Difference::Digest { recorded, present } => {
                 write!(f, "the policy digest was {recorded}, and {} is served; nothing was run", present.join(", "))
             }
@@ -198,7 +198,7 @@ impl Display for TokenDifference {
 
 fn format_token(token: &ShownToken) -> String {
     match token {
-        None => "none, the answer is over".to_owned(),
+        None => "none, the answer has ended".to_owned(),
         Some((token, None)) => format!("{token} (it cannot be scored)"),
         Some((token, Some(TokenScore { text, logprob }))) => format!("{token} {text:?} (logprob {logprob:.6})"),
     }
@@ -260,7 +260,7 @@ mod tests {
         let score = Some(TokenScore { text: " a".into(), logprob: -0.5 });
         let difference = TokenDifference { choice_idx: 1, position: 3, recorded: Some((7, score)), present: None };
         let expected =
-            "choice 1, position 3: the token was 7 \" a\" (logprob -0.500000), and is none, the answer is over";
+            "choice 1, position 3: the token was 7 \" a\" (logprob -0.500000), and is none, the answer has ended";
         assert_eq!(difference.to_string(), expected);
     }
 }

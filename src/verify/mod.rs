@@ -98,8 +98,9 @@ impl VerifyCommand {
             let line = line.with_context(|| format!("{} has no record of {id}", dir_named()))?;
             return PastAnswer::parse(&line).with_context(|| format!("the record of {id}"));
         }
-        let server = server.with_context(|| format!("{id} is no file; --record DIR says where its record is"))?;
-        let record = server.record(id).with_context(|| format!("{id} is no file"))?;
+        let server =
+            server.with_context(|| format!("{id} is not a file; give --record DIR, the folder with its record"))?;
+        let record = server.record(id).with_context(|| format!("{id} is not a file"))?;
         PastAnswer::of(&record).with_context(|| format!("the record of {id}"))
     }
 }

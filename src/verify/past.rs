@@ -46,10 +46,10 @@ impl PastAnswer {
         let is_record = !whole["began_ms"].is_null();
         ensure!(
             !is_record || request.contains_key("prompt"),
-            "its router kept hashes alone (--record-prompts keeps all)"
+            "its router kept only hashes (--record-prompts keeps all)"
         );
         // Only a record of `lockstep.v1` can have it, and no HTTP endpoint accepts it.
-        ensure!(!request.contains_key("first_choice"), "it is a later choice that was asked for alone, over gRPC");
+        ensure!(!request.contains_key("first_choice"), "it is a later choice that a gRPC client requested alone");
         let answers = ResponseChoices::read(response)?;
         let path = match whole["path"].as_str() {
             Some(path @ (CHAT | COMPLETIONS | RESPONSES | MESSAGES)) => path,
@@ -59,7 +59,7 @@ impl PastAnswer {
         let mut seeds = answers.seeds.clone();
         push_if_new(&mut seeds, request.get("seed").and_then(seed));
         let is_greedy = request.get("temperature").and_then(Value::as_f64) == Some(0.0);
-        ensure!(is_greedy || !seeds.is_empty(), "neither the request nor the response says the seed");
+        ensure!(is_greedy || !seeds.is_empty(), "neither the request nor the response has the seed");
         Ok(PastAnswer { path: path.to_owned(), request, answers, seeds })
     }
 
@@ -99,7 +99,7 @@ fn api_path_of(request: &Map<String, Value>, response: &Value) -> anyhow::Result
         (true, false, false) => Ok(if is_anthropic { MESSAGES } else { CHAT }),
         (false, true, false) => Ok(COMPLETIONS),
         (false, false, true) => Ok(RESPONSES),
-        _ => bail!("the request has not one of `messages`, `prompt` and `input`: say the page in `path`"),
+        _ => bail!("the request needs one of `messages`, `prompt` and `input`: set the API's path in `path`"),
     }
 }
 
@@ -153,6 +153,6 @@ mod tests {
         let mut hashes = file(&json!({ "seed": 1 }));
         (hashes["began_ms"], hashes["path"]) = (1.into(), COMPLETIONS.into());
         check(hashes, "--record-prompts");
-        check(file(&json!({ "prompt": [[1]], "first_choice": 3 })), "over gRPC");
+        check(file(&json!({ "prompt": [[1]], "first_choice": 3 })), "a gRPC client");
     }
 }

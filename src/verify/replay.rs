@@ -46,11 +46,11 @@ pub struct ReplayCommand {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum ReplayOrder {
-    /// As they came
+    /// As in the record
     Recorded,
-    /// The last first
+    /// In reverse
     Reversed,
-    /// Mixed, the same way each time
+    /// Shuffled, the same way each time
     Shuffled,
 }
 
@@ -92,7 +92,7 @@ impl ReplayCommand {
         ensure!(self.speed.as_ref().is_none_or(is_factor), "--speed must be a number above 0");
         ensure!(
             self.speed.is_none() || self.order == ReplayOrder::Recorded,
-            "--speed keeps the times of the record, and --order takes another order"
+            "--speed uses the times of the record: leave out --order"
         );
         let names_model = matches.value_source("model") == Some(ValueSource::CommandLine);
         if names_model && matches.value_source("url") == Some(ValueSource::CommandLine) {
@@ -131,7 +131,7 @@ fn read(dir: &Path) -> anyhow::Result<Vec<RecordedLine>> {
     let mut lines = Vec::new();
     for line in router::recorded_lines(dir).with_context(named)? {
         let text = line.with_context(named)?;
-        let value: Value = serde_json::from_str(&text).with_context(|| format!("{}: a line is no JSON", named()))?;
+        let value: Value = serde_json::from_str(&text).with_context(|| format!("{}: a line is not JSON", named()))?;
         lines.push(RecordedLine { began_ms: value["began_ms"].as_u64().unwrap_or(0), text });
     }
     ensure!(!lines.is_empty(), "{} has no recorded answer", named());

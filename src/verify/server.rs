@@ -65,7 +65,7 @@ impl VerifyClient {
     /// Returns the server's record of an answer.
     pub fn record(&self, id: &str) -> anyhow::Result<Value> {
         let is_id = !id.is_empty() && id.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte));
-        ensure!(is_id, "{id} is no id of an answer either");
+        ensure!(is_id, "{id} is not an id of an answer either");
         self.get(&format!("/records/{id}"))
     }
 

@@ -369,7 +369,7 @@ impl City {
             if let [Some(one), Some(other)] = [0, 1].map(first) {
                 return since(begun, &one).max(since(begun, &other));
             }
-            assert!(Instant::now() < deadline, "nobody is missed: {}", self.routers[0].0.log());
+            assert!(Instant::now() < deadline, "no loss is logged: {}", self.routers[0].0.log());
             std::thread::sleep(Duration::from_millis(5));
         }
     }
@@ -492,7 +492,7 @@ impl City {
         let deadline = Instant::now() + PATIENCE;
         while !doors.iter().all(|http| both_ready(http, self.model.n_ranks())) {
             let logs = || self.sides.iter().map(|side| side.coordinator.log()).collect::<Vec<_>>().join("\n");
-            assert!(Instant::now() < deadline, "the city does not heal: {}", logs());
+            assert!(Instant::now() < deadline, "the cluster does not recover: {}", logs());
             std::thread::sleep(Duration::from_millis(20));
         }
     }
@@ -500,17 +500,17 @@ impl City {
     /// Lets the cut-off worker, which is a spare now, take the place of its replacement.
     fn relieve(&mut self, place: usize) {
         let east = &mut self.sides[0];
-        let cut_off = east.workers.iter().find(|of| of.host == Some(APART)).expect("one stands apart");
+        let cut_off = east.workers.iter().find(|of| of.host == Some(APART)).expect("one worker is cut off");
         east.coordinator.until_since(place, &["a worker joins", &format!(" pid={} ", cut_off.node.pid())]);
         let place = east.coordinator.log_len();
-        let mut stand_in = east.workers.pop().expect("it came last");
+        let mut stand_in = east.workers.pop().expect("the last worker");
         signal(stand_in.node.pid(), Signal::TERM);
         assert!(stand_in.node.ended().success(), "{}", stand_in.node.log());
         east.coordinator.until_since(place, &["the replica is ready"]);
     }
 
     fn set_link(&self, host: usize, state: &str) {
-        self.star.as_ref().expect("asked for where there are hosts").set_link(host, state);
+        self.star.as_ref().expect("only called with hosts").set_link(host, state);
     }
 
     fn roles(&self) -> Roles<'_> {

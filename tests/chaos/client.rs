@@ -152,7 +152,7 @@ impl Client {
         let mut outcome = StreamOutcome::default();
         let deadline = Instant::now() + STREAM_MAX;
         while let Err(why) = self.attempt(&mut outcome) {
-            assert!(Instant::now() < deadline, "given up: {why}");
+            assert!(Instant::now() < deadline, "the client gave up: {why}");
             self.door += 1;
             // A stream without an event yet is requested again from the start.
             outcome.n_resumed += usize::from(outcome.last_id.is_some());

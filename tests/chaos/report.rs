@@ -10,8 +10,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 const HEAD: &str = "\
-| fault | rounds | found out, ms: median (worst) | longest gap of any stream, ms: median (worst) | allowed, ms \
-| gaps beyond | the worst one's stream | tokens to replay | resumed by clients | refused, asked again | failed | equal |
+| fault | rounds | detected, ms: median (worst) | longest gap of any stream, ms: median (worst) | allowed, ms \
+| gaps beyond | stream of the worst gap | tokens to replay | resumed by clients | refused, retried | failed | equal |
 |---|---:|---:|---:|---:|---:|---|---:|---:|---:|---:|---|
 ";
 /// The longest that a stream may stand still, besides the time of a replay.
@@ -75,14 +75,14 @@ impl Report {
     /// Fails if a round exceeded the limits. It depends on the clock, so it is not for a machine that others use.
     pub fn judge(&self) {
         let beyond = self.beyond();
-        assert!(beyond.is_empty(), "streams stood still for longer than 1 s and a replay:\n  {}", beyond.join("\n  "));
+        assert!(beyond.is_empty(), "streams paused for longer than 1 s and a replay:\n  {}", beyond.join("\n  "));
     }
 
     pub fn add(&mut self, row: Row) {
         let (found_out, gap, took) = (row.found_out, row.stood_still, row.took);
         let (fault, allowed, n, rate) = (&row.fault, row.allowed(), row.n_replayed, row.rate);
         println!(
-            "{fault}: {} streams hit, found out {found_out:?}, gap {gap:?} of {allowed:?} ({}), {n} tokens at \
+            "{fault}: {} streams hit, detected {found_out:?}, gap {gap:?} of {allowed:?} ({}), {n} tokens at \
             {rate:.0}, took {took:?}",
             row.n_under_way, row.kind
         );
@@ -102,21 +102,20 @@ impl Report {
         let rates: Vec<f64> = self.rows.iter().map(|row| row.rate).collect();
         let text = format!(
             "# Faults under load\n\n\
-            Made by `make chaos` with {} on {}, {} at its end. Two routers, two replicas of tp 2 x pp 2, an etcd of \
-            three members: real processes, all on this machine; one worker and one whole replica stand in network \
-            namespaces, whose links are what is cut. In each round {N_STREAMS} streams run (plain, seeded with \
-            logprobs, penalised, two choices), and the fault comes when between 10 and 60% of their tokens have been \
-            said.\n\n\
-            *Found out*: from the signal until the log line that names the loss, by that line's own time; the later of \
-            the two routers for a coordinator. *Gap*: the longest time between two tokens of any of the streams; where \
-            a client loses its router, with the time until it goes on at another. *Allowed*: 1 s + 1.3 x tokens to \
-            replay / rate of a prefill, each round by its own (the least is shown). The rate is measured before each \
-            round: prompts for both replicas at once, by replica ({:.0} to {:.0} tokens a second here). Tokens to \
-            replay (the most is shown) are those that coordinators say they replayed, and what had been said of \
-            streams that went on elsewhere. *Failed* and *equal* are asserted: a stream that says anything else than \
-            undisturbed ends the run.\n\n\
-            All times are those of a machine on which everything shares {} cores: who is busy beside it makes every \
-            one of them longer, and a replay shares the cores with the replica that goes on.\n\n{}",
+            Made by `make chaos` with {} on {}, {} at its end. Two routers, two replicas of tp 2 x pp 2 and an etcd of \
+            three members run as real processes on one machine. One worker and one whole replica are in network \
+            namespaces, and the test cuts their links. Each round runs {N_STREAMS} streams (plain, seeded with \
+            logprobs, penalised, two choices), and the fault comes after 10 to 60% of their tokens.\n\n\
+            *Detected*: from the signal until the log line that names the loss, by that line's own time; for a \
+            coordinator, the later of the two routers. *Gap*: the longest time between two tokens of any stream. If a \
+            client loses its router, it includes the time until the stream continues at the other one. *Allowed*: \
+            1 s + 1.3 x tokens to replay / prefill rate, for each round (the least is shown). The rate is measured \
+            before each round: prompts for both replicas at once, by replica ({:.0} to {:.0} tokens a second here). \
+            *Tokens to replay* (the most is shown): those that coordinators report as replayed, and those already sent \
+            on streams that continued at another replica. *Failed* and *equal* are asserted: a stream that differs \
+            from the undisturbed one ends the run.\n\n\
+            All processes share the {} cores of the machine: other programs make every time longer, and a replay \
+            shares the cores with the replica that continues.\n\n{}",
             self.model,
             machine(),
             load(),

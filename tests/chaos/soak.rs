@@ -47,7 +47,7 @@ pub fn run(whole: Duration, mut dice: Dice, star: Option<Star>) {
     soak.sample(&city);
     let names: Vec<&str> = faults.iter().map(|of| of.name).collect();
     let is_flat = soak.write(&names, city.n_alarms_due());
-    assert_eq!(soak.n_false, 0, "somebody was taken for lost who was not");
+    assert_eq!(soak.n_false, 0, "false alarms");
     assert!(is_flat, "see benches/results/soak.md");
 }
 
@@ -140,11 +140,10 @@ impl Soak {
             "# A soak of faults\n\n\
             Made by `make soak-hour` on {}, {} at its end: {:.0} minutes, {n_faults} rounds with a fault in each, {} \
             samples. Two routers, two replicas of tp 2 x pp 2 with a tiny model, an etcd of three members, as \
-            processes; in each round {STREAMS} streams, all equal to the undisturbed ones. Router, coordinator and one \
-            worker of each replica live through all of it; the others come and go. Others used this machine too, and \
-            from {:.0} to {:.0}% of the time a thread kept a core busy.\n\n\
-            {} times somebody was taken for lost who was not; {n_alarms} times was somebody stopped or cut off, who is \
-            to be found out by silence.\n\n\
+            processes; in each round {STREAMS} streams, all equal to the undisturbed ones. One router, one coordinator \
+            and one worker of each replica run to the end; other processes are killed and restarted. Other programs \
+            used this machine too, and from {:.0} to {:.0}% of the time a thread kept a core busy.\n\n\
+            {} false alarms. {n_alarms} times a process was stopped or cut off, and only its silence shows that.\n\n\
             {verdict} Medians of each third of the time, taken every 10 s between rounds; flat is a last third of at \
             most 1.05 x the middle one and 1 MiB, and two files. PSS counts shared pages in parts, so the sum counts \
             them once.\n\n\

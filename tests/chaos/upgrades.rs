@@ -91,7 +91,7 @@ impl Traffic {
                 return;
             }
             let have_ended = self.clients.iter().any(JoinHandle::is_finished);
-            assert!(!have_ended && Instant::now() < deadline, "{what}: nothing is under way: {n_received:?}");
+            assert!(!have_ended && Instant::now() < deadline, "{what}: no request is running: {n_received:?}");
             std::thread::sleep(Duration::from_millis(1));
         }
     }
@@ -189,7 +189,7 @@ fn a_cluster_is_upgraded_and_rolled_back_under_load() {
     assert_eq!(request_grammar(&doors[0]).0, 503);
     let seen = traffic.end();
     let Seen { n_answers, n_resumed, n_refused, .. } = seen;
-    println!("{n_replaced} processes replaced; {n_answers} answers, {n_resumed} resumed, {n_refused} asked again");
+    println!("{n_replaced} processes replaced; {n_answers} answers, {n_resumed} resumed, {n_refused} retried");
     assert!(n_replaced == 16 && n_answers > N_CLIENTS, "{n_replaced} processes, {n_answers} answers");
 }
 
@@ -202,7 +202,7 @@ fn replicas_of_another_digest_take_over_once_the_former_ones_are_drained() {
     requests.iter_mut().for_each(|body| body["logprobs"] = 2.into());
     let expected = [undisturbed(&before, &requests), undisturbed(&now, &requests)];
     let differ = |i: &usize| expected[0][*i].choices != expected[1][*i].choices;
-    assert!((0..N_CLIENTS).all(|i| differ(&i)), "the digests are to be seen in the answers");
+    assert!((0..N_CLIENTS).all(|i| differ(&i)), "the digests give different answers");
     let mut city = City::of(Build::this(), before, None, 0);
     let traffic = Traffic::begin(&city.doors(), &requests, &expected);
     city.model = now;
@@ -214,7 +214,7 @@ fn replicas_of_another_digest_take_over_once_the_former_ones_are_drained() {
     traffic.until_under_way("the end");
     let seen = traffic.end();
     let Seen { n_answers, n_resumed, n_refused, answers } = seen;
-    println!("{n_answers} answers, {n_resumed} resumed, {n_refused} asked again");
+    println!("{n_answers} answers, {n_resumed} resumed, {n_refused} retried");
     assert_eq!(answers, BTreeSet::from([0, 1]), "both digests have answered");
     assert_eq!(n_resumed, 0, "no router was replaced");
 }

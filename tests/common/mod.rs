@@ -490,7 +490,7 @@ fn take(output: wire::Output, requests: &[Request], open: &mut BTreeMap<u64, usi
     let i = *open.get(&output.id).expect("an output of a request that is under way");
     let answer = &mut answers[i];
     let next = requests[i].output.len() + answer.drawn.len();
-    assert_eq!(output.position as usize, next, "request {i} goes on at its next position");
+    assert_eq!(output.position as usize, next, "request {i} continues at its next position");
     answer.finish = output.finished().unwrap();
     // A restarted request repeats its scores: from its position on, they must be the same.
     let (at, scored) = ((output.scored_position as usize).saturating_sub(1), output.scored);

@@ -85,7 +85,7 @@ impl Node {
             if let Some(line) = self.line_since(place, words) {
                 return line;
             }
-            assert!(Instant::now() < deadline, "it never said {words:?}:\n{}", self.log());
+            assert!(Instant::now() < deadline, "it never logged {words:?}:\n{}", self.log());
             std::thread::sleep(POLL);
         }
     }
@@ -101,12 +101,12 @@ impl Node {
             if let Some(status) = self.child.try_wait().unwrap() {
                 // Its last lines may still be unread.
                 let Some(reader) = self.reader.take() else {
-                    panic!("it ended ({status}) and never said {words:?}:\n{log}");
+                    panic!("it ended ({status}) and never logged {words:?}:\n{log}");
                 };
                 reader.join().unwrap();
                 continue;
             }
-            assert!(Instant::now() < deadline, "it never said {words:?}:\n{log}");
+            assert!(Instant::now() < deadline, "it never logged {words:?}:\n{log}");
             std::thread::sleep(POLL);
         }
     }
@@ -131,7 +131,7 @@ impl Node {
     /// The process ids of the workers that it has started, from its log.
     pub fn workers(&self) -> Vec<u32> {
         let log = self.log();
-        let begun = log.lines().filter(|line| line.contains("a worker process begins"));
+        let begun = log.lines().filter(|line| line.contains("a worker process starts"));
         begun.map(|line| field(line, "pid").parse().unwrap()).collect()
     }
 

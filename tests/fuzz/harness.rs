@@ -36,7 +36,7 @@ fn may_grow_by(n_bytes: usize) -> bool {
     let mut stderr = std::io::stderr();
     for round in ROUNDS.iter().map(|round| round.load(Ordering::Relaxed)).filter(|round| *round != IDLE) {
         let _unheard =
-            writeln!(stderr, "{n_bytes} bytes beyond {LIVE_BYTES_MAX} are asked for, perhaps in round {round}");
+            writeln!(stderr, "{n_bytes} bytes beyond {LIVE_BYTES_MAX} are requested, perhaps in round {round}");
     }
     false
 }

@@ -84,7 +84,7 @@ fn fast_numerics_are_used_and_logged() {
     let http = one.http();
     one.until_ready(&http);
     assert!(answer(&http, "hello")[0]["text"].is_string());
-    one.until(&["large products are cuBLASLt's", "13.1.0"]);
+    one.until(&["cuBLASLt computes large products", "13.1.0"]);
 }
 
 #[test]
@@ -151,7 +151,7 @@ fn devices_are_listed() {
 fn missing_device_is_reported_in_a_line() {
     let absent = [
         (on_fake(&["serve", MODEL, "--device", "cuda:7"]), "there is no device 7"),
-        (on_fake(&["serve", MODEL, "--device", "gpu"]), "is no device: auto, cpu, cuda, cuda:N or sim"),
+        (on_fake(&["serve", MODEL, "--device", "gpu"]), "is not a device: give auto, cpu, cuda, cuda:N or sim"),
     ];
     let mut absent: Vec<(Command, &str)> = absent.into();
     if worker::Driver::find().is_err() {

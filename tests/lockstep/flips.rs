@@ -381,7 +381,7 @@ fn a_flipped_bit_of_kv_is_found_by_an_audit_exactly_where_it_changes_a_token() {
     if File::options().write(true).open(format!("/proc/{}/mem", node.pid())).is_err() {
         return not_run("flips in KV");
     }
-    assert_eq!(kv_caches(node.pid()).len(), 2, "of each replica one");
+    assert_eq!(kv_caches(node.pid()).len(), 2, "one for each replica");
     let n_audits = |outcome: &str| metric(&http, "lockstep:audits_total", &[&format!("outcome=\"{outcome}\"")]);
     let audited = |n: f64| {
         let deadline = Instant::now() + Duration::from_secs(60);

@@ -62,7 +62,7 @@ fn a_cache_that_grows_and_shrinks_gives_the_tokens_of_one_that_has_all() {
         assert!(idle * 3 < total, "{idle} of {total} blocks");
         for round in 0..n_rounds {
             if round > 0 {
-                until(&http, "what was needed is given back", |committed| committed < total / 8);
+                until(&http, "a release of unused memory", |committed| committed < total / 8);
             }
             assert_eq!(answers(&http), expect, "tp {tp}, round {round}");
             let grown = until(&http, "growth", |committed| committed > total / 8);

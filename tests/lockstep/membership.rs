@@ -211,10 +211,10 @@ fn a_store_that_cannot_be_meant_is_refused() {
     };
     let (one, etcd) = (["--coordinator", "127.0.0.1:1"], ["--etcd-endpoints", "127.0.0.1:1"]);
     refused(&["router", MODEL], "--etcd-endpoints");
-    refused(&[&["router", MODEL], &one[..], &etcd[..]].concat(), "one of them");
+    refused(&[&["router", MODEL], &one[..], &etcd[..]].concat(), "give either");
     refused(&["router", MODEL, "--coordinator", "nowhere"], "host:port");
     refused(&["worker"], "--join HOST:PORT");
-    refused(&[&["worker", "--join", "a:1"], &etcd[..]].concat(), "one of them");
+    refused(&[&["worker", "--join", "a:1"], &etcd[..]].concat(), "give either");
     refused(&[&["worker"], &etcd[..]].concat(), "--replica NAME");
     refused(&["coordinator", MODEL, "--advertise", "h:1"], "--advertise needs");
     refused(&["coordinator", MODEL, "--etcd-user", "a"], "--etcd-user needs");

@@ -62,7 +62,7 @@ fn goes_on(clients: &[JoinHandle<()>]) {
     let (before, deadline) = (N_ANSWERED.load(Ordering::Relaxed), Instant::now() + PATIENCE);
     while N_ANSWERED.load(Ordering::Relaxed) < before + N_CLIENTS {
         assert!(!clients.iter().any(JoinHandle::is_finished), "a client has given up");
-        assert!(Instant::now() < deadline, "nobody is answered");
+        assert!(Instant::now() < deadline, "no request is answered");
         std::thread::sleep(Duration::from_millis(20));
     }
 }
@@ -241,7 +241,7 @@ fn complete_when_taken(http: &str, question: &Value) -> Value {
             let answer: Value = serde_json::from_str(&text).unwrap();
             return answer["choices"].clone();
         }
-        assert!(Instant::now() < deadline, "nobody takes it: {text}");
+        assert!(Instant::now() < deadline, "no replica accepts it: {text}");
         std::thread::sleep(Duration::from_millis(50));
     }
 }

@@ -124,7 +124,7 @@ async fn scores_and_pooled_states() {
             Goal::Pool => assert!(answer.pooled.len() == 64 && answer.drawn.is_empty() && answer.scored.is_empty()),
             _ => assert_eq!((answer.scored.len() + 1, answer.pooled.len()), (request.prompt.len(), 0)),
         }
-        assert!(request.goal == Goal::Pool || !answer.drawn.is_empty(), "and then it goes on");
+        assert!(request.goal == Goal::Pool || !answer.drawn.is_empty(), "it continues after that");
     }
     let small = Setup { n_blocks: 50, prefix_cache: true, ..base.clone() };
     let ways = [
@@ -139,7 +139,7 @@ async fn scores_and_pooled_states() {
         for _ in 0..2 {
             let got = replica.run(&requests).await;
             let differing: Vec<usize> = (0..requests.len()).filter(|&i| got[i] != expected[i]).collect();
-            assert!(differing.is_empty(), "{way}: requests {differing:?} differ from what they are alone");
+            assert!(differing.is_empty(), "{way}: requests {differing:?} differ from their answers alone");
         }
         assert_eq!(replica.seen().hits, 0, "{way}: what needs all rows reads no cache");
         replica.stop().await;

@@ -231,7 +231,7 @@ fn a_search_finds_the_same_on_every_grid_and_after_a_kill() {
         std::thread::sleep(Duration::from_millis(100));
         let lost = Pid::from_raw(node.workers()[0] as i32).unwrap();
         kill_process(lost, Signal::KILL).unwrap();
-        assert!(!client.is_finished(), "{more:?}: it was over before anybody was lost");
+        assert!(!client.is_finished(), "{more:?}: it ended before a worker was lost");
         assert_eq!(client.join().unwrap(), alone[0], "{more:?}, after a kill");
     }
 }

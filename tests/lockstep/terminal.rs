@@ -39,7 +39,7 @@ impl Chat {
         }
         terminal.type_in("/set temperature 0\r");
         let mut chat = Chat { terminal, n_steps: 1, _folder: folder };
-        let seen = chat.settled("what was typed ahead", |seen| seen.contains("/set temperature 0"));
+        let seen = chat.settled("the text typed ahead", |seen| seen.contains("/set temperature 0"));
         assert_eq!(seen.matches("/set temperature 0").count(), 1, "echoed once:\n{seen}");
         assert!(seen.contains("/help lists the commands"), "{seen}");
         chat
@@ -111,7 +111,7 @@ fn answers(chat: &mut Chat) {
     chat.enter_line("/save kept", "kept.json");
     chat.enter_line("/clear", ">>>");
     chat.enter_line("/show", "messages 1");
-    chat.enter_line("/load kept", "9 messages, held with");
+    chat.enter_line("/load kept", "9 messages, model");
     let long = "words ".repeat(400);
     chat.enter_line("/set max_tokens none", ">>>");
     let seen = chat.enter_line(&long, "/clear forgets the conversation");
@@ -133,7 +133,7 @@ fn keys(chat: &mut Chat) {
     chat.terminal.type_in("\x15");
     chat.settled("nothing", |_| true);
     chat.terminal.resize((100, 30));
-    chat.enter_line("/help", "/show what is set");
+    chat.enter_line("/help", "/show show the settings");
     // An answer without an end, until it is stopped; its text stays in the conversation.
     for line in ["/clear", "/set stop none", "/set max_tokens none", "/set verbose"] {
         chat.enter_line(line, ">>>");
@@ -213,7 +213,7 @@ fn what_is_typed_ahead_is_the_next_lines_beginning() {
         assert!(!seen.contains(&expect) && !seen.contains("tokens, first"), "an answer without an end:\n{seen}");
         chat.terminal.type_in("\x03");
         let last = format!("\n>>> {expect}");
-        let seen = chat.terminal.until("what was typed ahead", |seen| seen.ends_with(&last));
+        let seen = chat.terminal.until("the text typed ahead", |seen| seen.ends_with(&last));
         assert_eq!(seen.matches(&expect).count(), 1, "{seen}");
         chat.terminal.type_in("\x15");
         chat.settled("an empty line", |_| true);
@@ -285,7 +285,7 @@ fn top_shows_its_views_at_every_width_and_leaves_no_trace() {
     terminal.until("a request", |seen| seen.contains("0 run, 0 wait") && seen.contains(" 1 ok"));
     terminal.type_in("\r");
     let seen = terminal.until_seen("ended: ok");
-    assert!(seen.contains("started: nothing of it is cached") && seen.contains("sent to local"), "{seen}");
+    assert!(seen.contains("started: no tokens are cached") && seen.contains("sent to local"), "{seen}");
     terminal.type_in("\t");
     terminal.until_seen("first token, p50");
     terminal.resize((60, 10));

@@ -201,13 +201,13 @@ fn whatever_was_changed_is_found() {
     let shorten = |record: &mut Value| {
         record["response"]["choices"][0]["token_ids"].as_array_mut().unwrap().pop();
     };
-    check(&shorten, 1, &["position 23: the token was none, the answer is over"]);
+    check(&shorten, 1, &["position 23: the token was none, the answer has ended"]);
     let seed = |record: &mut Value| {
         record["response"]["seed"] = 1.into();
         record["response"]["choices"][0]["certificate"]["seed"] = 1.into();
     };
     check(&seed, 1, &["different: choice 0, position ", "the token was"]);
-    check(&|record| record["request"]["seed"] = 1.into(), 1, &["it says the seeds "]);
+    check(&|record| record["request"]["seed"] = 1.into(), 1, &["it has the seeds "]);
     check(&|record| record["request"]["prompt"] = "hallo".into(), 1, &["the prompt has other token ids"]);
     let certified = |name: &'static str, value: Value| {
         move |record: &mut Value| record["response"]["choices"][0]["certificate"][name] = value.clone()
@@ -237,7 +237,7 @@ fn whatever_was_changed_is_found() {
     let mut broken = streamed.clone();
     let events = streamed["response"].as_str().unwrap();
     broken["response"] = events.split_inclusive("\n\n").take(5).collect::<String>().into();
-    records.check(&broken, &["--url", &http], 2, &["cannot be compared", "breaks off"]);
+    records.check(&broken, &["--url", &http], 2, &["cannot be compared", "ends before"]);
     records.check(&streamed, &["--url", "http://127.0.0.1:9"], 2, &["cannot be compared", "does not answer"]);
     check(&|record| record["response"] = Value::Null, 2, &["it has no `response`"]);
 }

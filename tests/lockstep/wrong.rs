@@ -24,7 +24,7 @@ const TABLE: &[(&str, &str)] = &[
         "lockstep: org/name could not be fetched: http://127.0.0.1:9/api/models/org/name/{}Connection refused",
     ),
     ("show org/name", "lockstep: there is no model org/name: it has not been fetched: `lockstep pull org/name`"),
-    ("rm no-such-model", "lockstep: there is no model no-such-model here: `lockstep list` shows those there are"),
+    ("rm no-such-model", "lockstep: there is no model no-such-model here: `lockstep list` shows all"),
     (
         "serve $MODEL --kv-memory 100TiB",
         "lockstep: --kv-memory 100 TiB does not fit: {} has {} GiB left beside 369 KiB of weights of rank 0; no \
@@ -48,19 +48,17 @@ const TABLE: &[(&str, &str)] = &[
     ("serve $MODEL --config $HOME/none", "lockstep: cannot read $HOME/none: No such file or directory"),
     (
         "serve $MODEL --config $HOME/config.toml",
-        "lockstep: in $HOME/config.toml: treads is no setting of this command: a setting with a similar name is \
-         threads",
+        "lockstep: in $HOME/config.toml: treads is not a setting of this command: a setting with a similar name \
+         is threads",
     ),
     (
         "serve $MODEL --control 192.0.2.1:1",
-        "lockstep: --control 192.0.2.1:1 is not loopback: who is to be reached from elsewhere runs `lockstep \
-         coordinator`",
+        "lockstep: --control 192.0.2.1:1 is not loopback: for other machines, run `lockstep coordinator`",
     ),
-    ("serve $MODEL --numerics fast", "lockstep: --numerics fast is for GPUs: elsewhere there is one way to compute"),
+    ("serve $MODEL --numerics fast", "lockstep: --numerics fast is for GPUs: other devices have one mode"),
     (
         "serve $MODEL --http 192.0.2.1:8000 --grpc 127.0.0.1:0",
-        "lockstep: cannot listen for HTTP on 192.0.2.1:8000: Cannot assign requested address; --port takes \
-         another address",
+        "lockstep: cannot listen for HTTP on 192.0.2.1:8000: Cannot assign requested address; set --port",
     ),
     ("run $MODEL hi --temperature 9", "lockstep: temperature: must be 0 to 2, and is 9"),
     ("run $MODEL hi --max-tokens 0", "lockstep: max_tokens: must be at least 1, and is 0"),
@@ -86,7 +84,7 @@ const TABLE: &[(&str, &str)] = &[
     ("logs a/b", "lockstep: \"a/b\" is neither a request's number nor an answer's id, such as 7 or chatcmpl-1f2e3d4c"),
     (
         "status --url nonsense",
-        "lockstep: --url nonsense is no address of a server: it looks like http://127.0.0.1:8000",
+        "lockstep: --url nonsense is not a server's address: give one such as http://127.0.0.1:8000",
     ),
     (
         "status --tls-ca $HOME/none",
@@ -94,49 +92,46 @@ const TABLE: &[(&str, &str)] = &[
     ),
     (
         "scale --tp 2 --pp 1 --coordinator 127.0.0.1:9",
-        "lockstep: no coordinator answers at 127.0.0.1:9: no connection: Connection refused. --coordinator names \
-         another; `lockstep serve` says its own",
+        "lockstep: no coordinator answers at 127.0.0.1:9: no connection: Connection refused. Set --coordinator; \
+         `lockstep serve` logs its address",
     ),
     (
         "reload --coordinator 127.0.0.1:9",
-        "lockstep: no coordinator answers at 127.0.0.1:9: no connection: Connection refused. --coordinator names \
-         another; `lockstep serve` says its own",
+        "lockstep: no coordinator answers at 127.0.0.1:9: no connection: Connection refused. Set --coordinator; \
+         `lockstep serve` logs its address",
     ),
     (
         "worker",
-        "lockstep: give --join HOST:PORT, the coordinator to compute for, or --etcd-endpoints HOST:PORT, which \
-         tells where that of --replica NAME is: one of them",
+        "lockstep: give either --join HOST:PORT, the coordinator's address, or --etcd-endpoints HOST:PORT with \
+         --replica NAME",
     ),
     (
         "router $MODEL",
-        "lockstep: give --coordinator HOST:PORT, where a replica is reached, or --etcd-endpoints HOST:PORT, \
-         which tells: one of them",
+        "lockstep: give either --coordinator HOST:PORT, a replica's address, or --etcd-endpoints HOST:PORT, to find \
+         replicas",
     ),
     (
         "verify $HOME/none",
-        "lockstep: cannot be compared: $HOME/none is no file: $HOME/none is no id of an answer either",
+        "lockstep: cannot be compared: $HOME/none is not a file: $HOME/none is not an id of an answer either",
     ),
     ("replay $HOME/none", "lockstep: cannot be replayed: $HOME/none: No such file or directory"),
     (
         "bench --url http://127.0.0.1:9",
         "lockstep: http://127.0.0.1:9/v1/models does not answer: io: Connection refused",
     ),
-    ("man /proc/none", "lockstep: /proc/none cannot be made: No such file or directory"),
+    ("man /proc/none", "lockstep: /proc/none cannot be created: No such file or directory"),
     (
         "serve $MODEL --kv-memory 4Gb",
-        "error: invalid value '4Gb' for '--kv-memory <BYTES>': \"Gb\" is no unit of bytes: use KiB, MiB, GiB or \
-         TiB\n\nFor more information, try '--help'.",
+        "error: invalid value '4Gb' for '--kv-memory <BYTES>': \"Gb\" is not a unit of bytes: use KiB, MiB, GiB \
+         or TiB\n\nFor more information, try '--help'.",
     ),
     (
         "serve $MODEL --device gpu",
-        "error: invalid value 'gpu' for '--device <DEVICE>': \"gpu\" is no device: auto, cpu, cuda, cuda:N or \
-         sim\n\nFor more information, try '--help'.",
+        "error: invalid value 'gpu' for '--device <DEVICE>': \"gpu\" is not a device: give auto, cpu, cuda, \
+         cuda:N or sim\n\nFor more information, try '--help'.",
     ),
-    ("router $MODEL --tp 2", "error: `lockstep router` does not heed --tp: it is for `lockstep coordinator`{}"),
-    (
-        "simulate --gpu abacus",
-        "error: invalid value 'abacus' for '--gpu <GPU>': \"abacus\" is no GPU that is known here: l4, {}",
-    ),
+    ("router $MODEL --tp 2", "error: `lockstep router` has no --tp: it is for `lockstep coordinator`{}"),
+    ("simulate --gpu abacus", "error: invalid value 'abacus' for '--gpu <GPU>': \"abacus\" is not a known GPU: l4, {}"),
     (
         "completions tcsh",
         "error: invalid value 'tcsh' for '<SHELL>'\n  [possible values: bash, elvish, fish, powershell, zsh]{}",
@@ -144,13 +139,13 @@ const TABLE: &[(&str, &str)] = &[
     ("models --jsn", "error: unexpected argument '--jsn' found\n\n  tip: a similar argument exists: '--json'{}"),
     (
         "serve $HOME/empty",
-        "lockstep: $HOME/empty is no model but a folder without a config.json: give a model's folder, or a .gguf file",
+        "lockstep: $HOME/empty is a folder without a config.json: give a model's folder, or a .gguf file",
     ),
     ("run $HOME/notes.txt hi", "lockstep: $HOME/notes.txt: this is not a GGUF file: it does not begin with GGUF"),
     (
         "pull https://example.com/model.gguf",
-        "lockstep: https://example.com/model.gguf is no address of a model on the hub: name one as org/name or \
-         org/name:Q4_K_M, or fetch the file and give its path",
+        "lockstep: https://example.com/model.gguf is not a hub id: give one such as org/name or org/name:Q4_K_M, or \
+         download the file and give its path",
     ),
     (
         "serve $MODEL --chat-template $HOME/bad.jinja",
@@ -158,7 +153,7 @@ const TABLE: &[(&str, &str)] = &[
     ),
     (
         "serve $MODEL --chat-template $HOME/none",
-        "lockstep: --chat-template $HOME/none cannot be read, and is no template itself: No such file or directory",
+        "lockstep: --chat-template $HOME/none is neither a readable file nor a template: No such file or directory",
     ),
     (
         "serve $MODEL --api-tls-cert $HOME/notes.txt --api-tls-key $HOME/notes.txt",
@@ -166,7 +161,7 @@ const TABLE: &[(&str, &str)] = &[
     ),
     (
         "serve $MODEL --otlp-endpoint collector",
-        "lockstep: --otlp-endpoint collector is no URL of a collector: it looks like http://127.0.0.1:4317",
+        "lockstep: --otlp-endpoint collector is not a collector's URL: give one such as http://127.0.0.1:4317",
     ),
     (
         "serve $MODEL --kv-memory 1",
@@ -189,28 +184,31 @@ const TABLE: &[(&str, &str)] = &[
         "lockstep: 192.0.2.1:50100 is not loopback: give the cluster's join token with --token-file FILE (`lockstep \
          token` makes one), or certificates with --tls-cert, --tls-key and --tls-ca",
     ),
-    ("serve $MODEL --port many", "error: --port <PORT>: \"many\" is no whole number{}"),
+    ("serve $MODEL --port many", "error: --port <PORT>: \"many\" is not a whole number{}"),
     ("serve $MODEL --port 99999", "error: invalid value '99999' for '--port <PORT>': 99999 is not in 0..=65535{}"),
-    ("run $MODEL hi --temperature hot", "error: --temperature <TEMPERATURE>: \"hot\" is no number{}"),
+    ("run $MODEL hi --temperature hot", "error: --temperature <TEMPERATURE>: \"hot\" is not a number{}"),
     (
         "serve $MODEL --host localhost",
-        "error: --host <IP>: \"localhost\" is no IP address: it looks like 127.0.0.1, or 0.0.0.0 for all of this \
-         machine's{}",
+        "error: --host <IP>: \"localhost\" is not an IP address: give 127.0.0.1, or 0.0.0.0 for all of this \
+         machine{}",
     ),
     (
         "serve $MODEL --http localhost",
-        "error: --http <ADDR>: \"localhost\" is no address: it looks like 127.0.0.1:8000{}",
+        "error: --http <ADDR>: \"localhost\" is not an address: give one such as 127.0.0.1:8000{}",
     ),
     (
         "serve $MODEL --enforce-eager",
-        "error: there is no --enforce-eager here: there is one way to compute, with the same tokens however steps are \
-         launched{}",
+        "error: --enforce-eager is not supported: tokens are the same with CUDA graphs; --cuda-graphs off turns them \
+         off{}",
     ),
-    ("serve $MODEL --gpu-memory-utilization 90", "error: {}90 is no part of a memory: it is from 0.001 to 1{}"),
+    (
+        "serve $MODEL --gpu-memory-utilization 90",
+        "error: {}90 is out of range: give a part of the memory from 0.001 to 1{}",
+    ),
     (
         "serve $MODEL --quantization awq",
-        "error: there is no --quantization here: weights stay what their file has: give a model that is quantized, \
-         such as org/name:Q4_K_M{}",
+        "error: --quantization is not supported: weights keep the dtype of their file: give a quantized model, such \
+         as org/name:Q4_K_M{}",
     ),
     ("server", "error: unrecognized subcommand 'server'\n\n  tip: a similar subcommand exists: 'serve'{}"),
     ("pull", "error: the following required arguments were not provided:\n  <MODEL>{}"),

@@ -50,7 +50,7 @@ impl Seen {
         let (rate, n_refused) = (self.tokens_a_second(), self.refusals.len());
         let [half, most, all] = [50, 99, 100].map(|hundredth| self.refused_within(hundredth));
         let times = if n_refused > 0 { format!("{half:.1}, {most:.1}, {all:.1}") } else { "-".into() };
-        let comes = self.patience.map_or("as told".into(), |wait| format!("after {} ms", wait.as_millis()));
+        let comes = self.patience.map_or("`retry-after-ms`".into(), |wait| format!("{} ms", wait.as_millis()));
         format!("| {n_clients} | {comes} | {seconds:.0} | {n_answers} | {rate:.1} | {n_refused} | {times} |\n")
     }
 }
@@ -145,22 +145,22 @@ fn write(seen: &[Seen; 4]) {
     let files = thirds.clone().map(|held| format!("{:.0}", held.n_files)).join(", ");
     let rows = seen.iter().map(Seen::row).collect::<String>();
     let text = format!(
-        "# Ten times too many\n\n\
+        "# Ten times too many clients\n\n\
         Made by `make overload` on {}, {} at its end. `lockstep serve smollm2 --threads 1 --max-running {RUNNING_MAX} \
-        --max-waiting {WAITING_MAX}`, asked over HTTP for {N_TOKENS} tokens at a time by as many clients as there is \
-        room for, then by ten times as many for a minute, then by as many as before; and at last by ten times as many \
-        who do not listen. Who is refused asks again when it was told to (`retry-after-ms`), or by its own clock. \
-        Clients and server share the machine.\n\n\
-        | clients | come again | seconds | answers | tokens a second | refused | refusals, ms: median, p99, worst |\n\
+        --max-waiting {WAITING_MAX}`, with requests for {N_TOKENS} tokens over HTTP: from as many clients as \
+        there is room for, then from ten times as many for a minute, then from as many as before, and then from ten \
+        times as many impatient ones. A refused client retries after `retry-after-ms`; an impatient one ignores that, \
+        and retries after a fixed time. Clients and server share the machine.\n\n\
+        | clients | retry after | seconds | answers | tokens a second | refused | refusals, ms: median, p99, worst |\n\
         |---:|---|---:|---:|---:|---:|---|\n\
         {rows}\n\
-        Asked: at least {KEPT_MIN}% of the peak's tokens; it is {:.0}%, and {:.0}% where nobody listens. Refusals \
-        within {REFUSED_MAX} ms at p99; it is {:.1} ms, and {:.1} ms where nobody listens. Memory flat: the server's \
+        Required: at least {KEPT_MIN}% of the peak's tokens; it is {:.0}%, and {:.0}% with impatient clients. Refusals \
+        within {REFUSED_MAX} ms at p99; it is {:.1} ms, and {:.1} ms with impatient clients. Memory flat: the server's \
         RSS was {mib} MiB in the thirds of the minute, with {files} open files; before it {:.1} MiB, after it {:.1} \
-        MiB, and {:.1} MiB while nobody listened. The pool of KV (32 MiB) had been written to before.\n\n\
-        That 100,000 cancels leave nothing behind is `a_hundred_thousand_cancels_leave_nothing` in \
-        `coordinator/tests/cancels.rs` for a replica, and the test of that name in `router/src/link` for a router's \
-        link to one.\n",
+        MiB, and {:.1} MiB with impatient clients. The pool of KV (32 MiB) had been written to before.\n\n\
+        The test `a_hundred_thousand_cancels_leave_nothing` in `coordinator/tests/cancels.rs` checks that 100,000 \
+        cancels leave nothing behind in a replica; the test of that name in `router/src/link` checks a router's \
+        link.\n",
         machine(),
         load(),
         kept(overloaded),

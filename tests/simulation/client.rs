@@ -119,7 +119,7 @@ impl Call {
                 Some(Event::Delta(delta)) => self.take(&delta),
                 Some(Event::Finished(finished)) => return Ok(Ended::Finished(finished)),
                 Some(Event::PromptLogprobs(_) | Event::PromptProgress(_)) | None => {
-                    self.violation("something that was not asked for")
+                    self.violation("an unrequested event")
                 }
             }
             if self.plan.leaves_at.is_some_and(|n_tokens| self.got.len() >= n_tokens) {

@@ -27,7 +27,7 @@ pub async fn watch(rules: &Rules, record: &Record, router: &Channel) {
         let n_held: u32 = topology.replicas.iter().map(|replica| replica.n_waiting + replica.n_running).sum();
         let n_open = n_open_calls(rules, record, millis());
         if n_held as usize > n_open {
-            record.violation(format!("{n_held} requests are held, and {n_open} are wanted"));
+            record.violation(format!("{n_held} requests are held, and {n_open} calls are open"));
             return;
         }
     }
@@ -47,12 +47,12 @@ fn judge(rules: &Rules, record: &Record) {
     let ended_millis = record.seen().ended_millis.clone();
     let incarnations: BTreeSet<u64> = epochs.iter().map(|(incarnation, _)| *incarnation).collect();
     if incarnations.len() < epochs.len() {
-        record.violation(format!("ranks are placed anew in a cluster that is well: {epochs:?}"));
+        record.violation(format!("ranks are placed again in an undisturbed cluster: {epochs:?}"));
     }
     for (call, ended) in ended_millis {
         let begun = rules.script.calls[call].at_millis.max(COLD_MILLIS);
         if ended > begun + SERVED_MILLIS {
-            record.violation(format!("call {call} took until {ended} in a cluster that is well"));
+            record.violation(format!("call {call} took until {ended} in an undisturbed cluster"));
         }
     }
 }

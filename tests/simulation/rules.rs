@@ -60,7 +60,7 @@ impl Rules {
             return Ok(());
         }
         if *has_begun {
-            return Err("a stream broke at a router that was well".into());
+            return Err("a stream broke at an undisturbed router".into());
         }
         let is_replica_well = |replica: &usize| {
             let touches = |fault: &Fault| fault.disturbs(*replica, *router) || self.bars(fault, *replica, *router);
@@ -93,7 +93,7 @@ impl Rules {
         let is_short = deadline < SERVED_MILLIS;
         match is_short || is_cold || self.script.faults.iter().any(touches) {
             true => Ok(()),
-            false => Err(format!("a deadline of {deadline} ms has passed in a cluster that was well")),
+            false => Err(format!("a deadline of {deadline} ms has passed in an undisturbed cluster")),
         }
     }
 

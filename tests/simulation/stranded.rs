@@ -131,7 +131,7 @@ impl Call {
         self.record.count(match &ended {
             Ok(()) => "finished",
             Err(status) if status.code() == Code::DeadlineExceeded => "deadline",
-            Err(_) => "told why not",
+            Err(_) => "refused with a reason",
         });
         if let Err(why) = ended.or_else(|status| self.judge(&status)) {
             self.violation(&why);
@@ -176,7 +176,7 @@ impl Call {
         let (gap, max) =
             (now - self.last_token_millis, if is_alone { failover_millis + SERVED_MILLIS } else { MOVED_MILLIS });
         if gap > max {
-            self.violation(&format!("nothing is heard for {gap} ms, and {max} are its limit"));
+            self.violation(&format!("nothing arrives for {gap} ms, and the limit is {max}"));
         }
         self.last_token_millis = now;
     }

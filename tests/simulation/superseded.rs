@@ -89,7 +89,7 @@ async fn serves(script: &Script, router: &Channel) -> Result<u64, String> {
     // Until its blocks are free.
     sleep(Duration::from_millis(200)).await;
     let epoch = topology(router).await?.replicas.remove(0).epoch;
-    epoch.split('.').next().and_then(|n| n.parse().ok()).ok_or(format!("{epoch} is no epoch"))
+    epoch.split('.').next().and_then(|n| n.parse().ok()).ok_or(format!("{epoch} is not an epoch"))
 }
 
 async fn answer(plan: &PlannedCall, router: &Channel) -> Result<Tokens, Status> {

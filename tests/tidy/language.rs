@@ -39,7 +39,7 @@ fn names_describe_what_things_are() {
     }
     let n = found.len();
     hold(
-        &format!("{n} parts of names are words of talk; at most {N_BANNED_PARTS_MAX} may be (tests/tidy/language.rs)."),
+        &format!("{n} parts of names name speech; at most {N_BANNED_PARTS_MAX} may be (tests/tidy/language.rs)."),
         if n > N_BANNED_PARTS_MAX { found } else { Vec::new() },
     );
 }
@@ -80,7 +80,7 @@ fn processes_are_no_persons() {
             broken.extend(found);
         }
     }
-    hold("A process is no person: name the rank, the client or the request, and what it sends or returns.", broken);
+    hold("A process is not a person: name the rank, the client or the request, and what it sends or returns.", broken);
 }
 
 /// Returns the words outside of code spans, in lower case.

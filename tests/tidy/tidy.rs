@@ -140,7 +140,7 @@ fn crates_depend_as_in_the_table() {
         }
     }
     hold(
-        "Crates form a DAG whose every arrow was decided (ARROWS in tests/tidy/tidy.rs): each part can be read alone.",
+        "A crate depends only on the crates that ARROWS (tests/tidy/tidy.rs) lists: each part can be read alone.",
         broken,
     );
 }
@@ -158,7 +158,7 @@ fn rooms_use_each_other_one_way() {
             }
         }
     }
-    hold("What is needed flows one way through a crate's rooms (ROOMS): each can be read alone.", broken);
+    hold("A crate's modules use each other in one direction (ROOMS): each can be read alone.", broken);
 }
 
 #[test]
@@ -172,7 +172,7 @@ fn files_use_each_other_in_no_large_circle() {
         let circles = circles.map(|circle| circle.iter().map(|of| modules.file(of)).collect::<Vec<_>>());
         broken.extend(circles.map(|files| files.join(", ")));
     }
-    hold("Of a circle no file can be read before the others: at most three files use each other.", broken);
+    hold("At most three files use each other in a circle, because none of them can be read first.", broken);
 }
 
 #[test]
@@ -192,7 +192,7 @@ fn every_dependency_is_named() {
             broken.extend(is_idle.then(|| format!("{} depends on {name}", package.manifest_path)));
         }
     }
-    hold("What a crate depends on, its shipped sources name: what only tests need is a dev-dependency.", broken);
+    hold("A crate's shipped sources use each of its dependencies: what only tests use is a dev-dependency.", broken);
 }
 
 /// Whether the name is the first of a path, or imported whole.
@@ -212,7 +212,7 @@ fn every_crate_obeys_the_workspace_lints() {
         lints.and_then(toml::Value::as_bool) != Some(true) || package.publish.as_ref().is_none_or(|to| !to.is_empty())
     };
     let broken = members().iter().filter(lacks).map(|package| package.manifest_path.to_string()).collect();
-    hold("A crate without `lints.workspace = true` has no law, and none is published (`publish = false`).", broken);
+    hold("Every crate has `lints.workspace = true` and `publish = false`.", broken);
 }
 
 #[test]
@@ -225,7 +225,7 @@ fn unsafe_only_where_memory_is_the_work() {
         let allowed = matches!(source.folder(), "worker/backend" | "worker/collective");
         if !allowed && !counts_allocations {
             let places = words(&source.code).filter(|(_, word)| matches!(*word, "unsafe" | "unsafe_code"));
-            broken.extend(places.map(|(at, word)| format!("{} says {word}", source.at(at))));
+            broken.extend(places.map(|(at, word)| format!("{} has {word}", source.at(at))));
         }
     }
     hold("`unsafe` only in backend and collective: elsewhere a bug cannot corrupt memory.", broken);
@@ -238,7 +238,7 @@ fn devices_only_in_backend_and_collective() {
     for source in SOURCES.iter().filter(|source| !is_device(source.folder())) {
         let flags = words(&source.code).filter(|(_, word)| *word == "feature");
         let flags = flags.filter(|(at, word)| source.code[at + word.len()..].trim_start().starts_with('='));
-        broken.extend(flags.map(|(at, _)| format!("{} asks for a cfg feature", source.at(at))));
+        broken.extend(flags.map(|(at, _)| format!("{} has a cfg feature", source.at(at))));
     }
     for package in members().iter().filter(|package| !matches!(package.name.as_str(), "backend" | "collective")) {
         let has_cudarc = package.dependencies.iter().any(|dependency| dependency.name == "cudarc");
@@ -356,7 +356,7 @@ fn only_proto_encodes() {
             && shipped.into_iter().any(|dependency| dependency.name == "prost")
     };
     let broken = members().iter().filter(uses).map(|package| package.manifest_path.to_string()).collect();
-    let why = "proto is the only crate that encodes our frames, and telemetry encodes what a collector hears.";
+    let why = "Only proto encodes frames, and only telemetry encodes messages to a collector.";
     hold(why, broken);
 }
 
@@ -372,7 +372,7 @@ fn only_the_binary_reads_the_environment() {
         }
     }
     hold(
-        "Configuration is resolved once, in the binary; a part that reads the environment has a setting nobody sees.",
+        "Configuration is resolved once, in the binary; a part that reads the environment has a hidden setting.",
         broken,
     );
 }
@@ -382,7 +382,7 @@ fn every_file_begins_with_its_purpose() {
     let silent = |source: &&Source| source.path.contains("/src/") || source.path.starts_with("src/");
     let silent = SOURCES.iter().filter(silent).filter(|source| !source.text.starts_with("//! "));
     hold(
-        "A file's first line says what it is, and soon what it does not know (`//! ..`).",
+        "A file begins with its purpose, and then with what it does not know (`//! ..`).",
         silent.map(|s| s.path.clone()).collect(),
     );
 }
@@ -416,8 +416,8 @@ fn what_gets_its_name_was_synced_and_so_is_the_name() {
         hasty.collect::<Vec<_>>()
     };
     hold(
-        "A file is on the disk before it gets its name, and then so is its name: a power cut leaves no whole name of \
-         half a file.",
+        "A file is synced before it is renamed, and its folder after that: a power cut leaves no incomplete file \
+         under the name.",
         SOURCES.iter().filter(|source| keeps_files(&source.path)).flat_map(hasty).collect(),
     );
 }
@@ -430,7 +430,7 @@ fn no_file_is_longer_than_five_hundred_lines() {
     let long = SOURCES.iter().filter(|source| !LISTS.contains(&source.path.as_str()));
     let long = long.map(|source| (source, source.n_shipped_lines())).filter(|(_, n_lines)| *n_lines > LINES_MAX);
     hold(
-        "No file over 500 lines, its tests not counted: a longer one has two nouns, and is two files.",
+        "No file over 500 lines, its tests not counted: split a longer one.",
         long.map(|(source, n_lines)| format!("{} has {n_lines}", source.path)).collect(),
     );
 }
@@ -443,7 +443,7 @@ fn no_function_takes_more_than_six_parameters() {
         many.map(|f| format!("{}:{} fn {} takes {}", source.path, f.first_line, f.name, f.n_parameters))
     };
     hold(
-        "At most six parameters beside `self`: more of them are a type that has no name yet.",
+        "At most six parameters beside `self`: group more of them in a type.",
         SOURCES.iter().flat_map(many).collect(),
     );
 }
@@ -511,7 +511,7 @@ fn a_request_has_the_forms_that_are_listed() {
     }
     let listed: BTreeSet<String> = FORMS.iter().chain(CARRIES).map(|form| form.to_string()).collect();
     hold(
-        "A request has as few forms as possible: a new one needs a reason, or is one of these.",
+        "A request has as few types as possible: use one of these, or give a reason for a new one.",
         found.symmetric_difference(&listed).cloned().collect(),
     );
 }
@@ -525,7 +525,7 @@ fn nothing_is_left_for_later() {
         broken.extend(macros.map(|(at, word)| format!("{} has {word}!", source.at(at))));
         broken.extend(source.code.match_indices("#[ignore").map(|(at, _)| format!("{} skips a test", source.at(at))));
     }
-    hold("Nothing is announced that does nothing, and no test is skipped.", broken);
+    hold("No placeholder such as `todo!`, and no skipped test.", broken);
 }
 
 #[test]
@@ -540,7 +540,7 @@ fn every_queue_has_a_limit() {
             broken.extend((is_mpsc && call.starts_with("()")).then(|| source.at(at)));
         }
     }
-    hold("Every queue has a limit with a name: what is not bounded here is bounded by the machine's memory.", broken);
+    hold("Every queue has a named limit: without one, only the machine's memory limits it.", broken);
 }
 
 #[test]
@@ -551,7 +551,7 @@ fn lines_fit() {
         let long = text.lines().enumerate().filter(|(_, line)| line.chars().count() > COLUMNS_MAX);
         broken.extend(long.map(|(i, line)| format!("{path}:{} has {} columns", i + 1, line.chars().count())));
     }
-    hold("Lines are at most 120 columns; rustfmt leaves comments and strings to us.", broken);
+    hold("Lines are at most 120 columns; rustfmt does not wrap comments and strings.", broken);
 }
 
 #[test]
@@ -571,7 +571,7 @@ fn a_file_that_is_named_is_there() {
             broken.extend(missing.map(|name| format!("{path}:{} names {name}", i + 1)));
         }
     }
-    hold("A document or a comment that names a file that is no more leads nowhere.", broken);
+    hold("A document or a comment names only files that exist.", broken);
 }
 
 #[test]
@@ -587,7 +587,7 @@ fn no_machine_is_named() {
             broken.extend(names.then(|| format!("{path}:{}", i + 1)));
         }
     }
-    hold("No folder of one machine in the sources: a test asks `temp_dir()`, a script `mktemp`.", broken);
+    hold("No folder of one machine in the sources: a test calls `temp_dir()`, a script `mktemp`.", broken);
 }
 
 #[test]
@@ -600,7 +600,10 @@ fn one_version_of_what_must_agree() {
         of_name.map(|package| package.version.to_string()).collect()
     };
     let several = SINGLE.iter().map(|name| (name, versions(name))).filter(|(_, versions)| versions.len() > 1);
-    hold("One version each, or types of one name stop being one type.", several.map(|v| format!("{v:?}")).collect());
+    hold(
+        "One version of each: two versions have different types of the same name.",
+        several.map(|v| format!("{v:?}")).collect(),
+    );
 }
 
 /// Tests the lexer on difficult inputs: `(source, expected rest)`.

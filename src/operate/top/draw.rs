@@ -18,14 +18,14 @@ const KEYS: &str = "q quit · Tab 1 2 3 views · ↑ ↓ move · Enter open · E
 const HELP: [&str; 12] = [
     "1 2 3, Tab, ← →     cluster, requests, load",
     "↑ ↓ j k, PgUp PgDn  move",
-    "Enter, Esc          open a request's timeline, and leave it",
+    "Enter, Esc          open a request's timeline, and close it",
     "q, Ctrl-C           quit",
     "",
     "Cluster: a line is a rank. Its memory is weights and KV cache; the bar of",
     "its time shows computing, waiting for its peers within a step, and idle.",
-    "Requests: `prompt` and `cached` are tokens, `first` is when the first token",
-    "came, `took` is all of it. Those under way come first.",
-    "Load: a column is ten seconds, the right one is now. A gap is no zero.",
+    "Requests: `prompt` and `cached` are tokens, `first` is the time to the first",
+    "token, `took` is the whole time. Running requests come first.",
+    "Load: a column is ten seconds, the right one is now. A gap has no data.",
     "",
     "Any key goes back.",
 ];
@@ -93,7 +93,7 @@ fn list(frame: &mut Frame<'_>, screen: &mut Screen, area: Rect) {
         lines.push(if at == screen.selected { row.reversed() } else { row });
     }
     if rows.is_empty() {
-        lines.push(Line::from("no request is under way or has ended").dim());
+        lines.push(Line::from("there are no requests yet").dim());
     }
     screen.scroll = first;
     frame.render_widget(Paragraph::new(lines), area);
@@ -204,7 +204,7 @@ mod tests {
         let last = seen(&mut screen, (60, 10));
         assert!(last[8].trim_start().starts_with("40 ") && last[3].contains("cached"), "{last:#?}");
         press(&mut screen, KeyCode::Up);
-        assert_eq!(seen(&mut screen, (60, 10)), last, "moving within what is seen scrolls nothing");
+        assert_eq!(seen(&mut screen, (60, 10)), last, "a move within the screen does not scroll");
         press(&mut screen, KeyCode::Home);
         assert_eq!(seen(&mut screen, (60, 10)), first);
     }

@@ -26,8 +26,8 @@ const FIGURES: [LoadFigure; 9] = [
     LoadFigure { name: "first token, p99", of: |bin, _| bin["first_token_s"]["p99"].as_f64(), shown: time },
     LoadFigure { name: "between tokens, p50", of: |bin, _| bin["between_tokens_s"]["p50"].as_f64(), shown: time },
     LoadFigure { name: "between tokens, p99", of: |bin, _| bin["between_tokens_s"]["p99"].as_f64(), shown: time },
-    LoadFigure { name: "most that ran", of: |bin, _| bin["running_max"].as_f64(), shown: count },
-    LoadFigure { name: "most that waited", of: |bin, _| bin["waiting_max"].as_f64(), shown: count },
+    LoadFigure { name: "most running", of: |bin, _| bin["running_max"].as_f64(), shown: count },
+    LoadFigure { name: "most waiting", of: |bin, _| bin["waiting_max"].as_f64(), shown: count },
     LoadFigure { name: "refused", of: |bin, _| bin["refused"].as_f64(), shown: count },
     LoadFigure {
         name: "prompts from the cache",
@@ -47,8 +47,7 @@ pub fn lines(page: &Value, width: u16) -> Vec<Line<'static>> {
         .collect();
     let n_columns = (width as usize).saturating_sub(NAME_WIDTH + LAST_WIDTH + 2).clamp(10, 360);
     let span = time(n_columns as f64 * seconds);
-    let mut lines =
-        vec![Line::from(format!("the last {span}, {seconds:.0} s a column; a gap is where nothing was")).dim()];
+    let mut lines = vec![Line::from(format!("the last {span}, {seconds:.0} s a column; a gap has no data")).dim()];
     for figure in FIGURES {
         let first = (now + 1).saturating_sub(n_columns as u64);
         let values: Vec<Option<f64>> =

@@ -17,7 +17,7 @@ pub fn rows(page: &Value) -> &[Value] {
 pub fn head(page: &Value, width: u16) -> Vec<Line<'static>> {
     let under_way = match (page["waiting"].as_u64(), page["running"].as_u64()) {
         (Some(waiting), Some(running)) => format!("{running} run, {waiting} wait"),
-        _ => "this key's own".to_owned(),
+        _ => "requests of this API key".to_owned(),
     };
     let tenant_columns = if width >= WIDE { format!("{:<12} {:<16} ", "tenant", "replica") } else { String::new() };
     let api = if width >= MIDDLE { format!("{:<6} ", "api") } else { String::new() };
@@ -95,7 +95,7 @@ pub fn timeline(request: &Value) -> Vec<String> {
     let events = request["events"].as_array().map_or(&[][..], Vec::as_slice);
     lines.extend(events.iter().map(|event| self::event(event, several)));
     if let Some(n) = request["events_unkept"].as_u64().filter(|n| *n > 0) {
-        lines.push(format!("{:>9}  {n} more events were not kept", ""));
+        lines.push(format!("{:>9}  {n} more events were dropped", ""));
     }
     if request["over"] == true {
         lines.push(format!("{:>9}  ended: {}", format_millis(&request["took_ms"]), text(&request["state"])));
@@ -117,11 +117,11 @@ fn event(event: &Value, several: bool) -> String {
     let what = match event["what"].as_str().unwrap_or("-") {
         "placed" => format!("sent to {}", text(&event["replica"])),
         "started" => match event["cached"].as_u64().unwrap_or(0) {
-            0 => "started: nothing of it is cached".to_owned(),
+            0 => "started: no tokens are cached".to_owned(),
             n => format!("started: {n} tokens are cached"),
         },
         "chunk" => format!("computed {} to {}", text(&event["start"]), text(&event["end"])),
-        "preempted" => "preempted: it gave its memory to others, and waits".to_owned(),
+        "preempted" => "preempted: it waits until there is memory again".to_owned(),
         "lost" => "a rank was lost: it is computed again".to_owned(),
         "moved" => "moved to another replica".to_owned(),
         other => other.to_owned(),

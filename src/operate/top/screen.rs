@@ -207,14 +207,11 @@ mod tests {
         pressed(&mut screen, &[KeyCode::Char('2'), KeyCode::Down, KeyCode::End, KeyCode::Down, KeyCode::Enter]);
         assert_eq!(screen.question(), TopQuestion::Timeline(3));
         screen.receive(TopQuestion::Timeline(2), Ok(json!({ "number": 2 })), now);
-        assert!(screen.current_state().page.is_none(), "another one's timeline");
+        assert!(screen.current_state().page.is_none(), "another request's timeline");
         screen.receive(TopQuestion::Timeline(3), Ok(json!({ "number": 3 })), now);
         assert_eq!(screen.current_state().page.as_ref().unwrap()["number"], 3);
         screen.receive(TopQuestion::Timeline(3), Err("gone".into()), now);
-        assert!(
-            screen.current_state().page.is_some() && screen.current_state().error.is_some(),
-            "what was heard stays"
-        );
+        assert!(screen.current_state().page.is_some() && screen.current_state().error.is_some(), "the last page stays");
         pressed(&mut screen, &[KeyCode::Esc]);
         screen.receive(TopQuestion::Page(TopView::Requests), Ok(list(1)), now);
         assert_eq!((screen.question(), screen.selected), (TopQuestion::Page(TopView::Requests), 0));

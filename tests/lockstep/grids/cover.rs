@@ -16,7 +16,7 @@ pub fn pairwise(n_values: &[usize], is_possible: impl Fn(&[usize]) -> bool) -> V
     while !left.is_empty() {
         let met = |run: &&Run| pairs(run).filter(|pair| left.contains(pair)).count();
         // `max_by_key` returns the last of equals.
-        let next = possible.iter().rev().max_by_key(met).expect("what is left is met by some run").clone();
+        let next = possible.iter().rev().max_by_key(met).expect("some run covers each of the rest").clone();
         for pair in pairs(&next) {
             left.remove(&pair);
         }

@@ -205,7 +205,7 @@ async fn one_run(run: &Run, known: &mut Known) -> u32 {
     println!("{way}: {parts:?}, {n_cached} cached, {n_preempted} preempted, {millis} ms");
     assert_eq!(parts.len(), usize::from(tp * pp), "{way}");
     assert_eq!(n_fast, usize::from(setup.cut == Cut::Unlike), "{way}: {parts:?}");
-    assert!(n_cached > 0, "{way}: some found their beginning computed");
+    assert!(n_cached > 0, "{way}: some requests had a cached prefix");
     n_preempted
 }
 

@@ -87,7 +87,7 @@ fn write(rows: &[Row], refused: &[String]) {
     );
     rows.iter().for_each(|row| page.push_str(&(row.line() + "\n")));
     page.push_str("\n## Refused\n\nA tiny checkpoint cannot be cut into more parts than it has.\n\n");
-    page.push_str("| checkpoint | tp x pp | what the coordinator says |\n|---|---|---|\n");
+    page.push_str("| checkpoint | tp x pp | the coordinator's error |\n|---|---|---|\n");
     refused.iter().for_each(|line| page.push_str(&format!("{line}\n")));
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/results");
     std::fs::create_dir_all(&folder).unwrap();

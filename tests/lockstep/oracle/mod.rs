@@ -93,7 +93,7 @@ async fn answers_are_what_they_were() {
         return record::write(&answered);
     }
     broken.extend(differences(&answered, &record::read()));
-    assert!(broken.is_empty(), "{} answers are not what they were:\n{}", broken.len(), first_lines(&broken));
+    assert!(broken.is_empty(), "{} answers have changed:\n{}", broken.len(), first_lines(&broken));
 }
 
 fn first_lines(broken: &[String]) -> String {
@@ -110,7 +110,7 @@ fn differences(answered: &Record, recorded: &Record) -> Vec<String> {
             return vec![format!("{name}: is recorded, or is in tests/reference, and not both")];
         };
         let lines = got.iter().zip(expected).filter(|(got, expected)| got != expected);
-        let mut found: Vec<_> = lines.map(|(got, expected)| format!("{name}: {got}, and was {expected}")).collect();
+        let mut found: Vec<_> = lines.map(|(got, expected)| format!("{name}: {got}, not {expected}")).collect();
         found.extend((got.len() != expected.len()).then(|| format!("{name}: has other lines")));
         found
     };

@@ -183,7 +183,7 @@ fn replicas_that_differ_are_reported_by_weight_name() {
     assert_eq!(router.answers(), serve(&[]).answers());
     let output = Command::new(BINARY).args(["status", "--url", &http]).output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
-    assert!(text.contains("the bytes of weight model.layers."), "{text}");
+    assert!(text.contains("the bytes of the weight model.layers."), "{text}");
     let of_replica = |replica: &Value| replica["tokens"].as_u64().unwrap();
     assert_eq!(of_replica(&self::replicas(&http)[0]), 0, "it gets nothing");
 }

@@ -61,7 +61,7 @@ fn serve_takes_another_grid_and_reads_its_model_again() {
     let mut grid = serve(&["--tp", "2", "--control", "127.0.0.1:0"]);
     let alone = serve(&[]).answers();
     assert_eq!(grid.answers(), alone);
-    let door = field(&grid.until(&["`scale` and `reload` reach this replica"]), "address").to_owned();
+    let door = field(&grid.until(&["`scale` and `reload` can reach this replica"]), "address").to_owned();
     let done = run_command(&door, &["scale", "--tp", "1", "--pp", "2"]);
     assert!(done.status.success() && done.stdout.starts_with(b"tp 1 x pp 2 after "), "{done:?}");
     assert_eq!(grid.answers(), alone);
@@ -71,10 +71,10 @@ fn serve_takes_another_grid_and_reads_its_model_again() {
     assert!(done.status.success() && done.stdout.starts_with(b"2 of 2 ranks have read"), "{done:?}");
     assert_eq!(grid.answers(), alone);
     let mut stranger = Node::start(&["worker", "--threads", "1", "--join", &door]);
-    stranger.until(&["this door is for `scale` and `reload`"]);
+    stranger.until(&["this address is for `scale` and `reload`"]);
     // Two replicas have two sockets.
     let mut two = serve(&["--replicas", "2", "--control", "127.0.0.1:0"]);
-    two.until(&["`scale` and `reload` reach this replica", "replica=\"local-1\""]);
+    two.until(&["`scale` and `reload` can reach this replica", "replica=\"local-1\""]);
 }
 
 /// The parent's environment variables are not passed on to workers.
@@ -93,7 +93,7 @@ fn workers_get_settings_only_from_their_parent() {
 fn watched_worker(join: &str) -> (Node, String) {
     let arguments = ["worker", "--threads", "1", "--join", join, "--health", "127.0.0.1:0"];
     let mut node = Node::start(&arguments);
-    let address = field(&node.until(&["this worker tells of itself"]), "address").to_owned();
+    let address = field(&node.until(&["this worker serves its health pages"]), "address").to_owned();
     (node, format!("http://{address}/ready"))
 }
 
@@ -102,7 +102,7 @@ fn until_status(page: &str, status: u16) {
     let agent = ureq::Agent::config_builder().timeout_global(Some(PATIENCE)).http_status_as_error(false).build();
     let (agent, deadline) = (ureq::Agent::from(agent), Instant::now() + PATIENCE);
     while agent.get(page).call().unwrap().status() != status {
-        assert!(Instant::now() < deadline, "{page} never says {status}");
+        assert!(Instant::now() < deadline, "{page} never has status {status}");
         std::thread::sleep(Duration::from_millis(20));
     }
 }

@@ -183,15 +183,15 @@ fn a_certificate_is_replaced_under_load_and_a_broken_one_is_not_taken() {
         let [certificate, key] = new.signed();
         // The two files do not match for a moment.
         folder.write("cert.pem", &certificate);
-        served.node.until_since(0, &["clients are offered the same certificate", "do not go together"]);
+        served.node.until_since(0, &["clients still get the last certificate", "do not match"]);
         folder.write("key.pem", &key);
-        served.node.until_since(0, &["clients are offered another certificate"]);
+        served.node.until_since(0, &["clients get a new certificate"]);
         while !by_new() {
             assert!(Instant::now() < deadline, "{}", served.node.log());
         }
         let place = served.node.log_len();
         folder.write("cert.pem", "no certificate");
-        served.node.until_since(place, &["clients are offered the same certificate", "cert.pem"]);
+        served.node.until_since(place, &["clients still get the last certificate", "cert.pem"]);
         assert!(by_new());
         over.store(true, Ordering::Relaxed);
         load.join().unwrap()
@@ -285,7 +285,7 @@ fn keys_and_certificates_are_rotated_under_load_and_no_request_fails() {
             let [certificate, secret] = next.signed();
             folder.write("cert.pem", &certificate);
             folder.write("key.pem", &secret);
-            served.node.until_since(place, &["clients are offered another certificate"]);
+            served.node.until_since(place, &["clients get a new certificate"]);
             authority = next;
         }
         over.store(true, Ordering::Relaxed);
@@ -328,7 +328,7 @@ fn files_that_cannot_be_used_are_named_at_the_start() {
         node.until(&["lockstep:", message]);
         assert!(!node.ended().success());
     };
-    check(&certificate, &key, "do not go together");
+    check(&certificate, &key, "do not match");
     check(missing.to_str().unwrap(), &key, "missing.pem");
     assert!(Path::new(&certificate).exists());
 }

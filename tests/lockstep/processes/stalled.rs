@@ -119,7 +119,7 @@ fn unread_log_does_not_block_the_server() {
     let mut line = String::new();
     while !line.contains(DROP_MESSAGE) {
         line.clear();
-        assert!(server.log.read_line(&mut line).unwrap() > 0, "it never said what was dropped");
+        assert!(server.log.read_line(&mut line).unwrap() > 0, "it never logged the dropped lines");
     }
     let n: u64 = line.split(DROP_MESSAGE).next().unwrap().split_whitespace().next_back().unwrap().parse().unwrap();
     assert!(line.contains("WARN") && n > 0, "{line}");

@@ -87,7 +87,7 @@ fn replicas_of_one_process_answer_as_one_does() {
         let label = format!("replica=\"{replica}\"");
         let is_tokens_line =
             |line: &str| line.starts_with("lockstep:generation_tokens_total{") && line.contains(&label);
-        assert!(page.lines().any(is_tokens_line), "{label} says no tokens in\n{page}");
+        assert!(page.lines().any(is_tokens_line), "{label} has no tokens in\n{page}");
     }
 }
 

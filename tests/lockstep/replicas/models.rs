@@ -49,7 +49,7 @@ fn until(what: &str, holds: impl Fn() -> bool) {
 fn routed_models_and_versions_answer_as_alone() {
     let seeds: Vec<u64> = (0..10).collect();
     let [first, second, rope] = VERSIONS.map(|version| alone(version, &seeds));
-    assert!(first != second && first != rope, "there is nothing to tell apart");
+    assert!(first != second && first != rope, "the models give the same answers");
     let replicas = VERSIONS.map(replica);
     let folder = Folder::new("routes");
     let routes = folder.write("routes", "# a canary\nchat = v1:50, v2:50\n");
@@ -72,7 +72,7 @@ fn routed_models_and_versions_answer_as_alone() {
     router.until(&["the routes were read again"]);
     assert_eq!(all("chat"), second);
     folder.write("routes", "chat = v1:\n");
-    router.until(&["the routes stay what they were"]);
+    router.until(&["the routes stay unchanged"]);
     assert_eq!(all("chat"), second);
     let refused = post(&http, &request("v3", 0));
     assert_eq!(refused.status(), 404);
@@ -102,7 +102,7 @@ fn what_cannot_be_meant_is_refused_at_the_start() {
     check(&["--routes", "/nowhere"], "/nowhere");
     check(&["--routes", &routes, "--route", "chat=v1"], "--route or --routes");
     check(&["--text", "/nowhere.gguf"], "--text /nowhere.gguf");
-    check(&["--served-model-name", "v1", "--text", &format!("v1={SECOND}")], "is said already");
+    check(&["--served-model-name", "v1", "--text", &format!("v1={SECOND}")], "already has a tokenizer");
 }
 
 const DOORS_OF_ROUTER: [&str; 4] = ["--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0"];

@@ -117,7 +117,7 @@ impl StreamParts {
 fn begin(events: &mut Events) -> Vec<(String, Option<String>)> {
     let mut read = Vec::new();
     while StreamParts::of(read.iter().map(|(data, _)| data)).arguments().all(|arguments| arguments.len() < 20) {
-        read.push(events.next().expect("it goes on"));
+        read.push(events.next().expect("another event"));
     }
     read
 }

@@ -220,5 +220,5 @@ fn clients_of_a_coordinator_that_is_killed_notice_nothing() {
             return;
         }
     }
-    panic!("all requests had ended, each time");
+    panic!("all requests had ended in each attempt");
 }
