@@ -65,8 +65,8 @@ const TABLE: &[(&str, &str)] = &[
         "lockstep: cannot listen for HTTP on 192.0.2.1:8000: Cannot assign requested address; --port takes \
          another address",
     ),
-    ("run $MODEL hi --temperature 9", "lockstep: temperature: must be 0 to 2, and is 9"),
-    ("run $MODEL hi --max-tokens 0", "lockstep: max_tokens: must be at least 1, and is 0"),
+    ("run $MODEL hi --temperature 9", "lockstep: temperature: must be 0 to 2, got 9"),
+    ("run $MODEL hi --max-tokens 0", "lockstep: max_tokens: must be at least 1, got 0"),
     (
         "run $MODEL hi --raw --context 2",
         "lockstep: the prompt has 2 tokens and the model's context is 2: no room is left for an answer",
@@ -182,7 +182,7 @@ const TABLE: &[(&str, &str)] = &[
         "serve $MODEL --config $HOME/twice.toml",
         "lockstep: in $HOME/twice.toml: TOML parse error at line 2{}duplicate key",
     ),
-    ("run $MODEL hi --top-p 2", "lockstep: top_p: must be 0 to 1, and is 2"),
+    ("run $MODEL hi --top-p 2", "lockstep: top_p: must be 0 to 1, got 2"),
     ("scale --tp 0 --pp 1", "lockstep: --tp is 0; it must be at least 1"),
     ("scale --tp 1 --pp 1 --coordinator one", "lockstep: --coordinator: \"one\" is no address: it reads host:port"),
     ("worker --join 127.0.0.1", "lockstep: --join: \"127.0.0.1\" is no address: it reads host:port"),

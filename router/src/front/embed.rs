@@ -47,7 +47,7 @@ impl Frontend {
         let limits = &self.config.limits;
         let (n, n_max) = (inputs.len(), limits.embeddings_max);
         if n == 0 || n > n_max {
-            return Err(Refusal::invalid("input", format!("must be 1 to {n_max} inputs, and there are {n}")));
+            return Err(Refusal::invalid("input", format!("must be 1 to {n_max} inputs, got {n}")));
         }
         let mut reply = v1::EmbedReply { usage: Some(v1::Usage::default()), ..v1::EmbedReply::default() };
         while !inputs.is_empty() {

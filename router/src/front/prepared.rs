@@ -99,7 +99,7 @@ impl PreparedRequest {
         }
         let (tokens_min, n_left) = (self.base_request.sampling.tokens_min, context.saturating_sub(n_prompt as u32));
         if self.base_request.goal == Goal::Generate && tokens_min > n_left {
-            let why = format!("must be at most {n_left}, which is what there is room for, and is {tokens_min}");
+            let why = format!("must be at most {n_left}, the room after the prompt, got {tokens_min}");
             return Err(Refusal::invalid("min_tokens", why));
         }
         let each = self.prompts.iter().flat_map(|prompt| self.numbers.clone().map(move |number| (prompt, number)));

@@ -139,7 +139,7 @@ impl ModelText {
         let is_wild = |(_, bias): &&(u32, f32)| !(-100.0..=100.0).contains(bias);
         match all.iter().find(is_wild) {
             Some((token, bias)) => {
-                Err(Refusal::invalid("logit_bias", format!("must be -100 to 100, and is {bias} for {token}")))
+                Err(Refusal::invalid("logit_bias", format!("must be -100 to 100, got {bias} for {token}")))
             }
             None => Ok(all),
         }
@@ -226,7 +226,7 @@ pub(super) fn check(
     holds: bool,
     must: &str,
 ) -> Result<(), Refusal> {
-    if holds { Ok(()) } else { Err(Refusal::invalid(field, format!("must be {must}, and is {value}"))) }
+    if holds { Ok(()) } else { Err(Refusal::invalid(field, format!("must be {must}, got {value}"))) }
 }
 
 /// A random number below 2^53, so that a client in any language can send it back unchanged.

@@ -66,7 +66,7 @@ impl AnswerSearch {
         };
         let most = limits.choices_max;
         if n_kept < n_returned || n_kept > most {
-            let why = format!("must be at least `n`, which is {n_returned}, and at most {most}, and is {n_kept}");
+            let why = format!("must be from `n`, which is {n_returned}, to {most}, got {n_kept}");
             return Err(Refusal::invalid("best_of", why));
         }
         if parsed.certificate {
@@ -82,7 +82,7 @@ impl AnswerSearch {
 fn beam_search(params: v1::BeamSearch) -> Result<SearchKind, Refusal> {
     let length_penalty = params.length_penalty.unwrap_or(1.0);
     if !(-10.0..=10.0).contains(&length_penalty) {
-        return Err(Refusal::invalid("length_penalty", format!("must be -10 to 10, and is {length_penalty}")));
+        return Err(Refusal::invalid("length_penalty", format!("must be -10 to 10, got {length_penalty}")));
     }
     let patience = match params.patience() {
         v1::beam_search::Patience::Unspecified => EarlyStopping::WhileBetter,

@@ -303,7 +303,7 @@ impl Fields {
             Some(-1) => None,
             Some(n) => match u32::try_from(n) {
                 Ok(n) if n > 0 => Some(n),
-                _ => return Err(Refusal::invalid(NAME, format!("must be -1 or at least 1, and is {n}"))),
+                _ => return Err(Refusal::invalid(NAME, format!("must be -1 or at least 1, got {n}"))),
             },
         };
         Ok(Some(Truncation { n_max, side }))
@@ -399,7 +399,7 @@ pub fn wrong_type(name: impl Into<std::borrow::Cow<'static, str>>, must: &str, v
         Value::Array(_) => "a list",
         Value::Object(_) => "an object",
     };
-    Refusal::Invalid { field: name.into(), message: format!("must be {must}, and is {kind}") }
+    Refusal::Invalid { field: name.into(), message: format!("must be {must}, got {kind}") }
 }
 
 /// Limits penalties to the last `last_n` tokens: -1 means all, and 0 disables the penalties.
@@ -413,7 +413,7 @@ fn limit_penalties(sampling: &mut v1::Sampling, last_n: Option<i64>) -> Result<(
         }
         Some(n) => {
             let n = u32::try_from(n).map_err(|_| {
-                Refusal::invalid("repeat_last_n", format!("must be -1, 0 or a number of tokens, and is {n}"))
+                Refusal::invalid("repeat_last_n", format!("must be -1, 0 or a number of tokens, got {n}"))
             })?;
             sampling.penalty_window = Some(n);
         }
@@ -459,10 +459,10 @@ mod tests {
         check(r#"{"max_tokens": 18446744073709551616}"#, "max_tokens: is out of range");
         check(r#"{"max_tokens": 1e30}"#, "max_tokens: is out of range");
         check(r#"{"max_tokens": 4294967296}"#, "max_tokens: 4294967296 is out of range");
-        check(r#"{"max_tokens": 1.5}"#, "max_tokens: must be a whole number, and is a number with a fraction");
+        check(r#"{"max_tokens": 1.5}"#, "max_tokens: must be a whole number, got a number with a fraction");
         check(r#"{"seed": 18446744073709551616}"#, "seed: is out of range");
-        check(r#"{"seed": 0.5}"#, "seed: must be a whole number, and is a number with a fraction");
-        check(r#"{"stop": 5}"#, "stop: must be a string or a list of strings, and is a number");
+        check(r#"{"seed": 0.5}"#, "seed: must be a whole number, got a number with a fraction");
+        check(r#"{"stop": 5}"#, "stop: must be a string or a list of strings, got a number");
     }
 
     #[test]

@@ -80,7 +80,7 @@ pub async fn completions(State(front): State<Arc<Frontend>>, request: Request) -
     };
     let all = objects("generate_responses", fields.take("generate_responses"))?;
     if all.len() > ANSWERS_MAX {
-        let why = format!("the generate_responses count must be at most {ANSWERS_MAX}, and is {}", all.len());
+        let why = format!("the generate_responses count must be at most {ANSWERS_MAX}, got {}", all.len());
         return Err(Refusal::invalid("generate_responses", why).into());
     }
     let n_prompts = context.n_prompts(&mut fields, all.len())?;
@@ -231,7 +231,7 @@ impl DerenderContext {
         let id = generated.string("request_id")?.unwrap_or_default();
         let choices = objects("choices", generated.take("choices"))?;
         if choices.len() > ANSWERS_MAX {
-            let why = format!("the choices count must be at most {ANSWERS_MAX}, and is {}", choices.len());
+            let why = format!("the choices count must be at most {ANSWERS_MAX}, got {}", choices.len());
             return Err(Refusal::invalid("choices", why));
         }
         let answers = choices.into_iter().map(|choice| self.answer(choice)).collect::<Result<_, _>>()?;
