@@ -174,10 +174,10 @@ async fn serve_faces<F: Future<Output = Result<(), Error>>>(
     if let Some(audits) = audits
         && audits.await.is_err()
     {
-        tracing::error!("the task of the audits ended early");
+        tracing::error!("the audit task ended early");
     }
     if roster.await.is_err() {
-        tracing::error!("the task of the links ended early");
+        tracing::error!("the supervisor of links ended early");
     }
     if let Some(recording) = recording {
         close(recording).await;

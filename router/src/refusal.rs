@@ -42,7 +42,9 @@ pub enum Refusal {
     Away { replica: String, why: String, waited: Duration, retry_after: Duration },
     #[error("the resume handle {0}")]
     NoResume(#[from] ResumeError),
-    #[error("the request lost its replica {times} times before its first token; it may be the cause, so the router does not retry it")]
+    #[error(
+        "the request lost its replica {times} times before its first token: as a possible cause, it is not retried"
+    )]
     LostTooOften { times: u32 },
     #[error("the client read the stream too slowly: {unread} steps are unread")]
     SlowReader { unread: usize },

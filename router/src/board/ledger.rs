@@ -381,7 +381,7 @@ mod tests {
         };
         report(10, 0, 1_000_000);
         report(20, 4, 2_000_000);
-        assert_eq!(seconds(&ledger, 1), None, "nobody waited when it began");
+        assert_eq!(seconds(&ledger, 1), None, "nothing waited when it began");
         report(20, 9, 3_000_000);
         report(21, 9, 6_000_000);
         assert_eq!(seconds(&ledger, 1), Some(40), "one in four seconds, and nine before it");

@@ -107,7 +107,10 @@ impl Frontend {
             return Err(Refusal::invalid("n", format!("must be 1 to {}, got {n_choices}", limits.choices_max)));
         }
         if n_prompts == 0 || n_prompts > limits.prompts_max {
-            return Err(Refusal::invalid("text", format!("must be 1 to {} prompts, got {n_prompts}", limits.prompts_max)));
+            return Err(Refusal::invalid(
+                "text",
+                format!("must be 1 to {} prompts, got {n_prompts}", limits.prompts_max),
+            ));
         }
         if !self.replicas.has_room() && !self.admission.is_draining() {
             // The request is refused before any of it is read.

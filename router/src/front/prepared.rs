@@ -46,7 +46,7 @@ impl PreparedRequest {
         }
         let cost = format!("its {n_choices} answers to {} prompts take {n_bytes} bytes", self.prompts.len());
         let message = format!(
-            "{cost} with the lists of each (logit_bias, allowed_token_ids, words) and its grammar: at most {bytes_max}"
+            "{cost} with their lists (logit_bias, allowed_token_ids, words) and grammar; the limit is {bytes_max}"
         );
         Err(Refusal::invalid("n", message))
     }

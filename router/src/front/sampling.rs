@@ -214,7 +214,7 @@ fn check_many(field: &'static str, strings: &[String], limits: &RouterLimits) ->
     check(field, n, n <= limits.stop_strings_max, &format!("at most {} strings", limits.stop_strings_max))?;
     check(field, n_bytes, n_bytes <= limits.stop_bytes_max, &format!("at most {} bytes", limits.stop_bytes_max))?;
     if strings.iter().any(String::is_empty) {
-        return Err(Refusal::invalid(field, "an empty string would be found everywhere"));
+        return Err(Refusal::invalid(field, "must not contain an empty string"));
     }
     Ok(())
 }

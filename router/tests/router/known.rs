@@ -180,7 +180,7 @@ fn places(on: &[Endpoint]) -> String {
 }
 
 fn values(known: &KnownField) -> String {
-    let hint = known.instead.map_or(String::new(), |instead| format!("; say `{instead}`"));
+    let hint = known.instead.map_or(String::new(), |instead| format!("; use `{instead}`"));
     match known.neutral {
         _ if known.is_done => "done".into(),
         NeutralValues::None => format!("refused{hint}"),

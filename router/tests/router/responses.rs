@@ -590,7 +590,7 @@ fn a_stored_response_is_gone_on_with() {
         let unknown = post(house.http, RESPONSES, &request_body(json!({ "previous_response_id": id }))).await;
         let error = &unknown.json()["error"];
         assert_eq!((unknown.status, &error["param"]), (404, &json!("previous_response_id")));
-        assert!(error["message"].as_str().unwrap().contains("each router keeps its own"), "{error}");
+        assert!(error["message"].as_str().unwrap().contains("be stored on another router"), "{error}");
         let repeated = json!({ "previous_response_id": second["id"], "input": "And now?" });
         assert_eq!(post(house.http, RESPONSES, &request_body(repeated)).await.status, 200);
         assert_eq!(self::prompts(&house).last(), prompts.last());

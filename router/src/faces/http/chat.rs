@@ -42,7 +42,7 @@ pub async fn batch(State(front): State<Arc<Frontend>>, request: Request) -> Resu
     let page = record_refusal(&mut recorder, read)?;
     let result = parse_request(page, &front.config.limits, conversations).and_then(|(parsed, options, format)| {
         match options.streaming {
-            Some(_) => Err(Refusal::invalid("stream", "is for one conversation")),
+            Some(_) => Err(Refusal::invalid("stream", "is not supported with several conversations")),
             None => Ok((parsed, options, format)),
         }
     });

@@ -32,7 +32,7 @@ impl Fields {
         // Some editors and languages begin a file with this mark.
         match serde_json::from_slice(body.strip_prefix(BYTE_ORDER_MARK).unwrap_or(body)) {
             Ok(Value::Object(fields)) => Ok(Fields(fields)),
-            Ok(_) => Err(HttpError::bad_request(StatusCode::BAD_REQUEST, "the body is JSON, but no object")),
+            Ok(_) => Err(HttpError::bad_request(StatusCode::BAD_REQUEST, "the body is JSON, but not an object")),
             Err(error) => {
                 Err(HttpError::bad_request(StatusCode::BAD_REQUEST, format!("the body is not JSON: {error}")))
             }
@@ -159,7 +159,7 @@ impl Fields {
         const FIELD: &str = "sampling_defaults";
         let Some(name) = self.string(FIELD)? else { return Ok(0) };
         let vendor = sampling_defaults::vendor(&name).map(i32::from);
-        vendor.ok_or_else(|| Refusal::invalid(FIELD, format!("is openai, llama.cpp or ollama, and not {name:?}")))
+        vendor.ok_or_else(|| Refusal::invalid(FIELD, format!("must be openai, llama.cpp or ollama, got {name:?}")))
     }
 
     /// Reads llama.cpp's name for `max_tokens`, in which a negative number means no limit.
@@ -194,7 +194,7 @@ impl Fields {
     /// none.
     fn allowed_token_ids(&mut self) -> Result<Vec<u32>, Refusal> {
         match self.token_ids("allowed_token_ids")? {
-            Some(ids) if ids.is_empty() => Err(Refusal::invalid("allowed_token_ids", "allows nothing")),
+            Some(ids) if ids.is_empty() => Err(Refusal::invalid("allowed_token_ids", "an empty list allows no token")),
             ids => Ok(ids.unwrap_or_default()),
         }
     }
@@ -248,11 +248,11 @@ impl Fields {
     pub fn stream_options(&mut self, sampling: &v1::Sampling) -> Result<Option<StreamOptions>, Refusal> {
         let stream = self.boolean("stream")?.unwrap_or(false);
         if stream && sampling.prompt_logprobs.is_some() {
-            return Err(Refusal::invalid("prompt_logprobs", "is not for streams"));
+            return Err(Refusal::invalid("prompt_logprobs", "is not supported in a stream"));
         }
         let options = self.object("stream_options")?;
         match (stream, options) {
-            (false, Some(_)) => Err(Refusal::invalid("stream_options", "is for streams; `stream` is not set")),
+            (false, Some(_)) => Err(Refusal::invalid("stream_options", "needs `stream` to be true")),
             (false, None) => Ok(None),
             (true, None) => Ok(Some(StreamOptions::default())),
             (true, Some(mut options)) => {
