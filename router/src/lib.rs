@@ -221,7 +221,7 @@ async fn drain(
         shutdown.cancelled().await;
         streams.close();
         if tokio::time::timeout(drain_max, streams.wait()).await.is_err() {
-            tracing::warn!(streams = streams.len(), "streams are cut: they did not end in time");
+            tracing::warn!(streams = streams.len(), "ending streams that did not finish in time");
         }
         end.cancel();
         tokio::time::sleep(LAST_WORDS_MAX).await;

@@ -607,7 +607,7 @@ fn what_cannot_be_done_with_a_stored_response_is_refused() {
         for (method, path, status, word) in [
             ("POST", format!("{page}/cancel"), 400, "Cannot cancel a synchronous response"),
             ("POST", format!("{RESPONSES}/resp_1/cancel"), 404, "Response with id `resp_1` not found"),
-            ("POST", format!("{RESPONSES}/compact"), 404, "compacted"),
+            ("POST", format!("{RESPONSES}/compact"), 404, "compact"),
             ("GET", format!("{page}?stream=true"), 400, "stream"),
             ("GET", format!("{page}/input_items?limit=0"), 400, "limit"),
             ("GET", format!("{page}/input_items?order=up"), 400, "order"),

@@ -228,7 +228,7 @@ fn openai_routes() -> Vec<Route> {
         post("/v1/chat/completions", "an answer to a chat", chat::chat),
         post("/v1/chat/completions/input_tokens", "how many tokens a chat has", chat::input_tokens),
         post("/v1/completions", "an answer to a text", completions::completions),
-        post("/v1/responses", "an answer to a chat, in items", responses::responses),
+        post("/v1/responses", "an answer to a chat, as items", responses::responses),
         post("/v1/responses/input_tokens", "how many tokens its prompt has", responses::input_tokens),
         post("/v1/responses/compact", "refused: compaction is not supported", responses::stored::refuse_compact),
         get("/v1/responses/{id}", "a stored response", responses::stored::get_response),

@@ -112,7 +112,7 @@ fn route_of(line: &str) -> Result<(&str, Vec<VersionShare>), String> {
     let (name, shares) = line.split_once('=').ok_or("a line is `NAME = VERSION:WEIGHT, VERSION:WEIGHT`")?;
     let name = name.trim();
     if name.is_empty() {
-        return Err("the name before `=` is missing".into());
+        return Err("there is no name before `=`".into());
     }
     let shares: Vec<VersionShare> = shares.split(',').map(share_of).collect::<Result<_, _>>()?;
     if shares.len() > SHARES_MAX {

@@ -63,7 +63,7 @@ fn lines_are_read_as_they_are_meant() {
         ("chat=", "no name"),
         ("chat=v1,,v2", "no name"),
         ("chat=v1:1,v1:2", "twice"),
-        ("chat=v1:0,v2:0", "nothing"),
+        ("chat=v1:0,v2:0", "weight 0"),
         ("chat=v1:1000001", "more than"),
         ("chat=v1:99999999999999999999", "more than"),
         ("chat=v1:", "a whole number"),

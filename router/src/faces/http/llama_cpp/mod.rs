@@ -42,8 +42,8 @@ pub fn routes(has_slots: bool) -> Vec<Route> {
         get("/lora-adapters", "an empty list", server::lora_adapters),
         post("/chat/completions", "an answer to a chat", chat::llama_chat),
         post("/chat/completions/input_tokens", "how many tokens a chat has", chat::input_tokens),
-        post("/responses", "an answer to a chat, in items", responses::responses),
+        post("/responses", "an answer to a chat, as items", responses::responses),
         post("/slots/{id}", "refused: slots store nothing", server::refuse_slot_action),
-        get("/models", "the models that are served, each with its other names", models::list_with_aliases),
+        get("/models", "the served models, each with its other names", models::list_with_aliases),
     ]
 }
