@@ -174,10 +174,10 @@ async fn serve_faces<F: Future<Output = Result<(), Error>>>(
     if let Some(audits) = audits
         && audits.await.is_err()
     {
-        tracing::error!("the task of the audits ended early");
+        tracing::error!("the audit task ended early");
     }
     if roster.await.is_err() {
-        tracing::error!("the task of the links ended early");
+        tracing::error!("the supervisor of links ended early");
     }
     if let Some(recording) = recording {
         close(recording).await;
@@ -221,7 +221,7 @@ async fn drain(
         shutdown.cancelled().await;
         streams.close();
         if tokio::time::timeout(drain_max, streams.wait()).await.is_err() {
-            tracing::warn!(streams = streams.len(), "streams are cut: they did not end in time");
+            tracing::warn!(streams = streams.len(), "ending streams that did not finish in time");
         }
         end.cancel();
         tokio::time::sleep(LAST_WORDS_MAX).await;

@@ -14,41 +14,43 @@ pub enum Refusal {
     TooLong { n_prompt: usize, context: u32 },
     #[error("the prompt has {n_prompt} tokens, and the replica cannot hold the request: {message}")]
     TooLarge { n_prompt: usize, message: String },
-    #[error("an API key is needed, as `Authorization: Bearer KEY`")]
+    #[error("the request needs an API key: send `Authorization: Bearer KEY`")]
     NoKey,
-    #[error("this API key is not known here")]
+    #[error("this server does not know the API key")]
     UnknownKey,
-    #[error("the model `{model}` is not served here; {}", join_names(served))]
+    #[error("this server does not serve the model `{model}`; {}", join_names(served))]
     NoModel { model: String, served: Vec<String> },
-    #[error("too many requests are waiting; come again later")]
+    #[error("too many requests are waiting; try again later")]
     Full { retry_after: Duration },
-    #[error("the limit of this key's tenant is reached: {limit}; come again in {} s", retry_after.as_secs())]
+    #[error("this key's tenant has reached its limit of {limit}; try again in {} s", retry_after.as_secs())]
     Limited { limit: Limit, retry_after: Duration },
-    #[error("no token is expected before the request's deadline, but in {} s; come again later", wait.as_secs())]
+    #[error("the first token is expected in {} s, after the request's deadline; try again later", wait.as_secs())]
     TooLate { wait: Duration, retry_after: Duration },
     #[error("no replica is ready to serve{}", because(why))]
     NotReady { retry_after: Duration, why: String },
-    #[error("draining: no new requests are taken here")]
+    #[error("the server is draining and accepts no new requests")]
     Draining { retry_after: Duration },
     #[error("the deadline has passed")]
     Deadline,
-    #[error("the replica was lost and none that gives the same tokens came back")]
+    #[error("the replica was lost, and no replica with the same tokens became available")]
     Lost,
     #[error(
-        "the replica `{replica}` cannot go on with it, {why}, and none that gives the same tokens has come for {} s, \
-         the longest that a request waits (--failover-max); ask again later, or give the replica what it lacks",
+        "the replica `{replica}` cannot continue the request: {why}; no replica with the same tokens became available \
+         in {} s, the limit of --failover-max; try again later, or repair the replica",
         waited.as_secs_f32().round()
     )]
     Away { replica: String, why: String, waited: Duration, retry_after: Duration },
     #[error("the resume handle {0}")]
     NoResume(#[from] ResumeError),
-    #[error("its replica was lost {times} times before it said a token: it may be the cause, and is not tried again")]
+    #[error(
+        "the request lost its replica {times} times before its first token: as a possible cause, it is not retried"
+    )]
     LostTooOften { times: u32 },
-    #[error("the stream was read too slowly: {unread} steps were left unread")]
+    #[error("the client read the stream too slowly: {unread} steps are unread")]
     SlowReader { unread: usize },
-    #[error("the grammar and what else the request forbids leave no token at position {position} of the answer")]
+    #[error("the grammar and the request's other constraints allow no token at position {position} of the answer")]
     NoToken { position: u32 },
-    #[error("the grammar cannot be followed from position {position} of the answer on: {}", fault_text(*fault))]
+    #[error("the grammar cannot be applied from position {position} of the answer: {}", fault_text(*fault))]
     Grammar { position: u32, fault: GrammarFault },
     #[error("the request could not be computed: {message}")]
     Failed { message: String },
@@ -56,9 +58,9 @@ pub enum Refusal {
 
 fn fault_text(fault: GrammarFault) -> &'static str {
     match fault {
-        GrammarFault::Late => "the replica has not worked out in time what may come next; come again later",
-        GrammarFault::TooComplex => "it asks for more work or memory than a grammar may have",
-        GrammarFault::Broken => "it does not go on in the model's tokens, or the grammar engine failed",
+        GrammarFault::Late => "the replica did not compute the token mask in time; try again later",
+        GrammarFault::TooComplex => "it exceeds the limit on a grammar's work or memory",
+        GrammarFault::Broken => "the model's tokens cannot continue it, or the grammar engine failed",
     }
 }
 
@@ -83,17 +85,17 @@ impl fmt::Display for Limit {
 /// Why a stream cannot be resumed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ResumeError {
-    #[error("is no resume handle with positions")]
+    #[error("is not a resume handle with positions")]
     Garbled,
     #[error("was not made by this cluster for this client, or was changed")]
     Forged,
-    #[error("was made for another request: say again what was asked, with the same fields")]
+    #[error("belongs to another request: repeat the original request with the same fields")]
     OtherRequest,
-    #[error("was made for {expected} choices, and tells the positions of {got}")]
+    #[error("belongs to a request with {expected} choices, but has positions of {got}")]
     OtherChoices { expected: usize, got: usize },
-    #[error("was made under another policy: no replica here would say the same tokens")]
+    #[error("belongs to another policy: no replica of this server produces the same tokens")]
     OtherPolicy,
-    #[error("tells position {position}, which is beyond the end of the stream at {end}")]
+    #[error("has position {position}, which is beyond the end of the stream at {end}")]
     Beyond { position: u32, end: u32 },
 }
 
@@ -118,9 +120,9 @@ fn because(why: &str) -> String {
 fn join_names(names: &[String]) -> String {
     let quoted: Vec<String> = names.iter().map(|name| format!("`{name}`")).collect();
     match quoted.as_slice() {
-        [] => "nothing is".into(),
-        [one] => format!("{one} is"),
-        [rest @ .., last] => format!("{} and {last} are", rest.join(", ")),
+        [] => "it serves no model".into(),
+        [one] => format!("it serves {one}"),
+        [rest @ .., last] => format!("it serves {} and {last}", rest.join(", ")),
     }
 }
 

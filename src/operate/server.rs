@@ -110,8 +110,9 @@ mod tests {
     fn refusal_has_server_message_and_advice() {
         let check =
             |status, page: Value, expect: &str| assert_eq!(refusal_message("http://h", status, Some(page)), expect);
-        let unknown = json!({ "error": { "message": "this API key is not known here" } });
-        let expected = "http://h: this API key is not known here: give it with --api-key, or as LOCKSTEP_API_KEY";
+        let unknown = json!({ "error": { "message": "this server does not know the API key" } });
+        let expected =
+            "http://h: this server does not know the API key: give it with --api-key, or as LOCKSTEP_API_KEY";
         check(401, unknown, expected);
         check(403, json!({ "error": "no" }), "http://h: no");
         check(500, json!({}), "http://h answers with status 500");

@@ -22,7 +22,7 @@ const LOST: &str = "a worker is lost";
 const NO_COORDINATOR: &str = "no coordinator";
 /// A router's log lines about a coordinator that it misses.
 const MISSED: [&str; 2] = [NO_COORDINATOR, SUSPECTED];
-const SUSPECTED: &str = "it is suspected";
+const SUSPECTED: &str = "suspecting it";
 /// Log fields for a silent process, which may only be late: of workers, and of coordinators, which are suspected first.
 const WORKER_SILENT: &str = "kind=\"silent\"";
 const COORDINATOR_SILENT: [&str; 2] = [SUSPECTED, "the coordinator is silent"];

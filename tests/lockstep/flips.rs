@@ -306,10 +306,10 @@ fn a_flipped_bit_that_changes_tokens_is_found_by_an_audit_at_another_replica() {
             break;
         }
     }
-    let line = node.until(&["an answer is not equal when it is run again"]);
+    let line = node.until(&["a rerun of an answer has other tokens"]);
     let (one, other) = (field(&line, "replica").to_owned(), field(&line, "other_replica").to_owned());
     assert!(one != other && line.contains("position=") && line.contains("on=\"cpu on "), "{line}");
-    assert!(line.contains("third=\"as the"), "one of the two replicas runs it again: {line}");
+    assert!(line.contains("third=\"equals the"), "one of the two replicas runs it again: {line}");
 }
 
 /// Returns the KV caches of a process: its large memory ranges that use huge pages.

@@ -72,7 +72,7 @@ pub async fn page() -> bool {
             }
             sleep(SETTLE).await;
             spent.push(percent_of_core(router.pid()).await);
-            assert!(viewers.try_join_next().is_none(), "{}: a viewer was sent away", view.name);
+            assert!(viewers.try_join_next().is_none(), "{}: a viewer was refused", view.name);
         }
         sleep(SETTLE).await;
         let after = percent_of_core(router.pid()).await;
@@ -97,7 +97,7 @@ pub async fn page() -> bool {
     }
     let is_kept = costs.iter_mut().all(|costs| median(costs) <= COST_MAX) && median(&mut left).abs() <= LEFT_MAX;
     println!(
-        "asked: at most {COST_MAX} each, and {LEFT_MAX} of those who left: {}",
+        "limits: {COST_MAX} each, and {LEFT_MAX} of viewers that left: {}",
         ["missed", "kept"][usize::from(is_kept)]
     );
     is_kept

@@ -37,7 +37,7 @@ pub struct UnknownDialect {
 
 impl std::fmt::Display for UnknownDialect {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{:?} is no known form: {}", self.name, self.known.join(", "))
+        write!(f, "{:?} is not a known format; use one of {}", self.name, self.known.join(", "))
     }
 }
 

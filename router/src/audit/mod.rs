@@ -98,13 +98,13 @@ fn report_difference(
     let (third, third_on) = match third {
         RerunOutcome::Finished(tokens, place) => {
             let verdict = match (tokens == original, tokens == repeated) {
-                (true, _) => "as the first",
-                (_, true) => "as the second",
-                _ => "as neither",
+                (true, _) => "equals the first",
+                (_, true) => "equals the second",
+                _ => "equals neither",
             };
             (verdict, format!("{} ({})", place.name, place.on))
         }
-        RerunOutcome::Busy | RerunOutcome::Lost => ("not to be had", String::new()),
+        RerunOutcome::Busy | RerunOutcome::Lost => ("not available", String::new()),
     };
     tracing::error!(
         id = answer.id,
@@ -118,6 +118,6 @@ fn report_difference(
         other_on = second.on,
         third,
         third_on,
-        "an answer is not equal when it is run again: a device or its memory may be damaged",
+        "a rerun of an answer has other tokens: a device or its memory may be damaged",
     );
 }

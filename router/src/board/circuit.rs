@@ -209,7 +209,7 @@ mod tests {
         for second in 0..4 {
             assert_eq!(look(second, decoding(90_000)), None);
         }
-        assert_eq!(look(4, decoding(40_000)), None, "a look that is not slow begins anew");
+        assert_eq!(look(4, decoding(40_000)), None, "a window that is not slow restarts the count");
         for second in 5..9 {
             assert_eq!(look(second, decoding(90_000)), None);
             assert_eq!(look(second, LatencyWindow::default()), None, "nothing is known of a second without tokens");

@@ -353,9 +353,9 @@ mod tests {
             ledger.apply_state(&State { actual: Some(actual), ..backlog(3000) });
         };
         report(5000, 4000, 9_000_000);
-        assert_eq!(seconds(&ledger, 1000), None, "what was before is not known");
+        assert_eq!(seconds(&ledger, 1000), None, "earlier values are unknown");
         report(5020, 4000, 9_049_999);
-        assert_eq!(seconds(&ledger, 1000), None, "too short to know anything by");
+        assert_eq!(seconds(&ledger, 1000), None, "the time is too short for a value");
         report(5200, 4000, 10_000_000);
         assert_eq!(seconds(&ledger, 1000), Some(20));
         // Tokens that are drawn one by one do not measure the speed of prompts.
@@ -381,7 +381,7 @@ mod tests {
         };
         report(10, 0, 1_000_000);
         report(20, 4, 2_000_000);
-        assert_eq!(seconds(&ledger, 1), None, "nobody waited when it began");
+        assert_eq!(seconds(&ledger, 1), None, "nothing waited when it began");
         report(20, 9, 3_000_000);
         report(21, 9, 6_000_000);
         assert_eq!(seconds(&ledger, 1), Some(40), "one in four seconds, and nine before it");

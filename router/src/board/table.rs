@@ -103,7 +103,7 @@ impl ReplicaTable {
     }
 
     pub fn add_replica(&mut self, place: usize, ledger: Arc<Ledger>) {
-        debug_assert!(self.entries.last().is_none_or(|last| last.place < place), "no place is given twice");
+        debug_assert!(self.entries.last().is_none_or(|last| last.place < place), "places must ascend");
         let (digest, salt, standing) = (PolicyDigest::default(), Salt::default(), ReplicaStanding::Absent);
         let version = VersionId::default();
         let facts = ReplicaFacts { standing, digest, version, context: 0, room: 0, salt, id: 0, protocol: 0 };

@@ -67,7 +67,7 @@ impl Inference for InferenceService {
         let input = match request.input {
             Some(v1::tokenize_request::Input::Text(text)) => Input::Text(text),
             Some(v1::tokenize_request::Input::Chat(chat)) => Input::Chat(chat),
-            None => return Err(status(Refusal::invalid("input", "one of text and chat"))),
+            None => return Err(status(Refusal::invalid("input", "must be text or chat"))),
         };
         let token_ids = self.front.tokens(&text, input, true, unix_seconds()).await.map_err(status)?;
         Ok(Response::new(v1::TokenizeReply { token_ids }))
@@ -106,7 +106,7 @@ impl Inference for InferenceService {
         let authorization = request.metadata().get("authorization").and_then(|value| value.to_str().ok());
         let admitted = self.front.config.keys.authorized_client(authorization).ok_or(Refusal::NoKey).map_err(status)?;
         if !self.front.shows_cluster_to(admitted.role) {
-            return Err(Status::permission_denied("the cluster is shown to keys with `role=operator`"));
+            return Err(Status::permission_denied("only a key with `role=operator` may see the cluster"));
         }
         Ok(Response::new(self.front.topology(request.get_ref().from)))
     }
@@ -127,7 +127,7 @@ impl InferenceService {
         let call = call_deadline(request.metadata())?;
         let session = request.metadata().get(SESSION).and_then(|value| value.to_str().ok()).map(hashed);
         let request = request.into_inner();
-        let input = request.input.ok_or_else(|| Refusal::invalid("input", "one of text, chat and token_ids"))?;
+        let input = request.input.ok_or_else(|| Refusal::invalid("input", "must be text, chat or token_ids"))?;
         if request.choice == u32::MAX {
             return Err(Refusal::invalid("choice", "is out of range"));
         }
@@ -154,7 +154,7 @@ impl InferenceService {
         let input = |input: v1::EmbedInput| match input.input {
             Some(v1::embed_input::Input::Text(text)) => Ok(Input::Text(text)),
             Some(v1::embed_input::Input::TokenIds(ids)) => Ok(Input::TokenIds(ids)),
-            None => Err(Refusal::invalid("inputs", "one of text and token_ids")),
+            None => Err(Refusal::invalid("inputs", "must be text or token_ids")),
         };
         Ok(ParsedRequest {
             model: request.model,

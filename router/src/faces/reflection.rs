@@ -59,7 +59,7 @@ macro_rules! answering {
                 };
                 match reply {
                     Ok(Some(answer)) => answer,
-                    Ok(None) => refused(Status::internal("there was no answer")),
+                    Ok(None) => refused(Status::internal("the reflection service sent no answer")),
                     Err(status) => refused(status),
                 }
             }

@@ -47,7 +47,7 @@ impl Frontend {
         let limits = &self.config.limits;
         let (n, n_max) = (inputs.len(), limits.embeddings_max);
         if n == 0 || n > n_max {
-            return Err(Refusal::invalid("input", format!("must be 1 to {n_max} inputs, and there are {n}")));
+            return Err(Refusal::invalid("input", format!("must be 1 to {n_max} inputs, got {n}")));
         }
         let mut reply = v1::EmbedReply { usage: Some(v1::Usage::default()), ..v1::EmbedReply::default() };
         while !inputs.is_empty() {
@@ -92,7 +92,7 @@ impl Frontend {
             }
         }
         match reply.embeddings[first..].iter().any(|embedding| embedding.values.is_empty()) {
-            true => Err(Refusal::failed("the replica gave no hidden states")),
+            true => Err(Refusal::failed("the replica returned no hidden states")),
             false => Ok(()),
         }
     }
@@ -102,7 +102,7 @@ impl Frontend {
 fn normalized(mut values: Vec<f32>) -> Result<Vec<f32>, Refusal> {
     let length = values.iter().fold(0.0, |sum, value| sum + f64::from(*value) * f64::from(*value)).sqrt();
     if !length.is_finite() {
-        return Err(Refusal::failed("the hidden states hold what is no number"));
+        return Err(Refusal::failed("the hidden states are not finite"));
     }
     if length > 0.0 {
         values.iter_mut().for_each(|value| *value = (f64::from(*value) / length) as f32);

@@ -222,7 +222,7 @@ impl Frontend {
             let _place = place;
             work()
         });
-        done.await.map_err(|_| Refusal::failed("the text could not be read"))
+        done.await.map_err(|_| Refusal::failed("the text could not be processed"))
     }
 }
 

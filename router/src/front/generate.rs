@@ -104,10 +104,13 @@ impl Frontend {
     ) -> Result<AdmissionPermit, Refusal> {
         let (limits, n_prompts, n_choices) = (&self.config.limits, parsed.prompts.len(), parsed.n_choices);
         if n_choices == 0 || n_choices > limits.choices_max {
-            return Err(Refusal::invalid("n", format!("must be 1 to {}, and is {n_choices}", limits.choices_max)));
+            return Err(Refusal::invalid("n", format!("must be 1 to {}, got {n_choices}", limits.choices_max)));
         }
         if n_prompts == 0 || n_prompts > limits.prompts_max {
-            return Err(Refusal::invalid("text", format!("1 to {} prompts, and not {n_prompts}", limits.prompts_max)));
+            return Err(Refusal::invalid(
+                "text",
+                format!("must be 1 to {} prompts, got {n_prompts}", limits.prompts_max),
+            ));
         }
         if !self.replicas.has_room() && !self.admission.is_draining() {
             // The request is refused before any of it is read.
@@ -477,6 +480,6 @@ fn started_event(
 }
 
 fn level(priority: i32) -> Result<Priority, Refusal> {
-    let out_of_range = |_| Refusal::invalid("priority", format!("must be -128 to 127, and is {priority}"));
+    let out_of_range = |_| Refusal::invalid("priority", format!("must be -128 to 127, got {priority}"));
     i8::try_from(priority).map(Priority).map_err(out_of_range)
 }

@@ -192,9 +192,11 @@ impl Generation {
         record_passages((&mut self.scheduled, &mut self.recorder), choice_idx, &output);
         match finish {
             Some(Finish::Deadline) => return self.fail(Refusal::Deadline),
-            Some(Finish::Failed) => return self.fail(Refusal::failed("the replica gave it up")),
-            Some(Finish::Outgrown) => return self.fail(Refusal::failed("it has outgrown the replica's ranks")),
-            Some(Finish::Cancelled) => return self.fail(Refusal::failed("the replica cancelled it")),
+            Some(Finish::Failed) => return self.fail(Refusal::failed("the replica gave up the request")),
+            Some(Finish::Outgrown) => {
+                return self.fail(Refusal::failed("the request has outgrown the replica's ranks"));
+            }
+            Some(Finish::Cancelled) => return self.fail(Refusal::failed("the replica cancelled the request")),
             Some(Finish::NoToken) => return self.fail(Refusal::NoToken { position: output.position }),
             Some(Finish::Grammar(fault)) => return self.fail(Refusal::Grammar { position: output.position, fault }),
             Some(Finish::Stop | Finish::Length) | None => {}

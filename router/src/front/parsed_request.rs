@@ -91,7 +91,7 @@ impl Truncation {
     /// Cuts a prompt, for which there are `room` tokens, or a list beside it. Returns true if it was too long.
     pub fn cut<T>(self, ids: &mut Vec<T>, room: u32) -> Result<bool, Refusal> {
         if let Some(n) = self.n_max.filter(|n| *n > room) {
-            let why = format!("must be at most {room}, which is what there is room for, and is {n}");
+            let why = format!("must be at most {room}, the room for the prompt, got {n}");
             return Err(Refusal::invalid("truncate_prompt_tokens", why));
         }
         let n_dropped = ids.len().saturating_sub(self.n_max.unwrap_or(room) as usize);
@@ -212,7 +212,7 @@ mod tests {
         };
         let biased = |n: u32| v1::Sampling { logit_bias: (0..n).map(|id| (id, 1.0)).collect(), ..Default::default() };
         assert_eq!((refused(biased(2)), Purpose::Pool.check_sizes(&limits)), (None, Ok(())));
-        assert_eq!(refused(biased(3)).unwrap(), "logit_bias: must be at most 2 tokens, and is 3");
+        assert_eq!(refused(biased(3)).unwrap(), "logit_bias: must be at most 2 tokens, got 3");
         let lark = |n: usize| {
             let structure = v1::Structure { form: Some(Form::Lark("x".repeat(n))) };
             v1::Sampling { structure: Some(structure), ..Default::default() }

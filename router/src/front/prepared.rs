@@ -46,7 +46,7 @@ impl PreparedRequest {
         }
         let cost = format!("its {n_choices} answers to {} prompts take {n_bytes} bytes", self.prompts.len());
         let message = format!(
-            "{cost} with the lists of each (logit_bias, allowed_token_ids, words) and its grammar: at most {bytes_max}"
+            "{cost} with their lists (logit_bias, allowed_token_ids, words) and grammar; the limit is {bytes_max}"
         );
         Err(Refusal::invalid("n", message))
     }
@@ -99,7 +99,7 @@ impl PreparedRequest {
         }
         let (tokens_min, n_left) = (self.base_request.sampling.tokens_min, context.saturating_sub(n_prompt as u32));
         if self.base_request.goal == Goal::Generate && tokens_min > n_left {
-            let why = format!("must be at most {n_left}, which is what there is room for, and is {tokens_min}");
+            let why = format!("must be at most {n_left}, the room after the prompt, got {tokens_min}");
             return Err(Refusal::invalid("min_tokens", why));
         }
         let each = self.prompts.iter().flat_map(|prompt| self.numbers.clone().map(move |number| (prompt, number)));

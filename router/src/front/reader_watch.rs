@@ -16,7 +16,7 @@ use tonic::Status;
 
 /// The last reply to a reader that took nothing for too long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the stream was not read for too long")]
+#[error("the client did not read the stream for too long")]
 pub struct ReadTimeout;
 
 impl From<ReadTimeout> for Status {
@@ -73,7 +73,7 @@ impl ReaderWatch {
             for slot in &slots {
                 // A panic while one stream is dropped ends no other.
                 if catch_unwind(AssertUnwindSafe(|| slot.look(now))).is_err() {
-                    tracing::error!("a stream broke where it was given up");
+                    tracing::error!("a stream panicked while it was dropped");
                 }
             }
         }
@@ -167,7 +167,7 @@ impl<S: Send> Watched for SharedStream<S> {
         let given_up = held.stream.take();
         held.is_given_up = true;
         drop(held);
-        tracing::debug!("a stream is given up: nobody reads it");
+        tracing::debug!("dropping a stream that its client does not read");
         drop(given_up);
     }
 }
@@ -244,7 +244,7 @@ mod tests {
         replies.send(Ok(4)).await.unwrap();
         assert_eq!(attended.next().await, Some(Ok(3)));
         tokio::time::sleep(2 * MAX).await;
-        assert!(replies.is_closed(), "what the stream held went back");
+        assert!(replies.is_closed(), "the stream must be dropped");
         assert_eq!((attended.next().await, attended.next().await), (Some(Err(ReadTimeout)), None));
     }
 
@@ -278,6 +278,6 @@ mod tests {
         drop(reader_watch.watched(ReceiverStream::new(out)));
         assert!(replies.is_closed());
         let _next = reader_watch.watched(tokio_stream::empty::<Result<u8, ReadTimeout>>());
-        assert_eq!(lock(&reader_watch.slots).taken.len(), 1, "its slot is another's");
+        assert_eq!(lock(&reader_watch.slots).taken.len(), 1, "its slot is reused");
     }
 }

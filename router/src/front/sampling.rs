@@ -139,7 +139,7 @@ impl ModelText {
         let is_wild = |(_, bias): &&(u32, f32)| !(-100.0..=100.0).contains(bias);
         match all.iter().find(is_wild) {
             Some((token, bias)) => {
-                Err(Refusal::invalid("logit_bias", format!("must be -100 to 100, and is {bias} for {token}")))
+                Err(Refusal::invalid("logit_bias", format!("must be -100 to 100, got {bias} for {token}")))
             }
             None => Ok(all),
         }
@@ -214,7 +214,7 @@ fn check_many(field: &'static str, strings: &[String], limits: &RouterLimits) ->
     check(field, n, n <= limits.stop_strings_max, &format!("at most {} strings", limits.stop_strings_max))?;
     check(field, n_bytes, n_bytes <= limits.stop_bytes_max, &format!("at most {} bytes", limits.stop_bytes_max))?;
     if strings.iter().any(String::is_empty) {
-        return Err(Refusal::invalid(field, "an empty string would be found everywhere"));
+        return Err(Refusal::invalid(field, "must not contain an empty string"));
     }
     Ok(())
 }
@@ -226,7 +226,7 @@ pub(super) fn check(
     holds: bool,
     must: &str,
 ) -> Result<(), Refusal> {
-    if holds { Ok(()) } else { Err(Refusal::invalid(field, format!("must be {must}, and is {value}"))) }
+    if holds { Ok(()) } else { Err(Refusal::invalid(field, format!("must be {must}, got {value}"))) }
 }
 
 /// A random number below 2^53, so that a client in any language can send it back unchanged.

@@ -66,14 +66,14 @@ impl AnswerSearch {
         };
         let most = limits.choices_max;
         if n_kept < n_returned || n_kept > most {
-            let why = format!("must be at least `n`, which is {n_returned}, and at most {most}, and is {n_kept}");
+            let why = format!("must be from `n`, which is {n_returned}, to {most}, got {n_kept}");
             return Err(Refusal::invalid("best_of", why));
         }
         if parsed.certificate {
-            return Err(Refusal::invalid("certificate", "is of an answer that was drawn, and this one is found"));
+            return Err(Refusal::invalid("certificate", "is not supported with `best_of` or a beam search"));
         }
         if parsed.resume.is_some() {
-            return Err(Refusal::invalid("resume", "what is found is told at once: ask again"));
+            return Err(Refusal::invalid("resume", "is not supported with `best_of` or a beam search"));
         }
         Ok((Some(AnswerSearch { n_returned, kind }), ParsedRequest { n_choices: n_kept, ..parsed }))
     }
@@ -82,7 +82,7 @@ impl AnswerSearch {
 fn beam_search(params: v1::BeamSearch) -> Result<SearchKind, Refusal> {
     let length_penalty = params.length_penalty.unwrap_or(1.0);
     if !(-10.0..=10.0).contains(&length_penalty) {
-        return Err(Refusal::invalid("length_penalty", format!("must be -10 to 10, and is {length_penalty}")));
+        return Err(Refusal::invalid("length_penalty", format!("must be -10 to 10, got {length_penalty}")));
     }
     let patience = match params.patience() {
         v1::beam_search::Patience::Unspecified => EarlyStopping::WhileBetter,
@@ -210,7 +210,7 @@ impl Frontend {
 fn beam_rules(prepared: &PreparedRequest, length_penalty: f32, patience: EarlyStopping) -> Result<BeamRules, Refusal> {
     let (sampling, context) = (&prepared.base_request.sampling, prepared.model.replica.context);
     if prepared.base_request.grammar.is_some() {
-        return Err(Refusal::invalid("use_beam_search", "is not supported beside what an answer must be"));
+        return Err(Refusal::invalid("use_beam_search", "is not supported with a constraint on the answer"));
     }
     let n_prompt = prepared.prompts.iter().map(|prompt| prompt.ids.len() as u32).max().unwrap_or(0);
     let rules = BeamRules {
@@ -223,7 +223,7 @@ fn beam_rules(prepared: &PreparedRequest, length_penalty: f32, patience: EarlySt
     };
     match u8::try_from(rules.n_top()) {
         Ok(_) => Ok(rules),
-        Err(_) => Err(Refusal::invalid("best_of", "is too much beside so many stop tokens")),
+        Err(_) => Err(Refusal::invalid("best_of", "is too large with this number of stop tokens")),
     }
 }
 
@@ -283,7 +283,7 @@ fn token_out(logprob: v1::Logprob) -> wire::TokenOut {
 fn next_tokens(steps: Vec<FoundAnswer>) -> Result<Vec<wire::TokenOut>, Refusal> {
     let next = |step: FoundAnswer| step.tokens.into_iter().next();
     let all: Option<Vec<wire::TokenOut>> = steps.into_iter().map(next).collect();
-    all.ok_or_else(|| Refusal::failed("the replica told no likely tokens"))
+    all.ok_or_else(|| Refusal::failed("the replica returned no likely tokens"))
 }
 
 impl FoundAnswer {

@@ -36,7 +36,7 @@ impl Stops {
         let root = StopNode { depth: 0, fallback: ROOT, stop: None };
         let mut stops = Stops { strings: Vec::new(), nodes: vec![root], edges: BTreeMap::new(), included: false };
         for (i, string) in strings.iter().enumerate() {
-            debug_assert!(!string.is_empty(), "an empty string stops everything");
+            debug_assert!(!string.is_empty(), "an empty string would stop every answer");
             stops.add(i as u32, string.as_bytes());
         }
         stops.strings = strings;

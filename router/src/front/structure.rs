@@ -46,7 +46,7 @@ fn calls(talk: &AnswerParseContext) -> Result<Option<GrammarSpec>, Refusal> {
 }
 
 fn no_form() -> Refusal {
-    let why = "cannot be enforced: the form in which this model calls tools is unknown (--tool-call-parser names it)";
+    let why = "cannot be enforced: the model's tool call format is unknown (set --tool-call-parser)";
     Refusal::invalid("tools", why)
 }
 
@@ -100,7 +100,7 @@ fn format_of(spec: &GrammarSpec) -> Result<Value, Refusal> {
         GrammarSpec::Ebnf(text) => json!({ "type": "grammar", "grammar": text }),
         GrammarSpec::StructuralTag(tag) if tag["format"].is_object() => tag["format"].clone(),
         GrammarSpec::Lark(_) | GrammarSpec::Gbnf(_) | GrammarSpec::StructuralTag(_) => {
-            return Err(unsupported("in this form it cannot stand beside thoughts or tools; a JSON schema can"));
+            return Err(unsupported("this form cannot be combined with reasoning or tools; use a JSON schema"));
         }
     })
 }

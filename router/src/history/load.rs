@@ -166,7 +166,7 @@ mod tests {
         load.lock().extend((0..BINS_MAX as u64).map(|number| LoadBin { number, ..LoadBin::default() }));
         load.record_arrival(3, 4);
         let (bins, now, _) = load.bins(Instant::now());
-        assert_eq!((bins.len(), bins[0].number, now), (1, 720, 720), "what is older than an hour is not told");
+        assert_eq!((bins.len(), bins[0].number, now), (1, 720, 720), "bins older than an hour are left out");
         assert_eq!((load.lock().len(), bins[0].waiting_max, bins[0].running_max), (BINS_MAX, 3, 4));
         for tenant in 0..500 {
             load.record_tokens(&format!("t{tenant}").into(), 2, None);

@@ -132,13 +132,13 @@ mod tests {
             assert_eq!(&*text, b"1");
         }
         let others = texts.get(("a", Some(TenantId(1))), long, || "others".into());
-        assert_eq!(&*others, b"others", "nobody is shown what another's is");
+        assert_eq!(&*others, b"others", "each viewer gets its own text");
         let two = texts.get(("a", None), at_least(0), || "2".into());
         assert_eq!(&*two, b"2");
         let again = texts.get(("a", None), at_least(0), || "2".into());
-        assert_eq!(again.as_ptr(), two.as_ptr(), "what says the same is not sent again");
+        assert_eq!(again.as_ptr(), two.as_ptr(), "an equal text is shared");
         let each_byte = ShowDuration { each_byte: Duration::from_secs(600), ..at_least(0) };
-        assert_eq!(&*texts.get(("a", None), each_byte, || "3".into()), b"2", "a byte is shown for its time");
+        assert_eq!(&*texts.get(("a", None), each_byte, || "3".into()), b"2", "a text stays valid for a time per byte");
         for tenant in 0..1000 {
             texts.get(("b", Some(TenantId(tenant))), long, String::new);
         }
@@ -150,9 +150,9 @@ mod tests {
         let texts = SharedTexts::default();
         let watch = |of: Option<u64>| texts.watch(of.map(TenantId));
         let mut places: Vec<_> = (0..OF_TENANT_MAX).map(|_| watch(Some(1)).unwrap()).collect();
-        assert!(watch(Some(1)).is_none(), "one tenant keeps nobody else from watching");
+        assert!(watch(Some(1)).is_none(), "one tenant has a limit");
         places.extend((OF_TENANT_MAX..OF_TENANTS_MAX).map(|n| watch(Some(n as u64)).unwrap()));
-        assert!(watch(Some(0)).is_none(), "and all of them no operator");
+        assert!(watch(Some(0)).is_none(), "all tenants together leave room for operators");
         places.extend((OF_TENANTS_MAX..WATCHERS_MAX).map(|_| watch(None).unwrap()));
         assert!(watch(None).is_none());
         drop(places);

@@ -78,7 +78,7 @@ impl Admission {
         }
         if n_choices > self.places {
             let most = self.places;
-            let message = format!("{n_choices} answers at once are more than this server ever takes, which is {most}");
+            let message = format!("the request has {n_choices} answers; this server accepts at most {most} at once");
             return Err(Refusal::invalid("n", message));
         }
         let n_others = if priority > Priority::default() { self.places as usize / PLACES_FOR_OTHERS } else { 0 };

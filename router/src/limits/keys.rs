@@ -79,7 +79,7 @@ impl KnownKey {
 
 impl<'a> KeyLine<'a> {
     fn parse(line: &'a str) -> Result<KeyLine<'a>, String> {
-        let no_key = || "no key: a line is `key` or `name:key`, and limits behind it".to_owned();
+        let no_key = || "no key: a line must be `key` or `name:key`, then its limits".to_owned();
         let (name, rest) = line.split_once(':').map_or((line, line), |(name, rest)| (name.trim(), rest));
         let mut words = rest.split_whitespace();
         let key = words.next().ok_or_else(no_key)?;
@@ -95,7 +95,7 @@ impl<'a> KeyLine<'a> {
                 role = Role::Operator;
                 Ok(())
             }
-            Some(("role", _)) => Err(format!("`{word}` is no role of a key: the only one is role=operator")),
+            Some(("role", _)) => Err(format!("`{word}` is not a role: the only one is role=operator")),
             _ => quotas.read(word),
         })?;
         Ok(KeyLine { name, key: (name != DEFAULTS).then_some(key), is_secret, role, quotas })
@@ -335,7 +335,7 @@ mod tests {
         assert_eq!((role("k1"), role("k2"), keys.name_operators()), (Role::Tenant, Role::Operator, true));
         let admitted = keys.client_of_key("k2").unwrap();
         keys.replace("alice:k1 role=operator\nann:k2").unwrap();
-        assert!(admitted.revoked.is_cancelled(), "what an operator looks at ends with the role");
+        assert!(admitted.revoked.is_cancelled(), "an operator's streams end with the role");
         keys.replace("alice:k1\nann:k2").unwrap();
         assert!(!keys.name_operators() && keys.client_of_key("k1").unwrap().role == Role::Tenant);
         assert_eq!(ApiKeys::default().authorized_client(None).unwrap().role, Role::Operator);
@@ -356,7 +356,7 @@ mod tests {
             assert_eq!(keys.tenant(wrong), None, "{wrong:?}");
         }
         let labels = tenants.map(|tenant| keys.tenant_limits(tenant).label().to_string());
-        assert_eq!(labels, ["alice", "bob", "other"], "a key without a name is nobody's to read");
+        assert_eq!(labels, ["alice", "bob", "other"], "a key without a name must not become a label");
     }
 
     #[test]

@@ -28,7 +28,7 @@ impl Quotas {
     pub fn read(&mut self, word: &str) -> Result<(), String> {
         let unknown = || {
             let known = "weight=N, requests_per_minute=N, tokens_per_minute=N or concurrent=N";
-            format!("`{word}` is no limit: {known}")
+            format!("`{word}` is not a limit; use {known}")
         };
         let (name, value) = word.split_once('=').ok_or_else(unknown)?;
         let (limit, max) = match name {
@@ -68,7 +68,7 @@ impl Quotas {
 
 fn once(limit: &mut Option<u32>, value: Option<u32>, name: &str) -> Result<(), String> {
     match (*limit, value) {
-        (Some(before), Some(now)) if before != now => Err(format!("{name} is said twice: {before} and {now}")),
+        (Some(before), Some(now)) if before != now => Err(format!("{name} is set twice: {before} and {now}")),
         (before, now) => {
             *limit = before.or(now);
             Ok(())
@@ -438,7 +438,7 @@ mod tests {
         drop(charge);
         assert_eq!(left(), 543);
         drop(tenant.charge(500).unwrap());
-        assert_eq!(left(), 543, "what says nothing costs nothing");
+        assert_eq!(left(), 543, "a request without an answer costs nothing");
         tokio::time::advance(SECOND * 60).await;
         // A request for more than the limit takes all of it. Its use beyond the limit is owed.
         let mut charge = tenant.charge(10_000).unwrap();

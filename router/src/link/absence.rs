@@ -58,6 +58,6 @@ mod tests {
         assert_eq!(absence.lasts_until(SECOND), Some(now + 9 * SECOND));
         absence.forget();
         assert_eq!(absence.lasts_until(3 * SECOND), Some(now + 12 * SECOND));
-        assert_eq!(absence.lasts_until(Duration::MAX), None, "so long is for ever");
+        assert_eq!(absence.lasts_until(Duration::MAX), None, "a limit beyond the clock means no limit");
     }
 }

@@ -67,7 +67,7 @@ impl ReplicaCondition {
         match self {
             ReplicaCondition::Serves => None,
             ReplicaCondition::Drains => Some("it is draining"),
-            ReplicaCondition::Recovers { .. } => Some("it is getting its ranks again"),
+            ReplicaCondition::Recovers { .. } => Some("its ranks are recovering"),
             ReplicaCondition::Stranded { why, .. } => Some(why),
         }
     }

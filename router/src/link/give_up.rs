@@ -69,7 +69,7 @@ impl LinkTask {
             _ if self.replica.is_none() => format!("its coordinator is lost ({})", self.reason),
             Some(why) => why.to_owned(),
             None if entry.need().n_known >= self.room.into() => {
-                format!("the ranks that are left hold {} tokens of a request", self.room)
+                format!("the remaining ranks hold {} tokens of a request", self.room)
             }
             None => "it is full".to_owned(),
         }

@@ -52,9 +52,9 @@ impl LinkTask {
     /// better stay.
     pub(super) fn reason_to_leave(&self) -> Option<&'static str> {
         if self.beats.is_suspected() {
-            return Some("a replica is silent: its requests move");
+            return Some("a replica is silent: moving its requests");
         }
-        self.condition.is_stranded().then_some("a replica is without its ranks: its requests move")
+        self.condition.is_stranded().then_some("a replica has lost ranks: moving its requests")
     }
 
     pub(super) fn leave_if_better(&mut self) {

@@ -20,7 +20,7 @@ impl LinkTask {
     pub(super) fn receive(&mut self, frame: Frame) {
         let now = Instant::now();
         if self.beats.record_frame(now) {
-            tracing::info!(place = self.place, "a replica is heard again");
+            tracing::info!(place = self.place, "a suspected replica responds again");
             self.peers.update_view(self.place, |view| view.is_suspected = false);
         }
         match frame {
@@ -36,7 +36,7 @@ impl LinkTask {
         beat.load.iter().for_each(|load| self.ledger.apply_load(load));
         let applied = beat.cached.as_ref().map_or(Ok(()), |report| self.peers.apply_report(self.place, report));
         if applied.is_err() {
-            tracing::warn!("names of cached blocks are missing: all are asked for");
+            tracing::warn!("names of cached blocks are missing: requesting all");
             self.outbox.push_back(up(wire::router_frame::Frame::Recite(wire::Recite {})));
         }
     }
@@ -44,7 +44,7 @@ impl LinkTask {
     /// Suspects a silent replica: it may be dead, stopped or cut off. Its requests move to other replicas that can
     /// continue them at once; the others wait, because it may still come back.
     pub(super) fn suspect(&mut self) {
-        tracing::warn!(requests = self.table.len(), "a replica is silent: it is suspected");
+        tracing::warn!(requests = self.table.len(), "a replica is silent: suspecting it");
         self.ledger.record_break();
         metrics::replica_suspected(self.replica.as_ref().map_or("", |replica| &replica.name));
         self.peers.update_view(self.place, |view| view.is_suspected = true);
@@ -72,7 +72,7 @@ impl LinkTask {
             Err(status) => return self.receive_lost(&status),
         };
         if replica.incarnation < self.target.borrow().incarnation {
-            return self.receive_lost(&Status::failed_precondition("the coordinator's claim is not the last one"));
+            return self.receive_lost(&Status::failed_precondition("the coordinator's claim is outdated"));
         }
         tracing::info!(replica = %replica.name, model = %replica.model, digest = %replica.digest, "attached");
         self.reattach = self.timeouts.reattach_min;

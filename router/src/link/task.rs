@@ -152,11 +152,11 @@ impl LinkTask {
         if catch_unwind(AssertUnwindSafe(|| self.dispatch(event))).is_ok() {
             return;
         }
-        tracing::error!(place = self.place, "a link broke on what it heard: it attaches again");
+        tracing::error!(place = self.place, "a link panicked on an event: attaching again");
         if let Some(key) = of {
-            self.end(key, Refusal::failed("this router broke on it"));
+            self.end(key, Refusal::failed("the request caused a panic"));
         }
-        self.receive_lost(&Status::internal("this link broke on what it heard"));
+        self.receive_lost(&Status::internal("the link panicked on an event"));
     }
 
     pub(super) fn dispatch(&mut self, event: LinkEvent) {
@@ -270,7 +270,7 @@ impl LinkTask {
     fn end_without_room(&mut self, key: u64) {
         if self.table.get(&key).is_some_and(|entry| !entry.has_begun()) {
             let why = format!(
-                "the ranks that are left hold {} tokens of a request; try again when there are more",
+                "the remaining ranks hold {} tokens of a request; try again when there are more ranks",
                 self.room
             );
             self.end(key, Refusal::NotReady { retry_after: self.timeouts.retry_after, why });

@@ -378,7 +378,7 @@ async fn ranks_that_come_and_go_without_a_token_are_one_absence() {
     task.receive(Frame::State(recovers()));
     tokio::time::advance(max * 9 / 10).await;
     task.handle_due(Instant::now());
-    assert!(outputs_rx.try_recv().is_err(), "it has said a token since");
+    assert!(outputs_rx.try_recv().is_err(), "it has had a token since");
     task.receive_lost(&Status::unavailable("gone"));
     tokio::time::advance(max / 9).await;
     task.handle_due(Instant::now());

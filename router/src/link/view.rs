@@ -37,10 +37,10 @@ impl ReplicaInfo {
             false => Some(proto::policy_digest(&welcome.policy_meant).map_err(malformed)?),
         };
         let Ok(salt) = Salt::try_from(welcome.salt.as_slice()) else {
-            return Err(Status::internal("the coordinator's welcome: a salt has sixteen bytes"));
+            return Err(Status::internal("the coordinator's welcome: a salt must have 16 bytes"));
         };
         let Some(first_id) = RequestId::new(welcome.router, 0) else {
-            return Err(Status::internal("the coordinator gave this router a number out of range"));
+            return Err(Status::internal("the coordinator assigned this router a number out of range"));
         };
         Ok(ReplicaInfo {
             name: welcome.replica,

@@ -72,7 +72,7 @@ impl RecordFolder {
             self.close()?;
         }
         if n_bytes > file_max {
-            let why = format!("a record of {n_bytes} bytes, and a file has at most {file_max}");
+            let why = format!("the record has {n_bytes} bytes; a file may have at most {file_max}");
             return Err(io::Error::new(io::ErrorKind::FileTooLarge, why));
         }
         if self.now.is_none() {

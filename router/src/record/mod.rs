@@ -42,7 +42,7 @@ pub fn start<T: Send + 'static>(
             let n_removed = folder.take_removed();
             if n_removed > 0 {
                 metrics::records("removed", n_removed);
-                tracing::warn!(n_removed, "the record's open file was removed: another is begun");
+                tracing::warn!(n_removed, "the open record file was removed: starting another");
             }
             match &written {
                 Err(error) if !is_failing => tracing::warn!(%error, "answers cannot be recorded"),

@@ -103,12 +103,12 @@ impl Comparisons {
             return;
         }
         let (replica, than) = (&pair.name, &pair.other_name);
-        tracing::warn!(replica, than, "two replicas of one model have read other bytes of it: they are compared");
+        tracing::warn!(replica, than, "two replicas of one model have read different bytes: comparing them");
         let (digests, expected) = (pair.digests(), [pair.replica.digest, pair.other.digest]);
         self.known.insert(digests, WeightComparisonState::Requested);
         self.requests.spawn(async move {
             let answer = timeout(ANSWERS_MAX, first_difference([of, other], expected)).await;
-            (digests, answer.unwrap_or_else(|_| Err(Status::deadline_exceeded("they do not answer in time"))))
+            (digests, answer.unwrap_or_else(|_| Err(Status::deadline_exceeded("the replicas did not answer in time"))))
         });
     }
 
@@ -116,7 +116,7 @@ impl Comparisons {
         let known = match answer {
             Ok(piece) => WeightComparisonState::Found(piece),
             Err(why) => {
-                tracing::warn!(why = why.message(), "it is not known in which weight two replicas differ");
+                tracing::warn!(why = why.message(), "cannot determine in which weight two replicas differ");
                 WeightComparisonState::Silent { until: self.n_looks + LOOKS_UNTIL_AGAIN }
             }
         };
@@ -181,7 +181,7 @@ fn minority_pairs(alike: &[ServingView<'_>]) -> Vec<Pair> {
 
 async fn first_difference(channels: [Channel; 2], expected: [PolicyDigest; 2]) -> Result<WeightPiece, Status> {
     let [ours, theirs] = hashes(&channels, expected, "").await?;
-    let none = || Status::not_found("they say the same of all weights");
+    let none = || Status::not_found("the replicas report equal hashes of all weights");
     let weight = first_weight(&ours.weights, &theirs.weights).ok_or_else(none)?;
     let [ours, theirs] = hashes(&channels, expected, &weight).await?;
     let same = ours.pieces.chunks(32).zip(theirs.pieces.chunks(32)).take_while(|(a, b)| a == b).count();
@@ -196,7 +196,7 @@ async fn hashes(channels: &[Channel; 2], expected: [PolicyDigest; 2], of: &str) 
         let answer = client.get_hashes(request).await?.into_inner();
         match answer.policy_digest[..] == expected[at].0 {
             true => Ok(answer),
-            false => Err(Status::aborted("one of them serves something else by now")),
+            false => Err(Status::aborted("a replica now serves another policy")),
         }
     };
     let (ours, theirs) = tokio::join!(fetch(0), fetch(1));
@@ -233,7 +233,7 @@ mod tests {
     fn outlier_is_compared_with_a_replica_of_the_majority() {
         let all = [view(0, Some(1), 7), view(1, Some(1), 8), view(2, Some(1), 8), view(3, Some(1), 9)];
         assert_eq!(found(&all), [(0, 1), (3, 1)]);
-        assert_eq!(found(&all[..2]), [(1, 0)], "of as many, the first is the measure");
+        assert_eq!(found(&all[..2]), [(1, 0)], "at equal counts, the first is the reference");
         // Another model is meant to differ. A replica that does not report what it means is compared with no other.
         assert_eq!(found(&[view(0, Some(1), 7), view(1, Some(2), 8), view(2, None, 9)]), []);
         assert_eq!(found(&[ReplicaView::of("away"), view(1, Some(1), 8)]), []);

@@ -148,7 +148,7 @@ impl Replicas {
     fn warn_stranger(&self, place: Option<usize>) {
         let Some(place) = place.filter(|_| !self.has_warned_stranger.swap(true, Relaxed)) else { return };
         let replica = self.view(place, |view| view.name.clone()).unwrap_or_default();
-        tracing::warn!(replica, "gets no requests: its policy differs, and it would answer otherwise than the rest");
+        tracing::warn!(replica, "gets no requests: its policy differs, so its answers could differ from the others'");
     }
 
     fn view<T>(&self, place: usize, of: impl FnOnce(&ReplicaView) -> T) -> Option<T> {

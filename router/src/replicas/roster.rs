@@ -158,13 +158,13 @@ impl LinkSupervisor {
                         replica = name,
                         cause = cause.label(),
                         seconds,
-                        "a replica gets nothing new for a while"
+                        "a replica gets no new requests for a while"
                     );
                     metrics::replica_shunned(&name, Some(cause.label()));
                 }
-                CircuitChange::Tried => tracing::info!(replica = name, "a replica that was shunned is tried"),
+                CircuitChange::Tried => tracing::info!(replica = name, "trying a shunned replica"),
                 CircuitChange::Trusted => {
-                    tracing::info!(replica = name, "a replica that was shunned is trusted again");
+                    tracing::info!(replica = name, "a shunned replica is trusted again");
                     metrics::replica_shunned(&name, None);
                 }
             }
@@ -195,7 +195,7 @@ impl LinkSupervisor {
                     tracing::warn!(
                         route = name,
                         version,
-                        "no replica serves this version, and others get its share{meant}"
+                        "no replica serves this version; others get its share{meant}"
                     );
                 }
             }
@@ -207,7 +207,7 @@ impl LinkSupervisor {
             MemberChange::Is(name, member) => self.upsert(&name, &member),
             MemberChange::Gone(name) => {
                 let Some(seat) = self.seats.get(&name) else { return };
-                tracing::info!(replica = name, "the store has it no more: a suspicion, while its stream stands");
+                tracing::info!(replica = name, "the store no longer lists it; it stays while its stream is open");
                 seat.target.send_modify(|target| target.is_listed = false);
             }
         }
@@ -222,7 +222,7 @@ impl LinkSupervisor {
         };
         let channel = match channel {
             Ok(channel) => channel,
-            Err(why) => return tracing::warn!(replica = name, address, why, "it is not dialled"),
+            Err(why) => return tracing::warn!(replica = name, address, why, "cannot dial its address"),
         };
         let target = LinkTarget { channel, incarnation: member.incarnation, is_listed: true };
         match self.seats.get_mut(name) {
@@ -231,7 +231,7 @@ impl LinkSupervisor {
                 seat.target.send_if_modified(|now| now.becomes(target));
             }
             None => {
-                tracing::info!(replica = name, address, incarnation = member.incarnation, "the store has a replica");
+                tracing::info!(replica = name, address, incarnation = member.incarnation, "the store lists a replica");
                 let (place, target) = self.spawn_link(name, target, Duration::ZERO);
                 self.seats.insert(name.into(), LinkHandle { place, target, address: address.clone() });
             }
@@ -262,7 +262,7 @@ impl LinkSupervisor {
     fn handle_link_end(&mut self, id: Id, has_panicked: bool) {
         let Some(LinkRecord { place, name, target }) = self.places.remove(&id) else { return };
         if has_panicked {
-            tracing::error!(replica = name, "a link's task broke: another takes its place");
+            tracing::error!(replica = name, "a link's task panicked: starting another");
         }
         if self.end.is_cancelled() {
             return;

@@ -88,7 +88,7 @@ fn collect_message(reply: &Reply, index: u64) -> (Value, Value) {
                 calls.push(json!({ "id": part["id"], "type": part["type"], "function": part["function"] }));
                 continue;
             }
-            assert!(part["id"].is_null() && part["function"]["name"].is_null(), "said once: {part}");
+            assert!(part["id"].is_null() && part["function"]["name"].is_null(), "sent once: {part}");
             let before = calls[at]["function"]["arguments"].as_str().unwrap().to_owned();
             calls[at]["function"]["arguments"] = (before + part["function"]["arguments"].as_str().unwrap()).into();
         }
@@ -412,10 +412,10 @@ fn thoughts_are_separate_from_the_answer() {
         assert!(prompt(&house, 7).ends_with("</think>\n\n"));
         still["reasoning_effort"] = "high".into();
         assert_eq!(post(house.http, CHAT, &still).await.status, 200);
-        assert!(prompt(&house, 8).ends_with("<think>\n"), "its template has a switch, and no degrees");
+        assert!(prompt(&house, 8).ends_with("<think>\n"), "its template has a switch, but no levels");
         still["chat_template_kwargs"] = json!({ "enable_thinking": false });
         assert_eq!(post(house.http, CHAT, &still).await.status, 200);
-        assert!(prompt(&house, 9).ends_with("</think>\n\n"), "what the request says itself stands");
+        assert!(prompt(&house, 9).ends_with("</think>\n\n"), "the request's own value has priority");
         house.close().await;
     });
 }

@@ -105,7 +105,7 @@ pub async fn read_until(stream: &mut TcpStream, sign: &str) -> String {
     let (mut bytes, mut buffer) = (Vec::new(), vec![0; 1 << 16]);
     while !String::from_utf8_lossy(&bytes).contains(sign) {
         let n = stream.read(&mut buffer).await.unwrap();
-        assert!(n > 0, "{sign:?} never came in {:?}", String::from_utf8_lossy(&bytes));
+        assert!(n > 0, "{sign:?} did not arrive in {:?}", String::from_utf8_lossy(&bytes));
         bytes.extend_from_slice(&buffer[..n]);
     }
     String::from_utf8_lossy(&bytes).into_owned()

@@ -318,7 +318,7 @@ fn grpc_limits_connections_and_closes_silent_ones() {
         eventually(|| async { first.clone().list_models(request).await.is_ok() }).await;
         let mut second = TcpStream::connect(house.grpc).await.unwrap();
         let closed = second.read_to_end(&mut Vec::new()).await;
-        assert!(closed.is_err() || closed.unwrap() == 0, "nothing of it is read");
+        assert!(closed.is_err() || closed.unwrap() == 0, "the server must not read it");
         drop(first);
         eventually(|| async { client(&house).list_models(request).await.is_ok() }).await;
         house.close().await;

@@ -311,7 +311,7 @@ async fn handle_submit(
 /// Answers a request. Tokens that the client already has come without logprobs.
 async fn answer(frames: &Frames, request: &wire::Request, n_had: usize, script: &Script) {
     if let Some((reason, retry_after_ms)) = script.refuse {
-        let message = "as the script says".into();
+        let message = "refused by the script".into();
         return send_frame(
             frames,
             Frame::Refused(wire::Refused { id: request.id, reason: reason.into(), message, retry_after_ms }),

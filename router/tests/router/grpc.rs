@@ -35,7 +35,7 @@ pub async fn generate(house: &House, request: v1::GenerateRequest) -> Result<Grp
         assert!(finished.is_none(), "nothing follows Finished");
         match reply.event.unwrap() {
             Event::Started(_) | Event::PromptLogprobs(_) | Event::PromptProgress(_) => {
-                panic!("a second Started, or what was not asked for")
+                panic!("a second Started, or an unexpected event")
             }
             Event::Finished(last) => finished = Some(last),
             Event::Delta(delta) => {
@@ -121,7 +121,7 @@ fn refusals_have_codes_and_name_the_field() {
         ] {
             let Err(status) = generate(&house, request.clone()).await else { panic!("{request:?} was served") };
             assert_eq!(status.code(), code, "{request:?}");
-            assert!(status.message().contains(word), "{status:?} does not say {word}");
+            assert!(status.message().contains(word), "{status:?} does not contain {word}");
         }
         assert_eq!(house.fake.seen(), []);
         house.close().await;

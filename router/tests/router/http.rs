@@ -202,7 +202,7 @@ fn errors_name_the_page_and_a_last_slash_changes_none() {
         assert_eq!(send_request("GET", "/v1/models/?x=1").await.status, 200);
         for (method, path, status, message) in [
             ("POST", "/v1/nothing", 404, "there is no POST /v1/nothing here"),
-            ("GET", COMPLETIONS, 405, "/v1/completions is there, and does not take GET"),
+            ("GET", COMPLETIONS, 405, "/v1/completions exists, but does not accept GET"),
         ] {
             let reply = send_request(method, path).await;
             assert_eq!((reply.status, &reply.json()["error"]["message"]), (status, &json!(message)), "{path}");

@@ -141,13 +141,13 @@ fn every_known_field_is_done_or_taken_or_refused_by_its_name() {
 const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/fields.md");
 const HEAD: &str = "# Fields of a request
 
-Made of `router/src/faces/http/known/list.rs`: change it there, and run the router's tests with `LOCKSTEP_WRITE=1`.
-Every field that the APIs of OpenAI, Anthropic, vLLM, llama.cpp, Ollama and SGLang have, what is done with it here, and
-where.
-A value that a field may not have is refused with a 400 that names the field; fields that are not in this table are
-ignored, and so is a field on an endpoint that its row does not name. Null is the same as no field.
+Generated from `router/src/faces/http/known/list.rs`: change it there, and run the router's tests with
+`LOCKSTEP_WRITE=1`. The table lists the fields of the APIs of OpenAI, Anthropic, vLLM, llama.cpp, Ollama and SGLang,
+and how the server treats each of them on each endpoint.
+The server refuses an unsupported value with a 400 that names the field. It ignores fields that are not in this table,
+and fields on endpoints that their row does not name. Null is the same as no field.
 
-| field | known from | on | values |
+| field | known from | endpoints | values |
 |---|---|---|---|
 ";
 
@@ -180,11 +180,11 @@ fn places(on: &[Endpoint]) -> String {
 }
 
 fn values(known: &KnownField) -> String {
-    let hint = known.instead.map_or(String::new(), |instead| format!("; say `{instead}`"));
+    let hint = known.instead.map_or(String::new(), |instead| format!("; use `{instead}`"));
     match known.neutral {
-        _ if known.is_done => "done".into(),
+        _ if known.is_done => "supported".into(),
         NeutralValues::None => format!("refused{hint}"),
-        NeutralValues::All => "any; it changes no answer".into(),
+        NeutralValues::All => "any; no effect on the answer".into(),
         NeutralValues::Empty => format!("only empty{hint}"),
         NeutralValues::These(all) => {
             let quoted: Vec<String> = all.iter().map(|one| format!("`{one}`")).collect();

@@ -62,7 +62,7 @@ fn a_request_at_once_is_one_until_it_ends_and_tokens_are_given_back() {
         eventually(is_over).await;
         let reply = post_with_key(house.http, COMPLETIONS, "k1", &body).await;
         let left: u64 = reply.headers["x-ratelimit-remaining-tokens"].parse().unwrap();
-        assert!(left > 99_000, "what was not said is given back: {left}");
+        assert!(left > 99_000, "unused tokens are returned: {left}");
         house.close().await;
     });
 }

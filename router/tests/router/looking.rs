@@ -102,7 +102,7 @@ fn a_tenant_sees_its_own_requests_and_an_operator_the_cluster() {
         );
         assert!(
             of_alice["waiting"].is_null() && of_ann["waiting"] == 0,
-            "how many others wait is no tenant's business"
+            "a tenant must not see how many requests of others wait"
         );
         let bobs = of_ann["requests"][0]["number"].as_u64().unwrap();
         let one = format!("/requests/{bobs}");

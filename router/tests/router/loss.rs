@@ -26,7 +26,7 @@ async fn finish(replies: &mut Streaming<v1::GenerateReply>) -> Result<(String, v
             Event::Delta(delta) => text.push_str(&delta.text),
             Event::Finished(finished) => usage = finished.usage,
             Event::Started(_) | Event::PromptLogprobs(_) | Event::PromptProgress(_) => {
-                panic!("a second Started, or what was not asked for")
+                panic!("a second Started, or an unexpected event")
             }
         }
     }

@@ -175,5 +175,5 @@ pub async fn eventually<F: Future<Output = bool>>(mut holds: impl FnMut() -> F) 
         }
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    panic!("it never came to hold");
+    panic!("the condition did not become true");
 }

@@ -235,7 +235,7 @@ fn what_must_be_called_is_enforced() {
         assert_eq!(n_calls, 1, "{one}");
         let none = post(house.http, MESSAGES, &request_body(json!({ "tool_choice": { "type": "none" } }))).await.json();
         assert_eq!(none["stop_reason"], "end_turn");
-        assert!(prompt(&house).starts_with("|user:"), "who shall not call is told no tools: {}", prompt(&house));
+        assert!(prompt(&house).starts_with("|user:"), "without calls, the prompt has no tools: {}", prompt(&house));
         house.close().await;
     });
 }

@@ -247,7 +247,7 @@ fn served_models_are_listed_and_others_are_refused_by_name() {
             let body = json!({ "model": name, "prompt": "x" });
             let refused = post(house.http, COMPLETIONS, &body).await;
             assert_eq!((refused.status, &refused.json()["error"]["code"]), (404, &json!("model_not_found")));
-            assert!(refused.body.contains("`chat`, `slip`, `soon`, `v1` and `other` are"), "{}", refused.body);
+            assert!(refused.body.contains("it serves `chat`, `slip`, `soon`, `v1` and `other`"), "{}", refused.body);
             assert!(refused.body.len() < 400);
             assert_eq!(get(house.http, &format!("/v1/models/{name}")).await.status, 404);
             let refused = client(&house).generate(seeded_request(name, 0)).await.unwrap_err();

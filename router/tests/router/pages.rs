@@ -300,7 +300,7 @@ fn a_failure_in_the_middle_is_the_last_event() {
         assert_eq!((&error["type"], &error["error"]["type"]), (&json!("error"), &json!("api_error")));
         let failed = last(RESPONSES, response(json!({ "stream": true }))).await;
         assert_eq!((&failed["type"], &failed["response"]["status"]), (&json!("response.failed"), &json!("failed")));
-        assert!(failed["response"]["error"]["message"].as_str().unwrap().contains("gave it up"));
+        assert!(failed["response"]["error"]["message"].as_str().unwrap().contains("gave up the request"));
         house.close().await;
     });
 }

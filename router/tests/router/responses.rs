@@ -590,7 +590,7 @@ fn a_stored_response_is_gone_on_with() {
         let unknown = post(house.http, RESPONSES, &request_body(json!({ "previous_response_id": id }))).await;
         let error = &unknown.json()["error"];
         assert_eq!((unknown.status, &error["param"]), (404, &json!("previous_response_id")));
-        assert!(error["message"].as_str().unwrap().contains("each router keeps its own"), "{error}");
+        assert!(error["message"].as_str().unwrap().contains("be stored on another router"), "{error}");
         let repeated = json!({ "previous_response_id": second["id"], "input": "And now?" });
         assert_eq!(post(house.http, RESPONSES, &request_body(repeated)).await.status, 200);
         assert_eq!(self::prompts(&house).last(), prompts.last());
@@ -607,7 +607,7 @@ fn what_cannot_be_done_with_a_stored_response_is_refused() {
         for (method, path, status, word) in [
             ("POST", format!("{page}/cancel"), 400, "Cannot cancel a synchronous response"),
             ("POST", format!("{RESPONSES}/resp_1/cancel"), 404, "Response with id `resp_1` not found"),
-            ("POST", format!("{RESPONSES}/compact"), 404, "compacted"),
+            ("POST", format!("{RESPONSES}/compact"), 404, "compact"),
             ("GET", format!("{page}?stream=true"), 400, "stream"),
             ("GET", format!("{page}/input_items?limit=0"), 400, "limit"),
             ("GET", format!("{page}/input_items?order=up"), 400, "order"),

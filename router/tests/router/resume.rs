@@ -221,7 +221,7 @@ async fn try_collect_stream(
             Event::Delta(delta) => collected.deltas.push(delta),
             Event::Finished(finished) => collected.finished = finished,
             Event::PromptLogprobs(scored) => collected.n_scored += scored.logprobs.len(),
-            Event::Started(_) | Event::PromptProgress(_) => panic!("a second Started, or what was not asked for"),
+            Event::Started(_) | Event::PromptProgress(_) => panic!("a second Started, or an unexpected event"),
         }
     }
     Ok((started, collected))

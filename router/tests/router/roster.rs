@@ -24,7 +24,7 @@ async fn house() -> (House, MemoryStore) {
     let channels = [("one:1", one.coordinator().channel), ("two:1", two.coordinator().channel)];
     let dial = move |address: &str| {
         let found = channels.iter().find(|(name, _)| *name == address);
-        found.map(|(_, channel)| channel.clone()).ok_or_else(|| "nobody has this address".to_owned())
+        found.map(|(_, channel)| channel.clone()).ok_or_else(|| "no coordinator has this address".to_owned())
     };
     let membership = Membership::Followed { store: Store::Memory(store.clone()), dial: Box::new(dial) };
     (House::with(config(), vec![one, two], membership).await, store)

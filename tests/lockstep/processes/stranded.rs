@@ -103,7 +103,7 @@ fn fewer_ranks_carry_on_with_the_context_that_they_hold() {
     assert_eq!((&replica["grid"]["tp"], &replica["shortened"]["has"]), (&json!(1), &json!(32)), "{replica}");
     let long = || answer(&http, json!({ "prompt": (10..50).collect::<Vec<u32>>(), "max_tokens": 4 }));
     let (status, refused) = long();
-    assert!(status == 503 && refused.contains("the ranks that are left hold 32"), "{status} {refused}");
+    assert!(status == 503 && refused.contains("the remaining ranks hold 32"), "{status} {refused}");
     kill_process(pid(grid.workers()[0]), Signal::CONT).unwrap();
     // The full grid with the whole context, and no further changes since then.
     let is_whole = |replica: &Value| replica["grid"]["tp"] == 2 && replica["shortened"].is_null();

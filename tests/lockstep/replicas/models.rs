@@ -96,9 +96,9 @@ fn what_cannot_be_meant_is_refused_at_the_start() {
         assert!(!refused.status.success() && message.contains(part), "{more:?}: {message}");
     };
     check(&["--route", "chat"], "--route chat: a line is");
-    check(&["--route", "chat=v1:0"], "weigh nothing");
-    check(&["--route", "chat=v1", "--route", "chat=v2"], "stands in a line before");
-    check(&["--routes", &routes], "line 2: `chat` stands in a line before");
+    check(&["--route", "chat=v1:0"], "have weight 0");
+    check(&["--route", "chat=v1", "--route", "chat=v2"], "an earlier line already has `chat`");
+    check(&["--routes", &routes], "line 2: an earlier line already has `chat`");
     check(&["--routes", "/nowhere"], "/nowhere");
     check(&["--routes", &routes, "--route", "chat=v1"], "--route or --routes");
     check(&["--text", "/nowhere.gguf"], "--text /nowhere.gguf");

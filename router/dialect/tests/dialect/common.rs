@@ -153,8 +153,8 @@ impl Reader {
         }
         for (cut, _) in text.char_indices() {
             let (early, late) = self.read([&text[..cut]]);
-            assert!(is_prefix(&early, before), "{:?} says {early:?}, and the whole {before:?}", &text[..cut]);
-            assert!(is_prefix(&early, &late), "{:?} says {early:?}, then {late:?}", &text[..cut]);
+            assert!(is_prefix(&early, before), "{:?} gives {early:?}, and the whole {before:?}", &text[..cut]);
+            assert!(is_prefix(&early, &late), "{:?} gives {early:?}, then {late:?}", &text[..cut]);
         }
     }
 }

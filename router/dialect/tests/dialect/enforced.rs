@@ -393,19 +393,19 @@ fn check_read_back(reader: &Reader, format: &Value, seed: u64) {
     let arguments = output.iter().filter_map(|piece| match piece {
         AnswerPiece::CallArguments { text, .. } => Some(text),
         piece => {
-            assert!(!matches!(piece, AnswerPiece::Content(_)), "{:?} says {output:?}", writer.text);
+            assert!(!matches!(piece, AnswerPiece::Content(_)), "{:?} gives {output:?}", writer.text);
             None
         }
     });
     let arguments: Vec<&String> = arguments.collect();
-    assert_eq!(arguments.len(), writer.calls.len(), "{:?} says {output:?}", writer.text);
+    assert_eq!(arguments.len(), writer.calls.len(), "{:?} gives {output:?}", writer.text);
     let n_ends = output.iter().filter(|piece| matches!(piece, AnswerPiece::CallEnd { .. })).count();
-    assert_eq!(n_ends, writer.calls.len(), "{:?} says {output:?}", writer.text);
+    assert_eq!(n_ends, writer.calls.len(), "{:?} gives {output:?}", writer.text);
     for (arguments, values) in arguments.into_iter().zip(&writer.calls) {
         let read: Value =
             serde_json::from_str(arguments).unwrap_or_else(|e| panic!("{e}: {arguments} of {:?}", writer.text));
         let members: Vec<&Value> = read.as_object().unwrap().values().collect();
         let is_same = values.iter().eq(members) || values.as_slice() == [read.clone()];
-        assert!(is_same, "{:?} says {arguments}, and meant {values:?}", writer.text);
+        assert!(is_same, "{:?} gives {arguments}, expected {values:?}", writer.text);
     }
 }

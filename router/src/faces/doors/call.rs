@@ -63,7 +63,7 @@ const GATE_MARGIN: Duration = Duration::from_millis(2);
 pub fn call_deadline(metadata: &MetadataMap) -> Result<Option<Instant>, Refusal> {
     let Some(value) = metadata.get("grpc-timeout") else { return Ok(None) };
     let timeout = value.to_str().ok().and_then(parse_timeout);
-    let timeout = timeout.ok_or_else(|| Refusal::invalid("grpc-timeout", "is no timeout"))?;
+    let timeout = timeout.ok_or_else(|| Refusal::invalid("grpc-timeout", "is not a valid timeout"))?;
     Ok(Instant::now().checked_add(subtract_margin(timeout, STREAM_MARGIN)))
 }
 

@@ -132,7 +132,7 @@ fn end_when_revoked(body: Body, revoked: CancellationToken) -> Body {
 }
 
 fn panic_status() -> Status {
-    status(Refusal::failed("the server broke on it"))
+    status(Refusal::failed("the request caused a panic"))
 }
 
 /// Returns a body that breaks off if it does not end in time.

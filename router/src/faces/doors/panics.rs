@@ -29,7 +29,7 @@ mod tests {
         assert_eq!(catch_panic(async { 5 }).await, Ok(5));
         let breaks = async {
             tokio::task::yield_now().await;
-            assert!(std::hint::black_box(false), "as this test wants it");
+            assert!(std::hint::black_box(false), "the panic of this test");
         };
         assert_eq!(catch_panic(breaks).await, Err(PanicError));
     }

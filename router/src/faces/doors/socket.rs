@@ -71,7 +71,7 @@ impl<IO: AsyncRead + Unpin> AsyncRead for LimitedSocket<IO> {
             return read;
         }
         match (&read, beginning.late.as_mut().poll(context)) {
-            (Poll::Pending, Poll::Ready(())) => Poll::Ready(Err(timeout_error("the client says nothing"))),
+            (Poll::Pending, Poll::Ready(())) => Poll::Ready(Err(timeout_error("the client sends nothing"))),
             _ => read,
         }
     }

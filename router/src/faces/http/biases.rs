@@ -43,7 +43,7 @@ fn parse_token_id(key: &str) -> Option<u32> {
 fn invalid_keys(keys: &[&str]) -> Refusal {
     let listed = keys.iter().take(LISTED_MAX).map(|key| key.chars().take(CHARS_MAX).collect::<String>());
     let listed = listed.collect::<Vec<_>>().join("`, `");
-    Refusal::invalid(FIELD, format!("its members must be token ids, and `{listed}` is none"))
+    Refusal::invalid(FIELD, format!("its members must be token ids, got `{listed}`"))
 }
 
 /// Reads a token and its bias; `false` excludes the token.

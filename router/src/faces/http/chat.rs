@@ -42,7 +42,7 @@ pub async fn batch(State(front): State<Arc<Frontend>>, request: Request) -> Resu
     let page = record_refusal(&mut recorder, read)?;
     let result = parse_request(page, &front.config.limits, conversations).and_then(|(parsed, options, format)| {
         match options.streaming {
-            Some(_) => Err(Refusal::invalid("stream", "is for one conversation")),
+            Some(_) => Err(Refusal::invalid("stream", "is not supported with several conversations")),
             None => Ok((parsed, options, format)),
         }
     });
@@ -141,7 +141,7 @@ fn logprobs(fields: &mut Fields, top_max: u32) -> Result<Option<u32>, Refusal> {
     let needs_logprobs = fields.boolean("logprobs")?.unwrap_or(false);
     match (needs_logprobs, fields.unsigned("top_logprobs")?) {
         (true, Some(top_n)) if top_n > top_max => {
-            Err(Refusal::invalid("top_logprobs", format!("must be at most {top_max}, and is {top_n}")))
+            Err(Refusal::invalid("top_logprobs", format!("must be at most {top_max}, got {top_n}")))
         }
         (true, top_n) => Ok(Some(top_n.unwrap_or(0))),
         (false, Some(1..)) => Err(Refusal::invalid("top_logprobs", "needs `logprobs` to be true")),

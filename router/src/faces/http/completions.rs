@@ -61,7 +61,7 @@ async fn prompts(front: &Frontend, model: &str, fields: &mut Fields) -> Result<V
     if after.is_empty() {
         return inputs("prompt", prompt);
     }
-    let Value::String(before) = prompt else { return Err(wrong_type("prompt", "one text beside a `suffix`", &prompt)) };
+    let Value::String(before) = prompt else { return Err(wrong_type("prompt", "one text with `suffix`", &prompt)) };
     let parts = Infill { before, after, ..Infill::default() };
     Ok(vec![infill::prompt(front, &front.text(model)?, parts, "suffix").await?])
 }
@@ -101,7 +101,7 @@ fn build_request(
     let parsed = ParsedRequest { purpose: Purpose::Generate(Box::new(sampling)), needs_progress, ..parsed };
     let parsed = page.complete_request(parsed, options.streaming, limits)?;
     match options.is_prompt_only && parsed.certificate {
-        true => Err(Refusal::invalid("certificate", "is of an answer, and `max_tokens` is 0")),
+        true => Err(Refusal::invalid("certificate", "needs an answer, but `max_tokens` is 0")),
         false => Ok((parsed, options)),
     }
 }

@@ -42,7 +42,7 @@ pub fn conversations(fields: &mut Fields) -> Result<Vec<v1::Chat>, Refusal> {
         Some(Value::Array(lists)) => lists.into_iter(),
         _ => return Err(Refusal::invalid("messages", "must be a list of lists of messages")),
     };
-    let first = lists.next().ok_or_else(|| Refusal::invalid("messages", "there are none"))?;
+    let first = lists.next().ok_or_else(|| Refusal::invalid("messages", "must not be empty"))?;
     fields.put("messages", first);
     let mut all = vec![conversation(fields)?];
     for list in lists {
@@ -58,7 +58,7 @@ fn messages(list: Option<Value>) -> Result<Vec<v1::ChatMessage>, Refusal> {
         None => return Err(Refusal::invalid("messages", "is missing")),
     };
     if messages.is_empty() {
-        return Err(Refusal::invalid("messages", "there are none"));
+        return Err(Refusal::invalid("messages", "must not be empty"));
     }
     messages.into_iter().enumerate().map(|(i, value)| message(i, value)).collect()
 }

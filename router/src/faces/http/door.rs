@@ -68,7 +68,7 @@ pub async fn authorize_cluster(State(front): State<Arc<Frontend>>, request: Requ
     let admitted = admitted_client(&front, request.headers());
     match &admitted {
         Some(AdmittedClient { role, .. }) if !front.shows_cluster_to(*role) => {
-            let message = "this key sees its own requests; the cluster is shown to keys with `role=operator`";
+            let message = "this key may see only its own requests; the cluster needs a key with `role=operator`";
             HttpError::bad_request(StatusCode::FORBIDDEN, message).into_response()
         }
         _ => run_if_admitted(&front, admitted, request, next).await,
@@ -179,7 +179,7 @@ fn header_text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
 /// Confines a panic to its request.
 pub async fn catch_panics(request: Request, next: Next) -> Response {
     let answered = catch_panic(next.run(request)).await;
-    answered.unwrap_or_else(|PanicError| HttpError::from(Refusal::failed("the server broke on it")).into_response())
+    answered.unwrap_or_else(|PanicError| HttpError::from(Refusal::failed("the request caused a panic")).into_response())
 }
 
 #[cfg(test)]

@@ -79,7 +79,7 @@ fn parse_request(front: &Frontend, page: ApiRequest) -> Result<(ParsedRequest, E
 pub fn check_dimensions(requested: u32, own: u32) -> Result<(), Refusal> {
     match requested == own {
         true => Ok(()),
-        false => Err(Refusal::invalid("dimensions", format!("must be {own}, which the model has, and is {requested}"))),
+        false => Err(Refusal::invalid("dimensions", format!("must be {own}, the model's size, got {requested}"))),
     }
 }
 

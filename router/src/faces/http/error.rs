@@ -76,8 +76,8 @@ impl HttpError {
     pub fn no_such_response(param: &str, id: &str) -> HttpError {
         let id: String = id.chars().take(ID_CHARS_MAX).collect();
         let message = format!(
-            "Response with id `{id}` not found: each router keeps its own, for some time, within its room and for the \
-             key that asked; send the conversation itself as `input`"
+            "Response with id `{id}` not found: it may have expired, belong to another key or be stored on another \
+             router; send the conversation itself as `input`"
         );
         let error = HttpError::bad_request(StatusCode::NOT_FOUND, message);
         HttpError { code: Some("response_not_found"), param: Some(param.to_owned()), ..error }
@@ -86,8 +86,8 @@ impl HttpError {
     pub fn no_such_conversation(param: &str, id: &str) -> HttpError {
         let id: String = id.chars().take(ID_CHARS_MAX).collect();
         let message = format!(
-            "Conversation with id '{id}' not found: each router keeps its own, for some time, within its room and for \
-             the key that made it"
+            "Conversation with id '{id}' not found: it may have expired, belong to another key or be stored on \
+             another router"
         );
         let error = HttpError::bad_request(StatusCode::NOT_FOUND, message);
         HttpError { code: Some("conversation_not_found"), param: Some(param.to_owned()), ..error }
@@ -115,7 +115,7 @@ impl HttpError {
     }
 
     pub fn wrong_method(method: &Method, path: &str) -> HttpError {
-        let message = format!("{} is there, and does not take {method}", truncated_path(path));
+        let message = format!("{} exists, but does not accept {method}", truncated_path(path));
         HttpError::bad_request(StatusCode::METHOD_NOT_ALLOWED, message)
     }
 

@@ -32,7 +32,7 @@ impl Fields {
         // Some editors and languages begin a file with this mark.
         match serde_json::from_slice(body.strip_prefix(BYTE_ORDER_MARK).unwrap_or(body)) {
             Ok(Value::Object(fields)) => Ok(Fields(fields)),
-            Ok(_) => Err(HttpError::bad_request(StatusCode::BAD_REQUEST, "the body is JSON, but no object")),
+            Ok(_) => Err(HttpError::bad_request(StatusCode::BAD_REQUEST, "the body is JSON, but not an object")),
             Err(error) => {
                 Err(HttpError::bad_request(StatusCode::BAD_REQUEST, format!("the body is not JSON: {error}")))
             }
@@ -159,7 +159,7 @@ impl Fields {
         const FIELD: &str = "sampling_defaults";
         let Some(name) = self.string(FIELD)? else { return Ok(0) };
         let vendor = sampling_defaults::vendor(&name).map(i32::from);
-        vendor.ok_or_else(|| Refusal::invalid(FIELD, format!("is openai, llama.cpp or ollama, and not {name:?}")))
+        vendor.ok_or_else(|| Refusal::invalid(FIELD, format!("must be openai, llama.cpp or ollama, got {name:?}")))
     }
 
     /// Reads llama.cpp's name for `max_tokens`, in which a negative number means no limit.
@@ -194,7 +194,7 @@ impl Fields {
     /// none.
     fn allowed_token_ids(&mut self) -> Result<Vec<u32>, Refusal> {
         match self.token_ids("allowed_token_ids")? {
-            Some(ids) if ids.is_empty() => Err(Refusal::invalid("allowed_token_ids", "allows nothing")),
+            Some(ids) if ids.is_empty() => Err(Refusal::invalid("allowed_token_ids", "an empty list allows no token")),
             ids => Ok(ids.unwrap_or_default()),
         }
     }
@@ -248,11 +248,11 @@ impl Fields {
     pub fn stream_options(&mut self, sampling: &v1::Sampling) -> Result<Option<StreamOptions>, Refusal> {
         let stream = self.boolean("stream")?.unwrap_or(false);
         if stream && sampling.prompt_logprobs.is_some() {
-            return Err(Refusal::invalid("prompt_logprobs", "is not for streams"));
+            return Err(Refusal::invalid("prompt_logprobs", "is not supported in a stream"));
         }
         let options = self.object("stream_options")?;
         match (stream, options) {
-            (false, Some(_)) => Err(Refusal::invalid("stream_options", "is for streams; `stream` is not set")),
+            (false, Some(_)) => Err(Refusal::invalid("stream_options", "needs `stream` to be true")),
             (false, None) => Ok(None),
             (true, None) => Ok(Some(StreamOptions::default())),
             (true, Some(mut options)) => {
@@ -303,7 +303,7 @@ impl Fields {
             Some(-1) => None,
             Some(n) => match u32::try_from(n) {
                 Ok(n) if n > 0 => Some(n),
-                _ => return Err(Refusal::invalid(NAME, format!("must be -1 or at least 1, and is {n}"))),
+                _ => return Err(Refusal::invalid(NAME, format!("must be -1 or at least 1, got {n}"))),
             },
         };
         Ok(Some(Truncation { n_max, side }))
@@ -399,7 +399,7 @@ pub fn wrong_type(name: impl Into<std::borrow::Cow<'static, str>>, must: &str, v
         Value::Array(_) => "a list",
         Value::Object(_) => "an object",
     };
-    Refusal::Invalid { field: name.into(), message: format!("must be {must}, and is {kind}") }
+    Refusal::Invalid { field: name.into(), message: format!("must be {must}, got {kind}") }
 }
 
 /// Limits penalties to the last `last_n` tokens: -1 means all, and 0 disables the penalties.
@@ -413,7 +413,7 @@ fn limit_penalties(sampling: &mut v1::Sampling, last_n: Option<i64>) -> Result<(
         }
         Some(n) => {
             let n = u32::try_from(n).map_err(|_| {
-                Refusal::invalid("repeat_last_n", format!("must be -1, 0 or a number of tokens, and is {n}"))
+                Refusal::invalid("repeat_last_n", format!("must be -1, 0 or a number of tokens, got {n}"))
             })?;
             sampling.penalty_window = Some(n);
         }
@@ -459,10 +459,10 @@ mod tests {
         check(r#"{"max_tokens": 18446744073709551616}"#, "max_tokens: is out of range");
         check(r#"{"max_tokens": 1e30}"#, "max_tokens: is out of range");
         check(r#"{"max_tokens": 4294967296}"#, "max_tokens: 4294967296 is out of range");
-        check(r#"{"max_tokens": 1.5}"#, "max_tokens: must be a whole number, and is a number with a fraction");
+        check(r#"{"max_tokens": 1.5}"#, "max_tokens: must be a whole number, got a number with a fraction");
         check(r#"{"seed": 18446744073709551616}"#, "seed: is out of range");
-        check(r#"{"seed": 0.5}"#, "seed: must be a whole number, and is a number with a fraction");
-        check(r#"{"stop": 5}"#, "stop: must be a string or a list of strings, and is a number");
+        check(r#"{"seed": 0.5}"#, "seed: must be a whole number, got a number with a fraction");
+        check(r#"{"stop": 5}"#, "stop: must be a string or a list of strings, got a number");
     }
 
     #[test]

@@ -52,7 +52,7 @@ pub async fn prompt(
     infill: Infill,
     field: &'static str,
 ) -> Result<Input, Refusal> {
-    let none = || Refusal::invalid(field, "the model has no tokens for filling in between two texts");
+    let none = || Refusal::invalid(field, "the model has no fill-in-the-middle tokens");
     let marks = InfillTokens::of(&text.tokenizer).ok_or_else(none)?;
     let text = text.clone();
     let tokens = front.off_runtime(infill.n_bytes(), move || marks.build_prompt(&text, &infill)).await?;

@@ -20,7 +20,7 @@ pub fn n_predict(n: Option<i64>, name: &'static str) -> Result<Option<u32>, Refu
         None | Some(-2 | -1) => Ok(None),
         Some(n) => {
             let n_max = u32::try_from(n).ok().filter(|n| *n > 0);
-            n_max.map(Some).ok_or_else(|| Refusal::invalid(name, format!("must be -2, -1 or at least 1, and is {n}")))
+            n_max.map(Some).ok_or_else(|| Refusal::invalid(name, format!("must be -2, -1 or at least 1, got {n}")))
         }
     }
 }

@@ -200,12 +200,12 @@ fn api_table(config: &Config) -> Vec<ApiRoutes> {
 /// Probes and monitoring use these pages without a key.
 fn probe_routes() -> Vec<Route> {
     vec![
-        get("/livez", "whether the process lives", || async { "alive\n" }),
+        get("/livez", "whether the process is alive", || async { "alive\n" }),
         get("/health", "whether a replica can serve", models::health),
-        get("/ready", "whether a request sent now is served", models::ready),
-        get("/ping", "the same, as vLLM's clients ask", models::health),
+        get("/ready", "whether the server accepts a request now", models::ready),
+        get("/ping", "the same, for vLLM's clients", models::health),
         post("/ping", "the same", models::health),
-        head("/", "whether somebody listens, as clients of Ollama ask", || async {}),
+        head("/", "whether the server listens, for Ollama's clients", || async {}),
         get("/openapi.json", "this description", openapi::document),
     ]
 }
@@ -213,8 +213,8 @@ fn probe_routes() -> Vec<Route> {
 fn metrics_page(off: DisabledPages) -> Route {
     match off.metrics {
         false => get("/metrics", "metrics for Prometheus", metrics),
-        true => get("/metrics", "refused: it is switched off", || async {
-            HttpError::not_supported("this server tells no metrics: it was started with --no-metrics")
+        true => get("/metrics", "refused: disabled by --no-metrics", || async {
+            HttpError::not_supported("this server reports no metrics: it was started with --no-metrics")
         }),
     }
 }
@@ -228,21 +228,21 @@ fn openai_routes() -> Vec<Route> {
         post("/v1/chat/completions", "an answer to a chat", chat::chat),
         post("/v1/chat/completions/input_tokens", "how many tokens a chat has", chat::input_tokens),
         post("/v1/completions", "an answer to a text", completions::completions),
-        post("/v1/responses", "an answer to a chat, in items", responses::responses),
+        post("/v1/responses", "an answer to a chat, as items", responses::responses),
         post("/v1/responses/input_tokens", "how many tokens its prompt has", responses::input_tokens),
-        post("/v1/responses/compact", "refused: conversations are not compacted", responses::stored::refuse_compact),
-        get("/v1/responses/{id}", "a response that is stored", responses::stored::get_response),
-        delete("/v1/responses/{id}", "forgets a response", |a, b, c| delete_stored(&RESPONSE, a, b, c)),
-        get("/v1/responses/{id}/input_items", "what a response answered", responses::stored::input_items),
-        post("/v1/responses/{id}/cancel", "ends what runs in the background", responses::stored::cancel),
-        post("/v1/conversations", "a conversation that is kept", conversations::create),
-        get("/v1/conversations/{id}", "what was said about it", conversations::get_conversation),
-        post("/v1/conversations/{id}", "other metadata", conversations::update),
-        delete("/v1/conversations/{id}", "forgets it", |a, b, c| delete_stored(&CONVERSATION, a, b, c)),
-        post("/v1/conversations/{id}/items", "adds items to its end", conversations::add_items),
+        post("/v1/responses/compact", "refused: compaction is not supported", responses::stored::refuse_compact),
+        get("/v1/responses/{id}", "a stored response", responses::stored::get_response),
+        delete("/v1/responses/{id}", "deletes a stored response", |a, b, c| delete_stored(&RESPONSE, a, b, c)),
+        get("/v1/responses/{id}/input_items", "the input items of a response", responses::stored::input_items),
+        post("/v1/responses/{id}/cancel", "cancels a background response", responses::stored::cancel),
+        post("/v1/conversations", "creates a conversation", conversations::create),
+        get("/v1/conversations/{id}", "the metadata of a conversation", conversations::get_conversation),
+        post("/v1/conversations/{id}", "replaces its metadata", conversations::update),
+        delete("/v1/conversations/{id}", "deletes it", |a, b, c| delete_stored(&CONVERSATION, a, b, c)),
+        post("/v1/conversations/{id}/items", "appends items to it", conversations::add_items),
         get("/v1/conversations/{id}/items", "its items", conversations::items),
         get("/v1/conversations/{id}/items/{item_id}", "one of them", conversations::item),
-        delete("/v1/conversations/{id}/items/{item_id}", "forgets one", conversations::forget_item),
+        delete("/v1/conversations/{id}/items/{item_id}", "deletes one of them", conversations::forget_item),
         post("/v1/embeddings", "a vector for each text", embeddings::embeddings),
         post("/tokenize", "the tokens of a text or of a chat", tokens::tokenize),
         post("/detokenize", "the text of tokens", tokens::detokenize),
@@ -251,10 +251,7 @@ fn openai_routes() -> Vec<Route> {
 
 /// Clients of OpenAI and Anthropic use the same path.
 fn model_list() -> Vec<Route> {
-    vec![
-        get("/v1/models", "the models that are served", models::list),
-        get("/v1/models/{*id}", "one model", models::get_model),
-    ]
+    vec![get("/v1/models", "the served models", models::list), get("/v1/models/{*id}", "one model", models::get_model)]
 }
 
 fn anthropic_routes() -> Vec<Route> {

@@ -82,6 +82,6 @@ pub async fn ready(State(front): State<Arc<Frontend>>) -> Result<&'static str, H
 pub async fn cluster(State(front): State<Arc<Frontend>>, RawQuery(query): RawQuery) -> Result<Json<Value>, HttpError> {
     let mut fields = query.iter().flat_map(|query| query.split('&'));
     let from = fields.find_map(|field| field.strip_prefix("from=")).unwrap_or("0");
-    let from = from.parse().map_err(|_| Refusal::invalid("from", "what the page before gave as `next`"))?;
+    let from = from.parse().map_err(|_| Refusal::invalid("from", "must be the `next` of the previous page"))?;
     Ok(Json(topology::json(&front.topology(from))))
 }

@@ -33,7 +33,7 @@ fn operation(api: &str, keys: KeyRequirement, route: &Route) -> Value {
     let is_post = route.method == Method::POST;
     let mut responses = json!({ "200": { "description": "The answer" } });
     if keys != KeyRequirement::NotRequired {
-        responses["401"] = json!({ "description": "Keys are asked for, and this is none" });
+        responses["401"] = json!({ "description": "The API key is missing or unknown" });
     }
     if is_post {
         responses["400"] = json!({ "description": "The request is not valid; the message names the field" });

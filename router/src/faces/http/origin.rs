@@ -57,12 +57,14 @@ impl OriginPolicy {
         if let Some(host) = host.as_deref().filter(|host| self.bound.is_loopback() && !self.is_own(host)) {
             let host_name = truncated_name(host);
             let message =
-                format!("`{host_name}` is no name of this server: ask localhost, or start it with --allowed-hosts");
+                format!("`{host_name}` is not a name of this server: use localhost, or start it with --allowed-hosts");
             return Err(HttpError::bad_request(StatusCode::FORBIDDEN, message));
         }
         let Some(origin) = headers.get(ORIGIN) else {
             return match is_from_another_site(method, headers) {
-                true => Err(HttpError::bad_request(StatusCode::FORBIDDEN, "pages of other sites may not ask here")),
+                true => {
+                    Err(HttpError::bad_request(StatusCode::FORBIDDEN, "pages of other sites may not send requests"))
+                }
                 false => Ok(AllowedReaders::None),
             };
         };
@@ -74,7 +76,7 @@ impl OriginPolicy {
         }
         let origin_name = truncated_name(text);
         let message =
-            format!("pages of `{origin_name}` may not ask here: start the server with keys, or with --allowed-origins");
+            format!("pages of `{origin_name}` may not send requests: start the server with keys or --allowed-origins");
         Err(HttpError::bad_request(StatusCode::FORBIDDEN, message))
     }
 
@@ -102,7 +104,7 @@ fn host(uri: &Uri, headers: &HeaderMap) -> Result<Option<String>, HttpError> {
     }
     let Some(host) = headers.get(HOST) else { return Ok(None) };
     let authority = host.to_str().ok().and_then(|text| text.parse::<Authority>().ok());
-    let no_name = || HttpError::bad_request(StatusCode::BAD_REQUEST, "the host header is no name");
+    let no_name = || HttpError::bad_request(StatusCode::BAD_REQUEST, "the host header is not a valid name");
     Ok(Some(normalized_host(authority.ok_or_else(no_name)?.host())))
 }
 

@@ -27,7 +27,7 @@ impl BodyEncoding {
 pub fn decompress_gzip(packed: &[u8], bytes_max: usize) -> Result<Vec<u8>, HttpError> {
     let mut bytes = Vec::new();
     let read = MultiGzDecoder::new(packed).take(bytes_max as u64 + 1).read_to_end(&mut bytes);
-    let broken = |error| HttpError::bad_request(StatusCode::BAD_REQUEST, format!("the body is no gzip data: {error}"));
+    let broken = |error| HttpError::bad_request(StatusCode::BAD_REQUEST, format!("the body is invalid gzip: {error}"));
     read.map_err(broken)?;
     if bytes.len() > bytes_max { Err(HttpError::too_large(bytes_max)) } else { Ok(bytes) }
 }

@@ -65,7 +65,7 @@ impl ApiRequest {
     fn resume(&self, streaming: Option<StreamOptions>, limits: &RouterLimits) -> Result<Option<Resume>, Refusal> {
         match (self.last_event_id.as_str(), streaming) {
             ("", _) => Ok(None),
-            (_, None) => Err(Refusal::invalid("Last-Event-ID", "is for streams; `stream` is not set")),
+            (_, None) => Err(Refusal::invalid("Last-Event-ID", "needs `stream` to be true")),
             (text, Some(_)) => Ok(Some(Resume::parse(text, limits.choices_resumed_max)?)),
         }
     }
@@ -111,14 +111,14 @@ fn json_body_encoding(path: &str, headers: &HeaderMap) -> Result<BodyEncoding, H
         |name: HeaderName| headers.get(name).map(|value| String::from_utf8_lossy(value.as_bytes()).to_lowercase());
     let refused = |message: &str| Err(HttpError::bad_request(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
     let Some(packing) = BodyEncoding::parse(&text(CONTENT_ENCODING).unwrap_or_default()) else {
-        return refused("a body with this content-encoding is not read here: send it as it is, or by gzip");
+        return refused("this content-encoding is not supported: send the body uncompressed or with gzip");
     };
     let Some(kind) = text(CONTENT_TYPE) else { return Ok(packing) };
     let essence = kind.split(';').next().unwrap_or_default().trim();
     let is_json = essence == "application/json" || (essence.starts_with("application/") && essence.ends_with("+json"));
     match is_json || (essence == OF_CURL && !path.starts_with("/v1/")) {
         true => Ok(packing),
-        false => refused("the body must be JSON: say `content-type: application/json`"),
+        false => refused("the body must be JSON: set `content-type: application/json`"),
     }
 }
 
@@ -146,7 +146,7 @@ async fn read_body(front: &Frontend, body: Body) -> Result<(Vec<u8>, BodyPermit)
     let mut chunks = body.into_data_stream();
     let (mut bytes, mut n_bytes, mut room, mut is_room) = (Vec::new(), 0, BodyPermit::None, true);
     while let Some(chunk) = chunks.next().await {
-        let broken = |_| HttpError::bad_request(StatusCode::BAD_REQUEST, "the body broke off");
+        let broken = |_| HttpError::bad_request(StatusCode::BAD_REQUEST, "the body ended early");
         let chunk = chunk.map_err(broken)?;
         n_bytes += chunk.len();
         if n_bytes > limits.body_discarded_max {

@@ -18,7 +18,7 @@ pub fn beams(fields: &mut Fields) -> Result<Option<BeamSearch>, Refusal> {
         ("early_stopping", patience != Patience::Unspecified),
     ];
     match alone.into_iter().find(|(_, changes)| *changes) {
-        Some((field, _)) => Err(Refusal::invalid(field, "is of a beam search: it needs `use_beam_search`")),
+        Some((field, _)) => Err(Refusal::invalid(field, "needs `use_beam_search` to be true")),
         None => Ok(None),
     }
 }

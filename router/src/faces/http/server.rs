@@ -95,7 +95,7 @@ pub async fn serve(
 /// Waits until a connection without TLS sends data. It has no buffers before that.
 async fn wait_for_data(stream: &TcpStream, headers_max: Duration, shutdown: &CancellationToken) -> bool {
     if let Err(error) = stream.set_nodelay(true) {
-        tracing::debug!(%error, "a connection keeps Nagle's delay");
+        tracing::debug!(%error, "cannot set TCP_NODELAY on a connection");
     }
     tokio::select! {
         first = tokio::time::timeout(headers_max, stream.readable()) => first.is_ok(),

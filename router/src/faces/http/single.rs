@@ -64,7 +64,7 @@ pub fn invalid(field: String, message: &str) -> Refusal {
 pub fn objects(field: &'static str, list: Option<Value>) -> Result<Vec<Fields>, Refusal> {
     let list = match list {
         Some(Value::Array(list)) if !list.is_empty() => list,
-        Some(Value::Array(_)) => return Err(Refusal::invalid(field, "there are none")),
+        Some(Value::Array(_)) => return Err(Refusal::invalid(field, "must not be empty")),
         Some(other) => return Err(wrong_type(field, "a list", &other)),
         None => return Err(Refusal::invalid(field, "is missing")),
     };

@@ -54,7 +54,7 @@ fn merge_budgets<'a>(
 ) -> Result<Option<(&'a str, u32)>, Refusal> {
     match (found, tokens_max) {
         (Some((before, n)), Some(m)) if n != m => {
-            Err(invalid(name.to_owned(), &format!("is {m}, and `{before}` is {n}: say one of them")))
+            Err(invalid(name.to_owned(), &format!("is {m}, but `{before}` is {n}: set only one of them")))
         }
         (unchanged, None) => Ok(unchanged),
         (_, Some(m)) => Ok(Some((name, m))),
@@ -90,7 +90,7 @@ mod tests {
             (json!({ "thinking_budget": -2 }), "no limit"),
             (json!({ "thinking": { "type": "on" } }), "thinking.type"),
             (json!({ "thinking": 5 }), "thinking"),
-            (json!({ "thinking_budget": 5, "thinking_token_budget": 6 }), "say one of them"),
+            (json!({ "thinking_budget": 5, "thinking_token_budget": 6 }), "set only one of them"),
         ] {
             let message = read(value.clone()).unwrap_err();
             assert!(message.contains(part), "{value}: {message}");

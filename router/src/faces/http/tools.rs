@@ -61,7 +61,7 @@ fn restrict_to_choice(value: Value, tools: &mut Vec<String>) -> Result<v1::ToolC
     let own = |tool: &String| serde_json::from_str::<Value>(tool).ok().as_ref().and_then(name_of);
     let known: HashSet<String> = tools.iter().filter_map(own).collect();
     if let Some(unknown) = names.iter().find(|name| !known.contains(*name)) {
-        return Err(wrong(format!("names {unknown:?}, which is none of `tools`")));
+        return Err(wrong(format!("names {unknown:?}, which is not in `tools`")));
     }
     tools.retain(|tool| own(tool).is_some_and(|name| names.contains(&name)));
     Ok(tool_choice(mode, ""))

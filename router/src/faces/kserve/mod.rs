@@ -107,7 +107,7 @@ impl GrpcInferenceService for KserveService {
         let result = self.call_context(request.metadata()).and_then(|caller| read(request.into_inner(), &caller));
         let (parsed, style) = result.inspect_err(|refusal| recorder.record_refusal(refusal)).map_err(status)?;
         if style.is_stream {
-            let refusal = Refusal::invalid("stream", "is for ModelStreamInfer");
+            let refusal = Refusal::invalid("stream", "needs ModelStreamInfer");
             recorder.record_refusal(&refusal);
             return Err(status(refusal));
         }

@@ -38,7 +38,7 @@ enum TensorElement {
 impl InputTensors {
     pub fn read(inputs: Vec<InferInputTensor>, raw: Vec<Vec<u8>>) -> Result<InputTensors, Refusal> {
         if !raw.is_empty() && raw.len() != inputs.len() {
-            let message = format!("{} for {} inputs", raw.len(), inputs.len());
+            let message = format!("has {} entries for {} inputs", raw.len(), inputs.len());
             return Err(Refusal::invalid("raw_input_contents", message));
         }
         let mut tensors = InputTensors::default();
@@ -50,7 +50,7 @@ impl InputTensors {
                 ("sampling_parameters", TensorElement::Text(text)) => tensors.sampling = Some(text),
                 ("stream", TensorElement::Truth(truth)) => tensors.is_stream = truth,
                 ("exclude_input_in_output", TensorElement::Truth(truth)) => tensors.exclude_input = Some(truth),
-                _ => return Err(Refusal::invalid("inputs", "an input has another type than its own")),
+                _ => return Err(Refusal::invalid("inputs", "an input has the wrong type")),
             }
         }
         Ok(tensors)
@@ -69,7 +69,7 @@ fn element(input: InferInputTensor, raw: Option<Vec<u8>>) -> Result<TensorElemen
         return Err(Refusal::invalid(name, "must have one element"));
     }
     let contents = input.contents.unwrap_or_default();
-    let one = || Refusal::invalid(name, "must have one element, as its shape says");
+    let one = || Refusal::invalid(name, "must have one element, as in its shape");
     match (datatype, raw) {
         ("BOOL", Some(raw)) => {
             <[u8; 1]>::try_from(raw).map(|[byte]| TensorElement::Truth(byte != 0)).map_err(|_| one())
@@ -108,7 +108,7 @@ pub fn has_reason(outputs: &[InferRequestedOutputTensor]) -> Result<bool, Refusa
     match outputs.iter().find(|output| !is_known(output)) {
         Some(other) => {
             let name: String = other.name.chars().take(100).collect();
-            Err(Refusal::invalid("outputs", format!("there is no `{name}`")))
+            Err(Refusal::invalid("outputs", format!("there is no output `{name}`")))
         }
         None => Ok(outputs.iter().any(|output| output.name == OUTPUTS[1].0)),
     }

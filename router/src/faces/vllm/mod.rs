@@ -174,7 +174,7 @@ impl EngineService {
                 Input::TokenIds(v1::TokenIds { ids: tokenized.input_ids })
             }
             Some(generate_input::Input::Text(text)) => Input::Text(text),
-            None => return Err(Refusal::invalid("input", "one of tokenized and text")),
+            None => return Err(Refusal::invalid("input", "must be tokenized or text")),
         };
         let params = request.sampling_params.unwrap_or_default();
         let n_choices = params.n.max(1);
@@ -227,12 +227,11 @@ impl EngineService {
     }
 
     async fn tokenizer_bundle(&self) -> Result<(Bytes, String), Status> {
-        let none = || Status::unimplemented("this router has no tokenizer to give away");
+        let none = || Status::unimplemented("this router does not provide its tokenizer");
         let read = self.front.config.text_files.clone().ok_or_else(none)?;
         // This takes as long as a long text.
         let bundle = self.front.off_runtime(usize::MAX, move || read()).await.map_err(to_status)?;
-        let bundle =
-            bundle.map_err(|error| Status::internal(format!("the tokenizer cannot be given away: {error}")))?;
+        let bundle = bundle.map_err(|error| Status::internal(format!("the tokenizer cannot be provided: {error}")))?;
         Ok((bundle.zip.into(), bundle.sha256))
     }
 }

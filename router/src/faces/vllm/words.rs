@@ -89,7 +89,7 @@ pub fn constraint_name(request: &wire::GenerateRequest) -> &'static str {
 }
 
 fn n_logprobs(field: &'static str, n: Option<i32>) -> Result<Option<u32>, Refusal> {
-    let all = |_| Refusal::invalid(field, "those of the whole vocabulary are not supported");
+    let all = |_| Refusal::invalid(field, "must not be negative: the whole vocabulary is not supported");
     n.map(u32::try_from).transpose().map_err(all)
 }
 

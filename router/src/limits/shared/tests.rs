@@ -147,7 +147,7 @@ async fn nothing_is_written_while_nothing_changes_and_once_a_second_at_most() {
     for _ in 0..60 {
         run_second(&mut routers, &[20, 20]).await;
     }
-    assert_eq!(store.revision(), before, "steady use is no news");
+    assert_eq!(store.revision(), before, "steady use sends no update");
     for at in 0..60 {
         run_second(&mut routers, &[at % 7 * 100, at % 5 * 100]).await;
     }

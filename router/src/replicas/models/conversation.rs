@@ -68,7 +68,7 @@ pub(super) fn read(chat: v1::Chat) -> Result<ParsedChat, Refusal> {
 /// Returns the tools as a template shows them, and as a dialect reads their calls.
 fn tools(texts: &[String]) -> Result<(Vec<Value>, Tools), Refusal> {
     if texts.len() > TOOLS_MAX {
-        return Err(Refusal::invalid("tools", format!("{} are more than {TOOLS_MAX}", texts.len())));
+        return Err(Refusal::invalid("tools", format!("has {} tools, more than {TOOLS_MAX}", texts.len())));
     }
     let (mut shown, mut read): (Vec<Value>, Vec<Tool>) = (Vec::new(), Vec::new());
     for (i, text) in texts.iter().enumerate() {
@@ -108,10 +108,10 @@ fn choice(requested: v1::ToolChoice, tools: &Tools) -> Result<ToolChoice, Refusa
     let is_named = !requested.name.is_empty();
     let needs_tool = requested.mode() == Mode::Required;
     if needs_tool && tools.is_empty() {
-        return Err(Refusal::invalid("tool_choice", "needs `tools`, and there are none"));
+        return Err(Refusal::invalid("tool_choice", "needs `tools`, but there are none"));
     }
     if is_named && (!needs_tool || tools.get(&requested.name).is_none()) {
-        return Err(Refusal::invalid("tool_choice", "names a function that is none of `tools`"));
+        return Err(Refusal::invalid("tool_choice", "names a function that is not in `tools`"));
     }
     Ok(match requested.mode() {
         Mode::None => ToolChoice::None,
@@ -220,7 +220,7 @@ mod tests {
         let named = |name: &str| v1::ToolChoice { mode: Mode::Required.into(), name: name.into() };
         assert!(refused(|chat| chat.tool_choice = Some(named(""))).contains("needs `tools`"));
         let other = refused(|chat| (chat.tools, chat.tool_choice) = (vec![function("a")], Some(named("b"))));
-        assert!(other.contains("none of `tools`"), "{other}");
+        assert!(other.contains("not in `tools`"), "{other}");
         check(|chat| chat.template_variables = "[1]".into(), "chat_template_kwargs: must be an object");
         check(|chat| chat.template_variables = r#"{"tools": []}"#.into(), "`tools` comes from");
         check(|chat| chat.documents = "[1]".into(), "documents");

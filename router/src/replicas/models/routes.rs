@@ -102,7 +102,7 @@ fn parse(text: &str) -> Result<RouteTable, BadLine> {
             return Err(bad(format!("there are more than {ROUTES_MAX} names")));
         }
         if table.insert(name.to_owned(), shares).is_some() {
-            return Err(bad(format!("`{name}` stands in a line before")));
+            return Err(bad(format!("an earlier line already has `{name}`")));
         }
     }
     Ok(table)
@@ -112,7 +112,7 @@ fn route_of(line: &str) -> Result<(&str, Vec<VersionShare>), String> {
     let (name, shares) = line.split_once('=').ok_or("a line is `NAME = VERSION:WEIGHT, VERSION:WEIGHT`")?;
     let name = name.trim();
     if name.is_empty() {
-        return Err("no name stands before `=`".into());
+        return Err("there is no name before `=`".into());
     }
     let shares: Vec<VersionShare> = shares.split(',').map(share_of).collect::<Result<_, _>>()?;
     if shares.len() > SHARES_MAX {
@@ -123,7 +123,7 @@ fn route_of(line: &str) -> Result<(&str, Vec<VersionShare>), String> {
         return Err(format!("`{name}` has `{}` twice", of.model));
     }
     if shares.iter().all(|share| share.weight == 0) {
-        return Err(format!("all versions of `{name}` weigh nothing"));
+        return Err(format!("all versions of `{name}` have weight 0"));
     }
     Ok((name, shares))
 }
@@ -134,7 +134,7 @@ fn share_of(word: &str) -> Result<VersionShare, String> {
     // A model's own name may have a colon, as `smollm2:Q4_K_M` has; what looks like a number is taken as a weight.
     let is_like_one = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit() || b"+-.".contains(&byte));
     if let Some((version, weight)) = word.rsplit_once(':').filter(|(_, end)| is_like_one(end) && !is_number(end)) {
-        return Err(format!("the weight of `{version}` must be a whole number, and is `{weight}`"));
+        return Err(format!("the weight of `{version}` must be a whole number, got `{weight}`"));
     }
     let (version, weight) = match word.rsplit_once(':').filter(|(_, weight)| is_number(weight)) {
         Some((version, weight)) => (version, weight.parse().unwrap_or(u32::MAX)),
@@ -148,7 +148,7 @@ fn share_of(word: &str) -> Result<VersionShare, String> {
         return Err("a version has no name".into());
     }
     if version.contains('@') && (digest.is_empty() || !digest.bytes().all(|byte| byte.is_ascii_hexdigit())) {
-        return Err(format!("`{digest}` is no beginning of a policy digest, as `lockstep status` shows them"));
+        return Err(format!("`{digest}` is not the start of a policy digest (see `lockstep status`)"));
     }
     let of = VersionPattern { model: model.into(), digest: digest.to_ascii_lowercase() };
     Ok(VersionShare { of, weight })

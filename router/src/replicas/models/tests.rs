@@ -63,7 +63,7 @@ fn lines_are_read_as_they_are_meant() {
         ("chat=", "no name"),
         ("chat=v1,,v2", "no name"),
         ("chat=v1:1,v1:2", "twice"),
-        ("chat=v1:0,v2:0", "nothing"),
+        ("chat=v1:0,v2:0", "weight 0"),
         ("chat=v1:1000001", "more than"),
         ("chat=v1:99999999999999999999", "more than"),
         ("chat=v1:", "a whole number"),
@@ -109,7 +109,7 @@ fn the_share_of_a_version_without_a_ready_replica_goes_to_the_others_by_weight()
     for key in 0..1000 {
         let before = route(&shares, &all, key).unwrap();
         let now = route(&shares, &less, key).unwrap();
-        assert!(before.model() == "v1" || now.id == before.id, "who has its version keeps it");
+        assert!(before.model() == "v1" || now.id == before.id, "a key keeps its version");
     }
     // No replica is ready: those of the intended version may come back. Without any replica, there is no version to
     // choose.
@@ -155,7 +155,7 @@ fn persistently_unserved_version_is_reported_once() {
         change("soon", "v3", false, None),
     ];
     assert_eq!(look(&routes, &served, 10), missed);
-    assert_eq!(look(&routes, &served, 100), [], "it is told of once");
+    assert_eq!(look(&routes, &served, 100), [], "a change is reported once");
     // The line is corrected, and a replica of the other version comes.
     routes.replace("chat=smollm2:90\nsoon=v3\ndigest=smollm2@02").unwrap();
     let more = versions(&[view("smollm2", 1, false), view("v3", 3, true)]);

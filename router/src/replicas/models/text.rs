@@ -173,7 +173,7 @@ impl ModelText {
         }
         // A model without thoughts fulfils a budget of zero.
         if read.thinking_token_budget.is_some_and(|n| n > 0) && !self.dialect.has_thoughts() {
-            let why = "cannot be kept: the form in which this model thinks is unknown (--reasoning-parser names it)";
+            let why = "cannot be enforced: the model's reasoning format is unknown (set --reasoning-parser)";
             return Err(Refusal::invalid(THINKING_BUDGET, why));
         }
         let rendered = render_template(template, &read, now)?;
@@ -205,7 +205,7 @@ impl ModelText {
             tracing::warn!(
                 model,
                 form,
-                "this model has no chat template: its chats have a usual form (--chat-template gives another; \
+                "this model has no chat template: using a common one (set another with --chat-template; \
                  `run --raw` and completions need none)"
             );
             template
@@ -214,7 +214,7 @@ impl ModelText {
 
     fn sent_template(&self, source: &str) -> Result<ChatTemplate, Refusal> {
         if !self.trusts_templates {
-            let why = "the operator does not allow it (--trust-request-chat-template)";
+            let why = "the server was started without --trust-request-chat-template";
             return Err(Refusal::invalid("chat_template", why));
         }
         let like = |own: &ChatTemplate| own.with_source(source);
@@ -253,7 +253,7 @@ fn apply_effort(
         chat.variables.insert(EFFORT.to_owned(), effort.into());
         is_applied = true;
     }
-    let why = "is not read by the model's chat template (chat_template_kwargs may have its own word for it)";
+    let why = "the model's chat template does not use it; chat_template_kwargs may have an equivalent";
     if is_applied { Ok(()) } else { Err(Refusal::invalid(EFFORT, why)) }
 }
 

@@ -80,7 +80,7 @@ pub async fn watch(
     let names = fields.find_map(|field| field.strip_prefix("of=")).unwrap_or_default();
     let topics = parse_topics(names)?;
     if topics.iter().any(|topic| *topic != Topic::Requests) && !viewer.sees_cluster {
-        let message = "this key may watch `requests`; the rest is shown to keys with `role=operator`";
+        let message = "this key may watch only `requests`; other topics need a key with `role=operator`";
         return Err(HttpError::bad_request(StatusCode::FORBIDDEN, message));
     }
     let retry_after = front.config.timeouts.retry_after;
@@ -101,7 +101,7 @@ fn parse_topics(names: &str) -> Result<Vec<Topic>, Refusal> {
     let mut topics = Vec::new();
     for name in names.split(',') {
         let topic = Topic::ALL.into_iter().find(|topic| topic.name() == name && !topics.contains(topic));
-        let bad = || Refusal::invalid("of", "names of cluster, requests and load, each once, with commas");
+        let bad = || Refusal::invalid("of", "must be a comma-separated list of cluster, requests and load, each once");
         topics.push(topic.ok_or_else(bad)?);
     }
     Ok(topics)

@@ -39,7 +39,7 @@ pub fn page_routes(are_served: bool) -> Vec<Route> {
         true => file_routes(),
         // Ollama's clients may send HEAD to the same path.
         false => {
-            vec![get("/", "refused: the page is switched off", || async { HttpError::no_such_page(&Method::GET, "/") })]
+            vec![get("/", "refused: the page is disabled", || async { HttpError::no_such_page(&Method::GET, "/") })]
         }
     }
 }

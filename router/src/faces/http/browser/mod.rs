@@ -20,10 +20,10 @@ use std::sync::Arc;
 /// Pages that show each key its own requests.
 pub fn tenant_routes() -> Vec<Route> {
     vec![
-        get("/viewer", "what the page may show to this key", viewer),
-        get("/requests", "requests under way and those that ended last", requests::list),
+        get("/viewer", "what the page may show with this key", viewer),
+        get("/requests", "running requests and the last finished ones", requests::list),
         get("/requests/{id}", "the timeline of a request, by its number or its answer's id", requests::get_request),
-        get("/events", "changes of what `?of=` names, as a stream", events::watch),
+        get("/events", "a stream of changes to the topics in `?of=`", events::watch),
     ]
 }
 

@@ -25,7 +25,7 @@ pub async fn get_request(
     Path(id): Path<String>,
     Extension(viewer): Extension<Viewer>,
 ) -> Result<Json<Value>, HttpError> {
-    let none = || HttpError::bad_request(StatusCode::NOT_FOUND, "no request of this name is remembered here");
+    let none = || HttpError::bad_request(StatusCode::NOT_FOUND, "this router remembers no request with this id");
     front
         .history
         .requests

@@ -61,9 +61,9 @@ pub enum NeutralValues {
 impl KnownField {
     fn refusal(&self) -> Refusal {
         let message = match (self.instead, self.neutral) {
-            (Some(instead), _) => format!("is not read here; say `{instead}`"),
+            (Some(instead), _) => format!("is not supported here; use `{instead}`"),
             (None, NeutralValues::None) => "is not supported here".to_owned(),
-            (None, _) => "is not supported yet, but for a value that changes nothing".to_owned(),
+            (None, _) => "is not supported yet, except with a value that changes nothing".to_owned(),
         };
         Refusal::invalid(self.name, message)
     }

@@ -150,7 +150,7 @@ fn sampling(fields: &mut Fields, options: &mut CompletionOptions) -> Result<v1::
 
 /// Refuses another order of filters. The order is irrelevant if the most likely token is always taken.
 fn check_sampler_order(samplers: Option<Value>, is_greedy: bool) -> Result<(), Refusal> {
-    let message = || format!("only in the order of {}, or with the temperature 0", SAMPLERS.join(", "));
+    let message = || format!("must have the order {}, unless the temperature is 0", SAMPLERS.join(", "));
     match samplers {
         None => Ok(()),
         Some(Value::Array(names)) if names.is_empty() || is_greedy || names.iter().eq(&SAMPLERS) => Ok(()),

@@ -27,23 +27,23 @@ pub async fn rewrite_errors(request: Request, next: Next) -> Response {
 
 pub fn routes(has_slots: bool) -> Vec<Route> {
     let slots = match has_slots {
-        true => get("/slots", "places for requests, and which are taken", server::slots),
-        false => get("/slots", "refused: it is switched off", server::refuse_slots),
+        true => get("/slots", "the slots for requests, and which are in use", server::slots),
+        false => get("/slots", "refused: disabled by --no-slots", server::refuse_slots),
     };
     vec![
         post("/completion", "an answer to a text, in llama.cpp's form", completion::completion),
         post("/completions", "the same", completion::completion),
-        post("/infill", "what stands between two texts", completion::infill),
+        post("/infill", "the text between two texts", completion::infill),
         post("/embedding", "a vector for each text, in llama.cpp's form", embedding::embedding),
-        post("/embeddings", "the same for `content`, and OpenAI's form for `input`", embedding::either),
-        post("/apply-template", "the prompt that a chat becomes", server::apply_template),
+        post("/embeddings", "the same for `content`, or OpenAI's form for `input`", embedding::either),
+        post("/apply-template", "the rendered prompt of a chat", server::apply_template),
         get("/props", "the model, its template and its defaults", server::props),
         slots,
-        get("/lora-adapters", "none", server::lora_adapters),
+        get("/lora-adapters", "an empty list", server::lora_adapters),
         post("/chat/completions", "an answer to a chat", chat::llama_chat),
         post("/chat/completions/input_tokens", "how many tokens a chat has", chat::input_tokens),
-        post("/responses", "an answer to a chat, in items", responses::responses),
-        post("/slots/{id}", "refused: nothing is kept by slots", server::refuse_slot_action),
-        get("/models", "the models that are served, each with its other names", models::list_with_aliases),
+        post("/responses", "an answer to a chat, as items", responses::responses),
+        post("/slots/{id}", "refused: slots store nothing", server::refuse_slot_action),
+        get("/models", "the served models, each with its other names", models::list_with_aliases),
     ]
 }

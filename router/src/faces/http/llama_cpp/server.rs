@@ -53,12 +53,12 @@ pub async fn slots(State(front): State<Arc<Frontend>>, RawQuery(query): RawQuery
 }
 
 pub async fn refuse_slots() -> HttpError {
-    HttpError::not_supported("this server tells no slots: it was started with --no-slots")
+    HttpError::not_supported("this server reports no slots: it was started with --no-slots")
 }
 
 /// Refuses to save, restore or erase a slot: caches belong to all requests, and to no slot.
 pub async fn refuse_slot_action() -> HttpError {
-    HttpError::not_supported("slots keep nothing here that could be saved, restored or erased")
+    HttpError::not_supported("this server's slots have no state to save, restore or erase")
 }
 
 pub async fn lora_adapters() -> Json<Value> {

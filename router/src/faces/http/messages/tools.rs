@@ -59,10 +59,7 @@ fn check_kind(field: String, kind: Option<&Value>) -> Result<(), Refusal> {
         Some(Value::String(kind)) if kind == "custom" => Ok(()),
         Some(Value::String(kind)) => {
             let kind: String = kind.chars().take(KIND_CHARS_MAX).collect();
-            Err(invalid(
-                field,
-                &format!("`{kind}` is not supported here: only `custom` tools are, which say their schema"),
-            ))
+            Err(invalid(field, &format!("`{kind}` is not supported here: only `custom` tools with a schema are")))
         }
         Some(other) => Err(wrong_type(field, "a string", other)),
     }
@@ -78,7 +75,7 @@ fn check_tool_members(i: usize, tool: &Map<String, Value>) -> Result<(), Refusal
         _ => true,
     };
     match tool.iter().find(|(name, value)| !value.is_null() && !is_neutral(name, value)) {
-        Some((name, _)) => Err(invalid(format!("tools[{i}].{name}"), "is not supported, but for what changes nothing")),
+        Some((name, _)) => Err(invalid(format!("tools[{i}].{name}"), "is not supported with this value")),
         None => Ok(()),
     }
 }

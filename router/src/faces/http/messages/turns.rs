@@ -56,7 +56,7 @@ pub fn messages(list: Vec<Fields>) -> Result<Vec<v1::ChatMessage>, Refusal> {
 pub fn continue_last_turn(chat: v1::Chat) -> Result<v1::Chat, Refusal> {
     match chat.messages.last() {
         Some(last) if last.role == "assistant" && !last.tool_calls.is_empty() => {
-            Err(Refusal::invalid("messages", "the last one has tool_use blocks, and their results are missing"))
+            Err(Refusal::invalid("messages", "the last one has tool_use blocks, but their results are missing"))
         }
         last => {
             let continue_final_message = last.is_some_and(|last| last.role == "assistant");
@@ -97,7 +97,7 @@ impl MessageTurns {
     fn add_tool_result(&mut self, at: &str, mut block: Fields) -> Result<(), Refusal> {
         let id = string(format!("{at}.tool_use_id"), block.take("tool_use_id"))?;
         let Some(name) = self.called.get(&id).cloned() else {
-            return Err(invalid(format!("{at}.tool_use_id"), "is the id of no tool_use block before it"));
+            return Err(invalid(format!("{at}.tool_use_id"), "does not match the id of an earlier tool_use block"));
         };
         let is_error = match block.take("is_error") {
             None => false,

@@ -66,12 +66,12 @@ fn parse_fields(fields: &mut Fields) -> Result<PromptFields, Refusal> {
         thinking: shape::think(fields)?,
     };
     let is_bare = prompt_fields.is_raw || !prompt_fields.suffix.is_empty();
-    let needs_template = || Refusal::invalid("system", "needs the model's template: not with `raw` or `suffix`");
+    let needs_template = || Refusal::invalid("system", "cannot be combined with `raw` or `suffix`");
     match (&prompt_fields.system, prompt_fields.context.is_empty()) {
         (Some(_), _) if is_bare => Err(needs_template()),
-        (_, false) if is_bare => Err(Refusal::invalid("context", "is not for `raw` or `suffix`")),
+        (_, false) if is_bare => Err(Refusal::invalid("context", "cannot be combined with `raw` or `suffix`")),
         _ if is_bare && !prompt_fields.thinking.is_empty() => {
-            Err(Refusal::invalid("think", "is not for `raw` or `suffix`"))
+            Err(Refusal::invalid("think", "cannot be combined with `raw` or `suffix`"))
         }
         _ => Ok(prompt_fields),
     }
@@ -112,7 +112,7 @@ fn render_turn(
 ) -> Result<Input, Refusal> {
     match (&text.template, &system) {
         (None, None) => return Ok(Input::Text(prompt)),
-        (None, Some(_)) => return Err(Refusal::invalid("system", "the model has no template to say it in")),
+        (None, Some(_)) => return Err(Refusal::invalid("system", "the model has no chat template for it")),
         (Some(_), _) => {}
     }
     let system = system.map(|system| single::text_message("system", system));

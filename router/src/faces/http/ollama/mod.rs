@@ -25,19 +25,19 @@ const VERSION: &str = "0.12.11";
 
 pub fn routes() -> Vec<Route> {
     vec![
-        post("/api/chat", "an answer to a chat, in lines unless `stream` is false", chat::chat),
-        post("/api/generate", "an answer to a prompt, in lines unless `stream` is false", generate::generate),
+        post("/api/chat", "an answer to a chat, streamed as lines unless `stream` is false", chat::chat),
+        post("/api/generate", "an answer to a prompt, streamed as lines unless `stream` is false", generate::generate),
         post("/api/embed", "a vector for each text", embed::embed),
         post("/api/embeddings", "a vector for one text, in the older form", embed::embeddings),
-        get("/api/tags", "the models that are served", models::tags),
+        get("/api/tags", "the served models", models::tags),
         get("/api/ps", "the models that can answer now", models::ps),
         post("/api/show", "one model", models::show),
-        post("/api/pull", "says whether a model is there; fetches none", models::pull),
-        get("/api/version", "the release of Ollama whose API this is", version),
-        post("/api/create", "refused: models are the operator's", refuse_management),
-        post("/api/copy", "refused: models are the operator's", refuse_management),
-        post("/api/push", "refused: models are the operator's", refuse_management),
-        delete("/api/delete", "refused: models are the operator's", refuse_management),
+        post("/api/pull", "whether the server has a model; downloads nothing", models::pull),
+        get("/api/version", "the version of Ollama's API", version),
+        post("/api/create", "refused: the operator manages models", refuse_management),
+        post("/api/copy", "refused: the operator manages models", refuse_management),
+        post("/api/push", "refused: the operator manages models", refuse_management),
+        delete("/api/delete", "refused: the operator manages models", refuse_management),
     ]
 }
 
@@ -46,6 +46,6 @@ async fn version() -> Json<Value> {
 }
 
 async fn refuse_management() -> HttpError {
-    let message = "models are not made, copied or removed by clients: `lockstep pull` and `lockstep serve` do that";
+    let message = "clients cannot create, copy or remove models: use `lockstep pull` and `serve` on the server";
     HttpError::bad_request(StatusCode::FORBIDDEN, message)
 }

@@ -154,7 +154,7 @@ pub async fn pull(State(front): State<Arc<Frontend>>, request: Request) -> Resul
 }
 
 fn missing(error: HttpError) -> HttpError {
-    let hint = "run `lockstep pull` and `lockstep serve` where the server is: clients fetch no models";
+    let hint = "clients cannot download models: run `lockstep pull` and `lockstep serve` on the server";
     HttpError::bad_request(error.status(), format!("{}; {hint}", error.message()))
 }
 

@@ -71,7 +71,7 @@ pub fn logprobs(fields: &mut Fields, top_max: u32) -> Result<Option<u32>, Refusa
     let needs_logprobs = fields.boolean("logprobs")?.unwrap_or(false);
     match (needs_logprobs, fields.unsigned("top_logprobs")?) {
         (_, Some(top_n)) if top_n > top_max => {
-            Err(Refusal::invalid("top_logprobs", format!("must be at most {top_max}, and is {top_n}")))
+            Err(Refusal::invalid("top_logprobs", format!("must be at most {top_max}, got {top_n}")))
         }
         (true, top_n) => Ok(Some(top_n.unwrap_or(0))),
         (false, Some(1..)) => Err(Refusal::invalid("top_logprobs", "needs `logprobs` to be true")),

@@ -24,7 +24,7 @@ pub fn think(fields: &mut Fields) -> Result<Map<String, Value>, Refusal> {
         None => return Ok(Map::new()),
         Some(Value::Bool(thinks)) => ("chat_template_kwargs", json!({ "enable_thinking": thinks })),
         Some(Value::String(effort)) => ("reasoning_effort", effort.into()),
-        Some(other) => return Err(wrong_type("think", "true, false, or how much", &other)),
+        Some(other) => return Err(wrong_type("think", "true, false, or a level of effort", &other)),
     };
     Ok(Map::from_iter([(name.to_owned(), value)]))
 }

@@ -71,7 +71,7 @@ enum RunEnd {
 }
 
 fn no_room() -> Refusal {
-    Refusal::failed("there is no room among the stored responses for what it says")
+    Refusal::failed("there is no room for its answer in the store of responses")
 }
 
 impl BackgroundWriter {
@@ -89,7 +89,7 @@ impl BackgroundWriter {
                 Some(Ok((_, event))) if self.add_event(&event) => {}
                 Some(Ok(_)) => break RunEnd::Failed(no_room()),
                 Some(Err(refusal)) => break RunEnd::Failed(refusal),
-                None => break RunEnd::Failed(Refusal::failed("its answer has no end")),
+                None => break RunEnd::Failed(Refusal::failed("its answer ended without a final event")),
             }
         };
         self.end(end);
@@ -195,7 +195,7 @@ impl BackgroundWriter {
 impl Drop for BackgroundWriter {
     fn drop(&mut self) {
         if self.to_end.is_some() {
-            self.end(RunEnd::Failed(Refusal::failed("the server broke on it")));
+            self.end(RunEnd::Failed(Refusal::failed("the request caused a panic")));
         }
     }
 }

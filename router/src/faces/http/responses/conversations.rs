@@ -49,7 +49,7 @@ fn to_change_error(front: &Frontend, id: &str, why: ChangeError) -> HttpError {
 /// Stored items may be removed soon, so a retry may succeed. If nothing may be stored, a retry cannot succeed.
 fn no_room(front: &Frontend) -> HttpError {
     match front.config.limits.stored.responses_max {
-        0 => HttpError::not_supported("this server keeps no conversations (`--stored-responses 0`)"),
+        0 => HttpError::not_supported("this server stores no conversations (`--stored-responses 0`)"),
         _ => Refusal::Full { retry_after: front.config.timeouts.retry_after }.into(),
     }
 }
@@ -108,7 +108,7 @@ pub async fn add_items(
 fn check_size(front: &Frontend, n_bytes: usize, field: &'static str) -> Result<(), Refusal> {
     match front.config.limits.body_bytes_max {
         max if n_bytes > max => {
-            let why = format!("the conversation would have more than {max} bytes, which is all that one may have");
+            let why = format!("the conversation would exceed the limit of {max} bytes");
             Err(Refusal::invalid(field, why))
         }
         _ => Ok(()),

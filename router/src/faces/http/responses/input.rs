@@ -8,8 +8,7 @@ use proto::v1;
 use serde_json::{Value, json};
 
 const TEXT_KINDS: [&str; 3] = ["input_text", "output_text", "text"];
-const NO_ITEM: &str =
-    "is no item that is read here; only message, function_call, function_call_output and reasoning are";
+const NO_ITEM: &str = "is not supported here; only message, function_call, function_call_output and reasoning are";
 
 /// Takes the items of the field `input`.
 pub fn items(fields: &mut Fields) -> Result<Vec<Value>, Refusal> {
@@ -74,7 +73,7 @@ impl InputTurns {
             text => text,
         };
         if reasoning.is_empty() && item["encrypted_content"].as_str().is_some_and(|text| !text.is_empty()) {
-            let why = "cannot be read: it was not made here; leave the item out";
+            let why = "cannot be read: another server encrypted it; leave the item out";
             return Err(invalid(format!("{field}.encrypted_content"), why));
         }
         if !reasoning.is_empty() {

@@ -22,7 +22,7 @@ pub fn read(fields: &mut Fields) -> Result<Option<Vec<Value>>, Refusal> {
         Some(other) => return Err(wrong_type("items", "a list of items", &other)),
     };
     if items.len() > ITEMS_AT_ONCE_MAX {
-        let why = format!("there are {}; at most {ITEMS_AT_ONCE_MAX} are added at once", items.len());
+        let why = format!("has {} items; at most {ITEMS_AT_ONCE_MAX} can be added at once", items.len());
         return Err(Refusal::invalid("items", why));
     }
     if let Some((i, other)) = items.iter().enumerate().find(|(_, item)| !item.is_object()) {
@@ -40,13 +40,13 @@ pub fn metadata(fields: &mut Fields) -> Result<Option<String>, Refusal> {
         Some(other) => return Err(wrong_type("metadata", "an object", &other)),
     };
     if pairs.len() > PAIRS_MAX {
-        let why = format!("has {} pairs; at most {PAIRS_MAX} are kept", pairs.len());
+        let why = format!("has {} pairs; at most {PAIRS_MAX} are allowed", pairs.len());
         return Err(Refusal::invalid("metadata", why));
     }
     for (name, value) in &pairs {
         let value = value.as_str().ok_or_else(|| Refusal::invalid("metadata", "all values must be strings"))?;
         if name.chars().count() > KEY_CHARS_MAX || value.chars().count() > VALUE_CHARS_MAX {
-            let why = format!("a name has at most {KEY_CHARS_MAX} characters, and a value {VALUE_CHARS_MAX}");
+            let why = format!("a name may have at most {KEY_CHARS_MAX} characters, and a value {VALUE_CHARS_MAX}");
             return Err(Refusal::invalid("metadata", why));
         }
     }

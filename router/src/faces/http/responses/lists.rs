@@ -39,7 +39,7 @@ impl PageQuery {
             None => 0,
             Some(after) => match items.iter().position(|item| item["id"] == **after) {
                 Some(at) => at + 1,
-                None => return Err(Refusal::invalid("after", "is the id of none of the items")),
+                None => return Err(Refusal::invalid("after", "does not match the id of any item")),
             },
         };
         let end = items.len().min(begin + self.limit);

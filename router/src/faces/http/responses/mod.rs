@@ -274,7 +274,7 @@ fn read_timing_options(fields: &mut Fields, is_stream: bool, is_background: bool
     let timings_in_each = fields.boolean("timings_per_token")?.unwrap_or(false);
     for (name, is_set) in [("return_progress", needs_progress), ("timings_per_token", timings_in_each)] {
         if is_set && is_background {
-            return Err(Refusal::invalid(name, "an answer in the background tells neither progress nor times"));
+            return Err(Refusal::invalid(name, "is not supported for a background response"));
         }
     }
     Ok((needs_progress, timings_in_each))
@@ -324,7 +324,7 @@ fn storage_refusal(front: &Frontend, items: &[Value]) -> Refusal {
     match limits.stored.responses_max {
         0 => Refusal::invalid("background", "this server stores no responses (`--stored-responses 0`)"),
         _ if n_bytes > limits.body_bytes_max => {
-            Refusal::invalid("background", "the conversation is too large to be stored, and can only be waited for")
+            Refusal::invalid("background", "the conversation is too large to be stored: send it without `background`")
         }
         _ => Refusal::Full { retry_after: front.config.timeouts.retry_after },
     }

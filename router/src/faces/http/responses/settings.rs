@@ -95,7 +95,7 @@ pub fn reasoning(fields: &mut Fields) -> Result<ReasoningSettings, Refusal> {
     match summary.as_deref() {
         None | Some("auto" | "detailed") => {}
         Some(_) => {
-            let why = "must be auto or detailed: a thought is told whole, and nobody shortens it";
+            let why = "must be auto or detailed: the reasoning is returned whole, without a summary";
             return Err(Refusal::invalid("reasoning.summary", why));
         }
     }

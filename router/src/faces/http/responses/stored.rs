@@ -32,8 +32,7 @@ pub async fn items_before(front: &Frontend, page: &mut ApiRequest, id: Option<&s
     if let Some(run) = &stored.run
         && !matches!(run.end(), Some("completed" | "incomplete"))
     {
-        let why =
-            format!("is of a response that is {}: there is nothing to go on with", run.end().unwrap_or("not over"));
+        let why = format!("is of a response that is {}: it cannot be continued", run.end().unwrap_or("still running"));
         return Err(Refusal::invalid("previous_response_id", why).into());
     }
     let n_bytes = stored.items.len() + stored.reply.len();
@@ -152,12 +151,12 @@ pub async fn cancel(
     }
 }
 
-const SYNCHRONOUS: &str = "Cannot cancel a synchronous response: it has ended, and was not asked for with \
-    `background`. To end one that runs, close its connection";
+const SYNCHRONOUS: &str = "Cannot cancel a synchronous response: it was created without `background`, and \
+    has ended. To cancel a running one, close its connection";
 const NOT_STREAMED: &str = "This response cannot be streamed: it was not created with `background` and `stream`";
 
 pub async fn refuse_compact() -> HttpError {
-    HttpError::unserved_page("a conversation is not compacted here: send as much of it as there is room for")
+    HttpError::unserved_page("this server does not compact conversations: send only the part that fits the context")
 }
 
 /// Lists the items that a response answered, without those of the responses before it.

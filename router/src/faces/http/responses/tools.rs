@@ -41,7 +41,7 @@ pub fn read(fields: &mut Fields) -> Result<ToolSettings, Refusal> {
     let shown_choice = fields.take("tool_choice").unwrap_or_else(|| "auto".into());
     let ToolSelection { tool_choice, allowed } = choice(&shown_choice)?;
     if let Some(unknown) = allowed.iter().flatten().find(|name| !names.contains(*name)) {
-        return Err(invalid("tool_choice.tools".to_owned(), &format!("names {unknown:?}, which is none of `tools`")));
+        return Err(invalid("tool_choice.tools".to_owned(), &format!("names {unknown:?}, which is not in `tools`")));
     }
     let is_allowed = |of: &&FunctionTool| allowed.as_ref().is_none_or(|names| names.contains(&of.name));
     Ok(ToolSettings {
@@ -68,7 +68,10 @@ fn function(i: usize, value: Value) -> Result<Option<FunctionTool>, Refusal> {
         Some("web_search") if object.get("external_web_access") == Some(&Value::Bool(false)) => return Ok(None),
         Some(kind) => {
             let kind: String = kind.chars().take(KIND_CHARS_MAX).collect();
-            return Err(invalid(format!("tools[{i}].type"), &format!("`{kind}` is not run here; only functions are")));
+            return Err(invalid(
+                format!("tools[{i}].type"),
+                &format!("`{kind}` is not supported here; only functions are"),
+            ));
         }
         None => return Err(invalid(format!("tools[{i}].type"), "must be `function`")),
     }

@@ -127,7 +127,7 @@ impl EventWriter for ResponseWriter {
     fn append_ending(&mut self, _: &mut String) {}
 
     fn append_failure(&mut self, refusal: Refusal, out: &mut String) {
-        tracing::debug!(id = self.reply.id(), %refusal, "a response failed while it was told");
+        tracing::debug!(id = self.reply.id(), %refusal, "a response failed during its stream");
         let response = self.reply.failed_reply(&self.output, &(self.error)(refusal));
         let mut event = json!({ "type": "response.failed", "response": response });
         event["sequence_number"] = self.n_events.into();

@@ -80,7 +80,7 @@ pub async fn completions(State(front): State<Arc<Frontend>>, request: Request) -
     };
     let all = objects("generate_responses", fields.take("generate_responses"))?;
     if all.len() > ANSWERS_MAX {
-        let why = format!("the generate_responses count must be at most {ANSWERS_MAX}, and is {}", all.len());
+        let why = format!("the generate_responses count must be at most {ANSWERS_MAX}, got {}", all.len());
         return Err(Refusal::invalid("generate_responses", why).into());
     }
     let n_prompts = context.n_prompts(&mut fields, all.len())?;
@@ -162,7 +162,7 @@ impl DerenderContext {
     fn of(front: &Frontend, page: ApiRequest) -> Result<(DerenderContext, Fields), Refusal> {
         let mut fields = page.fields;
         if fields.boolean("stream")?.unwrap_or(false) {
-            return Err(Refusal::invalid("stream", "is not supported here: pieces of an answer are not read alone"));
+            return Err(Refusal::invalid("stream", "is not supported here: only a whole answer can be parsed"));
         }
         let model = front.model(&fields.string("model")?.unwrap_or_default(), VersionSelector::Weight)?;
         let (context, logprobs_max) = (model.replica.context, front.config.limits.logprobs_max);
@@ -174,7 +174,9 @@ impl DerenderContext {
         let needs_chat = self.text.dialect.has_thoughts()
             || self.text.template.as_ref().is_some_and(|template| template.uses_tools());
         match chat_request {
-            None if needs_chat => Err(Refusal::invalid(CHAT_REQUEST, "is missing: this model's answers have parts")),
+            None if needs_chat => {
+                Err(Refusal::invalid(CHAT_REQUEST, "is missing: this model has reasoning or tool calls"))
+            }
             None => Ok((None, false)),
             Some(mut fields) => {
                 let tokens_as_ids = self.read_options(&mut fields, Endpoint::Chat)?;
@@ -231,7 +233,7 @@ impl DerenderContext {
         let id = generated.string("request_id")?.unwrap_or_default();
         let choices = objects("choices", generated.take("choices"))?;
         if choices.len() > ANSWERS_MAX {
-            let why = format!("the choices count must be at most {ANSWERS_MAX}, and is {}", choices.len());
+            let why = format!("the choices count must be at most {ANSWERS_MAX}, got {}", choices.len());
             return Err(Refusal::invalid("choices", why));
         }
         let answers = choices.into_iter().map(|choice| self.answer(choice)).collect::<Result<_, _>>()?;
@@ -242,7 +244,7 @@ impl DerenderContext {
         // `token_ids` alone would be the prompt on OpenAI's pages.
         const FIELD: &str = "choices.token_ids";
         let ids = choice.take("token_ids").map(|value| token_ids(FIELD, value)).transpose()?;
-        let ids = ids.filter(|ids| !ids.is_empty()).ok_or_else(|| Refusal::invalid(FIELD, "there are none"))?;
+        let ids = ids.filter(|ids| !ids.is_empty()).ok_or_else(|| Refusal::invalid(FIELD, "must not be empty"))?;
         self.check_length(FIELD, ids.len())?;
         self.text.check_ids(FIELD, &ids)?;
         Ok(GeneratedAnswer {

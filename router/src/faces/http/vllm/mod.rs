@@ -20,18 +20,18 @@ use std::sync::Arc;
 
 pub fn routes() -> Vec<Route> {
     vec![
-        post("/inference/v1/generate", "an answer to tokens, in tokens", generate::generate),
-        post("/v1/chat/completions/render", "a chat as the request for tokens that it becomes", render::chat),
-        post("/v1/completions/render", "texts as the requests for tokens that they become", render::completions),
-        post("/v1/messages/render", "the same of Anthropic's page", render::messages),
-        post("/v1/responses/render", "the same of a response", render::responses),
+        post("/inference/v1/generate", "an answer to a prompt of tokens, as tokens", generate::generate),
+        post("/v1/chat/completions/render", "the token request that a chat renders to", render::chat),
+        post("/v1/completions/render", "the token requests that texts render to", render::completions),
+        post("/v1/messages/render", "the same for a request to /v1/messages", render::messages),
+        post("/v1/responses/render", "the same for a request to /v1/responses", render::responses),
         post("/v1/chat/completions/derender", "tokens as the answer to a chat", derender::chat),
         post("/v1/completions/derender", "tokens as answers to texts", derender::completions),
         post("/v1/chat/completions/batch", "answers to several chats", chat::batch),
         post("/invocations", "a chat, a text or embeddings, by the request's fields", invocations),
         get("/tokenizer_info", "the tokenizer's special tokens and template", tokens::tokenizer_info),
         get("/version", "this server's release", version),
-        get("/load", "how many requests are under way here", load),
+        get("/load", "the number of running requests", load),
     ]
 }
 
