@@ -2,7 +2,7 @@
 
 use super::device::Cuda;
 use super::driver::DeviceMemory;
-use super::kernels::{arguments, by_row};
+use super::kernels::{arguments, by_row_part};
 use super::table::Kernel;
 use super::weights::GROUP;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -73,7 +73,7 @@ impl Cuda {
         }
         let (from, cols, to) = (x.address(), x.cols as u32, self.scratch().rows.address(0));
         // SAFETY: x has so many rows, and `buffer` made the scratch as large as any buffer's rows in bf16.
-        unsafe { self.launch(Kernel::RoundRows, by_row(n_rows), arguments![from, cols, to]) };
+        unsafe { self.launch(Kernel::RoundRows, by_row_part(n_rows, cols as usize), arguments![from, cols, to]) };
         to
     }
 
@@ -87,7 +87,7 @@ impl Cuda {
             self.keep_error(self.stream.copy(&scratch.rows, 0, &x.bytes, 0, n_rows * x.row_bytes()));
             let (from, cols, to) = (scratch.rows.address(0), x.cols as u32, x.address());
             // SAFETY: the scratch has the rows in bf16, and x is as large in f32.
-            unsafe { self.launch(Kernel::WidenRows, by_row(n_rows), arguments![from, cols, to]) };
+            unsafe { self.launch(Kernel::WidenRows, by_row_part(n_rows, cols as usize), arguments![from, cols, to]) };
         }
         x.set_bf16(false);
     }

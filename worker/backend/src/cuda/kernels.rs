@@ -162,6 +162,7 @@ fn compiled(compiler: &Compiler, arch: Arch, cache: Option<&Path>) -> Result<Vec
 fn shared_bytes_max(kernel: Kernel, card: &Card) -> u32 {
     match kernel {
         Kernel::RmsNorm | Kernel::AddRmsNorm | Kernel::LayerNorm => norm_bytes_max(card),
+        _ if kernel.name().ends_with("_r128") => WIDE_SHARED_BYTES,
         _ => attend_of(kernel.name()).map_or(0, |(head_dim, queries)| attend_shared_bytes(head_dim, queries)),
     }
 }
@@ -180,12 +181,23 @@ fn attend_of(name: &str) -> Option<(u32, u32)> {
 
 /// `ATTEND_SMEM` of the header.
 pub(super) const fn attend_shared_bytes(head_dim: u32, queries: u32) -> u32 {
-    queries * (head_dim * 2 + 64) + queries * 264 * 4 + queries * 9 * 4
+    queries * head_dim * 2 + queries * 264 * 4 + queries * 9 * 4 + 64
 }
+
+/// `WIDE_SMEM` of the header.
+pub(super) const WIDE_SHARED_BYTES: u32 = 4 * (256 + 128) * 64;
 
 /// Returns a shape with a block of 256 threads for each row.
 pub(super) fn by_row(n_rows: usize) -> LaunchShape {
     LaunchShape { grid: [n_rows as u32, 1, 1], block: [256, 1, 1], shared_bytes: 0 }
+}
+
+/// The columns of a row that a block of the kernels with `put_row` takes: each thread loads eight numbers at once.
+const PART_COLS: usize = 8 * 256;
+
+/// Returns a shape with a block of 256 threads for each part of each row.
+pub(super) fn by_row_part(n_rows: usize, cols: usize) -> LaunchShape {
+    LaunchShape { grid: [n_rows as u32, cols.div_ceil(PART_COLS).max(1) as u32, 1], ..by_row(0) }
 }
 
 #[cfg(test)]
@@ -209,7 +221,7 @@ mod tests {
         }
         for (at, _) in code.match_indices("\nLINEARS(") {
             let kind = name(&code[at + "\nLINEARS(".len()..]);
-            names.extend(["r8", "r16", "r32", "r64"].map(|rows| format!("linear_{kind}_{rows}")));
+            names.extend(["r8", "r16", "r32", "r64", "r128"].map(|rows| format!("linear_{kind}_{rows}")));
         }
         names.retain(|found| found != "name" && !found.is_empty());
         names
@@ -231,6 +243,6 @@ mod tests {
         assert_eq!((size_of::<SumPieces>(), size_of::<HeadShape>()), (56, 40));
         assert_eq!(attend_of("attend_split_d96_q16"), Some((96, 16)));
         assert_eq!(attend_of("attend_merge"), None);
-        assert!(HEADERS[0].text.contains("(QUERIES) * ((D) * 2 + 64) + (QUERIES) * 264 * 4 + (QUERIES) * 9 * 4"));
+        assert!(HEADERS[0].text.contains("(QUERIES) * (D) * 2 + (QUERIES) * 264 * 4 + (QUERIES) * 9 * 4 + 64"));
     }
 }

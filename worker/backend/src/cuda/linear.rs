@@ -4,7 +4,7 @@
 use super::buffer::Buffer;
 use super::device::Cuda;
 use super::driver::LaunchShape;
-use super::kernels::{arguments, by_row};
+use super::kernels::{WIDE_SHARED_BYTES, arguments, by_row};
 use super::lt::{LtProduct, NumberType};
 use super::table::Kernel;
 use super::weights::{GROUP, Matrix, MatrixPart, WeightKind};
@@ -21,15 +21,60 @@ pub(super) fn tiles_per_block(n_pieces: u32) -> usize {
 /// The number of rows from which the library is used: with fewer, the time goes into reading the weights.
 const MANY_ROWS: usize = 33;
 
-fn kernel(part: &MatrixPart, n_pieces: u32, n_rows: usize) -> (Kernel, LaunchShape) {
-    let few = [8, 16, 32];
-    let choice = few.iter().position(|rows| n_rows <= *rows).unwrap_or(few.len());
-    let grid = match few.get(choice) {
-        Some(rows) => [part.n_tiles().div_ceil(tiles_per_block(n_pieces)), n_rows.div_ceil(*rows)],
-        None => [part.rows.div_ceil(128), n_rows.div_ceil(64)],
-    };
-    let grid = [grid[0] as u32, grid[1] as u32, 1];
-    (Kernel::linear(part.kind)[choice], LaunchShape { grid, ..by_row(0) })
+/// Rows and outputs of a block of the kernels for many rows.
+const TALL: [usize; 2] = [64, 128];
+const WIDE: [usize; 2] = [128, 256];
+/// The rows up to which the pieces of a product may have blocks of their own.
+const SPLIT_ROWS_MAX: usize = 512;
+
+/// How a product is computed; all plans give the same bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ProductPlan {
+    /// Blocks of 8, 16 or 32 rows, by their place in this list.
+    Few(usize),
+    Tall,
+    Wide,
+    /// Each piece of the sum has blocks of its own, and another kernel adds their results.
+    Split,
+}
+
+impl ProductPlan {
+    const FEW: [usize; 3] = [8, 16, 32];
+
+    /// `scratch` is the room for the results of pieces, in bytes.
+    fn of(rows: usize, n_pieces: u32, n_rows: usize, multiprocessors: usize, scratch: usize) -> ProductPlan {
+        if let Some(few) = ProductPlan::FEW.iter().position(|most| n_rows <= *most) {
+            return ProductPlan::Few(few);
+        }
+        let n_blocks = |[of_rows, of_outputs]: [usize; 2]| n_rows.div_ceil(of_rows) * rows.div_ceil(of_outputs);
+        let split_bytes = n_pieces as usize * n_rows * rows * size_of::<f32>();
+        match n_blocks(WIDE) {
+            // Most multiprocessors have a block.
+            n if 4 * n >= 3 * multiprocessors => ProductPlan::Wide,
+            _ if n_pieces > 1 && n_rows <= SPLIT_ROWS_MAX && split_bytes <= scratch => ProductPlan::Split,
+            n if 3 * n >= multiprocessors => ProductPlan::Wide,
+            _ => ProductPlan::Tall,
+        }
+    }
+
+    fn launch(self, part: &MatrixPart, n_pieces: u32, n_rows: usize) -> (Kernel, LaunchShape) {
+        let kernels = Kernel::linear(part.kind);
+        let wide = |depth: u32| {
+            let grid = [n_rows.div_ceil(WIDE[0]) as u32, part.rows.div_ceil(WIDE[1]) as u32, depth];
+            (kernels[4], LaunchShape { grid, shared_bytes: WIDE_SHARED_BYTES, ..by_row(0) })
+        };
+        let other =
+            |kernel, grid: [usize; 2]| (kernel, LaunchShape { grid: [grid[0] as u32, grid[1] as u32, 1], ..by_row(0) });
+        match self {
+            ProductPlan::Few(few) => {
+                let n_columns = part.n_tiles().div_ceil(tiles_per_block(n_pieces));
+                other(kernels[few], [n_columns, n_rows.div_ceil(ProductPlan::FEW[few])])
+            }
+            ProductPlan::Tall => other(kernels[3], [part.rows.div_ceil(TALL[1]), n_rows.div_ceil(TALL[0])]),
+            ProductPlan::Wide => wide(1),
+            ProductPlan::Split => wide(n_pieces),
+        }
+    }
 }
 
 impl Cuda {
@@ -45,15 +90,31 @@ impl Cuda {
             if n_rows >= MANY_ROWS && self.product_by_library(x, w, part, n_rows, out) {
                 continue;
             }
-            let (kernel, shape) = kernel(part, w.pieces.n, n_rows);
-            let (digits, scales) = (part.digits.address(0), part.scales.address(0));
-            let to = out.address() + part.first_out as u64 * FLOAT;
-            let (ld_out, n_out, n_rows) = (w.n_out as u32, part.rows as u32, n_rows as u32);
-            let args = arguments![digits, scales, x, to, ld_out, n_out, n_rows, w.pieces];
+            self.product_by_kernel(x, w, part, n_rows, out.address() + part.first_out as u64 * FLOAT);
+        }
+    }
+
+    fn product_by_kernel(&self, x: u64, w: &Matrix, part: &MatrixPart, n_rows: usize, to: u64) {
+        let scratch = self.scratch();
+        let (sums, n_sm) = (&scratch.partial, self.card.multiprocessors as usize);
+        let plan = ProductPlan::of(part.rows, w.pieces.n, n_rows, n_sm, sums.len());
+        let (kernel, shape) = plan.launch(part, w.pieces.n, n_rows);
+        let (digits, scales) = (part.digits.address(0), part.scales.address(0));
+        let (ld_out, n_out, rows) = (w.n_out as u32, part.rows as u32, n_rows as u32);
+        if plan != ProductPlan::Split {
+            let args = arguments![digits, scales, x, to, ld_out, n_out, rows, w.pieces];
             // SAFETY: the packer laid the part out for its kind, x has this many rows of k, and out was checked to hold
             // all planes.
-            unsafe { self.launch(kernel, shape, args) };
+            return unsafe { self.launch(kernel, shape, args) };
         }
+        let sums = sums.address(0);
+        let args = arguments![digits, scales, x, sums, n_out, n_out, rows, w.pieces];
+        // SAFETY: as above; the plan checked that the scratch has room for all pieces.
+        unsafe { self.launch(kernel, shape, args) };
+        let fold = LaunchShape { grid: [n_out.div_ceil(256), rows, 1], ..by_row(0) };
+        let args = arguments![sums, rows, n_out, to, ld_out, w.pieces];
+        // SAFETY: the kernel before wrote all pieces, and out was checked to hold all planes.
+        unsafe { self.launch(Kernel::FoldSplit, fold, args) };
     }
 
     /// Returns false if the library does not take such a product, or has no algorithm for it: then the kernels compute
@@ -141,5 +202,20 @@ impl Linear for Cuda {
 
     fn linear_runs(&self, x: &Buffer, w: &Matrix, n_rows: usize, out: &mut Buffer) {
         self.multiply(x, w, n_rows, out);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn plans_fill_the_device() {
+        let of = |rows, n_pieces, n_rows| ProductPlan::of(rows, n_pieces, n_rows, 132, 32 << 20);
+        assert_eq!([1, 8, 9, 32].map(|n_rows| of(4096, 8, n_rows)), [0, 0, 1, 2].map(ProductPlan::Few));
+        assert_eq!([128, 2048].map(|n_rows| of(28672, 4, n_rows)), [ProductPlan::Wide; 2]);
+        assert_eq!([64, 128, 256].map(|n_rows| of(4096, 8, n_rows)), [ProductPlan::Split; 3]);
+        assert_eq!([512, 2048].map(|n_rows| of(4096, 8, n_rows)), [ProductPlan::Wide; 2], "no room for the pieces");
+        assert_eq!(of(4096, 1, 64), ProductPlan::Tall);
     }
 }

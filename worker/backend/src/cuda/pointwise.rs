@@ -3,7 +3,7 @@
 use super::buffer::{Buffer, Vector, padded};
 use super::device::Cuda;
 use super::driver::LaunchShape;
-use super::kernels::{HeadShape, arguments, by_row, norm_bytes_max};
+use super::kernels::{HeadShape, arguments, by_row, by_row_part, norm_bytes_max};
 use super::lock::lock;
 use super::recurrence::NO_RECURRENCE;
 use super::table::Kernel;
@@ -38,7 +38,7 @@ impl Cuda {
         out.set_bf16(true);
         let (from, cols, to) = (gate_up.address(), inner as u32, out.address());
         // SAFETY: both have so many rows.
-        unsafe { self.launch(kernel, by_row(n_rows), arguments![from, cols, to, OUT_BF16]) };
+        unsafe { self.launch(kernel, by_row_part(n_rows, inner), arguments![from, cols, to, OUT_BF16]) };
     }
 
     /// The f32 of x that a kernel changes in place.
@@ -62,7 +62,7 @@ impl Cuda {
         let (n_table, k, to) = (part.rows as u32, table.k as u32, out.address());
         let args = arguments![digits, scales, tokens, first, n_table, k, to];
         // SAFETY: the packer laid the table out for its kind; a token without a row in it is passed over.
-        unsafe { self.launch(Kernel::embed(part.kind), by_row(n_tokens), args) };
+        unsafe { self.launch(Kernel::embed(part.kind), by_row_part(n_tokens, table.k), args) };
     }
 }
 
@@ -178,13 +178,13 @@ impl Pointwise for Cuda {
     fn gelu(&self, x: &mut Buffer, n_rows: usize) {
         let Some((x, cols)) = self.in_place(x, n_rows) else { return };
         // SAFETY: x has so many rows.
-        unsafe { self.launch(Kernel::GeluRows, by_row(n_rows), arguments![x, cols]) };
+        unsafe { self.launch(Kernel::GeluRows, by_row_part(n_rows, cols as usize), arguments![x, cols]) };
     }
 
     fn gelu_erf(&self, x: &mut Buffer, n_rows: usize) {
         let Some((x, cols)) = self.in_place(x, n_rows) else { return };
         // SAFETY: x has so many rows.
-        unsafe { self.launch(Kernel::GeluErfRows, by_row(n_rows), arguments![x, cols]) };
+        unsafe { self.launch(Kernel::GeluErfRows, by_row_part(n_rows, cols as usize), arguments![x, cols]) };
     }
 
     fn relu_squared(&self, _x: &mut Buffer, _n_rows: usize) {
@@ -203,7 +203,7 @@ impl Pointwise for Cuda {
         let (from, cols, to, Clamp { alpha, limit }) = (gate_up.address(), inner as u32, out.address(), clamp);
         let args = arguments![from, cols, alpha, limit, to, OUT_BF16];
         // SAFETY: both have so many rows.
-        unsafe { self.launch(Kernel::ClampedSiluMul, by_row(n_rows), args) };
+        unsafe { self.launch(Kernel::ClampedSiluMul, by_row_part(n_rows, inner), args) };
     }
 
     fn scale_queries(&self, qkv: &mut Buffer, heads: &AttentionHeads, factors: &Vector, pass: &Pass<'_>) {
@@ -266,12 +266,12 @@ impl Pointwise for Cuda {
     fn scale(&self, x: &mut Buffer, factor: f32, n_rows: usize) {
         let Some((x, cols)) = self.in_place(x, n_rows) else { return };
         // SAFETY: x has so many rows.
-        unsafe { self.launch(Kernel::ScaleRows, by_row(n_rows), arguments![x, cols, factor]) };
+        unsafe { self.launch(Kernel::ScaleRows, by_row_part(n_rows, cols as usize), arguments![x, cols, factor]) };
     }
 
     fn soft_cap(&self, x: &mut Buffer, cap: f32, n_rows: usize) {
         let Some((x, cols)) = self.in_place(x, n_rows) else { return };
         // SAFETY: x has so many rows.
-        unsafe { self.launch(Kernel::SoftCapRows, by_row(n_rows), arguments![x, cols, cap]) };
+        unsafe { self.launch(Kernel::SoftCapRows, by_row_part(n_rows, cols as usize), arguments![x, cols, cap]) };
     }
 }

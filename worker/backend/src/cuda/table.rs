@@ -10,8 +10,14 @@ macro_rules! text {
     };
 }
 
-pub(super) const HEADERS: &[SourceText] =
-    &[text!("kernels.cuh"), text!("device.cuh"), text!("math.cuh"), text!("rows.cuh"), text!("weights.cuh")];
+pub(super) const HEADERS: &[SourceText] = &[
+    text!("kernels.cuh"),
+    text!("device.cuh"),
+    text!("math.cuh"),
+    text!("products.cuh"),
+    text!("rows.cuh"),
+    text!("weights.cuh"),
+];
 
 /// Only fusions in the source are made: the bits are those of the emulator.
 const OPTIONS: &[&str] = &["-std=c++17", "-fmad=false", "-default-device"];
@@ -128,6 +134,17 @@ kernels! {
         LinearGroupedF8 = "linear_grouped_f8",
         LinearGroupedF8plain = "linear_grouped_f8plain",
         FoldPlanes = "fold_planes",
+        FoldSplit = "fold_split",
+    }
+    "wide.cu": {
+        LinearBf16R128 = "linear_bf16_r128",
+        LinearPlainR128 = "linear_plain_r128",
+        LinearW8R128 = "linear_w8_r128",
+        LinearW8hR128 = "linear_w8h_r128",
+        LinearW4R128 = "linear_w4_r128",
+        LinearW4hR128 = "linear_w4h_r128",
+        LinearF8R128 = "linear_f8_r128",
+        LinearF8plainR128 = "linear_f8plain_r128",
     }
     "attention.cu": {
         RopeStore = "rope_store",
@@ -174,23 +191,28 @@ kernels! {
 }
 
 impl Kernel {
-    /// Returns the products, for at most 8, 16 and 32 rows, and for more.
-    pub const fn linear(kind: WeightKind) -> [Kernel; 4] {
+    /// Returns the products with 8, 16, 32, 64 and 128 rows for each block.
+    pub const fn linear(kind: WeightKind) -> [Kernel; 5] {
+        use Kernel as K;
         match kind {
             WeightKind::Bf16 => {
-                [Kernel::LinearBf16R8, Kernel::LinearBf16R16, Kernel::LinearBf16R32, Kernel::LinearBf16R64]
+                [K::LinearBf16R8, K::LinearBf16R16, K::LinearBf16R32, K::LinearBf16R64, K::LinearBf16R128]
             }
             WeightKind::Plain => {
-                [Kernel::LinearPlainR8, Kernel::LinearPlainR16, Kernel::LinearPlainR32, Kernel::LinearPlainR64]
+                [K::LinearPlainR8, K::LinearPlainR16, K::LinearPlainR32, K::LinearPlainR64, K::LinearPlainR128]
             }
-            WeightKind::W8 => [Kernel::LinearW8R8, Kernel::LinearW8R16, Kernel::LinearW8R32, Kernel::LinearW8R64],
-            WeightKind::W8h => [Kernel::LinearW8hR8, Kernel::LinearW8hR16, Kernel::LinearW8hR32, Kernel::LinearW8hR64],
-            WeightKind::W4 => [Kernel::LinearW4R8, Kernel::LinearW4R16, Kernel::LinearW4R32, Kernel::LinearW4R64],
-            WeightKind::W4h => [Kernel::LinearW4hR8, Kernel::LinearW4hR16, Kernel::LinearW4hR32, Kernel::LinearW4hR64],
-            WeightKind::F8 => [Kernel::LinearF8R8, Kernel::LinearF8R16, Kernel::LinearF8R32, Kernel::LinearF8R64],
-            WeightKind::F8Plain => {
-                [Kernel::LinearF8plainR8, Kernel::LinearF8plainR16, Kernel::LinearF8plainR32, Kernel::LinearF8plainR64]
-            }
+            WeightKind::W8 => [K::LinearW8R8, K::LinearW8R16, K::LinearW8R32, K::LinearW8R64, K::LinearW8R128],
+            WeightKind::W8h => [K::LinearW8hR8, K::LinearW8hR16, K::LinearW8hR32, K::LinearW8hR64, K::LinearW8hR128],
+            WeightKind::W4 => [K::LinearW4R8, K::LinearW4R16, K::LinearW4R32, K::LinearW4R64, K::LinearW4R128],
+            WeightKind::W4h => [K::LinearW4hR8, K::LinearW4hR16, K::LinearW4hR32, K::LinearW4hR64, K::LinearW4hR128],
+            WeightKind::F8 => [K::LinearF8R8, K::LinearF8R16, K::LinearF8R32, K::LinearF8R64, K::LinearF8R128],
+            WeightKind::F8Plain => [
+                K::LinearF8plainR8,
+                K::LinearF8plainR16,
+                K::LinearF8plainR32,
+                K::LinearF8plainR64,
+                K::LinearF8plainR128,
+            ],
         }
     }
 

@@ -282,7 +282,7 @@ impl StoredRows<'_> {
                 let elements = || elements(stored, bytes, group * GROUP, GROUP.min(self.k - group * GROUP));
                 match kind {
                     WeightKind::Bf16 => {
-                        put_elements(&by_lane(&elements()), &mut digits[2 * (group * TILE + r) * GROUP..])
+                        put_in_tile(&elements(), r, &mut digits[2 * group * TILE * GROUP..]);
                     }
                     WeightKind::Plain => {
                         put_elements(&elements(), &mut digits[2 * (r * self.n_groups + group) * GROUP..])
@@ -356,6 +356,15 @@ fn by_lane<T: Copy + Default>(elements: &[T; GROUP]) -> [T; GROUP] {
         out[e / 4 % 4 * 8 + e / 16 * 4 + e % 4] = *element;
     }
     out
+}
+
+/// Writes elements of row `r` of a tile where the lanes of the tensor cores find their operand of each step.
+fn put_in_tile(elements: &[bf16; GROUP], r: usize, digits: &mut [u8]) {
+    for (e, element) in elements.iter().enumerate() {
+        let (lane, word) = (r % 8 * 4 + e / 4 % 4, e % 4 / 2 * 2 + r / 8);
+        let at = ((e / 16 * 32 + lane) * 4 + word) * 2 + e % 2;
+        digits[2 * at..][..2].copy_from_slice(&element.to_le_bytes());
+    }
 }
 
 fn put_elements(elements: &[bf16], digits: &mut [u8]) {

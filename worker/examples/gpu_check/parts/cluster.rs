@@ -82,7 +82,7 @@ pub fn groups(options: &Options) -> Vec<Group> {
 fn model(options: &Options, name: &str, report: FindingSink<'_>) -> Done {
     let (models, cache, size) = (&options.models, &options.cache, if options.is_tiny { TINY } else { FULL });
     let distance = distance(models, name, NumericsMode::Lockstep, size.n_tokens, Some(cache));
-    let details = json!({ "farthest": distance.farthest, "typical": distance.typical });
+    let details = json!({ "farthest": distance.farthest, "typical": distance.typical, "rows_far": distance.n_far });
     report(Finding::checked(format!("{name} beside the CPU"), distance.is_good(), details));
     let same_bits = keeps_its_bits(models, name, Some(cache));
     let details = json!({ "same_bits": same_bits });

@@ -2,7 +2,7 @@
 //! rounding of bf16, and their own bit for bit, in chunks of any length and beside any other sequences.
 
 use crate::fake_cuda::on_fake_cuda;
-use crate::whole::{NAMES, bits, distance, graphs_keep_bits, keeps_its_bits, log, on_cuda};
+use crate::whole::{NAMES, bits, distance, distance_of, graphs_keep_bits, keeps_its_bits, log, on_cuda};
 use std::path::{Path, PathBuf};
 use types::NumericsMode;
 
@@ -15,7 +15,7 @@ fn logits_are_the_cpus_but_for_bf16() {
     on_fake_cuda("logits_are_the_cpus_but_for_bf16", &[], || {
         for name in NAMES {
             let distance = distance(&models(), name, NumericsMode::Lockstep, 24, None);
-            println!("{name}: {:.1e} of the largest, {:.1e} of all", distance.farthest, distance.typical);
+            println!("{name}: {:.1e} of the largest, {:.1e} of a typical row", distance.farthest, distance.typical);
             assert!(distance.is_good(), "{name}: {} and {}", distance.farthest, distance.typical);
         }
     });
@@ -28,7 +28,7 @@ fn under_fast_logits_are_the_cpus_but_for_bf16() {
         let in_eight_bits = ["fp8-tensor", "fp8-block"];
         for name in ["llama-bf16-odd", "gemma3", "gpt2", "qwen3-moe", "gguf-k-phi3"].into_iter().chain(in_eight_bits) {
             let distance = distance(&models(), name, NumericsMode::Fast, 40, None);
-            println!("{name}: {:.1e} of the largest, {:.1e} of all", distance.farthest, distance.typical);
+            println!("{name}: {:.1e} of the largest, {:.1e} of a typical row", distance.farthest, distance.typical);
             assert!(distance.is_good(), "{name}: {} and {}", distance.farthest, distance.typical);
         }
         for name in ["llama-bf16-odd", "fp8-channel"] {
@@ -79,4 +79,18 @@ fn without_room_for_graphs_there_are_none() {
         let (is_same, repeats) = graphs_keep_bits(&models(), "llama-bf16-odd", NumericsMode::Lockstep, None);
         assert!(is_same && repeats.refused > 0 && repeats.replayed == 0, "{repeats:?}");
     });
+}
+
+#[test]
+fn one_far_row_is_allowed_and_many_are_not() {
+    let check = |got: Vec<f32>, is_good: bool| {
+        let expected = vec![vec![1.0, -2.0]; 12];
+        let got: Vec<Vec<f32>> = got.into_iter().map(|x| vec![x, -2.0]).collect();
+        assert_eq!(distance_of(&expected, &got, (0.04, 0.02)).is_good(), is_good, "{got:?}");
+    };
+    let with = |n: usize, x: f32| [vec![x; n], vec![1.0; 12 - n]].concat();
+    check(with(2, 1.5), true);
+    check(with(3, 1.5), false);
+    check(with(3, f32::NAN), false);
+    check(with(12, 1.05), false);
 }

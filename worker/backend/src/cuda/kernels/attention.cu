@@ -79,17 +79,16 @@ DEVICE float weighted(float acc, float sum) { return acc / sum + 0.0f; }
 
 template <int D, int QUERIES>
 struct Room {
-    // Words from one query to the next; 64 bytes more than a head, so that two rows use no bank twice.
-    static constexpr u32 QUERY_WORDS = D / 2 + 16;
-    u32* queries;   // [QUERIES, QUERY_WORDS] of two bf16, each row by lane, as those of K
-    float* scores;  // [QUERIES, SCORES_LD], then as many bf16 of e^score in the same rows
+    Words4* queries;  // [QUERIES / 16][D / 16][lane]: the operand of each step, as in `KindBf16`
+    float* scores;    // [QUERIES, SCORES_LD], then as many bf16 of e^score in the same rows
     u32 *first, *end, *place;  // positions [first, end) are seen; place = row * n_heads + head
     float *largest, *sum, *row_largest, *row_sum;  // of the chunk so far, and of the chunks before
     float *keep, *take;
+    u32* pages;  // [TILE_BLOCKS] of the tile
 
     DEVICE_MEMBER explicit Room(u8* bytes) {
-        queries = (u32*)bytes;
-        scores = (float*)(queries + QUERIES * QUERY_WORDS);
+        queries = (Words4*)bytes;
+        scores = (float*)(queries + QUERIES * D / 8);
         first = (u32*)(scores + QUERIES * SCORES_LD);
         end = first + QUERIES;
         place = end + QUERIES;
@@ -99,6 +98,7 @@ struct Room {
         row_sum = row_largest + QUERIES;
         keep = row_sum + QUERIES;
         take = keep + QUERIES;
+        pages = (u32*)(take + QUERIES);
     }
 };
 
@@ -139,17 +139,29 @@ DEVICE void load_queries(const Room<D, QUERIES>& room, const float* qkv, const H
         room.largest[i] = room.row_largest[i] = minus_infinity();
         room.sum[i] = room.row_sum[i] = 0.0f;
     }
-    for (u32 i = threadIdx.x; i < QUERIES * D / 2; i += WARPS * 32) {
-        u32 query = i / (D / 2), at = i % (D / 2) * 2;
-        u32 pair = 0;
-        if (query < work.n_queries && at < heads.head_dim) {
-            u32 row = work.row + query / work.n_heads, head = work.head + query % work.n_heads;
-            const float* from = qkv + (u64)row * qkv_cols(heads) + head * heads.head_dim + at;
-            pair = pack_bf16(from[0], from[1]);
+    // A thread loads several pairs before it stores any, so that it waits for memory once.
+    const u32 N = D / 16 < 8 ? D / 16 : 8;
+    for (u32 first = threadIdx.x; first < QUERIES * D / 2; first += N * WARPS * 32) {
+        u32 pairs[N];
+        UNROLL
+        for (u32 j = 0; j < N; j++) {
+            u32 i = first + j * WARPS * 32, query = i / (D / 2), at = i % (D / 2) * 2;
+            pairs[j] = 0;
+            if (query < work.n_queries && at < heads.head_dim) {
+                u32 row = work.row + query / work.n_heads, head = work.head + query % work.n_heads;
+                const float* from = qkv + (u64)row * qkv_cols(heads) + head * heads.head_dim + at;
+                pairs[j] = pack_bf16(from[0], from[1]);
+            }
         }
-        room.queries[query * Room<D, QUERIES>::QUERY_WORDS + by_lane(at) / 2] = pair;
+        UNROLL
+        for (u32 j = 0; j < N; j++) {
+            u32 i = first + j * WARPS * 32, query = i / (D / 2), at = i % (D / 2) * 2;
+            u32 lane = query % 8 * 4 + at / 4 % 4, word = at % 4 + query % 16 / 8;
+            if (query < QUERIES) {
+                room.queries[(query / 16 * (D / 16) + at / 16) * 32 + lane].w[word] = pairs[j];
+            }
+        }
     }
-    __syncthreads();
 }
 
 // ---- a tile ---------------------------------------------------------------------------------------------------------
@@ -164,41 +176,62 @@ DEVICE Seen seen_blocks(const Work& work, u32 tile) {
     return {minus(work.seen_first, start) / POSITIONS, ceil_div(min_of(work.seen_end - start, TILE), POSITIONS)};
 }
 
-template <int D>
-DEVICE const bf16* page_of(const bf16* kv, const HeadShape& heads, const Work& work, u32 tile, u32 block) {
-    u64 id = work.table[tile * TILE_BLOCKS + block];
-    return kv + (id * heads.n_kv_heads + work.kv_head) * 2 * POSITIONS * D;
+// Brings the numbers of the tile's pages to shared memory. A barrier follows, and one was passed since the last tile.
+template <int D, int QUERIES>
+DEVICE void load_pages(const Room<D, QUERIES>& room, const Work& work, u32 tile) {
+    const Seen seen = seen_blocks(work, tile);
+    const u32 block = seen.first + threadIdx.x;
+    if (block < seen.end) {
+        room.pages[block] = work.table[tile * TILE_BLOCKS + block];
+    }
+}
+
+template <int D, int QUERIES>
+DEVICE const bf16* page_of(const Room<D, QUERIES>& room, const bf16* kv, const HeadShape& heads, const Work& work,
+                           u32 block) {
+    return kv + ((u64)room.pages[block] * heads.n_kv_heads + work.kv_head) * 2 * POSITIONS * D;
 }
 
 // scores = q . k * scale, for each query and each position of the blocks that are seen.
 template <int D, int QUERIES>
 DEVICE void score_tile(const Room<D, QUERIES>& room, const bf16* kv, const HeadShape& heads, const Work& work,
                        u32 tile) {
-    const u32 QT = QUERIES / 16, LD = Room<D, QUERIES>::QUERY_WORDS;
+    const u32 QT = QUERIES / 16;
     const u32 warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     const Seen seen = seen_blocks(work, tile);
+    // This many blocks are loaded at once.
+    UNROLL_BY(QUERIES == 16 ? 4 : 1)
     for (u32 block = seen.first + warp; block < seen.end; block += WARPS) {
-        const Words4* k = (const Words4*)(page_of<D>(kv, heads, work, tile, block) + g * D) + t;
+        const Words4* k = (const Words4*)(page_of(room, kv, heads, work, block) + g * D) + t;
         float acc[QT][2][4] = {};
         UNROLL
         for (u32 i = 0; i < D / 32; i++) {
             const Words4 right[2] = {k[i * 4], k[D + i * 4]};
             UNROLL
             for (u32 q = 0; q < QT; q++) {
-                const Words4* left = (const Words4*)(room.queries + (q * 16 + g) * LD) + i * 4 + t;
-                const Words4 low = left[0], high = left[8 * LD / 4];
                 UNROLL
-                for (u32 n = 0; n < 2; n++) {
-                    multiply_tiles(acc[q][n], low.w[0], high.w[0], low.w[1], high.w[1], right[n].w[0], right[n].w[1]);
-                    multiply_tiles(acc[q][n], low.w[2], high.w[2], low.w[3], high.w[3], right[n].w[2], right[n].w[3]);
+                for (u32 step = 0; step < 2; step++) {
+                    const Words4 left = room.queries[(q * (D / 16) + i * 2 + step) * 32 + threadIdx.x % 32];
+                    UNROLL
+                    for (u32 n = 0; n < 2; n++) {
+                        multiply_tiles(acc[q][n], left.w[0], left.w[1], left.w[2], left.w[3], right[n].w[2 * step],
+                                       right[n].w[2 * step + 1]);
+                    }
                 }
             }
         }
+        float* scores = room.scores + g * SCORES_LD + block * POSITIONS + 2 * t;
         UNROLL
         for (u32 i = 0; i < QT * 8; i++) {
-            u32 q = i / 8 * 16 + g + i % 4 / 2 * 8, position = block * POSITIONS + i / 4 % 2 * 8 + 2 * t + i % 2;
-            float score = acc[i / 8][i / 4 % 2][i % 4] * heads.scale;
-            room.scores[q * SCORES_LD + position] = heads.cap > 0.0f ? soft_cap_of(score, heads.cap) : score;
+            u32 at = (i / 8 * 16 + i % 4 / 2 * 8) * SCORES_LD + i / 4 % 2 * 8 + i % 2;
+            scores[at] = acc[i / 8][i / 4 % 2][i % 4] * heads.scale;
+        }
+        if (heads.cap > 0.0f) {
+            UNROLL_BY(1)
+            for (u32 i = 0; i < QT * 8; i++) {
+                u32 at = (i / 8 * 16 + i % 4 / 2 * 8) * SCORES_LD + i / 4 % 2 * 8 + i % 2;
+                scores[at] = soft_cap_of(scores[at], heads.cap);
+            }
         }
     }
 }
@@ -230,7 +263,9 @@ DEVICE void weigh_tile(const Room<D, QUERIES>& room, const HeadShape& heads, u32
         __syncwarp();
         UNROLL
         for (u32 i = 0; i < TILE / 16; i++) {
-            bf16 p = narrow(largest == minus_infinity() ? 0.0f : exp_of(score[i] - largest));
+            bool is_none = score[i] == minus_infinity();
+            float e = exp_below(is_none ? 0.0f : score[i] - largest);
+            bf16 p = narrow(is_none ? 0.0f : e);
             ((bf16*)scores)[i * 16 + lane] = p;
             sum = sum + widen(p);
         }
@@ -267,7 +302,8 @@ DEVICE void accumulate_values(const Room<D, QUERIES>& room, const bf16* kv, cons
     // This many blocks are loaded at once.
     UNROLL_BY(QUERIES == 16 ? 4 : 2)
     for (u32 block = seen.first; block < seen.end; block++) {
-        const bf16* v = page_of<D>(kv, heads, work, tile, block) + POSITIONS * D + (warp * (D / 4) + g) * POSITIONS;
+        const bf16* v =
+            page_of(room, kv, heads, work, block) + POSITIONS * D + (warp * (D / 4) + g) * POSITIONS;
         const u32 position = tile * TILE + block * POSITIONS + 4 * t;
         const u32 low_seen = seen_pair(work, position), high_seen = seen_pair(work, position + 2);
         Words2 left[QUERIES / 16][2];
@@ -359,6 +395,8 @@ DEVICE void attend(float* qkv, const bf16* kv, const HeadShape& heads, const Att
     const u32 tile_first = work.seen_first / TILE, tile_end = ceil_div(work.seen_end, TILE);
     float acc[QT][ND][4] = {};
     for (u32 tile = tile_first; tile < tile_end; tile++) {
+        load_pages(room, work, tile);
+        __syncthreads();
         score_tile(room, kv, heads, work, tile);
         __syncthreads();
         weigh_tile<D, QUERIES, false>(room, heads, tile);
@@ -400,6 +438,8 @@ DEVICE void attend_split(const float* qkv, const bf16* kv, const HeadShape& head
         return;
     }
     load_queries(room, qkv, heads, work, item.position);
+    load_pages(room, work, tile);
+    __syncthreads();
     score_tile(room, kv, heads, work, tile);
     __syncthreads();
     weigh_tile<D, QUERIES, true>(room, heads, tile);

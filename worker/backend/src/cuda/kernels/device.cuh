@@ -100,6 +100,17 @@ DEVICE float widen_f16(u32 bits) {
 #endif
 }
 
+// (x & mask) | bits, in one instruction.
+DEVICE u32 and_or(u32 x, u32 mask, u32 bits) {
+#ifdef EMULATOR
+    return (x & mask) | bits;
+#else
+    u32 out;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(out) : "r"(x), "r"(mask), "r"(bits));
+    return out;
+#endif
+}
+
 // 16 bytes, which must be aligned.
 struct __align__(16) Words4 {
     u32 w[4];
@@ -116,8 +127,7 @@ DEVICE void multiply_tiles(float (&acc)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 
 #ifdef EMULATOR
     emulator::multiply_tiles(acc, a0, a1, a2, a3, b0, b1);
 #else
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
         : "+f"(acc[0]), "+f"(acc[1]), "+f"(acc[2]), "+f"(acc[3])
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 #endif

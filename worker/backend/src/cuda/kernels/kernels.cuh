@@ -20,7 +20,7 @@
 //             digit of 0 with a scale and a minimum of 0). n_groups = padded(k) / 32. `digits` is, tile after tile and
 //             group after group, for row r of the tile and the element at place p by lane, lane = r % 8 * 4 + p / 8,
 //             h = r / 8:
-//               bf16       1024 bytes  [h][lane][p % 8] of bf16: rows of 32 elements, by lane
+//               bf16       1024 bytes  [e / 16][lane][e % 4 / 2][h][e % 2] of bf16: a lane's operand of each step
 //               plain                  of bf16 too, rows of the whole padded k as in the matrix, one after another: for
 //                                      a library
 //               w8, w8h     512 bytes  [lane][h][p % 8] of u8
@@ -228,13 +228,18 @@ KERNEL(32) norm_heads(float* qkv, const float* q, const float* k, float eps, Hea
 //   linear_{kind}_r8, _r16, _r32   few rows: that many for each block. grid (ceil(n_tiles / (8 / P)), ceil(n_rows / R))
 //                                  where n_tiles = ceil(n_out / 16), P = pieces.n rounded up to a power of two
 //   linear_{kind}_r64              many rows: 64 for each block. grid (ceil(n_out / 128), ceil(n_rows / 64))
-// kind: bf16, plain, w8, w8h, w4, w4h, f8, f8plain. Each of the four computes any number of rows, with the same bits.
+//   linear_{kind}_r128             (wide.cu) 128 for each block. grid (ceil(n_rows / 128), ceil(n_out / 256), 1 or
+//                                  pieces.n), WIDE_SMEM bytes of shared memory. With several blocks in z, block z
+//                                  computes piece z alone into plane z of out, for `fold_split`
+// kind: bf16, plain, w8, w8h, w4, w4h, f8, f8plain. Each of the five computes any number of rows, with the same bits.
+#define WIDE_SMEM (4 * (256 + 128) * 64)
 
 #define LINEAR(name)                                                                                                \
     KERNEL(256) name(const void* digits, const void* scales, const bf16* x, float* out, u32 ld_out, u32 n_out,      \
                      u32 n_rows, BY_VALUE Pieces pieces)
 #define LINEARS(kind) \
-    LINEAR(linear_##kind##_r8); LINEAR(linear_##kind##_r16); LINEAR(linear_##kind##_r32); LINEAR(linear_##kind##_r64)
+    LINEAR(linear_##kind##_r8); LINEAR(linear_##kind##_r16); LINEAR(linear_##kind##_r32);                           \
+    LINEAR(linear_##kind##_r64); LINEAR(linear_##kind##_r128)
 LINEARS(bf16);
 LINEARS(plain);
 LINEARS(w8);
@@ -264,6 +269,10 @@ LINEAR_GROUPED(linear_grouped_f8plain);
 // out = the sum of planes by the tree: after plane i is pushed, merge `merges[i]` times; in the end merge what is left.
 // planes: [n_planes, n] f32, out: [n], which may be the first plane. grid (ceil(n / 256)), block 256
 KERNEL(256) fold_planes(const float* planes, u32 n_planes, const u8* merges, u64 n, float* out);
+
+// The product of which `sums` are the pieces, f32 [pieces.n, n_rows, cols]: out as that of the kernels above.
+// grid (ceil(cols / 256), n_rows), block 256
+KERNEL(256) fold_split(const float* sums, u32 n_rows, u32 cols, float* out, u32 ld_out, BY_VALUE Pieces pieces);
 
 // ---- sums of several devices (one_shot.cu) --------------------------------------------------------------------------
 
@@ -296,7 +305,7 @@ KERNEL(32) rope_store(float* qkv, const float* cos, const float* sin, u32 half_d
 // attend_split_d{D}_q16: a block takes one tile, counted from `tile_first`: grid z = n of tiles at most. It writes
 // partial[((row * n_heads + head) * n_tiles + tile) * (D + 2)]: largest, sum, acc[D], f32, of tiles that the row sees;
 // then attend_merge merges them: grid (n_rows, n_heads), block 32.
-#define ATTEND_SMEM(D, QUERIES) ((QUERIES) * ((D) * 2 + 64) + (QUERIES) * 264 * 4 + (QUERIES) * 9 * 4)
+#define ATTEND_SMEM(D, QUERIES) ((QUERIES) * (D) * 2 + (QUERIES) * 264 * 4 + (QUERIES) * 9 * 4 + 64)
 #define ATTEND(name)                                                                                                \
     KERNEL_SHARING(128, 2) name(float* qkv, const bf16* kv, HeadShape heads, const AttendItem* items,               \
                                 const u32* blocks, bf16* out)

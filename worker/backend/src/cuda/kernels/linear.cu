@@ -1,45 +1,6 @@
 // Products of rows with packed weights. The weights are the left operand of the tensor cores (16 outputs), the rows the
 // right one (8 rows). The bits of an output depend neither on the number of rows nor on the kernel that computed it.
-#include "weights.cuh"
-
-// Partial sums that wait for their neighbours: at most three of eight pieces. The stack shifts, so that no index is
-// dynamic.
-template <int N>
-struct Stack {
-    float waiting[3][N];
-
-    DEVICE_MEMBER void push(const float (&sum)[N]) {
-        UNROLL
-        for (int i = 0; i < N; i++) {
-            waiting[2][i] = waiting[1][i];
-            waiting[1][i] = waiting[0][i];
-            waiting[0][i] = sum[i];
-        }
-    }
-
-    // sum becomes the topmost + sum.
-    DEVICE_MEMBER void merge(float (&sum)[N]) {
-        UNROLL
-        for (int i = 0; i < N; i++) {
-            sum[i] = waiting[0][i] + sum[i];
-            waiting[0][i] = waiting[1][i];
-            waiting[1][i] = waiting[2][i];
-        }
-    }
-};
-
-// The part of a row that a lane takes: four elements of each step of sixteen, in the order of the row.
-struct Group {
-    Words2 steps[2];
-};
-
-DEVICE void multiply_group(float (&acc)[4], const Fragment& w, const Group& x) {
-    UNROLL
-    for (int step = 0; step < 2; step++) {
-        const u32(&a)[4] = w.a[step];
-        multiply_tiles(acc, a[0], a[1], a[2], a[3], x.steps[step].w[0], x.steps[step].w[1]);
-    }
-}
+#include "products.cuh"
 
 // ---- few rows: a warp for each piece of a tile -------------------------------------------------------------------
 
@@ -54,28 +15,25 @@ struct Rows {
     u32 n_out;
 };
 
-// Sixteen outputs of 8 * NR rows over the groups of one piece.
+// The operands of a piece: sixteen outputs, and 8 * NR rows.
 template <class Kind, int NR>
-DEVICE void multiply_piece(const void* digits, const void* scales, const Rows& rows, u32 row_first, u32 tile,
-                           u32 n_groups, u32 begin, u32 end, float (&acc)[NR][4]) {
+struct Operands {
     // Groups that are loaded at once.
-    const int AHEAD = NR > 2 ? 2 : 4;
-    const u32 lane = threadIdx.x % 32;
+    static constexpr u32 AHEAD = NR > 2 ? 2 : NR == 1 && sizeof(typename Kind::Raw) > 24 ? 8 : 4;
+    const void *digits, *scales;
+    u64 first;
+    u32 n_groups;
     const Words2* x[NR];
-    UNROLL
-    for (int n = 0; n < NR; n++) {
-        // Results of rows that do not exist are not written.
-        u32 row = min_of(row_first + n * 8 + lane / 4, rows.n_rows - 1);
-        u32 from = rows.order ? rows.order[row] / rows.n_used : row;
-        x[n] = (const Words2*)(rows.x + (u64)from * n_groups * 32) + lane % 4;
-    }
-    for (u32 group = begin; group < end; group += AHEAD) {
+
+    // Multiplies AHEAD groups from `group` on; IS_LAST: of these only those before `end`.
+    template <bool IS_LAST>
+    DEVICE_MEMBER void multiply(u64 group, u64 end, float (&acc)[NR][4]) const {
         typename Kind::Raw raw[AHEAD];
         Group right[AHEAD][NR];
         UNROLL
-        for (int i = 0; i < AHEAD; i++) {
-            if (group + i < end) {
-                raw[i] = Kind::fetch(digits, scales, (u64)tile * n_groups, group + i, n_groups, lane);
+        for (u32 i = 0; i < AHEAD; i++) {
+            if (!IS_LAST || group + i < end) {
+                raw[i] = Kind::fetch(digits, scales, first, group + i, n_groups, threadIdx.x % 32);
                 UNROLL
                 for (int n = 0; n < NR; n++) {
                     const Words2* of_group = x[n] + (group + i) * 8;
@@ -84,8 +42,8 @@ DEVICE void multiply_piece(const void* digits, const void* scales, const Rows& r
             }
         }
         UNROLL
-        for (int i = 0; i < AHEAD; i++) {
-            if (group + i < end) {
+        for (u32 i = 0; i < AHEAD; i++) {
+            if (!IS_LAST || group + i < end) {
                 Fragment w = Kind::widen(raw[i]);
                 UNROLL
                 for (int n = 0; n < NR; n++) {
@@ -94,22 +52,31 @@ DEVICE void multiply_piece(const void* digits, const void* scales, const Rows& r
             }
         }
     }
-}
+};
 
-// Adds the pieces of one output of one row, each piece's sum `stride` floats after the last.
-DEVICE void fold_pieces(const float* sums, u32 stride, const Pieces& pieces, float* out, u64 plane) {
-    Stack<1> stack = {};
-    for (u32 piece = 0; piece < pieces.n; piece++) {
-        float sum[1] = {sums[piece * stride]};
-        for (u32 i = 0; i < pieces.merges[piece]; i++) {
-            stack.merge(sum);
-        }
-        if (pieces.ends_run[piece]) {
-            *out = sum[0];
-            out += plane;
-        } else {
-            stack.push(sum);
-        }
+// Sixteen outputs of 8 * NR rows over the groups of one piece.
+template <class Kind, int NR>
+DEVICE void multiply_piece(const void* digits, const void* scales, const Rows& rows, u32 row_first, u32 tile,
+                           u32 n_groups, u32 begin, u32 end, float (&acc)[NR][4]) {
+    const u32 lane = threadIdx.x % 32;
+    Operands<Kind, NR> of;
+    of.digits = digits;
+    of.scales = scales;
+    of.first = (u64)tile * n_groups;
+    of.n_groups = n_groups;
+    UNROLL
+    for (int n = 0; n < NR; n++) {
+        // Results of rows that do not exist are not written.
+        u32 row = min_of(row_first + n * 8 + lane / 4, rows.n_rows - 1);
+        u32 from = rows.order ? rows.order[row] / rows.n_used : row;
+        of.x[n] = (const Words2*)(rows.x + (u64)from * n_groups * 32) + lane % 4;
+    }
+    u64 group = begin;
+    for (; group + of.AHEAD <= end; group += of.AHEAD) {
+        of.template multiply<false>(group, end, acc);
+    }
+    if (group < end) {
+        of.template multiply<true>(group, end, acc);
     }
 }
 
@@ -171,13 +138,15 @@ DEVICE void multiply_stage(const typename Kind::Raw (&raw)[2], const Words4* x, 
         u32 row = i / 2 * 8 + g, step = i % 2;
         right[i / 2].steps[step] = ((const Words2*)x)[row * 8 + place_in_stage(row, step) * 4 + t];
     }
+    const Fragment left[2] = {Kind::widen(raw[0]), Kind::widen(raw[1])};
+    // Consecutive products go to different accumulators, because the tensor cores take long for each.
     UNROLL
-    for (int m = 0; m < 2; m++) {
-        Fragment w = Kind::widen(raw[m]);
+    for (int step = 0; step < 2; step++) {
         UNROLL
-        for (int n = 0; n < 4; n++) {
-            float(&sums)[4] = *(float(*)[4])(acc + (m * 4 + n) * 4);
-            multiply_group(sums, w, right[n]);
+        for (int i = 0; i < 8; i++) {
+            const u32(&a)[4] = left[i / 4].a[step];
+            const Words2& b = right[i % 4].steps[step];
+            multiply_tiles(*(float(*)[4])(acc + i * 4), a[0], a[1], a[2], a[3], b.w[0], b.w[1]);
         }
     }
 }
@@ -213,41 +182,36 @@ DEVICE void many_rows(const void* digits, const void* scales, const bf16* x, flo
         }
         commit_copies();
     }
-    float acc[32] = {};
     Stack<32> stack = {};
-    u32 piece = 0;
-    for (u32 group = 0; group < n_groups; group++) {
-        copies_arrived<STAGES - 2>();
-        // The copies of all threads have arrived, and all threads have read the stage before.
-        __syncthreads();
-        u32 ahead = group + STAGES - 1;
-        if (ahead < n_groups) {
-            copy_group(stages + ahead % STAGES * TILE_ROWS * 4, x, row_first, n_rows, n_groups, ahead);
+    u32 group = 0;
+    for (u32 piece = 0; group < n_groups; piece++) {
+        float acc[32] = {};
+        for (const u32 end = pieces.end[piece]; group < end; group++) {
+            copies_arrived<STAGES - 2>();
+            // The copies of all threads have arrived, and all threads have read the stage before.
+            __syncthreads();
+            u32 ahead = group + STAGES - 1;
+            if (ahead < n_groups) {
+                copy_group(stages + ahead % STAGES * TILE_ROWS * 4, x, row_first, n_rows, n_groups, ahead);
+            }
+            commit_copies();
+            typename Kind::Raw raw[2] = {next[0], next[1]};
+            if (group + 1 < n_groups) {
+                UNROLL
+                for (int m = 0; m < 2; m++) {
+                    next[m] = Kind::fetch(digits, scales, at[m], group + 1, n_groups, lane);
+                }
+            }
+            multiply_stage<Kind>(raw, stages + group % STAGES * TILE_ROWS * 4 + warp_row * 4, acc);
         }
-        commit_copies();
-        typename Kind::Raw raw[2] = {next[0], next[1]};
-        if (group + 1 < n_groups) {
-            UNROLL
-            for (int m = 0; m < 2; m++) {
-                next[m] = Kind::fetch(digits, scales, at[m], group + 1, n_groups, lane);
-            }
+        for (u32 i = 0; i < pieces.merges[piece]; i++) {
+            stack.merge(acc);
         }
-        multiply_stage<Kind>(raw, stages + group % STAGES * TILE_ROWS * 4 + warp_row * 4, acc);
-        if (group + 1 == pieces.end[piece]) {
-            for (u32 i = 0; i < pieces.merges[piece]; i++) {
-                stack.merge(acc);
-            }
-            if (pieces.ends_run[piece]) {
-                store_run(acc, out, ld_out, column + lane / 4, row_first + warp_row + lane % 4 * 2, n_out, n_rows);
-                out += (u64)n_rows * ld_out;
-            } else {
-                stack.push(acc);
-            }
-            UNROLL
-            for (int i = 0; i < 32; i++) {
-                acc[i] = 0.0f;
-            }
-            piece++;
+        if (pieces.ends_run[piece]) {
+            store_run(acc, out, ld_out, column + lane / 4, row_first + warp_row + lane % 4 * 2, n_out, n_rows);
+            out += (u64)n_rows * ld_out;
+        } else {
+            stack.push(acc);
         }
     }
 }
@@ -290,6 +254,20 @@ DEFINE_KIND(w4, KindW4)
 DEFINE_KIND(w4h, KindW4h)
 DEFINE_KIND(f8, KindF8)
 DEFINE_KIND(f8plain, KindF8Plain)
+
+// A thread loads the sums of all pieces before it adds any.
+KERNEL(256) fold_split(const float* sums, u32 n_rows, u32 cols, float* out, u32 ld_out, BY_VALUE Pieces pieces) {
+    const u32 column = blockIdx.x * 256 + threadIdx.x, row = blockIdx.y;
+    if (column >= cols) {
+        return;
+    }
+    float of_pieces[PIECES_MAX];
+    UNROLL
+    for (u32 piece = 0; piece < PIECES_MAX; piece++) {
+        of_pieces[piece] = piece < pieces.n ? sums[((u64)piece * n_rows + row) * cols + column] : 0.0f;
+    }
+    fold_pieces(of_pieces, 1, pieces, out + (u64)row * ld_out + column, (u64)n_rows * ld_out);
+}
 
 // Deep enough for 2^12 planes.
 #define FOLD_DEPTH 12

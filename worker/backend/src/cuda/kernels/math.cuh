@@ -10,6 +10,17 @@ DEVICE bool is_nan(float x) { return x != x; }
 // 2^x for an integer in -126..=127.
 DEVICE float pow2(float x) { return bits_to_float((u32)((int)x + 127) << 23); }
 
+// e^r for a small r.
+DEVICE float exp_polynomial(float r) {
+    float p = 1.9875691e-4f;
+    p = fmaf(p, r, 1.3981999e-3f);
+    p = fmaf(p, r, 8.333452e-3f);
+    p = fmaf(p, r, 4.1665796e-2f);
+    p = fmaf(p, r, 1.6666665e-1f);
+    p = fmaf(p, r, 0.5f);
+    return fmaf(p, r * r, r) + 1.0f;
+}
+
 // e^x within 2 ulp. Exactly 0 if x is too small, infinity if it is too large.
 DEVICE float exp_of(float x) {
     // The constant comes first, so that a NaN in x is the result.
@@ -20,16 +31,24 @@ DEVICE float exp_of(float x) {
     float n = rintf(x * 1.44269504f);
     float r = fmaf(n, -0.6933594f, x);
     r = fmaf(n, 2.1219444e-4f, r);
-    float p = 1.9875691e-4f;
-    p = fmaf(p, r, 1.3981999e-3f);
-    p = fmaf(p, r, 8.333452e-3f);
-    p = fmaf(p, r, 4.1665796e-2f);
-    p = fmaf(p, r, 1.6666665e-1f);
-    p = fmaf(p, r, 0.5f);
-    p = fmaf(p, r * r, r) + 1.0f;
+    float p = exp_polynomial(r);
     // In two steps: 2^n itself may be out of range where e^x is not.
     float half = rintf(n * 0.5f);
     return p * pow2(half) * pow2(n - half);
+}
+
+// e^x for x of at most 0, with the bits of `exp_of`.
+DEVICE float exp_below(float x) {
+    // Where e^x is not a normal number, and for a NaN.
+    if (!(x >= -86.0f)) {
+        return exp_of(x);
+    }
+    // Adding 1.5 * 2^23 rounds to an integer, which its lowest bits hold.
+    float shifted = x * 1.44269504f + 12582912.0f;
+    float n = shifted - 12582912.0f;
+    float r = fmaf(n, -0.6933594f, x);
+    r = fmaf(n, 2.1219444e-4f, r);
+    return bits_to_float(float_to_bits(exp_polynomial(r)) + (float_to_bits(shifted) << 23));
 }
 
 // The natural logarithm of a positive normal number, such as a sum of e^(x - largest), within 2 ulp.

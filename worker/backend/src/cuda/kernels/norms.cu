@@ -3,6 +3,27 @@
 #include "math.cuh"
 #include "rows.cuh"
 
+// Loads a row: number i is `number(i)`, and goes to `put(i, number)`. A thread loads several numbers before it puts any.
+template <class Number, class Put>
+DEVICE void read_row(u32 cols, Number number, Put put) {
+    const u32 N = 16;
+    for (u32 first = threadIdx.x; first < cols; first += N * 256) {
+        float numbers[N];
+        UNROLL
+        for (u32 j = 0; j < N; j++) {
+            u32 i = first + j * 256;
+            numbers[j] = i < cols ? number(i) : 0.0f;
+        }
+        UNROLL
+        for (u32 j = 0; j < N; j++) {
+            u32 i = first + j * 256;
+            if (i < cols) {
+                put(i, numbers[j]);
+            }
+        }
+    }
+}
+
 // Lane j of sixteen takes elements j, j + 16, ..; both halves of a whole warp do the same.
 template <class Number>
 DEVICE float sum_of_squares(u32 n, Number number) {
@@ -44,9 +65,8 @@ DEVICE void norm_row(const float* row, const float* weight, float eps, u32 cols,
 KERNEL(256) rms_norm(const void* x, const float* weight, float eps, u32 cols, void* out, u32 forms) {
     SHARED_DYNAMIC(bytes);
     float* row = (float*)bytes;
-    for (u32 i = threadIdx.x; i < cols; i += 256) {
-        row[i] = number_at(x, blockIdx.x, cols, i, forms & FORM_X_BF16);
-    }
+    read_row(cols, [=](u32 i) { return number_at(x, blockIdx.x, cols, i, forms & FORM_X_BF16); },
+             [=](u32 i, float number) { row[i] = number; });
     norm_row(row, weight, eps, cols, out, forms);
 }
 
@@ -55,9 +75,8 @@ KERNEL(256) add_rms_norm(const void* x, float* residual, const float* weight, fl
     SHARED_DYNAMIC(bytes);
     float* row = (float*)bytes;
     float* sum = residual + (u64)blockIdx.x * cols;
-    for (u32 i = threadIdx.x; i < cols; i += 256) {
-        row[i] = sum[i] = sum[i] + number_at(x, blockIdx.x, cols, i, forms & FORM_X_BF16);
-    }
+    read_row(cols, [=](u32 i) { return sum[i] + number_at(x, blockIdx.x, cols, i, forms & FORM_X_BF16); },
+             [=](u32 i, float number) { row[i] = sum[i] = number; });
     norm_row(row, weight, eps, cols, out, forms);
 }
 
@@ -66,9 +85,8 @@ KERNEL(256) layer_norm(const void* x, const float* weight, const float* bias, fl
     SHARED_DYNAMIC(bytes);
     SHARED(float, shared, 2);
     float* row = (float*)bytes;
-    for (u32 i = threadIdx.x; i < cols; i += 256) {
-        row[i] = number_at(x, blockIdx.x, cols, i, forms & FORM_X_BF16);
-    }
+    read_row(cols, [=](u32 i) { return number_at(x, blockIdx.x, cols, i, forms & FORM_X_BF16); },
+             [=](u32 i, float number) { row[i] = number; });
     __syncthreads();
     if (threadIdx.x < 32) {
         float mean = sum_of(row, cols) / (float)cols;

@@ -12,14 +12,14 @@ struct Fragment {
 
 struct KindBf16 {
     struct Raw {
-        Words4 rows[2];
+        Words4 steps[2];
     };
 
-    static DEVICE_MEMBER Raw fetch(const void* digits, const void*, u64 first, u32 group, u32, u32 lane) {
+    static DEVICE_MEMBER Raw fetch(const void* digits, const void*, u64 first, u64 group, u32, u32 lane) {
         const Words4* from = (const Words4*)digits + (first + group) * 64 + lane;
         Raw raw;
-        raw.rows[0] = load_once(from);
-        raw.rows[1] = load_once(from + 32);
+        raw.steps[0] = load_once(from);
+        raw.steps[1] = load_once(from + 32);
         return raw;
     }
 
@@ -29,27 +29,28 @@ struct KindBf16 {
         for (int step = 0; step < 2; step++) {
             UNROLL
             for (int i = 0; i < 4; i++) {
-                out.a[step][i] = raw.rows[i % 2].w[2 * step + i / 2];
+                out.a[step][i] = raw.steps[step].w[i];
             }
         }
         return out;
     }
 
     static DEVICE_MEMBER bf16 one(const void* digits, const void*, u64 first, u32 group, u32, u32 row, u32 element) {
-        return ((const bf16*)digits)[(first + group) * 512 + row * 32 + by_lane(element)];
+        u32 lane = row % 8 * 4 + element / 4 % 4, word = element % 4 / 2 * 2 + row / 8;
+        return ((const bf16*)digits)[(first + group) * 512 + (element / 16 * 128 + lane * 4 + word) * 2 + element % 2];
     }
 };
 
 // Rows in the matrix's own layout, because a library reads them too.
 struct KindPlain : KindBf16 {
-    static DEVICE_MEMBER Raw fetch(const void* digits, const void*, u64 first, u32 group, u32 n_groups, u32 lane) {
+    static DEVICE_MEMBER Raw fetch(const void* digits, const void*, u64 first, u64 group, u32 n_groups, u32 lane) {
         const Words2* from = (const Words2*)digits + (first * 16 + lane / 4 * n_groups + group) * 8 + lane % 4;
         Raw raw;
         UNROLL
         for (int i = 0; i < 4; i++) {
             Words2 of_step = load_once(from + i / 2 * (n_groups * 64) + i % 2 * 4);
-            raw.rows[i / 2].w[i % 2 * 2] = of_step.w[0];
-            raw.rows[i / 2].w[i % 2 * 2 + 1] = of_step.w[1];
+            raw.steps[i % 2].w[i / 2] = of_step.w[0];
+            raw.steps[i % 2].w[i / 2 + 2] = of_step.w[1];
         }
         return raw;
     }
@@ -65,9 +66,11 @@ struct Scale {
     float scale, minimum;
 
     DEVICE_MEMBER explicit Scale(u32 pair) : scale(widen_f16(pair)), minimum(widen_f16(pair >> 16)) {}
-    // A digit below 2^23, made a float by its bits.
-    DEVICE_MEMBER float of(u32 digit) const {
-        return fmaf(scale, bits_to_float(0x4b000000u | digit) - 8388608.0f, minimum);
+    // The weight of the digit under `mask`, which begins at bit `place` and ends below bit 23: its bits make a float of
+    // digit * 2^place, and the scale takes the power back, both exactly.
+    DEVICE_MEMBER float of(u32 word, u32 mask, int place) const {
+        const float power = bits_to_float((u32)(127 - place) << 23);
+        return fmaf(scale * power, bits_to_float(and_or(word, mask, 0x4b000000u)) - 8388608.0f, minimum);
     }
 };
 
@@ -104,7 +107,7 @@ struct KindQuantized {
         return out;
     }
 
-    static DEVICE_MEMBER Raw fetch(const void* digits, const void* scales, u64 first, u32 group, u32, u32 lane) {
+    static DEVICE_MEMBER Raw fetch(const void* digits, const void* scales, u64 first, u64 group, u32, u32 lane) {
         const u64 at = first + group;
         Raw raw;
         if (BITS == 8) {
@@ -122,8 +125,10 @@ struct KindQuantized {
         return raw;
     }
 
-    static DEVICE_MEMBER u32 digit(const u32 (&words)[WORDS], int i) {
-        return words[i * BITS / 32] >> (i * BITS % 32) & ((1u << BITS) - 1);
+    // Number i of eight. Digits are used where they stand, if that is below bit 23.
+    static DEVICE_MEMBER float number(const Scale& scale, const u32 (&words)[WORDS], int i) {
+        const int bit = i * BITS % 32, high = BITS == 4 ? 20 : 16, shift = bit < high ? 0 : high;
+        return scale.of(words[i * BITS / 32] >> shift, ((1u << BITS) - 1) << (bit - shift), bit - shift);
     }
 
     static DEVICE_MEMBER Fragment widen(const Raw& raw) {
@@ -133,8 +138,8 @@ struct KindQuantized {
             UNROLL
             for (int i = 0; i < 4; i++) {
                 Scale scale(raw.scales.w[HALVES ? i / 2 * 2 + row : row]);
-                float low = scale.of(digit(raw.digits.rows[row], 2 * i));
-                float high = scale.of(digit(raw.digits.rows[row], 2 * i + 1));
+                float low = number(scale, raw.digits.rows[row], 2 * i);
+                float high = number(scale, raw.digits.rows[row], 2 * i + 1);
                 out.a[i / 2][row + i % 2 * 2] = pack_bf16(low, high);
             }
         }
@@ -148,7 +153,7 @@ struct KindQuantized {
         const u8* byte = (const u8*)digits + ((at * 32 + lane) * 2 + h) * BITS + place % 8 * BITS / 8;
         u32 digit = *byte >> (place % 8 * BITS % 8) & ((1u << BITS) - 1);
         Scale scale(((const Scales*)scales)[at * 8 + row % 8].w[HALVES ? element / 16 * 2 + h : h]);
-        return narrow(scale.of(digit));
+        return narrow(scale.of(digit, 0xffu, 0));
     }
 };
 
@@ -181,7 +186,7 @@ struct KindFloat8 {
         Words2 scales;
     };
 
-    static DEVICE_MEMBER Raw fetch(const void* digits, const void* scales, u64 first, u32 group, u32 n_groups,
+    static DEVICE_MEMBER Raw fetch(const void* digits, const void* scales, u64 first, u64 group, u32 n_groups,
                                    u32 lane) {
         const u64 at = first + group;
         Raw raw;

@@ -11,7 +11,9 @@ use types::leaves::{Fold, aligned_runs, sum_runs};
 
 pub const KINDS: [&str; 8] = ["bf16", "plain", "w8", "w8h", "w4", "w4h", "f8", "f8plain"];
 /// Kernels, and the rows that a block of threads takes.
-const KERNELS: [(&str, usize); 4] = [("r8", 8), ("r16", 16), ("r32", 32), ("r64", 64)];
+const KERNELS: [(&str, usize); 5] = [("r8", 8), ("r16", 16), ("r32", 32), ("r64", 64), ("r128", 128)];
+/// Dynamic shared memory of the kernels with 128 rows for each block; `WIDE_SMEM`.
+const WIDE_SHARED: usize = 4 * (256 + 128) * 64;
 const PIECES_MAX: usize = 8;
 const STRANDS: usize = 4;
 
@@ -157,9 +159,10 @@ fn pack_group(rng: &mut Rng, kind: &str, row: usize, weights: &mut [f32], (digit
     }
     if kind == "bf16" {
         for (e, weight) in weights.iter_mut().enumerate() {
-            let (h, lane, i) = place(e);
+            let (h, lane, _) = place(e);
             let number = bf16::from_f32(rng.unit());
-            digits[((h * 32 + lane) * 8 + i) * 2..][..2].copy_from_slice(&number.to_le_bytes());
+            let at = ((e / 16 * 32 + lane) * 4 + e % 4 / 2 * 2 + h) * 2 + e % 2;
+            digits[at * 2..][..2].copy_from_slice(&number.to_le_bytes());
             *weight = number.to_f32();
         }
         return;
@@ -255,6 +258,7 @@ fn grid(rows_each: usize, w: &Packed, n_rows: usize, pieces: &Pieces) -> [usize;
     let n_tiles = w.n_out.div_ceil(16);
     match rows_each {
         64 => [w.n_out.div_ceil(128), n_rows.div_ceil(64), 1],
+        128 => [n_rows.div_ceil(128), w.n_out.div_ceil(256), 1],
         _ => [n_tiles.div_ceil(8 / pieces.n_slots()), n_rows.div_ceil(rows_each), 1],
     }
 }
@@ -264,12 +268,32 @@ fn product(kernel: (&str, usize), x: &[f32], w: &Packed, pieces: &Pieces, order:
     let n_rows = x.len() / w.k;
     let rows = Memory::of(&bf16_rows(x, w.k));
     let out = Memory::filled(pieces.n_planes() * n_rows * w.n_out, UNWRITTEN);
-    let launch = Launch { order, ..Launch::new(grid(kernel.1, w, n_rows, pieces), 256) };
+    let shared = if kernel.1 == 128 { WIDE_SHARED } else { 0 };
+    let launch = Launch { order, shared, ..Launch::new(grid(kernel.1, w, n_rows, pieces), 256) };
     let (n_out, n) = (w.n_out as u32, n_rows as u32);
     launch.ok(
         &format!("linear_{}_{}", w.kind, kernel.0),
         arguments![w.digits.start(), w.scales.start(), rows.start(), out.start(), n_out, n_out, n, *pieces],
     );
+    out.read()
+}
+
+/// The same with blocks of their own for each piece, whose sums another kernel adds.
+fn split_product(x: &[f32], w: &Packed, pieces: &Pieces, order: i32) -> Vec<f32> {
+    let n_rows = x.len() / w.k;
+    let rows = Memory::of(&bf16_rows(x, w.k));
+    let sums = Memory::filled(pieces.n as usize * n_rows * w.n_out, UNWRITTEN);
+    let out = Memory::filled(pieces.n_planes() * n_rows * w.n_out, UNWRITTEN);
+    let [x_blocks, y_blocks, _] = grid(128, w, n_rows, pieces);
+    let grid = [x_blocks, y_blocks, pieces.n as usize];
+    let launch = Launch { order, shared: WIDE_SHARED, ..Launch::new(grid, 256) };
+    let (n_out, n) = (w.n_out as u32, n_rows as u32);
+    launch.ok(
+        &format!("linear_{}_r128", w.kind),
+        arguments![w.digits.start(), w.scales.start(), rows.start(), sums.start(), n_out, n_out, n, *pieces],
+    );
+    let launch = Launch { order, ..Launch::new([w.n_out.div_ceil(256), n_rows, 1], 256) };
+    launch.ok("fold_split", arguments![sums.start(), n, n_out, out.start(), n_out, *pieces]);
     out.read()
 }
 
@@ -292,6 +316,8 @@ fn every_kernel_gives_the_contract() {
                 let name = format!("{kind} {} of {n_rows} x {n_out} x {k} in order {order}", kernel.0);
                 assert_bits(&name, &product(kernel, &x, &w, &Pieces::whole(k), order), &expected);
             }
+            let split = split_product(&x, &w, &Pieces::whole(k), ORDERS[(i + j) % ORDERS.len()]);
+            assert_bits(&format!("{kind} of {n_rows} x {n_out} x {k}, split"), &split, &expected);
         }
     }
 }
@@ -330,6 +356,10 @@ fn leaf_sum_is_independent_of_cut() {
     let all = Pieces::leaves(&leaves, 0..8);
     let whole = product(("r16", 16), &x, &w, &all, 0);
     assert_bits("one rank", &whole, &expected_of_leaves(&x, &w, &all));
+    assert_bits("split", &split_product(&x, &w, &all, 1), &whole);
+    let cut = Pieces::leaves(&leaves, 1..7);
+    let (part, rows) = (columns_of(&w, leaves.elements(&(1..7))), columns_of_rows(&x, k, &leaves.elements(&(1..7))));
+    assert_bits("split of runs", &split_product(&rows, &part, &cut, 2), &product(("r8", 8), &rows, &part, &cut, 0));
     for cut in 0..=8u32 {
         let kernel = KERNELS[cut as usize % KERNELS.len()];
         let mut planes = Vec::new();
