@@ -153,7 +153,7 @@ def main():
     if wrong:
         sys.exit("\n".join(wrong))
     n_kernels = len({name for name, _ in measured})
-    print(f"{n_kernels} kernels for {', '.join(ARCHS)}: no spills, no more registers than the table")
+    print(f"{n_kernels} kernels for {', '.join(ARCHS)}: no more registers, shared memory or stack than in the table")
 
 
 if __name__ == "__main__":

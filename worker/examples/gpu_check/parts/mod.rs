@@ -24,20 +24,9 @@ const NO_ROOM: &str = "do not fit in memory";
 
 pub const PARTS: [&str; 3] = ["kernels", "cluster", "bench"];
 
-/// Seconds that each part may take on a device; groups that have not ended by then are not run. Estimated for an H100
-/// with 16 cores, not yet measured; the page has each part's time and number of processes.
-///
-/// A process takes some 3 s until its first kernel: the driver, a context, 100 kernels from the cache. With one process
-/// for each of the 58 groups that would be 170 s, and the device would be opened anew some 80 times within them.
-///
-/// ```text
-/// kernels  3 processes 9 s · compiling, once 30 s · 16 groups of few numbers 1 s each · 2 under fast 5 s each ·
-///          rows, experts, 4 of attention, 6 of products 5 s each, the head 10 s: mostly the processor's     135 s
-/// cluster  2 processes 6 s · compiling, if it comes first 30 s · 14 models 2 s each · 8 grids and a rank alone for
-///          each way 3 s each · NCCL's start 5 s for each of its grids · 3 ranks that are gone 5 s each      127 s
-/// bench    3 processes 9 s · compiling, if it comes first 30 s · 5 models, of which each takes 2 s to write and 10 s
-///          to load · copies and decoding 35 s · throughput 40 s for each pace · operations 25 s each way    264 s
-/// ```
+/// Seconds that each part may take on a device; groups that have not ended by then are not run. On an H200 with 16 cores
+/// the parts took 15, 7 and 140 s; the page has each part's time and number of processes. A process takes some seconds
+/// until its first kernel, so groups share processes.
 const SECONDS: [u64; 3] = [150, 180, 280];
 /// On an emulator, on which times are not comparable.
 const SECONDS_TINY: u64 = 3600;

@@ -143,15 +143,21 @@ DEVICE void load_queries(const Room<D, QUERIES>& room, const float* qkv, const H
     const u32 N = D / 16 < 8 ? D / 16 : 8;
     for (u32 first = threadIdx.x; first < QUERIES * D / 2; first += N * WARPS * 32) {
         u32 pairs[N];
+        float low[N], high[N];
         UNROLL
         for (u32 j = 0; j < N; j++) {
-            u32 i = first + j * WARPS * 32, query = i / (D / 2), at = i % (D / 2) * 2;
-            pairs[j] = 0;
-            if (query < work.n_queries && at < heads.head_dim) {
-                u32 row = work.row + query / work.n_heads, head = work.head + query % work.n_heads;
-                const float* from = qkv + (u64)row * qkv_cols(heads) + head * heads.head_dim + at;
-                pairs[j] = pack_bf16(from[0], from[1]);
-            }
+            u32 i = first + j * WARPS * 32, at = min_of(i % (D / 2) * 2, heads.head_dim - 2);
+            u32 query = min_of(i / (D / 2), work.n_queries - 1);
+            u32 row = work.row + query / work.n_heads, head = work.head + query % work.n_heads;
+            const float* from = qkv + (u64)row * qkv_cols(heads) + head * heads.head_dim + at;
+            low[j] = from[0];
+            high[j] = from[1];
+        }
+        UNROLL
+        for (u32 j = 0; j < N; j++) {
+            u32 i = first + j * WARPS * 32;
+            bool is = i / (D / 2) < work.n_queries && i % (D / 2) * 2 < heads.head_dim;
+            pairs[j] = is ? pack_bf16(low[j], high[j]) : 0;
         }
         UNROLL
         for (u32 j = 0; j < N; j++) {
@@ -226,13 +232,6 @@ DEVICE void score_tile(const Room<D, QUERIES>& room, const bf16* kv, const HeadS
             u32 at = (i / 8 * 16 + i % 4 / 2 * 8) * SCORES_LD + i / 4 % 2 * 8 + i % 2;
             scores[at] = acc[i / 8][i / 4 % 2][i % 4] * heads.scale;
         }
-        if (heads.cap > 0.0f) {
-            UNROLL_BY(1)
-            for (u32 i = 0; i < QT * 8; i++) {
-                u32 at = (i / 8 * 16 + i % 4 / 2 * 8) * SCORES_LD + i / 4 % 2 * 8 + i % 2;
-                scores[at] = soft_cap_of(scores[at], heads.cap);
-            }
-        }
     }
 }
 
@@ -249,12 +248,19 @@ DEVICE void weigh_tile(const Room<D, QUERIES>& room, const HeadShape& heads, u32
     const u32 lane = threadIdx.x % 16;
     for (u32 q = threadIdx.x / 16; q < QUERIES; q += WARPS * 2) {
         float* scores = room.scores + q * SCORES_LD;
+        if (heads.cap > 0.0f) {
+            UNROLL_BY(1)
+            for (u32 i = lane; i < TILE; i += 16) {
+                scores[i] = soft_cap_of(scores[i], heads.cap);
+            }
+        }
+        const u32 first = room.first[q], end = room.end[q];
         float score[TILE / 16], largest = minus_infinity(), sum = 0.0f;
         UNROLL
         for (u32 i = 0; i < TILE / 16; i++) {
             u32 position = tile * TILE + i * 16 + lane;
-            bool is_seen = room.first[q] <= position && position < room.end[q];
-            score[i] = is_seen ? scores[i * 16 + lane] : minus_infinity();
+            float found = scores[i * 16 + lane];
+            score[i] = first <= position && position < end ? found : minus_infinity();
             largest = larger(score[i], largest);
         }
         const float sink = sink_of(room, heads, q, tile);

@@ -11,8 +11,8 @@ DEVICE void read_row(u32 cols, Number number, Put put) {
         float numbers[N];
         UNROLL
         for (u32 j = 0; j < N; j++) {
-            u32 i = first + j * 256;
-            numbers[j] = i < cols ? number(i) : 0.0f;
+            // A number beyond the last one is not put.
+            numbers[j] = number(min_of(first + j * 256, cols - 1));
         }
         UNROLL
         for (u32 j = 0; j < N; j++) {
@@ -21,6 +21,18 @@ DEVICE void read_row(u32 cols, Number number, Put put) {
                 put(i, numbers[j]);
             }
         }
+    }
+}
+
+// The same for a row of x in either form. The form is decided once, because loads do not move across a branch.
+template <class Add, class Put>
+DEVICE void read_row_of(const void* x, u32 cols, bool is_bf16, Add add, Put put) {
+    if (is_bf16) {
+        const bf16* row = (const bf16*)x + (u64)blockIdx.x * padded(cols);
+        read_row(cols, [=](u32 i) { return add(i, widen(row[i])); }, put);
+    } else {
+        const float* row = (const float*)x + (u64)blockIdx.x * cols;
+        read_row(cols, [=](u32 i) { return add(i, row[i]); }, put);
     }
 }
 
@@ -65,8 +77,8 @@ DEVICE void norm_row(const float* row, const float* weight, float eps, u32 cols,
 KERNEL(256) rms_norm(const void* x, const float* weight, float eps, u32 cols, void* out, u32 forms) {
     SHARED_DYNAMIC(bytes);
     float* row = (float*)bytes;
-    read_row(cols, [=](u32 i) { return number_at(x, blockIdx.x, cols, i, forms & FORM_X_BF16); },
-             [=](u32 i, float number) { row[i] = number; });
+    read_row_of(x, cols, forms & FORM_X_BF16, [=](u32, float number) { return number; },
+                [=](u32 i, float number) { row[i] = number; });
     norm_row(row, weight, eps, cols, out, forms);
 }
 
@@ -75,8 +87,8 @@ KERNEL(256) add_rms_norm(const void* x, float* residual, const float* weight, fl
     SHARED_DYNAMIC(bytes);
     float* row = (float*)bytes;
     float* sum = residual + (u64)blockIdx.x * cols;
-    read_row(cols, [=](u32 i) { return sum[i] + number_at(x, blockIdx.x, cols, i, forms & FORM_X_BF16); },
-             [=](u32 i, float number) { row[i] = sum[i] = number; });
+    read_row_of(x, cols, forms & FORM_X_BF16, [=](u32 i, float number) { return sum[i] + number; },
+                [=](u32 i, float number) { row[i] = sum[i] = number; });
     norm_row(row, weight, eps, cols, out, forms);
 }
 
@@ -85,8 +97,8 @@ KERNEL(256) layer_norm(const void* x, const float* weight, const float* bias, fl
     SHARED_DYNAMIC(bytes);
     SHARED(float, shared, 2);
     float* row = (float*)bytes;
-    read_row(cols, [=](u32 i) { return number_at(x, blockIdx.x, cols, i, forms & FORM_X_BF16); },
-             [=](u32 i, float number) { row[i] = number; });
+    read_row_of(x, cols, forms & FORM_X_BF16, [=](u32, float number) { return number; },
+                [=](u32 i, float number) { row[i] = number; });
     __syncthreads();
     if (threadIdx.x < 32) {
         float mean = sum_of(row, cols) / (float)cols;
