@@ -702,10 +702,10 @@ def test_operators_have_a_port_and_a_key_of_their_own():
 
 
 @pytest.mark.parametrize("values, why", [
-    ({"tls": {"secret": "doors"}}, "tls.secret asks for admin.enabled"),
-    ({"admin": {"enabled": True}, "tls": {"clientCaSecret": {"name": "ca"}}}, "tls.clientCaSecret asks for tls.secret"),
-    ({"admin": {"keySecret": {"name": "key"}}}, "admin.keySecret asks for admin.enabled"),
-    ({"admin": {"enabled": True, "port": 8000}}, "admin.port is a port of clients too"),
+    ({"tls": {"secret": "doors"}}, "tls.secret requires admin.enabled"),
+    ({"admin": {"enabled": True}, "tls": {"clientCaSecret": {"name": "ca"}}}, "tls.clientCaSecret requires tls.secret"),
+    ({"admin": {"keySecret": {"name": "key"}}}, "admin.keySecret requires admin.enabled"),
+    ({"admin": {"enabled": True, "port": 8000}}, "admin.port is also a port of clients"),
 ])
 def test_what_of_operators_and_tls_cannot_work_is_refused(values, why):
     status, _, error = chart.template(chart.HELM4, values)

@@ -124,7 +124,7 @@ REFUSED = {
     "an unknown name within": ({"engine": {"maxBatchToken": 1}}, "maxBatchToken"),
     "a wrong type": ({"replicas": "two"}, "replicas"),
     "no replica": ({"replicas": 0}, "replicas"),
-    "a route of no weight": ({"router": {"routes": {"chat": [{"version": "v1", "weight": 0}]}}}, "weigh nothing"),
+    "a route of no weight": ({"router": {"routes": {"chat": [{"version": "v1", "weight": 0}]}}}, "weight 0"),
     "a route to no version": ({"router": {"routes": {"chat": []}}}, "chat"),
     "a route's name in two words": ({"router": {"routes": {"a b": [{"version": "v1", "weight": 1}]}}}, "a b"),
     "a version of no digest": ({"router": {"routes": {"a": [{"version": "v1@blue", "weight": 1}]}}}, "version"),
@@ -278,4 +278,4 @@ def test_notes_tell_the_next_command(tmp_path):
         assert f"rollout status deployment/{deployment}" in notes
         assert "kubectl -n models port-forward service/probe-lockstep 8000:8000" in notes
         assert "helm -n models test probe" in notes
-        assert ("Nobody is asked for a key" in notes) == (case != "everything-pod")
+        assert ("The API requires no key" in notes) == (case != "everything-pod")
