@@ -35,7 +35,7 @@ def test_every_selector_selects(case):
             labels = spec["template"]["metadata"]["labels"]
             assert chart.selects(spec["selector"], labels)
             others = [found.labels for found in chart.pods(objects) if found.owner is not made]
-            assert not [labels for labels in others if chart.selects(spec["selector"], labels)], "it selects others' pods"
+            assert not [labels for labels in others if chart.selects(spec["selector"], labels)], "not its own pods"
         elif made["kind"] in ("PodDisruptionBudget", "PodMonitor", "InferencePool"):
             assert [found for found in running if chart.selects(spec["selector"], found.labels)], made["kind"]
         elif made["kind"] == "NetworkPolicy":
@@ -176,8 +176,8 @@ def test_ports_are_distinct_and_listened_to(case):
         for part in zip(*ports):
             assert len(set(part)) == len(part), f"{found}: {ports}"
         for container in found.lasting:
-            listened = {int(flag(container, name).rsplit(":", 1)[1])
-                        for name in ("http", "grpc", "admin", "listen", "health", "mesh-listen") if flags(container, name)}
+            names = ("http", "grpc", "admin", "listen", "health", "mesh-listen")
+            listened = {int(flag(container, name).rsplit(":", 1)[1]) for name in names if flags(container, name)}
             assert listened == {p["containerPort"] for p in container["ports"]}, f"{found} {container['name']}"
             for p in container["ports"]:
                 assert len(p["name"]) <= 15
