@@ -105,7 +105,7 @@ helm: $(HELM_PACKAGES)/.ready ## the chart by Helm 3 and 4, images, dashboards, 
 images: ## both images (TAG=..); needs Docker, and works without a registry
 	deploy/dev/images.sh $(TAG)
 
-# Builds an image around the debug binary and one with the distribution's etcd. Prints a line where Docker is missing.
+# Builds an image around the debug binary and one with the distribution's etcd. Prints a line if Docker is missing.
 compose: protoc ## start deploy/compose.yaml around the debug binary, inject faults, stop it
 	deploy/dev/packages.sh etcd:etcd-server strip:binutils
 	$(CARGO) test --workspace --locked --no-run
