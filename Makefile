@@ -105,7 +105,7 @@ helm: $(HELM_PACKAGES)/.ready ## the chart by Helm 3 and 4, images, dashboards, 
 images: ## both images (TAG=..); needs Docker, and works without a registry
 	deploy/dev/images.sh $(TAG)
 
-# Builds an image around the debug binary and one with the distribution's etcd. Prints a line where Docker is missing.
+# Builds an image around the debug binary and one with the distribution's etcd. Prints a line if Docker is missing.
 compose: protoc ## start deploy/compose.yaml around the debug binary, inject faults, stop it
 	deploy/dev/packages.sh etcd:etcd-server strip:binutils
 	$(CARGO) test --workspace --locked --no-run
@@ -151,7 +151,7 @@ hosts: protoc ## two hosts as network namespaces, with a link that is cut; needs
 
 # Fetches compilers from Python packages once, half a gigabyte; then takes a minute or two. After a change that is meant
 # to use more registers: make kernels ARGS=--write
-kernels: ## compile every CUDA kernel without a device: no spills, no more registers than listed
+kernels: ## compile every CUDA kernel without a device; registers, memory and stack as listed
 	$(PYTHON) deploy/dev/cuda-kernels.py $(ARGS)
 
 # Tests that measure time use the shipped profile: the profile of the tests does not optimize the router.

@@ -11,19 +11,20 @@ PAGE = ROOT / "deploy" / "METRICS.md"
 SOURCES = ROOT / "telemetry" / "src"
 HEAD = """# Metrics and spans
 
-Made by `deploy/metrics.py` out of `telemetry/src`: change it there. A router's page is `/metrics` on its `--http`, a
-coordinator's and a worker's on their `--health`; `serve` has all of them on its own. `role` says whose a metric is.
-Every series has the label `model_name` besides those below. With a collector (`--otlp`) all of them are sent too, as
-the page has them, under OpenTelemetry's name and with dots in labels (`gen_ai.operation.name`) where there is one.
+`deploy/metrics.py` generates this page from `telemetry/src`: make changes there. A router has the page `/metrics` on
+`--http`, a coordinator and a worker on `--health`. `serve` has all metrics on `--http`. The column `role` lists the
+roles that export a metric. Every series has the label `model_name` besides those below. With a collector
+(`--otlp-endpoint`), the process also sends all metrics there. Metrics and labels that OpenTelemetry defines then have
+its names, with dots (`gen_ai.operation.name`).
 """
 LLAMA_CPP = """
-A router's page, and that of `serve`, ends with the names of llama.cpp's server. They have no labels: each is made of
-the series above, and is left out where the process has none of them.
+The pages of a router and of `serve` end with the names of llama.cpp's server. They have no labels. Each is computed
+from the series above, and is left out if the process has none of these.
 """
 TAIL = """
-A span `request` is named by what it asks for: `chat MODEL`, `text_completion MODEL`, `embeddings MODEL`. Its
-`gen_ai.input.messages`, `gen_ai.output.messages` and `gen_ai.request.stop_sequences` are there with `--otlp-content`
-only. Logs have the target of `--log` as their scope, and the trace and span of the request in which they are written.
+A span `request` is named by its operation and model: `chat MODEL`, `text_completion MODEL`, `embeddings MODEL`. Its
+`gen_ai.input.messages`, `gen_ai.output.messages` and `gen_ai.request.stop_sequences` exist only with `--otlp-content`.
+The scope of a log is its target in `--log`. A log of a request has the trace and span of that request.
 """
 
 
@@ -70,8 +71,8 @@ def labels(text):
         held = {name: labels_of(made) for name, made in re.findall(r"let (?:mut )?(\w+) = (.*?);", body, re.S)}
         for name, pushed in re.findall(r"(\w+)\.push\((.*?)\);", body, re.S):
             held[name] |= labels_of(pushed)
-        told = r"\b([A-Z_]+)\.(?:set|add|total|observe|record|histograms)\((.*?)\);"
-        for name, arguments in re.findall(told, body, re.S):
+        setter = r"\b([A-Z_]+)\.(?:set|add|total|observe|record|histograms)\((.*?)\);"
+        for name, arguments in re.findall(setter, body, re.S):
             used = [held.get(word, set()) for word in re.findall(r"\w+", arguments)]
             found.setdefault(name, set()).update(labels_of(arguments), *used)
     return {name: sorted(of) for name, of in found.items()}
@@ -81,8 +82,8 @@ def metrics():
     """Returns (kind, name, role, vLLM's names, OpenTelemetry's, labels, help) of each metric, in the source's order."""
     text = (SOURCES / "metrics.rs").read_text()
     kind, label, role = kinds(text), labels(text), roles()
-    return [(kind[name], ours, role[name], theirs, conventional, label[name], told)
-            for name, (ours, theirs, conventional, told) in constants(text).items()]
+    return [(kind[name], ours, role[name], theirs, conventional, label[name], description)
+            for name, (ours, theirs, conventional, description) in constants(text).items()]
 
 
 def roles():
@@ -118,12 +119,12 @@ def spans():
     found = []
     for span in re.finditer(r"span!\((.*?)\)[);]", text, re.S):
         # The description is the doc comment of the function that makes the span.
-        told = re.findall(r"((?:[ ]*///[^\n]*\n)+)[ ]*pub fn", text[:span.start()])[-1]
-        told = " ".join(line.strip().removeprefix("///").strip() for line in told.strip().splitlines())
+        comment = re.findall(r"((?:[ ]*///[^\n]*\n)+)[ ]*pub fn", text[:span.start()])[-1]
+        description = " ".join(line.strip().removeprefix("///").strip() for line in comment.strip().splitlines())
         fields = re.findall(r"\b((?:\w+\.)+\w+) = ", span.group(1))
         # Fields that OpenTelemetry's layer uses itself are not attributes.
         fields = [field for field in fields if not field.startswith("otel.")]
-        found.append((re.search(r'"(\w+)"', span.group(1)).group(1), told, fields))
+        found.append((re.search(r'"(\w+)"', span.group(1)).group(1), description, fields))
     declared = {field for _, _, fields in found for field in fields}
     # Lists and attributes of only some spans are set beside the fields, on requests alone.
     found[0][2].extend(sorted(set(re.findall(r'"(gen_ai\.[\w.]+)"', text)) - declared))
@@ -134,7 +135,7 @@ def llama_cpp():
     """Returns (name, kind, help) of each of llama.cpp's names."""
     text = (SOURCES / "llama_cpp.rs").read_text().split("#[cfg(test)]")[0]
     rows = re.findall(r'^    (counter|gauge)\(\s*"(\w+)",\s*"([^"]+)"', text, re.M)
-    return [(f"llamacpp:{name}", kind, told) for kind, name, told in rows]
+    return [(f"llamacpp:{name}", kind, description) for kind, name, description in rows]
 
 
 def code(names):
@@ -142,15 +143,16 @@ def code(names):
 
 
 def page():
-    columns = "| metric | role | vLLM's name for it | OpenTelemetry's | labels | tells |"
+    columns = "| metric | role | vLLM's name for it | OpenTelemetry's | labels | meaning |"
     lines = [HEAD, columns, "|---|---|---|---|---|---|"]
-    for kind, ours, role, theirs, conventional, label, told in metrics():
-        cells = [f"`{ours}` ({kind})", role, code(theirs), code(filter(None, [conventional])), code(label), told]
+    for kind, ours, role, theirs, conventional, label, description in metrics():
+        names = [code(theirs), code(filter(None, [conventional])), code(label)]
+        cells = [f"`{ours}` ({kind})", role, *names, description]
         lines.append(f"| {' | '.join(cells)} |")
-    lines += [LLAMA_CPP, "| metric | tells |", "|---|---|"]
-    lines += [f"| `{name}` ({kind}) | {told} |" for name, kind, told in llama_cpp()]
-    lines += ["", "| span | is | attributes |", "|---|---|---|"]
-    lines += [f"| `{name}` | {told} | {code(fields)} |" for name, told, fields in spans()]
+    lines += [LLAMA_CPP, "| metric | meaning |", "|---|---|"]
+    lines += [f"| `{name}` ({kind}) | {description} |" for name, kind, description in llama_cpp()]
+    lines += ["", "| span | meaning | attributes |", "|---|---|---|"]
+    lines += [f"| `{name}` | {description} | {code(fields)} |" for name, description, fields in spans()]
     return "\n".join([*lines, TAIL])
 
 
@@ -158,7 +160,7 @@ def main():
     if "--check" not in sys.argv[1:]:
         PAGE.write_text(page())
     elif not PAGE.exists() or PAGE.read_text() != page():
-        sys.exit(f"{PAGE.name} is not what deploy/metrics.py makes of telemetry: run it")
+        sys.exit(f"{PAGE.name} is out of date: run deploy/metrics.py")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Generates Grafana's dashboards: helm/lockstep/files/dashboards/*.json. Names metrics only; a test checks that they
+"""Generates Grafana's dashboards: helm/lockstep/files/dashboards/*.json. A test checks that the metrics
 exist. `dashboards.py --check` only checks that the files are up to date."""
 
 import json
@@ -9,7 +9,7 @@ import sys
 FOLDER = pathlib.Path(__file__).parent / "lockstep" / "files" / "dashboards"
 WIDTH = 24
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
-# Labels of coordinators, and of routers, which have no label for a replica.
+# Selectors for coordinators, and for routers, which have no label `replica`.
 OF = '{namespace=~"$namespace", model_name=~"$model", replica=~"$replica"}'
 DOOR = '{namespace=~"$namespace", model_name=~"$model"}'
 
@@ -91,9 +91,9 @@ def dashboard(name, title, about, panels, has_replica):
 def overview():
     rate = "[$__rate_interval]"
     ratio = {"min": 0, "max": 1}
-    return dashboard("overview", "overview", "What clients meet, and how full it is.", [
+    return dashboard("overview", "overview", "Requests as clients see them, and the load of the replicas.", [
         stat("Requests", "reqps", f"sum(rate(lockstep:requests_total{DOOR}{rate}))"),
-        stat("Tokens out", "short", f"sum(rate(lockstep:generation_tokens_total{DOOR}{rate}))", about="A second."),
+        stat("Tokens out", "short", f"sum(rate(lockstep:generation_tokens_total{DOOR}{rate}))", about="Per second."),
         stat("First token, p99", "s", quantile(0.99, "lockstep:time_to_first_token_seconds", DOOR)),
         stat("Between tokens, p99", "s", quantile(0.99, "lockstep:inter_token_latency_seconds", DOOR)),
         stat("Running", "short", f"sum(lockstep:requests_running{DOOR})"),
@@ -105,17 +105,17 @@ def overview():
               *quantiles("lockstep:time_to_first_token_seconds")),
         panel("Time between tokens", "s",
               *quantiles("lockstep:inter_token_latency_seconds")),
-        panel("Whole requests", "s",
+        panel("Request duration", "s",
               *quantiles("lockstep:request_seconds")),
-        panel("Tokens a second", "short",
-              (f"sum(rate(lockstep:prompt_tokens_total{DOOR}{rate}))", "of prompts"),
-              (f"sum(rate(lockstep:generation_tokens_total{DOOR}{rate}))", "out"),
-              (f"sum(rate(lockstep:discarded_tokens_total{DOOR}{rate}))", "for nobody")),
+        panel("Tokens per second", "short",
+              (f"sum(rate(lockstep:prompt_tokens_total{DOOR}{rate}))", "prompt"),
+              (f"sum(rate(lockstep:generation_tokens_total{DOOR}{rate}))", "output"),
+              (f"sum(rate(lockstep:discarded_tokens_total{DOOR}{rate}))", "discarded")),
         panel("Requests at the replicas", "short",
               (f"sum by (replica) (lockstep:requests_running{DOOR})", "{{replica}} running"),
               (f"sum by (replica) (lockstep:requests_waiting{DOOR})", "{{replica}} waiting")),
         panel("KV in use", "percentunit", (f"lockstep:kv_usage_ratio{DOOR}", "{{replica}}"), **ratio),
-        panel("Prompt tokens that the prefix cache had", "percentunit",
+        panel("Prefix cache hit ratio", "percentunit",
               (f"sum by (replica) (rate(lockstep:prefix_hits_total{DOOR}{rate})) "
                f"/ sum by (replica) (rate(lockstep:prefix_queries_total{DOOR}{rate}))", "{{replica}}"), **ratio),
         panel("Refused by coordinators", "reqps",
@@ -125,41 +125,41 @@ def overview():
 
 def replica():
     rate = "[$__rate_interval]"
-    return dashboard("replica", "replica", "A coordinator: its queue, its steps, its blocks, and what it has lost.", [
+    return dashboard("replica", "replica", "A coordinator: its queue, steps, KV blocks, and lost ranks.", [
         stat("Ranks ready", "short", f"sum(lockstep:ranks_ready{OF})", **thresholds((None, "red"), (1, "green"))),
         stat("Epoch", "short", f"max(lockstep:epoch{OF})", about="Grows when a placement begins and when one ends."),
         stat("Ranks lost", "short", f"sum(increase(lockstep:ranks_lost_total{OF}[$__range]))", about="In this range.",
              **thresholds((None, "green"), (1, "orange"))),
-        stat("Steps a second", "short", f"sum(rate(lockstep:steps_total{OF}{rate}))"),
-        stat("Blocks of a rank", "short", f"max(lockstep:kv_blocks{OF})"),
-        stat("Preemptions a second", "short", f"sum(rate(lockstep:preemptions_total{OF}{rate}))"),
+        stat("Steps per second", "short", f"sum(rate(lockstep:steps_total{OF}{rate}))"),
+        stat("KV blocks", "short", f"max(lockstep:kv_blocks{OF})"),
+        stat("Preemptions per second", "short", f"sum(rate(lockstep:preemptions_total{OF}{rate}))"),
         panel("Requests", "short", (f"lockstep:requests_running{OF}", "{{replica}} running"),
               (f"lockstep:requests_waiting{OF}", "{{replica}} waiting")),
         panel("Time of a step", "s",
               *[(quantile(q, "lockstep:step_seconds", OF, ", replica"), "{{replica}} p%g" % (q * 100))
                 for q in (0.5, 0.99)]),
-        panel("Ended", "reqps",
+        panel("Finished requests", "reqps",
               (f"sum by (replica, finished_reason) (rate(lockstep:requests_finished_total{OF}{rate}))",
                "{{replica}} {{finished_reason}}")),
         panel("KV in use", "percentunit", (f"lockstep:kv_usage_ratio{OF}", "{{replica}}"), min=0, max=1),
-        panel("Sequences that gave up their blocks", "short",
+        panel("Preemptions", "short",
               (f"rate(lockstep:preemptions_total{OF}{rate})", "{{replica}}")),
         panel("Prefix cache", "short",
-              (f"rate(lockstep:prefix_queries_total{OF}{rate})", "{{replica}} asked"),
-              (f"rate(lockstep:prefix_hits_total{OF}{rate})", "{{replica}} had")),
+              (f"rate(lockstep:prefix_queries_total{OF}{rate})", "{{replica}} looked up"),
+              (f"rate(lockstep:prefix_hits_total{OF}{rate})", "{{replica}} found")),
         panel("Placements", "short", (f"changes(lockstep:epoch{OF}[5m])", "{{replica}} changes in 5 min"),
               (f"increase(lockstep:ranks_lost_total{OF}[5m])", "{{replica}} lost rank {{rank}} in 5 min: {{cause}}")),
-        panel("Until it served again", "s",
+        panel("Recovery time", "s",
               *[(quantile(q, "lockstep:recovery_seconds", OF, ", replica, cause"),
                  "{{replica}} {{cause}} p%g" % (q * 100)) for q in (0.5, 0.99)],
-              about="From a loss being noticed, or a change being asked for."),
-        panel("Positions computed again", "short", (f"rate(lockstep:replayed_tokens_total{OF}{rate})", "{{replica}}")),
-        panel("Store reached", "short", (f"min by (pod) (lockstep:store_connected{DOOR})", "{{pod}}"), min=0, max=1,
-              about="Of routers and coordinators, where etcd tells of replicas."),
-        panel("Stages that had nothing to do", "short", (f"rate(lockstep:starved_total{OF}{rate})", "{{replica}}"),
-              about="A stage could have had a step, and nothing was left to plan."),
-        panel("Steps too near behind another", "short", (f"rate(lockstep:steps_early_total{OF}{rate})", "{{replica}}"),
-              about="Of the same sequence, nearer than there are stages: on their way some stage waits."),
+              about="From the detection of a loss, or a requested change, until the replica serves again."),
+        panel("Recomputed positions", "short", (f"rate(lockstep:replayed_tokens_total{OF}{rate})", "{{replica}}")),
+        panel("Store connected", "short", (f"min by (pod) (lockstep:store_connected{DOOR})", "{{pod}}"), min=0, max=1,
+              about="For routers and coordinators with etcd: 1 while it answers."),
+        panel("Starved stages", "short", (f"rate(lockstep:starved_total{OF}{rate})", "{{replica}}"),
+              about="A stage was free, and no step was left to plan for it."),
+        panel("Steps too close to another", "short", (f"rate(lockstep:steps_early_total{OF}{rate})", "{{replica}}"),
+              about="Fewer steps after the last one of the same sequence than there are stages: a stage waits."),
     ], has_replica=True)
 
 
@@ -178,13 +178,13 @@ def rank_grid():
     lines = [panel(f"{title} over time", "percentunit", (share(name), "{{replica}} {{rank}}"), width=12, min=0)
              for title, name in (("Computing", "compute"), ("Bubble", "bubble"))]
     slow = panel("Slow ranks", "short", (f"lockstep:rank_slow{OF} == 1", "{{replica}} {{rank}}"), width=24, height=5,
-                 about="Which compute for much longer than others do over the same work.")
+                 about="Ranks that need much longer than others for the same work.")
     about = "Where the time of each rank goes. Rank = stage x tp + place in the stage."
     return dashboard("ranks", "rank grid", about, [
         grid("Computing", "compute", "Time in which a rank computed.", good),
-        grid("Waiting for peers", "wait", "Within a step, for sums and rows of other ranks.", bad),
+        grid("Waiting for peers", "wait", "Waiting within a step for sums and rows of other ranks.", bad),
         grid("Idle", "idle", "Waiting for a step.", ((None, "green"), (0.9, "blue"))),
-        grid("Bubble", "bubble", "Not computing although a step was in flight somewhere.", bad),
+        grid("Bubble", "bubble", "Not computing although the replica had a step in flight.", bad),
         *lines,
         slow,
     ], has_replica=True)
@@ -206,12 +206,13 @@ def slo():
         stat("Served", "percentunit", f"1 - (sum({bad}) or vector(0)) / sum({every})",
              about="In this range; goal 99.9 %.", **goal, **thresholds((None, "red"), (0.999, "green"))),
         stat("Error budget left", "percentunit", f"1 - ((sum({bad}) or vector(0)) / sum({every})) / 0.001",
-             about="Of this range's.", **thresholds((None, "red"), (0, "orange"), (0.5, "green"))),
+             about="Of the budget of this range.", **thresholds((None, "red"), (0, "orange"), (0.5, "green"))),
         stat("First tokens in time", "percentunit", in_time("time_to_first_token_seconds", "2.5"),
              about="Within 2.5 s; goal 95 %.", **goal, **thresholds((None, "red"), (0.95, "green"))),
         stat("Tokens in time", "percentunit", in_time("inter_token_latency_seconds", "0.1"),
-             about="Within 100 ms of the one before; goal 99 %.", **goal, **thresholds((None, "red"), (0.99, "green"))),
-        panel("Burn rate", "short", *windows, width=12, about="1 uses up the budget exactly; 14.4 and 6 alert."),
+             about="Within 100 ms of the previous one; goal 99 %.", **goal,
+             **thresholds((None, "red"), (0.99, "green"))),
+        panel("Burn rate", "short", *windows, width=12, about="1 uses up the budget exactly; alerts at 14.4 and 6."),
         panel("First tokens within 2.5 s", "percentunit",
               (f"model:lockstep_first_token_in_time:ratio_rate5m{DOOR}", "{{model_name}}"), width=12, **goal),
         panel("Tokens within 100 ms", "percentunit",
@@ -229,7 +230,7 @@ def main():
         if not is_check:
             path.write_text(text)
         elif not path.exists() or path.read_text() != text:
-            sys.exit(f"{path.name} is not what helm/dashboards.py makes: run it")
+            sys.exit(f"{path.name} is out of date: run helm/dashboards.py")
 
 
 if __name__ == "__main__":

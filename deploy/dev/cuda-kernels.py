@@ -4,9 +4,9 @@
     cuda-kernels.py [--write]
 
 The compilers come from Python packages, pinned, into target/. NVRTC compiles the shipped kernels, so it must accept
-every unit with no header but ours. The numbers come from nvcc. A kernel fails if it uses more registers, shared memory
-or stack (local arrays and spilled registers) than its row in the table, or has no row. `--write` makes the table anew, for review and
-commit.
+every unit with only the repository's headers. The numbers come from nvcc. A kernel fails if it uses more registers,
+shared memory or stack (local arrays and spilled registers) than its row in the table, or has no row. `--write` writes a
+new table, to review and commit.
 """
 
 import argparse
@@ -43,11 +43,11 @@ ENTRY = re.compile(
 def toolchain():
     """Returns the folder of the compilers, which are fetched once for each set of versions."""
     ready = TOOLCHAIN / ".ready"
-    wanted = "\n".join(PACKAGES)
-    if not ready.exists() or ready.read_text() != wanted:
+    versions = "\n".join(PACKAGES)
+    if not ready.exists() or ready.read_text() != versions:
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--root-user-action", "ignore"]
         subprocess.run([*pip, "--upgrade", "--target", str(TOOLCHAIN), *PACKAGES], check=True)
-        ready.write_text(wanted)
+        ready.write_text(versions)
     root = TOOLCHAIN / "nvidia/cu13"
     for program in [*(root / "bin").iterdir(), *(root / "nvvm/bin").iterdir()]:
         if program.is_file():
@@ -59,7 +59,7 @@ def strings(texts):
     return (ctypes.c_char_p * len(texts))(*[text if isinstance(text, bytes) else text.encode() for text in texts])
 
 
-def nvrtc_takes(nvrtc, unit):
+def compile_by_nvrtc(nvrtc, unit):
     """Compiles, and fails with the compiler's log."""
     headers = sorted(KERNELS.glob("*.cuh"))
     texts, names = strings([header.read_bytes() for header in headers]), strings([header.name for header in headers])
@@ -72,7 +72,7 @@ def nvrtc_takes(nvrtc, unit):
     log = ctypes.create_string_buffer(size.value)
     nvrtc.nvrtcGetProgramLog(program, log)
     if failed:
-        sys.exit(f"NVRTC does not take {unit.name}:\n{log.value.decode()}")
+        sys.exit(f"NVRTC cannot compile {unit.name}:\n{log.value.decode()}")
 
 
 def load_nvrtc(root):
@@ -90,9 +90,9 @@ def compiled(nvcc, unit, arch, folder):
     if done.returncode != 0:
         sys.exit(f"{unit.name} for {arch}:\n{done.stdout}{done.stderr}")
     # The output lists one kernel after another, with a line for each fact.
-    said = re.split(r"(?=ptxas info\s+: Compiling entry function)", done.stderr)
+    entries = re.split(r"(?=ptxas info\s+: Compiling entry function)", done.stderr)
     found = {}
-    for entry in filter(None, (ENTRY.search(part.replace("\n", " ")) for part in said)):
+    for entry in filter(None, (ENTRY.search(part.replace("\n", " ")) for part in entries)):
         name, stack, stores, loads, registers, shared = entry.groups()
         found[name] = (int(stack), int(stores) + int(loads), int(registers), int(shared or 0))
     return found
@@ -124,7 +124,7 @@ def read_table():
 
 def complaints(measured, table):
     names = {name for name, _ in measured}
-    yield from (f"{name} is in the table and nowhere else" for name in sorted(set(table) - names))
+    yield from (f"{name} is in the table, but in no kernel file" for name in sorted(set(table) - names))
     yield from (f"{name} is not in the table" for name in sorted(names - set(table)))
     for (name, arch), (stack, spilled, registers, shared) in sorted(measured.items()):
         if name in table:
@@ -133,19 +133,19 @@ def complaints(measured, table):
                 yield (f"{name} for {arch} has a stack frame of {stack} bytes, the table has {most_stack}; it moves "
                        f"{spilled} bytes of spilled registers")
             if registers > most:
-                yield f"{name} for {arch} takes {registers} registers, the table has {most}"
+                yield f"{name} for {arch} uses {registers} registers; the table allows {most}"
             if shared > most_shared:
-                yield f"{name} for {arch} takes {shared} bytes of shared memory, the table has {most_shared}"
+                yield f"{name} for {arch} uses {shared} bytes of shared memory; the table allows {most_shared}"
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="make the table anew")
+    parser.add_argument("--write", action="store_true", help="write a new table")
     arguments = parser.parse_args()
     root = toolchain()
     nvrtc = load_nvrtc(root)
     for unit in UNITS:
-        nvrtc_takes(nvrtc, unit)
+        compile_by_nvrtc(nvrtc, unit)
     measured = measure(root / "bin/nvcc")
     if arguments.write:
         TABLE.write_text(table_of(measured))

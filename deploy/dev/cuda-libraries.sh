@@ -1,6 +1,6 @@
 #!/bin/sh
-# A LD_LIBRARY_PATH with the folders in which NVRTC, cuBLASLt and NCCL lie where the system does not look by itself:
-# those of Python's packages, and those of installers. What is set already comes first.
+# Prints an LD_LIBRARY_PATH with the folders of NVRTC, cuBLASLt and NCCL that the system does not search by default: of
+# Python packages, and of installers. Folders that are already set come first.
 #
 #   LD_LIBRARY_PATH=$(deploy/dev/cuda-libraries.sh [PYTHON]) target/release/lockstep serve --device cuda
 set -eu

@@ -56,7 +56,7 @@ build() {
 }
 
 if ! is_at_hand "$rust"; then
-    echo "images: no registry has $rust: its place is taken by $ours, made from packages"
+    echo "images: no registry has $rust: $ours, made from packages, replaces it"
     docker image inspect "$ours" >/dev/null 2>&1 || make_base
     rust=$ours
 fi

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Installs a Debian package for each missing command: packages.sh COMMAND:PACKAGE ..
-# Installs only as root in CI or a container. On a personal machine it prints the line to run and goes on: the step that
-# needs the command fails with its own message.
+# Installs only as root in CI or a container. On a personal machine it prints the line to run and continues: the step
+# that needs the command fails with its own message.
 set -eu
 
 missing=""

@@ -21,7 +21,7 @@ WHOLE = ["--workspace", "--locked"]
 # The others take a quarter of an hour.
 CLUSTERS = "lockstep"
 PROMISE = ["same_bits::llama_f32_tied", "same_bits::lfm2"]
-# Folders whose checks are no crate's tests, and what runs them.
+# Folders whose checks are not tests of a crate, and the commands that run them.
 ELSEWHERE = {
     "deploy/": "make compose, make telemetry, make images",
     "helm/": "make helm",
@@ -78,7 +78,7 @@ class Workspace:
         self.root = next(name for name, folder in self.folders.items() if not folder)
 
     def package_of(self, file):
-        """The crate that a file belongs to, or None: documents and benches' results are no crate's."""
+        """The crate that a file belongs to, or None: documents and benches' results belong to no crate."""
         holders = [name for name, folder in self.folders.items() if file.startswith(folder)]
         name = max(holders, key=lambda name: len(self.folders[name]))
         is_source = name != self.root or file.startswith(("src/", "tests/")) or file.startswith("Cargo.")

@@ -78,7 +78,7 @@ mod tests {
         for (words, part) in [
             ("--tool-call-parser hermess", "hermes"),
             ("--reasoning-parser deepthink", "deepseek_r1"),
-            ("--chat-template no/such/file", "no/such/file cannot be read"),
+            ("--chat-template no/such/file", "no/such/file is neither a readable file"),
             ("--chat-template {%for", "--chat-template"),
             ("--default-chat-template-kwargs [1]", "--default-chat-template-kwargs"),
         ] {

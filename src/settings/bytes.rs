@@ -70,7 +70,7 @@ mod tests {
         check_bytes("17", Ok(17));
         check_bytes("many", Err("whole number"));
         check_bytes("4Gb", Err("not a unit"));
-        check_bytes("99999999TiB", Err("more than"));
+        check_bytes("99999999TiB", Err("too large"));
         assert_eq!(ByteSize(1536 << 20).to_string(), "1536MiB");
         assert_eq!(ByteSize(3 << 30).to_string(), "3GiB");
     }

@@ -37,7 +37,7 @@ const WAITING: Metric = alias(
 const WAITING_WHY: Metric = alias(
     "lockstep:requests_waiting_by_reason",
     &["vllm:num_requests_waiting_by_reason"],
-    "Requests that wait in the coordinator's queue, by what they wait for: room (capacity), always.",
+    "Requests that wait in the coordinator's queue, by reason, which is always capacity.",
 );
 const KV_USAGE: Metric = alias(
     "lockstep:kv_usage_ratio",
@@ -50,14 +50,13 @@ const EPOCH: Metric =
 const RANKS_READY: Metric = metric("lockstep:ranks_ready", "Number of ranks that can take steps.");
 const RANK_SLOW: Metric =
     metric("lockstep:rank_slow", "1 while this rank needs much longer than the others for the same work, otherwise 0.");
-const STORE_CONNECTED: Metric =
-    metric("lockstep:store_connected", "1 while the cluster store answers, 0 while it is away.");
+const STORE_CONNECTED: Metric = metric("lockstep:store_connected", "1 while the cluster store answers, otherwise 0.");
 const STORE_SINCE: Metric =
-    metric("lockstep:store_since_seconds", "Unix time at which the cluster store last began to answer, or ceased to.");
+    metric("lockstep:store_since_seconds", "Unix time at which the cluster store last began or ceased to answer.");
 const CACHE: Metric = alias(
     "lockstep:cache_config_info",
     &["vllm:cache_config_info"],
-    "1 for the present layout of the KV cache, which the labels tell.",
+    "1 for the present layout of the KV cache, which the labels describe.",
 );
 const REPLICA_SHUNNED: Metric = metric(
     "lockstep:replica_shunned",
@@ -65,20 +64,19 @@ const REPLICA_SHUNNED: Metric = metric(
 );
 const CERTIFICATE_ENDS: Metric = metric(
     "lockstep:certificate_expiry_timestamp_seconds",
-    "When the certificate in force ends, in seconds since 1970: towards clients (certificate), or roles (tls_cert).",
+    "Unix time at which the certificate in force expires: for clients (certificate) or for roles (tls_cert).",
 );
 const CONFIG_RELOAD_OK: Metric = metric(
     "lockstep:config_reload_ok",
-    "1 if the file (api_keys, admin_keys, routes, certificate, tls_cert) was usable when it was read last, else 0.",
+    "1 if the file (api_keys, admin_keys, routes, certificate, tls_cert) was usable at the last read, else 0.",
 );
 const ROUTE_UNSERVED: Metric = metric(
     "lockstep:route_unserved",
-    "1: no replica serves this version of a routed name, and the name's other versions get its share.",
+    "1 while no replica serves this version of a routed name, and its other versions get its share.",
 );
-const GRAMMARS: Metric =
-    metric("lockstep:grammars_running", "Requests with a grammar whose masks the rank that samples makes.");
+const GRAMMARS: Metric = metric("lockstep:grammars_running", "Requests with a grammar whose masks this rank computes.");
 const REQUEST_LARGEST: Metric =
-    metric("lockstep:request_tokens_largest", "Most tokens of one answered request so far, prompts and answers.");
+    metric("lockstep:request_tokens_largest", "Most tokens of one answered request so far, prompt and answer.");
 const GAUGES: [&Metric; 17] = [
     &CERTIFICATE_ENDS,
     &CONFIG_RELOAD_OK,
@@ -109,18 +107,16 @@ const PREFIX_HITS: Metric =
 const PREEMPTIONS: Metric = alias(
     "lockstep:preemptions_total",
     &["vllm:num_preemptions_total"],
-    "Preemptions: a sequence gave up its KV blocks and waits again.",
+    "Preemptions: a sequence loses its KV blocks and waits again.",
 );
 const PROMPT_TOKENS: Metric =
     alias("lockstep:prompt_tokens_total", &["vllm:prompt_tokens_total"], "Prompt tokens of accepted requests.");
 const GENERATION_TOKENS: Metric =
     alias("lockstep:generation_tokens_total", &["vllm:generation_tokens_total"], "Tokens drawn for answers.");
 const DISCARDED_TOKENS: Metric =
-    metric("lockstep:discarded_tokens_total", "Tokens drawn and discarded, because their request had ended meanwhile.");
-const DRAWS_LATE: Metric = metric(
-    "lockstep:draws_late_total",
-    "Draws that waited for the mask of a grammar and were planned again, because it was late.",
-);
+    metric("lockstep:discarded_tokens_total", "Tokens drawn and discarded, because their request had already ended.");
+const DRAWS_LATE: Metric =
+    metric("lockstep:draws_late_total", "Draws that were planned again, because the mask of their grammar was late.");
 const DRAFTS: Metric = alias(
     "lockstep:drafts_total",
     &["vllm:spec_decode_num_draft_tokens_total"],
@@ -129,7 +125,7 @@ const DRAFTS: Metric = alias(
 const DRAFTS_ACCEPTED: Metric = alias(
     "lockstep:drafts_accepted_total",
     &["vllm:spec_decode_num_accepted_tokens_total"],
-    "Guessed tokens that were right, and so were drawn without a step of their own.",
+    "Guessed tokens that were right, and so needed no separate step.",
 );
 const DRAFTS_AT: Metric = metric(
     "lockstep:drafts_by_position_total",
@@ -138,7 +134,7 @@ const DRAFTS_AT: Metric = metric(
 const DRAFTS_ACCEPTED_AT: Metric = alias(
     "lockstep:drafts_accepted_by_position_total",
     &["vllm:spec_decode_num_accepted_tokens_per_pos_total"],
-    "Those of them that were right.",
+    "Guessed tokens that were right, by their source and their place behind the last known token.",
 );
 const STEPS: Metric = metric("lockstep:steps_total", "Steps planned by the scheduler.");
 const FINISHED: Metric =
@@ -151,7 +147,7 @@ const REFUSED: Metric = metric("lockstep:requests_refused_total", "Requests that
 const ADMISSION_REJECTED: Metric = alias(
     "lockstep:admission_rejections_total",
     &["vllm:admission_rejections_total"],
-    "Requests that a full queue refused, by what it was full of, in vLLM's words.",
+    "Requests that a full queue refused, by the limit that it had reached, under vLLM's names.",
 );
 const RANKS_LOST: Metric = metric("lockstep:ranks_lost_total", "Lost ranks, by cause.");
 const REPLAYED_TOKENS: Metric = metric(
@@ -169,10 +165,10 @@ const RANK_BUBBLE: Metric = metric(
 );
 const PASSES: Metric = metric(
     "lockstep:cuda_passes_total",
-    "Passes on a GPU, by the way they were launched: plain, recorded as a graph, replayed; and graphs refused.",
+    "Passes on a GPU, by the way of their launch: plain, recorded as a graph, replayed; and refused graphs.",
 );
 const STARVED: Metric =
-    metric("lockstep:starved_total", "How often a stage was free and there was nothing left to plan for it.");
+    metric("lockstep:starved_total", "How often a stage was free and no step was left to plan for it.");
 const STEPS_EARLY: Metric = metric(
     "lockstep:steps_early_total",
     "Steps that follow another of the same sequence by fewer steps than there are stages, so that a stage waits.",
@@ -181,14 +177,14 @@ const SENT: Metric =
     metric("lockstep:otlp_sent_total", "Spans, logs and metric points that the collector accepted, by signal.");
 const NOT_SENT: Metric = metric(
     "lockstep:otlp_dropped_total",
-    "Spans, logs and metric points lost: the queue was full, or the collector refused them or was not there.",
+    "Spans, logs and metric points lost: the queue was full, or the collector refused them or was unreachable.",
 );
 const REPLICAS_SHUNNED: Metric = metric(
     "lockstep:replicas_shunned_total",
     "How often a router stopped sending a replica new requests for a while, by cause.",
 );
 const REPLICAS_SUSPECTED: Metric =
-    metric("lockstep:replicas_suspected_total", "How often a router missed several beats of a replica's coordinator.");
+    metric("lockstep:replicas_suspected_total", "How often a router missed several heartbeats of a coordinator.");
 const PANICS: Metric =
     metric("lockstep:panics_total", "Panics in this process; each ended one request, one link or one rank.");
 const LOG_DROPPED: Metric = metric(
@@ -203,7 +199,7 @@ const TENANT_PROMPT_TOKENS: Metric =
 const TENANT_GENERATION_TOKENS: Metric = metric("lockstep:tenant_generation_tokens_total", "Tokens sent to a tenant.");
 const RECORDS: Metric = metric(
     "lockstep:records_total",
-    "Answers for --record, by outcome: written, dropped as the queue was full, failed, removed with an open file.",
+    "Answers for --record, by outcome: written, dropped (full queue), failed, removed (deleted file).",
 );
 const AUDITS: Metric = metric(
     "lockstep:audits_total",
@@ -275,10 +271,10 @@ const REQUEST_SECONDS: Metric = alias(
 );
 const STEP_SECONDS: Metric = metric("lockstep:step_seconds", "Time of a pass on the device.");
 const MASK_SECONDS: Metric =
-    metric("lockstep:mask_seconds", "Time in which the mask of a grammar for one token was made, beside the pass.");
+    metric("lockstep:mask_seconds", "Time to compute the mask of a grammar for one token, beside the pass.");
 const RECOVERY_SECONDS: Metric = metric(
     "lockstep:recovery_seconds",
-    "Time from noticing a loss, or receiving a change, until the replica serves again.",
+    "Time from the detection of a loss, or a requested change, until the replica serves again.",
 );
 const REQUEST_PROMPT: Metric =
     alias("lockstep:request_prompt_tokens", &["vllm:request_prompt_tokens"], "Prompt tokens of a request.");
@@ -290,12 +286,12 @@ const REQUEST_OUTPUT: Metric = alias(
 const QUEUE_SECONDS: Metric = alias(
     "lockstep:request_queue_seconds",
     &["vllm:request_queue_time_seconds"],
-    "Time from accepting a request at a replica to the first step that computes some of it.",
+    "Time from accepting a request at a replica to the first step that computes a part of it.",
 );
 const PREFILL_SECONDS: Metric = alias(
     "lockstep:request_prefill_seconds",
     &["vllm:request_prefill_time_seconds"],
-    "Time from the first step that computes some of a request to its first token.",
+    "Time from the first step that computes a part of a request to its first token.",
 );
 const DECODE_SECONDS: Metric = alias(
     "lockstep:request_decode_seconds",
@@ -305,14 +301,14 @@ const DECODE_SECONDS: Metric = alias(
 const INFERENCE_SECONDS: Metric = alias(
     "lockstep:request_inference_seconds",
     &["vllm:request_inference_time_seconds"],
-    "Time from the first step that computes some of a request to its end: prefill and decode.",
+    "Time from the first step that computes a part of a request to its end: prefill and decode.",
 );
 const STEP_TOKENS: Metric =
     metric("lockstep:step_tokens", "Positions that a step computes, all requests together, drafts included.");
 const ITERATION_TOKENS: Metric = alias(
     "lockstep:iteration_tokens",
     &["vllm:iteration_tokens_total"],
-    "Tokens of the requests that a step answers: those drawn, and a request's prompt with its first one.",
+    "Tokens that a step answers: the drawn ones, and a request's prompt with its first token.",
 );
 const REQUEST_PREEMPTIONS: Metric =
     alias("lockstep:request_preemptions", &["vllm:request_num_preemptions"], "How often a request was preempted.");
@@ -326,14 +322,14 @@ const REQUEST_LONGEST: Metric = alias(
     &["vllm:request_max_num_generation_tokens"],
     "Answer tokens of a request's longest choice.",
 );
-const STEP_REQUESTS: Metric = metric("lockstep:step_requests", "Requests of which a step computes some tokens.");
+const STEP_REQUESTS: Metric = metric("lockstep:step_requests", "Requests of which a step computes tokens.");
 const REQUESTED_TOKENS: Metric = alias(
     "lockstep:request_max_tokens",
     &["vllm:request_params_max_tokens"],
-    "The most answer tokens that a request asks for, of those that say it.",
+    "Maximum of answer tokens that a request sets, if it sets one.",
 );
 const REQUESTED_CHOICES: Metric =
-    alias("lockstep:request_choices", &["vllm:request_params_n"], "Choices of each prompt that a request asks for.");
+    alias("lockstep:request_choices", &["vllm:request_params_n"], "Choices that a request sets for each prompt.");
 const AI_REQUEST: Metric = conventional(
     "gen_ai_server_request_duration_seconds",
     "gen_ai.server.request.duration",
@@ -998,7 +994,7 @@ mod tests {
         for name in CACHE.names() {
             let lines: Vec<&str> = page.lines().filter(|line| line.starts_with(name)).collect();
             let labels = format!("model_name=\"toy\",replica=\"one\",block_size=\"16\",num_gpu_blocks=\"9\",{cache}");
-            assert_eq!(lines, [format!("{name}{{{labels}}} 1")], "what was is gone\n{page}");
+            assert_eq!(lines, [format!("{name}{{{labels}}} 1")], "the earlier layout is still on the page\n{page}");
         }
         for line in [
             "vllm:num_requests_running{model_name=\"toy\",replica=\"one\"} 3",
@@ -1034,9 +1030,9 @@ mod tests {
         }
     }
 
-    /// A row without a series would be left out silently.
+    /// A row without a series would be omitted silently.
     #[test]
-    fn llama_cpps_names_are_made_of_series_that_there_are() {
+    fn llama_cpp_names_use_existing_series() {
         let metrics = GAUGES.iter().chain(&COUNTERS).chain(HISTOGRAMS.iter().map(|(metric, _)| metric));
         let lines = metrics.flat_map(|metric| ["", "_sum", "_count"].map(|part| format!("{}{part} 1\n", metric.ours)));
         let page = crate::llama_cpp::page(&lines.collect::<String>(), 1);

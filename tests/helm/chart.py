@@ -252,9 +252,9 @@ def selects(selector, labels):
     for key, value in selector.get("matchLabels", {}).items():
         if labels.get(key) != value:
             return False
-    for asked in selector.get("matchExpressions", []):
-        assert asked["operator"] == "In", asked
-        if labels.get(asked["key"]) not in asked["values"]:
+    for requirement in selector.get("matchExpressions", []):
+        assert requirement["operator"] == "In", requirement
+        if labels.get(requirement["key"]) not in requirement["values"]:
             return False
     return True
 

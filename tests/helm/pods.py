@@ -29,9 +29,9 @@ CLUSTERS = itertools.count()
 def get(url, body=None):
     """Returns (status, text); the status is None if no process listens."""
     data = None if body is None else json.dumps(body).encode()
-    asked = urllib.request.Request(url, data, {"content-type": "application/json"})
+    request = urllib.request.Request(url, data, {"content-type": "application/json"})
     try:
-        with urllib.request.urlopen(asked, timeout=PATIENCE_S) as answer:
+        with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as refused:
         return refused.code, refused.read().decode()
@@ -41,10 +41,10 @@ def get(url, body=None):
 
 def health(target, service=""):
     """Checks gRPC's health service, as the kubelet does: whether the status is SERVING."""
-    asked = b"" if not service else b"\x0a" + bytes([len(service)]) + service.encode()
+    request = b"" if not service else b"\x0a" + bytes([len(service)]) + service.encode()
     with grpc.insecure_channel(target, options=[("grpc.enable_http_proxy", 0)]) as channel:
         try:
-            return channel.unary_unary("/grpc.health.v1.Health/Check")(asked, timeout=PATIENCE_S) == SERVING
+            return channel.unary_unary("/grpc.health.v1.Health/Check")(request, timeout=PATIENCE_S) == SERVING
         except grpc.RpcError:
             return False
 
@@ -123,8 +123,8 @@ class Pod:
         if "grpc" in probe:
             return health(f"{self.address}:{probe['grpc']['port']}", probe["grpc"].get("service", ""))
         ports = {port["name"]: port["containerPort"] for port in container["ports"]}
-        asked = probe["httpGet"]
-        return get(f"http://{self.address}:{ports[asked['port']]}{asked['path']}")[0] == 200
+        request = probe["httpGet"]
+        return get(f"http://{self.address}:{ports[request['port']]}{request['path']}")[0] == 200
 
     def page(self, container):
         """Returns the address of a role's metrics, or None if it has no such page."""

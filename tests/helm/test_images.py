@@ -77,9 +77,9 @@ def running(command, log):
 def page(port, path, body=None):
     """Returns the status, or None if no process listens."""
     data = None if body is None else json.dumps(body).encode()
-    asked = urllib.request.Request(f"http://127.0.0.1:{port}{path}", data, {"content-type": "application/json"})
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", data, {"content-type": "application/json"})
     try:
-        with urllib.request.urlopen(asked, timeout=PATIENCE_S) as answer:
+        with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
             return answer.status
     except urllib.error.HTTPError as refused:
         return refused.code
@@ -132,11 +132,11 @@ def test_the_dockerfile_makes_what_the_chart_runs():
     assert stages["cpu"][0] == ("FROM", "scratch") and "-runtime-" in stages["cuda"][0][1]
     values = yaml.safe_load((chart.CHART / "values.yaml").read_text())
     for name in ("cpu", "cuda"):
-        said = dict(stages[name])
+        instructions = dict(stages[name])
         security = values["podSecurity"]
-        assert said["USER"] == f"{security['runAsUser']}:{security['runAsGroup']}"
+        assert instructions["USER"] == f"{security['runAsUser']}:{security['runAsGroup']}"
         # The chart sets arguments alone.
-        assert said["ENTRYPOINT"] == '["/lockstep"]'
+        assert instructions["ENTRYPOINT"] == '["/lockstep"]'
         assert any("LOCKSTEP_CACHE=/cache" in of for what, of in stages[name] if what == "ENV")
     version = re.search(r'^channel = "([\d.]+)"', (ROOT / "rust-toolchain.toml").read_text(), re.M).group(1)
     assert dict(stages["build"])["FROM"] == f"rust:{version}-bookworm"
@@ -158,7 +158,7 @@ def test_the_build_has_what_crates_are_built_with():
         assert {"protobuf-compiler", "libprotobuf-dev"} <= installed
 
 
-def test_the_build_is_given_every_crate():
+def test_the_build_gets_every_crate():
     taken = {line[1:].split("/")[0] for line in (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines()
              if line.startswith("!")}
     members = re.search(r"members = \[(.*?)\]", (ROOT / "Cargo.toml").read_text(), re.S).group(1)
@@ -225,7 +225,7 @@ def test_prometheus_finds_composes_pages():
     assert provider["providers"][0]["options"]["path"] == "/var/lib/grafana/dashboards"
 
 
-def test_the_binary_takes_composes_commands():
+def test_the_binary_accepts_composes_commands():
     for name, service in compose()["services"].items():
         command = service.get("command")
         if "lockstep" not in service["image"]:
@@ -234,8 +234,8 @@ def test_the_binary_takes_composes_commands():
         model = [re.sub(r"\$\{LOCKSTEP_MODEL:-(\w+)\}", r"\1", word) for word in command]
         model.append("--help" if model[0] == "pull" else "--print-config")
         environment = {key: str(value) for key, value in service["environment"].items()}
-        asked = [str(BINARY), *model]
-        done = subprocess.run(asked, capture_output=True, text=True, timeout=PATIENCE_S, env=environment)
+        command = [str(BINARY), *model]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, env=environment)
         assert done.returncode == 0, f"{name}: {done.stderr}"
 
 
@@ -250,6 +250,6 @@ def test_the_collectors_parts_are_defined():
     assert endpoint == f"http://collector:{port}"
 
 
-def test_links_in_deploy_lead_somewhere():
+def test_links_in_deploy_have_targets():
     links = [path for path in pathlib.Path(DEPLOY).rglob("*") if path.is_symlink()]
     assert len(links) == 2 and all(path.resolve().exists() for path in links)

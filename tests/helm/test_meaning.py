@@ -19,7 +19,7 @@ CLOSING_S = 5
 
 
 def lasting(case):
-    """Returns (pods, container) of everything that runs until it is ended."""
+    """Returns (pods, container) of everything that runs until it is terminated."""
     return [(found, c) for found in chart.serving(chart.rendered(case)) for c in found.lasting]
 
 
@@ -35,7 +35,7 @@ def test_every_selector_selects(case):
             labels = spec["template"]["metadata"]["labels"]
             assert chart.selects(spec["selector"], labels)
             others = [found.labels for found in chart.pods(objects) if found.owner is not made]
-            assert not [labels for labels in others if chart.selects(spec["selector"], labels)], "it has others' pods"
+            assert not [labels for labels in others if chart.selects(spec["selector"], labels)], "not its own pods"
         elif made["kind"] in ("PodDisruptionBudget", "PodMonitor", "InferencePool"):
             assert [found for found in running if chart.selects(spec["selector"], found.labels)], made["kind"]
         elif made["kind"] == "NetworkPolicy":
@@ -99,7 +99,7 @@ def test_the_router_knows_every_coordinator(case):
             continue
         addresses = flags(container, "coordinator")
         if flags(container, "etcd-endpoints"):
-            assert not addresses, "one of both tells"
+            assert not addresses, "with etcd the router gets no addresses"
             continue
         others = values.get("router", {}).get("coordinators", [])
         assert addresses[len(addresses) - len(others):] == others
@@ -107,7 +107,7 @@ def test_the_router_knows_every_coordinator(case):
         pods = places[0][0]
         n_groups = pods.n
         if values.get("autoscaling", {}).get("enabled"):
-            assert "replicas" not in pods.owner["spec"], "two would say how many there are"
+            assert "replicas" not in pods.owner["spec"], "the autoscaler sets the number of replicas"
             scalers = chart.of_kind(objects, "ScaledObject", "HorizontalPodAutoscaler")
             scaler = next(made for made in scalers if made["metadata"]["name"].endswith("-replica"))
             n_groups = scaler["spec"].get("maxReplicaCount") or scaler["spec"]["maxReplicas"]
@@ -160,11 +160,11 @@ def test_every_rank_has_one_coordinator(case):
             assert flag(container, "tls") == "on"
             assert flag(container, "device").split(":")[0] == flag(coordinator, "device")
             key = place.owner["metadata"]["name"]
-            asked, had, _ = n_ranks.get(key, (0, 0, 0))
+            _, n_found, _ = n_ranks.get(key, (0, 0, 0))
             per_group = found.n // place.n if place.n else 1
-            n_ranks[key] = (int(flag(coordinator, "tp")) * int(flag(coordinator, "pp")), had + per_group, place.n)
-    for name, (asked, had, _) in n_ranks.items():
-        assert asked == had, f"{name}: {had} ranks for a grid of {asked}"
+            n_ranks[key] = (int(flag(coordinator, "tp")) * int(flag(coordinator, "pp")), n_found + per_group, place.n)
+    for name, (n_in_grid, n_found, _) in n_ranks.items():
+        assert n_found == n_in_grid, f"{name}: {n_found} ranks for a grid of {n_in_grid}"
 
 
 # -- ports and probes
@@ -176,9 +176,9 @@ def test_ports_are_distinct_and_listened_to(case):
         for part in zip(*ports):
             assert len(set(part)) == len(part), f"{found}: {ports}"
         for container in found.lasting:
-            said = {int(flag(container, name).rsplit(":", 1)[1])
-                    for name in ("http", "grpc", "admin", "listen", "health", "mesh-listen") if flags(container, name)}
-            assert said == {p["containerPort"] for p in container["ports"]}, f"{found} {container['name']}"
+            names = ("http", "grpc", "admin", "listen", "health", "mesh-listen")
+            listened = {int(flag(container, name).rsplit(":", 1)[1]) for name in names if flags(container, name)}
+            assert listened == {p["containerPort"] for p in container["ports"]}, f"{found} {container['name']}"
             for p in container["ports"]:
                 assert len(p["name"]) <= 15
 
@@ -211,11 +211,11 @@ def test_probes(case):
             for kind, path in (("startupProbe", "/livez"), ("readinessProbe", "/ready"), ("livenessProbe", "/livez")):
                 assert container[kind]["httpGet"] == {"path": path, "port": "admin"}
             continue
-        assert not flags(container, "api-tls-cert"), "no probe could ask"
+        assert not flags(container, "api-tls-cert"), "a probe has no certificate"
         for kind, service in (("startupProbe", "live"), ("readinessProbe", None), ("livenessProbe", "live")):
             # Liveness differs from readiness: a process that loads for an hour, or drains, must not be ended for it.
-            asked = {"port": page} if service is None else {"port": page, "service": service}
-            assert container[kind]["grpc"] == asked, f"{found} {container['name']} {kind}"
+            expected = {"port": page} if service is None else {"port": page, "service": service}
+            assert container[kind]["grpc"] == expected, f"{found} {container['name']} {kind}"
         ready, alive = container["readinessProbe"], container["livenessProbe"]
         assert alive["periodSeconds"] * alive["failureThreshold"] > ready["periodSeconds"] * ready["failureThreshold"]
 
@@ -223,7 +223,7 @@ def test_probes(case):
 # -- terminations
 
 @EACH
-def test_an_end_fits_into_its_grace(case):
+def test_a_termination_fits_into_its_grace_period(case):
     for found in chart.serving(chart.rendered(case)):
         grace = found.spec["terminationGracePeriodSeconds"]
         drains = []
@@ -251,7 +251,7 @@ def test_ranks_outlive_their_coordinators_drain(case):
 
 
 @EACH
-def test_rollouts_ask_for_no_gpu_twice(case):
+def test_rollouts_request_no_gpu_twice(case):
     for made in chart.rendered(case):
         component = made["metadata"].get("labels", {}).get("app.kubernetes.io/component")
         if made["kind"] == "Deployment" and component == "serve":
@@ -271,7 +271,7 @@ def test_rollouts_ask_for_no_gpu_twice(case):
 # -- the content of a pod
 
 @EACH
-def test_what_is_mounted_is_there(case):
+def test_mounts_and_volumes_match(case):
     for found in chart.pods(chart.rendered(case)):
         claimed = found.owner["spec"].get("volumeClaimTemplates", [])
         volumes = {volume["name"]: volume for volume in found.spec.get("volumes", [])}
@@ -310,7 +310,7 @@ def test_the_token_is_in_every_role_and_secret(case):
 
 
 @EACH
-def test_nobody_is_privileged(case):
+def test_no_pod_is_privileged(case):
     for found in chart.pods(chart.rendered(case)):
         pod = found.spec["securityContext"]
         assert pod["runAsNonRoot"] and pod["runAsUser"] > 0 and pod["seccompProfile"] == {"type": "RuntimeDefault"}
@@ -341,7 +341,7 @@ def test_ranks_of_a_pod_see_each_other(case):
 
 
 @EACH
-def test_gpus_are_asked_for_only_with_cuda(case):
+def test_gpus_are_requested_only_with_cuda(case):
     for found in chart.pods(chart.rendered(case)):
         for container in found.containers:
             is_rank = container["name"] != "etcd" and role(container) in ("worker", "serve")
@@ -374,7 +374,7 @@ def test_a_pods_ranks_share_its_claim(case):
 
 
 @EACH
-def test_policies_let_in_who_belongs(case):
+def test_policies_admit_only_the_roles_that_connect(case):
     objects = chart.rendered(case)
     policies = chart.of_kind(objects, "NetworkPolicy")
     if not policies:
@@ -394,14 +394,14 @@ def test_policies_let_in_who_belongs(case):
             if not name.startswith(("mesh", "coordinator", "client", "peer")):
                 continue
             for peers in open_to[number]:
-                who = [other.labels["app.kubernetes.io/component"] for other in chart.pods(objects)
-                       if chart.selects(peers[0]["podSelector"], other.labels)]
+                sources = [other.labels["app.kubernetes.io/component"] for other in chart.pods(objects)
+                           if chart.selects(peers[0]["podSelector"], other.labels)]
                 if name == "peer":
-                    assert set(who) == {"etcd"}
+                    assert set(sources) == {"etcd"}
                 else:
-                    assert "router" in who and not {"etcd", "test"} & set(who)
+                    assert "router" in sources and not {"etcd", "test"} & set(sources)
                     # Ranks receive everything from their coordinator.
-                    assert "workers" not in who or name != "client"
+                    assert "workers" not in sources or name != "client"
 
 
 @EACH
@@ -417,8 +417,8 @@ def test_ranks_with_gpus_reach_each_other_at_any_port(case):
         assert len(any_port) == is_cuda
         for rule in any_port:
             (peer,) = rule["from"]
-            who = {repr(found) for found in chart.pods(objects) if chart.selects(peer["podSelector"], found.labels)}
-            assert who == set(ranks)
+            sources = {repr(found) for found in chart.pods(objects) if chart.selects(peer["podSelector"], found.labels)}
+            assert sources == set(ranks)
 
 
 def test_there_is_a_policy_with_gpus():
@@ -438,15 +438,15 @@ def test_nccl_does_not_look_for_gpus_that_it_cannot_see(case):
 
 
 @EACH
-def test_telemetry_says_which_pod(case):
+def test_telemetry_names_the_pod(case):
     for found, container in lasting(case):
         names = [e["name"] for e in container.get("env", [])]
-        said = [e["value"] for e in container.get("env", []) if e["name"] == "OTEL_RESOURCE_ATTRIBUTES"]
+        attributes = [e["value"] for e in container.get("env", []) if e["name"] == "OTEL_RESOURCE_ATTRIBUTES"]
         assert len(names) == len(set(names)), f"{found}: {names}"
         if not flags(container, "otlp-endpoint"):
-            assert not said
+            assert not attributes
             continue
-        assert said == ["k8s.namespace.name=models,k8s.pod.name=$(POD_NAME)"]
+        assert attributes == ["k8s.namespace.name=models,k8s.pod.name=$(POD_NAME)"]
         # A kubelet resolves only variables that are defined before.
         assert names.index("POD_NAME") < names.index("OTEL_RESOURCE_ATTRIBUTES")
 
@@ -457,7 +457,7 @@ def scaler_of(apis, **autoscaling):
     return chart.of_kind(objects, "ScaledObject", "HorizontalPodAutoscaler"), objects
 
 
-def test_an_autoscaler_reads_what_is_there():
+def test_an_autoscaler_reads_existing_metrics():
     keda = ["keda.sh/v1alpha1"]
     for kind, apis, expect in (("auto", keda, "ScaledObject"), ("auto", [], "HorizontalPodAutoscaler"),
                                ("keda", [], "ScaledObject"), ("hpa", keda, "HorizontalPodAutoscaler")):
@@ -490,7 +490,7 @@ def test_an_autoscaler_reads_what_is_there():
     assert rule["resources"]["overrides"] == {"namespace": {"resource": "namespace"}}
 
 
-def test_keda_asks_for_each_wish():
+def test_keda_has_a_trigger_for_each_target():
     (made,), _ = scaler_of(["keda.sh/v1alpha1"], firstTokenSeconds=2.5, kvUsage=0.8)
     requests, first_token, kv = [(each["metricType"], each["metadata"]) for each in made["spec"]["triggers"]]
     assert (requests[0], first_token[0], kv[0]) == ("AverageValue", "Value", "Value")
@@ -537,7 +537,7 @@ def holders(objects):
 
 
 @pytest.mark.parametrize("case", ["default", "grid-lws", "grid-statefulsets", "everything-pod", "claim", "laptop-cpu"])
-def test_pods_of_a_role_stand_apart(case):
+def test_pods_of_a_role_are_spread(case):
     """Each kind of pod is spread by a selector that chooses pods like it, and never those of another role."""
     ranks = {"replica", "workers"}
     for made in chart.serving(chart.rendered(case)):
@@ -548,12 +548,12 @@ def test_pods_of_a_role_stand_apart(case):
         terms += [term["podAffinityTerm"]["labelSelector"]
                   for term in apart.get("preferredDuringSchedulingIgnoredDuringExecution", [])]
         for selector in terms:
-            (asked,) = selector["matchExpressions"]
-            assert component in asked["values"] and chart.selects(selector, made.labels)
-            assert set(asked["values"]) <= (ranks if component in ranks else {component})
+            (requirement,) = selector["matchExpressions"]
+            assert component in requirement["values"] and chart.selects(selector, made.labels)
+            assert set(requirement["values"]) <= (ranks if component in ranks else {component})
 
 
-def test_what_stands_apart_by_values():
+def test_affinity_follows_the_values():
     def of(case, component):
         return next(made.spec for made in chart.serving(chart.rendered(case))
                     if made.labels["app.kubernetes.io/component"] == component)
@@ -561,7 +561,7 @@ def test_what_stands_apart_by_values():
     hard = of("claim", "replica")["affinity"]["podAntiAffinity"]
     assert hard["requiredDuringSchedulingIgnoredDuringExecution"][0]["topologyKey"] == "kubernetes.io/hostname"
     soft = of("everything-pod", "replica")["affinity"]
-    assert soft["nodeAffinity"] == {}, "what was given stays"
+    assert soft["nodeAffinity"] == {}, "the given affinity stays"
     assert soft["podAntiAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"][0]["weight"] == 100
     assert "affinity" not in of("default", "replica")
     (zones,) = of("everything-pod", "router")["topologySpreadConstraints"]
@@ -569,7 +569,7 @@ def test_what_stands_apart_by_values():
 
 
 @pytest.mark.parametrize("case", ["everything-pod", "everything-lws", "everything-statefulsets", "everything-serve"])
-def test_volumes_that_the_chart_does_not_know(case):
+def test_extra_volumes_are_mounted(case):
     """For each mount of a role's container the pod has the volume, once."""
     for made in chart.serving(chart.rendered(case)):
         names = [volume["name"] for volume in made.spec["volumes"]]
@@ -590,7 +590,7 @@ def test_a_claim_for_pulled_models():
         assert volume["persistentVolumeClaim"] == {"claimName": claim["metadata"]["name"]}
 
 
-def test_a_pool_is_spoken_to_as_its_pods_listen():
+def test_a_pool_uses_the_protocol_of_its_pods():
     pool = chart.of_kind(chart.rendered("everything-serve"), "InferencePool")[0]
     assert pool["spec"]["appProtocol"] == "kubernetes.io/h2c"
     plain = {**CASES["everything-serve"][1]["gateway"]["inferencePool"], "appProtocol": ""}
@@ -609,7 +609,7 @@ def test_there_are_cases_with_etcd():
 
 
 @pytest.mark.parametrize("case", ETCD)
-def test_roles_meet_in_one_store(case):
+def test_roles_use_one_store(case):
     objects = chart.rendered(case)
     stores = set()
     for found, container in lasting(case):
@@ -634,7 +634,7 @@ def test_roles_meet_in_one_store(case):
 
 
 @pytest.mark.parametrize("case", OWN_ETCD)
-def test_members_know_each_other(case):
+def test_members_have_each_others_addresses(case):
     objects = chart.rendered(case)
     found = next(pods for pods in chart.standing(objects) if pods.labels["app.kubernetes.io/component"] == "etcd")
     container = found.spec["containers"][0]
@@ -647,7 +647,7 @@ def test_members_know_each_other(case):
         assert pods_of_address(objects, own.removeprefix("https://"))[0].owner is found.owner
     for kind, port in (("client", "client"), ("peer", "peer"), ("metrics", "etcd-metrics")):
         assert flag(container, f"listen-{kind}-urls").endswith(f":{found.ports[port]}")
-    # A member without its majority is alive: otherwise none would be there when the majority comes back.
+    # A member without its majority is alive: its restart would only delay the majority's return.
     for probe, path in (("livenessProbe", "/health?serializable=true"), ("readinessProbe", "/health")):
         assert container[probe]["httpGet"] == {"path": path, "port": "etcd-metrics"}
     assert found.spec["affinity"]["podAntiAffinity"]
@@ -662,7 +662,7 @@ def certificate(secret, name):
 
 
 @pytest.mark.parametrize("case", OWN_ETCD)
-def test_etcd_asks_for_certificates_that_roles_have(case):
+def test_etcd_requires_certificates_that_roles_have(case):
     objects = chart.rendered(case)
     found = next(pods for pods in chart.standing(objects) if pods.labels["app.kubernetes.io/component"] == "etcd")
     container = found.spec["containers"][0]
@@ -679,12 +679,12 @@ def test_etcd_asks_for_certificates_that_roles_have(case):
         mounted = [volume["secret"] for volume in pods.spec.get("volumes", [])
                    if volume.get("secret", {}).get("secretName") == f"{name}-tls"]
         keys = {item["key"] for volume in mounted for item in volume["items"]}
-        wants = any(flags(c, "etcd-endpoints") for c in pods.containers)
+        has_store = any(flags(c, "etcd-endpoints") for c in pods.containers)
         assert keys == ({"ca.crt", "tls.crt", "tls.key"} if pods.owner is found.owner else
-                        {"ca.crt", "client.crt", "client.key"} if wants else set()), f"{pods}"
+                        {"ca.crt", "client.crt", "client.key"} if has_store else set()), f"{pods}"
 
 
-def test_operators_have_a_port_and_a_key_of_their_own():
+def test_operators_have_a_separate_port_and_key():
     objects = chart.rendered("admin")
     (monitor,) = chart.of_kind(objects, "PodMonitor")
     (door,) = [end for end in monitor["spec"]["podMetricsEndpoints"] if end["port"] != "health"]
@@ -702,23 +702,23 @@ def test_operators_have_a_port_and_a_key_of_their_own():
 
 
 @pytest.mark.parametrize("values, why", [
-    ({"tls": {"secret": "doors"}}, "tls.secret asks for admin.enabled"),
-    ({"admin": {"enabled": True}, "tls": {"clientCaSecret": {"name": "ca"}}}, "tls.clientCaSecret asks for tls.secret"),
-    ({"admin": {"keySecret": {"name": "key"}}}, "admin.keySecret asks for admin.enabled"),
-    ({"admin": {"enabled": True, "port": 8000}}, "admin.port is a port of clients too"),
+    ({"tls": {"secret": "doors"}}, "tls.secret requires admin.enabled"),
+    ({"admin": {"enabled": True}, "tls": {"clientCaSecret": {"name": "ca"}}}, "tls.clientCaSecret requires tls.secret"),
+    ({"admin": {"keySecret": {"name": "key"}}}, "admin.keySecret requires admin.enabled"),
+    ({"admin": {"enabled": True, "port": 8000}}, "admin.port is also a port of clients"),
 ])
-def test_what_of_operators_and_tls_cannot_work_is_refused(values, why):
+def test_invalid_admin_and_tls_values_are_refused(values, why):
     status, _, error = chart.template(chart.HELM4, values)
     assert status != 0 and why in error, error
 
 
-def test_etcd_takes_its_flags():
+def test_etcd_accepts_its_flags():
     """Runs only if etcd is installed; the tests of the store install it."""
     etcd = shutil.which("etcd")
     if not etcd:
         pytest.skip("there is no etcd here")
-    told = subprocess.run([etcd, "--help"], capture_output=True, text=True, timeout=60)
-    known = set(re.findall(r"^\s+--?([a-z-]+)", told.stdout + told.stderr, re.M))
+    done = subprocess.run([etcd, "--help"], capture_output=True, text=True, timeout=60)
+    known = set(re.findall(r"^\s+--?([a-z-]+)", done.stdout + done.stderr, re.M))
     objects = chart.rendered("etcd")
     found = next(pods for pods in chart.standing(objects) if pods.labels["app.kubernetes.io/component"] == "etcd")
     for argument in found.spec["containers"][0]["args"]:
@@ -759,7 +759,7 @@ def test_mounted_models_are_at_one_path_everywhere():
                     assert container["args"][1] == path
 
 
-def test_the_hubs_token_reaches_only_who_pulls():
+def test_only_pulls_get_the_hubs_token():
     for found in chart.serving(chart.rendered("hub")):
         for container in found.containers:
             has_token = "HF_TOKEN" in {e["name"] for e in container.get("env", [])}
@@ -774,7 +774,7 @@ def binary():
     return str(chart.BINARY)
 
 
-def ask(binary, arguments, environment=None):
+def run(binary, arguments, environment=None):
     environment = {"PATH": os.environ["PATH"], **(environment or {})}
     return subprocess.run([binary, *arguments], capture_output=True, text=True, timeout=60, env=environment)
 
@@ -793,10 +793,10 @@ def expanded(container):
 
 
 @EACH
-def test_the_binary_takes_every_flag(case, binary):
-    knows_cuda = ask(binary, ["worker", "--join=a:1", "--device=cuda", "--print-config"]).returncode == 0
-    knows_etcd = ask(binary, ["router", "--etcd-endpoints=a:1", "--print-config"]).returncode == 0
-    asked = set()
+def test_the_binary_accepts_every_flag(case, binary):
+    knows_cuda = run(binary, ["worker", "--join=a:1", "--device=cuda", "--print-config"]).returncode == 0
+    knows_etcd = run(binary, ["router", "--etcd-endpoints=a:1", "--print-config"]).returncode == 0
+    tried = set()
     for found in chart.pods(chart.rendered(case)):
         for container in found.containers:
             if container["name"] == "etcd":
@@ -810,15 +810,15 @@ def test_the_binary_takes_every_flag(case, binary):
             prints = role(container) in ("serve", "router", "coordinator", "worker")
             # The last argument makes it stop before it does anything; it rejects unknown flags before that.
             call = (*arguments, "--print-config" if prints else "--help")
-            if call not in asked:
-                asked.add(call)
-                done = ask(binary, call, environment)
+            if call not in tried:
+                tried.add(call)
+                done = run(binary, call, environment)
                 assert done.returncode == 0, f"{found} {container['name']}: {' '.join(call)}\n{done.stderr}"
 
 
-def test_the_binary_refuses_what_it_does_not_know(binary):
-    assert ask(binary, ["worker", "--join=a:1", "--unheard-of", "--print-config"]).returncode == 2
-    assert ask(binary, ["bench", "--unheard-of", "--help"]).returncode == 2
+def test_the_binary_refuses_unknown_flags(binary):
+    assert run(binary, ["worker", "--join=a:1", "--unknown", "--print-config"]).returncode == 2
+    assert run(binary, ["bench", "--unknown", "--help"]).returncode == 2
 
 
 def test_values_reach_the_program(binary):
@@ -828,7 +828,7 @@ def test_values_reach_the_program(binary):
         containers.setdefault(role(container), container)
     for name, container in containers.items():
         arguments, environment = expanded(container)
-        printed[name] = ask(binary, [*arguments, "--print-config"], environment).stdout
+        printed[name] = run(binary, [*arguments, "--print-config"], environment).stdout
     for line in ("tp = 2", "pp = 2", 'activations = "f32"', 'kv-dtype = "f32"', 'kv-memory = "4GiB"', "context = 8192",
                  "max-batch-tokens = 1048576", "max-chunk-tokens = 512", "max-running = 128", "max-waiting = 64",
                  "prefix-cache = false", "zero-kv = true", 'served-model-name = ["ours"]',
@@ -852,7 +852,7 @@ def test_values_reach_the_program(binary):
 # Flags of the roles for which the chart has no value: they can be set in `extraArgs` of the role. The comments give the
 # reason for each.
 COMMON = {
-    # For a person at a terminal.
+    # For use at a terminal.
     "help", "print-config", "config",
     # Only during an upgrade.
     "protocol-max",
@@ -869,9 +869,9 @@ IN_EXTRA_ARGS = {
                         "tool-call-parser", "reasoning-parser",
                          "enable-auto-tool-choice", "trust-request-chat-template", "enable-per-request-metrics",
                          "allowed-hosts", "allowed-origins",
-                         # Pages for people, and words for lists of models.
+                         # Pages for users, and words for lists of models.
                          "no-metrics", "no-slots", "no-ui", "tags",
-                        # Addresses are the chart's own; a key by itself would stand in the manifest.
+                        # Addresses are the chart's own; a key as a flag would be visible in the manifest.
                         "host", "port", "route", "api-key",
                         # With a token it is on between roles wherever an address is not loopback.
                         "tls"},
@@ -890,11 +890,11 @@ IN_EXTRA_ARGS = {
 
 def flags_of_role(binary, name):
     """Returns the flags of a role, from its help."""
-    told = ask(binary, [name, "--help"]).stdout
-    return set(re.findall(r"^ +(?:-\w, )?--([a-z0-9-]+)", told, re.M))
+    help_text = run(binary, [name, "--help"]).stdout
+    return set(re.findall(r"^ +(?:-\w, )?--([a-z0-9-]+)", help_text, re.M))
 
 
-def test_each_flag_is_a_value_or_is_said_to_be_none(binary):
+def test_each_flag_has_a_value_or_is_listed_for_extra_args(binary):
     given = {name: set() for name in IN_EXTRA_ARGS}
     for case in chart.CASES:
         for _, container in lasting(case):
@@ -909,6 +909,6 @@ def test_each_flag_is_a_value_or_is_said_to_be_none(binary):
         known = flags_of_role(binary, name)
         assert len(known) > 10, f"{name}: {known}"
         missing = known - given[name] - none
-        assert not missing, f"{name}: neither a value gives {sorted(missing)} nor is it said to be left to extraArgs"
+        assert not missing, f"{name}: no value sets {sorted(missing)}, and IN_EXTRA_ARGS does not list them"
         assert not none - known, f"{name} has no {sorted(none - known)}"
-        assert not none & given[name], f"{name}: values give {sorted(none & given[name])}"
+        assert not none & given[name], f"{name}: values set {sorted(none & given[name])}"

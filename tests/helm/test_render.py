@@ -1,4 +1,4 @@
-"""Helm itself: both versions lint, render, package and refuse; Kubernetes's schemas take what they render."""
+"""Helm itself: both versions lint, render, package and refuse; Kubernetes's schemas accept what they render."""
 
 import difflib
 import json
@@ -41,7 +41,7 @@ def test_package(version, tmp_path):
 
 
 def normal(objects):
-    """In one order, and without what is random or long and checked elsewhere."""
+    """Returns the objects in one order, without random data and without long files that other tests check."""
     objects = json.loads(json.dumps(objects))
     for made in objects:
         if made["kind"] == "Secret":
@@ -81,13 +81,13 @@ def check_by_kubernetes(made, kube):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_kubernetes_takes_it(case):
+def test_kubernetes_accepts_it(case):
     for kube in chart.kubes(case):
         objects = chart.rendered(case, HELM4, kube)
         for made in objects:
             check_by_kubernetes(made, kube)
             assert made["metadata"]["namespace"] == chart.NAMESPACE
-        # What another kind has in itself is a pod's all the same.
+        # The template of another kind must be a valid pod, too.
         for found in chart.pods(objects):
             check_by_kubernetes({"apiVersion": "v1", "kind": "Pod", "metadata": {"labels": found.labels},
                                  "spec": found.spec}, kube)
@@ -115,7 +115,7 @@ def test_names_are_unique(case):
 def test_long_names_are_cut(case):
     long = chart.rendered_with(case, {"fullnameOverride": "a" * 63})
     for made in chart.of_kind(long, "StatefulSet", "LeaderWorkerSet", "Deployment"):
-        # A revision's hash is put behind it, in a label of at most 63.
+        # Kubernetes appends a revision's hash, in a label of at most 63 characters.
         assert len(made["metadata"]["name"]) <= 52
 
 
@@ -124,7 +124,7 @@ REFUSED = {
     "an unknown name within": ({"engine": {"maxBatchToken": 1}}, "maxBatchToken"),
     "a wrong type": ({"replicas": "two"}, "replicas"),
     "no replica": ({"replicas": 0}, "replicas"),
-    "a route of no weight": ({"router": {"routes": {"chat": [{"version": "v1", "weight": 0}]}}}, "weigh nothing"),
+    "a route of no weight": ({"router": {"routes": {"chat": [{"version": "v1", "weight": 0}]}}}, "weight 0"),
     "a route to no version": ({"router": {"routes": {"chat": []}}}, "chat"),
     "a route's name in two words": ({"router": {"routes": {"a b": [{"version": "v1", "weight": 1}]}}}, "a b"),
     "a version of no digest": ({"router": {"routes": {"a": [{"version": "v1@blue", "weight": 1}]}}}, "version"),
@@ -140,8 +140,8 @@ REFUSED = {
     "a claim without a name": ({"model": {"source": "pvc", "path": "a"}}, "claim"),
     "an image without a reference": ({"model": {"source": "image", "path": "a"}}, "reference"),
     "an absolute path in a volume": ({"model": {"source": "pvc", "path": "/a", "pvc": {"claim": "b"}}}, "path"),
-    "a digest that is none": ({"image": {"digest": "sha256:12"}}, "digest"),
-    "a wish that is none": ({"monitoring": {"podMonitor": {"enabled": "yes"}}}, "enabled"),
+    "an invalid digest": ({"image": {"digest": "sha256:12"}}, "digest"),
+    "an invalid switch": ({"monitoring": {"podMonitor": {"enabled": "yes"}}}, "enabled"),
     "two ways to count a pod": (
         {"monitoring": {"podMonitor": {"enabled": True}, "serviceMonitor": {"enabled": "auto"}}}, "choose one"),
     "scaling by metrics that nothing reads": ({"autoscaling": {"enabled": True}}, "scrapedElsewhere"),
@@ -158,15 +158,15 @@ REFUSED = {
     "a flag twice": ({"coordinator": {"extraArgs": ["--regrow-seconds=1", "--regrow-seconds=2"]}}, "--regrow-seconds"),
     "two rules for one node": ({"workers": {"antiAffinity": "hard", "affinity": {"podAntiAffinity": {}}}},
                                "choose one"),
-    "a claim that is there and made": ({"model": {"hub": {"cache": {"claim": "a", "create": {"enabled": True}}}}},
+    "a claim that exists and is made": ({"model": {"hub": {"cache": {"claim": "a", "create": {"enabled": True}}}}},
                                        "choose one"),
     "a claim that nothing fills": ({"model": {"source": "pvc", "path": "m", "pvc": {"claim": "a"}, "hub": {
         "cache": {"create": {"enabled": True}}}}}, "model.source=hub"),
     "a volume without a place": ({"workers": {"extraVolumeMounts": [{"name": "a"}]}}, "mountPath"),
-    "KV caches that are fuller than full": ({"autoscaling": {"kvUsage": 1.5}}, "kvUsage"),
+    "a KV usage above 1": ({"autoscaling": {"kvUsage": 1.5}}, "kvUsage"),
     "an argument that is no flag": ({"workers": {"extraArgs": ["evil"]}}, "extraArgs"),
     "variables that are not NCCL's": ({"rdma": {"env": {"LD_PRELOAD": "x"}}}, "LD_PRELOAD"),
-    "a quantity that is none": ({"workers": {"resources": {"requests": {"cpu": "much"}}}}, "cpu"),
+    "an invalid quantity": ({"workers": {"resources": {"requests": {"cpu": "much"}}}}, "cpu"),
     "a grace that is too short": ({"drain": {"terminationGracePeriodSeconds": 44}}, "need 45"),
     "liveness before readiness": ({"probes": {"liveness": {"periodSeconds": 5, "failureThreshold": 2}}}, "liveness"),
     "ranks that do not fill pods": ({"topology": {"tp": 8, "ranksPerPod": 3}}, "does not divide"),
@@ -185,7 +185,7 @@ REFUSED = {
         {"gateway": {"inferencePool": {"enabled": True, "endpointPicker": {"name": "a"}}}}, "mode=serve"),
     "a pool without a picker": ({"mode": "serve", "gateway": {"inferencePool": {"enabled": "true"}}}, "endpointPicker"),
     "a route to nowhere": ({"gateway": {"httpRoute": {"enabled": "true"}}}, "parentRefs"),
-    "etcd for nobody": ({"mode": "serve", "etcd": {"mode": "own"}}, "mode=serve"),
+    "etcd without roles that use it": ({"mode": "serve", "etcd": {"mode": "own"}}, "mode=serve"),
     "members without a volume": ({"etcd": {"mode": "own", "own": {"storage": {"size": ""}}}}, "storage.size"),
     "a name that is no label": ({"fullnameOverride": "a.b"}, "fullnameOverride"),
     "a name that begins with a digit": ({"fullnameOverride": "1a"}, "fullnameOverride"),
@@ -194,7 +194,7 @@ REFUSED = {
     "a group's label": ({"workers": {"podLabels": {"lockstep/node": "7"}}}, "lockstep/node"),
     "metrics behind the clients' policy": ({"networkPolicy": {"enabled": True, "clients": [{"podSelector": {}}]},
                                             "monitoring": {"podMonitor": {"enabled": "auto"}}}, "monitors"),
-    "a checksum that is none": ({"model": {"sha256": "12"}}, "sha256"),
+    "an invalid checksum": ({"model": {"sha256": "12"}}, "sha256"),
     "a window longer than an autoscaler's": ({"autoscaling": {"cooldownSeconds": 3601}}, "cooldownSeconds"),
     "two members": ({"etcd": {"own": {"members": 2}}}, "members"),
     "an etcd of nowhere": ({"etcd": {"mode": "external"}}, "endpoints"),
@@ -216,10 +216,10 @@ REFUSED = {
 @BOTH
 @pytest.mark.parametrize("why", REFUSED)
 def test_refused(version, why):
-    values, told = REFUSED[why]
+    values, message = REFUSED[why]
     status, _, error = chart.template(version, values)
-    assert status != 0, f"{why} is taken"
-    assert told in error, error
+    assert status != 0, f"{why} is accepted"
+    assert message in error, error
 
 
 @BOTH
@@ -246,17 +246,17 @@ def test_every_value_has_a_schema_and_every_schema_a_value():
 
     schema = json.loads((CHART / "values.schema.json").read_text())
     DEFINITIONS = schema["definitions"]
-    # Nothing is set in these, though something may be.
+    # These are empty by default, and may be set.
     FREE = {f".{part}.affinity" for part in ("router", "coordinator", "workers")}
     compare(yaml.safe_load((CHART / "values.yaml").read_text()), schema, "")
 
 
-def test_only_asked_for_apis_are_rendered():
+def test_only_requested_apis_are_rendered():
     apis = {made["apiVersion"] for made in chart.rendered("default")}
     assert apis == {"v1", "apps/v1", "policy/v1", "networking.k8s.io/v1"}
 
 
-def test_the_token_is_made_well_and_kept():
+def test_the_token_is_long_and_kept():
     secret = chart.named(chart.rendered("default"), "Secret", "probe-lockstep-join")
     assert secret["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
     assert len(secret["data"]["token"]) == 88, "64 characters, as base64"
@@ -265,7 +265,7 @@ def test_the_token_is_made_well_and_kept():
     assert 'lookup "v1" "Secret"' in (CHART / "templates" / "secret.yaml").read_text()
 
 
-def test_notes_tell_the_next_command(tmp_path):
+def test_notes_show_the_next_command(tmp_path):
     """Helm prints notes only of what it installs, so a copy of the chart has them as an object."""
     copy = shutil.copytree(CHART, tmp_path / "lockstep")
     text = (copy / "templates" / "NOTES.txt").read_text()
@@ -278,4 +278,4 @@ def test_notes_tell_the_next_command(tmp_path):
         assert f"rollout status deployment/{deployment}" in notes
         assert "kubectl -n models port-forward service/probe-lockstep 8000:8000" in notes
         assert "helm -n models test probe" in notes
-        assert ("Nobody is asked for a key" in notes) == (case != "everything-pod")
+        assert ("The API requires no key" in notes) == (case != "everything-pod")

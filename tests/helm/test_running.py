@@ -39,7 +39,7 @@ LAYOUTS = {
 }
 # Changes the spec of pods with ranks, but not of a router.
 ROLLED = {"engine": {"maxChunkTokens": 48}, "workers": {"podAnnotations": {"release": "second"}}}
-ASKED = {"prompt": "One two three", "max_tokens": 16, "temperature": 0}
+REQUEST = {"prompt": "One two three", "max_tokens": 16, "temperature": 0}
 STORY = {"prompt": "Once", "max_tokens": 400, "temperature": 0, "ignore_eos": True}
 
 
@@ -71,7 +71,7 @@ def claim(folder):
 
 
 def answer(cluster):
-    status, text = pods.get(f"{cluster.door()}/v1/completions", ASKED)
+    status, text = pods.get(f"{cluster.door()}/v1/completions", REQUEST)
     assert status == 200, f"{text}\n{cluster.logs()}"
     return json.loads(text)["choices"][0]["text"]
 
@@ -82,8 +82,8 @@ class Stream:
     def __init__(self, cluster):
         data = json.dumps({**story_of(cluster), "stream": True}).encode()
         url = f"{cluster.door()}/v1/completions"
-        asked = urllib.request.Request(url, data, {"content-type": "application/json"})
-        self.answer = urllib.request.urlopen(asked, timeout=pods.PATIENCE_S)
+        request = urllib.request.Request(url, data, {"content-type": "application/json"})
+        self.answer = urllib.request.urlopen(request, timeout=pods.PATIENCE_S)
         self.text, self.cluster = self.next(), cluster
         self.thread = threading.Thread(target=self.read)
         self.thread.start()
@@ -112,7 +112,7 @@ def story_of(cluster):
     return {**STORY, "max_tokens": 100} if cluster.layout == "hub" else STORY
 
 
-def told(cluster):
+def complete_story(cluster):
     status, text = pods.get(f"{cluster.door()}/v1/completions", story_of(cluster))
     assert status == 200, f"{text}\n{cluster.logs()}"
     return json.loads(text)["choices"][0]["text"]
@@ -133,21 +133,21 @@ def test_it_serves(cluster):
     assert len(of_model) == 1
 
 
-def test_the_door_speaks_h2c(cluster):
+def test_the_http_port_accepts_h2c(cluster):
     """Sends HTTP/2 to the port for HTTP/1.1, as a gateway in front of an InferencePool does."""
     host, port = cluster.door().removeprefix("http://").split(":")
-    is_200, body = h2c.post(host, int(port), "/v1/completions", json.dumps(ASKED).encode(), pods.PATIENCE_S)
+    is_200, body = h2c.post(host, int(port), "/v1/completions", json.dumps(REQUEST).encode(), pods.PATIENCE_S)
     assert is_200 and json.loads(body)["choices"][0]["text"] == answer(cluster), body
 
 
-def test_all_probes_tell_the_same_by_grpc(cluster):
+def test_all_probes_succeed_by_grpc(cluster):
     for pod in cluster.pods:
         for container in pod.template.lasting:
             assert all(pod.passes(container, kind) for kind in ("startupProbe", "readinessProbe", "livenessProbe"))
             if page := pod.page(container):
                 assert pods.get(f"{page}/ready")[0] == pods.get(f"{page}/health")[0] == 200
                 port = container["livenessProbe"]["grpc"]["port"]
-                assert not pods.health(f"{pod.address}:{port}", "unheard of")
+                assert not pods.health(f"{pod.address}:{port}", "unknown")
 
 
 def scrape(cluster):
@@ -191,7 +191,7 @@ def test_a_monitor_finds_pages(cluster):
     assert sorted(read) == sorted(holders + [pod.name for pod in cluster.of("router")])
 
 
-def test_a_volume_that_the_chart_does_not_know(cluster):
+def test_an_extra_volume_is_used(cluster):
     if cluster.layout != "pod":
         return
     answer(cluster)
@@ -210,7 +210,7 @@ RARE = {"lockstep:requests_refused_total", "lockstep:rank_slow", "lockstep:ranks
 def test_a_pod_is_replaced(cluster):
     """As in the drain of a node: the old pod ends first, then the new one starts; routers keep serving."""
     scrape(cluster)
-    before, story = answer(cluster), told(cluster)
+    before, story = answer(cluster), complete_story(cluster)
     open_stream = Stream(cluster)
     pod = [pod for pod in cluster.pods if pod not in cluster.of("router") + cluster.of("etcd")][-1]
     cluster.end([pod])
@@ -228,7 +228,7 @@ def test_a_rollout_loses_nothing(cluster):
     values, apis = LAYOUTS[cluster.layout]
     rolled = {**VALUES, **values, "workers": {**values.get("workers", {}), **ROLLED["workers"]}}
     rolled["engine"] = {**rolled["engine"], **ROLLED["engine"]}
-    before, story = answer(cluster), told(cluster)
+    before, story = answer(cluster), complete_story(cluster)
     open_stream = Stream(cluster)
     replaced = cluster.roll_out(chart.rendered_fresh(rolled, apis))
     holders = [pod.name for pod in cluster.pods if pod not in cluster.of("router") + cluster.of("etcd")]
@@ -252,30 +252,31 @@ def test_a_rollout_of_routers_closes_no_stream(tmp_path):
     cluster.layout = "routers"
     try:
         cluster.start()
-        story, open_stream = told(cluster), Stream(cluster)
+        story, open_stream = complete_story(cluster), Stream(cluster)
         values["router"] = {"replicas": 2, "podAnnotations": {"release": "second"}}
         assert len(cluster.roll_out(chart.rendered_fresh(values, []))) == 2
-        assert open_stream.rest() == story == told(cluster)
+        assert open_stream.rest() == story == complete_story(cluster)
     finally:
         cluster.kill()
 
 
-def test_who_does_not_end_is_killed(tmp_path):
+def test_a_process_that_ignores_sigterm_is_killed(tmp_path):
     """Tests the runner itself: it reports a process that ignores SIGTERM until the end of its grace period."""
     made = pods.Cluster(chart.rendered_fresh(VALUES, []), tmp_path, {"model": ROOT})
     (pod,) = made.of("router")
     pod.template.spec = {**pod.template.spec, "terminationGracePeriodSeconds": 2}
-    deaf = ["sh", "-c", "trap '' TERM; echo deaf; while :; do sleep 0.1; done"]
-    pod.command = lambda _: (deaf, {"PATH": os.environ["PATH"]})
+    command = ["sh", "-c", "trap '' TERM; echo deaf; while :; do sleep 0.1; done"]
+    pod.command = lambda _: (command, {"PATH": os.environ["PATH"]})
     pod.start_all()
-    pods.wait_until("it is deaf", lambda: "deaf" in made.logs())
+    pods.wait_until("it ignores SIGTERM", lambda: "deaf" in made.logs())
     with pytest.raises(AssertionError, match="killed"):
         made.end([pod])
 
 
 def test_every_panel_has_its_series():
     """Runs after all layouts: every metric in dashboards and rules is on the pages of real roles."""
-    asked = {name for _, expression in test_watching.expressions() for name in test_watching.SERIES.findall(expression)}
+    required = {name for _, expression in test_watching.expressions()
+                for name in test_watching.SERIES.findall(expression)}
     assert SEEN, "no cluster ran"
     without_etcd = set() if shutil.which("etcd") else {"lockstep:store_connected"}
-    assert asked - SEEN <= RARE | without_etcd
+    assert required - SEEN <= RARE | without_etcd

@@ -1,4 +1,4 @@
-"""Dashboards, rules and the table of metrics: every name in them exists, and Prometheus's own tool reads them."""
+"""Dashboards, rules and the table of metrics: every name in them exists, and promtool accepts them."""
 
 import importlib.util
 import json
@@ -68,16 +68,16 @@ def known_series():
     return names
 
 
-def test_there_is_something_to_check():
+def test_there_are_files_to_check():
     assert len(DASHBOARDS) == 4 and len(rules()) > 15 and len(expressions()) > 50 and len(known_series()) > 40
 
 
 @pytest.mark.parametrize("where, expression", expressions())
 def test_every_metric_exists(where, expression):
     series, recorded = SERIES.findall(expression), RECORDED.findall(expression)
-    assert series or recorded, f"{where} asks for nothing"
+    assert series or recorded, f"{where} names no metric"
     for name in series:
-        assert name in known_series(), f"{where}: {name} is not telemetry's"
+        assert name in known_series(), f"{where}: {name} is not a metric of telemetry"
     for name in recorded:
         assert name in {rule.get("record") for rule in rules()}, f"{where}: {name} is not recorded"
 
@@ -102,7 +102,7 @@ def test_outcomes_that_rules_choose_exist():
         assert f'=> "{outcome}"' in source, f"no request ends as {outcome}"
 
 
-def test_every_alert_says_what_to_do():
+def test_every_alert_has_a_runbook():
     for rule in rules():
         if "alert" in rule:
             assert set(rule["annotations"]) == {"summary", "description", "runbook"}, rule["alert"]
@@ -115,7 +115,7 @@ def promtool(*arguments, cwd):
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120)
 
 
-def test_promtool_takes_the_rules(tmp_path):
+def test_promtool_accepts_the_rules(tmp_path):
     done = promtool("check", "rules", "--lint=all", "--lint-fatal", str(RULES), cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -143,7 +143,7 @@ def test_alerts_fire_when_they_should(tmp_path):
     assert promtool("test", "rules", "rules_test.yaml", cwd=tmp_path).returncode != 0
 
 
-def test_promtool_takes_the_scrape_configuration(tmp_path):
+def test_promtool_accepts_the_scrape_configuration(tmp_path):
     for path in (ROOT / "deploy" / "prometheus" / "prometheus.yaml", RULES):
         shutil.copy(path, tmp_path)
     done = promtool("check", "config", "prometheus.yaml", cwd=tmp_path)
@@ -173,6 +173,6 @@ def test_panels_do_not_overlap():
 
 
 @pytest.mark.parametrize("script", ["helm/dashboards.py", "deploy/metrics.py"])
-def test_what_is_made_is_up_to_date(script):
+def test_generated_files_are_up_to_date(script):
     done = subprocess.run([sys.executable, str(ROOT / script), "--check"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

@@ -72,10 +72,10 @@ def prometheus(folder):
             place(folder / program, (pathlib.Path(scratch) / "files" / "usr" / "bin" / program).read_bytes())
 
 
-def main(folder, wanted):
+def main(folder, tools):
     folder.mkdir(parents=True, exist_ok=True)
     for version in HELM:
-        if "helm" in wanted and not (folder / f"helm-{version}").exists():
+        if "helm" in tools and not (folder / f"helm-{version}").exists():
             helm(folder, version)
     if not all((folder / program).exists() for program in PROMETHEUS):
         prometheus(folder)

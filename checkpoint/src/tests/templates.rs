@@ -53,7 +53,7 @@ fn templates_as_transformers_runs_them() {
         Err("instructions"),
     );
     check(&"x".repeat(2 << 20), Err("bytes are more"));
-    check("{{ ''[::-1] }}", Err("stumbled"));
+    check("{{ ''[::-1] }}", Err("panicked"));
     for huge in [
         "{{ 'x' | indent(9999999999) }}",
         "{{ 'x' | indent(width=9999999999) }}",

@@ -69,14 +69,14 @@
 {{ include "lockstep.logArgs" . }}
 {{- end -}}
 
-{{/* (dict "root" $ "n" 0 "join" "HOST:PORT" "fetches" false), as of a rank's container. */}}
+{{/* (dict "root" $ "n" 0 "join" "HOST:PORT" "fetches" false), with the meanings of lockstep.rankContainer. */}}
 {{- define "lockstep.rankArgs" -}}
 {{- $values := .root.Values -}}
 {{- $perPod := include "lockstep.ranksPerPod" .root | int -}}
 {{- $limits := default (dict) $values.workers.resources.limits -}}
 - worker
 - --join={{ .join }}
-# Also towards the coordinator of the same pod, which listens to all.
+# Also to the coordinator of the same pod, which listens on all addresses.
 - --tls=on
 - --token-file=/etc/lockstep/join/token
 - --mesh-listen={{ include "lockstep.podIp" .root }}:{{ add $values.network.meshPort .n }}
@@ -85,7 +85,7 @@
 {{- if .fetches }}
 - --fetch
 {{- end }}
-{{- /* A rank with a GPU of its own shares no memory that counts. */}}
+{{- /* A rank with its own GPU does not share the memory that --local-workers divides. */}}
 {{- if and (gt $perPod 1) (not $limits.cpu) (ne $values.device "cuda") }}
 - --local-workers={{ $perPod }}
 {{- end }}

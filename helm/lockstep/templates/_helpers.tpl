@@ -84,7 +84,7 @@ labels:
 {{- end -}}
 {{- end -}}
 
-{{/* How many groups the router looks for: the largest possible number. */}}
+{{/* The number of groups whose addresses the router gets: the maximum. */}}
 {{- define "lockstep.groupsMax" -}}
 {{ ternary .Values.autoscaling.maxReplicas .Values.replicas .Values.autoscaling.enabled }}
 {{- end -}}
@@ -455,7 +455,7 @@ livenessProbe:
 {{/* -- volumes and flags from values, beside the chart's own */}}
 
 {{/*
-The extra values of one role, or of two with containers in one pod, each once: (list .Values.coordinator
+The extra volumes of one role, or of two with containers in one pod, each once: (list .Values.coordinator
 .Values.workers)
 */}}
 {{- define "lockstep.extraVolumes" -}}
@@ -476,7 +476,7 @@ The extra values of one role, or of two with containers in one pod, each once: (
 {{- range .of.extraArgs -}}
 {{- $flag := regexFind "^--[a-z0-9-]+" . -}}
 {{- if and (has $flag $seen) (not (has $flag (list "--coordinator" "--text"))) -}}
-{{- fail (printf "%s.extraArgs has %s, which is given already: set the value that the chart has for it" $role $flag) -}}
+{{- fail (printf "%s.extraArgs repeats %s: set the chart's value for this flag instead" $role $flag) -}}
 {{- end -}}
 {{- $seen = append $seen $flag -}}
 {{- end -}}
@@ -736,12 +736,12 @@ livenessProbe:
 {{/*
 Whether to render an object that requires an API: (list $ "auto" "monitoring.coreos.com/v1"); true always renders it.
 */}}
-{{- define "lockstep.wants" -}}
-{{- $root := index . 0 }}{{- $wish := index . 1 | toString }}{{- $api := index . 2 -}}
-{{- if or (eq $wish "true") (and (eq $wish "auto") ($root.Capabilities.APIVersions.Has $api)) -}}yes{{- end -}}
+{{- define "lockstep.isRendered" -}}
+{{- $root := index . 0 }}{{- $value := index . 1 | toString }}{{- $api := index . 2 -}}
+{{- if or (eq $value "true") (and (eq $value "auto") ($root.Capabilities.APIVersions.Has $api)) -}}yes{{- end -}}
 {{- end -}}
 
-{{/* Whether such an object may be rendered, in this cluster or in another. */}}
-{{- define "lockstep.mayWant" -}}
+{{/* Whether such an object is rendered in a cluster that has the API. */}}
+{{- define "lockstep.mayRender" -}}
 {{- if ne (. | toString) "false" -}}yes{{- end -}}
 {{- end -}}

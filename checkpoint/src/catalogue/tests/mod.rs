@@ -387,7 +387,7 @@ fn error_lists_available_variants() {
     assert!(error.contains("m-Q8_0.gguf") && !error.contains("Q2_K"), "{error}");
     let error = pull("smollm2", &sources, &mut |_| {}).unwrap_err().to_string();
     assert!(
-        error.contains("there is no http") && !sources.cache.join("models/smollm2").read_dir().unwrap().any(|_| true)
+        error.contains(" does not exist") && !sources.cache.join("models/smollm2").read_dir().unwrap().any(|_| true)
     );
     std::fs::remove_dir_all(&sources.cache).unwrap();
     let error = pull("org/other", &sources, &mut |_| {}).unwrap_err().to_string();

@@ -24,9 +24,9 @@ const NO_ROOM: &str = "do not fit in memory";
 
 pub const PARTS: [&str; 3] = ["kernels", "cluster", "bench"];
 
-/// Seconds that each part may take on a device; groups that have not ended by then are not run. On an H200 with 16 cores
-/// the parts took 15, 7 and 140 s; the page has each part's time and number of processes. A process takes some seconds
-/// until its first kernel, so groups share processes.
+/// Seconds that each part may take on a device; groups that have not ended by then are not run. On an H200 with 16
+/// cores the parts took 48, 5 and 106 s; the page has each part's time and number of processes. A process takes some
+/// seconds until its first kernel, so groups share processes.
 const SECONDS: [u64; 3] = [150, 180, 280];
 /// On an emulator, on which times are not comparable.
 const SECONDS_TINY: u64 = 3600;
