@@ -193,7 +193,7 @@ pub fn distance_of(expected: &[Vec<f32>], got: &[Vec<f32>], limits: (f32, f32)) 
     Distance {
         farthest: far.iter().copied().max_by(f32::total_cmp).unwrap_or(f32::NAN),
         typical: typical.get(typical.len() / 2).copied().unwrap_or(f32::NAN),
-        n_far: far.iter().filter(|far| !(**far <= limits.0)).count(),
+        n_far: far.iter().filter(|far| far.is_nan() || **far > limits.0).count(),
         n_rows: far.len(),
         limits,
     }
