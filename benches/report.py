@@ -32,6 +32,7 @@ SHOWN_PLOTS = ("speed-formats", "speed-load")
 SERVING = ("worker", "coordinator", "router")
 # The code that each result measures, by the name of the result's file.
 MEASURES = {
+    "*-nvidia-*.json": ("worker/backend/src/cuda",),
     "*-peers.json": SERVING,
     "bench.md": SERVING,
     "chaos*.md": SERVING,
