@@ -94,6 +94,12 @@ page: protoc $(PAGE_PACKAGES)/.ready ## the web page in Chromium beside a real s
 	target/debug/lockstep pull smollm2
 	PYTHONPATH=$(PAGE_PACKAGES) $(PYTHON) tests/page/run.py target/debug/lockstep target/page
 
+pictures: protoc $(PAGE_PACKAGES)/.ready ## draw the README's pictures again
+	deploy/dev/packages.sh chromium:chromium
+	$(CARGO) build --workspace --locked
+	target/debug/lockstep pull smollm2
+	PYTHONPATH=$(PAGE_PACKAGES) $(PYTHON) tests/page/pictures.py target/debug/lockstep docs/pictures
+
 # Tests the chart and the files beside it with the tools of its users. Each tool is fetched once and not installed.
 helm: $(HELM_PACKAGES)/.ready ## the chart by Helm 3 and 4, images, dashboards, and rules by promtool
 	deploy/dev/packages.sh etcd:etcd-server strip:binutils

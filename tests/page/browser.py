@@ -80,14 +80,14 @@ class Browser:
 class Tab:
     """One page. `requested` has the URLs of all its requests, `errors` every console error and exception."""
 
-    def __init__(self, address, url, width=1280, height=900, scheme="light"):
+    def __init__(self, address, url, width=1280, height=900, scheme="light", scale=1):
         self.socket = connect(address, max_size=None, open_timeout=30)
         self.number, self.answers, self.lock = 0, {}, threading.Condition()
         self.requested, self.errors = [], []
         threading.Thread(target=self.listen, daemon=True).start()
         for domain in ("Page", "Runtime", "Network", "Log"):
             self.call(f"{domain}.enable")
-        self.size(width, height)
+        self.size(width, height, scale)
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
         self.open(url)
 
@@ -128,9 +128,10 @@ class Tab:
         assert "error" not in answer, f"{method}: {answer['error']}"
         return answer["result"]
 
-    def size(self, width, height):
+    def size(self, width, height, scale=1):
+        is_phone = width < 600
         self.call(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=scale, mobile=is_phone
         )
 
     def open(self, url):
