@@ -50,7 +50,7 @@ impl RelaxedTag<'_> {
     }
 
     fn loosen_at(&mut self, at: &str) -> bool {
-        let Some((path, rest)) = self.schema_at(at) else { return false };
+        let Some((path, rest)) = self.enclosing_relaxed_schema(at) else { return false };
         let Some(schema) = self.tag.pointer_mut(&path) else { return false };
         if self.begun.insert(path) {
             each_schema(schema, self.limits.depth_max, &mut |schema| make_monotone(schema, self.limits.repeat_max));
@@ -66,8 +66,8 @@ impl RelaxedTag<'_> {
         is_changed
     }
 
-    /// Returns the path of the innermost schema on a path, and the rest of the path.
-    fn schema_at(&self, at: &str) -> Option<(String, String)> {
+    /// Returns the path of the outermost relaxed schema on a path, and the rest of the path.
+    fn enclosing_relaxed_schema(&self, at: &str) -> Option<(String, String)> {
         let is_relaxed = |path: &str| self.tag.pointer(path).is_some_and(|of| of.get("strict") == Some(&false.into()));
         let mut places = at.match_indices('/').map(|(place, _)| at.split_at(place));
         let (path, rest) = places.find_map(|(path, rest)| {

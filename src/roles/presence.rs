@@ -57,22 +57,22 @@ impl LoadedModel for PresenceModel {
     fn join_peers(self: Box<Self>, cancel: &CancelFlag) -> Result<Box<dyn Runner>, LoadError> {
         let runner = self.loaded.join_peers(cancel)?;
         *self.presence.lock() = Some(cancel.clone());
-        Ok(Box::new(PresenceRunner { runner, presence: self.presence }))
+        Ok(Box::new(PresenceClearingRunner { runner, presence: self.presence }))
     }
 }
 
-struct PresenceRunner {
+struct PresenceClearingRunner {
     runner: Box<dyn Runner>,
     presence: RankPresence,
 }
 
-impl Drop for PresenceRunner {
+impl Drop for PresenceClearingRunner {
     fn drop(&mut self) {
         *self.presence.lock() = None;
     }
 }
 
-impl Runner for PresenceRunner {
+impl Runner for PresenceClearingRunner {
     fn run(&mut self, step: &Step, done: &mut StepDone) -> Result<(), RunError> {
         self.runner.run(step, done)
     }

@@ -12,13 +12,13 @@ use types::{Epoch, Grid, Micros};
 #[derive(Debug)]
 pub(crate) struct LostWorker {
     pub worker: WorkerId,
-    pub cause: DismissalCause,
+    pub cause: WorkerDismissalCause,
     pub why: Status,
 }
 
 /// Why a worker is dismissed. The set is closed: it is a label of metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum DismissalCause {
+pub(crate) enum WorkerDismissalCause {
     /// Its stream ended.
     Gone,
     /// It missed heartbeats.
@@ -37,30 +37,30 @@ pub(crate) enum DismissalCause {
     Deaf,
 }
 
-impl DismissalCause {
+impl WorkerDismissalCause {
     pub fn label(self) -> &'static str {
         match self {
-            DismissalCause::Gone => "gone",
-            DismissalCause::Silent => "silent",
-            DismissalCause::Hung => "hung",
-            DismissalCause::Late => "late",
-            DismissalCause::Failed => "failed",
-            DismissalCause::Memory => "memory",
-            DismissalCause::Wrong => "wrong",
-            DismissalCause::Deaf => "deaf",
+            WorkerDismissalCause::Gone => "gone",
+            WorkerDismissalCause::Silent => "silent",
+            WorkerDismissalCause::Hung => "hung",
+            WorkerDismissalCause::Late => "late",
+            WorkerDismissalCause::Failed => "failed",
+            WorkerDismissalCause::Memory => "memory",
+            WorkerDismissalCause::Wrong => "wrong",
+            WorkerDismissalCause::Deaf => "deaf",
         }
     }
 
     /// The cause when a stream ended with this status.
-    pub fn of(why: &Status) -> DismissalCause {
-        if why.code() == Code::InvalidArgument { DismissalCause::Wrong } else { DismissalCause::Gone }
+    pub fn of(why: &Status) -> WorkerDismissalCause {
+        if why.code() == Code::InvalidArgument { WorkerDismissalCause::Wrong } else { WorkerDismissalCause::Gone }
     }
 }
 
 /// Why an epoch ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum EpochEnding {
-    Lost(DismissalCause),
+    Lost(WorkerDismissalCause),
     /// Ranks blame each other, or one of several hangs: no worker is dismissed.
     Doubt,
     /// An operator, or the arrival of workers, requires a change.
@@ -88,10 +88,10 @@ impl EpochEnding {
     pub fn loss(self) -> WorkerLoss {
         match self {
             // No request is to blame for a memory fault.
-            EpochEnding::Requested | EpochEnding::Left | EpochEnding::Lost(DismissalCause::Memory) => {
+            EpochEnding::Requested | EpochEnding::Left | EpochEnding::Lost(WorkerDismissalCause::Memory) => {
                 WorkerLoss::Planned
             }
-            EpochEnding::Lost(DismissalCause::Failed) => WorkerLoss::Reported,
+            EpochEnding::Lost(WorkerDismissalCause::Failed) => WorkerLoss::Reported,
             EpochEnding::Lost(_) | EpochEnding::Doubt => WorkerLoss::Unexplained,
         }
     }
@@ -123,7 +123,7 @@ impl Recovery {
     }
 
     /// Records the lost rank, perhaps only after its epoch had ended in doubt.
-    pub fn record_lost_rank(&mut self, cause: DismissalCause, rank: u16, host: String) {
+    pub fn record_lost_rank(&mut self, cause: WorkerDismissalCause, rank: u16, host: String) {
         if self.why == EpochEnding::Doubt {
             self.why = EpochEnding::Lost(cause);
         }

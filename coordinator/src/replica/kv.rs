@@ -2,7 +2,7 @@
 //! grow are sent how much they should have.
 
 use super::Replica;
-use super::endings::DismissalCause;
+use super::endings::WorkerDismissalCause;
 use super::phase::Phase;
 use super::place::UNREAD;
 use crate::WorkerId;
@@ -55,7 +55,7 @@ impl Replica {
         let Phase::Serving(serving) = &self.phase else { return };
         let target = serving.kv.frame(self.epoch);
         if let Err(worker) = self.members.send_kv_target(&serving.placement.ranks, target) {
-            self.report_loss(worker, DismissalCause::Deaf, Status::resource_exhausted(UNREAD));
+            self.report_loss(worker, WorkerDismissalCause::Deaf, Status::resource_exhausted(UNREAD));
         }
     }
 }

@@ -2,7 +2,7 @@
 //! peers blame.
 
 use super::Replica;
-use super::endings::{DismissalCause, EpochEnding, LostWorker};
+use super::endings::{EpochEnding, LostWorker, WorkerDismissalCause};
 use super::phase::Phase;
 use crate::WorkerId;
 use crate::config::micros;
@@ -29,12 +29,12 @@ fn readable_reason(why: Status) -> Status {
 
 impl Replica {
     /// A worker is gone, or is to be dismissed. The loop dismisses it after the event at hand.
-    pub(super) fn report_loss(&mut self, worker: WorkerId, cause: DismissalCause, why: Status) {
+    pub(super) fn report_loss(&mut self, worker: WorkerId, cause: WorkerDismissalCause, why: Status) {
         self.losses.push_back(LostWorker { worker, cause, why });
     }
 
     pub(super) fn worker_gone(&mut self, worker: WorkerId, why: Status) {
-        self.report_loss(worker, DismissalCause::of(&why), readable_reason(why));
+        self.report_loss(worker, WorkerDismissalCause::of(&why), readable_reason(why));
     }
 
     // -- looks, once per beat
@@ -42,7 +42,7 @@ impl Replica {
     pub(super) fn drop_silent_workers(&mut self, _: Micros) {
         for worker in self.members.find_silent(self.config.waits.beats_missed_max) {
             let why = Status::deadline_exceeded("this rank sent no frame for too long");
-            self.report_loss(worker, DismissalCause::Silent, why);
+            self.report_loss(worker, WorkerDismissalCause::Silent, why);
         }
     }
 
@@ -57,7 +57,7 @@ impl Replica {
         for (worker, at) in ranks.overdue(now, allowed) {
             self.report_loss(
                 worker,
-                DismissalCause::Late,
+                WorkerDismissalCause::Late,
                 Status::deadline_exceeded(format!("this rank took too long {at}")),
             );
         }
@@ -67,7 +67,7 @@ impl Replica {
         let Some(ranks) = self.phase.ranks() else { return };
         for (worker, why) in self.members.stuck_suspects(ranks, now, micros(self.config.waits.suspect_max)) {
             let why = Status::deadline_exceeded(format!("this rank sends heartbeats but does not compute: {why}"));
-            self.report_loss(worker, DismissalCause::Hung, why);
+            self.report_loss(worker, WorkerDismissalCause::Hung, why);
         }
     }
 
@@ -85,7 +85,7 @@ impl Replica {
         match suspects[..] {
             [worker] => {
                 let why = format!("this rank has not answered its step for {seconds:.1} s");
-                self.report_loss(worker, DismissalCause::Hung, Status::deadline_exceeded(why));
+                self.report_loss(worker, WorkerDismissalCause::Hung, Status::deadline_exceeded(why));
             }
             _ => {
                 tracing::warn!(?suspects, seconds, "a step is not answered, and no single rank is suspect");
@@ -118,7 +118,8 @@ impl Replica {
         self.members.mark_alive(worker);
         let of = Epoch { incarnation: failed.epoch_incarnation, n: failed.epoch_n };
         let own_fault = || Status::aborted(format!("the rank failed: {}", failed.message));
-        let cause = if failed.spoilt_weight.is_empty() { DismissalCause::Failed } else { DismissalCause::Memory };
+        let cause =
+            if failed.spoilt_weight.is_empty() { WorkerDismissalCause::Failed } else { WorkerDismissalCause::Memory };
         let Some(rank) = failed.guilty_rank else { return self.report_loss(worker, cause, own_fault()) };
         if of != self.epoch {
             // It belongs to an epoch that has ended: one report of its end was enough.
@@ -128,7 +129,7 @@ impl Replica {
         let blamed = shards.find(|shard| u32::from(shard.rank.0) == rank).map(|shard| shard.worker);
         match blamed {
             Some(blamed) if blamed != worker => self.blame(worker, blamed, rank, &failed.message),
-            _ => self.report_loss(worker, DismissalCause::Failed, own_fault()),
+            _ => self.report_loss(worker, WorkerDismissalCause::Failed, own_fault()),
         }
     }
 

@@ -1,7 +1,7 @@
 //! The ranks that were lost last, for display: which, why, how long the replica paused, and which workers hold them
 //! since.
 
-use super::endings::{DismissalCause, RecoveryCost};
+use super::endings::{RecoveryCost, WorkerDismissalCause};
 use proto::cluster as wire;
 use std::collections::VecDeque;
 use types::Micros;
@@ -17,7 +17,7 @@ struct LostRank {
     rank: u16,
     host: String,
     pid: u32,
-    cause: DismissalCause,
+    cause: WorkerDismissalCause,
     why: String,
     recovered: Option<(RecoveryCost, Successor)>,
 }
@@ -35,7 +35,7 @@ impl LostRanks {
         at: Micros,
         rank: u16,
         (host, pid): (String, u32),
-        cause: DismissalCause,
+        cause: WorkerDismissalCause,
         why: String,
     ) {
         if self.0.len() >= LOST_MAX {
@@ -81,7 +81,7 @@ mod tests {
     fn last_losses_are_reported_with_their_cost() {
         let mut lost = LostRanks::default();
         for rank in 0..20 {
-            lost.record_loss(Micros(10), rank, ("here".into(), 7), DismissalCause::Silent, "why".into());
+            lost.record_loss(Micros(10), rank, ("here".into(), 7), WorkerDismissalCause::Silent, "why".into());
         }
         let reported = lost.report(Micros(30));
         assert_eq!((reported.len(), reported[0].rank, reported[0].micros_ago), (LOST_MAX, 4, 20));
@@ -89,7 +89,7 @@ mod tests {
         lost.record_recovery(RecoveryCost { took: Duration::from_micros(5), n_replayed: 3 }, |rank| {
             (rank > 15).then(|| Successor { host: "new".into(), pid: 9 })
         });
-        lost.record_loss(Micros(40), 1, ("there".into(), 8), DismissalCause::Gone, String::new());
+        lost.record_loss(Micros(40), 1, ("there".into(), 8), WorkerDismissalCause::Gone, String::new());
         let reported = lost.report(Micros(40));
         let paused: Vec<_> = reported.iter().rev().take(2).map(|of| (of.pause_micros, of.tokens_replayed)).collect();
         assert_eq!(paused, [(None, 0), (Some(5), 3)]);

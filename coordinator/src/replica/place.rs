@@ -1,7 +1,7 @@
 //! The loop's part that lays the replica out: when, on which grid, and what is sent to each rank.
 
 use super::Replica;
-use super::endings::{DismissalCause, EpochEnding};
+use super::endings::{EpochEnding, WorkerDismissalCause};
 use super::grids::GridRequirements;
 use super::phase::{Phase, Placement};
 use crate::config::micros;
@@ -69,7 +69,7 @@ impl Replica {
         for shard in &blueprint.shards {
             ranks.assign(shard.worker, shard.rank, now);
             if !self.members.assign(shard.worker, self.assignment(&blueprint, shard)) {
-                self.report_loss(shard.worker, DismissalCause::Deaf, Status::resource_exhausted(UNREAD));
+                self.report_loss(shard.worker, WorkerDismissalCause::Deaf, Status::resource_exhausted(UNREAD));
                 break;
             }
         }

@@ -1,7 +1,7 @@
 //! The loop's part for healthy workers: how they join, and how ranks become ready.
 
 use super::Replica;
-use super::endings::DismissalCause;
+use super::endings::WorkerDismissalCause;
 use super::phase::Phase;
 use super::place::UNREAD;
 use crate::members::ranks::{RankFacts, RankHolders, Readiness};
@@ -53,7 +53,7 @@ impl Replica {
     /// sent them.
     fn refuse_unknown_parts(&mut self, worker: WorkerId) {
         let why = "the rank reports a part of its KV cache, which this build does not support";
-        self.report_loss(worker, DismissalCause::Wrong, Status::invalid_argument(why));
+        self.report_loss(worker, WorkerDismissalCause::Wrong, Status::invalid_argument(why));
     }
 
     /// Ranks are sent `Meet` when all have loaded: none waits in a collective for one that still reads.
@@ -88,7 +88,7 @@ impl Replica {
             let Phase::Placing(placement) = &mut self.phase else { return };
             let meet = wire::Meet { epoch_incarnation: self.epoch.incarnation, epoch_n: self.epoch.n };
             if let Err(worker) = self.members.meet(&mut placement.ranks, meet, now) {
-                self.report_loss(worker, DismissalCause::Deaf, Status::resource_exhausted(UNREAD));
+                self.report_loss(worker, WorkerDismissalCause::Deaf, Status::resource_exhausted(UNREAD));
             }
         }
     }

@@ -11,7 +11,7 @@
 //! ```
 
 use super::Replica;
-use super::endings::DismissalCause;
+use super::endings::WorkerDismissalCause;
 use super::joined::{ModelPieceHashes, ServedWeights};
 use crate::WorkerId;
 use crate::event::Reply;
@@ -250,7 +250,7 @@ impl Replica {
     /// Refuses a rank that has loaded other weights than the replica serves: workers on its host are taken last.
     pub(super) fn refuse_loaded(&mut self, worker: WorkerId, why: Status) {
         self.members.distrust(worker, self.now(), &self.config.waits);
-        self.report_loss(worker, DismissalCause::Wrong, why);
+        self.report_loss(worker, WorkerDismissalCause::Wrong, why);
     }
 
     /// For a router that finds another replica's digest different.

@@ -1,7 +1,7 @@
 //! The loop's part that sends steps to the ranks and takes their answers.
 
 use super::Replica;
-use super::endings::DismissalCause;
+use super::endings::WorkerDismissalCause;
 use super::phase::Phase;
 use crate::WorkerId;
 use crate::members::patience;
@@ -25,7 +25,7 @@ impl Replica {
             serving.patience.sent(patience::work(self.requests.last_step()));
             if let Err(worker) = self.members.send_step(&serving.placement.ranks, &step) {
                 let why = Status::resource_exhausted("this rank does not read its steps");
-                return self.report_loss(worker, DismissalCause::Deaf, why);
+                return self.report_loss(worker, WorkerDismissalCause::Deaf, why);
             }
         }
     }
@@ -39,13 +39,15 @@ impl Replica {
         let is_token = |slice: &SliceDone| slice.tokens.iter().all(|out| out.token < vocab);
         if !done.slices.iter().all(is_token) {
             let why = Status::invalid_argument("the answer has a token outside the vocabulary");
-            return self.report_loss(worker, DismissalCause::Wrong, why);
+            return self.report_loss(worker, WorkerDismissalCause::Wrong, why);
         }
         match self.requests.apply(done, now) {
             Ok(()) => self.record_answer(done, now),
             // Its epoch ended while the answer was on its way.
             Err(StaleAnswer::Epoch { .. }) => {}
-            Err(stale) => self.report_loss(worker, DismissalCause::Wrong, Status::invalid_argument(stale.to_string())),
+            Err(stale) => {
+                self.report_loss(worker, WorkerDismissalCause::Wrong, Status::invalid_argument(stale.to_string()))
+            }
         }
     }
 

@@ -4,7 +4,9 @@
 use crate::board::caches::{CacheIndex, CacheReporter, IDS_MAX, Id, ReplicaSet, ReportGap};
 use crate::board::circuit::{Circuit, CircuitChange, MedianTimes};
 use crate::board::ledger::{Ledger, Ledgers, Loads};
-use crate::board::pick::{self, Candidate, OpenReplicas, PickInfo, PickPolicy, ReplicaRow, ReplicaStanding, VersionId};
+use crate::board::pick::{
+    self, OpenReplicas, PickInfo, PickPolicy, ReplicaEligibility, ReplicaRow, ReplicaStanding, VersionId,
+};
 use proto::cluster as wire;
 use std::sync::Arc;
 use types::{BLOCK_TOKENS, BlockHash, CacheOwner, PolicyDigest, Token};
@@ -210,7 +212,7 @@ impl ReplicaTable {
         names: Option<impl Fn(&PolicyDigest, &Salt) -> I>,
         scratch: &mut ChoiceBuffers,
     ) -> Option<ReplicaChoice> {
-        let all = self.summary.iter().enumerate().map(|(at, summary)| Candidate {
+        let all = self.summary.iter().enumerate().map(|(at, summary)| ReplicaEligibility {
             // For this request, a replica counts as absent if it has another version, or a build without a feature that
             // the request uses.
             standing: match info.matches(summary.version, summary.protocol) {

@@ -187,7 +187,7 @@ impl Frontend {
 
     /// Completes the digest of a resume handle, which has only its beginning.
     fn complete_digest(&self, mut resume: Resume) -> Resume {
-        resume.handle.complete(self.replicas.versions().iter().map(ServedVersion::digest));
+        resume.handle.complete_digest(self.replicas.versions().iter().map(ServedVersion::digest));
         resume
     }
 

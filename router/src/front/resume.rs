@@ -126,7 +126,7 @@ impl UncheckedHandle {
     }
 
     /// Completes the digest, of which a handle has only the beginning, from the digests that are served here.
-    pub fn complete(&mut self, served: impl Iterator<Item = PolicyDigest>) {
+    pub fn complete_digest(&mut self, served: impl Iterator<Item = PolicyDigest>) {
         let of = &mut self.unchecked.digest;
         let is_it = |known: &PolicyDigest| known.0[..DIGEST_BYTES] == of.0[..DIGEST_BYTES];
         let found = { served }.find(is_it);
@@ -349,7 +349,7 @@ mod tests {
         let begins = |of: &ResumeHandle| PolicyDigest(std::array::from_fn(|i| if i < 8 { of.digest.0[i] } else { 0 }));
         assert_eq!(opened.unchecked, ResumeHandle { digest: begins(&handle()), ..handle() });
         let mut opened = opened;
-        opened.complete([PolicyDigest([6; 32]), PolicyDigest([7; 32])].into_iter());
+        opened.complete_digest([PolicyDigest([6; 32]), PolicyDigest([7; 32])].into_iter());
         assert_eq!(opened.unchecked, handle());
         let check = |key: &ResumeKey, print: &Fingerprint, tenant| opened.clone().check(key, print, tenant);
         assert_eq!(check(&key, &print, tenant), Ok(handle()));

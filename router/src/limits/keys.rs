@@ -120,7 +120,7 @@ impl KeyTable {
                 };
                 let id = tenant(line.name);
                 let quotas = named.get(&id).map_or(Quotas::default(), |(quotas, _)| *quotas).and(line.quotas)?;
-                table.known.push(before.known(hash(key), id, line.role));
+                table.known.push(before.key_for_next_table(hash(key), id, line.role));
                 let label = table.label(line.name, line.is_secret);
                 named.entry(id).or_insert((quotas, label)).0 = quotas;
                 Ok(())
@@ -139,7 +139,7 @@ impl KeyTable {
     }
 
     /// Returns a key of the next table. It is the same as in this table if it belongs to the same tenant.
-    fn known(&self, hash: [u8; 32], tenant: TenantId, role: Role) -> KnownKey {
+    fn key_for_next_table(&self, hash: [u8; 32], tenant: TenantId, role: Role) -> KnownKey {
         let same = self.known.iter().find(|known| known.matches(&hash, tenant, role));
         KnownKey {
             hash,

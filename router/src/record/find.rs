@@ -13,8 +13,8 @@ const LINE_BYTES_MAX: u64 = 256 << 20;
 pub fn lines(dir: &Path) -> io::Result<impl Iterator<Item = io::Result<String>> + use<>> {
     let files = files(dir)?;
     Ok(files.into_iter().flat_map(|path| match WholeLines::of(&path) {
-        Ok(lines) => LinesOrError::Lines(lines),
-        Err(error) => LinesOrError::Failed(Some(with_path(&path, error))),
+        Ok(lines) => RecordFileLines::Lines(lines),
+        Err(error) => RecordFileLines::Failed(Some(with_path(&path, error))),
     }))
 }
 
@@ -45,18 +45,18 @@ pub fn find(dir: &Path, id: &str) -> io::Result<Option<String>> {
     Ok(None)
 }
 
-enum LinesOrError {
+enum RecordFileLines {
     Lines(WholeLines),
     Failed(Option<io::Error>),
 }
 
-impl Iterator for LinesOrError {
+impl Iterator for RecordFileLines {
     type Item = io::Result<String>;
 
     fn next(&mut self) -> Option<io::Result<String>> {
         match self {
-            LinesOrError::Lines(lines) => lines.next(),
-            LinesOrError::Failed(error) => error.take().map(Err),
+            RecordFileLines::Lines(lines) => lines.next(),
+            RecordFileLines::Failed(error) => error.take().map(Err),
         }
     }
 }

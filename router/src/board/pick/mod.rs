@@ -16,7 +16,8 @@ mod row;
 
 pub use hash::{fnv, hashed, scatter};
 pub use row::{
-    Candidate, ContinuationNeed, OpenReplicas, PickInfo, PickPolicy, ReplicaRow, ReplicaStanding, VersionId, load,
+    ContinuationNeed, OpenReplicas, PickInfo, PickPolicy, ReplicaEligibility, ReplicaRow, ReplicaStanding, VersionId,
+    load,
 };
 
 /// Returns the row of the replica that gets the request, or None if no replica is open to it.
@@ -68,7 +69,7 @@ pub(crate) mod tests {
         let mut open = OpenReplicas::default();
         let candidate = |row: &ReplicaRow| {
             let standing = if info.matches(row.version, row.protocol) { row.standing } else { Absent };
-            Candidate { standing, digest: row.digest, context: row.context }
+            ReplicaEligibility { standing, digest: row.digest, context: row.context }
         };
         let stranger = open.find(table.iter().map(candidate), info.n_prompt);
         let rows: Vec<ReplicaRow> = open.rows.iter().map(|row| table[*row as usize]).collect();

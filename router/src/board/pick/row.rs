@@ -119,7 +119,7 @@ pub struct OpenReplicas {
 
 /// What decides whether a replica is open to a request. Digests are only compared, so they may be numbers.
 #[derive(Clone, Copy, Debug)]
-pub struct Candidate<D> {
+pub struct ReplicaEligibility<D> {
     pub standing: ReplicaStanding,
     pub digest: D,
     pub context: u32,
@@ -131,7 +131,7 @@ impl OpenReplicas {
     /// that one of them refuses it. Returns the first replica that could serve as well but would answer otherwise.
     pub fn find<D: Copy + PartialEq>(
         &mut self,
-        all: impl Iterator<Item = Candidate<D>> + Clone,
+        all: impl Iterator<Item = ReplicaEligibility<D>> + Clone,
         n_prompt: u32,
     ) -> Option<usize> {
         self.rows.clear();
@@ -176,7 +176,10 @@ impl OpenReplicas {
 /// Returns the digest that most replicas have, among the digests of which at least one replica has this standing.
 /// Replicas that recover count too, so that a loss does not change what is served. Of equal counts, the digest that was
 /// known first wins.
-fn most_common<D: Copy + PartialEq>(all: impl Iterator<Item = Candidate<D>>, standing: ReplicaStanding) -> Option<D> {
+fn most_common<D: Copy + PartialEq>(
+    all: impl Iterator<Item = ReplicaEligibility<D>>,
+    standing: ReplicaStanding,
+) -> Option<D> {
     let mut counts = [const { None::<DigestCount<D>> }; DIGESTS_MAX];
     for candidate in all.filter(|candidate| candidate.standing <= ReplicaStanding::Unplaced) {
         let is_its = |of: &&mut Option<DigestCount<D>>| of.as_ref().is_none_or(|of| of.digest == candidate.digest);

@@ -81,7 +81,7 @@ fn parse_request(
     mut page: ApiRequest,
     limits: &RouterLimits,
     prompts: fn(&mut Fields) -> Result<Vec<v1::Chat>, Refusal>,
-) -> Result<(ParsedRequest, RequestOptions, ChatFormat), Refusal> {
+) -> Result<(ParsedRequest, RequestOptions, ChatAnswerFormat), Refusal> {
     let fields = &mut page.fields;
     fields.check(Endpoint::Chat)?;
     let is_older = tools::uses_functions(fields);
@@ -91,7 +91,7 @@ fn parse_request(
     sampling.prediction = prediction(fields)?;
     let chats = prompts(fields)?;
     let n_choices = fields.n_choices()?;
-    let format = ChatFormat { is_older, echoed: chats.iter().map(last_assistant_text).collect(), n_choices };
+    let format = ChatAnswerFormat { is_older, echoed: chats.iter().map(last_assistant_text).collect(), n_choices };
     let parsed = ParsedRequest {
         model: fields.string("model")?.unwrap_or_default(),
         prompts: chats.into_iter().map(Input::Chat).collect(),
@@ -149,7 +149,7 @@ fn logprobs(fields: &mut Fields, top_max: u32) -> Result<Option<u32>, Refusal> {
     }
 }
 
-pub struct ChatFormat {
+pub struct ChatAnswerFormat {
     /// The client uses the older fields for functions: an answer has one call at most.
     is_older: bool,
     /// The text that an echo repeats, for each conversation.
@@ -157,10 +157,10 @@ pub struct ChatFormat {
     n_choices: u32,
 }
 
-impl ChatFormat {
+impl ChatAnswerFormat {
     /// Returns the format for clients that use `tools`.
-    pub fn tools_format() -> ChatFormat {
-        ChatFormat { is_older: false, echoed: Vec::new(), n_choices: 1 }
+    pub fn tools_format() -> ChatAnswerFormat {
+        ChatAnswerFormat { is_older: false, echoed: Vec::new(), n_choices: 1 }
     }
 
     fn echo_text(&self, choice: u32) -> &str {
@@ -198,7 +198,7 @@ fn call(call: &v1::ToolCall) -> Value {
     json!({ "id": call.id, "type": "function", "function": function })
 }
 
-impl AnswerFormat for ChatFormat {
+impl AnswerFormat for ChatAnswerFormat {
     const ID_PREFIX: &'static str = "chatcmpl-";
     const OBJECT: &'static str = "chat.completion";
     const CHUNK_OBJECT: &'static str = "chat.completion.chunk";

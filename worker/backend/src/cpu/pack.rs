@@ -182,7 +182,7 @@ fn lay_out(stored: &[StoredMatrix<'_>], k: usize) -> Result<(Vec<MatrixPart>, us
 fn pack_tile(stored: &StoredMatrix<'_>, row: usize, to: &mut [u8]) {
     let packing = packing(stored.dtype);
     if matches!(packing.width, Width::Element | Width::Pair) {
-        return pack_elements(stored, row, packing, to);
+        return pack_element_tile(stored, row, packing, to);
     }
     if packing.width == Width::E4M3 {
         return pack_e4m3(stored, row, packing, to);
@@ -245,7 +245,7 @@ fn put_group_header(grouped: GroupedDtype, block: &[u8], lane: usize, to: &mut [
 /// Steps along K that are packed for all sixteen rows before the next.
 const STRETCH: usize = 256;
 
-fn pack_elements(stored: &StoredMatrix<'_>, row: usize, packing: Packing, to: &mut [u8]) {
+fn pack_element_tile(stored: &StoredMatrix<'_>, row: usize, packing: Packing, to: &mut [u8]) {
     let size = packing.step_bytes / LANES;
     for (i, to) in to.chunks_mut(STRETCH * LANES * size).enumerate() {
         for lane in 0..LANES.min(stored.rows - row) {

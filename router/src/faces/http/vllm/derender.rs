@@ -3,7 +3,7 @@
 //! that a client has read.
 
 use crate::faces::http::answer_content::AnswerContent;
-use crate::faces::http::chat::ChatFormat;
+use crate::faces::http::chat::ChatAnswerFormat;
 use crate::faces::http::completions::LogprobLists;
 use crate::faces::http::conversation::conversation;
 use crate::faces::http::error::HttpError;
@@ -43,7 +43,7 @@ pub async fn chat(State(front): State<Arc<Frontend>>, request: Request) -> Resul
     let n_prompt = fields.unsigned("prompt_tokens")?.unwrap_or(prompt_ids.map_or(0, |ids| ids.len() as u32));
     let GeneratedAnswers { id, answers, mut rest } = context.read_answers(generated)?;
     let (chat, tokens_as_ids) = context.chat(chat_request)?;
-    let format = ChatFormat::tools_format();
+    let format = ChatAnswerFormat::tools_format();
     let ids = answers.iter().map(|answer| answer.ids.clone()).collect();
     let read = front.derender(&context.text, chat, ids, unix_seconds()).await?;
     let usage = usage(n_prompt, &answers);
