@@ -260,7 +260,7 @@ mod tests {
         let error = commit.commit_piece(Some(90 * MIB)).unwrap_err().to_string();
         let n_missing = 100 - n_blocks(&changes.lock().unwrap()[0]);
         assert!(error.contains(&format!("needs {} more bytes", n_missing * MIB)), "{error}");
-        assert!(error.contains(&format!("has {} to give", 26 * MIB)) && error.contains("1600 tokens"), "{error}");
+        assert!(error.contains(&format!("has {} left", 26 * MIB)) && error.contains("1600 tokens"), "{error}");
         assert_eq!(changes.lock().unwrap()[0].len(), 1, "nothing is committed if the system has nothing left");
     }
 
