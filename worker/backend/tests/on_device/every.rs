@@ -13,8 +13,8 @@ use types::{Activations, Dtype, KvDtype, NumericsMode, Sampling, Want};
 pub const TYPES: [Dtype; 6] = [Dtype::BF16, Dtype::Q8_0, Dtype::Q6K, Dtype::Q4_0, Dtype::Q3K, Dtype::F8E4M3];
 /// Widths of heads.
 pub const WIDTHS: [usize; 8] = [32, 64, 96, 128, 160, 192, 224, 256];
-/// Row counts for each kernel of few rows, and one for the kernel of many.
-const ROWS: [usize; 4] = [5, 13, 29, 40];
+/// Row counts for each kernel of few rows, and for those of many: with blocks for each piece of K, and without.
+const ROWS: [usize; 5] = [5, 13, 29, 40, 520];
 /// As long as the widest blocks.
 const K: usize = 256;
 
