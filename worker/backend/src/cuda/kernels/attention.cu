@@ -301,8 +301,8 @@ DEVICE u32 seen_pair(const Work& work, u32 position) {
 
 // acc = p . v over the tile's positions, ascending; a warp has a quarter of the head. acc[16 queries][8 elements][..]
 template <int D, int QUERIES>
-DEVICE void accumulate_values(const Room<D, QUERIES>& room, const bf16* kv, const HeadShape& heads, const Work& work, u32 tile,
-                       float (&acc)[QUERIES / 16][D / 32][4]) {
+DEVICE void accumulate_values(const Room<D, QUERIES>& room, const bf16* kv, const HeadShape& heads, const Work& work,
+                              u32 tile, float (&acc)[QUERIES / 16][D / 32][4]) {
     const u32 warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     const Seen seen = seen_blocks(work, tile);
     // This many blocks are loaded at once.

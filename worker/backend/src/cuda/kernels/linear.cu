@@ -116,18 +116,6 @@ DEVICE void few_rows(const void* digits, const void* scales, const Rows& rows, c
 #define STAGES 4
 #define TILE_ROWS 64
 
-// The place of a step of a group in a row of a stage. In every other pair of rows the two steps have swapped places, so
-// that four rows of a step, which are read at once, use no bank twice.
-DEVICE u32 place_in_stage(u32 row, u32 step) { return step ^ (row / 2 % 2); }
-
-// Starts to copy one group of all rows of the block: 16 bytes, half a step, for each thread.
-DEVICE void copy_group(Words4* stage, const bf16* x, u32 row_first, u32 n_rows, u32 n_groups, u32 group) {
-    const u32 in_stage = threadIdx.x / 4, step = threadIdx.x % 4 / 2, half = threadIdx.x % 2;
-    u32 row = min_of(row_first + in_stage, n_rows - 1);
-    copy_async(stage + in_stage * 4 + place_in_stage(in_stage, step) * 2 + half,
-               (const Words4*)(x + (u64)row * n_groups * 32) + group * 4 + threadIdx.x % 4);
-}
-
 // acc[tile][8 rows][..]; the warp's four times eight rows begin at `x` in shared memory.
 template <class Kind>
 DEVICE void multiply_stage(const typename Kind::Raw (&raw)[2], const Words4* x, float (&acc)[32]) {
@@ -136,7 +124,7 @@ DEVICE void multiply_stage(const typename Kind::Raw (&raw)[2], const Words4* x, 
     UNROLL
     for (int i = 0; i < 8; i++) {
         u32 row = i / 2 * 8 + g, step = i % 2;
-        right[i / 2].steps[step] = ((const Words2*)x)[row * 8 + place_in_stage(row, step) * 4 + t];
+        right[i / 2].steps[step] = ((const Words2*)x)[row * 8 + place_of_step(row, step) * 4 + t];
     }
     const Fragment left[2] = {Kind::widen(raw[0]), Kind::widen(raw[1])};
     // Consecutive products go to different accumulators, because the tensor cores take long for each.
@@ -178,7 +166,7 @@ DEVICE void many_rows(const void* digits, const void* scales, const bf16* x, flo
     UNROLL
     for (u32 group = 0; group < STAGES - 1; group++) {
         if (group < n_groups) {
-            copy_group(stages + group * TILE_ROWS * 4, x, row_first, n_rows, n_groups, group);
+            copy_rows<TILE_ROWS>(stages + group * TILE_ROWS * 4, x, row_first, n_rows, n_groups, group);
         }
         commit_copies();
     }
@@ -192,7 +180,7 @@ DEVICE void many_rows(const void* digits, const void* scales, const bf16* x, flo
             __syncthreads();
             u32 ahead = group + STAGES - 1;
             if (ahead < n_groups) {
-                copy_group(stages + ahead % STAGES * TILE_ROWS * 4, x, row_first, n_rows, n_groups, ahead);
+                copy_rows<TILE_ROWS>(stages + ahead % STAGES * TILE_ROWS * 4, x, row_first, n_rows, n_groups, ahead);
             }
             commit_copies();
             typename Kind::Raw raw[2] = {next[0], next[1]};

@@ -3,7 +3,8 @@
 #include "math.cuh"
 #include "rows.cuh"
 
-// Loads a row: number i is `number(i)`, and goes to `put(i, number)`. A thread loads several numbers before it puts any.
+// Loads a row: number i is `number(i)`, and goes to `put(i, number)`. A thread loads several numbers before it puts
+// any.
 template <class Number, class Put>
 DEVICE void read_row(u32 cols, Number number, Put put) {
     const u32 N = 16;

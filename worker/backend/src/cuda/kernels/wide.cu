@@ -12,21 +12,6 @@ struct Stage {
     Words4 rows[ROWS * 4];
 };
 
-// In every other pair of rows the two steps have swapped places, so that four rows of a step, which are read at once,
-// use no bank twice.
-DEVICE u32 place_of_step(u32 row, u32 step) { return step ^ (row / 2 % 2); }
-
-// Starts to copy one group of the block's rows: 32 bytes for each thread.
-DEVICE void copy_rows(Stage& stage, const bf16* x, u32 row_first, u32 n_rows, u32 n_groups, u32 group) {
-    const u32 step = threadIdx.x % 4 / 2, half = threadIdx.x % 2;
-    UNROLL
-    for (u32 i = 0; i < ROWS / 64; i++) {
-        u32 in_stage = threadIdx.x / 4 + i * 64, row = min_of(row_first + in_stage, n_rows - 1);
-        copy_async(stage.rows + in_stage * 4 + place_of_step(in_stage, step) * 2 + half,
-                   (const Words4*)(x + (u64)row * n_groups * 32) + group * 4 + threadIdx.x % 4);
-    }
-}
-
 // The block's weights, group after group: loaded into registers, widened, and stored for all warps.
 template <class Kind>
 struct Weights {
@@ -186,7 +171,7 @@ DEVICE void wide(const void* digits, const void* scales, const bf16* x, float* o
     for (u32 i = 0; i < STAGES - 1; i++) {
         const u32 group = begin + i;
         if (group < end) {
-            copy_rows(stages[group % STAGES], x, row_first, n_rows, n_groups, group);
+            copy_rows<ROWS>(stages[group % STAGES].rows, x, row_first, n_rows, n_groups, group);
         }
         weights.prepare(stages, begin, group, end);
         commit_copies();
@@ -202,7 +187,7 @@ DEVICE void wide(const void* digits, const void* scales, const bf16* x, float* o
             __syncthreads();
             const u32 ahead = group + STAGES - 1;
             if (ahead < end) {
-                copy_rows(stages[ahead % STAGES], x, row_first, n_rows, n_groups, ahead);
+                copy_rows<ROWS>(stages[ahead % STAGES].rows, x, row_first, n_rows, n_groups, ahead);
             }
             weights.advance(stages, group, end);
             commit_copies();
