@@ -266,6 +266,10 @@ void copy_async(void* to, const void* from) {
     fiber->copies.push_back({to, from, fiber->n_groups});
 }
 
+void prefetch(const void* from, size_t n_bytes) {
+    if ((reinterpret_cast<uintptr_t>(from) | n_bytes) & 15) fail("a prefetch is not aligned to 16 bytes");
+}
+
 void commit_copies() { fiber->n_groups++; }
 
 void copies_arrived(int n_under_way) {

@@ -80,6 +80,7 @@ unsigned char* shared_dynamic();
 void copy_async(void* to, const void* from);
 void commit_copies();
 void copies_arrived(int n_under_way);
+void prefetch(const void* from, size_t n_bytes);
 // A clock for kernels that wait for others, and a pause between two of their checks.
 unsigned long long nanoseconds();
 void wait_a_little();

@@ -13,7 +13,7 @@ use std::ops::Range;
 
 pub(super) const FLOAT: u64 = 4;
 
-/// Returns how many tiles a block of the kernels for few rows computes.
+/// Returns how many warps of a block compute pieces of different tiles, in the kernels for few rows.
 pub(super) fn tiles_per_block(n_pieces: u32) -> usize {
     8 / n_pieces.next_power_of_two() as usize
 }
@@ -40,6 +40,8 @@ enum ProductPlan {
 
 impl ProductPlan {
     const FEW: [usize; 3] = [8, 16, 32];
+    /// The tiles that a warp computes. With many rows, reading them takes longer than reading the weights of one tile.
+    const TILES: [usize; 3] = [1, 1, 2];
 
     /// `scratch` is the room for the results of pieces, in bytes.
     fn of(rows: usize, n_pieces: u32, n_rows: usize, multiprocessors: usize, scratch: usize) -> ProductPlan {
@@ -67,7 +69,7 @@ impl ProductPlan {
             |kernel, grid: [usize; 2]| (kernel, LaunchShape { grid: [grid[0] as u32, grid[1] as u32, 1], ..by_row(0) });
         match self {
             ProductPlan::Few(few) => {
-                let n_columns = part.n_tiles().div_ceil(tiles_per_block(n_pieces));
+                let n_columns = part.n_tiles().div_ceil(ProductPlan::TILES[few] * tiles_per_block(n_pieces));
                 other(kernels[few], [n_columns, n_rows.div_ceil(ProductPlan::FEW[few])])
             }
             ProductPlan::Tall => other(kernels[3], [part.rows.div_ceil(TALL[1]), n_rows.div_ceil(TALL[0])]),

@@ -198,39 +198,72 @@ DEVICE const bf16* page_of(const Room<D, QUERIES>& room, const bf16* kv, const H
     return kv + ((u64)room.pages[block] * heads.n_kv_heads + work.kv_head) * 2 * POSITIONS * D;
 }
 
-// scores = q . k * scale, for each query and each position of the blocks that are seen.
+// Prefetches the pages with the numbers that this thread has loaded.
 template <int D, int QUERIES>
+DEVICE void prefetch_pages(const Room<D, QUERIES>& room, const bf16* kv, const HeadShape& heads, const Work& work,
+                           u32 tile) {
+    const Seen seen = seen_blocks(work, tile);
+    const u32 block = seen.first + threadIdx.x;
+    if (block < seen.end) {
+        prefetch(page_of(room, kv, heads, work, block), 2 * POSITIONS * D * sizeof(bf16));
+    }
+}
+
+// acc += q . k over 32 elements of the head, from 32 * i on.
+template <int D, int QUERIES>
+DEVICE void multiply_keys(const Room<D, QUERIES>& room, u32 i, const Words4 (&keys)[2],
+                          float (&acc)[QUERIES / 16][2][4]) {
+    UNROLL
+    for (u32 q = 0; q < QUERIES / 16; q++) {
+        UNROLL
+        for (u32 step = 0; step < 2; step++) {
+            const Words4 left = room.queries[(q * (D / 16) + i * 2 + step) * 32 + threadIdx.x % 32];
+            UNROLL
+            for (u32 n = 0; n < 2; n++) {
+                multiply_tiles(acc[q][n], left.w[0], left.w[1], left.w[2], left.w[3], keys[n].w[2 * step],
+                               keys[n].w[2 * step + 1]);
+            }
+        }
+    }
+}
+
+// scores = q . k * scale, for each query and each position of the blocks that are seen.
+template <int D, int QUERIES, bool IS_SPLIT>
 DEVICE void score_tile(const Room<D, QUERIES>& room, const bf16* kv, const HeadShape& heads, const Work& work,
                        u32 tile) {
     const u32 QT = QUERIES / 16;
     const u32 warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     const Seen seen = seen_blocks(work, tile);
-    // This many blocks are loaded at once.
-    UNROLL_BY(QUERIES == 16 ? 4 : 1)
-    for (u32 block = seen.first + warp; block < seen.end; block += WARPS) {
-        const Words4* k = (const Words4*)(page_of(room, kv, heads, work, block) + g * D) + t;
-        float acc[QT][2][4] = {};
+    // A warp loads N blocks before it multiplies any, so that it waits for memory less often. The last block may stand
+    // in for those that do not exist.
+    const u32 N = !IS_SPLIT || D > 128 ? 1 : D > 64 ? 2 : 4;
+    UNROLL_BY(QUERIES == 16 && N == 1 ? 4 : 1)
+    for (u32 first = seen.first + warp; first < seen.end; first += N * WARPS) {
+        Words4 right[N][D / 32][2];
         UNROLL
-        for (u32 i = 0; i < D / 32; i++) {
-            const Words4 right[2] = {k[i * 4], k[D + i * 4]};
+        for (u32 j = 0; j < N; j++) {
+            const u32 block = min_of(first + j * WARPS, seen.end - 1);
+            const Words4* k = (const Words4*)(page_of(room, kv, heads, work, block) + g * D) + t;
             UNROLL
-            for (u32 q = 0; q < QT; q++) {
-                UNROLL
-                for (u32 step = 0; step < 2; step++) {
-                    const Words4 left = room.queries[(q * (D / 16) + i * 2 + step) * 32 + threadIdx.x % 32];
-                    UNROLL
-                    for (u32 n = 0; n < 2; n++) {
-                        multiply_tiles(acc[q][n], left.w[0], left.w[1], left.w[2], left.w[3], right[n].w[2 * step],
-                                       right[n].w[2 * step + 1]);
-                    }
-                }
+            for (u32 i = 0; i < D / 32; i++) {
+                right[j][i][0] = k[i * 4];
+                right[j][i][1] = k[D + i * 4];
             }
         }
-        float* scores = room.scores + g * SCORES_LD + block * POSITIONS + 2 * t;
         UNROLL
-        for (u32 i = 0; i < QT * 8; i++) {
-            u32 at = (i / 8 * 16 + i % 4 / 2 * 8) * SCORES_LD + i / 4 % 2 * 8 + i % 2;
-            scores[at] = acc[i / 8][i / 4 % 2][i % 4] * heads.scale;
+        for (u32 j = 0; j < N; j++) {
+            float acc[QT][2][4] = {};
+            UNROLL
+            for (u32 i = 0; i < D / 32; i++) {
+                multiply_keys(room, i, right[j][i], acc);
+            }
+            const u32 block = min_of(first + j * WARPS, seen.end - 1);
+            float* scores = room.scores + g * SCORES_LD + block * POSITIONS + 2 * t;
+            UNROLL
+            for (u32 i = 0; i < QT * 8; i++) {
+                u32 at = (i / 8 * 16 + i % 4 / 2 * 8) * SCORES_LD + i / 4 % 2 * 8 + i % 2;
+                scores[at] = acc[i / 8][i / 4 % 2][i % 4] * heads.scale;
+            }
         }
     }
 }
@@ -244,9 +277,10 @@ DEVICE float sink_of(const Room<D, QUERIES>& room, const HeadShape& heads, u32 q
 
 // Scores become bf16 of e^(score - largest of the tile), 0 where a query does not see: half a warp for each row.
 template <int D, int QUERIES, bool IS_SPLIT>
-DEVICE void weigh_tile(const Room<D, QUERIES>& room, const HeadShape& heads, u32 tile) {
+DEVICE void weigh_tile(const Room<D, QUERIES>& room, const HeadShape& heads, u32 n_queries, u32 tile) {
     const u32 lane = threadIdx.x % 16;
-    for (u32 q = threadIdx.x / 16; q < QUERIES; q += WARPS * 2) {
+    // Whole warps: the two rows of a warp may be one that exists and one that does not.
+    for (u32 q = threadIdx.x / 16; q / 2 * 2 < n_queries; q += WARPS * 2) {
         float* scores = room.scores + q * SCORES_LD;
         if (heads.cap > 0.0f) {
             UNROLL_BY(1)
@@ -267,11 +301,24 @@ DEVICE void weigh_tile(const Room<D, QUERIES>& room, const HeadShape& heads, u32
         largest = larger(sink, tree_largest(largest));
         // All lanes have read the row, and now it is overwritten.
         __syncwarp();
+        float e[TILE / 16];
+        bool is_normal = true;
         UNROLL
         for (u32 i = 0; i < TILE / 16; i++) {
-            bool is_none = score[i] == minus_infinity();
-            float e = exp_below(is_none ? 0.0f : score[i] - largest);
-            bf16 p = narrow(is_none ? 0.0f : e);
+            // A score of -inf is not seen.
+            float x = score[i] == minus_infinity() ? 0.0f : score[i] - largest;
+            is_normal = is_normal && is_exp_normal(x);
+            e[i] = score[i] == minus_infinity() ? 0.0f : exp_normal(x);
+        }
+        if (!is_normal) {
+            UNROLL
+            for (u32 i = 0; i < TILE / 16; i++) {
+                e[i] = score[i] == minus_infinity() ? 0.0f : exp_of(score[i] - largest);
+            }
+        }
+        UNROLL
+        for (u32 i = 0; i < TILE / 16; i++) {
+            bf16 p = narrow(e[i]);
             ((bf16*)scores)[i * 16 + lane] = p;
             sum = sum + widen(p);
         }
@@ -300,13 +347,13 @@ DEVICE u32 seen_pair(const Work& work, u32 position) {
 }
 
 // acc = p . v over the tile's positions, ascending; a warp has a quarter of the head. acc[16 queries][8 elements][..]
-template <int D, int QUERIES>
+template <int D, int QUERIES, bool IS_SPLIT>
 DEVICE void accumulate_values(const Room<D, QUERIES>& room, const bf16* kv, const HeadShape& heads, const Work& work,
                               u32 tile, float (&acc)[QUERIES / 16][D / 32][4]) {
     const u32 warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     const Seen seen = seen_blocks(work, tile);
-    // This many blocks are loaded at once.
-    UNROLL_BY(QUERIES == 16 ? 4 : 2)
+    // This many blocks are loaded at once: with few blocks of threads there is room for more registers.
+    UNROLL_BY(QUERIES > 16 ? 2 : IS_SPLIT && D <= 128 ? 8 : 4)
     for (u32 block = seen.first; block < seen.end; block++) {
         const bf16* v =
             page_of(room, kv, heads, work, block) + POSITIONS * D + (warp * (D / 4) + g) * POSITIONS;
@@ -403,12 +450,12 @@ DEVICE void attend(float* qkv, const bf16* kv, const HeadShape& heads, const Att
     for (u32 tile = tile_first; tile < tile_end; tile++) {
         load_pages(room, work, tile);
         __syncthreads();
-        score_tile(room, kv, heads, work, tile);
+        score_tile<D, QUERIES, false>(room, kv, heads, work, tile);
         __syncthreads();
-        weigh_tile<D, QUERIES, false>(room, heads, tile);
+        weigh_tile<D, QUERIES, false>(room, heads, work.n_queries, tile);
         __syncthreads();
         float now[QT][ND][4] = {};
-        accumulate_values(room, kv, heads, work, tile, now);
+        accumulate_values<D, QUERIES, false>(room, kv, heads, work, tile, now);
         UNROLL
         for (u32 i = 0; i < QT * ND * 4; i++) {
             u32 query = place_of<D>(i).query;
@@ -443,15 +490,16 @@ DEVICE void attend_split(const float* qkv, const bf16* kv, const HeadShape& head
     if (work.n_queries == 0 || tile * TILE >= work.seen_end || (tile + 1) * TILE <= work.seen_first) {
         return;
     }
-    load_queries(room, qkv, heads, work, item.position);
     load_pages(room, work, tile);
+    prefetch_pages(room, kv, heads, work, tile);
+    load_queries(room, qkv, heads, work, item.position);
     __syncthreads();
-    score_tile(room, kv, heads, work, tile);
+    score_tile<D, QUERIES, true>(room, kv, heads, work, tile);
     __syncthreads();
-    weigh_tile<D, QUERIES, true>(room, heads, tile);
+    weigh_tile<D, QUERIES, true>(room, heads, work.n_queries, tile);
     __syncthreads();
     float acc[QT][ND][4] = {};
-    accumulate_values(room, kv, heads, work, tile, acc);
+    accumulate_values<D, QUERIES, true>(room, kv, heads, work, tile, acc);
     UNROLL
     for (u32 i = 0; i < QT * ND * 4; i++) {
         Place place = place_of<D>(i);

@@ -167,6 +167,15 @@ DEVICE void copies_arrived() {
 #endif
 }
 
+// Begins to bring memory to the cache that all blocks share. The address and the size are multiples of 16.
+DEVICE void prefetch(const void* from, u32 n_bytes) {
+#ifdef EMULATOR
+    emulator::prefetch(from, n_bytes);
+#elif __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(n_bytes));
+#endif
+}
+
 // Weights are read once: they need not stay in the nearest cache.
 DEVICE Words4 load_once(const Words4* from) {
 #ifdef EMULATOR

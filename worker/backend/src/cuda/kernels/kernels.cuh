@@ -226,7 +226,8 @@ KERNEL(32) norm_heads(float* qkv, const float* q, const float* k, float eps, Hea
 // parts of a stacked matrix write adjacent columns. One plane for each piece that ends a run, so one if K is not cut.
 //
 //   linear_{kind}_r8, _r16, _r32   few rows: that many for each block. grid (ceil(n_tiles / (8 / P)), ceil(n_rows / R))
-//                                  where n_tiles = ceil(n_out / 16), P = pieces.n rounded up to a power of two
+//                                  where n_tiles = ceil(n_out / 16), P = pieces.n rounded up to a power of two. A block
+//                                  of _r32 takes twice as many tiles
 //   linear_{kind}_r64              many rows: 64 for each block. grid (ceil(n_out / 128), ceil(n_rows / 64))
 //   linear_{kind}_r128             (wide.cu) 128 for each block. grid (ceil(n_rows / 128), ceil(n_out / 256), 1 or
 //                                  pieces.n), WIDE_SMEM bytes of shared memory. With several blocks in z, block z

@@ -2,7 +2,7 @@
 // right one (8 rows). The bits of an output depend neither on the number of rows nor on the kernel that computed it.
 #include "products.cuh"
 
-// ---- few rows: a warp for each piece of a tile -------------------------------------------------------------------
+// ---- few rows: a warp for each piece of a tile, or of two tiles ----------------------------------------------------
 
 struct Rows {
     const bf16* x;
@@ -15,25 +15,28 @@ struct Rows {
     u32 n_out;
 };
 
-// The operands of a piece: sixteen outputs, and 8 * NR rows.
-template <class Kind, int NR>
+// The operands of a piece: 16 * NT outputs, and 8 * NR rows.
+template <class Kind, int NR, int NT>
 struct Operands {
     // Groups that are loaded at once.
     static constexpr u32 AHEAD = NR > 2 ? 2 : NR == 1 && sizeof(typename Kind::Raw) > 24 ? 8 : 4;
     const void *digits, *scales;
-    u64 first;
+    u64 first[NT];
     u32 n_groups;
     const Words2* x[NR];
 
     // Multiplies AHEAD groups from `group` on; IS_LAST: of these only those before `end`.
     template <bool IS_LAST>
-    DEVICE_MEMBER void multiply(u64 group, u64 end, float (&acc)[NR][4]) const {
-        typename Kind::Raw raw[AHEAD];
+    DEVICE_MEMBER void multiply(u64 group, u64 end, float (&acc)[NT][NR][4]) const {
+        typename Kind::Raw raw[AHEAD][NT];
         Group right[AHEAD][NR];
         UNROLL
         for (u32 i = 0; i < AHEAD; i++) {
             if (!IS_LAST || group + i < end) {
-                raw[i] = Kind::fetch(digits, scales, first, group + i, n_groups, threadIdx.x % 32);
+                UNROLL
+                for (int m = 0; m < NT; m++) {
+                    raw[i][m] = Kind::fetch(digits, scales, first[m], group + i, n_groups, threadIdx.x % 32);
+                }
                 UNROLL
                 for (int n = 0; n < NR; n++) {
                     const Words2* of_group = x[n] + (group + i) * 8;
@@ -44,25 +47,32 @@ struct Operands {
         UNROLL
         for (u32 i = 0; i < AHEAD; i++) {
             if (!IS_LAST || group + i < end) {
-                Fragment w = Kind::widen(raw[i]);
                 UNROLL
-                for (int n = 0; n < NR; n++) {
-                    multiply_group(acc[n], w, right[i][n]);
+                for (int m = 0; m < NT; m++) {
+                    Fragment w = Kind::widen(raw[i][m]);
+                    UNROLL
+                    for (int n = 0; n < NR; n++) {
+                        multiply_group(acc[m][n], w, right[i][n]);
+                    }
                 }
             }
         }
     }
 };
 
-// Sixteen outputs of 8 * NR rows over the groups of one piece.
-template <class Kind, int NR>
+// NT tiles of sixteen outputs, from `tile` on, of 8 * NR rows over the groups of one piece. The last tile stands in for
+// those that do not exist.
+template <class Kind, int NR, int NT>
 DEVICE void multiply_piece(const void* digits, const void* scales, const Rows& rows, u32 row_first, u32 tile,
-                           u32 n_groups, u32 begin, u32 end, float (&acc)[NR][4]) {
+                           u32 n_groups, u32 begin, u32 end, float (&acc)[NT][NR][4]) {
     const u32 lane = threadIdx.x % 32;
-    Operands<Kind, NR> of;
+    Operands<Kind, NR, NT> of;
     of.digits = digits;
     of.scales = scales;
-    of.first = (u64)tile * n_groups;
+    UNROLL
+    for (int m = 0; m < NT; m++) {
+        of.first[m] = (u64)min_of(tile + m, ceil_div(rows.n_out, 16) - 1) * n_groups;
+    }
     of.n_groups = n_groups;
     UNROLL
     for (int n = 0; n < NR; n++) {
@@ -80,33 +90,33 @@ DEVICE void multiply_piece(const void* digits, const void* scales, const Rows& r
     }
 }
 
-template <class Kind, int NR>
+template <class Kind, int NR, int NT>
 DEVICE void few_rows(const void* digits, const void* scales, const Rows& rows, const Pieces& pieces) {
-    const u32 WARPS = 8, R = 8 * NR;
-    SHARED(float, sums, WARPS * R * 16);
+    const u32 WARPS = 8, R = 8 * NR, OUTPUTS = 16 * NT;
+    SHARED(float, sums, WARPS * R * OUTPUTS);
     const u32 warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     const u32 n_slots = pieces.n <= 1 ? 1 : pieces.n <= 2 ? 2 : pieces.n <= 4 ? 4 : 8;
-    const u32 tile_first = blockIdx.x * (WARPS / n_slots), row_first = blockIdx.y * R;
-    const u32 tile = tile_first + warp / n_slots, piece = warp % n_slots;
+    const u32 tile_first = blockIdx.x * (WARPS / n_slots) * NT, row_first = blockIdx.y * R;
+    const u32 tile = tile_first + warp / n_slots * NT, piece = warp % n_slots;
     if (piece < pieces.n && tile * 16 < rows.n_out) {
-        float acc[NR][4] = {};
+        float acc[NT][NR][4] = {};
         u32 begin = piece == 0 ? 0 : pieces.end[piece - 1];
-        multiply_piece<Kind, NR>(digits, scales, rows, row_first, tile, pieces.n_groups, begin, pieces.end[piece], acc);
+        multiply_piece<Kind, NR, NT>(digits, scales, rows, row_first, tile, pieces.n_groups, begin, pieces.end[piece],
+                                     acc);
         UNROLL
-        for (int n = 0; n < NR; n++) {
-            UNROLL
-            for (int i = 0; i < 4; i++) {
-                sums[(warp * R + n * 8 + 2 * t + i % 2) * 16 + g + i / 2 * 8] = acc[n][i];
-            }
+        for (int i = 0; i < NT * NR * 4; i++) {
+            u32 row = i / 4 % NR * 8 + 2 * t + i % 2, column = i / (4 * NR) * 16 + g + i % 4 / 2 * 8;
+            sums[(warp * R + row) * OUTPUTS + column] = acc[i / (4 * NR)][i / 4 % NR][i % 4];
         }
     }
     __syncthreads();
-    for (u32 i = threadIdx.x; i < WARPS / n_slots * R * 16; i += 256) {
-        u32 slot = i / (R * 16), row = row_first + i / 16 % R, column = (tile_first + slot) * 16 + i % 16;
+    for (u32 i = threadIdx.x; i < WARPS / n_slots * R * OUTPUTS; i += 256) {
+        u32 slot = i / (R * OUTPUTS), row = row_first + i / OUTPUTS % R;
+        u32 column = tile_first * 16 + slot * OUTPUTS + i % OUTPUTS;
         if (row < rows.n_rows && column < rows.n_out) {
-            const float* from = sums + slot * n_slots * R * 16 + i % (R * 16);
+            const float* from = sums + slot * n_slots * R * OUTPUTS + i % (R * OUTPUTS);
             float* to = rows.out + (u64)row * rows.ld_out + column;
-            fold_pieces(from, R * 16, pieces, to, (u64)rows.n_rows * rows.ld_out);
+            fold_pieces(from, R * OUTPUTS, pieces, to, (u64)rows.n_rows * rows.ld_out);
         }
     }
 }
@@ -206,15 +216,15 @@ DEVICE void many_rows(const void* digits, const void* scales, const bf16* x, flo
 
 // ---- the kernels -------------------------------------------------------------------------------------------------
 
-#define DEFINE_FEW(name, Kind, NR)                                          \
+#define DEFINE_FEW(name, Kind, NR, NT)                                      \
     LINEAR(name) {                                                          \
         Rows rows = {x, 0, 1, n_rows, out, ld_out, n_out};                  \
-        few_rows<Kind, NR>(digits, scales, rows, pieces);                   \
+        few_rows<Kind, NR, NT>(digits, scales, rows, pieces);               \
     }
 #define DEFINE_KIND(kind, Kind)                                             \
-    DEFINE_FEW(linear_##kind##_r8, Kind, 1)                                 \
-    DEFINE_FEW(linear_##kind##_r16, Kind, 2)                                \
-    DEFINE_FEW(linear_##kind##_r32, Kind, 4)                                \
+    DEFINE_FEW(linear_##kind##_r8, Kind, 1, 1)                              \
+    DEFINE_FEW(linear_##kind##_r16, Kind, 2, 1)                             \
+    DEFINE_FEW(linear_##kind##_r32, Kind, 4, 2)                             \
     LINEAR(linear_##kind##_r64) {                                           \
         many_rows<Kind>(digits, scales, x, out, ld_out, n_out, n_rows, pieces); \
     }                                                                       \
@@ -231,7 +241,7 @@ DEVICE void grouped(const u64* digits, const u64* scales, const bf16* x, float* 
     }
     const bf16* from = order ? x : x + (u64)start * pieces.n_groups * 32;
     Rows rows = {from, order ? order + start : 0, n_used, n_rows, out + (u64)start * ld_out, ld_out, n_out};
-    few_rows<Kind, 2>((const void*)digits[expert], (const void*)scales[expert], rows, pieces);
+    few_rows<Kind, 2, 1>((const void*)digits[expert], (const void*)scales[expert], rows, pieces);
 }
 
 DEFINE_KIND(bf16, KindBf16)

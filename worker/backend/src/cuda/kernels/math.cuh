@@ -37,12 +37,11 @@ DEVICE float exp_of(float x) {
     return p * pow2(half) * pow2(n - half);
 }
 
-// e^x for x of at most 0, with the bits of `exp_of`.
-DEVICE float exp_below(float x) {
-    // Where e^x is not a normal number, and for a NaN.
-    if (!(x >= -86.0f)) {
-        return exp_of(x);
-    }
+// Whether `exp_normal` has the bits of `exp_of`: not where e^x is not a normal number, nor for a NaN.
+DEVICE bool is_exp_normal(float x) { return x >= -86.0f; }
+
+// e^x for x of at most 0.
+DEVICE float exp_normal(float x) {
     // Adding 1.5 * 2^23 rounds to an integer, which its lowest bits hold.
     float shifted = x * 1.44269504f + 12582912.0f;
     float n = shifted - 12582912.0f;

@@ -37,25 +37,50 @@ DEVICE void read_row_of(const void* x, u32 cols, bool is_bf16, Add add, Put put)
     }
 }
 
-// Lane j of sixteen takes elements j, j + 16, ..; both halves of a whole warp do the same.
-template <class Number>
-DEVICE float sum_of_squares(u32 n, Number number) {
-    float sum = 0.0f;
-    UNROLL_BY(8)
-    for (u32 i = threadIdx.x % 16; i < n; i += 16) {
-        float x = number(i);
-        sum = fmaf(x, x, sum);
+// The weight is read only when the row has been reduced.
+DEVICE void prefetch_weight(const float* weight, u32 cols) {
+    if (threadIdx.x == 0 && cols >= 4) {
+        prefetch(weight, cols / 4 * 16);
+    }
+}
+
+// Lane j of sixteen takes elements j, j + 16, ..; both halves of a whole warp do the same. `add(sum, number)` is the
+// next sum. A lane loads a batch of numbers while it adds the batch before: otherwise it waits for each.
+template <class Number, class Add>
+DEVICE float sum_lanes(u32 n, Number number, Add add) {
+    const u32 N = 32, lane = threadIdx.x % 16, n_batches = n / (N * 16);
+    float next[N], sum = 0.0f;
+    UNROLL
+    for (u32 j = 0; j < N; j++) {
+        next[j] = n_batches > 0 ? number(j * 16 + lane) : 0.0f;
+    }
+    for (u32 batch = 0; batch < n_batches; batch++) {
+        // The last batch is loaded twice.
+        const u32 first = min_of(batch + 1, n_batches - 1) * N * 16 + lane;
+        float numbers[N];
+        UNROLL
+        for (u32 j = 0; j < N; j++) {
+            numbers[j] = next[j];
+            next[j] = number(first + j * 16);
+        }
+        UNROLL
+        for (u32 j = 0; j < N; j++) {
+            sum = add(sum, numbers[j]);
+        }
+    }
+    for (u32 i = n_batches * N * 16 + lane; i < n; i += 16) {
+        sum = add(sum, number(i));
     }
     return tree_sum(sum);
 }
 
+template <class Number>
+DEVICE float sum_of_squares(u32 n, Number number) {
+    return sum_lanes(n, number, [](float sum, float x) { return fmaf(x, x, sum); });
+}
+
 DEVICE float sum_of(const float* x, u32 n) {
-    float sum = 0.0f;
-    UNROLL_BY(8)
-    for (u32 i = threadIdx.x % 16; i < n; i += 16) {
-        sum = sum + x[i];
-    }
-    return tree_sum(sum);
+    return sum_lanes(n, [=](u32 i) { return x[i]; }, [](float sum, float x) { return sum + x; });
 }
 
 DEVICE float scale_of(float sum_of_squares, u32 n, float eps) { return 1.0f / sqrtf(sum_of_squares / (float)n + eps); }
@@ -76,6 +101,7 @@ DEVICE void norm_row(const float* row, const float* weight, float eps, u32 cols,
 }
 
 KERNEL(256) rms_norm(const void* x, const float* weight, float eps, u32 cols, void* out, u32 forms) {
+    prefetch_weight(weight, cols);
     SHARED_DYNAMIC(bytes);
     float* row = (float*)bytes;
     read_row_of(x, cols, forms & FORM_X_BF16, [=](u32, float number) { return number; },
@@ -85,6 +111,7 @@ KERNEL(256) rms_norm(const void* x, const float* weight, float eps, u32 cols, vo
 
 KERNEL(256) add_rms_norm(const void* x, float* residual, const float* weight, float eps, u32 cols, void* out,
                          u32 forms) {
+    prefetch_weight(weight, cols);
     SHARED_DYNAMIC(bytes);
     float* row = (float*)bytes;
     float* sum = residual + (u64)blockIdx.x * cols;
@@ -95,6 +122,7 @@ KERNEL(256) add_rms_norm(const void* x, float* residual, const float* weight, fl
 
 KERNEL(256) layer_norm(const void* x, const float* weight, const float* bias, float eps, u32 cols, void* out,
                        u32 forms) {
+    prefetch_weight(weight, cols);
     SHARED_DYNAMIC(bytes);
     SHARED(float, shared, 2);
     float* row = (float*)bytes;

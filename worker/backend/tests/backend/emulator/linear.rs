@@ -259,6 +259,7 @@ fn grid(rows_each: usize, w: &Packed, n_rows: usize, pieces: &Pieces) -> [usize;
     match rows_each {
         64 => [w.n_out.div_ceil(128), n_rows.div_ceil(64), 1],
         128 => [n_rows.div_ceil(128), w.n_out.div_ceil(256), 1],
+        32 => [n_tiles.div_ceil(2 * 8 / pieces.n_slots()), n_rows.div_ceil(32), 1],
         _ => [n_tiles.div_ceil(8 / pieces.n_slots()), n_rows.div_ceil(rows_each), 1],
     }
 }
