@@ -1,47 +1,52 @@
 //! Waiting sequences, for each tenant in the order of admission.
 
-use crate::sequence::SequenceIdx;
+use crate::queue_key::QueueKey;
+use crate::sequence::Sequence;
+use crate::slab::{SequenceIdx, SequenceSlab};
 use crate::tenants::TenantIdx;
 use alloc::collections::BTreeMap;
-use types::{Micros, Priority};
-
-/// A request's order among all others of its tenant, waiting or running, for its whole life: the lowest goes first.
-///
-/// `due` is the time of arrival, later by `aging_micros` for each level of priority. Comparing it is comparing
-/// priorities that improve by one level in every `aging_micros` of waiting, and needs no clock.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct QueueKey {
-    due: u64,
-    arrival: u64,
-}
-
-impl QueueKey {
-    const FIRST: QueueKey = QueueKey { due: 0, arrival: 0 };
-    const LAST: QueueKey = QueueKey { due: u64::MAX, arrival: u64::MAX };
-
-    pub fn new(priority: Priority, arrived: Micros, arrival: u64, aging_micros: u64) -> QueueKey {
-        let level = (i64::from(priority.0) - i64::from(i8::MIN)) as u64;
-        QueueKey { due: arrived.0.saturating_add(level.saturating_mul(aging_micros)), arrival }
-    }
-}
+use alloc::vec::Vec;
+use types::{Micros, Priority, RequestId};
 
 #[derive(Default)]
 pub(crate) struct WaitingQueue {
     order: BTreeMap<(TenantIdx, QueueKey), SequenceIdx>,
     n_tokens: u64,
+    /// Requests that lost their places, until they are read.
+    displaced: Vec<RequestId>,
+    /// The latest time of an arrival, so that a clock that goes backwards cannot overtake.
+    latest: Micros,
+    n_arrivals: u64,
 }
 
 impl WaitingQueue {
-    pub fn insert(&mut self, tenant: TenantIdx, key: QueueKey, idx: SequenceIdx, n_tokens: u32) {
-        let before = self.order.insert((tenant, key), idx);
-        debug_assert!(before.is_none(), "keys are unique");
-        self.n_tokens += u64::from(n_tokens);
+    /// The key of a request that arrives now.
+    pub fn next_key(&mut self, priority: Priority, now: Micros, aging_micros: u64) -> QueueKey {
+        self.latest = self.latest.max(now);
+        let key = QueueKey::new(priority, self.latest, self.n_arrivals, aging_micros);
+        self.n_arrivals += 1;
+        key
     }
 
-    pub fn remove(&mut self, tenant: TenantIdx, key: QueueKey, n_tokens: u32) {
-        let removed = self.order.remove(&(tenant, key));
+    pub fn insert(&mut self, idx: SequenceIdx, sequence: &Sequence) {
+        let before = self.order.insert((sequence.tenant, sequence.key), idx);
+        debug_assert!(before.is_none(), "keys are unique");
+        self.n_tokens += u64::from(sequence.n_known());
+    }
+
+    pub fn remove(&mut self, sequence: &Sequence) {
+        let removed = self.order.remove(&(sequence.tenant, sequence.key));
         debug_assert!(removed.is_some(), "only a waiting sequence is removed");
-        self.n_tokens -= u64::from(n_tokens);
+        self.n_tokens -= u64::from(sequence.n_known());
+    }
+
+    /// A request has lost its place to another tenant's.
+    pub fn displace(&mut self, id: RequestId) {
+        self.displaced.push(id);
+    }
+
+    pub fn take_displaced(&mut self) -> Option<RequestId> {
+        self.displaced.pop()
     }
 
     pub fn iter(&self) -> impl Iterator<Item = SequenceIdx> + Clone {
@@ -51,6 +56,26 @@ impl WaitingQueue {
     /// The waiting sequences of one tenant.
     pub fn of(&self, tenant: TenantIdx) -> impl DoubleEndedIterator<Item = SequenceIdx> + Clone {
         self.order.range((tenant, QueueKey::FIRST)..=(tenant, QueueKey::LAST)).map(|(_, &idx)| idx)
+    }
+
+    /// The first waiting sequence that may run, of tenants in this order. One past its deadline is reported by
+    /// `expire`. Among suspects it is the least suspicious one; while a suspect runs all of them are passed over, and
+    /// once that one gets a token, the next of them holds up the rest again.
+    pub fn first_to_run(
+        &self,
+        tenants: &[TenantIdx],
+        sequences: &SequenceSlab,
+        now: Micros,
+        is_suspect_running: bool,
+    ) -> Option<SequenceIdx> {
+        let is_in_time = |idx: &SequenceIdx| sequences[*idx].request.deadline.is_none_or(|deadline| now < deadline);
+        let mut in_time = tenants.iter().flat_map(|&tenant| self.of(tenant)).filter(is_in_time);
+        if sequences.n_suspects() == 0 {
+            return in_time.next();
+        }
+        let suspects = in_time.clone().filter(|&idx| sequences[idx].is_suspect() && !is_suspect_running);
+        let least = suspects.min_by_key(|&idx| sequences[idx].suspicion);
+        in_time.find(|&idx| !sequences[idx].is_suspect() || Some(idx) == least)
     }
 
     pub fn is_empty(&self) -> bool {
@@ -65,29 +90,10 @@ impl WaitingQueue {
     pub fn n_tokens(&self) -> u64 {
         self.n_tokens
     }
-}
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_old_request_of_low_priority_overtakes_a_new_one_of_high_priority() {
-        let aging = 1000;
-        // (priority, arrived) of the first and of the second, and whether the first goes first
-        let cases = [
-            ((0, 0), (0, 0), true),
-            ((0, 5), (0, 9), true),
-            ((1, 0), (0, 999), false),
-            ((1, 0), (0, 1000), true),
-            ((1, 0), (0, 1001), true),
-            ((127, 0), (-128, 254_999), false),
-            ((127, 0), (-128, 255_001), true),
-        ];
-        for ((a, at), (b, bt), first) in cases {
-            let sooner =
-                QueueKey::new(Priority(a), Micros(at), 0, aging) < QueueKey::new(Priority(b), Micros(bt), 1, aging);
-            assert_eq!(sooner, first, "{a}@{at} before {b}@{bt}");
-        }
+    pub fn check(&self, sequences: &SequenceSlab) {
+        let n_tokens: u64 = self.iter().map(|idx| u64::from(sequences[idx].n_known())).sum();
+        assert_eq!(n_tokens, self.n_tokens);
+        assert_eq!(self.displaced.len(), 0, "every displaced request has been reported");
     }
 }

@@ -14,9 +14,11 @@
 //! Rule 1 may accuse a neighbour once for a later step, before there are suspects, and once more beside a culprit that
 //! is not yet a suspect. From then on only the culprit is accused, so a limit above two losses ends the culprit alone.
 
-use crate::Config;
-use crate::scheduler::{RequestOutput, Scheduler, pools};
-use crate::sequence::{Sequence, SequenceIdx, SequenceState};
+use super::Scheduler;
+use crate::config::Config;
+use crate::output::RequestOutput;
+use crate::sequence::{Sequence, SequenceState};
+use crate::slab::SequenceIdx;
 use crate::table::BlockTable;
 use alloc::vec::Vec;
 use types::{Epoch, Finish, Unsupported};
@@ -55,17 +57,13 @@ impl Scheduler {
     /// so placement should give them blocks for a full context if it can. So do those above the limit of suspicion.
     pub fn requeue_into(&mut self, epoch: Epoch, n_blocks: &[u32], loss: WorkerLoss, out: &mut Vec<RequestOutput>) {
         assert_eq!(n_blocks.len(), self.config.groups.len(), "one pool for each cache group");
-        debug_assert!(epoch > self.epoch, "step ids start again, so only the epoch identifies an old answer");
-        self.epoch = epoch;
-        self.n_steps = 0;
         self.accuse_oldest_step(loss.weight());
-        self.in_flight.clear();
+        self.in_flight.begin_epoch(epoch);
         self.config.n_blocks.copy_from_slice(n_blocks);
-        self.pools = pools(&self.config);
+        self.pools.reset(&self.config);
         self.running.clear();
         let all: Vec<SequenceIdx> = self.sequences.iter().map(|(idx, _)| idx).collect();
         all.iter().for_each(|&idx| self.requeue(idx));
-        self.ends.clear();
         self.end_what_is_outgrown(out);
         self.fail_what_cannot_fit(out);
         self.fail_what_is_suspected_too_much(out);
@@ -86,52 +84,42 @@ impl Scheduler {
     /// some requests (`supports_newest_features` is false), there is no room at all for logs of such requests. Call
     /// before `requeue_into`.
     pub fn limit_log_length(&mut self, room: u32, supports_newest_features: bool) {
-        (self.room, self.supports_newest_features) = (room.min(self.config.context_max), supports_newest_features);
+        self.acceptance.set_room(room.min(self.config.context_max), supports_newest_features);
         for sequence in self.sequences.iter_mut() {
-            let is_held = supports_newest_features || !sequence.request.needs_newest_features();
-            sequence.limit_length(if is_held { self.room } else { 0 });
+            sequence.limit_length(self.acceptance.room_for(&sequence.request));
         }
     }
 
-    /// A sequence that is ending will not run again, and is not accused.
     fn accuse_oldest_step(&mut self, weight: u32) {
         let Some(step) = self.in_flight.pop_oldest() else { return };
-        for planned in &step.slices {
-            let sequence = self.sequences.of_generation(planned.sequence, planned.generation);
-            if let Some(sequence) = sequence.filter(|sequence| sequence.state == SequenceState::Running) {
-                self.n_suspects += u32::from(weight > 0 && !sequence.is_suspect());
-                sequence.suspicion += weight;
-            }
-        }
+        step.slices.iter().for_each(|planned| self.sequences.accuse(planned.sequence, planned.generation, weight));
         self.in_flight.recycle(step);
     }
 
     fn requeue(&mut self, idx: SequenceIdx) {
         let sequence = &mut self.sequences[idx];
-        sequence.held = false;
-        sequence.tables.iter_mut().for_each(BlockTable::clear);
-        sequence.set_n_entries(0);
-        match sequence.state {
+        match sequence.state() {
             SequenceState::Waiting => {}
             SequenceState::Ending => self.sequences.remove(idx),
             SequenceState::Running => {
-                self.counters.tokens_requeued += u64::from(sequence.n_computed);
+                self.counters.requeued += 1;
+                self.counters.tokens_requeued += u64::from(sequence.progress().n_computed);
+                sequence.tables.iter_mut().for_each(BlockTable::clear);
                 sequence.rewind();
                 let tenant = sequence.tenant;
                 self.enqueue(idx);
                 self.tenants.remove_running(tenant);
-                self.counters.requeued += 1;
             }
         }
     }
 
     fn end_what_is_outgrown(&mut self, out: &mut Vec<RequestOutput>) {
-        self.end_waiting(Finish::Outgrown, |sequence| sequence.n_known() >= sequence.length_max, out);
+        self.end_waiting(Finish::Outgrown, |sequence| sequence.n_known() >= sequence.length_max(), out);
     }
 
     fn fail_what_cannot_fit(&mut self, out: &mut Vec<RequestOutput>) {
         let config = self.config.clone();
-        self.end_waiting(Finish::Failed, |sequence| config.too_small_pool(sequence.length_max).is_some(), out);
+        self.end_waiting(Finish::Failed, |sequence| config.too_small_pool(sequence.length_max()).is_some(), out);
     }
 
     fn fail_what_is_suspected_too_much(&mut self, out: &mut Vec<RequestOutput>) {

@@ -1,0 +1,102 @@
+//! All sequences of the scheduler, and how many of them may have broken the ranks.
+
+use crate::sequence::{Sequence, SequenceState};
+use alloc::vec::Vec;
+
+pub(crate) type SequenceIdx = u32;
+
+/// Sequences by index; an index is reused after its sequence is gone.
+#[derive(Default)]
+pub(crate) struct SequenceSlab {
+    slots: Vec<Option<Sequence>>,
+    vacant: Vec<SequenceIdx>,
+    n_generations: u64,
+    /// How many waiting or running sequences are suspects.
+    n_suspects: u32,
+}
+
+impl SequenceSlab {
+    pub fn insert(&mut self, sequence: Sequence) -> SequenceIdx {
+        match self.vacant.pop() {
+            Some(idx) => {
+                self.slots[idx as usize] = Some(sequence);
+                idx
+            }
+            None => {
+                self.slots.push(Some(sequence));
+                (self.slots.len() - 1) as SequenceIdx
+            }
+        }
+    }
+
+    pub fn remove(&mut self, idx: SequenceIdx) {
+        debug_assert!(self.slots[idx as usize].is_some());
+        self.slots[idx as usize] = None;
+        self.vacant.push(idx);
+    }
+
+    /// The sequence that a slice was planned for, unless it has been dropped since.
+    #[inline]
+    pub fn of_generation(&mut self, idx: SequenceIdx, generation: u64) -> Option<&mut Sequence> {
+        self.slots.get_mut(idx as usize)?.as_mut().filter(|sequence| sequence.progress().generation == generation)
+    }
+
+    /// The number of the next admission.
+    pub fn next_generation(&mut self) -> u64 {
+        self.n_generations += 1;
+        self.n_generations
+    }
+
+    /// Adds to the suspicion of the sequence that a lost slice was planned for. One that is ending will not run again,
+    /// and is not accused.
+    pub fn accuse(&mut self, idx: SequenceIdx, generation: u64, weight: u32) {
+        let sequence = self.of_generation(idx, generation);
+        if let Some(sequence) = sequence.filter(|sequence| sequence.state() == SequenceState::Running) {
+            let is_new = weight > 0 && !sequence.is_suspect();
+            sequence.suspicion += weight;
+            self.n_suspects += u32::from(is_new);
+        }
+    }
+
+    /// It got a token or ended: it is no suspect any more.
+    #[inline]
+    pub fn clear_suspicion(&mut self, idx: SequenceIdx) {
+        let sequence = &mut self[idx];
+        if sequence.is_suspect() {
+            sequence.suspicion = 0;
+            self.n_suspects -= 1;
+        }
+    }
+
+    pub fn n_suspects(&self) -> u32 {
+        self.n_suspects
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.vacant.len() == self.slots.len()
+    }
+
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Sequence> {
+        self.slots.iter_mut().flatten()
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = (SequenceIdx, &Sequence)> + Clone {
+        self.slots.iter().enumerate().filter_map(|(idx, slot)| Some((idx as SequenceIdx, slot.as_ref()?)))
+    }
+}
+
+impl core::ops::Index<SequenceIdx> for SequenceSlab {
+    type Output = Sequence;
+
+    #[inline]
+    fn index(&self, idx: SequenceIdx) -> &Sequence {
+        self.slots[idx as usize].as_ref().expect("an index in use names a sequence")
+    }
+}
+
+impl core::ops::IndexMut<SequenceIdx> for SequenceSlab {
+    #[inline]
+    fn index_mut(&mut self, idx: SequenceIdx) -> &mut Sequence {
+        self.slots[idx as usize].as_mut().expect("an index in use names a sequence")
+    }
+}

@@ -1,0 +1,135 @@
+//! The step that is being planned: what each running sequence has in it, and what is left of its limits.
+
+use crate::config::Config;
+use crate::drafting::DraftPolicy;
+use crate::pools::BlockPools;
+use crate::slab::{SequenceIdx, SequenceSlab};
+use crate::turns::{TurnCandidate, TurnRule, choose_turns};
+use alloc::vec::Vec;
+use types::{DRAFT_ROWS_MAX, SCORED_ROWS_MAX};
+
+/// What a running sequence has in the step.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct SlicePlan {
+    /// The tokens of its turn; zero if it has none.
+    pub turn: u32,
+    /// The length of its slice, once that is planned.
+    pub n_tokens: u32,
+    /// How many of its tokens are drafts.
+    pub n_drafts: u32,
+}
+
+/// The rest of a step.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct StepBudget {
+    pub n_tokens: u32,
+    /// Rows that may still be scored.
+    pub n_scores: u32,
+    /// Bytes of the frame for requests that start.
+    pub start_bytes: usize,
+    /// A sequence was preempted or got no blocks: a newly admitted one would soon be preempted.
+    pub short: bool,
+}
+
+/// Reused for its memory.
+pub(crate) struct StepPlan {
+    /// One for each running sequence, in their order.
+    slices: Vec<SlicePlan>,
+    candidates: Vec<TurnCandidate>,
+    pub rule: TurnRule,
+    pub left: StepBudget,
+}
+
+impl StepPlan {
+    pub fn new(running_max: u32) -> StepPlan {
+        StepPlan {
+            slices: Vec::with_capacity(running_max as usize),
+            candidates: Vec::with_capacity(running_max as usize),
+            rule: TurnRule::default(),
+            left: StepBudget::default(),
+        }
+    }
+
+    /// Gives turns in this step to sequences that decode, and counts their tokens.
+    pub fn give_turns(&mut self, running: &[SequenceIdx], sequences: &SequenceSlab, pools: &BlockPools) -> u32 {
+        self.slices.clear();
+        if self.rule.steps_per_turn == 1 {
+            // No sequence waits for another's turn.
+            let turns = running.iter().map(|&idx| self.rule.n_tokens(&sequences[idx]));
+            self.slices.extend(turns.map(|turn| SlicePlan { turn, ..SlicePlan::default() }));
+            return self.slices.iter().map(|slice| slice.turn).sum();
+        }
+        self.slices.resize(running.len(), SlicePlan::default());
+        choose_turns(&mut self.candidates, &self.rule, running, sequences, pools);
+        for turn in &self.candidates {
+            self.slices[turn.at].turn = turn.n_tokens;
+        }
+        self.candidates.iter().map(|turn| turn.n_tokens).sum()
+    }
+
+    /// Adds drafts to the turns. Returns how many, which leaves at least half of the tokens that are not needed for
+    /// turns to chunks.
+    pub fn give_drafts(&mut self, running: &[SequenceIdx], sequences: &SequenceSlab, config: &Config) -> u32 {
+        if config.drafting == DraftPolicy::Off {
+            return 0;
+        }
+        let n_spare = (config.batch_tokens_max - running.len() as u32) / 2;
+        let n_all = DRAFT_ROWS_MAX.min(n_spare);
+        let slice_max = config.slice_max() - 1;
+        let mut n_left = n_all;
+        for (slice, &idx) in self.slices.iter_mut().zip(running) {
+            slice.n_drafts = sequences[idx].n_drafts_behind(slice.turn).min(n_left).min(slice_max);
+            slice.turn += slice.n_drafts;
+            n_left -= slice.n_drafts;
+        }
+        n_all - n_left
+    }
+
+    /// Nothing is taken of the step's limits yet, except the rows of drafts.
+    pub fn fill_budget(&mut self, config: &Config, n_drafts: u32) {
+        let (n_tokens, start_bytes) = (config.batch_tokens_max, config.starts_bytes_max);
+        self.left = StepBudget { n_tokens, n_scores: SCORED_ROWS_MAX - n_drafts, start_bytes, short: false };
+    }
+
+    #[inline]
+    pub fn slice(&self, at: usize) -> SlicePlan {
+        self.slices[at]
+    }
+
+    /// The running sequence `at` goes on without drafts.
+    pub fn drop_drafts(&mut self, at: usize) {
+        let slice = &mut self.slices[at];
+        slice.turn -= core::mem::take(&mut slice.n_drafts);
+    }
+
+    /// The slice of the running sequence `at` gets `n_tokens`; `scores`: each is a row to score.
+    #[inline]
+    pub fn take_tokens(&mut self, at: usize, n_tokens: u32, scores: bool) {
+        let slice = &mut self.slices[at];
+        slice.n_tokens += n_tokens;
+        slice.n_drafts = slice.n_drafts.min(slice.n_tokens);
+        self.left.n_tokens -= n_tokens;
+        self.left.n_scores -= if scores { n_tokens } else { 0 };
+    }
+
+    /// A sequence begins to run at this place.
+    pub fn insert(&mut self, at: usize) {
+        self.slices.insert(at, SlicePlan::default());
+    }
+
+    /// The sequence at this place runs no longer. Its tokens are free for others. Returns how many.
+    pub fn remove(&mut self, at: usize) -> u32 {
+        let n_tokens = self.slices.remove(at).n_tokens;
+        self.left.n_tokens += n_tokens;
+        n_tokens
+    }
+
+    pub fn has_slices(&self) -> bool {
+        self.slices.iter().any(|slice| slice.n_tokens > 0)
+    }
+
+    /// The slices, to be taken as they are written.
+    pub fn slices_mut(&mut self) -> &mut [SlicePlan] {
+        &mut self.slices
+    }
+}
