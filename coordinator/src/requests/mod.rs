@@ -17,7 +17,7 @@ mod times;
 mod traces;
 
 use crate::Config;
-use crate::placement::Blueprint;
+use crate::epoch_start::EpochStart;
 use crate::requests::names::BlockNameChanges;
 use crate::requests::pace::CompletionRate;
 use crate::requests::passages::Passages;
@@ -165,15 +165,8 @@ impl LiveRequests {
 
     // -- epochs
 
-    /// Begins an epoch on these ranks, which all speak this protocol, under this policy: by the model's fingerprint,
-    /// and over all of its bytes.
-    pub fn epoch_begins(
-        &mut self,
-        (config, blueprint, protocol): (&Config, &Blueprint, u32),
-        [meant, policy]: [PolicyDigest; 2],
-        epoch: Epoch,
-        now: Micros,
-    ) -> Result<(), Unsupported> {
+    pub fn epoch_begins(&mut self, config: &Config, start: &EpochStart<'_>, now: Micros) -> Result<(), Unsupported> {
+        let EpochStart { epoch, blueprint, protocol, meant, policy, kv_parts } = *start;
         let (grid, supports_newest_features) = (blueprint.grid, protocol >= since::NEWEST_OF_REQUESTS);
         match &mut self.planner {
             Some(planner) => {
@@ -194,6 +187,7 @@ impl LiveRequests {
             }
         }
         self.outputs_without_step(now);
+        self.kv_committed(kv_parts);
         Ok(())
     }
 
