@@ -97,14 +97,14 @@ impl Phase {
         }
     }
 
-    pub fn serving_mut(&mut self) -> Option<&mut ServingPhase> {
+    pub fn serving(&self) -> Option<&ServingPhase> {
         match self {
             Phase::Serving(serving) => Some(serving),
             Phase::Waiting(_) | Phase::Placing(_) => None,
         }
     }
 
-    pub fn serving(&self) -> Option<&ServingPhase> {
+    pub fn serving_mut(&mut self) -> Option<&mut ServingPhase> {
         match self {
             Phase::Serving(serving) => Some(serving),
             Phase::Waiting(_) | Phase::Placing(_) => None,
