@@ -1,8 +1,8 @@
 //! Every event that a replica handles. The set is closed, and one loop takes them in order.
 
 use crate::WorkerId;
+use crate::deployment::joined::ServedWeights;
 use crate::outbound::Outbound;
-use crate::replica::joined::ServedWeights;
 use proto::cluster as wire;
 use tokio::sync::oneshot;
 use tonic::Status;

@@ -5,6 +5,8 @@
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test may panic"))]
 
 mod config;
+mod deployment;
+mod epoch_start;
 mod event;
 mod members;
 mod outbound;

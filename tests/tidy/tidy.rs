@@ -71,7 +71,8 @@ const ROOMS: &[(&str, &Rooms)] = &[
         "coordinator/src/",
         &[
             ("service", &["replica"]),
-            ("replica", &["requests", "members", "placement"]),
+            ("replica", &["deployment", "requests", "members", "placement"]),
+            ("deployment", &["members", "placement"]),
             ("requests", &["placement"]),
             ("members", &["placement"]),
             ("placement", &[]),

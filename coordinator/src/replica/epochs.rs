@@ -1,79 +1,65 @@
-//! The loop's part that ends epochs and begins them. An epoch that ends is dropped with its phase. Its ranks are
-//! released, and its requests wait for the next one.
+//! The loop's part that carries out what an event leads to: epochs end and begin, and lost workers are dismissed. The
+//! decisions are the deployment's; here they take effect for ranks, requests, routers and operators, in this order.
 
 use super::Replica;
-use super::endings::{EpochEnding, Recovery, RecoveryCost};
-use super::lost::Successor;
-use super::phase::{Phase, ServingPhase};
 use crate::Error;
-use crate::placement::Shard;
-use std::time::Duration;
-use telemetry::metrics;
-use types::Grid;
+use crate::deployment::Transition;
+use crate::deployment::endings::EpochEnding;
 
 impl Replica {
-    /// Called also if no epoch is under way: the pending placement begins anew.
-    pub(super) fn end_epoch(&mut self, why: EpochEnding) {
-        let now = self.now();
-        if self.requests.has_served() && self.recovery.is_none() {
-            self.recovery = Some(Recovery::begin(self.epoch, why, self.requests.stats().tokens_requeued, now));
+    pub(super) fn perform(&mut self, transition: Transition) -> Result<(), Error> {
+        match transition {
+            Transition::BeginEpoch => self.begin_epoch()?,
+            Transition::EndEpoch(why) => self.end_epoch(why),
+            Transition::Place => self.place(),
+            Transition::Restart(why) => {
+                self.end_epoch(why);
+                self.place();
+            }
         }
-        let waits = &self.config.waits;
-        let in_doubt = why == EpochEnding::Doubt;
-        let not_before = in_doubt.then(|| self.grids.record_doubt(self.phase.served_micros(now), now, waits));
-        let try_at = self.grids.record_ended(&self.phase, why, now, waits);
-        let ended = std::mem::take(&mut self.phase);
-        if let Some(ranks) = ended.ranks() {
-            self.members.release(ranks);
-        }
-        for rank in ended.serving().map_or_else(Vec::new, |serving| serving.slowness.slow_ranks()) {
-            metrics::rank_slow(&self.of, rank.0, false);
-        }
-        self.phase = ended.into_waiting(not_before, try_at);
-        self.epoch.n += 1;
-        self.state_changed = true;
-        self.requests.epoch_ended(self.epoch, why.loss(), now);
-    }
-
-    /// Begins to serve, or goes on serving, once all ranks are ready.
-    pub(super) fn begin_epoch(&mut self) -> Result<(), Error> {
-        let now = self.now();
-        let Phase::Placing(placement) = &self.phase else { return Ok(()) };
-        let Some(meant) = placement.ranks.policy() else { return Ok(()) };
-        let (grid, epoch, blueprint) = (placement.blueprint.grid, placement.epoch, &placement.blueprint);
-        self.members.record_met(&placement.ranks);
-        let policy = self.requests.policy().unwrap_or_else(|| self.readings.serve(meant));
-        let kv_parts = placement.ranks.kv_parts();
-        let protocol = self.members.protocol(placement.ranks.workers()).unwrap_or(proto::OLDEST);
-        self.requests.epoch_begins((&self.config, blueprint, protocol), [meant, policy], epoch, now)?;
-        self.requests.kv_committed(kv_parts);
-        let (Grid { tp, pp, .. }, n_ranks, n_blocks) = (grid, blueprint.shards.len(), blueprint.n_blocks());
-        tracing::info!(%epoch, tp, pp, n_ranks, ?n_blocks, "the replica is ready");
-        self.phase = match std::mem::take(&mut self.phase) {
-            Phase::Placing(placement) => Phase::Serving(ServingPhase::begin(placement, now)),
-            other => other,
-        };
-        self.grids.record_ready();
-        self.state_changed = true;
-        self.recovered(grid);
-        self.requests.welcome(now);
         Ok(())
     }
 
-    /// The replica serves again.
-    fn recovered(&mut self, grid: Grid) {
-        let Some(recovery) = self.recovery.take() else {
-            // It serves for the first time: no request waited because of earlier losses.
-            return self.report_successors(RecoveryCost { took: Duration::ZERO, n_replayed: 0 });
-        };
-        let recovered = recovery.end(&self.of, grid, self.requests.stats().tokens_requeued, self.now());
-        self.report_successors(recovered);
-        self.answer_operators(grid, recovered);
+    /// Dismisses one worker after the other: the next may hold a rank of the epoch that follows.
+    pub(super) fn take_losses(&mut self) -> Result<(), Error> {
+        while let Some(lost) = self.deployment.take_loss() {
+            let now = self.clock.now();
+            let Some((loss, transition)) = self.deployment.dismiss(lost) else { continue };
+            self.perform(transition)?;
+            if let Some(loss) = loss {
+                self.recoveries.rank_lost(loss, now);
+            }
+        }
+        Ok(())
     }
 
-    fn report_successors(&mut self, recovered: RecoveryCost) {
-        let (shards, members) = (self.phase.blueprint().map_or(&[][..], |blueprint| &blueprint.shards), &self.members);
-        let successor = |shard: &Shard| Successor { host: shard.host.clone(), pid: members.pid(shard.worker) };
-        self.lost.record_recovery(recovered, |rank| shards.iter().find(|shard| shard.rank.0 == rank).map(successor));
+    pub(super) fn place(&mut self) {
+        self.deployment.place(self.requests.promised_context(), self.clock.now());
+    }
+
+    /// The requests wait for the next epoch.
+    fn end_epoch(&mut self, why: EpochEnding) {
+        let now = self.clock.now();
+        if self.requests.has_served() {
+            let tokens_requeued = self.requests.stats().tokens_requeued;
+            self.recoveries.epoch_ended(self.deployment.epoch(), why, tokens_requeued, now);
+        }
+        let next = self.deployment.end_epoch(why, now);
+        self.requests.epoch_ended(next, why.loss(), now);
+    }
+
+    /// Begins to serve, or goes on serving, once all ranks are ready.
+    fn begin_epoch(&mut self) -> Result<(), Error> {
+        let now = self.clock.now();
+        let Some(start) = self.deployment.epoch_start() else { return Ok(()) };
+        self.requests.epoch_begins(&self.config, &start, now)?;
+        self.deployment.serve(now);
+        let (grid, tokens_requeued) = (self.deployment.grid(), self.requests.stats().tokens_requeued);
+        let cost = self.recoveries.served(grid, tokens_requeued, now, |rank| self.deployment.successor(rank));
+        if let Some(cost) = cost {
+            self.changes.answer(grid, cost, self.deployment.reload_failures());
+        }
+        self.requests.welcome(now);
+        Ok(())
     }
 }

@@ -1,71 +1,62 @@
-//! The loop's part that sends steps to the ranks and takes their answers.
+//! The loop's part that sends steps to the ranks, takes their answers, and has ranks that grow commit as much memory as
+//! the requests need.
 
 use super::Replica;
-use super::endings::WorkerDismissalCause;
-use super::phase::Phase;
 use crate::WorkerId;
+use crate::members::kv_target::{AHEAD, AHEAD_MIN, KvNeeds};
 use crate::members::patience;
 use scheduler::StaleAnswer;
-use std::time::Duration;
-use telemetry::metrics;
-use tonic::Status;
 use types::{Micros, SliceDone, StepDone};
 
 impl Replica {
     /// Plans and sends steps until enough are in flight or there is nothing to do.
     pub(super) fn plan_steps(&mut self) {
-        loop {
-            let now = self.now();
-            let Phase::Serving(serving) = &mut self.phase else { return };
+        while self.deployment.is_serving() {
+            let now = self.clock.now();
             let is_first = self.requests.stats().n_steps_in_flight == 0;
             let Some(step) = self.requests.next_step(now) else { return };
-            if is_first {
-                serving.step_since = now;
-            }
-            serving.patience.sent(patience::work(self.requests.last_step()));
-            if let Err(worker) = self.members.send_step(&serving.placement.ranks, &step) {
-                let why = Status::resource_exhausted("this rank does not read its steps");
-                return self.report_loss(worker, WorkerDismissalCause::Deaf, why);
+            if !self.deployment.send_step(&step, patience::work(self.requests.last_step()), is_first, now) {
+                return;
             }
         }
     }
 
-    pub(super) fn step_done(&mut self, worker: WorkerId, done: &StepDone) {
-        self.members.mark_alive(worker);
-        let (now, vocab) = (self.now(), self.config.shape.vocab);
-        if !self.is_sampler(worker) || !self.requests.has_served() {
+    pub(super) fn step_done(&mut self, worker: WorkerId, done: &StepDone, now: Micros) {
+        self.deployment.mark_alive(worker);
+        if !self.deployment.is_sampler(worker) || !self.requests.has_served() {
             return;
         }
+        let vocab = self.config.shape.vocab;
         let is_token = |slice: &SliceDone| slice.tokens.iter().all(|out| out.token < vocab);
         if !done.slices.iter().all(is_token) {
-            let why = Status::invalid_argument("the answer has a token outside the vocabulary");
-            return self.report_loss(worker, WorkerDismissalCause::Wrong, why);
+            return self.deployment.refuse_answer(worker, "the answer has a token outside the vocabulary".into());
         }
         match self.requests.apply(done, now) {
-            Ok(()) => self.record_answer(done, now),
+            Ok(()) => self.deployment.record_answer(done, now),
             // Its epoch ended while the answer was on its way.
             Err(StaleAnswer::Epoch { .. }) => {}
-            Err(stale) => {
-                self.report_loss(worker, WorkerDismissalCause::Wrong, Status::invalid_argument(stale.to_string()))
-            }
+            Err(stale) => self.deployment.refuse_answer(worker, stale.to_string()),
         }
     }
 
-    /// Only the rank that samples answers steps.
-    fn is_sampler(&self, worker: WorkerId) -> bool {
-        self.phase.placement().is_some_and(|placement| {
-            let sampler = placement.blueprint.grid.sampler();
-            placement.ranks.is_ready(worker) && placement.ranks.rank(worker) == Some(sampler)
-        })
+    /// Has ranks that grow commit what requests will soon need.
+    pub(super) fn grow_kv(&mut self) {
+        let Some(parts) = self.deployment.kv_target_parts() else { return };
+        if self.requests.kv_target(AHEAD_MIN) > parts {
+            self.deployment.raise_kv_target(self.requests.kv_target(AHEAD));
+        }
     }
 
-    /// A step's time counts from the answer before it, if that came while the step was in flight.
-    fn record_answer(&mut self, done: &StepDone, now: Micros) {
-        let Phase::Serving(serving) = &mut self.phase else { return };
-        let n_tokens = done.slices.iter().map(|slice| slice.tokens.len() as u64).sum();
-        self.performance.measured.record_answer(done.slices.len(), n_tokens, serving.step_since, now);
-        serving.patience.record_answer(now.since(serving.step_since).0);
-        serving.step_since = now;
-        metrics::step(&self.of, Duration::from_micros(done.micros.into()));
+    /// Has them give back what has held no block for a while. The blocks are taken from the pools first.
+    pub(super) fn shrink_kv(&mut self, now: Micros) {
+        if self.deployment.kv_target_parts().is_none() {
+            return;
+        }
+        let (target, spare) = (self.requests.kv_target(AHEAD), self.requests.kv_target(2 * AHEAD));
+        let needs = KvNeeds { target, spare, held: self.requests.kv_held() };
+        if let Some(parts) = self.deployment.lower_kv_target(needs, now) {
+            self.requests.kv_committed(parts);
+            self.deployment.send_kv_target();
+        }
     }
 }

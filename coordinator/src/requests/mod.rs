@@ -1,11 +1,12 @@
 //! The requests of the attached routers: which router has which, the scheduler that runs them, and the frames for
 //! routers. Knows no ranks.
 //!
-//! A request is accepted or refused (`submit`, `adopt`), its steps are planned and answered here, and its tokens are an
-//! output (`outputs`) for its router (`routers`). `attached` has the frames about the replica that every router gets.
+//! A request is accepted or refused (`submit`), its steps are planned and answered here, and its tokens are an output
+//! (`outputs`) for its router (`routers`). `attached` has the frames about the replica that every router gets.
 
 mod adopt;
 mod attached;
+mod histories;
 mod names;
 mod outputs;
 mod pace;
@@ -17,19 +18,15 @@ mod times;
 mod traces;
 
 use crate::Config;
-use crate::placement::Blueprint;
+use crate::epoch_start::EpochStart;
+use crate::requests::histories::RequestHistories;
 use crate::requests::names::BlockNameChanges;
-use crate::requests::pace::CompletionRate;
-use crate::requests::passages::Passages;
-use crate::requests::progress::PrefillProgress;
 use crate::requests::routers::Routers;
-use crate::requests::times::RequestTimes;
-use crate::requests::traces::Traces;
 use bytes::Bytes;
 use proto::cluster as wire;
 use proto::{ProtocolRange, since};
 use scheduler::{RequestOutput, Scheduler, Stats, WorkerLoss};
-use telemetry::metrics::{self, ReplicaLabel};
+use telemetry::metrics::ReplicaLabel;
 use types::{Epoch, Micros, PolicyDigest, RequestId, Step, Unsupported};
 
 pub(crate) struct LiveRequests {
@@ -47,11 +44,7 @@ pub(crate) struct LiveRequests {
     is_draining: bool,
     /// When a request last came with tokens of another replica.
     taken_over: Option<Micros>,
-    pace: CompletionRate,
-    traces: Traces,
-    times: RequestTimes,
-    passages: Passages,
-    progress: PrefillProgress,
+    histories: RequestHistories,
     /// Reused for its memory.
     step: Step,
     /// Empty between calls; reused for its memory.
@@ -82,7 +75,6 @@ impl LiveRequests {
             beat_millis: u32::try_from(config.waits.beat_every.as_millis()).unwrap_or(0),
         };
         LiveRequests {
-            of,
             vocab: config.shape.vocab,
             speaks: config.speaks.clone(),
             welcome,
@@ -90,11 +82,8 @@ impl LiveRequests {
             planner: None,
             is_draining: false,
             taken_over: None,
-            pace: CompletionRate::default(),
-            traces: Traces::default(),
-            times: RequestTimes::default(),
-            passages: Passages::default(),
-            progress: PrefillProgress::default(),
+            histories: RequestHistories::new(of.clone()),
+            of,
             step: Step::default(),
             outputs: Vec::new(),
             name_changes: BlockNameChanges::default(),
@@ -165,15 +154,8 @@ impl LiveRequests {
 
     // -- epochs
 
-    /// Begins an epoch on these ranks, which all speak this protocol, under this policy: by the model's fingerprint,
-    /// and over all of its bytes.
-    pub fn epoch_begins(
-        &mut self,
-        (config, blueprint, protocol): (&Config, &Blueprint, u32),
-        [meant, policy]: [PolicyDigest; 2],
-        epoch: Epoch,
-        now: Micros,
-    ) -> Result<(), Unsupported> {
+    pub fn epoch_begins(&mut self, config: &Config, start: &EpochStart<'_>, now: Micros) -> Result<(), Unsupported> {
+        let EpochStart { epoch, blueprint, protocol, meant, policy, kv_parts } = *start;
         let (grid, supports_newest_features) = (blueprint.grid, protocol >= since::NEWEST_OF_REQUESTS);
         match &mut self.planner {
             Some(planner) => {
@@ -194,6 +176,7 @@ impl LiveRequests {
             }
         }
         self.outputs_without_step(now);
+        self.kv_committed(kv_parts);
         Ok(())
     }
 
@@ -216,10 +199,7 @@ impl LiveRequests {
 
     /// All running requests wait for the next placement, in an epoch without workers.
     pub fn epoch_ended(&mut self, next: Epoch, loss: WorkerLoss, now: Micros) {
-        self.traces.epoch_ended();
-        self.passages.epoch_ended(now);
-        self.progress.epoch_ended();
-        self.times.epoch_ended();
+        self.histories.epoch_ended(now);
         if let Some(planner) = &mut self.planner {
             planner.scheduler.requeue_all(next, loss, &mut self.outputs);
             self.outputs_without_step(now);
@@ -234,12 +214,9 @@ impl LiveRequests {
         if !planner.scheduler.next_step(now, &mut self.step) {
             return None;
         }
-        self.times.step_planned(&self.step, now);
-        self.passages.step_planned(&self.step, now);
-        self.progress.step_planned(&self.step).into_iter().for_each(|output| self.routers.push(output));
-        let n_positions = self.step.slices.iter().map(|slice| u64::from(slice.range.end - slice.range.start)).sum();
-        metrics::step_planned(&self.of, self.step.slices.len(), n_positions);
-        Some(proto::encode_traced_step(&self.step, self.traces.step_planned(&self.step)))
+        let (progress, traceparent) = self.histories.step_planned(&self.step, now);
+        progress.into_iter().for_each(|output| self.routers.push(output));
+        Some(proto::encode_traced_step(&self.step, traceparent))
     }
 
     /// The step that was planned last.

@@ -3,8 +3,7 @@
 use super::LiveRequests;
 use proto::cluster as wire;
 use scheduler::{RequestOutput, StaleAnswer};
-use telemetry::metrics;
-use types::{Finish, Micros, StepDone};
+use types::{Micros, StepDone};
 
 impl LiveRequests {
     /// The oldest step in flight is answered. Only a request with a grammar has something that its draws wait for: a
@@ -13,26 +12,15 @@ impl LiveRequests {
         let Some(planner) = &mut self.planner else { return Ok(()) };
         planner.scheduler.check_all_drawn(done)?;
         planner.scheduler.apply(done, &mut self.outputs)?;
-        self.traces.step_done(done.id);
-        self.progress.step_done(done.id).into_iter().for_each(|output| self.routers.push(output));
-        metrics::step_answered(&self.of, self.outputs.iter().map(|output| self.times.n_tokens(output)).sum());
+        let progress = self.histories.step_done(done.id, &self.outputs);
+        progress.into_iter().for_each(|output| self.routers.push(output));
         self.outputs_of(done, now);
         Ok(())
     }
 
     fn outputs_of(&mut self, done: &StepDone, now: Micros) {
         for output in self.outputs.drain(..) {
-            self.traces.apply_output(&output, output.finish.map(finish_label), now);
-            if let Some(took) = self.times.apply_output(&output, now) {
-                metrics::request_durations(&self.of, &took);
-            }
-            if let Some(finish) = output.finish {
-                self.pace.ended(now);
-                metrics::finished(&self.of, finish_label(finish));
-                output.reuse.ended.iter().for_each(|ended| metrics::reuse_ended(&self.of, ended.name()));
-            }
-            self.progress.apply_output(&output);
-            let passages = self.passages.take_passages(&output, now);
+            let passages = self.histories.apply_output(&output, now);
             self.routers.push(wire::Output { passages, ..output_frame(&output, done) });
         }
     }
@@ -65,15 +53,4 @@ fn output_frame(output: &RequestOutput, done: &StepDone) -> wire::Output {
         ..wire::Output::default()
     };
     if output.position == 0 { frame.with_reuse(output.reuse) } else { frame }
-}
-
-/// The label in vLLM's words for `finished_reason`, where it has them.
-fn finish_label(finish: Finish) -> &'static str {
-    match finish {
-        Finish::Stop => "stop",
-        Finish::Length => "length",
-        Finish::Cancelled => "abort",
-        Finish::Deadline => "deadline",
-        Finish::Failed | Finish::Outgrown | Finish::NoToken | Finish::Grammar(_) => "error",
-    }
 }

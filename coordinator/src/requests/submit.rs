@@ -1,5 +1,7 @@
-//! Accepts, refuses and cancels requests, each for the router that it came from.
+//! Accepts, adopts, refuses and cancels requests, each for the router that it came from.
 
+use super::adopt::output_since;
+use super::histories::AcceptedRequest;
 use super::{LiveRequests, traces};
 use proto::Malformed;
 use proto::cluster as wire;
@@ -52,6 +54,26 @@ impl LiveRequests {
         taken.map_err(|refusal| self.refuse(id, refusal, now)).is_ok()
     }
 
+    /// Takes over a request that may be here already, under another id.
+    pub fn adopt(&mut self, wire::Adopt { of, request, n_had }: wire::Adopt, now: Micros) {
+        let (of, Some(mut request)) = (RequestId(of), request) else { return };
+        let (id, n_known) = (request.id, request.output.len());
+        let left = self.planner.as_ref().and_then(|planner| planner.scheduler.request(of));
+        let tail = left.map_or_else(Vec::new, |left| output_since(left, &request, n_had as usize));
+        request.output.extend_from_slice(&tail);
+        if !self.submit(request, now) {
+            return;
+        }
+        if !tail.is_empty() {
+            let tokens = tail.into_iter().map(|token| wire::TokenOut { token, ..Default::default() }).collect();
+            self.routers.push(wire::Output { id, position: n_known as u32, tokens, ..Default::default() });
+        }
+        // The old one's output has no reader. Its blocks stay in the prefix cache, where the new one finds them.
+        if self.routers.is_abandoned(of) {
+            self.cancel_all(vec![of], now);
+        }
+    }
+
     fn try_submit(&mut self, request: wire::Request, now: Micros) -> Result<(), SubmitRefusal> {
         let invalid = |message: String| SubmitRefusal { reason: Reason::Invalid, message };
         let traced = traces::submitted(&request);
@@ -79,15 +101,8 @@ impl LiveRequests {
         }
         self.taken_over = if is_begun { Some(now) } else { self.taken_over };
         self.routers.request_accepted(id);
-        if let Some(submitted) = traced {
-            self.traces.request_accepted(submitted, now);
-        }
-        self.times.request_accepted(id, n_prompt, now);
-        self.passages.request_accepted(id);
-        if is_watched {
-            self.progress.request_accepted(id);
-        }
-        metrics::taken(&self.of, n_prompt, looks_up);
+        let accepted = AcceptedRequest { id, n_prompt, looks_up, is_watched, traced };
+        self.histories.request_accepted(accepted, now);
         displaced.into_iter().for_each(|id| self.displace(id, now));
         Ok(())
     }
@@ -115,11 +130,7 @@ impl LiveRequests {
     /// Removes a waiting request: a request of a tenant with less waiting takes its place.
     fn displace(&mut self, id: RequestId, now: Micros) {
         let message = "the queue is full, and other tenants have fewer requests in it: try again later".into();
-        self.traces.request_retracted(id);
-        self.times.request_retracted(id);
-        self.passages.request_retracted(id);
-        self.progress.request_retracted(id);
-        metrics::admission_rejected(Some(&self.of), QueueLimit::Requests);
+        self.histories.request_retracted(id);
         self.refuse(id, SubmitRefusal { reason: Reason::Full, message }, now);
         self.routers.request_retracted(id);
     }
@@ -131,7 +142,7 @@ impl LiveRequests {
             id: id.0,
             reason: refusal.reason.into(),
             message: refusal.message,
-            retry_after_ms: self.pace.retry_after_ms(n_waiting),
+            retry_after_ms: self.histories.retry_after_ms(n_waiting),
         };
         let lost = self.routers.send(id.router(), Frame::Refused(refused));
         self.cancel_all(lost, now);

@@ -1,12 +1,9 @@
-//! Why workers are dismissed, why epochs end, and what a recovery took.
+//! Why workers are dismissed and why epochs end; the queue of lost workers.
 
 use crate::WorkerId;
 use scheduler::WorkerLoss;
-use std::time::Duration;
-use telemetry::metrics::{self, ReplicaLabel};
-use telemetry::spans::{self, TracedSpan};
+use std::collections::VecDeque;
 use tonic::{Code, Status};
-use types::{Epoch, Grid, Micros};
 
 /// A worker that is gone, or is to be dismissed.
 #[derive(Debug)]
@@ -14,6 +11,43 @@ pub(crate) struct LostWorker {
     pub worker: WorkerId,
     pub cause: WorkerDismissalCause,
     pub why: Status,
+}
+
+/// Lost workers, which are dismissed one after the other, after the event that found them. Each look at the workers
+/// adds at most one entry per worker.
+#[derive(Default)]
+pub(crate) struct LossQueue(VecDeque<LostWorker>);
+
+impl LossQueue {
+    pub fn report(&mut self, worker: WorkerId, cause: WorkerDismissalCause, why: Status) {
+        self.0.push_back(LostWorker { worker, cause, why });
+    }
+
+    /// Reports a worker whose queue has no room for these frames.
+    pub fn report_deaf(&mut self, worker: WorkerId, unread: &str) {
+        let why = Status::resource_exhausted(format!("this rank does not read its {unread}"));
+        self.report(worker, WorkerDismissalCause::Deaf, why);
+    }
+
+    pub fn take_first(&mut self) -> Option<LostWorker> {
+        self.0.pop_front()
+    }
+}
+
+/// A rank that was lost with its worker.
+pub(crate) struct RankLoss {
+    pub rank: u16,
+    pub host: String,
+    pub pid: u32,
+    pub cause: WorkerDismissalCause,
+    pub why: String,
+}
+
+/// The worker that holds a lost rank again. Empty where the grid has no such rank any more.
+#[derive(Clone, Default)]
+pub(crate) struct Successor {
+    pub host: String,
+    pub pid: u32,
 }
 
 /// Why a worker is dismissed. The set is closed: it is a label of metrics.
@@ -63,84 +97,39 @@ pub(crate) enum EpochEnding {
     Lost(WorkerDismissalCause),
     /// Ranks blame each other, or one of several hangs: no worker is dismissed.
     Doubt,
-    /// An operator, or the arrival of workers, requires a change.
+    /// An operator requires a change.
     Requested,
+    /// Workers have arrived, and the replica moves to a larger grid.
+    Growth,
     /// A worker was signalled to end, and reported it.
     Left,
 }
 
 impl EpochEnding {
-    fn label(self) -> &'static str {
+    pub fn label(self) -> &'static str {
         match self {
             EpochEnding::Lost(cause) => cause.label(),
             EpochEnding::Doubt => "doubt",
-            EpochEnding::Requested => "requested",
+            EpochEnding::Requested | EpochEnding::Growth => "requested",
             EpochEnding::Left => "left",
         }
     }
 
     /// True if nothing has failed: no worker is blamed, and no rank is kept free for one.
     pub fn is_meant(self) -> bool {
-        matches!(self, EpochEnding::Requested | EpochEnding::Left)
+        matches!(self, EpochEnding::Requested | EpochEnding::Growth | EpochEnding::Left)
     }
 
     /// How the scheduler is to treat the requests of the lost step.
     pub fn loss(self) -> WorkerLoss {
         match self {
             // No request is to blame for a memory fault.
-            EpochEnding::Requested | EpochEnding::Left | EpochEnding::Lost(WorkerDismissalCause::Memory) => {
-                WorkerLoss::Planned
-            }
+            EpochEnding::Requested
+            | EpochEnding::Growth
+            | EpochEnding::Left
+            | EpochEnding::Lost(WorkerDismissalCause::Memory) => WorkerLoss::Planned,
             EpochEnding::Lost(WorkerDismissalCause::Failed) => WorkerLoss::Reported,
             EpochEnding::Lost(_) | EpochEnding::Doubt => WorkerLoss::Unexplained,
         }
-    }
-}
-
-/// The time from the end of an epoch until the replica serves again.
-pub(crate) struct Recovery {
-    since: Micros,
-    /// The cause of the first epoch that ended, if several did.
-    why: EpochEnding,
-    /// The rank that was lost first, and its host.
-    lost: Option<(u16, String)>,
-    tokens_requeued_before: u64,
-    span: TracedSpan,
-}
-
-/// The cost of a recovery.
-#[derive(Clone, Copy)]
-pub(crate) struct RecoveryCost {
-    pub took: Duration,
-    pub n_replayed: u64,
-}
-
-impl Recovery {
-    /// Begins when an epoch ends. `tokens_requeued` is the total count so far.
-    pub fn begin(ended: Epoch, why: EpochEnding, tokens_requeued: u64, now: Micros) -> Recovery {
-        let span = spans::recovery(ended.n);
-        Recovery { since: now, why, lost: None, tokens_requeued_before: tokens_requeued, span }
-    }
-
-    /// Records the lost rank, perhaps only after its epoch had ended in doubt.
-    pub fn record_lost_rank(&mut self, cause: WorkerDismissalCause, rank: u16, host: String) {
-        if self.why == EpochEnding::Doubt {
-            self.why = EpochEnding::Lost(cause);
-        }
-        self.lost.get_or_insert((rank, host));
-    }
-
-    /// Ends when the replica serves again, on this grid.
-    pub fn end(self, of: &ReplicaLabel, grid: Grid, tokens_requeued: u64, now: Micros) -> RecoveryCost {
-        let took = Duration::from_micros(now.since(self.since).0);
-        let n_replayed = tokens_requeued - self.tokens_requeued_before;
-        let (cause, millis) = (self.why.label(), took.as_millis() as u64);
-        let lost = self.lost.as_ref().map(|(rank, host)| (*rank, &**host));
-        self.span.record_recovery_cause(cause, lost);
-        self.span.record_recovery_grid(grid.tp, grid.pp, n_replayed);
-        metrics::recovered(of, cause, took, n_replayed);
-        self.span
-            .log_within(|| tracing::info!(cause, millis, tokens_replayed = n_replayed, "the replica serves again"));
-        RecoveryCost { took, n_replayed }
     }
 }

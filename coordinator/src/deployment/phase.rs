@@ -2,13 +2,14 @@
 //! requests; the caller passes the time.
 
 use crate::config::micros;
-use crate::members::kv_target::KvTarget;
+use crate::members::kv_target::{KvNeeds, KvTarget};
 use crate::members::patience::StepTimes;
 use crate::members::ranks::RankHolders;
-use crate::members::slow::SlownessDetector;
+use crate::members::slow::{RankTime, SlownessChange, SlownessDetector};
 use crate::placement::{Blueprint, Unplaceable, UnplaceableReason};
 use crate::{Timings, WorkerId};
 use proto::cluster as wire;
+use std::time::Duration;
 use types::{Epoch, Micros, Rank};
 
 pub(crate) enum Phase {
@@ -28,7 +29,7 @@ pub(crate) struct PlacementWait {
     /// When to try again although no worker has come or gone.
     try_at: Option<Micros>,
     /// Whether the next grid is one that the replica grows to.
-    pub is_growing: bool,
+    is_growing: bool,
     /// Present while no grid fits these workers.
     unplaced: Option<UnplacedState>,
 }
@@ -54,10 +55,10 @@ pub(crate) struct ServingPhase {
     /// Since when a grid with more ranks has been possible.
     wider_since: Option<Micros>,
     /// Since when the oldest step in flight has been awaited.
-    pub step_since: Micros,
-    pub patience: StepTimes,
-    pub slowness: SlownessDetector,
-    pub kv: KvTarget,
+    step_since: Micros,
+    patience: StepTimes,
+    slowness: SlownessDetector,
+    kv: KvTarget,
 }
 
 impl Default for Phase {
@@ -81,7 +82,29 @@ impl Phase {
         }
     }
 
+    /// The placement whose ranks are not all ready.
+    pub fn placing(&self) -> Option<&Placement> {
+        match self {
+            Phase::Placing(placement) => Some(placement),
+            Phase::Waiting(_) | Phase::Serving(_) => None,
+        }
+    }
+
+    pub fn placing_mut(&mut self) -> Option<&mut Placement> {
+        match self {
+            Phase::Placing(placement) => Some(placement),
+            Phase::Waiting(_) | Phase::Serving(_) => None,
+        }
+    }
+
     pub fn serving(&self) -> Option<&ServingPhase> {
+        match self {
+            Phase::Serving(serving) => Some(serving),
+            Phase::Waiting(_) | Phase::Placing(_) => None,
+        }
+    }
+
+    pub fn serving_mut(&mut self) -> Option<&mut ServingPhase> {
         match self {
             Phase::Serving(serving) => Some(serving),
             Phase::Waiting(_) | Phase::Placing(_) => None,
@@ -105,6 +128,14 @@ impl Phase {
         self.serving().is_some_and(|serving| serving.slowness.is_slow(rank))
     }
 
+    /// Why and since when there is no grid, for routers that may have other replicas to turn to.
+    pub fn unplaced(&self, now: Micros) -> Option<wire::Unplaced> {
+        let Phase::Waiting(PlacementWait { unplaced: Some(UnplacedState { why, since }), .. }) = self else {
+            return None;
+        };
+        Some(wire::Unplaced { why: why.to_string(), micros: now.since(*since).0 })
+    }
+
     /// How long it has served in this epoch.
     pub fn served_micros(&self, now: Micros) -> u64 {
         self.serving().map_or(0, |serving| now.since(serving.since).0)
@@ -124,8 +155,16 @@ impl Phase {
         }
     }
 
+    /// All ranks of the placement are ready.
+    pub fn into_serving(self, now: Micros) -> Phase {
+        match self {
+            Phase::Placing(placement) => Phase::Serving(ServingPhase::begin(placement, now)),
+            other => other,
+        }
+    }
+
     /// Ends the epoch. If the replica was waiting already, the facts about that wait are kept.
-    pub fn into_waiting(self, not_before: Option<Micros>, try_at: Micros) -> Phase {
+    pub fn into_waiting(self, not_before: Option<Micros>, try_at: Micros, is_growing: bool) -> Phase {
         let before = match self {
             Phase::Waiting(before) => before,
             Phase::Placing(_) | Phase::Serving(_) => PlacementWait::default(),
@@ -133,13 +172,25 @@ impl Phase {
         Phase::Waiting(PlacementWait {
             not_before: not_before.or(before.not_before),
             try_at: Some(try_at),
-            is_growing: false,
+            is_growing,
             unplaced: before.unplaced,
         })
     }
 }
 
+impl Placement {
+    /// The worker that holds a rank of this number.
+    pub fn holder(&self, rank: u32) -> Option<WorkerId> {
+        let shard = self.blueprint.shards.iter().find(|shard| u32::from(shard.rank.0) == rank)?;
+        Some(shard.worker)
+    }
+}
+
 impl PlacementWait {
+    pub fn is_growing(&self) -> bool {
+        self.is_growing
+    }
+
     pub fn is_due(&self, now: Micros) -> bool {
         [self.not_before, self.try_at].into_iter().flatten().any(|at| now >= at)
     }
@@ -177,16 +228,10 @@ impl PlacementWait {
     pub fn record_placeable(&mut self) -> bool {
         self.unplaced.take().is_some()
     }
-
-    /// Returns the state for the routers, which may have other replicas to turn to.
-    pub fn unplaced(&self, now: Micros) -> Option<wire::Unplaced> {
-        let UnplacedState { why, since } = self.unplaced.as_ref()?;
-        Some(wire::Unplaced { why: why.to_string(), micros: now.since(*since).0 })
-    }
 }
 
 impl ServingPhase {
-    pub fn begin(placement: Placement, now: Micros) -> ServingPhase {
+    fn begin(placement: Placement, now: Micros) -> ServingPhase {
         let kv = KvTarget::new(placement.ranks.kv_parts());
         let (patience, slowness) = (StepTimes::starting(now), SlownessDetector::default());
         ServingPhase { placement, since: now, wider_since: None, step_since: now, patience, slowness, kv }
@@ -196,5 +241,60 @@ impl ServingPhase {
     pub fn is_wider_for_long(&mut self, now: Micros, waits: &Timings, n_relapses: u32) -> bool {
         let since = *self.wider_since.get_or_insert(now);
         now.since(since).0 >= micros(waits.regrow_after) << n_relapses
+    }
+
+    /// A step of this much work is sent. `is_first`: no other is in flight.
+    pub fn step_sent(&mut self, work: u64, is_first: bool, now: Micros) {
+        if is_first {
+            self.step_since = now;
+        }
+        self.patience.sent(work);
+    }
+
+    /// The oldest step is answered. Returns since when it was awaited: from the answer before it, if that came while
+    /// the step was in flight.
+    pub fn step_answered(&mut self, now: Micros) -> Micros {
+        self.patience.record_answer(now.since(self.step_since).0);
+        std::mem::replace(&mut self.step_since, now)
+    }
+
+    /// Call once per beat. Returns how long a step has been awaited, if that is longer than it may take.
+    pub fn overdue_step(&mut self, now: Micros, waits: &Timings) -> Option<Duration> {
+        self.patience.tick(now, micros(waits.beat_every));
+        self.patience.is_over(waits).then(|| Duration::from_micros(self.patience.awaited_micros()))
+    }
+
+    pub fn slow_ranks(&self) -> Vec<Rank> {
+        self.slowness.slow_ranks()
+    }
+
+    /// Returns the ranks that have become slow, or are slow no longer, by the times that each spent.
+    pub fn compare_times(&mut self, times: &[(Rank, wire::RankTimes)]) -> Vec<SlownessChange> {
+        let grid = self.placement.blueprint.grid;
+        let time = |(rank, times): &(Rank, wire::RankTimes)| RankTime {
+            rank: *rank,
+            stage: grid.place(*rank).stage,
+            n_steps: times.steps,
+            compute_micros: times.compute_micros,
+        };
+        let times: Vec<RankTime> = times.iter().map(time).collect();
+        self.slowness.look(&times)
+    }
+
+    /// The last target for the memory of KV caches, if any rank grows.
+    pub fn kv_target(&self) -> Option<&KvTarget> {
+        self.placement.ranks.some_grow().then_some(&self.kv)
+    }
+
+    pub fn raise_kv_target(&mut self, parts: u32) {
+        self.kv.set(parts);
+    }
+
+    /// Lowers the target if that is due. Returns the memory that every rank is left with.
+    pub fn lower_kv_target(&mut self, needs: KvNeeds, now: Micros, waits: &Timings) -> Option<u32> {
+        let parts = self.kv.lower(needs, now, micros(waits.kv_release_after))?;
+        self.kv.set(parts);
+        self.placement.ranks.record_kv_lowered(parts, self.kv.n());
+        Some(self.placement.ranks.kv_parts())
     }
 }

@@ -10,11 +10,7 @@
 //! rank 2            . [ 4 5 ]
 //! ```
 
-use super::Replica;
-use super::endings::WorkerDismissalCause;
 use super::joined::{ModelPieceHashes, ServedWeights};
-use crate::WorkerId;
-use crate::event::Reply;
 use proto::cluster as wire;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -57,7 +53,7 @@ fn named(ranks: &[Rank]) -> String {
 
 impl ReadingMismatch {
     /// The distrusted ranks.
-    fn ranks(&self) -> &[Rank] {
+    pub fn ranks(&self) -> &[Rank] {
         match self {
             ReadingMismatch::Bytes { ranks, .. } | ReadingMismatch::Missing { ranks, .. } => ranks,
         }
@@ -73,6 +69,17 @@ impl WeightReadings {
 
     pub fn record(&mut self, rank: Rank, runs: Vec<PieceRun>) {
         self.reports.insert(rank, runs);
+    }
+
+    /// Takes the hashes of its bytes from a rank that has loaded. They are required if the replica has a model.
+    pub fn accept(&mut self, rank: Rank, loaded: &wire::Loaded, has_model: bool) -> Result<(), Status> {
+        let runs = loaded.runs().map_err(|malformed| Status::invalid_argument(malformed.to_string()))?;
+        if runs.is_empty() && has_model {
+            let why = "this rank does not report hashes of the model's bytes: it has another release";
+            return Err(Status::failed_precondition(why));
+        }
+        self.record(rank, runs);
+        Ok(())
     }
 
     /// Call when all ranks have reported what they have read.
@@ -173,9 +180,11 @@ impl WeightReadings {
         ReadingMismatch::Bytes { ranks, than, weight: weight.to_owned(), piece }
     }
 
-    /// Called once, when the replica first serves: the weights joined last stay what it serves. Returns the policy of
-    /// its streams.
+    /// Returns the policy of the replica's streams. The weights joined last when it first serves stay what it serves.
     pub fn serve(&mut self, meant: PolicyDigest) -> PolicyDigest {
+        if let Some(served) = &self.served {
+            return served.policy;
+        }
         let weights = std::mem::take(&mut self.joined);
         let policy = weights.policy(meant);
         self.served = Some(ServedWeights { meant, policy, weights: Arc::new(weights) });
@@ -219,45 +228,6 @@ fn first_gap(runs: &[(Rank, &PieceRun)], n_pieces: u32) -> Option<u32> {
         next = next.max(end);
     }
     (next < n_pieces).then_some(next)
-}
-
-impl Replica {
-    /// Takes the hashes of its bytes from a rank that has a model.
-    pub(super) fn accept_readings(&mut self, rank: Rank, loaded: &wire::Loaded) -> Result<(), Status> {
-        let runs = loaded.runs().map_err(|malformed| Status::invalid_argument(malformed.to_string()))?;
-        if runs.is_empty() && self.config.policy_digest.is_some() {
-            let why = "this rank does not report hashes of the model's bytes: it has another release";
-            return Err(Status::failed_precondition(why));
-        }
-        self.readings.record(rank, runs);
-        Ok(())
-    }
-
-    /// Whether all ranks, which have loaded, have read the same bytes. Distrusted ranks are lost, with the name of the
-    /// weight.
-    pub(super) fn check_readings_agree(&mut self) -> bool {
-        let Err(why) = self.readings.join() else { return true };
-        let shards = self.phase.blueprint().into_iter().flat_map(|blueprint| &blueprint.shards);
-        let wrong: Vec<WorkerId> =
-            shards.filter(|shard| why.ranks().contains(&shard.rank)).map(|shard| shard.worker).collect();
-        for worker in wrong {
-            // Of all reasons to refuse a rank, only this one shows that its files are bad.
-            self.refuse_loaded(worker, Status::data_loss(why.to_string()));
-        }
-        false
-    }
-
-    /// Refuses a rank that has loaded other weights than the replica serves: workers on its host are taken last.
-    pub(super) fn refuse_loaded(&mut self, worker: WorkerId, why: Status) {
-        self.members.distrust(worker, self.now(), &self.config.waits);
-        self.report_loss(worker, WorkerDismissalCause::Wrong, why);
-    }
-
-    /// For a router that finds another replica's digest different.
-    pub(super) fn send_weights(&self, reply: Reply<ServedWeights>) {
-        let served = self.readings.served().cloned();
-        let _gone = reply.send(served.ok_or_else(|| Status::unavailable("the replica has not served yet")));
-    }
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ const WORTH_IT: u64 = 4;
 
 /// The state that stays from one placement to the next.
 pub(crate) struct GridChooser {
-    pub requested: Grid,
+    requested: Grid,
     /// The last blueprint in force: its workers keep their ranks.
     last: Option<Blueprint>,
     /// How many epochs in a row ended because the ranks did not reach each other.
@@ -24,7 +24,7 @@ pub(crate) struct GridChooser {
     /// From when on a smaller grid is acceptable.
     fewer_from: Option<Micros>,
     /// How many growths in a row did not last.
-    pub n_relapses: u32,
+    n_relapses: u32,
 }
 
 /// The requirements for a grid.
@@ -45,6 +45,19 @@ impl GridRequirements<'_> {
 impl GridChooser {
     pub fn new(requested: Grid) -> GridChooser {
         GridChooser { requested, last: None, n_fruitless: 0, fewer_from: None, n_relapses: 0 }
+    }
+
+    /// An operator requests this grid.
+    pub fn request(&mut self, grid: Grid) {
+        self.requested = grid;
+    }
+
+    pub fn requested(&self) -> Grid {
+        self.requested
+    }
+
+    pub fn n_relapses(&self) -> u32 {
+        self.n_relapses
     }
 
     /// Records that an epoch ended because ranks do not reach each other, or because it is unknown which one hangs.
