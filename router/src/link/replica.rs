@@ -1,5 +1,5 @@
-//! What a link knows of the replica at its stream: its welcome, its condition, its room and its beats. Knows no requests
-//! and no frames besides.
+//! What a link knows of the replica at its stream: its welcome, its condition, its room and its beats. Knows no
+//! requests.
 
 use crate::board::pick::ContinuationNeed;
 use crate::config::Timeouts;
@@ -36,7 +36,7 @@ impl AttachedReplica {
         }
     }
 
-    /// Attaches a replica that sends a beat `every` so often.
+    /// Attaches a replica that sends a beat in each such interval.
     pub fn attach(&mut self, info: Arc<ReplicaInfo>, every: Duration, now: Instant) {
         self.info = Some(info);
         self.beats = BeatMonitor::every(every, self.beats_missed_max, now);
@@ -140,8 +140,8 @@ impl AttachedReplica {
         [self.condition.due(self.recovery_max), self.beats.due()].into_iter().flatten().min()
     }
 
-    /// Records that it has been without its ranks for too long, if that is so by now.
-    pub fn recovery_is_over(&mut self, now: Instant) -> bool {
+    /// Ends a recovery that takes too long. Returns true if its requests had better leave from now on.
+    pub fn end_recovery(&mut self, now: Instant) -> bool {
         let is_over = self.condition.due(self.recovery_max).is_some_and(|due| due <= now);
         if is_over {
             self.condition = self.condition.clone().at_time(now, self.recovery_max);
@@ -150,7 +150,7 @@ impl AttachedReplica {
     }
 
     /// Records a missed beat, if one is due by now. Returns true if the replica is suspected from this one on.
-    pub fn misses_beat(&mut self, now: Instant) -> bool {
+    pub fn record_missed_beat(&mut self, now: Instant) -> bool {
         self.beats.pass(now)
     }
 }

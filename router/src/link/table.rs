@@ -102,7 +102,7 @@ impl RequestTable {
         self.keys().into_iter().for_each(|key| self.park(key, is_gone, now));
     }
 
-    /// Waits with a request that the replica does not have until a moment.
+    /// Parks a request until a moment.
     pub fn retry_at(&mut self, key: u64, again: Instant) {
         self.parked.insert(key, Some(again));
     }

@@ -205,10 +205,10 @@ impl LinkTask {
     }
 
     pub(super) fn handle_due(&mut self, now: Instant) {
-        if self.replica.recovery_is_over(now) {
+        if self.replica.end_recovery(now) {
             self.leave_if_better();
         }
-        if self.replica.misses_beat(now) {
+        if self.replica.record_missed_beat(now) {
             self.suspect();
         }
         self.give_up(now);
