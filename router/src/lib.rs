@@ -35,15 +35,17 @@ pub use replicas::roster::{CoordinatorChannel, Dial, Membership};
 use crate::front::finished_answer::{AnswerQueue, AnswerQueues, QueuedAnswer, record_dropped};
 use crate::front::frontend::Frontend;
 use crate::front::grammars::Grammars;
+use crate::front::public_ids::PublicIds;
 use crate::front::reader_watch::ReaderWatch;
 use crate::front::stored::ResponseStore;
+use crate::front::text_work::TextWork;
+use crate::front::threads::LimitedThreads;
 use crate::history::History;
 use crate::limits::admission::Admission;
 use crate::replicas::models::table::ModelTable;
 use std::future::Future;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::thread::JoinHandle;
 use std::time::Duration;
 use tokio::net::TcpListener;
@@ -131,7 +133,8 @@ async fn serve_faces<F: Future<Output = Result<(), Error>>>(
     let admission = Admission::new(&config.limits, shutdown.clone(), config.timeouts.retry_after);
     let Timeouts { drain_max, unread_max, introduction_max, .. } = config.timeouts;
     let (streams, reader_watch) = (TaskTracker::new(), Arc::new(ReaderWatch::default()));
-    let long_texts = Arc::new(Semaphore::new(config.limits.long_texts_max.clamp(1, Semaphore::MAX_PERMITS)));
+    let text_work = TextWork::new(LimitedThreads::new(config.limits.long_texts_max, &config.timeouts));
+    let record_threads = LimitedThreads::new(1, &config.timeouts);
     let grammars = Grammars::new(config.limits.grammar, config.limits.grammars_kept_bytes_max);
     let grammars = Arc::new(grammars);
     let responses = ResponseStore::new(config.limits.stored);
@@ -149,16 +152,14 @@ async fn serve_faces<F: Future<Output = Result<(), Error>>>(
         admission,
         streams: streams.clone(),
         reader_watch,
-        long_texts,
-        record_reads: Arc::new(Semaphore::new(1)),
+        texts: text_work,
+        record_threads,
         grammars,
         responses,
         answers: AnswerQueues { record, audit },
         bodies,
         since: front::frontend::unix_seconds(),
-        nonce,
-        n_unnamed: AtomicU64::new(0),
-        n_kept: AtomicU64::new(0),
+        ids: PublicIds::new(nonce),
         history: History::default(),
     });
     let audits = audited.map(|answers| tokio::spawn(audit::run(front.clone(), answers, end.clone())));

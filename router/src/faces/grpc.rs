@@ -69,7 +69,7 @@ impl Inference for InferenceService {
             Some(v1::tokenize_request::Input::Chat(chat)) => Input::Chat(chat),
             None => return Err(status(Refusal::invalid("input", "must be text or chat"))),
         };
-        let token_ids = self.front.tokens(&text, input, true, unix_seconds()).await.map_err(status)?;
+        let token_ids = self.front.texts.tokens(&text, input, true, unix_seconds()).await.map_err(status)?;
         Ok(Response::new(v1::TokenizeReply { token_ids }))
     }
 
@@ -81,7 +81,7 @@ impl Inference for InferenceService {
         let request = request.into_inner();
         let text = self.front.text(&request.model).map_err(status)?;
         text.check_ids("token_ids", &request.token_ids).map_err(status)?;
-        let text = self.front.detokenize(&text, request.token_ids).await.map_err(status)?;
+        let text = self.front.texts.detokenize(&text, request.token_ids).await.map_err(status)?;
         Ok(Response::new(v1::DetokenizeReply { text }))
     }
 

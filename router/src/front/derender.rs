@@ -2,9 +2,9 @@
 //! replica. Knows no face.
 
 use crate::front::calls::CallIds;
-use crate::front::frontend::{Frontend, TOKEN_TEXT_BYTES};
 use crate::front::stop::Stops;
 use crate::front::text::AnswerAssembly;
+use crate::front::text_work::{TOKEN_TEXT_BYTES, TextWork};
 use crate::refusal::Refusal;
 use crate::replicas::models::text::{EncodedInput, ModelText};
 use proto::v1;
@@ -18,26 +18,24 @@ pub struct DerenderedAnswer {
     pub n_calls: u32,
 }
 
-impl Frontend {
-    /// Reads answers to a chat. Without a chat, answers are text and nothing else. The tokens were checked.
-    pub async fn derender(
-        &self,
-        of: &Arc<ModelText>,
-        chat: Option<v1::Chat>,
-        answers: Vec<Tokens>,
-        now: u64,
-    ) -> Result<Vec<DerenderedAnswer>, Refusal> {
-        let read = match chat {
-            Some(chat) => Some(self.encoded(of, Input::Chat(chat), true, now).await?),
-            None => None,
-        };
-        let (of, n_tokens) = (of.clone(), answers.iter().map(Vec::len).sum::<usize>());
-        let read_all = move || {
-            let numbered = (0..).zip(&answers);
-            numbered.map(|(choice, ids)| derender_answer(&of, read.as_ref(), choice, ids)).collect()
-        };
-        self.off_runtime(TOKEN_TEXT_BYTES * n_tokens, read_all).await
-    }
+/// Reads answers to a chat. Without a chat, answers are text and nothing else. The tokens were checked.
+pub async fn derender(
+    texts: &TextWork,
+    of: &Arc<ModelText>,
+    chat: Option<v1::Chat>,
+    answers: Vec<Tokens>,
+    now: u64,
+) -> Result<Vec<DerenderedAnswer>, Refusal> {
+    let read = match chat {
+        Some(chat) => Some(texts.encoded(of, Input::Chat(chat), true, now).await?),
+        None => None,
+    };
+    let (of, n_tokens) = (of.clone(), answers.iter().map(Vec::len).sum::<usize>());
+    let read_all = move || {
+        let numbered = (0..).zip(&answers);
+        numbered.map(|(choice, ids)| derender_answer(&of, read.as_ref(), choice, ids)).collect()
+    };
+    texts.off_runtime(TOKEN_TEXT_BYTES * n_tokens, read_all).await
 }
 
 fn derender_answer(of: &ModelText, read: Option<&EncodedInput>, choice: u32, ids: &Tokens) -> DerenderedAnswer {

@@ -1,30 +1,24 @@
 //! The way in: from a request to its generation. All faces call this file with `lockstep.v1`. No face knows the
 //! replica, and this file knows no face.
 //!
-//! A `ParsedRequest` is let in, its prompts become tokens and its sampling is checked (`PreparedRequest`). Then a
-//! replica is picked (`Destination`), and each answer becomes one `Request` to it, which a link carries.
+//! A `ParsedRequest` is let in, its prompts become tokens and its sampling is checked (`PreparedRequest`). Then it is
+//! submitted to a replica.
 
-use crate::board::pick::ContinuationNeed;
-use crate::front::calls::CallIds;
-use crate::front::certificate::CertificateDraft;
 use crate::front::finished_answer::AnswerSubscription;
-use crate::front::frontend::{Frontend, unix_millis, unix_seconds};
-use crate::front::generation::{Choice, Generation, Prompt};
+use crate::front::frontend::{Frontend, unix_seconds};
+use crate::front::generation::{Generation, Prompt};
+use crate::front::grammars::grammar_hash;
 use crate::front::parsed_request::{ParsedRequest, Purpose};
 use crate::front::prepared::{PreparedRequest, longest, room};
-use crate::front::progress::is_watched;
 use crate::front::recorder::Recorder;
-use crate::front::resume::{Fingerprint, ReadMarks, Resume, ResumeHandle};
+use crate::front::resume::Resume;
 use crate::front::sampling::AnswerTextSettings;
 use crate::front::search::AnswerSearch;
 use crate::front::structure;
-use crate::front::text::AnswerAssembly;
 use crate::limits::admission::AdmissionPermit;
-use crate::limits::tenants::{Charge, TenantLimits};
-use crate::link::request::{Adoption, ClientCall};
+use crate::limits::tenants::TenantLimits;
 use crate::link::versions::ServedVersion;
-use crate::link::view::ReplicaInfo;
-use crate::refusal::{Refusal, ResumeError};
+use crate::refusal::Refusal;
 use crate::replicas::models::table::VersionSelector;
 use crate::replicas::models::talk::AnswerParseContext;
 use crate::replicas::models::text::{EncodedInput, ModelText};
@@ -32,13 +26,11 @@ use crate::replicas::pool::PickedReplica;
 use grammar::GrammarSpec;
 use proto::v1;
 use proto::v1::generate_request::Input;
-use std::collections::VecDeque;
 use std::sync::Arc;
 use telemetry::metrics::QueueLimit;
 use telemetry::spans::TracedSpan;
-use tokio::sync::mpsc;
 use tokio::time::Instant;
-use types::{Goal, Grammar, Priority, Request, RequestId, TokensHash};
+use types::{Goal, Grammar, Priority, Request};
 
 impl Frontend {
     /// Lets a request in, sends it to a replica, and waits for its first answer, so that a refusal can still be the
@@ -92,7 +84,7 @@ impl Frontend {
         let held = (Some(permit), Some(charge));
         match search {
             None => self.submit(prepared, destination, requests, held, trace),
-            Some(search) => self.search(search, prepared, held, trace).await,
+            Some(search) => search.run(self, prepared, held, trace).await,
         }
     }
 
@@ -150,7 +142,7 @@ impl Frontend {
                 && truncation.cut(&mut prompt.ids, room(model.replica.context, &base_request.goal))?
                 && echo
             {
-                prompt.text = Some(self.detokenize(of, prompt.ids.clone()).await?);
+                prompt.text = Some(self.texts.detokenize(of, prompt.ids.clone()).await?);
             }
             read.push(prompt);
         }
@@ -161,7 +153,7 @@ impl Frontend {
         });
         let grammar = self.grammar_of(spec, &read).await?;
         let grammar_hash = match &grammar {
-            Some(grammar) => Some(self.grammar_hash(&model.text, grammar).await?),
+            Some(grammar) => Some(grammar_hash(&self.texts, &model.text, grammar).await?),
             None => None,
         };
         drop((preparing, parsed.body));
@@ -198,7 +190,7 @@ impl Frontend {
         seed: Option<u64>,
     ) -> Result<(Request, AnswerTextSettings), Refusal> {
         let (of, limits) = (of.clone(), self.config.limits.clone());
-        self.off_runtime(purpose.work(), move || purpose.read(&of, seed, &limits)).await?
+        self.texts.off_runtime(purpose.work(), move || purpose.read(&of, seed, &limits)).await?
     }
 
     async fn prompt(&self, of: &Arc<ModelText>, input: Input, echo: bool, now: u64) -> Result<Prompt, Refusal> {
@@ -206,9 +198,9 @@ impl Frontend {
             Input::Text(text) if echo => Some(text.clone()),
             _ => None,
         };
-        let EncodedInput { ids, talk } = self.encoded(of, input, true, now).await?;
+        let EncodedInput { ids, talk } = self.texts.encoded(of, input, true, now).await?;
         let text = match text {
-            None if echo => Some(self.detokenize(of, ids.clone()).await?),
+            None if echo => Some(self.texts.detokenize(of, ids.clone()).await?),
             text => text,
         };
         Ok(Prompt { ids, text, talk })
@@ -228,55 +220,20 @@ impl Frontend {
     ) -> Result<Option<GrammarSpec>, Refusal> {
         let talk = prompts.first().and_then(|prompt| prompt.talk.clone());
         let n_bytes = structure.as_ref().map_or(0, structure::n_bytes);
-        self.off_runtime(n_bytes, move || structure::grammar_spec(structure, talk.as_ref())).await?
+        self.texts.off_runtime(n_bytes, move || structure::grammar_spec(structure, talk.as_ref())).await?
     }
 
     /// Returns the grammar of the answers, with the limit of their thoughts before it.
     async fn grammar_of(&self, spec: Option<GrammarSpec>, prompts: &[Prompt]) -> Result<Option<Grammar>, Refusal> {
         let talk = prompts.first().and_then(|prompt| prompt.talk.as_ref());
         let grammar = match spec {
-            Some(spec) => Some(self.grammar(spec, talk).await?),
+            Some(spec) => Some(self.grammars.grammar(spec, talk, &self.texts).await?),
             None => None,
         };
         Ok(match talk.and_then(AnswerParseContext::thinking_budget) {
             Some(budget) => Some(budget.to_grammar(grammar.as_ref())),
             None => grammar,
         })
-    }
-
-    /// Picks the replica once everything that matters about the request is known, and as late as possible: by then
-    /// other requests may have finished.
-    pub(super) fn pick_destination(
-        &self,
-        prepared: &PreparedRequest,
-        resume: Option<Resume>,
-    ) -> Result<(Destination, Vec<Request>), Refusal> {
-        let Some(Resume { handle, marks }) = resume else {
-            let picked = self.replicas.pick(
-                prepared.pick_info(),
-                prepared.cached_prompt(),
-                prepared.base_request.cache_owner(),
-            )?;
-            let requests = prepared.requests(picked.replica.context)?;
-            let print = prepared.fingerprint(&requests);
-            let marks = ReadMarks::none(requests.len());
-            return Ok((Destination { picked, print, before: None, marks }, requests));
-        };
-        let requests = prepared.requests(handle.unchecked.context)?;
-        let print = prepared.fingerprint(&requests);
-        let handle = handle.check(&self.config.resume_key, &print, prepared.base_request.tenant)?;
-        check_marks(&marks, &requests)?;
-        let n_tokens = requests.iter().map(|request| request.prompt.len() + request.sampling.tokens_max as usize).max();
-        let n_known = requests.iter().map(|request| request.prompt.len()).max().unwrap_or(0) as u64;
-        let n_tokens = n_tokens.unwrap_or(0) as u64;
-        let need = ContinuationNeed {
-            digest: handle.digest,
-            n_tokens,
-            n_known,
-            protocol: proto::needed(&prepared.base_request),
-        };
-        let picked = self.replicas.pick_resumed(need, |of| handle.is_of(&of.name, of.incarnation))?;
-        Ok((Destination { picked, print, before: Some(handle), marks }, requests))
     }
 
     /// Refuses a request that would reach its deadline without an answer.
@@ -292,139 +249,6 @@ impl Frontend {
         let left = deadline.saturating_duration_since(Instant::now());
         self.admission.in_time(wait, Some(left), prepared.base_request.priority)
     }
-
-    /// Sends the requests, one per prompt and choice, to the replica; all outputs come through one queue.
-    pub(super) fn submit(
-        self: &Arc<Self>,
-        prepared: PreparedRequest,
-        destination: Destination,
-        requests: Vec<Request>,
-        (permit, charge): Held,
-        trace: &TracedSpan,
-    ) -> Result<Generation, Refusal> {
-        let PreparedRequest { prompts, base_request, wording, numbers, subscription, grammar_hash, .. } = prepared;
-        let (for_client, certified) = (prepared.needs_progress, prepared.certified);
-        let needs_progress = is_watched(longest(&prompts), for_client);
-        let (model, deadline, created) = (prepared.model, prepared.deadline, prepared.created);
-        let Destination { picked: PickedReplica { link, replica, n_cached }, print, before, marks } = destination;
-        let hashes: Vec<TokensHash> = prompts.iter().map(|prompt| TokensHash::of(&prompt.ids)).collect();
-        // Caches were looked up only for the first prompt.
-        let n_cached = if prompts.len() == 1 { n_cached } else { 0 };
-        let (outputs, outputs_rx) = mpsc::channel(self.unread_max(&requests, needs_progress));
-        let (first_key, digest, trace) = (link.keys(requests.len() as u64), replica.digest, trace.trace_headers());
-        let call = Arc::new(ClientCall { first_key, deadline, digest, n_cached, trace, needs_progress, outputs });
-        let subscription = subscription.map(|pending| pending.for_requests(&requests, unix_millis()));
-        let mut choices = Vec::new();
-        for (slot, (request, mark)) in (0..).zip(requests.into_iter().zip(&marks.choices)) {
-            let of_prompt = slot as usize / numbers.len();
-            let assembly = assembly(&model.text, (&prompts[of_prompt], hashes[of_prompt]), &request, &wording);
-            let n_had = mark.n_tokens();
-            let adopts = adopted(&request, before.as_ref(), &replica, slot).map(|of| Adoption { of, n_had });
-            let draft = || CertificateDraft::new(replica.digest, &request, hashes[of_prompt], grammar_hash);
-            let draft = (certified || subscription.is_some()).then(|| Box::new(draft()));
-            let choice = Choice::new(assembly, &request, &wording.own_ends, n_had, draft);
-            let mut choice = choice.with_kept_tokens(subscription.is_some());
-            if needs_progress {
-                choice = choice.with_watched_prompt(for_client);
-            }
-            if !mark.has_ended() {
-                let ticket = link.submit(request, slot, adopts, &call);
-                choice.begin(ticket.map_err(|refusal| self.admission.with_retry_after(refusal))?);
-            }
-            choices.push(choice);
-        }
-        let handle = self.handle(before, &replica, base_request.sampling.seed, replica.id(first_key).0, created);
-        let sealed = handle.seal(&self.config.resume_key, &print, base_request.tenant);
-        // If there is only one model, all metrics already have its name.
-        let label = model.version.map(|_| Arc::from(model.name.as_str()));
-        let started = started_event(&handle, &sealed, model.name, &prompts, &hashes);
-        let keeper = subscription
-            .map(|pending| Box::new(pending.into_keeper(base_request, &started, &replica, numbers, certified)));
-        Ok(Generation {
-            started,
-            label,
-            text: model.text,
-            created: handle.created,
-            scheduled: None,
-            handle: Some(sealed).filter(|_| choices.len() <= self.config.limits.choices_resumed_max),
-            marks,
-            replica,
-            prompts,
-            outputs_rx,
-            choices,
-            stops: wording.stops,
-            permit,
-            charge,
-            visit: None,
-            deadline: deadline.map(|deadline| Box::pin(tokio::time::sleep_until(deadline))),
-            ready: VecDeque::new(),
-            failed: None,
-            recorder: None,
-            keeper,
-            _counted: self.streams.token(),
-        })
-    }
-
-    /// Returns the handle of the stream from now on. A resumed stream keeps its reply's first id.
-    fn handle(
-        &self,
-        before: Option<ResumeHandle>,
-        replica: &ReplicaInfo,
-        seed: u64,
-        first_id: u64,
-        created: u64,
-    ) -> ResumeHandle {
-        let (context, public) = match before {
-            Some(before) => (before.context, before.public),
-            None => (replica.context, (self.nonce, first_id)),
-        };
-        let (digest, incarnation, replica) = (replica.digest, replica.incarnation, replica.name.clone());
-        ResumeHandle { digest, seed, context, public, created, first_id, incarnation, replica }
-    }
-
-    /// Returns how many outputs may be unread: each step brings a token, or scores or computes a part of the prompt,
-    /// and one place is kept for the end of each choice.
-    fn unread_max(&self, requests: &[Request], needs_progress: bool) -> usize {
-        let of = |request: &Request| {
-            let is_reported = request.goal != Goal::Generate || needs_progress;
-            let scores = if is_reported { request.prompt.len() } else { 0 };
-            (request.sampling.tokens_max as usize).saturating_add(scores)
-        };
-        let n_steps = requests.iter().map(of).fold(0, usize::saturating_add);
-        n_steps.min(self.config.limits.outputs_unread_max) + requests.len()
-    }
-}
-
-/// Returns how the answer to a prompt becomes text.
-pub(super) fn assembly(
-    text: &ModelText,
-    (prompt, hash): (&Prompt, TokensHash),
-    request: &Request,
-    wording: &AnswerTextSettings,
-) -> AnswerAssembly {
-    let (tokens_min, stops) = (request.sampling.tokens_min, wording.stops.clone());
-    let assembly = AnswerAssembly::new(&text.tokenizer, stops, tokens_min, wording.show_special);
-    match &prompt.talk {
-        Some(talk) => assembly.of_chat(talk, call_ids(request, hash)),
-        None => assembly,
-    }
-}
-
-fn call_ids(request: &Request, prompt: TokensHash) -> CallIds {
-    CallIds { seed: request.sampling.seed, choice: request.sampling.choice, prompt }
-}
-
-/// What a request holds: the first until it has a token, the second until it is over. A part of a request holds
-/// nothing.
-pub(super) type Held = (Option<AdmissionPermit>, Option<Charge>);
-
-/// The replica for a client's request, and the stream that continues there.
-pub(super) struct Destination {
-    pub picked: PickedReplica,
-    print: Fingerprint,
-    /// The handle of the resumed stream.
-    before: Option<ResumeHandle>,
-    marks: ReadMarks,
 }
 
 /// Returns the most tokens that a request can cost: its prompts, and all that its choices may generate.
@@ -432,51 +256,6 @@ fn tokens_max(prompts: &[Prompt], requests: &[Request]) -> u64 {
     let n_prompt: usize = prompts.iter().map(|prompt| prompt.ids.len()).sum();
     let generating = requests.iter().filter(|request| request.goal != Goal::Pool);
     n_prompt as u64 + generating.map(|request| u64::from(request.sampling.tokens_max)).sum::<u64>()
-}
-
-fn check_marks(marks: &ReadMarks, requests: &[Request]) -> Result<(), ResumeError> {
-    let (expected, got) = (requests.len(), marks.choices.len());
-    if expected != got {
-        return Err(ResumeError::OtherChoices { expected, got });
-    }
-    let ends = requests.iter().map(|request| request.sampling.tokens_max);
-    let beyond = marks.choices.iter().zip(ends).find(|(mark, end)| mark.n_tokens() > *end);
-    beyond.map_or(Ok(()), |(mark, end)| Err(ResumeError::Beyond { position: mark.n_tokens(), end }))
-}
-
-/// Returns the id under which the same replica, in the same incarnation, may still have the request.
-fn adopted(request: &Request, before: Option<&ResumeHandle>, replica: &ReplicaInfo, slot: u32) -> Option<RequestId> {
-    let before = before.filter(|before| before.is_of(&replica.name, replica.incarnation))?;
-    // A request that scores or pools its prompt is run again, because all of its results are sent again.
-    (request.goal == Goal::Generate).then_some(RequestId(before.first_id + u64::from(slot)))
-}
-
-fn started_event(
-    handle: &ResumeHandle,
-    sealed: &str,
-    model: String,
-    prompts: &[Prompt],
-    hashes: &[TokensHash],
-) -> v1::Started {
-    let (nonce, id) = handle.public;
-    let resume = v1::ResumeHandle {
-        replica: handle.replica.clone(),
-        id: format!("{:016x}", handle.first_id),
-        seed: handle.seed,
-        policy_digest: handle.digest.0.to_vec(),
-        incarnation: handle.incarnation,
-        handle: sealed.to_owned(),
-    };
-    // With several prompts, each answer's certificate has its own prompt hash.
-    let prompt_hash = if let [hash] = hashes { hash.0.to_vec() } else { Vec::new() };
-    v1::Started {
-        id: format!("{nonce:08x}{id:016x}"),
-        model,
-        seed: handle.seed,
-        prompt_tokens: prompts.iter().map(|prompt| prompt.ids.len() as u32).sum(),
-        resume: Some(resume),
-        prompt_hash,
-    }
 }
 
 fn level(priority: i32) -> Result<Priority, Refusal> {

@@ -2,8 +2,8 @@
 //! are kept. Identifies a grammar only by its hash.
 
 use crate::front::certificate::GrammarHash;
-use crate::front::frontend::Frontend;
 use crate::front::structure::FIELD;
+use crate::front::text_work::TextWork;
 use crate::refusal::Refusal;
 use crate::replicas::models::talk::{AnswerParseContext, PARAMETERS};
 use crate::replicas::models::text::ModelText;
@@ -36,6 +36,29 @@ type GrammarKey = [u8; 32];
 impl Grammars {
     pub fn new(limits: GrammarLimits, bytes_max: usize) -> Grammars {
         Grammars { limits, cache: Mutex::default(), bytes_max }
+    }
+
+    /// Returns the grammar for an answer to this chat. It is compiled once: off the runtime, because a short text can
+    /// mean much work.
+    pub(super) async fn grammar(
+        self: &Arc<Self>,
+        spec: GrammarSpec,
+        talk: Option<&AnswerParseContext>,
+        texts: &TextWork,
+    ) -> Result<Grammar, Refusal> {
+        let (key, grammars) = (key(&spec), self.clone());
+        let compiled = match self.cached(&key) {
+            Some(kept) => kept,
+            None => texts.on_thread(move || grammars.compile(key, &spec)).await?,
+        };
+        match (compiled, talk) {
+            (Ok(grammar), _) => Ok(grammar),
+            (Err(refused), Some(talk)) if !talk.tools.is_empty() => {
+                let (grammars, talk) = (self.clone(), talk.clone());
+                Err(texts.on_thread(move || grammars.refusal_with_tools(&talk, &refused)).await?)
+            }
+            (Err(refused), _) => Err(refusal(&refused)),
+        }
     }
 
     fn cached(&self, key: &GrammarKey) -> Option<Result<Grammar, GrammarRefused>> {
@@ -106,43 +129,20 @@ fn key(spec: &GrammarSpec) -> GrammarKey {
     *hasher.finalize().as_bytes()
 }
 
-impl Frontend {
-    /// Returns the grammar for an answer to this chat. It is compiled once: off the runtime, because a short text can
-    /// mean much work.
-    pub(super) async fn grammar(
-        &self,
-        spec: GrammarSpec,
-        talk: Option<&AnswerParseContext>,
-    ) -> Result<Grammar, Refusal> {
-        let key = key(&spec);
-        let grammars = self.grammars.clone();
-        let compiled = match self.grammars.cached(&key) {
-            Some(kept) => kept,
-            None => self.on_text_thread(move || grammars.compile(key, &spec)).await?,
-        };
-        match (compiled, talk) {
-            (Ok(grammar), _) => Ok(grammar),
-            (Err(refused), Some(talk)) if !talk.tools.is_empty() => {
-                let (grammars, talk) = (self.grammars.clone(), talk.clone());
-                Err(self.on_text_thread(move || grammars.refusal_with_tools(&talk, &refused)).await?)
-            }
-            (Err(refused), _) => Err(refusal(&refused)),
+/// Returns a hash of what the answers' masks come from, for certificates and handles.
+pub(super) async fn grammar_hash(
+    texts: &TextWork,
+    of: &Arc<ModelText>,
+    grammar: &Grammar,
+) -> Result<GrammarHash, Refusal> {
+    let tokens = match of.known_tokens_hash() {
+        Some(hash) => hash,
+        None => {
+            let of = of.clone();
+            texts.on_thread(move || of.hash_of_tokens()).await?
         }
-    }
-}
-
-impl Frontend {
-    /// Returns a hash of what the answers' masks come from, for certificates and handles.
-    pub(super) async fn grammar_hash(&self, of: &Arc<ModelText>, grammar: &Grammar) -> Result<GrammarHash, Refusal> {
-        let tokens = match of.known_tokens_hash() {
-            Some(hash) => hash,
-            None => {
-                let of = of.clone();
-                self.on_text_thread(move || of.hash_of_tokens()).await?
-            }
-        };
-        Ok(grammar::digest(grammar, &tokens))
-    }
+    };
+    Ok(grammar::digest(grammar, &tokens))
 }
 
 pub(super) fn refusal(refused: &GrammarRefused) -> Refusal {

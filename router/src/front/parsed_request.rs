@@ -170,29 +170,6 @@ impl Purpose {
     }
 }
 
-/// The cost of a message in a template besides its text, in bytes.
-const MESSAGE_BYTES: usize = 64;
-
-/// Returns the cost of reading an input, in bytes of text.
-pub(super) fn length(input: &Input) -> usize {
-    match input {
-        Input::TokenIds(_) => 0,
-        Input::Text(text) => text.len(),
-        Input::Chat(chat) => chat_length(chat),
-    }
-}
-
-pub(super) fn chat_length(chat: &v1::Chat) -> usize {
-    let tools: usize = chat.tools.iter().map(String::len).sum();
-    let rest = chat.documents.len() + chat.template_variables.len() + chat.template.len();
-    tools + rest + chat.messages.iter().map(message_length).sum::<usize>()
-}
-
-fn message_length(message: &v1::ChatMessage) -> usize {
-    let calls = message.tool_calls.iter().map(|call| MESSAGE_BYTES + call.name.len() + call.arguments.len());
-    MESSAGE_BYTES + message.role.len() + message.content.len() + message.reasoning.len() + calls.sum::<usize>()
-}
-
 /// Returns a deadline this many milliseconds from now; zero means none.
 pub fn deadline_after(millis: u32) -> Option<Instant> {
     (millis > 0).then(|| Instant::now() + Duration::from_millis(millis.into()))

@@ -10,13 +10,13 @@
 use crate::config::RouterLimits;
 use crate::front::beams::{Beam, BeamRules, Beams, EarlyStopping};
 use crate::front::frontend::Frontend;
-use crate::front::generate::{Held, assembly};
 use crate::front::generation::{Choice, Generation, GenerationEvent};
 use crate::front::parsed_request::{ParsedRequest, Purpose};
 use crate::front::prepared::PreparedRequest;
 use crate::front::resume::ReadMarks;
 use crate::front::sampling::AnswerTextSettings;
 use crate::front::stop::Stops;
+use crate::front::submit::{Held, assembly};
 use crate::link::ticket::Ticket;
 use crate::refusal::Refusal;
 use proto::cluster as wire;
@@ -77,6 +77,25 @@ impl AnswerSearch {
         }
         Ok((Some(AnswerSearch { n_returned, kind }), ParsedRequest { n_choices: n_kept, ..parsed }))
     }
+
+    /// Runs the search. All of its answers are sent once they are known.
+    pub(super) async fn run(
+        self,
+        front: &Arc<Frontend>,
+        prepared: PreparedRequest,
+        held: Held,
+        trace: &TracedSpan,
+    ) -> Result<Generation, Refusal> {
+        let n_returned = self.n_returned as usize;
+        let (first, found) = match self.kind {
+            SearchKind::BestOf => draw_best(front, &prepared, n_returned, held, trace).await?,
+            SearchKind::Beams { length_penalty, patience } => {
+                let rules = beam_rules(&prepared, length_penalty, patience)?;
+                search_beams(front, &prepared, &rules, n_returned, held, trace).await?
+            }
+        };
+        Ok(replay_answers(first, prepared, self.n_returned, found))
+    }
 }
 
 fn beam_search(params: v1::BeamSearch) -> Result<SearchKind, Refusal> {
@@ -116,95 +135,63 @@ fn check_beam_fields(requested: &v1::Sampling) -> Result<(), Refusal> {
     }
 }
 
-impl Frontend {
-    pub(super) async fn search(
-        self: &Arc<Self>,
-        search: AnswerSearch,
-        prepared: PreparedRequest,
-        held: Held,
-        trace: &TracedSpan,
-    ) -> Result<Generation, Refusal> {
-        let n_returned = search.n_returned as usize;
-        let (first, found) = match search.kind {
-            SearchKind::BestOf => self.draw_best(&prepared, n_returned, held, trace).await?,
-            SearchKind::Beams { length_penalty, patience } => {
-                let rules = beam_rules(&prepared, length_penalty, patience)?;
-                self.search_beams(&prepared, &rules, n_returned, held, trace).await?
-            }
-        };
-        Ok(replay_answers(first, prepared, search.n_returned, found))
+/// Draws all answers, and keeps the likeliest of each prompt: those with the largest sum of logprobs.
+async fn draw_best(
+    front: &Arc<Frontend>,
+    prepared: &PreparedRequest,
+    n_returned: usize,
+    held: Held,
+    trace: &TracedSpan,
+) -> Result<(Generation, Vec<FoundAnswer>), Refusal> {
+    let mut base_request = prepared.base_request.clone();
+    let needs_logprobs = base_request.sampling.logprobs.is_some();
+    base_request.sampling.logprobs.get_or_insert(0);
+    let prompts = prepared.prompts.iter().map(|prompt| prompt.ids.clone()).collect();
+    let part = prepared.part(prompts, base_request, prepared.wording.clone(), prepared.numbers.clone());
+    let mut generation = front.submit_part(part, held, trace)?;
+    let drawn = collect_answers(&mut generation).await?;
+    let mut best = Vec::new();
+    let mut drawn = drawn.into_iter();
+    for _ in &prepared.prompts {
+        let mut of_prompt: Vec<FoundAnswer> = drawn.by_ref().take(prepared.numbers.len()).collect();
+        // Equals stay in the order of their numbers.
+        of_prompt.sort_by(|a, b| b.likelihood().total_cmp(&a.likelihood()));
+        of_prompt.truncate(n_returned);
+        best.extend(of_prompt);
     }
+    if !needs_logprobs {
+        best.iter_mut().flat_map(|answer| &mut answer.tokens).for_each(|token| token.logprob = None);
+    }
+    Ok((generation, best))
+}
 
-    /// Draws all answers, and keeps the likeliest of each prompt: those with the largest sum of logprobs.
-    async fn draw_best(
-        self: &Arc<Self>,
-        prepared: &PreparedRequest,
-        n_returned: usize,
-        held: Held,
-        trace: &TracedSpan,
-    ) -> Result<(Generation, Vec<FoundAnswer>), Refusal> {
-        let mut base_request = prepared.base_request.clone();
-        let needs_logprobs = base_request.sampling.logprobs.is_some();
-        base_request.sampling.logprobs.get_or_insert(0);
-        let prompts = prepared.prompts.iter().map(|prompt| prompt.ids.clone()).collect();
-        let part = prepared.part(prompts, base_request, prepared.wording.clone(), prepared.numbers.clone());
-        let mut generation = self.submit_part(part, held, trace)?;
-        let drawn = collect_answers(&mut generation).await?;
-        let mut best = Vec::new();
-        let mut drawn = drawn.into_iter();
-        for _ in &prepared.prompts {
-            let mut of_prompt: Vec<FoundAnswer> = drawn.by_ref().take(prepared.numbers.len()).collect();
-            // Equals stay in the order of their numbers.
-            of_prompt.sort_by(|a, b| b.likelihood().total_cmp(&a.likelihood()));
-            of_prompt.truncate(n_returned);
-            best.extend(of_prompt);
+/// Searches after each prompt in turn.
+async fn search_beams(
+    front: &Arc<Frontend>,
+    prepared: &PreparedRequest,
+    rules: &BeamRules,
+    n_returned: usize,
+    mut held: Held,
+    trace: &TracedSpan,
+) -> Result<(Generation, Vec<FoundAnswer>), Refusal> {
+    let (mut first, mut found) = (None, Vec::new());
+    for prompt in &prepared.prompts {
+        let mut beams = Beams::new(BeamRules { stop: rules.stop.clone(), ..*rules });
+        let mut n_cached = None;
+        while !beams.running().is_empty() {
+            let prompts = beams.running().iter().map(|beam| [&*prompt.ids, &beam.tokens].concat()).collect();
+            let mut step = front.submit_part(one_token(prepared, rules, prompts), held, trace)?;
+            let tops = collect_answers(&mut step).await?;
+            n_cached.get_or_insert_with(|| tops.first().map_or(0, |answer| answer.n_cached));
+            beams.advance(&next_tokens(tops)?);
+            held = (None, step.charge.take());
+            first.get_or_insert(step);
         }
-        if !needs_logprobs {
-            best.iter_mut().flat_map(|answer| &mut answer.tokens).for_each(|token| token.logprob = None);
-        }
-        Ok((generation, best))
+        let needs_logprobs = prepared.base_request.sampling.logprobs.is_some();
+        let n_cached = n_cached.unwrap_or(0);
+        found.extend(beams.best(n_returned).into_iter().map(|beam| FoundAnswer::of(beam, needs_logprobs, n_cached)));
     }
-
-    /// Searches after each prompt in turn.
-    async fn search_beams(
-        self: &Arc<Self>,
-        prepared: &PreparedRequest,
-        rules: &BeamRules,
-        n_returned: usize,
-        mut held: Held,
-        trace: &TracedSpan,
-    ) -> Result<(Generation, Vec<FoundAnswer>), Refusal> {
-        let (mut first, mut found) = (None, Vec::new());
-        for prompt in &prepared.prompts {
-            let mut beams = Beams::new(BeamRules { stop: rules.stop.clone(), ..*rules });
-            let mut n_cached = None;
-            while !beams.running().is_empty() {
-                let prompts = beams.running().iter().map(|beam| [&*prompt.ids, &beam.tokens].concat()).collect();
-                let mut step = self.submit_part(one_token(prepared, rules, prompts), held, trace)?;
-                let tops = collect_answers(&mut step).await?;
-                n_cached.get_or_insert_with(|| tops.first().map_or(0, |answer| answer.n_cached));
-                beams.advance(&next_tokens(tops)?);
-                held = (None, step.charge.take());
-                first.get_or_insert(step);
-            }
-            let needs_logprobs = prepared.base_request.sampling.logprobs.is_some();
-            let n_cached = n_cached.unwrap_or(0);
-            found
-                .extend(beams.best(n_returned).into_iter().map(|beam| FoundAnswer::of(beam, needs_logprobs, n_cached)));
-        }
-        first.map(|first| (first, found)).ok_or_else(|| Refusal::failed("a search without a prompt"))
-    }
-
-    /// Sends a part of a request to the replica that is best for it.
-    fn submit_part(
-        self: &Arc<Self>,
-        part: PreparedRequest,
-        held: Held,
-        trace: &TracedSpan,
-    ) -> Result<Generation, Refusal> {
-        let (destination, requests) = self.pick_destination(&part, None)?;
-        self.submit(part, destination, requests, held, trace)
-    }
+    first.map(|first| (first, found)).ok_or_else(|| Refusal::failed("a search without a prompt"))
 }
 
 fn beam_rules(prepared: &PreparedRequest, length_penalty: f32, patience: EarlyStopping) -> Result<BeamRules, Refusal> {

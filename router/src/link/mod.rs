@@ -7,8 +7,9 @@
 //! another link needs to continue it.
 //!
 //! Read `handle` (for the rest of the router), `request` (a running request), `task` (the loop) with `event` (what
-//! wakes it), `receive` (what frames mean) and `moves` (how a request goes to another link), then `peers` (what links
-//! know of each other) and `view` (what is known of one replica).
+//! wakes it), `receive` (what frames mean) and `moves` (where a request goes), then the owners that the task consists
+//! of: `connection` and `outbox` (the stream), `replica` (what is known of it), `table` (the requests) and `place` with
+//! `peers` (what links know of each other).
 
 mod absence;
 mod beats;
@@ -16,12 +17,15 @@ pub mod budget;
 mod condition;
 mod connection;
 mod event;
-mod give_up;
 pub mod handle;
 mod moves;
+mod outbox;
 pub mod peers;
+mod place;
 mod receive;
+mod replica;
 pub mod request;
+mod table;
 pub mod target;
 pub mod task;
 #[cfg(test)]

@@ -1,74 +1,90 @@
-//! How and why a request moves from one link to another. Knows what other links can take, and no frames.
+//! Where requests go: to the replica, to another link that can continue them, or to their end. Knows no stream, and no
+//! tokens' values.
 
-use crate::link::peers::Neighbours;
+use crate::link::request::LinkRequest;
 use crate::link::task::LinkTask;
 use crate::link::ticket::Cancel;
 use crate::refusal::Refusal;
-use proto::cluster::passage::Kind;
 use tokio::time::Instant;
 
 impl LinkTask {
-    /// Moves requests that wait here to links that can continue them at once.
-    pub(super) fn move_away(&mut self) {
-        let waiting: Vec<u64> = self.parked.keys().copied().collect();
-        let mut others = self.peers.links_besides(self.place);
-        for key in waiting {
-            self.move_to(key, &mut others);
+    pub(super) fn submit(&mut self, key: u64, entry: LinkRequest) {
+        if entry.call.outputs.is_closed() || entry.home.is_over() {
+            // Its owner has already left; the cancel may have overtaken the request.
+            return;
+        }
+        self.requests.add(key, entry, Instant::now());
+        if self.replica.is_attached() {
+            self.send(key);
+        } else {
+            self.move_parked();
         }
     }
 
-    pub(super) fn move_one(&mut self, key: u64) -> bool {
-        let mut others = self.peers.links_besides(self.place);
-        self.move_to(key, &mut others)
+    /// Sends the replica all waiting requests that have no retry time.
+    pub(super) fn send_waiting(&mut self) {
+        self.requests.waiting().into_iter().for_each(|key| self.send(key));
+    }
+
+    /// Sends a parked request to the attached replica, or ends it if no replica can continue it.
+    fn send(&mut self, key: u64) {
+        let Some(entry) = self.requests.get(key).filter(|_| self.replica.is_attached()) else { return };
+        let (now, need, has_begun) = (Instant::now(), entry.need(), entry.has_begun());
+        if entry.call.deadline.is_some_and(|deadline| deadline <= now) {
+            self.requests.end(key, Refusal::Deadline);
+        } else if !self.replica.can_continue(need) {
+            if !self.move_one(key) && !self.place.others().may_come_for(need) {
+                self.requests.end(key, Refusal::Lost);
+            }
+        } else if !self.replica.has_room_for(need) {
+            // A request that has begun waits for room.
+            if !self.move_one(key) && !has_begun {
+                let why = format!("{}; try again when there are more ranks", self.replica.room_limit());
+                self.requests.end(key, Refusal::NotReady { retry_after: self.retry_after, why });
+            }
+        } else if !self.replica.is_stranded() || !self.move_one(key) {
+            self.send_to_replica(key, now);
+        }
+    }
+
+    fn send_to_replica(&mut self, key: u64, now: Instant) {
+        let is_retry = self.requests.get(key).is_some_and(|entry| entry.n_lost > 0);
+        if is_retry && let Err(wait) = self.place.take_retry(now) {
+            self.requests.retry_at(key, now + wait);
+            return;
+        }
+        let Some(id) = self.replica.id(key) else { return };
+        let frame = self.requests.unpark(key, id, self.replica.computes(), now);
+        frame.into_iter().for_each(|frame| self.outbox.push(frame));
+    }
+
+    pub(super) fn cancel(&mut self, cancel: Cancel) {
+        let parked = self.requests.is_parked(cancel.key);
+        if self.requests.remove(cancel.key).is_some() && !parked {
+            self.send_cancel(cancel);
+        }
+    }
+
+    pub(super) fn send_cancel(&mut self, Cancel { key, stopped }: Cancel) {
+        if let Some(id) = self.replica.id(key) {
+            self.outbox.cancel(id, stopped);
+        }
+    }
+
+    /// Moves requests that wait here to links that can continue them at once.
+    pub(super) fn move_parked(&mut self) {
+        self.requests.move_parked(&mut self.place.others());
     }
 
     /// Moves one request. Returns true if another link has it now.
-    pub(super) fn move_to(&mut self, key: u64, others: &mut Neighbours) -> bool {
-        let Some(entry) = self.table.get(&key) else { return false };
-        let Some(link) = others.ready_for(entry.need(), entry.request.n_tokens() as u64) else { return false };
-        if let Err(wait) = self.peers.budget.take(Instant::now()) {
-            if let Some(retry) = self.parked.get_mut(&key) {
-                // The later of both times counts: the replica set one of them, and a time that has passed would never
-                // fire.
-                let again = Instant::now() + wait;
-                *retry = Some(retry.map_or(again, |retry| retry.max(again)));
-            }
-            return false;
-        }
-        let Some(entry) = self.table.remove(&key) else { return false };
-        match link.adopt(key, Box::new(entry)) {
-            Ok(()) => {
-                self.parked.remove(&key);
-                true
-            }
-            Err(entry) => {
-                self.table.insert(key, *entry);
-                false
-            }
-        }
+    pub(super) fn move_one(&mut self, key: u64) -> bool {
+        self.requests.move_to(key, &mut self.place.others())
     }
 
-    /// Returns why the requests had better leave this replica, if others can continue them at once, or None if they had
-    /// better stay.
-    pub(super) fn reason_to_leave(&self) -> Option<&'static str> {
-        if self.beats.is_suspected() {
-            return Some("a replica is silent: moving its requests");
-        }
-        self.condition.is_stranded().then_some("a replica has lost ranks: moving its requests")
-    }
-
+    /// Moves the replica's requests to other replicas that can continue them at once, if there is a reason.
     pub(super) fn leave_if_better(&mut self) {
-        if let Some(why) = self.reason_to_leave() {
-            self.leave_to_others(why);
-        }
-    }
-
-    /// Moves the replica's requests to other replicas that can continue them at once.
-    pub(super) fn leave_to_others(&mut self, why: &'static str) {
-        let others = self.peers.links_besides(self.place);
-        let at_the_replica = self.table.iter().filter(|(key, _)| !self.parked.contains_key(key));
-        let movable = at_the_replica.filter(|(_, entry)| others.is_any_ready_for(entry.need()));
-        let movable: Vec<u64> = movable.map(|(key, _)| *key).collect();
+        let Some(why) = self.replica.reason_to_leave() else { return };
+        let movable = self.requests.movable(&self.place.others());
         if !movable.is_empty() {
             tracing::warn!(requests = movable.len(), "{why}");
         }
@@ -79,31 +95,41 @@ impl LinkTask {
         }
     }
 
-    /// Records that the replica no longer has the request. `is_gone`: its coordinator is lost too.
-    pub(super) fn park(&mut self, key: u64, is_gone: bool) {
+    /// Handles a request that the replica has ended and that still has a client.
+    pub(super) fn move_or_retry(&mut self, key: u64) {
         let now = Instant::now();
-        let Some(entry) = self.table.get_mut(&key) else { return };
-        if self.parked.insert(key, None).is_none() {
-            (entry.since, entry.n_lost) = (now, entry.n_lost + 1);
-            entry.n_coordinators_lost += u32::from(is_gone);
-            entry.record_event(Kind::Lost, now);
-        }
-        let times = entry.n_lost;
-        let is_suspect = times > self.losses_max || entry.n_coordinators_lost > self.coordinator_losses_max;
-        self.begin_absence(key, now);
-        if is_suspect {
-            self.end(key, Refusal::LostTooOften { times });
+        self.requests.park(key, false, now);
+        if !self.move_one(key) && self.requests.is_parked(key) {
+            self.requests.retry_at(key, now + self.retry_after);
         }
     }
 
-    /// Handles a request that the replica has ended and that still has a client.
-    pub(super) fn move_or_retry(&mut self, key: u64) {
-        self.park(key, false);
-        if self.move_one(key) {
-            return;
+    /// Tries the parked requests again whose time has come.
+    pub(super) fn retry(&mut self, now: Instant) {
+        for key in self.requests.due_retries(now) {
+            if self.move_one(key) {
+                continue;
+            }
+            self.requests.forget_past_retry(key, now);
+            if self.replica.accepts_requests() {
+                self.send(key);
+            }
         }
-        if let Some(retry) = self.parked.get_mut(&key) {
-            *retry = Some(Instant::now() + self.timeouts.retry_after);
+    }
+
+    /// Ends requests that no replica has computed for as long as they may wait, wherever they wait.
+    pub(super) fn give_up(&mut self, now: Instant) {
+        for key in self.requests.overdue(now) {
+            let Some(entry) = self.requests.get(key) else { continue };
+            let why = match self.replica.is_attached() {
+                true => self.replica.absence_reason(entry.need()),
+                false => format!("its coordinator is lost ({})", self.connection.reason()),
+            };
+            let (replica, waited) = (self.place.name(), entry.absence.so_far(now));
+            if !self.requests.is_parked(key) {
+                self.send_cancel(Cancel { key, stopped: false });
+            }
+            self.requests.end(key, Refusal::Away { replica, why, waited, retry_after: self.retry_after });
         }
     }
 }

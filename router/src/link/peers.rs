@@ -14,7 +14,9 @@ use proto::cluster as wire;
 use proto::cluster::state::Phase;
 use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::time::Duration;
 use tokio::sync::watch;
+use tokio::time::Instant;
 use types::PolicyDigest;
 
 /// The links and their views, each under its own number, its place. Replicas come and go; no place is reused.
@@ -175,6 +177,11 @@ impl Neighbours {
 
     pub fn is_any_ready_for(&self, need: ContinuationNeed) -> bool {
         pick::pick_equivalent(&self.rows, need, ReplicaStanding::Shunned).is_some()
+    }
+
+    /// Takes one retry of the budget of all links. If there is none, the error is how long to wait.
+    pub fn take_retry(&self, now: Instant) -> Result<(), Duration> {
+        self.peers.budget.take(now)
     }
 
     /// Whether any link may become able to continue it. An absent replica could turn out to be any.

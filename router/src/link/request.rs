@@ -87,6 +87,13 @@ impl LinkRequest {
         }
     }
 
+    /// Records that its replica no longer has it. `is_gone`: its coordinator is lost too.
+    pub(super) fn record_loss(&mut self, is_gone: bool, now: Instant) {
+        (self.since, self.n_lost) = (now, self.n_lost + 1);
+        self.n_coordinators_lost += u32::from(is_gone);
+        self.record_event(Kind::Lost, now);
+    }
+
     /// Adds what happened to it here to an output, before the reports of its present replica.
     pub(super) fn report_events(&mut self, output: &mut wire::Output, now: Instant) {
         if self.events.is_empty() {

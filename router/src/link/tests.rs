@@ -1,7 +1,6 @@
 //! A link's task without a connection: the frames that it handles, those that it would send, and requests that move.
 
 use super::budget::RetryBudget;
-use super::connection::CoordinatorStream;
 use super::event::LinkEvent;
 use super::handle::ReplicaLink;
 use super::peers::ReplicaLinks;
@@ -11,7 +10,7 @@ use super::target::LinkTarget;
 use super::task::LinkTask;
 use super::ticket::Ticket;
 use super::view::ReplicaView;
-use crate::config::Config;
+use crate::config::{Config, Timeouts};
 use crate::refusal::Refusal;
 use proto::cluster as wire;
 use proto::cluster::replica_frame::Frame;
@@ -58,12 +57,17 @@ fn links(peers: &ReplicaLinks) -> Vec<ReplicaLink> {
 /// A task with a replica and no connection: its frames stay in the outbox.
 fn attached(unread_max: usize) -> (ReplicaLink, LinkTask) {
     let limits = crate::config::RouterLimits { outputs_unread_max: unread_max, ..Default::default() };
+    let (link, mut task) = detached(&Config { limits, ..Config::default() });
+    task.receive(Frame::Welcome(welcome(1)));
+    (link, task)
+}
+
+/// A task without a replica.
+fn detached(config: &Config) -> (ReplicaLink, LinkTask) {
     let (dialer, _) = ::wire::in_memory();
     let peers = peers();
     peers.add_view(ReplicaView::default());
-    let config = Config { limits, ..Config::default() };
-    let mut task = LinkTask::new(given(&dialer).1, peers.clone(), 0, Arc::new(AtomicU64::new(1)), &config);
-    task.receive(Frame::Welcome(welcome(1)));
+    let task = LinkTask::new(given(&dialer).1, peers.clone(), 0, Arc::new(AtomicU64::new(1)), config);
     (links(&peers).remove(0), task)
 }
 
@@ -93,7 +97,7 @@ fn take(task: &mut LinkTask) {
 }
 
 fn id(task: &LinkTask, ticket: &Ticket) -> RequestId {
-    task.replica.as_ref().unwrap().id(ticket.key())
+    task.replica.id(ticket.key()).unwrap()
 }
 
 fn token(id: RequestId, position: u32, token: u32) -> Frame {
@@ -104,13 +108,13 @@ fn token(id: RequestId, position: u32, token: u32) -> Frame {
 
 /// Empties the outbox, and returns submits with their output so far, and cancels.
 fn sent(task: &mut LinkTask) -> Vec<(u64, Option<Vec<u32>>)> {
-    let frames = task.outbox.drain(..).map(|frame| match frame.frame {
-        Some(wire::router_frame::Frame::Submit(request)) => (request.id, Some(request.output)),
-        Some(wire::router_frame::Frame::Adopt(adopt)) => {
+    let frames = task.outbox.take().into_iter().map(|frame| match frame {
+        wire::router_frame::Frame::Submit(request) => (request.id, Some(request.output)),
+        wire::router_frame::Frame::Adopt(adopt) => {
             let request = adopt.request.unwrap();
             (request.id, Some(request.output))
         }
-        Some(wire::router_frame::Frame::Cancel(cancel)) => (cancel.id, None),
+        wire::router_frame::Frame::Cancel(cancel) => (cancel.id, None),
         other => panic!("{other:?}"),
     });
     frames.collect()
@@ -128,7 +132,7 @@ async fn slow_reader_is_cut_off_with_a_refusal() {
         task.receive(token(id, position, 5));
     }
     assert_eq!(sent(&mut task), [(id.0, None)]);
-    assert!(task.table.is_empty());
+    assert!(task.requests.is_empty());
     for position in 0..2 {
         let (slot, output) = outputs_rx.try_recv().unwrap();
         let output = output.unwrap();
@@ -144,12 +148,12 @@ async fn a_cancel_may_come_before_at_and_after_its_request() {
     let (link, mut task) = attached(10);
     drop(submit(&link, 3));
     take(&mut task);
-    assert_eq!((sent(&mut task), task.table.len()), (vec![], 0));
+    assert_eq!((sent(&mut task), task.requests.len()), (vec![], 0));
     let (ticket, _outputs_rx) = submit(&link, 3);
     take(&mut task);
     drop(ticket);
     take(&mut task);
-    assert_eq!((sent(&mut task), task.table.len()), (vec![], 0));
+    assert_eq!((sent(&mut task), task.requests.len()), (vec![], 0));
     let (ticket, _outputs_rx) = submit(&link, 3);
     take(&mut task);
     let id = id(&task, &ticket);
@@ -182,10 +186,9 @@ async fn a_hundred_thousand_cancels_leave_nothing() {
             if i % 3 == 0 { ticket.stop() } else { drop((outputs_rx, ticket)) }
         }
         take(&mut task);
-        assert!(task.table.is_empty() && task.parked.is_empty());
+        assert!(task.requests.is_empty() && task.requests.n_parked() == 0);
         assert_eq!(link.work(), 0);
-        assert!(task.outbox.len() <= 3 * 75);
-        task.outbox.clear();
+        assert!(task.outbox.take().len() <= 3 * 75);
     }
     assert_eq!((link.submits.capacity(), link.cancels.capacity()), free);
 }
@@ -204,14 +207,14 @@ async fn a_lost_replica_gets_the_log_and_a_complete_one_is_at_its_end() {
     let end = complete_rx.try_recv();
     assert!(matches!(&end, Ok((0, Ok(output))) if output.finished().unwrap() == Some(Finish::Stop)), "{end:?}");
     task.receive_lost(&Status::unavailable("gone"));
-    assert!(task.replica.is_none());
+    assert!(!task.replica.is_attached());
     task.receive(Frame::Welcome(welcome(2)));
     let id = id(&task, &goes_on);
     assert_eq!(sent(&mut task), [(id.0, Some(vec![5]))]);
     // Ids from the replica's former incarnation mean nothing now.
     task.receive(token(before, 1, 6));
     task.receive(token(id, 1, 7));
-    assert_eq!(task.table[&goes_on.key()].request.output, [5, 7]);
+    assert_eq!(task.requests.get(goes_on.key()).unwrap().request.output, [5, 7]);
 }
 
 /// Two links with ready replicas, and their tasks.
@@ -242,7 +245,7 @@ async fn requests_of_a_lost_replica_move_and_their_cancels_follow() {
     // has it.
     drop((unwanted, gone));
     one.receive_lost(&Status::unavailable("gone"));
-    assert!(one.table.is_empty() && one.parked.is_empty());
+    assert!(one.requests.is_empty() && one.requests.n_parked() == 0);
     assert_eq!((links[0].work(), links[1].work()), (0, 5));
     take(&mut two);
     let ids = [&begun, &fresh].map(|ticket| id(&two, ticket).0);
@@ -265,7 +268,7 @@ async fn a_request_that_its_replica_ended_moves_to_another() {
     take(&mut two);
     assert_eq!(sent(&mut two), [(id(&two, &ticket).0, Some(vec![5]))]);
     outputs_rx.try_recv().unwrap().1.unwrap();
-    assert!(outputs_rx.try_recv().is_err() && one.table.is_empty());
+    assert!(outputs_rx.try_recv().is_err() && one.requests.is_empty());
 }
 
 #[tokio::test]
@@ -278,7 +281,7 @@ async fn requests_of_a_replica_that_recovers_for_too_long_move() {
     one.receive(Frame::State(recovers));
     let due = one.next_due().unwrap();
     one.handle_due(due);
-    assert_eq!((sent(&mut one), one.table.len()), (vec![(id(&two, &ticket).0, None)], 0));
+    assert_eq!((sent(&mut one), one.requests.len()), (vec![(id(&two, &ticket).0, None)], 0));
     take(&mut two);
     assert_eq!(sent(&mut two), [(id(&two, &ticket).0, Some(vec![]))]);
 }
@@ -304,7 +307,7 @@ async fn requests_of_an_unplaced_replica_move_at_once_and_come_only_where_no_oth
     one.receive(token(id(&one, &ticket), 0, 5));
     sent(&mut one);
     one.receive(Frame::State(unplaced()));
-    assert_eq!((sent(&mut one), one.table.len()), (vec![(id(&two, &ticket).0, None)], 0));
+    assert_eq!((sent(&mut one), one.requests.len()), (vec![(id(&two, &ticket).0, None)], 0));
     take(&mut two);
     assert_eq!(sent(&mut two), [(id(&two, &ticket).0, Some(vec![5]))]);
     // A request that was sent to it before that was known moves to the other too.
@@ -316,19 +319,19 @@ async fn requests_of_an_unplaced_replica_move_at_once_and_come_only_where_no_oth
     two.receive(Frame::State(unplaced()));
     let (waits, _waits) = submit(&links[0], 9);
     take(&mut one);
-    assert_eq!((sent(&mut one).len(), one.table.len(), two.table.len()), (1, 1, 2));
+    assert_eq!((sent(&mut one).len(), one.requests.len(), two.requests.len()), (1, 1, 2));
     one.receive(Frame::State(ready()));
     two.dispatch(LinkEvent::Seen);
-    assert_eq!((sent(&mut two).len(), two.table.len()), (2, 0));
+    assert_eq!((sent(&mut two).len(), two.requests.len()), (2, 0));
     take(&mut one);
-    assert_eq!((sent(&mut one).len(), one.table.len()), (2, 3));
+    assert_eq!((sent(&mut one).len(), one.requests.len()), (2, 3));
     drop(waits);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_request_waits_as_long_as_it_may_at_a_replica_that_does_not_compute_it() {
     let (link, mut task) = attached(10);
-    let max = task.timeouts.replica_absence_max;
+    let max = Timeouts::default().replica_absence_max;
     let (running, mut running_rx) = submit(&link, 9);
     take(&mut task);
     task.receive(token(id(&task, &running), 0, 5));
@@ -353,14 +356,14 @@ async fn a_request_waits_as_long_as_it_may_at_a_replica_that_does_not_compute_it
     assert!(refusal.to_string().contains("two workers are missing") && *waited <= max, "{refusal}");
     assert!(refusal.retry_after().is_some() && new_rx.try_recv().is_err());
     assert_eq!(is_due(&mut task), Instant::now() + max);
-    assert_eq!((sent(&mut task), task.table.len()), (vec![(ids[1], None)], 0));
+    assert_eq!((sent(&mut task), task.requests.len()), (vec![(ids[1], None)], 0));
     assert!(matches!(new_rx.try_recv(), Ok((0, Err(Refusal::Away { .. })))));
 }
 
 #[tokio::test(start_paused = true)]
 async fn ranks_that_come_and_go_without_a_token_are_one_absence() {
     let (link, mut task) = attached(10);
-    let max = task.timeouts.replica_absence_max;
+    let max = Timeouts::default().replica_absence_max;
     let (ticket, mut outputs_rx) = submit(&link, 9);
     take(&mut task);
     for _ in 0..3 {
@@ -401,14 +404,14 @@ async fn a_request_that_has_outgrown_a_replica_waits_for_more_room_there_or_else
     one.receive(Frame::Outputs(wire::Outputs { outputs: vec![outgrown] }));
     one.receive(narrow(3));
     sent(&mut one);
-    assert_eq!((one.table.len(), one.parked.len(), two.table.len()), (1, 1, 0));
+    assert_eq!((one.requests.len(), one.requests.n_parked(), two.requests.len()), (1, 1, 0));
     one.handle_due(Instant::now() + Duration::from_secs(5));
-    assert_eq!((sent(&mut one), one.parked.len()), (vec![], 1), "it has three tokens by now");
+    assert_eq!((sent(&mut one), one.requests.n_parked()), (vec![], 1), "it has three tokens by now");
     // There is some room for it elsewhere.
     two.receive(narrow(4));
     one.dispatch(LinkEvent::Seen);
     take(&mut two);
-    assert_eq!((sent(&mut two), one.table.len()), (vec![(id(&two, &ticket).0, Some(vec![5]))], 0));
+    assert_eq!((sent(&mut two), one.requests.len()), (vec![(id(&two, &ticket).0, Some(vec![5]))], 0));
     outputs_rx.try_recv().unwrap().1.unwrap();
     assert!(outputs_rx.try_recv().is_err());
     // A request that has not begun does not wait.
@@ -430,9 +433,9 @@ async fn a_request_moves_only_to_the_same_policy_and_room_and_not_for_ever() {
     {
         two.receive(Frame::Welcome(welcome));
         one.receive_lost(&Status::unavailable("gone"));
-        assert_eq!((one.table.len(), one.parked.len()), (1, 1));
+        assert_eq!((one.requests.len(), one.requests.n_parked()), (1, 1));
         one.receive(Frame::Welcome(self::welcome(1)));
-        assert!(one.parked.is_empty());
+        assert_eq!(one.requests.n_parked(), 0);
     }
     assert!(outputs_rx.try_recv().is_err());
     one.receive_lost(&Status::unavailable("gone"));
@@ -453,13 +456,13 @@ fn n_losses(lose: impl Fn(&mut LinkTask, RequestId), speaks_at: Option<u32>) -> 
         }
         lose(&mut task, id);
         if let Ok((0, Err(Refusal::LostTooOften { times }))) = outputs_rx.try_recv() {
-            assert!(task.table.is_empty());
+            assert!(task.requests.is_empty());
             return if speaks_at.is_some() { n } else { times };
         }
         task.receive(Frame::Welcome(welcome(1)));
         // A replica that has ended the request gets it again after a while.
         task.handle_due(Instant::now() + Duration::from_secs(5));
-        assert!(task.parked.is_empty(), "it is at the replica again");
+        assert!(task.requests.n_parked() == 0, "it is at the replica again");
     }
     panic!("it is never given up")
 }
@@ -482,20 +485,20 @@ async fn a_request_that_may_not_move_yet_is_tried_again() {
     let (ticket, _outputs_rx) = submit(&links[0], 9);
     take(&mut one);
     sent(&mut one);
-    let spend_all = |one: &LinkTask| while one.peers.budget.take(Instant::now()).is_ok() {};
+    let spend_all = |one: &LinkTask| while one.place.take_retry(Instant::now()).is_ok() {};
     spend_all(&one);
     one.receive_lost(&Status::unavailable("gone"));
     for _ in 0..3 {
-        let again = one.parked[&ticket.key()].expect("a time at which it is tried again");
+        let again = one.requests.retry_time(ticket.key()).expect("a time at which it is tried again");
         assert!(again > Instant::now());
         tokio::time::advance(again - Instant::now()).await;
         spend_all(&one);
         one.handle_due(Instant::now());
-        assert_eq!((one.table.len(), links[1].work()), (1, 0));
+        assert_eq!((one.requests.len(), links[1].work()), (1, 0));
     }
     tokio::time::advance(Duration::from_secs(1)).await;
     one.handle_due(Instant::now());
-    assert!(one.table.is_empty() && links[1].work() > 0);
+    assert!(one.requests.is_empty() && links[1].work() > 0);
 }
 
 #[tokio::test]
@@ -510,7 +513,7 @@ async fn a_panic_ends_one_request_and_the_others_move() {
     let (key, entry) = one.submitted.try_recv().unwrap();
     one.handle(LinkEvent::Submit(key, entry));
     assert!(matches!(broken.try_recv(), Ok((0, Err(Refusal::Failed { .. })))));
-    assert!(one.table.is_empty() && one.replica.is_none() && outputs_rx.try_recv().is_err());
+    assert!(one.requests.is_empty() && !one.replica.is_attached() && outputs_rx.try_recv().is_err());
     assert!(links[1].work() > 0);
 }
 
@@ -525,7 +528,7 @@ async fn a_gap_and_another_version_are_refused() {
     assert_eq!(sent(&mut task), [(id.0, None)]);
     assert!(matches!(outputs_rx.try_recv(), Ok((0, Err(Refusal::Failed { .. })))));
     task.receive(Frame::Welcome(wire::Welcome { version: "0.0.0".into(), ..welcome(1) }));
-    assert!(task.replica.is_none() && task.reason.contains("0.0.0"), "{}", task.reason);
+    assert!(!task.replica.is_attached() && task.connection.reason().contains("0.0.0"), "{}", task.connection.reason());
 }
 
 #[tokio::test]
@@ -535,13 +538,13 @@ async fn a_router_attaches_to_builds_of_consecutive_protocols_and_to_no_other() 
         proto::ProtocolRange::of(&format!("0.{newest}.0"), protocols)
     };
     let check = |router: u32, coordinator: u32, is_met: bool| {
-        let (_link, mut task) = attached(10);
-        (task.replica, task.speaks) = (None, build(router));
+        let (_link, mut task) = detached(&Config { speaks: build(router), ..Config::default() });
         let proto::ProtocolRange { version, protocols } = build(coordinator);
         task.receive(Frame::Welcome(wire::Welcome { version, protocols, ..welcome(1) }));
-        assert_eq!(task.replica.is_some(), is_met, "{router} to {coordinator}: {}", task.reason);
-        let names_both = [build(router), build(coordinator)].iter().all(|of| task.reason.contains(&of.to_string()));
-        assert_eq!(names_both, !is_met, "{}", task.reason);
+        assert_eq!(task.replica.is_attached(), is_met, "{router} to {coordinator}: {}", task.connection.reason());
+        let names_both =
+            [build(router), build(coordinator)].iter().all(|of| task.connection.reason().contains(&of.to_string()));
+        assert_eq!(names_both, !is_met, "{}", task.connection.reason());
     };
     check(5, 4, true);
     check(5, 5, true);
@@ -559,7 +562,7 @@ fn claimed() -> (watch::Sender<LinkTarget>, LinkTask) {
     let mut task = LinkTask::new(aim, peers, 0, Arc::new(AtomicU64::new(1)), &Config::default());
     target.send_modify(|target| target.incarnation = 5);
     task.retarget();
-    task.connection = CoordinatorStream::Dialing(Box::pin(std::future::pending()));
+    task.dispatch(LinkEvent::Dial);
     task.receive(Frame::Welcome(wire::Welcome { incarnation: 5, ..welcome(1) }));
     (target, task)
 }
@@ -567,21 +570,21 @@ fn claimed() -> (watch::Sender<LinkTarget>, LinkTask) {
 #[tokio::test]
 async fn a_later_claim_ends_the_stream_of_an_older_one() {
     let (target, mut task) = claimed();
-    assert!(task.replica.is_some());
+    assert!(task.replica.is_attached());
     // A lease that was made anew is the same claim.
     target.send_modify(|target| target.incarnation = 5);
     task.retarget();
-    assert!(task.replica.is_some());
+    assert!(task.replica.is_attached());
     target.send_modify(|target| target.incarnation = 6);
     task.retarget();
-    assert!(task.replica.is_none() && matches!(task.connection, CoordinatorStream::Down { .. }));
+    assert!(!task.replica.is_attached() && task.connection.is_down());
     // The older coordinator is still there, and answers first.
-    task.connection = CoordinatorStream::Dialing(Box::pin(std::future::pending()));
+    task.dispatch(LinkEvent::Dial);
     task.receive(Frame::Welcome(wire::Welcome { incarnation: 5, ..welcome(1) }));
-    assert!(task.replica.is_none() && task.reason.contains("claim"), "{}", task.reason);
+    assert!(!task.replica.is_attached() && task.connection.reason().contains("claim"), "{}", task.connection.reason());
     // A claim that the store has not reported yet.
     task.receive(Frame::Welcome(wire::Welcome { incarnation: 7, ..welcome(1) }));
-    assert!(task.replica.is_some());
+    assert!(task.replica.is_attached());
 }
 
 #[tokio::test]
@@ -589,7 +592,7 @@ async fn a_replica_that_vanishes_from_the_store_stays_while_its_stream_stands() 
     let (target, mut task) = claimed();
     target.send_modify(|target| target.is_listed = false);
     task.retarget();
-    assert!(task.replica.is_some() && !task.is_forsaken());
+    assert!(task.replica.is_attached() && !task.is_forsaken());
     task.receive_lost(&Status::unavailable("gone"));
     assert!(task.is_forsaken());
     target.send_modify(|target| target.is_listed = true);

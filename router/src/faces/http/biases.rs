@@ -80,7 +80,7 @@ pub async fn texts_to_tokens(front: &Frontend, of: &Arc<ModelText>, fields: &mut
         let bias = if bias.is_number() || bias.is_boolean() { bias } else { Value::Null };
         match token {
             Value::String(text) => {
-                let ids = front.tokens(of, Input::Text(text), false, unix_seconds()).await?;
+                let ids = front.texts.tokens(of, Input::Text(text), false, unix_seconds()).await?;
                 for id in ids {
                     if by_token.put(id, &bias) > n_max {
                         break;

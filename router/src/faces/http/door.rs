@@ -30,7 +30,7 @@ pub struct RequestIdHeader(pub HeaderValue);
 /// Adds the client's request id to every answer, or else one of this router: 32 hexadecimal digits, like vLLM's.
 pub async fn set_request_id(State(front): State<Arc<Frontend>>, mut request: Request, next: Next) -> Response {
     let given = request.headers().get(REQUEST_ID).filter(|id| is_plain(id.as_bytes())).cloned();
-    let own = || HeaderValue::from_str(&format!("{:08x}{:024x}", front.nonce, front.next_request()));
+    let own = || HeaderValue::from_str(&format!("{:08x}{:024x}", front.ids.nonce(), front.ids.next_request()));
     let Some(id) = given.or_else(|| own().ok()) else { return next.run(request).await };
     request.extensions_mut().insert(RequestIdHeader(id.clone()));
     let mut response = next.run(request).await;

@@ -55,7 +55,7 @@ pub async fn prompt(
     let none = || Refusal::invalid(field, "the model has no fill-in-the-middle tokens");
     let marks = InfillTokens::of(&text.tokenizer).ok_or_else(none)?;
     let text = text.clone();
-    let tokens = front.off_runtime(infill.n_bytes(), move || marks.build_prompt(&text, &infill)).await?;
+    let tokens = front.texts.off_runtime(infill.n_bytes(), move || marks.build_prompt(&text, &infill)).await?;
     let broken = |error: checkpoint::Error| Refusal::invalid(field, format!("cannot be tokenized: {error}"));
     Ok(Input::TokenIds(v1::TokenIds { ids: tokens.map_err(broken)? }))
 }

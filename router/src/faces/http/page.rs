@@ -92,10 +92,10 @@ pub async fn read(front: &Frontend, request: Request) -> Result<ApiRequest, Http
     let (mut bytes, mut body) = with_body_timeout(front, read_body(front, request.into_body())).await??;
     if packing? == BodyEncoding::Gzip {
         let bytes_max = limits.body_bytes_max;
-        bytes = front.on_text_thread(move || decompress_gzip(&bytes, bytes_max)).await??;
+        bytes = front.texts.on_thread(move || decompress_gzip(&bytes, bytes_max)).await??;
         reserve_body_bytes(front, &mut body, bytes.len())?;
     }
-    let mut fields = front.off_runtime(bytes.len(), move || Fields::parse(&bytes)).await??;
+    let mut fields = front.texts.off_runtime(bytes.len(), move || Fields::parse(&bytes)).await??;
     if let Some(session) = session {
         fields.set_default_session(session);
     }

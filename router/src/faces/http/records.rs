@@ -26,7 +26,7 @@ pub async fn get_record(
         return Err(no_record());
     }
     let dir = record.dir.clone();
-    let found = front.on_record_thread(move || find(&dir, &id)).await?;
+    let found = front.record_threads.run(move || find(&dir, &id)).await?;
     let line = found.map_err(|error| Refusal::failed(format!("the record cannot be read: {error}")))?;
     let record = line.and_then(|line| serde_json::from_str::<Value>(&line).ok());
     let is_own = |record: &Value| record["tenant"] == format!("{:016x}", tenant.0);

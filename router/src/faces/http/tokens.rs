@@ -5,8 +5,9 @@ use crate::faces::http::error::HttpError;
 use crate::faces::http::fields::Fields;
 use crate::faces::http::known::Endpoint;
 use crate::faces::http::page::read;
-use crate::front::frontend::{Frontend, TOKEN_TEXT_BYTES, unix_seconds};
+use crate::front::frontend::{Frontend, unix_seconds};
 use crate::front::parsed_request::ParsedRequest;
+use crate::front::text_work::TOKEN_TEXT_BYTES;
 use crate::refusal::Refusal;
 use crate::replicas::models::table::VersionSelector;
 use crate::replicas::models::text::ModelText;
@@ -38,13 +39,13 @@ pub async fn tokenize(State(front): State<Arc<Frontend>>, request: Request) -> R
         Some(text) => Input::Text(text),
         // A template writes the leading tokens itself. A client that sends `true` gets them twice.
         None if add_special == Some(true) => {
-            Input::Text(front.render_chat(&text, chat(&mut fields)?, unix_seconds()).await?)
+            Input::Text(front.texts.render_chat(&text, chat(&mut fields)?, unix_seconds()).await?)
         }
         None => Input::Chat(chat(&mut fields)?),
     };
     let add_special = add_special.unwrap_or(true);
     let with_texts = fields.boolean("return_token_strs")?.unwrap_or(false);
-    let tokens = front.tokens(&text, input, add_special, unix_seconds()).await?;
+    let tokens = front.texts.tokens(&text, input, add_special, unix_seconds()).await?;
     let context = front.model(&model, VersionSelector::Weight).map_or(text.spec.context, |model| model.replica.context);
     let n_tokens = tokens.len();
     let answer = move || {
@@ -53,7 +54,7 @@ pub async fn tokenize(State(front): State<Arc<Frontend>>, request: Request) -> R
         let body = json!({ "count": tokens.len(), "max_model_len": context, "tokens": tokens, "token_strs": spelled });
         Json(body).into_response()
     };
-    Ok(front.off_runtime(TOKEN_TEXT_BYTES * n_tokens, answer).await?)
+    Ok(front.texts.off_runtime(TOKEN_TEXT_BYTES * n_tokens, answer).await?)
 }
 
 /// Takes a conversation, and refuses the fields that a chat would refuse.
@@ -71,7 +72,7 @@ pub async fn detokenize(State(front): State<Arc<Frontend>>, request: Request) ->
     let text = front.text(model.as_deref().unwrap_or_default())?;
     let tokens = fields.token_ids("tokens")?.ok_or_else(|| Refusal::invalid("tokens", "is missing"))?;
     text.check_ids("tokens", &tokens)?;
-    let text = front.detokenize(&text, tokens).await?;
+    let text = front.texts.detokenize(&text, tokens).await?;
     // vLLM's name, and llama.cpp's, whose clients name no model.
     Ok(Json(if model.is_some() { json!({ "prompt": text }) } else { json!({ "prompt": text, "content": text }) }))
 }
@@ -82,7 +83,7 @@ pub async fn count_prompt_tokens(front: &Frontend, parsed: ParsedRequest) -> Res
     let text = front.text(&parsed.model)?;
     let mut n_tokens = 0;
     for prompt in parsed.prompts {
-        n_tokens += front.tokens(&text, prompt, true, unix_seconds()).await?.len();
+        n_tokens += front.texts.tokens(&text, prompt, true, unix_seconds()).await?.len();
     }
     Ok(Json(json!({ "object": "response.input_tokens", "input_tokens": n_tokens })))
 }
@@ -113,7 +114,7 @@ async fn content_tokens(
 ) -> Result<Response, Refusal> {
     let tokens = match content.is_empty() {
         true => Tokens::new(),
-        false => front.tokens(text, Input::Text(content), adds_special, unix_seconds()).await?,
+        false => front.texts.tokens(text, Input::Text(content), adds_special, unix_seconds()).await?,
     };
     let (text, n_tokens) = (text.clone(), tokens.len());
     let piece = move |id: &u32| {
@@ -125,5 +126,5 @@ async fn content_tokens(
         let values: Value = if with_pieces { tokens.iter().map(piece).collect() } else { tokens.into() };
         Json(json!({ "tokens": values })).into_response()
     };
-    front.off_runtime(TOKEN_TEXT_BYTES * n_tokens, answer).await
+    front.texts.off_runtime(TOKEN_TEXT_BYTES * n_tokens, answer).await
 }

@@ -230,7 +230,7 @@ impl EngineService {
         let none = || Status::unimplemented("this router does not provide its tokenizer");
         let read = self.front.config.text_files.clone().ok_or_else(none)?;
         // This takes as long as a long text.
-        let bundle = self.front.off_runtime(usize::MAX, move || read()).await.map_err(to_status)?;
+        let bundle = self.front.texts.off_runtime(usize::MAX, move || read()).await.map_err(to_status)?;
         let bundle = bundle.map_err(|error| Status::internal(format!("the tokenizer cannot be provided: {error}")))?;
         Ok((bundle.zip.into(), bundle.sha256))
     }

@@ -55,7 +55,7 @@ async fn join_parts(front: &Frontend, of: &Arc<ModelText>, parts: Vec<Value>) ->
             Value::String(text) if text.is_empty() => {}
             Value::String(text) => {
                 let begins = ids.is_empty();
-                ids.extend(front.tokens(of, Input::Text(text), begins, unix_seconds()).await?);
+                ids.extend(front.texts.tokens(of, Input::Text(text), begins, unix_seconds()).await?);
             }
             other => ids.extend(token_ids(FIELD, Value::Array(vec![other]))?),
         }

@@ -72,5 +72,5 @@ pub async fn apply_template(State(front): State<Arc<Frontend>>, request: Request
     let text = front.text(&fields.string("model")?.unwrap_or_default())?;
     let chat = conversation(&mut fields)?;
     fields.check(Endpoint::Tokenize)?;
-    Ok(Json(json!({ "prompt": front.render_chat(&text, chat, unix_seconds()).await? })))
+    Ok(Json(json!({ "prompt": front.texts.render_chat(&text, chat, unix_seconds()).await? })))
 }

@@ -67,7 +67,7 @@ pub async fn count_tokens(State(front): State<Arc<Frontend>>, request: Request) 
         checked.and_then(|()| Ok((fields.string("model")?.unwrap_or_default(), request::read_chat(&mut fields)?)));
     let (model, chat_input) = read.map_err(to_http_error)?;
     let text = front.text(&model).map_err(to_http_error)?;
-    let tokens = front.tokens(&text, Input::Chat(chat_input.chat), false, unix_seconds()).await;
+    let tokens = front.texts.tokens(&text, Input::Chat(chat_input.chat), false, unix_seconds()).await;
     let tokens = tokens.map_err(|refusal| to_http_error(refusal.renamed(&[SWITCHED])))?;
     Ok(Json(json!({ "input_tokens": tokens.len() })))
 }

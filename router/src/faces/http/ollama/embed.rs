@@ -108,7 +108,7 @@ async fn truncate_texts(front: &Frontend, model: &str, texts: Vec<String>) -> Re
     for one in texts {
         let is_long = one.len() + 2 > context && inputs.len() < front.config.limits.embeddings_max;
         inputs.push(if is_long {
-            let mut ids = front.tokens(&text, Input::Text(one), true, unix_seconds()).await?;
+            let mut ids = front.texts.tokens(&text, Input::Text(one), true, unix_seconds()).await?;
             ids.truncate(context);
             Input::TokenIds(v1::TokenIds { ids })
         } else {

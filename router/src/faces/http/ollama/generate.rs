@@ -89,7 +89,7 @@ async fn prompt(front: &Frontend, model: &str, prompt_fields: PromptFields) -> R
         return Ok(input);
     }
     text.check_ids("context", &context)?;
-    let tokens = front.tokens(&text, input, false, unix_seconds()).await?;
+    let tokens = front.texts.tokens(&text, input, false, unix_seconds()).await?;
     context.extend_from_slice(without_bos(&text, &tokens));
     Ok(Input::TokenIds(v1::TokenIds { ids: context }))
 }

@@ -60,7 +60,7 @@ pub async fn create(State(front): State<Arc<Frontend>>, request: Request) -> Res
     let items = items::read(&mut fields)?.unwrap_or_default();
     let items = items::stored_items(&front, items.iter()).into_iter().map(Arc::new).collect();
     let read = ReadConversation { created: unix_seconds(), metadata: metadata.into(), items };
-    let id = format!("{PREFIX}{}", front.next_public_id());
+    let id = format!("{PREFIX}{}", front.ids.next_kept());
     match front.responses.create_conversation(tenant, id.clone(), read.clone()) {
         true => Ok(conversation_json(&id, &read)),
         false => Err(no_room(&front)),
@@ -132,7 +132,7 @@ pub async fn items(
     reserve_body_bytes(&front, &mut room, n_bytes)?;
     let page =
         move || page_query.select(read.items.iter().map(|item| value(item)).collect()).map(|page| page.to_string());
-    let text: Result<String, Refusal> = front.off_runtime(n_bytes, page).await?;
+    let text: Result<String, Refusal> = front.texts.off_runtime(n_bytes, page).await?;
     Ok(json_response(Bytes::from_owner(TextWithPermit::new(text?, room))))
 }
 
@@ -180,7 +180,7 @@ pub async fn items_of(front: &Frontend, page: &mut ApiRequest, id: &str) -> Resu
     let n_bytes = read.n_bytes();
     check_size(front, n_bytes, FIELD)?;
     page.reserve_body_bytes(front, n_bytes)?;
-    Ok(front.off_runtime(n_bytes, move || read.items.iter().map(|item| value(item)).collect()).await?)
+    Ok(front.texts.off_runtime(n_bytes, move || read.items.iter().map(|item| value(item)).collect()).await?)
 }
 
 /// Takes the turn in the conversation: only one response at a time may continue it.

@@ -56,7 +56,7 @@ pub fn metadata(fields: &mut Fields) -> Result<Option<String>, Refusal> {
 /// Returns items in the stored format. Each gets a unique id, whatever id its client gave it.
 pub fn stored_items<'a>(front: &Frontend, items: impl Iterator<Item = &'a Value>) -> Vec<StoredItem> {
     let stored = |item: &Value| {
-        let id = format!("{}_{}", prefix(item), front.next_public_id());
+        let id = format!("{}_{}", prefix(item), front.ids.next_kept());
         let mut item = item.as_object().cloned().unwrap_or_else(Map::new);
         item.remove("id");
         StoredItem { text: listed_item(&Value::Object(item), id.clone()).to_string(), id }

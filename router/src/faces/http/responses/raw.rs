@@ -17,7 +17,7 @@ pub struct RawMessages {
 
 impl RawMessages {
     pub async fn of(front: &Frontend, of: Arc<ModelText>, prompt: Tokens) -> Result<RawMessages, Refusal> {
-        let text = front.detokenize(&of, prompt.clone()).await?;
+        let text = front.texts.detokenize(&of, prompt.clone()).await?;
         Ok(RawMessages { of, prompt: message(&text, &prompt), output_ids: Tokens::new() })
     }
 

@@ -43,7 +43,7 @@ pub async fn items_before(front: &Frontend, page: &mut ApiRequest, id: Option<&s
         items.append(reply["output"].as_array_mut()?);
         Some(items)
     };
-    let items = front.off_runtime(n_bytes, read).await?;
+    let items = front.texts.off_runtime(n_bytes, read).await?;
     items.ok_or_else(|| Refusal::failed("a stored response cannot be read").into())
 }
 
@@ -172,7 +172,7 @@ pub async fn input_items(
     let mut room = BodyPermit::None;
     reserve_body_bytes(&front, &mut room, n_bytes)?;
     let list = move || Ok(page_query.select(own_items(&stored, &id))?.to_string());
-    let text: Result<String, Refusal> = front.off_runtime(n_bytes, list).await?;
+    let text: Result<String, Refusal> = front.texts.off_runtime(n_bytes, list).await?;
     Ok(json_response(Bytes::from_owner(TextWithPermit::new(text?, room))))
 }
 

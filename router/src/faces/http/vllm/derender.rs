@@ -12,7 +12,7 @@ use crate::faces::http::format::{AnswerFormat, TokenNames, choice_value, token_l
 use crate::faces::http::known::Endpoint;
 use crate::faces::http::page::{ApiRequest, read};
 use crate::faces::http::single::objects;
-use crate::front::derender::DerenderedAnswer;
+use crate::front::derender::{DerenderedAnswer, derender};
 use crate::front::frontend::{Frontend, unix_seconds};
 use crate::refusal::Refusal;
 use crate::replicas::models::table::VersionSelector;
@@ -45,7 +45,7 @@ pub async fn chat(State(front): State<Arc<Frontend>>, request: Request) -> Resul
     let (chat, tokens_as_ids) = context.chat(chat_request)?;
     let format = ChatAnswerFormat::tools_format();
     let ids = answers.iter().map(|answer| answer.ids.clone()).collect();
-    let read = front.derender(&context.text, chat, ids, unix_seconds()).await?;
+    let read = derender(&front.texts, &context.text, chat, ids, unix_seconds()).await?;
     let usage = usage(n_prompt, &answers);
     let names = TokenNames::new(&context.text.tokenizer, tokens_as_ids);
     let choice = |(answer, DerenderedAnswer { delta, n_calls }): (GeneratedAnswer, DerenderedAnswer)| {
@@ -94,7 +94,7 @@ pub async fn completions(State(front): State<Arc<Frontend>>, request: Request) -
         answers.extend(response.answers);
     }
     let ids = answers.iter().map(|answer| answer.ids.clone()).collect();
-    let read = front.derender(&context.text, None, ids, unix_seconds()).await?;
+    let read = derender(&front.texts, &context.text, None, ids, unix_seconds()).await?;
     let usage = usage(n_prompts, &answers);
     let names = TokenNames::new(&context.text.tokenizer, tokens_as_ids);
     let choice = |(i, (answer, read)): (u32, (GeneratedAnswer, DerenderedAnswer))| {

@@ -11,9 +11,10 @@ use crate::faces::http::page::{ApiRequest, read};
 use crate::faces::http::structure::structure;
 use crate::faces::http::vllm::params;
 use crate::faces::http::{messages, responses};
-use crate::front::frontend::{Frontend, RenderedPrompt, unix_seconds};
+use crate::front::frontend::{Frontend, unix_seconds};
 use crate::front::parsed_request::{CutSide, ParsedRequest, Purpose};
 use crate::front::prepared::room;
+use crate::front::text_work::RenderedPrompt;
 use crate::refusal::Refusal;
 use crate::replicas::models::table::VersionSelector;
 use axum::Json;
@@ -89,7 +90,7 @@ async fn read_page(
     let in_header = request.headers().get(REQUEST_ID).and_then(|id| id.to_str().ok()).map(str::to_owned);
     let mut page = read(front, request).await?;
     let fields = &mut page.fields;
-    let own = || format!("{:08x}{:016x}", front.nonce, front.next_request());
+    let own = || format!("{:08x}{:016x}", front.ids.nonce(), front.ids.next_request());
     let name = in_header.or(fields.string("request_id")?).unwrap_or_else(own);
     let is_stream = fields.get("stream") == Some(&Value::Bool(true));
     let stream_options = fields.get("stream_options").filter(|_| is_stream).cloned();
@@ -136,7 +137,8 @@ async fn bodies(front: &Frontend, repeated: RepeatedFields, parsed: ParsedReques
     let mut bodies = Vec::with_capacity(n_prompts);
     for (i, input) in prompts.into_iter().enumerate() {
         let requested_structure = sampling.structure.clone();
-        let rendered = front.render_request(&text, input, requested_structure, repeated.needs_offsets, now).await?;
+        let rendered =
+            front.texts.render_request(&text, input, requested_structure, repeated.needs_offsets, now).await?;
         let RenderedPrompt { mut ids, mut places, structure } = rendered;
         if let Some(truncation) = truncation {
             truncation.cut(&mut ids, room)?;
