@@ -2,6 +2,7 @@
 //! text can satisfy are cut, so that a matcher never runs into one.
 
 use crate::words::TextSet;
+use crate::{GrammarLimits, GrammarRefused};
 use std::collections::HashMap;
 use std::fmt::Write;
 
@@ -59,8 +60,15 @@ impl GrammarRules {
     }
 
     /// Symbols of all alternatives, and rules.
-    pub(crate) fn size(&self) -> usize {
+    fn size(&self) -> usize {
         self.n_symbols + self.rules.len()
+    }
+
+    pub(crate) fn check_size(&self, limits: &GrammarLimits) -> Result<(), GrammarRefused> {
+        match self.size() > limits.symbols_max {
+            true => Err(GrammarRefused::too_large("the size of the grammar", limits.symbols_max)),
+            false => Ok(()),
+        }
     }
 
     /// As Lark, with names that begin with `prefix`; none if no text satisfies `start`.

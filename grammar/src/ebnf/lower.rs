@@ -56,9 +56,7 @@ pub(super) fn lower(
         while let Some((name, rule)) = lower.waiting.pop() {
             let symbols = lower.symbols(&grammar[name]);
             lower.rules.define(rule, vec![symbols]);
-            if lower.rules.size() > limits.symbols_max {
-                return Err(GrammarRefused::too_large("the size of the grammar", limits.symbols_max));
-            }
+            lower.rules.check_size(limits)?;
         }
         let found = ambiguous(&lower.sets);
         apart = lower.apart;

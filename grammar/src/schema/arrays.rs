@@ -1,16 +1,71 @@
 //! Lists: the claims on each item, the number of items, and how many of them satisfy a claim.
 
-use super::facts::{ContainsClaim, SchemaClaim, SchemaFacts};
-use super::objects::blank;
-use super::writer::SchemaWriter;
+use super::blank;
+use super::claims::{ClaimRules, RuleQueue};
+use super::facts::{ArrayFacts, ContainsClaim, SchemaClaim};
+use super::solver::ClaimSolver;
+use super::unique::unique_items;
 use crate::GrammarRefused;
-use crate::rules::{RuleIdx, Symbol};
-use std::collections::HashMap;
+use crate::rules::Symbol;
+use crate::words::TextSet;
 
-/// The claims on an item at its place.
-pub(super) fn claims_at(facts: &SchemaFacts, at: usize) -> Vec<SchemaClaim> {
-    let own = facts.item.iter().filter(|(i, _)| *i == at).map(|(_, claim)| *claim);
-    own.chain(facts.items.iter().filter(|(from, _)| *from <= at).map(|(_, claim)| *claim)).collect()
+/// Adds the lists that satisfy the facts to `out`.
+pub(super) fn write_array(
+    rules: &mut ClaimRules,
+    solver: &mut ClaimSolver,
+    facts: &ArrayFacts,
+    out: &mut Vec<Vec<Symbol>>,
+) -> Result<(), GrammarRefused> {
+    let (min, max) = facts.n_items;
+    if max.is_some_and(|max| max < min) {
+        return Ok(());
+    }
+    let repeat_max = solver.document.limits.repeat_max;
+    if min.max(max.unwrap_or(0)) > repeat_max {
+        return Err(GrammarRefused::too_large("a count of items", repeat_max));
+    }
+    let open = rules.grammar.words(&blank::open('['));
+    let close = rules.grammar.words(&blank::close(']'));
+    if min == 0 && facts.contains.iter().all(|contains| contains.min == 0) {
+        out.push(vec![rules.grammar.words(&TextSet::Text("[]".to_owned()))]);
+    }
+    let is_unique = facts.is_unique && max.is_none_or(|max| max > 1);
+    let inner = match facts.contains.is_empty() {
+        _ if is_unique => Some(unique_items(rules.grammar, solver, facts)?),
+        true => plain_items(rules, facts),
+        false => Some(counted_items(rules, solver, facts)?),
+    };
+    out.extend(inner.into_iter().map(|inner| [vec![open.clone()], inner, vec![close.clone()]].concat()));
+    Ok(())
+}
+
+/// One or more items: those with places of their own, and any number of the others.
+fn plain_items(rules: &mut ClaimRules, facts: &ArrayFacts) -> Option<Vec<Symbol>> {
+    let (min, max) = facts.n_items;
+    let n_own = facts.first_uniform_place();
+    let comma = rules.grammar.words(&blank::comma());
+    let n_first = n_own.min(max.unwrap_or(n_own)).max(1);
+    if max == Some(0) {
+        return None;
+    }
+    let mut rest: Vec<Symbol> = Vec::new();
+    if max.is_none_or(|max| max > n_first) {
+        let item = Symbol::Rule(rules.rule_of(facts.claims_at(n_own.max(n_first))));
+        let (min, max) = (min.saturating_sub(n_first), max.map(|max| max - n_first));
+        rest = vec![Symbol::Many { of: vec![comma.clone(), item], min, max }];
+    }
+    for at in (0..n_first).rev() {
+        let item = Symbol::Rule(rules.rule_of(facts.claims_at(at)));
+        let mut here = if at == 0 { vec![item] } else { vec![comma.clone(), item] };
+        here.append(&mut rest);
+        // From here on the list may end before this item.
+        rest = if at > 0 && at >= min {
+            vec![Symbol::Maybe(vec![Symbol::Rule(rules.grammar.add(vec![here]))])]
+        } else {
+            here
+        };
+    }
+    Some(rest)
 }
 
 /// A position while a list is written: the place of the next item, and the counts so far. All places that no claim
@@ -21,141 +76,92 @@ struct ListPosition {
     counts: Vec<usize>,
 }
 
-struct CountedList<'f, 'a> {
-    facts: &'f SchemaFacts<'a>,
+struct CountedList<'f> {
+    facts: &'f ArrayFacts,
     /// From here on, all places have the same claims.
     same_from: usize,
-    known: HashMap<ListPosition, RuleIdx>,
+    queue: RuleQueue<ListPosition>,
 }
 
-impl<'a> SchemaWriter<'_, 'a> {
-    pub(super) fn array(&mut self, facts: &SchemaFacts<'a>, out: &mut Vec<Vec<Symbol>>) -> Result<(), GrammarRefused> {
-        let (min, max) = facts.n_items;
-        if max.is_some_and(|max| max < min) {
-            return Ok(());
-        }
-        if min.max(max.unwrap_or(0)) > self.limits.repeat_max {
-            return Err(GrammarRefused::too_large("a count of items", self.limits.repeat_max));
-        }
-        let open = self.rules.words(&blank::open('['));
-        let close = self.rules.words(&blank::close(']'));
-        if min == 0 && facts.contains.iter().all(|contains| contains.min == 0) {
-            out.push(vec![self.rules.words(&crate::words::TextSet::Text("[]".to_owned()))]);
-        }
-        let is_unique = facts.is_unique && max.is_none_or(|max| max > 1);
-        let inner = match facts.contains.is_empty() {
-            _ if is_unique => self.unique_items(facts)?,
-            true => self.plain_items(facts),
-            false => self.counted_items(facts)?,
-        };
-        out.extend(inner.into_iter().map(|inner| [vec![open.clone()], inner, vec![close.clone()]].concat()));
-        Ok(())
+fn counted_items(
+    rules: &mut ClaimRules,
+    solver: &mut ClaimSolver,
+    facts: &ArrayFacts,
+) -> Result<Vec<Symbol>, GrammarRefused> {
+    let (min, max) = facts.n_items;
+    let last_from = facts.contains.iter().map(|contains| contains.from).max().unwrap_or(0);
+    let same_from = facts.first_uniform_place().max(last_from).max(min).max(max.unwrap_or(0));
+    let mut list = CountedList { facts, same_from, queue: RuleQueue::new() };
+    let first = ListPosition { at: 0, counts: vec![0; facts.contains.len()] };
+    let start = list.queue.rule_of(first, rules.grammar);
+    while let Some((rule, position)) = list.queue.pop() {
+        solver.count_step(rules.grammar)?;
+        let alternatives = list.alternatives_at(&position, rules, solver)?;
+        rules.grammar.define(rule, alternatives);
     }
+    Ok(vec![Symbol::Rule(start)])
+}
 
-    /// One or more items: those with places of their own, and any number of the others.
-    fn plain_items(&mut self, facts: &SchemaFacts<'a>) -> Option<Vec<Symbol>> {
-        let (min, max) = facts.n_items;
-        let n_own = first_uniform_place(facts);
-        let comma = self.rules.words(&blank::comma());
-        let n_first = n_own.min(max.unwrap_or(n_own)).max(1);
-        if max == Some(0) {
-            return None;
-        }
-        let mut rest: Vec<Symbol> = Vec::new();
-        if max.is_none_or(|max| max > n_first) {
-            let item = Symbol::Rule(self.rule(claims_at(facts, n_own.max(n_first))));
-            let (min, max) = (min.saturating_sub(n_first), max.map(|max| max - n_first));
-            rest = vec![Symbol::Many { of: vec![comma.clone(), item], min, max }];
-        }
-        for at in (0..n_first).rev() {
-            let item = Symbol::Rule(self.rule(claims_at(facts, at)));
-            let mut here = if at == 0 { vec![item] } else { vec![comma.clone(), item] };
-            here.append(&mut rest);
-            // From here on the list may end before this item.
-            rest = if at > 0 && at >= min {
-                vec![Symbol::Maybe(vec![Symbol::Rule(self.rules.add(vec![here]))])]
-            } else {
-                here
-            };
-        }
-        Some(rest)
-    }
-
-    fn counted_items(&mut self, facts: &SchemaFacts<'a>) -> Result<Option<Vec<Symbol>>, GrammarRefused> {
-        let (min, max) = facts.n_items;
-        let last_from = facts.contains.iter().map(|contains| contains.from).max().unwrap_or(0);
-        let same_from = first_uniform_place(facts).max(last_from).max(min).max(max.unwrap_or(0));
-        let counts = vec![0; facts.contains.len()];
-        let mut list = CountedList { facts, same_from, known: HashMap::new() };
-        let start = self.rules.reserve();
-        list.known.insert(ListPosition { at: 0, counts: counts.clone() }, start);
-        let mut waiting = vec![(start, ListPosition { at: 0, counts })];
-        while let Some((rule, point)) = waiting.pop() {
-            self.spend(1)?;
-            let alternatives = self.item_alternatives(&mut list, &point, &mut waiting)?;
-            self.rules.define(rule, alternatives);
-        }
-        Ok(Some(vec![Symbol::Rule(start)]))
-    }
-
-    /// Returns what may follow at a point of a list: its end, or an item and what follows that.
-    fn item_alternatives(
+impl CountedList<'_> {
+    /// Returns what may follow at a position: the end of the list, or an item and what follows that.
+    fn alternatives_at(
         &mut self,
-        list: &mut CountedList<'_, 'a>,
-        point: &ListPosition,
-        waiting: &mut Vec<(RuleIdx, ListPosition)>,
+        position: &ListPosition,
+        rules: &mut ClaimRules,
+        solver: &ClaimSolver,
     ) -> Result<Vec<Vec<Symbol>>, GrammarRefused> {
-        let facts = list.facts;
+        let facts = self.facts;
         let (min, max) = facts.n_items;
         let mut alternatives = Vec::new();
         let is_enough = |(contains, count): (&ContainsClaim, &usize)| *count >= contains.min;
-        if point.at > 0 && point.at >= min && facts.contains.iter().zip(&point.counts).all(is_enough) {
+        if position.at > 0 && position.at >= min && facts.contains.iter().zip(&position.counts).all(is_enough) {
             alternatives.push(Vec::new());
         }
-        if max.is_some_and(|max| point.at >= max) {
+        if max.is_some_and(|max| position.at >= max) {
             return Ok(alternatives);
         }
-        let comma = self.rules.words(&blank::comma());
-        let own = claims_at(facts, point.at);
-        let open: Vec<usize> = (0..facts.contains.len()).filter(|i| facts.contains[*i].from <= point.at).collect();
+        let comma = rules.grammar.words(&blank::comma());
+        let open: Vec<usize> = (0..facts.contains.len()).filter(|i| facts.contains[*i].from <= position.at).collect();
         if open.len() > 4 {
             return Err(GrammarRefused::unsupported("contains", "more than four of them for one list"));
         }
         for bits in 0..1usize << open.len() {
-            let (mut claims, mut counts) = (own.clone(), point.counts.clone());
-            let mut is_possible = true;
-            for (bit, i) in open.iter().enumerate() {
-                let contains = &facts.contains[*i];
-                let (claim, is) = (contains.claim, bits >> bit & 1 == 1);
-                if is {
-                    claims.push(claim);
-                    let most = contains.max.unwrap_or(contains.min).max(contains.min);
-                    is_possible &= contains.max.is_none_or(|max| counts[*i] < max);
-                    counts[*i] = (counts[*i] + 1).min(most);
-                } else if contains.max.is_some() {
-                    claims.push((claim.0, !claim.1));
-                }
-            }
-            if !is_possible || self.is_unsatisfiable(&claims) {
+            let satisfied = open.iter().enumerate().map(|(bit, i)| (*i, bits >> bit & 1 == 1));
+            let Some((claims, counts)) = self.claims_and_counts(position, satisfied) else { continue };
+            if solver.document.is_unsatisfiable(&claims) {
                 continue;
             }
-            let next = ListPosition { at: (point.at + 1).min(list.same_from.max(1)), counts };
-            let follows = *list.known.entry(next.clone()).or_insert_with(|| {
-                let rule = self.rules.reserve();
-                waiting.push((rule, next));
-                rule
-            });
-            let item = Symbol::Rule(self.rule(claims));
-            let mut step = if point.at == 0 { Vec::new() } else { vec![comma.clone()] };
+            let next = ListPosition { at: (position.at + 1).min(self.same_from.max(1)), counts };
+            let follows = self.queue.rule_of(next, rules.grammar);
+            let item = Symbol::Rule(rules.rule_of(claims));
+            let mut step = if position.at == 0 { Vec::new() } else { vec![comma.clone()] };
             step.extend([item, Symbol::Rule(follows)]);
             alternatives.push(step);
         }
         Ok(alternatives)
     }
-}
 
-/// Returns the first place from which all items have the same claims.
-pub(super) fn first_uniform_place(facts: &SchemaFacts) -> usize {
-    let own = facts.item.iter().map(|(at, _)| at + 1);
-    own.chain(facts.items.iter().map(|(from, _)| *from)).max().unwrap_or(0)
+    /// The claims on an item that satisfies these `contains` or not, and the counts after it. None if that is one too
+    /// many.
+    fn claims_and_counts(
+        &self,
+        position: &ListPosition,
+        satisfied: impl Iterator<Item = (usize, bool)>,
+    ) -> Option<(Vec<SchemaClaim>, Vec<usize>)> {
+        let (mut claims, mut counts) = (self.facts.claims_at(position.at), position.counts.clone());
+        for (i, is) in satisfied {
+            let contains = &self.facts.contains[i];
+            let (place, holds) = contains.claim;
+            if is {
+                if contains.max.is_some_and(|max| counts[i] >= max) {
+                    return None;
+                }
+                claims.push(contains.claim);
+                counts[i] = (counts[i] + 1).min(contains.max.unwrap_or(contains.min).max(contains.min));
+            } else if contains.max.is_some() {
+                claims.push((place, !holds));
+            }
+        }
+        Some((claims, counts))
+    }
 }

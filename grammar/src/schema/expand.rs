@@ -1,8 +1,9 @@
 //! Expands claims on a value to the ways in which they can hold, each a list of facts. Knows nothing of text.
 
+use super::document::SchemaDocument;
 use super::facts::{EvaluatedParts, SchemaClaim, SchemaFact, SchemaFacts};
 use super::places::{SchemaIdx, SchemaPlaces};
-use super::{ValueSchemas, negative, positive};
+use super::{negative, positive};
 use crate::{GrammarLimits, GrammarRefused};
 use std::collections::HashSet;
 use std::rc::Rc;
@@ -71,11 +72,10 @@ fn too_many(limits: &GrammarLimits) -> GrammarRefused {
 
 /// Returns all ways in which the claims hold together.
 pub(super) fn expand<'a>(
-    places: &SchemaPlaces<'a>,
-    structures: &ValueSchemas,
+    document: &SchemaDocument<'a>,
     claims: &[SchemaClaim],
-    limits: &GrammarLimits,
 ) -> Result<Vec<SchemaFacts<'a>>, GrammarRefused> {
+    let limits = document.limits;
     let none: Rc<[usize]> = Rc::new([]);
     let tasks =
         claims.iter().rev().map(|claim| ExpansionTask::Claim { claim: *claim, scopes: none.clone(), above: None });
@@ -90,7 +90,7 @@ pub(super) fn expand<'a>(
             }
             match task {
                 ExpansionTask::Claim { claim, scopes, above } => {
-                    expand_claim(places, structures, claim, scopes, above, &mut state)?;
+                    expand_claim(document, claim, scopes, above, &mut state)?;
                 }
                 ExpansionTask::Choice { choice, scopes, above } => {
                     let Some(first) = choice.first() else {
@@ -133,13 +133,13 @@ impl<'a> ExpansionState<'a> {
 }
 
 fn expand_claim<'a>(
-    places: &SchemaPlaces<'a>,
-    structures: &ValueSchemas,
+    document: &SchemaDocument<'a>,
     claim: SchemaClaim,
     scopes: Rc<[usize]>,
     above: Option<Rc<ClaimPath>>,
     state: &mut ExpansionState<'a>,
 ) -> Result<(), GrammarRefused> {
+    let places = &document.places;
     let mut before = &above;
     while let Some(link) = before {
         if link.claim.0 == claim.0 {
@@ -153,7 +153,7 @@ fn expand_claim<'a>(
     let above = Some(Rc::new(ClaimPath { claim, before: above }));
     let (place, is) = claim;
     if !is {
-        let choice = Rc::new(negative::read_negation(places, structures, place)?);
+        let choice = Rc::new(negative::read_negation(places, &document.structures, place)?);
         state.tasks.push(ExpansionTask::Choice { choice, scopes, above });
         return Ok(());
     }

@@ -4,6 +4,7 @@ use super::decimal::Decimal;
 use super::places::SchemaIdx;
 use super::values::{json_equal, kinds};
 use serde_json::Value;
+use std::collections::HashSet;
 
 /// A schema that a value satisfies (true) or does not (false).
 pub(crate) type SchemaClaim = (SchemaIdx, bool);
@@ -70,17 +71,31 @@ pub(crate) struct SchemaFacts<'a> {
     pub(crate) patterns: Vec<(&'a str, bool)>,
     pub(crate) formats: Vec<(&'a str, bool)>,
     pub(crate) length: (usize, Option<usize>),
+    pub(crate) array: ArrayFacts,
+    pub(crate) object: ObjectFacts<'a>,
+    pub(crate) evaluated: Vec<EvaluatedParts<'a>>,
+}
+
+/// What a value satisfies if it is an array.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ArrayFacts {
+    /// Claims on one place each.
     pub(crate) item: Vec<(usize, SchemaClaim)>,
+    /// Claims on all places from one on.
     pub(crate) items: Vec<(usize, SchemaClaim)>,
     pub(crate) n_items: (usize, Option<usize>),
     pub(crate) contains: Vec<ContainsClaim>,
     pub(crate) is_unique: bool,
+}
+
+/// What a value satisfies if it is an object.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ObjectFacts<'a> {
     pub(crate) property: Vec<(&'a str, SchemaClaim)>,
     pub(crate) properties: Vec<(PropertyNames<'a>, SchemaClaim)>,
     pub(crate) required: Vec<&'a str>,
     pub(crate) n_properties: (usize, Option<usize>),
     pub(crate) exists: Vec<(PropertyNames<'a>, SchemaClaim)>,
-    pub(crate) evaluated: Vec<EvaluatedParts<'a>>,
 }
 
 /// The parts that the keywords of a schema with `unevaluated..` have evaluated on this way.
@@ -97,6 +112,33 @@ pub(crate) struct EvaluatedParts<'a> {
     pub(crate) rest_items: Option<SchemaClaim>,
 }
 
+impl ArrayFacts {
+    /// The claims on the item at a place.
+    pub(crate) fn claims_at(&self, at: usize) -> Vec<SchemaClaim> {
+        let own = self.item.iter().filter(|(i, _)| *i == at).map(|(_, claim)| *claim);
+        own.chain(self.items.iter().filter(|(from, _)| *from <= at).map(|(_, claim)| *claim)).collect()
+    }
+
+    /// The first place from which all items have the same claims.
+    pub(crate) fn first_uniform_place(&self) -> usize {
+        let own = self.item.iter().map(|(at, _)| at + 1);
+        own.chain(self.items.iter().map(|(from, _)| *from)).max().unwrap_or(0)
+    }
+}
+
+impl<'a> ObjectFacts<'a> {
+    /// The names in all facts, in their order.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &'a str> + use<'_, 'a> {
+        let rest = self.properties.iter().chain(&self.exists).filter_map(|(names, _)| match names {
+            PropertyNames::Rest { names, .. } => Some(names),
+            _ => None,
+        });
+        let own = self.property.iter().map(|(name, _)| *name).chain(self.required.iter().copied());
+        let mut seen = HashSet::new();
+        own.chain(rest.flatten().copied()).filter(move |name| seen.insert(*name))
+    }
+}
+
 impl<'a> SchemaFacts<'a> {
     pub(crate) fn none() -> SchemaFacts<'a> {
         SchemaFacts {
@@ -109,16 +151,8 @@ impl<'a> SchemaFacts<'a> {
             patterns: Vec::new(),
             formats: Vec::new(),
             length: (0, None),
-            item: Vec::new(),
-            items: Vec::new(),
-            n_items: (0, None),
-            contains: Vec::new(),
-            is_unique: false,
-            property: Vec::new(),
-            properties: Vec::new(),
-            required: Vec::new(),
-            n_properties: (0, None),
-            exists: Vec::new(),
+            array: ArrayFacts::default(),
+            object: ObjectFacts::default(),
             evaluated: Vec::new(),
         }
     }
@@ -126,8 +160,10 @@ impl<'a> SchemaFacts<'a> {
     /// The number of entries in a copy.
     pub(crate) fn n_entries(&self) -> usize {
         let values = self.values.as_ref().map_or(0, Vec::len) + self.unlike.len();
-        let items = self.item.len() + self.items.len() + self.contains.len();
-        values + items + self.property.len() + self.properties.len() + self.required.len()
+        let ArrayFacts { item, items, contains, .. } = &self.array;
+        let ObjectFacts { property, properties, required, .. } = &self.object;
+        let n_items = item.len() + items.len() + contains.len();
+        values + n_items + property.len() + properties.len() + required.len()
     }
 
     /// Adds one fact. `scopes` are the schemas with `unevaluated..` that it is a part of.
@@ -157,18 +193,18 @@ impl<'a> SchemaFacts<'a> {
             SchemaFact::Format(format, is) => self.formats.push((format, is)),
             SchemaFact::MinLength(n) => self.length.0 = self.length.0.max(n),
             SchemaFact::MaxLength(n) => tighten_max(&mut self.length.1, n),
-            SchemaFact::Item(at, claim) => self.item.push((at, claim)),
-            SchemaFact::Items(from, claim) => self.items.push((from, claim)),
-            SchemaFact::MinItems(n) => self.n_items.0 = self.n_items.0.max(n),
-            SchemaFact::MaxItems(n) => tighten_max(&mut self.n_items.1, n),
-            SchemaFact::Contains(contains) => self.contains.push(contains),
-            SchemaFact::Unique => self.is_unique = true,
-            SchemaFact::Property(name, claim) => self.property.push((name, claim)),
-            SchemaFact::Properties(names, claim) => self.properties.push((names, claim)),
-            SchemaFact::Required(name) => self.required.push(name),
-            SchemaFact::MinProperties(n) => self.n_properties.0 = self.n_properties.0.max(n),
-            SchemaFact::MaxProperties(n) => tighten_max(&mut self.n_properties.1, n),
-            SchemaFact::Exists(names, claim) => self.exists.push((names, claim)),
+            SchemaFact::Item(at, claim) => self.array.item.push((at, claim)),
+            SchemaFact::Items(from, claim) => self.array.items.push((from, claim)),
+            SchemaFact::MinItems(n) => self.array.n_items.0 = self.array.n_items.0.max(n),
+            SchemaFact::MaxItems(n) => tighten_max(&mut self.array.n_items.1, n),
+            SchemaFact::Contains(contains) => self.array.contains.push(contains),
+            SchemaFact::Unique => self.array.is_unique = true,
+            SchemaFact::Property(name, claim) => self.object.property.push((name, claim)),
+            SchemaFact::Properties(names, claim) => self.object.properties.push((names, claim)),
+            SchemaFact::Required(name) => self.object.required.push(name),
+            SchemaFact::MinProperties(n) => self.object.n_properties.0 = self.object.n_properties.0.max(n),
+            SchemaFact::MaxProperties(n) => tighten_max(&mut self.object.n_properties.1, n),
+            SchemaFact::Exists(names, claim) => self.object.exists.push((names, claim)),
         }
     }
 
@@ -191,10 +227,10 @@ impl<'a> SchemaFacts<'a> {
         for scope in std::mem::take(&mut self.evaluated) {
             let rest = PropertyNames::Rest { names: scope.names, patterns: scope.patterns };
             if let Some(claim) = scope.rest_properties.filter(|_| !scope.all_properties) {
-                self.properties.push((rest, claim));
+                self.object.properties.push((rest, claim));
             }
             if let Some(claim) = scope.rest_items.filter(|_| !scope.all_items) {
-                self.items.push((scope.n_items, claim));
+                self.array.items.push((scope.n_items, claim));
             }
         }
     }

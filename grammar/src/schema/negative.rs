@@ -1,12 +1,12 @@
 //! The ways in which a value can fail a schema: each keyword's own.
 
-use super::ValueSchemas;
 use super::expand::{Alternative, Alternatives};
 use super::facts::{ContainsClaim, PropertyNames, SchemaFact};
 use super::keywords;
 use super::places::{SchemaIdx, SchemaPlaces};
 use super::positive::{additional_names, contains_bounds, first_items};
 use super::read::{Keyword, texts};
+use super::structures::ValueSchemas;
 use super::values::kinds;
 use crate::GrammarRefused;
 use serde_json::{Map, Value};

@@ -3,11 +3,12 @@
 use super::decimal::Decimal;
 use super::facts::SchemaFacts;
 use super::values::kinds;
-use super::writer::SchemaWriter;
 use super::{formats, multiples};
-use crate::GrammarRefused;
-use crate::words::{CharSet, RegexNode, TextSet, json_chars, json_strings};
+use crate::engine::first_line;
+use crate::words::{Automaton, CharSet, RegexNode, TextSet, json_chars, json_strings};
+use crate::{GrammarLimits, GrammarRefused};
 use serde_json::Value;
+use std::collections::HashMap;
 
 /// A string as we write it: every character in one way only, so that a text is equal to another if its value is.
 pub(super) fn quoted(text: &str) -> String {
@@ -20,8 +21,39 @@ pub(super) fn strings(min: usize, max: Option<usize>) -> TextSet {
     TextSet::regex(format!("\"{}{{{min},{max}}}\"", json_chars(&CharSet::all())))
 }
 
-impl<'a> SchemaWriter<'_, 'a> {
-    pub(super) fn text(&mut self, facts: &SchemaFacts<'a>) -> Result<TextSet, GrammarRefused> {
+/// The sets of texts that a document names, and what is known of each.
+pub(super) struct SchemaTexts<'d> {
+    limits: &'d GrammarLimits,
+    patterns: HashMap<String, TextSet>,
+    automata: HashMap<String, Automaton>,
+}
+
+impl<'d> SchemaTexts<'d> {
+    pub(super) fn new(limits: &'d GrammarLimits) -> SchemaTexts<'d> {
+        SchemaTexts { limits, patterns: HashMap::new(), automata: HashMap::new() }
+    }
+
+    pub(super) fn has(&mut self, words: &TextSet, text: &str) -> Result<bool, GrammarRefused> {
+        let key = words.lark();
+        if !self.automata.contains_key(&key) {
+            let automaton = words.automaton(self.limits.compile_fuel);
+            let automaton = automaton.map_err(|why| GrammarRefused::unsupported("pattern", first_line(&why)))?;
+            self.automata.insert(key.clone(), automaton);
+        }
+        Ok(self.automata.get_mut(&key).is_some_and(|automaton| automaton.has(text)))
+    }
+
+    pub(super) fn is_empty(&self, words: &TextSet) -> Result<bool, GrammarRefused> {
+        if matches!(words, TextSet::Text(_) | TextSet::Regex(_)) {
+            return Ok(false);
+        }
+        words.is_empty(self.limits.compile_fuel).map_err(|why| {
+            GrammarRefused::unsupported("pattern", format!("such a complex set of texts ({})", first_line(&why)))
+        })
+    }
+
+    /// The strings that satisfy the facts.
+    pub(super) fn strings_with(&mut self, facts: &SchemaFacts) -> Result<TextSet, GrammarRefused> {
         let (min, max) = facts.length;
         let most = max.unwrap_or(0).max(min);
         if most > self.limits.repeat_max {
@@ -60,43 +92,44 @@ impl<'a> SchemaWriter<'_, 'a> {
         self.patterns.insert(pattern.to_owned(), words.clone());
         Ok(words)
     }
+}
 
-    pub(super) fn number(&mut self, facts: &SchemaFacts<'a>) -> Result<TextSet, GrammarRefused> {
-        // A number is not beyond what readers of JSON hold, 1.7e308: many refuse a document with a longer one.
-        const WHOLE: &str = "(?:[1-9][0-9]{0,307}|1[0-6][0-9]{307})";
-        let mut all = vec![TextSet::regex(match facts.kinds & kinds::NUMBER {
-            kinds::INTEGER => format!("0|-?{WHOLE}"),
-            kinds::FRACTION => format!("-?(?:0|{WHOLE})\\.[0-9]*[1-9][0-9]*"),
-            _ => format!("(?:0|-?{WHOLE})(?:\\.[0-9]{{1,308}})?|-0\\.[0-9]{{0,307}}[1-9][0-9]{{0,308}}"),
-        })];
-        if let Some((bound, or_equal)) = &facts.lower {
-            all.push(bound.larger_numbers(*or_equal));
-        }
-        if let Some((bound, or_equal)) = &facts.upper {
-            all.push(TextSet::not(bound.larger_numbers(!or_equal)));
-        }
-        for (of, is) in &facts.multiples {
-            let words = multiples::multiples_of(of).ok_or_else(|| {
-                GrammarRefused::unsupported("multipleOf", format!("a step of {}", of.shortest_notation()))
-            })?;
-            all.push(if *is { words } else { TextSet::not(words) });
-        }
-        for number in facts.unlike.iter().filter_map(|value| value.as_number()) {
-            let number = Decimal::of(number)
-                .ok_or_else(|| GrammarRefused::unsupported("enum", "a number with so many digits"))?;
-            all.push(TextSet::not(number.words()));
-        }
-        Ok(if all.len() == 1 { all.remove(0) } else { TextSet::All(all) })
+/// The numbers that satisfy the facts.
+pub(super) fn numbers_with(facts: &SchemaFacts) -> Result<TextSet, GrammarRefused> {
+    // A number is not beyond what readers of JSON hold, 1.7e308: many refuse a document with a longer one.
+    const WHOLE: &str = "(?:[1-9][0-9]{0,307}|1[0-6][0-9]{307})";
+    let mut all = vec![TextSet::regex(match facts.kinds & kinds::NUMBER {
+        kinds::INTEGER => format!("0|-?{WHOLE}"),
+        kinds::FRACTION => format!("-?(?:0|{WHOLE})\\.[0-9]*[1-9][0-9]*"),
+        _ => format!("(?:0|-?{WHOLE})(?:\\.[0-9]{{1,308}})?|-0\\.[0-9]{{0,307}}[1-9][0-9]{{0,308}}"),
+    })];
+    if let Some((bound, or_equal)) = &facts.lower {
+        all.push(bound.larger_numbers(*or_equal));
     }
+    if let Some((bound, or_equal)) = &facts.upper {
+        all.push(TextSet::not(bound.larger_numbers(!or_equal)));
+    }
+    for (of, is) in &facts.multiples {
+        let words = multiples::multiples_of(of).ok_or_else(|| {
+            GrammarRefused::unsupported("multipleOf", format!("a step of {}", of.shortest_notation()))
+        })?;
+        all.push(if *is { words } else { TextSet::not(words) });
+    }
+    for number in facts.unlike.iter().filter_map(|value| value.as_number()) {
+        let number =
+            Decimal::of(number).ok_or_else(|| GrammarRefused::unsupported("enum", "a number with so many digits"))?;
+        all.push(TextSet::not(number.words()));
+    }
+    Ok(if all.len() == 1 { all.remove(0) } else { TextSet::All(all) })
+}
 
-    /// A value as it is written. Lists and objects are not, as they may be written with blanks.
-    pub(super) fn scalar(value: &Value) -> Option<String> {
-        match value {
-            Value::Null => Some("null".to_owned()),
-            Value::Bool(is) => Some(is.to_string()),
-            Value::Number(number) => Decimal::of(number).map(|number| number.shortest_notation()),
-            Value::String(text) => Some(quoted(text)),
-            Value::Array(_) | Value::Object(_) => None,
-        }
+/// A value as it is written. Lists and objects are not, as they may be written with blanks.
+pub(super) fn scalar_text(value: &Value) -> Option<String> {
+    match value {
+        Value::Null => Some("null".to_owned()),
+        Value::Bool(is) => Some(is.to_string()),
+        Value::Number(number) => Decimal::of(number).map(|number| number.shortest_notation()),
+        Value::String(text) => Some(quoted(text)),
+        Value::Array(_) | Value::Object(_) => None,
     }
 }

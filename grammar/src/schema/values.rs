@@ -17,6 +17,9 @@ pub(super) mod kinds {
     pub const ALL: u8 = 255;
 }
 
+/// The kinds of one value each, as it is written.
+pub(super) const LITERALS: [(u8, &str); 3] = [(kinds::NULL, "null"), (kinds::FALSE, "false"), (kinds::TRUE, "true")];
+
 /// Equal as JSON Schema means it: 1 is 1.0.
 pub(super) fn json_equal(a: &Value, b: &Value) -> bool {
     match (a, b) {

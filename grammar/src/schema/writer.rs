@@ -1,43 +1,35 @@
 //! From claims to rules: each set of claims is a rule, made once.
 
+use super::arrays::write_array;
+use super::claims::ClaimRules;
+use super::document::SchemaDocument;
 use super::expand::expand;
 use super::facts::{SchemaClaim, SchemaFacts};
+use super::objects::write_object;
 use super::places::SchemaPlaces;
+use super::solver::ClaimSolver;
 use super::structures::{ValueSchemas, schema_of_value, structured_values};
-use super::values::{kind, kinds};
+use super::text::{numbers_with, scalar_text};
+use super::values::{LITERALS, kind, kinds};
 use crate::rules::{GrammarRules, RuleIdx, Symbol};
-use crate::words::{Automaton, TextSet};
+use crate::words::TextSet;
 use crate::{GrammarLimits, GrammarRefused};
 use serde_json::Value;
-use std::collections::HashMap;
 
-/// Makes the rules of one document.
-pub(super) struct SchemaWriter<'p, 'a> {
-    pub(super) places: &'p SchemaPlaces<'a>,
-    pub(super) structures: &'p ValueSchemas,
-    pub(super) limits: &'p GrammarLimits,
-    pub(super) rules: &'p mut GrammarRules,
-    pub(super) patterns: HashMap<String, TextSet>,
-    automata: HashMap<String, Automaton>,
-    known: HashMap<Vec<SchemaClaim>, RuleIdx>,
-    waiting: Vec<(RuleIdx, Vec<SchemaClaim>)>,
-    n_steps: usize,
-}
-
-/// The rule for values that satisfy a schema, among `rules`.
+/// The rule for values that satisfy a schema, in `grammar`.
 pub(crate) fn write(
     schema: &Value,
-    rules: &mut GrammarRules,
+    grammar: &mut GrammarRules,
     limits: &GrammarLimits,
 ) -> Result<RuleIdx, GrammarRefused> {
-    write_parts(schema, &[schema], rules, limits).map(|parts| parts[0])
+    write_parts(schema, &[schema], grammar, limits).map(|parts| parts[0])
 }
 
 /// The rules for values that satisfy schemas in a document, which may refer to each other.
 pub(crate) fn write_parts(
     schema: &Value,
     parts: &[&Value],
-    rules: &mut GrammarRules,
+    grammar: &mut GrammarRules,
     limits: &GrammarLimits,
 ) -> Result<Vec<RuleIdx>, GrammarRefused> {
     check_depth_and_size(schema, limits)?;
@@ -49,25 +41,16 @@ pub(crate) fn write_parts(
     let places = SchemaPlaces::of(&documents, limits)?;
     let structures = ValueSchemas::of(&values, &shapes, &places);
     let roots: Vec<_> = parts.iter().map(|part| places.schema_of(part)).collect::<Result<_, _>>()?;
-    let mut writer = SchemaWriter {
-        places: &places,
-        structures: &structures,
-        limits,
-        rules,
-        patterns: HashMap::new(),
-        automata: HashMap::new(),
-        known: HashMap::new(),
-        waiting: Vec::new(),
-        n_steps: 0,
-    };
-    let starts = roots.into_iter().map(|root| writer.rule(vec![(root, true)])).collect();
-    while let Some((rule, claims)) = writer.waiting.pop() {
-        let alternatives = writer.alternatives(&claims).map_err(|refused| match claims.first() {
-            Some((place, _)) => refused.add_schema_path(places.path(*place)),
+    let document = SchemaDocument { places, structures, limits };
+    let (mut rules, mut solver) = (ClaimRules::new(&document, grammar), ClaimSolver::new(&document));
+    let starts = roots.into_iter().map(|root| rules.rule_of(vec![(root, true)])).collect();
+    while let Some((rule, claims)) = rules.pop() {
+        let alternatives = alternatives(&mut rules, &mut solver, &claims).map_err(|refused| match claims.first() {
+            Some((place, _)) => refused.add_schema_path(document.places.path(*place)),
             None => refused,
         })?;
-        writer.rules.define(rule, alternatives);
-        writer.spend(1)?;
+        rules.grammar.define(rule, alternatives);
+        solver.count_step(rules.grammar)?;
     }
     Ok(starts)
 }
@@ -95,148 +78,82 @@ fn check_depth_and_size(schema: &Value, limits: &GrammarLimits) -> Result<(), Gr
     Ok(())
 }
 
-impl<'a> SchemaWriter<'_, 'a> {
-    pub(super) fn spend(&mut self, n: usize) -> Result<(), GrammarRefused> {
-        self.n_steps += n;
-        if self.n_steps > self.limits.nodes_max {
-            return Err(GrammarRefused::too_large("the work for the schema", self.limits.nodes_max));
+/// The alternatives of the rule for values of which all claims hold.
+fn alternatives(
+    rules: &mut ClaimRules,
+    solver: &mut ClaimSolver,
+    claims: &[SchemaClaim],
+) -> Result<Vec<Vec<Symbol>>, GrammarRefused> {
+    let mut alternatives = Vec::new();
+    for facts in expand(solver.document, claims)? {
+        solver.count_step(rules.grammar)?;
+        match &facts.values {
+            Some(values) => write_values(rules, solver, &facts, values, &mut alternatives)?,
+            None => write_kinds(rules, solver, &facts, &mut alternatives)?,
         }
-        if self.rules.size() > self.limits.symbols_max {
-            return Err(GrammarRefused::too_large("the size of the grammar", self.limits.symbols_max));
-        }
-        Ok(())
     }
-
-    /// The rule for values of which all claims hold.
-    pub(super) fn rule(&mut self, mut claims: Vec<SchemaClaim>) -> RuleIdx {
-        claims.sort_unstable();
-        claims.dedup();
-        let everything = (self.places.false_schema(), false);
-        claims.retain(|claim| *claim != everything && self.places.value(claim.0) != &Value::Bool(claim.1));
-        if let Some(rule) = self.known.get(&claims) {
-            return *rule;
-        }
-        let rule = self.rules.reserve();
-        self.known.insert(claims.clone(), rule);
-        self.waiting.push((rule, claims));
-        rule
-    }
-
-    /// Whether it is plain that nothing satisfies them.
-    pub(super) fn is_unsatisfiable(&self, claims: &[SchemaClaim]) -> bool {
-        claims.iter().any(|(place, is)| self.places.value(*place) == &Value::Bool(!is))
-    }
-
-    pub(super) fn has(&mut self, words: &TextSet, text: &str) -> Result<bool, GrammarRefused> {
-        let key = words.lark();
-        if !self.automata.contains_key(&key) {
-            let automaton = words.automaton(self.limits.compile_fuel);
-            let automaton = automaton.map_err(|why| GrammarRefused::unsupported("pattern", first_line(&why)))?;
-            self.automata.insert(key.clone(), automaton);
-        }
-        Ok(self.automata.get_mut(&key).is_some_and(|automaton| automaton.has(text)))
-    }
-
-    pub(super) fn is_empty(&mut self, words: &TextSet) -> Result<bool, GrammarRefused> {
-        if matches!(words, TextSet::Text(_) | TextSet::Regex(_)) {
-            return Ok(false);
-        }
-        words.is_empty(self.limits.compile_fuel).map_err(|why| {
-            GrammarRefused::unsupported("pattern", format!("such a complex set of texts ({})", first_line(&why)))
-        })
-    }
-
-    /// The names that are strings of which the claims hold.
-    pub(super) fn strings_of(&mut self, claims: &[SchemaClaim]) -> Result<TextSet, GrammarRefused> {
-        let mut any = Vec::new();
-        for facts in expand(self.places, self.structures, claims, self.limits)? {
-            if facts.kinds & kinds::STRING == 0 {
-                continue;
-            }
-            match &facts.values {
-                None => any.push(self.text(&facts)?),
-                Some(values) => {
-                    for value in values.clone() {
-                        if value.is_string() && self.fits_beside_list(&facts, value, 0)? {
-                            any.extend(Self::scalar(value).map(TextSet::Text));
-                        }
-                    }
-                }
-            }
-        }
-        Ok(if any.len() == 1 { any.remove(0) } else { TextSet::Any(any) })
-    }
-
-    fn alternatives(&mut self, claims: &[SchemaClaim]) -> Result<Vec<Vec<Symbol>>, GrammarRefused> {
-        let mut alternatives = Vec::new();
-        for facts in expand(self.places, self.structures, claims, self.limits)? {
-            self.spend(1)?;
-            match facts.values.clone() {
-                Some(values) => self.values(&values, &facts, &mut alternatives)?,
-                None => self.kinds(&facts, &mut alternatives)?,
-            }
-        }
-        Ok(alternatives)
-    }
-
-    fn values(
-        &mut self,
-        values: &[&'a Value],
-        facts: &SchemaFacts<'a>,
-        out: &mut Vec<Vec<Symbol>>,
-    ) -> Result<(), GrammarRefused> {
-        let mut scalars = Vec::new();
-        for value in values {
-            if !self.fits_beside_list(facts, value, 0)? {
-                continue;
-            }
-            match Self::scalar(value) {
-                Some(text) => scalars.push(TextSet::Text(text)),
-                None => {
-                    let place = self.structures.place(value)?;
-                    out.push(vec![Symbol::Rule(self.rule(vec![(place, true)]))]);
-                }
-            }
-        }
-        if !scalars.is_empty() {
-            out.push(vec![self.rules.words(&TextSet::Any(scalars))]);
-        }
-        Ok(())
-    }
-
-    fn kinds(&mut self, facts: &SchemaFacts<'a>, out: &mut Vec<Vec<Symbol>>) -> Result<(), GrammarRefused> {
-        let words = [(kinds::NULL, "null"), (kinds::FALSE, "false"), (kinds::TRUE, "true")];
-        for (bit, text) in words {
-            let is_other = |value: &&Value| kind(value) == bit;
-            if facts.kinds & bit != 0 && !facts.unlike.iter().any(is_other) {
-                out.push(vec![self.rules.words(&TextSet::Text(text.to_owned()))]);
-            }
-        }
-        if facts.kinds & kinds::NUMBER != 0 {
-            let words = self.number(facts)?;
-            self.terminal(&words, out)?;
-        }
-        if facts.kinds & kinds::STRING != 0 {
-            let words = self.text(facts)?;
-            self.terminal(&words, out)?;
-        }
-        if facts.kinds & kinds::ARRAY != 0 {
-            self.array(facts, out)?;
-        }
-        if facts.kinds & kinds::OBJECT != 0 {
-            self.object(facts, out)?;
-        }
-        Ok(())
-    }
-
-    fn terminal(&mut self, words: &TextSet, out: &mut Vec<Vec<Symbol>>) -> Result<(), GrammarRefused> {
-        if !self.is_empty(words)? {
-            out.push(vec![self.rules.words(words)]);
-        }
-        Ok(())
-    }
+    Ok(alternatives)
 }
 
-fn first_line(text: &str) -> String {
-    crate::engine::first_line(text)
+fn write_values(
+    rules: &mut ClaimRules,
+    solver: &mut ClaimSolver,
+    facts: &SchemaFacts,
+    values: &[&Value],
+    out: &mut Vec<Vec<Symbol>>,
+) -> Result<(), GrammarRefused> {
+    let mut scalars = Vec::new();
+    for value in values {
+        if !solver.fits_beside_list(facts, value, 0)? {
+            continue;
+        }
+        match scalar_text(value) {
+            Some(text) => scalars.push(TextSet::Text(text)),
+            None => {
+                let place = solver.document.structures.place(value)?;
+                out.push(vec![Symbol::Rule(rules.rule_of(vec![(place, true)]))]);
+            }
+        }
+    }
+    if !scalars.is_empty() {
+        out.push(vec![rules.grammar.words(&TextSet::Any(scalars))]);
+    }
+    Ok(())
+}
+
+fn write_kinds(
+    rules: &mut ClaimRules,
+    solver: &mut ClaimSolver,
+    facts: &SchemaFacts,
+    out: &mut Vec<Vec<Symbol>>,
+) -> Result<(), GrammarRefused> {
+    for (bit, text) in LITERALS {
+        let is_other = |value: &&Value| kind(value) == bit;
+        if facts.kinds & bit != 0 && !facts.unlike.iter().any(is_other) {
+            out.push(vec![rules.grammar.words(&TextSet::Text(text.to_owned()))]);
+        }
+    }
+    if facts.kinds & kinds::NUMBER != 0 {
+        let words = numbers_with(facts)?;
+        out.extend(terminal(rules.grammar, solver, &words)?);
+    }
+    if facts.kinds & kinds::STRING != 0 {
+        let words = solver.texts.strings_with(facts)?;
+        out.extend(terminal(rules.grammar, solver, &words)?);
+    }
+    if facts.kinds & kinds::ARRAY != 0 {
+        write_array(rules, solver, &facts.array, out)?;
+    }
+    if facts.kinds & kinds::OBJECT != 0 {
+        write_object(rules, solver, &facts.object, out)?;
+    }
+    Ok(())
+}
+
+fn terminal(
+    grammar: &mut GrammarRules,
+    solver: &ClaimSolver,
+    words: &TextSet,
+) -> Result<Option<Vec<Symbol>>, GrammarRefused> {
+    Ok((!solver.texts.is_empty(words)?).then(|| vec![grammar.words(words)]))
 }

@@ -1,16 +1,20 @@
 //! An object as Qwen's coder models write it: `<parameter=name>value</parameter>` for each property.
 
 use super::free;
-use super::write::TagWriter;
-use crate::rules::Symbol;
+use crate::rules::{GrammarRules, Symbol};
 use crate::words::TextSet;
-use crate::{GrammarRefused, schema};
+use crate::{GrammarLimits, GrammarRefused, schema};
 use serde_json::Value;
 
 const END: &str = "</parameter>";
 
 /// Writes properties in their order, each optional one or not. A string is written as it is, everything else as JSON.
-pub(super) fn write(writer: &mut TagWriter, document: &Value, at: &str) -> Result<Vec<Symbol>, GrammarRefused> {
+pub(super) fn write(
+    document: &Value,
+    at: &str,
+    grammar: &mut GrammarRules,
+    limits: &GrammarLimits,
+) -> Result<Vec<Symbol>, GrammarRefused> {
     const KNOWN: &[&str] = &[
         "type",
         "properties",
@@ -33,20 +37,19 @@ pub(super) fn write(writer: &mut TagWriter, document: &Value, at: &str) -> Resul
         return Err(GrammarRefused::unsupported(format!("{at}/required"), format!("{name}, which is not a property,")));
     }
     let parts: Vec<&Value> = properties.iter().map(|(_, part)| *part).collect();
-    let rules =
-        schema::write_parts(document, &parts, writer.rules, writer.limits).map_err(|why| why.prefix_path(at))?;
-    let blank = Symbol::Maybe(vec![writer.rules.words(&TextSet::regex("[ \\n]{1,2}"))]);
+    let rules = schema::write_parts(document, &parts, grammar, limits).map_err(|why| why.prefix_path(at))?;
+    let blank = Symbol::Maybe(vec![grammar.words(&TextSet::regex("[ \\n]{1,2}"))]);
     let mut symbols = Vec::new();
     for ((name, part), rule) in properties.into_iter().zip(rules) {
         if name.contains(['<', '>', '\n']) {
             return Err(GrammarRefused::unsupported(format!("{at}/properties"), format!("the name {name:?} in a tag")));
         }
-        let begin = writer.rules.words(&TextSet::Text(format!("<parameter={name}>")));
-        let end = writer.rules.words(&TextSet::regex(format!("\\n?{}", regex_syntax::escape(END))));
-        let text = writer.rules.words(&free::text_up_to(END, &[END.to_owned()], &[]));
-        let new_line = Symbol::Maybe(vec![writer.rules.words(&TextSet::Text("\n".to_owned()))]);
+        let begin = grammar.words(&TextSet::Text(format!("<parameter={name}>")));
+        let end = grammar.words(&TextSet::regex(format!("\\n?{}", regex_syntax::escape(END))));
+        let text = grammar.words(&free::text_up_to(END, &[END.to_owned()], &[]));
+        let new_line = Symbol::Maybe(vec![grammar.words(&TextSet::Text("\n".to_owned()))]);
         let value = if is_plain_text(part) { vec![text] } else { vec![new_line, Symbol::Rule(rule), end] };
-        let one = Symbol::Rule(writer.rules.add(vec![[vec![begin], value, vec![blank.clone()]].concat()]));
+        let one = Symbol::Rule(grammar.add(vec![[vec![begin], value, vec![blank.clone()]].concat()]));
         let is_required = required.iter().any(|required| required == name.as_str());
         symbols.push(if is_required { one } else { Symbol::Maybe(vec![one]) });
     }

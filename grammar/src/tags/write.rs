@@ -9,10 +9,10 @@ use crate::{GrammarLimits, GrammarRefused, ebnf, schema};
 use serde_json::Value;
 
 /// Makes the rules of one value.
-pub(super) struct TagWriter<'w> {
-    pub(super) rules: &'w mut GrammarRules,
-    pub(super) specials: &'w mut SpecialTexts,
-    pub(super) limits: &'w GrammarLimits,
+struct TagWriter<'w> {
+    rules: &'w mut GrammarRules,
+    specials: &'w mut SpecialTexts,
+    limits: &'w GrammarLimits,
     depth: usize,
 }
 
@@ -33,8 +33,8 @@ pub(crate) fn write(
 }
 
 /// A part that begins and ends with fixed texts.
-pub(super) struct Tag<'v> {
-    pub(super) begin: &'v str,
+struct Tag<'v> {
+    begin: &'v str,
     content: TagContent<'v>,
     ends: Vec<String>,
     at: String,
@@ -65,9 +65,7 @@ impl TagWriter<'_> {
         if self.depth == self.limits.depth_max {
             return Err(GrammarRefused::too_large("the depth of a structural tag", self.limits.depth_max));
         }
-        if self.rules.size() > self.limits.symbols_max {
-            return Err(GrammarRefused::too_large("the size of the grammar", self.limits.symbols_max));
-        }
+        self.rules.check_size(self.limits)?;
         self.depth += 1;
         let symbols = self.format_of_kind(format, at, ends);
         self.depth -= 1;
@@ -122,7 +120,7 @@ impl TagWriter<'_> {
             ("const_string", _) => Ok(self.literal(text(format, "value", at)?)),
             ("json_schema", None | Some("json")) => self.schema(schema()?, &format!("{at}/json_schema")),
             ("json_schema", Some("qwen_xml")) | ("qwen_xml_parameter", _) => {
-                parameters::write(self, schema()?, &format!("{at}/json_schema"))
+                parameters::write(schema()?, &format!("{at}/json_schema"), self.rules, self.limits)
             }
             ("json_schema", Some(style)) => Err(GrammarRefused::unsupported(at, format!("the style {style:?}"))),
             ("grammar", _) => {
@@ -158,13 +156,13 @@ impl TagWriter<'_> {
         Ok(vec![Symbol::Many { of: vec![Symbol::Rule(self.rules.add(vec![of]))], min, max }])
     }
 
-    pub(super) fn schema(&mut self, value: &Value, at: &str) -> Result<Vec<Symbol>, GrammarRefused> {
+    fn schema(&mut self, value: &Value, at: &str) -> Result<Vec<Symbol>, GrammarRefused> {
         let rule = schema::write(value, self.rules, self.limits).map_err(|refused| refused.prefix_path(at))?;
         Ok(vec![Symbol::Rule(rule)])
     }
 
     /// A fixed text.
-    pub(super) fn literal(&mut self, text: &str) -> Vec<Symbol> {
+    fn literal(&mut self, text: &str) -> Vec<Symbol> {
         let pieces = pieces(text).into_iter();
         let symbol = |piece| match piece {
             LiteralPiece::Text(text) => self.rules.words(&TextSet::Text(text.to_owned())),
