@@ -86,19 +86,23 @@ impl Modules {
         self.files.get(module).map_or("", String::as_str)
     }
 
-    /// Returns groups of more than one module in which every module reaches every other one.
+    /// Returns the circles among the modules.
     pub fn circles(&self) -> BTreeSet<BTreeSet<Path>> {
-        let edges = self.edges();
-        let reached: BTreeMap<&Path, BTreeSet<&Path>> = self.files.keys().map(|of| (of, reach(&edges, of))).collect();
-        let circle = |of: &Path| {
-            let back = reached[of].iter().filter(|other| reached[**other].contains(of));
-            back.map(|other| (*other).clone()).collect::<BTreeSet<Path>>()
-        };
-        self.files.keys().map(circle).filter(|circle| circle.len() > 1).collect()
+        circles(&self.edges())
     }
 }
 
-fn reach<'a>(edges: &'a BTreeSet<(Path, Path)>, from: &'a Path) -> BTreeSet<&'a Path> {
+/// Returns groups of more than one node in which every node reaches every other one.
+pub fn circles<T: Ord + Clone>(edges: &BTreeSet<(T, T)>) -> BTreeSet<BTreeSet<T>> {
+    let reached: BTreeMap<&T, BTreeSet<&T>> = edges.iter().map(|(of, _)| (of, reach(edges, of))).collect();
+    let circle = |of: &&T| {
+        let back = reached[*of].iter().filter(|other| reached.get(**other).is_some_and(|back| back.contains(of)));
+        back.map(|other| (*other).clone()).collect::<BTreeSet<T>>()
+    };
+    reached.keys().map(circle).filter(|circle| circle.len() > 1).collect()
+}
+
+fn reach<'a, T: Ord>(edges: &'a BTreeSet<(T, T)>, from: &'a T) -> BTreeSet<&'a T> {
     let (mut seen, mut next) = (BTreeSet::new(), vec![from]);
     while let Some(at) = next.pop() {
         next.extend(edges.iter().filter(|(of, _)| of == at).map(|(_, to)| to).filter(|to| seen.insert(*to)));
@@ -207,12 +211,7 @@ fn tokens(code: &str) -> Vec<&str> {
 /// The modules of a made-up crate, given as (file, code).
 #[test]
 fn circles_are_found_through_reexports_and_aliases() {
-    let source = |(path, code): &(&str, &str)| Source {
-        path: format!("made/src/{path}"),
-        text: (*code).to_owned(),
-        code: (*code).to_owned(),
-        shipped: (*code).to_owned(),
-    };
+    let source = |(path, code): &(&str, &str)| Source::made(&format!("made/src/{path}"), code);
     let check = |files: &[(&str, &str)], expect: &[&[&str]]| {
         let sources: Vec<Source> = files.iter().map(source).collect();
         let circles = Modules::of(&sources, "made/src/").circles();

@@ -21,7 +21,7 @@ pub struct Function {
     pub name: String,
     pub first_line: usize,
     pub n_lines: usize,
-    /// Without `self`.
+    /// Without `self`; a tuple counts as its elements.
     pub n_parameters: usize,
 }
 
@@ -81,6 +81,11 @@ impl Source {
         let is_test = path.split('/').any(|part| part == "tests" || part == "benches" || part == "examples");
         let shipped = if is_test { String::new() } else { without_tests(&code) };
         Source { path, text, code, shipped }
+    }
+
+    /// A made-up file of shipped code.
+    pub fn made(path: &str, code: &str) -> Source {
+        Source::new(path.to_owned(), code.to_owned())
     }
 
     /// Returns the crate by its folder: `worker/backend`; the binary is `src`, its tests are `tests`.
@@ -241,7 +246,7 @@ fn item_end(code: &str, start: usize) -> usize {
 }
 
 /// The first `{` or `;` that is not inside parentheses or brackets.
-fn body_start(code: &str, from: usize) -> Option<(usize, char)> {
+pub fn body_start(code: &str, from: usize) -> Option<(usize, char)> {
     let mut depth = 0;
     for (i, c) in code[from..].char_indices() {
         match c {
@@ -254,7 +259,7 @@ fn body_start(code: &str, from: usize) -> Option<(usize, char)> {
     None
 }
 
-fn block_end(code: &str, open: usize) -> usize {
+pub fn block_end(code: &str, open: usize) -> usize {
     let mut depth = 0;
     for (i, c) in code[open..].char_indices() {
         match c {
@@ -303,36 +308,52 @@ pub fn functions(code: &str) -> Vec<Function> {
 
 /// Counts the parameters in a function's text from behind its name to its body: generics, parameters and result.
 fn n_parameters(signature: &str) -> usize {
-    let (mut depth, mut angles, mut current, mut n) = (0, 0, String::new(), 0);
-    let chars: Vec<char> = signature.chars().collect();
-    for (i, c) in chars.iter().enumerate() {
-        let is_arrow = i > 0 && matches!(chars[i - 1], '-' | '=');
-        match c {
-            '(' | '[' if angles == 0 || depth > 0 => depth += 1,
-            ')' | ']' if depth > 0 => depth -= 1,
-            '<' => angles += 1,
-            '>' if !is_arrow => angles -= 1,
-            ',' if depth == 1 && angles == 0 => {
-                n += usize::from(is_parameter(&current));
-                current.clear();
-                continue;
-            }
-            _ => {}
-        }
-        if depth == 0 && angles == 0 && *c == ')' {
-            return n + usize::from(is_parameter(&current));
-        }
-        if depth > 0 {
-            current.push(*c);
-        }
-    }
-    n
+    let of_parameter = |parameter: &str| {
+        let is_colon = |i: usize| !parameter[i + 1..].starts_with(':') && !parameter[..i].ends_with(':');
+        let colon = outside_brackets(parameter).into_iter().find(|(i, c)| *c == ':' && is_colon(*i));
+        let (pattern, of_type) = parameter.split_at(colon.map_or(parameter.len(), |(i, _)| i));
+        let is_self = pattern.trim().split(|c: char| c.is_whitespace() || c == '&').next_back() == Some("self");
+        if is_self { 0 } else { n_values(of_type.trim_start_matches(':')) }
+    };
+    elements(inside(signature, '(')).into_iter().map(of_parameter).sum()
 }
 
-fn is_parameter(text: &str) -> bool {
-    let text = text.trim_start_matches('(').trim();
-    let last = text.split(|c: char| c.is_whitespace() || c == '&').next_back().unwrap_or("");
-    !text.is_empty() && last != "self"
+/// A tuple, or a reference to one, has as many values as its elements have. Any other type is one value.
+fn n_values(of_type: &str) -> usize {
+    let before = of_type.split('(').next().unwrap_or("");
+    let mut words = before.split(|c: char| c.is_whitespace() || c == '&');
+    if !words.all(|word| word.is_empty() || word == "mut" || word.starts_with('\'')) {
+        return 1;
+    }
+    elements(inside(of_type, '(')).into_iter().map(n_values).sum::<usize>().max(1)
+}
+
+/// Returns what stands between the commas of a list, such as parameters or fields.
+fn elements(list: &str) -> Vec<&str> {
+    let commas = outside_brackets(list).into_iter().filter(|(_, c)| *c == ',').map(|(i, _)| i);
+    let mut start = 0;
+    let parts = commas.chain([list.len()]).map(|end| &list[std::mem::replace(&mut start, end + 1)..end]);
+    parts.map(str::trim).filter(|part| !part.is_empty()).collect()
+}
+
+/// Returns the inside of the first group that this bracket opens outside of all others.
+fn inside(text: &str, open: char) -> &str {
+    let mut outside = outside_brackets(text).into_iter().skip_while(|(_, c)| *c != open).map(|(i, _)| i);
+    outside.next().zip(outside.next()).map_or("", |(open, close)| &text[open + 1..close])
+}
+
+/// Returns the characters outside of all brackets, the outermost brackets included, with their offsets.
+pub fn outside_brackets(text: &str) -> Vec<(usize, char)> {
+    let mut depth = 0;
+    let is_outside = |(i, c): &(usize, char)| {
+        let is_arrow = *c == '>' && text[..*i].ends_with(['-', '=']);
+        let closes = matches!(c, ')' | ']' | '}' | '>') && !is_arrow;
+        depth -= i32::from(closes);
+        let is_outside = depth == 0;
+        depth += i32::from(matches!(c, '(' | '[' | '{' | '<'));
+        is_outside
+    };
+    text.char_indices().filter(is_outside).collect()
 }
 
 /// The structs that this code defines, each with its name and its fields.
@@ -344,6 +365,18 @@ pub fn structs(code: &str) -> Vec<(&str, &str)> {
         &code[at..end]
     };
     defines.map(|(at, name)| (name, fields(at + name.len()))).collect()
+}
+
+/// Returns the text before the struct of this name, up to the item before it: its attributes and its visibility.
+pub fn before_struct<'a>(code: &'a str, name: &str) -> &'a str {
+    let words: Vec<(usize, &str)> = words(code).collect();
+    let start = words.windows(2).find(|pair| pair[0].1 == "struct" && pair[1].1 == name).map_or(0, |pair| pair[0].0);
+    code[..start].rsplit(['}', ';']).next().unwrap_or("")
+}
+
+/// Returns the number of fields in the text of a struct behind its name.
+pub fn n_fields(text: &str) -> usize {
+    elements(inside(text, if text.ends_with('}') { '{' } else { '(' })).len()
 }
 
 /// The names of the types that are defined here, with their offsets: private ones too, aliases only if they are public.
