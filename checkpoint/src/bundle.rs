@@ -49,7 +49,7 @@ impl Checkpoint {
 
     fn files_of_gguf(&self, parts: &JoinedGguf) -> Result<Vec<(&'static str, Vec<u8>)>> {
         let JoinedGguf { header, bytes: of_header, .. } = parts;
-        let tokenizer = crate::Tokenizer::json_of_gguf(header, of_header, &self.path)?;
+        let tokenizer = crate::tokenizer::json_of_gguf(header, of_header, &self.path)?;
         let template = header.text(of_header, "tokenizer.chat_template").map_err(Error::with_path(&self.path))?;
         let text = |which: &str| {
             let tokens = header.texts(of_header, "tokenizer.ggml.tokens").ok().flatten()?;

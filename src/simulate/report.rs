@@ -1,8 +1,9 @@
 //! The report of a simulated run: a page for people, JSON for programs. Has no knowledge of the simulation itself.
 
+use super::PlacedReplica;
 use super::cluster::SimOutcome;
 use super::measure::{MeasurementWindow, Percentiles};
-use super::{PlacedReplica, SimulateOptions};
+use super::options::{GoalOptions, KernelOptions, LoadOptions, SimulateOptions};
 use crate::known_models::SimulatedModel;
 use crate::settings::PickChoice;
 use clap::ValueEnum;
@@ -105,20 +106,20 @@ impl SimulationReport {
         window: MeasurementWindow,
         outcome: &SimOutcome,
     ) -> SimulationReport {
-        let n_ranks = usize::from(options.tp) * usize::from(options.pp);
+        let n_ranks = usize::from(options.replica.tp) * usize::from(options.replica.pp);
         let blueprint = &laid_out.blueprint;
         let largest = blueprint.pools.iter().map(coordinator::PoolSize::n_tokens).max();
         SimulationReport {
             assumes: assumptions(options),
             model: model.name.clone(),
             weights: model.weights.clone(),
-            kv_dtype: options.kv_dtype.name(),
+            kv_dtype: options.replica.kv_dtype.name(),
             gpu: options.gpu.name,
             replicas: options.replicas,
-            tp: options.tp,
-            pp: options.pp,
+            tp: options.replica.tp,
+            pp: options.replica.pp,
             gpus: n_ranks * options.replicas,
-            load: load(options),
+            load: load(&options.load),
             policy: options.policy,
             seed: options.seed,
             seconds: window.seconds(),
@@ -136,7 +137,7 @@ impl SimulationReport {
             itl_ms: outcome.itl.percentiles(),
             e2e_ms: outcome.e2e.percentiles(),
             throughput: throughput(window, outcome),
-            goodput: goodput(options, window, outcome),
+            goodput: goodput(&options.goals, window, outcome),
             utilisation: utilisation(options, n_ranks, window, outcome),
             cost: cost(options, n_ranks, window, outcome),
             steps: outcome.n_steps,
@@ -147,7 +148,7 @@ impl SimulationReport {
 
 /// Returns the figures of the data sheet, and the parts of them that the run assumes to be reached.
 fn assumptions(options: &SimulateOptions) -> String {
-    let SimulateOptions { gpu, bandwidth_efficiency, compute_efficiency, .. } = options;
+    let (gpu, KernelOptions { bandwidth_efficiency, compute_efficiency, .. }) = (options.gpu, &options.kernels);
     format!(
         "assumed, not measured: a {} has {:.2} TB/s and {:.0} bf16 TFLOP/s by its data sheet, of which it reaches {} \
          and {}",
@@ -159,9 +160,9 @@ fn assumptions(options: &SimulateOptions) -> String {
     )
 }
 
-fn load(options: &SimulateOptions) -> String {
-    let SimulateOptions { rate, prompt, output, prefix_share, prefixes, .. } = options;
-    if let Some(path) = &options.trace {
+fn load(options: &LoadOptions) -> String {
+    let LoadOptions { rate, prompt, output, prefix_share, prefixes, trace, .. } = options;
+    if let Some(path) = trace {
         return format!("the trace {}", path.display());
     }
     let shared = if *prefix_share > 0.0 { format!(", {prefix_share} of it one of {prefixes}") } else { String::new() };
@@ -177,10 +178,10 @@ fn throughput(window: MeasurementWindow, outcome: &SimOutcome) -> Throughput {
     }
 }
 
-fn goodput(options: &SimulateOptions, window: MeasurementWindow, outcome: &SimOutcome) -> Goodput {
+fn goodput(goals: &GoalOptions, window: MeasurementWindow, outcome: &SimOutcome) -> Goodput {
     Goodput {
-        slo_ttft_ms: options.slo_ttft,
-        slo_itl_ms: options.slo_itl,
+        slo_ttft_ms: goals.slo_ttft,
+        slo_itl_ms: goals.slo_itl,
         share: outcome.n_good as f64 / outcome.n_counted.max(1) as f64,
         requests: outcome.n_good as f64 / window.seconds(),
         tokens: outcome.good_tokens as f64 / window.seconds(),
@@ -193,7 +194,7 @@ fn utilisation(
     window: MeasurementWindow,
     outcome: &SimOutcome,
 ) -> Utilisation {
-    let n_stages = (usize::from(options.pp) * options.replicas) as f64;
+    let n_stages = (usize::from(options.replica.pp) * options.replicas) as f64;
     let gpu_seconds = (n_ranks * options.replicas) as f64 * window.seconds();
     Utilisation {
         busy: outcome.busy as f64 / 1e9 / (n_stages * window.seconds()),

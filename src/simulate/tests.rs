@@ -18,9 +18,9 @@ fn report(line: &str) -> SimulationReport {
 }
 
 fn outcome(options: &SimulateOptions) -> (SimOutcome, PlacedReplica) {
-    let model = SimulatedModel::find(&options.model, options.weights, &options.hub).unwrap();
+    let model = SimulatedModel::find(&options.model, options.replica.weights, &options.hub).unwrap();
     let laid_out = PlacedReplica::new(options, &model).unwrap();
-    let (traffic, window) = traffic(options).unwrap();
+    let (traffic, window) = options.load.traffic(options.seed).unwrap();
     (laid_out.run(options, traffic, window, |_| {}).unwrap(), laid_out)
 }
 
@@ -52,7 +52,7 @@ fn every_request_ends_once_and_tokens_add_up() {
         assert!(outcome.n_arrived > 100 && outcome.n_arrived == outcome.n_ended, "{line}");
         assert_eq!((outcome.open.now, outcome.tokens_delivered), (0, outcome.tokens_drawn), "{line}");
         // Each request was rejected, or received all its tokens.
-        let (traffic, _) = traffic(&options).unwrap();
+        let (traffic, _) = options.load.traffic(options.seed).unwrap();
         let n_requested: u64 = traffic.map(|arrival| u64::from(arrival.n_output)).sum();
         match outcome.n_refused {
             0 => assert_eq!(outcome.tokens_delivered, n_requested, "{line}"),
@@ -83,7 +83,7 @@ fn lone_request_is_as_fast_as_the_roofline() {
                     &(position..position + 1),
                     true,
                 );
-                laid_out.roofline.step(&work).micros() + options.overhead * f64::from(options.pp)
+                laid_out.roofline.step(&work).micros() + options.kernels.overhead * f64::from(options.replica.pp)
             })
             .sum();
         let (got, expected) = (outcome.itl.sum as f64 / 1e3, gaps * n_requests as f64);
@@ -227,7 +227,7 @@ fn what_cannot_be_is_refused_with_a_reason() {
 fn nodes_of_eight_are_joined_by_a_network() {
     let step = |line: &str| {
         let options = options(line);
-        let model = SimulatedModel::find(&options.model, options.weights, &options.hub).unwrap();
+        let model = SimulatedModel::find(&options.model, options.replica.weights, &options.hub).unwrap();
         PlacedReplica::new(&options, &model).unwrap().roofline.step(&coordinator::StepWork::one_row())
     };
     let (near, far) =

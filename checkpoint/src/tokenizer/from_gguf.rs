@@ -2,11 +2,10 @@
 
 use crate::error::{Error, ParseError, Result};
 use crate::gguf::Gguf;
-use crate::tokenizer::pieces::{Spelling, TokenBytes, missing_bytes};
+use crate::tokenizer::parts::TokenizerParts;
+use crate::tokenizer::pieces::{Spelling, TokenBytes, VOCAB_MAX, missing_bytes};
 use crate::tokenizer::recipes::{PretokenizerRecipe, recipe};
-use crate::tokenizer::{
-    KIND_BYTE, KIND_CONTROL, KIND_UNKNOWN, KIND_UNUSED, KIND_USER_DEFINED, Tokenizer, VOCAB_MAX, scores,
-};
+use crate::tokenizer::scores;
 use std::collections::HashMap;
 use std::path::Path;
 use tokenizers::models::bpe::{BpeConfig, PipelineBPE};
@@ -17,13 +16,18 @@ use tokenizers::pipeline::{
 use tokenizers::vocab::bucket_added_vocabulary::{AddedToken, AddedVocabulary};
 use types::{Token, Tokens};
 
-impl Tokenizer {
-    pub(crate) fn from_gguf(gguf: &Gguf, bytes: &[u8], path: &Path) -> Result<Tokenizer> {
-        let vocabulary = GgufVocabulary::read(gguf, bytes).map_err(Error::with_path(path))?;
-        let pipeline = vocabulary.pipeline()?;
-        let pieces = vocabulary.pieces().map_err(Error::with_path(path))?;
-        Tokenizer::new(pipeline, pieces, vocabulary.before, vocabulary.after)
-    }
+/// The token kinds of a GGUF that matter: tokens that are matched as a whole, and tokens that are not text.
+pub(crate) const KIND_CONTROL: i64 = 3;
+const KIND_UNKNOWN: i64 = 2;
+const KIND_USER_DEFINED: i64 = 4;
+const KIND_UNUSED: i64 = 5;
+const KIND_BYTE: i64 = 6;
+
+pub(super) fn read_parts(gguf: &Gguf, bytes: &[u8], path: &Path) -> Result<TokenizerParts> {
+    let vocabulary = GgufVocabulary::read(gguf, bytes).map_err(Error::with_path(path))?;
+    let pipeline = vocabulary.pipeline()?;
+    let pieces = vocabulary.pieces().map_err(Error::with_path(path))?;
+    Ok(TokenizerParts { pipeline, pieces, before: vocabulary.before, after: vocabulary.after })
 }
 
 /// The content of the keys `tokenizer.ggml.*`.

@@ -3,29 +3,27 @@
 
 use crate::error::{Error, ParseError, Result};
 use crate::small_files::read_json;
-use crate::tokenizer::pieces::{Spelling, TokenBytes, missing_bytes};
-use crate::tokenizer::{Tokenizer, VOCAB_MAX};
+use crate::tokenizer::parts::TokenizerParts;
+use crate::tokenizer::pieces::{Spelling, TokenBytes, VOCAB_MAX, missing_bytes};
 use serde_json::Value;
 use std::collections::HashSet;
 use std::path::Path;
 use types::{Token, Tokens};
 
-impl Tokenizer {
-    pub(crate) fn from_file(path: &Path) -> Result<Tokenizer> {
-        let mut json = read_json(path)?;
-        let failed = |what: String| Error::Malformed { path: path.to_owned(), what };
-        tokenizers::canonicalize_value(&mut json).map_err(|error| failed(error.to_string()))?;
-        check_merges(&json).map_err(Error::with_path(path))?;
-        let table = JsonVocabulary::read(&json).map_err(Error::with_path(path))?;
-        add_missing_bytes(&mut json, table.pieces.len());
-        let pipeline = tokenizers::from_json(&json.to_string()).map_err(|error| failed(error.to_string()))?;
-        for (text, id) in &table.added {
-            if pipeline.get_added_vocabulary().token_to_id(text) != Some(*id) {
-                return Err(failed(format!("the added token {text:?} cannot have the id {id}")));
-            }
+pub(super) fn read_parts(path: &Path) -> Result<TokenizerParts> {
+    let mut json = read_json(path)?;
+    let failed = |what: String| Error::Malformed { path: path.to_owned(), what };
+    tokenizers::canonicalize_value(&mut json).map_err(|error| failed(error.to_string()))?;
+    check_merges(&json).map_err(Error::with_path(path))?;
+    let table = JsonVocabulary::read(&json).map_err(Error::with_path(path))?;
+    add_missing_bytes(&mut json, table.pieces.len());
+    let pipeline = tokenizers::from_json(&json.to_string()).map_err(|error| failed(error.to_string()))?;
+    for (text, id) in &table.added {
+        if pipeline.get_added_vocabulary().token_to_id(text) != Some(*id) {
+            return Err(failed(format!("the added token {text:?} cannot have the id {id}")));
         }
-        Tokenizer::new(pipeline, table.pieces, Tokens::new(), Tokens::new())
     }
+    Ok(TokenizerParts { pipeline, pieces: table.pieces, before: Tokens::new(), after: Tokens::new() })
 }
 
 /// Gives a byte-level vocabulary the bytes that it lacks, with ids from `n_vocab` on.

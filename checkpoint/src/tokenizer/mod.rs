@@ -6,6 +6,7 @@
 mod detokenizer;
 mod from_gguf;
 mod from_json;
+mod parts;
 mod pieces;
 mod places;
 mod recipes;
@@ -14,42 +15,37 @@ mod table;
 mod to_json;
 
 pub use detokenizer::Detokenizer;
+pub(crate) use from_gguf::KIND_CONTROL;
 pub use table::TokenTable;
+pub(crate) use to_json::json_of_gguf;
 
 use crate::error::{Error, Result};
-use crate::tokenizer::pieces::TokenBytes;
+use crate::gguf::Gguf;
+use parts::TokenizerParts;
+use std::path::Path;
 use std::sync::Arc;
-use tokenizers::pipeline::{EncodeOptions, Override, PipelineToken, PipelineTokenizer};
+use tokenizers::pipeline::{EncodeOptions, Override, PipelineToken};
 use types::{Token, Tokens};
-
-/// The token kinds of a GGUF that matter: tokens that are matched as a whole, and tokens that are not text.
-pub(crate) const KIND_CONTROL: i64 = 3;
-const KIND_UNKNOWN: i64 = 2;
-const KIND_USER_DEFINED: i64 = 4;
-const KIND_UNUSED: i64 = 5;
-const KIND_BYTE: i64 = 6;
 
 /// Longer texts are refused: no context holds them, and their offsets are 32 bits wide.
 pub const TEXT_BYTES_MAX: usize = 64 << 20;
-
-/// Larger than any vocabulary: an id determines the size of tables.
-const VOCAB_MAX: usize = 1 << 22;
 
 /// Cheap to clone; all clones share one vocabulary.
 #[derive(Clone)]
 pub struct Tokenizer(Arc<TokenizerParts>);
 
-struct TokenizerParts {
-    pipeline: PipelineTokenizer,
-    pieces: TokenBytes,
-    /// The tokens that `add_special` puts before a text if the pipeline does not.
-    before: Tokens,
-    after: Tokens,
-}
-
 impl Tokenizer {
-    fn new(pipeline: PipelineTokenizer, pieces: TokenBytes, before: Tokens, after: Tokens) -> Result<Tokenizer> {
-        let tokenizer = Tokenizer(Arc::new(TokenizerParts { pipeline, pieces, before, after }));
+    /// Reads a `tokenizer.json`.
+    pub(crate) fn from_file(path: &Path) -> Result<Tokenizer> {
+        Tokenizer::new(from_json::read_parts(path)?)
+    }
+
+    pub(crate) fn from_gguf(gguf: &Gguf, bytes: &[u8], path: &Path) -> Result<Tokenizer> {
+        Tokenizer::new(from_gguf::read_parts(gguf, bytes, path)?)
+    }
+
+    fn new(parts: TokenizerParts) -> Result<Tokenizer> {
+        let tokenizer = Tokenizer(Arc::new(parts));
         // A part that cannot run fails here, and not at the first client.
         tokenizer.encode("It's 2026, naïve  😀\n", true)?;
         Ok(tokenizer)

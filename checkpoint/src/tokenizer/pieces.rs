@@ -3,6 +3,9 @@
 use crate::error::ParseError;
 use types::Token;
 
+/// Larger than any vocabulary: an id determines the size of tables.
+pub(super) const VOCAB_MAX: usize = 1 << 22;
+
 /// The bytes of all tokens in one run: `bytes[starts[id]..starts[id + 1]]` is token `id`.
 pub(super) struct TokenBytes {
     bytes: Vec<u8>,

@@ -90,7 +90,7 @@ fn byte_level_gguf(base: &Value, pre: &str) -> Vec<u8> {
 }
 
 fn from_written_json(folder: &Temporary, gguf: &[u8]) -> crate::Result<Tokenizer> {
-    let json = Tokenizer::json_of_gguf(&Gguf::parse(gguf).unwrap(), gguf, Path::new("t.gguf")).unwrap();
+    let json = super::json_of_gguf(&Gguf::parse(gguf).unwrap(), gguf, Path::new("t.gguf")).unwrap();
     Tokenizer::from_file(&folder.write("written.json", json.to_string().as_bytes()))
 }
 

@@ -3,18 +3,15 @@
 
 use crate::error::{Error, Result};
 use crate::gguf::Gguf;
-use crate::tokenizer::Tokenizer;
 use crate::tokenizer::from_gguf::{GgufVocabulary, MergeRules};
 use serde_json::{Map, Value, json};
 use std::path::Path;
 use tokenizers::models::bpe::BpeConfig;
 use types::Token;
 
-impl Tokenizer {
-    pub(crate) fn json_of_gguf(gguf: &Gguf, bytes: &[u8], path: &Path) -> Result<Value> {
-        let vocabulary = GgufVocabulary::read(gguf, bytes).map_err(Error::with_path(path))?;
-        Ok(vocabulary.json())
-    }
+pub(crate) fn json_of_gguf(gguf: &Gguf, bytes: &[u8], path: &Path) -> Result<Value> {
+    let vocabulary = GgufVocabulary::read(gguf, bytes).map_err(Error::with_path(path))?;
+    Ok(vocabulary.json())
 }
 
 impl GgufVocabulary<'_> {

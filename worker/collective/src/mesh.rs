@@ -50,8 +50,6 @@ pub struct Mesh {
     doorbell: Arc<Region>,
     /// The transfers of the next exchange.
     transfers: Vec<Transfer>,
-    /// A buffer for tokens in transit, reused.
-    pub(crate) words: Vec<u32>,
     spent: SpentTime,
 }
 
@@ -112,8 +110,8 @@ impl Mesh {
         let peer = |link| MeshPeer { link, n_sent: 0, n_received: 0 };
         let peers = links.into_iter().map(|link| link.map(peer)).collect();
         let (part, grid) = (layout.part(rank), layout.grid());
-        let (transfers, words, spent) = (Vec::new(), Vec::new(), SpentTime::default());
-        Ok(Mesh { part, rank, grid, epoch, encryption, peers, policy, abort, doorbell, transfers, words, spent })
+        let (transfers, spent) = (Vec::new(), SpentTime::default());
+        Ok(Mesh { part, rank, grid, epoch, encryption, peers, policy, abort, doorbell, transfers, spent })
     }
 
     /// Returns this rank's part of the model.

@@ -7,7 +7,9 @@ use crate::carriers::carry::{self, CarrierChoice, ExchangeLimits, RankCarrier};
 use crate::carriers::host::HostCarrier;
 use crate::error::{Error, Result};
 use crate::mesh::{ExchangeTimes, Mesh};
+use crate::notes;
 use crate::sum::{RowParallelSum, SumPlans};
+use crate::tokens::{TokenSender, receive_tokens};
 use backend::Memory;
 use std::fmt;
 use std::ops::Range;
@@ -19,6 +21,7 @@ pub struct Ranks<D: Memory> {
     carrier: Box<dyn RankCarrier<D>>,
     mesh: Mesh,
     plans: SumPlans,
+    token_sender: TokenSender,
 }
 
 impl<D: Memory> Ranks<D> {
@@ -29,7 +32,7 @@ impl<D: Memory> Ranks<D> {
 
     /// Returns ranks that exchange through the host, whatever the device.
     pub fn over_host(mesh: Mesh) -> Ranks<D> {
-        Ranks { carrier: Box::new(HostCarrier::default()), mesh, plans: SumPlans::default() }
+        Ranks::new(Box::new(HostCarrier::default()), mesh)
     }
 
     /// Chooses the carrier between the ranks' devices, once the ranks have met. All of them do this at about the same
@@ -48,7 +51,11 @@ impl<D: Memory> Ranks<D> {
             return Ok(Ranks::over_host(mesh));
         }
         let carrier = device.carrier(&mut mesh, choice, limits, cancel)?;
-        Ok(Ranks { carrier, mesh, plans: SumPlans::default() })
+        Ok(Ranks::new(carrier, mesh))
+    }
+
+    fn new(carrier: Box<dyn RankCarrier<D>>, mesh: Mesh) -> Ranks<D> {
+        Ranks { carrier, mesh, plans: SumPlans::default(), token_sender: TokenSender::default() }
     }
 
     /// Returns whether any of this rank's exchanges use this carrier.
@@ -71,7 +78,7 @@ impl<D: Memory> Ranks<D> {
         if self.stage_size() == 1 {
             return Ok(());
         }
-        self.mesh.stage_barrier()
+        notes::stage_barrier(&mut self.mesh)
     }
 
     /// Notifies the carrier that a recorded graph has run its sums again, without a call of `all_reduce`.
@@ -169,12 +176,12 @@ impl<D: Memory> Ranks<D> {
 
     /// Sends the sampler's tokens to every other rank of the first stage. No token is u32::MAX.
     pub fn send_tokens(&mut self, step: StepId, tokens: &[Option<Token>]) -> Result<()> {
-        self.mesh.send_tokens(step, tokens)
+        self.token_sender.send(&mut self.mesh, step, tokens)
     }
 
     /// Receives the tokens that the sampler drew in that step, on the other ranks of the first stage.
     pub fn recv_tokens(&mut self, step: StepId, tokens: &mut Vec<Option<Token>>) -> Result<()> {
-        self.mesh.recv_tokens(step, tokens)
+        receive_tokens(&mut self.mesh, step, tokens)
     }
 
     pub fn abort_handle(&self) -> AbortHandle {

@@ -5,6 +5,7 @@ use super::api::{NcclApi, NcclVersion, UniqueId};
 use crate::carriers::carry::CarrierChoice;
 use crate::error::{Error, Result};
 use crate::mesh::Mesh;
+use crate::notes::swap_notes;
 use crate::plan::LinkEncryption;
 use backend::cuda::Cuda;
 
@@ -102,7 +103,7 @@ pub(super) fn partners(mesh: &mut Mesh, mine: &NcclSupport) -> Result<NcclPartne
     let groups = [&stage, next.as_slice().as_flattened(), before.as_slice().as_flattened()];
     let neighbours: Vec<usize> = groups.concat().into_iter().filter(|rank| *rank != me).collect();
     let encryption = mesh.encryption();
-    let all = mesh.swap_notes(SUPPORT_WORDS as u64, mine.words(), &neighbours, &neighbours)?;
+    let all = swap_notes(mesh, SUPPORT_WORDS as u64, mine.words(), &neighbours, &neighbours)?;
     let has_agreed = |ranks: &[usize]| {
         let group: Vec<NcclSupport> = ranks.iter().map(|rank| NcclSupport::of(&all[*rank])).collect();
         if group.len() > 1 { agree(&group, encryption) } else { Ok(false) }
@@ -125,7 +126,7 @@ pub(super) fn exchange_comm_ids(mesh: &mut Mesh, api: &NcclApi, partners: NcclPa
     let from: Vec<usize> = of_stage.into_iter().chain(partners.before.then(|| me - tp_size)).collect();
     let mut words = [0; WORDS];
     words.copy_from_slice(mine.map(|id| id.0).as_flattened());
-    let all = mesh.swap_notes(WORDS as u64, words, &to, &from)?;
+    let all = swap_notes(mesh, WORDS as u64, words, &to, &from)?;
     let id = |rank: usize, which: usize| UniqueId(all[rank].as_chunks().0[which]);
     let before = if partners.before { id(me - tp_size, 1) } else { mine[1] };
     Ok(CommIds { stage: id(first, 0), next: mine[1], before })

@@ -6,6 +6,7 @@ use super::watchdog::SumWatchdog;
 use crate::carriers::carry::{CarrierChoice, ExchangeLimits};
 use crate::error::{Error, Result};
 use crate::mesh::Mesh;
+use crate::notes::swap_stage_notes;
 use crate::region;
 use crate::sum::{Plane, SumPlan};
 use backend::cuda::{Cuda, MappedBuffer, OneShotSum, PeerBuffer, SumTerm};
@@ -166,7 +167,7 @@ fn peer_buffers(
 /// Returns the notes of all ranks of the stage.
 fn swap_notes<const N: usize>(mesh: &mut Mesh, round: u64, mine: [u32; N]) -> Result<Vec<[u32; N]>> {
     // The tag's high bit separates these from the notes on NCCL, whose tag is their small word count.
-    mesh.swap_stage_notes(1 << 32 | round, mine)
+    swap_stage_notes(mesh, 1 << 32 | round, mine)
 }
 
 /// Makes this rank's offer. Handles are for other processes: the driver opens none in the process that made it.

@@ -1,0 +1,13 @@
+//! The parts that a tokenizer is made of, whatever file they are read from.
+
+use crate::tokenizer::pieces::TokenBytes;
+use tokenizers::pipeline::PipelineTokenizer;
+use types::Tokens;
+
+pub(super) struct TokenizerParts {
+    pub pipeline: PipelineTokenizer,
+    pub pieces: TokenBytes,
+    /// The tokens that `add_special` puts before a text if the pipeline does not.
+    pub before: Tokens,
+    pub after: Tokens,
+}
