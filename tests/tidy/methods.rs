@@ -33,7 +33,6 @@ const STILL: &[(&str, &str)] = &[
     ("SimOutcome", "25 fields"),
     ("Tokenizer", "5 files"),
     ("Assignment", "19 fields"),
-    ("router/src/faces/http/responses/background.rs fn start", "8 parameters"),
     ("worker/backend/src/cpu/pointwise.rs fn copy_columns", "7 parameters"),
     ("worker/backend/src/cpu/recurrence/mod.rs fn numbers_of", "7 parameters"),
     ("worker/backend/src/cuda/pointwise.rs fn copy_columns", "7 parameters"),
