@@ -33,8 +33,6 @@ const STILL: &[(&str, &str)] = &[
     ("SimOutcome", "25 fields"),
     ("Tokenizer", "5 files"),
     ("Assignment", "19 fields"),
-    ("worker/backend/src/cpu/recurrence/mod.rs fn numbers_of", "7 parameters"),
-    ("worker/backend/src/cuda/weights.rs fn put_floats", "7 parameters"),
     ("worker/collective/src/carriers/nccl/meet.rs fn connect", "7 parameters"),
     ("worker/src/runner/draft_model/mod.rs fn lay_out", "7 parameters"),
     ("worker/src/runner/model_runner/mod.rs fn new", "7 parameters"),
