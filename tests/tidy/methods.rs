@@ -34,8 +34,6 @@ const STILL: &[(&str, &str)] = &[
     ("Tokenizer", "5 files"),
     ("Assignment", "19 fields"),
     ("worker/collective/src/carriers/nccl/meet.rs fn connect", "7 parameters"),
-    ("worker/src/runner/draft_model/mod.rs fn lay_out", "7 parameters"),
-    ("worker/src/runner/model_runner/mod.rs fn new", "7 parameters"),
 ];
 
 const IMPL_FILES_MAX: usize = 4;
