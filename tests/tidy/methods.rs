@@ -33,15 +33,7 @@ const STILL: &[(&str, &str)] = &[
     ("SimOutcome", "25 fields"),
     ("Tokenizer", "5 files"),
     ("Assignment", "19 fields"),
-    ("checkpoint/src/groups/join.rs fn with_scales_per_row", "7 parameters"),
-    ("router/src/faces/http/responses/background.rs fn start", "8 parameters"),
-    ("worker/backend/src/cpu/pointwise.rs fn copy_columns", "7 parameters"),
-    ("worker/backend/src/cpu/recurrence/mod.rs fn numbers_of", "7 parameters"),
-    ("worker/backend/src/cuda/pointwise.rs fn copy_columns", "7 parameters"),
-    ("worker/backend/src/cuda/weights.rs fn put_floats", "7 parameters"),
     ("worker/collective/src/carriers/nccl/meet.rs fn connect", "7 parameters"),
-    ("worker/src/runner/draft_model/mod.rs fn lay_out", "7 parameters"),
-    ("worker/src/runner/model_runner/mod.rs fn new", "7 parameters"),
 ];
 
 const IMPL_FILES_MAX: usize = 4;

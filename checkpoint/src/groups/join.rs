@@ -219,9 +219,8 @@ impl CompanionTensors {
             None => None,
             Some(zeros) => Some(of_type(zeros, Stored::I32)?),
         };
-        let lines = shape[0].div_ceil(per_word(bits));
         (words.rows == shape[0])
-            .then(|| self.with_scales_per_row(DigitLayout::Along, bits, shape, words, (zeros, lines), None))?
+            .then(|| self.with_scales_per_row(DigitLayout::Along, bits, shape, words, zeros, None))?
     }
 
     /// Bytes, row after row.
@@ -234,9 +233,8 @@ impl CompanionTensors {
         let divisor = (method == QuantMethod::Int8).then_some(127);
         let is_right = divisor.is_none() || self.scales.dtype == Stored::F32;
         let shape = [cells.rows, cells.cols];
-        is_right.then(|| {
-            self.with_scales_per_row(DigitLayout::Bytes, DigitBits::Eight, shape, cells, (zeros, shape[0]), divisor)
-        })?
+        is_right
+            .then(|| self.with_scales_per_row(DigitLayout::Bytes, DigitBits::Eight, shape, cells, zeros, divisor))?
     }
 
     /// Scales, and zeros, of each row.
@@ -246,9 +244,10 @@ impl CompanionTensors {
         bits: DigitBits,
         shape: [usize; 2],
         digits: ShardMatrix,
-        (zeros, lines): (Option<ShardMatrix>, usize),
+        zeros: Option<ShardMatrix>,
         divisor: Option<u16>,
     ) -> Option<UnsizedMatrix> {
+        let lines = if layout == DigitLayout::Bytes { shape[0] } else { shape[0].div_ceil(per_word(bits)) };
         let (scales, order) = (self.scales()?, self.order(shape[1])?);
         let n_groups = scales.0.cols;
         let is_one = scales.0.rows == 1 && n_groups == 1 && zeros.is_none();

@@ -212,10 +212,10 @@ impl<D: Device> CrossRankNorm<D> {
         let [own_q, own_k] = [0, 1].map(|of| self.ranks[me][of].len());
         parts.gather(ctx, qkv, own_q + own_k)?;
         for (rank, [of_q, of_k]) in self.ranks.iter().enumerate() {
-            let (from, row) = parts.columns_of_rank(qkv, rank, n_rows);
-            device.copy_columns((from, row, 0..of_q.len()), (q, 0, of_q.start), n_rows);
+            let (from, rows) = parts.rows_of_rank(qkv, rank, n_rows);
+            device.copy_columns(from, rows.clone(), 0..of_q.len(), q, 0, of_q.start);
             let of_keys = of_q.len()..of_q.len() + of_k.len();
-            device.copy_columns((from, row, of_keys), (k, 0, of_k.start), n_rows);
+            device.copy_columns(from, rows, of_keys, k, 0, of_k.start);
         }
         let NormPair { q: of_q, k: of_k, eps } = &self.own;
         device.norm_columns(qkv, 0..own_q, q, of_q, *eps, n_rows);

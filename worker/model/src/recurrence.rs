@@ -253,11 +253,11 @@ impl<D: Device> GroupedHeadNorm<D> {
         parts.gather(ctx, x, self.ranks[me].len())?;
         for GroupNorm { columns, own, weight } in &self.groups {
             for (rank, its) in self.ranks.iter().enumerate() {
-                let (from, row) = parts.columns_of_rank(x, rank, n_rows);
+                let (from, rows) = parts.rows_of_rank(x, rank, n_rows);
                 let of_group = overlap(its, columns);
                 let (start, to) = (of_group.start - its.start, of_group.start - columns.start);
                 if !of_group.is_empty() {
-                    device.copy_columns((from, row, start..start + of_group.len()), (whole, 0, to), n_rows);
+                    device.copy_columns(from, rows, start..start + of_group.len(), whole, 0, to);
                 }
             }
             device.norm_columns(x, own.clone(), whole, weight, self.eps, n_rows);

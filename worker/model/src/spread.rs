@@ -4,6 +4,7 @@ use crate::ctx::Ctx;
 use crate::error::Result;
 use crate::limits::PassLimits;
 use backend::{Device, Memory};
+use std::ops::Range;
 use types::{GridPlace, RankPart};
 
 /// What each rank of this one's stage holds.
@@ -29,9 +30,9 @@ impl<M: Memory> GatheredRows<M> {
         Ok(GatheredRows { n_ranks, all: device.buffer(n_rows, widths.max().unwrap_or(0))? })
     }
 
-    /// Where a rank's columns are that were gathered from `own`: the buffer, and the first of `n_rows` rows.
-    pub fn columns_of_rank<'a>(&'a self, own: &'a M::Buffer, rank: usize, n_rows: usize) -> (&'a M::Buffer, usize) {
-        if self.n_ranks > 1 { (&self.all, rank * n_rows) } else { (own, 0) }
+    /// Returns the rows of a rank whose columns were gathered from `own`: the buffer, and the rows in it.
+    pub fn rows_of_rank<'a>(&'a self, own: &'a M::Buffer, rank: usize, n_rows: usize) -> (&'a M::Buffer, Range<usize>) {
+        if self.n_ranks > 1 { (&self.all, rank * n_rows..(rank + 1) * n_rows) } else { (own, 0..n_rows) }
     }
 }
 
@@ -40,7 +41,7 @@ impl<D: Device> GatheredRows<D> {
     pub fn gather(&mut self, ctx: &mut Ctx<'_, D>, own: &D::Buffer, width: usize) -> Result<()> {
         if self.n_ranks > 1 {
             let (device, n_rows, me) = (ctx.device, ctx.n_rows(), ctx.ranks.stage_rank() as usize);
-            device.copy_columns((own, 0, 0..width), (&mut self.all, me * n_rows, 0), n_rows);
+            device.copy_columns(own, 0..n_rows, 0..width, &mut self.all, me * n_rows, 0);
             let owner_of = |row: usize| (row / n_rows) as u32;
             ctx.ranks.share_rows(device, &mut self.all, owner_of, self.n_ranks * n_rows)?;
         }

@@ -216,15 +216,14 @@ impl<D: Device + RankDevice + 'static> PreparedPart for ModelPart<D> {
         masks: MaskConfig,
         cancel: &CancelFlag,
     ) -> Result<Box<dyn Runner>, collective::Error> {
-        let ModelPart { lent, kv, kv_commit, draft_model, limits, direct } = *self;
-        let ranks = Ranks::with_carrier(&lent.get().device, mesh, carrier, &direct, cancel)?;
+        let ranks = Ranks::with_carrier(&self.lent.get().device, mesh, carrier, &self.direct, cancel)?;
         if ranks.uses_carrier(CarrierChoice::Nccl) {
             tracing::info!(rank = ranks.part().place.tp, "devices exchange through NCCL");
         }
         if ranks.uses_carrier(CarrierChoice::Ipc) {
             tracing::info!(rank = ranks.part().place.tp, "devices sum over each other's memory");
         }
-        Ok(Box::new(ModelRunner::new(lent, ranks, (kv, kv_commit), draft_model, limits, masks)))
+        Ok(Box::new(ModelRunner::new(*self, ranks, masks)))
     }
 }
 

@@ -111,15 +111,18 @@ impl Pointwise for Cpu {
 
     fn copy_columns(
         &self,
-        (from, first_row, columns): (&Buffer, usize, Range<usize>),
-        (to, to_row, col): (&mut Buffer, usize, usize),
-        n_rows: usize,
+        from: &Buffer,
+        rows: Range<usize>,
+        columns: Range<usize>,
+        to: &mut Buffer,
+        to_row: usize,
+        to_col: usize,
     ) {
         let (n, ld) = (columns.len(), to.cols());
-        assert!(col + n <= ld, "{n} columns from {col} on of {ld}");
-        let to = to.rows_mut(to_row + n_rows, ld);
-        for row in 0..n_rows {
-            to[(to_row + row) * ld + col..][..n].copy_from_slice(&from.row(first_row + row)[columns.clone()]);
+        assert!(to_col + n <= ld, "{n} columns from {to_col} on of {ld}");
+        let to = to.rows_mut(to_row + rows.len(), ld);
+        for (row, from_row) in (to_row..).zip(rows) {
+            to[row * ld + to_col..][..n].copy_from_slice(&from.row(from_row)[columns.clone()]);
         }
     }
 

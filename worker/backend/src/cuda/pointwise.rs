@@ -219,24 +219,27 @@ impl Pointwise for Cuda {
 
     fn copy_columns(
         &self,
-        (from, first_row, columns): (&Buffer, usize, Range<usize>),
-        (to, to_row, col): (&mut Buffer, usize, usize),
-        n_rows: usize,
+        from: &Buffer,
+        rows: Range<usize>,
+        columns: Range<usize>,
+        to: &mut Buffer,
+        to_row: usize,
+        to_col: usize,
     ) {
-        from.check(first_row + n_rows, from.cols);
-        to.check(to_row + n_rows, to.cols);
-        assert!(columns.end <= from.cols && col + columns.len() <= to.cols, "columns of both");
-        if n_rows == 0 || columns.is_empty() {
+        from.check(rows.end, from.cols);
+        to.check(to_row + rows.len(), to.cols);
+        assert!(columns.end <= from.cols && to_col + columns.len() <= to.cols, "columns of both");
+        if rows.is_empty() || columns.is_empty() {
             return;
         }
-        self.to_f32(from, first_row + n_rows);
+        self.to_f32(from, rows.end);
         to.set_bf16(false);
         let at = |of: &Buffer, row: usize, col: usize| of.address() + ((row * of.cols + col) * 4) as u64;
-        let (from_at, to_at) = (at(from, first_row, columns.start), at(to, to_row, col));
+        let (from_at, to_at) = (at(from, rows.start, columns.start), at(to, to_row, to_col));
         let (ld_from, ld_to, n) = (from.cols as u32, to.cols as u32, columns.len() as u32);
         let args = arguments![from_at, ld_from, to_at, ld_to, n];
         // SAFETY: both have these rows and columns.
-        unsafe { self.launch(Kernel::CopyColumns, by_row(n_rows), args) };
+        unsafe { self.launch(Kernel::CopyColumns, by_row(rows.len()), args) };
     }
 
     fn norm_columns(

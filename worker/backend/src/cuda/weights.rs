@@ -288,7 +288,9 @@ impl StoredRows<'_> {
                         put_elements(&elements(), &mut digits[2 * (r * self.n_groups + group) * GROUP..])
                     }
                     WeightKind::F8 | WeightKind::F8Plain => {
-                        self.put_floats(kind, (stored, row), group, r, (&mut *digits, &mut *scales));
+                        let at = (group * TILE + r % 8 * 2 + r / 8) * size_of::<f32>();
+                        scales[at..][..size_of::<f32>()].copy_from_slice(&stored.scale(row, group).to_le_bytes());
+                        self.put_floats(kind, &bytes.as_chunks().0[group], group, r, digits);
                     }
                     WeightKind::W8 | WeightKind::W8h | WeightKind::W4 | WeightKind::W4h => {
                         let digits = &mut digits[group * kind.digit_bytes()..][..kind.digit_bytes()];
@@ -300,18 +302,8 @@ impl StoredRows<'_> {
         }
     }
 
-    /// Writes thirty-two numbers of eight bits, and their scale, for row `r` of a tile.
-    fn put_floats(
-        &self,
-        kind: WeightKind,
-        (stored, row): (&StoredMatrix<'_>, usize),
-        group: usize,
-        r: usize,
-        (digits, scales): (&mut [u8], &mut [u8]),
-    ) {
-        let numbers = &stored.row(row).as_chunks::<GROUP>().0[group];
-        let at = (group * TILE + r % 8 * 2 + r / 8) * size_of::<f32>();
-        scales[at..][..size_of::<f32>()].copy_from_slice(&stored.scale(row, group).to_le_bytes());
+    /// Writes thirty-two numbers of eight bits for row `r` of a tile.
+    fn put_floats(&self, kind: WeightKind, numbers: &[u8; GROUP], group: usize, r: usize, digits: &mut [u8]) {
         if kind == WeightKind::F8Plain {
             return digits[(r * self.n_groups + group) * GROUP..][..GROUP].copy_from_slice(numbers);
         }

@@ -64,12 +64,15 @@ pub trait Pointwise: Memory {
     fn clamped_silu_mul(&self, gate_up: &Self::Buffer, clamp: Clamp, n_rows: usize, out: &mut Self::Buffer);
     /// Each row's queries *= the factor of its position. qkv: [n_rows, qkv_cols], factors: [context]
     fn scale_queries(&self, qkv: &mut Self::Buffer, heads: &AttentionHeads, factors: &Self::Vector, pass: &Pass<'_>);
-    /// Copies columns of `n_rows` rows, from a row on, to a row and a column on.
+    /// Copies columns of some rows, to a row and a column on.
     fn copy_columns(
         &self,
-        from: (&Self::Buffer, usize, Range<usize>),
-        to: (&mut Self::Buffer, usize, usize),
-        n_rows: usize,
+        from: &Self::Buffer,
+        rows: Range<usize>,
+        columns: Range<usize>,
+        to: &mut Self::Buffer,
+        to_row: usize,
+        to_col: usize,
     );
     /// Columns of x become x / rms(whole row) * weight, where the whole row is spread over ranks and was gathered.
     /// x: [n_rows, any], whole: [n_rows, n], weight: as long as `columns`

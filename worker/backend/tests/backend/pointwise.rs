@@ -231,6 +231,6 @@ fn queries_are_scaled_by_their_positions_and_columns_copied() {
     cpu.scale_queries(&mut x, &heads, &Vector::new(&[1.0, 9.0, 0.5]), &batch.pass());
     assert_eq!(all(&cpu, &x, 2), [0.5, 1.0, 3.0, 4.0, 5.0, 6.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
     let mut to = filled(&cpu, 2, &[0.0; 6]);
-    cpu.copy_columns((&x, 0, 4..6), (&mut to, 1, 1), 1);
+    cpu.copy_columns(&x, 0..1, 4..6, &mut to, 1, 1);
     assert_eq!(all(&cpu, &to, 2), [0.0, 0.0, 0.0, 0.0, 5.0, 6.0]);
 }

@@ -164,19 +164,48 @@ impl<D: Device + 'static> DraftModelRunner<D> {
     fn lay_out(&mut self) -> bool {
         self.batch.clear();
         self.drawing.clear();
-        for (i, turn) in self.turns.iter_mut().enumerate() {
+        for i in 0..self.turns.len() {
+            let turn = &mut self.turns[i];
             turn.n_rows = 0;
             let lacks_little = self.held.get(&turn.id).is_some_and(|drafted| drafted.n_lacking() <= LACKING_MAX);
             if !turn.is_over && lacks_little {
-                lay_out(turn, i, &mut self.held, &mut self.free, (&mut self.batch, &mut self.drawing), self.rows_max);
+                self.lay_out_turn(i);
             }
         }
-        for (i, turn) in self.turns.iter_mut().enumerate() {
-            if !turn.is_over && turn.n_rows == 0 {
-                lay_out(turn, i, &mut self.held, &mut self.free, (&mut self.batch, &mut self.drawing), self.rows_max);
+        for i in 0..self.turns.len() {
+            if !self.turns[i].is_over && self.turns[i].n_rows == 0 {
+                self.lay_out_turn(i);
             }
         }
         self.batch.n_rows() > 0
+    }
+
+    /// Lays out one sequence's rows. Its turn is over if they do not reach the log's end.
+    fn lay_out_turn(&mut self, i: usize) {
+        let (turn, batch) = (&mut self.turns[i], &mut self.batch);
+        let Some(drafted) = self.held.get_mut(&turn.id) else { return };
+        let (n_lacking, first) = (drafted.n_lacking(), batch.n_rows());
+        let n_rows = n_lacking.min(self.rows_max - first);
+        let range = drafted.n_computed..drafted.n_computed + n_rows;
+        if n_rows < n_lacking || !self.free.fill(&mut drafted.table, range.end) {
+            turn.is_over = true;
+        }
+        if n_rows == 0 || drafted.table.len() < blocks_for(range.end as u32) as usize {
+            return;
+        }
+        turn.n_rows = n_rows;
+        batch.tokens.extend_from_slice(&drafted.tokens[range.clone()]);
+        let (start, rows) = (range.start as u32, first as u32..(first + n_rows) as u32);
+        batch.positions.extend(start..range.end as u32);
+        if !turn.is_over {
+            batch.outputs.push(rows.end - 1);
+            self.drawing.push(i);
+        }
+        batch.slices.push(PassSlice::new(rows, start, if turn.is_over { Want::Nothing } else { Want::Last }));
+        for table in &mut batch.tables {
+            table.blocks.extend_from_slice(&drafted.table);
+            table.bounds.push(table.blocks.len() as u32);
+        }
     }
 
     fn run_pass(&mut self, weights: &mut DraftWeights<D>) -> model::Result<()> {
@@ -217,39 +246,5 @@ impl<D: Device + 'static> DraftModelRunner<D> {
             let is_end = drafted.sampling.stop.contains(&token);
             turn.is_over = is_end || n_guessed == turn.n_max || drafted.tokens.len() >= self.context;
         }
-    }
-}
-
-/// Lays out one sequence's rows. Its turn is over if they do not reach the log's end.
-fn lay_out(
-    turn: &mut DraftTurn,
-    i: usize,
-    held: &mut HashMap<RequestId, DraftSequence>,
-    free: &mut FreeDraftBlocks,
-    (batch, drawing): (&mut Batch, &mut Vec<usize>),
-    rows_max: usize,
-) {
-    let Some(drafted) = held.get_mut(&turn.id) else { return };
-    let (n_lacking, first) = (drafted.n_lacking(), batch.n_rows());
-    let n_rows = n_lacking.min(rows_max - first);
-    let range = drafted.n_computed..drafted.n_computed + n_rows;
-    if n_rows < n_lacking || !free.fill(&mut drafted.table, range.end) {
-        turn.is_over = true;
-    }
-    if n_rows == 0 || drafted.table.len() < blocks_for(range.end as u32) as usize {
-        return;
-    }
-    turn.n_rows = n_rows;
-    batch.tokens.extend_from_slice(&drafted.tokens[range.clone()]);
-    let (start, rows) = (range.start as u32, first as u32..(first + n_rows) as u32);
-    batch.positions.extend(start..range.end as u32);
-    if !turn.is_over {
-        batch.outputs.push(rows.end - 1);
-        drawing.push(i);
-    }
-    batch.slices.push(PassSlice::new(rows, start, if turn.is_over { Want::Nothing } else { Want::Last }));
-    for table in &mut batch.tables {
-        table.blocks.extend_from_slice(&drafted.table);
-        table.bounds.push(table.blocks.len() as u32);
     }
 }

@@ -13,7 +13,8 @@ use crate::runner::draft_counts::DraftCounts;
 use crate::runner::draft_model::DraftModelRunner;
 use crate::runner::kv_commit::KvPoolMemory;
 use crate::runner::masks::{GrammarMasks, MaskConfig};
-use crate::runner::sequences::{RankSequences, SequenceLimits, StepViolation, TokenSource};
+use crate::runner::model_part::ModelPart;
+use crate::runner::sequences::{RankSequences, StepViolation, TokenSource};
 use crate::runner::{RunError, Runner, UpcomingSteps, reuse_allocation};
 use backend::{Batch, Device, Draw, DrawError, DrawsInFlight, PassStats};
 use collective::{AbortHandle, Ranks};
@@ -60,14 +61,8 @@ enum DrawProgress {
 }
 
 impl<D: Device + 'static> ModelRunner<D> {
-    pub(super) fn new(
-        lent: PartInUse<D>,
-        ranks: Ranks<D>,
-        (kv, kv_commit): (KvCache<D>, Option<KvPoolMemory>),
-        draft_model: Option<DraftModelRunner<D>>,
-        limits: SequenceLimits,
-        masks: MaskConfig,
-    ) -> ModelRunner<D> {
+    pub(super) fn new(part: ModelPart<D>, ranks: Ranks<D>, masks: MaskConfig) -> ModelRunner<D> {
+        let ModelPart { lent, kv, kv_commit, draft_model, limits, .. } = part;
         let draft_counts = DraftCounts::new(&limits.guesses);
         let (outputs_max, message_words_max) = (limits.outputs_max(), limits.message_words_max());
         let n_guess_max = limits.guesses.n_max_among(1);

@@ -3,7 +3,7 @@
 use super::*;
 use crate::assignment::Assignment;
 use crate::load::weight_cache::WeightCache;
-use crate::runner::model_part::{ModelPart, load_part};
+use crate::runner::model_part::load_part;
 use backend::Memory;
 use backend::cpu::{Cpu, CpuConfig, Isa};
 use checkpoint::Checkpoint;
@@ -42,8 +42,7 @@ fn runner(zero_kv: bool) -> ModelRunner<Cpu> {
     let open = || Ok(Cpu::new(config).unwrap());
     let (loaded, _) =
         load_part(open, (&WeightCache::default(), None), &assignment, &part, &CancelFlag::default()).unwrap();
-    let ModelPart { lent, kv, limits, .. } = loaded;
-    ModelRunner::new(lent, Ranks::solo(n_layers), (kv, None), None, limits, MaskConfig::default())
+    ModelRunner::new(ModelPart { kv_commit: None, ..loaded }, Ranks::solo(n_layers), MaskConfig::default())
 }
 
 /// Returns the contents of each block, over all layers.

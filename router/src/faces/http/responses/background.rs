@@ -19,36 +19,45 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use tokio_stream::StreamExt;
 
-/// Lets a generation run without its client, and answers with its current state.
-pub fn start(
-    front: &Arc<Frontend>,
-    generation: Generation,
-    reply_and_output: (ResponseReply, OutputItems),
-    finalizer: ResponseFinalizer,
-    (is_stream, revoked): (bool, KeyRevoked),
-    error: fn(Refusal) -> HttpError,
-) -> Result<Response, HttpError> {
-    let (mut reply, output) = reply_and_output;
-    reply.value["background"] = true.into();
-    reply.value["status"] = "queued".into();
-    let run = Arc::new(BackgroundRun::new(is_stream));
-    let full = || HttpError::from(Refusal::Full { retry_after: front.config.timeouts.retry_after });
-    let ResponseFinalizer { to_store, to_conversation } = finalizer;
-    let shown = to_store.and_then(|to_store| to_store.show_running(&reply.value, run.clone())).ok_or_else(full)?;
-    let (queued, started) = (reply.value.clone(), generation.started.clone());
-    let to_end = Some((shown, to_conversation));
-    let mut writer = BackgroundWriter { reply, output, run: run.clone(), to_end, n_events: 0, error };
-    let begun = |kind: &str| json!({ "type": format!("response.{kind}"), "response": queued });
-    if !writer.append_events(vec![begun("created"), begun("queued")]) {
-        writer.end(RunEnd::Failed(no_room()));
-        return Err(full());
+/// A response that has not begun to run.
+pub struct BackgroundResponse {
+    pub reply: ResponseReply,
+    pub output: OutputItems,
+    pub finalizer: ResponseFinalizer,
+    pub is_stream: bool,
+    pub to_error: fn(Refusal) -> HttpError,
+}
+
+impl BackgroundResponse {
+    /// Lets a generation run without its client, and answers with its current state.
+    pub fn start(
+        self,
+        front: &Arc<Frontend>,
+        generation: Generation,
+        revoked: KeyRevoked,
+    ) -> Result<Response, HttpError> {
+        let BackgroundResponse { mut reply, output, finalizer, is_stream, to_error: error } = self;
+        reply.value["background"] = true.into();
+        reply.value["status"] = "queued".into();
+        let run = Arc::new(BackgroundRun::new(is_stream));
+        let full = || HttpError::from(Refusal::Full { retry_after: front.config.timeouts.retry_after });
+        let ResponseFinalizer { to_store, to_conversation } = finalizer;
+        let shown = to_store.and_then(|to_store| to_store.show_running(&reply.value, run.clone())).ok_or_else(full)?;
+        let (queued, started) = (reply.value.clone(), generation.started.clone());
+        let to_end = Some((shown, to_conversation));
+        let mut writer = BackgroundWriter { reply, output, run: run.clone(), to_end, n_events: 0, error };
+        let begun = |kind: &str| json!({ "type": format!("response.{kind}"), "response": queued });
+        if !writer.append_events(vec![begun("created"), begun("queued")]) {
+            writer.end(RunEnd::Failed(no_room()));
+            return Err(full());
+        }
+        tokio::spawn(writer.run(generation, revoked));
+        let answer = match is_stream {
+            true => follow::stream_events(front, &run, 0),
+            false => Json(queued).into_response(),
+        };
+        Ok(certificate::with_headers(answer, &started))
     }
-    tokio::spawn(writer.run(generation, revoked));
-    let answer = match is_stream {
-        true => follow::stream_events(front, &run, 0),
-        false => Json(queued).into_response(),
-    };
-    Ok(certificate::with_headers(answer, &started))
 }
 
 struct BackgroundWriter {

@@ -28,6 +28,7 @@ use crate::faces::http::error::HttpError;
 use crate::faces::http::fields::{Fields, StreamOptions};
 use crate::faces::http::known::Endpoint;
 use crate::faces::http::page::{ApiRequest, read, record_refusal};
+use crate::faces::http::responses::background::BackgroundResponse;
 use crate::faces::http::responses::finalizer::{ContinuedConversation, PendingStorage, ResponseFinalizer};
 use crate::faces::http::responses::output::{ItemEvents, OutputItems};
 use crate::faces::http::responses::raw::RawMessages;
@@ -77,7 +78,8 @@ pub async fn responses(State(front): State<Arc<Frontend>>, request: Request) -> 
     let prompt = generation.prompts.first().filter(|_| options.has_raw).map(|prompt| prompt.ids.clone());
     let mut output = options.output(&front, id, text, prompt).await.map_err(to_error)?;
     if is_background {
-        return background::start(&front, generation, (reply, output), finalizer, (is_stream, revoked), to_error);
+        let response = BackgroundResponse { reply, output, finalizer, is_stream, to_error };
+        return response.start(&front, generation, revoked);
     }
     if is_stream {
         let writer =

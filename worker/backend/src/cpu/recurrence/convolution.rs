@@ -1,7 +1,7 @@
 //! Short convolutions between two gates, over pages of what they see. The last inputs of the block before stand in a
 //! block's page, so a row reads one page.
 
-use super::numbers_of;
+use super::HeadPages;
 use super::page::POSITIONS;
 use crate::cpu::isa::{Isa, Kernel, dispatch};
 use crate::cpu::kv::Kv;
@@ -61,7 +61,8 @@ impl ConvolutionJob<'_> {
         let (start, end) = (slice.range.start as usize, slice.range.end as usize);
         let read = start.checked_sub(1).map(|before| blocks[before / POSITIONS]);
         assert!(read != Some(BlockId::NONE), "the page before position {start} is missing");
-        let page = |block| numbers_of(self.kv, self.call.layer, blocks, (block, head), spare, self.n_numbers());
+        let pages = HeadPages { kv: self.kv, layer: self.call.layer, head, spare, n: self.n_numbers() };
+        let page = |block| pages.numbers(blocks, block);
         let n_before = (self.call.channels.taps - 1) * self.call.channels.width;
         for block in start / POSITIONS..end.div_ceil(POSITIONS) {
             let first = block * POSITIONS;

@@ -148,27 +148,32 @@ impl RecurrenceJob<'_> {
     #[inline(always)]
     fn page<'s>(&'s self, blocks: &[BlockId], block: usize, head: usize, spare: &'s SharedPtr<f32>) -> StatePage<'s> {
         let n = self.shape.n_numbers();
-        StatePage::of(self.shape, numbers_of(self.kv, self.call.layer, blocks, (block, head), spare, n))
+        let pages = HeadPages { kv: self.kv, layer: self.call.layer, head, spare, n };
+        StatePage::of(self.shape, pages.numbers(blocks, block))
     }
 }
 
-/// Returns the numbers of a head's page of a block: its own, or spare memory where the table has none. Neighbouring
-/// blocks get different spare memory.
-#[inline(always)]
-#[expect(clippy::mut_from_ref, reason = "the caller owns the page of this head, or reads a full one")]
-fn numbers_of<'s>(
+/// The pages of one head in one layer, each of `n` numbers.
+struct HeadPages<'s> {
     kv: &'s Kv,
     layer: usize,
-    blocks: &[BlockId],
-    (block, head): (usize, usize),
+    head: usize,
+    /// Two pages for blocks that have none.
     spare: &'s SharedPtr<f32>,
     n: usize,
-) -> &'s mut [f32] {
-    match blocks[block] {
-        // SAFETY: this thread's own memory; it has two pages, and no two pages in use at the same time have equal
-        // parity.
-        BlockId::NONE => unsafe { spare.part(block % 2 * n, n) },
-        // SAFETY: a writer has the page to itself; a shared page is full, and only read.
-        id => unsafe { kv.recurrent_page(layer, id, head) },
+}
+
+impl<'s> HeadPages<'s> {
+    /// Returns the numbers of a block's page: its own, or spare memory where the table has none. Neighbouring blocks
+    /// get different spare memory. The caller owns the page of this head, or reads a full one.
+    #[inline(always)]
+    fn numbers(&self, blocks: &[BlockId], block: usize) -> &'s mut [f32] {
+        match blocks[block] {
+            // SAFETY: this thread's own memory; it has two pages, and no two pages in use at the same time have equal
+            // parity.
+            BlockId::NONE => unsafe { self.spare.part(block % 2 * self.n, self.n) },
+            // SAFETY: a writer has the page to itself; a shared page is full, and only read.
+            id => unsafe { self.kv.recurrent_page(self.layer, id, self.head) },
+        }
     }
 }

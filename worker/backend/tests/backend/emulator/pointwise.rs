@@ -195,7 +195,7 @@ fn columns_are_copied_scaled_and_normed_as_on_the_cpu() {
     assert_bits("normed columns", &out.read(), &all(&cpu, &expected, n_rows));
 
     let mut expected = filled(&cpu, n_rows, &x);
-    cpu.copy_columns((&filled(&cpu, n_rows, &whole), 0, 10..50), (&mut expected, 0, 60), n_rows);
+    cpu.copy_columns(&filled(&cpu, n_rows, &whole), 0..n_rows, 10..50, &mut expected, 0, 60);
     let out = Memory::of(&x);
     // SAFETY: likewise.
     let (from, to) = unsafe { (of.start().add(10), out.start().add(60)) };
