@@ -62,7 +62,7 @@ pub(crate) struct Sequence {
     /// Whether it was ever admitted.
     admitted: bool,
     /// The weights of the lost steps that it was in since its last token.
-    pub suspicion: u32,
+    suspicion: u32,
     pub id: RequestId,
     pub found: FoundPrefix,
     /// Its output grows: `prompt ++ output` is the log.
@@ -191,6 +191,24 @@ impl Sequence {
     #[inline]
     pub fn is_suspect(&self) -> bool {
         self.suspicion > 0
+    }
+
+    /// The weights of the lost steps that it was in since its last token.
+    pub fn suspicion(&self) -> u32 {
+        self.suspicion
+    }
+
+    /// It was in a lost step of this weight. Returns whether that makes it a suspect.
+    pub fn accuse(&mut self, weight: u32) -> bool {
+        let was_suspect = self.is_suspect();
+        self.suspicion += weight;
+        self.is_suspect() && !was_suspect
+    }
+
+    /// Returns whether it was a suspect.
+    #[inline]
+    pub fn clear_suspicion(&mut self) -> bool {
+        core::mem::take(&mut self.suspicion) > 0
     }
 
     /// Whether it has no output and never ran, here or elsewhere: no client has part of its answer.

@@ -52,8 +52,7 @@ impl SequenceSlab {
     pub fn accuse(&mut self, idx: SequenceIdx, generation: u64, weight: u32) {
         let sequence = self.of_generation(idx, generation);
         if let Some(sequence) = sequence.filter(|sequence| sequence.state() == SequenceState::Running) {
-            let is_new = weight > 0 && !sequence.is_suspect();
-            sequence.suspicion += weight;
+            let is_new = sequence.accuse(weight);
             self.n_suspects += u32::from(is_new);
         }
     }
@@ -61,11 +60,8 @@ impl SequenceSlab {
     /// It got a token or ended: it is no suspect any more.
     #[inline]
     pub fn clear_suspicion(&mut self, idx: SequenceIdx) {
-        let sequence = &mut self[idx];
-        if sequence.is_suspect() {
-            sequence.suspicion = 0;
-            self.n_suspects -= 1;
-        }
+        let was_suspect = self[idx].clear_suspicion();
+        self.n_suspects -= u32::from(was_suspect);
     }
 
     pub fn n_suspects(&self) -> u32 {

@@ -31,7 +31,7 @@ pub(crate) struct StepBudget {
     pub short: bool,
 }
 
-/// Reused for its memory.
+/// The step that is being planned; between steps it has no meaning. Its memory is reused.
 pub(crate) struct StepPlan {
     /// One for each running sequence, in their order.
     slices: Vec<SlicePlan>,
@@ -126,6 +126,10 @@ impl StepPlan {
 
     pub fn has_slices(&self) -> bool {
         self.slices.iter().any(|slice| slice.n_tokens > 0)
+    }
+
+    pub fn slices(&self) -> &[SlicePlan] {
+        &self.slices
     }
 
     /// The slices, to be taken as they are written.

@@ -74,7 +74,7 @@ impl WaitingQueue {
             return in_time.next();
         }
         let suspects = in_time.clone().filter(|&idx| sequences[idx].is_suspect() && !is_suspect_running);
-        let least = suspects.min_by_key(|&idx| sequences[idx].suspicion);
+        let least = suspects.min_by_key(|&idx| sequences[idx].suspicion());
         in_time.find(|&idx| !sequences[idx].is_suspect() || Some(idx) == least)
     }
 

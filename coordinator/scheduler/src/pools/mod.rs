@@ -122,12 +122,6 @@ impl BlockPools {
         sequence.set_n_entries(0);
     }
 
-    /// Whether a sequence's full blocks get names, so that others find them.
-    #[inline]
-    fn may_name(&self, sequence: &Sequence) -> bool {
-        self.has_names && !sequence.has_private_blocks()
-    }
-
     /// Shares blocks that others have computed: `[0, n_passed) NONE · [n_passed, n_hits) shared`, in each group.
     pub fn share_prefix(&mut self, sequence: &mut Sequence, n_hits: u32) {
         let mut tables = core::mem::take(&mut sequence.tables);

@@ -53,6 +53,12 @@ impl BlockPools {
         }
     }
 
+    /// Whether a sequence's full blocks get names, so that others find them.
+    #[inline]
+    pub(super) fn may_name(&self, sequence: &Sequence) -> bool {
+        self.has_names && !sequence.has_private_blocks()
+    }
+
     fn name_full_blocks(&mut self, sequence: &mut Sequence, full: Range<u32>) {
         for i in full {
             let name = sequence.hash(i);

@@ -6,8 +6,6 @@ mod check;
 mod plan;
 mod requeue;
 
-pub use requeue::WorkerLoss;
-
 use crate::acceptance::{AcceptanceLimits, waiting_to_displace};
 use crate::config::Config;
 use crate::in_flight::StepsInFlight;

@@ -227,9 +227,8 @@ impl Scheduler {
 
     /// What running sequences will take, as far as they are planned by now.
     fn promised(&self) -> PromisedBlocks {
-        let planned =
-            |(at, sequence): (usize, _)| (sequence, Sequence::slice_end(sequence, self.plan.slice(at).n_tokens));
-        self.pools.promised(self.running_sequences().enumerate().map(planned))
+        let planned = self.running_sequences().zip(self.plan.slices());
+        self.pools.promised(planned.map(|(sequence, slice)| (sequence, sequence.slice_end(slice.n_tokens))))
     }
 
     /// Makes room for the first waiting sequence by preempting those of the tenant furthest above its share, as long as

@@ -16,34 +16,13 @@
 
 use super::Scheduler;
 use crate::config::Config;
+use crate::loss::WorkerLoss;
 use crate::output::RequestOutput;
 use crate::sequence::{Sequence, SequenceState};
 use crate::slab::SequenceIdx;
 use crate::table::BlockTable;
 use alloc::vec::Vec;
 use types::{Epoch, Finish, Unsupported};
-
-/// Why the workers are gone: determines how likely it is that a request broke them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WorkerLoss {
-    /// An operator or a scale-up caused it: no request is to blame.
-    Planned,
-    /// They died, hang or cannot be reached. Usually a machine is the cause, now and then a request.
-    Unexplained,
-    /// They reported that a step failed.
-    Reported,
-}
-
-impl WorkerLoss {
-    /// How much the loss adds to the suspicion of each sequence in the lost step.
-    pub const fn weight(self) -> u32 {
-        match self {
-            WorkerLoss::Planned => 0,
-            WorkerLoss::Unexplained => 1,
-            WorkerLoss::Reported => 2,
-        }
-    }
-}
 
 impl Scheduler {
     /// All running sequences wait again, with their logs and their places in the order. The caches of the workers are
@@ -124,7 +103,7 @@ impl Scheduler {
 
     fn fail_what_is_suspected_too_much(&mut self, out: &mut Vec<RequestOutput>) {
         let suspicion_max = self.config.suspicion_max;
-        self.end_waiting(Finish::Failed, |sequence| sequence.suspicion >= suspicion_max, out);
+        self.end_waiting(Finish::Failed, |sequence| sequence.suspicion() >= suspicion_max, out);
     }
 
     fn end_waiting(&mut self, finish: Finish, is_hopeless: impl Fn(&Sequence) -> bool, out: &mut Vec<RequestOutput>) {
