@@ -33,7 +33,7 @@ impl Replica {
         Ok(())
     }
 
-    pub(super) fn place(&mut self) {
+    fn place(&mut self) {
         self.deployment.place(self.requests.promised_context(), self.clock.now());
     }
 
