@@ -98,9 +98,8 @@ impl Frontend {
         let subscription = subscription.map(|pending| pending.for_requests(&requests, unix_millis()));
         let mut choices = Vec::new();
         for (slot, (request, mark)) in (0..).zip(requests.into_iter().zip(&marks.choices)) {
-            let of_prompt = slot as usize / numbers.len();
+            let (of_prompt, n_had) = (slot as usize / numbers.len(), mark.n_tokens());
             let assembly = assembly(&model.text, (&prompts[of_prompt], hashes[of_prompt]), &request, &wording);
-            let n_had = mark.n_tokens();
             let adopts = adopted(&request, before.as_ref(), &replica, slot).map(|of| Adoption { of, n_had });
             let draft = || CertificateDraft::new(replica.digest, &request, hashes[of_prompt], grammar_hash);
             let draft = (certified || subscription.is_some()).then(|| Box::new(draft()));

@@ -7,9 +7,9 @@
 //! another link needs to continue it.
 //!
 //! Read `handle` (for the rest of the router), `request` (a running request), `task` (the loop) with `event` (what
-//! wakes it), `receive` (what frames mean) and `moves` (where a request goes), then the owners that the task consists
-//! of: `connection` and `outbox` (the stream), `replica` (what is known of it), `table` (the requests) and `place` with
-//! `peers` (what links know of each other).
+//! wakes it), `receive` (what frames mean) and `moves` (which requests are sent, and which leave), then the owners
+//! that the task consists of: `connection` and `outbox` (the stream), `replica` (what is known of it), `table` (the
+//! requests, and how one gets to another link) and `place` with `peers` (what links know of each other).
 
 mod absence;
 mod beats;

@@ -1,5 +1,5 @@
-//! Where requests go: to the replica, to another link that can continue them, or to their end. Knows no stream, and no
-//! tokens' values.
+//! Which requests are sent to the replica, which leave it, and which end. `table.rs` gives one to another link. Knows
+//! no stream, and no tokens' values.
 
 use crate::link::request::LinkRequest;
 use crate::link::task::LinkTask;

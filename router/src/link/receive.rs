@@ -9,7 +9,6 @@ use proto::cluster as wire;
 use proto::cluster::replica_frame::Frame;
 use std::sync::Arc;
 use std::time::Duration;
-use telemetry::metrics;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tonic::Status;
@@ -73,16 +72,6 @@ impl LinkTask {
             tracing::warn!("names of cached blocks are missing: requesting all");
             self.outbox.push(wire::router_frame::Frame::Recite(wire::Recite {}));
         }
-    }
-
-    /// Suspects a silent replica: it may be dead, stopped or cut off. Its requests move to other replicas that can
-    /// continue them at once; the others wait, because it may still come back.
-    pub(super) fn suspect(&mut self) {
-        tracing::warn!(requests = self.requests.len(), "a replica is silent: suspecting it");
-        self.place.ledger().record_break();
-        metrics::replica_suspected(self.replica.name());
-        self.place.update_view(|view| view.is_suspected = true);
-        self.leave_if_better();
     }
 
     fn receive_refused(&mut self, refused: wire::Refused) {

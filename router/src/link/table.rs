@@ -1,5 +1,5 @@
-//! The requests of a link: those that the replica has, those that wait, and until when they may wait. Knows no stream
-//! and no replica.
+//! The requests of a link: those that the replica has, and those that wait. The table gives a request to another link,
+//! and ends one that has waited too long. Knows no stream and no replica.
 
 use crate::config::Config;
 use crate::link::peers::Neighbours;

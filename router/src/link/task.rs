@@ -1,5 +1,5 @@
-//! The loop of a link: it waits for events, and keeps the stream to the coordinator. What a replica's frames mean is in
-//! `receive.rs`; where requests go is in `moves.rs`.
+//! The loop of a link: it waits for events, keeps the stream to the coordinator, and suspects a coordinator that is
+//! silent. What a replica's frames mean is in `receive.rs`; which requests are sent and which leave is in `moves.rs`.
 
 use crate::config::Config;
 use crate::link::connection::CoordinatorConnection;
@@ -19,6 +19,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
+use telemetry::metrics;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
@@ -213,6 +214,16 @@ impl LinkTask {
         }
         self.give_up(now);
         self.retry(now);
+    }
+
+    /// Suspects a silent replica: it may be dead, stopped or cut off. Its requests move to other replicas that can
+    /// continue them at once; the others wait, because it may still come back.
+    fn suspect(&mut self) {
+        tracing::warn!(requests = self.requests.len(), "a replica is silent: suspecting it");
+        self.place.ledger().record_break();
+        metrics::replica_suspected(self.replica.name());
+        self.place.update_view(|view| view.is_suspected = true);
+        self.leave_if_better();
     }
 }
 

@@ -27,8 +27,8 @@ impl Sequence {
         at_stride || n == n_prompt / BLOCK_TOKENS || n == (n_prompt - 1) / BLOCK_TOKENS || n == self.found.n_branch
     }
 
-    /// The blocks of a group that it lacks to have the positions before `end` computed, of which the last `n_drafts` are
-    /// drafts; optional ones are counted apart.
+    /// The blocks of a group that it lacks to have the positions before `end` computed. The last `n_drafts` of
+    /// these positions are drafts. Optional blocks are counted apart.
     #[inline]
     pub fn n_lacking(&self, group: &CacheGroup, end: u32, n_drafts: u32) -> u32 {
         let n_entries = self.n_entries();

@@ -1,5 +1,5 @@
-//! The scheduler's owners, and the life of a request: it is submitted, waits and runs, and ends. The steps are planned in
-//! `plan.rs` and their answers applied in `apply.rs`; `requeue.rs` handles a loss of the workers.
+//! The scheduler's owners, and the life of a request: it is submitted, waits and runs, and ends. `plan.rs` plans
+//! the steps, `apply.rs` applies their answers, and `requeue.rs` handles a loss of the workers.
 
 mod apply;
 mod check;
