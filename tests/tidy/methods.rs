@@ -30,7 +30,6 @@ const STILL: &[(&str, &str)] = &[
     ("SchemaWriter", "5 files in a circle"),
     ("SchemaWriter", "6 files"),
     ("Sequence", "38 fields"),
-    ("SimOutcome", "25 fields"),
     ("Tokenizer", "5 files"),
     ("Assignment", "19 fields"),
     ("worker/collective/src/carriers/nccl/meet.rs fn connect", "7 parameters"),
