@@ -7,7 +7,7 @@ use super::traffic::{Arrival, Nanos, Traffic, token};
 use coordinator::{Roofline, StepWork};
 use router::PickPolicy;
 use router::board::ledger::RemainingWork;
-use scheduler::{RequestOutput, Scheduler};
+use scheduler::{RequestOutput, Scheduler, Stats};
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use types::{CacheGroup, Epoch, Micros, Request, RequestId, Sampling, SliceDone, Step, StepDone, TokenOut, Want};
@@ -86,33 +86,60 @@ pub struct SimOutcome {
     /// Requests that arrived within the window.
     pub n_counted: u64,
     pub n_good: u64,
-    /// The part of the output tokens that belongs to requests within both limits.
-    pub good_tokens: u64,
-    pub counted_tokens: u64,
+    pub tokens: SimTokens,
     pub ttft: TimeHistogram,
     pub itl: TimeHistogram,
     pub e2e: TimeHistogram,
+    pub work: SimWork,
+    pub open: TimeWeightedCount,
+    pub samples: ReplicaSamples,
+    pub n_preemptions: u64,
+    pub n_steps: u64,
+    pub n_events: u64,
+}
+
+/// Numbers of tokens.
+#[derive(Default)]
+pub struct SimTokens {
+    /// All tokens of the whole run, as planners count them.
+    pub drawn: u64,
+    pub delivered: u64,
     /// Tokens delivered within the window.
-    pub output_tokens: u64,
+    pub output: u64,
+    /// The part of the output tokens that belongs to requests within both limits.
+    pub good: u64,
+    /// Tokens of requests that arrived within the window.
+    pub counted: u64,
     /// Prompt tokens, computed and cached, of requests that began within the window.
-    pub prompt_tokens: u64,
-    pub cached_tokens: u64,
-    /// Busy time of all stages of all replicas, within the window.
+    pub prompt: u64,
+    pub cached: u64,
+}
+
+/// What the GPUs did within the window.
+#[derive(Default)]
+pub struct SimWork {
+    /// Busy time of all stages of all replicas.
     pub busy: Nanos,
     pub bytes_read: f64,
     pub operations: f64,
-    pub open: TimeWeightedCount,
+}
+
+/// Samples of each replica at intervals.
+#[derive(Default)]
+pub struct ReplicaSamples {
     /// The used part of the cache, between 0 and 1.
     pub cache_used: SampledMean,
     /// Running requests of a replica.
     pub running: SampledMean,
     pub waiting: SampledMean,
-    pub n_preemptions: u64,
-    pub n_steps: u64,
-    pub n_events: u64,
-    /// All tokens of the whole run, as planners count them.
-    pub tokens_drawn: u64,
-    pub tokens_delivered: u64,
+}
+
+impl ReplicaSamples {
+    fn add(&mut self, stats: &Stats) {
+        self.cache_used.add(f64::from(stats.blocks_used) / f64::from(stats.blocks_total));
+        self.running.add(stats.n_running.into());
+        self.waiting.add(stats.n_waiting.into());
+    }
 }
 
 pub struct SimulatedCluster {
@@ -183,10 +210,10 @@ impl SimulatedCluster {
                 }
             }
         }
-        let planned = |of: fn(&scheduler::Stats) -> u64| self.replicas.iter().map(|r| of(&r.planner.stats())).sum();
+        let planned = |of: fn(&Stats) -> u64| self.replicas.iter().map(|r| of(&r.planner.stats())).sum();
         self.outcome.n_preemptions = planned(|stats| stats.preemptions);
         self.outcome.n_steps = planned(|stats| stats.steps);
-        self.outcome.tokens_drawn = planned(|stats| stats.tokens_drawn);
+        self.outcome.tokens.drawn = planned(|stats| stats.tokens_drawn);
         debug_assert!(self.replicas.iter().all(|replica| replica.planner.is_idle()));
         self.outcome
     }
@@ -261,10 +288,10 @@ impl SimulatedCluster {
             let from = ready.max(*free_at);
             ready = from + (took.micros() * 1e3).round() as Nanos + self.setup.overhead;
             *free_at = ready;
-            self.outcome.busy += self.setup.window.overlap(from, ready);
+            self.outcome.work.busy += self.setup.window.overlap(from, ready);
             if is_counted {
-                self.outcome.bytes_read += took.bytes_read;
-                self.outcome.operations += took.operations;
+                self.outcome.work.bytes_read += took.bytes_read;
+                self.outcome.work.operations += took.operations;
             }
         }
         ready
@@ -314,8 +341,8 @@ impl SimulatedCluster {
             ticket.first_at = at;
             ticket.work.iter_mut().for_each(RemainingWork::mark_prompt_computed);
             if window.contains(at) {
-                outcome.prompt_tokens += u64::from(ticket.arrival.n_prompt);
-                outcome.cached_tokens += u64::from(output.n_cached);
+                outcome.tokens.prompt += u64::from(ticket.arrival.n_prompt);
+                outcome.tokens.cached += u64::from(output.n_cached);
             }
             if is_counted {
                 outcome.ttft.add(at - ticket.arrival.at);
@@ -325,9 +352,9 @@ impl SimulatedCluster {
         }
         ticket.last_at = at;
         ticket.n_delivered += output.n_tokens;
-        outcome.tokens_delivered += u64::from(output.n_tokens);
+        outcome.tokens.delivered += u64::from(output.n_tokens);
         if window.contains(at) {
-            outcome.output_tokens += u64::from(output.n_tokens);
+            outcome.tokens.output += u64::from(output.n_tokens);
             ticket.n_in_window += output.n_tokens;
         }
     }
@@ -345,12 +372,12 @@ impl SimulatedCluster {
         let slo = &self.setup.slo;
         let is_good = has_begun && ticket.first_at - ticket.arrival.at <= slo.ttft && itl <= slo.itl;
         // A part of the window's output tokens. Requests from before the window have such tokens too.
-        outcome.good_tokens += if is_good { u64::from(ticket.n_in_window) } else { 0 };
+        outcome.tokens.good += if is_good { u64::from(ticket.n_in_window) } else { 0 };
         if !has_begun || !window.contains(ticket.arrival.at) {
             return;
         }
         outcome.e2e.add(at - ticket.arrival.at);
-        outcome.counted_tokens += u64::from(ticket.n_delivered);
+        outcome.tokens.counted += u64::from(ticket.n_delivered);
         outcome.n_good += u64::from(is_good);
     }
 
@@ -364,10 +391,7 @@ impl SimulatedCluster {
 
     fn sample_replicas(&mut self) {
         for replica in &self.replicas {
-            let stats = replica.planner.stats();
-            self.outcome.cache_used.add(f64::from(stats.blocks_used) / f64::from(stats.blocks_total));
-            self.outcome.running.add(stats.n_running.into());
-            self.outcome.waiting.add(stats.n_waiting.into());
+            self.outcome.samples.add(&replica.planner.stats());
         }
     }
 }

@@ -172,9 +172,9 @@ fn load(options: &LoadOptions) -> String {
 fn throughput(window: MeasurementWindow, outcome: &SimOutcome) -> Throughput {
     let seconds = window.seconds();
     Throughput {
-        output_tokens: outcome.output_tokens as f64 / seconds,
-        prompt_tokens: outcome.prompt_tokens as f64 / seconds,
-        cached: outcome.cached_tokens as f64 / outcome.prompt_tokens.max(1) as f64,
+        output_tokens: outcome.tokens.output as f64 / seconds,
+        prompt_tokens: outcome.tokens.prompt as f64 / seconds,
+        cached: outcome.tokens.cached as f64 / outcome.tokens.prompt.max(1) as f64,
     }
 }
 
@@ -184,7 +184,7 @@ fn goodput(goals: &GoalOptions, window: MeasurementWindow, outcome: &SimOutcome)
         slo_itl_ms: goals.slo_itl,
         share: outcome.n_good as f64 / outcome.n_counted.max(1) as f64,
         requests: outcome.n_good as f64 / window.seconds(),
-        tokens: outcome.good_tokens as f64 / window.seconds(),
+        tokens: outcome.tokens.good as f64 / window.seconds(),
     }
 }
 
@@ -197,13 +197,13 @@ fn utilisation(
     let n_stages = (usize::from(options.replica.pp) * options.replicas) as f64;
     let gpu_seconds = (n_ranks * options.replicas) as f64 * window.seconds();
     Utilisation {
-        busy: outcome.busy as f64 / 1e9 / (n_stages * window.seconds()),
-        bandwidth: outcome.bytes_read / (options.gpu.bytes_per_s * gpu_seconds),
-        flops: outcome.operations / (options.gpu.bf16_flops * gpu_seconds),
-        kv_mean: outcome.cache_used.mean(),
-        kv_max: outcome.cache_used.max,
-        running: outcome.running.mean(),
-        waiting: outcome.waiting.mean(),
+        busy: outcome.work.busy as f64 / 1e9 / (n_stages * window.seconds()),
+        bandwidth: outcome.work.bytes_read / (options.gpu.bytes_per_s * gpu_seconds),
+        flops: outcome.work.operations / (options.gpu.bf16_flops * gpu_seconds),
+        kv_mean: outcome.samples.cache_used.mean(),
+        kv_max: outcome.samples.cache_used.max,
+        running: outcome.samples.running.mean(),
+        waiting: outcome.samples.waiting.mean(),
     }
 }
 
@@ -215,8 +215,8 @@ fn cost(options: &SimulateOptions, n_ranks: usize, window: MeasurementWindow, ou
     Cost {
         per_gpu_hour,
         per_hour,
-        per_million_tokens: per_million(outcome.output_tokens),
-        per_million_good_tokens: per_million(outcome.good_tokens),
+        per_million_tokens: per_million(outcome.tokens.output),
+        per_million_good_tokens: per_million(outcome.tokens.good),
     }
 }
 

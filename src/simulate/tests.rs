@@ -50,16 +50,16 @@ fn every_request_ends_once_and_tokens_add_up() {
         let options = options(&line);
         let (outcome, _) = outcome(&options);
         assert!(outcome.n_arrived > 100 && outcome.n_arrived == outcome.n_ended, "{line}");
-        assert_eq!((outcome.open.now, outcome.tokens_delivered), (0, outcome.tokens_drawn), "{line}");
+        assert_eq!((outcome.open.now, outcome.tokens.delivered), (0, outcome.tokens.drawn), "{line}");
         // Each request was rejected, or received all its tokens.
         let (traffic, _) = options.load.traffic(options.seed).unwrap();
         let n_requested: u64 = traffic.map(|arrival| u64::from(arrival.n_output)).sum();
         match outcome.n_refused {
-            0 => assert_eq!(outcome.tokens_delivered, n_requested, "{line}"),
-            _ => assert!(outcome.tokens_delivered < n_requested && outcome.n_preemptions > 0, "{line}"),
+            0 => assert_eq!(outcome.tokens.delivered, n_requested, "{line}"),
+            _ => assert!(outcome.tokens.delivered < n_requested && outcome.n_preemptions > 0, "{line}"),
         }
         let n_first = outcome.ttft.n + outcome.itl.n;
-        assert_eq!(n_first, outcome.counted_tokens, "{line}: each token is a first one or behind another");
+        assert_eq!(n_first, outcome.tokens.counted, "{line}: each token is a first one or behind another");
     }
 }
 

@@ -15,7 +15,6 @@ const STILL: &[(&str, &str)] = &[
     // A model's fingerprint hashes its debug text.
     ("ModelSpec", "25 fields"),
     ("Sampling", "19 fields"),
-    ("SimOutcome", "25 fields"),
     ("Assignment", "19 fields"),
     ("worker/collective/src/carriers/nccl/meet.rs fn connect", "7 parameters"),
 ];
