@@ -135,7 +135,7 @@ impl ModelSpec {
     }
 
     /// Checks that the values agree with each other; the refusal names those that do not.
-    fn checked(self) -> Result<ModelSpec, ParseError> {
+    pub(crate) fn checked(self) -> Result<ModelSpec, ParseError> {
         let lengths = [
             ("hidden size", self.hidden),
             ("number of layers", self.n_layers),
@@ -193,6 +193,13 @@ impl ModelSpec {
         }
         self.recurrence.as_ref().map_or(Ok(()), RecurrenceSpec::check)?;
         self.convolution.as_ref().map_or(Ok(()), ConvolutionSpec::check)?;
+        let has = |mixer: MixerKind| self.layers.iter().any(|layer| layer.mixer == mixer);
+        if has(MixerKind::Recurrence) && self.recurrence.is_none() {
+            return ParseError::malformed("layers are recurrent, but the model has no recurrence");
+        }
+        if has(MixerKind::Convolution) && self.convolution.is_none() {
+            return ParseError::malformed("layers are convolutions, but the model has none");
+        }
         if self.layers.iter().any(|layer| layer.window == Some(0)) {
             return ParseError::malformed("a layer has a window of 0 positions");
         }

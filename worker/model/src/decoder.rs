@@ -12,7 +12,7 @@ use crate::mlp::{self, Mlp};
 use crate::rope::Ropes;
 use crate::weights::{MatrixRows, WeightLoader};
 use backend::{Device, Memory, Pass};
-use checkpoint::{BlockNorms, DecoderForm, MixerKind, ModelSpec, Norms};
+use checkpoint::{BlockNorms, DecoderForm, ModelSpec, Norms};
 use collective::Ranks;
 
 pub struct Decoder<M: Memory> {
@@ -110,10 +110,7 @@ impl<M: Memory> Block<M> {
         let of = &spec.layers[layer];
         Ok(Block {
             norms: form.norms.map(|name| Norm::load(at, name, spec, form.norm_kind))?,
-            mixer: match of.mixer {
-                MixerKind::None => None,
-                _ => Some(Mixer::load(at, spec, layer)?),
-            },
+            mixer: Mixer::load(at, spec, layer)?,
             mlp: match of.has_mlp {
                 true => Some(Mlp::load(&at.at_path("mlp"), spec, of, form.activation)?),
                 false => None,
