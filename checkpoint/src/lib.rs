@@ -8,6 +8,7 @@ pub mod catalogue;
 pub mod config;
 mod conversation;
 pub mod error;
+mod families;
 pub mod file;
 pub mod gguf;
 mod groups;
@@ -30,9 +31,9 @@ mod window;
 pub use bundle::TextBundle;
 pub use catalogue::{FetchProgress, LocatedModel, ModelChecks, ModelSources};
 pub use config::{
-    AttentionSpec, ClampedSilu, ConvolutionSpec, ExpertScores, ExpertsSpec, Family, LayerSpec, MixerKind,
-    ModelMultipliers, ModelSpec, PositionEncoding, QueryKeyNorms, QueryTemperature, RecurrenceRule, RecurrenceSpec,
-    RopeScaling, RopeSpec, SamplingDefaults, StateHeads,
+    Activation, AttentionSpec, BlockNorms, ClampedSilu, ConvolutionSpec, DecoderForm, ExpertScores, ExpertsSpec,
+    Family, LayerSpec, MixerKind, ModelMultipliers, ModelSpec, NormKind, Norms, PositionEncoding, QueryKeyNorms,
+    QueryTemperature, RecurrenceRule, RecurrenceSpec, RopeScaling, RopeSpec, SamplingDefaults, StateHeads,
 };
 pub use conversation::{Conversation, TEMPLATE_NAMES};
 pub use error::{Error, Result};

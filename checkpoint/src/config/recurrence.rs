@@ -1,6 +1,6 @@
 //! The shapes of recurrent layers, and the checks that a file's values must pass.
 
-use super::is_positive;
+use super::parts::is_positive;
 use crate::error::ParseError;
 use types::KvLayout;
 

@@ -1,15 +1,15 @@
 //! The names of a family's tensors in a Hugging Face folder and in a GGUF, their shapes, and which part of a file's
-//! tensor each one is. One table per kind of layer defines everything.
+//! tensor each one is. A family's definition has the tables.
 //!
 //! The model uses the names on the left: Llama's, and additions by other families. A file may use another name for a
 //! tensor, store several in one, or store it transposed.
 
-mod rows;
+pub(crate) mod rows;
 
-use crate::config::{ExpertsSpec, Family, ModelSpec, RecurrenceSpec};
+use crate::config::{ExpertsSpec, LayerSpec, MixerKind, ModelSpec, QueryKeyNorms, RecurrenceSpec};
 use crate::pieces::CutUnit;
 use crate::tensor::InterleavedRows;
-use rows::{Dim, TensorCut, TensorMapping, layer_rows, outer_rows};
+use rows::{Dim, TensorCut, TensorMapping};
 use std::collections::HashMap;
 
 pub use rows::{EMBEDDING, GATE_UP_TOGETHER, HEAD, POSITIONS};
@@ -89,10 +89,10 @@ pub(crate) fn stored_tensors(spec: &ModelSpec, format: FileKind) -> HashMap<Stri
 }
 
 fn required_and_stored(spec: &ModelSpec, format: FileKind) -> Vec<(RequiredTensor, StoredTensor)> {
-    let outer = outer_rows(spec.family).iter().filter(|row| row.name != HEAD || !spec.tied_embeddings);
+    let outer = spec.family.definition().tensors.outer.iter().filter(|row| row.name != HEAD || !spec.tied_embeddings);
     let mut all: Vec<_> = outer.map(|row| expected_tensor(spec, format, row, None, None)).collect();
     for (i, layer) in (0..).zip(&spec.layers) {
-        for row in layer_rows(spec, layer).into_iter().flatten() {
+        for row in layer_rows(spec, layer) {
             match row.name.contains("{e}") {
                 false => all.push(expected_tensor(spec, format, row, Some(i), None)),
                 true => all.extend((0..n_experts(spec)).map(|e| expected_tensor(spec, format, row, Some(i), Some(e)))),
@@ -100,6 +100,29 @@ fn required_and_stored(spec: &ModelSpec, format: FileKind) -> Vec<(RequiredTenso
         }
     }
     all
+}
+
+/// The rows of a layer: its norms, its mixer, its MLP.
+fn layer_rows(spec: &ModelSpec, layer: &LayerSpec) -> impl Iterator<Item = &'static TensorMapping> {
+    let of = &spec.family.definition().tensors;
+    let is_attention = layer.mixer == MixerKind::Attention;
+    let mixer = match layer.mixer {
+        MixerKind::Attention => of.attention,
+        MixerKind::Recurrence => of.recurrence,
+        MixerKind::Convolution => of.convolution,
+        MixerKind::None => &[],
+    };
+    let has_norms = is_attention && spec.attention.query_key_norms != QueryKeyNorms::None;
+    let has_shared_expert = layer.has_experts && spec.experts.is_some_and(|of| of.shared > 0);
+    let tables = [
+        (true, of.norms),
+        (true, mixer),
+        (is_attention && spec.attention.has_bias, of.bias),
+        (has_norms, of.query_key_norms),
+        (layer.has_mlp, if layer.has_experts { of.experts } else { of.mlp }),
+        (has_shared_expert, of.shared_expert),
+    ];
+    tables.into_iter().filter(|(exists, _)| *exists).flat_map(|(_, rows)| rows.iter().copied().flatten())
 }
 
 fn n_experts(spec: &ModelSpec) -> u32 {
@@ -118,12 +141,9 @@ fn expected_tensor(
         FileKind::FolderOfStacks => row.stacked_source(),
         FileKind::Gguf => row.gguf,
     };
-    let prefix = match (format, spec.family) {
-        (FileKind::Gguf, _) => "blk",
-        (_, Family::Gpt2) => "transformer.h",
-        (_, Family::GptNeox) => "gpt_neox.layers",
-        (_, Family::NemotronH) => "backbone.layers",
-        _ => "model.layers",
+    let prefix = match format {
+        FileKind::Gguf => "blk",
+        FileKind::Folder | FileKind::FolderOfStacks => spec.family.definition().tensors.layers,
     };
     let in_layer = |prefix: &str, name: &str| {
         let name = expert.map_or_else(|| name.to_owned(), |e| name.replace("{e}", &e.to_string()));

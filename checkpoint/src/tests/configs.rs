@@ -179,10 +179,17 @@ fn recurrent_layers_are_read_and_those_that_cannot_be_are_refused() {
     let mut unlisted = config("qwen3-next");
     unlisted["layer_types"] = Value::Null;
     assert_eq!(read(&unlisted).unwrap().layers, next.layers);
+    // Layers whose mixer has no shape are refused.
+    let refusal = |spec: ModelSpec| match spec.checked() {
+        Err(ParseError::Malformed(what)) => what,
+        other => panic!("{other:?}"),
+    };
+    assert!(refusal(ModelSpec { recurrence: None, ..next.clone() }).contains("no recurrence"));
     // Runs of a short convolution's channels end on multiples of 32.
     let short = read(&config("lfm2")).unwrap();
     let layouts: Vec<_> = short.cache_groups().groups().iter().map(|group| group.layout).collect();
     assert_eq!(layouts, [KvLayout::convolution(2, 32, 3), KvLayout::heads(2, 16)]);
+    assert!(refusal(ModelSpec { convolution: None, ..short.clone() }).contains("layers are convolutions"));
     let mut unlisted = config("lfm2");
     unlisted["layer_types"] = Value::Null;
     unlisted["full_attn_idxs"] = serde_json::json!([1]);

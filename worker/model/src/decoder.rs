@@ -1,78 +1,19 @@
 //! The decoder that all families share: an embedding, blocks of attention or a recurrence and an MLP beside a residual
-//! stream, a head. The differences between families are fields of `DecoderVariant`; differences inside a sublayer are
-//! in `Mixer`, `Mlp` and the spec.
+//! stream, a head. The differences between families are fields of `DecoderForm`; differences inside a sublayer are in
+//! `Mixer`, `Mlp` and the spec.
 
 use crate::ctx::Ctx;
 use crate::error::Result;
 use crate::kv::KvCache;
-use crate::layers::{Embedding, LmHead, Norm, NormKind, Residual, run_or_replay_layers};
+use crate::layers::{Embedding, LmHead, Norm, Residual, run_or_replay_layers};
 use crate::limits::PassLimits;
 use crate::mixer::{Mixer, MixerScratch};
-use crate::mlp::{self, Activation, Mlp};
+use crate::mlp::{self, Mlp};
 use crate::rope::Ropes;
 use crate::weights::{MatrixRows, WeightLoader};
 use backend::{Device, Memory, Pass};
-use checkpoint::{MixerKind, ModelSpec};
+use checkpoint::{BlockNorms, DecoderForm, ModelSpec, Norms};
 use collective::Ranks;
-
-/// How a family differs from the others.
-pub struct DecoderVariant {
-    pub activation: Activation,
-    pub norms: BlockNorms<&'static str>,
-    pub norm_kind: NormKind,
-    /// Learned positions are added to the embedding.
-    pub learns_positions: bool,
-}
-
-/// Where a block's norms are: their names, or they themselves.
-pub enum BlockNorms<N> {
-    /// The MLP sees the stream with what attention has added.
-    InTurn { attention: Norms<N>, mlp: Norms<N> },
-    /// Both see the stream as it was before the block. Without a norm of its own the MLP's input is attention's.
-    SideBySide { attention: N, mlp: Option<N> },
-    /// There is only one: a block is attention, what stands for it, or an MLP.
-    Alone(Norms<N>),
-}
-
-/// The norms of one sublayer. A norm behind it applies to its output, before that is added to the stream.
-pub enum Norms<N> {
-    Before(N),
-    Behind(N),
-    Around { before: N, behind: N },
-}
-
-impl<N> Norms<N> {
-    fn map<T>(&self, of: impl Fn(&N) -> Result<T>) -> Result<Norms<T>> {
-        Ok(match self {
-            Norms::Before(norm) => Norms::Before(of(norm)?),
-            Norms::Behind(norm) => Norms::Behind(of(norm)?),
-            Norms::Around { before, behind } => Norms::Around { before: of(before)?, behind: of(behind)? },
-        })
-    }
-}
-
-impl<N> BlockNorms<N> {
-    fn map<T>(&self, of: impl Fn(&N) -> Result<T>) -> Result<BlockNorms<T>> {
-        Ok(match self {
-            BlockNorms::InTurn { attention, mlp } => {
-                BlockNorms::InTurn { attention: attention.map(&of)?, mlp: mlp.map(&of)? }
-            }
-            BlockNorms::SideBySide { attention, mlp } => {
-                BlockNorms::SideBySide { attention: of(attention)?, mlp: mlp.as_ref().map(of).transpose()? }
-            }
-            BlockNorms::Alone(norms) => BlockNorms::Alone(norms.map(&of)?),
-        })
-    }
-
-    /// Whether a sublayer's output goes straight to the stream, everywhere.
-    fn are_all_before(&self) -> bool {
-        match self {
-            BlockNorms::InTurn { attention, mlp } => [attention, mlp].iter().all(|of| matches!(of, Norms::Before(_))),
-            BlockNorms::SideBySide { .. } => false,
-            BlockNorms::Alone(norms) => matches!(norms, Norms::Before(_)),
-        }
-    }
-}
 
 pub struct Decoder<M: Memory> {
     embed_tokens: Embedding<M>, // model.embed_tokens.weight [n_vocab, hidden]
@@ -106,7 +47,7 @@ impl<M: Memory> Decoder<M> {
     pub fn load(
         all: &WeightLoader<'_, M>,
         spec: &ModelSpec,
-        form: &DecoderVariant,
+        form: &DecoderForm,
         limits: PassLimits,
     ) -> Result<Decoder<M>> {
         let (device, model, hidden) = (all.device(), all.at_path("model"), spec.hidden as usize);
@@ -165,14 +106,11 @@ impl<D: Device> Decoder<D> {
 }
 
 impl<M: Memory> Block<M> {
-    fn load(at: &WeightLoader<'_, M>, spec: &ModelSpec, form: &DecoderVariant, layer: usize) -> Result<Block<M>> {
+    fn load(at: &WeightLoader<'_, M>, spec: &ModelSpec, form: &DecoderForm, layer: usize) -> Result<Block<M>> {
         let of = &spec.layers[layer];
         Ok(Block {
             norms: form.norms.map(|name| Norm::load(at, name, spec, form.norm_kind))?,
-            mixer: match of.mixer {
-                MixerKind::None => None,
-                _ => Some(Mixer::load(at, spec, layer)?),
-            },
+            mixer: Mixer::load(at, spec, layer)?,
             mlp: match of.has_mlp {
                 true => Some(Mlp::load(&at.at_path("mlp"), spec, of, form.activation)?),
                 false => None,

@@ -27,7 +27,7 @@ use crate::error::Result;
 use crate::limits::PassLimits;
 use crate::weights::{MatrixRows, WeightLoader};
 use backend::{AttentionHeads, Device, Memory, RunOutcome};
-use checkpoint::ModelSpec;
+use checkpoint::{ModelSpec, NormKind};
 use std::ops::Range;
 use std::sync::Arc;
 use types::leaves::aligned_runs;
@@ -99,13 +99,6 @@ impl<D: Device> Residual<D> {
         }
         &mut self.sum
     }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NormKind {
-    Rms,
-    /// With a bias where the checkpoint has one.
-    Layer,
 }
 
 /// RMS norm with its weight, or LayerNorm with a bias.

@@ -1,25 +1,17 @@
-//! Models: layers, the decoder made of them, and a file per architecture family that selects its decoder. Knows shapes,
-//! weights' names and the order of operations; nothing of kernels, requests or the number of ranks.
+//! Models: layers, and the decoder made of them, in the form that a model's family has. Knows shapes, weights' names
+//! and the order of operations; nothing of families, kernels, requests or the number of ranks.
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test may panic"))]
 
 mod attention;
-mod cohere2;
 mod convolution;
 mod ctx;
 mod decoder;
 mod error;
-mod gemma;
-mod glm4;
-mod gpt2;
 mod kv;
 mod layers;
 mod limits;
-mod llama;
 mod mixer;
 mod mlp;
-mod nemotron;
-mod neox;
-mod olmo2;
 mod recurrence;
 mod rope;
 mod spread;
@@ -31,9 +23,9 @@ pub use limits::PassLimits;
 pub use weights::PackedWeight;
 
 use backend::{BatchLimits, Device, KvSpec, Memory, Pass};
-use checkpoint::{Checkpoint, Family, ModelSpec, StateHeads};
+use checkpoint::{Checkpoint, ModelSpec, StateHeads};
 use collective::{CancelFlag, Ranks};
-use decoder::{Decoder, DecoderVariant};
+use decoder::Decoder;
 use layers::OwnedHeads;
 use types::{
     Activations, CacheGroup, DeviceClass, KvDtype, KvLayout, Leaves, Numerics, PieceRun, PolicyDigest, RankPart,
@@ -77,7 +69,7 @@ impl<M: Memory> Model<M> {
         let intake = LoadTotals::default();
         let all = WeightLoader::new(checkpoint, device, part, &intake, cancel);
         let spec = checkpoint.spec();
-        let decoder = Decoder::load(&all, spec, variant_of(spec), limits)?;
+        let decoder = Decoder::load(&all, spec, &spec.form(), limits)?;
         checkpoint.check_unchanged()?;
         let (runs, packed) = (intake.runs.into_inner(), intake.packed.into_inner());
         Ok(Model { decoder, weight_bytes: intake.n_bytes.get(), runs, packed })
@@ -118,40 +110,6 @@ impl<M: Memory> Model<M> {
     /// The hidden states of the last pass, after the final norm: `[n_rows, hidden]`. On the last stage only.
     pub fn hidden(&self) -> Option<&M::Buffer> {
         self.decoder.hidden()
-    }
-}
-
-fn variant_of(spec: &ModelSpec) -> &'static DecoderVariant {
-    match spec.family {
-        Family::Llama
-        | Family::Mistral
-        | Family::SmolLm3
-        | Family::Qwen2
-        | Family::Qwen3
-        | Family::Phi3
-        | Family::Mixtral
-        | Family::Qwen3Moe
-        | Family::Granite
-        | Family::GraniteMoe
-        | Family::GptOss
-        | Family::Glm4Moe
-        | Family::Ministral
-        | Family::Ministral3
-        | Family::Qwen3Next
-        | Family::Qwen35
-        | Family::Qwen35Moe
-        | Family::GraniteHybrid
-        | Family::Lfm2
-        | Family::Lfm2Moe
-        | Family::Bamba => &llama::FORM,
-        Family::NemotronH => &nemotron::FORM,
-        Family::Gemma2 | Family::Gemma3 => &gemma::FORM,
-        Family::Gpt2 => &gpt2::FORM,
-        Family::Olmo2 | Family::Olmo3 => &olmo2::FORM,
-        Family::Glm4 => &glm4::FORM,
-        Family::Cohere2 => &cohere2::FORM,
-        Family::GptNeox if spec.is_parallel => &neox::SIDE_BY_SIDE,
-        Family::GptNeox => &neox::IN_TURN,
     }
 }
 

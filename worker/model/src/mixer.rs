@@ -8,7 +8,7 @@ use crate::limits::PassLimits;
 use crate::recurrence::{Recurrent, RecurrentScratch};
 use crate::weights::WeightLoader;
 use backend::{Device, Memory};
-use checkpoint::ModelSpec;
+use checkpoint::{MixerKind, ModelSpec};
 
 pub enum Mixer<M: Memory> {
     Attention(SelfAttention<M>),      // self_attn
@@ -24,17 +24,21 @@ pub struct MixerScratch<M: Memory> {
 }
 
 impl<M: Memory> Mixer<M> {
-    /// `layer` is its number in the model.
-    pub fn load(at: &WeightLoader<'_, M>, spec: &ModelSpec, layer: usize) -> Result<Mixer<M>> {
-        match (spec.layers[layer].mixer, &spec.recurrence, &spec.convolution) {
-            (checkpoint::MixerKind::Recurrence, Some(of), _) => {
-                Recurrent::load(&at.at_path("linear_attn"), spec, of, layer).map(Mixer::Recurrence)
+    /// Returns the mixer of a layer that has one. `layer` is its number in the model.
+    pub fn load(at: &WeightLoader<'_, M>, spec: &ModelSpec, layer: usize) -> Result<Option<Mixer<M>>> {
+        Ok(Some(match (spec.layers[layer].mixer, &spec.recurrence, &spec.convolution) {
+            (MixerKind::None, ..) => return Ok(None),
+            (MixerKind::Attention, ..) => Mixer::Attention(SelfAttention::load(&at.at_path("self_attn"), spec, layer)?),
+            (MixerKind::Recurrence, Some(of), _) => {
+                Mixer::Recurrence(Recurrent::load(&at.at_path("linear_attn"), spec, of, layer)?)
             }
-            (checkpoint::MixerKind::Convolution, _, Some(of)) => {
-                ShortConvolution::load(&at.at_path("conv"), spec, of, layer).map(Mixer::Convolution)
+            (MixerKind::Convolution, _, Some(of)) => {
+                Mixer::Convolution(ShortConvolution::load(&at.at_path("conv"), spec, of, layer)?)
             }
-            _ => SelfAttention::load(&at.at_path("self_attn"), spec, layer).map(Mixer::Attention),
-        }
+            (MixerKind::Recurrence, None, _) | (MixerKind::Convolution, _, None) => {
+                unreachable!("a checked spec has the shapes of its mixers")
+            }
+        }))
     }
 
     pub fn n_planes(&self) -> usize {

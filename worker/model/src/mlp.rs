@@ -6,30 +6,9 @@ use crate::layers::{ColumnParallel, RowParallel, owned_inner};
 use crate::limits::PassLimits;
 use crate::weights::{MatrixRows, WeightLoader};
 use backend::{Clamp, Device, Expert, ExpertActivation, ExpertStack, Memory, Routing, Scoring};
-use checkpoint::{ClampedSilu, ExpertScores, ExpertsSpec, LayerSpec, ModelSpec};
+use checkpoint::{Activation, ClampedSilu, ExpertScores, ExpertsSpec, LayerSpec, ModelSpec};
 use std::ops::Range;
 use types::leaves::aligned_runs;
-
-/// The activation between an MLP's products.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Activation {
-    /// silu(gate) * up
-    Silu,
-    /// gelu(gate) * up
-    Gelu,
-    /// gelu(up), without a gate
-    PlainGelu,
-    /// The same with the error function
-    PlainGeluErf,
-    /// The square of what is positive in up, without a gate
-    SquaredRelu,
-}
-
-impl Activation {
-    fn has_gate(self) -> bool {
-        matches!(self, Activation::Silu | Activation::Gelu)
-    }
-}
 
 pub enum Mlp<M: Memory> {
     Dense(Dense<M>),

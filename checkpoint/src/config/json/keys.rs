@@ -5,7 +5,7 @@ use crate::error::ParseError;
 use serde_json::Value;
 
 /// Keys of a JSON object; null counts as absent.
-pub(super) struct JsonKeys<'a>(pub &'a Value);
+pub struct JsonKeys<'a>(pub &'a Value);
 
 impl<'a> JsonKeys<'a> {
     pub fn get(&self, key: &str) -> Option<&'a Value> {

@@ -1,58 +1,64 @@
 //! Reads a rope, whose values have stood in several places over the years.
 
 use super::keys::JsonKeys;
-use super::tables::FamilyTable;
-use crate::config::{Family, QueryTemperature, RopeScaling, RopeSpec};
+use crate::config::{QueryTemperature, RopeScaling, RopeSpec};
 use crate::error::ParseError;
+use crate::families::{FamilyDefinition, LocalTheta};
 use serde_json::Value;
 
-/// Newer files keep all of a rope in one object, or in one per type of layer.
+/// Newer files keep all of a rope in one object, or in one per type of layer. `theta` is the base without a key.
 pub(super) fn rope(
     keys: &JsonKeys<'_>,
-    table: &FamilyTable,
+    of: &FamilyDefinition,
+    theta: f32,
     layers: &str,
-    head_dim: u32,
-    context: u32,
+    [head_dim, context]: [u32; 2],
 ) -> Result<RopeSpec, ParseError> {
+    let names = of.config.keys;
     let object = keys.object("rope_parameters").or_else(|| keys.object("rope_scaling"));
     let object = object.map(|object| JsonKeys(object).object(layers).unwrap_or(object));
     let own = JsonKeys(object.unwrap_or(&Value::Null));
     let theta = match own.float("rope_theta")? {
         Some(theta) => theta,
-        None => keys.float(table.names.theta)?.unwrap_or(table.theta),
+        None => keys.float(names.theta)?.unwrap_or(theta),
     };
     let turned = match own.float("partial_rotary_factor")? {
         Some(part) => part,
-        None => keys.float(table.names.turned)?.unwrap_or(table.turned),
+        None => keys.float(names.turned)?.unwrap_or(of.config.turned),
     };
-    if table.family == Family::Gpt2 {
+    if !of.rules.positions.has_rope() {
         return Ok(RopeSpec { theta, dim: 2, pairs: false, scaling: RopeScaling::None });
     }
     let dim = (f64::from(head_dim) * f64::from(turned)) as u32;
-    Ok(RopeSpec { theta, dim, pairs: table.pairs, scaling: scaling(keys, &own, table.family, context)? })
+    let scaling = scaling(keys, &own, of.config.yarn_is_long, context)?;
+    Ok(RopeSpec { theta, dim, pairs: of.config.pairs, scaling })
 }
 
-/// The rope of Gemma 3's local layers, with a smaller theta, and of OLMo 3's, which is not scaled.
+/// The rope of layers with a window, in a family where it differs.
 pub(super) fn local_rope(
     keys: &JsonKeys<'_>,
-    table: &FamilyTable,
-    head_dim: u32,
-    context: u32,
+    of: &FamilyDefinition,
+    [head_dim, context]: [u32; 2],
 ) -> Result<Option<RopeSpec>, ParseError> {
-    let (key, theta) = match table.family {
-        Family::Gemma3 => ("rope_local_base_freq", 10_000.0),
-        Family::Olmo3 => ("rope_theta", table.theta),
-        _ => return Ok(None),
+    let (key, theta) = match of.rules.local_theta {
+        Some(LocalTheta::Own(key, theta)) => (key, theta),
+        Some(LocalTheta::Same) => (of.config.keys.theta, of.config.theta),
+        None => return Ok(None),
     };
     let by_layers = keys.object("rope_parameters").and_then(|object| JsonKeys(object).object("sliding_attention"));
     if by_layers.is_some() {
-        return rope(keys, &FamilyTable { theta, ..*table }, "sliding_attention", head_dim, context).map(Some);
+        return rope(keys, of, theta, "sliding_attention", [head_dim, context]).map(Some);
     }
     let theta = keys.float(key)?.unwrap_or(theta);
     Ok(Some(RopeSpec { theta, dim: head_dim, pairs: false, scaling: RopeScaling::None }))
 }
 
-fn scaling(keys: &JsonKeys<'_>, own: &JsonKeys<'_>, family: Family, context: u32) -> Result<RopeScaling, ParseError> {
+fn scaling(
+    keys: &JsonKeys<'_>,
+    own: &JsonKeys<'_>,
+    yarn_is_long: bool,
+    context: u32,
+) -> Result<RopeScaling, ParseError> {
     let need = |key: &str| match own.float(key)? {
         Some(number) => Ok(number),
         None => ParseError::malformed(format!("{key} is missing in the rope scaling of config.json")),
@@ -70,9 +76,9 @@ fn scaling(keys: &JsonKeys<'_>, own: &JsonKeys<'_>, family: Family, context: u32
             high_freq_factor: need("high_freq_factor")?,
             original_context: own.length("original_max_position_embeddings")?,
         }),
-        // Phi-3's first files used other names for it.
+        // Some first files used other names for it.
         Some("longrope" | "su") => long_rope(own, original_context()?, context),
-        Some("yarn") if family == Family::Phi3 => long_rope(own, original_context()?, context),
+        Some("yarn") if yarn_is_long => long_rope(own, original_context()?, context),
         Some("yarn") => yarn(own, original_context()?, context),
         Some(other) => ParseError::unsupported(format!("rope scaling of the type {other}")),
     }

@@ -1,0 +1,290 @@
+//! Reads a spec from a GGUF's metadata, as llama.cpp's converter writes it.
+
+pub mod keys;
+
+use super::{
+    AttentionSpec, LayerSpec, MixerKind, ModelMultipliers, ModelSpec, NormKind, QueryKeyNorms, QueryTemperature,
+    RopeScaling, RopeSpec, SamplingDefaults, dedup_eos, length,
+};
+use crate::error::ParseError;
+use crate::families::{AttentionBias, Family, FamilyDefinition, GgufVariant, LocalTheta, WindowPattern};
+use crate::gguf::Gguf;
+use keys::GgufKeys;
+use types::Token;
+
+impl ModelSpec {
+    pub(crate) fn from_gguf(gguf: &Gguf, bytes: &[u8], file_name: &str) -> Result<ModelSpec, ParseError> {
+        let named = find_architecture(gguf, bytes)?;
+        let keys = GgufKeys { gguf, bytes, prefix: named.architecture() };
+        let (hidden, n_heads) = (keys.length("embedding_length")?, keys.length("attention.head_count")?);
+        let head_dim = keys.optional("attention.key_length")?.unwrap_or(hidden / n_heads.max(1));
+        if keys.optional("attention.value_length")?.is_some_and(|dim| dim != head_dim) {
+            return ParseError::unsupported("attention whose values are not as long as its keys");
+        }
+        let inner = keys.length("feed_forward_length")?;
+        let family = find_variant(&keys).unwrap_or(named);
+        let of = family.definition();
+        let experts = (of.gguf.experts)(&keys, inner)?;
+        // Layers that guess further tokens come last, and are not used.
+        let n_layers = keys.length("block_count")?.saturating_sub(keys.optional("nextn_predict_layers")?.unwrap_or(0));
+        let tokens = gguf.texts(bytes, "tokenizer.ggml.tokens")?.unwrap_or_default();
+        let rope = rope(&keys, of, head_dim)?;
+        let spec = ModelSpec {
+            family,
+            name: gguf.text(bytes, "general.name")?.unwrap_or(file_name).to_owned(),
+            hidden,
+            n_layers,
+            n_heads,
+            n_kv_heads: keys.optional("attention.head_count_kv")?.unwrap_or(n_heads),
+            head_dim,
+            inner,
+            vocab: gguf_vocab(gguf)?,
+            context: keys.length("context_length")?,
+            norm_eps: keys.float(eps_key(of))?.unwrap_or(1e-5),
+            // The converter has already added what a norm's weights lack.
+            norm_offset: 0.0,
+            attention: attention(&keys, of, (hidden, n_layers), (n_heads, head_dim))?,
+            recurrence: None,
+            convolution: None,
+            layers: layers(&keys, of, n_layers, experts.is_some())?,
+            experts,
+            local_rope: local_rope(&keys, of, &rope)?,
+            rope,
+            logits_cap: keys.float("final_logit_softcapping")?.filter(|_| of.rules.has_caps),
+            factors: multipliers(&keys, of, hidden)?,
+            is_parallel: (of.gguf.is_parallel)(&keys)?,
+            tied_embeddings: gguf.tensor("output.weight").is_none(),
+            bos: token(gguf, "bos")?,
+            eos: gguf_eos(gguf, bytes, of.gguf.ends, &tokens)?,
+        };
+        spec.checked()
+    }
+}
+
+impl SamplingDefaults {
+    /// The sampling that a file recommends: llama.cpp's keys `general.sampling.*`.
+    pub(crate) fn from_gguf(gguf: &Gguf) -> Result<SamplingDefaults, ParseError> {
+        let number = |name: &str| Ok(gguf.float(&sampling_key(name))?.map(|number| number as f32));
+        // Zero and less are llama.cpp's words for no filter, and for the whole log.
+        let whole = |name: &str| {
+            let n = gguf.signed(&sampling_key(name))?;
+            Ok(n.map(|n| u32::try_from(n.max(0)).unwrap_or(u32::MAX)))
+        };
+        Ok(SamplingDefaults {
+            temperature: number("temp")?,
+            top_p: number("top_p")?,
+            top_k: whole("top_k")?,
+            min_p: number("min_p")?,
+            repetition_penalty: number("penalty_repeat")?,
+            penalty_window: whole("penalty_last_n")?,
+        })
+    }
+}
+
+fn sampling_key(name: &str) -> String {
+    format!("general.sampling.{name}")
+}
+
+impl ModelSpec {
+    /// Refuses an architecture that is not served. A file that names none is a later part of a split model.
+    pub(crate) fn check_architecture(gguf: &Gguf, bytes: &[u8]) -> Result<(), ParseError> {
+        match gguf.text(bytes, "general.architecture")? {
+            Some(_) => find_architecture(gguf, bytes).map(drop),
+            None => Ok(()),
+        }
+    }
+}
+
+fn find_architecture(gguf: &Gguf, bytes: &[u8]) -> Result<Family, ParseError> {
+    let Some(name) = gguf.text(bytes, "general.architecture")? else {
+        return ParseError::malformed("the metadata does not name an architecture");
+    };
+    let found = Family::find(|of| of.gguf.is_read && of.gguf.variant.is_none() && of.architecture == name);
+    found.map_or_else(|| ParseError::unsupported(format!("the architecture {name}")), Ok)
+}
+
+/// Some families have the architecture of another.
+fn find_variant(keys: &GgufKeys<'_>) -> Option<Family> {
+    let has = |variant: GgufVariant| variant.architecture == keys.prefix && (variant.is_in)(keys);
+    Family::find(|of| of.gguf.variant.is_some_and(has))
+}
+
+fn multipliers(keys: &GgufKeys<'_>, of: &FamilyDefinition, hidden: u32) -> Result<ModelMultipliers, ParseError> {
+    let factors = (of.gguf.multipliers)(keys)?;
+    match of.rules.scales_embedding {
+        true => Ok(ModelMultipliers { embedding: Some((hidden as f32).sqrt()), ..factors }),
+        false => Ok(factors),
+    }
+}
+
+/// How queries grow with their positions.
+fn temperature(keys: &GgufKeys<'_>) -> Result<Option<QueryTemperature>, ParseError> {
+    let Some(beta) = keys.float("attention.temperature_scale")?.filter(|beta| *beta != 0.0) else { return Ok(None) };
+    let every = match keys.optional("attention.temperature_length")? {
+        Some(length) => length,
+        None => keys.length("rope.scaling.original_context_length")?,
+    };
+    Ok(Some(QueryTemperature { beta, every }))
+}
+
+fn eps_key(of: &FamilyDefinition) -> &'static str {
+    match of.form.norm_kind {
+        NormKind::Layer => "attention.layer_norm_epsilon",
+        NormKind::Rms => "attention.layer_norm_rms_epsilon",
+    }
+}
+
+fn attention(
+    keys: &GgufKeys<'_>,
+    of: &FamilyDefinition,
+    (hidden, n_layers): (u32, u32),
+    (n_heads, head_dim): (u32, u32),
+) -> Result<AttentionSpec, ParseError> {
+    let rules = &of.rules;
+    // The metadata does not have the divisor of queries: the largest model of a family is known by its layers.
+    let is_largest = of.gguf.n_layers_of_largest == Some(n_layers);
+    let scaled_by = if is_largest { hidden / n_heads.max(1) } else { head_dim };
+    let given = keys.float("attention.scale")?.filter(|scale| *scale != 0.0 && of.gguf.has_scale);
+    let has = |tensor: &str| keys.gguf.tensor(tensor).is_some();
+    Ok(AttentionSpec {
+        scale: given.unwrap_or(1.0 / (scaled_by as f32).sqrt()),
+        cap: keys.float("attn_logit_softcapping")?,
+        has_bias: match rules.bias {
+            AttentionBias::Never => false,
+            AttentionBias::Always | AttentionBias::Required => true,
+            AttentionBias::Optional { .. } => has("blk.0.attn_q.bias"),
+        },
+        query_key_norms: match rules.norms_are_optional && !has("blk.0.attn_q_norm.weight") {
+            true => QueryKeyNorms::None,
+            false => rules.query_key_norms,
+        },
+        temperature: if rules.has_temperature { temperature(keys)? } else { None },
+        has_sinks: rules.has_sinks,
+        has_gate: rules.has_gate,
+    })
+}
+
+fn layers(
+    keys: &GgufKeys<'_>,
+    of: &FamilyDefinition,
+    n_layers: u32,
+    has_experts: bool,
+) -> Result<Vec<LayerSpec>, ParseError> {
+    const PATTERN: &str = "attention.sliding_window_pattern";
+    let window = keys.optional("attention.sliding_window")?.filter(|window| *window > 0);
+    let period = match of.gguf.window_pattern {
+        WindowPattern::Period => keys.optional(PATTERN)?.unwrap_or(of.rules.window_period).max(1),
+        _ => of.rules.window_period,
+    };
+    let listed = match of.gguf.window_pattern {
+        WindowPattern::List => keys.gguf.bools(keys.bytes, &keys.key(PATTERN))?,
+        _ => None,
+    };
+    let n_dense = keys.optional("leading_dense_block_count")?.unwrap_or(0);
+    let layer = |i: u32| {
+        let in_turn = listed.as_ref().and_then(|listed| listed.get(i as usize)).copied();
+        let is_local = window.is_some() && in_turn.unwrap_or(!(i + 1).is_multiple_of(period));
+        LayerSpec {
+            mixer: MixerKind::Attention,
+            window: window.filter(|_| is_local),
+            positions: (of.gguf.positions)(i, of.rules.positions.of_layer(is_local)),
+            has_mlp: true,
+            has_experts: has_experts && i >= n_dense,
+        }
+    };
+    Ok((0..n_layers.min(super::LAYERS_MAX as u32)).map(layer).collect())
+}
+
+fn rope(keys: &GgufKeys<'_>, of: &FamilyDefinition, head_dim: u32) -> Result<RopeSpec, ParseError> {
+    let (theta, pairs) = (keys.float("rope.freq_base")?.unwrap_or(10_000.0), of.gguf.pairs);
+    if !of.rules.positions.has_rope() {
+        return Ok(RopeSpec { theta, dim: 2, pairs, scaling: RopeScaling::None });
+    }
+    let dim = keys.optional("rope.dimension_count")?.unwrap_or(head_dim);
+    Ok(RopeSpec { theta, dim, pairs, scaling: scaling(keys, of, dim)? })
+}
+
+fn local_rope(keys: &GgufKeys<'_>, of: &FamilyDefinition, rope: &RopeSpec) -> Result<Option<RopeSpec>, ParseError> {
+    let theta = match of.rules.local_theta {
+        Some(LocalTheta::Own(_, theta)) => theta,
+        Some(LocalTheta::Same) => rope.theta,
+        None => return Ok(None),
+    };
+    let theta = keys.float("rope.freq_base_swa")?.unwrap_or(theta);
+    Ok(Some(RopeSpec { theta, scaling: RopeScaling::None, ..rope.clone() }))
+}
+
+fn scaling(keys: &GgufKeys<'_>, of: &FamilyDefinition, dim: u32) -> Result<RopeScaling, ParseError> {
+    if let Some(divisors) = keys.rope_factors("rope_freqs.weight", dim)? {
+        return Ok(RopeScaling::Divisors(divisors));
+    }
+    let original_context = || keys.length("rope.scaling.original_context_length");
+    let magnitude = keys.float("rope.scaling.attn_factor")?;
+    let sets =
+        (keys.rope_factors("rope_factors_short.weight", dim)?, keys.rope_factors("rope_factors_long.weight", dim)?);
+    if let (Some(short), Some(long)) = sets {
+        let (original_context, magnitude) = (original_context()?, magnitude.unwrap_or(1.0));
+        return Ok(RopeScaling::Long { short, long, original_context, magnitude });
+    }
+    let factor = keys.float("rope.scaling.factor")?.or(keys.float("rope.scale_linear")?);
+    match (keys.gguf.text(keys.bytes, &keys.key("rope.scaling.type"))?, factor) {
+        (None | Some("linear"), Some(factor)) if factor != 1.0 && factor != 0.0 => Ok(RopeScaling::Linear { factor }),
+        (None | Some("none" | "linear"), _) => Ok(RopeScaling::None),
+        (Some("yarn"), Some(factor)) => Ok(RopeScaling::Yarn {
+            factor,
+            beta_fast: keys.float("rope.scaling.yarn_beta_fast")?.unwrap_or(32.0),
+            beta_slow: keys.float("rope.scaling.yarn_beta_slow")?.unwrap_or(1.0),
+            original_context: original_context()?,
+            magnitude: yarn_magnitude(keys, of, factor)? * magnitude.unwrap_or(1.0),
+            truncate: of.gguf.truncates_yarn,
+        }),
+        (Some(other), _) => ParseError::unsupported(format!("rope scaling of the type {other}")),
+    }
+}
+
+/// The factor for rotated numbers, of which some files take back a part.
+fn yarn_magnitude(keys: &GgufKeys<'_>, of: &FamilyDefinition, factor: f32) -> Result<f32, ParseError> {
+    let less = keys.float("rope.scaling.yarn_log_multiplier")?.filter(|_| of.gguf.divides_yarn);
+    Ok(super::yarn_magnitude(factor, 1.0) / less.map_or(1.0, |less| super::yarn_magnitude(factor, less)))
+}
+
+fn gguf_vocab(gguf: &Gguf) -> Result<u32, ParseError> {
+    match gguf.tensor("token_embd.weight") {
+        Some(embedding) if embedding.dims.len() == 2 => {
+            length("the number of rows of token_embd.weight", embedding.dims[0])
+        }
+        Some(_) => ParseError::malformed("the tensor token_embd.weight is not a matrix"),
+        None => ParseError::malformed("the tensor token_embd.weight is missing"),
+    }
+}
+
+fn token(gguf: &Gguf, which: &str) -> Result<Option<Token>, ParseError> {
+    let key = format!("tokenizer.ggml.{which}_token_id");
+    // Some files write "none" as all bits set.
+    let number = gguf.unsigned(&key)?.filter(|number| *number != u64::from(u32::MAX));
+    number.map(|number| length(&key, number)).transpose()
+}
+
+fn gguf_eos(gguf: &Gguf, bytes: &[u8], ends: &[&str], tokens: &[&str]) -> Result<Vec<Token>, ParseError> {
+    let mut eos = Vec::new();
+    for which in ["eos", "eot", "eom"] {
+        eos.extend(token(gguf, which)?);
+    }
+    let kinds = gguf.integers(bytes, "tokenizer.ggml.token_type")?.unwrap_or_default();
+    let control = |id: usize| kinds.get(id).is_some_and(|kind| *kind == crate::tokenizer::KIND_CONTROL);
+    let by_text = tokens.iter().enumerate().filter(|(id, text)| control(*id) && ends.contains(*text));
+    eos.extend(by_text.map(|(id, _)| id as Token));
+    dedup_eos(eos)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_of_gpt_oss_ends_no_answer() {
+        let is_end = |family: Family, text: &str| family.definition().gguf.ends.contains(&text);
+        assert!(is_end(Family::Llama, "<|end|>") && !is_end(Family::Llama, "<|call|>"));
+        assert!(!is_end(Family::GptOss, "<|end|>") && is_end(Family::GptOss, "<|call|>"));
+    }
+}

@@ -1,0 +1,84 @@
+//! Gemma 2 and 3: norms on both sides of each sublayer, a scaled embedding, local layers between those that attend to
+//! everything, GELU as the gate. Gemma 2 caps scores and logits; Gemma 3 norms its heads instead, and its local layers
+//! have a rope of their own.
+
+use super::definition::{
+    ConfigKeys, ConfigReaders, ConfigRules, FamilyDefinition, FamilyRules, GgufRules, LayerPositions, LocalTheta,
+    TensorTables, WindowPattern, WindowUse,
+};
+use super::llama::{GELU_TANH, HALVES, KEYS, LLAMA, is_local_in_pattern};
+use crate::config::{Activation, BlockNorms, DecoderForm, Norms, PositionEncoding, QueryKeyNorms};
+use crate::names::rows::Dim::{Hidden, One};
+use crate::names::rows::{TensorMapping, row};
+
+pub const GEMMA2: FamilyDefinition = FamilyDefinition {
+    name: "Gemma 2",
+    architecture: "gemma2",
+    rules: FamilyRules { has_caps: true, scales_embedding: true, window_period: 2, ..LLAMA.rules },
+    config: ConfigRules {
+        class: "Gemma2ForCausalLM",
+        model_type: "gemma2",
+        keys: &ConfigKeys { activation: "hidden_activation", ..KEYS },
+        activations: GELU_TANH,
+        norm_offset: 1.0,
+        is_tied: true,
+        window: WindowUse::Always { absent: Some(4096) },
+        ..LLAMA.config
+    },
+    readers: ConfigReaders {
+        scale: |keys, _| Ok(1.0 / keys.float("query_pre_attn_scalar")?.unwrap_or(256.0).sqrt()),
+        ..LLAMA.readers
+    },
+    gguf: GgufRules { n_layers_of_largest: Some(46), ..HALVES },
+    tensors: TensorTables { norms: &[GEMMA_NORMS], ..LLAMA.tensors },
+    form: DecoderForm {
+        activation: Activation::Gelu,
+        norms: BlockNorms::InTurn {
+            attention: Norms::Around { before: "input_layernorm", behind: "post_attention_layernorm" },
+            mlp: Norms::Around { before: "pre_feedforward_layernorm", behind: "post_feedforward_layernorm" },
+        },
+        ..LLAMA.form
+    },
+    ..LLAMA
+};
+
+pub const GEMMA3: FamilyDefinition = FamilyDefinition {
+    name: "Gemma 3",
+    architecture: "gemma3",
+    rules: FamilyRules {
+        query_key_norms: QueryKeyNorms::Heads,
+        positions: LayerPositions { local: PositionEncoding::LocalRope, ..LLAMA.rules.positions },
+        window_period: 6,
+        local_theta: Some(LocalTheta::Own("rope_local_base_freq", 10_000.0)),
+        ..GEMMA2.rules
+    },
+    config: ConfigRules {
+        class: "Gemma3ForCausalLM",
+        model_type: "gemma3_text",
+        image_class: Some("Gemma3ForConditionalGeneration"),
+        text_defaults: TEXT_DEFAULTS,
+        theta: 1_000_000.0,
+        ..GEMMA2.config
+    },
+    readers: ConfigReaders { is_local: is_local_in_pattern, ..GEMMA2.readers },
+    gguf: GgufRules { n_layers_of_largest: Some(62), window_pattern: WindowPattern::Period, ..HALVES },
+    ..GEMMA2
+};
+
+/// Gemma 3's makers leave out the defaults of transformers.
+const TEXT_DEFAULTS: &[(&str, u32)] = &[
+    ("vocab_size", 262_208),
+    ("num_attention_heads", 8),
+    ("num_key_value_heads", 4),
+    ("head_dim", 256),
+    ("max_position_embeddings", 131_072),
+    ("query_pre_attn_scalar", 256),
+    ("sliding_window", 4096),
+];
+
+const GEMMA_NORMS: &[TensorMapping] = &[
+    row("input_layernorm.weight", [One, Hidden], "attn_norm.weight"),
+    row("post_attention_layernorm.weight", [One, Hidden], "post_attention_norm.weight"),
+    row("pre_feedforward_layernorm.weight", [One, Hidden], "ffn_norm.weight"),
+    row("post_feedforward_layernorm.weight", [One, Hidden], "post_ffw_norm.weight"),
+];
