@@ -173,7 +173,7 @@ pub struct ConfigReaders {
     pub recurrence: fn(&JsonKeys<'_>, u32) -> Parsed<Option<RecurrenceSpec>>,
     pub convolution: fn(&JsonKeys<'_>, u32) -> Parsed<Option<ConvolutionSpec>>,
     /// All layers of a family that lists them in its own way.
-    pub layers: Option<fn(&JsonKeys<'_>) -> Parsed<Vec<LayerSpec>>>,
+    pub layers: Option<LayerReader>,
     /// The mixer of a layer that is listed under this name, or of one that is not listed.
     pub mixer: fn(&JsonKeys<'_>, u32, Option<&str>) -> Parsed<MixerKind>,
     /// Whether an unlisted layer has a window, from the family's period.
@@ -181,6 +181,8 @@ pub struct ConfigReaders {
     /// The positions of a layer, from those in the family's rules.
     pub positions: fn(&JsonKeys<'_>, u32, PositionEncoding) -> Parsed<PositionEncoding>,
 }
+
+type LayerReader = fn(&JsonKeys<'_>) -> Parsed<Vec<LayerSpec>>;
 
 /// The values of a GGUF's metadata, and what a family computes from them.
 #[derive(Clone, Copy)]

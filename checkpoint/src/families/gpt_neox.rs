@@ -40,7 +40,6 @@ pub const GPT_NEOX: FamilyDefinition = FamilyDefinition {
         attention: "input_layernorm",
         mlp: Some("post_attention_layernorm"),
     }),
-    ..LLAMA
 };
 
 const fn neox(name: &'static str, dims: [Dim; 2], folder: &'static str, gguf: &'static str) -> TensorMapping {
