@@ -5,8 +5,8 @@
 //! ```
 //!
 //! A rule represents a set of claims on one value: `(schema, holds)`. The requirements on a value's parts are again a
-//! set of claims. So references, also circular ones, end at a rule that already exists: `RuleQueue` returns it for claims
-//! that it knows. `expand` refuses a reference that leads only to itself.
+//! set of claims. So references, also circular ones, end at a rule that already exists: `RuleQueue` returns it for
+//! claims that it knows. `expand` refuses a reference that leads only to itself.
 //!
 //! `ClaimRules` owns the rules and those that are still to be defined. `ClaimSolver` answers which values satisfy
 //! claims, and counts the work. `writer`, `arrays`, `unique` and `objects` are functions over these two. For the rule
