@@ -242,7 +242,7 @@ async fn what_a_log_repeats_is_guessed_and_has_the_same_bits() {
         println!("tp {tp}, pp {pp}: {seen:?}");
         bench.check_equal(&format!("tp {tp}, pp {pp}"), &answers);
         assert!(seen.drafts_accepted > 0 && seen.drafts_rejected > 20, "{seen:?}");
-        assert!(seen.masked_drafts_accepted > 20, "drafts of forced tokens are accepted: {seen:?}");
+        assert!(seen.masked_drafts_accepted > 20, "the target accepts drafts of forced tokens: {seen:?}");
     }
 }
 

@@ -6,7 +6,7 @@ use super::definition::{
 use super::llama::{HALVES, KEYS, LLAMA};
 use crate::config::{Activation, BlockNorms, DecoderForm, NormKind};
 use crate::names::rows::Dim::{Heads, Hidden, Inner, KvHeads, One, OneHead, Vocab};
-use crate::names::rows::{Dim, EMBEDDING, HEAD, NORM, NORM_BIAS, QKV, TensorMapping, interleaved, part, row, whole};
+use crate::names::rows::{Dim, EMBEDDING, HEAD, NORM, NORM_BIAS, QKV, TensorMapping, interleaved, part, renamed, row};
 
 pub const GPT_NEOX: FamilyDefinition = FamilyDefinition {
     name: "GPT-NeoX",
@@ -42,10 +42,6 @@ pub const GPT_NEOX: FamilyDefinition = FamilyDefinition {
     }),
 };
 
-const fn neox(name: &'static str, dims: [Dim; 2], folder: &'static str, gguf: &'static str) -> TensorMapping {
-    TensorMapping { name, dims, folder: whole(folder), gguf: whole(gguf) }
-}
-
 /// Q, K and V of a head stand together in a folder, and in a GGUF those of all heads.
 const fn neox_qkv(name: &'static str, dims: [Dim; 2], files: [&'static str; 2], nth: usize) -> TensorMapping {
     const HEAD: &[Dim] = &[OneHead, OneHead, OneHead];
@@ -77,18 +73,18 @@ const NEOX_ATTENTION: &[TensorMapping] = &[
     neox_qkv("self_attn.q_proj.bias", [One, Heads], NEOX_BIAS, 0),
     neox_qkv("self_attn.k_proj.bias", [One, KvHeads], NEOX_BIAS, 1),
     neox_qkv("self_attn.v_proj.bias", [One, KvHeads], NEOX_BIAS, 2),
-    neox("self_attn.o_proj.weight", [Hidden, Heads], "attention.dense.weight", "attn_output.weight"),
-    neox("self_attn.o_proj.bias", [One, Hidden], "attention.dense.bias", "attn_output.bias"),
+    renamed("self_attn.o_proj.weight", [Hidden, Heads], "attention.dense.weight", "attn_output.weight"),
+    renamed("self_attn.o_proj.bias", [One, Hidden], "attention.dense.bias", "attn_output.bias"),
 ];
 const NEOX_MLP: &[TensorMapping] = &[
-    neox("mlp.up_proj.weight", [Inner, Hidden], "mlp.dense_h_to_4h.weight", "ffn_up.weight"),
-    neox("mlp.up_proj.bias", [One, Inner], "mlp.dense_h_to_4h.bias", "ffn_up.bias"),
-    neox("mlp.down_proj.weight", [Hidden, Inner], "mlp.dense_4h_to_h.weight", "ffn_down.weight"),
-    neox("mlp.down_proj.bias", [One, Hidden], "mlp.dense_4h_to_h.bias", "ffn_down.bias"),
+    renamed("mlp.up_proj.weight", [Inner, Hidden], "mlp.dense_h_to_4h.weight", "ffn_up.weight"),
+    renamed("mlp.up_proj.bias", [One, Inner], "mlp.dense_h_to_4h.bias", "ffn_up.bias"),
+    renamed("mlp.down_proj.weight", [Hidden, Inner], "mlp.dense_4h_to_h.weight", "ffn_down.weight"),
+    renamed("mlp.down_proj.bias", [One, Hidden], "mlp.dense_4h_to_h.bias", "ffn_down.bias"),
 ];
 const NEOX_OUTER: &[TensorMapping] = &[
-    neox(EMBEDDING, [Vocab, Hidden], "gpt_neox.embed_in.weight", "token_embd.weight"),
-    neox(NORM, [One, Hidden], "gpt_neox.final_layer_norm.weight", "output_norm.weight"),
-    neox(NORM_BIAS, [One, Hidden], "gpt_neox.final_layer_norm.bias", "output_norm.bias"),
-    neox(HEAD, [Vocab, Hidden], "embed_out.weight", "output.weight"),
+    renamed(EMBEDDING, [Vocab, Hidden], "gpt_neox.embed_in.weight", "token_embd.weight"),
+    renamed(NORM, [One, Hidden], "gpt_neox.final_layer_norm.weight", "output_norm.weight"),
+    renamed(NORM_BIAS, [One, Hidden], "gpt_neox.final_layer_norm.bias", "output_norm.bias"),
+    renamed(HEAD, [Vocab, Hidden], "embed_out.weight", "output.weight"),
 ];

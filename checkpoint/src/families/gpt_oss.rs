@@ -12,7 +12,8 @@ use crate::config::{ClampedSilu, ExpertsSpec};
 use crate::error::ParseError;
 use crate::names::rows::Dim::{ExpertInner, Experts, Hidden, One, OneOfHeads};
 use crate::names::rows::{
-    ATTENTION_BIAS, Dim, OF_EXPERT, OTHER_NORMS, TensorMapping, expert_part, interleaved, row, stacked, whole,
+    ATTENTION_BIAS, Dim, OF_EXPERT, OTHER_NORMS, TensorMapping, expert_part, interleaved, renamed, row, stacked,
+    stacked_expert,
 };
 
 pub const GPT_OSS: FamilyDefinition = FamilyDefinition {
@@ -77,21 +78,11 @@ const OUTPUT_BIAS: &[TensorMapping] = &[
     row("self_attn.sinks", [One, OneOfHeads], "attn_sinks.weight"),
 ];
 const GPT_OSS_EXPERTS: &[TensorMapping] = &[
-    TensorMapping {
-        name: "mlp.gate.weight",
-        dims: [Experts, Hidden],
-        folder: whole("mlp.router.weight"),
-        gguf: whole("ffn_gate_inp.weight"),
-    },
-    TensorMapping {
-        name: "mlp.gate.bias",
-        dims: [One, Experts],
-        folder: whole("mlp.router.bias"),
-        gguf: whole("ffn_gate_inp.bias"),
-    },
+    renamed("mlp.gate.weight", [Experts, Hidden], "mlp.router.weight", "ffn_gate_inp.weight"),
+    renamed("mlp.gate.bias", [One, Experts], "mlp.router.bias", "ffn_gate_inp.bias"),
     in_turn("mlp.experts.{e}.gate_proj.weight", [ExpertInner, Hidden], GATE_UP_TENSORS[0], 0, "ffn_gate_exps.weight"),
     in_turn("mlp.experts.{e}.up_proj.weight", [ExpertInner, Hidden], GATE_UP_TENSORS[0], 1, "ffn_up_exps.weight"),
-    expert_at(
+    stacked_expert(
         "mlp.experts.{e}.down_proj.weight",
         [Hidden, ExpertInner],
         "mlp.experts.down_proj",
@@ -99,9 +90,5 @@ const GPT_OSS_EXPERTS: &[TensorMapping] = &[
     ),
     in_turn("mlp.experts.{e}.gate_proj.bias", [One, ExpertInner], GATE_UP_TENSORS[1], 0, "ffn_gate_exps.bias"),
     in_turn("mlp.experts.{e}.up_proj.bias", [One, ExpertInner], GATE_UP_TENSORS[1], 1, "ffn_up_exps.bias"),
-    expert_at("mlp.experts.{e}.down_proj.bias", [One, Hidden], "mlp.experts.down_proj_bias", "ffn_down_exps.bias"),
+    stacked_expert("mlp.experts.{e}.down_proj.bias", [One, Hidden], "mlp.experts.down_proj_bias", "ffn_down_exps.bias"),
 ];
-
-const fn expert_at(name: &'static str, dims: [Dim; 2], folder: &'static str, gguf: &'static str) -> TensorMapping {
-    TensorMapping { name, dims, folder: stacked(folder), gguf: stacked(gguf) }
-}

@@ -9,7 +9,7 @@ use crate::config::gguf::keys::GgufKeys;
 use crate::config::json::keys::JsonKeys;
 use crate::error::ParseError;
 use crate::names::rows::Dim::{ExpertInner, Experts, Hidden};
-use crate::names::rows::{OF_EXPERT, TensorMapping, expert_part, stacked, whole};
+use crate::names::rows::{OF_EXPERT, TensorMapping, expert_part, renamed, stacked, stacked_expert};
 
 pub const GRANITE: FamilyDefinition = FamilyDefinition {
     name: "Granite",
@@ -53,12 +53,7 @@ fn gguf_multipliers(keys: &GgufKeys<'_>) -> Result<ModelMultipliers, ParseError>
 
 const GRANITE_INPUT: &str = "block_sparse_moe.input_linear.weight";
 pub const GRANITE_EXPERTS: &[TensorMapping] = &[
-    TensorMapping {
-        name: "mlp.gate.weight",
-        dims: [Experts, Hidden],
-        folder: whole("block_sparse_moe.router.layer.weight"),
-        gguf: whole("ffn_gate_inp.weight"),
-    },
+    renamed("mlp.gate.weight", [Experts, Hidden], "block_sparse_moe.router.layer.weight", "ffn_gate_inp.weight"),
     TensorMapping {
         name: "mlp.experts.{e}.gate_proj.weight",
         dims: [ExpertInner, Hidden],
@@ -71,10 +66,10 @@ pub const GRANITE_EXPERTS: &[TensorMapping] = &[
         folder: expert_part(GRANITE_INPUT, &[ExpertInner], OF_EXPERT),
         gguf: stacked("ffn_up_exps.weight"),
     },
-    TensorMapping {
-        name: "mlp.experts.{e}.down_proj.weight",
-        dims: [Hidden, ExpertInner],
-        folder: stacked("block_sparse_moe.output_linear.weight"),
-        gguf: stacked("ffn_down_exps.weight"),
-    },
+    stacked_expert(
+        "mlp.experts.{e}.down_proj.weight",
+        [Hidden, ExpertInner],
+        "block_sparse_moe.output_linear.weight",
+        "ffn_down_exps.weight",
+    ),
 ];

@@ -9,7 +9,7 @@ use crate::config::ExpertsSpec;
 use crate::config::json::keys::JsonKeys;
 use crate::error::ParseError;
 use crate::names::rows::Dim::{ExpertInner, Experts, Hidden};
-use crate::names::rows::{TensorMapping, expert, whole};
+use crate::names::rows::{TensorMapping, expert, renamed};
 
 pub const MISTRAL: FamilyDefinition = FamilyDefinition {
     name: "Mistral",
@@ -72,12 +72,7 @@ pub fn mixtral_experts(keys: &JsonKeys<'_>) -> Result<Option<ExpertsSpec>, Parse
 }
 
 const MIXTRAL_EXPERTS: &[TensorMapping] = &[
-    TensorMapping {
-        name: "mlp.gate.weight",
-        dims: [Experts, Hidden],
-        folder: whole("block_sparse_moe.gate.weight"),
-        gguf: whole("ffn_gate_inp.weight"),
-    },
+    renamed("mlp.gate.weight", [Experts, Hidden], "block_sparse_moe.gate.weight", "ffn_gate_inp.weight"),
     expert(
         "mlp.experts.{e}.gate_proj.weight",
         [ExpertInner, Hidden],

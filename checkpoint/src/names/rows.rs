@@ -93,7 +93,12 @@ pub const fn interleaved(place: TensorSource, run: Dim, before: &'static [Dim], 
 
 /// A tensor with the same name in a folder as here.
 pub const fn row(name: &'static str, dims: [Dim; 2], gguf: &'static str) -> TensorMapping {
-    TensorMapping { name, dims, folder: whole(name), gguf: whole(gguf) }
+    renamed(name, dims, name, gguf)
+}
+
+/// A tensor whose name in a folder differs from the one here.
+pub const fn renamed(name: &'static str, dims: [Dim; 2], folder: &'static str, gguf: &'static str) -> TensorMapping {
+    TensorMapping { name, dims, folder: whole(folder), gguf: whole(gguf) }
 }
 
 pub const NORMS: &[TensorMapping] = &[
@@ -123,6 +128,16 @@ pub const MLP: &[TensorMapping] = &[
 
 pub const fn expert(name: &'static str, dims: [Dim; 2], folder: &'static str, gguf: &'static str) -> TensorMapping {
     TensorMapping { name, dims, folder: whole(folder), gguf: stacked(gguf) }
+}
+
+/// The same of a family whose folders also keep all experts in one tensor.
+pub const fn stacked_expert(
+    name: &'static str,
+    dims: [Dim; 2],
+    folder: &'static str,
+    gguf: &'static str,
+) -> TensorMapping {
+    TensorMapping { name, dims, folder: stacked(folder), gguf: stacked(gguf) }
 }
 
 pub const EXPERTS: &[TensorMapping] = &[
