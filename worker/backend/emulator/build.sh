@@ -12,7 +12,7 @@ compile() {
     "${CXX:-c++}" -std=c++17 -O1 -Wall -Wextra -Wno-unused-function -DEMULATOR -fPIC -fno-strict-aliasing \
         -ffp-contract=off -I"$here" "$@"
 }
-for unit in attention experts linear norms one_shot rows sample wide; do
+for unit in attention experts linear norms one_shot rows sample warpgroups wide; do
     compile -DKERNELS="\"$here/../src/cuda/kernels/$unit.cu\"" -DIS_$unit -c "$here/kernels.cpp" -o "$objects/$unit.o"
 done
 compile -c "$here/emulator.cpp" -o "$objects/emulator.o"

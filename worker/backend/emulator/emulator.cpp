@@ -60,8 +60,9 @@ struct Machine {
     unsigned char* memory = nullptr;
     size_t n_shared = 0, n_dynamic = 0;
     std::map<const char*, size_t> placed;
+    std::map<unsigned long long*, std::vector<Delivery>> deliveries;
 
-    Machine() : memory(static_cast<unsigned char*>(aligned_alloc(128, SHARED_BYTES))) {}
+    Machine() : memory(static_cast<unsigned char*>(aligned_alloc(1024, SHARED_BYTES))) {}
     ~Machine() { free(memory); }
 };
 
@@ -204,6 +205,7 @@ void run_block(unsigned n, int order) {
     machine.n_waiting = 0;
     machine.first_ready = 0;
     machine.placed.clear();
+    machine.deliveries.clear();
     machine.n_shared = machine.n_dynamic;
     memset(machine.memory, 0xff, SHARED_BYTES);
     fiber = &machine.fibers[machine.order[0]];
@@ -279,6 +281,95 @@ void copies_arrived(int n_under_way) {
         memcpy(copies[n].to, copies[n].from, 16);
     }
     copies.erase(copies.begin(), copies.begin() + n);
+}
+
+namespace {
+
+// A barrier in the eight bytes of a device's.
+struct Barrier {
+    uint8_t n, n_missing;
+    bool is_odd;  // the phase that has not ended is the second, the fourth, ..
+    uint8_t is_made;
+    int32_t n_bytes;  // expected and not yet copied
+};
+constexpr uint8_t MADE = 0x5a;
+
+Barrier& barrier_at(unsigned long long* at) {
+    static_assert(sizeof(Barrier) == sizeof *at, "as on a device");
+    Barrier& barrier = *reinterpret_cast<Barrier*>(at);
+    if (barrier.is_made != MADE) fail("a barrier in shared memory is used before it is made");
+    return barrier;
+}
+
+void wake_waiting() {
+    machine.first_ready = 0;
+    for (Fiber& f : machine.fibers) {
+        if (f.state == State::AtPhase) f.state = State::Ready;
+    }
+}
+
+void end_phase_if_complete(Barrier& barrier) {
+    if (barrier.n_missing > 0 || barrier.n_bytes != 0) return;
+    barrier.n_missing = barrier.n;
+    barrier.is_odd = !barrier.is_odd;
+    wake_waiting();
+}
+
+void count_arrivals(Barrier& barrier, size_t n) {
+    if (n > barrier.n_missing) fail("more arrivals at a barrier in shared memory than it counts");
+    barrier.n_missing -= (uint8_t)n;
+}
+
+void deliver(unsigned long long* at) {
+    std::vector<Delivery> deliveries = std::move(machine.deliveries[at]);
+    machine.deliveries[at].clear();
+    for (Delivery& delivery : deliveries) {
+        Barrier& barrier = barrier_at(at);
+        for (Copy& copy : delivery.copies) memcpy(copy.to, copy.from, delivery.n_bytes_each);
+        if (delivery.n_arrivals == 0) barrier.n_bytes -= (int32_t)delivery.n_bytes_each;
+        count_arrivals(barrier, delivery.n_arrivals);
+        end_phase_if_complete(barrier);
+    }
+}
+
+}  // namespace
+
+void make_barrier(unsigned long long* at, unsigned n) {
+    Barrier barrier = {(uint8_t)n, (uint8_t)n, false, MADE, 0};
+    if (n == 0 || n > 255) fail("a barrier in shared memory of too few or too many threads");
+    memcpy(at, &barrier, sizeof barrier);
+}
+
+void arrive(unsigned long long* at, unsigned n_bytes) {
+    Barrier& barrier = barrier_at(at);
+    barrier.n_bytes += (int32_t)n_bytes;
+    count_arrivals(barrier, 1);
+    end_phase_if_complete(barrier);
+}
+
+void arrive_with_copies(unsigned long long* at) {
+    barrier_at(at);
+    machine.deliveries[at].push_back({std::move(fiber->copies), 16, 1});
+    fiber->copies.clear();
+    wake_waiting();
+}
+
+void copy_bulk(void* to, const void* from, size_t n_bytes, unsigned long long* at) {
+    auto address = [](const void* at) { return reinterpret_cast<uintptr_t>(at); };
+    if ((address(to) | address(from) | n_bytes) & 15) fail("a copy is not aligned to 16 bytes");
+    barrier_at(at);
+    machine.deliveries[at].push_back({{{to, from, 0}}, n_bytes, 0});
+    wake_waiting();
+}
+
+void wait_for_phase(unsigned long long* at, unsigned phase) {
+    for (;;) {
+        if (barrier_at(at).is_odd != (phase != 0)) return;
+        deliver(at);
+        if (barrier_at(at).is_odd != (phase != 0)) return;
+        fiber->state = State::AtPhase;
+        run_others();
+    }
 }
 
 namespace {

@@ -4,7 +4,7 @@
 // A thread runs until it waits at a barrier or for its warp. Then the next thread of a fixed order runs: ascending,
 // descending, shuffled, or one warp as far ahead of the others as possible. A missing barrier shows up as another
 // result in another order. Shared memory is full of NaN when a block begins. Asynchronous copies are made only when
-// the thread waits for them. Not emulated: caches and the order of writes to global memory, blocks that run at the same
+// the thread waits for them, or for the barrier in shared memory at which they arrive. Not emulated: caches and the order of writes to global memory, blocks that run at the same
 // time, the sums inside a tensor core.
 #pragma once
 #include <math.h>
@@ -29,6 +29,7 @@
     static char name##_place;  \
     type* name = static_cast<type*>(emulator::shared(&name##_place, sizeof(type) * (n)))
 #define SHARED_DYNAMIC(name) u8* name = emulator::shared_dynamic()
+#define SHARED_DYNAMIC_ALIGNED(n_bytes, name) SHARED_DYNAMIC(name)
 
 struct Dim3 {
     unsigned x, y, z;
@@ -36,7 +37,7 @@ struct Dim3 {
 
 namespace emulator {
 
-enum class State : uint8_t { Ready, AtBarrier, InWarp, Done };
+enum class State : uint8_t { Ready, AtBarrier, AtPhase, InWarp, Done };
 
 // The exchange of a warp: each lane writes its part, and the last to arrive computes for all.
 struct Warp {
@@ -50,6 +51,12 @@ struct Copy {
     void* to;
     const void* from;
     int group;
+};
+
+// Copies that arrive at a barrier in shared memory, together and as late as possible.
+struct Delivery {
+    std::vector<Copy> copies;
+    size_t n_bytes_each, n_arrivals;
 };
 
 struct Fiber {
@@ -81,6 +88,12 @@ void copy_async(void* to, const void* from);
 void commit_copies();
 void copies_arrived(int n_under_way);
 void prefetch(const void* from, size_t n_bytes);
+// Barriers in shared memory.
+void make_barrier(unsigned long long* at, unsigned n);
+void arrive(unsigned long long* at, unsigned n_bytes);
+void arrive_with_copies(unsigned long long* at);
+void copy_bulk(void* to, const void* from, size_t n_bytes, unsigned long long* at);
+void wait_for_phase(unsigned long long* at, unsigned phase);
 // A clock for kernels that wait for others, and a pause between two of their checks.
 unsigned long long nanoseconds();
 void wait_a_little();

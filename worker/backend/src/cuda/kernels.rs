@@ -163,6 +163,7 @@ fn shared_bytes_max(kernel: Kernel, card: &Card) -> u32 {
     match kernel {
         Kernel::RmsNorm | Kernel::AddRmsNorm | Kernel::LayerNorm => norm_bytes_max(card),
         _ if kernel.name().ends_with("_r128") => WIDE_SHARED_BYTES,
+        _ if kernel.name().ends_with("_r256") && card.has_warpgroups() => TILED_SHARED_BYTES,
         _ => attend_of(kernel.name()).map_or(0, |(head_dim, queries)| attend_shared_bytes(head_dim, queries)),
     }
 }
@@ -186,6 +187,9 @@ pub(super) const fn attend_shared_bytes(head_dim: u32, queries: u32) -> u32 {
 
 /// `WIDE_SMEM` of the header.
 pub(super) const WIDE_SHARED_BYTES: u32 = 4 * (256 + 128) * 64;
+
+/// `WARPGROUPS_SMEM` of the header.
+pub(super) const TILED_SHARED_BYTES: u32 = 8 * (256 + 128) * 64 + 1024;
 
 /// Returns a shape with a block of 256 threads for each row.
 pub(super) fn by_row(n_rows: usize) -> LaunchShape {
@@ -216,7 +220,7 @@ mod tests {
             let after = code[at..].split_once(')').map_or("", |(_, rest)| rest.trim_start());
             names.push(name(after));
         }
-        for macro_name in ["ATTEND(", "ATTEND_SPLIT(", "LINEAR_GROUPED(", "EMBED("] {
+        for macro_name in ["ATTEND(", "ATTEND_SPLIT(", "LINEAR_GROUPED(", "LINEAR_TILED(", "EMBED("] {
             names.extend(code.match_indices(macro_name).map(|(at, _)| name(&code[at + macro_name.len()..])));
         }
         for (at, _) in code.match_indices("\nLINEARS(") {

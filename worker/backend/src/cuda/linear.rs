@@ -7,6 +7,7 @@ use super::driver::LaunchShape;
 use super::kernels::{WIDE_SHARED_BYTES, arguments, by_row};
 use super::lt::{LtProduct, NumberType};
 use super::table::Kernel;
+use super::tiled::{TILED, row_blocks};
 use super::weights::{GROUP, Matrix, MatrixPart, WeightKind};
 use crate::Linear;
 use std::ops::Range;
@@ -27,56 +28,70 @@ const WIDE: [usize; 2] = [128, 256];
 /// The rows up to which the pieces of a product may have blocks of their own.
 const SPLIT_ROWS_MAX: usize = 512;
 
-/// How a product is computed; all plans give the same bits.
+/// The blocks of threads that compute a product; all of them give the same bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum ProductPlan {
-    /// Blocks of 8, 16 or 32 rows, by their place in this list.
+enum Blocks {
+    /// Of 8, 16 or 32 rows, by their place in `FEW`.
     Few(usize),
     Tall,
     Wide,
-    /// Each piece of the sum has blocks of its own, and another kernel adds their results.
-    Split,
+    Tiled,
 }
 
-impl ProductPlan {
-    const FEW: [usize; 3] = [8, 16, 32];
-    /// The tiles that a warp computes. With many rows, reading them takes longer than reading the weights of one tile.
-    const TILES: [usize; 3] = [1, 1, 2];
+/// Of each kernel for few rows: its rows, and the tiles that a warp computes. With many rows, reading them takes longer
+/// than reading the weights of one tile.
+const FEW: [(usize, usize); 3] = [(8, 1), (16, 1), (32, 2)];
 
-    /// `scratch` is the room for the results of pieces, in bytes.
-    fn of(rows: usize, n_pieces: u32, n_rows: usize, multiprocessors: usize, scratch: usize) -> ProductPlan {
-        if let Some(few) = ProductPlan::FEW.iter().position(|most| n_rows <= *most) {
-            return ProductPlan::Few(few);
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct ProductPlan {
+    blocks: Blocks,
+    /// Each piece of the sum has blocks of its own, and another kernel adds their results.
+    is_split: bool,
+}
+
+/// What the device has for a product.
+#[derive(Clone, Copy, Debug)]
+struct ProductRoom {
+    multiprocessors: usize,
+    /// Bytes for the results of pieces.
+    sums: usize,
+    /// Tiles of rows, if a kernel reads them.
+    row_blocks: usize,
+}
+
+impl ProductRoom {
+    fn plan(self, rows: usize, n_pieces: u32, n_rows: usize) -> ProductPlan {
+        let plan = |blocks| ProductPlan { blocks, is_split: false };
+        if let Some(few) = FEW.iter().position(|(most, _)| n_rows <= *most) {
+            return plan(Blocks::Few(few));
         }
         let n_blocks = |[of_rows, of_outputs]: [usize; 2]| n_rows.div_ceil(of_rows) * rows.div_ceil(of_outputs);
-        let split_bytes = n_pieces as usize * n_rows * rows * size_of::<f32>();
-        match n_blocks(WIDE) {
+        let (is_tiled, one_chunk) = (n_rows > WIDE[0] && self.row_blocks > 0, self.row_blocks * TILED[0] >= n_rows);
+        let (blocks, n) = if is_tiled { (Blocks::Tiled, n_blocks(TILED)) } else { (Blocks::Wide, n_blocks(WIDE)) };
+        let sums = n_pieces as usize * n_rows * rows * size_of::<f32>();
+        let may_split = n_pieces > 1 && n_rows <= SPLIT_ROWS_MAX && sums <= self.sums && (one_chunk || !is_tiled);
+        match n {
             // Most multiprocessors have a block.
-            n if 4 * n >= 3 * multiprocessors => ProductPlan::Wide,
-            _ if n_pieces > 1 && n_rows <= SPLIT_ROWS_MAX && split_bytes <= scratch => ProductPlan::Split,
-            n if 3 * n >= multiprocessors => ProductPlan::Wide,
-            _ => ProductPlan::Tall,
+            n if 4 * n >= 3 * self.multiprocessors => plan(blocks),
+            _ if may_split => ProductPlan { blocks, is_split: true },
+            n if is_tiled || 3 * n >= self.multiprocessors => plan(blocks),
+            _ => plan(Blocks::Tall),
         }
     }
+}
 
-    fn launch(self, part: &MatrixPart, n_pieces: u32, n_rows: usize) -> (Kernel, LaunchShape) {
-        let kernels = Kernel::linear(part.kind);
-        let wide = |depth: u32| {
-            let grid = [n_rows.div_ceil(WIDE[0]) as u32, part.rows.div_ceil(WIDE[1]) as u32, depth];
-            (kernels[4], LaunchShape { grid, shared_bytes: WIDE_SHARED_BYTES, ..by_row(0) })
-        };
-        let other =
-            |kernel, grid: [usize; 2]| (kernel, LaunchShape { grid: [grid[0] as u32, grid[1] as u32, 1], ..by_row(0) });
-        match self {
-            ProductPlan::Few(few) => {
-                let n_columns = part.n_tiles().div_ceil(ProductPlan::TILES[few] * tiles_per_block(n_pieces));
-                other(kernels[few], [n_columns, n_rows.div_ceil(ProductPlan::FEW[few])])
-            }
-            ProductPlan::Tall => other(kernels[3], [part.rows.div_ceil(TALL[1]), n_rows.div_ceil(TALL[0])]),
-            ProductPlan::Wide => wide(1),
-            ProductPlan::Split => wide(n_pieces),
-        }
-    }
+/// A product of one part of a matrix, by a kernel.
+pub(super) struct PartProduct<'a> {
+    pub w: &'a Matrix,
+    pub part: &'a MatrixPart,
+    /// The address of rows of bf16, and their number.
+    pub x: u64,
+    pub n_rows: usize,
+    /// The address of the first result, and the distance between two rows of them.
+    pub to: u64,
+    pub ld: u32,
+    /// Each piece has a plane of its own.
+    pub is_split: bool,
 }
 
 impl Cuda {
@@ -98,25 +113,48 @@ impl Cuda {
 
     fn product_by_kernel(&self, x: u64, w: &Matrix, part: &MatrixPart, n_rows: usize, to: u64) {
         let scratch = self.scratch();
-        let (sums, n_sm) = (&scratch.partial, self.card.multiprocessors as usize);
-        let plan = ProductPlan::of(part.rows, w.pieces.n, n_rows, n_sm, sums.len());
-        let (kernel, shape) = plan.launch(part, w.pieces.n, n_rows);
-        let (digits, scales) = (part.digits.address(0), part.scales.address(0));
-        let (ld_out, n_out, rows) = (w.n_out as u32, part.rows as u32, n_rows as u32);
-        if plan != ProductPlan::Split {
-            let args = arguments![digits, scales, x, to, ld_out, n_out, rows, w.pieces];
-            // SAFETY: the packer laid the part out for its kind, x has this many rows of k, and out was checked to hold
-            // all planes.
-            return unsafe { self.launch(kernel, shape, args) };
+        let room = ProductRoom {
+            multiprocessors: self.card.multiprocessors as usize,
+            sums: scratch.partial.len(),
+            row_blocks: Kernel::tiled(part.kind).map_or(0, |_| row_blocks(&scratch.tiles, w.k)),
+        };
+        let ProductPlan { blocks, is_split } = room.plan(part.rows, w.pieces.n, n_rows);
+        let (n_out, ld_out) = (part.rows as u32, w.n_out as u32);
+        let (to_product, ld) = if is_split { (scratch.partial.address(0), n_out) } else { (to, ld_out) };
+        let product = PartProduct { w, part, x, n_rows, to: to_product, ld, is_split };
+        match blocks {
+            Blocks::Tiled => self.product_of_tiles(&product, &scratch.tiles),
+            _ => self.product_of_rows(&product, blocks),
         }
-        let sums = sums.address(0);
-        let args = arguments![digits, scales, x, sums, n_out, n_out, rows, w.pieces];
-        // SAFETY: as above; the plan checked that the scratch has room for all pieces.
+        if is_split {
+            let fold = LaunchShape { grid: [n_out.div_ceil(256), n_rows as u32, 1], ..by_row(0) };
+            let rows = n_rows as u32;
+            let args = arguments![to_product, rows, n_out, to, ld_out, w.pieces];
+            // SAFETY: the kernel before wrote all pieces, and `multiply` checked that out holds all planes.
+            unsafe { self.launch(Kernel::FoldSplit, fold, args) };
+        }
+    }
+
+    fn product_of_rows(&self, product: &PartProduct<'_>, blocks: Blocks) {
+        let &PartProduct { w, part, x, n_rows, to, ld, is_split } = product;
+        let (kernels, n_pieces) = (Kernel::linear(part.kind), w.pieces.n);
+        let wide = [n_rows.div_ceil(WIDE[0]), part.rows.div_ceil(WIDE[1]), if is_split { n_pieces as usize } else { 1 }];
+        let (kernel, grid, shared_bytes) = match blocks {
+            Blocks::Few(few) => {
+                let (rows, tiles) = FEW[few];
+                let n_columns = part.n_tiles().div_ceil(tiles * tiles_per_block(n_pieces));
+                (kernels[few], [n_columns, n_rows.div_ceil(rows), 1], 0)
+            }
+            Blocks::Tall => (kernels[3], [part.rows.div_ceil(TALL[1]), n_rows.div_ceil(TALL[0]), 1], 0),
+            Blocks::Wide | Blocks::Tiled => (kernels[4], wide, WIDE_SHARED_BYTES),
+        };
+        let shape = LaunchShape { grid: grid.map(|n| n as u32), shared_bytes, ..by_row(0) };
+        let (digits, scales, n_out, rows) =
+            (part.digits.address(0), part.scales.address(0), part.rows as u32, n_rows as u32);
+        let args = arguments![digits, scales, x, to, ld, n_out, rows, w.pieces];
+        // SAFETY: the packer laid the part out for its kind, and x has this many rows of k. `multiply` checked that out
+        // holds all planes, and the plan that the scratch has room for all pieces.
         unsafe { self.launch(kernel, shape, args) };
-        let fold = LaunchShape { grid: [n_out.div_ceil(256), rows, 1], ..by_row(0) };
-        let args = arguments![sums, rows, n_out, to, ld_out, w.pieces];
-        // SAFETY: the kernel before wrote all pieces, and out was checked to hold all planes.
-        unsafe { self.launch(Kernel::FoldSplit, fold, args) };
     }
 
     /// Returns false if the library does not take such a product, or has no algorithm for it: then the kernels compute
@@ -211,13 +249,28 @@ impl Linear for Cuda {
 mod tests {
     use super::*;
 
+    fn plan_of(row_blocks: usize, rows: usize, n_pieces: u32, n_rows: usize) -> (Blocks, bool) {
+        let ProductPlan { blocks, is_split } =
+            ProductRoom { multiprocessors: 132, sums: 32 << 20, row_blocks }.plan(rows, n_pieces, n_rows);
+        (blocks, is_split)
+    }
+
     #[test]
     fn plans_fill_the_device() {
-        let of = |rows, n_pieces, n_rows| ProductPlan::of(rows, n_pieces, n_rows, 132, 32 << 20);
-        assert_eq!([1, 8, 9, 32].map(|n_rows| of(4096, 8, n_rows)), [0, 0, 1, 2].map(ProductPlan::Few));
-        assert_eq!([128, 2048].map(|n_rows| of(28672, 4, n_rows)), [ProductPlan::Wide; 2]);
-        assert_eq!([64, 128, 256].map(|n_rows| of(4096, 8, n_rows)), [ProductPlan::Split; 3]);
-        assert_eq!([512, 2048].map(|n_rows| of(4096, 8, n_rows)), [ProductPlan::Wide; 2], "no room for the pieces");
-        assert_eq!(of(4096, 1, 64), ProductPlan::Tall);
+        let of = |rows, n_pieces, n_rows| plan_of(0, rows, n_pieces, n_rows);
+        assert_eq!([1, 8, 9, 32].map(|n_rows| of(4096, 8, n_rows)), [0, 0, 1, 2].map(|few| (Blocks::Few(few), false)));
+        assert_eq!([128, 2048].map(|n_rows| of(28672, 4, n_rows)), [(Blocks::Wide, false); 2]);
+        assert_eq!([64, 128, 256].map(|n_rows| of(4096, 8, n_rows)), [(Blocks::Wide, true); 3]);
+        assert_eq!([512, 2048].map(|n_rows| of(4096, 8, n_rows)), [(Blocks::Wide, false); 2], "no room for the pieces");
+        assert_eq!(of(4096, 1, 64), (Blocks::Tall, false));
+    }
+
+    #[test]
+    fn many_rows_are_tiled_where_a_kernel_reads_tiles() {
+        let of = |rows, n_pieces, n_rows| plan_of(8, rows, n_pieces, n_rows);
+        assert_eq!([32, 128].map(|n_rows| of(4096, 8, n_rows)), [(Blocks::Few(2), false), (Blocks::Wide, true)]);
+        assert_eq!([129, 256].map(|n_rows| of(4096, 8, n_rows)), [(Blocks::Tiled, true); 2]);
+        assert_eq!([512, 4096].map(|n_rows| of(4096, 8, n_rows)), [(Blocks::Tiled, false); 2]);
+        assert_eq!(plan_of(1, 4096, 2, 300), (Blocks::Tiled, false), "the pieces are of one chunk of rows");
     }
 }

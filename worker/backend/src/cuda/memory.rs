@@ -48,16 +48,7 @@ impl Memory for Cuda {
         }
         let (in_f32, in_bf16) = (size(cols, 4)?, size(padded(cols), 2)?);
         self.forget_graphs();
-        {
-            let mut scratch = self.scratch();
-            if scratch.rows.len() < in_bf16 {
-                scratch.rows = DeviceMemory::new(&self.context, "scratch", in_bf16)?;
-            }
-            scratch.rows_max = scratch.rows_max.max(rows_max);
-            if scratch.f8.is_made() {
-                scratch.reserve_f8(&self.context)?;
-            }
-        }
+        self.scratch().reserve(&self.context, &self.card, rows_max, padded(cols) * 2)?;
         let bytes = DeviceMemory::new(&self.context, "a buffer", in_f32.max(in_bf16))?;
         self.stream.fill(&bytes, 0)?;
         Ok(Buffer { bytes, rows_max, cols, is_bf16: AtomicBool::new(false) })

@@ -57,6 +57,7 @@ mod repeat;
 mod sample;
 mod scratch;
 mod table;
+mod tiled;
 mod uploads;
 mod weights;
 

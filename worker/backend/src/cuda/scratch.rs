@@ -1,6 +1,7 @@
 //! What operations need besides their arguments. Grown when buffers are made, and never in a pass.
 
-use super::driver::{Context, DeviceMemory};
+use super::driver::{Card, Context, DeviceMemory};
+use super::tiled::tiles_bytes;
 use crate::Result;
 use std::sync::Arc;
 
@@ -15,6 +16,8 @@ pub(super) struct DeviceScratch {
     pub(super) rows: DeviceMemory,
     /// What the tiles of a split attention have made.
     pub(super) partial: DeviceMemory,
+    /// Tiles of rows, where products read them.
+    pub(super) tiles: DeviceMemory,
     /// Of products with weights of eight bits.
     pub(super) f8: ScaledScratch,
     /// Of any buffer.
@@ -26,9 +29,23 @@ impl DeviceScratch {
         Ok(DeviceScratch {
             rows: DeviceMemory::new(context, "scratch", 0)?,
             partial: DeviceMemory::new(context, "scratch", PARTIAL_BYTES)?,
+            tiles: DeviceMemory::new(context, "tiles of rows", 0)?,
             f8: ScaledScratch::default(),
             rows_max: 0,
         })
+    }
+
+    /// Makes room for a buffer of these rows.
+    pub fn reserve(&mut self, context: &Arc<Context>, card: &Card, rows_max: usize, row_bytes: usize) -> Result<()> {
+        let (in_rows, in_tiles) = (rows_max * row_bytes, tiles_bytes(card, rows_max, row_bytes));
+        if self.rows.len() < in_rows {
+            self.rows = DeviceMemory::new(context, "scratch", in_rows)?;
+        }
+        if self.tiles.len() < in_tiles {
+            self.tiles = DeviceMemory::new(context, "tiles of rows", in_tiles)?;
+        }
+        self.rows_max = self.rows_max.max(rows_max);
+        if self.f8.is_made() { self.reserve_f8(context) } else { Ok(()) }
     }
 
     /// As much as any buffer that is here needs.

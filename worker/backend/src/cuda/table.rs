@@ -146,6 +146,15 @@ kernels! {
         LinearF8R128 = "linear_f8_r128",
         LinearF8plainR128 = "linear_f8plain_r128",
     }
+    "warpgroups.cu": {
+        TileRows = "tile_rows",
+        LinearBf16R256 = "linear_bf16_r256",
+        LinearW8R256 = "linear_w8_r256",
+        LinearW8hR256 = "linear_w8h_r256",
+        LinearW4R256 = "linear_w4_r256",
+        LinearW4hR256 = "linear_w4h_r256",
+        LinearF8R256 = "linear_f8_r256",
+    }
     "attention.cu": {
         RopeStore = "rope_store",
         AttendD32Q16 = "attend_d32_q16",
@@ -213,6 +222,19 @@ impl Kernel {
                 K::LinearF8plainR64,
                 K::LinearF8plainR128,
             ],
+        }
+    }
+
+    /// Returns the product of tiles of 256 rows, on Hopper.
+    pub const fn tiled(kind: WeightKind) -> Option<Kernel> {
+        match kind {
+            WeightKind::Bf16 => Some(Kernel::LinearBf16R256),
+            WeightKind::W8 => Some(Kernel::LinearW8R256),
+            WeightKind::W8h => Some(Kernel::LinearW8hR256),
+            WeightKind::W4 => Some(Kernel::LinearW4R256),
+            WeightKind::W4h => Some(Kernel::LinearW4hR256),
+            WeightKind::F8 => Some(Kernel::LinearF8R256),
+            WeightKind::Plain | WeightKind::F8Plain => None,
         }
     }
 

@@ -14,7 +14,9 @@ pub const TYPES: [Dtype; 6] = [Dtype::BF16, Dtype::Q8_0, Dtype::Q6K, Dtype::Q4_0
 /// Widths of heads.
 pub const WIDTHS: [usize; 8] = [32, 64, 96, 128, 160, 192, 224, 256];
 /// Row counts for each kernel of few rows, and for those of many: with blocks for each piece of K, and without.
-const ROWS: [usize; 5] = [5, 13, 29, 40, 520];
+const ROWS: [usize; 6] = [5, 13, 29, 40, 200, 520];
+/// Where K has one piece, 64 rows are a block.
+const ONE_PIECE: (usize, usize) = (32, 70);
 /// As long as the widest blocks.
 const K: usize = 256;
 
@@ -78,11 +80,12 @@ fn reference() -> Cpu {
 pub fn of_type(device: &Cuda, dtype: Dtype, seed: u64) -> Vec<Check> {
     let (rng, reference) = (&mut Rng(seed), reference());
     let rows = if device.numerics_mode() == NumericsMode::Fast { &ROWS[..3] } else { &ROWS };
-    let product = |n_rows: &usize| {
-        let product = Product { file: File::random(rng, dtype, 20, K) };
-        product.check(device, &reference, rng, *n_rows)
+    let product = |(k, n_rows): (usize, usize)| {
+        let product = Product { file: File::random(rng, dtype, 20, k) };
+        product.check(device, &reference, rng, n_rows)
     };
-    let mut checks: Vec<Check> = rows.iter().map(product).collect();
+    let shapes = rows.iter().map(|n_rows| (K, *n_rows)).chain([ONE_PIECE]);
+    let mut checks: Vec<Check> = shapes.map(product).collect();
     checks.push(Embedded { file: File::random(rng, dtype, 7, K) }.check(device, &reference, rng, 5));
     checks.push(Mixture::new(rng, dtype, [K, K], 3, 2).check(device, &reference, rng, 3));
     checks

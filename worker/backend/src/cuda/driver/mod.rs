@@ -138,6 +138,11 @@ impl Card {
         format!("sm_{}{}", self.capability.0, self.capability.1)
     }
 
+    /// Returns whether four warps can multiply together there, as kernels for Hopper do.
+    pub fn has_warpgroups(&self) -> bool {
+        self.capability == (9, 0)
+    }
+
     /// Returns the device kind that a worker reports.
     pub fn device_kind(&self) -> DeviceKind {
         DeviceKind::cuda(&self.gpu_architecture())

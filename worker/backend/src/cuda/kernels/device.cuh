@@ -17,7 +17,8 @@ typedef unsigned long long u64;
 #define DEVICE_MEMBER __device__ __forceinline__
 // Shared memory of a block: of a static size, or of the size that the launch gives.
 #define SHARED(type, name, n) __shared__ __align__(16) type name[n]
-#define SHARED_DYNAMIC(name) extern __shared__ __align__(16) u8 name[]
+#define SHARED_DYNAMIC(name) SHARED_DYNAMIC_ALIGNED(16, name)
+#define SHARED_DYNAMIC_ALIGNED(n_bytes, name) extern __shared__ __align__(n_bytes) u8 name[]
 #define UNROLL _Pragma("unroll")
 #define PRAGMA(words) _Pragma(#words)
 #define UNROLL_BY(n) PRAGMA(unroll n)
@@ -164,6 +165,171 @@ DEVICE void copies_arrived() {
     emulator::copies_arrived(N);
 #else
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+#endif
+}
+
+// ---- barriers in shared memory (sm_90) ------------------------------------------------------------------------------
+// A phase of a barrier ends after `n` arrivals, and after the copies that it expects; the next phase begins at once.
+
+#ifndef EMULATOR
+DEVICE u32 in_shared(const void* at) { return (u32)__cvta_generic_to_shared(at); }
+#endif
+
+DEVICE void make_barrier(u64* barrier, u32 n) {
+#ifdef EMULATOR
+    emulator::make_barrier(barrier, n);
+#else
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(in_shared(barrier)), "r"(n) : "memory");
+#endif
+}
+
+// Shows the barriers that this thread has made to copies. Other threads see them after a barrier of the block.
+DEVICE void publish_barriers() {
+#ifndef EMULATOR
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+}
+
+DEVICE void arrive(u64* barrier) {
+#ifdef EMULATOR
+    emulator::arrive(barrier, 0);
+#else
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(in_shared(barrier)) : "memory");
+#endif
+}
+
+// Arrives; the phase also waits for this many bytes of `copy_bulk`.
+DEVICE void arrive_expecting(u64* barrier, u32 n_bytes) {
+#ifdef EMULATOR
+    emulator::arrive(barrier, n_bytes);
+#else
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(in_shared(barrier)), "r"(n_bytes)
+                 : "memory");
+#endif
+}
+
+// Arrives once all `copy_async` of this thread have.
+DEVICE void arrive_with_copies(u64* barrier) {
+#ifdef EMULATOR
+    emulator::arrive_with_copies(barrier);
+#else
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(in_shared(barrier)) : "memory");
+#endif
+}
+
+// Waits for the end of a phase: 0 for the first, third, .. of the barrier, 1 for the second, fourth, .. ; for 1 at once
+// if none has ended.
+DEVICE void wait_for_phase(u64* barrier, u32 phase) {
+#ifdef EMULATOR
+    emulator::wait_for_phase(barrier, phase);
+#else
+    u32 has_ended;
+    do {
+        asm volatile(
+            "{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+            : "=r"(has_ended)
+            : "r"(in_shared(barrier)), "r"(phase)
+            : "memory");
+    } while (!has_ended);
+#endif
+}
+
+// Begins to copy adjacent memory for a phase of the barrier. Addresses and size are multiples of 16.
+DEVICE void copy_bulk(void* shared, const void* global, u32 n_bytes, u64* barrier) {
+#ifdef EMULATOR
+    emulator::copy_bulk(shared, global, n_bytes, barrier);
+#else
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                     in_shared(shared)),
+                 "l"(global), "r"(n_bytes), "r"(in_shared(barrier))
+                 : "memory");
+#endif
+}
+
+// ---- products of four warps (sm_90a) --------------------------------------------------------------------------------
+
+// All warps of a block of 384 threads begin with 168 registers. Four warps give back all but 40, or take up to 232.
+DEVICE void give_back_registers() {
+#ifndef EMULATOR
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+#endif
+}
+DEVICE void take_registers() {
+#ifndef EMULATOR
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+#endif
+}
+
+// Precedes products whose operands are in registers that the warp has written.
+DEVICE void begin_products() {
+#ifndef EMULATOR
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#endif
+}
+
+// Ends a group of products.
+DEVICE void commit_products() {
+#ifndef EMULATOR
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+#endif
+}
+
+// Waits until at most the last group of this warp's products is under way.
+DEVICE void earlier_products_done() {
+#ifndef EMULATOR
+    asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+#endif
+}
+
+// Waits for all products into acc.
+DEVICE void products_done(float (&acc)[32][4]) {
+#ifdef EMULATOR
+    (void)acc;
+#else
+    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+    UNROLL
+    for (u32 i = 0; i < 128; i++) {
+        // The compiler does not move reads of acc before the wait.
+        asm volatile("" : "+f"(acc[i / 4][i % 4])::"memory");
+    }
+#endif
+}
+
+// The place of a chunk of 16 bytes among those of a tile of rows, four for each row.
+DEVICE u32 place_of_chunk(u32 row, u32 chunk) { return row * 4 + (chunk ^ (row / 2 % 4)); }
+
+#define FOUR_SUMS(i) "+f"(acc[i][0]), "+f"(acc[i][1]), "+f"(acc[i][2]), "+f"(acc[i][3])
+#define SUMS(i)                                                                                                     \
+    FOUR_SUMS(i), FOUR_SUMS(i + 1), FOUR_SUMS(i + 2), FOUR_SUMS(i + 3), FOUR_SUMS(i + 4), FOUR_SUMS(i + 5),         \
+        FOUR_SUMS(i + 6), FOUR_SUMS(i + 7)
+
+// acc[i] += a * the rows 8i .. 8i + 7, as `multiply_tiles` for each i, by four adjacent warps. Each warp has its own
+// sixteen rows of a. `rows` is a tile of 256 rows of 32 elements in shared memory (`tile_rows`); `step` selects sixteen.
+// Begins only: until `earlier_products_done` or `products_done`, neither acc, a nor the rows may change.
+DEVICE void multiply_rows(float (&acc)[32][4], const u32 (&a)[4], const Words4* rows, u32 step) {
+#ifdef EMULATOR
+    const u32 g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    for (u32 i = 0; i < 32; i++) {
+        const u32 low = rows[place_of_chunk(i * 8 + g, step * 2)].w[t];
+        const u32 high = rows[place_of_chunk(i * 8 + g, step * 2 + 1)].w[t];
+        multiply_tiles(acc[i], a[0], a[1], a[2], a[3], low, high);
+    }
+#else
+    // Rows of 64 bytes, swizzled, eight of which are 512 bytes.
+    const u64 descriptor = (u64)((in_shared(rows) + step * 32) >> 4 & 0x3fff) | 1ull << 16 | 32ull << 32 | 2ull << 62;
+    asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
+        "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
+        "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
+        "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
+        "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+        "}, {%128, %129, %130, %131}, %132, 1, 1, 1, 0;"
+        : SUMS(0), SUMS(8), SUMS(16), SUMS(24)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(descriptor));
 #endif
 }
 

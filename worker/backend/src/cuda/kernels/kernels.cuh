@@ -250,6 +250,25 @@ LINEARS(w4h);
 LINEARS(f8);
 LINEARS(f8plain);
 
+// The same on Hopper (warpgroups.cu), from rows in tiles of 256 rows of one group: out[tile of rows][group] has the
+// row's elements 2i and 2i + 1 of a step at word i / 2 + i % 2 * 4, in chunks of 16 bytes that change places
+// (`place_of_chunk`). Tiles beyond the last row may have any numbers there. grid (ceil(n_rows / 32), ceil(n_groups / 4))
+KERNEL(256) tile_rows(const bf16* x, u32 n_rows, u32 n_groups, Words4* out);
+//   linear_{kind}_r256             256 rows for each block, of 384 threads, and WARPGROUPS_SMEM bytes of shared memory.
+//                                  Any grid of one dimension; blocks share ceil(n_rows / 256) * ceil(n_out / 128) jobs
+// plane_rows: the rows of a plane of out. is_split: piece i is computed alone into plane i, for `fold_split`, and there
+// are pieces.n times as many jobs. On other devices these kernels do nothing.
+#define WARPGROUPS_SMEM (8 * (256 + 128) * 64 + 1024)
+#define LINEAR_TILED(name)                                                                                          \
+    KERNEL(384) name(const void* digits, const void* scales, const Words4* x, float* out, u32 ld_out, u32 n_out,    \
+                     u32 n_rows, u32 plane_rows, u32 is_split, BY_VALUE Pieces pieces)
+LINEAR_TILED(linear_bf16_r256);
+LINEAR_TILED(linear_w8_r256);
+LINEAR_TILED(linear_w8h_r256);
+LINEAR_TILED(linear_w4_r256);
+LINEAR_TILED(linear_w4h_r256);
+LINEAR_TILED(linear_f8_r256);
+
 // Experts: matrix e of `digits` and `scales` (device pointers, n of them = grid z) is that of expert first + e. Its
 // rows are choices starts[first + e] .. starts[first + e + 1] in the order of `group_choices`. Choice i reads row
 // order[i] / n_used of x, or row i where `order` is null, and writes row i of out: [n_choices, ld_out].

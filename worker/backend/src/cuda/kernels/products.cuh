@@ -28,6 +28,29 @@ struct Stack {
     }
 };
 
+// The same for 128 sums of each thread, in local memory: registers do not suffice for them.
+struct Waiting {
+    float sums[3][32][4];
+    u32 n;
+
+    DEVICE_MEMBER void push(const float (&acc)[32][4]) {
+        UNROLL
+        for (u32 i = 0; i < 128; i++) {
+            sums[n][i / 4][i % 4] = acc[i / 4][i % 4];
+        }
+        n++;
+    }
+
+    DEVICE_MEMBER void merge(float (&acc)[32][4]) {
+        n--;
+        UNROLL
+        for (u32 i = 0; i < 128; i++) {
+            float& sum = acc[i / 4][i % 4];
+            sum = sums[n][i / 4][i % 4] + sum;
+        }
+    }
+};
+
 // The part of a row that a lane takes: four elements of each step of sixteen, in the order of the row.
 struct Group {
     Words2 steps[2];

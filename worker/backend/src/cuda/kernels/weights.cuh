@@ -1,9 +1,20 @@
 // Packed weights, as `kernels.cuh` lays them out: how a lane reads its part of sixteen rows of thirty-two elements.
 //
 // A kind has `Raw`, what a lane loads; `fetch`, which loads it; `widen`, which converts it to bf16; and `one`, a single
-// weight. `first` is the index of a tile's first group among all groups; `group` counts from there.
+// weight. `first` is the index of a tile's first group among all groups; `group` counts from there. A group of a tile
+// has DIGIT_BYTES and SCALE_BYTES.
 #pragma once
 #include "kernels.cuh"
+
+// How `fetch` loads: from the device's memory, or from shared memory.
+struct FromDevice {
+    template <class T>
+    static DEVICE_MEMBER T load(const T* from) { return load_once(from); }
+};
+struct FromShared {
+    template <class T>
+    static DEVICE_MEMBER T load(const T* from) { return *from; }
+};
 
 // Sixteen rows of thirty-two weights for the tensor cores: a[step][register], in the order of `multiply_tiles`.
 struct Fragment {
@@ -11,15 +22,17 @@ struct Fragment {
 };
 
 struct KindBf16 {
+    static constexpr u32 DIGIT_BYTES = 1024, SCALE_BYTES = 0;
     struct Raw {
         Words4 steps[2];
     };
 
+    template <class From = FromDevice>
     static DEVICE_MEMBER Raw fetch(const void* digits, const void*, u64 first, u64 group, u32, u32 lane) {
         const Words4* from = (const Words4*)digits + (first + group) * 64 + lane;
         Raw raw;
-        raw.steps[0] = load_once(from);
-        raw.steps[1] = load_once(from + 32);
+        raw.steps[0] = From::load(from);
+        raw.steps[1] = From::load(from + 32);
         return raw;
     }
 
@@ -43,12 +56,13 @@ struct KindBf16 {
 
 // Rows in the matrix's own layout, because a library reads them too.
 struct KindPlain : KindBf16 {
+    template <class From = FromDevice>
     static DEVICE_MEMBER Raw fetch(const void* digits, const void*, u64 first, u64 group, u32 n_groups, u32 lane) {
         const Words2* from = (const Words2*)digits + (first * 16 + lane / 4 * n_groups + group) * 8 + lane % 4;
         Raw raw;
         UNROLL
         for (int i = 0; i < 4; i++) {
-            Words2 of_step = load_once(from + i / 2 * (n_groups * 64) + i % 2 * 4);
+            Words2 of_step = From::load(from + i / 2 * (n_groups * 64) + i % 2 * 4);
             raw.steps[i % 2].w[i / 2] = of_step.w[0];
             raw.steps[i % 2].w[i / 2 + 2] = of_step.w[1];
         }
@@ -77,6 +91,7 @@ struct Scale {
 // BITS: 8 or 4. HALVES: each sixteen elements have a scale of their own.
 template <int BITS, bool HALVES>
 struct KindQuantized {
+    static constexpr u32 DIGIT_BYTES = BITS * 64, SCALE_BYTES = HALVES ? 128 : 64;
     // The words that hold eight digits.
     static constexpr int WORDS = BITS / 4;
     struct Digits {
@@ -91,37 +106,39 @@ struct KindQuantized {
         Scales scales;
     };
 
+    template <class From>
     static DEVICE_MEMBER Scales fetch_scales(const void* scales, u64 at) {
         Scales out;
         if constexpr (HALVES) {
-            Words4 words = load_once((const Words4*)scales + at);
+            Words4 words = From::load((const Words4*)scales + at);
             UNROLL
             for (int i = 0; i < 4; i++) {
                 out.w[i] = words.w[i];
             }
         } else {
-            Words2 words = load_once((const Words2*)scales + at);
+            Words2 words = From::load((const Words2*)scales + at);
             out.w[0] = words.w[0];
             out.w[1] = words.w[1];
         }
         return out;
     }
 
+    template <class From = FromDevice>
     static DEVICE_MEMBER Raw fetch(const void* digits, const void* scales, u64 first, u64 group, u32, u32 lane) {
         const u64 at = first + group;
         Raw raw;
         if (BITS == 8) {
-            Words4 words = load_once((const Words4*)digits + at * 32 + lane);
+            Words4 words = From::load((const Words4*)digits + at * 32 + lane);
             UNROLL
             for (int i = 0; i < 4; i++) {
                 raw.digits.rows[i / 2][i % WORDS] = words.w[i];
             }
         } else {
-            Words2 words = load_once((const Words2*)digits + at * 32 + lane);
+            Words2 words = From::load((const Words2*)digits + at * 32 + lane);
             raw.digits.rows[0][0] = words.w[0];
             raw.digits.rows[1][0] = words.w[1];
         }
-        raw.scales = fetch_scales(scales, at * 8 + lane / 4);
+        raw.scales = fetch_scales<From>(scales, at * 8 + lane / 4);
         return raw;
     }
 
@@ -181,11 +198,13 @@ DEVICE u32 narrow_f8(float x) {
 // PLAIN: rows in the matrix's own layout, because a library reads them too.
 template <bool PLAIN>
 struct KindFloat8 {
+    static constexpr u32 DIGIT_BYTES = 512, SCALE_BYTES = 64;
     struct Raw {
         Words2 rows[2];
         Words2 scales;
     };
 
+    template <class From = FromDevice>
     static DEVICE_MEMBER Raw fetch(const void* digits, const void* scales, u64 first, u64 group, u32 n_groups,
                                    u32 lane) {
         const u64 at = first + group;
@@ -194,16 +213,16 @@ struct KindFloat8 {
             const u32* from = (const u32*)digits + (first * 16 + lane / 4 * n_groups + group) * 8 + lane % 4;
             UNROLL
             for (int i = 0; i < 4; i++) {
-                raw.rows[i / 2].w[i % 2] = load_once(from + i / 2 * (n_groups * 64) + i % 2 * 4);
+                raw.rows[i / 2].w[i % 2] = From::load(from + i / 2 * (n_groups * 64) + i % 2 * 4);
             }
         } else {
-            Words4 words = load_once((const Words4*)digits + at * 32 + lane);
+            Words4 words = From::load((const Words4*)digits + at * 32 + lane);
             UNROLL
             for (int i = 0; i < 4; i++) {
                 raw.rows[i / 2].w[i % 2] = words.w[i];
             }
         }
-        raw.scales = load_once((const Words2*)scales + at * 8 + lane / 4);
+        raw.scales = From::load((const Words2*)scales + at * 8 + lane / 4);
         return raw;
     }
 

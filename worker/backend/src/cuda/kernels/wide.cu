@@ -82,8 +82,8 @@ struct Weights<KindBf16> {
     DEVICE_MEMBER void advance(Stage* stages, u32 group, u32 end) { prepare(stages, 0, group + STAGES - 1, end); }
 };
 
-// acc[tile][8 rows][..]; a warp has 4 tiles, from `tile` on, and 8 times 8 rows, from `row` on.
-DEVICE void multiply_stage(const Stage& stage, u32 tile, u32 row, float (&acc)[4][8][4]) {
+// acc[8 * tile + rows / 8][..]; a warp has 4 tiles, from `tile` on, and 8 times 8 rows, from `row` on.
+DEVICE void multiply_stage(const Stage& stage, u32 tile, u32 row, float (&acc)[32][4]) {
     const u32 lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     KindBf16::Raw left[4];
     UNROLL
@@ -109,42 +109,19 @@ DEVICE void multiply_stage(const Stage& stage, u32 tile, u32 row, float (&acc)[4
             for (u32 i = 0; i < 8; i++) {
                 const u32(&a)[4] = left[i % 4].steps[step].w;
                 const Words2& x = right[i / 4].steps[step];
-                multiply_tiles(acc[i % 4][pair + i / 4], a[0], a[1], a[2], a[3], x.w[0], x.w[1]);
+                multiply_tiles(acc[i % 4 * 8 + pair + i / 4], a[0], a[1], a[2], a[3], x.w[0], x.w[1]);
             }
         }
     }
 }
 
-// Partial sums that wait for their neighbours, in local memory: registers do not suffice for them.
-struct Waiting {
-    float sums[3][4][8][4];
-    u32 n;
-
-    DEVICE_MEMBER void push(const float (&acc)[4][8][4]) {
-        UNROLL
-        for (u32 i = 0; i < 128; i++) {
-            sums[n][i / 32][i / 4 % 8][i % 4] = acc[i / 32][i / 4 % 8][i % 4];
-        }
-        n++;
-    }
-
-    DEVICE_MEMBER void merge(float (&acc)[4][8][4]) {
-        n--;
-        UNROLL
-        for (u32 i = 0; i < 128; i++) {
-            float& sum = acc[i / 32][i / 4 % 8][i % 4];
-            sum = sums[n][i / 32][i / 4 % 8][i % 4] + sum;
-        }
-    }
-};
-
-DEVICE void store_run(const float (&acc)[4][8][4], float* out, u32 ld_out, u32 column, u32 row, u32 n_out,
+DEVICE void store_run(const float (&acc)[32][4], float* out, u32 ld_out, u32 column, u32 row, u32 n_out,
                       u32 n_rows) {
     UNROLL
     for (u32 i = 0; i < 128; i++) {
         u32 c = column + i / 32 * 16 + i % 4 / 2 * 8, r = row + i / 4 % 8 * 8 + i % 2;
         if (c < n_out && r < n_rows) {
-            out[(u64)r * ld_out + c] = acc[i / 32][i / 4 % 8][i % 4];
+            out[(u64)r * ld_out + c] = acc[i / 4][i % 4];
         }
     }
 }
@@ -180,7 +157,7 @@ DEVICE void wide(const void* digits, const void* scales, const bf16* x, float* o
     waiting.n = 0;
     u32 group = begin;
     do {
-        float acc[4][8][4] = {};
+        float acc[32][4] = {};
         for (const u32 piece_end = pieces.end[piece]; group < piece_end; group++) {
             copies_arrived<STAGES - 2>();
             // All threads have stored and copied this group, and have read the stage that is overwritten now.

@@ -20,8 +20,8 @@ const STRANDS: usize = 4;
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Pieces {
-    n: u32,
-    n_groups: u32,
+    pub n: u32,
+    pub n_groups: u32,
     end: [u32; PIECES_MAX],
     merges: [u8; PIECES_MAX],
     ends_run: [u8; PIECES_MAX],
@@ -60,7 +60,7 @@ impl Pieces {
     }
 
     /// The owned leaves of a row-parallel matrix.
-    fn leaves(leaves: &Leaves, owned: Range<u32>) -> Pieces {
+    pub fn leaves(leaves: &Leaves, owned: Range<u32>) -> Pieces {
         let columns = leaves.elements(&owned);
         let mut pieces = Pieces::none(columns.len());
         for run in aligned_runs(owned, leaves.len() as u32) {
@@ -70,7 +70,7 @@ impl Pieces {
         pieces
     }
 
-    fn n_planes(&self) -> usize {
+    pub fn n_planes(&self) -> usize {
         self.ends_run[..self.n as usize].iter().filter(|ends| **ends != 0).count()
     }
 
@@ -224,12 +224,12 @@ impl Group {
 }
 
 /// The contract of strands, which are added from the left: [n_rows, n_out]
-fn expected(x: &[f32], w: &Packed, pieces: &Pieces) -> Vec<f32> {
+pub fn expected(x: &[f32], w: &Packed, pieces: &Pieces) -> Vec<f32> {
     planes(x, w, pieces, |strands| strands.iter().copied().reduce(|sum, strand| sum + strand).unwrap())
 }
 
 /// The contract of leaves, which are added by their tree: [n_planes, n_rows, n_out]
-fn expected_of_leaves(x: &[f32], w: &Packed, pieces: &Pieces) -> Vec<f32> {
+pub fn expected_of_leaves(x: &[f32], w: &Packed, pieces: &Pieces) -> Vec<f32> {
     planes(x, w, pieces, |leaves| {
         sum_runs(&(0u32..).zip(leaves).map(|(i, leaf)| (i..i + 1, *leaf)).collect::<Vec<_>>())
     })
@@ -299,7 +299,7 @@ fn split_product(x: &[f32], w: &Packed, pieces: &Pieces, order: i32) -> Vec<f32>
 }
 
 /// Random numbers that fit a bf16.
-fn numbers(rng: &mut Rng, n: usize) -> Vec<f32> {
+pub fn numbers(rng: &mut Rng, n: usize) -> Vec<f32> {
     rng.floats(n).into_iter().map(rounded).collect()
 }
 

@@ -27,3 +27,4 @@ mod planted;
 mod pointwise;
 mod sample;
 mod table;
+mod tiled;
