@@ -1,13 +1,13 @@
 //! Every kernel, with as few numbers as suffice: each kind of weight for each number of rows, each width of a head on
 //! each way of attending, and operations that no model's pass covers.
 
-use super::{Attended, Check, EXACT, Mixture, Operation, Product, ROUNDED, apart, filled, read, same_bits};
+use super::{Attended, Check, EXACT, Mixture, Operation, PRODUCT, Product, ROUNDED, apart, filled, read, same_bits};
 use crate::numbers::{File, Rng, cpu};
 use backend::cpu::{Cpu, Isa};
 use backend::cuda::Cuda;
 use backend::{AttentionHeads, Batch, Device, Draw, DrawMask, Memory, PassSlice, Pointwise, Sample};
 use types::leaves::sum_runs;
-use types::{Activations, Dtype, KvDtype, NumericsMode, Sampling, Want};
+use types::{Activations, Dtype, KvDtype, Leaves, NumericsMode, Sampling, Want};
 
 /// One of each kind of weight on the device.
 pub const TYPES: [Dtype; 6] = [Dtype::BF16, Dtype::Q8_0, Dtype::Q6K, Dtype::Q4_0, Dtype::Q3K, Dtype::F8E4M3];
@@ -15,8 +15,8 @@ pub const TYPES: [Dtype; 6] = [Dtype::BF16, Dtype::Q8_0, Dtype::Q6K, Dtype::Q4_0
 pub const WIDTHS: [usize; 8] = [32, 64, 96, 128, 160, 192, 224, 256];
 /// Row counts for each kernel of few rows, and for those of many: with blocks for each piece of K, and without.
 const ROWS: [usize; 6] = [5, 13, 29, 40, 200, 520];
-/// Where K has one piece, 64 rows are a block.
-const ONE_PIECE: (usize, usize) = (32, 70);
+/// As many rows as a block of 64 takes, where K is one piece.
+const OF_ONE_LEAF: usize = 70;
 /// As long as the widest blocks.
 const K: usize = 256;
 
@@ -43,6 +43,32 @@ impl Operation for Embedded {
         let tokens: Vec<u32> = x.iter().map(|x| x.to_bits() % self.file.rows as u32).collect();
         let (table, mut out) = (device.matrix(&[self.file.stored()]).unwrap(), device.buffer(n_rows, K).unwrap());
         device.embed(&table, 0, &tokens, &mut out);
+        read(device, &out, n_rows)
+    }
+}
+
+/// A product over K as one leaf.
+struct OfOneLeaf {
+    file: File,
+}
+
+impl Operation for OfOneLeaf {
+    fn name(&self) -> String {
+        format!("product with one leaf of {:?}", self.file.dtype)
+    }
+
+    fn limit(&self) -> f32 {
+        PRODUCT
+    }
+
+    fn cols(&self) -> usize {
+        K
+    }
+
+    fn run<D: Device>(&self, device: &D, x: &[f32], n_rows: usize) -> Vec<f32> {
+        let w = device.matrix_leaves(self.file.stored(), &Leaves::on_grain(K as u32, 1), 0..1).unwrap();
+        let (x, mut out) = (filled(device, n_rows, x), device.buffer(n_rows, self.file.rows).unwrap());
+        device.linear_runs(&x, &w, n_rows, &mut out);
         read(device, &out, n_rows)
     }
 }
@@ -80,12 +106,15 @@ fn reference() -> Cpu {
 pub fn of_type(device: &Cuda, dtype: Dtype, seed: u64) -> Vec<Check> {
     let (rng, reference) = (&mut Rng(seed), reference());
     let rows = if device.numerics_mode() == NumericsMode::Fast { &ROWS[..3] } else { &ROWS };
-    let product = |(k, n_rows): (usize, usize)| {
-        let product = Product { file: File::random(rng, dtype, 20, k) };
-        product.check(device, &reference, rng, n_rows)
+    let product = |n_rows: &usize| {
+        let product = Product { file: File::random(rng, dtype, 20, K) };
+        product.check(device, &reference, rng, *n_rows)
     };
-    let shapes = rows.iter().map(|n_rows| (K, *n_rows)).chain([ONE_PIECE]);
-    let mut checks: Vec<Check> = shapes.map(product).collect();
+    let mut checks: Vec<Check> = rows.iter().map(product).collect();
+    if device.numerics_mode() == NumericsMode::Lockstep {
+        let of_leaf = OfOneLeaf { file: File::random(rng, dtype, 20, K) };
+        checks.push(of_leaf.check(device, &reference, rng, OF_ONE_LEAF));
+    }
     checks.push(Embedded { file: File::random(rng, dtype, 7, K) }.check(device, &reference, rng, 5));
     checks.push(Mixture::new(rng, dtype, [K, K], 3, 2).check(device, &reference, rng, 3));
     checks
