@@ -30,6 +30,43 @@ impl SumPieces {
         let ends = self.end.iter().zip(&self.ends_run).take(self.n as usize);
         ends.filter(|(_, ends_run)| **ends_run != 0).map(move |(end, _)| std::mem::replace(&mut begin, *end)..*end)
     }
+
+    /// Cuts the sum into jobs of this many pieces. Returns none if two sums of a job would wait for another job's.
+    pub fn split(&self, per_job: u32) -> Option<SplitPieces> {
+        let mut parts = *self;
+        let mut sums = SumPieces { n_groups: self.n_groups, ..SumPieces::default() };
+        // The sums of this job that wait for their neighbours.
+        let mut n_waiting = 0;
+        for i in 0..self.n as usize {
+            let merges = self.merges[i].min(n_waiting);
+            let merges_of_sums = self.merges[i] - merges;
+            n_waiting -= merges;
+            let ends_job = (i as u32 + 1).is_multiple_of(per_job) || i as u32 + 1 == self.n;
+            let is_sum = self.ends_run[i] != 0 || merges_of_sums > 0 || ends_job;
+            (parts.merges[i], parts.ends_run[i]) = (merges, is_sum.into());
+            if !is_sum {
+                n_waiting += 1;
+                continue;
+            }
+            if n_waiting > 0 {
+                return None;
+            }
+            let sum = sums.n as usize;
+            (sums.end[sum], sums.merges[sum], sums.ends_run[sum]) = (self.end[i], merges_of_sums, self.ends_run[i]);
+            sums.n += 1;
+        }
+        Some(SplitPieces { per_job, parts, sums })
+    }
+}
+
+/// A sum that several jobs compute.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct SplitPieces {
+    pub per_job: u32,
+    /// The pieces, with a run for each sum that a job stores.
+    pub parts: SumPieces,
+    /// These sums as the pieces of the whole.
+    pub sums: SumPieces,
 }
 
 /// As in the header, field by field.
@@ -240,6 +277,34 @@ mod tests {
         }
         let unknown: Vec<_> = declared.iter().filter(|name| !known.contains(&name.as_str())).collect();
         assert!(unknown.is_empty(), "{unknown:?} are in the header and not in the table");
+    }
+
+    fn pieces(merges: &[u8]) -> SumPieces {
+        let mut pieces = SumPieces { n: merges.len() as u32, n_groups: 80, ..SumPieces::default() };
+        pieces.merges[..merges.len()].copy_from_slice(merges);
+        (0..merges.len()).for_each(|i| pieces.end[i] = 10 * (i as u32 + 1));
+        pieces.ends_run[merges.len() - 1] = 1;
+        pieces
+    }
+
+    #[test]
+    fn jobs_of_a_sum_keep_its_order() {
+        let (tree, strands) = (pieces(&[0, 1, 0, 2, 0, 1, 0, 3]), pieces(&[0, 1, 1, 1]));
+        let of = |whole: &SumPieces, per_job| {
+            let SplitPieces { parts, sums, .. } = whole.split(per_job).unwrap();
+            let n = sums.n as usize;
+            (parts.merges, parts.ends_run, sums.end[..n].to_vec(), sums.merges[..n].to_vec())
+        };
+        assert_eq!(of(&tree, 4), ([0, 1, 0, 2, 0, 1, 0, 2], [0, 0, 0, 1, 0, 0, 0, 1], vec![40, 80], vec![0, 1]));
+        let quarters = ([0, 1, 0, 1, 0, 1, 0, 1], [0, 1, 0, 1, 0, 1, 0, 1], vec![20, 40, 60, 80], vec![0, 1, 0, 2]);
+        assert_eq!(of(&tree, 2), quarters);
+        let halves = ([0, 1, 0, 0, 0, 0, 0, 0], [0, 1, 1, 1, 0, 0, 0, 0], vec![20, 30, 40], vec![0, 1, 1]);
+        assert_eq!(of(&strands, 2), halves);
+        for whole in [tree, strands] {
+            assert_eq!(whole.split(1).unwrap().sums, whole, "each piece is a sum");
+            assert_eq!(whole.split(whole.n).unwrap().parts, whole, "one job");
+        }
+        assert_eq!(tree.split(3), None, "the third piece would wait beside the first two");
     }
 
     #[test]

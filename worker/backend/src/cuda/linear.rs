@@ -4,7 +4,7 @@
 use super::buffer::Buffer;
 use super::device::Cuda;
 use super::driver::LaunchShape;
-use super::kernels::{WIDE_SHARED_BYTES, arguments, by_row};
+use super::kernels::{SplitPieces, SumPieces, WIDE_SHARED_BYTES, arguments, by_row};
 use super::lt::{LtProduct, NumberType};
 use super::table::Kernel;
 use super::tiled::{TILED, row_blocks};
@@ -28,6 +28,12 @@ const WIDE: [usize; 2] = [128, 256];
 /// The rows up to which the pieces of a product may have blocks of their own.
 const SPLIT_ROWS_MAX: usize = 512;
 
+/// About what a job of tiles takes for each group, what it takes to launch another kernel, and how fast memory is. They
+/// decide whether a sum is split.
+const GROUP_NANOS: usize = 460;
+const FOLD_NANOS: usize = 4000;
+const BYTES_PER_NANO: usize = 3500;
+
 /// The blocks of threads that compute a product; all of them give the same bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Blocks {
@@ -45,8 +51,8 @@ const FEW: [(usize, usize); 3] = [(8, 1), (16, 1), (32, 2)];
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct ProductPlan {
     blocks: Blocks,
-    /// Each piece of the sum has blocks of its own, and another kernel adds their results.
-    is_split: bool,
+    /// Several blocks compute a sum, and another kernel adds their results.
+    split: Option<SplitPieces>,
 }
 
 /// What the device has for a product.
@@ -60,23 +66,42 @@ struct ProductRoom {
 }
 
 impl ProductRoom {
-    fn plan(self, rows: usize, n_pieces: u32, n_rows: usize) -> ProductPlan {
-        let plan = |blocks| ProductPlan { blocks, is_split: false };
+    fn plan(self, rows: usize, pieces: &SumPieces, n_rows: usize) -> ProductPlan {
         if let Some(few) = FEW.iter().position(|(most, _)| n_rows <= *most) {
-            return plan(Blocks::Few(few));
+            return ProductPlan { blocks: Blocks::Few(few), split: None };
         }
-        let n_blocks = |[of_rows, of_outputs]: [usize; 2]| n_rows.div_ceil(of_rows) * rows.div_ceil(of_outputs);
-        let (is_tiled, one_chunk) = (n_rows > WIDE[0] && self.row_blocks > 0, self.row_blocks * TILED[0] >= n_rows);
-        let (blocks, n) = if is_tiled { (Blocks::Tiled, n_blocks(TILED)) } else { (Blocks::Wide, n_blocks(WIDE)) };
-        let sums = n_pieces as usize * n_rows * rows * size_of::<f32>();
-        let may_split = n_pieces > 1 && n_rows <= SPLIT_ROWS_MAX && sums <= self.sums && (one_chunk || !is_tiled);
-        match n {
+        if n_rows > WIDE[0] && self.row_blocks > 0 {
+            return ProductPlan { blocks: Blocks::Tiled, split: self.split_of_tiles(rows, pieces, n_rows) };
+        }
+        let n_blocks = n_rows.div_ceil(WIDE[0]) * rows.div_ceil(WIDE[1]);
+        let each =
+            pieces.split(1).filter(|split| pieces.n > 1 && n_rows <= SPLIT_ROWS_MAX && self.fits(rows, split, n_rows));
+        match n_blocks {
             // Most multiprocessors have a block.
-            n if 4 * n >= 3 * self.multiprocessors => plan(blocks),
-            _ if may_split => ProductPlan { blocks, is_split: true },
-            n if is_tiled || 3 * n >= self.multiprocessors => plan(blocks),
-            _ => plan(Blocks::Tall),
+            n if 4 * n >= 3 * self.multiprocessors => ProductPlan { blocks: Blocks::Wide, split: None },
+            n if each.is_some() || 3 * n >= self.multiprocessors => ProductPlan { blocks: Blocks::Wide, split: each },
+            _ => ProductPlan { blocks: Blocks::Tall, split: None },
         }
+    }
+
+    fn fits(self, rows: usize, split: &SplitPieces, n_rows: usize) -> bool {
+        split.sums.n as usize * n_rows * rows * size_of::<f32>() <= self.sums
+    }
+
+    /// Returns the split that takes the least time, if that is less than without one.
+    fn split_of_tiles(self, rows: usize, pieces: &SumPieces, n_rows: usize) -> Option<SplitPieces> {
+        let n_blocks = n_rows.div_ceil(TILED[0]) * rows.div_ceil(TILED[1]);
+        let nanoseconds = |n_jobs: u32| {
+            let rounds = (n_blocks * n_jobs as usize).div_ceil(self.multiprocessors);
+            rounds * pieces.n_groups as usize / n_jobs as usize * GROUP_NANOS
+        };
+        let jobs = (2..=pieces.n).filter(|n_jobs| pieces.n.is_multiple_of(*n_jobs));
+        let splits = jobs.filter_map(|n_jobs| Some((n_jobs, pieces.split(pieces.n / n_jobs)?)));
+        let timed = splits.filter(|(_, split)| self.fits(rows, split, n_rows)).map(|(n_jobs, split)| {
+            let moved = 2 * split.sums.n as usize * n_rows * rows * size_of::<f32>();
+            (nanoseconds(n_jobs) + FOLD_NANOS + moved / BYTES_PER_NANO, split)
+        });
+        timed.min_by_key(|(nanos, _)| *nanos).filter(|(nanos, _)| *nanos < nanoseconds(1)).map(|(_, split)| split)
     }
 }
 
@@ -90,8 +115,7 @@ pub(super) struct PartProduct<'a> {
     /// The address of the first result, and the distance between two rows of them.
     pub to: u64,
     pub ld: u32,
-    /// Each piece has a plane of its own.
-    pub is_split: bool,
+    pub split: Option<SplitPieces>,
 }
 
 impl Cuda {
@@ -118,27 +142,28 @@ impl Cuda {
             sums: scratch.partial.len(),
             row_blocks: Kernel::tiled(part.kind).map_or(0, |_| row_blocks(&scratch.tiles, w.k)),
         };
-        let ProductPlan { blocks, is_split } = room.plan(part.rows, w.pieces.n, n_rows);
+        let ProductPlan { blocks, split } = room.plan(part.rows, &w.pieces, n_rows);
         let (n_out, ld_out) = (part.rows as u32, w.n_out as u32);
-        let (to_product, ld) = if is_split { (scratch.partial.address(0), n_out) } else { (to, ld_out) };
-        let product = PartProduct { w, part, x, n_rows, to: to_product, ld, is_split };
+        let (to_product, ld) = split.map_or((to, ld_out), |_| (scratch.partial.address(0), n_out));
+        let product = PartProduct { w, part, x, n_rows, to: to_product, ld, split };
         match blocks {
             Blocks::Tiled => self.product_of_tiles(&product, &scratch.tiles),
             _ => self.product_of_rows(&product, blocks),
         }
-        if is_split {
-            let fold = LaunchShape { grid: [n_out.div_ceil(256), n_rows as u32, 1], ..by_row(0) };
+        if let Some(SplitPieces { sums, .. }) = split {
             let rows = n_rows as u32;
-            let args = arguments![to_product, rows, n_out, to, ld_out, w.pieces];
-            // SAFETY: the kernel before wrote all pieces, and `multiply` checked that out holds all planes.
+            let fold = LaunchShape { grid: [n_out.div_ceil(256), rows, 1], ..by_row(0) };
+            let args = arguments![to_product, rows, n_out, to, ld_out, sums];
+            // SAFETY: the kernel before wrote all sums, and `multiply` checked that out holds all planes.
             unsafe { self.launch(Kernel::FoldSplit, fold, args) };
         }
     }
 
     fn product_of_rows(&self, product: &PartProduct<'_>, blocks: Blocks) {
-        let &PartProduct { w, part, x, n_rows, to, ld, is_split } = product;
+        let &PartProduct { w, part, x, n_rows, to, ld, split } = product;
         let (kernels, n_pieces) = (Kernel::linear(part.kind), w.pieces.n);
-        let wide = [n_rows.div_ceil(WIDE[0]), part.rows.div_ceil(WIDE[1]), if is_split { n_pieces as usize } else { 1 }];
+        let n_jobs = split.map_or(1, |_| n_pieces as usize);
+        let wide = [n_rows.div_ceil(WIDE[0]), part.rows.div_ceil(WIDE[1]), n_jobs];
         let (kernel, grid, shared_bytes) = match blocks {
             Blocks::Few(few) => {
                 let (rows, tiles) = FEW[few];
@@ -249,28 +274,38 @@ impl Linear for Cuda {
 mod tests {
     use super::*;
 
-    fn plan_of(row_blocks: usize, rows: usize, n_pieces: u32, n_rows: usize) -> (Blocks, bool) {
-        let ProductPlan { blocks, is_split } =
-            ProductRoom { multiprocessors: 132, sums: 32 << 20, row_blocks }.plan(rows, n_pieces, n_rows);
-        (blocks, is_split)
+    /// A tree of eight leaves, or strands.
+    fn pieces(n: u32) -> SumPieces {
+        let merges = if n == 8 { [0, 1, 0, 2, 0, 1, 0, 3] } else { [0, 1, 1, 1, 0, 0, 0, 0] };
+        let mut pieces = SumPieces { n, n_groups: 128, merges, ..SumPieces::default() };
+        pieces.ends_run[n as usize - 1] = 1;
+        pieces
+    }
+
+    /// Returns the blocks of a plan, and the number of sums that are stored if it is split.
+    fn plan_of(row_blocks: usize, rows: usize, n_pieces: u32, n_rows: usize) -> (Blocks, Option<u32>) {
+        let room = ProductRoom { multiprocessors: 132, sums: 32 << 20, row_blocks };
+        let ProductPlan { blocks, split } = room.plan(rows, &pieces(n_pieces), n_rows);
+        (blocks, split.map(|split| split.sums.n))
     }
 
     #[test]
     fn plans_fill_the_device() {
         let of = |rows, n_pieces, n_rows| plan_of(0, rows, n_pieces, n_rows);
-        assert_eq!([1, 8, 9, 32].map(|n_rows| of(4096, 8, n_rows)), [0, 0, 1, 2].map(|few| (Blocks::Few(few), false)));
-        assert_eq!([128, 2048].map(|n_rows| of(28672, 4, n_rows)), [(Blocks::Wide, false); 2]);
-        assert_eq!([64, 128, 256].map(|n_rows| of(4096, 8, n_rows)), [(Blocks::Wide, true); 3]);
-        assert_eq!([512, 2048].map(|n_rows| of(4096, 8, n_rows)), [(Blocks::Wide, false); 2], "no room for the pieces");
-        assert_eq!(of(4096, 1, 64), (Blocks::Tall, false));
+        assert_eq!([1, 8, 9, 32].map(|n_rows| of(4096, 8, n_rows)), [0, 0, 1, 2].map(|few| (Blocks::Few(few), None)));
+        assert_eq!([128, 2048].map(|n_rows| of(28672, 4, n_rows)), [(Blocks::Wide, None); 2]);
+        assert_eq!([64, 128, 256].map(|n_rows| of(4096, 8, n_rows)), [(Blocks::Wide, Some(8)); 3]);
+        assert_eq!([512, 2048].map(|n_rows| of(4096, 8, n_rows)), [(Blocks::Wide, None); 2], "no room for the pieces");
+        assert_eq!(of(4096, 1, 64), (Blocks::Tall, None));
     }
 
     #[test]
     fn many_rows_are_tiled_where_a_kernel_reads_tiles() {
         let of = |rows, n_pieces, n_rows| plan_of(8, rows, n_pieces, n_rows);
-        assert_eq!([32, 128].map(|n_rows| of(4096, 8, n_rows)), [(Blocks::Few(2), false), (Blocks::Wide, true)]);
-        assert_eq!([129, 256].map(|n_rows| of(4096, 8, n_rows)), [(Blocks::Tiled, true); 2]);
-        assert_eq!([512, 4096].map(|n_rows| of(4096, 8, n_rows)), [(Blocks::Tiled, false); 2]);
-        assert_eq!(plan_of(1, 4096, 2, 300), (Blocks::Tiled, false), "the pieces are of one chunk of rows");
+        assert_eq!([32, 128].map(|n_rows| of(4096, 8, n_rows)), [(Blocks::Few(2), None), (Blocks::Wide, Some(8))]);
+        // 16, 32 and 64 jobs for 132 multiprocessors, and then 256.
+        assert_eq!([of(2048, 8, 129), of(4096, 8, 256)], [8, 4].map(|n| (Blocks::Tiled, Some(n))));
+        assert_eq!([512, 2048].map(|n_rows| of(4096, 8, n_rows)), [(Blocks::Tiled, Some(2)), (Blocks::Tiled, None)]);
+        assert_eq!(of(6144, 4, 512), (Blocks::Tiled, None), "96 jobs are one round, and halves would be two");
     }
 }

@@ -34,13 +34,13 @@ fn chunk_rows(n_rows: usize, row_blocks: usize) -> usize {
 }
 
 impl Cuda {
-    /// Requires a scratch for at least one block of rows, and for all rows if the product is split.
+    /// Requires a scratch for at least one block of rows.
     pub(super) fn product_of_tiles(&self, product: &PartProduct<'_>, tiles: &DeviceMemory) {
-        let &PartProduct { w, part, x, n_rows, to, ld, is_split } = product;
+        let &PartProduct { w, part, x, n_rows, to, ld, split } = product;
         let Some(kernel) = Kernel::tiled(part.kind) else { return };
         let (digits, scales, n_out) = (part.digits.address(0), part.scales.address(0), part.rows as u32);
         let (n_groups, tiles_at) = (w.pieces.n_groups, tiles.address(0));
-        let n_pieces = if is_split { w.pieces.n } else { 1 };
+        let (per_job, pieces) = split.map_or((w.pieces.n, w.pieces), |split| (split.per_job, split.parts));
         let chunk = chunk_rows(n_rows, row_blocks(tiles, w.k));
         for first in (0..n_rows).step_by(chunk) {
             let n = (n_rows - first).min(chunk);
@@ -48,12 +48,12 @@ impl Cuda {
             let shape = LaunchShape { grid: [n.div_ceil(32) as u32, n_groups.div_ceil(4), 1], ..by_row(0) };
             // SAFETY: x has these rows, and the scratch has room for the tiles of a chunk.
             unsafe { self.launch(Kernel::TileRows, shape, arguments![from, n as u32, n_groups, tiles_at]) };
-            let n_jobs = n.div_ceil(TILED[0]) as u32 * n_out.div_ceil(TILED[1] as u32) * n_pieces;
+            let n_jobs = n.div_ceil(TILED[0]) as u32 * n_out.div_ceil(TILED[1] as u32) * (pieces.n / per_job);
             let grid = [n_jobs.min(self.card.multiprocessors), 1, 1];
             let shape = LaunchShape { grid, block: [384, 1, 1], shared_bytes: TILED_SHARED_BYTES };
             let to = to + first as u64 * u64::from(ld) * FLOAT;
-            let (rows, plane_rows, is_split) = (n as u32, n_rows as u32, u32::from(is_split));
-            let args = arguments![digits, scales, tiles_at, to, ld, n_out, rows, plane_rows, is_split, w.pieces];
+            let (rows, plane_rows) = (n as u32, n_rows as u32);
+            let args = arguments![digits, scales, tiles_at, to, ld, n_out, rows, plane_rows, per_job, pieces];
             // SAFETY: the packer laid the part out for its kind, the kernel before wrote the tiles, and the caller
             // checked that the results have room.
             unsafe { self.launch(kernel, shape, args) };

@@ -255,13 +255,14 @@ LINEARS(f8plain);
 // (`place_of_chunk`). Tiles beyond the last row may have any numbers there. grid (ceil(n_rows / 32), ceil(n_groups / 4))
 KERNEL(256) tile_rows(const bf16* x, u32 n_rows, u32 n_groups, Words4* out);
 //   linear_{kind}_r256             256 rows for each block, of 384 threads, and WARPGROUPS_SMEM bytes of shared memory.
-//                                  Any grid of one dimension; blocks share ceil(n_rows / 256) * ceil(n_out / 128) jobs
-// plane_rows: the rows of a plane of out. is_split: piece i is computed alone into plane i, for `fold_split`, and there
-// are pieces.n times as many jobs. On other devices these kernels do nothing.
+//                                  Any grid of one dimension; blocks share ceil(n_rows / 256) * ceil(n_out / 128) *
+//                                  (pieces.n / per_job) jobs
+// plane_rows: the rows of a plane of out. per_job: the pieces of a job, which divides their number. Runs end within a
+// job, so that its sums are planes for `fold_split`. On other devices these kernels do nothing.
 #define WARPGROUPS_SMEM (8 * (256 + 128) * 64 + 1024)
 #define LINEAR_TILED(name)                                                                                          \
     KERNEL(384) name(const void* digits, const void* scales, const Words4* x, float* out, u32 ld_out, u32 n_out,    \
-                     u32 n_rows, u32 plane_rows, u32 is_split, BY_VALUE Pieces pieces)
+                     u32 n_rows, u32 plane_rows, u32 per_job, BY_VALUE Pieces pieces)
 LINEAR_TILED(linear_bf16_r256);
 LINEAR_TILED(linear_w8_r256);
 LINEAR_TILED(linear_w8h_r256);

@@ -60,25 +60,24 @@ struct Product {
     const u8 *digits, *scales;
     const Words4* x;
     float* out;
-    u32 ld_out, n_out, n_rows, plane_rows;
-    bool is_split;
+    u32 ld_out, n_out, n_rows, plane_rows, per_job;
     const Pieces& pieces;
 
     DEVICE_MEMBER u32 row_blocks() const { return ceil_div(n_rows, ROWS); }
     DEVICE_MEMBER u32 column_blocks() const { return ceil_div(n_out, TILES * 16); }
-    DEVICE_MEMBER u32 n_jobs() const { return row_blocks() * column_blocks() * (is_split ? pieces.n : 1); }
+    DEVICE_MEMBER u32 n_jobs() const { return row_blocks() * column_blocks() * (pieces.n / per_job); }
 };
 
-// A block of rows and outputs, with all pieces or with one. Adjacent jobs have the same weights.
+// Some pieces of a block of rows and outputs. Adjacent jobs have the same weights.
 struct Job {
     u32 row_block, column_block, piece, begin, end;
 
     DEVICE_MEMBER Job(const Product& product, u32 i) {
         row_block = i % product.row_blocks();
         column_block = i / product.row_blocks() % product.column_blocks();
-        piece = i / product.row_blocks() / product.column_blocks();
+        piece = i / product.row_blocks() / product.column_blocks() * product.per_job;
         begin = piece == 0 ? 0 : product.pieces.end[piece - 1];
-        end = product.is_split ? product.pieces.end[piece] : product.pieces.n_groups;
+        end = product.pieces.end[piece + product.per_job - 1];
     }
 };
 
@@ -196,38 +195,41 @@ DEVICE void multiply_jobs(Shared<Kind>& shared, const Product& product) {
     Multiplier<Kind> multiplier = {shared, {0, 0}, STAGES};
     for (u32 i = blockIdx.x; i < product.n_jobs(); i += gridDim.x) {
         const Job job(product, i);
-        float* out = product.out + job.piece * plane;
+        float* out = product.out;
+        for (u32 piece = 0; piece < job.piece; piece++) {
+            out += pieces.ends_run[piece] ? plane : 0;
+        }
         Waiting waiting;
         waiting.n = 0;
-        u32 piece = job.piece, group = job.begin;
-        do {
+        u32 group = job.begin;
+        for (u32 piece = job.piece; piece < job.piece + product.per_job; piece++) {
             float acc[32][4] = {};
             multiplier.multiply_groups(acc, pieces.end[piece] - group);
             group = pieces.end[piece];
-            for (u32 merges = product.is_split ? 0 : pieces.merges[piece]; merges > 0; merges--) {
+            for (u32 merges = pieces.merges[piece]; merges > 0; merges--) {
                 waiting.merge(acc);
             }
-            if (product.is_split || pieces.ends_run[piece]) {
+            if (pieces.ends_run[piece]) {
                 store_block(acc, product, job, out);
                 out += plane;
             } else {
                 waiting.push(acc);
             }
-            piece++;
-        } while (group < job.end);
+        }
     }
 }
 #endif
 
 template <class Kind>
 DEVICE void by_warpgroups(const void* digits, const void* scales, const Words4* x, float* out, u32 ld_out, u32 n_out,
-                          u32 n_rows, u32 plane_rows, u32 is_split, const Pieces& pieces) {
+                          u32 n_rows, u32 plane_rows, u32 per_job, const Pieces& pieces) {
 #ifdef HAS_WARPGROUPS
     SHARED_DYNAMIC_ALIGNED(1024, bytes);
     Shared<Kind>& shared = *(Shared<Kind>*)bytes;
     static_assert(sizeof shared <= WARPGROUPS_SMEM, "the host gives this much");
-    const Product product = {(const u8*)digits, (const u8*)scales, x,        out, ld_out, n_out, n_rows, plane_rows,
-                             is_split != 0,     pieces};
+    const Product product = {
+        (const u8*)digits, (const u8*)scales, x, out, ld_out, n_out, n_rows, plane_rows, per_job, pieces,
+    };
     if (threadIdx.x == 0) {
         for (u32 i = 0; i < STAGES; i++) {
             make_barrier(&shared.filled[i], COPYING + 1);
@@ -248,7 +250,7 @@ DEVICE void by_warpgroups(const void* digits, const void* scales, const Words4* 
 
 #define DEFINE_WARPGROUPS(kind, Kind)                                                                      \
     LINEAR_TILED(linear_##kind##_r256) {                                                                   \
-        by_warpgroups<Kind>(digits, scales, x, out, ld_out, n_out, n_rows, plane_rows, is_split, pieces);  \
+        by_warpgroups<Kind>(digits, scales, x, out, ld_out, n_out, n_rows, plane_rows, per_job, pieces);   \
     }
 DEFINE_WARPGROUPS(bf16, KindBf16)
 DEFINE_WARPGROUPS(w8, KindW8)

@@ -70,6 +70,24 @@ impl Pieces {
         pieces
     }
 
+    /// Jobs of so many pieces: the runs that they store, and these as pieces of the whole.
+    pub fn split(&self, per_job: u32) -> (Pieces, Pieces) {
+        let (mut parts, mut sums, mut waiting) = (*self, Pieces::none(0), 0);
+        sums.n_groups = self.n_groups;
+        for i in 0..self.n as usize {
+            let (all, ends_job) = (self.merges[i], (i as u32 + 1).is_multiple_of(per_job));
+            let merges = all.min(waiting);
+            let is_stored = self.ends_run[i] != 0 || merges < all || ends_job;
+            (parts.merges[i], parts.ends_run[i]) = (merges, u8::from(is_stored));
+            waiting = waiting - merges + u8::from(!is_stored);
+            if is_stored {
+                assert_eq!(waiting, 0, "a job leaves one sum");
+                sums.push(self.end[i] as usize, u32::from(all - merges), self.ends_run[i] != 0);
+            }
+        }
+        (parts, sums)
+    }
+
     pub fn n_planes(&self) -> usize {
         self.ends_run[..self.n as usize].iter().filter(|ends| **ends != 0).count()
     }

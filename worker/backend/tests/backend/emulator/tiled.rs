@@ -17,13 +17,14 @@ const SHARED: usize = 8 * (ROWS + OUTPUTS) * 64 + 1024;
 struct How {
     n_blocks: usize,
     order: i32,
-    is_split: bool,
+    /// The pieces of a job; all of them if none.
+    per_job: Option<u32>,
 }
 
 /// x · wᵀ: [n_planes, n_rows, n_out]
-fn product(x: &[f32], w: &Packed, pieces: &Pieces, how: How) -> Vec<f32> {
-    let How { n_blocks, order, is_split } = how;
-    let (n_rows, n_groups) = (x.len() / w.k, pieces.n_groups as usize);
+fn product(x: &[f32], w: &Packed, whole: &Pieces, how: How) -> Vec<f32> {
+    let How { n_blocks, order, per_job } = how;
+    let (n_rows, n_groups) = (x.len() / w.k, whole.n_groups as usize);
     let rows = Memory::of(&bf16_rows(x, w.k));
     // What a kernel leaves there may be anything.
     let tiles = Memory::filled(n_rows.div_ceil(ROWS) * n_groups * ROWS * 32, 0x7fc0_u16);
@@ -31,8 +32,11 @@ fn product(x: &[f32], w: &Packed, pieces: &Pieces, how: How) -> Vec<f32> {
     let (n_out, n) = (w.n_out as u32, n_rows as u32);
     Launch { order, ..Launch::new(grid, 256) }
         .ok("tile_rows", arguments![rows.start(), n, n_groups as u32, tiles.start()]);
-    let n_planes = if is_split { pieces.n as usize } else { pieces.n_planes() };
-    let out = Memory::filled(n_planes * n_rows * w.n_out, UNWRITTEN);
+    let (pieces, sums) = per_job.map_or((*whole, None), |per_job| {
+        let (parts, sums) = whole.split(per_job);
+        (parts, Some(sums))
+    });
+    let out = Memory::filled(pieces.n_planes() * n_rows * w.n_out, UNWRITTEN);
     Launch { order, shared: SHARED, ..Launch::new([n_blocks, 1, 1], 384) }.ok(
         &format!("linear_{}_r256", w.kind),
         arguments![
@@ -44,16 +48,14 @@ fn product(x: &[f32], w: &Packed, pieces: &Pieces, how: How) -> Vec<f32> {
             n_out,
             n,
             n,
-            u32::from(is_split),
-            *pieces,
+            per_job.unwrap_or(whole.n),
+            pieces,
         ],
     );
-    if !is_split {
-        return out.read();
-    }
-    let folded = Memory::filled(pieces.n_planes() * n_rows * w.n_out, UNWRITTEN);
+    let Some(sums) = sums else { return out.read() };
+    let folded = Memory::filled(whole.n_planes() * n_rows * w.n_out, UNWRITTEN);
     let launch = Launch { order, ..Launch::new([w.n_out.div_ceil(256), n_rows, 1], 256) };
-    launch.ok("fold_split", arguments![out.start(), n, n_out, folded.start(), n_out, *pieces]);
+    launch.ok("fold_split", arguments![out.start(), n, n_out, folded.start(), n_out, sums]);
     folded.read()
 }
 
@@ -67,7 +69,8 @@ fn every_kind_gives_the_contract() {
             let (w, x) = (Packed::random(rng, kind, n_out, k), numbers(rng, n_rows * k));
             let (pieces, order) = (Pieces::whole(k), ORDERS[(i + j) % ORDERS.len()]);
             let expected = expected(&x, &w, &pieces);
-            let how = How { n_blocks: 1 + (i + j) % 3, order, is_split: (i + j) % 2 == 1 };
+            let per_job = [None, Some(1), Some(2)][(i + j) % 3].filter(|per_job| pieces.n.is_multiple_of(*per_job));
+            let how = How { n_blocks: 1 + (i + 2 * j) % 3, order, per_job };
             let name = format!("{kind} of {n_rows} x {n_out} x {k}, {how:?}");
             assert_bits(&name, &product(&x, &w, &pieces, how), &expected);
         }
@@ -80,8 +83,8 @@ fn the_order_of_threads_does_not_matter() {
     let (w, x) = (Packed::random(rng, "w4h", 130, 640), numbers(rng, 3 * 640));
     let expected = expected(&x, &w, &Pieces::whole(640));
     for order in ORDERS {
-        for is_split in [false, true] {
-            let how = How { n_blocks: 1, order, is_split };
+        for per_job in [None, Some(1), Some(2)] {
+            let how = How { n_blocks: 1, order, per_job };
             assert_bits(&format!("{how:?}"), &product(&x, &w, &Pieces::whole(640), how), &expected);
         }
     }
@@ -97,9 +100,11 @@ fn leaves_are_added_by_their_tree() {
         let k = leaves.elements(&owned).len();
         let (w, x) = (Packed::random(rng, "bf16", 18, k), numbers(rng, 9 * k));
         let pieces = Pieces::leaves(&leaves, owned);
-        let whole = product(&x, &w, &pieces, How { n_blocks: 1, order: 2, is_split: false });
-        let split = product(&x, &w, &pieces, How { n_blocks: 2, order: 1, is_split: true });
+        let whole = product(&x, &w, &pieces, How { n_blocks: 1, order: 2, per_job: None });
         assert_bits("leaves", &whole, &expected_of_leaves(&x, &w, &pieces));
-        assert_bits("leaves, split", &split, &whole);
+        for per_job in [1, 2, 4].into_iter().filter(|per_job| pieces.n.is_multiple_of(*per_job)) {
+            let split = product(&x, &w, &pieces, How { n_blocks: 2, order: 1, per_job: Some(per_job) });
+            assert_bits(&format!("leaves, {per_job} for each job"), &split, &whole);
+        }
     }
 }
