@@ -7,8 +7,8 @@ use super::driver::LaunchShape;
 use super::kernels::{SplitPieces, SumPieces, WIDE_SHARED_BYTES, arguments, by_row};
 use super::lt::{LtProduct, NumberType};
 use super::table::Kernel;
-use super::tiled::{TILED, row_blocks};
-use super::weights::{GROUP, Matrix, MatrixPart, WeightKind};
+use super::tiled::{TILE_OUTPUTS, row_blocks};
+use super::weights::{GROUP, Matrix, MatrixPart, TILE_ROWS, WeightKind};
 use crate::Linear;
 use std::ops::Range;
 
@@ -90,7 +90,7 @@ impl ProductRoom {
 
     /// Returns the split that takes the least time, if that is less than without one.
     fn split_of_tiles(self, rows: usize, pieces: &SumPieces, n_rows: usize) -> Option<SplitPieces> {
-        let n_blocks = n_rows.div_ceil(TILED[0]) * rows.div_ceil(TILED[1]);
+        let n_blocks = n_rows.div_ceil(TILE_ROWS) * rows.div_ceil(TILE_OUTPUTS);
         let nanoseconds = |n_jobs: u32| {
             let rounds = (n_blocks * n_jobs as usize).div_ceil(self.multiprocessors);
             rounds * pieces.n_groups as usize / n_jobs as usize * GROUP_NANOS

@@ -1,7 +1,7 @@
 //! What operations need besides their arguments. Grown when buffers are made, and never in a pass.
 
 use super::driver::{Card, Context, DeviceMemory};
-use super::tiled::tiles_bytes;
+use super::weights::TILE_ROWS;
 use crate::Result;
 use std::sync::Arc;
 
@@ -9,6 +9,9 @@ use std::sync::Arc;
 pub(super) const PARTIAL_BYTES: usize = 32 << 20;
 /// Weights in bf16 at a time: so many may stay in a cache of the second level between their maker and their reader.
 pub(super) const WIDENED_BYTES: usize = 64 << 20;
+
+/// Tiles of rows at a time: all of them stay in a cache of the second level.
+const TILES_BYTES: usize = 64 << 20;
 
 /// What operations need besides their arguments, grown when buffers are made.
 pub(super) struct DeviceScratch {
@@ -37,11 +40,12 @@ impl DeviceScratch {
 
     /// Makes room for a buffer of these rows.
     pub fn reserve(&mut self, context: &Arc<Context>, card: &Card, rows_max: usize, row_bytes: usize) -> Result<()> {
-        let (in_rows, in_tiles) = (rows_max * row_bytes, tiles_bytes(card, rows_max, row_bytes));
+        let in_rows = rows_max * row_bytes;
+        let in_tiles = rows_max.next_multiple_of(TILE_ROWS).saturating_mul(row_bytes).min(TILES_BYTES);
         if self.rows.len() < in_rows {
             self.rows = DeviceMemory::new(context, "scratch", in_rows)?;
         }
-        if self.tiles.len() < in_tiles {
+        if card.has_warpgroups() && self.tiles.len() < in_tiles {
             self.tiles = DeviceMemory::new(context, "tiles of rows", in_tiles)?;
         }
         self.rows_max = self.rows_max.max(rows_max);

@@ -2,35 +2,27 @@
 //! they fit a scratch and the cache of the second level.
 
 use super::device::Cuda;
-use super::driver::{Card, DeviceMemory, LaunchShape};
+use super::driver::{DeviceMemory, LaunchShape};
 use super::kernels::{TILED_SHARED_BYTES, arguments, by_row};
 use super::linear::{FLOAT, PartProduct};
 use super::table::Kernel;
-use super::weights::GROUP;
+use super::weights::{GROUP, TILE_ROWS};
 
-/// Rows and outputs of a block of threads.
-pub(super) const TILED: [usize; 2] = [256, 128];
+/// Outputs of a block of threads.
+pub(super) const TILE_OUTPUTS: usize = 128;
 /// Tiles of rows at a time. All multiprocessors then work on a few rows and many outputs, and read each of them often.
 const ROW_BLOCKS: usize = 8;
-/// Room for the tiles of a chunk of rows.
-const TILES_BYTES: usize = 64 << 20;
-
-/// Returns the scratch that products with a buffer of these rows need.
-pub(super) fn tiles_bytes(card: &Card, rows_max: usize, row_bytes: usize) -> usize {
-    let bytes = rows_max.next_multiple_of(TILED[0]).saturating_mul(row_bytes);
-    if card.has_warpgroups() { bytes.min(TILES_BYTES) } else { 0 }
-}
 
 /// Returns how many blocks of rows of k numbers the scratch has room for.
 pub(super) fn row_blocks(tiles: &DeviceMemory, k: usize) -> usize {
-    tiles.len() / (TILED[0] * k.next_multiple_of(GROUP) * 2)
+    tiles.len() / (TILE_ROWS * k.next_multiple_of(GROUP) * 2)
 }
 
 /// Returns the rows of a chunk: of equal chunks, as few as the scratch has room for.
 fn chunk_rows(n_rows: usize, row_blocks: usize) -> usize {
-    let n_blocks = n_rows.div_ceil(TILED[0]);
+    let n_blocks = n_rows.div_ceil(TILE_ROWS);
     let n_chunks = n_blocks.div_ceil(row_blocks.min(ROW_BLOCKS));
-    n_blocks.div_ceil(n_chunks) * TILED[0]
+    n_blocks.div_ceil(n_chunks) * TILE_ROWS
 }
 
 impl Cuda {
@@ -48,7 +40,7 @@ impl Cuda {
             let shape = LaunchShape { grid: [n.div_ceil(32) as u32, n_groups.div_ceil(4), 1], ..by_row(0) };
             // SAFETY: x has these rows, and the scratch has room for the tiles of a chunk.
             unsafe { self.launch(Kernel::TileRows, shape, arguments![from, n as u32, n_groups, tiles_at]) };
-            let n_jobs = n.div_ceil(TILED[0]) as u32 * n_out.div_ceil(TILED[1] as u32) * (pieces.n / per_job);
+            let n_jobs = n.div_ceil(TILE_ROWS) as u32 * n_out.div_ceil(TILE_OUTPUTS as u32) * (pieces.n / per_job);
             let grid = [n_jobs.min(self.card.multiprocessors), 1, 1];
             let shape = LaunchShape { grid, block: [384, 1, 1], shared_bytes: TILED_SHARED_BYTES };
             let to = to + first as u64 * u64::from(ld) * FLOAT;

@@ -18,6 +18,8 @@ use types::leaves::{Fold, aligned_runs};
 use types::{Dtype, Leaves, NumericsMode};
 
 pub(super) const TILE: usize = 16;
+/// The rows of a tile of inputs, for kernels that read tiles.
+pub(super) const TILE_ROWS: usize = 256;
 pub(super) const GROUP: usize = 32;
 /// The bytes that are packed before each copy to the device.
 const STRETCH_BYTES: usize = 16 << 20;
