@@ -2,6 +2,7 @@
 
 use crate::{Token, Tokens};
 use alloc::vec::Vec;
+use core::fmt::{self, Display, Formatter};
 
 /// A field at its default changes nothing. The order in which they are applied is documented beside the sampler.
 #[derive(Clone, Debug, PartialEq)]
@@ -121,6 +122,68 @@ impl Default for Dry {
     fn default() -> Self {
         Dry { multiplier: 0.0, base: 1.75, length_allowed: 2, breakers: Vec::new() }
     }
+}
+
+/// The numbers that a parameter may be. NaN is never one of them.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct NumberRange {
+    least: f32,
+    most: f32,
+    excludes_least: bool,
+}
+
+impl NumberRange {
+    const fn new(least: f32, most: f32) -> NumberRange {
+        NumberRange { least, most, excludes_least: false }
+    }
+
+    const fn above(least: f32, most: f32) -> NumberRange {
+        NumberRange { least, most, excludes_least: true }
+    }
+
+    /// Returns the range that includes its least number too.
+    pub const fn with_least(self) -> NumberRange {
+        NumberRange { excludes_least: false, ..self }
+    }
+
+    pub fn contains(&self, number: f32) -> bool {
+        (self.least..=self.most).contains(&number) && !(self.excludes_least && number == self.least)
+    }
+}
+
+impl Display for NumberRange {
+    fn fmt(&self, out: &mut Formatter<'_>) -> fmt::Result {
+        let NumberRange { least, most, excludes_least } = self;
+        match excludes_least {
+            false => write!(out, "{least} to {most}"),
+            true => write!(out, "above {least} and at most {most}"),
+        }
+    }
+}
+
+impl Sampling {
+    pub const TEMPERATURE: NumberRange = NumberRange::new(0.0, 2.0);
+    pub const TOP_P: NumberRange = NumberRange::above(0.0, 1.0);
+    pub const MIN_P: NumberRange = NumberRange::new(0.0, 1.0);
+    pub const TYPICAL_P: NumberRange = NumberRange::above(0.0, 1.0);
+    pub const TOP_N_SIGMA: NumberRange = NumberRange::new(0.0, 1000.0);
+    pub const BIAS: NumberRange = NumberRange::new(-100.0, 100.0);
+}
+
+impl Xtc {
+    pub const PROBABILITY: NumberRange = NumberRange::new(0.0, 1.0);
+    pub const THRESHOLD: NumberRange = NumberRange::new(0.0, 1.0);
+}
+
+impl Penalties {
+    pub const PRESENCE: NumberRange = NumberRange::new(-2.0, 2.0);
+    pub const FREQUENCY: NumberRange = NumberRange::new(-2.0, 2.0);
+    pub const REPETITION: NumberRange = NumberRange::new(0.01, 100.0);
+}
+
+impl Dry {
+    pub const MULTIPLIER: NumberRange = NumberRange::new(0.0, 100.0);
+    pub const BASE: NumberRange = NumberRange::new(1.0, 100.0);
 }
 
 /// The most bytes that an entry of a list takes in a frame: a number of 32 bits and its prefix.

@@ -12,6 +12,7 @@ use crate::faces::http::page::{ApiRequest, read, record_refusal};
 use crate::faces::http::stopwatch::Stopwatch;
 use crate::faces::http::structure::structure;
 use crate::front::frontend::Frontend;
+use crate::front::parameters::SAMPLERS;
 use crate::front::parsed_request::{CutSide, ParsedRequest, Purpose};
 use crate::front::recorder::{Caller, Face, Recorder};
 use crate::refusal::Refusal;
@@ -21,10 +22,6 @@ use proto::v1;
 use proto::v1::generate_request::Input;
 use serde_json::Value;
 use std::sync::Arc;
-
-/// The order of the token filters in this server. llama.cpp's own order has the temperature last.
-const SAMPLERS: [&str; 9] =
-    ["penalties", "dry", "temperature", "top_n_sigma", "min_p", "top_k", "typ_p", "top_p", "xtc"];
 
 pub async fn completion(State(front): State<Arc<Frontend>>, request: Request) -> Result<Response, HttpError> {
     let watch = Stopwatch::start();

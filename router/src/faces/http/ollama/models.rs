@@ -7,6 +7,7 @@ use crate::faces::http::ollama::words::{LATEST, served_name, to_http_error};
 use crate::faces::http::page::read;
 use crate::faces::http::stopwatch::rfc3339;
 use crate::front::frontend::{Frontend, unix_seconds};
+use crate::front::parameters::{NumberDefaults, NumberParameter};
 use crate::refusal::Refusal;
 use crate::replicas::models::table::{ResolvedModel, VersionSelector};
 use crate::replicas::models::text::ModelText;
@@ -90,16 +91,11 @@ pub async fn show(State(front): State<Arc<Frontend>>, request: Request) -> Resul
 
 /// Lists the model's own defaults, one on each line.
 fn parameters(text: &ModelText) -> String {
-    let defaults = &text.defaults;
-    let number = |name: &str, value: Option<f32>| value.map(|value| format!("{name} {value}"));
-    let lines = [
-        number("temperature", defaults.temperature),
-        number("top_p", defaults.top_p),
-        defaults.top_k.map(|top_k| format!("top_k {top_k}")),
-        number("min_p", defaults.min_p),
-        number("repeat_penalty", defaults.repetition_penalty),
-    ];
-    lines.into_iter().flatten().collect::<Vec<_>>().join("\n")
+    let line = |(parameter, defaults): (&NumberParameter, &NumberDefaults)| {
+        let number = (defaults.recommended)(&text.defaults)?;
+        Some(format!("{} {number}", parameter.name_in_llama_cpp()))
+    };
+    NumberParameter::with_recommendations().filter_map(line).collect::<Vec<_>>().join("\n")
 }
 
 /// Returns the known parts of a model's shape, under the names of a GGUF.
