@@ -209,3 +209,22 @@ impl Sampling {
         self.stop.contains(&token)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::string::ToString;
+
+    #[test]
+    fn a_range_has_its_ends_and_no_nan() {
+        let check = |range: NumberRange, text: &str, inside: &[f32], outside: &[f32]| {
+            assert_eq!(range.to_string(), text);
+            assert!(inside.iter().all(|number| range.contains(*number)), "{text}");
+            assert!(outside.iter().chain(&[f32::NAN, f32::INFINITY]).all(|number| !range.contains(*number)), "{text}");
+        };
+        check(Sampling::TEMPERATURE, "0 to 2", &[0.0, 2.0], &[-0.1, 2.1]);
+        check(Penalties::REPETITION, "0.01 to 100", &[0.01, 100.0], &[0.0]);
+        check(Sampling::TYPICAL_P, "above 0 and at most 1", &[f32::MIN_POSITIVE, 1.0], &[0.0, 1.1]);
+        check(Sampling::TOP_P.with_least(), "0 to 1", &[0.0, 1.0], &[-0.1, 1.1]);
+    }
+}

@@ -4,9 +4,7 @@ mod architecture;
 pub mod keys;
 mod rope;
 
-use super::{
-    AttentionSpec, LayerSpec, MixerKind, ModelMultipliers, ModelSpec, QueryKeyNorms, dedup_eos,
-};
+use super::{AttentionSpec, LayerSpec, MixerKind, ModelMultipliers, ModelSpec, QueryKeyNorms, dedup_eos};
 use crate::error::ParseError;
 use crate::families::{AttentionBias, FamilyDefinition, WindowUse};
 use crate::scaling::QuantConfig;

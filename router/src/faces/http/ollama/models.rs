@@ -4,7 +4,7 @@
 use crate::faces::http::error::HttpError;
 use crate::faces::http::infill;
 use crate::faces::http::ollama::words::{LATEST, served_name, to_http_error};
-use crate::faces::http::page::read;
+use crate::faces::http::page::ApiRequest;
 use crate::faces::http::stopwatch::rfc3339;
 use crate::front::frontend::{Frontend, unix_seconds};
 use crate::front::parameters::{NumberDefaults, NumberParameter};
@@ -12,7 +12,7 @@ use crate::refusal::Refusal;
 use crate::replicas::models::table::{ResolvedModel, VersionSelector};
 use crate::replicas::models::text::ModelText;
 use axum::Json;
-use axum::extract::{Request, State};
+use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use checkpoint::ModelSpec;
 use serde_json::{Map, Value, json};
@@ -70,8 +70,7 @@ fn format_count(n: u64) -> String {
     unit.map_or_else(|| n.to_string(), |(letter, size)| format!("{:.1}{letter}", n as f64 / size))
 }
 
-pub async fn show(State(front): State<Arc<Frontend>>, request: Request) -> Result<Json<Value>, HttpError> {
-    let page = read(&front, request).await?;
+pub async fn show(State(front): State<Arc<Frontend>>, page: ApiRequest) -> Result<Json<Value>, HttpError> {
     let _visit = front.visit(page.tenant).map_err(to_http_error)?;
     let mut fields = page.fields;
     let read = fields.string("model").and_then(|model| Ok(model.or(fields.string("name")?)));
@@ -130,8 +129,7 @@ fn capabilities(text: &ModelText) -> Vec<&'static str> {
 }
 
 /// Reports that a model is present, or how an operator adds it. No client can make this server download a model.
-pub async fn pull(State(front): State<Arc<Frontend>>, request: Request) -> Result<Response, HttpError> {
-    let page = read(&front, request).await?;
+pub async fn pull(State(front): State<Arc<Frontend>>, page: ApiRequest) -> Result<Response, HttpError> {
     let _visit = front.visit(page.tenant).map_err(to_http_error)?;
     let mut fields = page.fields;
     let read =
