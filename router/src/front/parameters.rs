@@ -1,4 +1,4 @@
-//! The table of the sampling parameters that are numbers. A row has a parameter's names, type, range, defaults and its
+//! The table of the sampling parameters that are numbers. A row has a parameter's names, range and defaults, and its
 //! places in a request. Every face reads and writes these parameters by the rows, and `sampling` checks them. Has no
 //! knowledge of faces and replicas.
 
@@ -37,13 +37,12 @@ macro_rules! number {
     };
 }
 
-/// The table, in the order of `docs/fields.md`. Defaults are those of OpenAI and vLLM, of llama.cpp
-/// (`common_params_sampling`) and of Ollama (`DefaultOptions`), and where a model's files recommend another.
+/// The table, in the order of `docs/fields.md`. A row's defaults are those of OpenAI and vLLM, of llama.cpp
+/// (`common_params_sampling`) and of Ollama (`DefaultOptions`). A model's files may recommend others.
 pub const NUMBERS: &[NumberParameter] = &[
     number!("temperature", "O A V L S", "0.5", temperature, temperature)
         .within(Sampling::TEMPERATURE)
         .with_defaults([Real(1.0), Real(0.8), Real(0.8)], |model| model.temperature.map(Real)),
-    // A zero mass keeps the likeliest token, as any small mass does.
     number!("top_p", "O A V L S", "0.5", top_p, top_p)
         .within(Sampling::TOP_P.with_least())
         .with_defaults([Real(1.0), Real(0.95), Real(0.9)], |model| model.top_p.map(Real)),
@@ -88,7 +87,7 @@ pub struct NumberParameter {
     pub example: &'static str,
     /// The numbers that a client may send. None: all that the type has.
     range: Option<NumberRange>,
-    /// Whether -1 stands for the number that changes nothing.
+    /// Whether -1 stands for the number that changes nothing, as in other servers.
     pub has_minus_one: bool,
     /// Whether a beam search supports it.
     is_searchable: bool,

@@ -89,6 +89,7 @@ impl ModelText {
                 None => (parameter.set)(&mut sampling, number),
             }
         }
+        // A zero mass leaves the likeliest token, as any small mass does.
         sampling.top_p = sampling.top_p.max(f32::MIN_POSITIVE);
         let penalties = &mut sampling.penalties;
         let window = requested.penalty_window.unwrap_or(penalties.window);

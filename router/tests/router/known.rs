@@ -142,8 +142,8 @@ const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/fields.md");
 const HEAD: &str = "# Fields of a request
 
 Generated from `faces/http/known/list.rs` and, for sampling parameters, `front/parameters.rs` in `router/src`: change
-it there, and run the router's tests with `LOCKSTEP_WRITE=1`. The table lists the fields of the APIs of OpenAI, Anthropic, vLLM, llama.cpp, Ollama and SGLang,
-and how the server treats each of them on each endpoint.
+it there, and run the router's tests with `LOCKSTEP_WRITE=1`. The table lists the fields of the APIs of OpenAI,
+Anthropic, vLLM, llama.cpp, Ollama and SGLang, and how the server treats each of them on each endpoint.
 The server refuses an unsupported value with a 400 that names the field. It ignores fields that are not in this table,
 and fields on endpoints that their row does not name. Null is the same as no field.
 
