@@ -1,7 +1,7 @@
 //! Why a frame is refused, and the checks that all conversions share. Knows no message.
 
 use std::str::FromStr;
-use types::{UnknownWord, Unsupported};
+use types::{NumberRange, UnknownWord, Unsupported};
 
 /// A frame that decodes but whose content cannot be valid.
 #[derive(Debug, thiserror::Error)]
@@ -30,10 +30,6 @@ pub(crate) fn out_of_range(field: &'static str, value: impl TryInto<i64>) -> Mal
     Malformed::OutOfRange { field, value: value.try_into().unwrap_or(i64::MAX) }
 }
 
-/// NaN fails every range.
-pub(crate) fn check_number(field: &'static str, value: f32, in_range: impl Fn(f32) -> bool) -> Result<(), Malformed> {
-    match value.is_finite() && in_range(value) {
-        true => Ok(()),
-        false => Err(Malformed::Number { field, value }),
-    }
+pub(crate) fn check_number(field: &'static str, value: f32, range: NumberRange) -> Result<(), Malformed> {
+    if range.contains(value) { Ok(()) } else { Err(Malformed::Number { field, value }) }
 }

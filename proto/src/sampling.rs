@@ -35,12 +35,12 @@ impl TryFrom<wire::Sampling> for Sampling {
     type Error = Malformed;
 
     fn try_from(sampling: wire::Sampling) -> Result<Self, Malformed> {
-        check_number("sampling.temperature", sampling.temperature, |t| t >= 0.0)?;
-        check_number("sampling.top_p", sampling.top_p, |p| p > 0.0 && p <= 1.0)?;
-        check_number("sampling.min_p", sampling.min_p, |p| (0.0..=1.0).contains(&p))?;
+        check_number("sampling.temperature", sampling.temperature, Sampling::TEMPERATURE)?;
+        check_number("sampling.top_p", sampling.top_p, Sampling::TOP_P)?;
+        check_number("sampling.min_p", sampling.min_p, Sampling::MIN_P)?;
         let typical_p = sampling.typical_p.unwrap_or(1.0);
-        check_number("sampling.typical_p", typical_p, |p| p > 0.0 && p <= 1.0)?;
-        check_number("sampling.top_n_sigma", sampling.top_n_sigma, |n| n >= 0.0)?;
+        check_number("sampling.typical_p", typical_p, Sampling::TYPICAL_P)?;
+        check_number("sampling.top_n_sigma", sampling.top_n_sigma, Sampling::TOP_N_SIGMA)?;
         let logprobs = match sampling.logprobs {
             Some(n) => Some(u8::try_from(n).map_err(|_| out_of_range("sampling.logprobs", n))?),
             None => None,
@@ -79,8 +79,8 @@ impl TryFrom<wire::Xtc> for Xtc {
     type Error = Malformed;
 
     fn try_from(xtc: wire::Xtc) -> Result<Self, Malformed> {
-        check_number("xtc.probability", xtc.probability, |p| (0.0..=1.0).contains(&p))?;
-        check_number("xtc.threshold", xtc.threshold, |p| (0.0..=1.0).contains(&p))?;
+        check_number("xtc.probability", xtc.probability, Xtc::PROBABILITY)?;
+        check_number("xtc.threshold", xtc.threshold, Xtc::THRESHOLD)?;
         Ok(Xtc { probability: xtc.probability, threshold: xtc.threshold })
     }
 }
@@ -97,9 +97,9 @@ impl TryFrom<wire::Penalties> for Penalties {
 
     fn try_from(penalties: wire::Penalties) -> Result<Self, Malformed> {
         let wire::Penalties { presence, frequency, repetition, window } = penalties;
-        check_number("penalties.presence", presence, |_| true)?;
-        check_number("penalties.frequency", frequency, |_| true)?;
-        check_number("penalties.repetition", repetition, |r| r > 0.0)?;
+        check_number("penalties.presence", presence, Penalties::PRESENCE)?;
+        check_number("penalties.frequency", frequency, Penalties::FREQUENCY)?;
+        check_number("penalties.repetition", repetition, Penalties::REPETITION)?;
         Ok(Penalties { presence, frequency, repetition, window })
     }
 }
@@ -119,8 +119,8 @@ impl TryFrom<wire::Dry> for Dry {
     type Error = Malformed;
 
     fn try_from(dry: wire::Dry) -> Result<Self, Malformed> {
-        check_number("dry.multiplier", dry.multiplier, |multiplier| multiplier >= 0.0)?;
-        check_number("dry.base", dry.base, |base| base >= 1.0)?;
+        check_number("dry.multiplier", dry.multiplier, Dry::MULTIPLIER)?;
+        check_number("dry.base", dry.base, Dry::BASE)?;
         Ok(Dry {
             multiplier: dry.multiplier,
             base: dry.base,
@@ -134,7 +134,7 @@ fn bias_from_wire(tokens: Tokens, bias: Vec<f32>) -> Result<Vec<(u32, f32)>, Mal
     if tokens.len() != bias.len() {
         return Err(out_of_range("sampling.bias", bias.len()));
     }
-    bias.iter().try_for_each(|bias| check_number("sampling.bias", *bias, |_| true))?;
+    bias.iter().try_for_each(|bias| check_number("sampling.bias", *bias, Sampling::BIAS))?;
     Ok(tokens.into_iter().zip(bias).collect())
 }
 

@@ -487,6 +487,8 @@ fn a_request_has_the_forms_that_are_listed() {
         "types/src/step.rs: Step",
         "router/src/front/finished_answer.rs: AnswerSubscription",
         "router/src/front/finished_answer.rs: FinishedAnswer",
+        // A row of the table of parameters: functions that read and write a request.
+        "router/src/front/parameters.rs: NumberParameter",
     ];
     const CONTENT: &[&str] = &["Request", "Sampling", "Input"];
     let on_the_way = |source: &&Source| {

@@ -43,7 +43,7 @@ pub use numerics::{Activations, DeviceClass, DeviceKind, KvDtype, NumericsMode, 
 pub use policy::{Numerics, PolicyDigest};
 pub use request::{Goal, Priority, Request, TenantWeight};
 pub use reuse::{PrefixReuse, ReuseEnd};
-pub use sampling::{Dry, Penalties, Sampling, Xtc};
+pub use sampling::{Dry, NumberRange, Penalties, Sampling, Xtc};
 pub use step::{
     BlockCopy, DRAFT_ROWS_MAX, Failure, Finish, GrammarFault, SCORED_ROWS_MAX, Slice, SliceDone, Step, StepDone,
     TokenLogprob, TokenOut, Want,

@@ -2,6 +2,7 @@
 
 use crate::{Token, Tokens};
 use alloc::vec::Vec;
+use core::fmt::{self, Display, Formatter};
 
 /// A field at its default changes nothing. The order in which they are applied is documented beside the sampler.
 #[derive(Clone, Debug, PartialEq)]
@@ -123,6 +124,68 @@ impl Default for Dry {
     }
 }
 
+/// The numbers that a parameter may be. NaN is never one of them.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct NumberRange {
+    least: f32,
+    most: f32,
+    excludes_least: bool,
+}
+
+impl NumberRange {
+    const fn new(least: f32, most: f32) -> NumberRange {
+        NumberRange { least, most, excludes_least: false }
+    }
+
+    const fn above(least: f32, most: f32) -> NumberRange {
+        NumberRange { least, most, excludes_least: true }
+    }
+
+    /// Returns the range that includes its least number too.
+    pub const fn with_least(self) -> NumberRange {
+        NumberRange { excludes_least: false, ..self }
+    }
+
+    pub fn contains(&self, number: f32) -> bool {
+        (self.least..=self.most).contains(&number) && !(self.excludes_least && number == self.least)
+    }
+}
+
+impl Display for NumberRange {
+    fn fmt(&self, out: &mut Formatter<'_>) -> fmt::Result {
+        let NumberRange { least, most, excludes_least } = self;
+        match excludes_least {
+            false => write!(out, "{least} to {most}"),
+            true => write!(out, "above {least} and at most {most}"),
+        }
+    }
+}
+
+impl Sampling {
+    pub const TEMPERATURE: NumberRange = NumberRange::new(0.0, 2.0);
+    pub const TOP_P: NumberRange = NumberRange::above(0.0, 1.0);
+    pub const MIN_P: NumberRange = NumberRange::new(0.0, 1.0);
+    pub const TYPICAL_P: NumberRange = NumberRange::above(0.0, 1.0);
+    pub const TOP_N_SIGMA: NumberRange = NumberRange::new(0.0, 1000.0);
+    pub const BIAS: NumberRange = NumberRange::new(-100.0, 100.0);
+}
+
+impl Xtc {
+    pub const PROBABILITY: NumberRange = NumberRange::new(0.0, 1.0);
+    pub const THRESHOLD: NumberRange = NumberRange::new(0.0, 1.0);
+}
+
+impl Penalties {
+    pub const PRESENCE: NumberRange = NumberRange::new(-2.0, 2.0);
+    pub const FREQUENCY: NumberRange = NumberRange::new(-2.0, 2.0);
+    pub const REPETITION: NumberRange = NumberRange::new(0.01, 100.0);
+}
+
+impl Dry {
+    pub const MULTIPLIER: NumberRange = NumberRange::new(0.0, 100.0);
+    pub const BASE: NumberRange = NumberRange::new(1.0, 100.0);
+}
+
 /// The most bytes that an entry of a list takes in a frame: a number of 32 bits and its prefix.
 pub(crate) const TOKEN_BYTES: usize = 5;
 const BIAS_BYTES: usize = 16;
@@ -144,5 +207,24 @@ impl Sampling {
 
     pub fn is_stop(&self, token: Token) -> bool {
         self.stop.contains(&token)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::string::ToString;
+
+    #[test]
+    fn a_range_has_its_ends_and_no_nan() {
+        let check = |range: NumberRange, text: &str, inside: &[f32], outside: &[f32]| {
+            assert_eq!(range.to_string(), text);
+            assert!(inside.iter().all(|number| range.contains(*number)), "{text}");
+            assert!(outside.iter().chain(&[f32::NAN, f32::INFINITY]).all(|number| !range.contains(*number)), "{text}");
+        };
+        check(Sampling::TEMPERATURE, "0 to 2", &[0.0, 2.0], &[-0.1, 2.1]);
+        check(Penalties::REPETITION, "0.01 to 100", &[0.01, 100.0], &[0.0]);
+        check(Sampling::TYPICAL_P, "above 0 and at most 1", &[f32::MIN_POSITIVE, 1.0], &[0.0, 1.1]);
+        check(Sampling::TOP_P.with_least(), "0 to 1", &[0.0, 1.0], &[-0.1, 1.1]);
     }
 }

@@ -8,6 +8,7 @@ pub(crate) mod gguf;
 pub(crate) mod json;
 mod parts;
 mod recurrence;
+mod sampling;
 
 pub use crate::families::Family;
 pub use form::{Activation, BlockNorms, DecoderForm, NormKind, Norms};
@@ -17,6 +18,7 @@ pub use parts::{
 };
 pub(crate) use parts::{LAYERS_MAX, LENGTH_MAX, are_groups, is_positive, length, yarn_magnitude};
 pub use recurrence::{ConvolutionSpec, MixerKind, RecurrenceRule, RecurrenceSpec, StateHeads};
+pub use sampling::SamplingDefaults;
 
 use crate::error::ParseError;
 use types::{KvLayout, LayerGroups, Token};
@@ -62,18 +64,6 @@ pub struct ModelSpec {
     pub bos: Option<Token>,
     /// Tokens that end an answer, the main one first.
     pub eos: Vec<Token>,
-}
-
-/// The sampling that the model's makers recommend, if any.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct SamplingDefaults {
-    pub temperature: Option<f32>,
-    pub top_p: Option<f32>,
-    pub top_k: Option<u32>,
-    pub min_p: Option<f32>,
-    pub repetition_penalty: Option<f32>,
-    /// The last so many tokens that penalties look at.
-    pub penalty_window: Option<u32>,
 }
 
 const EXPERTS_MAX: u32 = 2048;

@@ -1,6 +1,7 @@
 //! Finished answers, for records and audits. Knows no file and no face. Requests never wait for these queues: an answer
 //! that finds no room is dropped and counted.
 
+use crate::front::parameters::NumberParameter;
 use crate::link::view::ReplicaInfo;
 use proto::v1;
 use std::ops::Range;
@@ -179,12 +180,7 @@ impl AnswerSubscription {
     /// Returns the client's sampling with every default filled in. Logprobs are left out: they change no token.
     fn resolved_sampling(&self, base_request: &Request) -> v1::Sampling {
         let sampling = &base_request.sampling;
-        v1::Sampling {
-            temperature: Some(sampling.temperature),
-            top_k: Some(sampling.top_k),
-            top_p: Some(sampling.top_p),
-            min_p: Some(sampling.min_p),
-            repetition_penalty: Some(sampling.penalties.repetition),
+        let mut resolved = v1::Sampling {
             penalty_window: Some(sampling.penalties.window),
             defaults: v1::sampling::Defaults::Unspecified.into(),
             seed: Some(sampling.seed),
@@ -192,7 +188,11 @@ impl AnswerSubscription {
             logprobs: None,
             prompt_logprobs: None,
             ..(*self.sampling).clone()
+        };
+        for (parameter, _) in NumberParameter::with_recommendations() {
+            (parameter.request)(&mut resolved, (parameter.get)(sampling));
         }
+        resolved
     }
 }
 

@@ -4,13 +4,13 @@
 //! Knows neither HTTP nor gRPC, and of replicas only the one that was picked. Read `parsed_request` (a request as a
 //! face has parsed it), `generate` (the way in) with `submit` (the way to a replica), then `generation` (the way out).
 //! `frontend` is the struct that faces hold; `text_work` reads texts, long ones on `threads`; `public_ids` counts the
-//! ids that clients see. Requests pass through `sampling`, `text`, `stop`, `calls` and `deltas` on the way, and through
-//! `structure` and `grammars`, which define what an answer must be. `search` looks for likely answers instead of
-//! drawing them, by the rules of `beams`; `embed` is the same path for embeddings. `resume` lets a client resume a
-//! stream. `certificate` names what an answer came from and hashes it, `hidden` drops the logprobs of hidden thoughts,
-//! `progress` reports how far a prompt is, `derender` reads tokens that were drawn elsewhere, `stored` keeps responses
-//! and conversations, `reader_watch` gives up unread streams, `recorder` counts and traces, and `finished_answer` hands
-//! whole answers to records and audits.
+//! ids that clients see. Requests pass through `sampling` (by the table in `parameters`), `text`, `stop`, `calls` and
+//! `deltas` on the way, and through `structure` and `grammars`, which define what an answer must be. `search` looks for
+//! likely answers instead of drawing them, by the rules of `beams`; `embed` is the same path for embeddings. `resume`
+//! lets a client resume a stream. `certificate` names what an answer came from and hashes it, `hidden` drops the
+//! logprobs of hidden thoughts, `progress` reports how far a prompt is, `derender` reads tokens that were drawn
+//! elsewhere, `stored` keeps responses and conversations, `reader_watch` gives up unread streams, `recorder` counts and
+//! traces, and `finished_answer` hands whole answers to records and audits.
 
 pub mod beams;
 pub mod calls;
@@ -24,6 +24,7 @@ pub mod generate;
 pub mod generation;
 pub mod grammars;
 pub mod hidden;
+pub mod parameters;
 pub mod parsed_request;
 pub mod prepared;
 pub mod progress;

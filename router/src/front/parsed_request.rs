@@ -126,7 +126,7 @@ impl Purpose {
     pub(super) fn check_sizes(&self, limits: &RouterLimits) -> Result<(), Refusal> {
         let Purpose::Generate(sampling) = self else { return Ok(()) };
         let (n_biased, most) = (sampling.logit_bias.len(), limits.logit_bias_max);
-        check("logit_bias", n_biased, n_biased <= most, &format!("at most {most} tokens"))?;
+        check("logit_bias", n_biased, n_biased <= most, format!("at most {most} tokens"))?;
         let n_bytes = sampling.structure.as_ref().map_or(0, structure::n_bytes);
         limits.grammar.check_bytes(n_bytes).map_err(|refused| grammars::refusal(&refused))
     }

@@ -2,14 +2,16 @@
 //! because replicas know no text.
 
 use crate::config::RouterLimits;
-use crate::front::sampling_defaults::ResolvedDefaults;
+use crate::front::parameters::NUMBERS;
+use crate::front::sampling_defaults::default_sampling;
 use crate::front::stop::Stops;
 use crate::refusal::Refusal;
 use crate::replicas::models::text::ModelText;
 use proto::v1;
+use std::fmt::Display;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
-use types::{Dry, Goal, Penalties, Request, Sampling, Tokens, Xtc};
+use types::{Dry, Goal, Penalties, Request, Sampling, Tokens};
 
 /// The strings at which repetitions end, unless the request gives others.
 const BREAKERS: [&str; 4] = ["\n", ":", "\"", "*"];
@@ -39,10 +41,9 @@ impl ModelText {
         self.check_ids("allowed_token_ids", &requested.allowed_token_ids)?;
         self.check_logprob_ids(&requested, limits)?;
         let stops = stops(&requested, limits)?;
+        let numbers = self.numbers(&requested)?;
         let sampling = Sampling {
-            penalties: self.penalties(&requested)?,
-            xtc: xtc(requested.xtc)?,
-            dry: self.dry(requested.dry.clone().unwrap_or_default(), limits)?,
+            dry: self.dry(numbers.dry, requested.dry.as_ref(), limits)?,
             bias: self.bias(&requested)?,
             bad_words: self.words("bad_words", &requested.bad_words, limits)?,
             seed: requested.seed.unwrap_or_else(random_seed),
@@ -50,7 +51,7 @@ impl ModelText {
             tokens_min: requested.min_tokens,
             logprobs: n_logprobs("logprobs", requested.logprobs, limits)?,
             logprob_token_ids: sorted_unique(requested.logprob_token_ids.clone()),
-            ..self.filters(&requested)?
+            ..numbers
         };
         let goal = match n_logprobs("prompt_logprobs", requested.prompt_logprobs, limits)? {
             Some(top_n) => Goal::Score { top_n },
@@ -72,62 +73,43 @@ impl ModelText {
         if !ids.is_empty() && requested.logprobs.is_none() {
             return Err(Refusal::invalid(FIELD, "needs `logprobs`"));
         }
-        check(FIELD, ids.len(), ids.len() <= ids_max, &format!("at most {ids_max} tokens"))?;
+        check(FIELD, ids.len(), ids.len() <= ids_max, format!("at most {ids_max} tokens"))?;
         self.check_ids(FIELD, ids)
     }
 
-    /// Returns the temperature, and which tokens may be drawn.
-    fn filters(&self, requested: &v1::Sampling) -> Result<Sampling, Refusal> {
-        let defaults = self.defaults_for(requested);
-        let temperature = requested.temperature.unwrap_or(defaults.temperature);
-        let top_p = requested.top_p.unwrap_or(defaults.top_p);
-        let min_p = requested.min_p.unwrap_or(defaults.min_p);
-        let typical_p = requested.typical_p.unwrap_or(1.0);
-        let top_n_sigma = requested.top_n_sigma;
-        check("temperature", temperature, (0.0..=2.0).contains(&temperature), "0 to 2")?;
-        check("top_p", top_p, (0.0..=1.0).contains(&top_p), "0 to 1")?;
-        // A zero mass leaves the likeliest token, as any small mass does.
-        let top_p = top_p.max(f32::MIN_POSITIVE);
-        check("min_p", min_p, (0.0..=1.0).contains(&min_p), "0 to 1")?;
-        check("typical_p", typical_p, typical_p > 0.0 && typical_p <= 1.0, "above 0 and at most 1")?;
-        check("top_n_sigma", top_n_sigma, (0.0..=1000.0).contains(&top_n_sigma), "0 to 1000")?;
-        let top_k = requested.top_k.unwrap_or(defaults.top_k);
-        Ok(Sampling { temperature, top_k, top_p, min_p, typical_p, top_n_sigma, ..Sampling::default() })
-    }
-
-    fn penalties(&self, requested: &v1::Sampling) -> Result<Penalties, Refusal> {
-        let (presence, frequency) = (requested.presence_penalty, requested.frequency_penalty);
-        let defaults = self.defaults_for(requested);
-        let repetition = requested.repetition_penalty.unwrap_or(defaults.repetition_penalty);
-        check("presence_penalty", presence, (-2.0..=2.0).contains(&presence), "-2 to 2")?;
-        check("frequency_penalty", frequency, (-2.0..=2.0).contains(&frequency), "-2 to 2")?;
-        check("repetition_penalty", repetition, (0.01..=100.0).contains(&repetition), "0.01 to 100")?;
-        let penalties = Penalties { presence, frequency, repetition, window: 0 };
-        // If nothing is penalised, no window changes anything, and equal requests stay equal.
-        let is_neutral = penalties == Penalties::default();
-        let window = requested.penalty_window.unwrap_or(defaults.penalty_window);
-        Ok(Penalties { window: if is_neutral { 0 } else { window }, ..penalties })
-    }
-
-    fn defaults_for(&self, requested: &v1::Sampling) -> ResolvedDefaults {
-        ResolvedDefaults::of(requested.defaults, &self.defaults, &self.card)
-    }
-
-    fn dry(&self, requested: v1::Dry, limits: &RouterLimits) -> Result<Dry, Refusal> {
-        let neutral = Dry::default();
-        let (multiplier, base) = (requested.multiplier, requested.base.unwrap_or(neutral.base));
-        check("dry_multiplier", multiplier, (0.0..=100.0).contains(&multiplier), "0 to 100")?;
-        check("dry_base", base, (1.0..=100.0).contains(&base), "1 to 100")?;
-        let length_allowed = requested.allowed_length.unwrap_or(neutral.length_allowed);
-        if multiplier == 0.0 {
-            return Ok(neutral);
+    /// Returns the numbers of a request, each within its range: the client's, or else the defaults.
+    fn numbers(&self, requested: &v1::Sampling) -> Result<Sampling, Refusal> {
+        let mut sampling = default_sampling(requested.defaults, &self.defaults, &self.card);
+        for parameter in NUMBERS {
+            let number = (parameter.requested)(requested).unwrap_or_else(|| (parameter.get)(&sampling));
+            match parameter.missed_range(number) {
+                Some(range) => {
+                    return Err(Refusal::invalid(parameter.name, format!("must be {range}, got {number}")));
+                }
+                None => (parameter.set)(&mut sampling, number),
+            }
         }
-        let breakers = match requested.sequence_breakers.is_empty() {
-            true => BREAKERS.map(str::to_owned).to_vec(),
-            false => requested.sequence_breakers,
-        };
-        let breakers = self.words("dry_sequence_breakers", &breakers, limits)?;
-        Ok(Dry { multiplier, base, length_allowed, breakers })
+        // A zero mass leaves the likeliest token, as any small mass does.
+        sampling.top_p = sampling.top_p.max(f32::MIN_POSITIVE);
+        let penalties = &mut sampling.penalties;
+        let window = requested.penalty_window.unwrap_or(penalties.window);
+        // If nothing is penalised, no window changes anything, and equal requests stay equal.
+        penalties.window = 0;
+        if *penalties != Penalties::default() {
+            penalties.window = window;
+        }
+        Ok(sampling)
+    }
+
+    /// Returns the parameters without those that have no effect, and the sequences at which repetitions end.
+    fn dry(&self, numbers: Dry, requested: Option<&v1::Dry>, limits: &RouterLimits) -> Result<Dry, Refusal> {
+        if numbers.multiplier == 0.0 {
+            return Ok(Dry::default());
+        }
+        let own = BREAKERS.map(str::to_owned);
+        let breakers = requested.map_or(&[][..], |dry| &dry.sequence_breakers);
+        let breakers = if breakers.is_empty() { &own } else { breakers };
+        Ok(Dry { breakers: self.words("dry_sequence_breakers", breakers, limits)?, ..numbers })
     }
 
     /// Returns the bias sorted by token, so that equal requests are equal.
@@ -136,10 +118,10 @@ impl ModelText {
         all.sort_unstable_by_key(|(token, _)| *token);
         let tokens: Tokens = all.iter().map(|(token, _)| *token).collect();
         self.check_ids("logit_bias", &tokens)?;
-        let is_wild = |(_, bias): &&(u32, f32)| !(-100.0..=100.0).contains(bias);
-        match all.iter().find(is_wild) {
+        let range = Sampling::BIAS;
+        match all.iter().find(|(_, bias)| !range.contains(*bias)) {
             Some((token, bias)) => {
-                Err(Refusal::invalid("logit_bias", format!("must be -100 to 100, got {bias} for {token}")))
+                Err(Refusal::invalid("logit_bias", format!("must be {range}, got {bias} for {token}")))
             }
             None => Ok(all),
         }
@@ -189,18 +171,10 @@ pub fn work(requested: &v1::Sampling) -> usize {
     words.chain(stops).chain([requested.prediction.len()]).sum()
 }
 
-fn xtc(requested: Option<v1::Xtc>) -> Result<Xtc, Refusal> {
-    let v1::Xtc { probability, threshold } = requested.unwrap_or_default();
-    let threshold = threshold.unwrap_or(Xtc::default().threshold);
-    check("xtc_probability", probability, (0.0..=1.0).contains(&probability), "0 to 1")?;
-    check("xtc_threshold", threshold, (0.0..=1.0).contains(&threshold), "0 to 1")?;
-    Ok(Xtc { probability, threshold })
-}
-
 /// How many likely tokens are reported beside each, if any.
 fn n_logprobs(field: &'static str, n: Option<u32>, limits: &RouterLimits) -> Result<Option<u8>, Refusal> {
     let Some(n) = n else { return Ok(None) };
-    check(field, n, n <= limits.logprobs_max, &format!("at most {}", limits.logprobs_max))?;
+    check(field, n, n <= limits.logprobs_max, format!("at most {}", limits.logprobs_max))?;
     Ok(u8::try_from(n).ok())
 }
 
@@ -211,8 +185,8 @@ fn stops(requested: &v1::Sampling, limits: &RouterLimits) -> Result<Arc<Stops>, 
 
 fn check_many(field: &'static str, strings: &[String], limits: &RouterLimits) -> Result<(), Refusal> {
     let (n, n_bytes) = (strings.len(), strings.iter().map(String::len).sum::<usize>());
-    check(field, n, n <= limits.stop_strings_max, &format!("at most {} strings", limits.stop_strings_max))?;
-    check(field, n_bytes, n_bytes <= limits.stop_bytes_max, &format!("at most {} bytes", limits.stop_bytes_max))?;
+    check(field, n, n <= limits.stop_strings_max, format!("at most {} strings", limits.stop_strings_max))?;
+    check(field, n_bytes, n_bytes <= limits.stop_bytes_max, format!("at most {} bytes", limits.stop_bytes_max))?;
     if strings.iter().any(String::is_empty) {
         return Err(Refusal::invalid(field, "must not contain an empty string"));
     }
@@ -220,12 +194,7 @@ fn check_many(field: &'static str, strings: &[String], limits: &RouterLimits) ->
 }
 
 /// Checks a value. NaN is in no range.
-pub(super) fn check(
-    field: &'static str,
-    value: impl std::fmt::Display,
-    holds: bool,
-    must: &str,
-) -> Result<(), Refusal> {
+pub(super) fn check(field: &'static str, value: impl Display, holds: bool, must: impl Display) -> Result<(), Refusal> {
     if holds { Ok(()) } else { Err(Refusal::invalid(field, format!("must be {must}, got {value}"))) }
 }
 

@@ -1,57 +1,26 @@
-//! Values for sampling parameters that a request leaves out: those of the model's files, or else those of the
-//! catalogue's card, or else the vendor's own defaults. Knows no request.
+//! The sampling of a request that sets no parameter: what the model's files recommend, or else the catalogue's card, or
+//! else the vendor's own defaults. Knows no request.
 
+use crate::front::parameters::NumberParameter;
 use checkpoint::SamplingDefaults;
 use proto::v1::sampling::Defaults as Vendor;
+use types::Sampling;
 
-/// The sampling of a request that sets none.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct ResolvedDefaults {
-    pub temperature: f32,
-    pub top_k: u32,
-    pub top_p: f32,
-    pub min_p: f32,
-    pub repetition_penalty: f32,
-    pub penalty_window: u32,
-}
-
-/// OpenAI's servers and vLLM.
-const NEUTRAL: ResolvedDefaults =
-    ResolvedDefaults { temperature: 1.0, top_k: 0, top_p: 1.0, min_p: 0.0, repetition_penalty: 1.0, penalty_window: 0 };
-/// llama.cpp: `common_params_sampling`.
-const LLAMA_CPP: ResolvedDefaults =
-    ResolvedDefaults { temperature: 0.8, top_k: 40, top_p: 0.95, min_p: 0.05, penalty_window: 64, ..NEUTRAL };
-/// Ollama: `DefaultOptions`.
-const OLLAMA: ResolvedDefaults = ResolvedDefaults {
-    temperature: 0.8,
-    top_k: 40,
-    top_p: 0.9,
-    repetition_penalty: 1.1,
-    penalty_window: 64,
-    ..NEUTRAL
-};
-
-impl ResolvedDefaults {
-    /// `card` is the catalogue's: vendors with neutral defaults have none.
-    pub fn of(vendor: i32, files: &SamplingDefaults, card: &SamplingDefaults) -> ResolvedDefaults {
-        match Vendor::try_from(vendor).unwrap_or_default() {
-            Vendor::Unspecified => NEUTRAL.filled_from(files),
-            Vendor::LlamaCpp => LLAMA_CPP.filled_from(card).filled_from(files),
-            Vendor::Ollama => OLLAMA.filled_from(card).filled_from(files),
-        }
+/// Returns the vendor's sampling for a model. `card` is the catalogue's: vendors with neutral defaults have none.
+pub fn default_sampling(vendor: i32, files: &SamplingDefaults, card: &SamplingDefaults) -> Sampling {
+    let vendor = Vendor::try_from(vendor).unwrap_or_default();
+    let (card, penalty_window) = match vendor {
+        Vendor::Unspecified => (None, 0),
+        Vendor::LlamaCpp | Vendor::Ollama => (Some(card), 64),
+    };
+    let models = || [files].into_iter().chain(card);
+    let mut sampling = Sampling::default();
+    for (parameter, defaults) in NumberParameter::with_recommendations() {
+        let recommended = models().find_map(defaults.recommended);
+        (parameter.set)(&mut sampling, recommended.unwrap_or(defaults.of(vendor)));
     }
-
-    /// Uses these values for parameters that `recommended` leaves out.
-    fn filled_from(self, recommended: &SamplingDefaults) -> ResolvedDefaults {
-        ResolvedDefaults {
-            temperature: recommended.temperature.unwrap_or(self.temperature),
-            top_k: recommended.top_k.unwrap_or(self.top_k),
-            top_p: recommended.top_p.unwrap_or(self.top_p),
-            min_p: recommended.min_p.unwrap_or(self.min_p),
-            repetition_penalty: recommended.repetition_penalty.unwrap_or(self.repetition_penalty),
-            penalty_window: recommended.penalty_window.unwrap_or(self.penalty_window),
-        }
-    }
+    sampling.penalties.window = models().find_map(|model| model.penalty_window).unwrap_or(penalty_window);
+    sampling
 }
 
 /// The vendors that have defaults of their own, by their names in a request.
@@ -76,20 +45,26 @@ pub fn last_n(window: u32) -> i32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use types::Penalties;
 
     #[test]
     fn files_come_before_cards_and_cards_before_vendors() {
         let none = SamplingDefaults::default();
         let files = SamplingDefaults { temperature: Some(0.6), top_k: Some(20), ..none };
         let card = SamplingDefaults { temperature: Some(0.2), top_p: Some(0.9), ..none };
-        let of = |vendor: Vendor, files, card| ResolvedDefaults::of(vendor.into(), files, card);
-        assert_eq!(of(Vendor::Unspecified, &none, &card), NEUTRAL);
-        assert_eq!(of(Vendor::LlamaCpp, &none, &none), LLAMA_CPP);
-        assert_eq!(of(Vendor::Ollama, &none, &none), OLLAMA);
-        let by_files = ResolvedDefaults { temperature: 0.6, top_k: 20, ..NEUTRAL };
+        let of = |vendor: Vendor, files, card| default_sampling(vendor.into(), files, card);
+        let neutral = Sampling { temperature: 1.0, ..Sampling::default() };
+        let penalties = |repetition| Penalties { repetition, window: 64, ..Penalties::default() };
+        let vendors = Sampling { temperature: 0.8, top_k: 40, ..Sampling::default() };
+        let llama_cpp = Sampling { top_p: 0.95, min_p: 0.05, penalties: penalties(1.0), ..vendors.clone() };
+        let ollama = Sampling { top_p: 0.9, penalties: penalties(1.1), ..vendors };
+        assert_eq!(of(Vendor::Unspecified, &none, &card), neutral);
+        assert_eq!(of(Vendor::LlamaCpp, &none, &none), llama_cpp);
+        assert_eq!(of(Vendor::Ollama, &none, &none), ollama);
+        let by_files = Sampling { temperature: 0.6, top_k: 20, ..neutral };
         assert_eq!(of(Vendor::Unspecified, &files, &card), by_files);
-        let by_both = ResolvedDefaults { temperature: 0.6, top_k: 20, top_p: 0.9, ..LLAMA_CPP };
+        let by_both = Sampling { temperature: 0.6, top_k: 20, top_p: 0.9, ..llama_cpp };
         assert_eq!(of(Vendor::LlamaCpp, &files, &card), by_both);
-        assert_eq!(of(Vendor::Ollama, &none, &card), ResolvedDefaults { temperature: 0.2, ..OLLAMA });
+        assert_eq!(of(Vendor::Ollama, &none, &card), Sampling { temperature: 0.2, ..ollama });
     }
 }

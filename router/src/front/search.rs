@@ -11,6 +11,7 @@ use crate::config::RouterLimits;
 use crate::front::beams::{Beam, BeamRules, Beams, EarlyStopping};
 use crate::front::frontend::Frontend;
 use crate::front::generation::{Choice, Generation, GenerationEvent};
+use crate::front::parameters::NUMBERS;
 use crate::front::parsed_request::{ParsedRequest, Purpose};
 use crate::front::prepared::PreparedRequest;
 use crate::front::resume::ReadMarks;
@@ -25,7 +26,7 @@ use std::sync::Arc;
 use telemetry::spans::TracedSpan;
 use tokio::sync::mpsc;
 use tokio_stream::StreamExt;
-use types::{Finish, Goal, Penalties, Request, Sampling, Tokens, TokensHash};
+use types::{Finish, Goal, Request, Sampling, Tokens, TokensHash};
 
 /// The kind of search of a request, and how many of the found answers are sent.
 pub struct AnswerSearch {
@@ -117,11 +118,6 @@ fn check_beam_fields(requested: &v1::Sampling) -> Result<(), Refusal> {
     let fields = [
         ("stop", !requested.stop.is_empty()),
         ("min_tokens", requested.min_tokens > 0),
-        ("presence_penalty", requested.presence_penalty != 0.0),
-        ("frequency_penalty", requested.frequency_penalty != 0.0),
-        ("repetition_penalty", requested.repetition_penalty.is_some_and(|penalty| penalty != 1.0)),
-        ("xtc_probability", requested.xtc.is_some_and(|xtc| xtc.probability > 0.0)),
-        ("dry_multiplier", requested.dry.as_ref().is_some_and(|dry| dry.multiplier != 0.0)),
         ("logit_bias", !requested.logit_bias.is_empty()),
         ("allowed_token_ids", !requested.allowed_token_ids.is_empty()),
         ("bad_words", !requested.bad_words.is_empty()),
@@ -129,7 +125,8 @@ fn check_beam_fields(requested: &v1::Sampling) -> Result<(), Refusal> {
         ("logprob_token_ids", !requested.logprob_token_ids.is_empty()),
         ("structure", requested.structure.is_some()),
     ];
-    match fields.into_iter().find(|(_, is_set)| *is_set) {
+    let numbers = NUMBERS.iter().map(|parameter| (parameter.name, parameter.prevents_search(requested)));
+    match numbers.chain(fields).find(|(_, is_set)| *is_set) {
         Some((field, _)) => Err(Refusal::invalid(field, "is not supported in a beam search")),
         None => Ok(()),
     }
@@ -218,15 +215,10 @@ fn beam_rules(prepared: &PreparedRequest, length_penalty: f32, patience: EarlySt
 /// not matter.
 fn one_token(prepared: &PreparedRequest, rules: &BeamRules, prompts: Vec<Tokens>) -> PreparedRequest {
     let sampling = Sampling {
-        temperature: 0.0,
-        top_k: 0,
-        top_p: 1.0,
-        min_p: 0.0,
-        penalties: Penalties::default(),
+        seed: prepared.base_request.sampling.seed,
         tokens_max: 1,
         logprobs: u8::try_from(rules.n_top()).ok(),
-        stop: Tokens::new(),
-        ..prepared.base_request.sampling.clone()
+        ..Sampling::default()
     };
     let base_request =
         Request { sampling, goal: Goal::Generate, predicted: Tokens::new(), ..prepared.base_request.clone() };

@@ -128,7 +128,7 @@ fn every_known_field_is_done_or_taken_or_refused_by_its_name() {
         house.fake.script(|script| script.context = 4000);
         house.fake.welcome();
         house.wait_until_ready().await;
-        for known in KNOWN_FIELDS {
+        for known in KNOWN_FIELDS.iter() {
             for on in known.on.iter().filter(|on| base(**on, known.name).is_some()) {
                 check(house.http, known, *on).await;
             }
@@ -141,9 +141,9 @@ fn every_known_field_is_done_or_taken_or_refused_by_its_name() {
 const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/fields.md");
 const HEAD: &str = "# Fields of a request
 
-Generated from `router/src/faces/http/known/list.rs`: change it there, and run the router's tests with
-`LOCKSTEP_WRITE=1`. The table lists the fields of the APIs of OpenAI, Anthropic, vLLM, llama.cpp, Ollama and SGLang,
-and how the server treats each of them on each endpoint.
+Generated from `faces/http/known/list.rs` and, for sampling parameters, `front/parameters.rs` in `router/src`: change
+it there, and run the router's tests with `LOCKSTEP_WRITE=1`. The table lists the fields of the APIs of OpenAI,
+Anthropic, vLLM, llama.cpp, Ollama and SGLang, and how the server treats each of them on each endpoint.
 The server refuses an unsupported value with a 400 that names the field. It ignores fields that are not in this table,
 and fields on endpoints that their row does not name. Null is the same as no field.
 

@@ -4,7 +4,7 @@ pub mod keys;
 
 use super::{
     AttentionSpec, LayerSpec, MixerKind, ModelMultipliers, ModelSpec, NormKind, QueryKeyNorms, QueryTemperature,
-    RopeScaling, RopeSpec, SamplingDefaults, dedup_eos, length,
+    RopeScaling, RopeSpec, dedup_eos, length,
 };
 use crate::error::ParseError;
 use crate::families::{AttentionBias, Family, FamilyDefinition, GgufVariant, LocalTheta, WindowPattern};
@@ -59,33 +59,7 @@ impl ModelSpec {
         };
         spec.checked()
     }
-}
 
-impl SamplingDefaults {
-    /// The sampling that a file recommends: llama.cpp's keys `general.sampling.*`.
-    pub(crate) fn from_gguf(gguf: &Gguf) -> Result<SamplingDefaults, ParseError> {
-        let number = |name: &str| Ok(gguf.float(&sampling_key(name))?.map(|number| number as f32));
-        // Zero and less are llama.cpp's words for no filter, and for the whole log.
-        let whole = |name: &str| {
-            let n = gguf.signed(&sampling_key(name))?;
-            Ok(n.map(|n| u32::try_from(n.max(0)).unwrap_or(u32::MAX)))
-        };
-        Ok(SamplingDefaults {
-            temperature: number("temp")?,
-            top_p: number("top_p")?,
-            top_k: whole("top_k")?,
-            min_p: number("min_p")?,
-            repetition_penalty: number("penalty_repeat")?,
-            penalty_window: whole("penalty_last_n")?,
-        })
-    }
-}
-
-fn sampling_key(name: &str) -> String {
-    format!("general.sampling.{name}")
-}
-
-impl ModelSpec {
     /// Refuses an architecture that is not served. A file that names none is a later part of a split model.
     pub(crate) fn check_architecture(gguf: &Gguf, bytes: &[u8]) -> Result<(), ParseError> {
         match gguf.text(bytes, "general.architecture")? {

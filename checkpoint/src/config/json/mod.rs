@@ -4,9 +4,7 @@ mod architecture;
 pub mod keys;
 mod rope;
 
-use super::{
-    AttentionSpec, LayerSpec, MixerKind, ModelMultipliers, ModelSpec, QueryKeyNorms, SamplingDefaults, dedup_eos,
-};
+use super::{AttentionSpec, LayerSpec, MixerKind, ModelMultipliers, ModelSpec, QueryKeyNorms, dedup_eos};
 use crate::error::ParseError;
 use crate::families::{AttentionBias, FamilyDefinition, WindowUse};
 use crate::scaling::QuantConfig;
@@ -220,22 +218,4 @@ fn config_eos(config: &Value, generation: &Value, tokenizer: &Value) -> Result<V
         }
     }
     dedup_eos(eos)
-}
-
-impl SamplingDefaults {
-    pub(crate) fn from_generation_config(generation: &Value) -> SamplingDefaults {
-        let number = |key: &str| generation.get(key).and_then(Value::as_f64).map(|number| number as f32);
-        // Without `do_sample` the other fields have no effect.
-        if generation.get("do_sample").and_then(Value::as_bool) != Some(true) {
-            return SamplingDefaults::default();
-        }
-        SamplingDefaults {
-            temperature: number("temperature"),
-            top_p: number("top_p"),
-            top_k: generation.get("top_k").and_then(Value::as_u64).and_then(|k| u32::try_from(k).ok()),
-            min_p: number("min_p"),
-            repetition_penalty: number("repetition_penalty"),
-            penalty_window: None,
-        }
-    }
 }

@@ -293,9 +293,10 @@ async fn requests_that_cannot_be_meant_are_refused_alone() {
     let mut router = cluster.router().await;
     let number = router.welcome.router;
     type Change = fn(&mut wire::Request);
-    let cases: [(Change, Reason, &str); 8] = [
+    let cases: [(Change, Reason, &str); 9] = [
         (|r| r.sampling = None, Reason::Invalid, "sampling is missing"),
         (|r| r.sampling.as_mut().unwrap().top_p = f32::NAN, Reason::Invalid, "sampling.top_p"),
+        (|r| r.sampling.as_mut().unwrap().temperature = 2.5, Reason::Invalid, "sampling.temperature"),
         (|r| r.prompt.clear(), Reason::Invalid, "no tokens"),
         (|r| r.prompt.push(64), Reason::Invalid, "token 64 is outside the vocabulary of 64"),
         (|r| r.prompt.resize(128, 1), Reason::TooLong, "context_max"),

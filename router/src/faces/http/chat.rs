@@ -9,37 +9,35 @@ use crate::faces::http::fields::{Fields, RequestOptions};
 use crate::faces::http::format::{AnswerFormat, PromptEcho, TokenNames, token_logprob_values};
 use crate::faces::http::known::Endpoint;
 use crate::faces::http::llama_cpp::join_begun_answer;
-use crate::faces::http::page::{ApiRequest, read, record_refusal};
+use crate::faces::http::page::{AnswerRequest, ApiRequest, record_refusal};
 use crate::faces::http::prediction::prediction;
 use crate::faces::http::structure::structure;
 use crate::faces::http::{tokens, tools};
 use crate::front::frontend::Frontend;
 use crate::front::generation::Prompt;
 use crate::front::parsed_request::{CutSide, ParsedRequest, Purpose};
-use crate::front::recorder::{Caller, Face, Recorder};
+use crate::front::recorder::Recorder;
 use crate::refusal::Refusal;
 use axum::Json;
-use axum::extract::{Request, State};
+use axum::extract::State;
 use axum::response::Response;
 use proto::v1;
 use proto::v1::generate_request::Input;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
-pub async fn chat(State(front): State<Arc<Frontend>>, request: Request) -> Result<Response, HttpError> {
-    answer_request(front, request, false).await
+pub async fn chat(State(front): State<Arc<Frontend>>, request: AnswerRequest) -> Result<Response, HttpError> {
+    answer_page(front, request.page, request.recorder, false).await
 }
 
 /// llama.cpp's variant, which also returns how long the answer took.
-pub async fn llama_chat(State(front): State<Arc<Frontend>>, request: Request) -> Result<Response, HttpError> {
-    answer_request(front, request, true).await
+pub async fn llama_chat(State(front): State<Arc<Frontend>>, request: AnswerRequest) -> Result<Response, HttpError> {
+    answer_page(front, request.page, request.recorder, true).await
 }
 
 /// vLLM's batch of several conversations, each with its own answers.
-pub async fn batch(State(front): State<Arc<Frontend>>, request: Request) -> Result<Response, HttpError> {
-    let mut recorder = Recorder::start(Face::Http, &Caller::of_http(request.headers()));
-    let read = read(&front, request).await;
-    let page = record_refusal(&mut recorder, read)?;
+pub async fn batch(State(front): State<Arc<Frontend>>, request: AnswerRequest) -> Result<Response, HttpError> {
+    let AnswerRequest { page, mut recorder, .. } = request;
     let result = parse_request(page, &front.config.limits, conversations).and_then(|(parsed, options, format)| {
         match options.streaming {
             Some(_) => Err(Refusal::invalid("stream", "is not supported with several conversations")),
@@ -51,17 +49,9 @@ pub async fn batch(State(front): State<Arc<Frontend>>, request: Request) -> Resu
 }
 
 /// Counts the tokens of a chat's prompt.
-pub async fn input_tokens(State(front): State<Arc<Frontend>>, request: Request) -> Result<Json<Value>, HttpError> {
-    let page = read(&front, request).await?;
+pub async fn input_tokens(State(front): State<Arc<Frontend>>, page: ApiRequest) -> Result<Json<Value>, HttpError> {
     let (parsed, ..) = parse_request(page, &front.config.limits, single_conversation)?;
     Ok(tokens::count_prompt_tokens(&front, parsed).await?)
-}
-
-async fn answer_request(front: Arc<Frontend>, request: Request, of_llama_cpp: bool) -> Result<Response, HttpError> {
-    let mut recorder = Recorder::start(Face::Http, &Caller::of_http(request.headers()));
-    let read = read(&front, request).await;
-    let page = record_refusal(&mut recorder, read)?;
-    answer_page(front, page, recorder, of_llama_cpp).await
 }
 
 pub async fn answer_page(

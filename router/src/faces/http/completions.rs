@@ -8,15 +8,15 @@ use crate::faces::http::fields::{Fields, RequestOptions, token_ids, wrong_type};
 use crate::faces::http::format::{AnswerFormat, PromptEcho, TokenNames};
 use crate::faces::http::infill::{self, Infill};
 use crate::faces::http::known::Endpoint;
-use crate::faces::http::page::{ApiRequest, read, record_refusal};
+use crate::faces::http::page::{AnswerRequest, ApiRequest, record_refusal};
 use crate::faces::http::prediction::prediction;
 use crate::faces::http::structure::structure;
 use crate::front::frontend::Frontend;
 use crate::front::generation::Prompt;
 use crate::front::parsed_request::{CutSide, ParsedRequest, Purpose};
-use crate::front::recorder::{Caller, Face, Recorder};
+use crate::front::recorder::Recorder;
 use crate::refusal::Refusal;
-use axum::extract::{Request, State};
+use axum::extract::State;
 use axum::response::Response;
 use proto::v1;
 use proto::v1::Sampling;
@@ -27,11 +27,8 @@ use std::sync::Arc;
 /// OpenAI's default for a request without `max_tokens`.
 pub const TOKENS_MAX: u32 = 16;
 
-pub async fn completions(State(front): State<Arc<Frontend>>, request: Request) -> Result<Response, HttpError> {
-    let mut recorder = Recorder::start(Face::Http, &Caller::of_http(request.headers()));
-    let read = read(&front, request).await;
-    let page = record_refusal(&mut recorder, read)?;
-    answer_page(front, page, recorder).await
+pub async fn completions(State(front): State<Arc<Frontend>>, request: AnswerRequest) -> Result<Response, HttpError> {
+    answer_page(front, request.page, request.recorder).await
 }
 
 pub async fn answer_page(

@@ -4,23 +4,20 @@ use crate::faces::http::completions::inputs;
 use crate::faces::http::error::HttpError;
 use crate::faces::http::fields::Fields;
 use crate::faces::http::known::Endpoint;
-use crate::faces::http::page::{ApiRequest, read, record_refusal};
+use crate::faces::http::page::{AnswerRequest, ApiRequest, record_refusal};
 use crate::front::frontend::Frontend;
 use crate::front::frontend::unix_seconds;
 use crate::front::parsed_request::{CutSide, ParsedRequest};
-use crate::front::recorder::{Caller, Face, Recorder};
+use crate::front::recorder::Recorder;
 use crate::refusal::Refusal;
 use axum::Json;
-use axum::extract::{Request, State};
+use axum::extract::State;
 use proto::v1;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-pub async fn embeddings(State(front): State<Arc<Frontend>>, request: Request) -> Result<Json<Value>, HttpError> {
-    let mut recorder = Recorder::start(Face::Http, &Caller::of_http(request.headers()));
-    let read = read(&front, request).await;
-    let page = record_refusal(&mut recorder, read)?;
-    answer(&front, page, recorder).await
+pub async fn embeddings(State(front): State<Arc<Frontend>>, request: AnswerRequest) -> Result<Json<Value>, HttpError> {
+    answer(&front, request.page, request.recorder).await
 }
 
 /// Answers a request whose body has been read.

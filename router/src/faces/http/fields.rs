@@ -6,6 +6,7 @@ use crate::faces::http::biases;
 use crate::faces::http::error::HttpError;
 use crate::faces::http::known::{self, Endpoint, NeutralValues};
 use crate::faces::http::searches;
+use crate::front::parameters::{NUMBERS, Number, NumberParameter};
 use crate::front::parsed_request::{CutSide, Truncation, deadline_after};
 use crate::front::sampling_defaults;
 use crate::refusal::Refusal;
@@ -113,45 +114,50 @@ impl Fields {
         let newer = self.unsigned("max_completion_tokens")?;
         let older = self.unsigned("max_tokens")?;
         let of_llama_cpp = self.n_predict()?;
-        let repetition = self.number("repetition_penalty")?;
-        let llama_repetition = self.number("repeat_penalty")?;
         let last_n = self.integer("repeat_last_n")?.or(self.integer("penalty_last_n")?);
         let mut sampling = v1::Sampling {
-            temperature: self.number("temperature")?,
-            top_k: self.top_k()?,
-            top_p: self.number("top_p")?,
-            min_p: self.number("min_p")?,
             seed: self.seed()?,
             max_tokens: newer.or(older).or(of_llama_cpp),
             min_tokens: self.unsigned("min_tokens")?.unwrap_or(0),
             stop: self.strings("stop")?,
             stop_token_ids: self.token_ids("stop_token_ids")?.unwrap_or_default(),
             ignore_eos: self.boolean("ignore_eos")?.unwrap_or(false),
-            presence_penalty: self.number("presence_penalty")?.unwrap_or(0.0),
-            frequency_penalty: self.number("frequency_penalty")?.unwrap_or(0.0),
-            repetition_penalty: repetition.or(llama_repetition),
-            typical_p: self.number("typical_p")?,
-            top_n_sigma: self.top_n_sigma()?,
-            xtc: Some(self.xtc()?),
-            dry: Some(self.dry()?),
+            xtc: Some(v1::Xtc::default()),
+            dry: Some(v1::Dry { sequence_breakers: self.strings("dry_sequence_breakers")?, ..v1::Dry::default() }),
             logit_bias: biases::read(self.take(biases::FIELD))?,
             allowed_token_ids: self.allowed_token_ids()?,
             bad_words: self.strings("bad_words")?,
             include_stop: self.boolean("include_stop_str_in_output")?.unwrap_or(false),
             show_special: !self.boolean("skip_special_tokens")?.unwrap_or(true),
-            logprobs: None,
             prompt_logprobs: self.unsigned("prompt_logprobs")?,
-            // Only some pages read this field.
-            prediction: String::new(),
             beams: searches::beams(self)?,
             best_of: self.unsigned("best_of")?.unwrap_or(0),
-            structure: None,
             logprob_token_ids: self.token_ids("logprob_token_ids")?.unwrap_or_default(),
-            penalty_window: None,
             defaults: self.sampling_defaults()?,
+            ..v1::Sampling::default()
         };
+        for parameter in NUMBERS {
+            if let Some(number) = self.parameter(parameter)? {
+                (parameter.request)(&mut sampling, number);
+            }
+        }
         limit_penalties(&mut sampling, last_n)?;
         Ok(sampling)
+    }
+
+    /// Reads a number under each of its names. The first one present counts.
+    fn parameter(&mut self, parameter: &NumberParameter) -> Result<Option<Number>, Refusal> {
+        let mut first = None;
+        for (name, _) in parameter.names() {
+            let is_minus_one = self.get(name).and_then(Value::as_f64) == Some(-1.0);
+            let number = match parameter.neutral() {
+                neutral if parameter.has_minus_one && is_minus_one => self.take(name).map(|_| neutral),
+                Number::Real(_) => self.number(name)?.map(Number::Real),
+                Number::Whole(_) => self.unsigned(name)?.map(Number::Whole),
+            };
+            first = first.or(number);
+        }
+        Ok(first)
     }
 
     /// Reads which server's defaults apply to absent parameters.
@@ -171,42 +177,12 @@ impl Fields {
         }
     }
 
-    /// Reads `top_n_sigma`, in which llama.cpp's -1 keeps all tokens.
-    fn top_n_sigma(&mut self) -> Result<f32, Refusal> {
-        Ok(self.number("top_n_sigma")?.filter(|n| *n != -1.0).unwrap_or(0.0))
-    }
-
-    fn xtc(&mut self) -> Result<v1::Xtc, Refusal> {
-        let probability = self.number("xtc_probability")?.unwrap_or(0.0);
-        Ok(v1::Xtc { probability, threshold: self.number("xtc_threshold")? })
-    }
-
-    fn dry(&mut self) -> Result<v1::Dry, Refusal> {
-        Ok(v1::Dry {
-            multiplier: self.number("dry_multiplier")?.unwrap_or(0.0),
-            base: self.number("dry_base")?,
-            allowed_length: self.unsigned("dry_allowed_length")?,
-            sequence_breakers: self.strings("dry_sequence_breakers")?,
-        })
-    }
-
     /// Reads a list of token ids. Without it all tokens are allowed. An empty list is refused, because it would allow
     /// none.
     fn allowed_token_ids(&mut self) -> Result<Vec<u32>, Refusal> {
         match self.token_ids("allowed_token_ids")? {
             Some(ids) if ids.is_empty() => Err(Refusal::invalid("allowed_token_ids", "an empty list allows no token")),
             ids => Ok(ids.unwrap_or_default()),
-        }
-    }
-
-    /// Reads `top_k`, in which other servers' -1 keeps all tokens.
-    fn top_k(&mut self) -> Result<Option<u32>, Refusal> {
-        match self.integer("top_k")? {
-            Some(-1) => Ok(Some(0)),
-            Some(n) => {
-                u32::try_from(n).map(Some).map_err(|_| Refusal::invalid("top_k", format!("{n} is out of range")))
-            }
-            None => Ok(None),
         }
     }
 

@@ -6,16 +6,18 @@ use crate::faces::SESSION;
 use crate::faces::http::error::HttpError;
 use crate::faces::http::fields::{Fields, StreamOptions};
 use crate::faces::http::packed::{BodyEncoding, decompress_gzip};
+use crate::faces::http::stopwatch::Stopwatch;
 use crate::front::frontend::Frontend;
 use crate::front::parsed_request::{BodyPermit, ParsedRequest};
-use crate::front::recorder::Recorder;
+use crate::front::recorder::{Caller, Face, Recorder};
 use crate::front::resume::Resume;
 use crate::refusal::Refusal;
 use axum::body::Body;
-use axum::extract::Request;
+use axum::extract::{FromRequest, Request};
 use http::StatusCode;
 use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use std::future::Future;
+use std::sync::Arc;
 use tokio_stream::StreamExt;
 use types::TenantId;
 
@@ -68,6 +70,34 @@ impl ApiRequest {
             (_, None) => Err(Refusal::invalid("Last-Event-ID", "needs `stream` to be true")),
             (text, Some(_)) => Ok(Some(Resume::parse(text, limits.choices_resumed_max)?)),
         }
+    }
+}
+
+impl FromRequest<Arc<Frontend>> for ApiRequest {
+    type Rejection = HttpError;
+
+    async fn from_request(request: Request, front: &Arc<Frontend>) -> Result<ApiRequest, HttpError> {
+        read(front, request).await
+    }
+}
+
+/// A client's request for an answer. It counts from its arrival, also if its body is refused.
+pub struct AnswerRequest {
+    pub page: ApiRequest,
+    pub recorder: Recorder,
+    /// Runs since the arrival.
+    pub watch: Stopwatch,
+}
+
+impl FromRequest<Arc<Frontend>> for AnswerRequest {
+    type Rejection = HttpError;
+
+    async fn from_request(request: Request, front: &Arc<Frontend>) -> Result<AnswerRequest, HttpError> {
+        let watch = Stopwatch::start();
+        let mut recorder = Recorder::start(Face::Http, &Caller::of_http(request.headers()));
+        let read = read(front, request).await;
+        let page = record_refusal(&mut recorder, read)?;
+        Ok(AnswerRequest { page, recorder, watch })
     }
 }
 

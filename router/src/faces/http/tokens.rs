@@ -4,7 +4,7 @@ use crate::faces::http::conversation::conversation;
 use crate::faces::http::error::HttpError;
 use crate::faces::http::fields::Fields;
 use crate::faces::http::known::Endpoint;
-use crate::faces::http::page::read;
+use crate::faces::http::page::ApiRequest;
 use crate::front::frontend::{Frontend, unix_seconds};
 use crate::front::parsed_request::ParsedRequest;
 use crate::front::text_work::TOKEN_TEXT_BYTES;
@@ -12,7 +12,7 @@ use crate::refusal::Refusal;
 use crate::replicas::models::table::VersionSelector;
 use crate::replicas::models::text::ModelText;
 use axum::Json;
-use axum::extract::{Request, State};
+use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use proto::v1;
 use proto::v1::generate_request::Input;
@@ -20,8 +20,7 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use types::Tokens;
 
-pub async fn tokenize(State(front): State<Arc<Frontend>>, request: Request) -> Result<Response, HttpError> {
-    let page = read(&front, request).await?;
+pub async fn tokenize(State(front): State<Arc<Frontend>>, page: ApiRequest) -> Result<Response, HttpError> {
     let _visit = front.visit(page.tenant)?;
     let mut fields = page.fields;
     fields.check(Endpoint::Tokenize)?;
@@ -63,8 +62,7 @@ fn chat(fields: &mut Fields) -> Result<v1::Chat, Refusal> {
     conversation(fields)
 }
 
-pub async fn detokenize(State(front): State<Arc<Frontend>>, request: Request) -> Result<Json<Value>, HttpError> {
-    let page = read(&front, request).await?;
+pub async fn detokenize(State(front): State<Arc<Frontend>>, page: ApiRequest) -> Result<Json<Value>, HttpError> {
     let _visit = front.visit(page.tenant)?;
     let mut fields = page.fields;
     fields.check(Endpoint::Detokenize)?;

@@ -1,5 +1,6 @@
 //! Translates values of `vllm.grpc.engine` from and to the router's own. Has no knowledge of streams and replicas.
 
+use crate::front::parameters::{NumberDefaults, NumberParameter};
 use crate::front::structure::vllm_grammar;
 use crate::refusal::Refusal;
 use checkpoint::SamplingDefaults;
@@ -126,16 +127,10 @@ fn top(one: &v1::Logprob) -> wire::TopLogProbs {
 
 /// Returns the sampling parameters that the model's authors recommend, as a JSON object; empty if there are none.
 pub fn defaults_json(defaults: &SamplingDefaults) -> String {
-    let number = |value: Option<f32>| value.map(|value| Value::from(f64::from(value)));
-    let all = [
-        ("temperature", number(defaults.temperature)),
-        ("top_p", number(defaults.top_p)),
-        ("top_k", defaults.top_k.map(Value::from)),
-        ("min_p", number(defaults.min_p)),
-        ("repetition_penalty", number(defaults.repetition_penalty)),
-    ];
-    let present = all.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?)));
-    let object: Map<String, Value> = present.collect();
+    let member = |(parameter, own): (&NumberParameter, &NumberDefaults)| {
+        Some((parameter.name.to_owned(), (own.recommended)(defaults)?.into()))
+    };
+    let object: Map<String, Value> = NumberParameter::with_recommendations().filter_map(member).collect();
     if object.is_empty() { String::new() } else { Value::Object(object).to_string() }
 }
 

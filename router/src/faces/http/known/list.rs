@@ -1,8 +1,10 @@
-//! The list of known fields, in the order in which a request is read. The code looks fields up in this flat list.
+//! The list of known fields, in the order in which a request is read. Numbers of the sampling are in the table of
+//! `front::parameters`.
 
 use super::Endpoint::{Chat, Completions, CountTokens, Detokenize, Embeddings, Infer, Messages, Responses, Tokenize};
 use super::NeutralValues::{self, All, Empty, These};
 use super::{Endpoints, KnownField};
+use crate::front::parameters::{NUMBERS, NumberParameter};
 
 const ALL: Endpoints = &[Chat, Completions, Responses, Messages, CountTokens, Embeddings, Tokenize, Detokenize, Infer];
 /// Endpoints that generate.
@@ -49,7 +51,14 @@ const ONE: NeutralValues = These(&["1"]);
 const UNLIMITED: NeutralValues = These(&["-1"]);
 
 /// A field has two entries if its meaning differs between endpoints.
-pub const KNOWN_FIELDS: &[KnownField] = &[
+pub fn known_fields() -> impl Iterator<Item = KnownField> {
+    let number =
+        |row: &'static NumberParameter| row.names().map(|(name, of)| supported(name, of, GENERATING, row.example));
+    let numbers = NUMBERS.iter().flat_map(number);
+    PROMPT_FIELDS.iter().copied().chain(numbers).chain(OTHER_FIELDS.iter().copied())
+}
+
+const PROMPT_FIELDS: &[KnownField] = &[
     // The prompt
     supported("model", "O A V L M S", NAMED, r#""toy""#),
     supported(
@@ -128,24 +137,12 @@ pub const KNOWN_FIELDS: &[KnownField] = &[
     unsupported("truncate", "M", READS, "true").with_neutral(FALSE),
     unsupported("n_keep", "L", GENERATING, "5").with_neutral(All),
     unsupported("n_discard", "L", GENERATING, "5").with_neutral(All),
+];
+
+const OTHER_FIELDS: &[KnownField] = &[
     // Sampling
-    supported("temperature", "O A V L S", GENERATING, "0.5"),
-    supported("top_p", "O A V L S", GENERATING, "0.5"),
-    supported("top_k", "A V L S", GENERATING, "5"),
-    supported("min_p", "V L S", GENERATING, "0.5"),
-    supported("typical_p", "L", GENERATING, "0.5"),
-    supported("top_n_sigma", "L", GENERATING, "2"),
-    supported("xtc_probability", "L", GENERATING, "0.5"),
-    supported("xtc_threshold", "L", GENERATING, "0.2"),
-    supported("dry_multiplier", "L", GENERATING, "0.5"),
-    supported("dry_base", "L", GENERATING, "2"),
-    supported("dry_allowed_length", "L", GENERATING, "3"),
     supported("dry_sequence_breakers", "L", GENERATING, r#"["!"]"#),
     unsupported("dry_penalty_last_n", "L", GENERATING, "5").with_neutral(UNLIMITED),
-    supported("presence_penalty", "O V L S", GENERATING, "0.5"),
-    supported("frequency_penalty", "O V L S", GENERATING, "0.5"),
-    supported("repetition_penalty", "V S", GENERATING, "1.5"),
-    supported("repeat_penalty", "L", GENERATING, "1.5"),
     supported("repeat_last_n", "L", GENERATING, "5"),
     supported("penalty_last_n", "L", GENERATING, "5"),
     supported("sampling_defaults", "-", GENERATING, r#""llama.cpp""#),

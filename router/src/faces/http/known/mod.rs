@@ -5,8 +5,6 @@
 
 mod list;
 
-pub use list::KNOWN_FIELDS;
-
 use crate::refusal::Refusal;
 use serde_json::Value;
 use std::collections::HashMap;
@@ -30,7 +28,7 @@ pub enum Endpoint {
 type Endpoints = &'static [Endpoint];
 
 /// A field of a body.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct KnownField {
     pub name: &'static str,
     /// The APIs that define the field: OpenAI, Anthropic, vLLM, llama.cpp (L), Ollama (M), SGLang, or our own (-).
@@ -95,6 +93,9 @@ fn is_part(value: &Value, neutral: &Value) -> bool {
     }
 }
 
+/// All known fields.
+pub static KNOWN_FIELDS: LazyLock<Vec<KnownField>> = LazyLock::new(|| list::known_fields().collect());
+
 static BY_NAME: LazyLock<HashMap<&'static str, Vec<&'static KnownField>>> = LazyLock::new(|| {
     let mut all: HashMap<&str, Vec<&KnownField>> = HashMap::new();
     KNOWN_FIELDS.iter().for_each(|known| all.entry(known.name).or_default().push(known));
@@ -118,7 +119,7 @@ mod tests {
 
     #[test]
     fn every_row_can_be_read() {
-        for known in KNOWN_FIELDS {
+        for known in KNOWN_FIELDS.iter() {
             let meant: Value = serde_json::from_str(known.meant).unwrap_or_else(|_| panic!("{known:?}"));
             let is_all = matches!(known.neutral, NeutralValues::All);
             assert_eq!(known.neutral.contain(&meant), is_all, "{known:?}");

@@ -8,29 +8,21 @@ use crate::faces::http::known::Endpoint;
 use crate::faces::http::llama_cpp::answer::{CompletionOptions, answer};
 use crate::faces::http::llama_cpp::{prompts, settings};
 use crate::faces::http::llama_words::{self, n_predict};
-use crate::faces::http::page::{ApiRequest, read, record_refusal};
-use crate::faces::http::stopwatch::Stopwatch;
+use crate::faces::http::page::{AnswerRequest, ApiRequest, record_refusal};
 use crate::faces::http::structure::structure;
 use crate::front::frontend::Frontend;
+use crate::front::parameters::SAMPLERS;
 use crate::front::parsed_request::{CutSide, ParsedRequest, Purpose};
-use crate::front::recorder::{Caller, Face, Recorder};
 use crate::refusal::Refusal;
-use axum::extract::{Request, State};
+use axum::extract::State;
 use axum::response::Response;
 use proto::v1;
 use proto::v1::generate_request::Input;
 use serde_json::Value;
 use std::sync::Arc;
 
-/// The order of the token filters in this server. llama.cpp's own order has the temperature last.
-const SAMPLERS: [&str; 9] =
-    ["penalties", "dry", "temperature", "top_n_sigma", "min_p", "top_k", "typ_p", "top_p", "xtc"];
-
-pub async fn completion(State(front): State<Arc<Frontend>>, request: Request) -> Result<Response, HttpError> {
-    let watch = Stopwatch::start();
-    let mut recorder = Recorder::start(Face::Http, &Caller::of_http(request.headers()));
-    let read = read(&front, request).await;
-    let mut page = record_refusal(&mut recorder, read)?;
+pub async fn completion(State(front): State<Arc<Frontend>>, request: AnswerRequest) -> Result<Response, HttpError> {
+    let AnswerRequest { mut page, mut recorder, watch } = request;
     let prompts = read_prompts(&front, &mut page.fields).await;
     let result =
         prompts.and_then(|(prompts, model)| parse_request(page, model, prompts, &front)).map_err(to_http_error);
@@ -38,11 +30,8 @@ pub async fn completion(State(front): State<Arc<Frontend>>, request: Request) ->
     answer(&front, parsed, options, recorder, watch).await
 }
 
-pub async fn infill(State(front): State<Arc<Frontend>>, request: Request) -> Result<Response, HttpError> {
-    let watch = Stopwatch::start();
-    let mut recorder = Recorder::start(Face::Http, &Caller::of_http(request.headers()));
-    let read = read(&front, request).await;
-    let mut page = record_refusal(&mut recorder, read)?;
+pub async fn infill(State(front): State<Arc<Frontend>>, request: AnswerRequest) -> Result<Response, HttpError> {
+    let AnswerRequest { mut page, mut recorder, watch } = request;
     let prompt = read_infill_prompt(&front, &mut page.fields).await;
     let result = prompt.and_then(|(prompt, model)| parse_request(page, model, vec![prompt], &front));
     let (parsed, options) = record_refusal(&mut recorder, result.map_err(to_http_error))?;

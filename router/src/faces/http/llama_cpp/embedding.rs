@@ -4,27 +4,22 @@ use crate::faces::http::completions::inputs;
 use crate::faces::http::embeddings;
 use crate::faces::http::error::HttpError;
 use crate::faces::http::known::Endpoint;
-use crate::faces::http::page::{ApiRequest, read, record_refusal};
+use crate::faces::http::page::{AnswerRequest, ApiRequest, record_refusal};
 use crate::front::frontend::Frontend;
 use crate::front::parsed_request::ParsedRequest;
-use crate::front::recorder::{Caller, Face, Recorder};
+use crate::front::recorder::Recorder;
 use crate::refusal::Refusal;
 use axum::Json;
-use axum::extract::{Request, State};
+use axum::extract::State;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-pub async fn embedding(State(front): State<Arc<Frontend>>, request: Request) -> Result<Json<Value>, HttpError> {
-    let mut recorder = Recorder::start(Face::Http, &Caller::of_http(request.headers()));
-    let read = read(&front, request).await;
-    let page = record_refusal(&mut recorder, read)?;
-    answer_embedding(&front, page, recorder).await
+pub async fn embedding(State(front): State<Arc<Frontend>>, request: AnswerRequest) -> Result<Json<Value>, HttpError> {
+    answer_embedding(&front, request.page, request.recorder).await
 }
 
-pub async fn either(State(front): State<Arc<Frontend>>, request: Request) -> Result<Json<Value>, HttpError> {
-    let mut recorder = Recorder::start(Face::Http, &Caller::of_http(request.headers()));
-    let read = read(&front, request).await;
-    let page = record_refusal(&mut recorder, read)?;
+pub async fn either(State(front): State<Arc<Frontend>>, request: AnswerRequest) -> Result<Json<Value>, HttpError> {
+    let AnswerRequest { page, recorder, .. } = request;
     match page.fields.has("content") {
         true => answer_embedding(&front, page, recorder).await,
         false => embeddings::answer(&front, page, recorder).await,

@@ -5,11 +5,11 @@ use crate::faces::http::conversation::conversation;
 use crate::faces::http::error::HttpError;
 use crate::faces::http::known::Endpoint;
 use crate::faces::http::llama_cpp::settings::{self, RANDOM_SEED};
-use crate::faces::http::page::read;
+use crate::faces::http::page::ApiRequest;
 use crate::front::frontend::{Frontend, unix_seconds};
 use crate::replicas::models::table::VersionSelector;
 use axum::Json;
-use axum::extract::{RawQuery, Request, State};
+use axum::extract::{RawQuery, State};
 use proto::v1;
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -65,8 +65,7 @@ pub async fn lora_adapters() -> Json<Value> {
     Json(json!([]))
 }
 
-pub async fn apply_template(State(front): State<Arc<Frontend>>, request: Request) -> Result<Json<Value>, HttpError> {
-    let page = read(&front, request).await?;
+pub async fn apply_template(State(front): State<Arc<Frontend>>, page: ApiRequest) -> Result<Json<Value>, HttpError> {
     let _visit = front.visit(page.tenant)?;
     let mut fields = page.fields;
     let text = front.text(&fields.string("model")?.unwrap_or_default())?;

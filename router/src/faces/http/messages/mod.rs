@@ -18,11 +18,10 @@ use crate::faces::http::error::{HttpError, with_error_body};
 use crate::faces::http::known::Endpoint;
 use crate::faces::http::messages::reply::{MessageWriter, collect_message};
 use crate::faces::http::messages::request::{MessageOptions, MessagesRequest};
-use crate::faces::http::page::{ApiRequest, read, record_refusal};
+use crate::faces::http::page::{AnswerRequest, ApiRequest, record_refusal};
 use crate::faces::http::sse;
 use crate::front::frontend::{Frontend, unix_seconds};
 use crate::front::parsed_request::ParsedRequest;
-use crate::front::recorder::{Caller, Face, Recorder};
 use crate::front::structure::FIELD;
 use crate::refusal::Refusal;
 use crate::replicas::models::talk::PARAMETERS;
@@ -36,10 +35,8 @@ use proto::v1::generate_request::Input;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-pub async fn messages(State(front): State<Arc<Frontend>>, request: Request) -> Result<Response, HttpError> {
-    let mut recorder = Recorder::start(Face::Http, &Caller::of_http(request.headers()));
-    let read = read(&front, request).await;
-    let page = record_refusal(&mut recorder, read)?;
+pub async fn messages(State(front): State<Arc<Frontend>>, request: AnswerRequest) -> Result<Response, HttpError> {
+    let AnswerRequest { page, mut recorder, .. } = request;
     let messages_request = record_refusal(&mut recorder, request::parse_request(&front, page).map_err(to_http_error))?;
     let MessagesRequest { parsed, options } = messages_request;
     let MessageOptions { is_stream, shows_thoughts, structure_field } = options;
@@ -58,8 +55,7 @@ pub fn to_parsed_request(front: &Frontend, page: ApiRequest) -> Result<ParsedReq
     Ok(request::parse_request(front, page).map_err(to_http_error)?.parsed)
 }
 
-pub async fn count_tokens(State(front): State<Arc<Frontend>>, request: Request) -> Result<Json<Value>, HttpError> {
-    let page = read(&front, request).await?;
+pub async fn count_tokens(State(front): State<Arc<Frontend>>, page: ApiRequest) -> Result<Json<Value>, HttpError> {
     let _visit = front.visit(page.tenant).map_err(to_http_error)?;
     let mut fields = page.fields;
     let checked = fields.check(Endpoint::CountTokens);

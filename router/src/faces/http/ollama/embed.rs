@@ -7,23 +7,22 @@ use crate::faces::http::known::Endpoint;
 use crate::faces::http::ollama::options;
 use crate::faces::http::ollama::reply::nanos;
 use crate::faces::http::ollama::words::served_name;
-use crate::faces::http::page::{read, record_refusal};
-use crate::faces::http::stopwatch::Stopwatch;
+use crate::faces::http::page::{AnswerRequest, ApiRequest, record_refusal};
 use crate::front::frontend::{Frontend, unix_seconds};
 use crate::front::parsed_request::ParsedRequest;
-use crate::front::recorder::{Caller, Face, Recorder};
+use crate::front::recorder::Recorder;
 use crate::refusal::Refusal;
 use crate::replicas::models::table::VersionSelector;
 use axum::Json;
-use axum::extract::{Request, State};
+use axum::extract::State;
 use proto::v1;
 use proto::v1::generate_request::Input;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-pub async fn embed(State(front): State<Arc<Frontend>>, request: Request) -> Result<Json<Value>, HttpError> {
-    let watch = Stopwatch::start();
-    let reply = embed_field(&front, request, "input").await?;
+pub async fn embed(State(front): State<Arc<Frontend>>, request: AnswerRequest) -> Result<Json<Value>, HttpError> {
+    let AnswerRequest { page, recorder, watch } = request;
+    let reply = embed_field(&front, page, recorder, "input").await?;
     let embeddings: Vec<Value> = reply.embeddings.iter().map(|one| one.values.as_slice().into()).collect();
     Ok(Json(json!({
         "model": reply.model,
@@ -34,8 +33,8 @@ pub async fn embed(State(front): State<Arc<Frontend>>, request: Request) -> Resu
     })))
 }
 
-pub async fn embeddings(State(front): State<Arc<Frontend>>, request: Request) -> Result<Json<Value>, HttpError> {
-    let reply = embed_field(&front, request, "prompt").await?;
+pub async fn embeddings(State(front): State<Arc<Frontend>>, request: AnswerRequest) -> Result<Json<Value>, HttpError> {
+    let reply = embed_field(&front, request.page, request.recorder, "prompt").await?;
     let values = reply.embeddings.first().map(|one| one.values.as_slice()).unwrap_or_default();
     Ok(Json(json!({ "embedding": values })))
 }
@@ -43,13 +42,11 @@ pub async fn embeddings(State(front): State<Arc<Frontend>>, request: Request) ->
 /// Embeds the texts of a field.
 async fn embed_field(
     front: &Arc<Frontend>,
-    request: Request,
+    mut page: ApiRequest,
+    mut recorder: Recorder,
     field: &'static str,
 ) -> Result<v1::EmbedReply, HttpError> {
     let named = |refusal: Refusal| HttpError::of(refusal.renamed(&[("text", field), ("token_ids", field)]));
-    let mut recorder = Recorder::start(Face::Http, &Caller::of_http(request.headers()));
-    let read = read(front, request).await;
-    let mut page = record_refusal(&mut recorder, read)?;
     let embed_fields = record_refusal(&mut recorder, parse_fields(&mut page.fields, field).map_err(named))?;
     let model = served_name(front, embed_fields.model);
     if let Some(dimensions) = embed_fields.dimensions {

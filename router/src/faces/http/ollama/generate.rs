@@ -7,15 +7,13 @@ use crate::faces::http::known::Endpoint;
 use crate::faces::http::ollama::reply::{self, ReplyOptions, ReplyShape, answer, report_loaded};
 use crate::faces::http::ollama::words::{served_name, to_http_error};
 use crate::faces::http::ollama::{options, shape};
-use crate::faces::http::page::{ApiRequest, read, record_refusal};
+use crate::faces::http::page::{AnswerRequest, ApiRequest, record_refusal};
 use crate::faces::http::single;
-use crate::faces::http::stopwatch::Stopwatch;
 use crate::front::frontend::{Frontend, unix_seconds};
 use crate::front::parsed_request::ParsedRequest;
-use crate::front::recorder::{Caller, Face, Recorder};
 use crate::refusal::Refusal;
 use crate::replicas::models::text::ModelText;
-use axum::extract::{Request, State};
+use axum::extract::State;
 use axum::response::Response;
 use proto::v1;
 use proto::v1::generate_request::Input;
@@ -23,11 +21,8 @@ use serde_json::{Map, Value};
 use std::sync::Arc;
 use types::{Token, Tokens};
 
-pub async fn generate(State(front): State<Arc<Frontend>>, request: Request) -> Result<Response, HttpError> {
-    let watch = Stopwatch::start();
-    let mut recorder = Recorder::start(Face::Http, &Caller::of_http(request.headers()));
-    let read = read(&front, request).await;
-    let mut page = record_refusal(&mut recorder, read)?;
+pub async fn generate(State(front): State<Arc<Frontend>>, request: AnswerRequest) -> Result<Response, HttpError> {
+    let AnswerRequest { mut page, mut recorder, watch } = request;
     let read = parse_fields(&mut page.fields).map_err(to_http_error);
     let prompt_fields = record_refusal(&mut recorder, read)?;
     let model = served_name(&front, prompt_fields.model.clone());

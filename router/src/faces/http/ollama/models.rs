@@ -4,14 +4,15 @@
 use crate::faces::http::error::HttpError;
 use crate::faces::http::infill;
 use crate::faces::http::ollama::words::{LATEST, served_name, to_http_error};
-use crate::faces::http::page::read;
+use crate::faces::http::page::ApiRequest;
 use crate::faces::http::stopwatch::rfc3339;
 use crate::front::frontend::{Frontend, unix_seconds};
+use crate::front::parameters::{NumberDefaults, NumberParameter};
 use crate::refusal::Refusal;
 use crate::replicas::models::table::{ResolvedModel, VersionSelector};
 use crate::replicas::models::text::ModelText;
 use axum::Json;
-use axum::extract::{Request, State};
+use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use checkpoint::ModelSpec;
 use serde_json::{Map, Value, json};
@@ -69,8 +70,7 @@ fn format_count(n: u64) -> String {
     unit.map_or_else(|| n.to_string(), |(letter, size)| format!("{:.1}{letter}", n as f64 / size))
 }
 
-pub async fn show(State(front): State<Arc<Frontend>>, request: Request) -> Result<Json<Value>, HttpError> {
-    let page = read(&front, request).await?;
+pub async fn show(State(front): State<Arc<Frontend>>, page: ApiRequest) -> Result<Json<Value>, HttpError> {
     let _visit = front.visit(page.tenant).map_err(to_http_error)?;
     let mut fields = page.fields;
     let read = fields.string("model").and_then(|model| Ok(model.or(fields.string("name")?)));
@@ -90,16 +90,11 @@ pub async fn show(State(front): State<Arc<Frontend>>, request: Request) -> Resul
 
 /// Lists the model's own defaults, one on each line.
 fn parameters(text: &ModelText) -> String {
-    let defaults = &text.defaults;
-    let number = |name: &str, value: Option<f32>| value.map(|value| format!("{name} {value}"));
-    let lines = [
-        number("temperature", defaults.temperature),
-        number("top_p", defaults.top_p),
-        defaults.top_k.map(|top_k| format!("top_k {top_k}")),
-        number("min_p", defaults.min_p),
-        number("repeat_penalty", defaults.repetition_penalty),
-    ];
-    lines.into_iter().flatten().collect::<Vec<_>>().join("\n")
+    let line = |(parameter, defaults): (&NumberParameter, &NumberDefaults)| {
+        let number = (defaults.recommended)(&text.defaults)?;
+        Some(format!("{} {number}", parameter.name_in_llama_cpp()))
+    };
+    NumberParameter::with_recommendations().filter_map(line).collect::<Vec<_>>().join("\n")
 }
 
 /// Returns the known parts of a model's shape, under the names of a GGUF.
@@ -134,8 +129,7 @@ fn capabilities(text: &ModelText) -> Vec<&'static str> {
 }
 
 /// Reports that a model is present, or how an operator adds it. No client can make this server download a model.
-pub async fn pull(State(front): State<Arc<Frontend>>, request: Request) -> Result<Response, HttpError> {
-    let page = read(&front, request).await?;
+pub async fn pull(State(front): State<Arc<Frontend>>, page: ApiRequest) -> Result<Response, HttpError> {
     let _visit = front.visit(page.tenant).map_err(to_http_error)?;
     let mut fields = page.fields;
     let read =

@@ -3,7 +3,7 @@
 
 use crate::faces::http::error::HttpError;
 use crate::faces::http::fields::Fields;
-use crate::faces::http::page::{ApiRequest, read, reserve_body_bytes};
+use crate::faces::http::page::{ApiRequest, reserve_body_bytes};
 use crate::faces::http::responses::items;
 use crate::faces::http::responses::lists::{PageQuery, list};
 use crate::faces::http::responses::stored::{StoredKind, TextWithPermit, json_response};
@@ -12,7 +12,7 @@ use crate::front::parsed_request::BodyPermit;
 use crate::front::stored::{ChangeError, ConversationTurn, ReadConversation, StoredItem};
 use crate::refusal::Refusal;
 use axum::Json;
-use axum::extract::{Extension, Path, RawQuery, Request, State};
+use axum::extract::{Extension, Path, RawQuery, State};
 use axum::response::Response;
 use bytes::Bytes;
 use serde_json::{Value, json};
@@ -54,8 +54,8 @@ fn no_room(front: &Frontend) -> HttpError {
     }
 }
 
-pub async fn create(State(front): State<Arc<Frontend>>, request: Request) -> Result<Json<Value>, HttpError> {
-    let ApiRequest { mut fields, tenant, body: _room, .. } = read(&front, request).await?;
+pub async fn create(State(front): State<Arc<Frontend>>, request: ApiRequest) -> Result<Json<Value>, HttpError> {
+    let ApiRequest { mut fields, tenant, body: _room, .. } = request;
     let metadata = items::metadata(&mut fields)?.unwrap_or_else(|| "{}".into());
     let items = items::read(&mut fields)?.unwrap_or_default();
     let items = items::stored_items(&front, items.iter()).into_iter().map(Arc::new).collect();
@@ -78,9 +78,9 @@ pub async fn get_conversation(
 pub async fn update(
     State(front): State<Arc<Frontend>>,
     Path(id): Path<String>,
-    request: Request,
+    request: ApiRequest,
 ) -> Result<Json<Value>, HttpError> {
-    let ApiRequest { mut fields, tenant, .. } = read(&front, request).await?;
+    let ApiRequest { mut fields, tenant, .. } = request;
     find_conversation(&front, tenant, &id, OF_PAGE)?;
     let metadata = items::metadata(&mut fields)?.ok_or_else(|| Refusal::invalid("metadata", "is missing"))?;
     let changed = front.responses.set_metadata(tenant, &id, metadata.into());
@@ -91,9 +91,9 @@ pub async fn update(
 pub async fn add_items(
     State(front): State<Arc<Frontend>>,
     Path(id): Path<String>,
-    request: Request,
+    request: ApiRequest,
 ) -> Result<Json<Value>, HttpError> {
-    let ApiRequest { mut fields, tenant, body: _room, .. } = read(&front, request).await?;
+    let ApiRequest { mut fields, tenant, body: _room, .. } = request;
     let before = find_conversation(&front, tenant, &id, OF_PAGE)?;
     let items = items::read(&mut fields)?.ok_or_else(|| Refusal::invalid("items", "is missing"))?;
     let items = items::stored_items(&front, items.iter());

@@ -27,7 +27,7 @@ use crate::faces::http::door::KeyRevoked;
 use crate::faces::http::error::HttpError;
 use crate::faces::http::fields::{Fields, StreamOptions};
 use crate::faces::http::known::Endpoint;
-use crate::faces::http::page::{ApiRequest, read, record_refusal};
+use crate::faces::http::page::{AnswerRequest, ApiRequest, record_refusal};
 use crate::faces::http::responses::background::BackgroundResponse;
 use crate::faces::http::responses::finalizer::{ContinuedConversation, PendingStorage, ResponseFinalizer};
 use crate::faces::http::responses::output::{ItemEvents, OutputItems};
@@ -35,19 +35,17 @@ use crate::faces::http::responses::raw::RawMessages;
 use crate::faces::http::responses::reply::ResponseReply;
 use crate::faces::http::responses::stored::items_before;
 use crate::faces::http::responses::writer::ResponseWriter;
-use crate::faces::http::stopwatch::Stopwatch;
 use crate::faces::http::{single, sse, thinking, tokens};
 use crate::front::frontend::Frontend;
 use crate::front::generation::{Generation, GenerationEvent};
 use crate::front::parsed_request::ParsedRequest;
-use crate::front::recorder::{Caller, Face, Recorder};
 use crate::front::stored::ConversationTurn;
 use crate::front::structure::FIELD;
 use crate::refusal::Refusal;
 use crate::replicas::models::talk::PARAMETERS;
 use crate::replicas::models::text::ModelText;
 use axum::Json;
-use axum::extract::{Request, State};
+use axum::extract::{Extension, State};
 use axum::response::{IntoResponse, Response};
 use proto::v1;
 use proto::v1::generate_request::Input;
@@ -56,12 +54,13 @@ use std::sync::Arc;
 use tokio_stream::StreamExt;
 use types::{TenantId, Tokens};
 
-pub async fn responses(State(front): State<Arc<Frontend>>, request: Request) -> Result<Response, HttpError> {
-    let watch = Stopwatch::start();
-    let mut recorder = Recorder::start(Face::Http, &Caller::of_http(request.headers()));
-    let revoked = request.extensions().get::<KeyRevoked>().cloned().unwrap_or_default();
-    let read = read(&front, request).await;
-    let mut page = record_refusal(&mut recorder, read)?;
+pub async fn responses(
+    State(front): State<Arc<Frontend>>,
+    revoked: Option<Extension<KeyRevoked>>,
+    request: AnswerRequest,
+) -> Result<Response, HttpError> {
+    let AnswerRequest { mut page, mut recorder, watch } = request;
+    let revoked = revoked.map(|Extension(revoked)| revoked).unwrap_or_default();
     let tenant = page.tenant;
     let mut before = record_refusal(&mut recorder, PriorContext::read(&front, &mut page).await)?;
     record_refusal(&mut recorder, before.take_turn(&front, tenant))?;
@@ -99,8 +98,7 @@ pub fn to_parsed_request(front: &Arc<Frontend>, page: ApiRequest) -> Result<Pars
 }
 
 /// Counts the tokens of a response's prompt.
-pub async fn input_tokens(State(front): State<Arc<Frontend>>, request: Request) -> Result<Json<Value>, HttpError> {
-    let mut page = read(&front, request).await?;
+pub async fn input_tokens(State(front): State<Arc<Frontend>>, mut page: ApiRequest) -> Result<Json<Value>, HttpError> {
     let before = PriorContext::read(&front, &mut page).await?;
     let ResponseRequest { parsed, to_error, .. } =
         ResponseRequest::read(&front, page, before).map_err(to_http_error)?;

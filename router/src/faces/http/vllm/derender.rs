@@ -10,7 +10,7 @@ use crate::faces::http::error::HttpError;
 use crate::faces::http::fields::{Fields, token_ids, wrong_type};
 use crate::faces::http::format::{AnswerFormat, TokenNames, choice_value, token_logprob_values};
 use crate::faces::http::known::Endpoint;
-use crate::faces::http::page::{ApiRequest, read};
+use crate::faces::http::page::ApiRequest;
 use crate::faces::http::single::objects;
 use crate::front::derender::{DerenderedAnswer, derender};
 use crate::front::frontend::{Frontend, unix_seconds};
@@ -18,7 +18,7 @@ use crate::refusal::Refusal;
 use crate::replicas::models::table::VersionSelector;
 use crate::replicas::models::text::ModelText;
 use axum::Json;
-use axum::extract::{Request, State};
+use axum::extract::State;
 use proto::v1;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
@@ -32,8 +32,7 @@ const DRAFTS: &str = "speculative_decoding";
 const CHAT_REQUEST: &str = "chat_request";
 const COMPLETION_REQUEST: &str = "completion_request";
 
-pub async fn chat(State(front): State<Arc<Frontend>>, request: Request) -> Result<Json<Value>, HttpError> {
-    let page = read(&front, request).await?;
+pub async fn chat(State(front): State<Arc<Frontend>>, page: ApiRequest) -> Result<Json<Value>, HttpError> {
     let _visit = front.visit(page.tenant)?;
     let (mut context, mut fields) = DerenderContext::of(&front, page)?;
     let chat_request = fields.object(CHAT_REQUEST)?;
@@ -70,8 +69,7 @@ pub async fn chat(State(front): State<Arc<Frontend>>, request: Request) -> Resul
     Ok(Json(reply))
 }
 
-pub async fn completions(State(front): State<Arc<Frontend>>, request: Request) -> Result<Json<Value>, HttpError> {
-    let page = read(&front, request).await?;
+pub async fn completions(State(front): State<Arc<Frontend>>, page: ApiRequest) -> Result<Json<Value>, HttpError> {
     let _visit = front.visit(page.tenant)?;
     let (mut context, mut fields) = DerenderContext::of(&front, page)?;
     let tokens_as_ids = match fields.object(COMPLETION_REQUEST)? {

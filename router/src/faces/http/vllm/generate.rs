@@ -5,17 +5,16 @@ use crate::faces::http::certificate;
 use crate::faces::http::error::HttpError;
 use crate::faces::http::format::{TokenNames, finish_reason, stop_reason, token_logprob_values};
 use crate::faces::http::known::Endpoint;
-use crate::faces::http::page::{ApiRequest, read, record_refusal};
+use crate::faces::http::page::{AnswerRequest, ApiRequest, record_refusal};
 use crate::faces::http::sse::{self, EventWriter};
 use crate::faces::http::vllm::params;
 use crate::front::frontend::Frontend;
 use crate::front::generation::{Generation, GenerationEvent};
 use crate::front::parsed_request::{ParsedRequest, Purpose};
-use crate::front::recorder::{Caller, Face, Recorder};
 use crate::refusal::Refusal;
 use crate::replicas::models::text::ModelText;
 use axum::Json;
-use axum::extract::{Request, State};
+use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use proto::v1;
 use proto::v1::generate_request::Input;
@@ -23,10 +22,8 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use tokio_stream::StreamExt;
 
-pub async fn generate(State(front): State<Arc<Frontend>>, request: Request) -> Result<Response, HttpError> {
-    let mut recorder = Recorder::start(Face::Http, &Caller::of_http(request.headers()));
-    let read = read(&front, request).await;
-    let page = record_refusal(&mut recorder, read)?;
+pub async fn generate(State(front): State<Arc<Frontend>>, request: AnswerRequest) -> Result<Response, HttpError> {
+    let AnswerRequest { page, mut recorder, .. } = request;
     let result = parse_request(page, &front.config.limits).map_err(to_http_error);
     let (parsed, options) = record_refusal(&mut recorder, result)?;
     let n_choices = parsed.n_choices;

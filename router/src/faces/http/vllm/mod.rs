@@ -7,13 +7,12 @@ pub mod params;
 mod render;
 
 use crate::faces::http::error::HttpError;
-use crate::faces::http::page::{read, record_refusal};
+use crate::faces::http::page::AnswerRequest;
 use crate::faces::http::table::{Route, get, post};
 use crate::faces::http::{chat, completions, embeddings, tokens};
 use crate::front::frontend::Frontend;
-use crate::front::recorder::{Caller, Face, Recorder};
 use axum::Json;
-use axum::extract::{Request, State};
+use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -36,10 +35,8 @@ pub fn routes() -> Vec<Route> {
 }
 
 /// SageMaker's one page for all requests.
-async fn invocations(State(front): State<Arc<Frontend>>, request: Request) -> Result<Response, HttpError> {
-    let mut recorder = Recorder::start(Face::Http, &Caller::of_http(request.headers()));
-    let read = read(&front, request).await;
-    let page = record_refusal(&mut recorder, read)?;
+async fn invocations(State(front): State<Arc<Frontend>>, request: AnswerRequest) -> Result<Response, HttpError> {
+    let AnswerRequest { page, recorder, .. } = request;
     if page.fields.has("messages") {
         return chat::answer_page(front, page, recorder, false).await;
     }

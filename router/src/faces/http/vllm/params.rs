@@ -3,6 +3,7 @@
 use crate::faces::http::fields::Fields;
 use crate::faces::http::known::Endpoint;
 use crate::faces::http::structure::structure;
+use crate::front::parameters::NUMBERS;
 use crate::front::sampling_defaults::{self, last_n};
 use crate::refusal::Refusal;
 use proto::v1;
@@ -28,34 +29,19 @@ pub fn read(fields: &mut Fields) -> Result<(v1::Sampling, u32), Refusal> {
 
 /// Returns the object for these parameters.
 pub fn value(sampling: &v1::Sampling, n_choices: u32) -> Value {
-    let v1::Sampling { temperature, top_k, top_p, min_p, seed, max_tokens, min_tokens, .. } = sampling;
     let bias: Map<String, Value> =
         sampling.logit_bias.iter().map(|(id, bias)| (id.to_string(), (*bias).into())).collect();
     let all = json!({
         "n": n_choices,
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "min_p": min_p,
-        "seed": seed,
-        "max_tokens": max_tokens,
-        "min_tokens": min_tokens,
+        "seed": sampling.seed,
+        "max_tokens": sampling.max_tokens,
+        "min_tokens": sampling.min_tokens,
         "stop": sampling.stop,
         "stop_token_ids": sampling.stop_token_ids,
         "ignore_eos": sampling.ignore_eos,
-        "presence_penalty": sampling.presence_penalty,
-        "frequency_penalty": sampling.frequency_penalty,
-        "repetition_penalty": sampling.repetition_penalty,
         // Zero is no window, and would disable penalties in llama.cpp's format.
         "repeat_last_n": sampling.penalty_window.filter(|window| *window > 0).map(last_n),
         "sampling_defaults": sampling_defaults::name(sampling.defaults()),
-        "typical_p": sampling.typical_p,
-        "top_n_sigma": sampling.top_n_sigma,
-        "xtc_probability": sampling.xtc.map(|xtc| xtc.probability),
-        "xtc_threshold": sampling.xtc.and_then(|xtc| xtc.threshold),
-        "dry_multiplier": sampling.dry.as_ref().map(|dry| dry.multiplier),
-        "dry_base": sampling.dry.as_ref().and_then(|dry| dry.base),
-        "dry_allowed_length": sampling.dry.as_ref().and_then(|dry| dry.allowed_length),
         "dry_sequence_breakers": sampling.dry.as_ref().map(|dry| dry.sequence_breakers.as_slice()),
         "logit_bias": bias,
         "bad_words": sampling.bad_words,
@@ -66,6 +52,7 @@ pub fn value(sampling: &v1::Sampling, n_choices: u32) -> Value {
         "logprob_token_ids": sampling.logprob_token_ids,
     });
     let Value::Object(mut all) = all else { return Value::Null };
+    all.extend(NUMBERS.iter().map(|of| (of.name.to_owned(), (of.requested)(sampling).into())));
     // An empty list of these would allow nothing.
     if !sampling.allowed_token_ids.is_empty() {
         all.insert("allowed_token_ids".into(), sampling.allowed_token_ids.as_slice().into());
