@@ -309,4 +309,7 @@ fn names_in_folder(name: &str) -> Vec<Cow<'_, str>> {
 }
 
 #[cfg(test)]
+#[path = "../../tests/common/documents.rs"]
+mod documents;
+#[cfg(test)]
 mod tests;

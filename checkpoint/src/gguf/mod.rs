@@ -16,7 +16,7 @@ use tensors::{alignment, place_data, read_tensor_headers};
 use values::{Value, ValueKind, read_value, read_values, wrong_kind};
 
 mod cursor;
-mod tensors;
+pub(crate) mod tensors;
 mod values;
 
 pub use tensors::TensorEntry;

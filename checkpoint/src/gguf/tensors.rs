@@ -14,7 +14,7 @@ const ALIGNMENT_MAX: u64 = 1 << 20;
 const DIMS_MAX: u32 = 4;
 
 /// Every type that a GGUF can name.
-const TYPES: [(u32, &str); 33] = [
+pub(crate) const TYPES: [(u32, &str); 33] = [
     (0, "F32"),
     (1, "F16"),
     (2, "Q4_0"),
@@ -137,7 +137,7 @@ impl TensorHeader {
     }
 }
 
-fn supported_dtype(type_name: &str) -> Option<Dtype> {
+pub(crate) fn supported_dtype(type_name: &str) -> Option<Dtype> {
     Dtype::ALL.into_iter().find(|dtype| dtype.name() == type_name)
 }
 

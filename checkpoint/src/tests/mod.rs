@@ -6,6 +6,7 @@ use crate::error::ParseError;
 use crate::gguf::Gguf;
 
 mod configs;
+mod documents;
 mod folders;
 mod ggufs;
 mod templates;
