@@ -6,6 +6,7 @@ mod attention;
 mod between;
 pub(crate) mod blocks;
 mod experts;
+mod formats;
 mod isa;
 mod kv;
 pub(crate) mod lanes;

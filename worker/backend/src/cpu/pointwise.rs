@@ -1,20 +1,19 @@
 //! Operations on each row alone, between the products.
 
 use super::between::{AddBias, norm};
+use super::formats::{FormatVisitor, packing, visit};
 use super::isa::Kernel;
 use super::lanes::{LANES, Lanes};
 use super::math::{gelu, silu};
 use super::memory::SharedPtr;
 use super::pack::{Matrix, MatrixPart};
 use super::panels::BLOCK;
-use super::quants::Ternary;
-use super::quants::{COLUMN_BYTES, Quant, SharedScales, packing, ref_at, unpack};
-use super::quants::{GroupedEights, GroupedFours, IQ4XS, MXFP4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
+use super::quants::{COLUMN_BYTES, Packing, Quant, SharedScales, ref_at, unpack};
 use super::{Buffer, Cpu, Vector, between, kv, pairs};
 use crate::{AttentionHeads, Clamp, Pass, Pointwise};
 use half::f16;
+use std::marker::PhantomData;
 use std::ops::Range;
-use types::{DigitBits, Dtype, GroupedDtype};
 
 impl Pointwise for Cpu {
     fn embed(&self, table: &Matrix, first: u32, tokens: &[u32], out: &mut Buffer) {
@@ -297,30 +296,44 @@ fn unpack_row<L: Lanes>(table: &Matrix, row: usize, out: &mut [f32]) {
     let part = table.parts.iter().find(is_within).expect("a row of the table is in one of its parts");
     let (tile, lane) = ((row - part.first_out) / LANES, (row - part.first_out) % LANES);
     let tile = &table.pages.bytes()[part.start + tile * part.tile_bytes..][..part.tile_bytes];
-    match part.dtype {
-        Dtype::F32 => unpack_elements(tile, lane, f32::from_le_bytes, out),
-        Dtype::F16 => unpack_elements(tile, lane, |bytes| f16::from_le_bytes(bytes).to_f32(), out),
-        Dtype::BF16 => pairs::unpack_row(tile, lane, out),
-        Dtype::Q4_0 => unpack_steps::<L, Q4_0>(part, tile, lane, out),
-        Dtype::Q4_1 => unpack_steps::<L, Q4_1>(part, tile, lane, out),
-        Dtype::Q5_0 => unpack_steps::<L, Q5_0>(part, tile, lane, out),
-        Dtype::Q5_1 => unpack_steps::<L, Q5_1>(part, tile, lane, out),
-        Dtype::Q8_0 | Dtype::IQ4NL => unpack_steps::<L, Q8_0>(part, tile, lane, out),
-        Dtype::MXFP4 => unpack_steps::<L, MXFP4>(part, tile, lane, out),
-        Dtype::F8E4M3 => unpack_e4m3::<L>(tile, lane, out),
-        Dtype::Q2K => unpack_steps::<L, Q2K>(part, tile, lane, out),
-        Dtype::Q3K => unpack_steps::<L, Q3K>(part, tile, lane, out),
-        Dtype::Q4K => unpack_steps::<L, Q4K>(part, tile, lane, out),
-        Dtype::Q5K => unpack_steps::<L, Q5K>(part, tile, lane, out),
-        Dtype::Q6K => unpack_steps::<L, Q6K>(part, tile, lane, out),
-        Dtype::IQ4XS => unpack_steps::<L, IQ4XS>(part, tile, lane, out),
-        Dtype::TQ1_0 | Dtype::TQ2_0 => unpack_steps::<L, Ternary>(part, tile, lane, out),
-        Dtype::Grouped(GroupedDtype { digits: DigitBits::Four, .. }) => {
-            unpack_steps::<L, GroupedFours>(part, tile, lane, out)
-        }
-        Dtype::Grouped(GroupedDtype { digits: DigitBits::Eight, .. }) => {
-            unpack_steps::<L, GroupedEights>(part, tile, lane, out)
-        }
+    visit(part.dtype, UnpackRow { part, tile, lane, out, lanes: PhantomData::<L> });
+}
+
+/// Unpacks one row of a tile, in the format of its part.
+struct UnpackRow<'a, L> {
+    part: &'a MatrixPart,
+    tile: &'a [u8],
+    lane: usize,
+    out: &'a mut [f32],
+    lanes: PhantomData<L>,
+}
+
+impl<L: Lanes> FormatVisitor for UnpackRow<'_, L> {
+    type Output = ();
+
+    #[inline(always)]
+    fn f32(self) {
+        unpack_elements(self.tile, self.lane, f32::from_le_bytes, self.out);
+    }
+
+    #[inline(always)]
+    fn f16(self) {
+        unpack_elements(self.tile, self.lane, |bytes| f16::from_le_bytes(bytes).to_f32(), self.out);
+    }
+
+    #[inline(always)]
+    fn bf16(self) {
+        pairs::unpack_row(self.tile, self.lane, self.out);
+    }
+
+    #[inline(always)]
+    fn e4m3(self) {
+        unpack_e4m3::<L>(self.tile, self.lane, self.out);
+    }
+
+    #[inline(always)]
+    fn quantized<Q: Quant>(self) {
+        unpack_steps::<L, Q>(self.part, self.tile, self.lane, self.out);
     }
 }
 
@@ -333,7 +346,7 @@ fn unpack_elements<const SIZE: usize>(tile: &[u8], lane: usize, of: impl Fn([u8;
 
 #[inline(always)]
 fn unpack_e4m3<L: Lanes>(tile: &[u8], lane: usize, out: &mut [f32]) {
-    let packing = packing(Dtype::F8E4M3);
+    let packing = Packing::E4M3;
     let mut row = [0.0; LANES];
     for (step, to) in tile.chunks_exact(packing.step_bytes).zip(out.chunks_exact_mut(BLOCK)) {
         let (scales, numbers) = step.split_at(packing.scale_columns * COLUMN_BYTES);
