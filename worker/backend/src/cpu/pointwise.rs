@@ -4,13 +4,13 @@ use super::between::{AddBias, norm};
 use super::formats::{FormatVisitor, packing, visit};
 use super::isa::Kernel;
 use super::lanes::{LANES, Lanes};
-use super::math::{gelu, silu};
+use super::math::{clamped_silu, gelu, silu};
 use super::memory::SharedPtr;
 use super::pack::{Matrix, MatrixPart};
 use super::panels::BLOCK;
 use super::quants::{COLUMN_BYTES, Packing, Quant, SharedScales, ref_at, unpack};
 use super::{Buffer, Cpu, Vector, between, kv, pairs};
-use crate::{AttentionHeads, Clamp, Pass, Pointwise};
+use crate::{AttentionHeads, Clamp, ElementOp, Gate, Pass, Pointwise};
 use half::f16;
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -54,8 +54,17 @@ impl Pointwise for Cpu {
         self.run_on_team(n_rows, |rows| AddBias { x, bias, rows });
     }
 
-    fn silu_mul(&self, gate_up: &Buffer, n_rows: usize, out: &mut Buffer) {
-        self.apply_gate(Gate::Silu, gate_up, n_rows, out);
+    fn map(&self, x: &mut Buffer, op: ElementOp, n_rows: usize) {
+        let cols = x.cols();
+        let x = x.shared(n_rows, cols);
+        self.run_on_team(n_rows, |rows| between::Elementwise { x, cols, op, rows });
+    }
+
+    fn apply_gate(&self, gate_up: &Buffer, gate: Gate, n_rows: usize, out: &mut Buffer) {
+        let inner = out.cols();
+        let gate_up = gate_up.rows(n_rows, 2 * inner);
+        let out = out.shared(n_rows, inner);
+        self.run_on_team(n_rows, |rows| GatedRows { gate, gate_up, inner, out, rows });
     }
 
     fn gather(&self, x: &Buffer, rows: &[u32], out: &mut Buffer) {
@@ -77,29 +86,6 @@ impl Pointwise for Cpu {
         let x = x.rows(n_rows, weight.len());
         let out = out.shared(n_rows, bias.len());
         self.run_on_team(n_rows, |rows| between::LayerNorm { x, weight, bias, eps, out, rows });
-    }
-
-    fn gelu_mul(&self, gate_up: &Buffer, n_rows: usize, out: &mut Buffer) {
-        self.apply_gate(Gate::Gelu, gate_up, n_rows, out);
-    }
-
-    fn gelu(&self, x: &mut Buffer, n_rows: usize) {
-        self.apply_each(x, n_rows, between::ElementOp::Gelu);
-    }
-
-    fn gelu_erf(&self, x: &mut Buffer, n_rows: usize) {
-        self.apply_each(x, n_rows, between::ElementOp::GeluErf);
-    }
-
-    fn relu_squared(&self, x: &mut Buffer, n_rows: usize) {
-        self.apply_each(x, n_rows, between::ElementOp::ReluSquared);
-    }
-
-    fn clamped_silu_mul(&self, gate_up: &Buffer, clamp: Clamp, n_rows: usize, out: &mut Buffer) {
-        let inner = out.cols();
-        let gate_up = gate_up.rows(n_rows, 2 * inner);
-        let out = out.shared(n_rows, inner);
-        self.run_on_team(n_rows, |rows| between::ClampedGate { clamp, gate_up, inner, out, rows });
     }
 
     fn scale_queries(&self, qkv: &mut Buffer, heads: &AttentionHeads, factors: &Vector, pass: &Pass<'_>) {
@@ -149,29 +135,6 @@ impl Pointwise for Cpu {
         let (gate, x) = (gate.rows(n_rows, n), x.shared(n_rows, cols));
         self.run_on_team(n_rows, |rows| between::SigmoidMul { gate, n, x, cols, rows });
     }
-
-    fn scale(&self, x: &mut Buffer, factor: f32, n_rows: usize) {
-        self.apply_each(x, n_rows, between::ElementOp::Scale(factor));
-    }
-
-    fn soft_cap(&self, x: &mut Buffer, cap: f32, n_rows: usize) {
-        self.apply_each(x, n_rows, between::ElementOp::SoftCap(cap));
-    }
-}
-
-impl Cpu {
-    fn apply_each(&self, x: &mut Buffer, n_rows: usize, each: between::ElementOp) {
-        let cols = x.cols();
-        let x = x.shared(n_rows, cols);
-        self.run_on_team(n_rows, |rows| between::Elementwise { x, cols, each, rows });
-    }
-
-    fn apply_gate(&self, gate: Gate, gate_up: &Buffer, n_rows: usize, out: &mut Buffer) {
-        let inner = out.cols();
-        let gate_up = gate_up.rows(n_rows, 2 * inner);
-        let out = out.shared(n_rows, inner);
-        self.run_on_team(n_rows, |rows| GateMul { gate, gate_up, inner, out, rows });
-    }
 }
 
 /// out = norm(x) * weight, where x may first be added to the residual stream.
@@ -205,25 +168,19 @@ impl Kernel for RmsNorm<'_> {
     }
 }
 
-/// The activation of an MLP's gate.
-#[derive(Clone, Copy)]
-pub(crate) enum Gate {
-    Silu,
-    Gelu,
-}
-
 impl Gate {
     #[inline(always)]
-    fn apply<L: Lanes>(self, x: L) -> L {
+    fn apply<L: Lanes>(self, gate: L, up: L) -> L {
         match self {
-            Gate::Silu => silu(x),
-            Gate::Gelu => gelu(x),
+            Gate::Silu => silu(gate).mul(up),
+            Gate::Gelu => gelu(gate).mul(up),
+            Gate::Clamped(Clamp { alpha, limit }) => clamped_silu(gate, up, L::splat(alpha), L::splat(limit)),
         }
     }
 }
 
-/// out = gate(gate) * up. gate_up: [n_rows, 2 * inner]
-pub(crate) struct GateMul<'a> {
+/// out = gate(gate, up). gate_up: [n_rows, 2 * inner]
+pub(crate) struct GatedRows<'a> {
     pub gate: Gate,
     pub gate_up: &'a [f32],
     pub inner: usize,
@@ -231,7 +188,7 @@ pub(crate) struct GateMul<'a> {
     pub rows: Range<usize>,
 }
 
-impl Kernel for GateMul<'_> {
+impl Kernel for GatedRows<'_> {
     #[inline(always)]
     fn run<L: Lanes>(self) {
         for row in self.rows.clone() {
@@ -240,8 +197,8 @@ impl Kernel for GateMul<'_> {
             let out = unsafe { self.out.part(row * self.inner, self.inner) };
             for ((gate, up), out) in gate.chunks(LANES).zip(up.chunks(LANES)).zip(out.chunks_mut(LANES)) {
                 match (gate.first_chunk(), up.first_chunk(), out.first_chunk_mut()) {
-                    (Some(gate), Some(up), Some(out)) => self.gate.apply(L::load(gate)).mul(L::load(up)).store(out),
-                    _ => self.gate.apply(L::load_first(gate)).mul(L::load_first(up)).store_first(out),
+                    (Some(gate), Some(up), Some(out)) => self.gate.apply(L::load(gate), L::load(up)).store(out),
+                    _ => self.gate.apply(L::load_first(gate), L::load_first(up)).store_first(out),
                 }
             }
         }
