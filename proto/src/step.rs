@@ -6,8 +6,7 @@ use crate::request::fault_from_wire;
 use bytes::Bytes;
 use prost::Message;
 use types::{
-    BlockCopy, BlockId, Epoch, Failure, Request, RequestId, Slice, SliceDone, Step, StepDone, StepId, TokenLogprob,
-    TokenOut, Want,
+    BlockId, Epoch, Failure, Request, RequestId, Slice, SliceDone, Step, StepDone, StepId, TokenLogprob, TokenOut, Want,
 };
 
 /// Encodes a step once: the bytes are the same for every rank.
@@ -39,7 +38,6 @@ impl From<&Step> for wire::Step {
             starts: step.starts.iter().map(wire::Request::from).collect(),
             slices: step.slices.iter().map(wire::Slice::from).collect(),
             blocks: step.blocks.iter().map(|block| block.0).collect(),
-            copies: step.copies.iter().flat_map(|copy| [copy.from.0, copy.to.0]).collect(),
             ends: step.ends.iter().map(|id| id.0).collect(),
             traceparent: String::new(),
         }
@@ -50,17 +48,12 @@ impl TryFrom<wire::Step> for Step {
     type Error = Malformed;
 
     fn try_from(step: wire::Step) -> Result<Self, Malformed> {
-        if !step.copies.len().is_multiple_of(2) {
-            return Err(out_of_range("step.copies", step.copies.len()));
-        }
-        let pair = |pair: &[u32]| BlockCopy { from: BlockId(pair[0]), to: BlockId(pair[1]) };
         Ok(Step {
             id: StepId(step.id),
             epoch: Epoch { incarnation: step.epoch_incarnation, n: step.epoch_n },
             starts: step.starts.into_iter().map(Request::try_from).collect::<Result<_, _>>()?,
             slices: step.slices.into_iter().map(Slice::try_from).collect::<Result<_, _>>()?,
             blocks: step.blocks.into_iter().map(BlockId).collect(),
-            copies: step.copies.chunks_exact(2).map(pair).collect(),
             ends: step.ends.into_iter().map(RequestId).collect(),
         })
     }

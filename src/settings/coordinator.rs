@@ -123,7 +123,7 @@ fn meaning(mode: NumericsMode) -> &'static str {
 
 impl CoordinatorSettings {
     pub fn grid(&self) -> Grid {
-        Grid { pp: self.pp, tp: self.tp, ep: 1 }
+        Grid { pp: self.pp, tp: self.tp }
     }
 
     /// Returns the number of ranks of one replica. `resolved` has checked that there are at most a thousand.

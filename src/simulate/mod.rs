@@ -119,7 +119,7 @@ fn machines(options: &SimulateOptions) -> Vec<Machine> {
 
 fn policy(replica: &ReplicaOptions, kv_memory: u64) -> PlacementPolicy {
     PlacementPolicy {
-        grid: Grid { tp: replica.tp, pp: replica.pp, ep: 1 },
+        grid: Grid { tp: replica.tp, pp: replica.pp },
         activations: Activations::Bf16,
         kv_dtype: replica.kv_dtype,
         kv_memory: Some(kv_memory),

@@ -119,7 +119,7 @@ impl Setup {
     }
 
     pub fn on(&self, tp: u16, pp: u16) -> Setup {
-        Setup { grid: Grid { tp, pp, ep: 1 }, threads: 1, ..self.clone() }
+        Setup { grid: Grid { tp, pp }, threads: 1, ..self.clone() }
     }
 
     fn policy(&self, kv_memory: u64) -> PlacementPolicy {

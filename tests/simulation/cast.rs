@@ -147,7 +147,7 @@ impl Stage {
             draft: 0,
         };
         let policy = PlacementPolicy {
-            grid: Grid { tp: plan.tp, pp: plan.pp, ep: 1 },
+            grid: Grid { tp: plan.tp, pp: plan.pp },
             activations: Activations::Int8,
             kv_dtype: KvDtype::F16,
             // Enough for the whole model on each rank, so that any grid fits.

@@ -131,7 +131,7 @@ impl Layout {
 
     pub fn grid(&self) -> Grid {
         let tp = self.stages.first().map_or(1, |stage| stage.shares.n_ranks());
-        Grid { pp: self.stages.len() as u16, tp, ep: 1 }
+        Grid { pp: self.stages.len() as u16, tp }
     }
 
     /// Panics for a rank that the grid does not have.
@@ -208,13 +208,13 @@ mod tests {
     #[test]
     fn a_layout_covers_the_layers() {
         for pp in 1..=4 {
-            let layout = Layout::even(Grid { pp, tp: 3, ep: 1 }, 30).unwrap();
+            let layout = Layout::even(Grid { pp, tp: 3 }, 30).unwrap();
             assert_eq!((layout.grid().pp, layout.grid().tp, layout.n_layers()), (pp, 3, 30));
             let last = layout.part(layout.grid().sampler());
             assert!(last.is_last() && last.is_sampler() && last.layers.end == 30);
             assert_eq!(last.is_first(), pp == 1);
         }
-        assert!(Layout::even(Grid { pp: 4, tp: 1, ep: 1 }, 3).is_err());
+        assert!(Layout::even(Grid { pp: 4, tp: 1 }, 3).is_err());
     }
 
     #[test]

@@ -45,8 +45,8 @@ pub use request::{Goal, Priority, Request, TenantWeight};
 pub use reuse::{PrefixReuse, ReuseEnd};
 pub use sampling::{Dry, NumberRange, Penalties, Sampling, Xtc};
 pub use step::{
-    BlockCopy, DRAFT_ROWS_MAX, Failure, Finish, GrammarFault, SCORED_ROWS_MAX, Slice, SliceDone, Step, StepDone,
-    TokenLogprob, TokenOut, Want,
+    DRAFT_ROWS_MAX, Failure, Finish, GrammarFault, SCORED_ROWS_MAX, Slice, SliceDone, Step, StepDone, TokenLogprob,
+    TokenOut, Want,
 };
 pub use topology::{Grid, GridPlace};
 pub use unsupported::Unsupported;

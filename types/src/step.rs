@@ -7,7 +7,7 @@ use core::ops::Range;
 
 /// One pass over the model for a set of slices.
 ///
-/// A rank applies it in this order: ends, starts, copies, slices (each takes its new blocks from `blocks`), the pass.
+/// A rank applies it in this order: ends, starts, slices (each takes its new blocks from `blocks`), the pass.
 /// Ends come first, so that a rank never holds more sequences than may run. A step has at most one slice per request.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Step {
@@ -31,7 +31,6 @@ pub struct Step {
     /// over such a block and writes it nowhere. Only blocks that a later slice may begin from are there, and those that
     /// the prefix cache is to keep.
     pub blocks: Vec<BlockId>,
-    pub copies: Vec<BlockCopy>,
     /// Sequences to forget before anything else of this step. None of them has a slice in this step, or after it unless
     /// a start brings the id back. Steps with slices of theirs may still be in flight: each rank runs steps in order,
     /// so their blocks may be given out from this step on.
@@ -44,7 +43,6 @@ impl Step {
         self.starts.clear();
         self.slices.clear();
         self.blocks.clear();
-        self.copies.clear();
         self.ends.clear();
     }
 
@@ -54,9 +52,6 @@ impl Step {
 
     /// Refuses by name what a frame can express and no rank serves yet.
     pub fn supported(&self) -> Result<(), Unsupported> {
-        if !self.copies.is_empty() {
-            return Err(Unsupported("block copies"));
-        }
         self.slices.iter().try_for_each(Slice::supported)
     }
 
@@ -132,14 +127,6 @@ pub const SCORED_ROWS_MAX: u32 = 64;
 
 /// The most drafts of one step. The other half of `SCORED_ROWS_MAX` is left to rows that are scored.
 pub const DRAFT_ROWS_MAX: u32 = SCORED_ROWS_MAX / 2;
-
-/// Copies a page before the step runs. Either copy-on-write, or a page that comes back from a slower memory: ids of
-/// that memory begin where the pool's end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BlockCopy {
-    pub from: BlockId,
-    pub to: BlockId,
-}
 
 /// The answer to a step, from the one rank that samples.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -182,6 +182,6 @@ fn allocations_of(grid: Grid) -> usize {
 fn steady_steps_of_a_grid_allocate_nothing() {
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     for (tp, pp) in [(2, 1), (1, 2), (2, 2)] {
-        assert_eq!(allocations_of(Grid { tp, pp, ep: 1 }), 0, "tp {tp}, pp {pp}");
+        assert_eq!(allocations_of(Grid { tp, pp }), 0, "tp {tp}, pp {pp}");
     }
 }

@@ -155,7 +155,7 @@ impl Deployment {
         if !is_due || is_needed {
             return None;
         }
-        let (from_tp, from_pp, Grid { tp, pp, .. }) = (grid.tp, grid.pp, wider);
+        let (from_tp, from_pp, Grid { tp, pp }) = (grid.tp, grid.pp, wider);
         tracing::info!(from_tp, from_pp, tp, pp, "workers have joined: moving to a larger grid");
         Some(Transition::Restart(EpochEnding::Growth))
     }

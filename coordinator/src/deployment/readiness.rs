@@ -161,7 +161,7 @@ impl Deployment {
     pub fn serve(&mut self, now: Micros) {
         let Some(placement) = self.phase.placing() else { return };
         let (epoch, blueprint) = (placement.epoch, &placement.blueprint);
-        let (Grid { tp, pp, .. }, n_ranks, n_blocks) = (blueprint.grid, blueprint.shards.len(), blueprint.n_blocks());
+        let (Grid { tp, pp }, n_ranks, n_blocks) = (blueprint.grid, blueprint.shards.len(), blueprint.n_blocks());
         tracing::info!(%epoch, tp, pp, n_ranks, ?n_blocks, "the replica is ready");
         self.phase = std::mem::take(&mut self.phase).into_serving(now);
         self.grids.record_ready();

@@ -251,7 +251,7 @@ mod tests {
         (tp, pp): (usize, u16),
         reports: &[&[PieceRun]],
     ) -> Result<(), ReadingMismatch> {
-        readings.begin(Grid { tp: tp as u16, pp, ep: 1 });
+        readings.begin(Grid { tp: tp as u16, pp });
         (0..).zip(reports).for_each(|(rank, runs)| readings.record(Rank(rank), runs.to_vec()));
         readings.join()
     }

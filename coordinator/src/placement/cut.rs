@@ -245,7 +245,7 @@ impl StageCutter<'_> {
 
     fn holdings(&self, stage: u16, layers: &Range<u32>, shares: &Shares) -> Vec<PartSizes> {
         let part = |tp| {
-            let place = GridPlace { stage, tp, ep: 0 };
+            let place = GridPlace { stage, tp };
             RankPart { place, layers: layers.clone(), shares: shares.clone(), n_stages: self.pp() }
         };
         (0..self.tp).map(|tp| self.measure.part(&part(tp))).collect()

@@ -19,7 +19,7 @@ pub fn plan_fewer(
     now: Option<&Blueprint>,
 ) -> Result<Blueprint, Unplaceable> {
     let machines = compatible_machines(inventory);
-    let Grid { tp, pp, .. } = policy.grid;
+    let Grid { tp, pp } = policy.grid;
     let measure = PartMeasurer::new(shape, class_of(machines.first().copied()), policy.kv_dtype);
     let longest = (measure.n_leaves(), shape.n_layers.min(STAGES_MAX.into()));
     let mut why = None;
@@ -44,7 +44,7 @@ fn smaller_grids(requested: Grid, n_machines: usize, longest: (u32, u32)) -> Vec
     let n_ranks = |tp: u16, pp: u16| usize::from(tp) * usize::from(pp);
     let n_max = n_machines.min(n_ranks(requested.tp, requested.pp)).min(usize::from(u16::MAX));
     let up_to = |longest: u32| 1..=u16::try_from(longest).unwrap_or(u16::MAX).min(n_max as u16);
-    let with_tp = |tp: u16| up_to(longest.1).map(move |pp| Grid { pp, tp, ep: 1 });
+    let with_tp = |tp: u16| up_to(longest.1).map(move |pp| Grid { pp, tp });
     let is_another =
         |grid: &Grid| (grid.tp, grid.pp) != (requested.tp, requested.pp) && n_ranks(grid.tp, grid.pp) <= n_max;
     let mut grids: Vec<Grid> = up_to(longest.0).flat_map(with_tp).filter(is_another).collect();
@@ -60,7 +60,7 @@ mod tests {
     #[test]
     fn the_most_ranks_come_first() {
         let names = |tp, pp, n, longest| {
-            let grids = smaller_grids(Grid { tp, pp, ep: 1 }, n, longest);
+            let grids = smaller_grids(Grid { tp, pp }, n, longest);
             grids.iter().map(|grid| format!("{}x{}", grid.tp, grid.pp)).collect::<Vec<_>>()
         };
         const DEEP: (u32, u32) = (64, 64);

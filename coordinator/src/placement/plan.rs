@@ -11,7 +11,7 @@ use super::shape::{ModelShape, PartMeasurer, PartSizes};
 use super::unplaceable::{STAGES_MAX, Unplaceable, UnplaceableReason};
 use std::collections::BTreeMap;
 use std::ops::Range;
-use types::{BLOCK_TOKENS, CacheGroup, DeviceClass, Grid, Layout, Rank, Unsupported};
+use types::{BLOCK_TOKENS, CacheGroup, DeviceClass, Grid, Layout, Rank};
 
 /// Lays the replica out on these machines. `now` is the blueprint in force, whose machines keep their ranks.
 pub fn plan(
@@ -57,7 +57,7 @@ fn nearest(
 ) -> Option<Grid> {
     let requested = policy.grid;
     let n_max = RANKS_TRIED_MAX.min(u16::try_from(machines.len()).unwrap_or(u16::MAX));
-    let of_tp = |tp: u16| (1..=n_max / tp).map(move |pp| Grid { pp, tp, ep: 1 });
+    let of_tp = |tp: u16| (1..=n_max / tp).map(move |pp| Grid { pp, tp });
     let mut grids: Vec<Grid> = (1..=n_max).flat_map(of_tp).filter(|grid| *grid != requested).collect();
     let n_requested = u32::from(requested.tp) * u32::from(requested.pp);
     let leaves = |grid: &Grid| match why {
@@ -100,12 +100,9 @@ fn check(
     policy: &PlacementPolicy,
     grid: Grid,
 ) -> Result<(), UnplaceableReason> {
-    let Grid { tp, pp, ep } = grid;
+    let Grid { tp, pp } = grid;
     if tp == 0 || pp == 0 {
         return Err(UnplaceableReason::NoGrid { tp, pp });
-    }
-    if ep != 1 {
-        return Err(Unsupported("expert parallelism apart from tp: experts are spread over a stage's ranks").into());
     }
     let (n_layers, n_leaves) = (measure.shape.n_layers, measure.n_leaves());
     if u32::from(tp) > n_leaves {

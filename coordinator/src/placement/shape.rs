@@ -147,7 +147,7 @@ impl<'a> PartMeasurer<'a> {
 
     /// A stage as a single rank would hold it.
     pub fn stage(&self, stage: u16, n_stages: u16, layers: Range<u32>) -> PartSizes {
-        let place = GridPlace { stage, tp: 0, ep: 0 };
+        let place = GridPlace { stage, tp: 0 };
         self.part(&RankPart { place, layers, shares: Shares::even(1), n_stages })
     }
 

@@ -10,7 +10,7 @@ const COLUMNS: [&str; 10] =
 
 impl fmt::Display for Blueprint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Grid { pp, tp, .. } = self.grid;
+        let Grid { pp, tp } = self.grid;
         let pools: Vec<String> = self.pools.iter().map(PoolSize::text).collect();
         writeln!(f, "tp {tp} x pp {pp} · context {} · {}", self.context, pools.join(" · "))?;
         let rows: Vec<[String; 10]> = self.shards.iter().map(Shard::row).collect();

@@ -33,7 +33,7 @@ fn smol() -> ModelShape {
 
 fn policy(tp: u16, pp: u16) -> PlacementPolicy {
     PlacementPolicy {
-        grid: Grid { tp, pp, ep: 1 },
+        grid: Grid { tp, pp },
         activations: Activations::Int8,
         kv_dtype: KvDtype::F16,
         kv_memory: None,
@@ -119,7 +119,7 @@ fn a_draft_model_is_counted_on_the_rank_that_samples_alone() {
     let with = ModelShape { draft: some.bytes(), ..smol() };
     for (tp, pp) in [(1, 1), (2, 1), (1, 2), (2, 2)] {
         let weights = |shape: &ModelShape| {
-            let layout = types::Layout::even(Grid { tp, pp, ep: 1 }, shape.n_layers).unwrap();
+            let layout = types::Layout::even(Grid { tp, pp }, shape.n_layers).unwrap();
             let measure = PartMeasurer::new(shape, DeviceClass::Cpu, KvDtype::F16);
             let of = |rank| measure.part(&layout.part(types::Rank(rank))).weights;
             (0..tp * pp).map(of).collect::<Vec<u64>>()
@@ -210,7 +210,7 @@ fn states_are_cut_where_their_leaves_end() {
     for (eighths, n_heads) in [(1, [2, 6]), (3, [4, 4]), (4, [4, 4]), (5, [6, 2]), (7, [8, 0])] {
         let shares = Shares::new([0, eighths, 8].map(|i| Shares::WHOLE / 8 * i).to_vec()).unwrap();
         let of_rank = |tp| {
-            let place = GridPlace { stage: 0, tp, ep: 0 };
+            let place = GridPlace { stage: 0, tp };
             measure.part(&RankPart { place, layers: 0..28, shares: shares.clone(), n_stages: 1 }).block_bytes[0]
         };
         assert_eq!([of_rank(0), of_rank(1)], n_heads.map(|n| n * of_head), "{eighths} of eight");
@@ -272,7 +272,7 @@ fn a_refusal_names_the_nearest_grid_that_fits() {
     refused(&machines(1, 50 << 20), &policy(1, 1), "no other grid fits", None);
     refused(
         &machines(9, 8 << 30),
-        &PlacementPolicy { grid: Grid { tp: 0, pp: 1, ep: 1 }, ..policy(1, 1) },
+        &PlacementPolicy { grid: Grid { tp: 0, pp: 1 }, ..policy(1, 1) },
         "is not a grid",
         Some((1, 1)),
     );
@@ -480,7 +480,7 @@ impl Random {
         let kv_memory = (self.below(3) == 0).then(|| self.below(1 << 22));
         let context = (self.below(3) == 0).then(|| 16 + self.below(200) as u32);
         let (running_max, slice_max) = (1 + self.below(8) as u32, 1 + self.below(100) as u32);
-        let grid = Grid { tp: 1 + self.below(4) as u16, pp: 1 + self.below(4) as u16, ep: 1 };
+        let grid = Grid { tp: 1 + self.below(4) as u16, pp: 1 + self.below(4) as u16 };
         let state_cache = (self.below(3) == 0).then(|| self.below(1 << 20));
         let memory_permille = (self.below(3) == 0).then(|| 300 + self.below(700) as u16);
         PlacementPolicy {
@@ -611,6 +611,6 @@ fn no_more_stages_than_a_worker_queues_steps() {
     assert!(worker::Config::default().steps_queued_max >= usize::from(STAGES_MAX));
     let machines = machines(30, 64 << 30);
     let deep = plan(&machines, &smol(), &policy(1, 17), None).unwrap_err();
-    assert_eq!((deep.why, deep.nearest), (UnplaceableReason::Stages { pp: 17 }, Some(Grid { tp: 1, pp: 16, ep: 1 })));
+    assert_eq!((deep.why, deep.nearest), (UnplaceableReason::Stages { pp: 17 }, Some(Grid { tp: 1, pp: 16 })));
     assert!(plan(&machines, &smol(), &policy(1, 16), None).is_ok());
 }

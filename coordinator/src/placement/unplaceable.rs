@@ -80,7 +80,7 @@ impl fmt::Display for Unplaceable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.why.fmt(f)?;
         match (self.nearest, &self.why) {
-            (Some(Grid { tp, pp, .. }), _) => write!(f, "; the nearest grid that fits is tp {tp} x pp {pp}"),
+            (Some(Grid { tp, pp }), _) => write!(f, "; the nearest grid that fits is tp {tp} x pp {pp}"),
             (None, UnplaceableReason::Unsupported(_) | UnplaceableReason::Context { .. }) => Ok(()),
             (None, _) => write!(f, "; no other grid fits either"),
         }

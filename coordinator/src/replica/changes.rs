@@ -23,7 +23,7 @@ pub(crate) struct PendingChanges {
 
 impl PendingChanges {
     /// Keeps the reply for a change to this grid. It replaces an earlier one.
-    fn scale(&mut self, Grid { tp, pp, .. }: Grid, reply: Reply<wire::ScaleReply>) {
+    fn scale(&mut self, Grid { tp, pp }: Grid, reply: Reply<wire::ScaleReply>) {
         if let Some(before) = self.scale.replace(reply) {
             let why = format!("a later request for tp {tp} x pp {pp} replaced this one");
             send_reply(before, Err(Status::aborted(why)));

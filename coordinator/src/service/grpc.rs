@@ -118,7 +118,7 @@ impl Coordinator for CoordinatorService {
         let (Ok(tp), Ok(pp)) = (u16::try_from(tp), u16::try_from(pp)) else {
             return Err(Status::invalid_argument(format!("tp {tp} x pp {pp} is not a grid")));
         };
-        self.change(|reply| Event::Scale { grid: Grid { tp, pp, ep: 1 }, reply }).await
+        self.change(|reply| Event::Scale { grid: Grid { tp, pp }, reply }).await
     }
 
     async fn reload(&self, request: Request<ReloadRequest>) -> Result<Response<ReloadReply>, Status> {

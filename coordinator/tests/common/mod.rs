@@ -98,7 +98,7 @@ pub fn on_grid(config: Config, tp: u16, pp: u16) -> Config {
     let n_blocks = config.policy.kv_memory.unwrap() / BLOCK_BYTES;
     let n_ranks = u64::from(tp) * u64::from(pp);
     let policy = PlacementPolicy {
-        grid: Grid { tp, pp, ep: 1 },
+        grid: Grid { tp, pp },
         kv_memory: Some(n_blocks * GRID_BLOCK_BYTES / n_ranks),
         memory_permille: None,
         ..config.policy

@@ -7,7 +7,8 @@
 
 use backend::cpu::{Cpu, CpuConfig, Isa};
 use backend::{
-    Attention, AttentionCall, AttentionHeads, Batch, BlockTables, KvSpec, Linear, Memory, PassSlice, StoredMatrix,
+    Attention, AttentionCall, AttentionHeads, Batch, BlockTables, KvPages, KvSpec, Linear, Memory, PassSlice,
+    StoredMatrix, Weights,
 };
 use std::hint::black_box;
 use std::time::Instant;

@@ -8,8 +8,8 @@ mod common;
 use allocations::n_allocations;
 use backend::cpu::{Cpu, Isa, Kv, Vector};
 use backend::{
-    Attention, AttentionCall, AttentionHeads, Batch, BlockTables, KvSpec, Linear, Memory, PassSlice, Pointwise,
-    Recurrence, RecurrenceCall, RecurrentHeads, RecurrentWeights, RopeStyle, StateRule,
+    Attention, AttentionCall, AttentionHeads, Batch, BlockTables, Gate, KvPages, KvSpec, Linear, Memory, PassSlice,
+    Pointwise, Recurrence, RecurrenceCall, RecurrentHeads, RecurrentWeights, RopeStyle, StateRule, Weights,
 };
 use common::{File, Rng, cpu, filled};
 use types::{Activations, BlockId, Dtype, KvDtype, KvLayout, Leaves, Want};
@@ -102,7 +102,7 @@ fn ops_allocate_nothing() {
             cpu.sigmoid_mul(&projected, n, &mut gated);
             cpu.linear_runs(&x, &rows, n, &mut planes);
             cpu.rms_norm(&residual, &weight, 1e-5, n, &mut x);
-            cpu.silu_mul(&x, n, &mut half);
+            cpu.apply_gate(&x, Gate::Silu, n, &mut half);
             cpu.add_rms_norm(&x, &mut residual, &weight, 1e-5, n, &mut normed);
             cpu.gather(&residual, &batch.outputs, &mut x);
         };

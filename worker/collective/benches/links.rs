@@ -63,7 +63,7 @@ fn meet(number: u16, exchange: impl FnOnce(&str) -> String) -> Vec<Ranks<Cpu>> {
     let join = |((listener, theirs), (_, encryption)): ((&PeerListener, &str), (&str, LinkEncryption))| {
         let mut peers = vec![listener.address().to_string(), theirs.to_owned()];
         peers.rotate_right(number.into());
-        let layout = Layout::even(Grid { pp: 1, tp: 2, ep: 1 }, 1).unwrap();
+        let layout = Layout::even(Grid { pp: 1, tp: 2 }, 1).unwrap();
         let plan = MeshPlan::new(Epoch::default(), Rank(number), layout, peers, [1; 32]);
         let plan = MeshPlan { wire: WireChoice::Socket, spin: true, encryption, ..plan };
         Ranks::over_host(Mesh::join(listener, plan).unwrap())

@@ -94,7 +94,7 @@ impl Wires {
             let mine = listener.address().to_string();
             let mut peers = vec![mine, theirs.to_string()];
             peers.rotate_right(number.into());
-            let layout = Layout::even(Grid { pp, tp: 2 / pp, ep: 1 }, pp.into()).unwrap();
+            let layout = Layout::even(Grid { pp, tp: 2 / pp }, pp.into()).unwrap();
             let plan = MeshPlan::new(Epoch::default(), Rank(number), layout, peers, [1; 32]);
             Ranks::over_host(Mesh::join(listener, MeshPlan { wire, spin, ..plan }).unwrap())
         };

@@ -23,7 +23,7 @@ const N_COLS: usize = 40;
 
 /// Returns rank 0 of ten, with a link to the next rank.
 fn mesh(link: PeerLink, doorbell: Arc<Region>, deadline: Duration) -> Mesh {
-    let layout = Layout::even(Grid { pp: 1, tp: 10, ep: 1 }, 1).unwrap();
+    let layout = Layout::even(Grid { pp: 1, tp: 10 }, 1).unwrap();
     let policy = WaitPolicy { deadline, spin: false };
     let links = [None, Some(link)].into_iter().chain((2..10).map(|_| None)).collect();
     Mesh::new(

@@ -15,7 +15,7 @@ use types::{Grid, StepId};
 #[test]
 fn ops_allocate_nothing() {
     const N_STEPS: u64 = 20;
-    let layout = types::Layout::even(Grid { pp: 2, tp: 2, ep: 1 }, 2).unwrap();
+    let layout = types::Layout::even(Grid { pp: 2, tp: 2 }, 2).unwrap();
     for (wire, ranks) in common::wires(&layout) {
         let barrier = Barrier::new(ranks.len());
         each(ranks, |rank, cpu| {

@@ -34,7 +34,7 @@ fn main() {
 }
 
 fn layout() -> Layout {
-    Layout::even(Grid { pp: 1, tp: N_RANKS, ep: 1 }, 1).unwrap()
+    Layout::even(Grid { pp: 1, tp: N_RANKS }, 1).unwrap()
 }
 
 /// Runs small and large sums, and folds them into one number.

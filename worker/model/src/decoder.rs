@@ -11,7 +11,7 @@ use crate::mixer::{Mixer, MixerScratch};
 use crate::mlp::{self, Mlp};
 use crate::rope::Ropes;
 use crate::weights::{MatrixRows, WeightLoader};
-use backend::{Device, Memory, Pass};
+use backend::{Device, ElementOp, Memory, Pass};
 use checkpoint::{BlockNorms, DecoderForm, ModelSpec, Norms};
 use collective::Ranks;
 
@@ -207,7 +207,7 @@ impl<D: Device> Block<D> {
 
     fn scale(&self, ctx: &Ctx<'_, D>, residual: &mut Residual<D>) {
         if let Some(factor) = self.factor {
-            ctx.device.scale(residual.due(), factor, ctx.n_rows());
+            ctx.device.map(residual.due(), ElementOp::Scale(factor), ctx.n_rows());
         }
     }
 }

@@ -26,7 +26,7 @@ use crate::ctx::Ctx;
 use crate::error::Result;
 use crate::limits::PassLimits;
 use crate::weights::{MatrixRows, WeightLoader};
-use backend::{AttentionHeads, Device, Memory, RunOutcome};
+use backend::{AttentionHeads, Device, ElementOp, Memory, RunOutcome};
 use checkpoint::{ModelSpec, NormKind};
 use std::ops::Range;
 use std::sync::Arc;
@@ -300,7 +300,7 @@ impl<D: Device> Embedding<D> {
         };
         device.embed_pass(rows, *first, pass, out);
         if let Some(factor) = self.factor {
-            device.scale(out, factor, n_rows);
+            device.map(out, ElementOp::Scale(factor), n_rows);
         }
         Ok(ranks.share_rows(device, out, |row| shares.owner(pass.rows.tokens[row], *n_vocab).into(), n_rows)?)
     }
@@ -439,10 +439,10 @@ impl<D: Device> LmHead<D> {
         device.gather(&last.x, pass.rows.outputs, &mut last.output_rows); // [n_outputs, hidden]
         device.linear(&last.output_rows, &last.rows, n_outputs, &mut last.mine); // [n_outputs, owned rows]
         if let Some(cap) = self.cap {
-            device.soft_cap(&mut last.mine, cap, n_outputs);
+            device.map(&mut last.mine, ElementOp::SoftCap(cap), n_outputs);
         }
         if let Some(factor) = self.factor {
-            device.scale(&mut last.mine, factor, n_outputs);
+            device.map(&mut last.mine, ElementOp::Scale(factor), n_outputs);
         }
         let Some(whole) = &mut last.whole else { return Ok(Some(&last.mine)) };
         ranks.gather_columns(device, &last.mine, whole, last.n_vocab, n_outputs)?; // [n_outputs, n_vocab]

@@ -40,7 +40,7 @@ pub struct Model<M: Memory> {
     packed: Vec<PackedWeight>,
 }
 
-impl<M: Memory> Model<M> {
+impl<M: Device> Model<M> {
     /// Reads only the weights that `part` holds.
     pub fn load(checkpoint: &Checkpoint, device: &M, part: &RankPart, limits: PassLimits) -> Result<Model<M>> {
         Model::load_until(checkpoint, device, part, limits, &CancelFlag::default())

@@ -5,7 +5,7 @@ use crate::error::Result;
 use crate::layers::{ColumnParallel, RowParallel, owned_inner};
 use crate::limits::PassLimits;
 use crate::weights::{MatrixRows, WeightLoader};
-use backend::{Clamp, Device, Expert, ExpertActivation, ExpertStack, Memory, Routing, Scoring};
+use backend::{Clamp, Device, ElementOp, Expert, ExpertStack, Gate, Memory, MlpActivation, Routing, Scoring};
 use checkpoint::{Activation, ClampedSilu, ExpertScores, ExpertsSpec, LayerSpec, ModelSpec};
 use std::ops::Range;
 use types::leaves::aligned_runs;
@@ -18,7 +18,7 @@ pub enum Mlp<M: Memory> {
 pub struct Dense<M: Memory> {
     up: ColumnParallel<M>, // gate_proj, up_proj [2 * inner, hidden]; without a gate up_proj [inner, hidden]
     down: RowParallel<M>,  // down_proj [hidden, inner]
-    activation: Activation,
+    activation: MlpActivation,
 }
 
 /// A mixture of experts, spread over the ranks of a stage as leaves are: each rank has a run of whole experts.
@@ -103,7 +103,7 @@ impl<M: Memory> Dense<M> {
         Ok(Dense {
             up: ColumnParallel::load(at, hidden, &up)?,
             down: RowParallel::load(at, "down_proj", hidden, &leaves)?,
-            activation,
+            activation: mlp_activation(activation),
         })
     }
 }
@@ -118,25 +118,13 @@ impl<D: Device> Dense<D> {
     ) -> Result<()> {
         let (device, n_rows, DenseScratch { gate_up, inner }) = (ctx.device, ctx.n_rows(), scratch);
         match self.activation {
-            Activation::Silu => {
+            MlpActivation::Gated(gate) => {
                 self.up.forward(device, x, n_rows, gate_up); // [n_rows, 2 * inner]
-                device.silu_mul(gate_up, n_rows, inner); // [n_rows, inner]
+                device.apply_gate(gate_up, gate, n_rows, inner); // [n_rows, inner]
             }
-            Activation::Gelu => {
-                self.up.forward(device, x, n_rows, gate_up); // [n_rows, 2 * inner]
-                device.gelu_mul(gate_up, n_rows, inner); // [n_rows, inner]
-            }
-            Activation::PlainGelu => {
+            MlpActivation::Plain(op) => {
                 self.up.forward(device, x, n_rows, inner); // [n_rows, inner]
-                device.gelu(inner, n_rows);
-            }
-            Activation::PlainGeluErf => {
-                self.up.forward(device, x, n_rows, inner); // [n_rows, inner]
-                device.gelu_erf(inner, n_rows);
-            }
-            Activation::SquaredRelu => {
-                self.up.forward(device, x, n_rows, inner); // [n_rows, inner]
-                device.relu_squared(inner, n_rows);
+                device.map(inner, op, n_rows);
             }
         }
         self.down.forward(ctx, inner, out)
@@ -219,12 +207,20 @@ impl<D: Device> ExpertMixture<D> {
     }
 }
 
-/// Experts of other activations than these are in no family.
-fn expert_activation(spec: &ExpertsSpec, activation: Activation) -> ExpertActivation {
-    match (spec.clamp, activation) {
-        (Some(ClampedSilu { alpha, limit }), _) => ExpertActivation::Clamped(Clamp { alpha, limit }),
-        (None, Activation::SquaredRelu) => ExpertActivation::SquaredRelu,
-        (None, _) => ExpertActivation::Silu,
+fn mlp_activation(activation: Activation) -> MlpActivation {
+    match activation {
+        Activation::Silu => MlpActivation::Gated(Gate::Silu),
+        Activation::Gelu => MlpActivation::Gated(Gate::Gelu),
+        Activation::PlainGelu => MlpActivation::Plain(ElementOp::Gelu),
+        Activation::PlainGeluErf => MlpActivation::Plain(ElementOp::GeluErf),
+        Activation::SquaredRelu => MlpActivation::Plain(ElementOp::ReluSquared),
+    }
+}
+
+fn expert_activation(spec: &ExpertsSpec, activation: Activation) -> MlpActivation {
+    match spec.clamp {
+        Some(ClampedSilu { alpha, limit }) => MlpActivation::Gated(Gate::Clamped(Clamp { alpha, limit })),
+        None => mlp_activation(activation),
     }
 }
 

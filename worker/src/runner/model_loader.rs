@@ -114,7 +114,6 @@ impl ModelLoader {
     /// Returns how the rank will meet the others once all have loaded.
     fn join_method(&self, assignment: &Assignment) -> Result<JoinMethod, LoadError> {
         let Assignment { epoch, rank, layout, mesh_addresses, mesh_secret, timeouts, .. } = assignment;
-        layout.grid().supported()?;
         if layout.grid().n_ranks() == 1 {
             return Ok(JoinMethod::Alone { n_layers: layout.n_layers() });
         }

@@ -198,7 +198,7 @@ fn ranks_of_one_device_take_and_give_back_no_memory_while_they_serve() {
         let mut trace = Trace::new();
         for (tp, pp) in [(2, 1), (2, 2)] {
             let loader = ModelLoader { carrier: CarrierChoice::Ipc, ..loader(true) };
-            let layout = Layout::even(Grid { tp, pp, ep: 1 }, assignment.layout.n_layers()).unwrap();
+            let layout = Layout::even(Grid { tp, pp }, assignment.layout.n_layers()).unwrap();
             let plan = Plan { chunk: 25, together: 3, in_flight: usize::from(pp), ..Plan::ALONE };
             let mut grid = Threads::start(&loader, &assignment, &layout);
             trace.more();
@@ -226,7 +226,7 @@ fn graphs_carry_sums_of_devices() {
         let others = [(CarrierChoice::Nccl, 2, 1), (CarrierChoice::Nccl, 2, 2), (CarrierChoice::Host, 1, 2)];
         for (carrier, tp, pp) in over_memory.into_iter().chain(others) {
             let loader = ModelLoader { carrier, ..loader(true) };
-            let layout = Layout::even(Grid { tp, pp, ep: 1 }, assignment.layout.n_layers()).unwrap();
+            let layout = Layout::even(Grid { tp, pp }, assignment.layout.n_layers()).unwrap();
             let plan = Plan { chunk: 25, together: 3, in_flight: usize::from(pp), ..Plan::ALONE };
             let mut grid = Threads::start(&loader, &assignment, &layout);
             let played = Player::new(&mut grid, &assignment).play(&requests, plan);
@@ -244,7 +244,7 @@ fn graphs_carry_sums_of_devices() {
 #[test]
 fn drafts_on_a_device_give_the_tokens_of_none() {
     on_fake_cuda("drafts_on_a_device_give_the_tokens_of_none", &[], || {
-        for (model, grid) in [(MODEL, None), (DEEP, Some(Grid { tp: 2, pp: 2, ep: 1 }))] {
+        for (model, grid) in [(MODEL, None), (DEEP, Some(Grid { tp: 2, pp: 2 }))] {
             let (assignment, requests) = (on_cuda(model), mixed(4, 9));
             let expected = alone(&assignment, &requests);
             let assignment = Assignment { guesses: GuessConfig { n_max: 5, ..GuessConfig::default() }, ..assignment };

@@ -60,7 +60,7 @@ fn grids_give_the_tokens_of_one_rank() {
         let (assignment, requests) = (on_cuda(DEEP), short_requests(3));
         let expected = alone(&assignment, &requests);
         for (tp, pp) in [(2, 1), (3, 2)] {
-            let layout = Layout::even(Grid { tp, pp, ep: 1 }, N_LAYERS).unwrap();
+            let layout = Layout::even(Grid { tp, pp }, N_LAYERS).unwrap();
             let plan = Plan { chunk: 25, together: 3, turns: pp.into(), in_flight: usize::from(pp) + 1, ..Plan::ALONE };
             let mut grid = Threads::start(&loader(), &assignment, &layout);
             let played = Player::new(&mut grid, &assignment).play(&requests, plan);
@@ -79,7 +79,7 @@ fn families_on_grids_give_the_tokens_of_one_rank() {
             let (assignment, mut requests) = (on_cuda(name), short_requests(2));
             requests.iter_mut().flat_map(|request| &mut request.prompt).for_each(|token| *token %= 264);
             let expected = alone(&assignment, &requests);
-            let layout = Layout::even(Grid { tp: 2, pp: 1, ep: 1 }, 2).unwrap();
+            let layout = Layout::even(Grid { tp: 2, pp: 1 }, 2).unwrap();
             let plan = Plan { chunk: 25, together: 2, in_flight: 2, ..Plan::ALONE };
             let mut grid = Threads::start(&ModelLoader { carrier, ..loader() }, &assignment, &layout);
             let played = Player::new(&mut grid, &assignment).play(&requests, plan);
@@ -96,7 +96,7 @@ fn nccl_carries_the_tokens_of_one_rank() {
         let expected = alone(&assignment, &requests);
         let loader = ModelLoader { carrier: CarrierChoice::Nccl, ..loader() };
         for (tp, pp) in [(2, 1), (1, 2), (2, 2)] {
-            let layout = Layout::even(Grid { tp, pp, ep: 1 }, N_LAYERS).unwrap();
+            let layout = Layout::even(Grid { tp, pp }, N_LAYERS).unwrap();
             let plan = Plan { chunk: 25, together: 3, turns: pp.into(), in_flight: usize::from(pp) + 1, ..Plan::ALONE };
             let mut grid = Threads::start(&loader, &assignment, &layout);
             let played = Player::new(&mut grid, &assignment).play(&requests, plan);
@@ -304,7 +304,7 @@ fn under_fast_a_grid_serves_under_a_policy_of_its_own() {
         let loader = ModelLoader { carrier: CarrierChoice::Nccl, ..loader() };
         let (_, ready) = loader.build(&Assignment { mode: NumericsMode::Fast, ..on_cuda("llama-f32-tied") }).unwrap();
         assert_eq!(ready.policy, digest("cuda/sm_90", NumericsMode::Fast));
-        let layout = Layout::even(Grid { tp: 2, pp: 1, ep: 1 }, N_LAYERS).unwrap();
+        let layout = Layout::even(Grid { tp: 2, pp: 1 }, N_LAYERS).unwrap();
         let mut grid = Threads::start(&loader, &fast, &layout);
         let played = Player::new(&mut grid, &fast).play(&requests, Plan { chunk: 40, ..Plan::ALONE });
         grid.end();

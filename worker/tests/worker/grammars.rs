@@ -158,7 +158,7 @@ fn grammars_hold_and_steps_of_any_shape_give_the_tokens_of_the_request_alone() {
 }
 
 fn even(tp: u16, pp: u16) -> Layout {
-    Layout::even(Grid { tp, pp, ep: 1 }, N_LAYERS).unwrap()
+    Layout::even(Grid { tp, pp }, N_LAYERS).unwrap()
 }
 
 /// As many steps in flight as a coordinator gives: one per stage and one ahead, and more, so that slices are planned

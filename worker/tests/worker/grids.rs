@@ -32,7 +32,7 @@ fn on_grid(assignment: &Assignment, layout: &Layout, requests: &[Request], plan:
 }
 
 fn even(tp: u16, pp: u16) -> Layout {
-    Layout::even(Grid { tp, pp, ep: 1 }, N_LAYERS).unwrap()
+    Layout::even(Grid { tp, pp }, N_LAYERS).unwrap()
 }
 
 /// As many steps in flight as a coordinator gives: one per stage, and one ahead.
@@ -80,7 +80,7 @@ fn a_tied_embedding_is_the_head_of_the_last_stage_too() {
         let (assignment, requests) = (assignment(name), requests(6));
         let expected = alone(&assignment, &requests);
         for (tp, pp) in [(2, 1), (1, 2), (3, 2)] {
-            let layout = Layout::even(Grid { tp, pp, ep: 1 }, 2).unwrap();
+            let layout = Layout::even(Grid { tp, pp }, 2).unwrap();
             let played = on_grid(&assignment, &layout, &requests, plan(&layout));
             assert!(played.outputs == expected.outputs, "{name} on tp {tp}, pp {pp}");
         }
@@ -135,8 +135,8 @@ fn every_family_gives_the_tokens_of_one_rank() {
         let expected = alone(&assignment, &requests);
         let uneven: [&[u32]; 2] = [&[0, 5, 5, 16], &[0, 11, 14, 16]];
         let layouts = [
-            Layout::even(Grid { tp: 2, pp: 1, ep: 1 }, n_layers).unwrap(),
-            Layout::even(Grid { tp: 1, pp: 2, ep: 1 }, n_layers).unwrap(),
+            Layout::even(Grid { tp: 2, pp: 1 }, n_layers).unwrap(),
+            Layout::even(Grid { tp: 1, pp: 2 }, n_layers).unwrap(),
             layout(&[1, n_layers - 1], &uneven),
         ];
         for layout in layouts {
@@ -160,7 +160,7 @@ fn recurrent_layers_give_the_tokens_of_one_rank_in_chunks_of_any_length() {
         for (tp, pp, chunk, drafts_max) in
             [(1, 1, 1, 0), (1, 1, 7, 4), (2, 1, 64, 0), (3, 1, 7, 8), (2, 2, 1, 0), (3, 2, 64, 4)]
         {
-            let layout = Layout::even(Grid { tp, pp, ep: 1 }, n_layers).unwrap();
+            let layout = Layout::even(Grid { tp, pp }, n_layers).unwrap();
             let mut grid = Threads::start(&loader, &with_guesses, &layout);
             let plan = Plan { chunk, ..plan(&layout) };
             let played = Player::new(&mut grid, &with_guesses).with_drafts(drafts_max).play(&requests, plan);

@@ -2,9 +2,9 @@
 
 use super::isa::Kernel;
 use super::lanes::{LANES, Lanes};
-use super::math::{clamped_silu, gelu, gelu_erf, sigmoid, soft_cap};
+use super::math::{gelu, gelu_erf, sigmoid, soft_cap};
 use super::memory::SharedPtr;
-use crate::{AttentionHeads, Clamp};
+use crate::{AttentionHeads, ElementOp};
 use std::ops::Range;
 
 /// Norms each head of Q and of K in place. qkv: [n_rows, qkv_cols]
@@ -152,21 +152,11 @@ impl Kernel for SigmoidMul<'_> {
     }
 }
 
-/// An operation on each element.
-#[derive(Clone, Copy)]
-pub(crate) enum ElementOp {
-    Gelu,
-    GeluErf,
-    ReluSquared,
-    Scale(f32),
-    SoftCap(f32),
-}
-
 /// In place. x: [n_rows, cols]
 pub(crate) struct Elementwise {
     pub x: SharedPtr<f32>,
     pub cols: usize,
-    pub each: ElementOp,
+    pub op: ElementOp,
     pub rows: Range<usize>,
 }
 
@@ -177,7 +167,7 @@ impl Kernel for Elementwise {
         let x = unsafe { self.x.part(self.rows.start * self.cols, self.rows.len() * self.cols) };
         for x in x.chunks_mut(LANES) {
             let lanes = L::load_first(x);
-            match self.each {
+            match self.op {
                 ElementOp::Gelu => gelu(lanes).store_first(x),
                 ElementOp::GeluErf => gelu_erf(lanes).store_first(x),
                 ElementOp::ReluSquared => {
@@ -186,30 +176,6 @@ impl Kernel for Elementwise {
                 }
                 ElementOp::Scale(factor) => lanes.mul(L::splat(factor)).store_first(x),
                 ElementOp::SoftCap(cap) => soft_cap(lanes, L::splat(cap)).store_first(x),
-            }
-        }
-    }
-}
-
-/// A gate with clamps. gate_up: [n_rows, 2 * inner]
-pub(crate) struct ClampedGate<'a> {
-    pub clamp: Clamp,
-    pub gate_up: &'a [f32],
-    pub inner: usize,
-    pub out: SharedPtr<f32>,
-    pub rows: Range<usize>,
-}
-
-impl Kernel for ClampedGate<'_> {
-    #[inline(always)]
-    fn run<L: Lanes>(self) {
-        let (alpha, limit) = (L::splat(self.clamp.alpha), L::splat(self.clamp.limit));
-        for row in self.rows.clone() {
-            let (gate, up) = self.gate_up[row * 2 * self.inner..][..2 * self.inner].split_at(self.inner);
-            // SAFETY: the op checked the shapes; one thread has each row.
-            let out = unsafe { self.out.part(row * self.inner, self.inner) };
-            for ((gate, up), out) in gate.chunks(LANES).zip(up.chunks(LANES)).zip(out.chunks_mut(LANES)) {
-                clamped_silu(L::load_first(gate), L::load_first(up), alpha, limit).store_first(out);
             }
         }
     }

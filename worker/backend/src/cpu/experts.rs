@@ -8,7 +8,7 @@ use super::rows::{largest, sum_exp};
 use super::{Buffer, Cpu, Isa, Vector};
 use crate::cpu::math::exp;
 use crate::cpu::memory::SharedPtr;
-use crate::{Error, Expert, ExpertActivation, ExpertStack, Experts, Memory, Pointwise, Result, Routing, Scoring};
+use crate::{Error, Expert, ExpertStack, Experts, Memory, MlpActivation, Pointwise, Result, Routing, Scoring};
 use std::ops::Range;
 
 /// The chosen experts of a pass, and the buffers to compute with them.
@@ -240,20 +240,15 @@ impl Cpu {
         }
         let bias = stack.biases.as_ref().map(|biases| &biases[0]);
         match stack.activation {
-            ExpertActivation::SquaredRelu => {
+            MlpActivation::Plain(op) => {
                 self.multiply(mine, &expert.gate_up, n, inner); // [n, inner]
                 self.add_own_bias(inner, bias, i, n);
-                self.relu_squared(inner, n);
+                self.map(inner, op, n);
             }
-            ExpertActivation::Silu => {
+            MlpActivation::Gated(gate) => {
                 self.multiply(mine, &expert.gate_up, n, gate_up); // [n, 2 * inner]
                 self.add_own_bias(gate_up, bias, i, n);
-                self.silu_mul(gate_up, n, inner); // [n, inner]
-            }
-            ExpertActivation::Clamped(clamp) => {
-                self.multiply(mine, &expert.gate_up, n, gate_up); // [n, 2 * inner]
-                self.add_own_bias(gate_up, bias, i, n);
-                self.clamped_silu_mul(gate_up, clamp, n, inner); // [n, inner]
+                self.apply_gate(gate_up, gate, n, inner); // [n, inner]
             }
         }
         self.multiply(inner, &expert.down, n, y); // [n, hidden]

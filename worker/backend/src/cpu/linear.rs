@@ -4,22 +4,21 @@
 //! neighbours.
 #![allow(clippy::needless_range_loop, reason = "an index into several arrays of registers")]
 
+use super::formats::{FormatVisitor, packing, visit};
 use super::isa::{Isa, Kernel, dispatch, dispatch_pairs};
 use super::lanes::{LANES, Lanes, add_products};
 use super::memory::{HostMemory, SharedPtr};
 use super::pack::{DEPTH_MAX, LeafEnd, Matrix, MatrixPart};
 use super::panels::{BLOCK, Fill, Operand, PANEL_ROWS, Panel, n_panels, panel};
-use super::quants::Ternary;
 use super::quants::{
-    COLUMN_BYTES, DigitPacking, Packing, Quant, ScaleLayout, SharedScales, StepScale, Width, packing, ref_at, unpack,
+    COLUMN_BYTES, DigitPacking, Packing, Quant, ScaleLayout, SharedScales, StepScale, Width, ref_at, unpack,
 };
-use super::quants::{GroupedEights, GroupedFours, IQ4XS, MXFP4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
 use super::{Buffer, Cpu, panels};
 use crate::Linear;
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::ops::Range;
-use types::{Activations, DigitBits, Dtype, GroupedDtype};
+use types::{Activations, Dtype};
 
 impl Linear for Cpu {
     fn linear(&self, x: &Buffer, w: &Matrix, n_rows: usize, out: &mut Buffer) {
@@ -96,57 +95,62 @@ impl ProductJob<'_> {
             let start = tiles.start.max(part.first_tile);
             let end = tiles.end.min(part.first_tile + part.n_tiles());
             if start < end {
-                self.run_part(isa, part, start - part.first_tile..end - part.first_tile);
+                let tiles = start - part.first_tile..end - part.first_tile;
+                visit(part.dtype, PartTiles { product: self, isa, part, tiles });
             }
         }
     }
+}
 
-    fn run_part(&self, isa: Isa, part: &MatrixPart, tiles: Range<usize>) {
-        match part.dtype {
-            Dtype::F32 => self.run_as::<F32Weights>(isa, part, tiles),
-            Dtype::F16 => self.run_as::<F16Weights>(isa, part, tiles),
-            Dtype::BF16 => self.run_pairs(isa, part, tiles),
-            Dtype::Q4_0 => self.run_quantized::<Q4_0>(isa, part, tiles),
-            Dtype::Q4_1 => self.run_quantized::<Q4_1>(isa, part, tiles),
-            Dtype::Q5_0 => self.run_quantized::<Q5_0>(isa, part, tiles),
-            Dtype::Q5_1 => self.run_quantized::<Q5_1>(isa, part, tiles),
-            Dtype::Q8_0 | Dtype::IQ4NL => self.run_quantized::<Q8_0>(isa, part, tiles),
-            Dtype::MXFP4 => self.run_quantized::<MXFP4>(isa, part, tiles),
-            Dtype::F8E4M3 => self.run_as::<F8Weights>(isa, part, tiles),
-            Dtype::Q2K => self.run_quantized::<Q2K>(isa, part, tiles),
-            Dtype::Q3K => self.run_quantized::<Q3K>(isa, part, tiles),
-            Dtype::Q4K => self.run_quantized::<Q4K>(isa, part, tiles),
-            Dtype::Q5K => self.run_quantized::<Q5K>(isa, part, tiles),
-            Dtype::Q6K => self.run_quantized::<Q6K>(isa, part, tiles),
-            Dtype::IQ4XS => self.run_quantized::<IQ4XS>(isa, part, tiles),
-            Dtype::TQ1_0 | Dtype::TQ2_0 => self.run_quantized::<Ternary>(isa, part, tiles),
-            Dtype::Grouped(GroupedDtype { digits: DigitBits::Four, .. }) => {
-                self.run_quantized::<GroupedFours>(isa, part, tiles)
-            }
-            Dtype::Grouped(GroupedDtype { digits: DigitBits::Eight, .. }) => {
-                self.run_quantized::<GroupedEights>(isa, part, tiles)
-            }
+/// The product with some tiles of one part, in its format.
+struct PartTiles<'a> {
+    product: &'a ProductJob<'a>,
+    isa: Isa,
+    part: &'a MatrixPart,
+    tiles: Range<usize>,
+}
+
+impl<'a> PartTiles<'a> {
+    fn operand(&self) -> Operand {
+        operand(self.part.dtype, self.product.activations)
+    }
+
+    fn run_as<W: WeightKernel>(self) {
+        dispatch(self.isa, self.tiles_as::<W>());
+    }
+
+    fn tiles_as<W>(self) -> ProductTiles<'a, W> {
+        ProductTiles { product: self.product, part: self.part, tiles: self.tiles, weights: PhantomData }
+    }
+}
+
+impl FormatVisitor for PartTiles<'_> {
+    type Output = ();
+
+    fn f32(self) {
+        self.run_as::<F32Weights>();
+    }
+
+    fn f16(self) {
+        self.run_as::<F16Weights>();
+    }
+
+    fn bf16(self) {
+        match self.operand() {
+            Operand::Bf16 => dispatch_pairs(self.isa, self.tiles_as::<Bf16Pairs>()),
+            _ => self.run_as::<FloatActivations<Bf16Pairs>>(),
         }
     }
 
-    fn run_pairs(&self, isa: Isa, part: &MatrixPart, tiles: Range<usize>) {
-        match operand(part.dtype, self.activations) {
-            Operand::Bf16 => {
-                dispatch_pairs(isa, ProductTiles::<Bf16Pairs> { product: self, part, tiles, weights: PhantomData })
-            }
-            _ => self.run_as::<FloatActivations<Bf16Pairs>>(isa, part, tiles),
-        }
+    fn e4m3(self) {
+        self.run_as::<F8Weights>();
     }
 
-    fn run_quantized<Q: Quant>(&self, isa: Isa, part: &MatrixPart, tiles: Range<usize>) {
-        match operand(part.dtype, self.activations) {
-            Operand::Int8 => self.run_as::<Int8Activations<Q>>(isa, part, tiles),
-            _ => self.run_as::<FloatActivations<Q>>(isa, part, tiles),
+    fn quantized<Q: Quant>(self) {
+        match self.operand() {
+            Operand::Int8 => self.run_as::<Int8Activations<Q>>(),
+            _ => self.run_as::<FloatActivations<Q>>(),
         }
-    }
-
-    fn run_as<W: WeightKernel>(&self, isa: Isa, part: &MatrixPart, tiles: Range<usize>) {
-        dispatch(isa, ProductTiles::<W> { product: self, part, tiles, weights: PhantomData });
     }
 }
 
@@ -305,7 +309,7 @@ struct FloatActivations<Q>(PhantomData<Q>);
 struct Int8Activations<Q>(PhantomData<Q>);
 
 impl WeightKernel for F32Weights {
-    const PACKING: Packing = packing(Dtype::F32);
+    const PACKING: Packing = Packing::F32;
     const OPERAND: Operand = Operand::Floats;
 
     #[inline(always)]
@@ -316,7 +320,7 @@ impl WeightKernel for F32Weights {
 }
 
 impl WeightKernel for F16Weights {
-    const PACKING: Packing = packing(Dtype::F16);
+    const PACKING: Packing = Packing::F16;
     const OPERAND: Operand = Operand::Floats;
 
     #[inline(always)]
@@ -327,7 +331,7 @@ impl WeightKernel for F16Weights {
 }
 
 impl WeightKernel for Bf16Pairs {
-    const PACKING: Packing = packing(Dtype::BF16);
+    const PACKING: Packing = Packing::BF16;
     const OPERAND: Operand = Operand::Bf16;
 
     #[inline(always)]
@@ -338,7 +342,7 @@ impl WeightKernel for Bf16Pairs {
 }
 
 impl WeightKernel for FloatActivations<Bf16Pairs> {
-    const PACKING: Packing = packing(Dtype::BF16);
+    const PACKING: Packing = Packing::BF16;
     const OPERAND: Operand = Operand::Floats;
 
     #[inline(always)]
@@ -353,7 +357,7 @@ impl WeightKernel for FloatActivations<Bf16Pairs> {
 }
 
 impl WeightKernel for F8Weights {
-    const PACKING: Packing = packing(Dtype::F8E4M3);
+    const PACKING: Packing = Packing::E4M3;
     const OPERAND: Operand = Operand::Floats;
 
     #[inline(always)]
@@ -421,13 +425,7 @@ unsafe fn dots<L: Lanes, Q: Quant, const M: usize>(
     a: *const u32,
     sums: *const u32,
 ) -> [L::Int; M] {
-    const {
-        assert!(
-            Q::PACKING.width as usize == Q::Digits::WIDTH as usize,
-            "digits are read with the width of their packing"
-        )
-    };
-    let is_wide = Q::PACKING.width as usize == Width::Eight as usize;
+    let is_wide = Q::Digits::WIDTH as usize == Width::Eight as usize;
     let n_lines = Q::PACKING.step_bytes.div_ceil(64);
     let mut dots = [L::int_splat(0); M];
     // SAFETY: the caller's promise.

@@ -6,6 +6,7 @@ mod attention;
 mod between;
 pub(crate) mod blocks;
 mod experts;
+mod formats;
 mod isa;
 mod kv;
 pub(crate) mod lanes;
@@ -32,8 +33,7 @@ pub use vector::Vector;
 pub(crate) use isa::{Kernel, dispatch};
 
 use crate::{
-    BlockMemory, ConvolvedChannels, Error, KvSpec, Memory, PackedBytes, RecurrentHeads, Result, RopeStyle, Routing,
-    StoredMatrix,
+    BlockMemory, Error, KvPages, KvSpec, Memory, PackedBytes, Result, RopeStyle, Routing, StoredMatrix, Weights,
 };
 use memory::{HostMemory, SharedPtr};
 use std::ops::Range;
@@ -155,32 +155,10 @@ impl Cpu {
     }
 }
 
-impl Memory for Cpu {
-    type Buffer = Buffer;
+impl Weights for Cpu {
     type Matrix = Matrix;
     type Vector = Vector;
-    type Kv = Kv;
     type Rope = Rope;
-    type Routes = Routes;
-
-    fn class(&self) -> DeviceClass {
-        DeviceClass::Cpu
-    }
-
-    fn buffer(&self, rows_max: usize, cols: usize) -> Result<Buffer> {
-        let too_big = || Error::Shape(format!("a buffer of {rows_max} x {cols}"));
-        let n_bytes = rows_max.checked_mul(cols).and_then(|n| n.checked_mul(4)).ok_or_else(too_big)?;
-        self.reserve(rows_max, cols)?;
-        Ok(Buffer { pages: HostMemory::zeroed("a buffer", n_bytes)?, rows_max, cols })
-    }
-
-    fn vector(&self, values: &[f32]) -> Result<Vector> {
-        Ok(Vector::new(values))
-    }
-
-    fn parallel_for(&self, n_items: usize, work: &(dyn Fn(Range<usize>) + Sync)) {
-        self.team.run(n_items, work);
-    }
 
     fn matrix(&self, parts: &[StoredMatrix<'_>]) -> Result<Matrix> {
         Matrix::stack(parts, &self.team)
@@ -190,36 +168,16 @@ impl Memory for Cpu {
         Matrix::of_leaves(stored, leaves, owned, &self.team)
     }
 
-    fn kv(&self, spec: KvSpec) -> Result<Kv> {
-        Kv::new(spec, self.config.threads)
-    }
-
-    fn check_recurrence(&self, heads: &RecurrentHeads) -> Result<()> {
-        recurrence::check_heads(heads)
-    }
-
-    fn check_convolution(&self, channels: &ConvolvedChannels) -> Result<()> {
-        recurrence::check_channels(channels)
-    }
-
-    fn clear(&self, kv: &mut Kv, blocks: &[BlockId]) {
-        kv.clear(blocks);
-    }
-
-    fn block_memory(&self, kv: &Kv) -> Option<BlockMemory> {
-        kv.block_memory()
-    }
-
-    fn read_block(&self, kv: &Kv, layer: usize, block: BlockId) -> Vec<u8> {
-        kv.read_block(layer, block)
+    fn vector(&self, values: &[f32]) -> Result<Vector> {
+        Ok(Vector::new(values))
     }
 
     fn rope(&self, cos: &[f32], sin: &[f32], half_dim: usize, style: RopeStyle) -> Result<Rope> {
         Rope::new(cos, sin, half_dim, style)
     }
 
-    fn routes(&self, rows_max: usize, hidden: usize, inner: usize, routing: Routing) -> Result<Routes> {
-        Routes::new(self, rows_max, hidden, inner, routing)
+    fn parallel_for(&self, n_items: usize, work: &(dyn Fn(Range<usize>) + Sync)) {
+        self.team.run(n_items, work);
     }
 
     fn matrix_bytes(&self, matrix: &Matrix) -> usize {
@@ -236,6 +194,46 @@ impl Memory for Cpu {
 
     fn rope_bytes(&self, rope: &Rope) -> Option<[PackedBytes; 2]> {
         Some(rope.bytes())
+    }
+}
+
+impl KvPages for Cpu {
+    type Kv = Kv;
+
+    fn kv(&self, spec: KvSpec) -> Result<Kv> {
+        Kv::new(spec, self.config.threads)
+    }
+
+    fn clear(&self, kv: &mut Kv, blocks: &[BlockId]) {
+        kv.clear(blocks);
+    }
+
+    fn block_memory(&self, kv: &Kv) -> Option<BlockMemory> {
+        kv.block_memory()
+    }
+
+    fn read_block(&self, kv: &Kv, layer: usize, block: BlockId) -> Vec<u8> {
+        kv.read_block(layer, block)
+    }
+}
+
+impl Memory for Cpu {
+    type Buffer = Buffer;
+    type Routes = Routes;
+
+    fn class(&self) -> DeviceClass {
+        DeviceClass::Cpu
+    }
+
+    fn buffer(&self, rows_max: usize, cols: usize) -> Result<Buffer> {
+        let too_big = || Error::Shape(format!("a buffer of {rows_max} x {cols}"));
+        let n_bytes = rows_max.checked_mul(cols).and_then(|n| n.checked_mul(4)).ok_or_else(too_big)?;
+        self.reserve(rows_max, cols)?;
+        Ok(Buffer { pages: HostMemory::zeroed("a buffer", n_bytes)?, rows_max, cols })
+    }
+
+    fn routes(&self, rows_max: usize, hidden: usize, inner: usize, routing: Routing) -> Result<Routes> {
+        Routes::new(self, rows_max, hidden, inner, routing)
     }
 
     fn read(&self, buffer: &Buffer, rows: Range<usize>, out: &mut [f32]) {

@@ -13,10 +13,11 @@
 //! Rows are padded to sixteen with zeros. A matrix is a list of parts, each with a type of its own.
 
 use super::blocks::{group_header, sub_block};
+use super::formats::packing;
 use super::lanes::LANES;
 use super::memory::{HostMemory, SharedPtr};
 use super::pairs::pack_row;
-use super::quants::{COLUMN_BYTES, Packing, ScaleHeaderForm, Width, pack_digits, packing};
+use super::quants::{COLUMN_BYTES, Packing, ScaleHeaderForm, Width, pack_digits};
 use super::team::Team;
 use crate::{Error, Result, StoredMatrix};
 use std::ops::Range;

@@ -1,20 +1,19 @@
 //! Operations on each row alone, between the products.
 
 use super::between::{AddBias, norm};
+use super::formats::{FormatVisitor, packing, visit};
 use super::isa::Kernel;
 use super::lanes::{LANES, Lanes};
-use super::math::{gelu, silu};
+use super::math::{clamped_silu, gelu, silu};
 use super::memory::SharedPtr;
 use super::pack::{Matrix, MatrixPart};
 use super::panels::BLOCK;
-use super::quants::Ternary;
-use super::quants::{COLUMN_BYTES, Quant, SharedScales, packing, ref_at, unpack};
-use super::quants::{GroupedEights, GroupedFours, IQ4XS, MXFP4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
+use super::quants::{COLUMN_BYTES, Packing, Quant, SharedScales, ref_at, unpack};
 use super::{Buffer, Cpu, Vector, between, kv, pairs};
-use crate::{AttentionHeads, Clamp, Pass, Pointwise};
+use crate::{AttentionHeads, Clamp, ElementOp, Gate, Pass, Pointwise};
 use half::f16;
+use std::marker::PhantomData;
 use std::ops::Range;
-use types::{DigitBits, Dtype, GroupedDtype};
 
 impl Pointwise for Cpu {
     fn embed(&self, table: &Matrix, first: u32, tokens: &[u32], out: &mut Buffer) {
@@ -55,8 +54,17 @@ impl Pointwise for Cpu {
         self.run_on_team(n_rows, |rows| AddBias { x, bias, rows });
     }
 
-    fn silu_mul(&self, gate_up: &Buffer, n_rows: usize, out: &mut Buffer) {
-        self.apply_gate(Gate::Silu, gate_up, n_rows, out);
+    fn map(&self, x: &mut Buffer, op: ElementOp, n_rows: usize) {
+        let cols = x.cols();
+        let x = x.shared(n_rows, cols);
+        self.run_on_team(n_rows, |rows| between::Elementwise { x, cols, op, rows });
+    }
+
+    fn apply_gate(&self, gate_up: &Buffer, gate: Gate, n_rows: usize, out: &mut Buffer) {
+        let inner = out.cols();
+        let gate_up = gate_up.rows(n_rows, 2 * inner);
+        let out = out.shared(n_rows, inner);
+        self.run_on_team(n_rows, |rows| GatedRows { gate, gate_up, inner, out, rows });
     }
 
     fn gather(&self, x: &Buffer, rows: &[u32], out: &mut Buffer) {
@@ -78,29 +86,6 @@ impl Pointwise for Cpu {
         let x = x.rows(n_rows, weight.len());
         let out = out.shared(n_rows, bias.len());
         self.run_on_team(n_rows, |rows| between::LayerNorm { x, weight, bias, eps, out, rows });
-    }
-
-    fn gelu_mul(&self, gate_up: &Buffer, n_rows: usize, out: &mut Buffer) {
-        self.apply_gate(Gate::Gelu, gate_up, n_rows, out);
-    }
-
-    fn gelu(&self, x: &mut Buffer, n_rows: usize) {
-        self.apply_each(x, n_rows, between::ElementOp::Gelu);
-    }
-
-    fn gelu_erf(&self, x: &mut Buffer, n_rows: usize) {
-        self.apply_each(x, n_rows, between::ElementOp::GeluErf);
-    }
-
-    fn relu_squared(&self, x: &mut Buffer, n_rows: usize) {
-        self.apply_each(x, n_rows, between::ElementOp::ReluSquared);
-    }
-
-    fn clamped_silu_mul(&self, gate_up: &Buffer, clamp: Clamp, n_rows: usize, out: &mut Buffer) {
-        let inner = out.cols();
-        let gate_up = gate_up.rows(n_rows, 2 * inner);
-        let out = out.shared(n_rows, inner);
-        self.run_on_team(n_rows, |rows| between::ClampedGate { clamp, gate_up, inner, out, rows });
     }
 
     fn scale_queries(&self, qkv: &mut Buffer, heads: &AttentionHeads, factors: &Vector, pass: &Pass<'_>) {
@@ -150,29 +135,6 @@ impl Pointwise for Cpu {
         let (gate, x) = (gate.rows(n_rows, n), x.shared(n_rows, cols));
         self.run_on_team(n_rows, |rows| between::SigmoidMul { gate, n, x, cols, rows });
     }
-
-    fn scale(&self, x: &mut Buffer, factor: f32, n_rows: usize) {
-        self.apply_each(x, n_rows, between::ElementOp::Scale(factor));
-    }
-
-    fn soft_cap(&self, x: &mut Buffer, cap: f32, n_rows: usize) {
-        self.apply_each(x, n_rows, between::ElementOp::SoftCap(cap));
-    }
-}
-
-impl Cpu {
-    fn apply_each(&self, x: &mut Buffer, n_rows: usize, each: between::ElementOp) {
-        let cols = x.cols();
-        let x = x.shared(n_rows, cols);
-        self.run_on_team(n_rows, |rows| between::Elementwise { x, cols, each, rows });
-    }
-
-    fn apply_gate(&self, gate: Gate, gate_up: &Buffer, n_rows: usize, out: &mut Buffer) {
-        let inner = out.cols();
-        let gate_up = gate_up.rows(n_rows, 2 * inner);
-        let out = out.shared(n_rows, inner);
-        self.run_on_team(n_rows, |rows| GateMul { gate, gate_up, inner, out, rows });
-    }
 }
 
 /// out = norm(x) * weight, where x may first be added to the residual stream.
@@ -206,25 +168,19 @@ impl Kernel for RmsNorm<'_> {
     }
 }
 
-/// The activation of an MLP's gate.
-#[derive(Clone, Copy)]
-pub(crate) enum Gate {
-    Silu,
-    Gelu,
-}
-
 impl Gate {
     #[inline(always)]
-    fn apply<L: Lanes>(self, x: L) -> L {
+    fn apply<L: Lanes>(self, gate: L, up: L) -> L {
         match self {
-            Gate::Silu => silu(x),
-            Gate::Gelu => gelu(x),
+            Gate::Silu => silu(gate).mul(up),
+            Gate::Gelu => gelu(gate).mul(up),
+            Gate::Clamped(Clamp { alpha, limit }) => clamped_silu(gate, up, L::splat(alpha), L::splat(limit)),
         }
     }
 }
 
-/// out = gate(gate) * up. gate_up: [n_rows, 2 * inner]
-pub(crate) struct GateMul<'a> {
+/// out = gate(gate, up). gate_up: [n_rows, 2 * inner]
+pub(crate) struct GatedRows<'a> {
     pub gate: Gate,
     pub gate_up: &'a [f32],
     pub inner: usize,
@@ -232,7 +188,7 @@ pub(crate) struct GateMul<'a> {
     pub rows: Range<usize>,
 }
 
-impl Kernel for GateMul<'_> {
+impl Kernel for GatedRows<'_> {
     #[inline(always)]
     fn run<L: Lanes>(self) {
         for row in self.rows.clone() {
@@ -241,8 +197,8 @@ impl Kernel for GateMul<'_> {
             let out = unsafe { self.out.part(row * self.inner, self.inner) };
             for ((gate, up), out) in gate.chunks(LANES).zip(up.chunks(LANES)).zip(out.chunks_mut(LANES)) {
                 match (gate.first_chunk(), up.first_chunk(), out.first_chunk_mut()) {
-                    (Some(gate), Some(up), Some(out)) => self.gate.apply(L::load(gate)).mul(L::load(up)).store(out),
-                    _ => self.gate.apply(L::load_first(gate)).mul(L::load_first(up)).store_first(out),
+                    (Some(gate), Some(up), Some(out)) => self.gate.apply(L::load(gate), L::load(up)).store(out),
+                    _ => self.gate.apply(L::load_first(gate), L::load_first(up)).store_first(out),
                 }
             }
         }
@@ -297,30 +253,44 @@ fn unpack_row<L: Lanes>(table: &Matrix, row: usize, out: &mut [f32]) {
     let part = table.parts.iter().find(is_within).expect("a row of the table is in one of its parts");
     let (tile, lane) = ((row - part.first_out) / LANES, (row - part.first_out) % LANES);
     let tile = &table.pages.bytes()[part.start + tile * part.tile_bytes..][..part.tile_bytes];
-    match part.dtype {
-        Dtype::F32 => unpack_elements(tile, lane, f32::from_le_bytes, out),
-        Dtype::F16 => unpack_elements(tile, lane, |bytes| f16::from_le_bytes(bytes).to_f32(), out),
-        Dtype::BF16 => pairs::unpack_row(tile, lane, out),
-        Dtype::Q4_0 => unpack_steps::<L, Q4_0>(part, tile, lane, out),
-        Dtype::Q4_1 => unpack_steps::<L, Q4_1>(part, tile, lane, out),
-        Dtype::Q5_0 => unpack_steps::<L, Q5_0>(part, tile, lane, out),
-        Dtype::Q5_1 => unpack_steps::<L, Q5_1>(part, tile, lane, out),
-        Dtype::Q8_0 | Dtype::IQ4NL => unpack_steps::<L, Q8_0>(part, tile, lane, out),
-        Dtype::MXFP4 => unpack_steps::<L, MXFP4>(part, tile, lane, out),
-        Dtype::F8E4M3 => unpack_e4m3::<L>(tile, lane, out),
-        Dtype::Q2K => unpack_steps::<L, Q2K>(part, tile, lane, out),
-        Dtype::Q3K => unpack_steps::<L, Q3K>(part, tile, lane, out),
-        Dtype::Q4K => unpack_steps::<L, Q4K>(part, tile, lane, out),
-        Dtype::Q5K => unpack_steps::<L, Q5K>(part, tile, lane, out),
-        Dtype::Q6K => unpack_steps::<L, Q6K>(part, tile, lane, out),
-        Dtype::IQ4XS => unpack_steps::<L, IQ4XS>(part, tile, lane, out),
-        Dtype::TQ1_0 | Dtype::TQ2_0 => unpack_steps::<L, Ternary>(part, tile, lane, out),
-        Dtype::Grouped(GroupedDtype { digits: DigitBits::Four, .. }) => {
-            unpack_steps::<L, GroupedFours>(part, tile, lane, out)
-        }
-        Dtype::Grouped(GroupedDtype { digits: DigitBits::Eight, .. }) => {
-            unpack_steps::<L, GroupedEights>(part, tile, lane, out)
-        }
+    visit(part.dtype, UnpackRow { part, tile, lane, out, lanes: PhantomData::<L> });
+}
+
+/// Unpacks one row of a tile, in the format of its part.
+struct UnpackRow<'a, L> {
+    part: &'a MatrixPart,
+    tile: &'a [u8],
+    lane: usize,
+    out: &'a mut [f32],
+    lanes: PhantomData<L>,
+}
+
+impl<L: Lanes> FormatVisitor for UnpackRow<'_, L> {
+    type Output = ();
+
+    #[inline(always)]
+    fn f32(self) {
+        unpack_elements(self.tile, self.lane, f32::from_le_bytes, self.out);
+    }
+
+    #[inline(always)]
+    fn f16(self) {
+        unpack_elements(self.tile, self.lane, |bytes| f16::from_le_bytes(bytes).to_f32(), self.out);
+    }
+
+    #[inline(always)]
+    fn bf16(self) {
+        pairs::unpack_row(self.tile, self.lane, self.out);
+    }
+
+    #[inline(always)]
+    fn e4m3(self) {
+        unpack_e4m3::<L>(self.tile, self.lane, self.out);
+    }
+
+    #[inline(always)]
+    fn quantized<Q: Quant>(self) {
+        unpack_steps::<L, Q>(self.part, self.tile, self.lane, self.out);
     }
 }
 
@@ -333,7 +303,7 @@ fn unpack_elements<const SIZE: usize>(tile: &[u8], lane: usize, of: impl Fn([u8;
 
 #[inline(always)]
 fn unpack_e4m3<L: Lanes>(tile: &[u8], lane: usize, out: &mut [f32]) {
-    let packing = packing(Dtype::F8E4M3);
+    let packing = Packing::E4M3;
     let mut row = [0.0; LANES];
     for (step, to) in tile.chunks_exact(packing.step_bytes).zip(out.chunks_exact_mut(BLOCK)) {
         let (scales, numbers) = step.split_at(packing.scale_columns * COLUMN_BYTES);

@@ -5,7 +5,8 @@
 use super::lanes::{LANES, Lanes};
 use super::pairs::PAIR;
 use super::panels::BLOCK;
-use types::{DigitBits, Dtype, GroupedDtype, ScaleType};
+use std::marker::PhantomData;
+use types::{GroupedDtype, ScaleType};
 
 /// Added to signed bytes, which are stored unsigned.
 pub(crate) const SIGN: u8 = 0x80;
@@ -99,45 +100,27 @@ impl Width {
     }
 }
 
-pub(crate) const fn packing(dtype: Dtype) -> Packing {
-    match dtype {
-        Dtype::F32 => elements(Width::Element, 1, 4),
-        Dtype::F16 => elements(Width::Element, 1, 2),
-        Dtype::BF16 => elements(Width::Pair, PAIR, 2),
-        Dtype::Q4_0 => steps(0, 1, Width::Four),
-        Dtype::Q4_1 => steps(0, 2, Width::Four),
-        Dtype::Q5_0 => steps(0, 1, Width::Five),
-        Dtype::Q5_1 => steps(0, 2, Width::Five),
-        Dtype::Q8_0 | Dtype::IQ4NL | Dtype::MXFP4 => steps(0, 1, Width::Eight),
-        Dtype::IQ4XS => steps(1, 1, Width::Eight),
-        Dtype::TQ1_0 | Dtype::TQ2_0 => steps(1, 0, Width::Four),
-        // An f32 is as wide as two columns.
-        Dtype::F8E4M3 => steps(0, 2, Width::E4M3),
-        Dtype::Q2K => steps(2, 2, Width::Four),
-        Dtype::Q3K => steps(1, 1, Width::Four),
-        Dtype::Q4K => steps(2, 1, Width::Four),
-        Dtype::Q5K => steps(2, 1, Width::Five),
-        Dtype::Q6K => steps(1, 1, Width::Six),
-        Dtype::Grouped(grouped) => {
-            let width = match grouped.digits {
-                DigitBits::Four => Width::Four,
-                DigitBits::Eight => Width::Eight,
-            };
-            Packing { head: ScaleHeaderForm::of_groups(grouped), ..steps(0, 0, width) }
-        }
-    }
-}
-
-const fn elements(width: Width, unit: usize, size: usize) -> Packing {
-    Packing { unit, step_bytes: unit * size * LANES, head: ScaleHeaderForm::NONE, scale_columns: 0, width }
-}
-
-const fn steps(head_columns: usize, scale_columns: usize, width: Width) -> Packing {
-    let step_bytes = scale_columns * COLUMN_BYTES + width.bytes();
-    Packing { unit: BLOCK, step_bytes, head: ScaleHeaderForm::of_256(head_columns), scale_columns, width }
-}
-
 impl Packing {
+    pub const F32: Packing = Packing::elements(Width::Element, 1, 4);
+    pub const F16: Packing = Packing::elements(Width::Element, 1, 2);
+    pub const BF16: Packing = Packing::elements(Width::Pair, PAIR, 2);
+    /// An f32 scale is as wide as two columns.
+    pub const E4M3: Packing = Packing::steps(0, 2, Width::E4M3);
+
+    const fn elements(width: Width, unit: usize, size: usize) -> Packing {
+        Packing { unit, step_bytes: unit * size * LANES, head: ScaleHeaderForm::NONE, scale_columns: 0, width }
+    }
+
+    const fn steps(head_columns: usize, scale_columns: usize, width: Width) -> Packing {
+        let step_bytes = scale_columns * COLUMN_BYTES + width.bytes();
+        Packing { unit: BLOCK, step_bytes, head: ScaleHeaderForm::of_256(head_columns), scale_columns, width }
+    }
+
+    /// The same steps under the heads of groups.
+    pub const fn in_groups(self, grouped: GroupedDtype) -> Packing {
+        Packing { head: ScaleHeaderForm::of_groups(grouped), ..self }
+    }
+
     /// Bytes of a tile with `k` elements per row, the first of which is element `first` of its block.
     pub fn tile_bytes(self, first: usize, k: usize) -> Option<usize> {
         let heads = self.head.n(first, k)?.checked_mul(self.head.bytes())?;
@@ -145,47 +128,23 @@ impl Packing {
     }
 }
 
-/// A quantized type: `scale × (digit - OFFSET)`, or that plus a minimum.
+/// A quantized format: `scale × (digit - OFFSET)`, or that plus a minimum.
 pub(crate) trait Quant {
-    const PACKING: Packing;
     type Digits: DigitPacking;
     type Scales: ScaleLayout;
     /// The offset that made digits unsigned, or their middle; none where a block has its own minimum.
     const OFFSET: u8;
+    /// Groups have heads of their own: `Packing::in_groups`.
+    const PACKING: Packing = Packing::steps(Self::Scales::HEAD_COLUMNS, Self::Scales::COLUMNS, Self::Digits::WIDTH);
 }
 
-/// Groups of each width, with the heads of their types.
-const FOURS: Dtype = Dtype::Grouped(GroupedDtype::ALL[0]);
-const EIGHTS: Dtype = Dtype::Grouped(GroupedDtype::ALL[GroupedDtype::N - 1]);
+/// The format of these digits, scales and offset.
+pub(crate) struct Quantized<Digits, Scales, const OFFSET: u8>(PhantomData<(Digits, Scales)>);
 
-macro_rules! quants {
-    ($($name:ident: $dtype:expr, $width:ident, $scales:ident, $offset:expr;)*) => {$(
-        pub(crate) struct $name;
-        impl Quant for $name {
-            const PACKING: Packing = packing($dtype);
-            type Digits = $width;
-            type Scales = $scales;
-            const OFFSET: u8 = $offset;
-        }
-    )*};
-}
-
-quants! {
-    Q4_0: Dtype::Q4_0, FourBitDigits, F16Scale, 8;
-    Q4_1: Dtype::Q4_1, FourBitDigits, F16ScaleAndMinimum, 0;
-    Q5_0: Dtype::Q5_0, FiveBitDigits, F16Scale, 16;
-    Q5_1: Dtype::Q5_1, FiveBitDigits, F16ScaleAndMinimum, 0;
-    Q8_0: Dtype::Q8_0, EightBitDigits, F16Scale, SIGN;
-    MXFP4: Dtype::MXFP4, EightBitDigits, Bf16Scale, SIGN;
-    Q2K: Dtype::Q2K, FourBitDigits, HeaderTimesTwoPairs, 0;
-    Q3K: Dtype::Q3K, FourBitDigits, HeaderTimesTwo, 4;
-    Q4K: Dtype::Q4K, FourBitDigits, HeaderTimesPair, 0;
-    Q5K: Dtype::Q5K, FiveBitDigits, HeaderTimesPair, 0;
-    Q6K: Dtype::Q6K, SixBitDigits, HeaderTimesTwo, 32;
-    IQ4XS: Dtype::IQ4XS, EightBitDigits, HeaderTimesTwo, SIGN;
-    Ternary: Dtype::TQ2_0, FourBitDigits, HeaderScaleOnly, 1;
-    GroupedFours: FOURS, FourBitDigits, HeaderScaleOnly, DigitBits::Four.middle();
-    GroupedEights: EIGHTS, EightBitDigits, HeaderScaleOnly, DigitBits::Eight.middle();
+impl<D: DigitPacking, S: ScaleLayout, const OFFSET: u8> Quant for Quantized<D, S, OFFSET> {
+    type Digits = D;
+    type Scales = S;
+    const OFFSET: u8 = OFFSET;
 }
 
 /// The values that the steps up to the next head share: a scale, and perhaps a minimum or a term for digits.
@@ -226,6 +185,10 @@ pub(crate) struct StepScale<L> {
 }
 
 pub(crate) trait ScaleLayout {
+    /// Columns of the head of a block of 256.
+    const HEAD_COLUMNS: usize;
+    /// Columns of a step's scales.
+    const COLUMNS: usize;
     const HAS_MINIMUM: bool;
     /// Whether the two halves of a step have scales of their own.
     const TWO: bool;
@@ -284,6 +247,8 @@ pub(crate) struct HeaderTimesTwo;
 pub(crate) struct HeaderScaleOnly;
 
 impl ScaleLayout for F16Scale {
+    const HEAD_COLUMNS: usize = 0;
+    const COLUMNS: usize = 1;
     const HAS_MINIMUM: bool = false;
     const TWO: bool = false;
 
@@ -295,6 +260,8 @@ impl ScaleLayout for F16Scale {
 }
 
 impl ScaleLayout for F16ScaleAndMinimum {
+    const HEAD_COLUMNS: usize = 0;
+    const COLUMNS: usize = 2;
     const HAS_MINIMUM: bool = true;
     const TWO: bool = false;
 
@@ -306,6 +273,8 @@ impl ScaleLayout for F16ScaleAndMinimum {
 }
 
 impl ScaleLayout for Bf16Scale {
+    const HEAD_COLUMNS: usize = 0;
+    const COLUMNS: usize = 1;
     const HAS_MINIMUM: bool = false;
     const TWO: bool = false;
 
@@ -317,6 +286,8 @@ impl ScaleLayout for Bf16Scale {
 }
 
 impl ScaleLayout for HeaderTimesPair {
+    const HEAD_COLUMNS: usize = 2;
+    const COLUMNS: usize = 1;
     const HAS_MINIMUM: bool = true;
     const TWO: bool = false;
 
@@ -329,6 +300,8 @@ impl ScaleLayout for HeaderTimesPair {
 }
 
 impl ScaleLayout for HeaderTimesTwoPairs {
+    const HEAD_COLUMNS: usize = 2;
+    const COLUMNS: usize = 2;
     const HAS_MINIMUM: bool = true;
     const TWO: bool = true;
 
@@ -340,6 +313,8 @@ impl ScaleLayout for HeaderTimesTwoPairs {
 }
 
 impl ScaleLayout for HeaderTimesTwo {
+    const HEAD_COLUMNS: usize = 1;
+    const COLUMNS: usize = 1;
     const HAS_MINIMUM: bool = false;
     const TWO: bool = true;
 
@@ -354,6 +329,8 @@ impl ScaleLayout for HeaderTimesTwo {
 }
 
 impl ScaleLayout for HeaderScaleOnly {
+    const HEAD_COLUMNS: usize = 1;
+    const COLUMNS: usize = 0;
     const HAS_MINIMUM: bool = true;
     const TWO: bool = false;
 

@@ -7,9 +7,10 @@ use super::driver::{DeviceMemory, LaunchShape};
 use super::kernels::{arguments, by_row};
 use super::linear::tiles_per_block;
 use super::lock::lock;
+use super::recurrence::NO_RECURRENCE;
 use super::table::Kernel;
 use super::weights::{Matrix, WeightKind};
-use crate::{Error, ExpertActivation, ExpertStack, Experts, Memory, Pointwise, Result, Routing, Scoring};
+use crate::{Error, ExpertStack, Experts, Memory, MlpActivation, Pointwise, Result, Routing, Scoring};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Mutex;
@@ -266,11 +267,8 @@ impl Experts for Cuda {
         }
         let n_choices = n_rows * n_used;
         match experts.activation {
-            ExpertActivation::Silu => self.silu_mul(&routes.gate_up, n_choices, &mut routes.inner),
-            ExpertActivation::Clamped(clamp) => {
-                self.clamped_silu_mul(&routes.gate_up, clamp, n_choices, &mut routes.inner)
-            }
-            ExpertActivation::SquaredRelu => self.relu_squared(&mut routes.inner, n_choices),
+            MlpActivation::Gated(gate) => self.apply_gate(&routes.gate_up, gate, n_choices, &mut routes.inner),
+            MlpActivation::Plain(_) => unreachable!("{NO_RECURRENCE}: no other model has experts without a gate"),
         }
         self.grouped_product(&down, routes.inner.address(), 0, 1, routes, &routes.y); // [n_choices, hidden]
         if let Some([_, bias]) = &experts.biases {

@@ -3,28 +3,68 @@
 use super::attention::{Kv, Rope};
 use super::buffer::{Buffer, Vector, padded};
 use super::device::Cuda;
-use super::driver::{DeviceMemory, LaunchShape};
+use super::driver::DeviceMemory;
 use super::experts::Routes;
-use super::kernels::{arguments, by_row};
-use super::lock::lock;
-use super::table::Kernel;
-use super::uploads::{self, Uploads};
 use super::weights::Matrix;
-use crate::{
-    BatchLimits, ConvolvedChannels, Error, KvSpec, Memory, Pass, RecurrentHeads, Result, RopeStyle, Routing,
-    StoredMatrix,
-};
+use crate::{Error, KvPages, KvSpec, Memory, Result, RopeStyle, Routing, StoredMatrix, Weights};
 use half::bf16;
 use std::ops::Range;
 use std::sync::atomic::AtomicBool;
 use types::{BlockId, DeviceClass, DeviceKind, Leaves, NumericsMode};
 
-impl Memory for Cuda {
-    type Buffer = Buffer;
+impl Weights for Cuda {
     type Matrix = Matrix;
     type Vector = Vector;
-    type Kv = Kv;
     type Rope = Rope;
+
+    fn matrix(&self, parts: &[StoredMatrix<'_>]) -> Result<Matrix> {
+        self.packer(|packer| packer.stack(parts)).and_then(|matrix| self.with_f8_scratch(matrix))
+    }
+
+    fn matrix_leaves(&self, stored: StoredMatrix<'_>, leaves: &Leaves, owned: Range<u32>) -> Result<Matrix> {
+        self.packer(|packer| packer.of_leaves(stored, leaves, owned)).and_then(|matrix| self.with_f8_scratch(matrix))
+    }
+
+    fn vector(&self, values: &[f32]) -> Result<Vector> {
+        Ok(Vector { bytes: self.floats("a vector", values)?, len: values.len() })
+    }
+
+    fn rope(&self, cos: &[f32], sin: &[f32], half_dim: usize, style: RopeStyle) -> Result<Rope> {
+        Rope::new(self, cos, sin, half_dim, style)
+    }
+
+    fn parallel_for(&self, n_items: usize, work: &(dyn Fn(Range<usize>) + Sync)) {
+        self.host.team.run(n_items, work);
+    }
+
+    fn matrix_bytes(&self, matrix: &Matrix) -> usize {
+        matrix.n_bytes
+    }
+}
+
+impl KvPages for Cuda {
+    type Kv = Kv;
+
+    fn kv(&self, spec: KvSpec) -> Result<Kv> {
+        Kv::new(self, spec)
+    }
+
+    fn clear(&self, kv: &mut Kv, blocks: &[BlockId]) {
+        if self.is_well() {
+            self.keep_error(kv.clear(&self.stream, blocks));
+        }
+    }
+
+    fn read_block(&self, kv: &Kv, layer: usize, block: BlockId) -> Vec<u8> {
+        let (at, n_bytes) = kv.block_span(layer, block);
+        let mut bytes = vec![0; n_bytes];
+        self.fetch(&kv.bytes, at, &mut bytes);
+        bytes
+    }
+}
+
+impl Memory for Cuda {
+    type Buffer = Buffer;
     type Routes = Routes;
 
     fn class(&self) -> DeviceClass {
@@ -54,79 +94,8 @@ impl Memory for Cuda {
         Ok(Buffer { bytes, rows_max, cols, is_bf16: AtomicBool::new(false) })
     }
 
-    fn vector(&self, values: &[f32]) -> Result<Vector> {
-        Ok(Vector { bytes: self.floats("a vector", values)?, len: values.len() })
-    }
-
-    fn parallel_for(&self, n_items: usize, work: &(dyn Fn(Range<usize>) + Sync)) {
-        self.host.team.run(n_items, work);
-    }
-
-    fn matrix(&self, parts: &[StoredMatrix<'_>]) -> Result<Matrix> {
-        self.packer(|packer| packer.stack(parts)).and_then(|matrix| self.with_f8_scratch(matrix))
-    }
-
-    fn matrix_leaves(&self, stored: StoredMatrix<'_>, leaves: &Leaves, owned: Range<u32>) -> Result<Matrix> {
-        self.packer(|packer| packer.of_leaves(stored, leaves, owned)).and_then(|matrix| self.with_f8_scratch(matrix))
-    }
-
-    fn kv(&self, spec: KvSpec) -> Result<Kv> {
-        Kv::new(self, spec)
-    }
-
-    fn check_recurrence(&self, _heads: &RecurrentHeads) -> Result<()> {
-        Err(super::recurrence::NO_RECURRENCE.into())
-    }
-
-    fn check_convolution(&self, _channels: &ConvolvedChannels) -> Result<()> {
-        Err(super::recurrence::NO_RECURRENCE.into())
-    }
-
-    fn clear(&self, kv: &mut Kv, blocks: &[BlockId]) {
-        if self.is_well() {
-            self.keep_error(kv.clear(&self.stream, blocks));
-        }
-    }
-
-    fn read_block(&self, kv: &Kv, layer: usize, block: BlockId) -> Vec<u8> {
-        let (at, n_bytes) = kv.block_span(layer, block);
-        let mut bytes = vec![0; n_bytes];
-        self.fetch(&kv.bytes, at, &mut bytes);
-        bytes
-    }
-
-    fn rope(&self, cos: &[f32], sin: &[f32], half_dim: usize, style: RopeStyle) -> Result<Rope> {
-        Rope::new(self, cos, sin, half_dim, style)
-    }
-
-    fn reserve_batches(&self, limits: BatchLimits) -> Result<()> {
-        let n_bytes = uploads::bytes_for(limits).ok_or_else(|| Error::Shape(format!("batches of {limits:?}")))?;
-        self.forget_graphs();
-        *lock(&self.uploads) = Uploads::new(&self.context, n_bytes)?;
-        lock(&self.graphs).set_limits(limits);
-        lock(&self.draws).reserve(&self.context, limits.rows_max)
-    }
-
-    fn begin_pass(&self, pass: &Pass<'_>) {
-        let began = lock(&self.clock).begin(&self.stream);
-        self.keep_error(began);
-        let drawn = lock(&self.draws);
-        let mut uploads = lock(&self.uploads);
-        let begun = uploads.begin(&self.stream, pass, drawn.drawn_entries());
-        let (tokens, (pairs, n)) = (uploads.batch.tokens, uploads.batch.taken);
-        if self.keep_error(begun).is_some() && n > 0 {
-            let shape = LaunchShape { grid: [n.div_ceil(256), 1, 1], ..by_row(0) };
-            // SAFETY: so many pairs of a row of the pass and an entry of what the pass before has drawn.
-            unsafe { self.launch(Kernel::TakeDrawn, shape, arguments![tokens, pairs, n, drawn.device_address()]) };
-        }
-    }
-
     fn routes(&self, rows_max: usize, hidden: usize, inner: usize, routing: Routing) -> Result<Routes> {
         Routes::new(self, rows_max, hidden, inner, routing)
-    }
-
-    fn matrix_bytes(&self, matrix: &Matrix) -> usize {
-        matrix.n_bytes
     }
 
     fn read(&self, buffer: &Buffer, rows: Range<usize>, out: &mut [f32]) {

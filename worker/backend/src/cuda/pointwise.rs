@@ -8,7 +8,7 @@ use super::lock::lock;
 use super::recurrence::NO_RECURRENCE;
 use super::table::Kernel;
 use super::weights::Matrix;
-use crate::{AttentionHeads, Clamp, Error, Pass, Pointwise};
+use crate::{AttentionHeads, Clamp, ElementOp, Error, Gate, Pass, Pointwise};
 use std::ops::Range;
 
 /// As in the header.
@@ -25,20 +25,6 @@ impl Cuda {
         let shared_bytes = u32::try_from(cols * 4).ok().filter(|n| *n <= norm_bytes_max(&self.card));
         let fits = shared_bytes.ok_or_else(|| Error::Shape(format!("a norm over {cols} columns on this device")));
         self.keep_error(fits).map(|shared_bytes| LaunchShape { shared_bytes, ..by_row(n_rows) })
-    }
-
-    fn apply_gate(&self, kernel: Kernel, gate_up: &Buffer, n_rows: usize, out: &Buffer) {
-        let inner = out.cols;
-        gate_up.check(n_rows, 2 * inner);
-        out.check(n_rows, inner);
-        if n_rows == 0 || inner == 0 {
-            return;
-        }
-        self.to_f32(gate_up, n_rows);
-        out.set_bf16(true);
-        let (from, cols, to) = (gate_up.address(), inner as u32, out.address());
-        // SAFETY: both have so many rows.
-        unsafe { self.launch(kernel, by_row_part(n_rows, inner), arguments![from, cols, to, OUT_BF16]) };
     }
 
     /// The f32 of x that a kernel changes in place.
@@ -131,8 +117,47 @@ impl Pointwise for Cuda {
         unsafe { self.launch(Kernel::AddBias, by_row(n_rows), arguments![x, bias, cols]) };
     }
 
-    fn silu_mul(&self, gate_up: &Buffer, n_rows: usize, out: &mut Buffer) {
-        self.apply_gate(Kernel::SiluMul, gate_up, n_rows, out);
+    fn map(&self, x: &mut Buffer, op: ElementOp, n_rows: usize) {
+        let (kernel, parameter) = match op {
+            ElementOp::Gelu => (Kernel::GeluRows, None),
+            ElementOp::GeluErf => (Kernel::GeluErfRows, None),
+            ElementOp::Scale(factor) => (Kernel::ScaleRows, Some(factor)),
+            ElementOp::SoftCap(cap) => (Kernel::SoftCapRows, Some(cap)),
+            ElementOp::ReluSquared => {
+                unreachable!("{NO_RECURRENCE}: `check_recurrence` rejects the models that have this activation")
+            }
+        };
+        let Some((x, cols)) = self.in_place(x, n_rows) else { return };
+        let shape = by_row_part(n_rows, cols as usize);
+        match parameter {
+            // SAFETY: x has so many rows.
+            None => unsafe { self.launch(kernel, shape, arguments![x, cols]) },
+            // SAFETY: as above.
+            Some(parameter) => unsafe { self.launch(kernel, shape, arguments![x, cols, parameter]) },
+        }
+    }
+
+    fn apply_gate(&self, gate_up: &Buffer, gate: Gate, n_rows: usize, out: &mut Buffer) {
+        let inner = out.cols;
+        gate_up.check(n_rows, 2 * inner);
+        out.check(n_rows, inner);
+        if n_rows == 0 || inner == 0 {
+            return;
+        }
+        self.to_f32(gate_up, n_rows);
+        out.set_bf16(true);
+        let (from, cols, to, shape) = (gate_up.address(), inner as u32, out.address(), by_row_part(n_rows, inner));
+        let launch = |kernel, args: &[_]| {
+            // SAFETY: both have so many rows.
+            unsafe { self.launch(kernel, shape, args) };
+        };
+        match gate {
+            Gate::Silu => launch(Kernel::SiluMul, arguments![from, cols, to, OUT_BF16]),
+            Gate::Gelu => launch(Kernel::GeluMul, arguments![from, cols, to, OUT_BF16]),
+            Gate::Clamped(Clamp { alpha, limit }) => {
+                launch(Kernel::ClampedSiluMul, arguments![from, cols, alpha, limit, to, OUT_BF16]);
+            }
+        }
     }
 
     fn gather(&self, x: &Buffer, rows: &[u32], out: &mut Buffer) {
@@ -169,41 +194,6 @@ impl Pointwise for Cuda {
             (x.address(), weight.address(), bias.address(), out.cols as u32, out.address());
         // SAFETY: both have so many rows as wide as the weight and the bias.
         unsafe { self.launch(Kernel::LayerNorm, shape, arguments![x, weight, bias, eps, cols, to, forms]) };
-    }
-
-    fn gelu_mul(&self, gate_up: &Buffer, n_rows: usize, out: &mut Buffer) {
-        self.apply_gate(Kernel::GeluMul, gate_up, n_rows, out);
-    }
-
-    fn gelu(&self, x: &mut Buffer, n_rows: usize) {
-        let Some((x, cols)) = self.in_place(x, n_rows) else { return };
-        // SAFETY: x has so many rows.
-        unsafe { self.launch(Kernel::GeluRows, by_row_part(n_rows, cols as usize), arguments![x, cols]) };
-    }
-
-    fn gelu_erf(&self, x: &mut Buffer, n_rows: usize) {
-        let Some((x, cols)) = self.in_place(x, n_rows) else { return };
-        // SAFETY: x has so many rows.
-        unsafe { self.launch(Kernel::GeluErfRows, by_row_part(n_rows, cols as usize), arguments![x, cols]) };
-    }
-
-    fn relu_squared(&self, _x: &mut Buffer, _n_rows: usize) {
-        unreachable!("{NO_RECURRENCE}: `Memory::recurrence` rejects the models that have this activation");
-    }
-
-    fn clamped_silu_mul(&self, gate_up: &Buffer, clamp: Clamp, n_rows: usize, out: &mut Buffer) {
-        let inner = out.cols;
-        gate_up.check(n_rows, 2 * inner);
-        out.check(n_rows, inner);
-        if n_rows == 0 || inner == 0 {
-            return;
-        }
-        self.to_f32(gate_up, n_rows);
-        out.set_bf16(true);
-        let (from, cols, to, Clamp { alpha, limit }) = (gate_up.address(), inner as u32, out.address(), clamp);
-        let args = arguments![from, cols, alpha, limit, to, OUT_BF16];
-        // SAFETY: both have so many rows.
-        unsafe { self.launch(Kernel::ClampedSiluMul, by_row_part(n_rows, inner), args) };
     }
 
     fn scale_queries(&self, qkv: &mut Buffer, heads: &AttentionHeads, factors: &Vector, pass: &Pass<'_>) {
@@ -264,17 +254,5 @@ impl Pointwise for Cuda {
 
     fn sigmoid_mul(&self, _gate: &Buffer, _n_rows: usize, _x: &mut Buffer) {
         unreachable!("only models with recurrent layers have such gates: {NO_RECURRENCE}");
-    }
-
-    fn scale(&self, x: &mut Buffer, factor: f32, n_rows: usize) {
-        let Some((x, cols)) = self.in_place(x, n_rows) else { return };
-        // SAFETY: x has so many rows.
-        unsafe { self.launch(Kernel::ScaleRows, by_row_part(n_rows, cols as usize), arguments![x, cols, factor]) };
-    }
-
-    fn soft_cap(&self, x: &mut Buffer, cap: f32, n_rows: usize) {
-        let Some((x, cols)) = self.in_place(x, n_rows) else { return };
-        // SAFETY: x has so many rows.
-        unsafe { self.launch(Kernel::SoftCapRows, by_row_part(n_rows, cols as usize), arguments![x, cols, cap]) };
     }
 }

@@ -1,10 +1,14 @@
 //! How a pass is begun: plainly, while it is recorded, or from its record.
 
 use super::device::Cuda;
+use super::driver::LaunchShape;
 use super::graphs::PassMode;
+use super::kernels::{arguments, by_row};
 use super::lock::lock;
 use super::outline::PassOutline;
-use crate::{Device, Pass, PassStats, Result, RunOutcome};
+use super::table::Kernel;
+use super::uploads::{self, Uploads};
+use crate::{BatchLimits, Device, Error, Pass, PassStats, Result, RunOutcome};
 
 impl Cuda {
     pub(super) fn replay_or_run<E>(
@@ -53,6 +57,28 @@ impl Cuda {
 impl Device for Cuda {
     fn take_failure(&self) -> Result<()> {
         self.fault.take().map_or(Ok(()), Err)
+    }
+
+    fn reserve_batches(&self, limits: BatchLimits) -> Result<()> {
+        let n_bytes = uploads::bytes_for(limits).ok_or_else(|| Error::Shape(format!("batches of {limits:?}")))?;
+        self.forget_graphs();
+        *lock(&self.uploads) = Uploads::new(&self.context, n_bytes)?;
+        lock(&self.graphs).set_limits(limits);
+        lock(&self.draws).reserve(&self.context, limits.rows_max)
+    }
+
+    fn begin_pass(&self, pass: &Pass<'_>) {
+        let began = lock(&self.clock).begin(&self.stream);
+        self.keep_error(began);
+        let drawn = lock(&self.draws);
+        let mut uploads = lock(&self.uploads);
+        let begun = uploads.begin(&self.stream, pass, drawn.drawn_entries());
+        let (tokens, (pairs, n)) = (uploads.batch.tokens, uploads.batch.taken);
+        if self.keep_error(begun).is_some() && n > 0 {
+            let shape = LaunchShape { grid: [n.div_ceil(256), 1, 1], ..by_row(0) };
+            // SAFETY: so many pairs of a row of the pass and an entry of what the pass before has drawn.
+            unsafe { self.launch(Kernel::TakeDrawn, shape, arguments![tokens, pairs, n, drawn.device_address()]) };
+        }
     }
 
     fn padded_rows(&self, pass: &Pass<'_>) -> usize {

@@ -1,6 +1,6 @@
 //! Mixtures of experts: the router's choice, and the weighted sum over the chosen experts.
 
-use super::Memory;
+use super::{Memory, MlpActivation};
 use std::ops::Range;
 
 /// How a router's scores become a choice of experts.
@@ -48,26 +48,9 @@ impl Routing {
 /// This rank's experts of a layer.
 pub struct ExpertStack<M: Memory + ?Sized> {
     pub all: Vec<Expert<M>>,
-    pub activation: ExpertActivation,
+    pub activation: MlpActivation,
     /// Of all of them, one after another: [n, 2 * inner] and [n, hidden].
     pub biases: Option<[M::Vector; 2]>,
-}
-
-/// What stands between the products of an expert.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum ExpertActivation {
-    /// silu(gate) * up
-    Silu,
-    Clamped(Clamp),
-    /// The square of what is positive in up, without a gate.
-    SquaredRelu,
-}
-
-/// `(up + 1) * gate * sigmoid(alpha * gate)`, where the gate is at most `limit`, and `up` from -limit to limit.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Clamp {
-    pub alpha: f32,
-    pub limit: f32,
 }
 
 /// The products of one expert.

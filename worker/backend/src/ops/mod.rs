@@ -2,24 +2,40 @@
 //! describes the step to a device.
 
 mod attention;
+mod elements;
 mod experts;
 mod linear;
 mod memory;
+mod pages;
 mod pointwise;
 mod recurrence;
 mod sample;
+mod weights;
 
 pub use attention::{Attention, AttentionCall, AttentionHeads};
-pub use experts::{Clamp, Expert, ExpertActivation, ExpertStack, Experts, Routing, Scoring};
+pub use elements::{Clamp, ElementOp, Gate, MlpActivation};
+pub use experts::{Expert, ExpertStack, Experts, Routing, Scoring};
 pub use linear::Linear;
-pub use memory::{BatchLimits, BlockMemory, ChangeBlocks, KvSpec, Memory, PackedBytes, RopeStyle};
+pub use memory::Memory;
+pub use pages::{BlockMemory, ChangeBlocks, KvPages, KvSpec};
 pub use pointwise::Pointwise;
 pub use recurrence::{
     ConvolutionCall, ConvolvedChannels, Recurrence, RecurrenceCall, RecurrentHeads, RecurrentWeights, StateRule,
 };
 pub use sample::{Draw, DrawError, DrawMask, DrawsInFlight, Sample, ScoreRequest};
+pub use weights::{PackedBytes, RopeStyle, Weights};
 
 use crate::{Pass, Result};
+
+/// The largest batch for which a device allocates memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BatchLimits {
+    pub rows_max: usize,
+    /// The most positions of one sequence.
+    pub context: u32,
+    /// Cache groups, each with tables of its own.
+    pub n_groups: usize,
+}
 
 /// A device with all operations that a model needs. An operation may only be enqueued when it returns; a reader of a
 /// result waits for it.
@@ -28,6 +44,14 @@ pub trait Device: Linear + Attention + Recurrence + Pointwise + Experts + Sample
     fn take_failure(&self) -> Result<()> {
         Ok(())
     }
+
+    /// Allocates memory for the batches that `begin_pass` takes.
+    fn reserve_batches(&self, _limits: BatchLimits) -> Result<()> {
+        Ok(())
+    }
+
+    /// Called at the start of every pass, so that the device can upload what it needs before it computes.
+    fn begin_pass(&self, _pass: &Pass<'_>) {}
 
     /// The number of rows to which a pass is padded, where passes of fewer shapes begin faster.
     fn padded_rows(&self, pass: &Pass<'_>) -> usize {

@@ -1,6 +1,6 @@
 //! Operations on each row alone.
 
-use super::{AttentionHeads, Clamp, Memory};
+use super::{AttentionHeads, ElementOp, Gate, Memory};
 use crate::Pass;
 use std::ops::Range;
 
@@ -28,8 +28,10 @@ pub trait Pointwise: Memory {
     fn add(&self, x: &Self::Buffer, residual: &mut Self::Buffer, n_rows: usize);
     /// Each row of x += bias. x: [n_rows, cols], bias: [cols]
     fn add_bias(&self, x: &mut Self::Buffer, bias: &Self::Vector, n_rows: usize);
-    /// out = silu(gate) * up. gate_up: [n_rows, 2 * inner] (gate, then up), out: [n_rows, inner]
-    fn silu_mul(&self, gate_up: &Self::Buffer, n_rows: usize, out: &mut Self::Buffer);
+    /// Each element of x = op(x). x: [n_rows, cols]
+    fn map(&self, x: &mut Self::Buffer, op: ElementOp, n_rows: usize);
+    /// out = gate(gate, up). gate_up: [n_rows, 2 * inner] (gate, then up), out: [n_rows, inner]
+    fn apply_gate(&self, gate_up: &Self::Buffer, gate: Gate, n_rows: usize, out: &mut Self::Buffer);
     /// out[i] = x[rows[i]]: the rows whose logits are requested.
     fn gather(&self, x: &Self::Buffer, rows: &[u32], out: &mut Self::Buffer);
     /// Norms each head of Q and each of K. qkv: [n_rows, qkv_cols], q and k: [head_dim]
@@ -52,16 +54,6 @@ pub trait Pointwise: Memory {
         n_rows: usize,
         out: &mut Self::Buffer,
     );
-    /// out = gelu(gate) * up, in the tanh form. gate_up: [n_rows, 2 * inner] (gate, then up), out: [n_rows, inner]
-    fn gelu_mul(&self, gate_up: &Self::Buffer, n_rows: usize, out: &mut Self::Buffer);
-    /// x = gelu(x), in the tanh form.
-    fn gelu(&self, x: &mut Self::Buffer, n_rows: usize);
-    /// x = gelu(x), in the form with the error function.
-    fn gelu_erf(&self, x: &mut Self::Buffer, n_rows: usize);
-    /// x = max(x, 0)^2
-    fn relu_squared(&self, x: &mut Self::Buffer, n_rows: usize);
-    /// A gate with clamps. gate_up: [n_rows, 2 * inner] (gate, then up), out: [n_rows, inner]
-    fn clamped_silu_mul(&self, gate_up: &Self::Buffer, clamp: Clamp, n_rows: usize, out: &mut Self::Buffer);
     /// Each row's queries *= the factor of its position. qkv: [n_rows, qkv_cols], factors: [context]
     fn scale_queries(&self, qkv: &mut Self::Buffer, heads: &AttentionHeads, factors: &Self::Vector, pass: &Pass<'_>);
     /// Copies columns of some rows, to a row and a column on.
@@ -88,8 +80,4 @@ pub trait Pointwise: Memory {
     /// x *= sigmoid(gate). If x has several times as many columns as the gate, each gate number covers that many
     /// columns. gate: [n_rows, n], x: [n_rows, a multiple of n]
     fn sigmoid_mul(&self, gate: &Self::Buffer, n_rows: usize, x: &mut Self::Buffer);
-    /// x *= factor
-    fn scale(&self, x: &mut Self::Buffer, factor: f32, n_rows: usize);
-    /// x = cap * tanh(x / cap)
-    fn soft_cap(&self, x: &mut Self::Buffer, cap: f32, n_rows: usize);
 }

@@ -2,7 +2,7 @@
 //! computed. The gated delta rule and Mamba-2 are one operation with two rules.
 
 use super::Memory;
-use crate::Pass;
+use crate::{Pass, Result};
 use types::KvLayout;
 
 /// The shape of one recurrent layer on this rank. A key head (of Mamba-2: a group) is read by several value heads.
@@ -113,6 +113,10 @@ pub struct ConvolutionCall<'a> {
 }
 
 pub trait Recurrence: Memory {
+    /// Refuses recurrent layers of a shape that this device has no kernel for, before anything is read.
+    fn check_recurrence(&self, heads: &RecurrentHeads) -> Result<()>;
+    /// The same for short convolutions.
+    fn check_convolution(&self, channels: &ConvolvedChannels) -> Result<()>;
     /// Each row's output from the state at its block's start and the block's rows up to its own, which are written to
     /// the block's page, as is the state by the block's first row. In the middle of a slice a table may have
     /// `BlockId::NONE`: then what the page would have is carried along and not kept. The page of the position before

@@ -6,7 +6,9 @@ use crate::fake_cuda::on_fake_cuda;
 use crate::{fake_cuda, numbers, on_device};
 use backend::cpu::{CpuConfig, Isa};
 use backend::cuda::{Arch, Compiler, Cuda, CudaConfig, DeviceColumns, Driver, compile};
-use backend::{Batch, BatchLimits, BlockTables, Device, Error, Linear, Memory, PassSlice, PassStats, RunOutcome};
+use backend::{
+    Batch, BatchLimits, BlockTables, Device, Error, Linear, Memory, PassSlice, PassStats, RunOutcome, Weights,
+};
 use half::bf16;
 use std::io::Write;
 use std::ops::Range;

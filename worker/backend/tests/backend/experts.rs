@@ -2,7 +2,7 @@
 
 use crate::numbers::{File, Rng, all, assert_bits, assert_close, cpu, cpus, filled};
 use backend::cpu::{Cpu, Isa, Routes};
-use backend::{Clamp, Expert, ExpertActivation, ExpertStack, Experts, Memory, Routing, Scoring};
+use backend::{Clamp, ElementOp, Expert, ExpertStack, Experts, Gate, Memory, MlpActivation, Routing, Scoring, Weights};
 use std::ops::Range;
 use types::leaves::{aligned_runs, sum_runs};
 use types::{Activations, Dtype};
@@ -17,7 +17,7 @@ struct Case {
     scores: Vec<f32>,
     gate_up: Vec<File>,
     down: Vec<File>,
-    activation: ExpertActivation,
+    activation: MlpActivation,
     /// Of all experts: [n_experts, 2 * INNER] and [n_experts, HIDDEN].
     biases: Option<[Vec<f32>; 2]>,
 }
@@ -31,7 +31,7 @@ impl Case {
             scores: rng.floats(n_rows * n_experts).iter().map(|x| x * 4.0).collect(),
             gate_up: (0..n_experts).map(|_| File::random(rng, dtype, 2 * INNER, HIDDEN)).collect(),
             down: (0..n_experts).map(|_| File::random(rng, dtype, HIDDEN, INNER)).collect(),
-            activation: ExpertActivation::Silu,
+            activation: MlpActivation::Gated(Gate::Silu),
             biases: None,
         }
     }
@@ -91,12 +91,13 @@ impl Case {
             let (gate, up) = gate_up.split_at(gate_up.len() - INNER);
             let gate = if gate.is_empty() { up } else { gate };
             let gated = |(gate, up): (&f64, &f64)| match self.activation {
-                ExpertActivation::Silu => gate / (1.0 + (-gate).exp()) * up,
-                ExpertActivation::SquaredRelu => up.max(0.0).powi(2),
-                ExpertActivation::Clamped(Clamp { alpha, limit }) => {
+                MlpActivation::Gated(Gate::Silu) => gate / (1.0 + (-gate).exp()) * up,
+                MlpActivation::Plain(ElementOp::ReluSquared) => up.max(0.0).powi(2),
+                MlpActivation::Gated(Gate::Clamped(Clamp { alpha, limit })) => {
                     let (gate, limit) = (gate.min(f64::from(limit)), f64::from(limit));
                     (up.clamp(-limit, limit) + 1.0) * gate / (1.0 + (-gate * f64::from(alpha)).exp())
                 }
+                other => unreachable!("no case has {other:?}"),
             };
             let inner: Vec<f64> = gate.iter().zip(up).map(gated).collect();
             let y = product(&self.down[id], &inner);
@@ -129,7 +130,7 @@ fn a_mixture_is_the_sum_of_its_chosen_experts() {
 fn experts_without_a_gate_square_what_is_positive() {
     let mut rng = Rng(22);
     let mut case = Case::new(&mut rng, Dtype::F32, (5, 2), 13);
-    case.activation = ExpertActivation::SquaredRelu;
+    case.activation = MlpActivation::Plain(ElementOp::ReluSquared);
     case.gate_up = (0..5).map(|_| File::random(&mut rng, Dtype::F32, INNER, HIDDEN)).collect();
     let cpus = cpus(Activations::F32);
     let expected = case.whole(&cpus[0].1);
@@ -141,7 +142,7 @@ fn experts_without_a_gate_square_what_is_positive() {
 fn clamps_and_biases_are_each_experts_own() {
     let mut rng = Rng(21);
     let mut case = Case::new(&mut rng, Dtype::F32, (5, 2), 13);
-    case.activation = ExpertActivation::Clamped(Clamp { alpha: 1.702, limit: 0.4 });
+    case.activation = MlpActivation::Gated(Gate::Clamped(Clamp { alpha: 1.702, limit: 0.4 }));
     case.biases = Some([rng.floats(5 * 2 * INNER), rng.floats(5 * HIDDEN)]);
     let cpus = cpus(Activations::F32);
     let expected = case.whole(&cpus[0].1);

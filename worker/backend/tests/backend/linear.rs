@@ -2,7 +2,7 @@
 
 use crate::numbers::{File, Rng, all, assert_bits, assert_close, cpu, cpus, filled, is_quantized, kinds};
 use backend::cpu::{Cpu, Isa};
-use backend::{Error, Linear, Memory, StoredMatrix};
+use backend::{Error, Linear, Memory, StoredMatrix, Weights};
 use half::bf16;
 use types::leaves::{aligned_runs, sum_runs};
 use types::{Activations, DeviceClass, DigitBits, Dtype, GroupSize, GroupedDtype, Leaves, ScaleType};

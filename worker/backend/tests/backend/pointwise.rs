@@ -2,7 +2,7 @@
 
 use crate::numbers::{File, Rng, all, assert_bits, assert_close, cpu, cpus, filled};
 use backend::cpu::{Buffer, Cpu, Isa, Vector};
-use backend::{AttentionHeads, Batch, Clamp, Memory, Pointwise};
+use backend::{AttentionHeads, Batch, Clamp, ElementOp, Gate, Memory, Pointwise, Weights};
 use types::{Activations, Dtype};
 
 /// Runs `op` on all paths: equal bits, and close to `expected`.
@@ -57,7 +57,7 @@ fn silu_mul() {
         let expected: Vec<f64> = gate_up.chunks(2 * n).flat_map(row).collect();
         check(&format!("silu of {n}"), &expected, 1e-4, |cpu| {
             let mut out = cpu.buffer(3, n).unwrap();
-            cpu.silu_mul(&filled(cpu, 3, &gate_up), 3, &mut out);
+            cpu.apply_gate(&filled(cpu, 3, &gate_up), Gate::Silu, 3, &mut out);
             all(cpu, &out, 3)
         });
     }
@@ -69,7 +69,7 @@ fn silu_of_extremes_is_a_number() {
     let gate_up: Vec<f32> = gate.into_iter().chain([1.0; 6]).collect();
     for (path, cpu) in cpus(Activations::F32) {
         let mut out = cpu.buffer(1, 6).unwrap();
-        cpu.silu_mul(&filled(&cpu, 1, &gate_up), 1, &mut out);
+        cpu.apply_gate(&filled(&cpu, 1, &gate_up), Gate::Silu, 1, &mut out);
         assert_bits(&path, &all(&cpu, &out, 1), &[f32::MAX, -0.0, f32::INFINITY, -0.0, 1e3, -0.0]);
     }
 }
@@ -162,7 +162,7 @@ fn what_is_done_to_each_number() {
             op(&mut x);
             all(cpu, &x, 3)
         };
-        check("gelu", &each(&gelu), 1e-5, |cpu| in_place(cpu, &|x| cpu.gelu(x, 3)));
+        check("gelu", &each(&gelu), 1e-5, |cpu| in_place(cpu, &|x| cpu.map(x, ElementOp::Gelu, 3)));
         // The error function by Simpson's rule, in f64.
         let erf = |x: f64| {
             const STEPS: u32 = 1000;
@@ -173,12 +173,12 @@ fn what_is_done_to_each_number() {
             (inner + bell(0.0) + bell(x)) * step / 3.0 * std::f64::consts::FRAC_2_SQRT_PI
         };
         let gelu_erf = |x: f64| 0.5 * x * (1.0 + erf(x * std::f64::consts::FRAC_1_SQRT_2));
-        check("gelu with erf", &each(&gelu_erf), 1e-5, |cpu| in_place(cpu, &|x| cpu.gelu_erf(x, 3)));
+        check("gelu with erf", &each(&gelu_erf), 1e-5, |cpu| in_place(cpu, &|x| cpu.map(x, ElementOp::GeluErf, 3)));
         let squared = each(&|x| x.max(0.0).powi(2));
-        check("relu squared", &squared, 1e-5, |cpu| in_place(cpu, &|x| cpu.relu_squared(x, 3)));
-        check("scale", &each(&|x| x * 2.5), 1e-5, |cpu| in_place(cpu, &|x| cpu.scale(x, 2.5, 3)));
+        check("relu squared", &squared, 1e-5, |cpu| in_place(cpu, &|x| cpu.map(x, ElementOp::ReluSquared, 3)));
+        check("scale", &each(&|x| x * 2.5), 1e-5, |cpu| in_place(cpu, &|x| cpu.map(x, ElementOp::Scale(2.5), 3)));
         let capped = each(&|x| 3.0 * (x / 3.0).tanh());
-        check("cap", &capped, 1e-5, |cpu| in_place(cpu, &|x| cpu.soft_cap(x, 3.0, 3)));
+        check("cap", &capped, 1e-5, |cpu| in_place(cpu, &|x| cpu.map(x, ElementOp::SoftCap(3.0), 3)));
         let row = |row: &[f32]| (0..n).map(|i| gelu(f64::from(row[i])) * f64::from(row[n + i])).collect::<Vec<_>>();
         let gated: Vec<f64> = x.chunks(2 * n).flat_map(row).collect();
         let clamp = Clamp { alpha: 1.702, limit: 2.0 };
@@ -190,12 +190,12 @@ fn what_is_done_to_each_number() {
         let expected: Vec<f64> = x.chunks(2 * n).flat_map(row).collect();
         check("clamped silu", &expected, 1e-4, |cpu| {
             let mut out = cpu.buffer(3, n).unwrap();
-            cpu.clamped_silu_mul(&filled(cpu, 3, &x), clamp, 3, &mut out);
+            cpu.apply_gate(&filled(cpu, 3, &x), Gate::Clamped(clamp), 3, &mut out);
             all(cpu, &out, 3)
         });
         check("gated gelu", &gated, 1e-4, |cpu| {
             let mut out = cpu.buffer(3, n).unwrap();
-            cpu.gelu_mul(&filled(cpu, 3, &x), 3, &mut out);
+            cpu.apply_gate(&filled(cpu, 3, &x), Gate::Gelu, 3, &mut out);
             all(cpu, &out, 3)
         });
     }

@@ -1,7 +1,7 @@
 //! Every quantized type: the numbers of a packed block are the file's, bit for bit, wherever its columns are cut.
 
 use crate::numbers::{File, Rng, assert_bits, cpus, dequantized};
-use backend::{Memory, StoredMatrix};
+use backend::{StoredMatrix, Weights};
 use half::{bf16, f16};
 use types::{Activations, DigitBits, Dtype, GroupedDtype, ScaleType, Scales};
 

@@ -4,8 +4,8 @@
 use crate::numbers::{Rng, all, assert_bits, assert_close, cpu, cpus, filled};
 use backend::cpu::{Cpu, Isa, Kv, Vector};
 use backend::{
-    Batch, BlockTables, ConvolutionCall, ConvolvedChannels, KvSpec, Memory, PassSlice, Recurrence, RecurrenceCall,
-    RecurrentHeads, RecurrentWeights, StateRule,
+    Batch, BlockTables, ConvolutionCall, ConvolvedChannels, KvPages, KvSpec, Memory, PassSlice, Recurrence,
+    RecurrenceCall, RecurrentHeads, RecurrentWeights, StateRule,
 };
 use std::ops::Range;
 use types::{Activations, BlockId, KvDtype, Want};

@@ -2,7 +2,10 @@
 //! empty matrices, heads and leaves.
 
 use crate::numbers::{File, Rng, all, assert_bits, cpus, filled};
-use backend::{Attention, AttentionCall, AttentionHeads, Batch, KvSpec, Linear, Memory, Pointwise, RopeStyle};
+use backend::{
+    Attention, AttentionCall, AttentionHeads, Batch, Gate, KvPages, KvSpec, Linear, Memory, Pointwise, RopeStyle,
+    Weights,
+};
 use types::{Activations, KvDtype, KvLayout, Leaves};
 
 #[test]
@@ -86,6 +89,6 @@ fn nothing_is_done_with_nothing() {
             None,
             &mut none,
         );
-        cpu.silu_mul(&qkv, 3, &mut none);
+        cpu.apply_gate(&qkv, Gate::Silu, 3, &mut none);
     }
 }

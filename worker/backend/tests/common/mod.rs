@@ -2,7 +2,7 @@
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
 use backend::cpu::{Buffer, Cpu, CpuConfig, Isa};
-use backend::{Memory, Pointwise, StoredMatrix};
+use backend::{Memory, Pointwise, StoredMatrix, Weights};
 use half::{bf16, f16};
 use types::{Activations, DigitBits, Dtype, GroupedDtype, ScaleType, Scales};
 

@@ -5,7 +5,9 @@ use super::{Attended, Check, EXACT, Mixture, Operation, PRODUCT, Product, ROUNDE
 use crate::numbers::{File, Rng, cpu};
 use backend::cpu::{Cpu, Isa};
 use backend::cuda::Cuda;
-use backend::{AttentionHeads, Batch, Device, Draw, DrawMask, Memory, PassSlice, Pointwise, Sample};
+use backend::{
+    AttentionHeads, Batch, Device, Draw, DrawMask, ElementOp, Memory, PassSlice, Pointwise, Sample, Weights,
+};
 use types::leaves::sum_runs;
 use types::{Activations, Dtype, KvDtype, Leaves, NumericsMode, Sampling, Want};
 
@@ -142,7 +144,7 @@ fn widened(device: &Cuda, rng: &mut Rng) -> Check {
     let (weight, mut out) = (device.vector(&[1.0; 70]).unwrap(), device.buffer(N_ROWS, 70).unwrap());
     device.rms_norm(&x, &weight, 1e-5, N_ROWS, &mut out);
     let before = read(device, &out, N_ROWS);
-    device.scale(&mut out, 1.0, N_ROWS);
+    device.map(&mut out, ElementOp::Scale(1.0), N_ROWS);
     let after = read(device, &out, N_ROWS);
     let (apart, same_bits) = (apart(&after, &before), same_bits(&after, &before));
     Check { name: "rows that are widened".into(), apart, limit: EXACT, same_bits }

@@ -9,8 +9,8 @@ pub mod shapes;
 use crate::numbers::{File, Rng, cpu, kinds};
 use backend::cpu::{Cpu, Isa};
 use backend::{
-    AttentionCall, AttentionHeads, Batch, BlockTables, Device, Draw, DrawError, DrawMask, Expert, ExpertActivation,
-    ExpertStack, KvSpec, PassSlice, RopeStyle, Routing, Scoring,
+    AttentionCall, AttentionHeads, Batch, BlockTables, Device, Draw, DrawError, DrawMask, ElementOp, Expert,
+    ExpertStack, Gate, KvSpec, MlpActivation, PassSlice, RopeStyle, Routing, Scoring,
 };
 use types::leaves::aligned_runs;
 use types::{Activations, BlockId, Dtype, KvDtype, KvLayout, Leaves, Sampling, Want};
@@ -257,18 +257,18 @@ impl Operation for Rows {
                 return read(device, &residual, n_rows);
             }
             Row::LayerNorm => device.layer_norm(&x, &vector, &vector, 1e-5, n_rows, &mut out),
-            Row::Silu => device.silu_mul(&x, n_rows, &mut out),
-            Row::GeluMul => device.gelu_mul(&x, n_rows, &mut out),
+            Row::Silu => device.apply_gate(&x, Gate::Silu, n_rows, &mut out),
+            Row::GeluMul => device.apply_gate(&x, Gate::Gelu, n_rows, &mut out),
             Row::Gather => {
                 let rows: Vec<u32> = (0..n_rows as u32).rev().collect();
                 device.gather(&x, &rows, &mut out);
                 device.gather(&out, &rows, &mut x);
                 return read(device, &x, n_rows);
             }
-            Row::Gelu => device.gelu(&mut x, n_rows),
+            Row::Gelu => device.map(&mut x, ElementOp::Gelu, n_rows),
             Row::Bias => device.add_bias(&mut x, &vector, n_rows),
-            Row::Scale => device.scale(&mut x, 0.3, n_rows),
-            Row::Cap => device.soft_cap(&mut x, 1.5, n_rows),
+            Row::Scale => device.map(&mut x, ElementOp::Scale(0.3), n_rows),
+            Row::Cap => device.map(&mut x, ElementOp::SoftCap(1.5), n_rows),
         }
         match self.of {
             Row::Gelu | Row::Bias | Row::Scale | Row::Cap => read(device, &x, n_rows),
@@ -318,7 +318,7 @@ impl Operation for Mixture {
         let experts = self.gate_up.iter().zip(&self.down);
         let all: Vec<Expert<D>> =
             experts.map(|(gate_up, down)| Expert { gate_up: matrix(gate_up), down: matrix(down) }).collect();
-        let experts = ExpertStack { all, activation: ExpertActivation::Silu, biases: None };
+        let experts = ExpertStack { all, activation: MlpActivation::Gated(Gate::Silu), biases: None };
         let n_experts = self.routing.n_experts as u32;
         let mut out = device.buffer(n_rows, hidden).unwrap();
         let whole = aligned_runs(0..n_experts, n_experts);

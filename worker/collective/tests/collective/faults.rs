@@ -9,7 +9,7 @@ use std::time::Duration;
 use types::{Grid, Layout, Rank, StepId};
 
 fn layout(tp: u16, pp: u16) -> Layout {
-    Layout::even(Grid { pp, tp, ep: 1 }, u32::from(pp)).unwrap()
+    Layout::even(Grid { pp, tp }, u32::from(pp)).unwrap()
 }
 
 /// Shares rows with all ranks; every rank owns one.

@@ -11,7 +11,7 @@ use std::time::Duration;
 use types::{Epoch, Grid, Layout, Rank, StepId};
 
 fn layout(tp: u16) -> Layout {
-    Layout::even(Grid { pp: 1, tp, ep: 1 }, 1).unwrap()
+    Layout::even(Grid { pp: 1, tp }, 1).unwrap()
 }
 
 fn shortly(plans: &mut [(PeerListener, MeshPlan)]) {

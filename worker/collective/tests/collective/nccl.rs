@@ -116,7 +116,7 @@ fn every_operation_has_the_bits_of_one_rank() {
         let small = ChunkLimits { small_max: 40, chunk_max: 3 * HIDDEN };
         let grids = [(2, 1, true), (3, 1, false), (1, 3, true), (2, 2, false), (4, 1, false)];
         for ((tp, pp, is_even), chunks) in grids.into_iter().zip([ChunkLimits::default(), small].into_iter().cycle()) {
-            let grid = Grid { tp, pp, ep: 1 };
+            let grid = Grid { tp, pp };
             let even = || Layout::even(grid, pp.into()).unwrap();
             let layout = if is_even { even() } else { rng.layout(tp.into(), pp.into()) };
             for chunks in [chunks, small] {
@@ -138,8 +138,7 @@ fn under_fast_sums_are_nccls() {
         let mut rng = Rng(9);
         // In the last layout ranks own several runs, one, or none.
         for (tp, is_even) in [(2, true), (3, false), (4, false)] {
-            let layout =
-                if is_even { Layout::even(Grid { tp, pp: 1, ep: 1 }, 1).unwrap() } else { rng.layout(tp.into(), 1) };
+            let layout = if is_even { Layout::even(Grid { tp, pp: 1 }, 1).unwrap() } else { rng.layout(tp.into(), 1) };
             let sums = each_at(NumericsMode::Fast, ranks(&layout, PATIENT), |mesh, cuda| {
                 let mut rank = take(mesh, cuda, CarrierChoice::Nccl).unwrap();
                 assert!(rank.uses_carrier(CarrierChoice::Nccl), "tp {tp}");
@@ -160,7 +159,7 @@ fn under_fast_sums_are_nccls() {
 /// Returns the error of the first of two ranks when the second does `instead` in place of its second sum, and then
 /// stays.
 fn first_beside(deadline: Duration, instead: impl Fn(&mut Ranks<Cuda>) + Sync) -> Error {
-    let layout = Layout::even(Grid { tp: 2, pp: 1, ep: 1 }, 1).unwrap();
+    let layout = Layout::even(Grid { tp: 2, pp: 1 }, 1).unwrap();
     let (end, wait) = channel::<()>();
     let (end, wait) = (Mutex::new(Some(end)), Mutex::new(wait));
     let mut errors = each(ranks(&layout, deadline), |mesh, cuda| {
@@ -247,7 +246,7 @@ fn nothing_remains_of_ranks_that_rejoin() {
     let trace = Beside::new("again");
     let screws = [EACH, ("FAKE_CUDA_TRACE", &*trace.0)];
     on_fake_cuda("nothing_remains_of_ranks_that_rejoin", &screws, || {
-        let layout = Layout::even(Grid { tp: 2, pp: 2, ep: 1 }, 2).unwrap();
+        let layout = Layout::even(Grid { tp: 2, pp: 2 }, 2).unwrap();
         let mut handles = Vec::new();
         let have_exchanged = Barrier::new(4);
         for round in 0..4 {
@@ -285,7 +284,7 @@ fn a_name_is_made_when_all_have_agreed() {
     let screws = [("FAKE_CUDA_TRACE", &*trace.0)];
     on_fake_cuda("a_name_is_made_when_all_have_agreed", &screws, || {
         let trace = Beside::of("FAKE_CUDA_TRACE");
-        let layout = Layout::even(Grid { tp: 2, pp: 2, ep: 1 }, 2).unwrap();
+        let layout = Layout::even(Grid { tp: 2, pp: 2 }, 2).unwrap();
         let takes = |mesh: Mesh, cuda: &Cuda, choice: CarrierChoice| {
             take(mesh, cuda, choice).unwrap().uses_carrier(CarrierChoice::Nccl)
         };
@@ -306,7 +305,7 @@ fn nccl_refusal_is_reported_despite_hung_shutdown() {
     let until = Beside::new("hold");
     let screws = [("FAKE_NCCL_DUPLICATE", "0"), ("FAKE_NCCL_HOLD", &*until.0)];
     on_fake_cuda("nccl_refusal_is_reported_despite_hung_shutdown", &screws, || {
-        let layout = Layout::even(Grid { tp: 2, pp: 1, ep: 1 }, 1).unwrap();
+        let layout = Layout::even(Grid { tp: 2, pp: 1 }, 1).unwrap();
         let errors = each(ranks(&layout, FOREVER), |mesh, cuda| take(mesh, cuda, CarrierChoice::Nccl).err().unwrap());
         let Error::Nccl(NcclError::Failed { code: 5, why }) = &errors[0] else { panic!("{errors:?}") };
         assert!(why.contains("invalid usage; Duplicate GPU detected"), "{why}");
@@ -318,7 +317,7 @@ fn nccl_refusal_is_reported_despite_hung_shutdown() {
 #[test]
 fn a_wait_of_the_device_is_ended_from_outside() {
     on_fake_cuda("a_wait_of_the_device_is_ended_from_outside", &[EACH], || {
-        let layout = Layout::even(Grid { tp: 2, pp: 1, ep: 1 }, 1).unwrap();
+        let layout = Layout::even(Grid { tp: 2, pp: 1 }, 1).unwrap();
         let (sender, handles) = channel();
         let sender = Mutex::new(Some(sender));
         let (end, wait) = channel::<()>();
@@ -348,7 +347,7 @@ fn a_wait_of_the_device_is_ended_from_outside() {
 #[test]
 fn communicator_error_is_reported() {
     on_fake_cuda("communicator_error_is_reported", &[EACH, ("FAKE_NCCL_FAIL", "15")], || {
-        let layout = Layout::even(Grid { tp: 2, pp: 1, ep: 1 }, 1).unwrap();
+        let layout = Layout::even(Grid { tp: 2, pp: 1 }, 1).unwrap();
         let errors = each(ranks(&layout, PATIENT), |mesh, cuda| {
             // After the trial exchanges.
             let rank = &mut take(mesh, cuda, CarrierChoice::Nccl).unwrap();
@@ -367,7 +366,7 @@ fn communicator_error_is_reported() {
 #[test]
 fn rank_absent_from_communicator_ends_the_wait() {
     on_fake_cuda("rank_absent_from_communicator_ends_the_wait", &[("FAKE_NCCL_ABSENT", "1")], || {
-        let layout = Layout::even(Grid { tp: 2, pp: 1, ep: 1 }, 1).unwrap();
+        let layout = Layout::even(Grid { tp: 2, pp: 1 }, 1).unwrap();
         let errors = each(ranks(&layout, IMPATIENT), |mesh, cuda| take(mesh, cuda, CarrierChoice::Nccl).err().unwrap());
         let is_named = |error: &Error| matches!(error, Error::Deadline { .. } | Error::PeerLost { .. });
         assert!(errors.iter().all(is_named), "{errors:?}");
@@ -385,7 +384,7 @@ fn rank_absent_from_communicator_ends_the_wait() {
 #[test]
 fn where_it_cannot_be_the_host_carries_or_it_is_refused() {
     on_fake_cuda("where_it_cannot_be_the_host_carries_or_it_is_refused", &[("FAKE_NCCL_VERSION", "22800")], || {
-        let layout = Layout::even(Grid { tp: 2, pp: 1, ep: 1 }, 1).unwrap();
+        let layout = Layout::even(Grid { tp: 2, pp: 1 }, 1).unwrap();
         each(ranks(&layout, PATIENT), |mesh, cuda| {
             // Both ranks are on one device, and this NCCL is too old for that.
             let rank = &mut take(mesh, cuda, CarrierChoice::Auto).unwrap();

@@ -42,7 +42,7 @@ fn limits() -> ExchangeLimits {
 }
 
 fn even(tp: u16) -> Layout {
-    Layout::even(Grid { tp, pp: 1, ep: 1 }, 1).unwrap()
+    Layout::even(Grid { tp, pp: 1 }, 1).unwrap()
 }
 
 fn take(mesh: Mesh, cuda: &Cuda, choice: CarrierChoice) -> Result<Ranks<Cuda>, Error> {

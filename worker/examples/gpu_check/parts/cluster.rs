@@ -189,7 +189,7 @@ fn grids(options: &Options, carrier: CarrierChoice, way: &str, report: FindingSi
     drop(runner);
     // Ipc only carries the sums of a stage, so it is tested where stages have several ranks.
     for (tp, pp) in GRIDS.into_iter().filter(|(tp, _)| *tp > 1 || carrier != CarrierChoice::Ipc) {
-        let layout = Layout::even(Grid { tp, pp, ep: 1 }, assignment.layout.n_layers()).unwrap();
+        let layout = Layout::even(Grid { tp, pp }, assignment.layout.n_layers()).unwrap();
         let name = format!("tp {tp} x pp {pp} through {way}");
         if let Some(why) = lacking(carrier, usize::from(tp * pp)) {
             report(Finding::not_run(name, &why));
@@ -211,7 +211,7 @@ fn lost(assignment: &Assignment, cache: &Path, carrier: CarrierChoice, way: &str
     if let Some(why) = lacking(carrier, 2) {
         return Finding::not_run(name, &why);
     }
-    let layout = Layout::even(Grid { tp: 2, pp: 1, ep: 1 }, assignment.layout.n_layers()).unwrap();
+    let layout = Layout::even(Grid { tp: 2, pp: 1 }, assignment.layout.n_layers()).unwrap();
     let request = Request { id: RequestId(1), prompt: [1, 2, 3].into(), ..Request::default() };
     let slice = Slice::new(request.id, 0..3, Want::Last);
     let blocks = vec![BlockId(0); assignment.n_blocks.len()];

@@ -24,7 +24,7 @@ fn models() -> Vec<PathBuf> {
 
 /// Even layouts, one with more ranks than heads, and one with arbitrary cuts.
 fn layouts(n_layers: u32) -> Vec<Layout> {
-    let even = |tp, pp| Layout::even(Grid { tp, pp, ep: 1 }, n_layers).unwrap();
+    let even = |tp, pp| Layout::even(Grid { tp, pp }, n_layers).unwrap();
     let shares = |bounds: [u32; 2]| Shares::new([0, bounds[0], bounds[1], Shares::WHOLE].into()).unwrap();
     let cuts = [shares([1_234_567, 9_876_543]), shares([0, 7_777_777])];
     let stages = [0..1, 1..n_layers].into_iter().zip(cuts).filter(|(layers, _)| !layers.is_empty());

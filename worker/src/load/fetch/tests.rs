@@ -20,7 +20,7 @@ fn files() -> ModelFiles {
 
 #[test]
 fn a_rank_needs_the_header_its_layers_and_the_ends_of_the_rest() {
-    let layout = Layout::even(Grid { pp: 4, tp: 1, ep: 1 }, 4).unwrap();
+    let layout = Layout::even(Grid { pp: 4, tp: 1 }, 4).unwrap();
     let of = |rank| needed_chunks(&file(), &layout.part(Rank(rank)));
     let mib = |n: u64| n * MIB / CHUNK_BYTES;
     for rank in 0..4u16 {

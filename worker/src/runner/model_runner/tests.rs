@@ -4,7 +4,7 @@ use super::*;
 use crate::assignment::Assignment;
 use crate::load::weight_cache::WeightCache;
 use crate::runner::model_part::load_part;
-use backend::Memory;
+use backend::KvPages;
 use backend::cpu::{Cpu, CpuConfig, Isa};
 use checkpoint::Checkpoint;
 use collective::CancelFlag;

@@ -277,7 +277,6 @@ impl RankSequences {
             Want::All { .. } | Want::Pool => false,
         };
         let may = next.starts.is_empty()
-            && next.copies.is_empty()
             && !next.ends.iter().any(is_in_step)
             && next.slices.iter().all(is_plain)
             && step.slices.iter().all(is_plain);

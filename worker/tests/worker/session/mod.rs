@@ -18,7 +18,7 @@ use tokio::time::timeout;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
-use types::{BlockCopy, BlockId, Epoch, Grid, Layout, RequestId, Slice, Step, StepDone, StepId, Want};
+use types::{BlockId, Epoch, Grid, Layout, RequestId, Slice, Step, StepDone, StepId, Want};
 use worker::sim::SimModel;
 use worker::{Assignment, CancelFlag, Load, LoadError, LoadedModel, ModelLoader, ReadyReport};
 
@@ -254,11 +254,14 @@ async fn stopped_worker_announces_leaving_and_ends_when_released() {
 #[tokio::test]
 async fn what_cannot_be_run_is_named_and_the_worker_joins_again() {
     let mut scene = Scene::start().await;
-    let copies = vec![BlockCopy { from: BlockId(0), to: BlockId(1) }];
-    let unsupported = proto::encode_step(&Step { copies, ..first_step(EPOCH) });
+    let slices = vec![Slice { n_draft: 1, ..Slice::new(RequestId(1), 0..2, Want::Nothing) }];
+    let unsupported = proto::encode_step(&Step { slices, ..first_step(EPOCH) });
     let beyond = proto::encode_step(&Step { id: StepId(7), blocks: vec![BlockId(8)], ..first_step(EPOCH) });
-    let cases =
-        [(unsupported, "block copies"), (beyond, "step 7 breaks the protocol"), (vec![0xff; 9].into(), "invalid step")];
+    let cases = [
+        (unsupported, "drafts of a slice"),
+        (beyond, "step 7 breaks the protocol"),
+        (vec![0xff; 9].into(), "invalid step"),
+    ];
     for (bytes, expect) in cases {
         let mut joined = scene.joined().await;
         joined.seat().await;

@@ -14,16 +14,26 @@ use super::kv::Kv;
 use super::lanes::Lanes;
 use super::memory::SharedPtr;
 use super::{Buffer, Cpu, Vector};
-use crate::{ConvolutionCall, PassSlice, Recurrence, RecurrenceCall, RecurrentHeads, RecurrentWeights, StateRule};
+use crate::{
+    ConvolutionCall, ConvolvedChannels, PassSlice, Recurrence, RecurrenceCall, RecurrentHeads, RecurrentWeights,
+    Result, StateRule,
+};
 use convolution::ConvolutionJob;
-use page::{HeadWidths, POSITIONS, StatePage};
-pub(super) use page::{check_channels, check_heads};
+use page::{HeadWidths, POSITIONS, StatePage, check_channels, check_heads};
 use std::ops::Range;
 use types::BlockId;
 
 type CpuRecurrentWeights = RecurrentWeights<Vector>;
 
 impl Recurrence for Cpu {
+    fn check_recurrence(&self, heads: &RecurrentHeads) -> Result<()> {
+        check_heads(heads)
+    }
+
+    fn check_convolution(&self, channels: &ConvolvedChannels) -> Result<()> {
+        check_channels(channels)
+    }
+
     fn recur(
         &self,
         x: &Buffer,

@@ -5,7 +5,10 @@ mod int8;
 
 use crate::numbers::{Rng, all, assert_bits, assert_close, cpu, cpus, filled};
 use backend::cpu::{Cpu, Isa, Kv, Vector};
-use backend::{Attention, AttentionCall, AttentionHeads, Batch, BlockTables, KvSpec, Memory, PassSlice, RopeStyle};
+use backend::{
+    Attention, AttentionCall, AttentionHeads, Batch, BlockTables, KvPages, KvSpec, Memory, PassSlice, RopeStyle,
+    Weights,
+};
 use half::f16;
 use types::{Activations, BlockId, KvDtype, KvLayout, Want};
 

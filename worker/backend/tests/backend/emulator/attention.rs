@@ -9,7 +9,8 @@ use crate::arguments;
 use crate::numbers::{Rng, assert_bits, cpu, filled};
 use backend::cpu::Isa;
 use backend::{
-    Attention, AttentionCall, AttentionHeads, Batch, BlockTables, KvSpec, Memory as _, PassSlice, RopeStyle,
+    Attention, AttentionCall, AttentionHeads, Batch, BlockTables, KvPages, KvSpec, Memory as _, PassSlice, RopeStyle,
+    Weights,
 };
 use std::ops::Range;
 use types::{Activations, BlockId, KvDtype, KvLayout, Want};

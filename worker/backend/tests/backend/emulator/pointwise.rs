@@ -5,7 +5,7 @@ use super::linear::{KINDS, Packed};
 use crate::arguments;
 use crate::numbers::{Rng, all, assert_bits, cpu, filled};
 use backend::cpu::{Buffer, Cpu, Isa, Vector};
-use backend::{AttentionHeads, Batch, Clamp, Memory as _, Pointwise};
+use backend::{AttentionHeads, Batch, Clamp, ElementOp, Gate, Memory as _, Pointwise};
 use types::Activations;
 
 /// Rows shorter than the lanes, uneven, longer than a block of threads, and a long one. (n_rows, cols)
@@ -159,13 +159,13 @@ fn gates_are_the_cpus() {
         launch.ok("silu_mul", arguments![x, cols as u32, out, forms]);
     };
     in_both_forms("silu_mul", 2, false, &[0], silu, |x, n_rows, cols| {
-        on_cpu(n_rows, cols, |cpu, out| cpu.silu_mul(&filled(cpu, n_rows, x), n_rows, out))
+        on_cpu(n_rows, cols, |cpu, out| cpu.apply_gate(&filled(cpu, n_rows, x), Gate::Silu, n_rows, out))
     });
     let gelu = |launch: Launch, x: *const u8, out: *mut u8, forms: u32, cols: usize| {
         launch.ok("gelu_mul", arguments![x, cols as u32, out, forms]);
     };
     in_both_forms("gelu_mul", 2, false, &[0], gelu, |x, n_rows, cols| {
-        on_cpu(n_rows, cols, |cpu, out| cpu.gelu_mul(&filled(cpu, n_rows, x), n_rows, out))
+        on_cpu(n_rows, cols, |cpu, out| cpu.apply_gate(&filled(cpu, n_rows, x), Gate::Gelu, n_rows, out))
     });
 }
 
@@ -176,7 +176,7 @@ fn clamped_gates_are_the_cpus() {
         launch.ok("clamped_silu_mul", arguments![x, cols as u32, clamp.alpha, clamp.limit, out, forms]);
     };
     in_both_forms("clamped_silu_mul", 2, false, &[0], run, |x, n_rows, cols| {
-        on_cpu(n_rows, cols, |cpu, out| cpu.clamped_silu_mul(&filled(cpu, n_rows, x), clamp, n_rows, out))
+        on_cpu(n_rows, cols, |cpu, out| cpu.apply_gate(&filled(cpu, n_rows, x), Gate::Clamped(clamp), n_rows, out))
     });
 }
 
@@ -225,16 +225,16 @@ fn what_is_done_in_place_is_the_cpus() {
         };
         let out = Memory::of(&x);
         launch.ok("gelu_rows", arguments![out.start(), cols as u32]);
-        assert_bits("gelu", &out.read(), &expected(&|cpu, x| cpu.gelu(x, n_rows)));
+        assert_bits("gelu", &out.read(), &expected(&|cpu, x| cpu.map(x, ElementOp::Gelu, n_rows)));
         let out = Memory::of(&x);
         launch.ok("gelu_erf_rows", arguments![out.start(), cols as u32]);
-        assert_bits("gelu with erf", &out.read(), &expected(&|cpu, x| cpu.gelu_erf(x, n_rows)));
+        assert_bits("gelu with erf", &out.read(), &expected(&|cpu, x| cpu.map(x, ElementOp::GeluErf, n_rows)));
         let out = Memory::of(&x);
         launch.ok("scale_rows", arguments![out.start(), cols as u32, 0.37f32]);
-        assert_bits("scale", &out.read(), &expected(&|cpu, x| cpu.scale(x, 0.37, n_rows)));
+        assert_bits("scale", &out.read(), &expected(&|cpu, x| cpu.map(x, ElementOp::Scale(0.37), n_rows)));
         let out = Memory::of(&x);
         launch.ok("soft_cap_rows", arguments![out.start(), cols as u32, 30.0f32]);
-        assert_bits("soft cap", &out.read(), &expected(&|cpu, x| cpu.soft_cap(x, 30.0, n_rows)));
+        assert_bits("soft cap", &out.read(), &expected(&|cpu, x| cpu.map(x, ElementOp::SoftCap(30.0), n_rows)));
         let (out, b) = (Memory::of(&x), Memory::of(&bias));
         launch.ok("add_bias", arguments![out.start(), b.start(), cols as u32]);
         assert_bits("bias", &out.read(), &expected(&|cpu, x| cpu.add_bias(x, &Vector::new(&bias), n_rows)));

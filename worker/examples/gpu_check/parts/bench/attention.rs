@@ -5,7 +5,8 @@ use super::{Copies, ROUNDS, Shape, Spread, shares, text};
 use crate::numbers::Rng;
 use backend::cuda::{Buffer, Cuda, Kv};
 use backend::{
-    Attention, AttentionCall, AttentionHeads, Batch, BatchLimits, BlockTables, Device, KvSpec, Memory, PassSlice,
+    Attention, AttentionCall, AttentionHeads, Batch, BatchLimits, BlockTables, Device, KvPages, KvSpec, Memory,
+    PassSlice,
 };
 use serde_json::json;
 use types::cache::blocks_for;

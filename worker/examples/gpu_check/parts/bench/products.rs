@@ -6,7 +6,7 @@ use super::{Copies, ROUNDS, Shape, Spread, shares, text};
 use crate::numbers::Rng;
 use crate::on_device::shapes::wide;
 use backend::cuda::{Buffer, Cuda, Matrix};
-use backend::{Device, Linear, Memory, Pointwise};
+use backend::{Device, Linear, Memory, Pointwise, Weights};
 use serde_json::json;
 use types::{Dtype, NumericsMode};
 

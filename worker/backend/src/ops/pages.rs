@@ -1,0 +1,64 @@
+//! The pages of the cache.
+
+use crate::{Error, Result};
+use std::ops::Range;
+use types::{BlockId, KvDtype, KvLayout};
+
+/// Changes the memory behind a range of a cache's blocks, in every layer.
+pub type ChangeBlocks = Box<dyn Fn(Range<u32>) -> std::io::Result<()> + Send>;
+
+/// The memory of a cache's blocks, which the system allocates and takes back.
+pub struct BlockMemory {
+    /// Has the system allocate it, from any thread, even during computations.
+    pub commit: ChangeBlocks,
+    /// Returns it to the system: the blocks are zero when they are next read. No pass may use them at the same time.
+    pub release: ChangeBlocks,
+}
+
+/// The pages of the cache. They are allocated at load.
+pub trait KvPages {
+    /// The paged K and V, or the states, of a cache group's layers.
+    type Kv: Send;
+
+    fn kv(&self, spec: KvSpec) -> Result<Self::Kv>;
+    /// Zeroes these blocks in every layer, so that a later sequence finds nothing of an earlier one.
+    fn clear(&self, kv: &mut Self::Kv, blocks: &[BlockId]);
+    /// The memory of the cache's blocks. None if it is allocated when the cache is made.
+    fn block_memory(&self, _kv: &Self::Kv) -> Option<BlockMemory> {
+        None
+    }
+    /// The raw bytes of a block in one layer, for tests.
+    fn read_block(&self, kv: &Self::Kv, layer: usize, block: BlockId) -> Vec<u8>;
+}
+
+/// A cache group's pages on one rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvSpec {
+    pub n_layers: usize,
+    pub n_blocks: usize,
+    /// The heads and widths of this rank.
+    pub layout: KvLayout,
+    pub dtype: KvDtype,
+}
+
+impl KvSpec {
+    /// Bytes of one block over all layers: the unit of the pool's size.
+    pub fn block_bytes(&self) -> u64 {
+        self.layout.page_bytes(self.dtype).saturating_mul(self.n_layers as u64)
+    }
+
+    /// Bytes of a layer's pages and of all pages, if each takes `page_bytes`; None on overflow.
+    pub(crate) fn sizes(&self, page_bytes: u64) -> Option<(usize, usize)> {
+        let of_layer = usize::try_from(page_bytes).ok()?.checked_mul(self.n_blocks)?;
+        Some((of_layer, of_layer.checked_mul(self.n_layers)?))
+    }
+
+    /// The number of heads, and the width of K and V, which must be equal here; of recurrent heads, no width.
+    pub(crate) fn heads(&self) -> Result<(usize, usize)> {
+        match self.layout {
+            KvLayout::Heads { n, k, v, .. } if k == v => Ok((n as usize, k as usize)),
+            KvLayout::Heads { k, v, .. } => Err(Error::Shape(format!("heads with {k} numbers of K and {v} of V"))),
+            KvLayout::State { n, .. } => Ok((n as usize, 0)),
+        }
+    }
+}
