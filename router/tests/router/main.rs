@@ -9,6 +9,8 @@ mod calls;
 mod certificates;
 mod client;
 mod conversations;
+#[path = "../../../tests/common/documents.rs"]
+mod documents;
 mod doors;
 mod faces;
 mod fake;
@@ -30,6 +32,7 @@ mod openapi;
 mod operators;
 mod overload;
 mod pages;
+mod paths;
 mod peers;
 mod policies;
 mod raw;

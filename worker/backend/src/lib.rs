@@ -6,6 +6,9 @@
 
 pub mod cpu;
 pub mod cuda;
+#[cfg(test)]
+#[path = "../../../tests/common/documents.rs"]
+mod documents;
 mod error;
 pub mod library;
 mod ops;

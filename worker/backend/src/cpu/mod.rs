@@ -5,6 +5,8 @@
 mod attention;
 mod between;
 pub(crate) mod blocks;
+#[cfg(test)]
+mod documented;
 mod experts;
 mod formats;
 mod isa;

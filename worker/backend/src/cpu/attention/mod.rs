@@ -51,9 +51,9 @@ impl Attention for Cpu {
 }
 
 const POSITIONS: usize = BLOCK_TOKENS as usize;
-const TILE: usize = 256;
+pub(super) const TILE: usize = 256;
 const TILE_BLOCKS: usize = TILE / POSITIONS;
-const CHUNK: usize = 4096;
+pub(super) const CHUNK: usize = 4096;
 const CHUNK_TILES: usize = CHUNK / TILE;
 /// Query heads that share each widened page: heads of one KV head, of consecutive rows.
 const QUERIES_MAX: usize = 16;

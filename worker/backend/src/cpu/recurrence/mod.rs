@@ -6,7 +6,7 @@
 //! columns of V, which no sum crosses, or the sixteen of a product of two keys.
 
 mod convolution;
-mod page;
+pub(super) mod page;
 mod rows;
 
 use super::isa::{Isa, Kernel, dispatch};
