@@ -7,7 +7,7 @@ use super::definition::{
 use super::experts::{no_experts, no_gguf_experts};
 use crate::config::json::keys::JsonKeys;
 use crate::config::{
-    Activation, BlockNorms, DecoderForm, MixerKind, ModelMultipliers, NormKind, Norms, PositionEncoding, QueryKeyNorms,
+    Activation, BlockNorms, DecoderForm, MixerSpec, ModelMultipliers, NormKind, Norms, PositionEncoding, QueryKeyNorms,
 };
 use crate::error::ParseError;
 use crate::names::rows::{ATTENTION, ATTENTION_BIAS, EXPERTS, HEAD_NORMS, MLP, NORMS, OUTER};
@@ -54,10 +54,8 @@ pub const LLAMA: FamilyDefinition = FamilyDefinition {
         multipliers: |_| Ok(NO_MULTIPLIERS),
         is_parallel: |_| Ok(false),
         experts: no_experts,
-        recurrence: |_, _| Ok(None),
-        convolution: |_, _| Ok(None),
         layers: None,
-        mixer: |_, _, _| Ok(MixerKind::Attention),
+        mixer: |_, _, _| Ok(MixerSpec::Attention),
         is_local: |_, layer, period| Ok(is_local(layer, period)),
         positions: |_, _, of_rules| Ok(of_rules),
     },

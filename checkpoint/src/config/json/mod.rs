@@ -5,7 +5,7 @@ pub mod keys;
 mod rope;
 
 use super::{
-    AttentionSpec, LayerSpec, MixerKind, ModelMultipliers, ModelSpec, QueryKeyNorms, SamplingDefaults, dedup_eos,
+    AttentionSpec, LayerSpec, MixerSpec, ModelMultipliers, ModelSpec, QueryKeyNorms, SamplingDefaults, dedup_eos,
 };
 use crate::error::ParseError;
 use crate::families::{AttentionBias, FamilyDefinition, WindowUse};
@@ -47,8 +47,6 @@ impl ModelSpec {
             norm_eps: keys.float(names.eps)?.unwrap_or(of.config.eps),
             norm_offset: of.config.norm_offset,
             attention: attention(&keys, of, head_dim, context)?,
-            recurrence: (readers.recurrence)(&keys, hidden)?,
-            convolution: (readers.convolution)(&keys, hidden)?,
             layers: layers(&keys, of, n_layers, experts.is_some())?,
             experts,
             rope: rope::rope(&keys, of, of.config.theta, "full_attention", [head_dim, context])?,
@@ -167,7 +165,7 @@ fn layers(
         let name = listed.as_ref().map(|listed| listed[i as usize]);
         let mixer = (of.readers.mixer)(keys, i, name)?;
         let is_local = match name {
-            _ if mixer != MixerKind::Attention => false,
+            _ if mixer != MixerSpec::Attention => false,
             Some(name) if of.config.attention_names.contains(&name) => false,
             Some("sliding_attention") => true,
             Some(other) => return ParseError::unsupported(format!("a layer of the type {other}")),
