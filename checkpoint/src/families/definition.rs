@@ -1,5 +1,6 @@
 //! What a family's file declares: one constant of this type, which differs from another family's in some fields.
 
+use super::chats::ChatForm;
 use crate::config::gguf::keys::GgufKeys;
 use crate::config::json::keys::JsonKeys;
 use crate::config::{
@@ -24,6 +25,8 @@ pub struct FamilyDefinition {
     pub form: DecoderForm,
     /// The norms of models whose attention and MLP see the same stream, if they differ.
     pub parallel_norms: Option<BlockNorms<&'static str>>,
+    /// The form of chats, where a file has no template and its vocabulary shows no form.
+    pub chat_form: &'static ChatForm,
 }
 
 impl FamilyDefinition {
