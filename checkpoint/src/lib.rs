@@ -32,7 +32,7 @@ pub use bundle::TextBundle;
 pub use catalogue::{FetchProgress, LocatedModel, ModelChecks, ModelSources};
 pub use config::{
     Activation, AttentionSpec, BlockNorms, ClampedSilu, ConvolutionSpec, DecoderForm, ExpertScores, ExpertsSpec,
-    Family, LayerSpec, MixerKind, ModelMultipliers, ModelSpec, NormKind, Norms, PositionEncoding, QueryKeyNorms,
+    Family, LayerSpec, MixerSpec, ModelMultipliers, ModelSpec, NormKind, Norms, PositionEncoding, QueryKeyNorms,
     QueryTemperature, RecurrenceRule, RecurrenceSpec, RopeScaling, RopeSpec, SamplingDefaults, StateHeads,
 };
 pub use conversation::{Conversation, TEMPLATE_NAMES};

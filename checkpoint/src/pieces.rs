@@ -19,12 +19,12 @@ const VOCABULARY_ROWS: usize = 64;
 pub(crate) enum CutUnit {
     Heads,
     KvHeads,
-    /// Heads of K, and of V, of recurrent layers, and values that exist once for each V head.
+    /// Heads of K of recurrent layers.
     Keys,
+    /// Heads of V of recurrent layers, and runs of a short convolution's channels.
     Values,
+    /// Values that exist once for each V head.
     StateHeads,
-    /// Channels of short convolutions.
-    Convolved,
     Inner,
     SharedInner,
     Vocabulary,
@@ -53,14 +53,11 @@ impl CutUnit {
                 of_leaves(|class, spec| Leaves::down_proj(class, spec.experts.map_or(0, |experts| experts.shared)))
             }
             CutUnit::KvHeads => step_bounds(n, spec.head_dim as usize),
-            CutUnit::Keys => step_bounds(n, spec.recurrence.map_or(n, |of| of.key_dim as usize)),
-            CutUnit::Values => of_leaves(|class, spec| {
-                spec.recurrence.map_or(Leaves::whole(0), |of| Leaves::o_proj(class, of.n_heads, of.value_dim))
-            }),
+            CutUnit::Keys => step_bounds(n, spec.recurrence().map_or(n, |of| of.key_dim as usize)),
+            CutUnit::Values => {
+                of_leaves(|class, spec| spec.state_heads().map_or(Leaves::whole(0), |of| of.leaves(class)))
+            }
             CutUnit::StateHeads => step_bounds(n, 1),
-            CutUnit::Convolved => of_leaves(|class, spec| {
-                spec.convolution.map_or(Leaves::whole(0), |of| Leaves::o_proj(class, of.n, of.width))
-            }),
             CutUnit::Vocabulary => step_bounds(n, VOCABULARY_ROWS),
         }
     }

@@ -6,18 +6,18 @@
 mod form;
 pub(crate) mod gguf;
 pub(crate) mod json;
+mod mixer;
 mod parts;
-mod recurrence;
 mod sampling;
 
 pub use crate::families::Family;
 pub use form::{Activation, BlockNorms, DecoderForm, NormKind, Norms};
+pub use mixer::{ConvolutionSpec, MixerSpec, RecurrenceRule, RecurrenceSpec, StateHeads};
 pub use parts::{
     AttentionSpec, ClampedSilu, ExpertScores, ExpertsSpec, LayerSpec, ModelMultipliers, PositionEncoding,
     QueryKeyNorms, QueryTemperature, RopeScaling, RopeSpec,
 };
 pub(crate) use parts::{LAYERS_MAX, LENGTH_MAX, are_groups, is_positive, length, yarn_magnitude};
-pub use recurrence::{ConvolutionSpec, MixerKind, RecurrenceRule, RecurrenceSpec, StateHeads};
 pub use sampling::SamplingDefaults;
 
 use crate::error::ParseError;
@@ -45,10 +45,6 @@ pub struct ModelSpec {
     pub attention: AttentionSpec,
     /// The experts of layers with `has_experts`.
     pub experts: Option<ExpertsSpec>,
-    /// What the layers are whose mixer is a recurrence.
-    pub recurrence: Option<RecurrenceSpec>,
-    /// What the layers are whose mixer is a convolution.
-    pub convolution: Option<ConvolutionSpec>,
     /// What differs between layers; one entry per layer.
     pub layers: Vec<LayerSpec>,
     pub rope: RopeSpec,
@@ -78,21 +74,36 @@ impl ModelSpec {
     /// What each layer keeps of earlier positions. A window at least as long as the context counts as none.
     pub fn cache_groups(&self) -> LayerGroups {
         let heads = KvLayout::heads(self.n_kv_heads, self.head_dim);
-        let state = self.recurrence.as_ref().map_or(heads, RecurrenceSpec::layout);
         let layout = |layer: &LayerSpec| match (layer.mixer, layer.window.filter(|window| *window < self.context)) {
-            (MixerKind::None, _) => None,
-            (MixerKind::Recurrence, _) => Some(state),
-            (MixerKind::Convolution, _) => self.convolution.as_ref().map(ConvolutionSpec::layout),
-            (MixerKind::Attention, Some(window)) => Some(heads.with_window(window)),
-            (MixerKind::Attention, None) => Some(heads),
+            (MixerSpec::None, _) => None,
+            (MixerSpec::Recurrence(of), _) => Some(of.layout()),
+            (MixerSpec::Convolution(of), _) => Some(of.layout()),
+            (MixerSpec::Attention, Some(window)) => Some(heads.with_window(window)),
+            (MixerSpec::Attention, None) => Some(heads),
         };
         LayerGroups::of_some(self.layers.iter().map(layout))
     }
 
+    /// The mixer of its layers with a state, which are alike.
+    pub fn state_mixer(&self) -> Option<MixerSpec> {
+        self.state_mixers().next()
+    }
+
     /// The heads of its layers with a state, which are alike.
     pub fn state_heads(&self) -> Option<StateHeads> {
-        let of_recurrence = self.recurrence.map(|of| StateHeads { n: of.n_heads, dim: of.value_dim });
-        of_recurrence.or(self.convolution.map(|of| StateHeads { n: of.n, dim: of.width }))
+        self.state_mixer().and_then(|mixer| mixer.state_heads())
+    }
+
+    /// The shape of its recurrent layers, which are alike.
+    pub(crate) fn recurrence(&self) -> Option<RecurrenceSpec> {
+        match self.state_mixer() {
+            Some(MixerSpec::Recurrence(of)) => Some(of),
+            _ => None,
+        }
+    }
+
+    fn state_mixers(&self) -> impl Iterator<Item = MixerSpec> {
+        self.layers.iter().map(|layer| layer.mixer).filter(|mixer| mixer.state_heads().is_some())
     }
 
     /// The numbers in its matrices. For people: norms and biases, a thousandth of them, are left out.
@@ -112,12 +123,11 @@ impl ModelSpec {
             .filter(|layer| layer.has_mlp)
             .map(|layer| if layer.has_experts { experts } else { dense });
         let attention = hidden * (2 * width + 2 * kv_width + if self.attention.has_gate { width } else { 0 });
-        let recurrence = self.recurrence.map_or(0, |of| hidden * u64::from(of.n_cols() + of.n_heads * of.value_dim));
         let mixers = self.layers.iter().map(|layer| match layer.mixer {
-            MixerKind::Attention => attention,
-            MixerKind::Recurrence => recurrence,
-            MixerKind::Convolution => 4 * hidden * hidden,
-            MixerKind::None => 0,
+            MixerSpec::Attention => attention,
+            MixerSpec::Recurrence(of) => hidden * u64::from(of.n_cols() + of.n_heads * of.value_dim),
+            MixerSpec::Convolution(_) => 4 * hidden * hidden,
+            MixerSpec::None => 0,
         });
         let n_tables = if self.tied_embeddings { 1 } else { 2 };
         let positions = if form.learns_positions { u64::from(self.context) } else { 0 };
@@ -181,14 +191,9 @@ impl ModelSpec {
                 self.n_layers
             ));
         }
-        self.recurrence.as_ref().map_or(Ok(()), RecurrenceSpec::check)?;
-        self.convolution.as_ref().map_or(Ok(()), ConvolutionSpec::check)?;
-        let has = |mixer: MixerKind| self.layers.iter().any(|layer| layer.mixer == mixer);
-        if has(MixerKind::Recurrence) && self.recurrence.is_none() {
-            return ParseError::malformed("layers are recurrent, but the model has no recurrence");
-        }
-        if has(MixerKind::Convolution) && self.convolution.is_none() {
-            return ParseError::malformed("layers are convolutions, but the model has none");
+        self.layers.iter().try_for_each(|layer| layer.mixer.check())?;
+        if self.state_mixers().any(|mixer| Some(mixer) != self.state_mixer()) {
+            return ParseError::malformed("the layers with a state differ in shape");
         }
         if self.layers.iter().any(|layer| layer.window == Some(0)) {
             return ParseError::malformed("a layer has a window of 0 positions");

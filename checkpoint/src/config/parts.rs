@@ -1,6 +1,6 @@
 //! The parts of a spec, and the checks that a file's values must pass. Knows no family.
 
-use crate::config::MixerKind;
+use crate::config::MixerSpec;
 use crate::error::ParseError;
 
 /// What parts of a pass are multiplied by, where it is not one.
@@ -89,9 +89,9 @@ pub struct ClampedSilu {
     pub limit: f32,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LayerSpec {
-    pub mixer: MixerKind,
+    pub mixer: MixerSpec,
     /// A query attends to this many positions, its own among them. None: to all.
     pub window: Option<u32>,
     pub positions: PositionEncoding,

@@ -3,7 +3,7 @@
 use super::definition::{ConfigReaders, ConfigRules, FamilyDefinition, TensorTables};
 use super::llama::{LLAMA, UNREAD};
 use super::mamba;
-use crate::config::MixerKind;
+use crate::config::MixerSpec;
 use crate::config::json::keys::JsonKeys;
 use crate::error::ParseError;
 use crate::names::rows::Dim::{Hidden, Inner, One, Vocab};
@@ -13,11 +13,7 @@ pub const BAMBA: FamilyDefinition = FamilyDefinition {
     name: "Bamba",
     architecture: "granitehybrid",
     config: ConfigRules { class: "BambaForCausalLM", model_type: "bamba", eps: 1e-5, turned: 0.5, ..LLAMA.config },
-    readers: ConfigReaders {
-        recurrence: |keys, hidden| mamba::recurrence(keys, hidden).map(Some),
-        mixer,
-        ..LLAMA.readers
-    },
+    readers: ConfigReaders { mixer, ..LLAMA.readers },
     gguf: UNREAD,
     tensors: TensorTables {
         outer: BAMBA_OUTER,
@@ -29,12 +25,12 @@ pub const BAMBA: FamilyDefinition = FamilyDefinition {
     ..LLAMA
 };
 
-fn mixer(keys: &JsonKeys<'_>, layer: u32, listed: Option<&str>) -> Result<MixerKind, ParseError> {
+fn mixer(keys: &JsonKeys<'_>, layer: u32, listed: Option<&str>) -> Result<MixerSpec, ParseError> {
     if let Some(name) = listed {
-        return Ok(mamba::listed_mixer(name));
+        return mamba::listed_mixer(keys, name);
     }
     let is_attention = keys.lengths("attn_layer_indices")?.is_some_and(|indices| indices.contains(&layer));
-    Ok(if is_attention { MixerKind::Attention } else { MixerKind::Recurrence })
+    if is_attention { Ok(MixerSpec::Attention) } else { mamba::mixer(keys) }
 }
 
 const MAMBA: &[TensorMapping] = mamba::rows!("mamba");

@@ -1,10 +1,10 @@
 //! What a family's file declares: one constant of this type, which differs from another family's in some fields.
 
+use super::chats::ChatForm;
 use crate::config::gguf::keys::GgufKeys;
 use crate::config::json::keys::JsonKeys;
 use crate::config::{
-    BlockNorms, ConvolutionSpec, DecoderForm, ExpertsSpec, LayerSpec, MixerKind, ModelMultipliers, PositionEncoding,
-    QueryKeyNorms, RecurrenceSpec,
+    BlockNorms, DecoderForm, ExpertsSpec, LayerSpec, MixerSpec, ModelMultipliers, PositionEncoding, QueryKeyNorms,
 };
 use crate::error::ParseError;
 use crate::names::rows::TensorMapping;
@@ -25,6 +25,8 @@ pub struct FamilyDefinition {
     pub form: DecoderForm,
     /// The norms of models whose attention and MLP see the same stream, if they differ.
     pub parallel_norms: Option<BlockNorms<&'static str>>,
+    /// The form of chats, where a file has no template and its vocabulary shows no form.
+    pub chat_form: &'static ChatForm,
 }
 
 impl FamilyDefinition {
@@ -169,13 +171,10 @@ pub struct ConfigReaders {
     pub multipliers: fn(&JsonKeys<'_>) -> Parsed<ModelMultipliers>,
     pub is_parallel: fn(&JsonKeys<'_>) -> Parsed<bool>,
     pub experts: fn(&JsonKeys<'_>) -> Parsed<Option<ExpertsSpec>>,
-    /// From the hidden size.
-    pub recurrence: fn(&JsonKeys<'_>, u32) -> Parsed<Option<RecurrenceSpec>>,
-    pub convolution: fn(&JsonKeys<'_>, u32) -> Parsed<Option<ConvolutionSpec>>,
     /// All layers of a family that lists them in its own way.
     pub layers: Option<LayerReader>,
     /// The mixer of a layer that is listed under this name, or of one that is not listed.
-    pub mixer: fn(&JsonKeys<'_>, u32, Option<&str>) -> Parsed<MixerKind>,
+    pub mixer: fn(&JsonKeys<'_>, u32, Option<&str>) -> Parsed<MixerSpec>,
     /// Whether an unlisted layer has a window, from the family's period.
     pub is_local: fn(&JsonKeys<'_>, u32, u32) -> Parsed<bool>,
     /// The positions of a layer, from those in the family's rules.

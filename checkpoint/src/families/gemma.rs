@@ -2,6 +2,7 @@
 //! everything, GELU as the gate. Gemma 2 caps scores and logits; Gemma 3 norms its heads instead, and its local layers
 //! have a rope of their own.
 
+use super::chats::ChatForm;
 use super::definition::{
     ConfigKeys, ConfigReaders, ConfigRules, FamilyDefinition, FamilyRules, GgufRules, LayerPositions, LocalTheta,
     TensorTables, WindowPattern, WindowUse,
@@ -82,3 +83,11 @@ const GEMMA_NORMS: &[TensorMapping] = &[
     row("pre_feedforward_layernorm.weight", [One, Hidden], "ffn_norm.weight"),
     row("post_feedforward_layernorm.weight", [One, Hidden], "post_ffw_norm.weight"),
 ];
+
+pub const GEMMA_CHAT: ChatForm = ChatForm {
+    name: "Gemma",
+    token: "<start_of_turn>",
+    source: "{{ bos_token }}{% for message in messages %}<start_of_turn>{{ 'model' if message.role == 'assistant' \
+        else 'user' }}\n{{ message.content | trim }}<end_of_turn>\n{% endfor %}{% if add_generation_prompt %}\
+        <start_of_turn>model\n{% endif %}",
+};

@@ -40,6 +40,7 @@ pub const GPT_NEOX: FamilyDefinition = FamilyDefinition {
         attention: "input_layernorm",
         mlp: Some("post_attention_layernorm"),
     }),
+    ..LLAMA
 };
 
 /// Q, K and V of a head stand together in a folder, and in a GGUF those of all heads.

@@ -6,7 +6,7 @@ use super::granite::{GRANITE, GRANITE_EXPERTS};
 use super::llama::{KEYS, UNREAD};
 use super::mamba;
 use crate::config::json::keys::JsonKeys;
-use crate::config::{ExpertsSpec, MixerKind, PositionEncoding};
+use crate::config::{ExpertsSpec, MixerSpec, PositionEncoding};
 use crate::error::ParseError;
 use crate::names::rows::Dim::{Hidden, Inner, SharedInner};
 use crate::names::rows::{Dim, TensorMapping, part, tensor, whole};
@@ -21,13 +21,7 @@ pub const GRANITE_HYBRID: FamilyDefinition = FamilyDefinition {
         attention_names: &["full_attention", "attention"],
         ..GRANITE.config
     },
-    readers: ConfigReaders {
-        experts,
-        recurrence: |keys, hidden| mamba::recurrence(keys, hidden).map(Some),
-        mixer,
-        positions,
-        ..GRANITE.readers
-    },
+    readers: ConfigReaders { experts, mixer, positions, ..GRANITE.readers },
     gguf: UNREAD,
     tensors: TensorTables {
         recurrence: &[MAMBA],
@@ -49,9 +43,9 @@ fn experts(keys: &JsonKeys<'_>) -> Result<Option<ExpertsSpec>, ParseError> {
     }
 }
 
-fn mixer(_: &JsonKeys<'_>, _: u32, listed: Option<&str>) -> Result<MixerKind, ParseError> {
+fn mixer(keys: &JsonKeys<'_>, _: u32, listed: Option<&str>) -> Result<MixerSpec, ParseError> {
     match listed {
-        Some(name) => Ok(mamba::listed_mixer(name)),
+        Some(name) => mamba::listed_mixer(keys, name),
         None => ParseError::malformed("layer_types is missing in config.json"),
     }
 }

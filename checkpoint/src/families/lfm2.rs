@@ -4,7 +4,7 @@ use super::definition::{ConfigKeys, ConfigReaders, ConfigRules, FamilyDefinition
 use super::experts::softmax_experts;
 use super::llama::{KEYS, LLAMA, UNREAD};
 use crate::config::json::keys::JsonKeys;
-use crate::config::{ConvolutionSpec, ExpertScores, ExpertsSpec, MixerKind, QueryKeyNorms, length};
+use crate::config::{ConvolutionSpec, ExpertScores, ExpertsSpec, MixerSpec, QueryKeyNorms, length};
 use crate::error::ParseError;
 use crate::names::rows::Dim::{
     Convolved, ExpertInner, Experts, Heads, Hidden, Inner, KvHeads, One, OneHead, Taps, Vocab,
@@ -24,12 +24,7 @@ pub const LFM2: FamilyDefinition = FamilyDefinition {
         is_tied: true,
         ..LLAMA.config
     },
-    readers: ConfigReaders {
-        inner: |keys, _, _| adjusted_inner(keys),
-        convolution: |keys, hidden| convolution(keys, hidden).map(Some),
-        mixer,
-        ..LLAMA.readers
-    },
+    readers: ConfigReaders { inner: |keys, _, _| adjusted_inner(keys), mixer, ..LLAMA.readers },
     gguf: UNREAD,
     tensors: TensorTables {
         outer: LFM2_OUTER,
@@ -69,11 +64,12 @@ fn experts(keys: &JsonKeys<'_>) -> Result<ExpertsSpec, ParseError> {
     })
 }
 
-/// Returns the short convolutions over all channels of the stream.
-fn convolution(keys: &JsonKeys<'_>, hidden: u32) -> Result<ConvolutionSpec, ParseError> {
+/// Returns the short convolution over all channels of the stream.
+fn convolution(keys: &JsonKeys<'_>) -> Result<ConvolutionSpec, ParseError> {
     if keys.bool("conv_bias")?.unwrap_or(false) {
         return ParseError::unsupported("a model with conv_bias");
     }
+    let hidden = keys.length(KEYS.hidden)?;
     // Each run is a leaf of a sum: they end on multiples of 32, and there are at most 64.
     let width = [32, 64, 128].into_iter().find(|width| hidden.is_multiple_of(*width) && hidden / width <= 64);
     let width = width.unwrap_or(hidden);
@@ -93,12 +89,12 @@ fn adjusted_inner(keys: &JsonKeys<'_>) -> Result<u32, ParseError> {
     length("the MLP's width", u64::from(scaled.div_ceil(unit)) * u64::from(unit))
 }
 
-fn mixer(keys: &JsonKeys<'_>, layer: u32, listed: Option<&str>) -> Result<MixerKind, ParseError> {
+fn mixer(keys: &JsonKeys<'_>, layer: u32, listed: Option<&str>) -> Result<MixerSpec, ParseError> {
     let is_attention = match (listed, keys.lengths("full_attn_idxs")?) {
         (Some(name), _) => name != "conv",
         (None, indices) => indices.is_none_or(|indices| indices.contains(&layer)),
     };
-    Ok(if is_attention { MixerKind::Attention } else { MixerKind::Convolution })
+    Ok(if is_attention { MixerSpec::Attention } else { MixerSpec::Convolution(convolution(keys)?) })
 }
 
 const LFM2_NORMS: &[TensorMapping] = &[

@@ -1,5 +1,6 @@
 //! Llama, of which most families change a few values: pre-norm decoder layers, grouped-query attention, a gated MLP.
 
+use super::chats::ChatForm;
 use super::definition::{
     AttentionBias, ConfigKeys, ConfigReaders, ConfigRules, FamilyDefinition, FamilyRules, GgufRules, LayerPositions,
     TensorTables, WindowPattern, WindowUse,
@@ -7,7 +8,7 @@ use super::definition::{
 use super::experts::{no_experts, no_gguf_experts};
 use crate::config::json::keys::JsonKeys;
 use crate::config::{
-    Activation, BlockNorms, DecoderForm, MixerKind, ModelMultipliers, NormKind, Norms, PositionEncoding, QueryKeyNorms,
+    Activation, BlockNorms, DecoderForm, MixerSpec, ModelMultipliers, NormKind, Norms, PositionEncoding, QueryKeyNorms,
 };
 use crate::error::ParseError;
 use crate::names::rows::{ATTENTION, ATTENTION_BIAS, EXPERTS, HEAD_NORMS, MLP, NORMS, OUTER};
@@ -54,10 +55,8 @@ pub const LLAMA: FamilyDefinition = FamilyDefinition {
         multipliers: |_| Ok(NO_MULTIPLIERS),
         is_parallel: |_| Ok(false),
         experts: no_experts,
-        recurrence: |_, _| Ok(None),
-        convolution: |_, _| Ok(None),
         layers: None,
-        mixer: |_, _, _| Ok(MixerKind::Attention),
+        mixer: |_, _, _| Ok(MixerSpec::Attention),
         is_local: |_, layer, period| Ok(is_local(layer, period)),
         positions: |_, _, of_rules| Ok(of_rules),
     },
@@ -99,6 +98,7 @@ pub const LLAMA: FamilyDefinition = FamilyDefinition {
         learns_positions: false,
     },
     parallel_norms: None,
+    chat_form: &CHATML,
 };
 
 pub const KEYS: ConfigKeys = ConfigKeys {
@@ -111,6 +111,21 @@ pub const KEYS: ConfigKeys = ConfigKeys {
     activation: "hidden_act",
     theta: "rope_theta",
     turned: "partial_rotary_factor",
+};
+
+/// The form of most fine-tunes.
+pub const CHATML: ChatForm = ChatForm {
+    name: "ChatML",
+    token: "<|im_start|>",
+    source: "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n\
+        {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
+};
+pub const LLAMA3_CHAT: ChatForm = ChatForm {
+    name: "Llama 3",
+    token: "<|start_header_id|>",
+    source: "{{ bos_token }}{% for message in messages %}<|start_header_id|>{{ message.role }}\
+        <|end_header_id|>\n\n{{ message.content | trim }}<|eot_id|>{% endfor %}\
+        {% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}",
 };
 
 /// The rules of a GGUF that no code reads.

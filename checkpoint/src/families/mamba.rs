@@ -1,21 +1,22 @@
 //! Mamba-2, which several families have under their own names.
 
+use super::llama::KEYS;
 use crate::config::json::keys::JsonKeys;
-use crate::config::{MixerKind, RecurrenceRule, RecurrenceSpec};
+use crate::config::{MixerSpec, RecurrenceRule, RecurrenceSpec};
 use crate::error::ParseError;
 use crate::names::rows::Dim;
 use crate::names::rows::Dim::{Keys, StateHeads, Values};
 use serde_json::Value;
 
 /// Reads the keys of transformers for it.
-pub fn recurrence(keys: &JsonKeys<'_>, hidden: u32) -> Result<RecurrenceSpec, ParseError> {
+pub fn mixer(keys: &JsonKeys<'_>) -> Result<MixerSpec, ParseError> {
     if keys.bool("mamba_conv_bias")? == Some(false) {
         return ParseError::unsupported("a model without mamba_conv_bias");
     }
     if keys.bool("mamba_proj_bias")?.unwrap_or(false) {
         return ParseError::unsupported("a model with mamba_proj_bias");
     }
-    let inner = keys.optional("mamba_expand")?.unwrap_or(2).saturating_mul(hidden);
+    let inner = keys.optional("mamba_expand")?.unwrap_or(2).saturating_mul(keys.length(KEYS.hidden)?);
     let n_heads = keys.length("mamba_n_heads")?;
     let given = match keys.text("mamba_d_head") {
         Some("auto") => None,
@@ -28,14 +29,14 @@ pub fn recurrence(keys: &JsonKeys<'_>, hidden: u32) -> Result<RecurrenceSpec, Pa
         ));
     }
     let [step_min, step_max] = step_limits(keys)?;
-    Ok(RecurrenceSpec {
+    Ok(MixerSpec::Recurrence(RecurrenceSpec {
         n_heads,
         n_key_heads: keys.optional("mamba_n_groups")?.unwrap_or(1),
         key_dim: keys.optional("mamba_d_state")?.unwrap_or(256),
         value_dim,
         taps: keys.optional("mamba_d_conv")?.unwrap_or(4),
         rule: RecurrenceRule::StateSpace { step_min, step_max },
-    })
+    }))
 }
 
 /// JSON has no infinity: transformers writes an object for it.
@@ -55,8 +56,8 @@ pub fn step_limits(keys: &JsonKeys<'_>) -> Result<[f32; 2], ParseError> {
 }
 
 /// Returns the mixer of a layer that a config lists under this name.
-pub fn listed_mixer(name: &str) -> MixerKind {
-    if matches!(name, "linear_attention" | "mamba") { MixerKind::Recurrence } else { MixerKind::Attention }
+pub fn listed_mixer(keys: &JsonKeys<'_>, name: &str) -> Result<MixerSpec, ParseError> {
+    if matches!(name, "linear_attention" | "mamba") { mixer(keys) } else { Ok(MixerSpec::Attention) }
 }
 
 /// The rows under a family's path. C is Q, B is K, x is V and dt is a; a file has them in another order.

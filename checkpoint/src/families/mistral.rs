@@ -1,5 +1,6 @@
 //! Mistral, whose layers have windows; Mixtral, with experts; Ministral, and Ministral 3, whose queries grow.
 
+use super::chats::ChatForm;
 use super::definition::{
     ConfigReaders, ConfigRules, FamilyDefinition, FamilyRules, GgufRules, GgufVariant, TensorTables, WindowUse,
 };
@@ -20,6 +21,7 @@ pub const MISTRAL: FamilyDefinition = FamilyDefinition {
         ..LLAMA.config
     },
     gguf: UNREAD,
+    chat_form: &MISTRAL_CHAT,
     ..LLAMA
 };
 
@@ -39,6 +41,7 @@ pub const MIXTRAL: FamilyDefinition = FamilyDefinition {
         ..LLAMA.gguf
     },
     tensors: TensorTables { experts: &[MIXTRAL_EXPERTS], ..LLAMA.tensors },
+    chat_form: &MISTRAL_CHAT,
     ..LLAMA
 };
 
@@ -63,6 +66,7 @@ pub const MINISTRAL3: FamilyDefinition = FamilyDefinition {
         ..LLAMA.config
     },
     gguf: GgufRules { divides_yarn: true, ..LLAMA.gguf },
+    chat_form: &MISTRAL_CHAT,
     ..LLAMA
 };
 
@@ -92,3 +96,10 @@ const MIXTRAL_EXPERTS: &[TensorMapping] = &[
         "ffn_down_exps.weight",
     ),
 ];
+
+pub const MISTRAL_CHAT: ChatForm = ChatForm {
+    name: "Mistral",
+    token: "[INST]",
+    source: "{{ bos_token }}{% for message in messages %}{% if message.role == 'assistant' %} {{ message.content }}\
+        {{ eos_token }}{% else %}[INST] {{ message.content }} [/INST]{% endif %}{% endfor %}",
+};

@@ -1,6 +1,7 @@
 //! The families of models. Each has a file with a constant that defines it; this file alone names all of them.
 
 mod bamba;
+mod chats;
 mod cohere2;
 mod definition;
 mod experts;
@@ -23,6 +24,7 @@ mod qwen3;
 mod qwen3_next;
 mod smollm3;
 
+use chats::ChatForm;
 pub use definition::{AttentionBias, FamilyDefinition, GgufVariant, LocalTheta, WindowPattern, WindowUse};
 
 /// Makes the enum and its table from a family's name and its constant.
@@ -79,6 +81,10 @@ families! {
     Bamba = bamba::BAMBA,
     NemotronH = nemotron_h::NEMOTRON_H,
 }
+
+/// The forms of chats that vocabularies show by their tokens. The first that matches counts.
+const CHAT_FORMS: [&ChatForm; 5] =
+    [&llama::CHATML, &llama::LLAMA3_CHAT, &gemma::GEMMA_CHAT, &phi3::PHI3_CHAT, &mistral::MISTRAL_CHAT];
 
 impl Family {
     /// The name as its makers write it.

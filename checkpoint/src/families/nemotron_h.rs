@@ -7,7 +7,7 @@ use super::llama::{KEYS, LLAMA, UNREAD};
 use super::mamba;
 use crate::config::json::keys::JsonKeys;
 use crate::config::{
-    Activation, BlockNorms, DecoderForm, ExpertsSpec, LAYERS_MAX, LayerSpec, MixerKind, Norms, PositionEncoding,
+    Activation, BlockNorms, DecoderForm, ExpertsSpec, LAYERS_MAX, LayerSpec, MixerSpec, Norms, PositionEncoding,
     RecurrenceRule, RecurrenceSpec, length,
 };
 use crate::error::ParseError;
@@ -25,14 +25,7 @@ pub const NEMOTRON_H: FamilyDefinition = FamilyDefinition {
         eps: 1e-5,
         ..LLAMA.config
     },
-    readers: ConfigReaders {
-        n_layers,
-        head_dim,
-        experts,
-        recurrence: |keys, _| recurrence(keys).map(Some),
-        layers: Some(layers),
-        ..LLAMA.readers
-    },
+    readers: ConfigReaders { n_layers, head_dim, experts, layers: Some(layers), ..LLAMA.readers },
     gguf: UNREAD,
     tensors: TensorTables {
         outer: NEMOTRON_OUTER,
@@ -94,11 +87,12 @@ fn n_layers(keys: &JsonKeys<'_>, _: &ConfigKeys) -> Result<u32, ParseError> {
 
 /// Returns the layers. None of them has positions.
 fn layers(keys: &JsonKeys<'_>) -> Result<Vec<LayerSpec>, ParseError> {
+    let recurrence = recurrence(keys)?;
     let layer = |of: Sublayer| LayerSpec {
         mixer: match of {
-            Sublayer::Recurrence => MixerKind::Recurrence,
-            Sublayer::Attention => MixerKind::Attention,
-            Sublayer::Mlp | Sublayer::Experts => MixerKind::None,
+            Sublayer::Recurrence => MixerSpec::Recurrence(recurrence),
+            Sublayer::Attention => MixerSpec::Attention,
+            Sublayer::Mlp | Sublayer::Experts => MixerSpec::None,
         },
         window: None,
         positions: PositionEncoding::None,

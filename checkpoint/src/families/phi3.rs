@@ -1,5 +1,6 @@
 //! Phi-3: files store Q, K and V together, and gate and up.
 
+use super::chats::ChatForm;
 use super::definition::{ConfigRules, FamilyDefinition, TensorTables, WindowUse};
 use super::llama::{HALVES, LLAMA};
 use crate::names::rows::Dim::{Heads, Hidden, KvHeads};
@@ -28,3 +29,10 @@ const FUSED_ATTENTION: &[TensorMapping] = &[
     row("self_attn.o_proj.weight", [Hidden, Heads], "attn_output.weight"),
 ];
 const QKV_FILES: [&str; 2] = ["self_attn.qkv_proj.weight", "attn_qkv.weight"];
+
+pub const PHI3_CHAT: ChatForm = ChatForm {
+    name: "Phi-3",
+    token: "<|assistant|>",
+    source: "{% for message in messages %}<|{{ message.role }}|>\n{{ message.content }}<|end|>\n{% endfor %}\
+        {% if add_generation_prompt %}<|assistant|>\n{% endif %}",
+};

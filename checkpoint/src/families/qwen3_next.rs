@@ -5,7 +5,7 @@ use super::definition::{ConfigReaders, ConfigRules, FamilyDefinition, FamilyRule
 use super::experts::{n_experts, no_experts, softmax_experts};
 use super::llama::{LLAMA, UNREAD};
 use crate::config::json::keys::JsonKeys;
-use crate::config::{ExpertsSpec, MixerKind, QueryKeyNorms, RecurrenceRule, RecurrenceSpec};
+use crate::config::{ExpertsSpec, MixerSpec, QueryKeyNorms, RecurrenceRule, RecurrenceSpec};
 use crate::error::ParseError;
 use crate::names::rows::Dim::{
     Heads, HeadsOfKey, Hidden, Keys, One, OneHead, OneKey, OneValue, SharedInner, StateHeads, Taps, Values, ValuesOfKey,
@@ -23,7 +23,7 @@ pub const QWEN3_NEXT: FamilyDefinition = FamilyDefinition {
         norm_offset: 1.0,
         ..LLAMA.config
     },
-    readers: ConfigReaders { experts, recurrence: |keys, _| recurrence(keys).map(Some), mixer, ..LLAMA.readers },
+    readers: ConfigReaders { experts, mixer, ..LLAMA.readers },
     gguf: UNREAD,
     tensors: TensorTables {
         // The first of attention's rows is the query's, which stands with the gate.
@@ -87,12 +87,12 @@ fn recurrence(keys: &JsonKeys<'_>) -> Result<RecurrenceSpec, ParseError> {
     })
 }
 
-fn mixer(keys: &JsonKeys<'_>, layer: u32, listed: Option<&str>) -> Result<MixerKind, ParseError> {
+fn mixer(keys: &JsonKeys<'_>, layer: u32, listed: Option<&str>) -> Result<MixerSpec, ParseError> {
     let is_attention = match listed {
         Some(name) => !matches!(name, "linear_attention" | "mamba"),
         None => (layer + 1).is_multiple_of(keys.optional("full_attention_interval")?.unwrap_or(4).max(1)),
     };
-    Ok(if is_attention { MixerKind::Attention } else { MixerKind::Recurrence })
+    Ok(if is_attention { MixerSpec::Attention } else { MixerSpec::Recurrence(recurrence(keys)?) })
 }
 
 /// What the delta rule has besides its projections.

@@ -6,7 +6,7 @@
 
 pub(crate) mod rows;
 
-use crate::config::{ExpertsSpec, LayerSpec, MixerKind, ModelSpec, QueryKeyNorms, RecurrenceSpec};
+use crate::config::{ExpertsSpec, LayerSpec, MixerSpec, ModelSpec, QueryKeyNorms, RecurrenceSpec};
 use crate::pieces::CutUnit;
 use crate::tensor::InterleavedRows;
 use rows::{Dim, TensorCut, TensorMapping};
@@ -105,12 +105,12 @@ fn required_and_stored(spec: &ModelSpec, format: FileKind) -> Vec<(RequiredTenso
 /// The rows of a layer: its norms, its mixer, its MLP.
 fn layer_rows(spec: &ModelSpec, layer: &LayerSpec) -> impl Iterator<Item = &'static TensorMapping> {
     let of = &spec.family.definition().tensors;
-    let is_attention = layer.mixer == MixerKind::Attention;
+    let is_attention = layer.mixer == MixerSpec::Attention;
     let mixer = match layer.mixer {
-        MixerKind::Attention => of.attention,
-        MixerKind::Recurrence => of.recurrence,
-        MixerKind::Convolution => of.convolution,
-        MixerKind::None => &[],
+        MixerSpec::Attention => of.attention,
+        MixerSpec::Recurrence(_) => of.recurrence,
+        MixerSpec::Convolution(_) => of.convolution,
+        MixerSpec::None => &[],
     };
     let has_norms = is_attention && spec.attention.query_key_norms != QueryKeyNorms::None;
     let has_shared_expert = layer.has_experts && spec.experts.is_some_and(|of| of.shared > 0);
@@ -173,9 +173,8 @@ fn cut_by(dims: [Dim; 2]) -> [Option<CutUnit>; 2] {
     let of_dim = |dim| match dim {
         Dim::Heads => Some(CutUnit::Heads),
         Dim::KvHeads => Some(CutUnit::KvHeads),
-        Dim::Convolved => Some(CutUnit::Convolved),
         Dim::Keys => Some(CutUnit::Keys),
-        Dim::Values => Some(CutUnit::Values),
+        Dim::Values | Dim::Convolved => Some(CutUnit::Values),
         Dim::StateHeads => Some(CutUnit::StateHeads),
         Dim::Inner => Some(CutUnit::Inner),
         Dim::SharedInner => Some(CutUnit::SharedInner),
@@ -189,7 +188,7 @@ fn cut_by(dims: [Dim; 2]) -> [Option<CutUnit>; 2] {
 
 fn length(dim: Dim, spec: &ModelSpec) -> usize {
     let heads = |n: u32| n as usize * spec.head_dim as usize;
-    let state = |of: fn(&RecurrenceSpec) -> u32| spec.recurrence.as_ref().map_or(0, of);
+    let state = |of: fn(&RecurrenceSpec) -> u32| spec.recurrence().as_ref().map_or(0, of);
     let length = match dim {
         Dim::One => 1,
         Dim::Hidden => spec.hidden,
@@ -208,8 +207,8 @@ fn length(dim: Dim, spec: &ModelSpec) -> usize {
         Dim::OneValue => state(|of| of.value_dim),
         Dim::ValuesOfKey => state(|of| of.n_heads / of.n_key_heads * of.value_dim),
         Dim::HeadsOfKey => state(|of| of.n_heads / of.n_key_heads),
-        Dim::Convolved => spec.convolution.map_or(0, |of| of.n * of.width),
-        Dim::Taps => spec.convolution.map_or_else(|| state(|of| of.taps), |of| of.taps),
+        Dim::Convolved => spec.state_heads().map_or(0, |of| of.n * of.dim),
+        Dim::Taps => spec.state_mixer().map_or(0, |mixer| mixer.taps()),
         Dim::Context => spec.context,
         Dim::Vocab => spec.vocab,
     };

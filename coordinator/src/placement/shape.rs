@@ -111,7 +111,7 @@ impl<'a> PartMeasurer<'a> {
         before.resize(shape.n_layers as usize + 1, before[before.len() - 1]);
         let o_proj = Leaves::o_proj(class, shape.n_heads, shape.head_dim);
         let down_proj = Leaves::down_proj(class, shape.inner);
-        let states = shape.states.map(|of| (Leaves::o_proj(class, of.n, of.dim), of.dim));
+        let states = shape.states.map(|of| (of.leaves(class), of.dim));
         PartMeasurer { shape, class, o_proj, down_proj, states, before, kv_dtype }
     }
 

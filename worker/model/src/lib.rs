@@ -23,7 +23,7 @@ pub use limits::PassLimits;
 pub use weights::PackedWeight;
 
 use backend::{BatchLimits, Device, KvSpec, Memory, Pass};
-use checkpoint::{Checkpoint, ModelSpec, StateHeads};
+use checkpoint::{Checkpoint, MixerSpec, ModelSpec, StateHeads};
 use collective::{CancelFlag, Ranks};
 use decoder::Decoder;
 use layers::OwnedHeads;
@@ -54,21 +54,18 @@ impl<M: Device> Model<M> {
         limits: PassLimits,
         cancel: &CancelFlag,
     ) -> Result<Model<M>> {
-        let n_groups = checkpoint.spec().cache_groups().groups().len();
-        checkpoint
-            .spec()
-            .recurrence
-            .as_ref()
-            .map_or(Ok(()), |of| device.check_recurrence(&recurrence::whole_heads(of)))?;
-        checkpoint
-            .spec()
-            .convolution
-            .as_ref()
-            .map_or(Ok(()), |of| device.check_convolution(&convolution::owned_channels(device.class(), part, of).0))?;
+        let spec = checkpoint.spec();
+        let n_groups = spec.cache_groups().groups().len();
+        match spec.state_mixer() {
+            Some(MixerSpec::Recurrence(of)) => device.check_recurrence(&recurrence::whole_heads(&of))?,
+            Some(MixerSpec::Convolution(of)) => {
+                device.check_convolution(&convolution::owned_channels(device.class(), part, &of).0)?;
+            }
+            _ => {}
+        }
         device.reserve_batches(BatchLimits { rows_max: limits.rows_max, context: limits.context, n_groups })?;
         let intake = LoadTotals::default();
         let all = WeightLoader::new(checkpoint, device, part, &intake, cancel);
-        let spec = checkpoint.spec();
         let decoder = Decoder::load(&all, spec, &spec.form(), limits)?;
         checkpoint.check_unchanged()?;
         let (runs, packed) = (intake.runs.into_inner(), intake.packed.into_inner());
@@ -123,7 +120,7 @@ pub fn kv_specs(
     n_blocks: &[u32],
 ) -> Vec<KvSpec> {
     let n_kv_heads = OwnedHeads::of(class, part, attention::heads(spec)).heads.n_kv_heads as u32;
-    let of_states = |of: StateHeads| part.owned_heads(&Leaves::o_proj(class, of.n, of.dim), of.dim).len() as u32;
+    let of_states = |of: StateHeads| part.owned_heads(&of.leaves(class), of.dim).len() as u32;
     let n_states = spec.state_heads().map_or(0, of_states);
     let groups = spec.cache_groups();
     let n_heads = |group: &CacheGroup| if group.layout.is_state() { n_states } else { n_kv_heads };
@@ -143,7 +140,7 @@ pub fn leaf_counts(spec: &ModelSpec, class: DeviceClass) -> Vec<u32> {
     let inner = Leaves::down_proj(class, spec.inner);
     let shared = spec.experts.map(|of| Leaves::down_proj(class, of.shared)).filter(|leaves| leaves.k() > 0);
     let counts = [heads.len() as u32, inner.len() as u32].into_iter().chain(spec.experts.as_ref().map(|e| e.n));
-    let states = spec.state_heads().map(|of| Leaves::o_proj(class, of.n, of.dim).len() as u32);
+    let states = spec.state_heads().map(|of| of.leaves(class).len() as u32);
     let counts = counts.chain(states).chain(shared.map(|leaves| leaves.len() as u32));
     let mut counts: Vec<u32> = counts.filter(|n| *n > 0).collect();
     counts.sort_unstable();

@@ -8,7 +8,7 @@ use crate::limits::PassLimits;
 use crate::recurrence::{Recurrent, RecurrentScratch};
 use crate::weights::WeightLoader;
 use backend::{Device, Memory};
-use checkpoint::{MixerKind, ModelSpec};
+use checkpoint::{MixerSpec, ModelSpec};
 
 pub enum Mixer<M: Memory> {
     Attention(SelfAttention<M>),      // self_attn
@@ -19,24 +19,26 @@ pub enum Mixer<M: Memory> {
 /// The buffers that mixers work in.
 pub struct MixerScratch<M: Memory> {
     attention: AttentionScratch<M>,
-    recurrence: Option<RecurrentScratch<M>>,
-    convolution: Option<ConvolutionScratch<M>>,
+    state: Option<StateScratch<M>>,
+}
+
+/// The buffers of layers with a state, which are alike.
+enum StateScratch<M: Memory> {
+    Recurrence(RecurrentScratch<M>),
+    Convolution(ConvolutionScratch<M>),
 }
 
 impl<M: Memory> Mixer<M> {
     /// Returns the mixer of a layer that has one. `layer` is its number in the model.
     pub fn load(at: &WeightLoader<'_, M>, spec: &ModelSpec, layer: usize) -> Result<Option<Mixer<M>>> {
-        Ok(Some(match (spec.layers[layer].mixer, &spec.recurrence, &spec.convolution) {
-            (MixerKind::None, ..) => return Ok(None),
-            (MixerKind::Attention, ..) => Mixer::Attention(SelfAttention::load(&at.at_path("self_attn"), spec, layer)?),
-            (MixerKind::Recurrence, Some(of), _) => {
+        Ok(Some(match &spec.layers[layer].mixer {
+            MixerSpec::None => return Ok(None),
+            MixerSpec::Attention => Mixer::Attention(SelfAttention::load(&at.at_path("self_attn"), spec, layer)?),
+            MixerSpec::Recurrence(of) => {
                 Mixer::Recurrence(Recurrent::load(&at.at_path("linear_attn"), spec, of, layer)?)
             }
-            (MixerKind::Convolution, _, Some(of)) => {
+            MixerSpec::Convolution(of) => {
                 Mixer::Convolution(ShortConvolution::load(&at.at_path("conv"), spec, of, layer)?)
-            }
-            (MixerKind::Recurrence, None, _) | (MixerKind::Convolution, _, None) => {
-                unreachable!("a checked spec has the shapes of its mixers")
             }
         }))
     }
@@ -61,9 +63,14 @@ impl<M: Memory> Mixer<M> {
 
 impl<M: Memory> MixerScratch<M> {
     pub fn new(all: &WeightLoader<'_, M>, spec: &ModelSpec, limits: PassLimits) -> Result<MixerScratch<M>> {
-        let recurrence = spec.recurrence.as_ref().map(|of| RecurrentScratch::new(all, of, limits)).transpose()?;
-        let convolution = spec.convolution.as_ref().map(|of| ConvolutionScratch::new(all, of, limits)).transpose()?;
-        Ok(MixerScratch { attention: AttentionScratch::new(all, spec, limits)?, recurrence, convolution })
+        let state = match spec.state_mixer() {
+            Some(MixerSpec::Recurrence(of)) => Some(StateScratch::Recurrence(RecurrentScratch::new(all, &of, limits)?)),
+            Some(MixerSpec::Convolution(of)) => {
+                Some(StateScratch::Convolution(ConvolutionScratch::new(all, &of, limits)?))
+            }
+            _ => None,
+        };
+        Ok(MixerScratch { attention: AttentionScratch::new(all, spec, limits)?, state })
     }
 }
 
@@ -76,12 +83,13 @@ impl<D: Device> Mixer<D> {
         scratch: &mut MixerScratch<D>,
         out: &mut D::Buffer,
     ) -> Result<()> {
-        let MixerScratch { attention: of_attention, recurrence: of_recurrence, convolution: of_convolution } = scratch;
-        match (self, of_recurrence, of_convolution) {
-            (Mixer::Attention(attention), ..) => attention.forward(ctx, x, of_attention, out),
-            (Mixer::Recurrence(recurrence), Some(scratch), _) => recurrence.forward(ctx, x, scratch, out),
-            (Mixer::Convolution(convolution), _, Some(scratch)) => convolution.forward(ctx, x, scratch, out),
-            _ => unreachable!("a spec with such layers has a scratch for them"),
+        match (self, &mut scratch.state) {
+            (Mixer::Attention(attention), _) => attention.forward(ctx, x, &mut scratch.attention, out),
+            (Mixer::Recurrence(recurrence), Some(StateScratch::Recurrence(of))) => recurrence.forward(ctx, x, of, out),
+            (Mixer::Convolution(convolution), Some(StateScratch::Convolution(of))) => {
+                convolution.forward(ctx, x, of, out)
+            }
+            _ => unreachable!("the scratch is made for the layers of the model"),
         }
     }
 }

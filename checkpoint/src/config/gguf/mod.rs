@@ -3,7 +3,7 @@
 pub mod keys;
 
 use super::{
-    AttentionSpec, LayerSpec, MixerKind, ModelMultipliers, ModelSpec, NormKind, QueryKeyNorms, QueryTemperature,
+    AttentionSpec, LayerSpec, MixerSpec, ModelMultipliers, ModelSpec, NormKind, QueryKeyNorms, QueryTemperature,
     RopeScaling, RopeSpec, dedup_eos, length,
 };
 use crate::error::ParseError;
@@ -44,8 +44,6 @@ impl ModelSpec {
             // The converter has already added what a norm's weights lack.
             norm_offset: 0.0,
             attention: attention(&keys, of, (hidden, n_layers), (n_heads, head_dim))?,
-            recurrence: None,
-            convolution: None,
             layers: layers(&keys, of, n_layers, experts.is_some())?,
             experts,
             local_rope: local_rope(&keys, of, &rope)?,
@@ -159,7 +157,7 @@ fn layers(
         let in_turn = listed.as_ref().and_then(|listed| listed.get(i as usize)).copied();
         let is_local = window.is_some() && in_turn.unwrap_or(!(i + 1).is_multiple_of(period));
         LayerSpec {
-            mixer: MixerKind::Attention,
+            mixer: MixerSpec::Attention,
             window: window.filter(|_| is_local),
             positions: (of.gguf.positions)(i, of.rules.positions.of_layer(is_local)),
             has_mlp: true,

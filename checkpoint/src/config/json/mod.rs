@@ -4,7 +4,7 @@ mod architecture;
 pub mod keys;
 mod rope;
 
-use super::{AttentionSpec, LayerSpec, MixerKind, ModelMultipliers, ModelSpec, QueryKeyNorms, dedup_eos};
+use super::{AttentionSpec, LayerSpec, MixerSpec, ModelMultipliers, ModelSpec, QueryKeyNorms, dedup_eos};
 use crate::error::ParseError;
 use crate::families::{AttentionBias, FamilyDefinition, WindowUse};
 use crate::scaling::QuantConfig;
@@ -45,8 +45,6 @@ impl ModelSpec {
             norm_eps: keys.float(names.eps)?.unwrap_or(of.config.eps),
             norm_offset: of.config.norm_offset,
             attention: attention(&keys, of, head_dim, context)?,
-            recurrence: (readers.recurrence)(&keys, hidden)?,
-            convolution: (readers.convolution)(&keys, hidden)?,
             layers: layers(&keys, of, n_layers, experts.is_some())?,
             experts,
             rope: rope::rope(&keys, of, of.config.theta, "full_attention", [head_dim, context])?,
@@ -165,7 +163,7 @@ fn layers(
         let name = listed.as_ref().map(|listed| listed[i as usize]);
         let mixer = (of.readers.mixer)(keys, i, name)?;
         let is_local = match name {
-            _ if mixer != MixerKind::Attention => false,
+            _ if mixer != MixerSpec::Attention => false,
             Some(name) if of.config.attention_names.contains(&name) => false,
             Some("sliding_attention") => true,
             Some(other) => return ParseError::unsupported(format!("a layer of the type {other}")),

@@ -6,7 +6,6 @@
 //! a request means).
 
 mod conversation;
-mod fallback;
 mod prompted_tools;
 pub mod routes;
 pub mod table;

@@ -2,7 +2,6 @@
 
 use crate::refusal::Refusal;
 use crate::replicas::models::conversation::{self, ParsedChat};
-use crate::replicas::models::fallback::fallback;
 use crate::replicas::models::prompted_tools;
 use crate::replicas::models::talk::{AnswerParseContext, markers, may_open_thought};
 use checkpoint::{ChatTemplate, Checkpoint, Conversation, ModelSpec, SamplingDefaults, TokenTable, Tokenizer};
@@ -199,7 +198,7 @@ impl ModelText {
             return Ok(template);
         }
         let failed = |error: checkpoint::Error| Refusal::failed(error.to_string());
-        let (form, template) = fallback(&self.tokenizer, &self.spec).map_err(failed)?;
+        let (form, template) = ChatTemplate::fallback(&self.tokenizer, &self.spec).map_err(failed)?;
         Ok(self.fallback.get_or_init(|| {
             let model = &*self.spec.name;
             tracing::warn!(

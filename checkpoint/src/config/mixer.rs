@@ -1,10 +1,21 @@
-//! The shapes of recurrent layers, and the checks that a file's values must pass.
+//! The operations that mix a layer's positions, their shapes, and the checks that a file's values must pass.
 
 use super::parts::is_positive;
 use crate::error::ParseError;
-use types::KvLayout;
+use types::{DeviceClass, KvLayout, Leaves};
 
-/// The recurrent layers of a model, which are all alike: heads whose state is `[key_dim, value_dim]`.
+/// The operation that mixes a layer's positions.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum MixerSpec {
+    /// Its shape is that of the model's attention.
+    Attention,
+    Recurrence(RecurrenceSpec),
+    Convolution(ConvolutionSpec),
+    /// None: the layer is an MLP.
+    None,
+}
+
+/// A recurrence: heads whose state is `[key_dim, value_dim]`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RecurrenceSpec {
     /// Value heads; each has a state.
@@ -27,17 +38,7 @@ pub enum RecurrenceRule {
     StateSpace { step_min: f32, step_max: f32 },
 }
 
-/// The operation that mixes a layer's positions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MixerKind {
-    Attention,
-    Recurrence,
-    Convolution,
-    /// None: the layer is an MLP.
-    None,
-}
-
-/// The short convolutions of a model, which are all alike: runs of channels that no rank divides.
+/// A short convolution: runs of channels that no rank divides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConvolutionSpec {
     pub n: u32,
@@ -52,7 +53,7 @@ impl ConvolutionSpec {
         KvLayout::convolution(self.n, self.width, self.taps)
     }
 
-    pub(super) fn check(&self) -> Result<(), ParseError> {
+    fn check(&self) -> Result<(), ParseError> {
         match (1..=TAPS_MAX).contains(&self.taps) && self.n > 0 && (1..=DIM_MAX).contains(&self.width) {
             true => Ok(()),
             false => ParseError::malformed(format!(
@@ -71,8 +72,43 @@ pub struct StateHeads {
     pub dim: u32,
 }
 
+impl StateHeads {
+    /// The leaves of the output projection's sum.
+    pub fn leaves(&self, class: DeviceClass) -> Leaves {
+        Leaves::o_proj(class, self.n, self.dim)
+    }
+}
+
 const DIM_MAX: u32 = 4096;
 const TAPS_MAX: u32 = 16;
+
+impl MixerSpec {
+    /// The heads of a mixer with a state.
+    pub(super) fn state_heads(&self) -> Option<StateHeads> {
+        match self {
+            MixerSpec::Recurrence(of) => Some(StateHeads { n: of.n_heads, dim: of.value_dim }),
+            MixerSpec::Convolution(of) => Some(StateHeads { n: of.n, dim: of.width }),
+            MixerSpec::Attention | MixerSpec::None => None,
+        }
+    }
+
+    /// How many positions its convolution sees, its own last.
+    pub(crate) fn taps(&self) -> u32 {
+        match self {
+            MixerSpec::Recurrence(of) => of.taps,
+            MixerSpec::Convolution(of) => of.taps,
+            MixerSpec::Attention | MixerSpec::None => 0,
+        }
+    }
+
+    pub(super) fn check(&self) -> Result<(), ParseError> {
+        match self {
+            MixerSpec::Recurrence(of) => of.check(),
+            MixerSpec::Convolution(of) => of.check(),
+            MixerSpec::Attention | MixerSpec::None => Ok(()),
+        }
+    }
+}
 
 impl RecurrenceSpec {
     /// Returns the layout of the state that a layer keeps of earlier positions.
@@ -91,7 +127,7 @@ impl RecurrenceSpec {
         self.n_channels() + self.n_heads * (self.value_dim + n_gates)
     }
 
-    pub(super) fn check(&self) -> Result<(), ParseError> {
+    fn check(&self) -> Result<(), ParseError> {
         let RecurrenceSpec { n_heads, n_key_heads, key_dim, value_dim, taps, rule } = *self;
         let dims = [n_heads, n_key_heads, key_dim, value_dim];
         if dims.iter().any(|dim| !(1..=DIM_MAX).contains(dim)) || !(1..=TAPS_MAX).contains(&taps) {
