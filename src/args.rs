@@ -1,6 +1,7 @@
 //! Parses arguments and does nothing else: `settings` decides what they mean together.
 
 use crate::chat::RunCommand;
+use crate::clients::simulate::SimulateCommand;
 use crate::mistakes::explained;
 use crate::models::{ModelsCommand, PullCommand, RemoveCommand, ShowCommand};
 use crate::operate::{LogsCommand, PlanCommand, PsCommand, StatusCommand, scale, top};
@@ -12,11 +13,11 @@ use crate::settings::environment;
 use crate::shell::{CompletionsCommand, ManCommand};
 use crate::verify::VerifyCommand;
 use crate::verify::replay::ReplayCommand;
-use crate::{bench, simulate};
 use checkpoint::Family;
 use clap::error::ErrorKind;
 use clap::{Arg, ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 use std::ffi::OsString;
+use tools::bench::BenchOptions;
 
 /// Serves large language models: the same request gives the same tokens, whatever happens.
 #[derive(Parser)]
@@ -255,10 +256,10 @@ pub enum Command {
     Replay(ReplayCommand),
     /// Measure the throughput and latency of any server with OpenAI's API
     #[command(after_help = "Example: lockstep bench --concurrency 1,8,32 --prompt uniform:64..256 --output 64")]
-    Bench(bench::BenchOptions),
+    Bench(BenchOptions),
     /// Predict how a cluster of GPUs would serve a load: latency, goodput, utilisation and cost
     #[command(after_help = SIMULATE_HELP)]
-    Simulate(simulate::SimulateOptions),
+    Simulate(SimulateCommand),
     /// Print completions of these commands for a shell
     #[command(after_help = COMPLETIONS_HELP)]
     Completions(CompletionsCommand),

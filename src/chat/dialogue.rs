@@ -4,9 +4,9 @@
 use super::RunCommand;
 use super::input::TypedInput;
 use super::saved::{SavedChat, chat_path};
-use crate::out;
 use proto::v1;
 use std::path::Path;
+use tools::out;
 
 pub const SYSTEM: &str = "system";
 pub const USER: &str = "user";

@@ -10,7 +10,6 @@ mod signals;
 mod terminal;
 mod wrap;
 
-use crate::out;
 use crate::serve::private::PrivateServer;
 use crate::settings::hub;
 use crate::settings::{ConfigSource, ServeSettings};
@@ -31,6 +30,7 @@ use std::time::Duration;
 use terminal::{InputLine, LineReader};
 use tokio::signal::unix::{SignalKind, signal};
 use tonic::transport::Channel;
+use tools::out;
 
 #[derive(Args)]
 pub struct RunCommand {

@@ -3,9 +3,9 @@
 
 use super::server::{RouterArgs, RunningServer};
 use super::top::timeline;
-use crate::out;
 use anyhow::{Context, ensure};
 use clap::Args;
+use tools::out;
 
 #[derive(Args)]
 pub struct LogsCommand {

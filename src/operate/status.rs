@@ -2,12 +2,12 @@
 //! that page is made.
 
 use super::server::{RouterArgs, RunningServer};
-use crate::out;
 use crate::settings::device::list;
 use clap::Args;
 use serde_json::Value;
 use std::fmt::Write;
 use std::time::{Duration, UNIX_EPOCH};
+use tools::out;
 
 #[derive(Args)]
 pub struct StatusCommand {

@@ -7,9 +7,7 @@ mod past;
 pub mod replay;
 mod server;
 
-use crate::out;
 use crate::serve::private::PrivateServer;
-use crate::server_trust::ServerTrust;
 use crate::settings::{ConfigSource, ServeSettings};
 use anyhow::{Context, bail};
 use clap::parser::ValueSource;
@@ -20,6 +18,8 @@ use server::VerifyClient;
 use std::path::Path;
 use std::process::ExitCode;
 use telemetry::logs;
+use tools::out;
+use tools::server_trust::ServerTrust;
 
 const URL: &str = "http://127.0.0.1:8000";
 

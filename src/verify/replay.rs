@@ -4,9 +4,7 @@ use super::compare::{Difference, Verdict, rerun_and_compare};
 use super::past::PastAnswer;
 use super::server::VerifyClient;
 use super::{DIFFERENT, EQUAL, INCOMPARABLE, URL};
-use crate::out;
 use crate::serve::private::PrivateServer;
-use crate::server_trust::ServerTrust;
 use crate::settings::{ConfigSource, ServeSettings};
 use anyhow::{Context, bail, ensure};
 use clap::parser::ValueSource;
@@ -18,6 +16,8 @@ use std::process::ExitCode;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use telemetry::logs;
+use tools::out;
+use tools::server_trust::ServerTrust;
 
 #[derive(Args)]
 pub struct ReplayCommand {

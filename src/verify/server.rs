@@ -1,9 +1,9 @@
 //! The server that answers again: a plain client of its HTTP API. Has no knowledge of answers.
 
-use crate::server_trust::ServerTrust;
 use anyhow::{Context, bail, ensure};
 use serde_json::{Value, json};
 use std::time::Duration;
+use tools::server_trust::ServerTrust;
 use types::Token;
 use ureq::config::ConfigBuilder;
 use ureq::typestate::AgentScope;

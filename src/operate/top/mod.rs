@@ -13,10 +13,10 @@ pub use requests::timeline;
 
 use super::server::{RouterArgs, RunningServer};
 use super::status::render;
-use crate::out;
 use clap::Args;
 use std::io::IsTerminal;
 use std::time::Duration;
+use tools::out;
 
 #[derive(Args)]
 pub struct TopCommand {

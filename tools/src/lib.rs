@@ -1,0 +1,13 @@
+//! The programs that are clients of a running server, and the simulator. The binary gives them their subcommands.
+//!
+//! They know no role's settings and start no role: a caller that has a server passes its address.
+#![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test may panic"))]
+
+pub mod bench;
+pub mod figures;
+pub mod known_models;
+pub mod out;
+pub mod pick;
+pub mod server_trust;
+pub mod simulate;
+pub mod words;
