@@ -2,6 +2,7 @@
 
 use crate::chat::RunCommand;
 use crate::clients::simulate::SimulateCommand;
+use crate::clients::verify::{ReplayCommand, VerifyCommand};
 use crate::mistakes::explained;
 use crate::models::{ModelsCommand, PullCommand, RemoveCommand, ShowCommand};
 use crate::operate::{LogsCommand, PlanCommand, PsCommand, StatusCommand, scale, top};
@@ -11,8 +12,6 @@ use crate::roles::worker::WorkerCommand;
 use crate::serve::ServeCommand;
 use crate::settings::environment;
 use crate::shell::{CompletionsCommand, ManCommand};
-use crate::verify::VerifyCommand;
-use crate::verify::replay::ReplayCommand;
 use checkpoint::Family;
 use clap::error::ErrorKind;
 use clap::{Arg, ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};

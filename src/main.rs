@@ -12,7 +12,6 @@ mod roles;
 mod serve;
 mod settings;
 mod shell;
-mod verify;
 
 use args::Command;
 use clap::ArgMatches;

@@ -10,4 +10,5 @@ pub mod out;
 pub mod pick;
 pub mod server_trust;
 pub mod simulate;
+pub mod verify;
 pub mod words;
