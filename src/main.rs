@@ -52,7 +52,7 @@ fn run(command: Command, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
         Command::Completions(completions) => shell::completions(&completions, args::program()),
         Command::Man(man) => shell::man(&man, args::program()),
         Command::Plan(plan) => plan.run(matches),
-        Command::Status(status) => status.run(),
+        Command::Status(status) => status.run(settings::device::list),
         Command::Top(top) => top.run(),
         Command::Scale(scale) => scale.run(),
         Command::Reload(reload) => reload.run(),

@@ -6,9 +6,14 @@
 pub mod bench;
 pub mod figures;
 pub mod known_models;
+pub mod logs;
 pub mod out;
 pub mod pick;
+pub mod ps;
+mod server;
 pub mod server_trust;
 pub mod simulate;
+pub mod status;
+pub mod top;
 pub mod verify;
 pub mod words;

@@ -1,10 +1,10 @@
 //! A running server, for commands that inspect it: JSON over HTTP, with a key. Has no knowledge of the pages' contents.
 
+use crate::server_trust::ServerTrust;
 use anyhow::{Context, anyhow, bail, ensure};
 use clap::Args;
 use serde_json::Value;
 use std::time::Duration;
-use tools::server_trust::ServerTrust;
 
 /// The router that receives the requests.
 #[derive(Args, Clone)]
