@@ -1,6 +1,6 @@
 //! Parses arguments and does nothing else: `settings` decides what they mean together.
 
-use crate::chat::RunCommand;
+use crate::clients::run::RunCommand;
 use crate::clients::simulate::SimulateCommand;
 use crate::clients::verify::{ReplayCommand, VerifyCommand};
 use crate::mistakes::explained;

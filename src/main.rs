@@ -3,7 +3,6 @@
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test may panic"))]
 
 mod args;
-mod chat;
 mod clients;
 mod mistakes;
 mod models;

@@ -4,6 +4,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test may panic"))]
 
 pub mod bench;
+pub mod chat;
 pub mod figures;
 pub mod known_models;
 pub mod logs;

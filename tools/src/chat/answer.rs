@@ -4,6 +4,7 @@ use super::dialogue::{ASSISTANT, Dialogue, USER, message};
 use super::progress::ProgressLine;
 use super::quiet::columns;
 use super::wrap::LineWrapper;
+use crate::out;
 use anyhow::{Context, anyhow, bail};
 use proto::v1;
 use proto::v1::finished::Reason;
@@ -14,7 +15,6 @@ use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 use tonic::Status;
 use tonic::transport::Channel;
-use tools::out;
 
 /// The figures of an answer.
 pub struct AnswerFigures {
