@@ -45,7 +45,7 @@ MEASURES = {
     "ready.md": ("src", "worker/src/load"),
     "router.md": ("router",),
     "scheduler.md": ("coordinator/scheduler",),
-    "simulate.md": ("src/simulate",),
+    "simulate.md": ("tools/src/simulate",),
     "simulation.md": SERVING,
     "soak.md": SERVING,
     "sums.md": ("worker/collective", "wire"),

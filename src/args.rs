@@ -1,22 +1,26 @@
 //! Parses arguments and does nothing else: `settings` decides what they mean together.
 
-use crate::chat::RunCommand;
+use crate::clients::run::RunCommand;
+use crate::clients::simulate::SimulateCommand;
+use crate::clients::verify::{ReplayCommand, VerifyCommand};
 use crate::mistakes::explained;
 use crate::models::{ModelsCommand, PullCommand, RemoveCommand, ShowCommand};
-use crate::operate::{LogsCommand, PlanCommand, PsCommand, StatusCommand, scale, top};
+use crate::operate::{PlanCommand, scale};
 use crate::roles::coordinator::CoordinatorCommand;
 use crate::roles::router::RouterCommand;
 use crate::roles::worker::WorkerCommand;
 use crate::serve::ServeCommand;
 use crate::settings::environment;
 use crate::shell::{CompletionsCommand, ManCommand};
-use crate::verify::VerifyCommand;
-use crate::verify::replay::ReplayCommand;
-use crate::{bench, simulate};
 use checkpoint::Family;
 use clap::error::ErrorKind;
 use clap::{Arg, ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 use std::ffi::OsString;
+use tools::bench::BenchOptions;
+use tools::logs::LogsCommand;
+use tools::ps::PsCommand;
+use tools::status::StatusCommand;
+use tools::top::TopCommand;
 
 /// Serves large language models: the same request gives the same tokens, whatever happens.
 #[derive(Parser)]
@@ -237,7 +241,7 @@ pub enum Command {
     Status(StatusCommand),
     /// Watch a running cluster, its requests and its load; prints text if there is no terminal
     #[command(after_help = "Example: lockstep top --every 2")]
-    Top(top::TopCommand),
+    Top(TopCommand),
     /// Show the timeline of one request: when it waited, was computed, preempted, lost or moved
     #[command(after_help = "Example: lockstep logs 7\n         lockstep logs chatcmpl-1f2e3d4c0000000000000007")]
     Logs(LogsCommand),
@@ -255,10 +259,10 @@ pub enum Command {
     Replay(ReplayCommand),
     /// Measure the throughput and latency of any server with OpenAI's API
     #[command(after_help = "Example: lockstep bench --concurrency 1,8,32 --prompt uniform:64..256 --output 64")]
-    Bench(bench::BenchOptions),
+    Bench(BenchOptions),
     /// Predict how a cluster of GPUs would serve a load: latency, goodput, utilisation and cost
     #[command(after_help = SIMULATE_HELP)]
-    Simulate(simulate::SimulateOptions),
+    Simulate(SimulateCommand),
     /// Print completions of these commands for a shell
     #[command(after_help = COMPLETIONS_HELP)]
     Completions(CompletionsCommand),

@@ -3,26 +3,20 @@
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test may panic"))]
 
 mod args;
-mod bench;
-mod chat;
-mod figures;
-mod known_models;
+mod clients;
 mod mistakes;
 mod models;
 mod operate;
-mod out;
 mod roles;
 mod serve;
-mod server_trust;
 mod settings;
 mod shell;
-mod simulate;
-mod verify;
 
 use args::Command;
 use clap::ArgMatches;
 use std::process::ExitCode;
 use telemetry::logs;
+use tools::{bench, out};
 
 fn main() -> ExitCode {
     let (command, matches) = args::parse();
@@ -57,12 +51,12 @@ fn run(command: Command, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
         Command::Completions(completions) => shell::completions(&completions, args::program()),
         Command::Man(man) => shell::man(&man, args::program()),
         Command::Plan(plan) => plan.run(matches),
-        Command::Status(status) => status.run(),
+        Command::Status(status) => status.run(settings::device::list),
         Command::Top(top) => top.run(),
         Command::Scale(scale) => scale.run(),
         Command::Reload(reload) => reload.run(),
         Command::Bench(options) => bench::run(&options),
-        Command::Simulate(options) => simulate::run(&options),
+        Command::Simulate(simulate) => simulate.run(),
         Command::Verify(verify) => return Ok(verify.run(matches)),
         Command::Replay(replay) => return Ok(replay.run(matches)),
     };

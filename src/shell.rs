@@ -1,10 +1,10 @@
 //! Completions for shells and manual pages, made from the declarations of the commands.
 
-use crate::out;
 use anyhow::Context;
 use clap::{Args, Command};
 use clap_complete::Shell;
 use std::path::PathBuf;
+use tools::out;
 
 #[derive(Args)]
 pub struct CompletionsCommand {

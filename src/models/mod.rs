@@ -9,7 +9,6 @@ pub use fitting::Fits;
 pub use remove::{RemoveCommand, remove};
 pub use show::{ShowCommand, show};
 
-use crate::out;
 use crate::settings::hub::{HubSettings, sources};
 use anyhow::{Context, ensure};
 use checkpoint::Checkpoint;
@@ -21,6 +20,7 @@ use serde_json::{Value, json};
 use std::path::Path;
 use std::time::{Duration, Instant};
 use telemetry::logs;
+use tools::out;
 
 #[derive(Args)]
 pub struct PullCommand {

@@ -1,13 +1,13 @@
 //! `rm`: removes models that this program has fetched. Does not touch the files of other programs.
 
 use super::hub_name::to_hub_name;
-use crate::out;
 use crate::settings::hub::{HubSettings, cache, sources};
 use anyhow::{Context, anyhow, bail};
 use checkpoint::catalogue::{self, ListedModel, ModelOrigin};
 use clap::Args;
 use indicatif::HumanBytes;
 use std::path::{Path, PathBuf};
+use tools::out;
 
 #[derive(Args)]
 pub struct RemoveCommand {

@@ -1,13 +1,13 @@
 //! `show`: prints a model's properties from its header. Reads no weights.
 
 use super::hub_name::to_hub_name;
-use crate::out;
 use crate::settings::hub::{HubSettings, sources};
 use anyhow::Context;
 use checkpoint::Checkpoint;
 use checkpoint::catalogue::{self, card_sampling};
 use clap::Args;
 use indicatif::HumanBytes;
+use tools::out;
 
 #[derive(Args)]
 pub struct ShowCommand {

@@ -1,11 +1,11 @@
 //! Whether a model of the catalogue fits on this machine, as `serve` would place it with its default settings.
 
-use crate::figures;
 use crate::serve::plan::place_shape;
 use crate::settings::ServeSettings;
 use checkpoint::catalogue::CatalogueEntry;
 use clap::Parser;
 use coordinator::{Blueprint, Unplaceable};
+use tools::figures;
 
 /// The settings of `serve` without flags: defaults, and the environment.
 #[derive(Parser)]

@@ -1,14 +1,14 @@
 //! `plan`: how a model would be placed on this machine, or the devices of this machine. A model is named as for
 //! `serve`, or as for `simulate`, by figures alone.
 
-use crate::known_models::SimulatedModel;
-use crate::out;
 use crate::serve::plan::{table, table_of};
 use crate::serve::{resolve_or_print, with_model};
 use crate::settings::device::list;
 use crate::settings::{ConfigSource, ServeSettings};
 use checkpoint::Checkpoint;
 use clap::{ArgMatches, Args};
+use tools::known_models::SimulatedModel;
+use tools::out;
 use types::DeviceClass;
 
 #[derive(Args)]

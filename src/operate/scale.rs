@@ -1,7 +1,6 @@
 //! `scale` and `reload`: request another grid from a coordinator, or a new read of its model's files, and print the
 //! result. They decide nothing.
 
-use crate::out;
 use crate::settings::{TrustSettings, at_least_one};
 use anyhow::{Context, anyhow, bail, ensure};
 use clap::Args;
@@ -14,6 +13,7 @@ use tokio::runtime::Runtime;
 use tokio::time::timeout;
 use tonic::transport::Channel;
 use tonic::{Response, Status};
+use tools::out;
 use wire::HandshakeRefusal;
 
 /// Longer than the default time that a coordinator gives its workers to load.

@@ -3,7 +3,6 @@
 use super::process::{hash_salt, micros_since_1970, start_telemetry, stop_on_signals};
 use super::{drafts, page};
 use crate::models;
-use crate::out;
 use crate::settings::device::DeviceChoice;
 use crate::settings::memory_part::MemoryPart;
 use crate::settings::{ConfigSource, CoordinatorParts, CoordinatorRole, ServeSettings, config_text, machine};
@@ -19,6 +18,7 @@ use telemetry::Collector;
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio_util::sync::CancellationToken;
+use tools::out;
 use wire::Incoming;
 
 #[derive(Args)]

@@ -4,7 +4,6 @@ use super::process::{resume_key, start_telemetry, stop_on_signals};
 use super::routes::OtherModels;
 use super::{api_tls, keys, text};
 use crate::models;
-use crate::out;
 use crate::settings::{ConfigSource, GRPC_PORT, RouterParts, RouterRole, ServeSettings, config_text};
 use anyhow::{Context, anyhow};
 use checkpoint::Checkpoint;
@@ -20,6 +19,7 @@ use telemetry::{Collector, logs};
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio_util::sync::CancellationToken;
+use tools::out;
 
 /// The number of replicas for which a router's queues are sized if it finds replicas in a store.
 const REPLICAS_EXPECTED: usize = 16;

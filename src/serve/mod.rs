@@ -10,7 +10,6 @@ mod relay;
 mod workers;
 
 use crate::models;
-use crate::out;
 use crate::roles::coordinator::{ClaimedReplica, coordinate};
 use crate::roles::drafts;
 use crate::roles::process::{hash_salt, micros_since_1970, start_telemetry, stop_on_signals};
@@ -32,6 +31,7 @@ use tokio::task::JoinSet;
 use tokio_stream::StreamExt;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
+use tools::out;
 use types::NumericsMode;
 use wire::{JoinToken, Trust};
 

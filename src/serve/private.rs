@@ -12,6 +12,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::pin::pin;
 use tokio::runtime::Runtime;
 use tokio_util::sync::CancellationToken;
+use tools::chat::ServedModel;
 
 pub struct PrivateServer {
     settings: ServeSettings,
@@ -60,8 +61,8 @@ impl PrivateServer {
         Ok(PrivateServer { settings, checkpoint, metrics, name: located.name, n_bytes })
     }
 
-    pub fn model(&self) -> (&str, u64) {
-        (&self.name, self.n_bytes)
+    pub fn model(&self) -> ServedModel<'_> {
+        ServedModel { name: &self.name, n_bytes: self.n_bytes }
     }
 
     /// Starts the roles, runs the client, and stops the roles. The client waits until they are ready.

@@ -19,6 +19,7 @@ use clap::{ArgAction, Args};
 use coordinator::STAGES_MAX;
 use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use tools::words::{explained, parser};
 use types::{Activations, DeviceClass, Grid, KvDtype, NumericsMode};
 
 /// The most ranks on one machine. With more ranks sums would wait for more peers than they have leaves.
@@ -36,20 +37,20 @@ pub struct CoordinatorSettings {
     /// How GPUs compute: with the same tokens in every batch and on every grid, or faster
     #[arg(
         long, env = "LOCKSTEP_NUMERICS", default_value = "lockstep",
-        value_parser = words::explained(NumericsMode::ALL, NumericsMode::name, meaning)
+        value_parser = explained(NumericsMode::ALL, NumericsMode::name, meaning)
     )]
     #[serde(with = "words")]
     pub numerics: NumericsMode,
     /// Type of activations: int8 (bf16 for bf16 weights) or f32 on the CPU, bf16 on a GPU [default: int8 on the CPU,
     /// bf16 on a GPU]
-    #[arg(long, env = "LOCKSTEP_ACTIVATIONS", value_parser = words::parser(Activations::ALL, Activations::name))]
+    #[arg(long, env = "LOCKSTEP_ACTIVATIONS", value_parser = parser(Activations::ALL, Activations::name))]
     #[serde(default, with = "words::open")]
     pub activations: Option<Activations>,
     /// Type of the KV cache: f16, f32 or int8 (about half of f16's memory) on the CPU, bf16 on a GPU; auto is f16 on
     /// the CPU and bf16 on a GPU
     #[arg(
         long, env = "LOCKSTEP_KV_DTYPE", default_value = "auto",
-        value_parser = words::parser(KvDtypeChoice::ALL, KvDtypeChoice::name)
+        value_parser = parser(KvDtypeChoice::ALL, KvDtypeChoice::name)
     )]
     #[serde(default, with = "words")]
     pub kv_dtype: KvDtypeChoice,

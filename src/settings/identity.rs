@@ -7,7 +7,7 @@
 
 use super::expiry::not_after;
 use super::secret;
-use anyhow::{Context, ensure};
+use anyhow::Context;
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
     KeyUsagePurpose, PKCS_ED25519,
@@ -23,6 +23,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use time::OffsetDateTime;
+use tools::server_trust::certificates;
 use wire::{JoinToken, SERVER_NAME, Tls};
 
 const VALID: Duration = Duration::from_secs(30 * 24 * 3600);
@@ -74,14 +75,6 @@ pub fn tls_of_files(certificate: &Path, key: &Path, authority: &Path) -> anyhow:
 pub(super) fn private_key(path: &Path) -> anyhow::Result<PrivateKeyDer<'static>> {
     let text = secret::read_text(path)?;
     PrivateKeyDer::from_pem_slice(text.as_bytes()).with_context(|| format!("no private key in {}", path.display()))
-}
-
-pub fn certificates(path: &Path) -> anyhow::Result<Vec<CertificateDer<'static>>> {
-    let unreadable = || format!("no certificates can be read from {}", path.display());
-    let read: Result<Vec<_>, _> = CertificateDer::pem_file_iter(path).with_context(unreadable)?.collect();
-    let read = read.with_context(unreadable)?;
-    ensure!(!read.is_empty(), "there is no certificate in {}", path.display());
-    Ok(read)
 }
 
 type ServerBuilder = rustls::ConfigBuilder<ServerConfig, rustls::server::WantsServerCert>;

@@ -32,12 +32,10 @@ mod worker;
 
 pub use bytes::ByteSize;
 pub use check::at_least_one;
-pub use choices::{CudaGraphs, KvCommitChoice, LogFormat, PickChoice};
+pub use choices::{CudaGraphs, KvCommitChoice, LogFormat};
 pub use coordinator::{CoordinatorParts, CoordinatorRole};
 pub use file::{ConfigSource, config_text, to_table};
 pub use health::HealthSettings;
-pub use identity::certificates;
-
 pub use router::{GRPC_PORT, RouteSettings, RouterParts, RouterRole, RouterSettings};
 pub use serve::ServeSettings;
 pub use speculation::SpeculationSettings;

@@ -1,13 +1,14 @@
 //! The certificate for clients of the APIs, from files that may change while it is in use. `wire` presents it.
 
 use super::RouterSettings;
-use super::identity::{self, certificates, private_key};
+use super::identity::{self, private_key};
 use anyhow::{Context, bail};
 use rustls::crypto::ring;
 use rustls::server::WebPkiClientVerifier;
 use rustls::{RootCertStore, ServerConfig};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use tools::server_trust::certificates;
 
 /// The files of TLS towards clients.
 #[derive(Clone, Debug, PartialEq)]

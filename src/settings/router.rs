@@ -3,7 +3,6 @@
 use super::answers::AnswerSettings;
 use super::bytes::ByteSize;
 use super::check::at_least_one;
-use super::choices::PickChoice;
 use super::model::ModelSettings;
 use super::queue::QueueSettings;
 use super::spoken::ProtocolSettings;
@@ -16,6 +15,7 @@ use cluster::Addresses;
 use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
+use tools::pick::PickChoice;
 
 /// The default port of the gRPC API.
 pub const GRPC_PORT: u16 = 50051;

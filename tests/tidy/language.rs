@@ -19,7 +19,7 @@ const PERSON_WORDS: &[&str] =
 const N_PERSON_WORDS_MAX: &[(&str, usize)] =
     &[("comments", 0), ("documents", 0), ("protos", 0), ("strings", 2), ("scripts", 1)];
 /// Texts in which these words are data: the words of English by frequency, and these rules.
-const WORD_LISTS: &[&str] = &["src/bench/lengths.rs", "tests/tidy/language.rs"];
+const WORD_LISTS: &[&str] = &["tools/src/bench/lengths.rs", "tests/tidy/language.rs"];
 /// Kinds of files with comments and texts in other languages than Rust.
 const SCRIPTS: &[&str] =
     &["py", "sh", "js", "css", "html", "yaml", "tpl", "toml", "cu", "cuh", "cpp", "h", "Makefile", "NOTES.txt"];

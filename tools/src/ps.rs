@@ -1,7 +1,7 @@
 //! `ps`: the models that a server has loaded, one line for each replica. Reads `/cluster`.
 
-use super::server::{RouterArgs, RunningServer};
 use crate::out;
+use crate::server::{RouterArgs, RunningServer};
 use clap::Args;
 use indicatif::HumanBytes;
 use serde_json::Value;

@@ -1,9 +1,8 @@
 //! `status`: prints the state of the cluster once. Reads `/cluster` of a router and formats it; has no knowledge of how
 //! that page is made.
 
-use super::server::{RouterArgs, RunningServer};
 use crate::out;
-use crate::settings::device::list;
+use crate::server::{RouterArgs, RunningServer};
 use clap::Args;
 use serde_json::Value;
 use std::fmt::Write;
@@ -19,8 +18,9 @@ pub struct StatusCommand {
 }
 
 impl StatusCommand {
-    pub fn run(self) -> anyhow::Result<()> {
-        out::print(&if self.devices { list() } else { render(&RunningServer::new(self.look)?.cluster()?) })
+    /// `devices` lists those of this machine.
+    pub fn run(self, devices: fn() -> String) -> anyhow::Result<()> {
+        out::print(&if self.devices { devices() } else { render(&RunningServer::new(self.look)?.cluster()?) })
     }
 }
 

@@ -3,7 +3,7 @@
 
 use super::draw::draw;
 use super::screen::{Screen, TopQuestion, TopView};
-use crate::operate::server::RunningServer;
+use crate::server::RunningServer;
 use anyhow::Context;
 use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event};

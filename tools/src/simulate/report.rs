@@ -5,7 +5,7 @@ use super::cluster::SimOutcome;
 use super::measure::{MeasurementWindow, Percentiles};
 use super::options::{GoalOptions, KernelOptions, LoadOptions, SimulateOptions};
 use crate::known_models::SimulatedModel;
-use crate::settings::PickChoice;
+use crate::pick::PickChoice;
 use clap::ValueEnum;
 use serde::Serialize;
 use std::fmt;

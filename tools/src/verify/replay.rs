@@ -5,14 +5,12 @@ use super::past::PastAnswer;
 use super::server::VerifyClient;
 use super::{DIFFERENT, EQUAL, INCOMPARABLE, URL};
 use crate::out;
-use crate::serve::private::PrivateServer;
 use crate::server_trust::ServerTrust;
-use crate::settings::{ConfigSource, ServeSettings};
-use anyhow::{Context, bail, ensure};
-use clap::parser::ValueSource;
-use clap::{ArgMatches, Args, ValueEnum};
+use anyhow::{Context, ensure};
+use clap::{Args, ValueEnum};
 use serde_json::Value;
 use std::fmt;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::{Mutex, PoisonError};
@@ -20,7 +18,7 @@ use std::time::{Duration, Instant};
 use telemetry::logs;
 
 #[derive(Args)]
-pub struct ReplayCommand {
+pub struct ReplayOptions {
     /// Folder of a record, as --record keeps it
     #[arg(index = 1, value_name = "DIR")]
     pub dir: PathBuf,
@@ -38,10 +36,6 @@ pub struct ReplayCommand {
     pub speed: Option<f64>,
     #[command(flatten)]
     pub trust: ServerTrust,
-    #[command(flatten)]
-    pub settings: ServeSettings,
-    #[command(flatten)]
-    pub source: ConfigSource,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -55,14 +49,14 @@ pub enum ReplayOrder {
 }
 
 /// A line of a record, and the time of its request.
-struct RecordedLine {
+pub struct RecordedLine {
     began_ms: u64,
     text: String,
 }
 
 /// The counts of all outcomes.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct ReplayCounts {
+pub struct ReplayCounts {
     n_equal: u64,
     n_different: u64,
     n_other_digest: u64,
@@ -70,23 +64,23 @@ struct ReplayCounts {
     n_tokens: u64,
 }
 
-impl ReplayCommand {
-    pub fn run(self, matches: &ArgMatches) -> ExitCode {
-        match self.count_outcomes(matches) {
-            Ok(None) => EQUAL.into(),
-            Ok(Some(counts)) => {
-                out::print_last_line(&counts.to_string());
-                counts.code().into()
-            }
-            Err(error) => {
-                logs::write_line(&format!("lockstep: cannot be replayed: {}", out::error_text(&error)));
-                INCOMPARABLE.into()
-            }
+/// Prints the result and returns the exit code. There are no counts if only the settings were to be printed.
+pub fn exit_code(counts: anyhow::Result<Option<ReplayCounts>>) -> ExitCode {
+    match counts {
+        Ok(None) => EQUAL.into(),
+        Ok(Some(counts)) => {
+            out::print_last_line(&counts.to_string());
+            counts.code().into()
+        }
+        Err(error) => {
+            logs::write_line(&format!("lockstep: cannot be replayed: {}", out::error_text(&error)));
+            INCOMPARABLE.into()
         }
     }
+}
 
-    /// Returns None if only the settings were to be printed.
-    fn count_outcomes(self, matches: &ArgMatches) -> anyhow::Result<Option<ReplayCounts>> {
+impl ReplayOptions {
+    pub fn check(&self) -> anyhow::Result<()> {
         ensure!(self.concurrency > 0, "--concurrency must be at least 1");
         let is_factor = |speed: &f64| *speed > 0.0 && speed.is_finite();
         ensure!(self.speed.as_ref().is_none_or(is_factor), "--speed must be a number above 0");
@@ -94,35 +88,46 @@ impl ReplayCommand {
             self.speed.is_none() || self.order == ReplayOrder::Recorded,
             "--speed uses the times of the record: leave out --order"
         );
-        let names_model = matches.value_source("model") == Some(ValueSource::CommandLine);
-        if names_model && matches.value_source("url") == Some(ValueSource::CommandLine) {
-            bail!("either MODEL or --url: they are two servers");
-        }
-        let lines = in_order(read(&self.dir)?, self.order);
-        let pace = ReplayPace {
-            speed: self.speed,
-            began: Instant::now(),
-            first_ms: lines.first().map_or(0, |of| of.began_ms),
-        };
-        let (concurrency, key) = (self.concurrency, self.settings.router.api_key.clone());
-        if !names_model && !self.source.print_config {
-            let url = self.url.as_deref().unwrap_or(URL).to_owned();
-            let server = VerifyClient::from_url(&url, key).trusting(&self.trust)?;
-            return Ok(Some(replay_all(lines, concurrency, &pace, &server, false)));
-        }
-        let Some(private) = PrivateServer::prepare(self.settings, &self.source, matches)? else { return Ok(None) };
-        let counts = private.serve_while(async |at| {
-            let url = format!("http://{}", at.http);
-            let replay = move || {
-                let server = VerifyClient::from_url(&url, None);
-                server.wait_until_ready()?;
-                let pace = ReplayPace { began: Instant::now(), ..pace };
-                // The model may have another name here.
-                Ok(replay_all(lines, concurrency, &pace, &server, true))
-            };
-            tokio::task::spawn_blocking(replay).await.context("the replay panicked")?
+        Ok(())
+    }
+
+    /// Returns the recorded answers in the order in which they are sent.
+    pub fn lines(&self) -> anyhow::Result<Vec<RecordedLine>> {
+        Ok(in_order(read(&self.dir)?, self.order))
+    }
+
+    /// Runs the answers again on the server at `--url`.
+    pub fn counts_of_running(&self, lines: Vec<RecordedLine>, key: Option<String>) -> anyhow::Result<ReplayCounts> {
+        let server = VerifyClient::from_url(self.url.as_deref().unwrap_or(URL), key).trusting(&self.trust)?;
+        Ok(self.replay_all(lines, &server, false))
+    }
+
+    /// Runs the answers again on a server of one model, when it is ready. The model may have another name there.
+    pub fn counts_of_private(&self, lines: Vec<RecordedLine>, address: SocketAddr) -> anyhow::Result<ReplayCounts> {
+        let server = VerifyClient::ready_at(address)?;
+        Ok(self.replay_all(lines, &server, true))
+    }
+
+    /// Keeps so many requests in flight, and prints each difference when it is found.
+    fn replay_all(&self, lines: Vec<RecordedLine>, server: &VerifyClient, any_name: bool) -> ReplayCounts {
+        let first_ms = lines.first().map_or(0, |of| of.began_ms);
+        let pace = ReplayPace { speed: self.speed, began: Instant::now(), first_ms };
+        let n_threads = self.concurrency.min(lines.len());
+        let (lines, counts) = (Mutex::new(lines.into_iter()), Mutex::new(ReplayCounts::default()));
+        std::thread::scope(|scope| {
+            for _ in 0..n_threads {
+                scope.spawn(|| {
+                    loop {
+                        let next = lines.lock().unwrap_or_else(PoisonError::into_inner).next();
+                        let Some(line) = next else { break };
+                        pace.wait(&line);
+                        let (id, verdict) = rerun(&line, server, any_name);
+                        counts.lock().unwrap_or_else(PoisonError::into_inner).add(&id, verdict);
+                    }
+                });
+            }
         });
-        counts.map(Some)
+        counts.into_inner().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -156,7 +161,6 @@ fn in_order(mut lines: Vec<RecordedLine>, order: ReplayOrder) -> Vec<RecordedLin
 }
 
 /// The time at which each request is sent.
-#[derive(Clone, Copy)]
 struct ReplayPace {
     speed: Option<f64>,
     began: Instant,
@@ -170,32 +174,6 @@ impl ReplayPace {
         let due = Duration::try_from_secs_f64(after).unwrap_or(Duration::MAX);
         std::thread::sleep(due.saturating_sub(self.began.elapsed()));
     }
-}
-
-/// Keeps so many requests in flight, and prints each difference when it is found.
-fn replay_all(
-    lines: Vec<RecordedLine>,
-    concurrency: usize,
-    pace: &ReplayPace,
-    server: &VerifyClient,
-    any_name: bool,
-) -> ReplayCounts {
-    let n_threads = concurrency.min(lines.len());
-    let (lines, counts) = (Mutex::new(lines.into_iter()), Mutex::new(ReplayCounts::default()));
-    std::thread::scope(|scope| {
-        for _ in 0..n_threads {
-            scope.spawn(|| {
-                loop {
-                    let next = lines.lock().unwrap_or_else(PoisonError::into_inner).next();
-                    let Some(line) = next else { break };
-                    pace.wait(&line);
-                    let (id, verdict) = rerun(&line, server, any_name);
-                    counts.lock().unwrap_or_else(PoisonError::into_inner).add(&id, verdict);
-                }
-            });
-        }
-    });
-    counts.into_inner().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn rerun(line: &RecordedLine, server: &VerifyClient, any_name: bool) -> (String, anyhow::Result<Verdict>) {

@@ -1,7 +1,7 @@
 //! The view of the cluster: a line for each rank of each replica, and above them the problems.
 
 use super::bars::{bar, memory, replace_control_chars, stacked_bar, text, time};
-use crate::operate::status::{models, notes, speed, store, target_grid_text};
+use crate::status::{models, notes, speed, store, target_grid_text};
 use ratatui::style::{Color, Style, Stylize};
 use ratatui::text::{Line, Span};
 use serde_json::Value;

@@ -1,7 +1,7 @@
 //! `lockstep bench`: puts load on any server with OpenAI's completions API, and reports how it did. Knows only the
 //! server's address, so peers are measured in the same way.
 
-pub mod lengths;
+pub(crate) mod lengths;
 mod load;
 mod report;
 mod stream;

@@ -1,4 +1,4 @@
-//! `run`: one answer to stdout, or a chat. A gRPC client of the same roles that `serve` starts, within this process.
+//! `run`: one answer to stdout, or a chat. A gRPC client of a server of one model; has no knowledge of how it starts.
 
 mod answer;
 mod dialogue;
@@ -10,19 +10,18 @@ mod signals;
 mod terminal;
 mod wrap;
 
+pub use quiet::EchoGuard;
+
 use crate::out;
-use crate::serve::private::PrivateServer;
-use crate::settings::hub;
-use crate::settings::{ConfigSource, ServeSettings};
 use answer::{AnswerFigures, answer};
 use anyhow::{Context, bail};
-use clap::{ArgMatches, Args};
+use clap::Args;
 use dialogue::{ASSISTANT, Dialogue};
 use indicatif::{HumanBytes, ProgressBar};
 use input::{TypedInput, TypedMessage};
 use proto::v1;
 use proto::v1::inference_client::InferenceClient;
-use quiet::{EchoGuard, columns};
+use quiet::columns;
 use rustix::fs::FileType;
 use signals::{SignalWatch, Signals};
 use std::io::{IsTerminal, Read};
@@ -32,8 +31,9 @@ use terminal::{InputLine, LineReader};
 use tokio::signal::unix::{SignalKind, signal};
 use tonic::transport::Channel;
 
+/// How to answer. A command with these options has an argument `prompt`.
 #[derive(Args)]
-pub struct RunCommand {
+pub struct ChatOptions {
     /// Sampling temperature, 0 to 2; 0 is greedy [default: the model's, or 0.8]
     #[arg(long)]
     pub temperature: Option<f32>,
@@ -56,50 +56,10 @@ pub struct RunCommand {
     /// System message for the model
     #[arg(long)]
     pub system: Option<String>,
-    #[command(flatten)]
-    pub settings: ServeSettings,
-    /// Prompt, or - to read it from standard input; without it a chat begins. Piped input is added to it
-    #[arg(index = 2)]
-    pub prompt: Vec<String>,
-    #[command(flatten)]
-    pub source: ConfigSource,
-}
-
-impl RunCommand {
-    /// Starts the roles on ports of their own, runs the client, and stops the roles. Starts again if the chat changes
-    /// its model.
-    pub fn run(self, matches: &ArgMatches) -> anyhow::Result<()> {
-        // The model of a chat may have to be fetched first.
-        let quiet = if self.prompt.is_empty() { EchoGuard::begin() } else { None };
-        let watch = quiet.as_ref().map(EchoGuard::watch).transpose()?;
-        let Some(mut server) = PrivateServer::prepare(self.settings.clone(), &self.source, matches)? else {
-            return Ok(());
-        };
-        if !self.prompt.is_empty() {
-            let prompt = with_stdin_text(&self.prompt.join(" "))?;
-            return server
-                .serve_while(async |at| answer_once(wire::tcp(&at.grpc.to_string())?, &self, &server, &prompt).await);
-        }
-        // Without a home folder there is no history, and chats are saved in the working folder.
-        let kept = hub::cache(&self.source.hub).ok();
-        let mut chat = Chat::open(&self, kept, (quiet, watch))?;
-        loop {
-            let left = server.serve_while(async |at| {
-                chat.wait_for_model(wire::tcp(&at.grpc.to_string())?, &server)
-                    .await?
-                    .converse(&server, &self.source)
-                    .await
-            })?;
-            match left {
-                ChatEnd::ForGood => return Ok(()),
-                ChatEnd::ForModel(other) => server = *other,
-            }
-        }
-    }
 }
 
 /// Returns the prompt with the text of standard input: only that text for `-`, otherwise it follows the prompt.
-fn with_stdin_text(prompt: &str) -> anyhow::Result<String> {
+pub fn with_stdin_text(prompt: &str) -> anyhow::Result<String> {
     let is_all = prompt == "-";
     let mut text = String::new();
     if is_all || is_piped()? {
@@ -124,10 +84,10 @@ const READY_POLLS_MAX: u32 = 30_000;
 const TICK: Duration = Duration::from_millis(100);
 
 /// Waits until the model is listed, so that it can be used. On a terminal a bar shows that it loads.
-async fn wait_until_ready(client: &mut InferenceClient<Channel>, server: &PrivateServer) -> anyhow::Result<()> {
+async fn wait_until_ready(client: &mut InferenceClient<Channel>, model: ServedModel<'_>) -> anyhow::Result<()> {
     let bar = ProgressBar::new_spinner();
-    let (model, n_bytes) = server.model();
-    bar.set_message(format!("loading {model} ({})", HumanBytes(n_bytes)));
+    let ServedModel { name, n_bytes } = model;
+    bar.set_message(format!("loading {name} ({})", HumanBytes(n_bytes)));
     bar.enable_steady_tick(TICK);
     for _ in 0..READY_POLLS_MAX {
         let listed = client.list_models(v1::ListModelsRequest {}).await;
@@ -141,24 +101,31 @@ async fn wait_until_ready(client: &mut InferenceClient<Channel>, server: &Privat
     bail!("the model was not ready in time")
 }
 
-async fn answer_once(channel: Channel, run: &RunCommand, server: &PrivateServer, prompt: &str) -> anyhow::Result<()> {
+/// Prints the answer to this prompt.
+pub async fn answer_once(
+    channel: Channel,
+    model: ServedModel<'_>,
+    (options, seed): (&ChatOptions, Option<u64>),
+    prompt: &str,
+) -> anyhow::Result<()> {
     let mut client = InferenceClient::new(channel);
-    wait_until_ready(&mut client, server).await?;
-    let spoken = answer(&mut client, &mut Dialogue::new(run), prompt).await?;
+    wait_until_ready(&mut client, model).await?;
+    let spoken = answer(&mut client, &mut Dialogue::new(options, seed), prompt).await?;
     if std::io::stderr().is_terminal() {
         eprintln!("{}", spoken.summary());
     }
     Ok(())
 }
 
-/// Why a chat does not go on with its server.
-enum ChatEnd {
-    ForGood,
-    ForModel(Box<PrivateServer>),
+/// The model of a server, and its bytes on disk.
+#[derive(Clone, Copy)]
+pub struct ServedModel<'a> {
+    pub name: &'a str,
+    pub n_bytes: u64,
 }
 
 /// A chat, which may outlive the model that it began with.
-struct Chat {
+pub struct Chat {
     dialogue: Dialogue,
     /// None while a line is read.
     lines: Option<LineReader>,
@@ -173,47 +140,52 @@ struct Chat {
 }
 
 impl Chat {
-    fn open(
-        run: &RunCommand,
+    /// Opens the terminal. The history and saved chats are in the folder `kept`.
+    pub fn open(
+        (options, seed): (&ChatOptions, Option<u64>),
         kept: Option<PathBuf>,
         (quiet, watch): (Option<EchoGuard>, Option<SignalWatch>),
     ) -> anyhow::Result<Chat> {
         let lines = LineReader::open(kept.as_ref().map(|kept| kept.join("history")))?;
         let is_terminal = lines.is_terminal();
         let chats = kept.map_or_else(|| PathBuf::from("."), |kept| kept.join("chats"));
-        let dialogue = Dialogue::new(run);
+        let dialogue = Dialogue::new(options, seed);
         Ok(Chat { dialogue, lines: Some(lines), chats, is_terminal, verbose: is_terminal, client: None, quiet, watch })
     }
 
     /// Waits for the model; a signal ends that.
-    async fn wait_for_model(&mut self, channel: Channel, server: &PrivateServer) -> anyhow::Result<&mut Chat> {
+    pub async fn wait_for_model(&mut self, channel: Channel, model: ServedModel<'_>) -> anyhow::Result<()> {
         let is_first = self.client.is_none();
         let mut client = InferenceClient::new(channel);
         let mut signals = Signals::open()?;
         self.watch = None;
         tokio::select! {
-            ready = wait_until_ready(&mut client, server) => ready?,
+            ready = wait_until_ready(&mut client, model) => ready?,
             _ = signals.next_signal() => bail!("interrupted while the model was loading"),
         }
         if self.is_terminal && is_first {
             eprintln!("/help lists the commands; Ctrl-D leaves.");
         }
         self.client = Some(client);
-        Ok(self)
+        Ok(())
     }
 
     /// Reads messages and answers them until the input ends. Each request has the whole conversation, whose beginning
-    /// is in the prefix cache.
-    async fn converse(&mut self, server: &PrivateServer, source: &ConfigSource) -> anyhow::Result<ChatEnd> {
+    /// is in the prefix cache. Returns the server of another model, made by `server_of`, if the chat changes its model.
+    pub async fn converse<S>(
+        &mut self,
+        model: &str,
+        server_of: impl Fn(&str) -> anyhow::Result<S>,
+    ) -> anyhow::Result<Option<S>> {
         let mut signals = Signals::open()?;
         loop {
             let message = tokio::select! {
                 message = self.next() => message?,
                 () = signals.wait_for_termination() => bail!("ended by a signal"),
             };
-            let Some(message) = message else { return Ok(ChatEnd::ForGood) };
+            let Some(message) = message else { return Ok(None) };
             match input::read(&message) {
-                TypedInput::Leave => return Ok(ChatEnd::ForGood),
+                TypedInput::Leave => return Ok(None),
                 TypedInput::Question(question) => {
                     tokio::select! {
                         answered = self.answer(&question) => answered?,
@@ -222,25 +194,20 @@ impl Chat {
                 }
                 TypedInput::Verbose(to) => self.verbose = to,
                 TypedInput::Help => eprint!("{}", wrap::clipped(input::HELP, columns().unwrap_or(usize::MAX))),
-                TypedInput::Model(name) => match self.prepare_server(&name, server, source) {
-                    Ok(other) => return Ok(ChatEnd::ForModel(Box::new(other))),
+                TypedInput::Model(name) => match self.prepare_server(|| server_of(&name)) {
+                    Ok(other) => return Ok(Some(other)),
                     Err(error) => print_wrapped(&format!("{}\n", out::error_text(&error))),
                 },
-                other => print_wrapped(&self.dialogue.execute(other, server.model().0, &self.chats)),
+                other => print_wrapped(&self.dialogue.execute(other, model, &self.chats)),
             }
         }
     }
 
     /// Prepares a server for another model. Its files may have to be fetched first, which blocks until a signal ends
     /// it.
-    fn prepare_server(
-        &self,
-        name: &str,
-        server: &PrivateServer,
-        source: &ConfigSource,
-    ) -> anyhow::Result<PrivateServer> {
+    fn prepare_server<S>(&self, prepare: impl FnOnce() -> anyhow::Result<S>) -> anyhow::Result<S> {
         let _watch = self.quiet.as_ref().map(EchoGuard::watch).transpose()?;
-        tokio::task::block_in_place(|| server.with_other_model(name, source))
+        tokio::task::block_in_place(prepare)
     }
 
     /// Reads a message on a blocking thread, which is abandoned when the process ends.

@@ -1,9 +1,9 @@
 //! `logs`: the events of one request, from its arrival on. Reads the request's timeline, which has no text of the
 //! request.
 
-use super::server::{RouterArgs, RunningServer};
-use super::top::timeline;
 use crate::out;
+use crate::server::{RouterArgs, RunningServer};
+use crate::top::timeline;
 use anyhow::{Context, ensure};
 use clap::Args;
 

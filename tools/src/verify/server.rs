@@ -3,6 +3,7 @@
 use crate::server_trust::ServerTrust;
 use anyhow::{Context, bail, ensure};
 use serde_json::{Value, json};
+use std::net::SocketAddr;
 use std::time::Duration;
 use types::Token;
 use ureq::config::ConfigBuilder;
@@ -43,7 +44,14 @@ impl VerifyClient {
         Ok(VerifyClient { agent: trust.agent(agent_config())?, ..self })
     }
 
-    pub fn wait_until_ready(&self) -> anyhow::Result<()> {
+    /// Returns the server at this address, which requires no key, when it is ready.
+    pub fn ready_at(address: SocketAddr) -> anyhow::Result<VerifyClient> {
+        let server = VerifyClient::from_url(&format!("http://{address}"), None);
+        server.wait_until_ready()?;
+        Ok(server)
+    }
+
+    fn wait_until_ready(&self) -> anyhow::Result<()> {
         for _ in 0..READY_POLLS_MAX {
             let ready = self.agent.get(format!("{}/ready", self.url)).call();
             if ready.is_ok_and(|reply| reply.status().is_success()) {

@@ -1,8 +1,10 @@
 //! The certificates that a command accepts from a server over HTTPS.
 
-use crate::settings::certificates;
+use anyhow::{Context, ensure};
 use clap::Args;
-use std::path::PathBuf;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+use std::path::{Path, PathBuf};
 use ureq::Agent;
 use ureq::config::ConfigBuilder;
 use ureq::tls::{Certificate, RootCerts, TlsConfig};
@@ -22,4 +24,13 @@ impl ServerTrust {
         let tls = TlsConfig::builder().root_certs(RootCerts::new_with_certs(&roots)).build();
         Ok(config.tls_config(tls).build().into())
     }
+}
+
+/// Returns the certificates of a PEM file.
+pub fn certificates(path: &Path) -> anyhow::Result<Vec<CertificateDer<'static>>> {
+    let unreadable = || format!("no certificates can be read from {}", path.display());
+    let read: Result<Vec<_>, _> = CertificateDer::pem_file_iter(path).with_context(unreadable)?.collect();
+    let read = read.with_context(unreadable)?;
+    ensure!(!read.is_empty(), "there is no certificate in {}", path.display());
+    Ok(read)
 }

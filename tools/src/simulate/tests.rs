@@ -13,12 +13,17 @@ fn options(line: &str) -> SimulateOptions {
     Line::parse_from(["simulate"].into_iter().chain(line.split_ascii_whitespace())).options
 }
 
+/// A folder without models.
+fn no_models() -> anyhow::Result<ModelSources> {
+    Ok(ModelSources::new(std::env::temp_dir()))
+}
+
 fn report(line: &str) -> SimulationReport {
-    simulate(&options(line), |_, _| {}).unwrap()
+    simulate(&options(line), no_models, |_, _| {}).unwrap()
 }
 
 fn outcome(options: &SimulateOptions) -> (SimOutcome, PlacedReplica) {
-    let model = SimulatedModel::find(&options.model, options.replica.weights, &options.hub).unwrap();
+    let model = SimulatedModel::find(&options.model, options.replica.weights, no_models).unwrap();
     let laid_out = PlacedReplica::new(options, &model).unwrap();
     let (traffic, window) = options.load.traffic(options.seed).unwrap();
     (laid_out.run(options, traffic, window, |_| {}).unwrap(), laid_out)
@@ -194,7 +199,7 @@ fn a_trace_is_served_as_it_came() {
         [("", "no requests"), ("{\"at\": -1, \"prompt\": 1, \"output\": 1}", "line 1"), ("{}", "line 1")]
     {
         std::fs::write(&path, wrong).unwrap();
-        let error = simulate(&options(&format!("--trace {}", path.display())), |_, _| {}).err().unwrap();
+        let error = simulate(&options(&format!("--trace {}", path.display())), no_models, |_, _| {}).err().unwrap();
         assert!(error.to_string().contains(why), "{error:#}");
     }
     std::fs::remove_file(&path).unwrap();
@@ -215,9 +220,8 @@ fn what_cannot_be_is_refused_with_a_reason() {
         ("--context 999999999", "context"),
     ];
     for (line, why) in cases {
-        let mut options = options(&line.replace(" -1", "=-1"));
-        options.hub.cache = Some(std::env::temp_dir());
-        let error = simulate(&options, |_, _| {}).err().unwrap_or_else(|| panic!("{line} is not refused"));
+        let options = options(&line.replace(" -1", "=-1"));
+        let error = simulate(&options, no_models, |_, _| {}).err().unwrap_or_else(|| panic!("{line} is not refused"));
         assert!(format!("{error:#}").contains(why), "{line}: {error:#}");
     }
     assert!(Line::try_parse_from(["simulate", "--gpu", "abacus"]).is_err());
@@ -227,7 +231,7 @@ fn what_cannot_be_is_refused_with_a_reason() {
 fn nodes_of_eight_are_joined_by_a_network() {
     let step = |line: &str| {
         let options = options(line);
-        let model = SimulatedModel::find(&options.model, options.replica.weights, &options.hub).unwrap();
+        let model = SimulatedModel::find(&options.model, options.replica.weights, no_models).unwrap();
         PlacedReplica::new(&options, &model).unwrap().roofline.step(&coordinator::StepWork::one_row())
     };
     let (near, far) =

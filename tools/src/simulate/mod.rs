@@ -16,6 +16,7 @@ pub use options::SimulateOptions;
 use crate::known_models::SimulatedModel;
 use crate::out;
 use anyhow::Context;
+use checkpoint::catalogue::ModelSources;
 use cluster::{SimOutcome, SimSetup, SimulatedCluster, Slo};
 use coordinator::{Blueprint, Limits, Machine, PlacementPolicy, Roofline, WorkerId};
 use hardware::{Efficiency, GPUS_PER_NODE};
@@ -26,8 +27,9 @@ use std::path::PathBuf;
 use traffic::{Nanos, Traffic, nanos};
 use types::{Activations, DeviceClass, Grid, PolicyDigest};
 
-pub fn run(options: &SimulateOptions) -> anyhow::Result<()> {
-    let report = simulate(options, |at, until| {
+/// Simulates, and prints the report. Local models are looked for in `sources`.
+pub fn run(options: &SimulateOptions, sources: impl FnOnce() -> anyhow::Result<ModelSources>) -> anyhow::Result<()> {
+    let report = simulate(options, sources, |at, until| {
         if !options.json && at % nanos(5.0) == 0 {
             eprintln!("{:.0} of {:.0} virtual seconds", at as f64 / 1e9, until as f64 / 1e9);
         }
@@ -38,9 +40,13 @@ pub fn run(options: &SimulateOptions) -> anyhow::Result<()> {
     }
 }
 
-fn simulate(options: &SimulateOptions, progress: impl Fn(Nanos, Nanos)) -> anyhow::Result<SimulationReport> {
+fn simulate(
+    options: &SimulateOptions,
+    sources: impl FnOnce() -> anyhow::Result<ModelSources>,
+    progress: impl Fn(Nanos, Nanos),
+) -> anyhow::Result<SimulationReport> {
     options.check()?;
-    let model = SimulatedModel::find(&options.model, options.replica.weights, &options.hub)?;
+    let model = SimulatedModel::find(&options.model, options.replica.weights, sources)?;
     let laid_out = PlacedReplica::new(options, &model)?;
     let (traffic, window) = options.load.traffic(options.seed)?;
     let until = window.until;

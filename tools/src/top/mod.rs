@@ -11,9 +11,9 @@ mod screen;
 
 pub use requests::timeline;
 
-use super::server::{RouterArgs, RunningServer};
-use super::status::render;
 use crate::out;
+use crate::server::{RouterArgs, RunningServer};
+use crate::status::render;
 use clap::Args;
 use std::io::IsTerminal;
 use std::time::Duration;

@@ -1,7 +1,7 @@
 //! The conversation and the sampling, which stay the same from one question to the next, and the commands that change
 //! them. Has no knowledge of terminal or server.
 
-use super::RunCommand;
+use super::ChatOptions;
 use super::input::TypedInput;
 use super::saved::{SavedChat, chat_path};
 use crate::out;
@@ -25,19 +25,19 @@ pub fn message(role: &str, content: &str) -> v1::ChatMessage {
 }
 
 impl Dialogue {
-    pub fn new(run: &RunCommand) -> Dialogue {
+    pub fn new(options: &ChatOptions, seed: Option<u64>) -> Dialogue {
         let sampling = v1::Sampling {
-            temperature: run.temperature,
-            top_p: run.top_p,
-            top_k: run.top_k,
-            min_p: run.min_p,
+            temperature: options.temperature,
+            top_p: options.top_p,
+            top_k: options.top_k,
+            min_p: options.min_p,
             defaults: v1::sampling::Defaults::LlamaCpp.into(),
-            seed: run.settings.router.seed,
-            max_tokens: run.max_tokens,
+            seed,
+            max_tokens: options.max_tokens,
             ..v1::Sampling::default()
         };
-        let messages = run.system.iter().map(|text| message(SYSTEM, text)).collect();
-        Dialogue { sampling, messages, raw: run.raw }
+        let messages = options.system.iter().map(|text| message(SYSTEM, text)).collect();
+        Dialogue { sampling, messages, raw: options.raw }
     }
 
     /// Carries out a command and returns the text to print. Conversations are kept in `chats`.

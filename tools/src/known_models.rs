@@ -2,9 +2,8 @@
 //! devices.
 
 use crate::figures::spec;
-use crate::settings::hub::{self, HubSettings};
 use anyhow::Context;
-use checkpoint::catalogue::{self, ConfigFigures, figures};
+use checkpoint::catalogue::{self, ConfigFigures, ModelSources, figures};
 use checkpoint::{Checkpoint, ModelSizes, ModelSpec, names};
 use clap::ValueEnum;
 use coordinator::ModelShape;
@@ -76,11 +75,15 @@ impl SimulatedModel {
 
     /// Finds a model by name, by a `config.json`, or by local files. Fetches nothing. Without `weights`, files have
     /// their real size and all others are bf16.
-    pub fn find(name: &str, weights: Option<WeightFormat>, hub: &HubSettings) -> anyhow::Result<SimulatedModel> {
+    pub fn find(
+        name: &str,
+        weights: Option<WeightFormat>,
+        sources: impl FnOnce() -> anyhow::Result<ModelSources>,
+    ) -> anyhow::Result<SimulatedModel> {
         if let Some(model) = SimulatedModel::of_figures(name, weights)? {
             return Ok(model);
         }
-        let located = catalogue::locate(name, &hub::sources(hub)?)
+        let located = catalogue::locate(name, &sources()?)
             .with_context(|| format!("{name} is neither a local model, a config.json nor one of {}", known()))?;
         let checkpoint = Checkpoint::open(&located.path)?;
         if let Some(weights) = weights {

@@ -5,8 +5,8 @@ use super::measure::MeasurementWindow;
 use super::traffic::{RandomTraffic, Traffic, nanos};
 use crate::bench::lengths::LengthDistribution;
 use crate::known_models::WeightFormat;
-use crate::settings::hub::HubSettings;
-use crate::settings::{PickChoice, words};
+use crate::pick::PickChoice;
+use crate::words;
 use anyhow::ensure;
 use clap::Args;
 use std::path::PathBuf;
@@ -43,8 +43,6 @@ pub struct SimulateOptions {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
-    #[command(flatten)]
-    pub hub: HubSettings,
 }
 
 /// How each replica is laid out, and its limits.
