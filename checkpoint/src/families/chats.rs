@@ -7,14 +7,6 @@ use crate::error::Result;
 use crate::template::ChatTemplate;
 use crate::tokenizer::Tokenizer;
 
-/// A usual form of chats.
-pub struct ChatForm {
-    pub name: &'static str,
-    /// A token that only vocabularies of this form have.
-    pub token: &'static str,
-    pub source: &'static str,
-}
-
 impl ChatTemplate {
     /// The template for a model without one, and the name of its form.
     pub fn fallback(tokenizer: &Tokenizer, spec: &ModelSpec) -> Result<(&'static str, ChatTemplate)> {

@@ -1,6 +1,5 @@
 //! What a family's file declares: one constant of this type, which differs from another family's in some fields.
 
-use super::chats::ChatForm;
 use crate::config::gguf::keys::GgufKeys;
 use crate::config::json::keys::JsonKeys;
 use crate::config::{
@@ -36,6 +35,14 @@ impl FamilyDefinition {
             None => self.form,
         }
     }
+}
+
+/// A usual form of chats.
+pub struct ChatForm {
+    pub name: &'static str,
+    /// A token that only vocabularies of this form have.
+    pub token: &'static str,
+    pub source: &'static str,
 }
 
 /// What holds for models in both formats.

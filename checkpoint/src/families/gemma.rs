@@ -2,10 +2,9 @@
 //! everything, GELU as the gate. Gemma 2 caps scores and logits; Gemma 3 norms its heads instead, and its local layers
 //! have a rope of their own.
 
-use super::chats::ChatForm;
 use super::definition::{
-    ConfigKeys, ConfigReaders, ConfigRules, FamilyDefinition, FamilyRules, GgufRules, LayerPositions, LocalTheta,
-    TensorTables, WindowPattern, WindowUse,
+    ChatForm, ConfigKeys, ConfigReaders, ConfigRules, FamilyDefinition, FamilyRules, GgufRules, LayerPositions,
+    LocalTheta, TensorTables, WindowPattern, WindowUse,
 };
 use super::llama::{GELU_TANH, HALVES, KEYS, LLAMA, is_local_in_pattern};
 use crate::config::{Activation, BlockNorms, DecoderForm, Norms, PositionEncoding, QueryKeyNorms};

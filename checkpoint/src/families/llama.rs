@@ -1,9 +1,8 @@
 //! Llama, of which most families change a few values: pre-norm decoder layers, grouped-query attention, a gated MLP.
 
-use super::chats::ChatForm;
 use super::definition::{
-    AttentionBias, ConfigKeys, ConfigReaders, ConfigRules, FamilyDefinition, FamilyRules, GgufRules, LayerPositions,
-    TensorTables, WindowPattern, WindowUse,
+    AttentionBias, ChatForm, ConfigKeys, ConfigReaders, ConfigRules, FamilyDefinition, FamilyRules, GgufRules,
+    LayerPositions, TensorTables, WindowPattern, WindowUse,
 };
 use super::experts::{no_experts, no_gguf_experts};
 use crate::config::json::keys::JsonKeys;

@@ -1,8 +1,8 @@
 //! Mistral, whose layers have windows; Mixtral, with experts; Ministral, and Ministral 3, whose queries grow.
 
-use super::chats::ChatForm;
 use super::definition::{
-    ConfigReaders, ConfigRules, FamilyDefinition, FamilyRules, GgufRules, GgufVariant, TensorTables, WindowUse,
+    ChatForm, ConfigReaders, ConfigRules, FamilyDefinition, FamilyRules, GgufRules, GgufVariant, TensorTables,
+    WindowUse,
 };
 use super::experts::{n_gguf_experts, softmax_experts, unshared_gguf_experts};
 use super::llama::{LLAMA, UNREAD};

@@ -24,7 +24,7 @@ mod qwen3;
 mod qwen3_next;
 mod smollm3;
 
-use chats::ChatForm;
+use definition::ChatForm;
 pub use definition::{AttentionBias, FamilyDefinition, GgufVariant, LocalTheta, WindowPattern, WindowUse};
 
 /// Makes the enum and its table from a family's name and its constant.

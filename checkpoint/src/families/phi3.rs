@@ -1,7 +1,6 @@
 //! Phi-3: files store Q, K and V together, and gate and up.
 
-use super::chats::ChatForm;
-use super::definition::{ConfigRules, FamilyDefinition, TensorTables, WindowUse};
+use super::definition::{ChatForm, ConfigRules, FamilyDefinition, TensorTables, WindowUse};
 use super::llama::{HALVES, LLAMA};
 use crate::names::rows::Dim::{Heads, Hidden, KvHeads};
 use crate::names::rows::{GATE_UP_FUSED, TensorMapping, fused, row};

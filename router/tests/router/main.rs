@@ -161,14 +161,15 @@ async fn listener() -> TcpListener {
 }
 
 /// A test that hangs fails.
-pub fn run(test: impl Future<Output = ()>) {
-    run_within(Duration::from_secs(30), test);
+pub fn run<T>(test: impl Future<Output = T>) -> T {
+    run_within(Duration::from_secs(30), test)
 }
 
-pub fn run_within(time_max: Duration, test: impl Future<Output = ()>) {
+pub fn run_within<T>(time_max: Duration, test: impl Future<Output = T>) -> T {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-    runtime.block_on(async { tokio::time::timeout(time_max, test).await.expect("the test hangs") });
+    let result = runtime.block_on(async { tokio::time::timeout(time_max, test).await.expect("the test hangs") });
     runtime.shutdown_timeout(Duration::from_secs(1));
+    result
 }
 
 pub async fn eventually<F: Future<Output = bool>>(mut holds: impl FnMut() -> F) {
