@@ -1,8 +1,8 @@
 //! What documents list of this crate: how many bits each type takes, and the constants of attention and recurrence.
 
 use super::attention::{CHUNK, TILE};
-use super::lanes::LANES;
 use super::formats::packing;
+use super::lanes::LANES;
 use super::recurrence::page::DIM_MAX;
 use crate::documents::check;
 use types::Dtype;
