@@ -108,9 +108,9 @@ fn a_request_that_was_cancelled_meanwhile_is_not_sent_again() {
         house.fake.die();
         drop(gone);
         house.fake.script(|script| script.hold_at = usize::MAX);
-        // The router has noticed that the client left once it can serve another.
         eventually(|| async { crate::client::get(house.http, "/ready").await.status == 503 }).await;
-        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+        // The router notices within this time that the client left.
+        tokio::time::sleep(std::time::Duration::from_secs(1)).await;
         house.fake.welcome();
         finish(&mut stays).await.unwrap();
         let prompts: Vec<_> = house.fake.submits().into_iter().map(|request| request.prompt.len()).collect();
