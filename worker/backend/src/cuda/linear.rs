@@ -41,7 +41,8 @@ enum Blocks {
     Few(usize),
     Tall,
     Wide,
-    Tiled,
+    /// By the kernel for tiles of rows.
+    Tiled(Kernel),
 }
 
 /// Of each kernel for few rows: its rows, and the tiles that a warp computes. With many rows, reading them takes longer
@@ -61,8 +62,8 @@ struct ProductRoom {
     multiprocessors: usize,
     /// Bytes for the results of pieces.
     sums: usize,
-    /// Tiles of rows, if a kernel reads them.
-    row_blocks: usize,
+    /// The kernel for tiles of rows, if there is one, and room for the tiles.
+    tiled: Option<Kernel>,
 }
 
 impl ProductRoom {
@@ -70,8 +71,8 @@ impl ProductRoom {
         if let Some(few) = FEW.iter().position(|(most, _)| n_rows <= *most) {
             return ProductPlan { blocks: Blocks::Few(few), split: None };
         }
-        if n_rows > WIDE[0] && self.row_blocks > 0 {
-            return ProductPlan { blocks: Blocks::Tiled, split: self.split_of_tiles(rows, pieces, n_rows) };
+        if let Some(kernel) = self.tiled.filter(|_| n_rows > WIDE[0]) {
+            return ProductPlan { blocks: Blocks::Tiled(kernel), split: self.split_of_tiles(rows, pieces, n_rows) };
         }
         let n_blocks = n_rows.div_ceil(WIDE[0]) * rows.div_ceil(WIDE[1]);
         let each =
@@ -140,15 +141,29 @@ impl Cuda {
         let room = ProductRoom {
             multiprocessors: self.card.multiprocessors as usize,
             sums: scratch.partial.len(),
-            row_blocks: Kernel::tiled(part.kind).map_or(0, |_| row_blocks(&scratch.tiles, w.k)),
+            tiled: Kernel::tiled(part.kind).filter(|_| row_blocks(scratch.tiles.len(), w.k) > 0),
         };
         let ProductPlan { blocks, split } = room.plan(part.rows, &w.pieces, n_rows);
         let (n_out, ld_out) = (part.rows as u32, w.n_out as u32);
         let (to_product, ld) = split.map_or((to, ld_out), |_| (scratch.partial.address(0), n_out));
         let product = PartProduct { w, part, x, n_rows, to: to_product, ld, split };
+        let (kernels, n_pieces) = (Kernel::linear(part.kind), w.pieces.n);
         match blocks {
-            Blocks::Tiled => self.product_of_tiles(&product, &scratch.tiles),
-            _ => self.product_of_rows(&product, blocks),
+            Blocks::Few(few) => {
+                let (rows, tiles) = FEW[few];
+                let n_columns = part.n_tiles().div_ceil(tiles * tiles_per_block(n_pieces));
+                self.product_of_rows(&product, kernels[few], [n_columns, n_rows.div_ceil(rows), 1], 0);
+            }
+            Blocks::Tall => {
+                let grid = [part.rows.div_ceil(TALL[1]), n_rows.div_ceil(TALL[0]), 1];
+                self.product_of_rows(&product, kernels[3], grid, 0);
+            }
+            Blocks::Wide => {
+                let n_jobs = split.map_or(1, |_| n_pieces as usize);
+                let grid = [n_rows.div_ceil(WIDE[0]), part.rows.div_ceil(WIDE[1]), n_jobs];
+                self.product_of_rows(&product, kernels[4], grid, WIDE_SHARED_BYTES);
+            }
+            Blocks::Tiled(kernel) => self.product_of_tiles(&product, kernel, &scratch.tiles),
         }
         if let Some(SplitPieces { sums, .. }) = split {
             let rows = n_rows as u32;
@@ -159,20 +174,8 @@ impl Cuda {
         }
     }
 
-    fn product_of_rows(&self, product: &PartProduct<'_>, blocks: Blocks) {
-        let &PartProduct { w, part, x, n_rows, to, ld, split } = product;
-        let (kernels, n_pieces) = (Kernel::linear(part.kind), w.pieces.n);
-        let n_jobs = split.map_or(1, |_| n_pieces as usize);
-        let wide = [n_rows.div_ceil(WIDE[0]), part.rows.div_ceil(WIDE[1]), n_jobs];
-        let (kernel, grid, shared_bytes) = match blocks {
-            Blocks::Few(few) => {
-                let (rows, tiles) = FEW[few];
-                let n_columns = part.n_tiles().div_ceil(tiles * tiles_per_block(n_pieces));
-                (kernels[few], [n_columns, n_rows.div_ceil(rows), 1], 0)
-            }
-            Blocks::Tall => (kernels[3], [part.rows.div_ceil(TALL[1]), n_rows.div_ceil(TALL[0]), 1], 0),
-            Blocks::Wide | Blocks::Tiled => (kernels[4], wide, WIDE_SHARED_BYTES),
-        };
+    fn product_of_rows(&self, product: &PartProduct<'_>, kernel: Kernel, grid: [usize; 3], shared_bytes: u32) {
+        let &PartProduct { w, part, x, n_rows, to, ld, .. } = product;
         let shape = LaunchShape { grid: grid.map(|n| n as u32), shared_bytes, ..by_row(0) };
         let (digits, scales, n_out, rows) =
             (part.digits.address(0), part.scales.address(0), part.rows as u32, n_rows as u32);
@@ -282,16 +285,18 @@ mod tests {
         pieces
     }
 
+    const TILED: Blocks = Blocks::Tiled(Kernel::LinearBf16R256);
+
     /// Returns the blocks of a plan, and the number of sums that are stored if it is split.
-    fn plan_of(row_blocks: usize, rows: usize, n_pieces: u32, n_rows: usize) -> (Blocks, Option<u32>) {
-        let room = ProductRoom { multiprocessors: 132, sums: 32 << 20, row_blocks };
+    fn plan_of(tiled: Option<Kernel>, rows: usize, n_pieces: u32, n_rows: usize) -> (Blocks, Option<u32>) {
+        let room = ProductRoom { multiprocessors: 132, sums: 32 << 20, tiled };
         let ProductPlan { blocks, split } = room.plan(rows, &pieces(n_pieces), n_rows);
         (blocks, split.map(|split| split.sums.n))
     }
 
     #[test]
     fn plans_fill_the_device() {
-        let of = |rows, n_pieces, n_rows| plan_of(0, rows, n_pieces, n_rows);
+        let of = |rows, n_pieces, n_rows| plan_of(None, rows, n_pieces, n_rows);
         assert_eq!([1, 8, 9, 32].map(|n_rows| of(4096, 8, n_rows)), [0, 0, 1, 2].map(|few| (Blocks::Few(few), None)));
         assert_eq!([128, 2048].map(|n_rows| of(28672, 4, n_rows)), [(Blocks::Wide, None); 2]);
         assert_eq!([64, 128, 256].map(|n_rows| of(4096, 8, n_rows)), [(Blocks::Wide, Some(8)); 3]);
@@ -301,11 +306,11 @@ mod tests {
 
     #[test]
     fn many_rows_are_tiled_where_a_kernel_reads_tiles() {
-        let of = |rows, n_pieces, n_rows| plan_of(8, rows, n_pieces, n_rows);
+        let of = |rows, n_pieces, n_rows| plan_of(Some(Kernel::LinearBf16R256), rows, n_pieces, n_rows);
         assert_eq!([32, 128].map(|n_rows| of(4096, 8, n_rows)), [(Blocks::Few(2), None), (Blocks::Wide, Some(8))]);
         // 16, 32 and 64 jobs for 132 multiprocessors, and then 256.
-        assert_eq!([of(2048, 8, 129), of(4096, 8, 256)], [8, 4].map(|n| (Blocks::Tiled, Some(n))));
-        assert_eq!([512, 2048].map(|n_rows| of(4096, 8, n_rows)), [(Blocks::Tiled, Some(2)), (Blocks::Tiled, None)]);
-        assert_eq!(of(6144, 4, 512), (Blocks::Tiled, None), "96 jobs are one round, and halves would be two");
+        assert_eq!([of(2048, 8, 129), of(4096, 8, 256)], [8, 4].map(|n| (TILED, Some(n))));
+        assert_eq!([512, 2048].map(|n_rows| of(4096, 8, n_rows)), [(TILED, Some(2)), (TILED, None)]);
+        assert_eq!(of(6144, 4, 512), (TILED, None), "96 jobs are one round, and halves would be two");
     }
 }

@@ -13,9 +13,9 @@ pub(super) const TILE_OUTPUTS: usize = 128;
 /// Tiles of rows at a time. All multiprocessors then work on a few rows and many outputs, and read each of them often.
 const ROW_BLOCKS: usize = 8;
 
-/// Returns how many blocks of rows of k numbers the scratch has room for.
-pub(super) fn row_blocks(tiles: &DeviceMemory, k: usize) -> usize {
-    tiles.len() / (TILE_ROWS * k.next_multiple_of(GROUP) * 2)
+/// Returns how many blocks of rows of k numbers these bytes have room for. A product over nothing needs no tiles.
+pub(super) fn row_blocks(n_bytes: usize, k: usize) -> usize {
+    n_bytes.checked_div(TILE_ROWS * k.next_multiple_of(GROUP) * 2).unwrap_or(0)
 }
 
 /// Returns the rows of a chunk: of equal chunks, as few as the scratch has room for.
@@ -27,13 +27,12 @@ fn chunk_rows(n_rows: usize, row_blocks: usize) -> usize {
 
 impl Cuda {
     /// Requires a scratch for at least one block of rows.
-    pub(super) fn product_of_tiles(&self, product: &PartProduct<'_>, tiles: &DeviceMemory) {
+    pub(super) fn product_of_tiles(&self, product: &PartProduct<'_>, kernel: Kernel, tiles: &DeviceMemory) {
         let &PartProduct { w, part, x, n_rows, to, ld, split } = product;
-        let Some(kernel) = Kernel::tiled(part.kind) else { return };
         let (digits, scales, n_out) = (part.digits.address(0), part.scales.address(0), part.rows as u32);
         let (n_groups, tiles_at) = (w.pieces.n_groups, tiles.address(0));
         let (per_job, pieces) = split.map_or((w.pieces.n, w.pieces), |split| (split.per_job, split.parts));
-        let chunk = chunk_rows(n_rows, row_blocks(tiles, w.k));
+        let chunk = chunk_rows(n_rows, row_blocks(tiles.len(), w.k));
         for first in (0..n_rows).step_by(chunk) {
             let n = (n_rows - first).min(chunk);
             let from = x + (first * n_groups as usize * GROUP * 2) as u64;
@@ -63,5 +62,12 @@ mod tests {
         assert_eq!([129, 256, 2048].map(of), [256, 256, 2048]);
         assert_eq!([2049, 4096, 4097].map(of), [1280, 2048, 1536]);
         assert_eq!(chunk_rows(1000, 1), 256);
+    }
+
+    #[test]
+    fn a_scratch_has_room_for_whole_blocks() {
+        let block = 256 * 64 * 2;
+        assert_eq!([0, block - 1, 2 * block].map(|n_bytes| row_blocks(n_bytes, 40)), [0, 0, 2]);
+        assert_eq!(row_blocks(block, 0), 0, "a product over nothing");
     }
 }
