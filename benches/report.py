@@ -41,7 +41,7 @@ MEASURES = {
     "kl.md": ("worker/backend",),
     "links.md": ("worker/collective", "wire"),
     "overload.md": ("router",),
-    "peer_tests.md": ("router/src/faces",),
+    "peer_tests.md": ("router/faces",),
     "ready.md": ("src", "worker/src/load"),
     "router.md": ("router",),
     "scheduler.md": ("coordinator/scheduler",),

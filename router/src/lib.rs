@@ -5,22 +5,18 @@
 
 mod audit;
 pub mod board;
-mod config;
-mod faces;
-mod front;
-mod history;
-mod limits;
+pub mod config;
+pub mod front;
+pub mod history;
+pub mod limits;
 mod lines;
-mod link;
-mod record;
-mod refusal;
-mod replicas;
+pub mod link;
+pub mod record;
+pub mod refusal;
+pub mod replicas;
 
 pub use board::pick::PickPolicy;
 pub use config::{Config, DisabledPages, ReadTextFiles, Render, RouterLimits, Timeouts};
-pub use faces::health::LIVE;
-pub use faces::http::known::{Endpoint, KNOWN_FIELDS, KnownField, NeutralValues};
-pub use faces::{Error, HttpListeners};
 pub use front::resume::ResumeKey;
 pub use front::stored::StoreLimits;
 pub use limits::keys::ApiKeys;
@@ -32,7 +28,7 @@ pub use replicas::models::table::ModelTexts;
 pub use replicas::models::text::ModelText;
 pub use replicas::roster::{CoordinatorChannel, Dial, Membership};
 
-use crate::front::finished_answer::{AnswerQueue, AnswerQueues, QueuedAnswer, record_dropped};
+use crate::front::finished_answer::{AnswerQueue, AnswerQueues, FinishedAnswer, QueuedAnswer, record_dropped};
 use crate::front::frontend::Frontend;
 use crate::front::grammars::Grammars;
 use crate::front::public_ids::PublicIds;
@@ -48,11 +44,9 @@ use std::io;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
-use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use wire::{ConnectionFuture, Incoming};
 
 /// How long the last output of streams may be on its way after all streams have ended.
 const LAST_WORDS_MAX: Duration = Duration::from_secs(1);
@@ -60,75 +54,30 @@ const LAST_WORDS_MAX: Duration = Duration::from_secs(1);
 /// How long the last answers may take to be recorded.
 const RECORDING_MAX: Duration = Duration::from_secs(5);
 
-/// Serves HTTP and gRPC until `shutdown`, and then until the running streams have ended or `drain_max` has passed. New
-/// requests are refused from `shutdown` on. The replicas have to outlive this: they finish the running streams.
-pub fn serve(
-    config: Config,
-    members: impl Into<Membership>,
-    texts: impl Into<ModelTexts>,
-    http: impl Into<HttpListeners>,
-    grpc: TcpListener,
-    shutdown: CancellationToken,
-) -> ConnectionFuture<Error> {
-    serve_listeners(config, (members.into(), texts.into()), http.into(), grpc, shutdown)
-}
+/// Writes one line of the record for an answer, with its prompt if the flag is set.
+pub type RecordLine = fn(&FinishedAnswer, bool) -> String;
 
-fn serve_listeners(
-    config: Config,
-    (members, texts): (Membership, ModelTexts),
-    http: HttpListeners,
-    grpc: TcpListener,
-    shutdown: CancellationToken,
-) -> ConnectionFuture<Error> {
-    let config = Config { operators: http.operators.as_ref().and(config.operators.clone()), ..config };
-    let tls = config.tls.clone();
-    let faces = |front: Arc<Frontend>, draining, end: CancellationToken| async move {
-        let http = faces::http::serve(front.clone(), http, end.clone());
-        let grpc = async {
-            let connections = match tls {
-                None => wire::tcp_incoming(grpc),
-                Some(tls) => wire::incoming_clients(grpc, tls, wire::AlpnProtocol::Grpc),
-            };
-            faces::grpc_server::serve(front, connections, draining, end).await
-        };
-        tokio::try_join!(http, grpc).map(|_| ())
-    };
-    Box::pin(serve_faces(config, members, texts, shutdown, faces))
-}
+/// The folder for records cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[error("the folder for records cannot be used")]
+pub struct RecordError(#[source] io::Error);
 
-/// Does the same over gRPC alone, on incoming connections.
-pub fn serve_grpc(
-    config: Config,
-    members: impl Into<Membership>,
-    texts: impl Into<ModelTexts>,
-    incoming: Incoming,
-    shutdown: CancellationToken,
-) -> ConnectionFuture<Error> {
-    serve_incoming(config, (members.into(), texts.into()), incoming, shutdown)
-}
-
-fn serve_incoming(
-    config: Config,
-    (members, texts): (Membership, ModelTexts),
-    incoming: Incoming,
-    shutdown: CancellationToken,
-) -> ConnectionFuture<Error> {
-    let faces = |front, draining, end| faces::grpc_server::serve(front, incoming, draining, end);
-    Box::pin(serve_faces(config, members, texts, shutdown, faces))
-}
-
-async fn serve_faces<F: Future<Output = Result<(), Error>>>(
+/// Runs a router until `shutdown`, and then until the running streams have ended or `drain_max` has passed. From
+/// `shutdown` on it refuses new requests. `faces` serves clients; its two tokens end new requests and all connections.
+/// The replicas have to outlive this: they finish the running streams.
+pub async fn run<E: From<RecordError>, F: Future<Output = Result<(), E>>>(
     config: Config,
     members: Membership,
     texts: ModelTexts,
     shutdown: CancellationToken,
     faces: impl FnOnce(Arc<Frontend>, CancellationToken, CancellationToken) -> F,
-) -> Result<(), Error> {
+    record_line: RecordLine,
+) -> Result<(), E> {
     let end = CancellationToken::new();
     let nonce = front::sampling::random_nonce();
     // Ends when no client is answered any more.
     let recorded = CancellationToken::new();
-    let (record, recording) = record_of(&config, nonce, &recorded).map_err(Error::Record)?.unzip();
+    let (record, recording) = record_of(&config, nonce, &recorded, record_line).map_err(RecordError)?.unzip();
     let (replicas, roster) = replicas::pool::attach(members, &config, end.clone());
     let admission = Admission::new(&config.limits, shutdown.clone(), config.timeouts.retry_after);
     let Timeouts { drain_max, unread_max, introduction_max, .. } = config.timeouts;
@@ -191,13 +140,14 @@ fn record_of(
     config: &Config,
     nonce: u32,
     until: &CancellationToken,
+    record_line: RecordLine,
 ) -> io::Result<Option<(AnswerQueue, JoinHandle<()>)>> {
     let Some(record) = &config.record else { return Ok(None) };
     let limits = &config.limits;
     let (queue, answers) =
         AnswerQueue::new(limits.answers_unrecorded_max, limits.answers_unrecorded_bytes_max, record_dropped);
     let with_prompts = record.prompts;
-    let line = move |queued: &QueuedAnswer| faces::http::kept::record_line(&queued.answer, with_prompts);
+    let line = move |queued: &QueuedAnswer| record_line(&queued.answer, with_prompts);
     Ok(Some((queue, record::start(record, nonce, answers, until.clone(), line)?)))
 }
 
@@ -211,13 +161,13 @@ async fn close(recording: JoinHandle<()>) {
 
 /// Runs the faces to their end. After `shutdown` they have until no stream runs, but at most `drain_max`; then `end`
 /// ends the remaining ones. A health watch or an idle connection delays nothing.
-async fn drain(
-    faces: impl Future<Output = Result<(), Error>>,
+async fn drain<E>(
+    faces: impl Future<Output = Result<(), E>>,
     shutdown: &CancellationToken,
     streams: &TaskTracker,
     drain_max: Duration,
     end: &CancellationToken,
-) -> Result<(), Error> {
+) -> Result<(), E> {
     let too_late = async {
         shutdown.cancelled().await;
         streams.close();

@@ -59,7 +59,7 @@ impl<F: Fn() -> bool> HealthService<F> {
         match service {
             "" if (self.is_ready)() => Some(ServingStatus::Serving),
             "" => Some(ServingStatus::NotServing),
-            router::LIVE => Some(ServingStatus::Serving),
+            faces::LIVE => Some(ServingStatus::Serving),
             _ => None,
         }
     }

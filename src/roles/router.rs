@@ -220,8 +220,8 @@ pub fn route(
     let (keys_followed, routes_followed) = (keys::follow(parts.router, &config.keys), others.follow());
     let tls_followed = api_tls::follow(parts.router, config.tls.as_ref());
     let admin_keys_followed = keys::follow_operators(parts.router, config.operators.as_ref());
-    let http = router::HttpListeners { clients: listeners.http, operators: listeners.admin };
-    let served = router::serve(config, membership, texts, http, listeners.grpc, shutdown);
+    let http = faces::HttpListeners { clients: listeners.http, operators: listeners.admin };
+    let served = faces::serve(config, membership, texts, http, listeners.grpc, shutdown);
     Ok(async move {
         tokio::select! {
             biased;

@@ -57,7 +57,7 @@ impl House {
         let requests_waiting_max = (rooms.running_max + rooms.waiting_max) as usize;
         let limits = router::RouterLimits { requests_waiting_max, ..router::RouterLimits::default() };
         let config = router::Config { limits, keys: rooms.keys, ..router::Config::default() };
-        let router = router::serve(config, coordinators, text(&checkpoint), http, grpc, shutdown.clone());
+        let router = faces::serve(config, coordinators, text(&checkpoint), http, grpc, shutdown.clone());
         tasks.spawn(async { router.await.unwrap() });
         House { client, shutdown, tasks, _dialer: dialer }
     }

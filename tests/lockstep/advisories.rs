@@ -1,5 +1,5 @@
 //! Malicious files: rejected with an error, by code that cannot run them. Attacks over the network are in
-//! `router/tests/router/advisories.rs`, which lists the others too.
+//! `router/faces/tests/router/advisories.rs`, which lists the others too.
 
 use checkpoint::Checkpoint;
 use std::path::{Path, PathBuf};

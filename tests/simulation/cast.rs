@@ -96,7 +96,7 @@ impl Stage {
         if let Some(millis) = self.script.failover_millis {
             config.timeouts.replica_absence_max = Duration::from_millis(millis);
         }
-        Ok(router::serve_grpc(config, replicas, model::text(), listen().await?, stop.clone()).await?)
+        Ok(faces::serve_grpc(config, replicas, model::text(), listen().await?, stop.clone()).await?)
     }
 
     async fn coordinator(&self, host: Host, replica: usize, stop: &CancellationToken) -> turmoil::Result {

@@ -31,7 +31,7 @@ mod cast;
 mod client;
 mod detection;
 mod gaps;
-#[path = "../../router/tests/router/model.rs"]
+#[path = "../../router/faces/tests/router/model.rs"]
 mod model;
 mod net;
 mod operator;

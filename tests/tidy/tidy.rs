@@ -41,10 +41,14 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("coordinator", &["proto", "wire", "checkpoint", "scheduler", "cluster", "telemetry"]),
     ("dialect", &[]),
     ("router", &["proto", "wire", "checkpoint", "dialect", "grammar", "cluster", "telemetry"]),
+    ("faces", &["proto", "wire", "checkpoint", "grammar", "telemetry", "router"]),
     // The tools are clients, and know the roles only for `simulate`, which plans steps in virtual time.
     ("tools", &["proto", "checkpoint", "telemetry", "router", "coordinator", "scheduler"]),
     // The binary joins the roles. It starts no kernel, and plans no step.
-    ("lockstep", &["proto", "wire", "checkpoint", "cluster", "telemetry", "router", "coordinator", "worker", "tools"]),
+    (
+        "lockstep",
+        &["proto", "wire", "checkpoint", "cluster", "telemetry", "router", "faces", "coordinator", "worker", "tools"],
+    ),
     ("tidy", &[]),
 ];
 
@@ -57,7 +61,6 @@ const ROOMS: &[(&str, &Rooms)] = &[
         "router/src/",
         &[
             ("audit", &["front", "replicas", "link", "board"]),
-            ("faces", &["front", "history", "record", "limits", "replicas", "link", "board"]),
             ("front", &["history", "limits", "replicas", "link", "board"]),
             ("history", &[]),
             ("record", &[]),
@@ -66,6 +69,10 @@ const ROOMS: &[(&str, &Rooms)] = &[
             ("link", &["board"]),
             ("board", &[]),
         ],
+    ),
+    (
+        "router/faces/src/",
+        &[("kserve", &["http", "doors"]), ("vllm", &["doors"]), ("http", &["doors"]), ("doors", &[])],
     ),
     (
         "coordinator/src/",
@@ -259,7 +266,7 @@ fn clocks_are_for_people() {
         "cluster/src/etcd/keep.rs",
         "cluster/src/etcd/line.rs",
         "cluster/src/state.rs",
-        "router/src/faces/vllm/mod.rs",
+        "router/faces/src/vllm/mod.rs",
         "router/src/front/frontend.rs",
         "router/src/record/folder.rs",
         "router/src/replicas/topology.rs",
@@ -337,7 +344,7 @@ fn worker_sees_no_cluster_store() {
 
 #[test]
 fn only_the_router_has_text_and_outside_http() {
-    let is_outside = |folder: &str| matches!(folder, "router" | "src");
+    let is_outside = |folder: &str| matches!(folder, "router" | "router/faces" | "src");
     let mut broken = named(&["axum", "hyper", "tower_http"], |folder| !is_outside(folder));
     let text = ["Tokenizer", "Detokenizer", "ChatTemplate"];
     broken.extend(named(&text, |folder| !is_outside(folder) && folder != "checkpoint"));
@@ -489,7 +496,7 @@ fn a_request_has_the_forms_that_are_listed() {
     ];
     const CONTENT: &[&str] = &["Request", "Sampling", "Input"];
     let on_the_way = |source: &&Source| {
-        ["types", "router", "coordinator", "coordinator/scheduler", "worker"].contains(&source.folder())
+        ["types", "router", "router/faces", "coordinator", "coordinator/scheduler", "worker"].contains(&source.folder())
     };
     let mut found = BTreeSet::new();
     for source in SOURCES.iter().filter(on_the_way) {

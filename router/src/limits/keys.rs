@@ -277,7 +277,7 @@ impl ApiKeys {
     }
 
     /// Returns a tenant, with its limits and use.
-    pub(crate) fn tenant_limits(&self, id: TenantId) -> Arc<TenantLimits> {
+    pub fn tenant_limits(&self, id: TenantId) -> Arc<TenantLimits> {
         let table = self.table();
         table.tenants.get(&id).unwrap_or(&table.others).clone()
     }

@@ -148,7 +148,7 @@ impl ModelText {
         Ok(ids)
     }
 
-    pub(crate) fn check_ids(&self, field: &'static str, ids: &[Token]) -> Result<(), Refusal> {
+    pub fn check_ids(&self, field: &'static str, ids: &[Token]) -> Result<(), Refusal> {
         let n_vocab = self.spec.vocab;
         match ids.iter().find(|id| **id >= n_vocab) {
             Some(id) => Err(Refusal::invalid(field, format!("{id} is out of vocabulary: there are {n_vocab} tokens"))),

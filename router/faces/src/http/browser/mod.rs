@@ -1,0 +1,47 @@
+//! For browsers: the page's files, one resource for each noun that the page shows, and one stream of changes. Nothing
+//! is sampled while no viewer is connected. Has no knowledge of any request's text.
+
+mod events;
+mod files;
+mod load;
+mod requests;
+
+pub use files::page_routes;
+
+use crate::http::door::Viewer;
+use crate::http::table::{Route, get};
+use axum::Json;
+use axum::extract::{Extension, State};
+use router::front::frontend::Frontend;
+use router::limits::keys::Role;
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+/// Pages that show each key its own requests.
+pub fn tenant_routes() -> Vec<Route> {
+    vec![
+        get("/viewer", "what the page may show with this key", viewer),
+        get("/requests", "running requests and the last finished ones", requests::list),
+        get("/requests/{id}", "the timeline of a request, by its number or its answer's id", requests::get_request),
+        get("/events", "a stream of changes to the topics in `?of=`", events::watch),
+    ]
+}
+
+/// Pages for operators.
+pub fn operator_routes() -> Vec<Route> {
+    vec![get("/load/hour", "the last hour's load in bins", load::hour)]
+}
+
+async fn viewer(State(front): State<Arc<Frontend>>, Extension(viewer): Extension<Viewer>) -> Json<Value> {
+    let sees_all = viewer.role == Role::Operator;
+    Json(json!({
+        "version": env!("CARGO_PKG_VERSION"),
+        "sees": {
+            "cluster": viewer.sees_cluster,
+            "requests": if sees_all { "all" } else { "own" },
+        },
+        "asks_for_keys": !front.config.keys.is_open(),
+        // If operators have a port of their own, no page for model requests is on it.
+        "operators_apart": front.config.operators.is_some(),
+    }))
+}

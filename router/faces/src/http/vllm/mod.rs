@@ -1,0 +1,55 @@
+//! vLLM's pages beyond OpenAI's: its version and load, prompts as tokens, answers from tokens to tokens, and their
+//! text.
+
+mod derender;
+mod generate;
+pub mod params;
+mod render;
+
+use crate::http::error::HttpError;
+use crate::http::page::AnswerRequest;
+use crate::http::table::{Route, get, post};
+use crate::http::{chat, completions, embeddings, tokens};
+use axum::Json;
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use router::front::frontend::Frontend;
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+pub fn routes() -> Vec<Route> {
+    vec![
+        post("/inference/v1/generate", "an answer to a prompt of tokens, as tokens", generate::generate),
+        post("/v1/chat/completions/render", "the token request that a chat renders to", render::chat),
+        post("/v1/completions/render", "the token requests that texts render to", render::completions),
+        post("/v1/messages/render", "the same for a request to /v1/messages", render::messages),
+        post("/v1/responses/render", "the same for a request to /v1/responses", render::responses),
+        post("/v1/chat/completions/derender", "tokens as the answer to a chat", derender::chat),
+        post("/v1/completions/derender", "tokens as answers to texts", derender::completions),
+        post("/v1/chat/completions/batch", "answers to several chats", chat::batch),
+        post("/invocations", "a chat, a text or embeddings, by the request's fields", invocations),
+        get("/tokenizer_info", "the tokenizer's special tokens and template", tokens::tokenizer_info),
+        get("/version", "this server's release", version),
+        get("/load", "the number of running requests", load),
+    ]
+}
+
+/// SageMaker's one page for all requests.
+async fn invocations(State(front): State<Arc<Frontend>>, request: AnswerRequest) -> Result<Response, HttpError> {
+    let AnswerRequest { page, recorder, .. } = request;
+    if page.fields.has("messages") {
+        return chat::answer_page(front, page, recorder, false).await;
+    }
+    if page.fields.has("input") {
+        return embeddings::answer(&front, page, recorder).await.map(IntoResponse::into_response);
+    }
+    completions::answer_page(front, page, recorder).await
+}
+
+async fn version() -> Json<Value> {
+    Json(json!({ "version": env!("CARGO_PKG_VERSION") }))
+}
+
+async fn load(State(front): State<Arc<Frontend>>) -> Json<Value> {
+    Json(json!({ "server_load": front.streams.len() }))
+}
