@@ -33,7 +33,8 @@ pub use catalogue::{FetchProgress, LocatedModel, ModelChecks, ModelSources};
 pub use config::{
     Activation, AttentionSpec, BlockNorms, ClampedSilu, ConvolutionSpec, DecoderForm, ExpertScores, ExpertsSpec,
     Family, LayerSpec, MixerSpec, ModelMultipliers, ModelSpec, NormKind, Norms, PositionEncoding, QueryKeyNorms,
-    QueryTemperature, RecurrenceRule, RecurrenceSpec, RopeScaling, RopeSpec, SamplingDefaults, StateHeads,
+    QueryTemperature, RecurrenceRule, RecurrenceSpec, RecurrenceStorage, RopeScaling, RopeSpec, SamplingDefaults,
+    StateHeads,
 };
 pub use conversation::{Conversation, TEMPLATE_NAMES};
 pub use error::{Error, Result};
@@ -154,13 +155,20 @@ impl Checkpoint {
 
     fn find(&self, name: &str) -> Option<Tensor<'_>> {
         let source = self.sources.get(name)?;
-        let in_file = self.find_stored(&source.file)?;
+        let in_file = self.find_in_shape(source)?;
         let whole = if source.is_turned { in_file.transposed() } else { in_file };
         let part = whole.part(source.before, source.shape_of_part())?;
         Some(match source.woven {
             None => part,
             Some(woven) => part.interleaved(woven, source.shape),
         })
+    }
+
+    /// A vector that a file stores with more dimensions is one all the same.
+    fn find_in_shape(&self, source: &StoredTensor) -> Option<Tensor<'_>> {
+        let tensor = self.find_stored(&source.file)?;
+        let is_flat = source.is_vector() && source.n_stacked.is_none() && tensor.is_plain();
+        Some(if is_flat { tensor.flattened() } else { tensor })
     }
 
     /// A tensor by its name in the file.
@@ -197,7 +205,7 @@ impl Checkpoint {
         for expected in names::required_tensors(&self.spec) {
             let no_tensor = || Error::NoTensor { path: self.path.clone(), name: expected.name.clone() };
             let source = self.sources.get(&expected.name).ok_or_else(no_tensor)?;
-            let tensor = self.find_stored(&source.file).ok_or_else(no_tensor)?;
+            let tensor = self.find_in_shape(source).ok_or_else(no_tensor)?;
             let needed = source.shape_in_file();
             if tensor.shape != needed {
                 let what = format!(

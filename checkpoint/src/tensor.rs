@@ -131,6 +131,11 @@ impl<'a> Tensor<'a> {
         matches!(self.place.apart, BlockTensors::No) && self.dtype.block() == 1
     }
 
+    /// The same numbers as one row.
+    pub(crate) fn flattened(self) -> Tensor<'a> {
+        Tensor { shape: [1, self.shape[0] * self.shape[1]], ..self }
+    }
+
     pub fn rows(&self) -> usize {
         self.shape[0]
     }

@@ -4,7 +4,7 @@
 
 use crate::common::requests::{REQUESTS, difference, smollm2_requests, tiny_requests};
 use crate::common::watched::Seen;
-use crate::common::{Answer, Replica, Setup, reference_folder, smollm2};
+use crate::common::{Answer, Replica, Setup, reference_folder, reference_model, smollm2};
 use coordinator::{DraftPolicy, Speculation};
 use std::cmp::Reverse;
 use std::sync::Arc;
@@ -63,6 +63,12 @@ async fn qwen3_next() {
 #[tokio::test]
 async fn granite4() {
     recurrent_every_way("granite4", "int8").await;
+}
+
+/// A GGUF whose value heads of one key head are spread: each rank reads all key heads.
+#[tokio::test]
+async fn gguf_of_qwen35() {
+    recurrent_every_way("gguf-qwen3.5", "int8").await;
 }
 
 /// Short convolutions beside attention.
@@ -202,7 +208,7 @@ async fn tiny_every_way(folder: &str, activations: &'static str) {
 
 /// States are kept at few positions, so a cache may have more of a prompt's blocks than it has states for.
 async fn recurrent_every_way(folder: &str, activations: &'static str) {
-    let model = reference_folder(folder);
+    let model = reference_model(folder);
     let requests = tiny_requests(&model);
     let bench = Bench::new(&format!("{folder} {activations}"), Setup::new(model, activations, "f16"), requests).await;
     let all = bench.first(REQUESTS);

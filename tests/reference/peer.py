@@ -30,6 +30,8 @@ class Model:
     def __init__(self, path, n_ctx, kv=F16, flash=FLASH_AUTO, threads=2, chunk=512):
         params = c.llama_model_default_params()
         params.n_gpu_layers = 0
+        # Without copies of the weights in a processor's own form: those for AMX end the process.
+        params.use_extra_bufts = False
         self.model = c.llama_model_load_from_file(str(path).encode(), params)
         assert self.model, f"llama.cpp does not load {path}"
         self.vocab = c.llama_model_get_vocab(self.model)

@@ -27,6 +27,18 @@ pub struct RecurrenceSpec {
     /// How many positions the convolution sees, its own last.
     pub taps: u32,
     pub rule: RecurrenceRule,
+    pub storage: RecurrenceStorage,
+}
+
+/// What differs between files of one recurrence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RecurrenceStorage {
+    /// The value heads that read one key head are neighbours, and rates are logarithms.
+    Folder,
+    /// The same order, and rates are the negative numbers themselves.
+    Gguf,
+    /// The value heads that read one key head are as many heads apart as there are key heads. Rates as before.
+    GgufTiled,
 }
 
 /// How a position enters the state.
@@ -128,7 +140,7 @@ impl RecurrenceSpec {
     }
 
     fn check(&self) -> Result<(), ParseError> {
-        let RecurrenceSpec { n_heads, n_key_heads, key_dim, value_dim, taps, rule } = *self;
+        let RecurrenceSpec { n_heads, n_key_heads, key_dim, value_dim, taps, rule, .. } = *self;
         let dims = [n_heads, n_key_heads, key_dim, value_dim];
         if dims.iter().any(|dim| !(1..=DIM_MAX).contains(dim)) || !(1..=TAPS_MAX).contains(&taps) {
             return ParseError::malformed(format!("cannot use recurrent layers of {dims:?} with {taps} taps"));

@@ -12,7 +12,7 @@ mod sampling;
 
 pub use crate::families::Family;
 pub use form::{Activation, BlockNorms, DecoderForm, NormKind, Norms};
-pub use mixer::{ConvolutionSpec, MixerSpec, RecurrenceRule, RecurrenceSpec, StateHeads};
+pub use mixer::{ConvolutionSpec, MixerSpec, RecurrenceRule, RecurrenceSpec, RecurrenceStorage, StateHeads};
 pub use parts::{
     AttentionSpec, ClampedSilu, ExpertScores, ExpertsSpec, LayerSpec, ModelMultipliers, PositionEncoding,
     QueryKeyNorms, QueryTemperature, RopeScaling, RopeSpec,

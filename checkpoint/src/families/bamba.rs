@@ -1,4 +1,4 @@
-//! Bamba: Granite 4's form by other names, without experts. Its GGUFs are not read.
+//! Bamba: Granite 4's form by other names, without experts. Its GGUFs are of Granite 4's architecture.
 
 use super::definition::{ConfigReaders, ConfigRules, FamilyDefinition, TensorTables};
 use super::llama::{LLAMA, UNREAD};
@@ -11,7 +11,7 @@ use crate::names::rows::{EMBEDDING, HEAD, NORM, TensorMapping, same, tensor, who
 
 pub const BAMBA: FamilyDefinition = FamilyDefinition {
     name: "Bamba",
-    architecture: "granitehybrid",
+    architecture: "bamba",
     config: ConfigRules { class: "BambaForCausalLM", model_type: "bamba", eps: 1e-5, turned: 0.5, ..LLAMA.config },
     readers: ConfigReaders { mixer, ..LLAMA.readers },
     gguf: UNREAD,

@@ -195,6 +195,8 @@ type LayerReader = fn(&JsonKeys<'_>) -> Parsed<Vec<LayerSpec>>;
 pub struct GgufRules {
     /// GGUFs of this architecture are read.
     pub is_read: bool,
+    /// Another name of the architecture.
+    pub also: Option<&'static str>,
     pub variant: Option<GgufVariant>,
     /// The rope rotates pairs: then the converter has permuted Q and K.
     pub pairs: bool,
@@ -213,8 +215,8 @@ pub struct GgufRules {
     pub is_parallel: fn(&GgufKeys<'_>) -> Parsed<bool>,
     /// From the width of the MLP.
     pub experts: fn(&GgufKeys<'_>, u32) -> Parsed<Option<ExpertsSpec>>,
-    /// The positions of a layer, from those in the family's rules.
-    pub positions: fn(u32, PositionEncoding) -> PositionEncoding,
+    /// A layer by its number, from one of attention and an MLP with the positions in the family's rules.
+    pub layer: fn(&GgufKeys<'_>, u32, LayerSpec) -> Parsed<LayerSpec>,
 }
 
 /// A family whose GGUFs have another family's architecture.

@@ -47,6 +47,18 @@ pub fn gguf_experts(keys: &GgufKeys<'_>, inner: u32) -> Result<ExpertsSpec, Pars
     })
 }
 
+/// The same, with scores of sigmoids.
+pub fn sigmoid_gguf_experts(keys: &GgufKeys<'_>, inner: u32) -> Result<ExpertsSpec, ParseError> {
+    let groups = [keys.optional("expert_group_count")?, keys.optional("expert_group_used_count")?];
+    let [n, n_used] = groups.map(|n| n.filter(|n| *n > 0).unwrap_or(1));
+    Ok(ExpertsSpec {
+        normalized: keys.bool("expert_weights_norm")?.unwrap_or(true),
+        scores: ExpertScores::Sigmoid { n, n_used },
+        factor: keys.float("expert_weights_scale")?.filter(|factor| *factor != 0.0).unwrap_or(1.0),
+        ..gguf_experts(keys, inner)?
+    })
+}
+
 /// Returns experts of a family that has no shared expert.
 pub fn unshared_gguf_experts(keys: &GgufKeys<'_>, inner: u32) -> Result<Option<ExpertsSpec>, ParseError> {
     let of = gguf_experts(keys, inner)?;

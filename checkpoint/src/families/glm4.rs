@@ -4,11 +4,11 @@
 use super::definition::{
     AttentionBias, ConfigReaders, ConfigRules, FamilyDefinition, FamilyRules, GgufRules, TensorTables,
 };
-use super::experts::{gguf_experts, grouped_scores, n_experts, softmax_experts};
+use super::experts::{grouped_scores, n_experts, sigmoid_gguf_experts, softmax_experts};
 use super::llama::{HALVES, LLAMA};
 use crate::config::gguf::keys::GgufKeys;
 use crate::config::json::keys::JsonKeys;
-use crate::config::{BlockNorms, DecoderForm, ExpertScores, ExpertsSpec, Norms, QueryKeyNorms};
+use crate::config::{BlockNorms, DecoderForm, ExpertsSpec, Norms, QueryKeyNorms};
 use crate::error::ParseError;
 use crate::names::rows::Dim::{Experts, Hidden, One, SharedInner};
 use crate::names::rows::{EXPERTS, GATE_UP_FUSED, OTHER_NORMS, TensorMapping, row};
@@ -78,16 +78,9 @@ fn experts(keys: &JsonKeys<'_>) -> Result<Option<ExpertsSpec>, ParseError> {
 }
 
 fn of_gguf(keys: &GgufKeys<'_>, inner: u32) -> Result<Option<ExpertsSpec>, ParseError> {
-    let of = gguf_experts(keys, inner)?;
-    let groups = [keys.optional("expert_group_count")?, keys.optional("expert_group_used_count")?];
-    let [n, n_used] = groups.map(|n| n.filter(|n| *n > 0).unwrap_or(1));
-    Ok(Some(ExpertsSpec {
-        normalized: keys.bool("expert_weights_norm")?.unwrap_or(true),
-        scores: ExpertScores::Sigmoid { n, n_used },
-        factor: keys.float("expert_weights_scale")?.filter(|factor| *factor != 0.0).unwrap_or(1.0),
-        shared: of.inner.saturating_mul(keys.optional("expert_shared_count")?.unwrap_or(0)),
-        ..of
-    }))
+    let of = sigmoid_gguf_experts(keys, inner)?;
+    let shared = of.inner.saturating_mul(keys.optional("expert_shared_count")?.unwrap_or(0));
+    Ok(Some(ExpertsSpec { shared, ..of }))
 }
 
 const GLM4_NORMS: &[TensorMapping] = &[
@@ -96,6 +89,7 @@ const GLM4_NORMS: &[TensorMapping] = &[
     row("post_attention_layernorm.weight", [One, Hidden], "ffn_norm.weight"),
     row("post_mlp_layernorm.weight", [One, Hidden], "post_ffw_norm.weight"),
 ];
+/// Added to the scores by which experts are chosen.
 const ROUTER: &[TensorMapping] = &[row("mlp.gate.e_score_correction_bias", [One, Experts], "exp_probs_b.bias")];
 const SHARED_EXPERT: &[TensorMapping] = &[
     row("mlp.shared_experts.gate_proj.weight", [SharedInner, Hidden], "ffn_gate_shexp.weight"),

@@ -61,6 +61,7 @@ pub const LLAMA: FamilyDefinition = FamilyDefinition {
     },
     gguf: GgufRules {
         is_read: true,
+        also: None,
         variant: None,
         pairs: true,
         ends: END_TEXTS,
@@ -72,7 +73,7 @@ pub const LLAMA: FamilyDefinition = FamilyDefinition {
         multipliers: |_| Ok(NO_MULTIPLIERS),
         is_parallel: |_| Ok(false),
         experts: no_gguf_experts,
-        positions: |_, of_rules| of_rules,
+        layer: |_, _, usual| Ok(usual),
     },
     tensors: TensorTables {
         outer: OUTER,

@@ -1,8 +1,9 @@
 //! Mamba-2, which several families have under their own names.
 
 use super::llama::KEYS;
+use crate::config::gguf::keys::GgufKeys;
 use crate::config::json::keys::JsonKeys;
-use crate::config::{MixerSpec, RecurrenceRule, RecurrenceSpec};
+use crate::config::{LayerSpec, MixerSpec, RecurrenceRule, RecurrenceSpec, RecurrenceStorage};
 use crate::error::ParseError;
 use crate::names::rows::Dim;
 use crate::names::rows::Dim::{Keys, StateHeads, Values};
@@ -36,7 +37,36 @@ pub fn mixer(keys: &JsonKeys<'_>) -> Result<MixerSpec, ParseError> {
         value_dim,
         taps: keys.optional("mamba_d_conv")?.unwrap_or(4),
         rule: RecurrenceRule::StateSpace { step_min, step_max },
+        storage: RecurrenceStorage::Folder,
     }))
+}
+
+/// Returns the recurrence that a GGUF describes, of any rule.
+pub fn gguf_recurrence(keys: &GgufKeys<'_>, rule: RecurrenceRule) -> Result<RecurrenceSpec, ParseError> {
+    let (n_heads, inner) = (keys.length("ssm.time_step_rank")?, keys.length("ssm.inner_size")?);
+    if n_heads == 0 || !inner.is_multiple_of(n_heads) {
+        return ParseError::malformed(format!("{n_heads} recurrent heads cannot share {inner} columns evenly"));
+    }
+    Ok(RecurrenceSpec {
+        n_heads,
+        n_key_heads: keys.length("ssm.group_count")?,
+        key_dim: keys.length("ssm.state_size")?,
+        value_dim: inner / n_heads,
+        taps: keys.length("ssm.conv_kernel")?,
+        rule,
+        storage: RecurrenceStorage::Gguf,
+    })
+}
+
+/// A GGUF has no limits of steps.
+pub const UNLIMITED: RecurrenceRule = RecurrenceRule::StateSpace { step_min: 0.0, step_max: f32::INFINITY };
+
+/// Returns a layer of a GGUF: a recurrence where it has no heads of K.
+pub fn gguf_layer(keys: &GgufKeys<'_>, layer: u32, usual: LayerSpec) -> Result<LayerSpec, ParseError> {
+    Ok(match keys.of_layer("attention.head_count_kv", layer)? {
+        Some(0) => LayerSpec { mixer: MixerSpec::Recurrence(gguf_recurrence(keys, UNLIMITED)?), ..usual },
+        _ => usual,
+    })
 }
 
 /// JSON has no infinity: transformers writes an object for it.
@@ -65,48 +95,39 @@ macro_rules! rows {
     ($at:literal) => {{
         use $crate::families::mamba::{MAMBA_ALL, XBC};
         use $crate::names::rows::Dim::{Hidden, Keys, One, StateHeads, Taps, Values};
-        use $crate::names::rows::{part, tensor, whole};
+        use $crate::names::rows::{Dim, TensorMapping, part, stored, whole};
+
+        const fn projection(name: &'static str, rows: Dim, before: &'static [Dim]) -> TensorMapping {
+            stored(name, [rows, Hidden], part(concat!($at, ".in_proj.weight"), before, MAMBA_ALL), "ssm_in.weight")
+        }
+        const fn taps(name: &'static str, rows: Dim, before: &'static [Dim]) -> TensorMapping {
+            stored(name, [rows, Taps], part(concat!($at, ".conv1d.weight"), before, XBC), "ssm_conv1d.weight")
+        }
+        const fn taps_bias(name: &'static str, n: Dim, before: &'static [Dim]) -> TensorMapping {
+            stored(name, [One, n], part(concat!($at, ".conv1d.bias"), before, XBC), "ssm_conv1d.bias")
+        }
         &[
-            tensor(
-                "linear_attn.z_proj.weight",
-                [Values, Hidden],
-                part(concat!($at, ".in_proj.weight"), &[], MAMBA_ALL),
+            projection("linear_attn.z_proj.weight", Values, &[]),
+            projection("linear_attn.v_proj.weight", Values, &[Values]),
+            projection("linear_attn.k_proj.weight", Keys, &[Values, Values]),
+            projection("linear_attn.q_proj.weight", Keys, &[Values, Values, Keys]),
+            projection("linear_attn.a_proj.weight", StateHeads, &[Values, Values, Keys, Keys]),
+            taps("linear_attn.conv_v.weight", Values, &[]),
+            taps("linear_attn.conv_k.weight", Keys, &[Values]),
+            taps("linear_attn.conv_q.weight", Keys, &[Values, Keys]),
+            taps_bias("linear_attn.conv_v.bias", Values, &[]),
+            taps_bias("linear_attn.conv_k.bias", Keys, &[Values]),
+            taps_bias("linear_attn.conv_q.bias", Keys, &[Values, Keys]),
+            stored("linear_attn.A_log", [One, StateHeads], whole(concat!($at, ".A_log")), "ssm_a"),
+            stored("linear_attn.D", [One, StateHeads], whole(concat!($at, ".D")), "ssm_d"),
+            stored("linear_attn.dt_bias", [One, StateHeads], whole(concat!($at, ".dt_bias")), "ssm_dt.bias"),
+            stored("linear_attn.norm.weight", [One, Values], whole(concat!($at, ".norm.weight")), "ssm_norm.weight"),
+            stored(
+                "linear_attn.out_proj.weight",
+                [Hidden, Values],
+                whole(concat!($at, ".out_proj.weight")),
+                "ssm_out.weight",
             ),
-            tensor(
-                "linear_attn.v_proj.weight",
-                [Values, Hidden],
-                part(concat!($at, ".in_proj.weight"), &[Values], MAMBA_ALL),
-            ),
-            tensor(
-                "linear_attn.k_proj.weight",
-                [Keys, Hidden],
-                part(concat!($at, ".in_proj.weight"), &[Values, Values], MAMBA_ALL),
-            ),
-            tensor(
-                "linear_attn.q_proj.weight",
-                [Keys, Hidden],
-                part(concat!($at, ".in_proj.weight"), &[Values, Values, Keys], MAMBA_ALL),
-            ),
-            tensor(
-                "linear_attn.a_proj.weight",
-                [StateHeads, Hidden],
-                part(concat!($at, ".in_proj.weight"), &[Values, Values, Keys, Keys], MAMBA_ALL),
-            ),
-            tensor("linear_attn.conv_v.weight", [Values, Taps], part(concat!($at, ".conv1d.weight"), &[], XBC)),
-            tensor("linear_attn.conv_k.weight", [Keys, Taps], part(concat!($at, ".conv1d.weight"), &[Values], XBC)),
-            tensor(
-                "linear_attn.conv_q.weight",
-                [Keys, Taps],
-                part(concat!($at, ".conv1d.weight"), &[Values, Keys], XBC),
-            ),
-            tensor("linear_attn.conv_v.bias", [One, Values], part(concat!($at, ".conv1d.bias"), &[], XBC)),
-            tensor("linear_attn.conv_k.bias", [One, Keys], part(concat!($at, ".conv1d.bias"), &[Values], XBC)),
-            tensor("linear_attn.conv_q.bias", [One, Keys], part(concat!($at, ".conv1d.bias"), &[Values, Keys], XBC)),
-            tensor("linear_attn.A_log", [One, StateHeads], whole(concat!($at, ".A_log"))),
-            tensor("linear_attn.D", [One, StateHeads], whole(concat!($at, ".D"))),
-            tensor("linear_attn.dt_bias", [One, StateHeads], whole(concat!($at, ".dt_bias"))),
-            tensor("linear_attn.norm.weight", [One, Values], whole(concat!($at, ".norm.weight"))),
-            tensor("linear_attn.out_proj.weight", [Hidden, Values], whole(concat!($at, ".out_proj.weight"))),
         ]
     }};
 }

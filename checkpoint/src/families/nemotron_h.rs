@@ -1,18 +1,19 @@
 //! Nemotron-H: each layer is one sublayer behind one norm, which is a recurrence, attention without positions, an MLP
-//! or a mixture of experts. MLPs have no gate: what is positive is squared. Its GGUFs are not read.
+//! or a mixture of experts. MLPs have no gate: what is positive is squared.
 
-use super::definition::{ConfigKeys, ConfigReaders, ConfigRules, FamilyDefinition, TensorTables};
-use super::experts::{grouped_scores, softmax_experts};
-use super::llama::{KEYS, LLAMA, UNREAD};
+use super::definition::{ConfigKeys, ConfigReaders, ConfigRules, FamilyDefinition, GgufRules, TensorTables};
+use super::experts::{grouped_scores, n_gguf_experts, sigmoid_gguf_experts, softmax_experts};
+use super::llama::{HALVES, KEYS, LLAMA};
 use super::mamba;
+use crate::config::gguf::keys::GgufKeys;
 use crate::config::json::keys::JsonKeys;
 use crate::config::{
     Activation, BlockNorms, DecoderForm, ExpertsSpec, LAYERS_MAX, LayerSpec, MixerSpec, Norms, PositionEncoding,
-    RecurrenceRule, RecurrenceSpec, length,
+    RecurrenceRule, RecurrenceSpec, RecurrenceStorage, length,
 };
 use crate::error::ParseError;
 use crate::names::rows::Dim::{ExpertInner, Experts, Heads, Hidden, Inner, KvHeads, One, SharedInner, Vocab};
-use crate::names::rows::{EMBEDDING, HEAD, NORM, TensorMapping, same, tensor, whole};
+use crate::names::rows::{EMBEDDING, HEAD, NORM, TensorMapping, expert, renamed, row};
 
 pub const NEMOTRON_H: FamilyDefinition = FamilyDefinition {
     name: "Nemotron-H",
@@ -26,7 +27,7 @@ pub const NEMOTRON_H: FamilyDefinition = FamilyDefinition {
         ..LLAMA.config
     },
     readers: ConfigReaders { n_layers, head_dim, experts, layers: Some(layers), ..LLAMA.readers },
-    gguf: UNREAD,
+    gguf: GgufRules { also: Some("nemotron_h_moe"), experts: gguf_experts, layer: gguf_layer, ..HALVES },
     tensors: TensorTables {
         outer: NEMOTRON_OUTER,
         layers: "backbone.layers",
@@ -128,6 +129,7 @@ fn recurrence(keys: &JsonKeys<'_>) -> Result<RecurrenceSpec, ParseError> {
         value_dim: keys.optional("mamba_head_dim")?.unwrap_or(64),
         taps: keys.optional("conv_kernel")?.unwrap_or(4),
         rule: RecurrenceRule::StateSpace { step_min, step_max },
+        storage: RecurrenceStorage::Folder,
     })
 }
 
@@ -152,33 +154,83 @@ fn experts(keys: &JsonKeys<'_>) -> Result<Option<ExpertsSpec>, ParseError> {
     }))
 }
 
+fn gguf_experts(keys: &GgufKeys<'_>, inner: u32) -> Result<Option<ExpertsSpec>, ParseError> {
+    if n_gguf_experts(keys)? == 0 {
+        return Ok(None);
+    }
+    if let Some(width) = keys.optional("moe_latent_size")?.filter(|width| *width > 0) {
+        return ParseError::unsupported(format!("experts with a moe_latent_size of {width}"));
+    }
+    let n_shared = keys.optional("expert_shared_count")?.unwrap_or(1);
+    if n_shared != 1 {
+        return ParseError::unsupported(format!("an expert_shared_count of {n_shared}"));
+    }
+    let shared = keys.length("expert_shared_feed_forward_length")?;
+    Ok(Some(ExpertsSpec { shared, ..sigmoid_gguf_experts(keys, inner)? }))
+}
+
+/// A layer without heads of K is an MLP if it has a width, and else a recurrence.
+fn gguf_layer(keys: &GgufKeys<'_>, layer: u32, usual: LayerSpec) -> Result<LayerSpec, ParseError> {
+    let n_heads = keys.of_layer("attention.head_count_kv", layer)?.unwrap_or(0);
+    let inner = keys.of_layer("feed_forward_length", layer)?.unwrap_or(0);
+    let mixer = match (n_heads, inner) {
+        (0, 0) => MixerSpec::Recurrence(mamba::gguf_recurrence(keys, mamba::UNLIMITED)?),
+        (0, _) => MixerSpec::None,
+        (_, 0) => MixerSpec::Attention,
+        _ => return ParseError::unsupported(format!("layer {layer}, of attention and an MLP, in this architecture")),
+    };
+    let (has_mlp, has_experts) = (inner > 0, inner > 0 && usual.has_experts);
+    Ok(LayerSpec { mixer, window: None, positions: PositionEncoding::None, has_mlp, has_experts })
+}
+
 /// Whatever a layer is, it is called a mixer.
-const NEMOTRON_NORM: &[TensorMapping] = &[same("norm.weight", [One, Hidden])];
+const NEMOTRON_NORM: &[TensorMapping] = &[row("norm.weight", [One, Hidden], "attn_norm.weight")];
 const NEMOTRON_MAMBA: &[TensorMapping] = mamba::rows!("mixer");
 const NEMOTRON_ATTENTION: &[TensorMapping] = &[
-    tensor("self_attn.q_proj.weight", [Heads, Hidden], whole("mixer.q_proj.weight")),
-    tensor("self_attn.k_proj.weight", [KvHeads, Hidden], whole("mixer.k_proj.weight")),
-    tensor("self_attn.v_proj.weight", [KvHeads, Hidden], whole("mixer.v_proj.weight")),
-    tensor("self_attn.o_proj.weight", [Hidden, Heads], whole("mixer.o_proj.weight")),
+    renamed("self_attn.q_proj.weight", [Heads, Hidden], "mixer.q_proj.weight", "attn_q.weight"),
+    renamed("self_attn.k_proj.weight", [KvHeads, Hidden], "mixer.k_proj.weight", "attn_k.weight"),
+    renamed("self_attn.v_proj.weight", [KvHeads, Hidden], "mixer.v_proj.weight", "attn_v.weight"),
+    renamed("self_attn.o_proj.weight", [Hidden, Heads], "mixer.o_proj.weight", "attn_output.weight"),
 ];
 const NEMOTRON_MLP: &[TensorMapping] = &[
-    tensor("mlp.up_proj.weight", [Inner, Hidden], whole("mixer.up_proj.weight")),
-    tensor("mlp.down_proj.weight", [Hidden, Inner], whole("mixer.down_proj.weight")),
+    renamed("mlp.up_proj.weight", [Inner, Hidden], "mixer.up_proj.weight", "ffn_up.weight"),
+    renamed("mlp.down_proj.weight", [Hidden, Inner], "mixer.down_proj.weight", "ffn_down.weight"),
 ];
 const NEMOTRON_EXPERTS: &[TensorMapping] = &[
-    tensor("mlp.gate.weight", [Experts, Hidden], whole("mixer.gate.weight")),
-    tensor("mlp.gate.e_score_correction_bias", [One, Experts], whole("mixer.gate.e_score_correction_bias")),
-    tensor("mlp.experts.{e}.up_proj.weight", [ExpertInner, Hidden], whole("mixer.experts.{e}.up_proj.weight")),
-    tensor("mlp.experts.{e}.down_proj.weight", [Hidden, ExpertInner], whole("mixer.experts.{e}.down_proj.weight")),
-    tensor("mlp.shared_experts.up_proj.weight", [SharedInner, Hidden], whole("mixer.shared_experts.up_proj.weight")),
-    tensor(
+    renamed("mlp.gate.weight", [Experts, Hidden], "mixer.gate.weight", "ffn_gate_inp.weight"),
+    renamed(
+        "mlp.gate.e_score_correction_bias",
+        [One, Experts],
+        "mixer.gate.e_score_correction_bias",
+        "exp_probs_b.bias",
+    ),
+    expert(
+        "mlp.experts.{e}.up_proj.weight",
+        [ExpertInner, Hidden],
+        "mixer.experts.{e}.up_proj.weight",
+        "ffn_up_exps.weight",
+    ),
+    expert(
+        "mlp.experts.{e}.down_proj.weight",
+        [Hidden, ExpertInner],
+        "mixer.experts.{e}.down_proj.weight",
+        "ffn_down_exps.weight",
+    ),
+    renamed(
+        "mlp.shared_experts.up_proj.weight",
+        [SharedInner, Hidden],
+        "mixer.shared_experts.up_proj.weight",
+        "ffn_up_shexp.weight",
+    ),
+    renamed(
         "mlp.shared_experts.down_proj.weight",
         [Hidden, SharedInner],
-        whole("mixer.shared_experts.down_proj.weight"),
+        "mixer.shared_experts.down_proj.weight",
+        "ffn_down_shexp.weight",
     ),
 ];
 const NEMOTRON_OUTER: &[TensorMapping] = &[
-    tensor(EMBEDDING, [Vocab, Hidden], whole("backbone.embeddings.weight")),
-    tensor(NORM, [One, Hidden], whole("backbone.norm_f.weight")),
-    same(HEAD, [Vocab, Hidden]),
+    renamed(EMBEDDING, [Vocab, Hidden], "backbone.embeddings.weight", "token_embd.weight"),
+    renamed(NORM, [One, Hidden], "backbone.norm_f.weight", "output_norm.weight"),
+    row(HEAD, [Vocab, Hidden], "output.weight"),
 ];

@@ -1,16 +1,21 @@
 //! Qwen3-Next and Qwen3.5: three layers of four are a recurrence, and attention has a gate behind it.
-//! Their GGUFs are not read.
 
-use super::definition::{ConfigReaders, ConfigRules, FamilyDefinition, FamilyRules, TensorTables};
-use super::experts::{n_experts, no_experts, softmax_experts};
-use super::llama::{LLAMA, UNREAD};
+use super::definition::{ConfigReaders, ConfigRules, FamilyDefinition, FamilyRules, GgufRules, TensorTables};
+use super::experts::{gguf_experts, n_experts, no_experts, no_gguf_experts, softmax_experts};
+use super::llama::{HALVES, LLAMA};
+use super::mamba;
+use crate::config::gguf::keys::GgufKeys;
 use crate::config::json::keys::JsonKeys;
-use crate::config::{ExpertsSpec, MixerSpec, QueryKeyNorms, RecurrenceRule, RecurrenceSpec};
+use crate::config::{
+    ExpertsSpec, LayerSpec, MixerSpec, QueryKeyNorms, RecurrenceRule, RecurrenceSpec, RecurrenceStorage,
+};
 use crate::error::ParseError;
 use crate::names::rows::Dim::{
     Heads, HeadsOfKey, Hidden, Keys, One, OneHead, OneKey, OneValue, SharedInner, StateHeads, Taps, Values, ValuesOfKey,
 };
-use crate::names::rows::{ATTENTION, Dim, TensorMapping, TensorSource, interleaved, part, same, tensor, whole};
+use crate::names::rows::{
+    ATTENTION, Dim, OTHER_NORMS, TensorMapping, TensorSource, interleaved, part, renamed, row, stored, whole,
+};
 
 pub const QWEN3_NEXT: FamilyDefinition = FamilyDefinition {
     name: "Qwen3-Next",
@@ -24,8 +29,13 @@ pub const QWEN3_NEXT: FamilyDefinition = FamilyDefinition {
         ..LLAMA.config
     },
     readers: ConfigReaders { experts, mixer, ..LLAMA.readers },
-    gguf: UNREAD,
+    gguf: GgufRules {
+        experts: gguf_experts_and_shared,
+        layer: |keys, i, usual| gguf_layer(keys, i, usual, RecurrenceStorage::Gguf),
+        ..HALVES
+    },
     tensors: TensorTables {
+        norms: &[OTHER_NORMS],
         // The first of attention's rows is the query's, which stands with the gate.
         attention: &[GATED_QUERY, ATTENTION.split_at(1).1],
         recurrence: &[WOVEN_PROJECTIONS, DELTA],
@@ -45,6 +55,11 @@ pub const QWEN35: FamilyDefinition = FamilyDefinition {
         ..QWEN3_NEXT.config
     },
     readers: ConfigReaders { experts: no_experts, ..QWEN3_NEXT.readers },
+    gguf: GgufRules {
+        experts: no_gguf_experts,
+        layer: |keys, i, usual| gguf_layer(keys, i, usual, RecurrenceStorage::GgufTiled),
+        ..QWEN3_NEXT.gguf
+    },
     tensors: TensorTables { recurrence: &[PROJECTIONS, DELTA], ..QWEN3_NEXT.tensors },
     ..QWEN3_NEXT
 };
@@ -64,6 +79,7 @@ pub const QWEN35_MOE: FamilyDefinition = FamilyDefinition {
         inner: |keys, _, _| keys.length("moe_intermediate_size"),
         ..QWEN35.readers
     },
+    gguf: GgufRules { experts: gguf_experts_and_shared, ..QWEN35.gguf },
     ..QWEN35
 };
 
@@ -84,7 +100,32 @@ fn recurrence(keys: &JsonKeys<'_>) -> Result<RecurrenceSpec, ParseError> {
         value_dim: keys.length("linear_value_head_dim")?,
         taps: keys.optional("linear_conv_kernel_dim")?.unwrap_or(4),
         rule: RecurrenceRule::Delta,
+        storage: RecurrenceStorage::Folder,
     })
+}
+
+fn gguf_experts_and_shared(keys: &GgufKeys<'_>, inner: u32) -> Result<Option<ExpertsSpec>, ParseError> {
+    let shared = keys.optional("expert_shared_feed_forward_length")?.unwrap_or(0);
+    Ok(Some(ExpertsSpec { shared, has_shared_gate: shared > 0, ..gguf_experts(keys, inner)? }))
+}
+
+/// A layer of a GGUF, which lists the recurrent ones or has attention in each layer of a period.
+fn gguf_layer(
+    keys: &GgufKeys<'_>,
+    layer: u32,
+    usual: LayerSpec,
+    storage: RecurrenceStorage,
+) -> Result<LayerSpec, ParseError> {
+    const LISTED: &str = "attention.recurrent_layers";
+    let is_recurrent = match keys.gguf.bools(keys.bytes, &keys.key(LISTED))? {
+        Some(listed) => listed.get(layer as usize).copied().unwrap_or(false),
+        None => !(layer + 1).is_multiple_of(keys.optional("full_attention_interval")?.unwrap_or(4).max(1)),
+    };
+    if !is_recurrent {
+        return Ok(usual);
+    }
+    let of = RecurrenceSpec { storage, ..mamba::gguf_recurrence(keys, RecurrenceRule::Delta)? };
+    Ok(LayerSpec { mixer: MixerSpec::Recurrence(of), ..usual })
 }
 
 fn mixer(keys: &JsonKeys<'_>, layer: u32, listed: Option<&str>) -> Result<MixerSpec, ParseError> {
@@ -97,52 +138,77 @@ fn mixer(keys: &JsonKeys<'_>, layer: u32, listed: Option<&str>) -> Result<MixerS
 
 /// What the delta rule has besides its projections.
 const DELTA: &[TensorMapping] = &[
-    tensor("linear_attn.conv_q.weight", [Keys, Taps], part(CONV, &[], CHANNELS)),
-    tensor("linear_attn.conv_k.weight", [Keys, Taps], part(CONV, &[Keys], CHANNELS)),
-    tensor("linear_attn.conv_v.weight", [Values, Taps], part(CONV, &[Keys, Keys], CHANNELS)),
-    same("linear_attn.A_log", [One, StateHeads]),
-    same("linear_attn.dt_bias", [One, StateHeads]),
-    same("linear_attn.norm.weight", [One, OneValue]),
-    same("linear_attn.out_proj.weight", [Hidden, Values]),
+    taps("linear_attn.conv_q.weight", Keys, &[]),
+    taps("linear_attn.conv_k.weight", Keys, &[Keys]),
+    taps("linear_attn.conv_v.weight", Values, &[Keys, Keys]),
+    row("linear_attn.A_log", [One, StateHeads], "ssm_a"),
+    row("linear_attn.dt_bias", [One, StateHeads], "ssm_dt.bias"),
+    row("linear_attn.norm.weight", [One, OneValue], "ssm_norm.weight"),
+    row("linear_attn.out_proj.weight", [Hidden, Values], "ssm_out.weight"),
 ];
-const CONV: &str = "linear_attn.conv1d.weight";
 const CHANNELS: &[Dim] = &[Keys, Keys, Values];
+
+const fn taps(name: &'static str, rows: Dim, before: &'static [Dim]) -> TensorMapping {
+    stored(name, [rows, Taps], part("linear_attn.conv1d.weight", before, CHANNELS), "ssm_conv1d.weight")
+}
 
 /// Each projection apart, but for Q, K and V.
 const PROJECTIONS: &[TensorMapping] = &[
-    tensor("linear_attn.q_proj.weight", [Keys, Hidden], part(QKV, &[], CHANNELS)),
-    tensor("linear_attn.k_proj.weight", [Keys, Hidden], part(QKV, &[Keys], CHANNELS)),
-    tensor("linear_attn.v_proj.weight", [Values, Hidden], part(QKV, &[Keys, Keys], CHANNELS)),
-    tensor("linear_attn.z_proj.weight", [Values, Hidden], whole("linear_attn.in_proj_z.weight")),
-    tensor("linear_attn.b_proj.weight", [StateHeads, Hidden], whole("linear_attn.in_proj_b.weight")),
-    tensor("linear_attn.a_proj.weight", [StateHeads, Hidden], whole("linear_attn.in_proj_a.weight")),
+    projection("linear_attn.q_proj.weight", Keys, &[]),
+    projection("linear_attn.k_proj.weight", Keys, &[Keys]),
+    projection("linear_attn.v_proj.weight", Values, &[Keys, Keys]),
+    renamed("linear_attn.z_proj.weight", [Values, Hidden], "linear_attn.in_proj_z.weight", "attn_gate.weight"),
+    renamed("linear_attn.b_proj.weight", [StateHeads, Hidden], "linear_attn.in_proj_b.weight", "ssm_beta.weight"),
+    renamed("linear_attn.a_proj.weight", [StateHeads, Hidden], "linear_attn.in_proj_a.weight", "ssm_alpha.weight"),
 ];
-const QKV: &str = "linear_attn.in_proj_qkv.weight";
 
-/// Those of one key head stand together: its Q and K, and V and z of the heads that read it.
-const fn key_head_part(name: &'static str, dims: [Dim; 2], run: Dim, before: &'static [Dim]) -> TensorMapping {
+const fn projection(name: &'static str, rows: Dim, before: &'static [Dim]) -> TensorMapping {
+    stored(name, [rows, Hidden], part("linear_attn.in_proj_qkv.weight", before, CHANNELS), "attn_qkv.weight")
+}
+
+/// In a folder those of one key head stand together: its Q and K, and V and z of the heads that read it. A GGUF has
+/// them apart.
+const fn key_head_part(
+    name: &'static str,
+    dims: [Dim; 2],
+    (run, before): (Dim, &'static [Dim]),
+    gguf: TensorSource,
+) -> TensorMapping {
     let whole = part("linear_attn.in_proj_qkvz.weight", &[], &[Keys, Keys, Values, Values]);
-    tensor(name, dims, interleaved(whole, run, before, &[OneKey, OneKey, ValuesOfKey, ValuesOfKey]))
+    let folder = interleaved(whole, run, before, &[OneKey, OneKey, ValuesOfKey, ValuesOfKey]);
+    TensorMapping { name, dims, folder, gguf }
 }
 
 const fn key_head_gate(name: &'static str, before: &'static [Dim]) -> TensorMapping {
     let whole = part("linear_attn.in_proj_ba.weight", &[], &[StateHeads, StateHeads]);
-    tensor(name, [StateHeads, Hidden], interleaved(whole, HeadsOfKey, before, &[HeadsOfKey, HeadsOfKey]))
+    let folder = interleaved(whole, HeadsOfKey, before, &[HeadsOfKey, HeadsOfKey]);
+    stored(name, [StateHeads, Hidden], folder, "ssm_ba.weight")
 }
 
+const QKV: &str = "attn_qkv.weight";
 const WOVEN_PROJECTIONS: &[TensorMapping] = &[
-    key_head_part("linear_attn.q_proj.weight", [Keys, Hidden], OneKey, &[]),
-    key_head_part("linear_attn.k_proj.weight", [Keys, Hidden], OneKey, &[OneKey]),
-    key_head_part("linear_attn.v_proj.weight", [Values, Hidden], ValuesOfKey, &[OneKey, OneKey]),
-    key_head_part("linear_attn.z_proj.weight", [Values, Hidden], ValuesOfKey, &[OneKey, OneKey, ValuesOfKey]),
+    key_head_part("linear_attn.q_proj.weight", [Keys, Hidden], (OneKey, &[]), part(QKV, &[], CHANNELS)),
+    key_head_part("linear_attn.k_proj.weight", [Keys, Hidden], (OneKey, &[OneKey]), part(QKV, &[Keys], CHANNELS)),
+    key_head_part(
+        "linear_attn.v_proj.weight",
+        [Values, Hidden],
+        (ValuesOfKey, &[OneKey, OneKey]),
+        part(QKV, &[Keys, Keys], CHANNELS),
+    ),
+    key_head_part(
+        "linear_attn.z_proj.weight",
+        [Values, Hidden],
+        (ValuesOfKey, &[OneKey, OneKey, ValuesOfKey]),
+        whole("attn_gate.weight"),
+    ),
     key_head_gate("linear_attn.b_proj.weight", &[]),
     key_head_gate("linear_attn.a_proj.weight", &[HeadsOfKey]),
 ];
 
 /// Q and the gate of a head stand together.
 const GATED_QUERY: &[TensorMapping] = &[
-    tensor("self_attn.q_proj.weight", [Heads, Hidden], query_head_part(&[])),
-    tensor("self_attn.g_proj.weight", [Heads, Hidden], query_head_part(&[OneHead])),
+    stored("self_attn.q_proj.weight", [Heads, Hidden], query_head_part(&[]), "attn_q.weight"),
+    stored("self_attn.g_proj.weight", [Heads, Hidden], query_head_part(&[OneHead]), "attn_q.weight"),
 ];
 
 const fn query_head_part(before: &'static [Dim]) -> TensorSource {
@@ -150,8 +216,23 @@ const fn query_head_part(before: &'static [Dim]) -> TensorSource {
 }
 
 const GATED_SHARED_EXPERT: &[TensorMapping] = &[
-    tensor("mlp.shared_experts.gate_proj.weight", [SharedInner, Hidden], whole("mlp.shared_expert.gate_proj.weight")),
-    tensor("mlp.shared_experts.up_proj.weight", [SharedInner, Hidden], whole("mlp.shared_expert.up_proj.weight")),
-    tensor("mlp.shared_experts.down_proj.weight", [Hidden, SharedInner], whole("mlp.shared_expert.down_proj.weight")),
-    same("mlp.shared_expert_gate.weight", [One, Hidden]),
+    renamed(
+        "mlp.shared_experts.gate_proj.weight",
+        [SharedInner, Hidden],
+        "mlp.shared_expert.gate_proj.weight",
+        "ffn_gate_shexp.weight",
+    ),
+    renamed(
+        "mlp.shared_experts.up_proj.weight",
+        [SharedInner, Hidden],
+        "mlp.shared_expert.up_proj.weight",
+        "ffn_up_shexp.weight",
+    ),
+    renamed(
+        "mlp.shared_experts.down_proj.weight",
+        [Hidden, SharedInner],
+        "mlp.shared_expert.down_proj.weight",
+        "ffn_down_shexp.weight",
+    ),
+    row("mlp.shared_expert_gate.weight", [One, Hidden], "ffn_gate_inp_shexp.weight"),
 ];

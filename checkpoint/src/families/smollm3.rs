@@ -2,8 +2,8 @@
 
 use super::definition::{ConfigReaders, ConfigRules, FamilyDefinition, GgufRules, WindowUse};
 use super::llama::LLAMA;
-use crate::config::PositionEncoding;
 use crate::config::json::keys::JsonKeys;
+use crate::config::{LayerSpec, PositionEncoding};
 use crate::error::ParseError;
 
 pub const SMOLLM3: FamilyDefinition = FamilyDefinition {
@@ -21,7 +21,10 @@ pub const SMOLLM3: FamilyDefinition = FamilyDefinition {
         ..LLAMA.readers
     },
     gguf: GgufRules {
-        positions: |layer, rope| if has_rope_in_turn(layer, INTERVAL) { rope } else { PositionEncoding::None },
+        layer: |_, i, usual| match has_rope_in_turn(i, INTERVAL) {
+            true => Ok(usual),
+            false => Ok(LayerSpec { positions: PositionEncoding::None, ..usual }),
+        },
         ..LLAMA.gguf
     },
     ..LLAMA

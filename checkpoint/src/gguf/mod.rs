@@ -174,6 +174,10 @@ impl Gguf {
         self.values.contains_key(key)
     }
 
+    pub fn is_list(&self, key: &str) -> bool {
+        matches!(self.values.get(key), Some(Value::Array { .. }))
+    }
+
     pub fn unsigned(&self, key: &str) -> Result<Option<u64>, ParseError> {
         match self.values.get(key) {
             None => Ok(None),

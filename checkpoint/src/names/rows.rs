@@ -219,6 +219,11 @@ pub const fn tensor(name: &'static str, dims: [Dim; 2], place: TensorSource) -> 
     TensorMapping { name, dims, folder: place, gguf: place }
 }
 
+/// A tensor that both kinds of files have in the same form.
+pub const fn stored(name: &'static str, dims: [Dim; 2], folder: TensorSource, gguf: &'static str) -> TensorMapping {
+    TensorMapping { name, dims, folder, gguf: TensorSource { file: gguf, ..folder } }
+}
+
 /// A tensor with the same name in the folder.
 pub const fn same(name: &'static str, dims: [Dim; 2]) -> TensorMapping {
     tensor(name, dims, whole(name))

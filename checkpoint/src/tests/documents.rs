@@ -25,7 +25,8 @@ fn row(of: &FamilyDefinition) -> String {
         .collect();
     let name = of.gguf.variant.map_or(of.architecture, |variant| variant.architecture);
     let is_read = Family::find(|reader| reader.gguf.is_read && reader.architecture == name).is_some();
-    let gguf = if is_read { format!("`{name}`") } else { "refused".to_owned() };
+    let names: Vec<String> = [Some(name), of.gguf.also].into_iter().flatten().map(|name| format!("`{name}`")).collect();
+    let gguf = if is_read { names.join(", ") } else { "refused".to_owned() };
     let others = match (of.tensors.recurrence.is_empty(), of.tensors.convolution.is_empty()) {
         (true, true) => "",
         (false, _) => "recurrent",

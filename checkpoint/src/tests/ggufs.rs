@@ -196,3 +196,48 @@ fn a_file_that_is_cut_off_is_an_error() {
         assert!(read(&bytes[..len]).is_err(), "{len} of {}", bytes.len());
     }
 }
+
+/// A committed GGUF in which the bytes behind a key's name and type are others.
+fn patched(name: &str, changes: &[(&str, usize, &[u8])]) -> Vec<u8> {
+    let path: PathBuf = [env!("CARGO_MANIFEST_DIR"), "../tests/reference", name, "model.gguf"].iter().collect();
+    let mut bytes = std::fs::read(path).unwrap();
+    for (key, at, new) in changes {
+        let start = bytes.windows(key.len()).position(|window| window == key.as_bytes()).unwrap() + key.len() + at;
+        bytes[start..start + new.len()].copy_from_slice(new);
+    }
+    bytes
+}
+
+#[test]
+fn layers_of_hybrids_are_read_from_lists_or_refused() {
+    // Behind a key: its type, and for a list the type of its numbers and how many there are.
+    const VALUE: usize = 4;
+    const LIST: usize = 4 + 4 + 8;
+    const KV: &str = "granitehybrid.attention.head_count_kv";
+    const INNER: &str = "nemotron_h.feed_forward_length";
+    let folder = Temporary::folder("hybrids");
+    let open = |name: &str, changes: &[(&str, usize, &[u8])]| {
+        Checkpoint::open(&folder.write("hybrid.gguf", &patched(name, changes)))
+    };
+    let mixers =
+        |name: &str| open(name, &[]).unwrap().spec().layers.iter().map(|layer| layer.mixer).collect::<Vec<_>>();
+    let is_state = |mixer: &MixerSpec| matches!(mixer, MixerSpec::Recurrence(_) | MixerSpec::Convolution(_));
+    for name in ["gguf-granite4-dense", "gguf-lfm2"] {
+        assert_eq!(mixers(name).iter().map(is_state).collect::<Vec<_>>(), [true, false, true], "{name}");
+    }
+    let nemotron = mixers("gguf-nemotron-h");
+    assert_eq!(nemotron.iter().map(is_state).collect::<Vec<_>>(), [true, false, false, true, false]);
+    assert_eq!((nemotron[1], nemotron[2]), (MixerSpec::None, MixerSpec::Attention));
+    let refused = |name: &str, changes: &[(&str, usize, &[u8])], expect: &str| {
+        let error = open(name, changes).err().unwrap().to_string();
+        assert!(error.contains(expect), "{error}");
+    };
+    refused("gguf-granite4-dense", &[(KV, LIST, &[1])], "head_count_kv that differs between layers");
+    refused("gguf-granite4-dense", &[(KV, LIST, &[0xff; 4])], "head_count_kv has the number -1");
+    refused("gguf-nemotron-h", &[(INNER, LIST + 8, &[64])], "layer 2, of attention and an MLP");
+    refused("gguf-granite4-dense", &[("granitehybrid.ssm.time_step_rank", VALUE, &[3])], "cannot share 128 columns");
+    let rope: [(&str, usize, &[u8]); 2] =
+        [("granitehybrid.rope.scaling.finetuned", VALUE, &[1]), ("granitehybrid.rope.dimension_count", VALUE, &[8])];
+    assert_eq!(open("gguf-granite4-dense", &rope[..1]).unwrap().spec().layers[1].positions, PositionEncoding::Rope);
+    refused("gguf-granite4-dense", &rope, "a GGUF of Bamba");
+}

@@ -35,7 +35,7 @@ const OTHERS: [(&str, Policy); 8] = [
 ];
 /// Checkpoints without a record: `worker/tests/worker/grids.rs` compares the grids of each kind among them, and
 /// `worker/model/tests/model` the instruction sets and chunks of all.
-const UNRECORDED: [&str; 30] = [
+const UNRECORDED: [&str; 35] = [
     "awq",
     "bamba",
     "cohere2",
@@ -43,6 +43,11 @@ const UNRECORDED: [&str; 30] = [
     "glm4",
     "glm4-moe",
     "glm4-moe-plain",
+    "gguf-granite4",
+    "gguf-granite4-dense",
+    "gguf-nemotron-h",
+    "gguf-nemotron-h-moe",
+    "gguf-qwen3-next",
     "gpt-neox",
     "gpt-neox-in-turn",
     "gpt-oss",

@@ -9,7 +9,7 @@ use crate::limits::PassLimits;
 use crate::spread::{GatheredRows, parts_of_stage};
 use crate::weights::{MatrixRows, WeightLoader};
 use backend::{AttentionHeads, Device, Memory, RecurrenceCall, RecurrentHeads, RecurrentWeights, StateRule};
-use checkpoint::{ModelSpec, RecurrenceRule, RecurrenceSpec};
+use checkpoint::{ModelSpec, RecurrenceRule, RecurrenceSpec, RecurrenceStorage};
 use std::ops::Range;
 use types::{DeviceClass, Leaves, RankPart};
 
@@ -65,16 +65,21 @@ impl OwnedRecurrentHeads {
         let whole = AttentionHeads::whole(spec.n_heads as usize, spec.n_key_heads as usize, value_dim, 1.0);
         let OwnedHeads { heads, query, kv, leaves } = OwnedHeads::of(class, part, whole);
         let in_heads = |columns: Range<usize>| columns.start / value_dim..columns.end / value_dim;
-        let (values, keys) = (in_heads(query), in_heads(kv));
-        let heads = RecurrentHeads {
-            n_heads: values.len(),
-            n_key_heads: keys.len(),
-            per_key: heads.per_kv,
-            first: heads.first,
-            ..whole_heads(spec)
+        let values = in_heads(query);
+        // Where the value heads of a key head are spread, a run of them reads all key heads.
+        let (keys, per_key, first) = match are_spread(spec) {
+            false => (in_heads(kv), heads.per_kv, heads.first),
+            true => (0..spec.n_key_heads as usize, 1, values.start),
         };
+        let heads =
+            RecurrentHeads { n_heads: values.len(), n_key_heads: keys.len(), per_key, first, ..whole_heads(spec) };
         OwnedRecurrentHeads { heads, keys, values, leaves }
     }
+}
+
+/// Whether the value heads that read one key head are not neighbours.
+fn are_spread(spec: &RecurrenceSpec) -> bool {
+    spec.storage == RecurrenceStorage::GgufTiled && spec.n_heads > spec.n_key_heads
 }
 
 /// The heads of a whole layer.
@@ -82,7 +87,7 @@ pub fn whole_heads(spec: &RecurrenceSpec) -> RecurrentHeads {
     RecurrentHeads {
         n_heads: spec.n_heads as usize,
         n_key_heads: spec.n_key_heads as usize,
-        per_key: (spec.n_heads / spec.n_key_heads) as usize,
+        per_key: if are_spread(spec) { 1 } else { (spec.n_heads / spec.n_key_heads) as usize },
         first: 0,
         key_dim: spec.key_dim as usize,
         value_dim: spec.value_dim as usize,
@@ -162,7 +167,11 @@ fn load_weights<M: Memory>(
     let conv = taps_of_channels(&channels, taps);
     let bias = bias.concat();
     let rates = at.numbers("A_log", [1, n_heads])?;
-    let rates: Vec<f32> = rates[values.clone()].iter().map(|log| -libm::exp(f64::from(*log)) as f32).collect();
+    let rate = |stored: &f32| match of.storage {
+        RecurrenceStorage::Folder => -libm::exp(f64::from(*stored)) as f32,
+        RecurrenceStorage::Gguf | RecurrenceStorage::GgufTiled => *stored,
+    };
+    let rates: Vec<f32> = rates[values.clone()].iter().map(rate).collect();
     let rule = match of.rule {
         RecurrenceRule::Delta => StateRule::Delta { norm: at.vector_plus("norm", value, 0.0)?, eps: spec.norm_eps },
         RecurrenceRule::StateSpace { step_min, step_max } => {

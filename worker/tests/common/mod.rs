@@ -19,7 +19,8 @@ pub const CONTEXT: u32 = 400;
 pub const VOCAB: u32 = 288;
 
 pub fn assignment(folder: &str) -> Assignment {
-    let model_path: PathBuf = [env!("CARGO_MANIFEST_DIR"), "../tests/reference", folder].iter().collect();
+    let folder: PathBuf = [env!("CARGO_MANIFEST_DIR"), "../tests/reference", folder].iter().collect();
+    let model_path = Some(folder.join("model.gguf")).filter(|path| path.exists()).unwrap_or(folder);
     let checkpoint = Checkpoint::open(&model_path).unwrap();
     let (n_layers, n_groups) = (checkpoint.spec().n_layers, checkpoint.spec().cache_groups().groups().len());
     Assignment {
@@ -33,7 +34,7 @@ pub fn assignment(folder: &str) -> Assignment {
         kv_dtype: KvDtype::F16,
         mode: NumericsMode::Lockstep,
         n_blocks: vec![N_BLOCKS; n_groups],
-        kv_bytes: 64 << 20,
+        kv_bytes: 96 << 20,
         context: CONTEXT,
         batch_tokens_max: 512,
         running_max: RUNNING_MAX,

