@@ -1,16 +1,19 @@
 """Vocabularies that list tokens by rank, and the ids of the packages that read them, for the documents of corpus.py.
 
-    python make_ranked.py     writes tokenizers/: tekken.json, ranked.json
+    python make_ranked.py     writes tokenizers/: tekken.json, small.tiktoken, ranked.json
 
 The tokens are those of tokenizers/bpe.json (make_tokenizers.py), in the order of its merges. ranked.json has a digest of
-the ids of each document: tekken's are those of mistral-common's Tekkenizer.
+the ids of each document: those of mistral-common's Tekkenizer for tekken.json, and those of the package tiktoken for
+small.tiktoken with the split patterns and special tokens of several models' Python code.
 """
 import base64
 import hashlib
 import json
 import pathlib
 import re
+import unicodedata
 
+import tiktoken
 from mistral_common.tokens.tokenizers.tekken import Tekkenizer
 
 from corpus import documents
@@ -68,6 +71,43 @@ def tekken(expected):
     }
 
 
+CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+LLAMA3 = (CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+QWEN = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+NO_HAN = r"&&[^\p{Han}]]"
+KIMI_UPPER, KIMI_LOWER = UPPER[:-1] + NO_HAN, LOWER[:-1] + NO_HAN
+KIMI = (rf"[\p{{Han}}]+|[^\r\n\p{{L}}\p{{N}}]?{KIMI_UPPER}*{KIMI_LOWER}+{CONTRACTIONS}?"
+        rf"|[^\r\n\p{{L}}\p{{N}}]?{KIMI_UPPER}+{KIMI_LOWER}*{CONTRACTIONS}?"
+        r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+GLM = ["<|endoftext|>", "[MASK]", "[gMASK]", "[sMASK]", "<sop>", "<eop>", "<|system|>", "<|user|>", "<|assistant|>",
+       "<|observation|>", "<|begin_of_image|>", "<|end_of_image|>", "<|begin_of_video|>", "<|end_of_video|>"]
+
+
+def of_tiktoken(expected):
+    tokens = ranked_tokens(1500)
+    ranks = {token: rank for rank, token in enumerate(tokens)}
+    lines = [f"{base64.b64encode(token).decode()} {rank}" for token, rank in ranks.items()]
+    (OUT / "small.tiktoken").write_text("\n".join(lines) + "\n")
+    n = len(ranks)
+    # Kimi's special tokens come from tokenizer_config.json, and the others of 256 are reserved.
+    of_config = {n: "[BOS]", n + 1: "[EOS]", n + 2: "<|im_end|>", n + 3: "<tool>", n + 4: "<s>"}
+    kimi = [of_config.get(i, f"<|reserved_token_{i}|>") for i in range(n, n + 256)]
+    qwen = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"] + [f"<|extra_{i}|>" for i in range(205)]
+    for name, pattern, special, form in [("TikTokenTokenizer", KIMI, kimi, None), ("ChatGLM4Tokenizer", LLAMA3, GLM, None),
+                                         ("QWenTokenizer", QWEN, qwen, "NFC")]:
+        special = {text: i for i, text in enumerate(special, n)}
+        theirs = tiktoken.Encoding(name, pat_str=pattern, mergeable_ranks=ranks, special_tokens=special)
+
+        def encode(text):
+            text = unicodedata.normalize(form, text) if form else text
+            return theirs.encode(text, allowed_special="all", disallowed_special=())
+        ids = digests(encode, {"\0no text": 0})
+        expected[name] = {"ids": ids, "n_vocab": theirs.n_vocab, "last": theirs.decode([theirs.n_vocab - 1])}
+    added = {str(i): {"content": text, "special": text != "<tool>"} for i, text in of_config.items()}
+    expected["added_tokens_decoder"] = added
+
+
 expected = {}
 tekken(expected)
+of_tiktoken(expected)
 (OUT / "ranked.json").write_text(json.dumps(expected, indent=0, ensure_ascii=False))

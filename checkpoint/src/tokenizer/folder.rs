@@ -3,7 +3,7 @@
 use crate::error::{Error, Result};
 use crate::tokenizer::parts::TokenizerParts;
 use crate::tokenizer::ranks::RankedVocabulary;
-use crate::tokenizer::{from_json, tekken};
+use crate::tokenizer::{from_json, tekken, tiktoken};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
@@ -28,6 +28,10 @@ fn read_ranked(folder: &Path) -> Result<Option<(PathBuf, RankedVocabulary)>> {
     if tekken.exists() {
         let vocabulary = tekken::read_vocabulary(&tekken)?;
         return Ok(Some((tekken, vocabulary)));
+    }
+    if let Some(ranks) = tiktoken::find(folder)? {
+        let vocabulary = tiktoken::read_vocabulary(&ranks)?;
+        return Ok(Some((ranks, vocabulary)));
     }
     if folder.join("tokenizer.model").exists() {
         let what = "a folder with a tokenizer.model and no tokenizer.json (saving its tokenizer with transformers \

@@ -16,6 +16,7 @@ mod recipes;
 mod scores;
 mod table;
 mod tekken;
+mod tiktoken;
 mod to_json;
 
 pub use detokenizer::Detokenizer;

@@ -7,8 +7,9 @@ use crate::tokenizer::pieces::{Spelling, TokenBytes, VOCAB_MAX, spell_bytes};
 use std::collections::{HashMap, HashSet};
 use tokenizers::SplitDelimiterBehavior;
 use tokenizers::models::bpe::{BpeConfig, PipelineBPE};
+use tokenizers::normalizers::NFC;
 use tokenizers::pipeline::{
-    PipelineModel, PipelineNormalizer, PipelinePostProcessor, PipelinePreTokenizer, PipelineTokenizer,
+    NormalizerChain, PipelineModel, PipelineNormalizer, PipelinePostProcessor, PipelinePreTokenizer, PipelineTokenizer,
 };
 use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
 use tokenizers::vocab::bucket_added_vocabulary::{AddedToken, AddedVocabulary};
@@ -25,6 +26,8 @@ pub(super) struct RankedVocabulary {
     pub added: Vec<RankedAddedToken>,
     /// Each match is a word. Text between matches is dropped, as tiktoken does.
     pub pattern: String,
+    /// Characters are first normalised to NFC.
+    pub nfc: bool,
     pub before: Tokens,
 }
 
@@ -64,7 +67,7 @@ impl RankedVocabulary {
         }
         let end = first_id.saturating_add(tokens.len());
         check_added(&added, first_id..end)?;
-        Ok(RankedVocabulary { tokens, first_id, added, pattern, before: Tokens::new() })
+        Ok(RankedVocabulary { tokens, first_id, added, pattern, nfc: false, before: Tokens::new() })
     }
 
     pub fn added_id(&self, text: &str) -> Option<Token> {
@@ -99,10 +102,11 @@ impl RankedVocabulary {
         let added = self.added.iter().map(|token| AddedToken::from(&*token.text, token.is_special).normalized(false));
         let mut added_vocabulary = AddedVocabulary::new();
         let id_of = |text: &str| ids.get(text).copied();
-        added_vocabulary.add_tokens(added, self.n_vocab(), id_of, None::<&PipelineNormalizer>)?;
+        let normalizers = if self.nfc { vec![PipelineNormalizer::NFC(NFC)] } else { Vec::new() };
+        added_vocabulary.add_tokens(added, self.n_vocab(), id_of, Some(&NormalizerChain(&normalizers)))?;
         Ok(PipelineTokenizer::from_parts(
             added_vocabulary,
-            Vec::new(),
+            normalizers,
             PipelinePreTokenizer::Split(words.canonicalized_for_pipeline()?),
             PipelineModel::BPE(PipelineBPE::from_config(self.bpe())?),
             PipelinePostProcessor::default(),

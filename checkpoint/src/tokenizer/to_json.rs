@@ -69,7 +69,7 @@ impl RankedVocabulary {
             "truncation": null,
             "padding": null,
             "added_tokens": self.added.iter().map(|t| added_json(t.id, &t.text, t.is_special)).collect::<Vec<_>>(),
-            "normalizer": null,
+            "normalizer": if self.nfc { json!({ "type": "NFC" }) } else { Value::Null },
             "pre_tokenizer": { "type": "Sequence", "pretokenizers": [words, byte_level()] },
             "post_processor": template_processing(&self.before, &[], |id| texts[&id]),
             "decoder": byte_level(),
@@ -77,8 +77,8 @@ impl RankedVocabulary {
         })
     }
 
-    /// The model with the added tokens: their ids are not behind the others, so the format needs them there. A text that
-    /// is an added token is no other token.
+    /// The model with the added tokens. Their ids may come first, and the format gives ids behind the model's only. A
+    /// text that is an added token is no other token.
     fn bpe_with_added(&self) -> BpeConfig {
         let mut bpe = self.bpe();
         let texts: HashSet<&str> = self.added.iter().map(|token| &*token.text).collect();

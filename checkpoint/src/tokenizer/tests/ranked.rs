@@ -1,9 +1,9 @@
 //! Vocabularies that list tokens by rank: the ids equal those of the packages that define the formats.
 //! `tests/reference/make_ranked.py` made the expectations.
 
-use super::{assert_ids, documents, json, path};
+use super::{assert_ids, damage, documents, json, path};
 use crate::Checkpoint;
-use crate::tests::Temporary;
+use crate::tests::{Random, Temporary};
 use crate::tokenizer::{Tokenizer, json_of_folder};
 use serde_json::{Value, json};
 use std::path::Path;
@@ -91,4 +91,114 @@ fn damaged_tekken_files_are_errors() {
     check("/special_tokens/2/token_str", json!("<s>"), "two special tokens have the text \"<s>\"");
     check("/special_tokens/2/token_str", json!(""), "or it is empty");
     check("/special_tokens", Value::Null, "must list special_tokens");
+}
+
+/// A folder with a tiktoken file and the config of its class.
+fn tiktoken_folder(name: &str, file: &str, config: &Value) -> Temporary {
+    let folder = Temporary::folder(name);
+    folder.write(file, &std::fs::read(path("small.tiktoken")).unwrap());
+    folder.write("tokenizer_config.json", config.to_string().as_bytes());
+    folder
+}
+
+#[test]
+fn tiktoken_ids_are_those_of_the_package() {
+    let (expected, documents) = (json("ranked.json"), documents());
+    let kimi = json!({
+        "tokenizer_class": "TikTokenTokenizer", "added_tokens_decoder": expected["added_tokens_decoder"],
+        "auto_map": { "AutoTokenizer": ["tokenization_kimi.TikTokenTokenizer", null] },
+    });
+    for (file, config) in [
+        ("tiktoken.model", kimi),
+        ("qwen.tiktoken", json!({ "tokenizer_class": "QWenTokenizer" })),
+        ("tokenizer.model", json!({ "tokenizer_class": "ChatGLM4Tokenizer" })),
+    ] {
+        let class = config["tokenizer_class"].as_str().unwrap();
+        let folder = tiktoken_folder("tiktoken", file, &config);
+        let expected = &expected[class];
+        let tokenizer = Tokenizer::from_folder(&folder.0).unwrap();
+        assert_ids(class, &tokenizer, &documents, expected);
+        let last = tokenizer.n_vocab() as u32 - 1;
+        assert_eq!(u64::from(last) + 1, expected["n_vocab"].as_u64().unwrap(), "{class}");
+        assert_eq!(tokenizer.decode(&[last], false), expected["last"], "{class}");
+        if class == "ChatGLM4Tokenizer" {
+            assert_eq!(tokenizer.encode("", true).unwrap(), [1502, 1504]);
+        }
+        let written = Temporary::folder("tiktoken-written");
+        // The reader of tokenizer.json has an automaton for each of these patterns.
+        assert_ids(class, &from_written_json(&folder.0, &written), &documents, expected);
+    }
+}
+
+#[test]
+fn tokens_of_a_tiktoken_config_may_be_text() {
+    let added = &json("ranked.json")["added_tokens_decoder"];
+    let config = json!({ "tokenizer_class": "Kimi2_6Tokenizer", "added_tokens_decoder": added });
+    let tokenizer = Tokenizer::from_folder(&tiktoken_folder("tiktoken-text", "tiktoken.model", &config).0).unwrap();
+    let tool = tokenizer.added_token("<tool>").unwrap();
+    assert!(!tokenizer.is_special(tool) && tokenizer.is_special(tokenizer.added_token("[BOS]").unwrap()));
+}
+
+#[test]
+fn an_unknown_split_pattern_is_refused_by_the_name_of_the_file() {
+    let check = |config: &Value, expect: &str| {
+        let folder = tiktoken_folder("tiktoken-unknown", "x.tiktoken", config);
+        let error = Tokenizer::from_folder(&folder.0).err().unwrap().to_string();
+        assert!(error.contains("x.tiktoken") && error.contains(expect), "{error}");
+    };
+    check(&json!({ "tokenizer_class": "Mine" }), "the tokenizer class Mine, whose split pattern is not known");
+    check(&json!({}), "without a tokenizer_class");
+    let other =
+        json!({ "tokenizer_class": "TikTokenTokenizer", "auto_map": { "AutoTokenizer": ["my.TikTokenTokenizer"] } });
+    check(&other, "the tokenizer class my.TikTokenTokenizer, whose split pattern is not known");
+}
+
+#[test]
+fn damaged_tiktoken_files_are_errors() {
+    let config = json!({ "tokenizer_class": "QWenTokenizer" });
+    let folder = tiktoken_folder("tiktoken-bad", "qwen.tiktoken", &config);
+    let whole = std::fs::read_to_string(path("small.tiktoken")).unwrap();
+    let check = |from: &str, to: &str, expect: &str| {
+        assert!(whole.contains(from));
+        folder.write("qwen.tiktoken", whole.replacen(from, to, 1).as_bytes());
+        let error = Tokenizer::from_folder(&folder.0).err().unwrap().to_string();
+        assert!(error.contains(expect) && error.contains("qwen.tiktoken"), "{error}");
+    };
+    check("QQ== 65\n", "QQ= 65\n", "is not base64");
+    check("QQ== 65\n", "QQ==\n", "is not a token and a rank");
+    check("QQ== 65\n", "QQ== 66\n", "has the rank of an earlier line");
+    check("QQ== 65\n", "QQ== 99999999999999999999\n", "has no rank below the number of lines");
+    check("QQ== 65\n", "QQ== -1\n", "has no rank below the number of lines");
+    check("QQ== 65\n", "QUFBQUFBQUE= 65\n", "no token for the byte 0x41");
+    check("QQ== 65\n", "", "has no rank below the number of lines");
+    check(&whole, "", "no token for the byte 0x00");
+    let with_added = |added: Value, expect: &str| {
+        let config = json!({ "tokenizer_class": "QWenTokenizer", "added_tokens_decoder": added });
+        let folder = tiktoken_folder("tiktoken-added", "qwen.tiktoken", &config);
+        let error = Tokenizer::from_folder(&folder.0).err().unwrap().to_string();
+        assert!(error.contains(expect), "{error}");
+    };
+    with_added(json!({ "7": { "content": "<x>" } }), "\"<x>\" cannot have the id 7");
+    with_added(json!({ "99999999": { "content": "<x>" } }), "cannot have the id 99999999");
+    with_added(json!({ "x": { "content": "<x>" } }), "added_tokens_decoder");
+    with_added(json!({ "1600": { "content": "<|im_end|>" } }), "two special tokens have the text");
+}
+
+/// The result of random damage is an error or another tokenizer, and never a panic.
+#[test]
+fn a_damaged_list_of_ranks_is_an_error_or_another() {
+    let mut random = Random(5);
+    let config = json!({ "tokenizer_class": "QWenTokenizer" });
+    let (tekken, tiktoken) = (Temporary::folder("ranks-damaged"), tiktoken_folder("ranks", "qwen.tiktoken", &config));
+    let files = [(&tekken, "tekken.json", "tekken.json"), (&tiktoken, "small.tiktoken", "qwen.tiktoken")];
+    for round in 0..60 {
+        let (folder, from, to) = files[round % 2];
+        let mut bytes = std::fs::read(path(from)).unwrap();
+        damage(&mut bytes, &mut random);
+        folder.write(to, &bytes);
+        if let Ok(tokenizer) = Tokenizer::from_folder(&folder.0) {
+            let ids = tokenizer.encode("hello <s> naïve 漢字 \n\n 12", true).unwrap();
+            assert!(ids.iter().all(|id| (*id as usize) < tokenizer.n_vocab()));
+        }
+    }
 }
