@@ -2,9 +2,9 @@
 
     python make_ranked.py     writes tokenizers/: tekken.json, small.tiktoken, ranked.json
 
-The tokens are those of tokenizers/bpe.json (make_tokenizers.py), in the order of its merges. ranked.json has a digest of
-the ids of each document: those of mistral-common's Tekkenizer for tekken.json, and those of the package tiktoken for
-small.tiktoken with the split patterns and special tokens of several models' Python code.
+The tokens are those of tokenizers/bpe.json (make_tokenizers.py), in the order of its merges. ranked.json has a digest
+of the ids of each document: those of mistral-common's Tekkenizer for tekken.json, and those of the package tiktoken
+for small.tiktoken with the split patterns and special tokens of several models' Python code.
 """
 import base64
 import hashlib
@@ -93,8 +93,9 @@ def of_tiktoken(expected):
     of_config = {n: "[BOS]", n + 1: "[EOS]", n + 2: "<|im_end|>", n + 3: "<tool>", n + 4: "<s>"}
     kimi = [of_config.get(i, f"<|reserved_token_{i}|>") for i in range(n, n + 256)]
     qwen = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"] + [f"<|extra_{i}|>" for i in range(205)]
-    for name, pattern, special, form in [("TikTokenTokenizer", KIMI, kimi, None), ("ChatGLM4Tokenizer", LLAMA3, GLM, None),
-                                         ("QWenTokenizer", QWEN, qwen, "NFC")]:
+    classes = [("TikTokenTokenizer", KIMI, kimi, None), ("ChatGLM4Tokenizer", LLAMA3, GLM, None),
+               ("QWenTokenizer", QWEN, qwen, "NFC")]
+    for name, pattern, special, form in classes:
         special = {text: i for i, text in enumerate(special, n)}
         theirs = tiktoken.Encoding(name, pat_str=pattern, mergeable_ranks=ranks, special_tokens=special)
 

@@ -1,4 +1,4 @@
-//! Decodes base64 (RFC 4648, section 4), in which vocabularies store bytes. Strict: no spaces, no missing padding.
+//! Base64 (RFC 4648, section 4), in which vocabularies store bytes. Decoding is strict: no spaces, no missing padding.
 
 /// Returns None if the text is not base64.
 pub(super) fn decode(text: &str) -> Option<Vec<u8>> {
@@ -24,6 +24,18 @@ pub(super) fn decode(text: &str) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
+pub(super) fn encode(bytes: &[u8]) -> String {
+    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
+    for group in bytes.chunks(3) {
+        let bits = group.iter().chain([&0; 3]).take(3).fold(0, |bits, byte| bits << 8 | usize::from(*byte));
+        for i in 0..4 {
+            text.push(if i <= group.len() { char::from(DIGITS[bits >> (18 - 6 * i) & 63]) } else { '=' });
+        }
+    }
+    text
+}
+
 fn value_of(digit: u8) -> Option<u32> {
     Some(u32::from(match digit {
         b'A'..=b'Z' => digit - b'A',
@@ -37,10 +49,10 @@ fn value_of(digit: u8) -> Option<u32> {
 
 #[cfg(test)]
 mod tests {
-    use super::decode;
+    use super::{decode, encode};
 
     #[test]
-    fn decodes_the_examples_of_the_standard() {
+    fn decodes_and_encodes_the_examples_of_the_standard() {
         for (text, bytes) in [
             ("", ""),
             ("Zg==", "f"),
@@ -51,6 +63,7 @@ mod tests {
             ("Zm9vYmFy", "foobar"),
         ] {
             assert_eq!(decode(text).as_deref(), Some(bytes.as_bytes()), "{text}");
+            assert_eq!(encode(bytes.as_bytes()), text);
         }
         assert_eq!(decode("+/+/").unwrap(), [0xfb, 0xff, 0xbf]);
     }

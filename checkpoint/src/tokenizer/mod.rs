@@ -4,6 +4,7 @@
 //! before it.
 
 mod base64;
+mod charsmap;
 mod detokenizer;
 mod folder;
 mod from_gguf;
@@ -18,6 +19,8 @@ mod table;
 mod tekken;
 mod tiktoken;
 mod to_json;
+mod unigram;
+mod word_piece;
 
 pub use detokenizer::Detokenizer;
 pub(crate) use folder::json_of_folder;

@@ -2,6 +2,7 @@
 //! vocabulary comes from a `tokenizer.json` or from a GGUF. `tests/reference/make_tokenizers.py` made the expectations.
 
 mod ranked;
+mod words;
 
 use super::Tokenizer;
 use crate::gguf::Gguf;

@@ -3,7 +3,7 @@
 
 use crate::error::{Error, Result};
 use crate::gguf::Gguf;
-use crate::tokenizer::from_gguf::{GgufVocabulary, MergeRules};
+use crate::tokenizer::from_gguf::{GgufVocabulary, ModelRules};
 use crate::tokenizer::ranks::RankedVocabulary;
 use serde_json::{Map, Value, json};
 use std::collections::{HashMap, HashSet};
@@ -19,19 +19,28 @@ pub(crate) fn json_of_gguf(gguf: &Gguf, bytes: &[u8], path: &Path) -> Result<Val
 impl GgufVocabulary<'_> {
     fn json(&self) -> Value {
         let added = (0..self.tokens.len()).filter(|id| self.is_added_token(*id));
-        let (normalizer, pre_tokenizer, decoder, bpe) = match &self.merging {
-            MergeRules::ByteLevel { recipe, merges } => {
+        let (normalizer, pre_tokenizer, decoder, model) = match &self.model {
+            ModelRules::ByteLevel { recipe, merges } => {
                 let normalizer = if recipe.nfc { json!({ "type": "NFC" }) } else { Value::Null };
                 // The words are cut by now; what is left is to spell their bytes.
                 let mut cuts = recipe.cuts_as_json();
                 cuts.push(byte_level());
                 let pre_tokenizer = json!({ "type": "Sequence", "pretokenizers": cuts });
-                (normalizer, pre_tokenizer, byte_level(), self.byte_level_bpe(*recipe, merges))
+                (normalizer, pre_tokenizer, byte_level(), self.bpe_model(self.byte_level_bpe(*recipe, merges)))
             }
-            MergeRules::SentencePiece { scores, add_space_prefix } => {
+            ModelRules::SentencePiece { scores, add_space_prefix } => {
                 let (normalizer, decoder) =
                     (space_normalizer_json(*add_space_prefix), space_decoder_json(*add_space_prefix));
-                (normalizer, Value::Null, decoder, self.sentence_piece_bpe(scores))
+                (normalizer, Value::Null, decoder, self.bpe_model(self.sentence_piece_bpe(scores)))
+            }
+            ModelRules::WordPiece(rules) => {
+                let decoder = json!({ "type": "WordPiece", "prefix": "##", "cleanup": true });
+                let cuts = json!({ "type": "BertPreTokenizer" });
+                (rules.normalizer_json(), cuts, decoder, self.word_piece_model_json(*rules))
+            }
+            ModelRules::Unigram(rules) => {
+                let model = self.unigram_model_json(rules);
+                (rules.normalizer_json(), rules.pre_tokenizer_json(), rules.metaspace_json(), model)
             }
         };
         json!({
@@ -43,7 +52,7 @@ impl GgufVocabulary<'_> {
             "pre_tokenizer": pre_tokenizer,
             "post_processor": template_processing(&self.before, &self.after, |id| self.tokens[id as usize]),
             "decoder": decoder,
-            "model": self.model(bpe),
+            "model": model,
         })
     }
 
@@ -51,7 +60,7 @@ impl GgufVocabulary<'_> {
         added_json(id, self.tokens[id], self.added_token(id).special)
     }
 
-    fn model(&self, mut bpe: BpeConfig) -> Value {
+    fn bpe_model(&self, mut bpe: BpeConfig) -> Value {
         // Ids behind the vocabulary stand for bytes that it lacks; no model knows them.
         bpe.vocab.retain(|_, id| (*id as usize) < self.tokens.len());
         bpe_json(bpe)
