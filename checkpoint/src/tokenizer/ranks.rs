@@ -158,3 +158,60 @@ fn check_added(added: &[RankedAddedToken], ranked: std::ops::Range<usize>) -> Re
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tests::Random;
+    use crate::tokenizer::Tokenizer;
+
+    /// tiktoken's algorithm: the leftmost pair of the lowest rank is merged first.
+    fn merged(word: &[u8], ranks: &HashMap<&[u8], usize>) -> Vec<usize> {
+        let mut parts: Vec<Vec<u8>> = match ranks.get(word) {
+            Some(_) => vec![word.to_vec()],
+            None => word.iter().map(|byte| vec![*byte]).collect(),
+        };
+        loop {
+            let pairs = parts.windows(2).map(|pair| ranks.get(&*pair.concat()).copied());
+            let best = pairs.enumerate().filter_map(|(at, rank)| Some((rank?, at))).min();
+            let Some((_, at)) = best else { break };
+            let right = parts.remove(at + 1);
+            parts[at].extend(right);
+        }
+        parts.iter().map(|part| ranks[&part[..]]).collect()
+    }
+
+    /// Random joins of `a`, `b` and `c`, behind the bytes.
+    fn random_tokens(random: &mut Random) -> Vec<Vec<u8>> {
+        let mut tokens: Vec<Vec<u8>> = (0..=255).map(|byte| vec![byte]).collect();
+        while tokens.len() < 280 {
+            let mut part = || {
+                let letter = 97 + random.below(3);
+                if random.below(2) == 0 { letter } else { tokens.len() - 1 - random.below(tokens.len() - 255) }
+            };
+            let token = [&tokens[part()][..], &tokens[part()]].concat();
+            if token.len() < 12 && token.is_ascii() && !tokens.contains(&token) {
+                tokens.push(token);
+            }
+        }
+        tokens
+    }
+
+    #[test]
+    fn words_are_merged_as_tiktoken_does() {
+        let mut random = Random(3);
+        for _ in 0..100 {
+            let tokens = random_tokens(&mut random);
+            let vocabulary = RankedVocabulary::new(tokens.clone(), 0, Vec::new(), ".+".into()).unwrap();
+            let tokenizer = Tokenizer::new(vocabulary.into_parts().unwrap()).unwrap();
+            let ranks: HashMap<&[u8], usize> = tokens.iter().map(Vec::as_slice).zip(0..).collect();
+            for _ in 0..200 {
+                let letters = 1 + random.below(30);
+                let word: String = (0..letters).map(|_| char::from(b"abc"[random.below(3)])).collect();
+                let ids: Vec<usize> =
+                    tokenizer.encode(&word, false).unwrap().into_iter().map(|id| id as usize).collect();
+                assert_eq!(ids, merged(word.as_bytes(), &ranks), "{word}");
+            }
+        }
+    }
+}
