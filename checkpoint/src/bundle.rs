@@ -28,7 +28,8 @@ pub struct TextBundle {
 }
 
 impl Checkpoint {
-    /// Returns a folder's own files; for a GGUF, the equivalent files made from its metadata.
+    /// Returns a folder's own files, with a `tokenizer.json` made from its vocabulary if it has none; for a GGUF, the
+    /// equivalent files made from its metadata.
     pub fn text_bundle(&self) -> Result<TextBundle> {
         let files = match &self.weights {
             WeightFiles::Folder(_) => self.files_of_folder()?,
@@ -43,8 +44,10 @@ impl Checkpoint {
     }
 
     fn files_of_folder(&self) -> Result<Vec<(&'static str, Vec<u8>)>> {
+        let made = crate::tokenizer::json_of_folder(&self.path)?;
+        let made = made.map(|tokenizer| Ok(("tokenizer.json", json_bytes(&tokenizer))));
         let there = FILES.into_iter().filter(|name| self.path.join(name).exists());
-        there.map(|name| Ok((name, read_bytes(&self.path.join(name))?))).collect()
+        made.into_iter().chain(there.map(|name| Ok((name, read_bytes(&self.path.join(name))?)))).collect()
     }
 
     fn files_of_gguf(&self, parts: &JoinedGguf) -> Result<Vec<(&'static str, Vec<u8>)>> {

@@ -244,28 +244,17 @@ impl Checkpoint {
         ModelSizes::of(self)
     }
 
-    /// The tokenizer: a folder's `tokenizer.json`, or a GGUF's vocabulary.
+    /// The tokenizer: that of a folder's files, or a GGUF's vocabulary.
     pub fn tokenizer(&self) -> Result<Tokenizer> {
         match &self.weights {
             WeightFiles::Gguf(parts) => Tokenizer::from_gguf(&parts.header, &parts.bytes, &self.path),
-            WeightFiles::Folder(_) => self.tokenizer_of_folder(),
+            WeightFiles::Folder(_) => Tokenizer::from_folder(&self.path),
         }
     }
 
     /// Returns the tokens as bytes, for callers that make masks and no text.
     pub fn token_table(&self) -> Result<TokenTable> {
         self.tokenizer().map(TokenTable::new)
-    }
-
-    fn tokenizer_of_folder(&self) -> Result<Tokenizer> {
-        let json = self.path.join("tokenizer.json");
-        if !json.exists() && self.path.join("tokenizer.model").exists() {
-            let what = "a folder with a tokenizer.model and no tokenizer.json (saving its tokenizer with transformers \
-                        writes one), which"
-                .to_owned();
-            return Err(Error::Unsupported { path: self.path.clone(), what });
-        }
-        Tokenizer::from_file(&json)
     }
 
     /// The template that turns a chat into a prompt, if the model has one.

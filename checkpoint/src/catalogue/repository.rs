@@ -20,8 +20,10 @@ const PAGES_MAX: usize = 16;
 const NAMED_MAX: usize = 12;
 
 /// Files beside the weights. Only the first one must exist.
-const SMALL_FILES: [&str; 6] =
-    [CONFIG, "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", INDEX];
+const SMALL_FILES: [&str; 5] =
+    [CONFIG, "generation_config.json", "tokenizer_config.json", "chat_template.jinja", INDEX];
+/// Files with a vocabulary, of which the first that exists is read.
+const TOKENIZERS: [&str; 2] = ["tokenizer.json", "tekken.json"];
 const CONFIG: &str = "config.json";
 const MAIN: &str = "main";
 
@@ -108,7 +110,9 @@ impl<'a> Repository<'a> {
 
     /// Fetches the files beside the weights first: they show which weights exist, and whether the model is supported.
     fn fetch_files(&self, into: &Path, sources: &ModelSources, progress: ProgressFn<'_>) -> Result<()> {
-        for name in SMALL_FILES {
+        // A repository's other vocabulary is not read beside a tokenizer.json.
+        let tokenizer = TOKENIZERS.into_iter().find(|name| self.file(name).is_some());
+        for name in SMALL_FILES.into_iter().chain(tokenizer) {
             let Some(file) = self.file(name) else { continue };
             fetch(file, &into.join(name), sources, progress)?;
             if name == CONFIG {
@@ -129,8 +133,8 @@ impl<'a> Repository<'a> {
     /// Refuses an unsupported model.
     fn check_config(&self, path: &Path, sources: &ModelSources) -> Result<()> {
         (sources.checks.config)(path)?;
-        if self.file("tokenizer.json").is_none() {
-            let why = "it has no tokenizer.json, which a safetensors model requires; transformers' \
+        if TOKENIZERS.iter().all(|name| self.file(name).is_none()) {
+            let why = "it has no tokenizer.json or tekken.json, which a safetensors model requires; transformers' \
                        AutoTokenizer writes one (`save_pretrained`)";
             return Err(self.not_found(why.to_owned()));
         }

@@ -166,7 +166,7 @@ const CONFIG: &str = r#"{"architectures": ["LlamaForCausalLM"], "model_type": "l
     "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "bos_token_id": 1, "eos_token_id": 2}"#;
 
 /// A file that is deleted on drop.
-pub(crate) struct Temporary(PathBuf);
+pub(crate) struct Temporary(pub PathBuf);
 
 impl Temporary {
     pub fn folder(name: &str) -> Temporary {

@@ -75,7 +75,7 @@ fn refuses_tokenizers_by_name() {
     };
     check(tiny().meta("tokenizer.ggml.pre", Meta::Text("klingon")), "the pre-tokenizer klingon");
     check(tiny().meta("tokenizer.ggml.pre", Meta::Text("default")), "the pre-tokenizer default");
-    check(tiny().meta("tokenizer.ggml.model", Meta::Text("t5")), "the tokenizer model t5");
+    check(tiny().meta("tokenizer.ggml.model", Meta::Text("rwkv")), "the tokenizer model rwkv");
     check(tiny().meta("tokenizer.ggml.merges", Meta::Texts(vec!["h zz".into()])), "which is not in the vocabulary");
     check(tiny().meta("tokenizer.ggml.merges", Meta::Texts(vec!["hell hell".into()])), "\"hellhell\"");
     check(tiny().meta("tokenizer.ggml.merges", Meta::Texts(vec!["hell".into()])), "is not two tokens");

@@ -1,11 +1,13 @@
-//! Makes a tokenizer from a GGUF's vocabulary: byte-level or SentencePiece.
+//! Makes a tokenizer from a GGUF's vocabulary: byte-level, SentencePiece, WordPiece or Unigram.
 
 use crate::error::{Error, ParseError, Result};
 use crate::gguf::Gguf;
 use crate::tokenizer::parts::TokenizerParts;
 use crate::tokenizer::pieces::{Spelling, TokenBytes, VOCAB_MAX, missing_bytes};
 use crate::tokenizer::recipes::{PretokenizerRecipe, recipe};
-use crate::tokenizer::scores;
+use crate::tokenizer::unigram::UnigramRules;
+use crate::tokenizer::word_piece::WordPieceRules;
+use crate::tokenizer::{scores, word_piece};
 use std::collections::HashMap;
 use std::path::Path;
 use tokenizers::models::bpe::{BpeConfig, PipelineBPE};
@@ -13,6 +15,7 @@ use tokenizers::normalizers::{NFC, Prepend, Replace};
 use tokenizers::pipeline::{
     NormalizerChain, PipelineModel, PipelineNormalizer, PipelinePostProcessor, PipelinePreTokenizer, PipelineTokenizer,
 };
+use tokenizers::pre_tokenizers::bert::BertPreTokenizer;
 use tokenizers::vocab::bucket_added_vocabulary::{AddedToken, AddedVocabulary};
 use types::{Token, Tokens};
 
@@ -36,29 +39,33 @@ pub(super) struct GgufVocabulary<'a> {
     /// One entry per token.
     kinds: Vec<i64>,
     /// A text's id; the lower one if two tokens have the same text.
-    ids: HashMap<&'a str, Token>,
-    pub merging: MergeRules<'a>,
+    pub ids: HashMap<&'a str, Token>,
+    pub model: ModelRules<'a>,
     pub before: Tokens,
     pub after: Tokens,
 }
 
-/// How tokens are merged, by `tokenizer.ggml.model`.
-pub(super) enum MergeRules<'a> {
+/// How a text becomes tokens, by `tokenizer.ggml.model`.
+pub(super) enum ModelRules<'a> {
     /// `gpt2`: bytes are merged in the order of a list.
     ByteLevel { recipe: PretokenizerRecipe, merges: Vec<(&'a str, &'a str)> },
     /// `llama`: characters are merged in the order of scores; unknown ones fall back to bytes.
     SentencePiece { scores: Vec<f64>, add_space_prefix: bool },
+    /// `bert`: the longest known parts of a word.
+    WordPiece(WordPieceRules),
+    /// `t5`: the tokens with the highest sum of scores.
+    Unigram(UnigramRules),
 }
 
 impl<'a> GgufVocabulary<'a> {
     pub fn read(gguf: &Gguf, bytes: &'a [u8]) -> std::result::Result<GgufVocabulary<'a>, ParseError> {
         let model = match gguf.text(bytes, "tokenizer.ggml.model")? {
-            Some(model @ ("gpt2" | "llama")) => model,
+            Some(model @ ("gpt2" | "llama" | "bert" | "t5")) => model,
             Some(other) => return ParseError::unsupported(format!("the tokenizer model {other}")),
             None => return ParseError::malformed("the file has no tokenizer"),
         };
         let recipe = if model == "gpt2" { Some(read_recipe(gguf, bytes)?) } else { None };
-        let tokens = gguf.texts(bytes, "tokenizer.ggml.tokens")?.unwrap_or_default();
+        let mut tokens = gguf.texts(bytes, "tokenizer.ggml.tokens")?.unwrap_or_default();
         if tokens.is_empty() || tokens.len() > VOCAB_MAX {
             return ParseError::malformed(format!(
                 "the vocabulary has {} tokens: it must have 1 to {VOCAB_MAX}",
@@ -69,26 +76,46 @@ impl<'a> GgufVocabulary<'a> {
         if kinds.len() != tokens.len() {
             return ParseError::malformed(format!("{} token types for {} tokens", kinds.len(), tokens.len()));
         }
+        if model == "bert" {
+            // The mark of a word's first part is in these too.
+            let added = tokens.iter_mut().zip(&kinds).filter(|(_, kind)| **kind == KIND_USER_DEFINED);
+            added.for_each(|(token, _)| *token = token.strip_prefix('▁').unwrap_or(token));
+        }
         let mut ids = HashMap::with_capacity(tokens.len());
         for (id, token) in tokens.iter().enumerate() {
             ids.entry(*token).or_insert(id as Token);
         }
-        let merging = match recipe {
-            Some(recipe) => MergeRules::ByteLevel { recipe, merges: read_merges(gguf, bytes, &ids)? },
-            None => read_scores(gguf, bytes, tokens.len())?,
+        let n_vocab = tokens.len();
+        let rules = match (recipe, model) {
+            (Some(recipe), _) => ModelRules::ByteLevel { recipe, merges: read_merges(gguf, bytes, &ids)? },
+            (None, "bert") => ModelRules::WordPiece(WordPieceRules::read(gguf, n_vocab)?),
+            (None, "t5") => ModelRules::Unigram(UnigramRules::read(gguf, bytes, read_scores(gguf, bytes, n_vocab)?)?),
+            (None, _) => {
+                let add_space_prefix = gguf.bool("tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
+                ModelRules::SentencePiece { scores: read_scores(gguf, bytes, n_vocab)?, add_space_prefix }
+            }
         };
-        let (before, after) = read_bos_and_eos(gguf, recipe.is_none_or(|recipe| recipe.add_bos), tokens.len())?;
-        Ok(GgufVocabulary { tokens, kinds, ids, merging, before, after })
+        let (before, after) = match &rules {
+            ModelRules::ByteLevel { recipe, .. } => read_bos_and_eos(gguf, (recipe.add_bos, false), n_vocab)?,
+            ModelRules::SentencePiece { .. } => read_bos_and_eos(gguf, (true, false), n_vocab)?,
+            ModelRules::WordPiece(_) => word_piece::read_cls_and_sep(gguf, n_vocab)?,
+            ModelRules::Unigram(_) => read_bos_and_eos(gguf, (false, true), n_vocab)?,
+        };
+        Ok(GgufVocabulary { tokens, kinds, ids, model: rules, before, after })
+    }
+
+    pub fn is_unused(&self, id: usize) -> bool {
+        self.kinds[id] == KIND_UNUSED
     }
 
     /// Whether a token is matched in a text as a whole.
     pub fn is_added_token(&self, id: usize) -> bool {
-        let is_unknown = self.kinds[id] == KIND_UNKNOWN && matches!(self.merging, MergeRules::SentencePiece { .. });
+        let is_unknown = self.kinds[id] == KIND_UNKNOWN && !matches!(self.model, ModelRules::ByteLevel { .. });
         is_unknown || matches!(self.kinds[id], KIND_CONTROL | KIND_USER_DEFINED)
     }
 
     fn pieces(&self) -> std::result::Result<TokenBytes, ParseError> {
-        let is_byte_level = matches!(self.merging, MergeRules::ByteLevel { .. });
+        let is_byte_level = matches!(self.model, ModelRules::ByteLevel { .. });
         let spelling = if is_byte_level { Spelling::ByteLevel } else { Spelling::SentencePiece };
         let tokens = self.tokens.iter().enumerate().map(|(id, token)| {
             let bytes = match self.kinds[id] {
@@ -105,14 +132,24 @@ impl<'a> GgufVocabulary<'a> {
 
     fn pipeline(&self) -> Result<PipelineTokenizer> {
         let failed = |error: tokenizers::Error| Error::Tokenizer(error.to_string());
-        let (normalizers, pre_tokenizer, bpe) = match &self.merging {
-            MergeRules::ByteLevel { recipe, merges } => {
+        let bpe = |config: BpeConfig| PipelineBPE::from_config(config).map(PipelineModel::BPE).map_err(failed);
+        let (normalizers, pre_tokenizer, model) = match &self.model {
+            ModelRules::ByteLevel { recipe, merges } => {
                 let normalizers = if recipe.nfc { vec![PipelineNormalizer::NFC(NFC)] } else { Vec::new() };
-                (normalizers, recipe.pre_tokenizer().map_err(failed)?, self.byte_level_bpe(*recipe, merges))
+                let cuts = recipe.pre_tokenizer().map_err(failed)?;
+                (normalizers, cuts, bpe(self.byte_level_bpe(*recipe, merges))?)
             }
-            MergeRules::SentencePiece { scores, add_space_prefix } => {
+            ModelRules::SentencePiece { scores, add_space_prefix } => {
                 let normalizers = space_normalizers(*add_space_prefix).map_err(failed)?;
-                (normalizers, PipelinePreTokenizer::None, self.sentence_piece_bpe(scores))
+                (normalizers, PipelinePreTokenizer::None, bpe(self.sentence_piece_bpe(scores))?)
+            }
+            ModelRules::WordPiece(rules) => {
+                let model = self.word_piece_model(*rules).map_err(failed)?;
+                (vec![rules.normalizer()], PipelinePreTokenizer::Bert(BertPreTokenizer), model)
+            }
+            ModelRules::Unigram(rules) => {
+                let cuts = UnigramRules::pre_tokenizer().map_err(failed)?;
+                (rules.normalizers().map_err(failed)?, cuts, self.unigram_model(rules).map_err(failed)?)
             }
         };
         let added = (0..self.tokens.len()).filter(|id| self.is_added_token(*id)).map(|id| self.added_token(id));
@@ -125,7 +162,7 @@ impl<'a> GgufVocabulary<'a> {
             added_vocabulary,
             normalizers,
             pre_tokenizer,
-            PipelineModel::BPE(PipelineBPE::from_config(bpe).map_err(failed)?),
+            model,
             PipelinePostProcessor::default(),
             None,
             Default::default(),
@@ -182,13 +219,12 @@ fn space_normalizers(add_space_prefix: bool) -> tokenizers::Result<Vec<PipelineN
     Ok(prefix.into_iter().chain([spaces]).collect())
 }
 
-fn read_scores<'a>(gguf: &Gguf, bytes: &[u8], n_vocab: usize) -> std::result::Result<MergeRules<'a>, ParseError> {
+fn read_scores(gguf: &Gguf, bytes: &[u8], n_vocab: usize) -> std::result::Result<Vec<f64>, ParseError> {
     let scores = gguf.floats(bytes, "tokenizer.ggml.scores")?.unwrap_or_default();
     if scores.len() != n_vocab {
         return ParseError::malformed(format!("{} scores for {n_vocab} tokens", scores.len()));
     }
-    let add_space_prefix = gguf.bool("tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
-    Ok(MergeRules::SentencePiece { scores, add_space_prefix })
+    Ok(scores)
 }
 
 fn read_recipe(gguf: &Gguf, bytes: &[u8]) -> std::result::Result<PretokenizerRecipe, ParseError> {
@@ -227,7 +263,29 @@ fn read_merges<'a>(
     Ok(merges)
 }
 
-fn read_bos_and_eos(gguf: &Gguf, add_bos: bool, n_vocab: usize) -> std::result::Result<(Tokens, Tokens), ParseError> {
+/// The id under the first of the names that the file has, or else llama.cpp's default.
+pub(super) fn read_token_id(
+    gguf: &Gguf,
+    names: &[&str],
+    default: Token,
+    n_vocab: usize,
+) -> std::result::Result<Token, ParseError> {
+    let mut id = None;
+    for name in names {
+        id = id.or(gguf.unsigned(&format!("tokenizer.ggml.{name}_token_id"))?);
+    }
+    match id.unwrap_or(default.into()) {
+        id if id < n_vocab as u64 => Ok(id as Token),
+        id => ParseError::malformed(format!("tokenizer.ggml.{}_token_id is {id}, which is not a token", names[0])),
+    }
+}
+
+/// The tokens around a text. `adds` are the defaults for both.
+fn read_bos_and_eos(
+    gguf: &Gguf,
+    adds: (bool, bool),
+    n_vocab: usize,
+) -> std::result::Result<(Tokens, Tokens), ParseError> {
     let surrounding = |which: &str, default: bool| -> std::result::Result<Tokens, ParseError> {
         if !gguf.bool(&format!("tokenizer.ggml.add_{which}_token"))?.unwrap_or(default) {
             return Ok(Tokens::new());
@@ -238,5 +296,5 @@ fn read_bos_and_eos(gguf: &Gguf, add_bos: bool, n_vocab: usize) -> std::result::
             _ => ParseError::malformed(format!("tokenizer.ggml.add_{which}_token is set, but {key} is not a token")),
         }
     };
-    Ok((surrounding("bos", add_bos)?, surrounding("eos", false)?))
+    Ok((surrounding("bos", adds.0)?, surrounding("eos", adds.1)?))
 }

@@ -5,6 +5,7 @@ use crate::error::{Error, ParseError, Result};
 use crate::small_files::read_json;
 use crate::tokenizer::parts::TokenizerParts;
 use crate::tokenizer::pieces::{Spelling, TokenBytes, VOCAB_MAX, missing_bytes};
+use crate::tokenizer::{base64, charsmap};
 use serde_json::Value;
 use std::collections::HashSet;
 use std::path::Path;
@@ -15,6 +16,7 @@ pub(super) fn read_parts(path: &Path) -> Result<TokenizerParts> {
     let failed = |what: String| Error::Malformed { path: path.to_owned(), what };
     tokenizers::canonicalize_value(&mut json).map_err(|error| failed(error.to_string()))?;
     check_merges(&json).map_err(Error::with_path(path))?;
+    check_charsmaps(&json["normalizer"]).map_err(Error::with_path(path))?;
     let table = JsonVocabulary::read(&json).map_err(Error::with_path(path))?;
     add_missing_bytes(&mut json, table.pieces.len());
     let pipeline = tokenizers::from_json(&json.to_string()).map_err(|error| failed(error.to_string()))?;
@@ -118,6 +120,17 @@ fn decoder_is_sentence_piece(decoder: &Value) -> std::result::Result<(), ParseEr
         Some(other) => ParseError::unsupported(format!("the decoder {other} of the tokenizer")),
         None => ParseError::unsupported("a tokenizer without a decoder"),
     }
+}
+
+/// Checks the maps of characters, in a sequence too: their reader trusts them.
+fn check_charsmaps(normalizer: &Value) -> std::result::Result<(), ParseError> {
+    if normalizer["type"] == "Precompiled" {
+        let Some(map) = normalizer["precompiled_charsmap"].as_str().and_then(base64::decode) else {
+            return ParseError::malformed("precompiled_charsmap is not base64");
+        };
+        charsmap::check(&map)?;
+    }
+    normalizer["normalizers"].as_array().into_iter().flatten().try_for_each(check_charsmaps)
 }
 
 /// Checks that each merge joins two tokens to a token and no affix is added, which merging relies on.

@@ -3,18 +3,27 @@
 //! The `tokenizers` crate encodes. Decoding is a table of each token's bytes: a token costs a copy, whatever came
 //! before it.
 
+mod base64;
+mod charsmap;
 mod detokenizer;
+mod folder;
 mod from_gguf;
 mod from_json;
 mod parts;
 mod pieces;
 mod places;
+mod ranks;
 mod recipes;
 mod scores;
 mod table;
+mod tekken;
+mod tiktoken;
 mod to_json;
+mod unigram;
+mod word_piece;
 
 pub use detokenizer::Detokenizer;
+pub(crate) use folder::json_of_folder;
 pub(crate) use from_gguf::KIND_CONTROL;
 pub use table::TokenTable;
 pub(crate) use to_json::json_of_gguf;
@@ -36,8 +45,14 @@ pub struct Tokenizer(Arc<TokenizerParts>);
 
 impl Tokenizer {
     /// Reads a `tokenizer.json`.
+    #[cfg(test)]
     pub(crate) fn from_file(path: &Path) -> Result<Tokenizer> {
         Tokenizer::new(from_json::read_parts(path)?)
+    }
+
+    /// Reads the tokenizer of a model's folder.
+    pub(crate) fn from_folder(folder: &Path) -> Result<Tokenizer> {
+        Tokenizer::new(folder::read_parts(folder)?)
     }
 
     pub(crate) fn from_gguf(gguf: &Gguf, bytes: &[u8], path: &Path) -> Result<Tokenizer> {

@@ -59,7 +59,7 @@ impl TokenBytes {
         let bytes = self.bytes(id);
         match (self.spelling, std::str::from_utf8(bytes)) {
             (_, Ok(text)) if self.is_special(id) => text.to_owned(),
-            (Spelling::ByteLevel, _) => bytes.iter().map(|byte| character_of(*byte)).collect(),
+            (Spelling::ByteLevel, _) => spell_bytes(bytes),
             (Spelling::SentencePiece, Ok(text)) if !text.contains(|c: char| c.is_ascii_control()) => {
                 text.replace(' ', "▁")
             }
@@ -120,6 +120,11 @@ fn character_of(byte: u8) -> char {
         printable => u32::from(printable),
     };
     char::from_u32(code).unwrap_or(char::REPLACEMENT_CHARACTER)
+}
+
+/// Bytes as a byte-level vocabulary writes them.
+pub(super) fn spell_bytes(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| character_of(*byte)).collect()
 }
 
 /// Returns the bytes without a token in a byte-level vocabulary, in its spelling. Some small models lack a few control

@@ -175,6 +175,23 @@ fn error_names_files_of_repository_without_model() {
 }
 
 #[test]
+fn tekken_is_fetched_only_without_a_tokenizer_json() {
+    for without_json in [true, false] {
+        let mut files = files_of("llama-f32-tied");
+        files.insert(path_of("tekken.json"), b"{}".to_vec());
+        if without_json {
+            files.remove(&path_of("tokenizer.json"));
+        }
+        let hub = hub(listed(files));
+        let sources = sources("tekken", &hub);
+        let folder = pulled("org/m", &sources).unwrap();
+        assert_eq!(folder.join("tekken.json").exists(), without_json);
+        assert_eq!(folder.join("tokenizer.json").exists(), !without_json);
+        remove(&sources);
+    }
+}
+
+#[test]
 fn the_usual_gguf_is_chosen_and_what_is_no_model_is_left_out() {
     let check = |names: &[&str], variant: Option<&str>, expect: &[&str]| {
         let names: Vec<String> = names.iter().map(|name| name.to_string()).collect();

@@ -1,6 +1,9 @@
 //! A megabyte of mixed text through every kind of tokenizer: the ids equal those of transformers, whether the
 //! vocabulary comes from a `tokenizer.json` or from a GGUF. `tests/reference/make_tokenizers.py` made the expectations.
 
+mod ranked;
+mod words;
+
 use super::Tokenizer;
 use crate::gguf::Gguf;
 use crate::tests::{Meta, Random, Temporary, Writer};
