@@ -297,11 +297,12 @@ fn has_stacks(spec: &ModelSpec, shards: &Shards) -> bool {
 }
 
 /// Returns the names that a folder may use for a tensor. GPT-2's own folder has no `transformer.` prefix. In a model
-/// that also takes images, the text model is a part, under a newer and an older name.
+/// that also takes images, the text model is a part, under one of three names.
 fn names_in_folder(name: &str) -> Vec<Cow<'_, str>> {
-    let in_whole = name.strip_prefix("model.").map(|name| Cow::Owned(format!("model.language_model.{name}")));
+    let below = |part: &str| name.strip_prefix("model.").map(|name| Cow::Owned(format!("model.{part}.{name}")));
     let in_older = Cow::Owned(format!("language_model.{name}"));
     let shorter = name.strip_prefix("transformer.").map(Cow::Borrowed);
+    let in_whole = below("language_model").into_iter().chain(below("text_model"));
     [Cow::Borrowed(name)].into_iter().chain(shorter).chain(in_whole).chain([in_older]).collect()
 }
 

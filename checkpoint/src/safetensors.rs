@@ -124,7 +124,8 @@ impl Shards {
 
     /// Joins each pair of halves to one tensor.
     fn join_halves(&mut self, parts: &TensorParts) -> std::result::Result<(), ParseError> {
-        for (name, half) in parts {
+        // A norm of another part of a model may count its batches.
+        for (name, half) in parts.iter().filter(|(_, part)| !(part.dtype == Stored::I64 && part.dims.is_empty())) {
             let (nibbles, exponents) = (name.strip_suffix(NIBBLES), name.strip_suffix(EXPONENTS));
             let Some(stem) = nibbles.or(exponents).filter(|_| half.dtype == Stored::U8) else {
                 return ParseError::unsupported(format!("the tensor {name} has type {:?}, which", half.dtype));

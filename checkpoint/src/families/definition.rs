@@ -114,10 +114,6 @@ pub enum LocalTheta {
 pub struct ConfigRules {
     pub class: &'static str,
     pub model_type: &'static str,
-    /// The class of models that also take images, with the text model in an object of its own.
-    pub image_class: Option<&'static str>,
-    /// The values of keys that such an object may omit.
-    pub text_defaults: &'static [(&'static str, u32)],
     pub keys: &'static ConfigKeys,
     /// The activations that a config may name and that are implemented.
     pub activations: &'static [&'static str],

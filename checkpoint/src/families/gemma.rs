@@ -52,29 +52,11 @@ pub const GEMMA3: FamilyDefinition = FamilyDefinition {
         local_theta: Some(LocalTheta::Own("rope_local_base_freq", 10_000.0)),
         ..GEMMA2.rules
     },
-    config: ConfigRules {
-        class: "Gemma3ForCausalLM",
-        model_type: "gemma3_text",
-        image_class: Some("Gemma3ForConditionalGeneration"),
-        text_defaults: TEXT_DEFAULTS,
-        theta: 1_000_000.0,
-        ..GEMMA2.config
-    },
+    config: ConfigRules { class: "Gemma3ForCausalLM", model_type: "gemma3_text", theta: 1_000_000.0, ..GEMMA2.config },
     readers: ConfigReaders { is_local: is_local_in_pattern, ..GEMMA2.readers },
     gguf: GgufRules { n_layers_of_largest: Some(62), window_pattern: WindowPattern::Period, ..HALVES },
     ..GEMMA2
 };
-
-/// Gemma 3's makers leave out the defaults of transformers.
-const TEXT_DEFAULTS: &[(&str, u32)] = &[
-    ("vocab_size", 262_208),
-    ("num_attention_heads", 8),
-    ("num_key_value_heads", 4),
-    ("head_dim", 256),
-    ("max_position_embeddings", 131_072),
-    ("query_pre_attn_scalar", 256),
-    ("sliding_window", 4096),
-];
 
 const GEMMA_NORMS: &[TensorMapping] = &[
     row("input_layernorm.weight", [One, Hidden], "attn_norm.weight"),

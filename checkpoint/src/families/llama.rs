@@ -31,8 +31,6 @@ pub const LLAMA: FamilyDefinition = FamilyDefinition {
     config: ConfigRules {
         class: "LlamaForCausalLM",
         model_type: "llama",
-        image_class: None,
-        text_defaults: &[],
         keys: &KEYS,
         activations: &["silu", "swish"],
         eps: 1e-6,

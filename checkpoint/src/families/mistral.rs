@@ -59,7 +59,6 @@ pub const MINISTRAL3: FamilyDefinition = FamilyDefinition {
     config: ConfigRules {
         class: "Ministral3ForCausalLM",
         model_type: "ministral3",
-        image_class: Some("Mistral3ForConditionalGeneration"),
         eps: 1e-5,
         theta: 1_000_000.0,
         window: WindowUse::Always { absent: None },

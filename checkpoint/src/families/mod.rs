@@ -23,9 +23,11 @@ mod qwen2;
 mod qwen3;
 mod qwen3_next;
 mod smollm3;
+mod wrappers;
 
 use definition::ChatForm;
 pub use definition::{AttentionBias, FamilyDefinition, GgufVariant, LocalTheta, WindowPattern, WindowUse};
+pub(crate) use wrappers::{is_wrapper, wrapped_family};
 
 /// Makes the enum and its table from a family's name and its constant.
 macro_rules! families {

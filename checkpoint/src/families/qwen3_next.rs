@@ -48,12 +48,7 @@ pub const QWEN3_NEXT: FamilyDefinition = FamilyDefinition {
 pub const QWEN35: FamilyDefinition = FamilyDefinition {
     name: "Qwen3.5",
     architecture: "qwen35",
-    config: ConfigRules {
-        class: "Qwen3_5ForCausalLM",
-        model_type: "qwen3_5_text",
-        image_class: Some("Qwen3_5ForConditionalGeneration"),
-        ..QWEN3_NEXT.config
-    },
+    config: ConfigRules { class: "Qwen3_5ForCausalLM", model_type: "qwen3_5_text", ..QWEN3_NEXT.config },
     readers: ConfigReaders { experts: no_experts, ..QWEN3_NEXT.readers },
     gguf: GgufRules {
         experts: no_gguf_experts,
@@ -67,12 +62,7 @@ pub const QWEN35: FamilyDefinition = FamilyDefinition {
 pub const QWEN35_MOE: FamilyDefinition = FamilyDefinition {
     name: "Qwen3.5 MoE",
     architecture: "qwen35moe",
-    config: ConfigRules {
-        class: "Qwen3_5MoeForCausalLM",
-        model_type: "qwen3_5_moe_text",
-        image_class: Some("Qwen3_5MoeForConditionalGeneration"),
-        ..QWEN35.config
-    },
+    config: ConfigRules { class: "Qwen3_5MoeForCausalLM", model_type: "qwen3_5_moe_text", ..QWEN35.config },
     readers: ConfigReaders {
         experts,
         // Without a dense layer, the config contains no width for one.

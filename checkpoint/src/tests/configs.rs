@@ -208,6 +208,27 @@ fn recurrent_layers_are_read_and_those_that_cannot_be_are_refused() {
     let plain = config("qwen3.5");
     let whole = serde_json::json!({"architectures": ["Qwen3_5ForConditionalGeneration"], "text_config": plain});
     assert_eq!(read(&whole).unwrap(), read(&plain).unwrap());
+    // Types of text models within others; older configs have the keys of the text beside the others.
+    for (class, model_type, family) in [
+        ("Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl_text", "qwen2"),
+        ("Qwen3VLForConditionalGeneration", "qwen3_vl_text", "qwen3-yarn"),
+        ("InternVLForConditionalGeneration", "qwen3", "qwen3-yarn"),
+    ] {
+        let mut text = config(family);
+        text["model_type"] = model_type.into();
+        let whole = serde_json::json!({"architectures": [class], "text_config": text});
+        assert_eq!(read(&whole).unwrap(), read(&config(family)).unwrap(), "{class}");
+    }
+    let mut flat = config("qwen2");
+    flat["architectures"] = serde_json::json!(["Qwen2VLForConditionalGeneration"]);
+    flat["model_type"] = "qwen2_vl".into();
+    assert_eq!(read(&flat).unwrap(), read(&config("qwen2")).unwrap());
+    for (class, model_type) in
+        [("PaliGemmaForConditionalGeneration", "gemma2"), ("LlavaForConditionalGeneration", "opt")]
+    {
+        let whole = serde_json::json!({"architectures": [class], "text_config": {"model_type": model_type}});
+        assert!(read(&whole).is_err(), "{class} of {model_type}");
+    }
     // The makers of Gemma 3 leave out the defaults of transformers' `Gemma3TextConfig`.
     let sparse = serde_json::json!({
         "architectures": ["Gemma3ForConditionalGeneration"], "eos_token_id": [1, 106],

@@ -18,11 +18,6 @@ fn the_documents_list_every_family() {
 }
 
 fn row(of: &FamilyDefinition) -> String {
-    let classes: Vec<String> = [Some(of.config.class), of.config.image_class]
-        .into_iter()
-        .flatten()
-        .map(|class| format!("`{class}`"))
-        .collect();
     let name = of.gguf.variant.map_or(of.architecture, |variant| variant.architecture);
     let is_read = Family::find(|reader| reader.gguf.is_read && reader.architecture == name).is_some();
     let names: Vec<String> = [Some(name), of.gguf.also].into_iter().flatten().map(|name| format!("`{name}`")).collect();
@@ -32,7 +27,7 @@ fn row(of: &FamilyDefinition) -> String {
         (false, _) => "recurrent",
         (true, false) => "short convolutions",
     };
-    format!("| {} | {} | {gguf} | {others} |\n", of.name, classes.join(", "))
+    format!("| {} | `{}` | {gguf} | {others} |\n", of.name, of.config.class)
 }
 
 #[test]

@@ -2,26 +2,29 @@
 
 use super::keys::JsonKeys;
 use crate::error::ParseError;
-use crate::families::Family;
+use crate::families::{Family, is_wrapper, wrapped_family};
 use serde_json::Value;
 use std::borrow::Cow;
 
 /// Returns the text model's config: the whole, or the text part of a model for images, with the shared outer fields
 /// added.
 pub(super) fn text_config(config: &Value) -> Cow<'_, Value> {
-    let class = config["architectures"][0].as_str();
-    let takes_images = || class.is_some() && Family::find(|of| of.config.image_class == class).is_some();
-    let part = config.get("text_config").and_then(Value::as_object).filter(|_| takes_images());
+    let takes_images = config["architectures"][0].as_str().is_some_and(is_wrapper);
+    let part = config.get("text_config").and_then(Value::as_object).filter(|_| takes_images);
     let Some(part) = part else { return Cow::Borrowed(config) };
     let mut text = part.clone();
     text.remove("architectures");
-    for key in ["tie_word_embeddings", "bos_token_id", "eos_token_id", "quantization_config"] {
+    // The head belongs to the whole.
+    if let Some(is_tied) = config.get("tie_word_embeddings").filter(|value| value.is_boolean()) {
+        text.insert("tie_word_embeddings".to_owned(), is_tied.clone());
+    }
+    for key in ["bos_token_id", "eos_token_id", "quantization_config"] {
         if let Some(value) = config.get(key).filter(|_| text.get(key).is_none_or(Value::is_null)) {
             text.insert(key.to_owned(), value.clone());
         }
     }
-    let family = text.get("model_type").and_then(Value::as_str).and_then(of_model_type);
-    for (key, value) in family.map_or(&[][..], |family| family.definition().config.text_defaults) {
+    let family = text.get("model_type").and_then(Value::as_str).and_then(wrapped_family);
+    for (key, value) in family.map_or(&[][..], |(_, defaults)| defaults) {
         if text.get(*key).is_none_or(Value::is_null) {
             text.insert((*key).to_owned(), (*value).into());
         }
@@ -29,15 +32,14 @@ pub(super) fn text_config(config: &Value) -> Cow<'_, Value> {
     Cow::Owned(Value::Object(text))
 }
 
-fn of_model_type(name: &str) -> Option<Family> {
-    Family::find(|of| of.config.model_type == name)
-}
-
 pub(super) fn find_family(keys: &JsonKeys<'_>) -> Result<Family, ParseError> {
     let class = keys.get("architectures").and_then(|list| list.get(0)).and_then(Value::as_str);
+    let of_type = |name: &str| wrapped_family(name).map(|(family, _)| family);
     let (found, name) = match (class, keys.text("model_type")) {
+        // Some older configs of such models have the text model's keys beside the others.
+        (Some(name), Some(own_type)) if is_wrapper(name) => (of_type(own_type), name),
         (Some(name), _) => (Family::find(|of| of.config.class == name), name),
-        (None, Some(name)) => (of_model_type(name), name),
+        (None, Some(name)) => (of_type(name), name),
         (None, None) => return ParseError::malformed("config.json does not name an architecture"),
     };
     found.map_or_else(|| ParseError::unsupported(format!("the architecture {name}")), Ok)

@@ -296,12 +296,17 @@ fn a_model_of_text_is_found_within_one_that_sees_images() {
     const NEWER: [(&str, &str); 1] = [("\"model.", "\"model.language_model.")];
     const OLDER: [(&str, &str); 2] =
         [("\"model.", "\"language_model.model."), ("\"lm_head.", "\"language_model.lm_head.")];
+    const NAMED_TEXT: [(&str, &str); 1] = [("\"model.", "\"model.text_model.")];
     for (name, architecture, renamed) in [
         ("qwen3.5", "Qwen3_5ForConditionalGeneration", &NEWER[..]),
         ("gemma3", "Gemma3ForConditionalGeneration", &NEWER),
         ("gemma3", "Gemma3ForConditionalGeneration", &OLDER),
         ("mistral", "Mistral3ForConditionalGeneration", &OLDER),
         ("ministral3", "Mistral3ForConditionalGeneration", &NEWER),
+        ("mistral", "LlavaForConditionalGeneration", &OLDER),
+        ("cohere2", "AyaVisionForConditionalGeneration", &OLDER),
+        ("lfm2", "Lfm2VlForConditionalGeneration", &NEWER),
+        ("llama-f32-tied", "SmolVLMForConditionalGeneration", &NAMED_TEXT),
     ] {
         let whole = std::env::temp_dir().join(format!("lockstep-images-{name}-{}", std::process::id()));
         std::fs::create_dir_all(&whole).unwrap();
