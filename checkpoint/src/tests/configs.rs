@@ -164,6 +164,44 @@ const REFUSED: &[(&str, &str, &str)] = &[
 ];
 
 #[test]
+fn a_config_of_text_is_found_within_one_of_images() {
+    // The text part of a model that also takes images.
+    let plain = config("qwen3.5");
+    let whole = serde_json::json!({"architectures": ["Qwen3_5ForConditionalGeneration"], "text_config": plain});
+    assert_eq!(read(&whole).unwrap(), read(&plain).unwrap());
+    // Types of text models within others; older configs have the keys of the text beside the others.
+    for (class, model_type, family) in [
+        ("Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl_text", "qwen2"),
+        ("Qwen3VLForConditionalGeneration", "qwen3_vl_text", "qwen3-yarn"),
+        ("InternVLForConditionalGeneration", "qwen3", "qwen3-yarn"),
+    ] {
+        let mut text = config(family);
+        text["model_type"] = model_type.into();
+        let whole = serde_json::json!({"architectures": [class], "text_config": text});
+        assert_eq!(read(&whole).unwrap(), read(&config(family)).unwrap(), "{class}");
+    }
+    let mut flat = config("qwen2");
+    flat["architectures"] = serde_json::json!(["Qwen2VLForConditionalGeneration"]);
+    flat["model_type"] = "qwen2_vl".into();
+    assert_eq!(read(&flat).unwrap(), read(&config("qwen2")).unwrap());
+    for (class, model_type) in
+        [("PaliGemmaForConditionalGeneration", "gemma2"), ("LlavaForConditionalGeneration", "opt")]
+    {
+        let whole = serde_json::json!({"architectures": [class], "text_config": {"model_type": model_type}});
+        assert!(read(&whole).is_err(), "{class} of {model_type}");
+    }
+    // The makers of Gemma 3 leave out the defaults of transformers' `Gemma3TextConfig`.
+    let sparse = serde_json::json!({
+        "architectures": ["Gemma3ForConditionalGeneration"], "eos_token_id": [1, 106],
+        "text_config": { "hidden_size": 2560, "intermediate_size": 10_240, "model_type": "gemma3_text",
+            "num_hidden_layers": 34, "rope_scaling": { "factor": 8.0, "rope_type": "linear" }, "sliding_window": 1024 },
+    });
+    let spec = read(&sparse).unwrap();
+    let lengths = (spec.n_heads, spec.n_kv_heads, spec.head_dim, spec.vocab, spec.context);
+    assert_eq!((lengths, spec.tied_embeddings), ((8, 4, 256, 262_208, 131_072), true));
+}
+
+#[test]
 fn recurrent_layers_are_read_and_those_that_cannot_be_are_refused() {
     let config = |name: &str| -> Value {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/reference").join(name).join("config.json");
@@ -204,40 +242,6 @@ fn recurrent_layers_are_read_and_those_that_cannot_be_are_refused() {
     lettered["layers_block_type"] = Value::Null;
     lettered["hybrid_override_pattern"] = "M-*M-".into();
     assert_eq!(read(&lettered).unwrap(), single);
-    // The text part of a model that also takes images.
-    let plain = config("qwen3.5");
-    let whole = serde_json::json!({"architectures": ["Qwen3_5ForConditionalGeneration"], "text_config": plain});
-    assert_eq!(read(&whole).unwrap(), read(&plain).unwrap());
-    // Types of text models within others; older configs have the keys of the text beside the others.
-    for (class, model_type, family) in [
-        ("Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl_text", "qwen2"),
-        ("Qwen3VLForConditionalGeneration", "qwen3_vl_text", "qwen3-yarn"),
-        ("InternVLForConditionalGeneration", "qwen3", "qwen3-yarn"),
-    ] {
-        let mut text = config(family);
-        text["model_type"] = model_type.into();
-        let whole = serde_json::json!({"architectures": [class], "text_config": text});
-        assert_eq!(read(&whole).unwrap(), read(&config(family)).unwrap(), "{class}");
-    }
-    let mut flat = config("qwen2");
-    flat["architectures"] = serde_json::json!(["Qwen2VLForConditionalGeneration"]);
-    flat["model_type"] = "qwen2_vl".into();
-    assert_eq!(read(&flat).unwrap(), read(&config("qwen2")).unwrap());
-    for (class, model_type) in
-        [("PaliGemmaForConditionalGeneration", "gemma2"), ("LlavaForConditionalGeneration", "opt")]
-    {
-        let whole = serde_json::json!({"architectures": [class], "text_config": {"model_type": model_type}});
-        assert!(read(&whole).is_err(), "{class} of {model_type}");
-    }
-    // The makers of Gemma 3 leave out the defaults of transformers' `Gemma3TextConfig`.
-    let sparse = serde_json::json!({
-        "architectures": ["Gemma3ForConditionalGeneration"], "eos_token_id": [1, 106],
-        "text_config": { "hidden_size": 2560, "intermediate_size": 10_240, "model_type": "gemma3_text",
-            "num_hidden_layers": 34, "rope_scaling": { "factor": 8.0, "rope_type": "linear" }, "sliding_window": 1024 },
-    });
-    let spec = read(&sparse).unwrap();
-    let lengths = (spec.n_heads, spec.n_kv_heads, spec.head_dim, spec.vocab, spec.context);
-    assert_eq!((lengths, spec.tied_embeddings), ((8, 4, 256, 262_208, 131_072), true));
     for (name, edit, expect) in REFUSED {
         let mut config = config(name);
         for (key, value) in serde_json::from_str::<Value>(edit).unwrap().as_object().unwrap() {
