@@ -205,6 +205,9 @@ impl Checkpoint {
         for expected in names::required_tensors(&self.spec) {
             let no_tensor = || Error::NoTensor { path: self.path.clone(), name: expected.name.clone() };
             let source = self.sources.get(&expected.name).ok_or_else(no_tensor)?;
+            if let WeightFiles::Folder(shards) = &self.weights {
+                shards.check(&names_in_folder(&source.file)).map_err(Error::with_path(&self.path))?;
+            }
             let tensor = self.find_in_shape(source).ok_or_else(no_tensor)?;
             let needed = source.shape_in_file();
             if tensor.shape != needed {
@@ -217,9 +220,6 @@ impl Checkpoint {
             if (source.is_turned || source.is_vector()) && !tensor.is_plain() {
                 let what = format!("the tensor {} of the type {}", source.file, tensor.dtype.name());
                 return Err(Error::Unsupported { path: self.path.clone(), what });
-            }
-            if let WeightFiles::Folder(shards) = &self.weights {
-                shards.check(&names_in_folder(&source.file)).map_err(Error::with_path(&self.path))?;
             }
         }
         Ok(())

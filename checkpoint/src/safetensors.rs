@@ -31,6 +31,8 @@ pub(crate) const SCALES: [&str; 2] = ["_scale", "_scale_inv"];
 pub(crate) struct Shards {
     shards: Vec<SourceFile>,
     tensors: BTreeMap<String, ShardEntry>,
+    /// Why a tensor is not supported, by its name. Some are not needed: first files of GPT-NeoX hold masks of bytes.
+    refused: BTreeMap<String, String>,
     scaling: QuantConfig,
 }
 
@@ -86,8 +88,8 @@ type TensorParts = BTreeMap<String, TensorPart>;
 
 impl Shards {
     pub fn open(folder: &Path, scaling: QuantConfig) -> Result<Shards> {
-        let (mut shards, mut parts) =
-            (Shards { shards: Vec::new(), tensors: BTreeMap::new(), scaling }, TensorParts::new());
+        let (tensors, refused) = (BTreeMap::new(), BTreeMap::new());
+        let (mut shards, mut parts) = (Shards { shards: Vec::new(), tensors, refused, scaling }, TensorParts::new());
         for file in shard_files(folder)? {
             shards.add(&file, &mut parts)?;
         }
@@ -122,17 +124,18 @@ impl Shards {
         Ok(())
     }
 
-    /// Joins each pair of halves to one tensor.
+    /// Joins each pair of halves to one tensor. Leaves out what is no half.
     fn join_halves(&mut self, parts: &TensorParts) -> std::result::Result<(), ParseError> {
-        // A norm of another part of a model may count its batches.
-        for (name, half) in parts.iter().filter(|(_, part)| !(part.dtype == Stored::I64 && part.dims.is_empty())) {
+        for (name, half) in parts {
             let (nibbles, exponents) = (name.strip_suffix(NIBBLES), name.strip_suffix(EXPONENTS));
             let Some(stem) = nibbles.or(exponents).filter(|_| half.dtype == Stored::U8) else {
-                return ParseError::unsupported(format!("the tensor {name} has type {:?}, which", half.dtype));
+                self.refused.insert(name.clone(), of_type(name, half.dtype));
+                continue;
             };
             let other = format!("{stem}{}", if nibbles.is_some() { EXPONENTS } else { NIBBLES });
             let Some(other) = parts.get(&other).filter(|other| other.dtype == Stored::U8) else {
-                return ParseError::unsupported(format!("the tensor {name} of the type U8 without {other}, which"));
+                self.refused.insert(name.clone(), format!("the tensor {name} of the type U8 without {other}, which"));
+                continue;
             };
             if nibbles.is_some() {
                 let entry = mxfp4_entry(half, other).ok_or_else(|| {
@@ -157,6 +160,10 @@ impl Shards {
             match tensor {
                 HeaderEntry::Whole(entry) => drop(self.tensors.insert(name, entry)),
                 HeaderEntry::Part(part) => drop(parts.insert(name, part)),
+                HeaderEntry::Refused(dtype) => {
+                    let why = of_type(&name, dtype);
+                    self.refused.insert(name, why);
+                }
             }
         }
         self.shards.push(opened);
@@ -178,15 +185,20 @@ impl Shards {
         Some(Tensor { scales, ..Tensor::new(file, entry.start, entry.dtype, entry.shape) })
     }
 
-    /// Checks that everything exists that these tensors also need.
+    /// Checks a tensor that may have these names: everything that it also needs must exist. If it is stored under the
+    /// first part of one of the names, in a form that is not read, the error says why.
     pub fn check(&self, names: &[Cow<'_, str>]) -> std::result::Result<(), ParseError> {
         let found = names.iter().find_map(|name| Some((name, self.tensors.get(name.as_ref())?)));
-        let Some((name, entry)) = found else { return Ok(()) };
-        self.scales(name, entry).map(|_| ())
+        if let Some((name, entry)) = found {
+            return self.scales(name, entry).map(|_| ());
+        }
+        let stems = names.iter().map(|name| name.strip_suffix("weight").unwrap_or(name));
+        let why = stems.filter_map(|stem| self.refused.iter().find(|(name, _)| name.starts_with(stem))).next();
+        why.map_or(Ok(()), |(_, why)| ParseError::unsupported(why.clone()))
     }
 
     pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.tensors.keys().map(String::as_str)
+        self.tensors.keys().chain(self.refused.keys()).map(String::as_str)
     }
 
     pub fn files(&self) -> &[SourceFile] {
@@ -248,6 +260,12 @@ fn mxfp4_entry(nibbles: &TensorPart, exponents: &TensorPart) -> Option<ShardEntr
 enum HeaderEntry {
     Whole(ShardEntry),
     Part(TensorPart),
+    /// A tensor of a type that no code reads.
+    Refused(Stored),
+}
+
+fn of_type(name: &str, dtype: Stored) -> String {
+    format!("the tensor {name} has type {dtype:?}, which")
 }
 
 /// Whether every file of a folder's index exists, each as long as its header requires.
@@ -339,8 +357,8 @@ fn read_header(file: &SourceFile, shard: usize) -> Result<Vec<(String, HeaderEnt
                 continue;
             }
             other => {
-                let fault = ParseError::unsupported(format!("the tensor {name} has type {other:?}, which"));
-                return fault.map_err(Error::with_path(file.path()));
+                entries.push((name, HeaderEntry::Refused(other)));
+                continue;
             }
         };
         let dims: Vec<u64> = info.shape.iter().map(|dim| *dim as u64).collect();

@@ -37,7 +37,10 @@ impl QuantConfig {
             "fp8" => QuantConfig::of_fp8(quantized),
             // The blocks of MXFP4 have scales of their own.
             "fbgemm_fp8" | "mxfp4" => Ok(QuantConfig::default()),
-            "modelopt" if quantized["quant_algo"] == "FP8" => Ok(QuantConfig::default()),
+            "modelopt" => match quantized["quant_algo"].as_str() {
+                Some("FP8") => Ok(QuantConfig::default()),
+                other => refused(&format!("by modelopt as {}", other.unwrap_or("an unknown type"))),
+            },
             "compressed-tensors" => QuantConfig::of_groups(quantized),
             "gptq" => QuantMethod::of_gptq(quantized).map(QuantConfig::from),
             "awq" => QuantMethod::of_awq(quantized).map(QuantConfig::from),
@@ -170,7 +173,7 @@ mod tests {
             (r#"{"quant_method": "gptq", "bits": 3}"#, "by gptq to 3 bits"),
             (r#"{"quant_method": "hqq", "nbits": 4}"#, "by hqq"),
             (r#"{"quant_method": "bitsandbytes"}"#, "by bitsandbytes"),
-            (r#"{"quant_method": "modelopt", "quant_algo": "NVFP4"}"#, "by modelopt"),
+            (r#"{"quant_method": "modelopt", "quant_algo": "NVFP4"}"#, "by modelopt as NVFP4"),
             (r#"{"quant_method": "fp8", "fmt": "e5m2"}"#, "as e5m2"),
             (r#"{"quant_method": "fp8", "weight_block_size": [128, 40]}"#, "blocks of [128,40]"),
             (r#"{"quant_method": "fp8", "weight_block_size": 128}"#, "blocks of 128"),

@@ -11,7 +11,7 @@ fn safetensors(tensors: &[(&str, &[usize])]) -> Vec<u8> {
 fn typed(tensors: &[(&str, &str, &[usize])]) -> Vec<u8> {
     let (mut header, mut at) = (String::new(), 0);
     for (name, dtype, shape) in tensors {
-        let size = if dtype.starts_with("F8") || *dtype == "U8" { 1 } else { 2 };
+        let size = if dtype.starts_with("F8") || matches!(*dtype, "U8" | "BOOL") { 1 } else { 2 };
         let end = at + shape.iter().product::<usize>() * size;
         write!(header, r#","{name}":{{"dtype":"{dtype}","shape":{shape:?},"data_offsets":[{at},{end}]}}"#).unwrap();
         at = end;
@@ -147,14 +147,36 @@ fn blocks_and_their_exponents_that_stand_apart_are_one_tensor() {
     };
     let blocks: (&str, &str, &[usize]) = ("x_blocks", "U8", &[4, 2, 16]);
     assert_eq!(open(&[blocks, ("x_scales", "U8", &[4, 2])]).unwrap().unread_tensors(), ["x"]);
-    for (more, expect) in [
-        (vec![blocks], "x_blocks of the type U8 without x_scales"),
-        (vec![("x_scales", "U8", &[4, 2][..])], "x_scales of the type U8 without x_blocks"),
-        (vec![blocks, ("x_scales", "U8", &[4, 3])], "x has blocks of [4, 2, 16] and scales of [4, 3]"),
-        (vec![("x", "U8", &[4])], "U8"),
+    let error = open(&[blocks, ("x_scales", "U8", &[4, 3])]).err().unwrap().to_string();
+    assert!(error.contains("x has blocks of [4, 2, 16] and scales of [4, 3]"), "{error}");
+}
+
+/// The first files of GPT-NeoX hold masks of truths or bytes, which no model reads.
+#[test]
+fn only_a_needed_tensor_is_refused_for_its_type() {
+    const Q: &str = "model.layers.0.self_attn.q_proj.weight";
+    let folder = Temporary::folder("refused-types");
+    folder.write("config.json", CONFIG.as_bytes());
+    let open = |without: &str, more: (&str, &str, &[usize])| {
+        let others = OUTER.iter().chain(&LAYER).filter(|(name, _)| *name != without);
+        let others = others.map(|(name, shape)| (*name, "BF16", *shape));
+        folder.write("model.safetensors", &typed(&others.chain([more]).collect::<Vec<_>>()));
+        Checkpoint::open(&folder.0)
+    };
+    const MASK: &str = "model.layers.0.attention.bias";
+    for (name, dtype) in [(MASK, "BOOL"), (MASK, "U8"), (MASK, "I16"), ("x_blocks", "U8"), ("x_scales", "U8")] {
+        assert_eq!(open("", (name, dtype, &[1, 1, 8, 8])).unwrap().unread_tensors(), [name], "{dtype}");
+    }
+    let blocks = format!("{Q}_blocks");
+    for (name, dtype, expect) in [
+        (Q, "U8", format!("the tensor {Q} has type U8, which is not supported")),
+        (Q, "F8_E5M2", format!("the tensor {Q} has type F8_E5M2, which is not supported")),
+        (&blocks, "U8", format!("the tensor {blocks} of the type U8 without {Q}_scales, which is not supported")),
+        ("model.layers.0.self_attn.q_proj.qweight", "U8", "q_proj.qweight has type U8, which".into()),
+        ("model.layers.0.self_attn.q", "U8", format!("there is no tensor {Q}")),
     ] {
-        let error = open(&more).err().unwrap().to_string();
-        assert!(error.contains(expect), "{error}");
+        let error = open(Q, (name, dtype, &[32, 32])).err().unwrap().to_string();
+        assert!(error.contains(&expect), "{error}");
     }
 }
 

@@ -9,6 +9,7 @@ mod configs;
 mod documents;
 mod folders;
 mod ggufs;
+mod hub;
 mod templates;
 mod tokenizers;
 
