@@ -163,32 +163,41 @@ const REFUSED: &[(&str, &str, &str)] = &[
     ("nemotron-h-moe", r#"{"n_shared_experts": 2}"#, "n_shared_experts of 2"),
 ];
 
+fn committed(name: &str) -> Value {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/reference").join(name).join("config.json");
+    serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
+}
+
+fn spec_of(config: &Value) -> std::result::Result<ModelSpec, ParseError> {
+    ModelSpec::from_config(config, &Value::Null, &Value::Null, "f")
+}
+
 #[test]
 fn a_config_of_text_is_found_within_one_of_images() {
     // The text part of a model that also takes images.
-    let plain = config("qwen3.5");
+    let plain = committed("qwen3.5");
     let whole = serde_json::json!({"architectures": ["Qwen3_5ForConditionalGeneration"], "text_config": plain});
-    assert_eq!(read(&whole).unwrap(), read(&plain).unwrap());
+    assert_eq!(spec_of(&whole).unwrap(), spec_of(&plain).unwrap());
     // Types of text models within others; older configs have the keys of the text beside the others.
     for (class, model_type, family) in [
         ("Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl_text", "qwen2"),
         ("Qwen3VLForConditionalGeneration", "qwen3_vl_text", "qwen3-yarn"),
         ("InternVLForConditionalGeneration", "qwen3", "qwen3-yarn"),
     ] {
-        let mut text = config(family);
+        let mut text = committed(family);
         text["model_type"] = model_type.into();
         let whole = serde_json::json!({"architectures": [class], "text_config": text});
-        assert_eq!(read(&whole).unwrap(), read(&config(family)).unwrap(), "{class}");
+        assert_eq!(spec_of(&whole).unwrap(), spec_of(&committed(family)).unwrap(), "{class}");
     }
-    let mut flat = config("qwen2");
+    let mut flat = committed("qwen2");
     flat["architectures"] = serde_json::json!(["Qwen2VLForConditionalGeneration"]);
     flat["model_type"] = "qwen2_vl".into();
-    assert_eq!(read(&flat).unwrap(), read(&config("qwen2")).unwrap());
+    assert_eq!(spec_of(&flat).unwrap(), spec_of(&committed("qwen2")).unwrap());
     for (class, model_type) in
         [("PaliGemmaForConditionalGeneration", "gemma2"), ("LlavaForConditionalGeneration", "opt")]
     {
         let whole = serde_json::json!({"architectures": [class], "text_config": {"model_type": model_type}});
-        assert!(read(&whole).is_err(), "{class} of {model_type}");
+        assert!(spec_of(&whole).is_err(), "{class} of {model_type}");
     }
     // The makers of Gemma 3 leave out the defaults of transformers' `Gemma3TextConfig`.
     let sparse = serde_json::json!({
@@ -196,27 +205,22 @@ fn a_config_of_text_is_found_within_one_of_images() {
         "text_config": { "hidden_size": 2560, "intermediate_size": 10_240, "model_type": "gemma3_text",
             "num_hidden_layers": 34, "rope_scaling": { "factor": 8.0, "rope_type": "linear" }, "sliding_window": 1024 },
     });
-    let spec = read(&sparse).unwrap();
+    let spec = spec_of(&sparse).unwrap();
     let lengths = (spec.n_heads, spec.n_kv_heads, spec.head_dim, spec.vocab, spec.context);
     assert_eq!((lengths, spec.tied_embeddings), ((8, 4, 256, 262_208, 131_072), true));
 }
 
 #[test]
 fn recurrent_layers_are_read_and_those_that_cannot_be_are_refused() {
-    let config = |name: &str| -> Value {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/reference").join(name).join("config.json");
-        serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
-    };
-    let read = |config: &Value| ModelSpec::from_config(config, &Value::Null, &Value::Null, "f");
-    let next = read(&config("qwen3-next")).unwrap();
+    let next = spec_of(&committed("qwen3-next")).unwrap();
     let groups = next.cache_groups();
     let layouts: Vec<_> = groups.groups().iter().map(|group| group.layout).collect();
     assert_eq!(layouts, [KvLayout::recurrence(4, 16, 32, 4), KvLayout::heads(2, 16)]);
     assert_eq!(groups.n_layers(&(0..4)).collect::<Vec<_>>(), [3, 1]);
     // Without a list every fourth layer is attention.
-    let mut unlisted = config("qwen3-next");
+    let mut unlisted = committed("qwen3-next");
     unlisted["layer_types"] = Value::Null;
-    assert_eq!(read(&unlisted).unwrap().layers, next.layers);
+    assert_eq!(spec_of(&unlisted).unwrap().layers, next.layers);
     // Ranks divide all layers with a state alike.
     let mut unlike = next.clone();
     let MixerSpec::Recurrence(of) = &mut unlike.layers[0].mixer else { panic!("the first layer is recurrent") };
@@ -224,30 +228,30 @@ fn recurrent_layers_are_read_and_those_that_cannot_be_are_refused() {
     let refused = unlike.checked();
     assert!(matches!(&refused, Err(ParseError::Malformed(what)) if what.contains("differ in shape")), "{refused:?}");
     // Runs of a short convolution's channels end on multiples of 32.
-    let short = read(&config("lfm2")).unwrap();
+    let short = spec_of(&committed("lfm2")).unwrap();
     let layouts: Vec<_> = short.cache_groups().groups().iter().map(|group| group.layout).collect();
     assert_eq!(layouts, [KvLayout::convolution(2, 32, 3), KvLayout::heads(2, 16)]);
-    let mut unlisted = config("lfm2");
+    let mut unlisted = committed("lfm2");
     unlisted["layer_types"] = Value::Null;
     unlisted["full_attn_idxs"] = serde_json::json!([1]);
-    assert_eq!(read(&unlisted).unwrap().layers, short.layers);
+    assert_eq!(spec_of(&unlisted).unwrap().layers, short.layers);
     // Two thirds of the given value, up to a multiple.
     unlisted["block_auto_adjust_ff_dim"] = true.into();
     unlisted["intermediate_size"] = 480.into();
-    assert_eq!(read(&unlisted).unwrap().inner, 512);
+    assert_eq!(spec_of(&unlisted).unwrap().inner, 512);
     // Layers that keep nothing belong to no group; a text of letters is equivalent to the list.
-    let single = read(&config("nemotron-h")).unwrap();
+    let single = spec_of(&committed("nemotron-h")).unwrap();
     assert_eq!(single.cache_groups().n_layers(&(0..5)).collect::<Vec<_>>(), [2, 1]);
-    let mut lettered = config("nemotron-h");
+    let mut lettered = committed("nemotron-h");
     lettered["layers_block_type"] = Value::Null;
     lettered["hybrid_override_pattern"] = "M-*M-".into();
-    assert_eq!(read(&lettered).unwrap(), single);
+    assert_eq!(spec_of(&lettered).unwrap(), single);
     for (name, edit, expect) in REFUSED {
-        let mut config = config(name);
+        let mut config = committed(name);
         for (key, value) in serde_json::from_str::<Value>(edit).unwrap().as_object().unwrap() {
             config[key] = value.clone();
         }
-        match read(&config) {
+        match spec_of(&config) {
             Err(ParseError::Malformed(what) | ParseError::Unsupported(what)) => {
                 assert!(what.contains(expect), "{what}")
             }
