@@ -106,9 +106,8 @@ fn gguf_layer(
     usual: LayerSpec,
     storage: RecurrenceStorage,
 ) -> Result<LayerSpec, ParseError> {
-    const LISTED: &str = "attention.recurrent_layers";
-    let is_recurrent = match keys.gguf.bools(keys.bytes, &keys.key(LISTED))? {
-        Some(listed) => listed.get(layer as usize).copied().unwrap_or(false),
+    let is_recurrent = match keys.bool_of_layer("attention.recurrent_layers", layer)? {
+        Some(is_listed) => is_listed,
         None => !(layer + 1).is_multiple_of(keys.optional("full_attention_interval")?.unwrap_or(4).max(1)),
     };
     if !is_recurrent {

@@ -174,8 +174,12 @@ impl Gguf {
         self.values.contains_key(key)
     }
 
-    pub fn is_list(&self, key: &str) -> bool {
-        matches!(self.values.get(key), Some(Value::Array { .. }))
+    /// The number of values in a list; None where the key has one value, or is missing.
+    pub fn list_length(&self, key: &str) -> Option<u64> {
+        match self.values.get(key) {
+            Some(Value::Array { n, .. }) => Some(*n),
+            _ => None,
+        }
     }
 
     pub fn unsigned(&self, key: &str) -> Result<Option<u64>, ParseError> {

@@ -136,6 +136,11 @@ fn refuses_what_contradicts_itself() {
     refused(tiny().meta("general.architecture", Meta::Text("mamba")), "the architecture mamba");
     refused(tiny().meta("llama.attention.head_count_kv", Meta::U32(3)), "4 heads cannot share 3 KV heads");
     refused(tiny().meta("llama.attention.head_count_kv", Meta::U32(0)), "KV heads is zero");
+    refused(
+        tiny().meta("llama.attention.head_count_kv", Meta::I32s(vec![2; 4097])),
+        "4097 layers, which exceed the limit",
+    );
+    refused(tiny().meta("llama.feed_forward_length", Meta::I32s(vec![96, 64])), "differs between layers");
     refused(tiny().meta("llama.attention.head_count", Meta::U32(0)), "zero");
     refused(tiny().meta("llama.block_count", Meta::U32(u32::MAX)), "llama.block_count is 4294967295");
     refused(tiny().meta("llama.block_count", Meta::Text("two")), "llama.block_count is not a number");

@@ -1,6 +1,6 @@
 //! Reads typed values of a GGUF's metadata.
 
-use crate::config::length;
+use crate::config::{LAYERS_MAX, length};
 use crate::error::ParseError;
 use crate::gguf::Gguf;
 
@@ -50,10 +50,30 @@ impl GgufKeys<'_> {
         }
     }
 
+    /// Whether a layer has something that a file lists for each; None without a list.
+    pub fn bool_of_layer(&self, key: &str, layer: u32) -> Result<Option<bool>, ParseError> {
+        let key = self.key(key);
+        if !self.has_list(&key)? {
+            return Ok(None);
+        }
+        let listed = self.gguf.bools(self.bytes, &key)?.unwrap_or_default();
+        Ok(Some(listed.get(layer as usize).copied().unwrap_or(false)))
+    }
+
+    /// Whether there is a list under the whole key. One that is longer than any model is refused: it is read for each
+    /// layer.
+    fn has_list(&self, key: &str) -> Result<bool, ParseError> {
+        match self.gguf.list_length(key) {
+            None => Ok(false),
+            Some(n) if n <= LAYERS_MAX => Ok(true),
+            Some(n) => ParseError::malformed(format!("{key} has {n} layers, which exceed the limit of {LAYERS_MAX}")),
+        }
+    }
+
     /// The numbers of a list; None where the key has one number, or is missing.
     fn list(&self, key: &str) -> Result<Option<Vec<u32>>, ParseError> {
         let key = self.key(key);
-        if !self.gguf.is_list(&key) {
+        if !self.has_list(&key)? {
             return Ok(None);
         }
         let numbers = self.gguf.integers(self.bytes, &key)?.unwrap_or_default();
