@@ -3,6 +3,7 @@
 //! Knows nothing of devices, requests or the cluster, and does not read the environment: such values are arguments.
 #![cfg_attr(test, allow(clippy::unwrap_used, reason = "a test may panic"))]
 
+pub mod base64;
 mod bundle;
 pub mod catalogue;
 pub mod config;

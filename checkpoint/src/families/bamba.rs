@@ -1,4 +1,5 @@
-//! Bamba: Granite 4's form by other names, without experts. Its GGUFs are of Granite 4's architecture.
+//! Bamba: Granite 4's form by other names, without experts. Its GGUFs have Granite 4's architecture,
+//! and that family refuses them.
 
 use super::definition::{ConfigReaders, ConfigRules, FamilyDefinition, TensorTables};
 use super::llama::{LLAMA, UNREAD};

@@ -6,11 +6,11 @@ use crate::names::{FileKind, required_tensors, stored_tensors};
 use crate::small_files::read_json;
 use std::collections::BTreeSet;
 
+use ConfigOutcome::{Refused, Served};
 use Family::*;
-use Outcome::{Refused, Served};
 
 /// What becomes of a model's config.
-enum Outcome {
+enum ConfigOutcome {
     /// It is read as a model of this family.
     Served(Family),
     /// The text of the error.
@@ -18,7 +18,7 @@ enum Outcome {
 }
 
 /// Each file of `tests/hub`, without its ending.
-const OUTCOMES: &[(&str, Outcome)] = &[
+const OUTCOMES: &[(&str, ConfigOutcome)] = &[
     ("deepseek-r1-distill-qwen-1.5b", Served(Qwen2)),
     ("deepseek-r1-distill-qwen-7b", Served(Qwen2)),
     ("deepseek-v3", Refused("the architecture DeepseekV3ForCausalLM")),

@@ -1,11 +1,12 @@
 //! Makes a tokenizer from `tokenizer.json`. The `tokenizers` crate reads the format; here are the checks that a file
 //! has to pass first, and the table of bytes.
 
+use crate::base64;
 use crate::error::{Error, ParseError, Result};
 use crate::small_files::read_json;
+use crate::tokenizer::charsmap;
 use crate::tokenizer::parts::TokenizerParts;
 use crate::tokenizer::pieces::{Spelling, TokenBytes, VOCAB_MAX, missing_bytes};
-use crate::tokenizer::{base64, charsmap};
 use serde_json::Value;
 use std::collections::HashSet;
 use std::path::Path;

@@ -3,7 +3,6 @@
 //! The `tokenizers` crate encodes. Decoding is a table of each token's bytes: a token costs a copy, whatever came
 //! before it.
 
-mod base64;
 mod charsmap;
 mod detokenizer;
 mod folder;

@@ -1,9 +1,9 @@
 //! Reads `tekken.json`, Mistral's format of a byte-level vocabulary. The rules are those of mistral-common's
 //! `Tekkenizer`.
 
+use crate::base64;
 use crate::error::{Error, ParseError, Result};
 use crate::small_files::read_json;
-use crate::tokenizer::base64;
 use crate::tokenizer::pieces::VOCAB_MAX;
 use crate::tokenizer::ranks::{RankedAddedToken, RankedVocabulary};
 use serde_json::Value;

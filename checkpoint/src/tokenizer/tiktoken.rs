@@ -1,9 +1,9 @@
 //! Reads tiktoken files: lines of a token in base64 and its rank. Such a file states neither how a text is split nor
 //! the special tokens. They are those of the class that `tokenizer_config.json` names, from that class's Python code.
 
+use crate::base64;
 use crate::error::{Error, ParseError, Result};
 use crate::small_files::{read_json_if_there, read_text};
-use crate::tokenizer::base64;
 use crate::tokenizer::pieces::VOCAB_MAX;
 use crate::tokenizer::ranks::{RankedAddedToken, RankedVocabulary};
 use crate::tokenizer::recipes::{LLAMA3, QWEN2};

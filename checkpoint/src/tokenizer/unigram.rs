@@ -1,9 +1,10 @@
 //! Unigram in a GGUF (`tokenizer.ggml.model` is `t5`): the tokens of a word with the highest sum of scores.
 
+use crate::base64;
 use crate::error::ParseError;
 use crate::gguf::Gguf;
+use crate::tokenizer::charsmap;
 use crate::tokenizer::from_gguf::{GgufVocabulary, read_token_id};
-use crate::tokenizer::{base64, charsmap};
 use serde_json::{Value, json};
 use tokenizers::SplitDelimiterBehavior;
 use tokenizers::models::unigram::Unigram;

@@ -7,9 +7,9 @@ use crate::http::known::Endpoint;
 use crate::http::page::{AnswerRequest, ApiRequest, record_refusal};
 use axum::Json;
 use axum::extract::State;
+use checkpoint::base64;
 use proto::v1;
-use router::front::frontend::Frontend;
-use router::front::frontend::unix_seconds;
+use router::front::frontend::{Frontend, unix_seconds};
 use router::front::parsed_request::{CutSide, ParsedRequest};
 use router::front::recorder::Recorder;
 use router::refusal::Refusal;
@@ -101,23 +101,10 @@ impl EmbeddingEncoding {
             EmbeddingEncoding::Float => values.into(),
             EmbeddingEncoding::Base64 => {
                 let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-                base64(&bytes).into()
+                base64::encode(&bytes).into()
             }
         }
     }
-}
-
-fn base64(bytes: &[u8]) -> String {
-    const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
-    for three in bytes.chunks(3) {
-        let bits = (0..3).fold(0, |bits, i| bits << 8 | u32::from(three.get(i).copied().unwrap_or(0)));
-        for i in 0..4 {
-            let letter = LETTERS[(bits >> (18 - 6 * i) & 63) as usize];
-            text.push(if i <= three.len() { char::from(letter) } else { '=' });
-        }
-    }
-    text
 }
 
 #[cfg(test)]
@@ -129,7 +116,7 @@ mod tests {
         for (bytes, text) in
             [("", ""), ("f", "Zg=="), ("fo", "Zm8="), ("foo", "Zm9v"), ("foob", "Zm9vYg=="), ("\u{3ff}?", "z78/")]
         {
-            assert_eq!(base64(bytes.as_bytes()), text, "{bytes:?}");
+            assert_eq!(base64::encode(bytes.as_bytes()), text, "{bytes:?}");
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Base64 (RFC 4648, section 4), in which vocabularies store bytes. Decoding is strict: no spaces, no missing padding.
 
 /// Returns None if the text is not base64.
-pub(super) fn decode(text: &str) -> Option<Vec<u8>> {
+pub fn decode(text: &str) -> Option<Vec<u8>> {
     let text = text.as_bytes();
     if !text.len().is_multiple_of(4) {
         return None;
@@ -24,7 +24,7 @@ pub(super) fn decode(text: &str) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-pub(super) fn encode(bytes: &[u8]) -> String {
+pub fn encode(bytes: &[u8]) -> String {
     const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
     for group in bytes.chunks(3) {
