@@ -49,7 +49,7 @@ pub use tokenizer::{Detokenizer, TokenTable, Tokenizer};
 pub use window::{BandHashes, TensorWindow};
 
 use crate::gguf::Gguf;
-use crate::names::StoredTensor;
+use crate::names::{FileKind, StoredTensor};
 use crate::safetensors::Shards;
 use crate::scaling::QuantConfig;
 use crate::small_files::{read_json, read_json_if_there};
@@ -123,9 +123,8 @@ impl Checkpoint {
 
     fn new(path: &Path, spec: ModelSpec, defaults: SamplingDefaults, weights: WeightFiles) -> Checkpoint {
         let format = match weights {
-            WeightFiles::Gguf(_) => names::FileKind::Gguf,
-            WeightFiles::Folder(ref shards) if has_stacks(&spec, shards) => names::FileKind::FolderOfStacks,
-            WeightFiles::Folder(_) => names::FileKind::Folder,
+            WeightFiles::Gguf(_) => FileKind::Gguf,
+            WeightFiles::Folder(ref shards) => kind_of_folder(&spec, shards),
         };
         let sources = names::stored_tensors(&spec, format);
         Checkpoint { path: path.to_owned(), spec, defaults, weights, sources }
@@ -157,7 +156,8 @@ impl Checkpoint {
     fn find(&self, name: &str) -> Option<Tensor<'_>> {
         let source = self.sources.get(name)?;
         let in_file = self.find_in_shape(source)?;
-        let whole = if source.is_turned { in_file.transposed() } else { in_file };
+        let matrix = in_file.part(source.before_matrix(), source.shape_of_matrix())?;
+        let whole = if source.is_turned { matrix.transposed() } else { matrix };
         let part = whole.part(source.before, source.shape_of_part())?;
         Some(match source.woven {
             None => part,
@@ -168,7 +168,7 @@ impl Checkpoint {
     /// A vector that a file stores with more dimensions is one all the same.
     fn find_in_shape(&self, source: &StoredTensor) -> Option<Tensor<'_>> {
         let tensor = self.find_stored(&source.file)?;
-        let is_flat = source.is_vector() && source.n_stacked.is_none() && tensor.is_plain();
+        let is_flat = source.is_vector() && source.stack.is_none() && tensor.is_plain();
         Some(if is_flat { tensor.flattened() } else { tensor })
     }
 
@@ -290,11 +290,25 @@ impl ModelSpec {
     }
 }
 
-/// Whether a folder keeps the experts of a layer in one tensor.
-fn has_stacks(spec: &ModelSpec, shards: &Shards) -> bool {
+/// Returns how a folder stores the experts of a layer.
+fn kind_of_folder(spec: &ModelSpec, shards: &Shards) -> FileKind {
     let in_layer = |layer: usize| format!("model.layers.{layer}.{}", names::GATE_UP_TOGETHER);
-    let first = spec.layers.iter().position(|layer| layer.has_experts).map(in_layer);
-    first.is_some_and(|name| names_in_folder(&name).into_iter().any(|name| shards.tensor(&name).is_some()))
+    let name = spec.layers.iter().position(|layer| layer.has_experts).map(in_layer);
+    let stack = name.and_then(|name| names_in_folder(&name).into_iter().find_map(|name| shards.tensor(&name)));
+    match stack {
+        None => FileKind::Folder,
+        Some(stack) if is_turned(spec, &stack) => FileKind::FolderOfTurnedStacks,
+        Some(_) => FileKind::FolderOfStacks,
+    }
+}
+
+/// Whether the matrices in this tensor, gate and up of all experts, are transposed. In gpt-oss the stored type
+/// determines it, and in other families the shape, unless both lengths are equal.
+fn is_turned(spec: &ModelSpec, stack: &Tensor<'_>) -> bool {
+    let gate_up = spec.experts.map_or(0, |experts| 2 * experts.inner as usize);
+    let by_shape = stack.cols() == gate_up && gate_up != spec.hidden as usize;
+    let is_scaled = stack.scales.is_some() || !stack.is_plain();
+    !is_scaled && (by_shape || spec.family.definition().tensors.turns_plain_experts)
 }
 
 /// Returns the names that a folder may use for a tensor. GPT-2's own folder has no `transformer.` prefix. In a model

@@ -222,9 +222,9 @@ impl<'a> Tensor<'a> {
             rows.end <= self.rows() && to.len() == rows.len() * self.row_bytes(),
             "the rows exist, and the buffer has their size"
         );
-        match (self.place.woven, self.place.turned) {
-            (Some(woven), _) => self.read_interleaved(woven, rows, to),
-            (None, Some(stride)) => self.read_transposed(rows, stride, to),
+        match (self.place.turned, self.place.woven) {
+            (Some(stride), _) => self.read_transposed(rows, stride, to),
+            (None, Some(woven)) => self.read_interleaved(woven, rows, to),
             (None, None) => self.read_run(rows, self.row_bytes(), to),
         }
     }
@@ -270,16 +270,23 @@ impl<'a> Tensor<'a> {
     /// Each row of the file has one number for each of our rows.
     fn read_transposed(&self, rows: Range<usize>, stride: u64, to: &mut [u8]) -> Result<()> {
         let (size, cols) = (self.dtype.block_bytes(), self.cols());
-        let mut column = vec![0; rows.len() * size];
+        let index = |row: usize| self.place.woven.map_or(row, |woven| woven.index(row));
+        let (Some(last), first) = (rows.clone().last(), index(rows.start)) else { return Ok(()) };
+        let mut numbers = vec![0; (index(last) + 1 - first) * size];
+        let places: Vec<usize> = rows.map(|row| (index(row) - first) * size).collect();
         for col in 0..cols {
-            self.place
-                .file
-                .read_at(self.place.start + col as u64 * stride + (rows.start * size) as u64, &mut column)?;
-            for (row, number) in column.chunks_exact(size).enumerate() {
-                to[(row * cols + col) * size..][..size].copy_from_slice(number);
+            let start = self.place.start + col as u64 * stride + (first * size) as u64;
+            self.place.file.read_at(start, &mut numbers)?;
+            for (row, place) in places.iter().enumerate() {
+                to[(row * cols + col) * size..][..size].copy_from_slice(&numbers[*place..][..size]);
             }
         }
         Ok(())
+    }
+
+    /// Whether the file has a row of this tensor as a column.
+    pub(crate) fn is_turned(&self) -> bool {
+        self.place.turned.is_some()
     }
 
     /// Returns all numbers as f32: for norms and other vectors, which are never quantized. Devices unpack matrices.

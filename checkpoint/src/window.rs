@@ -15,6 +15,8 @@ use types::{PieceHash, PieceRun};
 
 /// The approximate bytes of the file in one band of rows. A piece's hash depends on it.
 const BAND_BYTES: usize = 128 << 10;
+/// The same of a tensor that the file stores transposed. Such a band is read in as many parts as it has columns.
+const TURNED_BAND_BYTES: usize = 4 << 20;
 
 pub struct TensorWindow<'a> {
     tensor: Tensor<'a>,
@@ -75,7 +77,8 @@ impl<'a> TensorWindow<'a> {
         requested: Range<usize>,
         [runs, strips]: [Range<usize>; 2],
     ) -> TensorWindow<'a> {
-        let band_rows = (BAND_BYTES / tensor.row_bytes().max(1)).max(1);
+        let band_bytes = if tensor.is_turned() { TURNED_BAND_BYTES } else { BAND_BYTES };
+        let band_rows = (band_bytes / tensor.row_bytes().max(1)).max(1);
         let of_run = |run: usize| {
             let Range { start, end } = pieces.run_rows(run);
             let starts = (start..end).step_by(band_rows);

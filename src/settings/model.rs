@@ -3,6 +3,7 @@
 use super::store::one_or_many;
 use clap::Args;
 use serde::{Deserialize, Serialize};
+use std::path::Path;
 
 /// Stands for any name.
 const ANY: &str = "*";
@@ -14,7 +15,7 @@ pub struct ModelSettings {
     #[arg(index = 1, env = "LOCKSTEP_MODEL", default_value = "smollm2")]
     pub model: String,
     /// Name that clients use for the model; give several, separated by commas, to answer to all of them with the first
-    /// [default: the model's own]; * answers to any name
+    /// [default: the model's own, and the hub id]; * answers to any name
     #[arg(long, env = "LOCKSTEP_SERVED_MODEL_NAME", value_name = "NAME", value_delimiter = ',')]
     #[serde(default, deserialize_with = "one_or_many")]
     pub served_model_name: Option<Vec<String>>,
@@ -26,16 +27,18 @@ impl ModelSettings {
         self.served_model_name.as_ref()?.iter().find(|name| *name != ANY).map(String::as_str)
     }
 
-    /// Returns the name in replies: the model's own, unless one was given.
+    /// Returns the name in replies: the model's own, unless one was given. Clients may then also use the hub id or the
+    /// name of the catalogue that the model was located by.
     pub fn served_name_or(&mut self, own: String) -> String {
         let names = self.served_model_name.get_or_insert_default();
-        match names.iter().find(|name| *name != ANY) {
-            Some(name) => name.clone(),
-            None => {
-                names.push(own.clone());
-                own
-            }
+        if let Some(name) = names.iter().find(|name| *name != ANY) {
+            return name.clone();
         }
+        names.push(own.clone());
+        if self.model != own && !Path::new(&self.model).exists() {
+            names.push(self.model.clone());
+        }
+        own
     }
 }
 
@@ -53,5 +56,20 @@ mod tests {
             (named(&["*", "a"]), named(&["a", "*"]), named(&["*"]), named(&[])),
             ("a".into(), "a".into(), "own".into(), "own".to_owned())
         );
+    }
+
+    #[test]
+    fn hub_id_is_a_second_name_and_a_path_is_not() {
+        let names = |model: &str, given: Option<&str>| {
+            let given = given.map(|name| vec![name.to_owned()]);
+            let mut settings = ModelSettings { model: model.into(), served_model_name: given };
+            settings.served_name_or("own".into());
+            settings.served_model_name.unwrap()
+        };
+        assert_eq!(names("org/own", None), ["own", "org/own"]);
+        assert_eq!(names("own", None), ["own"]);
+        assert_eq!(names("/", None), ["own"]);
+        assert_eq!(names("org/own", Some("a")), ["a"]);
+        assert_eq!(names("org/own", Some("*")), ["*", "own", "org/own"]);
     }
 }

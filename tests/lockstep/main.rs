@@ -7,6 +7,8 @@ mod common;
 mod etcd;
 #[path = "../../worker/backend/tests/fake_cuda/mod.rs"]
 mod fake_cuda;
+#[path = "../common/loopback_hub.rs"]
+mod loopback_hub;
 #[path = "../common/ports.rs"]
 mod ports;
 
@@ -17,6 +19,7 @@ mod drafts;
 mod flips;
 mod grammars;
 mod grids;
+mod hub;
 mod kv_memory;
 mod membership;
 mod messages;

@@ -1,11 +1,11 @@
 """Writes a tiny random gpt-oss whose experts are stored as in the published model: MXFP4, blocks and scales apart. The
-reference beside it has the results of transformers in f32 with the numbers that they stand for.
+reference beside it has the results of transformers in f32 with the numbers that they stand for. A second folder has the
+same numbers in bf16, with each expert's matrix as transformers multiplies it: transposed.
 
     python make_gpt_oss.py
 """
 
 import json
-import shutil
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -31,9 +31,6 @@ def config():
 
 def main():
     reference.configure_torch()
-    folder = reference.HERE / NAME
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
     model = AutoModelForCausalLM.from_config(config(), attn_implementation="eager").eval()
     make_families.randomize(model, torch.Generator().manual_seed(SEED))
     for name, weight in model.named_parameters():
@@ -46,10 +43,15 @@ def main():
     for name, weight in model.named_parameters():
         if name not in experts:
             weight.copy_(weight.to(torch.bfloat16).float())
-    write_folder(model, folder, experts)
     generator = torch.Generator().manual_seed(100 + SEED)
     cases = [make_families.case(model, length, generator) for length in LENGTHS]
-    reference.write(folder / "expected.json", {"model": NAME, "versions": reference.versions()}, cases)
+    for name, quantized in [(NAME, experts), (f"{NAME}-bf16", {})]:
+        folder = reference.HERE / name
+        for path in folder.glob("*.json"):
+            path.unlink()
+        folder.mkdir(exist_ok=True)
+        write_folder(model, folder, quantized)
+        reference.write(folder / "expected.json", {"model": name, "versions": reference.versions()}, cases)
 
 
 def quantize_experts(model):
@@ -88,7 +90,9 @@ def write_folder(model, folder, experts):
         tensors |= {f"{name}_blocks": blocks.contiguous(), f"{name}_scales": scales.contiguous()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     path = folder / "config.json"
-    written = json.loads(path.read_text()) | {"quantization_config": {"quant_method": "mxfp4"}, "dtype": "bfloat16"}
+    written = json.loads(path.read_text()) | {"dtype": "bfloat16"}
+    if experts:
+        written["quantization_config"] = {"quant_method": "mxfp4"}
     path.write_text(json.dumps(written, indent=2) + "\n")
 
 

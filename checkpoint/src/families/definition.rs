@@ -247,6 +247,8 @@ pub struct TensorTables {
     pub convolution: TensorRows,
     pub mlp: TensorRows,
     pub experts: TensorRows,
+    /// Whether a folder has the experts' matrices transposed where they are not quantized.
+    pub turns_plain_experts: bool,
     /// Of the expert that each token uses besides, if there is one.
     pub shared_expert: TensorRows,
 }

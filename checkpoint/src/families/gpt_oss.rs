@@ -35,6 +35,7 @@ pub const GPT_OSS: FamilyDefinition = FamilyDefinition {
         bias: &[ATTENTION_BIAS, OUTPUT_BIAS],
         mlp: &[GPT_OSS_EXPERTS],
         experts: &[GPT_OSS_EXPERTS],
+        turns_plain_experts: true,
         ..LLAMA.tensors
     },
     ..LLAMA

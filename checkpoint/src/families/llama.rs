@@ -84,6 +84,7 @@ pub const LLAMA: FamilyDefinition = FamilyDefinition {
         convolution: &[],
         mlp: &[MLP],
         experts: &[EXPERTS],
+        turns_plain_experts: false,
         shared_expert: &[],
     },
     form: DecoderForm {

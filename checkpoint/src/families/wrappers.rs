@@ -16,7 +16,7 @@ struct WrappedModel {
     defaults: &'static [(&'static str, u32)],
 }
 
-const WRAPPED: [WrappedModel; 8] = [
+const WRAPPED: [WrappedModel; 9] = [
     WrappedModel {
         model_type: "gemma3_text",
         family: Family::Gemma3,
@@ -59,6 +59,7 @@ const WRAPPED: [WrappedModel; 8] = [
     own_type("qwen2_5_vl", Family::Qwen2),
     own_type("qwen2_5_vl_text", Family::Qwen2),
     own_type("qwen3_vl_text", Family::Qwen3),
+    own_type("qwen3_vl_moe_text", Family::Qwen3Moe),
 ];
 
 const fn own_type(model_type: &'static str, family: Family) -> WrappedModel {

@@ -10,7 +10,7 @@ use crate::config::{ExpertsSpec, LayerSpec, MixerSpec, ModelSpec, QueryKeyNorms,
 use crate::pieces::CutUnit;
 use crate::tensor::InterleavedRows;
 use rows::{Dim, TensorCut, TensorMapping};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 pub use rows::{EMBEDDING, GATE_UP_TOGETHER, HEAD, POSITIONS};
 
@@ -23,12 +23,15 @@ pub struct RequiredTensor {
     pub shape: [usize; 2],
 }
 
-/// The two formats of model files.
+/// The formats of model files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum FileKind {
+pub enum FileKind {
+    /// A folder as transformers writes it for most families.
     Folder,
     /// A folder with the experts of a layer in one tensor.
     FolderOfStacks,
+    /// The same with each expert's matrix transposed.
+    FolderOfTurnedStacks,
     Gguf,
 }
 
@@ -37,19 +40,26 @@ pub(crate) enum FileKind {
 pub(crate) struct StoredTensor {
     /// The name of the file's tensor that contains it.
     pub file: String,
+    /// Which of the experts' matrices in the file's tensor contains it, if that is a stack.
+    pub stack: Option<StackIndex>,
     /// The shape of the requested tensor.
     pub shape: [usize; 2],
-    /// How many rows (for a vector: elements) of the file's tensor come before it, and how many there are.
+    /// How many rows (for a vector: elements) of the file's matrix come before it, and how many there are.
     pub before: usize,
     pub all: usize,
     /// Whether the file stores it transposed.
     pub is_turned: bool,
     /// Whether its rows are interleaved with those of others.
     pub woven: Option<InterleavedRows>,
-    /// For a vector that the file stores once per expert: how many.
-    pub n_stacked: Option<usize>,
     /// The units by which ranks divide its rows and columns.
     pub cut_by: [Option<CutUnit>; 2],
+}
+
+/// One of the matrices that a tensor consists of, one after another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct StackIndex {
+    pub index: usize,
+    pub n: usize,
 }
 
 impl StoredTensor {
@@ -64,16 +74,25 @@ impl StoredTensor {
         if self.is_vector() { [1, among(self.shape[1])] } else { [among(self.shape[0]), self.shape[1]] }
     }
 
-    /// The shape that the file's tensor must have.
-    pub fn shape_in_file(&self) -> [usize; 2] {
+    /// The shape of the file's matrix that contains it.
+    pub fn shape_of_matrix(&self) -> [usize; 2] {
         match (self.is_vector(), self.is_turned) {
-            (true, _) => {
-                let n = self.n_stacked.unwrap_or(1).max(1);
-                [n, self.all / n]
-            }
+            (true, _) => [1, self.all],
             (false, false) => [self.all, self.shape[1]],
             (false, true) => [self.shape[1], self.all],
         }
+    }
+
+    /// The shape that the file's tensor must have.
+    pub fn shape_in_file(&self) -> [usize; 2] {
+        let [rows, cols] = self.shape_of_matrix();
+        [self.stack.map_or(1, |stack| stack.n) * rows, cols]
+    }
+
+    /// How many rows (for a vector: elements) of the file's tensor come before that matrix.
+    pub fn before_matrix(&self) -> usize {
+        let [rows, cols] = self.shape_of_matrix();
+        self.stack.map_or(0, |stack| stack.index) * if rows == 1 { cols } else { rows }
     }
 }
 
@@ -81,6 +100,13 @@ impl StoredTensor {
 pub fn required_tensors(spec: &ModelSpec) -> Vec<RequiredTensor> {
     // Names and shapes do not depend on the format.
     required_and_stored(spec, FileKind::Folder).into_iter().map(|(expected, _)| expected).collect()
+}
+
+/// The tensors that files of this kind have for a model of this spec, by their names there. More than two dimensions
+/// count as rows.
+pub fn tensors_in_files(spec: &ModelSpec, kind: FileKind) -> BTreeMap<String, [usize; 2]> {
+    let named = |tensor: StoredTensor| (tensor.file.clone(), tensor.shape_in_file());
+    stored_tensors(spec, kind).into_values().map(named).collect()
 }
 
 /// The location of each tensor, by its Hugging Face name.
@@ -139,11 +165,12 @@ fn expected_tensor(
     let place = match format {
         FileKind::Folder => row.folder,
         FileKind::FolderOfStacks => row.stacked_source(),
+        FileKind::FolderOfTurnedStacks => row.turned_stacked_source(),
         FileKind::Gguf => row.gguf,
     };
     let prefix = match format {
         FileKind::Gguf => "blk",
-        FileKind::Folder | FileKind::FolderOfStacks => spec.family.definition().tensors.layers,
+        _ => spec.family.definition().tensors.layers,
     };
     let in_layer = |prefix: &str, name: &str| {
         let name = expert.map_or_else(|| name.to_owned(), |e| name.replace("{e}", &e.to_string()));
@@ -152,19 +179,17 @@ fn expected_tensor(
     let shape = row.dims.map(|dim| length(dim, spec));
     let sum = |dims: &[Dim]| dims.iter().map(|dim| length(*dim, spec)).sum::<usize>();
     let unit = if shape[0] == 1 { shape[1] } else { shape[0] };
-    let (before, all, n_stacked) = match place.cut {
-        TensorCut::Whole => (0, unit, None),
-        TensorCut::Rows { before, all } => (sum(before), sum(all), None),
-        TensorCut::Expert { before, all } => {
-            let each = if all.is_empty() { unit } else { sum(all) };
-            let n = n_experts(spec) as usize;
-            (expert.unwrap_or(0) as usize * each + sum(before), n * each, Some(n))
-        }
+    let rows_of = |all: &[Dim]| if all.is_empty() { unit } else { sum(all) };
+    let (before, all) = match place.cut {
+        TensorCut::Whole => (0, unit),
+        TensorCut::Rows { before, all } | TensorCut::Expert { before, all } => (sum(before), rows_of(all)),
     };
+    let is_stack = matches!(place.cut, TensorCut::Expert { .. });
+    let stack = is_stack.then(|| StackIndex { index: expert.unwrap_or(0) as usize, n: n_experts(spec) as usize });
     let weave = |(run, before, all)| InterleavedRows { run: length(run, spec), before: sum(before), period: sum(all) };
     let woven = place.woven.map(weave);
     let (file, is_turned, cut_by) = (in_layer(prefix, place.file), place.is_turned, cut_by(row.dims));
-    let source = StoredTensor { file, shape, before, all, is_turned, woven, n_stacked, cut_by };
+    let source = StoredTensor { file, stack, shape, before, all, is_turned, woven, cut_by };
     (RequiredTensor { name: in_layer("model.layers", row.name), layer, shape }, source)
 }
 

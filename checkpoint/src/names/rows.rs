@@ -175,6 +175,13 @@ impl TensorMapping {
         let is_own = |(name, _): &&(&str, TensorSource)| *name == self.name && *name == self.folder.file;
         EXPERTS_TOGETHER.iter().find(is_own).map_or(self.folder, |(_, place)| *place)
     }
+
+    /// The same where each expert's matrix is transposed.
+    pub fn turned_stacked_source(&self) -> TensorSource {
+        let place = self.stacked_source();
+        let is_matrix = matches!(place.cut, TensorCut::Expert { .. }) && self.dims[0] != One;
+        if is_matrix { transposed(place) } else { place }
+    }
 }
 
 pub const QKV: &[Dim] = &[Heads, KvHeads, KvHeads];

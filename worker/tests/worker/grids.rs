@@ -92,7 +92,7 @@ fn a_tied_embedding_is_the_head_of_the_last_stage_too() {
 /// over stages, and over ranks of which one owns nothing.
 #[test]
 fn every_family_gives_the_tokens_of_one_rank() {
-    const FAMILIES: [(&str, u32); 39] = [
+    const FAMILIES: [(&str, u32); 41] = [
         ("mixtral", 2),
         ("qwen3-moe", 3),
         ("qwen2", 2),
@@ -113,6 +113,8 @@ fn every_family_gives_the_tokens_of_one_rank() {
         ("cohere2", 4),
         ("gpt-neox", 2),
         ("gpt-oss", 2),
+        ("gpt-oss-bf16", 2),
+        ("qwen3-vl-moe", 2),
         ("qwen3-next", 4),
         ("qwen3.5", 4),
         ("qwen3.5-moe", 2),

@@ -26,7 +26,7 @@ const FEW_BITS: [&str; 11] = [
     "fp4",
 ];
 /// `tests/reference/README.md` lists what only each of them covers.
-const FAMILIES: [&str; 38] = [
+const FAMILIES: [&str; 40] = [
     "mixtral",
     "qwen3-moe",
     "qwen3-moe-normed",
@@ -54,6 +54,8 @@ const FAMILIES: [&str; 38] = [
     "gpt-neox",
     "gpt-neox-in-turn",
     "gpt-oss",
+    "gpt-oss-bf16",
+    "qwen3-vl-moe",
     "qwen3-next",
     "qwen3.5",
     "qwen3.5-moe",
