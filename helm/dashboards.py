@@ -156,6 +156,13 @@ def replica():
         panel("Recomputed positions", "short", (f"rate(lockstep:replayed_tokens_total{OF}{rate})", "{{replica}}")),
         panel("Store connected", "short", (f"min by (pod) (lockstep:store_connected{DOOR})", "{{pod}}"), min=0, max=1,
               about="For routers and coordinators with etcd: 1 while it answers."),
+        panel("Time of a step, measured over predicted", "short",
+              *[(quantile(q, "lockstep:step_time_ratio", OF, ", replica"), "{{replica}} p%g" % (q * 100))
+                for q in (0.05, 0.5, 0.95)],
+              about="The scheduler learns what a step costs, and cuts prompts so that streams keep their pace."),
+        panel("Prompts cut", "short",
+              (f"sum by (replica, reason) (rate(lockstep:chunk_cuts_total{OF}{rate}))", "{{replica}} {{reason}}"),
+              about="Steps that compute less of the prompts than they could, by the limit."),
         panel("Starved stages", "short", (f"rate(lockstep:starved_total{OF}{rate})", "{{replica}}"),
               about="A stage was free, and no step was left to plan for it."),
         panel("Steps too close to another", "short", (f"rate(lockstep:steps_early_total{OF}{rate})", "{{replica}}"),

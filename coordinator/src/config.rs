@@ -2,7 +2,7 @@
 
 use crate::placement::{Blueprint, ModelShape, PlacementPolicy};
 use proto::cluster as wire;
-use scheduler::DraftPolicy;
+use scheduler::{DraftPolicy, StepPace};
 use std::path::PathBuf;
 use std::time::Duration;
 use types::{DeviceKind, Epoch, Grid, NgramLimits, Numerics, NumericsMode, PolicyDigest};
@@ -49,6 +49,7 @@ pub struct Limits {
     pub waiting_tokens_max: u64,
     pub batch_tokens_max: u32,
     pub chunk_tokens_max: u32,
+    pub pace: StepPace,
     /// The limit for one stage; every further stage adds one.
     pub steps_in_flight_max: u32,
     pub speculation: Speculation,
@@ -69,6 +70,7 @@ impl Default for Limits {
             waiting_tokens_max: 4 << 20,
             batch_tokens_max: 512,
             chunk_tokens_max: 512,
+            pace: StepPace::DEFAULT,
             steps_in_flight_max: 2,
             speculation: Speculation::default(),
             draft_model: None,
@@ -250,6 +252,7 @@ impl Config {
             batch_tokens_max: limits.batch_tokens_max,
             // The pools were sized for slices of at most `slice_max`.
             chunk_tokens_max: limits.chunk_tokens_max.min(self.policy.slice_max),
+            pace: limits.pace,
             n_stages: blueprint.grid.pp.into(),
             steps_in_flight_max: self.steps_in_flight_max(blueprint.grid),
             drafting: limits.speculation.drafting,

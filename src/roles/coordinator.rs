@@ -146,6 +146,7 @@ fn config(parts: CoordinatorParts<'_>, checkpoint: &Checkpoint, replica: &str) -
             waiting_max: queue.max_waiting,
             batch_tokens_max: queue.max_batch_tokens,
             chunk_tokens_max: settings.max_chunk_tokens(queue),
+            pace: settings.pace(),
             speculation: settings.speculation.speculation(),
             draft_model,
             ..defaults

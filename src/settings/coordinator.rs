@@ -16,7 +16,7 @@ use super::watch::WatchSettings;
 use super::words;
 use anyhow::{bail, ensure};
 use clap::{ArgAction, Args};
-use coordinator::STAGES_MAX;
+use coordinator::{STAGES_MAX, StepPace};
 use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use tools::words::{explained, parser};
@@ -80,6 +80,10 @@ pub struct CoordinatorSettings {
     /// Maximum tokens of one request in one step [default: --max-batch-tokens]
     #[arg(long, env = "LOCKSTEP_MAX_CHUNK_TOKENS")]
     pub max_chunk_tokens: Option<u32>,
+    /// Maximum milliseconds of a step while requests generate: prompts get the time that is left, so that tokens keep
+    /// coming at an even pace; 0 sets no limit [default: 40, or twice as long as a step without prompts takes]
+    #[arg(long, env = "LOCKSTEP_STEP_MILLIS", value_name = "MS")]
+    pub step_millis: Option<u64>,
     /// Prefix caching: prompts that begin alike share KV blocks [default: true; false with --zero-kv]
     #[arg(long, env = "LOCKSTEP_PREFIX_CACHE", action = ArgAction::Set)]
     pub prefix_cache: Option<bool>,
@@ -142,6 +146,14 @@ impl CoordinatorSettings {
 
     pub fn max_chunk_tokens(&self, queue: &QueueSettings) -> u32 {
         self.max_chunk_tokens.unwrap_or(queue.max_batch_tokens)
+    }
+
+    pub fn pace(&self) -> StepPace {
+        match self.step_millis {
+            None => StepPace::DEFAULT,
+            Some(0) => StepPace::fixed(u64::MAX),
+            Some(millis) => StepPace::fixed(millis.saturating_mul(1000)),
+        }
     }
 
     pub fn prefix_cache(&self) -> bool {

@@ -173,6 +173,10 @@ const STEPS_EARLY: Metric = metric(
     "lockstep:steps_early_total",
     "Steps that follow another of the same sequence by fewer steps than there are stages, so that a stage waits.",
 );
+const CHUNK_CUTS: Metric = metric(
+    "lockstep:chunk_cuts_total",
+    "Steps that compute less of the prompts than they could, by the limit: time (of streams beside), tokens, blocks.",
+);
 const SENT: Metric =
     metric("lockstep:otlp_sent_total", "Spans, logs and metric points that the collector accepted, by signal.");
 const NOT_SENT: Metric = metric(
@@ -211,7 +215,7 @@ const PROMPT_CACHED: Metric = metric(
     "lockstep:prompt_tokens_cached_total",
     "Prompt tokens of answered requests that came from the prefix cache.",
 );
-const COUNTERS: [&Metric; 40] = [
+const COUNTERS: [&Metric; 41] = [
     &PROMPT_CACHED,
     &SCRUBBED,
     &RECORDS,
@@ -246,6 +250,7 @@ const COUNTERS: [&Metric; 40] = [
     &RANK_BUBBLE,
     &STARVED,
     &STEPS_EARLY,
+    &CHUNK_CUTS,
     &SENT,
     &NOT_SENT,
     &TENANT_REQUESTS,
@@ -270,6 +275,8 @@ const REQUEST_SECONDS: Metric = alias(
     "Time from a request's arrival to its end.",
 );
 const STEP_SECONDS: Metric = metric("lockstep:step_seconds", "Time of a pass on the device.");
+const STEP_RATIO: Metric =
+    metric("lockstep:step_time_ratio", "Time from one step's answer to the next, divided by the predicted time.");
 const MASK_SECONDS: Metric =
     metric("lockstep:mask_seconds", "Time to compute the mask of a grammar for one token, beside the pass.");
 const RECOVERY_SECONDS: Metric = metric(
@@ -358,13 +365,14 @@ const TENANT_WAIT: Metric = metric(
     "lockstep:tenant_queue_seconds",
     "Time from admitting a tenant's request to a replica's first answer: in queues, and computing the prompt.",
 );
-const HISTOGRAMS: [(&Metric, &[f64]); 25] = [
+const HISTOGRAMS: [(&Metric, &[f64]); 26] = [
     (&STEP_REQUESTS, &TOKENS),
     (&MASK_SECONDS, &MASK_SECONDS_BUCKETS),
     (&FIRST_TOKEN, &SECONDS),
     (&BETWEEN_TOKENS, &SECONDS),
     (&REQUEST_SECONDS, &SECONDS),
     (&STEP_SECONDS, &SECONDS),
+    (&STEP_RATIO, &RATIOS),
     (&RECOVERY_SECONDS, &SECONDS),
     (&TENANT_WAIT, &SECONDS),
     (&REQUEST_PROMPT, &TOKENS),
@@ -389,6 +397,9 @@ const HISTOGRAMS: [(&Metric, &[f64]); 25] = [
 /// From half a millisecond to two minutes, about three buckets per factor of ten.
 const SECONDS: [f64; 17] =
     [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0];
+
+/// Around one.
+const RATIOS: [f64; 10] = [0.25, 0.5, 0.67, 0.8, 0.9, 1.1, 1.2, 1.5, 2.0, 4.0];
 
 /// From ten microseconds to a second.
 const MASK_SECONDS_BUCKETS: [f64; 11] =
@@ -565,6 +576,10 @@ pub struct PlannerCounts {
     pub prefix_hit_tokens: u64,
     pub starved: u64,
     pub steps_early: u64,
+    /// Steps whose chunks were cut, by what limited them.
+    pub cut_by_time: u64,
+    pub cut_by_tokens: u64,
+    pub cut_by_blocks: u64,
 }
 
 pub fn planned(of: &ReplicaLabel, planned: PlannerCounts) {
@@ -579,6 +594,10 @@ pub fn planned(of: &ReplicaLabel, planned: PlannerCounts) {
     PREFIX_HITS.total(planned.prefix_hit_tokens, &labels);
     STARVED.total(planned.starved, &labels);
     STEPS_EARLY.total(planned.steps_early, &labels);
+    let PlannerCounts { cut_by_time, cut_by_tokens, cut_by_blocks, .. } = planned;
+    for (reason, n) in [("time", cut_by_time), ("tokens", cut_by_tokens), ("blocks", cut_by_blocks)] {
+        CHUNK_CUTS.total(n, &[of.label(), Label::from_static_parts("reason", reason)]);
+    }
 }
 
 /// A request was accepted; `looks_up` means that it may read the prefix cache.
@@ -690,6 +709,11 @@ pub fn step_answered(of: &ReplicaLabel, n_tokens: u64) {
 
 pub fn step(of: &ReplicaLabel, took: Duration) {
     STEP_SECONDS.observe(took, &[of.label()]);
+}
+
+/// A step took so many times as long as was predicted.
+pub fn step_ratio(of: &ReplicaLabel, ratio: f64) {
+    STEP_RATIO.record(ratio, &[of.label()]);
 }
 
 // -- of a worker
@@ -932,7 +956,14 @@ mod tests {
         load(other, 9, 0, 0, 4);
         planned(
             one,
-            PlannerCounts { steps: 7, prefix_hit_tokens: 5, starved: 2, steps_early: 3, ..PlannerCounts::default() },
+            PlannerCounts {
+                steps: 7,
+                prefix_hit_tokens: 5,
+                starved: 2,
+                steps_early: 3,
+                cut_by_time: 4,
+                ..PlannerCounts::default()
+            },
         );
         planned(other, PlannerCounts { steps: 2, ..PlannerCounts::default() });
         finished(one, "stop");
@@ -967,6 +998,7 @@ mod tests {
         );
         step_planned(one, 3, 40);
         step_answered(one, 41);
+        step_ratio(one, 1.05);
         admission_rejected(Some(one), QueueLimit::Tokens);
         admission_rejected(None, QueueLimit::Requests);
         record_request_params(Some(100), 2);
@@ -1007,6 +1039,8 @@ mod tests {
             "vllm:prefix_cache_hits_total{model_name=\"toy\",replica=\"one\"} 5",
             "lockstep:starved_total{model_name=\"toy\",replica=\"one\"} 2",
             "lockstep:steps_early_total{model_name=\"toy\",replica=\"one\"} 3",
+            "lockstep:chunk_cuts_total{model_name=\"toy\",replica=\"one\",reason=\"time\"} 4",
+            "lockstep:step_time_ratio_bucket{model_name=\"toy\",replica=\"one\",le=\"1.1\"} 1",
             "vllm:request_success_total{model_name=\"toy\",replica=\"one\",finished_reason=\"stop\"} 1",
             "lockstep:prompt_reuse_ended_total{model_name=\"toy\",replica=\"one\",reason=\"differs\"} 1",
             "vllm:time_to_first_token_seconds_bucket{model_name=\"toy\",le=\"0.005\"} 1",

@@ -876,7 +876,7 @@ IN_EXTRA_ARGS = {
                         # With a token it is on between roles wherever an address is not loopback.
                         "tls"},
     "coordinator": COMMON | {"tls", "state-cache", "speculative-config", "draft-model", "draft-kv-memory",
-                             "replan-seconds", "regrow-seconds", "takeover-seconds",
+                             "step-millis", "replan-seconds", "regrow-seconds", "takeover-seconds",
                              "load-seconds",
                              # The chart has kvMemory.
                              "gpu-memory-utilization"},

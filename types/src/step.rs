@@ -135,7 +135,7 @@ pub struct StepDone {
     pub epoch: Epoch,
     /// As many as the step had, in the step's order.
     pub slices: Vec<SliceDone>,
-    /// Time of the pass on the device, for metrics only.
+    /// Time of the pass on the device, by which the scheduler learns what steps cost.
     pub micros: u32,
 }
 

@@ -125,7 +125,7 @@ fn steps(n_stages: u32, spent: &mut Vec<Duration>) -> u64 {
         answer(&in_flight[0], &mut done);
         out.clear();
         let (began, before) = (Instant::now(), N_ALLOCATIONS.load(Relaxed));
-        scheduler.apply(&done, &mut out).unwrap();
+        scheduler.apply(&done, Micros(0), &mut out).unwrap();
         let applying = began.elapsed();
         if i >= n_warm {
             n_allocations += allocated + N_ALLOCATIONS.load(Relaxed) - before;
@@ -160,7 +160,7 @@ fn look_ups(first: &mut Vec<Duration>, again: &mut Vec<Duration>) {
         first.push(began.elapsed());
         assert!(step.slices[0].range.start >= N_PROMPT - BLOCK_TOKENS, "the cache has all full blocks");
         answer(&step, &mut done);
-        scheduler.apply(&done, &mut out).unwrap();
+        scheduler.apply(&done, Micros(0), &mut out).unwrap();
     }
     look_again(&mut scheduler, (&mut step, &mut done, &mut out), again);
 }
@@ -173,7 +173,7 @@ fn run_alone(
     scheduler.submit(request, Micros(0)).unwrap();
     while scheduler.next_step(Micros(0), step) {
         answer(step, done);
-        scheduler.apply(done, out).unwrap();
+        scheduler.apply(done, Micros(0), out).unwrap();
     }
 }
 
@@ -190,7 +190,7 @@ fn look_again(
         assert!(scheduler.next_step(Micros(0), step));
         let took = began.elapsed();
         answer(step, done);
-        scheduler.apply(done, out).unwrap();
+        scheduler.apply(done, Micros(0), out).unwrap();
         took
     };
     // The first computes what it does not share.

@@ -1,6 +1,7 @@
 //! Every limit of the scheduler, named and checked once.
 
 use crate::drafting::DraftPolicy;
+use crate::pace::StepPace;
 use alloc::vec;
 use alloc::vec::Vec;
 use types::{CacheGroup, PolicyDigest, Unsupported};
@@ -34,6 +35,8 @@ pub struct Config {
     pub starts_bytes_max: usize,
     /// The most tokens of one slice.
     pub chunk_tokens_max: u32,
+    /// How long a step may take while sequences decode.
+    pub pace: StepPace,
     /// Prompts are not cut smaller than this only to keep stages busy: each chunk reads all weights again.
     pub chunk_tokens_min: u32,
     /// Pipeline stages: as many steps run at once, and a sequence has a slice in every `n_stages`-th step.
@@ -75,6 +78,7 @@ impl Default for Config {
             // Half of what a frame may have.
             starts_bytes_max: 32 << 20,
             chunk_tokens_max: 512,
+            pace: StepPace::DEFAULT,
             chunk_tokens_min: 128,
             n_stages: 1,
             steps_in_flight_max: 2,

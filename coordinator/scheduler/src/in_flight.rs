@@ -1,11 +1,12 @@
 //! Steps that are planned and not yet applied, oldest first. Reuses its memory.
 
+use crate::costs::StepSize;
 use crate::refusal::StaleAnswer;
 use crate::slab::SequenceIdx;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use core::ops::Range;
-use types::{Epoch, RequestId, SliceDone, Step, StepDone, StepId};
+use types::{Epoch, Micros, RequestId, SliceDone, Step, StepDone, StepId};
 
 /// The sequence that a slice was planned for, so that its result is assigned or dropped.
 #[derive(Clone, Debug)]
@@ -21,6 +22,9 @@ pub(crate) struct PlannedSlice {
 
 pub(crate) struct StepInFlight {
     pub id: StepId,
+    pub size: StepSize,
+    /// The predicted duration; zero if none was measured before.
+    pub predicted: Micros,
     pub slices: Vec<PlannedSlice>,
 }
 
@@ -103,9 +107,9 @@ impl StepsInFlight {
     }
 
     /// The step that was begun is sent, with all ends.
-    pub fn push(&mut self, step: &mut Step, slices: Vec<PlannedSlice>) {
+    pub fn push(&mut self, step: &mut Step, planned: StepInFlight) {
         step.ends.append(&mut self.ends);
-        self.steps.push_back(StepInFlight { id: step.id, slices });
+        self.steps.push_back(planned);
         self.n_steps += 1;
         self.is_starved = false;
     }

@@ -5,6 +5,7 @@ use crate::config::Config;
 use crate::drafts::Guesses;
 use crate::progress::SequenceProgress;
 use crate::queue_key::QueueKey;
+use crate::sequence_index::AwaitedPrefix;
 use crate::table::BlockTable;
 use crate::tenants::TenantIdx;
 use alloc::boxed::Box;
@@ -12,7 +13,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 use core::ops::Range;
 use types::cache::blocks_for;
-use types::{BLOCK_TOKENS, BlockHash, BlockId, Goal, PrefixReuse, Request, RequestId, Token, Want};
+use types::{BLOCK_TOKENS, BlockHash, BlockId, Goal, PrefixReuse, Priority, Request, RequestId, Token, Want};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SequenceState {
@@ -71,6 +72,7 @@ pub(crate) struct Sequence {
     pub tables: Vec<BlockTable>,
     names: BlockNames,
     pub key: QueueKey,
+    pub awaited: Option<AwaitedPrefix>,
     /// Its order among the running sequences of all tenants, as of the last change among them: the lowest is served
     /// first.
     pub rank: u64,
@@ -109,6 +111,7 @@ impl Sequence {
             tables: vec![BlockTable::default(); n_groups],
             names: BlockNames::new(root),
             key,
+            awaited: None,
             rank: 0,
         }
     }
@@ -129,6 +132,11 @@ impl Sequence {
         self.held
     }
 
+    /// Whether its tokens should come at an even pace: its priority is not later than the usual one.
+    pub fn is_paced(&self) -> bool {
+        self.request.priority <= Priority::default()
+    }
+
     /// Whether it was ever admitted.
     pub fn was_admitted(&self) -> bool {
         self.admitted
@@ -147,6 +155,7 @@ impl Sequence {
         self.progress.chunk_max = share.max(config.chunk_tokens_min).min(config.chunk_tokens_max);
         self.state = SequenceState::Running;
         self.held = true;
+        self.awaited = None;
         let is_first = !core::mem::replace(&mut self.admitted, true);
         if is_first {
             self.found.n_cached = n_computed;
@@ -406,6 +415,13 @@ impl Sequence {
     /// The name of its block `i`, which is full.
     pub fn hash(&mut self, i: u32) -> BlockHash {
         self.names.name(i, &self.request)
+    }
+
+    /// Whether its block `i` will be full and get a name by what it has yet to compute.
+    #[inline]
+    pub fn will_name(&self, i: u32) -> bool {
+        let end = (i + 1) * BLOCK_TOKENS;
+        !self.has_private_blocks() && self.progress.n_sure < end && end <= self.n_known()
     }
 
     /// The names of its first full blocks, as far as they are computed.

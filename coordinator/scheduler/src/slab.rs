@@ -1,9 +1,10 @@
 //! All sequences of the scheduler, and how many of them may have broken the ranks.
 
 use crate::sequence::{Sequence, SequenceState};
+use crate::sequence_index::AwaitedPrefix;
 use alloc::vec::Vec;
 
-pub(crate) type SequenceIdx = u32;
+pub(crate) use crate::sequence_index::SequenceIdx;
 
 /// Sequences by index; an index is reused after its sequence is gone.
 #[derive(Default)]
@@ -39,6 +40,18 @@ impl SequenceSlab {
     #[inline]
     pub fn of_generation(&mut self, idx: SequenceIdx, generation: u64) -> Option<&mut Sequence> {
         self.slots.get_mut(idx as usize)?.as_mut().filter(|sequence| sequence.progress().generation == generation)
+    }
+
+    /// Whether the prefix that a waiting sequence shares with another is still being computed.
+    pub fn is_prefix_awaited(&self, idx: SequenceIdx) -> bool {
+        self[idx].awaited.is_some_and(|AwaitedPrefix { of, generation, position }| {
+            let other = self.slots.get(of as usize).and_then(Option::as_ref);
+            other.is_some_and(|other| {
+                let progress = other.progress();
+                let is_running = other.state() == SequenceState::Running && progress.generation == generation;
+                is_running && progress.n_sure < position
+            })
+        })
     }
 
     /// The number of the next admission.

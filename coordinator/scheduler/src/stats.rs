@@ -42,6 +42,11 @@ pub struct Counters {
     /// Steps in which a sequence computes a token that one of the `n_stages - 1` steps before draws: then some stage
     /// has to wait, because fewer sequences decode than there are stages or they have just bunched.
     pub steps_early: u64,
+    /// Steps in which prompts got fewer tokens than they have left, by what limited them: the time of a step, its
+    /// tokens, and blocks.
+    pub cut_by_time: u64,
+    pub cut_by_tokens: u64,
+    pub cut_by_blocks: u64,
     /// How often there was room in flight and nothing to plan, because all running sequences were in flight. Asking
     /// again before anything has changed does not count.
     pub starved: u64,
@@ -52,6 +57,8 @@ pub struct Counters {
     /// Positions that these had computed, and compute again.
     pub tokens_requeued: u64,
     pub prefix_hit_tokens: u64,
+    /// How often a waiting sequence was held back because a running one computes the same prefix.
+    pub prefixes_awaited: u64,
     /// Blocks that a running sequence released because they lay behind the window of their group.
     pub blocks_passed: u64,
     /// Pages of recurrent states that got a name, to be found by others.

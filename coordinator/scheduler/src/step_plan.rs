@@ -1,6 +1,7 @@
 //! The step that is being planned: what each running sequence has in it, and what is left of its limits.
 
 use crate::config::Config;
+use crate::costs::StepSize;
 use crate::drafting::DraftPolicy;
 use crate::pools::BlockPools;
 use crate::slab::{SequenceIdx, SequenceSlab};
@@ -17,6 +18,16 @@ pub(crate) struct SlicePlan {
     pub n_tokens: u32,
     /// How many of its tokens are drafts.
     pub n_drafts: u32,
+}
+
+/// What a step has before chunks are added.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct DecodingRows {
+    pub size: StepSize,
+    /// Whether some running sequence decodes at a pace that chunks may not slow down.
+    pub is_paced: bool,
+    /// How far the first running sequence with a chunk is computed.
+    pub first_chunk: Option<u32>,
 }
 
 /// The rest of a step.
@@ -38,6 +49,8 @@ pub(crate) struct StepPlan {
     candidates: Vec<TurnCandidate>,
     pub rule: TurnRule,
     pub left: StepBudget,
+    /// Whether the step has fewer tokens than it may have, so that it ends in time.
+    pub is_short_of_time: bool,
 }
 
 impl StepPlan {
@@ -47,6 +60,7 @@ impl StepPlan {
             candidates: Vec::with_capacity(running_max as usize),
             rule: TurnRule::default(),
             left: StepBudget::default(),
+            is_short_of_time: false,
         }
     }
 
@@ -85,9 +99,25 @@ impl StepPlan {
         n_all - n_left
     }
 
-    /// Nothing is taken of the step's limits yet, except the rows of drafts.
-    pub fn fill_budget(&mut self, config: &Config, n_drafts: u32) {
-        let (n_tokens, start_bytes) = (config.batch_tokens_max, config.starts_bytes_max);
+    /// Returns what is planned besides chunks.
+    pub fn decoding(&self, running: &[SequenceIdx], sequences: &SequenceSlab) -> DecodingRows {
+        let mut found = DecodingRows::default();
+        for (slice, &idx) in self.slices.iter().zip(running) {
+            let sequence = &sequences[idx];
+            let n_computed = sequence.progress().n_computed;
+            if sequence.is_chunk() {
+                found.first_chunk.get_or_insert(n_computed);
+            } else {
+                found.size.add(n_computed, slice.turn);
+                found.is_paced = found.is_paced || sequence.is_paced();
+            }
+        }
+        found
+    }
+
+    /// Nothing is taken of the step's `n_tokens` and other limits yet, except the rows of drafts.
+    pub fn fill_budget(&mut self, config: &Config, n_tokens: u32, n_drafts: u32) {
+        let start_bytes = config.starts_bytes_max;
         self.left = StepBudget { n_tokens, n_scores: SCORED_ROWS_MAX - n_drafts, start_bytes, short: false };
     }
 

@@ -58,9 +58,10 @@ impl WaitingQueue {
         self.order.range((tenant, QueueKey::FIRST)..=(tenant, QueueKey::LAST)).map(|(_, &idx)| idx)
     }
 
-    /// The first waiting sequence that may run, of tenants in this order. One past its deadline is reported by
-    /// `expire`. Among suspects it is the least suspicious one; while a suspect runs all of them are passed over, and
-    /// once that one gets a token, the next of them holds up the rest again.
+    /// The first waiting sequence that may run, of tenants in this order. One whose prefix another computes is passed
+    /// over. One past its deadline is reported by `expire`. Among suspects it is the least suspicious one; while a
+    /// suspect runs all of them are passed over, and once that one gets a token, the next of them holds up the rest
+    /// again.
     pub fn first_to_run(
         &self,
         tenants: &[TenantIdx],
@@ -69,7 +70,8 @@ impl WaitingQueue {
         is_suspect_running: bool,
     ) -> Option<SequenceIdx> {
         let is_in_time = |idx: &SequenceIdx| sequences[*idx].request.deadline.is_none_or(|deadline| now < deadline);
-        let mut in_time = tenants.iter().flat_map(|&tenant| self.of(tenant)).filter(is_in_time);
+        let may_start = |idx: &SequenceIdx| is_in_time(idx) && !sequences.is_prefix_awaited(*idx);
+        let mut in_time = tenants.iter().flat_map(|&tenant| self.of(tenant)).filter(may_start);
         if sequences.n_suspects() == 0 {
             return in_time.next();
         }

@@ -80,7 +80,7 @@ fn run_steps(
         steps.push_back(step);
         answer(&steps[0], done);
         out.clear();
-        scheduler.apply(done, out).unwrap();
+        scheduler.apply(done, Micros(0), out).unwrap();
     }
 }
 
@@ -130,7 +130,7 @@ fn a_steady_step_with_drafts_allocates_nothing() {
                 assert!(scheduler.next_step(Micros(0), &mut step));
                 answer(&step, &mut done);
                 out.clear();
-                scheduler.apply(&done, &mut out).unwrap();
+                scheduler.apply(&done, Micros(0), &mut out).unwrap();
             }
         };
         run(&mut scheduler, 40);

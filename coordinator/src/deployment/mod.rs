@@ -150,6 +150,15 @@ impl Deployment {
         self.losses.report(worker, WorkerDismissalCause::Wrong, Status::invalid_argument(why));
     }
 
+    /// How long the step took that is answered now. With several stages the rank that samples knows only its own part,
+    /// and the time since the answer before is that of the slowest stage.
+    pub fn duration(&self, done: &StepDone, now: Micros) -> Micros {
+        match self.phase.serving() {
+            Some(serving) if serving.placement.blueprint.grid.pp > 1 => serving.awaited(now),
+            _ => Micros(done.micros.into()),
+        }
+    }
+
     pub fn record_answer(&mut self, done: &StepDone, now: Micros) {
         let Some(serving) = self.phase.serving_mut() else { return };
         let n_tokens = done.slices.iter().map(|slice| slice.tokens.len() as u64).sum();

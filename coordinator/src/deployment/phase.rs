@@ -251,6 +251,11 @@ impl ServingPhase {
         self.patience.sent(work);
     }
 
+    /// How long the oldest step in flight has been awaited: since it was sent, or since the answer before it.
+    pub fn awaited(&self, now: Micros) -> Micros {
+        now.since(self.step_since)
+    }
+
     /// The oldest step is answered. Returns since when it was awaited: from the answer before it, if that came while
     /// the step was in flight.
     pub fn step_answered(&mut self, now: Micros) -> Micros {

@@ -101,6 +101,9 @@ impl Reports {
                 prefix_hit_tokens: stats.prefix_hit_tokens,
                 starved: stats.starved,
                 steps_early: stats.steps_early,
+                cut_by_time: stats.cut_by_time,
+                cut_by_tokens: stats.cut_by_tokens,
+                cut_by_blocks: stats.cut_by_blocks,
             },
         );
     }

@@ -31,7 +31,7 @@ impl Replica {
         if !done.slices.iter().all(is_token) {
             return self.deployment.refuse_answer(worker, "the answer has a token outside the vocabulary".into());
         }
-        match self.requests.apply(done, now) {
+        match self.requests.apply(done, self.deployment.duration(done, now), now) {
             Ok(()) => self.deployment.record_answer(done, now),
             // Its epoch ended while the answer was on its way.
             Err(StaleAnswer::Epoch { .. }) => {}

@@ -2,16 +2,20 @@
 
 use super::LiveRequests;
 use proto::cluster as wire;
-use scheduler::{RequestOutput, StaleAnswer};
+use scheduler::{RequestOutput, StaleAnswer, StepTiming};
+use telemetry::metrics;
 use types::{Micros, StepDone};
 
 impl LiveRequests {
     /// The oldest step in flight is answered. Only a request with a grammar has something that its draws wait for: a
     /// rank that does not draw another's token would hold it for ever, and is refused.
-    pub fn apply(&mut self, done: &StepDone, now: Micros) -> Result<(), StaleAnswer> {
+    pub fn apply(&mut self, done: &StepDone, took: Micros, now: Micros) -> Result<(), StaleAnswer> {
         let Some(planner) = &mut self.planner else { return Ok(()) };
         planner.scheduler.check_all_drawn(done)?;
-        planner.scheduler.apply(done, &mut self.outputs)?;
+        planner.scheduler.apply(done, took, &mut self.outputs)?;
+        if let Some(StepTiming { predicted, measured }) = planner.scheduler.step_timing() {
+            metrics::step_ratio(&self.of, measured.0 as f64 / predicted.0 as f64);
+        }
         let progress = self.histories.step_done(done.id, &self.outputs);
         progress.into_iter().for_each(|output| self.routers.push(output));
         self.outputs_of(done, now);

@@ -75,6 +75,8 @@ struct SimReplica {
     free_at: Vec<Nanos>,
     /// Answers in flight.
     answers: VecDeque<StepDone>,
+    /// Since when the oldest of them is awaited.
+    awaited_since: Nanos,
 }
 
 /// The result of a run.
@@ -166,6 +168,7 @@ impl SimulatedCluster {
                 planner: Scheduler::new(setup.planner.clone(), Epoch::default())?,
                 free_at: vec![0; setup.roofline.n_stages()],
                 answers: VecDeque::new(),
+                awaited_since: 0,
             })
         };
         let replicas = (0..setup.n_replicas).map(|_| replica()).collect::<Result<Vec<_>, types::Unsupported>>()?;
@@ -265,7 +268,11 @@ impl SimulatedCluster {
             let done_at = self.run_step(now, replica);
             let mut done = self.spare.pop().unwrap_or_default();
             self.draw_tokens(&mut done, done_at);
-            self.replicas[replica].answers.push_back(done);
+            let replica_state = &mut self.replicas[replica];
+            if replica_state.answers.is_empty() {
+                replica_state.awaited_since = now;
+            }
+            replica_state.answers.push_back(done);
             self.push(done_at + RANKS_NANOS, SimEvent::Answer { replica: replica as u32 });
         }
     }
@@ -314,7 +321,8 @@ impl SimulatedCluster {
     fn handle_answer(&mut self, now: Nanos, replica: usize) {
         let Some(done) = self.replicas[replica].answers.pop_front() else { return };
         let mut outputs = std::mem::take(&mut self.outputs);
-        self.replicas[replica].planner.apply(&done, &mut outputs).expect("answers come in the order of steps");
+        let took = micros(now - std::mem::replace(&mut self.replicas[replica].awaited_since, now));
+        self.replicas[replica].planner.apply(&done, took, &mut outputs).expect("answers come in the order of steps");
         self.spare.push(done);
         for output in outputs.drain(..) {
             self.apply_output(now + ROUTER_NANOS, &output);

@@ -83,7 +83,7 @@ fn drive(ranks: &mut dyn Ranks, config: Config, requests: &[Request]) -> Driven 
         assert!(n_in_flight > 0, "a sequence runs");
         let done = ranks.answer();
         n_in_flight -= 1;
-        scheduler.apply(&done, &mut new_outputs).unwrap();
+        scheduler.apply(&done, Micros(0), &mut new_outputs).unwrap();
         scheduler.check();
         for output in new_outputs.drain(..) {
             let tokens = &done.slices[output.slice].tokens[..output.n_tokens as usize];

@@ -53,6 +53,11 @@ impl BlockPools {
         self.pools = empty_pools(config);
     }
 
+    /// Whether full blocks get names, by which others find them.
+    pub fn has_names(&self) -> bool {
+        self.has_names
+    }
+
     pub fn n_groups(&self) -> usize {
         self.pools.len()
     }

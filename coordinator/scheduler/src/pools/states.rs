@@ -38,6 +38,15 @@ impl Sequence {
 }
 
 impl BlockPools {
+    /// How many of a sequence's first `n_blocks` blocks others can begin behind, once it has computed them.
+    pub fn n_resumable(&self, sequence: &Sequence, n_blocks: u32) -> u32 {
+        if !self.pools.iter().any(|pool| pool.group.is_state()) {
+            return n_blocks;
+        }
+        let is_kept = |n: &u32| sequence.may_resume_after(n - 1, self.state_stride);
+        (1..=n_blocks).rev().find(is_kept).unwrap_or(0)
+    }
+
     /// A slice from position `from` on has come back: names the blocks that became full for good, and releases those
     /// behind windows.
     pub fn settle(&mut self, sequence: &mut Sequence, from: u32, counters: &mut Counters) {

@@ -1,6 +1,7 @@
 //! Applies the answer to the oldest step in flight.
 
 use super::Scheduler;
+use crate::costs::StepTiming;
 use crate::drafting::DraftPolicy;
 use crate::in_flight::PlannedSlice;
 use crate::output::RequestOutput;
@@ -8,13 +9,17 @@ use crate::refusal::StaleAnswer;
 use crate::sequence::{Sequence, SequenceState};
 use crate::slab::SequenceIdx;
 use alloc::vec::Vec;
-use types::{Failure, Finish, Goal, SliceDone, StepDone, Token, TokenOut};
+use types::{Failure, Finish, Goal, Micros, SliceDone, StepDone, Token, TokenOut};
 
 impl Scheduler {
-    /// Answers come in the order in which steps were planned; any other answer is refused and changes nothing.
-    pub fn apply(&mut self, done: &StepDone, out: &mut Vec<RequestOutput>) -> Result<(), StaleAnswer> {
+    /// Answers come in the order in which steps were planned; any other answer is refused and changes nothing. `took`
+    /// is the time between its answer and the one before if both were in flight; zero if that is not known.
+    pub fn apply(&mut self, done: &StepDone, took: Micros, out: &mut Vec<RequestOutput>) -> Result<(), StaleAnswer> {
         self.in_flight.check_is_oldest(done)?;
         let Some(step) = self.in_flight.pop_oldest() else { return Ok(()) };
+        self.costs.learn(step.size, took);
+        let is_known = took.0 > 0 && step.predicted.0 > 0;
+        self.timing = is_known.then_some(StepTiming { predicted: step.predicted, measured: took });
         for (slice, (planned, slice_done)) in step.slices.iter().zip(&done.slices).enumerate() {
             self.apply_slice(planned, slice, slice_done, out);
         }

@@ -8,6 +8,7 @@ mod requeue;
 
 use crate::acceptance::{AcceptanceLimits, waiting_to_displace};
 use crate::config::Config;
+use crate::costs::{StepCosts, StepTiming};
 use crate::in_flight::StepsInFlight;
 use crate::journal::BlockNameChange;
 use crate::output::RequestOutput;
@@ -37,6 +38,9 @@ pub struct Scheduler {
     tenants: Tenants,
     pools: BlockPools,
     plan: StepPlan,
+    costs: StepCosts,
+    /// Of the step that was answered last.
+    timing: Option<StepTiming>,
     in_flight: StepsInFlight,
     counters: Counters,
 }
@@ -53,6 +57,8 @@ impl Scheduler {
             tenants: Tenants::new(config.tenants_max),
             pools: BlockPools::new(&config),
             plan: StepPlan::new(config.running_max),
+            costs: StepCosts::default(),
+            timing: None,
             in_flight: StepsInFlight::new(epoch, config.steps_in_flight_max, config.running_max),
             counters: Counters::default(),
             config,
@@ -173,6 +179,11 @@ impl Scheduler {
     /// The number of steps in which each sequence has one turn: one per stage, as far as steps may be in flight.
     fn steps_per_turn(&self) -> u32 {
         self.config.n_stages.min(self.n_steps_allowed())
+    }
+
+    /// The durations of the step that was answered last, if both are known.
+    pub fn step_timing(&self) -> Option<StepTiming> {
+        self.timing
     }
 
     /// Tokens to compute before one more request could begin: the logs of waiting sequences, and the known but not

@@ -7,14 +7,19 @@
 //! stage at once, because each stage computes positions in order.
 
 use super::Scheduler;
-use crate::in_flight::PlannedSlice;
+use crate::awaited::awaited_prefix;
+use crate::costs::StepSize;
+use crate::in_flight::{PlannedSlice, StepInFlight};
 use crate::pools::PromisedBlocks;
 use crate::sequence::Sequence;
 use crate::slab::SequenceIdx;
 use crate::stats::Counters;
 use crate::step_plan::SlicePlan;
 use crate::turns::TurnRule;
-use types::{Micros, Slice, Step};
+use types::{BLOCK_TOKENS, Micros, Slice, Step};
+
+/// The chunks of a step have at least so many tokens together, whatever its time, so that prompts go on.
+const CHUNKS_MIN: u32 = BLOCK_TOKENS;
 
 impl Scheduler {
     /// Fills `step` with the next step, if there is work and not enough in flight.
@@ -73,9 +78,12 @@ impl Scheduler {
         self.tenants.begin_step();
         let n_turns = self.plan.give_turns(self.running.order(), &self.sequences, &self.pools);
         let n_drafts = self.plan.give_drafts(self.running.order(), &self.sequences, &self.config);
-        let mut for_chunks = self.config.batch_tokens_max - n_turns - n_drafts;
+        let n_decoded = n_turns + n_drafts;
+        let n_left = self.config.batch_tokens_max - n_decoded;
+        let mut for_chunks = self.chunk_tokens_in_time(n_left);
+        self.plan.is_short_of_time = for_chunks < n_left;
         self.divide_prompt_tokens(for_chunks);
-        self.plan.fill_budget(&self.config, n_drafts);
+        self.plan.fill_budget(&self.config, n_decoded + for_chunks, n_drafts);
         let n_preemptions = self.counters.preemptions;
         let mut at = 0;
         while at < self.running.len() {
@@ -83,6 +91,18 @@ impl Scheduler {
             at += 1;
         }
         self.plan.left.short |= self.counters.preemptions > n_preemptions;
+    }
+
+    /// How many of `n_left` tokens chunks may have, so that the step keeps the pace of the sequences that decode.
+    fn chunk_tokens_in_time(&self, n_left: u32) -> u32 {
+        let decoding = self.plan.decoding(self.running.order(), &self.sequences);
+        let first_waiting = (!self.waiting.is_empty()).then_some(0);
+        let Some(n_context) = decoding.first_chunk.or(first_waiting).filter(|_| decoding.is_paced) else {
+            return n_left;
+        };
+        let alone = self.costs.nanos(decoding.size);
+        let target = self.config.pace.nanos(alone, self.steps_per_turn());
+        self.costs.rows_within(target, decoding.size, n_context, n_left).max(CHUNKS_MIN.min(n_left))
     }
 
     /// Divides `n_tokens` between tenants that have a prompt to compute, or one to begin. A single tenant may have all.
@@ -193,8 +213,14 @@ impl Scheduler {
             let tenants = self.tenants.waiting_in_order();
             let next = self.waiting.first_to_run(tenants, &self.sequences, now, beside_suspect);
             let Some(idx) = next else { return };
-            let sequence = &mut self.sequences[idx];
-            let n_hits = self.pools.n_prefix_hits(sequence);
+            let n_hits = self.pools.n_prefix_hits(&mut self.sequences[idx]);
+            let awaited = awaited_prefix(idx, n_hits, &self.running, &mut self.sequences, &self.pools);
+            if awaited.is_some() {
+                self.sequences[idx].awaited = awaited;
+                self.counters.prefixes_awaited += 1;
+                continue;
+            }
+            let sequence = &self.sequences[idx];
             let (scores, n_bytes) = (sequence.has_rows_to_score(), sequence.request.frame_bytes_max());
             if n_bytes > self.plan.left.start_bytes && !step.starts.is_empty() {
                 return;
@@ -328,10 +354,27 @@ impl Scheduler {
                 slices.push(write_slice(idx, sequence, core::mem::take(slice), step, &mut self.counters));
             }
         }
+        let mut size = StepSize::default();
+        slices.iter().for_each(|slice| size.add(slice.range.start, slice.range.end - slice.range.start));
         self.counters.steps += 1;
         self.counters.slices += slices.len() as u64;
-        self.in_flight.push(step, slices);
+        if is_chunk_planned {
+            self.count_cut();
+        }
+        let predicted = Micros(self.costs.nanos(size) / 1000);
+        self.in_flight.push(step, StepInFlight { id: step.id, size, predicted, slices });
         self.tenants.charge();
+    }
+
+    /// Counts what limited the chunks of this step, if anything did.
+    fn count_cut(&mut self) {
+        let (left, counters) = (self.plan.left, &mut self.counters);
+        match left.n_tokens {
+            _ if left.short => counters.cut_by_blocks += 1,
+            0 if self.plan.is_short_of_time => counters.cut_by_time += 1,
+            0 => counters.cut_by_tokens += 1,
+            _ => {}
+        }
     }
 }
 

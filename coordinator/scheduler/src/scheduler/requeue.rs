@@ -16,6 +16,7 @@
 
 use super::Scheduler;
 use crate::config::Config;
+use crate::costs::StepCosts;
 use crate::loss::WorkerLoss;
 use crate::output::RequestOutput;
 use crate::sequence::{Sequence, SequenceState};
@@ -55,6 +56,8 @@ impl Scheduler {
         config.supported()?;
         self.in_flight.reserve(steps_in_flight_max, config.running_max);
         self.config = config;
+        // Another grid has other costs.
+        self.costs = StepCosts::default();
         Ok(())
     }
 

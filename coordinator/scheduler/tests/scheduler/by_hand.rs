@@ -19,7 +19,7 @@ pub fn apply(scheduler: &mut Scheduler, step: &Step) {
     let draw = |want| if want == Want::Last { vec![TokenOut { token: 7, ..TokenOut::default() }] } else { vec![] };
     let slices = step.slices.iter().map(|slice| SliceDone { tokens: draw(slice.want), ..SliceDone::default() });
     let done = StepDone { id: step.id, epoch: step.epoch, slices: slices.collect(), micros: 0 };
-    scheduler.apply(&done, &mut Vec::new()).unwrap();
+    scheduler.apply(&done, Micros(0), &mut Vec::new()).unwrap();
     scheduler.check();
 }
 

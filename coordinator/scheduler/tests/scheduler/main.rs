@@ -2,10 +2,12 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod by_hand;
+mod pace;
 mod pipelining;
 mod planning;
 mod reuse;
 mod room;
+mod sharing;
 mod simulation;
 mod states;
 mod tenants;

@@ -51,7 +51,7 @@ impl Pipeline {
         let mut out = Vec::new();
         while self.steps.front().is_some_and(|(_, n_passed)| *n_passed == self.n_stages) {
             let (step, _) = self.steps.pop_front().unwrap();
-            self.scheduler.apply(&answer(&step), &mut out).unwrap();
+            self.scheduler.apply(&answer(&step), Micros(0), &mut out).unwrap();
             self.scheduler.check();
         }
         out
@@ -139,7 +139,7 @@ fn turns_go_round_even_if_each_step_is_answered_before_the_next() {
     let mut step = Step::default();
     let planned: Vec<Vec<u64>> = core::iter::from_fn(|| {
         scheduler.next_step(Micros(0), &mut step).then_some(())?;
-        scheduler.apply(&answer(&step), &mut Vec::new()).unwrap();
+        scheduler.apply(&answer(&step), Micros(0), &mut Vec::new()).unwrap();
         Some(ids(&step).into_iter().collect())
     })
     .take(6)
@@ -246,7 +246,7 @@ fn beside_a_suspect_there_is_one_step_and_so_one_group() {
         let is_last = scheduler.next_step(Micros(0), &mut Step::default());
         assert_eq!(is_last, n_slices == 4, "two steps in flight again once each request has returned a token");
         if !is_last {
-            scheduler.apply(&answer(&step), &mut Vec::new()).unwrap();
+            scheduler.apply(&answer(&step), Micros(0), &mut Vec::new()).unwrap();
         }
         scheduler.check();
     }

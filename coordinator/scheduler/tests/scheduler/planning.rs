@@ -52,7 +52,7 @@ fn answer(step: &Step, token: Token) -> StepDone {
 
 fn apply(scheduler: &mut Scheduler, step: &Step, token: Token) -> Vec<RequestOutput> {
     let mut out = Vec::new();
-    scheduler.apply(&answer(step, token), &mut out).unwrap();
+    scheduler.apply(&answer(step, token), Micros(0), &mut out).unwrap();
     scheduler.check();
     out
 }
@@ -418,7 +418,7 @@ fn a_failed_slice_ends_its_request_and_no_other() {
     let mut done = answer(&step, 7);
     done.slices[0] = SliceDone { tokens: vec![], failed: Some(Failure::Computation), ..SliceDone::default() };
     let mut out = Vec::new();
-    scheduler.apply(&done, &mut out).unwrap();
+    scheduler.apply(&done, Micros(0), &mut out).unwrap();
     assert_eq!(
         out.iter().map(|output| (output.id.0, output.finish)).collect::<Vec<_>>(),
         [(1, Some(Finish::Failed)), (2, None)]
@@ -437,7 +437,7 @@ fn what_a_failed_request_has_computed_is_no_prefix_of_another() {
             let step = plan(&mut scheduler).unwrap();
             let mut done = answer(&step, 7);
             done.slices[0].failed = (fails && i == 2).then_some(Failure::Computation);
-            scheduler.apply(&done, &mut Vec::new()).unwrap();
+            scheduler.apply(&done, Micros(0), &mut Vec::new()).unwrap();
             scheduler.check();
         }
         scheduler.submit(Request { id: RequestId(2), ..prompt() }, Micros(0)).unwrap();
@@ -472,11 +472,11 @@ fn answers_that_belong_to_no_step_change_nothing() {
     ];
     for (done, stale) in cases {
         let mut out = Vec::new();
-        assert_eq!((scheduler.apply(&done, &mut out), out), (Err(stale), vec![]));
+        assert_eq!((scheduler.apply(&done, Micros(0), &mut out), out), (Err(stale), vec![]));
         scheduler.check();
     }
     apply(&mut scheduler, &first, 7);
-    let again = scheduler.apply(&good, &mut Vec::new());
+    let again = scheduler.apply(&good, Micros(0), &mut Vec::new());
     assert_eq!(again, Err(StaleAnswer::Step { expected: Some(StepId(1)), got: StepId(0) }));
 }
 
@@ -490,7 +490,7 @@ fn lost_workers_cost_no_request_and_the_cache() {
     let epoch = Epoch { incarnation: 0, n: 1 };
     scheduler.requeue_all(epoch, WorkerLoss::Unexplained, &mut Vec::new());
     scheduler.check();
-    assert!(matches!(scheduler.apply(&answer(&lost, 7), &mut Vec::new()), Err(StaleAnswer::Epoch { .. })));
+    assert!(matches!(scheduler.apply(&answer(&lost, 7), Micros(0), &mut Vec::new()), Err(StaleAnswer::Epoch { .. })));
     let replay = plan(&mut scheduler).unwrap();
     assert_eq!((replay.id, replay.epoch, slices(&replay)), (StepId(0), epoch, vec![(1, 0, 41)]));
     assert_eq!(replay.starts[0].output, [7]);
@@ -518,7 +518,7 @@ fn ranks_never_hold_more_than_may_run() {
         assert!(step.ends.iter().all(|id| held.remove(id)), "only held requests end: {step:?}");
         held.extend(step.starts.iter().map(|request| request.id));
         assert!(held.len() <= 2, "{held:?}");
-        scheduler.apply(&answer(&step, 7), &mut Vec::new()).unwrap();
+        scheduler.apply(&answer(&step, 7), Micros(0), &mut Vec::new()).unwrap();
     }
     assert!(is_third_here, "a request was preempted");
 }
@@ -530,7 +530,7 @@ fn counters_only_grow() {
         for id in ids {
             scheduler.submit(request(id, 100, 2), Micros(0)).unwrap();
             while let Some(step) = plan(scheduler) {
-                scheduler.apply(&answer(&step, 7), &mut Vec::new()).unwrap();
+                scheduler.apply(&answer(&step, 7), Micros(0), &mut Vec::new()).unwrap();
             }
         }
     };
@@ -700,14 +700,14 @@ fn a_prompt_is_scored_a_few_rows_a_step() {
     let mut done = answer(&first, 7);
     done.slices[0].scored = vec![TokenOut::default(); 64];
     let mut out = Vec::new();
-    scheduler.apply(&done, &mut out).unwrap();
+    scheduler.apply(&done, Micros(0), &mut out).unwrap();
     let summaries: Vec<_> =
         out.iter().map(|output| (output.id.0, output.n_tokens, output.scored_position, output.finish)).collect();
     assert_eq!(summaries, [(1, 0, 1, None)]);
     let mut done = answer(&second, 7);
     done.slices[0].tokens = vec![TokenOut { token: 7, ..TokenOut::default() }];
     out.clear();
-    scheduler.apply(&done, &mut out).unwrap();
+    scheduler.apply(&done, Micros(0), &mut out).unwrap();
     assert_eq!((out[0].id.0, out[0].n_tokens, out[0].scored_position), (1, 1, 65));
     scheduler.check();
 }
@@ -791,7 +791,7 @@ fn a_draw_that_does_not_come_is_planned_again_and_what_was_planned_behind_it_is_
     let [first, behind] = [(); 2].map(|()| plan(&mut scheduler).unwrap());
     assert_eq!((slices(&behind), behind.blocks.len()), (vec![(1, 32, 33)], 1));
     let mut out = Vec::new();
-    scheduler.apply(&late(&first), &mut out).unwrap();
+    scheduler.apply(&late(&first), Micros(0), &mut out).unwrap();
     scheduler.check();
     assert_eq!((n_names(&scheduler), scheduler.stats().draws_late), (1, 1), "its last block is written again");
     let again = plan(&mut scheduler).unwrap();
@@ -821,7 +821,7 @@ fn draws_may_fail_to_come_again_and_again() {
     let mut scored = late(&first);
     scored.slices[0].scored = vec![TokenOut::default(); 9];
     let mut out = Vec::new();
-    scheduler.apply(&scored, &mut out).unwrap();
+    scheduler.apply(&scored, Micros(0), &mut out).unwrap();
     assert_eq!(
         (out[0].n_tokens, out[0].scored_position, out[0].finish),
         (0, 1, None),
@@ -834,7 +834,7 @@ fn draws_may_fail_to_come_again_and_again() {
             (vec![(1, 9, 10)], Want::Last),
             "the position is not scored again"
         );
-        scheduler.apply(&late(&again), &mut out).unwrap();
+        scheduler.apply(&late(&again), Micros(0), &mut out).unwrap();
         scheduler.check();
     }
     assert_eq!((out.len(), run_out(&mut scheduler).len()), (1, 2));
@@ -855,7 +855,7 @@ fn a_failure_ends_its_request_with_its_own_reason() {
         let mut done = answer(&step, 7);
         done.slices[0] = SliceDone { failed: Some(failure), ..SliceDone::default() };
         let mut out = Vec::new();
-        scheduler.apply(&done, &mut out).unwrap();
+        scheduler.apply(&done, Micros(0), &mut out).unwrap();
         assert_eq!((out[0].finish, out[0].n_tokens, out[1].finish), (Some(finish), 0, None));
     }
 }
@@ -866,11 +866,11 @@ fn ended_request_keeps_blocks_until_stale_steps_land() {
     scheduler.submit(request(1, 32, 9), Micros(0)).unwrap();
     let [first, behind] = [(); 2].map(|()| plan(&mut scheduler).unwrap());
     let mut out = Vec::new();
-    scheduler.apply(&late(&first), &mut out).unwrap();
+    scheduler.apply(&late(&first), Micros(0), &mut out).unwrap();
     scheduler.cancel(RequestId(1), &mut out);
     scheduler.check();
     assert_eq!((out.len(), scheduler.stats().blocks_used), (1, 3));
-    scheduler.apply(&late(&behind), &mut out).unwrap();
+    scheduler.apply(&late(&behind), Micros(0), &mut out).unwrap();
     scheduler.check();
     assert_eq!((out.len(), scheduler.stats().blocks_used), (1, 0));
 }

@@ -18,7 +18,7 @@ fn run_out(scheduler: &mut Scheduler) -> Vec<RequestOutput> {
         let slices =
             slices.map(|slice| SliceDone { tokens: draw(slice.range.end, slice.want), ..SliceDone::default() });
         let done = StepDone { id: step.id, epoch: step.epoch, slices: slices.collect(), micros: 0 };
-        scheduler.apply(&done, &mut out).unwrap();
+        scheduler.apply(&done, Micros(0), &mut out).unwrap();
         scheduler.check();
     }
     out

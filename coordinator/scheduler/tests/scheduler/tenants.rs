@@ -74,7 +74,7 @@ impl House {
             }
         }
         let mut out = Vec::new();
-        self.scheduler.apply(&done, &mut out).unwrap();
+        self.scheduler.apply(&done, Micros(0), &mut out).unwrap();
         for output in out.iter().filter(|output| output.finish.is_some()) {
             *self.n_ended.entry(self.tenants[&output.id]).or_default() += 1;
         }

@@ -162,7 +162,7 @@ fn a_window_stays_whole_until_the_draw_at_its_end_has_come() {
     };
     assert_eq!((last.slices[0].range.clone(), scheduler.stats().blocks_passed), (55..56, 0));
     let late = |step: &Step| StepDone { id: step.id, slices: vec![SliceDone::default()], ..StepDone::default() };
-    scheduler.apply(&late(&in_flight), &mut Vec::new()).unwrap();
+    scheduler.apply(&late(&in_flight), Micros(0), &mut Vec::new()).unwrap();
     scheduler.check();
     let again = plan(&mut scheduler).unwrap();
     assert_eq!((again.slices[0].range.clone(), scheduler.stats().blocks_passed), (54..55, 0));

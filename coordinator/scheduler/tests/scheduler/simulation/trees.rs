@@ -116,7 +116,7 @@ impl Tree {
             }
             let mut out: Vec<RequestOutput> = Vec::new();
             let Some((_, done)) = self.pipeline.deliver() else { continue };
-            self.scheduler.apply(&done, &mut out).unwrap();
+            self.scheduler.apply(&done, Micros(0), &mut out).unwrap();
             for output in &out {
                 output_tokens
                     .extend(done.slices[output.slice].tokens[..output.n_tokens as usize].iter().map(|out| out.token));

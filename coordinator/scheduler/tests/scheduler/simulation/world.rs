@@ -6,7 +6,7 @@ use super::pipeline::Pipeline;
 use super::reference::{DEADLY, Expected, POISONED, is_deadly, length_max, run_alone};
 use super::rng::{Rng, mix};
 use super::worker::{Limits, Worker};
-use scheduler::{Config, DraftPolicy, RequestOutput, RequestRejection, Scheduler, StaleAnswer, WorkerLoss};
+use scheduler::{Config, DraftPolicy, RequestOutput, RequestRejection, Scheduler, StaleAnswer, StepPace, WorkerLoss};
 use std::collections::{BTreeMap, BTreeSet};
 use types::{
     BlockId, CacheGroup, DRAFT_ROWS_MAX, Epoch, Finish, Grammar, Micros, PolicyDigest, Priority, Request, RequestId,
@@ -100,7 +100,8 @@ impl World {
         let late = of_draws.below(3) * 15;
         let guesses_max = of_draws.below(2) * of_draws.below(10);
         let weather = Weather { late, guesses_max, right: 20 + of_draws.below(81), ..weather };
-        let config = Config { drafting: draw_drafting(&mut of_draws), ..config };
+        let pace = StepPace { micros: of_draws.below(30_000), decode_costs: of_draws.below(3) };
+        let config = Config { drafting: draw_drafting(&mut of_draws), pace, ..config };
         let epoch = Epoch { incarnation: 1, n: 0 };
         let deadly = rng.chance(40).then(|| rng.below(REQUESTS_MAX));
         let bases = (0..3).map(|_| (0..90).map(|_| rng.below(1000) as Token).collect()).collect();
@@ -386,7 +387,8 @@ impl World {
         let slice = step.slices.iter().position(|slice| Some(slice.id) == first);
         assert_eq!(self.scheduler.check_all_drawn(&done).err(), slice.map(|slice| StaleAnswer::NoToken { slice }));
         let mut out = Vec::new();
-        self.scheduler.apply(&done, &mut out).unwrap();
+        let took = Micros(self.rng.below(50_000));
+        self.scheduler.apply(&done, took, &mut out).unwrap();
         self.apply_outputs(&out, Some(&done));
     }
 
@@ -405,7 +407,7 @@ impl World {
             },
         }
         let (before, mut out) = (self.scheduler.stats(), Vec::new());
-        let stale = self.scheduler.apply(&done, &mut out).unwrap_err();
+        let stale = self.scheduler.apply(&done, Micros(0), &mut out).unwrap_err();
         let expected = match (wrong, &oldest) {
             (0, _) => matches!(stale, StaleAnswer::Epoch { .. }),
             (1, _) | (_, None) => matches!(stale, StaleAnswer::Step { .. } | StaleAnswer::Epoch { .. }),
