@@ -13,7 +13,7 @@ use checkpoint::Checkpoint;
 use checkpoint::catalogue::{self, ModelSources};
 use cluster::MemoryStore;
 use coordinator::{
-    Blueprint, DraftModel, Machine, ModelShape, PlacementPolicy, Speculation, Unplaceable, WorkerId, plan,
+    Blueprint, DraftModel, Machine, ModelShape, PlacementPolicy, Speculation, StepPace, Unplaceable, WorkerId, plan,
 };
 use node::Node;
 use proto::cluster as wire;
@@ -76,6 +76,7 @@ pub struct Setup {
     pub n_blocks: u32,
     pub batch_tokens_max: u32,
     pub chunk_tokens_max: u32,
+    pub pace: StepPace,
     pub running_max: u32,
     pub steps_in_flight_max: u32,
     pub prefix_cache: bool,
@@ -103,6 +104,8 @@ impl Setup {
             n_blocks: 2048,
             batch_tokens_max: 1024,
             chunk_tokens_max: 1024,
+            // Chunks of the same lengths in each run.
+            pace: StepPace::fixed(u64::MAX),
             running_max: 64,
             steps_in_flight_max: 2,
             prefix_cache: false,
@@ -199,6 +202,7 @@ impl Setup {
             limits: coordinator::Limits {
                 batch_tokens_max: self.batch_tokens_max,
                 chunk_tokens_max: self.chunk_tokens_max,
+                pace: self.pace,
                 steps_in_flight_max: self.steps_in_flight_max,
                 speculation: self.speculation,
                 draft_model: self.draft_model.clone(),

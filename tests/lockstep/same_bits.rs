@@ -5,7 +5,7 @@
 use crate::common::requests::{REQUESTS, difference, smollm2_requests, tiny_requests};
 use crate::common::watched::Seen;
 use crate::common::{Answer, Replica, Setup, reference_folder, reference_model, smollm2};
-use coordinator::{DraftPolicy, Speculation};
+use coordinator::{DraftPolicy, Speculation, StepPace};
 use std::cmp::Reverse;
 use std::sync::Arc;
 use std::time::Duration;
@@ -91,6 +91,7 @@ async fn smollm2_int8_on_f16() {
     bench.company(&all).await;
     bench.chunks(&[7, 512], &all).await;
     bench.chunks(&[1], &short).await;
+    bench.steps_by_time(&short).await;
     bench.prefix_cache(&short).await;
     bench.preemption(14, &short).await;
     bench.threads(&[1, 4], &short).await;
@@ -197,6 +198,7 @@ async fn tiny_every_way(folder: &str, activations: &'static str) {
         bench.company(&all).await;
         bench.late_masks(&all).await;
         bench.chunks(&[1, 7, 512], &all).await;
+        bench.steps_by_time(&all).await;
         bench.prefix_cache(&all).await;
         bench.preemption(50, &all).await;
         bench.threads(&[1, 4], &all).await;
@@ -214,6 +216,7 @@ async fn recurrent_every_way(folder: &str, activations: &'static str) {
     let all = bench.first(REQUESTS);
     bench.company(&all).await;
     bench.chunks(&[1, 7, 64], &all).await;
+    bench.steps_by_time(&all).await;
     bench.partly_warm_cache(&all).await;
     bench.preemption(RECURRENT_BLOCKS, &all).await;
     bench.drafts(&all).await;
@@ -306,6 +309,16 @@ impl Bench {
             let chunk = chunk_tokens_max as usize;
             assert_eq!(seen.slice_tokens_max, chunk.min(longest), "{way}");
             assert!(chunk >= longest || seen.chunks > 0, "{way}: a log was cut");
+        }
+    }
+
+    /// Chunks are cut to the time of a step, so that their lengths differ from run to run.
+    async fn steps_by_time(&self, picked: &[usize]) {
+        for micros in [1, 3000] {
+            let pace = StepPace::fixed(micros);
+            let setup = Setup { pace, batch_tokens_max: 128, chunk_tokens_max: 128, ..self.base.clone() };
+            let seen = self.same(&format!("steps of {micros} us"), setup, picked).await;
+            assert!(seen.chunks > 0, "steps of {micros} us: a log was cut");
         }
     }
 
