@@ -107,8 +107,8 @@ fn json_bytes(value: &Value) -> Vec<u8> {
 /// A hub that has all of these repositories.
 fn hub_of(models: &[PublishedModel]) -> Hub {
     let mut all = HashMap::new();
-    for PublishedModel { repository, .. } in models {
-        let files = models.iter().find(|model| model.repository == *repository).unwrap().files();
+    for model in models {
+        let (repository, files) = (&model.repository, model.files());
         let list = files.iter().map(|(name, bytes)| json!({"type": "file", "path": name, "size": bytes.len()}));
         let list: Vec<Value> = list.collect();
         all.insert(format!("/api/models/{repository}/tree/main"), Value::from(list).to_string().into_bytes());
