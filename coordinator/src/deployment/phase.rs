@@ -259,7 +259,7 @@ impl ServingPhase {
     /// The oldest step is answered. Returns since when it was awaited: from the answer before it, if that came while
     /// the step was in flight.
     pub fn step_answered(&mut self, now: Micros) -> Micros {
-        self.patience.record_answer(now.since(self.step_since).0);
+        self.patience.record_answer(self.awaited(now).0);
         std::mem::replace(&mut self.step_since, now)
     }
 

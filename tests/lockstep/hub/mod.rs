@@ -5,13 +5,13 @@
 mod small;
 mod weights;
 
-use crate::common::node::{BINARY, Node, complete};
+use crate::common::node::{BINARY, Folder, Node, complete};
 use crate::loopback_hub::{Hub, hub};
 use checkpoint::ModelSpec;
 use checkpoint::names::FileKind;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use weights::{NamePrefix, WeightForm, weight_files};
 
@@ -129,23 +129,15 @@ fn command(endpoint: &str, cache: &Path, repository: &str) -> Command {
     command
 }
 
-fn temporary(name: &str) -> PathBuf {
-    let folder = std::env::temp_dir().join(format!("lockstep-hub-{name}-{}", std::process::id()));
-    let _ = std::fs::remove_dir_all(&folder);
-    folder
-}
-
 /// Serves a model by its name, and returns the tokens of an answer.
 fn serve(model: &PublishedModel, endpoint: &str) -> Vec<u64> {
-    let cache = temporary(&model.name);
-    let mut node = Node::spawn(command(endpoint, &cache, &model.repository));
+    let cache = Folder::new(&model.name);
+    let mut node = Node::spawn(command(endpoint, &cache.0, &model.repository));
     let http = node.http();
     node.until_ready(&http);
     let body = json!({ "model": model.repository, "prompt": "the grid is the same", "max_tokens": N_TOKENS,
         "temperature": 0, "ignore_eos": true, "return_token_ids": true });
     let choices = complete(&http, &body);
-    drop(node);
-    let _ = std::fs::remove_dir_all(&cache);
     let ids = choices[0]["token_ids"].as_array().into_iter().flatten();
     ids.map(|id| id.as_u64().unwrap()).collect()
 }
@@ -174,12 +166,11 @@ fn repositories_that_are_not_served_are_refused_before_their_weights_are_fetched
     assert!(models.len() >= 5, "{} models", models.len());
     let hub = hub_of(&models);
     for model in &models {
-        let cache = temporary(&model.name);
-        let output = command(&hub.endpoint, &cache, &model.repository).output().unwrap();
+        let cache = Folder::new(&model.name);
+        let output = command(&hub.endpoint, &cache.0, &model.repository).output().unwrap();
         let error = String::from_utf8_lossy(&output.stderr).into_owned();
         let reason = model.refusal().unwrap();
         assert!(!output.status.success() && error.contains(reason), "{}: expected {reason}: {error}", model.name);
-        let _ = std::fs::remove_dir_all(&cache);
     }
     let configs: Vec<String> =
         models.iter().map(|model| format!("/{}/resolve/main/config.json 0", model.repository)).collect();

@@ -13,7 +13,7 @@ use types::{Failure, Finish, Goal, Micros, SliceDone, StepDone, Token, TokenOut}
 
 impl Scheduler {
     /// Answers come in the order in which steps were planned; any other answer is refused and changes nothing. `took`
-    /// is the time between its answer and the one before if both were in flight; zero if that is not known.
+    /// is the step's duration; zero if that is not known.
     pub fn apply(&mut self, done: &StepDone, took: Micros, out: &mut Vec<RequestOutput>) -> Result<(), StaleAnswer> {
         self.in_flight.check_is_oldest(done)?;
         let Some(step) = self.in_flight.pop_oldest() else { return Ok(()) };
