@@ -17,6 +17,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     // A step's bytes are shared by all ranks, so they are counted, not copied.
     let build = tonic_prost_build::configure().bytes(".lockstep.cluster.v1.RankFrame.step");
     // A state comes once a second, and lies in one place with frames that come with every step.
-    build.boxed(".lockstep.cluster.v1.State.prediction").compile_fds(descriptors)?;
+    let large = [".lockstep.cluster.v1.State.prediction", ".lockstep.cluster.v1.State.step_speed"];
+    large.iter().fold(build, |build, field| build.boxed(field)).compile_fds(descriptors)?;
     Ok(())
 }

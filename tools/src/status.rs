@@ -108,6 +108,9 @@ fn replica(replica: &Value) -> String {
         replica["spares"],
     );
     let _written = writeln!(out, "{}", speed(&replica["tokens_per_s"]));
+    if let Some(steps) = steps_text(&replica["step_speed"]) {
+        let _written = writeln!(out, "{steps}");
+    }
     for note in notes(replica) {
         let _written = writeln!(out, "{note}");
     }
@@ -207,6 +210,15 @@ pub fn speed(tokens_per_s: &Value) -> String {
     )
 }
 
+/// Returns what steps of some widths take, and how many were predicted well.
+fn steps_text(speed: &Value) -> Option<String> {
+    let predicted = speed["predicted"].as_f64().filter(|n| *n > 0.0)?;
+    let cost = |cost: &Value| format!("{} rows {:.1} ms", cost["rows"], cost["ms"].as_f64().unwrap_or(0.0));
+    let costs: Vec<String> = speed["costs"].as_array()?.iter().map(cost).collect();
+    let percent = speed["as_predicted"].as_f64().unwrap_or(0.0) / predicted * 100.0;
+    Some(format!("steps: {} · {percent:.0}% within a fifth of the prediction", costs.join(", ")))
+}
+
 fn rank(rank: &Value) -> [String; 17] {
     let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
     let range = |pair: &Value| format!("{}..{}", pair[0], pair[1]);
@@ -281,6 +293,9 @@ mod tests {
             "requests": { "running": 2, "waiting": 0 }, "spares": 0,
             "blocks": { "used": 1, "committed": 2, "total": 4 },
             "tokens_per_s": { "predicted": { "low": 5.0, "high": 9.0, "bottleneck": "compute" }, "alone": 7.0 },
+            "step_speed": {
+                "costs": [{ "rows": 1, "ms": 5.25 }, { "rows": 32, "ms": 31.0 }], "predicted": 8, "as_predicted": 6,
+            },
             "ranks": [rank],
         }] });
         let text = render(&page);
@@ -296,6 +311,7 @@ mod tests {
             "local · m · ready",
             "predicted 5 to 9",
             "one sequence 7 · all -",
+            "steps: 1 rows 5.2 ms, 32 rows 31.0 ms · 75% within",
             "0..30",
             "cuda",
             "5 MiB",
@@ -303,7 +319,7 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part} is not in\n{text}");
         }
-        let widths: Vec<usize> = text.lines().skip(8).map(|line| line.chars().count()).collect();
+        let widths: Vec<usize> = text.lines().skip(9).map(|line| line.chars().count()).collect();
         assert!(widths.len() == 2 && widths[0] == widths[1], "{text}");
         assert!(render(&json!({})).contains("no replica"));
         let away = json!({ "replicas": [{ "replica": "there:1", "phase": "absent" }] });

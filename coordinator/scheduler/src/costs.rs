@@ -5,7 +5,8 @@
 //! cost(rows, pairs) = base(rows) + pairs * per_pair      base is linear between the knots
 //! ```
 //!
-//! A base that no step was near is at least that of the next narrower step, and grows with the rows from there.
+//! The base of a width that no step had is estimated from the widths around it, and grows with the rows behind the
+//! widest. The first step of a width replaces the estimate.
 
 use types::Micros;
 
@@ -34,6 +35,20 @@ pub struct StepTiming {
     pub measured: Micros,
 }
 
+impl StepTiming {
+    /// Whether the prediction is within a fifth of the measurement.
+    pub(crate) fn is_close(self) -> bool {
+        self.predicted.0.abs_diff(self.measured.0) * 5 <= self.measured.0
+    }
+}
+
+/// The cost of a step of so many rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StepCost {
+    pub rows: u32,
+    pub micros: Micros,
+}
+
 #[derive(Clone, Debug, Default)]
 pub(crate) struct StepCosts {
     /// Nanoseconds; zero where no step was near.
@@ -54,7 +69,7 @@ impl StepSize {
 }
 
 impl StepCosts {
-    /// Returns the predicted duration in nanoseconds; zero before the first measurement.
+    /// Returns the predicted duration in nanoseconds; zero before the first measurement, and for a step without rows.
     pub fn nanos(&self, size: StepSize) -> u64 {
         match self.base(size.rows) {
             0 => 0,
@@ -62,11 +77,20 @@ impl StepCosts {
         }
     }
 
+    /// The widths that steps had, and what a step of each costs without the positions that it attends to.
+    pub fn known(&self) -> impl Iterator<Item = StepCost> {
+        let knots = KNOTS.iter().zip(&self.base).filter(|(_, base)| **base > 0);
+        knots.map(|(rows, base)| StepCost { rows: *rows, micros: Micros(base / 1000) })
+    }
+
     fn nanos_of_pairs(&self, pairs: u64) -> u64 {
         pairs.saturating_mul(self.per_pair) / PAIRS_UNIT
     }
 
     fn base(&self, rows: u32) -> u64 {
+        if rows == 0 {
+            return 0;
+        }
         let is_known = |i: &usize| self.base[*i] > 0;
         let upper = KNOTS.partition_point(|knot| *knot < rows);
         let above = (upper..KNOTS.len()).find(is_known);
@@ -92,11 +116,12 @@ impl StepCosts {
             return;
         }
         self.pairs_max = self.pairs_max.max(size.pairs).max(1);
-        let predicted = self.nanos(size);
-        if predicted == 0 {
-            self.base[nearest_knot(size.rows)] = took;
+        let nearest = nearest_knot(size.rows);
+        if self.base[nearest] == 0 {
+            self.base[nearest] = took.saturating_sub(self.nanos_of_pairs(size.pairs)).max(1);
             return;
         }
+        let predicted = self.nanos(size);
         // One step that the machine delayed changes little.
         let limit = (predicted / 2) as i64;
         let error = (took as i64 - predicted as i64).clamp(-limit, limit);
@@ -156,6 +181,7 @@ fn knots_around(rows: u32) -> (usize, usize, u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::vec::Vec;
 
     fn size(rows: u32, context: u32) -> StepSize {
         let mut size = StepSize::default();
@@ -194,7 +220,10 @@ mod tests {
         costs.learn(size(128, 0), Micros(6000));
         let at = |costs: &StepCosts, rows| costs.nanos(size(rows, 0)) / 1000;
         assert!(at(&costs, 8) <= 6000 && at(&costs, 256) >= 10_000);
-        (0..20).for_each(|_| costs.learn(size(1, 0), Micros(3000)));
+        assert_eq!(costs.nanos(StepSize::default()), 0, "a step without rows only ends sequences");
+        costs.learn(size(1, 0), Micros(3000));
+        let known: Vec<_> = costs.known().map(|cost| (cost.rows, cost.micros.0)).collect();
+        assert_eq!(known, [(1, 3000), (128, 6000)]);
         let estimates = [1, 2, 8, 64, 128, 512].map(|rows| at(&costs, rows));
         assert!(estimates.is_sorted(), "{estimates:?}");
         assert!((2900..3200).contains(&estimates[0]), "{estimates:?}");
@@ -213,7 +242,8 @@ mod tests {
         let mut costs = StepCosts::default();
         assert_eq!(costs.rows_within(1, size(8, 0), 0, 512), 512, "nothing is known");
         for rows in [1, 8, 64, 128, 256, 512] {
-            (0..100).for_each(|_| costs.learn(size(rows, 0), Micros(took(size(rows, 0)))));
+            let sizes = (0..100).map(|i| size(rows, i % 2 * 2000));
+            sizes.for_each(|size| costs.learn(size, Micros(took(size))));
         }
         let n_rows = costs.rows_within(10_000_000, size(8, 0), 0, 512);
         assert!((220..=250).contains(&n_rows), "8 and {n_rows} rows in 10 ms");

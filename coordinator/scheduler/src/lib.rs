@@ -51,7 +51,7 @@ mod turns;
 mod waiting;
 
 pub use config::Config;
-pub use costs::StepTiming;
+pub use costs::{StepCost, StepTiming};
 pub use drafting::DraftPolicy;
 pub use journal::BlockNameChange;
 pub use loss::WorkerLoss;

@@ -6,12 +6,12 @@
 pub struct StepPace {
     /// From one token of a sequence to its next. With several stages this is the time of as many steps.
     pub micros: u64,
-    /// A multiple of what the decoding sequences cost without chunks.
+    /// A multiple of the cost of a step in which all sequences decode.
     pub decode_costs: u64,
 }
 
 impl StepPace {
-    /// So that a stream has 25 tokens a second, and prompts have at least half of the time.
+    /// So that a stream has 25 tokens a second, and prompts have half of the time or more.
     pub const DEFAULT: StepPace = StepPace { micros: 40_000, decode_costs: 2 };
 
     /// The same time for all models and machines.

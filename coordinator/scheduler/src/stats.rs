@@ -24,6 +24,9 @@ pub struct Stats {
 pub struct Counters {
     pub steps: u64,
     pub slices: u64,
+    /// Steps whose duration was predicted and measured, and those of them whose prediction was within a fifth.
+    pub steps_predicted: u64,
+    pub steps_as_predicted: u64,
     /// Positions planned to be computed.
     pub tokens_computed: u64,
     /// Tokens that were sent to clients.

@@ -28,6 +28,8 @@ pub(crate) struct DecodingRows {
     pub is_paced: bool,
     /// How far the first running sequence with a chunk is computed.
     pub first_chunk: Option<u32>,
+    /// The computed positions of all running sequences.
+    pub n_positions: u64,
 }
 
 /// The rest of a step.
@@ -105,6 +107,7 @@ impl StepPlan {
         for (slice, &idx) in self.slices.iter().zip(running) {
             let sequence = &sequences[idx];
             let n_computed = sequence.progress().n_computed;
+            found.n_positions += u64::from(n_computed);
             if sequence.is_chunk() {
                 found.first_chunk.get_or_insert(n_computed);
             } else {

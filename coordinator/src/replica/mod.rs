@@ -271,6 +271,7 @@ impl Replica {
             blocks_committed: stats.blocks_committed,
             backlog_tokens: self.requests.backlog_tokens(),
             lost: self.recoveries.report(now),
+            step_speed: self.requests.step_speed().map(Box::new),
             ..self.deployment.state(&stats.counters, now)
         }
     }

@@ -112,6 +112,21 @@ impl LiveRequests {
         self.planner.as_ref().map_or(0, |planner| planner.scheduler.backlog_tokens())
     }
 
+    /// What the scheduler has learned about the duration of steps.
+    pub fn step_speed(&self) -> Option<wire::StepSpeed> {
+        let scheduler = &self.planner.as_ref()?.scheduler;
+        let counters = scheduler.stats().counters;
+        let costs = scheduler.step_costs().map(|cost| wire::StepCost { rows: cost.rows, micros: cost.micros.0 });
+        Some(wire::StepSpeed {
+            costs: costs.collect(),
+            predicted: counters.steps_predicted,
+            as_predicted: counters.steps_as_predicted,
+            cut_by_time: counters.cut_by_time,
+            cut_by_tokens: counters.cut_by_tokens,
+            cut_by_blocks: counters.cut_by_blocks,
+        })
+    }
+
     pub fn last_takeover(&self) -> Option<Micros> {
         self.taken_over
     }

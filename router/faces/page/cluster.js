@@ -200,6 +200,20 @@ function factPairs(replica) {
     ["One request: planned", planned],
     ["One request: measured", speed.alone ? `${speed.alone.toFixed(1)} tokens/s` : planned ? "not yet" : null],
     ["All requests: measured", speed.busy ? `${speed.busy.toFixed(1)} tokens/s` : null],
+    ...stepPairs(replica.step_speed),
+  ];
+}
+
+/** What steps of some widths take, how often that is predicted, and what limited the chunks of prompts. */
+function stepPairs(steps) {
+  if (!steps?.predicted) return [];
+  const shown = [1, 32, 512].map((rows) => steps.costs.findLast((cost) => cost.rows <= rows));
+  const costs = shown.filter((cost, at) => cost && cost !== shown[at - 1]);
+  const cuts = Object.entries(steps.cuts).filter(([, n]) => n > 0);
+  return [
+    ["Steps", costs.map(({rows, ms}) => `${rows} ${rows === 1 ? "row" : "rows"} in ${millis(ms)}`).join(", ")],
+    ["Predicted within a fifth", `${percent(steps.as_predicted / steps.predicted)} of steps`],
+    ["Prompts were cut by", cuts.map(([reason, n]) => `${reason} ${count(n)}`).join(", ") || null],
   ];
 }
 

@@ -5,6 +5,7 @@ use crate::link::view::{PieceDifference, ReplicaView};
 use cluster::StoreHealth;
 use proto::cluster as wire;
 use proto::v1;
+use proto::v1::replica_topology::{StepCost, StepSpeed};
 use serde_json::{Value, json};
 use std::time::{SystemTime, UNIX_EPOCH};
 use types::PolicyDigest;
@@ -92,9 +93,22 @@ fn replica(view: &ReplicaView) -> v1::ReplicaTopology {
         lost: std::mem::take(&mut state.lost).into_iter().map(lost).collect(),
         unplaced: state.unplaced.take().map(unplaced),
         shortened: state.shortened.take().map(shortened),
+        step_speed: state.step_speed.take().map(|speed| step_speed(*speed)),
         ..v1::ReplicaTopology::default()
     };
     with_name(view, replica)
+}
+
+fn step_speed(speed: wire::StepSpeed) -> StepSpeed {
+    let cost = |cost: wire::StepCost| StepCost { rows: cost.rows, ms: cost.micros as f64 / 1e3 };
+    StepSpeed {
+        costs: speed.costs.into_iter().map(cost).collect(),
+        predicted: speed.predicted,
+        as_predicted: speed.as_predicted,
+        cut_by_time: speed.cut_by_time,
+        cut_by_tokens: speed.cut_by_tokens,
+        cut_by_blocks: speed.cut_by_blocks,
+    }
 }
 
 /// Returns the intended grid, if another one is in force.
@@ -270,10 +284,20 @@ fn replica_json(replica: &v1::ReplicaTopology) -> Value {
         },
         "tokens": replica.tokens,
         "steps": replica.steps,
+        "step_speed": replica.step_speed.as_ref().map(step_speed_json),
         "starved": replica.starved,
         "steps_early": replica.steps_early,
         "spares": replica.n_spares,
         "ranks": replica.ranks.iter().map(rank_json).collect::<Vec<_>>(),
+    })
+}
+
+fn step_speed_json(speed: &StepSpeed) -> Value {
+    json!({
+        "costs": speed.costs.iter().map(|cost| json!({ "rows": cost.rows, "ms": cost.ms })).collect::<Vec<_>>(),
+        "predicted": speed.predicted,
+        "as_predicted": speed.as_predicted,
+        "cuts": { "time": speed.cut_by_time, "tokens": speed.cut_by_tokens, "blocks": speed.cut_by_blocks },
     })
 }
 
@@ -360,6 +384,13 @@ mod tests {
             unplaced: Some(wire::Unplaced { why: "too few".into(), micros: 2_999_999 }),
             shortened: Some(wire::Shortened { requested: 9, has: 5, why: "too little".into() }),
             apart: vec![wire::Apart { host: "a".into(), micros: 1_000_001, ..wire::Apart::default() }],
+            step_speed: Some(Box::new(wire::StepSpeed {
+                costs: vec![wire::StepCost { rows: 8, micros: 5500 }],
+                predicted: 7,
+                as_predicted: 6,
+                cut_by_time: 3,
+                ..wire::StepSpeed::default()
+            })),
             ..wire::State::default()
         };
         let at_target = wire::State { pp: 2, ..state.clone() };
@@ -384,11 +415,16 @@ mod tests {
         assert_eq!(replica["unplaced"], json!({ "why": "too few", "seconds": 2 }));
         assert_eq!(replica["shortened"], json!({ "requested": 9, "has": 5, "why": "too little" }));
         assert_eq!(replica["differs"], json!({ "replica": "there", "weight": "w", "piece": 3 }));
+        let cuts = json!({ "time": 3, "tokens": 0, "blocks": 0 });
+        let costs = json!([{ "rows": 8, "ms": 5.5 }]);
+        let step_speed = json!({ "costs": costs, "predicted": 7, "as_predicted": 6, "cuts": cuts });
+        assert_eq!(replica["step_speed"], step_speed);
         let store = json!({ "kind": "etcd", "connected": false, "since": 7, "reason": "no answer" });
         assert_eq!(page["store"], store);
         assert!(json(&super::topology(&[], 0, None, Vec::new()))["store"].is_null());
         let absent = &page["replicas"][1];
         assert_eq!((&absent["replica"], &absent["phase"]), (&json!("there"), &json!("absent")));
+        assert!(absent["step_speed"].is_null());
         assert!(absent["model"].is_null() && absent["epoch"].is_null() && absent["differs"].is_null());
     }
 

@@ -20,6 +20,10 @@ impl Scheduler {
         self.costs.learn(step.size, took);
         let is_known = took.0 > 0 && step.predicted.0 > 0;
         self.timing = is_known.then_some(StepTiming { predicted: step.predicted, measured: took });
+        if let Some(timing) = self.timing {
+            self.counters.steps_predicted += 1;
+            self.counters.steps_as_predicted += u64::from(timing.is_close());
+        }
         for (slice, (planned, slice_done)) in step.slices.iter().zip(&done.slices).enumerate() {
             self.apply_slice(planned, slice, slice_done, out);
         }

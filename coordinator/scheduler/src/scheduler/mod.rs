@@ -8,7 +8,7 @@ mod requeue;
 
 use crate::acceptance::{AcceptanceLimits, waiting_to_displace};
 use crate::config::Config;
-use crate::costs::{StepCosts, StepTiming};
+use crate::costs::{StepCost, StepCosts, StepTiming};
 use crate::in_flight::StepsInFlight;
 use crate::journal::BlockNameChange;
 use crate::output::RequestOutput;
@@ -184,6 +184,11 @@ impl Scheduler {
     /// The durations of the step that was answered last, if both are known.
     pub fn step_timing(&self) -> Option<StepTiming> {
         self.timing
+    }
+
+    /// What steps of the widths so far cost, the narrowest first.
+    pub fn step_costs(&self) -> impl Iterator<Item = StepCost> {
+        self.costs.known()
     }
 
     /// Tokens to compute before one more request could begin: the logs of waiting sequences, and the known but not

@@ -100,9 +100,17 @@ impl Scheduler {
         let Some(n_context) = decoding.first_chunk.or(first_waiting).filter(|_| decoding.is_paced) else {
             return n_left;
         };
-        let alone = self.costs.nanos(decoding.size);
-        let target = self.config.pace.nanos(alone, self.steps_per_turn());
+        let all = self.costs.nanos(self.step_of_all(decoding.n_positions));
+        let target = self.config.pace.nanos(all, self.steps_per_turn());
         self.costs.rows_within(target, decoding.size, n_context, n_left).max(CHUNKS_MIN.min(n_left))
+    }
+
+    /// The size of a step in which all sequences decode, also those that wait, as far as they may run together. If only
+    /// the sequences that decode now counted, prompts would have less time the more of them wait.
+    fn step_of_all(&self, n_positions: u64) -> StepSize {
+        let (n_turns, n_all) = (self.steps_per_turn(), (self.running.len() + self.waiting.len()) as u32);
+        let rows = n_all.min(self.config.running_max).div_ceil(n_turns);
+        StepSize { rows, pairs: n_positions / u64::from(n_turns) }
     }
 
     /// Divides `n_tokens` between tenants that have a prompt to compute, or one to begin. A single tenant may have all.

@@ -93,3 +93,12 @@ fn no_limit_is_a_limit_of_any_length() {
     bench.submit(9, 1000, 0);
     assert_eq!(bench.step(), 512);
 }
+
+#[test]
+fn time_counts_those_that_wait_as_decoding() {
+    let mut bench = four_decode(StepPace { micros: 0, decode_costs: 3 }, 0);
+    (9..29).for_each(|id| bench.submit(id, 200, 0));
+    let rows: Vec<u32> = (0..5).map(|_| bench.step()).collect();
+    // 24 sequences, three times: not twelve rows, of which eight are for prompts.
+    assert!(rows.iter().all(|rows| (55..=90).contains(rows)), "{rows:?}");
+}
