@@ -81,7 +81,7 @@ pub struct CoordinatorSettings {
     #[arg(long, env = "LOCKSTEP_MAX_CHUNK_TOKENS")]
     pub max_chunk_tokens: Option<u32>,
     /// Maximum milliseconds of a step while requests generate: prompts get the time that is left, so that tokens keep
-    /// coming at an even pace; 0 sets no limit [default: 40, or twice as long as a step without prompts takes]
+    /// coming at an even pace; 0 sets no limit [default: 40, or twice as long as a step in which all generate]
     #[arg(long, env = "LOCKSTEP_STEP_MILLIS", value_name = "MS")]
     pub step_millis: Option<u64>,
     /// Prefix caching: prompts that begin alike share KV blocks [default: true; false with --zero-kv]
