@@ -66,8 +66,8 @@ pub(crate) fn panel(n_rows: usize, i: usize) -> Panel {
     let rows_start = i * PANEL_ROWS;
     let n_rows = PANEL_ROWS.min(n_rows - rows_start);
     let width = match n_rows {
-        1 => 1,
-        2..=4 => 4,
+        1 | 2 => n_rows,
+        3 | 4 => 4,
         5..=8 => 8,
         _ => PANEL_ROWS,
     };

@@ -201,15 +201,16 @@ fn parts_of_different_types_stand_side_by_side() {
 fn a_row_does_not_know_its_neighbours() {
     let mut rng = Rng(3);
     for activations in POLICIES {
-        let cpu = cpu(Isa::detect(), 2, activations);
         for dtype in kinds() {
             let k = 96usize.next_multiple_of(dtype.block());
             let file = File::random(&mut rng, dtype, 37, k);
             let x = rng.floats(27 * k);
-            let alone: Vec<f32> = x.chunks(k).flat_map(|x| product(&cpu, &[&file], x, 1)).collect();
-            for n_rows in 1..=27 {
-                let got = product(&cpu, &[&file], &x[..n_rows * k], n_rows);
-                assert_bits(&format!("{dtype:?}, {n_rows} rows"), &got, &alone[..n_rows * 37]);
+            for (path, cpu) in cpus(activations) {
+                let alone: Vec<f32> = x.chunks(k).flat_map(|x| product(&cpu, &[&file], x, 1)).collect();
+                for n_rows in 1..=27 {
+                    let got = product(&cpu, &[&file], &x[..n_rows * k], n_rows);
+                    assert_bits(&format!("{dtype:?} on {path}, {n_rows} rows"), &got, &alone[..n_rows * 37]);
+                }
             }
         }
     }

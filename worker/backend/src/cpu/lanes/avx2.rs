@@ -218,6 +218,26 @@ impl Lanes for Avx2 {
         }
     }
     #[inline(always)]
+    fn small_start(_acc: Avx2Int) -> Avx2Int {
+        Self::int_splat(0)
+    }
+    #[inline(always)]
+    fn add_small(sum: Avx2Int, w: Avx2Int, a: i32) -> Avx2Int {
+        // Sums of 16 bits: 8 * 2 * 15 * 127, 4 * 2 * 31 * 127 and 2 * 2 * 63 * 127 are below 2^15.
+        unsafe {
+            let a = _mm256_set1_epi32(a);
+            let (low, high) = (_mm256_maddubs_epi16(w.0, a), _mm256_maddubs_epi16(w.1, a));
+            Avx2Int(_mm256_add_epi16(sum.0, low), _mm256_add_epi16(sum.1, high))
+        }
+    }
+    #[inline(always)]
+    fn small_end(acc: Avx2Int, sum: Avx2Int) -> Avx2Int {
+        unsafe {
+            let ones = _mm256_set1_epi16(1);
+            Self::int_add(acc, Avx2Int(_mm256_madd_epi16(sum.0, ones), _mm256_madd_epi16(sum.1, ones)))
+        }
+    }
+    #[inline(always)]
     fn offset_start(_sum_a: i32) -> Avx2Int {
         Self::int_splat(0)
     }

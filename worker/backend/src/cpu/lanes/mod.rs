@@ -77,6 +77,19 @@ pub(crate) trait Lanes: Real {
     fn with_bits(low: Self::Int, from: Self::Int, shift: u32, mask: u8) -> Self::Int;
     /// acc[lane] += sum over j of `w[4 * lane + j] * a[j]`, w unsigned and below 64, a signed.
     fn dot_small(acc: Self::Int, w: Self::Int, a: i32) -> Self::Int;
+    /// The initial sum for `add_small`; `acc` is what the sum will be added to.
+    fn small_start(acc: Self::Int) -> Self::Int {
+        acc
+    }
+    /// Adds the products of `dot_small` to an unfinished sum: at most 8 times for w below 16, 4 times for w below 32,
+    /// twice for w below 64.
+    fn add_small(sum: Self::Int, w: Self::Int, a: i32) -> Self::Int {
+        Self::dot_small(sum, w, a)
+    }
+    /// Returns `acc` and the products of an unfinished sum.
+    fn small_end(_acc: Self::Int, sum: Self::Int) -> Self::Int {
+        sum
+    }
     /// The initial accumulator for `dot_offset`; `sum_a` is the sum of all a that will be multiplied.
     fn offset_start(sum_a: i32) -> Self::Int;
     /// acc[lane] += sum over j of `(w[4 * lane + j] - 128) * a[j]`, w unsigned, a signed and not -128. Exact once all
@@ -97,11 +110,11 @@ pub(crate) trait Lanes: Real {
     /// acc[m] += odd w × odd x, then += even w × even x, each rounded once, for pairs whose products are not subnormal.
     ///
     /// # Safety
-    /// M × `PAIR_WORDS` words at `x`.
+    /// The words of a pair of M rows at `x`, in a panel of WIDTH rows.
     #[inline(always)]
-    unsafe fn add_pairs<const M: usize>(w: Self::Int, x: *const u32, acc: &mut [Self; M]) {
+    unsafe fn add_pairs<const M: usize, const WIDTH: usize>(w: Self::Int, x: *const u32, acc: &mut [Self; M]) {
         // SAFETY: the caller's promise.
-        unsafe { add_in_turn(w, x, acc) }
+        unsafe { add_in_turn::<Self, M, WIDTH>(w, x, acc) }
     }
 
     #[inline(always)]
@@ -156,13 +169,13 @@ pub(crate) unsafe fn add_products<L: Lanes, const M: usize>(w: L, x: *const u32,
 /// `Lanes::add_pairs` of pairs of x that stand as two f32.
 ///
 /// # Safety
-/// 2 × M words at `x`.
+/// M words at `x`, and as many WIDTH words further.
 #[inline(always)]
-unsafe fn add_in_turn<L: Lanes, const M: usize>(w: L::Int, x: *const u32, acc: &mut [L; M]) {
+unsafe fn add_in_turn<L: Lanes, const M: usize, const WIDTH: usize>(w: L::Int, x: *const u32, acc: &mut [L; M]) {
     let [even, odd] = L::pair_floats(w);
     // SAFETY: the caller's promise.
     unsafe {
-        add_products(odd, x.add(M), acc);
+        add_products(odd, x.add(WIDTH), acc);
         add_products(even, x, acc);
     }
 }

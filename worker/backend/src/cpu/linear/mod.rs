@@ -4,21 +4,22 @@
 //! neighbours.
 #![allow(clippy::needless_range_loop, reason = "an index into several arrays of registers")]
 
+mod weights;
+
 use super::formats::{FormatVisitor, packing, visit};
 use super::isa::{Isa, Kernel, dispatch, dispatch_pairs};
-use super::lanes::{LANES, Lanes, add_products};
+use super::lanes::{LANES, Lanes};
 use super::memory::{HostMemory, SharedPtr};
 use super::pack::{DEPTH_MAX, LeafEnd, Matrix, MatrixPart};
-use super::panels::{BLOCK, Fill, Operand, PANEL_ROWS, Panel, n_panels, panel};
-use super::quants::{
-    COLUMN_BYTES, DigitPacking, Packing, Quant, ScaleLayout, SharedScales, StepScale, Width, ref_at, unpack,
-};
+use super::panels::{Fill, Operand, PANEL_ROWS, Panel, n_panels, panel};
+use super::quants::{Quant, SharedScales, Width};
 use super::{Buffer, Cpu, panels};
 use crate::Linear;
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 use types::{Activations, Dtype};
+use weights::{Bf16Pairs, F8Weights, F16Weights, F32Weights, FloatActivations, Int8Activations, WeightKernel};
 
 impl Linear for Cpu {
     fn linear(&self, x: &Buffer, w: &Matrix, n_rows: usize, out: &mut Buffer) {
@@ -177,25 +178,13 @@ fn tile_by_panels<L: Lanes, W: WeightKernel>(product: &ProductJob<'_>, part: &Ma
         let panel = panel(product.n_rows, i);
         let cut = TileProduct { product, part, tile, panel };
         match panel.width {
-            1 => cut.compute::<L, W, 1>(),
-            4 => cut.compute::<L, W, 4>(),
-            8 => cut.compute::<L, W, 8>(),
-            _ => cut.compute::<L, W, PANEL_ROWS>(),
+            1 => cut.compute::<L, W, 1, 1>(0),
+            2 => cut.compute::<L, W, 2, 2>(0),
+            4 => cut.compute::<L, W, 4, 4>(0),
+            8 => cut.compute_in_parts::<L, W, 8>(),
+            _ => cut.compute_in_parts::<L, W, PANEL_ROWS>(),
         }
     }
-}
-
-/// How the kernels read one type of weight along K.
-trait WeightKernel {
-    const PACKING: Packing;
-    /// What they meet.
-    const OPERAND: Operand;
-
-    /// acc += the product over one step.
-    ///
-    /// # Safety
-    /// `w` is at a step of a tile, `a` at its words of a panel of width M.
-    unsafe fn step<L: Lanes, const M: usize>(head: &SharedScales<L>, w: *const u8, a: *const u32, acc: &mut [L; M]);
 }
 
 struct TileProduct<'a> {
@@ -206,8 +195,29 @@ struct TileProduct<'a> {
 }
 
 impl TileProduct<'_> {
+    /// All rows of a wide panel, as many at a time as leave their sums in registers. The tile's weights are read again
+    /// for each part, from a near cache.
     #[inline(always)]
-    fn compute<L: Lanes, W: WeightKernel, const M: usize>(&self) {
+    fn compute_in_parts<L: Lanes, W: WeightKernel, const WIDTH: usize>(&self) {
+        let n_rows = self.panel.n_rows;
+        match const { if L::SUMS < 16 { W::ROWS_MAX } else { WIDTH } } {
+            6 if WIDTH == PANEL_ROWS => {
+                for first in (0..n_rows).step_by(6) {
+                    self.compute::<L, W, 6, WIDTH>(first);
+                }
+            }
+            4 | 6 => {
+                for first in (0..n_rows).step_by(4) {
+                    self.compute::<L, W, 4, WIDTH>(first);
+                }
+            }
+            _ => self.compute::<L, W, WIDTH, WIDTH>(0),
+        }
+    }
+
+    /// M rows from `first` on, of a panel of WIDTH rows.
+    #[inline(always)]
+    fn compute<L: Lanes, W: WeightKernel, const M: usize, const WIDTH: usize>(&self, first: usize) {
         let matrix = self.product.matrix;
         let (row_words, step_words) =
             (W::OPERAND.row_words::<L>(matrix.k), W::OPERAND.step_words::<L>(W::PACKING.unit));
@@ -215,8 +225,9 @@ impl TileProduct<'_> {
         let start = self.part.start + self.tile * self.part.tile_bytes;
         debug_assert!(start + self.part.tile_bytes <= matrix.pages.bytes().len());
         // SAFETY: `pack` laid this tile out inside the pages; `panels::Fill` filled so many words of the panel.
-        let (mut w, mut a) =
-            unsafe { (matrix.pages.start().add(start).cast_const(), panels.add(self.panel.rows_start * row_words)) };
+        let (mut w, mut a) = unsafe {
+            (matrix.pages.start().add(start).cast_const(), panels.add(self.panel.rows_start * row_words + first))
+        };
         let mut pile = PartialSums::<L, M>::new();
         let (mut head, head_form) = (SharedScales::none(), self.part.header_form());
         let (mut k, mut plane) = (0, 0);
@@ -230,27 +241,27 @@ impl TileProduct<'_> {
                         head = SharedScales::read(head_form, w);
                         w = w.add(head_form.bytes());
                     }
-                    W::step(&head, w, a, &mut acc);
+                    W::step::<L, M, WIDTH>(&head, w, a, &mut acc);
                     w = w.add(W::PACKING.step_bytes);
-                    a = a.add(step_words * M);
+                    a = a.add(step_words * WIDTH);
                 }
                 k += W::PACKING.unit;
             }
             pile.push(acc, n_merges);
             if ends_run {
-                self.store(plane, &pile.pop());
+                self.store(plane, first, &pile.pop());
                 plane += 1;
             }
         }
     }
 
     #[inline(always)]
-    fn store<L: Lanes, const M: usize>(&self, plane: usize, acc: &[L; M]) {
+    fn store<L: Lanes, const M: usize>(&self, plane: usize, first: usize, acc: &[L; M]) {
         let n_out = self.product.matrix.n_out;
         let n_columns = LANES.min(self.part.rows - self.tile * LANES);
         let column = self.part.first_out + self.tile * LANES;
-        for (lane, acc) in acc.iter().enumerate().take(self.panel.n_rows) {
-            let row = plane * self.product.n_rows + self.panel.rows_start + lane;
+        for (lane, acc) in acc.iter().enumerate().take(self.panel.n_rows - first) {
+            let row = plane * self.product.n_rows + self.panel.rows_start + first + lane;
             // SAFETY: the op checked that out holds all planes; these columns are this tile's, and one thread has it.
             let to = unsafe { self.product.out.part(row * n_out + column, n_columns) };
             match to.first_chunk_mut::<LANES>() {
@@ -292,185 +303,5 @@ impl<L: Lanes, const M: usize> PartialSums<L, M> {
         self.n -= 1;
         // SAFETY: entries below n were written.
         unsafe { self.sums[self.n].assume_init() }
-    }
-}
-
-/// Prefetch distance for weights, in bytes: a few blocks. The hardware prefetcher does not cross a page of 4 KB.
-const AHEAD: usize = 2304;
-
-struct F32Weights;
-struct F16Weights;
-struct F8Weights;
-/// Pairs of bf16 times pairs of bf16.
-struct Bf16Pairs;
-/// A quantized weight, or pairs of bf16, times f32 activations.
-struct FloatActivations<Q>(PhantomData<Q>);
-/// A quantized weight times int8 activations.
-struct Int8Activations<Q>(PhantomData<Q>);
-
-impl WeightKernel for F32Weights {
-    const PACKING: Packing = Packing::F32;
-    const OPERAND: Operand = Operand::Floats;
-
-    #[inline(always)]
-    unsafe fn step<L: Lanes, const M: usize>(_: &SharedScales<L>, w: *const u8, a: *const u32, acc: &mut [L; M]) {
-        // SAFETY: the caller's promise; tiles of f32 begin on 64 bytes.
-        unsafe { add_products(L::load(ref_at(w)), a, acc) }
-    }
-}
-
-impl WeightKernel for F16Weights {
-    const PACKING: Packing = Packing::F16;
-    const OPERAND: Operand = Operand::Floats;
-
-    #[inline(always)]
-    unsafe fn step<L: Lanes, const M: usize>(_: &SharedScales<L>, w: *const u8, a: *const u32, acc: &mut [L; M]) {
-        // SAFETY: the caller's promise; tiles begin on 32 bytes.
-        unsafe { add_products(L::from_f16(ref_at(w)), a, acc) }
-    }
-}
-
-impl WeightKernel for Bf16Pairs {
-    const PACKING: Packing = Packing::BF16;
-    const OPERAND: Operand = Operand::Bf16;
-
-    #[inline(always)]
-    unsafe fn step<L: Lanes, const M: usize>(_: &SharedScales<L>, w: *const u8, a: *const u32, acc: &mut [L; M]) {
-        // SAFETY: the caller's promise: sixteen pairs, and one of each row.
-        unsafe { L::add_pairs(L::bytes(ref_at(w)), a, acc) }
-    }
-}
-
-impl WeightKernel for FloatActivations<Bf16Pairs> {
-    const PACKING: Packing = Packing::BF16;
-    const OPERAND: Operand = Operand::Floats;
-
-    #[inline(always)]
-    unsafe fn step<L: Lanes, const M: usize>(_: &SharedScales<L>, w: *const u8, a: *const u32, acc: &mut [L; M]) {
-        // SAFETY: the caller's promise: sixteen pairs, and 2 × M words.
-        unsafe {
-            let [even, odd] = L::pair_floats(L::bytes(ref_at(w)));
-            add_products(even, a, acc);
-            add_products(odd, a.add(M), acc);
-        }
-    }
-}
-
-impl WeightKernel for F8Weights {
-    const PACKING: Packing = Packing::E4M3;
-    const OPERAND: Operand = Operand::Floats;
-
-    #[inline(always)]
-    unsafe fn step<L: Lanes, const M: usize>(_: &SharedScales<L>, w: *const u8, a: *const u32, acc: &mut [L; M]) {
-        // SAFETY: the caller's promise: a step, which begins on 64 bytes, and 32 × M words.
-        unsafe {
-            let (scale, numbers) = (L::load(ref_at(w)), w.add(Self::PACKING.scale_columns * COLUMN_BYTES));
-            for k in 0..BLOCK {
-                let number = L::from_e4m3(ref_at(numbers.add(LANES * k)));
-                add_products(number.mul(scale), a.add(k * M), acc);
-            }
-        }
-    }
-}
-
-impl<Q: Quant> WeightKernel for FloatActivations<Q> {
-    const PACKING: Packing = Q::PACKING;
-    const OPERAND: Operand = Operand::Floats;
-
-    #[inline(always)]
-    unsafe fn step<L: Lanes, const M: usize>(head: &SharedScales<L>, w: *const u8, a: *const u32, acc: &mut [L; M]) {
-        let mut numbers = [[0.0; LANES]; BLOCK];
-        // SAFETY: the caller's promise: a step, and 32 × M words.
-        unsafe {
-            unpack::<L, Q>(head, w, &mut numbers);
-            for k in 0..BLOCK {
-                add_products(L::load(&numbers[k]), a.add(k * M), acc);
-            }
-        }
-    }
-}
-
-impl<Q: Quant> WeightKernel for Int8Activations<Q> {
-    const PACKING: Packing = Q::PACKING;
-    const OPERAND: Operand = Operand::Int8;
-
-    #[inline(always)]
-    unsafe fn step<L: Lanes, const M: usize>(head: &SharedScales<L>, w: *const u8, a: *const u32, acc: &mut [L; M]) {
-        // SAFETY: the caller's promise: a step, and 12 × M words.
-        unsafe {
-            let digits = w.add(Q::PACKING.scale_columns * COLUMN_BYTES);
-            if Q::Scales::TWO {
-                let first = dots::<L, Q, M>(0..2, digits, a, a.add(11 * M));
-                let second = dots::<L, Q, M>(2..4, digits, a, a.add(12 * M));
-                let scales = Q::Scales::read(head, w);
-                add_scaled::<L, Q, M>(scales[0], &first, a, a.add(13 * M), acc);
-                add_scaled::<L, Q, M>(scales[1], &second, a, a.add(14 * M), acc);
-            } else {
-                let whole = dots::<L, Q, M>(0..4, digits, a, a.add(9 * M));
-                let scales = Q::Scales::read(head, w);
-                add_scaled::<L, Q, M>(scales[0], &whole, a, a.add(10 * M), acc);
-            }
-        }
-    }
-}
-
-/// The integer products over some pairs of groups; `sums` has the sums of their activations.
-///
-/// # Safety
-/// The digits of a step are at `digits`; the pairs are below 4; M × 8 words at `a` and M at `sums`.
-#[inline(always)]
-unsafe fn dots<L: Lanes, Q: Quant, const M: usize>(
-    pairs: Range<usize>,
-    digits: *const u8,
-    a: *const u32,
-    sums: *const u32,
-) -> [L::Int; M] {
-    let is_wide = Q::Digits::WIDTH as usize == Width::Eight as usize;
-    let n_lines = Q::PACKING.step_bytes.div_ceil(64);
-    let mut dots = [L::int_splat(0); M];
-    // SAFETY: the caller's promise.
-    unsafe {
-        for m in 0..M {
-            let sum = *sums.add(m) as i32;
-            dots[m] = if is_wide { L::offset_start(sum) } else { L::int_splat(-i32::from(Q::OFFSET) * sum) };
-        }
-        for i in pairs {
-            for line in n_lines * i / 4..n_lines * (i + 1) / 4 {
-                L::prefetch(digits.wrapping_add(AHEAD + 64 * line));
-            }
-            let pair = Q::Digits::pair::<L>(digits, i);
-            for j in 0..2 {
-                for m in 0..M {
-                    let four = *a.add((2 * i + j) * M + m) as i32;
-                    dots[m] = match is_wide {
-                        true => L::dot_offset(dots[m], pair[j], four),
-                        false => L::dot_small(dots[m], pair[j], four),
-                    };
-                }
-            }
-        }
-    }
-    dots
-}
-
-/// acc += dots × scales, and what the minimum adds: `scaled_sums` are of the activations, times their scale.
-///
-/// # Safety
-/// 15 × M words at `a`, M at `scaled_sums`.
-#[inline(always)]
-unsafe fn add_scaled<L: Lanes, Q: Quant, const M: usize>(
-    of: StepScale<L>,
-    dots: &[L::Int; M],
-    a: *const u32,
-    scaled_sums: *const u32,
-    acc: &mut [L; M],
-) {
-    for m in 0..M {
-        // SAFETY: the caller's promise.
-        let (scale, sum) = unsafe { (f32::from_bits(*a.add(8 * M + m)), f32::from_bits(*scaled_sums.add(m))) };
-        acc[m] = L::int_to_float(dots[m]).fma(of.scale.mul(L::splat(scale)), acc[m]);
-        if Q::Scales::HAS_MINIMUM {
-            acc[m] = of.minimum.fma(L::splat(sum), acc[m]);
-        }
     }
 }

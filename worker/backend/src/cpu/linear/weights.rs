@@ -1,0 +1,270 @@
+//! How the kernels read each type of weight along K, and multiply it by the rows of a panel.
+#![allow(clippy::needless_range_loop, reason = "an index into several arrays of registers")]
+
+use crate::cpu::lanes::{LANES, Lanes, add_products};
+use crate::cpu::panels::{BLOCK, Operand, PANEL_ROWS};
+use crate::cpu::quants::{
+    COLUMN_BYTES, DigitPacking, Packing, Quant, ScaleLayout, SharedScales, StepScale, Width, ref_at, unpack,
+};
+use std::marker::PhantomData;
+use std::ops::Range;
+
+/// How the kernels read one type of weight along K.
+pub(super) trait WeightKernel {
+    const PACKING: Packing;
+    /// What they meet.
+    const OPERAND: Operand;
+    /// How many rows are computed at a time where registers hold few sums.
+    const ROWS_MAX: usize = 6;
+
+    /// acc += the product over one step.
+    ///
+    /// # Safety
+    /// `w` is at a step of a tile, `a` at its words of the first of M rows in a panel of WIDTH rows.
+    unsafe fn step<L: Lanes, const M: usize, const WIDTH: usize>(
+        head: &SharedScales<L>,
+        w: *const u8,
+        a: *const u32,
+        acc: &mut [L; M],
+    );
+}
+
+/// Prefetch distance for weights, in bytes: a few blocks. The hardware prefetcher does not cross a page of 4 KB.
+const AHEAD: usize = 2304;
+
+pub(super) struct F32Weights;
+pub(super) struct F16Weights;
+pub(super) struct F8Weights;
+/// Pairs of bf16 times pairs of bf16.
+pub(super) struct Bf16Pairs;
+/// A quantized weight, or pairs of bf16, times f32 activations.
+pub(super) struct FloatActivations<Q>(PhantomData<Q>);
+/// A quantized weight times int8 activations.
+pub(super) struct Int8Activations<Q>(PhantomData<Q>);
+
+impl WeightKernel for F32Weights {
+    const PACKING: Packing = Packing::F32;
+    const OPERAND: Operand = Operand::Floats;
+
+    #[inline(always)]
+    unsafe fn step<L: Lanes, const M: usize, const WIDTH: usize>(
+        _: &SharedScales<L>,
+        w: *const u8,
+        a: *const u32,
+        acc: &mut [L; M],
+    ) {
+        // SAFETY: the caller's promise; tiles of f32 begin on 64 bytes.
+        unsafe { add_products(L::load(ref_at(w)), a, acc) }
+    }
+}
+
+impl WeightKernel for F16Weights {
+    const PACKING: Packing = Packing::F16;
+    const OPERAND: Operand = Operand::Floats;
+
+    #[inline(always)]
+    unsafe fn step<L: Lanes, const M: usize, const WIDTH: usize>(
+        _: &SharedScales<L>,
+        w: *const u8,
+        a: *const u32,
+        acc: &mut [L; M],
+    ) {
+        // SAFETY: the caller's promise; tiles begin on 32 bytes.
+        unsafe { add_products(L::from_f16(ref_at(w)), a, acc) }
+    }
+}
+
+impl WeightKernel for Bf16Pairs {
+    const PACKING: Packing = Packing::BF16;
+    const OPERAND: Operand = Operand::Bf16;
+
+    #[inline(always)]
+    unsafe fn step<L: Lanes, const M: usize, const WIDTH: usize>(
+        _: &SharedScales<L>,
+        w: *const u8,
+        a: *const u32,
+        acc: &mut [L; M],
+    ) {
+        // SAFETY: the caller's promise: sixteen pairs, and one of each row.
+        unsafe { L::add_pairs::<M, WIDTH>(L::bytes(ref_at(w)), a, acc) }
+    }
+}
+
+impl WeightKernel for FloatActivations<Bf16Pairs> {
+    const PACKING: Packing = Packing::BF16;
+    const OPERAND: Operand = Operand::Floats;
+
+    #[inline(always)]
+    unsafe fn step<L: Lanes, const M: usize, const WIDTH: usize>(
+        _: &SharedScales<L>,
+        w: *const u8,
+        a: *const u32,
+        acc: &mut [L; M],
+    ) {
+        // SAFETY: the caller's promise: sixteen pairs, and 2 × M words.
+        unsafe {
+            let [even, odd] = L::pair_floats(L::bytes(ref_at(w)));
+            add_products(even, a, acc);
+            add_products(odd, a.add(WIDTH), acc);
+        }
+    }
+}
+
+impl WeightKernel for F8Weights {
+    const PACKING: Packing = Packing::E4M3;
+    const OPERAND: Operand = Operand::Floats;
+
+    #[inline(always)]
+    unsafe fn step<L: Lanes, const M: usize, const WIDTH: usize>(
+        _: &SharedScales<L>,
+        w: *const u8,
+        a: *const u32,
+        acc: &mut [L; M],
+    ) {
+        // SAFETY: the caller's promise: a step, which begins on 64 bytes, and 32 × M words.
+        unsafe {
+            let (scale, numbers) = (L::load(ref_at(w)), w.add(Self::PACKING.scale_columns * COLUMN_BYTES));
+            for k in 0..BLOCK {
+                let number = L::from_e4m3(ref_at(numbers.add(LANES * k)));
+                add_products(number.mul(scale), a.add(k * WIDTH), acc);
+            }
+        }
+    }
+}
+
+impl<Q: Quant> WeightKernel for FloatActivations<Q> {
+    const PACKING: Packing = Q::PACKING;
+    const OPERAND: Operand = Operand::Floats;
+
+    #[inline(always)]
+    unsafe fn step<L: Lanes, const M: usize, const WIDTH: usize>(
+        head: &SharedScales<L>,
+        w: *const u8,
+        a: *const u32,
+        acc: &mut [L; M],
+    ) {
+        let mut numbers = [[0.0; LANES]; BLOCK];
+        // SAFETY: the caller's promise: a step, and 32 × M words.
+        unsafe {
+            unpack::<L, Q>(head, w, &mut numbers);
+            for k in 0..BLOCK {
+                add_products(L::load(&numbers[k]), a.add(k * WIDTH), acc);
+            }
+        }
+    }
+}
+
+impl<Q: Quant> WeightKernel for Int8Activations<Q> {
+    const PACKING: Packing = Q::PACKING;
+    const OPERAND: Operand = Operand::Int8;
+    // Digits of eight bits take longer to unpack than their sums to reload.
+    const ROWS_MAX: usize = if is_wide(Q::Digits::WIDTH) { PANEL_ROWS } else { 4 };
+
+    #[inline(always)]
+    unsafe fn step<L: Lanes, const M: usize, const WIDTH: usize>(
+        head: &SharedScales<L>,
+        w: *const u8,
+        a: *const u32,
+        acc: &mut [L; M],
+    ) {
+        // SAFETY: the caller's promise: a step, and 12 × M words.
+        unsafe {
+            let digits = w.add(Q::PACKING.scale_columns * COLUMN_BYTES);
+            if Q::Scales::TWO {
+                let first = dots::<L, Q, M, WIDTH>(0..2, digits, a, a.add(11 * WIDTH));
+                let second = dots::<L, Q, M, WIDTH>(2..4, digits, a, a.add(12 * WIDTH));
+                let scales = Q::Scales::read(head, w);
+                add_scaled::<L, Q, M, WIDTH>(scales[0], &first, a, a.add(13 * WIDTH), acc);
+                add_scaled::<L, Q, M, WIDTH>(scales[1], &second, a, a.add(14 * WIDTH), acc);
+            } else {
+                let whole = dots::<L, Q, M, WIDTH>(0..4, digits, a, a.add(9 * WIDTH));
+                let scales = Q::Scales::read(head, w);
+                add_scaled::<L, Q, M, WIDTH>(scales[0], &whole, a, a.add(10 * WIDTH), acc);
+            }
+        }
+    }
+}
+
+/// The integer products over some pairs of groups; `sums` has the sums of their activations.
+///
+/// # Safety
+/// The digits of a step are at `digits`; the pairs are below 4; 8 words of M rows of a panel at `a` and M at `sums`.
+#[inline(always)]
+unsafe fn dots<L: Lanes, Q: Quant, const M: usize, const WIDTH: usize>(
+    pairs: Range<usize>,
+    digits: *const u8,
+    a: *const u32,
+    sums: *const u32,
+) -> [L::Int; M] {
+    let is_wide = is_wide(Q::Digits::WIDTH);
+    let n_lines = Q::PACKING.step_bytes.div_ceil(64);
+    let sum_words = words_per_sum(Q::Digits::WIDTH).min(2 * pairs.len());
+    let mut dots = [L::int_splat(0); M];
+    // SAFETY: the caller's promise.
+    unsafe {
+        for m in 0..M {
+            let sum = *sums.add(m) as i32;
+            dots[m] = if is_wide { L::offset_start(sum) } else { L::int_splat(-i32::from(Q::OFFSET) * sum) };
+        }
+        let mut small = dots.map(L::small_start);
+        let first = pairs.start;
+        for i in pairs {
+            for line in n_lines * i / 4..n_lines * (i + 1) / 4 {
+                L::prefetch(digits.wrapping_add(AHEAD + 64 * line));
+            }
+            let pair = Q::Digits::pair::<L>(digits, i);
+            for j in 0..2 {
+                for m in 0..M {
+                    let four = *a.add((2 * i + j) * WIDTH + m) as i32;
+                    match is_wide {
+                        true => dots[m] = L::dot_offset(dots[m], pair[j], four),
+                        false => small[m] = L::add_small(small[m], pair[j], four),
+                    }
+                }
+                let n_words = 2 * (i - first) + j + 1;
+                if !is_wide && n_words.is_multiple_of(sum_words) {
+                    for m in 0..M {
+                        dots[m] = L::small_end(dots[m], small[m]);
+                        small[m] = L::small_start(dots[m]);
+                    }
+                }
+            }
+        }
+    }
+    dots
+}
+
+const fn is_wide(width: Width) -> bool {
+    matches!(width, Width::Eight)
+}
+
+/// How many words of each row an unfinished sum may take.
+const fn words_per_sum(width: Width) -> usize {
+    match width {
+        Width::Four => 8,
+        Width::Five => 4,
+        _ => 2,
+    }
+}
+
+/// acc += dots × scales, and what the minimum adds: `scaled_sums` are of the activations, times their scale.
+///
+/// # Safety
+/// 15 words of M rows of a panel at `a`, M at `scaled_sums`.
+#[inline(always)]
+unsafe fn add_scaled<L: Lanes, Q: Quant, const M: usize, const WIDTH: usize>(
+    of: StepScale<L>,
+    dots: &[L::Int; M],
+    a: *const u32,
+    scaled_sums: *const u32,
+    acc: &mut [L; M],
+) {
+    for m in 0..M {
+        // SAFETY: the caller's promise.
+        let (scale, sum) = unsafe { (f32::from_bits(*a.add(8 * WIDTH + m)), f32::from_bits(*scaled_sums.add(m))) };
+        acc[m] = L::int_to_float(dots[m]).fma(of.scale.mul(L::splat(scale)), acc[m]);
+        if Q::Scales::HAS_MINIMUM {
+            acc[m] = of.minimum.fma(L::splat(sum), acc[m]);
+        }
+    }
+}
