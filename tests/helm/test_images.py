@@ -20,7 +20,8 @@ import yaml
 from chart import BINARY, ROOT
 
 DEPLOY = ROOT / "deploy"
-SIZE_MAX = 60 << 20
+# Of the debug binary, a third larger than the one that ships.
+SIZE_MAX = 64 << 20
 PATIENCE_S = 60
 
 

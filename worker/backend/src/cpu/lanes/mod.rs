@@ -78,15 +78,18 @@ pub(crate) trait Lanes: Real {
     /// acc[lane] += sum over j of `w[4 * lane + j] * a[j]`, w unsigned and below 64, a signed.
     fn dot_small(acc: Self::Int, w: Self::Int, a: i32) -> Self::Int;
     /// The initial sum for `add_small`; `acc` is what the sum will be added to.
+    #[inline(always)]
     fn small_start(acc: Self::Int) -> Self::Int {
         acc
     }
     /// Adds the products of `dot_small` to an unfinished sum: at most 8 times for w below 16, 4 times for w below 32,
     /// twice for w below 64.
+    #[inline(always)]
     fn add_small(sum: Self::Int, w: Self::Int, a: i32) -> Self::Int {
         Self::dot_small(sum, w, a)
     }
     /// Returns `acc` and the products of an unfinished sum.
+    #[inline(always)]
     fn small_end(_acc: Self::Int, sum: Self::Int) -> Self::Int {
         sum
     }

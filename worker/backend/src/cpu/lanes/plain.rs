@@ -87,6 +87,7 @@ impl PlainInt {
 
 impl Lanes for PlainFloat {
     type Int = PlainInt;
+    const SUMS: usize = 2;
 
     #[inline(always)]
     fn load(from: &[f32; LANES]) -> PlainFloat {

@@ -180,10 +180,19 @@ fn tile_by_panels<L: Lanes, W: WeightKernel>(product: &ProductJob<'_>, part: &Ma
         match panel.width {
             1 => cut.compute::<L, W, 1, 1>(0),
             2 => cut.compute::<L, W, 2, 2>(0),
-            4 => cut.compute::<L, W, 4, 4>(0),
+            4 => cut.compute_in_parts::<L, W, 4>(),
             8 => cut.compute_in_parts::<L, W, 8>(),
             _ => cut.compute_in_parts::<L, W, PANEL_ROWS>(),
         }
+    }
+}
+
+/// How many rows of a panel leave their sums in registers. Plain Rust is compiled small.
+const fn rows_at_once<L: Lanes, W: WeightKernel>(width: usize) -> usize {
+    match L::SUMS {
+        16.. => width,
+        4.. => W::ROWS_MAX,
+        _ => 2,
     }
 }
 
@@ -200,7 +209,12 @@ impl TileProduct<'_> {
     #[inline(always)]
     fn compute_in_parts<L: Lanes, W: WeightKernel, const WIDTH: usize>(&self) {
         let n_rows = self.panel.n_rows;
-        match const { if L::SUMS < 16 { W::ROWS_MAX } else { WIDTH } } {
+        match const { rows_at_once::<L, W>(WIDTH) } {
+            2 => {
+                for first in (0..n_rows).step_by(2) {
+                    self.compute::<L, W, 2, WIDTH>(first);
+                }
+            }
             6 if WIDTH == PANEL_ROWS => {
                 for first in (0..n_rows).step_by(6) {
                     self.compute::<L, W, 6, WIDTH>(first);
