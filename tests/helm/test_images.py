@@ -20,7 +20,7 @@ import yaml
 from chart import BINARY, ROOT
 
 DEPLOY = ROOT / "deploy"
-# Of the debug binary, a third larger than the one that ships.
+# Of the debug binary, which is a third larger than a release.
 SIZE_MAX = 64 << 20
 PATIENCE_S = 60
 

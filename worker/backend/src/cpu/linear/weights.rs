@@ -101,7 +101,7 @@ impl WeightKernel for FloatActivations<Bf16Pairs> {
         a: *const u32,
         acc: &mut [L; M],
     ) {
-        // SAFETY: the caller's promise: sixteen pairs, and 2 × M words.
+        // SAFETY: the caller's promise: sixteen pairs, and two words of M rows.
         unsafe {
             let [even, odd] = L::pair_floats(L::bytes(ref_at(w)));
             add_products(even, a, acc);
@@ -121,7 +121,7 @@ impl WeightKernel for F8Weights {
         a: *const u32,
         acc: &mut [L; M],
     ) {
-        // SAFETY: the caller's promise: a step, which begins on 64 bytes, and 32 × M words.
+        // SAFETY: the caller's promise: a step, which begins on 64 bytes, and 32 words of M rows.
         unsafe {
             let (scale, numbers) = (L::load(ref_at(w)), w.add(Self::PACKING.scale_columns * COLUMN_BYTES));
             for k in 0..BLOCK {
@@ -144,7 +144,7 @@ impl<Q: Quant> WeightKernel for FloatActivations<Q> {
         acc: &mut [L; M],
     ) {
         let mut numbers = [[0.0; LANES]; BLOCK];
-        // SAFETY: the caller's promise: a step, and 32 × M words.
+        // SAFETY: the caller's promise: a step, and 32 words of M rows.
         unsafe {
             unpack::<L, Q>(head, w, &mut numbers);
             for k in 0..BLOCK {
@@ -167,7 +167,7 @@ impl<Q: Quant> WeightKernel for Int8Activations<Q> {
         a: *const u32,
         acc: &mut [L; M],
     ) {
-        // SAFETY: the caller's promise: a step, and 12 × M words.
+        // SAFETY: the caller's promise: a step, and 15 words of M rows.
         unsafe {
             let digits = w.add(Q::PACKING.scale_columns * COLUMN_BYTES);
             if Q::Scales::TWO {
